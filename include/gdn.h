@@ -1014,11 +1014,11 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *
  *   which     checkpoint_every = E is a multiple of 64, without checkpoint_slots. Checkpoints take
  *             4 H K V bytes for each E tokens, if they are float32.
- *   when      A segment has E tokens or more: max(16, 32 MiB / (4 H' (K + 32) (V + 48))) chunks of
- *             16 tokens at least on a CPU, with H' as for gdn_workspace_bytes(). On a GPU max(8,
- *             T / 2048) chunks of 64, on tensor cores max(8, c / B), with c as there.
- *             Else they are not read. On tensor cores a window through the batch may have three
- *             times E or more, or no checkpoint is read.
+ *   when      Checkpoints are read if a segment may have E tokens or more. On a CPU it may have
+ *             max(16, 32 MiB / (4 H' (K + 32) (V + 48))) chunks of 16, or more. On a GPU it may
+ *             have max(8, T / 2048) chunks of 64, on tensor cores max(8, c / B). H', T and c are
+ *             those of gdn_workspace_bytes(). If windows go through the batch, they are read if c
+ *             chunks have 3 E tokens or more.
  *   values    Gradients differ by rounding from those without saved states. On a GPU G2 needs
  *             GDN_BATCH_INVARIANT, which reads none. A state that the tensor lacks is zero on a
  *             GPU, GDN_E_ARG on a CPU.

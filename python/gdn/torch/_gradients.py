@@ -18,15 +18,19 @@ _FORWARD = "flags", "max_seqlen"  # of the forward call alone, but for
 BOTH_WAYS = gdn.BATCH_INVARIANT | gdn.NO_EARLY_STOP | gdn.ZERO_AS_GIVEN
 
 
-def final_state(q, v, state, options):
-    """Where final states go: float32, and the initial ones where a sequence may be empty."""
-    lead, cu_seqlens = q.shape[:-2], options.get("cu_seqlens")
-    count = n_sequences(lead, cu_seqlens)
+def _room(count, q, v, options):
+    """Room for so many float32 states of the call."""
     last = v.shape[-1], q.shape[-1]
     if options.get("state_layout", 0) == gdn.STATE_KV:
         last = last[::-1]
-    final = torch.empty(count, max(q.shape[-2], v.shape[-2]), *last, dtype=torch.float32,
-                        device=q.device)
+    return torch.empty(count, max(q.shape[-2], v.shape[-2]), *last, dtype=torch.float32,
+                       device=q.device)
+
+
+def final_state(q, v, state, options):
+    """Where final states go: float32, and the initial ones where a sequence may be empty."""
+    lead = q.shape[:-2]
+    final = _room(n_sequences(lead, options.get("cu_seqlens")), q, v, options)
     return begin(final, state, options, lead[-1])
 
 
@@ -43,14 +47,11 @@ def _spacing(q, save_every, options):
 
 
 def _checkpoints(q, v, every, options):
-    """Room for the states after each `every` tokens, by the options that name it."""
-    count = q.shape[:-2].numel() // every
-    last = v.shape[-1], q.shape[-1]
-    if options.get("state_layout", 0) == gdn.STATE_KV:
-        last = last[::-1]
-    states = torch.empty(count, max(q.shape[-2], v.shape[-2]), *last, dtype=torch.float32,
-                         device=q.device)
-    return {"checkpoints": states, "checkpoint_every": every} if count else {}
+    """Options of a call that saves its states after each `every` tokens; none for 0."""
+    count = q.shape[:-2].numel() // every if every else 0
+    if not count:
+        return {}
+    return {"checkpoints": _room(count, q, v, options), "checkpoint_every": every}
 
 
 def rule_gradients(inputs, is_needed, dout, dstate_out, options):
@@ -75,7 +76,7 @@ class _Rule(torch.autograd.Function):
         options.update(zip(_NUMBERS, rule_numbers))
         final = final_state(q, v, state, options) if return_state else None
         options.update(zip(_FORWARD, forward_numbers))
-        saved = _checkpoints(q, v, save_every, options) if save_every else {}
+        saved = _checkpoints(q, v, save_every, options)
         options.update(saved)
         if return_state:
             options["state_out"] = final

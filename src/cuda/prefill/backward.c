@@ -32,11 +32,18 @@ static int64_t chunks_in_memory(const struct gdn_cu_backward *a)
                                                 (int64_t)r->Hk * a->key_bytes));
 }
 
+/* Returns what a test wants (sm90/cache.h), else 0. */
+static int64_t of_tests(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    return a->n_blocks ? ctx->cuda->sm90->window_chunks : 0;
+}
+
 /* Returns how many chunks a window of one sequence should have, out of `most`. */
 static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t most)
 {
+    const int64_t wanted = of_tests(ctx, a);
     if (!a->n_blocks) return max_of(LEAST_CHUNKS, ceil_of(most, MOST_WINDOWS));
-    if (ctx->cuda->sm90->window_chunks > 0) return ctx->cuda->sm90->window_chunks;
+    if (wanted > 0) return wanted;
     return max_of(LEAST_CHUNKS, chunks_in_memory(a) / max_of(a->n_parts, 1));
 }
 
@@ -63,7 +70,7 @@ static int64_t chunks_between(const struct gdn_cu_backward *a)
 static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const int64_t B = a->rule.batch.B, numbers = count_numbers(&a->rule.batch);
-    const int64_t wanted = a->n_blocks ? ctx->cuda->sm90->window_chunks : 0;
+    const int64_t wanted = of_tests(ctx, a);
     if (wanted < 0 && !a->cut.units) return -wanted;
     if (a->n_chunks > numbers) return numbers;
     if (!a->n_blocks || a->cut.units || a->n_windows < 2 || wanted || B < 1) return 0;
@@ -75,8 +82,7 @@ static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_bac
 static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
-    const int64_t each = ceil_of(b->T, GDN_CU_BACKWARD_CHUNK);
-    const int64_t wanted = a->n_blocks ? ctx->cuda->sm90->window_chunks : 0;
+    const int64_t each = ceil_of(b->T, GDN_CU_BACKWARD_CHUNK), wanted = of_tests(ctx, a);
     if (!a->n_blocks || a->cut.units || wanted > 0 || each < 1) return 0;
     const int64_t rows = (wanted ? -wanted : chunks_in_memory(a)) / each;
     return rows < 1 || rows >= b->B ? 0 : rows * each;
@@ -124,10 +130,12 @@ static void cut_at_checkpoints(struct gdn_cu_backward *a, int64_t most)
     struct gdn_cu_batch *b = &a->rule.batch;
     const int64_t        every = chunks_between(a), n = a->window_chunks;
     if (!has_checkpoints(a)) return;
-    if (!has_states_between(a) || (n ? every > n : 3 * every > a->n_chunks))
+    if (!has_states_between(a) || (n ? every > n : 3 * every > a->n_chunks)) {
         b->checkpoint_pool = -1;
-    if (has_checkpoints(a)) a->starts_every = (int32_t)b->checkpoint_every;
-    if (has_checkpoints(a) && n) cut_each(a, most, n - n % every);
+        return;
+    }
+    a->starts_every = (int32_t)b->checkpoint_every;
+    if (n) cut_each(a, most, n - n % every);
 }
 
 /*

@@ -94,7 +94,7 @@ gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each)
 
 bool ring2_windows(int64_t chunks)
 {
-    if (!ring2_on_hopper()) return false;
+    if (!ring2_on_device()) return false;
     ring2_ctx(1)->cuda->sm90->window_chunks = chunks;
     return true;
 }

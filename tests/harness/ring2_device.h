@@ -29,8 +29,8 @@ gdn_ctx *ring2_hopper(int64_t first, int64_t each);
 gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each);
 
 /* Lets ring2_ctx(1) take gradients in windows of so many chunks of each sequence, -n: of n chunks
- * through the batch, if it is packed or has shorter sequences, 0: as it would. Returns false where
- * that is not on Hopper. */
+ * through the batch, if it is packed or has shorter sequences, 0: as it would. Returns false if
+ * there is no device. Only tensor cores have such windows. */
 bool ring2_windows(int64_t chunks);
 
 /* Maps whole pages, and back. */

@@ -198,12 +198,11 @@ static void add_part(struct part *p, double *const *to, const double *q, const d
 
 /* ---- Limits -------------------------------------------------------------------------------- */
 
-/* Hopper's tensor cores take 16 bits of these heads if K and V are multiples of 8, and round what
- * is between two products to that dtype. */
-static bool is_rounded(const gdn_prefill_backward_args *a)
+bool ring2_gradients_on_tiles(const gdn_prefill_backward_args *a)
 {
-    return ring2_on_hopper() && a->q.dtype != GDN_F32 && a->dout.dtype == a->q.dtype &&
-           last_size(&a->q) % 8 == 0 && last_size(&a->v) % 8 == 0 &&
+    const int64_t K = last_size(&a->q);
+    return ring2_on_device() && (ring2_on_hopper() || K <= 128) && a->q.dtype != GDN_F32 &&
+           a->dout.dtype == a->q.dtype && K % 8 == 0 && last_size(&a->v) % 8 == 0 &&
            heads_of(&a->q) == heads_of(&a->k) && heads_of(&a->v) == heads_of(&a->dout);
 }
 
@@ -211,7 +210,7 @@ static bool is_rounded(const gdn_prefill_backward_args *a)
  * of which there are a few and those of different tokens are independent. */
 static double unit_of(const gdn_prefill_backward_args *a)
 {
-    if (!is_rounded(a)) return 0x1p-24;
+    if (!ring2_gradients_on_tiles(a)) return 0x1p-24;
     return a->q.dtype == GDN_BF16 ? 0x1p-12 : 0x1p-15;
 }
 
@@ -401,6 +400,6 @@ void ring2_gradients_check(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
         const gdn_tensor *t = ring2_gradient(a, i);
         if (!t->data) continue;
         ring2_compare(ring2_gradient_names[i], t, m.want[i], m.limit[i],
-                      noise_of(&m, i, ring2_count(t), is_rounded(a)), NULL);
+                      noise_of(&m, i, ring2_count(t), ring2_gradients_on_tiles(a)), NULL);
     }
 }

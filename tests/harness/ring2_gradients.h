@@ -6,6 +6,8 @@
 #ifndef RING2_GRADIENTS_H
 #define RING2_GRADIENTS_H
 
+#include <stdbool.h>
+
 #include "ring2.h"
 
 enum { DQ, DK, DV, DG, DBETA, DA_LOG, DDT_BIAS, DSTATE, N_GRADIENTS };
@@ -20,6 +22,10 @@ struct ring2_gradients {
     double *plain[N_GRADIENTS]; /* of a loop in float32, one operation after the other */
     double *limit[N_GRADIENTS];
 };
+
+/* Returns true if a device computes the call on tensor cores. These take 16 bits if K and V are
+ * multiples of 8, K at most 128 unless on Hopper, and round what is between two products. */
+bool ring2_gradients_on_tiles(const gdn_prefill_backward_args *args);
 
 /* Reads every input, so it comes before the call. */
 void ring2_gradients_model(const gdn_prefill_backward_args *args, struct ring2_gradients *m);

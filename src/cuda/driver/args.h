@@ -453,7 +453,7 @@ struct gdn_cu_map {
 };
 
 /*
- * gdn_prefill_backward: prefill/backward.cuh. It works on a window at a time, of which memory has
+ * gdn_prefill_backward: backward/backward.cuh. It works on a window at a time, of which memory has
  * what the kernels hand on: the same few chunks of every sequence, or a few of all chunks, which
  * are numbered through the batch then.
  */
@@ -468,6 +468,18 @@ enum {
     GDN_CU_WALK_BYTES         = 225664,
     GDN_CU_HEADS_BYTES        = 227840,
     GDN_CU_HEADS_WIDE_BYTES   = 232000 /* K or V above 128 */
+};
+/* The same of those by mma.sync. There are one or two stages of walks, and one or two loads of
+ * heads, after what they share. */
+enum {
+    GDN_CU_PORTABLE_WAY_BYTES    = 33280,
+    GDN_CU_PORTABLE_STAGE_BYTES  = 59520,
+    GDN_CU_PORTABLE_SHARED_BYTES = 26112,
+    GDN_CU_PORTABLE_LOAD_BYTES   = 57344,
+    GDN_CU_PORTABLE_WALK_LEAST   = GDN_CU_PORTABLE_WAY_BYTES + GDN_CU_PORTABLE_STAGE_BYTES,
+    GDN_CU_PORTABLE_WALK_BYTES   = GDN_CU_PORTABLE_WALK_LEAST + GDN_CU_PORTABLE_STAGE_BYTES,
+    GDN_CU_PORTABLE_HEADS_LEAST  = GDN_CU_PORTABLE_SHARED_BYTES + GDN_CU_PORTABLE_LOAD_BYTES,
+    GDN_CU_PORTABLE_HEADS_BYTES  = GDN_CU_PORTABLE_HEADS_LEAST + GDN_CU_PORTABLE_LOAD_BYTES
 };
 enum { GDN_CU_WALK_FORWARD = 1, GDN_CU_WALK_REVERSE = 2 };
 
@@ -509,24 +521,27 @@ struct gdn_cu_backward {
     char                *keys;     /* [chunk][Hk], */
     char                *scratch;  /* of the kernels of gdn_prefill, and */
     struct gdn_cu_place *places;   /* [chunk] */
-    int64_t             *plan;     /* of windows through the batch (backward_plan.cuh); else NULL */
+    int64_t             *plan;     /* of windows through the batch (backward/plan.cuh); else NULL */
     int64_t              n_chunks; /* of a window, at most; */
     int64_t              window_chunks; /* and of one sequence; 0: through the batch */
     int64_t              window, n_windows;
     int64_t              n_tokens; /* of the tensors */
     int32_t              n_strips; /* of a state's columns */
     int32_t              adds;     /* to what the gradients hold */
-    int32_t              n_blocks; /* not 0: on tensor cores, by so many blocks at once */
+    int32_t              n_blocks; /* not 0: on tensor cores, by so many blocks at once; with
+                                      walk_bytes by mma.sync, else by Hopper's products */
     int32_t              walks;    /* of those: the directions of this launch, bits */
     int32_t              starts_every; /* starts are checkpoints of gdn_prefill, after each so many
                                           tokens; the caller's if rule.batch has a pool. 0: they
                                           are of own walks */
     int32_t              record_bytes; /* from one record to the next */
-    struct gdn_cu_segments cut; /* of the walk to dstate alone: backward_parts.cuh; */
+    struct gdn_cu_segments cut; /* of the walk to dstate alone: backward/parts.cuh; */
     int64_t              n_parts; /* sequences and units in a window, at most */
     float                drop;    /* J and Z are 1 / drop times as large: a power of two */
     int32_t              key_bytes; /* the same of key heads */
-    int32_t              pad[8];
+    int32_t              walk_bytes, heads_bytes; /* shared memory of the kernels by mma.sync; 0: not by
+                                         them */
+    int32_t              pad[6];
 };
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define BACKWARD_IO GDN_BF16
-#include "cuda/prefill/backward_mma_run.cuh"
+#define BACKWARD_IO GDN_F16
+#include "cuda/backward/sm90/run.cuh"
 
-#define GDN_IMAGE_backward_mma_bf16 GDN_THIS_IMAGE
+#define GDN_IMAGE_backward_mma_f16 GDN_THIS_IMAGE
 #define GDN_KERNEL_backward_mma(threads, shared, what, io) \
     BACKWARD_KERNEL(threads, shared, what, io)
 #include "cuda/driver/kernels.cuh"

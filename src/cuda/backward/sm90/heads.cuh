@@ -18,31 +18,19 @@
  * so that dbeta = Z . v + k . D / beta holds for every beta. In f16 that one is not so small, and X
  * gets its beta back before X^T K. Letters: docs/design/math.md, section 13.
  */
-#ifndef GDN_CUDA_BACKWARD_HEADS_CUH
-#define GDN_CUDA_BACKWARD_HEADS_CUH
+#ifndef GDN_CUDA_BACKWARD_SM90_HEADS_CUH
+#define GDN_CUDA_BACKWARD_SM90_HEADS_CUH
 
-#include "cuda/prefill/backward_gates.cuh"
-#include "cuda/prefill/backward_mma.cuh"
-#include "cuda/prefill/backward_rows.cuh"
+#include "cuda/backward/heads.cuh"
+#include "cuda/backward/sm90/tiles.cuh"
 
-#define LEAST_BETA (BACKWARD_IO == GDN_BF16 ? 0x1p-60f : 0x1p-6f)
-
-/* Threads that multiply, and their warps; registers of these and of the others. */
-enum { HEADS_GROUPS = 2, HEADS_WORKERS = HEADS_GROUPS * GROUP, HEADS_WARPS = HEADS_WORKERS / 32 };
-enum { HEADS_STORING = 3 }; /* warps; the last one has gates */
+/* Warps that store, of which the last one has gates; registers of those that multiply and of the
+ * others. */
+enum { HEADS_STORING = 3 };
 enum { HEADS_REGISTERS = 216, HEADS_OTHER_REGISTERS = 72 };
 
-/* Return how many blocks share the keys of a head, the number of this one, and the passes over V.
- * Heads that are not wide have one of each. */
-template <bool wide> GDN_DEVICE int key_blocks(const struct gdn_cu_backward &a)
-{
-    return wide && a.rule.K > DEEP ? 2 : 1;
-}
+/* Returns the number of this block, of those that share the keys of a head. */
 template <bool wide> GDN_DEVICE int own_block(void) { return wide ? (int)cluster_rank() : 0; }
-template <bool wide> GDN_DEVICE int value_passes(const struct gdn_cu_backward &a)
-{
-    return wide ? (a.rule.V + DEEP - 1) / DEEP : 1;
-}
 /* Returns true if rows are loaded for X and Y, and again for the products with states: there are
  * places for two passes. */
 GDN_DEVICE bool loads_again(int passes) { return passes > 2; }
@@ -61,51 +49,9 @@ GDN_DEVICE uint32_t states_of_pass(uint32_t step, int passes, int pass)
     return step * passes + pass;
 }
 
-/* ---- The way through the work: by the thread that loads -------------------------------------- */
-
-/* State head i of the key head of a chunk: one step of a block. */
-struct heads_step {
-    int                 i, key, head;
-    int64_t             number; /* of the chunk; -1: no more */
-    struct gdn_cu_place place;
-};
-/* Returns the first step of the next item that has tokens. Items are chunks x key heads; a block
- * takes `item` and every item that is a multiple of n_blocks further. */
-GDN_DEVICE struct heads_step find_step(const struct gdn_cu_backward &a, int64_t &item, int n_blocks)
-{
-    const struct gdn_cu_rule &r = a.rule;
-    for (; item < a.n_chunks * r.Hk; item += n_blocks) {
-        const int64_t             number = item / r.Hk;
-        const int                 key = (int)(item - number * r.Hk);
-        const struct gdn_cu_place place = a.places[number];
-        if (place.n) return { 0, key, first_reader(r, key, r.Hk), number, place };
-    }
-    return { 0, 0, 0, -1, {} };
-}
-GDN_DEVICE struct heads_step next_step(const struct gdn_cu_backward &a, struct heads_step s,
-                                       int64_t &item, int n_blocks)
-{
-    if (++s.i < a.rule.H / a.rule.Hk) {
-        s.head += reader_step(a.rule, a.rule.Hk);
-        return s;
-    }
-    item += n_blocks;
-    return find_step(a, item, n_blocks);
-}
-GDN_DEVICE bool is_step(const struct heads_step &s) { return s.number >= 0; }
-
 struct head_rows {
     char dout[2][TILE], u[2][TILE], z[2][TILE]; /* [v / 64]; u and z are turned */
 };
-/* A block's sums of rows, of 64 columns each; what reaches the end, of a warp: dG of the last
- * token; and Z . v of its tokens, of 64 columns of each pass. */
-struct head_parts {
-    float rows[HEADS_GROUPS][CHUNK][2];
-    float ends[HEADS_WARPS];
-    float zv[2][CHUNK];
-};
-static_assert(sizeof(struct head_parts) % 16 == 0, "copies of 16 bytes");
-
 template <bool is_wide> struct heads_shared {
     static constexpr bool wide = is_wide;
     static constexpr int  blocks = wide ? 2 : 1; /* at most */
@@ -124,32 +70,23 @@ template <bool is_wide> struct heads_shared {
 static_assert(sizeof(heads_shared<false>) <= GDN_CU_HEADS_BYTES, "heads_shared");
 static_assert(sizeof(heads_shared<true>) <= GDN_CU_HEADS_WIDE_BYTES, "heads_shared");
 
-GDN_DEVICE int  heads_group(void) { return (int)threadIdx.x / GROUP; }
-GDN_DEVICE void meet_workers(void) { barrier_wait(1, HEADS_WORKERS); }
-
-/* Return the row and the column of a tensor that element e of a thread's sums has. */
-GDN_DEVICE int head_column(int e) { return 64 * heads_group() + sum_column(e); }
-
-typedef float    head_sums[32];
-typedef uint32_t head_pairs[16];
-
-/* Multiplies rows by factors. `selects`: if a factor is zero, the result is zero whatever x is. */
-template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&factors)[2])
+template <bool wide> GDN_DEVICE int block_of(const heads_shared<wide> &) { return own_block<wide>(); }
+/* Of two blocks each sends its sums to the other; a place is free again when the sums of the other
+ * kind have come. */
+template <bool wide>
+GDN_DEVICE void meet_norms(heads_shared<wide> &sh, int which, uint32_t item, int n_blocks)
 {
-#pragma unroll
-    for (int e = 0; e < 32; e++) {
-        const float f = factors[e / 2 % 2];
-        x[e] = selects && f == 0 ? 0 : f * x[e];
+    const int own = own_block<wide>();
+    float   (&to)[HEADS_GROUPS][CHUNK] = sh.norms[which][own];
+    if (n_blocks > 1) async_fence();
+    meet_workers();
+    if (n_blocks < 2) return;
+    if (threadIdx.x == 0) {
+        const uint32_t full = map_shared(shared_address(&sh.norms_full[which]), own ^ 1);
+        mbarrier_expect_cluster(full, sizeof to);
+        copy_to_block(map_shared(shared_address(to), own ^ 1), shared_address(to), sizeof to, full);
     }
-}
-GDN_DEVICE float beta_or_least(float beta)
-{
-    return fabsf(beta) < LEAST_BETA ? LEAST_BETA : beta;
-}
-/* Returns what makes beta of beta_or_least(). */
-GDN_DEVICE float beta_share(float beta)
-{
-    return fabsf(beta) < LEAST_BETA ? beta / LEAST_BETA : 1;
+    mbarrier_wait(shared_address(&sh.norms_full[which]), item % 2);
 }
 
 /* Steps and items that a block has done. They give the parity of each barrier. */
@@ -240,46 +177,11 @@ GDN_DEVICE void load_step(Shared &sh, const struct gdn_cu_backward &a, const str
 
 /* ---- Values: dv and Z . v ------------------------------------------------------------------ */
 
-/* How a gradient is stored: two numbers at once, of BACKWARD_IO or float32, or one at a time. */
-enum { STORE_16, STORE_F32, STORE_ANY };
-GDN_DEVICE int store_form(const struct gdn_rows &to, bool adds)
-{
-    const uint64_t all = (uint64_t)to.data | (uint64_t)to.batch | (uint64_t)to.token |
-                         (uint64_t)to.head;
-    if (adds || all % 8) return STORE_ANY;
-    return to.dtype == BACKWARD_IO ? STORE_16 : to.dtype == GDN_F32 ? STORE_F32 : STORE_ANY;
-}
-__device__ __noinline__ void store_any(char *row, int column, int dtype, bool adds, float x,
-                                       float y)
-{
-    if (adds) {
-        x += load_float(row, column, dtype);
-        y += load_float(row, column + 1, dtype);
-    }
-    store_float(row, column, dtype, x);
-    store_float(row, column + 1, dtype, y);
-}
-template <int form>
-GDN_DEVICE void store_two(char *row, int column, const struct gdn_rows &to, bool adds, float x,
-                          float y)
-{
-    if (form == STORE_16) *(uint32_t *)(row + 2 * column) = pairs::pair(x, y);
-    else if (form == STORE_F32) *(float2 *)(row + 4 * column) = make_float2(x, y);
-    else store_any(row, column, to.dtype, adds, x, y);
-}
-
-/* Returns the sum over the four threads that have a row. */
-GDN_DEVICE float sum_quad(float x)
-{
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
 /* A part of dv that a warp stores at a time: 16 tokens from m on, and half of a pass. */
 struct value_part {
     int half, pass, m;
 };
 GDN_DEVICE bool has_gates(void) { return threadIdx.x / 32 == HEADS_WARPS + HEADS_STORING; }
-GDN_DEVICE int  tokens_of_block(int n_blocks) { return CHUNK / n_blocks; }
 
 /* Return how many such parts of a pass a warp has, and part i. Of two blocks each has half of the
  * tokens. If there is one, the warp that has gates takes the last tokens of both halves. */
@@ -295,55 +197,17 @@ GDN_DEVICE struct value_part find_value_part(int pass, int i, int block, int n_b
              block * tokens_of_block(n_blocks) + 16 * i };
 }
 
-/* Computes Z . v and dv = beta Z for a warp's tokens m to m + 15 and 64 columns, of which V are
- * there. */
+/* Stores a warp's part of dv, and adds up Z . v of its tokens. */
 template <int form, class Shared>
 GDN_DEVICE void store_values(Shared &sh, uint32_t step, const struct value_part &w,
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
     const uint32_t rows = rows_of_pass(step, value_passes<Shared::wide>(a), w.pass);
     const int      l = threadIdx.x % 32, first = DEEP * w.pass + 64 * w.half;
-    const int      n = a.rule.V - first;
-    const vectors &g = sh.g[step % 4];
-    const uint32_t at = shared_address(sh.rows[rows % 2].z[w.half]) +
-                        tile_place(l % 8 + l / 16 * 8, w.m + l / 8 % 2 * 8);
-    float          sum[2] = {}, beta[2], spoil[2];
-    const char    *from[2];
-    char          *to[2];
-    bool           is[2];
+    float          sum[2];
+    store_values<form, 4>(sum, sh.rows[rows % 2].z[w.half], first, w.m, sh.g[step % 4], a, c, head);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int t = w.m + l / 4 + 8 * r;
-        is[r]    = t < c.n;
-        from[r]  = row_at(a.rule.v, c.seq, is[r] ? t : 0, head);
-        to[r]    = row_at(a.dv, c.seq, t, head);
-        beta[r]  = a.drop * g.beta[t];
-        spoil[r] = spoil_with(g, t);
-    }
-    uint32_t v[4][4];
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const int column = first + 16 * (i / 4) + block_column(i % 4 / 2, 0);
-        v[i / 4][i % 4] = i / 2 * 8 < n ? *(const uint32_t *)(from[i % 2] + 2 * column) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t z[4];
-        load_matrices_turned(z, at + 16 * 128 * i);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int   r = j % 2, column = first + 16 * i + block_column(j / 2, 0);
-            const float x[2] = { pairs::low(z[j]), pairs::high(z[j]) };
-            sum[r] = fmaf(x[0], pairs::low(v[i][j]), sum[r]);
-            sum[r] = fmaf(x[1], pairs::high(v[i][j]), sum[r]);
-            if (is[r] && a.dv.data && 16 * i + j / 2 * 8 < n)
-                store_two<form>(to[r], column, a.dv, a.adds, fmaf(beta[r], x[0], spoil[r]),
-                                fmaf(beta[r], x[1], spoil[r]));
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        sum[r] = sum_quad(sum[r]);
         float &zv = sh.parts[step % 2][own_block<Shared::wide>()].zv[w.half][w.m + l / 4 + 8 * r];
         if (l % 4 == 0) zv = Shared::wide && w.pass ? fmaf(a.drop, sum[r], zv) : a.drop * sum[r];
     }
@@ -390,36 +254,6 @@ GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const ch
         add_product<turned>(d, x, y, i || adds);
     }
     wgmma_commit();
-}
-
-/* Multiplies products by their factors, which gives X or Y. Zero where a gate or order parts two
- * tokens. */
-template <bool forgets>
-GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y, float drop)
-{
-    const token_mask resets = tokens_of(g.resets);
-    float            G_row[2], f[2];
-    int              end[2]; /* of the tokens that reach a row */
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int t = sum_row(2 * r);
-        G_row[r] = g.G[t];
-        f[r]     = drop * (is_y ? g.q_scale[t] : -beta_or_least(g.beta[t]) * g.k_scale[t]);
-        end[r]   = t < g.n ? t + is_y : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int    column = sum_column(4 * i);
-        const float2 G = *(const float2 *)(g.G + column), k = *(const float2 *)(g.k_scale + column);
-#pragma unroll
-        for (int e = 4 * i; e < 4 * i + 4; e++) {
-            const int   r = e / 2 % 2, j = column + e % 2;
-            const float decay = ex2_approx(G_row[r] - (e % 2 ? G.y : G.x));
-            bool        looks = j < end[r];
-            if (forgets) looks = looks && !are_parted(resets, j, sum_row(2 * r));
-            x[e] = looks ? x[e] * (f[r] * (e % 2 ? k.y : k.x)) * decay : 0;
-        }
-    }
 }
 
 /* ---- Gradients of a state head ------------------------------------------------------------- */
@@ -512,194 +346,6 @@ GDN_DEVICE void multiply_tokens(struct head_gradients &d, Shared &sh, const vect
     add_over_tokens<true>(d.dw, sh.Y, q);
     add_over_tokens<true>(d.dw, sh.X, k);
     wgmma_commit();
-}
-
-/* ---- Sums of rows -------------------------------------------------------------------------- */
-
-/* Loads a thread's elements of a tile of the group's columns. Their places are computed each time:
- * in registers they would take the room of sums. */
-GDN_DEVICE void load_pairs(head_pairs &x, const char (&tile)[2][TILE])
-{
-    const char    *at = tile[heads_group()];
-    const uint32_t place = opaque(tile_place(sum_row(0), sum_column(0)));
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        x[i] = *(const uint32_t *)(at + (place ^ i / 2 * 16) + i % 2 * (8 * 128));
-}
-GDN_DEVICE void dot_rows(float (&sum)[2], const head_sums &x, const head_pairs &with)
-{
-    sum[0] = sum[1] = 0;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        sum[i % 2] = fmaf(pairs::low(with[i]), x[2 * i], sum[i % 2]);
-        sum[i % 2] = fmaf(pairs::high(with[i]), x[2 * i + 1], sum[i % 2]);
-    }
-}
-/* Writes a thread's sums of its rows to part `which`. */
-GDN_DEVICE void share_sums(struct head_parts &parts, const float (&sum)[2], int which)
-{
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float x = sum_quad(sum[r]);
-        if (threadIdx.x % 4 == 0) parts.rows[heads_group()][sum_row(2 * r)][which] = x;
-    }
-}
-GDN_DEVICE float all_parts(const struct head_parts *parts, int n_blocks, int t, int which)
-{
-    float sum = 0;
-    for (int i = 0; i < n_blocks; i++)
-        sum += parts[i].rows[0][t][which] + parts[i].rows[1][t][which];
-    return sum;
-}
-
-/* ---- Gates --------------------------------------------------------------------------------- */
-
-/* Computes dg of log alpha for tokens lane and lane + 32: the sum of dG from a token to the next
- * gate that forgets, or to the end of the chunk. The last token's dG contains the gradient that
- * comes from later chunks. A warp calls it. */
-GDN_DEVICE void sum_back(float (&x)[2], token_mask resets, int lane)
-{
-#pragma unroll
-    for (int i = 1; i >= 0; i--) {
-        if (i == 0) {
-            const float later = __shfl_sync(0xffffffff, x[1], 0);
-            if (lane == 31 && !(resets >> 32 & 1)) x[0] += later;
-        }
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const float y = __shfl_down_sync(0xffffffff, x[i], step);
-            const int   t = lane + 32 * i;
-            if (lane + step < 32 && !are_parted(resets, t, t + step)) x[i] += y;
-        }
-    }
-}
-
-template <class Shared>
-GDN_DEVICE void store_head_gates(const Shared &sh, uint32_t step, const struct gdn_cu_backward &a,
-                                 const struct stage_chunk &c, int head)
-{
-    const int        now = step % 2, n_blocks = key_blocks<Shared::wide>(a);
-    const struct head_parts *parts = sh.parts[now];
-    const vectors   &g = sh.g[step % 4];
-    const int        lane = opaque((int)threadIdx.x % 32), n = g.n;
-    const token_mask resets = tokens_of(g.resets);
-    float            ends = 0, dg[2];
-    double           sums[2] = {};
-    for (int b = 0; b < n_blocks; b++)
-        for (int i = 0; i < HEADS_WARPS; i++) ends += parts[b].ends[i];
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        dg[i] = all_parts(parts, n_blocks, lane + 32 * i, 0) + (lane + 32 * i == n - 1 ? ends : 0);
-    sum_back(dg, resets, lane);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int t = lane + 32 * i;
-        if (t >= n) continue;
-        const float spoil = spoil_with(g, t), beta = beta_or_least(g.beta[t]);
-        const struct gate_gradient d =
-            through_gate(a.rule, c, t, head, resets >> t & 1 ? 0 : dg[i] + spoil);
-        store_gradient_of(a.dg, c, t, head, d.g, a.adds);
-        const float(&zv_of)[2][CHUNK] = parts[t / tokens_of_block(n_blocks)].zv;
-        const float zv = zv_of[0][t] + zv_of[1][t];
-        const float dbeta = zv + all_parts(parts, n_blocks, t, 1) / beta + spoil;
-        store_gradient_of(a.dbeta, c, t, head, through_beta(a.rule, c, t, head, dbeta), a.adds);
-        sums[0] += d.A_log;
-        sums[1] += d.dt_bias;
-    }
-    if (!a.sums) return;
-    sums[0] = sum_warp(sums[0]), sums[1] = sum_warp(sums[1]);
-    const double both[1][2] = { { sums[0], sums[1] } };
-    if (lane == 0) keep_sums(a, c.number, head, both, 1);
-}
-
-/* ---- dq and dk ----------------------------------------------------------------------------- */
-
-/* Shares an item's sums for norms, of keys (which is 0) or of queries (1), with all that multiply.
- * Of two blocks each sends its own to the other; a place is free again when the sums of the other
- * kind have come. */
-template <class Shared>
-GDN_DEVICE void share_norms(Shared &sh, const float (&sum)[2], int which, uint32_t item,
-                            int n_blocks)
-{
-    const int own = own_block<Shared::wide>();
-    float   (&to)[HEADS_GROUPS][CHUNK] = sh.norms[which][own];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float x = sum_quad(sum[r]);
-        if (threadIdx.x % 4 == 0) to[heads_group()][sum_row(2 * r)] = x;
-    }
-    if (n_blocks > 1) async_fence();
-    meet_workers();
-    if (n_blocks < 2) return;
-    if (threadIdx.x == 0) {
-        const uint32_t full = map_shared(shared_address(&sh.norms_full[which]), own ^ 1);
-        mbarrier_expect_cluster(full, sizeof to);
-        copy_to_block(map_shared(shared_address(to), own ^ 1), shared_address(to), sizeof to, full);
-    }
-    mbarrier_wait(shared_address(&sh.norms_full[which]), item % 2);
-}
-template <class Shared>
-GDN_DEVICE float all_norms(const Shared &sh, int n_blocks, int t, int which)
-{
-    float sum = 0;
-    for (int i = 0; i < n_blocks; i++)
-        sum += sh.norms[which][i][0][t] + sh.norms[which][i][1][t];
-    return sum;
-}
-
-/* Stores rows through the norm: x is the gradient of the rows of a tile, `given`, of keys (which is
- * 0) or of queries (1). norms has the sums of x . given over each row. */
-template <int form, class Shared>
-GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x,
-                             const head_pairs &given, int which, const struct gdn_rows &to,
-                             const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
-                             const vectors &g)
-{
-    const bool is_normed = a.rule.norm != GDN_NO_NORM;
-    const int  n_blocks = key_blocks<Shared::wide>(a);
-    const int  first = DEEP * own_block<Shared::wide>();
-    const int  n_columns = a.rule.K - first - 64 * heads_group();
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int t = sum_row(2 * h);
-        if (t >= c.n) continue;
-        float f = 0;
-        if (is_normed) f = sh.norms_of.bend[which][t] * all_norms(sh, n_blocks, t, which);
-        const float outer = SCALES_ROWS && is_normed ? sh.norms_of.outer[which][t] : 1;
-        const float spoil = spoil_with(g, t);
-        char       *row = row_at(to, c.seq, t, head);
-#pragma unroll
-        for (int i = h; i < 16; i += 2) {
-            float z[2] = { x[2 * i] + spoil, x[2 * i + 1] + spoil };
-            if (is_normed) {
-                z[0] = outer * fmaf(f, pairs::low(given[i]), z[0]);
-                z[1] = outer * fmaf(f, pairs::high(given[i]), z[1]);
-            }
-            if (i / 2 * 8 < n_columns)
-                store_two<form>(row, first + head_column(2 * i), to, a.adds, z[0], z[1]);
-        }
-    }
-}
-
-/* Stores rows of dk or dq. All threads that multiply call it. */
-template <class Shared>
-GDN_DEVICE void store_rows(Shared &sh, const head_sums &x, int which, uint32_t item,
-                           const struct gdn_rows &to, const struct gdn_cu_backward &a,
-                           const struct stage_chunk &c, int key, const vectors &g)
-{
-    const int  form = store_form(to, a.adds), n_blocks = key_blocks<Shared::wide>(a);
-    head_pairs given;
-    if (!to.data && n_blocks == 1) return;
-    load_pairs(given, which ? sh.q : sh.k);
-    if (a.rule.norm != GDN_NO_NORM) {
-        float along[2];
-        dot_rows(along, x, given);
-        share_norms(sh, along, which, item, n_blocks);
-    }
-    if (!to.data) return;
-    if (form == STORE_16) store_normed<STORE_16>(sh, x, given, which, to, a, c, key, g);
-    else if (form == STORE_F32) store_normed<STORE_F32>(sh, x, given, which, to, a, c, key, g);
-    else store_normed<STORE_ANY>(sh, x, given, which, to, a, c, key, g);
 }
 
 /* ---- A state head -------------------------------------------------------------------------- */
@@ -996,8 +642,8 @@ template <class Shared> GDN_DEVICE void work_heads(Shared &sh, const struct gdn_
             for (int e = 0; e < 32; e++) dq[e] = dk[e] = 0;
         run_head(dq, dk, sh, count, passes, a.drop);
         if (in_warp(s.i == last)) {
-            store_rows(sh, dq, 1, count.item, a.dq, a, c, s.key, g);
-            store_rows(sh, dk, 0, count.item, a.dk, a, c, s.key, g);
+            store_rows(sh, dq, sh.q, 1, count.item, a.dq, a, c, s.key, g);
+            store_rows(sh, dk, sh.k, 0, count.item, a.dk, a, c, s.key, g);
             release(sh.keys_free);
             count.item++;
         }

@@ -5,7 +5,7 @@
  *
  * Windows are those of each sequence, or go through the batch: then all chunks are numbered by the
  * start of their sequence (first_number()), and a window has as many numbers as memory has places,
- * or fewer (backward_plan.cuh). A sequence has one number too many at most, which no chunk has.
+ * or fewer (plan.cuh). A sequence has one number too many at most, which no chunk has.
  */
 #ifndef GDN_CUDA_BACKWARD_CUH
 #define GDN_CUDA_BACKWARD_CUH

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The common parts of the kernels of backward_mma_run.cuh: the record of a chunk and a state head
+ * The common parts of the kernels on tensor cores: the record of a chunk and a state head
  * in memory, and tiles in shared memory and in registers. All are of BACKWARD_IO, the dtype of q,
  * k, v and dout. K and V are padded by zeros to a multiple of 128, so no loop has another length
  * for smaller heads. Of 64 keys or columns memory has no second tile; that in shared memory stays
@@ -15,11 +15,11 @@
  * of two that makes the scale of q about one, by way of that scale; what is computed of them is
  * multiplied by its inverse, drop, in float32.
  */
-#ifndef GDN_CUDA_BACKWARD_MMA_CUH
-#define GDN_CUDA_BACKWARD_MMA_CUH
+#ifndef GDN_CUDA_BACKWARD_TILES_CUH
+#define GDN_CUDA_BACKWARD_TILES_CUH
 
-#include "cuda/device/ptx_wgmma.cuh"
-#include "cuda/prefill/backward.cuh"
+#include "cuda/backward/backward.cuh"
+#include "cuda/device/mma.cuh"
 #include "cuda/prefill/general_gram.cuh"
 
 /* K, with zeros, at most: of a warpgroup's part of a state, and of all; a tile: 64 rows of 64
@@ -29,12 +29,8 @@ enum { DEEP = 128, DEEPEST = 256, TILE = 64 * 128, GROUP = 128 };
 /* Rows of keys and queries have length one. */
 enum { SCALES_ROWS = BACKWARD_IO == GDN_F16 };
 
-/* Registers of a thread of a walk, where two warpgroups multiply and one loads. */
-enum { WORKER_REGISTERS = 240, LOADER_REGISTERS = 24 };
-
 typedef mma_tiles<BACKWARD_IO> tiles;
 typedef tiles::pairs           pairs;
-typedef wgmma<BACKWARD_IO>     product;
 
 struct vectors : chunk_vectors<CHUNK> {
     float read[CHUNK]; /* -beta from_start: of k . S in U */
@@ -101,36 +97,7 @@ GDN_DEVICE struct stage_chunk chunk_at(const struct gdn_cu_place &p, int64_t num
     return c;
 }
 
-/* Sets tiles in shared memory to zero, by all threads of a block. */
-GDN_DEVICE void clear_tiles(char *tiles, int bytes)
-{
-    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x)
-        *(uint4 *)(tiles + i) = make_uint4(0, 0, 0, 0);
-    async_fence();
-}
-
-/* ---- Copies: by one thread of the warp that loads -------------------------------------------- */
-
-GDN_DEVICE void load_bytes(void *to, const void *from, int bytes, uint64_t &barrier)
-{
-    copy_in(shared_address(to), from, bytes, shared_address(&barrier));
-}
-/* Copies 64 columns of 64 tokens of a head: from column at[0] + skip, head at[1], token at[2] on,
- * in row at[3] of a batch. */
-GDN_DEVICE void load_tile(char *to, const struct gdn_cu_map &map, const int (&at)[4], int skip,
-                          uint64_t &barrier)
-{
-    const int from[4] = { at[0] + skip, at[1], at[2], at[3] };
-    copy_tile(shared_address(to), &map, from, shared_address(&barrier));
-}
-/* Brings the same from memory to the cache of the device. */
-GDN_DEVICE void prefetch_tile(const struct gdn_cu_map &map, const int (&at)[4], int skip)
-{
-    const int from[4] = { at[0] + skip, at[1], at[2], at[3] };
-    prefetch_tile(&map, from);
-}
-
-/* ---- Products of a warpgroup: 64 rows, 64 or 128 columns --------------------------------------
+/* ---- Sums of four warps: 64 rows, 64 or 128 columns -------------------------------------------
  *
  * Element 4 i + 2 r + e of a thread is in row g + 8 r of its warp's 16, and in column 8 i + 2 t + e
  * (g = lane / 4, t = lane % 4). Pairs of 16 bits are in the order in which they are a factor. */
@@ -147,17 +114,7 @@ template <int n> GDN_DEVICE void pack(uint32_t (&to)[n], const float (&x)[2 * n]
     for (int i = 0; i < n; i++) to[i] = pairs::pair(x[2 * i], x[2 * i + 1]);
 }
 
-/* Store a factor to tiles of 64 columns, and load one from the turned tile. A warp has 16 rows, or
- * columns. */
-template <int n> GDN_DEVICE void store_factor(char *to, const uint32_t (&x)[n])
-{
-    const uint32_t l = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const uint32_t at = shared_address(to) + tile_place(16 * warp + l % 16, l / 16 * 8);
-#pragma unroll
-    for (int i = 0; i < n / 4; i++)
-        store_matrices((at ^ i % 4 * 32) + i / 4 * TILE, x[4 * i], x[4 * i + 1], x[4 * i + 2],
-                       x[4 * i + 3]);
-}
+/* Loads a factor from the turned tile. A warp has 16 rows, or columns. */
 GDN_DEVICE void load_turned(uint32_t (&x)[16], const char *tile)
 {
     const uint32_t l = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -190,44 +147,6 @@ template <int n> GDN_DEVICE void unpack(float (&to)[2 * n], const uint32_t (&x)[
         to[2 * i]     = pairs::low(x[i]);
         to[2 * i + 1] = pairs::high(x[i]);
     }
-}
-
-/* Computes x = a times the turned tile, or consecutive tiles: their rows are columns of x. */
-template <int n>
-GDN_DEVICE void multiply_rows(float (&x)[32], const uint32_t (&a)[n], const char *b)
-{
-    const uint32_t place = wgmma_place(shared_address(b));
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < n / 4; i++) {
-        const uint64_t f = wgmma_factor(place + i / 4 * (TILE / 16) + i % 4 * 2);
-        if (i) product::add_rows(x, a + 4 * i, f);
-        else product::rows(x, a, f);
-    }
-    wgmma_commit();
-}
-/* Computes x = a times the tile. */
-GDN_DEVICE void multiply_columns(float (&x)[32], const uint32_t (&a)[16], const char *b)
-{
-    const uint32_t place = wgmma_place(shared_address(b));
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint64_t f = wgmma_factor(place + i * (16 * 128 / 16));
-        if (i) product::add_columns(x, a + 4 * i, f);
-        else product::columns(x, a, f);
-    }
-    wgmma_commit();
-}
-/* Adds a times two tiles side by side to x. */
-GDN_DEVICE void add_columns(float (&x)[64], const uint32_t (&a)[16], const char *b)
-{
-    const uint32_t place = wgmma_place(shared_address(b), TILE);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        product::add_columns(x, a + 4 * i, wgmma_factor(place + i * (16 * 128 / 16)));
-    wgmma_commit();
 }
 
 /* A thread's factors of columns that are tokens: of 8 i + 2 t and the next. */

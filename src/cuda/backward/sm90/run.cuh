@@ -4,23 +4,24 @@
  * docs/design/math.md, section 13; the windows: backward.cuh). Of each window, from the last to the
  * first:
  *
- *     prepare        vectors, T and P of each chunk and state head          backward_prepare.cuh
- *     half, whole    S before each chunk and U; J after each chunk and Z    backward_scan.cuh
- *     heads          all gradients                                          backward_heads.cuh
+ *     prepare        vectors, T and P of each chunk and state head          prepare.cuh
+ *     half, whole    S before each chunk and U; J after each chunk and Z    sm90/scan.cuh
+ *     heads          all gradients                                          heads.cuh
  *
  * A block of half has 64 columns of a state, one of whole has all. If dstate is the only gradient,
  * prepare and half_alone, or whole_alone, are all; units of a long sequence are walked through at
- * the same time (backward_parts.cuh). The states between windows are
+ * the same time (parts.cuh). The states between windows are
  * those of gdn_prefill's kernels, or prepare and the walk forward go through all windows first. The
  * other kernels of backward.cu end the call. No sum depends on the order in which blocks run.
  * Each dtype is a file that includes this one with BACKWARD_IO.
  */
-#ifndef GDN_CUDA_BACKWARD_MMA_RUN_CUH
-#define GDN_CUDA_BACKWARD_MMA_RUN_CUH
+#ifndef GDN_CUDA_BACKWARD_SM90_RUN_CUH
+#define GDN_CUDA_BACKWARD_SM90_RUN_CUH
 
-#include "cuda/prefill/backward_heads.cuh"
-#include "cuda/prefill/backward_prepare.cuh"
-#include "cuda/prefill/backward_scan.cuh"
+#include "cuda/backward/sm90/heads.cuh"
+#include "cuda/backward/sm90/scan.cuh"
+
+#include "cuda/backward/prepare.cuh"
 
 GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a) { prepare_chunks<DEEP>(a); }
 GDN_DEVICE void backward_mma_prepare_deep(const struct gdn_cu_backward &a)

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Vectors, T and P of a chunk's state heads, by a block of four warps for a chunk and a key head.
- * The products of keys and queries are made once for all state heads that read them.
+ * The products of keys and queries are made once for all state heads that read them. The file that
+ * includes this one has included tiles.cuh of sm90/ or of portable/.
  */
 #ifndef GDN_CUDA_BACKWARD_PREPARE_CUH
 #define GDN_CUDA_BACKWARD_PREPARE_CUH
 
-#include "cuda/prefill/backward_gates.cuh"
-#include "cuda/prefill/backward_mma.cuh"
-#include "cuda/prefill/backward_parts.cuh"
-#include "cuda/prefill/backward_rows.cuh"
+#include "cuda/backward/gates.cuh"
+#include "cuda/backward/tiles.cuh"
+#include "cuda/backward/parts.cuh"
+#include "cuda/backward/rows.cuh"
 
 /* From one row of what products take to the next, bytes. */
 enum { CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2) };
@@ -186,11 +187,11 @@ GDN_DEVICE void write_squares(Shared &sh, vectors &v, const mma_block (&keys)[CH
 /* ---- T --------------------------------------------------------------------------------------- */
 
 /* Writes a block of T from its transpose, in 16 bits. */
-GDN_DEVICE void write_block(uint32_t at, const mma_block &turned)
+GDN_DEVICE void write_block(turned_place at, const mma_block &turned)
 {
     tiles::operand o;
     tiles::pack(o, turned);
-    store_matrices_turned(at, o.x[0], o.x[1], o.x[2], o.x[3]);
+    store_turned(at, CHUNK_ROW, o.x);
 }
 
 /*
@@ -204,7 +205,7 @@ template <class Shared> GDN_DEVICE void write_column(Shared &sh, int c)
     enum { BLOCKS = CHUNK / 16, LD = GDN_PREFILL_LD(CHUNK), LD_D = GDN_PREFILL_LD_DIAGONAL };
     const uint32_t square = shared_address(sh.square) + wide::lane(4 * LD);
     const uint32_t diagonal = shared_address(sh.diagonal) + wide::lane(4 * LD_D);
-    const uint32_t to = shared_address(sh.T) + tiles::lane_turned(CHUNK_ROW) + 32 * c;
+    const turned_place to = turned_place_of(sh.T, CHUNK_ROW) + 32 * c;
     float *const   column = sh.square + (16 * c + block_row(0)) * LD + block_column(0, 0);
     wide::operand  left, right;
     wide::load(left, square + 64 * c * (LD + 1), 4 * LD);
@@ -309,7 +310,7 @@ template <int deep> GDN_DEVICE void prepare_chunks(const struct gdn_cu_backward 
             keep_sums(a, number, head + i * step, (const double (*)[2]) nullptr, 0);
         return;
     }
-    if (!is_walked(a, sh.part, key)) return;
+    if (!is_walked(a, sh.part, key) || (is_first_pass(a) && sh.part.in.is_last)) return;
     copy_rows<deep>(sh.keys.k, a.k, c, key, r.K);
     copy_rows<deep>(sh.keys.q, a.q, c, key, r.K);
     copy_commit();

@@ -21,7 +21,7 @@
 #ifndef GDN_CUDA_BACKWARD_PLAN_CUH
 #define GDN_CUDA_BACKWARD_PLAN_CUH
 
-#include "cuda/prefill/backward.cuh"
+#include "cuda/backward/backward.cuh"
 
 /* Returns the last sequence from `row` on whose first number is at most `number`. By a warp. */
 GDN_DEVICE int64_t find_row(const struct gdn_cu_batch &b, int64_t row, int64_t number)

@@ -10,7 +10,7 @@
 #ifndef GDN_CUDA_BACKWARD_ROWS_CUH
 #define GDN_CUDA_BACKWARD_ROWS_CUH
 
-#include "cuda/prefill/backward.cuh"
+#include "cuda/backward/backward.cuh"
 
 enum {
     ROW_WARPS = THREADS / 32,

@@ -4,7 +4,7 @@
 #ifndef GDN_CUDA_BACKWARD_GATES_CUH
 #define GDN_CUDA_BACKWARD_GATES_CUH
 
-#include "cuda/prefill/backward.cuh"
+#include "cuda/backward/backward.cuh"
 
 struct gate_gradient {
     float g, A_log, dt_bias;

@@ -9,7 +9,7 @@
 #ifndef GDN_CUDA_BACKWARD_PARTS_CUH
 #define GDN_CUDA_BACKWARD_PARTS_CUH
 
-#include "cuda/prefill/backward.cuh"
+#include "cuda/backward/backward.cuh"
 #include "cuda/prefill/sm90/units.cuh"
 
 struct backward_part {
@@ -75,6 +75,13 @@ GDN_DEVICE int64_t chunks_before_stop(const struct gdn_cu_backward &a,
                                       const struct backward_part &p, int head)
 {
     return a.cut.stops ? a.cut.stops[p.row * a.rule.H + head] - p.chunk : INT32_MAX;
+}
+
+/* Returns true if windows are gone through for the states between them alone. The last window of a
+ * sequence leaves none. */
+GDN_DEVICE bool is_first_pass(const struct gdn_cu_backward &a)
+{
+    return a.walks == GDN_CU_WALK_FORWARD;
 }
 
 /* Leaves out the chunks that do not count. */

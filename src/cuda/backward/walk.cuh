@@ -11,7 +11,7 @@
 #ifndef GDN_CUDA_BACKWARD_WALK_CUH
 #define GDN_CUDA_BACKWARD_WALK_CUH
 
-#include "cuda/prefill/backward.cuh"
+#include "cuda/backward/backward.cuh"
 
 struct reverse_shared {
     struct strip_shared strip;
@@ -58,7 +58,7 @@ GDN_DEVICE int64_t checkpoint_of(const struct gdn_cu_backward &a, int64_t row, i
 
 /* Returns the state before the window. It is zero if the caller's checkpoints lack it. The
  * checkpoints of gdn_prefill's kernels are numbered as windows are, if these go through the batch
- * (backward_plan.cuh). */
+ * (plan.cuh). */
 GDN_DEVICE struct stage_strip state_before(const struct gdn_cu_backward &a,
                                            const struct walk_item &w,
                                            const struct backward_window &in)

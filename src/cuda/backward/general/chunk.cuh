@@ -12,7 +12,7 @@
 #ifndef GDN_CUDA_BACKWARD_CHUNK_CUH
 #define GDN_CUDA_BACKWARD_CHUNK_CUH
 
-#include "cuda/prefill/backward_gates.cuh"
+#include "cuda/backward/gates.cuh"
 
 enum { SLICE = 32, ROWS = 4 }; /* columns of V at a time; rows and columns of a thread */
 

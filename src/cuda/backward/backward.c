@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_prefill_backward: windows, memory and launches; see backward.cu and
- * backward_mma_run.cuh. */
+ * sm90/run.cuh. */
 #include <math.h>
 
 #include "cuda/driver/backend.h"
@@ -89,7 +89,7 @@ static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_bac
 }
 
 /* Cuts a batch into windows through it, of at most n chunks each. The plan on the device makes a
- * window two thirds full or fuller (backward_plan.cuh). */
+ * window two thirds full or fuller (plan.cuh). */
 static void cut_through(struct gdn_cu_backward *a, int64_t n)
 {
     const struct gdn_cu_batch *b       = &a->rule.batch;
@@ -139,7 +139,7 @@ static void cut_at_checkpoints(struct gdn_cu_backward *a, int64_t most)
 }
 
 /*
- * Cuts sequences, or parts of them (backward_parts.cuh), into windows of window_chunks chunks of
+ * Cuts sequences, or parts of them (parts.cuh), into windows of window_chunks chunks of
  * each, or a batch into windows through it (backward.cuh): on tensor cores, where
  * chunks_through_...() say so, and one window if the tensors have fewer chunks than windows of each
  * sequence would.
@@ -187,18 +187,29 @@ static int64_t n_tiles(int64_t n) { return n > DEEP ? 2 * ceil_of(n, DEEP) : cei
 static bool is_deep(const struct gdn_cu_backward *a) { return a->rule.K > DEEP; }
 static bool is_wide(const struct gdn_cu_backward *a) { return is_deep(a) || a->rule.V > DEEP; }
 
-/* Returns true if the kernels for tensor cores take the call. */
-static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+/* Returns true if kernels for tensor cores may take the call: those by mma.sync if K is at most
+ * DEEP, and Hopper's by takes_sm90() too. */
+static bool takes_tiles(const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r     = &a->rule;
     const int                 dtype = a->q.dtype;
-    return gdn_cuda_runs_sm_90a(ctx->cuda) && dtype != GDN_F32 && r->K % 8 == 0 &&
-           r->V % 8 == 0 && r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q, dtype) &&
-           are_whole(&a->k, dtype) && are_whole(&r->v, dtype) && are_whole(&a->dout, dtype) &&
-           r->batch.N > 0 && r->batch.N <= INT32_MAX - GDN_CU_BACKWARD_CHUNK &&
-           gdn_cuda_is_mapped(&r->v, &r->batch, r->H) &&
+    return dtype != GDN_F32 && r->K % 8 == 0 && r->V % 8 == 0 && r->Hq == r->Hk &&
+           r->Hv == r->H && are_whole(&a->q, dtype) && are_whole(&a->k, dtype) &&
+           are_whole(&r->v, dtype) && are_whole(&a->dout, dtype) && r->batch.N > 0 &&
+           r->batch.N <= INT32_MAX - GDN_CU_BACKWARD_CHUNK;
+}
+static bool takes_sm90(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    return gdn_cuda_runs_sm_90a(ctx->cuda) && gdn_cuda_is_mapped(&r->v, &r->batch, r->H) &&
            gdn_cuda_is_mapped(&a->dout, &r->batch, r->H);
 }
+static bool takes_portable(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    return !is_deep(a) && ctx->cuda->shared_most >= GDN_CU_PORTABLE_WALK_LEAST;
+}
+
+static bool is_portable(const struct gdn_cu_backward *a) { return a->walk_bytes != 0; }
 
 /* Returns how many states before windows memory has: at most one sequence goes on from a window
  * through the batch. */
@@ -215,7 +226,7 @@ static int64_t n_carried(const struct gdn_cu_backward *a)
     return goes_through(a) ? 2 : a->n_parts;
 }
 
-/* Returns the entries of the plan (backward_plan.cuh). */
+/* Returns the entries of the plan (plan.cuh). */
 static int64_t n_planned(const struct gdn_cu_backward *a)
 {
     return goes_through(a) ? 2 * (a->n_windows + 1) + 2 * a->rule.batch.B + 1 + a->n_windows : 0;
@@ -301,7 +312,8 @@ static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options optio
     const struct gdn_cu_rule first = first_pass(a);
     a->starts.k_first = false;
     a->starts.ld      = a->rule.K;
-    if (!has_states_between(a) || options.whole || gdn_cuda_prefill_hopper_why_not(ctx, &first))
+    if (!has_states_between(a) || options.whole || is_portable(a) ||
+        gdn_cuda_prefill_hopper_why_not(ctx, &first))
         return;
     a->starts_every = (int32_t)(max_of(a->window_chunks, 1) * GDN_CU_BACKWARD_CHUNK);
 }
@@ -320,7 +332,7 @@ static void size_records(struct gdn_cu_backward *a)
 }
 
 /* Returns the power of two that the scale of q is times a number from 1 to 2. bf16 has the range of
- * float32 and needs none (backward_mma.cuh). */
+ * float32 and needs none (tiles.cuh). */
 static float drop_of(const struct gdn_cu_backward *a)
 {
     const float scale = fabsf(a->rule.scale);
@@ -336,6 +348,18 @@ static int32_t find_strips(const struct gdn_cu_backward *a, int64_t n_heads)
 {
     const int64_t n = n_tiles(a->rule.V), walks = wants_state_alone(a) ? 1 : 2;
     return (int32_t)(is_deep(a) || walks * n * n_heads <= a->n_blocks ? n : ceil_of(n, 2));
+}
+
+/* Gives the kernels by mma.sync as much shared memory as they use and the device has. A walk has 64
+ * columns. */
+static void size_portable(const gdn_ctx *ctx, struct gdn_cu_backward *a)
+{
+    const int most = ctx->cuda->shared_most;
+    a->n_strips    = (int32_t)ceil_of(a->rule.V, DEEP / 2);
+    a->walk_bytes  = most >= GDN_CU_PORTABLE_WALK_BYTES ? GDN_CU_PORTABLE_WALK_BYTES
+                                                        : GDN_CU_PORTABLE_WALK_LEAST;
+    a->heads_bytes = most >= GDN_CU_PORTABLE_HEADS_BYTES ? GDN_CU_PORTABLE_HEADS_BYTES
+                                                         : GDN_CU_PORTABLE_HEADS_LEAST;
 }
 
 static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)
@@ -365,8 +389,10 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     a.u = a.z = chunk_rows(r->H, r->V);
     a.head_dq = a.head_dk = chunk_rows(r->H, r->K);
     a.starts = a.carry = a.S = a.J = states(&a.rule);
-    if (takes_mma(ctx, &a)) {
+    const bool sm90 = takes_sm90(ctx, &a);
+    if (takes_tiles(&a) && (sm90 || takes_portable(ctx, &a))) {
         a.n_blocks     = ctx->cuda->sm_count;
+        a.walk_bytes   = sm90 ? 0 : GDN_CU_PORTABLE_WALK_LEAST;
         size_records(&a);
         a.drop         = drop_of(&a);
         a.rule.scale /= a.drop;
@@ -383,6 +409,7 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
                                             : a.rule.batch.B;
     const int64_t n_heads = (a.cut.units ? a.cut.units : n_rows) * a.rule.H;
     a.n_strips = find_strips(&a, n_heads);
+    if (is_portable(&a)) size_portable(ctx, &a);
     if (!wants_state_alone(&a)) cut_first_pass(ctx, options_of(c), &a);
     return a;
 }
@@ -481,21 +508,43 @@ static enum gdn_kernel_id mma_kernel(const struct gdn_cu_backward *a, enum mma_k
     return all[which][a->q.dtype == GDN_F16];
 }
 
+enum portable_kernel { PORTABLE_PREPARE, PORTABLE_WALKS, PORTABLE_ALONE, PORTABLE_HEADS };
+
+static enum gdn_kernel_id portable_kernel(const struct gdn_cu_backward *a,
+                                          enum portable_kernel which)
+{
+    static const enum gdn_kernel_id all[][2] = {
+        { GDN_CU_backward_portable_prepare_BF16, GDN_CU_backward_portable_prepare_F16 },
+        { GDN_CU_backward_portable_walks_BF16, GDN_CU_backward_portable_walks_F16 },
+        { GDN_CU_backward_portable_alone_BF16, GDN_CU_backward_portable_alone_F16 },
+        { GDN_CU_backward_portable_heads_BF16, GDN_CU_backward_portable_heads_F16 },
+    };
+    return all[which][a->q.dtype == GDN_F16];
+}
+
 static enum gdn_kernel_id mma_prepare(const struct gdn_cu_backward *a)
 {
+    if (is_portable(a)) return portable_kernel(a, PORTABLE_PREPARE);
     return mma_kernel(a, is_deep(a) ? PREPARE_DEEP : PREPARE);
 }
 /* Returns the walk. A block that has all columns of V has `half` if these are 64 at most. */
 static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
 {
     const bool alone = wants_state_alone(a), half = a->n_strips == n_tiles(a->rule.V);
+    if (is_portable(a)) return portable_kernel(a, alone ? PORTABLE_ALONE : PORTABLE_WALKS);
     if (is_deep(a)) return mma_kernel(a, alone ? DEEP_ALONE : DEEP_WALK);
     if (half) return mma_kernel(a, alone ? HALF_ALONE : HALF);
     return mma_kernel(a, alone ? WHOLE_ALONE : WHOLE);
 }
 static enum gdn_kernel_id mma_heads(const struct gdn_cu_backward *a)
 {
+    if (is_portable(a)) return portable_kernel(a, PORTABLE_HEADS);
     return mma_kernel(a, is_wide(a) ? HEADS_WIDE : HEADS);
+}
+
+static size_t walk_shared(const struct gdn_cu_backward *a)
+{
+    return is_portable(a) ? (size_t)a->walk_bytes : GDN_CU_WALK_BYTES;
 }
 
 static gdn_status launch_prepare(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
@@ -512,7 +561,9 @@ static gdn_status launch_heads(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
         .kernel       = mma_heads(a),
         .grid         = { share * (items < most ? items : most), 1, 1 },
         .cluster      = (int)share,
-        .shared_bytes = is_wide(a) ? GDN_CU_HEADS_WIDE_BYTES : GDN_CU_HEADS_BYTES,
+        .shared_bytes = is_portable(a) ? (size_t)a->heads_bytes
+                        : is_wide(a)   ? GDN_CU_HEADS_WIDE_BYTES
+                                       : GDN_CU_HEADS_BYTES,
         .stream       = stream,
         .args         = a,
     };
@@ -525,7 +576,7 @@ static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool rever
     const int64_t n_walks = a->n_parts * a->rule.H * a->n_strips;
     a->walks = GDN_CU_WALK_FORWARD | (reverse ? GDN_CU_WALK_REVERSE : 0);
     TRY(launch_prepare(ctx, a, stream));
-    TRY(launch(ctx, a, mma_walks(a), (reverse ? 2 : 1) * n_walks, GDN_CU_WALK_BYTES, stream));
+    TRY(launch(ctx, a, mma_walks(a), (reverse ? 2 : 1) * n_walks, walk_shared(a), stream));
     return reverse ? launch_heads(ctx, a, stream) : GDN_OK;
 }
 
@@ -577,7 +628,7 @@ static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options
     ran.kernels[ran.n++] = walk;
     for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
         TRY(launch_prepare(ctx, a, stream));
-        TRY(launch(ctx, a, walk, a->n_parts * r->H * a->n_strips, GDN_CU_WALK_BYTES, stream));
+        TRY(launch(ctx, a, walk, a->n_parts * r->H * a->n_strips, walk_shared(a), stream));
     }
     if (a->cut.units) TRY(gdn_cuda_walk_join(ctx, &s, &a->cut, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill_backward", ran.kernels, ran.n);
@@ -646,7 +697,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
     lay_out(ctx, options_of(c), args, memory);
-    if (args->n_blocks) {
+    if (args->n_blocks && !is_portable(args)) {
         const struct gdn_cu_rule *r = &args->rule;
         const int                 map = GDN_CUDA_MAP_BACK;
         TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, &r->batch, r->H, r->V, &args->v_map));

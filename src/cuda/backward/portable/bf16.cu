@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define BACKWARD_IO GDN_BF16
+#include "cuda/backward/portable/run.cuh"
+
+#define GDN_IMAGE_backward_portable_bf16 GDN_THIS_IMAGE
+#define GDN_KERNEL_backward_portable(threads, shared, what, io) \
+    BACKWARD_KERNEL(threads, shared, what, io)
+#include "cuda/driver/kernels.cuh"

@@ -107,7 +107,7 @@ stage_wheel() {
     need python3
     python3 -c "import build, scikit_build_core, ziglang, auditwheel" || skip "no ziglang or build"
     rm -rf dist build/wheel-env
-    if [ -f build/gcc/images/step.fatbin ]; then
+    if [ -f build/gcc/images/step_vk.fatbin ]; then
         GDN_IMAGES_FROM=build/gcc/images tools/wheel.sh "$(uname -m)"
     else
         GDN_CUDA=OFF tools/wheel.sh "$(uname -m)"

@@ -192,7 +192,8 @@ static bool takes_mma(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r     = &a->rule;
     const int                 dtype = a->q.dtype;
-    return gdn_cuda_runs_sm_90a(ctx->cuda) && dtype != GDN_F32 && r->K % 8 == 0 &&
+    return gdn_cuda_has_kernel(ctx, GDN_CU_backward_mma_prepare_BF16) && dtype != GDN_F32 &&
+           r->K % 8 == 0 &&
            r->V % 8 == 0 && r->Hq == r->Hk && r->Hv == r->H && are_whole(&a->q, dtype) &&
            are_whole(&a->k, dtype) && are_whole(&r->v, dtype) && are_whole(&a->dout, dtype) &&
            r->batch.N > 0 && r->batch.N <= INT32_MAX - GDN_CU_BACKWARD_CHUNK &&

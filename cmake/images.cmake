@@ -33,20 +33,30 @@ if(problem AND GDN_CUDA STREQUAL ON)
     message(FATAL_ERROR "No device code: ${problem}")
 endif()
 
-# What images are compiled for, as CMake names architectures: 80 is code for sm_80 and PTX, 100-real
-# code alone, 80-virtual PTX alone. All code but Hopper's is of one source and one PTX, that of
-# compute_80, so that a chip runs the same kernels with code of its own and without.
+# Images are compiled for these architectures, as CMake names them: 80 is code for sm_80 and PTX,
+# 100-real code alone, 80-virtual PTX alone; native is code for the GPUs of this machine. All code
+# but Hopper's comes from one PTX, that of compute_80, so a chip runs the same kernels with code of
+# its own and without.
 set(GDN_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CACHE STRING
-    "Device code: architectures; empty: 80;90a-real;100-real;120-real")
+    "Device code: architectures; empty or all: 80;90a-real;100-real;120-real")
 function(read_architectures)
     set(wanted ${GDN_CUDA_ARCHITECTURES})
-    if(NOT wanted)
+    if(NOT wanted OR wanted STREQUAL all)
         set(wanted 80 90a-real 100-real 120-real)
+    endif()
+    if(wanted STREQUAL native)
+        execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+            RESULT_VARIABLE failed OUTPUT_VARIABLE wanted ERROR_QUIET)
+        if(failed)
+            message(FATAL_ERROR "GDN_CUDA_ARCHITECTURES: native, but nvidia-smi finds no GPU")
+        endif()
+        string(REGEX MATCHALL "[0-9]+[.][0-9]+" wanted "${wanted}")
+        list(TRANSFORM wanted REPLACE "[.](.*)" "\\1-real")
     endif()
     foreach(one ${wanted})
         if(NOT one MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 80)
-            message(FATAL_ERROR "GDN_CUDA_ARCHITECTURES: \"${one}\", wanted 80 or more, "
-                "with -real or -virtual or neither")
+            message(FATAL_ERROR "GDN_CUDA_ARCHITECTURES: \"${one}\", wanted all, native, or "
+                "80 or more with -real or -virtual or neither")
         elseif(NOT CMAKE_MATCH_2 STREQUAL -real)
             list(APPEND portable compute_80)
         endif()
@@ -95,7 +105,8 @@ endif()
 
 # What takes a minute begins first, so that no processor waits for one of these at the end.
 set(long ${images})
-list(FILTER long INCLUDE REGEX "\\((prefill_(bf16|f16|f32)[a-z0-9_]*|decode_walk_..|conv|step_..|backward),")
+list(FILTER long INCLUDE REGEX
+    "\\((prefill_(bf16|f16|f32)_.*|decode_walk_..|conv_(tile|walk).*|step_..|backward.*),.*,")
 list(REMOVE_ITEM images ${long})
 # No contraction: where a fused multiply-add is meant, it is written.
 foreach(row ${long} ${images})

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device code with the driver of fake_cuda.c: what is loaded when, what a load that fails or is slow
- * says, which code a device runs. A device that takes no code but PTX runs every op.
+ * Device code with the driver of fake_cuda.c: what is loaded when, what a load that fails or is
+ * slow says, which code a device runs. A device that takes no code but PTX runs every op.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -58,8 +58,8 @@ static gdn_status fail_load(gdn_ctx *ctx, gdn_cu_result result, const char *call
                             enum gdn_image_id image)
 {
     if (result != NO_BINARY) return gdn_cuda_fail(ctx, result, call, gdn_images[image].name);
-    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "device: %s, this build has code for %s", ctx->cuda->isa,
-                    gdn_image_chips);
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "device: %s, this build has code for %s",
+                    ctx->cuda->isa, gdn_image_chips);
 }
 
 #define LOAD(image, call, arguments)                                                          \

@@ -33,48 +33,111 @@ if(problem AND GDN_CUDA STREQUAL ON)
     message(FATAL_ERROR "No device code: ${problem}")
 endif()
 
-if(GDN_IMAGES_FROM AND NOT problem)
-    file(STRINGS src/cuda/driver/kernels.def images REGEX "^GDN_IMAGE")
-    foreach(row ${images})
-        string(REGEX REPLACE "GDN_IMAGE\\(([a-z0-9_]+),.*" "\\1" image ${row})
-        if(NOT EXISTS ${images_folder}/${image}.fatbin)
-            message(FATAL_ERROR "No device code: ${images_folder}/${image}.fatbin is missing")
+# Images are compiled for these architectures, as CMake names them: 80 is code for sm_80 and PTX,
+# 100-real code alone, 80-virtual PTX alone; native is code for the GPUs of this machine. All code
+# but Hopper's comes from one PTX, that of compute_80, so a chip runs the same kernels with code of
+# its own and without.
+set(GDN_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CACHE STRING
+    "Device code: architectures; empty or all: 80;90a-real;100-real;120-real")
+function(read_architectures)
+    set(wanted ${GDN_CUDA_ARCHITECTURES})
+    if(NOT wanted OR wanted STREQUAL all)
+        set(wanted 80 90a-real 100-real 120-real)
+    endif()
+    if(wanted STREQUAL native)
+        execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+            RESULT_VARIABLE failed OUTPUT_VARIABLE wanted ERROR_QUIET)
+        if(failed)
+            message(FATAL_ERROR "GDN_CUDA_ARCHITECTURES: native, but nvidia-smi finds no GPU")
+        endif()
+        string(REGEX MATCHALL "[0-9]+[.][0-9]+" wanted "${wanted}")
+        list(TRANSFORM wanted REPLACE "[.](.*)" "\\1-real")
+    endif()
+    foreach(one ${wanted})
+        if(NOT one MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 80)
+            message(FATAL_ERROR "GDN_CUDA_ARCHITECTURES: \"${one}\", wanted all, native, or "
+                "80 or more with -real or -virtual or neither")
+        elseif(NOT CMAKE_MATCH_2 STREQUAL -real)
+            list(APPEND portable compute_80)
+        endif()
+        if(CMAKE_MATCH_2 STREQUAL -virtual)
+            continue()
+        elseif(CMAKE_MATCH_1 EQUAL 90)
+            set(hopper -gencode arch=compute_90a,code=sm_90a)
+            list(APPEND chips 90a)
+        else()
+            list(APPEND portable sm_${CMAKE_MATCH_1})
+            list(APPEND chips ${CMAKE_MATCH_1})
         endif()
     endforeach()
-    set_source_files_properties(src/cuda/driver/images.c PROPERTIES
-        COMPILE_DEFINITIONS "GDN_IMAGES=\"${images_folder}\"")
-elseif(problem)
+    if(portable)
+        list(REMOVE_DUPLICATES portable)
+        list(REMOVE_DUPLICATES chips)
+        list(JOIN portable , code)
+        set(all -gencode "arch=compute_80,code=[${code}]")
+    endif()
+    if(compute_80 IN_LIST portable)
+        list(APPEND chips ptx)
+    endif()
+    list(JOIN chips " " chips)
+    set(gencode_sm_90a ${hopper} PARENT_SCOPE)
+    set(gencode_all ${all} ${hopper} PARENT_SCOPE)
+    set(chips ${chips} PARENT_SCOPE)
+endfunction()
+
+set(row_form "GDN_IMAGE\\(([a-z0-9_]+), ([a-z0-9_]+), \"([a-z0-9_/]+)\"\\)")
+file(STRINGS src/cuda/driver/kernels.def images REGEX "^${row_form}")
+if(problem)
     message(NOTICE "No device code: ${problem}. The library computes on the CPU alone.")
+    set(images)
+elseif(GDN_IMAGES_FROM)
+    if(NOT EXISTS ${images_folder}/chips)
+        message(FATAL_ERROR "No device code: ${images_folder}/chips is missing")
+    endif()
+    file(STRINGS ${images_folder}/chips chips)
 else()
-    # sm_80 with PTX, which newer chips can compile, and Hopper with all it has.
-    set(gencode_sm_90a -gencode arch=compute_90a,code=sm_90a)
-    set(gencode_all -gencode arch=compute_80,code=[sm_80,compute_80] ${gencode_sm_90a})
-    set(row_form "GDN_IMAGE\\(([a-z0-9_]+), ([a-z0-9_]+), [a-z_]+, \"([a-z0-9_/]+)\"\\)")
-    file(STRINGS src/cuda/driver/kernels.def images REGEX "^${row_form}")
-    # What takes a minute begins first, so that no processor waits for one of these at the end.
-    set(long ${images})
-    list(FILTER long INCLUDE REGEX "\\((prefill_(bf16|f16|f32)|decode_walk|conv|step),")
-    list(REMOVE_ITEM images ${long})
-    # No contraction: where a fused multiply-add is meant, it is written.
-    foreach(row ${long} ${images})
-        string(REGEX REPLACE "${row_form}" "\\1;\\2;src/cuda/\\3.cu" row ${row})
-        list(GET row 0 image)
-        list(GET row 1 chips)
-        list(GET row 2 source)
-        add_custom_command(OUTPUT ${images_folder}/${image}.fatbin
-            COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${GDN_NVCC} -fatbin -std=c++17 -O3
-                -fmad=false ${gencode_${chips}} -I${PROJECT_SOURCE_DIR}/include
-                -I${PROJECT_SOURCE_DIR}/src
-                -MD -MF ${images_folder}/${image}.d -MT ${images_folder}/${image}.fatbin
-                -o ${images_folder}/${image}.fatbin
-                ${PROJECT_SOURCE_DIR}/${source}
-            DEPFILE ${images_folder}/${image}.d
-            DEPENDS ${source} tools/image.sh
-            COMMENT "Device code ${image}" VERBATIM)
-        set_property(SOURCE src/cuda/driver/images.c APPEND PROPERTY OBJECT_DEPENDS
-            ${images_folder}/${image}.fatbin)
-    endforeach()
+    read_architectures()
+    file(WRITE ${images_folder}/chips "${chips}\n")
+endif()
+if(images AND NOT chips MATCHES 90a)
+    list(FILTER images EXCLUDE REGEX ", sm_90a,")
+endif()
+
+# What takes a minute begins first, so that no processor waits for one of these at the end.
+set(long ${images})
+list(FILTER long INCLUDE REGEX
+    "\\((prefill_(bf16|f16|f32)_.*|decode_walk_..|conv_(tile|walk).*|step_..|backward.*),.*,")
+list(REMOVE_ITEM images ${long})
+# No contraction: where a fused multiply-add is meant, it is written.
+foreach(row ${long} ${images})
+    string(REGEX REPLACE "${row_form}" "\\1;\\2;src/cuda/\\3.cu" row ${row})
+    list(GET row 0 image)
+    list(GET row 1 chip)
+    list(GET row 2 source)
+    set(fatbin ${images_folder}/${image}.fatbin)
+    if(GDN_IMAGES_FROM)
+        if(NOT EXISTS ${fatbin})
+            message(FATAL_ERROR "No device code: ${fatbin} is missing")
+        endif()
+        continue()
+    endif()
+    add_custom_command(OUTPUT ${fatbin}
+        COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${image} ${GDN_NVCC} -fatbin -std=c++17 -O3
+            -fmad=false ${gencode_${chip}} --compress-mode=size -DGDN_IMAGE_${image}=GDN_THIS_IMAGE
+            -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
+            -MD -MF ${images_folder}/${image}.d -MT ${fatbin} -o ${fatbin}
+            ${PROJECT_SOURCE_DIR}/${source}
+        DEPFILE ${images_folder}/${image}.d
+        DEPENDS ${source} tools/image.sh src/cuda/driver/spills.txt
+        COMMENT "Device code ${image}" VERBATIM)
+    set_property(SOURCE src/cuda/driver/images.c APPEND PROPERTY OBJECT_DEPENDS ${fatbin})
+endforeach()
+if(NOT problem)
+    set(defined "GDN_IMAGES=\"${images_folder}\"" "GDN_IMAGE_CHIPS=\"${chips}\"")
+    if(NOT chips MATCHES 90a)
+        list(APPEND defined GDN_NO_SM_90A)
+    endif()
     set_source_files_properties(src/cuda/driver/images.c PROPERTIES
-        COMPILE_DEFINITIONS "GDN_IMAGES=\"${images_folder}\"")
+        COMPILE_DEFINITIONS "${defined}")
 endif()
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/cuda/driver/kernels.def)

@@ -462,6 +462,9 @@ static inline gdn_options gdn_options_init(void)
  *             Lengths are cut to the tensors. A sequence whose slot does not exist is skipped like
  *             padding. If two sequences write one slot, its content is undefined. Nothing outside
  *             the tensors is touched.
+ *   loading   The first call that needs a kernel loads it, in milliseconds, in a capture too. If
+ *             this build has no code for the GPU, the driver compiles the kernel instead. That
+ *             takes seconds and is kept on disk; the log says so.
  *   graphs    A call may be captured. Launches depend on descriptors alone, so a replay may find
  *             other lengths and slots in the same arrays. A captured graph keeps a pointer to its
  *             workspace. A later, larger call frees the context's own workspace, and so does

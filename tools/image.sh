@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# image.sh NVCC ARGUMENT... - compiles device code and fails on what ptxas only mentions: a
-# serialised WGMMA (C75xx) and a spill that src/cuda/driver/spills.txt does not allow.
+# image.sh IMAGE NVCC ARGUMENT... - compiles device code and fails on what ptxas only mentions: a
+# serialised WGMMA (C75xx) and a spill that src/cuda/driver/spills.txt does not allow; and on a
+# kernel of the image in kernels.def that is not compiled.
 set -uo pipefail
-list=$(dirname "$0")/../src/cuda/driver/spills.txt
+driver=$(dirname "$0")/../src/cuda/driver
+list=$driver/spills.txt
+image=$1
+shift
 said=$("$@" -Xptxas -v 2>&1)
 status=$?
 
@@ -19,7 +23,21 @@ if [ $status -ne 0 ]; then
     echo "$said" >&2
     exit $status
 fi
-grep -E '\(C75[0-9][0-9]\)|warning' <<<"$said" >&2 && status=1
+# GDN_KERNEL(image, threads, shared, part, part...): gdn_part_part
+kernels=$(sed -nE "/^GDN_KERNEL\($image,/{
+    s/^GDN_KERNEL\([^,]+, [^,]+, [^,]+, (.*)\)$/gdn_\1/; s/, /_/g; p; }" "$driver/kernels.def")
+compiled=$(awk '/Compiling entry function/ { split($0, part, "\047"); print part[4], part[2] }' \
+    <<<"$said")
+for arch in $(cut -d ' ' -f 1 <<<"$compiled" | sort -u); do
+    for kernel in $kernels; do
+        grep -qx "$arch $kernel" <<<"$compiled" && continue
+        echo "$kernel is not compiled for $arch" >&2
+        status=1
+    done
+done
+# A chip may have room for fewer blocks than a kernel's bounds want of all chips.
+grep -vE 'Value of minnctapersm for entry [a-z_A-Z0-9]+ is out of range' <<<"$said" |
+    grep -E '\(C75[0-9][0-9]\)|warning' >&2 && status=1
 while read -r kernel arch bytes; do
     [ -n "$kernel" ] || continue
     allowed=$(awk -v k="$kernel" -v a="$arch" '$1 == k && $2 == a { print $3 }' "$list")

@@ -58,11 +58,11 @@ static const char *cuda_text(char *text, size_t bytes)
     int               n = 0;
     if (!gdn_images[0].fatbin) return "no device code in this build";
     if (gdn_cu_open(&api, &missing) != 0) {
-        snprintf(text, bytes, "device code in this build; no %s here", missing);
+        snprintf(text, bytes, "device code for %s; no %s here", gdn_image_chips, missing);
         return text;
     }
     if (api.cuInit(0) != 0 || api.cuDeviceGetCount(&n) != 0) n = 0;
-    int used = snprintf(text, bytes, "device code in this build; %d devices here", n);
+    int used = snprintf(text, bytes, "device code for %s; %d devices here", gdn_image_chips, n);
     for (int i = 0; i < n && used < (int)bytes; i++) {
         char name[64] = "";
         int  major = 0, minor = 0;

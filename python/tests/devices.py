@@ -70,7 +70,8 @@ class Config(ctypes.Structure):  # struct gdn_cu_config
 
 class FakeCuda(ctypes.Structure):  # struct fake_cuda
     _fields_ = [("n_devices", ctypes.c_int), ("major", ctypes.c_int), ("minor", ctypes.c_int),
-                ("most_shared_bytes", ctypes.c_int), ("looks", ctypes.c_int),
+                ("most_shared_bytes", ctypes.c_int), ("from_ptx", ctypes.c_int),
+                ("load_ms", ctypes.c_int), ("error", ctypes.c_int),
                 ("fails", ctypes.c_char_p),
                 ("missing", ctypes.c_char_p), ("lacks", ctypes.c_char_p),
                 ("captures", ctypes.c_int), ("copies", ctypes.c_int),

@@ -62,6 +62,16 @@ void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes)
     gdn_log_line(ctx, line);
 }
 
+const char *gdn_environment(const char *name)
+{
+#if defined(__linux__)
+    const char *value = secure_getenv(name);
+#else
+    const char *value = getenv(name);
+#endif
+    return value && *value ? value : NULL;
+}
+
 /* ---- Options ------------------------------------------------------------------------------- */
 
 static gdn_status read_options(gdn_ctx *ctx, const gdn_options *given)
@@ -99,17 +109,6 @@ static int count_processors(void)
     return n > MAX_THREADS ? MAX_THREADS : (int)n;
 }
 
-/* The environment must not steer a setuid program. */
-static const char *wanted_by_environment(void)
-{
-#if defined(__linux__)
-    const char *name = secure_getenv("GDN_CPU");
-#else
-    const char *name = getenv("GDN_CPU");
-#endif
-    return name && *name ? name : NULL;
-}
-
 static gdn_status fail_isa(gdn_ctx *ctx, uint32_t flags, const char *source, const char *name)
 {
     char names[64] = "";
@@ -138,7 +137,7 @@ static gdn_status choose_isa(gdn_ctx *ctx)
     const uint32_t flags = gdn_cpu_detect();
     ctx->kr              = gdn_cpu_select(flags, NULL);
     TRY(lower_isa(ctx, flags, "isa", ctx->options.isa));
-    TRY(lower_isa(ctx, flags, "GDN_CPU", wanted_by_environment()));
+    TRY(lower_isa(ctx, flags, "GDN_CPU", gdn_environment("GDN_CPU")));
     ctx->options.isa = ctx->kr->name; /* the caller's string may go */
     ctx->products    = gdn_cpu_bf16_products(ctx->kr, flags);
     return GDN_OK;

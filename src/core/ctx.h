@@ -62,6 +62,9 @@ void gdn_log_line(const gdn_ctx *ctx, const char *line);
 /* That the context's workspace has so many bytes now. */
 void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes);
 
+/* Returns a variable of the environment that is not empty, else NULL. None steers a setuid program:
+ * then NULL. */
+const char *gdn_environment(const char *name);
 
 /*
  * The frame of every call of gdn.h that computes or checks. gdn_enter() refuses a context that

@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cuda/driver/args.h"
 
@@ -18,7 +19,8 @@ enum { FAILED = 700, NOT_FOUND = 500, INVALID = 1 };
 static gdn_cu_result enter(enum fake_call call, const char *name)
 {
     fake_cuda.n_calls[call]++;
-    return fake_cuda.fails && !strcmp(fake_cuda.fails, name) ? FAILED : 0;
+    if (!fake_cuda.fails || strcmp(fake_cuda.fails, name)) return 0;
+    return fake_cuda.error ? fake_cuda.error : FAILED;
 }
 #define ENTER(name)                                            \
     do {                                                       \
@@ -103,24 +105,14 @@ FAKE(cuCtxPopCurrent)(gdn_cu_context *c)
     fake_cuda.depth--;
     return 0;
 }
-/* Every image is a fat binary: this number, a version, the bytes of the header and of the rest. */
+/* Every image is a fat binary, which begins with this number. */
 static const char image_magic[4] = "\x50\xed\x55\xba";
-
-static bool has_kernel(const char *image, const char *name)
-{
-    char     section[128];
-    uint16_t header;
-    uint64_t rest;
-    memcpy(&header, image + 6, sizeof header);
-    memcpy(&rest, image + 8, sizeof rest);
-    const int n = snprintf(section, sizeof section, ".text.%s", name);
-    return memmem(image, header + rest, section, (size_t)n + 1) != NULL;
-}
 
 FAKE(cuLibraryLoadData)(gdn_cu_library *l, const void *image, int *a, void **b, unsigned c, int *d,
                         void **e, unsigned f)
 {
     ENTER(cuLibraryLoadData);
+    if (fake_cuda.load_ms) usleep((unsigned)fake_cuda.load_ms * 1000);
     (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
     *l = handle(image); /* a library is its image */
     return memcmp(image, image_magic, sizeof image_magic) ? INVALID : 0;
@@ -129,9 +121,17 @@ FAKE(cuLibraryUnload)(gdn_cu_library l) { ENTER(cuLibraryUnload); (void)l; retur
 FAKE(cuLibraryGetKernel)(gdn_cu_kernel *k, gdn_cu_library l, const char *name)
 {
     ENTER(cuLibraryGetKernel);
+    (void)l;
     *k = handle(name); /* a kernel is its name */
-    if (fake_cuda.lacks && !strcmp(fake_cuda.lacks, name)) return NOT_FOUND;
-    return fake_cuda.looks && !has_kernel(l, name) ? NOT_FOUND : 0;
+    return fake_cuda.lacks && !strcmp(fake_cuda.lacks, name) ? NOT_FOUND : 0;
+}
+FAKE(cuKernelGetAttribute)(int *value, int what, gdn_cu_kernel k, gdn_cu_device d)
+{
+    ENTER(cuKernelGetAttribute);
+    (void)k, (void)d;
+    if (what != GDN_CU_PTX_VERSION) return INVALID;
+    *value = fake_cuda.major == 9 && !fake_cuda.from_ptx ? 90 : 80;
+    return 0;
 }
 FAKE(cuKernelSetAttribute)(int what, int value, gdn_cu_kernel k, gdn_cu_device d)
 {

@@ -12,8 +12,9 @@
 struct fake_cuda {
     /* The device that it pretends to be. */
     int         n_devices, major, minor, shared_bytes; /* shared_bytes: most that a kernel takes */
-    int         looks; /* for kernels, into the images; else each has every kernel */
-    const char *fails;   /* this call returns error 700 */
+    int         from_ptx, load_ms; /* it takes no code for sm_90a; an image takes so long to load */
+    int         error;   /* that it returns; 0: 700 */
+    const char *fails;   /* this call returns an error */
     const char *missing; /* this call is not in the driver */
     const char *lacks;   /* no image has a kernel of this name */
     int         captures, copies; /* a graph; from the device, whose memory is then the host's */

@@ -32,6 +32,13 @@ static int get_attribute(int *value, int what, int)
                                           : 4;
     return 0;
 }
+/* Code for Hopper runs there, portable code on others. */
+static int get_code(int *code, int, gdn_cu_kernel, int)
+{
+    int capability;
+    get_attribute(&capability, GDN_CU_MAJOR, 0);
+    return *code = capability == 9 ? 90 : 80, 0;
+}
 static int get_handle(void **handle) { return *handle = &emulated_kernel::all, 0; }
 static int get_kernel(gdn_cu_kernel *kernel, gdn_cu_library, const char *name)
 {
@@ -126,6 +133,7 @@ EXPORT cuGetProcAddress_v2(const char *name, void **found, int, uint64_t, int *)
         { "cuCtxGetCurrent", (void *)get_handle },
         { "cuLibraryLoadData", (void *)get_handle },
         { "cuLibraryGetKernel", (void *)get_kernel },
+        { "cuKernelGetAttribute", (void *)get_code },
         { "cuLaunchKernelEx", (void *)launch },
         { "cuTensorMapEncodeTiled", (void *)encode },
         { "cuMemAlloc", (void *)allocate },

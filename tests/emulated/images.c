@@ -4,7 +4,8 @@
 #include "cuda/driver/images.h"
 
 const struct gdn_image gdn_images[GDN_N_IMAGES] = {
-#define GDN_IMAGE(name, chips, loaded, source) \
-    { #name, GDN_CHIPS_##chips, GDN_IMAGE_##loaded, "\x50\xed\x55\xba" },
+#define GDN_IMAGE(name, chips, source) { #name, GDN_CHIPS_##chips, "\x50\xed\x55\xba" },
 #include "cuda/driver/kernels.def"
 };
+
+const char *const gdn_image_chips = "80 90a 100 120 ptx";

@@ -68,7 +68,7 @@ bool ring2_on_device(void)
 
 bool ring2_on_hopper(void)
 {
-    return ring2_on_device() && ring2_ctx(1)->cuda->capability == 90;
+    return ring2_on_device() && gdn_cuda_runs_sm_90a(ring2_ctx(1)->cuda);
 }
 
 gdn_ctx *ring2_hopper(int64_t first, int64_t each)

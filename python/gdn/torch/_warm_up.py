@@ -9,8 +9,9 @@ from ._operators import kernels
 
 def warm_up(device="cuda"):
     """
-    Makes a context for the device: loads libgdn's kernels there and looks up what it can do. The
-    first call of an operator does the same, but inside the capture of a CUDA graph it cannot.
+    Makes a context for the device and looks up what it can do. The first call of an operator does
+    the same, but inside the capture of a CUDA graph it cannot. A kernel is loaded by its first
+    call, in a capture too.
 
     device: a torch.device, "cpu", "cuda", "cuda:1". Raises RuntimeError with the reason if there is
     no driver, no such GPU, or no device code in this build.

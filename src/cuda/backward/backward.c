@@ -201,7 +201,8 @@ static bool takes_tiles(const struct gdn_cu_backward *a)
 static bool takes_sm90(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    return gdn_cuda_runs_sm_90a(ctx->cuda) && gdn_cuda_is_mapped(&r->v, &r->batch, r->H) &&
+    return gdn_cuda_has_kernel(ctx, GDN_CU_backward_mma_prepare_BF16) &&
+           gdn_cuda_is_mapped(&r->v, &r->batch, r->H) &&
            gdn_cuda_is_mapped(&a->dout, &r->batch, r->H);
 }
 static bool takes_portable(const gdn_ctx *ctx, const struct gdn_cu_backward *a)

@@ -4,7 +4,7 @@
 #include "core/tensor_check.h"
 
 /* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block; as in
- * conv_walk.cu. Kernels of one dtype have so many taps. */
+ * conv_walk.cuh. Kernels of one dtype have so many taps. */
 enum { CHANNELS = 128, WARPS = 4, TYPED_TAPS = 8 };
 
 /* Blocks that a multiprocessor has at once, as there. */

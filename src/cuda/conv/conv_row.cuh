@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The short convolution: what every kind of item has in common, a lane's channels of a row and the
- * sum of a token. See conv_walk.cu.
+ * sum of a token. See conv_walk.cuh.
  */
 #ifndef GDN_CUDA_CONV_ROW_CUH
 #define GDN_CUDA_CONV_ROW_CUH

@@ -382,22 +382,29 @@ static const char *why_not_walk(const struct gdn_decode_call *c) { (void)c; retu
 
 /* The order is behaviour: tests/cuda/unit_decode_choice.c compares the choice with a list. */
 static const struct decode_form {
-    const char *name;
+    enum gdn_cuda_family family;
     const char *(*why_not)(const struct gdn_decode_call *c);
     gdn_status (*launch)(const struct gdn_decode_call *c);
 } forms[] = {
-    { "token slots", why_not_token_slots, gdn_decode_launch_token_slots },
-    { "token", why_not_token, gdn_decode_launch_token },
-    { "token packed", why_not_token_packed, gdn_decode_launch_token_packed },
-    { "window k128", why_not_window_k128, gdn_decode_launch_window_k128 },
-    { "window", why_not_window, gdn_decode_launch_window },
-    { "warp", why_not_warp, gdn_decode_launch_warp },
-    { "token eight", why_not_token_eight, gdn_decode_launch_token_eight },
-    { "general", why_not_general, gdn_decode_launch_general },
-    { "walk", why_not_walk, gdn_decode_launch_walk },
+    { GDN_CUDA_TOKEN_SLOTS, why_not_token_slots, gdn_decode_launch_token_slots },
+    { GDN_CUDA_TOKEN, why_not_token, gdn_decode_launch_token },
+    { GDN_CUDA_TOKEN_PACKED, why_not_token_packed, gdn_decode_launch_token_packed },
+    { GDN_CUDA_WINDOW_K128, why_not_window_k128, gdn_decode_launch_window_k128 },
+    { GDN_CUDA_WINDOW, why_not_window, gdn_decode_launch_window },
+    { GDN_CUDA_WARP, why_not_warp, gdn_decode_launch_warp },
+    { GDN_CUDA_TOKEN_EIGHT, why_not_token_eight, gdn_decode_launch_token_eight },
+    { GDN_CUDA_GENERAL, why_not_general, gdn_decode_launch_general },
+    { GDN_CUDA_WALK, why_not_walk, gdn_decode_launch_walk },
 };
 
 enum { N_FORMS = sizeof forms / sizeof *forms };
+
+/* Returns why form number i does not take the call, or NULL. The last one takes every call. */
+static const char *why_not(const struct gdn_decode_call *c, int i)
+{
+    if (i < N_FORMS - 1 && gdn_cuda_is_off(c->ctx, forms[i].family)) return "it is switched off";
+    return forms[i].why_not(c);
+}
 
 /* ---- The log ------------------------------------------------------------------------------- */
 
@@ -420,7 +427,7 @@ static void add_reasons(struct log_text *l, const struct gdn_decode_call *c, int
 {
     const char *why[N_FORMS];
     int         n_same = 0;
-    for (int i = 0; i < n; i++) why[i] = forms[i].why_not(c);
+    for (int i = 0; i < n; i++) why[i] = why_not(c, i);
     while (n_same < n && !strcmp(why[n_same], why[0])) n_same++;
     if (n > 1 && n_same == n) {
         add(l, why[0]);
@@ -428,7 +435,7 @@ static void add_reasons(struct log_text *l, const struct gdn_decode_call *c, int
     }
     for (int i = 0; i < n; i++) {
         const bool ends = i + 1 == n || strcmp(why[i], why[i + 1]);
-        add(l, forms[i].name);
+        add(l, gdn_cuda_family_name(forms[i].family));
         add(l, ends ? ": " : ", ");
         if (ends) add(l, why[i]);
         if (ends && i + 1 < n) add(l, "; ");
@@ -446,7 +453,7 @@ static void log_choice(const struct gdn_decode_call *c, int i)
     add(&l, ": ");
     snprintf(runs, sizeof runs, "%d runs of heads: ", c->n_runs);
     if (c->n_runs > 1) add(&l, runs);
-    add(&l, forms[i].name);
+    add(&l, gdn_cuda_family_name(forms[i].family));
     if (i) add(&l, " (");
     if (i) add_reasons(&l, c, i);
     if (i) add(&l, ")");
@@ -479,7 +486,7 @@ static void describe(struct gdn_decode_call *c, gdn_ctx *ctx, const char *op,
 static gdn_status launch(struct gdn_decode_call *c)
 {
     int i = 0;
-    while (forms[i].why_not(c)) i++;
+    while (why_not(c, i)) i++;
     log_choice(c, i);
     return forms[i].launch(c);
 }

@@ -2,7 +2,6 @@
 /* Decode of trees, with records, and on states of 8 bits; of whatever dtypes and strides. */
 #include "cuda/decode/walk.cuh"
 
-#define GDN_IMAGE_decode_walk GDN_THIS_IMAGE
 #define GDN_KERNEL_decode_walk(threads, shared, layout, KC)                                   \
     extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
         gdn_decode_walk_##layout##_##KC(const __grid_constant__ struct gdn_cu_walk a)         \

@@ -41,6 +41,7 @@ enum {
     GDN_CU_MINOR                = 76,
     GDN_CU_SHARED_MOST          = 97, /* of a block that asks for it */
     /* CUfunction_attribute */
+    GDN_CU_PTX_VERSION          = 5, /* the architecture compiled for, as 80 */
     GDN_CU_MAX_DYNAMIC_SHARED   = 8,
     /* CUlaunchAttributeID */
     GDN_CU_CLUSTER_DIMENSION    = 4,
@@ -75,6 +76,7 @@ enum {
                           void **, unsigned))                                                  \
     X(cuLibraryUnload, (gdn_cu_library))                                                       \
     X(cuLibraryGetKernel, (gdn_cu_kernel *, gdn_cu_library, const char *))                     \
+    X(cuKernelGetAttribute, (int *, int, gdn_cu_kernel, gdn_cu_device))                        \
     X(cuKernelSetAttribute, (int, int, gdn_cu_kernel, gdn_cu_device))                          \
     X(cuLaunchKernelEx, (const struct gdn_cu_config *, gdn_cu_kernel, void **, void **))       \
     X(cuTensorMapEncodeTiled, (void *, int, uint32_t, void *, const uint64_t *,                \

@@ -140,7 +140,7 @@ struct gdn_cu_conv {
     int64_t tile, n_tiles; /* tokens of a tile; tiles in all, */
     int64_t row_tiles;     /* and of one row of a padded batch */
     int32_t W, silu;
-    int32_t kept;   /* entries of a state in shared memory, see conv/conv_walk.cu */
+    int32_t kept;   /* entries of a state in shared memory, see conv/conv_walk.cuh */
     int32_t access; /* of x and out: 16, 8: channels lie side by side and so many bytes, or four
                        elements at least, move at once; 0: single elements */
     /* key_head not 0 (then access is set): the channels, q of all heads, k of all, v of all, lie in

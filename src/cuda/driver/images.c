@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Images as the assembler includes them. GDN_IMAGES is the folder they were built in; without
- * it this build has no device code.
+ * it this build has no device code. GDN_IMAGE_CHIPS: what they were compiled for, and
+ * GDN_NO_SM_90A if Hopper is not among it.
  */
 #include "cuda/driver/images.h"
 
 #ifdef GDN_IMAGES
 
-#define GDN_IMAGE(name, chips, loaded, source)                                                \
+#define EMBED(name)                                                                           \
     __asm__(".pushsection .rodata, \"a\"\n"                                                   \
             ".balign 64\n"                                                                    \
             ".hidden gdn_image_" #name "\n"                                                   \
@@ -16,18 +17,30 @@
             ".incbin \"" GDN_IMAGES "/" #name ".fatbin\"\n"                                   \
             ".popsection\n");                                                                 \
     extern const char gdn_image_##name[] __attribute__((visibility("hidden")));
-#include "cuda/driver/kernels.def"
+#define EMBED_all(name)  EMBED(name)
+#define FATBIN_all(name) gdn_image_##name
+#ifdef GDN_NO_SM_90A
+#define EMBED_sm_90a(name)
+#define FATBIN_sm_90a(name) NULL
+#else
+#define EMBED_sm_90a(name)  EMBED(name)
+#define FATBIN_sm_90a(name) gdn_image_##name
+#endif
 
-#define FATBIN(name) gdn_image_##name
+#define GDN_IMAGE(name, chips, source) EMBED_##chips(name)
+#include "cuda/driver/kernels.def"
 
 #else
 
-#define FATBIN(name) NULL
+#define FATBIN_all(name)    NULL
+#define FATBIN_sm_90a(name) NULL
+#define GDN_IMAGE_CHIPS     ""
 
 #endif
 
 const struct gdn_image gdn_images[GDN_N_IMAGES] = {
-#define GDN_IMAGE(name, chips, loaded, source) \
-    { #name, GDN_CHIPS_##chips, GDN_IMAGE_##loaded, FATBIN(name) },
+#define GDN_IMAGE(name, chips, source) { #name, GDN_CHIPS_##chips, FATBIN_##chips(name) },
 #include "cuda/driver/kernels.def"
 };
+
+const char *const gdn_image_chips = GDN_IMAGE_CHIPS;

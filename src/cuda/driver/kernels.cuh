@@ -7,6 +7,7 @@
  *
  * for itself and for each of its families includes this at its end: the rows of kernels.def that
  * are of this image become GDN_KERNEL_<family>(threads, shared, parameters...), the others nothing.
+ * The build says the first line too, so a source of several images leaves it out.
  */
 #define GDN_SKIP_KERNEL(...)
 #define GDN_MAKE_KERNEL(threads, shared, family, ...) \

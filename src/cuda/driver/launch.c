@@ -5,6 +5,7 @@
 
 #include "core/tensor_check.h"
 #include "cuda/driver/blas.h"
+#include "cuda/driver/load.h"
 
 #define TEXT(x)       #x
 #define TEXT_OF(name) TEXT(name)
@@ -22,11 +23,15 @@ static const struct kernel_row {
 
 const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel) { return rows[kernel].name; }
 
+enum gdn_image_id gdn_cuda_kernel_image(enum gdn_kernel_id kernel) { return rows[kernel].image; }
+
 int gdn_cuda_kernel_threads(enum gdn_kernel_id kernel) { return rows[kernel].threads; }
+
+int gdn_cuda_kernel_shared(enum gdn_kernel_id kernel) { return rows[kernel].shared_bytes; }
 
 bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel)
 {
-    return ctx->cuda->kernels[kernel] != NULL;
+    return gdn_cuda_has_image(ctx->cuda, rows[kernel].image);
 }
 
 /* ---- The driver ---------------------------------------------------------------------------- */
@@ -61,18 +66,11 @@ static gdn_status open_device(gdn_ctx *ctx)
     GDN_CU(ctx, "at start", cuDeviceGetName, (c->name, (int)sizeof c->name, c->device));
     c->capability = 10 * major + minor;
     snprintf(c->isa, sizeof c->isa, "sm_%d", c->capability);
-    c->chips = c->capability == GDN_CHIPS_sm_90a ? GDN_CHIPS_sm_90a : GDN_CHIPS_all;
-    if (c->capability < 80)
+    if (c->capability < GDN_CUDA_LEAST)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "device: compute capability %d.%d, wanted 8.0",
                         major, minor);
     GDN_CU(ctx, "at start", cuDevicePrimaryCtxRetain, (&c->context, c->device));
     return GDN_OK;
-}
-
-const char *gdn_cuda_code_text(int capability)
-{
-    return capability > GDN_CHIPS_sm_90a ? "newer than this build: runs the portable code for sm_80"
-                                         : "";
 }
 
 static void log_code(const gdn_ctx *ctx)
@@ -83,60 +81,6 @@ static void log_code(const gdn_ctx *ctx)
     if (!*text) return;
     snprintf(line, sizeof line, "device: %s, %s, %s", c->name, c->isa, text);
     gdn_log_line(ctx, line);
-}
-
-/* Finds a kernel of the table; NULL: the image lacks it. It may take as much shared memory as the
- * device has. */
-static gdn_cu_kernel find_kernel(const struct gdn_cuda *c, const struct kernel_row *row)
-{
-    gdn_cu_kernel        kernel  = NULL;
-    const gdn_cu_library library = c->libraries[row->image];
-    const int most = c->shared_most, shared = row->shared_bytes < most ? row->shared_bytes : most;
-    if (c->api.cuLibraryGetKernel(&kernel, library, row->name) != 0) return NULL;
-    if (shared &&
-        c->api.cuKernelSetAttribute(GDN_CU_MAX_DYNAMIC_SHARED, shared, kernel, c->device) != 0)
-        return NULL;
-    return kernel;
-}
-
-static bool is_for_device(const struct gdn_cuda *c, enum gdn_image_id image)
-{
-    return !gdn_images[image].only || gdn_images[image].only == c->chips;
-}
-
-static gdn_status load_image(gdn_ctx *ctx, enum gdn_image_id image)
-{
-    struct gdn_cuda *c = ctx->cuda;
-    GDN_CU(ctx, gdn_images[image].name, cuLibraryLoadData,
-           (&c->libraries[image], gdn_images[image].fatbin, NULL, NULL, 0, NULL, NULL, 0));
-    for (int i = 0; i < GDN_N_KERNELS; i++)
-        if (rows[i].image == image) c->kernels[i] = find_kernel(c, &rows[i]);
-    return GDN_OK;
-}
-
-/* Loads those that a context begins with. */
-static gdn_status load_images(gdn_ctx *ctx)
-{
-    if (!gdn_images[0].fatbin)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                        "backend: no device code in this build (nvcc was not found)");
-    for (int i = 0; i < GDN_N_IMAGES; i++)
-        if (is_for_device(ctx->cuda, i) && gdn_images[i].loaded == GDN_IMAGE_at_start)
-            TRY(load_image(ctx, i));
-    return GDN_OK;
-}
-
-/* Loads the image of a kernel, if it is one that is loaded on use and has not been. A graph may be
- * captured from a stream meanwhile: relaxed, the driver lets this thread load all the same. */
-static gdn_status load_on_use(gdn_ctx *ctx, enum gdn_kernel_id kernel)
-{
-    const enum gdn_image_id image = rows[kernel].image;
-    int                     mode  = GDN_CU_CAPTURE_RELAXED;
-    if (ctx->cuda->libraries[image] || !is_for_device(ctx->cuda, image)) return GDN_OK;
-    GDN_CU(ctx, "before an image is loaded", cuThreadExchangeStreamCaptureMode, (&mode));
-    const gdn_status status = load_image(ctx, image);
-    ctx->cuda->api.cuThreadExchangeStreamCaptureMode(&mode);
-    return status;
 }
 
 gdn_status gdn_cuda_create(gdn_ctx *ctx)
@@ -152,7 +96,8 @@ gdn_status gdn_cuda_create(gdn_ctx *ctx)
         status = gdn_fail(ctx, GDN_E_UNSUPPORTED, "backend: no %s, wanted NVIDIA's driver %s",
                           missing, "for CUDA 12 or newer");
     if (status == GDN_OK) status = open_device(ctx);
-    if (status == GDN_OK) status = load_images(ctx);
+    if (status == GDN_OK) status = gdn_cuda_read_families(ctx);
+    if (status == GDN_OK) status = gdn_cuda_find_code(ctx);
     if (status != GDN_OK) gdn_cuda_destroy(ctx);
     else log_code(ctx);
     return status;
@@ -229,8 +174,8 @@ gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes,
 static gdn_status check_call(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 {
     static const int64_t most[] = { INT32_MAX, 65535, 65535 };
-    if (!gdn_cuda_has_kernel(ctx, call->kernel)) TRY(load_on_use(ctx, call->kernel));
-    if (!gdn_cuda_has_kernel(ctx, call->kernel))
+    if (!ctx->cuda->kernels[call->kernel]) TRY(gdn_cuda_load(ctx, call->kernel));
+    if (!ctx->cuda->kernels[call->kernel])
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: not for this device (capability %d)",
                         rows[call->kernel].name, ctx->cuda->capability);
     for (int i = 0; i < 3; i++)

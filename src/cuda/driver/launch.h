@@ -10,6 +10,7 @@
 #include "core/ctx.h"
 #include "cuda/driver/api.h"
 #include "cuda/driver/args.h"
+#include "cuda/driver/families.h"
 #include "cuda/driver/images.h"
 
 /* The parts of a kernel's name, joined. */
@@ -51,11 +52,13 @@ struct gdn_cuda {
     gdn_cu_context    context;
     int               capability; /* 10 major + minor */
     int               chips; /* whose code runs: GDN_CHIPS_sm_90a, or GDN_CHIPS_all (portable) */
+    bool              from_ptx; /* the driver compiles that code */
+    uint32_t          without;  /* families, a bit each: gdn_cuda_is_off() */
     char              isa[16];    /* "sm_90" */
     char              name[64];
     int               sm_count, shared_most; /* shared_most: bytes that a block may have */
-    gdn_cu_library    libraries[GDN_N_IMAGES]; /* NULL: not for this device, or not used yet; */
-    gdn_cu_kernel     kernels[GDN_N_KERNELS];  /* so are its kernels */
+    gdn_cu_library    libraries[GDN_N_IMAGES]; /* NULL: not for this device, or not used yet */
+    gdn_cu_kernel     kernels[GDN_N_KERNELS];  /* the same */
     struct gdn_blas  *blas; /* cuBLAS; NULL: not opened yet */
     struct gdn_cuda_ran *layer; /* of gdn_block, gdn_step: takes what parts note; else NULL */
     gdn_cu_memory     workspace;
@@ -64,19 +67,30 @@ struct gdn_cuda {
     char choices[GDN_CUDA_N_CHOICES][GDN_CUDA_CHOICE]; /* last lines of gdn_cuda_log_choice() */
 };
 
-/* Opens ctx->options.device and loads the images that are loaded at start. */
+/* The least compute capability. */
+enum { GDN_CUDA_LEAST = 80 };
+
+/* Opens ctx->options.device and finds out which code it runs. */
 gdn_status gdn_cuda_create(gdn_ctx *ctx);
 void       gdn_cuda_destroy(gdn_ctx *ctx);
 
-/* Whether the code compiled for sm_90a runs. Clusters, and kernels that begin before the one ahead
- * has ended, are in that code alone: the code for sm_80, which newer chips run as PTX, has neither
- * their barriers nor their waits. So this is asked, and not the capability. */
+/* Returns true if the code for sm_90a runs. Clusters, and kernels that begin before the one ahead
+ * has ended, are in that code alone: portable code has neither their barriers nor their waits. A
+ * Hopper runs portable code too, if the driver compiles it from PTX. So the capability does not
+ * say. */
 static inline bool gdn_cuda_runs_sm_90a(const struct gdn_cuda *c)
 {
     return c->chips == GDN_CHIPS_sm_90a;
 }
 
-/* Returns a remark on devices of that capability: "", or that they run portable code. */
+/* Returns true if the context does without a family of kernels. */
+static inline bool gdn_cuda_is_off(const gdn_ctx *ctx, enum gdn_cuda_family family)
+{
+    return ctx->cuda->without >> family & 1;
+}
+
+/* Returns a remark on devices of that capability, "" of Hopper: which code of this build runs, and
+ * whether it ever ran on such a device. */
 const char *gdn_cuda_code_text(int capability);
 
 /* Makes the device's context the thread's current one, if it is not; and back. */
@@ -109,11 +123,13 @@ struct gdn_cuda_call {
 };
 gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call);
 
-/* "gdn_<family>_<parameters>"; the threads of a block that kernels.def gives it; whether it is for
- * this device, of images that are loaded at start. */
-const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
-int         gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
-bool        gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
+/* "gdn_<family>_<parameters>"; what kernels.def says of it: its image, the threads of a block, most
+ * bytes of dynamic shared memory; whether this device runs it, loaded or not yet. */
+const char       *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
+enum gdn_image_id gdn_cuda_kernel_image(enum gdn_kernel_id kernel);
+int               gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
+int               gdn_cuda_kernel_shared(enum gdn_kernel_id kernel);
+bool              gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
 
 /* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does loops; or,
  * where that call is part of a layer's, adds them to the layer's. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/prefill/general.cuh"
 
-#define GDN_IMAGE_prefill_f16 GDN_THIS_IMAGE
 #define GDN_KERNEL_prefill_f16(threads, shared, deep)                                         \
     extern "C" __global__ void __launch_bounds__(threads, 1)                                  \
         gdn_prefill_f16_##deep(const __grid_constant__ struct gdn_cu_prefill a)               \

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Families of kernels that a context can do without. Tests and measurements name some in the
+ * environment: GDN_CUDA_WITHOUT="sm90,token packed". A call then takes the next family that can
+ * compute it, as it would on a chip that has no such kernels.
+ */
+#ifndef GDN_CUDA_FAMILIES_H
+#define GDN_CUDA_FAMILIES_H
+
+#include <stdbool.h>
+
+#include "core/ctx.h"
+
+/* X(number, name). sm90: every kernel for Hopper alone; and clusters, and launches that overlap.
+ * The others are forms of gdn_decode (decode/select.c), whose last one takes every call. */
+#define GDN_CUDA_FAMILIES(X)                                                                  \
+    X(SM90, "sm90")                                                                           \
+    X(TOKEN_SLOTS, "token slots")                                                             \
+    X(TOKEN, "token")                                                                         \
+    X(TOKEN_PACKED, "token packed")                                                           \
+    X(WINDOW_K128, "window k128")                                                             \
+    X(WINDOW, "window")                                                                       \
+    X(WARP, "warp")                                                                           \
+    X(TOKEN_EIGHT, "token eight")                                                             \
+    X(GENERAL, "general")                                                                     \
+    X(WALK, "walk")
+
+enum gdn_cuda_family {
+#define GDN_CUDA_FAMILY(number, name) GDN_CUDA_##number,
+    GDN_CUDA_FAMILIES(GDN_CUDA_FAMILY)
+#undef GDN_CUDA_FAMILY
+    GDN_CUDA_N_FAMILIES
+};
+
+const char *gdn_cuda_family_name(enum gdn_cuda_family family);
+
+/* Reads the environment. Errors: GDN_E_ARG, a name that is not above. */
+gdn_status gdn_cuda_read_families(gdn_ctx *ctx);
+
+#endif

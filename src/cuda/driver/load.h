@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device code: which of it a device runs, and its loading. */
+#ifndef GDN_CUDA_LOAD_H
+#define GDN_CUDA_LOAD_H
+
+#include "cuda/driver/launch.h"
+
+/* Loads the smallest image and finds out which code the driver takes of images: sets chips. */
+gdn_status gdn_cuda_find_code(gdn_ctx *ctx);
+
+/* Returns true if the image has code that this device runs. */
+bool gdn_cuda_has_image(const struct gdn_cuda *c, enum gdn_image_id image);
+
+/* Loads a kernel, and its image before its first kernel. A graph may be captured from a stream
+ * meanwhile. */
+gdn_status gdn_cuda_load(gdn_ctx *ctx, enum gdn_kernel_id kernel);
+
+#endif

@@ -1031,7 +1031,7 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * On Hopper's tensor cores a call with more than one window (docs/gpu/backward.md) takes states
  * from the kernels of gdn_prefill(), which obey GDN_NO_EARLY_STOP. With GDN_BATCH_INVARIANT it
  * computes them itself.
- * If dstate is the only gradient, such a call may split a sequence into units, which are computed
+ * If dstate is the only gradient, a call on Hopper may split a sequence into units, which are computed
  * at the same time (not with GDN_ACCUMULATE). If norm is not GDN_NORM_NONE, it may leave out last
  * tokens as gdn_prefill() leaves out first ones (see "Early stop"): from a multiple of 64 on, if
  * the product over the tokens before is at most 2^-24. A column of dstate is off by at most 2^-24
@@ -1039,8 +1039,9 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * forgotten. With GDN_NO_EARLY_STOP every token counts. With GDN_BATCH_INVARIANT units have 8192
  * tokens in any call. Elsewhere these two flags change nothing.
  *
- * Arithmetic is float32, in chunks of 16 tokens (GPU: 64). Hopper's tensor cores take q, k, v and
- * dout of one dtype of 16 bits, if K and V are multiples of 8. Factors of products have that dtype
+ * Arithmetic is float32, in chunks of 16 tokens (GPU: 64). Tensor cores take q, k, v and dout of
+ * one dtype of 16 bits, if K and V are multiples of 8; if the GPU is no Hopper, K at most 128.
+ * Factors of products have that dtype
  * there. With float16 the gradients of states and of u are infinite above about 65504 times the
  * scale, and lose bits where dout is below about 2^-12. No tensor that is written may overlap
  * another one. Guarantees, on a GPU too: G1, G3, G12 and G13; G2 for all gradients except dA_log

@@ -8,8 +8,8 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C
 
 # Rooms and their floors. The folders of src/cuda that are not listed are families of kernels, on
-# floor 8; gradients are above them, because they use parts of prefill. ops, cpu and cuda/* are wings: one never includes another. src/internal.h is what the
-# command may include beside gdn.h.
+# floor 8; gradients are above them, because they use parts of prefill. ops, cpu and cuda/* are
+# wings: one never includes another. src/internal.h is what the command may include beside gdn.h.
 floors='include 0 cpu/loops 1 core 2 batch 3 state 4 calls 5 ops 6 cpu 6
 cuda/driver 6 cuda/device 7 cuda/backward 9 cuda/layer 10 internal.h 11 cli 12 tests 13'
 

@@ -33,7 +33,7 @@ static_assert(sizeof(struct reverse_stage) <= GDN_CU_PORTABLE_STAGE_BYTES, "reve
 
 static_assert(sizeof(struct chunk_record) == sizeof(vectors) + 2 * TILE, "T and P behind vectors");
 
-/* What is beside the stages. */
+/* Memory beside the stages. */
 struct walk_shared {
     union {
         float sums[32][32];      /* a warp's products on their way to the other of two, */

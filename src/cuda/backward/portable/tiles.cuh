@@ -26,8 +26,8 @@ GDN_DEVICE void begin_copy(void *to, const char *from, int valid = bytes)
     }
 }
 
-/* Where a thread copies rows of 64 columns from: 16 bytes of each row, n threads. What does not
- * change from copy to copy is found before the first: a copy is a barrier for the compiler. */
+/* The place that a thread copies rows of 64 columns from, 16 bytes of each row. It is found before
+ * the first copy, because a copy is a barrier for the compiler. */
 struct row_source {
     const char *at;
     int64_t     token;

@@ -71,8 +71,8 @@ static_assert(sizeof(heads_shared<false>) <= GDN_CU_HEADS_BYTES, "heads_shared")
 static_assert(sizeof(heads_shared<true>) <= GDN_CU_HEADS_WIDE_BYTES, "heads_shared");
 
 template <bool wide> GDN_DEVICE int block_of(const heads_shared<wide> &) { return own_block<wide>(); }
-/* Of two blocks each sends its sums to the other; a place is free again when the sums of the other
- * kind have come. */
+/* Sends the sums of each of two blocks to the other. A place is free again when the sums of the
+ * other kind have come. */
 template <bool wide>
 GDN_DEVICE void meet_norms(heads_shared<wide> &sh, int which, uint32_t item, int n_blocks)
 {

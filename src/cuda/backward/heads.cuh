@@ -57,7 +57,7 @@ GDN_DEVICE float beta_share(float beta)
     return fabsf(beta) < LEAST_BETA ? beta / LEAST_BETA : 1;
 }
 
-/* ---- The way through the work ------------------------------------------------------------------ */
+/* ---- The way through the work ---------------------------------------------------------------- */
 
 /* State head i of the key head of a chunk: one step of a block. */
 struct heads_step {
@@ -378,8 +378,9 @@ GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x,
 /* Stores rows of dk or dq; `rows` has those of k or q. All threads that multiply call it. */
 template <class Shared>
 GDN_DEVICE void store_rows(Shared &sh, const head_sums &x, const char (&rows)[2][TILE], int which,
-                           uint32_t item, const struct gdn_rows &to, const struct gdn_cu_backward &a,
-                           const struct stage_chunk &c, int key, const vectors &g)
+                           uint32_t item, const struct gdn_rows &to,
+                           const struct gdn_cu_backward &a, const struct stage_chunk &c, int key,
+                           const vectors &g)
 {
     const int  form = store_form(to, a.adds), n_blocks = key_blocks<Shared::wide>(a);
     head_pairs given;

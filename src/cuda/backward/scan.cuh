@@ -87,7 +87,7 @@ template <bool forgets, int n> GDN_DEVICE void decay_scan(float (&S)[n], float d
     for (int e = 0; e < n; e++) S[e] = forgets && decay == 0 ? 0 : decay * S[e];
 }
 
-/* ---- Where J comes from and goes to ----------------------------------------------------------- */
+/* ---- Places of J ----------------------------------------------------------------------------- */
 
 /* Returns the slot of J before a window. With a plan one block may read the slot of the window
  * behind while another writes that of its own. */

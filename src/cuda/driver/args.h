@@ -539,8 +539,8 @@ struct gdn_cu_backward {
     int64_t              n_parts; /* sequences and units in a window, at most */
     float                drop;    /* J and Z are 1 / drop times as large: a power of two */
     int32_t              key_bytes; /* the same of key heads */
-    int32_t              walk_bytes, heads_bytes; /* shared memory of the kernels by mma.sync; 0: not by
-                                         them */
+    int32_t              walk_bytes, heads_bytes; /* shared memory of the kernels by mma.sync; 0:
+                                         not by them */
     int32_t              pad[6];
 };
 

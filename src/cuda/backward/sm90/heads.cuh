@@ -70,7 +70,10 @@ template <bool is_wide> struct heads_shared {
 static_assert(sizeof(heads_shared<false>) <= GDN_CU_HEADS_BYTES, "heads_shared");
 static_assert(sizeof(heads_shared<true>) <= GDN_CU_HEADS_WIDE_BYTES, "heads_shared");
 
-template <bool wide> GDN_DEVICE int block_of(const heads_shared<wide> &) { return own_block<wide>(); }
+template <bool wide> GDN_DEVICE int block_of(const heads_shared<wide> &)
+{
+    return own_block<wide>();
+}
 /* Sends the sums of each of two blocks to the other. A place is free again when the sums of the
  * other kind have come. */
 template <bool wide>

@@ -24,14 +24,14 @@ def _strides(name, interface):
         raise TypeError(f"{name}: type {interface['typestr']}, wanted numbers")
     item = int(kind[1])
     if strides is None:
-        return _dense_strides(shape)
+        return dense_strides(shape)
     for i, stride in enumerate(strides):
         if stride % item:
             raise ValueError(f"{name}: stride[{i}] is {stride} bytes, wanted a multiple of {item}")
     return [stride // item for stride in strides]
 
 
-def _dense_strides(shape):
+def dense_strides(shape):
     strides = [1] * len(shape)
     for i in reversed(range(len(shape) - 1)):
         strides[i] = strides[i + 1] * shape[i + 1]
@@ -146,7 +146,7 @@ def _dlpack_view(name, array):
         tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
         is_readonly = False
     shape = tensor.shape[: tensor.ndim]
-    strides = tensor.strides[: tensor.ndim] if tensor.strides else _dense_strides(shape)
+    strides = tensor.strides[: tensor.ndim] if tensor.strides else dense_strides(shape)
     data = tensor.data and tensor.data + tensor.byte_offset
     return View(data, _dl_type(tensor), shape, strides, is_readonly, _dl_place(tensor), capsule)
 

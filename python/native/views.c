@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "views.h"
 
+#include "tensor.h"
+
 static PyObject *kind_of, *bf16_type, *torch_dtypes;
 static PyObject *name_array, *name_data_ptr, *name_shape, *name_stride, *name_dtype, *name_device;
 
@@ -17,18 +19,11 @@ void view_setup(PyObject *kinds, PyObject *bf16, PyObject *dtypes)
     name_device   = PyUnicode_InternFromString("get_device");
 }
 
-/* An array without elements may have no address, which in a gdn_tensor would say "absent". An
- * address that is missing otherwise is that of a tensor without memory (fake, meta). */
+/* An address that is missing is that of a tensor without memory (fake, meta, freed). */
 static int finish(gdn_tensor *t)
 {
-    if (t->data) return 1;
-    for (int i = 0; i < t->ndim; i++) {
-        if (t->size[i] == 0) {
-            t->data = (void *)64;
-            return 1;
-        }
-    }
-    return 0;
+    tensor_settle_empty(t);
+    return t->data != NULL;
 }
 
 /* ---- DLPack's C exchange table -------------------------------------------------------------- */

@@ -27,6 +27,16 @@ def gradient(x, is_needed, dtype=torch.float32):
     return torch.empty(x.shape, dtype=dtype, device=x.device) if is_needed else None
 
 
+def rows(like, shape, options, dtype=None):
+    """Returns room for the output of tokens, in the dtype of `like` unless given; shape None: in the
+    shape and strides of `like`. With cu_seqlens it is zero, because operators leave the tokens
+    before the first sequence as they are."""
+    is_packed = options.get("cu_seqlens") is not None
+    if shape is None:
+        return (torch.zeros_like if is_packed else torch.empty_like)(like)
+    return (like.new_zeros if is_packed else like.new_empty)(shape, dtype=dtype)
+
+
 def in_dtypes(gradients, inputs):
     """Returns each gradient (or None) in the dtype of its input."""
     return tuple(None if d is None else d.to(x.dtype) for d, x in zip(gradients, inputs))

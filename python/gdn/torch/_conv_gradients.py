@@ -5,7 +5,7 @@ import gdn
 import torch
 
 from ._autograd import (BATCH, begin, given, gradient, in_dtypes, n_sequences, numbers,
-                        refuse_in_place, refuse_others, refuse_second)
+                        refuse_in_place, refuse_others, refuse_second, rows)
 from ._operators import overload
 
 _INPUTS = "x", "weight", "bias", "state"
@@ -36,7 +36,7 @@ class _Conv1d(torch.autograd.Function):
             options["state_out"] = final = final_window(x, weight, state, options)
         elif state is not None:
             options["write"] = gdn.WRITE_NONE
-        out = torch.empty_like(x)
+        out = rows(x, None, options)
         overload("conv1d", options)(*inputs, out=out, activation=activation, **options)
         return (out, final) if return_state else out
 

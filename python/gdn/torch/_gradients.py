@@ -8,7 +8,7 @@ import gdn
 import torch
 
 from ._autograd import (BATCH, begin, given, gradient, in_dtypes, n_sequences, numbers,
-                        refuse_in_place, refuse_others, refuse_second)
+                        refuse_in_place, refuse_others, refuse_second, rows)
 from ._operators import overload
 
 _INPUTS = "q", "k", "v", "g", "beta", "A_log", "dt_bias", "state"
@@ -82,7 +82,7 @@ class _Rule(torch.autograd.Function):
             options["state_out"] = final
         elif state is not None:
             options["write"] = gdn.WRITE_NONE
-        out = q.new_empty(*q.shape[:-2], max(q.shape[-2], v.shape[-2]), v.shape[-1])
+        out = rows(q, (*q.shape[:-2], max(q.shape[-2], v.shape[-2]), v.shape[-1]), options)
         overload(op, options)(*inputs, out=out, **options)
         return out, final, saved.get("checkpoints")
 

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors that name the argument, where Python or torch would name something of the inside."""
+
+import functools
+import inspect
+
+import torch
+
+from ._operators import tensors_of
+
+
+def _explain(op, signature, least, args, kwargs):
+    """Raises an error that names the argument of the call that is no tensor where one is wanted, or
+    has fewer dimensions than the function takes. Returns if there is none."""
+    bound = signature.bind(*args, **kwargs)
+    given = {**bound.arguments, **bound.arguments.get("options", {})}
+    wanted = {name for name, argument in signature.parameters.items()
+              if argument.default is argument.empty}
+    for name, needed in tensors_of(op).items():
+        x = given.get(name)
+        if isinstance(x, torch.Tensor):
+            if x.dim() < least.get(name, 0):
+                raise ValueError(f"{name}: {x.dim()} dimensions, wanted {least[name]} or more")
+        elif x is not None or (needed and name in wanted):
+            raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor")
+
+
+def named(op, **least):
+    """Marks a function of the operator. least: how many dimensions the function itself takes for
+    granted, by names of arguments. A call that succeeds pays for no check."""
+
+    def mark(function):
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            except (AttributeError, IndexError, RuntimeError, TypeError):
+                _explain(op, signature, least, args, kwargs)
+                raise
+
+        return call
+
+    return mark

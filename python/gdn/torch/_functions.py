@@ -134,14 +134,13 @@ def conv1d_update(x, weight, bias=None, *, state, out=None, **options):
 
     Returns out, of the shape of x.
     """
-    if out is None:
-        out = torch.empty_like(x)
-    rows, result = (x[:, None], out[:, None]) if x.dim() == 2 else (x, out)
-    conv1d(rows, weight, bias, state=state, out=result, **options)
-    return out
+    if x.dim() > 2:
+        return conv1d(x, weight, bias, state=state, out=out, **options)
+    result = out if out is None else out[:, None]
+    return conv1d(x[:, None], weight, bias, state=state, out=result, **options)[:, 0]
 
 
-@named("gates")
+@named("gates", a=0, b=0)
 def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
     """
     The gates of the rule from their raw inputs: g = -exp(A_log) softplus(a + dt_bias) (natural

@@ -139,8 +139,8 @@ def _dl_type(tensor):
 def _refuse_torch(name, array):
     """Refuses a tensor of torch whose memory does not hold its values, which DLPack leaves out."""
     if array.is_neg():
-        raise ValueError(f"{name}: torch's negative bit is set, so memory holds other values; wanted "
-                         f"{name}.resolve_neg()")
+        raise ValueError(f"{name}: torch's negative bit is set, so memory holds other values; "
+                         f"wanted {name}.resolve_neg()")
     if array.numel() and not array.untyped_storage().nbytes():
         raise ValueError(f"{name}: no memory (its storage was freed)")
 

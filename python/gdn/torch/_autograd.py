@@ -30,8 +30,8 @@ def gradient(x, is_needed, dtype=torch.float32):
 
 
 def rows(like, shape, options, dtype=None):
-    """Returns room for the output of tokens, in the dtype of `like` unless given; shape None: in the
-    shape and strides of `like`. With cu_seqlens it is zero, because operators leave the tokens
+    """Returns room for the output of tokens, in the dtype of `like` unless given; shape None: in
+    the shape and strides of `like`. With cu_seqlens it is zero, because operators leave the tokens
     before the first sequence as they are."""
     is_packed = options.get("cu_seqlens") is not None
     if shape is None:
@@ -60,7 +60,7 @@ def begin(final, state, options, n_tokens):
 
 
 class _Final(torch.autograd.Function):
-    """Gradients (the first n tensors) that depend on the other tensors, and have none themselves."""
+    """Gradients (the first n tensors) that depend on the other tensors and have none themselves."""
 
     @staticmethod
     def forward(op, n, *tensors):
@@ -94,7 +94,8 @@ def first_order(op):
         @functools.wraps(backward)
         def run(ctx, *douts):
             saved = ctx.saved_tensors  # may be read once: activation checkpointing
-            if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
+            of_func = torch._C._functorch.peek_interpreter_stack() is not None
+            if torch.compiler.is_compiling() or not of_func:
                 refuse_second(op)
                 return backward(ctx, saved, *douts)
             with torch.no_grad():

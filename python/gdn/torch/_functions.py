@@ -8,11 +8,13 @@ The operators as functions that make what they return. Letters in shapes, as in 
 A is float32, bfloat16 or float16. [N] may be [B][T] everywhere. **options are further fields of the
 op in gdn.h by their names (numbers, checkpoints, records, 8-bit scales) and of gdn_batch
 (cu_seqlens, read_slots, write_slots, has_initial_state, token_start, token_count, ...). Index
-tensors are int32 or int64 and lie on the device of the other tensors. No tensor is copied or
-converted.
+tensors are int32 or int64. All tensors lie on one device. No tensor is copied or converted, but
+those with torch's negative or conjugate bit are resolved first. Outputs that a function makes are
+zero in rows of no sequence.
 
 Errors are RuntimeError with the text of gdn_last_error(), which names the argument, what was found
-and what was wanted. Source: gdn.h of this version, gdn_prefill() and the others.
+and what was wanted; TypeError and ValueError for arguments that are no tensors or have too few
+dimensions. Source: gdn.h of this version, gdn_prefill() and the others.
 """
 
 import torch

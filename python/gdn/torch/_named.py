@@ -7,11 +7,13 @@ import inspect
 import torch
 
 from ._operators import tensors_of
+from ._places import refuse_mixed
 
 
 def _explain(op, signature, least, args, kwargs):
-    """Raises an error that names the argument of the call that is no tensor where one is wanted, or
-    has fewer dimensions than the function takes. Returns if there is none."""
+    """Raises an error that names the argument of the call that is no tensor where one is wanted,
+    has fewer dimensions than the function takes, or is on another device. Returns if there is
+    none."""
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError:
@@ -26,6 +28,7 @@ def _explain(op, signature, least, args, kwargs):
                 raise ValueError(f"{name}: {x.dim()} dimensions, wanted {least[name]} or more")
         elif x is not None or (name in wanted and (needed or name in least)):
             raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor")
+    refuse_mixed(op, {name: given.get(name) for name in tensors_of(op)})
 
 
 def named(op, **least):

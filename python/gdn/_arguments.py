@@ -10,7 +10,7 @@ from ctypes import c_double, c_float, c_void_p
 
 from ._abi import (BF16, E4M3, E5M2, F16, F32, I8, I32, I64, MAX_DIMS, U8, WRITE_NONE,
                    gdn_batch, gdn_record_fold_args, gdn_tensor)
-from ._views import HOST, view_of
+from ._views import HOST, dense_strides, view_of
 
 # ---- Arrays as tensor views --------------------------------------------------------------------
 
@@ -38,14 +38,14 @@ def _tensor(name, value, is_output):
     n = len(view.shape)
     if n > MAX_DIMS:
         raise ValueError(f"{name}: {n} dimensions, wanted 1 to {MAX_DIMS}")
-    data = view.data
-    if not data and 0 in view.shape:
-        data = 64  # arrays without elements may have no address, which here would say "absent"
+    data, strides = view.data, view.strides
+    if 0 in view.shape:  # may have no address, which here would say "absent", and any strides
+        data, strides = 64, dense_strides([max(size, 1) for size in view.shape])
     if not data:
         raise ValueError(f"{name}: no memory (a fake tensor, or one of the device meta)")
     tensor = gdn_tensor(data=data, dtype=dtype, ndim=n)
     tensor.size[:n] = view.shape
-    tensor.stride[:n] = view.strides
+    tensor.stride[:n] = strides
     return tensor, view
 
 

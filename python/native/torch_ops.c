@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tensor.h"
 #include "torch_pool.h"
 
 /* An argument on torch's stack: a tensor handle that the kernel owns, the bits of a number, or, of
@@ -32,6 +33,9 @@ static struct {
     int (*get_dtype)(void *tensor, int32_t *dtype);
     int (*get_device_type)(void *tensor, int32_t *type);
     int (*get_device_index)(void *tensor, int32_t *index);
+    int (*is_defined)(void *tensor, bool *is);
+    int (*get_storage_size)(void *tensor, int64_t *bytes);
+    int (*get_storage_offset)(void *tensor, int64_t *elements);
     int (*empty_strided)(int64_t n, const int64_t *sizes, const int64_t *strides, int32_t dtype,
                          int32_t device_type, int32_t device_index, void **tensor);
     void (*check)(bool ok, const char *function, const char *file, uint32_t line,
@@ -45,31 +49,39 @@ static struct {
     int (*range_pop)(void);
 } torch;
 
-/* torch's numbers of dtypes: c10/core/ScalarType.h */
-static int dtype_of(int32_t scalar_type)
-{
-    switch (scalar_type) {
-    case 0:
-    case 11: return GDN_U8; /* uint8, bool */
-    case 1: return GDN_I8;
-    case 3: return GDN_I32;
-    case 4: return GDN_I64;
-    case 5: return GDN_F16;
-    case 6: return GDN_F32;
-    case 15: return GDN_BF16;
-    case 23: return GDN_E5M2;
-    case 24: return GDN_E4M3;
-    default: return -1;
-    }
-}
+/* torch's dtypes by their numbers in c10/core/ScalarType.h. */
+enum { N_TORCH_DTYPES = 30 };
+static const struct {
+    const char *name;
+    int8_t      dtype, bytes; /* dtype -1: libgdn has none */
+} dtypes[N_TORCH_DTYPES] = {
+    [0] = { "uint8", GDN_U8, 1 },       [1] = { "int8", GDN_I8, 1 },
+    [2] = { "int16", -1, 2 },           [3] = { "int32", GDN_I32, 4 },
+    [4] = { "int64", GDN_I64, 8 },      [5] = { "float16", GDN_F16, 2 },
+    [6] = { "float32", GDN_F32, 4 },    [7] = { "float64", -1, 8 },
+    [8] = { "complex32", -1, 4 },       [9] = { "complex64", -1, 8 },
+    [10] = { "complex128", -1, 16 },    [11] = { "bool", GDN_U8, 1 },
+    [15] = { "bfloat16", GDN_BF16, 2 }, [23] = { "float8_e5m2", GDN_E5M2, 1 },
+    [24] = { "float8_e4m3fn", GDN_E4M3, 1 }, [27] = { "uint16", -1, 2 },
+    [28] = { "uint32", -1, 4 },         [29] = { "uint64", -1, 8 },
+};
 
 enum { TORCH_UINT8 = 0, TORCH_CPU = 0, TORCH_CUDA = 1 };
 
 /* ---- One call ------------------------------------------------------------------------------- */
 
+/* Where the tensors of a call are: all where the first one is, or `other` is elsewhere. */
+struct places {
+    const struct field *first, *other; /* NULL: none yet */
+    int32_t             device, other_device;
+    int32_t             n_first, n_other; /* tensors where the first one is, and elsewhere */
+};
+
 struct torch_call {
     const struct describe *d;
-    int32_t                device; /* -1: CPU; -2: no tensor yet */
+    struct places          places; /* places.device -1: CPU */
+    const struct field    *odd;    /* its dtype is none of libgdn's; NULL: all are known */
+    const char            *odd_dtype;
     struct frame           frame;
     char                   text[640]; /* of an error; empty: none */
 };
@@ -81,43 +93,105 @@ static void fail(struct torch_call *c, const char *name, const char *what)
 
 static void take_device(struct torch_call *c, const struct field *field, void *tensor)
 {
-    int32_t type = 0, index = 0;
+    struct places *p    = &c->places;
+    int32_t        type = 0, index = 0;
     torch.get_device_type(tensor, &type);
     if (type == TORCH_CUDA) torch.get_device_index(tensor, &index);
-    int32_t device = type == TORCH_CPU ? -1 : index;
     if (type != TORCH_CPU && type != TORCH_CUDA)
         fail(c, field->name, "on a device that is neither cpu nor cuda");
-    else if (c->device == -2)
-        c->device = device;
-    else if (c->device != device)
-        fail(c, field->name, "on another device than the tensors before it");
+    const int32_t device = type == TORCH_CPU ? -1 : index;
+    if (!p->first) {
+        p->first  = field;
+        p->device = device;
+    }
+    if (device == p->device) {
+        p->n_first++;
+    } else {
+        if (!p->other) p->other = field, p->other_device = device;
+        p->n_other++;
+    }
 }
 
-static void take_tensor(struct torch_call *c, const struct field *field, void *tensor)
+static const char *name_device(int32_t device, char name[24])
 {
-    gdn_tensor *t = frame_at(&c->frame, c->d, field);
-    int64_t     n = 0, *size = NULL, *stride = NULL;
-    int32_t     scalar_type = -1;
-    bool        is_empty    = false;
-    take_device(c, field, tensor);
-    torch.get_dim(tensor, &n);
-    torch.get_sizes(tensor, &size);
-    torch.get_strides(tensor, &stride);
-    torch.get_dtype(tensor, &scalar_type);
-    torch.get_data_ptr(tensor, &t->data);
-    t->dtype = dtype_of(scalar_type);
-    if (t->dtype < 0) fail(c, field->name, "a dtype that libgdn does not know");
+    snprintf(name, 24, device < 0 ? "cpu" : "cuda:%d", (int)device);
+    return name;
+}
+
+/* Names the tensor that is apart: the first one, if it alone is. */
+static void check_places(struct torch_call *c)
+{
+    const struct places *p = &c->places;
+    if (!p->other) return;
+    char       a[24], b[24], what[128];
+    const bool is_first = p->n_first < p->n_other;
+    name_device(is_first ? p->device : p->other_device, a);
+    name_device(is_first ? p->other_device : p->device, b);
+    snprintf(what, sizeof what, "on %s, but %s is on %s", a,
+             is_first ? p->other->name : p->first->name, b);
+    fail(c, is_first ? p->first->name : p->other->name, what);
+}
+
+static void take_shape(struct torch_call *c, const struct field *field, void *tensor, gdn_tensor *t)
+{
+    int64_t n = 0, *size = NULL, *stride = NULL;
+    if (torch.get_dim(tensor, &n) || torch.get_sizes(tensor, &size) ||
+        torch.get_strides(tensor, &stride)) {
+        fail(c, field->name, "no sizes and strides");
+        return;
+    }
     if (n > GDN_MAX_DIMS) {
         fail(c, field->name, "too many dimensions");
-        n = 0;
+        return;
     }
     t->ndim = (int32_t)n;
     for (int i = 0; i < n; i++) {
         t->size[i]   = size[i];
         t->stride[i] = stride[i];
-        is_empty |= size[i] == 0;
     }
-    if (!t->data && is_empty) t->data = (void *)64; /* NULL would say "absent" */
+    tensor_settle_empty(t);
+}
+
+static void take_dtype(struct torch_call *c, const struct field *field, void *tensor, gdn_tensor *t,
+                       int64_t *bytes)
+{
+    int32_t n = -1;
+    if (torch.get_dtype(tensor, &n)) fail(c, field->name, "no dtype");
+    const bool is_named = n >= 0 && n < N_TORCH_DTYPES && dtypes[n].name;
+    *bytes              = is_named ? dtypes[n].bytes : 0;
+    t->dtype            = is_named ? dtypes[n].dtype : -1;
+    if (t->dtype >= 0) return;
+    t->dtype = field->is_in_batch ? GDN_E5M2 : GDN_U8; /* which the library refuses there */
+    if (!c->odd) {
+        c->odd       = field;
+        c->odd_dtype = is_named ? dtypes[n].name : "a dtype that libgdn does not know";
+    }
+}
+
+/* Storage can be freed while tensors show it: untyped_storage().resize_(0). */
+static void take_memory(struct torch_call *c, const struct field *field, void *tensor,
+                        gdn_tensor *t, int64_t item)
+{
+    int64_t last = 0, offset = 0, bytes = 0;
+    for (int i = 0; i < t->ndim; i++) last += (t->size[i] - 1) * t->stride[i];
+    if (torch.get_data_ptr(tensor, &t->data) || torch.get_storage_size(tensor, &bytes) ||
+        torch.get_storage_offset(tensor, &offset) || (offset + last + 1) * item > bytes)
+        fail(c, field->name, "its storage is shorter than the tensor; was it freed?");
+}
+
+static void take_tensor(struct torch_call *c, const struct field *field, void *tensor)
+{
+    bool    is_defined = false;
+    int64_t item       = 0;
+    if (torch.is_defined(tensor, &is_defined) || !is_defined) {
+        fail(c, field->name, "None, wanted a tensor");
+        return;
+    }
+    gdn_tensor *t = frame_at(&c->frame, c->d, field);
+    take_device(c, field, tensor);
+    take_dtype(c, field, tensor, t, &item);
+    take_shape(c, field, tensor, t);
+    if (!tensor_is_empty(t)) take_memory(c, field, tensor, t, item);
 }
 
 static void delete_optional(value v)
@@ -164,7 +238,7 @@ static gdn_status run_on_device(struct torch_call *c, gdn_ctx *ctx)
     const struct describe   *d      = c->d;
     void                    *stream = NULL, *scratch = NULL, *memory = NULL;
     size_t                   bytes = 0;
-    if (torch.current_stream(c->device, &stream)) return GDN_E_CUDA;
+    if (torch.current_stream(c->places.device, &stream)) return GDN_E_CUDA;
     frame_set_pointer(&c->frame, d->stream_offset, stream);
     frame_set_pointer(&c->frame, d->workspace_offset, nothing);
     gdn_status status = d->call(ctx, c->frame.args);
@@ -172,7 +246,7 @@ static gdn_status run_on_device(struct torch_call *c, gdn_ctx *ctx)
     status = gdn_library.workspace_bytes(ctx, d->op, c->frame.args, &bytes);
     if (status || !bytes) return status ? status : GDN_E_MEMORY;
     int64_t size = (int64_t)bytes, stride = 1;
-    if (torch.empty_strided(1, &size, &stride, TORCH_UINT8, TORCH_CUDA, c->device, &scratch))
+    if (torch.empty_strided(1, &size, &stride, TORCH_UINT8, TORCH_CUDA, c->places.device, &scratch))
         return GDN_E_MEMORY;
     torch.get_data_ptr(scratch, &memory);
     frame_set_pointer(&c->frame, d->workspace_offset, memory);
@@ -191,19 +265,37 @@ static bool is_captured(int32_t device)
            !torch.is_capturing(stream, &status) && status != 0;
 }
 
+/* Says in the library's words which dtypes it wants in place of one that it does not know. The
+ * call stays undone. */
+static void refuse_dtype(struct torch_call *c, gdn_ctx *ctx)
+{
+    const char *name = c->odd->name, *text, *wanted;
+    size_t      bytes, length = strlen(name);
+    char        what[256];
+    gdn_status  status = gdn_library.workspace_bytes(ctx, c->d->op, c->frame.args, &bytes);
+    text               = status ? gdn_library.last_error(ctx) : "";
+    const bool is_it   = !strncmp(text, name, length) && text[length] == ':';
+    wanted             = is_it ? strstr(text, ", wanted") : NULL;
+    snprintf(what, sizeof what, "%s%s", c->odd_dtype, wanted ? wanted : "");
+    fail(c, name, what);
+}
+
 static void run(struct torch_call *c)
 {
-    const struct describe *d = c->d;
-    if (c->device >= 0 && !torch_pool_has(c->device) && is_captured(c->device)) {
+    const struct describe *d      = c->d;
+    const int32_t          device = c->places.device;
+    if (device >= 0 && !torch_pool_has(device) && is_captured(device)) {
         snprintf(c->text, sizeof c->text,
                  "gdn::%s: the first call on this GPU, and a CUDA graph is captured; call "
                  "gdn.torch.warm_up() before the capture", d->name);
         return;
     }
-    gdn_ctx *ctx = torch_pool_take(c->device, c->text, sizeof c->text);
+    gdn_ctx *ctx = torch_pool_take(device, c->text, sizeof c->text);
     if (!ctx) return;
-    gdn_status status;
-    if (c->device < 0) {
+    gdn_status status = GDN_OK;
+    if (c->odd) {
+        refuse_dtype(c, ctx);
+    } else if (device < 0) {
         status = d->call(ctx, c->frame.args);
     } else {
         if (torch.range_push) torch.range_push(d->name);
@@ -212,17 +304,19 @@ static void run(struct torch_call *c)
     }
     if (status)
         snprintf(c->text, sizeof c->text, "gdn::%s: %s", d->name, gdn_library.last_error(ctx));
-    torch_pool_give(c->device, ctx);
+    torch_pool_give(device, ctx);
 }
 
 static void kernel(const struct describe *d, value *stack)
 {
     struct torch_call c;
     c.d       = d;
-    c.device  = -2;
+    c.places  = (struct places){ .first = NULL };
+    c.odd     = NULL;
     c.text[0] = 0;
     frame_clear(&c.frame, d);
     for (int i = 0; i < d->n_fields; i++) take(&c, &d->fields[i], stack[i]);
+    check_places(&c);
     if (!c.text[0]) run(&c);
     if (c.text[0]) torch.check(false, d->name, "gdn", 0, c.text);
 }
@@ -261,6 +355,9 @@ static const char *look_up(void)
         { &torch.get_dtype, "aoti_torch_get_dtype" },
         { &torch.get_device_type, "aoti_torch_get_device_type" },
         { &torch.get_device_index, "aoti_torch_get_device_index" },
+        { &torch.is_defined, "aoti_torch_is_defined" },
+        { &torch.get_storage_size, "aoti_torch_get_storage_size" },
+        { &torch.get_storage_offset, "aoti_torch_get_storage_offset" },
         { &torch.empty_strided, "aoti_torch_empty_strided" },
         { &torch.check, "aoti_torch_check" },
     };

@@ -9,8 +9,9 @@ import torch
 from torch.nn.functional import linear
 
 from . import _functions, distributed
-from ._autograd import BATCH, needs_grad, refuse_in_place, refuse_others
+from ._autograd import BATCH, needs_grad, refuse_in_place, refuse_others, rows
 from ._functions import rmsnorm_gated
+from ._named import named
 from ._operators import overload
 
 _RULE = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, norm=gdn.NORM_L2,
@@ -56,6 +57,7 @@ def _composed(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weig
     return linear(out.flatten(-2), out_proj)
 
 
+@named("block", cu_seqlens=1)
 def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_heads, value_heads,
           key_dim, value_dim, in_proj_qkvz=None, in_proj_ba=None, in_proj_qkv=None, in_proj_z=None,
           in_proj_b=None, in_proj_a=None, conv_bias=None, conv_state=None, state=None, out=None,
@@ -85,7 +87,7 @@ def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_hea
         return _composed(hidden, in_proj, *weights, conv_state, state, (key_heads, value_heads),
                          (key_dim, value_dim), token_layout, options)
     if out is None:
-        out = torch.empty_like(hidden)
+        out = rows(hidden, None, options)
     overload("block", options)(
         hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, out, *in_proj, conv_bias,
         conv_state, state,

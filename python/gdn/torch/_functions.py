@@ -8,17 +8,20 @@ The operators as functions that make what they return. Letters in shapes, as in 
 A is float32, bfloat16 or float16. [N] may be [B][T] everywhere. **options are further fields of the
 op in gdn.h by their names (numbers, checkpoints, records, 8-bit scales) and of gdn_batch
 (cu_seqlens, read_slots, write_slots, has_initial_state, token_start, token_count, ...). Index
-tensors are int32 or int64 and lie on the device of the other tensors. No tensor is copied or
-converted.
+tensors are int32 or int64. All tensors lie on one device. No tensor is copied or converted, but
+those with torch's negative or conjugate bit are resolved first. Outputs that a function makes are
+zero in rows of no sequence.
 
 Errors are RuntimeError with the text of gdn_last_error(), which names the argument, what was found
-and what was wanted. Source: gdn.h of this version, gdn_prefill() and the others.
+and what was wanted; TypeError and ValueError for arguments that are no tensors or have too few
+dimensions. Source: gdn.h of this version, gdn_prefill() and the others.
 """
 
 import torch
 
 from . import _conv_gradients, _gradients, _row_gradients
-from ._autograd import needs_grad
+from ._autograd import needs_grad, rows
+from ._named import named
 from ._operators import overload
 
 _POOL = "read_slots", "write_slots", "has_initial_state", "state_scales", "state_out_scales"
@@ -31,11 +34,6 @@ def _refuse_grad(op, **tensors):
             if tensor is not None and tensor.requires_grad:
                 raise RuntimeError(f"{name}: requires a gradient, and gdn.torch.{op}() has no "
                                    "backward yet; call it under torch.no_grad()")
-
-
-def _like(x, *last):
-    """A new tensor with the leading dimensions, dtype and device of x."""
-    return x.new_empty(*x.shape[:-len(last)], *last)
 
 
 def _refuse_pool(state_out, options):
@@ -56,11 +54,12 @@ def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, 
     if state_out is not None:
         options["state_out"] = state_out
     if out is None:
-        out = _like(q, max(q.shape[-2], v.shape[-2]), v.shape[-1])
+        out = rows(q, (*q.shape[:-2], max(q.shape[-2], v.shape[-2]), v.shape[-1]), options)
     overload(op, options)(q, k, v, g, beta, A_log, dt_bias, state, out=out, **options)
     return (out, state_out) if return_state else out
 
 
+@named("prefill", q=3, k=3, v=3, cu_seqlens=1)
 def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
             return_state=False, save_every=None, out=None, **options):
     """
@@ -87,6 +86,7 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
                  save_every, out, options)
 
 
+@named("decode", q=3, k=3, v=3, cu_seqlens=1)
 def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
            return_state=False, save_every=0, out=None, **options):
     """
@@ -97,6 +97,7 @@ def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, 
                  save_every, out, options)
 
 
+@named("conv1d", x=2, weight=2, cu_seqlens=1)
 def conv1d(x, weight, bias=None, *, state=None, state_out=None, return_state=False, out=None,
            **options):
     """
@@ -119,13 +120,14 @@ def conv1d(x, weight, bias=None, *, state=None, state_out=None, return_state=Fal
         _refuse_pool(state_out, options)
         state_out = _conv_gradients.final_window(x, weight, state, options)
     if out is None:
-        out = torch.empty_like(x)
+        out = rows(x, None, options)
     if state_out is not None:
         options["state_out"] = state_out
     overload("conv1d", options)(x, weight, bias, state, out=out, **options)
     return (out, state_out) if return_state else out
 
 
+@named("conv1d", x=2)
 def conv1d_update(x, weight, bias=None, *, state, out=None, **options):
     """
     The next token of each of B sequences through the convolution: conv1d() of x [B][D], as
@@ -134,13 +136,13 @@ def conv1d_update(x, weight, bias=None, *, state, out=None, **options):
 
     Returns out, of the shape of x.
     """
-    if out is None:
-        out = torch.empty_like(x)
-    rows, result = (x[:, None], out[:, None]) if x.dim() == 2 else (x, out)
-    conv1d(rows, weight, bias, state=state, out=result, **options)
-    return out
+    if x.dim() > 2:
+        return conv1d(x, weight, bias, state=state, out=out, **options)
+    result = out if out is None else out[:, None]
+    return conv1d(x[:, None], weight, bias, state=state, out=result, **options)[:, 0]
 
 
+@named("gates", a=0, b=0)
 def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
     """
     The gates of the rule from their raw inputs: g = -exp(A_log) softplus(a + dt_bias) (natural
@@ -161,6 +163,7 @@ def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
     return g, beta
 
 
+@named("l2norm")
 def l2norm(x, *, out=None, **options):
     """
     Rows of length 1: x / sqrt(sum x^2 + eps), eps 0 being 1e-6; norm= chooses another formula.
@@ -175,6 +178,7 @@ def l2norm(x, *, out=None, **options):
     return out
 
 
+@named("rmsnorm_gated")
 def rmsnorm_gated(x, z=None, weight=None, *, out=None, **options):
     """
     x / sqrt(mean x^2 + eps) weight silu(z), eps 0 being 1e-6; activation=gdn.ACT_SIGMOID for the
@@ -191,6 +195,7 @@ def rmsnorm_gated(x, z=None, weight=None, *, out=None, **options):
     return out
 
 
+@named("step", x=2, cu_seqlens=1)
 def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_dim, z=None,
          conv_bias=None, dt_bias=None, norm_weight=None, conv_state=None, state=None, out=None,
          **options):
@@ -210,7 +215,7 @@ def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_
     _refuse_grad("step", x=x, a=a, b=b, conv_weight=conv_weight, A_log=A_log, z=z,
                  conv_bias=conv_bias, dt_bias=dt_bias, norm_weight=norm_weight)
     if out is None:
-        out = x.new_empty(*x.shape[:-1], value_heads, value_dim)
+        out = rows(x, (*x.shape[:-1], value_heads, value_dim), options)
     overload("step", options)(
         x, a, b, A_log, z, conv_weight, conv_bias, dt_bias, norm_weight, conv_state, state, out=out,
         n_key_heads=key_heads, n_value_heads=value_heads, key_head_dim=key_dim,
@@ -218,6 +223,7 @@ def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_
     return out
 
 
+@named("state_copy")
 def state_copy(to_pool, from_pool=None, *, from_slots=None, to_slots=None, **options):
     """
     Slots of one pool to slots of another: copy, fork, zero (from_pool None), gather; converts where

@@ -16,6 +16,7 @@ import string
 import torch
 
 from .. import _fast
+from . import _bits, _places
 
 if _fast.native is None:
     raise ImportError("gdn.torch: this Python cannot import the extension gdn._native (it needs "
@@ -52,8 +53,7 @@ def _fields(op, is_full):
 
 def overload(op, options):
     """The operator that takes these arguments beside those by position."""
-    packet = getattr(torch.ops.gdn, op)
-    return packet.default if options.keys() <= _LEAN[op] else packet.full
+    return _OVERLOADS[op][not options.keys() <= _LEAN[op]]
 
 
 def _schema(name, fields):
@@ -99,6 +99,11 @@ def _numbers():
 NUMBERS = _numbers()
 
 
+def tensors_of(op):
+    """The tensors among the arguments of the operator, as {name: whether every call needs it}."""
+    return {f[0]: f[4] for f in _fields(op, True) if f[1] == _TENSOR}
+
+
 def schema(name):
     """The operator's schema, as torch prints it too."""
     return _schema(name, _TABLE[name][1])
@@ -117,10 +122,15 @@ def _tags():
 
 
 def _define():
-    for name in _TABLE:
+    for name, (op, fields) in _TABLE.items():
         _library.define(schema(name), tags=_tags())
-        # Nothing is returned, so there is nothing to say of results.
-        torch.library.register_fake(f"gdn::{name}", lambda *_, **__: None, lib=_library)
+        names, tensors = [f[0] for f in fields], {f[0] for f in fields if f[1] == _TENSOR}
+        torch.library.register_fake(f"gdn::{name}", _places.fake(name, names, tensors),
+                                    lib=_library)
+        operator = getattr(getattr(torch.ops.gdn, op), "full" if "." in name else "default")
+        kernel = _bits.kernel(operator, names, {f[0] for f in fields if f[3]})
+        for key in _bits.KEYS:
+            _library.impl(name, kernel, key)
 
 
 def _register(key):
@@ -146,5 +156,12 @@ def _register_all():
     return how
 
 
+def _overloads(op):
+    """The overloads `default` and `full`."""
+    packet = getattr(torch.ops.gdn, op)
+    return packet.default, getattr(packet, "full", packet.default)
+
+
 _define()
+_OVERLOADS = {op: _overloads(op) for op in OPERATORS}
 kernels = _register_all()

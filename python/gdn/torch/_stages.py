@@ -7,7 +7,9 @@ Without cu_seqlens [N] is one sequence. Gates are logarithms, not summed.
 
 import torch
 
+from ._autograd import rows
 from ._functions import _refuse_grad
+from ._named import named
 from ._operators import overload
 
 
@@ -19,6 +21,7 @@ def _chunks(lead, chunk_size, cu_seqlens):
     return rows * -(-lead[-1] // chunk_size)
 
 
+@named("chunk_cumsum", g=2)
 def chunk_cumsum(g, *, out=None, chunk_size=64, **options):
     """
     Inclusive sums of g [N][H] (float32, bfloat16 or float16) inside chunks. Returns out [N][H],
@@ -26,11 +29,12 @@ def chunk_cumsum(g, *, out=None, chunk_size=64, **options):
     """
     _refuse_grad("chunk_cumsum", g=g)
     if out is None:
-        out = torch.empty(g.shape, dtype=torch.float32, device=g.device)
+        out = rows(g, g.shape, options, torch.float32)
     overload("chunk_cumsum", options)(g, out, chunk_size=chunk_size, **options)
     return out
 
 
+@named("chunk_uw", k=3, v=3)
 def chunk_uw(k, v, g=None, beta=None, *, u=None, w=None, T=None, chunk_size=64, **options):
     """
     u = T diag(beta) V, w = T diag(beta gamma) K and T of every chunk.
@@ -40,16 +44,17 @@ def chunk_uw(k, v, g=None, beta=None, *, u=None, w=None, T=None, chunk_size=64, 
     """
     _refuse_grad("chunk_uw", k=k, v=v, g=g, beta=beta)
     if u is None:
-        u = torch.empty(v.shape, dtype=k.dtype, device=k.device)
+        u = rows(k, v.shape, options)
     if w is None:
-        w = k.new_empty(*v.shape[:-1], k.shape[-1])
+        w = rows(k, (*v.shape[:-1], k.shape[-1]), options)
     if T is None:
-        T = torch.empty(*v.shape[:-1], chunk_size, dtype=torch.float32, device=k.device)
+        T = rows(k, (*v.shape[:-1], chunk_size), options, torch.float32)
     overload("chunk_uw", options)(k=k, v=v, g=g, beta=beta, u=u, w=w, T=T, chunk_size=chunk_size,
                                   **options)
     return u, w, T
 
 
+@named("chunk_states", k=3, u=3, cu_seqlens=1)
 def chunk_states(k, u, w, g=None, *, state=None, states=None, chunk_size=64, **options):
     """
     The state at the start of every chunk.
@@ -68,6 +73,7 @@ def chunk_states(k, u, w, g=None, *, state=None, states=None, chunk_size=64, **o
     return states
 
 
+@named("chunk_output", q=3)
 def chunk_output(q, k, u, w, states, g=None, *, out=None, chunk_size=64, **options):
     """
     The outputs of all tokens from the states at the starts of their chunks.
@@ -77,7 +83,7 @@ def chunk_output(q, k, u, w, states, g=None, *, out=None, chunk_size=64, **optio
     """
     _refuse_grad("chunk_output", q=q, k=k, u=u, w=w, states=states, g=g)
     if out is None:
-        out = torch.empty(u.shape, dtype=q.dtype, device=q.device)
+        out = rows(q, u.shape, options)
     overload("chunk_output", options)(q=q, k=k, u=u, w=w, g=g, states=states, out=out,
                                       chunk_size=chunk_size, **options)
     return out

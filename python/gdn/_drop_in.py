@@ -14,6 +14,28 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
 
+def wanted(**tensors):
+    """Raises TypeError that names the first of these arguments which is no tensor."""
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor")
+
+
+def optional(**tensors):
+    """As wanted(), but an argument may be None."""
+    for name, x in tensors.items():
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor or None")
+
+
+def dimensions(**counts):
+    """Raises ValueError that names the first argument whose tensor has another number of dimensions:
+    name=(tensor, number)."""
+    for name, (x, count) in counts.items():
+        if x.dim() != count:
+            raise ValueError(f"{name}: {list(x.shape)}, wanted {count} dimensions")
+
+
 def refuse_grad(**tensors):
     """Raises if gradients are on and a tensor requires one, which the function does not have."""
     if torch.is_grad_enabled():

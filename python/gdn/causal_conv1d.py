@@ -29,15 +29,59 @@ def _activation(activation):
     return gdn.ACT_NONE if activation is None else gdn.ACT_SILU
 
 
+def _check(x, weight, bias, seq_idx, initial_states, final_states_out):
+    _drop_in.wanted(x=x, weight=weight)
+    _drop_in.optional(bias=bias, seq_idx=seq_idx, initial_states=initial_states,
+                      final_states_out=final_states_out)
+    _drop_in.dimensions(x=(x, 3))
+    B, D, T = x.shape
+    states = [B, D, weight.shape[-1] - 1]
+    for name, given, shape in (("seq_idx", seq_idx, [B, T]),
+                               ("initial_states", initial_states, states),
+                               ("final_states_out", final_states_out, states)):
+        if given is not None and list(given.shape) != shape:
+            raise ValueError(f"{name}: {list(given.shape)}, wanted {shape}")
+
+
+def _past(rows, ids, first, T, taps):
+    """
+    The states [S, D, W - 1] of runs that begin at tokens first [S], or None if all are zero: tokens
+    of the same number before it, where another number came between. rows [N, D], ids [N]; T tokens
+    a row.
+    """
+    place = first[:, None] + torch.arange(1 - taps, 0, device=ids.device)
+    is_inside = place >= (first - first % T)[:, None]
+    place = place.clamp(min=0)
+    is_same = is_inside & (ids[place] == ids[first, None])
+    if not torch.compiler.is_compiling() and not is_same.any():
+        return None
+    return rows[place].masked_fill(~is_same[..., None], 0).transpose(1, 2)
+
+
+def _packed(x, weight, bias, seq_idx, act):
+    """The convolution cut by seq_idx. Tokens of negative numbers count for nothing."""
+    rows, ids = x.transpose(1, 2).flatten(0, 1), seq_idx.flatten()
+    cu_seqlens = gdn.torch.cu_seqlens_of(seq_idx)
+    first = cu_seqlens[:-1].long()
+    count = cu_seqlens.diff() * (ids[first] >= 0)
+    options = dict(activation=act, cu_seqlens=cu_seqlens, token_count=count)
+    state = _past(rows, ids, first, x.shape[-1], weight.shape[-1])
+    if state is not None:
+        options.update(state=state, write=gdn.WRITE_NONE)
+    out = gdn.torch.conv1d(rows, weight, bias, **options)
+    return out.unflatten(0, seq_idx.shape).transpose(1, 2)
+
+
 def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
                      return_final_states=False, final_states_out=None, activation=None):
     """
     Causal depthwise convolution of whole sequences.
 
     x [B, D, T], weight [D, W], bias [D] of float32, bfloat16 or float16. seq_idx [B, T]: the number
-    of the sequence of each token, for packed rows. initial_states [B, D, W - 1] is read only.
-    final_states_out [B, D, W - 1] is written if return_final_states is true. activation: None,
-    "silu" or "swish".
+    of the sequence of each token, for packed rows; a negative number is padding, whose output is
+    zero. A number that comes back within W - 1 tokens goes on with its own tokens, as in the
+    package. initial_states [B, D, W - 1] is read only. final_states_out [B, D, W - 1] is written if
+    return_final_states is true. activation: None, "silu" or "swish".
 
     Returns out [B, D, T] in the order of the memory of x; with return_final_states, (out, final
     states) in the dtype of x.
@@ -45,20 +89,20 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
     With seq_idx, x is copied if its rows do not lie one behind the other, and on a GPU the call
     waits for the device.
 
-    Raises NotImplementedError for another activation, for seq_idx with initial_states or
-    return_final_states; RuntimeError for other arguments that libgdn refuses.
+    Raises NotImplementedError for another activation, for seq_idx with initial_states (which 1.7
+    has) or return_final_states; TypeError and ValueError that name an argument of another kind or
+    shape; RuntimeError for what else libgdn refuses.
     """
     act = _activation(activation)
+    _check(x, weight, bias, seq_idx, initial_states, final_states_out)
     if seq_idx is not None and (initial_states is not None or return_final_states):
         raise NotImplementedError("gdn.causal_conv1d: seq_idx with initial_states or "
                                   "return_final_states is not supported")
+    if seq_idx is not None:
+        return _packed(x, weight, bias, seq_idx, act)
     rows, options = x.transpose(1, 2), dict(activation=act)
     if initial_states is not None and not return_final_states:
         options["write"] = gdn.WRITE_NONE
-    if seq_idx is not None:
-        out = gdn.torch.conv1d(rows.flatten(0, 1), weight, bias,
-                               cu_seqlens=gdn.torch.cu_seqlens_of(seq_idx), **options)
-        return out.view(rows.shape).transpose(1, 2)
     found = gdn.torch.conv1d(rows, weight, bias, state=initial_states,
                              return_state=return_final_states, **options)
     if not return_final_states:
@@ -85,6 +129,13 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     if cache_seqlens is not None:
         raise NotImplementedError("gdn.causal_conv1d: a circular state (cache_seqlens) is not "
                                   "supported")
+    _drop_in.wanted(x=x, conv_state=conv_state, weight=weight)
+    _drop_in.optional(bias=bias, conv_state_indices=conv_state_indices)
+    _drop_in.dimensions(conv_state=(conv_state, 3))
+    if x.dim() not in (2, 3):
+        raise ValueError(f"x: {list(x.shape)}, wanted [B, D] or [B, D, T]")
+    if conv_state_indices is None and len(conv_state) != len(x):
+        raise ValueError(f"conv_state: {len(conv_state)} states, wanted {len(x)}")
     _drop_in.refuse_grad(x=x, conv_state=conv_state, weight=weight, bias=bias)
     options = dict(activation=act)
     if conv_state_indices is not None:

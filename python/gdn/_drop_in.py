@@ -36,11 +36,20 @@ def dimensions(**counts):
             raise ValueError(f"{name}: {list(x.shape)}, wanted {count} dimensions")
 
 
+def same_tokens(seq_idx, lead):
+    """Raises ValueError if seq_idx has another shape than the tokens [B, T] that it numbers."""
+    wanted(seq_idx=seq_idx)
+    if seq_idx.shape != torch.Size(lead):
+        raise ValueError(f"seq_idx: {list(seq_idx.shape)}, wanted {list(lead)}")
+
+
 def refuse_grad(**tensors):
-    """Raises if gradients are on and a tensor requires one, which the function does not have."""
+    """Raises if gradients are on and a tensor requires one, which the function does not have; and
+    for what is neither a tensor nor None."""
+    optional(**tensors)
     if torch.is_grad_enabled():
         for name, tensor in tensors.items():
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            if tensor is not None and tensor.requires_grad:
                 raise NotImplementedError(f"gdn: {name} requires a gradient, which this function "
                                           "does not have; call it under torch.no_grad()")
 
@@ -174,6 +183,10 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
     sequence alone.
     """
+    count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if initial_state is not None and len(initial_state) != count:
+        raise ValueError(f"initial_state: {len(initial_state)} states, wanted {count}, one for each "
+                         "sequence")
     g, beta = gate(g), gate(beta)
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     if cu_seqlens is not None:

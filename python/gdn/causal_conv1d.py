@@ -23,7 +23,8 @@ import gdn.torch
 from . import _drop_in
 
 
-def _activation(activation):
+def activation_of(activation):
+    """The number of libgdn for an activation of the package."""
     if activation not in (None, "silu", "swish"):
         raise NotImplementedError("activation must be None, silu, or swish")
     return gdn.ACT_NONE if activation is None else gdn.ACT_SILU
@@ -36,8 +37,9 @@ def _check(x, weight, bias, seq_idx, initial_states, final_states_out):
     _drop_in.dimensions(x=(x, 3))
     B, D, T = x.shape
     states = [B, D, weight.shape[-1] - 1]
-    for name, given, shape in (("seq_idx", seq_idx, [B, T]),
-                               ("initial_states", initial_states, states),
+    if seq_idx is not None:
+        _drop_in.same_tokens(seq_idx, (B, T))
+    for name, given, shape in (("initial_states", initial_states, states),
                                ("final_states_out", final_states_out, states)):
         if given is not None and list(given.shape) != shape:
             raise ValueError(f"{name}: {list(given.shape)}, wanted {shape}")
@@ -93,7 +95,7 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
     has) or return_final_states; TypeError and ValueError that name an argument of another kind or
     shape; RuntimeError for what else libgdn refuses.
     """
-    act = _activation(activation)
+    act = activation_of(activation)
     _check(x, weight, bias, seq_idx, initial_states, final_states_out)
     if seq_idx is not None and (initial_states is not None or return_final_states):
         raise NotImplementedError("gdn.causal_conv1d: seq_idx with initial_states or "
@@ -125,7 +127,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     Raises NotImplementedError for cache_seqlens (a circular state), for another activation and for
     tensors that require a gradient; RuntimeError for other arguments that libgdn refuses.
     """
-    act = _activation(activation)
+    act = activation_of(activation)
     if cache_seqlens is not None:
         raise NotImplementedError("gdn.causal_conv1d: a circular state (cache_seqlens) is not "
                                   "supported")

@@ -25,6 +25,10 @@ from . import _drop_in
 
 def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, sigmoid, neg,
           v_first, cu_seqlens, raw, A_log, dt_bias, kwargs):
+    _drop_in.wanted(q=q, k=k, v=v)
+    _drop_in.optional(g=g, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                      A_log=A_log, dt_bias=dt_bias)
+    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
     if "transpose_state_layout" in kwargs:
         if v_first:
             raise ValueError("state_v_first and transpose_state_layout are two names of one option")
@@ -39,6 +43,8 @@ def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm
         raise ValueError(f"the batch size must be 1 with cu_seqlens, found {q.shape[0]}")
     if sigmoid and beta is None:
         raise ValueError("use_beta_sigmoid_in_kernel needs beta")
+    if neg and not sigmoid:
+        raise ValueError("allow_neg_eigval=True: wanted use_beta_sigmoid_in_kernel=True beside it")
     kind = gdn.BETA_TWICE_SIGMOID if neg else gdn.BETA_SIGMOID
     options = dict(state_layout=gdn.STATE_VK if v_first else gdn.STATE_KV,
                    norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE,
@@ -88,8 +94,9 @@ def chunk_gated_delta_rule(
     any device; without initial and final states. A context's first call gathers the sequences of
     all ranks, and waits for the device.
 
-    Raises ValueError for B other than 1 with cu_seqlens, AssertionError for states with a
-    cp_context, RuntimeError for other arguments that libgdn refuses.
+    Raises ValueError for B other than 1 with cu_seqlens, for another number of initial states and
+    for allow_neg_eigval without use_beta_sigmoid_in_kernel; AssertionError for states with a
+    cp_context; TypeError for what is no tensor; RuntimeError for what else libgdn refuses.
     """
     op = gdn.torch.prefill
     if cp_context is not None:

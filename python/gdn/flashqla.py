@@ -34,6 +34,9 @@ def _refuse_context(cp_context):
 
 
 def _check(q, k, v, cu_seqlens, initial_state):
+    _drop_in.wanted(q=q, k=k, v=v)
+    _drop_in.optional(cu_seqlens=cu_seqlens, initial_state=initial_state)
+    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
     if not q.dtype == k.dtype == v.dtype:
         raise AssertionError(f"q, k, v: {q.dtype}, {k.dtype}, {v.dtype}, wanted one dtype")
     if v.shape[2] % k.shape[2]:
@@ -109,8 +112,9 @@ def chunk_gated_delta_rule_fwd(q, k, v, g, beta, scale=None, initial_state=None,
                              output_final_state, cu_seqlens, state_layout=layout)
     options = {} if cu_seqlens is None else dict(cu_seqlens=cu_seqlens)
     k, v = _drop_in.unit_stride(k), _drop_in.unit_stride(v)
-    A = k.new_empty(*v.shape[:-1], CHUNK_SIZE)
-    sums = torch.empty_like(g)
+    new = torch.empty if cu_seqlens is None else torch.zeros  # rows outside of all sequences
+    A = new(*v.shape[:-1], CHUNK_SIZE, dtype=k.dtype, device=k.device)
+    sums = new(g.shape, dtype=g.dtype, device=g.device)
     rows = [x if cu_seqlens is None else x[0] for x in (k, v, g, beta, A, sums)]
     overload("chunk_uw", options)(k=rows[0], v=None, beta=rows[3], T=rows[4],
                                   chunk_size=CHUNK_SIZE, **options)

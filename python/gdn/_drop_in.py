@@ -95,18 +95,58 @@ def require_same(ours, theirs):
         raise ImportError(line)
 
 
+def _grown(ours, theirs):
+    """The parameters {name: default} that theirs has beyond ours, if they have defaults and theirs
+    without them has those of ours; else None."""
+    mine, other = (inspect.signature(f).parameters for f in (ours, theirs))
+    more = {n: p.default for n, p in other.items() if n not in mine}
+    rest = [(n, p.kind) for n, p in other.items() if n in mine]
+    fits = rest == [(n, p.kind) for n, p in mine.items()]
+    return more if fits and inspect.Parameter.empty not in more.values() else None
+
+
+def require_known(ours, theirs):
+    """require_same(), but theirs may have grown parameters with defaults."""
+    if _grown(ours, theirs) is None:
+        require_same(ours, theirs)
+
+
+def _knowing(ours, theirs):
+    """ours with the parameters of theirs: one that ours does not have is refused where it is passed
+    with another value than its default."""
+    more = _grown(ours, theirs)
+    if not more:
+        return ours
+    signature = inspect.signature(theirs)
+
+    def call(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        for name, default in more.items():
+            if given.pop(name, default) is not default:
+                raise NotImplementedError(f"gdn: {ours.__name__}() does not know {name}")
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given.update(given.pop(name, {}))
+        return ours(**given)
+
+    return call
+
+
 def compare(pairs):
-    """Raises ImportError with one line if ours and theirs of pairs() differ; pairs() may fail."""
+    """Raises ImportError with one line if ours and theirs of pairs() differ, but for parameters
+    that theirs has grown; pairs() may fail."""
     try:
         found = list(pairs())
     except Exception:  # the other package is absent, or its own imports fail on this machine
         return
     for ours, theirs in found:
-        require_same(ours, inspect.unwrap(theirs))
+        require_known(ours, inspect.unwrap(theirs))
 
 
 def or_theirs(ours, theirs):
     """ours, and theirs for calls where ours raises NotImplementedError, before it has written."""
+    ours = _knowing(ours, inspect.unwrap(theirs))
+
     @functools.wraps(theirs)
     def call(*args, **kwargs):
         try:

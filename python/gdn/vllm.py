@@ -299,7 +299,7 @@ def install():
     """
     pairs = list(_pairs())
     for ours, theirs in pairs:
-        _drop_in.require_same(ours, theirs)
+        _drop_in.require_known(ours, theirs)
     for ours, theirs in pairs:
         _drop_in.replace(ours, theirs)
 

@@ -29,7 +29,7 @@ def optional(**tensors):
 
 
 def dimensions(**counts):
-    """Raises ValueError that names the first argument whose tensor has another number of dimensions:
+    """Raises ValueError that names the first argument with another number of dimensions:
     name=(tensor, number)."""
     for name, (x, count) in counts.items():
         if x.dim() != count:
@@ -122,7 +122,8 @@ def _knowing(ours, theirs):
     def call(*args, **kwargs):
         given = signature.bind(*args, **kwargs).arguments
         for name, default in more.items():
-            if given.pop(name, default) is not default:
+            x = given.pop(name, default)
+            if x is not default and not (isinstance(x, (bool, float, int, str)) and x == default):
                 raise NotImplementedError(f"gdn: {ours.__name__}() does not know {name}")
         for name, parameter in signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -225,8 +226,7 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     """
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if initial_state is not None and len(initial_state) != count:
-        raise ValueError(f"initial_state: {len(initial_state)} states, wanted {count}, one for each "
-                         "sequence")
+        raise ValueError(f"initial_state: {len(initial_state)} states, wanted {count}")
     g, beta = gate(g), gate(beta)
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     if cu_seqlens is not None:

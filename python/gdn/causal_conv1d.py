@@ -11,16 +11,12 @@ Gradients flow through causal_conv1d_fn() to every tensor. causal_conv1d_update(
 state in place, raises NotImplementedError for a tensor that requires one, unless gradients are off.
 """
 
-import importlib.machinery
-import sys
-import types
-
 import torch
 
 import gdn
 import gdn.torch
 
-from . import _drop_in
+from . import _drop_in, _stand_in
 
 
 def activation_of(activation):
@@ -148,19 +144,34 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     return out[:, 0] if x.dim() == 2 else out.transpose(1, 2)
 
 
+def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
+    """
+    The last state_len inputs of each packed sequence, zeros before its first, [S, D, state_len] in
+    the dtype of x. x [N, D]; cu_seqlens [S + 1].
+    """
+    _drop_in.wanted(x=x, cu_seqlens=cu_seqlens)
+    _drop_in.dimensions(x=(x, 2), cu_seqlens=(cu_seqlens, 1))
+    place = cu_seqlens[1:, None] + torch.arange(-state_len, 0, device=cu_seqlens.device)
+    is_outside = place < cu_seqlens[:-1, None]
+    if not len(x):
+        return x.new_zeros(len(place), x.shape[1], state_len)
+    rows = x[place.masked_fill(is_outside, 0)].masked_fill(is_outside[..., None], 0)
+    return rows.transpose(1, 2)
+
+
+_MODULES = {"causal_conv1d": (causal_conv1d_fn, causal_conv1d_update),
+            "causal_conv1d.causal_conv1d_interface": (causal_conv1d_fn, causal_conv1d_update),
+            "causal_conv1d.causal_conv1d_varlen": (causal_conv1d_varlen_states,)}
+
+
 def install():
     """
-    Makes `import causal_conv1d` find these functions. Call it before the import of the modules that
-    use causal_conv1d. If causal_conv1d is loaded already, its two functions are replaced.
+    Makes `import causal_conv1d` find these functions, its modules causal_conv1d_interface and
+    causal_conv1d_varlen too. If causal_conv1d is importable, its functions are replaced, in modules
+    loaded already too.
     """
-    module = sys.modules.get("causal_conv1d")
-    if module is None:
-        module = types.ModuleType("causal_conv1d", "gdn.causal_conv1d under the package's name")
-        module.__spec__ = importlib.machinery.ModuleSpec("causal_conv1d", None, is_package=True)
-        module.__path__, module.__version__ = [], "1.5.0"
-        sys.modules["causal_conv1d"] = module
-    module.causal_conv1d_fn = causal_conv1d_fn
-    module.causal_conv1d_update = causal_conv1d_update
+    _stand_in.install("causal_conv1d", "1.6.1", {
+        name: {f.__name__: f for f in functions} for name, functions in _MODULES.items()})
 
 
 def _compare():

@@ -6,13 +6,13 @@ The gated delta rule under the names and signatures of flash-linear-attention (F
 
 Where FLA is importable, importing this module compares both signatures with FLA's and raises
 ImportError with one line if they differ. register() makes FLA's own chunk_gated_delta_rule call
-this one; FLA's fused_recurrent_gated_delta_rule does not dispatch, so install() assigns both.
+this one; FLA's fused_recurrent_gated_delta_rule does not dispatch. install() takes the place of the
+package, which need not be there.
 
 Gradients flow to every tensor; those of fused_recurrent_gated_delta_rule, which FLA does not have,
 are computed in chunks.
 """
 
-import sys
 import warnings
 
 import torch
@@ -176,18 +176,19 @@ def register():
 
 def install():
     """
-    Assigns both functions in fla.ops.gated_delta_rule, and in modules loaded already that imported
-    FLA's functions by name. Raises ImportError where FLA is not importable.
-    """
-    import fla.ops.gated_delta_rule as package
+    Makes `import fla` find these functions, and what _fla_names.py names beside them. If FLA's rule
+    is importable, its functions are replaced instead, in modules loaded already too, and FLA's run
+    where these raise NotImplementedError. Else no FLA and no Triton are needed.
 
-    new = dict(chunk_gated_delta_rule=chunk_gated_delta_rule,
-               fused_recurrent_gated_delta_rule=fused_recurrent_gated_delta_rule)
-    old = {name: getattr(package, name) for name in new}
-    for module in list(sys.modules.values()):
-        for name, function in new.items():
-            if getattr(module, "__dict__", {}).get(name) is old[name]:
-                setattr(module, name, function)
+    Models of transformers that were imported before take these functions too. Warns of other
+    modules that were imported before and found no FLA.
+    """
+    from . import _fla_names, _stand_in
+    from .transformers import replace_rules
+
+    _stand_in.install("fla", "0.6.0", _fla_names.MODULES, "fla.ops.gated_delta_rule",
+                      _fla_names.KEEP)
+    replace_rules()
 
 
 def _compare():
@@ -195,9 +196,8 @@ def _compare():
         import fla.ops.gated_delta_rule as package
     except Exception:  # FLA is absent, or its own imports fail on this machine
         return
-    _drop_in.require_same(chunk_gated_delta_rule, package.chunk_gated_delta_rule)
-    _drop_in.require_same(fused_recurrent_gated_delta_rule,
-                          package.fused_recurrent_gated_delta_rule)
+    for ours in (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule):
+        _drop_in.require_known(ours, getattr(package, ours.__name__))
 
 
 _backend = None

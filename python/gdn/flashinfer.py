@@ -124,8 +124,9 @@ def chunk_gated_delta_rule(
     decay itself, alpha), beta [N, H] float32, H = max(HQ, HV); None is 1. scale None or 0 is
     1 / sqrt(K). cu_seqlens [B + 1] int32 or int64. initial_state, output_state: [B, H, V, K], or
     with state_indices [B] pools [P, H, V, K]; one tensor may be both. Without an output_state a
-    new one is float32, in which an empty sequence has its initial state, or zeros. state_checkpoints [C, H, V, K] takes the state after every n tokens,
-    numbered through the sequences. max_seqlen is a hint. use_cp and _cp_chunk_len are ignored.
+    new one is float32, in which an empty sequence has its initial state, or zeros.
+    state_checkpoints [C, H, V, K] takes the state after every n tokens, numbered through the
+    sequences. max_seqlen is a hint. use_cp and _cp_chunk_len are ignored.
 
     Returns output [N, H, V], with output_final_state (output, output_state). An empty sequence
     leaves its row of a given output_state alone. Without output_final_state no state is written.

@@ -21,6 +21,7 @@ place, is forward only.
 """
 
 import importlib
+import sys
 
 import gdn
 import gdn.torch
@@ -127,6 +128,18 @@ def _add_step(layer):
     theirs = layer.forward
     if not getattr(theirs, "is_gdn", False) and _by_step.takes_step(theirs):
         layer.forward = _by_step.with_step(theirs)
+
+
+def replace_rules():
+    """Assigns both rules in modeling modules that are loaded already and took FLA's, or torch's, at
+    their import. Those whose functions have other parameters are left alone."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("transformers.models."):
+            continue
+        for function in _FUNCTIONS[:2]:
+            theirs = vars(module).get(function.__name__)
+            if theirs is not None and _drop_in.difference(function, theirs) is None:
+                setattr(module, function.__name__, function)
 
 
 def install():

@@ -9,7 +9,9 @@ import gdn
 import gdn.torch
 import torch
 from gdn.torch import distributed
+from torch.nn import functional
 
+CHUNK_SIZE = 64  # of FLA and FlashQLA
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
@@ -62,6 +64,16 @@ def unit_stride(x):
 def gate(x):
     """Returns x, as float32 if it is no float of 16 or 32 bits."""
     return x if x is None or x.dtype in FLOATS else x.float()
+
+
+def gates_of_sums(sums, cu_seqlens):
+    """The gates [B, T, HV] in float32 whose sums inside chunks are given. A gate of -inf has no
+    difference of sums, so the tokens behind it in its chunk have NaN."""
+    place = torch.arange(sums.shape[1], device=sums.device)
+    if cu_seqlens is not None:
+        place = place - cu_seqlens[torch.searchsorted(cu_seqlens[1:], place, right=True)]
+    before = functional.pad(sums.float()[:, :-1], (0, 0, 1, 0))
+    return sums - before.masked_fill((place % CHUNK_SIZE == 0)[:, None], 0)
 
 
 def scaled(scale):

@@ -14,6 +14,7 @@ from gdn.torch import distributed
 
 from . import _drop_in
 from . import causal_conv1d as _package
+from .torch._operators import overload
 
 _SMALLEST = 2.0 ** -126  # an eps of 0 would be the default's
 
@@ -180,23 +181,43 @@ def causal_conv1d_fwd(x, weight, bias, residual, initial_state=None, output_fina
                          cu_seqlens=cu_seqlens)
 
 
+@torch.no_grad()
 def causal_conv1d_bwd(x, dy, dht, weight=None, bias=None, residual=None, initial_state=None,
                       activation=None, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None,
                       chunk_size=64, layout_fallback=False):
     """
     The gradients of causal_conv1d_fwd(); dht, like the final state, or None. Returns dx, dweight,
-    dbias, the gradient of residual and that of initial_state; None for what was not given.
+    dbias, the gradient of residual and that of initial_state, in the dtypes of their inputs; None
+    for what was not given.
     """
-    inputs = [None if t is None else t.detach().requires_grad_()
-              for t in (x, weight, bias, initial_state)]
-    with torch.enable_grad():
-        y, final = causal_conv1d(*inputs[:3], None, inputs[3], dht is not None, activation,
-                                 cu_seqlens=cu_seqlens)
-    results = [(y, dy)] + ([] if dht is None else [(final, dht)])
-    needed = [t for t in inputs if t is not None]
-    found = iter(torch.autograd.grad([r for r, _ in results], needed, [d for _, d in results]))
-    dx, dweight, dbias, dstate = (None if t is None else next(found) for t in inputs)
-    return dx, dweight, dbias, None if residual is None else dy, dstate
+    rows, state = _rows(x, weight), initial_state
+    dout, options = dy.reshape(rows.shape), dict(activation=_package.activation_of(activation))
+    if cu_seqlens is not None:
+        rows, dout, options["cu_seqlens"] = rows[0], dout[0], cu_seqlens
+    if dht is not None:
+        options["dstate_out"] = dht
+        state = torch.zeros_like(dht) if state is None else state
+    given = {n: t for n, t in dict(x=rows, weight=weight, bias=bias, state=initial_state).items()
+             if t is not None}
+    found = {"d" + n: torch.empty(t.shape, dtype=t.dtype if n == "x" else torch.float32,
+                                  device=t.device) for n, t in given.items()}
+    overload("conv1d_backward", options)(x=rows, weight=weight, bias=bias, state=state, dout=dout,
+                                         **found, **options)
+    dx, dweight, dbias, dstate = (found["d" + n].to(given[n].dtype) if n in given else None
+                                  for n in ("x", "weight", "bias", "state"))
+    return dx.view(x.shape), dweight, dbias, None if residual is None else dy, dstate
+
+
+class CausalConv1dFunction:
+    """apply() alone of FLA's autograd function. Gradients flow."""
+
+    @staticmethod
+    def apply(x, weight=None, bias=None, residual=None, initial_state=None,
+              output_final_state=False, activation=None, cu_seqlens=None, cu_seqlens_cpu=None,
+              chunk_indices=None, chunk_size=64):
+        """causal_conv1d() of these arguments."""
+        return causal_conv1d(x, weight, bias, residual, initial_state, output_final_state,
+                             activation, cu_seqlens=cu_seqlens)
 
 
 def causal_conv1d_update(x, cache, residual=None, weight=None, bias=None, activation=None):

@@ -15,7 +15,7 @@ _INDEX = _of(_fla_ops, "get_max_num_splits", "prepare_chunk_indices", "prepare_c
              "prepare_lens_from_mask", "prepare_position_ids", "prepare_sequence_ids",
              "prepare_token_indices")
 _CONTEXTS = _of(_fla_contexts, "FLACPContext", "build_cp_context")
-_CONVOLUTION = _of(_fla_modules, "ShortConvolution", "causal_conv1d", "causal_conv1d_bwd",
+_CONVOLUTION = _of(_fla_modules, "CausalConv1dFunction", "ShortConvolution", "causal_conv1d", "causal_conv1d_bwd",
                    "causal_conv1d_fwd", "causal_conv1d_update", "causal_conv1d_update_states")
 _NORM = _of(_fla_modules, "L2Norm", "l2_norm", "l2norm", "l2norm_bwd", "l2norm_fwd")
 _GATED = _of(_fla_modules, "FusedRMSNormGated", "rms_norm_gated")
@@ -28,8 +28,10 @@ MODULES = {
     "fla.ops.gated_delta_rule": {**_CHUNK, **_RECURRENT},
     "fla.ops.gated_delta_rule.chunk": {
         **_CHUNK, **_of(_fla_ops, "ChunkGatedDeltaRuleFunction", "chunk_gated_delta_rule_bwd",
-                        "chunk_gated_delta_rule_fwd")},
-    "fla.ops.gated_delta_rule.fused_recurrent": _RECURRENT,
+                        "chunk_gated_delta_rule_fwd"),
+        **_of(_fla_modules, "l2norm_bwd", "l2norm_fwd")},
+    "fla.ops.gated_delta_rule.fused_recurrent": {
+        **_RECURRENT, **_of(_fla_ops, "FusedRecurrentFunction")},
     "fla.ops.utils": _INDEX,
     "fla.ops.utils.index": _INDEX,
     "fla.ops.cp": _CONTEXTS,
@@ -38,6 +40,9 @@ MODULES = {
     "fla.modules.causal_conv1d": _CONVOLUTION,
     "fla.modules.causal_conv1d.ops": _CONVOLUTION,
     "fla.modules.conv": _CONVOLUTION,
+    "fla.modules.conv.causal_conv1d": _CONVOLUTION,
+    "fla.modules.conv.triton": _CONVOLUTION,
+    "fla.modules.conv.triton.ops": _CONVOLUTION,
     "fla.modules.convolution": _CONVOLUTION,
     "fla.modules.fused_norm_gate": _GATED,
     "fla.modules.l2norm": _NORM,

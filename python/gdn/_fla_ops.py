@@ -4,6 +4,8 @@ What stands beside FLA's rule, under the names and signatures of FLA 0.6: the tw
 autograd function, and the numbers of packed sequences. Used by gdn.fla.install().
 """
 
+import math
+
 import torch
 from torch.nn import functional
 
@@ -12,12 +14,32 @@ import gdn.torch
 
 from . import _drop_in, fla
 from .torch._gradients import rule_gradients
+from .torch._operators import overload
 
 
 def _refuse_context(cp_context):
     if cp_context is not None:
         raise NotImplementedError("gdn.fla: cp_context is supported by chunk_gated_delta_rule "
                                   "alone")
+
+
+def _check_chunk(chunk_size):
+    if chunk_size != _drop_in.CHUNK_SIZE:
+        raise NotImplementedError(f"gdn.fla: chunk_size is {_drop_in.CHUNK_SIZE}, found "
+                                  f"{chunk_size}")
+
+
+def _intra(k, g, beta, cu_seqlens):
+    """Sums of gates inside chunks, in logarithms of base 2, and A: as FLA's kernels have both."""
+    options = {} if cu_seqlens is None else dict(cu_seqlens=cu_seqlens)
+    new = k.new_empty if cu_seqlens is None else k.new_zeros  # rows outside of all sequences
+    sums = new(g.shape, dtype=torch.float32)
+    A = new(*beta.shape, _drop_in.CHUNK_SIZE)
+    k, g, beta, rows, place = (x if cu_seqlens is None else x[0] for x in (k, g, beta, A, sums))
+    overload("chunk_uw", options)(k=k, v=None, g=g, beta=beta, T=rows,
+                                  chunk_size=_drop_in.CHUNK_SIZE, **options)
+    gdn.torch.chunk_cumsum(g, out=place, **options)
+    return sums.div_(math.log(2)), A
 
 
 @torch.no_grad()
@@ -28,15 +50,19 @@ def chunk_gated_delta_rule_fwd(q, k, v, g, beta, scale, initial_state, output_fi
     """
     The rule without gradients. Arguments are those of gdn.fla.chunk_gated_delta_rule().
 
-    Returns (g, o, A, final state or None, initial_state, g or None) for
-    chunk_gated_delta_rule_bwd(). g is as given, where FLA has its sums inside chunks, and A is
-    None: libgdn computes both again. The last g is there with use_gate_in_kernel.
+    Returns (sums of the gates inside chunks of 64 in logarithms of base 2, float32; o; A
+    [B, T, HV, 64] in the dtype of k; final state or None; initial_state; g, or None without
+    use_gate_in_kernel), as FLA's own backward takes them too. A is (I + tril(beta K K^T decay,
+    -1))^-1 of each chunk.
     """
     _refuse_context(cp_context)
+    _check_chunk(chunk_size)
     o, final = fla.chunk_gated_delta_rule(
         q, k, v, g, beta, scale, initial_state, output_final_state, state_v_first=state_v_first,
         cu_seqlens=cu_seqlens, use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias)
-    return g, o, None, final, initial_state, g if use_gate_in_kernel else None
+    gates = gdn.torch.gates(g, beta, A_log, dt_bias)[0] if use_gate_in_kernel else g
+    sums, A = _intra(*map(_drop_in.gate, (_drop_in.unit_stride(k), gates, beta)), cu_seqlens)
+    return sums, o, A, final, initial_state, g if use_gate_in_kernel else None
 
 
 @torch.no_grad()
@@ -45,24 +71,21 @@ def chunk_gated_delta_rule_bwd(q, k, v, g, beta, A, scale, initial_state, do, dh
                                chunk_indices=None, use_gate_in_kernel=False, g_input=None,
                                A_log=None, dt_bias=None, chunk_size=64):
     """
-    The gradients of chunk_gated_delta_rule_fwd(), from what it returned. do [B, T, HV, V]; dht,
-    like the final state, or None.
+    The gradients of chunk_gated_delta_rule_fwd(), of gdn or of FLA, from what it returned. A is
+    ignored. do [B, T, HV, V]; dht, like the final state, or None. A gate of -inf has no difference
+    of sums, so without use_gate_in_kernel its chunk has gradients of NaN here.
 
-    Returns dq, dk, dv, dbeta, dg, the gradient of initial_state, dA_log, ddt_bias; None for what
-    was not given. Each has the dtype of its input.
-
-    Raises NotImplementedError for an A that is not None.
+    Returns dq, dk, dv, dbeta, dg (of the gates before they were summed), the gradient of
+    initial_state, dA_log, ddt_bias; None for what was not given.
     """
     _refuse_context(cp_context)
-    if A is not None:  # then g is summed
-        raise NotImplementedError("gdn.fla: A is of another function than "
-                                  "chunk_gated_delta_rule_fwd() of gdn")
+    _check_chunk(chunk_size)
     options = dict(_drop_in.scaled(scale),
                    state_layout=gdn.STATE_VK if state_v_first else gdn.STATE_KV)
     if use_gate_in_kernel:
         g, options["gate"] = g_input, gdn.GATE_RAW
     else:
-        A_log = dt_bias = None
+        g, A_log, dt_bias = _drop_in.gates_of_sums(g * math.log(2), cu_seqlens), None, None
     tensors = [*map(_drop_in.unit_stride, (q, k, v)), *map(_drop_in.gate, (g, beta)), do]
     if cu_seqlens is not None:
         tensors, options["cu_seqlens"] = [x[0] for x in tensors], cu_seqlens
@@ -91,6 +114,15 @@ class ChunkGatedDeltaRuleFunction:
             use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens,
             cp_context=cp_context, use_gate_in_kernel=use_gate_in_kernel, A_log=A_log,
             dt_bias=dt_bias)
+
+
+class FusedRecurrentFunction:
+    """apply() alone of FLA's autograd function of the rule token by token. Gradients flow."""
+
+    @staticmethod
+    def apply(*args, **kwargs):
+        """gdn.fla.fused_recurrent_gated_delta_rule() of these arguments."""
+        return fla.fused_recurrent_gated_delta_rule(*args, **kwargs)
 
 
 # ---- Numbers of packed sequences -----------------------------------------------------------------

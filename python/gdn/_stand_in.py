@@ -27,11 +27,12 @@ def _make(package, version, modules):
         module = types.ModuleType(name, f"gdn under the names of {package}")
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         module.__path__, module.is_gdn = [], True
-        vars(module).update(modules.get(name, {}))
         sys.modules[name] = module
         above, _, last = name.rpartition(".")
         if above:
             setattr(sys.modules[above], last, module)
+    for name, names in modules.items():  # also where a module has the name of one below it
+        vars(sys.modules[name]).update(names)
     sys.modules[package].__version__ = version
 
 

@@ -139,9 +139,77 @@ def test_halves(is_packed, is_raw):
     got = [dq, dk, dv, dg, db, dh0] + ([dA_log, ddt_bias] if is_raw else [])
     assert is_raw or dA_log is ddt_bias is None
     for x, right in zip(got, wanted, strict=True):
-        torch.testing.assert_close(x, right)
-    with pytest.raises(NotImplementedError, match="A is"):
-        chunk_gated_delta_rule_bwd(*given.values(), o, 0.3, initial, dout, dfinal)
+        torch.testing.assert_close(x, right, atol=1e-4, rtol=1e-4)
+    with pytest.raises(NotImplementedError, match="chunk_size"):
+        chunk_gated_delta_rule_fwd(*given.values(), 0.3, None, False, chunk_size=32)
+
+
+def test_sums_and_inverses():
+    """The intermediate values have FLA's meaning, so that both halves may be of either."""
+    from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_fwd
+
+    a = rule("cpu", lead=(1, 70))
+    del a["out"]
+    sums, _, A, *_ = chunk_gated_delta_rule_fwd(*a.values(), None, None, False)
+    k, times = a["k"].double(), HV // a["k"].shape[2]
+    for start, end in ((0, 64), (64, 70)):
+        G = a["g"][0, start:end].double().cumsum(0)
+        close(sums[0, start:end], G / torch.tensor(2.0).log().double())
+        for h in range(HV):
+            rows = k[0, start:end, h // times]
+            L = (rows @ rows.t() * a["beta"][0, start:end, h, None].double()
+                 * (G[:, None, h] - G[None, :, h]).exp()).tril(-1)
+            inverse = torch.linalg.inv(torch.eye(end - start, dtype=torch.float64) + L)
+            close(A[0, start:end, h, :end - start], inverse)
+
+
+def test_inside_operators():
+    """As trainers wrap the halves: operators of torch.library, whose kernels have no autograd."""
+    from fla.modules.convolution import causal_conv1d_bwd, causal_conv1d_fwd
+    from fla.ops.gated_delta_rule.chunk import (chunk_gated_delta_rule_bwd,
+                                                chunk_gated_delta_rule_fwd, l2norm_fwd)
+
+    @torch.library.custom_op("gdn_test::chunk", mutates_args=())
+    def chunk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
+              beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        sums, o, A, *_ = chunk_gated_delta_rule_fwd(l2norm_fwd(q)[0], l2norm_fwd(k)[0], v, g, beta,
+                                                    0.5, None, False)
+        return o, sums, A, chunk_gated_delta_rule_bwd(q, k, v, sums, beta, A, 0.5, None, o, None)[0]
+
+    @torch.library.custom_op("gdn_test::conv", mutates_args=())
+    def conv(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, _ = causal_conv1d_fwd(x, weight, None, None, activation="silu")
+        return y, causal_conv1d_bwd(x, y, None, weight, activation="silu")[0]
+
+    a = rule("cpu", lead=(2, 70))
+    del a["out"]
+    with torch.enable_grad():
+        o, sums, A, dq = chunk(*(x.requires_grad_() for x in a.values()))
+        y, dx = conv(torch.randn(2, 9, D).requires_grad_(), torch.randn(D, W))
+    assert (sums.dtype, A.shape) == (torch.float32, (*a["v"].shape[:-1], 64))
+    assert all(torch.isfinite(x).all() and x.any() for x in (o, dq, y, dx))
+
+
+def test_names_that_trainers_import():
+    for name, names in {
+            "fla.modules.conv": ["causal_conv1d"],
+            "fla.modules.conv.causal_conv1d": ["causal_conv1d"],
+            "fla.modules.conv.triton.ops": ["CausalConv1dFunction"],
+            "fla.ops.gated_delta_rule.fused_recurrent": ["FusedRecurrentFunction"]}.items():
+        module = importlib.import_module(name)
+        for each in names:
+            assert callable(getattr(module, each).apply if each.endswith("Function")
+                            else getattr(module, each))
+    from fla.modules.conv.triton.ops import CausalConv1dFunction
+    from fla.ops.gated_delta_rule.fused_recurrent import FusedRecurrentFunction
+
+    a = rule("cpu")
+    out, _ = FusedRecurrentFunction.apply(a["q"], a["k"], a["v"], a["g"], beta=a["beta"])
+    del a["out"]
+    close(out, reference(**a, state=torch.zeros(B, HV, V, K))[0])
+    x, weight = torch.randn(2, 9, D), torch.randn(D, W)
+    y, _ = CausalConv1dFunction.apply(x, weight, None, None, None, False, "silu")
+    close(y, convolution(x, weight, torch.zeros(D), torch.zeros(2, D, W)))
 
 
 def convolution(x, weight, bias, past):

@@ -15,8 +15,9 @@ _INDEX = _of(_fla_ops, "get_max_num_splits", "prepare_chunk_indices", "prepare_c
              "prepare_lens_from_mask", "prepare_position_ids", "prepare_sequence_ids",
              "prepare_token_indices")
 _CONTEXTS = _of(_fla_contexts, "FLACPContext", "build_cp_context")
-_CONVOLUTION = _of(_fla_modules, "CausalConv1dFunction", "ShortConvolution", "causal_conv1d", "causal_conv1d_bwd",
-                   "causal_conv1d_fwd", "causal_conv1d_update", "causal_conv1d_update_states")
+_CONVOLUTION = _of(_fla_modules, "CausalConv1dFunction", "ShortConvolution", "causal_conv1d",
+                   "causal_conv1d_bwd", "causal_conv1d_fwd", "causal_conv1d_update",
+                   "causal_conv1d_update_states")
 _NORM = _of(_fla_modules, "L2Norm", "l2_norm", "l2norm", "l2norm_bwd", "l2norm_fwd")
 _GATED = _of(_fla_modules, "FusedRMSNormGated", "rms_norm_gated")
 

@@ -163,7 +163,8 @@ def chunk_gated_delta_rule_bwd(q, k, v, g, beta, A, do, dht=None, scale=None, in
     _refuse_context(cp_context)
     _check(q, k, v, cu_seqlens, initial_state)
     options = dict(_drop_in.scaled(scale), state_layout=_layout(state_v_first))
-    inputs = [_drop_in.unit_stride(x) for x in (q, k, v)] + [_drop_in.gates_of_sums(g, cu_seqlens), beta]
+    inputs = [_drop_in.unit_stride(x) for x in (q, k, v)]
+    inputs += [_drop_in.gates_of_sums(g, cu_seqlens), beta]
     if cu_seqlens is not None:
         inputs, do = [x[0] for x in inputs], do[0]
         options["cu_seqlens"] = cu_seqlens

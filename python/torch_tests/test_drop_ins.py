@@ -178,15 +178,26 @@ def test_negative_eigenvalues_need_a_raw_beta():
             call(**a, allow_neg_eigval=True)
 
 
-@pytest.mark.parametrize("device", ["meta"])
-def test_one_tensor_elsewhere(device):
-    a, _ = packed()
-    for name in a:
-        with pytest.raises(RuntimeError, match=f"{name}: on {device}"):
-            gdn.fla.chunk_gated_delta_rule(**{**a, name: a[name].to(device)})
-    with pytest.raises(RuntimeError, match="weight: on"):
-        gdn.causal_conv1d.causal_conv1d_fn(torch.ones(1, 2, 3),
-                                           torch.ones(2, 4, device=device))
+@pytest.mark.parametrize("call", WHOLE)
+@pytest.mark.parametrize("is_on", [False, True], ids=["no gradients", "gradients"])
+def test_one_tensor_on_meta(call, is_on):
+    a, cu = packed()
+    with torch.set_grad_enabled(is_on):
+        for name in a:
+            with pytest.raises(RuntimeError, match=f"{name}: on meta"):
+                WHOLE[call]({**a, name: a[name].to("meta")}, cu)
+        with pytest.raises(RuntimeError, match="meta"):
+            WHOLE[call](a, cu.to("meta"))
+
+
+def test_a_weight_on_meta():
+    x, weight = torch.ones(1, 2, 3), torch.ones(2, 4, device="meta")
+    for call in (gdn.causal_conv1d.causal_conv1d_fn, gdn.transformers.causal_conv1d_fn):
+        for seq_idx in (None, torch.zeros(1, 3, dtype=torch.int32)):
+            with pytest.raises(RuntimeError, match="weight: on meta"):
+                call(x, weight, seq_idx=seq_idx)
+    with pytest.raises(RuntimeError, match="weight: on meta"):
+        gdn.causal_conv1d.causal_conv1d_update(x[..., 0], torch.zeros(1, 2, 3), weight)
 
 
 @pytest.mark.parametrize("given", ["seq_idx", "cu", "both"])

@@ -187,13 +187,10 @@ def slots_of_tokens(value, cu_seqlens):
     [S, T]: the number of each token of each sequence among all tokens of value [B, T, ..], or
     packed [N, ..]; -1 behind the end of a sequence.
     """
-    def numbers(n):
-        return torch.arange(n, device=value.device)
-
     if cu_seqlens is None:
         B, T = value.shape[:2]
-        return numbers(B * T).view(B, T)
-    slots = cu_seqlens[:-1, None] + numbers(value.shape[0])
+        return torch.arange(B * T, device=value.device).view(B, T)
+    slots = cu_seqlens[:-1, None] + torch.arange(value.shape[0], device=cu_seqlens.device)
     return slots.where(slots < cu_seqlens[1:, None], -1)
 
 

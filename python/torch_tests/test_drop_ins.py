@@ -129,21 +129,21 @@ def test_backward_of_nothing(name, shape):
     assert all(x.grad.shape == x.shape for x in a.values())
 
 
-@pytest.mark.parametrize("name", [n for n in WHOLE if n not in ("flashinfer", "sglang")])
-def test_number_of_states(name):
+@pytest.mark.parametrize("call", [
+    gdn.fla.chunk_gated_delta_rule, gdn.fla.fused_recurrent_gated_delta_rule,
+    gdn.flashqla.chunk_gated_delta_rule, gdn.vllm.chunk_gated_delta_rule,
+    lambda q, k, v, g, beta, **more: gdn.transformers.torch_chunk_gated_delta_rule(
+        q, k, v, g, beta, **more)],
+    ids=["fla", "fla recurrent", "flashqla", "vllm", "transformers"])
+def test_number_of_states(call):
     a, cu = packed()
-    calls = {"fla": gdn.fla.chunk_gated_delta_rule,
-             "fla recurrent": gdn.fla.fused_recurrent_gated_delta_rule,
-             "flashqla": gdn.flashqla.chunk_gated_delta_rule,
-             "transformers": lambda q, k, v, g, beta, **more:
-                 gdn.transformers.torch_chunk_gated_delta_rule(q, k, v, g, beta, **more),
-             "vllm": gdn.vllm.chunk_gated_delta_rule}
-    if name not in calls:
-        return
     for more, count in ((dict(cu_seqlens=cu), 3), ({}, 2)):
         with pytest.raises(ValueError, match="initial.state"):
-            calls[name](**a, **more, initial_state=torch.zeros(count, HV, K, V),
-                        output_final_state=True)
+            call(**a, **more, initial_state=torch.zeros(count, HV, K, V), output_final_state=True)
+    rows = {n: x[0] for n, x in a.items()}
+    with pytest.raises(ValueError, match="^initial_state: 3 states, wanted 2"):
+        gdn.flashinfer.chunk_gated_delta_rule(**rows, cu_seqlens=cu,
+                                              initial_state=torch.zeros(3, HV, V, K))
 
 
 def test_names():

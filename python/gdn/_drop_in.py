@@ -9,16 +9,49 @@ import gdn
 import gdn.torch
 import torch
 from gdn.torch import distributed
+from torch.nn import functional
 
+CHUNK_SIZE = 64  # of FLA and FlashQLA
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
 
+def wanted(**tensors):
+    """Raises TypeError that names the first of these arguments which is no tensor."""
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor")
+
+
+def optional(**tensors):
+    """As wanted(), but an argument may be None."""
+    for name, x in tensors.items():
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor or None")
+
+
+def dimensions(**counts):
+    """Raises ValueError that names the first argument with another number of dimensions:
+    name=(tensor, number)."""
+    for name, (x, count) in counts.items():
+        if x.dim() != count:
+            raise ValueError(f"{name}: {list(x.shape)}, wanted {count} dimensions")
+
+
+def same_tokens(seq_idx, lead):
+    """Raises ValueError if seq_idx has another shape than the tokens [B, T] that it numbers."""
+    wanted(seq_idx=seq_idx)
+    if seq_idx.shape != torch.Size(lead):
+        raise ValueError(f"seq_idx: {list(seq_idx.shape)}, wanted {list(lead)}")
+
+
 def refuse_grad(**tensors):
-    """Raises if gradients are on and a tensor requires one, which the function does not have."""
+    """Raises if gradients are on and a tensor requires one, which the function does not have; and
+    for what is neither a tensor nor None."""
+    optional(**tensors)
     if torch.is_grad_enabled():
         for name, tensor in tensors.items():
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            if tensor is not None and tensor.requires_grad:
                 raise NotImplementedError(f"gdn: {name} requires a gradient, which this function "
                                           "does not have; call it under torch.no_grad()")
 
@@ -31,6 +64,16 @@ def unit_stride(x):
 def gate(x):
     """Returns x, as float32 if it is no float of 16 or 32 bits."""
     return x if x is None or x.dtype in FLOATS else x.float()
+
+
+def gates_of_sums(sums, cu_seqlens):
+    """The gates [B, T, HV] in float32 whose sums inside chunks are given. A gate of -inf has no
+    difference of sums, so the tokens behind it in its chunk have NaN."""
+    place = torch.arange(sums.shape[1], device=sums.device)
+    if cu_seqlens is not None:
+        place = place - cu_seqlens[torch.searchsorted(cu_seqlens[1:], place, right=True)]
+    before = functional.pad(sums.float()[:, :-1], (0, 0, 1, 0))
+    return sums - before.masked_fill((place % CHUNK_SIZE == 0)[:, None], 0)
 
 
 def scaled(scale):
@@ -64,18 +107,59 @@ def require_same(ours, theirs):
         raise ImportError(line)
 
 
+def _grown(ours, theirs):
+    """The parameters {name: default} that theirs has beyond ours, if they have defaults and theirs
+    without them has those of ours; else None."""
+    mine, other = (inspect.signature(f).parameters for f in (ours, theirs))
+    more = {n: p.default for n, p in other.items() if n not in mine}
+    rest = [(n, p.kind) for n, p in other.items() if n in mine]
+    fits = rest == [(n, p.kind) for n, p in mine.items()]
+    return more if fits and inspect.Parameter.empty not in more.values() else None
+
+
+def require_known(ours, theirs):
+    """require_same(), but theirs may have grown parameters with defaults."""
+    if _grown(ours, theirs) is None:
+        require_same(ours, theirs)
+
+
+def _knowing(ours, theirs):
+    """ours with the parameters of theirs: one that ours does not have is refused where it is passed
+    with another value than its default."""
+    more = _grown(ours, theirs)
+    if not more:
+        return ours
+    signature = inspect.signature(theirs)
+
+    def call(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        for name, default in more.items():
+            x = given.pop(name, default)
+            if x is not default and not (isinstance(x, (bool, float, int, str)) and x == default):
+                raise NotImplementedError(f"gdn: {ours.__name__}() does not know {name}")
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given.update(given.pop(name, {}))
+        return ours(**given)
+
+    return call
+
+
 def compare(pairs):
-    """Raises ImportError with one line if ours and theirs of pairs() differ; pairs() may fail."""
+    """Raises ImportError with one line if ours and theirs of pairs() differ, but for parameters
+    that theirs has grown; pairs() may fail."""
     try:
         found = list(pairs())
     except Exception:  # the other package is absent, or its own imports fail on this machine
         return
     for ours, theirs in found:
-        require_same(ours, inspect.unwrap(theirs))
+        require_known(ours, inspect.unwrap(theirs))
 
 
 def or_theirs(ours, theirs):
     """ours, and theirs for calls where ours raises NotImplementedError, before it has written."""
+    ours = _knowing(ours, inspect.unwrap(theirs))
+
     @functools.wraps(theirs)
     def call(*args, **kwargs):
         try:
@@ -103,13 +187,10 @@ def slots_of_tokens(value, cu_seqlens):
     [S, T]: the number of each token of each sequence among all tokens of value [B, T, ..], or
     packed [N, ..]; -1 behind the end of a sequence.
     """
-    def numbers(n):
-        return torch.arange(n, device=value.device)
-
     if cu_seqlens is None:
         B, T = value.shape[:2]
-        return numbers(B * T).view(B, T)
-    slots = cu_seqlens[:-1, None] + numbers(value.shape[0])
+        return torch.arange(B * T, device=value.device).view(B, T)
+    slots = cu_seqlens[:-1, None] + torch.arange(value.shape[0], device=cu_seqlens.device)
     return slots.where(slots < cu_seqlens[1:, None], -1)
 
 
@@ -152,6 +233,9 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
     sequence alone.
     """
+    count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if initial_state is not None and len(initial_state) != count:
+        raise ValueError(f"initial_state: {len(initial_state)} states, wanted {count}")
     g, beta = gate(g), gate(beta)
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     if cu_seqlens is not None:

@@ -6,13 +6,13 @@ The gated delta rule under the names and signatures of flash-linear-attention (F
 
 Where FLA is importable, importing this module compares both signatures with FLA's and raises
 ImportError with one line if they differ. register() makes FLA's own chunk_gated_delta_rule call
-this one; FLA's fused_recurrent_gated_delta_rule does not dispatch, so install() assigns both.
+this one; FLA's fused_recurrent_gated_delta_rule does not dispatch. install() takes the place of the
+package, which need not be there.
 
 Gradients flow to every tensor; those of fused_recurrent_gated_delta_rule, which FLA does not have,
 are computed in chunks.
 """
 
-import sys
 import warnings
 
 import torch
@@ -25,6 +25,10 @@ from . import _drop_in
 
 def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, sigmoid, neg,
           v_first, cu_seqlens, raw, A_log, dt_bias, kwargs):
+    _drop_in.wanted(q=q, k=k, v=v)
+    _drop_in.optional(g=g, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
+                      A_log=A_log, dt_bias=dt_bias)
+    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
     if "transpose_state_layout" in kwargs:
         if v_first:
             raise ValueError("state_v_first and transpose_state_layout are two names of one option")
@@ -39,6 +43,8 @@ def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm
         raise ValueError(f"the batch size must be 1 with cu_seqlens, found {q.shape[0]}")
     if sigmoid and beta is None:
         raise ValueError("use_beta_sigmoid_in_kernel needs beta")
+    if neg and not sigmoid:
+        raise ValueError("allow_neg_eigval=True: wanted use_beta_sigmoid_in_kernel=True beside it")
     kind = gdn.BETA_TWICE_SIGMOID if neg else gdn.BETA_SIGMOID
     options = dict(state_layout=gdn.STATE_VK if v_first else gdn.STATE_KV,
                    norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE,
@@ -88,8 +94,9 @@ def chunk_gated_delta_rule(
     any device; without initial and final states. A context's first call gathers the sequences of
     all ranks, and waits for the device.
 
-    Raises ValueError for B other than 1 with cu_seqlens, AssertionError for states with a
-    cp_context, RuntimeError for other arguments that libgdn refuses.
+    Raises ValueError for B other than 1 with cu_seqlens, for another number of initial states and
+    for allow_neg_eigval without use_beta_sigmoid_in_kernel; AssertionError for states with a
+    cp_context; TypeError for what is no tensor; RuntimeError for what else libgdn refuses.
     """
     op = gdn.torch.prefill
     if cp_context is not None:
@@ -169,18 +176,19 @@ def register():
 
 def install():
     """
-    Assigns both functions in fla.ops.gated_delta_rule, and in modules loaded already that imported
-    FLA's functions by name. Raises ImportError where FLA is not importable.
-    """
-    import fla.ops.gated_delta_rule as package
+    Makes `import fla` find these functions, and what _fla_names.py names beside them. If FLA's rule
+    is importable, its functions are replaced instead, in modules loaded already too, and FLA's run
+    where these raise NotImplementedError. Else no FLA and no Triton are needed.
 
-    new = dict(chunk_gated_delta_rule=chunk_gated_delta_rule,
-               fused_recurrent_gated_delta_rule=fused_recurrent_gated_delta_rule)
-    old = {name: getattr(package, name) for name in new}
-    for module in list(sys.modules.values()):
-        for name, function in new.items():
-            if getattr(module, "__dict__", {}).get(name) is old[name]:
-                setattr(module, name, function)
+    Models of transformers that were imported before take these functions too. Warns of other
+    modules that were imported before and found no FLA.
+    """
+    from . import _fla_names, _stand_in
+    from .transformers import replace_rules
+
+    _stand_in.install("fla", "0.6.0", _fla_names.MODULES, "fla.ops.gated_delta_rule",
+                      _fla_names.KEEP)
+    replace_rules()
 
 
 def _compare():
@@ -188,9 +196,8 @@ def _compare():
         import fla.ops.gated_delta_rule as package
     except Exception:  # FLA is absent, or its own imports fail on this machine
         return
-    _drop_in.require_same(chunk_gated_delta_rule, package.chunk_gated_delta_rule)
-    _drop_in.require_same(fused_recurrent_gated_delta_rule,
-                          package.fused_recurrent_gated_delta_rule)
+    for ours in (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule):
+        _drop_in.require_known(ours, getattr(package, ours.__name__))
 
 
 _backend = None

@@ -124,11 +124,12 @@ def chunk_gated_delta_rule(
     decay itself, alpha), beta [N, H] float32, H = max(HQ, HV); None is 1. scale None or 0 is
     1 / sqrt(K). cu_seqlens [B + 1] int32 or int64. initial_state, output_state: [B, H, V, K], or
     with state_indices [B] pools [P, H, V, K]; one tensor may be both. Without an output_state a
-    new one is float32. state_checkpoints [C, H, V, K] takes the state after every n tokens,
-    numbered through the sequences. max_seqlen is a hint. use_cp and _cp_chunk_len are ignored.
+    new one is float32, in which an empty sequence has its initial state, or zeros.
+    state_checkpoints [C, H, V, K] takes the state after every n tokens, numbered through the
+    sequences. max_seqlen is a hint. use_cp and _cp_chunk_len are ignored.
 
     Returns output [N, H, V], with output_final_state (output, output_state). An empty sequence
-    leaves its row of output_state alone. Without output_final_state no state is written.
+    leaves its row of a given output_state alone. Without output_final_state no state is written.
     use_qk_l2norm_in_kernel normalises in float32; FlashInfer rounds to the dtype of q between.
 
     Copied: q, k, v if their last stride is not 1. Converted: an output of another dtype than q.
@@ -137,6 +138,10 @@ def chunk_gated_delta_rule(
     gradient; ValueError and AssertionError where FlashInfer does; RuntimeError for other arguments
     that libgdn refuses.
     """
+    _drop_in.wanted(q=q, k=k, v=v, cu_seqlens=cu_seqlens)
+    _drop_in.optional(g=g, beta=beta, initial_state=initial_state, output=output,
+                      output_state=output_state, state_indices=state_indices)
+    _drop_in.dimensions(q=(q, 3), k=(k, 3), v=(v, 3))
     _backend(backend, ("auto", "flashinfer"), ("cake_gdn", "cudnn"))
     if use_cp not in ("auto", True, False):
         raise ValueError(f'use_cp must be "auto", True, or False, got {use_cp!r}')
@@ -150,8 +155,11 @@ def chunk_gated_delta_rule(
         raise ValueError("state_indices requires an explicit output_state pool sized like the "
                          "state pool ([N_pool, H, V, K])")
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
-    if output_final_state and output_state is None:
-        output_state = torch.empty((count, *last), dtype=torch.float32, device=q.device)
+    if initial_state is not None and state_indices is None and len(initial_state) != count:
+        raise ValueError(f"initial_state: {len(initial_state)} states, wanted {count}")
+    if output_final_state and output_state is None:  # an empty sequence keeps what it begins with
+        output_state = (q.new_zeros((count, *last), dtype=torch.float32) if initial_state is None
+                        else initial_state.to(torch.float32, copy=True))
     options = dict(cu_seqlens=cu_seqlens)
     if state_indices is not None:
         options["read_slots"] = state_indices
@@ -214,6 +222,13 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
     return _drop_in.cast(output, wanted), pool
 
 
+def _sizes(q, k, v, a, b, A_log, dt_bias):
+    """B, T, HV, K, V of the arguments of a decode function."""
+    _drop_in.wanted(q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias)
+    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
+    return *q.shape[:2], v.shape[2], q.shape[3], v.shape[3]
+
+
 def gated_delta_rule_decode_pretranspose(
     q,
     k,
@@ -255,8 +270,7 @@ def gated_delta_rule_decode_pretranspose(
     tensors that require a gradient; ValueError and AssertionError where FlashInfer does;
     RuntimeError for other arguments that libgdn refuses.
     """
-    B, T, _, K = q.shape
-    HV, V = v.shape[2:]
+    B, T, HV, K, V = _sizes(q, k, v, a, b, A_log, dt_bias)
     if T == 1 and intermediate_states_buffer is not None:
         raise ValueError("intermediate_states_buffer is supported only for T > 1")
     if T == 1 and disable_state_update:
@@ -312,8 +326,7 @@ def gated_delta_rule_decode(
 
     Returns (output [B, 1, HV, V], state).
     """
-    B, T, _, K = q.shape
-    HV, V = v.shape[2:]
+    B, T, HV, K, V = _sizes(q, k, v, a, b, A_log, dt_bias)
     _expect(T == 1, f"Decode only supports T=1, got T={T}")
     _expect(state.shape == (B, HV, K, V),
             f"Expected state shape {[B, HV, K, V]}, got {list(state.shape)}")
@@ -398,8 +411,7 @@ def gated_delta_rule_mtp(
     else:
         _expect(all(x is None for x in windows),
                 "replayssm_* buffers require cache_replayssm=True")
-    B, T, _, K = q.shape
-    HV, V = v.shape[2:]
+    B, T, HV, K, V = _sizes(q, k, v, a, b, A_log, dt_bias)
     rows = initial_state.shape[0]
     _expect(initial_state.shape == (rows, HV, V, K),
             f"Expected initial_state shape {[rows, HV, V, K]}, got {list(initial_state.shape)}")

@@ -15,7 +15,6 @@ them alone.
 """
 
 import torch
-from torch.nn import functional
 
 import gdn
 import gdn.torch
@@ -24,7 +23,7 @@ from . import _drop_in
 from .torch._gradients import rule_gradients
 from .torch._operators import overload
 
-CHUNK_SIZE = 64
+CHUNK_SIZE = _drop_in.CHUNK_SIZE
 
 
 def _refuse_context(cp_context):
@@ -34,6 +33,9 @@ def _refuse_context(cp_context):
 
 
 def _check(q, k, v, cu_seqlens, initial_state):
+    _drop_in.wanted(q=q, k=k, v=v)
+    _drop_in.optional(cu_seqlens=cu_seqlens, initial_state=initial_state)
+    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
     if not q.dtype == k.dtype == v.dtype:
         raise AssertionError(f"q, k, v: {q.dtype}, {k.dtype}, {v.dtype}, wanted one dtype")
     if v.shape[2] % k.shape[2]:
@@ -109,8 +111,9 @@ def chunk_gated_delta_rule_fwd(q, k, v, g, beta, scale=None, initial_state=None,
                              output_final_state, cu_seqlens, state_layout=layout)
     options = {} if cu_seqlens is None else dict(cu_seqlens=cu_seqlens)
     k, v = _drop_in.unit_stride(k), _drop_in.unit_stride(v)
-    A = k.new_empty(*v.shape[:-1], CHUNK_SIZE)
-    sums = torch.empty_like(g)
+    new = torch.empty if cu_seqlens is None else torch.zeros  # rows outside of all sequences
+    A = new(*v.shape[:-1], CHUNK_SIZE, dtype=k.dtype, device=k.device)
+    sums = new(g.shape, dtype=g.dtype, device=g.device)
     rows = [x if cu_seqlens is None else x[0] for x in (k, v, g, beta, A, sums)]
     overload("chunk_uw", options)(k=rows[0], v=None, beta=rows[3], T=rows[4],
                                   chunk_size=CHUNK_SIZE, **options)
@@ -160,7 +163,8 @@ def chunk_gated_delta_rule_bwd(q, k, v, g, beta, A, do, dht=None, scale=None, in
     _refuse_context(cp_context)
     _check(q, k, v, cu_seqlens, initial_state)
     options = dict(_drop_in.scaled(scale), state_layout=_layout(state_v_first))
-    inputs = [_drop_in.unit_stride(x) for x in (q, k, v)] + [_gates(g, cu_seqlens), beta]
+    inputs = [_drop_in.unit_stride(x) for x in (q, k, v)]
+    inputs += [_drop_in.gates_of_sums(g, cu_seqlens), beta]
     if cu_seqlens is not None:
         inputs, do = [x[0] for x in inputs], do[0]
         options["cu_seqlens"] = cu_seqlens
@@ -169,15 +173,6 @@ def chunk_gated_delta_rule_bwd(q, k, v, g, beta, A, do, dht=None, scale=None, in
         inputs, [x is not None for x in inputs], do, dht, options)
     found = (x if cu_seqlens is None else x[None] for x in (dq, dk, dv, dbeta, dg.to(g.dtype)))
     return *found, dstate
-
-
-def _gates(sums, cu_seqlens):
-    """The gates whose sums inside chunks are given, in float32."""
-    place = torch.arange(sums.shape[1], device=sums.device)
-    if cu_seqlens is not None:
-        place = place - cu_seqlens[torch.searchsorted(cu_seqlens[1:], place, right=True)]
-    before = functional.pad(sums.float()[:, :-1], (0, 0, 1, 0))
-    return sums - before.masked_fill((place % CHUNK_SIZE == 0)[:, None], 0)
 
 
 def _pairs():

@@ -2,12 +2,13 @@
 """
 The gated delta rule as a kernel of SGLang 0.5.23's linear attention.
 
-    python -m sglang.launch_server --linear-attn-backend gdn ...
+    python -m sglang.launch_server --linear-attn-backend gdn --linear-attn-verify-backend gdn ...
 
 SGLang's plugin loader finds the entry point "gdn" of sglang.srt.plugins and calls register(): "gdn"
-becomes a choice of --linear-attn-backend and of its kinds for prefill and decode, and where it is
-chosen GDNKernelDispatcher takes its kernels from here. Without that flag nothing changes. decode(),
-packed_decode(), extend() and target_verify() are the kernel's methods as functions.
+becomes a choice of --linear-attn-backend and of its kinds for prefill, decode and verifying, and
+where it is chosen GDNKernelDispatcher takes its kernels from here. Without the flag for verifying
+SGLang chooses Triton for it. Without any of these flags nothing changes. decode(), packed_decode(),
+extend() and target_verify() are the kernel's methods as functions.
 
 Pools are [P, HV, V, K] and changed in place. A negative slot is padding: its output is zero, where
 SGLang leaves it undefined. q and k are normalised inside. No call waits for the device. Copied: q,

@@ -21,6 +21,7 @@ place, is forward only.
 """
 
 import importlib
+import sys
 
 import gdn
 import gdn.torch
@@ -33,12 +34,31 @@ MODELS = {"qwen3_next": "Qwen3NextGatedDeltaNet", "qwen3_5": "Qwen3_5GatedDeltaN
           "qwen3_5_moe": "Qwen3_5MoeGatedDeltaNet"}  # the class of the layer
 
 
-def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2norm, cu_seqlens):
-    if cu_seqlens is not None and query.shape[0] != 1:
-        raise ValueError(f"the batch size must be 1 with cu_seqlens, found {query.shape[0]}")
-    return _drop_in.rule(op, query, key, value, g, beta, None, initial_state, output_final_state,
-                         cu_seqlens, state_layout=gdn.STATE_KV,
-                         norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE)
+def _one_row(name, x):
+    if len(x) != 1:
+        raise ValueError(f"{name}: given for {len(x)} rows, wanted one packed row")
+
+
+def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2norm, packing):
+    _drop_in.wanted(query=query, key=key, value=value, g=g, beta=beta)
+    _drop_in.optional(initial_state=initial_state)
+    _drop_in.dimensions(query=(query, 4), key=(key, 4), value=(value, 4))
+    tensors, (cu_seqlens, seq_idx) = (query, key, value, g, beta), packing
+    if cu_seqlens is not None:
+        _drop_in.wanted(cu_seqlens=cu_seqlens)
+        _one_row("cu_seqlens", query)
+    elif seq_idx is not None:
+        _drop_in.same_tokens(seq_idx, query.shape[:2])
+        cu_seqlens = gdn.torch.cu_seqlens_of(seq_idx)
+        tensors = [x.flatten(0, 1)[None] for x in tensors]
+    out, final = _drop_in.rule(op, *tensors, None, initial_state, output_final_state, cu_seqlens,
+                               state_layout=gdn.STATE_KV,
+                               norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE)
+    return out.view(*query.shape[:2], *out.shape[2:]), final
+
+
+def _packing(kwargs):
+    return kwargs.get("cu_seqlens"), kwargs.get("seq_idx")
 
 
 def torch_chunk_gated_delta_rule(query, key, value, g, beta, chunk_size=64, initial_state=None,
@@ -48,19 +68,20 @@ def torch_chunk_gated_delta_rule(query, key, value, g, beta, chunk_size=64, init
 
     query, key [B, T, H, K], value [B, T, HV, V] of one dtype: float32, bfloat16 or float16. g (the
     logarithm of the decay), beta [B, T, HV]. initial_state [N, HV, K, V] is read only. kwargs:
-    cu_seqlens [N + 1] packs sequences into B = 1; other names are ignored, as by transformers.
-    chunk_size is ignored.
+    cu_seqlens [N + 1] packs sequences into B = 1; without it, seq_idx [B, T] does, and on a GPU the
+    call waits for the device then; other names are ignored, as by transformers. chunk_size is
+    ignored.
 
     Returns out [B, T, HV, V] and the final state in float32, or None. With cu_seqlens the final
     state begins as a copy of initial_state.
 
     Copied: query, key, value if their last stride is not 1.
 
-    Raises ValueError for B other than 1 with cu_seqlens, RuntimeError for other arguments that
-    libgdn refuses.
+    Raises ValueError for B other than 1 with cu_seqlens, and for another number of initial states;
+    TypeError for what is no tensor; RuntimeError for what else libgdn refuses.
     """
     return _rule(gdn.torch.prefill, query, key, value, g, beta, initial_state, output_final_state,
-                 use_qk_l2norm_in_kernel, kwargs.get("cu_seqlens"))
+                 use_qk_l2norm_in_kernel, _packing(kwargs))
 
 
 def torch_recurrent_gated_delta_rule(query, key, value, g, beta, initial_state=None,
@@ -71,16 +92,23 @@ def torch_recurrent_gated_delta_rule(query, key, value, g, beta, initial_state=N
     torch_chunk_gated_delta_rule().
     """
     return _rule(gdn.torch.decode, query, key, value, g, beta, initial_state, output_final_state,
-                 use_qk_l2norm_in_kernel, kwargs.get("cu_seqlens"))
+                 use_qk_l2norm_in_kernel, _packing(kwargs))
 
 
 def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, **kwargs):
     """
     gdn.causal_conv1d.causal_conv1d_fn() with the parameters of transformers. hidden_states
-    [B, D, T]. kwargs: seq_idx [B, T]; other names are ignored, as by transformers.
+    [B, D, T]. kwargs: seq_idx [B, T]; without it, cu_seq_lens_q [N + 1] packs sequences into B = 1;
+    other names are ignored, as by transformers.
     """
-    return _conv.causal_conv1d_fn(hidden_states, weight, bias, kwargs.get("seq_idx"),
-                                  activation=activation)
+    seq_idx, cu_seqlens = kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q")
+    if seq_idx is not None or cu_seqlens is None:
+        return _conv.causal_conv1d_fn(hidden_states, weight, bias, seq_idx, activation=activation)
+    _drop_in.wanted(hidden_states=hidden_states, cu_seq_lens_q=cu_seqlens)
+    _one_row("cu_seq_lens_q", hidden_states)
+    out = gdn.torch.conv1d(hidden_states[0].t(), weight, bias, cu_seqlens=cu_seqlens,
+                           activation=_conv.activation_of(activation))
+    return out.t()[None]
 
 
 def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activation=None):
@@ -100,6 +128,18 @@ def _add_step(layer):
     theirs = layer.forward
     if not getattr(theirs, "is_gdn", False) and _by_step.takes_step(theirs):
         layer.forward = _by_step.with_step(theirs)
+
+
+def replace_rules():
+    """Assigns both rules in modeling modules that are loaded already and took FLA's, or torch's, at
+    their import. Those whose functions have other parameters are left alone."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("transformers.models."):
+            continue
+        for function in _FUNCTIONS[:2]:
+            theirs = vars(module).get(function.__name__)
+            if theirs is not None and _drop_in.difference(function, theirs) is None:
+                setattr(module, function.__name__, function)
 
 
 def install():

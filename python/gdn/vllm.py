@@ -85,7 +85,9 @@ def _decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted
         tokens = lead.numel()
         dtype = torch.float32 if state is None else state.dtype
         first = options.get("first_slot", 0)
-        kept = q.new_empty(first + tokens, v.shape[-2], v.shape[-1], k.shape[-1], dtype=dtype)
+        # Tokens outside of all sequences have zeros.
+        kept = (q.new_empty if cu_seqlens is None else q.new_zeros)(
+            first + tokens, v.shape[-2], v.shape[-1], k.shape[-1], dtype=dtype)
         final = kept[first:]
         options.update(state_out=kept, write=gdn.WRITE_EACH,
                        write_slots=_drop_in.slots_of_tokens(rows[0], cu_seqlens) + first)
@@ -223,9 +225,8 @@ def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indice
     if has_initial_state is not None:
         options["has_initial_state"] = has_initial_state
     rows = x.t().to(conv_states.dtype)
-    out = torch.empty_like(rows)
-    gdn.torch.conv1d(rows, weight, bias, state=conv_states[..., :weight.shape[1] - 1], out=out,
-                     **options)
+    out = gdn.torch.conv1d(rows, weight, bias, state=conv_states[..., :weight.shape[1] - 1],
+                           **options)
     return out.to(x.dtype).t()
 
 
@@ -267,7 +268,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None,
     rows, result = (y.to(conv_state.dtype) for y in (rows, to))
     gdn.torch.conv1d(rows, weight, bias, state=conv_state[..., :weight.shape[1] - 1], out=result,
                      **options)
-    if result.data_ptr() != to.data_ptr():
+    if result is not to:
         to.copy_(result)
     return out
 
@@ -298,7 +299,7 @@ def install():
     """
     pairs = list(_pairs())
     for ours, theirs in pairs:
-        _drop_in.require_same(ours, theirs)
+        _drop_in.require_known(ours, theirs)
     for ours, theirs in pairs:
         _drop_in.replace(ours, theirs)
 

@@ -53,6 +53,55 @@ def test_packed():
               reference(part, weight, bias, x.new_zeros(1, D, W - 1), None)[0])
 
 
+def package(x, weight, bias, seq_idx):
+    """causal-conv1d 1.6 and 1.7 in float64: a tap counts if its token has the output's number."""
+    x, ids = functional.pad(x.double(), (W - 1, 0)), functional.pad(seq_idx, (W - 1, 0), value=-9)
+    same = ids.unfold(-1, W, 1) == seq_idx[..., None]
+    y = (x.unfold(-1, W, 1) * same[:, None] * weight.double()[:, None]).sum(-1) + bias[:, None]
+    return y.masked_fill((seq_idx < 0)[:, None], 0)
+
+
+@torch.enable_grad()
+def test_numbers_as_in_the_package():
+    """Padding has no output and no gradient; a number that comes back goes on."""
+    seq_idx = torch.tensor([[0, 0, 1, 0, 0, 0, 2, 2, 1], [-1, 3, 3, -1, -1, 3, 4, -2, -2]])
+    inputs = torch.randn(2, D, T), torch.randn(D, W), torch.randn(D)
+    weights, results = torch.randn(2, D, T), []
+    for call in (causal_conv1d_fn, package):
+        given = [x.clone().requires_grad_() for x in inputs]
+        out = call(*given, seq_idx)
+        (out * weights).sum().backward()
+        results.append([out.detach(), *(x.grad for x in given)])
+    for got, wanted in zip(*results):
+        close(got, wanted.double())
+    assert not results[0][0][1, :, 7:].any() and not results[0][1][1, :, 7:].any()
+    x = inputs[0].clone()
+    x[1, :, 7:] = torch.nan
+    given = [x, *(t.clone().requires_grad_() for t in inputs[1:])]
+    (causal_conv1d_fn(*given, seq_idx) * weights).sum().backward()
+    close(given[1].grad, results[1][2].double())
+
+
+def test_named_arguments():
+    x, weight, state = torch.randn(1, D, 3), torch.randn(D, W), torch.zeros(1, D, W - 1)
+    for text, kind, call in (
+            ("seq_idx", ValueError, lambda: causal_conv1d_fn(x, weight, None, torch.zeros(1, 2))),
+            ("seq_idx", ValueError, lambda: causal_conv1d_fn(x, weight, None, torch.zeros(1, 4))),
+            ("seq_idx", TypeError, lambda: causal_conv1d_fn(x, weight, None, [[0, 0, 0]])),
+            ("x", TypeError, lambda: causal_conv1d_fn(x.numpy(), weight)),
+            ("weight", TypeError, lambda: causal_conv1d_fn(x, None)),
+            ("initial_states", ValueError,
+             lambda: causal_conv1d_fn(x, weight, initial_states=torch.zeros(2, D, W - 1))),
+            ("final_states_out", ValueError, lambda: causal_conv1d_fn(
+                x, weight, return_final_states=True, final_states_out=torch.zeros(2, D, W - 1))),
+            ("conv_state", ValueError,
+             lambda: causal_conv1d_update(x[..., 0], torch.zeros(2, D, W - 1), weight)),
+            ("conv_state", TypeError, lambda: causal_conv1d_update(x[..., 0], None, weight)),
+            ("x", ValueError, lambda: causal_conv1d_update(x[0, :, 0], state, weight))):
+        with pytest.raises(kind, match=f"^{text}: "):
+            call()
+
+
 @pytest.mark.parametrize("size", [W - 1, W, W + 2])
 @pytest.mark.parametrize("tokens", [None, 1, 3])
 def test_update(size, tokens):

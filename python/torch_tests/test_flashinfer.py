@@ -243,3 +243,22 @@ def test_installed(monkeypatch):
     fi._drop_in.compare(lambda: [(fi.gated_delta_rule_decode, original)])
     with pytest.raises(ImportError, match="gdn takes"):
         fi._drop_in.compare(lambda: [(fi.gated_delta_rule_mtp, original)])
+
+
+def test_grown_parameters():
+    """What a later FlashInfer adds is refused where it is passed, not at import."""
+    def original(q, k, v, state, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True,
+                 tree=None, backend="auto"):
+        return "theirs"
+
+    fi._drop_in.compare(lambda: [(fi.gated_delta_rule_decode, original)])
+    call = fi._drop_in.or_theirs(fi.gated_delta_rule_decode, original)
+    a, exact = raw_rule((B, 1))
+    state, wanted = torch.zeros(B, HV, K, V), decoded(exact, torch.zeros(B, HV, V, K), 1)[0]
+    close(call(state=state.clone(), **a)[0], wanted)
+    close(call(state=state.clone(), **a, tree=None)[0], wanted)
+    assert call(state=state, **a, tree=[1]) == "theirs" and not state.any()
+    with pytest.raises(ImportError, match="gdn takes"):
+        fi._drop_in.compare(lambda: [(fi.gated_delta_rule_decode, lambda q, k: None)])
+    with pytest.raises(ImportError, match="gdn takes"):
+        fi._drop_in.compare(lambda: [(lambda q: None, lambda q, needed: None)])

@@ -143,3 +143,26 @@ def test_signature(modeling, monkeypatch):
     assert modeling.causal_conv1d_update is before
     with pytest.raises(ValueError, match="numpy"):
         gdn.install("numpy")
+
+
+@pytest.mark.parametrize("is_next", (False, True), ids=("qwen3_5", "qwen3_next"))
+@torch.enable_grad()
+def test_packed_layer(modeling, is_next):
+    """cu_seq_lens_q or seq_idx alone cuts a whole layer, gradients included."""
+    model = (tiny_next() if is_next else tiny(modeling))
+    gdn.install("transformers")
+    layer, x = model.model.layers[0].linear_attn, torch.randn(1, 9, 32)
+    weights = torch.randn(1, 9, 32)
+    cu, seq_idx = torch.tensor([0, 4, 9]), torch.tensor([[0] * 4 + [1] * 5])
+
+    def run(parts, **more):
+        given = x.clone().requires_grad_()
+        out = torch.cat([layer(given[:, s], **more) for s in parts], 1)
+        (out * weights).sum().backward()
+        return out, given.grad
+
+    wanted = run((slice(0, 4), slice(4, 9)))
+    for more in (dict(cu_seq_lens_q=cu), dict(seq_idx=seq_idx),
+                 dict(cu_seq_lens_q=cu, seq_idx=seq_idx)):
+        for got, right in zip(run((slice(0, 9),), **more), wanted):
+            torch.testing.assert_close(got, right, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes the place of a package: of its functions where it is importable, else of the package."""
+
+import importlib
+import sys
+import types
+import warnings
+from importlib.machinery import ModuleSpec
+
+from . import _drop_in
+
+
+def _loaded(name):
+    try:
+        return importlib.import_module(name)
+    except Exception:  # the package is absent, or its own imports fail on this machine
+        return None
+
+
+def _make(package, version, modules):
+    """New modules of these names, and of the packages above them, in sys.modules."""
+    for name in [n for n in sys.modules if n.split(".")[0] == package]:
+        del sys.modules[name]  # what is left of an import that failed
+    parents = {".".join(parts[:n]) for parts in (name.split(".") for name in modules)
+               for n in range(1, len(parts) + 1)}
+    for name in sorted(parents):
+        module = types.ModuleType(name, f"gdn under the names of {package}")
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__path__, module.is_gdn = [], True
+        sys.modules[name] = module
+        above, _, last = name.rpartition(".")
+        if above:
+            setattr(sys.modules[above], last, module)
+    for name, names in modules.items():  # also where a module has the name of one below it
+        vars(sys.modules[name]).update(names)
+    sys.modules[package].__version__ = version
+
+
+def _warn_late(package, names):
+    """One line about modules that looked for the package before, and have None in its place."""
+    late = sorted(name for name, module in list(sys.modules.items())
+                  if any(vars(module).get(n, module) is None for n in names
+                         if isinstance(module, types.ModuleType)))
+    if late:
+        warnings.warn(f'gdn.install("{package}") comes too late for {", ".join(late)}: imported '
+                      "before, without it; call it first", stacklevel=5)
+
+
+def install(package, version, modules, probe=None, keep=()):
+    """
+    Puts the functions of modules {module: {name: ours}} into the place of the package's, in modules
+    loaded already too; where its module probe is not importable, makes new modules with all names.
+    An importable package keeps its classes, which call its functions, and the functions that keep
+    names. A second call changes nothing.
+    """
+    found = _loaded(probe or package)
+    if found is None:
+        _make(package, version, modules)
+        _warn_late(package, {n for names in modules.values() for n, ours in names.items()
+                             if isinstance(ours, types.FunctionType)})
+    elif not getattr(found, "is_gdn", False):
+        for name, names in modules.items():
+            theirs = _loaded(name)
+            for n, ours in names.items():
+                function = getattr(theirs, n, None)
+                if isinstance(ours, types.FunctionType) and function is not None and n not in keep:
+                    _drop_in.replace(ours, function)

@@ -304,3 +304,28 @@ def test_adapters_compiled(grad):
     layer.out_proj = Linear(16, 24, bias=False)
     with torch.set_grad_enabled(grad):
         near(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+
+
+@pytest.mark.parametrize("what", ["a subclass", "a hook of all modules"])
+def test_a_norm_of_transformers(modeling, what):
+    """The layer of transformers takes one token by its own forward(), if its norm is another one or
+    its call has a hook."""
+    from test_transformers import tiny
+
+    model, seen = tiny(modeling).eval(), []
+    layer, x = model.model.layers[0].linear_attn, torch.randn(2, 1, 32)
+
+    class Norm(modeling.Qwen3_5RMSNormGated):
+        def forward(self, hidden_states, gate):
+            seen.append(self)
+            return super().forward(hidden_states, gate)
+
+    gdn.install("transformers")
+    cache = model(torch.randint(0, 64, (2, 9)), use_cache=True).past_key_values
+    if what == "a subclass":
+        layer.norm.__class__ = Norm
+        layer(x, cache)
+    else:
+        with nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(m)):
+            layer(x, cache)
+    assert layer.norm in seen

@@ -155,6 +155,16 @@ def test_caches_that_are_refused(how):
         layer(torch.randn(3, T, 24), cache, **how)
 
 
+@pytest.mark.parametrize("name", ["hidden_states", "cu_seqlens", "seq_idx", "position_ids",
+                                  "attention_mask", "slots", "cache"])
+def test_what_is_no_tensor(name):
+    layer = gdn.torch.GatedDeltaNet(24, 1, 2, 8, 8)
+    with pytest.raises(TypeError, match=f"{name}: list, wanted"):
+        layer(**{"hidden_states": torch.randn(1, T, 24), name: [0, T]})
+    with pytest.raises(TypeError, match="hidden_states: None, wanted a tensor"):
+        layer(None)
+
+
 @pytest.mark.parametrize("name", ["cache", "slots", "cu_seqlens", "seq_idx", "attention_mask"])
 def test_what_is_refused_beside_a_token_layout(name):
     layer = gdn.torch.GatedDeltaNet(24, 1, 2, 8, 8)

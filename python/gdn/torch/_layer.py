@@ -11,7 +11,7 @@ from ._autograd import given, needs_grad
 from ._block import block, composed, operators_of
 from ._config import arguments_of
 from ._functions import rmsnorm_gated
-from ._packing import Kept, kept_of, outside, sequences_of, shown
+from ._packing import Kept, check_tensors, kept_of, outside, sequences_of, shown
 from ._plain import has_global_hooks, is_hooked, weight_of
 
 
@@ -224,6 +224,8 @@ class GatedDeltaNet(nn.Module):
             if slots is not None:
                 raise ValueError("slots: given without a cache")
             return
+        if not hasattr(cache, "conv_state"):
+            raise TypeError(f"cache: {type(cache).__name__}, wanted one of new_cache()")
         if torch.is_grad_enabled() and needs_grad((x, *self.parameters())):
             raise RuntimeError("cache: its states would be written in place, where gradients are "
                                "needed; call the layer under torch.no_grad(), or without a cache")
@@ -252,6 +254,10 @@ class GatedDeltaNet(nn.Module):
 
         Returns [B][T][hidden].
         """
+        if hidden_states is None:
+            raise TypeError("hidden_states: None, wanted a tensor")
+        check_tensors(hidden_states=hidden_states, slots=slots, cu_seqlens=cu_seqlens,
+                      seq_idx=seq_idx, position_ids=position_ids, attention_mask=attention_mask)
         x, kept = hidden_states, None
         if token_layout is not None:
             _refuse_beside_layout(cache=cache, slots=slots, cu_seqlens=cu_seqlens, seq_idx=seq_idx,

@@ -36,10 +36,15 @@ def cu_seqlens_of(seq_idx=None, position_ids=None):
     return torch.cat([starts, ends]).nonzero().flatten().to(torch.int32)
 
 
+def check_tensors(**arguments):
+    """Raises TypeError that names the argument which is neither a tensor nor None."""
+    for name, x in arguments.items():
+        if not isinstance(x, (torch.Tensor, type(None))):
+            raise TypeError(f"{name}: {type(x).__name__}, wanted a tensor")
+
+
 def _check(name, x, shape, device):
-    """Raises an error that names the argument, if x is no tensor of this shape and device."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: {type(x).__name__}, wanted a tensor")
+    """Raises an error that names the argument, if x is not of this shape and device."""
     if x.shape != torch.Size(shape):
         raise ValueError(f"{name}: {shown(x.shape)}, wanted {shown(shape)}")
     if x.device != device:
@@ -74,7 +79,7 @@ def kept_of(mask, hidden, has_cache):
     its mask is 1.
     """
     B, T = hidden.shape[:2]
-    if has_cache and isinstance(mask, torch.Tensor) and mask.dim() == 2:
+    if has_cache and mask.dim() == 2:
         mask = mask[:, -T:]  # that of all tokens so far
     _check("attention_mask", mask, (B, T), hidden.device)
     kept = mask == 1

@@ -232,3 +232,7 @@ def test_what_the_layer_refuses():
         layer(x, layer.new_cache(B))
     with pytest.raises(ValueError, match="slots: given without a cache"):
         layer(x, slots=torch.arange(B))
+    weights, cache = layer._plain_weights(), layer.new_cache(B)
+    for name in ("conv_state", "state"):
+        with torch.enable_grad(), pytest.raises(RuntimeError, match=f"^{name}: .*write=gdn.WRITE"):
+            gdn.torch.block(x, **weights, **layer.sizes, **{name: getattr(cache, name)})

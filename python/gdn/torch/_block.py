@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from . import _functions, distributed
-from ._autograd import BATCH, needs_grad, refuse_in_place, refuse_others, rows
+from ._autograd import BATCH, needs_grad, refuse_others, rows
 from ._functions import rmsnorm_gated
 from ._named import named
 from ._operators import overload
@@ -97,7 +97,10 @@ def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_hea
     if token_layout is not None or needs_grad((hidden, *in_proj, *weights, conv_state, state)):
         known = _KNOWN if token_layout is None else _KNOWN - set(BATCH)
         refuse_others("block", known, dict(out=out, **options))
-        refuse_in_place(state is not None or conv_state is not None, options)
+        for name, x in (("conv_state", conv_state), ("state", state)):
+            if x is not None and options.get("write", 0) != gdn.WRITE_NONE:
+                raise RuntimeError(f"{name}: would be written in place, where gradients are "
+                                   "needed; pass write=gdn.WRITE_NONE")
         return _by_parts(hidden, in_proj, *weights, conv_state, state, (key_heads, value_heads),
                          (key_dim, value_dim), token_layout, options)
     if out is None:

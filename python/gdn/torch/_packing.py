@@ -121,7 +121,8 @@ class Kept:
         return x if self._order is None else x.flatten(0, 1).index_select(0, self._order)
 
     def back(self, out):
-        """Outputs [B][T][D] where their tokens were, zero for the others."""
-        if self._order is not None:
-            out = out.index_select(0, self._order.argsort()).unflatten(0, self._left_out.shape[:2])
-        return out.masked_fill(self._left_out, 0)
+        """Outputs [B][T][D] where their tokens were, zero for the others: those of a packed batch
+        are so already."""
+        if self._order is None:
+            return out.masked_fill(self._left_out, 0)
+        return out.index_select(0, self._order.argsort()).unflatten(0, self._left_out.shape[:2])

@@ -19,8 +19,8 @@ if(NOT EXISTS "${python_include}/Python.h")
     return()
 endif()
 
-set(native python/native/module.c python/native/views.c python/native/torch_ops.c
-    python/native/torch_pool.c)
+set(native python/native/module.c python/native/memory.c python/native/views.c
+    python/native/torch_ops.c python/native/torch_pool.c)
 add_library(gdn_native MODULE ${native})
 target_include_directories(gdn_native PRIVATE include)
 target_include_directories(gdn_native SYSTEM PRIVATE ${python_include})

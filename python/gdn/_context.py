@@ -150,6 +150,9 @@ class Context:
     def __exit__(self, *_):
         self.close()
 
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a Context cannot be copied or pickled; make another one")
+
     @property
     def device(self):
         """The number of the GPU that computes; None: none does."""
@@ -178,13 +181,18 @@ class Context:
         """
         A function that calls the op of that name with these fields, whose arrays it keeps; fields
         given to the function replace them for that call. It saves the time of describing the
-        arrays again: less than a microsecond is left beside the op itself.
+        arrays again: less than a microsecond is left beside the op itself. If torch moved or freed
+        the memory of a tensor since, the call takes its new memory or raises ValueError.
         """
         if op not in OPS:
             raise ValueError(f"op: {op!r}, wanted {', '.join(OPS)}")
         self._core.arguments(op, fields)  # names what is wrong now, not at the first call
-        bound = self._core.bind(op, plan=fields) if self._core.native else None
-        return bound or (lambda **changes: self._core.call(op, **{**fields, **changes}))
+        core = self._core
+
+        def call(**changes):
+            core.call(op, **{**fields, **changes})
+
+        return core.native and core.bind(op, plan=fields, slow=call) or call
 
     def prefill(self, **fields):
         """gdn_prefill: the rule over whole sequences, in blocks; fields of gdn_rule_args."""

@@ -110,14 +110,14 @@ _capsule_pointer.argtypes, _capsule_pointer.restype = (ctypes.py_object, c_char_
 
 def _capsule_of(name, array):
     """The array's DLPack capsule, which owns what it shows as long as nobody takes it."""
-    # -1: do not make any stream wait. Producers of host memory take no stream.
-    stream = {} if array.__dlpack_device__()[0] in _DL_HOSTS else {"stream": -1}
     try:
+        # -1: do not make any stream wait. Producers of host memory take no stream.
+        stream = {} if array.__dlpack_device__()[0] in _DL_HOSTS else {"stream": -1}
         try:
             return array.__dlpack__(max_version=(1, 0), **stream)
         except TypeError:  # from before DLPack 1.0
             return array.__dlpack__(**stream)
-    except BufferError as error:
+    except (BufferError, RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from None
 
 
@@ -136,8 +136,19 @@ def _dl_type(tensor):
     return f"{tensor.lanes} x {tensor.bits} bits of DLPack type {tensor.code}"
 
 
+def _refuse_torch(name, array):
+    """Refuses a tensor of torch whose memory does not hold its values, which DLPack leaves out."""
+    if array.is_neg():
+        raise ValueError(f"{name}: torch's negative bit is set, so memory holds other values; "
+                         f"wanted {name}.resolve_neg()")
+    if array.numel() and not array.untyped_storage().nbytes():
+        raise ValueError(f"{name}: no memory (its storage was freed)")
+
+
 def _dlpack_view(name, array):
     capsule = _capsule_of(name, array)
+    if hasattr(array, "untyped_storage"):
+        _refuse_torch(name, array)
     if _capsule_is(capsule, b"dltensor_versioned"):
         pointer = _capsule_pointer(capsule, b"dltensor_versioned")
         versioned = _DLVersioned.from_address(pointer)

@@ -9,6 +9,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "memory.h"
+#include "tensor.h"
 #include "torch_ops.h"
 #include "views.h"
 
@@ -145,6 +147,8 @@ struct bound {
     struct handle   *h;
     PyObject        *d_capsule, *h_capsule, *slow, *fail, *stream_of, *keep;
     struct frame    *plan;    /* what a call starts from; NULL: defaults */
+    struct memory    moving[MAX_FIELDS]; /* of arrays of the plan */
+    uint8_t          moving_at[MAX_FIELDS], n_moving; /* their fields */
     bool             is_positional, asks; /* asks: for the bytes of workspace */
     PyObject        *names[MAX_FIELDS]; /* interned names of the fields */
     PyObject        *last[MAX_FIELDS];  /* the i-th keyword of the last call, and its field */
@@ -156,6 +160,7 @@ static void bound_free(PyObject *capsule)
     struct bound *b = PyCapsule_GetPointer(capsule, bound_name);
     for (int i = 0; i < b->d->n_fields; i++) Py_XDECREF(b->names[i]);
     for (int i = 0; i < MAX_FIELDS; i++) Py_XDECREF(b->last[i]);
+    for (int i = 0; i < b->n_moving; i++) memory_drop(&b->moving[i]);
     Py_XDECREF(b->d_capsule);
     Py_XDECREF(b->h_capsule);
     Py_XDECREF(b->slow);
@@ -317,6 +322,9 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
     } else {
         frame_clear(&f, d);
     }
+    for (int i = 0; i < b->n_moving; i++)
+        if (memory_moved(&b->moving[i]) && !set(b, &f, b->moving_at[i], b->moving[i].array))
+            goto slow;
     for (Py_ssize_t i = 0; i < n; i++)
         if (!set(b, &f, (int)i, args[i])) goto slow;
     for (Py_ssize_t i = 0; i < n_names; i++) {
@@ -346,6 +354,20 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
     Py_RETURN_NONE;
 slow:
     return take_slow_path(b, args, n, names);
+}
+
+/* An argument that every call begins with: 1, or 0 if it is not of the common kinds. */
+static int set_plan(struct bound *b, PyObject *key, PyObject *value)
+{
+    int field = field_of(b, 0, key);
+    if (field < 0 || !set(b, b->plan, field, value)) return 0;
+    if (b->d->fields[field].kind == FIELD_TENSOR && value != Py_None && view_moves(value)) {
+        const gdn_tensor *t = frame_at(b->plan, b->d, &b->d->fields[field]);
+        if (tensor_is_empty(t)) return 1;
+        memory_note(&b->moving[b->n_moving], value, t->data);
+        b->moving_at[b->n_moving++] = (uint8_t)field;
+    }
+    return 1;
 }
 
 /* bind(describe, handle, slow, fail, stream_of, is_positional, asks, plan): a function of Python.
@@ -378,10 +400,7 @@ static PyObject *bind(PyObject *self, PyObject *args)
         b->plan       = malloc(sizeof *b->plan);
         if (!b->plan) goto done;
         frame_clear(b->plan, b->d);
-        while (ok && PyDict_Next(plan, &at, &key, &value)) {
-            int field = field_of(b, 0, key);
-            ok        = field >= 0 && set(b, b->plan, field, value);
-        }
+        while (ok && PyDict_Next(plan, &at, &key, &value)) ok = set_plan(b, key, value);
         if (!ok) {
             function = hold(Py_None);
             goto done;

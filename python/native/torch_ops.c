@@ -282,19 +282,20 @@ static void refuse_dtype(struct torch_call *c, gdn_ctx *ctx)
 
 static void run(struct torch_call *c)
 {
-    const struct describe *d = c->d;
-    if (c->places.device >= 0 && !torch_pool_has(c->places.device) && is_captured(c->places.device)) {
+    const struct describe *d      = c->d;
+    const int32_t          device = c->places.device;
+    if (device >= 0 && !torch_pool_has(device) && is_captured(device)) {
         snprintf(c->text, sizeof c->text,
                  "gdn::%s: the first call on this GPU, and a CUDA graph is captured; call "
                  "gdn.torch.warm_up() before the capture", d->name);
         return;
     }
-    gdn_ctx *ctx = torch_pool_take(c->places.device, c->text, sizeof c->text);
+    gdn_ctx *ctx = torch_pool_take(device, c->text, sizeof c->text);
     if (!ctx) return;
     gdn_status status = GDN_OK;
     if (c->odd) {
         refuse_dtype(c, ctx);
-    } else if (c->places.device < 0) {
+    } else if (device < 0) {
         status = d->call(ctx, c->frame.args);
     } else {
         if (torch.range_push) torch.range_push(d->name);
@@ -303,7 +304,7 @@ static void run(struct torch_call *c)
     }
     if (status)
         snprintf(c->text, sizeof c->text, "gdn::%s: %s", d->name, gdn_library.last_error(ctx));
-    torch_pool_give(c->places.device, ctx);
+    torch_pool_give(device, ctx);
 }
 
 static void kernel(const struct describe *d, value *stack)

@@ -199,6 +199,62 @@ done:
     return ok;
 }
 
+/* ---- What memory holds ---------------------------------------------------------------------- */
+
+/* Returns the C function of a method without arguments, which saves its look-up; NULL: none. */
+static PyCFunction method_of(PyObject *array, const char *name)
+{
+    PyObject   *bound    = PyObject_GetAttrString(array, name);
+    PyCFunction function = NULL;
+    if (bound && PyCFunction_Check(bound) && PyCFunction_GetFlags(bound) == METH_NOARGS)
+        function = PyCFunction_GetFunction(bound);
+    Py_XDECREF(bound);
+    PyErr_Clear();
+    return function;
+}
+
+/* Whether the tensor may be a part of complex numbers, which are two floats each: every stride is
+ * even. Of one element any even stride will do, as torch's views choose the others. */
+static bool may_be_complex(const gdn_tensor *t)
+{
+    bool is_one = true, is_odd = false, is_even = t->ndim == 0;
+    for (int i = 0; i < t->ndim; i++) {
+        is_one &= t->size[i] == 1;
+        is_odd |= t->size[i] > 1 && t->stride[i] & 1;
+        is_even |= !(t->stride[i] & 1);
+    }
+    return t->dtype <= GDN_F16 && (is_one ? is_even : !is_odd);
+}
+
+/* torch's negative bit says that memory holds the negatives of the values. Public functions of
+ * torch give it to imaginary parts of conjugates alone; no other tensor pays for the question. */
+static bool is_negative(PyCFunction is_neg, PyObject *array, const gdn_tensor *t)
+{
+    if (!may_be_complex(t)) return false;
+    PyObject  *answer = is_neg ? is_neg(array, NULL) : NULL;
+    const bool is     = answer == Py_True || (is_neg && !answer);
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return is;
+}
+
+static int item_bytes(int32_t dtype)
+{
+    return dtype == GDN_I64 ? 8 :
+           dtype == GDN_F32 || dtype == GDN_I32 ? 4 :
+           dtype == GDN_F16 || dtype == GDN_BF16 ? 2 : 1;
+}
+
+/* torch gives storage that was freed the address 0, so a tensor has its offset as address. */
+static bool is_freed(PyCFunction storage_offset, PyObject *array, const gdn_tensor *t)
+{
+    const uint64_t address = (uintptr_t)t->data;
+    if (!storage_offset || address >> 40 || tensor_is_empty(t)) return false;
+    const int64_t offset = integer(storage_offset(array, NULL));
+    PyErr_Clear();
+    return (uint64_t)offset * (uint64_t)item_bytes(t->dtype) == address;
+}
+
 /* ---- Which of them -------------------------------------------------------------------------- */
 
 enum { KIND_OTHER, KIND_NUMPY, KIND_TORCH, KIND_EXCHANGE };
@@ -207,6 +263,7 @@ struct seen {
     PyTypeObject             *type; /* held, so that no other type gets the address */
     int                       kind;
     const struct dl_exchange *api;
+    PyCFunction               is_neg, storage_offset; /* of torch's tensors; else NULL */
 };
 
 static const struct dl_exchange *exchange_of(PyTypeObject *type)
@@ -220,11 +277,12 @@ static const struct dl_exchange *exchange_of(PyTypeObject *type)
     return api && api->major == 1 && api->from_object ? api : NULL;
 }
 
-/* What arrays of the type are; the last few types are kept. */
-static const struct seen *look(PyTypeObject *type)
+/* What arrays of this one's type are; the last few types are kept. */
+static const struct seen *look(PyObject *array)
 {
     static struct seen kept[16];
     static int         next;
+    PyTypeObject      *type = Py_TYPE(array);
     for (int i = 0; i < 16; i++)
         if (kept[i].type == type) return &kept[i];
     struct seen s = { .type = type, .api = exchange_of(type) };
@@ -238,6 +296,10 @@ static const struct seen *look(PyTypeObject *type)
             s.kind = KIND_OTHER;
         }
     }
+    if (s.kind >= KIND_TORCH) {
+        s.is_neg         = method_of(array, "is_neg");
+        s.storage_offset = method_of(array, "storage_offset");
+    }
     struct seen *place = &kept[next++ & 15];
     PyTypeObject *old  = place->type;
     Py_INCREF(type);
@@ -246,23 +308,30 @@ static const struct seen *look(PyTypeObject *type)
     return place;
 }
 
+bool view_moves(PyObject *array) { return look(array)->kind >= KIND_TORCH; }
+
 int view_fill(PyObject *array, bool is_output, gdn_tensor *t, int32_t *place)
 {
     PyTypeObject *type = Py_TYPE(array);
     if ((PyObject *)type == bf16_type) {
         PyObject *inner = PyObject_GetAttr(array, name_array);
         int       ok    = 0;
-        if (inner && look(Py_TYPE(inner))->kind == KIND_NUMPY)
+        if (inner && look(inner)->kind == KIND_NUMPY)
             ok = fill_numpy(inner, true, is_output, t, place);
         PyErr_Clear();
         Py_XDECREF(inner); /* `array` still holds it */
         return ok;
     }
-    const struct seen *s = look(type);
+    const struct seen *s = look(array);
     switch (s->kind) {
-    case KIND_EXCHANGE: return fill_exchange(s->api, array, t, place);
     case KIND_NUMPY: return fill_numpy(array, false, is_output, t, place);
-    case KIND_TORCH: return fill_torch(array, t, place);
+    case KIND_EXCHANGE:
+        if (!fill_exchange(s->api, array, t, place)) return 0;
+        break;
+    case KIND_TORCH:
+        if (!fill_torch(array, t, place)) return 0;
+        break;
     default: return 0;
     }
+    return !is_negative(s->is_neg, array, t) && !is_freed(s->storage_offset, array, t);
 }

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the functions of autograd: room for gradients and for final states, and refusals."""
 
+import functools
+
 import gdn
 import torch
 
@@ -28,8 +30,8 @@ def gradient(x, is_needed, dtype=torch.float32):
 
 
 def rows(like, shape, options, dtype=None):
-    """Returns room for the output of tokens, in the dtype of `like` unless given; shape None: in the
-    shape and strides of `like`. With cu_seqlens it is zero, because operators leave the tokens
+    """Returns room for the output of tokens, in the dtype of `like` unless given; shape None: in
+    the shape and strides of `like`. With cu_seqlens it is zero, because operators leave the tokens
     before the first sequence as they are."""
     is_packed = options.get("cu_seqlens") is not None
     if shape is None:
@@ -57,12 +59,52 @@ def begin(final, state, options, n_tokens):
     return final
 
 
+class _Final(torch.autograd.Function):
+    """Gradients (the first n tensors) that depend on the other tensors and have none themselves."""
+
+    @staticmethod
+    def forward(op, n, *tensors):
+        return tuple(None if x is None else x.view_as(x) for x in tensors[:n])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.op = inputs[0]
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"gdn.torch.{ctx.op}(): its gradients have none themselves, so there is "
+                           "no second derivative by torch.func")
+
+
 def refuse_second(op):
     """torch's once_differentiable lets a second derivative pass that goes through inputs alone. In
     compiled code torch itself refuses it."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(f"gdn.torch.{op}(): its gradients have none themselves; call backward "
-                           "without create_graph")
+                           "without create_graph, and what torch.func.vjp() returns under "
+                           "torch.no_grad()")
+
+
+def first_order(op):
+    """Marks backward(ctx, saved tensors, *gradients of the outputs) of an operator's function: its
+    gradients have none themselves. torch.func.grad always wants a graph of them, so there the graph
+    refuses."""
+
+    def mark(backward):
+        @functools.wraps(backward)
+        def run(ctx, *douts):
+            saved = ctx.saved_tensors  # may be read once: activation checkpointing
+            of_func = torch._C._functorch.peek_interpreter_stack() is not None
+            if torch.compiler.is_compiling() or not of_func:
+                refuse_second(op)
+                return backward(ctx, saved, *douts)
+            with torch.no_grad():
+                gradients = backward(ctx, saved, *douts)
+            return _Final.apply(op, len(gradients), *gradients, *douts, *saved)
+
+        return run
+
+    return mark
 
 
 def refuse_others(op, known, options):

@@ -4,8 +4,8 @@
 import gdn
 import torch
 
-from ._autograd import (BATCH, begin, given, gradient, in_dtypes, n_sequences, numbers,
-                        refuse_in_place, refuse_others, refuse_second, rows)
+from ._autograd import (BATCH, begin, first_order, given, gradient, in_dtypes, n_sequences, numbers,
+                        refuse_in_place, refuse_others, rows)
 from ._operators import overload
 
 _INPUTS = "x", "weight", "bias", "state"
@@ -46,9 +46,9 @@ class _Conv1d(torch.autograd.Function):
         ctx.save_for_backward(*inputs[3:])
 
     @staticmethod
-    def backward(ctx, dout, dstate_out=None):
-        refuse_second("conv1d")
-        *batch, x, weight, bias, state = ctx.saved_tensors
+    @first_order("conv1d")
+    def backward(ctx, saved, dout, dstate_out=None):
+        *batch, x, weight, bias, state = saved
         options = given(BATCH, batch)
         if dstate_out is not None:
             options["dstate_out"] = dstate_out

@@ -8,11 +8,13 @@ The operators as functions that make what they return. Letters in shapes, as in 
 A is float32, bfloat16 or float16. [N] may be [B][T] everywhere. **options are further fields of the
 op in gdn.h by their names (numbers, checkpoints, records, 8-bit scales) and of gdn_batch
 (cu_seqlens, read_slots, write_slots, has_initial_state, token_start, token_count, ...). Index
-tensors are int32 or int64 and lie on the device of the other tensors. No tensor is copied or
-converted.
+tensors are int32 or int64. All tensors lie on one device. No tensor is copied or converted, but
+those with torch's negative or conjugate bit are resolved first. Outputs that a function makes are
+zero in rows of no sequence.
 
 Errors are RuntimeError with the text of gdn_last_error(), which names the argument, what was found
-and what was wanted. Source: gdn.h of this version, gdn_prefill() and the others.
+and what was wanted; TypeError and ValueError for arguments that are no tensors or have too few
+dimensions. Source: gdn.h of this version, gdn_prefill() and the others.
 """
 
 import torch
@@ -134,14 +136,13 @@ def conv1d_update(x, weight, bias=None, *, state, out=None, **options):
 
     Returns out, of the shape of x.
     """
-    if out is None:
-        out = torch.empty_like(x)
-    rows, result = (x[:, None], out[:, None]) if x.dim() == 2 else (x, out)
-    conv1d(rows, weight, bias, state=state, out=result, **options)
-    return out
+    if x.dim() > 2:
+        return conv1d(x, weight, bias, state=state, out=out, **options)
+    result = out if out is None else out[:, None]
+    return conv1d(x[:, None], weight, bias, state=state, out=result, **options)[:, 0]
 
 
-@named("gates")
+@named("gates", a=0, b=0)
 def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
     """
     The gates of the rule from their raw inputs: g = -exp(A_log) softplus(a + dt_bias) (natural

@@ -7,8 +7,8 @@ backward operator allocates nothing, so the function makes the gradients that ar
 import gdn
 import torch
 
-from ._autograd import (BATCH, begin, given, gradient, in_dtypes, n_sequences, numbers,
-                        refuse_in_place, refuse_others, refuse_second, rows)
+from ._autograd import (BATCH, begin, first_order, given, gradient, in_dtypes, n_sequences, numbers,
+                        refuse_in_place, refuse_others, rows)
 from ._operators import overload
 
 _INPUTS = "q", "k", "v", "g", "beta", "A_log", "dt_bias", "state"
@@ -95,9 +95,9 @@ class _Rule(torch.autograd.Function):
         ctx.save_for_backward(states, *inputs[5:])
 
     @staticmethod
-    def backward(ctx, dout, dstate_out, _):
-        refuse_second("prefill")
-        states, *saved = ctx.saved_tensors  # may be read once: activation checkpointing
+    @first_order("prefill")
+    def backward(ctx, saved, dout, dstate_out, _):
+        states, *saved = saved
         options = given(BATCH, saved)
         options.update(zip(_NUMBERS, ctx.numbers), flags=ctx.flags & BOTH_WAYS)
         if states is not None:

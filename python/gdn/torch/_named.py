@@ -7,12 +7,17 @@ import inspect
 import torch
 
 from ._operators import tensors_of
+from ._places import refuse_mixed
 
 
 def _explain(op, signature, least, args, kwargs):
-    """Raises an error that names the argument of the call that is no tensor where one is wanted, or
-    has fewer dimensions than the function takes. Returns if there is none."""
-    bound = signature.bind(*args, **kwargs)
+    """Raises an error that names the argument of the call that is no tensor where one is wanted,
+    has fewer dimensions than the function takes, or is on another device. Returns if there is
+    none."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:
+        return  # Python names the argument
     given = {**bound.arguments, **bound.arguments.get("options", {})}
     wanted = {name for name, argument in signature.parameters.items()
               if argument.default is argument.empty}
@@ -21,13 +26,14 @@ def _explain(op, signature, least, args, kwargs):
         if isinstance(x, torch.Tensor):
             if x.dim() < least.get(name, 0):
                 raise ValueError(f"{name}: {x.dim()} dimensions, wanted {least[name]} or more")
-        elif x is not None or (needed and name in wanted):
+        elif x is not None or (name in wanted and (needed or name in least)):
             raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor")
+    refuse_mixed(op, {name: given.get(name) for name in tensors_of(op)})
 
 
 def named(op, **least):
-    """Marks a function of the operator. least: how many dimensions the function itself takes for
-    granted, by names of arguments. A call that succeeds pays for no check."""
+    """Marks a function of the operator. least: the tensors that the function itself needs, and how
+    many dimensions it takes for granted. A call that succeeds pays for no check."""
 
     def mark(function):
         signature = inspect.signature(function)

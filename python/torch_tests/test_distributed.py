@@ -179,6 +179,43 @@ def test_heads(size, heads, layout):
     ranks.run(size, on_rank)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_hooks_of_shares(size):
+    """Hooks of a share's children fire, and gradients of key heads are those without hooks."""
+    layers = copies_of(gdn.torch.GatedDeltaNet(16, 2, 4, 8, 16), size)
+    x = torch.randn(2, 9, 16)
+
+    def call(share):
+        out = share(x)
+        return torch.autograd.grad(out.square().sum(), list(share.parameters()))
+
+    def on_rank(group):
+        share, seen = gdn.torch.HeadShare(layers.pop(), group), []
+        want = call(share)
+        for name, child in share.named_children():
+            child.register_forward_hook(lambda *_, name=name: seen.append(name))
+        assert all(map(torch.equal, call(share), want))
+        assert sorted(seen) == sorted(name for name, _ in share.named_children())
+
+    ranks.run(size, on_rank)
+
+
+def test_what_shares_refuse():
+    """Children of the whole layer that are more than their weight, and adapters of a share on
+    weights whose gradients are added up."""
+    layer = gdn.torch.GatedDeltaNet(16, 2, 4, 8, 16)
+    layer.out_proj.register_forward_hook(lambda *_: None)
+    with pytest.raises(TypeError, match="layer: out_proj: .*wanted plain weights"):
+        ranks.run(1, lambda group: gdn.torch.HeadShare(layer, group))
+    for name in ("in_proj_qkv", "conv1d", "norm"):
+        layers = copies_of(gdn.torch.GatedDeltaNet(16, 2, 4, 8, 16), 3)
+        share = ranks.run(3, lambda group: gdn.torch.HeadShare(layers.pop(), group))[0]
+        child = getattr(share, name)
+        child.bias = torch.nn.Parameter(torch.zeros(child.weight.shape[0]))
+        with torch.enable_grad(), pytest.raises(TypeError, match=f"{name}: .*no other parameters"):
+            share(torch.randn(1, 4, 16))
+
+
 def test_heads_and_tokens():
     """Both over ranks: two ranks have the heads of a token, three the tokens of a head."""
     torch.manual_seed(1)

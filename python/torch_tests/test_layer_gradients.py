@@ -228,7 +228,11 @@ def test_layer_under_autocast():
 
 def test_what_the_layer_refuses():
     (x, _), layer = sample(), layer_of("qwen3_5")
-    with pytest.raises(RuntimeError, match="state: would be written in place"):
+    with pytest.raises(RuntimeError, match="cache: its states would be written in place"):
         layer(x, layer.new_cache(B))
-    with pytest.raises(RuntimeError, match="read_slots: .*block"):
+    with pytest.raises(ValueError, match="slots: given without a cache"):
         layer(x, slots=torch.arange(B))
+    weights, cache = layer._plain_weights(), layer.new_cache(B)
+    for name in ("conv_state", "state"):
+        with torch.enable_grad(), pytest.raises(RuntimeError, match=f"^{name}: .*write=gdn.WRITE"):
+            gdn.torch.block(x, **weights, **layer.sizes, **{name: getattr(cache, name)})

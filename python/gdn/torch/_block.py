@@ -4,57 +4,71 @@ A whole layer: the operator block, or, where gradients are needed, torch's proje
 operators that have gradients. Letters in shapes are as in _functions.py.
 """
 
+from functools import partial
+
 import gdn
 import torch
 from torch.nn.functional import linear
 
 from . import _functions, distributed
-from ._autograd import BATCH, needs_grad, refuse_in_place, refuse_others, rows
+from ._autograd import BATCH, needs_grad, refuse_others, rows
 from ._functions import rmsnorm_gated
 from ._named import named
 from ._operators import overload
 
-_RULE = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, norm=gdn.NORM_L2,
-             write=gdn.WRITE_NONE)
+_RULE = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, norm=gdn.NORM_L2)
 _KNOWN = {*BATCH, "flags", "max_seqlen", "rms_eps", "state_layout", "write"}
 
 
-def _by_key_head(x, qkvz, ba, heads, dims):
-    """The projections of Qwen3-Next, whose rows are grouped by key head, in the order of Qwen3.5:
-    q, k and v of all heads; z; b; a."""
+def operators_of(token_layout):
+    """conv1d() and prefill() for tokens of this process, or of a rank."""
+    return _functions if token_layout is None else distributed
+
+
+def projected(hidden, in_proj, heads, dims):
+    """q, k and v of all heads; z; b; a. in_proj: functions qkv, z, b, a (Qwen3.5), or qkvz and ba,
+    whose results are grouped by key head (Qwen3-Next)."""
+    if len(in_proj) == 4:
+        return tuple(project(hidden) for project in in_proj)
     times = heads[1] // heads[0]
-    parts = linear(x, qkvz).unflatten(-1, (heads[0], -1)).split(
-        (dims[0], dims[0], times * dims[1], times * dims[1]), -1)
-    q, k, v, z, b, a = (part.flatten(-2) for part in (
-        *parts, *linear(x, ba).unflatten(-1, (heads[0], -1)).split(times, -1)))
+    qkvz, ba = (project(hidden).unflatten(-1, (heads[0], -1)) for project in in_proj)
+    parts = qkvz.split((dims[0], dims[0], times * dims[1], times * dims[1]), -1)
+    q, k, v, z, b, a = (part.flatten(-2) for part in (*parts, *ba.split(times, -1)))
     return torch.cat((q, k, v), -1), z, b, a
 
 
-def _composed(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj,
-              conv_state, state, heads, dims, token_layout, options):
-    """block() by operators that have gradients, or on a rank's part of the tokens."""
-    ops = _functions if token_layout is None else distributed
-    batch = {name: x for name, x in options.items()
-             if name in (*BATCH, "max_seqlen") and x is not None}
-    if token_layout is not None:
-        batch["layout"] = token_layout
-    if in_proj[0] is not None:
-        mixed, z, b, a = _by_key_head(hidden, *in_proj[:2], heads, dims)
-    else:
-        mixed, z, b, a = (linear(hidden, weight) for weight in in_proj[2:])
-    mixed = ops.conv1d(mixed, conv_weight, conv_bias, state=conv_state, activation=gdn.ACT_SILU,
-                       write=gdn.WRITE_NONE, **batch)
+def composed(hidden, in_proj, conv, rule, norm, out_proj, heads, dims):
+    """A layer of its parts, which are functions: conv(channels), rule(q, k, v, a, b, **options),
+    norm(out, z)."""
+    mixed, z, b, a = projected(hidden, in_proj, heads, dims)
     keys = heads[0] * dims[0]
     q, k, v = (x.unflatten(-1, (-1, dim)) for x, dim in zip(
-        mixed.split((keys, keys, heads[1] * dims[1]), -1), (dims[0], dims[0], dims[1])))
+        conv(mixed).split((keys, keys, heads[1] * dims[1]), -1), (dims[0], dims[0], dims[1])))
+    out = norm(rule(q, k, v, a, b, **_RULE), z.unflatten(-1, (-1, dims[1])))
+    return out_proj(out.flatten(-2))
+
+
+def _by_parts(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj,
+              conv_state, state, heads, dims, token_layout, options):
+    """block() by operators that have gradients, or on a rank's part of the tokens."""
+    ops = operators_of(token_layout)
+    batch = {name: x for name, x in options.items()
+             if name in (*BATCH, "max_seqlen") and x is not None}
+    batch.update(write=gdn.WRITE_NONE)
+    if token_layout is not None:
+        batch["layout"] = token_layout
     flags, eps = options.get("flags", 0), options.get("rms_eps", 0.0)
-    out = ops.prefill(q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=state,
-                      state_layout=options.get("state_layout", 0),
-                      flags=flags & ~gdn.ZERO_AS_GIVEN, **_RULE, **batch)
+    conv = partial(ops.conv1d, weight=conv_weight, bias=conv_bias, state=conv_state,
+                   activation=gdn.ACT_SILU, **batch)
+    rule = partial(ops.prefill, A_log=A_log, dt_bias=dt_bias, state=state,
+                   state_layout=options.get("state_layout", 0),
+                   flags=flags & ~gdn.ZERO_AS_GIVEN, **batch)
     if eps == 0 and flags & gdn.ZERO_AS_GIVEN:
         eps = 2.0 ** -126
-    out = rmsnorm_gated(out, z.unflatten(-1, (-1, dims[1])), norm_weight, eps=eps)
-    return linear(out.flatten(-2), out_proj)
+    norm = partial(rmsnorm_gated, weight=norm_weight, eps=eps)
+    in_proj = [partial(linear, weight=weight) for weight in in_proj if weight is not None]
+    return composed(hidden, in_proj, conv, rule, norm, partial(linear, weight=out_proj), heads,
+                    dims)
 
 
 @named("block", cu_seqlens=1)
@@ -83,8 +97,11 @@ def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_hea
     if token_layout is not None or needs_grad((hidden, *in_proj, *weights, conv_state, state)):
         known = _KNOWN if token_layout is None else _KNOWN - set(BATCH)
         refuse_others("block", known, dict(out=out, **options))
-        refuse_in_place(state is not None or conv_state is not None, options)
-        return _composed(hidden, in_proj, *weights, conv_state, state, (key_heads, value_heads),
+        for name, x in (("conv_state", conv_state), ("state", state)):
+            if x is not None and options.get("write", 0) != gdn.WRITE_NONE:
+                raise RuntimeError(f"{name}: would be written in place, where gradients are "
+                                   "needed; pass write=gdn.WRITE_NONE")
+        return _by_parts(hidden, in_proj, *weights, conv_state, state, (key_heads, value_heads),
                          (key_dim, value_dim), token_layout, options)
     if out is None:
         out = rows(hidden, None, options)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor parallelism: the heads of a layer over the ranks of a group."""
 
-import torch
+from functools import partial
 
-from ._layer import GatedDeltaNet
+import torch
+from torch.func import functional_call
+
+from ._layer import GatedDeltaNet, _Conv
+from ._plain import is_whole
 from .distributed._group import group_of, total
 
 
@@ -105,14 +109,18 @@ class HeadShare(GatedDeltaNet):
     """
 
     def __init__(self, layer, group=None):
+        names = [name for name, weight in layer._child_weights().items() if weight is None]
+        if names or layer.conv1d.bias is not None:
+            raise TypeError(f"layer: {', '.join(names or ['conv1d'])}: more than a weight (an "
+                            "adapter, hooks, a bias, a parametrisation), wanted plain weights")
         group = group_of(group)
         sizes = layer.sizes
         shares = _heads_of(group.size, sizes["key_heads"], sizes["value_heads"])
         first, end, keys = shares[group.rank]
         weight = layer.out_proj.weight
         super().__init__(weight.shape[0], len(keys), end - first, sizes["key_dim"],
-                         sizes["value_dim"], layer.conv1d.weight.shape[-1], layer.rms_eps,
-                         device=weight.device, dtype=weight.dtype)
+                         sizes["value_dim"], layer.conv1d.weight.shape[-1], layer.norm.eps,
+                         output_gate=layer.norm.gate, device=weight.device, dtype=weight.dtype)
         self._group, self._key_heads = group, [share[2] for share in shares]
         copies = [head for heads in self._key_heads for head in heads]
         self._has_copies = len(copies) > len(set(copies))
@@ -140,13 +148,27 @@ class HeadShare(GatedDeltaNet):
         self.out_proj.weight.copy_(
             layer.out_proj.weight.unflatten(1, (columns, -1))[:, values].flatten(1))
 
-    def _weights(self):
-        weights = super()._weights()
-        weights["norm_weight"] = _Copy.apply(self._group, weights["norm_weight"])
-        for name in ("in_proj_qkv", "conv_weight") if self._has_copies else ():
-            weights[name] = _Keys.apply(self._group, self._key_heads, self.sizes["key_dim"],
-                                        weights[name])
-        return weights
+    def _shared(self, name):
+        """The function of a child's weight that adds up gradients over ranks, or None."""
+        if name == "norm":
+            return partial(_Copy.apply, self._group)
+        if name in ("in_proj_qkv", "conv1d") and self._has_copies:
+            return partial(_Keys.apply, self._group, self._key_heads, self.sizes["key_dim"])
+        return None
+
+    def _call(self, name, *args, **kwargs):
+        module, shared = self._modules[name], self._shared(name)
+        if shared is None or not torch.is_grad_enabled():
+            return module(*args, **kwargs)
+        if [n for n, _ in module.named_parameters()] != ["weight"] or not is_whole(module.weight):
+            raise TypeError(f"{name}: a {type(module).__qualname__}; gradients of its weight are "
+                            "added up over ranks, so it can have no other parameters")
+        return functional_call(module, {"weight": shared(module.weight)}, args, kwargs)
+
+    def _convolve(self, x, **options):
+        if not isinstance(self.conv1d, _Conv):
+            raise TypeError(f"conv1d: a {type(self.conv1d).__qualname__}, wanted the share's own")
+        return super()._convolve(x, **options)
 
     def forward(self, hidden_states, *args, **kwargs):
         """As GatedDeltaNet.forward(); caches and states are of this rank's heads."""

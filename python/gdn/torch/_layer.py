@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Gated DeltaNet layer of Qwen3-Next and Qwen3.5 as a module over the operator block."""
 
+from functools import partial
+
+import gdn
 import torch
 from torch import nn
 
-from ._block import block
-from ._packing import cu_seqlens_of
+from ._autograd import given, needs_grad
+from ._block import block, composed, operators_of
+from ._config import arguments_of
+from ._functions import rmsnorm_gated
+from ._packing import Kept, check_tensors, kept_of, outside, sequences_of, shown
+from ._plain import has_global_hooks, is_hooked, weight_of
 
 
 class Cache:
@@ -27,11 +34,27 @@ class Cache:
 
 
 class _Norm(nn.Module):
-    """The weight of the gated RMSNorm under its name in a checkpoint."""
+    """The gated RMSNorm under its name in a checkpoint."""
 
-    def __init__(self, size, **options):
+    def __init__(self, size, eps, gate, **options):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size, **options))
+        self.eps, self.gate = eps, gate
+
+    def forward(self, x, z):
+        activation = gdn.ACT_SIGMOID if self.gate == "sigmoid" else gdn.ACT_SILU
+        return rmsnorm_gated(x, z, self.weight, eps=self.eps, activation=activation)
+
+
+class _Conv(nn.Conv1d):
+    """The convolution under its name in a checkpoint, over tokens [..][T][channels]. operator: that
+    of this process or of a rank."""
+
+    def forward(self, x, operator, **options):
+        return operator(x, self.weight, self.bias, activation=gdn.ACT_SILU, **options)
+
+
+_LINEAR, _CONVS, _NORM = (nn.Linear,), (_Conv, nn.Conv1d), (_Norm,)
 
 
 class GatedDeltaNet(nn.Module):
@@ -51,10 +74,13 @@ class GatedDeltaNet(nn.Module):
     """
 
     def __init__(self, hidden_size, key_heads, value_heads, key_dim=128, value_dim=128,
-                 conv_kernel=4, rms_eps=1e-6, layout="qwen3_5", device=None, dtype=None):
+                 conv_kernel=4, rms_eps=1e-6, layout="qwen3_5", output_gate="silu", device=None,
+                 dtype=None):
         super().__init__()
         if layout not in ("qwen3_next", "qwen3_5"):
             raise ValueError(f"layout: {layout!r}, wanted 'qwen3_next' or 'qwen3_5'")
+        if output_gate not in ("silu", "sigmoid"):
+            raise ValueError(f"output_gate: {output_gate!r}, wanted 'silu' or 'sigmoid'")
         self.sizes = dict(key_heads=key_heads, value_heads=value_heads, key_dim=key_dim,
                           value_dim=value_dim)
         self.rms_eps, self.layout = rms_eps, layout
@@ -72,22 +98,23 @@ class GatedDeltaNet(nn.Module):
             self.in_proj_z = linear(values)
             self.in_proj_b = linear(value_heads)
             self.in_proj_a = linear(value_heads)
-        self.conv1d = nn.Conv1d(channels, channels, conv_kernel, groups=channels, bias=False,
-                                padding=conv_kernel - 1, **options)
-        self.dt_bias = nn.Parameter(torch.ones(value_heads, **options))
-        self.A_log = nn.Parameter(torch.zeros(value_heads, **options))
-        self.norm = _Norm(value_dim, **options)
+        self.conv1d = _Conv(channels, channels, conv_kernel, groups=channels, bias=False,
+                            padding=conv_kernel - 1, **options)
+        self.dt_bias = nn.Parameter(torch.ones(value_heads, device=device, dtype=torch.float32))
+        self.A_log = nn.Parameter(torch.zeros(value_heads, device=device, dtype=torch.float32))
+        self.norm = _Norm(value_dim, rms_eps, output_gate, **options)
         self.out_proj = linear(hidden_size, values)
 
     @classmethod
-    def from_config(cls, config, **options):
-        """The layer that a configuration of transformers describes (Qwen3NextConfig,
-        Qwen3_5TextConfig, ...); options: device, dtype, layout."""
-        layout = "qwen3_next" if config.model_type.startswith("qwen3_next") else "qwen3_5"
-        return cls(config.hidden_size, config.linear_num_key_heads, config.linear_num_value_heads,
-                   config.linear_key_head_dim, config.linear_value_head_dim,
-                   config.linear_conv_kernel_dim, config.rms_norm_eps,
-                   **{"layout": layout, **options})
+    def from_config(cls, config, *, layout=None, **options):
+        """
+        The layer that a configuration of transformers describes (Qwen3NextConfig, Qwen3_5Config,
+        its text_config, ...), or a dictionary as in config.json. layout: for a model_type that is
+        not known here. options: device, dtype.
+
+        Raises ValueError that names a key which is absent, or which wants what the layer has not.
+        """
+        return cls(**arguments_of(config, layout), **options)
 
     def load_layer(self, tensors, prefix=""):
         """Loads the tensors whose names begin with prefix, as load_state_dict() does. Raises
@@ -96,49 +123,165 @@ class GatedDeltaNet(nn.Module):
                               if name.startswith(prefix)})
         return self
 
-    def new_cache(self, slots, state_dtype=torch.float32):
-        """A Cache of that many slots, with the layer's device and dtype."""
-        heads, like = self.sizes, self.out_proj.weight
-        channels, _, taps = self.conv1d.weight.shape
-        return Cache(like.new_zeros(slots, channels, taps - 1),
-                     like.new_zeros(slots, heads["value_heads"], heads["value_dim"],
-                                    heads["key_dim"], dtype=state_dtype))
+    def _apply(self, fn, recurse=True):
+        """A_log and dt_bias stay float32, as the models keep them: half() and to() move them."""
+        own = [x for p in (self.A_log, self.dt_bias) for x in (p, p.grad) if x is not None]
 
-    def _weights(self):
-        """The weights as block() takes them."""
-        weights = {name: module.weight for name, module in self.named_children()
-                   if name.startswith("in_proj")}
-        return dict(weights, conv_weight=self.conv1d.weight, A_log=self.A_log,
-                    dt_bias=self.dt_bias, norm_weight=self.norm.weight,
-                    out_proj=self.out_proj.weight)
+        def convert(x):
+            new = fn(x)
+            is_narrow = new.dtype.itemsize < 4 and any(x is y for y in own)
+            return x.to(new.device, torch.float32) if is_narrow else new
+
+        return super()._apply(convert, recurse)
+
+    def new_cache(self, slots, state_dtype=torch.float32, *, device=None, dtype=None):
+        """A Cache of that many slots. device, and dtype of the activations: those of the weight of
+        conv1d, if absent."""
+        sizes, like = self.sizes, self.conv1d.weight
+        device = like.device if device is None else torch.device(device)
+        if device.type == "meta":
+            raise ValueError("device: absent, and the weight of conv1d is on meta; wanted the one "
+                             "that the layer computes on")
+        channels, _, taps = like.shape
+        return Cache(torch.zeros(slots, channels, taps - 1, device=device,
+                                 dtype=like.dtype if dtype is None else dtype),
+                     torch.zeros(slots, sizes["value_heads"], sizes["value_dim"],
+                                 sizes["key_dim"], device=device, dtype=state_dtype))
+
+    # ---- Parts ---------------------------------------------------------------------------------
+
+    def _projections(self):
+        """The names of the input projections, in the order of block()."""
+        if self.layout == "qwen3_next":
+            return "in_proj_qkvz", "in_proj_ba"
+        return "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
+
+    def _child_weights(self):
+        """{name of a child: its weight, or None if that does not say all that a call does}."""
+        parts = self._modules
+        weights = {name: weight_of(parts[name], _LINEAR)
+                   for name in (*self._projections(), "out_proj")}
+        weights["conv1d"] = weight_of(parts["conv1d"], _CONVS, takes_bias=True)
+        weights["norm"] = weight_of(parts["norm"], _NORM)
+        return weights
+
+    def _plain_weights(self):
+        """All weights as block() takes them, or None if it would compute something else."""
+        weights, own = self._child_weights(), self._parameters
+        conv_weight, norm_weight = weights.pop("conv1d"), weights.pop("norm")
+        if (conv_weight is None or norm_weight is None or has_global_hooks()
+                or any(weight is None for weight in weights.values())
+                or self._modules["norm"].gate != "silu"):
+            return None
+        return dict(weights, conv_weight=conv_weight, norm_weight=norm_weight,
+                    conv_bias=self._modules["conv1d"].__dict__["_parameters"]["bias"],
+                    A_log=own["A_log"], dt_bias=own["dt_bias"])
+
+    def _call(self, name, *args, **kwargs):
+        """Calls a child: so adapters, hooks, parametrisations and offloading work."""
+        return self._modules[name](*args, **kwargs)
+
+    def _convolve(self, x, **options):
+        conv, channels = self.conv1d, x.shape[-1]
+        if isinstance(conv, _Conv):
+            return self._call("conv1d", x, **options)
+        if type(conv) is not nn.Conv1d or is_hooked(conv):
+            raise TypeError(f"conv1d: a {type(conv).__module__}.{type(conv).__qualname__}, which "
+                            "the layer cannot call; wanted its own, or torch.nn.Conv1d without "
+                            "hooks")
+        if (conv.groups, conv.stride, conv.dilation) != (channels, (1,), (1,)):
+            raise ValueError(f"conv1d: {conv}, wanted one of groups={channels}, stride 1, "
+                             "dilation 1")
+        return _Conv.forward(conv, x, **options)
+
+    def _composed(self, x, conv_state, state, token_layout, batch):
+        """The layer by calls of its children."""
+        operators, sizes = operators_of(token_layout), self.sizes
+        if token_layout is not None:
+            batch = {"layout": token_layout}
+        conv = partial(self._convolve, operator=operators.conv1d, state=conv_state, **batch)
+        rule = partial(operators.prefill, A_log=self.A_log, dt_bias=self.dt_bias, state=state,
+                       **batch)
+        return composed(x, [partial(self._call, name) for name in self._projections()], conv, rule,
+                        partial(self._call, "norm"), partial(self._call, "out_proj"),
+                        (sizes["key_heads"], sizes["value_heads"]),
+                        (sizes["key_dim"], sizes["value_dim"]))
+
+    def _run(self, x, conv_state, state, token_layout, batch):
+        weights = None if token_layout is not None else self._plain_weights()
+        if weights is not None and not needs_grad((x, *weights.values())):
+            return block(x, **weights, **self.sizes, rms_eps=self._modules["norm"].eps,
+                         conv_state=conv_state, state=state, **batch)
+        out = self._composed(x, conv_state, state, token_layout, batch)
+        if weights is None and "cu_seqlens" in batch:  # a bias of a child would show
+            out = out.masked_fill(outside(batch["cu_seqlens"], len(out))[:, None], 0)
+        return out
+
+    # ---- The call ------------------------------------------------------------------------------
+
+    def _check_cache(self, x, cache, slots, cu_seqlens):
+        if cache is None:
+            if slots is not None:
+                raise ValueError("slots: given without a cache")
+            return
+        if not hasattr(cache, "conv_state"):
+            raise TypeError(f"cache: {type(cache).__name__}, wanted one of new_cache()")
+        if torch.is_grad_enabled() and needs_grad((x, *self.parameters())):
+            raise RuntimeError("cache: its states would be written in place, where gradients are "
+                               "needed; call the layer under torch.no_grad(), or without a cache")
+        if torch.compiler.is_compiling():  # the number of sequences may not be known yet
+            return
+        count = len(cu_seqlens) - 1 if cu_seqlens is not None else len(x) if x.dim() > 2 else 1
+        if slots is not None and slots.shape != (count,):
+            raise ValueError(f"slots: {shown(slots.shape)}, wanted [{count}]")
+        if slots is None and count > len(cache.state):
+            raise ValueError(f"cache: {len(cache.state)} slots for {count} sequences")
 
     def forward(self, hidden_states, cache=None, *, slots=None, cu_seqlens=None, seq_idx=None,
                 position_ids=None, attention_mask=None, token_layout=None):
         """
         hidden_states [B][T][hidden], or packed [1][N][hidden] with one of cu_seqlens [B+1],
-        seq_idx [1][N], position_ids [1][N], as transformers packs. position_ids has an effect only
-        on one row without a cache. slots [B]: the slots of the cache; absent: slot b for
-        sequence b. attention_mask [B][T], 0 for padding on either side: such tokens change no
-        state, and their outputs are 0. If T is 1, the mask has no effect. token_layout: a
-        distributed.Layout, of which [1][N][hidden] are this rank's tokens; there is no cache then.
+        seq_idx [1][N], position_ids [1][N] (or [4][1][N], text first), as transformers packs.
+        position_ids has an effect only on one row without a cache. slots [B]: the slots of the
+        cache; absent: slot b for sequence b.
+
+        attention_mask [B][T] of 0 and 1, with a cache also of all tokens so far: tokens of 0,
+        wherever they are, count as if they were not there, and their outputs are 0. On a GPU
+        contents are not looked at: a token counts if its mask is 1.
+
+        token_layout: a distributed.Layout, of which [1][N][hidden] are this rank's tokens; there is
+        no cache and no mask then, and position_ids has no effect.
 
         Returns [B][T][hidden].
         """
-        batch = dict(read_slots=slots, token_layout=token_layout)
+        if hidden_states is None:
+            raise TypeError("hidden_states: None, wanted a tensor")
+        check_tensors(hidden_states=hidden_states, slots=slots, cu_seqlens=cu_seqlens,
+                      seq_idx=seq_idx, position_ids=position_ids, attention_mask=attention_mask)
+        x, kept = hidden_states, None
         if token_layout is not None:
-            position_ids = None  # the layout says where sequences begin
-        if cu_seqlens is None and seq_idx is not None:
-            cu_seqlens = cu_seqlens_of(seq_idx)
-        elif (cu_seqlens is None and position_ids is not None and cache is None
-              and len(hidden_states) == 1):
-            cu_seqlens = cu_seqlens_of(position_ids=position_ids[-1:])
-        x = hidden_states
-        if cu_seqlens is not None or token_layout is not None:
-            batch["cu_seqlens"], x = cu_seqlens, x.flatten(0, -2)
-        elif attention_mask is not None and x.shape[1] > 1:
-            mask = attention_mask[:, -x.shape[1]:].to(torch.int32)
-            batch.update(token_start=mask.argmax(1), token_count=mask.sum(1))
-        out = block(x, **self._weights(), **self.sizes, rms_eps=self.rms_eps,
-                    conv_state=None if cache is None else cache.conv_state,
-                    state=None if cache is None else cache.state, **batch)
-        return out.view_as(hidden_states)
+            _refuse_beside_layout(cache=cache, slots=slots, cu_seqlens=cu_seqlens, seq_idx=seq_idx,
+                                  attention_mask=attention_mask)
+            return self._run(x.flatten(0, -2), None, None, token_layout, {}).view_as(x)
+        if cu_seqlens is None:
+            is_row = cache is None and len(x) == 1
+            cu_seqlens = sequences_of(x, seq_idx, position_ids if is_row else None)
+        self._check_cache(x, cache, slots, cu_seqlens)
+        batch = given(("read_slots", "cu_seqlens"), (slots, cu_seqlens))
+        if attention_mask is not None:
+            kept = kept_of(attention_mask, x, cache is not None)
+        if kept is not None:
+            kept = Kept(kept, cu_seqlens)
+            batch.update(kept.batch)
+            x = kept.moved(x)
+        elif cu_seqlens is not None:
+            x = x.flatten(0, -2)
+        out = self._run(x, None if cache is None else cache.conv_state,
+                        None if cache is None else cache.state, None, batch)
+        return (out if kept is None else kept.back(out)).view_as(hidden_states)
+
+
+def _refuse_beside_layout(**arguments):
+    for name, x in arguments.items():
+        if x is not None:
+            raise ValueError(f"{name}: given beside token_layout")

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where sequences begin in a packed row, from what transformers says of it."""
+"""Where sequences begin in packed rows, and which tokens count, from what transformers says."""
 
 import torch
+
+
+def shown(shape):
+    """A shape as errors of libgdn show it."""
+    return "".join(f"[{size}]" for size in shape)
 
 
 def _starts(seq_idx, position_ids):
@@ -35,3 +40,95 @@ def cu_seqlens_of(seq_idx=None, position_ids=None):
     starts = _starts(seq_idx, position_ids).flatten()
     ends = starts.new_ones(1)
     return torch.cat([starts, ends]).nonzero().flatten().to(torch.int32)
+
+
+def check_tensors(**arguments):
+    """Raises TypeError that names the argument which is neither a tensor nor None."""
+    for name, x in arguments.items():
+        if not isinstance(x, (torch.Tensor, type(None))):
+            raise TypeError(f"{name}: {type(x).__name__}, wanted a tensor")
+
+
+def _check(name, x, shape, device):
+    """Raises an error that names the argument, if x is not of this shape and device."""
+    if x.shape != torch.Size(shape):
+        raise ValueError(f"{name}: {shown(x.shape)}, wanted {shown(shape)}")
+    if x.device != device:
+        raise ValueError(f"{name}: on {x.device}, but hidden_states on {device}")
+
+
+def sequences_of(hidden, seq_idx, position_ids):
+    """cu_seqlens of hidden [rows][T][hidden size], or None if both others are None."""
+    lead, device = hidden.shape[:-1], hidden.device
+    if seq_idx is not None:
+        _check("seq_idx", seq_idx, lead, device)
+        return cu_seqlens_of(seq_idx)
+    if position_ids is None:
+        return None
+    if position_ids.dim() == 3:  # text, time, height, width
+        _check("position_ids", position_ids, (4, *lead), device)
+        position_ids = position_ids[0]
+    _check("position_ids", position_ids, lead, device)
+    return cu_seqlens_of(position_ids=position_ids)
+
+
+def outside(cu_seqlens, n_tokens):
+    """Which tokens are in no sequence, [N] bool."""
+    at = torch.arange(n_tokens, device=cu_seqlens.device)
+    return (at < cu_seqlens[0]) | (at >= cu_seqlens[-1])
+
+
+def kept_of(mask, hidden, has_cache):
+    """
+    Which tokens a mask keeps, [B][T] bool, or None if a look shows that it keeps all. Contents are
+    looked at on a CPU alone, because a GPU would have to be waited for: there a token counts if
+    its mask is 1.
+    """
+    B, T = hidden.shape[:2]
+    if has_cache and mask.dim() == 2:
+        mask = mask[:, -T:]  # that of all tokens so far
+    _check("attention_mask", mask, (B, T), hidden.device)
+    kept = mask == 1
+    if mask.device.type != "cpu" or torch.compiler.is_compiling():
+        return kept
+    odd = mask[~kept & (mask != 0)]
+    if odd.numel():
+        raise ValueError(f"attention_mask: holds {odd[0].item()}, wanted 0 and 1 alone; documents "
+                         "that are numbered are packed by seq_idx or cu_seqlens")
+    return None if kept.all() else kept
+
+
+class Kept:
+    """
+    The tokens that a mask keeps, moved in front of the others, so that each sequence of a packed
+    batch is what is left of it. mask [B][T] bool; cu_seqlens as without the mask, or None if each
+    row is a sequence. batch: what says so to an operator. Nothing waits for a GPU.
+    """
+
+    def __init__(self, mask, cu_seqlens):
+        rows, T = mask.shape
+        self._left_out, self._order = ~mask[..., None], None
+        if T == 1 and cu_seqlens is None:
+            self.batch = {"token_count": mask[:, 0].to(torch.int32)}
+            return
+        kept = mask.flatten()
+        self._order = torch.argsort((~kept).to(torch.uint8), stable=True)
+        count = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        starts = torch.arange(rows + 1, device=mask.device) * T
+        cu = starts if cu_seqlens is None else cu_seqlens.long()
+        inside = cu.clamp(0, rows * T)  # what lies elsewhere stays, for the operators to refuse
+        cu = torch.where(cu == inside, count[inside], cu).to(torch.int32)
+        self.batch = {"cu_seqlens": cu, **({} if cu_seqlens is not None else {"max_seqlen": T})}
+
+    def moved(self, x):
+        """x [B][T][D] as [N][D] with the kept tokens first. The others are zero, because NaN times
+        0 would be NaN."""
+        x = x.masked_fill(self._left_out, 0)
+        return x if self._order is None else x.flatten(0, 1).index_select(0, self._order)
+
+    def back(self, out):
+        """Outputs [B][T][D] where their tokens were, zero for the others: those of a packed batch
+        are so already."""
+        if self._order is None:
+            return out.masked_fill(self._left_out, 0)
+        return out.index_select(0, self._order.argsort()).unflatten(0, self._left_out.shape[:2])

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ops/fields.h"
 #include "ops/tensors.h"
 
 /* ---- Random choices ---- */
@@ -92,7 +93,7 @@ static void set(const struct ring2_draw *d, const gdn_tensor *t, int64_t i, doub
 
 static int32_t any_float(struct ring2_draw *d)
 {
-    return d->vast && !one_in(5) ? GDN_BF16 : (int32_t)below(3);
+    return d->vast && !one_in(7) ? GDN_BF16 : (int32_t)below(3);
 }
 
 static gdn_tensor index_array(struct ring2_draw *d, int64_t n, int64_t low, int64_t high)
@@ -756,6 +757,20 @@ static void pad(gdn_op op, union ring2_call *c, gdn_batch *t, const struct sizes
     }
 }
 
+/* Changes a number of the struct to another that is taken. */
+static void draw_field(struct ring2_draw *d, gdn_op op, union ring2_call *c)
+{
+    int                         n;
+    const struct gdn_field_row *row  = gdn_field_rows(op, &n) + below(n);
+    uint32_t                    bits = ring2_draw_bits(d) & row->takes;
+    const float                 some = row->kind == GDN_FIELD_TO_0 ? -2 : 0.5f;
+    if (row->kind == GDN_FIELD_ENUM) {
+        bits = (uint32_t)below(32);
+        while (!(row->takes >> bits & 1)) bits = (uint32_t)below(32);
+    }
+    memcpy(c->bytes + row->at, row->kind <= GDN_FIELD_ENUM ? (const void *)&bits : &some, 4);
+}
+
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch)
 {
     struct sizes     s = { .B = 1 + below(4), .T = up_to(20) };
@@ -773,6 +788,7 @@ void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_b
     const bool has_batch = gdn_op_shapes[op].batch_at && !one_in(8);
     if (has_batch) memcpy(c->bytes + gdn_op_shapes[op].batch_at, &t, sizeof t);
     match_checkpoints(d, op, c, batch, has_batch);
+    if (d->vast && one_in(4)) draw_field(d, op, c);
     if (d->vast && has_batch && one_in(2)) pad(op, c, batch, &s);
 }
 

@@ -101,10 +101,10 @@
  *               that it does not know are zero. Any other struct_size is GDN_E_ARG.
  *   Tensors     are views (data, dtype, sizes, strides in elements). data NULL means absent. A
  *               tensor may be absent if its line in the op's table says so.
- *               Strides are free: they may be negative and, for inputs, zero. Where a comment
- *               says "dense", the last dimension has stride 1. The alignment of one element is
- *               enough; 64 bytes is faster. In gradients, summaries and chunk stages one of
- *               the last two strides of a state is 1.
+ *               Strides are free: they may be negative and, for inputs, zero. Those of a tensor
+ *               without elements mean nothing. Where a comment says "dense", the last dimension
+ *               has stride 1. The alignment of one element is enough; 64 bytes is faster. In
+ *               gradients, summaries and chunk stages one of the last two strides of a state is 1.
  *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
  *   Threads     A context serves one call at a time. If a second call comes while one runs in
  *               the same context, the second call returns GDN_E_ARG at once and changes nothing.
@@ -147,7 +147,8 @@
  * GUARANTEES
  *
  * Each one is held by the test of that name (tools/guarantees.py lists them). The table below says
- * where a backend gives less.
+ * where a backend gives less. Where G2 and G3 say "the same bits", all NaNs count as equal: the
+ * sign of a NaN may depend on the number of threads.
  *
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever

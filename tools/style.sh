@@ -3,8 +3,8 @@
 #
 # style.sh - what can be said about the text of the repository by grep: tabs, trailing blanks,
 # final newline, ASCII, length of lines, the licence line, paths of somebody's machine, links
-# between pages, who includes whom (includes.sh), prose (sentences.py), and public functions
-# without a comment (header_doc.py).
+# between pages, who includes whom (includes.sh), names that are nowhere (names.sh), prose
+# (sentences.py), and public functions without a comment (header_doc.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -82,6 +82,7 @@ for page in $(printf '%s\n' "${text[@]}" | grep '\.md$'); do
 done
 
 tools/includes.sh || bad=1
+tools/names.sh || bad=1
 
 # Sentences are short. Public functions have a comment.
 if command -v python3 >/dev/null; then

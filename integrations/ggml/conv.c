@@ -12,9 +12,9 @@ enum { MIN_TAPS = 2, MAX_TAPS = 16, MIN_TOKENS = 8 };
 bool gdn_ggml_takes_conv(const struct ggml_tensor *node)
 {
     const struct ggml_tensor *x = node->src[0], *weight = node->src[1];
-    return gdn_ggml_is_rows(x) && gdn_ggml_is_rows(weight) && gdn_ggml_is_rows(node) &&
-           weight->ne[0] >= MIN_TAPS && weight->ne[0] <= MAX_TAPS && node->ne[1] >= MIN_TOKENS &&
-           ggml_nelements(node) > 0;
+    return gdn_ggml_has_only(node, 2, 0) && gdn_ggml_is_rows(x) && gdn_ggml_is_rows(weight) &&
+           gdn_ggml_is_rows(node) && weight->ne[0] >= MIN_TAPS &&
+           weight->ne[0] <= MAX_TAPS && node->ne[1] >= MIN_TOKENS && ggml_nelements(node) > 0;
 }
 
 gdn_status gdn_ggml_conv(struct gdn_ggml *backend, const struct ggml_tensor *node)

@@ -10,8 +10,8 @@ enum { MAX_ROW = 65536 };
 
 bool gdn_ggml_takes_norm(const struct ggml_tensor *node)
 {
-    return gdn_ggml_is_rows(node) && gdn_ggml_is_rows(node->src[0]) && node->ne[0] <= MAX_ROW &&
-           ggml_nelements(node) > 0;
+    return gdn_ggml_has_only(node, 1, 1) && gdn_ggml_is_rows(node) &&
+           gdn_ggml_is_rows(node->src[0]) && node->ne[0] <= MAX_ROW && ggml_nelements(node) > 0;
 }
 
 gdn_status gdn_ggml_norm(struct gdn_ggml *backend, const struct ggml_tensor *node)

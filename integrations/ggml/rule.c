@@ -7,7 +7,8 @@
 #include "backend.h"
 #include "tensors.h"
 
-enum { MAX_KEY = 256 };
+/* q, k, v, g, beta, state; the number of snapshots. */
+enum { N_SOURCES = 6, N_PARAMS = 1, MAX_KEY = 256 };
 
 struct extents {
     int64_t S, H, T, N;
@@ -30,11 +31,12 @@ static struct extents extents_of(const struct ggml_tensor *node)
 bool gdn_ggml_takes_rule(const struct ggml_tensor *node)
 {
     const struct ggml_tensor *v = node->src[2], *g = node->src[3];
-    for (int i = 0; i < 6; i++)
+    if (!gdn_ggml_has_only(node, N_SOURCES, N_PARAMS)) return false;
+    for (int i = 0; i < N_SOURCES; i++)
         if (!gdn_ggml_is_rows(node->src[i])) return false;
     for (int i = 0; i < 2; i++) /* q and k: each sequence its own, or all the same */
         if (node->src[i]->ne[3] != v->ne[3] && node->src[i]->ne[3] != 1) return false;
-    return g->ne[0] == 1 && v->ne[0] <= MAX_KEY && ggml_nelements(v) > 0;
+    return g->ne[0] == 1 && v->ne[0] <= MAX_KEY && ggml_nelements(v) > 0 && snapshots_of(node) > 0;
 }
 
 /* q or k, read by every sequence if there is one for all. */

@@ -20,9 +20,6 @@ gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
 gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int most,
                                int *size);
 gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int64_t H, int *n);
-/* flags of a stage with a scale. */
-gdn_status gdn_stage_flags(gdn_ctx *ctx, uint32_t flags);
-gdn_status gdn_stage_enum(gdn_ctx *ctx, const char *name, int32_t value, int32_t end);
 
 /* ---- Chunks -------------------------------------------------------------------------------- */
 

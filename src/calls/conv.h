@@ -34,9 +34,6 @@ struct gdn_conv_call {
     size_t                plan_bytes;
 };
 
-/* Checks the activation of a convolution: none or SiLU. */
-gdn_status gdn_conv_check_activation(gdn_ctx *ctx, int32_t activation);
-
 /* Checks the shape of the weights, [D][W] or [D][1][W], and fills W, weight and bias. conv->D is
  * set already. */
 gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *weight_name,

@@ -23,9 +23,6 @@ struct gdn_gates_backward_call {
     bool                      adds, wants_a;
 };
 
-/* A formula of the gates: what is written as g, how beta is made, the bound of g. */
-gdn_status gdn_gates_check_formula(gdn_ctx *ctx, int32_t gate, int32_t beta_kind, float bound);
-
 /* Cuts the rows of a gradient into blocks of at least so many. */
 static inline void gdn_gates_cut(struct gdn_gates_backward_call *call, int64_t least_rows)
 {

@@ -50,11 +50,7 @@ static inline void gdn_rmsnorm_backward_cut(struct gdn_rmsnorm_backward *call, i
 /* Normalises rows [first, end). */
 void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end);
 
-/* The checks of the norms and their gradients: the tensors, whose shape is that of x; eps; the
- * formula of an L2 norm; the gate of a gated RMSNorm. */
-gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *x);
-gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps);
-gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm);
-gdn_status gdn_norm_check_activation(gdn_ctx *ctx, int32_t activation);
+/* Checks the tensors of a norm, or of its gradients. Their shape is that of x. */
+gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, void *args, const gdn_tensor *x);
 
 #endif

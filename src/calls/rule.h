@@ -58,8 +58,8 @@ struct gdn_rule_formulas {
 void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f,
                            int32_t default_beta, int32_t default_norm);
 
-/* Checks flags of an op with the rule; and, where chunks are, on activations of the dtype. */
-gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags);
+/* Check that flags name one form at most; and, where chunks are, that it takes the dtype. */
+gdn_status gdn_check_forms(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
 /* Returns the names of the loops that a run uses, for gdn_note_kernel(). */

@@ -22,7 +22,7 @@ struct gdn_ctx {
     size_t                    workspace_bytes;
     atomic_bool               is_busy; /* a call is using all of this: gdn_enter() */
     char                      error[512];
-    char                      kernel[640]; /* a layer has some twenty */
+    char                      kernel[1024]; /* a layer has some thirty */
 };
 
 /*

@@ -95,6 +95,12 @@ gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
     return GDN_OK;
 }
 
+void gdn_drop_strides(gdn_tensor *t)
+{
+    if (!t->data || !is_empty(t)) return;
+    for (int i = 0; i < t->ndim; i++) t->stride[i] = i == t->ndim - 1;
+}
+
 static gdn_status fail_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed)
 {
     char list[80] = "";
@@ -148,7 +154,7 @@ gdn_status gdn_check_shape(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
 gdn_status gdn_check_dense(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
 {
     const int last = t->ndim - 1;
-    if (!t->data || t->size[last] < 2 || t->stride[last] == 1) return GDN_OK;
+    if (!t->data || t->size[last] < 2 || t->stride[last] == 1 || is_empty(t)) return GDN_OK;
     return gdn_fail(ctx, GDN_E_SHAPE, "%s: stride %lld in the last dimension, wanted 1", name,
                     (long long)t->stride[last]);
 }

@@ -23,7 +23,12 @@ gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
 gdn_status gdn_check_shape(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int ndim,
                            const int64_t *size);
 
-/* Checks stride 1 in the last dimension (any stride where its size is below 2). */
+/* Gives a tensor without elements, which has passed gdn_check_tensor(), strides that a dense one
+ * could have. Its own may be any: nothing is refused for them, and no arithmetic on them wraps. */
+void gdn_drop_strides(gdn_tensor *t);
+
+/* Checks stride 1 in the last dimension. If its size is below 2, or there is no element, any
+ * passes. */
 gdn_status gdn_check_dense(gdn_ctx *ctx, const gdn_tensor *t, const char *name);
 
 /* Checks a written tensor: no two of its elements share an address. */
@@ -39,13 +44,14 @@ gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const c
 /* The same for calls of many tensors: where each of them lies, and the check of one of them
  * against all others. Tensors are there and have passed gdn_check_tensor(); empty ones lie nowhere.
  * may_be_same, NULL for never, is asked of those that overlap. */
+enum { GDN_MAX_EXTENTS = 48 }; /* tensors of a struct and of its batch: ops/tensors.c counts them */
 struct gdn_extents {
     int n;
     struct gdn_extent {
         const gdn_tensor *t;
         const char       *name;
         uint64_t          low, high;
-    } of[40];
+    } of[GDN_MAX_EXTENTS];
 };
 void       gdn_add_extent(struct gdn_extents *all, const gdn_tensor *t, const char *name);
 gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all,

@@ -133,8 +133,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     s->sums = s->base.bytes ? memory : NULL;
     gdn_parallel_for(ctx->threads, s->n_blocks, run_item, s);
     gdn_store_sums(&s->args.dA_log, s->sums, s->n_blocks, 2 * s->H, s->H, s->adds);
-    gdn_store_sums(&s->args.ddt_bias, s->sums + (s->sums ? s->H : 0), s->n_blocks, 2 * s->H, s->H,
-                   s->adds);
+    gdn_store_sums(&s->args.ddt_bias, s->sums ? s->sums + s->H : NULL, s->n_blocks, 2 * s->H,
+                   s->H, s->adds);
     return gdn_note_kernel(ctx, s->base.op, !s->wants_a || s->args.gate_lower_bound < 0
                                                 ? "sigmoid_row" : "gate_row sigmoid_row");
 }

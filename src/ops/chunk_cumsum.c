@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_chunk_cumsum: what its arguments must be. cpu/chunk_cumsum.c computes it. */
-#include <math.h>
-
 #include "calls/chunk_stage.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
@@ -14,11 +13,10 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     const gdn_chunk_cumsum_args *a = &c->args;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_cumsum_args"));
     c->base = GDN_CALL_OF(a);
-    TRY(gdn_stage_flags(ctx, a->flags));
+    TRY(gdn_check_fields(ctx, GDN_OP_CHUNK_CUMSUM, a));
     if (a->chunk_size < 1)
         return gdn_fail(ctx, GDN_E_ARG, "chunk_size: %d, wanted 1 or more", (int)a->chunk_size);
-    if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
-    TRY(gdn_check_present(ctx, GDN_OP_CHUNK_CUMSUM, a));
+    TRY(gdn_check_present(ctx, GDN_OP_CHUNK_CUMSUM, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->g, "g", 1, &c->tokens));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
     c->H = a->g.size[a->g.ndim - 1];

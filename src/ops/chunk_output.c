@@ -5,6 +5,7 @@
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
@@ -12,7 +13,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_output_call *c)
 {
     const gdn_chunk_output_args *a = &c->args;
     struct gdn_rule             *r = &c->rule;
-    TRY(gdn_check_present(ctx, GDN_OP_CHUNK_OUTPUT, a));
+    TRY(gdn_check_present(ctx, GDN_OP_CHUNK_OUTPUT, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->u, "u", GDN_MAX_VALUE, &r->V));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
@@ -41,10 +42,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_rule             *r = &c->rule;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_output_args"));
     c->base = GDN_CALL_OF(a);
-    TRY(gdn_stage_flags(ctx, a->flags));
-    if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
-    TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
-    TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
+    TRY(gdn_check_fields(ctx, GDN_OP_CHUNK_OUTPUT, a));
     TRY(gdn_stage_chunk_size(ctx, a->chunk_size));
     c->C = a->chunk_size;
     TRY(check_tensors(ctx, c));

@@ -57,18 +57,6 @@ gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
     return GDN_OK;
 }
 
-gdn_status gdn_stage_flags(gdn_ctx *ctx, uint32_t flags)
-{
-    if (!(flags & ~(uint32_t)GDN_ZERO_AS_GIVEN)) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ZERO_AS_GIVEN", (unsigned)flags);
-}
-
-gdn_status gdn_stage_enum(gdn_ctx *ctx, const char *name, int32_t value, int32_t end)
-{
-    if (value >= 0 && value <= end) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", name, (int)value, (int)end);
-}
-
 gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C)
 {
     if (C == 16 || C == 32 || C == 64) return GDN_OK;

@@ -3,6 +3,7 @@
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
@@ -14,7 +15,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
     struct gdn_rule         *r = &c->rule;
     const gdn_tensor *like = a->u.data ? &a->u : a->w.data ? &a->w : &a->T;
     const char       *name = a->u.data ? "u" : a->w.data ? "w" : "T";
-    TRY(gdn_check_present(ctx, GDN_OP_CHUNK_UW, a));
+    TRY(gdn_check_present(ctx, GDN_OP_CHUNK_UW, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
@@ -47,8 +48,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_rule         *r = &c->rule;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_uw_args"));
     c->base = GDN_CALL_OF(a);
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
-    TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
+    TRY(gdn_check_fields(ctx, GDN_OP_CHUNK_UW, a));
     TRY(gdn_stage_chunk_size(ctx, a->chunk_size));
     c->C = a->chunk_size;
     TRY(check_tensors(ctx, c));

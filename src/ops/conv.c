@@ -5,19 +5,12 @@
 #include "calls/channels.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
-
-gdn_status gdn_conv_check_activation(gdn_ctx *ctx, int32_t activation)
-{
-    if (activation != GDN_ACT_DEFAULT && activation != GDN_ACT_NONE && activation != GDN_ACT_SILU)
-        return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 or 3 (none) or 1 (SiLU)",
-                        (int)activation);
-    return GDN_OK;
-}
 
 gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *weight_name,
                             const gdn_tensor *bias, struct gdn_conv *conv)
@@ -71,7 +64,7 @@ gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *na
 static gdn_status check_rows(gdn_ctx *ctx, struct gdn_conv_call *c)
 {
     const gdn_conv1d_args *a = &c->args;
-    TRY(gdn_check_present(ctx, GDN_OP_CONV1D, a));
+    TRY(gdn_check_present(ctx, GDN_OP_CONV1D, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, &c->tokens));
     c->conv.D = a->x.size[a->x.ndim - 1];
     const struct gdn_sizes s = { .D = c->conv.D, .tokens = &c->tokens, .like = &a->x };
@@ -126,9 +119,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     c->conv                  = (struct gdn_conv){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_args"));
     c->base = GDN_CALL_OF(a);
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
-    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
-    TRY(gdn_conv_check_activation(ctx, a->activation));
+    TRY(gdn_check_fields(ctx, GDN_OP_CONV1D, a));
     TRY(check_rows(ctx, c));
     TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, &c->conv));
     const unsigned takes = GDN_PLAN_EACH | GDN_PLAN_TREE | GDN_PLAN_PATH |

@@ -6,17 +6,14 @@
 #include "calls/conv.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
 {
-    if (a->flags & ~(uint32_t)GDN_ACCUMULATE)
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ACCUMULATE",
-                        (unsigned)a->flags);
-    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
-    TRY(gdn_conv_check_activation(ctx, a->activation));
+    TRY(gdn_check_fields(ctx, GDN_OP_CONV1D_BACKWARD, a));
     if (!a->dx.data && !a->dweight.data && !a->dbias.data && !a->dstate.data)
         return gdn_fail(ctx, GDN_E_ARG, "dx: absent, and every other gradient too, wanted one");
     return GDN_OK;
@@ -76,7 +73,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_backward_args"));
     c->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
-    TRY(gdn_check_present(ctx, GDN_OP_CONV1D_BACKWARD, a));
+    TRY(gdn_check_present(ctx, GDN_OP_CONV1D_BACKWARD, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, &c->tokens));
     w->D = shape.D = a->x.size[a->x.ndim - 1];
     TRY(gdn_conv_weights(ctx, &a->weight, "weight", &a->bias, &shape));

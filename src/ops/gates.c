@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_gates: what its arguments must be. cpu/gates.c computes it. */
-#include <math.h>
-
 #include "calls/gates.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
@@ -27,22 +26,9 @@ gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, con
     return gdn_check_written(ctx, op, args, NULL);
 }
 
-gdn_status gdn_gates_check_formula(gdn_ctx *ctx, int32_t gate, int32_t beta_kind, float bound)
-{
-    if (gate != GDN_GATE_LOG && gate != GDN_GATE_LINEAR)
-        return gdn_fail(ctx, GDN_E_ARG, "gate: %d, wanted 0 (log) or 1 (linear)", (int)gate);
-    if (beta_kind < GDN_BETA_DEFAULT || beta_kind > GDN_BETA_TWICE_SIGMOID)
-        return gdn_fail(ctx, GDN_E_ARG, "beta_kind: %d, wanted 0 to 2", (int)beta_kind);
-    if (!(bound <= 0) || !isfinite(bound))
-        return gdn_fail(ctx, GDN_E_ARG, "gate_lower_bound: %g, wanted at most 0", (double)bound);
-    return GDN_OK;
-}
-
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_gates_args *a)
 {
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
-    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
-    TRY(gdn_gates_check_formula(ctx, a->gate, a->beta_kind, a->gate_lower_bound));
+    TRY(gdn_check_fields(ctx, GDN_OP_GATES, a));
     if (!a->a.data && !a->b.data)
         return gdn_fail(ctx, GDN_E_ARG, "a: absent, and b too, wanted at least one");
     return GDN_OK;
@@ -59,7 +45,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_pair(ctx, &a->a, "a", &a->g, "g"));
     TRY(check_pair(ctx, &a->b, "b", &a->beta, "beta"));
     if (a->a.data && !a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for a");
-    TRY(gdn_check_present(ctx, GDN_OP_GATES, a));
+    TRY(gdn_check_present(ctx, GDN_OP_GATES, &s->args));
     const gdn_tensor *like = a->a.data ? &a->a : &a->b;
     TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES, a, like, a->a.data ? "a" : "b"));
     s->H                   = like->size[like->ndim - 1];

@@ -2,21 +2,13 @@
 /* gdn_gates_backward: what its arguments must be. cpu/gates_backward.c computes it. */
 #include "calls/gates.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
 static bool wants_a(const gdn_gates_backward_args *a)
 {
     return a->da.data || a->dA_log.data || a->ddt_bias.data;
-}
-
-static gdn_status check_fields(gdn_ctx *ctx, const gdn_gates_backward_args *a)
-{
-    if (a->flags & ~(uint32_t)GDN_ACCUMULATE)
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ACCUMULATE",
-                        (unsigned)a->flags);
-    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
-    return gdn_gates_check_formula(ctx, a->gate, a->beta_kind, a->gate_lower_bound);
 }
 
 /* Checks that each gradient has the tensors that it needs. */
@@ -48,9 +40,9 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     *s                               = (struct gdn_gates_backward_call){ .kr = ctx->kr };
     TRY(gdn_copy_args(ctx, &s->args, sizeof s->args, args, "gdn_gates_backward_args"));
     s->base = GDN_CALL_OF(a);
-    TRY(check_fields(ctx, a));
+    TRY(gdn_check_fields(ctx, GDN_OP_GATES_BACKWARD, a));
     TRY(check_present(ctx, a));
-    TRY(gdn_check_present(ctx, GDN_OP_GATES_BACKWARD, a));
+    TRY(gdn_check_present(ctx, GDN_OP_GATES_BACKWARD, &s->args));
     const gdn_tensor *like = a->a.data ? &a->a : &a->b;
     TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES_BACKWARD, a, like, a->a.data ? "a" : "b"));
     s->H       = like->size[like->ndim - 1];

@@ -2,18 +2,9 @@
 /* gdn_l2norm_backward: what its arguments must be. cpu/l2norm_backward.c computes it. */
 #include "calls/norm.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
-
-static gdn_status check_fields(gdn_ctx *ctx, const gdn_l2norm_backward_args *a)
-{
-    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_ZERO_AS_GIVEN))
-        return gdn_fail(ctx, GDN_E_ARG,
-                        "flags: 0x%x, wanted GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, both or 0",
-                        (unsigned)a->flags);
-    TRY(gdn_norm_check_eps(ctx, a->eps));
-    return gdn_norm_check_formula(ctx, a->norm);
-}
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
@@ -22,7 +13,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     *s                          = (struct gdn_l2norm_backward){ .kr = ctx->kr };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_backward_args"));
     s->base = GDN_CALL_OF(a);
-    TRY(check_fields(ctx, a));
+    TRY(gdn_check_fields(ctx, GDN_OP_L2NORM_BACKWARD, a));
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM_BACKWARD, a, &a->x));
     a->norm = gdn_norm_of(a->norm, GDN_NORM_L2);
     a->eps  = gdn_eps_of(a->eps, a->flags);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_block: what the layer's arguments must be. cpu/layer.c computes it. */
-#include <math.h>
-
 #include "calls/layer.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
@@ -34,17 +33,11 @@ static gdn_status check_sizes(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;
     struct gdn_block     *b = &c->block;
+    TRY(gdn_check_fields(ctx, GDN_OP_BLOCK, a));
     TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
                         a->value_head_dim));
-    TRY(gdn_check_flags(ctx, a->flags));
+    TRY(gdn_check_forms(ctx, a->flags));
     TRY(gdn_check_products(ctx, a->flags, a->hidden.dtype));
-    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
-    if (a->state_layout < GDN_STATE_VK || a->state_layout > GDN_STATE_KV)
-        return gdn_fail(ctx, GDN_E_ARG, "state_layout: %d, wanted 0 or 1", (int)a->state_layout);
-    if (a->rounding < GDN_ROUND_NEAREST || a->rounding > GDN_ROUND_STOCHASTIC)
-        return gdn_fail(ctx, GDN_E_ARG, "rounding: %d, wanted 0 or 1", (int)a->rounding);
-    if (!(a->rms_eps >= 0) || !isfinite(a->rms_eps))
-        return gdn_fail(ctx, GDN_E_ARG, "rms_eps: %g, wanted at least 0", (double)a->rms_eps);
     b->Hk = a->n_key_heads, b->Hv = a->n_value_heads;
     b->K = a->key_head_dim, b->V = a->value_head_dim;
     struct gdn_block_columns *at = &b->columns;
@@ -196,7 +189,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     c->base = GDN_CALL_OF(a);
     TRY(check_sizes(ctx, c));
     b->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;
-    TRY(gdn_check_present(ctx, GDN_OP_BLOCK, a));
+    TRY(gdn_check_present(ctx, GDN_OP_BLOCK, &c->args));
     TRY(check_tokens(ctx, c));
     TRY(describe_parts(ctx, c));
     TRY(check_states(ctx, c));

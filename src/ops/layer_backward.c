@@ -9,14 +9,13 @@
  * Qwen3-Next's weights keep rows of a key head together, so what is projected by them is woven in
  * that order, and what goes back to them is.
  */
-#include <math.h>
-
 #include "calls/chunk_stage.h"
 #include "calls/conv.h"
 #include "calls/layer.h"
 #include "calls/layer_backward.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
@@ -55,15 +54,9 @@ struct layer_backward {
 static gdn_status check_fields(gdn_ctx *ctx, struct layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
-    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_EXACT | GDN_ZERO_AS_GIVEN))
-        return gdn_fail(ctx, GDN_E_ARG,
-                        "flags: 0x%x, wanted of GDN_ACCUMULATE, GDN_EXACT, GDN_ZERO_AS_GIVEN any",
-                        (unsigned)a->flags);
+    TRY(gdn_check_fields(ctx, GDN_OP_BLOCK_BACKWARD, a));
     TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
                         a->value_head_dim));
-    TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
-    if (!(a->rms_eps >= 0) || !isfinite(a->rms_eps))
-        return gdn_fail(ctx, GDN_E_ARG, "rms_eps: %g, wanted at least 0", (double)a->rms_eps);
     c->args.rms_eps = gdn_eps_of(a->rms_eps, a->flags);
     c->Hk = a->n_key_heads, c->Hv = a->n_value_heads;
     c->K = a->key_head_dim, c->V = a->value_head_dim;
@@ -76,7 +69,7 @@ static gdn_status check_fields(gdn_ctx *ctx, struct layer_backward *c)
 static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
-    TRY(gdn_check_present(ctx, GDN_OP_BLOCK_BACKWARD, a));
+    TRY(gdn_check_present(ctx, GDN_OP_BLOCK_BACKWARD, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, &c->tokens));
     TRY(gdn_check_dtype(ctx, &a->hidden, "hidden", GDN_FLOATS));
     c->hidden = a->hidden.size[a->hidden.ndim - 1];

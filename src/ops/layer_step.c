@@ -6,12 +6,12 @@
  */
 #include "calls/layer_step.h"
 
-#include <math.h>
 #include <stdio.h>
 
 #include "batch/tree.h"
 #include "calls/layer.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
@@ -19,46 +19,16 @@
 
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
 {
-    const struct {
-        const char *name;
-        int32_t     value, end;
-    } enums[] = {
-        { "beta_kind", a->beta_kind, GDN_BETA_TWICE_SIGMOID },
-        { "head_map", a->head_map, GDN_HEADS_INTERLEAVED },
-        { "state_layout", a->state_layout, GDN_STATE_KV },
-        { "norm", a->norm, GDN_NORM_NONE },
-        { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
-        { "reserved", a->reserved, 0 },
-    };
-    const struct {
-        const char *name;
-        float       value;
-        int         sign; /* 0: any */
-    } floats[] = { { "scale", a->scale, 0 },
-                   { "norm_eps", a->norm_eps, 1 },
-                   { "rms_eps", a->rms_eps, 1 },
-                   { "gate_lower_bound", a->gate_lower_bound, -1 } };
+    TRY(gdn_check_fields(ctx, GDN_OP_STEP, a));
     TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
                         a->value_head_dim));
-    TRY(gdn_check_flags(ctx, a->flags));
-    for (size_t i = 0; i < sizeof enums / sizeof *enums; i++)
-        if (enums[i].value < 0 || enums[i].value > enums[i].end)
-            return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", enums[i].name,
-                            (int)enums[i].value, (int)enums[i].end);
-    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++)
-        if (!isfinite(floats[i].value) || (float)floats[i].sign * floats[i].value < 0)
-            return gdn_fail(ctx, GDN_E_ARG, "%s: %g, wanted a number %s", floats[i].name,
-                            (double)floats[i].value,
-                            floats[i].sign > 0   ? "from 0 up"
-                            : floats[i].sign < 0 ? "up to 0"
-                                                 : "that is finite");
-    return GDN_OK;
+    return gdn_check_forms(ctx, a->flags);
 }
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
-    TRY(gdn_check_present(ctx, GDN_OP_STEP, a));
+    TRY(gdn_check_present(ctx, GDN_OP_STEP, &m->args));
     TRY(gdn_plan_tokens(ctx, &a->x, "x", 1, &m->tokens));
     if (m->tokens.N > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "x: %lld tokens, at most 2^31 - 1",

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_l2norm and gdn_rmsnorm_gated: what their arguments must be. cpu/norm.c computes them. */
-#include <math.h>
-
 #include "calls/norm.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
@@ -12,7 +11,7 @@ enum { MAX_D = 65536 };
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
-gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *x)
+gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, void *args, const gdn_tensor *x)
 {
     TRY(gdn_check_present(ctx, op, args));
     const struct gdn_sizes s = { .D = x->size[x->ndim - 1], .like = x };
@@ -23,40 +22,11 @@ gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, const void *args, con
     return gdn_check_written(ctx, op, args, NULL);
 }
 
-gdn_status gdn_norm_check_eps(gdn_ctx *ctx, float eps)
-{
-    if (!(eps >= 0) || !isfinite(eps))
-        return gdn_fail(ctx, GDN_E_ARG, "eps: %g, wanted at least 0", (double)eps);
-    return GDN_OK;
-}
-
-gdn_status gdn_norm_check_formula(gdn_ctx *ctx, int32_t norm)
-{
-    if (norm < GDN_NORM_DEFAULT || norm > GDN_NORM_L2_MAX)
-        return gdn_fail(ctx, GDN_E_ARG, "norm: %d, wanted 0 to 3", (int)norm);
-    return GDN_OK;
-}
-
-gdn_status gdn_norm_check_activation(gdn_ctx *ctx, int32_t activation)
-{
-    if (activation < GDN_ACT_DEFAULT || activation > GDN_ACT_SIGMOID)
-        return gdn_fail(ctx, GDN_E_ARG, "activation: %d, wanted 0 to 2", (int)activation);
-    return GDN_OK;
-}
-
 static void count_rows(struct gdn_norm_job *s)
 {
     s->D             = s->x.size[s->x.ndim - 1];
     s->n_rows        = gdn_n_rows(&s->x);
     s->rows_per_item = gdn_rows_per_item(s->D);
-}
-
-static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, float eps)
-{
-    if (flags & ~(uint32_t)GDN_ZERO_AS_GIVEN)
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ZERO_AS_GIVEN",
-                        (unsigned)flags);
-    return gdn_norm_check_eps(ctx, eps);
 }
 
 /* ---- L2 norm ----------------------------------------------------------------------------- */
@@ -67,13 +37,12 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_norm_job *s = &c->job;
     gdn_l2norm_args      own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_args"));
-    TRY(check_fields(ctx, a->flags, a->eps));
-    TRY(gdn_norm_check_formula(ctx, a->norm));
+    TRY(gdn_check_fields(ctx, GDN_OP_L2NORM, a));
+    TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM, a, &a->x));
     *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
     *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
     s->formula = gdn_norm_of(a->norm, GDN_NORM_L2);
     s->eps     = gdn_eps_of(a->eps, a->flags);
-    TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM, a, &a->x));
     count_rows(s);
     return GDN_OK;
 }
@@ -89,15 +58,14 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_norm_job   *s = &c->job;
     gdn_rmsnorm_gated_args own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_args"));
-    TRY(check_fields(ctx, a->flags, a->eps));
-    TRY(gdn_norm_check_activation(ctx, a->activation));
+    TRY(gdn_check_fields(ctx, GDN_OP_RMSNORM_GATED, a));
+    TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED, a, &a->x));
     *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
     *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out,
                                 .kr = ctx->kr };
     s->formula = GDN_NO_NORM;
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
     s->eps     = gdn_eps_of(a->eps, a->flags);
-    TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED, a, &a->x));
     count_rows(s);
     return GDN_OK;
 }

@@ -1,34 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_prefill_backward: what its arguments must be. cpu/prefill_backward.c computes it. */
-#include <math.h>
-
 #include "calls/backward.h"
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
-
-static gdn_status check_numbers(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
-{
-    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP |
-                               GDN_ZERO_AS_GIVEN))
-        return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0 or GDN_ACCUMULATE",
-                        (unsigned)a->flags);
-    TRY(gdn_stage_enum(ctx, "gate", a->gate, GDN_GATE_RAW));
-    TRY(gdn_stage_enum(ctx, "beta_kind", a->beta_kind, GDN_BETA_GIVEN));
-    TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
-    TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
-    TRY(gdn_stage_enum(ctx, "norm", a->norm, GDN_NORM_NONE));
-    if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
-    if (!(a->norm_eps >= 0) || !isfinite(a->norm_eps))
-        return gdn_fail(ctx, GDN_E_ARG, "norm_eps: %g, wanted at least 0", (double)a->norm_eps);
-    if (!(a->gate_lower_bound <= 0) || !isfinite(a->gate_lower_bound))
-        return gdn_fail(ctx, GDN_E_ARG, "gate_lower_bound: %g, wanted at most 0",
-                        (double)a->gate_lower_bound);
-    return GDN_OK;
-}
 
 /* Checks which tensors are given together. */
 static gdn_status check_presence(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
@@ -75,7 +54,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
 {
     const gdn_prefill_backward_args *a = &c->args;
     struct gdn_rule                 *r = &c->work.rule;
-    TRY(gdn_check_present(ctx, GDN_OP_PREFILL_BACKWARD, a));
+    TRY(gdn_check_present(ctx, GDN_OP_PREFILL_BACKWARD, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->q, "q", GDN_MAX_HEAD, &r->K));
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
@@ -135,7 +114,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     *c             = (struct gdn_backward_call){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_prefill_backward_args"));
     c->base = GDN_CALL_OF(&c->args);
-    TRY(check_numbers(ctx, &c->args));
+    TRY(gdn_check_fields(ctx, GDN_OP_PREFILL_BACKWARD, &c->args));
     TRY(check_presence(ctx, &c->args));
     TRY(check_tensors(ctx, c));
     fill(c);

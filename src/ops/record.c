@@ -10,6 +10,7 @@
 #include "core/ctx.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
@@ -93,7 +94,7 @@ static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
     gdn_record_commit_args *a = &m->args;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_record_commit_args"));
     m->base = GDN_CALL_OF(a);
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
+    TRY(gdn_check_fields(ctx, GDN_OP_RECORD_COMMIT, a));
     const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
                                           &a->record_count };
     TRY(gdn_check_present(ctx, GDN_OP_RECORD_COMMIT, a));
@@ -123,12 +124,7 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_rule      *r = &m->rule;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_record_fold_args"));
     m->base = GDN_CALL_OF(a);
-    if (a->flags || a->reserved)
-        return gdn_fail(ctx, GDN_E_ARG, "%s: 0x%x, wanted 0", a->flags ? "flags" : "reserved",
-                        (unsigned)(a->flags ? a->flags : (uint32_t)a->reserved));
-    TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
-    TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
-    TRY(gdn_stage_enum(ctx, "rounding", a->rounding, GDN_ROUND_STOCHASTIC));
+    TRY(gdn_check_fields(ctx, GDN_OP_RECORD_FOLD, a));
     TRY(gdn_check_present(ctx, GDN_OP_RECORD_FOLD, a));
     const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
                                           &a->record_count };

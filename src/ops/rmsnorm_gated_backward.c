@@ -2,19 +2,10 @@
 /* gdn_rmsnorm_gated_backward: what its arguments must be. */
 #include "calls/norm.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
-
-static gdn_status check_fields(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_args *a)
-{
-    if (a->flags & ~(uint32_t)(GDN_ACCUMULATE | GDN_ZERO_AS_GIVEN))
-        return gdn_fail(ctx, GDN_E_ARG,
-                        "flags: 0x%x, wanted GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, both or 0",
-                        (unsigned)a->flags);
-    TRY(gdn_norm_check_activation(ctx, a->activation));
-    return gdn_norm_check_eps(ctx, a->eps);
-}
 
 static gdn_status check_present(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_args *a)
 {
@@ -31,7 +22,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     *s                                 = (struct gdn_rmsnorm_backward){ .kr = ctx->kr };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_backward_args"));
     s->base = GDN_CALL_OF(a);
-    TRY(check_fields(ctx, a));
+    TRY(gdn_check_fields(ctx, GDN_OP_RMSNORM_GATED_BACKWARD, a));
     TRY(check_present(ctx, a));
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED_BACKWARD, a, &a->x));
     a->eps = gdn_eps_of(a->eps, a->flags);

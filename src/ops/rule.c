@@ -12,19 +12,16 @@
 #include "calls/rule_call.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
-gdn_status gdn_check_flags(gdn_ctx *ctx, uint32_t flags)
+gdn_status gdn_check_forms(gdn_ctx *ctx, uint32_t flags)
 {
-    const uint32_t form = flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP |
-                                                GDN_ZERO_AS_GIVEN);
-    if (form > GDN_BF16_PRODUCTS)
+    if (flags & GDN_EXACT && flags & GDN_BF16_PRODUCTS)
         return gdn_fail(ctx, GDN_E_ARG,
-                        "flags: 0x%x, wanted 0, GDN_EXACT or GDN_BF16_PRODUCTS, and beside that "
-                        "GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, GDN_ZERO_AS_GIVEN",
-                        (unsigned)flags);
+                        "flags: GDN_EXACT and GDN_BF16_PRODUCTS, wanted one of the two");
     return GDN_OK;
 }
 
@@ -44,34 +41,6 @@ void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f
     r->norm_eps  = gdn_eps_of(f->norm_eps, f->flags);
     r->scale     = gdn_scale_of(f->scale, 1.0f / sqrtf((float)r->K), f->flags);
     r->bound     = f->bound;
-}
-
-static gdn_status check_enums(gdn_ctx *ctx, const gdn_rule_args *a)
-{
-    const struct {
-        const char *name;
-        int32_t     value, end;
-    } fields[] = {
-        { "gate", a->gate, GDN_GATE_RAW },
-        { "beta_kind", a->beta_kind, GDN_BETA_GIVEN },
-        { "head_map", a->head_map, GDN_HEADS_INTERLEAVED },
-        { "state_layout", a->state_layout, GDN_STATE_KV },
-        { "norm", a->norm, GDN_NORM_NONE },
-        { "rounding", a->rounding, GDN_ROUND_STOCHASTIC },
-    };
-    TRY(gdn_check_flags(ctx, a->flags));
-    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (fields[i].value < 0 || fields[i].value > fields[i].end)
-            return gdn_fail(ctx, GDN_E_ARG, "%s: %d, wanted 0 to %d", fields[i].name,
-                            (int)fields[i].value, (int)fields[i].end);
-    if (!isfinite(a->scale)) return gdn_fail(ctx, GDN_E_ARG, "scale: not finite");
-    if (!(a->norm_eps >= 0) || !isfinite(a->norm_eps))
-        return gdn_fail(ctx, GDN_E_ARG, "norm_eps: %g, wanted at least 0", (double)a->norm_eps);
-    if (!(a->gate_lower_bound <= 0) || !isfinite(a->gate_lower_bound))
-        return gdn_fail(ctx, GDN_E_ARG, "gate_lower_bound: %g, wanted at most 0",
-                        (double)a->gate_lower_bound);
-    return GDN_OK;
 }
 
 /* Finds heads and their sizes, from q k v, whose ranks are checked for that. Their shapes are
@@ -202,9 +171,10 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     c->rule                = (struct gdn_rule){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_rule_args"));
     c->base = GDN_CALL_OF(a);
-    TRY(check_enums(ctx, a));
+    TRY(gdn_check_fields(ctx, op, a));
+    TRY(gdn_check_forms(ctx, a->flags));
     if (!decode) TRY(gdn_check_products(ctx, a->flags, a->q.dtype));
-    TRY(gdn_check_present(ctx, op, a));
+    TRY(gdn_check_present(ctx, op, &c->args));
     TRY(find_sizes(ctx, c));
     TRY(check_shapes(ctx, op, c));
     TRY(check_gates(ctx, a));

@@ -5,6 +5,7 @@
 #include "calls/rule.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 
@@ -39,23 +40,11 @@ static struct gdn_state_side side_of(const gdn_tensor *t, const gdn_tensor *scal
     return s;
 }
 
-static gdn_status check_fields(gdn_ctx *ctx, const gdn_state_copy_args *a)
-{
-    if (a->flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)a->flags);
-    if (a->reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)a->reserved);
-    if (a->from_layout < GDN_STATE_VK || a->from_layout > GDN_STATE_KV)
-        return gdn_fail(ctx, GDN_E_ARG, "from_layout: %d, wanted 0 or 1", (int)a->from_layout);
-    if (a->to_layout < GDN_STATE_VK || a->to_layout > GDN_STATE_KV)
-        return gdn_fail(ctx, GDN_E_ARG, "to_layout: %d, wanted 0 or 1", (int)a->to_layout);
-    if (a->rounding < GDN_ROUND_NEAREST || a->rounding > GDN_ROUND_STOCHASTIC)
-        return gdn_fail(ctx, GDN_E_ARG, "rounding: %d, wanted 0 or 1", (int)a->rounding);
-    return GDN_OK;
-}
-
-static gdn_status check_pool(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout)
+static gdn_status check_pool(gdn_ctx *ctx, gdn_tensor *t, const char *name, int32_t layout)
 {
     if (!t->data) return GDN_OK;
     TRY(gdn_check_tensor(ctx, t, name));
+    gdn_drop_strides(t);
     TRY(gdn_check_dtype(ctx, t, name, GDN_FLOATS | (t->ndim == 3 ? 0 : GDN_Q8_DTYPES)));
     if (t->ndim != 3 && t->ndim != 4)
         return gdn_fail(ctx, GDN_E_SHAPE,
@@ -69,8 +58,8 @@ static gdn_status check_pool(gdn_ctx *ctx, const gdn_tensor *t, const char *name
 
 static gdn_status check_pools(gdn_ctx *ctx, struct gdn_state_move *m)
 {
-    const gdn_state_copy_args *a = &m->args;
-    const gdn_tensor          *to = &a->to_pool, *from = &a->from_pool;
+    gdn_state_copy_args *a = &m->args;
+    gdn_tensor          *to = &a->to_pool, *from = &a->from_pool;
     if (!to->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", m->to_name);
     TRY(check_pool(ctx, to, m->to_name, a->to_layout));
     TRY(check_pool(ctx, from, m->from_name, a->from_layout));
@@ -104,9 +93,9 @@ static gdn_status check_list(gdn_ctx *ctx, const struct gdn_state_move *m, const
 }
 
 /* Checks the scales of both pools, which have been checked. */
-static gdn_status check_scales(gdn_ctx *ctx, const struct gdn_state_move *m)
+static gdn_status check_scales(gdn_ctx *ctx, struct gdn_state_move *m)
 {
-    const gdn_state_copy_args *a     = &m->args;
+    gdn_state_copy_args       *a     = &m->args;
     const struct gdn_scaled    from  = { &a->from_pool, &a->from_scales, m->from_name,
                                          "from_scales" };
     const struct gdn_scaled    to    = { &a->to_pool, &a->to_scales, m->to_name, "to_scales" };
@@ -116,6 +105,7 @@ static gdn_status check_scales(gdn_ctx *ctx, const struct gdn_state_move *m)
     const int64_t              K     = t->ndim == 4 ? t->size[vk ? 3 : 2] : 0;
     TRY(gdn_check_scales(ctx, &from, t->size[1], V));
     TRY(gdn_check_scales(ctx, &to, t->size[1], V));
+    gdn_drop_strides(&a->from_scales), gdn_drop_strides(&a->to_scales);
     const bool is_q8 = gdn_is_q8(t->dtype) || (from.t->data && gdn_is_q8(from.t->dtype));
     if (K > GDN_MAX_HEAD && is_q8)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: head size %lld, the largest of 8 bits is %d",
@@ -192,7 +182,7 @@ gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
     m->n_old     = 0;
     m->n_skipped = 0;
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_state_copy_args"));
-    TRY(check_fields(ctx, &m->args));
+    TRY(gdn_check_fields(ctx, GDN_OP_STATE_COPY, &m->args));
     TRY(check_pools(ctx, m));
     TRY(check_scales(ctx, m));
     TRY(check_lists(ctx, m));

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_summary: what its arguments must be. cpu/summary.c computes it. */
-#include <math.h>
-
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
@@ -14,7 +13,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
     const gdn_summary_args *a = &c->args;
     struct gdn_rule        *r = &c->offset;
     const gdn_tensor       *like = a->M.data ? &a->M : &a->U;
-    TRY(gdn_check_present(ctx, GDN_OP_SUMMARY, a));
+    TRY(gdn_check_present(ctx, GDN_OP_SUMMARY, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
@@ -73,16 +72,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_rule        *r = &c->offset;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_summary_args"));
     c->base = GDN_CALL_OF(a);
-    if (a->flags & ~(uint32_t)(GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP | GDN_ZERO_AS_GIVEN))
-        return gdn_fail(ctx, GDN_E_ARG,
-                        "flags: 0x%x, wanted of GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, "
-                        "GDN_ZERO_AS_GIVEN any",
-                        (unsigned)a->flags);
-    TRY(gdn_stage_enum(ctx, "head_map", a->head_map, GDN_HEADS_INTERLEAVED));
-    TRY(gdn_stage_enum(ctx, "state_layout", a->state_layout, GDN_STATE_KV));
-    TRY(gdn_stage_enum(ctx, "norm", a->norm, GDN_NORM_NONE));
-    if (!(a->norm_eps >= 0) || !isfinite(a->norm_eps))
-        return gdn_fail(ctx, GDN_E_ARG, "norm_eps: %g, wanted at least 0", (double)a->norm_eps);
+    TRY(gdn_check_fields(ctx, GDN_OP_SUMMARY, a));
     TRY(check_tensors(ctx, c));
     TRY(gdn_state_view(ctx, &a->U, "U", a->state_layout, r->H, r->K, r->V, &r->to));
     TRY(gdn_state_view(ctx, &a->M, "M", GDN_STATE_KV, r->H, r->K, r->K, &c->transition.to));

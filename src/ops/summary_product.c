@@ -4,6 +4,7 @@
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/entry.h"
+#include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
@@ -26,13 +27,6 @@ static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name
     TRY(gdn_check_shape(ctx, like, like_name, 4, any));
     if (layout == GDN_STATE_VK) last.size[3] = last.size[2];
     return gdn_stage_head_size(ctx, &last, like_name, GDN_MAX_VALUE, &a->V);
-}
-
-static gdn_status check_fields(gdn_ctx *ctx, uint32_t flags, int32_t layout, int32_t reserved)
-{
-    if (flags) return gdn_fail(ctx, GDN_E_ARG, "flags: 0x%x, wanted 0", (unsigned)flags);
-    if (reserved) return gdn_fail(ctx, GDN_E_ARG, "reserved: %d, wanted 0", (int)reserved);
-    return gdn_stage_enum(ctx, "state_layout", layout, GDN_STATE_KV);
 }
 
 static gdn_status view_state(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int32_t layout,
@@ -76,7 +70,7 @@ static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_product            x = { 0 }, y;
     *c = (struct gdn_product_call){ .n = 0 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_compose_args"));
-    TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
+    TRY(gdn_check_fields(ctx, GDN_OP_SUMMARY_COMPOSE, a));
     TRY(check_presence(ctx, a));
     TRY(gdn_check_present(ctx, GDN_OP_SUMMARY_COMPOSE, a));
     TRY(read_sizes(ctx, &a->M2, "M2", &a->U, "U", a->state_layout, &x));
@@ -102,7 +96,7 @@ static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_product          x = { 0 };
     *c = (struct gdn_product_call){ .n = 1 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_apply_args"));
-    TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
+    TRY(gdn_check_fields(ctx, GDN_OP_SUMMARY_APPLY, a));
     TRY(gdn_check_present(ctx, GDN_OP_SUMMARY_APPLY, a));
     TRY(read_sizes(ctx, &a->M, "M", &a->state_out, "state_out", a->state_layout, &x));
     TRY(check_shapes(ctx, GDN_OP_SUMMARY_APPLY, a, a->state_layout, &x));
@@ -170,7 +164,7 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_product       x = { 0 };
     *c = (struct gdn_product_call){ .n = 1 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_fold_args"));
-    TRY(check_fields(ctx, a->flags, a->state_layout, a->reserved));
+    TRY(gdn_check_fields(ctx, GDN_OP_SUMMARY_FOLD, a));
     TRY(gdn_check_present(ctx, GDN_OP_SUMMARY_FOLD, a));
     TRY(read_sizes(ctx, &a->M, "M", &a->state_out, "state_out", a->state_layout, &x));
     TRY(describe_order(ctx, a, &x));

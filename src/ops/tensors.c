@@ -69,6 +69,14 @@ static const struct {
                    "ops.def: " #args ", " #tensor);
 #include "calls/ops.def"
 
+/* Beside the arrays of a batch, all of them are checked against each other. */
+enum {
+    N_BATCH_ARRAYS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
+};
+#define GDN_ARGS_ROW(args, last, batch)                                                     \
+    _Static_assert(NUMBER(args, last) + 1 + N_BATCH_ARRAYS <= GDN_MAX_EXTENTS, "extents");
+#include "calls/ops.def"
+
 static const int struct_of[] = {
 #define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = ARGS_##args,
 #include "calls/ops.def"
@@ -93,14 +101,15 @@ const struct gdn_tensor_row *gdn_tensor_rows(gdn_op op)
 
 /* ---- Presence, dtypes, shapes -------------------------------------------------------------- */
 
-gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, const void *args)
+gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, void *args)
 {
-    const struct tensors         t   = tensors_of(op, args);
-    const struct gdn_tensor_row *row = gdn_tensor_rows(op);
-    for (int i = 0; i < structs[t.args].n; i++) {
-        if (row[i].needed && !t.first[i].data)
-            return gdn_fail(ctx, GDN_E_ARG, "%s: absent", row[i].name);
-        TRY(gdn_check_tensor(ctx, &t.first[i], row[i].name));
+    struct gdn_rule_args        *like = args; /* all structs begin alike */
+    const struct gdn_tensor_row *row  = gdn_tensor_rows(op);
+    for (int i = 0; i < structs[struct_of[op]].n; i++) {
+        gdn_tensor *t = &like->q + i;
+        if (row[i].needed && !t->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", row[i].name);
+        TRY(gdn_check_tensor(ctx, t, row[i].name));
+        gdn_drop_strides(t);
     }
     return GDN_OK;
 }

@@ -47,8 +47,8 @@ static inline void gdn_set_layout(struct gdn_sizes *s, int32_t layout)
 }
 
 /* Checks that needed tensors are there and that all are well formed (gdn_check_tensor()). args is
- * the library's copy. */
-gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, const void *args);
+ * the library's copy, in which strides of tensors without elements change: they may be any. */
+gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, void *args);
 
 /* After that: checks dtypes, shapes and dense rows. */
 gdn_status gdn_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const struct gdn_sizes *s);

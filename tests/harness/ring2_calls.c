@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ops/fields.h"
+#include "ops/tensors.h"
+
 /* ---- Random choices ---- */
 
 uint32_t ring2_draw_bits(struct ring2_draw *d)
@@ -24,8 +27,9 @@ bool ring2_draw_one_in(struct ring2_draw *d, int64_t n) { return ring2_draw_belo
 
 #define below(n)  ring2_draw_below(d, n)
 #define one_in(n) ring2_draw_one_in(d, n)
-/* From 1 up to n, in large calls 4n. */
-#define up_to(n) (1 + below(d->large ? 4 * (n) : (n)))
+/* From 1 up to n, in large calls 4n, in vast ones 64n. */
+#define up_to(n) (1 + below(d->vast ? 64 * (n) : d->large ? 4 * (n) : (n)))
+#define ANY(list) ((list)[below((int64_t)(sizeof(list) / sizeof *(list)))])
 
 static void init(struct ring2_draw *d, size_t room)
 {
@@ -45,6 +49,8 @@ void ring2_draw_init_large(struct ring2_draw *d)
     d->fill = d->large = true;
 }
 
+void ring2_draw_init_vast(struct ring2_draw *d) { *d = (struct ring2_draw){ .vast = true }; }
+
 /* ---- Tensors ---- */
 
 static void fill(struct ring2_draw *d, const gdn_tensor *t)
@@ -61,6 +67,11 @@ static gdn_tensor place(struct ring2_draw *d, int32_t dtype, int ndim, int64_t s
 {
     const size_t unit = gdn_dtype_bytes(dtype);
     gdn_tensor   t    = gdn_dense(NULL, dtype, ndim, s0, s1, s2, s3);
+    if (d->vast) {
+        d->used += (size_t)1 << 42;
+        t.data = (void *)(d->used + (one_in(100) ? unit : 0));
+        return t;
+    }
     d->used           = (d->used + (size_t)below(3) * unit + unit - 1) / unit * unit;
     t.data            = d->arena + d->used;
     d->used += (size_t)ring2_count(&t) * unit;
@@ -74,19 +85,29 @@ static gdn_tensor place(struct ring2_draw *d, int32_t dtype, int ndim, int64_t s
 #define PLACE3(dtype, a, b, c)    place(d, dtype, 3, a, b, c, 0)
 #define PLACE4(dtype, a, b, c, e) place(d, dtype, 4, a, b, c, e)
 
-static int32_t any_float(struct ring2_draw *d) { return (int32_t)below(3); }
+/* Sets element i, if there is memory for it. */
+static void set(const struct ring2_draw *d, const gdn_tensor *t, int64_t i, double x)
+{
+    if (!d->vast) ring2_set(t, i, x);
+}
+
+static int32_t any_float(struct ring2_draw *d)
+{
+    return d->vast && !one_in(7) ? GDN_BF16 : (int32_t)below(3);
+}
 
 static gdn_tensor index_array(struct ring2_draw *d, int64_t n, int64_t low, int64_t high)
 {
     gdn_tensor t = PLACE1(one_in(2) ? GDN_I32 : GDN_I64, n);
-    for (int64_t i = 0; i < n; i++) ring2_set(&t, i, (double)(low + below(high - low + 1)));
+    if (d->vast) return t;
+    for (int64_t i = 0; i < n; i++) set(d, &t, i, (double)(low + below(high - low + 1)));
     return t;
 }
 
 static gdn_tensor distinct(struct ring2_draw *d, int64_t n)
 {
     gdn_tensor t = PLACE1(GDN_I32, n);
-    for (int64_t i = 0; i < n; i++) ring2_set(&t, i, (double)(n - 1 - i));
+    for (int64_t i = 0; i < n; i++) set(d, &t, i, (double)(n - 1 - i));
     return t;
 }
 
@@ -94,8 +115,9 @@ static gdn_tensor distinct(struct ring2_draw *d, int64_t n)
 static gdn_tensor rows_of(struct ring2_draw *d, int64_t B, int64_t columns, int64_t low, bool any)
 {
     gdn_tensor t = PLACE2(GDN_I32, B, columns);
+    if (d->vast) return t;
     for (int64_t i = 0; i < B * columns; i++)
-        ring2_set(&t, i, (double)(low + (any ? below(i % columns + 1) : i % columns)));
+        set(d, &t, i, (double)(low + (any ? below(i % columns + 1) : i % columns)));
     return t;
 }
 
@@ -116,11 +138,11 @@ static void draw_checkpoints(struct ring2_draw *d, const struct sizes *s, gdn_ba
     } else {
         t->checkpoint_starts    = PLACE1(GDN_I64, s->B + 1);
         t->checkpoint_positions = PLACE1(GDN_I32, C);
-        for (int64_t b = 0; b <= s->B; b++) ring2_set(&t->checkpoint_starts, b, (double)(2 * b));
+        for (int64_t b = 0; b <= s->B; b++) set(d, &t->checkpoint_starts, b, (double)(2 * b));
         for (int64_t c = 0; c < C; c += 2) {
             const int64_t first = 1 + below(s->T);
-            ring2_set(&t->checkpoint_positions, c, (double)first);
-            ring2_set(&t->checkpoint_positions, c + 1, (double)(first + below(s->T - first + 1)));
+            set(d, &t->checkpoint_positions, c, (double)first);
+            set(d, &t->checkpoint_positions, c + 1, (double)(first + below(s->T - first + 1)));
         }
         if (one_in(2)) t->checkpoint_slots = distinct(d, C);
     }
@@ -138,13 +160,13 @@ static void draw_slots(struct ring2_draw *d, const struct sizes *s, gdn_batch *t
     if (one_in(6)) {
         t->write       = GDN_WRITE_EACH;
         t->write_slots = PLACE2(GDN_I32, B, T);
-        for (int64_t i = 0; i < B * T; i++)
-            ring2_set(&t->write_slots, i, (double)(one_in(8) ? below(s->P) : -1));
+        for (int64_t i = 0; i < B * T && !d->vast; i++)
+            set(d, &t->write_slots, i, (double)(one_in(8) ? below(s->P) : -1));
     }
     if (one_in(8)) {
         t->num_accepted_tokens = index_array(d, B, 1, 2);
         t->read_slots          = PLACE2(GDN_I64, B, 2);
-        for (int64_t i = 0; i < B * 2; i++) ring2_set(&t->read_slots, i, (double)(i / 2));
+        for (int64_t i = 0; i < B * 2; i++) set(d, &t->read_slots, i, (double)(i / 2));
     }
 }
 
@@ -157,7 +179,7 @@ static gdn_batch draw_batch(struct ring2_draw *d, gdn_op op, const struct sizes 
         return t;
     }
     t.cu_seqlens = PLACE1(GDN_I32, s->B + 1);
-    for (int64_t b = 0; b <= s->B; b++) ring2_set(&t.cu_seqlens, b, (double)(s->T * b));
+    for (int64_t b = 0; b <= s->B; b++) set(d, &t.cu_seqlens, b, (double)(s->T * b));
     if (one_in(4)) t.token_count = index_array(d, s->B, 0, s->T / 2);
     if (op > GDN_OP_BLOCK && op != GDN_OP_STEP) return t;
     draw_slots(d, s, &t);
@@ -176,10 +198,22 @@ struct heads {
     int64_t q, k, v, H, K, V;
 };
 
+/* Returns a head size of a device, at most so many. */
+static int64_t vast_size(struct ring2_draw *d, int64_t most)
+{
+    static const int64_t usual[] = { 64, 96, 128, 128, 128, 256, 640, 768, 1024 };
+    const int64_t        size    = one_in(6) ? 1 + below(most) : ANY(usual);
+    return size < most ? size : most;
+}
+
 static struct heads draw_heads(struct ring2_draw *d)
 {
     static const int heads[][3] = { { 1, 1, 1 }, { 1, 1, 3 }, { 2, 1, 1 }, { 2, 2, 4 } };
-    const int       *h          = heads[below(4)];
+    static const int vast[][3]  = { { 16, 16, 32 }, { 4, 4, 4 }, { 16, 4, 4 }, { 2, 2, 64 } };
+    const int       *h          = d->vast && one_in(2) ? ANY(vast) : ANY(heads);
+    if (d->vast)
+        return (struct heads){ h[0], h[1], h[2], h[0] > h[2] ? h[0] : h[2], vast_size(d, 256),
+                               vast_size(d, 1024) };
     return (struct heads){ h[0], h[1], h[2], h[0] > h[2] ? h[0] : h[2], up_to(20), up_to(14) };
 }
 
@@ -267,9 +301,14 @@ static void draw_record_fold(struct ring2_draw *d, union ring2_call *c, const st
 
 /* ---- The other ops ---- */
 
+static int64_t draw_taps(struct ring2_draw *d)
+{
+    return d->vast && one_in(2) ? 4 : 2 + below(d->vast ? 15 : 7);
+}
+
 static void draw_conv1d(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t    D = up_to(40), W = 2 + below(7), S = W - 1 + below(3);
+    const int64_t    D = up_to(40), W = draw_taps(d), S = W - 1 + below(3);
     const int32_t    A = any_float(d);
     gdn_conv1d_args *a = &c->conv1d;
     *a        = gdn_conv1d_args_init();
@@ -286,7 +325,7 @@ static void draw_conv1d(struct ring2_draw *d, union ring2_call *c, const struct 
 
 static void draw_conv1d_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t D = up_to(40), W = 2 + below(7), S = W - 1 + below(3);
+    const int64_t D = up_to(40), W = draw_taps(d), S = W - 1 + below(3);
     gdn_conv1d_backward_args *a = &c->conv1d_backward;
     *a         = gdn_conv1d_backward_args_init();
     a->x       = PLACE2(any_float(d), s->N, D);
@@ -303,10 +342,11 @@ static void draw_conv1d_backward(struct ring2_draw *d, union ring2_call *c, cons
 
 static void draw_gates(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t   H = up_to(80);
+    const int64_t   H = d->vast ? 4 * up_to(1) : up_to(80);
     gdn_gates_args *a = &c->gates;
     *a        = gdn_gates_args_init();
-    a->a      = PLACE2(any_float(d), s->N, H), a->b = PLACE2(any_float(d), s->N, H);
+    a->a      = PLACE2(any_float(d), s->N, H);
+    a->b      = PLACE2(d->vast ? a->a.dtype : any_float(d), s->N, H);
     a->g      = one_in(3) ? a->a : PLACE2(GDN_F32, s->N, H);
     a->beta   = one_in(3) ? a->b : PLACE2(GDN_F16, s->N, H);
     a->A_log  = PLACE1(GDN_F32, H), a->dt_bias = PLACE1(GDN_F32, H);
@@ -369,9 +409,15 @@ static void draw_rmsnorm_gated_backward(struct ring2_draw *d, union ring2_call *
     if (one_in(3)) a->flags = GDN_ACCUMULATE;
 }
 
+static int64_t block_size(struct ring2_draw *d, int64_t most)
+{
+    return d->vast ? vast_size(d, most) : up_to(8);
+}
+
 static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = up_to(8), V = up_to(8);
+    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2));
+    const int64_t K = block_size(d, 256), V = block_size(d, 1024);
     const int64_t D = 2 * Hk * K + Hv * V, hidden = up_to(20);
     const struct heads h  = { .H = Hv, .K = K, .V = V };
     const bool         kv = one_in(2);
@@ -406,7 +452,8 @@ static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct s
 
 static void draw_block_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
-    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2)), K = up_to(8), V = up_to(8);
+    const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2));
+    const int64_t K = block_size(d, 256), V = block_size(d, 1024);
     const int64_t D = 2 * Hk * K + Hv * V, hidden = up_to(20), W = 2 + below(7), S = W - 1;
     const bool    kv = one_in(2);
     const int32_t A  = any_float(d);
@@ -444,7 +491,7 @@ static void draw_step(struct ring2_draw *d, union ring2_call *c, const struct si
 {
     struct heads   h  = draw_heads(d);
     const int32_t  A  = any_float(d);
-    const int64_t  W  = 2 + below(7);
+    const int64_t  W  = draw_taps(d);
     const bool     kv = one_in(2);
     gdn_step_args *a  = &c->step;
     h.q               = h.k; /* fewer queries, or as many */
@@ -554,7 +601,7 @@ static void draw_summary_fold(struct ring2_draw *d, union ring2_call *c, const s
     a->U            = draw_pool(d, &h, s->B, any_float(d), kv, NULL);
     a->order        = PLACE2(one_in(2) ? GDN_I32 : GDN_I64, s->P, 1 + below(3));
     for (int64_t i = 0; i < ring2_count(&a->order); i++)
-        ring2_set(&a->order, i, (double)below(s->B + 1) - 1);
+        set(d, &a->order, i, (double)below(s->B + 1) - 1);
     if (!one_in(3)) a->state = draw_pool(d, &h, s->P, any_float(d), kv, NULL);
     a->state_out = draw_pool(d, &h, s->P, any_float(d), kv, NULL);
     if (one_in(3) && a->state.data) a->state_out = a->state;
@@ -682,11 +729,54 @@ static void match_checkpoints(struct ring2_draw *d, gdn_op op, union ring2_call 
     t->checkpoint_starts.data = t->checkpoint_positions.data = t->checkpoint_slots.data = NULL;
 }
 
+/* One sequence, a batch of an engine's steps, or many prompts. */
+static void draw_vast_sizes(struct ring2_draw *d, gdn_op op, struct sizes *s)
+{
+    static const int64_t Ts[] = { 1, 1, 2, 5, 64, 70, 500, 4096, 20000, 65536, 131072 };
+    static const int64_t Bs[] = { 1, 1, 2, 4, 8, 40, 300, 5000 };
+    s->B = ANY(Bs), s->T = ANY(Ts);
+    if ((op == GDN_OP_DECODE || op == GDN_OP_STEP) && !one_in(4)) s->T = 1;
+    while (s->B * s->T > 1 << 20) s->T /= 2;
+}
+
+/* Makes the packed batch a padded one of as many tokens. */
+static void pad(gdn_op op, union ring2_call *c, gdn_batch *t, const struct sizes *s)
+{
+    const struct gdn_tensor_row *row     = gdn_tensor_rows(op);
+    gdn_tensor                  *tensors = ring2_call_tensors(c);
+    t->cu_seqlens.data = NULL;
+    for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++) {
+        gdn_tensor *x = &tensors[i];
+        if (row[i].form != GDN_FORM_TOKENS || !x->data) continue;
+        for (int k = x->ndim++; k > 0; k--) {
+            x->size[k]   = x->size[k - 1];
+            x->stride[k] = x->stride[k - 1];
+        }
+        x->size[0] = s->B, x->size[1] = s->T;
+        x->stride[0] = s->T * x->stride[1];
+    }
+}
+
+/* Changes a number of the struct to another that is taken. */
+static void draw_field(struct ring2_draw *d, gdn_op op, union ring2_call *c)
+{
+    int                         n;
+    const struct gdn_field_row *row  = gdn_field_rows(op, &n) + below(n);
+    uint32_t                    bits = ring2_draw_bits(d) & row->takes;
+    const float                 some = row->kind == GDN_FIELD_TO_0 ? -2 : 0.5f;
+    if (row->kind == GDN_FIELD_ENUM) {
+        bits = (uint32_t)below(32);
+        while (!(row->takes >> bits & 1)) bits = (uint32_t)below(32);
+    }
+    memcpy(c->bytes + row->at, row->kind <= GDN_FIELD_ENUM ? (const void *)&bits : &some, 4);
+}
+
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch)
 {
     struct sizes     s = { .B = 1 + below(4), .T = up_to(20) };
     const gdn_batch *t = batch;
     if (d->large) s.T += 40;
+    if (d->vast) draw_vast_sizes(d, op, &s);
     s.N                = s.B * s.T;
     s.P                = s.B + below(3);
     d->B = s.B, d->T = s.T;
@@ -698,6 +788,8 @@ void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_b
     const bool has_batch = gdn_op_shapes[op].batch_at && !one_in(8);
     if (has_batch) memcpy(c->bytes + gdn_op_shapes[op].batch_at, &t, sizeof t);
     match_checkpoints(d, op, c, batch, has_batch);
+    if (d->vast && one_in(4)) draw_field(d, op, c);
+    if (d->vast && has_batch && one_in(2)) pad(op, c, batch, &s);
 }
 
 bool ring2_has_op(gdn_ctx *ctx, gdn_op op)

@@ -2,7 +2,7 @@
 /*
  * Calls of every op, drawn at random: small, well formed, every feature now and then. Contents
  * may still clash (a slot written twice), so some are refused. All tensors lie in one arena
- * that ends at a guard page.
+ * that ends at a guard page; those of vast calls lie nowhere.
  */
 #ifndef RING2_CALLS_H
 #define RING2_CALLS_H
@@ -25,6 +25,7 @@ struct ring2_draw {
     bool           fill;  /* ordinary values in all float tensors; else whatever is there */
     bool           large; /* four times the tokens, heads and columns: work for several threads */
     bool           tiny;  /* some of these values are denormal */
+    bool           vast;  /* shapes of a device; no memory is behind the tensors */
     int64_t        B, T;  /* of the call: sequences, tokens of each */
     const uint8_t *data; /* of libFuzzer; NULL: ring2_bits() */
     size_t         size;
@@ -34,6 +35,9 @@ struct ring2_draw {
 void ring2_draw_init(struct ring2_draw *d, bool fill);
 /* The same for large calls, filled. */
 void ring2_draw_init_large(struct ring2_draw *d);
+
+/* Calls of any size, padded batches among them, for a driver that computes nothing. */
+void ring2_draw_init_vast(struct ring2_draw *d);
 
 /* Random numbers from libFuzzer's bytes or ring2_bits(). */
 uint32_t ring2_draw_bits(struct ring2_draw *d);

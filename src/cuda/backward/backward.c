@@ -611,7 +611,7 @@ static gdn_status launch_plan(gdn_ctx *ctx, const struct gdn_cu_backward *a,
 {
     enum { THREADS = 256 };
     if (!a->plan) return GDN_OK;
-    ran->kernels[ran->n++] = GDN_CU_backward_plan;
+    gdn_cuda_ran_add(ran, GDN_CU_backward_plan);
     return launch(ctx, a, GDN_CU_backward_plan, ceil_of(a->rule.batch.B, THREADS), 0, stream);
 }
 
@@ -625,8 +625,8 @@ static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options
     struct gdn_cuda_ran ran = { .n = 0 };
     if (a->cut.first) TRY(gdn_cuda_walk_maps(ctx, &s, &a->cut, &ran, stream));
     TRY(launch_plan(ctx, a, &ran, stream));
-    ran.kernels[ran.n++] = mma_prepare(a);
-    ran.kernels[ran.n++] = walk;
+    gdn_cuda_ran_add(&ran, mma_prepare(a));
+    gdn_cuda_ran_add(&ran, walk);
     for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
         TRY(launch_prepare(ctx, a, stream));
         TRY(launch(ctx, a, walk, a->n_parts * r->H * a->n_strips, walk_shared(a), stream));
@@ -669,11 +669,11 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     for (int64_t i = a->n_windows - 1; i >= 0; i--)
         TRY(launch_window(ctx, a, i, true, stream));
     if (has_rest(a)) {
-        ran.kernels[ran.n++] = GDN_CU_backward_rest;
+        gdn_cuda_ran_add(&ran, GDN_CU_backward_rest);
         TRY(launch(ctx, a, GDN_CU_backward_rest, ceil_of(a->n_tokens, WARPS), 0, stream));
     }
     if (has_sums(a)) {
-        ran.kernels[ran.n++] = GDN_CU_backward_sums;
+        gdn_cuda_ran_add(&ran, GDN_CU_backward_sums);
         TRY(launch(ctx, a, GDN_CU_backward_sums, a->rule.H, 0, stream));
     }
     return gdn_cuda_note_all(ctx, "prefill_backward", ran.kernels, ran.n);

@@ -79,18 +79,17 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv_backward *args, 
         .stream = stream,
         .args   = args,
     };
-    enum gdn_kernel_id ran[3] = { tokens.kernel };
-    int                n      = 1;
+    struct gdn_cuda_ran ran = { 1, { tokens.kernel } };
     TRY(gdn_cuda_launch(ctx, &tokens));
     if (args->dstate.data) {
         TRY(gdn_cuda_launch(ctx, &states));
-        ran[n++] = states.kernel;
+        gdn_cuda_ran_add(&ran, states.kernel);
     }
     if (args->dweight.data || args->dbias.data) {
         TRY(gdn_cuda_launch(ctx, &sums));
-        ran[n++] = sums.kernel;
+        gdn_cuda_ran_add(&ran, sums.kernel);
     }
-    return gdn_cuda_note_all(ctx, "conv1d_backward", ran, n);
+    return gdn_cuda_note_all(ctx, "conv1d_backward", ran.kernels, ran.n);
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)

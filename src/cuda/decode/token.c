@@ -195,7 +195,7 @@ gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cuda_singles *
     call.args   = &singles->args;
     call.stream = stream;
     TRY(gdn_cuda_launch(ctx, &call));
-    ran->kernels[ran->n++] = call.kernel;
+    gdn_cuda_ran_add(ran, call.kernel);
     return GDN_OK;
 }
 

@@ -222,25 +222,23 @@ gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
     return GDN_OK;
 }
 
-static void add_ran(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel)
+void gdn_cuda_ran_add(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel)
 {
-    const int most = (int)(sizeof ran->kernels / sizeof *ran->kernels);
     for (int i = 0; i < ran->n; i++)
         if (ran->kernels[i] == kernel) return;
-    if (ran->n < most) ran->kernels[ran->n++] = kernel;
+    if (ran->n < GDN_CUDA_MAX_RAN) ran->kernels[ran->n++] = kernel;
 }
 
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n)
 {
-    char   names[sizeof ctx->kernel];
-    size_t used = 0;
-    if (ctx->cuda->layer) {
-        for (int i = 0; i < n; i++) add_ran(ctx->cuda->layer, kernels[i]);
-        return GDN_OK;
-    }
-    for (int i = 0; i < n; i++) {
-        const char  *name = rows[kernels[i]].name;
+    struct gdn_cuda_ran own = { .n = 0 }, *ran = ctx->cuda->layer ? ctx->cuda->layer : &own;
+    char                names[sizeof ctx->kernel];
+    size_t              used = 0;
+    for (int i = 0; i < n; i++) gdn_cuda_ran_add(ran, kernels[i]);
+    if (ran != &own) return GDN_OK;
+    for (int i = 0; i < ran->n; i++) {
+        const char  *name = rows[ran->kernels[i]].name;
         const size_t more = strlen(name);
         if (used + more + 2 > sizeof names) break;
         if (i) names[used++] = ' ';

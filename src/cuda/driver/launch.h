@@ -31,10 +31,11 @@ enum gdn_kernel_id {
     GDN_CU_cublas = GDN_N_KERNELS /* in lists of what ran */
 };
 
-/* Kernels of a call, each once. */
+/* Kernels of a call, each once; gdn_cuda_ran_add() alone adds to them. */
+enum { GDN_CUDA_MAX_RAN = 32 };
 struct gdn_cuda_ran {
     int                n;
-    enum gdn_kernel_id kernels[24];
+    enum gdn_kernel_id kernels[GDN_CUDA_MAX_RAN];
 };
 
 enum { GDN_CUDA_CHOICE = 512 }; /* characters of a line about a choice of kernels */
@@ -130,6 +131,9 @@ enum gdn_image_id gdn_cuda_kernel_image(enum gdn_kernel_id kernel);
 int               gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
 int               gdn_cuda_kernel_shared(enum gdn_kernel_id kernel);
 bool              gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
+
+/* Adds a kernel to those of a call, unless it is one of them or there is no room. */
+void gdn_cuda_ran_add(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel);
 
 /* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does loops; or,
  * where that call is part of a layer's, adds them to the layer's. */

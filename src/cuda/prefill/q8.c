@@ -93,13 +93,13 @@ gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r,
         how.by_number |= GDN_PREFILL_CHECKPOINTS;
     }
     if (a.from.data) {
-        ran.kernels[ran.n++] = GDN_CU_prefill_eight_load;
+        gdn_cuda_ran_add(&ran, GDN_CU_prefill_eight_load);
         TRY(launch(ctx, GDN_CU_prefill_eight_load, &a, 1, stream));
     }
     TRY(gdn_cuda_prefill_chunks(ctx, &inner, &how, &ran, stream));
     if (a.to.data || a.checkpoints.data) {
         const int64_t slices = count_checkpoints(r) < 1 ? 1 : count_checkpoints(r);
-        ran.kernels[ran.n++] = GDN_CU_prefill_eight_store;
+        gdn_cuda_ran_add(&ran, GDN_CU_prefill_eight_store);
         TRY(launch(ctx, GDN_CU_prefill_eight_store, &a, slices < MOST_SLICES ? slices : MOST_SLICES,
                    stream));
     }

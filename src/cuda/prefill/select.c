@@ -106,7 +106,7 @@ static gdn_status launch_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
         .stream       = stream,
         .args         = &p,
     };
-    ran->kernels[ran->n++] = call.kernel;
+    gdn_cuda_ran_add(ran, call.kernel);
     return gdn_cuda_launch(ctx, &call);
 }
 

@@ -123,7 +123,7 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
         .args         = p,
         .overlaps     = p->cut.later || p->which == GDN_SEQUENCES_SHORT || (p->plan && !is_plan),
     };
-    ran->kernels[ran->n++] = kernel;
+    gdn_cuda_ran_add(ran, kernel);
     return gdn_cuda_launch(ctx, &call);
 }
 
@@ -244,10 +244,9 @@ gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream)
 {
-    const struct gdn_cuda_cut c     = find_cut(ctx, r, how->options);
-    struct gdn_cuda_ran       again = { .n = 0 }; /* the same kernels */
+    const struct gdn_cuda_cut c = find_cut(ctx, r, how->options);
     if (is_deep(r)) return run_slice(ctx, r, how, c, 0, ran, stream);
     for (int i = 0; i * COLUMNS < r->V; i++)
-        TRY(run_slice(ctx, r, how, c, i, i ? &again : ran, stream));
+        TRY(run_slice(ctx, r, how, c, i, ran, stream));
     return GDN_OK;
 }

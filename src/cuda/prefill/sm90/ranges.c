@@ -189,7 +189,7 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
                                         .stream       = stream,
                                         .args         = p,
                                         .overlaps     = overlaps };
-    ran->kernels[ran->n++] = kernel;
+    gdn_cuda_ran_add(ran, kernel);
     return gdn_cuda_launch(ctx, &call);
 }
 

@@ -16,6 +16,9 @@ struct bpe *bpe_open(const char *path, int64_t vocab, struct memory *memory);
 /* Room for one token per byte of text; returns how many there are, -1 after one line. */
 int64_t bpe_encode(const struct bpe *b, const char *text, int32_t *tokens);
 
+/* Returns true if the token is this text. */
+bool bpe_has(const struct bpe *b, int64_t token, const char *text);
+
 void bpe_write(const struct bpe *b, int32_t token, FILE *out);
 
 #endif

@@ -8,6 +8,7 @@
 #include "cli.h"
 #include "files/whole_file.h"
 #include "generate/bpe_kind.h"
+#include "generate/nfc.h"
 #include "generate/split.h"
 
 /* Bytes of a token; NULL: there is none of this number. */
@@ -366,18 +367,32 @@ static const struct added *added_at(const struct bpe *b, const char *text, size_
     return best;
 }
 
-/* Encodes text between added tokens. First those are found that are looked for in the text as it
- * is, then, between them, the normalised ones. */
-static int64_t encode(const struct bpe *b, const char *text, size_t bytes, bool normalized,
-                      int32_t *tokens)
+static int64_t encode_between(const struct bpe *b, const char *text, size_t bytes, bool normalized,
+                              struct memory *memory, int32_t *tokens);
+
+/* Encodes text between the tokens that are looked for in the text as it is. */
+static int64_t encode_normalized(const struct bpe *b, const char *text, size_t bytes,
+                                 struct memory *memory, int32_t *tokens)
+{
+    if (b->kind.nfc) text = nfc(text, bytes, memory, &bytes);
+    if (text) return encode_between(b, text, bytes, true, memory, tokens);
+    cli_bad("no memory for the prompt");
+    return -1;
+}
+
+/* Encodes text and the added tokens in it: first those that are looked for in the text as it is,
+ * then, between them, those that are looked for in the normalised text. */
+static int64_t encode_between(const struct bpe *b, const char *text, size_t bytes, bool normalized,
+                              struct memory *memory, int32_t *tokens)
 {
     int64_t n = 0;
     for (size_t from = 0, to = 0; from < bytes;) {
         const struct added *found = NULL;
         for (; to < bytes && !found; to += !found)
             found = added_at(b, text + to, bytes - to, normalized);
-        const int64_t some = normalized ? encode_plain(b, text + from, to - from, tokens + n)
-                                        : encode(b, text + from, to - from, true, tokens + n);
+        const int64_t some =
+            normalized ? encode_plain(b, text + from, to - from, tokens + n)
+                       : encode_normalized(b, text + from, to - from, memory, tokens + n);
         if (some < 0) return -1;
         n += some;
         if (found) {
@@ -389,9 +404,15 @@ static int64_t encode(const struct bpe *b, const char *text, size_t bytes, bool 
     return n;
 }
 
-int64_t bpe_encode(const struct bpe *b, const char *text, int32_t *tokens)
+int64_t bpe_encode(const struct bpe *b, const char *text, struct memory *memory, int32_t **tokens)
 {
-    const int64_t n = encode(b, text, strlen(text), false, tokens);
+    const size_t bytes = strlen(text);
+    *tokens            = memory_get(memory, NFC_LONGER * bytes * sizeof **tokens);
+    if (!*tokens) {
+        cli_bad("no memory for the prompt");
+        return -1;
+    }
+    const int64_t n = encode_between(b, text, bytes, false, memory, *tokens);
     if (n < 0 || b->kind.most_tokens < 0 || n <= b->kind.most_tokens) return n;
     cli_bad("%s: truncation: the prompt has %lld tokens, more than max_length, %lld", b->path,
             (long long)n, (long long)b->kind.most_tokens);

@@ -60,13 +60,13 @@ int tokenizer_open(struct tokenizer *t, struct checkpoint *c, int64_t vocab)
 int tokenizer_encode(const struct tokenizer *t, const char *text, struct memory *memory,
                      int32_t **tokens, int64_t *n)
 {
+    if (t->bpe) {
+        *n = bpe_encode(t->bpe, text, memory, tokens);
+        return *n < 0 ? CLI_BAD : CLI_OK;
+    }
     *n      = (int64_t)strlen(text);
     *tokens = memory_get(memory, (size_t)*n * sizeof **tokens);
     if (!*tokens) return cli_bad("no memory for the prompt");
-    if (t->bpe) {
-        *n = bpe_encode(t->bpe, text, *tokens);
-        return *n < 0 ? CLI_BAD : CLI_OK;
-    }
     for (int64_t i = 0; i < *n; i++) (*tokens)[i] = (unsigned char)text[i];
     return CLI_OK;
 }

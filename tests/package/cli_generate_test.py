@@ -176,7 +176,8 @@ def test_known_keys():
     rope = {"rope_type": "default", "type": "mrope", "rope_theta": 10000.0,
             "mrope_section": [1, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
     more = dict(config, architectures=["Qwen3_5ForCausalLM"], rope_parameters=rope,
-                rope_scaling=None, attn_output_gate=True, output_gate_type="swish", dtype="bfloat16", use_cache=True,
+                rope_scaling=None, attn_output_gate=True, output_gate_type="swish",
+                dtype="bfloat16", use_cache=True,
                 attention_bias=False, mlp_only_layers=[], mamba_ssm_dtype="float32",
                 transformers_version="5.24.0", max_position_embeddings=262144, bos_token_id=1,
                 mtp_num_hidden_layers=1, _name_or_path="x", unsloth_fixed=True, new_option=None,
@@ -577,7 +578,7 @@ def with_tokenizer(text, name="bpe", vocab=300):
 def test_bpe():
     """Tokens of a prompt, and their bytes back."""
     for pattern in (QWEN35, QWEN2):
-        where = with_tokenizer(tokenizer(pattern))
+        where = with_tokenizer(tokenizer(pattern, normalizer=None))
         words = tokenizer()["model"]["vocab"]
         back = {i: bytes({c: b for b, c in letters().items()}[c] for c in w)
                 for w, i in words.items()}
@@ -648,6 +649,25 @@ def test_bpe_options():
                                                       "strategy": "LongestFirst", "stride": 0}},
     ):
         judged(prompts, **changes)
+
+
+def test_normal_form():
+    """A prompt in any form, beside Hugging Face's own."""
+    rng = random.Random(12)
+    old = unicodedata.ucd_3_2_0  # characters that every version knows
+    marks = [chr(c) for c in range(0x300, 0x3100) if old.combining(chr(c))]
+    apart = [chr(c) for c in range(0x30000) if old.decomposition(chr(c))[:1].isalnum()]
+    hangul = [chr(c) for c in (0x1100, 0x1112, 0x1161, 0x1175, 0x11a7, 0x11a8, 0x11c2, 0xac00,
+                               0xac01, 0xd7a3)]
+    known = "aeoAE " + "\u0301\u0323\u0308\u0304\u0345\u03b1\u1fb3"
+    prompts = ["<|go|>e\u0301<|go|>", "\u212b\u0958\U0001d15e", "q\u0307\u0323"]
+    for _ in range(25):
+        some = rng.sample(marks, 8) + rng.sample(apart, 12) + hangul + list(known)
+        prompts.append("".join(rng.choices(some, k=60)))
+    go, e = tokenizer()["added_tokens"], added(len(tokenizer()["model"]["vocab"]) + 1, "\u00e9x",
+                                               normalized=True)
+    judged(prompts + ["e\u0301x \u00e9x"], added_tokens=[*go, e])
+    judged(prompts[:3], added_tokens=[*go, dict(e, normalized=False)])
 
 
 def test_bpe_options_refused():

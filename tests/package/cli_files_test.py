@@ -200,7 +200,7 @@ def survives(*args):
 
 
 def test_hostile_json():
-    """Every JSON file that the command reads, with values changed: taken, or refused in one line."""
+    """Every JSON file with values changed: taken, or refused in one line."""
     rng = random.Random(int(os.environ.get("GDN_TEST_SEED", "1")))
     path, config, tensors = model()
     where = generate_test.folder(dict(config, vocab_size=300), {}, name="model")

@@ -128,11 +128,6 @@ gdn_batch case_gdn_batch(const struct case_batch *tokens)
     return b;
 }
 
-int case_failed(gdn_ctx *ctx, gdn_status status)
-{
-    return cli_bad("%s: %s", gdn_status_name(status), gdn_last_error(ctx));
-}
-
 /* ---- The rule ---------------------------------------------------------------------------- */
 
 const char *const case_call_names[CASE_CALL_KINDS] = { "plain", "packed", "counts", "interleaved",
@@ -434,7 +429,7 @@ int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, voi
         rule_case_state(c, rule_case_start(c, 0), rule_case_head(i, H),
                         state + i * V * K);
     const gdn_status status = code ? GDN_OK : run(c, ctx, arg);
-    if (status) code = case_failed(ctx, status);
+    if (status) code = cli_failed(ctx, status);
     if (!code && !compare_heads(c, state, want, got, found))
         code = cli_bad("no memory for the check");
     free(state);

@@ -251,6 +251,5 @@ void       case_gate_heads(struct memory *m, const struct case_dims *dims, const
                            gdn_tensor *A_log, gdn_tensor *dt_bias);
 double    case_bytes(const gdn_tensor *t);
 gdn_batch case_gdn_batch(const struct case_batch *tokens);
-int case_failed(gdn_ctx *ctx, gdn_status status);
 
 #endif

@@ -24,10 +24,16 @@ build() {
     shift 2
     cmake --preset "$preset" -B "$folder" "$@" && cmake --build "$folder"
 }
-# The build that the stages gcc, symbols, install, qemu and arm look at.
+have_nvcc() {
+    [ -x /usr/local/cuda/bin/nvcc ] || [ -x build/nvcc/nvidia/cu13/bin/nvcc ] ||
+        command -v nvcc >/dev/null
+}
+# The build that the stages gcc, symbols, install, qemu and arm look at. Its tests want device code.
 build_gcc() {
     need gcc
-    build release gcc -DCMAKE_C_COMPILER=gcc -DGDN_WERROR=ON "$@"
+    local device=OFF
+    ! command -v c++ || ! have_nvcc || device=ON
+    build release gcc -DCMAKE_C_COMPILER=gcc -DGDN_WERROR=ON -DGDN_CUDA=$device
 }
 
 # run_tests FOLDER [CTEST ARGUMENT...]: under $launcher; keeps each test's line for the count.
@@ -81,8 +87,8 @@ stage_docs() {
 # (tools/image.sh); what the other builds leave out.
 stage_images() {
     need c++
-    [ -x /usr/local/cuda/bin/nvcc ] || [ -x build/nvcc/nvidia/cu13/bin/nvcc ] || need nvcc
-    build_gcc -DGDN_CUDA=ON
+    have_nvcc || skip "no nvcc"
+    build_gcc
     ls -l build/gcc/images/*.fatbin
 }
 

@@ -3,6 +3,7 @@
 #include "device.h"
 #include "internal.h"
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -22,6 +23,28 @@ int cli_bad(const char *format, ...)
     fprintf(stderr, "gdn: %s\n", line);
     return CLI_BAD;
 }
+
+void cli_no_memory(void)
+{
+    cli_bad("no memory");
+    exit(CLI_BAD);
+}
+
+int cli_flush(void)
+{
+    errno = 0;
+    if (fflush(stdout)) return cli_bad("standard output: %s", strerror(errno));
+    return ferror(stdout) ? cli_bad("standard output: not all could be written") : CLI_OK;
+}
+
+static void *get_memory(size_t bytes)
+{
+    void *memory = malloc(bytes);
+    if (!memory) cli_no_memory();
+    return memory;
+}
+
+void cli_json_start(void) { cJSON_InitHooks(&(cJSON_Hooks){ get_memory, free }); }
 
 bool cli_integer(const char *text, int64_t min, int64_t max, int64_t *value)
 {

@@ -18,6 +18,15 @@ enum {
 /* One line "gdn: ..." on stderr, whatever bytes the arguments hold. Returns CLI_BAD. */
 int cli_bad(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Ends the program with such a line where a small block of memory, of text or JSON, is refused. */
+_Noreturn void cli_no_memory(void);
+
+/* Sends out what was printed. CLI_OK, or CLI_BAD after one line: not all of it could be written. */
+int cli_flush(void);
+
+/* From now on no call of cJSON fails for want of memory: cli_no_memory() ends the program. */
+void cli_json_start(void);
+
 enum cli_kind {
     CLI_FLAG, /* bool */
     CLI_INT,  /* int64_t from min to max */

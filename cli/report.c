@@ -32,7 +32,7 @@ cJSON *report_line(gdn_ctx *ctx)
 void report_print(cJSON *line)
 {
     char *text = cJSON_PrintUnformatted(line);
-    if (text) printf("%s\n", text);
+    printf("%s\n", text);
     cJSON_free(text);
     cJSON_Delete(line);
 }
@@ -145,7 +145,8 @@ int report_write(const struct job *job, const char *path)
     cJSON_AddStringToObject(metadata, "op", job->kind->name);
     cJSON_AddStringToObject(metadata, "producer", producer);
     for (int i = 0; i < job->n_outputs; i++)
-        tensors[i] = (struct st_tensor){ job->outputs[i].name, job->outputs[i].got };
+        tensors[i] = (struct st_tensor){ .name = job->outputs[i].name,
+                                         .view = job->outputs[i].got };
     const int code = st_write(path, tensors, job->n_outputs, metadata);
     cJSON_Delete(metadata);
     return code;

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cli.h"
+
 void table_start(struct table *t, const char *const *titles)
 {
     memset(t, 0, sizeof *t);
@@ -23,14 +25,15 @@ void table_cell(struct table *t, const char *format, ...)
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
     char **cells = realloc(t->cells, (t->n_cells + 1) * sizeof *cells);
-    if (!cells) return;
-    t->cells             = cells;
-    cells[t->n_cells++] = strdup(text);
+    if (!cells) cli_no_memory();
+    t->cells           = cells;
+    cells[t->n_cells] = strdup(text);
+    if (!cells[t->n_cells++]) cli_no_memory();
 }
 
 static const char *cell(const struct table *t, size_t i)
 {
-    return i < t->n_cells && t->cells[i] ? t->cells[i] : "";
+    return i < t->n_cells ? t->cells[i] : "";
 }
 
 static void print_row(const struct table *t, const char *const *row, const int *width, int n)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command: gdn run | generate | bench | state | accuracy | check | info. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -85,7 +84,9 @@ static int dispatch(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    cli_json_start();
     const int code = dispatch(argc, argv);
-    if (fflush(stdout) || ferror(stdout)) return cli_bad("standard output: %s", strerror(errno));
-    return code;
+    if (code != CLI_BAD) return cli_flush() ? CLI_BAD : code;
+    fflush(stdout); /* the one line of the error is out */
+    return CLI_BAD;
 }

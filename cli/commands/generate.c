@@ -94,9 +94,9 @@ static void record_tokens(struct generation *g, const int32_t *tokens, int64_t n
 
 static int record_logits(struct generation *g, int64_t n)
 {
-    struct recording *r  = &g->recording;
-    float            *to = r->logits + r->n * g->model.config.vocab;
+    struct recording *r = &g->recording;
     if (!g->o->logits) return CLI_OK;
+    float *to = r->logits + r->n * g->model.config.vocab;
     r->n += n;
     return forward_logits(&g->forward, 0, n, to);
 }
@@ -105,8 +105,9 @@ static int write_recording(const struct generation *g)
 {
     const struct recording *r         = &g->recording;
     const struct st_tensor  tensors[] = {
-        { "tokens", gdn_dense(r->tokens, GDN_I32, 1, r->n_tokens, 0, 0, 0) },
-        { "logits", gdn_dense(r->logits, GDN_F32, 2, r->n, g->model.config.vocab, 0, 0) },
+        { .name = "tokens", .view = gdn_dense(r->tokens, GDN_I32, 1, r->n_tokens, 0, 0, 0) },
+        { .name = "logits",
+          .view = gdn_dense(r->logits, GDN_F32, 2, r->n, g->model.config.vocab, 0, 0) },
     };
     return g->o->logits ? st_write(g->o->logits, tensors, 2, NULL) : CLI_OK;
 }
@@ -129,8 +130,7 @@ static int take_prompt(struct generation *g)
     if (g->n_prompt && take(g, g->prompt, g->n_prompt)) return CLI_BAD;
     g->prompt_seconds = measure_clock() - start;
     if (g->o->prompt) fputs(g->o->prompt, stdout);
-    fflush(stdout);
-    return CLI_OK;
+    return cli_flush();
 }
 
 static bool is_end(const struct config *c, int32_t token)
@@ -145,13 +145,13 @@ static int32_t sample(const struct generation *g, const float *logits, int64_t p
     return sampler_next(&g->sampler, logits, g->model.config.vocab, position);
 }
 
-static void add_token(struct generation *g, int32_t token)
+static int add_token(struct generation *g, int32_t token)
 {
     tokenizer_write(&g->tokenizer, token, stdout);
-    fflush(stdout);
     record_tokens(g, &token, 1);
     draft_add(&g->draft, &token, 1);
     g->n_added++;
+    return cli_flush();
 }
 
 /* The last token goes through the model only where a state is saved. */
@@ -160,18 +160,20 @@ static int64_t tokens_to_take(const struct generation *g)
     return g->o->n - g->n_added + (g->o->save ? 1 : 0);
 }
 
-/* Returns how many of the guesses are the tokens that the sampler takes; those are added. The first
- * one's logits are g->checked. */
-static int64_t accept(struct generation *g, const int32_t *guesses, int64_t n, int64_t position)
+/* Adds the first *accepted of the guesses, those that the sampler takes. The first one's logits are
+ * g->checked. */
+static int accept(struct generation *g, const int32_t *guesses, int64_t n, int64_t position,
+                  int64_t *accepted)
 {
     const struct config *c = &g->model.config;
     int64_t              i = 0;
     for (; i < n; i++) {
         if (sample(g, g->checked + i * c->vocab, position + i) != guesses[i]) break;
         if (is_end(c, guesses[i])) break;
-        add_token(g, guesses[i]);
+        if (add_token(g, guesses[i])) return CLI_BAD;
     }
-    return i;
+    *accepted = i;
+    return CLI_OK;
 }
 
 /* Takes the last token of the text, with guesses behind it, through the model. Of those that are
@@ -181,12 +183,14 @@ static int take_with_guesses(struct generation *g, int32_t token)
     const int64_t vocab = g->model.config.vocab, position = g->past.n + 1;
     const int64_t left  = tokens_to_take(g) - 1;
     int32_t       tokens[1 + DRAFT_MOST] = { token };
+    int64_t       accepted;
     const int64_t n =
         1 + draft_guess(&g->draft, tokens + 1, g->o->draft < left ? g->o->draft : left);
     if (n == 1) return take(g, &token, 1);
-    if (forward_run(&g->forward, tokens, n) || forward_logits(&g->forward, 0, n, g->checked))
+    if (forward_run(&g->forward, tokens, n) || forward_logits(&g->forward, 0, n, g->checked) ||
+        accept(g, tokens + 1, n - 1, position, &accepted))
         return CLI_BAD;
-    const int64_t kept = 1 + accept(g, tokens + 1, n - 1, position);
+    const int64_t kept = 1 + accepted;
     memcpy(g->logits, g->checked + (kept - 1) * vocab, (size_t)vocab * sizeof *g->logits);
     if (record_logits(g, kept)) return CLI_BAD;
     return past_undo(&g->past, &g->model, n, kept);
@@ -201,7 +205,7 @@ static int add_tokens(struct generation *g)
             return cli_bad("token %lld: the model's logits are not finite",
                            (long long)g->past.n);
         if (is_end(&g->model.config, token)) break;
-        add_token(g, token);
+        if (add_token(g, token)) return CLI_BAD;
         if (tokens_to_take(g) == 0) break;
         g->n_calls++;
         if (take_with_guesses(g, token)) return CLI_BAD;

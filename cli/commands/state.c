@@ -111,7 +111,7 @@ static int write_blob(const char *path, const void *data, size_t bytes)
     struct whole_file file;
     if (whole_file_begin(&file, path)) return CLI_BAD;
     fwrite(data, 1, bytes, file.out);
-    return whole_file_end(&file, true);
+    return whole_file_end(&file);
 }
 
 /* ---- inspect ------------------------------------------------------------------------------- */

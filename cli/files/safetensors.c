@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "files/safetensors.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "cli.h"
+#include "files/input_file.h"
 #include "files/whole_file.h"
 
 enum { MAX_HEADER = 100 << 20 }; /* the format's own limit, bytes */
@@ -34,10 +30,11 @@ const char *st_dtype_name(int32_t dtype)
 
 /* One file being read. */
 struct reader {
-    const char *path;
-    int         fd;
-    int64_t     data;  /* where the data begins in the file */
-    int64_t     bytes; /* of data */
+    struct input_file input;
+    const char       *path;
+    bool              by_map; /* the data is mapped, and tensors may be foreign */
+    int64_t           data;   /* where the data begins in the file */
+    int64_t           bytes;  /* of data */
 };
 
 /* The place of a tensor's data, for checks of all of them. */
@@ -45,18 +42,6 @@ struct span {
     const char *name;
     int64_t     begin, end;
 };
-
-static int read_at(const struct reader *r, void *to, int64_t bytes, int64_t offset)
-{
-    for (int64_t done = 0; done < bytes;) {
-        const ssize_t n = pread(r->fd, (char *)to + done, (size_t)(bytes - done), offset + done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return cli_bad("%s: cannot read: %s", r->path, strerror(errno));
-        if (n == 0) return cli_bad("%s: became shorter while it was read", r->path);
-        done += n;
-    }
-    return CLI_OK;
-}
 
 /* A JSON number that is a whole number from 0 to 2^53. */
 static bool whole(const cJSON *item, int64_t *value)
@@ -107,12 +92,25 @@ static int parse_dtype(const struct reader *r, const cJSON *item, gdn_tensor *t)
                    r->path, item->string, name);
 }
 
-static int parse_offsets(const struct reader *r, const cJSON *item, const gdn_tensor *t,
-                         struct span *span)
+/* Returns the dtype that the reader has no tensors of; NULL: it has, or a rank is too large. */
+static const char *foreign_dtype(const cJSON *item)
+{
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "dtype"));
+    for (size_t i = 0; name && i < sizeof dtypes / sizeof dtypes[0]; i++)
+        if (!strcmp(name, dtypes[i].name)) return NULL;
+    return name;
+}
+
+static bool has_foreign_rank(const cJSON *item)
+{
+    return cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(item, "shape")) > GDN_MAX_DIMS;
+}
+
+/* Reads where the data begins and ends. */
+static int parse_offsets(const struct reader *r, const cJSON *item, struct span *span)
 {
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
-    int64_t      bytes;
-    span->name = item->string;
+    span->name           = item->string;
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
         !whole(cJSON_GetArrayItem(offsets, 0), &span->begin) ||
         !whole(cJSON_GetArrayItem(offsets, 1), &span->end) || span->begin > span->end)
@@ -122,19 +120,40 @@ static int parse_offsets(const struct reader *r, const cJSON *item, const gdn_te
         return cli_bad("%s: tensor '%s': data_offsets end at %lld, but the file holds %lld bytes "
                        "of data", r->path, item->string, (long long)span->end,
                        (long long)r->bytes);
+    return CLI_OK;
+}
+
+static int check_bytes(const struct reader *r, const gdn_tensor *t, const struct span *span)
+{
+    int64_t bytes;
     if (!memory_bytes(t->dtype, t->ndim, t->size, &bytes))
         return cli_bad("%s: tensor '%s': the shape has more bytes than fit in 63 bits", r->path,
-                       item->string);
+                       span->name);
     if (bytes != span->end - span->begin)
         return cli_bad("%s: tensor '%s': data_offsets span %lld bytes, but shape and dtype need "
-                       "%lld", r->path, item->string, (long long)(span->end - span->begin),
+                       "%lld", r->path, span->name, (long long)(span->end - span->begin),
                        (long long)bytes);
     return CLI_OK;
 }
 
+static int parse_tensor(const struct reader *r, const cJSON *item, struct st_tensor *t,
+                        struct span *span)
+{
+    t->name = item->string;
+    if (!cJSON_IsObject(item))
+        return cli_bad("%s: tensor '%s': not described by an object", r->path, item->string);
+    if (parse_offsets(r, item, span)) return CLI_BAD;
+    t->foreign = r->by_map ? foreign_dtype(item) : NULL;
+    if (r->by_map && !t->foreign && has_foreign_rank(item)) t->foreign = "of more dimensions";
+    if (t->foreign) return CLI_OK;
+    if (parse_dtype(r, item, &t->view) || parse_shape(r, item, &t->view)) return CLI_BAD;
+    return check_bytes(r, &t->view, span);
+}
+
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const struct span *)a)->name, ((const struct span *)b)->name);
+    const struct st_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
 }
 
 static int by_place(const void *a, const void *b)
@@ -144,14 +163,28 @@ static int by_place(const void *a, const void *b)
     return (x->end > y->end) - (x->end < y->end);
 }
 
-/* Checks that names differ, and that the data is covered once, without a hole. */
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Fills the list that st_find() searches. */
+static int sort_names(const struct reader *r, struct st_file *file)
+{
+    const size_t n = (size_t)file->n_tensors;
+    for (size_t i = 0; i < n; i++) file->by_name[i] = &file->tensors[i];
+    qsort(file->by_name, n, sizeof *file->by_name, by_name);
+    for (size_t i = 1; i < n; i++)
+        if (!by_name(&file->by_name[i - 1], &file->by_name[i]))
+            return cli_bad("%s: tensor '%s': named twice in the header", r->path,
+                           file->by_name[i]->name);
+    return CLI_OK;
+}
+
+/* Checks that the data is covered once, without a hole. */
 static int check_spans(const struct reader *r, struct span *spans, int n)
 {
     int64_t end = 0;
-    qsort(spans, (size_t)n, sizeof *spans, by_name);
-    for (int i = 1; i < n; i++)
-        if (!strcmp(spans[i - 1].name, spans[i].name))
-            return cli_bad("%s: tensor '%s': named twice in the header", r->path, spans[i].name);
     qsort(spans, (size_t)n, sizeof *spans, by_place);
     for (int i = 0; i < n; i++) {
         if (spans[i].begin != end)
@@ -166,43 +199,47 @@ static int check_spans(const struct reader *r, struct span *spans, int n)
     return CLI_OK;
 }
 
-static int check_metadata(const struct reader *r, const cJSON *metadata)
+static int check_metadata(const struct reader *r, struct st_file *file, const cJSON *metadata)
 {
     const cJSON *item;
     if (!cJSON_IsObject(metadata)) return cli_bad("%s: __metadata__ is not an object", r->path);
+    const size_t n    = (size_t)cJSON_GetArraySize(metadata);
+    const char **keys = memory_get(&file->memory, n * sizeof *keys), **key = keys;
+    if (!keys) return cli_bad("%s: no memory for the metadata", r->path);
     cJSON_ArrayForEach(item, metadata)
     {
         if (!cJSON_IsString(item))
             return cli_bad("%s: metadata '%s': not a string", r->path, item->string);
-        if (cJSON_GetObjectItemCaseSensitive(metadata, item->string) != item)
-            return cli_bad("%s: metadata '%s': given twice", r->path, item->string);
+        *key++ = item->string;
     }
+    qsort(keys, n, sizeof *keys, by_text);
+    for (size_t i = 1; i < n; i++)
+        if (!strcmp(keys[i - 1], keys[i]))
+            return cli_bad("%s: metadata '%s': given twice", r->path, keys[i]);
     return CLI_OK;
 }
 
 /* Reads the length, then the header; leaves r->data and r->bytes set. */
 static int read_header(struct reader *r, struct st_file *file)
 {
-    struct stat   info;
+    const int64_t size = r->input.bytes;
     unsigned char prefix[8];
     uint64_t      length = 0;
-    if (fstat(r->fd, &info)) return cli_bad("%s: %s", r->path, strerror(errno));
-    if (!S_ISREG(info.st_mode)) return cli_bad("%s: not a regular file", r->path);
-    if (info.st_size < 8)
+    if (size < 8)
         return cli_bad("%s: %lld bytes, too short for a safetensors file", r->path,
-                       (long long)info.st_size);
-    if (read_at(r, prefix, 8, 0)) return CLI_BAD;
+                       (long long)size);
+    if (input_read(&r->input, prefix, 8, 0)) return CLI_BAD;
     for (int i = 0; i < 8; i++) length |= (uint64_t)prefix[i] << 8 * i;
-    if (length > MAX_HEADER || (int64_t)length > info.st_size - 8)
+    if (length > MAX_HEADER || (int64_t)length > size - 8)
         return cli_bad("%s: header of %llu bytes announced, but the file has %lld bytes and the "
                        "format allows %d", r->path, (unsigned long long)length,
-                       (long long)info.st_size, MAX_HEADER);
+                       (long long)size, MAX_HEADER);
     r->data  = 8 + (int64_t)length;
-    r->bytes = info.st_size - r->data;
+    r->bytes = size - r->data;
 
     char *text = memory_get(&file->memory, (size_t)length + 1);
     if (!text) return cli_bad("%s: no memory for the header", r->path);
-    if (read_at(r, text, (int64_t)length, 8)) return CLI_BAD;
+    if (input_read(&r->input, text, (int64_t)length, 8)) return CLI_BAD;
     const char *end = text;
     file->header    = cJSON_ParseWithLengthOpts(text, (size_t)length + 1, &end, false);
     while (file->header && end < text + length && *end == ' ') end++;
@@ -223,16 +260,11 @@ static int parse_tensors(const struct reader *r, struct st_file *file, struct sp
         if (!strcmp(item->string, "__metadata__")) {
             if (file->metadata) return cli_bad("%s: __metadata__ given twice", r->path);
             file->metadata = item;
-            if (check_metadata(r, item)) return CLI_BAD;
+            if (check_metadata(r, file, item)) return CLI_BAD;
             continue;
         }
-        gdn_tensor *t = &file->tensors[n].view;
-        if (!cJSON_IsObject(item))
-            return cli_bad("%s: tensor '%s': not described by an object", r->path, item->string);
-        if (parse_dtype(r, item, t) || parse_shape(r, item, t) ||
-            parse_offsets(r, item, t, &spans[n]))
-            return CLI_BAD;
-        file->tensors[n++].name = item->string;
+        if (parse_tensor(r, item, &file->tensors[n], &spans[n])) return CLI_BAD;
+        n++;
     }
     file->n_tensors = n;
     return CLI_OK;
@@ -252,39 +284,32 @@ static int read_tensors(const struct reader *r, struct st_file *file, const stru
     for (int i = 0; i < file->n_tensors; i++) {
         const int64_t bytes = spans[i].end - spans[i].begin;
         gdn_tensor   *view  = &file->tensors[i].view;
-        view->data          = mapped(r, file, &spans[i], view->dtype);
+        if (file->tensors[i].foreign) continue;
+        view->data = mapped(r, file, &spans[i], view->dtype);
         if (view->data) continue;
         void *data = memory_get(&file->memory, (size_t)bytes);
         if (!data)
             return cli_bad("%s: tensor '%s': no memory for %lld bytes", r->path, spans[i].name,
                            (long long)bytes);
-        if (read_at(r, data, bytes, r->data + spans[i].begin)) return CLI_BAD;
+        if (input_read(&r->input, data, bytes, r->data + spans[i].begin)) return CLI_BAD;
         view->data = data;
     }
     return CLI_OK;
 }
 
-static int map_file(const struct reader *r, struct st_file *file)
-{
-    const size_t bytes = (size_t)(r->data + r->bytes);
-    void        *map   = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
-    if (map == MAP_FAILED) return cli_bad("%s: cannot be mapped: %s", r->path, strerror(errno));
-    file->map       = map;
-    file->map_bytes = bytes;
-    return CLI_OK;
-}
-
-static int read_file(struct reader *r, struct st_file *file, bool by_map)
+static int read_file(struct reader *r, struct st_file *file)
 {
     if (read_header(r, file)) return CLI_BAD;
-    if (by_map && map_file(r, file)) return CLI_BAD;
+    file->map_bytes = (size_t)r->input.bytes;
+    if (r->by_map && input_map(&r->input, &file->map)) return CLI_BAD;
     const size_t n  = (size_t)cJSON_GetArraySize(file->header);
     file->tensors   = memory_get(&file->memory, n * sizeof *file->tensors);
+    file->by_name   = memory_get(&file->memory, n * sizeof *file->by_name);
     struct span *at = memory_get(&file->memory, n * sizeof *at);
     struct span *in_order = memory_get(&file->memory, n * sizeof *in_order);
-    if (!file->tensors || !at || !in_order)
+    if (!file->tensors || !file->by_name || !at || !in_order)
         return cli_bad("%s: no memory for %zu tensors", r->path, n);
-    if (parse_tensors(r, file, at)) return CLI_BAD;
+    if (parse_tensors(r, file, at) || sort_names(r, file)) return CLI_BAD;
     memcpy(in_order, at, n * sizeof *at);
     if (check_spans(r, in_order, file->n_tensors)) return CLI_BAD;
     return read_tensors(r, file, at);
@@ -292,12 +317,12 @@ static int read_file(struct reader *r, struct st_file *file, bool by_map)
 
 static int open_file(struct st_file *file, const char *path, bool by_map)
 {
+    struct reader r = { .path = path, .by_map = by_map };
     memset(file, 0, sizeof *file);
-    file->path      = path;
-    struct reader r = { .path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) };
-    if (r.fd < 0) return cli_bad("%s: %s", path, strerror(errno));
-    const int code = read_file(&r, file, by_map);
-    close(r.fd);
+    file->path = path;
+    if (input_open(&r.input, path)) return CLI_BAD;
+    const int code = read_file(&r, file);
+    input_close(&r.input);
     if (code) st_close(file);
     return code;
 }
@@ -308,7 +333,7 @@ int st_map(struct st_file *file, const char *path) { return open_file(file, path
 
 void st_close(struct st_file *file)
 {
-    if (file->map) munmap(file->map, file->map_bytes);
+    input_unmap(file->map, file->map_bytes);
     cJSON_Delete(file->header);
     memory_free(&file->memory);
     memset(file, 0, sizeof *file);
@@ -316,9 +341,11 @@ void st_close(struct st_file *file)
 
 const struct st_tensor *st_find(const struct st_file *file, const char *name)
 {
-    for (int i = 0; i < file->n_tensors; i++)
-        if (!strcmp(file->tensors[i].name, name)) return &file->tensors[i];
-    return NULL;
+    const struct st_tensor         key = { .name = name }, *at = &key;
+    const struct st_tensor *const *found =
+        file->n_tensors ? bsearch(&at, file->by_name, (size_t)file->n_tensors,
+                                  sizeof *file->by_name, by_name) : NULL;
+    return found ? *found : NULL;
 }
 
 const char *st_metadata(const struct st_file *file, const char *key)
@@ -369,11 +396,13 @@ static void write_all(FILE *out, const char *header, const struct st_tensor *ten
 int st_write(const char *path, const struct st_tensor *tensors, int n, const cJSON *metadata)
 {
     struct whole_file file;
-    if (whole_file_begin(&file, path)) return CLI_BAD;
-    cJSON *header = describe(tensors, n, metadata);
-    char  *text   = cJSON_PrintUnformatted(header);
-    if (text) write_all(file.out, text, tensors, n);
-    const int code = whole_file_end(&file, text != NULL);
+    cJSON            *header = describe(tensors, n, metadata);
+    char             *text   = cJSON_PrintUnformatted(header);
+    int               code   = whole_file_begin(&file, path);
+    if (!code) {
+        write_all(file.out, text, tensors, n);
+        code = whole_file_end(&file);
+    }
     cJSON_free(text);
     cJSON_Delete(header);
     return code;

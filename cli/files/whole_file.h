@@ -1,26 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files that appear whole or not at all: they are written under a name beside the target, which
- * they replace at the end.
+ * Files that appear whole or not at all: they are written under another name in the target's
+ * folder, and replace the target at the end. A link stays a link: the file that it leads to is
+ * replaced. A target that exists keeps its permissions. SIGINT, SIGTERM and SIGHUP remove the
+ * temporary file before they end the program.
  */
 #ifndef WHOLE_FILE_H
 #define WHOLE_FILE_H
 
-#include <stdbool.h>
 #include <stdio.h>
 
 #include "memory.h"
 
+enum { WHOLE_FILE_NAME = 4096 }; /* bytes */
+
 struct whole_file {
     const char *path;
-    FILE       *out; /* to be written to */
-    char        name[4096];
+    FILE       *out;                     /* to be written to */
+    char        target[WHOLE_FILE_NAME]; /* the path without links */
+    char        name[WHOLE_FILE_NAME];   /* of the temporary file */
 };
 
-/* Both return CLI_OK, or CLI_BAD after one line. Where `good` is false, or anything failed since
- * the beginning, nothing is left behind. */
+/* Both return CLI_OK, or CLI_BAD after one line. If anything failed since the beginning, nothing is
+ * left behind. One file at a time. */
 int whole_file_begin(struct whole_file *file, const char *path);
-int whole_file_end(struct whole_file *file, bool good);
+int whole_file_end(struct whole_file *file);
 
 /* Reads a regular file, whole. */
 int whole_file_read(const char *path, struct memory *memory, void **data, size_t *bytes);

@@ -12,14 +12,21 @@ static int make_state(struct past *p, const struct model *m, int ndim, const int
     return m->gpu ? gpu_take(m->gpu, m->ctx, t) : CLI_OK;
 }
 
+struct past_sizes past_sizes(const struct config *c)
+{
+    const int64_t keys = (int64_t)c->linear_key_heads * c->linear_key_dim;
+    const int64_t D    = 2 * keys + (int64_t)c->linear_value_heads * c->linear_value_dim;
+    return (struct past_sizes){
+        .conv_state = { 1, D, c->taps - 1 },
+        .state      = { 1, c->linear_value_heads, c->linear_value_dim, c->linear_key_dim },
+    };
+}
+
 static int make_gdn(struct past *p, const struct model *m, struct past_layer *l)
 {
-    const struct config *c    = &m->config;
-    const int64_t        keys = (int64_t)c->linear_key_heads * c->linear_key_dim;
-    const int64_t D      = 2 * keys + (int64_t)c->linear_value_heads * c->linear_value_dim;
-    const int64_t conv[] = { 1, D, c->taps - 1 };
-    const int64_t size[] = { 1, c->linear_value_heads, c->linear_value_dim, c->linear_key_dim };
-    return make_state(p, m, 3, conv, &l->conv_state) || make_state(p, m, 4, size, &l->state);
+    const struct past_sizes s = past_sizes(&m->config);
+    return make_state(p, m, 3, s.conv_state, &l->conv_state) ||
+           make_state(p, m, 4, s.state, &l->state);
 }
 
 static int make_full(struct past *p, const struct model *m, struct past_layer *l)

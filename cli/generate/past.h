@@ -23,6 +23,12 @@ struct past {
     struct memory      memory;
 };
 
+/* Sizes of the states of a GDN layer: [1][channels][taps - 1] and [1][heads][V][K]. */
+struct past_sizes {
+    int64_t conv_state[3], state[4];
+};
+struct past_sizes past_sizes(const struct config *c);
+
 /* An empty past with room for so many tokens. */
 int  past_make(struct past *p, const struct model *m, int64_t capacity);
 void past_free(struct past *p);

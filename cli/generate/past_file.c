@@ -8,53 +8,70 @@
 
 /* ---- The tensors of a file ------------------------------------------------------------------- */
 
-/* The list that a file of this model has; data NULL for keys and values. */
+/* The tensors of a state's file, in order: logits, then two of each layer. */
 struct list {
     struct st_tensor *tensors;
     int               n;
     struct memory     memory;
 };
 
-static void add(struct list *l, const char *name, int layer, gdn_tensor view)
+static void add(struct list *l, const char *name, int layer, int ndim, const int64_t *size)
 {
-    char *full = memory_get(&l->memory, 64);
+    char             *full = memory_get(&l->memory, 64);
+    struct st_tensor *t    = &l->tensors[l->n];
     if (!full) return;
     if (layer < 0) snprintf(full, 64, "%s", name);
     else snprintf(full, 64, "layers.%d.%s", layer, name);
-    l->tensors[l->n++] = (struct st_tensor){ full, view };
+    t->name       = full;
+    t->view.dtype = GDN_F32;
+    t->view.ndim  = ndim;
+    memcpy(t->view.size, size, (size_t)ndim * sizeof *size);
+    l->n++;
 }
 
-/* Returns a state's view, or memory for a copy of one that is on a GPU. */
-static gdn_tensor on_host(struct list *l, const struct model *m, gdn_tensor state)
+/* Names and sizes after n tokens. They have no data yet. */
+static int make_list(struct list *l, const struct model *m, int64_t n)
 {
-    return m->gpu ? memory_tensor(&l->memory, GDN_F32, state.ndim, state.size) : state;
-}
-
-/* Views of the past; those of keys and values are filled in by copies. */
-static int make_list(struct list *l, const struct past *p, const struct model *m,
-                     const float *logits)
-{
-    const struct config *c = &m->config;
+    const struct config    *c = &m->config;
+    const struct past_sizes s = past_sizes(c);
     memset(l, 0, sizeof *l);
     const int wanted = 1 + 2 * c->n_layers;
     l->tensors       = memory_get(&l->memory, (size_t)wanted * sizeof *l->tensors);
     if (!l->tensors) return cli_bad("no memory for the state's file");
-    add(l, "logits", -1, gdn_dense((void *)(uintptr_t)logits, GDN_F32, 1, c->vocab, 0, 0, 0));
+    add(l, "logits", -1, 1, &c->vocab);
     for (int i = 0; i < c->n_layers; i++) {
-        const struct past_layer *at = &p->layers[i];
         if (m->layers[i].is_full) {
-            add(l, "keys", i,
-                gdn_dense(at->keys, GDN_F32, 3, p->n, c->n_kv_heads, c->head_dim, 0));
-            add(l, "values", i,
-                gdn_dense(NULL, GDN_F32, 3, c->n_kv_heads, c->head_dim, p->n, 0));
+            add(l, "keys", i, 3, (const int64_t[]){ n, c->n_kv_heads, c->head_dim });
+            add(l, "values", i, 3, (const int64_t[]){ c->n_kv_heads, c->head_dim, n });
         } else {
-            add(l, "conv_state", i, on_host(l, m, at->conv_state));
-            add(l, "state", i, on_host(l, m, at->state));
-            if (!l->tensors[l->n - 1].view.data || !l->tensors[l->n - 2].view.data)
-                return cli_bad("no memory for the state's file");
+            add(l, "conv_state", i, 3, s.conv_state);
+            add(l, "state", i, 4, s.state);
         }
     }
     return l->n == wanted ? CLI_OK : cli_bad("no memory for the state's file");
+}
+
+/* A state's data, or memory for a copy of one that is on a GPU. */
+static int take_state(struct list *l, const struct model *m, gdn_tensor *view, gdn_tensor state)
+{
+    *view = m->gpu ? memory_tensor(&l->memory, GDN_F32, state.ndim, state.size) : state;
+    return view->data ? CLI_OK : cli_bad("no memory for the state's file");
+}
+
+/* The tensors get the data of the past; values are filled in by copies. */
+static int take_data(struct list *l, const struct past *p, const struct model *m,
+                     const float *logits)
+{
+    l->tensors[0].view.data = (void *)(uintptr_t)logits;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        const struct past_layer *at = &p->layers[i];
+        struct st_tensor        *t  = &l->tensors[1 + 2 * i];
+        if (m->layers[i].is_full) t->view.data = at->keys;
+        else if (take_state(l, m, &t[0].view, at->conv_state) ||
+                 take_state(l, m, &t[1].view, at->state))
+            return CLI_BAD;
+    }
+    return CLI_OK;
 }
 
 /* Copies states of GDN layers between a GPU and the list. */
@@ -115,12 +132,13 @@ int past_save(const struct past *p, const struct model *m, const struct sampler 
     struct list l;
     char        temperature[32];
     cJSON      *metadata = cJSON_CreateObject();
-    int         code     = make_list(&l, p, m, logits);
+    int         code     = make_list(&l, m, p->n);
     snprintf(temperature, sizeof temperature, "%.17g", s->temperature);
     cJSON_AddStringToObject(metadata, "temperature", temperature);
     add_text(metadata, "tokens", "%" PRIu64, (uint64_t)p->n);
     add_text(metadata, "seed", "%" PRIu64, s->seed);
     add_text(metadata, "model", "%016" PRIx64, m->fingerprint);
+    if (!code) code = take_data(&l, p, m, logits);
     if (!code) code = pack_values(&l, p, m);
     if (!code) code = copy_states(&l, p, m, false);
     if (!code) code = st_write(path, l.tensors, l.n, metadata);
@@ -131,7 +149,7 @@ int past_save(const struct past *p, const struct model *m, const struct sampler 
 
 /* ---- Loading --------------------------------------------------------------------------------- */
 
-static int read_metadata(const struct st_file *file, const struct model *m, struct past *p,
+static int read_metadata(const struct st_file *file, const struct model *m, int64_t *n,
                          struct sampler *s)
 {
     const char *tokens = st_metadata(file, "tokens"), *seed = st_metadata(file, "seed");
@@ -145,7 +163,7 @@ static int read_metadata(const struct st_file *file, const struct model *m, stru
     if (strcmp(model, own))
         return cli_bad("%s: the state of another model (%.20s; this one is %s)", file->path, model,
                        own);
-    if (!cli_integer(tokens, 1, INT32_MAX, &p->n) || !cli_integer(seed, 0, INT64_MAX, &number) ||
+    if (!cli_integer(tokens, 1, INT32_MAX, n) || !cli_integer(seed, 0, INT64_MAX, &number) ||
         !cli_real(temperature, &s->temperature) || s->temperature < 0)
         return cli_bad("%s: metadata tokens, seed or temperature is not a number in range",
                        file->path);
@@ -167,31 +185,38 @@ static const float *find(const struct st_file *file, const struct st_tensor *wan
     return NULL;
 }
 
-static int read_tensors(const struct st_file *file, const struct list *l, struct past *p)
+/* Reads the tensors, which find() has accepted. */
+static void read_tensors(const struct st_file *file, const struct list *l, struct past *p)
 {
     for (int i = 0; i < l->n; i++) {
-        const gdn_tensor *t = &l->tensors[i].view;
+        const gdn_tensor *t    = &l->tensors[i].view;
         const float      *from = find(file, &l->tensors[i]);
-        if (!from) return CLI_BAD;
         if (t->data) memcpy(t->data, from, (size_t)elements(t) * sizeof *from);
         else
             copy_rows(p->layers[(i - 1) / 2].values, p->capacity, from, p->n,
                       t->size[0] * t->size[1], p->n);
     }
-    return CLI_OK;
 }
 
+/* All is checked before there is memory for it: the number of tokens is the file's. */
 static int read_file(const struct st_file *file, struct past *p, const struct model *m,
                      struct sampler *s, float *logits, int64_t more)
 {
-    struct past read = { 0 };
-    struct list l;
-    if (read_metadata(file, m, &read, s)) return CLI_BAD;
-    if (past_make(p, m, read.n + more)) return CLI_BAD;
-    p->n     = read.n;
-    int code = make_list(&l, p, m, logits);
-    if (!code) code = read_tensors(file, &l, p);
-    if (!code) code = copy_states(&l, p, m, true);
+    struct list l = { .n = 0 };
+    int64_t     n;
+    int         code = read_metadata(file, m, &n, s);
+    if (!code) code = make_list(&l, m, n);
+    for (int i = 0; !code && i < l.n; i++)
+        if (!find(file, &l.tensors[i])) code = CLI_BAD;
+    if (!code) code = past_make(p, m, n + more);
+    if (!code) {
+        p->n = n;
+        code = take_data(&l, p, m, logits);
+    }
+    if (!code) {
+        read_tensors(file, &l, p);
+        code = copy_states(&l, p, m, true);
+    }
     memory_free(&l.memory);
     return code;
 }

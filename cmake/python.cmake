@@ -26,7 +26,7 @@ target_include_directories(gdn_native PRIVATE include)
 target_include_directories(gdn_native SYSTEM PRIVATE ${python_include})
 # Exceptions of torch pass through the kernels of its operators.
 target_compile_options(gdn_native PRIVATE -fexceptions)
-target_link_libraries(gdn_native PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+target_link_libraries(gdn_native PRIVATE ${system_libraries})
 set_target_properties(gdn_native PROPERTIES PREFIX "" OUTPUT_NAME _native SUFFIX .abi3.so)
 
 if(SKBUILD)

@@ -2,16 +2,25 @@
 #include "generate/bpe.h"
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <string.h>
 
 #include "cli.h"
 #include "files/whole_file.h"
+#include "generate/bpe_kind.h"
+#include "generate/nfc.h"
 #include "generate/split.h"
 
 /* Bytes of a token; NULL: there is none of this number. */
 struct piece {
     const char *bytes;
     size_t      n;
+};
+
+struct added {
+    struct piece piece;
+    int32_t      token;
+    bool         normalized; /* is looked for in the normalised text */
 };
 
 struct merge {
@@ -26,11 +35,11 @@ struct bpe {
     int32_t       *by_bytes; /* hash table of tokens, -1: free */
     struct merge  *merges;   /* hash table */
     size_t         n_by_bytes, n_merges; /* powers of two */
-    struct piece  *added;    /* tokens that are found in a text before it is cut */
-    int32_t       *added_tokens;
+    struct added  *added;    /* tokens that are found in a text before it is cut */
     int            n_added;
+    int32_t        next_added; /* the number of the next one */
     char          *text; /* bytes of all tokens; the next free one */
-    bool           marks;
+    struct bpe_kind kind;
     int32_t        byte_tokens[256];
 };
 
@@ -121,10 +130,10 @@ static const char *text_of(const cJSON *json, const char *key)
 
 static int add_token(struct bpe *b, struct piece piece, double number, const char *name)
 {
-    const int32_t token = (int32_t)number;
-    if (!(number >= 0 && number < (double)b->vocab) || token != number)
+    if (!(number >= 0 && number < (double)b->vocab) || number != floor(number))
         return cli_bad("%s: token '%.40s': its number is not from 0 to %lld, as the model's",
                        b->path, name, (long long)b->vocab - 1);
+    const int32_t token = (int32_t)number;
     if (b->pieces[token].bytes)
         return cli_bad("%s: token '%.40s': another one has its number, %d", b->path, name, token);
     b->pieces[token] = piece;
@@ -199,58 +208,49 @@ static int read_merges(struct bpe *b, const cJSON *merges)
         if (!read_pair(b, item, &m))
             return cli_bad("%s: merge %d is not two tokens whose sum is a token", b->path, rank);
         struct merge *to = find_merge(b, m.left, m.right);
-        if (!to->used) *to = m;
+        *to = m; /* of equal ones the last */
         rank++;
     }
     return CLI_OK;
 }
 
+/* Returns the number that an added token has: its own in the vocabulary, or the next one. */
+static int32_t number_of_added(struct bpe *b, const char *content, size_t n)
+{
+    bool               good;
+    const struct piece word  = bytes_of(b, content, n, &good);
+    const int32_t      known = good ? *find_bytes(b, word.bytes, word.n) : -1;
+    return known >= 0 ? known : b->next_added;
+}
+
 /* They may be in the vocabulary too. */
+static int read_added_token(struct bpe *b, const cJSON *item)
+{
+    const char  *content = text_of(item, "content");
+    const cJSON *id      = get(item, "id");
+    const size_t n       = strlen(content);
+    if (!n || !cJSON_IsNumber(id))
+        return cli_bad("%s: added_tokens: token %d has no content or no id", b->path, b->n_added);
+    if (bpe_kind_check_added(item, b->path)) return CLI_BAD;
+    const int32_t number = number_of_added(b, content, n);
+    if (id->valuedouble != number)
+        return cli_bad("%s: added_tokens: token '%.40s': id is %.17g, wanted %d, its number in the "
+                       "vocabulary or the next one", b->path, content, id->valuedouble, number);
+    const struct piece piece = { b->text, n };
+    memcpy(b->text, content, n);
+    if (number != b->next_added) b->pieces[number].bytes = NULL;
+    else b->next_added++;
+    if (add_token(b, piece, number, content)) return CLI_BAD;
+    b->added[b->n_added++] = (struct added){ .piece = piece, .token = number,
+                                             .normalized = cJSON_IsTrue(get(item, "normalized")) };
+    return CLI_OK;
+}
+
 static int read_added(struct bpe *b, const cJSON *added)
 {
     const cJSON *item;
     cJSON_ArrayForEach(item, added)
-    {
-        const char  *content = text_of(item, "content");
-        const cJSON *id      = get(item, "id");
-        struct piece piece   = { b->text, strlen(content) };
-        if (!piece.n || !cJSON_IsNumber(id))
-            return cli_bad("%s: added_tokens: token %d has no content or no id", b->path,
-                           b->n_added);
-        memcpy(b->text, content, piece.n);
-        if (id->valuedouble >= 0 && id->valuedouble < (double)b->vocab)
-            b->pieces[(int32_t)id->valuedouble].bytes = NULL;
-        if (add_token(b, piece, id->valuedouble, content)) return CLI_BAD;
-        b->added[b->n_added]          = piece;
-        b->added_tokens[b->n_added++] = (int32_t)id->valuedouble;
-    }
-    return CLI_OK;
-}
-
-/* Returns the expression of the one Split, alone or in a Sequence. */
-static const char *pattern_of(const cJSON *pre)
-{
-    const cJSON *item;
-    if (!strcmp(text_of(pre, "type"), "Split")) return text_of(get(pre, "pattern"), "Regex");
-    cJSON_ArrayForEach(item, get(pre, "pretokenizers"))
-        if (!strcmp(text_of(item, "type"), "Split"))
-            return text_of(get(item, "pattern"), "Regex");
-    return "";
-}
-
-static int check_kind(struct bpe *b, const cJSON *json)
-{
-    const char *pattern = pattern_of(get(json, "pre_tokenizer"));
-    const char *type    = text_of(get(json, "model"), "type");
-    const char *normal  = text_of(get(json, "normalizer"), "type");
-    if (strcmp(type, "BPE"))
-        return cli_bad("%s: model.type is '%.20s', wanted BPE", b->path, type);
-    if (*normal && strcmp(normal, "NFC"))
-        return cli_bad("%s: normalizer is '%.20s', wanted NFC or none", b->path, normal);
-    b->marks = !strcmp(pattern, split_qwen35);
-    if (!b->marks && strcmp(pattern, split_qwen2))
-        return cli_bad("%s: pre_tokenizer: wanted the Split of Qwen2 or Qwen3.5, found '%.60s'",
-                       b->path, pattern);
+        if (read_added_token(b, item)) return CLI_BAD;
     return CLI_OK;
 }
 
@@ -258,15 +258,15 @@ static int make_tables(struct bpe *b, const cJSON *json, size_t text, struct mem
 {
     const cJSON *model   = get(json, "model");
     const size_t n_added = (size_t)cJSON_GetArraySize(get(json, "added_tokens"));
+    b->next_added        = cJSON_GetArraySize(get(model, "vocab"));
     b->n_by_bytes        = table_size((size_t)cJSON_GetArraySize(get(model, "vocab")));
     b->n_merges          = table_size((size_t)cJSON_GetArraySize(get(model, "merges")));
     b->pieces            = memory_get(memory, (size_t)b->vocab * sizeof *b->pieces);
     b->by_bytes          = memory_get(memory, b->n_by_bytes * sizeof *b->by_bytes);
     b->merges            = memory_get(memory, b->n_merges * sizeof *b->merges);
     b->added             = memory_get(memory, n_added * sizeof *b->added);
-    b->added_tokens      = memory_get(memory, n_added * sizeof *b->added_tokens);
     b->text              = memory_get(memory, text); /* no token is longer than its JSON */
-    if (!b->pieces || !b->by_bytes || !b->merges || !b->added || !b->added_tokens || !b->text)
+    if (!b->pieces || !b->by_bytes || !b->merges || !b->added || !b->text)
         return cli_bad("%s: no memory for the tokenizer", b->path);
     memset(b->by_bytes, -1, b->n_by_bytes * sizeof *b->by_bytes);
     return CLI_OK;
@@ -275,7 +275,7 @@ static int make_tables(struct bpe *b, const cJSON *json, size_t text, struct mem
 static int read_json(struct bpe *b, const cJSON *json, size_t text, struct memory *memory)
 {
     const cJSON *model = get(json, "model");
-    if (check_kind(b, json) || make_tables(b, json, text, memory) ||
+    if (bpe_kind_read(&b->kind, json, b->path) || make_tables(b, json, text, memory) ||
         read_vocab(b, get(model, "vocab")) || read_merges(b, get(model, "merges")))
         return CLI_BAD;
     for (int i = 0; i < 256; i++) {
@@ -321,54 +321,108 @@ static int64_t merge_all(const struct bpe *b, int32_t *tokens, int64_t n)
     }
 }
 
-/* Returns text without added tokens. */
+/* Encodes one piece of the text; returns how many tokens it is, -1 after one line. */
+static int64_t encode_piece(const struct bpe *b, const char *text, size_t bytes, int32_t *tokens)
+{
+    const int32_t whole = b->kind.ignore_merges ? *find_bytes(b, text, bytes) : -1;
+    if (whole >= 0) {
+        *tokens = whole;
+        return 1;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        const unsigned char byte = (unsigned char)text[i];
+        tokens[i]                = b->byte_tokens[byte];
+        if (tokens[i] < 0) {
+            cli_bad("%s: no token for byte %d of the prompt", b->path, byte);
+            return -1;
+        }
+    }
+    return merge_all(b, tokens, (int64_t)bytes);
+}
+
+/* Encodes text without added tokens. */
 static int64_t encode_plain(const struct bpe *b, const char *text, size_t bytes, int32_t *tokens)
 {
     int64_t n = 0;
     for (size_t at = 0, some; at < bytes; at += some) {
-        some = split_piece(text + at, bytes - at, b->marks);
-        for (size_t i = 0; i < some; i++) {
-            const unsigned char byte = (unsigned char)text[at + i];
-            tokens[n + (int64_t)i]   = b->byte_tokens[byte];
-            if (b->byte_tokens[byte] < 0) {
-                cli_bad("%s: no token for byte %d of the prompt", b->path, byte);
-                return -1;
-            }
-        }
-        n += merge_all(b, tokens + n, (int64_t)some);
+        some               = split_piece(text + at, bytes - at, b->kind.marks);
+        const int64_t more = encode_piece(b, text + at, some, tokens + n);
+        if (more < 0) return -1;
+        n += more;
     }
     return n;
 }
 
-/* The longest added token at the start of the text; -1: none. */
-static int added_at(const struct bpe *b, const char *text, size_t bytes)
+/* The longest added token at the start of the text; NULL: none. */
+static const struct added *added_at(const struct bpe *b, const char *text, size_t bytes,
+                                    bool normalized)
 {
-    int best = -1;
-    for (int i = 0; i < b->n_added; i++)
-        if (b->added[i].n <= bytes && !memcmp(text, b->added[i].bytes, b->added[i].n) &&
-            (best < 0 || b->added[i].n > b->added[best].n))
-            best = i;
+    const struct added *best = NULL;
+    for (int i = 0; i < b->n_added; i++) {
+        const struct added *a = &b->added[i];
+        if (a->normalized == normalized && a->piece.n <= bytes &&
+            !memcmp(text, a->piece.bytes, a->piece.n) && (!best || a->piece.n > best->piece.n))
+            best = a;
+    }
     return best;
 }
 
-int64_t bpe_encode(const struct bpe *b, const char *text, int32_t *tokens)
+static int64_t encode_between(const struct bpe *b, const char *text, size_t bytes, bool normalized,
+                              struct memory *memory, int32_t *tokens);
+
+/* Encodes text between the tokens that are looked for in the text as it is. */
+static int64_t encode_normalized(const struct bpe *b, const char *text, size_t bytes,
+                                 struct memory *memory, int32_t *tokens)
 {
-    const size_t bytes = strlen(text);
-    int64_t      n     = 0;
+    if (b->kind.nfc) text = nfc(text, bytes, memory, &bytes);
+    if (text) return encode_between(b, text, bytes, true, memory, tokens);
+    cli_bad("no memory for the prompt");
+    return -1;
+}
+
+/* Encodes text and the added tokens in it: first those that are looked for in the text as it is,
+ * then, between them, those that are looked for in the normalised text. */
+static int64_t encode_between(const struct bpe *b, const char *text, size_t bytes, bool normalized,
+                              struct memory *memory, int32_t *tokens)
+{
+    int64_t n = 0;
     for (size_t from = 0, to = 0; from < bytes;) {
-        int found = -1;
-        for (; to < bytes && found < 0; to += found < 0)
-            found = added_at(b, text + to, bytes - to);
-        const int64_t some = encode_plain(b, text + from, to - from, tokens + n);
+        const struct added *found = NULL;
+        for (; to < bytes && !found; to += !found)
+            found = added_at(b, text + to, bytes - to, normalized);
+        const int64_t some =
+            normalized ? encode_plain(b, text + from, to - from, tokens + n)
+                       : encode_normalized(b, text + from, to - from, memory, tokens + n);
         if (some < 0) return -1;
         n += some;
-        if (found >= 0) {
-            tokens[n++] = b->added_tokens[found];
-            to += b->added[found].n;
+        if (found) {
+            tokens[n++] = found->token;
+            to += found->piece.n;
         }
         from = to;
     }
     return n;
+}
+
+int64_t bpe_encode(const struct bpe *b, const char *text, struct memory *memory, int32_t **tokens)
+{
+    const size_t bytes = strlen(text);
+    *tokens            = memory_get(memory, NFC_LONGER * bytes * sizeof **tokens);
+    if (!*tokens) {
+        cli_bad("no memory for the prompt");
+        return -1;
+    }
+    const int64_t n = encode_between(b, text, bytes, false, memory, *tokens);
+    if (n < 0 || b->kind.most_tokens < 0 || n <= b->kind.most_tokens) return n;
+    cli_bad("%s: truncation: the prompt has %lld tokens, more than max_length, %lld", b->path,
+            (long long)n, (long long)b->kind.most_tokens);
+    return -1;
+}
+
+bool bpe_has(const struct bpe *b, int64_t token, const char *text)
+{
+    const struct piece *p = token >= 0 && token < b->vocab ? &b->pieces[token] : NULL;
+    return p && p->bytes && p->n == strlen(text) && !memcmp(p->bytes, text, p->n);
 }
 
 void bpe_write(const struct bpe *b, int32_t token, FILE *out)

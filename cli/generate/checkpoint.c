@@ -2,6 +2,7 @@
 #include "generate/checkpoint.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "cli.h"
 #include "core/os/program.h"
@@ -25,8 +26,7 @@ bool checkpoint_has(struct checkpoint *c, const char *name)
     return path && !gdn_os_is_folder(path, &is_folder);
 }
 
-/* *json NULL before; one line if the file is not JSON. */
-static int read_json(struct checkpoint *c, const char *name, cJSON **json)
+int checkpoint_json(struct checkpoint *c, const char *name, cJSON **json)
 {
     const char *path = checkpoint_path(c, name);
     void       *text;
@@ -56,7 +56,7 @@ static int open_named(struct checkpoint *c, const char *name)
 static int check_name(const char *index, const cJSON *item)
 {
     const char *name = cJSON_GetStringValue(item);
-    if (!name || !*name || strchr(name, '/'))
+    if (!name || !*name || strpbrk(name, "/\\:"))
         return cli_bad("%s: tensor '%s': '%.100s' is not the name of a file in this folder", index,
                        item->string, name ? name : "no text");
     return CLI_OK;
@@ -95,11 +95,14 @@ static int open_folder(struct checkpoint *c)
 {
     static const char index_name[] = "model.safetensors.index.json";
     cJSON            *index        = NULL;
-    if (read_json(c, "config.json", &c->config)) return CLI_BAD;
+    if (checkpoint_json(c, "config.json", &c->config)) return CLI_BAD;
+    if (checkpoint_has(c, "adapter_config.json"))
+        return cli_bad("%s: an adapter (adapter_config.json), which is not supported; merge it "
+                       "into the weights", c->path);
     if (checkpoint_has(c, "model.safetensors")) return open_named(c, "model.safetensors");
     if (!checkpoint_has(c, index_name))
         return cli_bad("%s: neither model.safetensors nor %s is there", c->path, index_name);
-    int code = read_json(c, index_name, &index);
+    int code = checkpoint_json(c, index_name, &index);
     if (!code) code = open_shards(c, index, checkpoint_path(c, index_name));
     cJSON_Delete(index);
     return code;
@@ -114,6 +117,67 @@ static int open_single(struct checkpoint *c)
     return c->config ? CLI_OK : cli_bad("%s: metadata 'config': not JSON", c->path);
 }
 
+/* ---- Tensors of all files -------------------------------------------------------------------- */
+
+static int by_name(const void *a, const void *b)
+{
+    const struct checkpoint_tensor *x = a, *y = b;
+    return strcmp(x->tensor->name, y->tensor->name);
+}
+
+static int list_tensors(struct checkpoint *c)
+{
+    int64_t n = 0;
+    for (int i = 0; i < c->n_files; i++) n += c->files[i].n_tensors;
+    c->tensors = memory_get(&c->memory, (size_t)n * sizeof *c->tensors);
+    if (!c->tensors) return cli_bad("%s: no memory for %lld tensors", c->path, (long long)n);
+    for (int i = 0; i < c->n_files; i++)
+        for (int j = 0; j < c->files[i].n_tensors; j++)
+            c->tensors[c->n_tensors++] = (struct checkpoint_tensor){
+                .tensor = &c->files[i].tensors[j], .path = c->files[i].path };
+    qsort(c->tensors, (size_t)n, sizeof *c->tensors, by_name);
+    for (int64_t i = 1; i < n; i++)
+        if (!by_name(&c->tensors[i - 1], &c->tensors[i]))
+            return cli_bad("%s: tensor '%s' is in %s too", c->tensors[i].path,
+                           c->tensors[i].tensor->name, c->tensors[i - 1].path);
+    return CLI_OK;
+}
+
+const struct st_tensor *checkpoint_find(const struct checkpoint *c, const char *name)
+{
+    const struct st_tensor         wanted = { .name = name };
+    const struct checkpoint_tensor key    = { .tensor = &wanted };
+    struct checkpoint_tensor      *found  =
+        c->n_tensors ? bsearch(&key, c->tensors, (size_t)c->n_tensors, sizeof key, by_name) : NULL;
+    if (!found) return NULL;
+    found->is_used = true;
+    return found->tensor;
+}
+
+/* Returns true if the text of a prompt does not depend on the tensor. */
+static bool is_apart(const char *name)
+{
+    static const char *const prefixes[] = { "model.visual.", "visual.", "mtp.", "model.mtp." };
+    static const char        angles[]   = "rotary_emb.inv_freq"; /* they follow from the config */
+    const size_t             n = strlen(name), n_angles = sizeof angles - 1;
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
+        if (!strncmp(name, prefixes[i], strlen(prefixes[i]))) return true;
+    return n >= n_angles && !strcmp(name + n - n_angles, angles);
+}
+
+int checkpoint_check_rest(const struct checkpoint *c)
+{
+    for (int64_t i = 0; i < c->n_tensors; i++) {
+        const struct checkpoint_tensor *t = &c->tensors[i];
+        if (!t->is_used && !is_apart(t->tensor->name))
+            return cli_bad("%s: tensor '%s': this model has none of that name; it may change the "
+                           "text", t->path, t->tensor->name);
+    }
+    return CLI_OK;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
 int checkpoint_open(struct checkpoint *c, const char *path)
 {
     memset(c, 0, sizeof *c);
@@ -122,7 +186,7 @@ int checkpoint_open(struct checkpoint *c, const char *path)
     if (error) return cli_bad("%s: %s", path, strerror(error));
     c->files     = memory_get(&c->memory, MAX_SHARDS * sizeof *c->files);
     if (!c->files) return cli_bad("%s: no memory", path);
-    return c->is_folder ? open_folder(c) : open_single(c);
+    return (c->is_folder ? open_folder(c) : open_single(c)) || list_tensors(c) ? CLI_BAD : CLI_OK;
 }
 
 void checkpoint_close(struct checkpoint *c)
@@ -131,13 +195,4 @@ void checkpoint_close(struct checkpoint *c)
     cJSON_Delete(c->config);
     memory_free(&c->memory);
     memset(c, 0, sizeof *c);
-}
-
-const struct st_tensor *checkpoint_find(const struct checkpoint *c, const char *name)
-{
-    for (int i = 0; i < c->n_files; i++) {
-        const struct st_tensor *t = st_find(&c->files[i], name);
-        if (t) return t;
-    }
-    return NULL;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "generate/config.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "cli.h"
+#include "generate/config_keys.h"
 
 static const cJSON *get(const cJSON *json, const char *key)
 {
@@ -73,38 +75,47 @@ static int read_widths(struct config *c, const cJSON *json, const char *name)
 }
 
 /* Reads a number between min and max, or, absent, what *value holds. */
-static int read_real(const cJSON *json, const char *key, double min, double max, float *value,
+static int read_real(const cJSON *json, const char *key, double min, double max, double *value,
                      const char *name)
 {
     const cJSON *item = get(json, key);
     if (!item) return CLI_OK;
     if (!cJSON_IsNumber(item) || !(item->valuedouble > min && item->valuedouble <= max))
         return cli_bad("%s: %s is not a number above %g, at most %g", name, key, min, max);
-    *value = (float)item->valuedouble;
+    *value = item->valuedouble;
     return CLI_OK;
 }
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
-/* Reads theta and the factor. Older files have them beside the other keys. */
+/* Reads theta and the factor of an object; of the file's own keys the same. */
+static int read_rope_values(struct config *c, double *factor, const cJSON *from, const char *name)
+{
+    double theta = c->rope_theta;
+    if (read_real(from, "rope_theta", 0, 1e30, &theta, name) ||
+        read_real(from, "partial_rotary_factor", 0, 1, factor, name))
+        return CLI_BAD;
+    c->rope_theta = (float)theta;
+    return CLI_OK;
+}
+
+/* Older files have theta and the factor beside the other keys. */
 static int read_rope(struct config *c, const cJSON *json, const char *name)
 {
-    const cJSON *rope   = get(json, "rope_parameters");
-    float        factor = 0.25f;
-    const char  *type;
-    if (!rope) rope = json;
-    if (get(json, "rope_scaling")) rope = get(json, "rope_scaling");
-    type = cJSON_GetStringValue(get(rope, "rope_type"));
-    if (type && strcmp(type, "default"))
-        return cli_bad("%s: rope_type is '%.20s'; only 'default' is supported", name, type);
+    static const char *const objects[] = { "rope_parameters", "rope_scaling" };
+    double                   factor    = 0.25;
+    char                     full[600];
     c->rope_theta = 10000;
+    if (read_rope_values(c, &factor, json, name)) return CLI_BAD;
     for (int i = 0; i < 2; i++) {
-        const cJSON *from = i ? rope : json;
-        if (read_real(from, "rope_theta", 0, 1e30, &c->rope_theta, name) ||
-            read_real(from, "partial_rotary_factor", 0, 1, &factor, name))
+        const cJSON *rope = get(json, objects[i]);
+        if (!rope) continue;
+        snprintf(full, sizeof full, "%s: %s", name, objects[i]);
+        if (json_check_keys(rope, config_rope_keys, full) ||
+            read_rope_values(c, &factor, rope, full))
             return CLI_BAD;
     }
-    c->rotary = (int32_t)((float)c->head_dim * factor);
+    c->rotary = (int32_t)(c->head_dim * factor);
     if (c->rotary % 2)
         return cli_bad("%s: partial_rotary_factor makes %d of %d values of a head; wanted an even "
                        "number", name, c->rotary, c->head_dim);
@@ -137,10 +148,9 @@ static int read_layer_types(struct config *c, const cJSON *json, const char *nam
 }
 
 /* Reads one number or a list. */
-static int read_ends(struct config *c, const cJSON *json, const char *name)
+static int read_ends(struct config *c, const cJSON *ends, const char *name)
 {
-    const cJSON *ends = get(json, "eos_token_id");
-    const int    n    = !ends ? 0 : cJSON_IsArray(ends) ? cJSON_GetArraySize(ends) : 1;
+    const int n = !ends ? 0 : cJSON_IsArray(ends) ? cJSON_GetArraySize(ends) : 1;
     if (n > CONFIG_MAX_ENDS)
         return cli_bad("%s: eos_token_id has %d tokens, more than %d", name, n, CONFIG_MAX_ENDS);
     for (int i = 0; i < n; i++)
@@ -151,33 +161,37 @@ static int read_ends(struct config *c, const cJSON *json, const char *name)
     return CLI_OK;
 }
 
+int config_read_generation(struct config *config, const cJSON *json, const char *name)
+{
+    if (json_check_keys(json, config_generation_keys, name)) return CLI_BAD;
+    const cJSON *ends = get(json, "eos_token_id");
+    return ends ? read_ends(config, ends, name) : CLI_OK;
+}
+
 /* ---- What is not supported ------------------------------------------------------------------- */
 
 static int check_kind(const cJSON *json, const char *name)
 {
-    const char *type = cJSON_GetStringValue(get(json, "model_type"));
-    const char *act  = cJSON_GetStringValue(get(json, "hidden_act"));
-    if (get(json, "num_experts") || (type && strstr(type, "_moe")))
-        return cli_bad("%s: a mixture of experts (model_type '%.30s'), which is not supported",
-                       name, type ? type : "?");
+    const char *type    = cJSON_GetStringValue(get(json, "model_type"));
+    const cJSON *experts = get(json, "num_experts");
+    if ((experts && !(cJSON_IsNumber(experts) && experts->valuedouble == 0)) ||
+        (type && strstr(type, "_moe")))
+        return cli_bad("%s: a mixture of experts (model_type '%.30s', num_experts), which is not "
+                       "supported", name, type ? type : "?");
     if (!type || (strcmp(type, "qwen3_5_text") && strcmp(type, "qwen3_5")))
         return cli_bad("%s: model_type is '%.30s'; only qwen3_5_text is supported (dense Qwen3.5)",
                        name, type ? type : "absent");
     if (get(json, "quantization_config"))
         return cli_bad("%s: quantised weights (quantization_config), which are not supported",
                        name);
-    if (act && strcmp(act, "silu"))
-        return cli_bad("%s: hidden_act is '%.30s'; only silu is supported", name, act);
-    if (cJSON_IsTrue(get(json, "attention_bias")))
-        return cli_bad("%s: attention_bias is true, which is not supported", name);
-    return CLI_OK;
+    return json_check_keys(json, config_keys, name);
 }
 
 int config_read(struct config *config, const cJSON *json, const char *name)
 {
     const cJSON *text = get(json, "text_config"), *tied = get(json, "tie_word_embeddings");
+    double       eps  = 1e-6;
     memset(config, 0, sizeof *config);
-    config->eps = 1e-6f;
     if (!cJSON_IsObject(json)) return cli_bad("%s: not an object of JSON", name);
     if (check_kind(json, name)) return CLI_BAD;
     if (text) {
@@ -190,7 +204,9 @@ int config_read(struct config *config, const cJSON *json, const char *name)
     config->tied = cJSON_IsTrue(tied);
     if (read_sizes(config, text, name) || read_widths(config, text, name) ||
         read_rope(config, text, name) || read_layer_types(config, text, name) ||
-        read_real(text, "rms_norm_eps", 0, 1, &config->eps, name))
+        read_real(text, "rms_norm_eps", 0, 1, &eps, name))
         return CLI_BAD;
-    return read_ends(config, get(text, "eos_token_id") ? text : json, name);
+    config->eps       = (float)eps;
+    const cJSON *ends = get(text, "eos_token_id");
+    return read_ends(config, ends ? ends : get(json, "eos_token_id"), name);
 }

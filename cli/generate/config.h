@@ -25,4 +25,7 @@ struct config {
  * line that names the key. */
 int config_read(struct config *config, const cJSON *json, const char *name);
 
+/* From the JSON of generation_config.json: the ends that it names take the place of the others. */
+int config_read_generation(struct config *config, const cJSON *json, const char *name);
+
 #endif

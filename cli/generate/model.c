@@ -44,6 +44,9 @@ static int find(const struct place *at, const char *name, int64_t rows, int64_t 
     const struct st_tensor *found = checkpoint_find(&at->m->checkpoint, full);
     if (!found) return cli_bad("%s: no tensor '%s'", path, full);
     *to = found->view;
+    if (found->foreign)
+        return cli_bad("%s: tensor '%s': %s, wanted F32, BF16 or F16 and %d dimensions", path,
+                       full, found->foreign, ndim);
     if (to->dtype > GDN_F16)
         return cli_bad("%s: tensor '%s': dtype %s, wanted F32, BF16 or F16", path, full,
                        st_dtype_name(to->dtype));
@@ -144,11 +147,12 @@ static int find_weights(struct model *m)
         find_vector(&at, "norm.weight", c->hidden, &m->norm))
         return CLI_BAD;
     m->head = m->embedding;
-    if (!c->tied && find(&root, "lm_head.weight", c->vocab, c->hidden, &m->head))
+    if ((!c->tied || checkpoint_find(&m->checkpoint, "lm_head.weight")) &&
+        find(&root, "lm_head.weight", c->vocab, c->hidden, &m->head))
         return CLI_BAD;
     for (at.layer = 0; at.layer < c->n_layers; at.layer++)
         if (find_layer(&at, &m->layers[at.layer])) return CLI_BAD;
-    return CLI_OK;
+    return checkpoint_check_rest(&m->checkpoint);
 }
 
 /* ---- On a GPU -------------------------------------------------------------------------------- */
@@ -206,6 +210,19 @@ static uint64_t fingerprint(const struct model *m)
     return h;
 }
 
+static int read_generation(struct model *m)
+{
+    static const char file[] = "generation_config.json";
+    cJSON            *json   = NULL;
+    if (!checkpoint_has(&m->checkpoint, file)) return CLI_OK;
+    if (checkpoint_json(&m->checkpoint, file, &json)) return CLI_BAD;
+    const char *path = checkpoint_path(&m->checkpoint, file);
+    const int   code = path ? config_read_generation(&m->config, json, path)
+                            : cli_bad("%s: no memory", m->checkpoint.path);
+    cJSON_Delete(json);
+    return code;
+}
+
 int model_open(struct model *m, gdn_ctx *ctx, struct gpu *gpu, const char *path)
 {
     char name[512];
@@ -218,7 +235,7 @@ int model_open(struct model *m, gdn_ctx *ctx, struct gpu *gpu, const char *path)
     if (checkpoint_open(&m->checkpoint, path)) return CLI_BAD;
     snprintf(name, sizeof name, m->checkpoint.is_folder ? "%s/config.json" : "%s: config", path);
     if (config_read(&m->config, m->checkpoint.config, name)) return CLI_BAD;
-    if (find_weights(m)) return CLI_BAD;
+    if (read_generation(m) || find_weights(m)) return CLI_BAD;
     m->fingerprint = fingerprint(m);
     return gpu ? move_weights(m) : CLI_OK;
 }

@@ -17,7 +17,7 @@ struct tokenizer {
  * CLI_BAD after one line. */
 int tokenizer_open(struct tokenizer *t, struct checkpoint *c, int64_t vocab);
 
-/* *n tokens in `memory`; at most one per byte of text. */
+/* *n tokens in `memory`. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, struct memory *memory,
                      int32_t **tokens, int64_t *n);
 

@@ -169,6 +169,43 @@ def test_end():
         check(stopped == want, stopped, want)
 
 
+def test_known_keys():
+    """Keys that change nothing are let through."""
+    path, config, tensors, _ = model()
+    want = generate(path, "-n", "4")
+    rope = {"rope_type": "default", "type": "mrope", "rope_theta": 10000.0,
+            "mrope_section": [1, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
+    more = dict(config, architectures=["Qwen3_5ForCausalLM"], rope_parameters=rope,
+                rope_scaling=None, attn_output_gate=True, output_gate_type="swish",
+                dtype="bfloat16", use_cache=True,
+                attention_bias=False, mlp_only_layers=[], mamba_ssm_dtype="float32",
+                transformers_version="5.24.0", max_position_embeddings=262144, bos_token_id=1,
+                mtp_num_hidden_layers=1, _name_or_path="x", unsloth_fixed=True, new_option=None,
+                id2label={"0": "a"}, temperature=0.7, repetition_penalty=1.0)
+    check(generate(folder(more, {"model.safetensors": tensors}), "-n", "4") == want, "another text")
+
+
+def test_generation_config():
+    """Ends of generation_config.json take the place of those of config.json."""
+    path, config, tensors, _ = model()
+    _, tokens, _ = generate(path, "-n", "12")
+    first, end = tokens[len(PROMPT)], tokens[len(PROMPT) + 5]
+    where = folder(dict(config, eos_token_id=first), {"model.safetensors": tensors})
+    for ends in (end, [300, end]):
+        write("folder/generation_config.json", json.dumps({"eos_token_id": ends, "top_k": 20,
+                                                           "do_sample": True}).encode())
+        _, stopped, _ = generate(where, "-n", "12")
+        check(stopped == tokens[: tokens.index(end, len(PROMPT))], stopped, tokens)
+    write("folder/generation_config.json", b"{}")
+    check(generate(where, "-n", "12")[1] == tokens[: len(PROMPT)], "config.json has an end")
+    for text, name in ((b"{", "not JSON"), (b'{"eos_token_id": "x"}', "eos_token_id"),
+                       (b'{"suppress_tokens": [3]}', "suppress_tokens"),
+                       (b'{"repetition_penalty": 1.05}', "repetition_penalty"),
+                       (b'{"some_option": 1}', "some_option"), (b"[]", "not an object")):
+        write("folder/generation_config.json", text)
+        refused("generate", where, "-p", "a", names=["generation_config.json", name])
+
+
 # ---- States -------------------------------------------------------------------------------
 
 
@@ -335,6 +372,11 @@ def test_folders():
     check(generate(folder(config, halves(tensors)), "-n", "8") == want, "shards differ")
     inner = {n.replace("model.", "model.language_model.", 1): t for n, t in tensors.items()}
     inner["model.visual.patch_embed.proj.bias"] = ("BF16", [2], bytes(4))
+    inner["model.visual.patch_embed.proj.weight"] = ("F8_E4M3", [1, 1, 2, 1, 1, 1, 1, 2], bytes(4))
+    inner["model.visual.odd"] = ("F32", [1] * 9, bytes(4))
+    inner["model.visual.unknown"] = ("X7", [3], bytes(5))
+    inner["mtp.fc.weight"] = ("I8", [2, 2], bytes(4))
+    inner["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [1], bytes(4))
     outer = {"model_type": "qwen3_5", "vision_config": {}, "tie_word_embeddings": False,
              "text_config": dict(config)}
     check(generate(folder(outer, halves(inner), name="vl"), "-n", "8") == want, "nested differs")
@@ -381,8 +423,42 @@ def test_refused():
         ({"vocab_size": 257}, "embed_tokens"),
         ({"text_config": 3}, "text_config"),
         ({"eos_token_id": "<|end|>"}, "eos_token_id"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "linear"),
+        ({"rope_scaling": {"factor": 4.0}}, "factor"),
+        ({"rope_scaling": "yarn"}, "rope_scaling"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+        ({"rope_parameters": {"rope_theta": 1e4, "type": "dynamic"}}, "dynamic"),
+        ({"output_gate_type": "sigmoid"}, "output_gate_type"),
+        ({"attn_output_gate": False}, "attn_output_gate"),
+        ({"mlp_bias": True}, "mlp_bias"), ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"logits_soft_cap": 30.0}, "logits_soft_cap"), ({"auto_map": {}}, "auto_map"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"repetition_penalty": 1.5}, "repetition_penalty"),
     ):
         bad(folder(dict(config, **change), one), word)
+    text = json.dumps(config)
+    write("folder/config.json", (text[:-1] + ', "rms_norm_eps": 1e-3}').encode())
+    bad(out("folder"), "rms_norm_eps", "twice")
+    linear, full = "model.layers.0.linear_attn.", "model.layers.3.self_attn."
+    for name in (linear + "in_proj_qkv.weight_scale", linear + "in_proj_qkv.lora_A.weight",
+                 linear + "conv1d.bias", full + "q_proj.bias", "lm_head.bias",
+                 "model.layers.0.mlp.gate_proj.weight_scale_inv", "model.layers.4.x",
+                 "score.weight"):
+        bad(folder(config, {"model.safetensors": dict(tensors, **{name: ("F32", [1], bytes(4))})}),
+            name)
+    name = linear + "in_proj_qkv.weight"
+    bad(folder(config, {"model.safetensors": dict(tensors, **{name: ("F8_E4M3", [4], bytes(4))})}),
+        name, "F8_E4M3")
+    both = {"a.safetensors": tensors,
+            "b.safetensors": {"model.norm.weight": ("F32", [1], bytes(4))}}
+    index = {"weight_map": dict({n: "a.safetensors" for n in tensors},
+                                **{"model.norm.weight": "b.safetensors"})}
+    os.remove(out("folder/model.safetensors"))
+    bad(folder(config, both, index), "model.norm.weight", "too")
+    where = folder(config, one, name="adapter")
+    write("adapter/adapter_config.json", b"{}")
+    bad(where, "adapter")
     lost = {n: t for n, t in tensors.items() if n != "model.layers.2.linear_attn.A_log"}
     bad(folder(config, {"model.safetensors": lost}), "layers.2.linear_attn.A_log")
     ints = dict(tensors, **{"model.norm.weight": ("I32", [32], bytes(128))})
@@ -450,13 +526,30 @@ def letters():
     return {**{b: chr(b) for b in shown}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
 
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False,
+         "use_regex": False}
+
+
+def pre_tokenizer(pattern=QWEN35, split=(), letters=()):
+    """Changed options of the two parts: split, letters."""
+    first = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+             "invert": False}
+    return {"type": "Sequence", "pretokenizers": [dict(first, **dict(split)),
+                                                  dict(BYTES, **dict(letters))]}
+
+
+def added(number, content, **changes):
+    return dict({"id": number, "content": content, "single_word": False, "lstrip": False,
+                 "rstrip": False, "normalized": False, "special": True}, **changes)
+
+
 def tokenizer(pattern=QWEN35, **changes):
     words = sorted(letters().values()) + [m.replace(" ", "") for m in MERGES]
     model = {"type": "BPE", "vocab": {w: i for i, w in enumerate(words)}, "merges": MERGES}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
-    whole = {"normalizer": {"type": "NFC"}, "model": model, "pre_tokenizer": {
-        "type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]},
-        "added_tokens": [{"id": len(words), "content": "<|go|>", "special": True}]}
+    whole = {"version": "1.0", "truncation": None, "padding": None, "post_processor": None,
+             "decoder": BYTES, "normalizer": {"type": "NFC"}, "model": model,
+             "pre_tokenizer": pre_tokenizer(pattern),
+             "added_tokens": [added(len(words), "<|go|>")]}
     return {**whole, **changes}
 
 
@@ -485,7 +578,7 @@ def with_tokenizer(text, name="bpe", vocab=300):
 def test_bpe():
     """Tokens of a prompt, and their bytes back."""
     for pattern in (QWEN35, QWEN2):
-        where = with_tokenizer(tokenizer(pattern))
+        where = with_tokenizer(tokenizer(pattern, normalizer=None))
         words = tokenizer()["model"]["vocab"]
         back = {i: bytes({c: b for b, c in letters().items()}[c] for c in w)
                 for w, i in words.items()}
@@ -512,20 +605,141 @@ def test_bpe_tokenizers():
     known = [chr(c) for c in range(0x80, 0x3000) if unicodedata.category(chr(c)) != "Cn"]
     some += rng.sample(known, 60) + ["\U0001f600", "\u0301"]
     for pattern in (QWEN35, QWEN2):
-        theirs = tokenizer(pattern, version="1.0", truncation=None, padding=None,
-                           post_processor=None, decoder=None)
-        theirs["added_tokens"][0].update(single_word=False, lstrip=False, rstrip=False,
-                                         normalized=False)
-        bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False,
-                    "use_regex": False}
-        theirs["pre_tokenizer"]["pretokenizers"][0]["invert"] = False
-        theirs["pre_tokenizer"]["pretokenizers"][1] = bytewise
+        theirs = tokenizer(pattern)
         where, judge_of = with_tokenizer(theirs), Tokenizer.from_str(json.dumps(theirs))
         for _ in range(20):
             prompt = unicodedata.normalize("NFC", "".join(rng.choices(some, k=40)))
             _, tokens, _ = generate(where, "-n", "0", prompt=prompt)
             want = judge_of.encode(prompt).ids
             check(tokens == want, repr(prompt), tokens, "wanted", want)
+
+
+def judged(prompts, **changes):
+    """The tokens of the tokenizers package."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as missing:
+        raise Skip(str(missing))
+    text = tokenizer(**changes)
+    where, theirs = with_tokenizer(text, name="judged"), Tokenizer.from_str(json.dumps(text))
+    for prompt in prompts:
+        _, tokens, _ = generate(where, "-n", "0", prompt=prompt)
+        check(tokens == theirs.encode(prompt).ids, changes, repr(prompt), tokens,
+              theirs.encode(prompt).ids)
+
+
+def test_bpe_options():
+    """Options that are computed, beside Hugging Face's own."""
+    prompts = ("The delta", " delta", "Thel  ", "xxab bcb", "abc <|go|>", "Theta")
+    model, n = tokenizer()["model"], len(tokenizer()["model"]["vocab"])
+    sequence = {"type": "Sequence", "normalizers": [{"type": "NFC"}]}
+    template = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+                "single": [{"Sequence": {"id": "A", "type_id": 0}}]}
+    for changes in (
+        {"model": dict(model, ignore_merges=True, merges=MERGES[:3])},
+        {"model": dict(model, merges=[*MERGES, MERGES[0], MERGES[3]])},
+        {"model": dict(model, dropout=None, continuing_subword_prefix="", end_of_word_suffix="",
+                       unk_token=None, fuse_unk=False, byte_fallback=False)},
+        {"added_tokens": [added(n, "ab", normalized=True), added(n + 1, "bc"), added(n + 2, "cb")]},
+        {"added_tokens": [added(n, "<|go|>"), added(n + 1, "bc", normalized=True),
+                          added(n + 2, "abcd", normalized=True)]},
+        {"added_tokens": [added(model["vocab"]["The"], "The"), added(n, "xx")]},
+        {"normalizer": None}, {"normalizer": sequence}, {"post_processor": BYTES},
+        {"post_processor": template}, {"truncation": {"direction": "Right", "max_length": 100,
+                                                      "strategy": "LongestFirst", "stride": 0}},
+    ):
+        judged(prompts, **changes)
+
+
+def test_normal_form():
+    """A prompt in any form, beside Hugging Face's own."""
+    rng = random.Random(12)
+    old = unicodedata.ucd_3_2_0  # characters that every version knows
+    marks = [chr(c) for c in range(0x300, 0x3100) if old.combining(chr(c))]
+    apart = [chr(c) for c in range(0x30000) if old.decomposition(chr(c))[:1].isalnum()]
+    hangul = [chr(c) for c in (0x1100, 0x1112, 0x1161, 0x1175, 0x11a7, 0x11a8, 0x11c2, 0xac00,
+                               0xac01, 0xd7a3)]
+    known = "aeoAE " + "\u0301\u0323\u0308\u0304\u0345\u03b1\u1fb3"
+    prompts = ["<|go|>e\u0301<|go|>", "\u212b\u0958\U0001d15e", "q\u0307\u0323"]
+    for _ in range(25):
+        some = rng.sample(marks, 8) + rng.sample(apart, 12) + hangul + list(known)
+        prompts.append("".join(rng.choices(some, k=60)))
+    go, e = tokenizer()["added_tokens"], added(len(tokenizer()["model"]["vocab"]) + 1, "\u00e9x",
+                                               normalized=True)
+    judged(prompts + ["e\u0301x \u00e9x"], added_tokens=[*go, e])
+    judged(prompts[:3], added_tokens=[*go, dict(e, normalized=False)])
+
+
+def test_bpe_options_refused():
+    """Options that change the text, and are not computed."""
+    model, n = tokenizer()["model"], len(tokenizer()["model"]["vocab"])
+    digits = {"type": "Digits", "individual_digits": True}
+    two = pre_tokenizer()
+    two["pretokenizers"].insert(0, two["pretokenizers"][0])
+    alone = pre_tokenizer()["pretokenizers"][0]
+    three = pre_tokenizer()
+    three["pretokenizers"].append(digits)
+    template = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+                "single": [{"SpecialToken": {"id": "<|go|>", "type_id": 0}},
+                           {"Sequence": {"id": "A", "type_id": 0}}]}
+    no_regex = dict(BYTES)
+    del no_regex["use_regex"]
+    for changes, *names in (
+        ({"pre_tokenizer": pre_tokenizer(letters={"add_prefix_space": True})}, "add_prefix_space"),
+        ({"pre_tokenizer": pre_tokenizer(letters={"use_regex": True})}, "use_regex"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [alone, no_regex]}}, "use_regex"),
+        ({"pre_tokenizer": pre_tokenizer(split={"behavior": "Removed"})}, "behavior", "Removed"),
+        ({"pre_tokenizer": pre_tokenizer(split={"invert": True})}, "invert"),
+        ({"pre_tokenizer": pre_tokenizer(split={"pattern": {"String": " "}})}, "pre_tokenizer"),
+        ({"pre_tokenizer": two}, "pre_tokenizer"), ({"pre_tokenizer": three}, "pre_tokenizer"),
+        ({"pre_tokenizer": alone}, "pre_tokenizer"), ({"pre_tokenizer": None}, "pre_tokenizer"),
+        ({"pre_tokenizer": BYTES}, "pre_tokenizer"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Strip"}]}},
+         "normalizer", "Strip"),
+        ({"normalizer": {"type": "NFKC"}}, "normalizer", "NFKC"),
+        ({"post_processor": template}, "post_processor"),
+        ({"post_processor": {"type": "Sequence", "processors": [BYTES, template]}},
+         "post_processor"),
+        ({"decoder": {"type": "Metaspace"}}, "decoder", "Metaspace"),
+        ({"padding": {"strategy": {"Fixed": 64}, "direction": "Right"}}, "padding", "strategy"),
+        ({"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst",
+                         "stride": 0}}, "truncation", "max_length"),
+        ({"model": dict(model, dropout=0.1)}, "dropout"),
+        ({"model": dict(model, end_of_word_suffix="</w>")}, "end_of_word_suffix"),
+        ({"model": dict(model, continuing_subword_prefix="##")}, "continuing_subword_prefix"),
+        ({"model": dict(model, new_option=3)}, "new_option"), ({"other": 1}, "other"),
+        ({"added_tokens": [added(n, "<|go|>", lstrip=True)]}, "lstrip", "<|go|>"),
+        ({"added_tokens": [added(n, "<|go|>", rstrip=True)]}, "rstrip", "<|go|>"),
+        ({"added_tokens": [added(n, "<|go|>", single_word=True)]}, "single_word", "<|go|>"),
+        ({"added_tokens": [added(n + 1, "<|go|>")]}, "<|go|>", "id"),
+        ({"added_tokens": [added(n, "The")]}, "'The'", "id"),
+    ):
+        where = with_tokenizer(tokenizer(**changes))
+        refused("generate", where, "-p", "abc", names=["tokenizer.json", *names])
+
+
+def test_files_beside_the_tokenizer():
+    """tokenizer_config.json changes nothing, and no other form of a tokenizer is passed over."""
+    n = len(tokenizer()["model"]["vocab"])
+    where = with_tokenizer(tokenizer())
+    good = {"add_bos_token": False, "add_prefix_space": False, "chat_template": "x",
+            "added_tokens_decoder": {str(n): dict(added(n, "<|go|>"))}}
+    del good["added_tokens_decoder"][str(n)]["id"]
+    write("bpe/tokenizer_config.json", json.dumps(good).encode())
+    generate(where, "-n", "1", prompt="abc")
+    lstrip = {str(n): added(n, "<|go|>", lstrip=True)}
+    for change, name in (({"add_bos_token": True}, "add_bos_token"),
+                         ({"add_eos_token": True}, "add_eos_token"),
+                         ({"add_prefix_space": True}, "add_prefix_space"),
+                         ({"split_special_tokens": True}, "split_special_tokens"),
+                         ({"added_tokens_decoder": lstrip}, "lstrip"),
+                         ({"added_tokens_decoder": {str(n + 1): added(n, "x")}}, "'x'")):
+        write("bpe/tokenizer_config.json", json.dumps(dict(good, **change)).encode())
+        refused("generate", where, "-p", "abc", names=["tokenizer_config.json", name])
+    config = dict(qwen35.CONFIG)
+    bytewise = folder(config, {"model.safetensors": qwen35.random_weights(config, 1)[0]})
+    write("folder/vocab.json", b"{}")
+    refused("generate", bytewise, "-p", "a", names=["vocab.json"])
 
 
 def test_bpe_refused():
@@ -549,9 +763,13 @@ def test_bpe_refused():
     bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a=1.5))), "'a'")
     bad(good, "from 0 to 255", vocab=256)
     few = {w: i for w, i in model["vocab"].items() if w != "c"}
-    bad(tokenizer(model=dict(model, vocab=few)), "byte 99")
+    go = added(len(model["vocab"]) - 1, "<|go|>")
+    bad(tokenizer(model=dict(model, vocab=few), added_tokens=[]), "byte 99")
+    for number in (1e300, -1e300, 2.0**31, -2.0**63):
+        bad(tokenizer(model=dict(model, vocab=dict(model["vocab"], a=number))), "'a'")
+        bad(tokenizer(added_tokens=[dict(go, id=number)]), "<|go|>")
     bad(tokenizer(added_tokens=[{"id": 3}]), "added_tokens")
-    bad(tokenizer(added_tokens=[{"id": 300, "content": "x"}]), "'x'")
+    bad(tokenizer(added_tokens=[added(300, "<|x|>")]), "'<|x|>'")
     text, rng = json.dumps(good).encode(), random.Random(4)
     where = with_tokenizer(good)
     for i in range(60):

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes cli/generate/unicode_nfc.inc: canonical decompositions, and classes of combining marks."""
+import sys
+import unicodedata
+
+
+def decompositions():
+    """DECOMPOSES(code, first, second or 0, 1 if the pair composes again)"""
+    for code in range(0x110000):
+        parts = unicodedata.decomposition(chr(code)).split()
+        if parts and not parts[0].startswith("<"):
+            first, second = [int(p, 16) for p in parts] + [0] * (2 - len(parts))
+            again = unicodedata.normalize("NFC", chr(code)) == chr(code)
+            yield f"DECOMPOSES(0x{code:x}, 0x{first:x}, 0x{second:x}, {int(again)})"
+
+
+def classes():
+    """COMBINES(first, last, class)"""
+    first = last = kind = 0
+    for code in range(0x110001):
+        now = unicodedata.combining(chr(code)) if code < 0x110000 else 0
+        if now != kind:
+            if kind:
+                yield f"COMBINES(0x{first:x}, 0x{last:x}, {kind})"
+            first, kind = code, now
+        last = code
+
+
+def main():
+    print("/* SPDX-License-Identifier: Apache-2.0 */")
+    print(f"/* Written by tools/unicode_nfc.py: Unicode {unicodedata.unidata_version}. */")
+    for entries, name in ((decompositions(), "DECOMPOSES"), (classes(), "COMBINES")):
+        print(f"#ifdef {name}")
+        line = ""
+        for text in entries:
+            if len(line) + len(text) > 98:
+                print(line)
+                line = ""
+            line += (" " if line else "") + text
+        print(f"{line}\n#endif")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

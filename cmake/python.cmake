@@ -40,7 +40,11 @@ endif()
 
 set(native python/native/module.c python/native/views.c python/native/torch_ops.c
     python/native/torch_pool.c)
-add_library(gdn_native MODULE ${native})
+set(kind MODULE)
+if(APPLE) # a bundle or a library: Python loads both, and zig's linker makes no bundles
+    set(kind SHARED)
+endif()
+add_library(gdn_native ${kind} ${native})
 target_include_directories(gdn_native PRIVATE include)
 target_include_directories(gdn_native SYSTEM PRIVATE ${python_include})
 # Exceptions of torch pass through the kernels of its operators.

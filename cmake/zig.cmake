@@ -25,11 +25,15 @@ elseif(system STREQUAL Darwin)
     set(CMAKE_INSTALL_NAME_TOOL true)
 endif()
 
+# The program itself, since Python would start anew for each file.
 find_program(zig_python NAMES python3 HINTS ${CMAKE_CURRENT_LIST_DIR}/../build/venv/bin)
-set(CMAKE_C_COMPILER ${zig_python} -m ziglang cc -target ${GDN_TARGET})
+execute_process(COMMAND ${zig_python} -c "import ziglang; print(*ziglang.__path__)"
+    OUTPUT_VARIABLE zig_folder OUTPUT_STRIP_TRAILING_WHITESPACE)
+set(zig ${zig_folder}/zig)
+set(CMAKE_C_COMPILER ${zig} cc -target ${GDN_TARGET})
 foreach(tool ar ranlib)
     set(script ${CMAKE_BINARY_DIR}/zig-${tool})
-    file(WRITE ${script} "#!/bin/sh\nexec '${zig_python}' -m ziglang ${tool} \"$@\"\n")
+    file(WRITE ${script} "#!/bin/sh\nexec '${zig}' ${tool} \"$@\"\n")
     file(CHMOD ${script} PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
     string(TOUPPER ${tool} name)
     set(CMAKE_${name} ${script})

@@ -7,7 +7,8 @@
 # have none.
 #
 # It wants packages of Python: build and scikit-build-core (the build), ziglang (a compiler for all
-# these systems) and auditwheel (it checks and names what is for glibc). cJSON, for the command gdn, comes from tools/cjson.sh; without it there is no command.
+# these systems) and auditwheel (it checks and names what is for glibc). cJSON, for the command gdn,
+# comes from tools/cjson.sh; without it there is no command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh

@@ -5,11 +5,11 @@
 
 #include <windows.h>
 
+#include <corecrt_startup.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <io.h>
 #include <process.h>
-#include <shellapi.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -56,16 +56,16 @@ static int last_error(void)
 /* Lines end as on other systems, and text is not translated. */
 char **gdn_os_arguments(int argc, char **argv)
 {
-    int       n    = 0;
-    wchar_t **wide = CommandLineToArgvW(GetCommandLineW(), &n);
     SetConsoleOutputCP(CP_UTF8);
     _setmode(_fileno(stdout), _O_BINARY);
     _setmode(_fileno(stderr), _O_BINARY);
-    if (!wide || n != argc) return argv;
-    char **own = calloc((size_t)n + 1, sizeof *own);
+    if (_configure_wide_argv(_crt_argv_unexpanded_arguments)) return argv;
+    int n = 0;
+    while (__wargv[n]) n++;
+    if (n != argc) return argv;
+    char **own = calloc((size_t)argc + 1, sizeof *own);
     if (!own) abort();
-    for (int i = 0; i < n; i++) own[i] = to_utf8(wide[i]);
-    LocalFree(wide);
+    for (int i = 0; i < argc; i++) own[i] = to_utf8(__wargv[i]);
     return own;
 }
 

@@ -23,6 +23,8 @@ if(system STREQUAL Windows)
 elseif(system STREQUAL Darwin)
     set(CMAKE_OSX_SYSROOT "") # zig has its own
     set(CMAKE_INSTALL_NAME_TOOL true)
+    set(CMAKE_INSTALL_NAME_DIR @rpath)
+    set(CMAKE_BUILD_WITH_INSTALL_NAME_DIR ON)
 endif()
 
 # The program itself, since Python would start anew for each file.

@@ -2,7 +2,7 @@
 # Shortcuts over CMake; what is missing on the machine, tools/bootstrap.sh sees to.
 #
 #   make         build the library and the command in build/release, no tests; device code where
-#                nvcc is
+#                a GPU's driver and nvcc are. GDN_CUDA=ON compiles it anywhere, GDN_CUDA=OFF nowhere
 #   make run     the same, then run every file of tests/vectors and a large synthetic case, and let
 #                a small language model write a sentence
 #   make check   build the tests too, and run them
@@ -11,7 +11,9 @@
 #   make docs    build the site in build/site; needs the packages of docs/site/requirements.txt
 
 MAKEFLAGS += --no-print-directory
-build = . ./tools/env.sh && cmake --preset release --log-level=NOTICE && cmake --build build/release
+GDN_CUDA ?= AUTO
+build = . ./tools/env.sh && cmake --preset release -DGDN_CUDA=$(GDN_CUDA) --log-level=NOTICE && \
+    cmake --build build/release
 
 # The same for one target, and a line that says how long it took.
 product = start=$$(date +%s) && $(build) --target product && \

@@ -2,16 +2,15 @@
 #include "measure.h"
 
 #include "cli.h"
+#include "core/os/os.h"
+#include "core/os/program.h"
 
 #include <math.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -37,9 +36,7 @@ enum {
 
 double measure_clock(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return 1e-9 * (double)gdn_os_now_ns();
 }
 
 /* ---- Loops, one of each per instruction set ---------------------------------------------- */
@@ -135,23 +132,23 @@ static const struct loops *loops_of(const char *isa)
 /* ---- Threads ----------------------------------------------------------------------------- */
 
 struct worker {
-    pthread_t           thread;
-    atomic_bool        *go;
-    const struct loops *loops;
-    float              *x; /* its part of the buffer; NULL: arithmetic */
-    size_t              n;
-    double              seconds;
-    double              rate; /* found */
+    struct gdn_os_thread thread;
+    atomic_bool         *go;
+    const struct loops  *loops;
+    float               *x; /* its part of the buffer; NULL: arithmetic */
+    size_t               n;
+    double               seconds;
+    double               rate; /* found */
 };
 
-static void *work(void *arg)
+static void work(void *arg)
 {
     struct worker *w = arg;
     volatile float sink, one = 1; /* hides both from the compiler */
     const size_t   repeat = w->x ? 1 + ((size_t)1 << 18) / w->n : 1;
     double         count = 0, now, begin;
     if (w->x) w->loops->scale(w->x, w->n, one);
-    while (!atomic_load(w->go)) sched_yield();
+    while (!atomic_load(w->go)) gdn_os_yield();
     begin = measure_clock();
     do {
         if (w->x)
@@ -164,7 +161,6 @@ static void *work(void *arg)
     if (w->x) w->rate = count * (double)(repeat * w->n) * 2 * sizeof *w->x / (now - begin);
     else w->rate = count * 2.0 * CHAINS * ROUNDS * w->loops->lanes / (now - begin);
     (void)sink;
-    return NULL;
 }
 
 /* Returns the sum of all threads' rates. */
@@ -182,11 +178,11 @@ static double run_workers(const struct measure *m, float *buffer, double seconds
         w[n].seconds = seconds;
         w[n].n       = part;
         w[n].x       = buffer ? buffer + (size_t)n * part : NULL;
-        if (n && pthread_create(&w[n].thread, NULL, work, &w[n])) break;
+        if (n && !gdn_os_thread_start(&w[n].thread, work, &w[n])) break;
     }
     atomic_store(&go, true);
     work(&w[0]);
-    for (int i = 1; i < n; i++) pthread_join(w[i].thread, NULL);
+    for (int i = 1; i < n; i++) gdn_os_thread_join(&w[i].thread);
     for (int i = 0; i < n; i++) sum += w[i].rate;
     free(w);
     return sum;
@@ -202,7 +198,7 @@ int measure_open(struct measure *m, const char *isa, int n_threads, size_t footp
     if (!footprint) return 0;
     if (footprint > MAX_FOOTPRINT) footprint = MAX_FOOTPRINT;
     m->bytes  = (footprint + quantum - 1) / quantum * quantum;
-    m->buffer = aligned_alloc(64, m->bytes);
+    m->buffer = gdn_os_alloc(m->bytes, 64);
     if (!m->buffer) return cli_bad("no memory for %zu bytes", m->bytes);
     for (size_t i = 0; i < m->bytes / sizeof(float); i++) m->buffer[i] = 1;
     return 0;
@@ -210,7 +206,7 @@ int measure_open(struct measure *m, const char *isa, int n_threads, size_t footp
 
 void measure_close(struct measure *m)
 {
-    free(m->buffer);
+    gdn_os_free(m->buffer);
     memset(m, 0, sizeof *m);
 }
 

@@ -2,22 +2,18 @@
 #include "memory.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
-static size_t machine_bytes(void)
-{
-    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    return pages > 0 && page > 0 ? (size_t)pages * (size_t)page : SIZE_MAX / 2;
-}
+#include "core/os/os.h"
+#include "core/os/program.h"
 
 void *memory_get(struct memory *m, size_t bytes)
 {
-    const size_t limit = machine_bytes();
+    const size_t limit = (size_t)gdn_os_memory_bytes();
     if (bytes > limit || m->bytes > limit - bytes) return NULL;
     void **blocks = realloc(m->blocks, (m->n + 1) * sizeof *blocks);
     if (!blocks) return NULL;
     m->blocks   = blocks;
-    void *block = aligned_alloc(64, (bytes + 64) & ~(size_t)63); /* never 0 bytes */
+    void *block = gdn_os_alloc(bytes + 1, 64); /* never 0 bytes */
     if (!block) return NULL;
     memset(block, 0, bytes);
     m->blocks[m->n++] = block;
@@ -27,7 +23,7 @@ void *memory_get(struct memory *m, size_t bytes)
 
 void memory_free(struct memory *m)
 {
-    for (size_t i = 0; i < m->n; i++) free(m->blocks[i]);
+    for (size_t i = 0; i < m->n; i++) gdn_os_free(m->blocks[i]);
     free(m->blocks);
     memset(m, 0, sizeof *m);
 }

@@ -2,6 +2,18 @@
 # Device code: one fatbin for each GDN_IMAGE of kernels.def, which images.c embeds. The language
 # CUDA is not enabled: it would want a C++ compiler even where there is no nvcc.
 
+# AUTO: most machines with nvcc that build libgdn once have no GPU and never load device code.
+function(find_driver)
+    unset(driver_failed CACHE)
+    if(NOT CMAKE_CROSSCOMPILING)
+        try_run(driver_failed driver_compiled ${PROJECT_BINARY_DIR}/images
+            ${PROJECT_SOURCE_DIR}/cmake/driver.c LINK_LIBRARIES ${CMAKE_DL_LIBS})
+    endif()
+    if(NOT driver_compiled OR NOT driver_failed EQUAL 0)
+        set(problem "no GPU's driver is here (-DGDN_CUDA=ON compiles it all the same)" PARENT_SCOPE)
+    endif()
+endfunction()
+
 # A toolkit may be there without the C++ compiler that nvcc preprocesses with, so it is tried.
 function(find_working_nvcc)
     find_program(GDN_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin
@@ -24,6 +36,13 @@ set(images_folder ${PROJECT_BINARY_DIR}/images)
 set(problem "")
 if(GDN_CUDA STREQUAL OFF)
     set(problem "GDN_CUDA is OFF")
+elseif(NOT CMAKE_SYSTEM_NAME STREQUAL Linux)
+    set(problem "libgdn uses GPUs on Linux alone")
+elseif(GDN_CUDA STREQUAL AUTO AND NOT GDN_IMAGES_FROM)
+    find_driver()
+endif()
+if(problem)
+    # It is said below.
 elseif(GDN_IMAGES_FROM)
     get_filename_component(images_folder ${GDN_IMAGES_FROM} ABSOLUTE BASE_DIR ${PROJECT_SOURCE_DIR})
 else()
@@ -96,6 +115,7 @@ elseif(GDN_IMAGES_FROM)
     endif()
     file(STRINGS ${images_folder}/chips chips)
 else()
+    message(NOTICE "Device code: ${GDN_NVCC} compiles it, which takes minutes.")
     read_architectures()
     file(WRITE ${images_folder}/chips "${chips}\n")
 endif()

@@ -3,6 +3,25 @@
 # stable ABI of 3.9 and takes libgdn's functions by their addresses, so it links neither to
 # libpython nor to libgdn. Any Python's header will do, also for another processor of 64 bits.
 
+if(SKBUILD)
+    set(package gdn)
+    # One file under the name that programs ask for; a wheel has no links.
+    set(name $<TARGET_FILE_NAME:gdn>)
+    if(NOT WIN32)
+        set(name $<TARGET_SONAME_FILE_NAME:gdn>)
+    endif()
+    install(FILES $<TARGET_FILE:gdn> DESTINATION ${package} COMPONENT wheel RENAME ${name})
+    install(FILES include/gdn.h DESTINATION ${package}/include COMPONENT wheel)
+    if(TARGET gdn_cli)
+        install(TARGETS gdn_cli RUNTIME DESTINATION ${package}/bin COMPONENT wheel)
+    endif()
+endif()
+if(WIN32)
+    message(NOTICE "The Python extension is not built: it is for Linux and macOS. The package gdn "
+        "calls the library through ctypes, which takes longer.")
+    return()
+endif()
+
 find_program(GDN_PYTHON NAMES python3 python HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin)
 mark_as_advanced(GDN_PYTHON)
 if(DEFINED Python_EXECUTABLE) # scikit-build-core
@@ -19,24 +38,22 @@ if(NOT EXISTS "${python_include}/Python.h")
     return()
 endif()
 
-set(native python/native/module.c python/native/memory.c python/native/views.c
-    python/native/torch_ops.c python/native/torch_pool.c)
-add_library(gdn_native MODULE ${native})
+set(native python/native/module.c python/native/views.c python/native/torch_ops.c
+    python/native/torch_pool.c)
+set(kind MODULE)
+if(APPLE) # a bundle or a library: Python loads both, and zig's linker makes no bundles
+    set(kind SHARED)
+endif()
+add_library(gdn_native ${kind} ${native})
 target_include_directories(gdn_native PRIVATE include)
 target_include_directories(gdn_native SYSTEM PRIVATE ${python_include})
 # Exceptions of torch pass through the kernels of its operators.
 target_compile_options(gdn_native PRIVATE -fexceptions)
-target_link_libraries(gdn_native PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+target_link_libraries(gdn_native PRIVATE ${system_libraries})
 set_target_properties(gdn_native PROPERTIES PREFIX "" OUTPUT_NAME _native SUFFIX .abi3.so)
-
+if(APPLE) # whose linker wants to be told that Python has the rest
+    target_link_options(gdn_native PRIVATE LINKER:-undefined,dynamic_lookup)
+endif()
 if(SKBUILD)
-    set(package gdn)
     install(TARGETS gdn_native LIBRARY DESTINATION ${package} COMPONENT wheel)
-    # One file under the name that programs ask for; a wheel has no links.
-    install(FILES $<TARGET_FILE:gdn> DESTINATION ${package} COMPONENT wheel
-        RENAME $<TARGET_SONAME_FILE_NAME:gdn>)
-    install(FILES include/gdn.h DESTINATION ${package}/include COMPONENT wheel)
-    if(TARGET gdn_cli)
-        install(TARGETS gdn_cli RUNTIME DESTINATION ${package}/bin COMPONENT wheel)
-    endif()
 endif()

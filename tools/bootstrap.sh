@@ -3,7 +3,7 @@
 #
 # bootstrap.sh build|check|test - makes sure that the tools are there.
 #
-#   build   a C compiler, CMake and cJSON
+#   build   a C compiler, CMake and cJSON; on Linux, macOS and in MSYS2 on Windows
 #   check   also a virtual environment, build/venv, with numpy and pytest
 #   test    also what single stages of ci.sh want; such a stage is skipped without it. Among it are
 #           the builder of wheels (build, scikit-build-core; ziglang, a compiler for older glibc;
@@ -20,7 +20,11 @@ level=${1:?usage: bootstrap.sh build|check|test}
 venv=build/venv
 
 have() { command -v "$1" >/dev/null; }
-have_header() { echo "#include <$1>" | "${CC:-cc}" -E - >/dev/null 2>&1; }
+have_header() {
+    local cc=${CC:-cc}
+    have "$cc" || cc=clang
+    echo "#include <$1>" | "$cc" -E - >/dev/null 2>&1
+}
 have_cmake() {
     local found
     found=$(cmake --version 2>/dev/null | sed -n '1s/cmake version //p') &&
@@ -32,11 +36,21 @@ have_msan() {
 }
 have_modules() { "$venv/bin/python" -c "import numpy, pytest" 2>/dev/null; }
 
-# Debian packages that the build cannot do without and that are not there.
+# Packages that the build cannot do without and that are not there, by their names in Debian,
+# Homebrew and MSYS2.
 needed() {
-    have "${CC:-cc}" || echo gcc libc6-dev
-    have_cmake || echo cmake
-    have_header cjson/cJSON.h || echo libcjson-dev
+    local compiler="gcc libc6-dev" cmake=cmake cjson=libcjson-dev
+    case $(uname -s) in
+    Darwin) compiler=llvm cjson=cjson ;;
+    MINGW* | MSYS*)
+        compiler=$MINGW_PACKAGE_PREFIX-clang
+        cmake="$MINGW_PACKAGE_PREFIX-cmake $MINGW_PACKAGE_PREFIX-ninja"
+        cjson=$MINGW_PACKAGE_PREFIX-cjson
+        ;;
+    esac
+    have "${CC:-cc}" || have clang || echo "$compiler"
+    have_cmake || echo "$cmake"
+    have_header cjson/cJSON.h || [ -f /opt/homebrew/include/cjson/cJSON.h ] || echo "$cjson"
 }
 
 # Those that only tests want.
@@ -50,6 +64,10 @@ wanted() {
     have qemu-x86_64 || echo qemu-user
     have valgrind || echo valgrind
     have pkg-config || echo pkg-config
+    have wine || [ "$(uname -m)" != x86_64 ] || echo wine wine64
+    have llvm-readobj || echo llvm
+    have dpkg-source || echo dpkg-dev
+    [ -e "/lib/ld-musl-$(uname -m).so.1" ] || echo musl
     have aarch64-linux-gnu-gcc || echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross
     if have clang && ! have_msan; then
         echo "libclang-rt-$(clang -dumpversion | cut -d . -f 1)-dev"
@@ -118,7 +136,7 @@ if [ "$level" = test ]; then
         echo "bootstrap: no builder of the site, see build/pip.log"
     if [ "$(id -u)" = 0 ] && have dpkg && [ "$(uname -m)" = x86_64 ] &&
         ! dpkg --print-foreign-architectures | grep -q arm64; then
-        # So that the wheel for aarch64 finds cJSON, and a Python to be imported in.
+        # So that the wheel for aarch64 finds a Python to be imported in.
         dpkg --add-architecture arm64 && apt-get update >>build/bootstrap.log 2>&1 || true
     fi
     if [ -z "${GDN_NO_TORCH:-}" ] && [ ! -f build/torch/ready ]; then

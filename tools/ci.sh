@@ -7,8 +7,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
-all="style headers guarantees docs images gcc symbols install wheel torch qemu arm valgrind clang"
-all="$all asan tsan msan"
+all="style headers guarantees docs images gcc symbols install wheel torch systems qemu arm valgrind"
+all="$all clang asan tsan msan"
 logs=build/ci
 mkdir -p "$logs"
 
@@ -24,10 +24,16 @@ build() {
     shift 2
     cmake --preset "$preset" -B "$folder" "$@" && cmake --build "$folder"
 }
-# The build that the stages gcc, symbols, install, qemu and arm look at.
+have_nvcc() {
+    [ -x /usr/local/cuda/bin/nvcc ] || [ -x build/nvcc/nvidia/cu13/bin/nvcc ] ||
+        command -v nvcc >/dev/null
+}
+# The build that the stages gcc, symbols, install, qemu and arm look at. Its tests want device code.
 build_gcc() {
     need gcc
-    build release gcc -DCMAKE_C_COMPILER=gcc -DGDN_WERROR=ON "$@"
+    local device=OFF
+    ! command -v c++ || ! have_nvcc || device=ON
+    build release gcc -DCMAKE_C_COMPILER=gcc -DGDN_WERROR=ON -DGDN_CUDA=$device "$@"
 }
 
 # run_tests FOLDER [CTEST ARGUMENT...]: under $launcher; keeps each test's line for the count.
@@ -82,7 +88,7 @@ stage_docs() {
 # and has the same source as sm_120's. A release compiles both: GDN_CUDA_ARCHITECTURES=all.
 stage_images() {
     need c++
-    [ -x /usr/local/cuda/bin/nvcc ] || [ -x build/nvcc/nvidia/cu13/bin/nvcc ] || need nvcc
+    have_nvcc || skip "no nvcc"
     build_gcc -DGDN_CUDA=ON \
         -DGDN_CUDA_ARCHITECTURES="${GDN_CUDA_ARCHITECTURES:-80;90a-real;120-real}"
     ls -l build/gcc/images/*.fatbin
@@ -110,27 +116,41 @@ stage_wheel() {
     python3 -c "import build, scikit_build_core, ziglang, auditwheel" || skip "no ziglang or build"
     rm -rf dist build/wheel-env
     if [ -f build/gcc/images/step_vk.fatbin ]; then
-        GDN_IMAGES_FROM=build/gcc/images tools/wheel.sh "$(uname -m)"
+        GDN_IMAGES_FROM=build/gcc/images tools/wheel.sh "manylinux_$(uname -m)"
     else
-        GDN_CUDA=OFF tools/wheel.sh "$(uname -m)"
+        GDN_CUDA=OFF tools/wheel.sh "manylinux_$(uname -m)"
     fi
-    [ "$(stat -c %s dist/*"$(uname -m)".whl)" -le 41943040 ] # 40 MB
+    [ "$(stat -c %s dist/*manylinux*"$(uname -m)".whl)" -le 41943040 ] # 40 MB
     python3 -m venv build/wheel-env
-    build/wheel-env/bin/pip install -q --no-deps dist/*"$(uname -m)".whl
+    build/wheel-env/bin/pip install -q --no-deps dist/*manylinux*"$(uname -m)".whl
     (cd build/wheel-env && bin/gdn info && bin/python -c "import gdn, gdn._fast; print(gdn.info())
 assert gdn._fast.native")
     build/wheel-env/bin/pip install -q numpy pytest
     build/wheel-env/bin/python -m pytest -q -p no:cacheprovider python/tests
-    tools/wheel.sh aarch64
+    tools/wheel.sh manylinux_aarch64
+    tools/wheel_check.sh dist/*aarch64.whl
     need qemu-aarch64
     tools/import_arm.sh dist/*aarch64.whl || { [ $? = 77 ] && skip "no Python for arm64"; }
+}
+
+# Wheels for musl, Windows and macOS. Wine runs what is for Windows. Nothing here runs what is for
+# macOS; its loops are those of stage arm.
+stage_systems() {
+    python3 -c "import build, scikit_build_core, ziglang" || skip "no ziglang or build"
+    need llvm-readobj
+    tools/wheel.sh musllinux_x86_64 win_amd64 macosx_arm64 macosx_x86_64
+    tools/wheel_check.sh dist/*musllinux*.whl dist/*win_amd64.whl dist/*macosx*.whl
+    need wine
+    build_gcc
+    cmake -S . -B build/zig-win_amd64 -DGDN_TESTS=ON -DGDN_WERROR=ON
+    tools/wine.sh build/zig-win_amd64 build/gcc
 }
 
 # The operators for torch, from the wheel: kernels in C, then those in Python for older torch.
 stage_torch() {
     [ -x build/torch/bin/python ] || skip "no torch in build/torch (tools/bootstrap.sh test)"
-    ls dist/*"$(uname -m)".whl || skip "no wheel (stage wheel)"
-    build/torch/bin/pip install -q --no-deps --force-reinstall dist/*"$(uname -m)".whl
+    ls dist/*manylinux*"$(uname -m)".whl || skip "no wheel (stage wheel)"
+    build/torch/bin/pip install -q --no-deps --force-reinstall dist/*manylinux*"$(uname -m)".whl
     local test=(build/torch/bin/python -m pytest -q -p no:cacheprovider python/torch_tests)
     "${test[@]}"
     GDN_TORCH_KERNELS=python "${test[@]}" -k "values or threads or mistakes or functions"

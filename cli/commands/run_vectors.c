@@ -1,34 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <dirent.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "cli.h"
+#include "core/os/program.h"
 #include "commands/run.h"
 #include "report.h"
 #include "table.h"
 
 static const char suffix[] = ".safetensors";
 
-static int is_vector(const struct dirent *e)
+/* The names of a folder's vectors. */
+struct names {
+    struct memory memory;
+    const char   *name[1024];
+    int           n;
+};
+
+static void add_vector(void *user, const char *name)
 {
-    const size_t n = strlen(e->d_name), end = sizeof suffix - 1;
-    return n > end && !strcmp(e->d_name + n - end, suffix);
+    struct names *names = user;
+    const size_t  n = strlen(name), end = sizeof suffix - 1;
+    if (n <= end || strcmp(name + n - end, suffix)) return;
+    char *own = names->n < 1024 ? memory_get(&names->memory, n + 1) : NULL;
+    if (!own) cli_no_memory();
+    names->name[names->n++] = memcpy(own, name, n + 1);
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 /* The table that a file belongs to. */
 enum group { LAYERS, RULES, GRADIENTS, N_GROUPS };
 
-static bool begins(const struct dirent *e, const char *prefix)
+static bool begins(const char *name, const char *prefix)
 {
-    return !strncmp(e->d_name, prefix, strlen(prefix));
+    return !strncmp(name, prefix, strlen(prefix));
 }
 
-static enum group group_of(const struct dirent *e)
+static enum group group_of(const char *name)
 {
-    return begins(e, "layer_") ? LAYERS : begins(e, "backward_") ? GRADIENTS : RULES;
+    return begins(name, "layer_") ? LAYERS : begins(name, "backward_") ? GRADIENTS : RULES;
 }
 
 /* Adds the largest error of an output, its share of the RMS, and its limit. */
@@ -126,23 +141,24 @@ static const struct {
 };
 
 /* Runs one group of files as a table. */
-static int run_group(gdn_ctx *ctx, const char *folder, struct dirent **entries, int n,
+static int run_group(gdn_ctx *ctx, const char *folder, const struct names *names,
                      enum group group, bool json)
 {
     struct table t;
     char         path[4096], prompt[80] = "";
     int          worst = CLI_OK;
     table_start(&t, groups[group].titles);
-    for (int i = 0; i < n; i++) {
-        if (group_of(entries[i]) != group) continue;
+    for (int i = 0; i < names->n; i++) {
+        const char *name = names->name[i];
+        if (group_of(name) != group) continue;
         struct job job;
-        snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
-        if (!json) progress(entries[i]->d_name, (double)i / n);
+        snprintf(path, sizeof path, "%s/%s", folder, name);
+        if (!json) progress(name, (double)i / names->n);
         const int code = job_run(&job, ctx, path);
         if (code > worst) worst = code;
         if (code != CLI_BAD && json) report_json(&job, ctx);
         else if (code != CLI_BAD)
-            groups[group].add(&t, entries[i]->d_name, &job, code);
+            groups[group].add(&t, name, &job, code);
         if (code != CLI_BAD && job.prompt[0]) snprintf(prompt, sizeof prompt, "%s", job.prompt);
         job_close(&job);
     }
@@ -153,23 +169,29 @@ static int run_group(gdn_ctx *ctx, const char *folder, struct dirent **entries, 
     return worst;
 }
 
-int run_vectors(gdn_ctx *ctx, const char *folder, bool json)
+static int run_names(gdn_ctx *ctx, const char *folder, const struct names *names, bool json)
 {
-    struct dirent **entries;
-    int             members[N_GROUPS] = { 0 };
-    const int       n      = scandir(folder, &entries, is_vector, alphasort);
-    if (n < 0) return cli_bad("%s: %s (--vectors DIR names another folder)", folder,
-                              strerror(errno));
-    for (int i = 0; i < n; i++) members[group_of(entries[i])]++;
-    int code = n ? CLI_OK : cli_bad("%s: no *.safetensors in it", folder);
-    if (n && !json) report_heading(ctx);
+    int members[N_GROUPS] = { 0 };
+    for (int i = 0; i < names->n; i++) members[group_of(names->name[i])]++;
+    int code = names->n ? CLI_OK : cli_bad("%s: no *.safetensors in it", folder);
+    if (names->n && !json) report_heading(ctx);
     for (enum group g = 0; g < N_GROUPS && code != CLI_BAD; g++) {
         if (!members[g]) continue;
         if (!json) printf("\n%s (%s)\n", groups[g].heading, folder);
-        const int found = run_group(ctx, folder, entries, n, g, json);
+        const int found = run_group(ctx, folder, names, g, json);
         if (found > code) code = found;
     }
-    for (int i = 0; i < n; i++) free(entries[i]);
-    free(entries);
+    return code;
+}
+
+int run_vectors(gdn_ctx *ctx, const char *folder, bool json)
+{
+    struct names names = { .n = 0 };
+    const int    error = gdn_os_list(folder, add_vector, &names);
+    if (error) return cli_bad("%s: %s (--vectors DIR names another folder)", folder,
+                              strerror(error));
+    qsort(names.name, (size_t)names.n, sizeof *names.name, by_text);
+    const int code = run_names(ctx, folder, &names, json);
+    memory_free(&names.memory);
     return code;
 }

@@ -6,10 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/os/program.h"
+
 struct input_file {
-    const char *path;
-    int         fd;
-    int64_t     bytes;
+    const char         *path;
+    struct gdn_os_input file;
+    int64_t             bytes;
 };
 
 /* All return CLI_OK, or CLI_BAD after one line that names the file. */

@@ -10,15 +10,13 @@
 
 #include <stdio.h>
 
+#include "core/os/program.h"
 #include "memory.h"
 
-enum { WHOLE_FILE_NAME = 4096 }; /* bytes */
-
 struct whole_file {
-    const char *path;
-    FILE       *out;                     /* to be written to */
-    char        target[WHOLE_FILE_NAME]; /* the path without links */
-    char        name[WHOLE_FILE_NAME];   /* of the temporary file */
+    const char         *path;
+    FILE               *out; /* to be written to */
+    struct gdn_os_draft draft;
 };
 
 /* Both return CLI_OK, or CLI_BAD after one line. If anything failed since the beginning, nothing is

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "generate/checkpoint.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 
 #include "cli.h"
+#include "core/os/program.h"
 #include "files/whole_file.h"
 
 enum { MAX_SHARDS = 4096 };
@@ -21,10 +20,10 @@ const char *checkpoint_path(struct checkpoint *c, const char *name)
 
 bool checkpoint_has(struct checkpoint *c, const char *name)
 {
-    struct stat info;
+    bool is_folder;
     if (!c->is_folder) return false;
     const char *path = checkpoint_path(c, name);
-    return path && !stat(path, &info);
+    return path && !gdn_os_is_folder(path, &is_folder);
 }
 
 int checkpoint_json(struct checkpoint *c, const char *name, cJSON **json)
@@ -57,7 +56,7 @@ static int open_named(struct checkpoint *c, const char *name)
 static int check_name(const char *index, const cJSON *item)
 {
     const char *name = cJSON_GetStringValue(item);
-    if (!name || !*name || strchr(name, '/'))
+    if (!name || !*name || strpbrk(name, "/\\:"))
         return cli_bad("%s: tensor '%s': '%.100s' is not the name of a file in this folder", index,
                        item->string, name ? name : "no text");
     return CLI_OK;
@@ -181,11 +180,10 @@ int checkpoint_check_rest(const struct checkpoint *c)
 
 int checkpoint_open(struct checkpoint *c, const char *path)
 {
-    struct stat info;
     memset(c, 0, sizeof *c);
     c->path = path;
-    if (stat(path, &info)) return cli_bad("%s: %s", path, strerror(errno));
-    c->is_folder = S_ISDIR(info.st_mode);
+    const int error = gdn_os_is_folder(path, &c->is_folder);
+    if (error) return cli_bad("%s: %s", path, strerror(error));
     c->files     = memory_get(&c->memory, MAX_SHARDS * sizeof *c->files);
     if (!c->files) return cli_bad("%s: no memory", path);
     return (c->is_folder ? open_folder(c) : open_single(c)) || list_tensors(c) ? CLI_BAD : CLI_OK;

@@ -21,8 +21,8 @@ A call returns when it is launched, in order on its stream: an integer, or an ob
 __cuda_stream__ or cuda_stream; without one, on the legacy default stream. Nothing waits for what
 other streams do to its arrays, and they must live until the stream has passed the call.
 
-The library is the file that the environment variable GDN_LIBRARY names, else libgdn.so beside
-this file, else libgdn.so.0 where the system finds it.
+The library is the file that the environment variable GDN_LIBRARY names, else libgdn.so.0 (gdn.dll
+on Windows, libgdn.0.dylib on macOS) beside this file, else there where the system finds it.
 """
 
 from . import _abi

@@ -3,9 +3,11 @@
 
 import ctypes
 import os
+import sys
 from ctypes import c_char_p, c_uint32
 
-_NAMES = "libgdn.so.0", "libgdn.so"
+_NAMES = {"win32": ("gdn.dll",), "darwin": ("libgdn.0.dylib", "libgdn.dylib")}.get(
+    sys.platform, ("libgdn.so.0", "libgdn.so"))
 
 
 def _find():
@@ -24,7 +26,7 @@ def load(path):
     except (OSError, AttributeError) as error:
         raise ImportError(
             f"gdn: the library {path} cannot be loaded ({error}). Install the wheel of gdn, or set "
-            "GDN_LIBRARY to the path of a libgdn.so.0."
+            f"GDN_LIBRARY to the path of a {_NAMES[0]}."
         ) from None
     library.gdn_ctx_destroy.restype = None
     for name in ("gdn_status_name", "gdn_last_error", "gdn_last_kernel", "gdn_isa"):

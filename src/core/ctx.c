@@ -5,17 +5,13 @@
  * A context is first drafted on the stack, so that every error on the way has a place for its
  * text before any memory was asked for.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* sched_getaffinity, secure_getenv */
-#endif
 #include "core/ctx.h"
 
-#include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
+#include <string.h>
 
 #include "core/backend.h"
+#include "core/os/os.h"
 
 enum {
     MAX_THREADS    = 1024,
@@ -40,14 +36,13 @@ static _Thread_local const gdn_ctx *busy_ctx;
 static void *default_alloc(void *user, size_t bytes, size_t align)
 {
     (void)user;
-    if (bytes > SIZE_MAX - align) return NULL;
-    return aligned_alloc(align, (bytes + align - 1) & ~(align - 1));
+    return gdn_os_alloc(bytes, align);
 }
 
 static void default_release(void *user, void *memory)
 {
     (void)user;
-    free(memory);
+    gdn_os_free(memory);
 }
 
 void gdn_log_line(const gdn_ctx *ctx, const char *line)
@@ -64,11 +59,7 @@ void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes)
 
 const char *gdn_environment(const char *name)
 {
-#if defined(__linux__)
-    const char *value = secure_getenv(name);
-#else
-    const char *value = getenv(name);
-#endif
+    const char *value = gdn_os_environment(name);
     return value && *value ? value : NULL;
 }
 
@@ -96,17 +87,10 @@ static gdn_status read_options(gdn_ctx *ctx, const gdn_options *given)
     return GDN_OK;
 }
 
-/* Counts the processors that this process may use. */
 static int count_processors(void)
 {
-    long n = 0;
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
-#endif
-    if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
-    if (n < 1) n = 1;
-    return n > MAX_THREADS ? MAX_THREADS : (int)n;
+    const int n = gdn_os_processors();
+    return n > MAX_THREADS ? MAX_THREADS : n;
 }
 
 static gdn_status fail_isa(gdn_ctx *ctx, uint32_t flags, const char *source, const char *name)

@@ -14,21 +14,15 @@
  * A lender is not trusted with memory: a thread number is an index into scratch, so each has a
  * seat, taken for the time of one item. An item whose seat is not there or is taken is not run.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* pthread_sigmask and clock_gettime under -std=c11 */
-#endif
 #include "core/threads.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "core/ctx.h"
+#include "core/os/os.h"
 
 /* The word: */
 enum {
@@ -42,9 +36,9 @@ enum {
 enum { SPIN_NS = 30000 };
 
 struct worker {
-    pthread_t        thread;
-    struct gdn_threads *pool;
-    int              index;
+    struct gdn_os_thread thread;
+    struct gdn_threads  *pool;
+    int                  index;
 };
 
 /* A thread number of a lender. */
@@ -60,13 +54,13 @@ struct gdn_threads {
     void   *arg;
     int64_t n_items;
 
-    alignas(64) pthread_mutex_t mutex;
-    pthread_cond_t news, left; /* for sleeping workers; for the sleeping caller */
-    atomic_int     n_asleep;
-    atomic_bool    caller_asleep;
+    alignas(64) struct gdn_os_mutex mutex;
+    struct gdn_os_condition news, left; /* for sleeping workers; for the sleeping caller */
+    atomic_int              n_asleep;
+    atomic_bool             caller_asleep;
 
-    int   n_threads, n_workers; /* n_workers: started so far */
-    pid_t pid;                  /* of the process that has the workers */
+    int     n_threads, n_workers; /* n_workers: started so far */
+    int64_t process;              /* that has the workers */
     void (*release)(void *, void *);
     void *user;
 
@@ -89,13 +83,6 @@ static inline void pause_briefly(void)
 #endif
 }
 
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 typedef bool condition(uint64_t word, uint64_t seen);
 
 static bool has_news(uint64_t word, uint64_t seen)
@@ -114,14 +101,14 @@ static uint64_t spin(struct gdn_threads *pool, condition *holds, uint64_t seen)
 {
     uint64_t word = atomic_load(&pool->word);
     if (holds(word, seen)) return word;
-    const int64_t deadline = now_ns() + SPIN_NS;
+    const int64_t deadline = gdn_os_now_ns() + SPIN_NS;
     do {
         for (int i = 0; i < 16; i++) {
             pause_briefly();
             word = atomic_load(&pool->word);
             if (holds(word, seen)) return word;
         }
-    } while (now_ns() < deadline);
+    } while (gdn_os_now_ns() < deadline);
     return word;
 }
 
@@ -129,23 +116,23 @@ static uint64_t wait_for_news(struct gdn_threads *pool, uint64_t seen)
 {
     uint64_t word = spin(pool, has_news, seen);
     if (has_news(word, seen)) return word;
-    pthread_mutex_lock(&pool->mutex);
+    gdn_os_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->n_asleep, 1);
     while (word = atomic_load(&pool->word), !has_news(word, seen))
-        pthread_cond_wait(&pool->news, &pool->mutex);
+        gdn_os_condition_wait(&pool->news, &pool->mutex);
     atomic_fetch_sub(&pool->n_asleep, 1);
-    pthread_mutex_unlock(&pool->mutex);
+    gdn_os_mutex_unlock(&pool->mutex);
     return word;
 }
 
 static void wait_until_left(struct gdn_threads *pool)
 {
     if (is_left(spin(pool, is_left, 0), 0)) return;
-    pthread_mutex_lock(&pool->mutex);
+    gdn_os_mutex_lock(&pool->mutex);
     atomic_store(&pool->caller_asleep, true);
-    while (!is_left(atomic_load(&pool->word), 0)) pthread_cond_wait(&pool->left, &pool->mutex);
+    while (!is_left(atomic_load(&pool->word), 0)) gdn_os_condition_wait(&pool->left, &pool->mutex);
     atomic_store(&pool->caller_asleep, false);
-    pthread_mutex_unlock(&pool->mutex);
+    gdn_os_mutex_unlock(&pool->mutex);
 }
 
 /* ---- Workers ------------------------------------------------------------------------------- */
@@ -171,19 +158,19 @@ static void leave(struct gdn_threads *pool)
 {
     const uint64_t word = atomic_fetch_sub(&pool->word, INSIDE) - INSIDE;
     if ((word & OPEN) || !is_left(word, 0) || !atomic_load(&pool->caller_asleep)) return;
-    pthread_mutex_lock(&pool->mutex);
-    pthread_cond_signal(&pool->left);
-    pthread_mutex_unlock(&pool->mutex);
+    gdn_os_mutex_lock(&pool->mutex);
+    gdn_os_condition_wake_one(&pool->left);
+    gdn_os_mutex_unlock(&pool->mutex);
 }
 
-static void *work(void *arg)
+static void work(void *arg)
 {
     const struct worker *w    = arg;
     uint64_t             seen = 0;
     gdn_fp_enter();
     for (;;) {
         const uint64_t word = wait_for_news(w->pool, seen);
-        if (word & STOP) return NULL;
+        if (word & STOP) return;
         seen = word / GENERATION;
         if (!enter(w->pool, seen)) continue;
         run_items(w->pool, w->index);
@@ -235,12 +222,12 @@ const char *gdn_threads_broken(struct gdn_threads *pool)
 static void wake(struct gdn_threads *pool, int64_t n)
 {
     if (atomic_load(&pool->n_asleep) == 0) return;
-    pthread_mutex_lock(&pool->mutex);
+    gdn_os_mutex_lock(&pool->mutex);
     if (n >= pool->n_workers)
-        pthread_cond_broadcast(&pool->news);
+        gdn_os_condition_wake_all(&pool->news);
     else
-        for (int64_t i = 0; i < n; i++) pthread_cond_signal(&pool->news);
-    pthread_mutex_unlock(&pool->mutex);
+        for (int64_t i = 0; i < n; i++) gdn_os_condition_wake_one(&pool->news);
+    gdn_os_mutex_unlock(&pool->mutex);
 }
 
 void gdn_parallel_for(struct gdn_threads *pool, int64_t n_items, gdn_task *task, void *arg)
@@ -267,21 +254,16 @@ void gdn_parallel_for(struct gdn_threads *pool, int64_t n_items, gdn_task *task,
 
 /* ---- Create and destroy -------------------------------------------------------------------- */
 
-/* A new thread inherits the mask, so the signals are blocked around its creation. */
 static bool start_workers(struct gdn_threads *pool)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool->n_workers < pool->n_threads - 1) {
         struct worker *w = &pool->workers[pool->n_workers];
         w->pool          = pool;
         w->index         = pool->n_workers + 1;
-        if (pthread_create(&w->thread, NULL, work, w)) break;
+        if (!gdn_os_thread_start(&w->thread, work, w)) return false;
         pool->n_workers++;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return pool->n_workers == pool->n_threads - 1;
+    return true;
 }
 
 struct gdn_threads *gdn_threads_create(int n_threads, const struct gdn_lender *lender,
@@ -295,12 +277,12 @@ struct gdn_threads *gdn_threads_create(int n_threads, const struct gdn_lender *l
     if (!pool) return NULL;
     memset(pool, 0, bytes);
     pool->n_threads = n_threads;
-    pool->pid       = getpid();
+    pool->process   = gdn_os_process();
     pool->release   = release;
     pool->user      = user;
-    pthread_mutex_init(&pool->mutex, NULL); /* cannot fail with default attributes */
-    pthread_cond_init(&pool->news, NULL);
-    pthread_cond_init(&pool->left, NULL);
+    gdn_os_mutex_init(&pool->mutex);
+    gdn_os_condition_init(&pool->news);
+    gdn_os_condition_init(&pool->left);
     if (lender) {
         pool->lender = *lender;
         pool->seats  = (struct seat *)(pool + 1);
@@ -315,13 +297,13 @@ struct gdn_threads *gdn_threads_create(int n_threads, const struct gdn_lender *l
 void gdn_threads_destroy(struct gdn_threads *pool)
 {
     if (!pool) return;
-    if (pool->pid == getpid()) {
+    if (pool->process == gdn_os_process()) {
         atomic_fetch_or(&pool->word, STOP);
         wake(pool, pool->n_workers);
-        for (int i = 0; i < pool->n_workers; i++) pthread_join(pool->workers[i].thread, NULL);
-        pthread_cond_destroy(&pool->left);
-        pthread_cond_destroy(&pool->news);
-        pthread_mutex_destroy(&pool->mutex);
+        for (int i = 0; i < pool->n_workers; i++) gdn_os_thread_join(&pool->workers[i].thread);
+        gdn_os_condition_destroy(&pool->left);
+        gdn_os_condition_destroy(&pool->news);
+        gdn_os_mutex_destroy(&pool->mutex);
     }
     pool->release(pool->user, pool);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_nccl_open: an all-gather of NCCL, found at run time. */
-#include <dlfcn.h>
 #include <string.h>
 
 #include "core/ctx.h"
+#include "core/os/os.h"
 
 /* The struct that the group's `user` points to. */
 struct nccl {
@@ -24,7 +24,7 @@ static gdn_status all_gather(void *user, const void *send, void *recv, size_t by
 
 static gdn_status find(gdn_ctx *ctx, const struct nccl *n, const char *name, void *function)
 {
-    void *symbol = dlsym(n->library, name);
+    void *symbol = gdn_os_library_symbol(n->library, name);
     if (!symbol)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "libnccl.so.2: no %s in this version", name);
     memcpy(function, &symbol, sizeof symbol);
@@ -33,7 +33,7 @@ static gdn_status find(gdn_ctx *ctx, const struct nccl *n, const char *name, voi
 
 static gdn_status open(gdn_ctx *ctx, struct nccl *n, gdn_collective *group)
 {
-    n->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    n->library = gdn_os_library_open("libnccl.so.2");
     if (!n->library)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "libnccl.so.2: not found, wanted it where dlopen() looks");
@@ -68,7 +68,7 @@ void gdn_nccl_close(gdn_ctx *ctx, gdn_collective *group)
 {
     struct nccl *n = group ? group->user : NULL;
     if (!ctx || !n) return;
-    if (n->library) dlclose(n->library);
+    if (n->library) gdn_os_library_close(n->library);
     ctx->options.release(ctx->options.alloc_user, n);
     memset(group, 0, sizeof *group);
 }

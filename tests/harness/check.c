@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See check.h. First the list of loops, then buffers, judgement, timing and the options. */
-#define _DEFAULT_SOURCE /* mmap, sigaction, clock_gettime */
 #include "check.h"
+#include "matches.h"
 
 #include <float.h>
-#include <fnmatch.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
+
+#include "core/os/os.h"
+#include "core/os/program.h"
 
 /* ---- The loops ---- */
 
@@ -106,37 +103,13 @@ void check_fail(const char *format, ...)
     printf("\n");
 }
 
-static sigjmp_buf fault_return;
-
-static void on_fault(int number) { siglongjmp(fault_return, number); }
-
-static void catch_faults(void)
-{
-    static const int numbers[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE };
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = on_fault;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        sigaction(numbers[i], &action, NULL);
-}
-
-static const char *fault_name(int number)
-{
-    switch (number) {
-    case SIGSEGV: return "SIGSEGV";
-    case SIGBUS: return "SIGBUS";
-    case SIGILL: return "SIGILL";
-    default: return "SIGFPE";
-    }
-}
-
 /* ---- Buffers ---- */
 
 enum { CANARY = 0xc5 };
 
 static void out_of_memory(void)
 {
-    perror("check: mmap");
+    fprintf(stderr, "check: no more pages\n");
     exit(2);
 }
 
@@ -150,9 +123,9 @@ static struct buffer get_mapping(size_t map_bytes)
             return b;
         }
     struct buffer b = { NULL, map_bytes, NULL, 0 };
-    b.map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (b.map == MAP_FAILED || mprotect(b.map, now.page, PROT_NONE) != 0 ||
-        mprotect(b.map + map_bytes - now.page, now.page, PROT_NONE) != 0)
+    b.map           = gdn_os_pages(map_bytes);
+    if (!b.map || !gdn_os_pages_forbid(b.map, now.page) ||
+        !gdn_os_pages_forbid(b.map + map_bytes - now.page, now.page))
         out_of_memory();
     return b;
 }
@@ -179,7 +152,7 @@ static void drop_mapping(struct buffer b)
     if (now.n_spare < MAX_BUFFERS)
         now.spare[now.n_spare++] = b;
     else
-        munmap(b.map, b.map_bytes);
+        gdn_os_pages_free(b.map, b.map_bytes);
 }
 
 /* The first byte outside the buffer that is no canary any more, or NULL. */
@@ -347,9 +320,7 @@ static struct {
 
 static double ns_now(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+    return (double)gdn_os_now_ns();
 }
 
 static int by_value(const void *a, const void *b)
@@ -424,16 +395,16 @@ static uint64_t loop_seed(const char *name)
     return h;
 }
 
+static void run_check(void *loop) { ((const struct loop *)loop)->check(now.kr); }
+
 static void run_pass(const struct loop *loop, bool at_end)
 {
     now.at_end = at_end;
     now.random = loop_seed(loop->name);
     snprintf(now.text, sizeof now.text, "before the first case");
-    const int fault = sigsetjmp(fault_return, 1);
-    if (fault == 0)
-        loop->check(now.kr);
-    else
-        check_fail("%s inside the loop, buffers %s a guard page", fault_name(fault),
+    const char *fault = gdn_os_catch(run_check, (void *)(uintptr_t)loop);
+    if (fault)
+        check_fail("%s inside the loop, buffers %s a guard page", fault,
                    now.at_end ? "ending at" : "beginning after");
     end_case();
 }
@@ -477,8 +448,8 @@ static bool is_wanted(const struct loop *loop, const struct gdn_kernels *kr)
     char name[64];
     snprintf(name, sizeof name, "%s.%s", loop->name, kr->name);
     return (!now.isa || strcmp(now.isa, kr->name) == 0) &&
-           (!now.function || fnmatch(now.function, loop->name, 0) == 0 ||
-            fnmatch(now.function, name, 0) == 0);
+           (!now.function || matches(now.function, loop->name) ||
+            matches(now.function, name));
 }
 
 /* Every slot of the table must belong to a loop of the list above. */
@@ -586,7 +557,7 @@ int check_main(int argc, char **argv)
     memset(&now, 0, sizeof now);
     now.seed   = 1; /* fixed, so that a run can be repeated */
     now.repeat = 1;
-    now.page   = (size_t)sysconf(_SC_PAGESIZE);
+    now.page   = gdn_os_page_bytes();
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         if (!strcmp(arg, "--") && i + 1 == argc) break; /* nothing follows the options */
@@ -597,9 +568,6 @@ int check_main(int argc, char **argv)
     }
     const int missing = now.isa ? check_isa() : 0;
     if (missing) return missing;
-    if (!now.list) {
-        printf("check: seed %llu\n", (unsigned long long)now.seed);
-        catch_faults();
-    }
+    if (!now.list) printf("check: seed %llu\n", (unsigned long long)now.seed);
     return run_all();
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fixture of the op tests: see ring2.h. */
-#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "ring2.h"
 #include "ring2_device.h"
 
@@ -10,9 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
+#include "core/os/program.h"
 #include "oracle.h"
 
 #if defined(__SSE2__)
@@ -80,13 +78,13 @@ bool ring2_begin(const char *format, ...)
 
 void ring2_free(void)
 {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t page = gdn_os_page_bytes();
     for (int i = 0; i < self.n_blocks; i++) {
         struct block *b = &self.blocks[i];
         free(b->before);
         free(b->written);
         ring2_device_unmap(b->map);
-        munmap(b->map - page, b->bytes + 2 * page);
+        gdn_os_pages_free(b->map - page, b->bytes + 2 * page);
     }
     self.n_blocks = 0;
     while (self.heap) {
@@ -122,7 +120,8 @@ int ring2_summary(void)
 
 int ring2_main(int argc, char **argv, const struct ring2_test *tests, int n)
 {
-    unsetenv("GDN_TEST_EVERY"); /* that is for tables of cases; each of these is another one */
+    /* That is for tables of cases; each of these is another one. */
+    gdn_os_set_environment("GDN_TEST_EVERY", NULL);
     ring2_options(argc, argv);
     for (int i = 0; i < n; i++) {
         if (!ring2_begin("%s", tests[i].name)) continue;
@@ -257,14 +256,13 @@ bool ring2_float_mode(int i, void (*call)(void *arg), void *arg)
 
 void *ring2_alloc(size_t bytes, size_t align)
 {
-    const size_t   page  = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t   page  = gdn_os_page_bytes();
     const size_t   pages = (bytes + align + page - 1) / page * page;
     struct block  *b     = &self.blocks[self.n_blocks];
-    unsigned char *map   = mmap(NULL, pages + 2 * page, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char *map   = gdn_os_pages(pages + 2 * page);
     if (self.n_blocks++ == MAX_BLOCKS) give_up("too many buffers");
-    if (map == MAP_FAILED || mprotect(map, page, PROT_NONE) ||
-        mprotect(map + page + pages, page, PROT_NONE))
+    if (!map || !gdn_os_pages_forbid(map, page) ||
+        !gdn_os_pages_forbid(map + page + pages, page))
         give_up("no memory");
     memset(b, 0, sizeof *b);
     b->map   = map + page;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ring2_device.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/ctx.h"
+#include "core/os/os.h"
+#include "core/os/program.h"
 #include "cuda/driver/launch.h"
 #include "cuda/prefill/sm90/cache.h"
 #include "ring2.h"
@@ -29,16 +30,16 @@ static void give_up(const char *call, int result)
 
 static void find(void *library, const char *name, void *pointer)
 {
-    void *symbol = library ? dlsym(library, name) : NULL;
+    void *symbol = library ? gdn_os_library_symbol(library, name) : NULL;
     if (!symbol) give_up(name, -1);
     memcpy(pointer, &symbol, sizeof symbol);
 }
 
 static void open_driver(void)
 {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW), *context = NULL;
+    void *library = gdn_os_library_open("libcuda.so.1"), *context = NULL;
     int   device = 0, r;
-    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    gdn_os_set_environment("CUDA_LAUNCH_BLOCKING", "1");
     if (!library) {
         printf("skipped: no libcuda.so.1\n");
         exit(77);

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "core/os/program.h"
 #include "cpu/loops/kernels.h"
 
 static bool is_in_build(const char *isa)
@@ -39,7 +39,7 @@ int main(int argc, char **argv)
         printf("skipped: this machine has nothing better than %s\n", argv[1]);
         return 77;
     }
-    if (setenv("GDN_CPU", argv[1], 1) == 0) execv(argv[2], argv + 2);
+    if (gdn_os_set_environment("GDN_CPU", argv[1])) gdn_os_become(argv + 2);
     perror(argv[2]);
     return 2;
 }

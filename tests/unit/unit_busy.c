@@ -4,9 +4,9 @@
  * of gdn.h in the same context, from this thread and from another one: all are refused at once,
  * and the call that runs gives the bits that it gives alone.
  */
-#include <pthread.h>
 #include <string.h>
 
+#include "core/os/os.h"
 #include "ring2_calls.h"
 #include "ring2_rule.h"
 
@@ -19,7 +19,7 @@ struct intruder {
     const char *text;
 };
 
-static void *intrude(void *arg)
+static void intrude(void *arg)
 {
     struct intruder *i = arg;
     union ring2_call nothing;
@@ -38,7 +38,6 @@ static void *intrude(void *arg)
     i->blobs[4]  = gdn_blob_slice(i->ctx, &blob, 0, 0, 1, NULL, 0, &n);
     i->blobs[5]  = gdn_blob_merge(i->ctx, NULL, NULL, 1, NULL, 0, &n);
     i->text      = gdn_last_error(i->ctx);
-    return NULL;
 }
 
 static struct intruder here, there;
@@ -47,12 +46,12 @@ static int             n_pieces;
 /* The context's parallel_for. */
 static void intruded(void *user, int64_t n, gdn_work work, void *arg)
 {
-    pthread_t thread;
+    struct gdn_os_thread thread;
     here.ctx = there.ctx = *(gdn_ctx **)user;
     n_pieces++;
-    CHECK(!pthread_create(&thread, NULL, intrude, &there), "no thread");
+    CHECK(gdn_os_thread_start(&thread, intrude, &there), "no thread");
     intrude(&here);
-    pthread_join(thread, NULL);
+    gdn_os_thread_join(&thread);
     for (int64_t i = 0; i < n; i++) work(arg, i, 0);
 }
 

@@ -4,10 +4,10 @@
  * that is a little wrong in one element; takes its memory from the hooks.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/ctx.h"
+#include "core/os/os.h"
 #include "ring2.h"
 
 /* ---- Loops that are wrong ------------------------------------------------------------------ */
@@ -202,13 +202,13 @@ static void passes(void)
 static void *take(void *taken, size_t bytes, size_t align)
 {
     *(size_t *)taken += bytes;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
+    return gdn_os_alloc(bytes, align);
 }
 
 static void give(void *taken, void *memory)
 {
     (void)taken;
-    free(memory);
+    gdn_os_free(memory);
 }
 
 /* As gdn.h says. */

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/driver/api.h"
 
-#include <dlfcn.h>
 #include <string.h>
+
+#include "core/os/os.h"
 
 typedef gdn_cu_result (*get_proc)(const char *, void **, int, uint64_t, int *);
 
 /* A pointer to a function, from one to an object: ISO C has no cast for what POSIX promises. */
 static get_proc find_get_proc(void *library)
 {
-    void    *symbol = dlsym(library, "cuGetProcAddress_v2");
+    void    *symbol = gdn_os_library_symbol(library, "cuGetProcAddress_v2");
     get_proc found;
     memcpy(&found, &symbol, sizeof found);
     return found;
@@ -19,7 +20,7 @@ int gdn_cu_open(struct gdn_cu_api *api, const char **missing)
 {
     memset(api, 0, sizeof *api);
     *missing     = "libcuda.so.1";
-    api->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    api->library = gdn_os_library_open("libcuda.so.1");
     if (!api->library) return -1;
     *missing           = "cuGetProcAddress_v2";
     const get_proc get = find_get_proc(api->library);
@@ -41,6 +42,6 @@ int gdn_cu_open(struct gdn_cu_api *api, const char **missing)
 
 void gdn_cu_close(struct gdn_cu_api *api)
 {
-    if (api->library) dlclose(api->library);
+    if (api->library) gdn_os_library_close(api->library);
     memset(api, 0, sizeof *api);
 }

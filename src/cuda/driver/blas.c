@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/driver/blas.h"
 
-#include <dlfcn.h>
+#include "core/os/os.h"
 
 enum {
     TRANSPOSED = 1,
@@ -35,13 +35,13 @@ static void *open_library(void)
     static const char *const names[] = { "libcublas.so.13", "libcublas.so.12", "libcublas.so" };
     void                    *library = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++)
-        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        library = gdn_os_library_open(names[i]);
     return library;
 }
 
 static bool find(const struct gdn_blas *b, const char *name, void *pointer)
 {
-    void *symbol = dlsym(b->library, name);
+    void *symbol = gdn_os_library_symbol(b->library, name);
     memcpy(pointer, &symbol, sizeof symbol);
     return symbol != NULL;
 }
@@ -96,7 +96,7 @@ void gdn_blas_close(gdn_ctx *ctx)
     struct gdn_blas *b = ctx->cuda->blas;
     if (!b) return;
     if (b->handle) b->destroy(b->handle);
-    if (b->library) dlclose(b->library);
+    if (b->library) gdn_os_library_close(b->library);
     ctx->options.release(ctx->options.alloc_user, b);
     ctx->cuda->blas = NULL;
 }

@@ -2,7 +2,6 @@
 #include "memory.h"
 
 #include <dlfcn.h>
-#include <string.h>
 
 static int (*tensor_of)(void *object, void **handle);
 static int (*data_of)(void *handle, void **data);
@@ -12,9 +11,9 @@ static PyObject *name_data_ptr;
 /* Functions of torch's stable ABI; tensor_of may be missing. */
 static void look_up(void)
 {
-    void *cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
     if (name_data_ptr) return;
     name_data_ptr = PyUnicode_InternFromString("data_ptr");
+    void *cpu     = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
     if (!cpu) return;
     *(void **)&data_of       = dlsym(cpu, "aoti_torch_get_data_ptr");
     *(void **)&delete_tensor = dlsym(cpu, "aoti_torch_delete_tensor_object");

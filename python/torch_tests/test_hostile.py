@@ -177,6 +177,16 @@ def test_the_tensor_apart_is_named():
     assert gdn.torch.prefill(*(x.to("meta") for x in (q, k, v))).is_meta
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_weights_of_a_layer_apart(grad):
+    """torch's linear() computes with a weight on meta, and returns what memory holds."""
+    for name in ("in_proj_qkv", "conv1d", "out_proj"):
+        layer = gdn.torch.GatedDeltaNet(32, 2, 4, 8, 16)
+        getattr(layer, name).to("meta")
+        with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="on meta, but .* cpu"):
+            layer(torch.randn(1, 5, 32))
+
+
 @pytest.mark.skipif(gdn.torch.kernels["CPU"] != "C", reason="kernels in Python name NumPy's types")
 def test_wanted_dtypes_are_named():
     q, slots = torch.zeros(3, 2, 4), torch.tensor([0], dtype=torch.int16)

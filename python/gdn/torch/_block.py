@@ -15,8 +15,12 @@ from ._autograd import BATCH, needs_grad, refuse_others, rows
 from ._functions import rmsnorm_gated
 from ._named import named
 from ._operators import overload
+from ._places import refuse_mixed
 
 _RULE = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, norm=gdn.NORM_L2)
+_TENSORS = ("hidden", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b",
+            "in_proj_a", "conv_weight", "conv_bias", "A_log", "dt_bias", "norm_weight", "out_proj",
+            "conv_state", "state")
 _KNOWN = {*BATCH, "flags", "max_seqlen", "rms_eps", "state_layout", "write"}
 
 
@@ -101,6 +105,8 @@ def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_hea
             if x is not None and options.get("write", 0) != gdn.WRITE_NONE:
                 raise RuntimeError(f"{name}: would be written in place, where gradients are "
                                    "needed; pass write=gdn.WRITE_NONE")
+        given = hidden, *in_proj, *weights, conv_state, state  # torch's linear() takes any mixture
+        refuse_mixed("block", dict(zip(_TENSORS, given)))
         return _by_parts(hidden, in_proj, *weights, conv_state, state, (key_heads, value_heads),
                          (key_dim, value_dim), token_layout, options)
     if out is None:

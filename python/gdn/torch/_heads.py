@@ -159,7 +159,7 @@ class HeadShare(GatedDeltaNet):
     def _call(self, name, *args, **kwargs):
         module, shared = self._modules[name], self._shared(name)
         if shared is None or not torch.is_grad_enabled():
-            return module(*args, **kwargs)
+            return super()._call(name, *args, **kwargs)
         if [n for n, _ in module.named_parameters()] != ["weight"] or not is_whole(module.weight):
             raise TypeError(f"{name}: a {type(module).__qualname__}; gradients of its weight are "
                             "added up over ranks, so it can have no other parameters")

@@ -54,6 +54,14 @@ class _Conv(nn.Conv1d):
         return operator(x, self.weight, self.bias, activation=gdn.ACT_SILU, **options)
 
 
+def _refuse_meta(name, module, x):
+    """torch's product with a weight on meta is no error, and computes nothing. A hook of accelerate
+    brings the weight."""
+    weight = module.__dict__["_parameters"].get("weight")
+    if weight is not None and weight.is_meta and not x.is_meta and not is_hooked(module):
+        raise RuntimeError(f"{name}.weight: on meta, but hidden_states on {x.device}")
+
+
 _LINEAR, _CONVS, _NORM = (nn.Linear,), (_Conv, nn.Conv1d), (_Norm,)
 
 
@@ -179,6 +187,7 @@ class GatedDeltaNet(nn.Module):
 
     def _call(self, name, *args, **kwargs):
         """Calls a child: so adapters, hooks, parametrisations and offloading work."""
+        _refuse_meta(name, self._modules[name], args[0])
         return self._modules[name](*args, **kwargs)
 
     def _convolve(self, x, **options):

@@ -8,7 +8,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
 all="style headers guarantees docs images gcc symbols install wheel torch systems qemu arm valgrind"
-all="$all clang asan tsan msan"
+all="$all clang asan ubsan tsan msan"
 logs=build/ci
 mkdir -p "$logs"
 
@@ -212,6 +212,15 @@ stage_asan() {
     local less="^readme$|^check[.]avx2$|^op_.*[.]avx2$|^op_($long)[.]scalar$"
     less="$less|^op_(strong_gates|q8_wide)$" # their memory is that of op_rule and op_q8
     run_tests asan -L 'ring1|ring2|^cli$' -E "$less"
+}
+
+# Undefined behaviour that clang finds and gcc does not: offsets to NULL, indices past an array.
+stage_ubsan() {
+    need clang
+    build clang ubsan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=undefined -DGDN_EMULATED=OFF
+    export GDN_TEST_EVERY=8
+    run_tests ubsan -L ring2 -R '^unit_|^fuzz_|[.]scalar$' \
+        -E '^op_(checkpoints|stages|exact|mixed|block_checkpoints|strong_gates)[.]'
 }
 
 # Only what has threads; the best instruction set is enough for that.

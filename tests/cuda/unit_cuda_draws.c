@@ -8,7 +8,7 @@
 
 #include "ring2_calls.h"
 
-enum { N_CALLS = 25000, N_CHIPS = 3 };
+enum { N_CALLS = 40000, N_CHIPS = 3 };
 
 static const struct fake_cuda chips[N_CHIPS] = {
     { .n_devices = 1, .major = 9, .shared_bytes = 232448 },
@@ -83,6 +83,13 @@ static void run_drawn(gdn_ctx *ctx, struct ring2_draw *d, gdn_op op)
     check_ran(gdn_last_kernel(ctx));
 }
 
+/* Returns the op of call i: every second one has many forms. */
+static gdn_op op_of(int i)
+{
+    static const gdn_op many[] = { GDN_OP_PREFILL, GDN_OP_DECODE, GDN_OP_STEP, GDN_OP_CONV1D };
+    return i % 2 ? many[i / 2 % 4] : (gdn_op)(i / 2 % GDN_N_OPS);
+}
+
 static void test_draws(void)
 {
     struct ring2_draw d;
@@ -92,7 +99,7 @@ static void test_draws(void)
         gdn_ctx *ctx = chip_ctx(chip);
         if (!ctx) return;
         for (int i = 0; i < N_CALLS && !ring2_failed(); i++)
-            run_drawn(ctx, &d, (gdn_op)(i % GDN_N_OPS));
+            run_drawn(ctx, &d, op_of(i));
         gdn_ctx_destroy(ctx);
     }
     for (int op = 0; op < GDN_N_OPS; op++)

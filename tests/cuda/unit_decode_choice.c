@@ -106,7 +106,7 @@ static void draw_rare(const struct sizes *s, gdn_rule_args *a, gdn_batch *b)
     case 5: b->parents = tensor(GDN_I32, 2, s->B, s->T, 0, 0); break;
     case 6: a->state.data = NULL; break;
     case 7: a->out.data = NULL; break;
-    case 8: t->data = (char *)t->data + 8 * (t->data && one_in(2)); break;
+    case 8: if (t->data && one_in(2)) t->data = (char *)t->data + 8; break;
     case 9: if (t->data) t->data = (char *)t->data + gdn_dtype_bytes(t->dtype); break;
     case 10: t->stride[0] *= 1 + below(3), t->stride[1] *= one_in(3) ? 1 << 28 : 1; break;
     case 11: t->stride[t->ndim > 1 ? t->ndim - 2 : 0] += 4 + 4 * below(2); break;

@@ -494,6 +494,7 @@ static void draw_step(struct ring2_draw *d, union ring2_call *c, const struct si
     const int64_t  W  = draw_taps(d);
     const bool     kv = one_in(2);
     gdn_step_args *a  = &c->step;
+    if (d->vast && one_in(2)) h.K = h.V = 128;
     h.q               = h.k; /* fewer queries, or as many */
     h.H               = h.v;
     const int64_t D   = 2 * h.k * h.K + h.v * h.V;

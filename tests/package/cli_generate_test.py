@@ -652,6 +652,20 @@ def test_bpe_options():
         judged(prompts, **changes)
 
 
+def test_normal_form_of_python():
+    """A prompt in any form has the tokens of its NFC."""
+    rng, where = random.Random(14), with_tokenizer(tokenizer())
+    some = [chr(c) for c in range(0x250) if c > 31] + ["\u0301", "\u0323", "\u0308", "\u1100",
+                                                     "\u1161", "\u11a8", "\u212b", "\u0958"]
+    for _ in range(6):
+        prompt = "".join(rng.choices(some, k=80) + rng.choices(some[-8:], k=20))
+        want = generate(where, "-n", "0", prompt=unicodedata.normalize("NFC", prompt))[1]
+        for form in ("NFC", "NFD"):
+            again = generate(where, "-n", "0", prompt=unicodedata.normalize(form, prompt))[1]
+            check(again == want, form, repr(prompt))
+        check(generate(where, "-n", "0", prompt=prompt)[1] == want, repr(prompt))
+
+
 def test_normal_form():
     """A prompt in any form, beside Hugging Face's own."""
     rng = random.Random(12)

@@ -646,8 +646,9 @@ typedef enum gdn_write {
  *   cu_seqlens           [B+1]   for packed tensors [N]...: sequence b has the tokens from
  *                                cu_seqlens[b] to cu_seqlens[b+1]. Starts at 0 or above, does not
  *                                decrease, ends at N or below. Output past its end is zero. Output
- *                                before the first sequence stays as it is (gdn_step and gdn_block:
- *                                it is not defined). Gradients there are zero.
+ *                                before the first sequence stays as it is (gdn_step: it is not
+ *                                defined; gdn_block on a GPU: it is zero). Gradients there are
+ *                                zero.
  *                                Absent: one sequence. Padded tensors [B][T]... take none.
  *   max_seqlen                   upper bound on the longest sequence, in tokens. 0: unknown. A
  *                                hint for prefill on a GPU: lengths are in device memory, so

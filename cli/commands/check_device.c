@@ -485,8 +485,10 @@ static void check_gradients(struct check *k)
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 64, 72 } };
     static const int64_t lengths[]  = { 131, 1, 0, 64 };
     int64_t *const       window   = &k->ctx->cuda->sm90->window_chunks;
-    for (int i = 0; i < 16; i++) { /* the last ones, of 16 bits, fill a device, or have windows */
-        const bool             through = i >= 14, fills = i >= 12 && !through;
+    uint32_t *const      without  = &k->ctx->cuda->without, before = *without;
+    /* The last ones, of 16 bits, fill a device, or have windows, or do without Hopper's kernels. */
+    for (int i = 0; i < 18; i++) {
+        const bool portable = i >= 16, through = i >= 14 && !portable, fills = i >= 12 && i < 14;
         const int64_t *const   size  = sizes[i < 12 ? i % 4 : 0];
         const struct case_dims d = { .Hq = 2, .Hv = fills ? 36 : 4, .K = size[0], .V = size[1],
                                      .dtype = i < 12 ? i / 4 : 1 + i % 2,
@@ -497,9 +499,13 @@ static void check_gradients(struct check *k)
         snprintf(name, sizeof name, "prefill_backward %s state %s %lldx%lld%s",
                  dtype_names[d.dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
                  (long long)d.K, (long long)d.V,
-                 fills ? " 36 heads" : through ? " windows" : "");
+                 fills      ? " 36 heads"
+                 : through  ? " windows"
+                 : portable ? " portable"
+                            : "");
         if (!wanted(k, name)) continue;
         *window  = through ? -1 : 0; /* of one chunk, through the batch */
+        *without = portable ? before | UINT32_C(1) << GDN_CUDA_SM90_GRADIENTS : before;
         int code = gradient_case_make(&c, &d, lengths, 4);
         if (!code) code = gradient_case_check(&c, k->ctx, &found);
         mark(k);
@@ -508,7 +514,8 @@ static void check_gradients(struct check *k)
         memory_free(&c.rule.memory);
         judge(k, name, code, &found);
     }
-    *window = 0;
+    *window  = 0;
+    *without = before;
 }
 
 /* Checks drafted tokens by a record. */

@@ -305,6 +305,19 @@ static gdn_status run_rule(struct layer *l)
     return gdn_cuda_prefill(l->ctx, &a, cut_options_of(b), l->m.rule, l->stream);
 }
 
+/* Sets o before the first sequence to zero: what is projected from there goes to out. */
+static gdn_status clear_before(struct layer *l)
+{
+    enum { BLOCKS = 32 };
+    const struct gdn_block     *b     = l->b;
+    const struct gdn_plan_pools pools = { -1, -1, -1, false, false };
+    struct gdn_cu_block_rows    a     = { .rows = conv_rows(b, &l->m, b->columns.v, b->V),
+                                          .n    = b->Hv * b->V };
+    if (!b->plan->batch.cu_seqlens.data) return GDN_OK;
+    gdn_cuda_fill_batch(&a.batch, b->plan, b->tokens, &pools);
+    return launch(l, GDN_CU_block_clear, BLOCKS, &a);
+}
+
 /* Returns a view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key
  * head. */
 static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *rows, int64_t head)
@@ -364,6 +377,7 @@ static gdn_status run(struct layer *l)
     if (is_woven(l->b)) TRY(split(l));
     TRY(convolve(l));
     TRY(run_rule(l));
+    TRY(clear_before(l));
     TRY(norm(l));
     TRY(project(l, last));
     return spares_padding(l->b) ? store(l) : GDN_OK;

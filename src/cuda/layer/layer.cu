@@ -200,8 +200,18 @@ GDN_DEVICE void block_add(const struct gdn_cu_block_rows &a)
     }
 }
 
-using gdn_cu_block_load = gdn_cu_block_rows;
-using gdn_cu_block_add  = gdn_cu_block_rows;
+/* Sets rows before the first sequence, which no kernel writes, to zero. */
+GDN_DEVICE void block_clear(const struct gdn_cu_block_rows &a)
+{
+    const int64_t first = min(load_index(a.batch.cu_seqlens, 0), a.batch.N);
+    const int64_t n = first * a.n, step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+        store_float(a.rows.data + i / a.n * a.rows.token, i % a.n, a.rows.dtype, 0);
+}
+
+using gdn_cu_block_load  = gdn_cu_block_rows;
+using gdn_cu_block_add   = gdn_cu_block_rows;
+using gdn_cu_block_clear = gdn_cu_block_rows;
 
 #define GDN_IMAGE_block GDN_THIS_IMAGE
 #define GDN_KERNEL_block(threads, shared, what)                                               \

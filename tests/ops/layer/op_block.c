@@ -283,6 +283,24 @@ static void G11_masked(void)
     ring2_expect_bits("conv_state", &conv, &b.conv_state);
 }
 
+/* Rows before the first sequence are left alone on a CPU, and zero on a GPU. */
+static void rows_of_nobody(void)
+{
+    static const int64_t cu[3] = { 7, 12, 40 };
+    for (int i = 0; i < N_KINDS; i++) {
+        gdn_block_args a = make_call(&kinds[i], 40, 0), own = a;
+        gdn_batch      t = gdn_batch_init();
+        own.hidden   = ring2_narrow(&a.hidden, 0, 0, 7);
+        ring2_fill_value(&own.hidden, (double)NAN);
+        ring2_fill_value(&a.out, 0);
+        t.cu_seqlens = ring2_indices(GDN_I32, 3, cu);
+        a.batch      = &t;
+        call(ring2_ctx(1), &a);
+        for (int64_t n = 0; n < 7 * HIDDEN; n++)
+            CHECK(ring2_get(&a.out, n) == 0, "out %lld: %g", (long long)n, ring2_get(&a.out, n));
+    }
+}
+
 /* The same rows in Qwen3-Next's order and in Qwen3.5's are the same layer, to the bit. */
 static void trap_12_channel_order(void)
 {
@@ -345,6 +363,7 @@ int main(int argc, char **argv)
         { "G5 prefill then decode", G5_prefill_then_decode },
         { "G10 no state touched", G10_no_state_touched },
         { "G11 masked tokens", G11_masked },
+        { "rows of nobody", rows_of_nobody },
         { "G17 split", G17_split },
         { "trap 12: channel order", trap_12_channel_order },
     };

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
-#include "device.h"
-#include "internal.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -22,6 +20,11 @@ int cli_bad(const char *format, ...)
         if ((unsigned char)*c < ' ' || *c == 127) *c = '?'; /* names come from files */
     fprintf(stderr, "gdn: %s\n", line);
     return CLI_BAD;
+}
+
+int cli_failed(gdn_ctx *ctx, gdn_status status)
+{
+    return cli_bad("%s: %s", gdn_status_name(status), gdn_last_error(ctx));
 }
 
 void cli_no_memory(void)
@@ -151,20 +154,6 @@ int cli_open(const struct cli_device *device, gdn_ctx **ctx)
     if (log && *log && strcmp(log, "0")) options.log = log_line;
     const gdn_status status = gdn_ctx_create(&options, ctx);
     return status ? cli_bad("%s: %s", gdn_status_name(status), error) : CLI_OK;
-}
-
-gdn_status cli_call(gdn_ctx *ctx, gdn_op op, const void *args)
-{
-    return gdn_call_op(ctx, op, args);
-}
-
-gdn_status cli_timed_call(gdn_ctx *ctx, gdn_op op, const void *args, double *seconds)
-{
-    if (ctx->cuda) return device_timed_call(ctx, op, args, seconds);
-    const double     start  = measure_clock();
-    const gdn_status status = cli_call(ctx, op, args);
-    *seconds                = measure_clock() - start;
-    return status;
 }
 
 #define TEXT_OF(x) #x

@@ -18,6 +18,9 @@ enum {
 /* One line "gdn: ..." on stderr, whatever bytes the arguments hold. Returns CLI_BAD. */
 int cli_bad(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* The same with the status and the context's last error. */
+int cli_failed(gdn_ctx *ctx, gdn_status status);
+
 /* Ends the program with such a line where a small block of memory, of text or JSON, is refused. */
 _Noreturn void cli_no_memory(void);
 

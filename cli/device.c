@@ -214,11 +214,11 @@ int device_rounds(struct bench *b)
     bool         pushed;
     b->n_rounds       = b->seconds < 2 ? MIN_ROUNDS : 3 * MIN_ROUNDS;
     gdn_status status = gdn_cuda_enter(b->ctx, &pushed);
-    if (status != GDN_OK) return case_failed(b->ctx, status);
+    if (status != GDN_OK) return cli_failed(b->ctx, status);
     status = open_timer(&timer, b->ctx);
     if (status == GDN_OK) status = time_calls(b, &timer);
     if (status == GDN_OK) status = time_yardsticks(b, &timer);
     close_timer(&timer);
     gdn_cuda_leave(b->ctx, pushed);
-    return status == GDN_OK ? CLI_OK : case_failed(b->ctx, status);
+    return status == GDN_OK ? CLI_OK : cli_failed(b->ctx, status);
 }

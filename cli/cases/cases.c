@@ -9,93 +9,6 @@
 #include "internal.h"
 #include "oracle.h"
 
-/* ---- Random tensors ---------------------------------------------------------------------- */
-
-double case_random(uint64_t *seed)
-{
-    uint64_t z = *seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
-    z          = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z          = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
-}
-
-static int64_t count(const gdn_tensor *t)
-{
-    int64_t n = 1;
-    for (int i = 0; i < t->ndim; i++) n *= t->size[i];
-    return n;
-}
-
-double case_bytes(const gdn_tensor *t)
-{
-    return t->data ? (double)count(t) * (double)gdn_dtype_bytes(t->dtype) : 0;
-}
-
-/* Repeats the first n elements, again and again. */
-static void repeat(const gdn_tensor *t, int64_t n)
-{
-    const size_t bytes = gdn_dtype_bytes(t->dtype);
-    for (int64_t i = n; i < count(t); i += n) {
-        const int64_t rest = count(t) - i < n ? count(t) - i : n;
-        memcpy((char *)t->data + (size_t)i * bytes, t->data, (size_t)rest * bytes);
-    }
-}
-
-/* Returns how many elements to make: whole rows, some millions at most. */
-static int64_t fresh(const gdn_tensor *t)
-{
-    const int64_t limit = (1 << 22) / t->stride[0] * t->stride[0];
-    return limit > 0 && limit < count(t) ? limit : count(t);
-}
-
-gdn_tensor case_tensor(struct memory *m, int32_t dtype, int ndim, const int64_t *size, double low,
-                       double high)
-{
-    gdn_tensor t    = memory_tensor(m, dtype, ndim, size);
-    uint64_t   seed = m->n;
-    if (!t.data) return t;
-    const int64_t n = fresh(&t);
-    for (int64_t i = 0; i < n; i++)
-        oracle_store(t.data, dtype, i, low + (high - low) * case_random(&seed));
-    repeat(&t, n);
-    return t;
-}
-
-/* Returns rows of length 1. */
-static gdn_tensor unit_rows(struct memory *m, int32_t dtype, const int64_t *size)
-{
-    gdn_tensor t     = case_tensor(m, dtype, 3, size, -1, 1);
-    double     row[256];
-    const int  D     = (int)size[2];
-    if (!t.data) return t;
-    const int64_t n = fresh(&t);
-    for (int64_t r = 0; r < n; r += D) {
-        for (int i = 0; i < D; i++) row[i] = oracle_load(t.data, dtype, r + i);
-        oracle_l2norm(row, row, D, GDN_NORM_L2, 1e-12);
-        for (int i = 0; i < D; i++) oracle_store(t.data, dtype, r + i, row[i]);
-    }
-    repeat(&t, n);
-    return t;
-}
-
-double case_normal(uint64_t *seed)
-{
-    const double radius = sqrt(-2 * log(1 - case_random(seed)));
-    return radius * cos(6.283185307179586 * case_random(seed));
-}
-
-gdn_tensor case_drawn(struct memory *m, int32_t dtype, int ndim, const int64_t *size,
-                      case_draw draw, const void *arg)
-{
-    gdn_tensor t    = memory_tensor(m, dtype, ndim, size);
-    uint64_t   seed = m->n;
-    if (!t.data) return t;
-    const int64_t n = fresh(&t), H = size[ndim - 1];
-    for (int64_t i = 0; i < n; i++) oracle_store(t.data, dtype, i, draw(arg, i % H, &seed));
-    repeat(&t, n);
-    return t;
-}
-
 static double draw_beta(const void *arg, int64_t h, uint64_t *seed)
 {
     return (void)arg, (void)h, oracle_sigmoid(case_normal(seed));
@@ -128,32 +41,10 @@ gdn_batch case_gdn_batch(const struct case_batch *tokens)
     return b;
 }
 
-int case_failed(gdn_ctx *ctx, gdn_status status)
-{
-    return cli_bad("%s: %s", gdn_status_name(status), gdn_last_error(ctx));
-}
-
 /* ---- The rule ---------------------------------------------------------------------------- */
 
 const char *const case_call_names[CASE_CALL_KINDS] = { "plain", "packed", "counts", "interleaved",
                                                        "slots64" };
-
-static bool is_q8(int32_t dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }
-
-/* Returns any codes but the largest, which may be NaN; of E5M2 those up to 448. */
-static gdn_tensor random_codes(struct memory *m, int32_t dtype, const int64_t *size)
-{
-    gdn_tensor t    = memory_tensor(m, dtype, 4, size);
-    uint64_t   seed = m->n;
-    if (!t.data) return t;
-    const int64_t n = fresh(&t);
-    const int     n_codes = dtype == GDN_E5M2 ? 96 : 120;
-    for (int64_t i = 0; i < n; i++)
-        ((uint8_t *)t.data)[i] = (uint8_t)((int)(case_random(&seed) * 2) * 128 +
-                                           (int)(case_random(&seed) * n_codes));
-    repeat(&t, n);
-    return t;
-}
 
 /* Returns slots of the pool. */
 static int64_t n_slots(const struct rule_case *c)
@@ -205,8 +96,8 @@ static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
     const int32_t  dtype = c->dims.dtype;
     const int64_t *H     = &gate_size[1];
     if (!c->dims.raw) {
-        a->q    = unit_rows(&c->memory, dtype, q);
-        a->k    = unit_rows(&c->memory, dtype, k);
+        a->q    = case_unit_rows(&c->memory, dtype, q);
+        a->k    = case_unit_rows(&c->memory, dtype, k);
         a->g    = case_log_gates(&c->memory, &c->dims, gate_size);
         a->beta = case_drawn(&c->memory, GDN_F32, 2, gate_size, draw_beta, NULL);
         return a->q.data && a->k.data && a->g.data && a->beta.data;
@@ -285,10 +176,10 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     const int64_t gate[]   = { N, H };
     const int64_t state[]  = { P, H, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
     const int64_t scales[] = { P, H, dims->V };
-    const bool    eight    = is_q8(dims->state_dtype);
+    const bool    eight    = case_is_q8(dims->state_dtype);
     const bool    made     = make_inputs(c, q, k, gate) && make_slots(c);
     a->v                   = case_tensor(&c->memory, dims->dtype, 3, v, -1, 1);
-    a->state = eight ? random_codes(&c->memory, dims->state_dtype, state)
+    a->state = eight ? case_codes(&c->memory, dims->state_dtype, state)
                      : case_tensor(&c->memory, dims->state_dtype, 4, state, -0.1, 0.1);
     if (eight) a->state_scales = case_tensor(&c->memory, GDN_F32, 3, scales, 0.0005, 0.001);
     a->out                = memory_tensor(&c->memory, dims->dtype, 3, out);
@@ -324,7 +215,7 @@ void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double 
     const int64_t     K  = c->dims.K, V = c->dims.V;
     const int64_t     at = slot * t->stride[0] + h * t->stride[1];
     const bool        kv = c->dims.state_layout == GDN_STATE_KV;
-    if (is_q8(t->dtype)) {
+    if (case_is_q8(t->dtype)) {
         read_codes(c, slot, h, state);
         return;
     }
@@ -395,64 +286,6 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
     oracle_rule(&r);
     free(q);
     return true;
-}
-
-/* Compares three heads of sequence 0; its final state too if it is short enough to be followed. */
-static bool compare_heads(const struct rule_case *c, double *state, double *want, double *got,
-                          struct comparison *found)
-{
-    const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
-    const int64_t T = c->tokens.cu_seqlens[1], n = smaller(T, RULE_TOKENS);
-    int64_t       used = 0;
-    for (int i = 0; i < RULE_HEADS; i++) {
-        const int64_t h = rule_case_head(i, H);
-        if (!rule_case_follow(c, 0, h, n, state + i * V * K, want + used, got + used)) return false;
-        used += n * V;
-    }
-    *found = compare_doubles(got, want, used, compare_precision(c->dims.dtype,
-                                                                c->dims.state_dtype));
-    if (n < T || is_q8(c->dims.state_dtype)) return true; /* a rounded state is far off */
-    for (int i = 0; i < RULE_HEADS; i++)
-        rule_case_state(c, rule_case_end(c, 0), rule_case_head(i, H), got + i * V * K);
-    const struct comparison s = compare_doubles(
-        got, state, RULE_HEADS * V * K, compare_precision(c->dims.dtype, c->dims.state_dtype));
-    if (!s.ok) *found = s;
-    return true;
-}
-
-int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, void *arg,
-                       struct comparison *found)
-{
-    const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
-    const size_t  rows = (size_t)larger(smaller(c->tokens.cu_seqlens[1], RULE_TOKENS), K);
-    const size_t  n    = RULE_HEADS * (size_t)V * rows;
-    double *state = malloc(RULE_HEADS * (size_t)(K * V) * sizeof *state);
-    double *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
-    int     code = CLI_OK;
-    if (!state || !want || !got) code = cli_bad("no memory for the check");
-    for (int i = 0; i < RULE_HEADS && !code; i++)
-        rule_case_state(c, rule_case_start(c, 0), rule_case_head(i, H),
-                        state + i * V * K);
-    const gdn_status status = code ? GDN_OK : run(c, ctx, arg);
-    if (status) code = case_failed(ctx, status);
-    if (!code && !compare_heads(c, state, want, got, found))
-        code = cli_bad("no memory for the check");
-    free(state);
-    free(want);
-    free(got);
-    return code;
-}
-
-static gdn_status run_op(struct rule_case *c, gdn_ctx *ctx, void *op)
-{
-    return cli_call(ctx, *(const gdn_op *)op, &c->call);
-}
-
-int rule_case_check(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found)
-{
-    if (c->dims.exact && c->dims.state_dtype != GDN_F32)
-        return rule_case_check_tokens(c, ctx, op, found);
-    return rule_case_check_by(c, ctx, run_op, &op, found);
 }
 
 double rule_case_flops(const struct rule_case *c, bool in_chunks)

@@ -249,8 +249,11 @@ gdn_tensor case_raw_gates(struct memory *m, const struct case_dims *dims, int nd
                           const int64_t *size);
 void       case_gate_heads(struct memory *m, const struct case_dims *dims, const int64_t *H,
                            gdn_tensor *A_log, gdn_tensor *dt_bias);
+/* Rows of length 1, and slots of any stored values of a dtype of 8 bits. */
+gdn_tensor case_unit_rows(struct memory *m, int32_t dtype, const int64_t *size);
+gdn_tensor case_codes(struct memory *m, int32_t dtype, const int64_t *size);
+static inline bool case_is_q8(int32_t dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }
 double    case_bytes(const gdn_tensor *t);
 gdn_batch case_gdn_batch(const struct case_batch *tokens);
-int case_failed(gdn_ctx *ctx, gdn_status status);
 
 #endif

@@ -126,5 +126,5 @@ int conv_gradient_case_check(struct conv_gradient_case *c, gdn_ctx *ctx, struct 
         judge_channel(c, d, &want, got, found);
     }
     free(room);
-    return status ? case_failed(ctx, status) : CLI_OK;
+    return status ? cli_failed(ctx, status) : CLI_OK;
 }

@@ -122,7 +122,7 @@ int rule_case_check_tokens(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct 
     for (int64_t t = 0; t < w.T && there && !status; t++) status = step(&w, ctx, t, &there);
     if (!there) return cli_bad("no memory for the check");
     if (!status) status = cli_call(ctx, op, &c->call);
-    if (status) return case_failed(ctx, status);
+    if (status) return cli_failed(ctx, status);
     *found = judge(&w);
     return CLI_OK;
 }

@@ -138,7 +138,7 @@ int gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison
     batch.token_count = c->counts;
     cut.batch         = &batch;
     const gdn_status status = cli_call(ctx, GDN_OP_PREFILL_BACKWARD, &cut);
-    if (status) return case_failed(ctx, status);
+    if (status) return cli_failed(ctx, status);
     const size_t n = doubles_of(count[0], K, V) + (size_t)(count[0] * 4 * (K > V ? K : V));
     double      *x = malloc((n + 1) * sizeof *x);
     if (!x) return cli_bad("no memory for the check");
@@ -162,7 +162,7 @@ int gradient_case_save(struct gradient_case *c, gdn_ctx *ctx, int64_t every)
     r->batch.checkpoint_every = every;
     gdn_status status = cli_call(ctx, GDN_OP_PREFILL, &r->call);
     if (!status) status = cli_call(ctx, GDN_OP_PREFILL_BACKWARD, &c->args);
-    return status ? case_failed(ctx, status) : CLI_OK;
+    return status ? cli_failed(ctx, status) : CLI_OK;
 }
 
 double gradient_case_flops(const struct gradient_case *c)

@@ -101,7 +101,7 @@ int conv_case_check(struct conv_case *c, gdn_ctx *ctx, struct comparison *found)
                                  compare_precision(c->dims.dtype, c->dims.state_dtype));
     }
     free(x);
-    return status ? case_failed(ctx, status) : CLI_OK;
+    return status ? cli_failed(ctx, status) : CLI_OK;
 }
 
 /* Returns a multiplication and an addition per tap. */
@@ -399,7 +399,7 @@ int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *foun
     const int64_t    T      = smaller(c->tokens.cu_seqlens[1], CHECKED_BLOCK_TOKENS);
     const bool       rounds = ctx->cuda && c->dims.dtype != GDN_F32;
     const gdn_status status = cli_call(ctx, GDN_OP_BLOCK, &c->args);
-    if (status) return case_failed(ctx, status);
+    if (status) return cli_failed(ctx, status);
     struct projected p   = { NULL, NULL, NULL, NULL };
     double          *got = calloc((size_t)(2 * T * c->dims.hidden), sizeof *got);
     const bool       judged = got && project_all(c, T, &p) &&
@@ -540,7 +540,7 @@ int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
     batch.token_count = c->counts;
     cut.batch         = &batch;
     const gdn_status status = cli_call(ctx, GDN_OP_BLOCK_BACKWARD, &cut);
-    if (status) return case_failed(ctx, status);
+    if (status) return cli_failed(ctx, status);
     struct projected p    = { NULL, NULL, NULL, NULL };
     bool             done = project_all(&c->block, T, &p);
     for (int i = 0; i < DIRECTIONS && done; i++)

@@ -236,7 +236,7 @@ int rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     static double    want[CHECKED + 2048], got[CHECKED + 2048];
     const gdn_status status = cli_call(ctx, c->op, &c->args);
-    if (status) return case_failed(ctx, status);
+    if (status) return cli_failed(ctx, status);
     const int64_t n = judge(c, want, got);
     const bool is_f32 = c->op == GDN_OP_GATES || c->op == GDN_OP_GATES_BACKWARD;
     *found            = compare_doubles(got, want, n, is_f32 ? GDN_F32 : c->dims.dtype);

@@ -118,7 +118,7 @@ int step_case_check(struct step_case *c, gdn_ctx *ctx, struct comparison *found)
                                  compare_precision(c->dims.dtype, c->dims.state_dtype));
     free(want);
     if (!there) return cli_bad("no memory for the check");
-    return status ? case_failed(ctx, status) : CLI_OK;
+    return status ? cli_failed(ctx, status) : CLI_OK;
 }
 
 double step_case_state_bytes(const struct step_case *c)

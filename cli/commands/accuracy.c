@@ -204,7 +204,7 @@ static int judge(struct study *s, int i)
     copy.from_layout = s->args.state_layout;
     copy.to_pool     = gdn_dense(s->read, GDN_F32, 4, 1, s->H, s->K, s->V);
     copy.to_layout   = GDN_STATE_KV;
-    if (gdn_state_copy(s->ctx, &copy)) return case_failed(s->ctx, GDN_E_ARG);
+    if (gdn_state_copy(s->ctx, &copy)) return cli_failed(s->ctx, GDN_E_ARG);
     s->of_state[i] = errors_of(s->read, s->state + i * KV, KV);
     s->of_out[i]   = errors_of(s->got + (L - n) * row,
                                s->out + (i * WINDOW + WINDOW - n) * row, n * row);
@@ -252,7 +252,7 @@ static int run(struct study *s, int state, int64_t n, bool decode)
         for (; t < s->lengths[i] && !code; t += some) {
             some = s->lengths[i] - t < n ? s->lengths[i] - t : n;
             const gdn_status status = call(s, t, some, decode);
-            if (status) code = case_failed(s->ctx, status);
+            if (status) code = cli_failed(s->ctx, status);
             if (t + some - told < 1024) continue;
             advance(s, t + some - told, states[state].name);
             told = t + some;

@@ -25,7 +25,7 @@ static int warm_up(struct bench *b, int *n_in_batch)
             const double     start  = measure_clock();
             const gdn_status status = cli_call(b->ctx, c->op, c->args);
             seconds                 = measure_clock() - start;
-            if (status) return case_failed(b->ctx, status);
+            if (status) return cli_failed(b->ctx, status);
         }
         n_in_batch[i] = 1 + (int)(batch_seconds / (seconds + 1e-7));
     }

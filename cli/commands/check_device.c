@@ -282,7 +282,7 @@ static gdn_status copy(struct check *k, const struct pool *from, int32_t from_la
     a.from_pool = from->t, a.from_scales = from->scales, a.from_layout = from_layout;
     a.to_pool = to->t, a.to_scales = to->scales, a.to_layout = to_layout;
     const gdn_status status = cli_call(k->ctx, GDN_OP_STATE_COPY, &a);
-    if (status) case_failed(k->ctx, status);
+    if (status) cli_failed(k->ctx, status);
     mark(k);
     return status;
 }
@@ -443,7 +443,7 @@ static int check_gate_sums(struct check *k, struct gradient_case *c, struct comp
     a.dA_log = memory_tensor(m, GDN_F32, 1, &H), a.ddt_bias = memory_tensor(m, GDN_F32, 1, &H);
     if (!a.A_log.data || !a.dA_log.data || !a.ddt_bias.data) return cli_bad("no memory for sums");
     const gdn_status status = cli_call(k->ctx, GDN_OP_PREFILL_BACKWARD, &a);
-    if (status) return case_failed(k->ctx, status);
+    if (status) return cli_failed(k->ctx, status);
     for (int64_t h = 0; h < H; h++) {
         double sum = 0, size = 0;
         for (int64_t t = 0; t < a.dg.size[0]; t++) {
@@ -475,7 +475,7 @@ static int check_state_alone(struct check *k, struct gradient_case *c, struct co
         off += x * x, all += want[i] * want[i];
     }
     free(want);
-    if (status) return case_failed(k->ctx, status);
+    if (status) return cli_failed(k->ctx, status);
     found->ok &= off * ROUNDING <= all;
     return CLI_OK;
 }

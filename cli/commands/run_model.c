@@ -77,7 +77,7 @@ static int run_prefill(struct model *m)
         if (run >= 0) times[run] = seconds;
     }
     free(first);
-    if (status) return case_failed(m->ctx, status);
+    if (status) return cli_failed(m->ctx, status);
     return finish(m, &m->phases[0], "prefill", measure_summary(times, RUNS).median,
                   m->prefill.tokens.N);
 }
@@ -112,7 +112,7 @@ static int run_decode(struct model *m)
         times += seconds;
         show(m, "decode", 0.15 + 0.1 * (double)t / STEPS);
     }
-    if (status) return case_failed(m->ctx, status);
+    if (status) return cli_failed(m->ctx, status);
     return finish(m, &m->phases[1], "decode", times, m->decode.tokens.N);
 }
 

@@ -8,6 +8,7 @@
 #include "cli.h"
 #include "files/whole_file.h"
 #include "generate/bpe_kind.h"
+#include "generate/bpe_merge.h"
 #include "generate/nfc.h"
 #include "generate/split.h"
 
@@ -23,18 +24,13 @@ struct added {
     bool         normalized; /* is looked for in the normalised text */
 };
 
-struct merge {
-    int32_t left, right, merged, rank;
-    bool    used; /* this place of the table */
-};
-
 struct bpe {
     const char    *path;
     struct piece  *pieces; /* [vocab] */
     int64_t        vocab;
     int32_t       *by_bytes; /* hash table of tokens, -1: free */
-    struct merge  *merges;   /* hash table */
-    size_t         n_by_bytes, n_merges; /* powers of two */
+    size_t         n_by_bytes; /* a power of two */
+    struct merges  merges;
     struct added  *added;    /* tokens that are found in a text before it is cut */
     int            n_added;
     int32_t        next_added; /* the number of the next one */
@@ -52,12 +48,6 @@ static size_t hash_bytes(const char *bytes, size_t n)
     return (size_t)(h ^ h >> 29);
 }
 
-static size_t hash_pair(int32_t left, int32_t right)
-{
-    const uint64_t h = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9e3779b97f4a7c15;
-    return (size_t)(h >> 20);
-}
-
 /* Returns the place of these bytes, or the free one where they belong. */
 static int32_t *find_bytes(const struct bpe *b, const char *bytes, size_t n)
 {
@@ -67,14 +57,6 @@ static int32_t *find_bytes(const struct bpe *b, const char *bytes, size_t n)
         if (p->n == n && !memcmp(p->bytes, bytes, n)) break;
     }
     return &b->by_bytes[i];
-}
-
-static struct merge *find_merge(const struct bpe *b, int32_t left, int32_t right)
-{
-    size_t i = hash_pair(left, right) & (b->n_merges - 1);
-    while (b->merges[i].used && (b->merges[i].left != left || b->merges[i].right != right))
-        i = (i + 1) & (b->n_merges - 1);
-    return &b->merges[i];
 }
 
 /* At most half full with n entries. */
@@ -207,8 +189,7 @@ static int read_merges(struct bpe *b, const cJSON *merges)
         struct merge m = { .rank = rank, .used = true };
         if (!read_pair(b, item, &m))
             return cli_bad("%s: merge %d is not two tokens whose sum is a token", b->path, rank);
-        struct merge *to = find_merge(b, m.left, m.right);
-        *to = m; /* of equal ones the last */
+        merges_add(&b->merges, &m);
         rank++;
     }
     return CLI_OK;
@@ -260,13 +241,13 @@ static int make_tables(struct bpe *b, const cJSON *json, size_t text, struct mem
     const size_t n_added = (size_t)cJSON_GetArraySize(get(json, "added_tokens"));
     b->next_added        = cJSON_GetArraySize(get(model, "vocab"));
     b->n_by_bytes        = table_size((size_t)cJSON_GetArraySize(get(model, "vocab")));
-    b->n_merges          = table_size((size_t)cJSON_GetArraySize(get(model, "merges")));
+    const size_t n_merges = (size_t)cJSON_GetArraySize(get(model, "merges"));
     b->pieces            = memory_get(memory, (size_t)b->vocab * sizeof *b->pieces);
     b->by_bytes          = memory_get(memory, b->n_by_bytes * sizeof *b->by_bytes);
-    b->merges            = memory_get(memory, b->n_merges * sizeof *b->merges);
     b->added             = memory_get(memory, n_added * sizeof *b->added);
     b->text              = memory_get(memory, text); /* no token is longer than its JSON */
-    if (!b->pieces || !b->by_bytes || !b->merges || !b->added || !b->text)
+    if (!b->pieces || !b->by_bytes || !b->added || !b->text ||
+        !merges_make(&b->merges, n_merges, memory))
         return cli_bad("%s: no memory for the tokenizer", b->path);
     memset(b->by_bytes, -1, b->n_by_bytes * sizeof *b->by_bytes);
     return CLI_OK;
@@ -302,28 +283,17 @@ struct bpe *bpe_open(const char *path, int64_t vocab, struct memory *memory)
 
 /* ---- Text to tokens -------------------------------------------------------------------------- */
 
-/* Merges n tokens in place, the pair of the lowest rank first; how many are left. */
-static int64_t merge_all(const struct bpe *b, int32_t *tokens, int64_t n)
-{
-    for (;;) {
-        const struct merge *best = NULL;
-        int64_t             at   = 0;
-        for (int64_t i = 0; i + 1 < n; i++) {
-            const struct merge *m = find_merge(b, tokens[i], tokens[i + 1]);
-            if (!m->used || (best && m->rank >= best->rank)) continue;
-            best = m;
-            at   = i;
-        }
-        if (!best) return n;
-        tokens[at] = best->merged;
-        memmove(tokens + at + 1, tokens + at + 2, (size_t)(n - at - 2) * sizeof *tokens);
-        n--;
-    }
-}
+/* The prompt on its way to tokens. */
+struct encoding {
+    const struct bpe *b;
+    struct memory    *memory;
+    struct merge_room room;
+};
 
 /* Encodes one piece of the text; returns how many tokens it is, -1 after one line. */
-static int64_t encode_piece(const struct bpe *b, const char *text, size_t bytes, int32_t *tokens)
+static int64_t encode_piece(struct encoding *e, const char *text, size_t bytes, int32_t *tokens)
 {
+    const struct bpe *b = e->b;
     const int32_t whole = b->kind.ignore_merges ? *find_bytes(b, text, bytes) : -1;
     if (whole >= 0) {
         *tokens = whole;
@@ -337,16 +307,16 @@ static int64_t encode_piece(const struct bpe *b, const char *text, size_t bytes,
             return -1;
         }
     }
-    return merge_all(b, tokens, (int64_t)bytes);
+    return merge_all(&b->merges, &e->room, tokens, (int64_t)bytes);
 }
 
 /* Encodes text without added tokens. */
-static int64_t encode_plain(const struct bpe *b, const char *text, size_t bytes, int32_t *tokens)
+static int64_t encode_plain(struct encoding *e, const char *text, size_t bytes, int32_t *tokens)
 {
     int64_t n = 0;
     for (size_t at = 0, some; at < bytes; at += some) {
-        some               = split_piece(text + at, bytes - at, b->kind.marks);
-        const int64_t more = encode_piece(b, text + at, some, tokens + n);
+        some               = split_piece(text + at, bytes - at, e->b->kind.marks);
+        const int64_t more = encode_piece(e, text + at, some, tokens + n);
         if (more < 0) return -1;
         n += more;
     }
@@ -367,32 +337,32 @@ static const struct added *added_at(const struct bpe *b, const char *text, size_
     return best;
 }
 
-static int64_t encode_between(const struct bpe *b, const char *text, size_t bytes, bool normalized,
-                              struct memory *memory, int32_t *tokens);
+static int64_t encode_between(struct encoding *e, const char *text, size_t bytes, bool normalized,
+                              int32_t *tokens);
 
 /* Encodes text between the tokens that are looked for in the text as it is. */
-static int64_t encode_normalized(const struct bpe *b, const char *text, size_t bytes,
-                                 struct memory *memory, int32_t *tokens)
+static int64_t encode_normalized(struct encoding *e, const char *text, size_t bytes,
+                                 int32_t *tokens)
 {
-    if (b->kind.nfc) text = nfc(text, bytes, memory, &bytes);
-    if (text) return encode_between(b, text, bytes, true, memory, tokens);
+    if (e->b->kind.nfc) text = nfc(text, bytes, e->memory, &bytes);
+    if (text) return encode_between(e, text, bytes, true, tokens);
     cli_bad("no memory for the prompt");
     return -1;
 }
 
 /* Encodes text and the added tokens in it: first those that are looked for in the text as it is,
  * then, between them, those that are looked for in the normalised text. */
-static int64_t encode_between(const struct bpe *b, const char *text, size_t bytes, bool normalized,
-                              struct memory *memory, int32_t *tokens)
+static int64_t encode_between(struct encoding *e, const char *text, size_t bytes, bool normalized,
+                              int32_t *tokens)
 {
     int64_t n = 0;
     for (size_t from = 0, to = 0; from < bytes;) {
         const struct added *found = NULL;
         for (; to < bytes && !found; to += !found)
-            found = added_at(b, text + to, bytes - to, normalized);
+            found = added_at(e->b, text + to, bytes - to, normalized);
         const int64_t some =
-            normalized ? encode_plain(b, text + from, to - from, tokens + n)
-                       : encode_normalized(b, text + from, to - from, memory, tokens + n);
+            normalized ? encode_plain(e, text + from, to - from, tokens + n)
+                       : encode_normalized(e, text + from, to - from, tokens + n);
         if (some < 0) return -1;
         n += some;
         if (found) {
@@ -406,13 +376,14 @@ static int64_t encode_between(const struct bpe *b, const char *text, size_t byte
 
 int64_t bpe_encode(const struct bpe *b, const char *text, struct memory *memory, int32_t **tokens)
 {
-    const size_t bytes = strlen(text);
-    *tokens            = memory_get(memory, NFC_LONGER * bytes * sizeof **tokens);
-    if (!*tokens) {
+    const size_t    bytes = strlen(text), most = NFC_LONGER * bytes;
+    struct encoding e     = { .b = b, .memory = memory };
+    *tokens               = memory_get(memory, most * sizeof **tokens);
+    if (!*tokens || !merge_make_room(&e.room, (int64_t)most, memory)) {
         cli_bad("no memory for the prompt");
         return -1;
     }
-    const int64_t n = encode_between(b, text, bytes, false, memory, *tokens);
+    const int64_t n = encode_between(&e, text, bytes, false, *tokens);
     if (n < 0 || b->kind.most_tokens < 0 || n <= b->kind.most_tokens) return n;
     cli_bad("%s: truncation: the prompt has %lld tokens, more than max_length, %lld", b->path,
             (long long)n, (long long)b->kind.most_tokens);

@@ -15,12 +15,14 @@ import subprocess
 import sys
 import time
 
+import cli_generate_test as generate_test
 import cli_state_test as states
 import cli_test as cli
 import qwen35
-from cli_test import BAD, OK, Skip, check, load, pack, refused, save, vector, write
+from cli_test import BAD, OK, Skip, build, check, load, pack, refused, save, vector, write
 
 LIBC = None
+RUNS = int(os.environ.get("GDN_TEST_RUNS", "15"))  # of each file
 EVERY = int(os.environ.get("GDN_TEST_EVERY_ALLOC", "9"))
 
 
@@ -153,6 +155,83 @@ def test_state_of_many_tokens():
     metadata, tensors = load(out())
     lying = save("lying", dict(metadata, tokens="30000000"), tensors)
     quick("generate", path, "--load-state", lying, names=["keys"])
+
+
+# ---- Files that lie ------------------------------------------------------------------------
+
+HOSTILE = [None, True, -1, 0, 1, 2.5, 1e300, -1e300, 2**31, 2**53 + 2, "", "x", "\u00e9" * 300, [],
+           {}, [[]], [0] * 9, {"x": "x"}, {"type": "x"}, "layers.0", [[[[[[[[]]]]]]]]]
+
+
+def places(json_value, path=()):
+    """The way to every value of a JSON file."""
+    yield path
+    pairs = (json_value.items() if isinstance(json_value, dict) else
+             enumerate(json_value) if isinstance(json_value, list) else ())
+    for key, value in list(pairs)[:40]:
+        yield from places(value, (*path, key))
+
+
+def changed(rng, good):
+    """One or two values become others, are lost, or get a neighbour."""
+    whole = json.loads(json.dumps({"": good}))
+    for _ in range(rng.choice((1, 1, 2))):
+        path = ("", *rng.choice(list(places(whole[""]))))
+        at = whole
+        for key in path[:-1]:
+            at = at[key]
+        how = rng.randrange(8)
+        if how == 0 and path != ("",):
+            del at[path[-1]]
+        elif how == 1 and isinstance(at, dict) and path != ("",):
+            at[rng.choice(("x", path[-1] + "x"))] = rng.choice(HOSTILE)
+        else:
+            at[path[-1]] = rng.choice(HOSTILE)
+    return whole[""]
+
+
+def survives(*args):
+    start = time.monotonic()
+    p = subprocess.run([cli.GDN, *args], capture_output=True, timeout=60)
+    check(p.returncode in (0, 1, 2), p.returncode, args, p.stderr[-2000:])
+    check(p.stderr.count(b"\n") == (p.returncode == BAD), p.returncode, p.stderr[-2000:])
+    check(time.monotonic() - start < 20, time.monotonic() - start, "seconds")
+    return p.returncode == OK
+
+
+def test_hostile_json():
+    """Every JSON file with values changed: taken, or refused in one line."""
+    rng = random.Random(int(os.environ.get("GDN_TEST_SEED", "1")))
+    path, config, tensors = model()
+    where = generate_test.folder(dict(config, vocab_size=300), {}, name="model")
+    big = dict(config, vocab_size=300)
+    weights = qwen35.random_weights(big, 3)[0]
+    gdn("generate", path, "-p", "abc", "-n", "1", "--save-state", out("state"))
+    header = lambda *a: build(*a)[0]
+    files = {
+        "config.json": big,
+        "generation_config.json": {"eos_token_id": [3, 4], "top_k": 20, "temperature": 0.7},
+        "tokenizer.json": generate_test.tokenizer(truncation={"max_length": 100}),
+        "tokenizer_config.json": {"add_bos_token": False, "added_tokens_decoder": {}},
+        "model.safetensors": header({"format": "pt"}, weights),
+    }
+    data = {"model.safetensors": build(None, weights)[1]}
+    put = lambda name, value: write("model/" + name, pack(value, data[name]) if name in data else
+                                    json.dumps(value).encode())
+    for name, value in files.items():
+        put(name, value)
+    check(survives("generate", where, "-p", "The delta", "-n", "1"), "the good files")
+    for name, good in files.items():
+        for _ in range(RUNS):
+            put(name, changed(rng, good))
+            survives("generate", where, "-p", "The delta <|go|>", "-n", "1")
+        put(name, good)
+    for good, args in ((load(out("state")), ["generate", path, "-n", "1", "--load-state"]),
+                       (load(vector("prefill_d60")), ["run"]),
+                       (load(vector("layer_qwen3_5")), ["run"])):
+        good, data = build(*good)
+        for _ in range(RUNS):
+            survives(*args, write("lie", pack(changed(rng, good), data)))
 
 
 # ---- Allocations that fail ------------------------------------------------------------------

@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 import unicodedata
 from array import array
 
@@ -651,6 +652,20 @@ def test_bpe_options():
         judged(prompts, **changes)
 
 
+def test_normal_form_of_python():
+    """A prompt in any form has the tokens of its NFC."""
+    rng, where = random.Random(14), with_tokenizer(tokenizer())
+    some = [chr(c) for c in range(0x250) if c > 31] + ["\u0301", "\u0323", "\u0308", "\u1100",
+                                                     "\u1161", "\u11a8", "\u212b", "\u0958"]
+    for _ in range(6):
+        prompt = "".join(rng.choices(some, k=80) + rng.choices(some[-8:], k=20))
+        want = generate(where, "-n", "0", prompt=unicodedata.normalize("NFC", prompt))[1]
+        for form in ("NFC", "NFD"):
+            again = generate(where, "-n", "0", prompt=unicodedata.normalize(form, prompt))[1]
+            check(again == want, form, repr(prompt))
+        check(generate(where, "-n", "0", prompt=prompt)[1] == want, repr(prompt))
+
+
 def test_normal_form():
     """A prompt in any form, beside Hugging Face's own."""
     rng = random.Random(12)
@@ -668,6 +683,19 @@ def test_normal_form():
                                                normalized=True)
     judged(prompts + ["e\u0301x \u00e9x"], added_tokens=[*go, e])
     judged(prompts[:3], added_tokens=[*go, dict(e, normalized=False)])
+
+
+def test_long_words():
+    """Pieces of many tokens, beside Hugging Face's own; they take no square of the time."""
+    rng, start = random.Random(13), time.monotonic()
+    letters_of = tokenizer()["model"]
+    merges = ["a a", "aa aa", "a b", "ab a", "aa b", "b b", "b a", "ab ab", "ba b"]
+    merges += [f"{'a' * 2**i} {'a' * 2**i}" for i in range(2, 11)]
+    words = sorted({*letters_of["vocab"], *(m.replace(" ", "") for m in merges)})
+    changed = dict(letters_of, merges=merges, vocab={w: i for i, w in enumerate(words)})
+    prompts = ["a" * 100000, "".join(rng.choices("ab", k=500)), "".join(rng.choices("aab", k=7))]
+    judged(prompts, model=changed, added_tokens=[])
+    check(time.monotonic() - start < 30, time.monotonic() - start, "seconds")
 
 
 def test_bpe_options_refused():

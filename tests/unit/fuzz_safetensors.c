@@ -129,6 +129,7 @@ static void read_everything(const struct st_file *f)
 {
     for (int i = 0; i < f->n_tensors; i++) {
         const gdn_tensor *t = &f->tensors[i].view;
+        if (f->tensors[i].foreign) continue; /* it has no view */
         int64_t           bytes;
         CHECK(memory_bytes(t->dtype, t->ndim, t->size, &bytes), "the size of '%s'",
               f->tensors[i].name);

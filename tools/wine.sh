@@ -25,9 +25,10 @@ fail() {
     exit 1
 }
 # Wine's own services start once, not with each program.
-wine wineboot -i
+wineserver -k || true
 wineserver -p
 trap 'wineserver -k' EXIT
+wine wineboot -i
 
 # shellcheck disable=SC2086 # names are words
 cmake --build "$build" --target gdn_cli exact_sums $units $ops

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# wheel.sh [PLATFORM]... - wheels in dist/. Without arguments: for this processor's Linux. "all":
-# for every platform of the table below. On the machine's own processor a wheel for Linux has device
-# code, of GDN_IMAGES_FROM (a folder of fatbins) or, with GDN_CUDA=ON, compiled here. The others
-# have none.
+# wheel.sh [PLATFORM]... - wheels in dist/, and the sdist. Without arguments: for Linux on this
+# processor. "all": for every platform of the table below. A wheel for Linux on this processor has
+# device code, of GDN_IMAGES_FROM (a folder of fatbins) or, with GDN_CUDA=ON, compiled here. The
+# others have none.
 #
 # It wants packages of Python: build and scikit-build-core (the build), ziglang (a compiler for all
 # these systems) and auditwheel (it checks and names what is for glibc). cJSON, for the command gdn,
@@ -45,12 +45,18 @@ build_for() {
         -C "build-dir=build/zig-$platform" -C install.strip=false
     )
     [ ! -f build/cjson/cJSON.c ] || settings+=(-C "cmake.define.GDN_CJSON_DIR=$PWD/build/cjson")
+    # By way of the sdist, which must hold all that the build wants; or faster.
+    local how=()
+    [[ $platform = manylinux* ]] || how=(--wheel)
     rm -rf "$raw"
-    _PYTHON_HOST_PLATFORM=$python_platform python3 -m build --wheel --no-isolation -o "$raw" \
-        "${settings[@]}"
+    _PYTHON_HOST_PLATFORM=$python_platform python3 -m build "${how[@]}" --no-isolation \
+        -o "$raw" "${settings[@]}"
     mkdir -p dist
     case $platform in
-    manylinux*) python3 -m auditwheel repair -w dist --plat auto "$raw"/*.whl ;;
+    manylinux*)
+        python3 -m auditwheel repair -w dist --plat auto "$raw"/*.whl
+        cp "$raw"/*.tar.gz dist/
+        ;;
     *) cp "$raw"/*.whl dist/ ;;
     esac
 }

@@ -44,7 +44,7 @@ check_macos() {
         llvm-objdump --macho --dylibs-used "$file" | sed -n 's/^\t\([^ ]*\) .*/\1/p' |
             none_but '^(/usr/lib/libSystem\.B\.dylib|@rpath/(libgdn\.0\.dylib|_native\.abi3\.so))$'
         # Python has the rest of the extension's symbols; it is found at run time.
-        llvm-nm --format=posix -m -u "$file" | none_but 'from libSystem|external _Py[A-Z_]|: *$'
+        llvm-nm --format=posix -m -u "$file" | none_but 'from libSystem|external __?Py|: *$'
     done
 }
 

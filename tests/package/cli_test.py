@@ -811,11 +811,11 @@ def test_unexpected_arguments():
 
 def test_check_of_an_instruction_set():
     """Exit status 77 where the machine lacks it, which a build for it may be without."""
-    here = {table["name"]: table["runs_here"] for table in info()["tables"]}
+    here = {table["name"] for table in info()["tables"] if table["runs_here"]}
     for isa in ("scalar", "avx2", "avx512", "neon"):
         p = subprocess.run([GDN, "check", f"--isa={isa}", "--list"], capture_output=True,
                            timeout=60)
-        check(p.returncode == (OK if here.get(isa) else 77), isa, p)
+        check(p.returncode == (OK if isa in here else 77), isa, p)
     status, out, err = gdn("check", "--isa=mmx")
     check(status == BAD and 'no instruction set is called "mmx"' in err, status, err)
 

@@ -159,6 +159,12 @@ static const char *chosen(const char *isa, const char *environment)
     return name;
 }
 
+/* A name chooses the best table of it that runs, so its first one decides whether one does. */
+static bool is_first_of_name(int i)
+{
+    return i == 0 || strcmp(gdn_cpu_tables[i - 1]->name, gdn_cpu_tables[i]->name) != 0;
+}
+
 static void test_choice(void)
 {
     const uint32_t flags = gdn_cpu_detect();
@@ -168,11 +174,13 @@ static void test_choice(void)
     for (int i = 0; i < n_tables(); i++) {
         const struct gdn_kernels *a      = gdn_cpu_tables[i];
         const bool                a_runs = !(a->needs & ~flags);
+        if (!is_first_of_name(i)) continue;
         CHECK(chosen(a->name, NULL) == (a_runs ? a->name : NULL), "isa %s", a->name);
         CHECK(chosen(NULL, a->name) == (a_runs ? a->name : NULL), "GDN_CPU=%s", a->name);
         for (int j = 0; j < n_tables(); j++) { /* together: the lower one */
             const struct gdn_kernels *b      = gdn_cpu_tables[j];
             const bool                b_runs = !(b->needs & ~flags);
+            if (!is_first_of_name(j)) continue;
             const char               *want = !a_runs || !b_runs ? NULL : i < j ? a->name : b->name;
             CHECK(chosen(a->name, b->name) == want, "isa %s, GDN_CPU=%s", a->name, b->name);
         }

@@ -38,8 +38,8 @@ if(NOT EXISTS "${python_include}/Python.h")
     return()
 endif()
 
-set(native python/native/module.c python/native/views.c python/native/torch_ops.c
-    python/native/torch_pool.c)
+set(native python/native/module.c python/native/memory.c python/native/views.c
+    python/native/torch_ops.c python/native/torch_pool.c)
 set(kind MODULE)
 if(APPLE) # a bundle or a library: Python loads both, and zig's linker makes no bundles
     set(kind SHARED)

@@ -1034,10 +1034,10 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * from the kernels of gdn_prefill(), which obey GDN_NO_EARLY_STOP. With GDN_BATCH_INVARIANT it
  * computes them itself.
  * If dstate is the only gradient, a call on Hopper may split a sequence into units, which are
- * computed at the same time (not with GDN_ACCUMULATE). If norm is not GDN_NORM_NONE, it may leave out last
- * tokens as gdn_prefill() leaves out first ones (see "Early stop"): from a multiple of 64 on, if
- * the product over the tokens before is at most 2^-24. A column of dstate is off by at most 2^-24
- * of the length that it has behind these tokens, and values there that are not finite are
+ * computed at the same time (not with GDN_ACCUMULATE). If norm is not GDN_NORM_NONE, it may leave
+ * out last tokens as gdn_prefill() leaves out first ones (see "Early stop"): from a multiple of 64
+ * on, if the product over the tokens before is at most 2^-24. A column of dstate is off by at most
+ * 2^-24 of the length that it has behind these tokens, and values there that are not finite are
  * forgotten. With GDN_NO_EARLY_STOP every token counts. With GDN_BATCH_INVARIANT units have 8192
  * tokens in any call. Elsewhere these two flags change nothing.
  *

@@ -284,7 +284,7 @@ static void G11_masked(void)
 }
 
 /* Rows before the first sequence are left alone on a CPU, and zero on a GPU. */
-static void rows_of_nobody(void)
+static void rows_before_sequences(void)
 {
     static const int64_t cu[3] = { 7, 12, 40 };
     for (int i = 0; i < N_KINDS; i++) {
@@ -363,7 +363,7 @@ int main(int argc, char **argv)
         { "G5 prefill then decode", G5_prefill_then_decode },
         { "G10 no state touched", G10_no_state_touched },
         { "G11 masked tokens", G11_masked },
-        { "rows of nobody", rows_of_nobody },
+        { "rows before sequences", rows_before_sequences },
         { "G17 split", G17_split },
         { "trap 12: channel order", trap_12_channel_order },
     };

@@ -20,6 +20,7 @@ import torch
 
 import gdn
 import gdn.torch
+from gdn.torch._named import renamed
 
 from . import _drop_in, _replay
 
@@ -75,6 +76,7 @@ def _check_sequences(cu_seqlens, tokens, longest, slots):
     _expect(cu_seqlens is not None, "cu_seqlens is required for varlen mode")
     if not _is_index(cu_seqlens):
         raise ValueError(f"cu_seqlens must have an integer dtype, got {cu_seqlens.dtype}")
+    _drop_in.dimensions(cu_seqlens=(cu_seqlens, 1))
     count = cu_seqlens.shape[0] - 1
     if count <= 0:
         raise ValueError("cu_seqlens must contain at least two entries")
@@ -95,6 +97,8 @@ def _check_sequences(cu_seqlens, tokens, longest, slots):
     return count
 
 
+@renamed(state="initial_state", state_out="output_state", read_slots="state_indices",
+         out="output")
 def chunk_gated_delta_rule(
     q,
     k,
@@ -142,6 +146,8 @@ def chunk_gated_delta_rule(
     _drop_in.optional(g=g, beta=beta, initial_state=initial_state, output=output,
                       output_state=output_state, state_indices=state_indices)
     _drop_in.dimensions(q=(q, 3), k=(k, 3), v=(v, 3))
+    if initial_state is not None:
+        _drop_in.dimensions(initial_state=(initial_state, 4))
     _backend(backend, ("auto", "flashinfer"), ("cake_gdn", "cudnn"))
     if use_cp not in ("auto", True, False):
         raise ValueError(f'use_cp must be "auto", True, or False, got {use_cp!r}')

@@ -6,7 +6,7 @@ import torch
 
 def shown(shape):
     """A shape as errors of libgdn show it."""
-    return "".join(f"[{size}]" for size in shape)
+    return "".join(f"[{size}]" for size in shape) or "a number"
 
 
 def _starts(seq_idx, position_ids):

@@ -238,11 +238,25 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
     sequence alone.
     """
-    optional(g=g, beta=beta)
-    for name, x, least in (("g", g, 3), ("beta", beta, 3), ("cu_seqlens", cu_seqlens, 1),
-                           ("initial_state", initial_state, 4)):
-        if x is not None and x.dim() < least:
-            raise ValueError(f"{name}: {list(x.shape)}, wanted {least} dimensions")
+    try:
+        return _rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
+                     options)
+    except (AttributeError, IndexError, TypeError):
+        _explain(g=(g, 3), beta=(beta, 3), cu_seqlens=(cu_seqlens, 1),
+                 initial_state=(initial_state, 4))
+        raise
+
+
+def _explain(**least):
+    """Raises an error that names the argument which is no tensor, or has too few dimensions:
+    name=(argument or None, number). A call that succeeds pays for no check."""
+    for name, (x, count) in least.items():
+        optional(**{name: x})
+        if x is not None and x.dim() < count:
+            raise ValueError(f"{name}: {list(x.shape)}, wanted {count} dimensions")
+
+
+def _rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, options):
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if initial_state is not None and len(initial_state) != count:
         raise ValueError(f"initial_state: {len(initial_state)} states, wanted {count}")

@@ -295,7 +295,9 @@ class GatedDeltaNet(nn.Module):
             x = x.flatten(0, -2)
         out = self._run(x, None if cache is None else cache.conv_state,
                         None if cache is None else cache.state, None, batch)
-        return (out if kept is None else kept.back(out)).view_as(hidden_states)
+        out = out if kept is None else kept.back(out)
+        # Without need no view: FSDP2 loses gradients if a caller then adds to one in place.
+        return out if out.shape == hidden_states.shape else out.view_as(hidden_states)
 
 
 def _refuse_beside_layout(**arguments):

@@ -228,6 +228,30 @@ def on_ranks(cp_context, q, initial_state, output_final_state):
     return functools.partial(distributed.prefill, layout=layout), None
 
 
+def explained(**least):
+    """Marks a function whose tensors have these names and at least so many dimensions. Errors name
+    the argument which is no tensor, or has fewer. A call that succeeds pays for no check."""
+
+    def mark(function):
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            except (AttributeError, IndexError, TypeError):
+                given = signature.bind(*args, **kwargs).arguments
+                needed = {n: given[n] for n in least
+                          if signature.parameters[n].default is inspect.Parameter.empty}
+                wanted(**needed)
+                _explain(**{n: (given.get(n), count) for n, count in least.items()})
+                raise
+
+        return call
+
+    return mark
+
+
 @renamed(state="initial_state")
 def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):
     """

@@ -235,6 +235,8 @@ def _sizes(q, k, v, a, b, A_log, dt_bias):
     return *q.shape[:2], v.shape[2], q.shape[3], v.shape[3]
 
 
+@_drop_in.explained(q=4, k=4, v=4, initial_state=4, initial_state_indices=1)
+@renamed(read_slots="initial_state_indices", write_slots="output_state_indices", out="output")
 def gated_delta_rule_decode_pretranspose(
     q,
     k,
@@ -281,6 +283,7 @@ def gated_delta_rule_decode_pretranspose(
         raise ValueError("intermediate_states_buffer is supported only for T > 1")
     if T == 1 and disable_state_update:
         raise ValueError("disable_state_update is supported only for T > 1")
+    _drop_in.optional(state=state)
     is_pool = initial_state is not None
     _expect(is_pool == (initial_state_indices is not None),
             "initial_state and initial_state_indices must be provided together")
@@ -367,6 +370,9 @@ def _check_each(slots, buffer, frozen, B, T):
     _expect(slots.dtype == torch.int32, f"ssm_state_indices must be int32, got {slots.dtype}")
 
 
+@_drop_in.explained(q=4, k=4, v=4, initial_state=4, initial_state_indices=0)
+@renamed(state="initial_state", read_slots="initial_state_indices",
+         write_slots="output_state_indices", out="output")
 def gated_delta_rule_mtp(
     q,
     k,
@@ -408,7 +414,7 @@ def gated_delta_rule_mtp(
     """
     if disable_state_update is None:
         warnings.warn("gated_delta_rule_mtp(): disable_state_update defaults to True, and to False "
-                      "from FlashInfer 0.8.0 on; pass it", DeprecationWarning, stacklevel=2)
+                      "from FlashInfer 0.8.0 on; pass it", DeprecationWarning, stacklevel=4)
         disable_state_update = True
     windows = replayssm_rawk, replayssm_rawv, replayssm_g, replayssm_beta
     if cache_replayssm:

@@ -295,3 +295,22 @@ def test_errors_of_a_convolution_name_what_the_caller_passed():
     with pytest.raises(ValueError, match="seq_idx: on meta, but the tokens are on cpu"):
         gdn.causal_conv1d.causal_conv1d_fn(
             x, weight, seq_idx=torch.zeros(1, 5, dtype=torch.int32, device="meta"))
+
+
+def test_engines_name_what_is_no_tensor():
+    q, g = torch.randn(1, T, 2, K), torch.zeros(1, T, 2)
+    state, cu = torch.zeros(2, 2, K, K), torch.tensor([0, T])
+    for call in (gdn.vllm.chunk_gated_delta_rule, gdn.vllm.fused_recurrent_gated_delta_rule):
+        a = dict(q=q, k=q, v=q, g=g, beta=g, initial_state=state[:1], cu_seqlens=cu)
+        for at, wrong in (("v", None), ("cu_seqlens", [0, T]), ("q", torch.tensor(1.0))):
+            with pytest.raises((TypeError, ValueError), match=f"^{at}: .*wanted"):
+                call(**{**a, at: wrong})
+    one = q[:, :1].bfloat16()
+    a = dict(q=one, k=one, v=one, A_log=g[0, 0], a=g[:, :1].bfloat16(), dt_bias=g[0, 0],
+             b=g[:, :1].bfloat16(), initial_state=state, initial_state_indices=torch.tensor([1]))
+    for call in (gdn.flashinfer.gated_delta_rule_mtp,
+                 lambda **a: gdn.flashinfer.gated_delta_rule_decode_pretranspose(state=None, **a)):
+        with pytest.raises(RuntimeError, match=": initial_state_indices: on meta"):
+            call(**{**a, "initial_state_indices": torch.tensor([1], device="meta")})
+        with pytest.raises(TypeError, match="^initial_state: list, wanted"):
+            call(**{**a, "initial_state": state.tolist()})

@@ -9,6 +9,7 @@ import gdn
 import gdn.torch
 import torch
 from gdn.torch import distributed
+from gdn.torch._named import renamed
 from torch.nn import functional
 
 CHUNK_SIZE = 64  # of FLA and FlashQLA
@@ -38,11 +39,14 @@ def dimensions(**counts):
             raise ValueError(f"{name}: {list(x.shape)}, wanted {count} dimensions")
 
 
-def same_tokens(seq_idx, lead):
-    """Raises ValueError if seq_idx has another shape than the tokens [B, T] that it numbers."""
+def same_tokens(seq_idx, lead, device):
+    """Raises ValueError if seq_idx has another shape than the tokens [B, T] that it numbers, or is
+    on another device."""
     wanted(seq_idx=seq_idx)
     if seq_idx.shape != torch.Size(lead):
         raise ValueError(f"seq_idx: {list(seq_idx.shape)}, wanted {list(lead)}")
+    if seq_idx.device != device:
+        raise ValueError(f"seq_idx: on {seq_idx.device}, but the tokens are on {device}")
 
 
 def refuse_grad(**tensors):
@@ -224,6 +228,31 @@ def on_ranks(cp_context, q, initial_state, output_final_state):
     return functools.partial(distributed.prefill, layout=layout), None
 
 
+def explained(**least):
+    """Marks a function whose tensors have these names and at least so many dimensions. Errors name
+    the argument which is no tensor, or has fewer. A call that succeeds pays for no check."""
+
+    def mark(function):
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            except (AttributeError, IndexError, TypeError):
+                given = signature.bind(*args, **kwargs).arguments
+                needed = {n: given[n] for n in least
+                          if signature.parameters[n].default is inspect.Parameter.empty}
+                wanted(**needed)
+                _explain(**{n: (given.get(n), count) for n, count in least.items()})
+                raise
+
+        return call
+
+    return mark
+
+
+@renamed(state="initial_state")
 def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):
     """
     Runs op (gdn.torch.prefill or decode) on tensors [B][T][H][D] and returns (out, final state).
@@ -233,6 +262,25 @@ def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
     sequence alone.
     """
+    try:
+        return _rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
+                     options)
+    except (AttributeError, IndexError, TypeError):
+        _explain(g=(g, 3), beta=(beta, 3), cu_seqlens=(cu_seqlens, 1),
+                 initial_state=(initial_state, 4))
+        raise
+
+
+def _explain(**least):
+    """Raises an error that names the argument which is no tensor, or has too few dimensions:
+    name=(argument or None, number). A call that succeeds pays for no check."""
+    for name, (x, count) in least.items():
+        optional(**{name: x})
+        if x is not None and x.dim() < count:
+            raise ValueError(f"{name}: {list(x.shape)}, wanted {count} dimensions")
+
+
+def _rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, options):
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     if initial_state is not None and len(initial_state) != count:
         raise ValueError(f"initial_state: {len(initial_state)} states, wanted {count}")

@@ -15,6 +15,7 @@ import torch
 
 import gdn
 import gdn.torch
+from gdn.torch._named import renamed
 
 from . import _drop_in, _stand_in
 
@@ -34,7 +35,7 @@ def _check(x, weight, bias, seq_idx, initial_states, final_states_out):
     B, D, T = x.shape
     states = [B, D, weight.shape[-1] - 1]
     if seq_idx is not None:
-        _drop_in.same_tokens(seq_idx, (B, T))
+        _drop_in.same_tokens(seq_idx, (B, T), x.device)
     for name, given, shape in (("initial_states", initial_states, states),
                                ("final_states_out", final_states_out, states)):
         if given is not None and list(given.shape) != shape:
@@ -110,6 +111,7 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
     return out.transpose(1, 2), final
 
 
+@renamed(state="conv_state", read_slots="conv_state_indices")
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None,
                          conv_state_indices=None):
     """

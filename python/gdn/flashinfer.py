@@ -20,6 +20,7 @@ import torch
 
 import gdn
 import gdn.torch
+from gdn.torch._named import renamed
 
 from . import _drop_in, _replay
 
@@ -75,6 +76,7 @@ def _check_sequences(cu_seqlens, tokens, longest, slots):
     _expect(cu_seqlens is not None, "cu_seqlens is required for varlen mode")
     if not _is_index(cu_seqlens):
         raise ValueError(f"cu_seqlens must have an integer dtype, got {cu_seqlens.dtype}")
+    _drop_in.dimensions(cu_seqlens=(cu_seqlens, 1))
     count = cu_seqlens.shape[0] - 1
     if count <= 0:
         raise ValueError("cu_seqlens must contain at least two entries")
@@ -95,6 +97,8 @@ def _check_sequences(cu_seqlens, tokens, longest, slots):
     return count
 
 
+@renamed(state="initial_state", state_out="output_state", read_slots="state_indices",
+         out="output")
 def chunk_gated_delta_rule(
     q,
     k,
@@ -142,6 +146,8 @@ def chunk_gated_delta_rule(
     _drop_in.optional(g=g, beta=beta, initial_state=initial_state, output=output,
                       output_state=output_state, state_indices=state_indices)
     _drop_in.dimensions(q=(q, 3), k=(k, 3), v=(v, 3))
+    if initial_state is not None:
+        _drop_in.dimensions(initial_state=(initial_state, 4))
     _backend(backend, ("auto", "flashinfer"), ("cake_gdn", "cudnn"))
     if use_cp not in ("auto", True, False):
         raise ValueError(f'use_cp must be "auto", True, or False, got {use_cp!r}')
@@ -229,6 +235,8 @@ def _sizes(q, k, v, a, b, A_log, dt_bias):
     return *q.shape[:2], v.shape[2], q.shape[3], v.shape[3]
 
 
+@_drop_in.explained(q=4, k=4, v=4, initial_state=4, initial_state_indices=1)
+@renamed(read_slots="initial_state_indices", write_slots="output_state_indices", out="output")
 def gated_delta_rule_decode_pretranspose(
     q,
     k,
@@ -275,6 +283,7 @@ def gated_delta_rule_decode_pretranspose(
         raise ValueError("intermediate_states_buffer is supported only for T > 1")
     if T == 1 and disable_state_update:
         raise ValueError("disable_state_update is supported only for T > 1")
+    _drop_in.optional(state=state)
     is_pool = initial_state is not None
     _expect(is_pool == (initial_state_indices is not None),
             "initial_state and initial_state_indices must be provided together")
@@ -361,6 +370,9 @@ def _check_each(slots, buffer, frozen, B, T):
     _expect(slots.dtype == torch.int32, f"ssm_state_indices must be int32, got {slots.dtype}")
 
 
+@_drop_in.explained(q=4, k=4, v=4, initial_state=4, initial_state_indices=0)
+@renamed(state="initial_state", read_slots="initial_state_indices",
+         write_slots="output_state_indices", out="output")
 def gated_delta_rule_mtp(
     q,
     k,
@@ -402,7 +414,7 @@ def gated_delta_rule_mtp(
     """
     if disable_state_update is None:
         warnings.warn("gated_delta_rule_mtp(): disable_state_update defaults to True, and to False "
-                      "from FlashInfer 0.8.0 on; pass it", DeprecationWarning, stacklevel=2)
+                      "from FlashInfer 0.8.0 on; pass it", DeprecationWarning, stacklevel=4)
         disable_state_update = True
     windows = replayssm_rawk, replayssm_rawv, replayssm_g, replayssm_beta
     if cache_replayssm:

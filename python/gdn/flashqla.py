@@ -36,6 +36,8 @@ def _check(q, k, v, cu_seqlens, initial_state):
     _drop_in.wanted(q=q, k=k, v=v)
     _drop_in.optional(cu_seqlens=cu_seqlens, initial_state=initial_state)
     _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
+    if initial_state is not None:
+        _drop_in.dimensions(initial_state=(initial_state, 4))
     if not q.dtype == k.dtype == v.dtype:
         raise AssertionError(f"q, k, v: {q.dtype}, {k.dtype}, {v.dtype}, wanted one dtype")
     if v.shape[2] % k.shape[2]:
@@ -45,6 +47,7 @@ def _check(q, k, v, cu_seqlens, initial_state):
     if q.shape[0] != 1:
         raise ValueError(f"The batch size is expected to be 1 rather than {q.shape[0]} when using "
                          "`cu_seqlens`.")
+    _drop_in.dimensions(cu_seqlens=(cu_seqlens, 1))
     count = cu_seqlens.numel() - 1
     if initial_state is not None and initial_state.shape[0] != count:
         raise ValueError("The number of initial states is expected to be equal to the number of "

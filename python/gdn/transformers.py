@@ -48,7 +48,7 @@ def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2n
         _drop_in.wanted(cu_seqlens=cu_seqlens)
         _one_row("cu_seqlens", query)
     elif seq_idx is not None:
-        _drop_in.same_tokens(seq_idx, query.shape[:2])
+        _drop_in.same_tokens(seq_idx, query.shape[:2], query.device)
         cu_seqlens = gdn.torch.cu_seqlens_of(seq_idx)
         tensors = [x.flatten(0, 1)[None] for x in tensors]
     out, final = _drop_in.rule(op, *tensors, None, initial_state, output_final_state, cu_seqlens,

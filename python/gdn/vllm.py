@@ -20,6 +20,7 @@ import torch
 
 import gdn
 import gdn.torch
+from gdn.torch._named import renamed
 
 from . import _drop_in, _vllm_cpu
 
@@ -27,6 +28,7 @@ from . import _drop_in, _vllm_cpu
 _FIRST_SLOT = dict(first_slot=1)
 
 
+@_drop_in.explained(q=4, k=4, v=4, g=3, beta=3, initial_state=4, cu_seqlens=1)
 def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
                            output_final_state=False, cu_seqlens=None, chunk_indices=None,
                            chunk_offsets=None, use_qk_l2norm_in_kernel=False, core_attn_out=None):
@@ -114,6 +116,9 @@ def _places(slots, accepted, count, inplace):
     return fields
 
 
+@_drop_in.explained(q=4, k=4, v=4, g=3, beta=3, initial_state=4, cu_seqlens=1,
+                    ssm_state_indices=1)
+@renamed(state="initial_state", read_slots="ssm_state_indices")
 def fused_recurrent_gated_delta_rule(q, k, v, g, beta=None, scale=None, initial_state=None,
                                      inplace_final_state=True, cu_seqlens=None,
                                      ssm_state_indices=None, num_accepted_tokens=None,

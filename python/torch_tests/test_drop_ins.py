@@ -252,3 +252,65 @@ def test_packing():
                               ("seq_idx", [[0, 0]], TypeError)):
         with pytest.raises(kind, match=f"^{name}: "):
             of(**{name: wrong})
+
+
+def _rule_of(name):
+    """A drop-in's rule by FLA's names, on rows [1, T, H, D] with everything optional."""
+    q, v = torch.randn(1, T, 2, K), torch.randn(1, T, 2, K)
+    a = dict(q=q, k=q, v=v, g=-torch.rand(1, T, 2), beta=torch.rand(1, T, 2),
+             initial_state=torch.zeros(1, 2, K, K), cu_seqlens=torch.tensor([0, T]),
+             output_final_state=True)
+    if name == "flashinfer":
+        a.update({n: a[n][0] for n in ("q", "k", "v", "g", "beta")})
+        a["g"] = a["g"].exp()
+        return gdn.flashinfer.chunk_gated_delta_rule, a
+    if name == "transformers":
+        for ours, theirs in (("q", "query"), ("k", "key"), ("v", "value")):
+            a[theirs] = a.pop(ours)
+        return gdn.transformers.torch_chunk_gated_delta_rule, a
+    return {"fla": gdn.fla, "flashqla": gdn.flashqla}[name].chunk_gated_delta_rule, a
+
+
+@pytest.mark.parametrize("name", ["fla", "flashqla", "flashinfer", "transformers"])
+def test_errors_name_what_the_caller_passed(name):
+    call, a = _rule_of(name)
+    call(**a)
+    with pytest.raises(RuntimeError, match=": initial_state: on meta, but .* on cpu"):
+        call(**{**a, "initial_state": a["initial_state"].to("meta")})
+    for at in ("g", "beta"):
+        with pytest.raises(TypeError, match=f"^{at}: list, wanted"):
+            call(**{**a, at: a[at].tolist()})
+    for at in ("g", "initial_state", "cu_seqlens"):
+        with pytest.raises((RuntimeError, ValueError), match=f"{at}: "):
+            call(**{**a, at: a[at].sum()})
+
+
+def test_errors_of_a_convolution_name_what_the_caller_passed():
+    x, weight, state = torch.randn(1, 6, 5), torch.randn(6, 4), torch.zeros(2, 6, 3)
+    update = gdn.causal_conv1d.causal_conv1d_update
+    with pytest.raises(RuntimeError, match="conv_state_indices: slot 4"):
+        update(x, state, weight, conv_state_indices=torch.tensor([4]))
+    with pytest.raises(RuntimeError, match="conv_state: on meta, but .* on cpu"):
+        update(x, state[:1].to("meta"), weight)
+    with pytest.raises(ValueError, match="seq_idx: on meta, but the tokens are on cpu"):
+        gdn.causal_conv1d.causal_conv1d_fn(
+            x, weight, seq_idx=torch.zeros(1, 5, dtype=torch.int32, device="meta"))
+
+
+def test_engines_name_what_is_no_tensor():
+    q, g = torch.randn(1, T, 2, K), torch.zeros(1, T, 2)
+    state, cu = torch.zeros(2, 2, K, K), torch.tensor([0, T])
+    for call in (gdn.vllm.chunk_gated_delta_rule, gdn.vllm.fused_recurrent_gated_delta_rule):
+        a = dict(q=q, k=q, v=q, g=g, beta=g, initial_state=state[:1], cu_seqlens=cu)
+        for at, wrong in (("v", None), ("cu_seqlens", [0, T]), ("q", torch.tensor(1.0))):
+            with pytest.raises((TypeError, ValueError), match=f"^{at}: .*wanted"):
+                call(**{**a, at: wrong})
+    one = q[:, :1].bfloat16()
+    a = dict(q=one, k=one, v=one, A_log=g[0, 0], a=g[:, :1].bfloat16(), dt_bias=g[0, 0],
+             b=g[:, :1].bfloat16(), initial_state=state, initial_state_indices=torch.tensor([1]))
+    for call in (gdn.flashinfer.gated_delta_rule_mtp,
+                 lambda **a: gdn.flashinfer.gated_delta_rule_decode_pretranspose(state=None, **a)):
+        with pytest.raises(RuntimeError, match=": initial_state_indices: on meta"):
+            call(**{**a, "initial_state_indices": torch.tensor([1], device="meta")})
+        with pytest.raises(TypeError, match="^initial_state: list, wanted"):
+            call(**{**a, "initial_state": state.tolist()})

@@ -319,6 +319,19 @@ def test_torch_func():
                     lambda z: (f(z) * weight).sum())(y).sum())(x)
 
 
+def test_tangents_are_refused():
+    """Forward-mode differentiation would go through an operator as a tangent of zero."""
+    x, t = torch.randn(2, 5, 2, 4)
+    for f in (gdn.torch.l2norm, lambda y: gdn.torch.prefill(y, y, y),
+              lambda y: gdn.torch.conv1d(y[0], torch.ones(4, 3))):
+        with pytest.raises(RuntimeError, match="has a tangent"):
+            torch.func.jvp(f, (x,), (t,))
+        with torch.autograd.forward_ad.dual_level():
+            with pytest.raises(RuntimeError, match="has a tangent"):
+                f(torch.autograd.forward_ad.make_dual(x, t))
+            f(x)
+
+
 # ---- gdn.Context ---------------------------------------------------------------------------------
 
 

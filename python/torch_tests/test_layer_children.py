@@ -108,6 +108,21 @@ def test_hooks_of_all_modules(grad):
     assert seen >= set(names.values())
 
 
+@with_and_without
+@pytest.mark.parametrize("name", ["A_log", "dt_bias"])
+def test_parametrised_gates(name, grad):
+    layer, x = layer_of(), sample()
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        getattr(other, name).mul_(2)
+    parametrize.register_parametrization(layer, name, Twice())
+    with torch.set_grad_enabled(grad):
+        near(layer(x), other(x))
+    kept = layer.parametrizations[name].original
+    assert layer.to(torch.bfloat16).parametrizations[name].original is kept
+    assert kept.dtype == torch.float32
+
+
 class Twice(nn.Module):
     def forward(self, weight):
         return 2 * weight

@@ -134,3 +134,9 @@ def test_the_decay_is_that_of_float32(how):
     layer(zeros, cache)
     want = before * (32 * g).exp()[:, None, None]
     torch.testing.assert_close(cache.state.double(), want, atol=1e-9, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", [None, [1], "Qwen/Qwen3.5"])
+def test_what_is_no_configuration(config):
+    with pytest.raises(TypeError, match="^config: .*wanted a configuration"):
+        gdn.torch.GatedDeltaNet.from_config(config)

@@ -201,3 +201,21 @@ def test_rows_of_no_sequence(layer, device, cuts, grad):
     assert not got[0][0, ~inside].any()
     for a, b in zip(got[1:], want):
         torch.testing.assert_close(a, b, atol=1e-4 * b.abs().max().item(), rtol=1e-3)
+
+
+def test_errors_name_the_arguments_of_the_layer():
+    """Operators know hidden_states and slots by other names."""
+    layer, x = gdn.torch.GatedDeltaNet(24, 2, 4, 8, 8), torch.randn(2, T, 24)
+    cache = layer.new_cache(2)
+    for slots, text in (([0, 9], "slots: slot 9"), ([0.0, 1.0], "slots: GDN_F32")):
+        with torch.no_grad(), pytest.raises(RuntimeError, match=f"^gdn::block: {text}"):
+            layer(x, cache, slots=torch.tensor(slots))
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            for wrong in (x[0, 0], x[None]):
+                with pytest.raises(ValueError, match="^hidden_states: .*wanted .B..T..hidden."):
+                    layer(wrong)
+            with pytest.raises(ValueError, match=r"^hidden_states: \[12\]\[24\]"):
+                layer(x[0], attention_mask=torch.ones(T))
+            with pytest.raises(ValueError, match="^attention_mask: a number, wanted"):
+                layer(x, attention_mask=torch.tensor(1))

@@ -5,13 +5,24 @@ import functools
 
 import gdn
 import torch
+from torch.autograd import forward_ad
 
 BATCH = "cu_seqlens", "token_start", "token_count"
 
 
 def needs_grad(tensors):
-    """Whether gradients are on and one of the tensors (or None) requires one."""
+    """Whether gradients are on and one of the tensors (or None) requires one. Refuses tangents of
+    forward-mode differentiation, which operators would drop."""
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(tensors)
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _refuse_tangents(tensors):
+    for x in tensors:
+        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError("gdn.torch: a tensor has a tangent (torch.func.jvp, forward_ad), and "
+                               "the operators have gradients backward alone")
 
 
 def given(names, values):

@@ -15,6 +15,9 @@ _GATES = {None: "silu", "silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 
 def _fields(config):
     """The fields of the configuration, or of its part for text, as a dictionary."""
+    if not isinstance(config, Mapping) and not hasattr(config, "__dict__"):
+        raise TypeError(f"config: {type(config).__name__}, wanted a configuration of transformers, "
+                        "or a dictionary")
     fields = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     fields.setdefault("model_type", getattr(config, "model_type", None))
     text = fields.get("text_config")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Gated DeltaNet layer of Qwen3-Next and Qwen3.5 as a module over the operator block."""
 
+import re
 from functools import partial
 
 import gdn
@@ -11,6 +12,7 @@ from ._autograd import given, needs_grad
 from ._block import block, composed, operators_of
 from ._config import arguments_of
 from ._functions import rmsnorm_gated
+from ._named import renamed
 from ._packing import Kept, check_tensors, kept_of, outside, sequences_of, shown
 from ._plain import has_global_hooks, is_hooked, weight_of
 
@@ -62,6 +64,7 @@ def _refuse_meta(name, module, x):
         raise RuntimeError(f"{name}.weight: on meta, but hidden_states on {x.device}")
 
 
+_GATE = re.compile(r"(parametrizations\.)?(A_log|dt_bias)(\.original\d*)?$")
 _LINEAR, _CONVS, _NORM = (nn.Linear,), (_Conv, nn.Conv1d), (_Norm,)
 
 
@@ -133,7 +136,8 @@ class GatedDeltaNet(nn.Module):
 
     def _apply(self, fn, recurse=True):
         """A_log and dt_bias stay float32, as the models keep them: half() and to() move them."""
-        own = [x for p in (self.A_log, self.dt_bias) for x in (p, p.grad) if x is not None]
+        own = [x for name, p in self.named_parameters() if _GATE.match(name)
+               for x in (p, p.grad) if x is not None]
 
         def convert(x):
             new = fn(x)
@@ -183,7 +187,8 @@ class GatedDeltaNet(nn.Module):
             return None
         return dict(weights, conv_weight=conv_weight, norm_weight=norm_weight,
                     conv_bias=self._modules["conv1d"].__dict__["_parameters"]["bias"],
-                    A_log=own["A_log"], dt_bias=own["dt_bias"])
+                    A_log=own["A_log"] if "A_log" in own else self.A_log,
+                    dt_bias=own["dt_bias"] if "dt_bias" in own else self.dt_bias)
 
     def _call(self, name, *args, **kwargs):
         """Calls a child: so adapters, hooks, parametrisations and offloading work."""
@@ -246,6 +251,7 @@ class GatedDeltaNet(nn.Module):
         if slots is None and count > len(cache.state):
             raise ValueError(f"cache: {len(cache.state)} slots for {count} sequences")
 
+    @renamed(hidden="hidden_states", x="hidden_states", read_slots="slots")
     def forward(self, hidden_states, cache=None, *, slots=None, cu_seqlens=None, seq_idx=None,
                 position_ids=None, attention_mask=None, token_layout=None):
         """
@@ -267,6 +273,8 @@ class GatedDeltaNet(nn.Module):
             raise TypeError("hidden_states: None, wanted a tensor")
         check_tensors(hidden_states=hidden_states, slots=slots, cu_seqlens=cu_seqlens,
                       seq_idx=seq_idx, position_ids=position_ids, attention_mask=attention_mask)
+        if hidden_states.dim() not in ((2, 3) if attention_mask is None else (3,)):
+            raise ValueError(f"hidden_states: {shown(hidden_states.shape)}, wanted [B][T][hidden]")
         x, kept = hidden_states, None
         if token_layout is not None:
             _refuse_beside_layout(cache=cache, slots=slots, cu_seqlens=cu_seqlens, seq_idx=seq_idx,
@@ -287,7 +295,9 @@ class GatedDeltaNet(nn.Module):
             x = x.flatten(0, -2)
         out = self._run(x, None if cache is None else cache.conv_state,
                         None if cache is None else cache.state, None, batch)
-        return (out if kept is None else kept.back(out)).view_as(hidden_states)
+        out = out if kept is None else kept.back(out)
+        # Without need no view: FSDP2 loses gradients if a caller then adds to one in place.
+        return out if out.shape == hidden_states.shape else out.view_as(hidden_states)
 
 
 def _refuse_beside_layout(**arguments):

@@ -3,6 +3,7 @@
 
 import functools
 import inspect
+import re
 
 import torch
 
@@ -29,6 +30,30 @@ def _explain(op, signature, least, args, kwargs):
         elif x is not None or (name in wanted and (needed or name in least)):
             raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor")
     refuse_mixed(op, {name: given.get(name) for name in tensors_of(op)})
+
+
+_FIRST = re.compile(r"(gdn::[\w.]+: )(\w+)")
+
+
+def renamed(**names):
+    """Marks a function that hands its arguments on to operators, which know them by other names:
+    {name of the operator: name of the function}. Errors then name what the caller passed."""
+
+    def mark(function):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            except RuntimeError as error:
+                found = _FIRST.match(str(error))
+                if found is None or found[2] not in names:
+                    raise
+                text = found[1] + names[found[2]] + str(error)[found.end():]
+            raise RuntimeError(text)
+
+        return call
+
+    return mark
 
 
 def named(op, **least):

@@ -6,7 +6,7 @@ import torch
 
 def shown(shape):
     """A shape as errors of libgdn show it."""
-    return "".join(f"[{size}]" for size in shape)
+    return "".join(f"[{size}]" for size in shape) or "a number"
 
 
 def _starts(seq_idx, position_ids):
@@ -91,11 +91,13 @@ def kept_of(mask, hidden, has_cache):
     kept = mask == 1
     if mask.device.type != "cpu" or torch.compiler.is_compiling():
         return kept
+    if kept.all():
+        return None
     odd = mask[~kept & (mask != 0)]
     if odd.numel():
         raise ValueError(f"attention_mask: holds {odd[0].item()}, wanted 0 and 1 alone; documents "
                          "that are numbered are packed by seq_idx or cu_seqlens")
-    return None if kept.all() else kept
+    return kept
 
 
 class Kept:

@@ -53,7 +53,8 @@ def _fields(op, is_full):
 
 def overload(op, options):
     """The operator that takes these arguments beside those by position."""
-    return _OVERLOADS[op][not options.keys() <= _LEAN[op]]
+    lean, full = _OVERLOADS[op]  # torch.compile of torch 2.11 takes no bool for an index
+    return lean if options.keys() <= _LEAN[op] else full
 
 
 def _schema(name, fields):

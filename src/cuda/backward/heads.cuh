@@ -110,7 +110,7 @@ GDN_DEVICE int store_form(const struct gdn_rows &to, bool adds)
     if (adds || all % 8) return STORE_ANY;
     return to.dtype == BACKWARD_IO ? STORE_16 : to.dtype == GDN_F32 ? STORE_F32 : STORE_ANY;
 }
-__device__ __noinline__ void store_any(char *row, int column, int dtype, bool adds, float x,
+static __device__ __noinline__ void store_any(char *row, int column, int dtype, bool adds, float x,
                                        float y)
 {
     if (adds) {

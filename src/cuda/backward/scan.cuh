@@ -117,7 +117,7 @@ GDN_DEVICE struct stage_strip gradient_before(const struct gdn_cu_backward &a,
 
 /* ---- Rows of a chunk ------------------------------------------------------------------------- */
 
-__device__ __noinline__ token_mask spoilt_tokens(token_mask dead, token_mask resets)
+static __device__ __noinline__ token_mask spoilt_tokens(token_mask dead, token_mask resets)
 {
     token_mask all = 0;
     for (int t = 0; t < CHUNK; t++) all |= (token_mask)are_spoilt(dead, resets, t) << t;

@@ -176,7 +176,7 @@ template <bool selects> GDN_DEVICE void weigh(float (&x)[32], const struct token
  * values become zero and their tokens are marked dead. At the end all tokens between the same two
  * gates get NaN. If no gate forgets, NaN reaches all tokens of the chunk (G11).
  */
-__device__ __noinline__ bool are_spoilt(token_mask dead, token_mask resets, int t)
+static __device__ __noinline__ bool are_spoilt(token_mask dead, token_mask resets, int t)
 {
     const token_mask next = resets & ~tokens_below(t + 1);
     const token_mask till = next ? (next & (~next + 1)) - 1 : ~(token_mask)0;

@@ -219,3 +219,11 @@ def test_errors_name_the_arguments_of_the_layer():
                 layer(x[0], attention_mask=torch.ones(T))
             with pytest.raises(ValueError, match="^attention_mask: a number, wanted"):
                 layer(x, attention_mask=torch.tensor(1))
+
+
+def test_seq_idx_beside_cu_seqlens():
+    layer, x = gdn.torch.GatedDeltaNet(24, 2, 4, 8, 8), torch.randn(1, T, 24)
+    cu, ids = torch.tensor([0, 5, T]), (torch.arange(T) >= 5).int()[None]
+    assert torch.equal(layer(x, cu_seqlens=cu, seq_idx=ids), layer(x, cu_seqlens=cu))
+    with pytest.raises(ValueError, match=r"^seq_idx: \[1\]\[3\], wanted \[1\]\[12\]"):
+        layer(x, cu_seqlens=cu, seq_idx=ids[:, :3])

@@ -21,8 +21,8 @@ def needs_grad(tensors):
 def _refuse_tangents(tensors):
     for x in tensors:
         if x is not None and forward_ad.unpack_dual(x).tangent is not None:
-            raise RuntimeError("gdn.torch: a tensor has a tangent (torch.func.jvp, forward_ad), and "
-                               "the operators have gradients backward alone")
+            raise RuntimeError("gdn.torch: a tensor has a tangent (torch.func.jvp, forward_ad); "
+                               "gradients of the operators go backward alone")
 
 
 def given(names, values):

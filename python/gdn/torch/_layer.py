@@ -13,7 +13,7 @@ from ._block import block, composed, operators_of
 from ._config import arguments_of
 from ._functions import rmsnorm_gated
 from ._named import renamed
-from ._packing import Kept, check_tensors, kept_of, outside, sequences_of, shown
+from ._packing import Kept, check_shape, check_tensors, kept_of, outside, sequences_of, shown
 from ._plain import has_global_hooks, is_hooked, weight_of
 
 
@@ -283,6 +283,8 @@ class GatedDeltaNet(nn.Module):
         if cu_seqlens is None:
             is_row = cache is None and len(x) == 1
             cu_seqlens = sequences_of(x, seq_idx, position_ids if is_row else None)
+        elif seq_idx is not None:  # both say where sequences begin
+            check_shape("seq_idx", seq_idx, x.shape[:-1], x.device)
         self._check_cache(x, cache, slots, cu_seqlens)
         batch = given(("read_slots", "cu_seqlens"), (slots, cu_seqlens))
         if attention_mask is not None:

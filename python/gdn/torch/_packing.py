@@ -49,7 +49,7 @@ def check_tensors(**arguments):
             raise TypeError(f"{name}: {type(x).__name__}, wanted a tensor")
 
 
-def _check(name, x, shape, device):
+def check_shape(name, x, shape, device):
     """Raises an error that names the argument, if x is not of this shape and device."""
     if x.shape != torch.Size(shape):
         raise ValueError(f"{name}: {shown(x.shape)}, wanted {shown(shape)}")
@@ -61,14 +61,14 @@ def sequences_of(hidden, seq_idx, position_ids):
     """cu_seqlens of hidden [rows][T][hidden size], or None if both others are None."""
     lead, device = hidden.shape[:-1], hidden.device
     if seq_idx is not None:
-        _check("seq_idx", seq_idx, lead, device)
+        check_shape("seq_idx", seq_idx, lead, device)
         return cu_seqlens_of(seq_idx)
     if position_ids is None:
         return None
     if position_ids.dim() == 3:  # text, time, height, width
-        _check("position_ids", position_ids, (4, *lead), device)
+        check_shape("position_ids", position_ids, (4, *lead), device)
         position_ids = position_ids[0]
-    _check("position_ids", position_ids, lead, device)
+    check_shape("position_ids", position_ids, lead, device)
     return cu_seqlens_of(position_ids=position_ids)
 
 
@@ -87,7 +87,7 @@ def kept_of(mask, hidden, has_cache):
     B, T = hidden.shape[:2]
     if has_cache and mask.dim() == 2:
         mask = mask[:, -T:]  # that of all tokens so far
-    _check("attention_mask", mask, (B, T), hidden.device)
+    check_shape("attention_mask", mask, (B, T), hidden.device)
     kept = mask == 1
     if mask.device.type != "cpu" or torch.compiler.is_compiling():
         return kept

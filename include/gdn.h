@@ -1045,9 +1045,10 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * one dtype of 16 bits, if K and V are multiples of 8; if the GPU is no Hopper, K at most 128.
  * Factors of products have that dtype there. With float16 the gradients of states and of u are
  * infinite above about 65504 times the scale, and lose bits where dout is below about 2^-12. No
- * tensor that is written may overlap another one. Guarantees, on a GPU too: G1, G3, G12 and G13; G2 for all gradients except dA_log
- * and ddt_bias. On tensor cores, with more than one window or with units, G2 needs
- * GDN_BATCH_INVARIANT, else it holds to rounding. Errors: as for gdn_prefill().
+ * tensor that is written may overlap another one. Guarantees, on a GPU too: G1, G3, G12 and G13;
+ * G2 for all gradients except dA_log and ddt_bias. On tensor cores, with more than one window or
+ * with units, G2 needs GDN_BATCH_INVARIANT, else it holds to rounding. Errors: as for
+ * gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {
     uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */

@@ -213,26 +213,13 @@ static PyCFunction method_of(PyObject *array, const char *name)
     return function;
 }
 
-/* Whether the tensor may be a part of complex numbers, which are two floats each: every stride is
- * even. Of one element any even stride will do, as torch's views choose the others. */
-static bool may_be_complex(const gdn_tensor *t)
-{
-    bool is_one = true, is_odd = false, is_even = t->ndim == 0;
-    for (int i = 0; i < t->ndim; i++) {
-        is_one &= t->size[i] == 1;
-        is_odd |= t->size[i] > 1 && t->stride[i] & 1;
-        is_even |= !(t->stride[i] & 1);
-    }
-    return t->dtype <= GDN_F16 && (is_one ? is_even : !is_odd);
-}
-
-/* torch's negative bit says that memory holds the negatives of the values. Public functions of
- * torch give it to imaginary parts of conjugates alone; no other tensor pays for the question. */
+/* Returns true if the tensor has torch's negative bit: its memory holds the negatives of the
+ * values. The question takes as long as half of all else that a call costs, but any tensor of
+ * floats may have the bit. */
 static bool is_negative(PyCFunction is_neg, PyObject *array, const gdn_tensor *t)
 {
-    if (!may_be_complex(t)) return false;
-    PyObject  *answer = is_neg ? is_neg(array, NULL) : NULL;
-    const bool is     = answer == Py_True || (is_neg && !answer);
+    PyObject  *answer = is_neg && t->dtype <= GDN_F16 ? is_neg(array, NULL) : NULL;
+    const bool is     = answer == Py_True || PyErr_Occurred();
     Py_XDECREF(answer);
     PyErr_Clear();
     return is;

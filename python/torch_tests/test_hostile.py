@@ -343,7 +343,8 @@ def ctx():
 
 def test_context_refuses_negatives(ctx):
     x, z = torch.randn(3, 4), torch.randn(3, 4, dtype=torch.complex64).conj()
-    for one in (z.imag, z.imag[:1, :1], torch.fft.ihfft(torch.randn(3, 6)).imag):
+    for one in (z.imag, z.imag[:1, :1], torch.fft.ihfft(torch.randn(3, 6)).imag,
+                torch._neg_view(x), torch._neg_view(x.bfloat16())):
         with pytest.raises(ValueError, match="^x: torch's negative bit"):
             ctx.l2norm(x=one, out=torch.zeros(one.shape))
     with pytest.raises(ValueError, match="^out: torch's negative bit"):

@@ -2,8 +2,8 @@
 /* gdn_prefill_backward: windows, memory and launches; see backward.cu and
  * sm90/run.cuh. */
 #include <math.h>
-#include <stdio.h>
 
+#include "cuda/backward/select.h"
 #include "cuda/driver/backend.h"
 #include "cuda/prefill/sm90/cache.h"
 
@@ -174,51 +174,11 @@ static struct gdn_pool_view states(const struct gdn_cu_rule *r)
     };
 }
 
-/* Returns true if all rows of the dtype are multiples of 16 bytes, at addresses that are. */
-static bool are_whole(const struct gdn_rows *r, int dtype)
-{
-    const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
-                         (uint64_t)r->head;
-    return r->dtype == dtype && all % 16 == 0;
-}
-
 /* Returns the tiles that memory has of so many keys, or columns of V. */
 static int64_t n_tiles(int64_t n) { return n > DEEP ? 2 * ceil_of(n, DEEP) : ceil_of(n, DEEP / 2); }
 
 static bool is_deep(const struct gdn_cu_backward *a) { return a->rule.K > DEEP; }
 static bool is_wide(const struct gdn_cu_backward *a) { return is_deep(a) || a->rule.V > DEEP; }
-
-/* Return why kernels on tensor cores do not take the call, of any form and of each; NULL: they
- * do. */
-static const char *why_not_tiles(const struct gdn_cu_backward *a)
-{
-    const struct gdn_cu_rule *r     = &a->rule;
-    const int                 dtype = a->q.dtype;
-    if (dtype == GDN_F32) return "q is float32";
-    if (r->K % 8 || r->V % 8) return "K or V is no multiple of 8";
-    if (r->Hq != r->Hk || r->Hv != r->H) return "q has more heads than k, or v fewer than q";
-    if (!are_whole(&a->q, dtype) || !are_whole(&a->k, dtype) || !are_whole(&r->v, dtype) ||
-        !are_whole(&a->dout, dtype))
-        return "rows of q, k, v, dout are not whole 16 bytes of one dtype";
-    if (r->batch.N <= 0) return "there are no tokens";
-    return r->batch.N > INT32_MAX - GDN_CU_BACKWARD_CHUNK ? "too many tokens" : NULL;
-}
-static const char *why_not_sm90(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
-{
-    const struct gdn_cu_rule *r = &a->rule;
-    if (gdn_cuda_is_off(ctx, GDN_CUDA_SM90_GRADIENTS)) return "it is switched off";
-    if (!gdn_cuda_has_kernel(ctx, GDN_CU_backward_mma_prepare_BF16)) return "no Hopper";
-    if (!gdn_cuda_is_mapped(&r->v, &r->batch, r->H) ||
-        !gdn_cuda_is_mapped(&a->dout, &r->batch, r->H))
-        return "v or dout has strides that no map has";
-    return NULL;
-}
-static const char *why_not_portable(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
-{
-    if (gdn_cuda_is_off(ctx, GDN_CUDA_PORTABLE_GRADIENTS)) return "it is switched off";
-    if (is_deep(a)) return "K is above 128";
-    return ctx->cuda->shared_most < GDN_CU_PORTABLE_WALK_LEAST ? "too little shared memory" : NULL;
-}
 
 static bool is_portable(const struct gdn_cu_backward *a) { return a->walk_bytes != 0; }
 
@@ -400,10 +360,10 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     a.u = a.z = chunk_rows(r->H, r->V);
     a.head_dq = a.head_dk = chunk_rows(r->H, r->K);
     a.starts = a.carry = a.S = a.J = states(&a.rule);
-    const bool sm90 = !why_not_sm90(ctx, &a);
-    if (!why_not_tiles(&a) && (sm90 || !why_not_portable(ctx, &a))) {
+    const enum gdn_backward_form form = gdn_cuda_backward_form(ctx, &a);
+    if (form != GDN_BACKWARD_GENERAL) {
         a.n_blocks     = ctx->cuda->sm_count;
-        a.walk_bytes   = sm90 ? 0 : GDN_CU_PORTABLE_WALK_LEAST;
+        a.walk_bytes   = form == GDN_BACKWARD_PORTABLE ? GDN_CU_PORTABLE_WALK_LEAST : 0;
         size_records(&a);
         a.drop         = drop_of(&a);
         a.rule.scale /= a.drop;
@@ -701,28 +661,13 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-/* Logs the form, and why those before it do not take the call. */
-static void log_form(gdn_ctx *ctx, const struct gdn_cu_backward *a)
-{
-    const bool  general = !a->n_blocks;
-    const char *tiles = why_not_tiles(a), *sm90 = why_not_sm90(ctx, a);
-    char        line[GDN_CUDA_CHOICE];
-    if (!general && !is_portable(a)) snprintf(line, sizeof line, "prefill_backward: sm90");
-    else if (!general) snprintf(line, sizeof line, "prefill_backward: portable (sm90: %s)", sm90);
-    else if (tiles) snprintf(line, sizeof line, "prefill_backward: general (others: %s)", tiles);
-    else
-        snprintf(line, sizeof line, "prefill_backward: general (sm90: %s; portable: %s)", sm90,
-                 why_not_portable(ctx, a));
-    gdn_cuda_log_choice(ctx, GDN_CUDA_GRADIENTS_CHOICE, line);
-}
-
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_backward_call *c    = call;
     struct gdn_cu_backward         *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
     const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
-    log_form(ctx, args);
+    gdn_cuda_backward_log(ctx, args);
     lay_out(ctx, options_of(c), args, memory);
     if (args->n_blocks && !is_portable(args)) {
         const struct gdn_cu_rule *r = &args->rule;

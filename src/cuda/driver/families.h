@@ -12,7 +12,7 @@
 #include "core/ctx.h"
 
 /* X(number, name). sm90: every kernel for Hopper alone; and clusters, and launches that overlap.
- * Those of gradients: the forms on tensor cores (backward/backward.c). The others are forms of
+ * Those of gradients: the forms on tensor cores (backward/select.c). The others are forms of
  * gdn_decode (decode/select.c), whose last one takes every call. */
 #define GDN_CUDA_FAMILIES(X)                                                                  \
     X(SM90, "sm90")                                                                           \

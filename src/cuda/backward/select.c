@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The forms of gdn_prefill_backward, and why they do not take a call. */
+#include "cuda/backward/select.h"
+
+#include <stdio.h>
+
+#include "cuda/prefill/sm90/cache.h"
+
+/* The most of K by mma.sync. */
+enum { DEEP = 128 };
+
+/* Returns true if all rows of the dtype are multiples of 16 bytes, at addresses that are. */
+static bool are_whole(const struct gdn_rows *r, int dtype)
+{
+    const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
+                         (uint64_t)r->head;
+    return r->dtype == dtype && all % 16 == 0;
+}
+
+/* Return why kernels on tensor cores do not take the call, of any form and of each; NULL: they
+ * do. */
+static const char *why_not_tiles(const struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule *r     = &a->rule;
+    const int                 dtype = a->q.dtype;
+    if (dtype == GDN_F32) return "q is float32";
+    if (r->K % 8 || r->V % 8) return "K or V is no multiple of 8";
+    if (r->Hq != r->Hk || r->Hv != r->H) return "q has more heads than k, or v fewer than q";
+    if (!are_whole(&a->q, dtype) || !are_whole(&a->k, dtype) || !are_whole(&r->v, dtype) ||
+        !are_whole(&a->dout, dtype))
+        return "rows of q, k, v, dout are not whole 16 bytes of one dtype";
+    if (r->batch.N <= 0) return "there are no tokens";
+    return r->batch.N > INT32_MAX - GDN_CU_BACKWARD_CHUNK ? "too many tokens" : NULL;
+}
+static const char *why_not_sm90(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    if (gdn_cuda_is_off(ctx, GDN_CUDA_SM90_GRADIENTS)) return "it is switched off";
+    if (!gdn_cuda_has_kernel(ctx, GDN_CU_backward_mma_prepare_BF16)) return "no Hopper";
+    if (!gdn_cuda_is_mapped(&r->v, &r->batch, r->H) ||
+        !gdn_cuda_is_mapped(&a->dout, &r->batch, r->H))
+        return "v or dout has strides that no map has";
+    return NULL;
+}
+static const char *why_not_portable(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    if (gdn_cuda_is_off(ctx, GDN_CUDA_PORTABLE_GRADIENTS)) return "it is switched off";
+    if (a->rule.K > DEEP) return "K is above 128";
+    return ctx->cuda->shared_most < GDN_CU_PORTABLE_WALK_LEAST ? "too little shared memory" : NULL;
+}
+
+enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    if (why_not_tiles(a)) return GDN_BACKWARD_GENERAL;
+    if (!why_not_sm90(ctx, a)) return GDN_BACKWARD_SM90;
+    return why_not_portable(ctx, a) ? GDN_BACKWARD_GENERAL : GDN_BACKWARD_PORTABLE;
+}
+
+void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    const enum gdn_backward_form form = gdn_cuda_backward_form(ctx, a);
+    const char *tiles = why_not_tiles(a), *sm90 = why_not_sm90(ctx, a);
+    char        line[GDN_CUDA_CHOICE];
+    if (form == GDN_BACKWARD_SM90) snprintf(line, sizeof line, "prefill_backward: sm90");
+    else if (form == GDN_BACKWARD_PORTABLE)
+        snprintf(line, sizeof line, "prefill_backward: portable (sm90: %s)", sm90);
+    else if (tiles)
+        snprintf(line, sizeof line, "prefill_backward: general (sm90, portable: %s)", tiles);
+    else
+        snprintf(line, sizeof line, "prefill_backward: general (sm90: %s; portable: %s)", sm90,
+                 why_not_portable(ctx, a));
+    gdn_cuda_log_choice(ctx, GDN_CUDA_GRADIENTS_CHOICE, line);
+}

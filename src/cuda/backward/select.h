@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The form of gradients that a call takes: the first one that has no reason against it. */
+#ifndef GDN_CUDA_BACKWARD_SELECT_H
+#define GDN_CUDA_BACKWARD_SELECT_H
+
+#include "cuda/driver/args.h"
+#include "cuda/driver/launch.h"
+
+/* Hopper's products; mma.sync; float32. */
+enum gdn_backward_form { GDN_BACKWARD_SM90, GDN_BACKWARD_PORTABLE, GDN_BACKWARD_GENERAL };
+
+enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
+
+/* Logs the form, and why those before it do not take the call. */
+void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a);
+
+#endif

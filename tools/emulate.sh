@@ -35,7 +35,7 @@ for pair in Penryn:scalar Haswell:avx2; do
     on "$cpu" "$build/gdn" run tests/vectors/*.safetensors
 done
 
-export GDN_TEST_EVERY=4
+export GDN_TEST_EVERY=12
 # The tests that end their buffers at a guard page, where there is time for them; two at a time, as
 # long as each other. Not on the Haswell: qemu 7.2 loads the masked-out part of a vector too and
 # faults at the page.

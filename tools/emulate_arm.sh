@@ -22,7 +22,7 @@ ops() { # ops TABLE: the loops and what is made of little else
     for op in op_gates op_norm op_conv1d; do on "$1" "$arm/$op"; done
 }
 
-export GDN_TEST_EVERY=4
+export GDN_TEST_EVERY=12
 
 # Two at a time: nothing here has threads to speak of.
 on "" "$arm/unit_detect"

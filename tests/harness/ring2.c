@@ -54,7 +54,7 @@ void ring2_options(int argc, char **argv)
     if (every) self.every = atoi(every);
     for (int i = 1; i < argc; i++) {
         if (!strncmp(argv[i], "--seed=", 7)) self.seed = strtoull(argv[i] + 7, NULL, 0);
-        else if (!strncmp(argv[i], "--every=", 8)) self.every = atoi(argv[i] + 8);
+        else if (!strncmp(argv[i], "--every=", 8)) self.every *= atoi(argv[i] + 8);
         else self.filter = argv[i];
     }
     if (self.every < 1) self.every = 1;

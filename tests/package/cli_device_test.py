@@ -66,14 +66,14 @@ def test_info_lists_kernels():
 
 
 def test_newer_chip():
-    """It runs the portable code and says so, in the log and in gdn info."""
-    words = "newer than this build: runs the portable code for sm_80"
+    """What is no Hopper runs the portable code and says so, in the log and in gdn info."""
+    words = "portable kernels; untested"
     for chip in ("sm_80", "sm_90", "sm_100"):
         out, _ = device("info", chip=chip)
-        check((words in out) == (chip == "sm_100") and f"({chip}" in out, chip, out)
+        check((words in out) == (chip != "sm_90") and f"({chip}" in out, chip, out)
         _, err = device("check", "--backend", "cuda", "--function", "l2norm f32 D7", chip=chip,
                         log="1")
-        check((words in err) == (chip == "sm_100") and chip in err, chip, err)
+        check((words in err) == (chip != "sm_90") and chip in err, chip, err)
 
 
 if __name__ == "__main__":

@@ -267,7 +267,7 @@ static void test_log(void)
     gdn_options    o = gdn_options_init();
     gdn_ctx       *ctx;
     char           isa[] = "scalar";
-    char           long_[1000];
+    char           long_[sizeof ctx->kernel + 100];
     void          *memory;
     o.isa       = isa;
     o.n_threads = 2;
@@ -289,7 +289,7 @@ static void test_log(void)
     CHECK(j.n == 3 && strstr(j.last, "12345"), "line \"%s\"", j.last);
 
     memset(long_, 'k', sizeof long_);
-    long_[999] = 0;
+    long_[sizeof long_ - 1] = 0;
     ring2_status(ctx, "note", gdn_note_kernel(ctx, "op", long_), GDN_OK);
     CHECK(strlen(gdn_last_kernel(ctx)) == sizeof ctx->kernel - 1, "a long name was not cut");
     gdn_ctx_destroy(ctx);

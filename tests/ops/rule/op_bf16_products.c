@@ -187,7 +187,8 @@ static void G1_refused(void)
     ring2_refused(ring2_ctx(1), GDN_OP_PREFILL, &a, RING2_STRUCT, GDN_E_DTYPE, "flags");
     a       = ring2_rule_args(GDN_BF16, GDN_F32, 20, 1, heads, 16, 16);
     a.flags = GDN_BF16_PRODUCTS | GDN_EXACT;
-    ring2_refused(ring2_ctx(1), GDN_OP_PREFILL, &a, RING2_STRUCT, GDN_E_ARG, "flags: 0x3");
+    ring2_refused(ring2_ctx(1), GDN_OP_PREFILL, &a, RING2_STRUCT, GDN_E_ARG,
+                  "flags: GDN_EXACT and GDN_BF16_PRODUCTS, wanted one of the two");
 }
 
 /* gdn_decode has no chunks, so the flag means nothing there, whatever the dtype. */

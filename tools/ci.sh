@@ -84,8 +84,8 @@ stage_docs() {
 }
 
 # Device code compiles, without a spill that nobody knows and without a serialised WGMMA
-# (tools/image.sh); what the other builds leave out. Code for sm_80, sm_100 and sm_120 is that of one
-# PTX, and takes minutes more. A release compiles it: GDN_CUDA_ARCHITECTURES=all.
+# (tools/image.sh); what the other builds leave out. Code for sm_80, sm_100 and sm_120 is that of
+# one PTX, and takes minutes more. A release compiles it: GDN_CUDA_ARCHITECTURES=all.
 stage_images() {
     need c++
     have_nvcc || skip "no nvcc"

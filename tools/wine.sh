@@ -24,6 +24,7 @@ fail() {
     echo "wine: $*"
     exit 1
 }
+mkdir -p "$WINEPREFIX" # or the server does not start
 # Wine's own services start once, not with each program.
 wineserver -k || true
 wineserver -p

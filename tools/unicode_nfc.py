@@ -4,6 +4,8 @@
 import sys
 import unicodedata
 
+from unicode_classes import ranges, write
+
 
 def decompositions():
     """DECOMPOSES(code, first, second or 0, 1 if the pair composes again)"""
@@ -17,14 +19,8 @@ def decompositions():
 
 def classes():
     """COMBINES(first, last, class)"""
-    first = last = kind = 0
-    for code in range(0x110001):
-        now = unicodedata.combining(chr(code)) if code < 0x110000 else 0
-        if now != kind:
-            if kind:
-                yield f"COMBINES(0x{first:x}, 0x{last:x}, {kind})"
-            first, kind = code, now
-        last = code
+    for entry in ranges(unicodedata.combining):
+        yield "COMBINES(0x%x, 0x%x, %d)" % entry
 
 
 def main():
@@ -32,13 +28,8 @@ def main():
     print(f"/* Written by tools/unicode_nfc.py: Unicode {unicodedata.unidata_version}. */")
     for entries, name in ((decompositions(), "DECOMPOSES"), (classes(), "COMBINES")):
         print(f"#ifdef {name}")
-        line = ""
-        for text in entries:
-            if len(line) + len(text) > 98:
-                print(line)
-                line = ""
-            line += (" " if line else "") + text
-        print(f"{line}\n#endif")
+        write(entries)
+        print("#endif")
 
 
 if __name__ == "__main__":

@@ -84,13 +84,13 @@ stage_docs() {
 }
 
 # Device code compiles, without a spill that nobody knows and without a serialised WGMMA
-# (tools/image.sh); what the other builds leave out. Code for sm_80, sm_100 and sm_120 is that of
-# one PTX, and takes minutes more. A release compiles it: GDN_CUDA_ARCHITECTURES=all.
+# (tools/image.sh); what the other builds leave out. Each image is compiled once, for sm_80 or for
+# sm_90a. A release compiles it for all chips: GDN_CUDA_ARCHITECTURES=all.
 stage_images() {
     need c++
     have_nvcc || skip "no nvcc"
     build_gcc -DGDN_CUDA=ON \
-        -DGDN_CUDA_ARCHITECTURES="${GDN_CUDA_ARCHITECTURES:-80-virtual;90a-real}"
+        -DGDN_CUDA_ARCHITECTURES="${GDN_CUDA_ARCHITECTURES:-once}"
     ls -l build/gcc/images/*.fatbin
 }
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "calls/channels.h"
 #include "calls/conv_backward.h"
 #include "cuda/driver/backend.h"
 

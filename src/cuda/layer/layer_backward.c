@@ -2,9 +2,10 @@
 /* The steps of a layer's gradients on a device: cuBLAS, or a product of our own, and the kernels of
  * layer.cu. */
 #include "calls/layer_backward.h"
-
-#include "cuda/driver/backend.h"
+#include "calls/op_backends.h"
 #include "cuda/driver/blas.h"
+#include "cuda/driver/contents.h"
+#include "cuda/layer/args.h"
 
 enum { TILE = 64, THREADS = 256, WARPS = THREADS / 32 }; /* of layer.cu */
 

@@ -15,7 +15,7 @@ struct gdn_backward {
     int64_t              every;   /* tokens between checkpoints; 0: there are none */
     bool                 adds;    /* to what the gradients hold */
 
-    /* Of a CPU: families, the heads that share a head of q, k or v, directly or by others. */
+    /* The CPU's: families, the heads that share a head of q, k or v, directly or by others. */
     int n_families, family_heads;
 };
 

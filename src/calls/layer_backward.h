@@ -68,8 +68,8 @@ struct gdn_layer_steps {
     gdn_status (*clear)(const struct gdn_layer_run *run, void *memory, size_t bytes);
 };
 
-/* The beginning of a checked call. What it plans and runs is made of parts, by ops/layer_backward.c;
- * a backend hands its steps to plan(), which sets the bytes of workspace. */
+/* The beginning of a checked call, with the functions of ops/layer_backward.c that plan and run its
+ * parts. A backend hands its steps to plan(), which sets the bytes of workspace. */
 struct gdn_layer_backward_call {
     struct gdn_call call;
     gdn_status (*plan)(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps);

@@ -38,7 +38,7 @@ struct gdn_rule {
     bool                   tree;   /* ... which form one */
     bool                   exact;  /* ... in the one order of summation */
 
-    /* Of a CPU: how a sequence is cut into items (cpu/rule.h). A group is the heads that share q
+    /* The CPU's: how a sequence is cut into items (cpu/rule.h). A group is the heads that share q
      * and k; its columns, in strips, are dealt to n_parts items. */
     int n_groups, group_heads, n_strips, n_parts, part_strips;
 };

@@ -12,7 +12,7 @@
 #include "core/limits.h"
 #include "state/pool_view.h"
 
-/* ---- The rule: rule.c --------------------------------------------------------------------- */
+/* ---- The rule: rule.c ----------------------------------------------------------------------- */
 
 /* The formulas as arguments name them; 0: a default. */
 struct gdn_rule_formulas {
@@ -28,7 +28,7 @@ void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f
 gdn_status gdn_check_forms(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
-/* ---- Batches and sizes: chunk_stage.c ----------------------------------------------------- */
+/* ---- Batches and sizes: chunk_stage.c ------------------------------------------------------- */
 
 /* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone; and, the second
  * one, token_start and what `takes` says. */
@@ -46,7 +46,7 @@ gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
 /* chunk_size, 16, 32 or 64. */
 gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C);
 
-/* ---- The convolution: conv.c -------------------------------------------------------------- */
+/* ---- The convolution: conv.c ---------------------------------------------------------------- */
 
 /* Checks the shape of the weights, [D][W] or [D][1][W], and fills W, weight and bias. conv->D is
  * set already. */
@@ -58,7 +58,7 @@ gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *
 gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
                                const struct gdn_conv *conv, struct gdn_conv_view *view);
 
-/* ---- Rows: gates.c, norm.c ---------------------------------------------------------------- */
+/* ---- Rows: gates.c, norm.c ------------------------------------------------------------------ */
 
 /* Checks the shapes of a call, [...][H] as `like` has them, and what it writes. */
 gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *like,
@@ -67,14 +67,14 @@ gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, con
 /* Checks the tensors of a norm, or of its gradients. Their shape is that of x. */
 gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, void *args, const gdn_tensor *x);
 
-/* ---- Layers: layer.c ---------------------------------------------------------------------- */
+/* ---- Layers: layer.c ------------------------------------------------------------------------ */
 
 /* Checks heads and head sizes of a layer; two of its pools, which the same slots are of. */
 gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int32_t V);
 gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
                           const gdn_tensor *b, const char *b_name);
 
-/* ---- Records and copies: record.c, state_copy.c ------------------------------------------- */
+/* ---- Records and copies: record.c, state_copy.c --------------------------------------------- */
 
 /* record_k, record_u, record_g, record_count as some argument struct has them. */
 struct gdn_record_tensors {

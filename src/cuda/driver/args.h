@@ -74,7 +74,7 @@ struct gdn_cu_lines {
 };
 GDN_CU_SIZE(gdn_cu_lines, 64);
 
-/* ---- The rule, and maps of tensors ------------------------------------------------------------ */
+/* ---- The rule, and maps of tensors --------------------------------------------------------- */
 
 /* The rule: gdn_prefill and gdn_decode, the record ops too. */
 struct gdn_cu_rule {

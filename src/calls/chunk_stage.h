@@ -7,6 +7,7 @@
 #include "calls/rule.h"
 #include "core/backend.h"
 #include "core/ctx.h"
+#include "gdn_research.h"
 
 enum { GDN_MAX_CHUNK = 64 };
 

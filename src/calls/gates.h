@@ -5,6 +5,7 @@
 
 #include "batch/rowwise.h"
 #include "core/backend.h"
+#include "gdn_train.h"
 
 /* Checked calls. */
 struct gdn_gates_call {

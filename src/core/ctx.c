@@ -14,6 +14,7 @@
 #include "core/os/os.h"
 #include "cpu/loops/bf16.h"
 #include "cpu/loops/fpenv.h"
+#include "gdn_blob.h"
 
 enum {
     MAX_THREADS    = 1024,

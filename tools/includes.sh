@@ -9,11 +9,12 @@ export LC_ALL=C
 
 # Rooms and their floors. The folders of src/cuda that are not listed are families of kernels, on
 # floor 8; gradients are above them, because they use parts of prefill. ops, cpu and cuda/* are
-# wings: one never includes another. src/internal.h is what the command may include beside gdn.h.
+# wings: one never includes another. src/internal.h is what the command may include beside gdn.h and
+# examples/program. Examples include gdn.h and each other.
 floors='include 0 cpu/loops 1 core 2 batch 3 state 4 calls 5 ops 6 cpu 6
-cuda/driver 6 cuda/device 7 cuda/backward 9 cuda/layer 10 internal.h 11 cli 12 tests 13'
+cuda/driver 6 cuda/device 7 cuda/backward 9 cuda/layer 10 examples 11 internal.h 11 cli 12 tests 13'
 
-mapfile -t files < <(find include src cli tests -type f |
+mapfile -t files < <(find include src examples cli tests -type f |
     grep -E '\.(c|h|inc|cpp|cu|cuh|def)$' | sort)
 {
     printf '%s\n' "${files[@]}"
@@ -38,7 +39,8 @@ mapfile -t files < <(find include src cli tests -type f |
     BEGIN {
         count = split(floors, word)
         for (i = 1; i < count; i += 2) floor[word[i]] = word[i + 1]
-        n_folders = split("itself src/ include/ cli/ tests/harness/", folders, " ")
+        search = "itself src/ include/ cli/ examples/ examples/generate/ tests/harness/"
+        n_folders = split(search, folders, " ")
     }
     NF == 1 { is_file[$1]; next }
     {
@@ -47,7 +49,12 @@ mapfile -t files < <(find include src cli tests -type f |
         b = room_of(target)
         if (target == "") why = "is in no folder of the search path"
         else if (a == b || a == "tests" || (a == "cli" && target ~ /^tests\/harness\//)) next
-        else if (a == "cli" && b !~ /^(include|internal\.h)$/ && target !~ /^src\/core\/os\//)
+        else if (a == "examples" && b == "include") next
+        else if (a == "examples") why = "is neither gdn.h nor of an example"
+        else if (a == "cli" && b == "examples" && target !~ /(program\/|generate\/generate\.h)/)
+            why = "is the inside of an example"
+        else if (a == "cli" && b !~ /^(include|internal\.h|examples)$/ &&
+                 target !~ /^src\/core\/os\//)
             why = "belongs to the library, not to its interface"
         else if (wing(a) && wing(b) && wing(a) != wing(b)) why = "is of another wing"
         else if (floor_of(b) >= floor_of(a)) why = "is not below " a

@@ -11,7 +11,7 @@
 #define CASES_H
 
 #include "files/compare.h"
-#include "memory.h"
+#include "program/memory.h"
 
 /* Sequences of a batch: packed, one after the other. */
 struct case_batch {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cli.h"
-#include "files/whole_file.h"
+#include "program/whole_file.h"
 #include "report.h"
 #include "table.h"
 

@@ -7,8 +7,8 @@
 #define JOB_H
 
 #include "files/compare.h"
-#include "files/safetensors.h"
-#include "memory.h"
+#include "program/safetensors.h"
+#include "program/memory.h"
 
 struct job_output {
     const char        *name; /* "output", "final_state", ... */

@@ -4,8 +4,6 @@
 #ifndef GDN_INTERNAL_H
 #define GDN_INTERNAL_H
 
-#include "calls/project.h"
-#include "calls/rule.h"
 #include "core/ctx.h"
 #include "cpu/loops/kernels.h"
 #include "cuda/driver/blas.h"

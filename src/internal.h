@@ -5,7 +5,9 @@
 #define GDN_INTERNAL_H
 
 #include "core/ctx.h"
-#include "cpu/loops/kernels.h"
+#include "cpu/loops/bf16.h"
+#include "cpu/project.h"
+#include "cpu/rule.h"
 #include "cuda/driver/blas.h"
 #include "cuda/driver/images.h"
 #include "cuda/driver/launch.h"

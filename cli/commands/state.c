@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "gdn_blob.h"
 #include "program/whole_file.h"
 #include "report.h"
 #include "table.h"

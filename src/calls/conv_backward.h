@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gradients of the short convolution as the CPU computes them. */
+/* gdn_conv1d_backward as it is once checked. */
 #ifndef GDN_CONV_BACKWARD_H
 #define GDN_CONV_BACKWARD_H
 
 #include "batch/plan.h"
 #include "core/backend.h"
 #include "core/ctx.h"
+#include "gdn_train.h"
 
 struct gdn_conv_backward {
     struct gdn_rows        x, dout, dx; /* rows of D channels */
@@ -26,7 +27,5 @@ struct gdn_conv_backward_call {
     struct gdn_plan_pools    pools;
     struct gdn_conv_backward work;
 };
-
-void gdn_conv_backward_run(gdn_ctx *ctx, const struct gdn_conv_backward *conv);
 
 #endif

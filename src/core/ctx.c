@@ -12,6 +12,9 @@
 
 #include "core/backend.h"
 #include "core/os/os.h"
+#include "cpu/loops/bf16.h"
+#include "cpu/loops/fpenv.h"
+#include "gdn_blob.h"
 
 enum {
     MAX_THREADS    = 1024,

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "core/tensor_check.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 
 #define NUMBER(args, tensor)                                                                \
     ((offsetof(gdn_##args##_args, tensor) - offsetof(gdn_rule_args, q)) / sizeof(gdn_tensor))

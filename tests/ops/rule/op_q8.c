@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 --every=5 */
+/* runs as wide with TEST_V=300: cpu once --every=3, gpu, sm_80 --every=19 */
 /*
  * States of 8 bits (G21). The one idea: a call with such a state is the call with a float32 state
  * between two conversions, bit for bit, and the conversions are written here a second time, from

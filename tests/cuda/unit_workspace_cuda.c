@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: cuda */
 /* gdn_workspace_bytes() on a device, which the driver of fake_cuda.c pretends: never above what
  * gdn.h says. */
 #include <dlfcn.h>

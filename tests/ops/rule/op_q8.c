@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "gdn_blob.h"
+#include "gdn_record.h"
 #include "oracle.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"

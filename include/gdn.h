@@ -481,9 +481,9 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  * tensors of the call.
  *
  * On a CPU the bytes grow with B, heads, head sizes and threads. With the number of tokens they
- * grow in gdn_step, in gradients, and where a batch has GDN_WRITE_EACH, parents or checkpoints; in
- * gdn_block up to 256 tokens. A thread of the rule takes at most 640 KiB (V above 256: V / 256
- * times as much). gdn_gates, gdn_l2norm and gdn_rmsnorm_gated take none.
+ * grow in gdn_step, in gradients, and where a batch has GDN_WRITE_EACH, checkpoints or, for
+ * gdn_decode, parents; in gdn_block up to 256 tokens. A thread of the rule takes at most 640 KiB,
+ * V / 256 times as much for V above 256. gdn_gates, gdn_l2norm and gdn_rmsnorm_gated take none.
  *
  * On a GPU these ops take none: gdn_decode without parents, gdn_prefill with GDN_EXACT, gdn_conv1d
  * if out is not x, gdn_gates, gdn_l2norm, gdn_rmsnorm_gated, gdn_state_copy, gdn_record_commit and

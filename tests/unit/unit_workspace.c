@@ -199,18 +199,25 @@ static void expect_growth(int op, const gdn_batch *few, const gdn_batch *many, i
     CHECK(none <= some && some < more, "%s: %zu bytes, %zu, %zu", ops[op].name, none, some, more);
 }
 
+/* A batch of 30 sequences with an entry for each of T tokens: a slot, or a parent. */
+static gdn_batch entries(bool tree, int64_t T)
+{
+    gdn_batch batch = gdn_batch_init();
+    if (!tree) batch.write = GDN_WRITE_EACH;
+    *(tree ? &batch.parents : &batch.write_slots) = fake_indices(20, 2, 30, T);
+    return batch;
+}
+
 static void slots_and_trees_grow(void)
 {
-    static const int slots[] = { DECODE, CONV1D, STEP };
-    for (int i = 0; i < 6; i++) {
-        gdn_batch batch[2];
-        for (int j = 0; j < 2; j++) {
-            const gdn_tensor each = fake_indices(20, 2, 30, j ? 64 : 4);
-            batch[j]              = gdn_batch_init();
-            if (i < 3) batch[j].write = GDN_WRITE_EACH, batch[j].write_slots = each;
-            if (i >= 3) batch[j].parents = each;
-        }
-        expect_growth(slots[i % 3], &batch[0], &batch[1], 4, 64);
+    static const struct {
+        int  op;
+        bool tree;
+    } grow[] = { { DECODE, false }, { CONV1D, false }, { STEP, false }, { DECODE, true },
+                 { STEP, true } };
+    for (int i = 0; i < 5; i++) {
+        const gdn_batch few = entries(grow[i].tree, 4), many = entries(grow[i].tree, 64);
+        expect_growth(grow[i].op, &few, &many, 4, 64);
     }
 }
 

@@ -32,7 +32,9 @@
  *
  *     S <- alpha S;    u = beta (v - S^T k);    S <- S + k u^T;    o = scale S^T q
  *
- * (Yang, Kautz, Hatamizadeh: Gated Delta Networks, 2024.) Letters, here and everywhere:
+ * (Yang, Kautz, Hatamizadeh: Gated Delta Networks, 2024.) This is one case of a rule with vectors
+ * a, b and w, which "The family" at gdn_prefill() describes: KDA, GDN-2 and Gated DeltaProduct are
+ * others, and shapes say which one a call means. Letters, here and everywhere:
  *
  *     B  sequences            N  tokens in all       T  tokens of one sequence
  *     Hq Hk Hv  heads of q, k, v                     H  state heads, max(Hq, Hv)
@@ -792,9 +794,11 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *     q             [N][Hq][K]     f32, bf16 or f16; dense
  *     k             [N][Hk][K]     as q, with its own dtype
  *     v             [N][Hv][V]     as q, with its own dtype
- *     g             [N][H]         f32, bf16 or f16; any strides; absent: alpha = 1
- *     beta          [N][H]         f32, bf16 or f16; any strides; absent: 1
- *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0
+ *     g             [N][H]         f32, bf16 or f16; any strides; absent: alpha = 1. Or [N][H][K]
+ *     beta          [N][H]         f32, bf16 or f16; any strides; absent: 1. Or [N][H][K]
+ *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0.
+ *                                  dt_bias of a g [N][H][K] is [H][K]. A_log absent, with
+ *                                  gate_lower_bound: 0
  *     state         [P][H][V][K]   f32, bf16, f16, i8, e4m3, e5m2; any strides, but slower if none
  *                                  of its last two is 1. Absent: every sequence starts from zero.
  *     state_out     [P][H][V][K]   as state; where states are written. Absent: in state, in place.
@@ -803,11 +807,39 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *     checkpoints   [P][H][V][K]   as state, with its own dtype and strides; see gdn_batch. May be
  *                                  the very view that final states are written to.
  *                                  Absent: none are written.
+ *     write_gate    [N][H][V]      f32, bf16 or f16; dense; see "The family"
  *
  * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. [N] without
  * cu_seqlens is one sequence; one token of each of B sequences is [B][1]... . K is 1 to 256 and V 1
  * to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says which
  * head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
+ *
+ * The family. A token has n = updates pairs of k and v. With a, b and w of each token and head:
+ *
+ *     S <- diag(a) S                                          once
+ *     u = w * v - S^T (b * k);    S <- S + k u^T              n times, in the order of the rows
+ *     o = scale S^T q                                         after the last update
+ *
+ *     rule                  g           beta          write_gate    updates
+ *     Gated DeltaNet        [N][H]      [N][H]        -             1
+ *     KDA                   [N][H][K]   [N][H]        -             1
+ *     GDN-2                 [N][H][K]   [N][H][K]     [N][H][V]     1
+ *     Gated DeltaProduct    [N][H]      [n N][H]      -             n
+ *
+ * Any combination is a call. a is exp(g), for each key channel or the same for all of them. beta
+ * [N][H] is b and w. beta [N][H][K], the erase gate, is b, and w is then 1. A write_gate is w. Its
+ * last two sizes and those of beta follow k: with updates n, k, v, beta and write_gate have n N rows
+ * ([B][n T] in padded batches), and token t has rows n t to n t + n - 1. All else counts tokens:
+ * cu_seqlens, q, g, out, checkpoints. A last size of 1 of g and beta is no size.
+ *
+ *   gates     Raw gates are per channel: -exp(A_log[h]) softplus(a + dt_bias[h][k]), or with a
+ *             bound bound sigmoid(exp(A_log[h]) (a + dt_bias[h][k])). beta_kind SIGMOID holds for
+ *             beta and write_gate; TWICE_SIGMOID doubles the sigmoid of beta alone.
+ *   G7        A channel with a = 0 forgets its row of S alone.
+ *   G8        v is not read where w is 0. Nothing is written if b and w of a row are all 0.
+ *   G9        All g, b and w of the call are 0.
+ *   where     On a CPU. A GPU refuses shapes other than Gated DeltaNet's with GDN_E_UNSUPPORTED, as
+ *             do records and trees with updates above 1. GDN_BF16_PRODUCTS has no effect.
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
  * token_count is 0 is the state that it started from.
@@ -881,11 +913,12 @@ typedef struct gdn_rule_args {
     float            scale;            /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
     int32_t          rounding;         /* gdn_rounding, of 8-bit states */
-    int32_t          reserved;         /* 0 */
+    int32_t          updates;          /* of each token, up to 8; 0: 1 */
     uint64_t         seed;             /* for GDN_ROUND_STOCHASTIC */
     void            *workspace;        /* see gdn_workspace_bytes() */
     size_t           workspace_bytes;
     void            *stream; /* CUDA; NULL on a CPU */
+    gdn_tensor       write_gate;
 } gdn_rule_args;
 
 static inline gdn_rule_args gdn_rule_args_init(void)
@@ -997,10 +1030,15 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *     checkpoints   [P][H][V][K]   f32, bf16, f16; saved states, see below; absent: none
  *     dq dk dv      as q, k, v     f32, bf16 or f16; dense; dq and dk are with respect to q and k
  *                                  before their norm
- *     dg            [N][H]         f32; with respect to g as given: log alpha, alpha or a
- *     dbeta         [N][H]         f32; with respect to beta as given: beta or b
- *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences
+ *     dg            as g           f32; with respect to g as given: log alpha, alpha or a
+ *     dbeta         as beta        f32; with respect to beta as given: beta or b
+ *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences. ddt_bias is
+ *                                  [H][K] if dt_bias is
  *     dstate        [B][H][V][K]   f32
+ *     write_gate dwrite_gate       as in gdn_prefill(), with updates; as write_gate, f32
+ *
+ * Shapes of "The family" at gdn_prefill() are taken on a CPU, which computes their gradients token
+ * by token. A channel that forgets has the dg 0. checkpoints then save no walk and are not read.
  *
  * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
  * no states and is several times faster; on tensor cores see below. state, dstate_out, checkpoints
@@ -1067,6 +1105,9 @@ typedef struct gdn_prefill_backward_args {
     void            *workspace;
     size_t           workspace_bytes;
     void            *stream;
+    gdn_tensor       write_gate, dwrite_gate;
+    int32_t          updates;  /* of each token; 0: 1 */
+    int32_t          reserved; /* 0 */
 } gdn_prefill_backward_args;
 
 static inline gdn_prefill_backward_args gdn_prefill_backward_args_init(void)
@@ -1949,6 +1990,9 @@ typedef struct gdn_summary_args {
     void            *workspace;
     size_t           workspace_bytes;
     void            *stream;
+    gdn_tensor       write_gate;
+    int32_t          updates;  /* of each token; 0: 1 */
+    int32_t          reserved; /* 0 */
 } gdn_summary_args;
 
 static inline gdn_summary_args gdn_summary_args_init(void)

@@ -23,6 +23,7 @@ struct gdn_record {
     struct gdn_record_rows k, u, g;
     gdn_tensor             count;
     int64_t                P, R;
+    int64_t                channels, g_channel; /* numbers of g for a head, and bytes between them */
 };
 
 /* record_k, record_u, record_g, record_count as some argument struct has them. */

@@ -24,6 +24,9 @@ static const struct gdn_old_size old_sizes[] = {
     { "gdn_blob_args", offsetof(gdn_blob_args, state_scales) }, /* 0.1.0 */
     { "gdn_blob_info", offsetof(gdn_blob_info, state_scales) },
     { "batch", offsetof(gdn_batch, first_slot) },
+    { "gdn_rule_args", offsetof(gdn_rule_args, write_gate) },
+    { "gdn_prefill_backward_args", offsetof(gdn_prefill_backward_args, write_gate) },
+    { "gdn_summary_args", offsetof(gdn_summary_args, write_gate) },
     { NULL, 0 },
 };
 

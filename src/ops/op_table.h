@@ -21,8 +21,8 @@ enum {
     GDN_N_OPS
 };
 
-/* An op's name and its struct: the struct's name; n_tensors tensors after struct_size and flags;
- * where its batch is (0: it has none). */
+/* An op's name and its struct: the struct's name; its n_tensors tensors, which gdn_tensor_rows()
+ * (ops/tensors.h) has; where its batch is (0: it has none). */
 struct gdn_op_shape {
     const char *name, *args;
     size_t      bytes, n_tensors, batch_at;

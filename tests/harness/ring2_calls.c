@@ -802,7 +802,7 @@ bool ring2_has_op(gdn_ctx *ctx, gdn_op op)
 /* ---- What ops.def says of them ---- */
 
 enum {
-#define GDN_ARGS_ROW(args, last, batch) ARGS_##args,
+#define GDN_ARGS_ROW(args, first, last, batch) ARGS_##args,
 #include "calls/ops.def"
 };
 static const int args_of[RING2_N_OPS] = {

@@ -14,7 +14,7 @@ enum { RING2_LARGE_ARENA = 1 << 24 };
 
 /* A member of the struct's name for each struct of ops.def. */
 union ring2_call {
-#define GDN_ARGS_ROW(args, last, batch) gdn_##args##_args args;
+#define GDN_ARGS_ROW(args, first, last, batch) gdn_##args##_args args;
 #include "calls/ops.def"
     char bytes[1];
 };

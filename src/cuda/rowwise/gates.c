@@ -66,6 +66,12 @@ static struct gdn_cu_gates args_of(const struct gdn_gates_call *s)
     return args;
 }
 
+static gdn_status plan(gdn_ctx *ctx, void *call)
+{
+    const struct gdn_gates_call *s = call;
+    return gdn_cuda_check_gates(ctx, s->K, &s->args.a, &s->args.A_log);
+}
+
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_gates_call *s      = call;
@@ -85,4 +91,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_note(ctx, s->base.op, launch.kernel);
 }
 
-const struct gdn_op_backend gdn_cuda_op_gates = { .run = run };
+const struct gdn_op_backend gdn_cuda_op_gates = { plan, run };

@@ -33,7 +33,8 @@ static struct gdn_cu_gates_backward args_of(const struct gdn_gates_backward_call
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    (void)ctx;
+    const struct gdn_gates_backward_call *s = call;
+    TRY(gdn_cuda_check_gates(ctx, s->K, &s->args.a, &s->args.A_log));
     gdn_gates_cut(call, LEAST_ROWS);
     return GDN_OK;
 }

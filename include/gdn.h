@@ -2,7 +2,9 @@
 /*
  * gdn.h - Gated DeltaNet: the gated delta rule and the operators around it.
  *
- * This header is the manual. The library promises what is written here, and nothing else.
+ * This header is the manual of what an engine needs. Gradients, blobs, several GPUs and parts for
+ * research have headers of their own beside it. The library promises what these headers say, and
+ * nothing else.
  *
  *
  * QUICK START
@@ -47,9 +49,8 @@
  * An op gdn_X takes a struct gdn_X_args; gdn_prefill and gdn_decode take gdn_rule_args. Every op
  * runs in a context of a CPU and in a context of a GPU. Blobs need a context of a CPU.
  *
- *     core           use it when
+ *     here           use it when
  *     gdn_prefill    a sequence has many new tokens: a prompt
- *     gdn_prefill_parallel   the same, and its tokens lie on several GPUs
  *     gdn_decode     each sequence has one or a few new tokens, drafts included
  *     gdn_step       the same, and you want convolution, gates, norms and rule in one call
  *     gdn_block      you want the whole layer from Hugging Face weights
@@ -57,21 +58,16 @@
  *     gdn_gates      you need gates as numbers; gdn_prefill and gdn_decode can also take raw ones
  *     gdn_l2norm     you need normalised rows; the rule can also normalise q and k itself
  *     gdn_rmsnorm_gated   you need the norm after the rule
- *
- *     gradients      use it when
- *     gdn_<op>_backward   you train. Each op names its gradients
- *
- *     speculation    use it when
  *     gdn_record_commit   drafts were recorded by gdn_decode, and some are accepted
  *     gdn_record_fold     a record is full, or another op will read the state
- *
- *     state tools    use it when
  *     gdn_state_copy      slots are copied, forked, zeroed or converted
- *     gdn_blob_...        states go to a file or to another machine, whole or by rank
  *
- *     research       use it when
- *     gdn_summary, _compose, _apply, _fold   ranges of tokens are computed apart and joined
- *     gdn_chunk_...       you need u, w, T or the states inside the chunked form
+ *     in other headers           use it when
+ *     gdn_train.h                you train: gdn_<op>_backward, the gradients of each op
+ *     gdn_blob.h                 states go to a file or to another machine, whole or by rank
+ *     gdn_parallel.h             the tokens of a prompt lie on several GPUs
+ *     gdn_research.h             ranges of tokens are computed apart and joined, or you need u, w,
+ *                                T or the states inside the chunked form
  *
  *
  * WHICH LAYOUT IS MINE
@@ -1014,112 +1010,6 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  *   off       With GDN_NO_EARLY_STOP every token counts, and results are exact to rounding.
  */
 
-/* ---- Gradients of the rule ----------------------------------------------------------------- */
-
-/*
- * gdn_prefill_backward - computes the gradients of gdn_prefill(). Given dout, the gradient of out,
- * and dstate_out, the gradient of the final states, it computes the gradient of every input. It
- * computes the states again from the inputs, so it needs no result of the forward call, but takes
- * states that the forward call saved. docs/design/math.md derives the formulas.
- *
- *     q k v g beta A_log dt_bias   as in gdn_prefill(), with gate, beta_kind, head_map, norm,
- *                                  norm_eps, scale and gate_lower_bound. A dtype each, as below
- *     state         [B][H][V][K]   f32, bf16, f16; initial states. Absent: zero.
- *     dout          [N][H][V]      f32, bf16 or f16; dense
- *     dstate_out    [B][H][V][K]   f32, bf16, f16; absent: zero
- *     checkpoints   [P][H][V][K]   f32, bf16, f16; saved states, see below; absent: none
- *     dq dk dv      as q, k, v     f32, bf16 or f16; dense; dq and dk are with respect to q and k
- *                                  before their norm
- *     dg            as g           f32; with respect to g as given: log alpha, alpha or a
- *     dbeta         as beta        f32; with respect to beta as given: beta or b
- *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences. ddt_bias is
- *                                  [H][K] if dt_bias is
- *     dstate        [B][H][V][K]   f32
- *     write_gate dwrite_gate       as in gdn_prefill(), with updates; as write_gate, f32
- *
- * Shapes of "The family" at gdn_prefill() are taken on a CPU, which computes their gradients token
- * by token. A channel that forgets has the dg 0. checkpoints then save no walk and are not read.
- *
- * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
- * no states and is several times faster; on tensor cores see below. state, dstate_out, checkpoints
- * and dstate have the layout state_layout; one of their last two strides is 1. If several state
- * heads read one head of q, k or v, the gradient of that head is their sum, in the order of the
- * state heads. Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of batch, only
- * cu_seqlens, token_start, token_count and, with checkpoints, checkpoint_every may be set. Masked
- * tokens have the gradient zero. If all tokens of a sequence are masked, dstate is dstate_out.
- *
- * If a gate is -inf (alpha = 0), its dg is 0, and later tokens give no gradient to earlier tokens
- * and to the initial state. The same holds for a gate below -104, whose exp() is 0 in float32.
- *
- * Saved states. A long sequence is cut into segments (GPU: windows, docs/gpu/backward.md). A first
- * walk through it computes the states before these. If gdn_prefill() saved states as checkpoints,
- * and the call gets them with the same batch, then segments begin there, without a first walk.
- *
- *   which     checkpoint_every = E is a multiple of 64, without checkpoint_slots. Checkpoints take
- *             4 H K V bytes for each E tokens, if they are float32.
- *   when      Checkpoints are read if a segment may have E tokens or more. On a CPU it may have
- *             max(16, 32 MiB / (4 H' (K + 32) (V + 48))) chunks of 16, or more. On a GPU it may
- *             have max(8, T / 2048) chunks of 64, on tensor cores max(8, c / B). H', T and c are
- *             those of gdn_workspace_bytes(). If windows go through the batch, they are read if c
- *             chunks have 3 E tokens or more.
- *   values    Gradients differ by rounding from those without saved states. On a GPU G2 needs
- *             GDN_BATCH_INVARIANT, which reads none. A state that the tensor lacks is zero on a
- *             GPU, GDN_E_ARG on a CPU.
- *
- * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and the gradients of
- * masked tokens stay as they are. Each sum is rounded once, to the dtype of the tensor.
- * On Hopper's tensor cores a call with more than one window (docs/gpu/backward.md) takes states
- * from the kernels of gdn_prefill(), which obey GDN_NO_EARLY_STOP. With GDN_BATCH_INVARIANT it
- * computes them itself.
- * If dstate is the only gradient, a call on Hopper may split a sequence into units, which are
- * computed at the same time (not with GDN_ACCUMULATE). If norm is not GDN_NORM_NONE, it may leave
- * out last tokens as gdn_prefill() leaves out first ones (see "Early stop"): from a multiple of 64
- * on, if the product over the tokens before is at most 2^-24. A column of dstate is off by at most
- * 2^-24 of the length that it has behind these tokens, and values there that are not finite are
- * forgotten. With GDN_NO_EARLY_STOP every token counts. With GDN_BATCH_INVARIANT units have 8192
- * tokens in any call. Elsewhere these two flags change nothing.
- *
- * Arithmetic is float32, in chunks of 16 tokens (GPU: 64). Tensor cores take q, k, v and dout of
- * one dtype of 16 bits, if K and V are multiples of 8; if the GPU is no Hopper, K at most 128.
- * Factors of products have that dtype there. With float16 the gradients of states and of u are
- * infinite above about 65504 times the scale, and lose bits where dout is below about 2^-12. No
- * tensor that is written may overlap another one. Guarantees, on a GPU too: G1, G3, G12 and G13;
- * G2 for all gradients except dA_log and ddt_bias. On tensor cores, with more than one window or
- * with units, G2 needs GDN_BATCH_INVARIANT, else it holds to rounding. Errors: as for
- * gdn_prefill().
- */
-typedef struct gdn_prefill_backward_args {
-    uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */
-    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, the two above */
-    gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out, checkpoints;
-    gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
-    const gdn_batch *batch;
-    int32_t          gate;             /* gdn_gate_kind */
-    int32_t          beta_kind;        /* gdn_beta_kind; 0: GIVEN */
-    int32_t          head_map;         /* gdn_head_map */
-    int32_t          state_layout;     /* gdn_state_layout */
-    int32_t          norm;             /* gdn_norm, of q and k, inside the call; 0: NONE */
-    float            norm_eps;         /* 0: 1e-6 */
-    float            scale;            /* 0: 1 / sqrt(K) */
-    float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-    gdn_tensor       write_gate, dwrite_gate;
-    int32_t          updates;  /* of each token; 0: 1 */
-    int32_t          reserved; /* 0 */
-} gdn_prefill_backward_args;
-
-static inline gdn_prefill_backward_args gdn_prefill_backward_args_init(void)
-{
-    gdn_prefill_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward_args *args);
-
 /* ---- Short convolution -------------------------------------------------------------------- */
 
 typedef enum gdn_activation {
@@ -1180,51 +1070,6 @@ static inline gdn_conv1d_args gdn_conv1d_args_init(void)
 
 GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
 
-/*
- * gdn_conv1d_backward - computes the gradients of gdn_conv1d(). Given dout, the gradient of out,
- * and dstate_out, the gradient of the final states, it computes the gradients of x, the weights,
- * the bias and the initial states. It needs the inputs of the forward call, and no result.
- *
- *     x dout dx         [N][D]       f32, bf16 or f16 each; any strides; or [B][T][D]
- *     weight bias       as in gdn_conv1d()
- *     state             [B][D][S]    f32, bf16 or f16; S >= W - 1; initial states. Absent: zero.
- *     dstate_out        as state     gradient of the states after the last tokens; absent: zero
- *     dweight           as weight    f32; sums over all tokens
- *     dbias             [D]          f32; sums over all tokens
- *     dstate            [B][D][S]    f32; allowed without a state
- *
- * Every gradient may be absent, but not all of them. If bias is absent, dbias is the gradient at
- * bias = 0. state, dstate_out and dstate have the same S. Activations: none, SiLU. Sequences are as
- * for gdn_conv1d(). Of batch, only cu_seqlens, token_start and token_count may be set. dx of masked
- * tokens is zero. If all tokens of a sequence are masked, dstate is dstate_out.
- *
- * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and dx of masked tokens
- * stays as it is. Each sum is rounded once to its dtype. Arithmetic is float32. No tensor that is
- * written may overlap another one. Guarantees: G1, G3, G6, G12, G13; G2 for all gradients except
- * dweight and dbias, whose bits depend on neither threads nor time.
- */
-typedef struct gdn_conv1d_backward_args {
-    uint32_t         struct_size; /* set by gdn_conv1d_backward_args_init() */
-    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE */
-    gdn_tensor       x, weight, bias, state, dout, dstate_out, dx, dweight, dbias, dstate;
-    const gdn_batch *batch;
-    int32_t          activation; /* gdn_activation: NONE or SILU; 0: NONE */
-    int32_t          reserved;   /* 0 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_conv1d_backward_args;
-
-static inline gdn_conv1d_backward_args gdn_conv1d_backward_args_init(void)
-{
-    gdn_conv1d_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_args *args);
-
 /* ---- Gates --------------------------------------------------------------------------------- */
 
 /*
@@ -1238,8 +1083,12 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
  *     a b           [...][H]    f32, bf16 or f16, any strides; 1 to 5 leading dimensions. a and g
  *                               may be absent together, and so may b and beta. Fastest if heads
  *                               are dense
- *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0
+ *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0. With a bound A_log may be
+ *                               absent: 0
  *     g beta        as a, b     f32, bf16 or f16, any strides; may be the very view a, b
+ *
+ * If dt_bias is [H][K], a gate is per key channel: a and g are [...][H][K], and b and beta that or
+ * [...][H]. Not on a GPU.
  *
  * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). Guarantees: G1, G2, G3, G6, G12, G13.
  */
@@ -1265,46 +1114,6 @@ static inline gdn_gates_args gdn_gates_args_init(void)
 }
 
 GDN_API gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args);
-
-/*
- * gdn_gates_backward - computes the gradients of gdn_gates(). Given dg, the gradient of g, and
- * dbeta, the gradient of beta, it computes the gradients of a, b, A_log and dt_bias. Fields that
- * both calls have are as in the forward call. g and beta of the forward call are not needed.
- *
- *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, any strides; 1 to 5 leading
- *                                     dimensions. Fastest if heads are dense
- *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0
- *     dA_log ddt_bias      [H]        f32; sums over all rows
- *
- * Every gradient may be absent, but not all of them. da, dA_log and ddt_bias need a, A_log and dg;
- * db needs b and dbeta. With GDN_GATE_LINEAR dg is the gradient of exp(g). No tensor that is
- * written may overlap another one. GDN_ACCUMULATE in flags: gradients are added to what the tensors
- * hold, and each sum is rounded once to its dtype. Arithmetic is float32. If a gate is infinite, a
- * gradient of 0 stays 0. Guarantees: G1, G3, G6, G12, G13; G2 for all gradients except dA_log and
- * ddt_bias, whose bits depend on neither threads nor time.
- */
-typedef struct gdn_gates_backward_args {
-    uint32_t   struct_size; /* set by gdn_gates_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
-    gdn_tensor a, b, A_log, dt_bias, dg, dbeta, da, db, dA_log, ddt_bias;
-    int32_t    gate;      /* gdn_gate_kind of the output */
-    int32_t    beta_kind; /* gdn_beta_kind: SIGMOID or TWICE_SIGMOID; 0: SIGMOID */
-    float      gate_lower_bound; /* 0: none; else below 0 */
-    int32_t    reserved; /* 0 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
-} gdn_gates_backward_args;
-
-static inline gdn_gates_backward_args gdn_gates_backward_args_init(void)
-{
-    gdn_gates_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_args *args);
 
 /* ---- Norms --------------------------------------------------------------------------------- */
 
@@ -1338,38 +1147,6 @@ static inline gdn_l2norm_args gdn_l2norm_args_init(void)
 GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
 
 /*
- * gdn_l2norm_backward - computes dx, the gradient of x in gdn_l2norm(), from dout, the gradient of
- * out. x, norm and eps are as in the forward call. out of the forward call is not needed.
- *
- *     x dout dx   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536
- *
- * dx may overlap no other tensor. GDN_ACCUMULATE in flags: the gradient is added to what dx holds,
- * and the sum is rounded once to the dtype of dx. Arithmetic is float32. A zero row has dx = dout /
- * its divisor. With GDN_NORM_L2_MAX the same holds for a row shorter than eps. Such a gradient may
- * be too large for f16, and is infinite then. Guarantees: G1, G2, G3, G6, G12, G13.
- */
-typedef struct gdn_l2norm_backward_args {
-    uint32_t   struct_size; /* set by gdn_l2norm_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
-    gdn_tensor x, dout, dx;
-    int32_t    norm; /* gdn_norm, not NONE; 0: L2 */
-    float      eps;  /* 0: 1e-6 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
-} gdn_l2norm_backward_args;
-
-static inline gdn_l2norm_backward_args gdn_l2norm_backward_args_init(void)
-{
-    gdn_l2norm_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_args *args);
-
-/*
  * gdn_rmsnorm_gated - computes out = x / sqrt(mean x^2 + eps) weight act(z)
  *
  *     x z out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the
@@ -1400,43 +1177,6 @@ static inline gdn_rmsnorm_gated_args gdn_rmsnorm_gated_args_init(void)
 
 GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args);
 
-/*
- * gdn_rmsnorm_gated_backward - computes the gradients of gdn_rmsnorm_gated(). Given dout, the
- * gradient of out, it computes the gradients of x, z and weight. Fields that both calls have are as
- * in the forward call. out of the forward call is not needed.
- *
- *     x z dout dx dz   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; z absent: no
- *                                 gate
- *     weight           [D]        f32, bf16 or f16; absent: 1
- *     dweight          [D]        f32; sums over all rows
- *
- * Every gradient may be absent, but not all of them. dz needs z. No tensor that is written may
- * overlap another one. GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and
- * each sum is rounded once to its dtype. Arithmetic is float32. Guarantees: G1, G3, G6, G12, G13;
- * G2 for dx and dz. The bits of dweight depend on neither threads nor time.
- */
-typedef struct gdn_rmsnorm_gated_backward_args {
-    uint32_t   struct_size; /* set by gdn_rmsnorm_gated_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
-    gdn_tensor x, z, weight, dout, dx, dz, dweight;
-    int32_t    activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
-    float      eps;        /* 0: 1e-6 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
-} gdn_rmsnorm_gated_backward_args;
-
-static inline gdn_rmsnorm_gated_backward_args gdn_rmsnorm_gated_backward_args_init(void)
-{
-    gdn_rmsnorm_gated_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
-                                              const gdn_rmsnorm_gated_backward_args *args);
-
 /* ---- A step of an engine --------------------------------------------------------------------- */
 
 /*
@@ -1447,7 +1187,8 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  *
  *     x             [N][2 Hk K + Hv V]       A      dense; or [B][T][..]. Channels of q, then of
  *                                            k, then of v, head by head, as projected
- *     a b           [N][Hv]                  f32, bf16 or f16; any strides
+ *     a b           [N][Hv]                  f32, bf16 or f16; any strides. a may be [N][Hv][K]
+ *                                            and dt_bias then [Hv][K]: KDA, on a CPU
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
  *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]. Absent: x is what the
  *                                            convolution gave, and the call begins behind it.
@@ -1593,67 +1334,6 @@ static inline gdn_block_args gdn_block_args_init(void)
 }
 
 GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
-
-/*
- * gdn_block_backward - computes the gradients of gdn_block(). Given dout, the gradient of out, and
- * dstate_out and dconv_state_out, the gradients of the final states, it computes the gradients of
- * hidden, of every parameter and of the initial states. It computes all values again from hidden,
- * so it needs no result of the forward call.
- *
- *     hidden, the weights   as in gdn_block(), and so are head counts, head sizes, state_layout and
- *                           rms_eps
- *     conv_state            [B][2 Hk K + Hv V][S]  f32, bf16, f16; initial states. Absent: zero.
- *     state                 [B][Hv][V][K]          f32, bf16, f16; initial states. Absent: zero.
- *     dout                  as out in gdn_block()  f32 or A
- *     dconv_state_out       as conv_state          f32, bf16, f16; absent: zero
- *     dstate_out            as state               f32, bf16, f16; absent: zero
- *     dhidden               as hidden              f32 or A
- *     din_proj_... dconv_weight dconv_bias dA_log ddt_bias dnorm_weight dout_proj
- *                           as their weights       f32; sums over all tokens. A matrix has rows in
- *                                                  order, with any distance between them
- *     dconv_state           as conv_state          f32; allowed without a conv_state
- *     dstate                as state               f32; allowed without a state
- *
- * Every gradient may be absent, but not all of them. The gradients of projections have the form
- * (Qwen3-Next or Qwen3.5) that the weights have. Sequences are as for gdn_block(). Of batch, only
- * cu_seqlens, token_start and token_count may be set. Masked tokens have the gradient zero, and no
- * other gradient depends on them.
- *
- * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and each sum is rounded
- * once to its dtype. GDN_EXACT: on a GPU the library's own kernels compute the matrix products, in
- * place of cuBLAS. No tensor that is written may overlap another one. Values between the steps are
- * float32 (GPU: A). Gates are float32 and their gradients A. Matrix products sum in float32. All
- * tokens are computed at once, and the workspace holds the values between the steps. Guarantees:
- * G1, G3, G6, G12, G13. Errors: as for gdn_block().
- */
-typedef struct gdn_block_backward_args {
-    uint32_t   struct_size; /* set by gdn_block_backward_args_init() */
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_EXACT, GDN_ZERO_AS_GIVEN */
-    gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
-        conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, dout,
-        dconv_state_out, dstate_out;
-    gdn_tensor dhidden, din_proj_qkvz, din_proj_ba, din_proj_qkv, din_proj_z, din_proj_b,
-        din_proj_a, dconv_weight, dconv_bias, dA_log, ddt_bias, dnorm_weight, dout_proj,
-        dconv_state, dstate;
-    const gdn_batch *batch;
-    int32_t          n_key_heads, n_value_heads; /* Hk, Hv */
-    int32_t          key_head_dim, value_head_dim; /* K, V */
-    int32_t          state_layout;
-    float            rms_eps;  /* of the gated RMSNorm; 0: 1e-6 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_block_backward_args;
-
-static inline gdn_block_backward_args gdn_block_backward_args_init(void)
-{
-    gdn_block_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_block_backward(gdn_ctx *ctx, const gdn_block_backward_args *args);
 
 /* ---- Records of drafted tokens --------------------------------------------------------------- */
 
@@ -1815,530 +1495,6 @@ static inline gdn_state_copy_args gdn_state_copy_args_init(void)
 }
 
 GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args);
-
-/* ---- State blobs ---------------------------------------------------------------------------- */
-
-/*
- * A blob holds the states of some sequences in one layer, and describes itself: heads and their
- * map, dtypes, layout, positions, the part of the layer, a checksum. It is a piece of host memory.
- * The caller writes files (`gdn state` does so). docs/start/state-blob.md is the format. Blobs and
- * the machine are little-endian (else GDN_E_UNSUPPORTED). A blob in memory is aligned to 8 bytes
- * (else GDN_E_ARG).
- *
- * The format has one version number. A library reads the versions it knows and refuses a newer
- * one with GDN_E_UNSUPPORTED. It writes the lowest version that can hold the content: 3 for states
- * of GDN_E5M2 and states of 8 bits without scales, 2 for other states of 8 bits and for heads that
- * several ranks have, else 1.
- *
- *     state       [P][H][V][K]   f32, bf16, f16, i8, e4m3 or e5m2 in state_layout, H = max(Hq, Hv);
- *                                any strides; or absent
- *     state_scales [P][H][V]     f32, dense; for a state of 8 bits (e4m3 and e5m2 may have none),
- *                                otherwise absent
- *     conv_state  [P][D][S]      channels in the order q, k, v, D = Hq K + Hk K + Hv V; any
- *                                strides; or absent
- *     slots       [B]            the slot of sequence b. Absent: slot b, and B is P.
- *     position    [B]            I32 or I64: how many tokens sequence b has seen. Absent: 0.
- *
- * gdn_blob_bytes    sets *bytes to the size of the blob that gdn_blob_save would write. It ignores
- *                   blob.
- * gdn_blob_save     writes a blob of at most blob_bytes to blob, in the dtypes and the layout of
- *                   state and conv_state. Slots are not negative. Equal content gives equal bytes.
- * gdn_blob_inspect  checks all of a blob and describes it. The tensors are dense views of the
- *                   blob itself, to be read only, data NULL where it has none; position.size[0]
- *                   is B.
- * gdn_blob_load     checks all of a blob, then writes state, conv_state and position. Any of these
- *                   may be absent. It converts to their dtypes, layout and S as gdn_state_copy()
- *                   does. Heads, map, rank and n_ranks must equal the blob's. If the slot of a
- *                   sequence is negative, only its position is written.
- *
- * Tensor parallelism. The heads of q, k and v are cut into n equal parts. Rank r of n has the r-th
- * part, its channels, and the state heads that read it:
- *
- *     GDN_HEADS_GROUPED      heads that follow each other; n divides Hq, Hk and Hv
- *     GDN_HEADS_INTERLEAVED  with G, the least of Hq, Hk and Hv: the heads whose number modulo G
- *                            is in the r-th part of 0..G-1. n divides G, and G divides the others.
- *
- * There may be more ranks than heads of q, k or v, if n divides H. If n is c times the heads of a
- * tensor, then c ranks that follow each other have a copy of the same head. A part says so in its
- * field query_copies, key_copies or value_copies, which is c. The state heads that read this head
- * are divided among the c ranks. If the map is GDN_HEADS_INTERLEAVED and n is above G, then each
- * of Hq, Hk and Hv is G or H. A rank that saves its own part sets the fields in its gdn_blob_args.
- *
- * Any other division is GDN_E_UNSUPPORTED. Inside a part, the same map holds between its heads.
- *
- * gdn_blob_slice    writes the part of rank `rank` of `n_ranks` of a whole (n_ranks 1) blob
- * gdn_blob_merge    writes the whole, from all n parts in any order. Their positions must agree,
- *                   and so must the copies of a head.
- *
- * Both set *needed to the size of the result. If out is NULL, they do nothing else.
- *
- * Guarantees: G1, G3, G6, G12, G14 to G16. Errors: as for gdn_state_copy(). Memory that is no blob,
- * or a damaged one, is GDN_E_ARG. If out is too small, GDN_E_MEMORY.
- */
-typedef struct gdn_blob_args {
-    uint32_t   struct_size; /* set by gdn_blob_args_init() */
-    uint32_t   flags;       /* 0 */
-    gdn_tensor state, conv_state, slots, position;
-    int32_t    state_layout;                              /* gdn_state_layout, of state */
-    int32_t    head_map;                                  /* gdn_head_map */
-    int32_t    n_query_heads, n_key_heads, n_value_heads; /* Hq (0: Hk), Hk, Hv */
-    int32_t    key_head_dim, value_head_dim;              /* K, V */
-    int32_t    rank, n_ranks;                             /* n_ranks 0: 1, the whole layer */
-    int32_t    reserved;                                  /* 0 */
-    void      *blob;                                      /* gdn_blob_load only reads it */
-    size_t     blob_bytes;
-    gdn_tensor state_scales;                           /* beside a state of 8 bits */
-    int32_t    query_copies, key_copies, value_copies; /* ranks that have each head; 0: 1 */
-    int32_t    rounding; /* gdn_rounding, where gdn_blob_load converts to 8 bits */
-    uint64_t   seed;     /* for GDN_ROUND_STOCHASTIC */
-} gdn_blob_args;
-
-static inline gdn_blob_args gdn_blob_args_init(void)
-{
-    gdn_blob_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-typedef struct gdn_blob_info {
-    uint32_t   struct_size; /* set by gdn_blob_info_init() */
-    uint32_t   version;     /* of the format */
-    gdn_tensor state, conv_state, position;
-    int32_t    state_layout;
-    int32_t    head_map;
-    int32_t    n_query_heads, n_key_heads, n_value_heads;
-    int32_t    key_head_dim, value_head_dim;
-    int32_t    rank, n_ranks;
-    uint32_t   checksum;
-    gdn_tensor state_scales;
-    int32_t    query_copies, key_copies, value_copies; /* 1 or more */
-    int32_t    reserved;                               /* 0 */
-} gdn_blob_info;
-
-static inline gdn_blob_info gdn_blob_info_init(void)
-{
-    gdn_blob_info i;
-    memset(&i, 0, sizeof i);
-    i.struct_size = (uint32_t)sizeof i;
-    return i;
-}
-
-GDN_API gdn_status gdn_blob_bytes(gdn_ctx *ctx, const gdn_blob_args *args, size_t *bytes);
-GDN_API gdn_status gdn_blob_save(gdn_ctx *ctx, const gdn_blob_args *args);
-GDN_API gdn_status gdn_blob_inspect(gdn_ctx *ctx, const void *blob, size_t bytes,
-                                    gdn_blob_info *info);
-GDN_API gdn_status gdn_blob_load(gdn_ctx *ctx, const gdn_blob_args *args);
-GDN_API gdn_status gdn_blob_slice(gdn_ctx *ctx, const void *blob, size_t bytes, int32_t rank,
-                                  int32_t n_ranks, void *out, size_t out_bytes, size_t *needed);
-GDN_API gdn_status gdn_blob_merge(gdn_ctx *ctx, const void *const *blobs, const size_t *bytes,
-                                  int32_t n, void *out, size_t out_bytes, size_t *needed);
-
-/* ---- Summaries of ranges of tokens --------------------------------------------------------- */
-
-/*
- * A range of tokens changes a state by an affine map, S_out = M S_in + U. Maps compose: (M2, U2)
- * after (M1, U1) is (M2 M1, M2 U1 + U2). So ranges can be computed apart (context parallelism), or
- * kept and merged.
- *
- * gdn_summary - computes M and U of every sequence and head, by the chunks of gdn_prefill(). U is
- * the final state from a start of zero, to the bit (on a GPU to rounding). M is the final state
- * from the identity with v = 0.
- *
- *     k             [N][Hk][K]      f32, bf16 or f16, dense
- *     v             [N][Hv][V]      f32, bf16 or f16, dense; absent with U
- *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1
- *     M             [B][H][K][K]    f32, bf16 or f16; M[x][y] takes S_in[y] to S_out[x]. One of its
- *                                   last two strides is 1. Absent: not wanted.
- *     U             [B][H][V][K]    f32, bf16 or f16, or [B][H][K][V] as state_layout says. One of
- *                                   its last two strides is 1. Absent: not wanted.
- *
- * H is the number of heads of M and U. Hk and Hv divide H, and head_map says which heads are read.
- * Sequences, and [B][T] instead of [N], are as for gdn_prefill(). Of batch, only cu_seqlens and
- * token_count may be set. K is 1 to 256, V 1 to 1024. Keys are normalised as norm says, without it
- * used as given. Gates are logarithms: gdn_gates() prepares them. The range of an empty sequence is
- * the identity: M = I, U = 0. After a gate of -inf M is 0.
- *
- * A GPU has two families of kernels. The general one computes in float32, in chunks of 64 tokens.
- * The other one uses tensor cores, on compute capability 9.0. It needs k and v of one dtype of 16
- * bits, aligned to 16 bytes, and K and V that are multiples of 8 up to 128. It rounds factors as
- * gdn_prefill() does, and may split a sequence into units. Units are computed at the same time, and
- * float32 products join them.
- *
- *   split     depends on B, N or T, H, K, V, norm, flags, the device, and which of M and U are
- *             given. With GDN_BATCH_INVARIANT units have 8192 tokens in any call. Without it G2
- *             holds to rounding on these kernels.
- *   early     If norm normalises keys, the first tokens of a sequence or of a unit may be left
- *   stop      out as in gdn_prefill() (see "Early stop"), at the same limit: U is off by at most
- *             2^-24 of the length that its columns had before the other tokens, and M of the
- *             sequence is 0. Its columns would have a length of at most 2^-24.
- *             With GDN_NO_EARLY_STOP every token counts.
- *
- * A CPU and the general kernels ignore both flags. No tensor that is written may overlap another
- * one. Guarantees: G1, G2, G3, G6, G7, G8, G12, G13, and G9 (M = I exactly, U = 0). Errors: as for
- * gdn_prefill().
- */
-typedef struct gdn_summary_args {
-    uint32_t         struct_size; /* set by gdn_summary_args_init() */
-    uint32_t         flags;       /* GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, GDN_ZERO_AS_GIVEN */
-    gdn_tensor       k, v, g, beta, M, U;
-    const gdn_batch *batch;
-    int32_t          head_map;     /* gdn_head_map */
-    int32_t          state_layout; /* gdn_state_layout of U */
-    int32_t          norm;         /* gdn_norm of k; 0: NONE */
-    float            norm_eps;     /* 0: 1e-6 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-    gdn_tensor       write_gate;
-    int32_t          updates;  /* of each token; 0: 1 */
-    int32_t          reserved; /* 0 */
-} gdn_summary_args;
-
-static inline gdn_summary_args gdn_summary_args_init(void)
-{
-    gdn_summary_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
-
-/*
- * gdn_summary_compose - computes range 2 after range 1:  M = M2 M1,  U = M2 U1 + U2
- *
- *     M1 M2 M       [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
- *     U1 U2 U       [B][H][V][K]    f32, bf16 or f16 each, or [B][H][K][V]
- *
- * M1 and M may be absent together, and so may U1, U2 and U. M may be the very view M1, and U
- * the very view U1 or U2. No other tensor that is written may overlap another one.
- *
- * Precision. Each element is off by at most (K + 2) 2^-24 of the same sum of absolute values,
- * and is rounded once to its dtype. For keys of length 1, 0 <= beta <= 2 and g <= 0 the 2-norm
- * of M is at most exp(sum of g) <= 1, so the errors of composed parts add and do not grow:
- * |M2 M1 - M| <= exp(sum g of 2) |error of M1| + exp(sum g of 1) |error of M2| + the above.
- *
- * If M2 is zero, it forgets by selection: U = U2 whatever U1 holds. Guarantees: G1, G2, G3, G6,
- * G7, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED, GDN_E_MEMORY.
- */
-typedef struct gdn_summary_compose_args {
-    uint32_t   struct_size; /* set by gdn_summary_compose_args_init() */
-    uint32_t   flags;       /* 0 */
-    gdn_tensor M1, U1, M2, U2, M, U;
-    int32_t    state_layout; /* gdn_state_layout of U1, U2, U */
-    int32_t    reserved;     /* 0 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
-} gdn_summary_compose_args;
-
-static inline gdn_summary_compose_args gdn_summary_compose_args_init(void)
-{
-    gdn_summary_compose_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args);
-
-/*
- * gdn_summary_apply - computes S_out = M S_in + U
- *
- *     M             [B][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
- *     U             [B][H][V][K]    f32, bf16 or f16, or [B][H][K][V]; absent: 0
- *     state         as U            absent: 0
- *     state_out     as U            may be the very view state or U
- *
- * Precision, selection, guarantees, errors: as for gdn_summary_compose().
- */
-typedef struct gdn_summary_apply_args {
-    uint32_t   struct_size; /* set by gdn_summary_apply_args_init() */
-    uint32_t   flags;       /* 0 */
-    gdn_tensor M, U, state, state_out;
-    int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
-    int32_t    reserved;     /* 0 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
-} gdn_summary_apply_args;
-
-static inline gdn_summary_apply_args gdn_summary_apply_args_init(void)
-{
-    gdn_summary_apply_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args);
-
-/*
- * gdn_summary_fold - takes states through several ranges, in one launch on a GPU:
- *
- *     S = state[b];   for i in order[b]:  S = M[i] S + U[i];   state_out[b] = S
- *
- *     M             [P][H][K][K]    f32, bf16 or f16 each, strides as for gdn_summary()
- *     U             [P][H][V][K]    as M; or [P][H][K][V]
- *     order         [B][n]          indices of ranges, in the order of their tokens. A negative
- *                                   index is skipped; on a GPU also an index of P or more. Absent:
- *                                   b, b + B, b + 2 B and so on; P is then a multiple of B
- *     state         [B][H][V][K]    as U; absent: 0
- *     state_out     as state        may be the very view state
- *
- * If state is absent, M of the first range in each order is not read, because the start is zero.
- * The gradient of a state goes through the ranges from the last to the first, by the transposed
- * maps. To transpose M, exchange its last two strides. U is then the dstate that
- * gdn_prefill_backward() gives for each range, without dstate_out.
- *
- * Precision. S stays float32 between ranges. Each range is one gdn_summary_apply(). Selection,
- * guarantees, errors: as for gdn_summary_compose().
- */
-typedef struct gdn_summary_fold_args {
-    uint32_t   struct_size; /* set by gdn_summary_fold_args_init() */
-    uint32_t   flags;       /* 0 */
-    gdn_tensor M, U, order, state, state_out;
-    int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
-    int32_t    reserved;     /* 0 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
-} gdn_summary_fold_args;
-
-static inline gdn_summary_fold_args gdn_summary_fold_args_init(void)
-{
-    gdn_summary_fold_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_summary_fold(gdn_ctx *ctx, const gdn_summary_fold_args *args);
-
-/* ---- Several ranks --------------------------------------------------------------------------- */
-
-/*
- * gdn_collective - a group of ranks, joined by the caller's transport. Each rank has its own
- * context and fills its own struct.
- *
- * all_gather copies `bytes` from send of every rank to recv of every rank, in the order of ranks
- * (size times bytes). In a context of a GPU it enqueues the copy on stream, and send and recv are
- * in device memory. In a context of a CPU it returns when recv is complete. If all_gather returns
- * another status than GDN_OK, the call that made it returns this status. The library has no
- * timeout: the transport decides when to give up.
- */
-typedef struct gdn_collective {
-    uint32_t struct_size; /* set by gdn_collective_init() */
-    int32_t  rank, size;
-    int32_t  reserved; /* 0 */
-    gdn_status (*all_gather)(void *user, const void *send, void *recv, size_t bytes, void *stream);
-    void *user;
-} gdn_collective;
-
-static inline gdn_collective gdn_collective_init(void)
-{
-    gdn_collective c;
-    memset(&c, 0, sizeof c);
-    c.struct_size = (uint32_t)sizeof c;
-    return c;
-}
-
-/*
- * gdn_prefill_parallel - computes gdn_prefill() of sequences whose tokens are spread over the ranks
- * of a group. Rank 0 has the first tokens of each sequence, rank 1 the next tokens, and so on.
- *
- * args describe the tokens of this rank. Sequence b of args->batch is this rank's part of sequence
- * b, so the order is the same on every rank. A part may be empty. Only cu_seqlens and token_count
- * say how long the parts are, so a captured graph replays with other lengths.
- *
- * state holds the initial states, [B][H][V][K] of f32, bf16 or f16, the same on every rank. The
- * final states of a rank are the states after its own tokens. On the last rank these are the final
- * states of the sequences.
- *
- * The call runs gdn_gates() if args ask for it, gdn_summary(), an all_gather of 4 B H K (K + V)
- * bytes, gdn_summary_fold() of the ranks before, and gdn_prefill(). To cut a batch in another way,
- * make these calls yourself. Every rank makes the same calls in the same order.
- *
- * Refused: slots, has_initial_state, token_start, states of 8 bits, GDN_GATE_LINEAR. Results equal
- * gdn_prefill() on one device to rounding: the state that a rank starts from is float32.
- * Guarantees: G2, G3, G6, G7 for the same group and cut. Errors: as for the calls above; GDN_E_ARG
- * for the group. If a rank fails before its all_gather, the other ranks wait until their transport
- * gives up.
- *
- * gdn_prefill_parallel_bytes() sets *bytes to the workspace of the call.
- */
-GDN_API gdn_status gdn_prefill_parallel(gdn_ctx *ctx, const gdn_rule_args *args,
-                                        const gdn_collective *group);
-GDN_API gdn_status gdn_prefill_parallel_bytes(gdn_ctx *ctx, const gdn_rule_args *args,
-                                              const gdn_collective *group, size_t *bytes);
-
-/*
- * gdn_nccl_open - fills *group for an ncclComm_t of the caller, by the libnccl.so.2 that dlopen()
- * finds. This library does not link NCCL. The caller keeps the communicator and destroys it after
- * gdn_nccl_close(), which ends the group. Errors: GDN_E_UNSUPPORTED (no such library),
- * GDN_E_MEMORY, GDN_E_CUDA (an error of NCCL); *group is zero then.
- */
-GDN_API gdn_status gdn_nccl_open(gdn_ctx *ctx, void *comm, gdn_collective *group);
-GDN_API void       gdn_nccl_close(gdn_ctx *ctx, gdn_collective *group); /* leaves *group zero */
-
-/* ---- Stages of the chunked form ------------------------------------------------------------ */
-
-/*
- * The chunked form in parts, for research code that keeps or exchanges intermediate values. For
- * each chunk of C tokens and head, G are the inclusive sums of its log gates, and gamma = exp(G).
- * The rows of K, V and Q are the tokens. S is the state at the start of the chunk.
- *
- *     A_ij = beta_i exp(G_i - G_j) k_i . k_j   for j < i, else 0        T = (I + A)^-1
- *     u = T diag(beta) V        w = T diag(beta gamma) K        d = u - w S
- *     S' = gamma_C S + sum_j exp(G_C - G_j) k_j d_j^T
- *     o_i = scale (gamma_i S^T q_i + sum_{j<=i} exp(G_i - G_j) (q_i . k_j) d_j)
- *
- * Gates enter once, inside T and in gamma. gdn_chunk_uw(), gdn_chunk_states() and
- * gdn_chunk_output(), one after the other, equal gdn_prefill() to rounding. They run on its inner
- * loops.
- *
- *     q k u v w T   [N][heads][..]  f32, bf16 or f16 each, dense
- *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1
- *     states        [NC][H][V][K]   f32, bf16 or f16, or [NC][H][K][V] as state_layout says. One of
- *                                   its last two strides is 1
- *
- * Tensors of tokens, sequences and the head map are as for gdn_prefill(). H is the number of heads
- * of u (w, T). Of batch, only cu_seqlens and token_count may be set. [N] without cu_seqlens is one
- * sequence. Keys are used as given, and gates are logarithms: gdn_l2norm() and gdn_gates() prepare
- * them. chunk_size C is 16, 32 or 64, and the same in all calls. Chunks start at the first token of
- * a sequence, and every C tokens after it. They are numbered through the sequences: a sequence of T
- * tokens has ceil(T / C) chunks, and there are NC in all. Values of masked tokens, and values past
- * the last sequence, are zero.
- *
- * A gate of -inf (or below -104) forgets by selection: A, gamma and the decays are 0 across it.
- * K is 1 to 256, V 1 to 1024. No tensor that is written may overlap another one, except where an op
- * says so. Guarantees: G1, G2, G3, G6, G7, G11, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE (also for
- * too few states), GDN_E_DTYPE, GDN_E_UNSUPPORTED (K, V, chunk_size), GDN_E_MEMORY.
- *
- * gdn_chunk_cumsum - computes scale times the inclusive sums of g inside chunks of any size from 1.
- *
- *     g out         [N][H]          out may be the very view g
- *
- * scale 0 means 1. Sums are float64, rounded once. After -inf all sums of the chunk are -inf. The
- * other stages take g, not these sums.
- */
-typedef struct gdn_chunk_cumsum_args {
-    uint32_t         struct_size; /* set by gdn_chunk_cumsum_args_init() */
-    uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
-    gdn_tensor       g, out;
-    const gdn_batch *batch;
-    int32_t          chunk_size;
-    float            scale; /* 0: 1 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_chunk_cumsum_args;
-
-static inline gdn_chunk_cumsum_args gdn_chunk_cumsum_args_init(void)
-{
-    gdn_chunk_cumsum_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args);
-
-/*
- * gdn_chunk_uw - computes u, w and T of every chunk, by forward substitution.
- *
- *     k v           [N][Hk][K] [N][Hv][V]      v absent with u
- *     u w T         [N][H][V] [N][H][K] [N][H][C]   each may be absent, not all
- *
- * Row i of a chunk's T is stored with its token i. In a chunk that is not full, the other columns
- * are zero. If beta is 0, v may be NaN (G8).
- */
-typedef struct gdn_chunk_uw_args {
-    uint32_t         struct_size; /* set by gdn_chunk_uw_args_init() */
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       k, v, g, beta, u, w, T;
-    const gdn_batch *batch;
-    int32_t          head_map;   /* gdn_head_map */
-    int32_t          chunk_size; /* 16, 32, 64 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_chunk_uw_args;
-
-static inline gdn_chunk_uw_args gdn_chunk_uw_args_init(void)
-{
-    gdn_chunk_uw_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
-
-/*
- * gdn_chunk_states - computes the state at the start of every chunk, and the final states.
- *
- *     k u w         [N][Hk][K] [N][H][V] [N][H][K]
- *     state         [B][H][V][K]    where sequences start; absent: zero
- *     states        [NC][H][V][K]   at the start of each chunk; may be longer; absent: not wanted
- *     state_out     [B][H][V][K]    after the last token; may be the very view state; absent: not
- *                                   wanted. An empty sequence leaves it alone, as in gdn_prefill().
- */
-typedef struct gdn_chunk_states_args {
-    uint32_t         struct_size; /* set by gdn_chunk_states_args_init() */
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       k, u, w, g, state, states, state_out;
-    const gdn_batch *batch;
-    int32_t          head_map;     /* gdn_head_map */
-    int32_t          state_layout; /* gdn_state_layout of all states */
-    int32_t          chunk_size;   /* 16, 32, 64 */
-    int32_t          reserved;     /* 0 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_chunk_states_args;
-
-static inline gdn_chunk_states_args gdn_chunk_states_args_init(void)
-{
-    gdn_chunk_states_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args);
-
-/*
- * gdn_chunk_output - computes o of every token, from the state at the start of its chunk.
- *
- *     q k u w       [N][Hq][K] [N][Hk][K] [N][H][V] [N][H][K]
- *     states        [NC][H][V][K]   as gdn_chunk_states() writes them; may be longer
- *     out           [N][H][V]       f32, bf16 or f16
- */
-typedef struct gdn_chunk_output_args {
-    uint32_t         struct_size; /* set by gdn_chunk_output_args_init() */
-    uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
-    gdn_tensor       q, k, u, w, g, states, out;
-    const gdn_batch *batch;
-    int32_t          head_map;     /* gdn_head_map */
-    int32_t          state_layout; /* gdn_state_layout of states */
-    int32_t          chunk_size;   /* 16, 32, 64 */
-    float            scale;        /* 0: 1 / sqrt(K) */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_chunk_output_args;
-
-static inline gdn_chunk_output_args gdn_chunk_output_args_init(void)
-{
-    gdn_chunk_output_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_chunk_output(gdn_ctx *ctx, const gdn_chunk_output_args *args);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-header_doc.py - fails if a public function of include/gdn.h has no comment, or a public name of the
-Python package no docstring.
+header_doc.py - fails if a public function of the headers in include has no comment, or a public
+name of the Python package no docstring.
 
 A function is documented by a comment directly above it, by one behind it, or by a line of any
 comment that begins with its name. docs/site/build.py makes the reference pages with `sections`.
@@ -22,8 +22,9 @@ MEMBER = re.compile(r"(?P<code>[^;]+);[ ]*(?P<note>/\*.*?\*/)?", re.S)
 ENUMERATOR = re.compile(r"(GDN_\w+)\s*(?:=\s*(\d+))?,?[ ]*(/\*.*?\*/)?", re.S)
 
 
-def header():
-    return (ROOT / "include/gdn.h").read_text()
+def headers():
+    """The paths of the public headers, gdn.h first."""
+    return sorted((ROOT / "include").glob("*.h"), key=lambda path: path.stem)
 
 
 def text_of(comment):
@@ -48,10 +49,9 @@ def parts(body):
     return [(kind, *groups) for _, _, kind, groups in sorted(found)]
 
 
-def sections():
-    """(title, parts) of each section of the header; the first is the manual on top."""
-    text = header()
-    pieces = re.split(r"^/\* ---- (.*?) -+ \*/$", text, flags=re.M)
+def sections(path):
+    """(title, parts) of each section of a header; the first is its manual on top."""
+    pieces = re.split(r"^/\* ---- (.*?) -+ \*/$", path.read_text(), flags=re.M)
     yield "The manual", [("text", text_of(COMMENT.findall(pieces[0])[1]))]
     for title, body in zip(pieces[1::2], pieces[2::2]):
         yield title, parts(body)
@@ -77,15 +77,15 @@ def enumerators(body):
         yield name, value, " ".join(text_of(note).split())
 
 
-def undocumented_functions():
-    text = header()
+def undocumented_functions(path):
+    text = path.read_text()
     comments = "\n".join(text_of(c) for c in COMMENT.findall(text))
     for m in FUNCTION.finditer(text):
         name = name_of(m[1])
         above = text[:m.start()].rstrip("\n").endswith("*/")
         behind = re.match(r"[ ]*/\*", text[m.end():])
         if not above and not behind and not re.search(rf"^ *{name}\b", comments, re.M):
-            yield f"include/gdn.h: {name}() has no comment"
+            yield f"{path.relative_to(ROOT)}: {name}() has no comment"
 
 
 def python_objects(path):
@@ -138,6 +138,7 @@ def paragraphs(text):
 
 
 if __name__ == "__main__":
-    missing = [*undocumented_functions(), *undocumented_python()]
+    missing = [line for path in headers() for line in undocumented_functions(path)]
+    missing += undocumented_python()
     print("\n".join(missing), end="\n" if missing else "")
     sys.exit(bool(missing))

@@ -43,7 +43,7 @@ refuse "a path of one machine" '(^|[^\w.])/(work|root|home|tmp)/' "${text[@]}"
 
 # Prose. A comment begins with a verb or a noun, and names who acts.
 mapfile -t manuals < <(printf '%s\n' "${text[@]}" |
-    grep -E '\.md$|^include/gdn\.h$')
+    grep -E '\.md$|^include/')
 mapfile -t spoken < <(choose -E '^(src|cli|include|tests|examples)/.*\.(c|h|inc|cu|cuh|cpp|def)$')
 refuse "a comment that opens with What, Whose, Of, Where or Which" \
     '^ *(/\*|//) (What|Whose|Whom|Who|Of|Where|Which)\b' "${spoken[@]}"

@@ -11,6 +11,7 @@
 #define CASES_H
 
 #include "files/compare.h"
+#include "gdn_train.h"
 #include "memory.h"
 
 /* Sequences of a batch: packed, one after the other. */

@@ -4,6 +4,7 @@
 
 #include "cases/cases.h"
 #include "cli.h"
+#include "gdn_research.h"
 #include "oracle.h"
 
 enum { C = 64 };

@@ -6,6 +6,7 @@
 
 #include "cli.h"
 #include "files/whole_file.h"
+#include "gdn_blob.h"
 #include "report.h"
 #include "table.h"
 

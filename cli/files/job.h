@@ -8,6 +8,7 @@
 
 #include "files/compare.h"
 #include "files/safetensors.h"
+#include "gdn_train.h"
 #include "memory.h"
 
 struct job_output {

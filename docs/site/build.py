@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""build.py OUT - builds the site in OUT/html from the documents, the header and the docstrings.
+"""build.py OUT - builds the site in OUT/html from the documents, the headers and the docstrings.
 
 The packages of requirements.txt must be installed. A link to a page or a part of one that is not
 there is an error. The documents are copied to OUT/source, where they keep their places, and the
@@ -72,20 +72,23 @@ def part(kind, name, body=None):
 
 
 def header_pages(folder):
-    """One page per section of the header, and their index."""
-    index = [*heading("The header", "="), ".. toctree::", "   :maxdepth: 1", ""]
-    for title, parts in header_doc.sections():
-        name = re.sub(r"\W+", "-", title.lower())
-        lines = [*heading(title, "="), *(line for p in parts for line in part(*p))]
-        (folder / f"{name}.rst").write_text("\n".join(lines) + "\n")
-        index.append(f"   {name}")
+    """One page per section of each header, and their index."""
+    index = heading("The headers", "=")
+    for path in header_doc.headers():
+        index += [*heading(path.name, "-"), ".. toctree::", "   :maxdepth: 1", ""]
+        for title, parts in header_doc.sections(path):
+            name = re.sub(r"\W+", "-", f"{path.stem} {title}".lower())
+            lines = [*heading(title, "="), *(line for p in parts for line in part(*p))]
+            (folder / f"{name}.rst").write_text("\n".join(lines) + "\n")
+            index.append(f"   {name}")
+        index.append("")
     (folder / "index.rst").write_text("\n".join(index) + "\n")
 
 
 def python_page(path):
     lines = [*heading("Python", "="),
-             *prose("Arguments, constants and guarantees of the ops are those of the header, under "
-                    "the same names without their prefix.")]
+             *prose("Arguments, constants and guarantees of the ops are those of the headers, "
+                    "under the same names without their prefix.")]
     for package in ("gdn", "gdn/torch"):
         module = package.replace("/", ".")
         lines += [*heading(module, "-"), f".. py:module:: {module}", ""]
@@ -112,7 +115,7 @@ def stage(source):
             if target.is_file() and target.suffix != ".md":
                 copy(target, source)
         up = "../" * len(page.relative_to(ROOT).parents[:-1])
-        text = re.sub(r"\]\([^)]*include/gdn\.h\)", f"]({up}reference/index.rst)", text)
+        text = re.sub(r"\]\([^)]*include/gdn\w*\.h\)", f"]({up}reference/index.rst)", text)
         text = re.sub(r"\]\([^)]*LICENSE\)", "](https://www.apache.org/licenses/LICENSE-2.0)", text)
         text = FOLDER.sub(r"\1", text)
         copy(page, source).write_text(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package itself: its structs are gdn.h's, it takes arrays as they are, it names mistakes."""
+"""The package itself: it has the headers' structs, takes arrays as they are, names mistakes."""
 
 import array
 import ctypes
@@ -15,20 +15,20 @@ import pytest
 from arrays import F16, F32, store
 
 ROOT = pathlib.Path(__file__).parents[2]
+HEADERS = "".join(path.read_text() for path in sorted((ROOT / "include").glob("*.h")))
 
 
 def test_structs_have_the_sizes_of_the_abi():
     text = (ROOT / "tests/package/abi.txt").read_text()
     sizes = dict(re.findall(r"^struct (\w+) (\d+)$", text, re.M))
-    header = (ROOT / "include/gdn.h").read_text()
-    assert set(sizes) == set(re.findall(r"^typedef struct (gdn_\w+) \{$", header, re.M))
+    assert set(sizes) == set(re.findall(r"^typedef struct (gdn_\w+) \{$", HEADERS, re.M))
     for name, size in sizes.items():
         assert ctypes.sizeof(getattr(gdn, name)) == int(size), name
 
 
-def test_structs_have_the_fields_of_the_header():
-    """The names in the order of gdn.h, where a line is: type, names, comment."""
-    text = re.sub(r"/\*.*?\*/", "", (ROOT / "include/gdn.h").read_text(), flags=re.S)
+def test_structs_have_the_fields_of_the_headers():
+    """The names in the order of the headers, where a line is: type, names, comment."""
+    text = re.sub(r"/\*.*?\*/", "", HEADERS, flags=re.S)
     found = re.findall(r"typedef struct (gdn_\w+) \{\n(.*?)\n\} \1;", text, re.S)
     assert len(found) > 20
     for struct, body in found:
@@ -41,15 +41,14 @@ def test_structs_have_the_fields_of_the_header():
         assert [name for name, _ in getattr(gdn, struct)._fields_] == names, struct
 
 
-def test_constants_are_those_of_the_header():
-    text = (ROOT / "include/gdn.h").read_text()
-    found = re.findall(r"^ +GDN_(\w+) += (\d+),?", text, re.M)
-    found += re.findall(r"GDN_(BACKEND_\w+) = (\d+)", text)
+def test_constants_are_those_of_the_headers():
+    found = re.findall(r"^ +GDN_(\w+) += (\d+),?", HEADERS, re.M)
+    found += re.findall(r"GDN_(BACKEND_\w+) = (\d+)", HEADERS)
     for name, value in found:
         if not name.startswith("OP_"):
             assert getattr(gdn, name) == int(value), name
     assert len(found) > 40
-    assert gdn.MAX_DIMS == int(re.search(r"GDN_MAX_DIMS (\d+)", text)[1])
+    assert gdn.MAX_DIMS == int(re.search(r"GDN_MAX_DIMS (\d+)", HEADERS)[1])
 
 
 def test_ops_are_those_of_the_header():

@@ -8,6 +8,7 @@
 
 #include "calls/rule.h"
 #include "core/backend.h"
+#include "gdn_train.h"
 
 struct gdn_backward {
     struct gdn_rule      rule; /* the forward call; each head is a group of its own */

@@ -7,6 +7,7 @@
 #include "calls/rule.h"
 #include "core/backend.h"
 #include "core/ctx.h"
+#include "gdn_research.h"
 
 /* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone; and, the second
  * one, token_start and what `takes` says. */

@@ -6,6 +6,7 @@
 #include "batch/plan.h"
 #include "core/backend.h"
 #include "core/ctx.h"
+#include "gdn_train.h"
 
 struct gdn_conv_backward {
     struct gdn_rows        x, dout, dx; /* rows of D channels */

@@ -5,6 +5,7 @@
 
 #include "batch/rowwise.h"
 #include "core/backend.h"
+#include "gdn_train.h"
 
 /*
  * Checked calls. Rows are [H]. With channels of a head they are [K], H rows of a token one after

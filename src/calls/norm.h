@@ -6,6 +6,7 @@
 #include "batch/rowwise.h"
 #include "core/backend.h"
 #include "core/formulas.h"
+#include "gdn_train.h"
 
 /* weight and z may be absent. */
 struct gdn_norm_job {

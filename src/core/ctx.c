@@ -12,6 +12,7 @@
 
 #include "core/backend.h"
 #include "core/os/os.h"
+#include "gdn_blob.h"
 
 enum {
     MAX_THREADS    = 1024,

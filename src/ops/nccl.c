@@ -4,6 +4,7 @@
 
 #include "core/ctx.h"
 #include "core/os/os.h"
+#include "gdn_parallel.h"
 
 /* The struct that the group's `user` points to. */
 struct nccl {

@@ -8,6 +8,8 @@
 #include <stddef.h>
 
 #include "gdn.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 
 /* gdn_<name>_check() checks the descriptors of a call, reads no contents and sets *bytes to the
  * workspace that the call needs. */

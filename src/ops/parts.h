@@ -5,6 +5,8 @@
 #define GDN_PARTS_H
 
 #include "gdn.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 
 gdn_status gdn_conv1d_part(gdn_ctx *ctx, const gdn_conv1d_args *args);
 gdn_status gdn_conv1d_backward_part(gdn_ctx *ctx, const gdn_conv1d_backward_args *args);

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "core/tensor_check.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 
 enum {
 #define GDN_TENSOR(args, tensor, is, dtypes, shape) ROW_##args##_##tensor,

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The format of state blobs, docs/start/state-blob.md: header, places of the parts, checksum. */
-#ifndef GDN_BLOB_H
-#define GDN_BLOB_H
+#ifndef GDN_BLOB_FORMAT_H
+#define GDN_BLOB_FORMAT_H
 
 #include "core/ctx.h"
+#include "gdn_blob.h"
 
 enum { GDN_BLOB_VERSION = 3, GDN_BLOB_HEADER = 128, GDN_BLOB_NO_DTYPE = -1 };
 

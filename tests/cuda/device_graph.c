@@ -12,6 +12,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "gdn_research.h"
+#include "gdn_train.h"
 #include "oracle.h"
 #include "ring2.h"
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fake_ctx.h"
+#include "gdn_research.h"
 
 static void refused(const char *what, int device, gdn_status want, const char *needle)
 {

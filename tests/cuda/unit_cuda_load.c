@@ -8,6 +8,7 @@
 
 #include "cuda/driver/load.h"
 #include "fake_ctx.h"
+#include "gdn_train.h"
 #include "ring2_calls.h"
 
 static char lines[4096]; /* of the log */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "fake_cuda.h"
+#include "gdn_research.h"
 #include "ring2.h"
 
 enum { KIB = 1024, SMS = 132 }; /* the driver's */

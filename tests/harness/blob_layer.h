@@ -3,6 +3,7 @@
 #ifndef BLOB_LAYER_H
 #define BLOB_LAYER_H
 
+#include "gdn_blob.h"
 #include "ring2.h"
 
 static gdn_ctx *ctx; /* set by main() */

@@ -7,6 +7,8 @@
 #ifndef RING2_CALLS_H
 #define RING2_CALLS_H
 
+#include "gdn_research.h"
+#include "gdn_train.h"
 #include "ring2.h"
 
 enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 16 };

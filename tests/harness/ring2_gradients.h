@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 
+#include "gdn_train.h"
 #include "ring2.h"
 
 enum { DQ, DK, DV, DG, DBETA, DA_LOG, DDT_BIAS, DSTATE, N_GRADIENTS };

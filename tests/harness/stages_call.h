@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "gdn_research.h"
 #include "oracle.h"
 #include "ring2.h"
 

@@ -3,6 +3,7 @@
 #ifndef SUMMARY_CALL_H
 #define SUMMARY_CALL_H
 
+#include "gdn_research.h"
 #include "oracle.h"
 #include "ring2_rule.h"
 

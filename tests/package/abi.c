@@ -3,6 +3,10 @@
 #include <stdio.h>
 
 #include "gdn.h"
+#include "gdn_blob.h"
+#include "gdn_parallel.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 
 #define SIZE(type) printf("struct %s %zu\n", #type, sizeof(type))
 

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn.h alone, twice, in strict C11: it must compile without a warning. Its structs of
- * arguments are those of ops.def. */
+/* The headers together, in strict C11: they must compile without a warning. Their structs of
+ * arguments are those of ops.def. Each header alone is compiled too (tests/CMakeLists.txt). */
 #include "gdn.h"
-#include "gdn.h"
+#include "gdn_blob.h"
+#include "gdn_parallel.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 
 struct every_struct {
     gdn_tensor    tensor;

@@ -11,6 +11,8 @@
 
 #include "core/backend.h"
 #include "core/ctx.h"
+#include "gdn_blob.h"
+#include "gdn_research.h"
 #include "ring2_memory.h"
 #include "ring2_replay.h"
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "blob_layer.h"
+#include "gdn_blob.h"
 
 /* ---- Damage -------------------------------------------------------------------------------- */
 

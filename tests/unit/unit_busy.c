@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/os/os.h"
+#include "gdn_blob.h"
 #include "ring2_calls.h"
 #include "ring2_rule.h"
 

@@ -10,6 +10,7 @@
 
 #include "blob_layer.h"
 #include "fuzz_time.h"
+#include "gdn_blob.h"
 
 enum { MOST = 1 << 14 }; /* bytes of a blob */
 

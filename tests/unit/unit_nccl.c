@@ -2,6 +2,7 @@
 /* gdn_nccl_open: a group of NCCL's, with the library of fake_nccl.c. */
 #include <string.h>
 
+#include "gdn_parallel.h"
 #include "ring2.h"
 
 struct fake_comm {

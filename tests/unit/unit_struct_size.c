@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/ctx.h"
+#include "gdn_blob.h"
 #include "ring2_calls.h"
 
 static void refused(gdn_ctx *ctx, gdn_op op, const void *args, const char *name, uint32_t size)

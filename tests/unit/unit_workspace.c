@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_workspace_bytes(): never above what gdn.h says, and the same for any number of tokens. */
+#include "gdn_train.h"
 #include "ring2.h"
 
 enum { KIB = 1024, THREADS = 3 };

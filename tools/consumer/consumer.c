@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Normalises one row through an installed libgdn. */
 #include <gdn.h>
+#include <gdn_blob.h>
+#include <gdn_parallel.h>
+#include <gdn_research.h>
+#include <gdn_train.h>
 #include <math.h>
 #include <stdio.h>
 

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "gdn_research.h"
 #include "summary_call.h"
 
 static const double eps = 0x1p-24;

@@ -3,6 +3,7 @@
  * name. */
 #include <math.h>
 
+#include "gdn_train.h"
 #include "oracle.h"
 #include "ring2_batch.h"
 

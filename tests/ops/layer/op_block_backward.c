@@ -4,6 +4,7 @@
  * differences of the forward model judge; and its guarantees by name.
  */
 #include "block_model.h"
+#include "gdn_train.h"
 
 typedef gdn_block_backward_args args;
 

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "gdn_train.h"
 #include "ring2.h"
 
 static gdn_ctx  *ctx;

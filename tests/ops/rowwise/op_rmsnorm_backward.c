@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "gdn_train.h"
 #include "oracle.h"
 #include "ring2.h"
 

@@ -5,6 +5,8 @@
  */
 #include <math.h>
 
+#include "gdn_research.h"
+#include "gdn_train.h"
 #include "ring2_rule.h"
 
 enum { N = 5, D = 40 };

@@ -5,6 +5,7 @@
  */
 #include <math.h>
 
+#include "gdn_train.h"
 #include "oracle.h"
 #include "ring2_device.h"
 #include "ring2_gradients.h"

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "gdn_train.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"
 

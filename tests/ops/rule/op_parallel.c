@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "gdn_parallel.h"
 #include "ring2.h"
 
 enum { MAX_RANKS = 8, B = 3, HK = 2, H = 4, K = 16, V = 12, TOKENS = 90 };

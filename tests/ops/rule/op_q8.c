@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "gdn_blob.h"
 #include "oracle.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"

@@ -103,6 +103,7 @@ stage_gcc() {
 stage_symbols() {
     build_gcc
     tools/symbols.sh build/gcc
+    tools/calls.sh build/gcc
 }
 
 stage_install() {

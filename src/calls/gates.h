@@ -46,17 +46,4 @@ static inline void gdn_gates_cut(struct gdn_gates_backward_call *call, int64_t l
         call->base.bytes = (size_t)(call->n_blocks * gdn_gates_sums(call)) * sizeof(float);
 }
 
-/* The tensors of a call, of which the first of a and b that is there says the shape: [...][H], or,
- * if dt_bias is [H][K], [...][H][K]. b and what has its shape may be [...][H] then too. */
-struct gdn_gates_tensors {
-    const gdn_tensor *a, *b, *dt_bias;
-    const struct { const gdn_tensor *t; const char *name; } like_b[3];
-};
-struct gdn_gates_sizes {
-    int64_t H, K, n_rows, b_rows, b_size;
-};
-/* Checks all shapes and what the call writes, and returns the sizes. */
-gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args,
-                                  const struct gdn_gates_tensors *t, struct gdn_gates_sizes *s);
-
 #endif

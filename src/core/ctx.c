@@ -12,7 +12,11 @@
 
 #include "core/backend.h"
 #include "core/os/os.h"
+#include "cpu/loops/bf16.h"
+#include "cpu/loops/fpenv.h"
 #include "gdn_blob.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 
 enum {
     MAX_THREADS    = 1024,

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "calls/backward.h"
+#include "cpu/backward.h"
 
 enum { C = GDN_CHUNK };
 

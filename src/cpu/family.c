@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "calls/rule.h"
+#include "cpu/rule.h"
 
 static void fill(float *to, float x, int n)
 {

@@ -7,6 +7,7 @@
 
 #include "calls/gates.h"
 #include "calls/op_backends.h"
+#include "cpu/rows.h"
 
 /* Some heads of a block's rows. */
 struct piece {
@@ -167,7 +168,7 @@ static void store_bias(const struct gdn_gates_backward_call *s)
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_gates_backward_call *s = call;
-    (void)ctx;
+    s->kr = ctx->kr;
     gdn_gates_cut(s, gdn_rows_per_item(s->K ? s->K : s->H));
     return GDN_OK;
 }

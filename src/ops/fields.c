@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu/loops/kernels.h"
+#include "core/limits.h"
 #include "ops/op_table.h"
 
 /* ---- The rows ------------------------------------------------------------------------------ */

@@ -3,6 +3,7 @@
 #include "calls/backward.h"
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/family.h"
 #include "ops/fields.h"
@@ -128,7 +129,6 @@ static void fill(struct gdn_backward_call *c)
                                                        a->flags },
                           GDN_BETA_GIVEN, GDN_NORM_NONE);
     r->n_seqs   = c->plan.B;
-    r->n_groups = r->H, r->group_heads = 1;
     w->longest  = c->tokens.padded ? c->tokens.T : c->tokens.N;
     w->every    = r->family.is ? 0 : c->plan.batch.checkpoint_every;
     w->adds     = a->flags & GDN_ACCUMULATE;

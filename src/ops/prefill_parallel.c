@@ -8,6 +8,7 @@
  */
 #include "calls/chunk_stage.h"
 #include "gdn_parallel.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "cuda/prefill/sm90/cache.h"
+#include "cuda/prefill/prefill.h"
 
 /* The most of K by mma.sync. */
 enum { DEEP = 128 };

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver/backend.h"
+#include "cuda/conv/conv.h"
 
+#include "calls/op_backends.h"
 #include "core/tensor_check.h"
+#include "cuda/driver/contents.h"
 
 /* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block; as in
  * conv_walk.cuh. Kernels of one dtype have so many taps. */

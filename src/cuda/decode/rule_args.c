@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "calls/rule_call.h"
-#include "cuda/driver/backend.h"
+#include "calls/op_backends.h"
+#include "cuda/decode/select.h"
+#include "cuda/driver/contents.h"
 
 /* Returns the map by which kernels find a state head's q, k and v. Grouped and interleaved are the
  * same for a tensor of H heads (h / 1 = h mod H) and for one of a single head (h / H = h mod 1).
@@ -69,16 +70,6 @@ gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *r, const g
     if (f->is)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1 on a GPU", f->updates);
     if (A_log && !A_log->data && r->gate == GDN_GATE_RAW)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "A_log: absent, wanted on a GPU");
-    return GDN_OK;
-}
-
-gdn_status gdn_cuda_check_gates(gdn_ctx *ctx, int64_t channels, const gdn_tensor *a,
-                                const gdn_tensor *A_log)
-{
-    if (channels)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "dt_bias: [H][K], wanted [H] on a GPU");
-    if (a->data && !A_log->data)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "A_log: absent, wanted on a GPU");
     return GDN_OK;
 }

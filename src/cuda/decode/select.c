@@ -9,6 +9,8 @@
 
 #include <stdio.h>
 
+#include "core/limits.h"
+
 enum { SLOTS_K = 128, PACKED_K = 128, SINGLE_K = 128, EIGHT_K = 128, WINDOW_K = 128 };
 
 /* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel

@@ -3,8 +3,12 @@
  * ordinary, by the kernels of its parts one after the other. Where blocks that share q and k cannot
  * be a cluster, one launch is of all but the convolution's states, which another moves. */
 #include "calls/layer_step.h"
-
-#include "cuda/driver/backend.h"
+#include "calls/op_backends.h"
+#include "cuda/conv/conv.h"
+#include "cuda/decode/decode.h"
+#include "cuda/driver/contents.h"
+#include "cuda/layer/args.h"
+#include "cuda/rowwise/rowwise.h"
 
 static struct gdn_plan_pools pools_of(const gdn_tensor *state)
 {

@@ -6,9 +6,11 @@
  */
 #include <stdio.h>
 
+#include "calls/op_backends.h"
 #include "calls/rule_call.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
+#include "cuda/decode/decode.h"
+#include "cuda/prefill/forms.h"
 #include "cuda/prefill/general.h"
 
 /* MEAN_OF_SINGLES: tokens of sequences, on average. */

@@ -4,8 +4,12 @@
 
 #include "calls/chunk_stage.h"
 #include "calls/norm.h"
+#include "calls/op_backends.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
+#include "cuda/decode/decode.h"
+#include "cuda/driver/contents.h"
+#include "cuda/prefill/forms.h"
+#include "cuda/rowwise/rowwise.h"
 
 enum { STRIP = 32 }; /* columns of a state that a block has (stages.cu) */
 

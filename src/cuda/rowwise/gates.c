@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver/backend.h"
+#include "calls/gates.h"
+#include "calls/op_backends.h"
+#include "cuda/driver/launch.h"
 #include "cuda/driver/lines.h"
+#include "cuda/rowwise/args.h"
+#include "cuda/rowwise/rowwise.h"
 
 enum { THREADS = 256, HEADS = 4, LINES = 4, ONES = 2 }; /* of a block; as in gates.cu */
 
@@ -64,6 +68,16 @@ static struct gdn_cu_gates args_of(const struct gdn_gates_call *s)
     const int            first     = a->a.data ? 0 : 1; /* one that is there */
     gdn_cuda_lines(tensors + first, 4 - first, &args.leads, lines + first);
     return args;
+}
+
+gdn_status gdn_cuda_check_gates(gdn_ctx *ctx, int64_t channels, const gdn_tensor *a,
+                                const gdn_tensor *A_log)
+{
+    if (channels)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "dt_bias: [H][K], wanted [H] on a GPU");
+    if (a->data && !A_log->data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "A_log: absent, wanted on a GPU");
+    return GDN_OK;
 }
 
 static gdn_status plan(gdn_ctx *ctx, void *call)

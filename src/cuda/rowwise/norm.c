@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver/backend.h"
+#include "calls/op_backends.h"
+#include "cuda/driver/lines.h"
+#include "cuda/rowwise/rowwise.h"
 
 enum { PACK = 8, LONGEST_ROW = 256, LONGEST_LONG = 1024, THREADS = 256, LEAST_LANES = 4 };
 

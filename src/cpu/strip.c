@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See strip.h. What lies in the other orientation is transposed on its way. */
-#include "state/strip.h"
+#include "cpu/strip.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * elements for the rest. What keeps its dtype never passes through arithmetic, so NaN payloads
  * stay.
  */
-#include "state/matrix.h"
+#include "cpu/matrix.h"
 
 #include <string.h>
 

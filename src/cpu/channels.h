@@ -3,11 +3,11 @@
  * Some channels of some tokens of a tensor [tokens][channels] of any strides, as rows of floats.
  * The `head` of its rows is the step from one channel to the next.
  */
-#ifndef GDN_CHANNELS_H
-#define GDN_CHANNELS_H
+#ifndef GDN_CPU_CHANNELS_H
+#define GDN_CPU_CHANNELS_H
 
-#include "batch/plan.h"
-#include "core/ctx.h"
+#include "calls/conv.h"
+#include "cpu/loops/kernels.h"
 
 enum { GDN_CHANNEL_TILE = 64 }; /* channels and tokens of a tile, at most */
 
@@ -15,12 +15,6 @@ struct gdn_channel_tile {
     int64_t token, channel; /* the first of each, tokens as gdn_row() counts them */
     int     n_tokens, n_channels;
 };
-
-/* Returns true if channels do not lie side by side. */
-static inline bool gdn_is_strided(const struct gdn_rows *rows, int64_t n_channels)
-{
-    return rows->data && n_channels > 1 && rows->head != (int64_t)gdn_dtype_bytes(rows->dtype);
-}
 
 /* Move a tile from or to rows of floats, ld apart, one for each token. */
 void gdn_load_channels(const struct gdn_kernels *kr, const struct gdn_rows *from,

@@ -44,6 +44,7 @@ enum { OPTIONAL, NEEDED };
 #define DENSE(...)        GDN_FORM_WHOLE, true, false, false, { SIZES(__VA_ARGS__) }
 #define LIKE_ROWS         GDN_FORM_LIKE, true, false, false, { 0 }
 #define LIKE_SHAPE        GDN_FORM_LIKE, false, false, false, { 0 }
+#define LIKE_GATE         GDN_FORM_LIKE, false, false, true, { 0 }
 #define POOL              GDN_FORM_POOL, false, false, false, { 0 }
 #define TAPS              GDN_FORM_ELSEWHERE, false, false, false, { 0 }
 #define ELSEWHERE         GDN_FORM_ELSEWHERE, false, false, false, { 0 }
@@ -142,7 +143,9 @@ static gdn_status check_shape(gdn_ctx *ctx, const gdn_tensor *t, const struct gd
     int64_t size[GDN_MAX_SIZES + 2];
     int     n = 0;
     if (row->form == GDN_FORM_LIKE)
-        return gdn_check_shape(ctx, t, row->name, s->like->ndim, s->like->size);
+        return gdn_check_shape(ctx, t, row->name,
+                               s->like->ndim - (row->is_short && t->ndim == s->like->ndim - 1),
+                               s->like->size);
     if (row->form == GDN_FORM_TOKENS)
         n = gdn_plan_leading(row->by_update && s->updates ? s->updates : s->tokens, size);
     for (int i = 0; i < GDN_MAX_SIZES && row->size[i] != GDN_SIZE(end); i++, n++) {

@@ -79,10 +79,8 @@ static size_t leading_tensors(gdn_op op)
 static void mutate(gdn_op op, union ring2_call *c, gdn_batch *t)
 {
     const struct gdn_op_shape *o = &gdn_op_shapes[op];
-    const size_t               n = leading_tensors(op), tail = o->n_tensors - n;
-    const size_t first = 8 + n * sizeof(gdn_tensor) + (o->batch_at ? 8 : 0);
-    const size_t last  = tail ? gdn_tensor_rows(op)[n].at : o->bytes;
-    const size_t end   = last - 24; /* workspace, its bytes, stream */
+    const size_t first = 8 + leading_tensors(op) * sizeof(gdn_tensor) + (o->batch_at ? 8 : 0);
+    const size_t end   = o->workspace_at;
     const size_t word  = end > first ? first + (size_t)below((int64_t)(end - first) / 4) * 4 : 4;
     switch (below(o->batch_at ? 10 : 4)) {
     case 0:

@@ -61,7 +61,8 @@ static void spoil(size_t i)
     t->dtype = GDN_U8, ask(i, &own, GDN_E_DTYPE, "of bytes");
     if (row->form < GDN_FORM_WHOLE) return;
     if (!is_free(row, 0))
-        t->ndim++, t->size[own.ndim] = 1, ask(i, &own, GDN_OK, "of one dimension more");
+        t->ndim++, t->size[own.ndim] = row->is_short ? 999 : 1, t->stride[own.ndim] = 0,
+            ask(i, &own, GDN_OK, "of one dimension more");
     for (int d = 0; d < own.ndim; d++) {
         if (is_free(row, d)) continue;
         t->size[d]++, ask(i, &own, GDN_OK, "of one element more");

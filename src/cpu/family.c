@@ -46,8 +46,10 @@ static void load_a(const struct gdn_rule *r, const struct gdn_kernels *kr,
 {
     const struct gdn_family *f = &r->family;
     const int                n = f->g_rows ? r->K : 1;
-    fill(a, 1, r->K);
-    if (!r->g.data) return;
+    if (!r->g.data) {
+        fill(a, 1, r->K);
+        return;
+    }
     load_numbers(a, kr, r->g.dtype, gdn_row(&r->g, seq, t, head), f->g_channel, n);
     if (r->gate == GDN_GATE_RAW) raw_row(r, kr, head, a);
     if (r->gate != GDN_GATE_LINEAR) kr->exp_row(a, a, (size_t)n);
@@ -58,13 +60,17 @@ static void load_a(const struct gdn_rule *r, const struct gdn_kernels *kr,
 static void load_beta(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_seq *seq, int head, int64_t t, int j, float *to, int n)
 {
-    const struct gdn_family *f = &r->family;
-    fill(to, 1, n);
-    if (!r->beta.data) return;
-    const char *from = (const char *)gdn_row(&r->beta, seq, t, head) + j * f->beta_update;
-    load_numbers(to, kr, r->beta.dtype, from, f->beta_channel, n);
-    if (r->beta_kind != GDN_NO_SIGMOID)
-        kr->sigmoid_row(to, to, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f, (size_t)n);
+    const struct gdn_family *f    = &r->family;
+    const int                some = f->beta_rows ? n : 1;
+    to[0] = 1;
+    if (r->beta.data) {
+        const char *from = (const char *)gdn_row(&r->beta, seq, t, head) + j * f->beta_update;
+        load_numbers(to, kr, r->beta.dtype, from, f->beta_channel, some);
+        if (r->beta_kind != GDN_NO_SIGMOID)
+            kr->sigmoid_row(to, to, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f,
+                            (size_t)some);
+    }
+    if (some < n) fill(to, to[0], n);
 }
 
 /* Loads w of columns [col, col + n). */
@@ -90,19 +96,12 @@ static bool are_all(const float *x, float what, int n)
     return true;
 }
 
-static bool has_zero(const float *x, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (x[i] == 0) return true;
-    return false;
-}
-
 /* Returns true if the update writes something: not all b and w are 0. */
 static bool writes_any(const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_seq *seq, int head, int64_t t, int j, const float *b)
 {
     float w[GDN_MAX_VALUE];
-    if (!are_all(b, 0, r->K)) return true;
+    if (b[0] != 0 || !are_all(b, 0, r->K)) return true;
     load_w(r, kr, seq, head, t, j, 0, r->V, w);
     return !are_all(w, 0, r->V);
 }
@@ -117,7 +116,7 @@ void gdn_family_load_gates(const struct gdn_rule *r, const struct gdn_kernels *k
             if (j) fill(a, 1, r->K);
             else load_a(r, kr, seq, head, t0 + t, a);
             load_beta(r, kr, seq, head, t0 + t, j, b, r->K);
-            *alpha = has_zero(a, r->K) ? 0 : are_all(a, 1, r->K) ? 1 : 0.5f;
+            *alpha = kr->decay_kind(a, (size_t)r->K);
             *beta  = writes_any(r, kr, seq, head, t0 + t, j, b) ? 1 : 0;
         }
 }
@@ -153,6 +152,12 @@ void gdn_family_load_written(const struct gdn_rule *r, const struct gdn_kernels 
     gdn_family_load_v(r, kr, seq, head, t0, n, col, cols, v, ld);
     for (int t = 0; t < n; t++)
         for (int j = 0; j < u; j++, v += ld) {
+            if (!r->family.write.data && !r->family.beta_rows) { /* one number */
+                load_beta(r, kr, seq, head, t0 + t, j, w, 1);
+                if (w[0] == 0) memset(v, 0, (size_t)cols * sizeof *v);
+                else kr->norm_row(v, v, w[0], NULL, NULL, false, (size_t)cols);
+                continue;
+            }
             load_w(r, kr, seq, head, t0 + t, j, col, cols, w);
             for (int i = 0; i < cols; i++) v[i] = w[i] == 0 ? 0 : w[i] * v[i];
         }

@@ -260,7 +260,7 @@ static void load_vectors(struct chunk *c, const struct gdn_rule *r, const struct
     for (int i = 0; i < C; i++) {
         float       *a = c->a + i * c->ld, *e = c->e + i * c->ld;
         const float *k = c->kq + i * c->ld;
-        for (int x = 0; i < rows && x < r->K; x++) e[x] *= k[x];
+        if (i < rows) kr->norm_row(e, e, 1, k, NULL, false, (size_t)r->K);
         for (int x = 0; i >= rows && x < r->K; x++) a[x] = 1, e[x] = 0;
         if (i >= rows) c->alpha[i] = 1, c->all_beta[i] = 0;
     }

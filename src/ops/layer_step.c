@@ -44,7 +44,8 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "x: %lld tokens, at most 2^31 - 1",
                         (long long)m->tokens.N);
     TRY(gdn_check_dtype(ctx, &a->x, "x", GDN_FLOATS));
-    const struct gdn_family_tensors t = family_of(m);
+    gdn_tensor                      none = { .data = NULL };
+    const struct gdn_family_tensors t = { .g = &m->args.a, .beta = &none };
     struct gdn_tokens               updates;
     TRY(gdn_family_tokens(ctx, &t, 1, &m->tokens, &updates));
     const struct gdn_sizes s = { .D = m->conv.D, .H = a->n_value_heads, .V = a->value_head_dim,

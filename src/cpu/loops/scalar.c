@@ -338,6 +338,16 @@ static void channel_walk(float *A, float *B, float *y, const float *a, const flo
         }
 }
 
+static float decay_kind(const float *a, size_t n)
+{
+    bool has_zero = false, are_one = true;
+    for (size_t i = 0; i < n; i++) {
+        has_zero |= a[i] == 0;
+        are_one &= a[i] == 1;
+    }
+    return has_zero ? 0 : are_one ? 1 : 0.5f;
+}
+
 static void channel_scale(float *to_e, float *to_q, float *decay, const float *a, const float *e,
                           const float *q, ptrdiff_t ld, int K)
 {
@@ -572,6 +582,7 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .chunk_gates  = chunk_gates,
     .chunk_solve  = chunk_solve,
     .chunk_update = chunk_update,
+    .decay_kind   = decay_kind,
     .channel_update = channel_update,
     .channel_walk   = channel_walk,
     .channel_scale  = channel_scale,

@@ -84,10 +84,11 @@ done
 tools/includes.sh || bad=1
 tools/names.sh || bad=1
 
-# Sentences are short. Public functions have a comment.
+# Sentences are short. Public functions have a comment. The page of features is that of its table.
 if command -v python3 >/dev/null; then
     python3 tools/sentences.py "${manuals[@]}" || bad=1
     python3 tools/header_doc.py || bad=1
+    python3 tools/compare.py --check || bad=1
 fi
 echo "${#text[@]} files"
 exit $bad

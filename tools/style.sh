@@ -32,9 +32,9 @@ choose() { printf '%s\n' "${code[@]}" | grep "$@" || true; }
 mapfile -t wide < <(choose -E '^src/cpu/loops/avx[^/]*\.c$')
 # The kernels of prefill/sm90 have longer lines still; to be wrapped, then this goes.
 mapfile -t narrow < <(choose -vE '^src/cpu/loops/avx[^/]*\.c$|^src/cuda/prefill/sm90/.*\.cuh?$')
-mapfile -t no_make < <(printf '%s\n' "${text[@]}" | grep -vE '(^|/)Makefile$')
+mapfile -t tabless < <(printf '%s\n' "${text[@]}" | grep -vE '(^|/)Makefile$|\.tsv$')
 
-refuse "tab" '\t' "${no_make[@]}"
+refuse "tab" '\t' "${tabless[@]}"
 refuse "trailing blank" '[ \t\r]$' "${text[@]}"
 refuse "not ASCII" '[^\x00-\x7f]' "${text[@]}"
 refuse "line over 100 columns" '^.{101}' "${narrow[@]}"

@@ -11,6 +11,7 @@
 #define CASES_H
 
 #include "files/compare.h"
+#include "gdn_record.h"
 #include "gdn_train.h"
 #include "program/memory.h"
 

@@ -6,6 +6,7 @@
  * float32 state between two conversions, bit for bit. The rest are records, and what is refused.
  */
 #include "gdn_blob.h"
+#include "gdn_record.h"
 #include "q8_model.h"
 
 /* ---- One call between two conversions ------------------------------------------------------- */

@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "gdn_record.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"
 

@@ -4,13 +4,14 @@
 #ifndef GDN_INTERNAL_H
 #define GDN_INTERNAL_H
 
-#include "calls/project.h"
-#include "calls/rule.h"
 #include "core/ctx.h"
-#include "cpu/loops/kernels.h"
+#include "cpu/loops/bf16.h"
+#include "cpu/project.h"
+#include "cpu/rule.h"
 #include "cuda/driver/blas.h"
 #include "cuda/driver/images.h"
 #include "cuda/driver/launch.h"
+#include "cuda/layer/args.h"
 #include "cuda/prefill/sm90/cache.h"
 #include "ops/mirror.h"
 #include "ops/op_table.h"

@@ -39,8 +39,8 @@ build_gcc() {
 # run_tests FOLDER [CTEST ARGUMENT...]: under $launcher; keeps each test's line for the count.
 launcher=
 #
-# Tests take each fourth case of a table alone, and each twelfth or fifteenth where they take many
-# times as long (GDN_TEST_EVERY, tests/harness/ring2.c). `make check` takes all.
+# Tests take each sixth case of a table alone, and each 24th or 30th where they take many times as
+# long (GDN_TEST_EVERY, tests/harness/ring2.c). `make check` takes all.
 run_tests() {
     local folder=build/$1 status=0
     shift
@@ -84,25 +84,26 @@ stage_docs() {
 }
 
 # Device code compiles, without a spill that nobody knows and without a serialised WGMMA
-# (tools/image.sh); what the other builds leave out. Code for sm_80, sm_100 and sm_120 is that of
-# one PTX, and takes minutes more. A release compiles it: GDN_CUDA_ARCHITECTURES=all.
+# (tools/image.sh); what the other builds leave out. Each image is compiled once, for sm_80 or for
+# sm_90a. A release compiles it for all chips: GDN_CUDA_ARCHITECTURES=all.
 stage_images() {
     need c++
     have_nvcc || skip "no nvcc"
     build_gcc -DGDN_CUDA=ON \
-        -DGDN_CUDA_ARCHITECTURES="${GDN_CUDA_ARCHITECTURES:-80-virtual;90a-real}"
+        -DGDN_CUDA_ARCHITECTURES="${GDN_CUDA_ARCHITECTURES:-once}"
     ls -l build/gcc/images/*.fatbin
 }
 
 stage_gcc() {
     build_gcc
-    export GDN_TEST_EVERY=4
+    export GDN_TEST_EVERY=6
     run_tests gcc
 }
 
 stage_symbols() {
     build_gcc
     tools/symbols.sh build/gcc
+    tools/calls.sh build/gcc
 }
 
 stage_install() {
@@ -135,11 +136,12 @@ assert gdn._fast.native")
 }
 
 # Wheels for musl, Windows and macOS. Wine runs what is for Windows. Nothing here runs what is for
-# macOS; its loops are those of stage arm.
+# macOS, so the compiler may be quick there; its loops are those of stage arm.
 stage_systems() {
     python3 -c "import build, scikit_build_core, ziglang" || skip "no ziglang or build"
     need llvm-readobj
-    tools/wheel.sh musllinux_x86_64 win_amd64 macosx_arm64 macosx_x86_64
+    tools/wheel.sh musllinux_x86_64 win_amd64
+    GDN_BUILD_TYPE=MinSizeRel tools/wheel.sh macosx_arm64 macosx_x86_64
     tools/wheel_check.sh dist/*musllinux*.whl dist/*win_amd64.whl dist/*macosx*.whl
     need wine
     build_gcc
@@ -196,7 +198,7 @@ stage_arm() {
 stage_clang() {
     need clang
     build clang clang -DGDN_EMULATED=OFF
-    export GDN_TEST_EVERY=12
+    export GDN_TEST_EVERY=24
     run_tests clang -L 'ring1|ring2'
 }
 
@@ -204,13 +206,13 @@ stage_asan() {
     build asan asan
     # Failing allocations are part of the tests.
     export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-    export GDN_TEST_EVERY=15
+    export GDN_TEST_EVERY=30
     # Ops on AVX2 are AVX-512's loops at another width, whose own tests run here; the longest ones
     # with the best instruction set alone.
     local long='checkpoints|stages|tree|exact|rule.*|mixed|block.*|step.*|summary.*|decode.*'
     long="$long|q8.*|strong_gates|embed|bf16_products"
     local less="^readme$|^check[.]avx2$|^op_.*[.]avx2$|^op_($long)[.]scalar$"
-    less="$less|^op_(strong_gates|q8_wide)$" # their memory is that of op_rule and op_q8
+    less="$less|^op_(strong_gates|q8_wide|q8_states_wide)$" # memory as op_rule, op_q8
     run_tests asan -L 'ring1|ring2|^cli$' -E "$less"
 }
 
@@ -218,7 +220,7 @@ stage_asan() {
 stage_ubsan() {
     need clang
     build clang ubsan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=undefined -DGDN_EMULATED=OFF
-    export GDN_TEST_EVERY=15
+    export GDN_TEST_EVERY=30
     run_tests ubsan -L ring2 -R '^unit_|^fuzz_|[.]scalar$' \
         -E '^op_(checkpoints|stages|exact|mixed|block_checkpoints|strong_gates)[.]'
 }
@@ -231,7 +233,7 @@ stage_tsan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
     build tsan tsan
-    export GDN_TEST_EVERY=15
+    export GDN_TEST_EVERY=30
     run_tests tsan -L ring2 \
         -E '[.](scalar|avx2)$|^op_(checkpoints|exact|stages|tree|.*_properties|.*_wide)$|^unit_fuzz'
 }
@@ -244,7 +246,7 @@ stage_msan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "MSan does not start here, see vm.mmap_rnd_bits"
     build clang msan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=memory
-    export GDN_TEST_EVERY=15
+    export GDN_TEST_EVERY=30
     run_tests msan -L ring2 -R '[.]scalar$' \
         -E '^op_(checkpoints|stages|exact|mixed|rule_properties|block_checkpoints|strong_gates)[.]'
 }

@@ -28,21 +28,18 @@ expect 0 on Haswell "$has" avx2 "$nothing"
 expect 77 on Haswell "$has" avx512 "$nothing"
 expect 77 on Penryn "$has" avx2 "$nothing"
 
-for pair in Penryn:scalar Haswell:avx2; do
-    cpu=${pair%:*} isa=${pair#*:}
-    on "$cpu" "$build/gdn" info | tee "$build/info.txt"
-    grep -qE "chosen +$isa$" "$build/info.txt" || { echo "$isa was not chosen" && exit 1; }
-    on "$cpu" "$build/gdn" run tests/vectors/*.safetensors
-done
-
-export GDN_TEST_EVERY=12
-# The tests that end their buffers at a guard page, where there is time for them; two at a time, as
-# long as each other. Not on the Haswell: qemu 7.2 loads the masked-out part of a vector too and
-# faults at the page.
-{
-    on Penryn "$build/gdn" check --isa=scalar
-    for op in op_gates op_norm op_rule_traps; do on Penryn "$build/tests/$op"; done
-} &
+vectors() { # vectors CPU ISA
+    local info=$build/info-$2.txt
+    on "$1" "$build/gdn" info >"$info"
+    grep -qE "chosen +$2$" "$info" || { echo "$2 was not chosen" && return 1; }
+    on "$1" "$build/gdn" run tests/vectors/*.safetensors
+}
+vectors Penryn scalar &
 other=$!
-for op in op_conv1d op_block; do on Penryn "$build/tests/$op"; done
+vectors Haswell avx2
 wait $other
+
+# Of the tests those that end their buffers at a guard page and take seconds. Not on the Haswell:
+# qemu 7.2 loads the masked-out part of a vector too and faults at the page.
+export GDN_TEST_EVERY=12
+for op in op_gates op_norm op_conv1d; do on Penryn "$build/tests/$op"; done

@@ -22,17 +22,17 @@ ops() { # ops TABLE: the loops and what is made of little else
     for op in op_gates op_norm op_conv1d; do on "$1" "$arm/$op"; done
 }
 
-export GDN_TEST_EVERY=12
+export GDN_TEST_EVERY=24
 
 # Two at a time: nothing here has threads to speak of.
 on "" "$arm/unit_detect"
 {
     ops scalar
-    on neon "$arm/op_exact" --every=10
+    on neon "$arm/op_exact" --every=20
 } &
 other=$!
 ops neon
-on neon "$arm/op_rule" --every=10
+on neon "$arm/op_rule" --every=20
 wait $other
 
 sums=$arm/exact_sums

@@ -1,32 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# includes.sh - who may include whom (docs/design/architecture.md): a room includes itself and rooms
-# of lower floors. tools/style.sh runs this.
+# includes.sh - who may include whom (docs/design/architecture.md): the rules of rooms.awk; and of
+# another family of kernels its face alone. tools/style.sh runs this; calls.sh checks who calls
+# whom.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
 
-# Rooms and their floors. The folders of src/cuda that are not listed are families of kernels, on
-# floor 8; gradients are above them, because they use parts of prefill. ops, cpu and cuda/* are
-# wings: one never includes another. src/internal.h is what the command may include beside gdn.h.
-floors='include 0 cpu/loops 1 core 2 batch 3 state 4 calls 5 ops 6 cpu 6
-cuda/driver 6 cuda/device 7 cuda/backward 9 cuda/layer 10 internal.h 11 cli 12 tests 13'
+# Device code that a higher family takes beside the face.
+parts='cuda/decode/token.cuh cuda/decode/warp.cuh cuda/prefill/general_gram.cuh
+cuda/prefill/stages.cuh cuda/prefill/sm90/units.cuh'
 
-mapfile -t files < <(find include src cli tests -type f |
+mapfile -t files < <(find include src examples cli tests -type f |
     grep -E '\.(c|h|inc|cpp|cu|cuh|def)$' | sort)
 {
     printf '%s\n' "${files[@]}"
     grep -oE '^ *# *include +"[^"]+"' "${files[@]}" | sed -E 's/: *# *include +"/ /; s/"$//'
-} | awk -v floors="$floors" '
-    function room_of(path,    part) {
-        split(path, part, "/")
-        if (part[1] != "src") return part[1]
-        if (part[2] == "cuda" && path ~ /\.cu$/ && part[3] == "driver") return "cuda/image"
-        return part[2] == "cuda" || (part[2] "/" part[3]) in floor ? part[2] "/" part[3] : part[2]
-    }
-    function floor_of(room) { return room in floor ? floor[room] : room ~ /^cuda\// ? 8 : 99 }
-    function wing(room) { return room ~ /^(ops|cpu|cuda\/.*)$/ ? substr(room, 1, 3) : "" }
+} | awk -f tools/rooms.awk -f <(cat <<'AWK'
     function file_of(from, name,    i, path) {
         for (i = 1; i <= n_folders; i++) {
             path = folders[i] name
@@ -35,10 +26,15 @@ mapfile -t files < <(find include src cli tests -type f |
         }
         return ""
     }
+    # The face of a family: <family>.h and args.h.
+    function is_face(name, room) {
+        return name == room "/args.h" || name == room "/" substr(room, 6) ".h"
+    }
     BEGIN {
-        count = split(floors, word)
-        for (i = 1; i < count; i += 2) floor[word[i]] = word[i + 1]
-        n_folders = split("itself src/ include/ cli/ tests/harness/", folders, " ")
+        search = "itself src/ include/ cli/ examples/ examples/generate/ tests/harness/"
+        n_folders = split(search, folders, " ")
+        n = split(parts, list, " ")
+        for (i = 1; i <= n; i++) is_part[list[i]] = 1
     }
     NF == 1 { is_file[$1]; next }
     {
@@ -47,12 +43,21 @@ mapfile -t files < <(find include src cli tests -type f |
         b = room_of(target)
         if (target == "") why = "is in no folder of the search path"
         else if (a == b || a == "tests" || (a == "cli" && target ~ /^tests\/harness\//)) next
-        else if (a == "cli" && b !~ /^(include|internal\.h)$/ && target !~ /^src\/core\/os\//)
+        else if (a == "examples" && b == "include") next
+        else if (a == "examples") why = "is neither gdn.h nor of an example"
+        else if (a == "cli" && b == "examples" && target !~ /(program\/|generate\/generate\.h)/)
+            why = "is the inside of an example"
+        else if (a == "cli" && b !~ /^(include|internal\.h|examples)$/ &&
+                 target !~ /^src\/core\/os\//)
             why = "belongs to the library, not to its interface"
-        else if (wing(a) && wing(b) && wing(a) != wing(b)) why = "is of another wing"
-        else if (floor_of(b) >= floor_of(a)) why = "is not below " a
+        else if (wall(a, b)) why = wall(a, b)
+        else if (is_family(a) && is_family(b) && !is_face($2, b) &&
+                 !($1 ~ /\.cuh?$/ && $2 in is_part))
+            why = "is not the face of " b
         else next
         print $1 ": " $2 " " why
         bad = 1
     }
-    END { exit bad }'
+    END { exit bad }
+AWK
+) -v parts="$parts"

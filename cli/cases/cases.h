@@ -13,7 +13,7 @@
 #include "files/compare.h"
 #include "gdn_record.h"
 #include "gdn_train.h"
-#include "memory.h"
+#include "program/memory.h"
 
 /* Sequences of a batch: packed, one after the other. */
 struct case_batch {

@@ -7,7 +7,6 @@
 #include "core/ctx.h"
 #include "core/tensor_check.h"
 
-enum { GDN_PIECE = 256 };          /* elements of a row that are in work at once */
 enum { GDN_ITEM_ELEMENTS = 4096 }; /* elements of a work item, about */
 
 static inline int64_t gdn_n_rows(const gdn_tensor *t)
@@ -53,77 +52,9 @@ static inline void gdn_merge_rows(gdn_tensor *t)
     if (to > 0) t->ndim -= to;
 }
 
-/* Returns n elements of a row from `first` on: where they are, or in the buffer. */
-static inline const float *gdn_row_floats(const struct gdn_kernels *kr, const gdn_tensor *t,
-                                          int64_t row, int64_t first, size_t n, float *buffer)
-{
-    const void *from = gdn_row_at(t, row, first);
-    if (t->dtype == GDN_F32) return from;
-    kr->load_row[t->dtype](buffer, from, n);
-    return buffer;
-}
-
-/* Return how many elements of a row, of n from some element on, lie side by side; and the address
- * of element `first` by the row's own stride. */
-static inline size_t gdn_at_once(const gdn_tensor *t, size_t n)
-{
-    return t->stride[t->ndim - 1] == 1 ? n : 1;
-}
-static inline void *gdn_element_at(const gdn_tensor *t, int64_t row, int64_t first)
-{
-    return gdn_row_at(t, row, first * t->stride[t->ndim - 1]);
-}
-
-/* Load and store n elements of a row of any stride, from element `first` on. */
-static inline void gdn_load_part(const struct gdn_kernels *kr, float *to, const gdn_tensor *t,
-                                 int64_t row, int64_t first, size_t n)
-{
-    const size_t some = gdn_at_once(t, n);
-    for (size_t i = 0; i < n; i += some)
-        kr->load_row[t->dtype](to + i, gdn_element_at(t, row, first + (int64_t)i), some);
-}
-static inline void gdn_store_part(const struct gdn_kernels *kr, const gdn_tensor *t, int64_t row,
-                                  int64_t first, const float *from, size_t n)
-{
-    const size_t some = gdn_at_once(t, n);
-    for (size_t i = 0; i < n; i += some)
-        kr->store_row[t->dtype](gdn_element_at(t, row, first + (int64_t)i), from + i, some);
-}
-
 static inline int64_t gdn_rows_per_item(int64_t row_elements)
 {
     return row_elements < GDN_ITEM_ELEMENTS ? GDN_ITEM_ELEMENTS / (row_elements + 1) + 1 : 1;
-}
-
-/* Loads n elements of a vector from `first` on; absent: filled with `absent`. */
-static inline void gdn_load_piece(float *dst, const gdn_tensor *vector, int64_t first, int64_t n,
-                                  float absent)
-{
-    gdn_tensor piece = *vector;
-    if (piece.data) piece.data = gdn_at(vector, first * vector->stride[0]);
-    gdn_load_vector(dst, &piece, n, absent);
-}
-
-/* Stores n elements, up to GDN_PIECE, at `to`; `adds`: added to what is there. Changes x. */
-static inline void gdn_put_gradient(const struct gdn_kernels *kr, void *to, int32_t dtype, float *x,
-                                    size_t n, bool adds)
-{
-    float held[GDN_PIECE];
-    if (adds) {
-        kr->load_row[dtype](held, to, n);
-        for (size_t i = 0; i < n; i++) x[i] += held[i];
-    }
-    kr->store_row[dtype](to, x, n);
-}
-
-/* Stores the same in a row of t of any stride, from element `first` on. */
-static inline void gdn_store_gradient(const struct gdn_kernels *kr, const gdn_tensor *t,
-                                      int64_t row, int64_t first, float *x, size_t n, bool adds)
-{
-    const size_t some = gdn_at_once(t, n);
-    for (size_t i = 0; i < n; i += some)
-        gdn_put_gradient(kr, gdn_element_at(t, row, first + (int64_t)i), t->dtype, x + i, some,
-                         adds);
 }
 
 /* ---- Sums over rows, the gradients of a vector [n] ----------------------------------------- */
@@ -135,19 +66,6 @@ static inline int64_t gdn_rows_per_block(int64_t n_rows, int64_t least)
 {
     const int64_t rows = (n_rows + GDN_MOST_BLOCKS - 1) / GDN_MOST_BLOCKS;
     return rows > least ? rows : least;
-}
-
-/* Stores t[i] (+)= the sum over blocks of sums[block * step + i], i < n; t is f32 and may be
- * absent. */
-static inline void gdn_store_sums(const gdn_tensor *t, const float *sums, int64_t n_blocks,
-                                  int64_t step, int64_t n, bool adds)
-{
-    for (int64_t i = 0; t->data && i < n; i++) {
-        float *to  = (float *)t->data + i * t->stride[0];
-        double sum = adds ? (double)*to : 0;
-        for (int64_t block = 0; block < n_blocks; block++) sum += (double)sums[block * step + i];
-        *to = (float)sum;
-    }
 }
 
 #endif

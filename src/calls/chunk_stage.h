@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shared parts of stages and summaries: batches without slots, and the numbering of chunks. */
+/* The stages and summaries as they are once checked. */
 #ifndef GDN_STAGE_H
 #define GDN_STAGE_H
 
@@ -9,21 +9,6 @@
 #include "core/ctx.h"
 #include "gdn_research.h"
 
-/* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone; and, the second
- * one, token_start and what `takes` says. */
-gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
-                          struct gdn_plan *plan);
-gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
-                                 const struct gdn_tokens *tokens, unsigned takes,
-                                 struct gdn_plan *plan);
-
-/* A head size, the last dimension, from 1 to `most`; heads, which must divide H. */
-gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int most,
-                               int *size);
-gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int64_t H, int *n);
-
-/* ---- Chunks -------------------------------------------------------------------------------- */
-
 enum { GDN_MAX_CHUNK = 64 };
 
 /* The chunks of a batch, numbered through its sequences. */
@@ -32,43 +17,6 @@ struct gdn_chunk_list {
     int64_t               *first; /* [B+1] */
     int64_t                C;
 };
-struct gdn_chunk {
-    const struct gdn_seq *seq;
-    int64_t               number, t0;
-    int64_t               n; /* tokens of it that count, 0 to C */
-};
-
-/* Bytes of memory for the plan and its chunks; and the plan with its chunks, made there. */
-size_t gdn_stage_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *tokens);
-gdn_status gdn_stage_chunks(gdn_ctx *ctx, const struct gdn_tokens *tokens, int64_t C, void *memory,
-                            struct gdn_plan *plan, struct gdn_chunk_list *list);
-struct gdn_chunk gdn_chunk_at(const struct gdn_chunk_list *list, int64_t number);
-struct gdn_chunk gdn_chunk_of(const struct gdn_chunk_list *list, const struct gdn_seq *seq,
-                              int64_t number);
-static inline int64_t gdn_chunk_total(const struct gdn_chunk_list *list)
-{
-    return list->first[list->plan->B];
-}
-
-/* Gates of one chunk and head; 0 and beta 0 where no token counts. What a gate forgets is
- * known by index, for products with 0 would keep a NaN. */
-struct gdn_chunk_gates {
-    float g[GDN_MAX_CHUNK], beta[GDN_MAX_CHUNK];
-    float from_start[GDN_MAX_CHUNK]; /* exp of the sum of g up to the token, 0 from `first` on */
-    float to_end[GDN_MAX_CHUNK];     /* exp of the sum of g after the token, 0 before `last` */
-    float decay;                     /* of the whole chunk */
-    int   first, last; /* tokens before first see the start, those from last on reach the end */
-};
-void gdn_load_chunk_gates(struct gdn_chunk_gates *c, const struct gdn_rule *r,
-                          const struct gdn_kernels *kr, const struct gdn_chunk *chunk, int head);
-
-/* Loads rows [t, t + 16) of a chunk as float32, zero past its n tokens. */
-void gdn_load_chunk_rows(float *to, ptrdiff_t ld, const struct gdn_kernels *kr,
-                         const struct gdn_rows *rows, const struct gdn_chunk *chunk, int64_t t,
-                         int64_t head, int64_t col, int64_t n);
-
-/* chunk_size, 16, 32 or 64. */
-gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C);
 
 /* A state for every chunk. */
 static inline gdn_status gdn_stage_check_states(gdn_ctx *ctx, const gdn_tensor *states,

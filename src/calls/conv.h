@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The short convolution as the CPU runs it. gdn_conv1d and gdn_block fill a struct gdn_conv;
- * gdn_conv_run() computes it.
- */
+/* The short convolution of a checked call. gdn_conv1d, gdn_step and gdn_block fill one. */
 #ifndef GDN_CONV_H
 #define GDN_CONV_H
 
@@ -34,24 +31,10 @@ struct gdn_conv_call {
     size_t                plan_bytes;
 };
 
-/* Checks the shape of the weights, [D][W] or [D][1][W], and fills W, weight and bias. conv->D is
- * set already. */
-gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *weight_name,
-                            const gdn_tensor *bias, struct gdn_conv *conv);
-
-/* Checks the shape of a state tensor, [P][D][S], S >= W - 1, and makes it a view; absent: data
- * NULL. */
-gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
-                               const struct gdn_conv *conv, struct gdn_conv_view *view);
-
-/*
- * Bytes per thread, at most 64 KiB, or 128 with more than 8 taps; scratch is 64-byte aligned, that
- * much for every thread.
- * A sequence's state after its n_valid tokens goes to `to` (or carry_to): as many inputs as
- * the view is long, those before the first token from `from` (or carry_from), and zero where
- * that has none. So a carry must be as long as the pool that it will be written to.
- */
-size_t gdn_conv_scratch(const struct gdn_conv *conv);
-void   gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch);
+/* Returns true if channels do not lie side by side. */
+static inline bool gdn_is_strided(const struct gdn_rows *rows, int64_t n_channels)
+{
+    return rows->data && n_channels > 1 && rows->head != (int64_t)gdn_dtype_bytes(rows->dtype);
+}
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gradients of the short convolution as the CPU computes them. */
+/* gdn_conv1d_backward as it is once checked. */
 #ifndef GDN_CONV_BACKWARD_H
 #define GDN_CONV_BACKWARD_H
 
@@ -27,7 +27,5 @@ struct gdn_conv_backward_call {
     struct gdn_plan_pools    pools;
     struct gdn_conv_backward work;
 };
-
-void gdn_conv_backward_run(gdn_ctx *ctx, const struct gdn_conv_backward *conv);
 
 #endif

@@ -33,8 +33,4 @@ static inline void gdn_gates_cut(struct gdn_gates_backward_call *call, int64_t l
         call->base.bytes = (size_t)(call->n_blocks * 2 * call->H) * sizeof(float);
 }
 
-/* Checks the shapes of a call, [...][H] as `like` has them, and what it writes. */
-gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *like,
-                                  const char *name);
-
 #endif

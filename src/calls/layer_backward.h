@@ -68,9 +68,12 @@ struct gdn_layer_steps {
     gdn_status (*clear)(const struct gdn_layer_run *run, void *memory, size_t bytes);
 };
 
-/* The plan and the run of the backends' rows of gdn_block_backward, with their steps:
- * ops/layer_backward.c. */
-gdn_status gdn_layer_backward_plan(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps);
-gdn_status gdn_layer_backward_run(gdn_ctx *ctx, void *call, void *memory);
+/* The beginning of a checked call, with the functions of ops/layer_backward.c that plan and run its
+ * parts. A backend hands its steps to plan(), which sets the bytes of workspace. */
+struct gdn_layer_backward_call {
+    struct gdn_call call;
+    gdn_status (*plan)(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps);
+    gdn_status (*run)(gdn_ctx *ctx, void *call, void *memory);
+};
 
 #endif

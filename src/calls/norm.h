@@ -48,10 +48,4 @@ static inline void gdn_rmsnorm_backward_cut(struct gdn_rmsnorm_backward *call, i
         call->base.bytes = (size_t)(call->n_blocks * call->D) * sizeof(float);
 }
 
-/* Normalises rows [first, end). */
-void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end);
-
-/* Checks the tensors of a norm, or of its gradients. Their shape is that of x. */
-gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, void *args, const gdn_tensor *x);
-
 #endif

@@ -11,7 +11,6 @@
 #include "calls/rule.h"
 #include "core/backend.h"
 #include "core/tensor_check.h"
-#include "cpu/loops/kernels.h"
 #include "gdn_record.h"
 
 static inline void *gdn_record_at(const struct gdn_record_rows *r, int64_t slot, int64_t row,
@@ -26,15 +25,6 @@ struct gdn_record {
     int64_t                P, R;
 };
 
-/* record_k, record_u, record_g, record_count as some argument struct has them. */
-struct gdn_record_tensors {
-    const gdn_tensor *k, *u, *g, *count;
-};
-
-/* Checks that all are there, and that none has an element twice. Their shapes are checked. */
-gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
-                           struct gdn_record *record);
-
 /* The contents: no slot twice, counts not negative and at most R; if they append, so are they
  * with the sequence's tokens. memory: gdn_record_slots_bytes(). */
 size_t     gdn_record_slots_bytes(const struct gdn_record *record);
@@ -44,10 +34,6 @@ gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
 /* Returns rows in use of a slot; and sets their number. */
 int64_t gdn_record_count(const struct gdn_record *record, int64_t slot);
 void    gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count);
-
-/* Applies them to columns [col, col + n) of a head's state, which lie in S as float32. */
-void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
-                      int head, int col, int n, bool k_first, float *S);
 
 /* ---- Checked calls ------------------------------------------------------------------------- */
 

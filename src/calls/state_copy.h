@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_state_copy in three steps, so that gdn_blob_load can check two copies before it runs
- * the first. */
+/* gdn_state_copy as it is once checked, and the check of its slots. */
 #ifndef GDN_STATE_H
 #define GDN_STATE_H
 
@@ -48,13 +47,9 @@ static inline bool gdn_state_converts_q8(const struct gdn_state_side *to,
            (to->dtype != from->dtype || !to->scales != !from->scales);
 }
 
-/* Checks the descriptors. The names in `m` are set. */
-gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
-                              struct gdn_state_move *m);
 /* Returns bytes of memory for gdn_state_check_slots(). */
 size_t gdn_state_bytes(const struct gdn_state_move *m);
 /* Checks the slots. */
 gdn_status gdn_state_check_slots(gdn_ctx *ctx, const struct gdn_state_move *m, void *memory);
-void       gdn_state_run(gdn_ctx *ctx, struct gdn_state_move *m);
 
 #endif

@@ -12,6 +12,8 @@
 
 #include "core/backend.h"
 #include "core/os/os.h"
+#include "cpu/loops/bf16.h"
+#include "cpu/loops/fpenv.h"
 #include "gdn_blob.h"
 
 enum {

@@ -7,9 +7,10 @@
 
 #include "core/status.h"
 #include "core/threads.h"
-#include "cpu/loops/bf16.h"
-#include "cpu/loops/fpenv.h"
 #include "gdn.h"
+
+struct gdn_kernels;       /* cpu/loops/kernels.h */
+struct gdn_bf16_products; /* cpu/loops/bf16.h */
 
 struct gdn_ctx {
     gdn_options               options; /* hooks filled in */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "core/ctx.h"
+#include "cpu/loops/kernels.h"
 
 enum { N_DTYPES = GDN_U8 + 1 };
 

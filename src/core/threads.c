@@ -23,6 +23,7 @@
 
 #include "core/ctx.h"
 #include "core/os/os.h"
+#include "cpu/loops/fpenv.h"
 
 /* The word: */
 enum {

@@ -2,6 +2,7 @@
 /* The CPU as a backend: one row per op, gdn_cpu_op_<name> of the op's file. */
 #include "calls/op_backends.h"
 #include "core/ctx.h"
+#include "cpu/loops/kernels.h"
 
 static const struct gdn_op_backend *const ops[] = {
 #define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = &gdn_cpu_op_##name,

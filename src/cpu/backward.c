@@ -13,8 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "calls/backward.h"
-#include "state/strip.h"
+#include "cpu/backward.h"
 
 enum { C = GDN_CHUNK };
 

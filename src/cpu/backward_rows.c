@@ -2,8 +2,8 @@
 /* Gradients through what stands before the rule: the norm of q and k, gates and betas. */
 #include <math.h>
 
-#include "calls/backward.h"
 #include "core/tensor_check.h"
+#include "cpu/backward.h"
 
 void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, bool adds, float *x,
                         int n)

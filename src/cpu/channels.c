@@ -3,7 +3,7 @@
  * See channels.h. Where the tokens of a channel lie side by side (channels first), whole lines of
  * them are moved and turned; where nothing does, each element by itself.
  */
-#include "calls/channels.h"
+#include "cpu/channels.h"
 
 typedef float lines[GDN_CHANNEL_TILE * GDN_CHANNEL_TILE];
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_chunk_cumsum: sums of gates that start anew with every chunk. */
-#include "calls/chunk_stage.h"
 #include "calls/op_backends.h"
+#include "cpu/chunk_stage.h"
 
 struct run_arg {
     const struct gdn_cumsum_call *call;

@@ -5,10 +5,9 @@
  */
 #include <string.h>
 
-#include "calls/chunk_stage.h"
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
-#include "state/strip.h"
+#include "cpu/chunk_stage.h"
 
 enum { B16 = GDN_CHUNK };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The chunks of a batch, and their gates and rows; see calls/chunk_stage.h. */
-#include "calls/chunk_stage.h"
+/* The chunks of a batch, and their gates and rows; see chunk_stage.h. */
+#include "cpu/chunk_stage.h"
 
 #include <string.h>
 

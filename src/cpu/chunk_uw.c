@@ -10,10 +10,9 @@
  */
 #include <string.h>
 
-#include "calls/chunk_stage.h"
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
-#include "state/strip.h"
+#include "cpu/chunk_stage.h"
 
 enum { B16 = GDN_CHUNK, CC = GDN_MAX_CHUNK };
 enum { U = GDN_UW_U, W = GDN_UW_W, T = GDN_UW_T, N_OUTPUTS = GDN_N_UW };

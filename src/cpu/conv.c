@@ -7,9 +7,9 @@
  */
 #include <string.h>
 
-#include "calls/channels.h"
-#include "calls/conv.h"
 #include "calls/op_backends.h"
+#include "cpu/channels.h"
+#include "cpu/conv.h"
 
 enum {
     CHANNELS = 1024, /* of an item at most: 2 W rows of them are the scratch of a thread. With a

@@ -11,10 +11,10 @@
  */
 #include <string.h>
 
-#include "batch/rowwise.h"
-#include "calls/channels.h"
 #include "calls/conv_backward.h"
 #include "calls/op_backends.h"
+#include "cpu/channels.h"
+#include "cpu/rows.h"
 
 enum { CHANNELS = 64, TOKENS = 32, PAST = GDN_MAX_TAPS - 1 };
 
@@ -234,7 +234,7 @@ static void run_item(void *arg, int64_t item, int thread)
     store_sums(&b);
 }
 
-void gdn_conv_backward_run(gdn_ctx *ctx, const struct gdn_conv_backward *conv)
+static void run_all(gdn_ctx *ctx, const struct gdn_conv_backward *conv)
 {
     struct run r = { conv, ctx->kr };
     gdn_parallel_for(ctx->threads, (conv->D + CHANNELS - 1) / CHANNELS, run_item, &r);
@@ -255,7 +255,7 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_conv_backward_call *c = call;
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
     c->work.seqs = c->plan.seqs;
-    gdn_conv_backward_run(ctx, &c->work);
+    run_all(ctx, &c->work);
     const bool by_channel = gdn_is_strided(&c->work.dx, c->work.D);
     if (!c->work.adds)
         gdn_plan_zero_gradients(&c->plan, &c->tokens, &c->work.dx, by_channel ? c->work.D : 1,

@@ -13,9 +13,8 @@
 #include <string.h>
 
 #include "batch/tree.h"
-#include "calls/record.h"
-#include "calls/rule.h"
-#include "state/strip.h"
+#include "cpu/record.h"
+#include "cpu/rule.h"
 
 enum { TOKENS = GDN_CHUNK, COLUMNS = GDN_RECUR_COLUMNS };
 enum { STATE = GDN_MAX_HEAD * COLUMNS, TREE_STATES = 3 * STATE }; /* floats */

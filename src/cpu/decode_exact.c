@@ -6,8 +6,7 @@
  */
 #include <string.h>
 
-#include "calls/rule.h"
-#include "state/strip.h"
+#include "cpu/rule.h"
 
 /* Scratch of one thread; all 64-byte aligned. */
 struct exact {

@@ -7,6 +7,7 @@
 
 #include "calls/gates.h"
 #include "calls/op_backends.h"
+#include "cpu/rows.h"
 
 /* Some heads of some rows. */
 struct piece {
@@ -73,6 +74,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_gates_call *s = call;
     (void)memory;
+    s->kr = ctx->kr;
     gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
                      run_item, s);
     return gdn_note_kernel(ctx, s->base.op, loops_of(&s->args));

@@ -7,6 +7,7 @@
 
 #include "calls/gates.h"
 #include "calls/op_backends.h"
+#include "cpu/rows.h"
 
 /* Some heads of a block's rows. */
 struct piece {
@@ -122,7 +123,7 @@ static void run_item(void *arg, int64_t block, int thread)
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_gates_backward_call *s = call;
-    (void)ctx;
+    s->kr = ctx->kr;
     gdn_gates_cut(s, gdn_rows_per_item(s->H));
     return GDN_OK;
 }

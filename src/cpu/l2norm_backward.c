@@ -7,6 +7,7 @@
 
 #include "calls/norm.h"
 #include "calls/op_backends.h"
+#include "cpu/rows.h"
 
 /* dx = of_dout dout + of_x x. */
 struct factors {
@@ -89,6 +90,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_l2norm_backward *s = call;
     (void)memory;
+    s->kr = ctx->kr;
     gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
                      run_item, s);
     return gdn_note_kernel(ctx, s->base.op, "dot add_outer");

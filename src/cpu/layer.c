@@ -13,6 +13,14 @@
 #include "calls/layer.h"
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
+#include "cpu/conv.h"
+#include "cpu/project.h"
+#include "cpu/rule.h"
+
+enum {
+    WINDOW = 256, /* tokens: enough for the projections to reach the FMA rate */
+    PIECES = 512  /* most sequences of a window, empty ones included */
+};
 
 /* ---- Memory -------------------------------------------------------------------------------- */
 
@@ -36,7 +44,7 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, char *memory
     const size_t state = carry * Hv * V * (size_t)b->K * sizeof(float);
     const size_t conv  = carry * (size_t)(b->columns.z * b->conv.carry_to.length) * sizeof(float);
     const struct gdn_room rooms[] = {
-        { &m->pieces, GDN_BLOCK_PIECES * sizeof *m->pieces },
+        { &m->pieces, PIECES * sizeof *m->pieces },
         { &m->segments, (size_t)gdn_block_n_segments(b) * sizeof *m->segments },
         { &m->x, window * (size_t)b->hidden * sizeof(float) },
         { &m->y, window * (size_t)b->columns.all * sizeof(float) },
@@ -53,7 +61,7 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, char *memory
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-size_t gdn_block_bytes(const struct gdn_block *b)
+static size_t bytes_of(const struct gdn_block *b)
 {
     struct buffers m;
     return lay_out(&m, b, NULL);
@@ -66,7 +74,7 @@ static int64_t next_window(const struct gdn_block *b, struct buffers *m, int64_t
                            int64_t *n_tokens)
 {
     int64_t n = 0, used = 0;
-    for (; *seq < b->plan->B && n < GDN_BLOCK_PIECES; n++) {
+    for (; *seq < b->plan->B && n < PIECES; n++) {
         const struct gdn_seq *s    = &b->plan->seqs[*seq];
         int64_t               take = s->n_valid - *t;
         const bool            ends = take <= b->window - used;
@@ -177,7 +185,7 @@ static struct gdn_rows window_rows(float *data, int64_t row, int64_t head)
                               head * (int64_t)sizeof(float) };
 }
 
-void gdn_block_run(gdn_ctx *ctx, struct gdn_block *b, char *memory)
+static void run_windows(gdn_ctx *ctx, struct gdn_block *b, char *memory)
 {
     struct buffers                  m;
     const struct gdn_block_columns *at  = &b->columns;
@@ -209,17 +217,33 @@ void gdn_block_run(gdn_ctx *ctx, struct gdn_block *b, char *memory)
 
 /* ---- gdn_block ----------------------------------------------------------------------------- */
 
+/* A window's sequences go on from the carries, as long as the states that their content ends in. */
+static void plan_windows(struct gdn_block *b)
+{
+    struct gdn_conv *v      = &b->conv;
+    const int64_t    length = v->from.data          ? v->from.length
+                              : v->checkpoints.data ? v->checkpoints.length
+                                                    : v->W - 1;
+    b->window     = b->n_tokens < WINDOW ? b->n_tokens : WINDOW;
+    v->carry_from = v->carry_to = (struct gdn_conv_view){
+        .dtype = GDN_F32, .channel = length, .entry = 1, .length = length };
+    b->rule.carry_from = b->rule.carry_to = (struct gdn_pool_view){
+        .dtype = GDN_F32, .head = b->K * b->V, .ld = b->K };
+}
+
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_block_call *c = call;
     struct gdn_block      *b = &c->block;
+    plan_windows(b);
+    b->rule.products = c->args.flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
     gdn_rule_cut(&b->rule, ctx->kr, gdn_threads_count(ctx->threads));
     size_t thread = gdn_rule_scratch(&b->rule, ctx->kr), conv = gdn_conv_scratch(&b->conv);
     thread        = thread > conv ? thread : conv;
     thread        = thread > gdn_project_scratch() ? thread : gdn_project_scratch();
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     thread *= (size_t)gdn_threads_count(ctx->threads);
-    c->base.bytes = c->plan_bytes + gdn_block_bytes(b) + thread;
+    c->base.bytes = c->plan_bytes + bytes_of(b) + thread;
     return GDN_OK;
 }
 
@@ -237,7 +261,7 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_block_call *c = call;
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
-    gdn_block_run(ctx, &c->block, (char *)memory + c->plan_bytes);
+    run_windows(ctx, &c->block, (char *)memory + c->plan_bytes);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->block.out, 1, c->block.hidden);
     return note(ctx, c);
 }

@@ -14,9 +14,9 @@
 
 #include <string.h>
 
-#include "batch/rowwise.h"
 #include "calls/op_backends.h"
-#include "calls/project.h"
+#include "cpu/project.h"
+#include "cpu/rows.h"
 
 /* PANEL: a multiple of the register tiles, 6 and 3. */
 enum { PANEL = 48, DEPTH = 256, TILE = 64, WINDOW = 256 };
@@ -265,14 +265,15 @@ static const struct gdn_layer_steps steps = {
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
-    return gdn_layer_backward_plan(ctx, call, &steps);
+    const struct gdn_layer_backward_call *c = call;
+    return c->plan(ctx, call, &steps);
 }
 
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_call *base = call;
-    TRY(gdn_layer_backward_run(ctx, call, memory));
-    return gdn_note_kernel(ctx, base->op, "gemm_nt transpose conv chunk_solve norm_row");
+    const struct gdn_layer_backward_call *c = call;
+    TRY(c->run(ctx, call, memory));
+    return gdn_note_kernel(ctx, c->call.op, "gemm_nt transpose conv chunk_solve norm_row");
 }
 
 const struct gdn_op_backend gdn_cpu_op_block_backward = { plan_call, run_call };

@@ -6,6 +6,9 @@
 
 #include "batch/tree.h"
 #include "calls/op_backends.h"
+#include "cpu/conv.h"
+#include "cpu/norm.h"
+#include "cpu/rule.h"
 
 /* The workspace of a run. */
 struct buffers {
@@ -33,6 +36,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_step_call *m = call;
     struct buffers    b;
+    m->norm.kr = ctx->kr;
     gdn_rule_cut(&m->rule, ctx->kr, gdn_threads_count(ctx->threads));
     m->base.bytes = lay_out(ctx, m, &b, NULL);
     return GDN_OK;

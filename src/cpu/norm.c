@@ -6,8 +6,9 @@
  */
 #include <math.h>
 
-#include "calls/norm.h"
 #include "calls/op_backends.h"
+#include "cpu/norm.h"
+#include "cpu/rows.h"
 
 static size_t piece_size(const struct gdn_norm_job *s, int64_t first)
 {
@@ -80,6 +81,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_norm_call *c = call;
     struct gdn_norm_job  *s = &c->job;
     (void)memory;
+    s->kr = ctx->kr;
     gdn_merge_rows(&s->x);
     if (s->z.data) gdn_merge_rows(&s->z);
     gdn_merge_rows(&s->out);

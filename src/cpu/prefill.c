@@ -13,8 +13,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "calls/rule.h"
-#include "state/strip.h"
+#include "cpu/loops/bf16.h"
+#include "cpu/rule.h"
 
 enum { C = GDN_CHUNK };
 

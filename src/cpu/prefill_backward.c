@@ -2,9 +2,9 @@
 /* gdn_prefill_backward: the gradients of gdn_prefill, by backward.c, and their sums. */
 #include <string.h>
 
-#include "calls/backward.h"
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
+#include "cpu/backward.h"
 
 /* Stores one of the two sums over sequences, in their order. */
 static void store_sums(const struct gdn_backward_call *c, const gdn_tensor *t, int which)
@@ -35,6 +35,8 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_backward_call *c    = call;
     const size_t              H    = (size_t)c->work.rule.H;
     const bool                sums = c->args.dA_log.data || c->args.ddt_bias.data;
+    c->work.rule.n_groups    = c->work.rule.H; /* each head is a group of its own */
+    c->work.rule.group_heads = 1;
     gdn_backward_families(&c->work);
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes = gdn_align64(2 * sizeof(float) * H);

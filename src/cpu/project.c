@@ -4,7 +4,7 @@
  * and each piece meets all tokens before the next one: a weight is read once per call, and
  * 16-bit weights are never copied whole.
  */
-#include "calls/project.h"
+#include "cpu/project.h"
 
 #include "core/tensor_check.h"
 

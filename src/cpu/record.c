@@ -3,13 +3,12 @@
  * gdn_record_commit, gdn_record_fold, and what gdn_decode needs of records. Accepting moves
  * rows, if any; the state itself is written by the fold alone.
  */
-#include "calls/record.h"
+#include "cpu/record.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "calls/op_backends.h"
-#include "state/strip.h"
 
 enum { COLUMNS = GDN_RECUR_COLUMNS };
 
@@ -116,6 +115,7 @@ static void fold_item(void *arg, int64_t item, int thread)
 static gdn_status plan_fold(gdn_ctx *ctx, void *call)
 {
     struct gdn_fold_call *m = call;
+    m->kr           = ctx->kr;
     m->thread_bytes = gdn_align64((size_t)m->rule.K * COLUMNS * sizeof(float));
     m->base.bytes   = gdn_record_contents_bytes(&m->c) +
                     m->thread_bytes * (size_t)gdn_threads_count(ctx->threads);

@@ -13,6 +13,7 @@
 
 #include "calls/norm.h"
 #include "calls/op_backends.h"
+#include "cpu/rows.h"
 
 /* The part of a row in work, from element `first` on. e: the gradient of x r. The
  * buffers ..._row are for rows that are not float32 where they lie. */
@@ -113,9 +114,9 @@ static void run_item(void *arg, int64_t block, int thread)
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    struct gdn_rmsnorm_backward *s = call;
-    (void)ctx;
+    struct gdn_rmsnorm_backward     *s = call;
     gdn_rmsnorm_gated_backward_args *a = &s->args;
+    s->kr = ctx->kr;
     gdn_tensor *const rows[] = { &a->x, &a->dout, &a->z, &a->dx, &a->dz };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i]->data) gdn_merge_rows(rows[i]);

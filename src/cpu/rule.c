@@ -3,11 +3,13 @@
 #include "batch/tree.h"
 #include "calls/op_backends.h"
 #include "calls/rule_call.h"
+#include "cpu/rule.h"
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_rule      *r = &c->rule;
+    r->products = c->args.flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
     gdn_rule_cut(r, ctx->kr, gdn_threads_count(ctx->threads));
     c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);

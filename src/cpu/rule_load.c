@@ -5,9 +5,8 @@
  */
 #include <math.h>
 
-#include "calls/rule.h"
 #include "core/tensor_check.h"
-#include "state/strip.h"
+#include "cpu/rule.h"
 
 float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps)
 {

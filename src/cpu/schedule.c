@@ -5,8 +5,9 @@
  */
 #include <math.h>
 
-#include "calls/rule.h"
+#include "cpu/loops/bf16.h"
 #include "cpu/loops/stream.h"
+#include "cpu/rule.h"
 
 enum form { STEPS, CHUNKS, STRIPS };
 

@@ -5,10 +5,10 @@
  * float32, some columns at a time, unless they keep their dtype.
  */
 #include "calls/op_backends.h"
-#include "calls/rule.h"
 #include "calls/state_copy.h"
 #include "core/tensor_check.h"
-#include "state/matrix.h"
+#include "cpu/matrix.h"
+#include "cpu/strip.h"
 
 enum { COLUMNS = 8 }; /* of an 8-bit state that are converted at a time */
 
@@ -127,11 +127,6 @@ static void run_item(void *arg, int64_t item, int thread)
     gdn_matrix_copy(m->kr, &target, &source, rows, m->columns);
 }
 
-void gdn_state_run(gdn_ctx *ctx, struct gdn_state_move *m)
-{
-    gdn_parallel_for(ctx->threads, m->n_pairs * m->n_parts, run_item, m);
-}
-
 static const char *loops_of(const struct gdn_state_move *m)
 {
     static const char *const names[2][4] = {
@@ -154,7 +149,7 @@ static const char *loops_of(const struct gdn_state_move *m)
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_state_call *c = call;
-    (void)ctx;
+    c->move.kr    = ctx->kr;
     c->base.bytes = gdn_state_bytes(&c->move);
     return GDN_OK;
 }
@@ -163,7 +158,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_state_call *c = call;
     TRY(gdn_state_check_slots(ctx, &c->move, memory));
-    gdn_state_run(ctx, &c->move);
+    gdn_parallel_for(ctx->threads, c->move.n_pairs * c->move.n_parts, run_item, &c->move);
     return gdn_note_kernel(ctx, c->base.op, loops_of(&c->move));
 }
 

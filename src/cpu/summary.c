@@ -6,9 +6,9 @@
  */
 #include <string.h>
 
-#include "calls/chunk_stage.h"
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
+#include "cpu/chunk_stage.h"
 
 /* Writes the range without tokens: `start`, [K][V] dense in the orientation of the pool, or
  * zero. */

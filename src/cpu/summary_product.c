@@ -4,10 +4,9 @@
  * time, for one range or for several in a given order. The transition of a composition is the same
  * with M1 for S and no U.
  */
-#include "calls/chunk_stage.h"
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
-#include "state/strip.h"
+#include "cpu/chunk_stage.h"
 
 /* Scratch of one thread; all 64-byte aligned. */
 struct scratch {

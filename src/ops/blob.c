@@ -11,6 +11,7 @@
 #include "calls/state_copy.h"
 #include "core/backend.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "state/pool_view.h"
 
 /* ---- What the arguments describe ----------------------------------------------------------- */
@@ -114,9 +115,14 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob
 
 /* One pool and its view in the blob, checked, to be run. */
 struct copy {
-    struct gdn_state_move move;
+    struct gdn_state_call call;
     bool                  is_there;
 };
+
+static gdn_status get_memory(gdn_ctx *ctx, const struct copy *c, void **memory)
+{
+    return gdn_get_workspace(ctx, NULL, 0, c->call.base.bytes, memory);
+}
 
 static gdn_status prepare(gdn_ctx *ctx, const gdn_state_copy_args *args, const char *from,
                           const char *to, struct copy *c)
@@ -124,19 +130,26 @@ static gdn_status prepare(gdn_ctx *ctx, const gdn_state_copy_args *args, const c
     void *memory;
     c->is_there = args->from_pool.data && args->to_pool.data;
     if (!c->is_there) return GDN_OK;
-    c->move = (struct gdn_state_move){
-        .from_name = from, .to_name = to, .from_slots_name = "slots", .to_slots_name = "slots"
-    };
-    TRY(gdn_state_describe(ctx, args, &c->move));
-    TRY(gdn_get_workspace(ctx, NULL, 0, gdn_state_bytes(&c->move), &memory));
-    return gdn_state_check_slots(ctx, &c->move, memory);
+    c->call = (struct gdn_state_call){ .move = { .from_name       = from,
+                                                 .to_name         = to,
+                                                 .from_slots_name = "slots",
+                                                 .to_slots_name   = "slots" } };
+    TRY(gdn_state_describe(ctx, args, &c->call.move));
+    TRY(ctx->backend->ops[GDN_OP_STATE_COPY]->plan(ctx, &c->call));
+    TRY(get_memory(ctx, c, &memory));
+    return gdn_state_check_slots(ctx, &c->call.move, memory);
 }
 
-static gdn_status run(gdn_ctx *ctx, struct copy *copies)
+static gdn_status run(gdn_ctx *ctx, const char *op, struct copy *copies)
 {
-    for (int i = 0; i < 2; i++)
-        if (copies[i].is_there) gdn_state_run(ctx, &copies[i].move);
-    return gdn_check_lender(ctx);
+    for (int i = 0; i < 2; i++) {
+        void *memory;
+        if (!copies[i].is_there) continue;
+        copies[i].call.base.op = op;
+        TRY(get_memory(ctx, &copies[i], &memory));
+        TRY(ctx->backend->ops[GDN_OP_STATE_COPY]->run(ctx, &copies[i].call, memory));
+    }
+    return GDN_OK;
 }
 
 /* ---- Saving -------------------------------------------------------------------------------- */
@@ -215,7 +228,7 @@ static gdn_status save(gdn_ctx *ctx, const gdn_blob_args *args)
     TRY(prepare(ctx, &c, "state", "blob", &copies[1]));
 
     gdn_blob_clear(a.blob, &h, &p);
-    TRY(run(ctx, copies));
+    TRY(run(ctx, "blob_save", copies));
     for (int64_t b = 0; b < h.n_sequences && a.position.data; b++) {
         const int64_t n = gdn_index(&a.position, b);
         memcpy((char *)a.blob + p.position + (size_t)b * sizeof n, &n, sizeof n);
@@ -350,7 +363,7 @@ static gdn_status load(gdn_ctx *ctx, const gdn_blob_args *args)
     if (a.state.data) c.from_scales = gdn_blob_scales(&h, &p, a.blob);
     TRY(prepare(ctx, &c, "blob", "state", &copies[1]));
 
-    TRY(run(ctx, copies));
+    TRY(run(ctx, "blob_load", copies));
     write_positions(&a.position, &position);
     return GDN_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks that the stages and summaries share; see calls/chunk_stage.h. */
-#include "calls/chunk_stage.h"
+/* Checks that the stages and summaries share; see checks.h. */
+#include "ops/checks.h"
 
 #include "core/tensor_check.h"
 

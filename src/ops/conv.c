@@ -2,8 +2,8 @@
 /* gdn_conv1d: what its arguments must be. cpu/conv.c computes it. */
 #include "calls/conv.h"
 
-#include "calls/channels.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"

@@ -5,6 +5,7 @@
 #include "calls/chunk_stage.h"
 #include "calls/conv.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_gates_backward: what its arguments must be. cpu/gates_backward.c computes it. */
 #include "calls/gates.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -37,7 +38,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_gates_backward_call         *s = call;
     const gdn_gates_backward_args *a = &s->args;
-    *s                               = (struct gdn_gates_backward_call){ .kr = ctx->kr };
+    *s                               = (struct gdn_gates_backward_call){ .n_rows = 0 };
     TRY(gdn_copy_args(ctx, &s->args, sizeof s->args, args, "gdn_gates_backward_args"));
     s->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_GATES_BACKWARD, a));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_l2norm_backward: what its arguments must be. cpu/l2norm_backward.c computes it. */
 #include "calls/norm.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -10,7 +11,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_l2norm_backward   *s = call;
     gdn_l2norm_backward_args *a = &s->args;
-    *s                          = (struct gdn_l2norm_backward){ .kr = ctx->kr };
+    *s                          = (struct gdn_l2norm_backward){ .n_rows = 0 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_backward_args"));
     s->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_L2NORM_BACKWARD, a));

@@ -2,6 +2,7 @@
 /* gdn_block: what the layer's arguments must be. cpu/layer.c computes it. */
 #include "calls/layer.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -114,12 +115,6 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
                         (long long)v->checkpoints.length, (long long)v->from.length);
     v->to   = v->from;
     v->silu = true;
-    /* A carry is as long as the states that its content ends in. */
-    const int64_t length = v->from.data          ? v->from.length
-                           : v->checkpoints.data ? v->checkpoints.length
-                                                 : v->W - 1;
-    v->carry_from = v->carry_to = (struct gdn_conv_view){
-        .dtype = GDN_F32, .channel = length, .entry = 1, .length = length };
 
     const struct gdn_scaled state = { &a->state, &a->state_scales, "state", "state_scales" };
     const struct gdn_scaled left  = { &a->checkpoints, &a->checkpoint_scales, "checkpoints",
@@ -135,10 +130,7 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
     gdn_rule_set_formulas(r, &(struct gdn_rule_formulas){ .gate = GDN_GATE_RAW }, GDN_BETA_SIGMOID,
                           GDN_NORM_L2);
     r->exact    = a->flags & GDN_EXACT;
-    r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
     r->n_seqs   = 1;
-    r->carry_from = r->carry_to = (struct gdn_pool_view){
-        .dtype = GDN_F32, .head = b->K * b->V, .ld = b->K };
     return GDN_OK;
 }
 
@@ -201,7 +193,6 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     b->tokens   = &c->tokens;
     b->plan     = &c->plan;
     b->n_tokens = c->tokens.N;
-    b->window   = c->tokens.N < GDN_BLOCK_WINDOW ? c->tokens.N : GDN_BLOCK_WINDOW;
     c->pools    = pools_of(a);
     return GDN_OK;
 }

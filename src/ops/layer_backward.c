@@ -14,6 +14,7 @@
 #include "calls/layer.h"
 #include "calls/layer_backward.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -34,7 +35,7 @@ struct buffers {
 };
 
 struct layer_backward {
-    struct gdn_call               base;
+    struct gdn_layer_backward_call base;
     gdn_block_backward_args       args;
     struct gdn_tokens             tokens;
     struct gdn_plan               plan;
@@ -563,24 +564,9 @@ static gdn_status run_steps(const struct layer_backward *c)
     return c->steps->store(&c->run, &dx);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
-{
-    struct layer_backward *c = call;
-    *c                       = (struct layer_backward){ 0 };
-    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_backward_args"));
-    c->base = GDN_CALL_OF(&c->args);
-    TRY(check_fields(ctx, c));
-    TRY(check_hidden(ctx, c));
-    TRY(check_tensors(ctx, c));
-    c->batch             = c->plan.batch;
-    c->batch.struct_size = sizeof c->batch;
-    c->batch.write       = GDN_WRITE_NONE;
-    return GDN_OK;
-}
-
 /* ---- For the backends ---------------------------------------------------------------------- */
 
-gdn_status gdn_layer_backward_plan(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps)
+static gdn_status plan_parts(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps)
 {
     struct layer_backward *c    = call;
     const int64_t          most = c->hidden > c->qkvz ? c->hidden : c->qkvz;
@@ -588,11 +574,11 @@ gdn_status gdn_layer_backward_plan(gdn_ctx *ctx, void *call, const struct gdn_la
     c->dtype                    = steps->is_f32 ? GDN_F32 : c->args.hidden.dtype;
     TRY(check_parts(ctx, c));
     TRY(steps->scratch(ctx, most, c->args.flags & GDN_EXACT, &c->product_bytes));
-    c->base.bytes = lay_out(c, NULL);
+    c->base.call.bytes = lay_out(c, NULL);
     return GDN_OK;
 }
 
-gdn_status gdn_layer_backward_run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_parts(gdn_ctx *ctx, void *call, void *memory)
 {
     struct layer_backward *c = call;
     lay_out(c, memory);
@@ -604,9 +590,24 @@ gdn_status gdn_layer_backward_run(gdn_ctx *ctx, void *call, void *memory)
         .reads_states = c->args.state.data || c->args.conv_state.data,
         .exact        = c->args.flags & GDN_EXACT,
         .scratch      = c->m.products,
-        .stream       = c->base.stream,
+        .stream       = c->base.call.stream,
     };
     return run_steps(c);
+}
+
+static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+{
+    struct layer_backward *c = call;
+    *c                       = (struct layer_backward){ 0 };
+    TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_backward_args"));
+    c->base = (struct gdn_layer_backward_call){ GDN_CALL_OF(&c->args), plan_parts, run_parts };
+    TRY(check_fields(ctx, c));
+    TRY(check_hidden(ctx, c));
+    TRY(check_tensors(ctx, c));
+    c->batch             = c->plan.batch;
+    c->batch.struct_size = sizeof c->batch;
+    c->batch.write       = GDN_WRITE_NONE;
+    return GDN_OK;
 }
 
 GDN_OP_ENTRY(BLOCK_BACKWARD, block_backward, gdn_block_backward_args, describe,

@@ -10,6 +10,7 @@
 
 #include "batch/tree.h"
 #include "calls/layer.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -86,13 +87,12 @@ static struct gdn_plan_pools pools_of(const gdn_step_args *a)
     return gdn_plan_pools_of(pool, pool, &(gdn_tensor){ 0 });
 }
 
-static void describe_norm(gdn_ctx *ctx, struct gdn_step_call *m)
+static void describe_norm(struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
     m->normed              = a->out.data && (a->z.data || a->norm_weight.data);
     m->norm = (struct gdn_norm_job){ .x = a->out, .z = a->z, .weight = a->norm_weight,
-                                     .out = a->out, .kr = ctx->kr, .formula = GDN_NO_NORM,
-                                     .D = m->rule.V };
+                                     .out = a->out, .formula = GDN_NO_NORM, .D = m->rule.V };
     m->norm.eps    = gdn_eps_of(a->rms_eps, a->flags);
     m->norm.n_rows = m->tokens.N * m->rule.H;
 }
@@ -127,7 +127,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(describe_conv(ctx, m));
     describe_rule(m);
     TRY(check_states(ctx, m));
-    describe_norm(ctx, m);
+    describe_norm(m);
     m->pools = pools_of(a);
     return GDN_OK;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_l2norm and gdn_rmsnorm_gated: what their arguments must be. cpu/norm.c computes them. */
 #include "calls/norm.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -40,7 +41,7 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_check_fields(ctx, GDN_OP_L2NORM, a));
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM, a, &a->x));
     *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
-    *s = (struct gdn_norm_job){ .x = a->x, .out = a->out, .kr = ctx->kr };
+    *s = (struct gdn_norm_job){ .x = a->x, .out = a->out };
     s->formula = gdn_norm_of(a->norm, GDN_NORM_L2);
     s->eps     = gdn_eps_of(a->eps, a->flags);
     count_rows(s);
@@ -61,8 +62,7 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_check_fields(ctx, GDN_OP_RMSNORM_GATED, a));
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED, a, &a->x));
     *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
-    *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out,
-                                .kr = ctx->kr };
+    *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out };
     s->formula = GDN_NO_NORM;
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
     s->eps     = gdn_eps_of(a->eps, a->flags);

@@ -3,6 +3,7 @@
 #include "calls/backward.h"
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -102,7 +103,6 @@ static void fill(struct gdn_backward_call *c)
                                                        a->flags },
                           GDN_BETA_GIVEN, GDN_NORM_NONE);
     r->n_seqs   = c->plan.B;
-    r->n_groups = r->H, r->group_heads = 1;
     w->longest  = c->tokens.padded ? c->tokens.T : c->tokens.N;
     w->every    = c->plan.batch.checkpoint_every;
     w->adds     = a->flags & GDN_ACCUMULATE;

@@ -7,6 +7,7 @@
  * Gates are prepared first where prefill would do that itself.
  */
 #include "calls/chunk_stage.h"
+#include "ops/checks.h"
 #include "gdn_parallel.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"

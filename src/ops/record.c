@@ -9,6 +9,7 @@
 #include "calls/rule.h"
 #include "core/ctx.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -119,7 +120,7 @@ GDN_OP_ENTRY(RECORD_COMMIT, record_commit, gdn_record_commit_args, describe_comm
 static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_fold_call *m = call;
-    *m = (struct gdn_fold_call){ .kr = ctx->kr };
+    *m = (struct gdn_fold_call){ .scratch = NULL };
     gdn_record_fold_args *a = &m->args;
     struct gdn_rule      *r = &m->rule;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_record_fold_args"));

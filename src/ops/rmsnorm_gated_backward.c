@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_rmsnorm_gated_backward: what its arguments must be. */
 #include "calls/norm.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -19,7 +20,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_rmsnorm_backward     *s = call;
     gdn_rmsnorm_gated_backward_args *a = &s->args;
-    *s                                 = (struct gdn_rmsnorm_backward){ .kr = ctx->kr };
+    *s                                 = (struct gdn_rmsnorm_backward){ .n_rows = 0 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_backward_args"));
     s->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_RMSNORM_GATED_BACKWARD, a));

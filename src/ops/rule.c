@@ -11,6 +11,7 @@
 #include "calls/chunk_stage.h"
 #include "calls/rule_call.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -196,7 +197,6 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->decode   = decode;
     r->tree     = c->plan.batch.parents.data;
     r->exact    = a->flags & GDN_EXACT;
-    r->products = a->flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
     r->n_seqs   = c->plan.B;
     c->pools    = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
     return GDN_OK;

@@ -12,6 +12,8 @@
 
 #include "core/ctx.h"
 #include "core/backend.h"
+#include "cpu/loops/fpenv.h"
+#include "cpu/loops/kernels.h"
 #include "ops/mirror.h"
 
 enum {

@@ -4,6 +4,7 @@
 
 #include "calls/rule.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -177,7 +178,6 @@ gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
                               struct gdn_state_move *m)
 {
     int64_t n_items;
-    m->kr        = ctx->kr;
     m->same_pool = false;
     m->n_old     = 0;
     m->n_skipped = 0;

@@ -2,6 +2,7 @@
 /* gdn_summary: what its arguments must be. cpu/summary.c computes it. */
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"

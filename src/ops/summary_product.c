@@ -3,6 +3,7 @@
  * cpu/summary_product.c computes them. */
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
@@ -106,27 +107,6 @@ static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
     TRY(view_state(ctx, &a->state_out, "state_out", a->state_layout, &x, &x.out));
     c->product[0] = x;
     c->base = GDN_CALL_OF(a);
-    return GDN_OK;
-}
-
-int64_t gdn_product_n_ranges(const struct gdn_product *a)
-{
-    return a->order.data ? a->order.size[1] : a->n;
-}
-
-int64_t gdn_product_range(const struct gdn_product *a, int64_t b, int64_t i)
-{
-    return a->order.data ? gdn_index2(&a->order, b, i) : b + i * a->B;
-}
-
-gdn_status gdn_product_check_order(gdn_ctx *ctx, const struct gdn_product *a)
-{
-    for (int64_t b = 0; b < a->B; b++)
-        for (int64_t i = 0; i < gdn_product_n_ranges(a); i++)
-            if (gdn_product_range(a, b, i) >= a->P)
-                return gdn_fail(ctx, GDN_E_ARG, "order[%lld][%lld]: range %lld, wanted below %lld",
-                                (long long)b, (long long)i, (long long)gdn_product_range(a, b, i),
-                                (long long)a->P);
     return GDN_OK;
 }
 

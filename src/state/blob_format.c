@@ -7,6 +7,7 @@
 #include "state/blob.h"
 
 #include "batch/plan.h"
+#include "core/limits.h"
 #include "core/tensor_check.h"
 
 static const char magic[] = "GDNSTATE";

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda/driver/args.h"
+#include "cuda/rowwise/args.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: cuda */
 /* gdn_workspace_bytes() on a device, which the driver of fake_cuda.c pretends: grows where gdn.h
  * says so, has the limit that it promises, and is 0 where it promises that. */
 #include <dlfcn.h>

@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include "calls/rule.h"
+#include "cpu/rule.h"
 #include "ring2.h"
 
 enum { MOST_THREADS = 64, MOST_SEQS = 64 };

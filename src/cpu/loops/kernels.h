@@ -22,15 +22,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/limits.h"
+
 enum { GDN_N_FLOAT_DTYPES = 3 }; /* GDN_F32, GDN_BF16, GDN_F16 index every [dtype] below */
 
 enum { GDN_N_Q8 = 3 }; /* GDN_I8, GDN_E4M3, GDN_E5M2: loops of 8-bit states, [dtype - GDN_I8] */
 
 enum { GDN_CHUNK        = 16 };  /* C: tokens of one chunk of the prefill */
 enum { GDN_MAX_STRIP    = 32 };  /* widest strip of state columns, floats */
-enum { GDN_MAX_HEAD     = 256 }; /* largest K */
-enum { GDN_MAX_VALUE    = 1024 }; /* largest V */
-enum { GDN_MAX_TAPS     = 16 };  /* largest W */
 enum { GDN_RECUR_COLUMNS = 128 }; /* most value columns of one step call */
 
 /* The features that an instruction set needs; gdn_cpu_detect() returns those of the machine. */

@@ -25,7 +25,7 @@ static void stream_lines(char *to, const char *from, size_t bytes)
 void gdn_stream_row(const struct gdn_kernels *kr, int32_t dtype, void *to, const float *from, int n)
 {
     float        buffer[GDN_MAX_HEAD];
-    const size_t bytes = (size_t)n * gdn_dtype_bytes(dtype);
+    const size_t bytes = (size_t)n * (dtype == GDN_F32 ? sizeof(float) : sizeof(uint16_t));
     if ((uintptr_t)to % 64 || bytes % 64) {
         kr->store_row[dtype](to, from, (size_t)n);
     } else if (dtype == GDN_F32) {

@@ -3,9 +3,12 @@
  * sm90/run.cuh. */
 #include <math.h>
 
+#include "calls/backward.h"
+#include "calls/op_backends.h"
 #include "cuda/backward/select.h"
-#include "cuda/driver/backend.h"
-#include "cuda/prefill/sm90/cache.h"
+#include "cuda/decode/decode.h"
+#include "cuda/driver/contents.h"
+#include "cuda/prefill/prefill.h"
 
 /* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a sequence
  * in a window. MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K

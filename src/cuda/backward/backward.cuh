@@ -10,6 +10,7 @@
 #ifndef GDN_CUDA_BACKWARD_CUH
 #define GDN_CUDA_BACKWARD_CUH
 
+#include "cuda/backward/args.h"
 #include "cuda/prefill/stages.cuh"
 
 static_assert((int)GDN_CU_BACKWARD_CHUNK <= (int)CHUNK, "chunks of the stages");

@@ -3,7 +3,7 @@
 #ifndef GDN_CUDA_BACKWARD_SELECT_H
 #define GDN_CUDA_BACKWARD_SELECT_H
 
-#include "cuda/driver/args.h"
+#include "cuda/backward/args.h"
 #include "cuda/driver/launch.h"
 
 /* Hopper's products; mma.sync; float32. */

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "calls/channels.h"
+#include "calls/conv.h"
 #include "calls/conv_backward.h"
-#include "cuda/driver/backend.h"
+#include "calls/op_backends.h"
+#include "cuda/conv/args.h"
+#include "cuda/driver/contents.h"
+#include "cuda/driver/launch.h"
 
 enum { WIDE = 128 }; /* channels of a block; as in conv_backward.cu */
 enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 }; /* of tokens: each block has its sums */

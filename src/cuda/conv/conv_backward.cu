@@ -10,6 +10,7 @@
  * dz = dout act'(z) of a token is needed by dx of W tokens: a ring of registers has the W next
  * ones. Where a walk begins it computes W - 1 of them that another walk computes too.
  */
+#include "cuda/conv/args.h"
 #include "cuda/device/batch.cuh"
 #include "cuda/device/math.cuh"
 

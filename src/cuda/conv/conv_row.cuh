@@ -6,9 +6,10 @@
 #ifndef GDN_CUDA_CONV_ROW_CUH
 #define GDN_CUDA_CONV_ROW_CUH
 
+#include "cuda/conv/args.h"
 #include "cuda/device/batch.cuh"
-#include "cuda/device/quad.cuh"
 #include "cuda/device/math.cuh"
+#include "cuda/device/quad.cuh"
 
 enum { WARPS = 4 }; /* of a block */
 enum { apart = -2, floats = -1, f32 = GDN_F32, bf16 = GDN_BF16, f16 = GDN_F16 };

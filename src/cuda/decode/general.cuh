@@ -14,6 +14,7 @@
 #ifndef GDN_CUDA_DECODE_CUH
 #define GDN_CUDA_DECODE_CUH
 
+#include "cuda/decode/args.h"
 #include "cuda/decode/general_tile.cuh"
 
 template <class Tile, int KC> struct decode_shared {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_record_commit, gdn_record_fold, and the contents of a gdn_decode with a record. */
-#include "calls/record.h"
-
-#include "cuda/driver/backend.h"
+#include "calls/op_backends.h"
+#include "cuda/decode/select.h"
+#include "cuda/driver/contents.h"
 
 enum { THREADS = 128 }; /* of a block (kernels.def) */
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Records of drafted tokens: accepted rows move up, and the counters change after all is done. */
+#include "cuda/decode/args.h"
 #include "cuda/device/batch.cuh"
 
 /* Returns the slot of sequence `row`; negative: it has none. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "calls/rule_call.h"
-#include "cuda/driver/backend.h"
+#include "calls/op_backends.h"
+#include "cuda/decode/select.h"
+#include "cuda/driver/contents.h"
 
 /* Returns the map by which kernels find a state head's q, k and v. Grouped and interleaved are the
  * same for a tensor of H heads (h / 1 = h mod H) and for one of a single head (h / H = h mod 1).

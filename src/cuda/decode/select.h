@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_decode on a device: what select.c and the launches of the forms share. */
-#ifndef GDN_CUDA_DECODE_H
-#define GDN_CUDA_DECODE_H
+#ifndef GDN_CUDA_DECODE_SELECT_H
+#define GDN_CUDA_DECODE_SELECT_H
 
-#include "cuda/driver/backend.h"
+#include "cuda/decode/decode.h"
 
 enum {
     MOST_ROWS     = 65535, /* of a grid, in its second dimension */
@@ -29,6 +29,14 @@ struct gdn_decode_call {
     void                       *memory;    /* gdn_cuda_decode_bytes() */
     void                       *stream;
 };
+
+/* Contents of a gdn_decode with a record, if the context checks them. */
+gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                 const struct gdn_tokens *tokens, const struct gdn_record *record,
+                                 void *stream);
+
+/* Applies records to the states that they are of: the rule's sizes, pool and record count. */
+gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
 
 /* One launch for each form of select.c. */
 gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c);

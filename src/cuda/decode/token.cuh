@@ -19,10 +19,11 @@
 #ifndef GDN_CUDA_DECODE_ONE_CUH
 #define GDN_CUDA_DECODE_ONE_CUH
 
-#include "cuda/device/quad.cuh"
-#include "cuda/device/warp_sums.cuh"
+#include "cuda/decode/args.h"
 #include "cuda/device/ptx_load_parts.cuh"
+#include "cuda/device/quad.cuh"
 #include "cuda/device/rule.cuh"
+#include "cuda/device/warp_sums.cuh"
 
 /* ---- 16 bytes of a state --------------------------------------------------------------------- */
 

@@ -3,9 +3,10 @@
 #ifndef GDN_CUDA_DECODE_ROWS_CUH
 #define GDN_CUDA_DECODE_ROWS_CUH
 
+#include "cuda/decode/args.h"
 #include "cuda/device/quad.cuh"
-#include "cuda/device/warp_sums.cuh"
 #include "cuda/device/rule.cuh"
+#include "cuda/device/warp_sums.cuh"
 
 /* A sequence's place. */
 struct warp_seq {

@@ -6,6 +6,7 @@
 #include "core/tensor_check.h"
 #include "cuda/driver/blas.h"
 #include "cuda/driver/load.h"
+#include "cuda/driver/shared_bytes.h"
 
 #define TEXT(x)       #x
 #define TEXT_OF(name) TEXT(name)

@@ -5,7 +5,7 @@
 #include "calls/op_backends.h"
 #include "core/ctx.h"
 #include "cuda/driver/launch.h"
-#include "cuda/prefill/sm90/cache.h"
+#include "cuda/prefill/prefill.h"
 
 static const struct gdn_op_backend *const ops[] = {
 #define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = &gdn_cuda_op_##name,

@@ -8,10 +8,16 @@
  * them take the place of copies; the rule writes o over v, the norm over o.
  */
 #include "calls/layer.h"
-
+#include "calls/op_backends.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
+#include "cuda/conv/conv.h"
+#include "cuda/decode/decode.h"
 #include "cuda/driver/blas.h"
+#include "cuda/driver/contents.h"
+#include "cuda/driver/lines.h"
+#include "cuda/layer/args.h"
+#include "cuda/prefill/prefill.h"
+#include "cuda/rowwise/rowwise.h"
 
 enum { TILE = 64, THREADS = 256 }; /* of layer.cu */
 

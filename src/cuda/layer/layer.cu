@@ -6,6 +6,7 @@
  * whatever the number of tokens (GDN_EXACT), and weights of another dtype than the activations.
  */
 #include "cuda/device/batch.cuh"
+#include "cuda/layer/args.h"
 
 /* ---- A projection -------------------------------------------------------------------------- */
 

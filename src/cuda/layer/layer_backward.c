@@ -2,9 +2,10 @@
 /* The steps of a layer's gradients on a device: cuBLAS, or a product of our own, and the kernels of
  * layer.cu. */
 #include "calls/layer_backward.h"
-
-#include "cuda/driver/backend.h"
+#include "calls/op_backends.h"
 #include "cuda/driver/blas.h"
+#include "cuda/driver/contents.h"
+#include "cuda/layer/args.h"
 
 enum { TILE = 64, THREADS = 256, WARPS = THREADS / 32 }; /* of layer.cu */
 
@@ -129,21 +130,23 @@ static const struct gdn_layer_steps steps = {
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
-    return gdn_layer_backward_plan(ctx, call, &steps);
+    const struct gdn_layer_backward_call *c = call;
+    return c->plan(ctx, call, &steps);
 }
 
 /* Runs the kernels of all parts under the name of the call. */
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_call *base = call;
-    struct gdn_cuda_ran    ran  = { .n = 0 };
-    bool                   pushed;
+    const struct gdn_layer_backward_call *c = call;
+
+    struct gdn_cuda_ran ran = { .n = 0 };
+    bool                pushed;
     TRY(gdn_cuda_enter(ctx, &pushed));
     ctx->cuda->layer        = &ran;
-    const gdn_status status = gdn_layer_backward_run(ctx, call, memory);
+    const gdn_status status = c->run(ctx, call, memory);
     ctx->cuda->layer        = NULL;
     gdn_cuda_leave(ctx, pushed);
-    return status == GDN_OK ? gdn_cuda_note_all(ctx, base->op, ran.kernels, ran.n) : status;
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, c->call.op, ran.kernels, ran.n) : status;
 }
 
 const struct gdn_op_backend gdn_cuda_op_block_backward = { plan_call, run_call };

@@ -7,6 +7,7 @@
 #define GDN_CUDA_STEP_TAPS_CUH
 
 #include "cuda/decode/warp.cuh"
+#include "cuda/layer/args.h"
 
 enum {
     STEP_TAPS     = 4,

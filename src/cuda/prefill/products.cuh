@@ -8,6 +8,7 @@
 #ifndef GDN_CUDA_PRODUCTS_CUH
 #define GDN_CUDA_PRODUCTS_CUH
 
+#include "cuda/prefill/args.h"
 #include "cuda/prefill/stages.cuh"
 
 enum {

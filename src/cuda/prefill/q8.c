@@ -2,7 +2,7 @@
 /* gdn_prefill in chunks with states of 8 bits, or without a stride of 1, see q8.cu. */
 #include "batch/plan.h"
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
+#include "cuda/prefill/forms.h"
 #include "cuda/prefill/general.h"
 
 enum { MOST_SLICES = 64 }; /* that share the checkpoints of a sequence */

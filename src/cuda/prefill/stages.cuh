@@ -9,6 +9,7 @@
 #define GDN_CUDA_STAGES_CUH
 
 #include "cuda/device/rule.cuh"
+#include "cuda/driver/shared_bytes.h"
 
 enum {
     CHUNK   = 64, /* the longest; rows beyond a shorter one are zero */

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver/backend.h"
+#include "calls/gates.h"
+#include "calls/op_backends.h"
+#include "cuda/driver/launch.h"
 #include "cuda/driver/lines.h"
+#include "cuda/rowwise/args.h"
 
 enum { THREADS = 256, HEADS = 4, LINES = 4, ONES = 2 }; /* of a block; as in gates.cu */
 

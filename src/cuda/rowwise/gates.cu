@@ -9,9 +9,10 @@
  *     flat_<dtype>    a and b of that dtype; four heads, which move at once, of outputs, A_log and
  *                     dt_bias too, and lines are a step apart
  */
-#include "cuda/device/quad.cuh"
 #include "cuda/device/lines.cuh"
 #include "cuda/device/math.cuh"
+#include "cuda/device/quad.cuh"
+#include "cuda/rowwise/args.h"
 
 /* As in gates.c: a thread has four heads of up to LINES lines, or one head of up to ONES. */
 enum { HEADS = 4, LINES = 4, ONES = 2 };

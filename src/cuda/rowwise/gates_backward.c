@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver/backend.h"
+#include "calls/gates.h"
+#include "calls/op_backends.h"
+#include "cuda/driver/launch.h"
+#include "cuda/driver/lines.h"
+#include "cuda/rowwise/args.h"
 
 enum { WARPS = 8, HEADS = 32 }; /* of a block; as in gates_backward.cu */
 enum { LEAST_ROWS = 32 };       /* of a block */

@@ -8,8 +8,9 @@
  *
  * A warp adds its lines in order, warps are added in order, blocks by a tree (G3).
  */
-#include "cuda/device/row_sums.cuh"
 #include "cuda/device/math.cuh"
+#include "cuda/device/row_sums.cuh"
+#include "cuda/rowwise/args.h"
 
 enum { WARPS = 8 };
 

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver/backend.h"
+#include "calls/norm.h"
+#include "calls/op_backends.h"
+#include "cuda/driver/launch.h"
+#include "cuda/driver/lines.h"
+#include "cuda/rowwise/args.h"
 
 enum { PACK = 8, LONGEST_ROW = 1024, THREADS = 256, LEAST_LANES = 4 };
 

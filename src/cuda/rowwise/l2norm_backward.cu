@@ -8,6 +8,7 @@
  * A lane adds up its elements in order, lanes are added by a tree: by D alone (G2).
  */
 #include "cuda/device/lines.cuh"
+#include "cuda/rowwise/args.h"
 
 /* dx = of_dout dout + of_x x, from the sums of x x and x dout. */
 struct factors {

@@ -12,6 +12,7 @@
  */
 #include "cuda/device/lines.cuh"
 #include "cuda/device/math.cuh"
+#include "cuda/rowwise/args.h"
 
 GDN_DEVICE float line_scale(const struct gdn_cu_norm &a, float sum)
 {

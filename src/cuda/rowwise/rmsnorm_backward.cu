@@ -11,8 +11,9 @@
  * A lane adds up its elements in order, lanes are added by a tree: by D alone (G2). For dweight a
  * group of lanes adds its lines in order, groups are added in order, blocks by a tree (G3).
  */
-#include "cuda/device/row_sums.cuh"
 #include "cuda/device/math.cuh"
+#include "cuda/device/row_sums.cuh"
+#include "cuda/rowwise/args.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 

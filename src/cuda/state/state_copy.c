@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver/backend.h"
-
+#include "calls/op_backends.h"
+#include "calls/state_copy.h"
 #include "core/tensor_check.h"
+#include "cuda/driver/contents.h"
+#include "cuda/driver/launch.h"
+#include "cuda/driver/lines.h"
+#include "cuda/state/args.h"
 
 /* As in state_copy.cu: packs of a block, sides of a tile, columns of a block. */
 enum { PACK = 8, PACKS = 4 * 256, TILE_LOG2 = 12, SIDE_LOG2 = 6, COLUMNS = 32, MOST_K = 256 };

@@ -9,8 +9,9 @@
  *
  * What keeps its dtype never passes through arithmetic (G14).
  */
-#include "cuda/device/q8.cuh"
 #include "cuda/device/lines.cuh"
+#include "cuda/device/q8.cuh"
+#include "cuda/state/args.h"
 
 enum { THREADS = 256, PACKS = 4, TILE = 4096, COLUMNS = 32, MOST_K = 256 };
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_90 "float64" */
 /*
  * gdn_prefill_backward for dstate alone on Hopper's tensor cores: sequences that are cut into
  * units, where the planner cuts and where this test has it cut, and an early stop. Held to the

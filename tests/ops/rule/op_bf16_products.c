@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu */
 /* GDN_BF16_PRODUCTS: the loops themselves on factors that bfloat16 holds, and gdn_prefill by
  * them. Where the machine has neither AMX nor AVX512-BF16 the flag must change nothing. */
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 --every=8, sm_90 "tensor cores" */
 /*
  * gdn_prefill_backward against the float64 recurrence in reverse, which finite differences judge,
  * over cases in which every pair of levels of the factors below meets.

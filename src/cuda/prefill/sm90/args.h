@@ -3,7 +3,7 @@
 #ifndef GDN_CUDA_PREFILL_HOPPER_H
 #define GDN_CUDA_PREFILL_HOPPER_H
 
-#include "cuda/driver/args.h"
+#include "cuda/prefill/args.h"
 
 /* Columns of a head's state that a block of segments.cu has, and of join.cuh; what is known of a
  * segment's M: identity, zero. */

@@ -3,7 +3,7 @@
 #ifndef GDN_CUDA_PREFILL_CACHE_H
 #define GDN_CUDA_PREFILL_CACHE_H
 
-#include "cpu/loops/kernels.h"
+#include "core/limits.h"
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 

@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/driver/backend.h"
-#include "cuda/prefill/sm90/cache.h"
 #include "core/tensor_check.h"
+#include "cuda/decode/decode.h"
+#include "cuda/prefill/forms.h"
 
 enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
 

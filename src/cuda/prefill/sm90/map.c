@@ -2,7 +2,7 @@
 /* Tensor maps, which copies of tiles go by, and which tensors can have one. */
 #include <string.h>
 
-#include "cuda/driver/backend.h"
+#include "cuda/driver/launch.h"
 #include "cuda/prefill/sm90/cache.h"
 
 enum { TILE = 64 };

@@ -12,8 +12,7 @@
 #include <stdio.h>
 
 #include "core/tensor_check.h"
-#include "cuda/driver/backend.h"
-#include "cuda/prefill/sm90/cache.h"
+#include "cuda/prefill/forms.h"
 
 enum { SHARED = 232448, CHUNK = 64, MOST = 128, CLUSTER = 2, WARP = 32, LEFT_WARPS = 8 };
 

@@ -4,6 +4,7 @@
 #define GDN_CUDA_PREFILL_UNITS_CUH
 
 #include "cuda/device/rule.cuh"
+#include "cuda/prefill/args.h"
 
 /* Returns the number of segments after the first one in n tokens. */
 GDN_DEVICE int64_t later_segments(const struct gdn_cu_segments &cut, int64_t n)

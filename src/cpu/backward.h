@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gradients of the rule as the CPU computes them. */
+#ifndef GDN_CPU_BACKWARD_H
+#define GDN_CPU_BACKWARD_H
+
+#include "calls/backward.h"
+#include "cpu/rule.h"
+
+void   gdn_backward_families(struct gdn_backward *w);
+size_t gdn_backward_scratch(const struct gdn_backward *w, const struct gdn_kernels *kr);
+void   gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratch);
+
+/* ---- Rows: backward_rows.c ----------------------------------------------------------------- */
+
+/* Stores n floats in a row of the dtype, or adds them to what is there. x is changed. */
+void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, bool adds, float *x,
+                        int n);
+
+/* dy, the gradient of y = x / the length of x, becomes that of x, which is a row of the dtype.
+ * y: K floats of scratch. */
+void gdn_backward_norm(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *x,
+                       int32_t dtype, float *dy, float *y);
+
+/* Changes dg and dbeta of n tokens of one head: from the gradients of log alpha and beta to the
+ * gradients of the given gates. sums (NULL: not wanted) gets the parts of A_log and dt_bias. */
+void gdn_backward_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_seq *seq, int head, int64_t t0, int n, float *dg,
+                        float *dbeta, double *sums);
+
+#endif

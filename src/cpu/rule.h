@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rule as the CPU runs it: a struct gdn_rule cut into items, which threads take one by one. */
+#ifndef GDN_CPU_RULE_H
+#define GDN_CPU_RULE_H
+
+#include "calls/rule.h"
+#include "core/ctx.h"
+#include "cpu/strip.h"
+
+enum { GDN_ITEM_STATE_BYTES = 256 * 1024 }; /* most state of one chunked item */
+
+void   gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_threads);
+size_t gdn_rule_scratch(const struct gdn_rule *rule, const struct gdn_kernels *kr); /* a thread */
+void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
+
+/* Returns the names of the loops that a run uses, for gdn_note_kernel(). */
+const char *gdn_rule_loops(const struct gdn_rule *rule);
+
+/* exp(g) is 0 in float32: the state is not multiplied by it but zeroed (G7). */
+static inline bool gdn_forgets(float g) { return g < -104.0f; }
+
+/* Zeros in A and B of chunk_gates() for products with the first a of the 16 tokens, which have been
+ * forgotten and may not be finite. */
+void gdn_forget_tokens(float *A, float *B, int a);
+
+/* Return the state head of member i of a group; the head of a tensor that a state head
+ * reads. */
+static inline int gdn_rule_head(const struct gdn_rule *r, int group, int i)
+{
+    return r->head_map == GDN_HEADS_GROUPED ? group * r->group_heads + i : i * r->n_groups + group;
+}
+static inline int gdn_rule_source(const struct gdn_rule *r, int head, int n_heads)
+{
+    return r->head_map == GDN_HEADS_GROUPED ? head / (r->H / n_heads) : head % n_heads;
+}
+
+/* A and dt from A_log and dt_bias (absent: 0). */
+void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
+                         int64_t H, float bound);
+
+/* Strips [first, last) of the group: strip s is columns of head s / n_strips. */
+struct gdn_rule_item {
+    const struct gdn_seq *seq;
+    int                   group, first, last;
+};
+
+/* Returns the items of a run and item i in their order, which begins with a sequence: the
+ * longest. */
+int64_t              gdn_rule_items(const struct gdn_rule *rule);
+struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first, int64_t i);
+/* Returns the cost of a token for an item of so many strips, in columns of state: the grams of
+ * its group, which each item makes for itself, are 16 more. */
+int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);
+
+/* Returns 1 / the length of a row in the formula of `norm`. */
+float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps);
+
+/* Rows of n tokens of k or q, ld floats apart: `head` of it, normalised and scaled. */
+void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_seq *seq, const struct gdn_rows *rows, int head,
+                        int64_t t0, int n, float scale, float *to, ptrdiff_t ld);
+
+/* Rows of n tokens of q and k from token t0, normalised and scaled, into kq: k_t at row t,
+ * q_t at row q_row + t, ld floats apart. */
+void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
+                      ptrdiff_t ld, int q_row);
+/* Asks the L2 cache for n elements of a row from col on, if there are such a tensor and token. */
+void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
+                       int col, int n);
+/* n gates of one head, logarithms or alphas, and betas. */
+void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
+                         float *g, float *beta);
+
+/* Return the place where a sequence's state of one head is read, and written after token t. The
+ * view of a place that is nowhere is that of the pool it would be in. */
+struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head);
+struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t,
+                             int head);
+
+/* A strip, the state of columns from col on after n_tokens, to a pool; or, where no token changed
+ * it, what is there (G9). rows: as for gdn_store_strip(). */
+void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                          const struct gdn_seq *seq, int head, int col, const float *S,
+                          struct gdn_place to, int64_t n_tokens, float *rows);
+
+/* The float dtype that the state is rounded to after each token; GDN_F32: it is not, or to 8
+ * bits, as the second one has it (NULL: it is not). */
+int                         gdn_rule_rounding(const struct gdn_rule *r);
+const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r);
+
+/* The three forms: prefill.c, decode_exact.c and decode.c. */
+size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
+void   gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, void *scratch);
+size_t gdn_exact_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
+void   gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_rule_item *item, void *scratch);
+size_t gdn_decode_scratch(const struct gdn_rule *r);
+void   gdn_decode_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const struct gdn_rule_item *item, void *scratch);
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bytes of dynamic shared memory of a block, as rows of kernels.def name them. The kernels' sources
+ * check that what they keep there fits. */
+#ifndef GDN_CUDA_SHARED_BYTES_H
+#define GDN_CUDA_SHARED_BYTES_H
+
+/* The stages: blocks that solve for columns, and those that have a strip of a state. */
+enum { GDN_CU_COLUMNS_BYTES = 85008, GDN_CU_STRIP_BYTES = 81936 };
+
+/* Gradients in float32. */
+enum { GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
+/* On tensor cores. */
+enum {
+    GDN_CU_PREPARE_BYTES      = 50048,
+    GDN_CU_PREPARE_DEEP_BYTES = 76672, /* K above 128 */
+    GDN_CU_WALK_BYTES         = 225664,
+    GDN_CU_HEADS_BYTES        = 227840,
+    GDN_CU_HEADS_WIDE_BYTES   = 232000 /* K or V above 128 */
+};
+/* By mma.sync. There are one or two stages of walks, and one or two loads of heads, after what they
+ * share. */
+enum {
+    GDN_CU_PORTABLE_WAY_BYTES    = 33280,
+    GDN_CU_PORTABLE_STAGE_BYTES  = 59520,
+    GDN_CU_PORTABLE_SHARED_BYTES = 26112,
+    GDN_CU_PORTABLE_LOAD_BYTES   = 57344,
+    GDN_CU_PORTABLE_WALK_LEAST   = GDN_CU_PORTABLE_WAY_BYTES + GDN_CU_PORTABLE_STAGE_BYTES,
+    GDN_CU_PORTABLE_WALK_BYTES   = GDN_CU_PORTABLE_WALK_LEAST + GDN_CU_PORTABLE_STAGE_BYTES,
+    GDN_CU_PORTABLE_HEADS_LEAST  = GDN_CU_PORTABLE_SHARED_BYTES + GDN_CU_PORTABLE_LOAD_BYTES,
+    GDN_CU_PORTABLE_HEADS_BYTES  = GDN_CU_PORTABLE_HEADS_LEAST + GDN_CU_PORTABLE_LOAD_BYTES
+};
+
+#endif

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks that several ops share, each of the file that its section names. */
+#ifndef GDN_CHECKS_H
+#define GDN_CHECKS_H
+
+#include "calls/chunk_stage.h"
+#include "calls/conv.h"
+#include "calls/record.h"
+#include "calls/rule.h"
+#include "calls/state_copy.h"
+#include "core/ctx.h"
+#include "core/limits.h"
+#include "state/pool_view.h"
+
+/* ---- The rule: rule.c ----------------------------------------------------------------------- */
+
+/* The formulas as arguments name them; 0: a default. */
+struct gdn_rule_formulas {
+    int32_t  head_map, gate, beta_kind, norm;
+    float    norm_eps, scale, bound;
+    uint32_t flags; /* GDN_ZERO_AS_GIVEN */
+};
+/* Sets those of the rule, whose K is known. The defaults of beta_kind and norm are the op's. */
+void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f,
+                           int32_t default_beta, int32_t default_norm);
+
+/* Check that flags name one form at most; and, where chunks are, that it takes the dtype. */
+gdn_status gdn_check_forms(gdn_ctx *ctx, uint32_t flags);
+gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
+
+/* ---- Batches and sizes: chunk_stage.c ------------------------------------------------------- */
+
+/* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone; and, the second
+ * one, token_start and what `takes` says. */
+gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
+                          struct gdn_plan *plan);
+gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
+                                 const struct gdn_tokens *tokens, unsigned takes,
+                                 struct gdn_plan *plan);
+
+/* A head size, the last dimension, from 1 to `most`; heads, which must divide H. */
+gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int most,
+                               int *size);
+gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int64_t H, int *n);
+
+/* chunk_size, 16, 32 or 64. */
+gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C);
+
+/* ---- The convolution: conv.c ---------------------------------------------------------------- */
+
+/* Checks the shape of the weights, [D][W] or [D][1][W], and fills W, weight and bias. conv->D is
+ * set already. */
+gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *weight_name,
+                            const gdn_tensor *bias, struct gdn_conv *conv);
+
+/* Checks the shape of a state tensor, [P][D][S], S >= W - 1, and makes it a view; absent: data
+ * NULL. */
+gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
+                               const struct gdn_conv *conv, struct gdn_conv_view *view);
+
+/* ---- Rows: gates.c, norm.c ------------------------------------------------------------------ */
+
+/* Checks the shapes of a call, [...][H] as `like` has them, and what it writes. */
+gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *like,
+                                  const char *name);
+
+/* Checks the tensors of a norm, or of its gradients. Their shape is that of x. */
+gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, void *args, const gdn_tensor *x);
+
+/* ---- Layers: layer.c ------------------------------------------------------------------------ */
+
+/* Checks heads and head sizes of a layer; two of its pools, which the same slots are of. */
+gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int32_t V);
+gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
+                          const gdn_tensor *b, const char *b_name);
+
+/* ---- Records and copies: record.c, state_copy.c --------------------------------------------- */
+
+/* record_k, record_u, record_g, record_count as some argument struct has them. */
+struct gdn_record_tensors {
+    const gdn_tensor *k, *u, *g, *count;
+};
+
+/* Checks that all are there, and that none has an element twice. Their shapes are checked. */
+gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
+                           struct gdn_record *record);
+
+/* Checks the descriptors. The names in `m` are set. */
+gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
+                              struct gdn_state_move *m);
+
+#endif

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# calls.sh BUILD - who calls whom, by the symbols of a build's objects: what includes.sh checks of
+# includes. A prototype could hide a call upwards; here the folder that defines a symbol and the
+# folder that asks for it are compared. A family of kernels calls of another what its face declares,
+# and the prototypes of a room's headers are of functions that the room defines.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=${1:?usage: calls.sh BUILD}
+export LC_ALL=C
+objects=$build/CMakeFiles/gdn_objects.dir
+mapfile -t headers < <(find src -name '*.h' | sort)
+
+{
+    # defined SYMBOL FILE, asked SYMBOL FILE
+    (cd "$objects" && find src -name '*.o' -exec nm -A {} +) |
+        sed -nE 's/^(.*)\.o:[0-9a-f]* +([A-Za-z]) (.*)$/\2 \3 \1/p' |
+        sed -nE 's/^[TDBRVW] /defined /p; s/^U /asked /p'
+    # declared SYMBOL FILE: lines that begin with a type, which calls do not
+    grep -HE '^[a-z].*\bgdn_[a-z0-9_]+\(' "${headers[@]}" | grep -vE ':(static|typedef|return) ' |
+        sed -E 's/^([^:]*):.*\b(gdn_[a-z0-9_]+)\(.*/declared \2 \1/'
+    # includes of a header: face OF
+    grep -HoE '^#include "cuda/[^"]+\.h"' "${headers[@]}" |
+        sed -E 's/^([^:]*):#include "(.*)"/includes src\/\2 \1/'
+} | awk -f tools/rooms.awk -f <(cat <<'AWK'
+    # Whether a family's face, <family>.h, or a header of the family that it includes declares it.
+    function face_has(symbol, room,    face) {
+        face = "src/" room "/" substr(room, 6) ".h"
+        return (symbol, face) in declares || index(within[symbol], " " face " ")
+    }
+    function blame(file, symbol, why) {
+        print file ": " symbol " of " where[symbol] " " why
+        bad = 1
+    }
+    $1 == "defined" { where[$2] = $3; n_defined++ }
+    $1 == "asked" { asked[$2, $3] = 1 }
+    $1 == "declared" { declares[$2, $3] = 1 }
+    $1 == "includes" { includers[$2] = includers[$2] " " $3 }
+    END {
+        if (!n_defined) { print "calls: no objects"; exit 1 }
+        for (key in declares) {
+            split(key, part, SUBSEP)
+            within[part[1]] = within[part[1]] includers[part[2]] " "
+            if (part[1] in where && room_of(where[part[1]]) != room_of(part[2]))
+                blame(part[2], part[1], "is declared here, in another room")
+        }
+        for (key in asked) {
+            split(key, part, SUBSEP)
+            symbol = part[1]
+            # The two tables of backends are where calls go up by design.
+            if (!(symbol in where) || symbol ~ /^gdn_(cpu|cuda)_backend$/) continue
+            a = room_of(part[2])
+            b = room_of(where[symbol])
+            if (wall(a, b)) blame(part[2], symbol, wall(a, b))
+            else if (a != b && is_family(a) && is_family(b) && symbol !~ /^gdn_cuda_op_/ &&
+                     !face_has(symbol, b))
+                blame(part[2], symbol, "is not in the face of " b)
+        }
+        exit bad
+    }
+AWK
+)

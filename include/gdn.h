@@ -34,7 +34,9 @@
  *
  *     S <- alpha S;    u = beta (v - S^T k);    S <- S + k u^T;    o = scale S^T q
  *
- * (Yang, Kautz, Hatamizadeh: Gated Delta Networks, 2024.) Letters, here and everywhere:
+ * (Yang, Kautz, Hatamizadeh: Gated Delta Networks, 2024.) This is one case of a rule with vectors
+ * a, b and w, which "The family" at gdn_prefill() describes: KDA, GDN-2 and Gated DeltaProduct are
+ * others, and shapes say which one a call means. Letters, here and everywhere:
  *
  *     B  sequences            N  tokens in all       T  tokens of one sequence
  *     Hq Hk Hv  heads of q, k, v                     H  state heads, max(Hq, Hv)
@@ -649,9 +651,11 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *     q             [N][Hq][K]     f32, bf16 or f16; dense
  *     k             [N][Hk][K]     as q, with its own dtype
  *     v             [N][Hv][V]     as q, with its own dtype
- *     g             [N][H]         f32, bf16 or f16; any strides; absent: alpha = 1
- *     beta          [N][H]         f32, bf16 or f16; any strides; absent: 1
- *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0
+ *     g             [N][H]         f32, bf16 or f16; any strides; absent: alpha = 1. Or [N][H][K]
+ *     beta          [N][H]         f32, bf16 or f16; any strides; absent: 1. Or [N][H][K]
+ *     A_log dt_bias [H]            f32, bf16 or f16; for GDN_GATE_RAW alone; dt_bias absent: 0.
+ *                                  dt_bias of a g [N][H][K] is [H][K]. A_log absent, with
+ *                                  gate_lower_bound: 0
  *     state         [P][H][V][K]   f32, bf16, f16, i8, e4m3, e5m2; any strides, but slower if none
  *                                  of its last two is 1. Absent: sequences start from zero.
  *     state_out     [P][H][V][K]   as state; where states are written. Absent: in state, in place.
@@ -660,11 +664,39 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *     checkpoints   [P][H][V][K]   as state, with its own dtype and strides; see gdn_batch. May be
  *                                  the very view that final states are written to.
  *                                  Absent: none are written.
+ *     write_gate    [N][H][V]      f32, bf16 or f16; dense; see "The family"
  *     record_...                   for gdn_decode: see gdn_record.h
  *
  * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. K is 1 to 256 and V
  * 1 to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says
  * which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
+ *
+ * The family. A token has n = updates pairs of k and v. With a, b and w of each token and head:
+ *
+ *     S <- diag(a) S                                          once
+ *     u = w * v - S^T (b * k);    S <- S + k u^T              n times, in the order of the rows
+ *     o = scale S^T q                                         after the last update
+ *
+ *     rule                  g           beta          write_gate    updates
+ *     Gated DeltaNet        [N][H]      [N][H]        -             1
+ *     KDA                   [N][H][K]   [N][H]        -             1
+ *     GDN-2                 [N][H][K]   [N][H][K]     [N][H][V]     1
+ *     Gated DeltaProduct    [N][H]      [n N][H]      -             n
+ *
+ * Any combination is a call. a is exp(g), for each key channel or the same for all of them. beta
+ * [N][H] is b and w. beta [N][H][K], the erase gate, is b, and w is then 1. A write_gate is w. Its
+ * last two sizes and those of beta follow k: with updates n, k, v, beta and write_gate have n N rows
+ * ([B][n T] in padded batches), and token t has rows n t to n t + n - 1. All else counts tokens:
+ * cu_seqlens, q, g, out, checkpoints. A last size of 1 of g and beta is no size.
+ *
+ *   gates     Raw gates are per channel: -exp(A_log[h]) softplus(a + dt_bias[h][k]), or with a
+ *             bound bound sigmoid(exp(A_log[h]) (a + dt_bias[h][k])). beta_kind SIGMOID holds for
+ *             beta and write_gate; TWICE_SIGMOID doubles the sigmoid of beta alone.
+ *   G7        A channel with a = 0 forgets its row of S alone.
+ *   G8        v is not read where w is 0. Nothing is written if b and w of a row are all 0.
+ *   G9        All g, b and w of the call are 0.
+ *   where     On a CPU. A GPU refuses shapes other than Gated DeltaNet's with GDN_E_UNSUPPORTED, as
+ *             do records and trees with updates above 1. GDN_BF16_PRODUCTS has no effect.
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
  * token_count is 0 is the state that it started from.
@@ -728,11 +760,12 @@ typedef struct gdn_rule_args {
     float            scale;            /* 0: 1 / sqrt(K) */
     float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
     int32_t          rounding;         /* gdn_rounding, of 8-bit states */
-    int32_t          reserved;         /* 0 */
+    int32_t          updates;          /* of each token, up to 8; 0: 1 */
     uint64_t         seed;             /* for GDN_ROUND_STOCHASTIC */
     void            *workspace;        /* see gdn_workspace_bytes() */
     size_t           workspace_bytes;
     void            *stream; /* CUDA; NULL on a CPU */
+    gdn_tensor       write_gate;
 } gdn_rule_args;
 
 GDN_DEFINE_INIT(gdn_rule_args, gdn_rule_args_init)
@@ -829,8 +862,12 @@ GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
  *     a b           [...][H]    f32, bf16 or f16, any strides; 1 to 5 leading dimensions. a and g
  *                               may be absent together, and so may b and beta. Fastest if heads
  *                               are dense
- *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0
+ *     A_log dt_bias [H]         f32, bf16 or f16; dt_bias absent: 0. With a bound A_log may be
+ *                               absent: 0
  *     g beta        as a, b     f32, bf16 or f16, any strides; may be the very view a, b
+ *
+ * If dt_bias is [H][K], a gate is per key channel: a and g are [...][H][K], and b and beta that or
+ * [...][H]. Not on a GPU.
  *
  * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). Guarantees: G1, G2, G3, G6, G12, G13.
  */
@@ -911,7 +948,8 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *
  *     x             [N][2 Hk K + Hv V]       A      dense; or [B][T][..]. Channels of q, then of
  *                                            k, then of v, head by head, as projected
- *     a b           [N][Hv]                  f32, bf16 or f16; any strides
+ *     a b           [N][Hv]                  f32, bf16 or f16; any strides. a may be [N][Hv][K]
+ *                                            and dt_bias then [Hv][K]: KDA, on a CPU
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
  *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]. Absent: x is what the
  *                                            convolution gave; conv_bias and conv_state are then

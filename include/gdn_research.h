@@ -27,7 +27,9 @@ extern "C" {
  *
  *     k             [N][Hk][K]      f32, bf16 or f16, dense
  *     v             [N][Hv][V]      f32, bf16 or f16, dense; absent with U
- *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1
+ *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1. They,
+ *                                   updates and write_gate may be those of "The family" at
+ *                                   gdn_prefill(), on a CPU
  *     M             [B][H][K][K]    f32, bf16 or f16; M[x][y] takes S_in[y] to S_out[x]. One of its
  *                                   last two strides is 1. Absent: not wanted.
  *     U             [B][H][V][K]    f32, bf16 or f16, or [B][H][K][V] as state_layout says. One of
@@ -70,6 +72,9 @@ typedef struct gdn_summary_args {
     void            *workspace;
     size_t           workspace_bytes;
     void            *stream;
+    gdn_tensor       write_gate;
+    int32_t          updates;  /* of each token; 0: 1 */
+    int32_t          reserved; /* 0 */
 } gdn_summary_args;
 
 GDN_DEFINE_INIT(gdn_summary_args, gdn_summary_args_init)

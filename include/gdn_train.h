@@ -29,10 +29,15 @@ extern "C" {
  *     checkpoints   [P][H][V][K]   f32, bf16, f16; saved states, see below; absent: none
  *     dq dk dv      as q, k, v     f32, bf16 or f16; dense; dq and dk are with respect to q and k
  *                                  before their norm
- *     dg            [N][H]         f32; with respect to g as given: log alpha, alpha or a
- *     dbeta         [N][H]         f32; with respect to beta as given: beta or b
- *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences
+ *     dg            as g           f32; with respect to g as given: log alpha, alpha or a
+ *     dbeta         as beta        f32; with respect to beta as given: beta or b
+ *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences. ddt_bias is
+ *                                  [H][K] if dt_bias is
  *     dstate        [B][H][V][K]   f32
+ *     write_gate dwrite_gate       as in gdn_prefill(), with updates; as write_gate, f32
+ *
+ * Shapes of "The family" at gdn_prefill() are taken on a CPU, which computes their gradients token
+ * by token and reads no checkpoints. A channel that forgets has the dg 0.
  *
  * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
  * no states and is several times faster; on tensor cores see below. state, dstate_out, checkpoints
@@ -105,6 +110,9 @@ typedef struct gdn_prefill_backward_args {
     void            *workspace;
     size_t           workspace_bytes;
     void            *stream;
+    gdn_tensor       write_gate, dwrite_gate;
+    int32_t          updates;  /* of each token; 0: 1 */
+    int32_t          reserved; /* 0 */
 } gdn_prefill_backward_args;
 
 GDN_DEFINE_INIT(gdn_prefill_backward_args, gdn_prefill_backward_args_init)
@@ -161,8 +169,8 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
  *
  *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, any strides; 1 to 5 leading
  *                                     dimensions. Fastest if heads are dense
- *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0
- *     dA_log ddt_bias      [H]        f32; sums over all rows
+ *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0, or [H][K] as in gdn_gates()
+ *     dA_log ddt_bias      [H]        f32; sums over all rows; ddt_bias as dt_bias
  *
  * Every gradient may be absent, but not all of them. da, dA_log and ddt_bias need a, A_log and dg;
  * db needs b and dbeta. With GDN_GATE_LINEAR dg is the gradient of exp(g). No tensor that is

@@ -89,10 +89,9 @@ static void draw_vast_sizes(struct ring2_draw *d, gdn_op op, struct sizes *s)
 static void pad(gdn_op op, union ring2_call *c, gdn_batch *t, const struct sizes *s)
 {
     const struct gdn_tensor_row *row     = gdn_tensor_rows(op);
-    gdn_tensor                  *tensors = ring2_call_tensors(c);
     t->cu_seqlens.data = NULL;
     for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++) {
-        gdn_tensor *x = &tensors[i];
+        gdn_tensor *x = ring2_call_tensor(op, c, i);
         if (row[i].form != GDN_FORM_TOKENS || !x->data) continue;
         for (int k = x->ndim++; k > 0; k--) {
             x->size[k]   = x->size[k - 1];
@@ -147,7 +146,7 @@ bool ring2_has_op(gdn_ctx *ctx, gdn_op op)
 /* ---- What ops.def says of them ---- */
 
 enum {
-#define GDN_ARGS_ROW(args, last, batch) ARGS_##args,
+#define GDN_ARGS_ROW(args, first, last, batch) ARGS_##args,
 #include "calls/ops.def"
 };
 static const int args_of[RING2_N_OPS] = {

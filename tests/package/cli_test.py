@@ -182,6 +182,20 @@ def test_vectors():
         check(here["isa"] == best, "chosen", here["isa"], "of", here["tables"])
 
 
+def test_family():
+    """KDA, GDN-2 and Gated DeltaProduct, which a CPU alone computes."""
+    folder = os.path.join(VECTORS, "family")
+    paths = sorted(os.path.join(folder, n) for n in os.listdir(folder)
+                   if n.endswith(".safetensors"))
+    check(len(paths) >= 15, "only", len(paths), "vectors in", folder)
+    for line in run_json("--threads", "2", *paths):
+        check(line["ok"] and line["compared"], line)
+    for table in info()["tables"]:
+        if table["runs_here"] and not os.environ.get("GDN_CPU"):
+            for line in run_json("--isa", table["name"], "--threads", "1", *paths):
+                check(line["ok"], table["name"], line)
+
+
 def test_every_isa():
     for table in info()["tables"]:
         if not table["runs_here"]:

@@ -75,11 +75,19 @@ static int64_t chunks_of(const struct ring2_replay *r)
     return (r->draw.T + C - 1) / C;
 }
 
+/* Returns the row of a tensor of the call. */
+static const struct gdn_tensor_row *row_of(struct ring2_replay *r, const gdn_tensor *t)
+{
+    size_t i = 0;
+    while (ring2_call_tensor(r->op, &r->call, i) != t) i++;
+    return &gdn_tensor_rows(r->op)[i];
+}
+
 /* Returns how many sequences, or states, the call has. */
 static int64_t n_sequences(struct ring2_replay *r)
 {
     for (size_t i = 0; i < gdn_op_shapes[r->op].n_tensors; i++) {
-        const gdn_tensor *t = &ring2_call_tensors(&r->call)[i];
+        const gdn_tensor *t = ring2_call_tensor(r->op, &r->call, i);
         if (t->data && cut_of(&gdn_tensor_rows(r->op)[i]) == BY_SEQUENCES) return t->size[0];
     }
     return r->draw.B;
@@ -115,7 +123,7 @@ static void run_alone(struct ring2_replay *r, const gdn_tensor *identity, int64_
     gdn_batch        batch = batch_alone(r, identity, b), *its = &batch;
     const int64_t    T     = r->draw.T;
     for (size_t i = 0; i < gdn_op_shapes[r->op].n_tensors; i++) {
-        gdn_tensor    *t   = &ring2_call_tensors(&c)[i];
+        gdn_tensor    *t   = ring2_call_tensor(r->op, &c, i);
         const enum cut cut = cut_of(&gdn_tensor_rows(r->op)[i]);
         if (!t->data) continue;
         if (cut == BY_TOKENS) *t = ring2_narrow(t, 0, b * T, T);
@@ -134,8 +142,7 @@ static void skip_sums(struct ring2_replay *r)
     const int         n = ring2_written(r->op, &r->call, written);
     for (int i = 0; i < n; i++) {
         const gdn_tensor *t = written[i];
-        if (!t->data || cut_of(&gdn_tensor_rows(r->op)[t - ring2_call_tensors(&r->call)]))
-            continue;
+        if (!t->data || cut_of(row_of(r, t))) continue;
         for (int64_t j = 0; j < ring2_count(t); j++) {
             unsigned char *const at = ring2_element(t, j);
             memcpy(at, r->want + (at - r->draw.arena), gdn_dtype_bytes(t->dtype));
@@ -181,7 +188,7 @@ static void run_part(struct ring2_replay *r, const gdn_tensor *identity, int64_t
     union ring2_call c     = r->call;
     gdn_batch        batch = batch_part(r, identity, b, n), *its = &batch;
     for (size_t i = 0; i < gdn_op_shapes[r->op].n_tensors; i++) {
-        gdn_tensor    *t   = &ring2_call_tensors(&c)[i];
+        gdn_tensor    *t   = ring2_call_tensor(r->op, &c, i);
         const enum cut cut = cut_of(&gdn_tensor_rows(r->op)[i]);
         if (!t->data) continue;
         if (cut == BY_TOKENS) *t = ring2_narrow(t, 0, 0, end);

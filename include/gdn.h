@@ -116,15 +116,12 @@
  *               docs/design/numerics.md derives the error bounds and says how each is tested.
  *
  *
- * GLOSSARY
+ * GLOSSARY (more in docs/design/architecture.md)
  *
- *     slot        one entry of a pool: the states of all heads of one sequence
+ *     slot        one entry of a pool of states: all heads of one sequence
  *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where. Without
  *                 cu_seqlens, in every op, the N tokens are one sequence
  *     padded      tensors [B][T]... of B sequences. One token of each is [B][1]...
- *     chunk       tokens that prefill computes together: 16 on a CPU, up to 64 on a GPU
- *     segment     a part of a long sequence, computed at the same time as the other parts (GPU)
- *     checkpoint  a copy of the state after a given token
  *     draft       tokens that may be rejected later; a tree if they have several continuations
  *     bits        "the same bits": equal, bit for bit. "To rounding": equal within the error bounds
  *
@@ -786,12 +783,10 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * or 57344 becomes that value, and a NaN stays alone. On a GPU, GDN_E5M2 and states without scales
  * take a slower kernel. Errors: docs/design/state-dtypes.md.
  *
- * GDN_ROUND_STOCHASTIC rounds an element up or down. The probability keeps its mean, to 2^-24 of a
- * step with GDN_I8, to 2^-20 with GDN_E4M3 and to 2^-21 with GDN_E5M2. The random number depends on
- * seed + n, the state head, and the element's v and k. n is the number of tokens of the sequence
- * in this call when the state is stored. So calls of one token with the seeds s, s + 1 and
- * so on draw the same numbers as one call with the seed s that stores after each token. GDN_EXACT
- * with such a state takes no parents (GDN_E_UNSUPPORTED). Other dtypes ignore `rounding`.
+ * GDN_ROUND_STOCHASTIC rounds an element up or down, and keeps its mean. The random number depends
+ * on seed + n, the state head, and the element's v and k. n is the number of tokens of the sequence
+ * in this call when the state is stored. GDN_EXACT with such a state takes no parents
+ * (GDN_E_UNSUPPORTED). Other dtypes ignore `rounding`.
  *
  * docs/design/numerics.md, section 13, has all formulas.
  */

@@ -71,13 +71,7 @@
  *
  * WHICH LAYOUT IS MINE
  *
- *     engine             states of the rule           head map       gates
- *     vLLM 0.33          GDN_STATE_VK                 GROUPED        LOG; RAW in decode
- *     SGLang 0.5.23      GDN_STATE_VK                 GROUPED        LOG; RAW in decode
- *     FlashInfer 0.7     GDN_STATE_VK; GDN_STATE_KV   GROUPED        LINEAR; RAW in decode
- *                        in gated_delta_rule_decode
- *     Hugging Face, FLA  GDN_STATE_KV                 GROUPED        LOG
- *     ggml               GDN_STATE_VK                 INTERLEAVED    LOG
+ * docs/start/embedding.md has a table of engines: state layout, head map and gates of each.
  *
  * States of the convolution are [P][D][S] with any strides. If an engine keeps them as [P][S][D],
  * exchange the two strides of the view.
@@ -198,8 +192,6 @@
  *     tokens of B sequences are [B][1]... (as fast), or [B]... with cu_seqlens 0, 1, ..., B.
  *   - An empty sequence (no tokens) writes no slot, so its slot may be named again. A sequence
  *     whose token_count is 0 does write its slot.
- *   - With 16-bit states several calls round between them. With GDN_EXACT the state is rounded
- *     after every token, and any number of calls gives the same bits.
  */
 #ifndef GDN_H
 #define GDN_H
@@ -724,14 +716,12 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *               multiplied on tensor cores: keys, queries, the state and intermediate values are
  *               rounded to that dtype as factors, and summed in float32. If q, k, v and out do not
  *               have one dtype, the call goes token by token, which is slow for prompts.
- *   single      On Hopper a packed call of less than 1024 tokens a sequence may compute sequences
- *   tokens      of one token by kernels of gdn_decode. Their bits are those of gdn_decode.
- *   Splitting   On Hopper few long sequences of 16 bits are cut into segments, which are computed
- *               at the same time, up to four times as fast. Cuts are at multiples of 64 tokens.
- *               Each cut rounds once more, and depends on the batch. Without GDN_NO_EARLY_STOP, if
- *               `norm` normalises keys, the first tokens of a segment are skipped if they can
- *               change its last state by at most 2^-24 of the state's length. To capture such a
- *               call into a graph, pass a workspace, or first run a call that needs as much.
+ *   single      On Hopper kernels of gdn_decode may compute sequences of one token among prompts.
+ *   tokens      Their bits are those of gdn_decode.
+ *   Splitting   On Hopper few long sequences of 16 bits are cut into segments at multiples of 64
+ *               tokens. Each cut rounds once more, and depends on the batch. Without
+ *               GDN_NO_EARLY_STOP, if `norm` normalises keys, first tokens of a segment are skipped
+ *               if they change its last state by at most 2^-24 of the state's length.
  *
  * docs/design/guarantees.md has the conditions of the last two, and the exact limit.
  *

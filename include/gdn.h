@@ -116,7 +116,6 @@
  *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where. Without
  *                 cu_seqlens, in every op, the N tokens are one sequence
  *     padded      tensors [B][T]... of B sequences. One token of each is [B][1]...
- *     draft       tokens that may be rejected later; a tree if they have several continuations
  *     bits        "the same bits": equal, bit for bit. "To rounding": equal within the error bounds
  *
  *
@@ -190,8 +189,7 @@
  *     GDN_ZERO_AS_GIVEN a scale or an eps may be 0.
  *   - [N] without cu_seqlens is one sequence of N tokens, in gdn_decode and gdn_step too. The next
  *     tokens of B sequences are [B][1]... (as fast), or [B]... with cu_seqlens 0, 1, ..., B.
- *   - An empty sequence (no tokens) writes no slot, so its slot may be named again. A sequence
- *     whose token_count is 0 does write its slot.
+ *   - An empty sequence writes no slot. A sequence whose token_count is 0 does.
  */
 #ifndef GDN_H
 #define GDN_H
@@ -390,8 +388,7 @@ GDN_DEFINE_INIT(gdn_options, gdn_options_init)
  *             padding. If two sequences write one slot, its content is undefined. Nothing outside
  *             the tensors is touched.
  *   loading   The first call that needs a kernel loads it, in milliseconds, in a capture too. If
- *             this build has no code for the GPU, the driver compiles the kernel. That takes
- *             seconds and is kept on disk; the log says so.
+ *             this build has no code for the GPU, the driver first compiles it, in seconds.
  *   graphs    A call may be captured. Launches depend on descriptors alone, so a replay may find
  *             other lengths and slots in the same arrays. A captured graph keeps a pointer to its
  *             workspace. A later, larger call frees the context's own workspace, and so does
@@ -418,9 +415,8 @@ GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 /*
  * gdn_self_test - checks that this machine, with this context and its threads, computes correctly.
  *
- * It compares small cases of the rule, the convolution, the gates and the norms, in every dtype,
- * with plain C in float64, in some milliseconds. It allocates 270 KB, and 225 KB for each thread
- * that stay as the context's workspace. GDN_E_SELF_TEST: the text names the op and the element.
+ * It compares small cases of the ops with plain C in float64, in some milliseconds. It allocates
+ * 270 KB, and 225 KB for each thread that stay as the context's workspace.
  */
 GDN_API gdn_status gdn_self_test(gdn_ctx *ctx);
 
@@ -674,7 +670,7 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *
  * Any combination is a call. a is exp(g), for each key channel or the same for all of them. beta
  * [N][H] is b and w. beta [N][H][K], the erase gate, is b, and w is then 1. A write_gate is w. Its
- * last two sizes and those of beta follow k: with updates n, k, v, beta and write_gate have n N rows
+ * last two sizes and those of beta follow k. With updates n, these tensors, k and v have n N rows
  * ([B][n T] in padded batches), and token t has rows n t to n t + n - 1. All else counts tokens:
  * cu_seqlens, q, g, out, checkpoints. A last size of 1 of g and beta is no size.
  *
@@ -700,11 +696,10 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *                        for final states (without one: of the pool where states start). Cost on a
  *                        CPU: gdn_prefill 1/3, gdn_decode up to 1/5. On a GPU gdn_prefill runs the
  *                        kernels of gdn_decode.
- *   GDN_BF16_PRODUCTS    gdn_prefill with bf16 q (gdn_block: hidden), on a CPU with AMX or
- *                        AVX512-BF16: in the products k . S and q . S of a chunk, keys, queries and
- *                        the state are rounded to bfloat16. Each product is off by up to 2^-8 of
- *                        its absolute value. On other machines, in gdn_decode and in gdn_step it
- *                        changes nothing. Another dtype of q is GDN_E_DTYPE.
+ *   GDN_BF16_PRODUCTS    gdn_prefill with bf16 q (gdn_block: hidden; else GDN_E_DTYPE), on a CPU
+ *                        with AMX or AVX512-BF16: factors of the products k . S and q . S are
+ *                        rounded to bfloat16. Each product is off by up to 2^-8 of its absolute
+ *                        value. Elsewhere, in gdn_decode and in gdn_step it changes nothing.
  *   GDN_BATCH_INVARIANT  gdn_prefill on a GPU does not split sequences: few long ones take up to
  *                        4 times as long. No effect on a CPU, where bits never depend on the batch.
  *   GDN_NO_EARLY_STOP    gdn_prefill on a GPU: see "Splitting" below. No effect on a CPU.
@@ -795,8 +790,7 @@ typedef enum gdn_activation {
  *
  *     out[t][d] = act(bias[d] + sum_w weight[d][w] x[t - W + 1 + w][d])
  *
- * where x at t < 0 comes from the state, or is zero. One call serves whole sequences, and the
- * update of a pool by one or several tokens.
+ * where x at t < 0 comes from the state, or is zero.
  *
  *     x         [N][D]       A        any strides; or [B][T][D]. Fastest if that of D is 1; then
  *                            (channels first) if that of the tokens is

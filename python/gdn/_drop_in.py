@@ -9,7 +9,7 @@ import gdn
 import gdn.torch
 import torch
 from gdn.torch import distributed
-from gdn.torch._named import renamed
+from gdn.torch._named import explained_by, needed_by, renamed
 from torch.nn import functional
 
 CHUNK_SIZE = 64  # of FLA and FlashQLA
@@ -232,24 +232,12 @@ def explained(**least):
     """Marks a function whose tensors have these names and at least so many dimensions. Errors name
     the argument which is no tensor, or has fewer. A call that succeeds pays for no check."""
 
-    def mark(function):
-        signature = inspect.signature(function)
+    def explain(bound):
+        given = bound.arguments
+        wanted(**{n: given[n] for n in least if n in needed_by(bound.signature)})
+        _explain(**{n: (given.get(n), count) for n, count in least.items()})
 
-        @functools.wraps(function)
-        def call(*args, **kwargs):
-            try:
-                return function(*args, **kwargs)
-            except (AttributeError, IndexError, TypeError):
-                given = signature.bind(*args, **kwargs).arguments
-                needed = {n: given[n] for n in least
-                          if signature.parameters[n].default is inspect.Parameter.empty}
-                wanted(**needed)
-                _explain(**{n: (given.get(n), count) for n, count in least.items()})
-                raise
-
-        return call
-
-    return mark
+    return explained_by(explain)
 
 
 @renamed(state="initial_state")

@@ -26,20 +26,14 @@ extern "C" {
  * timeout: the transport decides when to give up.
  */
 typedef struct gdn_collective {
-    uint32_t struct_size; /* set by gdn_collective_init() */
+    uint32_t struct_size;
     int32_t  rank, size;
     int32_t  reserved; /* 0 */
     gdn_status (*all_gather)(void *user, const void *send, void *recv, size_t bytes, void *stream);
     void *user;
 } gdn_collective;
 
-static inline gdn_collective gdn_collective_init(void)
-{
-    gdn_collective c;
-    memset(&c, 0, sizeof c);
-    c.struct_size = (uint32_t)sizeof c;
-    return c;
-}
+GDN_DEFINE_INIT(gdn_collective, gdn_collective_init)
 
 /*
  * gdn_prefill_parallel - computes gdn_prefill() of sequences whose tokens are spread over the ranks
@@ -57,7 +51,8 @@ static inline gdn_collective gdn_collective_init(void)
  * bytes, gdn_summary_fold() of the ranks before, and gdn_prefill(). To cut a batch in another way,
  * make these calls yourself. Every rank makes the same calls in the same order.
  *
- * Refused: slots, has_initial_state, token_start, states of 8 bits, GDN_GATE_LINEAR. Results equal
+ * Refused: slots, has_initial_state, token_start, states of 8 bits, GDN_GATE_LINEAR, write_gate,
+ * updates above 1, raw gates per channel without dt_bias. Results equal
  * gdn_prefill() on one device to rounding: the state that a rank starts from is float32.
  * Guarantees: G2, G3, G6, G7 for the same group and cut. Errors: as for the calls above; GDN_E_ARG
  * for the group. If a rank fails before its all_gather, the other ranks wait until their transport

@@ -27,7 +27,9 @@ extern "C" {
  *
  *     k             [N][Hk][K]      f32, bf16 or f16, dense
  *     v             [N][Hv][V]      f32, bf16 or f16, dense; absent with U
- *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1
+ *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1. They,
+ *                                   updates and write_gate may be those of "The family" at
+ *                                   gdn_prefill(), on a CPU
  *     M             [B][H][K][K]    f32, bf16 or f16; M[x][y] takes S_in[y] to S_out[x]. One of its
  *                                   last two strides is 1. Absent: not wanted.
  *     U             [B][H][V][K]    f32, bf16 or f16, or [B][H][K][V] as state_layout says. One of
@@ -49,9 +51,9 @@ extern "C" {
  *             given. With GDN_BATCH_INVARIANT units have 8192 tokens in any call. Without it G2
  *             holds to rounding on these kernels.
  *   early     If norm normalises keys, the first tokens of a sequence or of a unit may be left
- *   stop      out as in gdn_prefill() (see "Early stop"), at the same limit: U is off by at most
- *             2^-24 of the length that its columns had before the other tokens, and M of the
- *             sequence is 0. Its columns would have a length of at most 2^-24.
+ *   stop      out as in gdn_prefill(), at the same limit (docs/design/guarantees.md). U is then off
+ *             by at most 2^-24 of the length that its columns had before the other tokens, and M of
+ *             the sequence is 0. Its columns would have a length of at most 2^-24.
  *             With GDN_NO_EARLY_STOP every token counts.
  *
  * A CPU and the general kernels ignore both flags. No tensor that is written may overlap another
@@ -59,7 +61,7 @@ extern "C" {
  * gdn_prefill().
  */
 typedef struct gdn_summary_args {
-    uint32_t         struct_size; /* set by gdn_summary_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, GDN_ZERO_AS_GIVEN */
     gdn_tensor       k, v, g, beta, M, U;
     const gdn_batch *batch;
@@ -70,15 +72,12 @@ typedef struct gdn_summary_args {
     void            *workspace;
     size_t           workspace_bytes;
     void            *stream;
+    gdn_tensor       write_gate;
+    int32_t          updates;  /* of each token; 0: 1 */
+    int32_t          reserved; /* 0 */
 } gdn_summary_args;
 
-static inline gdn_summary_args gdn_summary_args_init(void)
-{
-    gdn_summary_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_summary_args, gdn_summary_args_init)
 
 GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
 
@@ -100,7 +99,7 @@ GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
  * G7, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED, GDN_E_MEMORY.
  */
 typedef struct gdn_summary_compose_args {
-    uint32_t   struct_size; /* set by gdn_summary_compose_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* 0 */
     gdn_tensor M1, U1, M2, U2, M, U;
     int32_t    state_layout; /* gdn_state_layout of U1, U2, U */
@@ -110,13 +109,7 @@ typedef struct gdn_summary_compose_args {
     void      *stream;
 } gdn_summary_compose_args;
 
-static inline gdn_summary_compose_args gdn_summary_compose_args_init(void)
-{
-    gdn_summary_compose_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_summary_compose_args, gdn_summary_compose_args_init)
 
 GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args);
 
@@ -131,7 +124,7 @@ GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_a
  * Precision, selection, guarantees, errors: as for gdn_summary_compose().
  */
 typedef struct gdn_summary_apply_args {
-    uint32_t   struct_size; /* set by gdn_summary_apply_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* 0 */
     gdn_tensor M, U, state, state_out;
     int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
@@ -141,13 +134,7 @@ typedef struct gdn_summary_apply_args {
     void      *stream;
 } gdn_summary_apply_args;
 
-static inline gdn_summary_apply_args gdn_summary_apply_args_init(void)
-{
-    gdn_summary_apply_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_summary_apply_args, gdn_summary_apply_args_init)
 
 GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args);
 
@@ -173,7 +160,7 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
  * guarantees, errors: as for gdn_summary_compose().
  */
 typedef struct gdn_summary_fold_args {
-    uint32_t   struct_size; /* set by gdn_summary_fold_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* 0 */
     gdn_tensor M, U, order, state, state_out;
     int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
@@ -183,13 +170,7 @@ typedef struct gdn_summary_fold_args {
     void      *stream;
 } gdn_summary_fold_args;
 
-static inline gdn_summary_fold_args gdn_summary_fold_args_init(void)
-{
-    gdn_summary_fold_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_summary_fold_args, gdn_summary_fold_args_init)
 
 GDN_API gdn_status gdn_summary_fold(gdn_ctx *ctx, const gdn_summary_fold_args *args);
 
@@ -235,7 +216,7 @@ GDN_API gdn_status gdn_summary_fold(gdn_ctx *ctx, const gdn_summary_fold_args *a
  * other stages take g, not these sums.
  */
 typedef struct gdn_chunk_cumsum_args {
-    uint32_t         struct_size; /* set by gdn_chunk_cumsum_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor       g, out;
     const gdn_batch *batch;
@@ -246,13 +227,7 @@ typedef struct gdn_chunk_cumsum_args {
     void            *stream;
 } gdn_chunk_cumsum_args;
 
-static inline gdn_chunk_cumsum_args gdn_chunk_cumsum_args_init(void)
-{
-    gdn_chunk_cumsum_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_chunk_cumsum_args, gdn_chunk_cumsum_args_init)
 
 GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args);
 
@@ -266,7 +241,7 @@ GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *a
  * are zero. If beta is 0, v may be NaN (G8).
  */
 typedef struct gdn_chunk_uw_args {
-    uint32_t         struct_size; /* set by gdn_chunk_uw_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* 0 */
     gdn_tensor       k, v, g, beta, u, w, T;
     const gdn_batch *batch;
@@ -277,13 +252,7 @@ typedef struct gdn_chunk_uw_args {
     void            *stream;
 } gdn_chunk_uw_args;
 
-static inline gdn_chunk_uw_args gdn_chunk_uw_args_init(void)
-{
-    gdn_chunk_uw_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_chunk_uw_args, gdn_chunk_uw_args_init)
 
 GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
 
@@ -297,7 +266,7 @@ GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
  *                                   wanted. An empty sequence leaves it alone, as in gdn_prefill().
  */
 typedef struct gdn_chunk_states_args {
-    uint32_t         struct_size; /* set by gdn_chunk_states_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* 0 */
     gdn_tensor       k, u, w, g, state, states, state_out;
     const gdn_batch *batch;
@@ -310,13 +279,7 @@ typedef struct gdn_chunk_states_args {
     void            *stream;
 } gdn_chunk_states_args;
 
-static inline gdn_chunk_states_args gdn_chunk_states_args_init(void)
-{
-    gdn_chunk_states_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_chunk_states_args, gdn_chunk_states_args_init)
 
 GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args);
 
@@ -328,7 +291,7 @@ GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *a
  *     out           [N][H][V]       f32, bf16 or f16
  */
 typedef struct gdn_chunk_output_args {
-    uint32_t         struct_size; /* set by gdn_chunk_output_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor       q, k, u, w, g, states, out;
     const gdn_batch *batch;
@@ -341,13 +304,7 @@ typedef struct gdn_chunk_output_args {
     void            *stream;
 } gdn_chunk_output_args;
 
-static inline gdn_chunk_output_args gdn_chunk_output_args_init(void)
-{
-    gdn_chunk_output_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_chunk_output_args, gdn_chunk_output_args_init)
 
 GDN_API gdn_status gdn_chunk_output(gdn_ctx *ctx, const gdn_chunk_output_args *args);
 

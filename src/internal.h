@@ -11,6 +11,7 @@
 #include "cuda/driver/blas.h"
 #include "cuda/driver/images.h"
 #include "cuda/driver/launch.h"
+#include "cuda/layer/args.h"
 #include "cuda/prefill/sm90/cache.h"
 #include "ops/mirror.h"
 #include "ops/op_table.h"

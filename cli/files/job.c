@@ -14,6 +14,7 @@ static const struct {
     { "g", "g_log" },
     { "g", "a" },
     { "beta", "b" },
+    { "write_gate", "write" },
     { "state", "initial_state" },
     { "hidden", "hidden_states" },
     { "dout", "grad_output" },

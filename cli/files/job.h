@@ -7,9 +7,9 @@
 #define JOB_H
 
 #include "files/compare.h"
-#include "files/safetensors.h"
 #include "gdn_train.h"
-#include "memory.h"
+#include "program/memory.h"
+#include "program/safetensors.h"
 
 struct job_output {
     const char        *name; /* "output", "final_state", ... */
@@ -28,7 +28,7 @@ struct job_phase {
     char        kernel[640]; /* what ran */
 };
 
-enum { JOB_OUTPUTS = 12 }; /* at most */
+enum { JOB_OUTPUTS = 13 }; /* at most */
 
 struct job {
     struct st_file         file;

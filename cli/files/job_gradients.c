@@ -5,22 +5,26 @@
 
 static const char *const tensors[] = {
     "q", "k", "v", "g", "g_log", "a", "beta", "b", "A_log", "dt_bias", "scale", "state",
-    "initial_state", "cu_seqlens", "token_count", "grad_output", "grad_final_state",
+    "initial_state", "cu_seqlens", "token_count", "write", "grad_output", "grad_final_state",
     "expected.output", "expected.final_state", "expected.new_state", "expected.dq", "expected.dk",
     "expected.dv", "expected.dg", "expected.da", "expected.dbeta", "expected.db",
+    "expected.dwrite",
     "expected.dA_log", "expected.ddt_bias", "expected.dinitial_state", NULL
 };
 static const char *const metadata[] = {
     "scale", "gate", "gate_lower_bound", "beta", "head_map", "use_qk_l2norm", "norm", "norm_eps",
-    "state_layout", NULL
+    "state_layout", "updates", NULL
 };
 
-/* Those of gates have the sizes of one number per head and token. */
 static int add(struct job *job, const char *name, int32_t dtype, const gdn_tensor *of,
                gdn_tensor *made)
 {
-    const gdn_tensor *q = &job->args.rule.q;
-    return job_gradient(job, name, dtype, of, of->ndim == q->ndim - 1, q->dtype, made);
+    return job_gradient(job, name, dtype, of, false, job->args.rule.q.dtype, made);
+}
+static int add_gate(struct job *job, const char *name, const gdn_tensor *of, bool of_gate,
+                    gdn_tensor *made)
+{
+    return job_gradient(job, name, GDN_F32, of, of_gate, job->args.rule.q.dtype, made);
 }
 
 static int prepare(struct job *job)
@@ -35,18 +39,21 @@ static int prepare(struct job *job)
     a->dt_bias = r->dt_bias, a->batch = r->batch, a->gate = r->gate, a->beta_kind = r->beta_kind;
     a->head_map = r->head_map, a->state_layout = r->state_layout, a->norm = r->norm;
     a->norm_eps = r->norm_eps, a->scale = r->scale, a->gate_lower_bound = r->gate_lower_bound;
+    a->write_gate = r->write_gate, a->updates = r->updates;
     a->dout       = job_tensor(job, "grad_output");
     a->dstate_out = job_tensor(job, "grad_final_state");
     if (job_need(job, &a->dout, "grad_output") ||
         job_either(job, "initial_state", "state", &a->state))
         return CLI_BAD;
-    const int32_t given = a->beta_kind == GDN_BETA_GIVEN;
+    const bool given    = a->beta_kind == GDN_BETA_GIVEN;
+    const bool channels = a->g.data && a->g.ndim == a->q.ndim; /* sums over them are as gates */
     return add(job, "dq", A, &a->q, &a->dq) || add(job, "dk", A, &a->k, &a->dk) ||
            add(job, "dv", A, &a->v, &a->dv) ||
-           add(job, raw ? "da" : "dg", GDN_F32, &a->g, &a->dg) ||
-           add(job, given ? "dbeta" : "db", GDN_F32, &a->beta, &a->dbeta) ||
-           add(job, "dA_log", GDN_F32, &a->A_log, &a->dA_log) ||
-           add(job, "ddt_bias", GDN_F32, &a->dt_bias, &a->ddt_bias) ||
+           add_gate(job, raw ? "da" : "dg", &a->g, true, &a->dg) ||
+           add_gate(job, given ? "dbeta" : "db", &a->beta, true, &a->dbeta) ||
+           add_gate(job, "dwrite", &a->write_gate, true, &a->dwrite_gate) ||
+           add_gate(job, "dA_log", &a->A_log, channels, &a->dA_log) ||
+           add_gate(job, "ddt_bias", &a->dt_bias, channels, &a->ddt_bias) ||
            add(job, "dinitial_state", GDN_F32, &a->state, &a->dstate);
 }
 

@@ -6,12 +6,12 @@
 static const char *const tensors[] = {
     "q", "k", "v", "g", "g_log", "a", "beta", "b", "A_log", "dt_bias", "scale", "state",
     "initial_state", "cu_seqlens", "read_slots", "write_slots", "has_initial_state",
-    "num_accepted_tokens", "token_count", "expected.output", "expected.final_state",
+    "num_accepted_tokens", "token_count", "write", "expected.output", "expected.final_state",
     "expected.new_state", NULL
 };
 static const char *const metadata[] = {
     "scale", "gate", "gate_lower_bound", "beta", "head_map", "use_qk_l2norm", "norm", "norm_eps",
-    "state_layout", "exact", "pad_policy", "sink_slot", "first_slot", "write",
+    "state_layout", "exact", "pad_policy", "sink_slot", "first_slot", "write", "updates",
     NULL
 };
 
@@ -54,6 +54,20 @@ static int read_beta(struct job *job)
     if (job_either(job, "beta", "b", &a->beta)) return CLI_BAD;
     a->beta_kind = st_find(&job->file, "b") ? GDN_BETA_SIGMOID : GDN_BETA_GIVEN;
     return job_formula(job, "beta", betas, &a->beta_kind);
+}
+
+/* Reads the write gate, and how many updates a token has. */
+static int read_updates(struct job *job)
+{
+    gdn_rule_args *a = &job->args.rule;
+    float          n = 1;
+    a->write_gate = job_tensor(job, "write");
+    if (job_number(job, "updates", &n)) return CLI_BAD;
+    a->updates = (int32_t)n;
+    if ((float)a->updates != n || n < 1)
+        return cli_bad("%s: metadata 'updates': %g, wanted a whole number from 1 on",
+                       job->file.path, (double)n);
+    return CLI_OK;
 }
 
 /* Reads the scale from the metadata, or from a tensor of one element, as traces have it. */
@@ -125,8 +139,8 @@ static int make_outputs(struct job *job)
     const int64_t     K     = q->size[lead + 1], V = v->size[lead + 1];
     int64_t           out[4], B = 1;
     gdn_tensor        state;
-    memcpy(out, v->size, sizeof out);
-    out[lead] = H;
+    memcpy(out, q->size, sizeof out);
+    out[lead] = H, out[lead + 1] = V;
     if (lead == 2 || job->kind == &job_decode) B = q->size[0];
     if (cu->data && cu->ndim == 1) B = larger(cu->size[0] - 1, 0);
     const int64_t pool[4] = { B, H, kv ? K : V, kv ? V : K };
@@ -151,7 +165,7 @@ static int prepare(struct job *job)
     a->v             = job_tensor(job, "v");
     a->batch         = &job->batch;
     if (check_ranks(job, &a->q, &a->k, &a->v) || job_batch(job) || read_gate(job) ||
-        read_beta(job) || read_scale(job) || read_norm(job) ||
+        read_beta(job) || read_updates(job) || read_scale(job) || read_norm(job) ||
         job_choice(job, "head_map", maps, &a->head_map) ||
         job_choice(job, "state_layout", layouts, &a->state_layout) ||
         job_choice(job, "exact", yes_no, &exact))

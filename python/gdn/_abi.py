@@ -42,14 +42,15 @@ _CTYPES = dict(int32=c_int32, uint32=c_uint32, int64=c_int64, uint64=c_uint64, f
                size=c_size_t, text=c_char_p, pointer=c_void_p, tensor=gdn_tensor)
 
 
-def _struct(name, fields, needs="", outputs=()):
+def _struct(name, fields, needs="", outputs=(), later=""):
     """
     A struct from lines of a type and its fields. One with outputs, the tensors that the call
     writes, is the arguments of an op, which begin and end alike. needs: the tensors without which
     no call of the op is complete.
     """
     if outputs:
-        fields = "uint32 flags" + fields + "pointer workspace\nsize workspace_bytes\npointer stream"
+        fields = "uint32 flags" + fields + "pointer workspace\nsize workspace_bytes\npointer stream\n"
+        fields += later
     lines = [line.split() for line in fields.strip().splitlines()]
     members = [(field, _CTYPES[kind]) for kind, *names in lines for field in names]
     members.insert(0, ("struct_size", c_uint32))
@@ -86,11 +87,11 @@ gdn_rule_args = _struct("gdn_rule_args", """
     batch batch
     int32 gate beta_kind head_map state_layout norm
     float norm_eps scale gate_lower_bound
-    int32 rounding reserved
+    int32 rounding updates
     uint64 seed
 """, needs="q k v",
     outputs=("state", "state_out", "out", "checkpoints", "state_scales", "state_out_scales",
-             "checkpoint_scales", "record_k", "record_u", "record_g"))
+             "checkpoint_scales", "record_k", "record_u", "record_g"), later="tensor write_gate")
 
 gdn_record_commit_args = _struct("gdn_record_commit_args", """
     tensor record_k record_u record_g record_count n_accepted path
@@ -223,7 +224,7 @@ gdn_summary_args = _struct("gdn_summary_args", """
     int32 head_map state_layout norm
     float norm_eps
 """, needs="k",
-    outputs=("M", "U"))
+    outputs=("M", "U"), later="tensor write_gate\nint32 updates reserved")
 
 gdn_summary_compose_args = _struct("gdn_summary_compose_args", """
     tensor M1 U1 M2 U2 M U
@@ -284,7 +285,8 @@ gdn_prefill_backward_args = _struct("gdn_prefill_backward_args", """
     int32 gate beta_kind head_map state_layout norm
     float norm_eps scale gate_lower_bound
 """, needs="q k v dout",
-    outputs=("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dstate"))
+    outputs=("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dstate", "dwrite_gate"),
+    later="tensor write_gate dwrite_gate\nint32 updates reserved")
 
 gdn_block_backward_args = _struct("gdn_block_backward_args", """
     tensor hidden in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_b in_proj_a

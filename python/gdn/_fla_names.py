@@ -10,6 +10,7 @@ def _of(module, *names):
 
 _CHUNK = _of(fla, "chunk_gated_delta_rule", "chunk_gdn")
 _RECURRENT = _of(fla, "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn")
+_KDA = _of(fla, "chunk_kda", "fused_recurrent_kda")
 _INDEX = _of(_fla_ops, "get_max_num_splits", "prepare_chunk_indices", "prepare_chunk_offsets",
              "prepare_cu_seqlens_from_lens", "prepare_cu_seqlens_from_mask", "prepare_lens",
              "prepare_lens_from_mask", "prepare_position_ids", "prepare_sequence_ids",
@@ -28,7 +29,10 @@ _GATED = _of(_fla_modules, "FusedRMSNormGated", "rms_norm_gated")
 KEEP = {*_INDEX, *_CONTEXTS, *_RANKS, "l2norm_bwd", "l2norm_fwd"}
 
 MODULES = {
-    "fla.ops": {**_CHUNK, **_RECURRENT},
+    "fla.ops": {**_CHUNK, **_RECURRENT, **_KDA},
+    "fla.ops.kda": _KDA,
+    "fla.ops.kda.chunk": _of(fla, "chunk_kda"),
+    "fla.ops.kda.fused_recurrent": _of(fla, "fused_recurrent_kda"),
     "fla.ops.gated_delta_rule": {**_CHUNK, **_RECURRENT},
     "fla.ops.gated_delta_rule.chunk": {
         **_CHUNK, **_of(_fla_ops, "ChunkGatedDeltaRuleFunction", "chunk_gated_delta_rule_bwd",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The gated delta rule under the names and signatures of flash-linear-attention (FLA) 0.6.
+The gated delta rule and KDA under the names and signatures of flash-linear-attention (FLA) 0.6.
 
     from gdn.fla import chunk_gated_delta_rule
 
@@ -21,6 +21,7 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
+from ._fla_kda import chunk_kda, fused_recurrent_kda
 
 _KWARGS = "chunk_size", "head_first", "transpose_state_layout"
 
@@ -205,6 +206,12 @@ def _compare():
         return
     for ours in (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule):
         _drop_in.require_known(ours, getattr(package, ours.__name__))
+    try:
+        import fla.ops.kda as kda
+    except Exception:  # older than KDA
+        return
+    for ours in (chunk_kda, fused_recurrent_kda):
+        _drop_in.require_known(ours, getattr(kda, ours.__name__))
 
 
 _backend = None

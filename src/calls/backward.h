@@ -11,7 +11,11 @@ struct gdn_backward {
     struct gdn_rule      rule; /* the forward call */
     struct gdn_rows      dout, dq, dk, dv, dg, dbeta;
     struct gdn_pool_view dstate_out, dstate, checkpoints;
-    double              *sums; /* [B][H][2], of dA_log and ddt_bias; NULL: not wanted */
+    /* Of the family: the gradient of the write gate; bytes between updates, and channels. */
+    struct gdn_rows      dwrite;
+    int64_t              dk_update, dv_update, dbeta_update, dwrite_update;
+    int64_t              dg_channel, dbeta_channel;
+    double              *sums; /* [B][H][1 + channels], of dA_log and ddt_bias; NULL: not wanted */
     int64_t              longest; /* tokens of a sequence, at most */
     int64_t              every;   /* tokens between checkpoints; 0: there are none */
     bool                 adds;    /* to what the gradients hold */

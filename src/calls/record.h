@@ -11,6 +11,7 @@
 #include "calls/rule.h"
 #include "core/backend.h"
 #include "core/tensor_check.h"
+#include "gdn_record.h"
 
 static inline void *gdn_record_at(const struct gdn_record_rows *r, int64_t slot, int64_t row,
                                   int64_t head)
@@ -22,6 +23,7 @@ struct gdn_record {
     struct gdn_record_rows k, u, g;
     gdn_tensor             count;
     int64_t                P, R;
+    int64_t                channels, g_channel; /* numbers of g for a head, and bytes between them */
 };
 
 /* The contents: no slot twice, counts not negative and at most R; if they append, so are they

@@ -18,8 +18,20 @@ struct gdn_bf16_products; /* cpu/loops/bf16.h */
 /* Sequences of up to this many tokens go token by token in gdn_prefill too. */
 enum { GDN_SHORT_SEQUENCE = 8 };
 
+/* What a call of the family (gdn.h) has beyond Gated DeltaNet. A token of k, v, beta and write is
+ * its first update; the steps to the next one and from channel to channel are bytes. */
+struct gdn_family {
+    bool            is;                /* a, b and w are rows; else all of this is zero */
+    bool            g_rows, beta_rows; /* a number per channel */
+    int             updates;
+    int64_t         g_channel, beta_channel; /* 0: one number for all of them */
+    int64_t         k_update, v_update, beta_update, write_update;
+    struct gdn_rows write;             /* data NULL: there is no write gate */
+};
+
 struct gdn_rule {
     struct gdn_rows      q, k, v, g, beta, out;
+    struct gdn_family    family;
     struct gdn_pool_view from, to;
     struct gdn_pool_view checkpoints;
     struct gdn_pool_view carry_from, carry_to; /* one slot each, for windows of a sequence */
@@ -32,7 +44,8 @@ struct gdn_rule {
     const struct gdn_tokens *tokens; /* for trees */
     const struct gdn_visit  *visits; /* ... their order; NULL: tokens in theirs */
     const struct gdn_record *record; /* NULL: none */
-    const float           *A, *dt; /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound */
+    const float           *A, *dt; /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound;
+                                      dt [H][K] for gates per channel */
     bool                   decode; /* token by token whatever the length */
     const struct gdn_bf16_products *products; /* of a CPU, for chunks; NULL: float32 */
     bool                   tree;   /* ... which form one */
@@ -42,5 +55,17 @@ struct gdn_rule {
      * and k; its columns, in strips, are dealt to n_parts items. */
     int n_groups, group_heads, n_strips, n_parts, part_strips;
 };
+
+/* Returns the updates of a token: rows of k and v. */
+static inline int gdn_rule_updates(const struct gdn_rule *r)
+{
+    return r->family.is ? r->family.updates : 1;
+}
+
+/* Returns the numbers of a gate: one, or one per channel. */
+static inline int64_t gdn_rule_channels(const struct gdn_rule *r)
+{
+    return r->family.g_rows ? r->K : 1;
+}
 
 #endif

@@ -15,6 +15,8 @@
 #include "cpu/loops/bf16.h"
 #include "cpu/loops/fpenv.h"
 #include "gdn_blob.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 
 enum {
     MAX_THREADS    = 1024,
@@ -27,6 +29,9 @@ static const struct gdn_old_size old_sizes[] = {
     { "gdn_blob_args", offsetof(gdn_blob_args, state_scales) }, /* 0.1.0 */
     { "gdn_blob_info", offsetof(gdn_blob_info, state_scales) },
     { "batch", offsetof(gdn_batch, first_slot) },
+    { "gdn_rule_args", offsetof(gdn_rule_args, write_gate) },
+    { "gdn_prefill_backward_args", offsetof(gdn_prefill_backward_args, write_gate) },
+    { "gdn_summary_args", offsetof(gdn_summary_args, write_gate) },
     { NULL, 0 },
 };
 

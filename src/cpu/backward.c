@@ -44,6 +44,8 @@ struct sweep {
     bool      saved;                                  /* segments begin at checkpoints */
     ptrdiff_t ld, ld_v;
     size_t    state;                                  /* floats of a state */
+    int    chunk;                                     /* tokens */
+    struct gdn_backward_tokens tokens;                /* of the family */
     float *kq, *kqt, *gram, *ones, *unit;             /* rows of k, then q; their columns */
     float *A, *B, *decay, *unused, *mixed;            /* [16][16]; two of them */
     float *start, *end, *g, *beta;                    /* [16] */
@@ -66,11 +68,11 @@ static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr
 
 /* Returns the chunks of a segment: a multiple of those between checkpoints, if these fit. Which
  * checkpoints are read does not depend on other sequences. */
-static int64_t segment_chunks(const struct gdn_backward *w, const struct gdn_kernels *kr)
+static int64_t segment_chunks(const struct gdn_backward *w, const struct gdn_kernels *kr, int chunk)
 {
     const int64_t floats = (w->rule.K + 2 * C) * (int64_t)stride_v(&w->rule, kr) * w->family_heads;
     const int64_t fit = SEGMENT_BYTES / (floats * (int64_t)sizeof(float));
-    const int64_t most = w->longest / C + 1;
+    const int64_t most = w->longest / chunk + 1;
     const int64_t chunks = fit < SEGMENT_LEAST ? SEGMENT_LEAST : fit, every = w->every / C;
     const int64_t whole = every && every <= chunks ? chunks - chunks % every : chunks;
     return whole < most ? whole : most;
@@ -86,11 +88,16 @@ static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struc
     s->ld       = gdn_strip_ld(r->K);
     s->ld_v     = stride_v(r, kr);
     s->state    = K * (size_t)s->ld_v;
-    s->segment  = segment_chunks(w, kr);
+    s->chunk    = C;
+    while (s->chunk * gdn_rule_updates(r) > C) s->chunk /= 2;
+    s->segment  = segment_chunks(w, kr, s->chunk);
     s->saved    = w->every && s->segment % (w->every / C) == 0;
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v, kc = C * (size_t)s->ld;
     const size_t vc = C * (size_t)s->ld_v, chunks = heads * (size_t)s->segment;
-    const size_t segments = (size_t)(w->longest / (C * s->segment)) + 1;
+    const size_t segments = (size_t)(w->longest / (s->chunk * s->segment)) + 1;
+    const size_t tokens =
+        r->family.is ? gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, NULL) : 0;
+    float *token_memory;
     const struct gdn_part parts[] = {
         { &s->kq, 2 * row_k }, { &s->kqt, 2 * kc }, { &s->gram, 2 * C * C },
         { &s->ones, 2 * C * C }, { &s->unit, 2 * C }, { &s->A, C * C }, { &s->B, C * C },
@@ -105,9 +112,12 @@ static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struc
         { &s->first, segments * heads * s->state }, { &s->states, chunks * s->state },
         { &s->R, chunks * row_v }, { &s->U, chunks * row_v },
         { &s->dq, heads * row_k }, { &s->dk, heads * row_k },
-        { &s->dv, heads * row_v },
+        { &s->dv, heads * row_v }, { &token_memory, tokens / sizeof(float) },
     };
-    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
+    const size_t bytes = gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
+    if (tokens) gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, memory ? (char *)token_memory : NULL);
+    s->tokens.kr = kr;
+    return bytes;
 }
 
 size_t gdn_backward_scratch(const struct gdn_backward *w, const struct gdn_kernels *kr)
@@ -256,8 +266,8 @@ static int cut_pieces(struct sweep *s, int head, int64_t t0, int n, int *at, boo
 
 static int tokens_at(const struct sweep *s, int64_t chunk)
 {
-    const int64_t left = s->seq->n_valid - chunk * C;
-    return left < C ? (int)left : C;
+    const int64_t left = s->seq->n_valid - chunk * s->chunk;
+    return left < s->chunk ? (int)left : s->chunk;
 }
 
 static void forward_chunk(struct sweep *s, const float *from, float *to, float *R, float *U,
@@ -265,6 +275,11 @@ static void forward_chunk(struct sweep *s, const float *from, float *to, float *
 {
     int       at[C + 1];
     bool      forgets;
+    if (s->w->rule.family.is) {
+        gdn_backward_tokens_forward(&s->tokens, s->seq, head, chunk * s->chunk, tokens_at(s, chunk),
+                                    from, to);
+        return;
+    }
     const int n_pieces = cut_pieces(s, head, chunk * C, tokens_at(s, chunk), at, &forgets);
     for (int i = 0; i < n_pieces; i++) {
         if (i || forgets) from = memset(to, 0, s->state * sizeof *to);
@@ -481,18 +496,29 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
 
 /* ---- Sequences ----------------------------------------------------------------------------- */
 
-static void store_rows(struct sweep *s, const struct gdn_rows *rows, const struct gdn_rows *norm,
-                       float *all, ptrdiff_t ld, int heads, int D, int64_t t, int n)
+/* Rows of a gradient, and of what it is the gradient of: `updates` of each token, by bytes. */
+struct gradient {
+    const struct gdn_rows *rows, *of;
+    int                    updates;
+    int64_t                step, of_step;
+};
+
+/* norm: it goes through the norm of its tensor. */
+static void store_rows(struct sweep *s, const struct gradient *g, bool norm, float *all,
+                       ptrdiff_t ld, int heads, int D, int64_t t, int n)
 {
-    for (int i = 0; rows->data && i < heads / s->w->n_families; i++)
-        for (int j = 0; j < n; j++) {
-            const int head = global(s, i, heads);
-            float    *x = all + (i * C + j) * ld;
+    for (int i = 0; g->rows->data && i < heads / s->w->n_families; i++)
+        for (int j = 0; j < n * g->updates; j++) {
+            const int     head = global(s, i, heads), update = j % g->updates;
+            const int64_t token = t + j / g->updates;
+            float        *x = all + (i * C + j) * ld;
             if (norm)
-                gdn_backward_norm(&s->w->rule, s->kr, gdn_row(norm, s->seq, t + j, head),
-                                  norm->dtype, x, s->rows);
-            gdn_backward_store(s->kr, gdn_row(rows, s->seq, t + j, head), rows->dtype, s->w->adds,
-                               x, D);
+                gdn_backward_norm(&s->w->rule, s->kr,
+                                  (char *)gdn_row(g->of, s->seq, token, head) + update * g->of_step,
+                                  g->of->dtype, x, s->rows);
+            gdn_backward_store(s->kr,
+                               (char *)gdn_row(g->rows, s->seq, token, head) + update * g->step,
+                               g->rows->dtype, s->w->adds, x, D);
         }
 }
 
@@ -515,7 +541,7 @@ static void sweep_chunk(struct sweep *s, int64_t chunk)
 {
     const struct gdn_backward *w = s->w;
     const struct gdn_rule     *r = &w->rule;
-    const int64_t              t0 = chunk * C, in = chunk % s->segment;
+    const int64_t              t0 = chunk * s->chunk, in = chunk % s->segment;
     const int    n = tokens_at(s, chunk), heads = w->family_heads;
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v;
     memset(s->dq, 0, (size_t)heads * row_k * sizeof *s->dq);
@@ -535,6 +561,10 @@ static void sweep_chunk(struct sweep *s, int64_t chunk)
         if (next >= 0)
             s->next = (struct next){ of_head(s->states, s->state, next),
                                      of_head(s->R, row_v, next), of_head(s->U, row_v, next) };
+        if (r->family.is) {
+            gdn_backward_tokens_chunk(&s->tokens, s->seq, head, t0, n, S, J, dq, dk, dv, s->ld);
+            continue;
+        }
         for (int i = cut_pieces(s, head, t0, n, at, &forgets) - 1; i >= 0; i--) {
             const int  a = at[i], m = at[i + 1] - a;
             const bool zero = i || forgets;
@@ -545,9 +575,13 @@ static void sweep_chunk(struct sweep *s, int64_t chunk)
             store_gates(s, head, t0 + a, m, dg, dbeta);
         }
     }
-    store_rows(s, &w->dq, &r->q, s->dq, s->ld, r->Hq, r->K, t0, n);
-    store_rows(s, &w->dk, &r->k, s->dk, s->ld, r->Hk, r->K, t0, n);
-    store_rows(s, &w->dv, NULL, s->dv, s->ld_v, r->Hv, r->V, t0, n);
+    const int             u = gdn_rule_updates(r);
+    const struct gradient dq = { &w->dq, &r->q, 1, 0, 0 };
+    const struct gradient dk = { &w->dk, &r->k, u, w->dk_update, r->family.k_update };
+    const struct gradient dv = { &w->dv, &r->v, u, w->dv_update, r->family.v_update };
+    store_rows(s, &dq, true, s->dq, s->ld, r->Hq, r->K, t0, n);
+    store_rows(s, &dk, true, s->dk, s->ld, r->Hk, r->K, t0, n);
+    store_rows(s, &dv, false, s->dv, s->ld_v, r->Hv, r->V, t0, n);
 }
 
 /* Computes the states, R and U of chunks [from, end) of all heads, starting from the states S. */
@@ -672,8 +706,8 @@ static void sweep_all(struct sweep *s, int64_t n_chunks)
 static void run_item(struct sweep *s)
 {
     s->next = (struct next){ NULL, NULL, NULL };
-    const int64_t n_chunks = (s->seq->n_valid + C - 1) / C;
-    const bool    alone = wants_state_alone(s->w);
+    const int64_t n_chunks = (s->seq->n_valid + s->chunk - 1) / s->chunk;
+    const bool    alone = wants_state_alone(s->w) && !s->w->rule.family.is;
     prepare(s);
     load_states(s);
     if (!alone) sweep_all(s, n_chunks);

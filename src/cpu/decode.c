@@ -28,17 +28,28 @@ struct step_scratch {
     int    head;  /* whose gates are loaded, of tokens from t0 */
     int64_t t0;   /* whose k and q are loaded */
     uint64_t changed;   /* a bit for each level: its state is not what was read */
+    float  *a, *ak, *aq; /* [TOKENS][K] behind the state, in the family */
     bool    has_codes; /* the block's state as 8 bits, with GDN_EXACT; in a tree what was read */
     float   scales[COLUMNS];
     uint8_t codes[STATE];
     _Alignas(64) float state[]; /* of a block; in a tree, of its levels one after the other */
 };
 
+static size_t state_floats(const struct gdn_rule *r) { return r->tree ? TREE_STATES : STATE; }
+
+static size_t vector_floats(const struct gdn_rule *r)
+{
+    return r->family.is ? (size_t)(TOKENS * r->K) : 0;
+}
+
 size_t gdn_decode_scratch(const struct gdn_rule *r)
 {
-    const size_t floats = r->tree ? TREE_STATES : STATE;
+    const size_t floats = state_floats(r) + 3 * vector_floats(r);
     return gdn_align64(sizeof(struct step_scratch) + floats * sizeof(float));
 }
+
+/* Returns the tokens of a window, whose updates are TOKENS rows at most. */
+static int window_tokens(const struct gdn_rule *r) { return TOKENS / gdn_rule_updates(r); }
 
 /* Columns [col, col + n) of one head. */
 struct block {
@@ -68,7 +79,32 @@ static void load_kq(struct step_scratch *c, const struct gdn_rule *r, const stru
     const int some = r->visits ? 1 : n;
     for (int t = 0; t < n; t += some)
         gdn_rule_load_kq(r, kr, item, visit_at(r, item->seq, t0 + t).token, some, c->kq + t * r->K,
-                         r->K, n);
+                         r->K, n * gdn_rule_updates(r));
+}
+
+/* The vectors of `rows` updates from row `at` on, whose gates are loaded and b lies in ak. */
+static void make_vectors(struct step_scratch *c, int K, int at, int rows, int q_row)
+{
+    const float *k = c->kq + (ptrdiff_t)at * K, *q = k + (ptrdiff_t)q_row * K;
+    const float *a = c->a + (ptrdiff_t)at * K;
+    float       *ak = c->ak + (ptrdiff_t)at * K, *aq = c->aq + (ptrdiff_t)at * K;
+    for (int i = 0; i < rows * K; i++) {
+        ak[i] = a[i] * (ak[i] * k[i]);
+        aq[i] = a[i] * q[i];
+    }
+}
+
+/* The same of the family; after load_kq(). */
+static void load_vectors(struct step_scratch *c, const struct gdn_rule *r,
+                         const struct gdn_kernels *kr, const struct gdn_rule_item *item, int head,
+                         int64_t t0, int n)
+{
+    const int some = r->visits ? 1 : n, u = gdn_rule_updates(r);
+    for (int t = 0; t < n; t += some)
+        gdn_family_load_gates(r, kr, item->seq, head, visit_at(r, item->seq, t0 + t).token, some,
+                              c->a + t * u * r->K, c->ak + t * u * r->K, r->K, c->alpha + t * u,
+                              c->beta + t * u);
+    make_vectors(c, r->K, 0, n * u, n * u);
 }
 
 static void load_gates(struct step_scratch *c, const struct gdn_rule *r,
@@ -76,6 +112,10 @@ static void load_gates(struct step_scratch *c, const struct gdn_rule *r,
                        int64_t t0, int n)
 {
     const int some = r->visits ? 1 : n;
+    if (r->family.is) {
+        load_vectors(c, r, kr, item, head, t0, n);
+        return;
+    }
     for (int t = 0; t < n; t += some)
         gdn_rule_load_gates(r, kr, item->seq, head, visit_at(r, item->seq, t0 + t).token, some,
                             true, c->alpha + t, c->beta + t);
@@ -86,10 +126,11 @@ static void load_tokens(struct step_scratch *c, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct gdn_rule_item *item, int head,
                         int64_t t0, int n)
 {
+    const int rows = n * gdn_rule_updates(r);
     if (c->t0 != t0) {
         load_kq(c, r, kr, item, t0, n);
-        for (int t = 0; t < n; t++)
-            c->dots[t] = kr->dot(c->kq + t * r->K, c->kq + (n + t) * r->K, (size_t)r->K);
+        for (int t = 0; t < rows; t++)
+            c->dots[t] = kr->dot(c->kq + t * r->K, c->kq + (rows + t) * r->K, (size_t)r->K);
     }
     if (c->t0 != t0 || c->head != head) load_gates(c, r, kr, item, head, t0, n);
     c->t0   = t0;
@@ -101,7 +142,11 @@ static void load_v(struct step_scratch *c, const struct gdn_rule *r, const struc
 {
     const int    hv    = gdn_rule_source(r, b->head, r->Hv);
     const size_t bytes = gdn_dtype_bytes(r->v.dtype), cols = (size_t)b->n;
-    for (int t = 0; t < n; t++) {
+    const int    some  = r->visits ? 1 : n;
+    for (int t = 0; r->family.is && t < n; t += some)
+        gdn_family_load_written(r, kr, seq, b->head, visit_at(r, seq, t0 + t).token, some, b->col,
+                                b->n, c->v + t * COLUMNS, COLUMNS);
+    for (int t = 0; !r->family.is && t < n; t++) {
         const char *v = gdn_row(&r->v, seq, visit_at(r, seq, t0 + t).token, hv);
         kr->load_row[r->v.dtype](c->v + t * COLUMNS, v + (size_t)b->col * bytes, cols);
     }
@@ -112,9 +157,11 @@ static void store_o(const struct step_scratch *c, const struct gdn_rule *r,
                     int64_t t0, int n)
 {
     const size_t bytes = gdn_dtype_bytes(r->out.dtype);
+    const int    u = gdn_rule_updates(r);
     for (int t = 0; r->out.data && t < n; t++) {
-        char *o = gdn_row(&r->out, seq, visit_at(r, seq, t0 + t).token, b->head);
-        kr->store_row[r->out.dtype](o + (size_t)b->col * bytes, c->o + t * COLUMNS, (size_t)b->n);
+        char        *o    = gdn_row(&r->out, seq, visit_at(r, seq, t0 + t).token, b->head);
+        const float *from = c->o + (t * u + u - 1) * COLUMNS;
+        kr->store_row[r->out.dtype](o + (size_t)b->col * bytes, from, (size_t)b->n);
     }
 }
 
@@ -125,15 +172,17 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
 {
     load_tokens(c, r, kr, item, b->head, t0, n);
     load_v(c, r, kr, item->seq, b, t0, n);
+    const int u = gdn_rule_updates(r), rows = n * u;
+    memset(c->to, 0, sizeof c->to);
     for (int t = 0; t < n; t++) {
         const struct gdn_place to = gdn_rule_to(r, item->seq, t0 + t, b->head);
-        c->to[t]                  = column_at(&to, b->col);
+        c->to[t * u + u - 1]      = column_at(&to, b->col);
     }
     const struct gdn_recur step = {
-        .q = c->kq + n * r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
+        .q = c->kq + rows * r->K, .k = c->kq, .a = c->a, .ak = c->ak, .aq = c->aq, .v = c->v, .o = r->out.data ? c->o : NULL,
         .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = column_at(&b->from, b->col),
         .to = c->to, .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS,
-        .ld_from = b->from.view->ld, .ld_to = b->to_view->ld, .T = n, .K = r->K, .n = b->n,
+        .ld_from = b->from.view->ld, .ld_to = b->to_view->ld, .T = rows, .K = r->K, .n = b->n,
         .resume = resume,
         .exact = r->exact, .round = gdn_rule_rounding(r),
     };
@@ -276,16 +325,18 @@ static int64_t run_end(const struct gdn_rule *r, const struct gdn_seq *seq, int 
     return i + 1;
 }
 
-/* Visits [i, end) of the window [t0, t0 + n), which is loaded, on the state S. */
+/* Visits [i, end) of the window [t0, t0 + n), which is loaded, on the state S. A row per update. */
 static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct block *b, int64_t t0, int n, int64_t i, int64_t end, float *S)
 {
-    const int             at   = (int)(i - t0);
+    const int       u = gdn_rule_updates(r), at = (int)(i - t0) * u;
+    const ptrdiff_t vectors = c->a ? at * r->K : 0;
     const struct gdn_recur step = {
-        .q = c->kq + (n + at) * r->K, .k = c->kq + at * r->K, .v = c->v + at * COLUMNS,
+        .q = c->kq + (n * u + at) * r->K, .k = c->kq + at * r->K, .a = c->a ? c->a + vectors : NULL,
+        .ak = c->a ? c->ak + vectors : NULL, .aq = c->a ? c->aq + vectors : NULL, .v = c->v + at * COLUMNS,
         .o = r->out.data ? c->o + at * COLUMNS : NULL, .u = r->record ? c->u + at * COLUMNS : NULL,
         .alpha = c->alpha + at, .beta = c->beta + at, .kq = c->dots + at, .to = c->to,
-        .scratch = S, .ld_v = COLUMNS, .ld_o = COLUMNS, .T = (int)(end - i), .K = r->K, .n = b->n,
+        .scratch = S, .ld_v = COLUMNS, .ld_o = COLUMNS, .T = (int)(end - i) * u, .K = r->K, .n = b->n,
         .resume = true, .exact = r->exact, .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)
@@ -295,10 +346,12 @@ static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const str
 }
 
 /* Returns true if visits [i, end) of the window from t0 on change a state. */
-static bool are_changing(const struct step_scratch *c, int64_t t0, int64_t i, int64_t end)
+static bool are_changing(const struct step_scratch *c, const struct gdn_rule *r, int64_t t0,
+                         int64_t i, int64_t end)
 {
-    for (; i < end; i++)
-        if (c->alpha[i - t0] != 1 || c->beta[i - t0] != 0) return true;
+    const int u = gdn_rule_updates(r);
+    for (int64_t row = (i - t0) * u; row < (end - t0) * u; row++)
+        if (c->alpha[row] != 1 || c->beta[row] != 0) return true;
     return false;
 }
 
@@ -329,8 +382,10 @@ static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
             (char *)gdn_record_at(&rec->u, seq->slot, row, b->head) + u_bytes, c->u + t * COLUMNS,
             (size_t)b->n);
         if (b->col > 0) continue;
-        *(float *)gdn_record_at(&rec->g, seq->slot, row, b->head) =
-            copysignf(c->alpha[t], c->beta[t] == 0 ? -1.0f : 1.0f);
+        const float *a = c->a ? c->a + t * r->K : c->alpha + t;
+        char        *g = gdn_record_at(&rec->g, seq->slot, row, b->head);
+        for (int64_t x = 0; x < rec->channels; x++, g += rec->g_channel)
+            *(float *)(void *)g = copysignf(a[x], c->beta[t] == 0 ? -1.0f : 1.0f);
         if (has_k)
             kr->store_row[rec->k.dtype](gdn_record_at(&rec->k, seq->slot, row, hk),
                                         c->kq + t * r->K, (size_t)r->K);
@@ -350,8 +405,9 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
     c->changed = has_record(r, seq) && gdn_record_count(r->record, seq->slot) > 0;
     if (has_record(r, seq))
         gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, b->to_view->k_first, c->state);
-    for (int64_t t0 = 0; t0 < T; t0 += TOKENS) {
-        const int n = T - t0 < TOKENS ? (int)(T - t0) : TOKENS;
+    const int most = window_tokens(r);
+    for (int64_t t0 = 0; t0 < T; t0 += most) {
+        const int n = T - t0 < most ? (int)(T - t0) : most;
         load_tokens(c, r, kr, item, b->head, t0, n);
         load_v(c, r, kr, seq, b, t0, n);
         for (int64_t i = t0, end; i < t0 + n; i = end) {
@@ -360,7 +416,7 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
             if (visit.copies) copy_level(c, visit, size);
             end = run_end(r, seq, b->head, i, t0 + n);
             walk_run(c, r, kr, b, t0, n, i, end, S);
-            const bool changes = are_changing(c, t0, i, end);
+            const bool changes = are_changing(c, r, t0, i, end);
             if (changes) c->changed |= (uint64_t)1 << visit.level;
             if (gdn_rule_rounding8(r) && (changes || !c->has_codes))
                 round_state(c, S, r, kr, b, seq->base + i + 1);
@@ -382,7 +438,7 @@ static bool step_q8(struct step_scratch *c, const struct gdn_rule *r,
     const struct gdn_seq   *seq = item->seq;
     const struct gdn_place  to  = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
     uint32_t                keys[COLUMNS];
-    if (seq->n_valid != 1 || r->visits || has_record(r, seq) || to.view->k_first) return false;
+    if (r->family.is || seq->n_valid != 1 || r->visits || has_record(r, seq) || to.view->k_first) return false;
     if (!to.data || to.data != b->from.data || !to.scales || to.view->gap) return false;
     if (r->checkpoints.data && seq->n_checkpoints > 0) return false;
     load_tokens(c, r, kr, item, b->head, 0, 1);
@@ -431,8 +487,9 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
                                    b->from.view->k_first != b->to_view->k_first ||
                                    b->from.view->gap);
     if (resume) stage(c->state, r, kr, b);
-    for (int64_t t0 = 0; t0 < seq->n_valid; t0 += TOKENS) {
-        const int n = seq->n_valid - t0 < TOKENS ? (int)(seq->n_valid - t0) : TOKENS;
+    const int most = window_tokens(r);
+    for (int64_t t0 = 0; t0 < seq->n_valid; t0 += most) {
+        const int n = seq->n_valid - t0 < most ? (int)(seq->n_valid - t0) : most;
         step_block(c, r, kr, item, b, t0, n, resume);
         resume = true;
     }
@@ -444,6 +501,9 @@ void gdn_decode_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
     struct step_scratch *c       = scratch;
     const int            columns = block_columns(r, item->seq);
     c->t0                        = -1;
+    c->a  = r->family.is ? c->state + state_floats(r) : NULL;
+    c->ak = r->family.is ? c->a + vector_floats(r) : NULL;
+    c->aq = r->family.is ? c->ak + vector_floats(r) : NULL;
     for (int s = item->first; s < item->last;) {
         const int end = (s / r->n_strips + 1) * r->n_strips;
         const int last = end < item->last ? end : item->last;

@@ -11,6 +11,7 @@
 /* Scratch of one thread; all 64-byte aligned. */
 struct exact {
     float *kq;           /* rows of k, then of q, K floats apart */
+    float *a, *ak, *aq;  /* [tokens][K] of one head, in the family */
     float *dots;         /* k . q of each token */
     float *alpha, *beta; /* of one head */
     float *v, *o;        /* [tokens][strip] */
@@ -22,8 +23,12 @@ static size_t lay_out(struct exact *c, const struct gdn_rule *r, const struct gd
                       char *memory)
 {
     const size_t strip = (size_t)kr->strip, K = (size_t)r->K, T = GDN_CHUNK;
+    const size_t vectors = r->family.is ? T * K : 0;
     const struct gdn_part parts[] = {
         { &c->kq, 2 * T * K },
+        { &c->a, vectors },
+        { &c->ak, vectors },
+        { &c->aq, vectors },
         { &c->dots, T },
         { &c->alpha, T },
         { &c->beta, T },
@@ -80,27 +85,59 @@ static void prefetch_rows(const struct exact *c, const struct gdn_rule *r,
     }
 }
 
+/* Loads what is to be written, a row per update. */
+static void load_v(const struct exact *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                   const struct gdn_seq *seq, const struct strip *s, int64_t t0, int n)
+{
+    const int    hv = gdn_rule_source(r, s->head, r->Hv);
+    const size_t at = (size_t)s->col * gdn_dtype_bytes(r->v.dtype);
+    if (r->family.is) {
+        gdn_family_load_written(r, kr, seq, s->head, t0, n, s->col, s->n, c->v, kr->strip);
+        return;
+    }
+    for (int t = 0; t < n; t++) {
+        const char *v = gdn_row(&r->v, seq, t0 + t, hv);
+        kr->load_row[r->v.dtype](c->v + t * kr->strip, v + at, (size_t)s->n);
+    }
+}
+
 /* Runs tokens [t0, t0 + n) on one strip. */
 static void run_strip(const struct exact *c, const struct gdn_rule *r,
                       const struct gdn_kernels *kr, const struct gdn_seq *seq,
                       const struct strip *s, int64_t t0, int n)
 {
-    const int    hv = gdn_rule_source(r, s->head, r->Hv);
-    const size_t v_at   = (size_t)s->col * gdn_dtype_bytes(r->v.dtype);
     const size_t out_at = (size_t)s->col * gdn_dtype_bytes(r->out.dtype), len = (size_t)s->n;
-    for (int t = 0; t < n; t++) {
-        const char *v = gdn_row(&r->v, seq, t0 + t, hv);
-        kr->load_row[r->v.dtype](c->v + t * kr->strip, v + v_at, len);
-    }
+    const int    u = gdn_rule_updates(r), rows = n * u;
+    const bool   vectors = r->family.is;
+    load_v(c, r, kr, seq, s, t0, n);
     const struct gdn_recur step = {
-        .q = c->kq + n * r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
+        .q = c->kq + rows * r->K, .k = c->kq, .a = vectors ? c->a : NULL, .ak = c->ak, .aq = c->aq,
+        .v = c->v, .o = r->out.data ? c->o : NULL,
         .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .ld_v = kr->strip, .ld_o = kr->strip,
-        .T = n, .K = r->K, .n = kr->strip,
+        .T = rows, .K = r->K, .n = kr->strip,
     };
     kr->recur_strip[gdn_rule_rounding(r)](s->S, &step);
     for (int t = 0; r->out.data && t < n; t++) {
         char *o = gdn_row(&r->out, seq, t0 + t, s->head);
-        kr->store_row[r->out.dtype](o + out_at, c->o + t * kr->strip, len);
+        kr->store_row[r->out.dtype](o + out_at, c->o + (t * u + u - 1) * kr->strip, len);
+    }
+}
+
+/* Loads the gates of a head. */
+static void load_gates(const struct exact *c, const struct gdn_rule *r,
+                       const struct gdn_kernels *kr, const struct gdn_seq *seq, int head,
+                       int64_t t0, int n)
+{
+    const int    all = n * gdn_rule_updates(r) * r->K;
+    const float *k = c->kq, *q = c->kq + all;
+    if (!r->family.is) {
+        gdn_rule_load_gates(r, kr, seq, head, t0, n, true, c->alpha, c->beta);
+        return;
+    }
+    gdn_family_load_gates(r, kr, seq, head, t0, n, c->a, c->ak, r->K, c->alpha, c->beta);
+    for (int i = 0; i < all; i++) {
+        c->ak[i] = c->a[i] * (c->ak[i] * k[i]);
+        c->aq[i] = c->a[i] * q[i];
     }
 }
 
@@ -108,14 +145,15 @@ static void run_tokens(const struct exact *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_rule_item *item, int64_t t0,
                        int n)
 {
-    gdn_rule_load_kq(r, kr, item, t0, n, c->kq, r->K, n);
-    for (int t = 0; t < n; t++)
-        c->dots[t] = kr->dot(c->kq + t * r->K, c->kq + (n + t) * r->K, (size_t)r->K);
+    const int rows = n * gdn_rule_updates(r);
+    gdn_rule_load_kq(r, kr, item, t0, n, c->kq, r->K, rows);
+    for (int t = 0; t < rows; t++)
+        c->dots[t] = kr->dot(c->kq + t * r->K, c->kq + (rows + t) * r->K, (size_t)r->K);
     for (int i = item->first; i < item->last; i++) {
         const struct strip s = strip_at(c, r, kr, item, i);
         prefetch_rows(c, r, kr, item, i, t0, t0 + n);
         if (i == item->first || s.col == 0)
-            gdn_rule_load_gates(r, kr, item->seq, s.head, t0, n, true, c->alpha, c->beta);
+            load_gates(c, r, kr, item->seq, s.head, t0, n);
         run_strip(c, r, kr, item->seq, &s, t0, n);
     }
 }
@@ -148,6 +186,7 @@ void gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
     struct exact          c;
     const struct gdn_seq *seq        = item->seq;
     int64_t               checkpoint = 0; /* the next one, below seq->n_checkpoints */
+    const int             most       = GDN_CHUNK / gdn_rule_updates(r);
     lay_out(&c, r, kr, scratch);
     memset(c.v, 0, GDN_CHUNK * (size_t)kr->strip * sizeof *c.v); /* columns that are not there */
     for (int i = item->first; i < item->last; i++) {
@@ -157,7 +196,7 @@ void gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
     if (r->checkpoints.data) checkpoint = gdn_plan_checkpoint_after(r->plan, seq, 0);
     int64_t end = leave_checkpoints(&c, r, kr, item, 0, &checkpoint);
     for (int64_t t = 0, n; t < seq->n_valid; t += n) {
-        n = end - t < GDN_CHUNK ? end - t : GDN_CHUNK;
+        n = end - t < most ? end - t : most;
         run_tokens(&c, r, kr, item, t, (int)n);
         if (t + n == end) end = leave_checkpoints(&c, r, kr, item, end, &checkpoint);
     }

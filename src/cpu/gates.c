@@ -15,6 +15,30 @@ struct piece {
     size_t  n;
 };
 
+/* Rows of the channels of one head each. */
+static void write_channels(const struct gdn_gates_call *s, const struct piece *p)
+{
+    const gdn_gates_args *a     = &s->args;
+    const float           bound = a->gate_lower_bound;
+    const size_t          K     = (size_t)s->K;
+    float                 A[GDN_MAX_HEAD], dt[GDN_MAX_HEAD], g[GDN_MAX_HEAD];
+    for (int64_t row = p->row; row < p->end; row++) {
+        gdn_load_piece(A, &a->A_log, row % s->H, 1, 0);
+        A[0] = bound < 0 ? expf(A[0]) : -expf(A[0]);
+        for (size_t x = 1; x < K; x++) A[x] = A[0];
+        gdn_load_part(s->kr, dt, &a->dt_bias, row % s->H, 0, K);
+        gdn_load_part(s->kr, g, &a->a, row, 0, K);
+        if (bound < 0) {
+            for (size_t x = 0; x < K; x++) g[x] = A[x] * (g[x] + dt[x]);
+            s->kr->sigmoid_row(g, g, bound, K);
+        } else {
+            s->kr->gate_row(g, g, A, dt, K);
+        }
+        if (a->gate == GDN_GATE_LINEAR) s->kr->exp_row(g, g, K);
+        gdn_store_part(s->kr, &a->g, row, 0, g, K);
+    }
+}
+
 static void write_g(const struct gdn_gates_call *s, const struct piece *p)
 {
     const gdn_gates_args *a     = &s->args;
@@ -53,12 +77,17 @@ static void run_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct gdn_gates_call *s = arg;
-    struct piece        p = { .row = item * s->rows_per_item };
+    struct piece                 p = { .row = item * s->rows_per_item };
     p.end = s->n_rows - p.row < s->rows_per_item ? s->n_rows : p.row + s->rows_per_item;
-    for (p.first = 0; p.first < s->H; p.first += GDN_PIECE) {
+    if (s->K) write_channels(s, &p);
+    for (p.first = 0; s->args.g.data && !s->K && p.first < s->H; p.first += GDN_PIECE) {
         p.n = (size_t)(s->H - p.first < GDN_PIECE ? s->H - p.first : GDN_PIECE);
-        if (s->args.g.data) write_g(s, &p);
-        if (s->args.beta.data) write_beta(s, &p);
+        write_g(s, &p);
+    }
+    if (p.end > s->b_rows) p.end = s->b_rows; /* as many as a has, or one for H of them */
+    for (p.first = 0; p.first < s->b_size; p.first += GDN_PIECE) {
+        p.n = (size_t)(s->b_size - p.first < GDN_PIECE ? s->b_size - p.first : GDN_PIECE);
+        write_beta(s, &p);
     }
 }
 

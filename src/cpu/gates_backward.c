@@ -90,6 +90,33 @@ static void write_da(const struct gdn_gates_backward_call *s, const struct piece
     memcpy(sums + s->H + p->first, d.ddt_bias, p->n * sizeof *sums);
 }
 
+/* The same of a block of rows of the channels of one head each. */
+static void write_da_channels(const struct gdn_gates_backward_call *s, int64_t first, int64_t end,
+                              float *sums)
+{
+    const gdn_gates_backward_args *a = &s->args;
+    const size_t                   K = (size_t)s->K;
+    struct decay                   d;
+    struct row                     r;
+    if (sums) memset(sums, 0, (size_t)gdn_gates_sums(s) * sizeof *sums);
+    for (int64_t row = first; row < end; row++) {
+        const int64_t h = row % s->H;
+        memset(&d, 0, sizeof d);
+        gdn_load_piece(d.A, &a->A_log, h, 1, 0);
+        gdn_load_part(s->kr, d.dt, &a->dt_bias, h, 0, K);
+        d.A[0] = expf(d.A[0]);
+        for (size_t x = 0; x < K; x++) d.A[x] = d.A[0], d.minus_A[x] = -d.A[0];
+        gdn_load_part(s->kr, r.x, &a->a, row, 0, K);
+        gdn_load_part(s->kr, r.dg, &a->dg, row, 0, K);
+        gate_row(s, &d, &r, K);
+        for (size_t x = 0; sums && x < K; x++) {
+            sums[h] += d.dA_log[x];
+            sums[s->H + h * s->K + (int64_t)x] += d.ddt_bias[x];
+        }
+        if (a->da.data) gdn_store_gradient(s->kr, &a->da, row, 0, r.dg, K, s->adds);
+    }
+}
+
 static void write_db(const struct gdn_gates_backward_call *s, const struct piece *p)
 {
     const gdn_gates_backward_args *a      = &s->args;
@@ -110,13 +137,31 @@ static void run_item(void *arg, int64_t block, int thread)
 {
     (void)thread;
     const struct gdn_gates_backward_call *s    = arg;
-    float                       *sums = s->sums ? s->sums + block * 2 * s->H : NULL;
+    float                       *sums = s->sums ? s->sums + block * gdn_gates_sums(s) : NULL;
     struct piece                 p    = { .row = block * s->rows };
     p.end = s->n_rows - p.row < s->rows ? s->n_rows : p.row + s->rows;
-    for (p.first = 0; p.first < s->H; p.first += GDN_PIECE) {
+    if (s->K && s->wants_a) write_da_channels(s, p.row, p.end, sums);
+    for (p.first = 0; s->wants_a && !s->K && p.first < s->H; p.first += GDN_PIECE) {
         p.n = (size_t)(s->H - p.first < GDN_PIECE ? s->H - p.first : GDN_PIECE);
-        if (s->wants_a) write_da(s, &p, sums);
-        if (s->args.db.data) write_db(s, &p);
+        write_da(s, &p, sums);
+    }
+    if (p.end > s->b_rows) p.end = s->b_rows; /* as many as a has, or one for H of them */
+    for (p.first = 0; s->args.db.data && p.first < s->b_size; p.first += GDN_PIECE) {
+        p.n = (size_t)(s->b_size - p.first < GDN_PIECE ? s->b_size - p.first : GDN_PIECE);
+        write_db(s, &p);
+    }
+}
+
+/* Stores the sums of ddt_bias [H][K], head by head. */
+static void store_bias(const struct gdn_gates_backward_call *s)
+{
+    const gdn_tensor *t = &s->args.ddt_bias;
+    for (int64_t h = 0; t->data && h < s->H; h++) {
+        gdn_tensor row = *t;
+        row.data      = gdn_at(t, h * t->stride[0]);
+        row.stride[0] = t->stride[1];
+        gdn_store_sums(&row, s->sums + s->H + h * s->K, s->n_blocks, gdn_gates_sums(s), s->K,
+                       s->adds);
     }
 }
 
@@ -124,7 +169,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_gates_backward_call *s = call;
     s->kr = ctx->kr;
-    gdn_gates_cut(s, gdn_rows_per_item(s->H));
+    gdn_gates_cut(s, gdn_rows_per_item(s->K ? s->K : s->H));
     return GDN_OK;
 }
 
@@ -133,9 +178,12 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_gates_backward_call *s = call;
     s->sums = s->base.bytes ? memory : NULL;
     gdn_parallel_for(ctx->threads, s->n_blocks, run_item, s);
-    gdn_store_sums(&s->args.dA_log, s->sums, s->n_blocks, 2 * s->H, s->H, s->adds);
-    gdn_store_sums(&s->args.ddt_bias, s->sums ? s->sums + s->H : NULL, s->n_blocks, 2 * s->H,
-                   s->H, s->adds);
+    gdn_store_sums(&s->args.dA_log, s->sums, s->n_blocks, gdn_gates_sums(s), s->H, s->adds);
+    if (s->K)
+        store_bias(s);
+    else
+        gdn_store_sums(&s->args.ddt_bias, s->sums ? s->sums + s->H : NULL, s->n_blocks, 2 * s->H,
+                       s->H, s->adds);
     return gdn_note_kernel(ctx, s->base.op, !s->wants_a || s->args.gate_lower_bound < 0
                                                 ? "sigmoid_row" : "gate_row sigmoid_row");
 }

@@ -192,7 +192,7 @@ static void run_windows(gdn_ctx *ctx, struct gdn_block *b, char *memory)
     const int64_t                   all = at->all;
     lay_out(&m, b, memory);
     for (int i = 0; i < gdn_block_n_segments(b); i++) m.segments[i] = gdn_block_segment(b, i);
-    gdn_rule_load_decay(m.A, m.dt, &b->args->A_log, &b->args->dt_bias, b->Hv, 0);
+    gdn_rule_load_decay(m.A, m.dt, &b->args->A_log, &b->args->dt_bias, b->Hv, 1, 0);
     gdn_load_vector(m.norm, &b->args->norm_weight, b->V, 1);
 
     b->conv.x = b->conv.out = window_rows(m.y, all, 0);

@@ -13,20 +13,19 @@
 /* The workspace of a run. */
 struct buffers {
     char  *plan, *tree, *convolved, *threads;
-    float *A, *dt;
+    float *A;
 };
 
 static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffers *b, char *memory)
 {
     const size_t rule   = gdn_rule_scratch(&m->rule, ctx->kr);
     const size_t conv   = gdn_step_convolves(m) ? gdn_conv_scratch(&m->conv) : 0;
-    const size_t thread = rule > conv ? rule : conv, gates = (size_t)m->rule.H * sizeof(float);
+    const size_t thread = rule > conv ? rule : conv;
     const struct gdn_room rooms[] = {
         { &b->plan, gdn_plan_bytes(&m->plan, &m->tokens) },
         { &b->tree, m->rule.tree ? gdn_tree_bytes(&m->tokens) : 0 },
         { &b->convolved, gdn_step_call_bytes(m) },
-        { &b->A, gates },
-        { &b->dt, gates },
+        { &b->A, gdn_rule_decay_bytes(&m->rule) },
         { &b->threads, thread * (size_t)gdn_threads_count(ctx->threads) },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
@@ -73,9 +72,10 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
         r->tokens = &m->tokens;
         r->visits = (const struct gdn_visit *)(const void *)b.tree;
     }
-    gdn_rule_load_decay(b.A, b.dt, &a->A_log, &a->dt_bias, r->H, r->bound);
+    gdn_rule_load_decay(b.A, b.A + r->H, &a->A_log, &a->dt_bias, r->H, gdn_rule_channels(r),
+                        r->bound);
     gdn_step_call_connect(m, b.convolved, r);
-    r->A = b.A, r->dt = b.dt;
+    r->A = b.A, r->dt = b.A + r->H;
     r->plan = m->conv.plan = &m->plan;
     r->seqs = m->conv.seqs = m->plan.seqs;
     m->conv.out            = gdn_step_call_rows(m, b.convolved, 0, 0);

@@ -9,6 +9,11 @@
  *
  * A checkpoint inside a chunk takes P as it is and ends the chunk early, on a copy of the strip:
  * what a call computes whose tokens end there.
+ *
+ * In the family (gdn.h) each head has a decay per channel, so K and Q are scaled for each head by
+ * the decays from the start, and products of pairs come from a walk (channel_walk()). A row is an
+ * update. A gate that forgets a channel is a factor of 0 there, unless U is not finite then: the
+ * rows run one after the other.
  */
 #include <math.h>
 #include <string.h>
@@ -31,6 +36,10 @@ struct chunk {
     float    *w;                        /* [16][strip] */
     float    *rows;                     /* [strip][ld]: state rows on their way */
     float    *S;                        /* strips of [K][strip] */
+    float    *a, *e, *decays;           /* of the family: [16][ld] twice, [K] */
+    float    *scaled;                   /* [32][ld]; keys and decays for a checkpoint */
+    float    *at, *et, *qt, *y;         /* ... the same by channels, [K][16] */
+    float    *alpha, *dots;             /* [16] of the chunk */
     float    *rows16, *pairs;           /* kq and S rounded (cpu/loops/bf16.h), with r->products */
     float    *copy, *copy_k;            /* a strip up to a checkpoint; k of some tokens */
     ptrdiff_t ld, ld_v;
@@ -46,6 +55,7 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
     const size_t strip = (size_t)kr->strip, K = (size_t)r->K;
     c->ld   = gdn_strip_ld(r->K);
     c->ld_v = (ptrdiff_t)(strip * (size_t)r->n_strips);
+    const size_t row = r->family.is ? C * (size_t)c->ld : 0, column = r->family.is ? K * C : 0;
     const struct gdn_part parts[] = {
         { &c->kq, 2 * C * (size_t)c->ld },   { &c->kt, K * C },
         { &c->gram, 2 * C * C },             { &c->A, C * C },
@@ -56,6 +66,11 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
         { &c->o, C * (size_t)c->ld_v },      { &c->w, C * strip },
         { &c->rows, strip * (size_t)c->ld }, { &c->copy, K * strip },
         { &c->copy_k, C * (size_t)c->ld },   { &c->S, (size_t)r->part_strips * K * strip },
+        { &c->a, row },                      { &c->e, row },
+        { &c->scaled, 3 * row + column / C }, { &c->decays, column / C },
+        { &c->at, column },                  { &c->et, column },
+        { &c->qt, column },                  { &c->y, column },
+        { &c->alpha, column ? C : 0 },       { &c->dots, column ? C : 0 },
         { &c->rows16, r->products ? C * GDN_MAX_HEAD : 0 },
         { &c->pairs, r->products ? (size_t)r->part_strips * pair_floats(r) : 0 },
     };
@@ -66,6 +81,15 @@ size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
     struct chunk c;
     return lay_out(&c, r, kr, NULL);
+}
+
+/* Returns the tokens of a chunk: a power of two, so that calls may be cut at multiples of 16. */
+static int tokens_of(const struct gdn_rule *r)
+{
+    const int updates = gdn_rule_updates(r);
+    int       n = C;
+    while (n * updates > C) n /= 2;
+    return n;
 }
 
 /* Returns strip s of the item. */
@@ -123,9 +147,13 @@ static struct piece piece_at(const struct gdn_rule *r, const struct gdn_kernels 
 static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_rule_item *item, int64_t t0, int n)
 {
-    if (n < C) memset(c->kq, 0, 2 * C * (size_t)c->ld * sizeof *c->kq);
+    if (n * gdn_rule_updates(r) < C) memset(c->kq, 0, 2 * C * (size_t)c->ld * sizeof *c->kq);
     gdn_rule_load_kq(r, kr, item, t0, n, c->kq, c->ld, C);
     kr->transpose(c->kt, C, c->kq, c->ld, C, r->K);
+    if (r->family.is) {
+        kr->transpose(c->qt, C, c->kq + C * c->ld, c->ld, C, r->K);
+        return;
+    }
     kr->strip_mul(c->gram, C, c->kq, c->ld, c->kt, C, 2 * C, r->K, C, NULL);
     if (r->products)
         r->products->round_rows((uint16_t *)(void *)c->rows16, c->kq, c->ld, r->K);
@@ -133,11 +161,17 @@ static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct g
 
 /* Loads v of a piece, zero where beta is zero (G8). */
 static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                   const struct gdn_seq *seq, const struct piece *p, int64_t t0)
+                   const struct gdn_seq *seq, const struct piece *p, int64_t t0, int n)
 {
     const int    hv   = gdn_rule_source(r, p->head, r->Hv);
     const size_t elem = gdn_dtype_bytes(r->v.dtype);
     const size_t wide = (size_t)((p->last - p->first) * kr->strip);
+    for (int t = 0; r->family.is && t < C; t++)
+        memset(c->v + t * c->ld_v, 0, wide * sizeof *c->v);
+    if (r->family.is) {
+        gdn_family_load_written(r, kr, seq, p->head, t0, n, p->col, p->n, c->v, c->ld_v);
+        return;
+    }
     for (int t = 0; t < C; t++) {
         float *row = c->v + t * c->ld_v;
         if (c->beta[t] == 0) {
@@ -154,9 +188,11 @@ static void store_o(const struct chunk *c, const struct gdn_rule *r, const struc
                     const struct gdn_seq *seq, const struct piece *p, int64_t t0, int a, int b)
 {
     const size_t elem = gdn_dtype_bytes(r->out.dtype);
+    const int    u    = gdn_rule_updates(r);
     for (int t = a; t < b; t++) {
-        char *to = gdn_row(&r->out, seq, t0 + t, p->head);
-        kr->store_row[r->out.dtype](to + (size_t)p->col * elem, c->o + t * c->ld_v, (size_t)p->n);
+        char        *to   = gdn_row(&r->out, seq, t0 + t, p->head);
+        const float *from = c->o + (t * u + u - 1) * c->ld_v;
+        kr->store_row[r->out.dtype](to + (size_t)p->col * elem, from, (size_t)p->n);
     }
 }
 
@@ -169,11 +205,12 @@ static void prefetch_rows(const struct gdn_rule *r, const struct gdn_rule_item *
     const int hq = gdn_rule_source(r, p->head, r->Hq), hk = gdn_rule_source(r, p->head, r->Hk);
     const int hv = gdn_rule_source(r, p->head, r->Hv), n = p->last - p->first, i = s - p->first;
     const int all = item->last - item->first, at = s - item->first;
-    for (int64_t t = t0 + C * i / n; t < t0 + C * (i + 1) / n; t++) {
+    const int most = tokens_of(r);
+    for (int64_t t = t0 + most * i / n; t < t0 + most * (i + 1) / n; t++) {
         gdn_rule_prefetch(&r->v, seq, t, hv, p->col, p->n);
         gdn_rule_prefetch(&r->out, seq, t, p->head, p->col, p->n);
     }
-    for (int64_t t = t0 + C * at / all; t < t0 + C * (at + 1) / all; t++) {
+    for (int64_t t = t0 + most * at / all; t < t0 + most * (at + 1) / all; t++) {
         gdn_rule_prefetch(&r->k, seq, t, hk, 0, r->K);
         gdn_rule_prefetch(&r->q, seq, t, hq, 0, r->K);
     }
@@ -184,7 +221,7 @@ struct range {
     _Alignas(64) float end[C];  /* from each token to the last */
     float              decay;   /* of all of them */
     int                a, m;
-    bool               writes;
+    bool               writes, stays, forgets; /* the last two, in the family */
     int64_t            first, last; /* checkpoints after the last token */
 };
 
@@ -214,6 +251,59 @@ static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct ra
     x->decay = c->start[C - 1];
 }
 
+/* Loads a and e = b k of a head, by rows and by channels. Rows past n tokens change nothing. */
+static void load_vectors(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, int head, int64_t t0, int n)
+{
+    const int rows = n * gdn_rule_updates(r);
+    gdn_family_load_gates(r, kr, seq, head, t0, n, c->a, c->e, c->ld, c->alpha, c->all_beta);
+    for (int i = 0; i < C; i++) {
+        float       *a = c->a + i * c->ld, *e = c->e + i * c->ld;
+        const float *k = c->kq + i * c->ld;
+        if (i < rows) kr->norm_row(e, e, 1, k, NULL, false, (size_t)r->K);
+        for (int x = 0; i >= rows && x < r->K; x++) a[x] = 1, e[x] = 0;
+        if (i >= rows) c->alpha[i] = 1, c->all_beta[i] = 0;
+    }
+    kr->transpose(c->at, C, c->a, c->ld, C, r->K);
+    kr->transpose(c->et, C, c->e, c->ld, C, r->K);
+    kr->channel_scale(c->scaled, c->scaled + C * c->ld, c->decays, c->a, c->e,
+                      c->kq + C * c->ld, c->ld, r->K);
+}
+
+/* start_range() for the family: what its tokens, which are the first of the chunk, do. */
+static void start_vectors(struct chunk *c, const struct gdn_rule *r, struct range *x)
+{
+    x->writes = x->forgets = false;
+    x->stays  = true;
+    for (int t = 0; t < x->m * gdn_rule_updates(r); t++) {
+        x->writes |= c->all_beta[t] != 0;
+        x->forgets |= c->alpha[t] == 0;
+        x->stays &= c->alpha[t] == 1;
+    }
+    for (int t = 0; t < C; t++) c->start[t] = x->end[t] = c->beta[t] = 1;
+}
+
+/* Computes A, B and what is left of keys at the end, as rows of keys; both of the whole chunk. */
+static void walk_pairs(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr)
+{
+    kr->channel_walk(c->A, c->B, c->y, c->at, c->et, c->qt, c->kt, r->K);
+    kr->transpose(c->copy_k, c->ld, c->y, C, r->K, C);
+}
+
+/* Ends keys and decays after the first `rows` of the chunk, for a checkpoint. */
+static void cut_keys(struct chunk *c, const struct gdn_rule *r, int rows, float *keys, float *decays)
+{
+    memset(keys, 0, C * (size_t)c->ld * sizeof *keys);
+    for (int x = 0; x < r->K; x++) decays[x] = 1;
+    for (int i = 0; i < rows; i++)
+        for (int x = 0; x < r->K; x++) {
+            const float a = c->a[i * c->ld + x];
+            for (int j = 0; j < i; j++) keys[j * c->ld + x] *= a;
+            keys[i * c->ld + x] = c->kq[i * c->ld + x];
+            decays[x] *= a;
+        }
+}
+
 /* Computes P = [K; Q] S, of the tokens from a on. */
 static void multiply(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const float *S, const uint16_t *pairs, int a)
@@ -222,7 +312,8 @@ static void multiply(struct chunk *c, const struct gdn_rule *r, const struct gdn
         r->products->strip_mul(c->p, kr->strip, (const uint16_t *)(const void *)c->rows16, pairs,
                                r->K);
     else
-        kr->strip_mul(c->p, kr->strip, c->kq, c->ld, S, kr->strip, 2 * C, r->K, kr->strip, NULL);
+        kr->strip_mul(c->p, kr->strip, r->family.is ? c->scaled : c->kq, c->ld, S, kr->strip, 2 * C,
+                      r->K, kr->strip, NULL);
     memset(c->p, 0, (size_t)(a * kr->strip) * sizeof *c->p);
 }
 
@@ -233,6 +324,47 @@ static const float *keys_of(struct chunk *c, const struct range *x)
     memset(c->copy_k, 0, C * bytes);
     memcpy(c->copy_k + x->a * c->ld, c->kq + x->a * c->ld, (size_t)(x->m - x->a) * bytes);
     return c->copy_k;
+}
+
+static bool are_finite(const float *x, int n)
+{
+    float sum = 0;
+    for (int i = 0; i < n; i++) sum += 0 * x[i];
+    return sum == 0;
+}
+
+/* Runs the rows of a range on S one after the other. Forgetting is selection then. */
+static void run_rows(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                     const struct range *x, float *S, ptrdiff_t at)
+{
+    float ak[GDN_MAX_HEAD], aq[GDN_MAX_HEAD];
+    for (int i = 0; i < x->m * gdn_rule_updates(r); i++) {
+        const float *a = c->a + i * c->ld, *e = c->e + i * c->ld;
+        const float *k = c->kq + i * c->ld, *q = k + C * c->ld;
+        for (int j = 0; j < r->K; j++) ak[j] = a[j] * e[j], aq[j] = a[j] * q[j];
+        const float            kq   = kr->dot(k, q, (size_t)r->K);
+        const struct gdn_recur step = {
+            .q = q, .k = k, .a = a, .ak = ak, .aq = aq, .v = c->v + i * c->ld_v + at,
+            .o = c->o + i * c->ld_v + at, .alpha = c->alpha + i, .beta = c->all_beta + i, .kq = &kq,
+            .T = 1, .K = r->K, .n = kr->strip,
+        };
+        kr->recur_strip[GDN_F32](S, &step);
+    }
+}
+
+/* finish_range() for the family. k and decays: after the range. */
+static void finish_vectors(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                           const struct range *x, float *S, const float *k, const float *decays,
+                           ptrdiff_t at)
+{
+    const int rows = x->m * gdn_rule_updates(r);
+    kr->chunk_solve(c->o + at, c->ld_v, c->w, c->p, c->v + at, c->ld_v, c->A, c->B, c->start,
+                    x->end, c->beta);
+    memset(c->w + rows * kr->strip, 0, (size_t)((C - rows) * kr->strip) * sizeof *c->w);
+    if (x->forgets && !are_finite(c->w, rows * kr->strip))
+        run_rows(c, r, kr, x, S, at);
+    else if (x->writes || !x->stays) /* else every bit of S stays (G9) */
+        kr->channel_update(S, S, kr->strip, decays, k, c->ld, c->w, kr->strip, C, r->K);
 }
 
 /* Ends S, columns `at` of the piece, from before the range to after it; pairs: its rounded copy, if
@@ -290,7 +422,13 @@ static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
                               const struct range *x, int strip, ptrdiff_t at)
 {
     memcpy(c->copy, strip_at(c, r, kr, item, strip), (size_t)(r->K * kr->strip) * sizeof *c->S);
-    finish_range(c, r, kr, x, c->copy, NULL, keys_of(c, x), at);
+    if (r->family.is) {
+        float *keys = c->scaled + 2 * C * c->ld, *decays = keys + C * c->ld;
+        cut_keys(c, r, x->m * gdn_rule_updates(r), keys, decays);
+        finish_vectors(c, r, kr, x, c->copy, keys, decays, at);
+    } else {
+        finish_range(c, r, kr, x, c->copy, NULL, keys_of(c, x), at);
+    }
     store_checkpoints(c, r, kr, item, strip, x->first, x->last, c->copy);
 }
 
@@ -301,17 +439,21 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
 {
     struct range whole = { .a = a, .m = b }, inside[C];
     const int    n_inside = find_inside(c, r, item->seq, t0, a, b, n, inside);
-    for (int i = 0; i < n_inside; i++) start_range(c, kr, &inside[i]);
-    start_range(c, kr, &whole);
-    load_v(c, r, kr, item->seq, p, t0);
+    for (int i = 0; i < n_inside; i++)
+        if (r->family.is) start_vectors(c, r, &inside[i]);
+        else start_range(c, kr, &inside[i]);
+    if (r->family.is) start_vectors(c, r, &whole), walk_pairs(c, r, kr);
+    else start_range(c, kr, &whole);
+    load_v(c, r, kr, item->seq, p, t0, n);
     for (int s = p->first; s < p->last; s++) {
         float          *S  = strip_at(c, r, kr, item, s);
         const ptrdiff_t at = (s - p->first) * kr->strip;
         uint16_t       *pairs = pairs_at(c, r, item, s);
-        prefetch_rows(r, item, p, s, t0 + C);
+        prefetch_rows(r, item, p, s, t0 + tokens_of(r));
         multiply(c, r, kr, S, pairs, a);
         for (int i = 0; i < n_inside; i++) leave_checkpoints(c, r, kr, item, &inside[i], s, at);
-        finish_range(c, r, kr, &whole, S, pairs, a ? keys_of(c, &whole) : c->kq, at);
+        if (r->family.is) finish_vectors(c, r, kr, &whole, S, c->copy_k, c->decays, at);
+        else finish_range(c, r, kr, &whole, S, pairs, a ? keys_of(c, &whole) : c->kq, at);
     }
     if (r->out.data) store_o(c, r, kr, item->seq, p, t0, a, b);
 }
@@ -324,6 +466,11 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
 static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int n)
 {
+    if (r->family.is) {
+        load_vectors(c, r, kr, item->seq, p->head, t0, n);
+        run_tokens(c, r, kr, item, p, t0, 0, n, n);
+        return;
+    }
     gdn_rule_load_gates(r, kr, item->seq, p->head, t0, n, false, c->all_g, c->all_beta);
     for (int a = 0, b; a < n; a = b) {
         if (gdn_forgets(c->all_g[a])) {
@@ -378,8 +525,9 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
         if (r->products)
             r->products->round_strip(pairs_at(&c, r, item, s), strip_at(&c, r, kr, item, s), r->K);
     }
-    for (int64_t t0 = 0; t0 < seq->n_valid; t0 += C) {
-        const int n = seq->n_valid - t0 < C ? (int)(seq->n_valid - t0) : C;
+    const int most = tokens_of(r);
+    for (int64_t t0 = 0; t0 < seq->n_valid; t0 += most) {
+        const int n = seq->n_valid - t0 < most ? (int)(seq->n_valid - t0) : most;
         load_chunk(&c, r, kr, item, t0, n);
         find_checkpoints(&c, r, seq, t0, n);
         for (int s = item->first; s < item->last; s = p.last) {

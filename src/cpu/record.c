@@ -12,6 +12,22 @@
 
 enum { COLUMNS = GDN_RECUR_COLUMNS };
 
+/* Multiplies each channel of a state of n columns by its decay in the record. */
+static void decay_channels(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
+                           int64_t row, int head, int n, bool k_first, float *S)
+{
+    const struct gdn_record *rec = r->record;
+    const char              *g   = gdn_record_at(&rec->g, slot, row, head);
+    float                    a[GDN_MAX_HEAD];
+    for (int x = 0; x < r->K; x++, g += rec->g_channel) a[x] = fabsf(*(const float *)(const void *)g);
+    for (int x = 0; x < r->K; x++)
+        for (int i = 0; a[x] == 0 && i < n; i++) S[k_first ? x * n + i : i * r->K + x] = 0;
+    for (int x = 0; k_first && x < r->K; x++)
+        kr->norm_row(S + x * n, S + x * n, a[x], NULL, NULL, false, (size_t)n);
+    for (int i = 0; !k_first && i < n; i++)
+        kr->norm_row(S + i * r->K, S + i * r->K, 1, a, NULL, false, (size_t)r->K);
+}
+
 void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
                       int head, int col, int n, bool k_first, float *S)
 {
@@ -21,8 +37,10 @@ void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, in
     const int                hk      = gdn_rule_source(r, head, r->Hk);
     float                    k[GDN_MAX_HEAD], u[GDN_RECUR_COLUMNS];
     for (int64_t row = 0; row < n_rows; row++) {
-        const float g = *(const float *)gdn_record_at(&rec->g, slot, row, head), alpha = fabsf(g);
+        const float g = *(const float *)gdn_record_at(&rec->g, slot, row, head);
         const bool  writes = !signbit(g);
+        const float alpha = rec->channels > 1 ? 1 : fabsf(g);
+        if (rec->channels > 1) decay_channels(r, kr, slot, row, head, n, k_first, S);
         kr->load_row[rec->k.dtype](k, gdn_record_at(&rec->k, slot, row, hk), (size_t)r->K);
         kr->load_row[rec->u.dtype](u, (char *)gdn_record_at(&rec->u, slot, row, head) + u_bytes,
                                    (size_t)n);
@@ -41,6 +59,14 @@ static void move_head(const struct gdn_record_rows *r, int64_t slot, int64_t to,
            (size_t)n * gdn_dtype_bytes(r->dtype));
 }
 
+static void move_gates(const struct gdn_record *rec, int64_t slot, int64_t to, int64_t from,
+                       int64_t head)
+{
+    char *a = gdn_record_at(&rec->g, slot, to, head), *b = gdn_record_at(&rec->g, slot, from, head);
+    for (int64_t x = 0; x < rec->channels; x++, a += rec->g_channel, b += rec->g_channel)
+        *(float *)(void *)a = *(float *)(void *)b;
+}
+
 /* Commits the rows of one state head of one sequence, and of a key head with it. Rows only move
  * up. */
 static void commit_item(void *arg, int64_t item, int thread)
@@ -57,7 +83,7 @@ static void commit_item(void *arg, int64_t item, int thread)
         if (from == c + i) continue;
         if (h < m->Hk) move_head(&rec->k, slot, c + i, from, h, m->K);
         if (h < m->H) move_head(&rec->u, slot, c + i, from, h, m->V);
-        if (h < m->H) move_head(&rec->g, slot, c + i, from, h, 1);
+        if (h < m->H) move_gates(rec, slot, c + i, from, h);
     }
 }
 

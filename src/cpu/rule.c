@@ -9,10 +9,10 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_rule      *r = &c->rule;
-    r->products = c->args.flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
+    r->products = c->args.flags & GDN_BF16_PRODUCTS && !r->family.is ? ctx->products : NULL;
     gdn_rule_cut(r, ctx->kr, gdn_threads_count(ctx->threads));
     c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
-    c->gate_bytes   = gdn_align64(2 * sizeof(float) * (size_t)r->H);
+    c->gate_bytes   = gdn_align64(gdn_rule_decay_bytes(r));
     c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
     c->record_bytes = r->record ? gdn_record_slots_bytes(&c->record) : 0;
     c->base.bytes   = c->plan_bytes + c->gate_bytes + c->tree_bytes + c->record_bytes +
@@ -38,7 +38,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     at += c->tree_bytes;
     if (a->gate == GDN_GATE_RAW) {
         float *A = (float *)at, *dt = A + r->H;
-        gdn_rule_load_decay(A, dt, &a->A_log, &a->dt_bias, r->H, r->bound);
+        gdn_rule_load_decay(A, dt, &a->A_log, &a->dt_bias, r->H, gdn_rule_channels(r), r->bound);
         r->A = A, r->dt = dt;
     }
     at += c->gate_bytes;

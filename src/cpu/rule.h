@@ -34,9 +34,14 @@ static inline int gdn_rule_source(const struct gdn_rule *r, int head, int n_head
     return r->head_map == GDN_HEADS_GROUPED ? head / (r->H / n_heads) : head % n_heads;
 }
 
-/* A and dt from A_log and dt_bias (absent: 0). */
+/* A and dt from A_log and dt_bias (absent: 0), which has so many channels of each head; and the
+ * floats of both. */
 void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
-                         int64_t H, float bound);
+                         int64_t H, int64_t channels, float bound);
+static inline size_t gdn_rule_decay_bytes(const struct gdn_rule *r)
+{
+    return (size_t)(r->H * (1 + gdn_rule_channels(r))) * sizeof(float);
+}
 
 /* Strips [first, last) of the group: strip s is columns of head s / n_strips. */
 struct gdn_rule_item {
@@ -60,8 +65,14 @@ void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_seq *seq, const struct gdn_rows *rows, int head,
                         int64_t t0, int n, float scale, float *to, ptrdiff_t ld);
 
+/* Rows of n tokens of k: `head` of it, one for each update. */
+void gdn_rule_load_keys(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_seq *seq, int head, int64_t t0, int n, float *to,
+                        ptrdiff_t ld);
+
 /* Rows of n tokens of q and k from token t0, normalised and scaled, into kq: k_t at row t,
- * q_t at row q_row + t, ld floats apart. */
+ * q_t at row q_row + t, ld floats apart. A token has as many rows as updates, and q in the last of
+ * them, behind zeros. */
 void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
                       ptrdiff_t ld, int q_row);
@@ -72,6 +83,22 @@ void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, i
 void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
                          float *g, float *beta);
+
+/* Rows of n tokens of the family, one for each update, ld floats apart: a, which is 1 from the
+ * second update on, and b [K]; alpha and beta as struct gdn_recur has them. w, v, and w v with zeros
+ * where w is 0, of columns [col, col + cols). */
+void gdn_family_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                           const struct gdn_seq *seq, int head, int64_t t0, int n, float *a,
+                           float *b, ptrdiff_t ld, float *alpha, float *beta);
+void gdn_family_load_w(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                       const struct gdn_seq *seq, int head, int64_t t0, int n, int col, int cols,
+                       float *w, ptrdiff_t ld);
+void gdn_family_load_v(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                       const struct gdn_seq *seq, int head, int64_t t0, int n, int col, int cols,
+                       float *v, ptrdiff_t ld);
+void gdn_family_load_written(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                             const struct gdn_seq *seq, int head, int64_t t0, int n, int col,
+                             int cols, float *v, ptrdiff_t ld);
 
 /* Return the place where a sequence's state of one head is read, and written after token t. The
  * view of a place that is nowhere is that of the pool it would be in. */

@@ -4,6 +4,7 @@
  * it: rows of q and k, gates, places of states, strips.
  */
 #include <math.h>
+#include <string.h>
 
 #include "core/tensor_check.h"
 #include "cpu/rule.h"
@@ -32,14 +33,27 @@ void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
     }
 }
 
+void gdn_rule_load_keys(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_seq *seq, int head, int64_t t0, int n, float *to,
+                        ptrdiff_t ld)
+{
+    const int       u    = gdn_rule_updates(r);
+    struct gdn_rows rows = r->k;
+    for (int j = 0; j < u; j++, rows.data += r->family.k_update)
+        gdn_rule_load_rows(r, kr, seq, &rows, head, t0, n, 1, to + j * ld, u * ld);
+}
+
 void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
                       ptrdiff_t ld, int q_row)
 {
     const int head = gdn_rule_head(r, item->group, 0);
     const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
-    gdn_rule_load_rows(r, kr, item->seq, &r->k, hk, t0, n, 1, kq, ld);
-    gdn_rule_load_rows(r, kr, item->seq, &r->q, hq, t0, n, r->scale, kq + q_row * ld, ld);
+    const int u = gdn_rule_updates(r);
+    float    *q = kq + q_row * ld;
+    gdn_rule_load_keys(r, kr, item->seq, hk, t0, n, kq, ld);
+    for (int i = 0; u > 1 && i < n * u; i++) memset(q + i * ld, 0, (size_t)r->K * sizeof *q);
+    gdn_rule_load_rows(r, kr, item->seq, &r->q, hq, t0, n, r->scale, q + (u - 1) * ld, u * ld);
 }
 
 void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
@@ -60,10 +74,19 @@ static void gather(float *dst, const struct gdn_kernels *kr, const struct gdn_ro
 }
 
 void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
-                         int64_t H, float bound)
+                         int64_t H, int64_t channels, float bound)
 {
+    gdn_tensor row = *dt_bias; /* of one head */
     gdn_load_vector(A, A_log, H, 0);
-    gdn_load_vector(dt, dt_bias, H, 0);
+    if (row.ndim == 2) {
+        row.ndim = 1, row.size[0] = row.size[1], row.stride[0] = row.stride[1];
+        for (int64_t h = 0; h < H; h++) {
+            row.data = row.data ? gdn_at(dt_bias, h * dt_bias->stride[0]) : NULL;
+            gdn_load_vector(dt + h * channels, &row, channels, 0);
+        }
+    } else {
+        gdn_load_vector(dt, dt_bias, H * channels, 0); /* or zeros */
+    }
     for (int64_t h = 0; h < H; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
 }
 
@@ -138,11 +161,15 @@ struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, 
 static bool are_idle(const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct gdn_seq *seq, int head, int64_t n)
 {
-    float alpha[GDN_CHUNK], beta[GDN_CHUNK];
-    for (int64_t t0 = 0; t0 < n; t0 += GDN_CHUNK) {
-        const int some = n - t0 < GDN_CHUNK ? (int)(n - t0) : GDN_CHUNK;
-        gdn_rule_load_gates(r, kr, seq, head, t0, some, true, alpha, beta);
-        for (int t = 0; t < some; t++)
+    float alpha[GDN_CHUNK], beta[GDN_CHUNK], a[GDN_MAX_HEAD], b[GDN_MAX_HEAD];
+    const int most = r->family.is ? 1 : GDN_CHUNK;
+    for (int64_t t0 = 0; t0 < n; t0 += most) {
+        const int some = n - t0 < most ? (int)(n - t0) : most;
+        if (r->family.is)
+            gdn_family_load_gates(r, kr, seq, head, t0, some, a, b, 0, alpha, beta);
+        else
+            gdn_rule_load_gates(r, kr, seq, head, t0, some, true, alpha, beta);
+        for (int t = 0; t < some * gdn_rule_updates(r); t++)
             if (alpha[t] != 1 || beta[t] != 0) return false;
     }
     return true;

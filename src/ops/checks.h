@@ -60,9 +60,18 @@ gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *na
 
 /* ---- Rows: gates.c, norm.c ------------------------------------------------------------------ */
 
-/* Checks the shapes of a call, [...][H] as `like` has them, and what it writes. */
-gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *like,
-                                  const char *name);
+/* The tensors of a call, of which the first of a and b that is there says the shape: [...][H], or,
+ * if dt_bias is [H][K], [...][H][K]. b and what has its shape may be [...][H] then too. */
+struct gdn_gates_tensors {
+    const gdn_tensor *a, *b, *dt_bias;
+    const struct { const gdn_tensor *t; const char *name; } like_b[3];
+};
+struct gdn_gates_sizes {
+    int64_t H, K, n_rows, b_rows, b_size;
+};
+/* Checks all shapes and what the call writes, and returns the sizes. */
+gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args,
+                                  const struct gdn_gates_tensors *t, struct gdn_gates_sizes *s);
 
 /* Checks the tensors of a norm, or of its gradients. Their shape is that of x. */
 gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, void *args, const gdn_tensor *x);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/limits.h"
 #include "ops/op_table.h"
 
 /* ---- The rows ------------------------------------------------------------------------------ */
@@ -13,6 +14,7 @@
 #define ONE_OF(bits) GDN_FIELD_ENUM, bits
 #define UP_TO(last)  ONE_OF((2u << (last)) - 1)
 #define ZERO         ONE_OF(1)
+#define COUNT        ONE_OF((2u << GDN_MAX_UPDATES) - 1)
 #define FINITE       GDN_FIELD_FINITE, 0
 #define FROM_0       GDN_FIELD_FROM_0, 0
 #define TO_0         GDN_FIELD_TO_0, 0

@@ -17,13 +17,30 @@ static gdn_status check_pair(gdn_ctx *ctx, const gdn_tensor *in, const char *in_
                     in->data ? in_name : out_name);
 }
 
-gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_tensor *like,
-                                  const char *name)
+gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args,
+                                  const struct gdn_gates_tensors *t, struct gdn_gates_sizes *to)
 {
-    if (like->ndim < 2)
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: 1 dimension, wanted 2 to %d", name, GDN_MAX_DIMS);
-    const struct gdn_sizes s = { .H = like->size[like->ndim - 1], .like = like };
+    const gdn_tensor *like = t->a->data ? t->a : t->b;
+    const char *const name = t->a->data ? "a" : "b";
+    const bool        channels = t->a->data && t->dt_bias->data && t->dt_bias->ndim == 2;
+    const int         heads = like->ndim - (channels ? 2 : 1), least = channels ? 3 : 2;
+    if (like->ndim < least)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: %d dimensions, wanted %d to %d", name,
+                        (int)like->ndim, least, GDN_MAX_DIMS);
+    const struct gdn_sizes s = { .H = like->size[heads], .like = like,
+                                 .K = channels ? like->size[heads + 1] : 0 };
     TRY(gdn_check_shapes(ctx, op, args, &s));
+    for (int i = 0; i < 3; i++) {
+        const gdn_tensor *x = t->like_b[i].t;
+        if (!x || !x->data) continue;
+        const bool alone = channels && x->ndim == like->ndim - 1 && t->b->ndim == x->ndim;
+        TRY(gdn_check_shape(ctx, x, t->like_b[i].name, like->ndim - alone, like->size));
+    }
+    *to = (struct gdn_gates_sizes){ .H = s.H, .K = s.K, .n_rows = gdn_n_rows(like) };
+    if (channels && s.K > GDN_MAX_HEAD)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: %lld channels, at most %d", name,
+                        (long long)s.K, GDN_MAX_HEAD);
+    if (t->b->data) to->b_rows = gdn_n_rows(t->b), to->b_size = t->b->size[t->b->ndim - 1];
     return gdn_check_written(ctx, op, args, NULL);
 }
 
@@ -45,13 +62,15 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_fields(ctx, a));
     TRY(check_pair(ctx, &a->a, "a", &a->g, "g"));
     TRY(check_pair(ctx, &a->b, "b", &a->beta, "beta"));
-    if (a->a.data && !a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for a");
+    if (a->a.data && !a->A_log.data && a->gate_lower_bound == 0)
+        return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for a");
     TRY(gdn_check_present(ctx, GDN_OP_GATES, &s->args));
-    const gdn_tensor *like = a->a.data ? &a->a : &a->b;
-    TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES, a, like, a->a.data ? "a" : "b"));
-    s->H                   = like->size[like->ndim - 1];
-    s->n_rows              = gdn_n_rows(like);
-    s->rows_per_item       = gdn_rows_per_item(s->H);
+    const struct gdn_gates_tensors t = { &a->a, &a->b, &a->dt_bias,
+                                         { { &a->b, "b" }, { &a->beta, "beta" } } };
+    struct gdn_gates_sizes         z;
+    TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES, a, &t, &z));
+    s->H = z.H, s->K = z.K, s->n_rows = z.n_rows, s->b_rows = z.b_rows, s->b_size = z.b_size;
+    s->rows_per_item = gdn_rows_per_item(s->K ? s->K : s->H);
     return GDN_OK;
 }
 

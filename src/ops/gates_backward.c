@@ -21,7 +21,8 @@ static gdn_status check_present(gdn_ctx *ctx, const gdn_gates_backward_args *a)
         bool              wanted;
         const char       *by;
     } inputs[] = { { &a->a, "a", wants_a(a), "da, dA_log and ddt_bias" },
-                   { &a->A_log, "A_log", wants_a(a), "da, dA_log and ddt_bias" },
+                   { &a->A_log, "A_log", wants_a(a) && a->gate_lower_bound == 0,
+                     "da, dA_log and ddt_bias" },
                    { &a->dg, "dg", wants_a(a), "da, dA_log and ddt_bias" },
                    { &a->b, "b", a->db.data, "db" },
                    { &a->dbeta, "dbeta", a->db.data, "db" } };
@@ -44,10 +45,14 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_check_fields(ctx, GDN_OP_GATES_BACKWARD, a));
     TRY(check_present(ctx, a));
     TRY(gdn_check_present(ctx, GDN_OP_GATES_BACKWARD, &s->args));
-    const gdn_tensor *like = a->a.data ? &a->a : &a->b;
-    TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES_BACKWARD, a, like, a->a.data ? "a" : "b"));
-    s->H       = like->size[like->ndim - 1];
-    s->n_rows  = gdn_n_rows(like);
+    const struct gdn_gates_tensors t = {
+        &a->a, &a->b, &a->dt_bias, { { &a->b, "b" }, { &a->dbeta, "dbeta" }, { &a->db, "db" } }
+    };
+    struct gdn_gates_sizes z;
+    TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES_BACKWARD, a, &t, &z));
+    if (z.K && a->ddt_bias.data && a->ddt_bias.ndim != 2)
+        return gdn_fail(ctx, GDN_E_SHAPE, "ddt_bias: [H], wanted [H][K] as dt_bias");
+    s->H = z.H, s->K = z.K, s->n_rows = z.n_rows, s->b_rows = z.b_rows, s->b_size = z.b_size;
     s->adds    = a->flags & GDN_ACCUMULATE;
     s->wants_a = wants_a(a);
     return GDN_OK;

@@ -12,6 +12,7 @@
 #include "calls/layer.h"
 #include "ops/checks.h"
 #include "ops/entry.h"
+#include "ops/family.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
@@ -26,6 +27,14 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
     return gdn_check_forms(ctx, a->flags);
 }
 
+/* The rows of k and v are those of the convolution. */
+static struct gdn_family_tensors family_of(struct gdn_step_call *m)
+{
+    gdn_step_args *a = &m->args;
+    return (struct gdn_family_tensors){ .k = &a->x, .v = &a->x, .g = &a->a, .beta = &a->b,
+                                        .dt_bias = &a->dt_bias };
+}
+
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
@@ -35,8 +44,12 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "x: %lld tokens, at most 2^31 - 1",
                         (long long)m->tokens.N);
     TRY(gdn_check_dtype(ctx, &a->x, "x", GDN_FLOATS));
+    gdn_tensor                      none = { .data = NULL };
+    const struct gdn_family_tensors t = { .g = &m->args.a, .beta = &none };
+    struct gdn_tokens               updates;
+    TRY(gdn_family_tokens(ctx, &t, 1, &m->tokens, &updates));
     const struct gdn_sizes s = { .D = m->conv.D, .H = a->n_value_heads, .V = a->value_head_dim,
-                                 .tokens = &m->tokens, .like = &a->x };
+                                 .K = a->key_head_dim, .tokens = &m->tokens, .like = &a->x };
     TRY(gdn_check_shapes(ctx, GDN_OP_STEP, a, &s));
     return gdn_plan_describe(ctx, a->batch, &m->tokens, GDN_PLAN_EACH | GDN_PLAN_TREE, &m->plan);
 }
@@ -62,13 +75,14 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_step_call *m)
 }
 
 /* Describes the rule's sizes and formulas; its rows but those of the convolution. */
-static void describe_rule(struct gdn_step_call *m)
+static gdn_status describe_rule(gdn_ctx *ctx, struct gdn_step_call *m)
 {
-    const gdn_step_args *a = &m->args;
-    struct gdn_rule     *r = &m->rule;
+    const gdn_step_args            *a = &m->args;
+    struct gdn_rule                *r = &m->rule;
+    const struct gdn_family_tensors t = family_of(m);
     r->Hq = r->Hk = a->n_key_heads, r->Hv = r->H = a->n_value_heads;
     r->K = a->key_head_dim, r->V = a->value_head_dim;
-    r->g = gdn_rows_of(&a->a, &m->tokens), r->beta = gdn_rows_of(&a->b, &m->tokens);
+    TRY(gdn_family_fill(ctx, &t, 1, &m->tokens, r));
     r->out = gdn_rows_of(&a->out, &m->tokens);
     gdn_rule_set_formulas(r,
                           &(struct gdn_rule_formulas){ a->head_map, GDN_GATE_RAW, a->beta_kind,
@@ -79,6 +93,7 @@ static void describe_rule(struct gdn_step_call *m)
     r->tree   = m->plan.batch.parents.data;
     r->exact  = a->flags & GDN_EXACT;
     r->n_seqs = m->plan.B;
+    return GDN_OK;
 }
 
 static struct gdn_plan_pools pools_of(const gdn_step_args *a)
@@ -125,7 +140,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
                 (int64_t)a->n_value_heads * a->value_head_dim;
     TRY(check_tensors(ctx, m));
     TRY(describe_conv(ctx, m));
-    describe_rule(m);
+    TRY(describe_rule(ctx, m));
     TRY(check_states(ctx, m));
     describe_norm(m);
     m->pools = pools_of(a);

@@ -43,9 +43,12 @@ gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args)
 #define PLACE_OF_batch(type) offsetof(type, batch)
 #define PLACE_OF_none(type)  0
 enum {
-#define GDN_ARGS_ROW(args, last, batch)                                                     \
-    N_TENSORS_##args = (offsetof(gdn_##args##_args, last) - offsetof(gdn_rule_args, q)) /   \
-                           sizeof(gdn_tensor) + 1,                                          \
+#define GDN_TENSOR(args, tensor, is, dtypes, shape) ROW_##args##_##tensor,
+#include "calls/ops.def"
+};
+enum {
+#define GDN_ARGS_ROW(args, first, last, batch)                                              \
+    N_TENSORS_##args = ROW_##args##_##last - ROW_##args##_##first + 1,                      \
     BATCH_AT_##args  = PLACE_OF_##batch(gdn_##args##_args),
 #include "calls/ops.def"
 };
@@ -53,7 +56,7 @@ enum {
 const struct gdn_op_shape gdn_op_shapes[GDN_N_OPS] = {
 #define GDN_OP_ROW(NUMBER, name, args)                                                      \
     [GDN_OP_##NUMBER] = { #name, "gdn_" #args "_args", sizeof(gdn_##args##_args),           \
-                          N_TENSORS_##args, BATCH_AT_##args },
+                          N_TENSORS_##args, BATCH_AT_##args, offsetof(gdn_##args##_args, workspace) },
 #include "calls/ops.def"
 };
 

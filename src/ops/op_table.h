@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "gdn.h"
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
 
@@ -23,11 +24,11 @@ enum {
     GDN_N_OPS
 };
 
-/* An op's name and its struct: the struct's name; n_tensors tensors after struct_size and flags;
- * where its batch is (0: it has none). */
+/* An op's name and its struct: the struct's name; its n_tensors tensors, which gdn_tensor_rows()
+ * (ops/tensors.h) has; where its batch is (0: it has none), and its workspace. */
 struct gdn_op_shape {
     const char *name, *args;
-    size_t      bytes, n_tensors, batch_at;
+    size_t      bytes, n_tensors, batch_at, workspace_at;
 };
 extern const struct gdn_op_shape gdn_op_shapes[GDN_N_OPS];
 

@@ -5,6 +5,7 @@
 #include "core/tensor_check.h"
 #include "ops/checks.h"
 #include "ops/entry.h"
+#include "ops/family.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
@@ -15,10 +16,12 @@ static gdn_status check_presence(gdn_ctx *ctx, const gdn_prefill_backward_args *
 {
     const bool raw = a->gate == GDN_GATE_RAW;
     if (!a->dq.data && !a->dk.data && !a->dv.data && !a->dg.data && !a->dbeta.data &&
-        !a->dA_log.data && !a->ddt_bias.data && !a->dstate.data)
+        !a->dA_log.data && !a->ddt_bias.data && !a->dstate.data && !a->dwrite_gate.data)
         return gdn_fail(ctx, GDN_E_ARG, "dq: absent, and every other gradient too");
     if (raw && !a->g.data) return gdn_fail(ctx, GDN_E_ARG, "g: absent, wanted a for GDN_GATE_RAW");
-    if (raw && !a->A_log.data)
+    if (a->dwrite_gate.data && !a->write_gate.data)
+        return gdn_fail(ctx, GDN_E_ARG, "dwrite_gate: given, but write_gate is absent");
+    if (raw && !a->A_log.data && a->gate_lower_bound == 0)
         return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for GDN_GATE_RAW");
     if (gdn_beta_of(a->beta_kind, GDN_BETA_GIVEN) != GDN_NO_SIGMOID && !a->beta.data)
         return gdn_fail(ctx, GDN_E_ARG, "beta: absent, wanted its raw values for beta_kind %d",
@@ -51,6 +54,19 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, const gdn_prefill_backward_arg
     return GDN_OK;
 }
 
+static struct gdn_family_tensors family_of(gdn_prefill_backward_args *a)
+{
+    return (struct gdn_family_tensors){ &a->k, &a->v, &a->g, &a->beta, &a->write_gate, &a->dt_bias };
+}
+
+/* Checks that gradients of gates have the dimensions of the gates. */
+static gdn_status check_gates(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
+{
+    TRY(gdn_family_alike(ctx, &a->dg, "dg", &a->g, "g"));
+    TRY(gdn_family_alike(ctx, &a->dbeta, "dbeta", &a->beta, "beta"));
+    return gdn_family_alike(ctx, &a->ddt_bias, "ddt_bias", &a->dt_bias, "dt_bias");
+}
+
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
 {
     const gdn_prefill_backward_args *a = &c->args;
@@ -58,8 +74,13 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     TRY(gdn_check_present(ctx, GDN_OP_PREFILL_BACKWARD, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->q, "q", GDN_MAX_HEAD, &r->K));
-    TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
-    TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
+    const struct gdn_family_tensors t = family_of(&c->args);
+    struct gdn_tokens               updates;
+    TRY(gdn_family_tokens(ctx, &t, a->updates, &c->tokens, &updates));
+    TRY(gdn_family_tokens(ctx, &(struct gdn_family_tensors){ .g = &c->args.dg, .beta = &c->args.dbeta },
+                          a->updates, &c->tokens, &updates));
+    TRY(gdn_plan_check(ctx, &updates, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
+    TRY(gdn_plan_check(ctx, &updates, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
     TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens,
                               a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR,
@@ -74,9 +95,11 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
     TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
     struct gdn_sizes s = { .B = c->plan.B, .H = H, .Hq = Hq, .Hk = Hk, .Hv = Hv, .K = K, .V = V,
-                           .tokens = &c->tokens, .like = &a->q };
+                           .tokens = &c->tokens, .updates = &updates, .like = &a->q };
     gdn_set_layout(&s, a->state_layout);
     TRY(gdn_check_shapes(ctx, GDN_OP_PREFILL_BACKWARD, a, &s));
+    TRY(check_gates(ctx, a));
+    TRY(gdn_family_fill(ctx, &t, a->updates, &c->tokens, r));
     TRY(gdn_check_written(ctx, GDN_OP_PREFILL_BACKWARD, a, &c->plan.batch));
     TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, H, K, V, &r->from));
     TRY(gdn_state_view(ctx, &a->dstate_out, "dstate_out", a->state_layout, H, K, V,
@@ -91,12 +114,15 @@ static void fill(struct gdn_backward_call *c)
     const gdn_prefill_backward_args *a = &c->args;
     struct gdn_backward             *w = &c->work;
     struct gdn_rule                 *r = &w->rule;
-    r->q = gdn_rows_of(&a->q, &c->tokens), r->k = gdn_rows_of(&a->k, &c->tokens);
-    r->v = gdn_rows_of(&a->v, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
-    r->beta = gdn_rows_of(&a->beta, &c->tokens), w->dout = gdn_rows_of(&a->dout, &c->tokens);
-    w->dq = gdn_rows_of(&a->dq, &c->tokens), w->dk = gdn_rows_of(&a->dk, &c->tokens);
-    w->dv = gdn_rows_of(&a->dv, &c->tokens), w->dg = gdn_rows_of(&a->dg, &c->tokens);
-    w->dbeta = gdn_rows_of(&a->dbeta, &c->tokens);
+    r->q = gdn_rows_of(&a->q, &c->tokens), w->dout = gdn_rows_of(&a->dout, &c->tokens);
+    const int n = gdn_rule_updates(r), lead = c->tokens.padded ? 2 : 1;
+    w->dq = gdn_rows_of(&a->dq, &c->tokens), w->dg = gdn_rows_of(&a->dg, &c->tokens);
+    w->dk_update     = gdn_family_rows(&a->dk, &c->tokens, n, &w->dk);
+    w->dv_update     = gdn_family_rows(&a->dv, &c->tokens, n, &w->dv);
+    w->dbeta_update  = gdn_family_rows(&a->dbeta, &c->tokens, n, &w->dbeta);
+    w->dwrite_update = gdn_family_rows(&a->dwrite_gate, &c->tokens, n, &w->dwrite);
+    if (a->dg.data) w->dg_channel = gdn_step_bytes(&a->dg, lead + 1);
+    if (a->dbeta.data) w->dbeta_channel = gdn_step_bytes(&a->dbeta, lead + 1);
     gdn_rule_set_formulas(r,
                           &(struct gdn_rule_formulas){ a->head_map, a->gate, a->beta_kind, a->norm,
                                                        a->norm_eps, a->scale, a->gate_lower_bound,
@@ -104,7 +130,7 @@ static void fill(struct gdn_backward_call *c)
                           GDN_BETA_GIVEN, GDN_NORM_NONE);
     r->n_seqs   = c->plan.B;
     w->longest  = c->tokens.padded ? c->tokens.T : c->tokens.N;
-    w->every    = c->plan.batch.checkpoint_every;
+    w->every    = r->family.is ? 0 : c->plan.batch.checkpoint_every;
     w->adds     = a->flags & GDN_ACCUMULATE;
 }
 

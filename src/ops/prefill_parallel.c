@@ -7,8 +7,8 @@
  * Gates are prepared first where prefill would do that itself.
  */
 #include "calls/chunk_stage.h"
-#include "ops/checks.h"
 #include "gdn_parallel.h"
+#include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
@@ -219,6 +219,13 @@ static gdn_status check_rule(gdn_ctx *ctx, const struct parallel *c)
     const gdn_rule_args *a = &c->args;
     if (a->gate == GDN_GATE_LINEAR)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "gate: GDN_GATE_LINEAR, wanted another kind");
+    if (a->write_gate.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "write_gate: given, wanted none");
+    if (a->updates > 1)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1", (int)a->updates);
+    if (is_raw(c) && !a->dt_bias.data && a->g.ndim == a->q.ndim)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "dt_bias: absent, wanted [H][K] with raw gates per "
+                                                "channel");
     if (a->state_scales.data || a->state_out_scales.data)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: given, wanted no state of 8 bits",
                         a->state_scales.data ? "state_scales" : "state_out_scales");

@@ -46,7 +46,9 @@ gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
                                    .g     = rows_of(t->g),
                                    .count = *t->count,
                                    .P     = t->count->size[0],
-                                   .R     = t->k->size[1] };
+                                   .R     = t->k->size[1],
+                                   .channels  = t->g->ndim == 4 ? t->g->size[3] : 1,
+                                   .g_channel = gdn_step_bytes(t->g, 3) };
     return GDN_OK;
 }
 

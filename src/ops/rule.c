@@ -13,6 +13,7 @@
 #include "core/tensor_check.h"
 #include "ops/checks.h"
 #include "ops/entry.h"
+#include "ops/family.h"
 #include "ops/fields.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
@@ -42,6 +43,11 @@ void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f
     r->norm_eps  = gdn_eps_of(f->norm_eps, f->flags);
     r->scale     = gdn_scale_of(f->scale, 1.0f / sqrtf((float)r->K), f->flags);
     r->bound     = f->bound;
+}
+
+static struct gdn_family_tensors family_of(gdn_rule_args *a)
+{
+    return (struct gdn_family_tensors){ &a->k, &a->v, &a->g, &a->beta, &a->write_gate, &a->dt_bias };
 }
 
 /* Finds heads and their sizes, from q k v, whose ranks are checked for that. Their shapes are
@@ -85,22 +91,40 @@ static gdn_status check_gates(gdn_ctx *ctx, const gdn_rule_args *a)
         return GDN_OK;
     }
     if (!a->g.data) return gdn_fail(ctx, GDN_E_ARG, "g: absent, wanted a for GDN_GATE_RAW");
-    if (!a->A_log.data) return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for GDN_GATE_RAW");
+    if (!a->A_log.data && a->gate_lower_bound == 0)
+        return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for GDN_GATE_RAW");
     return GDN_OK;
 }
 
 /* Dtypes, shapes and strides by the rows of ops.def. */
-static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, const struct gdn_rule_call *c)
+static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, struct gdn_rule_call *c)
 {
-    const gdn_rule_args    *a = &c->args;
-    const struct gdn_rule  *r = &c->rule;
+    gdn_rule_args                  *a = &c->args;
+    const struct gdn_rule          *r = &c->rule;
+    const struct gdn_family_tensors t = family_of(a);
+    struct gdn_tokens               updates;
+    TRY(gdn_family_tokens(ctx, &t, a->updates, &c->tokens, &updates));
     const struct gdn_sizes  s = {
         .H = r->H, .Hq = r->Hq, .Hk = r->Hk, .Hv = r->Hv, .K = r->K, .V = r->V,
         .P = a->state.data ? a->state.size[0] : -1,
         .R = a->record_k.data && a->record_k.ndim == 4 ? a->record_k.size[1] : -1,
-        .tokens = &c->tokens, .like = &a->q,
+        .tokens = &c->tokens, .updates = &updates, .like = &a->q,
     };
     return gdn_check_shapes(ctx, op, a, &s);
+}
+
+/* Refuses what calls of several updates cannot have. */
+static gdn_status check_updates(gdn_ctx *ctx, const struct gdn_rule_call *c)
+{
+    const gdn_rule_args *a = &c->args;
+    if (a->updates < 2) return GDN_OK;
+    if (c->plan.batch.parents.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1 with parents",
+                        (int)a->updates);
+    if (a->record_k.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1 with a record",
+                        (int)a->updates);
+    return GDN_OK;
 }
 
 /* Returns the pool of final states, which may be absent. */
@@ -130,6 +154,10 @@ static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decod
     if (a->flags & GDN_EXACT && final_pool(a)->dtype != GDN_F32)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "flags: GDN_EXACT, wanted a float32 state with a record");
+    if ((a->record_g.ndim == 4) != r->family.g_rows)
+        return gdn_fail(ctx, GDN_E_SHAPE, "record_g: %d dimensions, wanted %s",
+                        (int)a->record_g.ndim, r->family.g_rows ? "[P][R][H][K], as g has channels"
+                                                                : "[P][R][H]");
     TRY(gdn_record_view(ctx, &t, &c->record));
     r->record = &c->record;
     return GDN_OK;
@@ -182,13 +210,14 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |
                            (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
+    struct gdn_rule                *r = &c->rule;
+    const struct gdn_family_tensors t = family_of(&c->args);
+    TRY(gdn_family_fill(ctx, &t, a->updates, &c->tokens, r));
+    TRY(check_updates(ctx, c));
     TRY(check_record(ctx, c, decode));
     TRY(check_states(ctx, c));
 
-    struct gdn_rule *r = &c->rule;
-    r->q = gdn_rows_of(&a->q, &c->tokens), r->k = gdn_rows_of(&a->k, &c->tokens);
-    r->v = gdn_rows_of(&a->v, &c->tokens), r->g = gdn_rows_of(&a->g, &c->tokens);
-    r->beta = gdn_rows_of(&a->beta, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
+    r->q = gdn_rows_of(&a->q, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
     gdn_rule_set_formulas(r,
                           &(struct gdn_rule_formulas){ a->head_map, a->gate, a->beta_kind, a->norm,
                                                        a->norm_eps, a->scale, a->gate_lower_bound,

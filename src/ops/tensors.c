@@ -5,11 +5,9 @@
 #include <string.h>
 
 #include "core/tensor_check.h"
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
-
-#define NUMBER(args, tensor)                                                                \
-    ((offsetof(gdn_##args##_args, tensor) - offsetof(gdn_rule_args, q)) / sizeof(gdn_tensor))
 
 enum {
 #define GDN_TENSOR(args, tensor, is, dtypes, shape) ROW_##args##_##tensor,
@@ -36,38 +34,51 @@ enum { OPTIONAL, NEEDED };
 #define PICK(a, b, c, d, use, ...) use
 #define SIZES(...)                 PICK(__VA_ARGS__, SIZES4, SIZES3, SIZES2, SIZES1, )(__VA_ARGS__)
 
-#define ROWS(...)   GDN_FORM_TOKENS, true, { SIZES(__VA_ARGS__) }
-#define TOKENS(...) GDN_FORM_TOKENS, false, { SIZES(__VA_ARGS__) }
-#define SHAPE(...)  GDN_FORM_WHOLE, false, { SIZES(__VA_ARGS__) }
-#define DENSE(...)  GDN_FORM_WHOLE, true, { SIZES(__VA_ARGS__) }
-#define LIKE_ROWS   GDN_FORM_LIKE, true, { 0 }
-#define LIKE_SHAPE  GDN_FORM_LIKE, false, { 0 }
-#define POOL        GDN_FORM_POOL, false, { 0 }
-#define TAPS        GDN_FORM_ELSEWHERE, false, { 0 }
-#define ELSEWHERE   GDN_FORM_ELSEWHERE, false, { 0 }
+/* form, dense, by_update, is_short, sizes */
+#define ROWS(...)         GDN_FORM_TOKENS, true, false, false, { SIZES(__VA_ARGS__) }
+#define TOKENS(...)       GDN_FORM_TOKENS, false, false, false, { SIZES(__VA_ARGS__) }
+#define UPDATES(...)      GDN_FORM_TOKENS, true, true, false, { SIZES(__VA_ARGS__) }
+#define GATES(...)        GDN_FORM_TOKENS, false, false, true, { SIZES(__VA_ARGS__) }
+#define UPDATE_GATES(...) GDN_FORM_TOKENS, false, true, true, { SIZES(__VA_ARGS__) }
+#define SHAPE(...)        GDN_FORM_WHOLE, false, false, false, { SIZES(__VA_ARGS__) }
+#define HEADS(...)        GDN_FORM_WHOLE, false, false, true, { SIZES(__VA_ARGS__) }
+#define DENSE(...)        GDN_FORM_WHOLE, true, false, false, { SIZES(__VA_ARGS__) }
+#define LIKE_ROWS         GDN_FORM_LIKE, true, false, false, { 0 }
+#define LIKE_SHAPE        GDN_FORM_LIKE, false, false, false, { 0 }
+#define LIKE_GATE         GDN_FORM_LIKE, false, false, true, { 0 }
+#define POOL              GDN_FORM_POOL, false, false, false, { 0 }
+#define TAPS              GDN_FORM_ELSEWHERE, false, false, false, { 0 }
+#define ELSEWHERE         GDN_FORM_ELSEWHERE, false, false, false, { 0 }
 
 static const struct gdn_tensor_row rows[N_ROWS] = {
-#define GDN_TENSOR(args, tensor, is, dtypes, shape) { #tensor, is, dtypes, shape },
+#define GDN_TENSOR(args, tensor, is, dtypes, shape) \
+    { #tensor, is, dtypes, shape, offsetof(gdn_##args##_args, tensor) },
 #include "calls/ops.def"
 };
 
 /* Structs by their names of ops.def: where the names of their tensors begin, and how many. */
 enum {
-#define GDN_ARGS_ROW(args, last, batch) ARGS_##args,
+#define GDN_ARGS_ROW(args, first, last, batch) ARGS_##args,
 #include "calls/ops.def"
 };
 enum {
-#define GDN_ARGS_ROW(args, last, batch) FIRST_##args = ROW_##args##_##last - NUMBER(args, last),
+#define GDN_ARGS_ROW(args, first, last, batch) FIRST_##args = ROW_##args##_##first,
 #include "calls/ops.def"
 };
+#define NUMBER(args, tensor) (ROW_##args##_##tensor - FIRST_##args)
 static const struct {
     int first, n;
 } structs[] = {
-#define GDN_ARGS_ROW(args, last, batch) { FIRST_##args, NUMBER(args, last) + 1 },
+#define GDN_ARGS_ROW(args, first, last, batch) { FIRST_##args, NUMBER(args, last) + 1 },
 #include "calls/ops.def"
 };
+/* None of those before the numbers is left out. */
 #define GDN_TENSOR(args, tensor, is, dtypes, shape)                                         \
-    _Static_assert(ROW_##args##_##tensor - FIRST_##args == NUMBER(args, tensor),            \
+    _Static_assert(offsetof(gdn_##args##_args, tensor) ==                                   \
+                           offsetof(gdn_rule_args, q) +                                     \
+                               NUMBER(args, tensor) * sizeof(gdn_tensor) ||                 \
+                       offsetof(gdn_##args##_args, tensor) >                                \
+                           offsetof(gdn_##args##_args, stream),                             \
                    "ops.def: " #args ", " #tensor);
 #include "calls/ops.def"
 
@@ -75,7 +86,7 @@ static const struct {
 enum {
     N_BATCH_ARRAYS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
 };
-#define GDN_ARGS_ROW(args, last, batch)                                                     \
+#define GDN_ARGS_ROW(args, first, last, batch)                                              \
     _Static_assert(NUMBER(args, last) + 1 + N_BATCH_ARRAYS <= GDN_MAX_EXTENTS, "extents");
 #include "calls/ops.def"
 
@@ -86,14 +97,26 @@ static const int struct_of[] = {
 
 /* A call's tensors. */
 struct tensors {
-    const gdn_tensor *first;
-    int               args;
+    const void *of; /* the struct */
+    int         args;
 };
 
 static struct tensors tensors_of(gdn_op op, const void *args)
 {
-    const struct gdn_rule_args *like = args; /* all structs begin alike */
-    return (struct tensors){ &like->q, struct_of[op] };
+    return (struct tensors){ args, struct_of[op] };
+}
+
+static const gdn_tensor *tensor_at(const struct tensors *t, int number)
+{
+    return gdn_tensor_of(&rows[structs[t->args].first + number], t->of);
+}
+
+/* Returns the number of a tensor; -1: it is none of the struct. */
+static int number_of(const struct tensors *t, const gdn_tensor *x)
+{
+    for (int i = 0; i < structs[t->args].n; i++)
+        if (tensor_at(t, i) == x) return i;
+    return -1;
 }
 
 const struct gdn_tensor_row *gdn_tensor_rows(gdn_op op)
@@ -105,10 +128,9 @@ const struct gdn_tensor_row *gdn_tensor_rows(gdn_op op)
 
 gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, void *args)
 {
-    struct gdn_rule_args        *like = args; /* all structs begin alike */
-    const struct gdn_tensor_row *row  = gdn_tensor_rows(op);
+    const struct gdn_tensor_row *row = gdn_tensor_rows(op);
     for (int i = 0; i < structs[struct_of[op]].n; i++) {
-        gdn_tensor *t = &like->q + i;
+        gdn_tensor *t = gdn_tensor_of(&row[i], args);
         if (row[i].needed && !t->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", row[i].name);
         TRY(gdn_check_tensor(ctx, t, row[i].name));
         gdn_drop_strides(t);
@@ -122,13 +144,17 @@ static gdn_status check_shape(gdn_ctx *ctx, const gdn_tensor *t, const struct gd
     int64_t size[GDN_MAX_SIZES + 2];
     int     n = 0;
     if (row->form == GDN_FORM_LIKE)
-        return gdn_check_shape(ctx, t, row->name, s->like->ndim, s->like->size);
-    if (row->form == GDN_FORM_TOKENS) n = gdn_plan_leading(s->tokens, size);
+        return gdn_check_shape(ctx, t, row->name,
+                               s->like->ndim - (row->is_short && t->ndim == s->like->ndim - 1),
+                               s->like->size);
+    if (row->form == GDN_FORM_TOKENS)
+        n = gdn_plan_leading(row->by_update && s->updates ? s->updates : s->tokens, size);
     for (int i = 0; i < GDN_MAX_SIZES && row->size[i] != GDN_SIZE(end); i++, n++) {
         const char *const at = (const char *)s + row->size[i] * sizeof *size;
         memcpy(&size[n], at, sizeof *size);
         if (row->size[i] == GDN_SIZE(any)) size[n] = -1;
     }
+    if (row->is_short && t->ndim != n) n--;
     return gdn_check_shape(ctx, t, row->name, n, size);
 }
 
@@ -137,7 +163,7 @@ gdn_status gdn_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const str
     const struct tensors         t   = tensors_of(op, args);
     const struct gdn_tensor_row *row = gdn_tensor_rows(op);
     for (int i = 0; i < structs[t.args].n; i++) {
-        const gdn_tensor *x = &t.first[i];
+        const gdn_tensor *x = tensor_at(&t, i);
         if (!x->data) continue;
         const unsigned like = row[i].dtypes & GDN_AS_LIKE ? 1u << s->like->dtype : 0;
         TRY(gdn_check_dtype(ctx, x, row[i].name, (row[i].dtypes & ~(unsigned)GDN_AS_LIKE) | like));
@@ -184,16 +210,15 @@ static const gdn_tensor *pool_of(const struct tensors *t, int number)
 {
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
         if (scales[i].args == t->args && scales[i].tensor == number)
-            return &t->first[scales[i].other];
+            return tensor_at(t, scales[i].other);
     return NULL;
 }
 
 static bool may_be_same(const void *call, const gdn_tensor *a, const gdn_tensor *b)
 {
     const struct tensors *t = call;
-    const uintptr_t       end = (uintptr_t)(t->first + structs[t->args].n);
-    if ((uintptr_t)b < (uintptr_t)t->first || (uintptr_t)b >= end) return false; /* of the batch */
-    const int         x = (int)(a - t->first), y = (int)(b - t->first);
+    const int             x = number_of(t, a), y = number_of(t, b);
+    if (y < 0) return false; /* of the batch */
     const gdn_tensor *pool = pool_of(t, x), *other = pool_of(t, y);
     if (pool && other) return pool->data == other->data;
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
@@ -209,13 +234,14 @@ gdn_status gdn_check_written(gdn_ctx *ctx, gdn_op op, const void *args, const gd
     struct gdn_extents           all;
     all.n = 0;
     for (int i = 0; i < structs[t.args].n; i++)
-        if (t.first[i].data) gdn_add_extent(&all, &t.first[i], row[i].name);
+        if (tensor_at(&t, i)->data) gdn_add_extent(&all, tensor_at(&t, i), row[i].name);
     const int n = all.n;
     if (batch) gdn_plan_add_extents(batch, &all);
     for (int i = 0; i < n; i++) {
         const struct gdn_extent *x = &all.of[i];
-        const struct written    *w = &written[structs[t.args].first + (x->t - t.first)];
-        if (!w->is || (w->final && !final) || (w->unless && t.first[w->unless].data)) continue;
+        const struct written    *w = &written[structs[t.args].first + number_of(&t, x->t)];
+        if (!w->is || (w->final && !final) || (w->unless && tensor_at(&t, w->unless)->data))
+            continue;
         TRY(gdn_check_injective(ctx, x->t, x->name));
         TRY(gdn_check_apart(ctx, &all, x, may_be_same, &t));
     }

@@ -17,7 +17,8 @@ struct gdn_sizes {
     int64_t C, D;               /* a chunk, columns or channels */
     int64_t hidden, qkvz, ba;   /* columns of the layer's rows and of what it projects them to */
     int64_t qkv, z;
-    const struct gdn_tokens *tokens; /* of ROWS and TOKENS */
+    const struct gdn_tokens *tokens;  /* of ROWS, TOKENS and GATES */
+    const struct gdn_tokens *updates; /* of UPDATES and UPDATE_GATES */
     const gdn_tensor        *like;   /* of LIKE, LIKE_OR_F32 and LIKE_ROWS */
 };
 
@@ -32,12 +33,21 @@ struct gdn_tensor_row {
     unsigned    dtypes;  /* bits 1 << dtype and GDN_AS_LIKE, for the dtype of gdn_sizes.like */
     uint8_t     form;    /* enum gdn_form */
     bool        dense;
+    bool        by_update; /* tokens are gdn_sizes.updates */
+    bool        is_short;  /* the last size may be left out */
     uint8_t     size[GDN_MAX_SIZES]; /* those after tokens, up to GDN_SIZE(end) */
+    uint16_t    at;                  /* its place in the struct */
 };
 enum { GDN_AS_LIKE = 1 << 30 };
 
 /* Returns the rows of an op's tensors, in the order of its struct: gdn_op_shapes[op].n_tensors. */
 const struct gdn_tensor_row *gdn_tensor_rows(gdn_op op);
+
+/* Returns the tensor of a row in the struct of its op. */
+static inline gdn_tensor *gdn_tensor_of(const struct gdn_tensor_row *row, const void *args)
+{
+    return (gdn_tensor *)((uintptr_t)args + row->at);
+}
 
 /* Sets X and Y by the layout of states. */
 static inline void gdn_set_layout(struct gdn_sizes *s, int32_t layout)

@@ -208,7 +208,7 @@ gdn_ctx *ring2_ctx(int n_threads)
 
 void ring2_give_workspace(gdn_ctx *ctx, gdn_op op, void *args)
 {
-    char *const at = (char *)args + gdn_op_shapes[op].bytes - 24; /* workspace, bytes, stream */
+    char *const at = (char *)args + gdn_op_shapes[op].workspace_at; /* and its bytes */
     size_t      bytes = 0;
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, args, &bytes), GDN_OK);
     void *const memory = ring2_alloc((bytes + 63) / 64 * 64, 64);

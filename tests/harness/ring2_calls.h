@@ -7,8 +7,10 @@
 #ifndef RING2_CALLS_H
 #define RING2_CALLS_H
 
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
+#include "ops/tensors.h"
 #include "ring2.h"
 
 enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 16 };
@@ -16,7 +18,7 @@ enum { RING2_LARGE_ARENA = 1 << 24 };
 
 /* A member of the struct's name for each struct of ops.def. */
 union ring2_call {
-#define GDN_ARGS_ROW(args, last, batch) gdn_##args##_args args;
+#define GDN_ARGS_ROW(args, first, last, batch) gdn_##args##_args args;
 #include "calls/ops.def"
     char bytes[1];
 };
@@ -71,10 +73,10 @@ enum {
     RING2_N_PAIRS
 };
 
-/* The op's tensors, of gdn_op_shapes[op].n_tensors. */
-static inline gdn_tensor *ring2_call_tensors(union ring2_call *c)
+/* Tensor i of gdn_op_shapes[op].n_tensors. */
+static inline gdn_tensor *ring2_call_tensor(gdn_op op, union ring2_call *c, size_t i)
 {
-    return (gdn_tensor *)(void *)(c->bytes + 8);
+    return gdn_tensor_of(&gdn_tensor_rows(op)[i], c);
 }
 /* Those of its batch, RING2_BATCH_TENSORS of them. */
 enum { RING2_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) /

@@ -2,6 +2,7 @@
 /* Refused calls, for every op: see ring2.h. */
 #include <string.h>
 
+#include "ops/tensors.h"
 #include "ring2.h"
 #include "ring2_device.h"
 
@@ -18,10 +19,11 @@ static gdn_status ask(gdn_ctx *ctx, gdn_op op, const void *args)
     char                  *copy = ring2_heap(o->bytes);
     const gdn_batch       *batch = NULL;
     gdn_batch             *own = ring2_heap(sizeof *own);
-    gdn_tensor            *t = (gdn_tensor *)(void *)(copy + 8);
+    gdn_tensor            *t;
     const size_t n_arrays = (sizeof *own - offsetof(gdn_batch, cu_seqlens)) / sizeof *t;
     memcpy(copy, args, o->bytes);
-    for (size_t i = 0; i < o->n_tensors; i++) move_away(&t[i]);
+    for (size_t i = 0; i < o->n_tensors; i++)
+        move_away(gdn_tensor_of(&gdn_tensor_rows(op)[i], copy));
     if (o->batch_at) memcpy(&batch, copy + o->batch_at, sizeof batch);
     if (batch) {
         *own = *batch;

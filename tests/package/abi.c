@@ -5,6 +5,7 @@
 #include "gdn.h"
 #include "gdn_blob.h"
 #include "gdn_parallel.h"
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
 
@@ -18,7 +19,7 @@ int main(void)
     SIZE(gdn_blob_args);
     SIZE(gdn_blob_info);
     SIZE(gdn_collective);
-#define GDN_ARGS_ROW(args, last, batch) SIZE(gdn_##args##_args);
+#define GDN_ARGS_ROW(args, first, last, batch) SIZE(gdn_##args##_args);
 #include "calls/ops.def"
     return 0;
 }

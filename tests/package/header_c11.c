@@ -4,6 +4,7 @@
 #include "gdn.h"
 #include "gdn_blob.h"
 #include "gdn_parallel.h"
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
 
@@ -13,7 +14,7 @@ struct every_struct {
     gdn_batch     batch;
     gdn_blob_args blob;
     gdn_blob_info info;
-#define GDN_ARGS_ROW(args, last, batch) gdn_##args##_args args;
+#define GDN_ARGS_ROW(args, first, last, batch) gdn_##args##_args args;
 #include "calls/ops.def"
 };
 
@@ -28,7 +29,7 @@ struct every_struct make_every_struct(void *data)
     all.batch   = gdn_batch_init();
     all.blob    = gdn_blob_args_init();
     all.info    = gdn_blob_info_init();
-#define GDN_ARGS_ROW(args, last, batch) all.args = gdn_##args##_args_init();
+#define GDN_ARGS_ROW(args, first, last, batch) all.args = gdn_##args##_args_init();
 #include "calls/ops.def"
     return all;
 }

@@ -34,14 +34,13 @@ static bool is_counted(gdn_op op, const struct gdn_tensor_row *row)
 /* Takes all tokens, or rows, of a call; now and then the slots of a pool, too. */
 static void empty(gdn_op op, union ring2_call *c, gdn_batch *batch)
 {
-    const struct gdn_tensor_row *row     = gdn_tensor_rows(op);
-    gdn_tensor                  *tensors = ring2_call_tensors(c);
-    const bool                   pools   = ring2_draw_one_in(&draw, 3);
+    const struct gdn_tensor_row *row   = gdn_tensor_rows(op);
+    const bool                   pools = ring2_draw_one_in(&draw, 3);
     for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++)
         if (row[i].form == GDN_FORM_TOKENS || row[i].form == GDN_FORM_LIKE ||
             is_counted(op, &row[i]) ||
             (pools && row[i].form == GDN_FORM_POOL))
-            tensors[i].size[0] = 0;
+            ring2_call_tensor(op, c, i)->size[0] = 0;
     for (int64_t i = 0; batch->cu_seqlens.data && i < batch->cu_seqlens.size[0]; i++)
         ring2_set(&batch->cu_seqlens, i, 0);
     if (op == GDN_OP_RECORD_COMMIT || op == GDN_OP_RECORD_FOLD) batch->read_slots.size[0] = 0;
@@ -51,10 +50,9 @@ static void empty(gdn_op op, union ring2_call *c, gdn_batch *batch)
 /* Returns whether there is a tensor without elements, whose strides are other ones then. */
 static bool change_strides(gdn_op op, union ring2_call *c)
 {
-    gdn_tensor *tensors = ring2_call_tensors(c);
-    bool        any     = false;
+    bool any = false;
     for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++) {
-        gdn_tensor *t = &tensors[i];
+        gdn_tensor *t = ring2_call_tensor(op, c, i);
         if (!t->data || gdn_count(t)) continue;
         any = true;
         for (int k = 0; k < t->ndim; k++) t->stride[k] = any_stride();

@@ -65,18 +65,27 @@ static void mutate_word(void *where)
     else memcpy(where, one_in(4) ? &any : &n, 4);
 }
 
+/* Returns how many tensors lie before the numbers of the struct. */
+static size_t leading_tensors(gdn_op op)
+{
+    size_t n = 0;
+    while (n < gdn_op_shapes[op].n_tensors &&
+           gdn_tensor_rows(op)[n].at == 8 + n * sizeof(gdn_tensor))
+        n++;
+    return n;
+}
+
 /* One field of the struct or of its batch; pointers only where they stay real. */
 static void mutate(gdn_op op, union ring2_call *c, gdn_batch *t)
 {
     const struct gdn_op_shape *o = &gdn_op_shapes[op];
-    gdn_tensor            *tensors = ring2_call_tensors(c);
-    const size_t first = 8 + o->n_tensors * sizeof(gdn_tensor) + (o->batch_at ? 8 : 0);
-    const size_t end   = o->bytes - 24; /* workspace, its bytes, stream */
+    const size_t first = 8 + leading_tensors(op) * sizeof(gdn_tensor) + (o->batch_at ? 8 : 0);
+    const size_t end   = o->workspace_at;
     const size_t word  = end > first ? first + (size_t)below((int64_t)(end - first) / 4) * 4 : 4;
     switch (below(o->batch_at ? 10 : 4)) {
     case 0:
     case 1:
-    case 2: mutate_tensor(&tensors[below((int64_t)o->n_tensors)]); break;
+    case 2: mutate_tensor(ring2_call_tensor(op, c, (size_t)below((int64_t)o->n_tensors))); break;
     case 3: mutate_word(c->bytes + (one_in(9) ? 4 : word)); break;
     case 4: t->pad_policy = (int32_t)below(5) - 1; break;
     case 5: t->write = (int32_t)below(5) - 1; break;

@@ -55,9 +55,18 @@ enum {
  * Long sequences come in several calls: with T > 1 or resume the state is left in scratch as
  * float32, and resume starts from there instead of from `from`. There it is dense, [n][K]
  * for recur_vk and [K][n] for recur_kv.
+ *
+ * With a, each channel k of the state, a row of S, has a decay of its own. ak and aq are keys and
+ * queries as they meet S before its decay, v holds what is to be written in place of the old value:
+ *
+ *     p = S^T ak    z = S^T aq    u = v - p    o = z + kq u    S <- diag(a) S + k u^T
+ *
+ * Then alpha[t] is 0 where a channel forgets, which zeroes its row of S before all else, 1 where
+ * every a is 1, and any other number elsewhere. beta[t] is 0 where nothing is written, else 1.
  */
 struct gdn_recur {
     const float *q, *k;              /* [T][K], dense */
+    const float *a, *ak, *aq;        /* [T][K], dense; a NULL: the numbers alpha and beta alone */
     const float *v;                  /* [T][n], ld_v apart */
     float       *o, *u;              /* [T][n], ld_o apart; may be NULL */
     const float *alpha, *beta, *kq;  /* [T] */
@@ -96,6 +105,10 @@ struct gdn_kernels {
     /* g_i = neg_exp_A[i] softplus(a_i + dt[i]), softplus(x) = x for x > 20. g may be a.
      * Limit 4 of |g| + |neg_exp_A| (|a| + |dt|) sigmoid(a + dt): the sum rounds too. */
     void (*gate_row)(float *g, const float *a, const float *neg_exp_A, const float *dt, size_t n);
+
+    /* What n decays do, as alpha of struct gdn_recur has it: 0 if one is 0, 1 if all are 1, else
+     * 0.5. */
+    float (*decay_kind)(const float *a, size_t n);
 
     /* b[j][i] = a[i][j], i < rows, j < cols. */
     void (*transpose)(float *b, ptrdiff_t ldb, const float *a, ptrdiff_t lda, int rows, int cols);
@@ -143,6 +156,24 @@ struct gdn_kernels {
      * which may be from, ld apart. Limit 12 (T = 32: 20). */
     void (*chunk_update)(float *to, const float *from, ptrdiff_t ld, float decay, const float *k,
                          ptrdiff_t ld_k, const float *w, ptrdiff_t ld_w, int T, int K);
+
+    /* The same with a decay of each row, decay[x]. */
+    void (*channel_update)(float *to, const float *from, ptrdiff_t ld, const float *decay,
+                           const float *k, ptrdiff_t ld_k, const float *w, ptrdiff_t ld_w, int T,
+                           int K);
+    /*
+     * Pairs of the 16 tokens of a chunk whose channels each have a decay a. All are channel by
+     * channel, [K][16] dense, 64-byte aligned. With D_ij the product of a_l for j < l <= i:
+     *     A[i][j] = sum_x e_i k_j D_ij,  j < i, else 0     B[i][j] = sum_x q_i k_j D_ij, j <= i
+     *     y_j = k_j D_15j
+     * No quotient and no exponential: right for a from 0 on. Limit 24 + K / 16.
+     */
+    void (*channel_walk)(float *A, float *B, float *y, const float *a, const float *e,
+                         const float *q, const float *k, int K);
+    /* Rows of K, ld apart, 16 tokens each: to_e_i = e_i D_i and to_q_i = q_i D_i, with D_i the
+     * product of a_l for l <= i, and decay = D_15. Limit 17. */
+    void (*channel_scale)(float *to_e, float *to_q, float *decay, const float *a, const float *e,
+                          const float *q, ptrdiff_t ld, int K);
 
     /*
      * chunk_solve without outputs, but with r_i = v_i - from_start_i p_i and with u, w and u having

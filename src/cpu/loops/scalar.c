@@ -313,6 +313,54 @@ static void chunk_update(float *to, const float *from, ptrdiff_t ld, float decay
         }
 }
 
+static void channel_update(float *to, const float *from, ptrdiff_t ld, const float *decay,
+                           const float *k, ptrdiff_t ld_k, const float *w, ptrdiff_t ld_w, int T,
+                           int K)
+{
+    for (int x = 0; x < K; x++)
+        chunk_update(to + x * ld, from + x * ld, ld, decay[x], k + x, ld_k, w, ld_w, T, 1);
+}
+
+static void channel_walk(float *A, float *B, float *y, const float *a, const float *e,
+                         const float *q, const float *k, int K)
+{
+    memset(A, 0, C * C * sizeof *A);
+    memset(B, 0, C * C * sizeof *B);
+    for (int x = 0; x < K; x++, y += C, a += C, e += C, q += C, k += C)
+        for (int i = 0; i < C; i++) {
+            for (int j = 0; j < i; j++) {
+                y[j] *= a[i];
+                A[i * C + j] += e[i] * y[j];
+                B[i * C + j] += q[i] * y[j];
+            }
+            y[i] = k[i];
+            B[i * C + i] += q[i] * y[i];
+        }
+}
+
+static float decay_kind(const float *a, size_t n)
+{
+    bool has_zero = false, are_one = true;
+    for (size_t i = 0; i < n; i++) {
+        has_zero |= a[i] == 0;
+        are_one &= a[i] == 1;
+    }
+    return has_zero ? 0 : are_one ? 1 : 0.5f;
+}
+
+static void channel_scale(float *to_e, float *to_q, float *decay, const float *a, const float *e,
+                          const float *q, ptrdiff_t ld, int K)
+{
+    for (int x = 0; x < K; x++) {
+        decay[x] = 1;
+        for (ptrdiff_t at = x, i = 0; i < C; i++, at += ld) {
+            decay[x] *= a[at];
+            to_e[at] = e[at] * decay[x];
+            to_q[at] = q[at] * decay[x];
+        }
+    }
+}
+
 /* ---- The recurrence: sums over K in 16 lanes, in the order of the vector tables ---- */
 
 enum { LANES = 16 };
@@ -367,19 +415,23 @@ static void step_store(const struct gdn_recur *s, char *to, const struct storage
 static void step_token(const struct gdn_recur *s, int t, int j, float *S, ptrdiff_t next)
 {
     const int    K     = s->K;
-    const float *k     = s->k + (ptrdiff_t)t * K, *q = s->q + (ptrdiff_t)t * K;
-    const float  alpha = s->alpha[t], beta = s->beta[t];
+    const float *k     = s->k + (ptrdiff_t)t * K;
+    const float *a     = s->a ? s->a + (ptrdiff_t)t * K : NULL;
+    const float *dot_k = (a ? s->ak : s->k) + (ptrdiff_t)t * K;
+    const float *dot_q = (a ? s->aq : s->q) + (ptrdiff_t)t * K;
+    const float  alpha = a ? 1 : s->alpha[t], beta = s->beta[t];
     float        ps[LANES] = { 0 }, zs[LANES] = { 0 };
     for (int x = 0; x < K; x++) {
-        if (alpha == 0) S[x * next] = 0;
-        ps[x % LANES] += S[x * next] * k[x];
-        zs[x % LANES] += S[x * next] * q[x];
+        if (a ? a[x] == 0 : alpha == 0) S[x * next] = 0;
+        ps[x % LANES] += S[x * next] * dot_k[x];
+        zs[x % LANES] += S[x * next] * dot_q[x];
     }
     const float p = sum_lanes(ps), z = sum_lanes(zs);
     const float u = beta == 0 ? 0 : beta * (s->v[t * s->ld_v + j] - alpha * p);
     if (s->o) s->o[t * s->ld_o + j] = alpha * z + s->kq[t] * u;
     if (s->u) s->u[t * s->ld_o + j] = u;
 
+    for (int x = 0; x < K && a; x++) S[x * next] *= a[x];
     for (int x = 0; x < K && alpha != 1; x++) S[x * next] *= alpha;
     for (int x = 0; x < K && beta != 0; x++) S[x * next] += k[x] * u;
 }
@@ -530,6 +582,10 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .chunk_gates  = chunk_gates,
     .chunk_solve  = chunk_solve,
     .chunk_update = chunk_update,
+    .decay_kind   = decay_kind,
+    .channel_update = channel_update,
+    .channel_walk   = channel_walk,
+    .channel_scale  = channel_scale,
     .chunk_write  = chunk_write,
     .chunk_return = chunk_return,
     .recur_vk     = BY_DTYPE(recur_vk),

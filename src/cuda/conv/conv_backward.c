@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "calls/conv.h"
 #include "calls/conv_backward.h"
 #include "calls/op_backends.h"
 #include "cuda/conv/args.h"

@@ -14,6 +14,7 @@
 #include "cuda/decode/decode.h"
 #include "cuda/driver/blas.h"
 #include "cuda/driver/contents.h"
+#include "cuda/driver/lines.h"
 #include "cuda/layer/args.h"
 #include "cuda/prefill/prefill.h"
 #include "cuda/rowwise/rowwise.h"

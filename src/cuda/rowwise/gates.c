@@ -4,6 +4,7 @@
 #include "cuda/driver/launch.h"
 #include "cuda/driver/lines.h"
 #include "cuda/rowwise/args.h"
+#include "cuda/rowwise/rowwise.h"
 
 enum { THREADS = 256, HEADS = 4, LINES = 4, ONES = 2 }; /* of a block; as in gates.cu */
 
@@ -69,6 +70,22 @@ static struct gdn_cu_gates args_of(const struct gdn_gates_call *s)
     return args;
 }
 
+gdn_status gdn_cuda_check_gates(gdn_ctx *ctx, int64_t channels, const gdn_tensor *a,
+                                const gdn_tensor *A_log)
+{
+    if (channels)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "dt_bias: [H][K], wanted [H] on a GPU");
+    if (a->data && !A_log->data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "A_log: absent, wanted on a GPU");
+    return GDN_OK;
+}
+
+static gdn_status plan(gdn_ctx *ctx, void *call)
+{
+    const struct gdn_gates_call *s = call;
+    return gdn_cuda_check_gates(ctx, s->K, &s->args.a, &s->args.A_log);
+}
+
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_gates_call *s      = call;
@@ -88,4 +105,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_note(ctx, s->base.op, launch.kernel);
 }
 
-const struct gdn_op_backend gdn_cuda_op_gates = { .run = run };
+const struct gdn_op_backend gdn_cuda_op_gates = { plan, run };

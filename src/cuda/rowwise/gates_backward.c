@@ -4,6 +4,7 @@
 #include "cuda/driver/launch.h"
 #include "cuda/driver/lines.h"
 #include "cuda/rowwise/args.h"
+#include "cuda/rowwise/rowwise.h"
 
 enum { WARPS = 8, HEADS = 32 }; /* of a block; as in gates_backward.cu */
 enum { LEAST_ROWS = 32 };       /* of a block */
@@ -37,7 +38,8 @@ static struct gdn_cu_gates_backward args_of(const struct gdn_gates_backward_call
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    (void)ctx;
+    const struct gdn_gates_backward_call *s = call;
+    TRY(gdn_cuda_check_gates(ctx, s->K, &s->args.a, &s->args.A_log));
     gdn_gates_cut(call, LEAST_ROWS);
     return GDN_OK;
 }

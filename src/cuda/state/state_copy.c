@@ -2,6 +2,7 @@
 #include "calls/op_backends.h"
 #include "calls/state_copy.h"
 #include "core/tensor_check.h"
+#include "cuda/driver/contents.h"
 #include "cuda/driver/launch.h"
 #include "cuda/driver/lines.h"
 #include "cuda/state/args.h"

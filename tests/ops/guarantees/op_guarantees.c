@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 "G3" */
 /*
  * The guarantees that every op of ops.def gives alike, for random calls of each. Any number of
  * threads and sequences one by one (G2), runs after the first (G3), float environments (G12) and
@@ -74,11 +75,19 @@ static int64_t chunks_of(const struct ring2_replay *r)
     return (r->draw.T + C - 1) / C;
 }
 
+/* Returns the row of a tensor of the call. */
+static const struct gdn_tensor_row *row_of(struct ring2_replay *r, const gdn_tensor *t)
+{
+    size_t i = 0;
+    while (ring2_call_tensor(r->op, &r->call, i) != t) i++;
+    return &gdn_tensor_rows(r->op)[i];
+}
+
 /* Returns how many sequences, or states, the call has. */
 static int64_t n_sequences(struct ring2_replay *r)
 {
     for (size_t i = 0; i < gdn_op_shapes[r->op].n_tensors; i++) {
-        const gdn_tensor *t = &ring2_call_tensors(&r->call)[i];
+        const gdn_tensor *t = ring2_call_tensor(r->op, &r->call, i);
         if (t->data && cut_of(&gdn_tensor_rows(r->op)[i]) == BY_SEQUENCES) return t->size[0];
     }
     return r->draw.B;
@@ -114,7 +123,7 @@ static void run_alone(struct ring2_replay *r, const gdn_tensor *identity, int64_
     gdn_batch        batch = batch_alone(r, identity, b), *its = &batch;
     const int64_t    T     = r->draw.T;
     for (size_t i = 0; i < gdn_op_shapes[r->op].n_tensors; i++) {
-        gdn_tensor    *t   = &ring2_call_tensors(&c)[i];
+        gdn_tensor    *t   = ring2_call_tensor(r->op, &c, i);
         const enum cut cut = cut_of(&gdn_tensor_rows(r->op)[i]);
         if (!t->data) continue;
         if (cut == BY_TOKENS) *t = ring2_narrow(t, 0, b * T, T);
@@ -133,8 +142,7 @@ static void skip_sums(struct ring2_replay *r)
     const int         n = ring2_written(r->op, &r->call, written);
     for (int i = 0; i < n; i++) {
         const gdn_tensor *t = written[i];
-        if (!t->data || cut_of(&gdn_tensor_rows(r->op)[t - ring2_call_tensors(&r->call)]))
-            continue;
+        if (!t->data || cut_of(row_of(r, t))) continue;
         for (int64_t j = 0; j < ring2_count(t); j++) {
             unsigned char *const at = ring2_element(t, j);
             memcpy(at, r->want + (at - r->draw.arena), gdn_dtype_bytes(t->dtype));
@@ -180,7 +188,7 @@ static void run_part(struct ring2_replay *r, const gdn_tensor *identity, int64_t
     union ring2_call c     = r->call;
     gdn_batch        batch = batch_part(r, identity, b, n), *its = &batch;
     for (size_t i = 0; i < gdn_op_shapes[r->op].n_tensors; i++) {
-        gdn_tensor    *t   = &ring2_call_tensors(&c)[i];
+        gdn_tensor    *t   = ring2_call_tensor(r->op, &c, i);
         const enum cut cut = cut_of(&gdn_tensor_rows(r->op)[i]);
         if (!t->data) continue;
         if (cut == BY_TOKENS) *t = ring2_narrow(t, 0, 0, end);
@@ -251,16 +259,33 @@ static struct {
     struct ring2_memory memory;
 } counting;
 
+enum { CANARY = 4096 };
+
+/* Gives the call the memory that it asks for, and returns the bytes behind it. */
+static unsigned char *give_with_canary(gdn_ctx *ctx, struct ring2_replay *r)
+{
+    char *const at = r->call.bytes + gdn_op_shapes[r->op].bytes - 24; /* workspace, bytes, stream */
+    size_t      bytes = 0;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, r->op, &r->call, &bytes), GDN_OK);
+    unsigned char *const memory = ring2_alloc(bytes + CANARY, 64);
+    memset(memory, 0xa5, bytes + CANARY);
+    memcpy(at, &memory, sizeof memory);
+    memcpy(at + sizeof memory, &bytes, sizeof bytes);
+    return memory + bytes;
+}
+
 static void with_workspace(struct ring2_replay *r, int number)
 {
-    (void)number;
-    ring2_give_workspace(counting.ctx, r->op, &r->call);
+    const unsigned char *const canary = give_with_canary(counting.ctx, r);
     /* The first call of a layer in a context opens cuBLAS. */
     if (ring2_on_device()) ring2_replay_run(r, counting.ctx, "at first");
     const int before = counting.memory.n_calls;
     ring2_replay_run(r, counting.ctx, "with a workspace");
     CHECK(counting.memory.n_calls == before, "op %d: %d allocations", (int)r->op,
           counting.memory.n_calls - before);
+    for (int i = 0; i < CANARY && !ring2_failed(); i++)
+        CHECK(canary[i] == 0xa5, "op %d, call %d: byte %d behind its workspace was written",
+              (int)r->op, number, i);
 }
 
 static void G13_no_allocation(void)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * G1 for gdn_prefill and gdn_decode: a valid call, spoilt in one place, is refused for the
  * stated reason and changes nothing.
@@ -54,7 +55,7 @@ static void fields(void)
     REFUSE("struct_size 4", GDN_E_ARG, "struct_size", a->struct_size = 4);
     REFUSE("struct_size huge", GDN_E_ARG, "struct_size", a->struct_size = 0xffffffffu);
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = 16);
-    REFUSE("reserved", GDN_E_ARG, "reserved: 1", a->reserved = 1);
+    REFUSE("updates", GDN_E_ARG, "updates: 9", a->updates = 9);
     REFUSE("gate -1", GDN_E_ARG, "gate", a->gate = -1);
     REFUSE("gate 3", GDN_E_ARG, "gate", a->gate = 3);
     REFUSE("beta_kind 4", GDN_E_ARG, "beta_kind", a->beta_kind = 4);
@@ -117,7 +118,7 @@ static void gates(void)
 {
     REFUSE("g of other heads", GDN_E_SHAPE, "g", a->g.size[1] = 2);
     REFUSE("g of fewer tokens", GDN_E_SHAPE, "g", a->g.size[0]--);
-    REFUSE("g of 3 dimensions", GDN_E_SHAPE, "g", a->g.ndim = 3; a->g.size[2] = 1);
+    REFUSE("g of 3 dimensions", GDN_E_SHAPE, "g", a->g.ndim = 3; a->g.size[2] = 3);
     REFUSE("beta of I32", GDN_E_DTYPE, "beta", a->beta.dtype = GDN_I32);
     REFUSE("beta of other heads", GDN_E_SHAPE, "beta", a->beta.size[1] = 2);
     REFUSE("beta_kind without beta", GDN_E_ARG, "beta", a->beta_kind = GDN_BETA_SIGMOID;

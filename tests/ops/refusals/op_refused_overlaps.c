@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * G1: calls drawn at random (ring2_calls.h), then one of their tensors put where one that is
  * written begins. All are refused but the very same views that gdn.h allows. Only descriptors are
@@ -89,7 +90,7 @@ static void overlap_one(gdn_op op)
     for (int w = 0; w < n; w++) {
         if (!writes(op, written[w])) continue;
         for (size_t j = 0; j < gdn_op_shapes[op].n_tensors; j++)
-            try_at(op, written[w], &ring2_call_tensors(&now.c)[j], "a tensor");
+            try_at(op, written[w], ring2_call_tensor(op, &now.c, j), "a tensor");
         gdn_tensor *arrays = &now.batch.cu_seqlens;
         for (int j = 0; batch && j < RING2_BATCH_TENSORS - 3; j++)
             try_at(op, written[w], &arrays[j], "an array of the batch");

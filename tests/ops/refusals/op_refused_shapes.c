@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * G1: calls drawn at random (ring2_calls.h), then one of their tensors made to differ from its row
  * of ops.def: absent, of another dtype, of one dimension or element more, or of another stride.
@@ -28,7 +29,7 @@ static void ask(size_t i, const gdn_tensor *own, gdn_status want, const char *wh
     CHECK(want ? got == want : got != GDN_OK, "%s: %s %s: %s (%s)", gdn_op_shapes[now.op].name,
           name, what, gdn_status_name(got), gdn_last_error(ctx));
     now.n_named[i] += strncmp(gdn_last_error(ctx), name, strlen(name)) == 0;
-    ring2_call_tensors(&now.c)[i] = *own;
+    *ring2_call_tensor(now.op, &now.c, i) = *own;
 }
 
 /* Returns how many tensors have rows of tokens. */
@@ -36,7 +37,7 @@ static int n_token_tensors(void)
 {
     int n = 0;
     for (size_t i = 0; i < gdn_op_shapes[now.op].n_tensors; i++)
-        n += ring2_call_tensors(&now.c)[i].data &&
+        n += ring2_call_tensor(now.op, &now.c, i)->data &&
              gdn_tensor_rows(now.op)[i].form >= GDN_FORM_TOKENS;
     return n;
 }
@@ -54,14 +55,15 @@ static bool is_free(const struct gdn_tensor_row *row, int d)
 static void spoil(size_t i)
 {
     const struct gdn_tensor_row *row  = &gdn_tensor_rows(now.op)[i];
-    gdn_tensor                  *t    = &ring2_call_tensors(&now.c)[i];
+    gdn_tensor                  *t    = ring2_call_tensor(now.op, &now.c, i);
     const gdn_tensor             own  = *t;
     const int                    last = own.ndim - 1;
     if (row->needed) t->data = NULL, ask(i, &own, GDN_E_ARG, "absent");
     t->dtype = GDN_U8, ask(i, &own, GDN_E_DTYPE, "of bytes");
     if (row->form < GDN_FORM_WHOLE) return;
     if (!is_free(row, 0))
-        t->ndim++, t->size[own.ndim] = 1, ask(i, &own, GDN_OK, "of one dimension more");
+        t->ndim++, t->size[own.ndim] = row->is_short ? 999 : 1, t->stride[own.ndim] = 0,
+            ask(i, &own, GDN_OK, "of one dimension more");
     for (int d = 0; d < own.ndim; d++) {
         if (is_free(row, d)) continue;
         t->size[d]++, ask(i, &own, GDN_OK, "of one element more");
@@ -91,7 +93,7 @@ static void G1_rows(void)
             ring2_draw_call(&now.draw, now.op, &now.c, &now.batch);
             if (!has_batch() || gdn_supported(ring2_ctx(1), now.op, &now.c) != GDN_OK) continue;
             for (size_t j = 0; j < n; j++)
-                if (ring2_call_tensors(&now.c)[j].data) now.n_drawn[j]++, spoil(j);
+                if (ring2_call_tensor(now.op, &now.c, j)->data) now.n_drawn[j]++, spoil(j);
         }
         for (size_t j = 0; j < n; j++)
             CHECK(!now.n_drawn[j] || now.n_named[j], "%s: no error names %s",

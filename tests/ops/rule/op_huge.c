@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu */
 /*
  * More than 2^32 elements: tensors spread over address space that has memory only where it is
  * touched. What a call gives there has the bits that it gives in a small place.
@@ -91,13 +92,15 @@ static bool stays(gdn_op op, const union ring2_call *c, const gdn_tensor *t)
 static void spread_call(gdn_op op, const union ring2_call *c, union ring2_call *far)
 {
     union ring2_call *own  = (union ring2_call *)(uintptr_t)c;
-    gdn_tensor       *from = ring2_call_tensors(own), *to = ring2_call_tensors(far);
     *far                   = *c;
     for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++) {
-        size_t same = 0; /* a view that is an earlier one stays it */
-        while (same < i && (from[same].data != from[i].data || !from[i].data)) same++;
-        if (same < i) to[i] = to[same];
-        else if (!stays(op, c, &from[i])) to[i] = spread(&from[i]);
+        const gdn_tensor *from = ring2_call_tensor(op, own, i);
+        gdn_tensor       *to   = ring2_call_tensor(op, far, i);
+        size_t            same = 0; /* a view that is an earlier one stays it */
+        while (same < i && (!from->data || ring2_call_tensor(op, own, same)->data != from->data))
+            same++;
+        if (same < i) *to = *ring2_call_tensor(op, far, same);
+        else if (!stays(op, c, from)) *to = spread(from);
     }
 }
 

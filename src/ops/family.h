@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shapes of a rule of the family (gdn.h): which of its tensors have a number per channel, and
+ * how many rows a token has. */
+#ifndef GDN_FAMILY_H
+#define GDN_FAMILY_H
+
+#include "batch/plan.h"
+#include "calls/rule.h"
+
+/* The tensors of a call, in the library's copy of its struct. Absent ones may be NULL. */
+struct gdn_family_tensors {
+    gdn_tensor *k, *v, *g, *beta, *write, *dt_bias;
+};
+
+/* Drops a last size of 1 of g and beta, which is that of one number per head; sets *updates to
+ * the rows of k: so many for each token. */
+gdn_status gdn_family_tokens(gdn_ctx *ctx, const struct gdn_family_tensors *t, int32_t n_updates,
+                             const struct gdn_tokens *tokens, struct gdn_tokens *updates);
+
+/* Makes rows of the first of n updates of each token. Returns bytes from one update to the next. */
+int64_t gdn_family_rows(const gdn_tensor *t, const struct gdn_tokens *tokens, int n,
+                        struct gdn_rows *rows);
+
+/* Fills the rule's k, v, g, beta and family. Shapes are checked. */
+gdn_status gdn_family_fill(gdn_ctx *ctx, const struct gdn_family_tensors *t, int32_t n_updates,
+                           const struct gdn_tokens *tokens, struct gdn_rule *r);
+
+/* Checks that a gradient has the dimensions of what it belongs to. */
+gdn_status gdn_family_alike(gdn_ctx *ctx, const gdn_tensor *d, const char *name,
+                            const gdn_tensor *of, const char *of_name);
+
+#endif

@@ -1,0 +1,622 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu */
+/*
+ * The family of gdn.h: KDA, GDN-2, Gated DeltaProduct and their mixtures, beside float64, forward
+ * and backward, with gates of any strength in single channels; and the guarantees that Gated
+ * DeltaNet has.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "oracle.h"
+#include "oracle_family.h"
+#include "ring2.h"
+
+enum { HK = 2, HV = 4, N_SEQS = 2 };
+
+/* ---- Calls --------------------------------------------------------------------------------- */
+
+/* Which of the tensors have channels, and how many updates a token has. */
+static const struct rule {
+    const char *name;
+    bool        g_rows, beta_rows, write;
+    int         updates;
+} rules[] = {
+    { "kda", true, false, false, 1 },   { "gdn2", true, true, true, 1 },
+    { "gdp2", false, false, false, 2 }, { "gdp3", true, false, true, 3 },
+    { "erase", false, true, false, 1 },
+};
+enum { N_RULES = sizeof rules / sizeof *rules };
+
+/* Log gates of token t and channel x. */
+static double none(int64_t t, int64_t x) { return (void)t, (void)x, 0; }
+static double five(int64_t t, int64_t x) { return (void)t, (void)x, -5; }
+static double apart(int64_t t, int64_t x) { return (void)t, x % 3 == 1 ? -60 : 0; }
+static double once(int64_t t, int64_t x)
+{
+    return t == 7 && x % 4 < 2 ? -(double)INFINITY : ring2_uniform(-0.1, 0);
+}
+static double mixed(int64_t t, int64_t x)
+{
+    switch ((t * 5 + x * 3) % 9) {
+    case 0: return 0;
+    case 1: return -60;
+    case 2: return t % 16 == 9 ? -(double)INFINITY : -0.01;
+    case 3: return -5;
+    case 4: return t % 7 ? -0.02 : -200;
+    default: return ring2_uniform(-2, 0);
+    }
+}
+static double (*const gates[])(int64_t t, int64_t x) = { none, five, apart, once, mixed };
+enum { N_GATES = sizeof gates / sizeof *gates };
+
+static const int64_t sizes[][2] = { { 40, 24 }, { 128, 48 }, { 16, 96 } };
+enum { N_SIZES = sizeof sizes / sizeof *sizes };
+
+/* Sequences of T and T / 2 tokens. */
+static gdn_rule_args draw(const struct rule *f, int gate, int size, int64_t T)
+{
+    const int64_t K = sizes[size][0], V = sizes[size][1], N = T + T / 2, n = f->updates;
+    const int64_t starts[] = { 0, T, N };
+    gdn_rule_args a        = gdn_rule_args_init();
+    gdn_batch    *batch    = ring2_heap(sizeof *batch);
+    *batch             = gdn_batch_init();
+    batch->cu_seqlens  = ring2_indices(GDN_I64, N_SEQS + 1, starts);
+    a.batch            = batch;
+    a.q                = ring2_new(GDN_F32, 3, 3, N, HK, K, 0);
+    a.k                = ring2_new(GDN_F32, 0, 3, n * N, HK, K, 0);
+    a.v                = ring2_new(GDN_F32, 1, 3, n * N, HV, V, 0);
+    a.g                = f->g_rows ? ring2_new(GDN_F32, 2, 3, N, HV, K, 0)
+                                   : ring2_new(GDN_F32, 0, 2, N, HV, 0, 0);
+    a.beta             = f->beta_rows ? ring2_new(GDN_F32, 0, 3, n * N, HV, K, 0)
+                                      : ring2_new(GDN_F32, 1, 2, n * N, HV, 0, 0);
+    if (f->write) a.write_gate = ring2_new(GDN_F32, 2, 3, n * N, HV, V, 0);
+    a.state   = ring2_new(GDN_F32, 0, 4, N_SEQS, HV, V, K);
+    a.out     = ring2_new(GDN_F32, 1, 3, N, HV, V, 0);
+    a.norm    = GDN_NORM_L2;
+    a.updates = f->updates;
+    ring2_fill(&a.q, -1, 1), ring2_fill(&a.k, -1, 1), ring2_fill(&a.v, -1, 1);
+    ring2_fill(&a.beta, 0, 1), ring2_fill(&a.state, -1, 1);
+    if (f->write) ring2_fill(&a.write_gate, -1, 1);
+    for (int64_t i = 0; i < ring2_count(&a.g); i++) {
+        const int64_t row = f->g_rows ? i / K : i, t = row / HV;
+        ring2_set(&a.g, i, gates[gate](t < T ? t : t - T, f->g_rows ? i % K : row % HV));
+    }
+    return a;
+}
+
+static gdn_rule_args clone(const gdn_rule_args *a)
+{
+    gdn_rule_args b = *a;
+    gdn_tensor   *all[] = { &b.q, &b.k, &b.v, &b.g, &b.beta, &b.write_gate, &b.state, &b.out };
+    for (int i = 0; i < 8; i++) *all[i] = ring2_clone(all[i]);
+    return b;
+}
+
+/* Tokens [first, first + n) of sequence 0, one sequence. */
+static gdn_rule_args part(const gdn_rule_args *a, int64_t first, int64_t n)
+{
+    const int64_t u = a->updates;
+    gdn_rule_args b = *a;
+    gdn_tensor   *tokens[] = { &b.q, &b.g, &b.out }, *rows[] = { &b.k, &b.v, &b.beta, &b.write_gate };
+    for (int i = 0; i < 3; i++) *tokens[i] = ring2_narrow(tokens[i], 0, first, n);
+    for (int i = 0; i < 4; i++)
+        if (rows[i]->data) *rows[i] = ring2_narrow(rows[i], 0, first * u, n * u);
+    b.state = ring2_narrow(&b.state, 0, 0, 1);
+    b.batch = NULL;
+    return b;
+}
+
+static void run(const gdn_rule_args *a, bool decode)
+{
+    gdn_ctx *ctx = ring2_ctx(1);
+    ring2_call_begin();
+    ring2_may_write(&a->out);
+    ring2_may_write(&a->state);
+    if (a->checkpoints.data) ring2_may_write(&a->checkpoints);
+    ring2_status(ctx, "call", decode ? gdn_decode(ctx, a) : gdn_prefill(ctx, a), GDN_OK);
+    ring2_call_end();
+}
+
+/* ---- Beside float64 ------------------------------------------------------------------------ */
+
+/* Element [row][head][x] of a tensor that may have no channels, or be absent. */
+static double at(const gdn_tensor *t, int64_t row, int64_t h, int64_t H, int64_t x, int64_t n,
+                 double absent)
+{
+    if (!t->data) return absent;
+    return ring2_get(t, t->ndim == 3 ? (row * H + h) * n + x : row * H + h);
+}
+
+/* Rows [first, first + n) of one head. */
+static double *rows_of(const gdn_tensor *t, int64_t first, int64_t n, int64_t h, int64_t H,
+                       int64_t size, double absent)
+{
+    double *x = ring2_heap((size_t)(n * size + 1) * sizeof *x);
+    for (int64_t i = 0; i < n * size; i++)
+        x[i] = at(t, first + i / size, h, H, i % size, size, absent);
+    return x;
+}
+
+static double *normalised(double *x, int64_t n, int64_t K)
+{
+    for (int64_t i = 0; i < n; i++) oracle_l2norm(x + i * K, x + i * K, K, GDN_NORM_L2, 1e-6);
+    return x;
+}
+
+/* Head h of sequence s, from a call's inputs. */
+static struct oracle_family head_of(const gdn_rule_args *a, int s, int64_t h)
+{
+    const int64_t K = a->q.size[2], V = a->v.size[2], u = a->updates, hk = h / (HV / HK);
+    const int64_t first = (int64_t)ring2_get(&a->batch->cu_seqlens, s);
+    const int64_t T     = (int64_t)ring2_get(&a->batch->cu_seqlens, s + 1) - first;
+    const gdn_tensor    *write = a->write_gate.data || a->beta.ndim == 3 ? &a->write_gate : &a->beta;
+    struct oracle_family r = { .T = T, .K = (int)K, .V = (int)V, .n = (int)u };
+    r.scale = 1 / sqrt((double)K);
+    r.q     = normalised(rows_of(&a->q, first, T, hk, HK, K, 0), T, K);
+    r.k     = normalised(rows_of(&a->k, first * u, T * u, hk, HK, K, 0), T * u, K);
+    r.v     = rows_of(&a->v, first * u, T * u, h, HV, V, 0);
+    r.g     = rows_of(&a->g, first, T, h, HV, K, 0);
+    r.b     = rows_of(&a->beta, first * u, T * u, h, HV, K, 1);
+    r.w     = rows_of(write, first * u, T * u, h, HV, V, 1);
+    r.o     = ring2_heap((size_t)(T * V + 1) * sizeof *r.o);
+    r.state = ring2_heap((size_t)(K * V) * sizeof *r.state);
+    for (int64_t i = 0; i < K * V; i++) r.state[i] = ring2_get(&a->state, (s * HV + h) * K * V + i);
+    return r;
+}
+
+/* Compares with the limits of the vectors: a share of the root mean square. */
+static void near(const char *what, const gdn_tensor *got, const double *want, double share)
+{
+    const int64_t n = ring2_count(got);
+    double        sum = 0, worst = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double error = fabs(ring2_get(got, i) - want[i]);
+        sum += want[i] * want[i];
+        worst = error <= worst ? worst : isnan(error) ? (double)INFINITY : error;
+    }
+    const double limit = share * sqrt(sum / (double)n) + 1e-6;
+    CHECK(worst <= limit, "%s: off by %g, limit %g", what, worst, limit);
+}
+
+static void agrees(const struct rule *f, int gate, int size, int64_t T, uint32_t flags, bool decode)
+{
+    gdn_rule_args a = draw(f, gate, size, T);
+    const int64_t K = sizes[size][0], V = sizes[size][1];
+    double       *out = ring2_heap((size_t)ring2_count(&a.out) * sizeof *out);
+    double       *state = ring2_heap((size_t)ring2_count(&a.state) * sizeof *state);
+    a.flags = flags;
+    for (int s = 0; s < N_SEQS; s++)
+        for (int64_t h = 0; h < HV; h++) {
+            struct oracle_family r = head_of(&a, s, h);
+            const int64_t        first = (int64_t)ring2_get(&a.batch->cu_seqlens, s);
+            oracle_family(&r);
+            for (int64_t i = 0; i < r.T * V; i++)
+                out[((first + i / V) * HV + h) * V + i % V] = r.o[i];
+            memcpy(state + (s * HV + h) * K * V, r.state, (size_t)(K * V) * sizeof *state);
+        }
+    run(&a, decode);
+    near("out", &a.out, out, 2e-5);
+    near("state", &a.state, state, 2e-5);
+}
+
+static void prefill(int i)
+{
+    agrees(&rules[i % N_RULES], i / N_RULES % N_GATES, i / N_RULES / N_GATES, 70, 0, false);
+}
+static void exact(int i)
+{
+    agrees(&rules[i % N_RULES], i / N_RULES % N_GATES, i / N_RULES / N_GATES, 40, GDN_EXACT, false);
+}
+static void decode(int i)
+{
+    agrees(&rules[i % N_RULES], i / N_RULES % N_GATES, i / N_RULES / N_GATES, 9, 0, true);
+}
+
+/* ---- Gradients ----------------------------------------------------------------------------- */
+
+/* Adds rows of one head to a gradient, whose head may be shared and whose channels be summed. */
+static void add_rows(double *to, const gdn_tensor *t, const double *from, int64_t first, int64_t n,
+                     int64_t h, int64_t H, int64_t size)
+{
+    const bool rows = t->ndim == 3;
+    for (int64_t i = 0; i < n * size; i++) {
+        const int64_t row = (first + i / size) * H + h;
+        to[rows ? row * size + i % size : row] += from[i];
+    }
+}
+
+static double *zeros(const gdn_tensor *t)
+{
+    return ring2_heap((size_t)(ring2_count(t) + 1) * sizeof(double));
+}
+
+static void gradients(int i)
+{
+    const struct rule        *f = &rules[i % N_RULES];
+    const int                 size = i / N_RULES / N_GATES;
+    gdn_rule_args             a = draw(f, i / N_RULES % N_GATES, size, 37);
+    gdn_prefill_backward_args g = gdn_prefill_backward_args_init();
+    gdn_ctx                  *ctx = ring2_ctx(1);
+    const int64_t             K = sizes[size][0], V = sizes[size][1], u = f->updates;
+    const gdn_tensor          dstate_out = ring2_clone(&a.state);
+    a.norm = GDN_NORM_NONE;
+    for (int64_t j = 0; j < ring2_count(&a.k); j++)
+        ring2_set(&a.k, j, ring2_get(&a.k, j) / sqrt((double)K));
+    g.q = a.q, g.k = a.k, g.v = a.v, g.g = a.g, g.beta = a.beta, g.write_gate = a.write_gate;
+    g.state = a.state, g.batch = a.batch, g.updates = a.updates;
+    g.dout = ring2_clone(&a.out), g.dstate_out = dstate_out;
+    ring2_fill(&g.dout, -1, 1), ring2_fill(&g.dstate_out, -1, 1);
+    gdn_tensor       *made[] = { &g.dq, &g.dk, &g.dv, &g.dg, &g.dbeta, &g.dwrite_gate, &g.dstate };
+    const gdn_tensor *like[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.write_gate, &a.state };
+    const char *const names[] = { "dq", "dk", "dv", "dg", "dbeta", "dwrite_gate", "dstate" };
+    double           *want[7];
+    for (int j = 0; j < 7; j++) {
+        if (like[j]->data) *made[j] = ring2_clone(like[j]), want[j] = zeros(like[j]);
+        if (like[j]->data) ring2_fill_value(made[j], NAN);
+    }
+    for (int s = 0; s < N_SEQS; s++)
+        for (int64_t h = 0; h < HV; h++) {
+            struct oracle_family r = head_of(&a, s, h);
+            const int64_t first = (int64_t)ring2_get(&a.batch->cu_seqlens, s), n = r.T * u;
+            const int64_t hk = h / (HV / HK), S = (s * HV + h) * K * V;
+            for (int64_t j = 0; j < r.T; j++) /* head_of() has normalised them */
+                for (int64_t x = 0; x < K; x++)
+                    ((double *)(uintptr_t)r.q)[j * K + x] =
+                        ring2_get(&a.q, ((first + j) * HK + hk) * K + x);
+            for (int64_t j = 0; j < n; j++)
+                for (int64_t x = 0; x < K; x++)
+                    ((double *)(uintptr_t)r.k)[j * K + x] =
+                        ring2_get(&a.k, ((first * u + j) * HK + hk) * K + x);
+            const size_t tk = (size_t)(r.T * K + 1), nk = (size_t)(n * K + 1), nv = (size_t)(n * V + 1);
+            double *dJ = ring2_heap((size_t)(K * V) * sizeof *dJ);
+            for (int64_t j = 0; j < K * V; j++) dJ[j] = ring2_get(&g.dstate_out, S + j);
+            const struct oracle_family_backward b = {
+                .of = &r, .dout = rows_of(&g.dout, first, r.T, h, HV, V, 0), .dstate_out = dJ,
+                .dq = ring2_heap(tk * 8), .dg = ring2_heap(tk * 8), .dk = ring2_heap(nk * 8),
+                .db = ring2_heap(nk * 8), .dv = ring2_heap(nv * 8), .dw = ring2_heap(nv * 8),
+                .dstate = want[6] + S,
+            };
+            oracle_family_backward(&b);
+            add_rows(want[0], &a.q, b.dq, first, r.T, hk, HK, K);
+            add_rows(want[1], &a.k, b.dk, first * u, n, hk, HK, K);
+            add_rows(want[2], &a.v, b.dv, first * u, n, h, HV, V);
+            add_rows(want[3], &a.g, b.dg, first, r.T, h, HV, K);
+            add_rows(want[4], &a.beta, b.db, first * u, n, h, HV, K);
+            if (f->write) add_rows(want[5], &a.write_gate, b.dw, first * u, n, h, HV, V);
+            else if (!f->beta_rows) add_rows(want[4], &a.beta, b.dw, first * u, n, h, HV, V);
+        }
+    ring2_call_begin();
+    for (int j = 0; j < 7; j++)
+        if (made[j]->data) ring2_may_write(made[j]);
+    ring2_status(ctx, "gdn_prefill_backward", gdn_prefill_backward(ctx, &g), GDN_OK);
+    ring2_call_end();
+    for (int j = 0; j < 7; j++)
+        if (made[j]->data) near(names[j], made[j], want[j], 5e-5);
+}
+
+/* ---- Guarantees ---------------------------------------------------------------------------- */
+
+/* G4, G18: cuts at multiples of 16 tokens; a checkpoint has the bits of a call that ends there. */
+static void cuts(int i)
+{
+    const gdn_rule_args a = draw(&rules[i % N_RULES], i / N_RULES, 0, 61);
+    gdn_rule_args       whole = clone(&a), first = clone(&a), rest, left = clone(&a);
+    gdn_rule_args       one = part(&whole, 0, 61);
+    run(&one, false);
+    rest  = part(&first, 32, 29);
+    first = part(&first, 0, 32);
+    run(&first, false);
+    const gdn_tensor after_32 = ring2_clone(&first.state);
+    run(&rest, false);
+    ring2_expect_bits("state", &rest.state, &one.state);
+    gdn_tensor tail = ring2_narrow(&one.out, 0, 32, 29);
+    ring2_expect_bits("out", &rest.out, &tail);
+
+    gdn_batch     batch = gdn_batch_init();
+    const int64_t starts[] = { 0, 2 }, at_tokens[] = { 21, 32 };
+    gdn_rule_args marked = part(&left, 0, 61), until = part(&a, 0, 21);
+    batch.checkpoint_starts    = ring2_indices(GDN_I64, 2, starts);
+    batch.checkpoint_positions = ring2_indices(GDN_I64, 2, at_tokens);
+    marked.batch               = &batch;
+    marked.checkpoints         = ring2_new(GDN_F32, 0, 4, 2, HV, a.v.size[2], a.q.size[2]);
+    run(&marked, false);
+    ring2_expect_bits("state with checkpoints", &marked.state, &one.state);
+    gdn_tensor c0 = ring2_narrow(&marked.checkpoints, 0, 0, 1);
+    gdn_tensor c1 = ring2_narrow(&marked.checkpoints, 0, 1, 1);
+    ring2_expect_bits("checkpoint after 32", &c1, &after_32);
+    until = clone(&until);
+    until.batch = NULL;
+    run(&until, false);
+    ring2_expect_bits("checkpoint after 21", &c0, &until.state);
+}
+
+/* G17, and G4 of gdn_decode: with GDN_EXACT any split over either op. */
+static void splits(int i)
+{
+    const gdn_rule_args a = draw(&rules[i % N_RULES], i / N_RULES, 0, 30);
+    for (int exactly = 0; exactly < 2; exactly++) {
+        gdn_rule_args all = clone(&a), cut = clone(&a), one = part(&all, 0, 30);
+        one.flags = exactly ? GDN_EXACT : 0;
+        run(&one, !exactly);
+        for (int64_t t = 0, n; t < 30; t += n) {
+            n = t == 0 ? 11 : t == 11 ? 1 : 18;
+            gdn_rule_args some = part(&cut, t, n);
+            some.flags         = one.flags;
+            run(&some, !exactly || n == 1);
+            gdn_tensor want = ring2_narrow(&one.out, 0, t, n);
+            ring2_expect_bits("out", &some.out, &want);
+        }
+        gdn_tensor got = ring2_narrow(&cut.state, 0, 0, 1);
+        ring2_expect_bits("state", &got, &one.state);
+    }
+}
+
+/* G7: a channel that forgets forgets a NaN and 1e30, in its row alone. Updates of other channels
+ * before it would carry them, so it forgets at the first token. */
+static void forgets(int i)
+{
+    const int64_t K = sizes[0][0], V = sizes[0][1];
+    for (int op = 0; op < 3; op++) {
+        gdn_rule_args a = draw(&rules[i % 2], i / 2, 0, op == 1 ? 5 : 40);
+        for (int64_t j = 0; j < ring2_count(&a.g); j++)
+            if (j % K < 3 && (j / K / HV == 0)) ring2_set(&a.g, j, -(double)INFINITY);
+        gdn_rule_args clean = clone(&a);
+        a = part(&a, 0, a.q.size[0] * 2 / 3), clean = part(&clean, 0, clean.q.size[0] * 2 / 3);
+        for (int64_t j = 0; j < HV * V; j++)
+            for (int x = 0; x < 3; x++)
+                ring2_set(&a.state, j * K + x, x == 0 ? (double)NAN : 1e30);
+        a.flags = clean.flags = op == 2 ? GDN_EXACT : 0;
+        run(&a, op == 1), run(&clean, op == 1);
+        for (int64_t j = 0; j < ring2_count(&a.out); j++)
+            CHECK(fabs(ring2_get(&a.out, j) - ring2_get(&clean.out, j)) < 1e-5,
+                  "op %d: out[%d] is %g, wanted %g", op, (int)j, ring2_get(&a.out, j),
+                  ring2_get(&clean.out, j));
+        for (int64_t j = 0; j < ring2_count(&a.state); j++)
+            CHECK(fabs(ring2_get(&a.state, j) - ring2_get(&clean.state, j)) < 1e-5,
+                  "op %d: state[%d] is %g, wanted %g", op, (int)j, ring2_get(&a.state, j),
+                  ring2_get(&clean.state, j));
+    }
+}
+
+/* G7: NaN in a token is forgotten when every channel forgets, in one token or token by token
+ * while nothing is written. */
+static void forgets_all(int i)
+{
+    const int64_t K = sizes[0][0];
+    for (int op = 0; op < 3; op++) {
+        gdn_rule_args a = draw(&rules[0], 1, 0, 60);
+        a               = part(&a, 0, 60);
+        ring2_set(&a.v, 5 * HV * a.v.size[2], NAN);
+        ring2_set(&a.k, 6 * HK * K, NAN);
+        for (int64_t h = 0; h < HV; h++)
+            for (int64_t x = 0; x < K; x++)
+                ring2_set(&a.g, ((10 + (i && x % 2 ? 1 : 0)) * HV + h) * K + x, -(double)INFINITY);
+        for (int64_t h = 0; i && h < HV; h++) ring2_set(&a.beta, 10 * HV + h, 0);
+        a.flags = op == 2 ? GDN_EXACT : 0;
+        run(&a, op == 1);
+        const int64_t first = 11 * HV * a.v.size[2];
+        for (int64_t j = first; j < ring2_count(&a.out); j++)
+            CHECK(isfinite(ring2_get(&a.out, j)), "op %d: out[%d] is %g", op, (int)j,
+                  ring2_get(&a.out, j));
+        for (int64_t j = 0; j < ring2_count(&a.state); j++)
+            CHECK(isfinite(ring2_get(&a.state, j)), "op %d: state[%d]", op, (int)j);
+    }
+}
+
+/* G8: where w is 0, v may be NaN; a row whose b and w are 0 writes nothing. G9: every bit of the
+ * state stays where g, b and w are 0. */
+static void writes_nothing(int i)
+{
+    for (int op = 0; op < 3; op++) {
+        const struct rule *f = &rules[1];
+        gdn_rule_args      a = draw(f, 4, 0, 40);
+        a                    = part(&a, 0, 40);
+        gdn_rule_args b      = clone(&a);
+        for (int64_t j = 0; j < ring2_count(&a.v); j++) {
+            if (j % 7) continue;
+            ring2_set(&a.write_gate, j, 0), ring2_set(&b.write_gate, j, 0);
+            ring2_set(&a.v, j, NAN);
+        }
+        a.flags = b.flags = op == 2 ? GDN_EXACT : 0;
+        run(&a, op == 1), run(&b, op == 1);
+        ring2_expect_bits("out", &a.out, &b.out);
+        ring2_expect_bits("state", &a.state, &b.state);
+
+        gdn_rule_args idle = draw(&rules[i], 0, 0, 40);
+        idle               = part(&idle, 0, 40);
+        const gdn_tensor before = ring2_clone(&idle.state);
+        ring2_fill_value(&idle.beta, 0);
+        if (idle.write_gate.data) ring2_fill_value(&idle.write_gate, 0);
+        if (idle.beta.ndim == 3 && !idle.write_gate.data) continue; /* w is 1 */
+        ring2_fill_value(&idle.v, NAN);
+        idle.flags = a.flags;
+        run(&idle, op == 1);
+        ring2_expect_bits("idle state", &idle.state, &before);
+    }
+}
+
+/* G2: a sequence alone, and with several threads. */
+static void alone(int i)
+{
+    gdn_rule_args a = draw(&rules[i % N_RULES], 4, i / N_RULES, 50), b = clone(&a), one = clone(&a);
+    gdn_ctx      *ctx = ring2_ctx(3);
+    run(&a, false);
+    ring2_status(ctx, "three threads", gdn_prefill(ctx, &b), GDN_OK);
+    ring2_expect_bits("out", &b.out, &a.out);
+    ring2_expect_bits("state", &b.state, &a.state);
+    one = part(&one, 0, 50);
+    run(&one, false);
+    const gdn_tensor out = ring2_narrow(&a.out, 0, 0, 50), state = ring2_narrow(&a.state, 0, 0, 1);
+    ring2_expect_bits("alone", &one.out, &out);
+    ring2_expect_bits("state alone", &one.state, &state);
+}
+
+/* G19 and G20: a tree's tokens have the bits of their chains; a record, folded, gives them. */
+static void drafts(int i)
+{
+    enum { T = 5 };
+    static const int64_t parents[T] = { -1, 0, 0, 2, 1 }, path[] = { 0, 2, 3 };
+    const struct rule   *f = &rules[i % 2];
+    const int64_t        K = sizes[0][0], V = sizes[0][1];
+    gdn_rule_args        a = draw(f, 4, 0, T), chain;
+    a.norm = GDN_NORM_NONE; /* records hold normalised keys; here they are as given */
+    gdn_rule_args tree = part(&a, 0, T), start = clone(&tree);
+    gdn_batch     batch = gdn_batch_init();
+    const int64_t lengths[] = { 0, T }, zero[] = { 0 };
+    start.batch = NULL;
+    batch.cu_seqlens = ring2_indices(GDN_I64, 2, lengths);
+    batch.read_slots = ring2_indices(GDN_I64, 1, zero);
+    batch.parents    = ring2_indices(GDN_I64, T, parents);
+    batch.parents.ndim = 2, batch.parents.size[0] = 1, batch.parents.size[1] = T;
+    batch.parents.stride[0] = T, batch.parents.stride[1] = 1;
+    batch.write      = GDN_WRITE_NONE;
+    tree.batch       = &batch;
+    tree.record_k    = ring2_new(GDN_F32, 0, 4, 1, 8, HK, K);
+    tree.record_u    = ring2_new(GDN_F32, 0, 4, 1, 8, HV, V);
+    tree.record_g    = ring2_new(GDN_F32, 0, 4, 1, 8, HV, K);
+    tree.record_count = ring2_indices(GDN_I64, 1, zero);
+    ring2_status(ring2_ctx(1), "tree", gdn_decode(ring2_ctx(1), &tree), GDN_OK);
+    for (int j = 0; j < 3; j++) { /* the accepted chain, one call for each token */
+        chain       = part(&start, path[j], 1);
+        chain.state = start.state;
+        run(&chain, true);
+        const gdn_tensor want = ring2_narrow(&tree.out, 0, path[j], 1);
+        ring2_expect_bits("out of a tree", &chain.out, &want);
+    }
+    gdn_record_commit_args c = gdn_record_commit_args_init();
+    gdn_record_fold_args   d = gdn_record_fold_args_init();
+    gdn_batch              slots = gdn_batch_init();
+    const int64_t          accepted[] = { 3 };
+    slots.read_slots = batch.read_slots;
+    c.record_k = d.record_k = tree.record_k, c.record_u = d.record_u = tree.record_u;
+    c.record_g = d.record_g = tree.record_g, c.record_count = d.record_count = tree.record_count;
+    c.n_accepted = ring2_indices(GDN_I64, 1, accepted);
+    c.path       = ring2_indices(GDN_I64, 3, path);
+    c.path.ndim = 2, c.path.size[0] = 1, c.path.size[1] = 3;
+    c.path.stride[0] = 3, c.path.stride[1] = 1;
+    c.batch = d.batch = &slots;
+    d.state = tree.state;
+    ring2_status(ring2_ctx(1), "commit", gdn_record_commit(ring2_ctx(1), &c), GDN_OK);
+    ring2_status(ring2_ctx(1), "fold", gdn_record_fold(ring2_ctx(1), &d), GDN_OK);
+    ring2_expect_bits("folded state", &tree.state, &start.state);
+}
+
+/* Summaries: M S + U is the final state. */
+static void summaries(int i)
+{
+    const struct rule *f = &rules[i % N_RULES];
+    gdn_rule_args      a = draw(f, i / N_RULES, 0, 45);
+    const int64_t      K = sizes[0][0], V = sizes[0][1];
+    gdn_summary_args       s = gdn_summary_args_init();
+    gdn_summary_apply_args p = gdn_summary_apply_args_init();
+    gdn_ctx               *ctx = ring2_ctx(1);
+    s.k = a.k, s.v = a.v, s.g = a.g, s.beta = a.beta, s.write_gate = a.write_gate;
+    s.updates = a.updates, s.norm = a.norm, s.batch = a.batch;
+    s.M = ring2_new(GDN_F32, 0, 4, N_SEQS, HV, K, K);
+    s.U = ring2_new(GDN_F32, 0, 4, N_SEQS, HV, V, K);
+    p.M = s.M, p.U = s.U, p.state = ring2_clone(&a.state), p.state_out = p.state;
+    ring2_status(ctx, "summary", gdn_summary(ctx, &s), GDN_OK);
+    ring2_status(ctx, "apply", gdn_summary_apply(ctx, &p), GDN_OK);
+    run(&a, false);
+    near("M S + U", &p.state, ring2_doubles(&a.state), 2e-5);
+}
+
+/* ---- Raw gates, refusals ------------------------------------------------------------------- */
+
+/* Raw gates inside a call have the bits of gdn_gates() before it, and its gradients too. */
+static void raw(int bounded)
+{
+    gdn_rule_args  a = draw(&rules[0], 0, 0, 40), b;
+    gdn_gates_args g = gdn_gates_args_init();
+    gdn_ctx       *ctx = ring2_ctx(1);
+    const int64_t  K = sizes[0][0];
+    ring2_fill(&a.g, -3, 3), ring2_fill(&a.beta, -3, 3);
+    a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID;
+    a.A_log = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0), ring2_fill(&a.A_log, -1, 1.5);
+    a.dt_bias = ring2_new(GDN_F32, 3, 2, HV, K, 0, 0), ring2_fill(&a.dt_bias, -4, 1);
+    a.gate_lower_bound = bounded ? -5 : 0;
+    b = clone(&a);
+    b.gate = GDN_GATE_LOG, b.beta_kind = GDN_BETA_GIVEN, b.gate_lower_bound = 0;
+    b.A_log.data = b.dt_bias.data = NULL;
+    g.a = a.g, g.b = a.beta, g.A_log = a.A_log, g.dt_bias = a.dt_bias, g.g = b.g, g.beta = b.beta;
+    g.gate_lower_bound = a.gate_lower_bound;
+    ring2_status(ctx, "gdn_gates", gdn_gates(ctx, &g), GDN_OK);
+    for (int64_t j = 0; j < ring2_count(&b.g); j++) {
+        const int64_t h = j / K % HV;
+        const double  want =
+            oracle_gate(ring2_get(&a.g, j), ring2_get(&a.A_log, h),
+                        ring2_get(&a.dt_bias, h * K + j % K), (double)a.gate_lower_bound);
+        CHECK(fabs(ring2_get(&b.g, j) - want) <= 1e-5 * (1 + fabs(want)), "g[%d] is %g, wanted %g",
+              (int)j, ring2_get(&b.g, j), want);
+    }
+    run(&a, false), run(&b, false);
+    ring2_expect_bits("out", &a.out, &b.out);
+    ring2_expect_bits("state", &a.state, &b.state);
+
+    gdn_gates_backward_args back = gdn_gates_backward_args_init();
+    back.a = a.g, back.A_log = a.A_log, back.dt_bias = a.dt_bias, back.dg = ring2_clone(&a.g);
+    back.gate_lower_bound = a.gate_lower_bound;
+    ring2_fill(&back.dg, -1, 1);
+    back.da = ring2_clone(&a.g), back.dA_log = ring2_clone(&a.A_log);
+    back.ddt_bias = ring2_clone(&a.dt_bias);
+    ring2_status(ctx, "gdn_gates_backward", gdn_gates_backward(ctx, &back), GDN_OK);
+    double *da = zeros(&back.da), *dA = zeros(&back.dA_log), *ddt = zeros(&back.ddt_bias);
+    for (int64_t j = 0; j < ring2_count(&back.dg); j++) {
+        const int64_t h = j / K % HV;
+        double        by_A;
+        da[j] = oracle_gate_slope(ring2_get(&a.g, j), ring2_get(&a.A_log, h),
+                                  ring2_get(&a.dt_bias, h * K + j % K),
+                                  (double)a.gate_lower_bound, &by_A);
+        da[j] *= ring2_get(&back.dg, j);
+        dA[h] += by_A * ring2_get(&back.dg, j);
+        ddt[h * K + j % K] += da[j];
+    }
+    near("da", &back.da, da, 5e-5);
+    near("dA_log", &back.dA_log, dA, 5e-5);
+    near("ddt_bias", &back.ddt_bias, ddt, 5e-5);
+}
+
+static void refuse(const gdn_rule_args *a, gdn_status status, const char *name)
+{
+    ring2_refused(ring2_ctx(1), GDN_OP_PREFILL, a, RING2_STRUCT, status, name);
+}
+
+static void refusals(int i)
+{
+    (void)i;
+    const gdn_rule_args a = draw(&rules[0], 0, 0, 20), two = draw(&rules[2], 0, 0, 20);
+    gdn_rule_args       b = a;
+    b.g.size[2]--, refuse(&b, GDN_E_SHAPE, "g:");
+    b = a, b.beta.size[0]--, refuse(&b, GDN_E_SHAPE, "beta:");
+    b = a, b.updates = 2, refuse(&b, GDN_E_SHAPE, "k:");
+    b = a, b.updates = 9, refuse(&b, GDN_E_ARG, "updates:");
+    b = a, b.write_gate = a.beta, refuse(&b, GDN_E_SHAPE, "write_gate:");
+    b = a, b.gate = GDN_GATE_RAW, refuse(&b, GDN_E_ARG, "A_log:");
+    b.A_log = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0), b.dt_bias = b.A_log;
+    refuse(&b, GDN_E_SHAPE, "dt_bias:");
+    b = two, b.k = ring2_narrow(&two.k, 0, 0, two.k.size[0] - 1), refuse(&b, GDN_E_SHAPE, "k:");
+    b = two, b.out = two.k, refuse(&b, GDN_E_SHAPE, "out:");
+}
+
+int main(int argc, char **argv)
+{
+    enum { ALL = N_RULES * N_GATES };
+    static const struct ring2_cases tests[] = {
+        { "prefill", prefill, ALL * N_SIZES },
+        { "exact", exact, ALL },
+        { "decode", decode, ALL * N_SIZES },
+        { "gradients", gradients, ALL * 2 },
+        { "cuts", cuts, ALL },
+        { "splits", splits, ALL },
+        { "forgets", forgets, 2 * N_GATES },
+        { "forgets_all", forgets_all, 2 },
+        { "writes_nothing", writes_nothing, N_RULES },
+        { "alone", alone, N_RULES * N_SIZES },
+        { "drafts", drafts, 2 },
+        { "summaries", summaries, ALL },
+        { "raw", raw, 2 },
+        { "refusals", refusals, 1 },
+    };
+    return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

@@ -60,6 +60,14 @@ def refuse_grad(**tensors):
                                           "does not have; call it under torch.no_grad()")
 
 
+def only(function, kwargs, *known):
+    """Raises NotImplementedError that names the first argument which is not among the known ones,
+    and not None."""
+    for name, x in kwargs.items():
+        if name not in known and x is not None:
+            raise NotImplementedError(f"gdn: {function}() does not know {name}")
+
+
 def unit_stride(x):
     """Returns x, or a contiguous copy if the last dimension of x has another stride than 1."""
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
@@ -176,14 +184,16 @@ def or_theirs(ours, theirs):
 
 
 def replace(ours, theirs):
-    """Puts or_theirs(ours, theirs) wherever a loaded module has theirs, under any name."""
+    """Puts or_theirs(ours, theirs) wherever a loaded module has theirs, under any name, and returns
+    it; None where theirs is already of gdn."""
     if getattr(theirs, "is_gdn", False):
-        return
+        return None
     call = or_theirs(ours, theirs)
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is theirs:
                 setattr(module, name, call)
+    return call
 
 
 def slots_of_tokens(value, cu_seqlens):

@@ -291,7 +291,8 @@ static void walk_pairs(struct chunk *c, const struct gdn_rule *r, const struct g
 }
 
 /* Ends keys and decays after the first `rows` of the chunk, for a checkpoint. */
-static void cut_keys(struct chunk *c, const struct gdn_rule *r, int rows, float *keys, float *decays)
+static void cut_keys(struct chunk *c, const struct gdn_rule *r, int rows, float *keys,
+                     float *decays)
 {
     memset(keys, 0, C * (size_t)c->ld * sizeof *keys);
     for (int x = 0; x < r->K; x++) decays[x] = 1;

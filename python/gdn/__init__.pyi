@@ -136,8 +136,10 @@ class _rule_args(_batch_fields, total=False):
     scale: float
     gate_lower_bound: float
     rounding: int
+    updates: int
     seed: int
     stream: Stream | None
+    write_gate: Array | None
 
 class _conv1d_args(_batch_fields, total=False):
     flags: int
@@ -244,6 +246,8 @@ class _summary_args(_batch_fields, total=False):
     norm: int
     norm_eps: float
     stream: Stream | None
+    write_gate: Array | None
+    updates: int
 
 class _summary_compose_args(TypedDict, total=False):
     flags: int
@@ -417,6 +421,9 @@ class _prefill_backward_args(_batch_fields, total=False):
     scale: float
     gate_lower_bound: float
     stream: Stream | None
+    write_gate: Array | None
+    dwrite_gate: Array | None
+    updates: int
 
 class _gates_backward_args(TypedDict, total=False):
     flags: int

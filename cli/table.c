@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "cli.h"
-#include "core/os/program.h"
+#include "program/os.h"
 
 void table_start(struct table *t, const char *const *titles)
 {
@@ -71,7 +71,7 @@ void table_print(struct table *t)
 static bool has_escapes(void)
 {
     const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
-    return gdn_os_is_terminal(stderr) && term && *term && strcmp(term, "dumb") &&
+    return os_is_terminal(stderr) && term && *term && strcmp(term, "dumb") &&
            !(no_color && *no_color);
 }
 

@@ -2,9 +2,9 @@
 /*
  * gdn.h - Gated DeltaNet: the gated delta rule and the operators around it.
  *
- * This header is the manual of what an engine needs. Gradients, blobs, several GPUs and parts for
- * research have headers of their own beside it. The library promises what these headers say, and
- * nothing else.
+ * This header is the manual of what an engine needs. Gradients, records of drafts, blobs,
+ * several GPUs and parts for research have headers of their own. The library promises what these
+ * headers say, and nothing else.
  *
  *
  * QUICK START
@@ -49,25 +49,24 @@
  * An op gdn_X takes a struct gdn_X_args; gdn_prefill and gdn_decode take gdn_rule_args. Every op
  * runs in a context of a CPU and in a context of a GPU. Blobs need a context of a CPU.
  *
- *     here           use it when
- *     gdn_prefill    a sequence has many new tokens: a prompt
- *     gdn_decode     each sequence has one or a few new tokens, drafts included
- *     gdn_step       the same, and you want convolution, gates, norms and rule in one call
- *     gdn_block      you want the whole layer from Hugging Face weights
- *     gdn_conv1d     you need the short convolution before the rule
- *     gdn_gates      you need gates as numbers; gdn_prefill and gdn_decode can also take raw ones
- *     gdn_l2norm     you need normalised rows; the rule can also normalise q and k itself
+ *     here                use it when
+ *     gdn_prefill         a sequence has many new tokens: a prompt
+ *     gdn_decode          each sequence has one or a few new tokens, drafts included
+ *     gdn_step            the same, with convolution, gates and norms in one call
+ *     gdn_block           you want the whole layer from Hugging Face weights
+ *     gdn_conv1d          you need the short convolution before the rule
+ *     gdn_gates           you need gates as numbers; the rule also takes raw ones
+ *     gdn_l2norm          you need normalised rows; the rule can normalise q and k itself
  *     gdn_rmsnorm_gated   you need the norm after the rule
- *     gdn_record_commit   drafts were recorded by gdn_decode, and some are accepted
- *     gdn_record_fold     a record is full, or another op will read the state
  *     gdn_state_copy      slots are copied, forked, zeroed or converted
  *
- *     in other headers           use it when
- *     gdn_train.h                you train: gdn_<op>_backward, the gradients of each op
- *     gdn_blob.h                 states go to a file or to another machine, whole or by rank
- *     gdn_parallel.h             the tokens of a prompt lie on several GPUs
- *     gdn_research.h             ranges of tokens are computed apart and joined, or you need u, w,
- *                                T or the states inside the chunked form
+ *     in other headers    use it when
+ *     gdn_record.h        drafted tokens are recorded by gdn_decode, and some are accepted
+ *     gdn_train.h         you train: gdn_<op>_backward, the gradients of each op
+ *     gdn_blob.h          states go to a file or to another machine, whole or by rank
+ *     gdn_parallel.h      the tokens of a prompt lie on several GPUs
+ *     gdn_research.h      ranges of tokens are computed apart and joined, or you need u, w, T or
+ *                         the states inside the chunked form
  *
  *
  * WHICH LAYOUT IS MINE
@@ -94,26 +93,20 @@
  *               found and what was wanted.
  *   Structs     begin with struct_size and are made by their gdn_..._init(): all zero, and
  *               zero is the default of every field. They grow at the end only, so a program
- *               compiled with an older header runs with a newer library. The library takes
- *               the sizes that a published header had. It takes a larger struct if the bytes
- *               that it does not know are zero. Any other struct_size is GDN_E_ARG.
+ *               compiled with an older header runs with a newer library. A newer struct is taken
+ *               if the bytes that the library does not know are zero.
  *   Tensors     are views (data, dtype, sizes, strides in elements). data NULL means absent. A
- *               tensor may be absent if its line in the op's table says so.
- *               Strides are free: they may be negative and, for inputs, zero. Those of a tensor
- *               without elements mean nothing. Where a comment says "dense", the last dimension
- *               has stride 1. The alignment of one element is enough; 64 bytes is faster. In
- *               gradients, summaries and chunk stages one of the last two strides of a state is 1.
+ *               tensor may be absent if its line in the op's table says so. Strides are free: they
+ *               may be negative and, for inputs, zero. Those of a tensor without elements mean
+ *               nothing. "Dense": the last dimension has stride 1. The alignment of one element
+ *               is enough; 64 bytes is faster.
  *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
- *   Threads     A context serves one call at a time. If a second call comes while one runs in
- *               the same context, the second call returns GDN_E_ARG at once and changes nothing.
- *               This holds for a call from the caller's parallel_for too. Different contexts are
- *               independent.
+ *   Threads     A context serves one call at a time. If a second call comes while one runs in the
+ *               same context, also from the caller's parallel_for, then the second call returns
+ *               GDN_E_ARG ("busy") at once and changes nothing. Different contexts are
+ *               independent: make one for each thread that calls.
  *   Streams     On a GPU a call enqueues on `stream` (a CUstream; NULL: the default one) and
- *               returns without waiting. The caller may then free args and batch. Tensors, index
- *               arrays and workspace are in device memory. If two streams run calls at the same
- *               time, give each call its own workspace. Kernels read the values in index arrays
- *               and do not check them. A bad value gives undefined results for its sequence, but
- *               never an access outside the tensors.
+ *               returns without waiting. The caller may then free args and batch.
  *   Policies    g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
  *               k, v, g or beta reaches only later tokens of the same sequence and head.
  *   Precision   Every stored value is rounded once, to nearest even. Arithmetic is float32 whatever
@@ -125,9 +118,7 @@
  *
  * GLOSSARY
  *
- *     batch       the sequences of a call: which tokens, which slots. struct gdn_batch
  *     slot        one entry of a pool: the states of all heads of one sequence
- *     pool        a tensor of slots
  *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where. Without
  *                 cu_seqlens, in every op, the N tokens are one sequence
  *     padded      tensors [B][T]... of B sequences. One token of each is [B][1]...
@@ -135,18 +126,13 @@
  *     segment     a part of a long sequence, computed at the same time as the other parts (GPU)
  *     checkpoint  a copy of the state after a given token
  *     draft       tokens that may be rejected later; a tree if they have several continuations
- *     record      what each drafted token adds to a state, kept beside the state
- *     blob        states of one layer as one piece of memory that describes itself
- *     summary     (M, U) of a range of tokens: S_out = M S_in + U
- *     fold        to apply a record to its state
  *     bits        "the same bits": equal, bit for bit. "To rounding": equal within the error bounds
  *
  *
  * GUARANTEES
  *
- * Each one is held by the test of that name (tools/guarantees.py lists them). The table below says
- * where a backend gives less. Where G2 and G3 say "the same bits", all NaNs count as equal: the
- * sign of a NaN may depend on the number of threads.
+ * Each one is held by the test of that name (tools/guarantees.py lists them). In G2, G3 and G17
+ * all NaNs count as equal. G15 and G16 are those of blobs, in gdn_blob.h.
  *
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
@@ -154,7 +140,8 @@
  *   G3   The same call on the same inputs gives the same bits, run after run, with the same
  *        instruction set or device.
  *   G4   With float32 states, a sequence may be cut into calls without changing a bit: in
- *        gdn_decode after any token, in gdn_prefill where (e) says.
+ *        gdn_decode after any token, in gdn_prefill at multiples of 16 tokens (GPU: 64), into
+ *        parts of more than 8.
  *   G5   gdn_prefill of some tokens, then gdn_decode of the rest, equals one gdn_prefill of all
  *        tokens to rounding.
  *   G6   Nothing outside the described elements is read or written.
@@ -170,14 +157,10 @@
  *   G14  gdn_state_copy between pools of one dtype moves every bit, NaN and scales included,
  *        whatever the layouts. Into float32 every value is exact (8 bits: the value that the rule
  *        reads there).
- *   G15  A blob that was cut, lengthened, or changed in up to 32 bits that follow each other is
- *        refused whole. Other damage passes with a probability of 2^-32.
- *   G16  gdn_blob_merge of all slices of a blob gives that blob, bit for bit.
  *   G17  With GDN_EXACT a sequence gets the same bits from gdn_prefill and from gdn_decode, for any
  *        split of its tokens over calls of either, GDN_WRITE_EACH included. Batch, threads and
  *        the layout of the state change nothing. States may have any dtype, if all these calls
  *        write one dtype. "avx2", "avx512" and "neon" give the same bits, "scalar" has its own.
- *        (All NaNs count as equal.)
  *   G18  Checkpoints change no other bit of a call. A checkpoint after n tokens has, in its own
  *        dtype, the bits of the final state of that call on the first n tokens alone. In
  *        gdn_prefill and the rule of gdn_block, both calls or neither then have more than 8 tokens.
@@ -185,60 +168,41 @@
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
  *        the bits that one gdn_decode of the accepted tokens gives, whatever was drafted beside
- *        them. (States of 16 bits: see "What one stumbles over".)
+ *        them. (Several calls round 16-bit states between them, so they give other bits.)
  *   G21  States of 8 bits: the value stored for a given float32 state, random rounding included,
  *        has the same bits with every instruction set, layout, number of threads and batch.
  *   G22  The caller's parallel_for gives the bits that the context's own threads give.
  *
- * Where a backend gives less ("bits": as stated above):
+ * On a CPU all of them hold as stated. On a GPU:
  *
- *              CPU     GPU: decode, others      GPU: gdn_prefill           GPU: gdn_block
- *     G1       bits    descriptors only         descriptors only           descriptors only
- *     G2 G11   bits    bits, same kernel (a)    bits with (b), else        bits with (c), else
- *                                               to rounding                to rounding
- *     G4 (e)   bits    to rounding              bits with (b), else        not promised
- *                                               to rounding
- *     G18      bits    bits                     bits with (b), else        bits with (c), else
- *                                               to rounding (d)            to rounding (d)
- *     G20      bits    bits for q, k of f32,    -                          -
- *                      else to rounding
+ *              gdn_decode, others        gdn_prefill              gdn_block
+ *     G1       descriptors only          descriptors only         descriptors only
+ *     G2 G11   if the kernel is the      with (a), else           with (b), else
+ *              same                      to rounding              to rounding
+ *     G4       to rounding               with (a), else           not promised
+ *                                        to rounding
+ *     G18      yes                       with (a), else           with (b), else
+ *                                        to rounding              to rounding
+ *     G20      q, k of f32, else         -                        -
+ *              to rounding
  *
- *   (a) The kernel depends on the alignment of pointers, on the form of the batch (N = B is a form
- *       of its own), and on B > 65535. gdn_summary on tensor cores: as gdn_prefill.
- *   (b) GDN_BATCH_INVARIANT.
- *   (c) GDN_EXACT; or GDN_BATCH_INVARIANT if cuBLAS computes no projection. See gdn_block().
- *   (d) On Hopper always to rounding if one of the 63 tokens after the checkpoint has one of these:
- *       a key, g or beta that is not finite; keys whose products are beyond f16; under a norm, a
- *       key 2^12 times as long as another one; a u too large to be divided by its gates. See
- *       docs/design/numerics.md, section 12.
- *   (e) gdn_prefill on a CPU: cuts at multiples of 16 tokens, and parts of more than 8 tokens. On a
- *       GPU: cuts at multiples of 64 tokens.
+ *   (a) GDN_BATCH_INVARIANT.
+ *   (b) GDN_EXACT; or GDN_BATCH_INVARIANT if cuBLAS computes no projection. See gdn_block().
  *
- * Gradients that sum over all sequences (dA_log, ddt_bias, dweight, dbias) depend on the whole
- * batch, so G2 does not cover them. Each gradient's section lists what holds there.
+ * docs/design/guarantees.md says what selects a kernel, and has the exceptions to G18 on Hopper.
  *
  *
  * WHAT ONE STUMBLES OVER
  *
  *   - Zero means the default of the op, and ops may have different defaults: see gdn_beta_kind,
- *     gdn_norm and gdn_activation. Every other enumerator means the same in every op. The default
- *     of scale is 1 / sqrt(K) in the rule and 1 in gdn_chunk_cumsum. With GDN_ZERO_AS_GIVEN a scale
- *     or an eps may be 0.
+ *     gdn_norm and gdn_activation. Every other enumerator means the same in every op. With
+ *     GDN_ZERO_AS_GIVEN a scale or an eps may be 0.
  *   - [N] without cu_seqlens is one sequence of N tokens, in gdn_decode and gdn_step too. The next
  *     tokens of B sequences are [B][1]... (as fast), or [B]... with cu_seqlens 0, 1, ..., B.
- *   - num_accepted_tokens starts at 1. For "0 accepted", put the slot where the last call started
- *     first in read_slots, and pass the number of accepted tokens plus 1.
- *   - After a tree, the last accepted token t of the tree, not the number of accepted tokens, says
- *     where the state is: the slot that write_slots[b][t] named.
- *   - No slot is written twice in a call. An empty sequence (no tokens) writes nothing, so its slot
- *     may be named again. A sequence whose token_count is 0 does write its slot.
- *   - A checkpoints tensor without positions, or positions without a tensor, is GDN_E_ARG.
- *   - Drafts and 16-bit states: "the same bits" (G20) compares with one gdn_decode of the accepted
- *     tokens. Several calls round the state between them, so they give other bits. With GDN_EXACT
- *     the state is rounded after every token, and any number of calls gives the same bits.
- *   - A context serves one call at a time. If two threads share it, the second call returns
- *     GDN_E_ARG ("busy") and computes nothing. Make one context for each thread that calls.
- *   - The rows of a fused projection may be grouped by key head: see "Which layout is mine".
+ *   - An empty sequence (no tokens) writes no slot, so its slot may be named again. A sequence
+ *     whose token_count is 0 does write its slot.
+ *   - With 16-bit states several calls round between them. With GDN_EXACT the state is rounded
+ *     after every token, and any number of calls gives the same bits.
  */
 #ifndef GDN_H
 #define GDN_H
@@ -270,33 +234,18 @@ GDN_API uint32_t gdn_version(void);
 /* ---- Status -------------------------------------------------------------------------- */
 
 /*
- * gdn_status - the result of a call. gdn_last_error() has the text.
- *
- *     status              means                                what to do
- *     GDN_E_ARG           a bad value, pointer, overlap,       correct the call. If the text says
- *                         flag, slot; or a busy context        "busy", use one context per thread
- *     GDN_E_SHAPE         a bad rank, size or stride           compare with the op's shape table
- *     GDN_E_DTYPE         a dtype that the op does not take    convert, or choose another op
- *     GDN_E_UNSUPPORTED   the call is well formed, but no      ask gdn_supported() first; fall back
- *                         kernel here computes it
- *     GDN_E_MEMORY        an allocation failed, or the         free memory, or pass the bytes that
- *                         workspace is too small               gdn_workspace_bytes() returns
- *     GDN_E_CUDA          the driver returned an error         read the text. Errors of earlier
- *                                                              kernels appear in later calls
- *     GDN_E_SELF_TEST     this machine computes something      do not use this machine, or lower
- *                         else than it should                  GDN_CPU; report it
- *
- * After an error the context stays usable, and a refused call has changed nothing (G1).
+ * gdn_status - the result of a call. gdn_last_error() has the text. After an error the context
+ * stays usable, and a refused call has changed nothing (G1).
  */
 typedef enum gdn_status {
     GDN_OK            = 0,
-    GDN_E_ARG         = 1, /* a value, a pointer, an overlap, a flag */
-    GDN_E_SHAPE       = 2, /* a rank, a size, a stride */
-    GDN_E_DTYPE       = 3,
-    GDN_E_UNSUPPORTED = 4, /* well formed, but no kernel here does it */
+    GDN_E_ARG         = 1, /* a bad value, pointer, overlap, flag, slot; or "busy" */
+    GDN_E_SHAPE       = 2, /* a bad rank, size or stride: see the op's table */
+    GDN_E_DTYPE       = 3, /* a dtype that the op does not take */
+    GDN_E_UNSUPPORTED = 4, /* well formed, but no kernel here computes it: ask gdn_supported() */
     GDN_E_MEMORY      = 5, /* an allocation failed, or the workspace is too small */
-    GDN_E_CUDA        = 6,
-    GDN_E_SELF_TEST   = 7 /* gdn_self_test(): this machine computes something else */
+    GDN_E_CUDA        = 6, /* the driver's error; those of earlier kernels appear in later calls */
+    GDN_E_SELF_TEST   = 7  /* gdn_self_test(): do not use this machine, or lower GDN_CPU */
 } gdn_status;
 
 /* Returns "GDN_OK", "GDN_E_ARG", ...; "GDN_E_?" for a value that is no status. */
@@ -370,6 +319,16 @@ static inline gdn_tensor gdn_strided(void *data, int32_t dtype, int32_t ndim, co
     return t;
 }
 
+/* Defines init(), which returns a struct of that type whose fields are zero but struct_size. */
+#define GDN_DEFINE_INIT(type, init)            \
+    static inline type init(void)              \
+    {                                          \
+        type a;                                \
+        memset(&a, 0, sizeof a);               \
+        a.struct_size = (uint32_t)sizeof a;    \
+        return a;                              \
+    }
+
 /* ---- Context ------------------------------------------------------------------------- */
 
 typedef struct gdn_ctx gdn_ctx;
@@ -383,57 +342,37 @@ typedef enum gdn_ctx_flag {
     GDN_CTX_CHECK_CONTENTS = 1 /* for debugging, on a GPU: see gdn_ctx_create() */
 } gdn_ctx_flag;
 
-/*
- * gdn_options - how a context computes. Zero is the default of every field.
- *
- *     field          default                    on a GPU
- *     backend        GDN_BACKEND_CPU            GDN_BACKEND_CUDA
- *     n_threads      one thread per processor that the process may use       no effect
- *     isa            the best that the machine has                           no effect
- *     alloc release  the C library's            host memory only
- *     log            silence                    also says why decode did not choose a faster kernel
- *     parallel_for   the context's own threads  no effect
- *     device         no effect on a CPU         the number of the device, as the driver counts
- *     flags          0                          GDN_CTX_CHECK_CONTENTS: see gdn_ctx_create()
- */
+/* gdn_options - how a context computes. n_threads, isa and parallel_for have no effect on a GPU. */
 typedef struct gdn_options {
-    uint32_t    struct_size; /* set by gdn_options_init() */
+    uint32_t    struct_size;
     int32_t     backend;     /* gdn_backend */
     int32_t     n_threads;   /* threads that compute, the caller's included; 0: one per
                                 processor this process may use */
     const char *isa;         /* upper limit: "scalar", "avx2", "avx512", "neon"; NULL: the best of
                                 this machine. GDN_CPU in the environment lowers both */
-    /* Allocation; NULL: the C library's. align is a power of two. */
+    /* Allocation of host memory; NULL: the C library's. align is a power of two. */
     void *(*alloc)(void *user, size_t bytes, size_t align);
     void (*release)(void *user, void *memory);
     void *alloc_user;
     /* Takes one line without newline per event; NULL: silence. Events: a kernel is chosen, a
-     * sequence is cut into segments, a buffer grows. On a GPU a line also says why gdn_decode()
-     * did not choose a faster kernel. */
+     * sequence is cut into segments, a buffer grows. On a GPU a line also says why no faster
+     * kernel was chosen. */
     void (*log)(void *user, const char *line);
     void  *log_user;
     char  *error_text; /* where gdn_ctx_create() explains a failure; may be NULL */
     size_t error_text_bytes;
-    /* The caller's threads in place of the context's threads; NULL: the context makes
-     * n_threads - 1 threads. parallel_for calls work(arg, item, thread) once for every item from
-     * 0 to n - 1, on any threads in any order, and returns when all calls are done. thread is from
-     * 0 to n_threads - 1, and no two calls of work have the same thread at one time. The choice
-     * changes no result. Work for one thread is done without parallel_for. If parallel_for gives a
-     * bad item or thread, or leaves an item out, the call ends with GDN_E_ARG, and its outputs are
-     * undefined. */
+    /* The caller's threads; NULL: the context makes n_threads - 1 threads. parallel_for calls
+     * work(arg, item, thread) once for every item from 0 to n - 1, on any threads in any order, and
+     * returns when all calls are done. thread is from 0 to n_threads - 1, and no two calls of work
+     * have the same thread at one time. Work for one thread is done without parallel_for. A bad
+     * item or thread, or an item left out, ends the call with GDN_E_ARG and undefined outputs. */
     void (*parallel_for)(void *user, int64_t n, gdn_work work, void *arg);
     void *parallel_user;
     int32_t  device; /* GDN_BACKEND_CUDA: which device, as the driver counts them */
     uint32_t flags;  /* gdn_ctx_flag */
 } gdn_options;
 
-static inline gdn_options gdn_options_init(void)
-{
-    gdn_options o;
-    memset(&o, 0, sizeof o);
-    o.struct_size = (uint32_t)sizeof o;
-    return o;
-}
+GDN_DEFINE_INIT(gdn_options, gdn_options_init)
 
 /*
  * gdn_ctx_create - makes a context: device, instruction set, threads, memory.
@@ -443,8 +382,8 @@ static inline gdn_options gdn_options_init(void)
  * (an allocation or a thread).
  *
  * Threads. The context's threads wait 30 microseconds for the next call, then sleep. They block
- * every signal, so signals reach the program's own threads. A signal handler may not call this
- * library. If the CPU has AMX, the library requests it from Linux for the process.
+ * every signal. A signal handler may not call this library. If the CPU has AMX, the library
+ * requests it from Linux for the process.
  *
  * fork(). A child makes contexts of its own. The child may destroy the contexts of its parent, and
  * may use those that have no threads (n_threads 1, or parallel_for).
@@ -454,29 +393,24 @@ static inline gdn_options gdn_options_init(void)
  *
  *   memory    Tensors, index arrays and the caller's workspace are memory that the device can
  *             address. Structs are in host memory.
- *   stream    The call checks descriptors, enqueues kernels and returns. It does not wait and does
- *             not copy. With the caller's workspace it does not allocate. Use the context's own
- *             workspace from one stream at a time.
+ *   stream    The call checks descriptors and enqueues kernels. It does not wait or copy. With
+ *             the caller's workspace it does not allocate. If two streams run calls at the same
+ *             time, give each call its own workspace.
  *   contents  Kernels read index arrays and do not check them, so G1 covers descriptors only.
  *             Lengths are cut to the tensors. A sequence whose slot does not exist is skipped like
  *             padding. If two sequences write one slot, its content is undefined. Nothing outside
  *             the tensors is touched.
  *   loading   The first call that needs a kernel loads it, in milliseconds, in a capture too. If
- *             this build has no code for the GPU, the driver compiles the kernel instead. That
- *             takes seconds and is kept on disk; the log says so.
+ *             this build has no code for the GPU, the driver compiles the kernel. That takes
+ *             seconds and is kept on disk; the log says so.
  *   graphs    A call may be captured. Launches depend on descriptors alone, so a replay may find
  *             other lengths and slots in the same arrays. A captured graph keeps a pointer to its
  *             workspace. A later, larger call frees the context's own workspace, and so does
  *             gdn_ctx_destroy(). So pass your own workspace to a graph that is to live longer.
- *   checking  If the context has the flag GDN_CTX_CHECK_CONTENTS, then each call copies its index
- *             arrays (cu_seqlens, slots, counts) to the host and checks them as a call on a CPU
- *             does. A wrong entry is GDN_E_ARG or GDN_E_SHAPE, the text names the array and the
- *             row, and nothing is enqueued. Such a call waits for its stream and allocates memory.
- *             If a graph is being captured from the stream, then the call checks nothing and says
- *             so in the log. A context of a CPU always checks; the flag changes nothing there.
- *
- * Blobs are in host memory: gdn_blob_bytes(), gdn_blob_save() and gdn_blob_load() return
- * GDN_E_UNSUPPORTED in a context of a GPU.
+ *   checking  With GDN_CTX_CHECK_CONTENTS each call copies its index arrays to the host and checks
+ *             them as a call on a CPU always does. A wrong entry is GDN_E_ARG or GDN_E_SHAPE, the
+ *             text names the array and the row, and nothing is enqueued. Such a call waits for its
+ *             stream and allocates memory. In a capture it checks nothing and says so in the log.
  */
 GDN_API gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx);
 GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
@@ -495,42 +429,41 @@ GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 /*
  * gdn_self_test - checks that this machine, with this context and its threads, computes correctly.
  *
- * It runs small cases of the rule, the convolution, the gates and the norms, in every dtype. It
- * compares them with plain C in float64. It takes some milliseconds. It allocates
- * 270 KB of the context's memory, and 225 KB for each thread that stay as the context's workspace.
- * GDN_E_SELF_TEST: the text names the op, the element, what was found and what was wanted. The call
- * changes nothing of the caller's.
+ * It compares small cases of the rule, the convolution, the gates and the norms, in every dtype,
+ * with plain C in float64, in some milliseconds. It allocates 270 KB, and 225 KB for each thread
+ * that stay as the context's workspace. GDN_E_SELF_TEST: the text names the op and the element.
  */
 GDN_API gdn_status gdn_self_test(gdn_ctx *ctx);
 
 /* ---- Asking before a call -------------------------------------------------------------- */
 
+/* Calls by number. Each takes the struct of its name; gdn_prefill and gdn_decode gdn_rule_args. */
 typedef enum gdn_op {
-    GDN_OP_PREFILL         = 0,  /* gdn_rule_args */
-    GDN_OP_DECODE          = 1,  /* gdn_rule_args */
-    GDN_OP_CONV1D          = 2,  /* gdn_conv1d_args */
-    GDN_OP_GATES           = 3,  /* gdn_gates_args */
-    GDN_OP_L2NORM          = 4,  /* gdn_l2norm_args */
-    GDN_OP_RMSNORM_GATED   = 5,  /* gdn_rmsnorm_gated_args */
-    GDN_OP_BLOCK           = 6,  /* gdn_block_args */
-    GDN_OP_STATE_COPY      = 7,  /* gdn_state_copy_args */
-    GDN_OP_SUMMARY         = 8,  /* gdn_summary_args */
-    GDN_OP_SUMMARY_COMPOSE = 9,  /* gdn_summary_compose_args */
-    GDN_OP_SUMMARY_APPLY   = 10, /* gdn_summary_apply_args */
-    GDN_OP_CHUNK_CUMSUM    = 11, /* gdn_chunk_cumsum_args */
-    GDN_OP_CHUNK_UW        = 12, /* gdn_chunk_uw_args */
-    GDN_OP_CHUNK_STATES    = 13, /* gdn_chunk_states_args */
-    GDN_OP_CHUNK_OUTPUT    = 14, /* gdn_chunk_output_args */
-    GDN_OP_RECORD_COMMIT   = 15, /* gdn_record_commit_args */
-    GDN_OP_RECORD_FOLD     = 16, /* gdn_record_fold_args */
-    GDN_OP_STEP            = 17, /* gdn_step_args */
-    GDN_OP_L2NORM_BACKWARD = 18, /* gdn_l2norm_backward_args */
-    GDN_OP_PREFILL_BACKWARD = 19, /* gdn_prefill_backward_args */
-    GDN_OP_GATES_BACKWARD  = 20, /* gdn_gates_backward_args */
-    GDN_OP_CONV1D_BACKWARD = 21, /* gdn_conv1d_backward_args */
-    GDN_OP_RMSNORM_GATED_BACKWARD = 22, /* gdn_rmsnorm_gated_backward_args */
-    GDN_OP_BLOCK_BACKWARD  = 23, /* gdn_block_backward_args */
-    GDN_OP_SUMMARY_FOLD    = 24  /* gdn_summary_fold_args */
+    GDN_OP_PREFILL         = 0,
+    GDN_OP_DECODE          = 1,
+    GDN_OP_CONV1D          = 2,
+    GDN_OP_GATES           = 3,
+    GDN_OP_L2NORM          = 4,
+    GDN_OP_RMSNORM_GATED   = 5,
+    GDN_OP_BLOCK           = 6,
+    GDN_OP_STATE_COPY      = 7,
+    GDN_OP_SUMMARY         = 8,
+    GDN_OP_SUMMARY_COMPOSE = 9,
+    GDN_OP_SUMMARY_APPLY   = 10,
+    GDN_OP_CHUNK_CUMSUM    = 11,
+    GDN_OP_CHUNK_UW        = 12,
+    GDN_OP_CHUNK_STATES    = 13,
+    GDN_OP_CHUNK_OUTPUT    = 14,
+    GDN_OP_RECORD_COMMIT   = 15,
+    GDN_OP_RECORD_FOLD     = 16,
+    GDN_OP_STEP            = 17,
+    GDN_OP_L2NORM_BACKWARD = 18,
+    GDN_OP_PREFILL_BACKWARD = 19,
+    GDN_OP_GATES_BACKWARD  = 20,
+    GDN_OP_CONV1D_BACKWARD = 21,
+    GDN_OP_RMSNORM_GATED_BACKWARD = 22,
+    GDN_OP_BLOCK_BACKWARD  = 23,
+    GDN_OP_SUMMARY_FOLD    = 24
 } gdn_op;
 
 /*
@@ -545,80 +478,21 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *
  * Every args struct has workspace and workspace_bytes. If workspace is NULL, the context keeps a
  * buffer that grows on demand and is freed with it. A caller's workspace is aligned to 64 bytes and
- * is scratch: nothing lives in it between calls. As in gdn_supported(), contents are not read.
+ * is scratch: nothing lives in it between calls. Contents are not read. The bytes depend on sizes
+ * and on the context; on a GPU also on alignment and strides, which select kernels. So ask with the
+ * tensors of the call.
  *
- * On a CPU the result depends on sizes and on the number of threads. On a GPU it depends on sizes,
- * on the number of multiprocessors, and on the alignment of pointers and strides, which select
- * kernels: ask with the tensors of the call. The result grows with B, heads and head sizes. It
- * grows with the number of tokens only where N or T stands here. (A block on a CPU also grows up
- * to a window of 256 tokens.) At most, in bytes, on a CPU:
+ * On a CPU the bytes grow with B, heads, head sizes and threads. With the number of tokens they
+ * grow in gdn_step, in gradients, and where a batch has GDN_WRITE_EACH, checkpoints or, for
+ * gdn_decode, parents; in gdn_block up to 256 tokens. A thread of the rule takes at most 640 KiB,
+ * V / 256 times as much for V above 256. gdn_gates, gdn_l2norm and gdn_rmsnorm_gated take none.
  *
- *     prefill, decode   n_threads x 640 KiB + 16 x H + 192 x B (+ 64 x N: GDN_WRITE_EACH)
- *                       (+ 64 x N: parents) (+ P / 8 + 64: a record)
- *     record_commit     192 x B + P / 8 + 64
- *     record_fold       n_threads x 128 KiB + 192 x B + P / 8 + 64
- *     conv1d            n_threads x 64 KiB (W above 8: 128 KiB) + 192 x B
- *                       (+ 64 x N: GDN_WRITE_EACH)
- *     step              as decode, + a x N x (2 Hk K + Hv V), a: bytes of an activation (without
- *                       conv_weight: as decode)
- *     block             n_threads x 640 KiB + 192 x B + 64 KiB + two states of float32, conv's too,
- *                       + 1 KiB x (hidden + 2 Hk K + 3 Hv V + 3 Hv)
- *     all of these with checkpoints: + 64 x their number (C, or N / checkpoint_every)
- *     state_copy        P / 8 + 64, P of to_pool
- *     prefill_backward  24 x H + 208 x B x H + n_threads x
- *                       (H' x (4 (K + 32) (V + 48) (19 + T / 256) + 1 MiB) + 32 MiB);
- *                       T is N or T, and H' = H / gcd(Hq, Hk, Hv)
- *                       (+ 64 x N / checkpoint_every: checkpoints)
- *     conv1d_backward   192 x B; on a GPU 1 KiB x (W + 1) x D: dweight or dbias
- *     gates_backward    4 KiB x H: dA_log or ddt_bias; the same on a GPU
- *     rmsnorm_gated_backward   2 KiB x D: dweight; the same on a device
- *     block_backward    N x (a (2 hidden + 8 Hk K + 9 Hv V) + 4 hidden + 24 Hv), a = 4
- *                       (+ N x a x 2 (Hk K + Hv V): in_proj_qkvz), + 1 KiB x (hidden + 2 Hk K +
- *                       2 Hv V) + n_threads x 192 KiB + 192 x B + 2 KiB, and that of its part
- *                       which needs most: prefill, or one of the gradients'
- *     summary           n_threads x 640 KiB + 272 KiB + 192 x B
- *     summary_compose, summary_apply, summary_fold      n_threads x 512 KiB
- *     chunk_cumsum      320 x B
- *     chunk_uw, chunk_states, chunk_output     n_threads x 512 KiB + 320 x B
- *     of all these, V above 256: the KiB of a thread are V / 256 times as many
- *
- * On a GPU with m multiprocessors only these ops need memory:
- *
- *     prefill           in segments 5 m (4 K (K + V) + 8) + 192, see GDN_BATCH_INVARIANT
- *                       (+ 4 H K V x (B + checkpoints) + 128: states of 8 bits, or without a
- *                       stride of 1 in V or K); GDN_EXACT: none
- *     decode            of a tree of T tokens (N of packed ones) 4 m (128 K' log2(T + 2) + 32 T +
- *                       128); K' is K rounded up to 64, 128 or 256; less for fewer than 4 m
- *                       parts of states
- *     conv1d            if out is x: 4 (W - 1) D (N / 32 + 2 B + 1) + 64
- *     prefill_backward  n (256 ((Hq + Hk) K + 2 H (K + V)) + 8 H K V + 16 H) + 704; n is
- *                       N / 64 + B or, if less, B max(8, T / 2048 + 1), T as above
- *                       (+ 132 B H K V: T above 512). On tensor cores (docs/gpu/backward.md)
- *                       n ((r + 16) H + s Hk + 24) + 768, r = 18464 + 16384 V' (1 + K') and
- *                       s = 1024 + 16384 K', where K' = K / 64 and V' = V / 64 rounded up, and
- *                       to an even number if above 2. A window has c chunks,
- *                       c = max(128, 640 MiB / that of a chunk). n is
- *                       N / 64 + B or, if less, B max(8, c / B)
- *                       (+ 4 B H K V (T / 64 / max(8, c / B) + 1) + that of prefill: more than
- *                       one such window). Without cu_seqlens, T / 64 below c: n is c at most, and
- *                       40 (T B / 64 / c + B + 2) is added alone. With cu_seqlens, if such windows
- *                       are more than one, and B is above 16 or 4 H (1 + B c / (N / 64 + B)) is m
- *                       or more: n is N / 64 + B or, if less, c (+ 4 H K V (w + 2) + 24 w + 16 B +
- *                       128 + that of prefill, w = 3 (N / 64 + B) / (2 c) + 2: c is less).
- *                       dstate alone there: u H (4 K (K + V) + 8) + n (18464 H +
- *                       s Hk + 24) + 4 H (N / 64 + 2 B + 1) + 1024, with u as for summary,
- *                       and n being N / 64 + B (without cu_seqlens N / 32 + u) or, if less,
- *                       (B + u) max(8, c / (B + u))
- *                       (+ 4 (B + u + 1) H K V + N / 32 + 16 B + 64: more than one such
- *                       window)
- *     summary           u H (4 K (K + V) + 8) + 256; u is the number of units of sequences that are
- *                       split, at most N / 512 + B. (+ 4 H (N / 64 + B + 1): a norm, without
- *                       GDN_NO_EARLY_STOP.) General kernels with a norm: 4 N Hk K + 64
- *     step              a x N x (2 Hk K + Hv V) (+ a x N x Hv V: a norm and GDN_PAD_KEEP)
- *                       (+ that of decode: parents) + 192
- *     block             a x N x (4 Hk K + 3 Hv V) + 16 x N x Hv + 32 MiB + 1 KiB
- *                       (+ a x N x hidden: GDN_PAD_KEEP) (+ that of prefill)
- *     block_backward    as on a CPU without the second and third line; + 32 MiB + 256
+ * On a GPU these ops take none: gdn_decode without parents, gdn_prefill with GDN_EXACT, gdn_conv1d
+ * if out is not x, gdn_gates, gdn_l2norm, gdn_rmsnorm_gated, gdn_state_copy, gdn_record_commit and
+ * gdn_record_fold. Segments of gdn_prefill take at most 83 MiB on an H100 with K = V = 128, for
+ * any batch. States of 8 bits, or without a stride of 1 in V or K, add 4 H K V bytes for each
+ * sequence and checkpoint, in which gdn_prefill converts them to float32. gdn_step,
+ * gdn_block, gradients and summaries grow with the number of tokens.
  */
 GDN_API gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes);
 
@@ -643,17 +517,13 @@ typedef enum gdn_write {
  *
  *   cu_seqlens           [B+1]   for packed tensors [N]...: sequence b has the tokens from
  *                                cu_seqlens[b] to cu_seqlens[b+1]. Starts at 0 or above, does not
- *                                decrease, ends at N or below. Output past its end is zero. Output
- *                                before the first sequence stays as it is (gdn_step: it is not
- *                                defined; gdn_block on a GPU: it is zero). Gradients there are
- *                                zero.
- *                                Absent: one sequence. Padded tensors [B][T]... take none.
+ *                                decrease, ends at N or below. Output past its end, and gradients
+ *                                outside of it, are zero. Output before the first sequence stays
+ *                                (gdn_step: undefined; gdn_block on a GPU: zero). Absent: one
+ *                                sequence. Padded tensors [B][T]... take none.
  *   max_seqlen                   upper bound on the longest sequence, in tokens. 0: unknown. A
- *                                hint for prefill on a GPU: lengths are in device memory, so
- *                                without it the library prepares for any lengths, which takes
- *                                up to 20 us longer. A wrong value affects speed only.
- *                                No effect on a CPU. On a GPU, one-token sequences are faster in
- *                                a gdn_decode() of their own.
+ *                                hint for gdn_prefill on a GPU, where lengths are in device
+ *                                memory: it saves up to 20 us. A wrong value affects speed only.
  *   read_slots           [B]     the slot that sequence b starts from, below P. Many
  *                                sequences may read one slot if none writes it. Negative:
  *                                padding, see pad_policy. With num_accepted_tokens: [B][T'].
@@ -668,11 +538,11 @@ typedef enum gdn_write {
  *   first_slot                   0: slots start at 0. Else a slot below first_slot, in read_slots,
  *                                write_slots and checkpoint_slots, is as a negative one. (vLLM
  *                                pads with slot 0: first_slot is 1 there.) Needs read_slots.
- *   num_accepted_tokens  [B]     n from 1 to T': start from read_slots[b][n - 1]. If
- *                                read_slots holds the write_slots of the last call, then n is
- *                                the number of accepted tokens, at least 1; after a tree, n is
- *                                1 + the last accepted token. To allow 0 accepted tokens, put
- *                                the slot where the last call started first, and add 1 to n.
+ *   num_accepted_tokens  [B]     n from 1 to T': start from read_slots[b][n - 1]. If read_slots
+ *                                holds the write_slots of the last call, then n is the number of
+ *                                accepted tokens; after a tree, 1 + the last accepted token. To
+ *                                allow 0 accepted tokens, put the slot where the last call
+ *                                started first, and add 1 to n.
  *   token_start          [B]     n from 0 to T: the first n tokens of sequence b do not count
  *                                (left padding). token_count, parents, path and checkpoints
  *                                count tokens from there.
@@ -690,9 +560,8 @@ typedef enum gdn_write {
  *                                effect.
  *
  * Checkpoints: copies of the state inside a call, written to slots of the tensor `checkpoints` of
- * its arguments. They serve prefix caches; for the last states of a call, list their positions.
- * Checkpoints are numbered through the sequences. Checkpoint c of sequence b is the state after its
- * first n tokens:
+ * its arguments. They are numbered through the sequences. Checkpoint c of sequence b is the state
+ * after its first n tokens:
  *
  *   checkpoint_every             n = every, 2 every, ..., up to its length; or
  *   checkpoint_positions [C]     n = checkpoint_positions[c], from 1 to its length, not
@@ -703,14 +572,13 @@ typedef enum gdn_write {
  *                                from or ends in.
  *
  * Padding rows write no checkpoints, but keep their numbers. In a tree the state after n tokens is
- * the state after token n - 1 and its ancestors. Ops whose arguments have no checkpoints field
- * ignore these lists. Other ops return GDN_E_ARG for a checkpoints tensor without one of the two
- * lists, or a list without a checkpoints tensor (gdn_block: one of its two tensors). Cost: on a CPU
- * gdn_prefill has the state at multiples of 16 at hand. Another position costs about a third of the
- * work of 16 tokens.
+ * the state after token n - 1 and its ancestors. Ops without a checkpoints field ignore these
+ * lists. Other ops return GDN_E_ARG for a checkpoints tensor without one of the two lists, or a
+ * list without a checkpoints tensor (gdn_block: one of its two tensors). On a CPU a position that
+ * is no multiple of 16 costs gdn_prefill about a third of the work of 16 tokens.
  */
 typedef struct gdn_batch {
-    uint32_t   struct_size; /* set by gdn_batch_init() */
+    uint32_t   struct_size;
     int32_t    pad_policy;  /* gdn_pad_policy */
     int32_t    write;       /* gdn_write */
     int32_t    max_seqlen;  /* 0: unknown */
@@ -722,13 +590,7 @@ typedef struct gdn_batch {
     int64_t    first_slot; /* slots below it are as negative ones; 0 or more */
 } gdn_batch;
 
-static inline gdn_batch gdn_batch_init(void)
-{
-    gdn_batch b;
-    memset(&b, 0, sizeof b);
-    b.struct_size = (uint32_t)sizeof b;
-    return b;
-}
+GDN_DEFINE_INIT(gdn_batch, gdn_batch_init)
 
 /* ---- The rule: prefill and decode ------------------------------------------------------- */
 
@@ -768,7 +630,7 @@ typedef enum gdn_flag {
     GDN_EXACT           = 1, /* the same bits for any split of the tokens over calls */
     GDN_BF16_PRODUCTS   = 2, /* products with the state in bfloat16; not together with GDN_EXACT */
     GDN_BATCH_INVARIANT = 4, /* the same bits for any batch, on a GPU too */
-    GDN_NO_EARLY_STOP   = 8, /* every token of a segment counts: see "Splitting" */
+    GDN_NO_EARLY_STOP   = 8, /* every token of a segment counts: see gdn_prefill() */
     GDN_ACCUMULATE      = 16, /* backward ops: gradients are added to what the tensors hold */
     GDN_ZERO_AS_GIVEN   = 32 /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
                                 eps is then 2^-126, so that a row of zeros stays zero */
@@ -783,9 +645,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * gdn_prefill - computes whole sequences, in chunks (the WY form, docs/design/math.md).
  * gdn_decode  - computes the next tokens of each sequence, one after the other.
  *
- * Both compute the rule at the head of this file, from the same struct. They round differently.
- * gdn_prefill is faster from about 9 tokens per sequence on. On a CPU it computes sequences of up
- * to 8 tokens token by token, as gdn_decode does.
+ * Both compute the rule at the head of this file. gdn_prefill is faster from about 9 tokens per
+ * sequence on; on a CPU it computes shorter sequences as gdn_decode does.
  *
  *     q             [N][Hq][K]     f32, bf16 or f16; dense
  *     k             [N][Hk][K]     as q, with its own dtype
@@ -796,7 +657,7 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *                                  dt_bias of a g [N][H][K] is [H][K]. A_log absent, with
  *                                  gate_lower_bound: 0
  *     state         [P][H][V][K]   f32, bf16, f16, i8, e4m3, e5m2; any strides, but slower if none
- *                                  of its last two is 1. Absent: every sequence starts from zero.
+ *                                  of its last two is 1. Absent: sequences start from zero.
  *     state_out     [P][H][V][K]   as state; where states are written. Absent: in state, in place.
  *                                  Both absent: final states are dropped.
  *     out           [N][H][V]      as q, with its own dtype; absent: no output
@@ -804,11 +665,11 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *                                  the very view that final states are written to.
  *                                  Absent: none are written.
  *     write_gate    [N][H][V]      f32, bf16 or f16; dense; see "The family"
+ *     record_...                   for gdn_decode: see gdn_record.h
  *
- * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. [N] without
- * cu_seqlens is one sequence; one token of each of B sequences is [B][1]... . K is 1 to 256 and V 1
- * to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says which
- * head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
+ * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. K is 1 to 256 and V
+ * 1 to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says
+ * which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
  *
  * The family. A token has n = updates pairs of k and v. With a, b and w of each token and head:
  *
@@ -843,58 +704,48 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * Aliasing. out may be the very view v (if Hv = H). state_out may be the very view state. No other
  * tensor that is written may overlap another tensor.
  *
- * Options:
+ * Flags:
  *
- *     option               default  CPU                  GPU                  cost
- *     GDN_EXACT            off      G17                  G17: gdn_prefill     CPU: prefill +1/3,
- *                                                        runs the kernels     decode up to +1/5
- *                                                        of gdn_decode        GPU: as gdn_decode
- *     GDN_BF16_PRODUCTS    off      gdn_prefill: bf16    no effect            faster with AMX,
- *                                   products                                  AVX512-BF16; coarser
- *     GDN_BATCH_INVARIANT  off      no effect: it is     gdn_prefill does     few long sequences:
- *                                   always so            not split sequences  up to 4 times slower
- *     GDN_NO_EARLY_STOP    off      no effect            segments read every  slower if gates
- *                                                        token: "Splitting"   forget
- *     GDN_ZERO_AS_GIVEN    off      0 in scale and       the same             none
- *                                   norm_eps is no
- *                                   default: gdn_flag
- *     norm                 none     q and k normalised   the same             a part of the call
- *     gate, beta_kind      log,     raw inputs           the same             one exp and softplus
- *                          given                                              per token and head
- *     rounding, seed       nearest  "States of 8 bits"   the same             stochastic: a random
- *                                                                             number per element
- *     batch.max_seqlen     0        no effect            allows splitting     none
- *                                                        of mixed lengths
+ *   GDN_EXACT            G17. Every token is computed alone, in one order of summation. A state of
+ *                        less than float32 is rounded after each token, to the dtype of the pool
+ *                        for final states (without one: of the pool where states start). Cost on a
+ *                        CPU: gdn_prefill 1/3, gdn_decode up to 1/5. On a GPU gdn_prefill runs the
+ *                        kernels of gdn_decode.
+ *   GDN_BF16_PRODUCTS    gdn_prefill with bf16 q (gdn_block: hidden), on a CPU with AMX or
+ *                        AVX512-BF16: in the products k . S and q . S of a chunk, keys, queries and
+ *                        the state are rounded to bfloat16. Each product is off by up to 2^-8 of
+ *                        its absolute value. On other machines, in gdn_decode and in gdn_step it
+ *                        changes nothing. Another dtype of q is GDN_E_DTYPE.
+ *   GDN_BATCH_INVARIANT  gdn_prefill on a GPU does not split sequences: few long ones take up to
+ *                        4 times as long. No effect on a CPU, where bits never depend on the batch.
+ *   GDN_NO_EARLY_STOP    gdn_prefill on a GPU: see "Splitting" below. No effect on a CPU.
+ *   GDN_ZERO_AS_GIVEN    see gdn_flag
  *
- * GDN_EXACT. Every token is computed alone, in one order of summation whatever the call and the
- * layout. A state of less than float32 is rounded after each token, to the dtype of the pool for
- * final states. (If there is none, to the dtype of the pool where states start.)
+ * gdn_prefill on a GPU:
  *
- * GDN_BF16_PRODUCTS, for gdn_prefill with bf16 q. If the machine has AMX or AVX512-BF16, keys,
- * queries and the state are rounded to bfloat16 in the products k . S and q . S of a chunk. The
- * state itself and all else stay float32. Each product is off by up to 2^-8 of its absolute value.
- * On other machines the flag changes nothing. gdn_last_kernel() names the loop. gdn_prefill
- * (gdn_block: hidden) of another dtype refuses the flag with GDN_E_DTYPE. gdn_decode and gdn_step
- * ignore it.
+ *   chunks      have 64 tokens (32 if K is above 128, 16 for float32). bfloat16 and float16 are
+ *               multiplied on tensor cores: keys, queries, the state and intermediate values are
+ *               rounded to that dtype as factors, and summed in float32. If q, k, v and out do not
+ *               have one dtype, the call goes token by token, which is slow for prompts.
+ *   single      On Hopper a packed call of less than 1024 tokens a sequence may compute sequences
+ *   tokens      of one token by kernels of gdn_decode. Their bits are those of gdn_decode.
+ *   Splitting   On Hopper few long sequences of 16 bits are cut into segments, which are computed
+ *               at the same time, up to four times as fast. Cuts are at multiples of 64 tokens.
+ *               Each cut rounds once more, and depends on the batch. Without GDN_NO_EARLY_STOP, if
+ *               `norm` normalises keys, the first tokens of a segment are skipped if they can
+ *               change its last state by at most 2^-24 of the state's length. To capture such a
+ *               call into a graph, pass a workspace, or first run a call that needs as much.
  *
- * On a GPU gdn_prefill computes chunks of 64 tokens (32 if K is above 128, 16 for float32). If q,
- * k, v and out do not have one dtype, it goes token by token instead, which is slow for prompts. It
- * multiplies bfloat16 and float16 inputs on tensor cores: keys, queries, the state and intermediate
- * values are rounded to that dtype as factors, and summed in float32 (docs/design/numerics.md).
- * States of 8 bits, and states without a stride of 1 in V or K, are converted to float32 in the
- * workspace, one for each sequence and each checkpoint.
- *
- * record_k record_u record_g record_count: for gdn_decode, see "Records of drafted tokens".
+ * docs/design/guarantees.md has the conditions of the last two, and the exact limit.
  *
  * Precision: see the head of this file. In gdn_prefill without GDN_EXACT, GDN_GATE_LINEAR is
- * computed through its logarithm. Guarantees: G1 to G13, G17 to G20. A call on a CPU returns when
- * it is done.
+ * computed through its logarithm. Guarantees: G1 to G13, G17 to G20.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
  * GDN_E_UNSUPPORTED (K above 256, V above 1024; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
  */
 typedef struct gdn_rule_args {
-    uint32_t         struct_size; /* set by gdn_rule_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* gdn_flag */
     gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, state_out, out, checkpoints;
     gdn_tensor       state_scales, state_out_scales, checkpoint_scales;
@@ -917,97 +768,32 @@ typedef struct gdn_rule_args {
     gdn_tensor       write_gate;
 } gdn_rule_args;
 
-static inline gdn_rule_args gdn_rule_args_init(void)
-{
-    gdn_rule_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_rule_args, gdn_rule_args_init)
 
 GDN_API gdn_status gdn_prefill(gdn_ctx *ctx, const gdn_rule_args *args);
 GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 
-/* ---- States of 8 bits ---------------------------------------------------------------------- */
-
 /*
  * States of 8 bits. state, state_out or checkpoints are GDN_I8, GDN_E4M3 or GDN_E5M2. Each may have
- * a tensor of scales, and with GDN_I8 it must:
+ * a tensor of scales, and with GDN_I8 it must. The K elements of a value column share one scale, in
+ * both layouts:
  *
  *     .._scales     [P][H][V]      f32, dense: element = stored value x scale
  *
- * The K elements of a value column share one scale, in both layouts.
- *
- *   reading   An element is read as float32: one product, rounded once.
- *   storing   The scale is m / 127 (GDN_I8), m / 448 (GDN_E4M3) or m / 57344 (GDN_E5M2), where m is
- *             the largest magnitude of the column. A stored value is element (1 / scale), rounded
- *             to nearest even. A column of zeros has the scale 0. A scale is at least 2^-126, so a
- *             column with m below 127, 448 or 57344 times 2^-126 keeps an absolute precision.
- *   NaN       A column with a NaN or an infinity becomes NaN as a whole, by its scale. So no value
- *             that is not finite is lost, and a gate of -inf forgets it as usual (G7).
- *   no scales FlashInfer's pools have none. Then a stored value is the element, rounded to nearest
- *             even. An element beyond the largest value, 448 or 57344, or an infinity, becomes that
- *             value. A NaN stays a NaN, of that element alone.
- *   cost      Decode reads and writes about a quarter of the bytes of float32. On a GPU one token
- *             of GDN_I8 or GDN_E4M3 with scales has a kernel of its own. GDN_E5M2 and states
- *             without scales take the slower kernel of any call. Errors:
- *             docs/design/state-dtypes.md.
+ * An element is read as float32. Its scale is m / 127 (GDN_I8), m / 448 (GDN_E4M3) or m / 57344
+ * (GDN_E5M2), where m is the largest magnitude of the column. A column with a NaN or an infinity
+ * becomes NaN as a whole, until a gate of -inf. Without scales (FlashInfer) an element beyond 448
+ * or 57344 becomes that value, and a NaN stays alone. On a GPU, GDN_E5M2 and states without scales
+ * take a slower kernel. Errors: docs/design/state-dtypes.md.
  *
  * GDN_ROUND_STOCHASTIC rounds an element up or down. The probability keeps its mean, to 2^-24 of a
  * step with GDN_I8, to 2^-20 with GDN_E4M3 and to 2^-21 with GDN_E5M2. The random number depends on
- * four things only:
+ * seed + n, the state head, and the element's v and k. n is the number of tokens of the sequence
+ * in this call when the state is stored. So calls of one token with the seeds s, s + 1 and
+ * so on draw the same numbers as one call with the seed s that stores after each token. GDN_EXACT
+ * with such a state takes no parents (GDN_E_UNSUPPORTED). Other dtypes ignore `rounding`.
  *
- *   - seed + n; n is the number of tokens of the sequence in this call when the state is stored,
- *   - the state head,
- *   - the element's v,
- *   - the element's k.
- *
- * docs/design/numerics.md has the formula. So calls of one token with the seeds s, s + 1, ... draw
- * the same numbers as one call with the seed s that stores after each token. With GDN_EXACT they
- * also leave the same bits. GDN_EXACT with such a state takes no parents (GDN_E_UNSUPPORTED).
- * Dtypes other than 8 bits ignore `rounding`: they round to nearest even.
- */
-
-/* ---- Sequences of one token, splitting and early stop (GPU) ---------------------------------- */
-
-/*
- * Sequences of one token (GPU). If the sequences of a packed call of gdn_prefill have fewer than
- * 1024 tokens on average, kernels of gdn_decode compute those of one token. So a step of an engine,
- * prompts among single tokens, is one call.
- *
- *   when      compute capability 9.0, no GDN_BATCH_INVARIANT, K = 128, V a multiple of 16 (64 with
- *             GDN_STATE_KV), q, k, v and out of one dtype of 16 bits, gates and states of that
- *             dtype or f32, states that the call reads, int32 slots or none, grouped heads, and
- *             none of token_start, token_count, written checkpoints and GDN_PAD_SINK.
- *   bits      Those of gdn_decode, not those that gdn_prefill gives a sequence alone: equal to
- *             rounding.
- *
- * Splitting, and early stop (GPU). If sequences are too few and long to fill a GPU, gdn_prefill
- * splits them into segments. It computes segments at the same time, up to four times as fast.
- *
- *   when      compute capability 9.0, q of 16 bits, K up to 128, K and V multiples of 8, and
- *             neither GDN_BATCH_INVARIANT nor GDN_EXACT.
- *   where     Cuts are at multiples of 64 tokens. They depend on B, N or T, max_seqlen, H, K, V,
- *             the device, GDN_NO_EARLY_STOP with norm, and the lengths in cu_seqlens: how many
- *             sequences are long, how long they are together, and the longest.
- *   bits      Each cut rounds once more. The same call gives the same bits (G3). A sequence of
- *             another batch may be cut elsewhere. If gdn_last_kernel() names neither summaries nor
- *             a kernel of decode, the bits do not depend on the batch.
- *   memory    Values between segments are in the workspace. To capture such a call into a graph,
- *             pass a workspace, or first run a call that needs as much.
- *
- * Early stop. The library computes what a middle segment does to any state, before that state is
- * known. Without GDN_NO_EARLY_STOP it may skip the first tokens of that segment, when they can no
- * longer matter: from a multiple of 64 on, the product of alpha max(1, |1 - beta c|) over the
- * remaining tokens is at most 2^-24, with c = (1 + 2^-8)^2.
- *
- *   when      a sequence is split, and keys are normalised by `norm`, so that none is longer
- *             than 1 + 2^-8.
- *   error     Each value column of the state at the segment's end is off by at most 2^-24 of the
- *             length (2-norm) that it had before these tokens, because I - beta k k^T lengthens it
- *             by no more than the maximum says. (For g <= 0 and beta from 0 to 1.98 the product is
- *             exp of the sum of g.) Values there that are not finite are forgotten too.
- *   off       With GDN_NO_EARLY_STOP every token counts, and results are exact to rounding.
+ * docs/design/numerics.md, section 13, has all formulas.
  */
 
 /* ---- Short convolution -------------------------------------------------------------------- */
@@ -1032,24 +818,23 @@ typedef enum gdn_activation {
  *     weight    [D][W]       f32, bf16 or f16; W from 2 to 16; or [D][1][W]
  *     bias      [D]          f32, bf16 or f16; absent: 0
  *     state     [P][D][S]    f32, bf16 or f16; S >= W - 1; any strides (channels first or
- *                            last). The newest input comes last; the last W - 1 enter
- *                            the sums. Afterwards it holds the last S of its old content
- *                            followed by x. Absent: zero.
+ *                            last). The newest input comes last; the last W - 1 enter the sums.
+ *                            Afterwards it holds the last S of its old content followed by x.
+ *                            Absent: zero.
  *     state_out [P][D][S]    as state, with the same S; absent: in place in state
  *     checkpoints [P][D][S]  as state, with its own dtype and strides and the same S (without a
  *                            state: S at least W - 1); as for gdn_prefill()
  *     out       [N][D]       A        any strides; may be the very view x; absent: only states
  *                            move
  *
- * Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH included. [N] without cu_seqlens
- * is one sequence. In a tree, the inputs before a token are the inputs of its ancestors, then the
- * state's. The result has the bits that this chain of tokens has as a sequence of its own.
- * Guarantees: G1, G2, G3, G6, G10 to G13, G18, and: T tokens in one call
- * and in T calls give the same bits if the state's dtype holds x exactly. Errors: as for
- * gdn_prefill().
+ * Activations: none, SiLU. Batch: as for the rule, GDN_WRITE_EACH included. In a tree, the inputs
+ * before a token are the inputs of its ancestors, then the state's. The result has the bits that
+ * this chain of tokens has as a sequence of its own. Guarantees: G1, G2, G3, G6, G10 to G13, G18,
+ * and: T tokens in one call and in T calls give the same bits if the state's dtype holds x exactly.
+ * Errors: as for gdn_prefill().
  */
 typedef struct gdn_conv1d_args {
-    uint32_t         struct_size; /* set by gdn_conv1d_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* 0 */
     gdn_tensor       x, weight, bias, state, state_out, out, checkpoints;
     const gdn_batch *batch;
@@ -1060,13 +845,7 @@ typedef struct gdn_conv1d_args {
     void            *stream;
 } gdn_conv1d_args;
 
-static inline gdn_conv1d_args gdn_conv1d_args_init(void)
-{
-    gdn_conv1d_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_conv1d_args, gdn_conv1d_args_init)
 
 GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
 
@@ -1093,7 +872,7 @@ GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
  * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_gates_args {
-    uint32_t   struct_size; /* set by gdn_gates_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* 0 */
     gdn_tensor a, b, A_log, dt_bias, g, beta;
     int32_t    gate;      /* gdn_gate_kind of the output */
@@ -1105,28 +884,22 @@ typedef struct gdn_gates_args {
     void      *stream;
 } gdn_gates_args;
 
-static inline gdn_gates_args gdn_gates_args_init(void)
-{
-    gdn_gates_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_gates_args, gdn_gates_args_init)
 
 GDN_API gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args);
 
 /* ---- Norms --------------------------------------------------------------------------------- */
 
 /*
- * gdn_l2norm - scales rows to length 1, by the formula that norm names.
+ * gdn_l2norm - scales rows to length 1, by the formula that norm names. A zero row stays zero.
  *
  *     x out   [...][D]   f32, bf16 or f16 each, dense, D from 1 to 65536; out may be the very
  *                        view x
  *
- * A zero row stays zero. Guarantees: G1, G2, G3, G6, G12, G13.
+ * Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_l2norm_args {
-    uint32_t   struct_size; /* set by gdn_l2norm_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, out;
     int32_t    norm; /* gdn_norm, not NONE; 0: L2 */
@@ -1136,13 +909,7 @@ typedef struct gdn_l2norm_args {
     void      *stream;
 } gdn_l2norm_args;
 
-static inline gdn_l2norm_args gdn_l2norm_args_init(void)
-{
-    gdn_l2norm_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_l2norm_args, gdn_l2norm_args_init)
 
 GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
 
@@ -1157,7 +924,7 @@ GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
  * FLA does not). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_rmsnorm_gated_args {
-    uint32_t   struct_size; /* set by gdn_rmsnorm_gated_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, out;
     int32_t    activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
@@ -1167,13 +934,7 @@ typedef struct gdn_rmsnorm_gated_args {
     void      *stream;
 } gdn_rmsnorm_gated_args;
 
-static inline gdn_rmsnorm_gated_args gdn_rmsnorm_gated_args_init(void)
-{
-    gdn_rmsnorm_gated_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_rmsnorm_gated_args, gdn_rmsnorm_gated_args_init)
 
 GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args);
 
@@ -1191,8 +952,8 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *                                            and dt_bias then [Hv][K]: KDA, on a CPU
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
  *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]. Absent: x is what the
- *                                            convolution gave, and the call begins behind it.
- *                                            conv_bias and conv_state are then absent too
+ *                                            convolution gave; conv_bias and conv_state are then
+ *                                            absent too
  *     conv_bias     [2 Hk K + Hv V]          f32, bf16 or f16; absent: 0
  *     A_log dt_bias [Hv]                     f32, bf16 or f16; dt_bias absent: 0
  *     norm_weight   [V]                      f32, bf16 or f16; absent: 1
@@ -1202,19 +963,18 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     out           [N][Hv][V]               A      dense; absent: only states change
  *
  * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
- * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. One
- * token of each of B sequences is [B][1][..]. No tensor that is written may overlap another one.
+ * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. No
+ * tensor that is written may overlap another one.
  *
  * On a CPU the result has the bits that the separate calls give. q, k and v are rounded to A after
- * the convolution, and o is rounded to A before its norm. The gates and the normalised q and k stay
- * float32, as with GDN_GATE_RAW and norm in gdn_decode(). On a GPU sums may have another order.
- * Without conv_weight a GPU runs gdn_decode() on x where it lies, then the norm.
+ * the convolution, and o before its norm. The gates and the normalised q and k stay float32. On a
+ * GPU sums may have another order.
  *
  * Guarantees: G1, G2, G3, G4 (if conv_state holds x exactly), G6 to G8, G10 to G13, G17, G19.
  * Errors: as for gdn_decode().
  */
 typedef struct gdn_step_args {
-    uint32_t   struct_size; /* set by gdn_step_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* gdn_flag */
     gdn_tensor x, a, b, z, conv_weight, conv_bias, A_log, dt_bias, norm_weight, conv_state, state,
         state_scales, out;
@@ -1236,13 +996,7 @@ typedef struct gdn_step_args {
     void            *stream;
 } gdn_step_args;
 
-static inline gdn_step_args gdn_step_args_init(void)
-{
-    gdn_step_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_step_args, gdn_step_args_init)
 
 GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
 
@@ -1281,33 +1035,27 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  *     checkpoint_scales [P'][Hv][V]          gdn_prefill()
  *
  * Weights are f32, bf16 or f16, and dense. States are updated in place. If a state is absent, it
- * starts from zero and is dropped. GDN_WRITE_EACH is not supported. [N] without cu_seqlens is one
- * sequence. Guarantees: G1, G2, G3, G5, G6, G10 to G13, G18.
+ * starts from zero and is dropped. GDN_WRITE_EACH is not supported. Guarantees: G1, G2, G3, G5, G6,
+ * G10 to G13, G18.
  *
  * On a CPU values between the steps stay float32. The projections sum over hidden in an order that
- * depends on hidden alone, so G2 and G3 hold for the whole layer. Tokens are computed in windows of
- * at most 256, which changes no bit. With GDN_EXACT and a float32 conv_state, any split of the
- * tokens over calls gives the same bits, per instruction set.
+ * depends on hidden alone. With GDN_EXACT and a float32 conv_state, any split of the tokens over
+ * calls gives the same bits, per instruction set.
  *
- * On a GPU all tokens are computed at once. Values between the steps are rounded to A, except b and
- * a of the gates.
+ * On a GPU values between the steps are rounded to A, except b and a of the gates.
  *
- *   projections   cuBLAS computes them, with sums in float32 whose order may depend on N. So G2,
- *                 G11 and G18 hold to rounding. The library opens cuBLAS when a call or
- *                 gdn_workspace_bytes() first needs it; if it is missing, GDN_E_UNSUPPORTED.
- *   GDN_EXACT     The library's own kernels compute the projections, in the order of hidden. They
- *                 are slower, and G2, G11, G17 and G18 hold to the bit.
- *   own products  The library's own kernels also multiply a weight whose dtype is not A, or whose
- *                 rows are 2^31 elements apart. If they compute all projections,
- *                 GDN_BATCH_INVARIANT is enough for G2, G11 and G18.
+ *   projections   cuBLAS computes them, with sums in float32 whose order may depend on N. The
+ *                 library opens cuBLAS when a call or gdn_workspace_bytes() first needs it; if it
+ *                 is missing, GDN_E_UNSUPPORTED. With GDN_EXACT, for weights whose dtype is not A,
+ *                 and for rows 2^31 elements apart, the library's own kernels compute them, slower,
+ *                 in the order of hidden. If they compute all, GDN_EXACT or GDN_BATCH_INVARIANT
+ *                 gives G2, G11 and G18 to the bit. GDN_EXACT also gives G17.
  *   the rule      runs token by token if T <= 8 or N <= B, otherwise in chunks.
- *                 GDN_BATCH_INVARIANT always uses chunks. Only tensor sizes decide, because lengths
- *                 stay on the device.
- *   graphs        A call may be captured if a call of these sizes has run before. A replay may have
- *                 other contents.
+ *                 GDN_BATCH_INVARIANT always uses chunks.
+ *   graphs        A call may be captured if a call of these sizes has run before.
  */
 typedef struct gdn_block_args {
-    uint32_t   struct_size; /* set by gdn_block_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* gdn_flag */
     gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
         conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, out,
@@ -1325,116 +1073,9 @@ typedef struct gdn_block_args {
     void            *stream;
 } gdn_block_args;
 
-static inline gdn_block_args gdn_block_args_init(void)
-{
-    gdn_block_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_block_args, gdn_block_args_init)
 
 GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
-
-/* ---- Records of drafted tokens --------------------------------------------------------------- */
-
-/*
- * Rolling back. T tokens were drafted and n of them are accepted, so the states must become the
- * states after the n-th token. There are three ways, for chains and trees, the convolution
- * included. docs/start/speculation.md shows each. Memory beside the state, for one sequence and
- * layer, with float32 states and without the states of the convolution:
- *
- *   slots     4 T H V K bytes. GDN_WRITE_EACH writes the state after every token to a slot of its
- *             own. The next call starts from the slot of the last accepted token
- *             (num_accepted_tokens). To keep the states of the last few tokens only, pass -1 for
- *             the others. If all drafts may be rejected, the slot that the sequence started from
- *             must not be one of the written ones.
- *   again     0 bytes. GDN_WRITE_NONE, then the accepted tokens once more with out absent
- *             (token_count; for a tree, move the accepted tokens together). The rule is computed
- *             twice. Inputs that the caller does not keep until then can go to windows by slot,
- *             as in FlashInfer: gdn_state_copy() of k, v, g and beta with to_slots.
- *   record    4 R (Hk K + H V + H) + 8 bytes. GDN_WRITE_NONE with record_k, record_u, record_g:
- *             what each token adds to the state. Accepting is a counter. The state is written when
- *             the record is folded.
- *
- * (T = R = 8, 16 key and 32 state heads of 128: 16 MiB for slots, 193 KiB for a record.)
- *
- * A record has R rows for each slot of the state:
- *
- *     record_k      [P][R][Hk][K]  f32, bf16 or f16, dense   k as the rule uses it: normalised
- *     record_u      [P][R][H][V]   f32, bf16 or f16, dense   u = beta (v - S^T k)
- *     record_g      [P][R][H]      f32                       alpha = exp(g); its sign bit is
- *                                                            set where beta = 0
- *     record_count  [P]            I32 or I64: rows in use, c. From 0 to R.
- *
- * gdn_decode with a record starts from the state S of its slot with those c rows applied,
- *
- *     S <- |alpha| S + k u^T    row by row; a row with the sign set only scales, whatever its k
- *
- * and writes what token t adds to row c + t (c + T is at most R); c does not change. In a tree,
- * tokens whose parent is -1 follow the c rows. The call needs all four tensors and a state. The
- * batch has GDN_WRITE_NONE, no has_initial_state, no num_accepted_tokens, and no slot twice. out
- * may be absent. Padding rows have no record. GDN_EXACT needs float32 states.
- *
- * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
- *                    move to the rows from c on, and c grows by n.
- * gdn_record_fold    writes S with the c rows applied to the slot, and sets c to 0. Call it when
- *                    rows run out, and before another op reads the state.
- *
- * A new sequence in a slot starts with c = 0. Sequence b has the slot read_slots[b]; without
- * read_slots, slot b. In these two ops a batch has only read_slots (pad_policy and write have no
- * effect). Negative slots are skipped, and no slot is named twice. For the convolution, call
- * gdn_conv1d() with out absent, token_count and path.
- *
- *     n_accepted    [B]     0 to R - c
- *     path          [B][T'] rows counted from c; ascending; T' at least n
- *
- * No tensor that is written may overlap another one. Guarantees: G1 to G3, G6, G7, G12, G13,
- * G20. Errors: as for gdn_decode().
- */
-typedef struct gdn_record_commit_args {
-    uint32_t         struct_size; /* set by gdn_record_commit_args_init() */
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       record_k, record_u, record_g, record_count, n_accepted, path;
-    const gdn_batch *batch;
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_record_commit_args;
-
-static inline gdn_record_commit_args gdn_record_commit_args_init(void)
-{
-    gdn_record_commit_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args *args);
-
-typedef struct gdn_record_fold_args {
-    uint32_t         struct_size; /* set by gdn_record_fold_args_init() */
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       state, state_scales, record_k, record_u, record_g, record_count;
-    const gdn_batch *batch;
-    int32_t          head_map;     /* gdn_head_map */
-    int32_t          state_layout; /* gdn_state_layout */
-    int32_t          rounding;     /* gdn_rounding */
-    int32_t          reserved;     /* 0 */
-    uint64_t         seed;         /* for GDN_ROUND_STOCHASTIC */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-} gdn_record_fold_args;
-
-static inline gdn_record_fold_args gdn_record_fold_args_init(void)
-{
-    gdn_record_fold_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
-
-GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *args);
 
 /* ---- States: copy and convert --------------------------------------------------------------- */
 
@@ -1452,28 +1093,22 @@ GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *arg
  *                                 Negative: its target becomes zero. Absent: slot m.
  *     to_slots    [M]             pair m writes this slot. Negative: the pair is skipped, and its
  *                                 from-slot is not read. Absent: slot m.
+ *     from_scales [P][H][V]       f32, dense; for a pool of 8 bits (e4m3 and e5m2 may have none),
+ *     to_scales   [P'][H][V]      otherwise absent. Copied with the values; K is at most 256
  *
  * If both slots are absent, all slots are copied, and both pools have the same number of slots. No
  * slot is written twice.
  *
- * Aliasing. to_pool may be the very view from_pool with the same layout; then no slot is
- * written by one pair and read by another. No other overlap.
- *
- * States of the rule may have 8 bits, with scales and rounded as for gdn_prefill():
- *
- *     from_scales [P][H][V]       f32, dense; for a pool of 8 bits (e4m3 and e5m2 may have none),
- *                                 otherwise absent
- *     to_scales   [P'][H][V]      the same. If to_pool is from_pool, the very view from_scales.
- *
- * Scales are copied with the values. K is then at most 256.
+ * Aliasing. to_pool may be the very view from_pool, with the same layout and scales; then no slot
+ * is written by one pair and read by another. No other overlap.
  *
  * Precision: if the dtype changes, a value is rounded once, to nearest even (8 bits: as `rounding`
- * says, for n = 0). Guarantees: G1, G2, G3, G6, G12 to G14, G21. Errors:
- * GDN_E_ARG (fields, slots, overlaps), GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED (above 2^31
- * pairs; K above 256 with 8 bits), GDN_E_MEMORY.
+ * says, for n = 0). Guarantees: G1, G2, G3, G6, G12 to G14, G21. Errors: GDN_E_ARG (fields, slots,
+ * overlaps), GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED (above 2^31 pairs; K above 256 with 8
+ * bits), GDN_E_MEMORY.
  */
 typedef struct gdn_state_copy_args {
-    uint32_t   struct_size; /* set by gdn_state_copy_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* 0 */
     gdn_tensor from_pool, to_pool, from_slots, to_slots;
     gdn_tensor from_scales, to_scales;
@@ -1486,13 +1121,7 @@ typedef struct gdn_state_copy_args {
     void      *stream;
 } gdn_state_copy_args;
 
-static inline gdn_state_copy_args gdn_state_copy_args_init(void)
-{
-    gdn_state_copy_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_state_copy_args, gdn_state_copy_args_init)
 
 GDN_API gdn_status gdn_state_copy(gdn_ctx *ctx, const gdn_state_copy_args *args);
 

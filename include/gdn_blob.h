@@ -2,7 +2,15 @@
 /*
  * gdn_blob.h - states of sequences as one piece of memory, for files and other machines.
  *
- * This header is the manual of these calls. Letters, conventions and guarantees are those of gdn.h.
+ * This header is the manual of these calls. Letters, conventions and guarantees are those of gdn.h,
+ * and these:
+ *
+ *   G15  A blob that was cut, lengthened, or changed in up to 32 bits that follow each other is
+ *        refused whole. Other damage passes with a probability of 2^-32.
+ *   G16  gdn_blob_merge of all slices of a blob gives that blob, bit for bit.
+ *
+ * Blobs are in host memory. In a context of a GPU gdn_blob_bytes(), gdn_blob_save() and
+ * gdn_blob_load() return GDN_E_UNSUPPORTED.
  */
 #ifndef GDN_BLOB_H
 #define GDN_BLOB_H
@@ -73,7 +81,7 @@ extern "C" {
  * or a damaged one, is GDN_E_ARG. If out is too small, GDN_E_MEMORY.
  */
 typedef struct gdn_blob_args {
-    uint32_t   struct_size; /* set by gdn_blob_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* 0 */
     gdn_tensor state, conv_state, slots, position;
     int32_t    state_layout;                              /* gdn_state_layout, of state */
@@ -90,16 +98,10 @@ typedef struct gdn_blob_args {
     uint64_t   seed;     /* for GDN_ROUND_STOCHASTIC */
 } gdn_blob_args;
 
-static inline gdn_blob_args gdn_blob_args_init(void)
-{
-    gdn_blob_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_blob_args, gdn_blob_args_init)
 
 typedef struct gdn_blob_info {
-    uint32_t   struct_size; /* set by gdn_blob_info_init() */
+    uint32_t   struct_size;
     uint32_t   version;     /* of the format */
     gdn_tensor state, conv_state, position;
     int32_t    state_layout;
@@ -113,13 +115,7 @@ typedef struct gdn_blob_info {
     int32_t    reserved;                               /* 0 */
 } gdn_blob_info;
 
-static inline gdn_blob_info gdn_blob_info_init(void)
-{
-    gdn_blob_info i;
-    memset(&i, 0, sizeof i);
-    i.struct_size = (uint32_t)sizeof i;
-    return i;
-}
+GDN_DEFINE_INIT(gdn_blob_info, gdn_blob_info_init)
 
 GDN_API gdn_status gdn_blob_bytes(gdn_ctx *ctx, const gdn_blob_args *args, size_t *bytes);
 GDN_API gdn_status gdn_blob_save(gdn_ctx *ctx, const gdn_blob_args *args);

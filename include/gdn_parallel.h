@@ -26,20 +26,14 @@ extern "C" {
  * timeout: the transport decides when to give up.
  */
 typedef struct gdn_collective {
-    uint32_t struct_size; /* set by gdn_collective_init() */
+    uint32_t struct_size;
     int32_t  rank, size;
     int32_t  reserved; /* 0 */
     gdn_status (*all_gather)(void *user, const void *send, void *recv, size_t bytes, void *stream);
     void *user;
 } gdn_collective;
 
-static inline gdn_collective gdn_collective_init(void)
-{
-    gdn_collective c;
-    memset(&c, 0, sizeof c);
-    c.struct_size = (uint32_t)sizeof c;
-    return c;
-}
+GDN_DEFINE_INIT(gdn_collective, gdn_collective_init)
 
 /*
  * gdn_prefill_parallel - computes gdn_prefill() of sequences whose tokens are spread over the ranks

@@ -51,9 +51,9 @@ extern "C" {
  *             given. With GDN_BATCH_INVARIANT units have 8192 tokens in any call. Without it G2
  *             holds to rounding on these kernels.
  *   early     If norm normalises keys, the first tokens of a sequence or of a unit may be left
- *   stop      out as in gdn_prefill() (see "Early stop"), at the same limit: U is off by at most
- *             2^-24 of the length that its columns had before the other tokens, and M of the
- *             sequence is 0. Its columns would have a length of at most 2^-24.
+ *   stop      out as in gdn_prefill(), at the same limit (docs/design/guarantees.md). U is then off
+ *             by at most 2^-24 of the length that its columns had before the other tokens, and M of
+ *             the sequence is 0. Its columns would have a length of at most 2^-24.
  *             With GDN_NO_EARLY_STOP every token counts.
  *
  * A CPU and the general kernels ignore both flags. No tensor that is written may overlap another
@@ -61,7 +61,7 @@ extern "C" {
  * gdn_prefill().
  */
 typedef struct gdn_summary_args {
-    uint32_t         struct_size; /* set by gdn_summary_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, GDN_ZERO_AS_GIVEN */
     gdn_tensor       k, v, g, beta, M, U;
     const gdn_batch *batch;
@@ -77,13 +77,7 @@ typedef struct gdn_summary_args {
     int32_t          reserved; /* 0 */
 } gdn_summary_args;
 
-static inline gdn_summary_args gdn_summary_args_init(void)
-{
-    gdn_summary_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_summary_args, gdn_summary_args_init)
 
 GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
 
@@ -105,7 +99,7 @@ GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
  * G7, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED, GDN_E_MEMORY.
  */
 typedef struct gdn_summary_compose_args {
-    uint32_t   struct_size; /* set by gdn_summary_compose_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* 0 */
     gdn_tensor M1, U1, M2, U2, M, U;
     int32_t    state_layout; /* gdn_state_layout of U1, U2, U */
@@ -115,13 +109,7 @@ typedef struct gdn_summary_compose_args {
     void      *stream;
 } gdn_summary_compose_args;
 
-static inline gdn_summary_compose_args gdn_summary_compose_args_init(void)
-{
-    gdn_summary_compose_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_summary_compose_args, gdn_summary_compose_args_init)
 
 GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_args *args);
 
@@ -136,7 +124,7 @@ GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_a
  * Precision, selection, guarantees, errors: as for gdn_summary_compose().
  */
 typedef struct gdn_summary_apply_args {
-    uint32_t   struct_size; /* set by gdn_summary_apply_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* 0 */
     gdn_tensor M, U, state, state_out;
     int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
@@ -146,13 +134,7 @@ typedef struct gdn_summary_apply_args {
     void      *stream;
 } gdn_summary_apply_args;
 
-static inline gdn_summary_apply_args gdn_summary_apply_args_init(void)
-{
-    gdn_summary_apply_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_summary_apply_args, gdn_summary_apply_args_init)
 
 GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args *args);
 
@@ -178,7 +160,7 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
  * guarantees, errors: as for gdn_summary_compose().
  */
 typedef struct gdn_summary_fold_args {
-    uint32_t   struct_size; /* set by gdn_summary_fold_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* 0 */
     gdn_tensor M, U, order, state, state_out;
     int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
@@ -188,13 +170,7 @@ typedef struct gdn_summary_fold_args {
     void      *stream;
 } gdn_summary_fold_args;
 
-static inline gdn_summary_fold_args gdn_summary_fold_args_init(void)
-{
-    gdn_summary_fold_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_summary_fold_args, gdn_summary_fold_args_init)
 
 GDN_API gdn_status gdn_summary_fold(gdn_ctx *ctx, const gdn_summary_fold_args *args);
 
@@ -240,7 +216,7 @@ GDN_API gdn_status gdn_summary_fold(gdn_ctx *ctx, const gdn_summary_fold_args *a
  * other stages take g, not these sums.
  */
 typedef struct gdn_chunk_cumsum_args {
-    uint32_t         struct_size; /* set by gdn_chunk_cumsum_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor       g, out;
     const gdn_batch *batch;
@@ -251,13 +227,7 @@ typedef struct gdn_chunk_cumsum_args {
     void            *stream;
 } gdn_chunk_cumsum_args;
 
-static inline gdn_chunk_cumsum_args gdn_chunk_cumsum_args_init(void)
-{
-    gdn_chunk_cumsum_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_chunk_cumsum_args, gdn_chunk_cumsum_args_init)
 
 GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *args);
 
@@ -271,7 +241,7 @@ GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *a
  * are zero. If beta is 0, v may be NaN (G8).
  */
 typedef struct gdn_chunk_uw_args {
-    uint32_t         struct_size; /* set by gdn_chunk_uw_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* 0 */
     gdn_tensor       k, v, g, beta, u, w, T;
     const gdn_batch *batch;
@@ -282,13 +252,7 @@ typedef struct gdn_chunk_uw_args {
     void            *stream;
 } gdn_chunk_uw_args;
 
-static inline gdn_chunk_uw_args gdn_chunk_uw_args_init(void)
-{
-    gdn_chunk_uw_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_chunk_uw_args, gdn_chunk_uw_args_init)
 
 GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
 
@@ -302,7 +266,7 @@ GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
  *                                   wanted. An empty sequence leaves it alone, as in gdn_prefill().
  */
 typedef struct gdn_chunk_states_args {
-    uint32_t         struct_size; /* set by gdn_chunk_states_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* 0 */
     gdn_tensor       k, u, w, g, state, states, state_out;
     const gdn_batch *batch;
@@ -315,13 +279,7 @@ typedef struct gdn_chunk_states_args {
     void            *stream;
 } gdn_chunk_states_args;
 
-static inline gdn_chunk_states_args gdn_chunk_states_args_init(void)
-{
-    gdn_chunk_states_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_chunk_states_args, gdn_chunk_states_args_init)
 
 GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *args);
 
@@ -333,7 +291,7 @@ GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *a
  *     out           [N][H][V]       f32, bf16 or f16
  */
 typedef struct gdn_chunk_output_args {
-    uint32_t         struct_size; /* set by gdn_chunk_output_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor       q, k, u, w, g, states, out;
     const gdn_batch *batch;
@@ -346,13 +304,7 @@ typedef struct gdn_chunk_output_args {
     void            *stream;
 } gdn_chunk_output_args;
 
-static inline gdn_chunk_output_args gdn_chunk_output_args_init(void)
-{
-    gdn_chunk_output_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_chunk_output_args, gdn_chunk_output_args_init)
 
 GDN_API gdn_status gdn_chunk_output(gdn_ctx *ctx, const gdn_chunk_output_args *args);
 

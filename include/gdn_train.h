@@ -57,26 +57,32 @@ extern "C" {
  *   which     checkpoint_every = E is a multiple of 64, without checkpoint_slots. Checkpoints take
  *             4 H K V bytes for each E tokens, if they are float32.
  *   when      Checkpoints are read if a segment may have E tokens or more. On a CPU it may have
- *             max(16, 32 MiB / (4 H' (K + 32) (V + 48))) chunks of 16, or more. On a GPU it may
- *             have max(8, T / 2048) chunks of 64, on tensor cores max(8, c / B). H', T and c are
- *             those of gdn_workspace_bytes(). If windows go through the batch, they are read if c
- *             chunks have 3 E tokens or more.
+ *             max(16, 32 MiB / (4 H' (K + 32) (V + 48))) chunks of 16, or more, with
+ *             H' = H / gcd(Hq, Hk, Hv). On a GPU it may have max(8, T / 2048) chunks of 64, T being
+ *             N or T; on tensor cores max(8, c / B). If windows go through the batch, checkpoints
+ *             are read if c chunks have 3 E tokens or more. docs/gpu/backward.md has c.
  *   values    Gradients differ by rounding from those without saved states. On a GPU G2 needs
  *             GDN_BATCH_INVARIANT, which reads none. A state that the tensor lacks is zero on a
  *             GPU, GDN_E_ARG on a CPU.
  *
- * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and the gradients of
- * masked tokens stay as they are. Each sum is rounded once, to the dtype of the tensor.
- * On Hopper's tensor cores a call with more than one window (docs/gpu/backward.md) takes states
- * from the kernels of gdn_prefill(), which obey GDN_NO_EARLY_STOP. With GDN_BATCH_INVARIANT it
- * computes them itself.
- * If dstate is the only gradient, a call on Hopper may split a sequence into units, which are
- * computed at the same time (not with GDN_ACCUMULATE). If norm is not GDN_NORM_NONE, it may leave
- * out last tokens as gdn_prefill() leaves out first ones (see "Early stop"): from a multiple of 64
- * on, if the product over the tokens before is at most 2^-24. A column of dstate is off by at most
- * 2^-24 of the length that it has behind these tokens, and values there that are not finite are
- * forgotten. With GDN_NO_EARLY_STOP every token counts. With GDN_BATCH_INVARIANT units have 8192
- * tokens in any call. Elsewhere these two flags change nothing.
+ * Flags:
+ *
+ *   GDN_ACCUMULATE        Gradients are added to what the tensors hold, and the gradients of masked
+ *                         tokens stay as they are. Each sum is rounded once, to the dtype of the
+ *                         tensor.
+ *   GDN_NO_EARLY_STOP     Hopper, where every token then counts. Without it, and with more than one
+ *                         window, states come from the kernels of gdn_prefill(), which may stop
+ *                         early. If dstate is the only gradient and norm is not GDN_NORM_NONE, last
+ *                         tokens may be left out: from a multiple of 64 on, if the product over the
+ *                         tokens before is at most 2^-24 (docs/design/guarantees.md, "Early stop").
+ *                         A column of dstate is off by at most 2^-24 of the length that it has
+ *                         behind these tokens. Values there that are not finite are forgotten.
+ *   GDN_BATCH_INVARIANT   Hopper: the call computes the states between windows itself. If dstate is
+ *                         the only gradient, a sequence may be split into units, which are computed
+ *                         at the same time (not with GDN_ACCUMULATE). Units then have 8192 tokens
+ *                         in any call.
+ *
+ * Elsewhere the last two flags change nothing.
  *
  * Arithmetic is float32, in chunks of 16 tokens (GPU: 64). Tensor cores take q, k, v and dout of
  * one dtype of 16 bits, if K and V are multiples of 8; if the GPU is no Hopper, K at most 128.
@@ -88,7 +94,7 @@ extern "C" {
  * gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {
-    uint32_t         struct_size; /* set by gdn_prefill_backward_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, the two above */
     gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out, checkpoints;
     gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
@@ -109,13 +115,7 @@ typedef struct gdn_prefill_backward_args {
     int32_t          reserved; /* 0 */
 } gdn_prefill_backward_args;
 
-static inline gdn_prefill_backward_args gdn_prefill_backward_args_init(void)
-{
-    gdn_prefill_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_prefill_backward_args, gdn_prefill_backward_args_init)
 
 GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward_args *args);
 
@@ -145,7 +145,7 @@ GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward
  * dweight and dbias, whose bits depend on neither threads nor time.
  */
 typedef struct gdn_conv1d_backward_args {
-    uint32_t         struct_size; /* set by gdn_conv1d_backward_args_init() */
+    uint32_t         struct_size;
     uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE */
     gdn_tensor       x, weight, bias, state, dout, dstate_out, dx, dweight, dbias, dstate;
     const gdn_batch *batch;
@@ -156,13 +156,7 @@ typedef struct gdn_conv1d_backward_args {
     void            *stream;
 } gdn_conv1d_backward_args;
 
-static inline gdn_conv1d_backward_args gdn_conv1d_backward_args_init(void)
-{
-    gdn_conv1d_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_conv1d_backward_args, gdn_conv1d_backward_args_init)
 
 GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_args *args);
 
@@ -187,7 +181,7 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
  * ddt_bias, whose bits depend on neither threads nor time.
  */
 typedef struct gdn_gates_backward_args {
-    uint32_t   struct_size; /* set by gdn_gates_backward_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
     gdn_tensor a, b, A_log, dt_bias, dg, dbeta, da, db, dA_log, ddt_bias;
     int32_t    gate;      /* gdn_gate_kind of the output */
@@ -199,13 +193,7 @@ typedef struct gdn_gates_backward_args {
     void      *stream;
 } gdn_gates_backward_args;
 
-static inline gdn_gates_backward_args gdn_gates_backward_args_init(void)
-{
-    gdn_gates_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_gates_backward_args, gdn_gates_backward_args_init)
 
 GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_args *args);
 
@@ -223,7 +211,7 @@ GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_arg
  * be too large for f16, and is infinite then. Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_l2norm_backward_args {
-    uint32_t   struct_size; /* set by gdn_l2norm_backward_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, dout, dx;
     int32_t    norm; /* gdn_norm, not NONE; 0: L2 */
@@ -233,13 +221,7 @@ typedef struct gdn_l2norm_backward_args {
     void      *stream;
 } gdn_l2norm_backward_args;
 
-static inline gdn_l2norm_backward_args gdn_l2norm_backward_args_init(void)
-{
-    gdn_l2norm_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_l2norm_backward_args, gdn_l2norm_backward_args_init)
 
 GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_args *args);
 
@@ -259,7 +241,7 @@ GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_a
  * G2 for dx and dz. The bits of dweight depend on neither threads nor time.
  */
 typedef struct gdn_rmsnorm_gated_backward_args {
-    uint32_t   struct_size; /* set by gdn_rmsnorm_gated_backward_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, dout, dx, dz, dweight;
     int32_t    activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
@@ -269,13 +251,7 @@ typedef struct gdn_rmsnorm_gated_backward_args {
     void      *stream;
 } gdn_rmsnorm_gated_backward_args;
 
-static inline gdn_rmsnorm_gated_backward_args gdn_rmsnorm_gated_backward_args_init(void)
-{
-    gdn_rmsnorm_gated_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_rmsnorm_gated_backward_args, gdn_rmsnorm_gated_backward_args_init)
 
 GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
                                               const gdn_rmsnorm_gated_backward_args *args);
@@ -315,7 +291,7 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  * G1, G3, G6, G12, G13. Errors: as for gdn_block().
  */
 typedef struct gdn_block_backward_args {
-    uint32_t   struct_size; /* set by gdn_block_backward_args_init() */
+    uint32_t   struct_size;
     uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_EXACT, GDN_ZERO_AS_GIVEN */
     gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
         conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, dout,
@@ -333,13 +309,7 @@ typedef struct gdn_block_backward_args {
     void            *stream;
 } gdn_block_backward_args;
 
-static inline gdn_block_backward_args gdn_block_backward_args_init(void)
-{
-    gdn_block_backward_args a;
-    memset(&a, 0, sizeof a);
-    a.struct_size = (uint32_t)sizeof a;
-    return a;
-}
+GDN_DEFINE_INIT(gdn_block_backward_args, gdn_block_backward_args_init)
 
 GDN_API gdn_status gdn_block_backward(gdn_ctx *ctx, const gdn_block_backward_args *args);
 

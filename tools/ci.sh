@@ -213,7 +213,7 @@ stage_asan() {
     local long='checkpoints|stages|tree|exact|rule.*|mixed|block.*|step.*|summary.*|decode.*'
     long="$long|q8.*|strong_gates|embed|bf16_products"
     local less="^readme$|^check[.]avx2$|^op_.*[.]avx2$|^op_($long)[.]scalar$"
-    less="$less|^op_(strong_gates|q8_wide)$" # their memory is that of op_rule and op_q8
+    less="$less|^op_(strong_gates|q8_wide|q8_states_wide)$" # memory as op_rule, op_q8
     run_tests asan -L 'ring1|ring2|^cli$' -E "$less"
 }
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Lists the guarantees of include/gdn.h and the tests that hold them: files with a string (in
-Python also a function's name) that names the guarantee, such as "G7 forgets by selection".
-Fails if one has no test, or if a test names one that the header does not state.
+Lists the guarantees that the headers in include state, and the tests that hold them: files with a
+string (in Python also a function's name) that names the guarantee, as "G7 forgets by selection".
+Fails if one has no test, or if a test names one that no header states.
 """
 
 import pathlib
@@ -10,7 +10,9 @@ import re
 import sys
 
 root = pathlib.Path(__file__).resolve().parent.parent
-stated = re.findall(r"^ \*   (G\d+) +\S", (root / "include/gdn.h").read_text(), re.M)
+headers = "".join(path.read_text() for path in sorted(root.glob("include/*.h")))
+stated = re.findall(r"^ \*   (G\d+) +\S", headers, re.M)
+stated.sort(key=lambda name: int(name[1:]))
 
 C_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 PY_NAME = re.compile(r"(?<=\bdef )\w+|" + r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'")
@@ -35,7 +37,7 @@ for path in sorted(tests):
 for g in stated:
     print(f"{g:4} {' '.join(holders[g]) or '- no test names it'}")
 for g, name in strays:
-    print(f"{g:4} {name} names it, but include/gdn.h does not state it")
+    print(f"{g:4} {name} names it, but no header states it")
 if not stated:
-    print("include/gdn.h states no guarantee")
+    print("include states no guarantee")
 sys.exit(not stated or bool(strays) or any(not h for h in holders.values()))

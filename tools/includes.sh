@@ -12,7 +12,7 @@ export LC_ALL=C
 parts='cuda/decode/token.cuh cuda/decode/warp.cuh cuda/prefill/general_gram.cuh
 cuda/prefill/stages.cuh cuda/prefill/sm90/units.cuh'
 
-mapfile -t files < <(find include src cli tests -type f |
+mapfile -t files < <(find include src examples cli tests -type f |
     grep -E '\.(c|h|inc|cpp|cu|cuh|def)$' | sort)
 {
     printf '%s\n' "${files[@]}"
@@ -31,7 +31,8 @@ mapfile -t files < <(find include src cli tests -type f |
         return name == room "/args.h" || name == room "/" substr(room, 6) ".h"
     }
     BEGIN {
-        n_folders = split("itself src/ include/ cli/ tests/harness/", folders, " ")
+        search = "itself src/ include/ cli/ examples/ examples/generate/ tests/harness/"
+        n_folders = split(search, folders, " ")
         n = split(parts, list, " ")
         for (i = 1; i <= n; i++) is_part[list[i]] = 1
     }
@@ -42,7 +43,12 @@ mapfile -t files < <(find include src cli tests -type f |
         b = room_of(target)
         if (target == "") why = "is in no folder of the search path"
         else if (a == b || a == "tests" || (a == "cli" && target ~ /^tests\/harness\//)) next
-        else if (a == "cli" && b !~ /^(include|internal\.h)$/ && target !~ /^src\/core\/os\//)
+        else if (a == "examples" && b == "include") next
+        else if (a == "examples") why = "is neither gdn.h nor of an example"
+        else if (a == "cli" && b == "examples" && target !~ /(program\/|generate\/generate\.h)/)
+            why = "is the inside of an example"
+        else if (a == "cli" && b !~ /^(include|internal\.h|examples)$/ &&
+                 target !~ /^src\/core\/os\//)
             why = "belongs to the library, not to its interface"
         else if (wall(a, b)) why = wall(a, b)
         else if (is_family(a) && is_family(b) && !is_face($2, b) &&

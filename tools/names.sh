@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # names.sh - names in back ticks that are nowhere: functions and kernels gdn_..., and paths of the
-# repository. Logs and changes tell of the past and are left out. tools/style.sh runs this.
+# repository. In docs/design and docs/gpu also names without that prefix (a_name, a_call()), and
+# files by the end of their path. Logs and changes tell of the past and are left out, and
+# behaviours.md tells of other projects. tools/style.sh runs this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -11,22 +13,38 @@ name_of_code='gdn_[a-z0-9_]+(\(\))?'
 path="(${rooms// /|})/[A-Za-z0-9_./-]+"
 bad=0
 
-known=$( # names of the sources, and of kernels by the parts of their rows
-    grep -rhowE --include='*.*' 'gdn_[a-z0-9_]+' ${rooms/docs /} CMakeLists.txt
-    sed -nE 's/^GDN_KERNEL\([^,]+,[^,]+,[^,]+, *(.*)\).*/gdn_\1/p' src/cuda/driver/kernels.def |
-        sed 's/, */_/g'
+house_name='[A-Za-z0-9]+_[A-Za-z0-9_]+(\(\))?|[a-z][a-z0-9]+\(\)'
+house_file='([A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+\.(c|h|cu|cuh|def|inc|py|sh|md|txt|jsonl?)'
+
+files=$(find . -path ./.git -prune -o -path ./build -prune -o -type f -print)
+known=$( # words of the sources, names of programs, and of kernels by the parts of their rows
+    sed -E 's|.*/||; s|\..*||; /^$/d' <<<"$files"
+    grep -rhowIE --include='*.*' '[A-Za-z0-9_]+' ${rooms/docs /} CMakeLists.txt Makefile .ci
+    sed -nE 's/^GDN_KERNEL\([^,]+,[^,]+,[^,]+, *(.*)\).*/\1/p' src/cuda/driver/kernels.def |
+        sed -E 's/, */_/g; s/.*/&\ngdn_&/' | sed -E 'p; s/_[A-Z0-9]+$//' # also without the dtypes
 )
 declare -A is_known
-while read -r name; do is_known[$name]=1; done <<<"$known"
+while read -r name; do is_known[$name]=1; done < <(sort -u <<<"$known")
+
+# names_in PATTERN FILE...: at, tab, name, of the names in back ticks
+names_in() {
+    local pattern=$1
+    shift
+    grep -noHE '`[^` ]+`' "$@" | sed -nE "s#^([^:]+:[0-9]+):\`($pattern)\`\$#\1\t\2#p"
+}
+mapfile -t pages < <(find ./*.md docs integrations bench -name '*.md' ! -path 'docs/log/*' \
+    ! -name CHANGELOG.md)
+mapfile -t house < <(find docs/design docs/gpu -name '*.md' ! -name behaviours.md)
 
 while IFS=$'\t' read -r at name; do
     case $name in
-    */*) [ -e "$name" ] && continue ;;
+    */* | *.*) [ -e "$name" ] || grep -qF "/$name" <<<"$files" && continue ;;
     *) [ -n "${is_known[${name%()}]:-}" ] && continue ;;
     esac
     echo "$at: \`$name\` is nowhere"
     bad=1
-done < <(find ./*.md docs integrations bench -name '*.md' ! -path 'docs/log/*' \
-    ! -name CHANGELOG.md -exec grep -noHE '`[^` ]+`' {} + |
-    sed -nE "s#^([^:]+:[0-9]+):\`($name_of_code|$path)\`\$#\1\t\2#p")
+done < <(
+    names_in "$name_of_code|$path" "${pages[@]}"
+    names_in "$house_name|$house_file" "${house[@]}"
+)
 exit $bad

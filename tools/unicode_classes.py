@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes cli/generate/unicode_classes.inc: the ranges of letters, marks and numbers."""
+"""Writes examples/generate/text/unicode_classes.inc: the ranges of letters, marks and numbers."""
 import sys
 import unicodedata
 

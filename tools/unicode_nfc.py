@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes cli/generate/unicode_nfc.inc: canonical decompositions, and classes of combining marks."""
+"""Writes examples/generate/text/unicode_nfc.inc: canonical decompositions, and classes of
+combining marks."""
 import sys
 import unicodedata
 

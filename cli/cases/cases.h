@@ -11,8 +11,9 @@
 #define CASES_H
 
 #include "files/compare.h"
+#include "gdn_record.h"
 #include "gdn_train.h"
-#include "memory.h"
+#include "program/memory.h"
 
 /* Sequences of a batch: packed, one after the other. */
 struct case_batch {

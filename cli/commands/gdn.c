@@ -5,7 +5,8 @@
 
 #include "check.h"
 #include "cli.h"
-#include "core/os/program.h"
+#include "generate/generate.h"
+#include "program/os.h"
 
 static const char usage[] =
     "gdn - Gated DeltaNet on this machine\n"
@@ -86,7 +87,7 @@ static int dispatch(int argc, char **argv)
 int main(int argc, char **argv)
 {
     cli_json_start();
-    const int code = dispatch(argc, gdn_os_arguments(argc, argv));
+    const int code = dispatch(argc, os_arguments(argc, argv));
     if (code != CLI_BAD) return cli_flush() ? CLI_BAD : code;
     fflush(stdout); /* the one line of the error is out */
     return CLI_BAD;

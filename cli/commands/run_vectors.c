@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "core/os/program.h"
+#include "program/os.h"
 #include "commands/run.h"
 #include "report.h"
 #include "table.h"
@@ -187,7 +187,7 @@ static int run_names(gdn_ctx *ctx, const char *folder, const struct names *names
 int run_vectors(gdn_ctx *ctx, const char *folder, bool json)
 {
     struct names names = { .n = 0 };
-    const int    error = gdn_os_list(folder, add_vector, &names);
+    const int    error = os_list(folder, add_vector, &names);
     if (error) return cli_bad("%s: %s (--vectors DIR names another folder)", folder,
                               strerror(error));
     qsort(names.name, (size_t)names.n, sizeof *names.name, by_text);

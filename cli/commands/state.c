@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "cli.h"
-#include "files/whole_file.h"
 #include "gdn_blob.h"
+#include "program/whole_file.h"
 #include "report.h"
 #include "table.h"
 

@@ -7,9 +7,9 @@
 #define JOB_H
 
 #include "files/compare.h"
-#include "files/safetensors.h"
 #include "gdn_train.h"
-#include "memory.h"
+#include "program/memory.h"
+#include "program/safetensors.h"
 
 struct job_output {
     const char        *name; /* "output", "final_state", ... */

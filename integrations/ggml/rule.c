@@ -28,15 +28,36 @@ static struct extents extents_of(const struct ggml_tensor *node)
     return x;
 }
 
+static bool has_sizes(const struct ggml_tensor *x, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    return x->ne[0] == a && x->ne[1] == b && x->ne[2] == c && x->ne[3] == d;
+}
+
+/* q or k: each sequence its own, or all the same. */
+static bool is_key(const struct ggml_tensor *key, int64_t heads, const struct extents *x)
+{
+    return has_sizes(key, x->S, heads, x->T, x->N) || has_sizes(key, x->S, heads, x->T, 1);
+}
+
+/* A state or an output of other sizes holds more than states, such as tokens to replay. */
+static bool has_known_sizes(const struct ggml_tensor *node)
+{
+    struct ggml_tensor *const *src    = node->src;
+    const struct extents       x      = extents_of(node);
+    const int64_t              states = snapshots_of(node) * x.S * x.S * x.H * x.N;
+    return is_key(src[0], src[1]->ne[1], &x) && is_key(src[1], src[1]->ne[1], &x) &&
+           has_sizes(src[3], 1, x.H, x.T, x.N) && has_sizes(src[4], 1, x.H, x.T, x.N) &&
+           has_sizes(src[5], x.S, x.S, x.H, x.N) &&
+           ggml_nelements(node) == x.S * x.H * x.T * x.N + states;
+}
+
 bool gdn_ggml_takes_rule(const struct ggml_tensor *node)
 {
-    const struct ggml_tensor *v = node->src[2], *g = node->src[3];
     if (!gdn_ggml_has_only(node, N_SOURCES, N_PARAMS)) return false;
     for (int i = 0; i < N_SOURCES; i++)
         if (!gdn_ggml_is_rows(node->src[i])) return false;
-    for (int i = 0; i < 2; i++) /* q and k: each sequence its own, or all the same */
-        if (node->src[i]->ne[3] != v->ne[3] && node->src[i]->ne[3] != 1) return false;
-    return g->ne[0] == 1 && v->ne[0] <= MAX_KEY && ggml_nelements(v) > 0 && snapshots_of(node) > 0;
+    return node->src[2]->ne[0] <= MAX_KEY && ggml_nelements(node->src[2]) > 0 &&
+           snapshots_of(node) > 0 && has_known_sizes(node);
 }
 
 /* q or k, read by every sequence if there is one for all. */

@@ -19,12 +19,18 @@ _CACHE = "cache", "cache_params"  # the parameter's name in transformers 5.24, a
 _REFUSED = "attention_mask", "cu_seq_lens_q", "seq_idx"
 
 
+def _norm(layer):
+    """The gated RMSNorm of a layer; OLMo-Hybrid has another name for it."""
+    return layer.o_norm if hasattr(layer, "o_norm") else layer.norm
+
+
 def _is_known(layer):
     """Whether the norm is that of the layer's module of transformers, and calls of the norm and of
     the convolution do no more than their forward()."""
-    return (not is_hooked(layer.norm) and not is_hooked(layer.conv1d) and not has_global_hooks()
-            and type(layer.norm).__module__ in [each.__module__ for each in type(layer).__mro__]
-            and getattr(layer.norm, "activation", None) == "silu")
+    norm = _norm(layer)
+    return (not is_hooked(norm) and not is_hooked(layer.conv1d) and not has_global_hooks()
+            and type(norm).__module__ in [each.__module__ for each in type(layer).__mro__]
+            and getattr(norm, "activation", None) == "silu")
 
 
 def _states(layer, cache):
@@ -50,19 +56,25 @@ def _projected(layer, x):
         q, k, v, z, b, a = layer.fix_query_key_value_ordering(layer.in_proj_qkvz(x),
                                                               layer.in_proj_ba(x))
         return torch.cat([part.flatten(2) for part in (q, k, v)], -1), a, b, z
+    if hasattr(layer, "q_proj"):
+        mixed = torch.cat([layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)], -1)
+        z = layer.g_proj(x).unflatten(-1, (-1, layer.head_v_dim))
+        return mixed, layer.a_proj(x), layer.b_proj(x), z
     z = layer.in_proj_z(x).unflatten(-1, (-1, layer.head_v_dim))
     return layer.in_proj_qkv(x), layer.in_proj_a(x), layer.in_proj_b(x), z
 
 
 def _step(layer, x, conv_state, state):
     mixed, a, b, z = _projected(layer, x)
+    norm, twice = _norm(layer), getattr(layer, "allow_neg_eigval", False)
     out = gdn.torch.step(
         mixed, a, b, layer.conv1d.weight, layer.A_log, key_heads=layer.num_k_heads,
         value_heads=layer.num_v_heads, key_dim=layer.head_k_dim, value_dim=layer.head_v_dim, z=z,
-        conv_bias=layer.conv1d.bias, dt_bias=layer.dt_bias, norm_weight=layer.norm.weight,
+        conv_bias=layer.conv1d.bias, dt_bias=layer.dt_bias, norm_weight=norm.weight,
         conv_state=conv_state, state=state, state_layout=gdn.STATE_KV,
-        rms_eps=layer.norm.variance_epsilon)
-    return layer.out_proj(out.flatten(2))
+        beta_kind=gdn.BETA_TWICE_SIGMOID if twice else gdn.BETA_SIGMOID,
+        rms_eps=norm.variance_epsilon)
+    return (layer.o_proj if hasattr(layer, "o_proj") else layer.out_proj)(out.flatten(2))
 
 
 def takes_step(theirs):

@@ -5,9 +5,10 @@ The functions of the Gated DeltaNet models of transformers (5.24) by libgdn.
     import gdn
     gdn.install("transformers")
 
-install() assigns these functions in the modeling modules of qwen3_next, qwen3_5 and qwen3_5_moe:
-models made before and after use them. If a function of the installed version has other parameters,
-install() raises ImportError with one line and assigns nothing.
+install() assigns these functions in the modeling modules of qwen3_next, qwen3_5, qwen3_5_moe,
+qwen4_exp, lara_mini and olmo_hybrid: models made before and after use them. If a function of the
+installed version has other parameters, install() raises ImportError with one line and assigns
+nothing. A version without one of the latter three leaves it out.
 
 It also gives the class of the layer a forward() in which one token of each sequence with a cache
 is one call of gdn.torch.step() between the layer's projections: convolution, gates, rule and gated
@@ -22,6 +23,7 @@ place, is forward only.
 
 import importlib
 import sys
+import warnings
 
 import gdn
 import gdn.torch
@@ -31,7 +33,10 @@ from . import _transformers_step as _by_step
 from . import causal_conv1d as _conv
 
 MODELS = {"qwen3_next": "Qwen3NextGatedDeltaNet", "qwen3_5": "Qwen3_5GatedDeltaNet",
-          "qwen3_5_moe": "Qwen3_5MoeGatedDeltaNet"}  # the class of the layer
+          "qwen3_5_moe": "Qwen3_5MoeGatedDeltaNet", "qwen4_exp": "Qwen4ExpTextGatedDeltaNet",
+          "lara_mini": "LaraMiniGatedDeltaNet",
+          "olmo_hybrid": "OlmoHybridGatedDeltaNet"}  # the class of the layer
+_LATER = "qwen4_exp", "lara_mini", "olmo_hybrid"  # older versions have others, or none
 
 
 def _one_row(name, x):
@@ -142,22 +147,44 @@ def replace_rules():
                 setattr(module, function.__name__, function)
 
 
+def modules():
+    """{model: its modeling module} of MODELS, without those of _LATER that are absent."""
+    found = {}
+    for name in MODELS:
+        try:
+            found[name] = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+        except ModuleNotFoundError:
+            if name not in _LATER:
+                raise
+    return found
+
+
+def _check(module):
+    """Raises ImportError where a function of the module is absent, or has other parameters."""
+    for function in _FUNCTIONS:
+        theirs = getattr(module, function.__name__, None)
+        if theirs is None:
+            raise ImportError(f"gdn: {module.__name__} has no {function.__name__}")
+        _drop_in.require_same(function, theirs)
+
+
 def install():
     """
     Assigns the functions of this module in the modeling modules of MODELS, and forward() in the
-    classes of their layers. Raises ImportError where transformers, or a model of MODELS, is absent,
-    or where a function has other parameters. A second call changes nothing.
+    classes of their layers. Raises ImportError where transformers, or one of its first three
+    models, is absent, or where their functions have other parameters; of the latter three, one line
+    warns. A second call changes nothing.
     """
-    modules = [importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-               for name in MODELS]
-    for module in modules:
-        for function in _FUNCTIONS:
-            theirs = getattr(module, function.__name__, None)
-            if theirs is None:
-                raise ImportError(f"gdn: {module.__name__} has no {function.__name__}")
-            _drop_in.require_same(function, theirs)
-    for module in modules:
+    found = modules()
+    for name, module in list(found.items()):
+        try:
+            _check(module)
+        except ImportError as error:
+            if name not in _LATER:
+                raise
+            warnings.warn(f"{error}; {name} is left alone", stacklevel=3)
+            del found[name]
+    for name, module in found.items():
         for function in _FUNCTIONS:
             setattr(module, function.__name__, function)
-    for module, layer in zip(modules, MODELS.values()):
-        _add_step(getattr(module, layer))
+        _add_step(getattr(module, MODELS[name]))

@@ -63,13 +63,12 @@ def modeling(monkeypatch):
         from transformers.models.qwen3_5 import modeling_qwen3_5 as module
     except ImportError as error:
         pytest.skip(str(error))
-    modules = [__import__(f"transformers.models.{n}.modeling_{n}", fromlist=["x"])
-               for n in ours.MODELS]
-    for each in modules:  # undone after the test; unwrapped: torch's code, not an installed FLA's
+    modules = ours.modules()
+    for each in modules.values():  # undone after the test; unwrapped: torch's code, not an installed FLA's
         for function in ours._FUNCTIONS:
             theirs = inspect.unwrap(getattr(each, function.__name__))
             monkeypatch.setattr(each, function.__name__, theirs)
-    for each, name in zip(modules, ours.MODELS.values()):
-        layer = getattr(each, name)
+    for name, each in modules.items():
+        layer = getattr(each, ours.MODELS[name])
         monkeypatch.setattr(layer, "forward", layer.forward)
     return module

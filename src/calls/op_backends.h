@@ -4,6 +4,7 @@
 #define GDN_OP_BACKENDS_H
 
 #include "core/backend.h"
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
 

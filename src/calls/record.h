@@ -11,6 +11,7 @@
 #include "calls/rule.h"
 #include "core/backend.h"
 #include "core/tensor_check.h"
+#include "gdn_record.h"
 
 static inline void *gdn_record_at(const struct gdn_record_rows *r, int64_t slot, int64_t row,
                                   int64_t head)

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "gdn.h"
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/tensor_check.h"
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: cuda */
 /*
  * The host's part of the CUDA backend, with a driver that computes nothing (fake_cuda.c): what a
  * context needs and how it refuses, which kernels it finds, and that a call launches and does

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: cuda */
 /*
  * GDN_CTX_CHECK_CONTENTS with the driver of fake_cuda.c: what it asks of the driver, and when. What
  * it refuses is compared with a CPU in op_contents.c.

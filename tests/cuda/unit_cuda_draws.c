@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: cuda, cublas */
 /*
  * The host part of every op on CUDA, for calls drawn at random and of any size, on the driver of
  * fake_cuda.c: of Hopper, of an older device and of a newer one. A build with AddressSanitizer

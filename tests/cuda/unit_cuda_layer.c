@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: cuda */
 /* gdn_block and gdn_step on a driver that computes nothing: what they launch, keep and tell. */
 #include <string.h>
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: cuda */
 /*
  * Device code with the driver of fake_cuda.c: what is loaded when, what a load that fails or is
  * slow says, which code a device runs. A device that takes no code but PTX runs every op.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: cuda */
 /*
  * Compares the kernel that gdn_decode() launches with a list, for calls drawn at random, and what
  * the log has of the choice with lines, on the driver of fake_cuda.c.

@@ -7,6 +7,7 @@
 #ifndef RING2_CALLS_H
 #define RING2_CALLS_H
 
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
 #include "ops/tensors.h"

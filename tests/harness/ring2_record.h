@@ -6,6 +6,7 @@
 #ifndef RING2_RECORD_H
 #define RING2_RECORD_H
 
+#include "gdn_record.h"
 #include "ring2_rule.h"
 
 enum { B = 4, P = 6, R = 9, MOST = 6 }; /* R: rows of a record; MOST: tokens of a draft */

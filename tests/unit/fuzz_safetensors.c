@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Damaged and lying safetensors files, read or mapped by the command's own reader
- * (cli/files/safetensors.c).
+ * (examples/program/safetensors.c).
  * Headers are made of right and wrong pieces, then bytes are changed. Nothing may crash; a file
  * that is refused is refused with one line; of one that is taken every byte can be read.
  *
@@ -13,9 +13,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cli.h"
-#include "files/safetensors.h"
 #include "fuzz_time.h"
+#include "program/command_line.h"
+#include "program/safetensors.h"
 
 enum { MOST = 1 << 12 };
 
@@ -28,7 +28,7 @@ static struct {
     unsigned sum; /* of all data, so that every byte is read */
 } fuzz;
 
-/* In place of that of cli.c, which prints. */
+/* In place of that of command_line.c, which prints. */
 int cli_bad(const char *format, ...)
 {
     va_list list;

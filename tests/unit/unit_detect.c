@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/ctx.h"
+#include "cpu/loops/fpenv.h"
 #include "cpu/loops/kernels.h"
 #include "ring2.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: nccl */
 /* gdn_nccl_open: a group of NCCL's, with the library of fake_nccl.c. */
 #include <string.h>
 

@@ -8,6 +8,7 @@
 
 #include "core/ctx.h"
 #include "core/os/os.h"
+#include "cpu/loops/kernels.h"
 #include "ring2.h"
 
 /* ---- Loops that are wrong ------------------------------------------------------------------ */

@@ -3,6 +3,7 @@
 #include <gdn.h>
 #include <gdn_blob.h>
 #include <gdn_parallel.h>
+#include <gdn_record.h>
 #include <gdn_research.h>
 #include <gdn_train.h>
 #include <math.h>

@@ -13,7 +13,6 @@ one thread. A JSON line each.
 """
 import argparse
 import contextlib
-import importlib
 import inspect
 import json
 import statistics
@@ -49,8 +48,7 @@ def never(*_):
 @contextlib.contextmanager
 def functions(of_gdn):
     """The models' functions: gdn's, or transformers' own in torch whatever else is installed."""
-    modules = [importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-               for name in gdn.transformers.MODELS]
+    modules = list(gdn.transformers.modules().values())
     names = [f.__name__ for f in gdn.transformers._FUNCTIONS]
     kept = [{name: getattr(module, name) for name in names} for module in modules]
     is_step = by_step._is_step

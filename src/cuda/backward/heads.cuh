@@ -252,6 +252,44 @@ GDN_DEVICE float all_parts(const struct head_parts *parts, int n_blocks, int t, 
     return sum;
 }
 
+/* The gradients that a state head gives to its key head, D in place of its part of dk. */
+struct head_gradients {
+    head_sums dq, D, dw;
+};
+
+/* Shares the sums of rows that the gradients of gates need. Sets keeps to the share of D in dk. */
+GDN_DEVICE void share_head(float (&keeps)[2], struct head_parts &parts,
+                           const struct head_gradients &d, const char (&q)[2][TILE],
+                           const char (&k)[2][TILE], const vectors &g)
+{
+    head_pairs given;
+    float      sums[3][2];
+    load_pairs(given, q);
+    dot_rows(sums[0], d.dq, given);
+    load_pairs(given, k);
+    dot_rows(sums[1], d.D, given);
+    dot_rows(sums[2], d.dw, given);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        keeps[r] = beta_share(g.beta[sum_row(2 * r)]);
+        sums[0][r] += (keeps[r] == 0 ? 0 : keeps[r] * sums[1][r]) - sums[2][r];
+    }
+    share_sums(parts, sums[0], 0);
+    share_sums(parts, sums[1], 1);
+}
+
+/* Adds to dq and dk of the key head. */
+GDN_DEVICE void add_head(head_sums &dq, head_sums &dk, const struct head_gradients &d,
+                         const float (&keeps)[2])
+{
+#pragma unroll
+    for (int e = 0; e < 32; e++) {
+        dq[e] += d.dq[e];
+        const float keep = keeps[e / 2 % 2];
+        dk[e] += (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
+    }
+}
+
 /* Returns how many tokens of dv each of n_blocks blocks has. */
 GDN_DEVICE int tokens_of_block(int n_blocks) { return CHUNK / n_blocks; }
 

@@ -2,8 +2,7 @@
 /* The forms of gdn_prefill_backward, and why they do not take a call. */
 #include "cuda/backward/select.h"
 
-#include <stdio.h>
-
+#include "cuda/driver/choice.h"
 #include "cuda/prefill/prefill.h"
 
 /* The most of K by mma.sync. */
@@ -58,16 +57,9 @@ enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct g
 
 void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
-    const enum gdn_backward_form form = gdn_cuda_backward_form(ctx, a);
-    const char *tiles = why_not_tiles(a), *sm90 = why_not_sm90(ctx, a);
-    char        line[GDN_CUDA_CHOICE];
-    if (form == GDN_BACKWARD_SM90) snprintf(line, sizeof line, "prefill_backward: sm90");
-    else if (form == GDN_BACKWARD_PORTABLE)
-        snprintf(line, sizeof line, "prefill_backward: portable (sm90: %s)", sm90);
-    else if (tiles)
-        snprintf(line, sizeof line, "prefill_backward: general (sm90, portable: %s)", tiles);
-    else
-        snprintf(line, sizeof line, "prefill_backward: general (sm90: %s; portable: %s)", sm90,
-                 why_not_portable(ctx, a));
-    gdn_cuda_log_choice(ctx, GDN_CUDA_GRADIENTS_CHOICE, line);
+    const char                *tiles  = why_not_tiles(a);
+    const struct gdn_cuda_form list[] = { { "sm90", tiles ? tiles : why_not_sm90(ctx, a) },
+                                          { "portable", tiles ? tiles : why_not_portable(ctx, a) },
+                                          { "general", NULL } };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_GRADIENTS_CHOICE, "prefill_backward", list);
 }

@@ -3,6 +3,7 @@
 
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/contents.h"
 
 /* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block; as in
@@ -71,19 +72,29 @@ static bool has_fours(const struct gdn_cu_conv *c)
            (!bias->data || (bias->channel == 1 && is_aligned(bias->data)));
 }
 
+/* A function why_not_... returns why a form does not take a call, as text for the log; NULL: it
+ * does. */
+
 /* Tiles of few tokens: x that nothing overwrites. */
-static bool takes_rows(const struct gdn_cu_conv *c) { return has_fours(c) && !is_in_place(c); }
+static const char *why_not_rows(const struct gdn_cu_conv *c)
+{
+    if (!has_fours(c)) return "channels or their four taps are not in aligned fours";
+    return is_in_place(c) ? "out is x" : NULL;
+}
 
 /* As in conv_tiles.cuh. */
 static int64_t rows_of(const struct gdn_cu_conv *c) { return c->x.dtype == GDN_F32 ? 8 : 16; }
 
-/* Returns true if tokens lie side by side in x, channels do not, and nothing overwrites them. */
-static bool takes_turned(const struct gdn_cu_conv *c)
+/* Tokens that lie side by side in x, where channels do not, and nothing overwrites them. */
+static const char *why_not_turned(const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b    = &c->batch;
     const int64_t              unit = (int64_t)gdn_dtype_bytes(c->x.dtype);
-    return c->out.data && !is_in_place(c) && c->x.head != unit && c->x.token == unit &&
-           b->N > 0 && b->T >= LEAST_LANES && !b->parents.data && !b->path.data;
+    if (!c->out.data || is_in_place(c)) return "out is absent or x";
+    if (c->x.head == unit) return "channels lie side by side";
+    if (c->x.token != unit) return "tokens do not lie side by side";
+    if (b->N <= 0 || b->T < LEAST_LANES) return "rows are shorter than 8 tokens";
+    return b->parents.data || b->path.data ? "tokens are a tree" : NULL;
 }
 
 /* Returns true if every token of every row is valid, from descriptors alone. */
@@ -119,7 +130,7 @@ static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
 static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
 {
     const int64_t rows = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
-    const bool    turned = takes_turned(c);
+    const bool    turned = !why_not_turned(c);
     if (!turned && !has_tiles(c)) return;
     const int64_t least = is_in_place(c) ? LEAST_OWN : LEAST;
     const int64_t warps = warps_of(ctx, BUSY_TILE), walks = c->batch.B * chunks_of(c);
@@ -129,7 +140,7 @@ static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
     c->tile = divide_up(T, n > 0 ? n : 1);
     if (c->tile > MOST) c->tile = MOST;
     if (c->tile < least) c->tile = least;
-    if (takes_rows(c)) c->tile = rows_of(c);
+    if (!why_not_rows(c)) c->tile = rows_of(c);
     if (turned) c->tile = 32;
     c->row_tiles = divide_up(T, c->tile);
     c->n_tiles   = rows * c->row_tiles;
@@ -163,13 +174,16 @@ static bool has_quads(const struct gdn_cu_conv *c, int n)
            is_quads(&c->to, n);
 }
 
-/* Returns true if each sequence has one token at most. */
-static bool takes_one(const struct gdn_cu_conv *c)
+/* Sequences of one token at most. */
+static const char *why_not_one(const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;
-    if (b->B == 0 || b->T != 1 || b->cu_seqlens.data || b->parents.data || b->path.data)
-        return false;
-    return c->out.data && has_fours(c) && (has_quads(c, 3) || has_quads(c, 4));
+    if (b->B == 0 || b->T != 1 || b->cu_seqlens.data) return "rows are not of one token";
+    if (b->parents.data || b->path.data) return "tokens are a tree";
+    if (!c->out.data) return "out is absent";
+    if (!has_fours(c)) return "channels or their four taps are not in aligned fours";
+    return has_quads(c, 3) || has_quads(c, 4) ? NULL : "states are not of three or four entries in "
+                                                       "aligned fours, one of a sequence";
 }
 
 void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct gdn_conv *conv,
@@ -321,7 +335,7 @@ static bool is_alike(const struct gdn_cu_conv *c)
 }
 
 /* Rows of blocks, each with all channels of a sequence of one token. */
-static gdn_status one(gdn_ctx *ctx, const struct gdn_cu_conv *args, void *stream)
+static gdn_status one(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     static const enum gdn_kernel_id any[]   = { [GDN_F32]  = GDN_CU_conv_one_f32_4,
                                                 [GDN_BF16] = GDN_CU_conv_one_bf16_4,
@@ -358,15 +372,46 @@ static gdn_status turned(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
     return gdn_cuda_note_all(ctx, "conv1d", both, 1 + writes);
 }
 
+/* ---- The choice ---------------------------------------------------------------------------- */
+
+static const char *why_not_tiles(const struct gdn_cu_conv *c)
+{
+    if (!c->tile) return "out is absent, tokens are a tree, or there are few for each sequence";
+    return NULL;
+}
+static const char *why_not_tiled_rows(const struct gdn_cu_conv *c)
+{
+    return why_not_tiles(c) ? why_not_tiles(c) : why_not_rows(c);
+}
+static const char *why_not_apart(const struct gdn_cu_conv *c)
+{
+    return why_not_tiles(c) ? why_not_tiles(c) : is_in_place(c) ? "out is x" : NULL;
+}
+static const char *why_not_walk(const struct gdn_cu_conv *c) { (void)c; return NULL; }
+
+/* The first one that has no reason against a call takes it. */
+static const struct {
+    const char *name;
+    const char *(*why_not)(const struct gdn_cu_conv *c);
+    gdn_status (*launch)(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream);
+} forms[] = {
+    { "turned", why_not_turned, turned },
+    { "one token", why_not_one, one },
+    { "rows", why_not_tiled_rows, rows },
+    { "tiles", why_not_apart, tiles },
+    { "tiles in place", why_not_tiles, tiles_in_place },
+    { "walk", why_not_walk, walk },
+};
+
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
 {
-    if (takes_turned(args)) return turned(ctx, args, stream);
-    if (takes_one(args)) return one(ctx, args, stream);
-    if (!args->tile) return walk(ctx, args, stream);
-    if (takes_rows(args)) return rows(ctx, args, stream);
-    if (!is_in_place(args)) return tiles(ctx, args, stream);
-    args->edges = edges;
-    return tiles_in_place(ctx, args, stream);
+    struct gdn_cuda_form list[sizeof forms / sizeof *forms];
+    int                  i = 0;
+    for (; i == 0 || list[i - 1].why_not; i++)
+        list[i] = (struct gdn_cuda_form){ forms[i].name, forms[i].why_not(args) };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_CONV_CHOICE, "conv1d", list);
+    args->edges = edge_bytes(args) ? edges : NULL;
+    return forms[i - 1].launch(ctx, args, stream);
 }
 
 /* ---- gdn_conv1d ---------------------------------------------------------------------------- */

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "core/limits.h"
+#include "cuda/driver/choice.h"
 
 enum { SLOTS_K = 128, PACKED_K = 128, SINGLE_K = 128, EIGHT_K = 128, WINDOW_K = 128 };
 
@@ -408,58 +409,17 @@ static const char *why_not(const struct gdn_decode_call *c, int i)
     return forms[i].why_not(c);
 }
 
-/* ---- The log ------------------------------------------------------------------------------- */
-
-struct log_text {
-    char   text[GDN_CUDA_CHOICE];
-    size_t used;
-};
-
-/* Appends as much of a text as there is room for. */
-static void add(struct log_text *l, const char *text)
-{
-    const size_t room = sizeof l->text - 1 - l->used, n = strlen(text);
-    memcpy(l->text + l->used, text, n < room ? n : room);
-    l->used += n < room ? n : room;
-}
-
-/* Appends why the first n forms do not take the call. Neighbours with one reason share it. If all
- * of them share one, their names are left out. */
-static void add_reasons(struct log_text *l, const struct gdn_decode_call *c, int n)
-{
-    const char *why[N_FORMS];
-    int         n_same = 0;
-    for (int i = 0; i < n; i++) why[i] = why_not(c, i);
-    while (n_same < n && !strcmp(why[n_same], why[0])) n_same++;
-    if (n > 1 && n_same == n) {
-        add(l, why[0]);
-        return;
-    }
-    for (int i = 0; i < n; i++) {
-        const bool ends = i + 1 == n || strcmp(why[i], why[i + 1]);
-        add(l, gdn_cuda_family_name(forms[i].family));
-        add(l, ends ? ": " : ", ");
-        if (ends) add(l, why[i]);
-        if (ends && i + 1 < n) add(l, "; ");
-    }
-}
-
 /* Logs form number i, which takes the call, and why the faster ones do not:
  * "decode: general (head_map is interleaved)", "decode: 2 runs of heads: token slots". */
 static void log_choice(const struct gdn_decode_call *c, int i)
 {
+    struct gdn_cuda_form list[N_FORMS];
+    char                 op[80];
     if (!c->ctx->options.log) return;
-    struct log_text l = { .used = 0 };
-    char            runs[40];
-    add(&l, c->op);
-    add(&l, ": ");
-    snprintf(runs, sizeof runs, "%d runs of heads: ", c->n_runs);
-    if (c->n_runs > 1) add(&l, runs);
-    add(&l, gdn_cuda_family_name(forms[i].family));
-    if (i) add(&l, " (");
-    if (i) add_reasons(&l, c, i);
-    if (i) add(&l, ")");
-    gdn_cuda_log_choice(c->ctx, GDN_CUDA_DECODE_CHOICE, l.text);
+    for (int j = 0; j <= i; j++)
+        list[j] = (struct gdn_cuda_form){ gdn_cuda_family_name(forms[j].family), why_not(c, j) };
+    snprintf(op, sizeof op, c->n_runs > 1 ? "%s: %d runs of heads" : "%s", c->op, c->n_runs);
+    gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, op, list);
 }
 
 /* ---- The call ------------------------------------------------------------------------------ */

@@ -6,6 +6,7 @@
 #include "calls/op_backends.h"
 #include "cuda/conv/conv.h"
 #include "cuda/decode/decode.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/contents.h"
 #include "cuda/layer/args.h"
 #include "cuda/rowwise/rowwise.h"
@@ -49,15 +50,20 @@ static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
                                  (int32_t)(v->channel * bytes), (int32_t)(v->entry * bytes) };
 }
 
-static bool is_one_launch(const struct gdn_step_call *m, const struct gdn_cu_rule *r)
+/* Returns why a call is not one launch, as text for the log; NULL: it is. */
+static const char *why_not_one_launch(const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
     const struct gdn_rows     z           = gdn_rows_of(&m->args.z, &m->tokens);
-    return r->from.data && r->K <= MOST && r->V <= MOST && m->conv.W == TAPS &&
-           gdn_cuda_takes_warps(r) && gdn_cuda_are_near(&z) &&
-           are_near_taps(&m->conv.weight, m->conv.D) && are_near_taps(&m->conv.bias, m->conv.D) &&
-           are_near_taps(&m->conv.from, m->conv.D) &&
-           gdn_cuda_is_near_vector(&norm_weight);
+    if (!r->from.data) return "state is absent";
+    if (r->K > MOST || r->V > MOST) return "K or V is above 128";
+    if (m->conv.W != TAPS) return "the convolution has not 4 taps";
+    if (!gdn_cuda_takes_warps(r)) return "the warp form of decode does not take the rule";
+    if (!gdn_cuda_are_near(&z) || !gdn_cuda_is_near_vector(&norm_weight) ||
+        !are_near_taps(&m->conv.weight, m->conv.D) || !are_near_taps(&m->conv.bias, m->conv.D) ||
+        !are_near_taps(&m->conv.from, m->conv.D))
+        return "strides of z, of the convolution or of norm_weight do not fit 32 bits";
+    return NULL;
 }
 
 /* Returns true if the blocks of a key head can wait for each other. */
@@ -161,15 +167,24 @@ static bool is_either(const void *data, int32_t dtype, int32_t other)
     return !data || dtype == GDN_F32 || dtype == other;
 }
 
-static bool takes_rows(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+static bool has_rows_norm(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
 {
     const int32_t io = a->x.dtype;
-    return !r->from.k_first && r->K == ROWS_K && is_one_token(a, r) &&
-           gdn_cuda_takes_one(r, &a->rule) && a->weight.dtype == io &&
-           is_either(a->bias.data, a->bias.dtype, io) &&
-           is_either(a->conv.data, a->conv.dtype, io) &&
-           (!a->normed || (r->V == ROWS_K && r->out.data && (!a->z.data || a->z.dtype == io) &&
-                           is_either(a->norm_weight.data, a->norm_weight.dtype, io)));
+    return !a->normed || (r->V == ROWS_K && r->out.data && (!a->z.data || a->z.dtype == io) &&
+                          is_either(a->norm_weight.data, a->norm_weight.dtype, io));
+}
+
+/* Returns why step_vk.cuh does not take a call of one launch. */
+static const char *why_not_rows(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+{
+    const int32_t io = a->x.dtype;
+    if (r->from.k_first || r->K != ROWS_K) return "states are not rows of 128 keys";
+    if (!is_one_token(a, r)) return "sequences of several tokens, or channels not in aligned pairs";
+    if (!gdn_cuda_takes_one(r, &a->rule)) return "the token form of decode does not take the rule";
+    if (a->weight.dtype != io || !is_either(a->bias.data, a->bias.dtype, io) ||
+        !is_either(a->conv.data, a->conv.dtype, io))
+        return "the convolution has another dtype than x";
+    return has_rows_norm(a, r) ? NULL : "the norm has other columns or another dtype";
 }
 
 static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
@@ -365,7 +380,10 @@ static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
 {
     struct gdn_cu_step a;
     fill_step(&a, s->ctx, s->m, whole);
-    TRY((takes_rows(&a, whole) ? launch_rows : launch_one)(s->ctx, s->m, whole, &a));
+    const char *const          why    = why_not_rows(&a, whole);
+    const struct gdn_cuda_form list[] = { { "rows", why }, { "one launch", NULL } };
+    gdn_cuda_log_forms(s->ctx, GDN_CUDA_STEP_CHOICE, "step", list);
+    TRY((why ? launch_one : launch_rows)(s->ctx, s->m, whole, &a));
     return writes_conv(s->m) && !a.moves ? convolve(s, (struct gdn_rows){ 0 }) : GDN_OK;
 }
 
@@ -377,9 +395,11 @@ static gdn_status run_parts(const struct step *s)
     return spares_padding(s->m) ? store(s) : GDN_OK;
 }
 
-static gdn_status run_several(struct step *s, char *memory)
+static gdn_status run_several(struct step *s, const char *why, char *memory)
 {
-    bool pushed;
+    const struct gdn_cuda_form list[] = { { "one launch", why }, { "parts", NULL } };
+    bool                       pushed;
+    gdn_cuda_log_forms(s->ctx, GDN_CUDA_STEP_CHOICE, "step", list);
     lay_out(s->ctx, s->m, &s->b, memory);
     TRY(gdn_cuda_enter(s->ctx, &pushed));
     const gdn_status status = run_parts(s);
@@ -389,8 +409,8 @@ static gdn_status run_several(struct step *s, char *memory)
 
 /* The decisions of plan_call(). */
 struct planned {
-    bool               in_one_launch;
-    struct gdn_cu_rule whole; /* fill_whole() */
+    const char        *why_not_one; /* launch; NULL: it is one */
+    struct gdn_cu_rule whole;       /* fill_whole() */
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
@@ -402,8 +422,8 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     TRY(gdn_cuda_check_family(ctx, &m->rule, NULL));
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
     fill_whole(&p->whole, m);
-    p->in_one_launch = is_one_launch(m, &p->whole);
-    m->base.bytes    = p->in_one_launch ? 0 : lay_out(ctx, m, &b, NULL);
+    p->why_not_one = why_not_one_launch(m, &p->whole);
+    m->base.bytes  = p->why_not_one ? lay_out(ctx, m, &b, NULL) : 0;
     return GDN_OK;
 }
 
@@ -416,7 +436,8 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream));
     if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
     ctx->cuda->layer        = &ran;
-    const gdn_status status = p->in_one_launch ? run_one(&s, &p->whole) : run_several(&s, memory);
+    const gdn_status status = p->why_not_one ? run_several(&s, p->why_not_one, memory)
+                                             : run_one(&s, &p->whole);
     ctx->cuda->layer        = NULL;
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
 }

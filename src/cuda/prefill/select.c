@@ -10,6 +10,7 @@
 #include "calls/rule_call.h"
 #include "core/tensor_check.h"
 #include "cuda/decode/decode.h"
+#include "cuda/driver/choice.h"
 #include "cuda/prefill/forms.h"
 #include "cuda/prefill/general.h"
 
@@ -130,27 +131,17 @@ static const struct family {
     { "general", why_not_general, launch_general },
 };
 
-/* Logs family number i, which takes the call, and why the faster ones do not:
- * "prefill: general (sm90: K or V is not a multiple of 8)". */
-static void log_choice(gdn_ctx *ctx, const struct gdn_cu_rule *rule, int i)
-{
-    char line[GDN_CUDA_CHOICE];
-    if (!ctx->options.log) return;
-    int used = snprintf(line, sizeof line, "prefill: %s", families[i].name);
-    for (int j = 0; j < i; j++)
-        used += snprintf(line + used, sizeof line - (size_t)used, "%s%s: %s%s", j ? "; " : " (",
-                         families[j].name, families[j].why_not(ctx, rule), j + 1 < i ? "" : ")");
-    gdn_cuda_log_choice(ctx, GDN_CUDA_PREFILL_CHOICE, line);
-}
-
 gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream)
 {
-    int i = 0;
-    while (families[i].why_not(ctx, rule)) i++;
-    log_choice(ctx, rule, i);
-    return families[i].launch(ctx, rule, how, ran, stream);
+    enum { N = sizeof families / sizeof *families };
+    struct gdn_cuda_form list[N];
+    int                  i = 0;
+    for (; i == 0 || list[i - 1].why_not; i++)
+        list[i] = (struct gdn_cuda_form){ families[i].name, families[i].why_not(ctx, rule) };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
+    return families[i - 1].launch(ctx, rule, how, ran, stream);
 }
 
 size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,

@@ -7,6 +7,7 @@
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
 #include "cuda/decode/decode.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/contents.h"
 #include "cuda/prefill/forms.h"
 #include "cuda/rowwise/rowwise.h"
@@ -228,11 +229,10 @@ static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_cuda_summary *s = GDN_PLANNED(struct gdn_cuda_summary, &c->base);
     const char         *why = gdn_cuda_summary_hopper_why_not(ctx, s);
     struct gdn_cuda_ran ran = { .n = 0 };
-    char                line[GDN_CUDA_CHOICE];
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
     if (why) {
-        snprintf(line, sizeof line, "summary: general (sm90: %s)", why);
-        gdn_cuda_log_choice(ctx, GDN_CUDA_SUMMARY_CHOICE, line);
+        gdn_cuda_log_forms(ctx, GDN_CUDA_SUMMARY_CHOICE, "summary",
+                           (struct gdn_cuda_form[]){ { "sm90", why }, { "general", NULL } });
         return run_general_summary(ctx, c, memory);
     }
     TRY(gdn_cuda_summary_hopper(ctx, s, memory, &ran, c->base.stream));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "calls/op_backends.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/lines.h"
 #include "cuda/rowwise/rowwise.h"
 
@@ -13,30 +14,52 @@ static int lanes_of(int64_t D)
     return lanes;
 }
 
-/* Returns true if lines are whole packs of 16 bits that move at once, by all their lanes. */
-static bool is_flat(const struct gdn_cu_norm *a)
+/* Return why a form does not take a call, as text for the log; NULL: it does. Lines of `flat` are
+ * whole packs of 16 bits that move at once, by all their lanes. */
+static const char *why_not_flat(const struct gdn_cu_norm *a)
 {
     const struct gdn_cu_lines *const lines[] = { &a->x, &a->out, &a->z };
+    if (a->D > LONGEST_ROW || a->D != lanes_of(a->D) * PACK)
+        return "rows are not of 32, 64, 128 or 256 elements";
+    if (a->x.dtype == GDN_F32 || a->leads.n != 1)
+        return "rows are of float32, or not one step apart";
     for (int i = 0; i < (a->z.data ? 3 : 2); i++)
-        if (lines[i]->access != 16 || lines[i]->dtype != a->x.dtype) return false;
-    return a->x.dtype != GDN_F32 && a->leads.n == 1 && a->D == lanes_of(a->D) * PACK;
+        if (lines[i]->access != 16 || lines[i]->dtype != a->x.dtype)
+            return "rows are not whole 16 bytes of one dtype";
+    return NULL;
+}
+static const char *why_not_row(const struct gdn_cu_norm *a)
+{
+    return a->D > LONGEST_ROW ? "rows are of more than 256 elements" : NULL;
+}
+static const char *why_not_long(const struct gdn_cu_norm *a)
+{
+    return a->D > LONGEST_LONG ? "rows are of more than 1024 elements" : NULL;
 }
 
 /* Returns the kernel, and how many lines a group of lanes has; 0: a block has one. */
-static enum gdn_kernel_id choose(const struct gdn_cu_norm *a, int64_t *lines)
+static enum gdn_kernel_id choose(gdn_ctx *ctx, const struct gdn_cu_norm *a, int64_t *lines)
 {
-    *lines = a->D <= LONGEST_ROW ? 2 : a->D <= LONGEST_LONG;
-    if (a->D > LONGEST_LONG) return GDN_CU_norm_wide;
-    if (a->D > LONGEST_ROW) return GDN_CU_norm_long;
-    if (!is_flat(a)) return GDN_CU_norm_row;
-    *lines = 4;
-    return a->x.dtype == GDN_BF16 ? GDN_CU_norm_flat_bf16 : GDN_CU_norm_flat_f16;
+    static const struct {
+        enum gdn_kernel_id kernel;
+        int                lines;
+    } forms[] = { { GDN_CU_norm_flat_bf16, 4 }, { GDN_CU_norm_row, 2 }, { GDN_CU_norm_long, 1 },
+                  { GDN_CU_norm_wide, 0 } };
+    const struct gdn_cuda_form list[] = { { "flat", why_not_flat(a) },
+                                          { "row", why_not_row(a) },
+                                          { "long", why_not_long(a) },
+                                          { "wide", NULL } };
+    int i = 0;
+    while (list[i].why_not) i++;
+    gdn_cuda_log_forms(ctx, GDN_CUDA_NORM_CHOICE, "norm", list);
+    *lines = forms[i].lines;
+    return i == 0 && a->x.dtype == GDN_F16 ? GDN_CU_norm_flat_f16 : forms[i].kernel;
 }
 
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream)
 {
     int64_t                  lines;
-    const enum gdn_kernel_id kernel = choose(args, &lines);
+    const enum gdn_kernel_id kernel = choose(ctx, args, &lines);
     args->lanes                     = lanes_of(args->D);
     lines                           = lines ? lines * THREADS / args->lanes : 1;
     const struct gdn_cuda_call call = {

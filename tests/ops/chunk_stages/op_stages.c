@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * The stages of the chunked form: each against its formula in float64 on the inputs that it was
  * given, T by an explicit inverse; then all of them, one after the other, against the

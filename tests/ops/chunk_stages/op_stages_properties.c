@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 */
 /* The stages of the chunked form: guarantees, each a test of its name, and refusals. */
 #include <math.h>
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80, sm_90 --every=2 */
 /*
  * gdn_summary: U is judged as the state of a prefill from zero, M as that of one from the
  * identity with v = 0, both by the model of ring2_rule.h.

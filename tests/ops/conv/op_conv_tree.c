@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * gdn_conv1d with trees of drafted tokens, paths that commit them, and checkpoints. Each is
  * compared with the plain calls that it stands for, to the bit.

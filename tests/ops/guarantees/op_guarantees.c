@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 "G3" */
 /*
  * The guarantees that every op of ops.def gives alike, for random calls of each. Any number of
  * threads and sequences one by one (G2), runs after the first (G3), float environments (G12) and
@@ -258,16 +259,33 @@ static struct {
     struct ring2_memory memory;
 } counting;
 
+enum { CANARY = 4096 };
+
+/* Gives the call the memory that it asks for, and returns the bytes behind it. */
+static unsigned char *give_with_canary(gdn_ctx *ctx, struct ring2_replay *r)
+{
+    char *const at = r->call.bytes + gdn_op_shapes[r->op].bytes - 24; /* workspace, bytes, stream */
+    size_t      bytes = 0;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, r->op, &r->call, &bytes), GDN_OK);
+    unsigned char *const memory = ring2_alloc(bytes + CANARY, 64);
+    memset(memory, 0xa5, bytes + CANARY);
+    memcpy(at, &memory, sizeof memory);
+    memcpy(at + sizeof memory, &bytes, sizeof bytes);
+    return memory + bytes;
+}
+
 static void with_workspace(struct ring2_replay *r, int number)
 {
-    (void)number;
-    ring2_give_workspace(counting.ctx, r->op, &r->call);
+    const unsigned char *const canary = give_with_canary(counting.ctx, r);
     /* The first call of a layer in a context opens cuBLAS. */
     if (ring2_on_device()) ring2_replay_run(r, counting.ctx, "at first");
     const int before = counting.memory.n_calls;
     ring2_replay_run(r, counting.ctx, "with a workspace");
     CHECK(counting.memory.n_calls == before, "op %d: %d allocations", (int)r->op,
           counting.memory.n_calls - before);
+    for (int i = 0; i < CANARY && !ring2_failed(); i++)
+        CHECK(canary[i] == 0xa5, "op %d, call %d: byte %d behind its workspace was written",
+              (int)r->op, number, i);
 }
 
 static void G13_no_allocation(void)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * Checkpoints of gdn_block: of both kinds, through its windows. What one must hold is the final
  * state of a call that ends there.

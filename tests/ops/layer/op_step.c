@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 */
 /*
  * gdn_step: the bits of the separate calls, over cases in which every pair of levels meets; and a
  * float64 composition of the oracle's pieces.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /* The guarantees of gdn_step by name. */
 #include "step_calls.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * G1 for gdn_prefill and gdn_decode: a valid call, spoilt in one place, is refused for the
  * stated reason and changes nothing.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /* G1 for the checkpoints of gdn_prefill and gdn_decode: lists and pools that are refused. */
 #include "ring2_rule.h"
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * G1 for gdn_conv1d, gdn_gates, the norms and gdn_block: a valid call, spoilt in one place, is
  * refused for the stated reason and changes nothing. What batches refuse is in op_refused.c.

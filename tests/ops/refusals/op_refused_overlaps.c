@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * G1: calls drawn at random (ring2_calls.h), then one of their tensors put where one that is
  * written begins. All are refused but the very same views that gdn.h allows. Only descriptors are

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * G1: calls drawn at random (ring2_calls.h), then one of their tensors made to differ from its row
  * of ops.def: absent, of another dtype, of one dimension or element more, or of another stride.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /* G1 for gdn_step: a valid call, spoilt in one place, is refused and changes nothing. */
 #include <math.h>
 

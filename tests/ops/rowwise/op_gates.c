@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 */
 /* gdn_gates against the float64 oracle, and its guarantees by name. */
 #include <math.h>
 

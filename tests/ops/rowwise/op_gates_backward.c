@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 */
 /* gdn_gates_backward against float64 slopes, which finite differences judge; and its guarantees by
  * name. */
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 */
 /* gdn_l2norm and gdn_rmsnorm_gated against the float64 oracle, and their guarantees by name. */
 #include <math.h>
 #include <string.h>

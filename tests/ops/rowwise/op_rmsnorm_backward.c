@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 */
 /* gdn_rmsnorm_gated_backward against float64 gradients, which finite differences judge; and its
  * guarantees by name. */
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * GDN_ZERO_AS_GIVEN: an eps of 0 has the bits of 2^-126, a row of zeros stays zero, and a scale of
  * 0 makes an output of zeros and leaves states as they are with any other scale.

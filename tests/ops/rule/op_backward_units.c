@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_90 "float64" */
 /*
  * gdn_prefill_backward for dstate alone on Hopper's tensor cores: sequences that are cut into
  * units, where the planner cuts and where this test has it cut, and an early stop. Held to the
@@ -126,18 +127,6 @@ static void expect_kernels(gdn_ctx *ctx, bool cut, bool stops)
 
 /* ---- Values -------------------------------------------------------------------------------- */
 
-/* At most what gdn.h says. */
-static void expect_memory(const struct walk *w, const gdn_prefill_backward_args *a)
-{
-    const int64_t N = a->q.size[0], B = a->dstate.size[0], H = w->H, n = N / 64 + B;
-    const int64_t K = a->q.size[2], V = a->v.size[2];
-    const int64_t u    = (N + B * (w->each - 1)) / w->each;
-    const int64_t most = u * H * (4 * K * (K + V) + 8) + n * (18464 * H + 33792 * w->Hk + 24) +
-                         4 * H * (N / 64 + 2 * B + 1) + 1024 + 4 * (B + u) * H * K * V;
-    CHECK((int64_t)a->workspace_bytes <= most, "%zu bytes, %d at most", a->workspace_bytes,
-          (int)most);
-}
-
 /* With the memory that the call asks for. */
 static void run_walk(const struct walk *w)
 {
@@ -147,7 +136,6 @@ static void run_walk(const struct walk *w)
     if (!ctx) return;
     gdn_prefill_backward_args a = make(w);
     ring2_give_workspace(ctx, GDN_OP_PREFILL_BACKWARD, &a);
-    expect_memory(w, &a);
     ring2_gradients_check(ctx, &a);
     expect_kernels(ctx, cut, stops);
     CHECK(!strstr(gdn_last_kernel(ctx), "whole_alone") == !w->whole, "%s", gdn_last_kernel(ctx));

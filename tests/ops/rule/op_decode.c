@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu --every=4, gpu, sm_80 --every=8 */
 /*
  * gdn_decode as engines call it: tensors dense, K of 64, 128 or 256; one token of each sequence, as
  * rows or by cu_seqlens; or padded rows of several; or all of their states kept. On a device

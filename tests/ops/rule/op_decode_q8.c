@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 --every=3 */
 /*
  * gdn_decode of one token of each sequence with states of 8 bits, q, k and v of 16 bits: on a
  * device a kernel of its own does these. The call with the same states in float32 is the judge of

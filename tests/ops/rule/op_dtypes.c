@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * The rule and its gradients where q, k, v, g, beta and out each have a dtype of their own, against
  * float64. What a device has for rows of several dtypes it also has for GDN_EXACT.

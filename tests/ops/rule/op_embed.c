@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu */
 /*
  * Inside an engine: threads of the caller's, good and bad ones, for every op; fork(); signals.
  */

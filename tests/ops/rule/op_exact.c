@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * GDN_EXACT (G17): one sequence computed in many ways, the same bits in each. What the bits are
  * is judged by the float64 oracle, token by token, where the state is float32; a state of 16

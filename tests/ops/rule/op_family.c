@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu */
 /*
  * The family of gdn.h: KDA, GDN-2, Gated DeltaProduct and their mixtures, beside float64, forward
  * and backward, with gates of any strength in single channels; and the guarantees that Gated

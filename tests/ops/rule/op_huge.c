@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu */
 /*
  * More than 2^32 elements: tensors spread over address space that has memory only where it is
  * touched. What a call gives there has the bits that it gives in a small place.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: gpu */
 /*
  * gdn_prefill on Hopper where T of a chunk is not finite, though the recurrence is: products of
  * keys are beyond what T is made of, or keys are not finite themselves but forgotten, or never

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * Batches as a scheduler makes them: some rows are prompts or parts of prompts, some are one
  * drafted token, all in one call of gdn_prefill.

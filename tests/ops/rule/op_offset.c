@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * Packed tokens before the first sequence (cu_seqlens[0] above 0): the rule against the oracle,
  * which wants outputs there left alone. Other ops are in op_guarantees.c ("parts of a batch").

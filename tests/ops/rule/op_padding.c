@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_90 */
 /*
  * Padded rows, left and right: the tokens before token_start and past token_count are NaN in
  * every input, and what is left has the bits of a call without them.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 --every=8 */
 /*
  * gdn_prefill_parallel: ranks against gdn_prefill() of all tokens. A rank needs the maps of earlier
  * ranks alone, so they run one after the other.

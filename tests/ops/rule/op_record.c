@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 */
 /*
  * Records of drafted tokens alone: rounding, odd values, refusals, and the guarantees that
  * every op keeps. What they are for is in op_rollback.c.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /*
  * Rolling back: draft, accept some, go on, for the convolution and the rule together. The ways
  * of gdn.h (a slot for each token, the accepted ones again, from inputs at hand or kept by slot,

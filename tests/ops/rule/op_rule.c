@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 --every=8, sm_90 --every=8 */
 /*
  * gdn_prefill and gdn_decode against the float64 oracle, over cases in which every pair of
  * levels of the factors below meets: dtypes, layouts, heads, gates, states, masks, views.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu */
 /* The guarantees G2 to G13 of gdn.h for gdn_prefill and gdn_decode, each a test of its name. */
 #define _DEFAULT_SOURCE /* mprotect */
 #include <math.h>

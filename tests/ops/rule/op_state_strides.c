@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 --every=3 */
 /*
  * Pools that have no stride of 1 in their last two dimensions. Floats are held against the float64
  * oracle, which reads any strides; states of 8 bits and checkpoints against the same call on dense
@@ -6,6 +7,7 @@
  */
 #include <string.h>
 
+#include "gdn_record.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"
 

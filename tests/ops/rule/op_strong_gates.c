@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu --every=5, gpu */
 /*
  * gdn_prefill with gates of any strength. The Hopper kernels divide V by exp of the sums of gates,
  * up to what their numbers hold, and by lengths of keys (cuda/prefill/sm90/kernel.cuh): so gates

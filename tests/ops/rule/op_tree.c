@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 --every=4 */
 /* Trees of drafted tokens in gdn_decode: G19, and that trees keep the other guarantees. */
 #include <math.h>
 

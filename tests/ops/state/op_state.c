@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu, gpu, sm_80 */
 /* gdn_state_copy against a copy by elements, and its guarantees by name. */
 #include <math.h>
 #include <string.h>

@@ -123,10 +123,6 @@ GDN_DEVICE union heads_load &take_load(struct heads_shared &sh, const struct gdn
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-struct head_gradients {
-    head_sums dq, D, dw;
-};
-
 /* Adds the products of two factors with one tile, whose rows are summed over. */
 GDN_DEVICE void add_two(head_sums &x, head_sums &y, const head_pairs &a, const head_pairs &b,
                         const char *tile)
@@ -246,34 +242,6 @@ GDN_DEVICE void clean_head(struct key_tiles &keys, vectors &g)
     __syncthreads();
 }
 
-/* Shares the sums of rows that the gradients of gates need, and adds to dq and dk of the key
- * head. */
-GDN_DEVICE void finish_head(head_sums &dq, head_sums &dk, const struct head_gradients &d,
-                            struct head_parts &parts, const struct key_tiles &keys,
-                            const vectors &g)
-{
-    head_pairs given;
-    float      sums[3][2], keeps[2];
-    load_pairs(given, keys.q);
-    dot_rows(sums[0], d.dq, given);
-    load_pairs(given, keys.k);
-    dot_rows(sums[1], d.D, given);
-    dot_rows(sums[2], d.dw, given);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        keeps[r] = beta_share(g.beta[sum_row(2 * r)]);
-        sums[0][r] += (keeps[r] == 0 ? 0 : keeps[r] * sums[1][r]) - sums[2][r];
-    }
-    share_sums(parts, sums[0], 0);
-    share_sums(parts, sums[1], 1);
-#pragma unroll
-    for (int e = 0; e < 32; e++) {
-        dq[e] += d.dq[e];
-        const float keep = keeps[e / 2 % 2];
-        dk[e] += (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
-    }
-}
-
 /* Ends a state head, whose keys are there. inner: the thread's part of the sum of S J. */
 GDN_DEVICE void end_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
                          struct key_tiles &keys, struct head_gradients &d, head_sums &one,
@@ -283,7 +251,7 @@ GDN_DEVICE void end_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
     vectors           &g = sh.g[now];
     struct head_parts &parts = sh.parts[now][0];
     head_pairs         o;
-    float              ends[2];
+    float              keeps[2], ends[2];
     const bool         forgets = in_warp(tokens_of(g.resets) != 0);
     if (forgets) weigh_all<true>(one, d, g, a.drop);
     else weigh_all<false>(one, d, g, a.drop);
@@ -299,7 +267,8 @@ GDN_DEVICE void end_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
     const float end = sum_warp(inner + ends[0] + ends[1]);
     if (threadIdx.x % 32 == 0) parts.ends[threadIdx.x / 32] = end;
     add_tokens(d, sh, keys, g, lacks);
-    finish_head(dq, dk, d, parts, keys, g);
+    share_head(keeps, parts, d, keys.q, keys.k, g);
+    add_head(dq, dk, d, keeps);
     __syncthreads();
     if (in_warp(threadIdx.x < 32))
         store_head_gates(sh, now, a, chunk_at(at.s.place, at.s.number), at.s.head);

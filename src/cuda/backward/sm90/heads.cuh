@@ -261,10 +261,6 @@ GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const ch
 
 /* ---- Gradients of a state head ------------------------------------------------------------- */
 
-struct head_gradients {
-    head_sums dq, D, dw;
-};
-
 /* Computes d = a times S, or J, or adds it. The group has a half of the columns. */
 template <bool turned, bool adds>
 GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const char (&S)[2][2][TILE])
@@ -494,7 +490,7 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh,
     vectors              &g = sh.g[step % 4];
     struct head_gradients d;
     head_pairs            given;
-    float                 sums[3][2], ends[2];
+    float                 keeps[2], ends[2];
     const bool            forgets = in_warp(tokens_of(g.resets) != 0);
     mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
     make_tokens(sh, step, passes, drop);
@@ -510,27 +506,10 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh,
     const float end = sum_warp(inner + ends[0] + ends[1]);
     if (threadIdx.x % 32 == 0) parts.ends[threadIdx.x / 32] = end;
     wgmma_wait<0>();
-    load_pairs(given, sh.q);
-    dot_rows(sums[0], d.dq, given);
-    load_pairs(given, sh.k);
-    dot_rows(sums[1], d.D, given);
-    dot_rows(sums[2], d.dw, given);
-    float keeps[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        keeps[r] = beta_share(g.beta[sum_row(2 * r)]);
-        sums[0][r] += (keeps[r] == 0 ? 0 : keeps[r] * sums[1][r]) - sums[2][r];
-    }
-    share_sums(parts, sums[0], 0);
-    share_sums(parts, sums[1], 1);
+    share_head(keeps, parts, d, sh.q, sh.k, g);
     if (Shared::wide) async_fence(); /* parts may be copied */
     release(sh.parts_full[now]);
-#pragma unroll
-    for (int e = 0; e < 32; e++) {
-        dq[e] += d.dq[e];
-        const float keep = keeps[e / 2 % 2];
-        dk[e] += (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
-    }
+    add_head(dq, dk, d, keeps);
     meet_workers(); /* X and Y are done with */
 }
 

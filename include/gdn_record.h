@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gdn_record.h - records of drafted tokens, to accept some of them without a copy of the state.
+ *
+ * This header is the manual of these calls. Letters, conventions and guarantees are those of gdn.h.
+ */
+#ifndef GDN_RECORDS_H
+#define GDN_RECORDS_H
+
+#include "gdn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Records of drafted tokens --------------------------------------------------------------- */
+
+/*
+ * Rolling back. T tokens were drafted and n of them are accepted, so the states must become the
+ * states after the n-th token. There are three ways, for chains and trees, the convolution
+ * included. docs/start/speculation.md shows each. Memory beside the state, for one sequence and
+ * layer, with float32 states and without the states of the convolution:
+ *
+ *   slots     4 T H V K bytes. GDN_WRITE_EACH writes the state after every token to a slot of its
+ *             own. The next call starts from the slot of the last accepted token
+ *             (num_accepted_tokens). To keep the states of the last few tokens only, pass -1 for
+ *             the others. If all drafts may be rejected, the slot that the sequence started from
+ *             must not be one of the written ones.
+ *   again     0 bytes. GDN_WRITE_NONE, then the accepted tokens once more with out absent
+ *             (token_count; for a tree, move the accepted tokens together). The rule is computed
+ *             twice. Inputs that the caller does not keep until then can go to windows by slot,
+ *             as in FlashInfer: gdn_state_copy() of k, v, g and beta with to_slots.
+ *   record    4 R (Hk K + H V + H) + 8 bytes. GDN_WRITE_NONE with record_k, record_u, record_g:
+ *             what each token adds to the state. Accepting is a counter. The state is written when
+ *             the record is folded.
+ *
+ * (T = R = 8, 16 key and 32 state heads of 128: 16 MiB for slots, 193 KiB for a record.)
+ *
+ * A record has R rows for each slot of the state:
+ *
+ *     record_k      [P][R][Hk][K]  f32, bf16 or f16, dense   k as the rule uses it: normalised
+ *     record_u      [P][R][H][V]   f32, bf16 or f16, dense   u = beta (v - S^T k)
+ *     record_g      [P][R][H]      f32                       alpha = exp(g); its sign bit is
+ *                                                            set where beta = 0
+ *     record_count  [P]            I32 or I64: rows in use, c. From 0 to R.
+ *
+ * gdn_decode with a record starts from the state S of its slot with those c rows applied,
+ *
+ *     S <- |alpha| S + k u^T    row by row; a row with the sign set only scales, whatever its k
+ *
+ * and writes what token t adds to row c + t (c + T is at most R); c does not change. In a tree,
+ * tokens whose parent is -1 follow the c rows. The call needs all four tensors and a state. The
+ * batch has GDN_WRITE_NONE, no has_initial_state, no num_accepted_tokens, and no slot twice. out
+ * may be absent. Padding rows have no record. GDN_EXACT needs float32 states.
+ *
+ * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
+ *                    move to the rows from c on, and c grows by n.
+ * gdn_record_fold    writes S with the c rows applied to the slot, and sets c to 0. Call it when
+ *                    rows run out, and before another op reads the state.
+ *
+ * A new sequence in a slot starts with c = 0. Sequence b has the slot read_slots[b]; without
+ * read_slots, slot b. In these two ops a batch has only read_slots (pad_policy and write have no
+ * effect). Negative slots are skipped, and no slot is named twice. For the convolution, call
+ * gdn_conv1d() with out absent, token_count and path.
+ *
+ *     n_accepted    [B]     0 to R - c
+ *     path          [B][T'] rows counted from c; ascending; T' at least n
+ *
+ * No tensor that is written may overlap another one. Guarantees: G1 to G3, G6, G7, G12, G13,
+ * G20. Errors: as for gdn_decode().
+ */
+typedef struct gdn_record_commit_args {
+    uint32_t         struct_size;
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       record_k, record_u, record_g, record_count, n_accepted, path;
+    const gdn_batch *batch;
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_record_commit_args;
+
+GDN_DEFINE_INIT(gdn_record_commit_args, gdn_record_commit_args_init)
+
+GDN_API gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args *args);
+
+typedef struct gdn_record_fold_args {
+    uint32_t         struct_size;
+    uint32_t         flags;       /* 0 */
+    gdn_tensor       state, state_scales, record_k, record_u, record_g, record_count;
+    const gdn_batch *batch;
+    int32_t          head_map;     /* gdn_head_map */
+    int32_t          state_layout; /* gdn_state_layout */
+    int32_t          rounding;     /* gdn_rounding */
+    int32_t          reserved;     /* 0 */
+    uint64_t         seed;         /* for GDN_ROUND_STOCHASTIC */
+    void            *workspace;
+    size_t           workspace_bytes;
+    void            *stream;
+} gdn_record_fold_args;
+
+GDN_DEFINE_INIT(gdn_record_fold_args, gdn_record_fold_args_init)
+
+GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

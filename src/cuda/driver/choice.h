@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The line of the log about a choice among the forms of an op. */
+#ifndef GDN_CUDA_CHOICE_H
+#define GDN_CUDA_CHOICE_H
+
+#include "cuda/driver/launch.h"
+
+enum { GDN_CUDA_MOST_FORMS = 12 };
+
+/* A form, and why it does not take the call; NULL: it does. */
+struct gdn_cuda_form {
+    const char *name, *why_not;
+};
+
+/* Logs "<op>: <form> (<other>: <reason>; ...)": the first form that takes the call, and why those
+ * before it do not. The last one takes every call. */
+void gdn_cuda_log_forms(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *op,
+                        const struct gdn_cuda_form *forms);
+
+#endif

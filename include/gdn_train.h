@@ -31,8 +31,8 @@ extern "C" {
  *                                  before their norm
  *     dg            as g           f32; with respect to g as given: log alpha, alpha or a
  *     dbeta         as beta        f32; with respect to beta as given: beta or b
- *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences. ddt_bias is
- *                                  [H][K] if dt_bias is
+ *     dA_log ddt_bias [H]          f32; for GDN_GATE_RAW alone; sums over all sequences.
+ *                                  ddt_bias is [H][K] if dt_bias is
  *     dstate        [B][H][V][K]   f32
  *     write_gate dwrite_gate       as in gdn_prefill(), with updates; as write_gate, f32
  *
@@ -169,7 +169,8 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
  *
  *     a b da db dg dbeta   [...][H]   f32, bf16 or f16 each, any strides; 1 to 5 leading
  *                                     dimensions. Fastest if heads are dense
- *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0, or [H][K] as in gdn_gates()
+ *     A_log dt_bias        [H]        f32, bf16 or f16; dt_bias absent: 0,
+ *                                     or [H][K] as in gdn_gates()
  *     dA_log ddt_bias      [H]        f32; sums over all rows; ddt_bias as dt_bias
  *
  * Every gradient may be absent, but not all of them. da, dA_log and ddt_bias need a, A_log and dg;

@@ -49,8 +49,8 @@ def _struct(name, fields, needs="", outputs=(), later=""):
     no call of the op is complete.
     """
     if outputs:
-        fields = "uint32 flags" + fields + "pointer workspace\nsize workspace_bytes\npointer stream\n"
-        fields += later
+        fields = "uint32 flags" + fields + "pointer workspace\nsize workspace_bytes\n"
+        fields += "pointer stream\n" + later
     lines = [line.split() for line in fields.strip().splitlines()]
     members = [(field, _CTYPES[kind]) for kind, *names in lines for field in names]
     members.insert(0, ("struct_size", c_uint32))
@@ -89,9 +89,9 @@ gdn_rule_args = _struct("gdn_rule_args", """
     float norm_eps scale gate_lower_bound
     int32 rounding updates
     uint64 seed
-""", needs="q k v",
+""", later="tensor write_gate", needs="q k v",
     outputs=("state", "state_out", "out", "checkpoints", "state_scales", "state_out_scales",
-             "checkpoint_scales", "record_k", "record_u", "record_g"), later="tensor write_gate")
+             "checkpoint_scales", "record_k", "record_u", "record_g"))
 
 gdn_record_commit_args = _struct("gdn_record_commit_args", """
     tensor record_k record_u record_g record_count n_accepted path
@@ -223,8 +223,8 @@ gdn_summary_args = _struct("gdn_summary_args", """
     batch batch
     int32 head_map state_layout norm
     float norm_eps
-""", needs="k",
-    outputs=("M", "U"), later="tensor write_gate\nint32 updates reserved")
+""", later="tensor write_gate\nint32 updates reserved", needs="k",
+    outputs=("M", "U"))
 
 gdn_summary_compose_args = _struct("gdn_summary_compose_args", """
     tensor M1 U1 M2 U2 M U
@@ -284,9 +284,8 @@ gdn_prefill_backward_args = _struct("gdn_prefill_backward_args", """
     batch batch
     int32 gate beta_kind head_map state_layout norm
     float norm_eps scale gate_lower_bound
-""", needs="q k v dout",
-    outputs=("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dstate", "dwrite_gate"),
-    later="tensor write_gate dwrite_gate\nint32 updates reserved")
+""", later="tensor write_gate dwrite_gate\nint32 updates reserved", needs="q k v dout",
+    outputs=("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dstate", "dwrite_gate"))
 
 gdn_block_backward_args = _struct("gdn_block_backward_args", """
     tensor hidden in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_b in_proj_a

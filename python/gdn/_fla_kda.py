@@ -75,9 +75,10 @@ def chunk_kda(
 
     q, k [B, T, H, K], v [B, T, HV, V] of one dtype: float32, bfloat16 or float16; g [B, T, HV, K],
     the logarithm of the decay of each key channel, or with use_gate_in_kernel its raw value beside
-    A_log [HV] and dt_bias [HV K] of kwargs; beta [B, T, HV]. lower_bound makes raw gates lower_bound
-    sigmoid(exp(A_log) (g + dt_bias)). States and cu_seqlens are as for chunk_gated_delta_rule().
-    safe_gate, disable_recompute, cu_seqlens_cpu, use_graph and max_num_seqs change nothing here.
+    A_log [HV] and dt_bias [HV K] of kwargs; beta [B, T, HV]. lower_bound makes raw gates
+    lower_bound sigmoid(exp(A_log) (g + dt_bias)). States and cu_seqlens are as for
+    chunk_gated_delta_rule(). safe_gate, disable_recompute, cu_seqlens_cpu, use_graph and
+    max_num_seqs change nothing here.
 
     Gradients flow to every tensor. Returns o [B, T, HV, V] and the final state in float32, or None.
 

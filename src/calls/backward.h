@@ -11,7 +11,7 @@ struct gdn_backward {
     struct gdn_rule      rule; /* the forward call */
     struct gdn_rows      dout, dq, dk, dv, dg, dbeta;
     struct gdn_pool_view dstate_out, dstate, checkpoints;
-    /* Of the family: the gradient of the write gate; bytes between updates, and channels. */
+    /* In the family: the gradient of the write gate; bytes between updates, and channels. */
     struct gdn_rows      dwrite;
     int64_t              dk_update, dv_update, dbeta_update, dwrite_update;
     int64_t              dg_channel, dbeta_channel;

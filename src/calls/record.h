@@ -23,7 +23,7 @@ struct gdn_record {
     struct gdn_record_rows k, u, g;
     gdn_tensor             count;
     int64_t                P, R;
-    int64_t                channels, g_channel; /* numbers of g for a head, and bytes between them */
+    int64_t                channels, g_channel; /* numbers of g for a head, bytes between them */
 };
 
 /* The contents: no slot twice, counts not negative and at most R; if they append, so are they

@@ -18,8 +18,8 @@ struct gdn_bf16_products; /* cpu/loops/bf16.h */
 /* Sequences of up to this many tokens go token by token in gdn_prefill too. */
 enum { GDN_SHORT_SEQUENCE = 8 };
 
-/* What a call of the family (gdn.h) has beyond Gated DeltaNet. A token of k, v, beta and write is
- * its first update; the steps to the next one and from channel to channel are bytes. */
+/* A call of the family (gdn.h), as far as it is more than Gated DeltaNet. A token of k, v, beta and
+ * write is its first update; the steps to the next one and from channel to channel are bytes. */
 struct gdn_family {
     bool            is;                /* a, b and w are rows; else all of this is zero */
     bool            g_rows, beta_rows; /* a number per channel */

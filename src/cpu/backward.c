@@ -115,7 +115,8 @@ static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struc
         { &s->dv, heads * row_v }, { &token_memory, tokens / sizeof(float) },
     };
     const size_t bytes = gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
-    if (tokens) gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, memory ? (char *)token_memory : NULL);
+    if (tokens)
+        gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, memory ? (char *)token_memory : NULL);
     s->tokens.kr = kr;
     return bytes;
 }

@@ -15,7 +15,7 @@ void   gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratc
 struct gdn_backward_tokens {
     const struct gdn_backward *work;
     const struct gdn_kernels  *kr;
-    ptrdiff_t                  ld; /* floats of a row of a state, and of all that has columns of V */
+    ptrdiff_t                  ld; /* floats of a row of a state, and of rows of V */
     int                        rows;
     float *kq, *a, *b, *alpha, *beta, *v, *w, *u; /* of the rows of a chunk */
     float *before, *after, *dout, *du, *dw, *dk, *de, *dg, *e;

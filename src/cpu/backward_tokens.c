@@ -15,7 +15,8 @@ size_t gdn_backward_tokens_lay_out(struct gdn_backward_tokens *s, const struct g
                                    ptrdiff_t ld, char *memory)
 {
     const struct gdn_rule *r = &w->rule;
-    const size_t rows_k = C * (size_t)r->K, rows_v = C * (size_t)ld, state = (size_t)r->K * (size_t)ld;
+    const size_t rows_k = C * (size_t)r->K, rows_v = C * (size_t)ld;
+    const size_t state  = (size_t)r->K * (size_t)ld;
     const struct gdn_part parts[] = {
         { &s->kq, 2 * rows_k }, { &s->a, rows_k }, { &s->b, rows_k }, { &s->e, (size_t)r->K },
         { &s->alpha, C }, { &s->beta, C }, { &s->v, rows_v }, { &s->w, rows_v }, { &s->u, rows_v },
@@ -41,7 +42,8 @@ static void decay_rows(const struct gdn_backward_tokens *s, const float *a, floa
 }
 
 /* y [V] = S^T x */
-static void columns_by(const struct gdn_backward_tokens *s, float *y, const float *x, const float *S)
+static void columns_by(const struct gdn_backward_tokens *s, float *y, const float *x,
+                       const float *S)
 {
     const struct gdn_rule *r = &s->work->rule;
     for (int c = 0; c < r->V; c += s->kr->strip)
@@ -54,7 +56,8 @@ static void rows_by(const struct gdn_backward_tokens *s, float *y, const float *
     s->kr->gemv[GDN_F32](y, x, S, s->ld, s->work->rule.K, s->work->rule.V, false);
 }
 
-static void load(struct gdn_backward_tokens *s, const struct gdn_seq *seq, int head, int64_t t, int n)
+static void load(struct gdn_backward_tokens *s, const struct gdn_seq *seq, int head, int64_t t,
+                 int n)
 {
     const struct gdn_rule *r = &s->work->rule;
     const int              u = gdn_rule_updates(r), rows = n * u;
@@ -112,8 +115,8 @@ static void put(const struct gdn_backward_tokens *s, char *to, double x)
 }
 
 /* dg of log a becomes that of g as given, of channel x. sums: those of the head. */
-static double through_gate(const struct gdn_backward_tokens *s, int head, int x, double g, double dg,
-                           double *sums)
+static double through_gate(const struct gdn_backward_tokens *s, int head, int x, double g,
+                           double dg, double *sums)
 {
     const struct gdn_rule *r = &s->work->rule;
     if (dg == 0 || r->gate == GDN_GATE_LOG) return dg;
@@ -184,7 +187,8 @@ static void store_dwrite(const struct gdn_backward_tokens *s, const struct gdn_s
     const struct gdn_rule     *r = &w->rule;
     if (!w->dwrite.data) return;
     char *to = (char *)gdn_row(&w->dwrite, seq, t, head) + j * w->dwrite_update;
-    for (int i = 0; r->beta_kind != GDN_NO_SIGMOID && i < r->V; i++) dw[i] *= w_row[i] * (1 - w_row[i]);
+    for (int i = 0; r->beta_kind != GDN_NO_SIGMOID && i < r->V; i++)
+        dw[i] *= w_row[i] * (1 - w_row[i]);
     gdn_backward_store(s->kr, to, GDN_F32, w->adds, dw, r->V);
 }
 

@@ -179,7 +179,8 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
         c->to[t * u + u - 1]      = column_at(&to, b->col);
     }
     const struct gdn_recur step = {
-        .q = c->kq + rows * r->K, .k = c->kq, .a = c->a, .ak = c->ak, .aq = c->aq, .v = c->v, .o = r->out.data ? c->o : NULL,
+        .q = c->kq + rows * r->K, .k = c->kq, .a = c->a, .ak = c->ak, .aq = c->aq, .v = c->v,
+        .o = r->out.data ? c->o : NULL,
         .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = column_at(&b->from, b->col),
         .to = c->to, .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS,
         .ld_from = b->from.view->ld, .ld_to = b->to_view->ld, .T = rows, .K = r->K, .n = b->n,
@@ -333,10 +334,12 @@ static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const str
     const ptrdiff_t vectors = c->a ? at * r->K : 0;
     const struct gdn_recur step = {
         .q = c->kq + (n * u + at) * r->K, .k = c->kq + at * r->K, .a = c->a ? c->a + vectors : NULL,
-        .ak = c->a ? c->ak + vectors : NULL, .aq = c->a ? c->aq + vectors : NULL, .v = c->v + at * COLUMNS,
+        .ak = c->a ? c->ak + vectors : NULL, .aq = c->a ? c->aq + vectors : NULL,
+        .v = c->v + at * COLUMNS,
         .o = r->out.data ? c->o + at * COLUMNS : NULL, .u = r->record ? c->u + at * COLUMNS : NULL,
         .alpha = c->alpha + at, .beta = c->beta + at, .kq = c->dots + at, .to = c->to,
-        .scratch = S, .ld_v = COLUMNS, .ld_o = COLUMNS, .T = (int)(end - i) * u, .K = r->K, .n = b->n,
+        .scratch = S, .ld_v = COLUMNS, .ld_o = COLUMNS, .T = (int)(end - i) * u,
+        .K = r->K, .n = b->n,
         .resume = true, .exact = r->exact, .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)
@@ -438,7 +441,8 @@ static bool step_q8(struct step_scratch *c, const struct gdn_rule *r,
     const struct gdn_seq   *seq = item->seq;
     const struct gdn_place  to  = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
     uint32_t                keys[COLUMNS];
-    if (r->family.is || seq->n_valid != 1 || r->visits || has_record(r, seq) || to.view->k_first) return false;
+    if (r->family.is || seq->n_valid != 1 || r->visits) return false;
+    if (has_record(r, seq) || to.view->k_first) return false;
     if (!to.data || to.data != b->from.data || !to.scales || to.view->gap) return false;
     if (r->checkpoints.data && seq->n_checkpoints > 0) return false;
     load_tokens(c, r, kr, item, b->head, 0, 1);

@@ -209,6 +209,7 @@ static void prefetch_rows(const struct gdn_rule *r, const struct gdn_rule_item *
     for (int64_t t = t0 + most * i / n; t < t0 + most * (i + 1) / n; t++) {
         gdn_rule_prefetch(&r->v, seq, t, hv, p->col, p->n);
         gdn_rule_prefetch(&r->out, seq, t, p->head, p->col, p->n);
+        if (r->family.g_rows) gdn_rule_prefetch(&r->g, seq, t, p->head, 0, r->K);
     }
     for (int64_t t = t0 + most * at / all; t < t0 + most * (at + 1) / all; t++) {
         gdn_rule_prefetch(&r->k, seq, t, hk, 0, r->K);
@@ -291,7 +292,8 @@ static void walk_pairs(struct chunk *c, const struct gdn_rule *r, const struct g
 }
 
 /* Ends keys and decays after the first `rows` of the chunk, for a checkpoint. */
-static void cut_keys(struct chunk *c, const struct gdn_rule *r, int rows, float *keys, float *decays)
+static void cut_keys(struct chunk *c, const struct gdn_rule *r, int rows, float *keys,
+                     float *decays)
 {
     memset(keys, 0, C * (size_t)c->ld * sizeof *keys);
     for (int x = 0; x < r->K; x++) decays[x] = 1;

@@ -72,7 +72,8 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     gdn_backward_families(&c->work);
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes = gdn_align64(gdn_rule_decay_bytes(&c->work.rule));
-    c->sum_bytes  = sums ? gdn_align64((size_t)(1 + gdn_rule_channels(&c->work.rule)) * sizeof(double) * H * (size_t)c->plan.B) : 0;
+    const size_t each = (size_t)(1 + gdn_rule_channels(&c->work.rule)) * sizeof(double);
+    c->sum_bytes  = sums ? gdn_align64(each * H * (size_t)c->plan.B) : 0;
     c->base.bytes = c->plan_bytes + c->gate_bytes + c->sum_bytes +
                     gdn_backward_scratch(&c->work, ctx->kr) *
                         (size_t)gdn_threads_count(ctx->threads);

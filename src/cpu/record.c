@@ -19,7 +19,8 @@ static void decay_channels(const struct gdn_rule *r, const struct gdn_kernels *k
     const struct gdn_record *rec = r->record;
     const char              *g   = gdn_record_at(&rec->g, slot, row, head);
     float                    a[GDN_MAX_HEAD];
-    for (int x = 0; x < r->K; x++, g += rec->g_channel) a[x] = fabsf(*(const float *)(const void *)g);
+    for (int x = 0; x < r->K; x++, g += rec->g_channel)
+        a[x] = fabsf(*(const float *)(const void *)g);
     for (int x = 0; x < r->K; x++)
         for (int i = 0; a[x] == 0 && i < n; i++) S[k_first ? x * n + i : i * r->K + x] = 0;
     for (int x = 0; k_first && x < r->K; x++)

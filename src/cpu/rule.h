@@ -85,8 +85,8 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                          float *g, float *beta);
 
 /* Rows of n tokens of the family, one for each update, ld floats apart: a, which is 1 from the
- * second update on, and b [K]; alpha and beta as struct gdn_recur has them. w, v, and w v with zeros
- * where w is 0, of columns [col, col + cols). */
+ * second update on, and b [K]; alpha and beta as struct gdn_recur has them. w, v, and w v with
+ * zeros where w is 0, of columns [col, col + cols). */
 void gdn_family_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                            const struct gdn_seq *seq, int head, int64_t t0, int n, float *a,
                            float *b, ptrdiff_t ld, float *alpha, float *beta);

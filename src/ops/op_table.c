@@ -56,7 +56,8 @@ enum {
 const struct gdn_op_shape gdn_op_shapes[GDN_N_OPS] = {
 #define GDN_OP_ROW(NUMBER, name, args)                                                      \
     [GDN_OP_##NUMBER] = { #name, "gdn_" #args "_args", sizeof(gdn_##args##_args),           \
-                          N_TENSORS_##args, BATCH_AT_##args, offsetof(gdn_##args##_args, workspace) },
+                          N_TENSORS_##args, BATCH_AT_##args,                                \
+                          offsetof(gdn_##args##_args, workspace) },
 #include "calls/ops.def"
 };
 

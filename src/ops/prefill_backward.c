@@ -56,7 +56,8 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, const gdn_prefill_backward_arg
 
 static struct gdn_family_tensors family_of(gdn_prefill_backward_args *a)
 {
-    return (struct gdn_family_tensors){ &a->k, &a->v, &a->g, &a->beta, &a->write_gate, &a->dt_bias };
+    return (struct gdn_family_tensors){ &a->k,    &a->v,          &a->g,
+                                        &a->beta, &a->write_gate, &a->dt_bias };
 }
 
 /* Checks that gradients of gates have the dimensions of the gates. */
@@ -77,8 +78,8 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     const struct gdn_family_tensors t = family_of(&c->args);
     struct gdn_tokens               updates;
     TRY(gdn_family_tokens(ctx, &t, a->updates, &c->tokens, &updates));
-    TRY(gdn_family_tokens(ctx, &(struct gdn_family_tensors){ .g = &c->args.dg, .beta = &c->args.dbeta },
-                          a->updates, &c->tokens, &updates));
+    const struct gdn_family_tensors d = { .g = &c->args.dg, .beta = &c->args.dbeta };
+    TRY(gdn_family_tokens(ctx, &d, a->updates, &c->tokens, &updates));
     TRY(gdn_plan_check(ctx, &updates, &a->k, "k", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_plan_check(ctx, &updates, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
     TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));

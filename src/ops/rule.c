@@ -47,7 +47,8 @@ void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f
 
 static struct gdn_family_tensors family_of(gdn_rule_args *a)
 {
-    return (struct gdn_family_tensors){ &a->k, &a->v, &a->g, &a->beta, &a->write_gate, &a->dt_bias };
+    return (struct gdn_family_tensors){ &a->k,    &a->v,          &a->g,
+                                        &a->beta, &a->write_gate, &a->dt_bias };
 }
 
 /* Finds heads and their sizes, from q k v, whose ranks are checked for that. Their shapes are

@@ -106,8 +106,7 @@ struct gdn_kernels {
      * Limit 4 of |g| + |neg_exp_A| (|a| + |dt|) sigmoid(a + dt): the sum rounds too. */
     void (*gate_row)(float *g, const float *a, const float *neg_exp_A, const float *dt, size_t n);
 
-    /* Sums up n decays, as alpha of struct gdn_recur has it: 0 if one is 0, 1 if all are 1, else
-     * 0.5. */
+    /* Returns alpha of struct gdn_recur for n decays: 0 if one is 0, 1 if all are 1, else 0.5. */
     float (*decay_kind)(const float *a, size_t n);
 
     /* b[j][i] = a[i][j], i < rows, j < cols. */

@@ -105,7 +105,8 @@ static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
     args.n_accepted = gdn_cuda_array(&m->args.n_accepted);
     args.path       = gdn_cuda_array(&m->args.path);
     if (m->args.record_g.ndim == 4)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
     TRY(check_commit(ctx, m));
     return launch(ctx, m->base.op, &args, m->base.stream);
 }
@@ -134,7 +135,8 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
     };
     (void)memory;
     if (m->args.record_g.ndim == 4)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
     TRY(check_fold(ctx, m));
     TRY(gdn_cuda_fold(ctx, &rule, m->base.stream));
     return launch(ctx, m->base.op, &record, m->base.stream);

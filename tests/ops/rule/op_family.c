@@ -16,7 +16,7 @@ enum { HK = 2, HV = 4, N_SEQS = 2 };
 
 /* ---- Calls --------------------------------------------------------------------------------- */
 
-/* The tensors that have channels, and how many updates a token has. */
+/* The tensors that have channels, and the updates of a token. */
 static const struct rule {
     const char *name;
     bool        g_rows, beta_rows, write;
@@ -98,7 +98,8 @@ static gdn_rule_args part(const gdn_rule_args *a, int64_t first, int64_t n)
 {
     const int64_t u = a->updates;
     gdn_rule_args b = *a;
-    gdn_tensor   *tokens[] = { &b.q, &b.g, &b.out }, *rows[] = { &b.k, &b.v, &b.beta, &b.write_gate };
+    gdn_tensor   *tokens[] = { &b.q, &b.g, &b.out };
+    gdn_tensor   *rows[]   = { &b.k, &b.v, &b.beta, &b.write_gate };
     for (int i = 0; i < 3; i++) *tokens[i] = ring2_narrow(tokens[i], 0, first, n);
     for (int i = 0; i < 4; i++)
         if (rows[i]->data) *rows[i] = ring2_narrow(rows[i], 0, first * u, n * u);
@@ -150,7 +151,8 @@ static struct oracle_family head_of(const gdn_rule_args *a, int s, int64_t h)
     const int64_t K = a->q.size[2], V = a->v.size[2], u = a->updates, hk = h / (HV / HK);
     const int64_t first = (int64_t)ring2_get(&a->batch->cu_seqlens, s);
     const int64_t T     = (int64_t)ring2_get(&a->batch->cu_seqlens, s + 1) - first;
-    const gdn_tensor    *write = a->write_gate.data || a->beta.ndim == 3 ? &a->write_gate : &a->beta;
+    const bool           apart = a->write_gate.data || a->beta.ndim == 3; /* w is not beta */
+    const gdn_tensor    *write = apart ? &a->write_gate : &a->beta;
     struct oracle_family r = { .T = T, .K = (int)K, .V = (int)V, .n = (int)u };
     r.scale = 1 / sqrt((double)K);
     r.q     = normalised(rows_of(&a->q, first, T, hk, HK, K, 0), T, K);
@@ -268,7 +270,8 @@ static void gradients(int i)
                 for (int64_t x = 0; x < K; x++)
                     ((double *)(uintptr_t)r.k)[j * K + x] =
                         ring2_get(&a.k, ((first * u + j) * HK + hk) * K + x);
-            const size_t tk = (size_t)(r.T * K + 1), nk = (size_t)(n * K + 1), nv = (size_t)(n * V + 1);
+            const size_t tk = (size_t)(r.T * K + 1), nk = (size_t)(n * K + 1);
+            const size_t nv = (size_t)(n * V + 1);
             double *dJ = ring2_heap((size_t)(K * V) * sizeof *dJ);
             for (int64_t j = 0; j < K * V; j++) dJ[j] = ring2_get(&g.dstate_out, S + j);
             const struct oracle_family_backward b = {

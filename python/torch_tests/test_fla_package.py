@@ -67,7 +67,7 @@ def test_package():
     assert version.parse(fla.__version__) >= version.parse("0.6")
     assert version.parse(fla.__version__).local == "gdn"
     assert fla.__spec__.name == "fla" and sys.modules["fla"] is fla
-    for name in ("fla.ops.kda", "fla.models"):
+    for name in ("fla.ops.gla", "fla.models"):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(name)
     with pytest.raises(ImportError):

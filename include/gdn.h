@@ -71,13 +71,7 @@
  *
  * WHICH LAYOUT IS MINE
  *
- *     engine             states of the rule           head map       gates
- *     vLLM 0.33          GDN_STATE_VK                 GROUPED        LOG; RAW in decode
- *     SGLang 0.5.23      GDN_STATE_VK                 GROUPED        LOG; RAW in decode
- *     FlashInfer 0.7     GDN_STATE_VK; GDN_STATE_KV   GROUPED        LINEAR; RAW in decode
- *                        in gated_delta_rule_decode
- *     Hugging Face, FLA  GDN_STATE_KV                 GROUPED        LOG
- *     ggml               GDN_STATE_VK                 INTERLEAVED    LOG
+ * docs/start/embedding.md has a table of engines: state layout, head map and gates of each.
  *
  * States of the convolution are [P][D][S] with any strides. If an engine keeps them as [P][S][D],
  * exchange the two strides of the view.
@@ -116,16 +110,12 @@
  *               docs/design/numerics.md derives the error bounds and says how each is tested.
  *
  *
- * GLOSSARY
+ * GLOSSARY (more in docs/design/architecture.md)
  *
- *     slot        one entry of a pool: the states of all heads of one sequence
+ *     slot        one entry of a pool of states: all heads of one sequence
  *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where. Without
  *                 cu_seqlens, in every op, the N tokens are one sequence
  *     padded      tensors [B][T]... of B sequences. One token of each is [B][1]...
- *     chunk       tokens that prefill computes together: 16 on a CPU, up to 64 on a GPU
- *     segment     a part of a long sequence, computed at the same time as the other parts (GPU)
- *     checkpoint  a copy of the state after a given token
- *     draft       tokens that may be rejected later; a tree if they have several continuations
  *     bits        "the same bits": equal, bit for bit. "To rounding": equal within the error bounds
  *
  *
@@ -199,10 +189,7 @@
  *     GDN_ZERO_AS_GIVEN a scale or an eps may be 0.
  *   - [N] without cu_seqlens is one sequence of N tokens, in gdn_decode and gdn_step too. The next
  *     tokens of B sequences are [B][1]... (as fast), or [B]... with cu_seqlens 0, 1, ..., B.
- *   - An empty sequence (no tokens) writes no slot, so its slot may be named again. A sequence
- *     whose token_count is 0 does write its slot.
- *   - With 16-bit states several calls round between them. With GDN_EXACT the state is rounded
- *     after every token, and any number of calls gives the same bits.
+ *   - An empty sequence writes no slot. A sequence whose token_count is 0 does.
  */
 #ifndef GDN_H
 #define GDN_H
@@ -401,8 +388,7 @@ GDN_DEFINE_INIT(gdn_options, gdn_options_init)
  *             padding. If two sequences write one slot, its content is undefined. Nothing outside
  *             the tensors is touched.
  *   loading   The first call that needs a kernel loads it, in milliseconds, in a capture too. If
- *             this build has no code for the GPU, the driver compiles the kernel. That takes
- *             seconds and is kept on disk; the log says so.
+ *             this build has no code for the GPU, the driver first compiles it, in seconds.
  *   graphs    A call may be captured. Launches depend on descriptors alone, so a replay may find
  *             other lengths and slots in the same arrays. A captured graph keeps a pointer to its
  *             workspace. A later, larger call frees the context's own workspace, and so does
@@ -429,9 +415,8 @@ GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
 /*
  * gdn_self_test - checks that this machine, with this context and its threads, computes correctly.
  *
- * It compares small cases of the rule, the convolution, the gates and the norms, in every dtype,
- * with plain C in float64, in some milliseconds. It allocates 270 KB, and 225 KB for each thread
- * that stay as the context's workspace. GDN_E_SELF_TEST: the text names the op and the element.
+ * It compares small cases of the ops with plain C in float64, in some milliseconds. It allocates
+ * 270 KB, and 225 KB for each thread that stay as the context's workspace.
  */
 GDN_API gdn_status gdn_self_test(gdn_ctx *ctx);
 
@@ -684,8 +669,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *     Gated DeltaProduct    [N][H]      [n N][H]      -             n
  *
  * Any combination is a call. a is exp(g), for each key channel or the same for all of them. beta
- * [N][H] is b and w. beta [N][H][K], the erase gate, is b, and w is then 1. A write_gate is w.
- * With updates n, tensors k, v, beta and write_gate have n N rows
+ * [N][H] is b and w. beta [N][H][K], the erase gate, is b, and w is then 1. A write_gate is w. Its
+ * last two sizes and those of beta follow k. With updates n, these tensors, k and v have n N rows
  * ([B][n T] in padded batches), and token t has rows n t to n t + n - 1. All else counts tokens:
  * cu_seqlens, q, g, out, checkpoints. A last size of 1 of g and beta is no size.
  *
@@ -711,11 +696,10 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *                        for final states (without one: of the pool where states start). Cost on a
  *                        CPU: gdn_prefill 1/3, gdn_decode up to 1/5. On a GPU gdn_prefill runs the
  *                        kernels of gdn_decode.
- *   GDN_BF16_PRODUCTS    gdn_prefill with bf16 q (gdn_block: hidden), on a CPU with AMX or
- *                        AVX512-BF16: in the products k . S and q . S of a chunk, keys, queries and
- *                        the state are rounded to bfloat16. Each product is off by up to 2^-8 of
- *                        its absolute value. On other machines, in gdn_decode and in gdn_step it
- *                        changes nothing. Another dtype of q is GDN_E_DTYPE.
+ *   GDN_BF16_PRODUCTS    gdn_prefill with bf16 q (gdn_block: hidden; else GDN_E_DTYPE), on a CPU
+ *                        with AMX or AVX512-BF16: factors of the products k . S and q . S are
+ *                        rounded to bfloat16. Each product is off by up to 2^-8 of its absolute
+ *                        value. Elsewhere, in gdn_decode and in gdn_step it changes nothing.
  *   GDN_BATCH_INVARIANT  gdn_prefill on a GPU does not split sequences: few long ones take up to
  *                        4 times as long. No effect on a CPU, where bits never depend on the batch.
  *   GDN_NO_EARLY_STOP    gdn_prefill on a GPU: see "Splitting" below. No effect on a CPU.
@@ -727,14 +711,12 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *               multiplied on tensor cores: keys, queries, the state and intermediate values are
  *               rounded to that dtype as factors, and summed in float32. If q, k, v and out do not
  *               have one dtype, the call goes token by token, which is slow for prompts.
- *   single      On Hopper a packed call of less than 1024 tokens a sequence may compute sequences
- *   tokens      of one token by kernels of gdn_decode. Their bits are those of gdn_decode.
- *   Splitting   On Hopper few long sequences of 16 bits are cut into segments, which are computed
- *               at the same time, up to four times as fast. Cuts are at multiples of 64 tokens.
- *               Each cut rounds once more, and depends on the batch. Without GDN_NO_EARLY_STOP, if
- *               `norm` normalises keys, the first tokens of a segment are skipped if they can
- *               change its last state by at most 2^-24 of the state's length. To capture such a
- *               call into a graph, pass a workspace, or first run a call that needs as much.
+ *   single      On Hopper kernels of gdn_decode may compute sequences of one token among prompts.
+ *   tokens      Their bits are those of gdn_decode.
+ *   Splitting   On Hopper few long sequences of 16 bits are cut into segments at multiples of 64
+ *               tokens. Each cut rounds once more, and depends on the batch. Without
+ *               GDN_NO_EARLY_STOP, if `norm` normalises keys, first tokens of a segment are skipped
+ *               if they change its last state by at most 2^-24 of the state's length.
  *
  * docs/design/guarantees.md has the conditions of the last two, and the exact limit.
  *
@@ -786,12 +768,10 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
  * or 57344 becomes that value, and a NaN stays alone. On a GPU, GDN_E5M2 and states without scales
  * take a slower kernel. Errors: docs/design/state-dtypes.md.
  *
- * GDN_ROUND_STOCHASTIC rounds an element up or down. The probability keeps its mean, to 2^-24 of a
- * step with GDN_I8, to 2^-20 with GDN_E4M3 and to 2^-21 with GDN_E5M2. The random number depends on
- * seed + n, the state head, and the element's v and k. n is the number of tokens of the sequence
- * in this call when the state is stored. So calls of one token with the seeds s, s + 1 and
- * so on draw the same numbers as one call with the seed s that stores after each token. GDN_EXACT
- * with such a state takes no parents (GDN_E_UNSUPPORTED). Other dtypes ignore `rounding`.
+ * GDN_ROUND_STOCHASTIC rounds an element up or down, and keeps its mean. The random number depends
+ * on seed + n, the state head, and the element's v and k. n is the number of tokens of the sequence
+ * in this call when the state is stored. GDN_EXACT with such a state takes no parents
+ * (GDN_E_UNSUPPORTED). Other dtypes ignore `rounding`.
  *
  * docs/design/numerics.md, section 13, has all formulas.
  */
@@ -810,8 +790,7 @@ typedef enum gdn_activation {
  *
  *     out[t][d] = act(bias[d] + sum_w weight[d][w] x[t - W + 1 + w][d])
  *
- * where x at t < 0 comes from the state, or is zero. One call serves whole sequences, and the
- * update of a pool by one or several tokens.
+ * where x at t < 0 comes from the state, or is zero.
  *
  *     x         [N][D]       A        any strides; or [B][T][D]. Fastest if that of D is 1; then
  *                            (channels first) if that of the tokens is

@@ -4,10 +4,9 @@
 #ifndef GDN_INTERNAL_H
 #define GDN_INTERNAL_H
 
+#include "calls/rule.h"
 #include "core/ctx.h"
-#include "cpu/loops/bf16.h"
-#include "cpu/project.h"
-#include "cpu/rule.h"
+#include "cpu/loops/kernels.h"
 #include "cuda/driver/blas.h"
 #include "cuda/driver/images.h"
 #include "cuda/driver/launch.h"

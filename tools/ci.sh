@@ -149,14 +149,13 @@ stage_systems() {
     tools/wine.sh build/zig-win_amd64 build/gcc
 }
 
-# The operators for torch, from the wheel: kernels in C, then those in Python for older torch.
+# The operators for torch, from the wheel.
 stage_torch() {
     [ -x build/torch/bin/python ] || skip "no torch in build/torch (tools/bootstrap.sh test)"
     ls dist/*manylinux*"$(uname -m)".whl || skip "no wheel (stage wheel)"
     build/torch/bin/pip install -q --no-deps --force-reinstall dist/*manylinux*"$(uname -m)".whl
     local test=(build/torch/bin/python -m pytest -q -p no:cacheprovider python/torch_tests)
     "${test[@]}"
-    GDN_TORCH_KERNELS=python "${test[@]}" -k "values or threads or mistakes or functions"
     build/torch/bin/python bench/python_calls.py
 }
 

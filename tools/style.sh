@@ -32,9 +32,9 @@ choose() { printf '%s\n' "${code[@]}" | grep "$@" || true; }
 mapfile -t wide < <(choose -E '^src/cpu/loops/avx[^/]*\.c$')
 # The kernels of prefill/sm90 have longer lines still; to be wrapped, then this goes.
 mapfile -t narrow < <(choose -vE '^src/cpu/loops/avx[^/]*\.c$|^src/cuda/prefill/sm90/.*\.cuh?$')
-mapfile -t no_make < <(printf '%s\n' "${text[@]}" | grep -vE '(^|/)Makefile$')
+mapfile -t tabless < <(printf '%s\n' "${text[@]}" | grep -vE '(^|/)Makefile$|\.tsv$')
 
-refuse "tab" '\t' "${no_make[@]}"
+refuse "tab" '\t' "${tabless[@]}"
 refuse "trailing blank" '[ \t\r]$' "${text[@]}"
 refuse "not ASCII" '[^\x00-\x7f]' "${text[@]}"
 refuse "line over 100 columns" '^.{101}' "${narrow[@]}"
@@ -84,10 +84,11 @@ done
 tools/includes.sh || bad=1
 tools/names.sh || bad=1
 
-# Sentences are short. Public functions have a comment.
+# Sentences are short. Public functions have a comment. The page of features is that of its table.
 if command -v python3 >/dev/null; then
     python3 tools/sentences.py "${manuals[@]}" || bad=1
     python3 tools/header_doc.py || bad=1
+    python3 tools/compare.py --check || bad=1
 fi
 echo "${#text[@]} files"
 exit $bad

@@ -102,8 +102,9 @@ def python_page(path):
 def stage(source):
     """Copies the documents and the files that they link to."""
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md",
-                                      "bench/README.md", "bench/peers/gpu/README.md", "tests/vectors/README.md",
-                                      "examples/tinylm/README.md",
+                                      "bench/README.md", "bench/peers/gpu/README.md",
+                                      "tests/vectors/README.md", "examples/tinylm/README.md",
+                                      "examples/generate/README.md",
                                       "integrations/ggml/README.md")]
     pages += [path for folder in ("start", "design", "gpu", "log") for path
               in sorted((ROOT / "docs" / folder).glob("*.md"))]

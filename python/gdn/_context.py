@@ -108,12 +108,10 @@ class _Core:
         args = self.arguments(op, fields)
         self.run(getattr(self.lib, f"gdn_{op}"), ctypes.byref(args))
 
-    def bind(self, op, description=None, is_positional=False, asks=False, plan=None, slow=None):
-        """The op as a function of _native; None: an argument of the plan is not for it. asks: a
-        function that returns the bytes of workspace of the call."""
-        return _fast.native.bind(description or _fast.described[op], self.handle,
-                                 slow or functools.partial(self.call, op), _fail, _stream,
-                                 is_positional, asks, plan)
+    def bind(self, op, plan=None, slow=None):
+        """The op as a function of _native; None: an argument of the plan is not for it."""
+        return _fast.native.bind(_fast.described[op], self.handle,
+                                 slow or functools.partial(self.call, op), _fail, _stream, plan)
 
 
 def _fail(status, text):

@@ -9,7 +9,7 @@ import gdn
 import gdn.torch
 import torch
 from gdn.torch import distributed
-from gdn.torch._named import renamed
+from gdn.torch._named import explained_by, needed_by, renamed
 from torch.nn import functional
 
 CHUNK_SIZE = 64  # of FLA and FlashQLA
@@ -58,6 +58,14 @@ def refuse_grad(**tensors):
             if tensor is not None and tensor.requires_grad:
                 raise NotImplementedError(f"gdn: {name} requires a gradient, which this function "
                                           "does not have; call it under torch.no_grad()")
+
+
+def only(function, kwargs, *known):
+    """Raises NotImplementedError that names the first argument which is not among the known ones,
+    and not None."""
+    for name, x in kwargs.items():
+        if name not in known and x is not None:
+            raise NotImplementedError(f"gdn: {function}() does not know {name}")
 
 
 def unit_stride(x):
@@ -176,14 +184,16 @@ def or_theirs(ours, theirs):
 
 
 def replace(ours, theirs):
-    """Puts or_theirs(ours, theirs) wherever a loaded module has theirs, under any name."""
+    """Puts or_theirs(ours, theirs) wherever a loaded module has theirs, under any name, and returns
+    it; None where theirs is already of gdn."""
     if getattr(theirs, "is_gdn", False):
-        return
+        return None
     call = or_theirs(ours, theirs)
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is theirs:
                 setattr(module, name, call)
+    return call
 
 
 def slots_of_tokens(value, cu_seqlens):
@@ -232,24 +242,12 @@ def explained(**least):
     """Marks a function whose tensors have these names and at least so many dimensions. Errors name
     the argument which is no tensor, or has fewer. A call that succeeds pays for no check."""
 
-    def mark(function):
-        signature = inspect.signature(function)
+    def explain(bound):
+        given = bound.arguments
+        wanted(**{n: given[n] for n in least if n in needed_by(bound.signature)})
+        _explain(**{n: (given.get(n), count) for n, count in least.items()})
 
-        @functools.wraps(function)
-        def call(*args, **kwargs):
-            try:
-                return function(*args, **kwargs)
-            except (AttributeError, IndexError, TypeError):
-                given = signature.bind(*args, **kwargs).arguments
-                needed = {n: given[n] for n in least
-                          if signature.parameters[n].default is inspect.Parameter.empty}
-                wanted(**needed)
-                _explain(**{n: (given.get(n), count) for n, count in least.items()})
-                raise
-
-        return call
-
-    return mark
+    return explained_by(explain)
 
 
 @renamed(state="initial_state")

@@ -38,21 +38,12 @@ HOST, NOWHERE, MIXED = -1, -2, -3  # places of arrays as _native knows them
 _KINDS = {_abi.gdn_tensor: 0, ctypes.c_int32: 1, ctypes.c_uint32: 2, ctypes.c_int64: 3,
           ctypes.c_uint64: 3, ctypes.c_float: 4, ctypes.c_void_p: 5, ctypes.c_size_t: 3,
           _abi._CTYPES["batch"]: 6}
-_torch_dtypes = {}
 
 
 def _kind_of(kind):
     """What arrays of a type are to _native; asked once for each type."""
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None and kind is numpy.ndarray:
-        return 1
-    if torch is not None and issubclass(kind, torch.Tensor):
-        names = dict(float32=_abi.F32, bfloat16=_abi.BF16, float16=_abi.F16, int8=_abi.I8,
-                     float8_e4m3fn=_abi.E4M3, float8_e5m2=_abi.E5M2, int32=_abi.I32, int64=_abi.I64,
-                     uint8=_abi.U8, bool=_abi.U8)
-        _torch_dtypes.update({getattr(torch, name): code for name, code in names.items()})
-        return 2
-    return 0
+    numpy = sys.modules.get("numpy")
+    return int(numpy is not None and kind is numpy.ndarray)
 
 
 def fields_of(op, positional=None):
@@ -82,6 +73,6 @@ def describe(op, name=None, positional=None):
 
 
 if native:
-    native.setup(_kind_of, bf16, _torch_dtypes, *map(_library.address_of, (
+    native.setup(_kind_of, bf16, *map(_library.address_of, (
         "gdn_ctx_create", "gdn_ctx_destroy", "gdn_last_error", "gdn_workspace_bytes")))
     described = {op: describe(op) for op in OPS}

@@ -12,18 +12,31 @@ from torch import distributed
 
 @dataclasses.dataclass
 class FLACPContext:
-    """A rank's part of packed sequences. Of a contiguous layout, whether its first sequence begins
-    on it; of a zigzag one, that of both of its parts."""
+    """
+    A rank's part of packed sequences; of a zigzag layout, two parts, and what is true of each.
+
+    is_first, is_last: whether the first sequence begins, and the last ends, in the part. pre and
+    post_num_ranks: how many parts before and behind have tokens of these. pre_num_conv_tokens: the
+    tokens of the first sequence before the part.
+    """
 
     group: object = None
     cu_seqlens: "torch.Tensor | None" = None
     cu_seqlens_cpu: "torch.Tensor | None" = None
+    is_last_rank: "bool | None" = None
+    pre_num_ranks: "int | None" = None
     is_first_rank: "bool | None" = None
+    post_num_ranks: "int | None" = None
     conv1d_kernel_size: "int | None" = None
+    pre_num_conv_tokens: "int | None" = None
     layout: str = "contiguous"
     part_len: "int | None" = None
     front_num_seqs: "int | None" = None
+    pre_num_ranks_by_part: "tuple[int, int] | None" = None
+    post_num_ranks_by_part: "tuple[int, int] | None" = None
     is_first_by_part: "tuple[bool, bool] | None" = None
+    is_last_by_part: "tuple[bool, bool] | None" = None
+    pre_num_conv_tokens_by_part: "tuple[int, int] | None" = None
 
     def copy_for_backward(self):
         """A copy whose tensors are its own."""
@@ -42,10 +55,14 @@ class FLACPContext:
         return self.group is not None
 
 
-def _part(cuts, start, end):
-    """The cuts of the sequences of tokens [start, end), and whether the first begins there."""
-    inside = [0] + [c - start for c in sorted(set(cuts)) if start < c < end] + [end - start]
-    return inside, start in cuts
+def _part(cuts, n, length):
+    """The cuts inside part n of so many tokens, and what FLACPContext has of it."""
+    start, end = n * length, (n + 1) * length
+    inside = [0] + [c - start for c in sorted(set(cuts)) if start < c < end] + [length]
+    before, behind = max(c for c in cuts if c <= start), min(c for c in cuts if c >= end)
+    return inside, dict(
+        is_first=before == start, is_last=behind == end, pre_num_ranks=n - before // length,
+        post_num_ranks=(behind - 1) // length - n, pre_num_conv_tokens=start - before)
 
 
 def build_cp_context(cu_seqlens, group, conv1d_kernel_size=None, cu_seqlens_cpu=None,
@@ -67,14 +84,17 @@ def build_cp_context(cu_seqlens, group, conv1d_kernel_size=None, cu_seqlens_cpu=
         raise ValueError(f"cu_seqlens: {cuts[-1]} tokens, wanted a multiple of {count}, at least "
                          "one each")
     mine = [rank] if layout == "contiguous" else [rank, count - 1 - rank]
-    parts = [_part(cuts, n * length, (n + 1) * length) for n in mine]
+    parts = [_part(cuts, n, length) for n in mine]
     local = list(parts[0][0]) + [c + length for inside, _ in parts[1:] for c in inside[1:]]
     local = torch.tensor(local, dtype=torch.int32)
     context = FLACPContext(group, local.to(cu_seqlens.device), local, layout=layout,
                            conv1d_kernel_size=conv1d_kernel_size)
-    if layout == "contiguous":
-        context.is_first_rank = parts[0][1]
-    else:
+    if layout == "zigzag":
         context.part_len, context.front_num_seqs = length, len(parts[0][0]) - 1
-        context.is_first_by_part = parts[0][1], parts[1][1]
+    for name in parts[0][1]:
+        values = tuple(its[name] for _, its in parts)
+        if layout == "zigzag":
+            setattr(context, f"{name}_by_part", values)
+        else:
+            setattr(context, f"{name}_rank" if name.startswith("is_") else name, values[0])
     return context

@@ -149,8 +149,10 @@ def causal_conv1d(x, weight=None, bias=None, residual=None, initial_state=None,
 
     Returns y of the shape of x and the final state [N, D, W] in the dtype of x, or None.
 
-    Raises AssertionError for states with a cp_context, NotImplementedError for seq_idx with states.
+    Raises AssertionError for states with a cp_context, NotImplementedError for seq_idx with states
+    and for other kwargs.
     """
+    _drop_in.only("causal_conv1d", kwargs, "seq_idx")
     if backend not in ("triton", "cuda", "mix"):
         raise ValueError(f"Unsupported backend: {backend}")
     rows, seq_idx = _rows(x, weight), kwargs.get("seq_idx")
@@ -258,6 +260,7 @@ class ShortConvolution(nn.Conv1d):
 
     def __init__(self, hidden_size, kernel_size, bias=False, activation="silu", backend="triton",
                  device=None, dtype=None, **kwargs):
+        _drop_in.only("ShortConvolution", kwargs, "use_fast_conv1d")
         super().__init__(hidden_size, hidden_size, kernel_size, groups=hidden_size, bias=bias,
                          padding=kernel_size - 1, device=device, dtype=dtype)
         if activation not in (None, "silu", "swish"):
@@ -285,10 +288,18 @@ class ShortConvolution(nn.Conv1d):
         tokens, count = x.shape[0] * x.shape[1], x.shape[0]
         if cu_seqlens is not None:
             count = len(cu_seqlens) - 1
-        weight = self.weight[:, 0]
         if (cache is not None and tokens == count and not torch.is_grad_enabled()
                 and (cu_seqlens is None or bool((cu_seqlens.diff() == 1).all()))):
-            y, cache = causal_conv1d_update(x, cache, residual, weight, self.bias, self.activation)
-            return y, cache if output_final_state else None
-        return causal_conv1d(x, weight, self.bias, residual, cache, output_final_state,
+            _drop_in.only("ShortConvolution.forward", kwargs)
+            return self.step(x, residual, cache, output_final_state, cu_seqlens)
+        return causal_conv1d(x, self.weight[:, 0], self.bias, residual, cache, output_final_state,
                              self.activation, cu_seqlens=cu_seqlens, **kwargs)
+
+    def step(self, x, residual, cache, output_final_state=False, cu_seqlens=None):
+        """One token of each sequence; forward only. Returns as forward()."""
+        if cache is None:
+            count = len(x) if cu_seqlens is None else len(cu_seqlens) - 1
+            cache = x.new_zeros(count, self.hidden_size, self.kernel_size[0])
+        y, cache = causal_conv1d_update(x, cache, residual, self.weight[:, 0], self.bias,
+                                        self.activation)
+        return y, cache if output_final_state else None

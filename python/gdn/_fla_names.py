@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where FLA, from 0.4 to 0.6, has what gdn.fla.install() provides."""
 
-from . import _fla_contexts, _fla_modules, _fla_ops, fla
+from . import _fla_contexts, _fla_modules, _fla_ops, _fla_ranks, fla
 
 
 def _of(module, *names):
@@ -16,14 +16,17 @@ _INDEX = _of(_fla_ops, "get_max_num_splits", "prepare_chunk_indices", "prepare_c
              "prepare_lens_from_mask", "prepare_position_ids", "prepare_sequence_ids",
              "prepare_token_indices")
 _CONTEXTS = _of(_fla_contexts, "FLACPContext", "build_cp_context")
+_RANKS = _of(_fla_ranks, "all_gather_into_tensor", "all_reduce_sum", "conv_cp_send_recv_bwd",
+             "conv_cp_send_recv_fwd", "send_recv_bwd", "send_recv_fwd")
 _CONVOLUTION = _of(_fla_modules, "CausalConv1dFunction", "ShortConvolution", "causal_conv1d",
                    "causal_conv1d_bwd", "causal_conv1d_fwd", "causal_conv1d_update",
                    "causal_conv1d_update_states")
 _NORM = _of(_fla_modules, "L2Norm", "l2_norm", "l2norm", "l2norm_bwd", "l2norm_fwd")
 _GATED = _of(_fla_modules, "FusedRMSNormGated", "rms_norm_gated")
 
-# What an installed FLA keeps: its numbers are cached, and its kernels share the norm's sums.
-KEEP = {*_INDEX, "l2norm_bwd", "l2norm_fwd"}
+# What an installed FLA keeps: its numbers are cached, its kernels share the norm's sums, and its
+# contexts are taken as they are.
+KEEP = {*_INDEX, *_CONTEXTS, *_RANKS, "l2norm_bwd", "l2norm_fwd"}
 
 MODULES = {
     "fla.ops": {**_CHUNK, **_RECURRENT, **_KDA},
@@ -39,13 +42,15 @@ MODULES = {
         **_RECURRENT, **_of(_fla_ops, "FusedRecurrentFunction")},
     "fla.ops.utils": _INDEX,
     "fla.ops.utils.index": _INDEX,
-    "fla.ops.cp": _CONTEXTS,
+    "fla.ops.cp": {**_CONTEXTS, **_RANKS},
+    "fla.ops.cp.comm": _RANKS,
     "fla.ops.cp.context": _CONTEXTS,
     "fla.modules": _of(_fla_modules, "FusedRMSNormGated", "L2Norm", "ShortConvolution"),
     "fla.modules.causal_conv1d": _CONVOLUTION,
     "fla.modules.causal_conv1d.ops": _CONVOLUTION,
     "fla.modules.conv": _CONVOLUTION,
     "fla.modules.conv.causal_conv1d": _CONVOLUTION,
+    "fla.modules.conv.short_conv": _CONVOLUTION,
     "fla.modules.conv.triton": _CONVOLUTION,
     "fla.modules.conv.triton.ops": _CONVOLUTION,
     "fla.modules.convolution": _CONVOLUTION,

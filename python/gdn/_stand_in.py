@@ -4,10 +4,9 @@
 import importlib
 import sys
 import types
-import warnings
 from importlib.machinery import ModuleSpec
 
-from . import _drop_in
+from . import _drop_in, _late
 
 
 def _loaded(name):
@@ -36,32 +35,26 @@ def _make(package, version, modules):
     sys.modules[package].__version__ = version
 
 
-def _warn_late(package, names):
-    """One line about modules that looked for the package before, and have None in its place."""
-    late = sorted(name for name, module in list(sys.modules.items())
-                  if any(vars(module).get(n, module) is None for n in names
-                         if isinstance(module, types.ModuleType)))
-    if late:
-        warnings.warn(f'gdn.install("{package}") comes too late for {", ".join(late)}: imported '
-                      "before, without it; call it first", stacklevel=5)
-
-
 def install(package, version, modules, probe=None, keep=()):
     """
     Puts the functions of modules {module: {name: ours}} into the place of the package's, in modules
-    loaded already too; where its module probe is not importable, makes new modules with all names.
+    and objects made already too; where its module probe is not importable, makes new modules with
+    all names. Warns of what it comes too late for.
     An importable package keeps its classes, which call its functions, and the functions that keep
     names. A second call changes nothing.
     """
     found = _loaded(probe or package)
     if found is None:
         _make(package, version, modules)
-        _warn_late(package, {n for names in modules.values() for n, ours in names.items()
+        _late.forget()
+        _late.made(package, {n for names in modules.values() for n, ours in names.items()
                              if isinstance(ours, types.FunctionType)})
     elif not getattr(found, "is_gdn", False):
+        pairs = []
         for name, names in modules.items():
             theirs = _loaded(name)
             for n, ours in names.items():
                 function = getattr(theirs, n, None)
                 if isinstance(ours, types.FunctionType) and function is not None and n not in keep:
-                    _drop_in.replace(ours, function)
+                    pairs.append((function, _drop_in.replace(ours, function)))
+        _late.replaced(package, [pair for pair in pairs if pair[1] is not None])

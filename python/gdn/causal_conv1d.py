@@ -172,7 +172,7 @@ def install():
     causal_conv1d_varlen too. If causal_conv1d is importable, its functions are replaced, in modules
     loaded already too.
     """
-    _stand_in.install("causal_conv1d", "1.6.1", {
+    _stand_in.install("causal_conv1d", "1.6.1+gdn", {
         name: {f.__name__: f for f in functions} for name, functions in _MODULES.items()})
 
 

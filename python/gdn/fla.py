@@ -23,6 +23,8 @@ import gdn.torch
 from . import _drop_in
 from ._fla_kda import chunk_kda, fused_recurrent_kda
 
+_KWARGS = "chunk_size", "head_first", "transpose_state_layout"
+
 
 def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, sigmoid, neg,
           v_first, cu_seqlens, raw, A_log, dt_bias, kwargs):
@@ -97,8 +99,11 @@ def chunk_gated_delta_rule(
 
     Raises ValueError for B other than 1 with cu_seqlens, for another number of initial states and
     for allow_neg_eigval without use_beta_sigmoid_in_kernel; AssertionError for states with a
-    cp_context; TypeError for what is no tensor; RuntimeError for what else libgdn refuses.
+    cp_context; TypeError for what is no tensor; NotImplementedError for other kwargs, which FLA
+    ignores; RuntimeError for what else libgdn refuses.
     """
+    _drop_in.only("chunk_gated_delta_rule", kwargs, "use_gate_in_kernel", "A_log", "dt_bias",
+                  *_KWARGS)
     op = gdn.torch.prefill
     if cp_context is not None:
         op, cu_seqlens = _drop_in.on_ranks(cp_context, q, initial_state, output_final_state)
@@ -133,8 +138,10 @@ def fused_recurrent_gated_delta_rule(
     The rule token by token. Shapes, conversions, results and errors are those of
     chunk_gated_delta_rule(). g None is no decay, beta None is 1.
 
-    Raises NotImplementedError for gk and gv (a decay per channel).
+    Raises NotImplementedError for gk and gv (a decay per channel) and for other kwargs.
     """
+    _drop_in.only("fused_recurrent_gated_delta_rule", kwargs, "cu_seqlens_cpu", "chunk_indices",
+                  *_KWARGS)
     if gk is not None or gv is not None:
         raise NotImplementedError("gdn.fla: a decay per channel (gk, gv) is not supported")
     return _call(gdn.torch.decode, q, k, v, g, beta, scale, initial_state, output_final_state,
@@ -187,7 +194,7 @@ def install():
     from . import _fla_names, _stand_in
     from .transformers import replace_rules
 
-    _stand_in.install("fla", "0.6.0", _fla_names.MODULES, "fla.ops.gated_delta_rule",
+    _stand_in.install("fla", "0.6.0+gdn", _fla_names.MODULES, "fla.ops.gated_delta_rule",
                       _fla_names.KEEP)
     replace_rules()
 

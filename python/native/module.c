@@ -149,7 +149,6 @@ struct bound {
     struct frame    *plan;    /* what a call starts from; NULL: defaults */
     struct memory    moving[MAX_FIELDS]; /* of arrays of the plan */
     uint8_t          moving_at[MAX_FIELDS], n_moving; /* their fields */
-    bool             is_positional, asks; /* asks: for the bytes of workspace */
     PyObject        *names[MAX_FIELDS]; /* interned names of the fields */
     PyObject        *last[MAX_FIELDS];  /* the i-th keyword of the last call, and its field */
     uint8_t          at[MAX_FIELDS];
@@ -289,14 +288,12 @@ static PyObject *take_slow_path(struct bound *b, PyObject *const *args, Py_ssize
     PyObject  *fields = PyDict_New(), *empty = PyTuple_New(0), *result = NULL;
     Py_ssize_t n_names = names ? PyTuple_Size(names) : 0;
     int        failed  = !fields || !empty;
-    if (n > (b->is_positional ? b->d->n_fields : 0)) {
+    if (n) {
         PyErr_Format(PyExc_TypeError, "%s() takes keyword arguments only", b->d->name);
         failed = 1;
     }
-    for (Py_ssize_t i = 0; !failed && i < n; i++)
-        if (args[i] != Py_None) failed = PyDict_SetItem(fields, b->names[i], args[i]);
     for (Py_ssize_t i = 0; !failed && i < n_names; i++)
-        failed = PyDict_SetItem(fields, PyTuple_GetItem(names, i), args[n + i]);
+        failed = PyDict_SetItem(fields, PyTuple_GetItem(names, i), args[i]);
     if (!failed) result = PyObject_Call(b->slow, empty, fields);
     Py_XDECREF(fields);
     Py_XDECREF(empty);
@@ -310,7 +307,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
     struct frame  f;
     if (!b) return NULL;
     const struct describe *d = b->d;
-    if (n_names > MAX_FIELDS || n > (b->is_positional ? d->n_fields : 0)) goto slow;
+    if (n_names > MAX_FIELDS || n) goto slow;
 
     if (b->plan) {
         memcpy(f.args, b->plan->args, d->args_bytes);
@@ -325,23 +322,18 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
     for (int i = 0; i < b->n_moving; i++)
         if (memory_moved(&b->moving[i]) && !set(b, &f, b->moving_at[i], b->moving[i].array))
             goto slow;
-    for (Py_ssize_t i = 0; i < n; i++)
-        if (!set(b, &f, (int)i, args[i])) goto slow;
     for (Py_ssize_t i = 0; i < n_names; i++) {
         int at = field_of(b, i, PyTuple_GetItem(names, i));
-        if (at < 0 || !set(b, &f, at, args[n + i])) goto slow;
+        if (at < 0 || !set(b, &f, at, args[i])) goto slow;
     }
 
     gdn_status status = GDN_OK;
     bool       closed = false;
-    size_t     bytes  = 0;
     char       text[512];
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&b->h->lock);
     closed = !b->h->ctx;
-    if (!closed)
-        status = b->asks ? gdn_library.workspace_bytes(b->h->ctx, d->op, f.args, &bytes) :
-                           d->call(b->h->ctx, f.args);
+    if (!closed) status = d->call(b->h->ctx, f.args);
     if (status) {
         strncpy(text, gdn_library.last_error(b->h->ctx), sizeof text - 1);
         text[sizeof text - 1] = 0;
@@ -350,7 +342,6 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
     Py_END_ALLOW_THREADS
     if (closed) goto slow;
     if (status) return PyObject_CallFunction(b->fail, "is", (int)status, text);
-    if (b->asks) return PyLong_FromSize_t(bytes);
     Py_RETURN_NONE;
 slow:
     return take_slow_path(b, args, n, names);
@@ -370,16 +361,14 @@ static int set_plan(struct bound *b, PyObject *key, PyObject *value)
     return 1;
 }
 
-/* bind(describe, handle, slow, fail, stream_of, is_positional, asks, plan): a function of Python.
+/* bind(describe, handle, slow, fail, stream_of, plan): a function of Python.
  * plan: a dict of arguments that every call begins with, or None. If one of them is not of the
  * common kinds, the result is None. */
 static PyObject *bind(PyObject *self, PyObject *args)
 {
     PyObject *d, *h, *slow, *fail, *stream_of, *plan, *function = NULL, *capsule, *key, *value;
-    int       is_positional, asks;
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOOOppO", &d, &h, &slow, &fail, &stream_of, &is_positional, &asks,
-                          &plan))
+    if (!PyArg_ParseTuple(args, "OOOOOO", &d, &h, &slow, &fail, &stream_of, &plan))
         return NULL;
     struct bound *b = calloc(1, sizeof *b);
     if (!b) return PyErr_NoMemory();
@@ -391,7 +380,6 @@ static PyObject *bind(PyObject *self, PyObject *args)
     }
     b->d_capsule = hold(d), b->h_capsule = hold(h), b->slow = hold(slow);
     b->fail = hold(fail), b->stream_of = hold(stream_of), b->keep = hold(plan);
-    b->is_positional = is_positional, b->asks = asks;
     for (int i = 0; i < b->d->n_fields; i++)
         b->names[i] = PyUnicode_InternFromString(b->d->fields[i].name);
     if (plan != Py_None) {
@@ -417,16 +405,16 @@ done:
 
 /* ---- The module ----------------------------------------------------------------------------- */
 
-/* setup(kind_of, bf16, dtypes, addresses of gdn_ctx_create, gdn_ctx_destroy, gdn_last_error and
+/* setup(kind_of, bf16, addresses of gdn_ctx_create, gdn_ctx_destroy, gdn_last_error and
  * gdn_workspace_bytes) */
 static PyObject *setup(PyObject *self, PyObject *args)
 {
-    PyObject          *kind_of, *bf16, *dtypes;
+    PyObject          *kind_of, *bf16;
     unsigned long long a[4];
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOKKKK", &kind_of, &bf16, &dtypes, &a[0], &a[1], &a[2], &a[3]))
+    if (!PyArg_ParseTuple(args, "OOKKKK", &kind_of, &bf16, &a[0], &a[1], &a[2], &a[3]))
         return NULL;
-    view_setup(kind_of, bf16, dtypes);
+    view_setup(kind_of, bf16);
     memcpy(&gdn_library.ctx_create, &a[0], sizeof a[0]);
     memcpy(&gdn_library.ctx_destroy, &a[1], sizeof a[1]);
     memcpy(&gdn_library.last_error, &a[2], sizeof a[2]);

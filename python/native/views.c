@@ -3,20 +3,13 @@
 
 #include "tensor.h"
 
-static PyObject *kind_of, *bf16_type, *torch_dtypes;
-static PyObject *name_array, *name_data_ptr, *name_shape, *name_stride, *name_dtype, *name_device;
+static PyObject *kind_of, *bf16_type, *name_array;
 
-void view_setup(PyObject *kinds, PyObject *bf16, PyObject *dtypes)
+void view_setup(PyObject *kinds, PyObject *bf16)
 {
-    kind_of       = hold(kinds);
-    bf16_type     = hold(bf16);
-    torch_dtypes  = hold(dtypes);
-    name_array    = PyUnicode_InternFromString("array");
-    name_data_ptr = PyUnicode_InternFromString("data_ptr");
-    name_shape    = PyUnicode_InternFromString("shape");
-    name_stride   = PyUnicode_InternFromString("stride");
-    name_dtype    = PyUnicode_InternFromString("dtype");
-    name_device   = PyUnicode_InternFromString("get_device");
+    kind_of    = hold(kinds);
+    bf16_type  = hold(bf16);
+    name_array = PyUnicode_InternFromString("array");
 }
 
 /* An address that is missing is that of a tensor without memory (fake, meta, freed). */
@@ -155,20 +148,7 @@ static int fill_numpy(PyObject *array, bool is_bf16, bool is_output, gdn_tensor 
     return finish(t);
 }
 
-/* ---- torch before 2.10 ---------------------------------------------------------------------- */
-
-/* A tuple of integers into out: how many, or -1 with an exception. */
-static Py_ssize_t integers(PyObject *tuple, int64_t *out)
-{
-    Py_ssize_t n = tuple ? PyTuple_Size(tuple) : -1;
-    if (n > GDN_MAX_DIMS) n = -1;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        out[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
-        if (out[i] == -1 && PyErr_Occurred()) n = -1;
-    }
-    Py_XDECREF(tuple);
-    return n;
-}
+/* ---- What memory holds ---------------------------------------------------------------------- */
 
 static int64_t integer(PyObject *number)
 {
@@ -176,30 +156,6 @@ static int64_t integer(PyObject *number)
     Py_XDECREF(number);
     return value;
 }
-
-static int fill_torch(PyObject *array, gdn_tensor *t, int32_t *place)
-{
-    int        ok    = 0;
-    PyObject  *dtype = PyObject_GetAttr(array, name_dtype);
-    PyObject  *code  = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL; /* borrowed */
-    Py_ssize_t n;
-    if (!code) goto done;
-    t->dtype = (int32_t)PyLong_AsLong(code);
-    n        = integers(PyObject_GetAttr(array, name_shape), t->size);
-    if (n < 0 || integers(PyObject_CallMethodObjArgs(array, name_stride, NULL), t->stride) != n)
-        goto done;
-    t->ndim = (int32_t)n;
-    t->data = (void *)(intptr_t)integer(PyObject_CallMethodObjArgs(array, name_data_ptr, NULL));
-    if (PyErr_Occurred()) goto done;
-    *place = (int32_t)integer(PyObject_CallMethodObjArgs(array, name_device, NULL));
-    ok     = !PyErr_Occurred() && finish(t);
-done:
-    Py_XDECREF(dtype);
-    PyErr_Clear(); /* the slow path says it in words */
-    return ok;
-}
-
-/* ---- What memory holds ---------------------------------------------------------------------- */
 
 /* Returns the C function of a method without arguments, which saves its look-up; NULL: none. */
 static PyCFunction method_of(PyObject *array, const char *name)
@@ -244,7 +200,7 @@ static bool is_freed(PyCFunction storage_offset, PyObject *array, const gdn_tens
 
 /* ---- Which of them -------------------------------------------------------------------------- */
 
-enum { KIND_OTHER, KIND_NUMPY, KIND_TORCH, KIND_EXCHANGE };
+enum { KIND_OTHER, KIND_NUMPY, KIND_EXCHANGE };
 
 struct seen {
     PyTypeObject             *type; /* held, so that no other type gets the address */
@@ -283,7 +239,7 @@ static const struct seen *look(PyObject *array)
             s.kind = KIND_OTHER;
         }
     }
-    if (s.kind >= KIND_TORCH) {
+    if (s.api) {
         s.is_neg         = method_of(array, "is_neg");
         s.storage_offset = method_of(array, "storage_offset");
     }
@@ -295,7 +251,7 @@ static const struct seen *look(PyObject *array)
     return place;
 }
 
-bool view_moves(PyObject *array) { return look(array)->kind >= KIND_TORCH; }
+bool view_moves(PyObject *array) { return look(array)->kind == KIND_EXCHANGE; }
 
 int view_fill(PyObject *array, bool is_output, gdn_tensor *t, int32_t *place)
 {
@@ -314,9 +270,6 @@ int view_fill(PyObject *array, bool is_output, gdn_tensor *t, int32_t *place)
     case KIND_NUMPY: return fill_numpy(array, false, is_output, t, place);
     case KIND_EXCHANGE:
         if (!fill_exchange(s->api, array, t, place)) return 0;
-        break;
-    case KIND_TORCH:
-        if (!fill_torch(array, t, place)) return 0;
         break;
     default: return 0;
     }

@@ -14,16 +14,16 @@
  * ones, the array may not be written, or memory does not hold its values; no exception is set, and
  * the caller takes the slow path.
  *
- * Arrays are those of numpy.ndarray itself, tensors with the DLPack C exchange table (torch from
- * 2.10 on), and torch.Tensor of older torch. gdn.bf16(array of uint16) is bfloat16.
+ * Arrays are those of numpy.ndarray itself and tensors with the DLPack C exchange table (torch from
+ * 2.10 on). gdn.bf16(array of uint16) is bfloat16.
  */
 int view_fill(PyObject *array, bool is_output, gdn_tensor *tensor, int32_t *place);
 
 /* Whether the memory of an array can move or be freed while the array is kept: torch's can. */
 bool view_moves(PyObject *array);
 
-/* The Python helpers of gdn/_fast.py: kind_of(type) -> 0, 1 numpy.ndarray, 2 torch.Tensor;
- * bf16, the class; dtypes, a dict from torch's dtypes to gdn_dtype, filled when kind_of says 2. */
-void view_setup(PyObject *kind_of, PyObject *bf16, PyObject *dtypes);
+/* The Python helpers of gdn/_fast.py: kind_of(type) -> 0, or 1 for numpy.ndarray, and the class
+ * bf16. */
+void view_setup(PyObject *kind_of, PyObject *bf16);
 
 #endif

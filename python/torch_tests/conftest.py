@@ -64,7 +64,7 @@ def modeling(monkeypatch):
     except ImportError as error:
         pytest.skip(str(error))
     modules = ours.modules()
-    for each in modules.values():  # undone after the test; unwrapped: torch's code, not an installed FLA's
+    for each in modules.values():  # undone after the test; unwrapped: not an installed FLA's code
         for function in ours._FUNCTIONS:
             theirs = inspect.unwrap(getattr(each, function.__name__))
             monkeypatch.setattr(each, function.__name__, theirs)

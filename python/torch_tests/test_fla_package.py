@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What gdn.install() makes where FLA and causal_conv1d are absent, under their names."""
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -8,6 +9,7 @@ import types
 import warnings
 
 import pytest
+import ranks
 import torch
 from samples import B, HV, K, T, V, reference, rule
 from torch.nn import functional
@@ -62,7 +64,8 @@ def test_package():
     import fla
     from packaging import version
 
-    assert version.parse(fla.__version__) >= version.parse("0.4")
+    assert version.parse(fla.__version__) >= version.parse("0.6")
+    assert version.parse(fla.__version__).local == "gdn"
     assert fla.__spec__.name == "fla" and sys.modules["fla"] is fla
     for name in ("fla.ops.kda", "fla.models"):
         with pytest.raises(ModuleNotFoundError):
@@ -77,7 +80,7 @@ def test_transformers_finds_it(monkeypatch):
     utils = pytest.importorskip("transformers.utils.import_utils")
     from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 
-    assert utils._is_package_available("fla", return_version=True) == (True, "0.6.0")
+    assert utils._is_package_available("fla", return_version=True) == (True, "0.6.0+gdn")
     monkeypatch.setattr(utils, "is_torch_cuda_available", lambda: True)
     assert utils.is_flash_linear_attention_available.__wrapped__()
     calls = []
@@ -92,6 +95,43 @@ def test_transformers_finds_it(monkeypatch):
         out, _ = call(**a, cu_seqlens=None, something=3)
         close(out, reference(**a, state=torch.zeros(B, HV, V, K))[0])
     assert not calls
+
+
+def test_transformers_looks_again(is_late, monkeypatch):
+    """An answer from before install() is forgotten."""
+    utils = pytest.importorskip("transformers.utils.import_utils")
+    monkeypatch.setattr(utils, "is_torch_cuda_available", lambda: True)
+    names = "is_flash_linear_attention_available", "is_causal_conv1d_available"
+    with monkeypatch.context() as before:
+        before.setattr(utils, "_is_package_available", lambda *args, **kwargs: (False, "N/A"))
+        for name in names:
+            getattr(utils, name).cache_clear()
+        assert not any(getattr(utils, name)() for name in names)
+    gdn.install(*PACKAGES)
+    try:
+        assert all(getattr(utils, name)() for name in names)
+    finally:
+        for name in names:
+            getattr(utils, name).cache_clear()
+
+
+def test_what_it_does_not_know():
+    """Arguments that FLA's functions take by name and gdn's do not know are refused."""
+    from fla.modules import ShortConvolution
+    from fla.modules.convolution import causal_conv1d
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+
+    a = rule("cpu")
+    del a["out"]
+    calls = {"safe_gate": lambda **more: chunk_gated_delta_rule(**a, **more),
+             "cp_context": lambda **more: fused_recurrent_gated_delta_rule(**a, **more),
+             "lower_bound": lambda **more: causal_conv1d(torch.randn(1, 3, D), torch.randn(D, W),
+                                                         **more),
+             "share_conv_kernel": lambda **more: ShortConvolution(D, W, **more)}
+    for name, call in calls.items():
+        call(**{name: None})
+        with pytest.raises(NotImplementedError, match=f"does not know {name}$"):
+            call(**{name: 3})
 
 
 def test_rule():
@@ -356,10 +396,17 @@ def test_contexts(layout, monkeypatch):
     if layout == "contiguous":
         assert [c.cu_seqlens.tolist() for c in found] == [[0, 3, 8], [0, 2, 8]]
         assert [c.is_first_rank for c in found] == [True, False]
+        assert [c.is_last_rank for c in found] == [False, True]
+        assert [(c.pre_num_ranks, c.post_num_ranks) for c in found] == [(0, 1), (1, 0)]
+        assert [c.pre_num_conv_tokens for c in found] == [0, 5]
     else:  # parts 0 and 3, 1 and 2
         assert [c.cu_seqlens.tolist() for c in found] == [[0, 3, 4, 8], [0, 4, 6, 8]]
         assert [c.is_first_by_part for c in found] == [(True, False), (False, False)]
         assert [c.front_num_seqs for c in found] == [2, 1]
+        assert [c.is_last_by_part for c in found] == [(False, True), (False, False)]
+        assert [c.pre_num_ranks_by_part for c in found] == [(0, 1), (1, 2)]
+        assert [c.post_num_ranks_by_part for c in found] == [(2, 0), (1, 1)]
+        assert [c.pre_num_conv_tokens_by_part for c in found] == [(0, 2), (1, 5)]
     with pytest.raises(ValueError, match="multiple"):
         build_cp_context(torch.tensor([0, 5]), object(), layout=layout)
 
@@ -368,7 +415,7 @@ def test_one_rank(tmp_path):
     """A context of one rank through the rule and the convolution."""
     import fla.modules.convolution
     import fla.ops.gated_delta_rule
-    from fla.ops.cp import build_cp_context
+    from fla.ops.cp import all_reduce_sum, build_cp_context, send_recv_fwd
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0,
                                          world_size=1)
@@ -382,8 +429,27 @@ def test_one_rank(tmp_path):
         x, weight = torch.randn(1, 12, D), torch.randn(D, W)
         call = fla.modules.convolution.causal_conv1d
         close(call(x, weight, cp_context=context)[0], call(x, weight, cu_seqlens=cu)[0])
+        assert not send_recv_fwd(x, context.group).any()
+        assert torch.equal(all_reduce_sum(x.clone(), context.group)[0], x)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_neighbours(monkeypatch):
+    """The ends of three ranks' tokens, as verl exchanges them for its convolution."""
+    from fla.ops.cp.comm import conv_cp_send_recv_bwd, conv_cp_send_recv_fwd
+
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: group.rank)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: group.size)
+    monkeypatch.setattr(torch.distributed, "all_gather_into_tensor",
+                        lambda out, x, group, _: bool(out.copy_(group.all_gather(x).view(-1))[0]))
+
+    def exchanged(group):
+        mine = torch.full((2, 3), 1.0 + group.rank)
+        return [call(mine, group).unique().item()
+                for call in (conv_cp_send_recv_fwd, conv_cp_send_recv_bwd)]
+
+    assert ranks.run(3, exchanged) == [[0, 2], [1, 3], [2, 0]]
 
 
 def test_varlen_states():
@@ -436,8 +502,35 @@ def test_over_an_installed_package(monkeypatch):
     from fla.modules.l2norm import L2Norm
     from fla.modules.l2norm import l2norm as ours
 
-    _stand_in.install("other_package", "1", {"other_package": dict(
-        l2norm=ours, kept=lambda x: x, Thing=L2Norm)}, keep={"kept"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del l2norm
+        _stand_in.install("other_package", "1", {"other_package": dict(
+            l2norm=ours, kept=lambda x: x, Thing=L2Norm)}, keep={"kept"})
     assert package.kept is package.Thing is original
     x = torch.randn(3, 4)
     assert torch.equal(user.l2norm(x), ours(x)) and user.l2norm(x, grown=1) == "theirs"
+
+
+def test_late_over_an_installed_package(monkeypatch):
+    """Attributes of objects follow; who else keeps the package's own function is named."""
+    from gdn import _stand_in
+
+    def l2norm(x, eps=1e-6, output_dtype=None):
+        return "theirs"
+
+    def with_default(x, call=l2norm):
+        return call(x)
+
+    package = types.ModuleType("other_package")
+    package.l2norm = l2norm
+    monkeypatch.setitem(sys.modules, "other_package", package)
+    layer, partial = torch.nn.Module(), functools.partial(l2norm, eps=1)
+    layer.norm = l2norm
+    from fla.modules.l2norm import l2norm as ours
+
+    del l2norm
+    with pytest.warns(UserWarning, match="late for .*partial .l2norm., .*with_default .l2norm."):
+        _stand_in.install("other_package", "1", {"other_package": dict(l2norm=ours)})
+    x = torch.randn(3, 4)
+    assert torch.equal(layer.norm(x), ours(x)) and partial(x) == with_default(x) == "theirs"

@@ -187,7 +187,6 @@ def test_weights_of_a_layer_apart(grad):
             layer(torch.randn(1, 5, 32))
 
 
-@pytest.mark.skipif(gdn.torch.kernels["CPU"] != "C", reason="kernels in Python name NumPy's types")
 def test_wanted_dtypes_are_named():
     q, slots = torch.zeros(3, 2, 4), torch.tensor([0], dtype=torch.int16)
     with pytest.raises(RuntimeError, match="cu_seqlens: int16, wanted.*I32.*I64"):

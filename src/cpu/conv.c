@@ -19,7 +19,7 @@ enum {
     LANES    = 64,   /* channels per transposed tile, */
     ENTRIES  = 16    /* and entries */
 };
-_Static_assert(2 * 8 * CHANNELS * sizeof(float) <= 65536, "as gdn.h promises for 8 taps");
+_Static_assert(2 * 8 * CHANNELS * sizeof(float) <= 65536, "64 KiB a thread for 8 taps");
 _Static_assert((int)ENTRIES >= (int)GDN_MAX_TAPS, "weights and windows are one tile");
 
 /* ---- Views ------------------------------------------------------------------------------- */

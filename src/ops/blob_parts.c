@@ -55,7 +55,7 @@ static gdn_status check_cut(gdn_ctx *ctx, const struct gdn_blob_header *h, int32
 struct heads {
     char    *whole, *part;
     uint64_t whole_row, part_row, bytes;
-    int64_t  n, period; /* of the part; of its map, see gdn.h */
+    int64_t  n, period; /* of the part; of its map, see gdn_blob.h */
     int32_t  rank, n_ranks, copies; /* copies: ranks that have each head of this kind */
     int32_t  most_copies;           /* of any kind */
     bool     grouped;

@@ -123,23 +123,35 @@ static gdn_step_args step_args(void)
     return a;
 }
 
+enum { MOST_LINES = 8 };
 struct told {
     int  n;
-    char first[80];
+    char lines[MOST_LINES][256];
 };
 
 static void tell(void *user, const char *line)
 {
     struct told *t = user;
-    if (t->n++ == 0) snprintf(t->first, sizeof t->first, "%s", line);
+    if (t->n < MOST_LINES) snprintf(t->lines[t->n], sizeof t->lines[0], "%s", line);
+    t->n++;
 }
 
-/* The log gets three lines for equal calls: the workspace, the form of decode and all kernels. A
- * call that failed has run none. */
+/* The log gets six lines for equal calls: the workspace, the forms of the step and of its parts,
+ * and all kernels. A call that failed has run none. */
 static void test_step(void)
 {
     static const char *const names = "step: gdn_conv_walk_floats_8 gdn_decode_one_vk_F32_BF16_128 "
                                      "gdn_norm_flat_bf16";
+    static const char *const lines[] = {
+        "workspace: ",
+        "step: parts (one launch: the convolution has not 4 taps)",
+        "conv1d: walk (turned: channels lie side by side; one token: channels or their four taps "
+        "are not in aligned fours; rows, tiles, tiles in place: out is absent,",
+        "step: token",
+        "norm: flat",
+        "step: gdn_conv_walk_floats_8 ",
+    };
+    enum { N_LINES = sizeof lines / sizeof *lines };
     const gdn_step_args a    = step_args();
     struct told         told = { 0 };
     char                text[512];
@@ -148,8 +160,10 @@ static void test_step(void)
     ctx->options.log      = tell;
     ctx->options.log_user = &told;
     for (int i = 0; i < 3; i++) ring2_status(ctx, "step", gdn_step(ctx, &a), GDN_OK);
-    CHECK(told.n == 3 && !strncmp(told.first, "workspace: ", 11), "%d lines, first \"%s\"", told.n,
-          told.first);
+    CHECK(told.n == N_LINES, "%d lines", told.n);
+    for (int i = 0; i < N_LINES; i++)
+        CHECK(!strncmp(told.lines[i], lines[i], strlen(lines[i])), "\"%s\", wanted \"%s\"",
+              told.lines[i], lines[i]);
     CHECK(!strcmp(gdn_last_kernel(ctx), names), "%s", gdn_last_kernel(ctx));
     gdn_ctx_destroy(ctx);
     fake->lacks = "gdn_norm_flat_bf16";

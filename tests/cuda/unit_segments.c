@@ -208,7 +208,7 @@ static void about_one_length(void)
         }
 }
 
-/* gdn.h: at most five of a head for each multiprocessor. */
+/* At most five segments of a head for each multiprocessor; gdn.h has the bytes on an H100. */
 static void workspace_is_bounded(void)
 {
     static const int sms[] = { 1, 2, 16, 33, 78, 114, 132 };

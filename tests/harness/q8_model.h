@@ -195,8 +195,9 @@ struct rounding {
 };
 
 /* Stores column v of a float32 pool in an 8-bit one, n tokens from the start. */
-static inline void round_column(const struct pool *to, const struct pool *from, int layout, int64_t
-                                s, int64_t h, int64_t v, int64_t n, struct rounding rounding)
+static inline void round_column(const struct pool *to, const struct pool *from, int layout,
+                                int64_t s, int64_t h, int64_t v, int64_t n,
+                                struct rounding rounding)
 {
     const int32_t dtype = to->t.dtype;
     float         m = 0, x[K], scale, inverse = 1;
@@ -221,7 +222,7 @@ static inline void round_column(const struct pool *to, const struct pool *from, 
 }
 
 static inline void round_slot(const struct pool *to, const struct pool *from, int layout, int64_t s,
-                       int64_t n, struct rounding rounding)
+                              int64_t n, struct rounding rounding)
 {
     for (int64_t h = 0; h < 4; h++)
         for (int64_t v = 0; v < V; v++) round_column(to, from, layout, s, h, v, n, rounding);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Gated DeltaNet for torch (2.5 and newer), on CPU and CUDA tensors.
+Gated DeltaNet for torch (2.10 and newer), on CPU and CUDA tensors.
 
     out = gdn.torch.prefill(q, k, v, g, beta, state=pool, cu_seqlens=cu, read_slots=slots)
 
@@ -11,15 +11,15 @@ is the layer of Qwen3-Next and Qwen3.5 as a module. Gradients flow through all b
 stages: there a tensor that requires a gradient is refused unless gradients are off.
 
 Kernels run on the current stream of the tensors' device, and take scratch memory from torch's
-allocator. On a CPU they run on torch's threads (before torch 2.10, on as many of their own), and
-scratch memory stays with the context. An operator may be called from several threads at once.
-Before a CUDA graph is captured, call warm_up(device) or run the step once.
+allocator. On a CPU they run on torch's threads, and scratch memory stays with the context. An
+operator may be called from several threads at once. Before a CUDA graph is captured, call
+warm_up(device) or run the step once.
 """
 
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError("gdn.torch needs torch 2.5 or newer, which this Python cannot import "
+    raise ImportError("gdn.torch needs torch 2.10 or newer, which this Python cannot import "
                       f"({error}); gdn.Context works without it") from None
 
 from ._block import block
@@ -27,11 +27,11 @@ from ._functions import (conv1d, conv1d_update, decode, gates, l2norm, prefill, 
                          state_copy, step)
 from ._heads import HeadShare
 from ._layer import Cache, GatedDeltaNet
-from ._operators import NUMBERS, OPERATORS, arguments, kernels, schema
+from ._operators import NUMBERS, OPERATORS, arguments, schema
 from ._packing import cu_seqlens_of
 from ._stages import chunk_cumsum, chunk_output, chunk_states, chunk_uw
 from ._warm_up import warm_up
 
 __all__ = ["Cache", "GatedDeltaNet", "HeadShare", "NUMBERS", "OPERATORS", "arguments", "block",
-           "conv1d", "conv1d_update", "cu_seqlens_of", "decode", "gates", "kernels", "l2norm",
-           "prefill", "rmsnorm_gated", "schema", "state_copy", "step", "warm_up"]
+           "conv1d", "conv1d_update", "cu_seqlens_of", "decode", "gates", "l2norm", "prefill",
+           "rmsnorm_gated", "schema", "state_copy", "step", "warm_up"]

@@ -77,7 +77,8 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
     refused. The gradients are those of the rule in chunks whatever flags say. There is no second
     derivative. For gradients the call keeps the states after each save_every tokens (a multiple of
     64, 0: none), 4 H K V bytes each, so that backward does not walk through a long sequence twice;
-    gdn_prefill_backward() in gdn.h says when. None: 2048, if a sequence may have more than 8192.
+    gdn_prefill_backward() in gdn_train.h says when. None: 2048, if a sequence may have more than
+    8192.
 
     Returns out [N][H][V] of the dtype of q; with return_state=True (out, final states [B][H][V][K]
     float32), which leaves state as it is.

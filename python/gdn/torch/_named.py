@@ -11,17 +11,17 @@ from ._operators import tensors_of
 from ._places import refuse_mixed
 
 
-def _explain(op, signature, least, args, kwargs):
+def needed_by(signature):
+    """The names of the parameters without a default."""
+    return {name for name, p in signature.parameters.items() if p.default is p.empty}
+
+
+def _explain(op, least, bound):
     """Raises an error that names the argument of the call that is no tensor where one is wanted,
     has fewer dimensions than the function takes, or is on another device. Returns if there is
     none."""
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError:
-        return  # Python names the argument
     given = {**bound.arguments, **bound.arguments.get("options", {})}
-    wanted = {name for name, argument in signature.parameters.items()
-              if argument.default is argument.empty}
+    wanted = needed_by(bound.signature)
     for name, needed in tensors_of(op).items():
         x = given.get(name)
         if isinstance(x, torch.Tensor):
@@ -56,9 +56,10 @@ def renamed(**names):
     return mark
 
 
-def named(op, **least):
-    """Marks a function of the operator. least: the tensors that the function itself needs, and how
-    many dimensions it takes for granted. A call that succeeds pays for no check."""
+def explained_by(explain):
+    """Marks a function: if a call fails as it does with wrong arguments, explain(bound arguments)
+    first has a chance to raise an error that names the argument. A call that succeeds pays for no
+    check, and if Python itself refuses the arguments, its error stays."""
 
     def mark(function):
         signature = inspect.signature(function)
@@ -68,9 +69,20 @@ def named(op, **least):
             try:
                 return function(*args, **kwargs)
             except (AttributeError, IndexError, RuntimeError, TypeError):
-                _explain(op, signature, least, args, kwargs)
+                try:
+                    bound = signature.bind(*args, **kwargs)
+                except TypeError:
+                    bound = None
+                if bound is not None:
+                    explain(bound)
                 raise
 
         return call
 
     return mark
+
+
+def named(op, **least):
+    """Marks a function of the operator. least: the tensors that the function itself needs, and how
+    many dimensions it takes for granted."""
+    return explained_by(lambda bound: _explain(op, least, bound))

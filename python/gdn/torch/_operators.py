@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The operators torch.ops.gdn.*: schemas made of the structs of gdn.h, fake kernels, and kernels for
-CPU and CUDA, in C where torch has what these need (from 2.10 on), else in Python.
+The operators torch.ops.gdn.*: schemas made of the structs of gdn.h, fake kernels, and kernels in C
+for CPU and CUDA.
 
 Every operator returns nothing. It writes the tensors that its schema marks, in place. Its arguments
 are the tensors that no call can do without, the other tensors, those of gdn_batch, then numbers,
@@ -10,7 +10,6 @@ most calls use, and `full` has every field; an operator without rare fields has 
 """
 
 import fnmatch
-import os
 import string
 
 import torch
@@ -134,27 +133,14 @@ def _define():
             _library.impl(name, kernel, key)
 
 
-def _register(key):
-    """Kernels in C at the dispatch key; why not, if this torch cannot have them."""
-    if os.environ.get("GDN_TORCH_KERNELS") == "python":
-        return "GDN_TORCH_KERNELS is python"
+def _register():
+    """Kernels for each dispatch key that this torch has."""
     describes = [_fast.describe(op, name, [f[0] for f in fields])
                  for name, (op, fields) in _TABLE.items()]
-    return _fast.native.torch_register("gdn", key, describes)
-
-
-def _register_all():
-    """Which kernels run at each dispatch key: "C", or why it is Python."""
-    how = {}
     for key in ("CPU", "CUDA") if torch.version.cuda else ("CPU",):
-        how[key] = _register(key) or "C"
-        if how[key] != "C":
-            from . import _kernels
-
-            for name, (op, fields) in _TABLE.items():
-                _library.impl(name, _kernels.kernel(op, name, [f[0] for f in fields],
-                                                    key), key)
-    return how
+        why_not = _fast.native.torch_register("gdn", key, describes)
+        if why_not:
+            raise ImportError(f"gdn.torch needs torch 2.10 or newer: {why_not}")
 
 
 def _overloads(op):
@@ -165,4 +151,4 @@ def _overloads(op):
 
 _define()
 _OVERLOADS = {op: _overloads(op) for op in OPERATORS}
-kernels = _register_all()
+_register()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The stages of the chunked form (gdn.h, "Stages of the chunked form") as functions that make what
-they return. Letters in shapes and **options are as in _functions.py; C is chunk_size: 16, 32 or 64.
-Without cu_seqlens [N] is one sequence. Gates are logarithms, not summed.
+The stages of the chunked form (gdn_research.h) as functions that make what they return. Letters in
+shapes and **options are as in _functions.py; C is chunk_size: 16, 32 or 64. Without cu_seqlens [N]
+is one sequence. Gates are logarithms, not summed.
 """
 
 import torch

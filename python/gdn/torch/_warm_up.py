@@ -4,7 +4,6 @@
 import torch
 
 from .. import _fast
-from ._operators import kernels
 
 
 def warm_up(device="cuda"):
@@ -21,9 +20,4 @@ def warm_up(device="cuda"):
         raise ValueError(f"device: {device}, wanted cpu or cuda")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    if kernels.get(device.type.upper()) == "C":
-        _fast.native.torch_warm_up(-1 if device.type == "cpu" else device.index)
-    else:
-        from . import _kernels
-
-        _kernels.warm_up(device)
+    _fast.native.torch_warm_up(-1 if device.type == "cpu" else device.index)

@@ -669,8 +669,8 @@ typedef enum gdn_rounding { /* of 8-bit states */
  *     Gated DeltaProduct    [N][H]      [n N][H]      -             n
  *
  * Any combination is a call. a is exp(g), for each key channel or the same for all of them. beta
- * [N][H] is b and w. beta [N][H][K], the erase gate, is b, and w is then 1. A write_gate is w.
- * With updates n, tensors k, v, beta and write_gate have n N rows
+ * [N][H] is b and w. beta [N][H][K], the erase gate, is b, and w is then 1. A write_gate is w. Its
+ * last two sizes and those of beta follow k. With updates n, these tensors, k and v have n N rows
  * ([B][n T] in padded batches), and token t has rows n t to n t + n - 1. All else counts tokens:
  * cu_seqlens, q, g, out, checkpoints. A last size of 1 of g and beta is no size.
  *

@@ -16,7 +16,7 @@ enum { HK = 2, HV = 4, N_SEQS = 2 };
 
 /* ---- Calls --------------------------------------------------------------------------------- */
 
-/* The tensors that have channels, and the updates of a token. */
+/* The tensors that have channels, and how many updates a token has. */
 static const struct rule {
     const char *name;
     bool        g_rows, beta_rows, write;

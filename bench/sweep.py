@@ -9,7 +9,7 @@ BATCHES = (("16/32", 2048, 32), ("2/8", 1024, 16))  # of up to so many sequences
 GATES = ("recipe", "none", "model", "strong")  # of a line that names none: the first
 FALL = 0.05  # what counts as one
 # By a part of the kernel's name.
-FORMS = {"summary": "segments", "wide": "wide", "hopper": "clusters"}
+FORMS = {"summary": "segments", "wide": "wide", "prefill_sm90": "clusters"}
 ABOUT = """Prefill of bf16, d = 128, over the length of one sequence and the number of sequences.
 
 ![Time over the length of one sequence](../docs/plots/prefill-length.svg)

@@ -133,7 +133,7 @@ endif()
 # What takes a minute begins first, so that no processor waits for one of these at the end.
 set(long ${images})
 list(FILTER long INCLUDE REGEX
-    "\\((prefill_(bf16|f16|f32)_.*|decode_walk_..|conv_(tile|walk).*|step_..|backward.*),.*,")
+    "\\((prefill_general_.*|decode_walk_..|conv_(tile|walk).*|step_general_..|backward.*),.*,")
 list(REMOVE_ITEM images ${long})
 # No contraction: where a fused multiply-add is meant, it is written.
 foreach(row ${long} ${images})

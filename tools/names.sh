@@ -47,4 +47,14 @@ done < <(
     names_in "$name_of_code|$path" "${pages[@]}"
     names_in "$house_name|$house_file" "${house[@]}"
 )
+
+# prefill/sm90/cluster is prefill_sm90_cluster. A folder is left out where the file repeats its
+# name, and rowwise, driver and layer always. A suffix tells images of one source apart.
+while IFS=$'\t' read -r image source; do
+    called=$(sed -E 's#^(rowwise|driver|layer)/##; s#([a-z0-9]+)/\1#\1#; s#/#_#g' <<<"$source")
+    [[ $image == "$called" || $image == "$called"_* ]] && continue
+    echo "src/cuda/driver/kernels.def: $image is made of $source.cu; wanted $called"
+    bad=1
+done < <(sed -nE 's/^GDN_IMAGE\(([a-z0-9_]+), [a-z0-9_]+, "([a-z0-9_\/]+)"\)$/\1\t\2/p' \
+    src/cuda/driver/kernels.def)
 exit $bad

@@ -126,26 +126,26 @@ static void test_prefill(void)
 {
     enum { MOST = 232448 };
     static const struct prefill calls[] = {
-        { 9, MOST, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_hopper_BF16" },
-        { 9, MOST, GDN_F16, 128, 128, 0, "prefill: gdn_prefill_hopper_F16" },
-        { 9, MOST, GDN_BF16, 64, 64, 16, "prefill: gdn_prefill_hopper_small_BF16" },
-        { 9, MOST, GDN_F16, 8, 64, 0, "prefill: gdn_prefill_hopper_small_F16" },
-        { 9, MOST, GDN_BF16, 72, 64, 0, "prefill: gdn_prefill_hopper_BF16" },
-        { 9, MOST, GDN_BF16, 64, 72, 0, "prefill: gdn_prefill_hopper_BF16" },
-        { 9, MOST, GDN_BF16, 64, 192, 0, "prefill: gdn_prefill_hopper_BF16" },
-        { 9, MOST, GDN_F16, 8, 120, 0, "prefill: gdn_prefill_hopper_F16" },
-        { 9, MOST, GDN_F32, 128, 128, 0, "prefill: gdn_prefill_f32_128" },
-        { 9, MOST, GDN_BF16, 60, 64, 0, "prefill: gdn_prefill_bf16_64" },
-        { 9, MOST, GDN_BF16, 64, 60, 0, "prefill: gdn_prefill_bf16_64" },
-        { 9, MOST, GDN_BF16, 136, 128, 0, "prefill: gdn_prefill_hopper_deep_BF16" },
-        { 9, MOST, GDN_BF16, 128, 136, 0, "prefill: gdn_prefill_hopper_BF16" },
-        { 9, MOST, GDN_F16, 256, 256, 0, "prefill: gdn_prefill_hopper_deep_F16" },
-        { 9, MOST, GDN_BF16, 132, 128, 0, "prefill: gdn_prefill_bf16_256" },
-        { 9, MOST, GDN_BF16, 128, 132, 0, "prefill: gdn_prefill_bf16_128" },
-        { 9, MOST, GDN_F16, 128, 128, 2, "prefill: gdn_prefill_f16_128" },
-        { 9, 166912, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_bf16_128" },
-        { 8, 166912, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_bf16_128" },
-        { 10, MOST, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_bf16_128" },
+        { 9, MOST, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_sm90_cluster_BF16" },
+        { 9, MOST, GDN_F16, 128, 128, 0, "prefill: gdn_prefill_sm90_cluster_F16" },
+        { 9, MOST, GDN_BF16, 64, 64, 16, "prefill: gdn_prefill_sm90_k64_BF16" },
+        { 9, MOST, GDN_F16, 8, 64, 0, "prefill: gdn_prefill_sm90_k64_F16" },
+        { 9, MOST, GDN_BF16, 72, 64, 0, "prefill: gdn_prefill_sm90_cluster_BF16" },
+        { 9, MOST, GDN_BF16, 64, 72, 0, "prefill: gdn_prefill_sm90_cluster_BF16" },
+        { 9, MOST, GDN_BF16, 64, 192, 0, "prefill: gdn_prefill_sm90_cluster_BF16" },
+        { 9, MOST, GDN_F16, 8, 120, 0, "prefill: gdn_prefill_sm90_cluster_F16" },
+        { 9, MOST, GDN_F32, 128, 128, 0, "prefill: gdn_prefill_general_f32_128" },
+        { 9, MOST, GDN_BF16, 60, 64, 0, "prefill: gdn_prefill_general_bf16_64" },
+        { 9, MOST, GDN_BF16, 64, 60, 0, "prefill: gdn_prefill_general_bf16_64" },
+        { 9, MOST, GDN_BF16, 136, 128, 0, "prefill: gdn_prefill_sm90_k256_BF16" },
+        { 9, MOST, GDN_BF16, 128, 136, 0, "prefill: gdn_prefill_sm90_cluster_BF16" },
+        { 9, MOST, GDN_F16, 256, 256, 0, "prefill: gdn_prefill_sm90_k256_F16" },
+        { 9, MOST, GDN_BF16, 132, 128, 0, "prefill: gdn_prefill_general_bf16_256" },
+        { 9, MOST, GDN_BF16, 128, 132, 0, "prefill: gdn_prefill_general_bf16_128" },
+        { 9, MOST, GDN_F16, 128, 128, 2, "prefill: gdn_prefill_general_f16_128" },
+        { 9, 166912, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_general_bf16_128" },
+        { 8, 166912, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_general_bf16_128" },
+        { 10, MOST, GDN_BF16, 128, 128, 0, "prefill: gdn_prefill_general_bf16_128" },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const gdn_rule_args a = prefill_args(&calls[i]);
@@ -169,14 +169,14 @@ static void test_rounds(void)
 {
     static const struct prefill of = { .dtype = GDN_BF16, .K = 128, .V = 128 };
     static const struct { int64_t B, T; const char *kernel; } calls[] = {
-        { 1, 1, "prefill: gdn_prefill_hopper_BF16" },
-        { 16, 1, "prefill: gdn_prefill_hopper_BF16" },
-        { 17, 1, "prefill: gdn_prefill_hopper_wide_BF16" },
-        { 34, 1, "prefill: gdn_prefill_hopper_wide_BF16" },
-        { 17, 8192, "prefill: gdn_prefill_hopper_wide_BF16" },
-        { 33, 8192, "prefill: gdn_prefill_hopper_wide_BF16" },
-        { 34, 8192, "prefill: gdn_prefill_hopper_BF16" },
-        { 50, 8192, "prefill: gdn_prefill_hopper_wide_BF16" },
+        { 1, 1, "prefill: gdn_prefill_sm90_cluster_BF16" },
+        { 16, 1, "prefill: gdn_prefill_sm90_cluster_BF16" },
+        { 17, 1, "prefill: gdn_prefill_sm90_wide_BF16" },
+        { 34, 1, "prefill: gdn_prefill_sm90_wide_BF16" },
+        { 17, 8192, "prefill: gdn_prefill_sm90_wide_BF16" },
+        { 33, 8192, "prefill: gdn_prefill_sm90_wide_BF16" },
+        { 34, 8192, "prefill: gdn_prefill_sm90_cluster_BF16" },
+        { 50, 8192, "prefill: gdn_prefill_sm90_wide_BF16" },
     };
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
@@ -218,8 +218,8 @@ static void test_segments(void)
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &bytes), GDN_OK);
     CHECK(bytes > 0 && bytes <= 5 * 132 * (4 * 128 * 256 + 8) + 192, "%zu bytes", bytes);
     ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
-    CHECK(!strncmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_hopper_part_BF16 "
-                   "gdn_prefill_hopper_summary_BF16 gdn_prefill_segments_states", 97), "%s",
+    CHECK(!strncmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_sm90_cluster_segment_BF16 "
+                   "gdn_prefill_sm90_summary_BF16 gdn_prefill_sm90_segments_states", 97), "%s",
           gdn_last_kernel(ctx));
     ring2_status(ctx, "again", gdn_prefill(ctx, &a), GDN_OK);
     CHECK(n_told == 1, "the log was told %d times of segments, wanted once", n_told);
@@ -227,7 +227,7 @@ static void test_segments(void)
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &bytes), GDN_OK);
     CHECK(bytes == 0, "%zu bytes for a whole sequence", bytes);
     ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
-    CHECK(!strcmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_hopper_BF16"), "%s",
+    CHECK(!strcmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_sm90_cluster_BF16"), "%s",
           gdn_last_kernel(ctx));
     gdn_ctx_destroy(ctx);
 }
@@ -253,7 +253,7 @@ static void test_columns(void)
         b.write       = GDN_WRITE_EACH;
         a.batch       = &b;
         ring2_status(ctx, "every state", gdn_decode(ctx, &a), GDN_OK);
-        CHECK(!strcmp(gdn_last_kernel(ctx), "decode: gdn_decode_windows_BF16_64"), "%s",
+        CHECK(!strcmp(gdn_last_kernel(ctx), "decode: gdn_decode_window_vk_BF16_64"), "%s",
               gdn_last_kernel(ctx));
         CHECK(fake->launch.grid[0] * (fake->launch.block[0] / 32) * 16 == (unsigned)(H * V),
               "V %d: %u blocks of %u threads", V, fake->launch.grid[0], fake->launch.block[0]);
@@ -278,18 +278,18 @@ static void test_far(void)
 {
     enum { B = 40, H = 2, D = 128, P = 3, COLUMNS = 4 };
     static const struct far calls[] = {
-        { 1, 256, 1, 0, 1, "decode: gdn_decode_one_vk_F32_BF16_128" },
-        { 1, (1 << 21) - 4, 1, 0, 1, "decode: gdn_decode_one_vk_F32_BF16_128" },
-        { 1, 1 << 21, 1, 0, 1, "decode: gdn_decode_any_vk_128" },
-        { 1, -(1 << 22), 1, 0, 1, "decode: gdn_decode_any_vk_128" },
-        { 1, 256, 32768, 0, 1, "decode: gdn_decode_one_vk_F32_BF16_128" },
-        { 1, 256, 32769, 0, 1, "decode: gdn_decode_vk_F32_128" },
-        { 1, 256, 1, 0, (1 << 29) - 1, "decode: gdn_decode_one_vk_F32_BF16_128" },
-        { 1, 256, 1, 0, 1 << 29, "decode: gdn_decode_any_vk_128" },
-        { 5, 256, 1, 0, (int64_t)1 << 32, "decode: gdn_decode_any_vk_128" },
-        { 3, 256, COLUMNS, 1, 1, "decode: gdn_decode_four_vk_F32_BF16_128" },
-        { 3, 256, 16385, 1, 1, "decode: gdn_decode_vk_F32_128" },
-        { 3, 256, 1, 1 << 28, 1, "decode: gdn_decode_vk_F32_128" },
+        { 1, 256, 1, 0, 1, "decode: gdn_decode_token_vk_F32_BF16_128" },
+        { 1, (1 << 21) - 4, 1, 0, 1, "decode: gdn_decode_token_vk_F32_BF16_128" },
+        { 1, 1 << 21, 1, 0, 1, "decode: gdn_decode_general_vk_128" },
+        { 1, -(1 << 22), 1, 0, 1, "decode: gdn_decode_general_vk_128" },
+        { 1, 256, 32768, 0, 1, "decode: gdn_decode_token_vk_F32_BF16_128" },
+        { 1, 256, 32769, 0, 1, "decode: gdn_decode_warp_vk_F32_128" },
+        { 1, 256, 1, 0, (1 << 29) - 1, "decode: gdn_decode_token_vk_F32_BF16_128" },
+        { 1, 256, 1, 0, 1 << 29, "decode: gdn_decode_general_vk_128" },
+        { 5, 256, 1, 0, (int64_t)1 << 32, "decode: gdn_decode_general_vk_128" },
+        { 3, 256, COLUMNS, 1, 1, "decode: gdn_decode_window_k128_vk_F32_BF16_128" },
+        { 3, 256, 16385, 1, 1, "decode: gdn_decode_warp_vk_F32_128" },
+        { 3, 256, 1, 1 << 28, 1, "decode: gdn_decode_warp_vk_F32_128" },
     };
     const char *at  = (const char *)((uintptr_t)1 << 44);
     gdn_ctx    *ctx = hopper_ctx();
@@ -334,11 +334,11 @@ static void test_slots(void)
         bool        slots;
         const char *kernel;
     } calls[] = {
-        { 1, GDN_BF16, GDN_BF16, true, "decode: gdn_decode_one_slots_BF16_BF16_128" },
-        { 528, GDN_F16, GDN_F16, true, "decode: gdn_decode_one_slots_F16_F16_128" },
-        { 529, GDN_BF16, GDN_BF16, true, "decode: gdn_decode_one_vk_BF16_BF16_128" },
-        { 1, GDN_BF16, GDN_BF16, false, "decode: gdn_decode_one_vk_BF16_BF16_128" },
-        { 1, GDN_BF16, GDN_F32, true, "decode: gdn_decode_one_vk_F32_BF16_128" },
+        { 1, GDN_BF16, GDN_BF16, true, "decode: gdn_decode_token_slots_BF16_BF16_128" },
+        { 528, GDN_F16, GDN_F16, true, "decode: gdn_decode_token_slots_F16_F16_128" },
+        { 529, GDN_BF16, GDN_BF16, true, "decode: gdn_decode_token_vk_BF16_BF16_128" },
+        { 1, GDN_BF16, GDN_BF16, false, "decode: gdn_decode_token_vk_BF16_BF16_128" },
+        { 1, GDN_BF16, GDN_F32, true, "decode: gdn_decode_token_vk_F32_BF16_128" },
     };
     char    *at  = (char *)((uintptr_t)1 << 44);
     gdn_ctx *ctx = hopper_ctx();

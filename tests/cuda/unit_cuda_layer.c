@@ -67,8 +67,8 @@ static void test_layer(void)
         CHECK(fake->n_calls[i] == want, "driver call %d: %d times, wanted %d", i,
               fake->n_calls[i], want);
     }
-    CHECK(!strcmp(fake->kernel, "gdn_block_project"), "the last kernel is %s", fake->kernel);
-    CHECK(!strncmp(gdn_last_kernel(ctx), "block: gdn_block_project gdn_block_weave gdn_conv", 48),
+    CHECK(!strcmp(fake->kernel, "gdn_layer_project"), "the last kernel is %s", fake->kernel);
+    CHECK(!strncmp(gdn_last_kernel(ctx), "block: gdn_layer_project gdn_layer_weave gdn_conv", 48),
           "%s", gdn_last_kernel(ctx));
     b.pad_policy = GDN_PAD_KEEP;
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &keeping), GDN_OK);
@@ -77,7 +77,7 @@ static void test_layer(void)
     ring2_status(ctx, "too little workspace", gdn_block(ctx, &a), GDN_E_MEMORY);
     a.workspace_bytes = keeping;
     ring2_status(ctx, "the call that keeps", gdn_block(ctx, &a), GDN_OK);
-    CHECK(!strcmp(fake->kernel, "gdn_block_store"), "the last kernel is %s", fake->kernel);
+    CHECK(!strcmp(fake->kernel, "gdn_layer_store"), "the last kernel is %s", fake->kernel);
     gdn_ctx_destroy(ctx);
 }
 
@@ -95,7 +95,7 @@ static void test_far_rows(void)
     a.hidden.stride[1] = a.out.stride[1] = (int64_t)1 << 31;
     a.hidden.stride[0] = a.out.stride[0] = (int64_t)4 << 31;
     ring2_status(ctx, "rows far apart", gdn_block(ctx, &a), GDN_OK);
-    CHECK(strstr(gdn_last_kernel(ctx), "gdn_block_project") &&
+    CHECK(strstr(gdn_last_kernel(ctx), "gdn_layer_project") &&
               !strstr(gdn_last_kernel(ctx), "cublas"), "%s", gdn_last_kernel(ctx));
     gdn_ctx_destroy(ctx);
 }
@@ -140,7 +140,7 @@ static void tell(void *user, const char *line)
  * and all kernels. A call that failed has run none. */
 static void test_step(void)
 {
-    static const char *const names = "step: gdn_conv_walk_floats_8 gdn_decode_one_vk_F32_BF16_128 "
+    static const char *const names = "step: gdn_conv_walk_floats_8 gdn_decode_token_vk_F32_BF16_128 "
                                      "gdn_norm_flat_bf16";
     static const char *const lines[] = {
         "workspace: ",

@@ -254,7 +254,7 @@ static void check_large_calls(gdn_ctx *ctx)
         ring2_status(ctx, "prefill", gdn_prefill(ctx, &a), GDN_OK);
         check_launch("prefill");
         ring2_status(ctx, "its gradients", gdn_prefill_backward(ctx, &b), GDN_OK);
-        CHECK(strstr(gdn_last_kernel(ctx), dtype == GDN_F32 ? "gdn_backward_chunk"
+        CHECK(strstr(gdn_last_kernel(ctx), dtype == GDN_F32 ? "gdn_backward_general_chunk"
                                                             : "gdn_backward_portable_heads"),
               "%s", gdn_last_kernel(ctx));
         check_launch("its gradients");
@@ -288,7 +288,7 @@ static void test_without(void)
     if (!ctx) return;
     CHECK(strstr(lines, "device: without sm90 (GDN_CUDA_WITHOUT)"), "%s", lines);
     CHECK(!gdn_cuda_runs_sm_90a(ctx->cuda), "code for Hopper runs");
-    CHECK(!gdn_cuda_has_kernel(ctx, GDN_CU_prefill_hopper_BF16), "it has kernels for Hopper");
+    CHECK(!gdn_cuda_has_kernel(ctx, GDN_CU_prefill_sm90_cluster_BF16), "it has kernels for Hopper");
     check_large_calls(ctx);
     gdn_ctx_destroy(ctx);
     setenv("GDN_CUDA_WITHOUT", "sm90,walk", 1);
@@ -302,12 +302,12 @@ static void test_without(void)
 static void test_without_forms(void)
 {
     static const struct { const char *list, *kernel; } calls[] = {
-        { "sm90", "gdn_decode_one_slots_BF16_BF16_128" },
-        { "token slots", "gdn_decode_one_vk_BF16_BF16_128" },
-        { "token slots,token", "gdn_decode_one_packed_vk_BF16_BF16_128" },
-        { "token slots,token,token packed", "gdn_decode_four_vk_BF16_BF16_128" },
-        { "token slots,token,token packed,window k128", "gdn_decode_vk_BF16_128" },
-        { "token slots,token,token packed,window k128,warp", "gdn_decode_any_vk_128" },
+        { "sm90", "gdn_decode_token_slots_BF16_BF16_128" },
+        { "token slots", "gdn_decode_token_vk_BF16_BF16_128" },
+        { "token slots,token", "gdn_decode_token_packed_vk_BF16_BF16_128" },
+        { "token slots,token,token packed", "gdn_decode_window_k128_vk_BF16_BF16_128" },
+        { "token slots,token,token packed,window k128", "gdn_decode_warp_vk_BF16_128" },
+        { "token slots,token,token packed,window k128,warp", "gdn_decode_general_vk_128" },
         { "token slots,token,token packed,window k128,warp,general", "gdn_decode_walk_vk_128" },
     };
     char         *at = (char *)((uintptr_t)1 << 44);

@@ -231,11 +231,11 @@ static char letter(int i)
     return c;
 }
 
-/* Returns true if gdn_decode() may choose the kernel; gdn_decode_single_... are gdn_prefill()'s. */
+/* Returns true if gdn_decode() may choose the kernel; gdn_decode_token_single_... are gdn_prefill()'s. */
 static bool is_decode(int id)
 {
     const char *name = gdn_cuda_kernel_name((enum gdn_kernel_id)id);
-    return !strncmp(name, "gdn_decode_", 11) && strncmp(name, "gdn_decode_single_", 18) != 0;
+    return !strncmp(name, "gdn_decode_", 11) && strncmp(name, "gdn_decode_token_single_", 18) != 0;
 }
 
 /* Compares the names of two kernels up to their K, which the call has. */

@@ -14,7 +14,7 @@ enum { SMS = 132 };
 static struct gdn_cuda_cut choose(const struct gdn_cuda_shape *s, struct gdn_cuda_cut c,
                                   const int64_t *lengths)
 {
-    struct gdn_cu_prefill_hopper a     = { .cut.whole = c.whole, .split = c.split,
+    struct gdn_cu_prefill_sm90 a     = { .cut.whole = c.whole, .split = c.split,
                                            .sm_count   = (int16_t)s->sm_count,
                                            .early_stop = s->stops, .win = (int16_t)c.win };
     struct gdn_plan_long         found = { 0 };

@@ -28,7 +28,7 @@ def test_check_reaches_kernels():
     for dtype in ("BF16", "F16"):
         case = f"decode {dtype.lower()} state f32 k_last 128x128 heads 2/4 T6* each rows"
         out, _ = device("check", "--backend", "cuda", "--function", case, "--verbose")
-        check(f"gdn_decode_four_many_F32_{dtype}_128" in out and "FAILED" not in out, out)
+        check(f"gdn_decode_window_k128_many_F32_{dtype}_128" in out and "FAILED" not in out, out)
 
 
 def test_check_names_every_kernel_of_gradients():
@@ -47,7 +47,7 @@ def test_layer_gradients():
     """gdn run on a device: the gradients of a layer, beside their expected values."""
     path = os.path.join(cli.VECTORS, "backward_layer_qwen3_5.safetensors")
     out, _ = device("run", "--backend", "cuda", path)
-    check("gdn_block_add" in out and out.count(" ok\n") == 11 and "FAIL" not in out, out)
+    check("gdn_layer_add" in out and out.count(" ok\n") == 11 and "FAIL" not in out, out)
 
 
 def test_info_lists_kernels():
@@ -57,7 +57,7 @@ def test_info_lists_kernels():
         here = json.loads(out)
         names = here["device_kernels"]
         check(len(names) > 100 and len(set(names)) == len(names), len(names))
-        check("gdn_decode_four_many_F32_BF16_128" in names, names)
+        check("gdn_decode_window_k128_many_F32_BF16_128" in names, names)
         check(not set(names) & set(here["kernels"]), here["kernels"])
         text, _ = device("info", driver=driver)
         check(f"{len(names)} kernels in this build's" in text, text)

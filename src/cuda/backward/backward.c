@@ -287,7 +287,7 @@ static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options optio
     a->starts.k_first = false;
     a->starts.ld      = a->rule.K;
     if (!has_states_between(a) || options.whole || is_portable(a) ||
-        gdn_cuda_prefill_hopper_why_not(ctx, &first))
+        gdn_cuda_prefill_sm90_why_not(ctx, &first))
         return;
     a->starts_every = (int32_t)(max_of(a->window_chunks, 1) * GDN_CU_BACKWARD_CHUNK);
 }
@@ -392,7 +392,7 @@ static size_t first_pass_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options o
                                const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule first = first_pass(a);
-    return is_by_prefill(a) ? gdn_cuda_prefill_hopper_bytes(ctx, &first, options) : 0;
+    return is_by_prefill(a) ? gdn_cuda_prefill_sm90_bytes(ctx, &first, options) : 0;
 }
 
 static size_t scratch_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
@@ -468,16 +468,16 @@ enum mma_kernel {
 static enum gdn_kernel_id mma_kernel(const struct gdn_cu_backward *a, enum mma_kernel which)
 {
     static const enum gdn_kernel_id all[][2] = {
-        { GDN_CU_backward_mma_prepare_BF16, GDN_CU_backward_mma_prepare_F16 },
-        { GDN_CU_backward_mma_prepare_deep_BF16, GDN_CU_backward_mma_prepare_deep_F16 },
-        { GDN_CU_backward_mma_half_BF16, GDN_CU_backward_mma_half_F16 },
-        { GDN_CU_backward_mma_whole_BF16, GDN_CU_backward_mma_whole_F16 },
-        { GDN_CU_backward_mma_deep_BF16, GDN_CU_backward_mma_deep_F16 },
-        { GDN_CU_backward_mma_half_alone_BF16, GDN_CU_backward_mma_half_alone_F16 },
-        { GDN_CU_backward_mma_whole_alone_BF16, GDN_CU_backward_mma_whole_alone_F16 },
-        { GDN_CU_backward_mma_deep_alone_BF16, GDN_CU_backward_mma_deep_alone_F16 },
-        { GDN_CU_backward_mma_heads_BF16, GDN_CU_backward_mma_heads_F16 },
-        { GDN_CU_backward_mma_heads_wide_BF16, GDN_CU_backward_mma_heads_wide_F16 },
+        { GDN_CU_backward_sm90_prepare_BF16, GDN_CU_backward_sm90_prepare_F16 },
+        { GDN_CU_backward_sm90_prepare_deep_BF16, GDN_CU_backward_sm90_prepare_deep_F16 },
+        { GDN_CU_backward_sm90_half_BF16, GDN_CU_backward_sm90_half_F16 },
+        { GDN_CU_backward_sm90_whole_BF16, GDN_CU_backward_sm90_whole_F16 },
+        { GDN_CU_backward_sm90_deep_BF16, GDN_CU_backward_sm90_deep_F16 },
+        { GDN_CU_backward_sm90_half_alone_BF16, GDN_CU_backward_sm90_half_alone_F16 },
+        { GDN_CU_backward_sm90_whole_alone_BF16, GDN_CU_backward_sm90_whole_alone_F16 },
+        { GDN_CU_backward_sm90_deep_alone_BF16, GDN_CU_backward_sm90_deep_alone_F16 },
+        { GDN_CU_backward_sm90_heads_BF16, GDN_CU_backward_sm90_heads_F16 },
+        { GDN_CU_backward_sm90_heads_wide_BF16, GDN_CU_backward_sm90_heads_wide_F16 },
     };
     return all[which][a->q.dtype == GDN_F16];
 }
@@ -563,12 +563,12 @@ static gdn_status launch_window(gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t
     const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
     a->window = window;
     if (a->n_blocks) return launch_mma(ctx, a, reverse, stream);
-    TRY(launch(ctx, a, GDN_CU_backward_load, a->n_chunks * (r->Hq + r->Hk), 0, stream));
-    TRY(launch(ctx, a, GDN_CU_backward_forward, n_walks, GDN_CU_STRIP_BYTES, stream));
+    TRY(launch(ctx, a, GDN_CU_backward_general_load, a->n_chunks * (r->Hq + r->Hk), 0, stream));
+    TRY(launch(ctx, a, GDN_CU_backward_general_forward, n_walks, GDN_CU_STRIP_BYTES, stream));
     if (!reverse) return GDN_OK;
-    TRY(launch(ctx, a, GDN_CU_backward_reverse, n_walks, GDN_CU_REVERSE_BYTES, stream));
-    TRY(launch(ctx, a, GDN_CU_backward_chunk, a->n_chunks * r->H, GDN_CU_GRADIENTS_BYTES, stream));
-    return launch(ctx, a, GDN_CU_backward_store, a->n_chunks * (r->Hq + r->Hk + r->Hv), 0, stream);
+    TRY(launch(ctx, a, GDN_CU_backward_general_reverse, n_walks, GDN_CU_REVERSE_BYTES, stream));
+    TRY(launch(ctx, a, GDN_CU_backward_general_chunk, a->n_chunks * r->H, GDN_CU_GRADIENTS_BYTES, stream));
+    return launch(ctx, a, GDN_CU_backward_general_store, a->n_chunks * (r->Hq + r->Hk + r->Hv), 0, stream);
 }
 
 /* Returns true if there may be masked tokens. Their gradients are zero. */
@@ -584,8 +584,8 @@ static gdn_status launch_plan(gdn_ctx *ctx, const struct gdn_cu_backward *a,
 {
     enum { THREADS = 256 };
     if (!a->plan) return GDN_OK;
-    gdn_cuda_ran_add(ran, GDN_CU_backward_plan);
-    return launch(ctx, a, GDN_CU_backward_plan, ceil_of(a->rule.batch.B, THREADS), 0, stream);
+    gdn_cuda_ran_add(ran, GDN_CU_backward_general_plan);
+    return launch(ctx, a, GDN_CU_backward_general_plan, ceil_of(a->rule.batch.B, THREADS), 0, stream);
 }
 
 /* Launches the walk to dstate, from the last window to the first, on tensor cores. */
@@ -610,7 +610,7 @@ static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options
 
 static gdn_status launch_state_alone(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stream)
 {
-    const enum gdn_kernel_id  ran[] = { GDN_CU_backward_load, GDN_CU_backward_reverse };
+    const enum gdn_kernel_id  ran[] = { GDN_CU_backward_general_load, GDN_CU_backward_general_reverse };
     const struct gdn_cu_rule *r     = &a->rule;
     for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
         TRY(launch(ctx, a, ran[0], a->n_chunks * (r->Hq + r->Hk), 0, stream));
@@ -626,28 +626,28 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     if (wants_state_alone(a))
         return a->n_blocks ? launch_parts(ctx, options, a, stream)
                            : launch_state_alone(ctx, a, stream);
-    struct gdn_cuda_ran ran = { 5, { GDN_CU_backward_load, GDN_CU_backward_forward,
-                                     GDN_CU_backward_reverse, GDN_CU_backward_chunk,
-                                     GDN_CU_backward_store } };
+    struct gdn_cuda_ran ran = { 5, { GDN_CU_backward_general_load, GDN_CU_backward_general_forward,
+                                     GDN_CU_backward_general_reverse, GDN_CU_backward_general_chunk,
+                                     GDN_CU_backward_general_store } };
     if (a->n_blocks)
         ran = (struct gdn_cuda_ran){ 3, { mma_prepare(a), mma_walks(a), mma_heads(a) } };
     TRY(launch_plan(ctx, a, &ran, stream));
     if (is_by_prefill(a)) {
         const struct gdn_cu_rule     first = first_pass(a);
         const struct gdn_cuda_chunks how   = { .memory = a->scratch, .options = options };
-        TRY(gdn_cuda_prefill_hopper(ctx, &first, &how, &ran, stream));
+        TRY(gdn_cuda_prefill_sm90(ctx, &first, &how, &ran, stream));
     }
     const int64_t n_first = has_states_between(a) && !a->starts_every ? a->n_windows - 1 : 0;
     for (int64_t i = 0; i < n_first; i++) TRY(launch_window(ctx, a, i, false, stream));
     for (int64_t i = a->n_windows - 1; i >= 0; i--)
         TRY(launch_window(ctx, a, i, true, stream));
     if (has_rest(a)) {
-        gdn_cuda_ran_add(&ran, GDN_CU_backward_rest);
-        TRY(launch(ctx, a, GDN_CU_backward_rest, ceil_of(a->n_tokens, WARPS), 0, stream));
+        gdn_cuda_ran_add(&ran, GDN_CU_backward_general_rest);
+        TRY(launch(ctx, a, GDN_CU_backward_general_rest, ceil_of(a->n_tokens, WARPS), 0, stream));
     }
     if (has_sums(a)) {
-        gdn_cuda_ran_add(&ran, GDN_CU_backward_sums);
-        TRY(launch(ctx, a, GDN_CU_backward_sums, a->rule.H, 0, stream));
+        gdn_cuda_ran_add(&ran, GDN_CU_backward_general_sums);
+        TRY(launch(ctx, a, GDN_CU_backward_general_sums, a->rule.H, 0, stream));
     }
     return gdn_cuda_note_all(ctx, "prefill_backward", ran.kernels, ran.n);
 }

@@ -35,7 +35,7 @@ static const char *why_not_sm90(const gdn_ctx *ctx, const struct gdn_cu_backward
 {
     const struct gdn_cu_rule *r = &a->rule;
     if (gdn_cuda_is_off(ctx, GDN_CUDA_SM90_GRADIENTS)) return "it is switched off";
-    if (!gdn_cuda_has_kernel(ctx, GDN_CU_backward_mma_prepare_BF16)) return "no Hopper";
+    if (!gdn_cuda_has_kernel(ctx, GDN_CU_backward_sm90_prepare_BF16)) return "no Hopper";
     if (!gdn_cuda_is_mapped(&r->v, &r->batch, r->H) ||
         !gdn_cuda_is_mapped(&a->dout, &r->batch, r->H))
         return "v or dout has strides that no map has";

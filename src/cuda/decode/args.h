@@ -69,7 +69,7 @@ struct gdn_cu_at {
 GDN_CU_SIZE(gdn_cu_at, 16);
 
 /* gdn_decode of one token for each sequence: decode/token.cuh. */
-struct gdn_cu_one {
+struct gdn_cu_token {
     struct gdn_cu_at from, to, k, q, v, g, beta, A_log, dt_bias, out; /* to, out: data NULL: no */
     int32_t          from_row, to_row; /* of a state, in bytes */
     uint32_t         group_k, group_q, group_v; /* 2^22 / heads of a group, rounded up */
@@ -81,41 +81,41 @@ struct gdn_cu_one {
     int32_t          first_slot;
     int32_t          keep; /* outputs of padding */
 };
-GDN_CU_SIZE(gdn_cu_one, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 6 * 4);
+GDN_CU_SIZE(gdn_cu_token, 10 * 16 + 15 * 4 + 4 + 2 * 8 + 6 * 4);
 
 /* The same for as many tokens as sequences by cu_seqlens, or with has_initial_state. `head` holds
  * the bytes of an entry of either; data NULL: absent. */
-struct gdn_cu_packed {
-    struct gdn_cu_one one;
+struct gdn_cu_token_packed {
+    struct gdn_cu_token one;
     struct gdn_cu_at  cu_seqlens, initial;
     int32_t           initial_bytes; /* 4 or 1 */
     int32_t           n; /* sequences; block row n has what is behind the last one */
 };
-GDN_CU_SIZE(gdn_cu_packed, 264 + 2 * 16 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_token_packed, 264 + 2 * 16 + 2 * 4);
 
 /* The same for those of n packed sequences that have one token: decode/token_single.cuh. */
-struct gdn_cu_singles {
-    struct gdn_cu_one one;
+struct gdn_cu_token_single {
+    struct gdn_cu_token one;
     struct gdn_cu_at  cu_seqlens, initial;
     int32_t           initial_bytes, n;
     int32_t           n_tokens, pad; /* n_tokens: of all */
 };
-GDN_CU_SIZE(gdn_cu_singles, 264 + 2 * 16 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_token_single, 264 + 2 * 16 + 4 * 4);
 
 /* The same for states of 8 bits: decode/token_eight.cuh. */
-struct gdn_cu_eight {
-    struct gdn_cu_one one;
+struct gdn_cu_token_eight {
+    struct gdn_cu_token one;
     struct gdn_cu_at  from_scales, to_scales;
     uint64_t          seed;
     int32_t           random, pad; /* random: GDN_ROUND_STOCHASTIC from this seed */
 };
-GDN_CU_SIZE(gdn_cu_eight, 264 + 2 * 16 + 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_token_eight, 264 + 2 * 16 + 8 + 2 * 4);
 
 /* The same for up to four tokens of each sequence, without initial states: decode/window_k128.cuh.
  * ..._token: step from one token to the next, in bytes; for slots in elements. each: the state
  * after every token is kept, in its slot of write_slots. */
-struct gdn_cu_four {
-    struct gdn_cu_one one;
+struct gdn_cu_window_k128 {
+    struct gdn_cu_token one;
     int32_t           k_token, q_token, v_token, g_token, beta_token, out_token;
     int32_t           T, each;
     int32_t           write_token, n_writes; /* n_: so many tokens have a slot */
@@ -123,7 +123,7 @@ struct gdn_cu_four {
     int32_t           accepted_step, read_token, n_reads;
     int32_t           pad;
 };
-GDN_CU_SIZE(gdn_cu_four, 264 + 10 * 4 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_window_k128, 264 + 10 * 4 + 8 + 4 * 4);
 
 /* gdn_decode with a tree, a record or states of 8 bits; gdn_record_fold. */
 struct gdn_cu_walk {

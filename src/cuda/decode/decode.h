@@ -33,7 +33,7 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
  * takes_singles returns true if decode takes them, and then fills in their launch. decode_singles
  * launches them, behind the kernels of the other sequences, and adds their kernel to ran. */
 struct gdn_cuda_singles {
-    struct gdn_cu_singles args;
+    struct gdn_cu_token_single args;
     struct gdn_cuda_call  call; /* without args and stream */
 };
 bool       gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
@@ -51,7 +51,7 @@ void               gdn_cuda_fill_warp(struct gdn_cu_warp *to, const struct gdn_c
 /* One token of each sequence, as rows that all have a state (decode/token.cuh). */
 bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,
                                       const struct gdn_cu_warp *warp);
-struct gdn_cu_one  gdn_cuda_one_args(const struct gdn_cu_rule *args,
+struct gdn_cu_token  gdn_cuda_token_args(const struct gdn_cu_rule *args,
                                      const struct gdn_cu_warp *warp);
 struct gdn_cu_at   gdn_cuda_at_vector(const struct gdn_cu_array *vector); /* heads: elements */
 /* Return true if n such steps fit 32 bits, whatever the step: of a number, of rows, of a vector. */

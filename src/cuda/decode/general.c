@@ -20,8 +20,8 @@ struct gdn_cu_decode gdn_decode_general_args(const struct gdn_cu_rule *r)
 
 gdn_status gdn_decode_launch_general(const struct gdn_decode_call *c)
 {
-    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_any_vk) },
-                                                      { SIZES(GDN_CU_decode_any_kv) } };
+    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_general_vk) },
+                                                      { SIZES(GDN_CU_decode_general_kv) } };
     const struct gdn_cu_decode a = gdn_decode_general_args(c->rule);
     const int64_t              n = gdn_decode_sequences(c->rule);
     const int64_t              rows = n < MOST_ROWS ? n : MOST_ROWS;

@@ -11,10 +11,10 @@ static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_recor
 {
     const int64_t              B = args->batch.B, most = args->H > args->Hk ? args->H : args->Hk;
     const struct gdn_cuda_call move = {
-        .kernel = GDN_CU_record_move, .grid = { B * most, 1, 1 }, .stream = stream, .args = args,
+        .kernel = GDN_CU_decode_record_move, .grid = { B * most, 1, 1 }, .stream = stream, .args = args,
     };
     const struct gdn_cuda_call count = {
-        .kernel = GDN_CU_record_count, .grid = { (B + THREADS - 1) / THREADS, 1, 1 },
+        .kernel = GDN_CU_decode_record_count, .grid = { (B + THREADS - 1) / THREADS, 1, 1 },
         .stream = stream, .args = args,
     };
     const enum gdn_kernel_id kernels[] = { move.kernel, count.kernel };

@@ -66,10 +66,10 @@ GDN_DEVICE void record_count(const struct gdn_cu_record &a)
         ((int64_t *)a.count.data)[at] = x;
 }
 
-#define GDN_IMAGE_record GDN_THIS_IMAGE
-#define GDN_KERNEL_record(threads, shared, what)                                              \
+#define GDN_IMAGE_decode_record GDN_THIS_IMAGE
+#define GDN_KERNEL_decode_record(threads, shared, what)                                              \
     extern "C" __global__ void __launch_bounds__(threads)                                     \
-        gdn_record_##what(const __grid_constant__ struct gdn_cu_record a)                     \
+        gdn_decode_record_##what(const __grid_constant__ struct gdn_cu_record a)                     \
     {                                                                                         \
         record_##what(a);                                                                     \
     }

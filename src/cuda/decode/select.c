@@ -473,7 +473,7 @@ bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                             struct gdn_cuda_singles *singles)
 {
     struct gdn_decode_call c;
-    if (!gdn_cuda_has_kernel(ctx, GDN_CU_decode_single_vk_F32_BF16_128)) return false;
+    if (!gdn_cuda_has_kernel(ctx, GDN_CU_decode_token_single_vk_F32_BF16_128)) return false;
     describe(&c, ctx, "prefill", args);
     if (why_not_singles(&c)) return false;
     *singles = gdn_decode_singles_of(&c);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches the kernels of one token (token.cuh, token_slots.cuh, token_packed.cuh) and of windows
- * with K = 128 (window_k128.cuh), which take struct gdn_cu_one or begin with it. */
+ * with K = 128 (window_k128.cuh), which take struct gdn_cu_token or begin with it. */
 #include "cuda/decode/select.h"
 
 enum {
@@ -45,10 +45,10 @@ static uint32_t group_of(const struct gdn_cu_rule *r, int n)
 
 /* Returns the arguments of one token. An absent gate is a 0 of a kind that makes 1 of it: exp(0),
  * 2 sigmoid(0). */
-struct gdn_cu_one gdn_cuda_one_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+struct gdn_cu_token gdn_cuda_token_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const bool packed = a->cu_seqlens.data;
-    return (struct gdn_cu_one){
+    return (struct gdn_cu_token){
         .from          = at_pool(&a->from),
         .to            = at_pool(&a->to),
         .k             = at_of(&a->k, packed),
@@ -109,13 +109,13 @@ static gdn_status launch(const struct gdn_decode_call *c, enum gdn_kernel_id ker
 gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c)
 {
 #define IO(name) { { SIZES(name##_BF16) }, { SIZES(name##_F16) } }
-    static const enum gdn_kernel_id mixed[2][2][3] = { IO(GDN_CU_decode_one_vk_F32),
-                                                       IO(GDN_CU_decode_one_kv_F32) };
+    static const enum gdn_kernel_id mixed[2][2][3] = { IO(GDN_CU_decode_token_vk_F32),
+                                                       IO(GDN_CU_decode_token_kv_F32) };
     static const enum gdn_kernel_id alike[2][2][3] = {
-        { { SIZES(GDN_CU_decode_one_vk_BF16_BF16) }, { SIZES(GDN_CU_decode_one_vk_F16_F16) } },
-        { { SIZES(GDN_CU_decode_one_kv_BF16_BF16) }, { SIZES(GDN_CU_decode_one_kv_F16_F16) } },
+        { { SIZES(GDN_CU_decode_token_vk_BF16_BF16) }, { SIZES(GDN_CU_decode_token_vk_F16_F16) } },
+        { { SIZES(GDN_CU_decode_token_kv_BF16_BF16) }, { SIZES(GDN_CU_decode_token_kv_F16_F16) } },
     };
-    const struct gdn_cu_one a    = gdn_cuda_one_args(c->rule, &c->warp);
+    const struct gdn_cu_token a    = gdn_cuda_token_args(c->rule, &c->warp);
     const bool              f16  = c->rule->k.dtype == GDN_F16;
     const int               size = gdn_decode_size(c->rule->K);
     return launch(c, (c->pool->dtype == GDN_F32 ? mixed : alike)[c->pool->k_first][f16][size], &a);
@@ -123,27 +123,27 @@ gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c)
 
 gdn_status gdn_decode_launch_token_slots(const struct gdn_decode_call *c)
 {
-    static const enum gdn_kernel_id kernels[] = { GDN_CU_decode_one_slots_BF16_BF16_128,
-                                                  GDN_CU_decode_one_slots_F16_F16_128 };
-    const struct gdn_cu_one a = gdn_cuda_one_args(c->rule, &c->warp);
+    static const enum gdn_kernel_id kernels[] = { GDN_CU_decode_token_slots_BF16_BF16_128,
+                                                  GDN_CU_decode_token_slots_F16_F16_128 };
+    const struct gdn_cu_token a = gdn_cuda_token_args(c->rule, &c->warp);
     return launch(c, kernels[c->rule->k.dtype == GDN_F16], &a);
 }
 
 gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c)
 {
-    static const enum gdn_kernel_id mixed[2][2][3] = { IO(GDN_CU_decode_one_packed_vk_F32),
-                                                       IO(GDN_CU_decode_one_packed_kv_F32) };
+    static const enum gdn_kernel_id mixed[2][2][3] = { IO(GDN_CU_decode_token_packed_vk_F32),
+                                                       IO(GDN_CU_decode_token_packed_kv_F32) };
     static const enum gdn_kernel_id rows[2][3]     = {
-        { SIZES(GDN_CU_decode_one_packed_vk_BF16_BF16) },
-        { SIZES(GDN_CU_decode_one_packed_vk_F16_F16) },
+        { SIZES(GDN_CU_decode_token_packed_vk_BF16_BF16) },
+        { SIZES(GDN_CU_decode_token_packed_vk_F16_F16) },
     };
     static const enum gdn_kernel_id columns[2]     = { /* K is 128 */
-        GDN_CU_decode_one_packed_kv_BF16_BF16_128,
-        GDN_CU_decode_one_packed_kv_F16_F16_128,
+        GDN_CU_decode_token_packed_kv_BF16_BF16_128,
+        GDN_CU_decode_token_packed_kv_F16_F16_128,
     };
     const struct gdn_cu_warp  *warp = &c->warp;
-    const struct gdn_cu_packed a    = {
-        .one           = gdn_cuda_one_args(c->rule, warp),
+    const struct gdn_cu_token_packed a    = {
+        .one           = gdn_cuda_token_args(c->rule, warp),
         .cu_seqlens    = gdn_cuda_at_vector(&warp->cu_seqlens),
         .initial       = gdn_cuda_at_vector(&warp->has_initial_state),
         .initial_bytes = bytes_of(warp->has_initial_state.data, warp->has_initial_state.dtype),
@@ -159,12 +159,12 @@ gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c)
 struct gdn_cuda_singles gdn_decode_singles_of(const struct gdn_decode_call *c)
 {
     static const enum gdn_kernel_id mixed[2][2] = {
-        { GDN_CU_decode_single_vk_F32_BF16_128, GDN_CU_decode_single_vk_F32_F16_128 },
-        { GDN_CU_decode_single_kv_F32_BF16_128, GDN_CU_decode_single_kv_F32_F16_128 },
+        { GDN_CU_decode_token_single_vk_F32_BF16_128, GDN_CU_decode_token_single_vk_F32_F16_128 },
+        { GDN_CU_decode_token_single_kv_F32_BF16_128, GDN_CU_decode_token_single_kv_F32_F16_128 },
     };
     static const enum gdn_kernel_id alike[2][2] = {
-        { GDN_CU_decode_single_vk_BF16_BF16_128, GDN_CU_decode_single_vk_F16_F16_128 },
-        { GDN_CU_decode_single_kv_BF16_BF16_128, GDN_CU_decode_single_kv_F16_F16_128 },
+        { GDN_CU_decode_token_single_vk_BF16_BF16_128, GDN_CU_decode_token_single_vk_F16_F16_128 },
+        { GDN_CU_decode_token_single_kv_BF16_BF16_128, GDN_CU_decode_token_single_kv_F16_F16_128 },
     };
     const struct gdn_cu_rule *r    = c->rule;
     const struct gdn_cu_warp *warp = &c->warp;
@@ -175,7 +175,7 @@ struct gdn_cuda_singles gdn_decode_singles_of(const struct gdn_decode_call *c)
     const int64_t most = (int64_t)c->ctx->cuda->sm_count * (k_first ? SINGLE_COLUMNS : SINGLE_ROWS);
     const int64_t n    = most / each > 0 ? most / each : 1;
     return (struct gdn_cuda_singles){
-        .args.one           = gdn_cuda_one_args(r, warp),
+        .args.one           = gdn_cuda_token_args(r, warp),
         .args.cu_seqlens    = gdn_cuda_at_vector(&warp->cu_seqlens),
         .args.initial       = gdn_cuda_at_vector(&warp->has_initial_state),
         .args.initial_bytes = bytes_of(warp->has_initial_state.data,
@@ -209,12 +209,12 @@ static struct gdn_cu_at at_scales(const struct gdn_pool_view *p)
 gdn_status gdn_decode_launch_token_eight(const struct gdn_decode_call *c)
 {
     static const enum gdn_kernel_id kernels[2][2] = {
-        { GDN_CU_decode_one_eight_I8_BF16_128, GDN_CU_decode_one_eight_I8_F16_128 },
-        { GDN_CU_decode_one_eight_E4M3_BF16_128, GDN_CU_decode_one_eight_E4M3_F16_128 },
+        { GDN_CU_decode_token_eight_I8_BF16_128, GDN_CU_decode_token_eight_I8_F16_128 },
+        { GDN_CU_decode_token_eight_E4M3_BF16_128, GDN_CU_decode_token_eight_E4M3_F16_128 },
     };
     const struct gdn_cu_rule *r = c->rule;
-    const struct gdn_cu_eight a = {
-        .one         = gdn_cuda_one_args(r, &c->warp),
+    const struct gdn_cu_token_eight a = {
+        .one         = gdn_cuda_token_args(r, &c->warp),
         .from_scales = at_scales(&r->from),
         .to_scales   = at_scales(&r->to),
         .seed        = r->to.seed,
@@ -225,24 +225,24 @@ gdn_status gdn_decode_launch_token_eight(const struct gdn_decode_call *c)
 
 static enum gdn_kernel_id k128_kernel(const struct gdn_decode_call *c)
 {
-    static const enum gdn_kernel_id kept[]  = { GDN_CU_decode_four_each_BF16_BF16_128,
-                                                GDN_CU_decode_four_each_F16_F16_128 };
-    static const enum gdn_kernel_id mixed[] = { GDN_CU_decode_four_vk_F32_BF16_128,
-                                                GDN_CU_decode_four_vk_F32_F16_128 };
-    static const enum gdn_kernel_id many[]  = { GDN_CU_decode_four_many_F32_BF16_128,
-                                                GDN_CU_decode_four_many_F32_F16_128 };
+    static const enum gdn_kernel_id kept[]  = { GDN_CU_decode_window_k128_each_BF16_BF16_128,
+                                                GDN_CU_decode_window_k128_each_F16_F16_128 };
+    static const enum gdn_kernel_id mixed[] = { GDN_CU_decode_window_k128_vk_F32_BF16_128,
+                                                GDN_CU_decode_window_k128_vk_F32_F16_128 };
+    static const enum gdn_kernel_id many[]  = { GDN_CU_decode_window_k128_many_F32_BF16_128,
+                                                GDN_CU_decode_window_k128_many_F32_F16_128 };
     const bool f16 = c->rule->k.dtype == GDN_F16;
     if (c->warp.T > FEW_TOKENS) return many[f16];
-    if (c->pool->k_first) return GDN_CU_decode_four_kv_BF16_BF16_128;
+    if (c->pool->k_first) return GDN_CU_decode_window_k128_kv_BF16_BF16_128;
     if (c->pool->dtype == GDN_F32) return mixed[f16];
-    return c->warp.each ? kept[f16] : GDN_CU_decode_four_vk_BF16_BF16_128;
+    return c->warp.each ? kept[f16] : GDN_CU_decode_window_k128_vk_BF16_BF16_128;
 }
 
 gdn_status gdn_decode_launch_window_k128(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_warp *warp = &c->warp;
-    const struct gdn_cu_four  a    = {
-        .one           = gdn_cuda_one_args(c->rule, warp),
+    const struct gdn_cu_window_k128  a    = {
+        .one           = gdn_cuda_token_args(c->rule, warp),
         .k_token       = warp->k.token,
         .q_token       = warp->q.token,
         .v_token       = warp->v.token,

@@ -28,18 +28,18 @@
 /* ---- 16 bytes of a state --------------------------------------------------------------------- */
 
 /* Returns element e of 16 bits of those that lie in pairs, from its pair. */
-template <int dtype> GDN_DEVICE float one_element(uint32_t x, int e)
+template <int dtype> GDN_DEVICE float token_element(uint32_t x, int e)
 {
     if (dtype == GDN_BF16) return __uint_as_float(e % 2 ? x & 0xffff0000 : x << 16);
     return f16_to_f32((uint16_t)(x >> e % 2 * 16));
 }
 
-template <int dtype> struct one_piece {
+template <int dtype> struct token_piece {
     enum { E = dtype == GDN_F32 ? 4 : 8 };
 
     GDN_DEVICE float get(const uint32_t (&x)[4], int e)
     {
-        return dtype == GDN_F32 ? __uint_as_float(x[e % 4]) : one_element<dtype>(x[e / 2], e);
+        return dtype == GDN_F32 ? __uint_as_float(x[e % 4]) : token_element<dtype>(x[e / 2], e);
     }
     GDN_DEVICE void set(uint32_t (&x)[4], const float (&y)[E])
     {
@@ -62,13 +62,13 @@ template <int dtype> struct one_piece {
     }
 };
 
-GDN_DEVICE void one_store(char *p, const uint32_t (&x)[4])
+GDN_DEVICE void token_store(char *p, const uint32_t (&x)[4])
 {
     *(uint4 *)p = make_uint4(x[0], x[1], x[2], x[3]);
 }
 
 /* Zeros; the branch around this is not to become a selection per word. */
-template <class T> GDN_DEVICE void one_forget(T *x, int n)
+template <class T> GDN_DEVICE void token_forget(T *x, int n)
 {
     const T zero = (T)opaque(0);
 #pragma unroll
@@ -78,7 +78,7 @@ template <class T> GDN_DEVICE void one_forget(T *x, int n)
 /* ---- The token ------------------------------------------------------------------------------- */
 
 /* The place of a block: the token, the head, slots. */
-struct one_place {
+struct token_place {
     enum { LATE = 0 }; /* the state is loaded after the token */
     int row, head, from, to;
 
@@ -89,19 +89,19 @@ struct one_place {
     static __device__ __forceinline__ bool fresh(void) { return false; }
     /* Goes on to the token, when the state has been asked for: it is known. */
     template <int K>
-    static __device__ __forceinline__ bool find(const struct gdn_cu_one &, int) { return true; }
+    static __device__ __forceinline__ bool find(const struct gdn_cu_token &, int) { return true; }
 };
 
-GDN_DEVICE char *one_at(const struct gdn_cu_at &t, int row, int head)
+GDN_DEVICE char *token_at(const struct gdn_cu_at &t, int row, int head)
 {
     return t.data + mad_wide(row, t.row, mad_wide(head, t.head, 0));
 }
 
 /* The head that state head `head` reads. */
-GDN_DEVICE int one_source(int head, uint32_t inverse) { return head * inverse >> 22; }
+GDN_DEVICE int token_source(int head, uint32_t inverse) { return head * inverse >> 22; }
 
 /* Finds the block's place; false: padding. */
-GDN_DEVICE bool one_begin(struct one_place &w, const struct gdn_cu_one &a)
+GDN_DEVICE bool token_begin(struct token_place &w, const struct gdn_cu_token &a)
 {
     w.head = blockIdx.y;
     w.row = w.from = w.to = blockIdx.z;
@@ -114,100 +114,100 @@ GDN_DEVICE bool one_begin(struct one_place &w, const struct gdn_cu_one &a)
 }
 
 /* Returns true if the state goes anywhere. */
-GDN_DEVICE bool one_keeps(const struct gdn_cu_one &a, const struct one_place &w)
+GDN_DEVICE bool token_keeps(const struct gdn_cu_token &a, const struct token_place &w)
 {
     return a.to.data && w.to >= a.first_slot;
 }
 
 /* Returns a number of 4 or 2 bytes, or of none: zero. */
-GDN_DEVICE uint32_t one_bits(const struct gdn_cu_at &t, int row, int head, int bytes)
+GDN_DEVICE uint32_t token_bits(const struct gdn_cu_at &t, int row, int head, int bytes)
 {
-    return ld_4_or_2(one_at(t, row, head), bytes);
+    return ld_4_or_2(token_at(t, row, head), bytes);
 }
-template <int io> GDN_DEVICE float one_half(uint32_t x)
+template <int io> GDN_DEVICE float token_half(uint32_t x)
 {
     return io == GDN_BF16 ? __uint_as_float(x << 16) : f16_to_f32((uint16_t)x);
 }
-template <int io> GDN_DEVICE float one_number(uint32_t x, int bytes)
+template <int io> GDN_DEVICE float token_number(uint32_t x, int bytes)
 {
-    return bytes == 4 ? __uint_as_float(x) : one_half<io>(x);
+    return bytes == 4 ? __uint_as_float(x) : token_half<io>(x);
 }
-template <int io> GDN_DEVICE void one_store_half(char *p, float x)
+template <int io> GDN_DEVICE void token_store_half(char *p, float x)
 {
     *(uint16_t *)p = io == GDN_BF16 ? f32_to_bf16(x) : f32_to_f16(x);
 }
 
 /* The gates of a token, as they lie there. */
-struct one_gates {
+struct token_gates {
     uint32_t g, beta, A_log, dt_bias;
 };
 
-GDN_DEVICE void one_fetch_gates(struct one_gates &f, const struct gdn_cu_one &a,
-                                const struct one_place &w)
+GDN_DEVICE void token_fetch_gates(struct token_gates &f, const struct gdn_cu_token &a,
+                                const struct token_place &w)
 {
-    f.g       = one_bits(a.g, w.row, w.head, a.g_bytes);
-    f.beta    = one_bits(a.beta, w.row, w.head, a.beta_bytes);
-    f.A_log   = one_bits(a.A_log, 0, w.head, a.A_log_bytes);
-    f.dt_bias = one_bits(a.dt_bias, 0, w.head, a.dt_bias_bytes);
+    f.g       = token_bits(a.g, w.row, w.head, a.g_bytes);
+    f.beta    = token_bits(a.beta, w.row, w.head, a.beta_bytes);
+    f.A_log   = token_bits(a.A_log, 0, w.head, a.A_log_bytes);
+    f.dt_bias = token_bits(a.dt_bias, 0, w.head, a.dt_bias_bytes);
 }
 template <int io>
-GDN_DEVICE void one_expand_gates(float &alpha, float &beta, const struct one_gates &f,
-                                 const struct gdn_cu_one &a)
+GDN_DEVICE void token_expand_gates(float &alpha, float &beta, const struct token_gates &f,
+                                 const struct gdn_cu_token &a)
 {
-    alpha = gate_value(a, one_number<io>(f.g, a.g_bytes), one_number<io>(f.A_log, a.A_log_bytes),
-                       one_number<io>(f.dt_bias, a.dt_bias_bytes), true);
-    beta  = beta_value(a, one_number<io>(f.beta, a.beta_bytes));
+    alpha = gate_value(a, token_number<io>(f.g, a.g_bytes), token_number<io>(f.A_log, a.A_log_bytes),
+                       token_number<io>(f.dt_bias, a.dt_bias_bytes), true);
+    beta  = beta_value(a, token_number<io>(f.beta, a.beta_bytes));
 }
 
 /* The factors of raw k and q, and then k . q. */
-struct one_factors {
+struct token_factors {
     float k, q, kq;
 };
 
 /* In the formulas that have a root of their own. */
-GDN_DEVICE float one_inverse_length(float sum_of_squares, const struct gdn_cu_one &a)
+GDN_DEVICE float token_inverse_length(float sum_of_squares, const struct gdn_cu_token &a)
 {
     const float length = sqrt_approx(sum_of_squares), eps = a.norm_eps;
     return rcp_approx(a.norm == GDN_NORM_L2_ADD ? length + eps : fmaxf(length, eps));
 }
 
-GDN_DEVICE struct one_factors one_factors_of(float kk, float qq, float kq,
-                                             const struct gdn_cu_one &a)
+GDN_DEVICE struct token_factors token_factors_of(float kk, float qq, float kq,
+                                             const struct gdn_cu_token &a)
 {
     float k = 1, q = 1;
     if (a.norm == GDN_NORM_L2)
         k = rsqrt_approx(kk + a.norm_eps), q = rsqrt_approx(qq + a.norm_eps);
     else if (a.norm != GDN_NO_NORM)
-        k = one_inverse_length(kk, a), q = one_inverse_length(qq, a);
+        k = token_inverse_length(kk, a), q = token_inverse_length(qq, a);
     q *= a.scale;
     return { k, q, kq * k * q };
 }
 
 /* Returns the sum over `lanes` consecutive lanes. */
-template <int lanes> GDN_DEVICE float one_sum(float x)
+template <int lanes> GDN_DEVICE float token_sum(float x)
 {
 #pragma unroll
     for (int bit = lanes / 2; bit; bit /= 2) x += __shfl_xor_sync(0xffffffff, x, bit);
     return x;
 }
 
-/* Returns N values over `lanes`, each in the order of one_sum(): a lane is left with number lane /
+/* Returns N values over `lanes`, each in the order of token_sum(): a lane is left with number lane /
  * (lanes / N). */
-template <int lanes, int N> GDN_DEVICE float one_sums(float *x)
+template <int lanes, int N> GDN_DEVICE float token_sums(float *x)
 {
     if constexpr (N == 1) {
-        return one_sum<lanes>(x[0]);
+        return token_sum<lanes>(x[0]);
     } else {
         halve<N / 2>(x, lanes / 2);
-        return one_sums<lanes / 2, N / 2>(x);
+        return token_sums<lanes / 2, N / 2>(x);
     }
 }
 
 /* ---- Rows of v ------------------------------------------------------------------------------- */
 
 /* A lane has N rows, STEP apart, of each C pieces of E elements. */
-template <int KC, int dtype, int io> struct one_rows {
-    typedef one_piece<dtype> piece;
+template <int KC, int dtype, int io> struct token_rows {
+    typedef token_piece<dtype> piece;
     enum {
         IO    = io,
         E     = piece::E,
@@ -226,39 +226,39 @@ template <int KC, int dtype, int io> struct one_rows {
 };
 
 /* Returns which of the warp's rows the lane is left with when its sums are done. */
-template <class Tile> GDN_DEVICE int one_own(void)
+template <class Tile> GDN_DEVICE int token_own(void)
 {
     const int lane = threadIdx.x % 32;
     return lane % Tile::LANES / (Tile::LANES / Tile::N) * Tile::STEP + lane / Tile::LANES;
 }
 
 /* From and to memory, from the lane's first row on. */
-template <class Tile> GDN_DEVICE void one_load(Tile &tile, const char *at, int64_t row)
+template <class Tile> GDN_DEVICE void token_load(Tile &tile, const char *at, int64_t row)
 {
 #pragma unroll
     for (int n = 0; n < Tile::N; n++, at += Tile::STEP * row)
 #pragma unroll
         for (int c = 0; c < Tile::C; c++) ld_v4(tile.S[n][c], at + c * Tile::LANES * 16);
 }
-template <class Tile> GDN_DEVICE void one_store(const Tile &tile, char *at, int64_t row)
+template <class Tile> GDN_DEVICE void token_store(const Tile &tile, char *at, int64_t row)
 {
 #pragma unroll
     for (int n = 0; n < Tile::N; n++, at += Tile::STEP * row)
 #pragma unroll
-        for (int c = 0; c < Tile::C; c++) one_store(at + c * Tile::LANES * 16, tile.S[n][c]);
+        for (int c = 0; c < Tile::C; c++) token_store(at + c * Tile::LANES * 16, tile.S[n][c]);
 }
 
 /* The lane's elements of k, then of q. */
 template <class Tile>
-GDN_DEVICE void one_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_one &a,
-                          const struct one_place &w)
+GDN_DEVICE void token_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_token &a,
+                          const struct token_place &w)
 {
     enum { E = Tile::E, C = Tile::C };
     const int lane = threadIdx.x % Tile::LANES * E * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const char *row = (i ? one_at(a.q, w.row, one_source(w.head, a.group_q))
-                             : one_at(a.k, w.row, one_source(w.head, a.group_k))) + lane;
+        const char *row = (i ? token_at(a.q, w.row, token_source(w.head, a.group_q))
+                             : token_at(a.k, w.row, token_source(w.head, a.group_k))) + lane;
 #pragma unroll
         for (int c = 0; c < C; c++) {
             uint32_t y[4];
@@ -273,46 +273,46 @@ GDN_DEVICE void one_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_
 
 /* The same, the gates, and v of row `own`. */
 template <class Tile>
-GDN_DEVICE void one_fetch_token(uint32_t (&raw)[Tile::C * Tile::E], struct one_gates &gates,
-                                uint32_t &value, const struct gdn_cu_one &a,
-                                const struct one_place &w, int own)
+GDN_DEVICE void token_fetch_token(uint32_t (&raw)[Tile::C * Tile::E], struct token_gates &gates,
+                                uint32_t &value, const struct gdn_cu_token &a,
+                                const struct token_place &w, int own)
 {
-    one_fetch<Tile>(raw, a, w);
-    one_fetch_gates(gates, a, w);
-    value = ld_b32_b16(one_at(a.v, w.row, one_source(w.head, a.group_v)) + own * 2, false, true);
+    token_fetch<Tile>(raw, a, w);
+    token_fetch_gates(gates, a, w);
+    value = ld_b32_b16(token_at(a.v, w.row, token_source(w.head, a.group_v)) + own * 2, false, true);
 }
 
 /* Returns the sums of raw k and q. */
 template <class Tile>
-GDN_DEVICE struct one_factors one_products(const uint32_t (&raw)[Tile::C * Tile::E],
-                                           const struct gdn_cu_one &a)
+GDN_DEVICE struct token_factors token_products(const uint32_t (&raw)[Tile::C * Tile::E],
+                                           const struct gdn_cu_token &a)
 {
     enum { N = Tile::C * Tile::E };
     float kk = 0, qq = 0, kq = 0;
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const float k = one_element<Tile::IO>(raw[i / 2], i);
-        const float q = one_element<Tile::IO>(raw[(N + i) / 2], i);
+        const float k = token_element<Tile::IO>(raw[i / 2], i);
+        const float q = token_element<Tile::IO>(raw[(N + i) / 2], i);
         kk = fmaf(k, k, kk), qq = fmaf(q, q, qq), kq = fmaf(k, q, kq);
     }
-    return one_factors_of(one_sum<Tile::LANES>(kk), one_sum<Tile::LANES>(qq),
-                          one_sum<Tile::LANES>(kq), a);
+    return token_factors_of(token_sum<Tile::LANES>(kk), token_sum<Tile::LANES>(qq),
+                          token_sum<Tile::LANES>(kq), a);
 }
 template <class Tile>
-GDN_DEVICE struct one_factors one_commit(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E],
-                                         const struct gdn_cu_one &a)
+GDN_DEVICE struct token_factors token_commit(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E],
+                                         const struct gdn_cu_token &a)
 {
     enum { E = Tile::E, N = Tile::C * E };
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        tile.k[i / E][i % E] = one_element<Tile::IO>(raw[i / 2], i);
-        tile.q[i / E][i % E] = one_element<Tile::IO>(raw[(N + i) / 2], i);
+        tile.k[i / E][i % E] = token_element<Tile::IO>(raw[i / 2], i);
+        tile.q[i / E][i % E] = token_element<Tile::IO>(raw[(N + i) / 2], i);
     }
-    return one_products<Tile>(raw, a);
+    return token_products<Tile>(raw, a);
 }
 
 /* Reads p and z of the lane's own row, of raw k and q. */
-template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &tile)
+template <class Tile> GDN_DEVICE void token_read(float &p, float &z, const Tile &tile)
 {
     enum { E = Tile::E, C = Tile::C, N = Tile::N };
     float ps[N] = {}, zs[N] = {};
@@ -323,13 +323,13 @@ template <class Tile> GDN_DEVICE void one_read(float &p, float &z, const Tile &t
         ps[n]         = fmaf(S, tile.key(c, e), ps[n]);
         zs[n]         = fmaf(S, tile.query(c, e), zs[n]);
     }
-    p = one_sums<Tile::LANES, N>(ps);
-    z = one_sums<Tile::LANES, N>(zs);
+    p = token_sums<Tile::LANES, N>(ps);
+    z = token_sums<Tile::LANES, N>(zs);
 }
 
 /* Writes u: of the lane's own row, times what k is to be multiplied by; the row's lane number i has
  * it. */
-template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u, int i = 0)
+template <class Tile> GDN_DEVICE void token_write(Tile &tile, float alpha, float u, int i = 0)
 {
     const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES + i;
 #pragma unroll
@@ -346,38 +346,38 @@ template <class Tile> GDN_DEVICE void one_write(Tile &tile, float alpha, float u
 
 /* Decodes rows from v on. false: the sequence has not one token. */
 template <class Tile, class Place>
-GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, Place &w, int v)
+GDN_DEVICE bool token_decode_rows(const struct gdn_cu_token &a, Place &w, int v)
 {
     enum { LANES = Tile::LANES, C = Tile::C, N = Tile::N };
-    const int        lane = threadIdx.x, own = v + one_own<Tile>();
+    const int        lane = threadIdx.x, own = v + token_own<Tile>();
     const int        row = v + lane / LANES, at = lane % LANES * 16;
     uint32_t         raw[C * Tile::E], value;
-    struct one_gates gates;
+    struct token_gates gates;
     Tile             tile;
     float            alpha, beta, p, z;
     if constexpr (Place::LATE) {
-        one_fetch_token<Tile>(raw, gates, value, a, w, own);
+        token_fetch_token<Tile>(raw, gates, value, a, w, own);
         w.settle(a);
     }
-    char *const from = one_at(a.from, w.from, w.head) + row * a.from_row + at;
-    one_load(tile, from, a.from_row);
+    char *const from = token_at(a.from, w.from, w.head) + row * a.from_row + at;
+    token_load(tile, from, a.from_row);
     if (!w.template find<Tile::K>(a, v)) return false;
-    if constexpr (!Place::LATE) one_fetch_token<Tile>(raw, gates, value, a, w, own);
-    one_expand_gates<Tile::IO>(alpha, beta, gates, a);
-    const struct one_factors f = one_commit(tile, raw, a);
-    if (__builtin_expect(alpha == 0 || w.fresh(), 0)) one_forget(&tile.S[0][0][0], N * C * 4);
-    one_read(p, z, tile);
-    const float u = rule_u(beta, one_half<Tile::IO>(value), alpha * f.k * p);
+    if constexpr (!Place::LATE) token_fetch_token<Tile>(raw, gates, value, a, w, own);
+    token_expand_gates<Tile::IO>(alpha, beta, gates, a);
+    const struct token_factors f = token_commit(tile, raw, a);
+    if (__builtin_expect(alpha == 0 || w.fresh(), 0)) token_forget(&tile.S[0][0][0], N * C * 4);
+    token_read(p, z, tile);
+    const float u = rule_u(beta, token_half<Tile::IO>(value), alpha * f.k * p);
     if (!w.real()) return false;
     if (a.out.data && lane % (LANES / N) == 0)
-        one_store_half<Tile::IO>(one_at(a.out, w.row, w.head) + own * 2,
+        token_store_half<Tile::IO>(token_at(a.out, w.row, w.head) + own * 2,
                                  rule_o(f.kq, alpha * f.q * z, u));
-    if (!one_keeps(a, w)) return true;
-    char *const to      = one_at(a.to, w.to, w.head) + row * a.to_row + at;
+    if (!token_keeps(a, w)) return true;
+    char *const to      = token_at(a.to, w.to, w.head) + row * a.to_row + at;
     const bool  changed = alpha != 1 || beta != 0 || w.fresh();
-    if (__builtin_expect(beta == 0, 0)) one_forget(&tile.k[0][0], C * Tile::E);
-    if (changed) one_write(tile, alpha, beta == 0 ? 0 : u * f.k);
-    if (changed || to != from) one_store(tile, to, a.to_row);
+    if (__builtin_expect(beta == 0, 0)) token_forget(&tile.k[0][0], C * Tile::E);
+    if (changed) token_write(tile, alpha, beta == 0 ? 0 : u * f.k);
+    if (changed || to != from) token_store(tile, to, a.to_row);
     return true;
 }
 
@@ -385,7 +385,7 @@ GDN_DEVICE bool one_decode_rows(const struct gdn_cu_one &a, Place &w, int v)
 
 /* A lane has N rows, from row() on, of each a piece. */
 template <int KC_, int dtype> struct columns_shape {
-    typedef one_piece<dtype> piece;
+    typedef token_piece<dtype> piece;
     enum {
         KC      = KC_,
         E       = piece::E,
@@ -397,7 +397,7 @@ template <int KC_, int dtype> struct columns_shape {
     GDN_DEVICE int row() { return threadIdx.x / LANES * N; }
 };
 
-template <int KC, int dtype, int io> struct one_columns : columns_shape<KC, dtype> {
+template <int KC, int dtype, int io> struct token_columns : columns_shape<KC, dtype> {
     typedef columns_shape<KC, dtype> shape;
     enum { IO = io };
     uint32_t S[shape::N][4];
@@ -407,7 +407,7 @@ template <int KC, int dtype, int io> struct one_columns : columns_shape<KC, dtyp
 
 /* parts: of p and of z, raw, by each warp; products: of k . k, q . q and k . q. u: times what k is
  * to be multiplied by. */
-template <class Tile> struct one_shared {
+template <class Tile> struct token_shared {
     alignas(16) float k[Tile::KC];
     float q[Tile::KC], parts[2][Tile::WARPS][Tile::COLUMNS], products[Tile::WARPS][4];
     float u[Tile::COLUMNS];
@@ -443,7 +443,7 @@ GDN_DEVICE void columns_read(float *p, float *z, const Tile &tile, const float *
 }
 
 template <class Tile>
-GDN_DEVICE void one_write(Tile &tile, const struct one_shared<Tile> &sh, float alpha)
+GDN_DEVICE void token_write(Tile &tile, const struct token_shared<Tile> &sh, float alpha)
 {
     float u[Tile::E];
 #pragma unroll
@@ -458,7 +458,7 @@ GDN_DEVICE void one_write(Tile &tile, const struct one_shared<Tile> &sh, float a
 
 /* Returns a thread's column, from the parts: u, and what goes out. */
 template <class Tile>
-GDN_DEVICE float one_column(float &u, const struct one_shared<Tile> &sh, const struct gdn_cu_one &a,
+GDN_DEVICE float token_column(float &u, const struct token_shared<Tile> &sh, const struct gdn_cu_token &a,
                             float alpha, float beta, float v)
 {
     float p = 0, z = 0, kk = 0, qq = 0, kq = 0;
@@ -469,7 +469,7 @@ GDN_DEVICE float one_column(float &u, const struct one_shared<Tile> &sh, const s
         p += sh.parts[0][w][threadIdx.x];
         z += sh.parts[1][w][threadIdx.x];
     }
-    const struct one_factors f = one_factors_of(kk, qq, kq, a);
+    const struct token_factors f = token_factors_of(kk, qq, kq, a);
     const float              mine = rule_u(beta, v, alpha * f.k * p);
     u = beta == 0 ? 0 : mine * f.k;
     return rule_o(f.kq, alpha * f.q * z, mine);
@@ -477,94 +477,94 @@ GDN_DEVICE float one_column(float &u, const struct one_shared<Tile> &sh, const s
 
 /* Decodes columns from `column` on. false: the sequence has not one token. */
 template <class Tile, class Place>
-GDN_DEVICE bool one_decode_columns(const struct gdn_cu_one &a, Place &w, int column)
+GDN_DEVICE bool token_decode_columns(const struct gdn_cu_token &a, Place &w, int column)
 {
-    __shared__ struct one_shared<Tile> sh;
+    __shared__ struct token_shared<Tile> sh;
     const int        i = threadIdx.x;
     const bool       has = i < Tile::COLUMNS; /* a column of v and out */
     const int        at = column * (16 / Tile::E) + i % Tile::LANES * 16;
-    struct one_gates gates;
+    struct token_gates gates;
     Tile             tile;
     float            alpha, beta;
-    char *const      from = one_at(a.from, w.from, w.head) + Tile::row() * a.from_row + at;
+    char *const      from = token_at(a.from, w.from, w.head) + Tile::row() * a.from_row + at;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) ld_v4(tile.S[n], from + n * a.from_row);
     if (!w.template find<Tile::KC>(a, column)) return false;
-    const uint32_t k_bits = ld_b32_b16(one_at(a.k, w.row, one_source(w.head, a.group_k)) + i * 2,
+    const uint32_t k_bits = ld_b32_b16(token_at(a.k, w.row, token_source(w.head, a.group_k)) + i * 2,
                                        false, true);
-    const uint32_t q_bits = ld_b32_b16(one_at(a.q, w.row, one_source(w.head, a.group_q)) + i * 2,
+    const uint32_t q_bits = ld_b32_b16(token_at(a.q, w.row, token_source(w.head, a.group_q)) + i * 2,
                                        false, true);
-    one_fetch_gates(gates, a, w);
-    const uint32_t value = ld_b32_b16(one_at(a.v, w.row, one_source(w.head, a.group_v)) +
+    token_fetch_gates(gates, a, w);
+    const uint32_t value = ld_b32_b16(token_at(a.v, w.row, token_source(w.head, a.group_v)) +
                                           (column + i) * 2, false, has);
-    one_expand_gates<Tile::IO>(alpha, beta, gates, a);
-    const float k = one_half<Tile::IO>(k_bits), q = one_half<Tile::IO>(q_bits);
+    token_expand_gates<Tile::IO>(alpha, beta, gates, a);
+    const float k = token_half<Tile::IO>(k_bits), q = token_half<Tile::IO>(q_bits);
     sh.k[i] = k, sh.q[i] = q;
-    const float kk = one_sum<32>(k * k), qq = one_sum<32>(q * q), kq = one_sum<32>(k * q);
+    const float kk = token_sum<32>(k * k), qq = token_sum<32>(q * q), kq = token_sum<32>(k * q);
     if (i % 32 == 0) *(float4 *)sh.products[i / 32] = make_float4(kk, qq, kq, 0);
-    if (__builtin_expect(alpha == 0 || w.fresh(), 0)) one_forget(&tile.S[0][0], Tile::N * 4);
+    if (__builtin_expect(alpha == 0 || w.fresh(), 0)) token_forget(&tile.S[0][0], Tile::N * 4);
     __syncwarp();
     columns_read(sh.parts[0][i / 32], sh.parts[1][i / 32], tile, sh.k, sh.q);
     __syncthreads();
     if (has) {
-        const float o = one_column(sh.u[i], sh, a, alpha, beta, one_half<Tile::IO>(value));
+        const float o = token_column(sh.u[i], sh, a, alpha, beta, token_half<Tile::IO>(value));
         if (a.out.data)
-            one_store_half<Tile::IO>(one_at(a.out, w.row, w.head) + (column + i) * 2, o);
+            token_store_half<Tile::IO>(token_at(a.out, w.row, w.head) + (column + i) * 2, o);
     }
     if (beta == 0) sh.k[i] = 0;
     __syncthreads();
-    if (!one_keeps(a, w)) return true;
-    char *const to      = one_at(a.to, w.to, w.head) + Tile::row() * a.to_row + at;
+    if (!token_keeps(a, w)) return true;
+    char *const to      = token_at(a.to, w.to, w.head) + Tile::row() * a.to_row + at;
     const bool  changed = alpha != 1 || beta != 0 || w.fresh();
-    if (changed) one_write(tile, sh, alpha);
+    if (changed) token_write(tile, sh, alpha);
     if (!changed && to == from) return true;
 #pragma unroll
-    for (int n = 0; n < Tile::N; n++) one_store(to + n * a.to_row, tile.S[n]);
+    for (int n = 0; n < Tile::N; n++) token_store(to + n * a.to_row, tile.S[n]);
     return true;
 }
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 /* Zeroes outputs of padding: n from `first` on, by threads numbered from 0. */
-GDN_DEVICE void one_zero(const struct gdn_cu_one &a, const struct one_place &w, int first, int n,
+GDN_DEVICE void token_zero(const struct gdn_cu_token &a, const struct token_place &w, int first, int n,
                          int thread)
 {
     if (a.out.data && !a.keep && thread < n)
-        *(uint16_t *)(one_at(a.out, w.row, w.head) + (first + thread) * 2) = 0;
+        *(uint16_t *)(token_at(a.out, w.row, w.head) + (first + thread) * 2) = 0;
 }
 
 /* Blocks: first those of a head, then heads, then sequences, as states lie in memory. */
-template <int KC, int dtype, int io> GDN_DEVICE void decode_one_vk(const struct gdn_cu_one &a)
+template <int KC, int dtype, int io> GDN_DEVICE void decode_token_vk(const struct gdn_cu_token &a)
 {
-    typedef one_rows<KC, dtype, io> Tile;
+    typedef token_rows<KC, dtype, io> Tile;
     const int        v = blockIdx.x * Tile::ROWS;
-    struct one_place w;
-    if (__builtin_expect(one_begin(w, a), 1))
-        one_decode_rows<Tile>(a, w, v);
+    struct token_place w;
+    if (__builtin_expect(token_begin(w, a), 1))
+        token_decode_rows<Tile>(a, w, v);
     else
-        one_zero(a, w, v, Tile::ROWS, threadIdx.x);
+        token_zero(a, w, v, Tile::ROWS, threadIdx.x);
 }
 
-template <int KC, int dtype, int io> GDN_DEVICE void decode_one_kv(const struct gdn_cu_one &a)
+template <int KC, int dtype, int io> GDN_DEVICE void decode_token_kv(const struct gdn_cu_token &a)
 {
-    typedef one_columns<KC, dtype, io> Tile;
+    typedef token_columns<KC, dtype, io> Tile;
     const int        column = blockIdx.x * Tile::COLUMNS;
-    struct one_place w;
-    if (__builtin_expect(one_begin(w, a), 1))
-        one_decode_columns<Tile>(a, w, column);
+    struct token_place w;
+    if (__builtin_expect(token_begin(w, a), 1))
+        token_decode_columns<Tile>(a, w, column);
     else
-        one_zero(a, w, column, Tile::COLUMNS, threadIdx.x);
+        token_zero(a, w, column, Tile::COLUMNS, threadIdx.x);
 }
 
 /* Blocks that an SM is to hold, by measurement at K = 128; 0: as come of what ptxas likes. */
 #define ONE_BLOCKS_vk(dtype, KC) (KC == 256 ? 12 : GDN_##dtype == GDN_F32 ? 32 : 16)
 #define ONE_BLOCKS_kv(dtype, KC) 0
 
-#define DECODE_ONE_KERNEL(threads, name, layout, dtype, io, KC)                               \
+#define DECODE_TOKEN_KERNEL(threads, name, layout, dtype, io, KC)                               \
     extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_##layout(dtype, KC))     \
-        name(const __grid_constant__ struct gdn_cu_one a)                                     \
+        name(const __grid_constant__ struct gdn_cu_token a)                                     \
     {                                                                                         \
-        decode_one_##layout<KC, GDN_##dtype, GDN_##io>(a);                                    \
+        decode_token_##layout<KC, GDN_##dtype, GDN_##io>(a);                                    \
     }
 
 #endif

@@ -151,7 +151,7 @@ GDN_DEVICE void eight_store(const Tile &tile, char *at, int64_t row, float *scal
 {
 #pragma unroll
     for (int n = 0; n < Tile::N; n++, at += Tile::STEP * row) {
-        one_store(at, tile.S[n]);
+        token_store(at, tile.S[n]);
         if (threadIdx.x % Tile::LANES == 0) scales[n * Tile::STEP] = tile.scale[n];
     }
 }
@@ -161,7 +161,7 @@ template <class Tile>
 GDN_DEVICE void eight_fetch(uint32_t (&x)[Tile::E / 2], const struct gdn_cu_at &t, int row,
                             int head)
 {
-    const char *at = one_at(t, row, head) + threadIdx.x % Tile::LANES * Tile::E * 2;
+    const char *at = token_at(t, row, head) + threadIdx.x % Tile::LANES * Tile::E * 2;
     uint32_t    y[2][4];
     ld_v4(y[0], at), ld_v4(y[1], at + 16);
 #pragma unroll
@@ -171,19 +171,19 @@ GDN_DEVICE void eight_fetch(uint32_t (&x)[Tile::E / 2], const struct gdn_cu_at &
 /* ---- The token ------------------------------------------------------------------------------- */
 
 template <class Tile>
-GDN_DEVICE struct one_factors eight_commit(Tile &tile, const uint32_t (&k)[8],
-                                           const uint32_t (&q)[8], const struct gdn_cu_one &a)
+GDN_DEVICE struct token_factors eight_commit(Tile &tile, const uint32_t (&k)[8],
+                                           const uint32_t (&q)[8], const struct gdn_cu_token &a)
 {
     float kk = 0, qq = 0, kq = 0;
 #pragma unroll
     for (int e = 0; e < Tile::E; e++) {
-        tile.k[e] = one_element<Tile::IO>(k[e / 2], e);
-        tile.q[e] = one_element<Tile::IO>(q[e / 2], e);
+        tile.k[e] = token_element<Tile::IO>(k[e / 2], e);
+        tile.q[e] = token_element<Tile::IO>(q[e / 2], e);
         kk = fmaf(tile.k[e], tile.k[e], kk), qq = fmaf(tile.q[e], tile.q[e], qq);
         kq = fmaf(tile.k[e], tile.q[e], kq);
     }
-    return one_factors_of(one_sum<Tile::LANES>(kk), one_sum<Tile::LANES>(qq),
-                          one_sum<Tile::LANES>(kq), a);
+    return token_factors_of(token_sum<Tile::LANES>(kk), token_sum<Tile::LANES>(qq),
+                          token_sum<Tile::LANES>(kq), a);
 }
 
 /* p and z of the lane's own row, of raw k and q. */
@@ -207,8 +207,8 @@ template <class Tile> GDN_DEVICE void eight_read(float &p, float &z, const Tile 
                                                             : tile.scale[n];
         ps[n] *= scale, zs[n] *= scale;
     }
-    p = one_sums<Tile::LANES, Tile::N>(ps);
-    z = one_sums<Tile::LANES, Tile::N>(zs);
+    p = token_sums<Tile::LANES, Tile::N>(ps);
+    z = token_sums<Tile::LANES, Tile::N>(zs);
 }
 
 /* The codes of a row's new state y. */
@@ -227,7 +227,7 @@ GDN_DEVICE void eight_set(Tile &tile, int n, float (&y)[4][4], float inverse, ui
 
 /* The new state of rows from v on. u: of the lane's own row, times the factor of raw k. */
 template <bool random, class Tile>
-GDN_DEVICE void eight_write(Tile &tile, const struct gdn_cu_eight &a, int head, int v, float alpha,
+GDN_DEVICE void eight_write(Tile &tile, const struct gdn_cu_token_eight &a, int head, int v, float alpha,
                             float u)
 {
     const int lane = threadIdx.x % 32, first = lane / Tile::LANES * Tile::LANES;
@@ -245,57 +245,57 @@ GDN_DEVICE void eight_write(Tile &tile, const struct gdn_cu_eight &a, int head, 
     }
 }
 
-template <int KC, int dtype, int io> GDN_DEVICE void decode_one_eight(const struct gdn_cu_eight &a)
+template <int KC, int dtype, int io> GDN_DEVICE void decode_token_eight(const struct gdn_cu_token_eight &a)
 {
     typedef eight_rows<KC, dtype, io> Tile;
     enum { LANES = Tile::LANES };
-    const struct gdn_cu_one &o    = a.one;
+    const struct gdn_cu_token &o    = a.one;
     const int                lane = threadIdx.x, v = blockIdx.x * Tile::ROWS;
-    const int own = v + one_own<Tile>(), row = v + lane / LANES, at = lane % LANES * 16;
-    struct one_place         w;
-    if (__builtin_expect(!one_begin(w, o), 0)) {
-        one_zero(o, w, v, Tile::ROWS, lane);
+    const int own = v + token_own<Tile>(), row = v + lane / LANES, at = lane % LANES * 16;
+    struct token_place         w;
+    if (__builtin_expect(!token_begin(w, o), 0)) {
+        token_zero(o, w, v, Tile::ROWS, lane);
         return;
     }
     uint32_t         k[8], q[8];
-    struct one_gates gates;
+    struct token_gates gates;
     Tile             tile;
     float            alpha, beta, p, z;
-    char *const  from        = one_at(o.from, w.from, w.head) + row * o.from_row + at;
-    float *const from_scales = (float *)one_at(a.from_scales, w.from, w.head) + row;
+    char *const  from        = token_at(o.from, w.from, w.head) + row * o.from_row + at;
+    float *const from_scales = (float *)token_at(a.from_scales, w.from, w.head) + row;
     eight_load(tile, from, o.from_row, from_scales);
-    eight_fetch<Tile>(k, o.k, w.row, one_source(w.head, o.group_k));
-    eight_fetch<Tile>(q, o.q, w.row, one_source(w.head, o.group_q));
-    one_fetch_gates(gates, o, w);
-    const uint32_t value = ld_b32_b16(one_at(o.v, w.row, one_source(w.head, o.group_v)) + own * 2,
+    eight_fetch<Tile>(k, o.k, w.row, token_source(w.head, o.group_k));
+    eight_fetch<Tile>(q, o.q, w.row, token_source(w.head, o.group_q));
+    token_fetch_gates(gates, o, w);
+    const uint32_t value = ld_b32_b16(token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2,
                                       false, true);
-    one_expand_gates<io>(alpha, beta, gates, o);
-    const struct one_factors f = eight_commit(tile, k, q, o);
+    token_expand_gates<io>(alpha, beta, gates, o);
+    const struct token_factors f = eight_commit(tile, k, q, o);
     if (__builtin_expect(alpha == 0, 0)) {
-        one_forget(&tile.S[0][0], Tile::N * 4);
-        one_forget(tile.scale, Tile::N);
+        token_forget(&tile.S[0][0], Tile::N * 4);
+        token_forget(tile.scale, Tile::N);
     }
     eight_read(p, z, tile);
-    const float u = rule_u(beta, one_half<io>(value), alpha * f.k * p);
+    const float u = rule_u(beta, token_half<io>(value), alpha * f.k * p);
     if (o.out.data)
-        one_store_half<io>(one_at(o.out, w.row, w.head) + own * 2,
+        token_store_half<io>(token_at(o.out, w.row, w.head) + own * 2,
                            rule_o(f.kq, alpha * f.q * z, u));
-    if (!one_keeps(o, w)) return;
-    char *const to      = one_at(o.to, w.to, w.head) + row * o.to_row + at;
+    if (!token_keeps(o, w)) return;
+    char *const to      = token_at(o.to, w.to, w.head) + row * o.to_row + at;
     const bool  changed = alpha != 1 || beta != 0;
-    if (__builtin_expect(beta == 0, 0)) one_forget(tile.k, Tile::E);
+    if (__builtin_expect(beta == 0, 0)) token_forget(tile.k, Tile::E);
     const float by      = beta == 0 ? 0 : u * f.k;
     if (changed && a.random) eight_write<true>(tile, a, w.head, v, alpha, by);
     if (changed && !a.random) eight_write<false>(tile, a, w.head, v, alpha, by);
     if (changed || to != from)
-        eight_store(tile, to, o.to_row, (float *)one_at(a.to_scales, w.to, w.head) + row);
+        eight_store(tile, to, o.to_row, (float *)token_at(a.to_scales, w.to, w.head) + row);
 }
 
 #define DECODE_EIGHT_KERNEL(threads, name, dtype, io, KC)                                     \
     extern "C" __global__ void __launch_bounds__(threads, 16)                                 \
-        name(const __grid_constant__ struct gdn_cu_eight a)                                   \
+        name(const __grid_constant__ struct gdn_cu_token_eight a)                                   \
     {                                                                                         \
-        decode_one_eight<KC, GDN_##dtype, GDN_##io>(a);                                       \
+        decode_token_eight<KC, GDN_##dtype, GDN_##io>(a);                                       \
     }
 
 #endif

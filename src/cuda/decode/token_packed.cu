@@ -2,8 +2,8 @@
 /* Decode of as many tokens as there are sequences, mostly one of each. */
 #include "cuda/decode/token_packed.cuh"
 
-#define GDN_IMAGE_decode_packed GDN_THIS_IMAGE
-#define GDN_KERNEL_decode_one_packed(threads, shared, layout, dtype, io, KC)                  \
-    DECODE_PACKED_KERNEL(threads, gdn_decode_one_packed_##layout##_##dtype##_##io##_##KC, layout,  \
+#define GDN_IMAGE_decode_token_packed GDN_THIS_IMAGE
+#define GDN_KERNEL_decode_token_packed(threads, shared, layout, dtype, io, KC)                  \
+    DECODE_PACKED_KERNEL(threads, gdn_decode_token_packed_##layout##_##dtype##_##io##_##KC, layout,  \
                          dtype, io, KC)
 #include "cuda/driver/kernels.cuh"

@@ -13,16 +13,16 @@
 
 /* ---- The place ------------------------------------------------------------------------------- */
 
-struct packed_place : one_place {
-    const struct gdn_cu_packed &batch;
+struct packed_place : token_place {
+    const struct gdn_cu_token_packed &batch;
     int      first, end; /* tokens of the sequence, once looked up */
     uint32_t initial[2]; /* 0: the state is not looked at */
 
-    __device__ __forceinline__ packed_place(const struct gdn_cu_packed &a) : batch(a) {}
+    __device__ __forceinline__ packed_place(const struct gdn_cu_token_packed &a) : batch(a) {}
     __device__ __forceinline__ bool fresh(void) const { return !(initial[0] | initial[1]); }
     __device__ __forceinline__ void look(void);
     __device__ __forceinline__ void bound(void);
-    template <int K> __device__ __forceinline__ bool find(const struct gdn_cu_one &a, int column);
+    template <int K> __device__ __forceinline__ bool find(const struct gdn_cu_token &a, int column);
 };
 
 /* An index of four bytes, or of eight the lower half. */
@@ -32,14 +32,14 @@ GDN_DEVICE int packed_index(const struct gdn_cu_at &t, int i)
 }
 
 /* Finds the block's place, as far as nothing has to wait for it; false: padding. */
-GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_packed &a)
+GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_token_packed &a)
 {
     w.head = blockIdx.y;
     w.row = w.from = w.to = blockIdx.z;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (w.row == a.n) return false; /* the tokens behind the sequences */
-    const struct gdn_cu_one &one = a.one;
+    const struct gdn_cu_token &one = a.one;
     const bool               own = one.write_slots;
     if (one.read_slots) {
         w.from = ld_b32(one.read_slots + w.row * one.read_step);
@@ -68,16 +68,16 @@ __device__ __forceinline__ void packed_place::bound(void)
 
 /* cu_seqlens are asked for behind the state: what waits for them is not to wait for that. */
 template <int K>
-__device__ __forceinline__ bool packed_place::find(const struct gdn_cu_one &a, int column)
+__device__ __forceinline__ bool packed_place::find(const struct gdn_cu_token &a, int column)
 {
     if (!batch.cu_seqlens.data) return true;
     const int lane = threadIdx.x % 32;
     look();
-    prefetch(one_at(a.k, row, one_source(head, a.group_k)) + lane * 32, lane < K / 16);
-    prefetch(one_at(a.q, row, one_source(head, a.group_q)) + lane * 32, lane < K / 16);
-    prefetch(one_at(a.v, row, one_source(head, a.group_v)) + column * 2, lane == 0);
-    prefetch(one_at(a.g, row, head), lane == 0 && a.g_bytes);
-    prefetch(one_at(a.beta, row, head), lane == 0 && a.beta_bytes);
+    prefetch(token_at(a.k, row, token_source(head, a.group_k)) + lane * 32, lane < K / 16);
+    prefetch(token_at(a.q, row, token_source(head, a.group_q)) + lane * 32, lane < K / 16);
+    prefetch(token_at(a.v, row, token_source(head, a.group_v)) + column * 2, lane == 0);
+    prefetch(token_at(a.g, row, head), lane == 0 && a.g_bytes);
+    prefetch(token_at(a.beta, row, head), lane == 0 && a.beta_bytes);
     bound();
     row = first;
     return end == first + 1;
@@ -100,34 +100,34 @@ template <int KC, int dtype_, int io, bool k_first> struct rest_column {
 
 /* Computes token t of column v. Returns true if the state has changed. */
 template <class Tile>
-GDN_DEVICE bool rest_step(Tile &tile, const struct gdn_cu_one &a, const struct one_place &w, int t,
+GDN_DEVICE bool rest_step(Tile &tile, const struct gdn_cu_token &a, const struct token_place &w, int t,
                           int v)
 {
     enum { N = Tile::N, IO = Tile::IO };
     const int        lane = threadIdx.x % 32;
-    const char      *keys = one_at(a.k, t, one_source(w.head, a.group_k)) + lane * 2;
-    const char      *queries = one_at(a.q, t, one_source(w.head, a.group_q)) + lane * 2;
-    struct one_place token = w;
-    struct one_gates gates;
+    const char      *keys = token_at(a.k, t, token_source(w.head, a.group_k)) + lane * 2;
+    const char      *queries = token_at(a.q, t, token_source(w.head, a.group_q)) + lane * 2;
+    struct token_place token = w;
+    struct token_gates gates;
     float            k[N], alpha, beta, kk = 0, qq = 0, kq = 0, p = 0, z = 0;
     token.row = t;
-    one_fetch_gates(gates, a, token);
-    const uint32_t value = ld_b32_b16(one_at(a.v, t, one_source(w.head, a.group_v)) + 2 * v, false,
+    token_fetch_gates(gates, a, token);
+    const uint32_t value = ld_b32_b16(token_at(a.v, t, token_source(w.head, a.group_v)) + 2 * v, false,
                                       true);
-    one_expand_gates<IO>(alpha, beta, gates, a);
-    if (alpha == 0) one_forget(tile.S, N);
+    token_expand_gates<IO>(alpha, beta, gates, a);
+    if (alpha == 0) token_forget(tile.S, N);
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        const float q = one_half<IO>(ld_b32_b16(queries + 64 * n, false, true));
-        k[n] = one_half<IO>(ld_b32_b16(keys + 64 * n, false, true));
+        const float q = token_half<IO>(ld_b32_b16(queries + 64 * n, false, true));
+        k[n] = token_half<IO>(ld_b32_b16(keys + 64 * n, false, true));
         kk = fmaf(k[n], k[n], kk), qq = fmaf(q, q, qq), kq = fmaf(k[n], q, kq);
         p = fmaf(tile.S[n], k[n], p), z = fmaf(tile.S[n], q, z);
     }
-    const struct one_factors f =
-        one_factors_of(one_sum<32>(kk), one_sum<32>(qq), one_sum<32>(kq), a);
-    const float u = rule_u(beta, one_half<IO>(value), alpha * f.k * one_sum<32>(p));
-    const float o = rule_o(f.kq, alpha * f.q * one_sum<32>(z), u);
-    if (a.out.data && lane == 0) one_store_half<IO>(one_at(a.out, t, w.head) + 2 * v, o);
+    const struct token_factors f =
+        token_factors_of(token_sum<32>(kk), token_sum<32>(qq), token_sum<32>(kq), a);
+    const float u = rule_u(beta, token_half<IO>(value), alpha * f.k * token_sum<32>(p));
+    const float o = rule_o(f.kq, alpha * f.q * token_sum<32>(z), u);
+    if (a.out.data && lane == 0) token_store_half<IO>(token_at(a.out, t, w.head) + 2 * v, o);
 #pragma unroll
     for (int n = 0; n < N; n++) {
         tile.S[n] *= alpha;
@@ -138,10 +138,10 @@ GDN_DEVICE bool rest_step(Tile &tile, const struct gdn_cu_one &a, const struct o
 
 /* All tokens of column v, by a warp. */
 template <class Tile>
-GDN_DEVICE void rest_decode(const struct gdn_cu_one &a, const struct packed_place &w, int v)
+GDN_DEVICE void rest_decode(const struct gdn_cu_token &a, const struct packed_place &w, int v)
 {
     typedef gdn_io<Tile::dtype> io;
-    char *const from = one_at(a.from, w.from, w.head), *const to = one_at(a.to, w.to, w.head);
+    char *const from = token_at(a.from, w.from, w.head), *const to = token_at(a.to, w.to, w.head);
     bool        changed = w.fresh();
     Tile        tile;
 #pragma unroll
@@ -149,7 +149,7 @@ GDN_DEVICE void rest_decode(const struct gdn_cu_one &a, const struct packed_plac
         tile.S[n] = w.fresh() ? 0 : io::load(Tile::at(from, a.from_row, v, n));
 #pragma unroll 1
     for (int t = w.first; t < w.end; t++) changed |= rest_step(tile, a, w, t, v);
-    if (!one_keeps(a, w) || (!changed && to == from)) return;
+    if (!token_keeps(a, w) || (!changed && to == from)) return;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
         if (changed)
@@ -162,18 +162,18 @@ GDN_DEVICE void rest_decode(const struct gdn_cu_one &a, const struct packed_plac
 /* ---- What is not as it was taken to be ------------------------------------------------------- */
 
 /* Zeroes outputs of tokens from first to end - 1: n of them, no more than threads. */
-GDN_DEVICE void packed_zero(const struct gdn_cu_one &a, int head, int first, int end, int column,
+GDN_DEVICE void packed_zero(const struct gdn_cu_token &a, int head, int first, int end, int column,
                             int n)
 {
     if (!a.out.data || (int)threadIdx.x >= n) return;
     for (int t = first; t < end; t++)
-        *(uint16_t *)(one_at(a.out, t, head) + (column + threadIdx.x) * 2) = 0;
+        *(uint16_t *)(token_at(a.out, t, head) + (column + threadIdx.x) * 2) = 0;
 }
 
 /* Columns of a block whose sequence has no token or several, or is padding, as are the tokens
  * behind the last one. */
 template <class Tile>
-GDN_DEVICE void packed_rest(const struct gdn_cu_one &a, struct packed_place &w, bool padding,
+GDN_DEVICE void packed_rest(const struct gdn_cu_token &a, struct packed_place &w, bool padding,
                             int column, int n)
 {
     if (padding) {
@@ -191,24 +191,24 @@ GDN_DEVICE void packed_rest(const struct gdn_cu_one &a, struct packed_place &w, 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 template <int KC, int dtype, int io>
-GDN_DEVICE void decode_one_packed_vk(const struct gdn_cu_packed &a)
+GDN_DEVICE void decode_token_packed_vk(const struct gdn_cu_token_packed &a)
 {
-    typedef one_rows<KC, dtype, io> Tile;
+    typedef token_rows<KC, dtype, io> Tile;
     const int           v = blockIdx.x * Tile::ROWS;
     struct packed_place w(a);
     const bool          real = packed_begin(w, a);
-    if (__builtin_expect(real, 1) && one_decode_rows<Tile>(a.one, w, v)) return;
+    if (__builtin_expect(real, 1) && token_decode_rows<Tile>(a.one, w, v)) return;
     packed_rest<rest_column<KC, dtype, io, false>>(a.one, w, !real, v, Tile::ROWS);
 }
 
 template <int KC, int dtype, int io>
-GDN_DEVICE void decode_one_packed_kv(const struct gdn_cu_packed &a)
+GDN_DEVICE void decode_token_packed_kv(const struct gdn_cu_token_packed &a)
 {
-    typedef one_columns<KC, dtype, io> Tile;
+    typedef token_columns<KC, dtype, io> Tile;
     const int           column = blockIdx.x * Tile::COLUMNS;
     struct packed_place w(a);
     const bool          real = packed_begin(w, a);
-    if (__builtin_expect(real, 1) && one_decode_columns<Tile>(a.one, w, column)) return;
+    if (__builtin_expect(real, 1) && token_decode_columns<Tile>(a.one, w, column)) return;
     packed_rest<rest_column<KC, dtype, io, true>>(a.one, w, !real, column, Tile::COLUMNS);
 }
 
@@ -218,9 +218,9 @@ GDN_DEVICE void decode_one_packed_kv(const struct gdn_cu_packed &a)
 
 #define DECODE_PACKED_KERNEL(threads, name, layout, dtype, io, KC)                            \
     extern "C" __global__ void __launch_bounds__(threads, PACKED_BLOCKS_##layout(dtype, KC))  \
-        name(const __grid_constant__ struct gdn_cu_packed a)                                  \
+        name(const __grid_constant__ struct gdn_cu_token_packed a)                                  \
     {                                                                                         \
-        decode_one_packed_##layout<KC, GDN_##dtype, GDN_##io>(a);                             \
+        decode_token_packed_##layout<KC, GDN_##dtype, GDN_##io>(a);                             \
     }
 
 #endif

@@ -2,8 +2,8 @@
 /* Decode of the sequences of one token that gdn_prefill leaves out of its chunks. */
 #include "cuda/decode/token_single.cuh"
 
-#define GDN_IMAGE_decode_single GDN_THIS_IMAGE
-#define GDN_KERNEL_decode_single(threads, shared, layout, dtype, io, KC)                      \
-    DECODE_SINGLE_KERNEL(threads, gdn_decode_single_##layout##_##dtype##_##io##_##KC, layout, \
+#define GDN_IMAGE_decode_token_single GDN_THIS_IMAGE
+#define GDN_KERNEL_decode_token_single(threads, shared, layout, dtype, io, KC)                      \
+    DECODE_SINGLE_KERNEL(threads, gdn_decode_token_single_##layout##_##dtype##_##io##_##KC, layout, \
                          dtype, io, KC)
 #include "cuda/driver/kernels.cuh"

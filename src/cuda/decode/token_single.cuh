@@ -10,7 +10,7 @@
 
 #include "cuda/decode/token_packed.cuh"
 
-struct single_place : one_place {
+struct single_place : token_place {
     bool is_fresh;
     __device__ __forceinline__ bool fresh(void) const { return is_fresh; }
 };
@@ -21,9 +21,9 @@ struct single_look {
     bool                is_single, is_real; /* real: no padding */
 };
 
-GDN_DEVICE struct single_look single_look_at(const struct gdn_cu_singles &a, int row)
+GDN_DEVICE struct single_look single_look_at(const struct gdn_cu_token_single &a, int row)
 {
-    const struct gdn_cu_one &one = a.one;
+    const struct gdn_cu_token &one = a.one;
     struct single_look       l   = {};
     uint32_t                 initial[2];
     int                      first, end, from = row, to = row;
@@ -59,7 +59,7 @@ GDN_DEVICE struct single_place single_of_lane(const struct single_look &l, int l
 }
 
 /* Calls decode(place, is it real) for each sequence of the block. */
-template <class Decode> GDN_DEVICE void single_each(const struct gdn_cu_singles &a, Decode decode)
+template <class Decode> GDN_DEVICE void single_each(const struct gdn_cu_token_single &a, Decode decode)
 {
     const int step = gridDim.z, lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -79,24 +79,24 @@ template <class Decode> GDN_DEVICE void single_each(const struct gdn_cu_singles 
 }
 
 template <int KC, int dtype, int io>
-GDN_DEVICE void decode_single_vk(const struct gdn_cu_singles &a)
+GDN_DEVICE void decode_token_single_vk(const struct gdn_cu_token_single &a)
 {
-    typedef one_rows<KC, dtype, io> Tile;
+    typedef token_rows<KC, dtype, io> Tile;
     const int v = blockIdx.x * Tile::ROWS;
     single_each(a, [&](struct single_place &w, bool real) {
-        if (real) one_decode_rows<Tile>(a.one, w, v);
-        else one_zero(a.one, w, v, Tile::ROWS, threadIdx.x);
+        if (real) token_decode_rows<Tile>(a.one, w, v);
+        else token_zero(a.one, w, v, Tile::ROWS, threadIdx.x);
     });
 }
 
 template <int KC, int dtype, int io>
-GDN_DEVICE void decode_single_kv(const struct gdn_cu_singles &a)
+GDN_DEVICE void decode_token_single_kv(const struct gdn_cu_token_single &a)
 {
-    typedef one_columns<KC, dtype, io> Tile;
+    typedef token_columns<KC, dtype, io> Tile;
     const int column = blockIdx.x * Tile::COLUMNS;
     single_each(a, [&](struct single_place &w, bool real) {
-        if (real) one_decode_columns<Tile>(a.one, w, column);
-        else one_zero(a.one, w, column, Tile::COLUMNS, threadIdx.x);
+        if (real) token_decode_columns<Tile>(a.one, w, column);
+        else token_zero(a.one, w, column, Tile::COLUMNS, threadIdx.x);
         __syncthreads(); /* before the next one uses the shared memory */
     });
 }
@@ -107,9 +107,9 @@ GDN_DEVICE void decode_single_kv(const struct gdn_cu_singles &a)
 
 #define DECODE_SINGLE_KERNEL(threads, name, layout, dtype, io, KC)                            \
     extern "C" __global__ void __launch_bounds__(threads, SINGLE_BLOCKS_##layout(dtype))  \
-        name(const __grid_constant__ struct gdn_cu_singles a)                                 \
+        name(const __grid_constant__ struct gdn_cu_token_single a)                                 \
     {                                                                                         \
-        decode_single_##layout<KC, GDN_##dtype, GDN_##io>(a);                                 \
+        decode_token_single_##layout<KC, GDN_##dtype, GDN_##io>(a);                                 \
     }
 
 #endif

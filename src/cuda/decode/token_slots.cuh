@@ -9,14 +9,14 @@
 
 #include "cuda/decode/token.cuh"
 
-struct slots_place : one_place {
+struct slots_place : token_place {
     enum { LATE = 1 };
     uint32_t arguments;
     bool     is; /* both slots exist */
 
     __device__ __forceinline__ bool real(void) const { return is; }
     /* When all else has been asked for. What is not there is looked at in slot 0, which is. */
-    __device__ __forceinline__ void settle(const struct gdn_cu_one &a)
+    __device__ __forceinline__ void settle(const struct gdn_cu_token &a)
     {
         await_arguments(arguments);
         is = (from >= a.first_slot) & (from < a.read_pool) & (to < a.write_pool);
@@ -24,9 +24,9 @@ struct slots_place : one_place {
     }
 };
 
-template <int KC, int dtype, int io> GDN_DEVICE void decode_one_slots_vk(const struct gdn_cu_one &a)
+template <int KC, int dtype, int io> GDN_DEVICE void decode_token_slots_vk(const struct gdn_cu_token &a)
 {
-    typedef one_rows<KC, dtype, io> Tile;
+    typedef token_rows<KC, dtype, io> Tile;
     const int          v = blockIdx.x * Tile::ROWS;
     struct slots_place w;
     w.head = blockIdx.y;
@@ -37,14 +37,14 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_one_slots_vk(const s
     w.from      = ld_b32(read);
     w.to        = ld_b32(a.write_slots ? a.write_slots + w.row * a.write_step : read);
     w.arguments = ask_arguments(a);
-    if (!one_decode_rows<Tile>(a, w, v)) one_zero(a, w, v, Tile::ROWS, threadIdx.x);
+    if (!token_decode_rows<Tile>(a, w, v)) token_zero(a, w, v, Tile::ROWS, threadIdx.x);
 }
 
 #define DECODE_SLOTS_KERNEL(threads, name, dtype, io, KC)                                     \
     extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_vk(dtype, KC))           \
-        name(const __grid_constant__ struct gdn_cu_one a)                                     \
+        name(const __grid_constant__ struct gdn_cu_token a)                                     \
     {                                                                                         \
-        decode_one_slots_vk<KC, GDN_##dtype, GDN_##io>(a);                                    \
+        decode_token_slots_vk<KC, GDN_##dtype, GDN_##io>(a);                                    \
     }
 
 #endif

@@ -122,8 +122,8 @@ static gdn_status launch(const struct gdn_decode_call *c, enum gdn_kernel_id ker
 gdn_status gdn_decode_launch_window(const struct gdn_decode_call *c)
 {
     static const enum gdn_kernel_id kernels[2][2][3] = {
-        { { SIZES(GDN_CU_decode_windows_F32) }, { SIZES(GDN_CU_decode_windows_BF16) } },
-        { { SIZES(GDN_CU_decode_few_F32) }, { SIZES(GDN_CU_decode_few_BF16) } },
+        { { SIZES(GDN_CU_decode_window_vk_F32) }, { SIZES(GDN_CU_decode_window_vk_BF16) } },
+        { { SIZES(GDN_CU_decode_window_kv_F32) }, { SIZES(GDN_CU_decode_window_kv_BF16) } },
     };
     const bool k_first = c->pool->k_first;
     const int  size    = gdn_decode_size(c->rule->K);
@@ -134,8 +134,8 @@ gdn_status gdn_decode_launch_window(const struct gdn_decode_call *c)
 
 gdn_status gdn_decode_launch_warp(const struct gdn_decode_call *c)
 {
-    static const enum gdn_kernel_id kernels[2][3][3] = { DTYPES(GDN_CU_decode_vk),
-                                                         DTYPES(GDN_CU_decode_kv) };
+    static const enum gdn_kernel_id kernels[2][3][3] = { DTYPES(GDN_CU_decode_warp_vk),
+                                                         DTYPES(GDN_CU_decode_warp_kv) };
     const int size = gdn_decode_size(c->rule->K);
     return launch(c, kernels[c->pool->k_first][c->pool->dtype][size], false);
 }

@@ -32,28 +32,28 @@ enum { FOUR_K = 128, FOUR_COLUMNS = 64, FOUR_WARPS = FOUR_K / 32 /* of columns *
 /* Returns token t of a head. */
 GDN_DEVICE char *four_at(const struct gdn_cu_at &r, int row, int head, int token, int t)
 {
-    return one_at(r, row, head) + (int64_t)t * token;
+    return token_at(r, row, head) + (int64_t)t * token;
 }
 
 /* The loads of lane (g, t): its words of column g of X; of token t the gates, and v of N rows. */
 template <int WORDS, int N> struct four_raw {
     uint32_t         x[WORDS], v[N];
-    struct one_gates gates;
+    struct token_gates gates;
 };
 
 /* at: where the warp's part of k and q begins, in bytes. own: the lane's first row; the next ones
  * are `step` apart. */
 template <int WORDS, int N>
-GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_four &a,
-                           const struct one_place &w, int at, int own, int step)
+GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_window_k128 &a,
+                           const struct token_place &w, int at, int own, int step)
 {
-    const struct gdn_cu_one &o = a.one;
+    const struct gdn_cu_token &o = a.one;
     const int   lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const bool  there = t < a.T;
     const int   now = there ? t : 0; /* what is not there is not used */
-    const char *x = g & 1 ? four_at(o.q, w.row, one_source(w.head, o.group_q), a.q_token, g / 2)
-                          : four_at(o.k, w.row, one_source(w.head, o.group_k), a.k_token, g / 2);
-    const char *v = four_at(o.v, w.row, one_source(w.head, o.group_v), a.v_token, now) + own * 2;
+    const char *x = g & 1 ? four_at(o.q, w.row, token_source(w.head, o.group_q), a.q_token, g / 2)
+                          : four_at(o.k, w.row, token_source(w.head, o.group_k), a.k_token, g / 2);
+    const char *v = four_at(o.v, w.row, token_source(w.head, o.group_v), a.v_token, now) + own * 2;
 #pragma unroll
     for (int i = 0; i < WORDS; i += 4) {
         uint32_t y[4];
@@ -62,8 +62,8 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_f
     }
     raw.gates.g       = ld_4_or_2(four_at(o.g, w.row, w.head, a.g_token, now), o.g_bytes);
     raw.gates.beta    = ld_4_or_2(four_at(o.beta, w.row, w.head, a.beta_token, now), o.beta_bytes);
-    raw.gates.A_log   = one_bits(o.A_log, 0, w.head, o.A_log_bytes);
-    raw.gates.dt_bias = one_bits(o.dt_bias, 0, w.head, o.dt_bias_bytes);
+    raw.gates.A_log   = token_bits(o.A_log, 0, w.head, o.A_log_bytes);
+    raw.gates.dt_bias = token_bits(o.dt_bias, 0, w.head, o.dt_bias_bytes);
 #pragma unroll
     for (int n = 0; n < N; n++) raw.v[n] = ld_b32_b16(v + n * step * 2, false, there);
 }
@@ -71,30 +71,30 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_f
 /* Computes the values of the lane's token that need no state. An absent token changes nothing. */
 template <int io, int WORDS, int N>
 GDN_DEVICE void four_expand(struct mma_lane<N> &r, const struct four_raw<WORDS, N> &raw,
-                            const struct gdn_cu_four &a)
+                            const struct gdn_cu_window_k128 &a)
 {
-    one_expand_gates<io>(r.alpha, r.beta, raw.gates, a.one);
+    token_expand_gates<io>(r.alpha, r.beta, raw.gates, a.one);
     if ((int)threadIdx.x % 4 >= a.T) r.alpha = 1, r.beta = 0;
-    for (int n = 0; n < N; n++) r.v[n] = one_half<io>(raw.v[n]), r.u[n] = 0;
+    for (int n = 0; n < N; n++) r.v[n] = token_half<io>(raw.v[n]), r.u[n] = 0;
 }
 
 /* Returns the factors of a token's raw k and q. G: X^T X. */
-GDN_DEVICE struct one_factors four_factors(const float (&G)[4], const struct gdn_cu_one &a)
+GDN_DEVICE struct token_factors four_factors(const float (&G)[4], const struct gdn_cu_token &a)
 {
     const int   t  = threadIdx.x % 4;
     const float kk = __shfl_sync(0xffffffff, G[0], 9 * t);
     const float qq = __shfl_sync(0xffffffff, G[1], 9 * t + 4);
-    return one_factors_of(kk, qq, 0, a);
+    return token_factors_of(kk, qq, 0, a);
 }
 
 template <int io, int N>
-GDN_DEVICE void four_out(const struct mma_lane<N> &r, const struct gdn_cu_four &a,
-                         const struct one_place &w, int own, int step)
+GDN_DEVICE void four_out(const struct mma_lane<N> &r, const struct gdn_cu_window_k128 &a,
+                         const struct token_place &w, int own, int step)
 {
     const int t = threadIdx.x % 4;
     if (!a.one.out.data || t >= a.T) return;
     char *const out = four_at(a.one.out, w.row, w.head, a.out_token, t) + own * 2;
-    for (int n = 0; n < N; n++) one_store_half<io>(out + n * step * 2, r.o[n]);
+    for (int n = 0; n < N; n++) token_store_half<io>(out + n * step * 2, r.o[n]);
 }
 
 /* Returns true if the tokens change the state. */
@@ -107,8 +107,8 @@ template <int N> GDN_DEVICE bool four_changes(const struct mma_lane<N> &r)
 
 /* Eight rows as they are worked on; in memory they may be of 16 bits, of which a lane has 16 bytes
  * of a row. Of those a warp has two such tiles: as many bytes as of float32. */
-template <int memory, int io> struct four_lines : one_rows<FOUR_K, GDN_F32, io> {
-    typedef one_rows<FOUR_K, GDN_F32, io> base;
+template <int memory, int io> struct four_lines : token_rows<FOUR_K, GDN_F32, io> {
+    typedef token_rows<FOUR_K, GDN_F32, io> base;
     enum {
         MEMORY    = memory,
         TILES     = memory == GDN_F32 ? 1 : 2,
@@ -127,11 +127,11 @@ template <int memory, int io> struct four_lines : one_rows<FOUR_K, GDN_F32, io> 
 };
 
 template <int memory, int io>
-GDN_DEVICE void one_load(four_lines<memory, io> &tile, const char *at, int64_t row)
+GDN_DEVICE void token_load(four_lines<memory, io> &tile, const char *at, int64_t row)
 {
     typedef four_lines<memory, io> Tile;
     if constexpr (memory == GDN_F32) {
-        one_load<typename Tile::base>(tile, at, row);
+        token_load<typename Tile::base>(tile, at, row);
     } else {
         uint32_t x[Tile::N][4];
 #pragma unroll
@@ -139,24 +139,24 @@ GDN_DEVICE void one_load(four_lines<memory, io> &tile, const char *at, int64_t r
 #pragma unroll
         for (int i = 0; i < Tile::N * 8; i++)
             tile.S[i / 8][i / 4 % 2][i % 4] =
-                __float_as_uint(one_element<memory>(x[i / 8][i / 2 % 4], i));
+                __float_as_uint(token_element<memory>(x[i / 8][i / 2 % 4], i));
     }
 }
 
 template <int memory, int io>
-GDN_DEVICE void one_store(const four_lines<memory, io> &tile, char *at, int64_t row)
+GDN_DEVICE void token_store(const four_lines<memory, io> &tile, char *at, int64_t row)
 {
     typedef four_lines<memory, io> Tile;
     if constexpr (memory == GDN_F32) {
-        one_store<typename Tile::base>(tile, at, row);
+        token_store<typename Tile::base>(tile, at, row);
     } else {
 #pragma unroll
         for (int n = 0; n < Tile::N; n++) {
             float    y[8];
             uint32_t x[4];
             for (int i = 0; i < 8; i++) y[i] = __uint_as_float(tile.S[n][i / 4][i % 4]);
-            one_piece<memory>::set(x, y);
-            one_store(at + n * Tile::STEP * row, x);
+            token_piece<memory>::set(x, y);
+            token_store(at + n * Tile::STEP * row, x);
         }
     }
 }
@@ -197,16 +197,16 @@ GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared
     for (int c = 0; c < Tile::C; c++) {
         uint32_t y[2];
         lds_v2(y, &sh.x[column][threadIdx.x % Tile::LANES * Tile::NEXT_LANE + c * Tile::NEXT]);
-        for (int e = 0; e < 4; e++) x[c][e] = one_element<Tile::IO>(y[e / 2], e);
+        for (int e = 0; e < 4; e++) x[c][e] = token_element<Tile::IO>(y[e / 2], e);
     }
 }
 
 /* The slot that the state after the lane's token goes to; negative: nowhere. */
-GDN_DEVICE int four_slot(const struct gdn_cu_four &a, const struct one_place &w)
+GDN_DEVICE int four_slot(const struct gdn_cu_window_k128 &a, const struct token_place &w)
 {
     const int t = threadIdx.x % 4;
     if (!a.one.to.data || t >= a.T) return -1;
-    if (!a.each) return t == a.T - 1 && one_keeps(a.one, w) ? w.to : -1;
+    if (!a.each) return t == a.T - 1 && token_keeps(a.one, w) ? w.to : -1;
     if (t >= a.n_writes) return -1;
     const int slot = a.one.write_slots[w.row * a.one.write_step + t * a.write_token];
     return slot >= a.one.first_slot && slot < a.one.write_pool ? slot : -1;
@@ -221,7 +221,7 @@ GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char 
     for (int h = 0; h < Tile::TILES; h++) {
         const int first = h * Tile::ROWS;
         if (changed)
-            one_store(tiles[h], to + first * to_row, to_row);
+            token_store(tiles[h], to + first * to_row, to_row);
         else if (to != from)
             four_copy<Tile>(to + first * to_row, to_row, from + first * from_row, from_row);
     }
@@ -230,8 +230,8 @@ GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char 
 /* Moves the state through n tokens, and stores it where asked. Returns true if it has changed. */
 template <class Tile>
 GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared &sh,
-                           const struct mma_lane<Tile::TILES> &r, const struct gdn_cu_four &a,
-                           const struct one_place &w, int n, int slot, int row, int at,
+                           const struct mma_lane<Tile::TILES> &r, const struct gdn_cu_window_k128 &a,
+                           const struct token_place &w, int n, int slot, int row, int at,
                            const char *from, bool changed = false)
 {
 #pragma unroll 1
@@ -243,17 +243,17 @@ GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared 
             Tile &first = tiles[0];
             changed     = true;
             four_take<Tile>(first.k, sh, 2 * t);
-            if (__builtin_expect(beta == 0, 0)) one_forget(&first.k[0][0], Tile::C * Tile::E);
+            if (__builtin_expect(beta == 0, 0)) token_forget(&first.k[0][0], Tile::C * Tile::E);
 #pragma unroll
             for (int h = 0; h < Tile::TILES; h++) {
                 if (h) tiles[h].share(first);
                 if (__builtin_expect(alpha == 0, 0))
-                    one_forget(&tiles[h].S[0][0][0], Tile::N * Tile::C * 4);
-                one_write(tiles[h], alpha, r.u[h], t);
+                    token_forget(&tiles[h].S[0][0][0], Tile::N * Tile::C * 4);
+                token_write(tiles[h], alpha, r.u[h], t);
             }
         }
         if (to >= 0)
-            four_leave(tiles, changed, one_at(a.one.to, to, w.head) + row * a.one.to_row + at,
+            four_leave(tiles, changed, token_at(a.one.to, to, w.head) + row * a.one.to_row + at,
                        a.one.to_row, from, a.one.from_row);
     }
     return changed;
@@ -262,7 +262,7 @@ GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared 
 /* Computes what token i reads of the state before all of them, into its lanes. */
 template <class Tile>
 GDN_DEVICE void four_reads(Tile (&tiles)[Tile::TILES], struct mma_lane<Tile::TILES> &r,
-                           const struct four_shared &sh, int i, const struct one_factors &f)
+                           const struct four_shared &sh, int i, const struct token_factors &f)
 {
     four_take<Tile>(tiles[0].k, sh, 2 * i);
     four_take<Tile>(tiles[0].q, sh, 2 * i + 1);
@@ -270,33 +270,33 @@ GDN_DEVICE void four_reads(Tile (&tiles)[Tile::TILES], struct mma_lane<Tile::TIL
     for (int h = 0; h < Tile::TILES; h++) {
         float p, z;
         if (h) tiles[h].share(tiles[0]);
-        one_read(p, z, tiles[h]);
+        token_read(p, z, tiles[h]);
         if ((int)threadIdx.x % 4 == i) r.s[h] = p * f.k, r.z[h] = z * f.q;
     }
 }
 
 /* Rows from v on. */
 template <class Tile>
-GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w, int v)
+GDN_DEVICE void four_rows(const struct gdn_cu_window_k128 &a, const struct token_place &w, int v)
 {
     enum { LANES = Tile::LANES, IO = Tile::IO, TILES = Tile::TILES };
     static_assert(LANES / Tile::N == MMA_TOKENS, "a token for each lane that is left with a row");
     __shared__ struct four_shared sh;
-    const int lane = threadIdx.x, own = v + one_own<Tile>();
+    const int lane = threadIdx.x, own = v + token_own<Tile>();
     const int row = v + lane / LANES, at = lane % LANES * 16;
     float     G[4] = {};
     struct four_raw<FOUR_K / 8, TILES> raw;
     struct mma_lane<TILES>             r;
     Tile                               tiles[TILES];
-    char *const from = one_at(a.one.from, w.from, w.head) + row * a.one.from_row + at;
+    char *const from = token_at(a.one.from, w.from, w.head) + row * a.one.from_row + at;
 #pragma unroll
     for (int h = 0; h < TILES; h++)
-        one_load(tiles[h], from + h * Tile::ROWS * a.one.from_row, a.one.from_row);
+        token_load(tiles[h], from + h * Tile::ROWS * a.one.from_row, a.one.from_row);
     four_fetch(raw, a, w, 0, own, Tile::ROWS);
     const int slot = four_slot(a, w);
     four_share(sh, raw.x);
     mma_lengths<IO>(G, raw.x);
-    const struct one_factors f = four_factors(G, a.one);
+    const struct token_factors f = four_factors(G, a.one);
     four_expand<IO>(r, raw, a);
     for (int h = 0; h < TILES; h++) r.s[h] = r.z[h] = 0;
 #pragma unroll 1
@@ -307,9 +307,9 @@ GDN_DEVICE void four_rows(const struct gdn_cu_four &a, const struct one_place &w
 }
 
 /* Returns the call from token `first` on. */
-GDN_DEVICE struct gdn_cu_four four_from(const struct gdn_cu_four &a, int first)
+GDN_DEVICE struct gdn_cu_window_k128 four_from(const struct gdn_cu_window_k128 &a, int first)
 {
-    struct gdn_cu_four b = a;
+    struct gdn_cu_window_k128 b = a;
     b.one.k.data += (int64_t)first * a.k_token;
     b.one.q.data += (int64_t)first * a.q_token;
     b.one.v.data += (int64_t)first * a.v_token;
@@ -325,27 +325,27 @@ GDN_DEVICE struct gdn_cu_four four_from(const struct gdn_cu_four &a, int first)
 /* Rows from v on of more than four tokens, in windows of four: as four_rows(), a window's asked for
  * while the one before is gone through. */
 template <class Tile>
-GDN_DEVICE void four_many(const struct gdn_cu_four &all, const struct one_place &w, int v)
+GDN_DEVICE void four_many(const struct gdn_cu_window_k128 &all, const struct token_place &w, int v)
 {
     enum { LANES = Tile::LANES, IO = Tile::IO };
     __shared__ struct four_shared sh;
-    const int lane = threadIdx.x, own = v + one_own<Tile>();
+    const int lane = threadIdx.x, own = v + token_own<Tile>();
     const int row = v + lane / LANES, at = lane % LANES * 16;
     struct four_raw<FOUR_K / 8, 1> raw;
     struct mma_lane<1>             r;
     Tile                           tiles[1];
     bool                           changed = false;
-    char *const from = one_at(all.one.from, w.from, w.head) + row * all.one.from_row + at;
-    one_load(tiles[0], from, all.one.from_row);
+    char *const from = token_at(all.one.from, w.from, w.head) + row * all.one.from_row + at;
+    token_load(tiles[0], from, all.one.from_row);
     four_fetch(raw, all, w, 0, own, Tile::ROWS);
 #pragma unroll 1
     for (int first = 0; first < all.T; first += MMA_TOKENS) {
-        const struct gdn_cu_four a = four_from(all, first);
+        const struct gdn_cu_window_k128 a = four_from(all, first);
         const int                n = min(a.T, (int)MMA_TOKENS), slot = four_slot(a, w);
         float                    G[4] = {};
         four_share(sh, raw.x);
         mma_lengths<IO>(G, raw.x);
-        const struct one_factors f = four_factors(G, a.one);
+        const struct token_factors f = four_factors(G, a.one);
         four_expand<IO>(r, raw, a);
         if (a.T > n) four_fetch(raw, four_from(all, first + MMA_TOKENS), w, 0, own, Tile::ROWS);
         r.s[0] = r.z[0] = 0;
@@ -361,7 +361,7 @@ GDN_DEVICE void four_many(const struct gdn_cu_four &all, const struct one_place 
 /* ---- Products ------------------------------------------------------------------------------- */
 
 /* Rows v to v + 15. */
-GDN_DEVICE void four_products(const struct gdn_cu_four &a, const struct one_place &w, int v)
+GDN_DEVICE void four_products(const struct gdn_cu_window_k128 &a, const struct token_place &w, int v)
 {
     typedef mma_tile<FOUR_K, GDN_BF16> Tile;
     enum { BYTES = FOUR_K * 2 };
@@ -370,18 +370,18 @@ GDN_DEVICE void four_products(const struct gdn_cu_four &a, const struct one_plac
     struct four_raw<Tile::PAIRS, 2> raw;
     struct mma_lane<2>              r;
     Tile                            tile;
-    char *const from = one_at(a.one.from, w.from, w.head) + own * a.one.from_row + at;
+    char *const from = token_at(a.one.from, w.from, w.head) + own * a.one.from_row + at;
     mma_load(tile, from, a.one.from_row, BYTES, true);
     four_fetch(raw, a, w, 0, own, 8);
     mma_lengths(G, raw.x);
     four_expand<GDN_BF16>(r, raw, a);
-    const struct one_factors f = four_factors(G, a.one);
+    const struct token_factors f = four_factors(G, a.one);
     tile.read(D, raw.x);
     for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * f.k, r.z[h] = D[2 * h + 1] * f.q;
     mma_recur(r, G, f.k, f.q, a.T);
     four_out<GDN_BF16>(r, a, w, own, 8);
-    if (!one_keeps(a.one, w)) return;
-    char *const to      = one_at(a.one.to, w.to, w.head) + own * a.one.to_row + at;
+    if (!token_keeps(a.one, w)) return;
+    char *const to      = token_at(a.one.to, w.to, w.head) + own * a.one.to_row + at;
     const bool  changed = four_changes(r);
     if (changed) mma_turn(raw.x), mma_update(tile, raw.x, r.u, r.total, r.beta != 0);
     if (changed || to != from) mma_store(tile, to, a.one.to_row, BYTES);
@@ -425,7 +425,7 @@ GDN_DEVICE void four_store(const struct four_tile &tile, char *to, int64_t row)
         for (int c = 0; c < 4; c++)
             y[c] = n % 2 ? high_halves(tile.S[c][0][n / 2], tile.S[c][1][n / 2])
                          : low_halves(tile.S[c][0][n / 2], tile.S[c][1][n / 2]);
-        one_store(to + n * row, y);
+        token_store(to + n * row, y);
     }
 }
 
@@ -451,7 +451,7 @@ GDN_DEVICE void four_read(struct four_parts &sh, const struct four_tile &tile,
 }
 
 /* The tokens of columns 2 j and 2 j + 1 of the warps' lanes, j the warp. */
-GDN_DEVICE void four_rule(struct four_parts &sh, struct mma_lane<2> &r, const struct gdn_cu_four &a)
+GDN_DEVICE void four_rule(struct four_parts &sh, struct mma_lane<2> &r, const struct gdn_cu_window_k128 &a)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float     D[4] = {}, G[4] = {};
@@ -462,7 +462,7 @@ GDN_DEVICE void four_rule(struct four_parts &sh, struct mma_lane<2> &r, const st
         D[0] += part.x, D[1] += part.y, D[2] += part.z, D[3] += part.w;
         G[0] += products.x, G[1] += products.y;
     }
-    const struct one_factors f = four_factors(G, a.one);
+    const struct token_factors f = four_factors(G, a.one);
     for (int h = 0; h < 2; h++) r.s[h] = D[2 * h] * f.k, r.z[h] = D[2 * h + 1] * f.q;
     mma_recur(r, G, f.k, f.q, a.T);
     sh.u[warp][lane] = make_float2(r.u[0], r.u[1]);
@@ -474,7 +474,7 @@ GDN_DEVICE void four_update(struct four_tile &tile, const struct four_parts &sh,
 {
     const uint32_t shift = used ? 1 << 16 : 0;
     for (int p = 0; p < 4; p++) x[p] = turn_matrix(x[p]) * shift;
-    if (__builtin_expect(total == 0, 0)) one_forget(&tile.S[0][0][0], 32);
+    if (__builtin_expect(total == 0, 0)) token_forget(&tile.S[0][0][0], 32);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         const float2   u    = sh.u[j][threadIdx.x % 32];
@@ -483,7 +483,7 @@ GDN_DEVICE void four_update(struct four_tile &tile, const struct four_parts &sh,
         for (int p = 0; p < 4; p++) {
             float c[4];
             for (int i = 0; i < 4; i++)
-                c[i] = one_element<GDN_BF16>(tile.S[j][i / 2][p], i) * total;
+                c[i] = token_element<GDN_BF16>(tile.S[j][i / 2][p], i) * total;
             mma_tf32(c, y, x[p], x[p]);
             for (int h = 0; h < 2; h++) tile.S[j][h][p] = f32_to_bf16x2(c[2 * h], c[2 * h + 1]);
         }
@@ -491,7 +491,7 @@ GDN_DEVICE void four_update(struct four_tile &tile, const struct four_parts &sh,
 }
 
 /* Columns from `column` on. */
-GDN_DEVICE void four_columns(const struct gdn_cu_four &a, const struct one_place &w, int column)
+GDN_DEVICE void four_columns(const struct gdn_cu_window_k128 &a, const struct token_place &w, int column)
 {
     static_assert(FOUR_WARPS == 4, "a warp's columns in the recurrence");
     __shared__ struct four_parts sh;
@@ -501,7 +501,7 @@ GDN_DEVICE void four_columns(const struct gdn_cu_four &a, const struct one_place
     struct four_raw<4, 2> raw;
     struct mma_lane<2>    r;
     struct four_tile      tile;
-    char *const from = one_at(a.one.from, w.from, w.head) + row * a.one.from_row + first * 2;
+    char *const from = token_at(a.one.from, w.from, w.head) + row * a.one.from_row + first * 2;
 #pragma unroll
     for (int n = 0; n < 8; n++) ld_v4(S[n], from + n * a.one.from_row);
     four_fetch(raw, a, w, warp * 64, own, 1);
@@ -512,8 +512,8 @@ GDN_DEVICE void four_columns(const struct gdn_cu_four &a, const struct one_place
     four_rule(sh, r, a);
     four_out<GDN_BF16>(r, a, w, own, 1);
     __syncthreads();
-    if (!one_keeps(a.one, w)) return;
-    char *const to      = one_at(a.one.to, w.to, w.head) + row * a.one.to_row + first * 2;
+    if (!token_keeps(a.one, w)) return;
+    char *const to      = token_at(a.one.to, w.to, w.head) + row * a.one.to_row + first * 2;
     const bool  changed = four_changes(r);
     if (changed) four_update(tile, sh, raw.x, r.total, r.beta != 0);
     if (changed || to != from) four_store(tile, to, a.one.to_row);
@@ -522,9 +522,9 @@ GDN_DEVICE void four_columns(const struct gdn_cu_four &a, const struct one_place
 /* ---- Kernels -------------------------------------------------------------------------------- */
 
 /* Finds the block's place; false: padding. */
-GDN_DEVICE bool four_begin(struct one_place &w, const struct gdn_cu_four &a)
+GDN_DEVICE bool four_begin(struct token_place &w, const struct gdn_cu_window_k128 &a)
 {
-    const struct gdn_cu_one &o = a.one;
+    const struct gdn_cu_token &o = a.one;
     w.head = blockIdx.y;
     w.row = w.from = w.to = blockIdx.z;
     griddepcontrol_wait();
@@ -539,7 +539,7 @@ GDN_DEVICE bool four_begin(struct one_place &w, const struct gdn_cu_four &a)
 }
 
 /* Zeroes outputs of padding: n from `first` on. */
-GDN_DEVICE void four_zero(const struct gdn_cu_four &a, const struct one_place &w, int first, int n)
+GDN_DEVICE void four_zero(const struct gdn_cu_window_k128 &a, const struct token_place &w, int first, int n)
 {
     if (!a.one.out.data || a.one.keep) return;
     for (int i = threadIdx.x; i < a.T * n; i += blockDim.x)
@@ -549,38 +549,38 @@ GDN_DEVICE void four_zero(const struct gdn_cu_four &a, const struct one_place &w
 
 /* A block of n value columns. Blocks: those of a head, then heads, then sequences, as states lie in
  * memory. */
-template <int n, void (*decode)(const struct gdn_cu_four &, const struct one_place &, int)>
-GDN_DEVICE void four_block(const struct gdn_cu_four &a)
+template <int n, void (*decode)(const struct gdn_cu_window_k128 &, const struct token_place &, int)>
+GDN_DEVICE void four_block(const struct gdn_cu_window_k128 &a)
 {
     const int        first = blockIdx.x * n;
-    struct one_place w;
+    struct token_place w;
     if (__builtin_expect(four_begin(w, a), 1))
         decode(a, w, first);
     else
         four_zero(a, w, first, n);
 }
 
-template <int dtype, int io> GDN_DEVICE void decode_four_each(const struct gdn_cu_four &a)
+template <int dtype, int io> GDN_DEVICE void decode_window_k128_each(const struct gdn_cu_window_k128 &a)
 {
     typedef four_lines<dtype, io> Tile;
     four_block<Tile::TILES * Tile::ROWS, four_rows<Tile>>(a);
 }
 
-template <int dtype, int io> GDN_DEVICE void decode_four_many(const struct gdn_cu_four &a)
+template <int dtype, int io> GDN_DEVICE void decode_window_k128_many(const struct gdn_cu_window_k128 &a)
 {
     typedef four_lines<dtype, io> Tile;
     four_block<Tile::ROWS, four_many<Tile>>(a);
 }
 
-template <int dtype, int io> GDN_DEVICE void decode_four_vk(const struct gdn_cu_four &a)
+template <int dtype, int io> GDN_DEVICE void decode_window_k128_vk(const struct gdn_cu_window_k128 &a)
 {
     if constexpr (dtype == GDN_F32)
-        decode_four_each<dtype, io>(a);
+        decode_window_k128_each<dtype, io>(a);
     else
         four_block<MMA_ROWS, four_products>(a);
 }
 
-template <int dtype, int io> GDN_DEVICE void decode_four_kv(const struct gdn_cu_four &a)
+template <int dtype, int io> GDN_DEVICE void decode_window_k128_kv(const struct gdn_cu_window_k128 &a)
 {
     four_block<FOUR_COLUMNS, four_columns>(a);
 }
@@ -591,12 +591,12 @@ template <int dtype, int io> GDN_DEVICE void decode_four_kv(const struct gdn_cu_
 #define FOUR_BLOCKS_many(dtype) 16
 #define FOUR_BLOCKS_kv(dtype) 6
 
-#define DECODE_FOUR_KERNEL(threads, name, layout, dtype, io, K)                               \
+#define DECODE_WINDOW_K128_KERNEL(threads, name, layout, dtype, io, K)                               \
     extern "C" __global__ void __launch_bounds__(threads, FOUR_BLOCKS_##layout(dtype))        \
-        name(const __grid_constant__ struct gdn_cu_four a)                                    \
+        name(const __grid_constant__ struct gdn_cu_window_k128 a)                                    \
     {                                                                                         \
         static_assert(K == FOUR_K, "as the code is written");                                 \
-        decode_four_##layout<GDN_##dtype, GDN_##io>(a);                                       \
+        decode_window_k128_##layout<GDN_##dtype, GDN_##io>(a);                                       \
     }
 
 #endif

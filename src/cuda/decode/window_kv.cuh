@@ -64,7 +64,7 @@ template <class Tile> GDN_DEVICE void few_store(const Tile &tile, char *to, int 
     for (int n = 0; n < Tile::N; n++) {
         uint32_t x[4];
         Tile::piece::set(x, tile.S[n]);
-        one_store(to + n * row, x);
+        token_store(to + n * row, x);
     }
 }
 
@@ -165,7 +165,7 @@ GDN_DEVICE void few_update(Tile &tile, const struct few_shared<Tile> &sh, float 
     enum { E = Tile::E };
 #pragma unroll
     for (int i = 0; i < Tile::N * E; i++) tile.S[i / E][i % E] *= total;
-    if (__builtin_expect(total == 0, 0)) one_forget(&tile.S[0][0], Tile::N * E);
+    if (__builtin_expect(total == 0, 0)) token_forget(&tile.S[0][0], Tile::N * E);
 #pragma unroll 1
     for (int t = 0; t < T; t++) {
         float u[E];
@@ -259,7 +259,7 @@ GDN_DEVICE void few_zero(const struct gdn_cu_warp &a, const struct warp_seq &s, 
 }
 
 /* Blocks: those of a head, then heads, then sequences, as states lie in memory. */
-template <int KC, int dtype> GDN_DEVICE void decode_few(const struct gdn_cu_warp &a)
+template <int KC, int dtype> GDN_DEVICE void decode_window_kv(const struct gdn_cu_warp &a)
 {
     typedef few_tile<KC, dtype> Tile;
     const int row = blockIdx.y + blockIdx.z * gridDim.y, head = by(blockIdx.x, a.head_blocks);
@@ -274,11 +274,11 @@ template <int KC, int dtype> GDN_DEVICE void decode_few(const struct gdn_cu_warp
         few_decode<Tile>(a, s, head, column);
 }
 
-#define DECODE_FEW_KERNEL(threads, name, dtype, KC)                                           \
+#define DECODE_WINDOW_KV_KERNEL(threads, name, dtype, KC)                                           \
     extern "C" __global__ void __launch_bounds__(threads, KC == 128 ? 5 : 512 / KC)           \
         name(const __grid_constant__ struct gdn_cu_warp a)                                    \
     {                                                                                         \
-        decode_few<KC, GDN_##dtype>(a);                                                       \
+        decode_window_kv<KC, GDN_##dtype>(a);                                                       \
     }
 
 #endif

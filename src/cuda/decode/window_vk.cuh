@@ -156,7 +156,7 @@ GDN_DEVICE void window_zero(const struct gdn_cu_warp &a, const struct warp_seq &
 }
 
 /* Blocks as of warp.cuh. */
-template <int KC, int dtype> GDN_DEVICE void decode_windows(const struct gdn_cu_warp &a)
+template <int KC, int dtype> GDN_DEVICE void decode_window_vk(const struct gdn_cu_warp &a)
 {
     const int row = blockIdx.y + blockIdx.z * gridDim.y, head = by(blockIdx.x, a.head_blocks);
     const int part = blockIdx.x - head * a.n_blocks; /* of those of a head */
@@ -171,11 +171,11 @@ template <int KC, int dtype> GDN_DEVICE void decode_windows(const struct gdn_cu_
         window_decode<window_tile<KC, dtype>>(a, s, head, v);
 }
 
-#define DECODE_WINDOWS_KERNEL(threads, name, dtype, KC)                                       \
+#define DECODE_WINDOW_VK_KERNEL(threads, name, dtype, KC)                                       \
     extern "C" __global__ void __launch_bounds__(threads, KC == 256 ? 2 : 4)                  \
         name(const __grid_constant__ struct gdn_cu_warp a)                                    \
     {                                                                                         \
-        decode_windows<KC, GDN_##dtype>(a);                                                   \
+        decode_window_vk<KC, GDN_##dtype>(a);                                                   \
     }
 
 #endif

@@ -13,7 +13,7 @@ struct gdn_cu_taps {
 GDN_CU_SIZE(gdn_cu_taps, 24);
 
 /* gdn_step in one launch: layer/step_general.cuh. It does not read q, k and v of the rule. */
-struct gdn_cu_step {
+struct gdn_cu_step_general {
     struct gdn_cu_warp  rule;
     struct gdn_cu_near  x, z; /* z absent: no gate */
     struct gdn_cu_taps  weight, bias, conv; /* conv: the pool of its states */
@@ -29,12 +29,12 @@ struct gdn_cu_step {
     int32_t             normed;
     float               rms_eps;
 };
-GDN_CU_SIZE(gdn_cu_step, 528 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
+GDN_CU_SIZE(gdn_cu_step_general, 528 + 2 * 24 + 3 * 24 + 32 + 11 * 4 + 4);
 
-/* gdn_step of one token for each sequence: layer/step_vk.cuh. It does not read q, k and v of
+/* gdn_step of one token for each sequence: layer/step_rows.cuh. It does not read q, k and v of
  * `one`. */
 struct gdn_cu_step_rows {
-    struct gdn_cu_one  one;
+    struct gdn_cu_token  one;
     struct gdn_cu_at   x, z, norm_weight; /* z, norm_weight absent: none */
     struct gdn_cu_taps weight, bias, conv; /* conv: the pool of its states */
     int32_t            norm_weight_bytes;
@@ -55,39 +55,39 @@ GDN_CU_SIZE(gdn_cu_step_rows, 264 + 3 * 16 + 3 * 24 + 14 * 4);
 /* gdn_block, layer/layer.cu: out (+)= x weight^T. Rows of n_in and n_out elements, and T of them
  * are a row of the batch; weight.token: from one output to the next; ..._step: in elements, from
  * one of the summed to the next. */
-struct gdn_cu_block_project {
+struct gdn_cu_layer_project {
     struct gdn_rows x, weight, out;
     int64_t         T, n_rows, n_out, n_in, x_step, weight_step;
     int32_t         adds, pad;
 };
-GDN_CU_SIZE(gdn_cu_block_project, 3 * 40 + 48 + 8);
+GDN_CU_SIZE(gdn_cu_layer_project, 3 * 40 + 48 + 8);
 
 /* Rows in another order of columns, see calls/layer_backward.h. */
-struct gdn_cu_block_weave {
+struct gdn_cu_layer_weave {
     struct gdn_rows from, to;
     int64_t         n; /* elements of all rows */
     int32_t         heads, part[4], weaves;
 };
-GDN_CU_SIZE(gdn_cu_block_weave, 2 * 40 + 8 + 6 * 4);
+GDN_CU_SIZE(gdn_cu_layer_weave, 2 * 40 + 8 + 6 * 4);
 
 /* Rows of n elements of tokens, and those of a dense buffer; adds: what is stored, to what is
  * there. */
-struct gdn_cu_block_rows {
+struct gdn_cu_layer_rows {
     struct gdn_cu_batch batch;
     struct gdn_rows     rows, dense;
     int64_t             n;
     int32_t             adds, pad;
 };
-GDN_CU_SIZE(gdn_cu_block_rows, 480 + 2 * 40 + 16);
+GDN_CU_SIZE(gdn_cu_layer_rows, 480 + 2 * 40 + 16);
 
 /* Rows of n elements, `head` of them in a head of out. Rows of padding that keeps its output are
  * left out. gdn_step uses it too. */
-struct gdn_cu_block_store {
+struct gdn_cu_layer_store {
     struct gdn_cu_batch batch;
     struct gdn_rows     out;
     const char         *from;
     int64_t             n, head;
 };
-GDN_CU_SIZE(gdn_cu_block_store, 480 + 40 + 24);
+GDN_CU_SIZE(gdn_cu_layer_store, 480 + 40 + 24);
 
 #endif

@@ -237,7 +237,7 @@ static gdn_status project(struct layer *l, int i)
         return gdn_cuda_note(l->ctx, "block", GDN_CU_cublas);
     }
     const int64_t step = gdn_step_bytes(p.weight, 0);
-    const struct gdn_cu_block_project a = {
+    const struct gdn_cu_layer_project a = {
         .x      = p.x,
         .weight = { .data  = (char *)p.weight->data + p.row * step,
                     .dtype = p.weight->dtype,
@@ -250,7 +250,7 @@ static gdn_status project(struct layer *l, int i)
         .x_step = 1, .weight_step = 1,
     };
     const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (p.n + TILE - 1) / TILE;
-    return launch(l, GDN_CU_block_project, row_tiles * out_tiles, &a);
+    return launch(l, GDN_CU_layer_project, row_tiles * out_tiles, &a);
 }
 
 /* Splits b and a of each key head to those of all. */
@@ -259,12 +259,12 @@ static gdn_status split(struct layer *l)
     const struct gdn_block *b     = l->b;
     const int32_t           group = (int32_t)(b->Hv / b->Hk);
     const int64_t           row   = 2 * b->Hv * (int64_t)sizeof(float);
-    const struct gdn_cu_block_weave a = { .from  = { .data = (char *)l->m.woven, .token = row },
+    const struct gdn_cu_layer_weave a = { .from  = { .data = (char *)l->m.woven, .token = row },
                                           .to    = { .data = (char *)l->m.gates, .token = row },
                                           .n     = b->n_tokens * 2 * b->Hv,
                                           .heads = (int32_t)b->Hk,
                                           .part  = { group, group, 0, 0 } };
-    return launch(l, GDN_CU_block_weave, (a.n + THREADS - 1) / THREADS, &a);
+    return launch(l, GDN_CU_layer_weave, (a.n + THREADS - 1) / THREADS, &a);
 }
 
 /* Drops GDN_PAD_KEEP: buffers before the output have no padding rows to keep, they are zero
@@ -317,11 +317,11 @@ static gdn_status clear_before(struct layer *l)
     enum { BLOCKS = 32 };
     const struct gdn_block     *b     = l->b;
     const struct gdn_plan_pools pools = { -1, -1, -1, false, false };
-    struct gdn_cu_block_rows    a     = { .rows = conv_rows(b, &l->m, b->columns.v, b->V),
+    struct gdn_cu_layer_rows    a     = { .rows = conv_rows(b, &l->m, b->columns.v, b->V),
                                           .n    = b->Hv * b->V };
     if (!b->plan->batch.cu_seqlens.data) return GDN_OK;
     gdn_cuda_fill_batch(&a.batch, b->plan, b->tokens, &pools);
-    return launch(l, GDN_CU_block_clear, BLOCKS, &a);
+    return launch(l, GDN_CU_layer_clear, BLOCKS, &a);
 }
 
 /* Returns a view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key
@@ -366,14 +366,14 @@ static gdn_status store(struct layer *l)
     const gdn_tensor               *state = b->args->state.data ? &b->args->state
                                                                 : &b->args->conv_state;
     const struct gdn_plan_pools     pools = gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
-    struct gdn_cu_block_store       a     = {
+    struct gdn_cu_layer_store       a     = {
             .out   = b->out,
             .from  = l->m.out,
             .n     = b->hidden,
             .head  = b->hidden,
     };
     gdn_cuda_fill_batch(&a.batch, b->plan, b->tokens, &pools);
-    return launch(l, GDN_CU_block_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
+    return launch(l, GDN_CU_layer_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
 }
 
 static gdn_status run(struct layer *l)

@@ -24,7 +24,7 @@ struct project_tile {
 };
 
 /* Finds the rows of the tile. */
-GDN_DEVICE void find_rows(struct project_tile &tile, const struct gdn_cu_block_project &a,
+GDN_DEVICE void find_rows(struct project_tile &tile, const struct gdn_cu_layer_project &a,
                           int64_t first, int64_t first_out)
 {
     const int64_t row = first + threadIdx.x, out = first_out + threadIdx.x;
@@ -83,7 +83,7 @@ GDN_DEVICE void multiply_piece(float (&sum)[PART][PART], const struct project_ti
     }
 }
 
-GDN_DEVICE void block_project(const struct gdn_cu_block_project &a)
+GDN_DEVICE void block_project(const struct gdn_cu_layer_project &a)
 {
     __shared__ __align__(16) struct project_tile tile;
     const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE;
@@ -118,7 +118,7 @@ GDN_DEVICE void block_project(const struct gdn_cu_block_project &a)
 /* ---- Columns in another order -------------------------------------------------------------- */
 
 /* A thread per element. */
-GDN_DEVICE void block_weave(const struct gdn_cu_block_weave &a)
+GDN_DEVICE void block_weave(const struct gdn_cu_layer_weave &a)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.n) return;
@@ -154,7 +154,7 @@ GDN_DEVICE int64_t sequence_of(const struct gdn_cu_batch &b, int64_t token)
 }
 
 /* A warp per token. */
-GDN_DEVICE void block_store(const struct gdn_cu_block_store &a)
+GDN_DEVICE void block_store(const struct gdn_cu_layer_store &a)
 {
     const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (t >= a.batch.N) return;
@@ -173,7 +173,7 @@ GDN_DEVICE void block_store(const struct gdn_cu_block_store &a)
 /* ---- Rows of tokens, dense ----------------------------------------------------------------- */
 
 /* A warp per token; zeros where one does not count. */
-GDN_DEVICE void block_load(const struct gdn_cu_block_rows &a)
+GDN_DEVICE void block_load(const struct gdn_cu_layer_rows &a)
 {
     const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (t >= a.batch.N) return;
@@ -189,7 +189,7 @@ GDN_DEVICE void block_load(const struct gdn_cu_block_rows &a)
 }
 
 /* Back, all tokens. */
-GDN_DEVICE void block_add(const struct gdn_cu_block_rows &a)
+GDN_DEVICE void block_add(const struct gdn_cu_layer_rows &a)
 {
     const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (t >= a.batch.N) return;
@@ -202,7 +202,7 @@ GDN_DEVICE void block_add(const struct gdn_cu_block_rows &a)
 }
 
 /* Sets rows before the first sequence, which no kernel writes, to zero. */
-GDN_DEVICE void block_clear(const struct gdn_cu_block_rows &a)
+GDN_DEVICE void block_clear(const struct gdn_cu_layer_rows &a)
 {
     const int64_t first = min(load_index(a.batch.cu_seqlens, 0), a.batch.N);
     const int64_t n = first * a.n, step = (int64_t)gridDim.x * blockDim.x;
@@ -210,14 +210,14 @@ GDN_DEVICE void block_clear(const struct gdn_cu_block_rows &a)
         store_float(a.rows.data + i / a.n * a.rows.token, i % a.n, a.rows.dtype, 0);
 }
 
-using gdn_cu_block_load  = gdn_cu_block_rows;
-using gdn_cu_block_add   = gdn_cu_block_rows;
-using gdn_cu_block_clear = gdn_cu_block_rows;
+using gdn_cu_block_load  = gdn_cu_layer_rows;
+using gdn_cu_block_add   = gdn_cu_layer_rows;
+using gdn_cu_block_clear = gdn_cu_layer_rows;
 
-#define GDN_IMAGE_block GDN_THIS_IMAGE
-#define GDN_KERNEL_block(threads, shared, what)                                               \
+#define GDN_IMAGE_layer GDN_THIS_IMAGE
+#define GDN_KERNEL_layer(threads, shared, what)                                               \
     extern "C" __global__ void __launch_bounds__(threads)                                     \
-        gdn_block_##what(const __grid_constant__ gdn_cu_block_##what a)                       \
+        gdn_layer_##what(const __grid_constant__ gdn_cu_block_##what a)                       \
     {                                                                                         \
         block_##what(a);                                                                      \
     }

@@ -54,7 +54,7 @@ static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_mat
         TRY(gdn_blas_multiply(run->ctx, p));
         return gdn_cuda_note(run->ctx, "block_backward", GDN_CU_cublas);
     }
-    const struct gdn_cu_block_project a = {
+    const struct gdn_cu_layer_project a = {
         .x           = rows_of(&p->a),
         .weight      = rows_of(&p->b),
         .out         = rows_of(&p->out),
@@ -66,14 +66,14 @@ static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_mat
         .weight_step = p->b.column,
         .adds        = p->adds,
     };
-    return launch(run, GDN_CU_block_project, blocks(p->m, TILE) * blocks(p->n, TILE), &a);
+    return launch(run, GDN_CU_layer_project, blocks(p->m, TILE) * blocks(p->n, TILE), &a);
 }
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
 static gdn_status weave(const struct gdn_layer_run *run, const struct gdn_weave *w)
 {
-    struct gdn_cu_block_weave a = {
+    struct gdn_cu_layer_weave a = {
         .from   = rows_of(&w->from),
         .to     = rows_of(&w->to),
         .n      = w->n_rows * w->heads * (w->part[0] + w->part[1] + w->part[2] + w->part[3]),
@@ -81,14 +81,14 @@ static gdn_status weave(const struct gdn_layer_run *run, const struct gdn_weave 
         .weaves = w->weaves,
     };
     for (int i = 0; i < 4; i++) a.part[i] = (int32_t)w->part[i];
-    return launch(run, GDN_CU_block_weave, blocks(a.n, THREADS), &a);
+    return launch(run, GDN_CU_layer_weave, blocks(a.n, THREADS), &a);
 }
 
-static struct gdn_cu_block_rows args_of(const struct gdn_layer_run  *run,
+static struct gdn_cu_layer_rows args_of(const struct gdn_layer_run  *run,
                                         const struct gdn_token_rows *t)
 {
     const struct gdn_plan_pools none = { -1, -1, -1, false, false };
-    struct gdn_cu_block_rows    a    = { .rows  = t->rows,
+    struct gdn_cu_layer_rows    a    = { .rows  = t->rows,
                                          .dense = rows_of(&t->dense),
                                          .n     = t->n,
                                          .adds  = t->adds };
@@ -98,14 +98,14 @@ static struct gdn_cu_block_rows args_of(const struct gdn_layer_run  *run,
 
 static gdn_status load(const struct gdn_layer_run *run, const struct gdn_token_rows *t)
 {
-    const struct gdn_cu_block_rows a = args_of(run, t);
-    return launch(run, GDN_CU_block_load, blocks(a.batch.N, WARPS), &a);
+    const struct gdn_cu_layer_rows a = args_of(run, t);
+    return launch(run, GDN_CU_layer_load, blocks(a.batch.N, WARPS), &a);
 }
 
 static gdn_status store(const struct gdn_layer_run *run, const struct gdn_token_rows *t)
 {
-    const struct gdn_cu_block_rows a = args_of(run, t);
-    return launch(run, GDN_CU_block_add, blocks(a.batch.N, WARPS), &a);
+    const struct gdn_cu_layer_rows a = args_of(run, t);
+    return launch(run, GDN_CU_layer_add, blocks(a.batch.N, WARPS), &a);
 }
 
 static gdn_status clear(const struct gdn_layer_run *run, void *memory, size_t bytes)

@@ -91,7 +91,7 @@ static int part_bits(const gdn_ctx *ctx, const struct gdn_step_call *m, const st
     return bits;
 }
 
-static void fill_step(struct gdn_cu_step *a, const gdn_ctx *ctx, const struct gdn_step_call *m,
+static void fill_step(struct gdn_cu_step_general *a, const gdn_ctx *ctx, const struct gdn_step_call *m,
                       const struct gdn_cu_rule *r)
 {
     const struct gdn_rows z      = gdn_rows_of(&m->args.z, &m->tokens);
@@ -139,7 +139,7 @@ static bool are_even_channels(const struct gdn_cu_taps *p)
     return !p->data || (p->channel == (int32_t)gdn_dtype_bytes(p->dtype) &&
                         is_even(p->data, p->slot | p->entry, p->dtype, 2));
 }
-static bool are_even_states(const struct gdn_cu_step *a)
+static bool are_even_states(const struct gdn_cu_step_general *a)
 {
     const struct gdn_cu_taps *p     = &a->conv;
     const int32_t             bytes = p->data ? (int32_t)gdn_dtype_bytes(p->dtype) : 0;
@@ -150,7 +150,7 @@ static bool are_even_states(const struct gdn_cu_step *a)
 }
 
 /* Returns true if every sequence has one token and channels can be taken in pairs. */
-static bool is_one_token(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+static bool is_one_token(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
 {
     return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each &&
            r->K % 2 == 0 && r->V % 2 == 0 &&
@@ -167,7 +167,7 @@ static bool is_either(const void *data, int32_t dtype, int32_t other)
     return !data || dtype == GDN_F32 || dtype == other;
 }
 
-static bool has_rows_norm(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+static bool has_rows_norm(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
 {
     const int32_t io = a->x.dtype;
     return !a->normed || (r->V == ROWS_K && r->out.data && (!a->z.data || a->z.dtype == io) &&
@@ -175,7 +175,7 @@ static bool has_rows_norm(const struct gdn_cu_step *a, const struct gdn_cu_rule 
 }
 
 /* Returns why step_vk.cuh does not take a call of one launch. */
-static const char *why_not_rows(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+static const char *why_not_rows(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
 {
     const int32_t io = a->x.dtype;
     if (r->from.k_first || r->K != ROWS_K) return "states are not rows of 128 keys";
@@ -187,12 +187,12 @@ static const char *why_not_rows(const struct gdn_cu_step *a, const struct gdn_cu
     return has_rows_norm(a, r) ? NULL : "the norm has other columns or another dtype";
 }
 
-static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step *a, const struct gdn_cu_rule *r)
+static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
 {
     const int32_t entry    = a->conv.entry;
     const bool    by_entry = a->conv.channel > entry;
     return (struct gdn_cu_step_rows){
-        .one               = gdn_cuda_one_args(r, &a->rule),
+        .one               = gdn_cuda_token_args(r, &a->rule),
         .x                 = { a->x.data, a->x.row, 0 },
         .z                 = { a->z.data, a->z.row, a->z.head },
         .norm_weight       = gdn_cuda_at_vector(&a->norm_weight),
@@ -218,7 +218,7 @@ static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step *a, const stru
 
 static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_step_call *m,
                               const struct gdn_cu_rule *r,
-                              const struct gdn_cu_step *step)
+                              const struct gdn_cu_step_general *step)
 {
     const struct gdn_cu_step_rows a = rows_args(step, r);
     const bool f16   = step->x.dtype == GDN_F16;
@@ -245,11 +245,11 @@ static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_step_call *m,
 
 static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_step_call *m,
                              const struct gdn_cu_rule *r,
-                             const struct gdn_cu_step *a)
+                             const struct gdn_cu_step_general *a)
 {
 #define DTYPES(name) { name##_F32, name##_BF16, name##_F16 }
     static const enum gdn_kernel_id kernels[][3] = {
-        DTYPES(GDN_CU_step_vk), DTYPES(GDN_CU_step_kv), DTYPES(GDN_CU_step_one_kv)
+        DTYPES(GDN_CU_step_general_vk), DTYPES(GDN_CU_step_general_kv), DTYPES(GDN_CU_step_pairs_kv)
     };
     const int64_t n = a->rule.n_rows, rows = n < MOST_ROWS ? n : MOST_ROWS;
     /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
@@ -358,7 +358,7 @@ static gdn_status store(const struct step *s)
     const gdn_tensor               *pool  = m->args.state.data ? &m->args.state
                                                                : &m->args.conv_state;
     const struct gdn_plan_pools     pools = pools_of(pool);
-    struct gdn_cu_block_store       a     = {
+    struct gdn_cu_layer_store       a     = {
             .out   = m->rule.out,
             .from  = s->b.out,
             .n     = (int64_t)m->rule.H * m->rule.V,
@@ -366,7 +366,7 @@ static gdn_status store(const struct step *s)
     };
     gdn_cuda_fill_batch(&a.batch, &m->plan, &m->tokens, &pools);
     const struct gdn_cuda_call call = {
-        .kernel = GDN_CU_block_store,
+        .kernel = GDN_CU_layer_store,
         .grid   = { (m->tokens.N + TOKENS - 1) / TOKENS, 1, 1 },
         .stream = m->args.stream,
         .args   = &a,
@@ -378,7 +378,7 @@ static gdn_status store(const struct step *s)
 /* In one launch, if it moves the convolution's states. */
 static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
 {
-    struct gdn_cu_step a;
+    struct gdn_cu_step_general a;
     fill_step(&a, s->ctx, s->m, whole);
     const char *const          why    = why_not_rows(&a, whole);
     const struct gdn_cuda_form list[] = { { "rows", why }, { "one launch", NULL } };

@@ -48,8 +48,8 @@ struct step_raw {
 
 /* Return the number of the block's channels (K of q, K of k, its columns of v), and channel i of
  * them. */
-GDN_DEVICE int step_n_channels(const struct gdn_cu_step &a) { return 2 * a.rule.K + a.n_columns; }
-GDN_DEVICE int step_channel(const struct gdn_cu_step &a, const struct step_work &w, int i)
+GDN_DEVICE int step_n_channels(const struct gdn_cu_step_general &a) { return 2 * a.rule.K + a.n_columns; }
+GDN_DEVICE int step_channel(const struct gdn_cu_step_general &a, const struct step_work &w, int i)
 {
     const int K = a.rule.K;
     if (i < K) return w.key_head * K + i;
@@ -64,7 +64,7 @@ GDN_DEVICE char *taps_at(const struct gdn_cu_taps &p, int slot, int channel, int
 }
 
 /* Tokens [t, t + n): what is there of them. */
-GDN_DEVICE void step_fetch(struct step_raw &f, const struct gdn_cu_step &a,
+GDN_DEVICE void step_fetch(struct step_raw &f, const struct gdn_cu_step_general &a,
                            const struct step_work &w, int t, int n)
 {
     const int  io = a.x.dtype;
@@ -103,7 +103,7 @@ GDN_DEVICE void step_fetch(struct step_raw &f, const struct gdn_cu_step &a,
 /* Convolves the first n outputs of a channel. */
 template <int n>
 GDN_DEVICE void step_convolve(float *to, int step, const struct step_raw &f, int j,
-                              const struct gdn_cu_step &a, int past_dtype)
+                              const struct gdn_cu_step_general &a, int past_dtype)
 {
     float y[n];
 #pragma unroll
@@ -122,7 +122,7 @@ GDN_DEVICE void step_convolve(float *to, int step, const struct step_raw &f, int
 
 /* Puts the window into shared memory. */
 GDN_DEVICE void step_put(struct step_shared &sh, const struct step_raw &f,
-                         const struct gdn_cu_step &a, const struct step_work &, int t, int n)
+                         const struct gdn_cu_step_general &a, const struct step_work &, int t, int n)
 {
     const int K = a.rule.K, past_dtype = t == 0 ? a.conv.dtype : a.x.dtype;
 #pragma unroll
@@ -156,14 +156,14 @@ GDN_DEVICE void step_put(struct step_shared &sh, const struct step_raw &f,
 
 /* Returns true if the block writes the state of channel i: those of v, and a share of q's and
  * k's. */
-GDN_DEVICE bool step_owns(const struct gdn_cu_step &a, const struct step_work &w, int i)
+GDN_DEVICE bool step_owns(const struct gdn_cu_step_general &a, const struct step_work &w, int i)
 {
     const int share = i - w.block * a.share;
     return i >= 2 * a.rule.K || (share >= 0 && share < a.share);
 }
 
 /* Stores the states of one window from shared memory, where the same thread has put them. */
-GDN_DEVICE void step_leave(const struct step_shared &sh, const struct gdn_cu_step &a,
+GDN_DEVICE void step_leave(const struct step_shared &sh, const struct gdn_cu_step_general &a,
                            const struct step_work &w)
 {
 #pragma unroll
@@ -177,14 +177,14 @@ GDN_DEVICE void step_leave(const struct step_shared &sh, const struct gdn_cu_ste
 }
 
 /* The slot that states after token t go to; -1: none. */
-GDN_DEVICE int step_slot(const struct gdn_cu_step &a, const struct step_work &w, int t)
+GDN_DEVICE int step_slot(const struct gdn_cu_step_general &a, const struct step_work &w, int t)
 {
     if (a.rule.each) return warp_each_slot(a.rule, w.seq, t);
     return t == w.seq.T - 1 ? w.seq.write : -1;
 }
 
 /* Returns input t of the sequence; t < 0: of the state that it starts from, -1 the newest. */
-GDN_DEVICE float step_input(const struct gdn_cu_step &a, const struct step_work &w, int channel,
+GDN_DEVICE float step_input(const struct gdn_cu_step_general &a, const struct step_work &w, int channel,
                             int t)
 {
     if (t >= 0) return load_float(warp_row(a.x, w.seq, t, 0), channel, a.x.dtype);
@@ -194,7 +194,7 @@ GDN_DEVICE float step_input(const struct gdn_cu_step &a, const struct step_work 
 
 /* Moves one channel's state after token t, entry by entry from the oldest: in place, what is still
  * to be read lies ahead. */
-GDN_DEVICE void step_move(const struct gdn_cu_step &a, const struct step_work &w, int channel,
+GDN_DEVICE void step_move(const struct gdn_cu_step_general &a, const struct step_work &w, int channel,
                           int t, int slot)
 {
 #pragma unroll 1
@@ -204,7 +204,7 @@ GDN_DEVICE void step_move(const struct gdn_cu_step &a, const struct step_work &w
 }
 
 /* Moves all states of a channel; the one in the slot that the sequence starts from is the last. */
-GDN_DEVICE void step_move_all(const struct gdn_cu_step &a, const struct step_work &w, int channel)
+GDN_DEVICE void step_move_all(const struct gdn_cu_step_general &a, const struct step_work &w, int channel)
 {
     int last = -1;
 #pragma unroll 1
@@ -218,7 +218,7 @@ GDN_DEVICE void step_move_all(const struct gdn_cu_step &a, const struct step_wor
 }
 
 /* Moves any others. */
-GDN_DEVICE void step_move_block(const struct gdn_cu_step &a, const struct step_work &w)
+GDN_DEVICE void step_move_block(const struct gdn_cu_step_general &a, const struct step_work &w)
 {
 #pragma unroll 1
     for (int i = threadIdx.x; i < step_n_channels(a); i += blockDim.x)

@@ -23,7 +23,7 @@
 
 /* Normalises token i of the window, by 16 lanes, with the sum in the order of norm.cu. All lanes of
  * a warp come here; those of no token have none of its elements. */
-GDN_DEVICE void step_norm(const struct step_shared &sh, const struct gdn_cu_step &a,
+GDN_DEVICE void step_norm(const struct step_shared &sh, const struct gdn_cu_step_general &a,
                           const struct step_work &w, int i, int t, bool wanted)
 {
     enum { PACK = STEP_MOST / 16 };
@@ -46,7 +46,7 @@ GDN_DEVICE void step_norm(const struct step_shared &sh, const struct gdn_cu_step
 }
 
 /* n tokens from t on, once all warps have left their o. */
-GDN_DEVICE void step_norms(const struct step_shared &sh, const struct gdn_cu_step &a,
+GDN_DEVICE void step_norms(const struct step_shared &sh, const struct gdn_cu_step_general &a,
                            const struct step_work &w, int t, int n)
 {
     __syncthreads();
@@ -78,7 +78,7 @@ GDN_DEVICE void step_columns(uint32_t (&column)[Tile::PAIRS], const struct step_
 /* Up to MMA_TOKENS, by tensor cores. */
 template <int dtype>
 GDN_DEVICE void step_products(struct step_shared &sh, const struct step_raw &raw,
-                              const struct gdn_cu_step &a, const struct step_work &w)
+                              const struct gdn_cu_step_general &a, const struct step_work &w)
 {
     typedef mma_tile<STEP_MOST, dtype> Tile;
     const struct gdn_cu_warp &r = a.rule;
@@ -121,7 +121,7 @@ GDN_DEVICE void step_chunk(float (&to)[4], const float *row, int at, bool there)
 
 /* One token on a state of float32. */
 GDN_DEVICE void step_once(struct step_shared &sh, const struct step_raw &raw,
-                          const struct gdn_cu_step &a, const struct step_work &w)
+                          const struct gdn_cu_step_general &a, const struct step_work &w)
 {
     typedef once_tile<STEP_MOST> Tile;
     const struct gdn_cu_warp &r = a.rule;
@@ -166,7 +166,7 @@ GDN_DEVICE void step_commit(struct warp_token<Tile::PARTS * Tile::J> &to,
 
 /* Any, token by token. */
 template <class Tile, int dtype, class Raw>
-GDN_DEVICE void step_warps(struct step_shared &sh, Raw &raw, const struct gdn_cu_step &a,
+GDN_DEVICE void step_warps(struct step_shared &sh, Raw &raw, const struct gdn_cu_step_general &a,
                            const struct step_work &w)
 {
     const struct gdn_cu_warp &r = a.rule;
@@ -220,7 +220,7 @@ GDN_DEVICE void step_warps(struct step_shared &sh, Raw &raw, const struct gdn_cu
 
 /* ---- A block ------------------------------------------------------------------------------- */
 
-GDN_DEVICE void step_zero(const struct gdn_cu_step &a, const struct step_work &w)
+GDN_DEVICE void step_zero(const struct gdn_cu_step_general &a, const struct step_work &w)
 {
     const struct gdn_cu_warp &r = a.rule;
     if (!r.out.data || (r.keep && w.seq.row < r.B)) return;
@@ -230,7 +230,7 @@ GDN_DEVICE void step_zero(const struct gdn_cu_step &a, const struct step_work &w
 }
 
 template <class Raw, class Tile, int dtype>
-GDN_DEVICE void step_head(struct step_shared &sh, const struct gdn_cu_step &a,
+GDN_DEVICE void step_head(struct step_shared &sh, const struct gdn_cu_step_general &a,
                           const struct step_work &w)
 {
     const int T = w.seq.T;
@@ -252,7 +252,7 @@ GDN_DEVICE void step_head(struct step_shared &sh, const struct gdn_cu_step &a,
 }
 
 template <class Raw, class Tile, int dtype>
-GDN_DEVICE void step_block(const struct gdn_cu_step &a)
+GDN_DEVICE void step_block(const struct gdn_cu_step_general &a)
 {
     __shared__ struct step_shared sh;
     struct step_work              w;
@@ -284,7 +284,7 @@ GDN_DEVICE void step_block(const struct gdn_cu_step &a)
 
 #define STEP_KERNEL(threads, name, raw, tile, dtype)                                          \
     extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
-        name(const __grid_constant__ struct gdn_cu_step a)                                    \
+        name(const __grid_constant__ struct gdn_cu_step_general a)                                    \
     {                                                                                         \
         step_block<struct raw, tile<STEP_MOST, GDN_##dtype>, GDN_##dtype>(a);                 \
     }

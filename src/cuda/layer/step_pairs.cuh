@@ -40,13 +40,13 @@ GDN_DEVICE void store_two(char *p, float low, float high, int dtype)
 
 /* Return true if the entries of a channel lie side by side, else the channels do; the step
  * between pairs. */
-GDN_DEVICE bool is_by_entry(const struct gdn_cu_step &a) { return a.conv.channel > a.conv.entry; }
-GDN_DEVICE int  two_step(const struct gdn_cu_step &a)
+GDN_DEVICE bool is_by_entry(const struct gdn_cu_step_general &a) { return a.conv.channel > a.conv.entry; }
+GDN_DEVICE int  two_step(const struct gdn_cu_step_general &a)
 {
     return is_by_entry(a) ? 2 * a.conv.entry : a.conv.entry;
 }
 
-GDN_DEVICE void step_fetch(struct step_one &f, const struct gdn_cu_step &a,
+GDN_DEVICE void step_fetch(struct step_one &f, const struct gdn_cu_step_general &a,
                            const struct step_work &w, int, int)
 {
     const int  i = 2 * threadIdx.x, channel = step_channel(a, w, i), io = a.x.dtype;
@@ -70,7 +70,7 @@ GDN_DEVICE void step_fetch(struct step_one &f, const struct gdn_cu_step &a,
 /* The state of two channels, which takes in the token: to where it goes, or, as long as other
  * blocks may still read it, to shared memory. */
 GDN_DEVICE void step_shift(struct step_shared &sh, const float (&old)[6], const float (&x)[2],
-                           const struct gdn_cu_step &a, const struct step_work &w, int i)
+                           const struct gdn_cu_step_general &a, const struct step_work &w, int i)
 {
     const bool by_entry = is_by_entry(a);
     char *const to = taps_at(a.conv, w.seq.write, step_channel(a, w, i), 0);
@@ -91,7 +91,7 @@ GDN_DEVICE void step_shift(struct step_shared &sh, const float (&old)[6], const 
 }
 
 GDN_DEVICE void step_put(struct step_shared &sh, const struct step_one &f,
-                         const struct gdn_cu_step &a, const struct step_work &w, int, int)
+                         const struct gdn_cu_step_general &a, const struct step_work &w, int, int)
 {
     const int i = 2 * threadIdx.x, K = a.rule.K, own = threadIdx.x;
     if (i < step_n_channels(a)) {
@@ -120,7 +120,7 @@ GDN_DEVICE void step_put(struct step_shared &sh, const struct step_one &f,
 }
 
 /* Stores the states of q and k, when all blocks have read them. */
-GDN_DEVICE void step_leave_one(const struct step_shared &sh, const struct gdn_cu_step &a,
+GDN_DEVICE void step_leave_one(const struct step_shared &sh, const struct gdn_cu_step_general &a,
                                const struct step_work &w)
 {
     const int i = 2 * threadIdx.x;

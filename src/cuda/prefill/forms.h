@@ -9,9 +9,9 @@
 bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
 
 /* With such states; by the kernels that take all other calls. ran: which ran is added. */
-size_t     gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+size_t     gdn_cuda_prefill_q8_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                         struct gdn_cuda_cut_options options);
-gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                   struct gdn_cuda_cut_options options, void *memory, void *stream);
 gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,

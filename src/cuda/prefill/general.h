@@ -22,12 +22,12 @@ enum { GDN_PREFILL_FROM = 1, GDN_PREFILL_TO = 2, GDN_PREFILL_CHECKPOINTS = 4 };
 /* States of 8 bits, or without a stride of 1: the chunks work on these pools, by number, in place
  * of the rule's. data NULL: the rule's own is taken. */
 enum { GDN_PREFILL_EIGHT_COLUMNS = 32 };
-struct gdn_cu_prefill_eight {
+struct gdn_cu_prefill_q8 {
     struct gdn_cu_rule   rule;
     struct gdn_pool_view from, to, checkpoints;
     int64_t              n_parts; /* of a head's columns */
 };
-GDN_CU_SIZE(gdn_cu_prefill_eight, sizeof(struct gdn_cu_rule) + 3 * 80 + 8);
+GDN_CU_SIZE(gdn_cu_prefill_q8, sizeof(struct gdn_cu_rule) + 3 * 80 + 8);
 
 /* Tokens of a chunk, of elements of so many bytes and keys in a tile of so many columns. Float32
  * keeps the chunk of the CPU, and its error bounds; 256 columns leave registers for 32. */

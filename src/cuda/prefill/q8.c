@@ -51,16 +51,16 @@ static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, c
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-size_t gdn_cuda_prefill_eight_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+size_t gdn_cuda_prefill_q8_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                     struct gdn_cuda_cut_options options)
 {
     char *states, *checkpoints, *rest;
-    return lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, options), &states, &checkpoints, &rest,
+    return lay_out(r, gdn_cuda_prefill_sm90_bytes(ctx, r, options), &states, &checkpoints, &rest,
                    NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel,
-                         const struct gdn_cu_prefill_eight *a, int64_t n_slices, void *stream)
+                         const struct gdn_cu_prefill_q8 *a, int64_t n_slices, void *stream)
 {
     const struct gdn_cuda_call call = {
         .kernel = kernel,
@@ -71,18 +71,18 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel,
     return gdn_cuda_launch(ctx, &call);
 }
 
-gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                   struct gdn_cuda_cut_options options, void *memory, void *stream)
 {
     char                  *states, *checkpoints, *rest;
     struct gdn_cu_rule     inner = *r;
     struct gdn_cuda_chunks how   = { .options = options };
     struct gdn_cuda_ran    ran   = { .n = 0 };
-    lay_out(r, gdn_cuda_prefill_hopper_bytes(ctx, r, options), &states, &checkpoints, &rest,
+    lay_out(r, gdn_cuda_prefill_sm90_bytes(ctx, r, options), &states, &checkpoints, &rest,
             memory);
     how.memory = rest;
     if (is_apart(&r->checkpoints)) inner.batch.n_checkpoints = count_checkpoints(r);
-    struct gdn_cu_prefill_eight a = { .rule = *r };
+    struct gdn_cu_prefill_q8 a = { .rule = *r };
     a.rule.batch = inner.batch;
     a.n_parts    = (r->V + GDN_PREFILL_EIGHT_COLUMNS - 1) / GDN_PREFILL_EIGHT_COLUMNS;
     if (is_apart(&r->from))
@@ -93,14 +93,14 @@ gdn_status gdn_cuda_prefill_eight(gdn_ctx *ctx, const struct gdn_cu_rule *r,
         how.by_number |= GDN_PREFILL_CHECKPOINTS;
     }
     if (a.from.data) {
-        gdn_cuda_ran_add(&ran, GDN_CU_prefill_eight_load);
-        TRY(launch(ctx, GDN_CU_prefill_eight_load, &a, 1, stream));
+        gdn_cuda_ran_add(&ran, GDN_CU_prefill_q8_load);
+        TRY(launch(ctx, GDN_CU_prefill_q8_load, &a, 1, stream));
     }
     TRY(gdn_cuda_prefill_chunks(ctx, &inner, &how, &ran, stream));
     if (a.to.data || a.checkpoints.data) {
         const int64_t slices = count_checkpoints(r) < 1 ? 1 : count_checkpoints(r);
-        gdn_cuda_ran_add(&ran, GDN_CU_prefill_eight_store);
-        TRY(launch(ctx, GDN_CU_prefill_eight_store, &a, slices < MOST_SLICES ? slices : MOST_SLICES,
+        gdn_cuda_ran_add(&ran, GDN_CU_prefill_q8_store);
+        TRY(launch(ctx, GDN_CU_prefill_q8_store, &a, slices < MOST_SLICES ? slices : MOST_SLICES,
                    stream));
     }
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);

@@ -27,7 +27,7 @@ struct eight_part {
     int     head, v, n, K;
 };
 
-GDN_DEVICE struct eight_part find_part(const struct gdn_cu_prefill_eight &a)
+GDN_DEVICE struct eight_part find_part(const struct gdn_cu_prefill_q8 &a)
 {
     struct eight_part p;
     p.row  = blockIdx.x / a.n_parts / a.rule.H;
@@ -81,7 +81,7 @@ struct eight_sequence {
 };
 
 /* By all threads; -1: no such state was read. */
-GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_eight &a, const struct gdn_cu_seq &s,
+GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_q8 &a, const struct gdn_cu_seq &s,
                               int head)
 {
     __shared__ int            left; /* of THREADS tokens, from the first that changes one on */
@@ -101,7 +101,7 @@ GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_eight &a, const struct
     return s.n_valid;
 }
 
-GDN_DEVICE void read_eight(struct eight_sequence &q, const struct gdn_cu_prefill_eight &a,
+GDN_DEVICE void read_eight(struct eight_sequence &q, const struct gdn_cu_prefill_q8 &a,
                            const struct eight_part &p)
 {
     const struct gdn_cu_batch &b = a.rule.batch;
@@ -150,7 +150,7 @@ GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_plac
 }
 
 /* Copies all that is kept, before anything is written where it was read. */
-GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_eight &a, const struct eight_sequence &q,
+GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_q8 &a, const struct eight_sequence &q,
                           const struct eight_part &p)
 {
     const struct gdn_cu_rule &r    = a.rule;
@@ -168,7 +168,7 @@ GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_eight &a, const struct eig
 
 /* ---- Before ---------------------------------------------------------------------------------- */
 
-GDN_DEVICE void prefill_eight_load(const struct gdn_cu_prefill_eight &a)
+GDN_DEVICE void prefill_q8_load(const struct gdn_cu_prefill_q8 &a)
 {
     __shared__ struct eight_sequence q;
     const struct eight_part          p = find_part(a);
@@ -233,7 +233,7 @@ GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view 
 
 /* Stores the final state and checkpoints, except the states that copy_kept() has copied. Blocks
  * with the same x share the states of a sequence. */
-GDN_DEVICE void prefill_eight_store(const struct gdn_cu_prefill_eight &a)
+GDN_DEVICE void prefill_q8_store(const struct gdn_cu_prefill_q8 &a)
 {
     __shared__ struct eight_shared   sh;
     __shared__ struct eight_sequence q;
@@ -252,11 +252,11 @@ GDN_DEVICE void prefill_eight_store(const struct gdn_cu_prefill_eight &a)
         store_codes(sh, r.to, q.s.write, a.to, p.row, p, q.s.n_valid);
 }
 
-#define GDN_IMAGE_prefill_eight GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_eight(threads, shared, what)                                       \
+#define GDN_IMAGE_prefill_q8 GDN_THIS_IMAGE
+#define GDN_KERNEL_prefill_q8(threads, shared, what)                                       \
     extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
-        gdn_prefill_eight_##what(const __grid_constant__ struct gdn_cu_prefill_eight a)       \
+        gdn_prefill_q8_##what(const __grid_constant__ struct gdn_cu_prefill_q8 a)       \
     {                                                                                         \
-        prefill_eight_##what(a);                                                              \
+        prefill_q8_##what(a);                                                              \
     }
 #include "cuda/driver/kernels.cuh"

@@ -27,9 +27,9 @@ static struct form find_form(int dtype, int K)
 {
 #define DEPTHS(family) { GDN_CU_##family##_64, GDN_CU_##family##_128, GDN_CU_##family##_256 }
     static const enum gdn_kernel_id kernels[][3] = {
-        [GDN_F32]  = DEPTHS(prefill_f32),
-        [GDN_BF16] = DEPTHS(prefill_bf16),
-        [GDN_F16]  = DEPTHS(prefill_f16),
+        [GDN_F32]  = DEPTHS(prefill_general_f32),
+        [GDN_BF16] = DEPTHS(prefill_general_bf16),
+        [GDN_F16]  = DEPTHS(prefill_general_f16),
     };
     const int                size   = K <= 64 ? 0 : K <= 128 ? 1 : 2;
     const enum gdn_kernel_id kernel = kernels[dtype][size];
@@ -127,7 +127,7 @@ static const struct family {
     gdn_status (*launch)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                          const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran, void *stream);
 } families[] = {
-    { "sm90", gdn_cuda_prefill_hopper_why_not, gdn_cuda_prefill_hopper },
+    { "sm90", gdn_cuda_prefill_sm90_why_not, gdn_cuda_prefill_sm90 },
     { "general", why_not_general, launch_general },
 };
 
@@ -147,8 +147,8 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                               struct gdn_cuda_cut_options options)
 {
-    return gdn_cuda_prefill_is_apart(rule) ? gdn_cuda_prefill_eight_bytes(ctx, rule, options)
-                            : gdn_cuda_prefill_hopper_bytes(ctx, rule, options);
+    return gdn_cuda_prefill_is_apart(rule) ? gdn_cuda_prefill_q8_bytes(ctx, rule, options)
+                            : gdn_cuda_prefill_sm90_bytes(ctx, rule, options);
 }
 
 /* Returns true if decode takes the sequences of one token, and then fills in their launch. There
@@ -159,7 +159,7 @@ static bool leaves_singles(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 {
     const struct gdn_cu_batch *b = &rule->batch;
     return b->cu_seqlens.data && b->B > 1 && b->N < b->B * MEAN_OF_SINGLES && !options.whole &&
-           !gdn_cuda_prefill_hopper_why_not(ctx, rule) &&
+           !gdn_cuda_prefill_sm90_why_not(ctx, rule) &&
            gdn_cuda_takes_singles(ctx, rule, singles);
 }
 
@@ -168,7 +168,7 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 {
     struct gdn_cuda_ran ran = { .n = 0 };
     if (gdn_cuda_prefill_is_apart(rule))
-        return gdn_cuda_prefill_eight(ctx, rule, options, memory, stream);
+        return gdn_cuda_prefill_q8(ctx, rule, options, memory, stream);
     struct gdn_cuda_singles      singles;
     const struct gdn_cuda_chunks how = { .memory = memory, .options = options,
                                          .singles = leaves_singles(ctx, rule, options, &singles) };

@@ -41,7 +41,7 @@ static gdn_status launch_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, v
     enum { WARPS = 8 };
     const int64_t items = args->n_chunks * ((args->rule.H + 31) / 32);
     const struct gdn_cuda_call call = {
-        .kernel = GDN_CU_stage_cumsum,
+        .kernel = GDN_CU_prefill_stages_cumsum,
         .grid   = { (items + WARPS - 1) / WARPS, 1, 1 },
         .stream = stream,
         .args   = args,
@@ -52,7 +52,7 @@ static gdn_status launch_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, v
 static gdn_status launch_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
 {
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_stage_uw,
+        .kernel       = GDN_CU_prefill_stages_uw,
         .grid         = { args->n_chunks * args->rule.H, 1, 1 },
         .shared_bytes = GDN_CU_COLUMNS_BYTES,
         .stream       = stream,
@@ -64,7 +64,7 @@ static gdn_status launch_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void 
 static gdn_status launch_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
 {
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_stage_output,
+        .kernel       = GDN_CU_prefill_stages_output,
         .grid         = { args->n_chunks * args->rule.H, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
         .stream       = stream,
@@ -77,7 +77,7 @@ static gdn_status launch_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *s
 {
     args->n_strips = args->n_before = strips_of(args->rule.V);
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_stage_states,
+        .kernel       = GDN_CU_prefill_stages_states,
         .grid         = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
         .stream       = stream,
@@ -91,7 +91,7 @@ static gdn_status launch_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *
     args->n_before = args->rule.to.data ? strips_of(args->rule.V) : 0;
     args->n_strips = args->n_before + (args->M.data ? strips_of(args->rule.K) : 0);
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_stage_summary,
+        .kernel       = GDN_CU_prefill_stages_summary,
         .grid         = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
         .stream       = stream,
@@ -253,7 +253,7 @@ static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
         a.n_strips = strips_of(a.V);
         a.n        = (int)gdn_product_n_ranges(x);
         const struct gdn_cuda_call strips = {
-            .kernel       = GDN_CU_product_strip,
+            .kernel       = GDN_CU_prefill_product_strip,
             .grid         = { x->B * a.H * a.n_strips, 1, 1 },
             .shared_bytes = GDN_CU_STRIP_BYTES,
             .stream       = c->base.stream,

@@ -207,16 +207,16 @@ GDN_DEVICE void stage_output(const struct gdn_cu_stage &a)
     }
 }
 
-#define GDN_IMAGE_stages GDN_THIS_IMAGE
-#define GDN_KERNEL_stage(threads, shared, what)                                               \
+#define GDN_IMAGE_prefill_stages GDN_THIS_IMAGE
+#define GDN_KERNEL_prefill_stages(threads, shared, what)                                               \
     extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
-        gdn_stage_##what(const __grid_constant__ struct gdn_cu_stage a)                       \
+        gdn_prefill_stages_##what(const __grid_constant__ struct gdn_cu_stage a)                       \
     {                                                                                         \
         stage_##what(a);                                                                      \
     }
-#define GDN_KERNEL_product(threads, shared, what)                                             \
+#define GDN_KERNEL_prefill_product(threads, shared, what)                                             \
     extern "C" __global__ void __launch_bounds__(threads, 1)                                  \
-        gdn_product_##what(const __grid_constant__ struct gdn_cu_product a)                   \
+        gdn_prefill_product_##what(const __grid_constant__ struct gdn_cu_product a)                   \
     {                                                                                         \
         product_##what(a);                                                                    \
     }

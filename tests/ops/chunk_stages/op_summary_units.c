@@ -84,7 +84,7 @@ static gdn_summary_args without(gdn_summary_args a, int parts)
 static void expect_kernels(gdn_ctx *ctx, bool cut)
 {
     const char *ran = gdn_last_kernel(ctx);
-    CHECK(strstr(ran, "prefill_hopper_summary"), "%s", ran);
+    CHECK(strstr(ran, "prefill_sm90_summary"), "%s", ran);
     CHECK(!strstr(ran, "segments_maps") == !cut, "%s", ran);
 }
 

@@ -212,7 +212,7 @@ static void as_engines_call(int number)
               gdn_last_kernel(ring2_ctx(1)));
 }
 
-/* Calls that a device computes by cuda/layer/step_vk.cuh: one token, 16 bits, K = 128; with the
+/* Calls that a device computes by cuda/layer/step_rows.cuh: one token, 16 bits, K = 128; with the
  * bits of the separate calls there too. Calls of fewer slots than sequences are excluded:
  * there another kernel skips sequences without a slot, and a CPU refuses. */
 static void one_token(int number)

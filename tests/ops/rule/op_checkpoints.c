@@ -218,7 +218,7 @@ static void check(gdn_rule_args *a, const struct shape *s, const struct left *l,
     }
     run(ctx, a, decode);
     ring2_call_end();
-    const bool rounded = l->poisoned && strstr(gdn_last_kernel(ctx), "hopper");
+    const bool rounded = l->poisoned && strstr(gdn_last_kernel(ctx), "prefill_sm90");
     if (a->out.data) ring2_expect_bits("out", &a->out, &without.out);
     ring2_expect_bits("state", &a->state, &without.state);
     expect_checkpoints(&before, &a->checkpoints, s, l, decode, rounded);

@@ -37,7 +37,7 @@ static void expect_kernel(gdn_ctx *ctx, const gdn_rule_args *a)
     const bool is_left = a->k.size[a->k.ndim - 1] != 128 && a->state.dtype != GDN_F32 &&
                          a->state_layout == GDN_STATE_KV;
     if (ring2_on_device() && !(packed && is_left))
-        CHECK(strstr(gdn_last_kernel(ctx), packed ? "gdn_decode_one_packed" : "gdn_decode_one"),
+        CHECK(strstr(gdn_last_kernel(ctx), packed ? "gdn_decode_token_packed" : "gdn_decode_token"),
               "was %s", gdn_last_kernel(ctx));
 }
 
@@ -364,9 +364,9 @@ static void several_tokens(int number)
     a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
     ring2_rule_check(ring2_ctx(1), &a, true);
     if (T > 1 && are_for_four(s, T, k_first, false))
-        expect_kernel_named("gdn_decode_four");
+        expect_kernel_named("gdn_decode_window_k128");
     else if (T > 4 && !k_first && are_for_windows(s))
-        expect_kernel_named("gdn_decode_windows");
+        expect_kernel_named("gdn_decode_window_vk");
 }
 
 /* Two to six tokens of each sequence on states whose rows are k; some gates forget. */
@@ -393,7 +393,7 @@ static void few_tokens(int number)
     if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
     ring2_rule_check(ring2_ctx(1), &a, true);
     const bool four = are_for_four(s, T, true, false) && !(a.batch && batch.has_initial_state.data);
-    if (are_for_windows(s)) expect_kernel_named(four ? "gdn_decode_four" : "gdn_decode_few");
+    if (are_for_windows(s)) expect_kernel_named(four ? "gdn_decode_window_k128" : "gdn_decode_window_kv");
 }
 
 /* A call of padded tokens on a clone, in which one tensor is filled with x, and if `at` is not
@@ -503,9 +503,9 @@ static void every_state(int number)
     if (number % 3 == 0) give_accepted(&batch, start, POOL - 1);
     ring2_rule_check(ring2_ctx(1), &a, true);
     if (n % 3 != 2 && are_for_four(s, T, n == 3, true))
-        expect_kernel_named(T > 4 ? "gdn_decode_four_many" : "gdn_decode_four");
+        expect_kernel_named(T > 4 ? "gdn_decode_window_k128_many" : "gdn_decode_window_k128");
     else if (n != 3 && are_for_windows(s))
-        expect_kernel_named("gdn_decode_windows");
+        expect_kernel_named("gdn_decode_window_vk");
 }
 
 /* More sequences than slots, of state or of state_out alone, and no list of them: on a device those
@@ -551,7 +551,7 @@ static void many_sequences(int number)
     batch.cu_seqlens = ring2_indices(GDN_I32, MANY + 1, cu);
     a.batch          = &batch;
     ring2_rule_check(ring2_ctx(1), &a, true);
-    expect_kernel_named("gdn_decode_any");
+    expect_kernel_named("gdn_decode_general");
 }
 
 int main(int argc, char **argv)

@@ -98,7 +98,7 @@ static void call_eight(const gdn_rule_args *a)
 {
     call(a);
     if (ring2_on_device())
-        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_one_eight"), "was %s",
+        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "gdn_decode_token_eight"), "was %s",
               gdn_last_kernel(ring2_ctx(1)));
 }
 

@@ -121,9 +121,9 @@ static const struct form {
     int         sm_count;
     int64_t     first, each;
 } forms[] = {
-    { "hopper_", 128, 128, 132, 0, 0 },           { "hopper_wide", 128, 128, 4, 0, 0 },
-    { "hopper_small", 64, 64, 132, 0, 0 },        { "hopper_deep", 192, 72, 132, 0, 0 },
-    { "hopper_summary", 128, 128, 132, 64, 192 }, { "hopper_summary", 64, 48, 132, 64, 256 },
+    { "prefill_sm90_cluster", 128, 128, 132, 0, 0 },           { "prefill_sm90_wide", 128, 128, 4, 0, 0 },
+    { "prefill_sm90_k64", 64, 64, 132, 0, 0 },        { "prefill_sm90_k256", 192, 72, 132, 0, 0 },
+    { "prefill_sm90_summary", 128, 128, 132, 64, 192 }, { "prefill_sm90_summary", 64, 48, 132, 64, 256 },
 };
 enum { N_FORMS = sizeof forms / sizeof *forms, N_WHOLE = 4, N_KINDS = 4 };
 

@@ -55,7 +55,7 @@ static void against_float64(void)
         gdn_batch          *batch;
         const gdn_rule_args a = take(i, &batch);
         ring2_rule_check(ctx, &a, false);
-        CHECK(strstr(gdn_last_kernel(ctx), "decode_single"), "%d: %s", i, gdn_last_kernel(ctx));
+        CHECK(strstr(gdn_last_kernel(ctx), "decode_token_single"), "%d: %s", i, gdn_last_kernel(ctx));
         ring2_free();
     }
 }
@@ -69,7 +69,7 @@ static void batch_invariant(void)
     gdn_rule_args a = take(2, &batch);
     a.flags |= GDN_BATCH_INVARIANT;
     ring2_rule_check(ctx, &a, false);
-    CHECK(!strstr(gdn_last_kernel(ctx), "decode_single"), "%s", gdn_last_kernel(ctx));
+    CHECK(!strstr(gdn_last_kernel(ctx), "decode_token_single"), "%s", gdn_last_kernel(ctx));
 }
 
 /* More of them than a lane looks at once. */
@@ -84,7 +84,7 @@ static void many(void)
     gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, N, lengths, heads, K, 128, NULL);
     ring2_rule_inputs(&a, true, -0.5);
     ring2_rule_check(ctx, &a, false);
-    CHECK(strstr(gdn_last_kernel(ctx), "decode_single"), "%s", gdn_last_kernel(ctx));
+    CHECK(strstr(gdn_last_kernel(ctx), "decode_token_single"), "%s", gdn_last_kernel(ctx));
 }
 
 /* A prompt is cut into segments by the plan of a kernel. */
@@ -97,7 +97,7 @@ static void beside_segments(void)
     gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 6, lengths, heads, K, 128, NULL);
     ring2_rule_inputs(&a, true, -0.05);
     ring2_rule_check(ctx, &a, false);
-    CHECK(strstr(gdn_last_kernel(ctx), "decode_single"), "%s", gdn_last_kernel(ctx));
+    CHECK(strstr(gdn_last_kernel(ctx), "decode_token_single"), "%s", gdn_last_kernel(ctx));
     CHECK(strstr(gdn_last_kernel(ctx), "segments_plan"), "%s", gdn_last_kernel(ctx));
 }
 

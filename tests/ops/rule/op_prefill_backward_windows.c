@@ -569,7 +569,7 @@ static void run_wide_calls(void)
         ring2_windows(cuts[how].chunks);
         ring2_gradients_check(ring2_ctx(1), &a);
         const char *ran = gdn_last_kernel(ring2_ctx(1));
-        CHECK(!ring2_gradients_on_tiles(&a) || strstr(ran, "backward_mma_heads") ||
+        CHECK(!ring2_gradients_on_tiles(&a) || strstr(ran, "backward_sm90_heads") ||
                   strstr(ran, "backward_portable_heads"),
               "%s", ran);
         ring2_windows(0);

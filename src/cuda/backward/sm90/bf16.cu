@@ -2,7 +2,7 @@
 #define BACKWARD_IO GDN_BF16
 #include "cuda/backward/sm90/run.cuh"
 
-#define GDN_IMAGE_backward_mma_bf16 GDN_THIS_IMAGE
-#define GDN_KERNEL_backward_mma(threads, shared, what, io) \
+#define GDN_IMAGE_backward_sm90_bf16 GDN_THIS_IMAGE
+#define GDN_KERNEL_backward_sm90(threads, shared, what, io) \
     BACKWARD_KERNEL(threads, shared, what, io)
 #include "cuda/driver/kernels.cuh"

@@ -23,20 +23,20 @@
 
 #include "cuda/backward/prepare.cuh"
 
-GDN_DEVICE void backward_mma_prepare(const struct gdn_cu_backward &a) { prepare_chunks<DEEP>(a); }
-GDN_DEVICE void backward_mma_prepare_deep(const struct gdn_cu_backward &a)
+GDN_DEVICE void backward_sm90_prepare(const struct gdn_cu_backward &a) { prepare_chunks<DEEP>(a); }
+GDN_DEVICE void backward_sm90_prepare_deep(const struct gdn_cu_backward &a)
 {
     prepare_chunks<DEEPEST>(a);
 }
-GDN_DEVICE void backward_mma_heads(const struct gdn_cu_backward &a) { run_heads<false>(a); }
-GDN_DEVICE void backward_mma_heads_wide(const struct gdn_cu_backward &a) { run_heads<true>(a); }
+GDN_DEVICE void backward_sm90_heads(const struct gdn_cu_backward &a) { run_heads<false>(a); }
+GDN_DEVICE void backward_sm90_heads_wide(const struct gdn_cu_backward &a) { run_heads<true>(a); }
 
 #define BACKWARD_WALKS(name, form)                                                           \
-    GDN_DEVICE void backward_mma_##name(const struct gdn_cu_backward &a)                      \
+    GDN_DEVICE void backward_sm90_##name(const struct gdn_cu_backward &a)                      \
     {                                                                                         \
-        backward_mma_walks<form>(a);                                                          \
+        backward_sm90_walks<form>(a);                                                          \
     }                                                                                         \
-    GDN_DEVICE void backward_mma_##name##_alone(const struct gdn_cu_backward &a)              \
+    GDN_DEVICE void backward_sm90_##name##_alone(const struct gdn_cu_backward &a)              \
     {                                                                                         \
         walk_alone<form>(a);                                                                  \
     }
@@ -49,9 +49,9 @@ BACKWARD_WALKS(deep, SCAN_DEEP)
     ((threads) > 128 ? 1 : (shared) > GDN_CU_PREPARE_BYTES ? 3 : 4)
 #define BACKWARD_KERNEL(threads, shared, what, io)                                            \
     extern "C" __global__ void __launch_bounds__(threads, BACKWARD_BLOCKS(threads, shared))   \
-        gdn_backward_mma_##what##_##io(const __grid_constant__ struct gdn_cu_backward a)      \
+        gdn_backward_sm90_##what##_##io(const __grid_constant__ struct gdn_cu_backward a)      \
     {                                                                                         \
-        backward_mma_##what(a);                                                               \
+        backward_sm90_##what(a);                                                               \
     }
 
 #endif

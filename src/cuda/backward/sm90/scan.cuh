@@ -355,7 +355,7 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
 }
 
 /* Runs the walks. Blocks of reverse walks come first, because they take longer. */
-template <scan_form form> GDN_DEVICE void backward_mma_walks(const struct gdn_cu_backward &a)
+template <scan_form form> GDN_DEVICE void backward_sm90_walks(const struct gdn_cu_backward &a)
 {
     typedef scan_shared<SCAN_REVERSE, form> reverse;
     typedef scan_shared<SCAN_FORWARD, form> forward;

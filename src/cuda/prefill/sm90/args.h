@@ -29,7 +29,7 @@ struct gdn_cu_plan {
 };
 
 /* Tensors as columns, heads, tokens, rows of the batch; a tile is 64 columns of 64 tokens. */
-struct gdn_cu_prefill_hopper {
+struct gdn_cu_prefill_sm90 {
     struct gdn_cu_map      q, k, v, out;
     struct gdn_cu_rule     rule;
     struct gdn_cu_segments cut;
@@ -45,7 +45,7 @@ struct gdn_cu_prefill_hopper {
     int16_t                singles; /* decode takes sequences of one token */
     int16_t                win, sm_count; /* what the plan follows from */
 };
-GDN_CU_SIZE(gdn_cu_prefill_hopper, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);
+GDN_CU_SIZE(gdn_cu_prefill_sm90, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);
 GDN_CU_SIZE(gdn_cu_source, 8);
 
 #endif

@@ -44,7 +44,7 @@ GDN_DEVICE struct gdn_plan_tried best_of_lanes(struct gdn_plan_tried x)
 }
 
 /* Finds the long sequences. By a warp. */
-GDN_DEVICE struct gdn_plan_long find_long_ones(const struct gdn_cu_prefill_hopper &a)
+GDN_DEVICE struct gdn_plan_long find_long_ones(const struct gdn_cu_prefill_sm90 &a)
 {
     const struct gdn_cu_batch &b     = a.rule.batch;
     struct gdn_plan_long       found = {};
@@ -62,7 +62,7 @@ GDN_DEVICE struct gdn_plan_long find_long_ones(const struct gdn_cu_prefill_hoppe
 }
 
 /* Writes the plan of the best cut, or of none if it gains too little. By a warp. */
-GDN_DEVICE void write_plan(const struct gdn_cu_prefill_hopper &a, const struct gdn_plan_batch &p,
+GDN_DEVICE void write_plan(const struct gdn_cu_prefill_sm90 &a, const struct gdn_plan_batch &p,
                            const struct gdn_plan_tried &best)
 {
     const float n = plan_units(&p, &best.cut), each = best.cut.each;
@@ -78,7 +78,7 @@ GDN_DEVICE void write_plan(const struct gdn_cu_prefill_hopper &a, const struct g
     st_release(&a.plan->units, 2 * (uint64_t)units + wide + 2);
 }
 
-GDN_DEVICE void run_plan(const struct gdn_cu_prefill_hopper &a)
+GDN_DEVICE void run_plan(const struct gdn_cu_prefill_sm90 &a)
 {
     __shared__ struct gdn_plan_tried sh[GDN_PLAN_ROUNDS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -4,7 +4,7 @@ enum { HOPPER_GROUPS = 1, HOPPER_BLOCKS = 2, HOPPER_OUTPUTS = 1, HOPPER_CUTS = 0
 enum { HOPPER_IO_REGISTERS = 56, HOPPER_STATE_REGISTERS = 232, HOPPER_SOLVE_REGISTERS = 152 };
 #include "cuda/prefill/sm90/run.cuh"
 
-#define GDN_IMAGE_prefill_hopper GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_hopper(threads, shared, io) \
-    HOPPER_KERNEL(gdn_prefill_hopper, threads, io)
+#define GDN_IMAGE_prefill_sm90_cluster GDN_THIS_IMAGE
+#define GDN_KERNEL_prefill_sm90_cluster(threads, shared, io) \
+    HOPPER_KERNEL(gdn_prefill_sm90_cluster, threads, io)
 #include "cuda/driver/kernels.cuh"

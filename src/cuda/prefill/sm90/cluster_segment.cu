@@ -5,7 +5,7 @@ enum { HOPPER_GROUPS = 1, HOPPER_BLOCKS = 2, HOPPER_OUTPUTS = 1, HOPPER_CUTS = 1
 enum { HOPPER_IO_REGISTERS = 72, HOPPER_STATE_REGISTERS = 232, HOPPER_SOLVE_REGISTERS = 136 };
 #include "cuda/prefill/sm90/run.cuh"
 
-#define GDN_IMAGE_prefill_hopper_part GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_hopper_part(threads, shared, io) \
-    HOPPER_KERNEL(gdn_prefill_hopper_part, threads, io)
+#define GDN_IMAGE_prefill_sm90_cluster_segment GDN_THIS_IMAGE
+#define GDN_KERNEL_prefill_sm90_cluster_segment(threads, shared, io) \
+    HOPPER_KERNEL(gdn_prefill_sm90_cluster_segment, threads, io)
 #include "cuda/driver/kernels.cuh"

@@ -28,7 +28,7 @@ static_assert(sizeof(struct join_shared) <= GDN_JOIN_BYTES, "join_shared");
 
 /* The values that a block holds. */
 struct join_block {
-    const struct gdn_cu_prefill_hopper &a;
+    const struct gdn_cu_prefill_sm90 &a;
     struct join_shared                 &sh;
     int64_t                             first, n; /* units */
     int                                 head, column, n_columns; /* of U or M; the warp's first */
@@ -170,7 +170,7 @@ GDN_DEVICE void join(const struct join_block &b, const struct state_place &to)
 }
 
 /* Blocks: columns of U, then of M; heads; sequences that are cut. */
-GDN_DEVICE void run_maps(const struct gdn_cu_prefill_hopper &a)
+GDN_DEVICE void run_maps(const struct gdn_cu_prefill_sm90 &a)
 {
     struct join_shared       &sh = *(struct join_shared *)gdn_shared;
     const struct gdn_cu_rule &r  = a.rule;

@@ -175,7 +175,7 @@ enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTE
 
 /* The values that every thread of a block holds. */
 struct hopper_block {
-    const struct gdn_cu_prefill_hopper &a;
+    const struct gdn_cu_prefill_sm90 &a;
     const struct gdn_cu_rule           &r;
     uint32_t                            rank; /* of the block in its cluster: its columns */
     int                                 slice, head, n_chunks; /* slice: the cluster's columns */

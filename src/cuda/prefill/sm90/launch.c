@@ -21,12 +21,12 @@ static const struct {
     int                n_blocks; /* of a sequence and head */
     enum gdn_kernel_id bf16, f16;
 } forms[] = {
-    [CLUSTER] = { 2, GDN_CU_prefill_hopper_BF16, GDN_CU_prefill_hopper_F16 },
-    [PART]    = { 2, GDN_CU_prefill_hopper_part_BF16, GDN_CU_prefill_hopper_part_F16 },
-    [WIDE]    = { 1, GDN_CU_prefill_hopper_wide_BF16, GDN_CU_prefill_hopper_wide_F16 },
-    [SMALL]   = { 1, GDN_CU_prefill_hopper_small_BF16, GDN_CU_prefill_hopper_small_F16 },
-    [SUMMARY] = { 2, GDN_CU_prefill_hopper_summary_BF16, GDN_CU_prefill_hopper_summary_F16 },
-    [DEEP]    = { 2, GDN_CU_prefill_hopper_deep_BF16, GDN_CU_prefill_hopper_deep_F16 },
+    [CLUSTER] = { 2, GDN_CU_prefill_sm90_cluster_BF16, GDN_CU_prefill_sm90_cluster_F16 },
+    [PART]    = { 2, GDN_CU_prefill_sm90_cluster_segment_BF16, GDN_CU_prefill_sm90_cluster_segment_F16 },
+    [WIDE]    = { 1, GDN_CU_prefill_sm90_wide_BF16, GDN_CU_prefill_sm90_wide_F16 },
+    [SMALL]   = { 1, GDN_CU_prefill_sm90_k64_BF16, GDN_CU_prefill_sm90_k64_F16 },
+    [SUMMARY] = { 2, GDN_CU_prefill_sm90_summary_BF16, GDN_CU_prefill_sm90_summary_F16 },
+    [DEEP]    = { 2, GDN_CU_prefill_sm90_k256_BF16, GDN_CU_prefill_sm90_k256_F16 },
 };
 
 static enum gdn_kernel_id kernel_of(enum form f, int dtype)
@@ -37,7 +37,7 @@ static enum gdn_kernel_id kernel_of(enum form f, int dtype)
 static bool is_small(const struct gdn_cu_rule *r) { return r->K <= TILE && r->V <= TILE; }
 static bool is_deep(const struct gdn_cu_rule *r) { return r->K > 2 * TILE; }
 
-const char *gdn_cuda_prefill_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+const char *gdn_cuda_prefill_sm90_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
     _Static_assert(GDN_MAX_HEAD <= 4 * TILE, "keys of any size");
@@ -85,7 +85,7 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
 
 /* Lays out what kernels need for segments. */
 static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
-                      struct gdn_cu_prefill_hopper *p, char *memory)
+                      struct gdn_cu_prefill_sm90 *p, char *memory)
 {
     const size_t n = (size_t)(c->units * r->H), K = (size_t)r->K;
     const size_t V = r->V < COLUMNS ? (size_t)r->V : COLUMNS; /* slices, one after the other */
@@ -102,19 +102,19 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
     return bytes;
 }
 
-size_t gdn_cuda_prefill_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+size_t gdn_cuda_prefill_sm90_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                      struct gdn_cuda_cut_options options)
 {
     const struct gdn_cuda_cut c = find_cut(ctx, r, options);
-    return gdn_cuda_prefill_hopper_why_not(ctx, r) ? 0 : lay_out(r, &c, NULL, NULL);
+    return gdn_cuda_prefill_sm90_why_not(ctx, r) ? 0 : lay_out(r, &c, NULL, NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks,
-                         const struct gdn_cu_prefill_hopper *p, struct gdn_cuda_ran *ran,
+                         const struct gdn_cu_prefill_sm90 *p, struct gdn_cuda_ran *ran,
                          void *stream)
 {
-    const bool is_plan = kernel == GDN_CU_prefill_segments_plan;
-    const bool is_step = is_plan || kernel == GDN_CU_prefill_segments_states;
+    const bool is_plan = kernel == GDN_CU_prefill_sm90_segments_plan;
+    const bool is_step = is_plan || kernel == GDN_CU_prefill_sm90_segments_states;
     const struct gdn_cuda_call call = {
         .kernel       = kernel,
         .grid         = { n_blocks, 1, 1 },
@@ -151,7 +151,7 @@ struct gdn_cu_source gdn_cuda_source_of(const struct gdn_cu_rule *r, int n)
 
 /* Launches first segments and whole sequences: in one form, or those of long sequences in clusters,
  * ahead of the others. */
-static gdn_status launch_first(gdn_ctx *ctx, struct gdn_cu_prefill_hopper *p, enum form form,
+static gdn_status launch_first(gdn_ctx *ctx, struct gdn_cu_prefill_sm90 *p, enum form form,
                                const struct gdn_cuda_cut *c, int n_slices, struct gdn_cuda_ran *ran,
                                void *stream)
 {
@@ -195,7 +195,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                             const struct gdn_cuda_chunks *how, struct gdn_cuda_cut c, int slice,
                             struct gdn_cuda_ran *ran, void *stream)
 {
-    struct gdn_cu_prefill_hopper p = { .rule = *rule, .by_number = how->by_number,
+    struct gdn_cu_prefill_sm90 p = { .rule = *rule, .by_number = how->by_number,
                                        .singles = how->singles,
                                        .early_stop = may_stop(rule, how->options),
                                        .source_q = gdn_cuda_source_of(rule, rule->Hq),
@@ -223,14 +223,14 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     p.cut.each  = c.each;
     p.win       = (int16_t)c.win;
     p.sm_count  = (int16_t)ctx->cuda->sm_count;
-    if (p.plan) TRY(launch(ctx, GDN_CU_prefill_segments_plan, 1, &p, ran, stream));
+    if (p.plan) TRY(launch(ctx, GDN_CU_prefill_sm90_segments_plan, 1, &p, ran, stream));
     TRY(launch_first(ctx, &p, first, &c, n_slices, ran, stream));
     if (!c.units) return GDN_OK;
     p.cut.later = true;
     if (c.several) {
         TRY(launch(ctx, kernel_of(SUMMARY, dtype), forms[SUMMARY].n_blocks * r->H * c.units, &p,
                    ran, stream));
-        TRY(launch(ctx, GDN_CU_prefill_segments_states,
+        TRY(launch(ctx, GDN_CU_prefill_sm90_segments_states,
                    r->V / GDN_SEGMENT_COLUMNS * r->H * c.several, &p, ran, stream));
     }
     if (p.plan && !c.small) /* the plan says which of the two forms takes them */
@@ -240,7 +240,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                   stream);
 }
 
-gdn_status gdn_cuda_prefill_hopper(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+gdn_status gdn_cuda_prefill_sm90(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream)
 {

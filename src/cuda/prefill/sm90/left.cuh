@@ -59,7 +59,7 @@ GDN_DEVICE float sum_chunk_left(const struct gdn_cu_rule &r, const struct gdn_cu
 }
 
 /* Warps: chunks of the batch, groups of 32 heads. */
-GDN_DEVICE void run_left(const struct gdn_cu_prefill_hopper &a)
+GDN_DEVICE void run_left(const struct gdn_cu_prefill_sm90 &a)
 {
     const struct gdn_cu_rule    &r      = a.rule;
     const struct gdn_cu_segments chunks = { .first = 0, .each = 64, .start = 0 };
@@ -111,7 +111,7 @@ GDN_DEVICE int first_thread(struct left_sums &sh, bool yes)
 }
 
 /* Blocks: heads, sequences. */
-GDN_DEVICE void run_stops(const struct gdn_cu_prefill_hopper &a)
+GDN_DEVICE void run_stops(const struct gdn_cu_prefill_sm90 &a)
 {
     __shared__ struct left_sums sh;
     const int         head = (int)(blockIdx.x % a.rule.H);

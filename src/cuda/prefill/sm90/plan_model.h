@@ -74,7 +74,7 @@ struct gdn_plan_long {
 };
 
 /* Adds a sequence. */
-GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_hopper *a,
+GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_sm90 *a,
                         int64_t tokens)
 {
     if (tokens > a->cut.whole) s->n++, s->tokens += tokens;
@@ -85,7 +85,7 @@ GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_hop
 }
 
 /* Returns a packed batch of these long ones. */
-GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_hopper *a,
+GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_sm90 *a,
                                             const struct gdn_plan_long         *s)
 {
     const struct gdn_cu_rule *r = &a->rule;
@@ -324,7 +324,7 @@ GDN_MODEL bool plan_wins(const struct gdn_plan_tried *best, float whole, int win
 }
 
 /* Returns a->cut for the best cut of a packed batch. If it gains too little, no sequence is cut. */
-GDN_MODEL struct gdn_cu_segments plan_chosen(const struct gdn_cu_prefill_hopper *a,
+GDN_MODEL struct gdn_cu_segments plan_chosen(const struct gdn_cu_prefill_sm90 *a,
                                              const struct gdn_plan_batch        *b,
                                              const struct gdn_plan_tried        *best)
 {

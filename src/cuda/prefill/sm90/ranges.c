@@ -31,8 +31,8 @@ enum { WALK_HALF = 1500, WALK_WHOLE = 2300 };
 
 static enum gdn_kernel_id kernel_of(int dtype)
 {
-    return dtype == GDN_BF16 ? GDN_CU_prefill_hopper_summary_BF16
-                             : GDN_CU_prefill_hopper_summary_F16;
+    return dtype == GDN_BF16 ? GDN_CU_prefill_sm90_summary_BF16
+                             : GDN_CU_prefill_sm90_summary_F16;
 }
 
 const char *gdn_cuda_summary_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
@@ -177,10 +177,10 @@ size_t gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_s
 /* Units begin while gates are summed. What joins them does not: its blocks would wait side by side
  * on the few multiprocessors that units leave free. */
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks, size_t shared,
-                         const struct gdn_cu_prefill_hopper *p, struct gdn_cuda_ran *ran,
+                         const struct gdn_cu_prefill_sm90 *p, struct gdn_cuda_ran *ran,
                          void *stream)
 {
-    const bool                 is_join = kernel == GDN_CU_prefill_segments_maps;
+    const bool                 is_join = kernel == GDN_CU_prefill_sm90_segments_maps;
     const bool                 overlaps = ran->n > 0 && !is_join && !p->back;
     const struct gdn_cuda_call call = { .kernel       = kernel,
                                         .grid         = { n_blocks, 1, 1 },
@@ -192,17 +192,17 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
     return gdn_cuda_launch(ctx, &call);
 }
 
-static gdn_status launch_left(gdn_ctx *ctx, const struct gdn_cu_prefill_hopper *p,
+static gdn_status launch_left(gdn_ctx *ctx, const struct gdn_cu_prefill_sm90 *p,
                               struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cu_batch *b      = &p->rule.batch;
     const int64_t              n_warps = (n_tokens(b) / CHUNK + b->B) * divide_up(p->rule.H, WARP);
-    return launch(ctx, GDN_CU_prefill_segments_left, divide_up(n_warps, LEFT_WARPS), 0, p, ran,
+    return launch(ctx, GDN_CU_prefill_sm90_segments_left, divide_up(n_warps, LEFT_WARPS), 0, p, ran,
                   stream);
 }
 
 /* Without U no v is given: its map is that of k, of which no column is loaded. */
-static gdn_status find_maps(gdn_ctx *ctx, struct gdn_cu_prefill_hopper *p)
+static gdn_status find_maps(gdn_ctx *ctx, struct gdn_cu_prefill_sm90 *p)
 {
     const struct gdn_cu_rule  *r = &p->rule;
     const struct gdn_cu_batch *b = &r->batch;
@@ -232,7 +232,7 @@ gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *
     const struct gdn_cu_rule    *r = &s->rule;
     const struct gdn_cu_batch   *b = &r->batch;
     const struct cut             c = find_cut(ctx, s);
-    struct gdn_cu_prefill_hopper p = { .rule       = *r,
+    struct gdn_cu_prefill_sm90 p = { .rule       = *r,
                                        .M          = s->M,
                                        .summary    = true,
                                        .early_stop = may_stop(s),
@@ -246,7 +246,7 @@ gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *
     TRY(launch(ctx, kernel_of(r->k.dtype), CLUSTER * r->H * (b->B + c.units), SHARED, &p, ran,
                stream));
     if (!c.units) return GDN_OK;
-    return launch(ctx, GDN_CU_prefill_segments_maps, n_slices(s) * r->H * c.several,
+    return launch(ctx, GDN_CU_prefill_sm90_segments_maps, n_slices(s) * r->H * c.several,
                   GDN_JOIN_BYTES, &p, ran, stream);
 }
 
@@ -264,10 +264,10 @@ size_t gdn_cuda_walk_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s,
     return bytes;
 }
 
-static struct gdn_cu_prefill_hopper walk_args(const struct gdn_cuda_summary *s,
+static struct gdn_cu_prefill_sm90 walk_args(const struct gdn_cuda_summary *s,
                                               const struct gdn_cu_segments *cut)
 {
-    return (struct gdn_cu_prefill_hopper){ .rule     = s->rule,
+    return (struct gdn_cu_prefill_sm90){ .rule     = s->rule,
                                            .cut      = *cut,
                                            .summary  = true,
                                            .back     = true,
@@ -280,12 +280,12 @@ gdn_status gdn_cuda_walk_maps(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
                               void *stream)
 {
     const struct gdn_cu_rule    *r = &s->rule;
-    struct gdn_cu_prefill_hopper p = walk_args(s, cut);
+    struct gdn_cu_prefill_sm90 p = walk_args(s, cut);
     const struct cut             c = { cut->each, cut->units, 0 };
     log_units(ctx, GDN_CUDA_BACKWARD_CHOICE, "prefill_backward", &c);
     if (cut->stops) {
         TRY(launch_left(ctx, &p, ran, stream));
-        TRY(launch(ctx, GDN_CU_prefill_segments_stops, r->batch.B * r->H, 0, &p, ran, stream));
+        TRY(launch(ctx, GDN_CU_prefill_sm90_segments_stops, r->batch.B * r->H, 0, &p, ran, stream));
     }
     if (!cut->units) return GDN_OK;
     p.rule.V       = 0;
@@ -299,9 +299,9 @@ gdn_status gdn_cuda_walk_join(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
                               const struct gdn_cu_segments *cut, struct gdn_cuda_ran *ran,
                               void *stream)
 {
-    const struct gdn_cu_prefill_hopper p = walk_args(s, cut);
+    const struct gdn_cu_prefill_sm90 p = walk_args(s, cut);
     const struct cut                   c = find_cut(ctx, s);
     if (!cut->units) return GDN_OK;
-    return launch(ctx, GDN_CU_prefill_segments_maps, n_slices(s) * s->rule.H * c.several,
+    return launch(ctx, GDN_CU_prefill_sm90_segments_maps, n_slices(s) * s->rule.H * c.several,
                   GDN_JOIN_BYTES, &p, ran, stream);
 }

@@ -175,7 +175,7 @@ GDN_DEVICE void meet_other(void)
 
 /* Returns true if other kernels of the call follow. Segments after first ones that have a plan have
  * two: in clusters, then in wide blocks. Sequences of one token come last of all. */
-GDN_DEVICE bool leads_others(const struct gdn_cu_prefill_hopper &a)
+GDN_DEVICE bool leads_others(const struct gdn_cu_prefill_sm90 &a)
 {
     if (a.singles) return true;
     if (!HOPPER_CUTS || (!a.cut.states && a.which != GDN_SEQUENCES_LONG)) return false;
@@ -183,7 +183,7 @@ GDN_DEVICE bool leads_others(const struct gdn_cu_prefill_hopper &a)
 }
 
 /* Returns true if the plan has no such unit, or has them in another form. */
-GDN_DEVICE bool is_not_planned(const struct gdn_cu_prefill_hopper &a, int64_t unit)
+GDN_DEVICE bool is_not_planned(const struct gdn_cu_prefill_sm90 &a, int64_t unit)
 {
     bool          wide;
     const int64_t n = wait_for_plan(a, wide);
@@ -192,7 +192,7 @@ GDN_DEVICE bool is_not_planned(const struct gdn_cu_prefill_hopper &a, int64_t un
 
 /* Returns true if the block's sequence has one token, and decode takes it. All threads ask, before
  * anything else: of a batch most blocks may end here. */
-GDN_DEVICE bool is_left_to_decode(const struct gdn_cu_prefill_hopper &a, int64_t number)
+GDN_DEVICE bool is_left_to_decode(const struct gdn_cu_prefill_sm90 &a, int64_t number)
 {
     const struct gdn_cu_batch &b = a.rule.batch;
     if (!a.singles || a.cut.later || a.which == GDN_SEQUENCES_LONG || number >= b.B) return false;
@@ -202,7 +202,7 @@ GDN_DEVICE bool is_left_to_decode(const struct gdn_cu_prefill_hopper &a, int64_t
     return s.n_tokens == 1;
 }
 
-template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper &a)
+template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_sm90 &a)
 {
     const uint32_t      lane = opaque(threadIdx.x % 32);
     const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
@@ -253,7 +253,7 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_hopper 
 /* Defines a kernel. The including file names it for its image (kernels.cuh). */
 #define HOPPER_KERNEL(name, threads, io)                                                         \
     extern "C" __global__ void __cluster_dims__(HOPPER_BLOCKS, 1, 1) __launch_bounds__(threads, 1) \
-        name##_##io(const __grid_constant__ struct gdn_cu_prefill_hopper a)                      \
+        name##_##io(const __grid_constant__ struct gdn_cu_prefill_sm90 a)                      \
     {                                                                                            \
         run_hopper<GDN_##io>(a);                                                                 \
     }

@@ -13,7 +13,7 @@ enum { COLUMNS = GDN_SEGMENT_COLUMNS, KEYS = 128, WARPS = 8, SHARE = KEYS / WARP
 
 /* The values that a block holds. */
 struct combine_block {
-    const struct gdn_cu_prefill_hopper &a;
+    const struct gdn_cu_prefill_sm90 &a;
     int64_t                             first; /* unit, */
     int                                 n;     /* and so many follow it */
     int                                 head, column, warp, lane;
@@ -99,7 +99,7 @@ GDN_DEVICE void combine(const struct combine_block &b)
 
 /* Runs the kernel. Blocks are columns, heads, and sequences with something to sum. One block makes
  * the kernel end after the kernels ahead of it. */
-GDN_DEVICE void run_states(const struct gdn_cu_prefill_hopper &a)
+GDN_DEVICE void run_states(const struct gdn_cu_prefill_sm90 &a)
 {
     const struct gdn_cu_rule &r      = a.rule;
     const int                 slices = r.V / COLUMNS, lane = threadIdx.x % 32;
@@ -119,10 +119,10 @@ GDN_DEVICE void run_states(const struct gdn_cu_prefill_hopper &a)
     combine(b);
 }
 
-#define GDN_IMAGE_prefill_segments GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_segments(threads, shared, form)                                     \
+#define GDN_IMAGE_prefill_sm90_segments GDN_THIS_IMAGE
+#define GDN_KERNEL_prefill_sm90_segments(threads, shared, form)                                     \
     extern "C" __global__ void __launch_bounds__(threads, 1)                                   \
-        gdn_prefill_segments_##form(const __grid_constant__ struct gdn_cu_prefill_hopper a)    \
+        gdn_prefill_sm90_segments_##form(const __grid_constant__ struct gdn_cu_prefill_sm90 a)    \
     {                                                                                         \
         run_##form(a);                                                                         \
     }

@@ -27,7 +27,7 @@ struct hopper_segment {
 
 /* Waits for the plan of the call. Returns the number of segments after first ones. wide: whether they
  * have wide blocks. */
-GDN_DEVICE int64_t wait_for_plan(const struct gdn_cu_prefill_hopper &a, bool &wide)
+GDN_DEVICE int64_t wait_for_plan(const struct gdn_cu_prefill_sm90 &a, bool &wide)
 {
     uint64_t units;
     while (!(units = ld_acquire(&a.plan->units))) continue;
@@ -36,7 +36,7 @@ GDN_DEVICE int64_t wait_for_plan(const struct gdn_cu_prefill_hopper &a, bool &wi
 }
 
 /* Returns the cut of the call. split: sequences of more tokens have clusters. */
-GDN_DEVICE struct gdn_cu_segments cut_of_call(const struct gdn_cu_prefill_hopper &a, int64_t &split)
+GDN_DEVICE struct gdn_cu_segments cut_of_call(const struct gdn_cu_prefill_sm90 &a, int64_t &split)
 {
     struct gdn_cu_segments cut = a.cut;
     bool                   wide;
@@ -53,7 +53,7 @@ GDN_DEVICE struct gdn_cu_segments cut_of_call(const struct gdn_cu_prefill_hopper
 
 /* Returns the sequence that is number `of` of the long ones; B: there is no such sequence. All
  * threads of a warp call it. */
-GDN_DEVICE int64_t find_long(const struct gdn_cu_prefill_hopper &a, int64_t of)
+GDN_DEVICE int64_t find_long(const struct gdn_cu_prefill_sm90 &a, int64_t of)
 {
     const struct gdn_cu_batch &b = a.rule.batch;
     for (int64_t row = 0; row < b.B; row += 32) {

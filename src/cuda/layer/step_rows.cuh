@@ -46,7 +46,7 @@ struct step_pair {
 };
 
 /* Channel i of the block: of q, of k, and from there on of v. */
-GDN_DEVICE int rows_channel(const struct gdn_cu_step_rows &a, const struct one_place &w, int column,
+GDN_DEVICE int rows_channel(const struct gdn_cu_step_rows &a, const struct token_place &w, int column,
                             int i)
 {
     if (i < STEP_K) return blockIdx.y * STEP_K + i;
@@ -61,7 +61,7 @@ GDN_DEVICE int taps_bytes(const struct gdn_cu_taps &p)
 }
 
 GDN_DEVICE void rows_fetch(struct step_pair &f, const struct gdn_cu_step_rows &a,
-                           const struct one_place &w, int channel)
+                           const struct token_place &w, int channel)
 {
     const char *past = taps_at(a.conv, w.from, channel, 0);
     const int   bytes = taps_bytes(a.conv);
@@ -78,7 +78,7 @@ GDN_DEVICE void rows_past(float (&to)[2 * STEP_PAST], const struct step_pair &f,
 {
 #pragma unroll
     for (int i = 0; i < 2 * STEP_PAST; i++)
-        to[i] = wide ? __uint_as_float(f.past[i / 2][i % 2]) : one_element<io>(f.past[i / 2][0], i);
+        to[i] = wide ? __uint_as_float(f.past[i / 2][i % 2]) : token_element<io>(f.past[i / 2][0], i);
 }
 template <int io> GDN_DEVICE void rows_store(char *p, float low, float high, bool wide)
 {
@@ -91,7 +91,7 @@ template <int io> GDN_DEVICE void rows_store(char *p, float low, float high, boo
 template <int io>
 GDN_DEVICE void rows_shift(struct step_rows_shared &sh, const float (&old)[2 * STEP_PAST],
                            const float (&x)[2], const struct gdn_cu_step_rows &a,
-                           const struct one_place &w, int channel, int i)
+                           const struct token_place &w, int channel, int i)
 {
     char *to = taps_at(a.conv, w.to, channel, 0);
 #pragma unroll
@@ -113,38 +113,38 @@ GDN_DEVICE void rows_shift(struct step_rows_shared &sh, const float (&old)[2 * S
 
 template <int io>
 GDN_DEVICE void rows_put(struct step_rows_shared &sh, const struct step_pair &f,
-                         const struct gdn_cu_step_rows &a, const struct one_place &w, int channel,
+                         const struct gdn_cu_step_rows &a, const struct token_place &w, int channel,
                          int i)
 {
     const bool  wide = a.conv.dtype == GDN_F32;
     float       old[2 * STEP_PAST], y[2];
-    const float x[2] = { one_element<io>(f.x, 0), one_element<io>(f.x, 1) };
+    const float x[2] = { token_element<io>(f.x, 0), token_element<io>(f.x, 1) };
     if (wide) rows_past<io>(old, f, true);
     else rows_past<io>(old, f, false);
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         y[c] = a.bias.dtype == GDN_F32 ? __uint_as_float(f.bias[c])
-                                       : one_element<io>(f.bias[0], c);
+                                       : token_element<io>(f.bias[0], c);
 #pragma unroll
         for (int e = 0; e < STEP_PAST; e++)
-            y[c] = fmaf(one_element<io>(f.weight[c][e / 2], e),
+            y[c] = fmaf(token_element<io>(f.weight[c][e / 2], e),
                         a.by_entry ? old[3 * c + e] : old[2 * e + c], y[c]);
-        y[c] = fmaf(one_element<io>(f.weight[c][1], 1), x[c], y[c]);
+        y[c] = fmaf(token_element<io>(f.weight[c][1], 1), x[c], y[c]);
     }
     quick_silu(y);
     const uint32_t both = io == GDN_BF16 ? f32_to_bf16x2(y[0], y[1]) : f32_to_f16x2(y[0], y[1]);
     if (i < 2 * STEP_K)
         sh.keys[i < STEP_K][i % STEP_K / 2] = both;
     else
-        *(float2 *)&sh.v[i - 2 * STEP_K] = make_float2(one_element<io>(both, 0),
-                                                       one_element<io>(both, 1));
+        *(float2 *)&sh.v[i - 2 * STEP_K] = make_float2(token_element<io>(both, 0),
+                                                       token_element<io>(both, 1));
     if (a.moves && w.to >= a.one.first_slot) rows_shift<io>(sh, old, x, a, w, channel, i);
 }
 
 /* Stores the states of q and k, when all blocks have read them. */
 template <int io>
 GDN_DEVICE void rows_leave(const struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
-                           const struct one_place &w)
+                           const struct token_place &w)
 {
     const int i = 2 * threadIdx.x, share = i - blockIdx.x * a.share;
     if (i >= 2 * STEP_K || share < 0 || share >= a.share || w.to < a.one.first_slot) return;
@@ -158,45 +158,45 @@ GDN_DEVICE void rows_leave(const struct step_rows_shared &sh, const struct gdn_c
 
 template <int io>
 GDN_DEVICE void rows_gates(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
-                           const struct one_place &w)
+                           const struct token_place &w)
 {
-    struct one_gates f;
+    struct token_gates f;
     float            alpha, beta;
-    one_fetch_gates(f, a.one, w);
-    one_expand_gates<io>(alpha, beta, f, a.one);
+    token_fetch_gates(f, a.one, w);
+    token_expand_gates<io>(alpha, beta, f, a.one);
     sh.alpha = alpha, sh.beta = beta;
 }
 
 /* Computes the norm's factors beside its scale, by the warp that needs them: columns 32 apart. */
 template <int io>
 GDN_DEVICE void rows_tail(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
-                          const struct one_place &w)
+                          const struct token_place &w)
 {
     enum { N = STEP_K / 32 };
     const int   lane = threadIdx.x % 32;
-    const char *z    = one_at(a.z, w.row, w.head) + lane * 2;
+    const char *z    = token_at(a.z, w.row, w.head) + lane * 2;
     uint32_t    bits[N], weight[N];
     float       gate[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
         bits[j]   = ld_4_or_2(z + j * 64, a.z.data ? 2 : 0);
-        weight[j] = one_bits(a.norm_weight, 0, lane + j * 32, a.norm_weight_bytes);
+        weight[j] = token_bits(a.norm_weight, 0, lane + j * 32, a.norm_weight_bytes);
     }
 #pragma unroll
-    for (int j = 0; j < N; j++) gate[j] = one_half<io>(bits[j]);
+    for (int j = 0; j < N; j++) gate[j] = token_half<io>(bits[j]);
     silu_of(gate);
 #pragma unroll
     for (int j = 0; j < N; j++) {
         sh.gate[lane + j * 32]   = a.z.data ? gate[j] : 1;
         sh.weight[lane + j * 32] = a.norm_weight.data
-                                       ? one_number<io>(weight[j], a.norm_weight_bytes) : 1;
+                                       ? token_number<io>(weight[j], a.norm_weight_bytes) : 1;
     }
 }
 
 /* By that warp, once all have left their o; with the sum in the order of norm.cu. */
 template <int io>
 GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
-                          const struct one_place &w)
+                          const struct token_place &w)
 {
     const int    lane = threadIdx.x % 32;
     const float *o    = &sh.o[lane % 16 * 8];
@@ -209,18 +209,18 @@ GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct gdn_cu
     }
     for (int step = 1; step < 16; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
     const float scale = 1 / sqrtf(sum / (float)STEP_K + a.rms_eps);
-    char *const out   = one_at(a.one.out, w.row, w.head) + lane * 2;
+    char *const out   = token_at(a.one.out, w.row, w.head) + lane * 2;
 #pragma unroll
     for (int j = 0; j < STEP_K; j += 32)
-        one_store_half<io>(out + j * 2, sh.o[lane + j] * scale * sh.weight[lane + j] *
+        token_store_half<io>(out + j * 2, sh.o[lane + j] * scale * sh.weight[lane + j] *
                                             sh.gate[lane + j]);
 }
 
 /* ---- Rows of a state ----------------------------------------------------------------------- */
 
-/* As one_rows, of eight rows, with k and q as they lie in memory. */
+/* As token_rows, of eight rows, with k and q as they lie in memory. */
 template <int dtype, int io> struct step_rows {
-    typedef one_rows<STEP_K, dtype, io> like;
+    typedef token_rows<STEP_K, dtype, io> like;
     typedef typename like::piece        piece;
     enum { IO = io, ROWS = 8, E = like::E, LANES = like::LANES, C = like::C, STEP = like::STEP,
            N = ROWS / STEP };
@@ -228,17 +228,17 @@ template <int dtype, int io> struct step_rows {
 
     __device__ __forceinline__ float key(int c, int e) const
     {
-        return one_element<io>(keys[(c * E + e) / 2], e);
+        return token_element<io>(keys[(c * E + e) / 2], e);
     }
     __device__ __forceinline__ float query(int c, int e) const
     {
-        return one_element<io>(keys[((C + c) * E + e) / 2], e);
+        return token_element<io>(keys[((C + c) * E + e) / 2], e);
     }
 };
 
 /* ---- A block ------------------------------------------------------------------------------- */
 
-/* k and q of the lane, as one_fetch() has them from memory. */
+/* k and q of the lane, as token_fetch() has them from memory. */
 template <class Tile>
 GDN_DEVICE void rows_keys(uint32_t (&x)[Tile::C * Tile::E], const struct step_rows_shared &sh)
 {
@@ -256,16 +256,16 @@ GDN_DEVICE void rows_keys(uint32_t (&x)[Tile::C * Tile::E], const struct step_ro
 /* o of one of the block's columns: for the norm as it would lie in memory, or out. */
 template <int io>
 GDN_DEVICE void rows_out(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
-                         const struct one_place &w, int column, int mine, float o)
+                         const struct token_place &w, int column, int mine, float o)
 {
     if (a.normed)
-        sh.o[mine] = one_half<io>(io == GDN_BF16 ? f32_to_bf16(o) : f32_to_f16(o));
+        sh.o[mine] = token_half<io>(io == GDN_BF16 ? f32_to_bf16(o) : f32_to_f16(o));
     else if (a.one.out.data)
-        one_store_half<io>(one_at(a.one.out, w.row, w.head) + (column + mine) * 2, o);
+        token_store_half<io>(token_at(a.one.out, w.row, w.head) + (column + mine) * 2, o);
 }
 
 /* The block's head and column. */
-GDN_DEVICE int rows_begin(struct one_place &w, const struct gdn_cu_step_rows &a)
+GDN_DEVICE int rows_begin(struct token_place &w, const struct gdn_cu_step_rows &a)
 {
     w.head = blockIdx.y * a.group + (blockIdx.x >> a.part_bits);
     return (blockIdx.x & ((1 << a.part_bits) - 1)) * a.n_columns;
@@ -305,7 +305,7 @@ template <class Tile> GDN_DEVICE void rows_take(Tile &tile, const char *from)
 /* Does a warp's share of the work before the rule. */
 template <int io>
 GDN_DEVICE void rows_prepare(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
-                             const struct one_place &w, int column, int warp)
+                             const struct token_place &w, int column, int warp)
 {
     const int n_channels = 2 * STEP_K + a.n_columns, n_warps = (n_channels + 63) / 64;
     if (warp == n_warps) {
@@ -324,43 +324,43 @@ GDN_DEVICE void rows_prepare(struct step_rows_shared &sh, const struct gdn_cu_st
  * state, for the norm not to wait for that. */
 template <class Tile>
 GDN_DEVICE void rows_rule(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
-                          const struct one_place &w, int column, int warp)
+                          const struct token_place &w, int column, int warp)
 {
     enum { TILES = STEP_COLUMNS / Tile::ROWS };
     const int   lane = threadIdx.x % 32, first = warp * STEP_COLUMNS;
     const float alpha = sh.alpha, beta = sh.beta;
     const bool  changed = alpha != 1 || beta != 0;
-    char *to = one_at(a.one.to, w.to, w.head) + lane % Tile::LANES * 16 +
+    char *to = token_at(a.one.to, w.to, w.head) + lane % Tile::LANES * 16 +
                (column + first + lane / Tile::LANES) * a.one.to_row;
     uint32_t keys[Tile::C * Tile::E];
     rows_keys<Tile>(keys, sh);
-    const struct one_factors f = one_products<Tile>(keys, a.one);
+    const struct token_factors f = token_products<Tile>(keys, a.one);
 #pragma unroll
     for (int n = 0; n < TILES; n++, to += Tile::ROWS * a.one.to_row) {
-        const int mine = first + n * Tile::ROWS + one_own<Tile>();
+        const int mine = first + n * Tile::ROWS + token_own<Tile>();
         float     p, z;
         Tile      tile;
         if (n) copy_wait<0>();
         else copy_wait<TILES - 1>();
         rows_take(tile, rows_at<Tile>(warp, n));
         rows_keys<Tile>(tile.keys, sh);
-        if (__builtin_expect(alpha == 0, 0)) one_forget(&tile.S[0][0][0], Tile::N * Tile::C * 4);
-        one_read(p, z, tile);
+        if (__builtin_expect(alpha == 0, 0)) token_forget(&tile.S[0][0][0], Tile::N * Tile::C * 4);
+        token_read(p, z, tile);
         const float u = rule_u(beta, sh.v[mine], alpha * f.k * p);
         const float o = rule_o(f.kq, alpha * f.q * z, u);
         if (lane % (Tile::LANES / Tile::N) == 0) rows_out<Tile::IO>(sh, a, w, column, mine, o);
         if (n == TILES - 1 && a.normed && warp != STEP_NORM)
             barrier_arrive(STEP_BARRIER, STEP_THREADS);
-        if (!one_keeps(a.one, w)) continue;
-        if (__builtin_expect(beta == 0, 0)) one_forget(tile.keys, Tile::C * Tile::E);
-        if (changed) one_write(tile, alpha, beta == 0 ? 0 : u * f.k);
+        if (!token_keeps(a.one, w)) continue;
+        if (__builtin_expect(beta == 0, 0)) token_forget(tile.keys, Tile::C * Tile::E);
+        if (changed) token_write(tile, alpha, beta == 0 ? 0 : u * f.k);
         if (changed || a.one.to.data != a.one.from.data || w.to != w.from)
-            one_store(tile, to, a.one.to_row);
+            token_store(tile, to, a.one.to_row);
     }
 }
 
 template <int dtype, int io>
-GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
+GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct token_place &w)
 {
     typedef step_rows<dtype, io> Tile;
     __shared__ struct step_rows_shared sh;
@@ -370,7 +370,7 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
     const bool has  = warp * STEP_COLUMNS < a.n_columns;
     if (has) {
         const int   row  = column + warp * STEP_COLUMNS + lane / Tile::LANES;
-        const char *from = one_at(a.one.from, w.from, w.head) + lane % Tile::LANES * 16 +
+        const char *from = token_at(a.one.from, w.from, w.head) + lane % Tile::LANES * 16 +
                            row * a.one.from_row;
 #pragma unroll
         for (int n = 0; n < STEP_COLUMNS / Tile::ROWS; n++, from += Tile::ROWS * a.one.from_row)
@@ -389,12 +389,12 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct one_place &w)
     if (a.moves) rows_leave<io>(sh, a, w);
 }
 
-GDN_DEVICE void rows_zero(const struct gdn_cu_step_rows &a, struct one_place &w)
+GDN_DEVICE void rows_zero(const struct gdn_cu_step_rows &a, struct token_place &w)
 {
     const int column = rows_begin(w, a);
     if (!a.one.out.data || a.one.keep) return;
     for (int i = threadIdx.x; i < a.n_columns; i += blockDim.x)
-        *(uint16_t *)(one_at(a.one.out, w.row, w.head) + (column + i) * 2) = 0;
+        *(uint16_t *)(token_at(a.one.out, w.row, w.head) + (column + i) * 2) = 0;
 }
 
 /* Blocks that an SM is to hold, by measurement. */
@@ -404,8 +404,8 @@ enum { STEP_BLOCKS_F32 = 3, STEP_BLOCKS_BF16 = 4, STEP_BLOCKS_F16 = 4 };
     extern "C" __global__ void __launch_bounds__(threads, STEP_BLOCKS_##dtype)                \
         name(const __grid_constant__ struct gdn_cu_step_rows a)                               \
     {                                                                                         \
-        struct one_place w;                                                                   \
-        if (__builtin_expect(one_begin(w, a.one), 1))                                         \
+        struct token_place w;                                                                   \
+        if (__builtin_expect(token_begin(w, a.one), 1))                                         \
             rows_work<GDN_##dtype, GDN_##io>(a, w);                                           \
         else                                                                                  \
             rows_zero(a, w);                                                                  \

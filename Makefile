@@ -7,6 +7,7 @@
 #                a small language model write a sentence
 #   make check   build the tests too, and run them
 #   make test    every stage of tools/ci.sh: compilers, sanitizers, emulated CPUs, install, ...
+#   make format  lay out C, C++ and CUDA as .clang-format says (tools/format.sh)
 #   make plots   draw docs/plots from bench/results; needs matplotlib
 #   make docs    build the site in build/site; needs the packages of docs/site/requirements.txt
 
@@ -19,7 +20,7 @@ build = . ./tools/env.sh && cmake --preset release -DGDN_CUDA=$(GDN_CUDA) --log-
 product = start=$$(date +%s) && $(build) --target product && \
     echo "Built the library and the command in $$(($$(date +%s) - start)) s."
 
-.PHONY: all run check test plots docs clean
+.PHONY: all run check test format plots docs clean
 
 all:
 	@tools/bootstrap.sh build
@@ -38,6 +39,9 @@ check:
 test:
 	@tools/bootstrap.sh test
 	@tools/ci.sh
+
+format:
+	@tools/format.sh
 
 PYTHON ?= python3
 

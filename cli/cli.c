@@ -11,14 +11,14 @@ gdn_status cli_call(gdn_ctx *ctx, gdn_op op, const void *args)
 gdn_status cli_timed_call(gdn_ctx *ctx, gdn_op op, const void *args, double *seconds)
 {
     if (ctx->cuda) return device_timed_call(ctx, op, args, seconds);
-    const double     start  = measure_clock();
+    const double start = measure_clock();
     const gdn_status status = cli_call(ctx, op, args);
-    *seconds                = measure_clock() - start;
+    *seconds = measure_clock() - start;
     return status;
 }
 
 #define TEXT_OF(x) #x
-#define TEXT(x)    TEXT_OF(x)
+#define TEXT(x) TEXT_OF(x)
 
 const char *cli_version(void)
 {

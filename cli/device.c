@@ -7,10 +7,10 @@
 #include "internal.h"
 
 enum {
-    MIN_ROUNDS    = 13,
-    FLUSH_BYTES   = 256 << 20,
-    COPY_BYTES    = 512 << 20,
-    MATRIX        = 8192, /* of the matrix product: n x n, bf16 */
+    MIN_ROUNDS = 13,
+    FLUSH_BYTES = 256 << 20,
+    COPY_BYTES = 512 << 20,
+    MATRIX = 8192, /* of the matrix product: n x n, bf16 */
     SCALE_THREADS = 512,
 };
 
@@ -18,15 +18,15 @@ enum {
 struct timed {
     gdn_ctx *ctx;
     gdn_status (*run)(struct timed *t);
-    gdn_op        op;
-    const void   *args;
+    gdn_op op;
+    const void *args;
     gdn_cu_memory memory; /* of a yardstick: both buffers, one after the other */
-    size_t        bytes;
+    size_t bytes;
 };
 
 struct timer {
-    gdn_ctx      *ctx;
-    gdn_cu_event  begin, end;
+    gdn_ctx *ctx;
+    gdn_cu_event begin, end;
     gdn_cu_memory flush;
 };
 
@@ -68,13 +68,13 @@ static gdn_status run_op(struct timed *t) { return gdn_run_op(t->ctx, t->op, t->
 
 static gdn_status run_scale(struct timed *t)
 {
-    const struct gdn_cu_yardstick args = { .x      = (void *)(uintptr_t)t->memory,
-                                           .n      = (int64_t)(t->bytes / 16),
+    const struct gdn_cu_yardstick args = { .x = (void *)(uintptr_t)t->memory,
+                                           .n = (int64_t)(t->bytes / 16),
                                            .factor = 1 };
-    const struct gdn_cuda_call    call = {
-           .kernel = GDN_CU_yardstick_scale,
-           .grid   = { (args.n + 4 * SCALE_THREADS - 1) / (4 * SCALE_THREADS), 1, 1 },
-           .args   = &args,
+    const struct gdn_cuda_call call = {
+        .kernel = GDN_CU_yardstick_scale,
+        .grid = { (args.n + 4 * SCALE_THREADS - 1) / (4 * SCALE_THREADS), 1, 1 },
+        .args = &args,
     };
     return gdn_cuda_launch(t->ctx, &call);
 }
@@ -88,7 +88,7 @@ static gdn_status run_copy(struct timed *t)
 
 static gdn_status run_product(struct timed *t)
 {
-    const gdn_cu_memory    part = (gdn_cu_memory)MATRIX * MATRIX * 2;
+    const gdn_cu_memory part = (gdn_cu_memory)MATRIX * MATRIX * 2;
     struct gdn_blas_matrix m[3];
     for (int i = 0; i < 3; i++)
         m[i] = (struct gdn_blas_matrix){ (void *)(uintptr_t)(t->memory + (gdn_cu_memory)i * part),
@@ -113,14 +113,14 @@ static gdn_status warm_up_layer(gdn_ctx *ctx, const void *args)
 gdn_status device_timed_call(gdn_ctx *ctx, gdn_op op, const void *args, double *seconds)
 {
     struct gdn_mirror m;
-    struct timer      timer;
-    bool              pushed;
+    struct timer timer;
+    bool pushed;
     if (op == GDN_OP_BLOCK) TRY(warm_up_layer(ctx, args));
     TRY(gdn_mirror_open(ctx, op, args, &m));
     gdn_status status = gdn_cuda_enter(ctx, &pushed);
     if (status == GDN_OK) {
         struct timed work = { .ctx = ctx, .run = run_op, .op = op, .args = &m.args };
-        status            = open_timer(&timer, ctx);
+        status = open_timer(&timer, ctx);
         if (status == GDN_OK) status = time_once(&timer, &work, seconds);
         close_timer(&timer);
         gdn_cuda_leave(ctx, pushed);
@@ -138,7 +138,7 @@ static gdn_status fill_yardstick(gdn_ctx *ctx, gdn_cu_memory memory, size_t byte
     uint32_t random = 1;
     for (size_t at = 0; at < bytes; at += sizeof block) {
         for (size_t i = 0; i < sizeof block / sizeof *block && at % (1 << 20) == 0; i++) {
-            random   = random * 1664525 + 1013904223;
+            random = random * 1664525 + 1013904223;
             block[i] = (uint16_t)(0x3f00 | (random >> 16 & 0x80ff));
         }
         GDN_CU(ctx, "a yardstick", cuMemcpyHtoD, (memory + at, block, sizeof block));
@@ -165,29 +165,29 @@ static gdn_status time_rounds(const struct timer *timer, struct timed *work, int
 
 static gdn_status time_yardsticks(struct bench *b, const struct timer *timer)
 {
-    const size_t   needed = 3 * (size_t)MATRIX * MATRIX * 2;
-    const size_t   most   = COPY_BYTES > needed ? COPY_BYTES : needed;
+    const size_t needed = 3 * (size_t)MATRIX * MATRIX * 2;
+    const size_t most = COPY_BYTES > needed ? COPY_BYTES : needed;
     struct summary ms;
-    double         best = 1; /* after an error */
-    struct timed   work = { .ctx = b->ctx };
-    const size_t   footprint = (b->footprint + 15) / 16 * 16;
-    const size_t   bytes     = footprint > most ? footprint : most;
+    double best = 1; /* after an error */
+    struct timed work = { .ctx = b->ctx };
+    const size_t footprint = (b->footprint + 15) / 16 * 16;
+    const size_t bytes = footprint > most ? footprint : most;
     TRY(gdn_blas_open(b->ctx));
     GDN_CU(b->ctx, "a yardstick", cuMemAlloc, (&work.memory, bytes));
     gdn_status status = fill_yardstick(b->ctx, work.memory, needed);
-    work.run          = run_product;
+    work.run = run_product;
     if (status == GDN_OK) status = time_rounds(timer, &work, MIN_ROUNDS, &ms, &best);
     b->product = 2.0 * MATRIX * MATRIX * MATRIX / best;
-    work.run   = run_copy;
+    work.run = run_copy;
     work.bytes = COPY_BYTES;
     if (status == GDN_OK) status = time_rounds(timer, &work, MIN_ROUNDS, &ms, &best);
     b->copy = (double)COPY_BYTES / best;
     b->peak = b->product;
     if (status == GDN_OK && b->by_memory) {
-        work.run   = run_scale;
+        work.run = run_scale;
         work.bytes = footprint;
-        status     = time_rounds(timer, &work, MIN_ROUNDS, &ms, &best);
-        b->peak    = 2 * (double)footprint / best;
+        status = time_rounds(timer, &work, MIN_ROUNDS, &ms, &best);
+        b->peak = 2 * (double)footprint / best;
     }
     b->ctx->cuda->api.cuMemFree(work.memory);
     return status;
@@ -197,10 +197,10 @@ static gdn_status time_calls(struct bench *b, const struct timer *timer)
 {
     for (int i = 0; i < b->n_calls; i++) {
         struct bench_call *c = &b->calls[i];
-        struct gdn_mirror  m;
-        double             best;
+        struct gdn_mirror m;
+        double best;
         TRY(gdn_mirror_open(b->ctx, c->op, c->args, &m));
-        struct timed     work = { .ctx = b->ctx, .run = run_op, .op = c->op, .args = &m.args };
+        struct timed work = { .ctx = b->ctx, .run = run_op, .op = c->op, .args = &m.args };
         const gdn_status status = time_rounds(timer, &work, b->n_rounds, &c->ms, &best);
         gdn_mirror_close(&m);
         TRY(status);
@@ -211,8 +211,8 @@ static gdn_status time_calls(struct bench *b, const struct timer *timer)
 int device_rounds(struct bench *b)
 {
     struct timer timer;
-    bool         pushed;
-    b->n_rounds       = b->seconds < 2 ? MIN_ROUNDS : 3 * MIN_ROUNDS;
+    bool pushed;
+    b->n_rounds = b->seconds < 2 ? MIN_ROUNDS : 3 * MIN_ROUNDS;
     gdn_status status = gdn_cuda_enter(b->ctx, &pushed);
     if (status != GDN_OK) return cli_failed(b->ctx, status);
     status = open_timer(&timer, b->ctx);

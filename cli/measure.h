@@ -12,15 +12,15 @@ double measure_clock(void); /* seconds */
 
 struct measure {
     const char *isa;
-    int         n_threads;
-    float      *buffer; /* of the bandwidth's footprint */
-    size_t      bytes;
+    int n_threads;
+    float *buffer; /* of the bandwidth's footprint */
+    size_t bytes;
 };
 
 /* footprint: bytes that the bandwidth is measured on (0: it will not be), at most 256 MiB, far
  * beyond any cache. isa must live as long. CLI_OK, or CLI_BAD after its line: an instruction set
  * without a yardstick, no memory. */
-int  measure_open(struct measure *m, const char *isa, int n_threads, size_t footprint);
+int measure_open(struct measure *m, const char *isa, int n_threads, size_t footprint);
 void measure_close(struct measure *m);
 
 /* Returns float32 multiplications and additions per second, fused where the instruction set can. */

@@ -7,7 +7,7 @@
 
 void report_text(const struct job *job, gdn_ctx *ctx);
 void report_json(const struct job *job, gdn_ctx *ctx);
-int  report_write(const struct job *job, const char *path);
+int report_write(const struct job *job, const char *path);
 
 /* "gdn 0.1.0, <CPU>, avx512, 2 threads" */
 void report_heading(gdn_ctx *ctx);

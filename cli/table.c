@@ -19,14 +19,14 @@ void table_start(struct table *t, const char *const *titles)
 
 void table_cell(struct table *t, const char *format, ...)
 {
-    char    text[256];
+    char text[256];
     va_list list;
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
     char **cells = realloc(t->cells, (t->n_cells + 1) * sizeof *cells);
     if (!cells) cli_no_memory();
-    t->cells           = cells;
+    t->cells = cells;
     cells[t->n_cells] = strdup(text);
     if (!cells[t->n_cells++]) cli_no_memory();
 }
@@ -40,8 +40,10 @@ static void print_row(const struct table *t, const char *const *row, const int *
 {
     for (int c = 0; c < n; c++) {
         const bool left = t->titles[c][0] == '<';
-        if (left && c == n - 1) printf(*row[c] ? "  %s" : "%s", row[c]); /* no trailing blanks */
-        else printf(left ? "  %-*s" : "  %*s", width[c], row[c]);
+        if (left && c == n - 1)
+            printf(*row[c] ? "  %s" : "%s", row[c]); /* no trailing blanks */
+        else
+            printf(left ? "  %-*s" : "  %*s", width[c], row[c]);
     }
     printf("\n");
 }
@@ -49,10 +51,10 @@ static void print_row(const struct table *t, const char *const *row, const int *
 void table_print(struct table *t)
 {
     const char *row[TABLE_MAX_COLUMNS];
-    int         width[TABLE_MAX_COLUMNS], n = 0;
+    int width[TABLE_MAX_COLUMNS], n = 0;
     while (n < TABLE_MAX_COLUMNS && t->titles[n]) n++;
     for (int c = 0; c < n; c++) {
-        row[c]   = t->titles[c] + (t->titles[c][0] == '<');
+        row[c] = t->titles[c] + (t->titles[c][0] == '<');
         width[c] = (int)strlen(row[c]);
         for (size_t i = (size_t)c; i < t->n_cells; i += (size_t)n)
             if ((int)strlen(cell(t, i)) > width[c]) width[c] = (int)strlen(cell(t, i));
@@ -93,11 +95,17 @@ void progress_done(void)
 const char *table_number(char text[24], double x)
 {
     const double size = fabs(x);
-    if (!isfinite(x) || size == 0) snprintf(text, 24, "%g", x);
-    else if (size >= 99.95 && size < 1e9) snprintf(text, 24, "%.0f", x);
-    else if (size >= 9.995 && size < 1e9) snprintf(text, 24, "%.1f", x);
-    else if (size >= 0.9995 && size < 1e9) snprintf(text, 24, "%.2f", x);
-    else if (size >= 1e-4 && size < 1) snprintf(text, 24, "%.3g", x);
-    else snprintf(text, 24, "%.2e", x);
+    if (!isfinite(x) || size == 0)
+        snprintf(text, 24, "%g", x);
+    else if (size >= 99.95 && size < 1e9)
+        snprintf(text, 24, "%.0f", x);
+    else if (size >= 9.995 && size < 1e9)
+        snprintf(text, 24, "%.1f", x);
+    else if (size >= 0.9995 && size < 1e9)
+        snprintf(text, 24, "%.2f", x);
+    else if (size >= 1e-4 && size < 1)
+        snprintf(text, 24, "%.3g", x);
+    else
+        snprintf(text, 24, "%.2e", x);
     return text;
 }

@@ -9,8 +9,8 @@ enum { TABLE_MAX_COLUMNS = 12 };
 
 struct table {
     const char *const *titles; /* NULL at the end; "<" in front: left-aligned */
-    char             **cells;  /* row after row */
-    size_t             n_cells;
+    char **cells;              /* row after row */
+    size_t n_cells;
 };
 
 /* Cells are filled from left to right, row by row. */

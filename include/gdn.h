@@ -225,14 +225,14 @@ GDN_API uint32_t gdn_version(void);
  * stays usable, and a refused call has changed nothing (G1).
  */
 typedef enum gdn_status {
-    GDN_OK            = 0,
-    GDN_E_ARG         = 1, /* a bad value, pointer, overlap, flag, slot; or "busy" */
-    GDN_E_SHAPE       = 2, /* a bad rank, size or stride: see the op's table */
-    GDN_E_DTYPE       = 3, /* a dtype that the op does not take */
+    GDN_OK = 0,
+    GDN_E_ARG = 1,         /* a bad value, pointer, overlap, flag, slot; or "busy" */
+    GDN_E_SHAPE = 2,       /* a bad rank, size or stride: see the op's table */
+    GDN_E_DTYPE = 3,       /* a dtype that the op does not take */
     GDN_E_UNSUPPORTED = 4, /* well formed, but no kernel here computes it: ask gdn_supported() */
-    GDN_E_MEMORY      = 5, /* an allocation failed, or the workspace is too small */
-    GDN_E_CUDA        = 6, /* the driver's error; those of earlier kernels appear in later calls */
-    GDN_E_SELF_TEST   = 7  /* gdn_self_test(): do not use this machine, or lower GDN_CPU */
+    GDN_E_MEMORY = 5,      /* an allocation failed, or the workspace is too small */
+    GDN_E_CUDA = 6,        /* the driver's error; those of earlier kernels appear in later calls */
+    GDN_E_SELF_TEST = 7    /* gdn_self_test(): do not use this machine, or lower GDN_CPU */
 } gdn_status;
 
 /* Returns "GDN_OK", "GDN_E_ARG", ...; "GDN_E_?" for a value that is no status. */
@@ -240,16 +240,17 @@ GDN_API const char *gdn_status_name(gdn_status status);
 
 /* ---- Tensor views -------------------------------------------------------------------- */
 
-typedef enum gdn_dtype { /* numbers below 16 are kept for values, from 16 on for indices */
-    GDN_F32  = 0,
+/* Numbers below 16 are kept for values, from 16 on for indices. */
+typedef enum gdn_dtype {
+    GDN_F32 = 0,
     GDN_BF16 = 1,
-    GDN_F16  = 2,
-    GDN_I8   = 3, /* for states only, with scales: see "States of 8 bits" */
-    GDN_E4M3 = 4, /* for states only: 8-bit floats of 4 exponent and 3 mantissa bits, no infinity */
-    GDN_E5M2 = 5, /* for states only: 8-bit floats of 5 exponent and 2 mantissa bits */
-    GDN_I32  = 16,
-    GDN_I64  = 17,
-    GDN_U8   = 18
+    GDN_F16 = 2,
+    GDN_I8 = 3,   /* for states only, with scales: see "States of 8 bits" */
+    GDN_E4M3 = 4, /* for states only: 4 exponent and 3 mantissa bits, no infinity */
+    GDN_E5M2 = 5, /* for states only: 5 exponent and 2 mantissa bits */
+    GDN_I32 = 16,
+    GDN_I64 = 17,
+    GDN_U8 = 18
 } gdn_dtype;
 
 /* Returns the bytes of one element; 0 for a value that is no dtype. */
@@ -258,7 +259,7 @@ GDN_API size_t gdn_dtype_bytes(int32_t dtype);
 #define GDN_MAX_DIMS 6
 
 typedef struct gdn_tensor {
-    void   *data;  /* NULL: absent, where the op allows it */
+    void *data;    /* NULL: absent, where the op allows it */
     int32_t dtype; /* gdn_dtype */
     int32_t ndim;
     int64_t size[GDN_MAX_DIMS];
@@ -270,12 +271,12 @@ static inline gdn_tensor gdn_dense(void *data, int32_t dtype, int32_t ndim, int6
                                    int64_t s2, int64_t s3)
 {
     gdn_tensor t;
-    int64_t    stride = 1;
-    int32_t    i;
+    int64_t stride = 1;
+    int32_t i;
     memset(&t, 0, sizeof t);
-    t.data    = data;
-    t.dtype   = dtype;
-    t.ndim    = ndim;
+    t.data = data;
+    t.dtype = dtype;
+    t.ndim = ndim;
     t.size[0] = s0;
     t.size[1] = s1;
     t.size[2] = s2;
@@ -294,26 +295,26 @@ static inline gdn_tensor gdn_strided(void *data, int32_t dtype, int32_t ndim, co
                                      const int64_t *stride)
 {
     gdn_tensor t;
-    int32_t    i;
+    int32_t i;
     memset(&t, 0, sizeof t);
-    t.data  = data;
+    t.data = data;
     t.dtype = dtype;
-    t.ndim  = ndim;
+    t.ndim = ndim;
     for (i = 0; i < ndim && i < GDN_MAX_DIMS; i++) {
-        t.size[i]   = size[i];
+        t.size[i] = size[i];
         t.stride[i] = stride[i];
     }
     return t;
 }
 
 /* Defines init(), which returns a struct of that type whose fields are zero but struct_size. */
-#define GDN_DEFINE_INIT(type, init)            \
-    static inline type init(void)              \
-    {                                          \
-        type a;                                \
-        memset(&a, 0, sizeof a);               \
-        a.struct_size = (uint32_t)sizeof a;    \
-        return a;                              \
+#define GDN_DEFINE_INIT(type, init)         \
+    static inline type init(void)           \
+    {                                       \
+        type a;                             \
+        memset(&a, 0, sizeof a);            \
+        a.struct_size = (uint32_t)sizeof a; \
+        return a;                           \
     }
 
 /* ---- Context ------------------------------------------------------------------------- */
@@ -331,11 +332,11 @@ typedef enum gdn_ctx_flag {
 
 /* gdn_options - how a context computes. n_threads, isa and parallel_for have no effect on a GPU. */
 typedef struct gdn_options {
-    uint32_t    struct_size;
-    int32_t     backend;     /* gdn_backend */
-    int32_t     n_threads;   /* threads that compute, the caller's included; 0: one per
+    uint32_t struct_size;
+    int32_t backend;   /* gdn_backend */
+    int32_t n_threads; /* threads that compute, the caller's included; 0: one per
                                 processor this process may use */
-    const char *isa;         /* upper limit: "scalar", "avx2", "avx512", "neon"; NULL: the best of
+    const char *isa;   /* upper limit: "scalar", "avx2", "avx512", "neon"; NULL: the best of
                                 this machine. GDN_CPU in the environment lowers both */
     /* Allocation of host memory; NULL: the C library's. align is a power of two. */
     void *(*alloc)(void *user, size_t bytes, size_t align);
@@ -345,8 +346,8 @@ typedef struct gdn_options {
      * sequence is cut into segments, a buffer grows. On a GPU a line also says why no faster
      * kernel was chosen. */
     void (*log)(void *user, const char *line);
-    void  *log_user;
-    char  *error_text; /* where gdn_ctx_create() explains a failure; may be NULL */
+    void *log_user;
+    char *error_text; /* where gdn_ctx_create() explains a failure; may be NULL */
     size_t error_text_bytes;
     /* The caller's threads; NULL: the context makes n_threads - 1 threads. parallel_for calls
      * work(arg, item, thread) once for every item from 0 to n - 1, on any threads in any order, and
@@ -355,8 +356,8 @@ typedef struct gdn_options {
      * item or thread, or an item left out, ends the call with GDN_E_ARG and undefined outputs. */
     void (*parallel_for)(void *user, int64_t n, gdn_work work, void *arg);
     void *parallel_user;
-    int32_t  device; /* GDN_BACKEND_CUDA: which device, as the driver counts them */
-    uint32_t flags;  /* gdn_ctx_flag */
+    int32_t device; /* GDN_BACKEND_CUDA: which device, as the driver counts them */
+    uint32_t flags; /* gdn_ctx_flag */
 } gdn_options;
 
 GDN_DEFINE_INIT(gdn_options, gdn_options_init)
@@ -399,7 +400,7 @@ GDN_DEFINE_INIT(gdn_options, gdn_options_init)
  *             stream and allocates memory. In a capture it checks nothing and says so in the log.
  */
 GDN_API gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx);
-GDN_API void       gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
+GDN_API void gdn_ctx_destroy(gdn_ctx *ctx); /* NULL is allowed */
 
 /* Returns the text of the last error of this context; "" if there was none; never NULL. If a busy
  * context refused a call, the thread of that call gets the text of that refusal. */
@@ -410,7 +411,7 @@ GDN_API const char *gdn_last_kernel(const gdn_ctx *ctx);
 /* Returns "scalar", "avx2", "avx512" or "neon"; on a GPU for instance "sm_90". */
 GDN_API const char *gdn_isa(const gdn_ctx *ctx);
 /* Returns how many threads compute, the caller included. */
-GDN_API int32_t     gdn_n_threads(const gdn_ctx *ctx);
+GDN_API int32_t gdn_n_threads(const gdn_ctx *ctx);
 
 /*
  * gdn_self_test - checks that this machine, with this context and its threads, computes correctly.
@@ -424,31 +425,31 @@ GDN_API gdn_status gdn_self_test(gdn_ctx *ctx);
 
 /* Calls by number. Each takes the struct of its name; gdn_prefill and gdn_decode gdn_rule_args. */
 typedef enum gdn_op {
-    GDN_OP_PREFILL         = 0,
-    GDN_OP_DECODE          = 1,
-    GDN_OP_CONV1D          = 2,
-    GDN_OP_GATES           = 3,
-    GDN_OP_L2NORM          = 4,
-    GDN_OP_RMSNORM_GATED   = 5,
-    GDN_OP_BLOCK           = 6,
-    GDN_OP_STATE_COPY      = 7,
-    GDN_OP_SUMMARY         = 8,
+    GDN_OP_PREFILL = 0,
+    GDN_OP_DECODE = 1,
+    GDN_OP_CONV1D = 2,
+    GDN_OP_GATES = 3,
+    GDN_OP_L2NORM = 4,
+    GDN_OP_RMSNORM_GATED = 5,
+    GDN_OP_BLOCK = 6,
+    GDN_OP_STATE_COPY = 7,
+    GDN_OP_SUMMARY = 8,
     GDN_OP_SUMMARY_COMPOSE = 9,
-    GDN_OP_SUMMARY_APPLY   = 10,
-    GDN_OP_CHUNK_CUMSUM    = 11,
-    GDN_OP_CHUNK_UW        = 12,
-    GDN_OP_CHUNK_STATES    = 13,
-    GDN_OP_CHUNK_OUTPUT    = 14,
-    GDN_OP_RECORD_COMMIT   = 15,
-    GDN_OP_RECORD_FOLD     = 16,
-    GDN_OP_STEP            = 17,
+    GDN_OP_SUMMARY_APPLY = 10,
+    GDN_OP_CHUNK_CUMSUM = 11,
+    GDN_OP_CHUNK_UW = 12,
+    GDN_OP_CHUNK_STATES = 13,
+    GDN_OP_CHUNK_OUTPUT = 14,
+    GDN_OP_RECORD_COMMIT = 15,
+    GDN_OP_RECORD_FOLD = 16,
+    GDN_OP_STEP = 17,
     GDN_OP_L2NORM_BACKWARD = 18,
     GDN_OP_PREFILL_BACKWARD = 19,
-    GDN_OP_GATES_BACKWARD  = 20,
+    GDN_OP_GATES_BACKWARD = 20,
     GDN_OP_CONV1D_BACKWARD = 21,
     GDN_OP_RMSNORM_GATED_BACKWARD = 22,
-    GDN_OP_BLOCK_BACKWARD  = 23,
-    GDN_OP_SUMMARY_FOLD    = 24
+    GDN_OP_BLOCK_BACKWARD = 23,
+    GDN_OP_SUMMARY_FOLD = 24
 } gdn_op;
 
 /*
@@ -492,8 +493,8 @@ typedef enum gdn_pad_policy {
 
 typedef enum gdn_write {
     GDN_WRITE_FINAL = 0, /* the state after the last token */
-    GDN_WRITE_EACH  = 1, /* the state after every token, to write_slots[b][t]; decode and conv1d */
-    GDN_WRITE_NONE  = 2  /* frozen: states are read only */
+    GDN_WRITE_EACH = 1,  /* the state after every token, to write_slots[b][t]; decode and conv1d */
+    GDN_WRITE_NONE = 2   /* frozen: states are read only */
 } gdn_write;
 
 /*
@@ -563,16 +564,16 @@ typedef enum gdn_write {
  * is no multiple of 16 costs gdn_prefill about a third of the work of 16 tokens.
  */
 typedef struct gdn_batch {
-    uint32_t   struct_size;
-    int32_t    pad_policy;  /* gdn_pad_policy */
-    int32_t    write;       /* gdn_write */
-    int32_t    max_seqlen;  /* 0: unknown */
-    int64_t    sink_slot;   /* for GDN_PAD_SINK */
-    int64_t    checkpoint_every;
+    uint32_t struct_size;
+    int32_t pad_policy; /* gdn_pad_policy */
+    int32_t write;      /* gdn_write */
+    int32_t max_seqlen; /* 0: unknown */
+    int64_t sink_slot;  /* for GDN_PAD_SINK */
+    int64_t checkpoint_every;
     gdn_tensor cu_seqlens, read_slots, write_slots, has_initial_state, num_accepted_tokens,
         token_start, token_count, parents, path, checkpoint_starts, checkpoint_positions,
         checkpoint_slots;
-    int64_t    first_slot; /* slots below it are as negative ones; 0 or more */
+    int64_t first_slot; /* slots below it are as negative ones; 0 or more */
 } gdn_batch;
 
 GDN_DEFINE_INIT(gdn_batch, gdn_batch_init)
@@ -580,22 +581,22 @@ GDN_DEFINE_INIT(gdn_batch, gdn_batch_init)
 /* ---- The rule: prefill and decode ------------------------------------------------------- */
 
 typedef enum gdn_gate_kind {
-    GDN_GATE_LOG    = 0, /* g is the natural logarithm of alpha */
+    GDN_GATE_LOG = 0,    /* g is the natural logarithm of alpha */
     GDN_GATE_LINEAR = 1, /* g is alpha itself, >= 0 */
-    GDN_GATE_RAW    = 2  /* g is a: log alpha = -exp(A_log) softplus(a + dt_bias), or with
+    GDN_GATE_RAW = 2     /* g is a: log alpha = -exp(A_log) softplus(a + dt_bias), or with
                             gate_lower_bound < 0: bound sigmoid(exp(A_log) (a + dt_bias)) */
 } gdn_gate_kind;
 
 typedef enum gdn_beta_kind {
-    GDN_BETA_DEFAULT       = 0, /* GIVEN in the rule, SIGMOID in gdn_gates and gdn_step */
-    GDN_BETA_SIGMOID       = 1, /* beta holds b: sigmoid(b) */
+    GDN_BETA_DEFAULT = 0,       /* GIVEN in the rule, SIGMOID in gdn_gates and gdn_step */
+    GDN_BETA_SIGMOID = 1,       /* beta holds b: sigmoid(b) */
     GDN_BETA_TWICE_SIGMOID = 2, /* 2 sigmoid(b): negative eigenvalues allowed */
-    GDN_BETA_GIVEN         = 3  /* beta itself; in the rule alone */
+    GDN_BETA_GIVEN = 3          /* beta itself; in the rule alone */
 } gdn_beta_kind;
 
 typedef enum gdn_head_map {
-    GDN_HEADS_GROUPED     = 0, /* state head h reads head h / (H / n) of a tensor with n heads */
-    GDN_HEADS_INTERLEAVED = 1  /* state head h reads head h mod n (ggml) */
+    GDN_HEADS_GROUPED = 0,    /* state head h reads head h / (H / n) of a tensor with n heads */
+    GDN_HEADS_INTERLEAVED = 1 /* state head h reads head h mod n (ggml) */
 } gdn_head_map;
 
 typedef enum gdn_state_layout {
@@ -605,24 +606,25 @@ typedef enum gdn_state_layout {
 
 typedef enum gdn_norm {
     GDN_NORM_DEFAULT = 0, /* NONE in the rule and gdn_summary, L2 in gdn_l2norm and gdn_step */
-    GDN_NORM_L2      = 1, /* x / sqrt(sum x^2 + eps) */
-    GDN_NORM_L2_ADD  = 2, /* x / (sqrt(sum x^2) + eps) */
-    GDN_NORM_L2_MAX  = 3, /* x / max(sqrt(sum x^2), eps) */
-    GDN_NORM_NONE    = 4  /* x itself; not in gdn_l2norm */
+    GDN_NORM_L2 = 1,      /* x / sqrt(sum x^2 + eps) */
+    GDN_NORM_L2_ADD = 2,  /* x / (sqrt(sum x^2) + eps) */
+    GDN_NORM_L2_MAX = 3,  /* x / max(sqrt(sum x^2), eps) */
+    GDN_NORM_NONE = 4     /* x itself; not in gdn_l2norm */
 } gdn_norm;
 
 typedef enum gdn_flag {
-    GDN_EXACT           = 1, /* the same bits for any split of the tokens over calls */
-    GDN_BF16_PRODUCTS   = 2, /* products with the state in bfloat16; not together with GDN_EXACT */
+    GDN_EXACT = 1,           /* the same bits for any split of the tokens over calls */
+    GDN_BF16_PRODUCTS = 2,   /* products with the state in bfloat16; not together with GDN_EXACT */
     GDN_BATCH_INVARIANT = 4, /* the same bits for any batch, on a GPU too */
-    GDN_NO_EARLY_STOP   = 8, /* every token of a segment counts: see gdn_prefill() */
-    GDN_ACCUMULATE      = 16, /* backward ops: gradients are added to what the tensors hold */
-    GDN_ZERO_AS_GIVEN   = 32 /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
+    GDN_NO_EARLY_STOP = 8,   /* every token of a segment counts: see gdn_prefill() */
+    GDN_ACCUMULATE = 16,     /* backward ops: gradients are added to what the tensors hold */
+    GDN_ZERO_AS_GIVEN = 32   /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
                                 eps is then 2^-126, so that a row of zeros stays zero */
 } gdn_flag;
 
-typedef enum gdn_rounding { /* of 8-bit states */
-    GDN_ROUND_NEAREST    = 0,
+/* Roundings of 8-bit states. */
+typedef enum gdn_rounding {
+    GDN_ROUND_NEAREST = 0,
     GDN_ROUND_STOCHASTIC = 1 /* up or down at random, from seed, token, head and element */
 } gdn_rounding;
 
@@ -727,27 +729,27 @@ typedef enum gdn_rounding { /* of 8-bit states */
  * GDN_E_UNSUPPORTED (K above 256, V above 1024; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.
  */
 typedef struct gdn_rule_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* gdn_flag */
-    gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, state_out, out, checkpoints;
-    gdn_tensor       state_scales, state_out_scales, checkpoint_scales;
-    gdn_tensor       record_k, record_u, record_g, record_count;
-    const gdn_batch *batch;            /* NULL: see gdn_batch */
-    int32_t          gate;             /* gdn_gate_kind */
-    int32_t          beta_kind;        /* gdn_beta_kind; 0: GIVEN */
-    int32_t          head_map;         /* gdn_head_map */
-    int32_t          state_layout;     /* gdn_state_layout, of state and state_out */
-    int32_t          norm;             /* gdn_norm, of q and k, inside the call; 0: NONE */
-    float            norm_eps;         /* 0: 1e-6 */
-    float            scale;            /* 0: 1 / sqrt(K) */
-    float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
-    int32_t          rounding;         /* gdn_rounding, of 8-bit states */
-    int32_t          updates;          /* of each token, up to 8; 0: 1 */
-    uint64_t         seed;             /* for GDN_ROUND_STOCHASTIC */
-    void            *workspace;        /* see gdn_workspace_bytes() */
-    size_t           workspace_bytes;
-    void            *stream; /* CUDA; NULL on a CPU */
-    gdn_tensor       write_gate;
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag */
+    gdn_tensor q, k, v, g, beta, A_log, dt_bias, state, state_out, out, checkpoints;
+    gdn_tensor state_scales, state_out_scales, checkpoint_scales;
+    gdn_tensor record_k, record_u, record_g, record_count;
+    const gdn_batch *batch; /* NULL: see gdn_batch */
+    int32_t gate;           /* gdn_gate_kind */
+    int32_t beta_kind;      /* gdn_beta_kind; 0: GIVEN */
+    int32_t head_map;       /* gdn_head_map */
+    int32_t state_layout;   /* gdn_state_layout, of state and state_out */
+    int32_t norm;           /* gdn_norm, of q and k, inside the call; 0: NONE */
+    float norm_eps;         /* 0: 1e-6 */
+    float scale;            /* 0: 1 / sqrt(K) */
+    float gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
+    int32_t rounding;       /* gdn_rounding, of 8-bit states */
+    int32_t updates;        /* of each token, up to 8; 0: 1 */
+    uint64_t seed;          /* for GDN_ROUND_STOCHASTIC */
+    void *workspace;        /* see gdn_workspace_bytes() */
+    size_t workspace_bytes;
+    void *stream; /* CUDA; NULL on a CPU */
+    gdn_tensor write_gate;
 } gdn_rule_args;
 
 GDN_DEFINE_INIT(gdn_rule_args, gdn_rule_args_init)
@@ -780,9 +782,9 @@ GDN_API gdn_status gdn_decode(gdn_ctx *ctx, const gdn_rule_args *args);
 
 typedef enum gdn_activation {
     GDN_ACT_DEFAULT = 0, /* NONE in gdn_conv1d, SILU in gdn_rmsnorm_gated */
-    GDN_ACT_SILU    = 1, /* x sigmoid(x) */
+    GDN_ACT_SILU = 1,    /* x sigmoid(x) */
     GDN_ACT_SIGMOID = 2, /* in gdn_rmsnorm_gated alone */
-    GDN_ACT_NONE    = 3  /* x itself; in gdn_conv1d alone */
+    GDN_ACT_NONE = 3     /* x itself; in gdn_conv1d alone */
 } gdn_activation;
 
 /*
@@ -813,15 +815,15 @@ typedef enum gdn_activation {
  * Errors: as for gdn_prefill().
  */
 typedef struct gdn_conv1d_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       x, weight, bias, state, state_out, out, checkpoints;
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    gdn_tensor x, weight, bias, state, state_out, out, checkpoints;
     const gdn_batch *batch;
-    int32_t          activation; /* gdn_activation: NONE or SILU; 0: NONE */
-    int32_t          reserved;   /* 0 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t activation; /* gdn_activation: NONE or SILU; 0: NONE */
+    int32_t reserved;   /* 0 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_conv1d_args;
 
 GDN_DEFINE_INIT(gdn_conv1d_args, gdn_conv1d_args_init)
@@ -851,16 +853,16 @@ GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
  * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_gates_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* 0 */
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
     gdn_tensor a, b, A_log, dt_bias, g, beta;
-    int32_t    gate;      /* gdn_gate_kind of the output */
-    int32_t    beta_kind; /* gdn_beta_kind: SIGMOID or TWICE_SIGMOID; 0: SIGMOID */
-    float      gate_lower_bound; /* 0: none; else below 0 */
-    int32_t    reserved; /* 0 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t gate;           /* gdn_gate_kind of the output */
+    int32_t beta_kind;      /* gdn_beta_kind: SIGMOID or TWICE_SIGMOID; 0: SIGMOID */
+    float gate_lower_bound; /* 0: none; else below 0 */
+    int32_t reserved;       /* 0 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_gates_args;
 
 GDN_DEFINE_INIT(gdn_gates_args, gdn_gates_args_init)
@@ -878,14 +880,14 @@ GDN_API gdn_status gdn_gates(gdn_ctx *ctx, const gdn_gates_args *args);
  * Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_l2norm_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, out;
-    int32_t    norm; /* gdn_norm, not NONE; 0: L2 */
-    float      eps;  /* 0: 1e-6 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t norm; /* gdn_norm, not NONE; 0: L2 */
+    float eps;    /* 0: 1e-6 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_l2norm_args;
 
 GDN_DEFINE_INIT(gdn_l2norm_args, gdn_l2norm_args_init)
@@ -903,14 +905,14 @@ GDN_API gdn_status gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
  * FLA does not). Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_rmsnorm_gated_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, out;
-    int32_t    activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
-    float      eps;        /* 0: 1e-6 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
+    float eps;          /* 0: 1e-6 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_rmsnorm_gated_args;
 
 GDN_DEFINE_INIT(gdn_rmsnorm_gated_args, gdn_rmsnorm_gated_args_init)
@@ -953,26 +955,26 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  * Errors: as for gdn_decode().
  */
 typedef struct gdn_step_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* gdn_flag */
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag */
     gdn_tensor x, a, b, z, conv_weight, conv_bias, A_log, dt_bias, norm_weight, conv_state, state,
         state_scales, out;
     const gdn_batch *batch;
-    int32_t          n_key_heads, n_value_heads;   /* Hk, Hv */
-    int32_t          key_head_dim, value_head_dim; /* K, V */
-    int32_t          beta_kind;                    /* gdn_beta_kind, not GIVEN; 0: SIGMOID */
-    int32_t          head_map;                     /* gdn_head_map */
-    int32_t          state_layout;                 /* gdn_state_layout */
-    int32_t          norm;                         /* gdn_norm, of q and k; 0: L2 */
-    float            norm_eps, rms_eps;            /* of q and k; of o; 0: 1e-6 */
-    float            scale;                        /* 0: 1 / sqrt(K) */
-    float            gate_lower_bound; /* 0: none; else below 0 */
-    int32_t          rounding;         /* gdn_rounding, of 8-bit states */
-    int32_t          reserved;         /* 0 */
-    uint64_t         seed;             /* for GDN_ROUND_STOCHASTIC */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t n_key_heads, n_value_heads;   /* Hk, Hv */
+    int32_t key_head_dim, value_head_dim; /* K, V */
+    int32_t beta_kind;                    /* gdn_beta_kind, not GIVEN; 0: SIGMOID */
+    int32_t head_map;                     /* gdn_head_map */
+    int32_t state_layout;                 /* gdn_state_layout */
+    int32_t norm;                         /* gdn_norm, of q and k; 0: L2 */
+    float norm_eps, rms_eps;              /* of q and k; of o; 0: 1e-6 */
+    float scale;                          /* 0: 1 / sqrt(K) */
+    float gate_lower_bound;               /* 0: none; else below 0 */
+    int32_t rounding;                     /* gdn_rounding, of 8-bit states */
+    int32_t reserved;                     /* 0 */
+    uint64_t seed;                        /* for GDN_ROUND_STOCHASTIC */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_step_args;
 
 GDN_DEFINE_INIT(gdn_step_args, gdn_step_args_init)
@@ -1034,22 +1036,22 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  *   graphs        A call may be captured if a call of these sizes has run before.
  */
 typedef struct gdn_block_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* gdn_flag */
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag */
     gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
         conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, out,
         checkpoints, conv_checkpoints, state_scales, checkpoint_scales;
     const gdn_batch *batch;
-    int32_t          n_key_heads, n_value_heads; /* Hk, Hv */
-    int32_t          key_head_dim, value_head_dim; /* K, V */
-    int32_t          state_layout;
-    float            rms_eps;  /* of the gated RMSNorm; 0: 1e-6 */
-    int32_t          rounding; /* gdn_rounding, of 8-bit states */
-    int32_t          reserved; /* 0 */
-    uint64_t         seed;     /* for GDN_ROUND_STOCHASTIC */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t n_key_heads, n_value_heads;   /* Hk, Hv */
+    int32_t key_head_dim, value_head_dim; /* K, V */
+    int32_t state_layout;
+    float rms_eps;    /* of the gated RMSNorm; 0: 1e-6 */
+    int32_t rounding; /* gdn_rounding, of 8-bit states */
+    int32_t reserved; /* 0 */
+    uint64_t seed;    /* for GDN_ROUND_STOCHASTIC */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_block_args;
 
 GDN_DEFINE_INIT(gdn_block_args, gdn_block_args_init)
@@ -1087,17 +1089,17 @@ GDN_API gdn_status gdn_block(gdn_ctx *ctx, const gdn_block_args *args);
  * bits), GDN_E_MEMORY.
  */
 typedef struct gdn_state_copy_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* 0 */
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
     gdn_tensor from_pool, to_pool, from_slots, to_slots;
     gdn_tensor from_scales, to_scales;
-    int32_t    from_layout, to_layout; /* gdn_state_layout */
-    int32_t    rounding;               /* gdn_rounding */
-    int32_t    reserved;               /* 0 */
-    uint64_t   seed;                   /* for GDN_ROUND_STOCHASTIC */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t from_layout, to_layout; /* gdn_state_layout */
+    int32_t rounding;               /* gdn_rounding */
+    int32_t reserved;               /* 0 */
+    uint64_t seed;                  /* for GDN_ROUND_STOCHASTIC */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_state_copy_args;
 
 GDN_DEFINE_INIT(gdn_state_copy_args, gdn_state_copy_args_init)

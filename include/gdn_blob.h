@@ -81,38 +81,38 @@ extern "C" {
  * or a damaged one, is GDN_E_ARG. If out is too small, GDN_E_MEMORY.
  */
 typedef struct gdn_blob_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* 0 */
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
     gdn_tensor state, conv_state, slots, position;
-    int32_t    state_layout;                              /* gdn_state_layout, of state */
-    int32_t    head_map;                                  /* gdn_head_map */
-    int32_t    n_query_heads, n_key_heads, n_value_heads; /* Hq (0: Hk), Hk, Hv */
-    int32_t    key_head_dim, value_head_dim;              /* K, V */
-    int32_t    rank, n_ranks;                             /* n_ranks 0: 1, the whole layer */
-    int32_t    reserved;                                  /* 0 */
-    void      *blob;                                      /* gdn_blob_load only reads it */
-    size_t     blob_bytes;
-    gdn_tensor state_scales;                           /* beside a state of 8 bits */
-    int32_t    query_copies, key_copies, value_copies; /* ranks that have each head; 0: 1 */
-    int32_t    rounding; /* gdn_rounding, where gdn_blob_load converts to 8 bits */
-    uint64_t   seed;     /* for GDN_ROUND_STOCHASTIC */
+    int32_t state_layout;                              /* gdn_state_layout, of state */
+    int32_t head_map;                                  /* gdn_head_map */
+    int32_t n_query_heads, n_key_heads, n_value_heads; /* Hq (0: Hk), Hk, Hv */
+    int32_t key_head_dim, value_head_dim;              /* K, V */
+    int32_t rank, n_ranks;                             /* n_ranks 0: 1, the whole layer */
+    int32_t reserved;                                  /* 0 */
+    void *blob;                                        /* gdn_blob_load only reads it */
+    size_t blob_bytes;
+    gdn_tensor state_scales;                        /* beside a state of 8 bits */
+    int32_t query_copies, key_copies, value_copies; /* ranks that have each head; 0: 1 */
+    int32_t rounding; /* gdn_rounding, where gdn_blob_load converts to 8 bits */
+    uint64_t seed;    /* for GDN_ROUND_STOCHASTIC */
 } gdn_blob_args;
 
 GDN_DEFINE_INIT(gdn_blob_args, gdn_blob_args_init)
 
 typedef struct gdn_blob_info {
-    uint32_t   struct_size;
-    uint32_t   version;     /* of the format */
+    uint32_t struct_size;
+    uint32_t version; /* of the format */
     gdn_tensor state, conv_state, position;
-    int32_t    state_layout;
-    int32_t    head_map;
-    int32_t    n_query_heads, n_key_heads, n_value_heads;
-    int32_t    key_head_dim, value_head_dim;
-    int32_t    rank, n_ranks;
-    uint32_t   checksum;
+    int32_t state_layout;
+    int32_t head_map;
+    int32_t n_query_heads, n_key_heads, n_value_heads;
+    int32_t key_head_dim, value_head_dim;
+    int32_t rank, n_ranks;
+    uint32_t checksum;
     gdn_tensor state_scales;
-    int32_t    query_copies, key_copies, value_copies; /* 1 or more */
-    int32_t    reserved;                               /* 0 */
+    int32_t query_copies, key_copies, value_copies; /* 1 or more */
+    int32_t reserved;                               /* 0 */
 } gdn_blob_info;
 
 GDN_DEFINE_INIT(gdn_blob_info, gdn_blob_info_init)

@@ -27,8 +27,8 @@ extern "C" {
  */
 typedef struct gdn_collective {
     uint32_t struct_size;
-    int32_t  rank, size;
-    int32_t  reserved; /* 0 */
+    int32_t rank, size;
+    int32_t reserved; /* 0 */
     gdn_status (*all_gather)(void *user, const void *send, void *recv, size_t bytes, void *stream);
     void *user;
 } gdn_collective;
@@ -72,7 +72,7 @@ GDN_API gdn_status gdn_prefill_parallel_bytes(gdn_ctx *ctx, const gdn_rule_args 
  * GDN_E_MEMORY, GDN_E_CUDA (an error of NCCL); *group is zero then.
  */
 GDN_API gdn_status gdn_nccl_open(gdn_ctx *ctx, void *comm, gdn_collective *group);
-GDN_API void       gdn_nccl_close(gdn_ctx *ctx, gdn_collective *group); /* leaves *group zero */
+GDN_API void gdn_nccl_close(gdn_ctx *ctx, gdn_collective *group); /* leaves *group zero */
 
 #ifdef __cplusplus
 }

@@ -70,13 +70,13 @@ extern "C" {
  * G20. Errors: as for gdn_decode().
  */
 typedef struct gdn_record_commit_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       record_k, record_u, record_g, record_count, n_accepted, path;
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    gdn_tensor record_k, record_u, record_g, record_count, n_accepted, path;
     const gdn_batch *batch;
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_record_commit_args;
 
 GDN_DEFINE_INIT(gdn_record_commit_args, gdn_record_commit_args_init)
@@ -84,18 +84,18 @@ GDN_DEFINE_INIT(gdn_record_commit_args, gdn_record_commit_args_init)
 GDN_API gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args *args);
 
 typedef struct gdn_record_fold_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       state, state_scales, record_k, record_u, record_g, record_count;
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    gdn_tensor state, state_scales, record_k, record_u, record_g, record_count;
     const gdn_batch *batch;
-    int32_t          head_map;     /* gdn_head_map */
-    int32_t          state_layout; /* gdn_state_layout */
-    int32_t          rounding;     /* gdn_rounding */
-    int32_t          reserved;     /* 0 */
-    uint64_t         seed;         /* for GDN_ROUND_STOCHASTIC */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t head_map;     /* gdn_head_map */
+    int32_t state_layout; /* gdn_state_layout */
+    int32_t rounding;     /* gdn_rounding */
+    int32_t reserved;     /* 0 */
+    uint64_t seed;        /* for GDN_ROUND_STOCHASTIC */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_record_fold_args;
 
 GDN_DEFINE_INIT(gdn_record_fold_args, gdn_record_fold_args_init)

@@ -61,20 +61,20 @@ extern "C" {
  * gdn_prefill().
  */
 typedef struct gdn_summary_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, GDN_ZERO_AS_GIVEN */
-    gdn_tensor       k, v, g, beta, M, U;
+    uint32_t struct_size;
+    uint32_t flags; /* GDN_BATCH_INVARIANT, GDN_NO_EARLY_STOP, GDN_ZERO_AS_GIVEN */
+    gdn_tensor k, v, g, beta, M, U;
     const gdn_batch *batch;
-    int32_t          head_map;     /* gdn_head_map */
-    int32_t          state_layout; /* gdn_state_layout of U */
-    int32_t          norm;         /* gdn_norm of k; 0: NONE */
-    float            norm_eps;     /* 0: 1e-6 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-    gdn_tensor       write_gate;
-    int32_t          updates;  /* of each token; 0: 1 */
-    int32_t          reserved; /* 0 */
+    int32_t head_map;     /* gdn_head_map */
+    int32_t state_layout; /* gdn_state_layout of U */
+    int32_t norm;         /* gdn_norm of k; 0: NONE */
+    float norm_eps;       /* 0: 1e-6 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
+    gdn_tensor write_gate;
+    int32_t updates;  /* of each token; 0: 1 */
+    int32_t reserved; /* 0 */
 } gdn_summary_args;
 
 GDN_DEFINE_INIT(gdn_summary_args, gdn_summary_args_init)
@@ -99,14 +99,14 @@ GDN_API gdn_status gdn_summary(gdn_ctx *ctx, const gdn_summary_args *args);
  * G7, G12, G13. Errors: GDN_E_ARG, GDN_E_SHAPE, GDN_E_DTYPE, GDN_E_UNSUPPORTED, GDN_E_MEMORY.
  */
 typedef struct gdn_summary_compose_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* 0 */
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
     gdn_tensor M1, U1, M2, U2, M, U;
-    int32_t    state_layout; /* gdn_state_layout of U1, U2, U */
-    int32_t    reserved;     /* 0 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t state_layout; /* gdn_state_layout of U1, U2, U */
+    int32_t reserved;     /* 0 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_summary_compose_args;
 
 GDN_DEFINE_INIT(gdn_summary_compose_args, gdn_summary_compose_args_init)
@@ -124,14 +124,14 @@ GDN_API gdn_status gdn_summary_compose(gdn_ctx *ctx, const gdn_summary_compose_a
  * Precision, selection, guarantees, errors: as for gdn_summary_compose().
  */
 typedef struct gdn_summary_apply_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* 0 */
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
     gdn_tensor M, U, state, state_out;
-    int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
-    int32_t    reserved;     /* 0 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t state_layout; /* gdn_state_layout of U, state, state_out */
+    int32_t reserved;     /* 0 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_summary_apply_args;
 
 GDN_DEFINE_INIT(gdn_summary_apply_args, gdn_summary_apply_args_init)
@@ -160,14 +160,14 @@ GDN_API gdn_status gdn_summary_apply(gdn_ctx *ctx, const gdn_summary_apply_args 
  * guarantees, errors: as for gdn_summary_compose().
  */
 typedef struct gdn_summary_fold_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* 0 */
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
     gdn_tensor M, U, order, state, state_out;
-    int32_t    state_layout; /* gdn_state_layout of U, state, state_out */
-    int32_t    reserved;     /* 0 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t state_layout; /* gdn_state_layout of U, state, state_out */
+    int32_t reserved;     /* 0 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_summary_fold_args;
 
 GDN_DEFINE_INIT(gdn_summary_fold_args, gdn_summary_fold_args_init)
@@ -216,15 +216,15 @@ GDN_API gdn_status gdn_summary_fold(gdn_ctx *ctx, const gdn_summary_fold_args *a
  * other stages take g, not these sums.
  */
 typedef struct gdn_chunk_cumsum_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
-    gdn_tensor       g, out;
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ZERO_AS_GIVEN */
+    gdn_tensor g, out;
     const gdn_batch *batch;
-    int32_t          chunk_size;
-    float            scale; /* 0: 1 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t chunk_size;
+    float scale; /* 0: 1 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_chunk_cumsum_args;
 
 GDN_DEFINE_INIT(gdn_chunk_cumsum_args, gdn_chunk_cumsum_args_init)
@@ -241,15 +241,15 @@ GDN_API gdn_status gdn_chunk_cumsum(gdn_ctx *ctx, const gdn_chunk_cumsum_args *a
  * are zero. If beta is 0, v may be NaN (G8).
  */
 typedef struct gdn_chunk_uw_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       k, v, g, beta, u, w, T;
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    gdn_tensor k, v, g, beta, u, w, T;
     const gdn_batch *batch;
-    int32_t          head_map;   /* gdn_head_map */
-    int32_t          chunk_size; /* 16, 32, 64 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t head_map;   /* gdn_head_map */
+    int32_t chunk_size; /* 16, 32, 64 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_chunk_uw_args;
 
 GDN_DEFINE_INIT(gdn_chunk_uw_args, gdn_chunk_uw_args_init)
@@ -266,17 +266,17 @@ GDN_API gdn_status gdn_chunk_uw(gdn_ctx *ctx, const gdn_chunk_uw_args *args);
  *                                   wanted. An empty sequence leaves it alone, as in gdn_prefill().
  */
 typedef struct gdn_chunk_states_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* 0 */
-    gdn_tensor       k, u, w, g, state, states, state_out;
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    gdn_tensor k, u, w, g, state, states, state_out;
     const gdn_batch *batch;
-    int32_t          head_map;     /* gdn_head_map */
-    int32_t          state_layout; /* gdn_state_layout of all states */
-    int32_t          chunk_size;   /* 16, 32, 64 */
-    int32_t          reserved;     /* 0 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t head_map;     /* gdn_head_map */
+    int32_t state_layout; /* gdn_state_layout of all states */
+    int32_t chunk_size;   /* 16, 32, 64 */
+    int32_t reserved;     /* 0 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_chunk_states_args;
 
 GDN_DEFINE_INIT(gdn_chunk_states_args, gdn_chunk_states_args_init)
@@ -291,17 +291,17 @@ GDN_API gdn_status gdn_chunk_states(gdn_ctx *ctx, const gdn_chunk_states_args *a
  *     out           [N][H][V]       f32, bf16 or f16
  */
 typedef struct gdn_chunk_output_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* gdn_flag: GDN_ZERO_AS_GIVEN */
-    gdn_tensor       q, k, u, w, g, states, out;
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ZERO_AS_GIVEN */
+    gdn_tensor q, k, u, w, g, states, out;
     const gdn_batch *batch;
-    int32_t          head_map;     /* gdn_head_map */
-    int32_t          state_layout; /* gdn_state_layout of states */
-    int32_t          chunk_size;   /* 16, 32, 64 */
-    float            scale;        /* 0: 1 / sqrt(K) */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t head_map;     /* gdn_head_map */
+    int32_t state_layout; /* gdn_state_layout of states */
+    int32_t chunk_size;   /* 16, 32, 64 */
+    float scale;          /* 0: 1 / sqrt(K) */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_chunk_output_args;
 
 GDN_DEFINE_INIT(gdn_chunk_output_args, gdn_chunk_output_args_init)

@@ -94,25 +94,25 @@ extern "C" {
  * gdn_prefill().
  */
 typedef struct gdn_prefill_backward_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, the two above */
-    gdn_tensor       q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out, checkpoints;
-    gdn_tensor       dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN, the two above */
+    gdn_tensor q, k, v, g, beta, A_log, dt_bias, state, dout, dstate_out, checkpoints;
+    gdn_tensor dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dstate;
     const gdn_batch *batch;
-    int32_t          gate;             /* gdn_gate_kind */
-    int32_t          beta_kind;        /* gdn_beta_kind; 0: GIVEN */
-    int32_t          head_map;         /* gdn_head_map */
-    int32_t          state_layout;     /* gdn_state_layout */
-    int32_t          norm;             /* gdn_norm, of q and k, inside the call; 0: NONE */
-    float            norm_eps;         /* 0: 1e-6 */
-    float            scale;            /* 0: 1 / sqrt(K) */
-    float            gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
-    gdn_tensor       write_gate, dwrite_gate;
-    int32_t          updates;  /* of each token; 0: 1 */
-    int32_t          reserved; /* 0 */
+    int32_t gate;           /* gdn_gate_kind */
+    int32_t beta_kind;      /* gdn_beta_kind; 0: GIVEN */
+    int32_t head_map;       /* gdn_head_map */
+    int32_t state_layout;   /* gdn_state_layout */
+    int32_t norm;           /* gdn_norm, of q and k, inside the call; 0: NONE */
+    float norm_eps;         /* 0: 1e-6 */
+    float scale;            /* 0: 1 / sqrt(K) */
+    float gate_lower_bound; /* 0: none; else below 0, for GDN_GATE_RAW */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
+    gdn_tensor write_gate, dwrite_gate;
+    int32_t updates;  /* of each token; 0: 1 */
+    int32_t reserved; /* 0 */
 } gdn_prefill_backward_args;
 
 GDN_DEFINE_INIT(gdn_prefill_backward_args, gdn_prefill_backward_args_init)
@@ -145,15 +145,15 @@ GDN_API gdn_status gdn_prefill_backward(gdn_ctx *ctx, const gdn_prefill_backward
  * dweight and dbias, whose bits depend on neither threads nor time.
  */
 typedef struct gdn_conv1d_backward_args {
-    uint32_t         struct_size;
-    uint32_t         flags;       /* gdn_flag: GDN_ACCUMULATE */
-    gdn_tensor       x, weight, bias, state, dout, dstate_out, dx, dweight, dbias, dstate;
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ACCUMULATE */
+    gdn_tensor x, weight, bias, state, dout, dstate_out, dx, dweight, dbias, dstate;
     const gdn_batch *batch;
-    int32_t          activation; /* gdn_activation: NONE or SILU; 0: NONE */
-    int32_t          reserved;   /* 0 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t activation; /* gdn_activation: NONE or SILU; 0: NONE */
+    int32_t reserved;   /* 0 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_conv1d_backward_args;
 
 GDN_DEFINE_INIT(gdn_conv1d_backward_args, gdn_conv1d_backward_args_init)
@@ -181,16 +181,16 @@ GDN_API gdn_status gdn_conv1d_backward(gdn_ctx *ctx, const gdn_conv1d_backward_a
  * ddt_bias, whose bits depend on neither threads nor time.
  */
 typedef struct gdn_gates_backward_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE */
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ACCUMULATE */
     gdn_tensor a, b, A_log, dt_bias, dg, dbeta, da, db, dA_log, ddt_bias;
-    int32_t    gate;      /* gdn_gate_kind of the output */
-    int32_t    beta_kind; /* gdn_beta_kind: SIGMOID or TWICE_SIGMOID; 0: SIGMOID */
-    float      gate_lower_bound; /* 0: none; else below 0 */
-    int32_t    reserved; /* 0 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t gate;           /* gdn_gate_kind of the output */
+    int32_t beta_kind;      /* gdn_beta_kind: SIGMOID or TWICE_SIGMOID; 0: SIGMOID */
+    float gate_lower_bound; /* 0: none; else below 0 */
+    int32_t reserved;       /* 0 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_gates_backward_args;
 
 GDN_DEFINE_INIT(gdn_gates_backward_args, gdn_gates_backward_args_init)
@@ -211,14 +211,14 @@ GDN_API gdn_status gdn_gates_backward(gdn_ctx *ctx, const gdn_gates_backward_arg
  * be too large for f16, and is infinite then. Guarantees: G1, G2, G3, G6, G12, G13.
  */
 typedef struct gdn_l2norm_backward_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, dout, dx;
-    int32_t    norm; /* gdn_norm, not NONE; 0: L2 */
-    float      eps;  /* 0: 1e-6 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t norm; /* gdn_norm, not NONE; 0: L2 */
+    float eps;    /* 0: 1e-6 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_l2norm_backward_args;
 
 GDN_DEFINE_INIT(gdn_l2norm_backward_args, gdn_l2norm_backward_args_init)
@@ -241,14 +241,14 @@ GDN_API gdn_status gdn_l2norm_backward(gdn_ctx *ctx, const gdn_l2norm_backward_a
  * G2 for dx and dz. The bits of dweight depend on neither threads nor time.
  */
 typedef struct gdn_rmsnorm_gated_backward_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ACCUMULATE, GDN_ZERO_AS_GIVEN */
     gdn_tensor x, z, weight, dout, dx, dz, dweight;
-    int32_t    activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
-    float      eps;        /* 0: 1e-6 */
-    void      *workspace;
-    size_t     workspace_bytes;
-    void      *stream;
+    int32_t activation; /* gdn_activation: SILU or SIGMOID; 0: SILU */
+    float eps;          /* 0: 1e-6 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_rmsnorm_gated_backward_args;
 
 GDN_DEFINE_INIT(gdn_rmsnorm_gated_backward_args, gdn_rmsnorm_gated_backward_args_init)
@@ -291,8 +291,8 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  * G1, G3, G6, G12, G13. Errors: as for gdn_block().
  */
 typedef struct gdn_block_backward_args {
-    uint32_t   struct_size;
-    uint32_t   flags;       /* gdn_flag: GDN_ACCUMULATE, GDN_EXACT, GDN_ZERO_AS_GIVEN */
+    uint32_t struct_size;
+    uint32_t flags; /* gdn_flag: GDN_ACCUMULATE, GDN_EXACT, GDN_ZERO_AS_GIVEN */
     gdn_tensor hidden, in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a,
         conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj, conv_state, state, dout,
         dconv_state_out, dstate_out;
@@ -300,13 +300,13 @@ typedef struct gdn_block_backward_args {
         din_proj_a, dconv_weight, dconv_bias, dA_log, ddt_bias, dnorm_weight, dout_proj,
         dconv_state, dstate;
     const gdn_batch *batch;
-    int32_t          n_key_heads, n_value_heads; /* Hk, Hv */
-    int32_t          key_head_dim, value_head_dim; /* K, V */
-    int32_t          state_layout;
-    float            rms_eps;  /* of the gated RMSNorm; 0: 1e-6 */
-    void            *workspace;
-    size_t           workspace_bytes;
-    void            *stream;
+    int32_t n_key_heads, n_value_heads;   /* Hk, Hv */
+    int32_t key_head_dim, value_head_dim; /* K, V */
+    int32_t state_layout;
+    float rms_eps; /* of the gated RMSNorm; 0: 1e-6 */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream;
 } gdn_block_backward_args;
 
 GDN_DEFINE_INIT(gdn_block_backward_args, gdn_block_backward_args_init)

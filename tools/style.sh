@@ -3,8 +3,8 @@
 #
 # style.sh - what can be said about the text of the repository by grep: tabs, trailing blanks,
 # final newline, ASCII, length of lines, the licence line, paths of somebody's machine, links
-# between pages, who includes whom (includes.sh), names that are nowhere (names.sh), prose
-# (sentences.py), and public functions without a comment (header_doc.py).
+# between pages, who includes whom (includes.sh), names that are nowhere (names.sh), layout
+# (format.sh), prose (sentences.py), and public functions without a comment (header_doc.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -83,6 +83,7 @@ done
 
 tools/includes.sh || bad=1
 tools/names.sh || bad=1
+tools/format.sh --check || bad=1
 
 # Sentences are short. Public functions have a comment. The page of features is that of its table.
 if command -v python3 >/dev/null; then

@@ -32,7 +32,7 @@ static double own_time(void)
 static double machine_time(void)
 {
     double t[8] = { 0 };
-    FILE  *f    = fopen("/proc/stat", "r");
+    FILE *f = fopen("/proc/stat", "r");
     if (!f) return 0;
     if (fscanf(f, "cpu %lf %lf %lf %lf %lf %lf %lf %lf", &t[0], &t[1], &t[2], &t[3], &t[4], &t[5],
                &t[6], &t[7]) != 8)
@@ -61,7 +61,7 @@ static double time_runs(const struct contender *c, int n)
 struct rounds rounds_run(struct contender *contenders, int n, double seconds)
 {
     struct rounds r = { 0, 0 };
-    int           runs[MAX_CONTENDERS];
+    int runs[MAX_CONTENDERS];
     for (int i = 0; i < n; i++) {
         time_runs(&contenders[i], 1);
         runs[i] = 1 + (int)(batch_seconds / (time_runs(&contenders[i], 1) + 1e-9));

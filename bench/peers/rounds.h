@@ -13,7 +13,7 @@ enum { ROUNDS_MAX = 64 };
 
 struct contender {
     void (*run)(void *arg);
-    void  *arg;
+    void *arg;
     double seconds[ROUNDS_MAX]; /* of one run, by round */
 };
 

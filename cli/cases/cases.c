@@ -21,8 +21,8 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 struct case_batch case_batch(struct memory *m, const int64_t *lengths, int64_t B)
 {
-    struct case_batch b   = { .B = B };
-    int64_t          *ends = memory_get(m, (size_t)(B + 1) * sizeof *ends);
+    struct case_batch b = { .B = B };
+    int64_t *ends = memory_get(m, (size_t)(B + 1) * sizeof *ends);
     for (int64_t i = 0; i < B; i++) {
         b.N += lengths[i];
         b.longest = larger(b.longest, lengths[i]);
@@ -34,8 +34,8 @@ struct case_batch case_batch(struct memory *m, const int64_t *lengths, int64_t B
 
 gdn_batch case_gdn_batch(const struct case_batch *tokens)
 {
-    gdn_batch b  = gdn_batch_init();
-    void     *cu = (void *)(uintptr_t)tokens->cu_seqlens; /* the view's pointer is not const */
+    gdn_batch b = gdn_batch_init();
+    void *cu = (void *)(uintptr_t)tokens->cu_seqlens; /* the view's pointer is not const */
     b.cu_seqlens = gdn_dense(cu, GDN_I64, 1, tokens->B + 1, 0, 0, 0);
     b.max_seqlen = (int32_t)smaller(tokens->longest, INT32_MAX);
     return b;
@@ -65,24 +65,26 @@ int64_t rule_case_end(const struct rule_case *c, int64_t b)
 
 static void store_slot(gdn_tensor *slots, int64_t i, int64_t slot)
 {
-    if (slots->dtype == GDN_I64) ((int64_t *)slots->data)[i] = slot;
-    else ((int32_t *)slots->data)[i] = (int32_t)slot;
+    if (slots->dtype == GDN_I64)
+        ((int64_t *)slots->data)[i] = slot;
+    else
+        ((int32_t *)slots->data)[i] = (int32_t)slot;
 }
 
 /* Slots: with `each`, token t of the batch leaves its state in slot B + t. */
 static bool make_slots(struct rule_case *c)
 {
     const int32_t dtype = c->dims.call == CASE_CALL_SLOTS64 ? GDN_I64 : GDN_I32;
-    const int64_t B    = c->tokens.B, T = c->tokens.N / (B ? B : 1);
-    gdn_batch    *b    = &c->batch;
+    const int64_t B = c->tokens.B, T = c->tokens.N / (B ? B : 1);
+    gdn_batch *b = &c->batch;
     if (!c->dims.each && !c->dims.pooled) return true;
     b->read_slots = memory_tensor(&c->memory, dtype, 1, &B);
     if (!b->read_slots.data) return false;
     for (int64_t i = 0; i < B; i++) store_slot(&b->read_slots, i, rule_case_start(c, i));
     if (!c->dims.each) return true;
     const int64_t size[] = { B, T };
-    b->write             = GDN_WRITE_EACH;
-    b->write_slots       = memory_tensor(&c->memory, dtype, 2, size);
+    b->write = GDN_WRITE_EACH;
+    b->write_slots = memory_tensor(&c->memory, dtype, 2, size);
     if (!b->write_slots.data) return false;
     for (int64_t i = 0; i < B * T; i++) store_slot(&b->write_slots, i, B + i);
     return true;
@@ -92,24 +94,24 @@ static bool make_slots(struct rule_case *c)
 static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
                         const int64_t *gate_size)
 {
-    gdn_rule_args *a     = &c->args;
-    const int32_t  dtype = c->dims.dtype;
-    const int64_t *H     = &gate_size[1];
+    gdn_rule_args *a = &c->args;
+    const int32_t dtype = c->dims.dtype;
+    const int64_t *H = &gate_size[1];
     if (!c->dims.raw) {
-        a->q    = case_unit_rows(&c->memory, dtype, q);
-        a->k    = case_unit_rows(&c->memory, dtype, k);
-        a->g    = case_log_gates(&c->memory, &c->dims, gate_size);
+        a->q = case_unit_rows(&c->memory, dtype, q);
+        a->k = case_unit_rows(&c->memory, dtype, k);
+        a->g = case_log_gates(&c->memory, &c->dims, gate_size);
         a->beta = case_drawn(&c->memory, GDN_F32, 2, gate_size, draw_beta, NULL);
         return a->q.data && a->k.data && a->g.data && a->beta.data;
     }
-    a->q         = case_tensor(&c->memory, dtype, 3, q, -1, 1);
-    a->k         = case_tensor(&c->memory, dtype, 3, k, -1, 1);
-    a->g         = case_raw_gates(&c->memory, &c->dims, 2, gate_size);
-    a->beta      = case_tensor(&c->memory, dtype, 2, gate_size, -3, 3);
+    a->q = case_tensor(&c->memory, dtype, 3, q, -1, 1);
+    a->k = case_tensor(&c->memory, dtype, 3, k, -1, 1);
+    a->g = case_raw_gates(&c->memory, &c->dims, 2, gate_size);
+    a->beta = case_tensor(&c->memory, dtype, 2, gate_size, -3, 3);
     case_gate_heads(&c->memory, &c->dims, H, &a->A_log, &a->dt_bias);
-    a->gate      = GDN_GATE_RAW;
+    a->gate = GDN_GATE_RAW;
     a->beta_kind = GDN_BETA_SIGMOID;
-    a->norm      = GDN_NORM_L2;
+    a->norm = GDN_NORM_L2;
     return a->q.data && a->k.data && a->g.data && a->beta.data && a->A_log.data && a->dt_bias.data;
 }
 
@@ -118,21 +120,20 @@ static void make_rows(gdn_tensor *t, int64_t B, int64_t T)
 {
     if (!t->data) return;
     for (int32_t i = t->ndim++; i > 0; i--) {
-        t->size[i]   = t->size[i - 1];
+        t->size[i] = t->size[i - 1];
         t->stride[i] = t->stride[i - 1];
     }
-    t->size[0]   = B;
-    t->size[1]   = T;
+    t->size[0] = B;
+    t->size[1] = T;
     t->stride[0] = T * t->stride[1];
 }
 
 static bool make_counts(struct rule_case *c)
 {
     const int64_t B = c->tokens.B;
-    gdn_tensor   *t = &c->batch.token_count;
-    *t              = memory_tensor(&c->memory, GDN_I32, 1, &B);
-    for (int64_t i = 0; i < B && t->data; i++)
-        ((int32_t *)t->data)[i] = (int32_t)(c->tokens.N / B);
+    gdn_tensor *t = &c->batch.token_count;
+    *t = memory_tensor(&c->memory, GDN_I32, 1, &B);
+    for (int64_t i = 0; i < B && t->data; i++) ((int32_t *)t->data)[i] = (int32_t)(c->tokens.N / B);
     return t->data;
 }
 
@@ -160,32 +161,32 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
                    int64_t B)
 {
     memset(c, 0, sizeof *c);
-    c->dims          = *dims;
-    c->tokens        = case_batch(&c->memory, lengths, B);
-    c->batch         = case_gdn_batch(&c->tokens);
+    c->dims = *dims;
+    c->tokens = case_batch(&c->memory, lengths, B);
+    c->batch = case_gdn_batch(&c->tokens);
     gdn_rule_args *a = &c->args;
-    *a               = gdn_rule_args_init();
+    *a = gdn_rule_args_init();
 
     const int64_t N = c->tokens.N, Hk = smaller(dims->Hq, dims->Hv), H = larger(dims->Hq, dims->Hv);
-    const bool    kv       = dims->state_layout == GDN_STATE_KV;
-    const int64_t P        = n_slots(c);
-    const int64_t q[]      = { N, dims->Hq, dims->K };
-    const int64_t k[]      = { N, Hk, dims->K };
-    const int64_t v[]      = { N, dims->Hv, dims->V };
-    const int64_t out[]    = { N, H, dims->V };
-    const int64_t gate[]   = { N, H };
-    const int64_t state[]  = { P, H, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
+    const bool kv = dims->state_layout == GDN_STATE_KV;
+    const int64_t P = n_slots(c);
+    const int64_t q[] = { N, dims->Hq, dims->K };
+    const int64_t k[] = { N, Hk, dims->K };
+    const int64_t v[] = { N, dims->Hv, dims->V };
+    const int64_t out[] = { N, H, dims->V };
+    const int64_t gate[] = { N, H };
+    const int64_t state[] = { P, H, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
     const int64_t scales[] = { P, H, dims->V };
-    const bool    eight    = case_is_q8(dims->state_dtype);
-    const bool    made     = make_inputs(c, q, k, gate) && make_slots(c);
-    a->v                   = case_tensor(&c->memory, dims->dtype, 3, v, -1, 1);
+    const bool eight = case_is_q8(dims->state_dtype);
+    const bool made = make_inputs(c, q, k, gate) && make_slots(c);
+    a->v = case_tensor(&c->memory, dims->dtype, 3, v, -1, 1);
     a->state = eight ? case_codes(&c->memory, dims->state_dtype, state)
                      : case_tensor(&c->memory, dims->state_dtype, 4, state, -0.1, 0.1);
     if (eight) a->state_scales = case_tensor(&c->memory, GDN_F32, 3, scales, 0.0005, 0.001);
-    a->out                = memory_tensor(&c->memory, dims->dtype, 3, out);
-    a->state_layout       = dims->state_layout;
-    a->flags              = case_flags(dims);
-    a->batch              = &c->batch;
+    a->out = memory_tensor(&c->memory, dims->dtype, 3, out);
+    a->state_layout = dims->state_layout;
+    a->flags = case_flags(dims);
+    a->batch = &c->batch;
     if (made && make_call(c) && c->tokens.cu_seqlens && a->v.data && a->state.data && a->out.data &&
         (!eight || a->state_scales.data))
         return CLI_OK;
@@ -197,24 +198,26 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
 static void read_codes(const struct rule_case *c, int64_t b, int64_t h, double *state)
 {
     const gdn_tensor *t = &c->args.state, *s = &c->args.state_scales;
-    const int         K = (int)c->dims.K, V = (int)c->dims.V, loop = t->dtype - GDN_I8;
-    const bool        kv    = c->dims.state_layout == GDN_STATE_KV;
-    const uint8_t    *codes = (const uint8_t *)t->data + b * t->stride[0] + h * t->stride[1];
-    const float      *scale = (const float *)s->data + b * s->stride[0] + h * s->stride[1];
-    float             column[256];
+    const int K = (int)c->dims.K, V = (int)c->dims.V, loop = t->dtype - GDN_I8;
+    const bool kv = c->dims.state_layout == GDN_STATE_KV;
+    const uint8_t *codes = (const uint8_t *)t->data + b * t->stride[0] + h * t->stride[1];
+    const float *scale = (const float *)s->data + b * s->stride[0] + h * s->stride[1];
+    float column[256];
     for (int j = 0; j < V; j++) {
-        if (kv) gdn_kernels_scalar.load8_kv[loop](column, 1, codes + j, V, scale + j, K, 1);
-        else gdn_kernels_scalar.load8_vk[loop](column, K, codes + j * K, K, scale + j, K, 1);
+        if (kv)
+            gdn_kernels_scalar.load8_kv[loop](column, 1, codes + j, V, scale + j, K, 1);
+        else
+            gdn_kernels_scalar.load8_vk[loop](column, K, codes + j * K, K, scale + j, K, 1);
         for (int i = 0; i < K; i++) state[j * K + i] = (double)column[i];
     }
 }
 
 void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double *state)
 {
-    const gdn_tensor *t  = &c->args.state;
-    const int64_t     K  = c->dims.K, V = c->dims.V;
-    const int64_t     at = slot * t->stride[0] + h * t->stride[1];
-    const bool        kv = c->dims.state_layout == GDN_STATE_KV;
+    const gdn_tensor *t = &c->args.state;
+    const int64_t K = c->dims.K, V = c->dims.V;
+    const int64_t at = slot * t->stride[0] + h * t->stride[1];
+    const bool kv = c->dims.state_layout == GDN_STATE_KV;
     if (case_is_q8(t->dtype)) {
         read_codes(c, slot, h, state);
         return;
@@ -230,8 +233,7 @@ static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n,
     const int64_t D = t->ndim == 3 ? t->size[2] : 1;
     for (int64_t i = 0; i < n; i++)
         for (int64_t d = 0; d < D; d++)
-            to[i * D + d] =
-                oracle_load(t->data, t->dtype, (first + i) * t->stride[0] + h * D + d);
+            to[i * D + d] = oracle_load(t->data, t->dtype, (first + i) * t->stride[0] + h * D + d);
 }
 
 /* Returns the one of n heads that state head h takes. */
@@ -245,7 +247,7 @@ static void cook(const struct rule_case *c, int64_t h, int64_t n, double *q, dou
                  double *beta)
 {
     const gdn_rule_args *a = &c->args;
-    const int64_t        K = c->dims.K;
+    const int64_t K = c->dims.K;
     for (int64_t t = 0; t < n; t++) {
         oracle_l2norm(q + t * K, q + t * K, K, a->norm, 1e-6);
         oracle_l2norm(k + t * K, k + t * K, K, a->norm, 1e-6);
@@ -261,7 +263,7 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
     const gdn_rule_args *a = &c->args;
     const int64_t K = c->dims.K, V = c->dims.V;
     const int64_t first = c->tokens.cu_seqlens[b];
-    double       *q     = malloc((size_t)n * (size_t)(2 * K + V + 2) * sizeof *q);
+    double *q = malloc((size_t)n * (size_t)(2 * K + V + 2) * sizeof *q);
     if (!q) return false;
     double *k = q + n * K, *v = k + n * K, *alpha = v + n * V, *beta = alpha + n;
     load_head(q, &a->q, first, n, head_of(c, a->q.size[1], h));
@@ -272,17 +274,17 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
     if (c->dims.raw) cook(c, h, n, q, k, alpha, beta);
     for (int64_t t = 0; t < n; t++) alpha[t] = exp(alpha[t]);
     load_head(got, &a->out, first, n, h);
-    const struct oracle_rule r = { .T     = n,
-                                   .K     = (int)K,
-                                   .V     = (int)V,
+    const struct oracle_rule r = { .T = n,
+                                   .K = (int)K,
+                                   .V = (int)V,
                                    .scale = 1 / sqrt((double)K),
-                                   .q     = q,
-                                   .k     = k,
-                                   .v     = v,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
                                    .alpha = alpha,
-                                   .beta  = beta,
+                                   .beta = beta,
                                    .state = state,
-                                   .o     = want };
+                                   .o = want };
     oracle_rule(&r);
     free(q);
     return true;
@@ -303,9 +305,9 @@ double rule_case_state_bytes(const struct rule_case *c)
 
 double rule_case_bytes(const struct rule_case *c)
 {
-    const gdn_rule_args *a     = &c->args;
-    const double         state = rule_case_state_bytes(c) / (double)c->tokens.B;
-    const double         moved = (double)(c->tokens.B + (c->dims.each ? c->tokens.N : c->tokens.B));
+    const gdn_rule_args *a = &c->args;
+    const double state = rule_case_state_bytes(c) / (double)c->tokens.B;
+    const double moved = (double)(c->tokens.B + (c->dims.each ? c->tokens.N : c->tokens.B));
     return case_bytes(&a->q) + case_bytes(&a->k) + case_bytes(&a->v) + case_bytes(&a->g) +
            case_bytes(&a->beta) + case_bytes(&a->out) + moved * state;
 }

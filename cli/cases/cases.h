@@ -17,7 +17,7 @@
 
 /* Sequences of a batch: packed, one after the other. */
 struct case_batch {
-    int64_t        B, N, longest;
+    int64_t B, N, longest;
     const int64_t *cu_seqlens; /* [B+1] */
 };
 /* From B lengths. Its memory lives in m; cu_seqlens NULL: there is none. */
@@ -52,131 +52,130 @@ struct case_dims {
     int64_t entries;      /* of its states; 0: W - 1 */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
-    int     gates;           /* enum case_gates */
-    int     call;            /* enum case_call: the rule by rows */
-    bool    exact;           /* GDN_EXACT: the rule and the layer */
-    bool    bf16_products;   /* GDN_BF16_PRODUCTS: the rule and the layer */
-    bool    batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */
-    bool    no_early_stop;   /* GDN_NO_EARLY_STOP: the rule and the layer */
-    bool    raw;    /* gates and norms inside the call */
-    bool    pooled; /* states in every other slot of a pool, backwards */
-    bool    each;   /* GDN_WRITE_EACH */
-    bool    rows;   /* sequences, of one length, as rows of a batch; false: by cu_seqlens */
-    bool    fused;  /* the layer as Qwen3-Next has it */
-    bool    keep;   /* GDN_PAD_KEEP, the layer */
-    bool    gated;  /* the step: with the gated norm */
+    int gates;            /* enum case_gates */
+    int call;             /* enum case_call: the rule by rows */
+    bool exact;           /* GDN_EXACT: the rule and the layer */
+    bool bf16_products;   /* GDN_BF16_PRODUCTS: the rule and the layer */
+    bool batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */
+    bool no_early_stop;   /* GDN_NO_EARLY_STOP: the rule and the layer */
+    bool raw;             /* gates and norms inside the call */
+    bool pooled;          /* states in every other slot of a pool, backwards */
+    bool each;            /* GDN_WRITE_EACH */
+    bool rows;            /* sequences, of one length, as rows of a batch; false: by cu_seqlens */
+    bool fused;           /* the layer as Qwen3-Next has it */
+    bool keep;            /* GDN_PAD_KEEP, the layer */
+    bool gated;           /* the step: with the gated norm */
 };
 
 uint32_t case_flags(const struct case_dims *dims);
 
 /* One op with its memory. Not to be moved: args points into it. */
 struct rule_case {
-    struct memory     memory;
+    struct memory memory;
     struct case_batch tokens;
-    struct case_dims  dims;
-    gdn_batch         batch;
-    gdn_rule_args     args; /* by tokens, whatever dims.rows says */
-    gdn_rule_args     call; /* as calls take them */
+    struct case_dims dims;
+    gdn_batch batch;
+    gdn_rule_args args; /* by tokens, whatever dims.rows says */
+    gdn_rule_args call; /* as calls take them */
 };
 struct conv_case {
-    struct memory     memory;
+    struct memory memory;
     struct case_batch tokens;
-    struct case_dims  dims;
-    gdn_batch         batch;
-    gdn_conv1d_args   args;
+    struct case_dims dims;
+    gdn_batch batch;
+    gdn_conv1d_args args;
 };
 /* The gradients of a convolution of packed sequences: of all that it reads. */
 struct conv_gradient_case {
-    struct conv_case         conv;
+    struct conv_case conv;
     gdn_conv1d_backward_args args;
 };
 int conv_gradient_case_make(struct conv_gradient_case *c, const struct case_dims *dims,
                             const int64_t *lengths, int64_t B);
-int conv_gradient_case_check(struct conv_gradient_case *c, gdn_ctx *ctx,
-                             struct comparison *found);
+int conv_gradient_case_check(struct conv_gradient_case *c, gdn_ctx *ctx, struct comparison *found);
 
 struct block_case {
-    struct memory     memory;
+    struct memory memory;
     struct case_batch tokens;
-    struct case_dims  dims;
-    gdn_batch         batch;
-    gdn_tensor        qkv, z, b, a; /* its projections as Qwen3.5 has them */
-    gdn_block_args    args;
+    struct case_dims dims;
+    gdn_batch batch;
+    gdn_tensor qkv, z, b, a; /* its projections as Qwen3.5 has them */
+    gdn_block_args args;
 };
 
 /* The gradients of a layer that starts from zero: of all parameters and of hidden. */
 struct layer_gradient_case {
-    struct block_case       block;
-    gdn_tensor              counts; /* for the check */
+    struct block_case block;
+    gdn_tensor counts; /* for the check */
     gdn_block_backward_args args;
 };
-int    layer_gradient_case_make(struct layer_gradient_case *c, const struct case_dims *dims,
-                                const int64_t *lengths, int64_t B);
-int    layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
-                                 struct comparison *found);
+int layer_gradient_case_make(struct layer_gradient_case *c, const struct case_dims *dims,
+                             const int64_t *lengths, int64_t B);
+int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
+                              struct comparison *found);
 double layer_gradient_case_flops(const struct layer_gradient_case *c);
 double layer_gradient_case_bytes(const struct layer_gradient_case *c);
 
 /* B sequences of T tokens, in slots of their own; convolution states are of the dtype of x. */
 struct step_case {
-    struct memory    memory;
+    struct memory memory;
     struct case_dims dims;
-    gdn_step_args    args;
+    gdn_step_args args;
 };
-int    step_case_make(struct step_case *c, const struct case_dims *dims, int64_t B, int64_t T);
-int    step_case_check(struct step_case *c, gdn_ctx *ctx, struct comparison *found);
+int step_case_make(struct step_case *c, const struct case_dims *dims, int64_t B, int64_t T);
+int step_case_check(struct step_case *c, gdn_ctx *ctx, struct comparison *found);
 double step_case_state_bytes(const struct step_case *c);
 double step_case_bytes(const struct step_case *c);
 double step_case_flops(const struct step_case *c);
 
 /* Gates, norms: rows of heads, n_rows tokens. */
 struct rows_case {
-    struct memory    memory;
+    struct memory memory;
     struct case_dims dims;
-    gdn_op           op;
-    int64_t          n_rows;
+    gdn_op op;
+    int64_t n_rows;
     union {
-        gdn_gates_args           gates;
-        gdn_l2norm_args          l2norm;
-        gdn_rmsnorm_gated_args   rmsnorm;
+        gdn_gates_args gates;
+        gdn_l2norm_args l2norm;
+        gdn_rmsnorm_gated_args rmsnorm;
         gdn_l2norm_backward_args l2norm_backward;
-        gdn_gates_backward_args  gates_backward;
+        gdn_gates_backward_args gates_backward;
         gdn_rmsnorm_gated_backward_args rmsnorm_backward;
     } args;
     gdn_tensor tensors[6]; /* those whose bytes count */
-    int        n_tensors;
+    int n_tensors;
 };
-int    rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows);
-int    rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found);
+int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows);
+int rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found);
 double rows_case_bytes(const struct rows_case *c);
 
 /* The gradients of a rule; the case's own gates, no pool. */
 struct gradient_case {
-    struct rule_case          rule;
-    gdn_tensor                counts; /* for the check */
+    struct rule_case rule;
+    gdn_tensor counts; /* for the check */
     gdn_prefill_backward_args args;
 };
-int    gradient_case_make(struct gradient_case *c, const struct case_dims *dims,
-                          const int64_t *lengths, int64_t B);
-int    gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison *found);
+int gradient_case_make(struct gradient_case *c, const struct case_dims *dims,
+                       const int64_t *lengths, int64_t B);
+int gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison *found);
 /* Runs prefill, which saves states after each `every` tokens for the gradients, and these; 0: does
  * nothing. Call it after gradient_case_check(). */
-int    gradient_case_save(struct gradient_case *c, gdn_ctx *ctx, int64_t every);
+int gradient_case_save(struct gradient_case *c, gdn_ctx *ctx, int64_t every);
 double gradient_case_flops(const struct gradient_case *c); /* 16 K V per token and head */
 double gradient_case_bytes(const struct gradient_case *c);
 
 /* All take B lengths of sequences; CLI_BAD after a line if there is no memory. States are
  * random for the rule and the convolution, zero for the layer. */
-int  rule_case_make(struct rule_case *c, const struct case_dims *dims, const int64_t *lengths,
+int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int64_t *lengths,
+                   int64_t B);
+int conv_case_make(struct conv_case *c, const struct case_dims *dims, const int64_t *lengths,
+                   int64_t B);
+int block_case_make(struct block_case *c, const struct case_dims *dims, const int64_t *lengths,
                     int64_t B);
-int  conv_case_make(struct conv_case *c, const struct case_dims *dims, const int64_t *lengths,
-                    int64_t B);
-int  block_case_make(struct block_case *c, const struct case_dims *dims, const int64_t *lengths,
-                     int64_t B);
 
 /* State head h of a slot, [V][K], whatever the layout; and the slots that sequence b starts from
  * and ends in. */
-void    rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double *state);
+void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double *state);
 int64_t rule_case_start(const struct rule_case *c, int64_t b);
 int64_t rule_case_end(const struct rule_case *c, int64_t b);
 
@@ -214,7 +213,7 @@ struct case_called {
  * A case in float32 states without gates of its own or a pool; sums: gdn_chunk_cumsum's. */
 struct stages_case {
     struct case_called each;
-    struct comparison  sums;
+    struct comparison sums;
 };
 gdn_status stages_case_run(struct rule_case *c, gdn_ctx *ctx, void *stages_case);
 /* And: gdn_decode with a record, then gdn_record_commit and gdn_record_fold. */
@@ -225,7 +224,7 @@ int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *foun
 
 /* 6 K V per token and head; in chunks of 64, 4 C (K + V) more for what lies inside a chunk. */
 double rule_case_flops(const struct rule_case *c, bool in_chunks);
-double rule_case_bytes(const struct rule_case *c); /* q k v g beta out, states in and out */
+double rule_case_bytes(const struct rule_case *c);       /* q k v g beta out, states in and out */
 double rule_case_state_bytes(const struct rule_case *c); /* B states */
 double conv_case_flops(const struct conv_case *c);
 double conv_case_bytes(const struct conv_case *c);
@@ -249,13 +248,13 @@ gdn_tensor case_drawn(struct memory *m, int32_t dtype, int ndim, const int64_t *
 gdn_tensor case_log_gates(struct memory *m, const struct case_dims *dims, const int64_t *size);
 gdn_tensor case_raw_gates(struct memory *m, const struct case_dims *dims, int ndim,
                           const int64_t *size);
-void       case_gate_heads(struct memory *m, const struct case_dims *dims, const int64_t *H,
-                           gdn_tensor *A_log, gdn_tensor *dt_bias);
+void case_gate_heads(struct memory *m, const struct case_dims *dims, const int64_t *H,
+                     gdn_tensor *A_log, gdn_tensor *dt_bias);
 /* Rows of length 1, and slots of any stored values of a dtype of 8 bits. */
 gdn_tensor case_unit_rows(struct memory *m, int32_t dtype, const int64_t *size);
 gdn_tensor case_codes(struct memory *m, int32_t dtype, const int64_t *size);
 static inline bool case_is_q8(int32_t dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }
-double    case_bytes(const gdn_tensor *t);
+double case_bytes(const gdn_tensor *t);
 gdn_batch case_gdn_batch(const struct case_batch *tokens);
 
 #endif

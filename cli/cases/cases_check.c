@@ -14,14 +14,14 @@ static bool compare_heads(const struct rule_case *c, double *state, double *want
 {
     const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
     const int64_t T = c->tokens.cu_seqlens[1], n = smaller(T, RULE_TOKENS);
-    int64_t       used = 0;
+    int64_t used = 0;
     for (int i = 0; i < RULE_HEADS; i++) {
         const int64_t h = rule_case_head(i, H);
         if (!rule_case_follow(c, 0, h, n, state + i * V * K, want + used, got + used)) return false;
         used += n * V;
     }
-    *found = compare_doubles(got, want, used, compare_precision(c->dims.dtype,
-                                                                c->dims.state_dtype));
+    *found =
+        compare_doubles(got, want, used, compare_precision(c->dims.dtype, c->dims.state_dtype));
     if (n < T || case_is_q8(c->dims.state_dtype)) return true; /* a rounded state is far off */
     for (int i = 0; i < RULE_HEADS; i++)
         rule_case_state(c, rule_case_end(c, 0), rule_case_head(i, H), got + i * V * K);
@@ -35,15 +35,14 @@ int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, voi
                        struct comparison *found)
 {
     const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
-    const size_t  rows = (size_t)larger(smaller(c->tokens.cu_seqlens[1], RULE_TOKENS), K);
-    const size_t  n    = RULE_HEADS * (size_t)V * rows;
+    const size_t rows = (size_t)larger(smaller(c->tokens.cu_seqlens[1], RULE_TOKENS), K);
+    const size_t n = RULE_HEADS * (size_t)V * rows;
     double *state = malloc(RULE_HEADS * (size_t)(K * V) * sizeof *state);
     double *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
-    int     code = CLI_OK;
+    int code = CLI_OK;
     if (!state || !want || !got) code = cli_bad("no memory for the check");
     for (int i = 0; i < RULE_HEADS && !code; i++)
-        rule_case_state(c, rule_case_start(c, 0), rule_case_head(i, H),
-                        state + i * V * K);
+        rule_case_state(c, rule_case_start(c, 0), rule_case_head(i, H), state + i * V * K);
     const gdn_status status = code ? GDN_OK : run(c, ctx, arg);
     if (status) code = cli_failed(ctx, status);
     if (!code && !compare_heads(c, state, want, got, found))

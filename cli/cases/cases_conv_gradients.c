@@ -13,23 +13,22 @@ int conv_gradient_case_make(struct conv_gradient_case *c, const struct case_dims
 {
     memset(c, 0, sizeof *c);
     if (conv_case_make(&c->conv, dims, lengths, B)) return CLI_BAD;
-    struct memory            *m = &c->conv.memory;
-    const gdn_conv1d_args    *f = &c->conv.args;
+    struct memory *m = &c->conv.memory;
+    const gdn_conv1d_args *f = &c->conv.args;
     gdn_conv1d_backward_args *a = &c->args;
     *a = gdn_conv1d_backward_args_init();
     a->x = f->x, a->weight = f->weight, a->state = f->state;
     a->batch = f->batch, a->activation = f->activation;
-    a->dout       = case_tensor(m, dims->dtype, f->x.ndim, f->x.size, -1, 1);
+    a->dout = case_tensor(m, dims->dtype, f->x.ndim, f->x.size, -1, 1);
     a->dstate_out = case_tensor(m, GDN_F32, 3, f->state.size, -1, 1);
-    a->dx         = memory_tensor(m, dims->dtype, f->x.ndim, f->x.size);
-    a->dweight    = memory_tensor(m, GDN_F32, 2, f->weight.size);
-    a->dbias      = memory_tensor(m, GDN_F32, 1, &dims->D);
-    a->dstate     = memory_tensor(m, GDN_F32, 3, f->state.size);
+    a->dx = memory_tensor(m, dims->dtype, f->x.ndim, f->x.size);
+    a->dweight = memory_tensor(m, GDN_F32, 2, f->weight.size);
+    a->dbias = memory_tensor(m, GDN_F32, 1, &dims->D);
+    a->dstate = memory_tensor(m, GDN_F32, 3, f->state.size);
     return a->dout.data && a->dstate_out.data && a->dx.data && a->dweight.data && a->dbias.data &&
                    a->dstate.data
                ? CLI_OK
-               : cli_bad("no memory for the gradients of %lld tokens",
-                         (long long)c->conv.tokens.N);
+               : cli_bad("no memory for the gradients of %lld tokens", (long long)c->conv.tokens.N);
 }
 
 /* ---- The judge --------------------------------------------------------------------------- */
@@ -63,7 +62,7 @@ static void follow_token(const struct conv_gradient_case *c, int64_t b, int64_t 
                          struct channel *to)
 {
     const int64_t W = c->conv.dims.W, first = t - W + 1;
-    double        z = 0;
+    double z = 0;
     for (int64_t i = 0; i < W; i++) z += at(&c->args.weight, d, i, 0) * input(c, b, first + i, d);
     const double dz = at(&c->args.dout, c->conv.tokens.cu_seqlens[b] + t, d, 0) *
                       oracle_sigmoid(z) * (1 + z * oracle_sigmoid(-z));
@@ -96,8 +95,8 @@ static void judge(struct comparison *worst, const double *got, const double *wan
 }
 
 /* got: room for the channel's gradients. */
-static void judge_channel(const struct conv_gradient_case *c, int64_t d,
-                          const struct channel *want, double *got, struct comparison *worst)
+static void judge_channel(const struct conv_gradient_case *c, int64_t d, const struct channel *want,
+                          double *got, struct comparison *worst)
 {
     const gdn_conv1d_backward_args *a = &c->args;
     const int64_t W = c->conv.dims.W, S = W - 1, N = c->conv.tokens.N, B = c->conv.tokens.B;
@@ -113,13 +112,13 @@ static void judge_channel(const struct conv_gradient_case *c, int64_t d,
 int conv_gradient_case_check(struct conv_gradient_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     const int64_t W = c->conv.dims.W, N = c->conv.tokens.N, D = c->conv.dims.D;
-    const size_t  n = (size_t)(N + c->conv.tokens.B * (W - 1) + W + 1);
-    double       *room = malloc(2 * n * sizeof *room), *got = room + n;
+    const size_t n = (size_t)(N + c->conv.tokens.B * (W - 1) + W + 1);
+    double *room = malloc(2 * n * sizeof *room), *got = room + n;
     if (!room) return cli_bad("no memory for the check");
     const gdn_status status = cli_call(ctx, GDN_OP_CONV1D_BACKWARD, &c->args);
     *found = (struct comparison){ .ok = true, .max_limit = 1 };
     for (int64_t i = 0; i < CHECKED_CHANNELS && !status; i++) {
-        const int64_t  d    = i * (D - 1) / (CHECKED_CHANNELS - 1);
+        const int64_t d = i * (D - 1) / (CHECKED_CHANNELS - 1);
         struct channel want = { .dx = room, .dstate = room + N };
         memset(room, 0, n * sizeof *room);
         follow(c, d, &want);

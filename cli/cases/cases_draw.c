@@ -9,8 +9,8 @@
 double case_random(uint64_t *seed)
 {
     uint64_t z = *seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
-    z          = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z          = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
 }
 
@@ -46,8 +46,8 @@ static int64_t fresh(const gdn_tensor *t)
 gdn_tensor case_tensor(struct memory *m, int32_t dtype, int ndim, const int64_t *size, double low,
                        double high)
 {
-    gdn_tensor t    = memory_tensor(m, dtype, ndim, size);
-    uint64_t   seed = m->n;
+    gdn_tensor t = memory_tensor(m, dtype, ndim, size);
+    uint64_t seed = m->n;
     if (!t.data) return t;
     const int64_t n = fresh(&t);
     for (int64_t i = 0; i < n; i++)
@@ -58,9 +58,9 @@ gdn_tensor case_tensor(struct memory *m, int32_t dtype, int ndim, const int64_t 
 
 gdn_tensor case_unit_rows(struct memory *m, int32_t dtype, const int64_t *size)
 {
-    gdn_tensor t     = case_tensor(m, dtype, 3, size, -1, 1);
-    double     row[256];
-    const int  D     = (int)size[2];
+    gdn_tensor t = case_tensor(m, dtype, 3, size, -1, 1);
+    double row[256];
+    const int D = (int)size[2];
     if (!t.data) return t;
     const int64_t n = fresh(&t);
     for (int64_t r = 0; r < n; r += D) {
@@ -81,8 +81,8 @@ double case_normal(uint64_t *seed)
 gdn_tensor case_drawn(struct memory *m, int32_t dtype, int ndim, const int64_t *size,
                       case_draw draw, const void *arg)
 {
-    gdn_tensor t    = memory_tensor(m, dtype, ndim, size);
-    uint64_t   seed = m->n;
+    gdn_tensor t = memory_tensor(m, dtype, ndim, size);
+    uint64_t seed = m->n;
     if (!t.data) return t;
     const int64_t n = fresh(&t), H = size[ndim - 1];
     for (int64_t i = 0; i < n; i++) oracle_store(t.data, dtype, i, draw(arg, i % H, &seed));
@@ -93,14 +93,14 @@ gdn_tensor case_drawn(struct memory *m, int32_t dtype, int ndim, const int64_t *
 /* Returns any codes but the largest, which may be NaN; of E5M2 those up to 448. */
 gdn_tensor case_codes(struct memory *m, int32_t dtype, const int64_t *size)
 {
-    gdn_tensor t    = memory_tensor(m, dtype, 4, size);
-    uint64_t   seed = m->n;
+    gdn_tensor t = memory_tensor(m, dtype, 4, size);
+    uint64_t seed = m->n;
     if (!t.data) return t;
     const int64_t n = fresh(&t);
-    const int     n_codes = dtype == GDN_E5M2 ? 96 : 120;
+    const int n_codes = dtype == GDN_E5M2 ? 96 : 120;
     for (int64_t i = 0; i < n; i++)
-        ((uint8_t *)t.data)[i] = (uint8_t)((int)(case_random(&seed) * 2) * 128 +
-                                           (int)(case_random(&seed) * n_codes));
+        ((uint8_t *)t.data)[i] =
+            (uint8_t)((int)(case_random(&seed) * 2) * 128 + (int)(case_random(&seed) * n_codes));
     repeat(&t, n);
     return t;
 }

@@ -14,10 +14,10 @@
 /* Sequence 0 in a slot of its own, its token t being all that a call has. */
 struct walk {
     const struct rule_case *whole;
-    struct rule_case        one;
-    gdn_tensor              out; /* [T][H][V] */
-    int64_t                 T, H, state; /* elements of a head's */
-    double                 *states, *want, *got;
+    struct rule_case one;
+    gdn_tensor out;      /* [T][H][V] */
+    int64_t T, H, state; /* elements of a head's */
+    double *states, *want, *got;
 };
 
 static gdn_tensor rows_of(const gdn_tensor *t, int64_t first, int64_t n)
@@ -25,7 +25,7 @@ static gdn_tensor rows_of(const gdn_tensor *t, int64_t first, int64_t n)
     gdn_tensor rows = *t;
     if (!t->data) return rows;
     rows.size[0] = n;
-    rows.data    = (char *)t->data + (size_t)(first * t->stride[0]) * gdn_dtype_bytes(t->dtype);
+    rows.data = (char *)t->data + (size_t)(first * t->stride[0]) * gdn_dtype_bytes(t->dtype);
     return rows;
 }
 
@@ -34,27 +34,26 @@ static gdn_tensor copy_slot(struct memory *m, const gdn_tensor *pool, int64_t sl
 {
     if (!pool->data) return *pool;
     const gdn_tensor from = rows_of(pool, slot, 1);
-    const gdn_tensor to   = memory_tensor(m, pool->dtype, pool->ndim, from.size);
-    if (to.data)
-        memcpy(to.data, from.data, (size_t)from.stride[0] * gdn_dtype_bytes(from.dtype));
+    const gdn_tensor to = memory_tensor(m, pool->dtype, pool->ndim, from.size);
+    if (to.data) memcpy(to.data, from.data, (size_t)from.stride[0] * gdn_dtype_bytes(from.dtype));
     return to;
 }
 
 static bool begin(struct walk *w, struct rule_case *c)
 {
     static const int64_t cu_seqlens[] = { 0, 1 };
-    const int64_t        first = rule_case_start(c, 0), H = c->args.out.size[1];
-    const int64_t        all = c->tokens.cu_seqlens[1], T = all < RULE_TOKENS ? all : RULE_TOKENS;
-    const int64_t        V = c->dims.V, n = RULE_HEADS * T * V;
+    const int64_t first = rule_case_start(c, 0), H = c->args.out.size[1];
+    const int64_t all = c->tokens.cu_seqlens[1], T = all < RULE_TOKENS ? all : RULE_TOKENS;
+    const int64_t V = c->dims.V, n = RULE_HEADS * T * V;
     *w = (struct walk){ .whole = c, .one = *c, .T = T, .H = H, .state = c->dims.K * V };
-    w->one.args.state        = copy_slot(&c->memory, &c->args.state, first);
+    w->one.args.state = copy_slot(&c->memory, &c->args.state, first);
     w->one.args.state_scales = copy_slot(&c->memory, &c->args.state_scales, first);
-    w->one.args.batch        = NULL;
+    w->one.args.batch = NULL;
     w->one.tokens.cu_seqlens = cu_seqlens;
-    w->out    = memory_tensor(&c->memory, c->args.out.dtype, 3, (int64_t[]){ T, H, V });
+    w->out = memory_tensor(&c->memory, c->args.out.dtype, 3, (int64_t[]){ T, H, V });
     w->states = memory_get(&c->memory, 2 * RULE_HEADS * (size_t)w->state * sizeof *w->states);
-    w->want   = memory_get(&c->memory, 2 * (size_t)n * sizeof *w->want);
-    w->got    = w->want ? w->want + n : NULL;
+    w->want = memory_get(&c->memory, 2 * (size_t)n * sizeof *w->want);
+    w->got = w->want ? w->want + n : NULL;
     return w->one.args.state.data && w->out.data && w->states && w->want &&
            (!c->args.state_scales.data || w->one.args.state_scales.data);
 }
@@ -69,7 +68,7 @@ static void load_states(const struct walk *w, const struct rule_case *c, int64_t
 static gdn_status step(struct walk *w, gdn_ctx *ctx, int64_t t, bool *there)
 {
     const gdn_rule_args *from = &w->whole->args;
-    gdn_rule_args       *a    = &w->one.args;
+    gdn_rule_args *a = &w->one.args;
     a->q = rows_of(&from->q, t, 1), a->k = rows_of(&from->k, t, 1);
     a->v = rows_of(&from->v, t, 1), a->g = rows_of(&from->g, t, 1);
     a->beta = rows_of(&from->beta, t, 1), a->out = rows_of(&w->out, t, 1);
@@ -86,22 +85,22 @@ static gdn_status step(struct walk *w, gdn_ctx *ctx, int64_t t, bool *there)
 static void must_be_same(struct comparison c, struct comparison *found)
 {
     if (c.max_error == 0 || !found->ok) return;
-    *found           = c;
+    *found = c;
     found->max_limit = 0;
-    found->ok        = false;
+    found->ok = false;
 }
 
 /* Outputs of the tokens; the last state, if the sequence was followed to its end; and that the
  * call has both. */
 static struct comparison judge(const struct walk *w)
 {
-    const struct rule_case *c     = w->whole;
-    const int32_t           dtype = c->dims.dtype, state = c->dims.state_dtype;
-    const gdn_tensor        out   = rows_of(&c->args.out, 0, w->T);
-    const int64_t           n     = RULE_HEADS * w->state;
-    double                 *got   = w->states + n;
-    struct comparison       found = compare_doubles(w->got, w->want, RULE_HEADS * w->T * c->dims.V,
-                                                    dtype);
+    const struct rule_case *c = w->whole;
+    const int32_t dtype = c->dims.dtype, state = c->dims.state_dtype;
+    const gdn_tensor out = rows_of(&c->args.out, 0, w->T);
+    const int64_t n = RULE_HEADS * w->state;
+    double *got = w->states + n;
+    struct comparison found =
+        compare_doubles(w->got, w->want, RULE_HEADS * w->T * c->dims.V, dtype);
     must_be_same(compare(&out, &w->out, dtype), &found);
     if (w->T < c->tokens.cu_seqlens[1] || w->T == 0) return found;
     load_states(w, &w->one, 0, got);
@@ -117,8 +116,8 @@ static struct comparison judge(const struct walk *w)
 int rule_case_check_tokens(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found)
 {
     struct walk w;
-    bool        there  = begin(&w, c);
-    gdn_status  status = GDN_OK;
+    bool there = begin(&w, c);
+    gdn_status status = GDN_OK;
     for (int64_t t = 0; t < w.T && there && !status; t++) status = step(&w, ctx, t, &there);
     if (!there) return cli_bad("no memory for the check");
     if (!status) status = cli_call(ctx, op, &c->call);

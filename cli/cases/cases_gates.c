@@ -17,7 +17,7 @@ const char *const case_gates_names[CASE_GATES_KINDS] = { "recipe", "none", "mode
 static void draw_head(uint64_t *seed, double *A, double *dt_bias)
 {
     const double step = 0.001 * pow(100, case_random(seed));
-    *A       = 0.02 + (16 - 0.02) * case_random(seed);
+    *A = 0.02 + (16 - 0.02) * case_random(seed);
     *dt_bias = log(expm1(step)); /* softplus of it is the step */
 }
 
@@ -25,8 +25,8 @@ void case_gate_heads(struct memory *m, const struct case_dims *dims, const int64
                      gdn_tensor *A_log, gdn_tensor *dt_bias)
 {
     const bool recipe = dims->gates == CASE_GATES_RECIPE;
-    uint64_t   seed   = MODEL_SEED;
-    *A_log   = case_tensor(m, GDN_F32, 1, H, 0, 2.7);
+    uint64_t seed = MODEL_SEED;
+    *A_log = case_tensor(m, GDN_F32, 1, H, 0, 2.7);
     *dt_bias = case_tensor(m, GDN_F32, 1, H, -7, -2);
     for (int64_t h = 0; h < *H && !recipe && A_log->data && dt_bias->data; h++) {
         double A = dims->gates == CASE_GATES_NONE ? 0 : 2 / log(2), bias = 0;
@@ -54,7 +54,7 @@ gdn_tensor case_raw_gates(struct memory *m, const struct case_dims *dims, int nd
 /* ---- Log gates ---- */
 
 struct heads {
-    int         kind;
+    int kind;
     const void *A_log, *dt_bias;
 };
 
@@ -73,8 +73,8 @@ static double draw_log_gate(const void *arg, int64_t h, uint64_t *seed)
 
 gdn_tensor case_log_gates(struct memory *m, const struct case_dims *dims, const int64_t *size)
 {
-    struct heads     heads = { .kind = dims->gates };
-    gdn_tensor       A_log, dt_bias;
+    struct heads heads = { .kind = dims->gates };
+    gdn_tensor A_log, dt_bias;
     const gdn_tensor none = { 0 };
     if (dims->gates == CASE_GATES_MODEL) {
         case_gate_heads(m, dims, &size[1], &A_log, &dt_bias);

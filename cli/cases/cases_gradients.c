@@ -20,12 +20,12 @@ int gradient_case_make(struct gradient_case *c, const struct case_dims *dims,
     memset(c, 0, sizeof *c);
     if (rule_case_make(&c->rule, dims, lengths, B)) return CLI_BAD;
     gdn_prefill_backward_args *a = &c->args;
-    const gdn_rule_args       *r = &c->rule.args;
-    const int32_t              A = dims->dtype;
-    *a        = gdn_prefill_backward_args_init();
+    const gdn_rule_args *r = &c->rule.args;
+    const int32_t A = dims->dtype;
+    *a = gdn_prefill_backward_args_init();
     a->q = r->q, a->k = r->k, a->v = r->v, a->g = r->g, a->beta = r->beta, a->batch = r->batch;
     a->state = r->state, a->state_layout = r->state_layout;
-    a->dout       = case_tensor(&c->rule.memory, A, 3, r->out.size, -1, 1);
+    a->dout = case_tensor(&c->rule.memory, A, 3, r->out.size, -1, 1);
     a->dstate_out = case_tensor(&c->rule.memory, GDN_F32, 4, r->state.size, -0.1, 0.1);
     a->dq = like(c, &r->q, A), a->dk = like(c, &r->k, A), a->dv = like(c, &r->v, A);
     a->dg = like(c, &r->g, GDN_F32), a->dbeta = like(c, &r->beta, GDN_F32);
@@ -50,8 +50,8 @@ static void load(double *to, const gdn_tensor *t, int64_t n, int64_t h)
 /* The findings of a check so far: the worst of all. */
 struct verdict {
     struct comparison worst;
-    double           *got;   /* of one head, scratch */
-    int32_t           dtype; /* of activations */
+    double *got;   /* of one head, scratch */
+    int32_t dtype; /* of activations */
 };
 
 /* Judges one head of a gradient beside what is wanted. */
@@ -59,10 +59,10 @@ static void judge(struct verdict *v, const gdn_tensor *t, int64_t n, int64_t h, 
 {
     const bool of_gate = t->ndim == 2;
     load(v->got, t, n, h);
-    const struct comparison c = compare_gradient_doubles(
-        v->got, want, of_gate ? n : n * t->size[2], v->dtype, of_gate);
-    if (v->worst.ok && (!c.ok || c.max_error * v->worst.max_limit >=
-                                     v->worst.max_error * c.max_limit))
+    const struct comparison c =
+        compare_gradient_doubles(v->got, want, of_gate ? n : n * t->size[2], v->dtype, of_gate);
+    if (v->worst.ok &&
+        (!c.ok || c.max_error * v->worst.max_limit >= v->worst.max_error * c.max_limit))
         v->worst = c;
 }
 
@@ -71,7 +71,7 @@ static void follow(const struct gradient_case *c, struct oracle_backward *r, dou
 {
     const gdn_prefill_backward_args *a = &c->args;
     const int64_t n = r->T, K = r->K, V = r->V, H = a->dout.size[1];
-    const bool    kv = a->state_layout == GDN_STATE_KV;
+    const bool kv = a->state_layout == GDN_STATE_KV;
     double *q = x, *k = q + n * K, *v = k + n * K, *dout = v + n * V, *alpha = dout + n * V;
     double *beta = alpha + n, *state = beta + n, *ends = state + K * V, *at = ends + K * V;
     load(q, &a->q, n, h * a->q.size[1] / H), load(k, &a->k, n, h * a->k.size[1] / H);
@@ -80,8 +80,8 @@ static void follow(const struct gradient_case *c, struct oracle_backward *r, dou
     for (int64_t t = 0; t < n; t++) alpha[t] = exp(alpha[t]);
     rule_case_state(&c->rule, 0, h, state);
     for (int64_t i = 0; i < K * V; i++)
-        ends[i] = oracle_load(a->dstate_out.data, GDN_F32,
-                              h * K * V + (kv ? i % K * V + i / K : i));
+        ends[i] =
+            oracle_load(a->dstate_out.data, GDN_F32, h * K * V + (kv ? i % K * V + i / K : i));
     r->q = q, r->k = k, r->v = v, r->dout = dout, r->alpha = alpha, r->beta = beta;
     r->state = state, r->dstate_out = ends;
     r->dq = at, r->dk = at += n * K, r->dv = at += n * K, r->dgate = at += n * V;
@@ -106,7 +106,7 @@ static void judge_key(const struct gradient_case *c, int64_t key, double *x, str
     const gdn_prefill_backward_args *a = &c->args;
     const int64_t K = c->rule.dims.K, V = c->rule.dims.V, H = a->dout.size[1];
     const int64_t each = H / a->k.size[1], rows = n * (K > V ? K : V);
-    const bool    own_q = a->q.size[1] == H, own_v = a->v.size[1] == H;
+    const bool own_q = a->q.size[1] == H, own_v = a->v.size[1] == H;
     struct oracle_backward r = { .T = n, .K = (int)K, .V = (int)V, .scale = 1 / sqrt((double)K) };
     double *dk = x + doubles_of(n, K, V), *dq = dk + rows, *dv = dq + rows;
     found->got = dv + rows;
@@ -128,19 +128,19 @@ static void judge_key(const struct gradient_case *c, int64_t key, double *x, str
 int gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     const int64_t *cu = c->rule.tokens.cu_seqlens, K = c->rule.dims.K, V = c->rule.dims.V;
-    gdn_prefill_backward_args cut   = c->args;
-    gdn_batch                 batch = *c->args.batch;
-    int64_t                  *count = c->counts.data;
+    gdn_prefill_backward_args cut = c->args;
+    gdn_batch batch = *c->args.batch;
+    int64_t *count = c->counts.data;
     for (int64_t b = 0; b < c->rule.tokens.B; b++) {
         count[b] = cu[b + 1] - cu[b];
         if (count[b] > CHECKED_TOKENS) count[b] = CHECKED_TOKENS;
     }
     batch.token_count = c->counts;
-    cut.batch         = &batch;
+    cut.batch = &batch;
     const gdn_status status = cli_call(ctx, GDN_OP_PREFILL_BACKWARD, &cut);
     if (status) return cli_failed(ctx, status);
     const size_t n = doubles_of(count[0], K, V) + (size_t)(count[0] * 4 * (K > V ? K : V));
-    double      *x = malloc((n + 1) * sizeof *x);
+    double *x = malloc((n + 1) * sizeof *x);
     if (!x) return cli_bad("no memory for the check");
     struct verdict v = { .worst = { .ok = true, .max_limit = 1 }, .dtype = c->args.q.dtype };
     judge_key(c, 0, x, &v, count[0]);
@@ -153,7 +153,7 @@ int gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison
 int gradient_case_save(struct gradient_case *c, gdn_ctx *ctx, int64_t every)
 {
     struct rule_case *r = &c->rule;
-    const int64_t    *of = r->args.state.size, count = every ? r->tokens.N / every : 0;
+    const int64_t *of = r->args.state.size, count = every ? r->tokens.N / every : 0;
     if (!count) return CLI_OK;
     const gdn_tensor saved =
         memory_tensor(&r->memory, GDN_F32, 4, (int64_t[]){ count, of[1], of[2], of[3] });

@@ -43,23 +43,23 @@ int conv_case_make(struct conv_case *c, const struct case_dims *dims, const int6
                    int64_t B)
 {
     memset(c, 0, sizeof *c);
-    c->dims            = *dims;
-    c->tokens          = case_batch(&c->memory, lengths, B);
-    c->batch           = case_gdn_batch(&c->tokens);
+    c->dims = *dims;
+    c->tokens = case_batch(&c->memory, lengths, B);
+    c->batch = case_gdn_batch(&c->tokens);
     gdn_conv1d_args *a = &c->args;
-    *a                 = gdn_conv1d_args_init();
-    const bool    even  = is_even(&c->tokens); /* then padded, as an engine's decode step is */
+    *a = gdn_conv1d_args_init();
+    const bool even = is_even(&c->tokens); /* then padded, as an engine's decode step is */
     const int64_t first = even ? B : c->tokens.N;
     const int64_t x[] = { first, even ? c->tokens.N / B : dims->D, dims->D };
     const int64_t weight[] = { dims->D, dims->W };
     const int64_t state[] = { B, dims->D, dims->entries ? dims->entries : dims->W - 1 };
     if (even) c->batch = gdn_batch_init();
-    a->x                  = case_tensor(&c->memory, dims->dtype, 2 + even, x, -1, 1);
-    a->weight             = case_tensor(&c->memory, dims->dtype, 2, weight, -0.5, 0.5);
-    a->state              = case_tensor(&c->memory, dims->state_dtype, 3, state, -1, 1);
-    a->out                = memory_tensor(&c->memory, dims->dtype, 2 + even, x);
-    a->activation         = GDN_ACT_SILU;
-    a->batch              = &c->batch;
+    a->x = case_tensor(&c->memory, dims->dtype, 2 + even, x, -1, 1);
+    a->weight = case_tensor(&c->memory, dims->dtype, 2, weight, -0.5, 0.5);
+    a->state = case_tensor(&c->memory, dims->state_dtype, 3, state, -1, 1);
+    a->out = memory_tensor(&c->memory, dims->dtype, 2 + even, x);
+    a->activation = GDN_ACT_SILU;
+    a->batch = &c->batch;
     return c->tokens.cu_seqlens && a->x.data && a->weight.data && a->state.data && a->out.data
                ? CLI_OK
                : cli_bad("no memory for %lld tokens", (long long)c->tokens.N);
@@ -87,7 +87,7 @@ int conv_case_check(struct conv_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     enum { C = CHECKED_CHANNELS };
     const int64_t n = smaller(c->tokens.cu_seqlens[1], CHECKED_CONV_TOKENS), W = c->dims.W;
-    double       *x = malloc((size_t)(C * (3 * n + 2 * W)) * sizeof *x);
+    double *x = malloc((size_t)(C * (3 * n + 2 * W)) * sizeof *x);
     if (!x) return cli_bad("no memory for the check");
     double *want = x + n * C, *got = want + n * C, *weight = got + n * C, *history = weight + W * C;
     load_channels(c, history, weight);
@@ -121,7 +121,7 @@ double conv_case_bytes(const struct conv_case *c)
 /* Returns a matrix whose products with vectors of size 1 have size 1. */
 static gdn_tensor matrix(struct block_case *c, int64_t rows, int64_t columns)
 {
-    const double  limit  = sqrt(3.0 / (double)columns);
+    const double limit = sqrt(3.0 / (double)columns);
     const int64_t size[] = { rows, columns };
     return case_tensor(&c->memory, c->dims.dtype, 2, size, -limit, limit);
 }
@@ -157,17 +157,17 @@ static void fuse(struct block_case *c)
 static void make_projections(struct block_case *c)
 {
     const struct case_dims *d = &c->dims;
-    gdn_block_args         *a = &c->args;
-    c->qkv                    = matrix(c, channels(d), d->hidden);
-    c->z                      = matrix(c, d->Hv * d->V, d->hidden);
-    c->b                      = matrix(c, d->Hv, d->hidden);
-    c->a                      = matrix(c, d->Hv, d->hidden);
+    gdn_block_args *a = &c->args;
+    c->qkv = matrix(c, channels(d), d->hidden);
+    c->z = matrix(c, d->Hv * d->V, d->hidden);
+    c->b = matrix(c, d->Hv, d->hidden);
+    c->a = matrix(c, d->Hv, d->hidden);
     if (!d->fused) {
         a->in_proj_qkv = c->qkv, a->in_proj_z = c->z, a->in_proj_b = c->b, a->in_proj_a = c->a;
         return;
     }
     a->in_proj_qkvz = matrix(c, channels(d) + d->Hv * d->V, d->hidden);
-    a->in_proj_ba   = matrix(c, 2 * d->Hv, d->hidden);
+    a->in_proj_ba = matrix(c, 2 * d->Hv, d->hidden);
     if (c->qkv.data && c->z.data && c->b.data && c->a.data && a->in_proj_qkvz.data &&
         a->in_proj_ba.data)
         fuse(c);
@@ -175,48 +175,58 @@ static void make_projections(struct block_case *c)
 
 static void make_weights(struct block_case *c)
 {
-    const struct case_dims *d      = &c->dims;
-    gdn_block_args         *a      = &c->args;
-    const int64_t           conv[] = { channels(d), d->W };
+    const struct case_dims *d = &c->dims;
+    gdn_block_args *a = &c->args;
+    const int64_t conv[] = { channels(d), d->W };
     make_projections(c);
-    a->out_proj                    = matrix(c, d->hidden, d->Hv * d->V);
-    a->conv_weight                 = case_tensor(&c->memory, d->dtype, 2, conv, -0.5, 0.5);
+    a->out_proj = matrix(c, d->hidden, d->Hv * d->V);
+    a->conv_weight = case_tensor(&c->memory, d->dtype, 2, conv, -0.5, 0.5);
     case_gate_heads(&c->memory, d, &d->Hv, &a->A_log, &a->dt_bias);
-    a->norm_weight                 = case_tensor(&c->memory, d->dtype, 1, &d->V, 0.5, 1.5);
+    a->norm_weight = case_tensor(&c->memory, d->dtype, 1, &d->V, 0.5, 1.5);
 }
 
 int block_case_make(struct block_case *c, const struct case_dims *dims, const int64_t *lengths,
                     int64_t B)
 {
     memset(c, 0, sizeof *c);
-    c->dims           = *dims;
-    c->tokens         = case_batch(&c->memory, lengths, B);
-    c->batch          = case_gdn_batch(&c->tokens);
+    c->dims = *dims;
+    c->tokens = case_batch(&c->memory, lengths, B);
+    c->batch = case_gdn_batch(&c->tokens);
     gdn_block_args *a = &c->args;
-    *a                = gdn_block_args_init();
+    *a = gdn_block_args_init();
     make_weights(c);
     const int64_t hidden[] = { c->tokens.N, dims->hidden };
-    const int64_t conv[]   = { B, channels(dims), dims->W - 1 };
-    const bool    kv       = dims->state_layout == GDN_STATE_KV;
+    const int64_t conv[] = { B, channels(dims), dims->W - 1 };
+    const bool kv = dims->state_layout == GDN_STATE_KV;
     const int64_t state[] = { B, dims->Hv, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
-    a->hidden             = case_tensor(&c->memory, dims->dtype, 2, hidden, -1, 1);
-    a->out                = memory_tensor(&c->memory, dims->dtype, 2, hidden);
-    a->conv_state         = memory_tensor(&c->memory, dims->state_dtype, 3, conv);
-    a->state              = memory_tensor(&c->memory, dims->state_dtype, 4, state);
-    a->n_key_heads        = (int32_t)dims->Hq;
-    a->n_value_heads      = (int32_t)dims->Hv;
-    a->key_head_dim       = (int32_t)dims->K;
-    a->value_head_dim     = (int32_t)dims->V;
-    a->state_layout       = dims->state_layout;
-    a->flags              = case_flags(dims);
-    a->batch              = &c->batch;
-    c->batch.pad_policy   = dims->keep ? GDN_PAD_KEEP : GDN_PAD_ZERO;
-    const gdn_tensor *all[] = { &c->qkv, &c->z, &c->b, &c->a, &a->out_proj, &a->conv_weight,
-                                &a->A_log, &a->dt_bias, &a->norm_weight, &a->hidden, &a->out,
-                                &a->conv_state, &a->state,
+    a->hidden = case_tensor(&c->memory, dims->dtype, 2, hidden, -1, 1);
+    a->out = memory_tensor(&c->memory, dims->dtype, 2, hidden);
+    a->conv_state = memory_tensor(&c->memory, dims->state_dtype, 3, conv);
+    a->state = memory_tensor(&c->memory, dims->state_dtype, 4, state);
+    a->n_key_heads = (int32_t)dims->Hq;
+    a->n_value_heads = (int32_t)dims->Hv;
+    a->key_head_dim = (int32_t)dims->K;
+    a->value_head_dim = (int32_t)dims->V;
+    a->state_layout = dims->state_layout;
+    a->flags = case_flags(dims);
+    a->batch = &c->batch;
+    c->batch.pad_policy = dims->keep ? GDN_PAD_KEEP : GDN_PAD_ZERO;
+    const gdn_tensor *all[] = { &c->qkv,
+                                &c->z,
+                                &c->b,
+                                &c->a,
+                                &a->out_proj,
+                                &a->conv_weight,
+                                &a->A_log,
+                                &a->dt_bias,
+                                &a->norm_weight,
+                                &a->hidden,
+                                &a->out,
+                                &a->conv_state,
+                                &a->state,
                                 dims->fused ? &a->in_proj_qkvz : &c->qkv,
                                 dims->fused ? &a->in_proj_ba : &c->b };
-    bool              there = c->tokens.cu_seqlens;
+    bool there = c->tokens.cu_seqlens;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) there = there && all[i]->data;
     if (there) return CLI_OK;
     return cli_bad("no memory for a layer of hidden size %lld", (long long)dims->hidden);
@@ -226,8 +236,8 @@ int block_case_make(struct block_case *c, const struct case_dims *dims, const in
 static double *project(const double *x, const gdn_tensor *w, int64_t T)
 {
     const int64_t rows = w->size[0], columns = w->size[1];
-    double       *y   = malloc((size_t)(T * rows) * sizeof *y);
-    double       *row = malloc((size_t)columns * sizeof *row);
+    double *y = malloc((size_t)(T * rows) * sizeof *y);
+    double *row = malloc((size_t)columns * sizeof *row);
     for (int64_t r = 0; r < rows && y && row; r++) {
         for (int64_t i = 0; i < columns; i++) row[i] = at(w, r, i, 0);
         for (int64_t t = 0; t < T; t++)
@@ -245,7 +255,7 @@ static double *project(const double *x, const gdn_tensor *w, int64_t T)
 static void convolve(const struct block_case *c, double *mixed, int64_t T)
 {
     const int64_t D = channels(&c->dims);
-    double        in[CHECKED_BLOCK_TOKENS], out[CHECKED_BLOCK_TOKENS], weight[16];
+    double in[CHECKED_BLOCK_TOKENS], out[CHECKED_BLOCK_TOKENS], weight[16];
     for (int64_t d = 0; d < D; d++) {
         for (int64_t w = 0; w < c->dims.W; w++) weight[w] = at(&c->args.conv_weight, d, w, 0);
         for (int64_t t = 0; t < T; t++) in[t] = mixed[t * D + d];
@@ -284,7 +294,7 @@ static void run_head(const struct block_case *c, const struct projected *p, int6
                      double *state, double *y, struct oracle_noise *noise)
 {
     const struct case_dims *d = &c->dims;
-    const int64_t           K = d->K, V = d->V, D = channels(d), kh = h / (d->Hv / d->Hq);
+    const int64_t K = d->K, V = d->V, D = channels(d), kh = h / (d->Hv / d->Hq);
     double q[CHECKED_BLOCK_TOKENS * 256], k[CHECKED_BLOCK_TOKENS * 256];
     double v[CHECKED_BLOCK_TOKENS * 1024], o[CHECKED_BLOCK_TOKENS * 1024], w[1024];
     double alpha[CHECKED_BLOCK_TOKENS], beta[CHECKED_BLOCK_TOKENS];
@@ -293,14 +303,22 @@ static void run_head(const struct block_case *c, const struct projected *p, int6
         oracle_l2norm(q + t * K, row + kh * K, K, GDN_NORM_L2, 1e-6);
         oracle_l2norm(k + t * K, row + (d->Hq + kh) * K, K, GDN_NORM_L2, 1e-6);
         memcpy(v + t * V, row + 2 * d->Hq * K + h * V, (size_t)V * sizeof *v);
-        beta[t]  = oracle_sigmoid(p->b[t * d->Hv + h]);
+        beta[t] = oracle_sigmoid(p->b[t * d->Hv + h]);
         alpha[t] = exp(oracle_gate(p->a[t * d->Hv + h], at(&c->args.A_log, h, 0, 0),
                                    at(&c->args.dt_bias, h, 0, 0), 0));
     }
     memset(state, 0, (size_t)(K * V) * sizeof *state);
-    const struct oracle_rule r = { .T = T, .K = (int)K, .V = (int)V, .scale = 1 / sqrt((double)K),
-                                   .q = q, .k = k, .v = v, .alpha = alpha, .beta = beta,
-                                   .state = state, .o = o };
+    const struct oracle_rule r = { .T = T,
+                                   .K = (int)K,
+                                   .V = (int)V,
+                                   .scale = 1 / sqrt((double)K),
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .alpha = alpha,
+                                   .beta = beta,
+                                   .state = state,
+                                   .o = o };
     run_rule(c, &r, k, noise);
     for (int64_t i = 0; i < V; i++) w[i] = at(&c->args.norm_weight, i, 0, 0);
     for (int64_t t = 0; t < T; t++)
@@ -313,18 +331,17 @@ static bool project_rows(const struct block_case *c, const double *x, int64_t T,
                          struct projected *p)
 {
     p->mixed = project(x, &c->qkv, T);
-    p->z     = project(x, &c->z, T);
-    p->b     = project(x, &c->b, T);
-    p->a     = project(x, &c->a, T);
+    p->z = project(x, &c->z, T);
+    p->b = project(x, &c->b, T);
+    p->a = project(x, &c->a, T);
     return p->mixed && p->z && p->b && p->a;
 }
 
 static bool project_all(const struct block_case *c, int64_t T, struct projected *p)
 {
     const int64_t n = T * c->dims.hidden;
-    double       *x = malloc((size_t)n * sizeof *x);
-    for (int64_t i = 0; i < n && x; i++)
-        x[i] = oracle_load(c->args.hidden.data, c->dims.dtype, i);
+    double *x = malloc((size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n && x; i++) x[i] = oracle_load(c->args.hidden.data, c->dims.dtype, i);
     const bool done = x && project_rows(c, x, T, p);
     free(x);
     return done;
@@ -344,7 +361,7 @@ static double *run_layer(const struct block_case *c, const struct projected *p, 
                          struct oracle_noise *noise)
 {
     const struct case_dims *d = &c->dims;
-    const int64_t           n = T * channels(d), n_y = T * d->Hv * d->V;
+    const int64_t n = T * channels(d), n_y = T * d->Hv * d->V;
     double *mixed = malloc((size_t)(n + 2 * n_y + d->K * d->V) * sizeof *mixed), *out = NULL;
     if (!mixed) return NULL;
     double *z = mixed + n, *y = z + n_y, *state = y + n_y;
@@ -381,9 +398,9 @@ static bool find_noise(const struct block_case *c, const struct projected *p, in
 static bool judge_block(const struct block_case *c, const struct projected *p, int64_t T,
                         bool rounds, double *got, double *noise, struct comparison *found)
 {
-    const int64_t n    = T * c->dims.hidden;
-    double       *want = run_layer(c, p, T, NULL);
-    const bool    done = want && (!rounds || find_noise(c, p, T, want, noise));
+    const int64_t n = T * c->dims.hidden;
+    double *want = run_layer(c, p, T, NULL);
+    const bool done = want && (!rounds || find_noise(c, p, T, want, noise));
     for (int64_t i = 0; i < n && done; i++)
         got[i] = oracle_load(c->args.out.data, c->dims.dtype, i);
     if (done)
@@ -396,13 +413,13 @@ static bool judge_block(const struct block_case *c, const struct projected *p, i
 
 int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *found)
 {
-    const int64_t    T      = smaller(c->tokens.cu_seqlens[1], CHECKED_BLOCK_TOKENS);
-    const bool       rounds = ctx->cuda && c->dims.dtype != GDN_F32;
+    const int64_t T = smaller(c->tokens.cu_seqlens[1], CHECKED_BLOCK_TOKENS);
+    const bool rounds = ctx->cuda && c->dims.dtype != GDN_F32;
     const gdn_status status = cli_call(ctx, GDN_OP_BLOCK, &c->args);
     if (status) return cli_failed(ctx, status);
-    struct projected p   = { NULL, NULL, NULL, NULL };
-    double          *got = calloc((size_t)(2 * T * c->dims.hidden), sizeof *got);
-    const bool       judged = got && project_all(c, T, &p) &&
+    struct projected p = { NULL, NULL, NULL, NULL };
+    double *got = calloc((size_t)(2 * T * c->dims.hidden), sizeof *got);
+    const bool judged = got && project_all(c, T, &p) &&
                         judge_block(c, &p, T, rounds, got, got + T * c->dims.hidden, found);
     free(got);
     free_projected(&p);
@@ -412,9 +429,9 @@ int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *foun
 double block_case_flops(const struct block_case *c, double *projections)
 {
     const struct case_dims *d = &c->dims;
-    const double            N = (double)c->tokens.N;
+    const double N = (double)c->tokens.N;
     const double rows = (double)(channels(d) + 2 * d->Hv * d->V + 2 * d->Hv);
-    *projections      = 2 * N * (double)d->hidden * rows;
+    *projections = 2 * N * (double)d->hidden * rows;
     return *projections + N * (double)(6 * d->Hv * d->K * d->V + 2 * channels(d) * d->W);
 }
 
@@ -422,9 +439,8 @@ double block_case_bytes(const struct block_case *c)
 {
     const gdn_block_args *a = &c->args;
     return case_bytes(&c->qkv) + case_bytes(&c->z) + case_bytes(&c->b) + case_bytes(&c->a) +
-           case_bytes(&a->out_proj) + case_bytes(&a->conv_weight) +
-           case_bytes(&a->hidden) + case_bytes(&a->out) +
-           2 * (case_bytes(&a->conv_state) + case_bytes(&a->state));
+           case_bytes(&a->out_proj) + case_bytes(&a->conv_weight) + case_bytes(&a->hidden) +
+           case_bytes(&a->out) + 2 * (case_bytes(&a->conv_state) + case_bytes(&a->state));
 }
 
 /* ---- Its gradients ------------------------------------------------------------------------- */
@@ -440,7 +456,7 @@ int layer_gradient_case_make(struct layer_gradient_case *c, const struct case_di
 {
     memset(c, 0, sizeof *c);
     if (block_case_make(&c->block, dims, lengths, B)) return CLI_BAD;
-    const gdn_block_args    *f = &c->block.args;
+    const gdn_block_args *f = &c->block.args;
     gdn_block_backward_args *a = &c->args;
     *a = gdn_block_backward_args_init();
     a->hidden = f->hidden, a->batch = f->batch, a->out_proj = f->out_proj;
@@ -451,22 +467,22 @@ int layer_gradient_case_make(struct layer_gradient_case *c, const struct case_di
     a->norm_weight = f->norm_weight, a->n_key_heads = f->n_key_heads;
     a->n_value_heads = f->n_value_heads, a->key_head_dim = f->key_head_dim;
     a->value_head_dim = f->value_head_dim;
-    a->dout    = case_tensor(&c->block.memory, dims->dtype, 2, f->out.size, -1, 1);
+    a->dout = case_tensor(&c->block.memory, dims->dtype, 2, f->out.size, -1, 1);
     a->dhidden = like(c, &f->hidden, dims->dtype);
     const struct {
-        gdn_tensor       *to;
+        gdn_tensor *to;
         const gdn_tensor *from;
-    } weights[] = { { &a->din_proj_qkv, &f->in_proj_qkv }, { &a->din_proj_z, &f->in_proj_z },
-                    { &a->din_proj_b, &f->in_proj_b },     { &a->din_proj_a, &f->in_proj_a },
+    } weights[] = { { &a->din_proj_qkv, &f->in_proj_qkv },   { &a->din_proj_z, &f->in_proj_z },
+                    { &a->din_proj_b, &f->in_proj_b },       { &a->din_proj_a, &f->in_proj_a },
                     { &a->din_proj_qkvz, &f->in_proj_qkvz }, { &a->din_proj_ba, &f->in_proj_ba },
-                    { &a->dconv_weight, &f->conv_weight }, { &a->dA_log, &f->A_log },
-                    { &a->ddt_bias, &f->dt_bias },         { &a->dnorm_weight, &f->norm_weight },
+                    { &a->dconv_weight, &f->conv_weight },   { &a->dA_log, &f->A_log },
+                    { &a->ddt_bias, &f->dt_bias },           { &a->dnorm_weight, &f->norm_weight },
                     { &a->dout_proj, &f->out_proj } };
     bool there = a->dout.data && a->dhidden.data;
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
         if (!weights[i].from->data) continue; /* of the other kind */
         *weights[i].to = like(c, weights[i].from, GDN_F32);
-        there          = there && weights[i].to->data;
+        there = there && weights[i].to->data;
     }
     c->counts = memory_tensor(&c->block.memory, GDN_I64, 1, &B);
     if (there && c->counts.data) return CLI_OK;
@@ -479,18 +495,18 @@ static double loss_beside(const struct layer_gradient_case *c, const struct proj
                           const struct projected *step, int64_t T, double h)
 {
     const struct case_dims *d = &c->block.dims;
-    const int64_t           sizes[] = { T * channels(d), T * d->Hv * d->V, T * d->Hv, T * d->Hv };
+    const int64_t sizes[] = { T * channels(d), T * d->Hv * d->V, T * d->Hv, T * d->Hv };
     const double *from[] = { p->mixed, p->z, p->b, p->a };
-    const double *by[]   = { step->mixed, step->z, step->b, step->a };
-    double       *x[4], sum = NAN;
-    bool          there = true;
+    const double *by[] = { step->mixed, step->z, step->b, step->a };
+    double *x[4], sum = NAN;
+    bool there = true;
     for (int i = 0; i < 4; i++) {
-        x[i]  = malloc((size_t)sizes[i] * sizeof *x[i]);
+        x[i] = malloc((size_t)sizes[i] * sizeof *x[i]);
         there = there && x[i];
         for (int64_t j = 0; x[i] && j < sizes[i]; j++) x[i][j] = from[i][j] + h * by[i][j];
     }
     struct projected moved = { x[0], x[1], x[2], x[3] };
-    double          *out   = there ? run_layer(&c->block, &moved, T, NULL) : NULL;
+    double *out = there ? run_layer(&c->block, &moved, T, NULL) : NULL;
     if (out) sum = 0;
     for (int64_t i = 0; out && i < T * d->hidden; i++)
         sum += out[i] * oracle_load(c->args.dout.data, c->args.dout.dtype, i);
@@ -505,9 +521,9 @@ enum { DIRECTIONS = 3 };
 static bool judge_direction(const struct layer_gradient_case *c, const struct projected *p,
                             int64_t T, uint64_t *seed, double *want, double *got)
 {
-    const double     h    = 1e-4;
-    const int64_t    n    = T * c->block.dims.hidden;
-    double          *x    = malloc((size_t)n * sizeof *x);
+    const double h = 1e-4;
+    const int64_t n = T * c->block.dims.hidden;
+    double *x = malloc((size_t)n * sizeof *x);
     struct projected step = { NULL, NULL, NULL, NULL };
     *got = 0;
     for (int64_t i = 0; x && i < n; i++) {
@@ -515,8 +531,7 @@ static bool judge_direction(const struct layer_gradient_case *c, const struct pr
         *got += x[i] * oracle_load(c->args.dhidden.data, c->args.dhidden.dtype, i);
     }
     const bool there = x && project_rows(&c->block, x, T, &step);
-    if (there)
-        *want = (loss_beside(c, p, &step, T, h) - loss_beside(c, p, &step, T, -h)) / (2 * h);
+    if (there) *want = (loss_beside(c, p, &step, T, h) - loss_beside(c, p, &step, T, -h)) / (2 * h);
     free(x);
     free_projected(&step);
     return there && !isnan(*want);
@@ -525,24 +540,23 @@ static bool judge_direction(const struct layer_gradient_case *c, const struct pr
 /* Checks a call in which no more tokens count than are followed. Where a GPU rounds, a dozen
  * roundings follow each other, and what they do to a sum along a direction is to that sum's usual
  * size, the length of dhidden, as it is to an element. */
-int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
-                              struct comparison *found)
+int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx, struct comparison *found)
 {
-    const int64_t          *cu = c->block.tokens.cu_seqlens, B = c->block.tokens.B;
-    const int64_t           T = smaller(cu[1], CHECKED_BLOCK_TOKENS);
-    const int32_t           dtype = c->block.dims.dtype;
-    gdn_block_backward_args cut   = c->args;
-    gdn_batch               batch = *c->args.batch;
-    int64_t                *count = c->counts.data;
-    double   want[DIRECTIONS], got[DIRECTIONS], noise[DIRECTIONS], size = 0;
+    const int64_t *cu = c->block.tokens.cu_seqlens, B = c->block.tokens.B;
+    const int64_t T = smaller(cu[1], CHECKED_BLOCK_TOKENS);
+    const int32_t dtype = c->block.dims.dtype;
+    gdn_block_backward_args cut = c->args;
+    gdn_batch batch = *c->args.batch;
+    int64_t *count = c->counts.data;
+    double want[DIRECTIONS], got[DIRECTIONS], noise[DIRECTIONS], size = 0;
     uint64_t seed = 35;
     for (int64_t b = 0; b < B; b++) count[b] = smaller(cu[b + 1] - cu[b], CHECKED_BLOCK_TOKENS);
     batch.token_count = c->counts;
-    cut.batch         = &batch;
+    cut.batch = &batch;
     const gdn_status status = cli_call(ctx, GDN_OP_BLOCK_BACKWARD, &cut);
     if (status) return cli_failed(ctx, status);
-    struct projected p    = { NULL, NULL, NULL, NULL };
-    bool             done = project_all(&c->block, T, &p);
+    struct projected p = { NULL, NULL, NULL, NULL };
+    bool done = project_all(&c->block, T, &p);
     for (int i = 0; i < DIRECTIONS && done; i++)
         done = judge_direction(c, &p, T, &seed, &want[i], &got[i]);
     for (int64_t i = 0; i < T * c->block.dims.hidden; i++)
@@ -560,9 +574,9 @@ int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx,
 double layer_gradient_case_flops(const struct layer_gradient_case *c)
 {
     const struct case_dims *d = &c->block.dims;
-    const double            N = (double)c->block.tokens.N, hidden = (double)d->hidden;
-    const double            in = (double)(channels(d) + d->Hv * d->V + 2 * d->Hv);
-    const double            out = (double)(d->Hv * d->V);
+    const double N = (double)c->block.tokens.N, hidden = (double)d->hidden;
+    const double in = (double)(channels(d) + d->Hv * d->V + 2 * d->Hv);
+    const double out = (double)(d->Hv * d->V);
     return N * (hidden * (6 * in + 4 * out) +
                 (double)(16 * d->Hv * d->K * d->V + 6 * channels(d) * d->W));
 }
@@ -570,10 +584,10 @@ double layer_gradient_case_flops(const struct layer_gradient_case *c)
 double layer_gradient_case_bytes(const struct layer_gradient_case *c)
 {
     const gdn_block_backward_args *a = &c->args;
-    const gdn_tensor *const        all[] = { &a->hidden,        &a->dout,          &a->dhidden,
-                                             &a->in_proj_qkv,   &a->in_proj_z,     &a->out_proj,
-                                             &a->conv_weight,   &a->din_proj_qkv,  &a->din_proj_z,
-                                             &a->dout_proj,     &a->dconv_weight };
+    const gdn_tensor *const all[] = { &a->hidden,      &a->dout,         &a->dhidden,
+                                      &a->in_proj_qkv, &a->in_proj_z,    &a->out_proj,
+                                      &a->conv_weight, &a->din_proj_qkv, &a->din_proj_z,
+                                      &a->dout_proj,   &a->dconv_weight };
     double bytes = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) bytes += case_bytes(all[i]);
     return bytes;

@@ -25,8 +25,8 @@ static void shift_rows(const gdn_tensor *t, int64_t T)
 static bool accept_all(struct rule_case *c, int64_t T, gdn_record_commit_args *a)
 {
     const int64_t size[] = { c->tokens.B, T };
-    a->n_accepted        = memory_tensor(&c->memory, GDN_I32, 1, size);
-    a->path              = memory_tensor(&c->memory, GDN_I32, 2, size);
+    a->n_accepted = memory_tensor(&c->memory, GDN_I32, 1, size);
+    a->path = memory_tensor(&c->memory, GDN_I32, 2, size);
     if (!a->n_accepted.data || !a->path.data) return false;
     for (int64_t b = 0; b < c->tokens.B; b++) {
         const int64_t *cu = c->tokens.cu_seqlens;
@@ -41,7 +41,7 @@ static int64_t longest(const struct rule_case *c)
     int64_t T = 0;
     for (int64_t b = 0; b < c->tokens.B; b++) {
         const int64_t n = c->tokens.cu_seqlens[b + 1] - c->tokens.cu_seqlens[b];
-        T               = n > T ? n : T;
+        T = n > T ? n : T;
     }
     return T;
 }
@@ -49,17 +49,17 @@ static int64_t longest(const struct rule_case *c)
 gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
 {
     const struct case_called *each = case_called;
-    const int64_t             T    = longest(c), H = c->args.out.size[1];
-    gdn_rule_args             r    = c->args;
-    gdn_record_commit_args    m    = gdn_record_commit_args_init();
-    gdn_record_fold_args      f    = gdn_record_fold_args_init();
-    gdn_batch                 frozen = c->batch, slots = gdn_batch_init();
-    frozen.write     = GDN_WRITE_NONE;
+    const int64_t T = longest(c), H = c->args.out.size[1];
+    gdn_rule_args r = c->args;
+    gdn_record_commit_args m = gdn_record_commit_args_init();
+    gdn_record_fold_args f = gdn_record_fold_args_init();
+    gdn_batch frozen = c->batch, slots = gdn_batch_init();
+    frozen.write = GDN_WRITE_NONE;
     slots.read_slots = c->batch.read_slots;
     r.batch = &frozen, m.batch = f.batch = &slots;
-    r.record_k     = make(c, 4, T, r.k.size[1], c->dims.K);
-    r.record_u     = make(c, 4, T, H, c->dims.V);
-    r.record_g     = make(c, 3, T, H, 0);
+    r.record_k = make(c, 4, T, r.k.size[1], c->dims.K);
+    r.record_u = make(c, 4, T, H, c->dims.V);
+    r.record_g = make(c, 3, T, H, 0);
     r.record_count = memory_tensor(&c->memory, GDN_I32, 1, r.state.size);
     m.record_k = f.record_k = r.record_k, m.record_u = f.record_u = r.record_u;
     m.record_g = f.record_g = r.record_g, m.record_count = f.record_count = r.record_count;
@@ -69,7 +69,7 @@ gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
         !accept_all(c, T, &m))
         return GDN_E_MEMORY;
     const struct {
-        gdn_op      op;
+        gdn_op op;
         const void *args;
     } calls[] = { { GDN_OP_DECODE, &r }, { GDN_OP_RECORD_COMMIT, &m }, { GDN_OP_RECORD_FOLD, &f } };
     for (int i = 0; i < 3; i++) {

@@ -18,91 +18,91 @@ static gdn_tensor like(struct rows_case *c, int32_t dtype, int64_t heads, int64_
 static void make_gates(struct rows_case *c)
 {
     gdn_gates_args *a = &c->args.gates;
-    const int64_t   H = c->dims.Hv;
-    *a                = gdn_gates_args_init();
-    a->a              = like(c, c->dims.dtype, H, 0, -1, 1);
-    a->b              = like(c, c->dims.dtype, H, 0, -3, 3);
-    a->g              = like(c, GDN_F32, H, 0, 0, 0);
-    a->beta           = like(c, GDN_F32, H, 0, 0, 0);
-    a->A_log          = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 2.7);
-    a->dt_bias        = case_tensor(&c->memory, GDN_F32, 1, &H, -7, -2);
-    c->tensors[0]     = a->a;
-    c->tensors[1]     = a->b;
-    c->tensors[2]     = a->g;
-    c->tensors[3]     = a->beta;
-    c->n_tensors      = 4;
+    const int64_t H = c->dims.Hv;
+    *a = gdn_gates_args_init();
+    a->a = like(c, c->dims.dtype, H, 0, -1, 1);
+    a->b = like(c, c->dims.dtype, H, 0, -3, 3);
+    a->g = like(c, GDN_F32, H, 0, 0, 0);
+    a->beta = like(c, GDN_F32, H, 0, 0, 0);
+    a->A_log = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 2.7);
+    a->dt_bias = case_tensor(&c->memory, GDN_F32, 1, &H, -7, -2);
+    c->tensors[0] = a->a;
+    c->tensors[1] = a->b;
+    c->tensors[2] = a->g;
+    c->tensors[3] = a->beta;
+    c->n_tensors = 4;
 }
 
 static void make_gates_backward(struct rows_case *c)
 {
     gdn_gates_backward_args *a = &c->args.gates_backward;
-    const int64_t            H = c->dims.Hv;
-    *a            = gdn_gates_backward_args_init();
+    const int64_t H = c->dims.Hv;
+    *a = gdn_gates_backward_args_init();
     c->tensors[0] = a->a = like(c, c->dims.dtype, H, 0, -1, 1);
     c->tensors[1] = a->b = like(c, c->dims.dtype, H, 0, -3, 3);
     c->tensors[2] = a->dg = like(c, GDN_F32, H, 0, -1, 1);
     c->tensors[3] = a->dbeta = like(c, GDN_F32, H, 0, -1, 1);
     c->tensors[4] = a->da = like(c, GDN_F32, H, 0, 0, 0);
     c->tensors[5] = a->db = like(c, GDN_F32, H, 0, 0, 0);
-    c->n_tensors  = 6;
-    a->A_log      = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 2.7);
-    a->dt_bias    = case_tensor(&c->memory, GDN_F32, 1, &H, -7, -2);
-    a->dA_log     = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 0);
-    a->ddt_bias   = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 0);
+    c->n_tensors = 6;
+    a->A_log = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 2.7);
+    a->dt_bias = case_tensor(&c->memory, GDN_F32, 1, &H, -7, -2);
+    a->dA_log = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 0);
+    a->ddt_bias = case_tensor(&c->memory, GDN_F32, 1, &H, 0, 0);
 }
 
 /* Sets x and out, the only tensors of l2norm. */
 static void make_norm(struct rows_case *c)
 {
-    const bool              l2 = c->op == GDN_OP_L2NORM;
-    const int64_t           H = l2 ? c->dims.Hq : c->dims.Hv, D = l2 ? c->dims.K : c->dims.V;
-    gdn_l2norm_args        *l = &c->args.l2norm;
+    const bool l2 = c->op == GDN_OP_L2NORM;
+    const int64_t H = l2 ? c->dims.Hq : c->dims.Hv, D = l2 ? c->dims.K : c->dims.V;
+    gdn_l2norm_args *l = &c->args.l2norm;
     gdn_rmsnorm_gated_args *r = &c->args.rmsnorm;
     c->tensors[0] = like(c, c->dims.dtype, H, D, -1, 1);
     c->tensors[1] = like(c, c->dims.dtype, H, D, 0, 0);
-    c->n_tensors  = 2;
+    c->n_tensors = 2;
     if (l2) {
-        *l   = gdn_l2norm_args_init();
+        *l = gdn_l2norm_args_init();
         l->x = c->tensors[0], l->out = c->tensors[1];
         return;
     }
     c->tensors[c->n_tensors++] = like(c, c->dims.dtype, H, D, -2, 2);
-    *r   = gdn_rmsnorm_gated_args_init();
+    *r = gdn_rmsnorm_gated_args_init();
     r->x = c->tensors[0], r->out = c->tensors[1], r->z = c->tensors[2];
     r->weight = case_tensor(&c->memory, GDN_F32, 1, &D, 0.5, 1.5);
 }
 
 static void make_l2norm_backward(struct rows_case *c)
 {
-    const int64_t             H = c->dims.Hq, D = c->dims.K;
+    const int64_t H = c->dims.Hq, D = c->dims.K;
     gdn_l2norm_backward_args *a = &c->args.l2norm_backward;
-    *a            = gdn_l2norm_backward_args_init();
+    *a = gdn_l2norm_backward_args_init();
     c->tensors[0] = a->x = like(c, c->dims.dtype, H, D, -1, 1);
     c->tensors[1] = a->dout = like(c, c->dims.dtype, H, D, -1, 1);
     c->tensors[2] = a->dx = like(c, c->dims.dtype, H, D, 0, 0);
-    c->n_tensors  = 3;
+    c->n_tensors = 3;
 }
 
 static void make_rmsnorm_backward(struct rows_case *c)
 {
-    const int64_t                    H = c->dims.Hv, D = c->dims.V;
+    const int64_t H = c->dims.Hv, D = c->dims.V;
     gdn_rmsnorm_gated_backward_args *a = &c->args.rmsnorm_backward;
-    *a            = gdn_rmsnorm_gated_backward_args_init();
+    *a = gdn_rmsnorm_gated_backward_args_init();
     c->tensors[0] = a->x = like(c, c->dims.dtype, H, D, -1, 1);
     c->tensors[1] = a->z = like(c, c->dims.dtype, H, D, -2, 2);
     c->tensors[2] = a->dout = like(c, c->dims.dtype, H, D, -1, 1);
     c->tensors[3] = a->dx = like(c, c->dims.dtype, H, D, 0, 0);
     c->tensors[4] = a->dz = like(c, c->dims.dtype, H, D, 0, 0);
-    c->n_tensors  = 5;
-    a->weight     = case_tensor(&c->memory, GDN_F32, 1, &D, 0.5, 1.5);
-    a->dweight    = case_tensor(&c->memory, GDN_F32, 1, &D, 0, 0);
+    c->n_tensors = 5;
+    a->weight = case_tensor(&c->memory, GDN_F32, 1, &D, 0.5, 1.5);
+    a->dweight = case_tensor(&c->memory, GDN_F32, 1, &D, 0, 0);
 }
 
 int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows)
 {
     memset(c, 0, sizeof *c);
-    c->dims   = *dims;
-    c->op     = op;
+    c->dims = *dims;
+    c->op = op;
     c->n_rows = n_rows;
     switch (op) {
     case GDN_OP_GATES: make_gates(c); break;
@@ -126,7 +126,7 @@ static void load(double *to, const gdn_tensor *t, int64_t n)
 static int64_t judge_gates(const struct rows_case *c, double *want, double *got)
 {
     const gdn_gates_args *a = &c->args.gates;
-    const int64_t         H = c->dims.Hv, n = H; /* one token */
+    const int64_t H = c->dims.Hv, n = H; /* one token */
     for (int64_t h = 0; h < n; h++) {
         want[h] = oracle_gate(oracle_load(a->a.data, a->a.dtype, h),
                               oracle_load(a->A_log.data, GDN_F32, h),
@@ -142,16 +142,16 @@ static int64_t judge_gates(const struct rows_case *c, double *want, double *got)
 static int64_t judge_gates_backward(const struct rows_case *c, double *want, double *got)
 {
     const gdn_gates_backward_args *a = &c->args.gates_backward;
-    const int64_t                  n = c->dims.Hv;
+    const int64_t n = c->dims.Hv;
     for (int64_t h = 0; h < n; h++) {
         const double b = oracle_load(a->b.data, a->b.dtype, h);
-        double       none;
+        double none;
         want[h] = oracle_load(a->dg.data, GDN_F32, h) *
                   oracle_gate_slope(oracle_load(a->a.data, a->a.dtype, h),
                                     oracle_load(a->A_log.data, GDN_F32, h),
                                     oracle_load(a->dt_bias.data, GDN_F32, h), 0, &none);
-        want[n + h] = oracle_load(a->dbeta.data, GDN_F32, h) * oracle_sigmoid(b) *
-                      oracle_sigmoid(-b);
+        want[n + h] =
+            oracle_load(a->dbeta.data, GDN_F32, h) * oracle_sigmoid(b) * oracle_sigmoid(-b);
     }
     load(got, &a->da, n);
     load(got + n, &a->db, n);
@@ -160,14 +160,14 @@ static int64_t judge_gates_backward(const struct rows_case *c, double *want, dou
 
 static int64_t judge_norm(const struct rows_case *c, double *want, double *got)
 {
-    const gdn_l2norm_args        *l = &c->args.l2norm;
+    const gdn_l2norm_args *l = &c->args.l2norm;
     const gdn_rmsnorm_gated_args *r = &c->args.rmsnorm;
-    const bool                    l2 = c->op == GDN_OP_L2NORM;
-    const int64_t                 D = l2 ? c->dims.K : c->dims.V;
-    const int64_t                 most = D * CHECKED_ROWS < CHECKED ? CHECKED_ROWS : CHECKED / D;
-    const int64_t                 all  = c->n_rows * (l2 ? c->dims.Hq : c->dims.Hv);
-    const int64_t                 rows = all < most ? all : most;
-    static double                 z[WIDEST], weight[WIDEST];
+    const bool l2 = c->op == GDN_OP_L2NORM;
+    const int64_t D = l2 ? c->dims.K : c->dims.V;
+    const int64_t most = D * CHECKED_ROWS < CHECKED ? CHECKED_ROWS : CHECKED / D;
+    const int64_t all = c->n_rows * (l2 ? c->dims.Hq : c->dims.Hv);
+    const int64_t rows = all < most ? all : most;
+    static double z[WIDEST], weight[WIDEST];
     load(want, l2 ? &l->x : &r->x, rows * D);
     if (!l2) load(weight, &r->weight, D);
     for (int64_t row = 0; row < rows; row++) {
@@ -191,7 +191,7 @@ static int64_t judge_l2norm_backward(const struct rows_case *c, double *want, do
     static double x[WIDEST], dout[WIDEST];
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t i = 0; i < D; i++) {
-            x[i]    = oracle_load(a->x.data, a->x.dtype, row * D + i);
+            x[i] = oracle_load(a->x.data, a->x.dtype, row * D + i);
             dout[i] = oracle_load(a->dout.data, a->dout.dtype, row * D + i);
         }
         oracle_l2norm_backward(want + row * D, x, dout, D, GDN_NORM_L2, 1e-6);
@@ -234,12 +234,12 @@ static int64_t judge(const struct rows_case *c, double *want, double *got)
 
 int rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found)
 {
-    static double    want[CHECKED + 2048], got[CHECKED + 2048];
+    static double want[CHECKED + 2048], got[CHECKED + 2048];
     const gdn_status status = cli_call(ctx, c->op, &c->args);
     if (status) return cli_failed(ctx, status);
     const int64_t n = judge(c, want, got);
     const bool is_f32 = c->op == GDN_OP_GATES || c->op == GDN_OP_GATES_BACKWARD;
-    *found            = compare_doubles(got, want, n, is_f32 ? GDN_F32 : c->dims.dtype);
+    *found = compare_doubles(got, want, n, is_f32 ? GDN_F32 : c->dims.dtype);
     return CLI_OK;
 }
 

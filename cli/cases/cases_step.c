@@ -14,31 +14,31 @@ static int64_t channels(const struct case_dims *d) { return 2 * d->Hq * d->K + d
 int step_case_make(struct step_case *c, const struct case_dims *dims, int64_t B, int64_t T)
 {
     memset(c, 0, sizeof *c);
-    c->dims          = *dims;
+    c->dims = *dims;
     gdn_step_args *a = &c->args;
-    *a               = gdn_step_args_init();
+    *a = gdn_step_args_init();
     struct memory *m = &c->memory;
-    const int64_t  D = channels(dims), Hv = dims->Hv, K = dims->K, V = dims->V;
-    const bool     kv = dims->state_layout == GDN_STATE_KV;
-    const int64_t  x[] = { B, T, D }, gate[] = { B, T, Hv }, out[] = { B, T, Hv, V };
-    const int64_t  conv[] = { B, D, dims->W - 1 }, weight[] = { D, dims->W };
-    const int64_t  state[] = { B, Hv, kv ? K : V, kv ? V : K };
-    a->x           = case_tensor(m, dims->dtype, 3, x, -1, 1);
-    a->a           = case_raw_gates(m, dims, 3, gate);
-    a->b           = case_tensor(m, dims->dtype, 3, gate, -3, 3);
+    const int64_t D = channels(dims), Hv = dims->Hv, K = dims->K, V = dims->V;
+    const bool kv = dims->state_layout == GDN_STATE_KV;
+    const int64_t x[] = { B, T, D }, gate[] = { B, T, Hv }, out[] = { B, T, Hv, V };
+    const int64_t conv[] = { B, D, dims->W - 1 }, weight[] = { D, dims->W };
+    const int64_t state[] = { B, Hv, kv ? K : V, kv ? V : K };
+    a->x = case_tensor(m, dims->dtype, 3, x, -1, 1);
+    a->a = case_raw_gates(m, dims, 3, gate);
+    a->b = case_tensor(m, dims->dtype, 3, gate, -3, 3);
     a->conv_weight = case_tensor(m, dims->dtype, 2, weight, -0.5, 0.5);
     case_gate_heads(m, dims, &Hv, &a->A_log, &a->dt_bias);
-    a->conv_state  = case_tensor(m, dims->dtype, 3, conv, -1, 1);
-    a->state       = case_tensor(m, dims->state_dtype, 4, state, -0.1, 0.1);
-    a->out         = memory_tensor(m, dims->dtype, 4, out);
+    a->conv_state = case_tensor(m, dims->dtype, 3, conv, -1, 1);
+    a->state = case_tensor(m, dims->state_dtype, 4, state, -0.1, 0.1);
+    a->out = memory_tensor(m, dims->dtype, 4, out);
     if (dims->gated) a->z = case_tensor(m, dims->dtype, 4, out, -1, 1);
     if (dims->gated) a->norm_weight = case_tensor(m, dims->dtype, 1, &V, 0.5, 1.5);
     a->n_key_heads = (int32_t)dims->Hq, a->n_value_heads = (int32_t)Hv;
     a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
     a->state_layout = dims->state_layout;
-    a->flags        = dims->exact ? GDN_EXACT : 0;
-    const gdn_tensor *all[] = { &a->x, &a->a, &a->b, &a->conv_weight, &a->A_log, &a->dt_bias,
-                                &a->conv_state, &a->state, &a->out };
+    a->flags = dims->exact ? GDN_EXACT : 0;
+    const gdn_tensor *all[] = { &a->x,       &a->a,          &a->b,     &a->conv_weight, &a->A_log,
+                                &a->dt_bias, &a->conv_state, &a->state, &a->out };
     bool there = !dims->gated || (a->z.data && a->norm_weight.data);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) there = there && all[i]->data;
     return there ? CLI_OK : cli_bad("no memory for %lld sequences", (long long)B);
@@ -50,7 +50,7 @@ static double load(const gdn_tensor *t, int64_t i) { return oracle_load(t->data,
 static void convolve(const struct step_case *c, int64_t first, int64_t n, int64_t T, double *out)
 {
     const int64_t D = channels(&c->dims), W = c->dims.W;
-    double        x[CHECKED_TOKENS], y[CHECKED_TOKENS], past[16], weight[16];
+    double x[CHECKED_TOKENS], y[CHECKED_TOKENS], past[16], weight[16];
     for (int64_t d = 0; d < n; d++) {
         for (int64_t w = 0; w < W; w++) weight[w] = load(&c->args.conv_weight, (first + d) * W + w);
         for (int64_t w = 0; w < W - 1; w++)
@@ -65,9 +65,9 @@ static void convolve(const struct step_case *c, int64_t first, int64_t n, int64_
 static bool follow(const struct step_case *c, int64_t h, int64_t T, double *want)
 {
     const struct case_dims *d = &c->dims;
-    const gdn_step_args    *a = &c->args;
-    const int64_t           K = d->K, V = d->V, Hv = d->Hv, keys = d->Hq * K;
-    const int64_t           kh = h / (Hv / d->Hq);
+    const gdn_step_args *a = &c->args;
+    const int64_t K = d->K, V = d->V, Hv = d->Hv, keys = d->Hq * K;
+    const int64_t kh = h / (Hv / d->Hq);
     double *q = malloc((size_t)(T * (2 * K + V + 2) + K * V + V) * sizeof *q), z[MOST_HEAD];
     if (!q) return false;
     double *k = q + T * K, *v = k + T * K, *alpha = v + T * V, *beta = alpha + T, *S = beta + T;
@@ -78,18 +78,25 @@ static bool follow(const struct step_case *c, int64_t h, int64_t T, double *want
     for (int64_t t = 0; t < T; t++) {
         oracle_l2norm(q + t * K, q + t * K, K, GDN_NORM_L2, 1e-6);
         oracle_l2norm(k + t * K, k + t * K, K, GDN_NORM_L2, 1e-6);
-        alpha[t] = exp(oracle_gate(load(&a->a, t * Hv + h), load(&a->A_log, h),
-                                   load(&a->dt_bias, h), 0));
-        beta[t]  = oracle_sigmoid(load(&a->b, t * Hv + h));
+        alpha[t] =
+            exp(oracle_gate(load(&a->a, t * Hv + h), load(&a->A_log, h), load(&a->dt_bias, h), 0));
+        beta[t] = oracle_sigmoid(load(&a->b, t * Hv + h));
     }
     for (int64_t j = 0; j < V; j++)
         for (int64_t i = 0; i < K; i++)
-            S[j * K + i] = load(&a->state, h * K * V + (d->state_layout == GDN_STATE_KV
-                                                            ? i * V + j
-                                                            : j * K + i));
-    const struct oracle_rule r = { .T = T, .K = (int)K, .V = (int)V, .scale = 1 / sqrt((double)K),
-                                   .q = q, .k = k, .v = v, .alpha = alpha, .beta = beta,
-                                   .state = S, .o = want };
+            S[j * K + i] = load(
+                &a->state, h * K * V + (d->state_layout == GDN_STATE_KV ? i * V + j : j * K + i));
+    const struct oracle_rule r = { .T = T,
+                                   .K = (int)K,
+                                   .V = (int)V,
+                                   .scale = 1 / sqrt((double)K),
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .alpha = alpha,
+                                   .beta = beta,
+                                   .state = S,
+                                   .o = want };
     oracle_rule(&r);
     for (int64_t i = 0; d->gated && i < V; i++) weight[i] = load(&a->norm_weight, i);
     for (int64_t t = 0; d->gated && t < T; t++) {
@@ -104,8 +111,8 @@ int step_case_check(struct step_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     const int64_t Hv = c->dims.Hv, V = c->dims.V, all = c->args.x.size[1];
     const int64_t T = all < CHECKED_TOKENS ? all : CHECKED_TOKENS, n = CHECKED_HEADS * T * V;
-    double       *want = malloc(2 * (size_t)n * sizeof *want), *got = want ? want + n : NULL;
-    bool          there = want;
+    double *want = malloc(2 * (size_t)n * sizeof *want), *got = want ? want + n : NULL;
+    bool there = want;
     for (int i = 0; i < CHECKED_HEADS && there; i++)
         there = follow(c, i * (Hv - 1) / (CHECKED_HEADS - 1), T, want + i * T * V);
     const gdn_status status = there ? cli_call(ctx, GDN_OP_STEP, &c->args) : GDN_OK;
@@ -114,8 +121,8 @@ int step_case_check(struct step_case *c, gdn_ctx *ctx, struct comparison *found)
         got[i] = load(&c->args.out, (t * Hv + h) * V + i % V);
     }
     if (there && !status)
-        *found = compare_doubles(got, want, n,
-                                 compare_precision(c->dims.dtype, c->dims.state_dtype));
+        *found =
+            compare_doubles(got, want, n, compare_precision(c->dims.dtype, c->dims.state_dtype));
     free(want);
     if (!there) return cli_bad("no memory for the check");
     return status ? cli_failed(ctx, status) : CLI_OK;
@@ -137,6 +144,6 @@ double step_case_bytes(const struct step_case *c)
 double step_case_flops(const struct step_case *c)
 {
     const struct case_dims *d = &c->dims;
-    const double            n = (double)(c->args.x.size[0] * c->args.x.size[1]);
+    const double n = (double)(c->args.x.size[0] * c->args.x.size[1]);
     return n * (6.0 * (double)(d->Hv * d->K * d->V) + 2.0 * (double)(channels(d) * d->W));
 }

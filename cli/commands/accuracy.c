@@ -40,12 +40,12 @@ enum { MAX_LENGTHS = 5, WINDOW = 256, LANES = 8 };
 
 static const struct {
     const char *name;
-    double      low, beta; /* log gates from low to 0, beta from 0 */
+    double low, beta; /* log gates from low to 0, beta from 0 */
 } gates[] = { { "mild", -0.01, 1 }, { "strong", -1, 1 }, { "none", 0, 1 }, { "slow", 0, 0.01 } };
 
 static const struct {
     const char *name, *dtype_name;
-    int32_t     dtype, rounding;
+    int32_t dtype, rounding;
 } states[] = {
     { "f32", "f32", GDN_F32, 0 },
     { "bf16", "bf16", GDN_BF16, 0 },
@@ -66,22 +66,22 @@ struct errors {
 
 struct study {
     struct cli_device device;
-    int64_t           T, call, H, K, V, seed;
-    const char       *dim, *layout;
-    bool              json, help;
+    int64_t T, call, H, K, V, seed;
+    const char *dim, *layout;
+    bool json, help;
 
-    gdn_ctx      *ctx;
+    gdn_ctx *ctx;
     struct memory memory;
-    int           n_lengths;
-    int64_t       lengths[MAX_LENGTHS];
-    float        *q, *k, *v, *g, *beta; /* [T][H][..] */
-    double       *out, *state;          /* [n_lengths]: [WINDOW][H][V], [H][K][V] of float64 */
-    gdn_rule_args args;                 /* its pool: one slot */
-    float        *got, *read;           /* [T][H][V], and the state as float32 [H][K][V] */
-    double        done, all;            /* tokens, for the progress */
+    int n_lengths;
+    int64_t lengths[MAX_LENGTHS];
+    float *q, *k, *v, *g, *beta; /* [T][H][..] */
+    double *out, *state;         /* [n_lengths]: [WINDOW][H][V], [H][K][V] of float64 */
+    gdn_rule_args args;          /* its pool: one slot */
+    float *got, *read;           /* [T][H][V], and the state as float32 [H][K][V] */
+    double done, all;            /* tokens, for the progress */
 
     struct errors of_out[MAX_LENGTHS], of_state[MAX_LENGTHS];
-    bool          bad;
+    bool bad;
 };
 
 /* ---- Inputs --------------------------------------------------------------------------------- */
@@ -105,12 +105,12 @@ static int make_room(struct study *s)
 {
     const int64_t rows = s->T * s->H, floats = rows * (2 * s->K + 2 * s->V + 2);
     const int64_t n = s->n_lengths, KV = s->H * s->K * s->V;
-    uint64_t      seed = (uint64_t)s->seed;
-    float        *f    = memory_get(&s->memory, (size_t)(floats + KV) * sizeof *f);
-    s->out   = memory_get(&s->memory, (size_t)(n * WINDOW * s->H * s->V) * sizeof *s->out);
+    uint64_t seed = (uint64_t)s->seed;
+    float *f = memory_get(&s->memory, (size_t)(floats + KV) * sizeof *f);
+    s->out = memory_get(&s->memory, (size_t)(n * WINDOW * s->H * s->V) * sizeof *s->out);
     s->state = memory_get(&s->memory, (size_t)((n + 1) * KV) * sizeof *s->state);
-    if (!f || !s->out || !s->state) return cli_bad("accuracy: no memory for %lld tokens",
-                                                   (long long)s->T);
+    if (!f || !s->out || !s->state)
+        return cli_bad("accuracy: no memory for %lld tokens", (long long)s->T);
     s->q = f, s->k = s->q + rows * s->K, s->v = s->k + rows * s->K, s->got = s->v + rows * s->V;
     s->g = s->got + rows * s->V, s->beta = s->g + rows, s->read = s->beta + rows;
     fill_unit(s->q, rows, s->K, &seed);
@@ -134,14 +134,14 @@ static void token(double *S, double *o, const float *q, const float *k, const fl
 {
     for (int64_t j = 0; j < V; j += LANES) {
         const int64_t n = V - j < LANES ? V - j : LANES;
-        double        p[LANES] = { 0 }, u[LANES] = { 0 }, sum[LANES] = { 0 };
+        double p[LANES] = { 0 }, u[LANES] = { 0 }, sum[LANES] = { 0 };
         for (int64_t x = 0; x < K; x++)
             for (int64_t i = 0; i < n; i++) p[i] += alpha * S[x * V + j + i] * (double)k[x];
         for (int64_t i = 0; i < n; i++) u[i] = beta * ((double)v[j + i] - p[i]);
         for (int64_t x = 0; x < K; x++)
             for (int64_t i = 0; i < n; i++) {
                 double *at = S + x * V + j + i;
-                *at        = alpha * *at + (double)k[x] * u[i];
+                *at = alpha * *at + (double)k[x] * u[i];
                 sum[i] += *at * (double)q[x];
             }
         for (int64_t i = 0; i < n; i++) o[j + i] = sum[i] / sqrt((double)K);
@@ -162,8 +162,8 @@ static void keep(struct study *s, int64_t t, int64_t h, const double *o)
 static void follow(struct study *s)
 {
     const int64_t KV = s->K * s->V;
-    double       *S = s->state + s->n_lengths * s->H * KV, o[256];
-    int           next = 0;
+    double *S = s->state + s->n_lengths * s->H * KV, o[256];
+    int next = 0;
     memset(S, 0, (size_t)(s->H * KV) * sizeof *S);
     for (int64_t t = 0; t < s->T; t++) {
         for (int64_t h = 0; h < s->H; h++) {
@@ -196,31 +196,31 @@ static struct errors errors_of(const float *got, const double *want, int64_t n)
 /* Judges errors after lengths[i] tokens; s->args.state is the library's state. */
 static int judge(struct study *s, int i)
 {
-    const int64_t       L = s->lengths[i], KV = s->H * s->K * s->V, n = L < WINDOW ? L : WINDOW;
-    const int64_t       row  = s->H * s->V;
+    const int64_t L = s->lengths[i], KV = s->H * s->K * s->V, n = L < WINDOW ? L : WINDOW;
+    const int64_t row = s->H * s->V;
     gdn_state_copy_args copy = gdn_state_copy_args_init();
-    copy.from_pool   = s->args.state;
+    copy.from_pool = s->args.state;
     copy.from_scales = s->args.state_scales;
     copy.from_layout = s->args.state_layout;
-    copy.to_pool     = gdn_dense(s->read, GDN_F32, 4, 1, s->H, s->K, s->V);
-    copy.to_layout   = GDN_STATE_KV;
+    copy.to_pool = gdn_dense(s->read, GDN_F32, 4, 1, s->H, s->K, s->V);
+    copy.to_layout = GDN_STATE_KV;
     if (gdn_state_copy(s->ctx, &copy)) return cli_failed(s->ctx, GDN_E_ARG);
     s->of_state[i] = errors_of(s->read, s->state + i * KV, KV);
-    s->of_out[i]   = errors_of(s->got + (L - n) * row,
-                               s->out + (i * WINDOW + WINDOW - n) * row, n * row);
+    s->of_out[i] =
+        errors_of(s->got + (L - n) * row, s->out + (i * WINDOW + WINDOW - n) * row, n * row);
     return CLI_OK;
 }
 
 /* Calls tokens [t, t + n) of the whole sequence. */
 static gdn_status call(struct study *s, int64_t t, int64_t n, bool decode)
 {
-    const int64_t  at = t * s->H;
-    gdn_rule_args *a  = &s->args;
-    a->q    = gdn_dense(s->q + at * s->K, GDN_F32, 3, n, s->H, s->K, 0);
-    a->k    = gdn_dense(s->k + at * s->K, GDN_F32, 3, n, s->H, s->K, 0);
-    a->v    = gdn_dense(s->v + at * s->V, GDN_F32, 3, n, s->H, s->V, 0);
-    a->out  = gdn_dense(s->got + at * s->V, GDN_F32, 3, n, s->H, s->V, 0);
-    a->g    = gdn_dense(s->g + at, GDN_F32, 2, n, s->H, 0, 0);
+    const int64_t at = t * s->H;
+    gdn_rule_args *a = &s->args;
+    a->q = gdn_dense(s->q + at * s->K, GDN_F32, 3, n, s->H, s->K, 0);
+    a->k = gdn_dense(s->k + at * s->K, GDN_F32, 3, n, s->H, s->K, 0);
+    a->v = gdn_dense(s->v + at * s->V, GDN_F32, 3, n, s->H, s->V, 0);
+    a->out = gdn_dense(s->got + at * s->V, GDN_F32, 3, n, s->H, s->V, 0);
+    a->g = gdn_dense(s->g + at, GDN_F32, 2, n, s->H, 0, 0);
     a->beta = gdn_dense(s->beta + at, GDN_F32, 2, n, s->H, 0, 0);
     a->seed = (uint64_t)(s->seed + t);
     return cli_call(s->ctx, decode ? GDN_OP_DECODE : GDN_OP_PREFILL, a);
@@ -229,14 +229,14 @@ static gdn_status call(struct study *s, int64_t t, int64_t n, bool decode)
 /* Makes a zero state of that dtype in fresh memory. */
 static int make_pool(struct study *s, struct memory *m, int state)
 {
-    const bool    kv       = !strcmp(s->layout, "k_first");
-    const int64_t size[]   = { 1, s->H, kv ? s->K : s->V, kv ? s->V : s->K };
+    const bool kv = !strcmp(s->layout, "k_first");
+    const int64_t size[] = { 1, s->H, kv ? s->K : s->V, kv ? s->V : s->K };
     const int64_t scales[] = { 1, s->H, s->V };
-    s->args              = gdn_rule_args_init();
-    s->args.state        = memory_tensor(m, states[state].dtype, 4, size);
+    s->args = gdn_rule_args_init();
+    s->args.state = memory_tensor(m, states[state].dtype, 4, size);
     s->args.state_layout = kv ? GDN_STATE_KV : GDN_STATE_VK;
-    s->args.rounding     = states[state].rounding;
-    const bool eight     = states[state].dtype >= GDN_I8;
+    s->args.rounding = states[state].rounding;
+    const bool eight = states[state].dtype >= GDN_I8;
     if (eight) s->args.state_scales = memory_tensor(m, GDN_F32, 3, scales);
     const bool made = s->args.state.data && (!eight || s->args.state_scales.data);
     return made ? CLI_OK : cli_bad("accuracy: no memory for the state");
@@ -246,8 +246,8 @@ static int make_pool(struct study *s, struct memory *m, int state)
 static int run(struct study *s, int state, int64_t n, bool decode)
 {
     struct memory memory = { 0 };
-    int           code   = make_pool(s, &memory, state);
-    int64_t       t = 0, some, told = 0;
+    int code = make_pool(s, &memory, state);
+    int64_t t = 0, some, told = 0;
     for (int i = 0; i < s->n_lengths && !code; i++) {
         for (; t < s->lengths[i] && !code; t += some) {
             some = s->lengths[i] - t < n ? s->lengths[i] - t : n;
@@ -315,7 +315,7 @@ static int one_row(struct study *s, struct table t[2], int gate, int state, int6
 static int study_all(struct study *s, struct table t[2])
 {
     const int n_calls = s->call ? 2 : 1;
-    s->all            = (double)s->T * N_GATES * (2 + n_calls * N_STATES);
+    s->all = (double)s->T * N_GATES * (2 + n_calls * N_STATES);
     for (int gate = 0; gate < N_GATES; gate++) {
         uint64_t seed = (uint64_t)s->seed + 1;
         fill(s->g, s->T * s->H, gates[gate].low, 0, &seed);
@@ -330,8 +330,8 @@ static int study_all(struct study *s, struct table t[2])
 
 static int study_and_print(struct study *s)
 {
-    char         names[MAX_LENGTHS][24];
-    const char  *titles[TABLE_MAX_COLUMNS] = { "<gates", "tokens/call", "<state" };
+    char names[MAX_LENGTHS][24];
+    const char *titles[TABLE_MAX_COLUMNS] = { "<gates", "tokens/call", "<state" };
     struct table t[2];
     for (int i = 0; i < s->n_lengths; i++) {
         snprintf(names[i], sizeof names[i], "%lld", (long long)s->lengths[i]);
@@ -357,9 +357,9 @@ static int study_and_print(struct study *s)
 static int settle(struct study *s)
 {
     static const int64_t lengths[] = { 1024, 4096, 16384, 32768 };
-    int                  used      = 0;
-    long long            K = 0, V = 0;
-    const int            n = sscanf(s->dim, "%lld/%lld%n", &K, &V, &used);
+    int used = 0;
+    long long K = 0, V = 0;
+    const int n = sscanf(s->dim, "%lld/%lld%n", &K, &V, &used);
     if (n == 1) sscanf(s->dim, "%lld%n", &K, &used), V = K;
     if (n < 1 || s->dim[used] || K < 1 || K > 256 || V < 1 || V > 256)
         return cli_bad("--dim: '%s', wanted K or K/V from 1 to 256", s->dim);
@@ -374,8 +374,13 @@ static int settle(struct study *s)
 
 int accuracy_main(int argc, char **argv)
 {
-    struct study s = { .device = { .threads = 1 }, .T = 32768, .call = 64, .H = 1, .seed = 1,
-                       .dim = "128", .layout = "k_last" };
+    struct study s = { .device = { .threads = 1 },
+                       .T = 32768,
+                       .call = 64,
+                       .H = 1,
+                       .seed = 1,
+                       .dim = "128",
+                       .layout = "k_last" };
     const struct cli_option options[] = {
         { "--tokens", CLI_INT, &s.T, 1, 1 << 24 },
         { "--call", CLI_INT, &s.call, 0, 1 << 20 },

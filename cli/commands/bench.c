@@ -71,23 +71,33 @@ static const char *const help[] = {
 };
 
 enum bench_op {
-    PREFILL, DECODE, CONV, BLOCK, GATES, L2NORM, RMSNORM, STEP, BACKWARD, LAYER_BACKWARD,
+    PREFILL,
+    DECODE,
+    CONV,
+    BLOCK,
+    GATES,
+    L2NORM,
+    RMSNORM,
+    STEP,
+    BACKWARD,
+    LAYER_BACKWARD,
     N_BENCH_OPS
 };
-static const char *const op_names[] = { "prefill", "decode",  "conv", "block",
-                                        "gates",   "l2norm",  "rmsnorm", "step",
-                                        "prefill_backward", "layer_backward" };
+static const char *const op_names[] = { "prefill",       "decode", "conv",
+                                        "block",         "gates",  "l2norm",
+                                        "rmsnorm",       "step",   "prefill_backward",
+                                        "layer_backward" };
 
 struct bench_options {
     struct cli_device device;
-    enum bench_op     op;
-    const char       *heads, *dim, *seqlens, *dtype, *state, *layout, *gates, *call;
-    int64_t           batch, tokens, channels, hidden, save_every;
-    double            seconds;
-    bool              json, help;
-    struct case_dims  dims;
-    int64_t          *lengths; /* [B] */
-    int64_t           B;
+    enum bench_op op;
+    const char *heads, *dim, *seqlens, *dtype, *state, *layout, *gates, *call;
+    int64_t batch, tokens, channels, hidden, save_every;
+    double seconds;
+    bool json, help;
+    struct case_dims dims;
+    int64_t *lengths; /* [B] */
+    int64_t B;
 };
 
 /* ---- Options ----------------------------------------------------------------------------- */
@@ -95,9 +105,9 @@ struct bench_options {
 /* "A" or "AxB" with a separator x; *b stays where it is missing. */
 static bool parse_pair(const char *text, char separator, int64_t max, int64_t *a, int64_t *b)
 {
-    char        first[24];
+    char first[24];
     const char *cut = strchr(text, separator);
-    const size_t n  = cut ? (size_t)(cut - text) : strlen(text);
+    const size_t n = cut ? (size_t)(cut - text) : strlen(text);
     if (n >= sizeof first) return false;
     memcpy(first, text, n);
     first[n] = 0;
@@ -123,21 +133,22 @@ static int parse_lengths(struct bench_options *o)
         return cli_bad("--batch: no memory for %lld sequences", (long long)o->batch);
     }
     for (const char *text = o->seqlens; text;) {
-        const size_t n      = strcspn(text, ",");
-        int64_t      length = 0, count = 1;
-        bool         good = n < sizeof item;
+        const size_t n = strcspn(text, ",");
+        int64_t length = 0, count = 1;
+        bool good = n < sizeof item;
         if (good) {
             memcpy(item, text, n);
             item[n] = 0;
-            good    = parse_pair(item, 'x', 1 << 24, &length, &count);
+            good = parse_pair(item, 'x', 1 << 24, &length, &count);
         }
         if (length == 1) { /* 1xLENGTH */
             length = count;
-            count  = 1;
+            count = 1;
         }
         if (!good || !append_lengths(o, length, count))
             return cli_bad("--seqlens: '%s', wanted LENGTH, LENGTHxCOUNT or 1xLENGTH, separated "
-                           "by commas", o->seqlens);
+                           "by commas",
+                           o->seqlens);
         text = text[n] ? text + n + 1 : NULL;
     }
     return CLI_OK;
@@ -163,8 +174,7 @@ static bool is_backward(const struct bench_options *o)
 
 static bool has_gates(const struct bench_options *o)
 {
-    return o->op == PREFILL || o->op == DECODE || o->op == BLOCK || o->op == STEP ||
-           is_backward(o);
+    return o->op == PREFILL || o->op == DECODE || o->op == BLOCK || o->op == STEP || is_backward(o);
 }
 
 /* Parses the kinds to run, from *first to *last. */
@@ -207,16 +217,16 @@ static int parse_dims(struct bench_options *o)
     if ((d->Hq > d->Hv ? d->Hq % d->Hv : d->Hv % d->Hq) || (layer && d->Hq > d->Hv))
         return cli_bad("--heads: '%s', wanted %s", o->heads,
                        layer ? "the second a multiple of the first"
-                                      : "one a multiple of the other");
+                             : "one a multiple of the other");
     if (!parse_pair(o->dim, '/', 1024, &d->K, &d->V) || d->K > 256)
         return cli_bad("--dim: '%s', wanted K from 1 to 256, or K/V, V to 1024", o->dim);
     if (!d->V) d->V = d->K;
     if (strcmp(o->layout, "k_last") && strcmp(o->layout, "k_first"))
         return cli_bad("--layout: '%s', wanted k_last or k_first", o->layout);
     d->state_layout = strcmp(o->layout, "k_first") ? GDN_STATE_VK : GDN_STATE_KV;
-    d->W            = 4;
-    d->D            = o->channels;
-    d->hidden       = o->hidden;
+    d->W = 4;
+    d->D = o->channels;
+    d->hidden = o->hidden;
     const bool rule = o->op == PREFILL || o->op == DECODE;
     return parse_dtype("--dtype", o->dtype, 3, &d->dtype) ||
            parse_dtype("--state", o->state, rule ? 6 : 3, &d->state_dtype);
@@ -248,8 +258,7 @@ static int settle(struct bench_options *o)
     if (o->seqlens && (o->batch || o->tokens))
         return cli_bad("--seqlens and --batch or --tokens: wanted one of them");
     if ((o->op == DECODE || o->op == STEP || o->tokens) && !o->batch) o->batch = 32;
-    if (!o->seqlens)
-        o->seqlens = o->op == BLOCK || o->op == LAYER_BACKWARD ? "512" : "2048";
+    if (!o->seqlens) o->seqlens = o->op == BLOCK || o->op == LAYER_BACKWARD ? "512" : "2048";
     return parse_call(o) || parse_dims(o) || parse_lengths(o);
 }
 
@@ -267,7 +276,7 @@ struct projections {
 
 static struct projections projections_of(const struct bench *b, double flops)
 {
-    const double ms   = b->calls[0].ms.median;
+    const double ms = b->calls[0].ms.median;
     const double left = fmax(ms - b->calls[1].ms.median - b->calls[2].ms.median, 1e-3 * ms);
     const double rate = flops / (1e-3 * left);
     return (struct projections){ left / ms, 1e-9 * rate, rate / b->peak };
@@ -277,7 +286,8 @@ static void add_case(cJSON *line, const struct bench_options *o)
 {
     char heads[48];
     snprintf(heads, sizeof heads, "%lld/%lld", (long long)o->dims.Hq, (long long)o->dims.Hv);
-    if (o->op == CONV) cJSON_AddNumberToObject(line, "channels", (double)o->dims.D);
+    if (o->op == CONV)
+        cJSON_AddNumberToObject(line, "channels", (double)o->dims.D);
     else {
         cJSON_AddStringToObject(line, "heads", heads);
         cJSON_AddNumberToObject(line, "dim", (double)o->dims.K);
@@ -317,12 +327,13 @@ static void print_json(const struct bench_options *o, const struct bench *b,
     cJSON_AddNumberToObject(line, "ms", b->calls[0].ms.median);
     cJSON_AddNumberToObject(line, "ms_mad", b->calls[0].ms.mad);
     cJSON_AddNumberToObject(line, "rounds", b->n_rounds);
-    if (b->flops > 0) cJSON_AddNumberToObject(line, "gflops", per_second(b->flops, b));
-    else cJSON_AddNullToObject(line, "gflops"); /* nothing is counted */
+    if (b->flops > 0)
+        cJSON_AddNumberToObject(line, "gflops", per_second(b->flops, b));
+    else
+        cJSON_AddNullToObject(line, "gflops"); /* nothing is counted */
     cJSON_AddNumberToObject(line, "gbs", per_second(b->bytes, b));
     cJSON_AddStringToObject(line, "bound", b->by_memory ? "memory" : "flops");
-    cJSON_AddNumberToObject(line, b->by_memory ? "peak_gbs" : "peak_gflops",
-                            1e-9 * b->peak);
+    cJSON_AddNumberToObject(line, b->by_memory ? "peak_gbs" : "peak_gflops", 1e-9 * b->peak);
     cJSON_AddNumberToObject(line, "share", bench_share(b));
     if (b->ctx->cuda) {
         cJSON_AddNumberToObject(line, "copy_gbs", 1e-9 * b->copy);
@@ -348,16 +359,20 @@ static void print_json(const struct bench_options *o, const struct bench *b,
 static void print_text(const struct bench_options *o, const struct bench *b,
                        const struct projections *p)
 {
-    char                  a[24], c[24], d[24], e[24];
+    char a[24], c[24], d[24], e[24];
     const struct summary *ms = &b->calls[0].ms;
     report_heading(b->ctx);
     printf("  case      %s, ", op_names[o->op]);
-    if (o->op == CONV) printf("%lld channels, ", (long long)o->dims.D);
-    else printf("heads %s, dim %s, %s, ", o->heads, o->dim, o->layout);
+    if (o->op == CONV)
+        printf("%lld channels, ", (long long)o->dims.D);
+    else
+        printf("heads %s, dim %s, %s, ", o->heads, o->dim, o->layout);
     if (o->op == BLOCK || o->op == LAYER_BACKWARD)
         printf("hidden %lld, ", (long long)o->dims.hidden);
-    if (o->batch) printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
-    else printf("sequences %s, ", o->seqlens);
+    if (o->batch)
+        printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
+    else
+        printf("sequences %s, ", o->seqlens);
     if (has_gates(o)) printf("gates %s, ", case_gates_names[o->dims.gates]);
     printf("%s, state %s%s%s\n  kernel    %s\n", o->dtype, o->state,
            o->dims.exact           ? ", exact"
@@ -374,9 +389,9 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     if (b->flops > 0)
         printf("  rate      %s GFLOP/s, %s GB/s\n", table_number(a, per_second(b->flops, b)),
                table_number(c, per_second(b->bytes, b)));
-    else printf("  rate      %s GB/s\n", table_number(c, per_second(b->bytes, b)));
-    printf("  share     %.1f %% of %s %s\n", 100 * bench_share(b),
-           table_number(a, 1e-9 * b->peak),
+    else
+        printf("  rate      %s GB/s\n", table_number(c, per_second(b->bytes, b)));
+    printf("  share     %.1f %% of %s %s\n", 100 * bench_share(b), table_number(a, 1e-9 * b->peak),
            b->by_memory   ? "GB/s in place on the same footprint"
            : b->ctx->cuda ? "GFLOP/s bf16 matrix product"
                           : "GFLOP/s float32 multiply-add");
@@ -392,9 +407,9 @@ static void print_text(const struct bench_options *o, const struct bench *b,
                table_number(c, ms->median / b->calls[1].ms.median));
     if (p)
         printf("  inside    rule %s ms, convolution %s ms, the rest %.0f %%: projections at %s "
-               "GFLOP/s, %.1f %%\n", table_number(a, b->calls[1].ms.median),
-               table_number(d, b->calls[2].ms.median), 100 * p->part, table_number(e, p->gflops),
-               100 * p->share);
+               "GFLOP/s, %.1f %%\n",
+               table_number(a, b->calls[1].ms.median), table_number(d, b->calls[2].ms.median),
+               100 * p->part, table_number(e, p->gflops), 100 * p->share);
     printf("  error     %s of RMS (float64, a part of the first call)\n",
            table_number(a, compare_relative(b->judged.max_error, b->judged.rms)));
 }
@@ -409,8 +424,8 @@ static int time_and_print(const struct bench_options *o, struct bench *b, double
         return CLI_OUTSIDE;
     }
     if ((b->ctx->cuda ? device_rounds : bench_rounds)(b)) return CLI_BAD;
-    const bool         inside = o->op == BLOCK;
-    struct projections p      = { 0, 0, 0 };
+    const bool inside = o->op == BLOCK;
+    struct projections p = { 0, 0, 0 };
     if (inside) p = projections_of(b, projections);
     (o->json ? print_json : print_text)(o, b, inside ? &p : NULL);
     return CLI_OK;
@@ -421,19 +436,19 @@ static int time_and_print(const struct bench_options *o, struct bench *b, double
 static int bench_rule(const struct bench_options *o, struct bench *b)
 {
     struct rule_case c;
-    const gdn_op     op   = o->op == DECODE ? GDN_OP_DECODE : GDN_OP_PREFILL;
-    struct case_dims d    = o->dims;
-    d.rows                = o->op == DECODE;
-    int code              = rule_case_make(&c, &d, o->lengths, o->B);
+    const gdn_op op = o->op == DECODE ? GDN_OP_DECODE : GDN_OP_PREFILL;
+    struct case_dims d = o->dims;
+    d.rows = o->op == DECODE;
+    int code = rule_case_make(&c, &d, o->lengths, o->B);
     if (!code) code = rule_case_check(&c, b->ctx, op, &b->judged);
     if (!code) {
-        b->calls[0]  = (struct bench_call){ .op = op, .args = &c.call };
-        b->n_calls   = 1;
+        b->calls[0] = (struct bench_call){ .op = op, .args = &c.call };
+        b->n_calls = 1;
         b->by_memory = o->op == DECODE;
         b->footprint = (size_t)rule_case_state_bytes(&c);
-        b->flops     = rule_case_flops(&c, b->ctx->cuda && !b->by_memory);
-        b->bytes     = rule_case_bytes(&c);
-        code         = time_and_print(o, b, 0);
+        b->flops = rule_case_flops(&c, b->ctx->cuda && !b->by_memory);
+        b->bytes = rule_case_bytes(&c);
+        code = time_and_print(o, b, 0);
     }
     memory_free(&c.memory);
     return code;
@@ -443,16 +458,16 @@ static int bench_rule(const struct bench_options *o, struct bench *b)
 static int bench_backward(const struct bench_options *o, struct bench *b)
 {
     struct gradient_case c;
-    int                  code = gradient_case_make(&c, &o->dims, o->lengths, o->B);
+    int code = gradient_case_make(&c, &o->dims, o->lengths, o->B);
     if (!code) code = gradient_case_check(&c, b->ctx, &b->judged);
     if (!code) code = gradient_case_save(&c, b->ctx, o->save_every);
     if (!code) {
         b->calls[0] = (struct bench_call){ .op = GDN_OP_PREFILL_BACKWARD, .args = &c.args };
         b->calls[1] = (struct bench_call){ .op = GDN_OP_PREFILL, .args = &c.rule.call };
-        b->n_calls  = 2;
-        b->flops    = gradient_case_flops(&c);
-        b->bytes    = gradient_case_bytes(&c);
-        code        = time_and_print(o, b, 0);
+        b->n_calls = 2;
+        b->flops = gradient_case_flops(&c);
+        b->bytes = gradient_case_bytes(&c);
+        code = time_and_print(o, b, 0);
     }
     memory_free(&c.rule.memory);
     return code;
@@ -467,10 +482,10 @@ static int bench_layer_backward(const struct bench_options *o, struct bench *b)
     if (!code) {
         b->calls[0] = (struct bench_call){ .op = GDN_OP_BLOCK_BACKWARD, .args = &c.args };
         b->calls[1] = (struct bench_call){ .op = GDN_OP_BLOCK, .args = &c.block.args };
-        b->n_calls  = 2;
-        b->flops    = layer_gradient_case_flops(&c);
-        b->bytes    = layer_gradient_case_bytes(&c);
-        code        = time_and_print(o, b, 0);
+        b->n_calls = 2;
+        b->flops = layer_gradient_case_flops(&c);
+        b->bytes = layer_gradient_case_bytes(&c);
+        code = time_and_print(o, b, 0);
     }
     memory_free(&c.block.memory);
     return code;
@@ -479,17 +494,17 @@ static int bench_layer_backward(const struct bench_options *o, struct bench *b)
 static int bench_conv(const struct bench_options *o, struct bench *b)
 {
     struct conv_case c;
-    int              code = conv_case_make(&c, &o->dims, o->lengths, o->B);
+    int code = conv_case_make(&c, &o->dims, o->lengths, o->B);
     if (!code) code = conv_case_check(&c, b->ctx, &b->judged);
     if (!code) {
-        b->calls[0]  = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &c.args };
-        b->n_calls   = 1;
+        b->calls[0] = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &c.args };
+        b->n_calls = 1;
         b->by_memory = true;
-        b->flops     = conv_case_flops(&c);
-        b->bytes     = conv_case_bytes(&c);
+        b->flops = conv_case_flops(&c);
+        b->bytes = conv_case_bytes(&c);
         b->footprint = (size_t)(case_bytes(&c.args.x) + case_bytes(&c.args.out) +
                                 case_bytes(&c.args.state) + case_bytes(&c.args.weight));
-        code         = time_and_print(o, b, 0);
+        code = time_and_print(o, b, 0);
     }
     memory_free(&c.memory);
     return code;
@@ -499,18 +514,18 @@ static int bench_conv(const struct bench_options *o, struct bench *b)
 static int bench_rows(const struct bench_options *o, struct bench *b)
 {
     static const gdn_op ops[] = { GDN_OP_GATES, GDN_OP_L2NORM, GDN_OP_RMSNORM_GATED };
-    struct rows_case    c;
-    int64_t             n = 0;
+    struct rows_case c;
+    int64_t n = 0;
     for (int64_t i = 0; i < o->B; i++) n += o->lengths[i];
     int code = rows_case_make(&c, &o->dims, ops[o->op - GATES], n);
     if (!code) code = rows_case_check(&c, b->ctx, &b->judged);
     if (!code) {
-        b->calls[0]  = (struct bench_call){ .op = c.op, .args = &c.args };
-        b->n_calls   = 1;
+        b->calls[0] = (struct bench_call){ .op = c.op, .args = &c.args };
+        b->n_calls = 1;
         b->by_memory = true;
-        b->bytes     = rows_case_bytes(&c);
+        b->bytes = rows_case_bytes(&c);
         b->footprint = (size_t)b->bytes;
-        code         = time_and_print(o, b, 0);
+        code = time_and_print(o, b, 0);
     }
     memory_free(&c.memory);
     return code;
@@ -520,25 +535,25 @@ static int bench_rows(const struct bench_options *o, struct bench *b)
 static int bench_block(const struct bench_options *o, struct bench *b)
 {
     struct block_case c;
-    struct rule_case  rule;
-    struct conv_case  conv;
-    struct case_dims  inner = o->dims;
-    double            projections;
+    struct rule_case rule;
+    struct conv_case conv;
+    struct case_dims inner = o->dims;
+    double projections;
     inner.dtype = GDN_F32;
-    inner.D     = 2 * inner.Hq * inner.K + inner.Hv * inner.V;
-    int code    = block_case_make(&c, &o->dims, o->lengths, o->B);
-    code        = rule_case_make(&rule, &inner, o->lengths, o->B) || code;
-    code        = conv_case_make(&conv, &inner, o->lengths, o->B) || code;
-    code        = code ? CLI_BAD : block_case_check(&c, b->ctx, &b->judged);
+    inner.D = 2 * inner.Hq * inner.K + inner.Hv * inner.V;
+    int code = block_case_make(&c, &o->dims, o->lengths, o->B);
+    code = rule_case_make(&rule, &inner, o->lengths, o->B) || code;
+    code = conv_case_make(&conv, &inner, o->lengths, o->B) || code;
+    code = code ? CLI_BAD : block_case_check(&c, b->ctx, &b->judged);
     if (!code) {
         const gdn_op op = o->batch && o->lengths[0] <= 8 ? GDN_OP_DECODE : GDN_OP_PREFILL;
-        b->calls[0]     = (struct bench_call){ .op = GDN_OP_BLOCK, .args = &c.args };
-        b->calls[1]     = (struct bench_call){ .op = op, .args = &rule.call };
-        b->calls[2]     = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &conv.args };
-        b->n_calls      = 3;
-        b->flops        = block_case_flops(&c, &projections);
-        b->bytes        = block_case_bytes(&c);
-        code            = time_and_print(o, b, projections);
+        b->calls[0] = (struct bench_call){ .op = GDN_OP_BLOCK, .args = &c.args };
+        b->calls[1] = (struct bench_call){ .op = op, .args = &rule.call };
+        b->calls[2] = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &conv.args };
+        b->n_calls = 3;
+        b->flops = block_case_flops(&c, &projections);
+        b->bytes = block_case_bytes(&c);
+        code = time_and_print(o, b, projections);
     }
     memory_free(&c.memory);
     memory_free(&rule.memory);
@@ -553,24 +568,24 @@ static int bench_step(const struct bench_options *o, struct bench *b)
     struct rule_case rule;
     struct conv_case conv;
     struct case_dims inner = o->dims;
-    inner.raw         = true;
-    inner.rows        = true;
-    inner.D           = 2 * inner.Hq * inner.K + inner.Hv * inner.V;
-    int code          = step_case_make(&c, &o->dims, o->B, o->lengths[0]);
-    code              = rule_case_make(&rule, &inner, o->lengths, o->B) || code;
+    inner.raw = true;
+    inner.rows = true;
+    inner.D = 2 * inner.Hq * inner.K + inner.Hv * inner.V;
+    int code = step_case_make(&c, &o->dims, o->B, o->lengths[0]);
+    code = rule_case_make(&rule, &inner, o->lengths, o->B) || code;
     inner.state_dtype = inner.dtype;
-    code              = conv_case_make(&conv, &inner, o->lengths, o->B) || code;
-    code              = code ? CLI_BAD : step_case_check(&c, b->ctx, &b->judged);
+    code = conv_case_make(&conv, &inner, o->lengths, o->B) || code;
+    code = code ? CLI_BAD : step_case_check(&c, b->ctx, &b->judged);
     if (!code) {
-        b->calls[0]  = (struct bench_call){ .op = GDN_OP_STEP, .args = &c.args };
-        b->calls[1]  = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &conv.args };
-        b->calls[2]  = (struct bench_call){ .op = GDN_OP_DECODE, .args = &rule.call };
-        b->n_calls   = 3;
+        b->calls[0] = (struct bench_call){ .op = GDN_OP_STEP, .args = &c.args };
+        b->calls[1] = (struct bench_call){ .op = GDN_OP_CONV1D, .args = &conv.args };
+        b->calls[2] = (struct bench_call){ .op = GDN_OP_DECODE, .args = &rule.call };
+        b->n_calls = 3;
         b->by_memory = true;
         b->footprint = (size_t)step_case_state_bytes(&c);
-        b->flops     = step_case_flops(&c);
-        b->bytes     = step_case_bytes(&c);
-        code         = time_and_print(o, b, 0);
+        b->flops = step_case_flops(&c);
+        b->bytes = step_case_bytes(&c);
+        code = time_and_print(o, b, 0);
     }
     memory_free(&c.memory);
     memory_free(&rule.memory);
@@ -582,13 +597,13 @@ static int run_one(struct bench_options *o)
 {
     struct bench b = { .seconds = o->seconds };
     if (cli_open(&o->device, &b.ctx)) return CLI_BAD;
-    const int code = o->op == CONV       ? bench_conv(o, &b)
-                     : o->op == BLOCK    ? bench_block(o, &b)
-                     : o->op == STEP     ? bench_step(o, &b)
-                     : o->op == BACKWARD ? bench_backward(o, &b)
+    const int code = o->op == CONV             ? bench_conv(o, &b)
+                     : o->op == BLOCK          ? bench_block(o, &b)
+                     : o->op == STEP           ? bench_step(o, &b)
+                     : o->op == BACKWARD       ? bench_backward(o, &b)
                      : o->op == LAYER_BACKWARD ? bench_layer_backward(o, &b)
-                     : o->op >= GATES    ? bench_rows(o, &b)
-                                         : bench_rule(o, &b);
+                     : o->op >= GATES          ? bench_rows(o, &b)
+                                               : bench_rule(o, &b);
     gdn_ctx_destroy(b.ctx);
     return code;
 }
@@ -619,9 +634,14 @@ static int dispatch(struct bench_options *o, const char *const *names, int n)
 
 int bench_main(int argc, char **argv)
 {
-    struct bench_options    o = { .heads = "16/32", .dim = "128", .dtype = "f32", .state = "f32",
-                                  .layout = "k_last", .channels = 8192, .hidden = 2048,
-                                  .seconds = 2 };
+    struct bench_options o = { .heads = "16/32",
+                               .dim = "128",
+                               .dtype = "f32",
+                               .state = "f32",
+                               .layout = "k_last",
+                               .channels = 8192,
+                               .hidden = 2048,
+                               .seconds = 2 };
     const struct cli_option options[] = {
         { "--heads", CLI_TEXT, &o.heads, 0, 0 },
         { "--dim", CLI_TEXT, &o.dim, 0, 0 },
@@ -654,7 +674,7 @@ int bench_main(int argc, char **argv)
         { NULL, CLI_FLAG, NULL, 0, 0 },
     };
     const char **names = malloc((size_t)argc * sizeof *names);
-    int          n, code;
+    int n, code;
     if (!names) return cli_bad("no memory");
     code = cli_parse(argc, argv, options, names, &n);
     if (!code) code = dispatch(&o, names, n);

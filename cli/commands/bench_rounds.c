@@ -20,11 +20,11 @@ static int warm_up(struct bench *b, int *n_in_batch)
 {
     for (int i = 0; i < b->n_calls; i++) {
         const struct bench_call *c = &b->calls[i];
-        double                   seconds = 0;
+        double seconds = 0;
         for (int run = 0; run < 2; run++) {
-            const double     start  = measure_clock();
+            const double start = measure_clock();
             const gdn_status status = cli_call(b->ctx, c->op, c->args);
-            seconds                 = measure_clock() - start;
+            seconds = measure_clock() - start;
             if (status) return cli_failed(b->ctx, status);
         }
         n_in_batch[i] = 1 + (int)(batch_seconds / (seconds + 1e-7));
@@ -44,8 +44,8 @@ static double time_batch(const struct bench *b, int i, int n)
 
 int bench_rounds(struct bench *b)
 {
-    double         ms[BENCH_MAX_CALLS][BENCH_MAX_ROUNDS];
-    int            n_in_batch[BENCH_MAX_CALLS], n = 0;
+    double ms[BENCH_MAX_CALLS][BENCH_MAX_ROUNDS];
+    int n_in_batch[BENCH_MAX_CALLS], n = 0;
     struct measure yardstick;
     if (measure_open(&yardstick, gdn_isa(b->ctx), gdn_n_threads(b->ctx),
                      b->by_memory ? b->footprint : 0))
@@ -57,8 +57,8 @@ int bench_rounds(struct bench *b)
     const double start = measure_clock();
     while (n < BENCH_MAX_ROUNDS && (n < MIN_ROUNDS || measure_clock() - start < b->seconds)) {
         for (int i = 0; i < b->n_calls; i++) ms[i][n] = time_batch(b, i, n_in_batch[i]);
-        const double peak = (b->by_memory ? measure_in_place : measure_flops)(&yardstick,
-                                                                              yardstick_seconds);
+        const double peak =
+            (b->by_memory ? measure_in_place : measure_flops)(&yardstick, yardstick_seconds);
         if (peak > b->peak) b->peak = peak;
         n++;
     }

@@ -15,11 +15,11 @@
 #include "oracle.h"
 
 struct check {
-    gdn_ctx    *ctx;
+    gdn_ctx *ctx;
     const char *pattern; /* of the names of cases; NULL: all */
-    bool        verbose;
-    int         n_cases, n_failed, n_refused;
-    bool        seen[GDN_N_KERNELS];
+    bool verbose;
+    int n_cases, n_failed, n_refused;
+    bool seen[GDN_N_KERNELS];
 };
 
 static const char *const dtype_names[] = { "f32", "bf16", "f16", "i8", "e4m3", "e5m2" };
@@ -29,7 +29,7 @@ static void mark(struct check *k)
 {
     const char *line = gdn_last_kernel(k->ctx);
     for (int i = 0; i < GDN_N_KERNELS; i++) {
-        const char  *name = gdn_cuda_kernel_name((enum gdn_kernel_id)i), *at = strstr(line, name);
+        const char *name = gdn_cuda_kernel_name((enum gdn_kernel_id)i), *at = strstr(line, name);
         const size_t n = strlen(name);
         if (at && (at[n] == 0 || at[n] == ' ')) k->seen[i] = true;
     }
@@ -55,16 +55,18 @@ static void judge(struct check *k, const char *name, int code, const struct comp
 
 static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, int64_t T)
 {
-    const int64_t     lengths[] = { T, 1, T > 70 ? 65 : T };
-    char              name[128];
-    struct rule_case  c;
+    const int64_t lengths[] = { T, 1, T > 70 ? 65 : T };
+    char name[128];
+    struct rule_case c;
     struct comparison found = { 0 };
     snprintf(name, sizeof name, "%s %s state %s %s %lldx%lld heads %lld/%lld T%lld%s%s%s%s",
              op == GDN_OP_DECODE ? "decode" : "prefill", dtype_names[d->dtype],
              dtype_names[d->state_dtype], d->state_layout == GDN_STATE_KV ? "k_first" : "k_last",
              (long long)d->K, (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
              d->raw ? " raw" : "", d->pooled ? " pool" : "", d->each ? " each" : "",
-             d->exact ? " exact" : d->rows ? " rows" : "");
+             d->exact  ? " exact"
+             : d->rows ? " rows"
+                       : "");
     if (!wanted(k, name)) return;
     const bool even = d->each || d->rows;
     int code = rule_case_make(&c, d, even ? (int64_t[]){ T, T, T } : lengths, 3);
@@ -72,23 +74,29 @@ static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, in
     const bool refused = !code && gdn_supported(k->ctx, op, &c.args) == GDN_E_UNSUPPORTED;
     if (!code && !refused) code = rule_case_check(&c, k->ctx, op, &found);
     memory_free(&c.memory);
-    if (refused) k->n_refused++;
-    else judge(k, name, code, &found);
+    if (refused)
+        k->n_refused++;
+    else
+        judge(k, name, code, &found);
 }
 
 static void check_rules(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 64, 64 },  { 256, 256 }, { 60, 60 },
                                         { 100, 120 }, { 16, 200 }, { 192, 40 },  { 33, 17 },
-                                        { 97, 31 },   { 130, 18 },  { 72, 88 } };
+                                        { 97, 31 },   { 130, 18 }, { 72, 88 } };
     for (int op = 0; op < 2; op++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
             for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
                 for (int32_t state = GDN_F32; state <= GDN_E5M2; state++)
                     for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
-                        struct case_dims d = { .Hq = 2, .Hv = s % 2 ? 2 : 4, .K = sizes[s][0],
-                                               .V = sizes[s][1], .dtype = dtype,
-                                               .state_dtype = state, .state_layout = layout };
+                        struct case_dims d = { .Hq = 2,
+                                               .Hv = s % 2 ? 2 : 4,
+                                               .K = sizes[s][0],
+                                               .V = sizes[s][1],
+                                               .dtype = dtype,
+                                               .state_dtype = state,
+                                               .state_layout = layout };
                         d.raw = (s + (size_t)dtype) % 2, d.pooled = (state + layout) % 2;
                         check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 3 : 131);
                         if (op) check_rule(k, &d, GDN_OP_DECODE, 1);
@@ -106,8 +114,12 @@ static void check_rules(struct check *k)
 static void check_many_heads(struct check *k)
 {
     for (int i = 0; i < 8; i++) {
-        const struct case_dims d = { .Hq = 36, .Hv = 72, .K = 64 << i / 4, .V = i / 4 ? 120 : 72,
-                                     .dtype = i % 2 ? GDN_F16 : GDN_BF16, .raw = i / 2 % 2 };
+        const struct case_dims d = { .Hq = 36,
+                                     .Hv = 72,
+                                     .K = 64 << i / 4,
+                                     .V = i / 4 ? 120 : 72,
+                                     .dtype = i % 2 ? GDN_F16 : GDN_BF16,
+                                     .raw = i / 2 % 2 };
         check_rule(k, &d, GDN_OP_PREFILL, 131);
     }
 }
@@ -118,13 +130,20 @@ static void check_segments(struct check *k)
     static const int64_t sizes[][2] = { { 72, 64 }, { 128, 128 }, { 72, 200 }, { 64, 48 } };
     struct gdn_cuda_cut *cut = &k->ctx->cuda->sm90->cut;
     for (int i = 0; i < 16; i++) {
-        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i / 4][0], .V = sizes[i / 4][1],
-                                     .dtype = i % 2 ? GDN_F16 : GDN_BF16, .raw = i / 2 % 2 };
+        const struct case_dims d = { .Hq = 2,
+                                     .Hv = 4,
+                                     .K = sizes[i / 4][0],
+                                     .V = sizes[i / 4][1],
+                                     .dtype = i % 2 ? GDN_F16 : GDN_BF16,
+                                     .raw = i / 2 % 2 };
         *cut = (struct gdn_cuda_cut){ .first = 64 * (1 + i % 3), .each = 64 * (1 + i % 4) };
         check_rule(k, &d, GDN_OP_PREFILL, 500);
     }
     for (int i = 0; i < 4; i++) { /* a kernel finds the cut, and one is always found */
-        const struct case_dims d = { .Hq = 2, .Hv = 4, .K = 64 << i / 2, .V = 64 << i / 2,
+        const struct case_dims d = { .Hq = 2,
+                                     .Hv = 4,
+                                     .K = 64 << i / 2,
+                                     .V = 64 << i / 2,
                                      .dtype = i % 2 ? GDN_F16 : GDN_BF16 };
         *cut = (struct gdn_cuda_cut){ .first = 64, .each = 64, .whole = 128, .win = 30000 };
         check_rule(k, &d, GDN_OP_PREFILL, 720);
@@ -141,11 +160,17 @@ static void check_decode_rows(struct check *k)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
             for (int32_t state = GDN_F32; state <= GDN_E5M2; state++)
                 for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
-                    struct case_dims d = { .Hq = 2, .Hv = 4, .K = sizes[i % 3], .V = sizes[i % 3],
-                                           .dtype = dtype, .state_dtype = state,
-                                           .state_layout = layout, .raw = dtype == GDN_BF16,
-                                           .pooled = i / 9, .rows = true };
-                    const int64_t    T = tokens[i / 3 % 3];
+                    struct case_dims d = { .Hq = 2,
+                                           .Hv = 4,
+                                           .K = sizes[i % 3],
+                                           .V = sizes[i % 3],
+                                           .dtype = dtype,
+                                           .state_dtype = state,
+                                           .state_layout = layout,
+                                           .raw = dtype == GDN_BF16,
+                                           .pooled = i / 9,
+                                           .rows = true };
+                    const int64_t T = tokens[i / 3 % 3];
                     check_rule(k, &d, GDN_OP_DECODE, T);
                     d.each = true; /* which makes slots of its own, pooled or not */
                     if (T > 4 && !d.pooled) check_rule(k, &d, GDN_OP_DECODE, T);
@@ -166,9 +191,9 @@ static void check_conv(struct check *k, const struct case_dims *d, const int64_t
 {
     static const char *const forms[] = { "", " in place", " channels first" };
 
-    struct conv_case  c;
+    struct conv_case c;
     struct comparison found = { 0 };
-    char              name[64];
+    char name[64];
     snprintf(name, sizeof name, "conv %s state %s W%lld D%lld T%lld%s%s", dtype_names[d->dtype],
              dtype_names[d->state_dtype], (long long)d->W, (long long)d->D, (long long)lengths[0],
              forms[form], d->entries ? " long states" : "");
@@ -189,8 +214,9 @@ static void check_convs(struct check *k)
     for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
         for (int64_t W = 2; W <= 16; W += W < 8 ? 1 : 8)
             for (int i = 0; i < 3; i++) {
-                struct case_dims d = { .D = channels[i], .W = W, .dtype = dtype,
-                                       .state_dtype = dtype };
+                struct case_dims d = {
+                    .D = channels[i], .W = W, .dtype = dtype, .state_dtype = dtype
+                };
                 check_conv(k, &d, lengths, BY_ROWS);
                 check_conv(k, &d, lengths, IN_PLACE);
                 check_conv(k, &d, few, BY_ROWS);
@@ -207,14 +233,16 @@ static void check_conv_gradients(struct check *k)
 {
     static const int64_t lengths[] = { 130, 1, 0, 65 };
     for (int i = 0; i < 9; i++) {
-        const struct case_dims    d = { .D = 300, .W = i < 3 ? 4 : i < 6 ? 5 + i % 3 : 16,
-                                        .dtype = i % 3,
-                                        .state_dtype = i % 3 };
+        const struct case_dims d = { .D = 300,
+                                     .W = i < 3   ? 4
+                                          : i < 6 ? 5 + i % 3
+                                                  : 16,
+                                     .dtype = i % 3,
+                                     .state_dtype = i % 3 };
         struct conv_gradient_case c;
-        struct comparison         found = { 0 };
-        char                      name[64];
-        snprintf(name, sizeof name, "conv_backward %s W%lld", dtype_names[d.dtype],
-                 (long long)d.W);
+        struct comparison found = { 0 };
+        char name[64];
+        snprintf(name, sizeof name, "conv_backward %s W%lld", dtype_names[d.dtype], (long long)d.W);
         if (!wanted(k, name)) continue;
         int code = conv_gradient_case_make(&c, &d, lengths, 4);
         if (!code) code = conv_gradient_case_check(&c, k->ctx, &found);
@@ -227,9 +255,9 @@ static void check_conv_gradients(struct check *k)
 
 static void check_step(struct check *k, const struct case_dims *d, int64_t T)
 {
-    struct step_case  c;
+    struct step_case c;
     struct comparison found = { 0 };
-    char              name[96];
+    char name[96];
     snprintf(name, sizeof name, "step %s state %s %s %lldx%lld heads %lld/%lld T%lld%s",
              dtype_names[d->dtype], dtype_names[d->state_dtype],
              d->state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d->K,
@@ -250,9 +278,13 @@ static void check_steps(struct check *k)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
             for (int32_t state = GDN_F32; state <= GDN_F16; state++)
                 for (int32_t layout = GDN_STATE_VK; layout <= GDN_STATE_KV; layout++) {
-                    struct case_dims d = { .Hq = shapes[s][0], .Hv = shapes[s][1],
-                                           .K = shapes[s][2], .V = shapes[s][3], .W = 4,
-                                           .dtype = dtype, .state_dtype = state,
+                    struct case_dims d = { .Hq = shapes[s][0],
+                                           .Hv = shapes[s][1],
+                                           .K = shapes[s][2],
+                                           .V = shapes[s][3],
+                                           .W = 4,
+                                           .dtype = dtype,
+                                           .state_dtype = state,
                                            .state_layout = layout };
                     check_step(k, &d, 1);
                     d.gated = true;
@@ -270,7 +302,7 @@ struct pool {
 static struct pool make_pool(struct memory *m, int32_t dtype)
 {
     const int64_t size[] = { 3, 2, 20, 20 };
-    struct pool   p      = { .t = memory_tensor(m, dtype, 4, size) };
+    struct pool p = { .t = memory_tensor(m, dtype, 4, size) };
     if (dtype > GDN_F16) p.scales = memory_tensor(m, GDN_F32, 3, size);
     return p;
 }
@@ -291,20 +323,22 @@ static gdn_status copy(struct check *k, const struct pool *from, int32_t from_la
  * value. */
 static void check_copy(struct check *k, int32_t first, int32_t second, int32_t layout)
 {
-    static const double steps[] = { [GDN_BF16] = 1.0 / 256, [GDN_F16] = 1.0 / 2048,
-                                    [GDN_I8] = 1.0 / 127, [GDN_E4M3] = 1.0 / 8,
+    static const double steps[] = { [GDN_BF16] = 1.0 / 256,
+                                    [GDN_F16] = 1.0 / 2048,
+                                    [GDN_I8] = 1.0 / 127,
+                                    [GDN_E4M3] = 1.0 / 8,
                                     [GDN_E5M2] = 1.0 / 4 };
-    struct memory     m     = { 0 };
+    struct memory m = { 0 };
     struct comparison found = { .ok = true };
-    char              name[64];
-    const int64_t     size[] = { 3, 2, 20, 20 };
+    char name[64];
+    const int64_t size[] = { 3, 2, 20, 20 };
     snprintf(name, sizeof name, "state_copy f32 %s %s f32 %s", dtype_names[first],
              dtype_names[second], layout ? "turned" : "");
     if (!wanted(k, name)) return;
     const struct pool a = { .t = case_tensor(&m, GDN_F32, 4, size, -1, 1) };
     const struct pool b = make_pool(&m, first), c = make_pool(&m, second);
     const struct pool d = make_pool(&m, GDN_F32);
-    const bool        is_there = a.t.data && b.t.data && c.t.data && d.t.data;
+    const bool is_there = a.t.data && b.t.data && c.t.data && d.t.data;
     int code = !is_there || copy(k, &a, 0, &b, layout) || copy(k, &b, layout, &c, 0) ||
                copy(k, &c, 0, &d, 0);
     for (int i = 0; i < 3 * 2 * 20 * 20 && !code; i++) {
@@ -329,24 +363,24 @@ static void check_copies(struct check *k)
 static void check_rows(struct check *k)
 {
     static const struct {
-        gdn_op      op;
+        gdn_op op;
         const char *name;
-    } ops[] = { { GDN_OP_GATES, "gates" },
-                { GDN_OP_GATES_BACKWARD, "gates_backward" },
-                { GDN_OP_L2NORM, "l2norm" },
-                { GDN_OP_L2NORM_BACKWARD, "l2norm_backward" },
-                { GDN_OP_RMSNORM_GATED, "rmsnorm" },
-                { GDN_OP_RMSNORM_GATED_BACKWARD, "rmsnorm_backward" } };
+    } ops[] = {
+        { GDN_OP_GATES, "gates" },           { GDN_OP_GATES_BACKWARD, "gates_backward" },
+        { GDN_OP_L2NORM, "l2norm" },         { GDN_OP_L2NORM_BACKWARD, "l2norm_backward" },
+        { GDN_OP_RMSNORM_GATED, "rmsnorm" }, { GDN_OP_RMSNORM_GATED_BACKWARD, "rmsnorm_backward" }
+    };
     static const int64_t sizes[] = { 7, 128, 256, 1000, 3000 };
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
             for (int s = 0; s < 5; s++) {
-                const int64_t     D = sizes[s];
-                struct case_dims  d = { .Hq = 3, .Hv = D == 128 ? 32 : 5, .K = D, .V = D,
-                                        .dtype = dtype };
-                struct rows_case  c;
+                const int64_t D = sizes[s];
+                struct case_dims d = {
+                    .Hq = 3, .Hv = D == 128 ? 32 : 5, .K = D, .V = D, .dtype = dtype
+                };
+                struct rows_case c;
                 struct comparison found = { 0 };
-                char              name[64];
+                char name[64];
                 snprintf(name, sizeof name, "%s %s D%lld", ops[i].name, dtype_names[dtype],
                          (long long)D);
                 if (!wanted(k, name)) continue;
@@ -363,12 +397,19 @@ static void check_blocks(struct check *k)
     static const int64_t lengths[][3] = { { 130, 1, 40 }, { 1, 1, 1 } };
     for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
         for (int i = 0; i < 8; i++) {
-            struct case_dims  d = { .Hq = 2, .Hv = 4, .K = 64, .V = i & 4 ? 51 : 64, .W = 4,
-                                    .hidden = 256, .dtype = dtype, .exact = i % 3 == 2,
-                                    .fused = i % 2, .keep = i == 3 };
+            struct case_dims d = { .Hq = 2,
+                                   .Hv = 4,
+                                   .K = 64,
+                                   .V = i & 4 ? 51 : 64,
+                                   .W = 4,
+                                   .hidden = 256,
+                                   .dtype = dtype,
+                                   .exact = i % 3 == 2,
+                                   .fused = i % 2,
+                                   .keep = i == 3 };
             struct block_case c;
             struct comparison found = { 0 };
-            char              name[64];
+            char name[64];
             snprintf(name, sizeof name, "layer %s%s V%lld %s%s%s", dtype_names[dtype],
                      d.fused ? " fused" : "", (long long)d.V, i & 2 ? "decode" : "prefill",
                      d.exact ? " exact" : "", d.keep ? " keep" : "");
@@ -385,11 +426,17 @@ static void check_layer_gradients(struct check *k)
 {
     static const int64_t lengths[] = { 130, 1, 40 };
     for (int i = 0; i < 6; i++) {
-        const struct case_dims     d = { .Hq = 2, .Hv = 4, .K = 64, .V = i % 2 ? 51 : 64, .W = 4,
-                                         .hidden = 256, .dtype = i % 3, .fused = i % 2 };
+        const struct case_dims d = { .Hq = 2,
+                                     .Hv = 4,
+                                     .K = 64,
+                                     .V = i % 2 ? 51 : 64,
+                                     .W = 4,
+                                     .hidden = 256,
+                                     .dtype = i % 3,
+                                     .fused = i % 2 };
         struct layer_gradient_case c;
-        struct comparison          found = { 0 };
-        char                       name[64];
+        struct comparison found = { 0 };
+        char name[64];
         snprintf(name, sizeof name, "layer_backward %s%s V%lld", dtype_names[d.dtype],
                  d.fused ? " fused" : "", (long long)d.V);
         if (!wanted(k, name)) continue;
@@ -400,10 +447,7 @@ static void check_layer_gradients(struct check *k)
     }
 }
 
-static void mark_call(void *check)
-{
-    mark(check);
-}
+static void mark_call(void *check) { mark(check); }
 
 /* Checks the stages of the chunked form, and summaries. On Hopper these are of units of one chunk,
  * or of whole sequences. */
@@ -411,19 +455,23 @@ static void check_stages(struct check *k)
 {
     struct gdn_cuda_cut *cut = &k->ctx->cuda->sm90->cut;
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 1, 3 } };
-    static const int64_t lengths[]  = { 131, 1, 0, 64 };
+    static const int64_t lengths[] = { 131, 1, 0, 64 };
     for (int i = 0; i < 24; i++) {
-        struct case_dims   d = { .Hq = 2, .Hv = 4, .K = sizes[i % 4][0], .V = sizes[i % 4][1],
-                                 .dtype = i / 4 % 3, .state_layout = i / 12 };
+        struct case_dims d = { .Hq = 2,
+                               .Hv = 4,
+                               .K = sizes[i % 4][0],
+                               .V = sizes[i % 4][1],
+                               .dtype = i / 4 % 3,
+                               .state_layout = i / 12 };
         struct stages_case s = { .each = { mark_call, k } };
-        struct rule_case   c;
-        struct comparison  found = { 0 };
-        char               name[64];
+        struct rule_case c;
+        struct comparison found = { 0 };
+        char name[64];
         snprintf(name, sizeof name, "stages %s state %s %lldx%lld", dtype_names[d.dtype],
                  d.state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d.K,
                  (long long)d.V);
         if (!wanted(k, name)) continue;
-        *cut     = (struct gdn_cuda_cut){ .first = i / 12 * 64, .each = 64 };
+        *cut = (struct gdn_cuda_cut){ .first = i / 12 * 64, .each = 64 };
         int code = rule_case_make(&c, &d, lengths, 4);
         if (!code) code = rule_case_check_by(&c, k->ctx, stages_case_run, &s, &found);
         memory_free(&c.memory);
@@ -436,9 +484,9 @@ static void check_stages(struct check *k)
 static int check_gate_sums(struct check *k, struct gradient_case *c, struct comparison *found)
 {
     gdn_prefill_backward_args a = c->args;
-    const int64_t             H = a.dg.size[1];
-    struct memory            *m = &c->rule.memory;
-    a.gate  = GDN_GATE_RAW;
+    const int64_t H = a.dg.size[1];
+    struct memory *m = &c->rule.memory;
+    a.gate = GDN_GATE_RAW;
     a.A_log = case_tensor(m, GDN_F32, 1, &H, -1, 1);
     a.dA_log = memory_tensor(m, GDN_F32, 1, &H), a.ddt_bias = memory_tensor(m, GDN_F32, 1, &H);
     if (!a.A_log.data || !a.dA_log.data || !a.ddt_bias.data) return cli_bad("no memory for sums");
@@ -460,11 +508,11 @@ static int check_state_alone(struct check *k, struct gradient_case *c, struct co
 {
     enum { ROUNDING = 10000 }; /* of the squares of bf16 numbers */
     gdn_prefill_backward_args a = c->args;
-    const gdn_tensor          d = a.dstate;
+    const gdn_tensor d = a.dstate;
     const int64_t n = d.size[0] * d.size[1] * d.size[2] * d.size[3];
-    double        off = 0, all = 0, *want = malloc((size_t)n * sizeof *want);
+    double off = 0, all = 0, *want = malloc((size_t)n * sizeof *want);
     if (!want) return cli_bad("no memory for the check");
-    a.norm            = GDN_NORM_L2;
+    a.norm = GDN_NORM_L2;
     gdn_status status = cli_call(k->ctx, GDN_OP_PREFILL_BACKWARD, &a);
     for (int64_t i = 0; i < n; i++) want[i] = oracle_load(d.data, d.dtype, i);
     a.dq = a.dk = a.dv = a.dg = a.dbeta = (gdn_tensor){ 0 };
@@ -483,19 +531,22 @@ static int check_state_alone(struct check *k, struct gradient_case *c, struct co
 static void check_gradients(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 64, 72 } };
-    static const int64_t lengths[]  = { 131, 1, 0, 64 };
-    int64_t *const       window   = &k->ctx->cuda->sm90->window_chunks;
-    uint32_t *const      without  = &k->ctx->cuda->without, before = *without;
+    static const int64_t lengths[] = { 131, 1, 0, 64 };
+    int64_t *const window = &k->ctx->cuda->sm90->window_chunks;
+    uint32_t *const without = &k->ctx->cuda->without, before = *without;
     /* The last ones, of 16 bits, fill a device, or have windows, or do without Hopper's kernels. */
     for (int i = 0; i < 18; i++) {
         const bool portable = i >= 16, through = i >= 14 && !portable, fills = i >= 12 && i < 14;
-        const int64_t *const   size  = sizes[i < 12 ? i % 4 : 0];
-        const struct case_dims d = { .Hq = 2, .Hv = fills ? 36 : 4, .K = size[0], .V = size[1],
+        const int64_t *const size = sizes[i < 12 ? i % 4 : 0];
+        const struct case_dims d = { .Hq = 2,
+                                     .Hv = fills ? 36 : 4,
+                                     .K = size[0],
+                                     .V = size[1],
                                      .dtype = i < 12 ? i / 4 : 1 + i % 2,
                                      .state_layout = (i / 4 + i) % 2 };
-        struct gradient_case   c;
-        struct comparison      found = { 0 };
-        char                   name[64];
+        struct gradient_case c;
+        struct comparison found = { 0 };
+        char name[64];
         snprintf(name, sizeof name, "prefill_backward %s state %s %lldx%lld%s",
                  dtype_names[d.dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
                  (long long)d.K, (long long)d.V,
@@ -504,7 +555,7 @@ static void check_gradients(struct check *k)
                  : portable ? " portable"
                             : "");
         if (!wanted(k, name)) continue;
-        *window  = through ? -1 : 0; /* of one chunk, through the batch */
+        *window = through ? -1 : 0; /* of one chunk, through the batch */
         *without = portable ? before | UINT32_C(1) << GDN_CUDA_SM90_GRADIENTS : before;
         int code = gradient_case_make(&c, &d, lengths, 4);
         if (!code) code = gradient_case_check(&c, k->ctx, &found);
@@ -514,7 +565,7 @@ static void check_gradients(struct check *k)
         memory_free(&c.rule.memory);
         judge(k, name, code, &found);
     }
-    *window  = 0;
+    *window = 0;
     *without = before;
 }
 
@@ -522,15 +573,21 @@ static void check_gradients(struct check *k)
 static void check_records(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 200, 17 } };
-    static const int64_t lengths[]  = { 5, 1, 3 };
+    static const int64_t lengths[] = { 5, 1, 3 };
     for (int i = 0; i < 12; i++) {
-        struct case_dims   d    = { .Hq = 2, .Hv = 4, .K = sizes[i % 3][0], .V = sizes[i % 3][1],
-                                    .dtype = i % 3, .state_dtype = i / 6, .state_layout = i / 3 % 2,
-                                    .raw = i % 2, .pooled = i / 3 % 2 };
+        struct case_dims d = { .Hq = 2,
+                               .Hv = 4,
+                               .K = sizes[i % 3][0],
+                               .V = sizes[i % 3][1],
+                               .dtype = i % 3,
+                               .state_dtype = i / 6,
+                               .state_layout = i / 3 % 2,
+                               .raw = i % 2,
+                               .pooled = i / 3 % 2 };
         struct case_called each = { mark_call, k };
-        struct rule_case   c;
-        struct comparison  found = { 0 };
-        char               name[80];
+        struct rule_case c;
+        struct comparison found = { 0 };
+        char name[80];
         snprintf(name, sizeof name, "record %s state %s %s %lldx%lld", dtype_names[d.dtype],
                  dtype_names[d.state_dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
                  (long long)d.K, (long long)d.V);
@@ -549,7 +606,7 @@ static void report_unseen(struct check *k)
 {
     for (int i = 0; i < GDN_N_KERNELS && !k->pattern; i++) {
         const enum gdn_kernel_id kernel = (enum gdn_kernel_id)i;
-        const char              *name   = gdn_cuda_kernel_name(kernel);
+        const char *name = gdn_cuda_kernel_name(kernel);
         if (k->seen[i] || !gdn_cuda_has_kernel(k->ctx, kernel)) continue;
         if (strstr(name, "yardstick")) continue;
         printf("%-64s FAILED: no case has run it\n", name);
@@ -559,8 +616,8 @@ static void report_unseen(struct check *k)
 
 int check_device(int argc, char **argv)
 {
-    struct check            k       = { .n_cases = 0 };
-    struct cli_device       device  = { .backend = "cuda" };
+    struct check k = { .n_cases = 0 };
+    struct cli_device device = { .backend = "cuda" };
     const struct cli_option options[] = {
         { "--backend", CLI_TEXT, &device.backend, 0, 0 },
         { "--function", CLI_TEXT, &k.pattern, 0, 0 },

@@ -60,12 +60,8 @@ static const struct {
     const char *name;
     int (*main)(int argc, char **argv);
 } commands[] = {
-    { "run", run_main },
-    { "generate", generate_main },
-    { "bench", bench_main },
-    { "state", state_main },
-    { "accuracy", accuracy_main },
-    { "check", check_command },
+    { "run", run_main },     { "generate", generate_main }, { "bench", bench_main },
+    { "state", state_main }, { "accuracy", accuracy_main }, { "check", check_command },
     { "info", info_main },
 };
 
@@ -74,13 +70,15 @@ static int dispatch(int argc, char **argv)
     if (argc < 2) return cli_bad("no command (gdn --help lists them)");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         if (!strcmp(argv[1], commands[i].name)) return commands[i].main(argc - 1, argv + 1);
-    const bool help = !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") ||
-                      !strcmp(argv[1], "help");
+    const bool help =
+        !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help");
     if (!help && strcmp(argv[1], "--version"))
         return cli_bad("unknown command '%s' (gdn --help lists them)", argv[1]);
     if (argc > 2) return cli_bad("%s: unexpected argument '%s'", argv[1], argv[2]);
-    if (help) fputs(usage, stdout);
-    else printf("gdn %s\n", cli_version());
+    if (help)
+        fputs(usage, stdout);
+    else
+        printf("gdn %s\n", cli_version());
     return CLI_OK;
 }
 

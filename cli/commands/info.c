@@ -32,29 +32,30 @@ static const char help[] =
 
 /* The fields of struct gdn_kernels; a kernel's name is "<loop>.<isa>". */
 static const char *const loops[] = {
-    "load_row", "store_row", "dot", "norm_row", "exp_row", "sigmoid_row", "gate_row",
-    "transpose", "gemm_nt", "gemv", "strip_mul", "chunk_gates", "chunk_solve", "chunk_update",
-    "chunk_write", "chunk_return", "recur_vk", "recur_kv", "recur_strip", "add_outer", "conv",
-    "load8_vk", "load8_kv", "store8_vk", "store8_kv",
+    "load_row",     "store_row",   "dot",         "norm_row",     "exp_row",
+    "sigmoid_row",  "gate_row",    "transpose",   "gemm_nt",      "gemv",
+    "strip_mul",    "chunk_gates", "chunk_solve", "chunk_update", "chunk_write",
+    "chunk_return", "recur_vk",    "recur_kv",    "recur_strip",  "add_outer",
+    "conv",         "load8_vk",    "load8_kv",    "store8_vk",    "store8_kv",
 };
 
 enum { N_LOOPS = sizeof loops / sizeof *loops };
 
 static const struct {
-    uint32_t    flag;
+    uint32_t flag;
     const char *name;
 } features[] = { { GDN_CPU_AVX2, "avx2+fma+f16c" },
-               { GDN_CPU_AVX512, "avx512f+bw+dq+vl" },
-               { GDN_CPU_AVX512_BF16, "avx512bf16" },
-               { GDN_CPU_AMX, "amx" },
-               { GDN_CPU_NEON, "neon" } };
+                 { GDN_CPU_AVX512, "avx512f+bw+dq+vl" },
+                 { GDN_CPU_AVX512_BF16, "avx512bf16" },
+                 { GDN_CPU_AMX, "amx" },
+                 { GDN_CPU_NEON, "neon" } };
 
 /* Device code in this build, and the devices there are. */
 static const char *cuda_text(char *text, size_t bytes)
 {
     struct gdn_cu_api api;
-    const char       *missing;
-    int               n = 0;
+    const char *missing;
+    int n = 0;
     if (!gdn_images[0].fatbin) return "no device code in this build";
     if (gdn_cu_open(&api, &missing) != 0) {
         snprintf(text, bytes, "device code for %s; no %s here", gdn_image_chips, missing);
@@ -64,7 +65,7 @@ static const char *cuda_text(char *text, size_t bytes)
     int used = snprintf(text, bytes, "device code for %s; %d devices here", gdn_image_chips, n);
     for (int i = 0; i < n && used < (int)bytes; i++) {
         char name[64] = "";
-        int  major = 0, minor = 0;
+        int major = 0, minor = 0;
         api.cuDeviceGetName(name, (int)sizeof name, i);
         api.cuDeviceGetAttribute(&major, GDN_CU_MAJOR, i);
         api.cuDeviceGetAttribute(&minor, GDN_CU_MINOR, i);
@@ -80,7 +81,7 @@ static const char *cuda_text(char *text, size_t bytes)
 static const char *next_kernel(gdn_ctx *ctx, int *i, char *text, size_t bytes)
 {
     if (ctx->cuda) {
-        while (*i < GDN_N_KERNELS && !gdn_cuda_has_kernel(ctx, (enum gdn_kernel_id)*i)) ++*i;
+        while (*i < GDN_N_KERNELS && !gdn_cuda_has_kernel(ctx, (enum gdn_kernel_id) * i)) ++*i;
         return *i < GDN_N_KERNELS ? gdn_cuda_kernel_name((enum gdn_kernel_id)(*i)++) : NULL;
     }
     if (*i >= N_LOOPS) return NULL;
@@ -94,21 +95,21 @@ static int count_device_kernels(void) { return gdn_images[0].fatbin ? GDN_N_KERN
 /* gdn_self_test() and how long it took. */
 struct self_test {
     gdn_status status;
-    double     ms;
+    double ms;
 };
 
 static struct self_test run_self_test(gdn_ctx *ctx)
 {
-    const double     before = measure_clock();
+    const double before = measure_clock();
     const gdn_status status = gdn_self_test(ctx);
     return (struct self_test){ status, (measure_clock() - before) * 1e3 };
 }
 
 static void print_text(gdn_ctx *ctx, const struct self_test *test)
 {
-    char           cpu[128], text[512];
+    char cpu[128], text[512];
     const uint32_t flags = gdn_cpu_detect();
-    const char    *name;
+    const char *name;
     printf("gdn %s\n", cli_version());
     printf("  cpu       %s\n", measure_cpu(cpu, sizeof cpu));
     printf("  found     baseline");
@@ -136,19 +137,18 @@ static void print_text(gdn_ctx *ctx, const struct self_test *test)
     printf("  device    %d kernels in this build's %d images (--backend cuda: those for a device)",
            count_device_kernels(), GDN_N_IMAGES);
     for (int i = 0; i < count_device_kernels(); i++)
-        printf("%s%s", i % 3 ? " " : "\n            ",
-               gdn_cuda_kernel_name((enum gdn_kernel_id)i));
+        printf("%s%s", i % 3 ? " " : "\n            ", gdn_cuda_kernel_name((enum gdn_kernel_id)i));
     printf("\n");
 }
 
 static void print_json(gdn_ctx *ctx, const struct self_test *test)
 {
-    char           text[512];
-    const char    *name;
-    const uint32_t flags  = gdn_cpu_detect();
-    cJSON         *line   = report_line(ctx);
-    cJSON         *found  = cJSON_AddArrayToObject(line, "found");
-    cJSON         *tables = cJSON_AddArrayToObject(line, "tables");
+    char text[512];
+    const char *name;
+    const uint32_t flags = gdn_cpu_detect();
+    cJSON *line = report_line(ctx);
+    cJSON *found = cJSON_AddArrayToObject(line, "found");
+    cJSON *tables = cJSON_AddArrayToObject(line, "tables");
     for (size_t i = 0; i < sizeof features / sizeof *features; i++)
         if (flags & features[i].flag)
             cJSON_AddItemToArray(found, cJSON_CreateString(features[i].name));
@@ -158,8 +158,7 @@ static void print_json(gdn_ctx *ctx, const struct self_test *test)
         cJSON_AddBoolToObject(item, "runs_here", !((*t)->needs & ~flags));
         cJSON_AddItemToArray(tables, item);
     }
-    cJSON_AddStringToObject(line, "self_test",
-                            test->status == GDN_OK ? "ok" : gdn_last_error(ctx));
+    cJSON_AddStringToObject(line, "self_test", test->status == GDN_OK ? "ok" : gdn_last_error(ctx));
     cJSON_AddNumberToObject(line, "self_test_ms", test->ms);
     cJSON_AddStringToObject(line, "compiler", COMPILER);
     cJSON_AddStringToObject(line, "flags", GDN_BUILD_FLAGS);
@@ -179,8 +178,8 @@ static void print_json(gdn_ctx *ctx, const struct self_test *test)
 
 int info_main(int argc, char **argv)
 {
-    struct cli_device       device    = { NULL, NULL, 0 };
-    bool                    json      = false, want_help = false;
+    struct cli_device device = { NULL, NULL, 0 };
+    bool json = false, want_help = false;
     const struct cli_option options[] = {
         { "--json", CLI_FLAG, &json, 0, 0 },
         { "--threads", CLI_INT, &device.threads, 0, 1024 },

@@ -17,8 +17,9 @@ static const char *const help[] = {
     "\n"
     "Runs the op that a file describes and compares each output with the file's expected.*\n"
     "tensor: exit 0 where all are within their limits, 1 where one is not, 2 for a bad file or\n"
-    "arguments. Times are the best of up to five runs. --all runs the files of DIR (default\n"
-    GDN_VECTORS_DIR "), then a rule of Qwen3-Next's size, judged by a float64 recurrence.\n"
+    "arguments. Times are the best of up to five runs. --all runs the files of DIR\n"
+    "(default " GDN_VECTORS_DIR
+    "), then a rule of Qwen3-Next's size, judged by a float64 recurrence.\n"
     "\n"
     "  --backend B       cpu (default), cuda: device 0, on copies of the tensors\n"
     "  --threads N       threads that compute; 0: one per processor\n"
@@ -92,8 +93,8 @@ static const char *const help[] = {
 
 struct run_options {
     struct cli_device device;
-    const char       *out, *vectors;
-    bool              json, all, help;
+    const char *out, *vectors;
+    bool json, all, help;
 };
 
 static int larger(int a, int b) { return a > b ? a : b; }
@@ -101,7 +102,7 @@ static int larger(int a, int b) { return a > b ? a : b; }
 static int run_file(gdn_ctx *ctx, const char *path, const struct run_options *o)
 {
     struct job job;
-    int        code = job_run(&job, ctx, path);
+    int code = job_run(&job, ctx, path);
     if (code != CLI_BAD && o->out) code = larger(code, report_write(&job, o->out));
     if (code != CLI_BAD) (o->json ? report_json : report_text)(&job, ctx);
     job_close(&job);
@@ -111,7 +112,7 @@ static int run_file(gdn_ctx *ctx, const char *path, const struct run_options *o)
 static int run_files(const struct run_options *o, const char *const *files, int n)
 {
     gdn_ctx *ctx;
-    int      code = CLI_OK;
+    int code = CLI_OK;
     if (cli_open(&o->device, &ctx)) return CLI_BAD;
     for (int i = 0; i < n; i++) code = larger(code, run_file(ctx, files[i], o));
     gdn_ctx_destroy(ctx);
@@ -145,7 +146,7 @@ static int dispatch(const struct run_options *o, const char *const *files, int n
 
 int run_main(int argc, char **argv)
 {
-    struct run_options      o         = { .vectors = GDN_VECTORS_DIR };
+    struct run_options o = { .vectors = GDN_VECTORS_DIR };
     const struct cli_option options[] = {
         { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },
         { "--threads", CLI_INT, &o.device.threads, 0, 1024 },
@@ -159,7 +160,7 @@ int run_main(int argc, char **argv)
         { NULL, CLI_FLAG, NULL, 0, 0 },
     };
     const char **files = malloc((size_t)argc * sizeof *files);
-    int          n, code;
+    int n, code;
     if (!files) return cli_bad("no memory");
     code = cli_parse(argc, argv, options, files, &n);
     if (!code) code = dispatch(&o, files, n);

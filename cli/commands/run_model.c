@@ -20,25 +20,25 @@ enum { SEQUENCES = 4, STEPS = 128, RUNS = 3, FOLLOWED = 3, HEADS = 32, DIM = 128
 enum { N_FOLLOWED = SEQUENCES * FOLLOWED };
 
 static const int64_t lengths[SEQUENCES] = { 1500, 1100, 900, 596 };
-static const int64_t steps[SEQUENCES]   = { STEPS, STEPS, STEPS, STEPS };
+static const int64_t steps[SEQUENCES] = { STEPS, STEPS, STEPS, STEPS };
 
 /* One of the two phases, run and judged. */
 struct phase {
-    const char       *name;
-    double            seconds;
-    int64_t           tokens;
-    char              kernel[640];
+    const char *name;
+    double seconds;
+    int64_t tokens;
+    char kernel[640];
     struct comparison judged;
 };
 
 struct model {
-    gdn_ctx         *ctx;
-    bool             json;
+    gdn_ctx *ctx;
+    bool json;
     struct rule_case prefill, decode; /* decode continues in prefill's states */
-    double          *states;          /* [SEQUENCES][FOLLOWED][DIM][DIM], float64 */
-    double          *want, *got;
-    struct phase     phases[2];
-    double           flops, in_place; /* measured limits */
+    double *states;                   /* [SEQUENCES][FOLLOWED][DIM][DIM], float64 */
+    double *want, *got;
+    struct phase phases[2];
+    double flops, in_place; /* measured limits */
 };
 
 static void show(const struct model *m, const char *what, double part)
@@ -51,9 +51,9 @@ static void show(const struct model *m, const char *what, double part)
 static int finish(struct model *m, struct phase *p, const char *name, double seconds,
                   int64_t tokens)
 {
-    p->name    = name;
+    p->name = name;
     p->seconds = seconds;
-    p->tokens  = tokens;
+    p->tokens = tokens;
     snprintf(p->kernel, sizeof p->kernel, "%s", gdn_last_kernel(m->ctx));
     return CLI_OK;
 }
@@ -63,17 +63,17 @@ static int finish(struct model *m, struct phase *p, const char *name, double sec
 static int run_prefill(struct model *m)
 {
     const gdn_tensor *state = &m->prefill.args.state;
-    const size_t      bytes = (size_t)case_bytes(state);
-    void             *first = malloc(bytes);
-    double            times[RUNS];
-    gdn_status        status = GDN_OK;
+    const size_t bytes = (size_t)case_bytes(state);
+    void *first = malloc(bytes);
+    double times[RUNS];
+    gdn_status status = GDN_OK;
     if (!first) return cli_bad("no memory for %zu bytes of states", bytes);
     memcpy(first, state->data, bytes);
     for (int run = -1; run < RUNS && !status; run++) { /* the first one warms up */
         show(m, "prefill", 0.1 * (run + 1) / RUNS);
         memcpy(state->data, first, bytes);
         double seconds = 0;
-        status         = cli_timed_call(m->ctx, GDN_OP_PREFILL, &m->prefill.args, &seconds);
+        status = cli_timed_call(m->ctx, GDN_OP_PREFILL, &m->prefill.args, &seconds);
         if (run >= 0) times[run] = seconds;
     }
     free(first);
@@ -95,20 +95,20 @@ static gdn_tensor step_of(const gdn_tensor *all, int64_t t)
 
 static int run_decode(struct model *m)
 {
-    const gdn_rule_args *all    = &m->decode.args;
-    gdn_rule_args        a      = *all;
-    double               times  = 0;
-    gdn_status           status = GDN_OK;
-    a.batch                     = NULL;
+    const gdn_rule_args *all = &m->decode.args;
+    gdn_rule_args a = *all;
+    double times = 0;
+    gdn_status status = GDN_OK;
+    a.batch = NULL;
     for (int64_t t = 0; t < STEPS && !status; t++) {
-        a.q                = step_of(&all->q, t);
-        a.k                = step_of(&all->k, t);
-        a.v                = step_of(&all->v, t);
-        a.g                = step_of(&all->g, t);
-        a.beta             = step_of(&all->beta, t);
-        a.out              = step_of(&all->out, t);
+        a.q = step_of(&all->q, t);
+        a.k = step_of(&all->k, t);
+        a.v = step_of(&all->v, t);
+        a.g = step_of(&all->g, t);
+        a.beta = step_of(&all->beta, t);
+        a.out = step_of(&all->out, t);
         double seconds = 0;
-        status         = cli_timed_call(m->ctx, GDN_OP_DECODE, &a, &seconds);
+        status = cli_timed_call(m->ctx, GDN_OP_DECODE, &a, &seconds);
         times += seconds;
         show(m, "decode", 0.15 + 0.1 * (double)t / STEPS);
     }
@@ -147,7 +147,7 @@ static bool judge(struct model *m, const struct rule_case *c, struct phase *p, d
 static void measure_limits(struct model *m, const struct measure *yardstick)
 {
     for (int i = 0; i < 3; i++) {
-        m->flops    = fmax(m->flops, measure_flops(yardstick, 0.01));
+        m->flops = fmax(m->flops, measure_flops(yardstick, 0.01));
         m->in_place = fmax(m->in_place, measure_in_place(yardstick, 0.01));
     }
 }
@@ -156,12 +156,11 @@ static void measure_limits(struct model *m, const struct measure *yardstick)
 static int run_phases(struct model *m)
 {
     struct measure yardstick;
-    const size_t   states = (size_t)case_bytes(&m->prefill.args.state);
+    const size_t states = (size_t)case_bytes(&m->prefill.args.state);
     for (int64_t b = 0; b < SEQUENCES; b++)
         for (int i = 0; i < FOLLOWED; i++)
             rule_case_state(&m->prefill, b, followed_head(i), state_of(m, b, i));
-    if (measure_open(&yardstick, gdn_isa(m->ctx), gdn_n_threads(m->ctx), states))
-        return CLI_BAD;
+    if (measure_open(&yardstick, gdn_isa(m->ctx), gdn_n_threads(m->ctx), states)) return CLI_BAD;
     measure_limits(m, &yardstick);
     int code = run_prefill(m);
     measure_limits(m, &yardstick);
@@ -186,17 +185,17 @@ static double flop_rate(const struct phase *p)
 static double byte_rate(const struct model *m)
 {
     const double state = case_bytes(&m->decode.args.state);
-    const double rest  = rule_case_bytes(&m->decode) - 2 * state;
+    const double rest = rule_case_bytes(&m->decode) - 2 * state;
     return (STEPS * 2 * state + rest) / m->phases[1].seconds;
 }
 
 static void print_table(const struct model *m)
 {
-    static const char *const titles[] = { "<phase", "tokens", "ms", "tokens/s", "GFLOP/s",
-                                          "of peak", "GB/s", "of limit", "max error", "of RMS",
-                                          "<", NULL };
+    static const char *const titles[] = { "<phase",    "tokens",  "ms",   "tokens/s",
+                                          "GFLOP/s",   "of peak", "GB/s", "of limit",
+                                          "max error", "of RMS",  "<",    NULL };
     struct table t;
-    char         a[24];
+    char a[24];
     table_start(&t, titles);
     for (int i = 0; i < 2; i++) {
         const struct phase *p = &m->phases[i];
@@ -207,8 +206,10 @@ static void print_table(const struct model *m)
         table_cell(&t, "%s", table_number(a, 1e-9 * flop_rate(p)));
         table_cell(&t, "%.0f %%", 100 * flop_rate(p) / m->flops);
         table_cell(&t, "%s", i ? table_number(a, 1e-9 * byte_rate(m)) : "-");
-        if (i) table_cell(&t, "%.0f %%", 100 * byte_rate(m) / m->in_place);
-        else table_cell(&t, "-");
+        if (i)
+            table_cell(&t, "%.0f %%", 100 * byte_rate(m) / m->in_place);
+        else
+            table_cell(&t, "-");
         table_cell(&t, "%s", table_number(a, p->judged.max_error));
         table_cell(&t, "%s", table_number(a, compare_relative(p->judged.max_error, p->judged.rms)));
         table_cell(&t, "%s", p->judged.ok ? "ok" : "FAIL");
@@ -217,15 +218,14 @@ static void print_table(const struct model *m)
     for (int i = 0; i < 2; i++) printf("  %-8s %s\n", m->phases[i].name, m->phases[i].kernel);
     printf("  peak %.0f GFLOP/s (float32 multiply-add), limit %.0f GB/s (in place, on the same "
            "%.0f MiB), both measured now\n",
-           1e-9 * m->flops, 1e-9 * m->in_place,
-           case_bytes(&m->prefill.args.state) / (1 << 20));
+           1e-9 * m->flops, 1e-9 * m->in_place, case_bytes(&m->prefill.args.state) / (1 << 20));
 }
 
 static void print_json(const struct model *m)
 {
     for (int i = 0; i < 2; i++) {
-        const struct phase *p    = &m->phases[i];
-        cJSON              *line = report_line(m->ctx);
+        const struct phase *p = &m->phases[i];
+        cJSON *line = report_line(m->ctx);
         cJSON_AddStringToObject(line, "case", "qwen3_next");
         cJSON_AddStringToObject(line, "op", p->name);
         cJSON_AddStringToObject(line, "kernel", p->kernel);
@@ -245,9 +245,9 @@ static void print_json(const struct model *m)
 static int run_cases(struct model *m)
 {
     const size_t n = (size_t)m->prefill.tokens.N * FOLLOWED * DIM;
-    m->states      = malloc(N_FOLLOWED * DIM * DIM * sizeof *m->states);
-    m->want        = malloc(n * sizeof *m->want);
-    m->got         = malloc(n * sizeof *m->got);
+    m->states = malloc(N_FOLLOWED * DIM * DIM * sizeof *m->states);
+    m->want = malloc(n * sizeof *m->want);
+    m->got = malloc(n * sizeof *m->got);
     if (!m->states || !m->want || !m->got) return cli_bad("no memory for the float64 recurrence");
     m->decode.args.state = m->prefill.args.state;
     if (run_phases(m)) return CLI_BAD;
@@ -258,10 +258,11 @@ static int run_cases(struct model *m)
 int run_model(gdn_ctx *ctx, bool json)
 {
     const struct case_dims dims = { .Hq = HEADS / 2, .Hv = HEADS, .K = DIM, .V = DIM };
-    struct model           m    = { .ctx = ctx, .json = json };
+    struct model m = { .ctx = ctx, .json = json };
     if (!json)
         printf("\nA layer's rule at the size of Qwen3-Next: 16 q/k heads, 32 v heads of 128, f32, "
-               "%d sequences\n", SEQUENCES);
+               "%d sequences\n",
+               SEQUENCES);
     show(&m, "making the inputs", 0);
     int code = rule_case_make(&m.prefill, &dims, lengths, SEQUENCES);
     if (!code) code = rule_case_make(&m.decode, &dims, steps, SEQUENCES);

@@ -14,14 +14,14 @@ static const char suffix[] = ".safetensors";
 /* The names of a folder's vectors. */
 struct names {
     struct memory memory;
-    const char   *name[1024];
-    int           n;
+    const char *name[1024];
+    int n;
 };
 
 static void add_vector(void *user, const char *name)
 {
     struct names *names = user;
-    const size_t  n = strlen(name), end = sizeof suffix - 1;
+    const size_t n = strlen(name), end = sizeof suffix - 1;
     if (n <= end || strcmp(name + n - end, suffix)) return;
     char *own = names->n < 1024 ? memory_get(&names->memory, n + 1) : NULL;
     if (!own) cli_no_memory();
@@ -70,7 +70,7 @@ static void add_layer(struct table *t, const char *name, const struct job *job, 
     add_name(t, name);
     for (int i = 0; i < 2; i++) {
         const struct job_phase *p = &job->phases[i];
-        const bool              is = i < job->n_phases;
+        const bool is = i < job->n_phases;
         table_cell(t, "%lld", is ? (long long)p->tokens : 0);
         table_cell(t, "%s", is ? table_number(a, 1e3 * p->seconds) : "-");
         table_cell(t, "%s", is ? table_number(a, (double)p->tokens / p->seconds) : "-");
@@ -95,7 +95,7 @@ static void add_rule(struct table *t, const char *name, const struct job *job, i
 static const struct job_output *worst_output(const struct job *job)
 {
     const struct job_output *worst = &job->outputs[0];
-    double                   most  = -1;
+    double most = -1;
     for (int i = 0; i < job->n_outputs; i++) {
         const struct job_output *o = &job->outputs[i];
         const double share = fmax(o->judged.max_error / o->judged.max_limit,
@@ -107,7 +107,7 @@ static const struct job_output *worst_output(const struct job *job)
 
 static void add_gradients(struct table *t, const char *name, const struct job *job, int code)
 {
-    char                     a[24];
+    char a[24];
     const struct job_output *worst = worst_output(job);
     add_name(t, name);
     table_cell(t, "%lld", (long long)job->phases[0].tokens);
@@ -119,17 +119,15 @@ static void add_gradients(struct table *t, const char *name, const struct job *j
 }
 
 static const char *const layer_titles[] = {
-    "<layer", "prefill tokens", "ms", "tokens/s", "decode tokens", "ms", "tokens/s",
-    "max error", "of RMS", "limit", "<", NULL
+    "<layer", "prefill tokens", "ms", "tokens/s", "decode tokens", "ms", "tokens/s", "max error",
+    "of RMS", "limit",          "<",  NULL
 };
-static const char *const rule_titles[] = {
-    "<op", "tokens", "ms", "output error", "of RMS", "limit", "state error", "of RMS", "limit",
-    "<", "<kernel", NULL
-};
-static const char *const gradient_titles[] = {
-    "<op", "tokens", "forward ms", "backward ms", "<worst", "error", "of RMS", "limit", "<",
-    "<kernel", NULL
-};
+static const char *const rule_titles[] = { "<op",    "tokens", "ms",          "output error",
+                                           "of RMS", "limit",  "state error", "of RMS",
+                                           "limit",  "<",      "<kernel",     NULL };
+static const char *const gradient_titles[] = { "<op",    "tokens",  "forward ms", "backward ms",
+                                               "<worst", "error",   "of RMS",     "limit",
+                                               "<",      "<kernel", NULL };
 static const struct {
     const char *heading; /* with the folder */
     const char *const *titles;
@@ -141,12 +139,12 @@ static const struct {
 };
 
 /* Runs one group of files as a table. */
-static int run_group(gdn_ctx *ctx, const char *folder, const struct names *names,
-                     enum group group, bool json)
+static int run_group(gdn_ctx *ctx, const char *folder, const struct names *names, enum group group,
+                     bool json)
 {
     struct table t;
-    char         path[4096], prompt[80] = "";
-    int          worst = CLI_OK;
+    char path[4096], prompt[80] = "";
+    int worst = CLI_OK;
     table_start(&t, groups[group].titles);
     for (int i = 0; i < names->n; i++) {
         const char *name = names->name[i];
@@ -156,7 +154,8 @@ static int run_group(gdn_ctx *ctx, const char *folder, const struct names *names
         if (!json) progress(name, (double)i / names->n);
         const int code = job_run(&job, ctx, path);
         if (code > worst) worst = code;
-        if (code != CLI_BAD && json) report_json(&job, ctx);
+        if (code != CLI_BAD && json)
+            report_json(&job, ctx);
         else if (code != CLI_BAD)
             groups[group].add(&t, name, &job, code);
         if (code != CLI_BAD && job.prompt[0]) snprintf(prompt, sizeof prompt, "%s", job.prompt);
@@ -187,9 +186,9 @@ static int run_names(gdn_ctx *ctx, const char *folder, const struct names *names
 int run_vectors(gdn_ctx *ctx, const char *folder, bool json)
 {
     struct names names = { .n = 0 };
-    const int    error = os_list(folder, add_vector, &names);
-    if (error) return cli_bad("%s: %s (--vectors DIR names another folder)", folder,
-                              strerror(error));
+    const int error = os_list(folder, add_vector, &names);
+    if (error)
+        return cli_bad("%s: %s (--vectors DIR names another folder)", folder, strerror(error));
     qsort(names.name, (size_t)names.n, sizeof *names.name, by_text);
     const int code = run_names(ctx, folder, &names, json);
     memory_free(&names.memory);

@@ -41,18 +41,21 @@ static const char help[] =
 /* A word for a value; the last name is NULL. */
 struct word {
     const char *name;
-    int32_t     value;
+    int32_t value;
 };
-static const struct word dtypes[]  = { { "f32", GDN_F32 },   { "bf16", GDN_BF16 },
-                                       { "f16", GDN_F16 },   { "i8", GDN_I8 },
-                                       { "e4m3", GDN_E4M3 }, { "e5m2", GDN_E5M2 },
+static const struct word dtypes[] = { { "f32", GDN_F32 },   { "bf16", GDN_BF16 },
+                                      { "f16", GDN_F16 },   { "i8", GDN_I8 },
+                                      { "e4m3", GDN_E4M3 }, { "e5m2", GDN_E5M2 },
+                                      { NULL, 0 } };
+static const struct word floats[] = {
+    { "f32", GDN_F32 }, { "bf16", GDN_BF16 }, { "f16", GDN_F16 }, { NULL, 0 }
+};
+static const struct word layouts[] = { { "vk", GDN_STATE_VK },
+                                       { "kv", GDN_STATE_KV },
                                        { NULL, 0 } };
-static const struct word floats[]  = { { "f32", GDN_F32 }, { "bf16", GDN_BF16 }, { "f16", GDN_F16 },
-                                       { NULL, 0 } };
-static const struct word layouts[] = { { "vk", GDN_STATE_VK }, { "kv", GDN_STATE_KV },
-                                       { NULL, 0 } };
-static const struct word maps[]    = { { "grouped", GDN_HEADS_GROUPED },
-                                       { "interleaved", GDN_HEADS_INTERLEAVED }, { NULL, 0 } };
+static const struct word maps[] = { { "grouped", GDN_HEADS_GROUPED },
+                                    { "interleaved", GDN_HEADS_INTERLEAVED },
+                                    { NULL, 0 } };
 static const struct word answers[] = { { "no", 0 }, { "yes", 1 }, { NULL, 0 } };
 
 static const char *word_of(const struct word *words, int32_t value)
@@ -73,27 +76,30 @@ static int read_word(const char *option, const struct word *words, const char *t
             return CLI_OK;
         }
         snprintf(list + used, sizeof list - used, "%s%s",
-                 w == words ? "" : w[1].name ? ", " : " or ", w->name);
+                 w == words  ? ""
+                 : w[1].name ? ", "
+                             : " or ",
+                 w->name);
     }
     return cli_bad("%s: '%s', wanted %s", option, text, list);
 }
 
 /* The options of the command line. */
 struct state_call {
-    gdn_ctx      *ctx;
+    gdn_ctx *ctx;
     struct memory memory;
-    const char   *output, *dtype, *conv_dtype, *layout;
-    int64_t       length, rank, n_ranks; /* -1: not given */
-    bool          json;
+    const char *output, *dtype, *conv_dtype, *layout;
+    int64_t length, rank, n_ranks; /* -1: not given */
+    bool json;
 };
 
 /* ---- Files --------------------------------------------------------------------------------- */
 
 /* A blob from a file. */
 struct loaded {
-    const char   *path;
-    void         *data;
-    size_t        bytes;
+    const char *path;
+    void *data;
+    size_t bytes;
     gdn_blob_info info;
 };
 
@@ -146,7 +152,7 @@ static void print_shape(const char *name, const gdn_tensor *t, const char *layou
 static void inspect_text(const struct loaded *b)
 {
     const gdn_blob_info *i = &b->info;
-    const int64_t        n = i->position.size[0];
+    const int64_t n = i->position.size[0];
     printf("%s: state blob, version %u, %zu bytes, checksum %08x\n", b->path, (unsigned)i->version,
            b->bytes, (unsigned)i->checksum);
     printf("  sequences  %lld, positions", (long long)n);
@@ -154,8 +160,10 @@ static void inspect_text(const struct loaded *b)
     printf("%s\n  heads      %d of q, %d of k, %d of v, %s; K %d, V %d\n", n > 8 ? " ..." : "",
            (int)i->n_query_heads, (int)i->n_key_heads, (int)i->n_value_heads,
            word_of(maps, i->head_map), (int)i->key_head_dim, (int)i->value_head_dim);
-    if (i->n_ranks == 1) printf("  part       the whole layer\n");
-    else printf("  part       rank %d of %d\n", (int)i->rank, (int)i->n_ranks);
+    if (i->n_ranks == 1)
+        printf("  part       the whole layer\n");
+    else
+        printf("  part       rank %d of %d\n", (int)i->rank, (int)i->n_ranks);
     if (i->query_copies > 1 || i->key_copies > 1 || i->value_copies > 1)
         printf("  copies     %d ranks have the head of q, %d that of k, %d that of v\n",
                (int)i->query_copies, (int)i->key_copies, (int)i->value_copies);
@@ -179,9 +187,9 @@ static void add_tensor(cJSON *line, const char *name, const gdn_tensor *t, const
 
 static void inspect_json(gdn_ctx *ctx, const struct loaded *b)
 {
-    const gdn_blob_info *i    = &b->info;
-    cJSON               *line = report_line(ctx);
-    char                 sum[16];
+    const gdn_blob_info *i = &b->info;
+    cJSON *line = report_line(ctx);
+    char sum[16];
     snprintf(sum, sizeof sum, "%08x", (unsigned)i->checksum);
     cJSON_AddStringToObject(line, "file", b->path);
     cJSON_AddNumberToObject(line, "format", i->version);
@@ -211,8 +219,10 @@ static int inspect(struct state_call *c, const char **files, int n)
     struct loaded b;
     if (n != 1) return cli_bad("state inspect: %d files, wanted one", n);
     if (open_blob(c, files[0], &b)) return CLI_BAD;
-    if (c->json) inspect_json(c->ctx, &b);
-    else inspect_text(&b);
+    if (c->json)
+        inspect_json(c->ctx, &b);
+    else
+        inspect_text(&b);
     return CLI_OK;
 }
 
@@ -221,22 +231,22 @@ static int inspect(struct state_call *c, const char **files, int n)
 static gdn_blob_args args_of(const struct loaded *b)
 {
     const gdn_blob_info *i = &b->info;
-    gdn_blob_args        a = gdn_blob_args_init();
-    a.state_layout         = i->state_layout;
-    a.head_map             = i->head_map;
-    a.n_query_heads        = i->n_query_heads;
-    a.n_key_heads          = i->n_key_heads;
-    a.n_value_heads        = i->n_value_heads;
-    a.key_head_dim         = i->key_head_dim;
-    a.value_head_dim       = i->value_head_dim;
-    a.rank                 = i->rank;
-    a.n_ranks              = i->n_ranks;
-    a.query_copies         = i->query_copies;
-    a.key_copies           = i->key_copies;
-    a.value_copies         = i->value_copies;
-    a.position             = i->position;
-    a.blob                 = b->data;
-    a.blob_bytes           = b->bytes;
+    gdn_blob_args a = gdn_blob_args_init();
+    a.state_layout = i->state_layout;
+    a.head_map = i->head_map;
+    a.n_query_heads = i->n_query_heads;
+    a.n_key_heads = i->n_key_heads;
+    a.n_value_heads = i->n_value_heads;
+    a.key_head_dim = i->key_head_dim;
+    a.value_head_dim = i->value_head_dim;
+    a.rank = i->rank;
+    a.n_ranks = i->n_ranks;
+    a.query_copies = i->query_copies;
+    a.key_copies = i->key_copies;
+    a.value_copies = i->value_copies;
+    a.position = i->position;
+    a.blob = b->data;
+    a.blob_bytes = b->bytes;
     return a;
 }
 
@@ -245,10 +255,10 @@ static gdn_blob_args args_of(const struct loaded *b)
 static int unpack(struct state_call *c, const struct loaded *b, int32_t dtype, int32_t layout,
                   int32_t conv_dtype, int64_t length, gdn_blob_args *a)
 {
-    const gdn_blob_info *i      = &b->info;
-    const bool           turned = layout != i->state_layout;
-    const int64_t       *s = i->state.size, *d = i->conv_state.size;
-    *a              = args_of(b);
+    const gdn_blob_info *i = &b->info;
+    const bool turned = layout != i->state_layout;
+    const int64_t *s = i->state.size, *d = i->conv_state.size;
+    *a = args_of(b);
     a->state_layout = layout;
     if (i->state.data)
         a->state = memory_tensor(&c->memory, dtype, 4,
@@ -256,8 +266,8 @@ static int unpack(struct state_call *c, const struct loaded *b, int32_t dtype, i
     const bool has_scales =
         dtype > GDN_F16 && (dtype != i->state.dtype || i->state_scales.data); /* or keeps none */
     if (i->state.data && has_scales)
-        a->state_scales = memory_tensor(&c->memory, GDN_F32, 3,
-                                        (int64_t[]){ s[0], s[1], i->value_head_dim });
+        a->state_scales =
+            memory_tensor(&c->memory, GDN_F32, 3, (int64_t[]){ s[0], s[1], i->value_head_dim });
     if (i->conv_state.data)
         a->conv_state = memory_tensor(&c->memory, conv_dtype, 3, (int64_t[]){ d[0], d[1], length });
     if ((i->state.data && (!a->state.data || (has_scales && !a->state_scales.data))) ||
@@ -266,7 +276,7 @@ static int unpack(struct state_call *c, const struct loaded *b, int32_t dtype, i
     a->position.data = NULL;
     if (gdn_blob_load(c->ctx, a)) return cli_bad("%s: %s", b->path, gdn_last_error(c->ctx));
     a->position = i->position;
-    a->blob     = NULL;
+    a->blob = NULL;
     return CLI_OK;
 }
 
@@ -303,7 +313,7 @@ static int convert(struct state_call *c, const char **files, int n)
 static int slice(struct state_call *c, const char **files, int n)
 {
     struct loaded b;
-    size_t        bytes;
+    size_t bytes;
     if (n != 1) return cli_bad("state slice: %d files, wanted one", n);
     if (c->rank < 0) return cli_bad("--rank: wanted, from 0");
     if (c->n_ranks < 0) return cli_bad("--of: wanted, how many ranks there are");
@@ -321,10 +331,10 @@ static int slice(struct state_call *c, const char **files, int n)
 static int merge(struct state_call *c, const char **files, int n)
 {
     struct loaded b;
-    size_t        needed;
+    size_t needed;
     if (n < 1) return cli_bad("state merge: no files");
     const void **blobs = memory_get(&c->memory, (size_t)n * sizeof *blobs);
-    size_t      *bytes = memory_get(&c->memory, (size_t)n * sizeof *bytes);
+    size_t *bytes = memory_get(&c->memory, (size_t)n * sizeof *bytes);
     if (!blobs || !bytes) return cli_bad("state merge: no memory");
     for (int i = 0; i < n; i++) {
         if (open_blob(c, files[i], &b)) return CLI_BAD;
@@ -345,8 +355,8 @@ static int merge(struct state_call *c, const char **files, int n)
 /* Pairs of values of one part. */
 struct difference {
     const char *name;
-    int64_t     n, n_different; /* by their bits */
-    double      max, sum2;
+    int64_t n, n_different; /* by their bits */
+    double max, sum2;
 };
 
 static void compare_floats(struct difference *d, const float *a, const float *b, int64_t n)
@@ -357,7 +367,7 @@ static void compare_floats(struct difference *d, const float *a, const float *b,
         d->n_different++;
         if (isnan(a[i]) && isnan(b[i])) continue;
         const double x = fabs((double)a[i] - (double)b[i]);
-        d->max         = isnan(x) ? (double)INFINITY : fmax(d->max, x);
+        d->max = isnan(x) ? (double)INFINITY : fmax(d->max, x);
         d->sum2 += x * x;
     }
 }
@@ -376,20 +386,22 @@ static void compare_positions(struct difference *d, const gdn_blob_info *a, cons
 /* A field that makes the states of two files incomparable, and its values there. */
 struct other_field {
     const char *name; /* NULL: the files can be compared */
-    char        a[24], b[24];
+    char a[24], b[24];
 };
 
 static void write_value(char text[24], const struct word *words, int64_t value)
 {
-    if (words) snprintf(text, 24, "%s", word_of(words, (int32_t)value));
-    else snprintf(text, 24, "%lld", (long long)value);
+    if (words)
+        snprintf(text, 24, "%s", word_of(words, (int32_t)value));
+    else
+        snprintf(text, 24, "%lld", (long long)value);
 }
 
 static struct other_field find_other_field(const gdn_blob_info *a, const gdn_blob_info *b)
 {
     const struct {
-        const char        *name;
-        int64_t            a, b;
+        const char *name;
+        int64_t a, b;
         const struct word *words; /* NULL: numbers */
     } fields[] = {
         { "n_sequences", a->position.size[0], b->position.size[0], NULL },
@@ -419,7 +431,7 @@ enum { N_PARTS = 5 };
 static int compare_parts(struct state_call *c, const struct loaded *b, struct difference *parts)
 {
     gdn_blob_args a[2];
-    int64_t       ends[4], lengths[2];
+    int64_t ends[4], lengths[2];
     for (int i = 0; i < 2; i++) lengths[i] = b[i].info.conv_state.size[2];
     for (int i = 0; i < 2; i++)
         if (unpack(c, &b[i], GDN_F32, GDN_STATE_VK, GDN_F32,
@@ -432,7 +444,7 @@ static int compare_parts(struct state_call *c, const struct loaded *b, struct di
     }
     find_channels(&b[0].info, ends);
     const int64_t length = a[0].conv_state.size[2], row = ends[3] * length;
-    const float  *x = a[0].conv_state.data, *y = a[1].conv_state.data;
+    const float *x = a[0].conv_state.data, *y = a[1].conv_state.data;
     for (int64_t s = 0; x && s < a[0].conv_state.size[0]; s++)
         for (int i = 0; i < 3; i++)
             compare_floats(&parts[2 + i], x + s * row + ends[i] * length,
@@ -445,8 +457,8 @@ static double rms_of(const struct difference *d) { return d->n ? sqrt(d->sum2 / 
 static void diff_text(const struct difference *parts)
 {
     static const char *const titles[] = { "<part", "values", "different", "max abs", "RMS", NULL };
-    struct table             t;
-    char                     x[24], y[24];
+    struct table t;
+    char x[24], y[24];
     table_start(&t, titles);
     for (int i = 0; i < N_PARTS; i++) {
         if (!parts[i].n) continue;
@@ -459,8 +471,8 @@ static void diff_text(const struct difference *parts)
     table_print(&t);
 }
 
-static void diff_json(gdn_ctx *ctx, const struct difference *parts,
-                      const struct other_field *field, bool equal)
+static void diff_json(gdn_ctx *ctx, const struct difference *parts, const struct other_field *field,
+                      bool equal)
 {
     cJSON *line = report_line(ctx);
     cJSON_AddBoolToObject(line, "equal", equal);
@@ -485,10 +497,12 @@ static void diff_json(gdn_ctx *ctx, const struct difference *parts,
 
 static int diff(struct state_call *c, const char **files, int n)
 {
-    struct difference parts[N_PARTS] = { { .name = "position" }, { .name = "state" },
-                                         { .name = "conv q" },   { .name = "conv k" },
+    struct difference parts[N_PARTS] = { { .name = "position" },
+                                         { .name = "state" },
+                                         { .name = "conv q" },
+                                         { .name = "conv k" },
                                          { .name = "conv v" } };
-    struct loaded     b[2];
+    struct loaded b[2];
     if (n != 2) return cli_bad("state diff: %d files, wanted two", n);
     if (open_blob(c, files[0], &b[0]) || open_blob(c, files[1], &b[1])) return CLI_BAD;
     const struct other_field field = find_other_field(&b[0].info, &b[1].info);
@@ -498,8 +512,10 @@ static int diff(struct state_call *c, const char **files, int n)
     if (c->json) {
         diff_json(c->ctx, parts, &field, equal);
     } else {
-        if (field.name) printf("  %s: %s, %s\n", field.name, field.a, field.b);
-        else diff_text(parts);
+        if (field.name)
+            printf("  %s: %s, %s\n", field.name, field.a, field.b);
+        else
+            diff_text(parts);
         printf("%s\n", equal ? "equal" : "different");
     }
     return equal ? CLI_OK : CLI_OUTSIDE;
@@ -525,8 +541,8 @@ static int check_options(const struct state_call *c, const struct action *a)
 {
     const struct {
         const char *name;
-        bool        given;
-        unsigned    kind;
+        bool given;
+        unsigned kind;
     } options[] = {
         { "-o", c->output, WRITES },
         { "--dtype", c->dtype, CONVERTS },
@@ -554,9 +570,9 @@ static int dispatch(struct state_call *c, const char **words, int n)
 
 int state_main(int argc, char **argv)
 {
-    struct cli_device       device    = { NULL, NULL, 0 };
-    struct state_call       c         = { .length = -1, .rank = -1, .n_ranks = -1 };
-    bool                    want_help = false;
+    struct cli_device device = { NULL, NULL, 0 };
+    struct state_call c = { .length = -1, .rank = -1, .n_ranks = -1 };
+    bool want_help = false;
     const struct cli_option options[] = {
         { "-o", CLI_TEXT, &c.output, 0, 0 },
         { "--output", CLI_TEXT, &c.output, 0, 0 },
@@ -573,7 +589,7 @@ int state_main(int argc, char **argv)
         { "-h", CLI_FLAG, &want_help, 0, 0 },
         { NULL, CLI_FLAG, NULL, 0, 0 },
     };
-    int          n;
+    int n;
     const char **words = memory_get(&c.memory, (size_t)argc * sizeof *words);
     if (!words) return cli_bad("state: no memory");
     int code = cli_parse(argc, argv, options, words, &n);

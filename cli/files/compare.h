@@ -18,12 +18,12 @@
 #include "gdn.h"
 
 struct comparison {
-    double rms;        /* of the expected values */
-    double max_error;  /* largest absolute error */
-    double rms_error;  /* root mean square of the error */
+    double rms;       /* of the expected values */
+    double max_error; /* largest absolute error */
+    double rms_error; /* root mean square of the error */
     double max_limit;
-    double rms_limit;  /* INFINITY: none */
-    bool   ok;
+    double rms_limit; /* INFINITY: none */
+    bool ok;
 };
 
 /* The two tensors have the same sizes. precision: the least exact float dtype involved. */

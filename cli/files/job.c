@@ -26,8 +26,9 @@ static const struct {
 /* ---- Which op ---------------------------------------------------------------------------- */
 
 static const struct job_kind *const kinds[] = {
-    &job_prefill, &job_decode, &job_layer, &job_conv1d, &job_gates,
-    &job_l2norm,  &job_rmsnorm_gated, &job_prefill_backward, &job_layer_backward,
+    &job_prefill,        &job_decode, &job_layer,         &job_conv1d,
+    &job_gates,          &job_l2norm, &job_rmsnorm_gated, &job_prefill_backward,
+    &job_layer_backward,
 };
 
 static bool has(const struct st_file *file, const char *name) { return st_find(file, name); }
@@ -52,9 +53,9 @@ static int choose_kind(struct job *job)
     const char *name = st_metadata(&job->file, "op");
     if (!name) {
         job->kind = infer(&job->file);
-        return job->kind ? CLI_OK
-                         : cli_bad("%s: no metadata 'op', and no op has these tensors",
-                                   job->file.path);
+        return job->kind
+                   ? CLI_OK
+                   : cli_bad("%s: no metadata 'op', and no op has these tensors", job->file.path);
     }
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (!strcmp(name, kinds[i]->name)) job->kind = kinds[i];
@@ -74,13 +75,13 @@ static bool listed(const char *const *names, const char *name)
 /* Checks the names: a misspelt one would otherwise mean the default, silently. */
 static int check_names(const struct job *job)
 {
-    const struct st_file    *f = &job->file;
+    const struct st_file *f = &job->file;
     const struct job_kind *kind = job->kind;
-    const cJSON           *item;
+    const cJSON *item;
     for (int i = 0; i < f->n_tensors; i++)
         if (!listed(kind->tensors, f->tensors[i].name))
-            return cli_bad("%s: tensor '%s': op %s has none of that name (gdn run --help)",
-                           f->path, f->tensors[i].name, kind->name);
+            return cli_bad("%s: tensor '%s': op %s has none of that name (gdn run --help)", f->path,
+                           f->tensors[i].name, kind->name);
     cJSON_ArrayForEach(item, f->metadata)
     {
         if (strcmp(item->string, "op") && !listed(kind->metadata, item->string))
@@ -94,8 +95,8 @@ static int check_names(const struct job *job)
 
 gdn_tensor job_tensor(const struct job *job, const char *name)
 {
-    const gdn_tensor        absent = { NULL, 0, 0, { 0 }, { 0 } };
-    const struct st_tensor *t      = st_find(&job->file, name);
+    const gdn_tensor absent = { NULL, 0, 0, { 0 }, { 0 } };
+    const struct st_tensor *t = st_find(&job->file, name);
     return t ? t->view : absent;
 }
 
@@ -116,8 +117,8 @@ int job_need(const struct job *job, const gdn_tensor *t, const char *name)
 
 int job_choice(const struct job *job, const char *key, const char *const *names, int32_t *value)
 {
-    char        wanted[160] = "";
-    const char *text        = st_metadata(&job->file, key);
+    char wanted[160] = "";
+    const char *text = st_metadata(&job->file, key);
     if (!text) return CLI_OK;
     for (int32_t i = 0; names[i]; i++) {
         if (!strcmp(text, names[i])) {
@@ -142,7 +143,7 @@ int job_formula(const struct job *job, const char *key, const char *const *names
 int job_number(const struct job *job, const char *key, float *value)
 {
     const char *text = st_metadata(&job->file, key);
-    double      x;
+    double x;
     if (!text) return CLI_OK;
     if (!cli_real(text, &x) || !isfinite((float)x))
         return cli_bad("%s: metadata '%s': '%.40s', wanted a finite number", job->file.path, key,
@@ -161,19 +162,18 @@ static int read_slot(const struct job *job, const char *key, int64_t *slot)
 
 int job_batch(struct job *job)
 {
-    static const char *const pads[]   = { "zero", "keep", "sink", NULL };
+    static const char *const pads[] = { "zero", "keep", "sink", NULL };
     static const char *const writes[] = { "final", "each", "none", NULL };
-    gdn_batch               *b        = &job->batch;
-    *b                                = gdn_batch_init();
-    b->cu_seqlens                     = job_tensor(job, "cu_seqlens");
-    b->read_slots                     = job_tensor(job, "read_slots");
-    b->write_slots                    = job_tensor(job, "write_slots");
-    b->has_initial_state              = job_tensor(job, "has_initial_state");
-    b->num_accepted_tokens            = job_tensor(job, "num_accepted_tokens");
-    b->token_count                    = job_tensor(job, "token_count");
+    gdn_batch *b = &job->batch;
+    *b = gdn_batch_init();
+    b->cu_seqlens = job_tensor(job, "cu_seqlens");
+    b->read_slots = job_tensor(job, "read_slots");
+    b->write_slots = job_tensor(job, "write_slots");
+    b->has_initial_state = job_tensor(job, "has_initial_state");
+    b->num_accepted_tokens = job_tensor(job, "num_accepted_tokens");
+    b->token_count = job_tensor(job, "token_count");
     if (job_choice(job, "pad_policy", pads, &b->pad_policy) ||
-        job_choice(job, "write", writes, &b->write) ||
-        read_slot(job, "sink_slot", &b->sink_slot) ||
+        job_choice(job, "write", writes, &b->write) || read_slot(job, "sink_slot", &b->sink_slot) ||
         read_slot(job, "first_slot", &b->first_slot))
         return CLI_BAD;
     job->keep = b->pad_policy == GDN_PAD_KEEP;
@@ -209,9 +209,9 @@ static int check_want(const struct job *job, const char *name, const gdn_tensor 
 
 int job_output(struct job *job, const char *name, const char *alias, gdn_tensor got)
 {
-    char                    expected[64];
+    char expected[64];
     const struct st_tensor *want = NULL;
-    struct job_output      *o    = &job->outputs[job->n_outputs++];
+    struct job_output *o = &job->outputs[job->n_outputs++];
     snprintf(expected, sizeof expected, "expected.%s", name);
     want = st_find(&job->file, expected);
     if (alias) {
@@ -227,8 +227,8 @@ int job_output(struct job *job, const char *name, const char *alias, gdn_tensor 
     return want ? check_want(job, want->name, &want->view, &got) : CLI_OK;
 }
 
-int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim,
-                   const int64_t *size, gdn_tensor *made)
+int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim, const int64_t *size,
+                   gdn_tensor *made)
 {
     *made = memory_tensor(&job->memory, dtype, ndim, size);
     if (!made->data) return cli_bad("%s: no memory for the %s", job->file.path, name);
@@ -245,15 +245,14 @@ int job_gradient(struct job *job, const char *name, int32_t dtype, const gdn_ten
     return CLI_OK;
 }
 
-int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from,
-             int ndim, const int64_t *size)
+int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from, int ndim,
+             const int64_t *size)
 {
     if (from->data && from->ndim != ndim)
         return cli_bad("%s: tensor '%s': %d dimensions, wanted %d", job->file.path,
-                       has(&job->file, "state") ? "state" : "initial_state", (int)from->ndim,
-                       ndim);
-    job->pool      = from->data ? memory_tensor(&job->memory, from->dtype, from->ndim, from->size)
-                                : memory_tensor(&job->memory, GDN_F32, ndim, size);
+                       has(&job->file, "state") ? "state" : "initial_state", (int)from->ndim, ndim);
+    job->pool = from->data ? memory_tensor(&job->memory, from->dtype, from->ndim, from->size)
+                           : memory_tensor(&job->memory, GDN_F32, ndim, size);
     job->pool_from = from->data;
     if (!job->pool.data) return cli_bad("%s: no memory for the %s", job->file.path, name);
     return job_output(job, name, alias, job->pool);
@@ -264,9 +263,9 @@ int job_pool(struct job *job, const char *name, const char *alias, const gdn_ten
 /* The library's error names its argument; the file may call that tensor something else. */
 static int refused(const struct job *job, gdn_ctx *ctx, gdn_status status)
 {
-    const char  *text = gdn_last_error(ctx);
-    const size_t n    = strcspn(text, ":[ ");
-    char         note[64] = "";
+    const char *text = gdn_last_error(ctx);
+    const size_t n = strcspn(text, ":[ ");
+    char note[64] = "";
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
         if (strlen(aliases[i].argument) == n && !memcmp(text, aliases[i].argument, n) &&
             !has(&job->file, aliases[i].argument) && has(&job->file, aliases[i].tensor))
@@ -281,13 +280,13 @@ int job_call(struct job *job, gdn_ctx *ctx, struct job_phase *phase, const char 
     return job_call_op(job, ctx, job->kind->op, &job->args, phase, name, tokens);
 }
 
-int job_call_op(struct job *job, gdn_ctx *ctx, gdn_op op, const void *args,
-                struct job_phase *phase, const char *name, int64_t tokens)
+int job_call_op(struct job *job, gdn_ctx *ctx, gdn_op op, const void *args, struct job_phase *phase,
+                const char *name, int64_t tokens)
 {
-    double           seconds;
+    double seconds;
     const gdn_status status = cli_timed_call(ctx, op, args, &seconds);
     if (status) return refused(job, ctx, status);
-    phase->name   = name;
+    phase->name = name;
     phase->tokens = tokens;
     phase->seconds += seconds;
     snprintf(phase->kernel, sizeof phase->kernel, "%s", gdn_last_kernel(ctx));
@@ -307,8 +306,10 @@ static void restore(struct job *job)
     for (int i = 0; i < job->n_outputs; i++)
         memset(job->outputs[i].got.data, job->keep ? 0 : 0xff, bytes_of(&job->outputs[i].got));
     if (!job->pool.data) return;
-    if (job->pool_from) memcpy(job->pool.data, job->pool_from, bytes_of(&job->pool));
-    else memset(job->pool.data, 0, bytes_of(&job->pool));
+    if (job->pool_from)
+        memcpy(job->pool.data, job->pool_from, bytes_of(&job->pool));
+    else
+        memset(job->pool.data, 0, bytes_of(&job->pool));
 }
 
 /* Computes the op in a few runs and keeps the fastest; all runs but the first find memory and
@@ -316,7 +317,7 @@ static void restore(struct job *job)
 static int compute(struct job *job, gdn_ctx *ctx)
 {
     struct job_phase best[2] = { { .seconds = INFINITY }, { .seconds = INFINITY } };
-    const double     start   = measure_clock();
+    const double start = measure_clock();
     for (int run = 0; run < 5 && (run < 1 || measure_clock() - start < 0.05); run++) {
         restore(job);
         memset(job->phases, 0, sizeof job->phases);
@@ -339,7 +340,8 @@ int job_run(struct job *job, gdn_ctx *ctx, const char *path)
         struct job_output *o = &job->outputs[i];
         if (o->want && o->is_gradient)
             o->judged = compare_gradient(&o->got, o->want, o->dtype, o->of_gate);
-        else if (o->want) o->judged = compare(&o->got, o->want, job->precision);
+        else if (o->want)
+            o->judged = compare(&o->got, o->want, job->precision);
         ok = ok && (!o->want || o->judged.ok);
     }
     return ok ? CLI_OK : CLI_OUTSIDE;

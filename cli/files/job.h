@@ -12,60 +12,60 @@
 #include "program/safetensors.h"
 
 struct job_output {
-    const char        *name; /* "output", "final_state", ... */
-    gdn_tensor         got;
-    const gdn_tensor  *want; /* NULL: the file does not say */
-    bool               is_gradient, of_gate;
-    int32_t            dtype; /* of a gradient: that of the activations */
-    struct comparison  judged;
+    const char *name; /* "output", "final_state", ... */
+    gdn_tensor got;
+    const gdn_tensor *want; /* NULL: the file does not say */
+    bool is_gradient, of_gate;
+    int32_t dtype; /* of a gradient: that of the activations */
+    struct comparison judged;
 };
 
 /* A part of the work that is timed on its own. */
 struct job_phase {
     const char *name;
-    int64_t     tokens;
-    double      seconds;
-    char        kernel[640]; /* what ran */
+    int64_t tokens;
+    double seconds;
+    char kernel[640]; /* what ran */
 };
 
 enum { JOB_OUTPUTS = 13 }; /* at most */
 
 struct job {
-    struct st_file         file;
-    struct memory          memory; /* outputs, states */
+    struct st_file file;
+    struct memory memory; /* outputs, states */
     const struct job_kind *kind;
-    int32_t                precision; /* least exact dtype of activations and state */
+    int32_t precision; /* least exact dtype of activations and state */
 
     union {
-        gdn_rule_args          rule;
-        gdn_conv1d_args        conv1d;
-        gdn_gates_args         gates;
-        gdn_l2norm_args        l2norm;
+        gdn_rule_args rule;
+        gdn_conv1d_args conv1d;
+        gdn_gates_args gates;
+        gdn_l2norm_args l2norm;
         gdn_rmsnorm_gated_args rmsnorm_gated;
-        gdn_block_args         block;
+        gdn_block_args block;
     } args;
     union {
         gdn_prefill_backward_args rule;
-        gdn_block_backward_args   block;
+        gdn_block_backward_args block;
     } gradients; /* of args */
     gdn_batch batch;
 
     struct job_output outputs[JOB_OUTPUTS];
-    int               n_outputs;
-    gdn_tensor        pool;      /* dense; updated in place by the call: an output */
-    const void       *pool_from; /* what it holds before; NULL: zero */
-    bool              keep;      /* outputs are zero before the call, and may stay so */
+    int n_outputs;
+    gdn_tensor pool;       /* dense; updated in place by the call: an output */
+    const void *pool_from; /* what it holds before; NULL: zero */
+    bool keep;             /* outputs are zero before the call, and may stay so */
 
     struct job_phase phases[2];
-    int              n_phases;
-    int64_t          prefill_tokens; /* of a layer; the rest goes token by token */
-    char             prompt[80];     /* the text that a layer's tokens spell; "": none */
+    int n_phases;
+    int64_t prefill_tokens; /* of a layer; the rest goes token by token */
+    char prompt[80];        /* the text that a layer's tokens spell; "": none */
 };
 
 /* An op as files name it. */
 struct job_kind {
-    const char        *name;
-    gdn_op             op;
+    const char *name;
+    gdn_op op;
     const char *const *tensors;  /* that a file may hold, NULL at the end */
     const char *const *metadata; /* that a file may hold; "op" is always allowed */
     /* Fills args, outputs and pool. */
@@ -74,11 +74,11 @@ struct job_kind {
     int (*compute)(struct job *job, gdn_ctx *ctx);
 };
 
-extern const struct job_kind job_prefill, job_decode, job_layer, job_conv1d, job_gates,
-    job_l2norm, job_rmsnorm_gated, job_prefill_backward, job_layer_backward;
+extern const struct job_kind job_prefill, job_decode, job_layer, job_conv1d, job_gates, job_l2norm,
+    job_rmsnorm_gated, job_prefill_backward, job_layer_backward;
 
 /* Reads the file, computes, compares. CLI_OK, CLI_OUTSIDE, or CLI_BAD after its line. */
-int  job_run(struct job *job, gdn_ctx *ctx, const char *path);
+int job_run(struct job *job, gdn_ctx *ctx, const char *path);
 void job_close(struct job *job);
 
 /* ---- For the kinds ---- */
@@ -105,21 +105,20 @@ int job_batch(struct job *job);
  * have there; NULL: none), which must have the same sizes. */
 int job_output(struct job *job, const char *name, const char *alias, gdn_tensor got);
 /* Such an output in new memory. */
-int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim,
-                   const int64_t *size, gdn_tensor *made);
+int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim, const int64_t *size,
+                   gdn_tensor *made);
 /* The gradient of a tensor of these sizes, of activations of dtype A; none where that is absent. */
 int job_gradient(struct job *job, const char *name, int32_t dtype, const gdn_tensor *of,
                  bool of_gate, int32_t A, gdn_tensor *made);
 /* The pool of states: starts as `from`, or, absent, as zeros of these sizes. An output. */
-int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from,
-             int ndim, const int64_t *size);
+int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from, int ndim,
+             const int64_t *size);
 
 /* Runs one call of the op, as the phase `name`. */
 int job_call(struct job *job, gdn_ctx *ctx, struct job_phase *phase, const char *name,
              int64_t tokens);
 /* Runs one call of another op. */
-int job_call_op(struct job *job, gdn_ctx *ctx, gdn_op op, const void *args,
-                struct job_phase *phase, const char *name, int64_t tokens);
-
+int job_call_op(struct job *job, gdn_ctx *ctx, gdn_op op, const void *args, struct job_phase *phase,
+                const char *name, int64_t tokens);
 
 #endif

@@ -11,13 +11,23 @@
 #include "files/job.h"
 #include "oracle.h"
 
-static const char *const tensors[] = {
-    "hidden_states", "token_ids", "embedding", "layer.in_proj_qkvz.weight",
-    "layer.in_proj_ba.weight", "layer.in_proj_qkv.weight", "layer.in_proj_z.weight",
-    "layer.in_proj_b.weight", "layer.in_proj_a.weight", "layer.conv1d.weight",
-    "layer.conv1d.bias", "layer.A_log", "layer.dt_bias", "layer.norm.weight",
-    "layer.out_proj.weight", "expected.output", NULL
-};
+static const char *const tensors[] = { "hidden_states",
+                                       "token_ids",
+                                       "embedding",
+                                       "layer.in_proj_qkvz.weight",
+                                       "layer.in_proj_ba.weight",
+                                       "layer.in_proj_qkv.weight",
+                                       "layer.in_proj_z.weight",
+                                       "layer.in_proj_b.weight",
+                                       "layer.in_proj_a.weight",
+                                       "layer.conv1d.weight",
+                                       "layer.conv1d.bias",
+                                       "layer.A_log",
+                                       "layer.dt_bias",
+                                       "layer.norm.weight",
+                                       "layer.out_proj.weight",
+                                       "expected.output",
+                                       NULL };
 static const char *const metadata[] = { "kind", "config", "prefill_tokens", NULL };
 
 /* ---- The configuration ------------------------------------------------------------------- */
@@ -25,7 +35,7 @@ static const char *const metadata[] = { "kind", "config", "prefill_tokens", NULL
 static int config_size(const struct job *job, const cJSON *config, const char *key, int32_t *to)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, key);
-    const double x    = cJSON_IsNumber(item) ? item->valuedouble : 0;
+    const double x = cJSON_IsNumber(item) ? item->valuedouble : 0;
     if (!(x >= 1 && x <= 65536) || x != (int32_t)x)
         return cli_bad("%s: metadata 'config': %s is not a whole number from 1 to 65536",
                        job->file.path, key);
@@ -35,8 +45,8 @@ static int config_size(const struct job *job, const cJSON *config, const char *k
 
 static int read_config(struct job *job, const cJSON *config)
 {
-    gdn_block_args *a   = &job->args.block;
-    const cJSON    *eps = cJSON_GetObjectItemCaseSensitive(config, "rms_norm_eps");
+    gdn_block_args *a = &job->args.block;
+    const cJSON *eps = cJSON_GetObjectItemCaseSensitive(config, "rms_norm_eps");
     if (config_size(job, config, "linear_num_key_heads", &a->n_key_heads) ||
         config_size(job, config, "linear_num_value_heads", &a->n_value_heads) ||
         config_size(job, config, "linear_key_head_dim", &a->key_head_dim) ||
@@ -51,12 +61,11 @@ static int read_config(struct job *job, const cJSON *config)
 
 static int parse_config(struct job *job)
 {
-    const char *text   = st_metadata(&job->file, "config");
-    cJSON      *config = text ? cJSON_Parse(text) : NULL;
-    const int   code =
-        cJSON_IsObject(config)
-            ? read_config(job, config)
-            : cli_bad("%s: metadata 'config': %s", job->file.path, text ? "not JSON" : "absent");
+    const char *text = st_metadata(&job->file, "config");
+    cJSON *config = text ? cJSON_Parse(text) : NULL;
+    const int code = cJSON_IsObject(config) ? read_config(job, config)
+                                            : cli_bad("%s: metadata 'config': %s", job->file.path,
+                                                      text ? "not JSON" : "absent");
     cJSON_Delete(config);
     return code;
 }
@@ -66,11 +75,14 @@ static int parse_config(struct job *job)
 /* Appends one byte of the text, or its escape. Returns false when there is no more room. */
 static bool append_byte(char *text, size_t bytes, int c)
 {
-    char         piece[8];
+    char piece[8];
     const size_t used = strlen(text);
-    if (c == '\n') snprintf(piece, sizeof piece, "\\n");
-    else if (c < 128 && isprint(c)) snprintf(piece, sizeof piece, "%c", c);
-    else snprintf(piece, sizeof piece, "\\x%02x", (unsigned)c & 255);
+    if (c == '\n')
+        snprintf(piece, sizeof piece, "\\n");
+    else if (c < 128 && isprint(c))
+        snprintf(piece, sizeof piece, "%c", c);
+    else
+        snprintf(piece, sizeof piece, "\\x%02x", (unsigned)c & 255);
     if (used + strlen(piece) + 4 > bytes) { /* leaves room for "..." */
         snprintf(text + used, bytes - used, "...");
         return false;
@@ -82,10 +94,10 @@ static bool append_byte(char *text, size_t bytes, int c)
 /* Checks that hidden_states are the rows of the embedding that token_ids name. */
 static int check_prompt(struct job *job, const gdn_tensor *hidden)
 {
-    const char      *path = job->file.path;
-    const gdn_tensor ids  = job_tensor(job, "token_ids"), table = job_tensor(job, "embedding");
-    const int64_t    n = hidden->size[0] * hidden->size[1], width = hidden->size[2];
-    bool             room = true;
+    const char *path = job->file.path;
+    const gdn_tensor ids = job_tensor(job, "token_ids"), table = job_tensor(job, "embedding");
+    const int64_t n = hidden->size[0] * hidden->size[1], width = hidden->size[2];
+    bool room = true;
     if (!ids.data && !table.data) return CLI_OK;
     if (!ids.data || ids.dtype < GDN_I32 || ids.dtype > GDN_I64 || ids.ndim != 1 ||
         ids.size[0] != n)
@@ -103,7 +115,8 @@ static int check_prompt(struct job *job, const gdn_tensor *hidden)
             if (oracle_load(table.data, table.dtype, id * width + i) !=
                 oracle_load(hidden->data, hidden->dtype, t * width + i))
                 return cli_bad("%s: tensor 'hidden_states': token %lld is not row %lld of the "
-                               "embedding", path, (long long)t, (long long)id);
+                               "embedding",
+                               path, (long long)t, (long long)id);
         room = room && id < 256 && append_byte(job->prompt, sizeof job->prompt, (int)id);
     }
     return CLI_OK;
@@ -114,31 +127,31 @@ static int check_prompt(struct job *job, const gdn_tensor *hidden)
 static void read_parameters(struct job *job)
 {
     gdn_block_args *a = &job->args.block;
-    a->in_proj_qkvz   = job_tensor(job, "layer.in_proj_qkvz.weight");
-    a->in_proj_ba     = job_tensor(job, "layer.in_proj_ba.weight");
-    a->in_proj_qkv    = job_tensor(job, "layer.in_proj_qkv.weight");
-    a->in_proj_z      = job_tensor(job, "layer.in_proj_z.weight");
-    a->in_proj_b      = job_tensor(job, "layer.in_proj_b.weight");
-    a->in_proj_a      = job_tensor(job, "layer.in_proj_a.weight");
-    a->conv_weight    = job_tensor(job, "layer.conv1d.weight");
-    a->conv_bias      = job_tensor(job, "layer.conv1d.bias");
-    a->A_log          = job_tensor(job, "layer.A_log");
-    a->dt_bias        = job_tensor(job, "layer.dt_bias");
-    a->norm_weight    = job_tensor(job, "layer.norm.weight");
-    a->out_proj       = job_tensor(job, "layer.out_proj.weight");
+    a->in_proj_qkvz = job_tensor(job, "layer.in_proj_qkvz.weight");
+    a->in_proj_ba = job_tensor(job, "layer.in_proj_ba.weight");
+    a->in_proj_qkv = job_tensor(job, "layer.in_proj_qkv.weight");
+    a->in_proj_z = job_tensor(job, "layer.in_proj_z.weight");
+    a->in_proj_b = job_tensor(job, "layer.in_proj_b.weight");
+    a->in_proj_a = job_tensor(job, "layer.in_proj_a.weight");
+    a->conv_weight = job_tensor(job, "layer.conv1d.weight");
+    a->conv_bias = job_tensor(job, "layer.conv1d.bias");
+    a->A_log = job_tensor(job, "layer.A_log");
+    a->dt_bias = job_tensor(job, "layer.dt_bias");
+    a->norm_weight = job_tensor(job, "layer.norm.weight");
+    a->out_proj = job_tensor(job, "layer.out_proj.weight");
 }
 
 static int make_states(struct job *job)
 {
-    gdn_block_args *a    = &job->args.block;
-    const int64_t   B    = a->hidden.size[0];
-    const int64_t   taps = a->conv_weight.size[a->conv_weight.ndim - 1];
-    const int64_t   D    = 2 * (int64_t)a->n_key_heads * a->key_head_dim +
+    gdn_block_args *a = &job->args.block;
+    const int64_t B = a->hidden.size[0];
+    const int64_t taps = a->conv_weight.size[a->conv_weight.ndim - 1];
+    const int64_t D = 2 * (int64_t)a->n_key_heads * a->key_head_dim +
                       (int64_t)a->n_value_heads * a->value_head_dim;
-    const int64_t conv[]  = { B, D, taps - 1 };
+    const int64_t conv[] = { B, D, taps - 1 };
     const int64_t state[] = { B, a->n_value_heads, a->value_head_dim, a->key_head_dim };
-    a->conv_state         = memory_tensor(&job->memory, GDN_F32, 3, conv);
-    a->state              = memory_tensor(&job->memory, GDN_F32, 4, state);
+    a->conv_state = memory_tensor(&job->memory, GDN_F32, 3, conv);
+    a->state = memory_tensor(&job->memory, GDN_F32, 4, state);
     return a->conv_state.data && a->state.data
                ? CLI_OK
                : cli_bad("%s: no memory for the layer's states", job->file.path);
@@ -146,10 +159,10 @@ static int make_states(struct job *job)
 
 static int prepare(struct job *job)
 {
-    gdn_block_args *a       = &job->args.block;
-    const char     *prefill = st_metadata(&job->file, "prefill_tokens");
-    *a                      = gdn_block_args_init();
-    a->hidden               = job_tensor(job, "hidden_states");
+    gdn_block_args *a = &job->args.block;
+    const char *prefill = st_metadata(&job->file, "prefill_tokens");
+    *a = gdn_block_args_init();
+    a->hidden = job_tensor(job, "hidden_states");
     if (job_need(job, &a->hidden, "hidden_states") || parse_config(job)) return CLI_BAD;
     read_parameters(job);
     if (a->hidden.ndim != 3 || a->hidden.dtype > GDN_F16)
@@ -171,9 +184,8 @@ static int prepare(struct job *job)
 static gdn_tensor tokens_of(const gdn_tensor *t, int64_t first, int64_t n)
 {
     gdn_tensor part = *t;
-    part.size[1]    = n;
-    part.data       = (char *)t->data +
-                first * t->stride[1] * (int64_t)gdn_dtype_bytes(t->dtype);
+    part.size[1] = n;
+    part.data = (char *)t->data + first * t->stride[1] * (int64_t)gdn_dtype_bytes(t->dtype);
     return part;
 }
 
@@ -186,26 +198,26 @@ static void zero(const gdn_tensor *t)
 
 static int compute(struct job *job, gdn_ctx *ctx)
 {
-    gdn_block_args   *a      = &job->args.block;
-    const gdn_tensor  hidden = a->hidden, out = a->out;
-    const int64_t     B = hidden.size[0], T = hidden.size[1], first = job->prefill_tokens;
+    gdn_block_args *a = &job->args.block;
+    const gdn_tensor hidden = a->hidden, out = a->out;
+    const int64_t B = hidden.size[0], T = hidden.size[1], first = job->prefill_tokens;
     struct job_phase *phase = job->phases;
-    int               code  = CLI_OK;
+    int code = CLI_OK;
     zero(&a->conv_state);
     zero(&a->state);
     if (first > 0) {
         a->hidden = tokens_of(&hidden, 0, first);
-        a->out    = tokens_of(&out, 0, first);
-        code      = job_call_op(job, ctx, GDN_OP_BLOCK, a, phase++, "prefill", B * first);
+        a->out = tokens_of(&out, 0, first);
+        code = job_call_op(job, ctx, GDN_OP_BLOCK, a, phase++, "prefill", B * first);
     }
     for (int64_t t = first; t < T && !code; t++) {
         a->hidden = tokens_of(&hidden, t, 1);
-        a->out    = tokens_of(&out, t, 1);
-        code      = job_call_op(job, ctx, GDN_OP_BLOCK, a, phase, "decode", B * (T - first));
+        a->out = tokens_of(&out, t, 1);
+        code = job_call_op(job, ctx, GDN_OP_BLOCK, a, phase, "decode", B * (T - first));
     }
     job->n_phases = (int)(phase - job->phases) + (first < T);
-    a->hidden     = hidden;
-    a->out        = out;
+    a->hidden = hidden;
+    a->out = out;
     return code;
 }
 

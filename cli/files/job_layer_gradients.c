@@ -4,17 +4,35 @@
 #include "cli.h"
 #include "files/job.h"
 
-static const char *const tensors[] = {
-    "hidden_states", "grad_output", "layer.in_proj_qkvz.weight", "layer.in_proj_ba.weight",
-    "layer.in_proj_qkv.weight", "layer.in_proj_z.weight", "layer.in_proj_b.weight",
-    "layer.in_proj_a.weight", "layer.conv1d.weight", "layer.conv1d.bias", "layer.A_log",
-    "layer.dt_bias", "layer.norm.weight", "layer.out_proj.weight", "expected.output",
-    "expected.dhidden_states", "expected.din_proj_qkvz.weight", "expected.din_proj_ba.weight",
-    "expected.din_proj_qkv.weight", "expected.din_proj_z.weight", "expected.din_proj_b.weight",
-    "expected.din_proj_a.weight", "expected.dconv1d.weight", "expected.dconv1d.bias",
-    "expected.dA_log", "expected.ddt_bias", "expected.dnorm.weight", "expected.dout_proj.weight",
-    NULL
-};
+static const char *const tensors[] = { "hidden_states",
+                                       "grad_output",
+                                       "layer.in_proj_qkvz.weight",
+                                       "layer.in_proj_ba.weight",
+                                       "layer.in_proj_qkv.weight",
+                                       "layer.in_proj_z.weight",
+                                       "layer.in_proj_b.weight",
+                                       "layer.in_proj_a.weight",
+                                       "layer.conv1d.weight",
+                                       "layer.conv1d.bias",
+                                       "layer.A_log",
+                                       "layer.dt_bias",
+                                       "layer.norm.weight",
+                                       "layer.out_proj.weight",
+                                       "expected.output",
+                                       "expected.dhidden_states",
+                                       "expected.din_proj_qkvz.weight",
+                                       "expected.din_proj_ba.weight",
+                                       "expected.din_proj_qkv.weight",
+                                       "expected.din_proj_z.weight",
+                                       "expected.din_proj_b.weight",
+                                       "expected.din_proj_a.weight",
+                                       "expected.dconv1d.weight",
+                                       "expected.dconv1d.bias",
+                                       "expected.dA_log",
+                                       "expected.ddt_bias",
+                                       "expected.dnorm.weight",
+                                       "expected.dout_proj.weight",
+                                       NULL };
 static const char *const metadata[] = { "kind", "config", NULL };
 
 static void take_inputs(gdn_block_backward_args *a, const gdn_block_args *f)
@@ -33,14 +51,14 @@ static int prepare(struct job *job)
 {
     if (job_layer.prepare(job)) return CLI_BAD;
     gdn_block_backward_args *a = &job->gradients.block;
-    const int32_t            A = job->args.block.hidden.dtype;
+    const int32_t A = job->args.block.hidden.dtype;
     take_inputs(a, &job->args.block);
     a->dout = job_tensor(job, "grad_output");
     if (job_need(job, &a->dout, "grad_output")) return CLI_BAD;
     const struct {
-        const char       *name;
+        const char *name;
         const gdn_tensor *of;
-        gdn_tensor       *made;
+        gdn_tensor *made;
     } weights[] = {
         { "din_proj_qkvz.weight", &a->in_proj_qkvz, &a->din_proj_qkvz },
         { "din_proj_ba.weight", &a->in_proj_ba, &a->din_proj_ba },
@@ -55,11 +73,10 @@ static int prepare(struct job *job)
         { "dnorm.weight", &a->norm_weight, &a->dnorm_weight },
         { "dout_proj.weight", &a->out_proj, &a->dout_proj },
     };
-    int code = job_gradient(job, "dhidden_states", A, &a->hidden, false, A,
-                            &a->dhidden);
+    int code = job_gradient(job, "dhidden_states", A, &a->hidden, false, A, &a->dhidden);
     for (size_t i = 0; i < sizeof weights / sizeof *weights && !code; i++)
-        code = job_gradient(job, weights[i].name, GDN_F32, weights[i].of, false, A,
-                            weights[i].made);
+        code =
+            job_gradient(job, weights[i].name, GDN_F32, weights[i].of, false, A, weights[i].made);
     return code;
 }
 
@@ -72,5 +89,6 @@ static int compute(struct job *job, gdn_ctx *ctx)
                        hidden->size[0] * hidden->size[1]);
 }
 
-const struct job_kind job_layer_backward = { "layer_backward", GDN_OP_BLOCK_BACKWARD, tensors,
-                                             metadata, prepare, compute };
+const struct job_kind job_layer_backward = { "layer_backward", GDN_OP_BLOCK_BACKWARD,
+                                             tensors,          metadata,
+                                             prepare,          compute };

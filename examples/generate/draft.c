@@ -7,7 +7,7 @@ enum { SHORTEST = 3, LONGEST = 16 }; /* tokens that are compared */
 
 int draft_make(struct draft *d, struct memory *memory, int64_t capacity)
 {
-    d->n      = 0;
+    d->n = 0;
     d->tokens = memory_get(memory, (size_t)capacity * sizeof *d->tokens);
     return d->tokens ? CLI_OK : cli_bad("no memory for a text of %lld tokens", (long long)capacity);
 }

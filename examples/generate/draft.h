@@ -12,11 +12,11 @@ enum { DRAFT_MOST = 7 }; /* with the token before them, a call whose rule goes t
 
 struct draft {
     int32_t *tokens; /* the text so far */
-    int64_t  n;
+    int64_t n;
 };
 
 /* An empty text, with room for so many tokens in `memory`. CLI_OK, or CLI_BAD after one line. */
-int  draft_make(struct draft *d, struct memory *memory, int64_t capacity);
+int draft_make(struct draft *d, struct memory *memory, int64_t capacity);
 void draft_add(struct draft *d, const int32_t *tokens, int64_t n);
 
 /* Writes up to `most` guesses and returns how many. */

@@ -40,35 +40,35 @@ static const char help[] =
 
 struct generate_options {
     struct cli_device device;
-    const char       *prompt, *save, *load, *logits;
-    double            temperature; /* below 0: not given */
-    int64_t           seed, n;     /* seed below 0: not given */
-    int64_t           draft;
-    bool              exact, speed, help;
+    const char *prompt, *save, *load, *logits;
+    double temperature; /* below 0: not given */
+    int64_t seed, n;    /* seed below 0: not given */
+    int64_t draft;
+    bool exact, speed, help;
 };
 
 /* Tokens and logits for --logits. */
 struct recording {
     int32_t *tokens;
-    float   *logits; /* [n][vocab], of the tokens that went through the model */
-    int64_t  n_tokens, n;
+    float *logits; /* [n][vocab], of the tokens that went through the model */
+    int64_t n_tokens, n;
 };
 
 struct generation {
     const struct generate_options *o;
-    struct model                   model;
-    struct tokenizer               tokenizer;
-    struct sampler                 sampler;
-    struct past                    past;
-    struct forward                 forward;
-    int32_t                       *prompt;
-    int64_t                        n_prompt, n_added, n_calls;
-    float                         *logits; /* for the next token */
-    struct draft                   draft;
-    float                         *checked; /* logits of guesses */
-    struct recording               recording;
-    double                         prompt_seconds, text_seconds;
-    struct memory                  memory;
+    struct model model;
+    struct tokenizer tokenizer;
+    struct sampler sampler;
+    struct past past;
+    struct forward forward;
+    int32_t *prompt;
+    int64_t n_prompt, n_added, n_calls;
+    float *logits; /* for the next token */
+    struct draft draft;
+    float *checked; /* logits of guesses */
+    struct recording recording;
+    double prompt_seconds, text_seconds;
+    struct memory memory;
 };
 
 /* ---- Recording ------------------------------------------------------------------------------- */
@@ -77,9 +77,9 @@ static int make_recording(struct generation *g)
 {
     const int64_t n = g->n_prompt + g->o->n, vocab = g->model.config.vocab;
     if (!g->o->logits) return CLI_OK;
-    const int64_t size[]  = { n, vocab };
-    g->recording.tokens   = memory_tensor(&g->memory, GDN_I32, 1, size).data;
-    g->recording.logits   = memory_tensor(&g->memory, GDN_F32, 2, size).data;
+    const int64_t size[] = { n, vocab };
+    g->recording.tokens = memory_tensor(&g->memory, GDN_I32, 1, size).data;
+    g->recording.logits = memory_tensor(&g->memory, GDN_F32, 2, size).data;
     return g->recording.tokens && g->recording.logits ? CLI_OK
                                                       : cli_bad("--logits: no memory for them");
 }
@@ -103,8 +103,8 @@ static int record_logits(struct generation *g, int64_t n)
 
 static int write_recording(const struct generation *g)
 {
-    const struct recording *r         = &g->recording;
-    const struct st_tensor  tensors[] = {
+    const struct recording *r = &g->recording;
+    const struct st_tensor tensors[] = {
         { .name = "tokens", .view = gdn_dense(r->tokens, GDN_I32, 1, r->n_tokens, 0, 0, 0) },
         { .name = "logits",
           .view = gdn_dense(r->logits, GDN_F32, 2, r->n, g->model.config.vocab, 0, 0) },
@@ -168,7 +168,7 @@ static int accept(struct generation *g, const int32_t *guesses, int64_t n, int64
                   int64_t *accepted)
 {
     const struct config *c = &g->model.config;
-    int64_t              i = 0;
+    int64_t i = 0;
     for (; i < n; i++) {
         if (sample(g, g->checked + i * c->vocab, position + i) != guesses[i]) break;
         if (is_end(c, guesses[i])) break;
@@ -183,9 +183,9 @@ static int accept(struct generation *g, const int32_t *guesses, int64_t n, int64
 static int take_with_guesses(struct generation *g, int32_t token)
 {
     const int64_t vocab = g->model.config.vocab, position = g->past.n + 1;
-    const int64_t left  = tokens_to_take(g) - 1;
-    int32_t       tokens[1 + DRAFT_MOST] = { token };
-    int64_t       accepted;
+    const int64_t left = tokens_to_take(g) - 1;
+    int32_t tokens[1 + DRAFT_MOST] = { token };
+    int64_t accepted;
     const int64_t n =
         1 + draft_guess(&g->draft, tokens + 1, g->o->draft < left ? g->o->draft : left);
     if (n == 1) return take(g, &token, 1);
@@ -204,8 +204,7 @@ static int add_tokens(struct generation *g)
     while (g->n_added < g->o->n) {
         const int32_t token = sample(g, g->logits, g->past.n);
         if (token < 0)
-            return cli_bad("token %lld: the model's logits are not finite",
-                           (long long)g->past.n);
+            return cli_bad("token %lld: the model's logits are not finite", (long long)g->past.n);
         if (is_end(&g->model.config, token)) break;
         if (add_token(g, token)) return CLI_BAD;
         if (tokens_to_take(g) == 0) break;
@@ -219,10 +218,12 @@ static int add_tokens(struct generation *g)
 
 static void print_speed(const struct generation *g)
 {
-    fprintf(stderr, "gdn: prompt %lld tokens, %.3g s, %.4g tokens/s; text %lld tokens in %lld "
-            "calls, %.3g s, %.4g tokens/s\n", (long long)g->n_prompt, g->prompt_seconds,
-            (double)g->n_prompt / g->prompt_seconds, (long long)g->n_added,
-            (long long)g->n_calls, g->text_seconds, (double)g->n_added / g->text_seconds);
+    fprintf(stderr,
+            "gdn: prompt %lld tokens, %.3g s, %.4g tokens/s; text %lld tokens in %lld "
+            "calls, %.3g s, %.4g tokens/s\n",
+            (long long)g->n_prompt, g->prompt_seconds, (double)g->n_prompt / g->prompt_seconds,
+            (long long)g->n_added, (long long)g->n_calls, g->text_seconds,
+            (double)g->n_added / g->text_seconds);
 }
 
 /* ---- From the options to a text -------------------------------------------------------------- */
@@ -241,8 +242,8 @@ static int make_checks(struct generation *g)
 /* Begins an empty past, or the file's. */
 static int begin(struct generation *g)
 {
-    const struct generate_options *o    = g->o;
-    const int64_t                  more = g->n_prompt + o->n;
+    const struct generate_options *o = g->o;
+    const int64_t more = g->n_prompt + o->n;
     g->logits = memory_get(&g->memory, (size_t)g->model.config.vocab * sizeof *g->logits);
     if (!g->logits) return cli_bad("no memory for the logits");
     if (o->load ? past_load(&g->past, &g->model, &g->sampler, g->logits, o->load, more)
@@ -268,17 +269,16 @@ static int generate(struct generation *g, gdn_ctx *ctx, struct threads *threads,
         take_prompt(g) || add_tokens(g) || write_recording(g))
         return CLI_BAD;
     if (g->o->speed) print_speed(g);
-    return g->o->save ? past_save(&g->past, &g->model, &g->sampler, g->logits, g->o->save)
-                      : CLI_OK;
+    return g->o->save ? past_save(&g->past, &g->model, &g->sampler, g->logits, g->o->save) : CLI_OK;
 }
 
 /* A context on the CPU that computes on the program's threads. */
 static int open_host(const struct cli_device *device, gdn_ctx **ctx, struct threads **threads)
 {
     gdn_options options = gdn_options_init();
-    *threads            = threads_new();
+    *threads = threads_new();
     if (!*threads) return cli_bad("no memory for threads");
-    options.parallel_for  = threads_for;
+    options.parallel_for = threads_for;
     options.parallel_user = *threads;
     if (cli_open_with(device, options, ctx)) return CLI_BAD;
     return threads_start(*threads, gdn_n_threads(*ctx));
@@ -286,11 +286,11 @@ static int open_host(const struct cli_device *device, gdn_ctx **ctx, struct thre
 
 static int run(const struct generate_options *o, const char *path)
 {
-    struct generation g       = { .o = o };
-    struct gpu        gpu     = { 0 };
-    struct cli_device host    = o->device;
-    struct threads   *threads = NULL;
-    gdn_ctx          *ctx     = NULL;
+    struct generation g = { .o = o };
+    struct gpu gpu = { 0 };
+    struct cli_device host = o->device;
+    struct threads *threads = NULL;
+    gdn_ctx *ctx = NULL;
     const bool on_gpu = host.backend && !strcmp(host.backend, "cuda");
     if (on_gpu) host.backend = NULL;
     int code = open_host(&host, &ctx, &threads);
@@ -308,7 +308,7 @@ static int run(const struct generate_options *o, const char *path)
 
 int generate_main(int argc, char **argv)
 {
-    struct generate_options o         = { .temperature = -1, .seed = -1, .n = 100 };
+    struct generate_options o = { .temperature = -1, .seed = -1, .n = 100 };
     const struct cli_option options[] = {
         { "-p", CLI_TEXT, &o.prompt, 0, 0 },
         { "-n", CLI_INT, &o.n, 0, 1 << 30 },
@@ -328,9 +328,9 @@ int generate_main(int argc, char **argv)
         { NULL, CLI_FLAG, NULL, 0, 0 },
     };
     const char **models = calloc((size_t)argc, sizeof *models);
-    int          n, code;
+    int n, code;
     if (!models) return cli_bad("no memory");
-    code             = cli_parse(argc, argv, options, models, &n);
+    code = cli_parse(argc, argv, options, models, &n);
     const char *path = models[0];
     free(models);
     if (code) return code;

@@ -26,8 +26,8 @@ static bool is_one_of(const char *text, const char *list)
 
 static int check_value(const cJSON *item, const char *wanted, const char *name)
 {
-    char      *found = cJSON_PrintUnformatted(item);
-    const bool good  = is_one_of(found, wanted);
+    char *found = cJSON_PrintUnformatted(item);
+    const bool good = is_one_of(found, wanted);
     if (!good)
         cli_bad("%s: %s is %.40s, which is not supported; wanted %s", name, item->string, found,
                 wanted);

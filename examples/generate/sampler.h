@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 struct sampler {
-    double   temperature;
+    double temperature;
     uint64_t seed;
 };
 

@@ -11,7 +11,7 @@
 
 int cli_bad(const char *format, ...)
 {
-    char    line[1024];
+    char line[1024];
     va_list list;
     va_start(list, format);
     vsnprintf(line, sizeof line, format, list);
@@ -52,7 +52,7 @@ void cli_json_start(void) { cJSON_InitHooks(&(cJSON_Hooks){ get_memory, free });
 bool cli_integer(const char *text, int64_t min, int64_t max, int64_t *value)
 {
     char *end;
-    errno             = 0;
+    errno = 0;
     const long long n = strtoll(text, &end, 10);
     if (end == text || *end || errno || n < min || n > max) return false;
     *value = n;
@@ -61,7 +61,7 @@ bool cli_integer(const char *text, int64_t min, int64_t max, int64_t *value)
 
 bool cli_real(const char *text, double *value)
 {
-    char        *end;
+    char *end;
     const double x = strtod(text, &end);
     if (end == text || *end || !isfinite(x)) return false;
     *value = x;
@@ -71,7 +71,7 @@ bool cli_real(const char *text, double *value)
 static int store(const struct cli_option *o, const char *value)
 {
     int64_t n;
-    double  x;
+    double x;
     switch (o->kind) {
     case CLI_FLAG: *(bool *)o->to = true; return CLI_OK;
     case CLI_TEXT: *(const char **)o->to = value; return CLI_OK;
@@ -114,9 +114,9 @@ int cli_parse(int argc, char **argv, const struct cli_option *options, const cha
             others[(*n_others)++] = arg;
             continue;
         }
-        const char              *equals = strchr(arg, '=');
-        const size_t             length = equals ? (size_t)(equals - arg) : strlen(arg);
-        const struct cli_option *o      = find(options, arg, length);
+        const char *equals = strchr(arg, '=');
+        const size_t length = equals ? (size_t)(equals - arg) : strlen(arg);
+        const struct cli_option *o = find(options, arg, length);
         if (!o)
             return cli_bad("%s: unknown option '%s' (gdn %s --help lists them)", argv[0], arg,
                            argv[0]);
@@ -144,16 +144,17 @@ int cli_open(const struct cli_device *device, gdn_ctx **ctx)
 
 int cli_open_with(const struct cli_device *device, gdn_options options, gdn_ctx **ctx)
 {
-    char        error[512] = "";
-    const char *log        = getenv("GDN_LOG");
-    const char *backend    = device->backend ? device->backend : "cpu";
-    *ctx                   = NULL;
-    if (!strcmp(backend, "cuda")) options.backend = GDN_BACKEND_CUDA;
+    char error[512] = "";
+    const char *log = getenv("GDN_LOG");
+    const char *backend = device->backend ? device->backend : "cpu";
+    *ctx = NULL;
+    if (!strcmp(backend, "cuda"))
+        options.backend = GDN_BACKEND_CUDA;
     else if (strcmp(backend, "cpu"))
         return cli_bad("--backend: '%s', wanted cpu or cuda", backend);
-    options.n_threads        = (int32_t)device->threads;
-    options.isa              = device->isa;
-    options.error_text       = error;
+    options.n_threads = (int32_t)device->threads;
+    options.isa = device->isa;
+    options.error_text = error;
     options.error_text_bytes = sizeof error;
     if (log && *log && strcmp(log, "0")) options.log = log_line;
     const gdn_status status = gdn_ctx_create(&options, ctx);

@@ -11,9 +11,9 @@
 #include "gdn.h"
 
 enum {
-    CLI_OK      = 0,
+    CLI_OK = 0,
     CLI_OUTSIDE = 1, /* it ran, and a result is outside its limit */
-    CLI_BAD     = 2  /* a bad file or bad arguments */
+    CLI_BAD = 2      /* a bad file or bad arguments */
 };
 
 /* One line "gdn: ..." on stderr, whatever bytes the arguments hold. Returns CLI_BAD. */
@@ -39,10 +39,10 @@ enum cli_kind {
 };
 
 struct cli_option {
-    const char   *name; /* "--threads"; NULL ends a list */
+    const char *name; /* "--threads"; NULL ends a list */
     enum cli_kind kind;
-    void         *to;
-    double        min, max;
+    void *to;
+    double min, max;
 };
 
 /*
@@ -61,7 +61,7 @@ bool cli_real(const char *text, double *value); /* finite */
 struct cli_device {
     const char *backend; /* NULL: cpu */
     const char *isa;
-    int64_t     threads;
+    int64_t threads;
 };
 
 /* Makes the context; GDN_LOG=1 in the environment sends its log to stderr. */

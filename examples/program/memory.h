@@ -14,7 +14,7 @@ struct memory {
 
 /* Returns zeroed memory; NULL if there is none. */
 void *memory_get(struct memory *m, size_t bytes);
-void  memory_free(struct memory *m);
+void memory_free(struct memory *m);
 
 /* A new dense zeroed tensor of these sizes; data NULL where there is no memory, or too much
  * was asked for. */

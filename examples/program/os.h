@@ -25,23 +25,23 @@ int64_t os_now_ns(void);
 
 /* Starts a thread that gets no signals of the process. NULL: the system has no more threads. */
 struct os_thread *os_thread_start(void (*run)(void *arg), void *arg);
-void              os_thread_join(struct os_thread *thread);
+void os_thread_join(struct os_thread *thread);
 
 /* A lock, and a place to wait inside it until another thread wakes all who wait. NULL: no
  * memory. */
 struct os_gate *os_gate_new(void);
-void            os_gate_free(struct os_gate *gate);
-void            os_gate_lock(struct os_gate *gate);
-void            os_gate_unlock(struct os_gate *gate);
-void            os_gate_wait(struct os_gate *gate);
-void            os_gate_wake(struct os_gate *gate);
+void os_gate_free(struct os_gate *gate);
+void os_gate_lock(struct os_gate *gate);
+void os_gate_unlock(struct os_gate *gate);
+void os_gate_wait(struct os_gate *gate);
+void os_gate_wake(struct os_gate *gate);
 
 /* ---- Libraries ----------------------------------------------------------------------------- */
 
 /* Searches where the system keeps libraries. NULL: not found. */
 void *os_library_open(const char *name);
 void *os_library_symbol(void *library, const char *name);
-void  os_library_close(void *library);
+void os_library_close(void *library);
 
 /* ---- Memory -------------------------------------------------------------------------------- */
 
@@ -61,18 +61,17 @@ int os_list(const char *folder, void (*each)(void *user, const char *name), void
 /* A regular file that is read. */
 struct os_input {
     intptr_t handle;
-    int64_t  bytes;
+    int64_t bytes;
 };
 
-int  os_input_open(struct os_input *in, const char *path);
+int os_input_open(struct os_input *in, const char *path);
 void os_input_close(struct os_input *in);
 
 /* *n: the bytes that were read, fewer than wanted at the end of the file, or for no reason. */
-int os_input_read(const struct os_input *in, void *to, size_t bytes, int64_t offset,
-                      size_t *n);
+int os_input_read(const struct os_input *in, void *to, size_t bytes, int64_t offset, size_t *n);
 
 /* Maps the whole file, read-only; the map outlives the input. */
-int  os_input_map(const struct os_input *in, void **map);
+int os_input_map(const struct os_input *in, void **map);
 void os_unmap(void *map, size_t bytes);
 
 /*
@@ -83,8 +82,8 @@ void os_unmap(void *map, size_t bytes);
 enum { OS_PATH = 4096 }; /* bytes */
 struct os_draft {
     FILE *out;
-    char  target[OS_PATH]; /* the path without links */
-    char  name[OS_PATH];   /* of the draft */
+    char target[OS_PATH]; /* the path without links */
+    char name[OS_PATH];   /* of the draft */
 };
 
 int os_draft_begin(struct os_draft *draft, const char *path);

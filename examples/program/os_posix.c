@@ -54,7 +54,7 @@ static void *run_thread(void *thread)
 /* A new thread inherits the mask, so the signals are blocked around its creation. */
 struct os_thread *os_thread_start(void (*run)(void *), void *arg)
 {
-    sigset_t          all, mask;
+    sigset_t all, mask;
     struct os_thread *t = malloc(sizeof *t);
     if (!t) return NULL;
     t->run = run;
@@ -76,7 +76,7 @@ void os_thread_join(struct os_thread *thread)
 
 struct os_gate {
     pthread_mutex_t mutex;
-    pthread_cond_t  condition;
+    pthread_cond_t condition;
 };
 
 /* Neither can fail with default attributes. */
@@ -105,7 +105,7 @@ void os_gate_wake(struct os_gate *gate) { pthread_cond_broadcast(&gate->conditio
 
 void *os_library_open(const char *name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL); }
 void *os_library_symbol(void *library, const char *name) { return dlsym(library, name); }
-void  os_library_close(void *library) { dlclose(library); }
+void os_library_close(void *library) { dlclose(library); }
 
 /* ---- Memory -------------------------------------------------------------------------------- */
 
@@ -137,7 +137,7 @@ int os_list(const char *folder, void (*each)(void *user, const char *name), void
 int os_input_open(struct os_input *in, const char *path)
 {
     struct stat info;
-    const int   fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not block */
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not block */
     if (fd < 0) return errno;
     const int error = fstat(fd, &info) ? errno : S_ISREG(info.st_mode) ? 0 : OS_NOT_A_FILE;
     if (error) {
@@ -145,14 +145,13 @@ int os_input_open(struct os_input *in, const char *path)
         return error;
     }
     in->handle = fd;
-    in->bytes  = info.st_size;
+    in->bytes = info.st_size;
     return 0;
 }
 
 void os_input_close(struct os_input *in) { close((int)in->handle); }
 
-int os_input_read(const struct os_input *in, void *to, size_t bytes, int64_t offset,
-                      size_t *n)
+int os_input_read(const struct os_input *in, void *to, size_t bytes, int64_t offset, size_t *n)
 {
     ssize_t got;
     do got = pread((int)in->handle, to, bytes, offset);
@@ -193,7 +192,7 @@ static void watch_signals(const char *name)
     unfinished = name;
     for (int i = 0; i < N_ENDING; i++) {
         struct sigaction own = { .sa_flags = (int)SA_RESETHAND };
-        own.sa_handler       = ending[i] == SIGXFSZ ? SIG_IGN : remove_and_end;
+        own.sa_handler = ending[i] == SIGXFSZ ? SIG_IGN : remove_and_end;
         sigaction(ending[i], NULL, &before[i]);
         if (before[i].sa_handler != SIG_IGN) sigaction(ending[i], &own, NULL);
     }
@@ -208,10 +207,10 @@ static void leave_signals(void)
 /* Finds where the path leads, and the mode that the file will have. */
 static int find_target(struct os_draft *draft, const char *path, mode_t *mode)
 {
-    struct stat  info;
-    char         real[PATH_MAX];
-    const char  *target = path;
-    const mode_t mask   = umask(0);
+    struct stat info;
+    char real[PATH_MAX];
+    const char *target = path;
+    const mode_t mask = umask(0);
     umask(mask);
     *mode = 0666 & ~mask;
     if (!lstat(path, &info)) {
@@ -231,7 +230,7 @@ static int open_draft(struct os_draft *draft, mode_t mode)
     if (n < 0 || (size_t)n >= sizeof draft->name) return ENAMETOOLONG;
     watch_signals(draft->name);
     const int fd = mkstemp(draft->name);
-    draft->out   = fd < 0 || fchmod(fd, mode) ? NULL : fdopen(fd, "wb");
+    draft->out = fd < 0 || fchmod(fd, mode) ? NULL : fdopen(fd, "wb");
     if (draft->out) return 0;
     const int error = errno;
     if (fd >= 0) {
@@ -244,21 +243,21 @@ static int open_draft(struct os_draft *draft, mode_t mode)
 
 int os_draft_begin(struct os_draft *draft, const char *path)
 {
-    mode_t    mode;
+    mode_t mode;
     const int error = find_target(draft, path, &mode);
     return error ? error : open_draft(draft, mode);
 }
 
 int os_draft_end(struct os_draft *draft)
 {
-    bool good  = !ferror(draft->out) && !fflush(draft->out) && !fsync(fileno(draft->out));
-    int  error = errno;
+    bool good = !ferror(draft->out) && !fflush(draft->out) && !fsync(fileno(draft->out));
+    int error = errno;
     if (fclose(draft->out) && good) {
-        good  = false;
+        good = false;
         error = errno;
     }
     if (good && rename(draft->name, draft->target)) {
-        good  = false;
+        good = false;
         error = errno;
     }
     if (!good) unlink(draft->name);

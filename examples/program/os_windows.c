@@ -23,7 +23,7 @@ static bool to_wide(const char *text, wchar_t wide[OS_PATH])
 static char *to_utf8(const wchar_t *wide)
 {
     const int bytes = WideCharToMultiByte(CP_UTF8, 0, wide, -1, NULL, 0, NULL, NULL);
-    char     *text  = malloc((size_t)bytes + 1);
+    char *text = malloc((size_t)bytes + 1);
     if (!text) abort();
     WideCharToMultiByte(CP_UTF8, 0, wide, -1, text, bytes, NULL, NULL);
     return text;
@@ -101,8 +101,8 @@ struct os_thread *os_thread_start(void (*run)(void *), void *arg)
 {
     struct os_thread *t = malloc(sizeof *t);
     if (!t) return NULL;
-    t->run    = run;
-    t->arg    = arg;
+    t->run = run;
+    t->arg = arg;
     t->handle = (HANDLE)_beginthreadex(NULL, 0, run_thread, t, 0, NULL);
     if (t->handle) return t;
     free(t);
@@ -117,7 +117,7 @@ void os_thread_join(struct os_thread *thread)
 }
 
 struct os_gate {
-    SRWLOCK            lock;
+    SRWLOCK lock;
     CONDITION_VARIABLE condition;
 };
 
@@ -150,7 +150,7 @@ void *os_library_open(const char *name)
 void *os_library_symbol(void *library, const char *name)
 {
     const FARPROC found = GetProcAddress((HMODULE)library, name);
-    void         *symbol;
+    void *symbol;
     memcpy(&symbol, &found, sizeof symbol);
     return symbol;
 }
@@ -179,10 +179,10 @@ int os_is_folder(const char *path, bool *is_folder)
 
 int os_list(const char *folder, void (*each)(void *user, const char *name), void *user)
 {
-    wchar_t          wide[OS_PATH];
-    char             pattern[OS_PATH], name[4 * MAX_PATH];
+    wchar_t wide[OS_PATH];
+    char pattern[OS_PATH], name[4 * MAX_PATH];
     WIN32_FIND_DATAW found;
-    const int        n = snprintf(pattern, sizeof pattern, "%s/*", folder);
+    const int n = snprintf(pattern, sizeof pattern, "%s/*", folder);
     if (n >= (int)sizeof pattern || !to_wide(pattern, wide)) return ENOENT;
     const HANDLE search = FindFirstFileW(wide, &found);
     if (search == INVALID_HANDLE_VALUE) return last_error();
@@ -196,37 +196,38 @@ int os_list(const char *folder, void (*each)(void *user, const char *name), void
 
 int os_input_open(struct os_input *in, const char *path)
 {
-    wchar_t       wide[OS_PATH];
+    wchar_t wide[OS_PATH];
     LARGE_INTEGER bytes;
-    bool          is_folder;
-    int           error = os_is_folder(path, &is_folder);
+    bool is_folder;
+    int error = os_is_folder(path, &is_folder);
     if (error) return error;
     if (is_folder) return OS_NOT_A_FILE;
     if (!to_wide(path, wide)) return ENOENT;
     const HANDLE file = CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE, NULL,
                                     OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
     if (file == INVALID_HANDLE_VALUE) return last_error();
-    if (GetFileType(file) != FILE_TYPE_DISK) error = OS_NOT_A_FILE;
-    else if (!GetFileSizeEx(file, &bytes)) error = last_error();
+    if (GetFileType(file) != FILE_TYPE_DISK)
+        error = OS_NOT_A_FILE;
+    else if (!GetFileSizeEx(file, &bytes))
+        error = last_error();
     if (error) {
         CloseHandle(file);
         return error;
     }
     in->handle = (intptr_t)file;
-    in->bytes  = bytes.QuadPart;
+    in->bytes = bytes.QuadPart;
     return 0;
 }
 
 void os_input_close(struct os_input *in) { CloseHandle((HANDLE)in->handle); }
 
-int os_input_read(const struct os_input *in, void *to, size_t bytes, int64_t offset,
-                      size_t *n)
+int os_input_read(const struct os_input *in, void *to, size_t bytes, int64_t offset, size_t *n)
 {
     const DWORD most = 1 << 30;
-    DWORD       got  = 0;
-    OVERLAPPED  at   = { .Offset     = (DWORD)((uint64_t)offset & 0xffffffff),
-                         .OffsetHigh = (DWORD)((uint64_t)offset >> 32) };
-    *n               = 0;
+    DWORD got = 0;
+    OVERLAPPED at = { .Offset = (DWORD)((uint64_t)offset & 0xffffffff),
+                      .OffsetHigh = (DWORD)((uint64_t)offset >> 32) };
+    *n = 0;
     if (!ReadFile((HANDLE)in->handle, to, bytes < most ? (DWORD)bytes : most, &got, &at))
         return GetLastError() == ERROR_HANDLE_EOF ? 0 : last_error();
     *n = got;
@@ -235,10 +236,10 @@ int os_input_read(const struct os_input *in, void *to, size_t bytes, int64_t off
 
 int os_input_map(const struct os_input *in, void **map)
 {
-    *map                 = NULL;
+    *map = NULL;
     const HANDLE mapping = CreateFileMappingW((HANDLE)in->handle, NULL, PAGE_READONLY, 0, 0, NULL);
     if (!mapping) return last_error();
-    *map            = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
+    *map = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
     const int error = *map ? 0 : last_error();
     CloseHandle(mapping); /* the view keeps it */
     return error;
@@ -272,24 +273,24 @@ static BOOL WINAPI remove_and_end(DWORD event)
 static int find_target(struct os_draft *draft, const char *path)
 {
     static const wchar_t prefix[] = L"\\\\?\\";
-    wchar_t              wide[OS_PATH], real[OS_PATH];
-    const wchar_t       *target = wide;
+    wchar_t wide[OS_PATH], real[OS_PATH];
+    const wchar_t *target = wide;
     if (!to_wide(path, wide)) return ENOENT;
     const HANDLE file = CreateFileW(wide, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
                                     NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, NULL);
     if (file != INVALID_HANDLE_VALUE) {
-        const DWORD type       = GetFileType(file);
+        const DWORD type = GetFileType(file);
         const DWORD attributes = type == FILE_TYPE_DISK ? GetFileAttributesW(wide) : 0;
         const DWORD n = GetFinalPathNameByHandleW(file, real, OS_PATH, FILE_NAME_NORMALIZED);
         CloseHandle(file);
-        if (type != FILE_TYPE_DISK || (attributes & FILE_ATTRIBUTE_DIRECTORY))
-            return OS_NOT_A_FILE;
+        if (type != FILE_TYPE_DISK || (attributes & FILE_ATTRIBUTE_DIRECTORY)) return OS_NOT_A_FILE;
         if (attributes & FILE_ATTRIBUTE_READONLY) return EACCES;
         if (n > 0 && n < OS_PATH && (attributes & FILE_ATTRIBUTE_REPARSE_POINT))
             target = wcsncmp(real, prefix, 4) ? real : real + 4;
     }
     return WideCharToMultiByte(CP_UTF8, 0, target, -1, draft->target, OS_PATH, NULL, NULL)
-               ? 0 : ENAMETOOLONG;
+               ? 0
+               : ENAMETOOLONG;
 }
 
 int os_draft_begin(struct os_draft *draft, const char *path)
@@ -321,17 +322,17 @@ int os_draft_begin(struct os_draft *draft, const char *path)
 int os_draft_end(struct os_draft *draft)
 {
     wchar_t target[OS_PATH];
-    bool    good = !ferror(draft->out) && !fflush(draft->out) && !_commit(_fileno(draft->out));
-    int     error = errno;
-    unfinished    = NULL;
+    bool good = !ferror(draft->out) && !fflush(draft->out) && !_commit(_fileno(draft->out));
+    int error = errno;
+    unfinished = NULL;
     SetConsoleCtrlHandler(remove_and_end, FALSE);
     if (fclose(draft->out) && good) {
-        good  = false;
+        good = false;
         error = errno;
     }
     const DWORD flags = MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH;
     if (good && !(to_wide(draft->target, target) && MoveFileExW(unfinished_name, target, flags))) {
-        good  = false;
+        good = false;
         error = last_error();
     }
     if (!good) DeleteFileW(unfinished_name);

@@ -13,7 +13,7 @@ enum { MAX_HEADER = 100 << 20 }; /* the format's own limit, bytes */
 
 static const struct {
     const char *name;
-    int32_t     dtype;
+    int32_t dtype;
 } dtypes[] = {
     { "F32", GDN_F32 }, { "BF16", GDN_BF16 }, { "F16", GDN_F16 }, { "I32", GDN_I32 },
     { "I64", GDN_I64 }, { "U8", GDN_U8 },     { "BOOL", GDN_U8 },
@@ -31,16 +31,16 @@ const char *st_dtype_name(int32_t dtype)
 /* One file being read. */
 struct reader {
     struct input_file input;
-    const char       *path;
-    bool              by_map; /* the data is mapped, and tensors may be foreign */
-    int64_t           data;   /* where the data begins in the file */
-    int64_t           bytes;  /* of data */
+    const char *path;
+    bool by_map;   /* the data is mapped, and tensors may be foreign */
+    int64_t data;  /* where the data begins in the file */
+    int64_t bytes; /* of data */
 };
 
 /* The place of a tensor's data, for checks of all of them. */
 struct span {
     const char *name;
-    int64_t     begin, end;
+    int64_t begin, end;
 };
 
 /* A JSON number that is a whole number from 0 to 2^53. */
@@ -65,7 +65,8 @@ static int parse_shape(const struct reader *r, const cJSON *item, gdn_tensor *t)
                            GDN_MAX_DIMS);
         if (!whole(size, &t->size[t->ndim]))
             return cli_bad("%s: tensor '%s': size of dimension %d is not a whole number from 0 "
-                           "to 2^53", r->path, item->string, t->ndim);
+                           "to 2^53",
+                           r->path, item->string, t->ndim);
         t->ndim++;
     }
     int64_t stride = 1;
@@ -110,16 +111,16 @@ static bool has_foreign_rank(const cJSON *item)
 static int parse_offsets(const struct reader *r, const cJSON *item, struct span *span)
 {
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
-    span->name           = item->string;
+    span->name = item->string;
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
         !whole(cJSON_GetArrayItem(offsets, 0), &span->begin) ||
         !whole(cJSON_GetArrayItem(offsets, 1), &span->end) || span->begin > span->end)
-        return cli_bad("%s: tensor '%s': data_offsets are not two whole numbers in order",
-                       r->path, item->string);
+        return cli_bad("%s: tensor '%s': data_offsets are not two whole numbers in order", r->path,
+                       item->string);
     if (span->end > r->bytes)
         return cli_bad("%s: tensor '%s': data_offsets end at %lld, but the file holds %lld bytes "
-                       "of data", r->path, item->string, (long long)span->end,
-                       (long long)r->bytes);
+                       "of data",
+                       r->path, item->string, (long long)span->end, (long long)r->bytes);
     return CLI_OK;
 }
 
@@ -131,8 +132,8 @@ static int check_bytes(const struct reader *r, const gdn_tensor *t, const struct
                        span->name);
     if (bytes != span->end - span->begin)
         return cli_bad("%s: tensor '%s': data_offsets span %lld bytes, but shape and dtype need "
-                       "%lld", r->path, span->name, (long long)(span->end - span->begin),
-                       (long long)bytes);
+                       "%lld",
+                       r->path, span->name, (long long)(span->end - span->begin), (long long)bytes);
     return CLI_OK;
 }
 
@@ -189,8 +190,9 @@ static int check_spans(const struct reader *r, struct span *spans, int n)
     for (int i = 0; i < n; i++) {
         if (spans[i].begin != end)
             return cli_bad("%s: tensor '%s': data begins at %lld, but the data before it ends at "
-                           "%lld (%s)", r->path, spans[i].name, (long long)spans[i].begin,
-                           (long long)end, spans[i].begin < end ? "an overlap" : "a hole");
+                           "%lld (%s)",
+                           r->path, spans[i].name, (long long)spans[i].begin, (long long)end,
+                           spans[i].begin < end ? "an overlap" : "a hole");
         end = spans[i].end;
     }
     if (end != r->bytes)
@@ -203,7 +205,7 @@ static int check_metadata(const struct reader *r, struct st_file *file, const cJ
 {
     const cJSON *item;
     if (!cJSON_IsObject(metadata)) return cli_bad("%s: __metadata__ is not an object", r->path);
-    const size_t n    = (size_t)cJSON_GetArraySize(metadata);
+    const size_t n = (size_t)cJSON_GetArraySize(metadata);
     const char **keys = memory_get(&file->memory, n * sizeof *keys), **key = keys;
     if (!keys) return cli_bad("%s: no memory for the metadata", r->path);
     cJSON_ArrayForEach(item, metadata)
@@ -224,7 +226,7 @@ static int read_header(struct reader *r, struct st_file *file)
 {
     const int64_t size = r->input.bytes;
     unsigned char prefix[8];
-    uint64_t      length = 0;
+    uint64_t length = 0;
     if (size < 8)
         return cli_bad("%s: %lld bytes, too short for a safetensors file", r->path,
                        (long long)size);
@@ -232,16 +234,16 @@ static int read_header(struct reader *r, struct st_file *file)
     for (int i = 0; i < 8; i++) length |= (uint64_t)prefix[i] << 8 * i;
     if (length > MAX_HEADER || (int64_t)length > size - 8)
         return cli_bad("%s: header of %llu bytes announced, but the file has %lld bytes and the "
-                       "format allows %d", r->path, (unsigned long long)length,
-                       (long long)size, MAX_HEADER);
-    r->data  = 8 + (int64_t)length;
+                       "format allows %d",
+                       r->path, (unsigned long long)length, (long long)size, MAX_HEADER);
+    r->data = 8 + (int64_t)length;
     r->bytes = size - r->data;
 
     char *text = memory_get(&file->memory, (size_t)length + 1);
     if (!text) return cli_bad("%s: no memory for the header", r->path);
     if (input_read(&r->input, text, (int64_t)length, 8)) return CLI_BAD;
     const char *end = text;
-    file->header    = cJSON_ParseWithLengthOpts(text, (size_t)length + 1, &end, false);
+    file->header = cJSON_ParseWithLengthOpts(text, (size_t)length + 1, &end, false);
     while (file->header && end < text + length && *end == ' ') end++;
     if (!file->header || end != text + length)
         return cli_bad("%s: the header is not JSON (at byte %lld of it)", r->path,
@@ -254,7 +256,7 @@ static int read_header(struct reader *r, struct st_file *file)
 static int parse_tensors(const struct reader *r, struct st_file *file, struct span *spans)
 {
     const cJSON *item;
-    int          n = 0;
+    int n = 0;
     cJSON_ArrayForEach(item, file->header)
     {
         if (!strcmp(item->string, "__metadata__")) {
@@ -283,7 +285,7 @@ static int read_tensors(const struct reader *r, struct st_file *file, const stru
 {
     for (int i = 0; i < file->n_tensors; i++) {
         const int64_t bytes = spans[i].end - spans[i].begin;
-        gdn_tensor   *view  = &file->tensors[i].view;
+        gdn_tensor *view = &file->tensors[i].view;
         if (file->tensors[i].foreign) continue;
         view->data = mapped(r, file, &spans[i], view->dtype);
         if (view->data) continue;
@@ -302,9 +304,9 @@ static int read_file(struct reader *r, struct st_file *file)
     if (read_header(r, file)) return CLI_BAD;
     file->map_bytes = (size_t)r->input.bytes;
     if (r->by_map && input_map(&r->input, &file->map)) return CLI_BAD;
-    const size_t n  = (size_t)cJSON_GetArraySize(file->header);
-    file->tensors   = memory_get(&file->memory, n * sizeof *file->tensors);
-    file->by_name   = memory_get(&file->memory, n * sizeof *file->by_name);
+    const size_t n = (size_t)cJSON_GetArraySize(file->header);
+    file->tensors = memory_get(&file->memory, n * sizeof *file->tensors);
+    file->by_name = memory_get(&file->memory, n * sizeof *file->by_name);
     struct span *at = memory_get(&file->memory, n * sizeof *at);
     struct span *in_order = memory_get(&file->memory, n * sizeof *in_order);
     if (!file->tensors || !file->by_name || !at || !in_order)
@@ -341,10 +343,11 @@ void st_close(struct st_file *file)
 
 const struct st_tensor *st_find(const struct st_file *file, const char *name)
 {
-    const struct st_tensor         key = { .name = name }, *at = &key;
+    const struct st_tensor key = { .name = name }, *at = &key;
     const struct st_tensor *const *found =
-        file->n_tensors ? bsearch(&at, file->by_name, (size_t)file->n_tensors,
-                                  sizeof *file->by_name, by_name) : NULL;
+        file->n_tensors
+            ? bsearch(&at, file->by_name, (size_t)file->n_tensors, sizeof *file->by_name, by_name)
+            : NULL;
     return found ? *found : NULL;
 }
 
@@ -357,15 +360,15 @@ const char *st_metadata(const struct st_file *file, const char *key)
 
 static cJSON *describe(const struct st_tensor *tensors, int n, const cJSON *metadata)
 {
-    cJSON  *header = cJSON_CreateObject();
+    cJSON *header = cJSON_CreateObject();
     int64_t offset = 0;
     if (metadata) cJSON_AddItemToObject(header, "__metadata__", cJSON_Duplicate(metadata, true));
     for (int i = 0; i < n; i++) {
         const gdn_tensor *t = &tensors[i].view;
-        int64_t           bytes;
+        int64_t bytes;
         if (!memory_bytes(t->dtype, t->ndim, t->size, &bytes)) bytes = 0;
-        cJSON *item    = cJSON_AddObjectToObject(header, tensors[i].name);
-        cJSON *shape   = cJSON_CreateArray();
+        cJSON *item = cJSON_AddObjectToObject(header, tensors[i].name);
+        cJSON *shape = cJSON_CreateArray();
         cJSON *offsets = cJSON_CreateArray();
         for (int d = 0; d < t->ndim; d++)
             cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->size[d]));
@@ -381,13 +384,13 @@ static cJSON *describe(const struct st_tensor *tensors, int n, const cJSON *meta
 
 static void write_all(FILE *out, const char *header, const struct st_tensor *tensors, int n)
 {
-    const size_t   text   = strlen(header), pad = (8 - text % 8) % 8;
+    const size_t text = strlen(header), pad = (8 - text % 8) % 8;
     const uint64_t length = text + pad;
     for (int i = 0; i < 8; i++) fputc((int)(length >> 8 * i & 255), out);
     fprintf(out, "%s%*s", header, (int)pad, "");
     for (int i = 0; i < n; i++) {
         const gdn_tensor *t = &tensors[i].view;
-        int64_t           bytes;
+        int64_t bytes;
         if (memory_bytes(t->dtype, t->ndim, t->size, &bytes) && bytes)
             fwrite(t->data, 1, (size_t)bytes, out);
     }
@@ -396,9 +399,9 @@ static void write_all(FILE *out, const char *header, const struct st_tensor *ten
 int st_write(const char *path, const struct st_tensor *tensors, int n, const cJSON *metadata)
 {
     struct whole_file file;
-    cJSON            *header = describe(tensors, n, metadata);
-    char             *text   = cJSON_PrintUnformatted(header);
-    int               code   = whole_file_begin(&file, path);
+    cJSON *header = describe(tensors, n, metadata);
+    char *text = cJSON_PrintUnformatted(header);
+    int code = whole_file_begin(&file, path);
     if (!code) {
         write_all(file.out, text, tensors, n);
         code = whole_file_end(&file);

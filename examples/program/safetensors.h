@@ -14,28 +14,28 @@
 
 struct st_tensor {
     const char *name;
-    gdn_tensor  view; /* dense; data is never NULL. st_open(): 64-byte aligned */
+    gdn_tensor view;     /* dense; data is never NULL. st_open(): 64-byte aligned */
     const char *foreign; /* st_map(): why it has no view, its dtype or its rank; NULL: it has one */
 };
 
 struct st_file {
-    const char       *path;
-    cJSON            *header;
-    const cJSON      *metadata; /* an object of strings, or NULL */
+    const char *path;
+    cJSON *header;
+    const cJSON *metadata; /* an object of strings, or NULL */
     struct st_tensor *tensors;
     const struct st_tensor **by_name; /* sorted */
-    int               n_tensors;
-    struct memory     memory;
-    void             *map; /* the whole file; NULL: not mapped */
-    size_t            map_bytes;
+    int n_tensors;
+    struct memory memory;
+    void *map; /* the whole file; NULL: not mapped */
+    size_t map_bytes;
 };
 
 /* CLI_OK, or CLI_BAD after one line that names the file and the tensor. */
-int  st_open(struct st_file *file, const char *path);
+int st_open(struct st_file *file, const char *path);
 /* The same without reading the data: it is mapped, read-only, and copied only where the file does
  * not align it to its dtype. The file must not become shorter before st_close(). Tensors of other
  * dtypes, or of more dimensions than a gdn_tensor has, are foreign; st_open() refuses them. */
-int  st_map(struct st_file *file, const char *path);
+int st_map(struct st_file *file, const char *path);
 void st_close(struct st_file *file); /* of a zeroed one too */
 
 const struct st_tensor *st_find(const struct st_file *file, const char *name);

@@ -15,8 +15,8 @@ static int not_written(const char *path, int error)
 int whole_file_begin(struct whole_file *file, const char *path)
 {
     const int error = os_draft_begin(&file->draft, path);
-    file->path      = path;
-    file->out       = file->draft.out;
+    file->path = path;
+    file->out = file->draft.out;
     return error ? not_written(path, error) : CLI_OK;
 }
 
@@ -30,8 +30,8 @@ int whole_file_read(const char *path, struct memory *memory, void **data, size_t
 {
     struct input_file file;
     if (input_open(&file, path)) return CLI_BAD;
-    *bytes   = (size_t)file.bytes;
-    *data    = memory_get(memory, *bytes);
+    *bytes = (size_t)file.bytes;
+    *data = memory_get(memory, *bytes);
     int code = *data ? input_read(&file, *data, file.bytes, 0)
                      : cli_bad("%s: no memory for %zu bytes", path, *bytes);
     input_close(&file);

@@ -14,8 +14,8 @@
 #include "program/memory.h"
 
 struct whole_file {
-    const char         *path;
-    FILE               *out; /* to be written to */
+    const char *path;
+    FILE *out; /* to be written to */
     struct os_draft draft;
 };
 

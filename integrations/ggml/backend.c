@@ -41,17 +41,17 @@ void *gdn_ggml_room(struct gdn_ggml *backend, size_t bytes)
 {
     if (bytes <= backend->room_bytes) return backend->room;
     free(backend->room);
-    backend->room       = malloc(bytes);
+    backend->room = malloc(bytes);
     backend->room_bytes = backend->room ? bytes : 0;
     return backend->room;
 }
 
 static bool make_context(struct gdn_ggml *backend)
 {
-    char        error[256] = "";
-    gdn_options options    = gdn_options_init();
-    options.n_threads      = backend->n_threads;
-    options.error_text     = error;
+    char error[256] = "";
+    gdn_options options = gdn_options_init();
+    options.n_threads = backend->n_threads;
+    options.error_text = error;
     options.error_text_bytes = sizeof error;
     if (gdn_ctx_create(&options, &backend->ctx) == GDN_OK) return true;
     GGML_LOG_ERROR("GDN: %s\n", error);
@@ -105,7 +105,7 @@ static void set_n_threads(ggml_backend_t self, int n_threads)
     struct gdn_ggml *backend = self->context;
     if (n_threads == backend->n_threads) return;
     gdn_ctx_destroy(backend->ctx);
-    backend->ctx       = NULL;
+    backend->ctx = NULL;
     backend->n_threads = n_threads;
 }
 
@@ -115,18 +115,19 @@ static ggml_guid id = { 0x0d, 0x2c, 0x61, 0xa7, 0x5e, 0x93, 0x4b, 0x18,
 static ggml_backend_t make_backend(ggml_backend_dev_t device, const char *params)
 {
     (void)params;
-    ggml_backend_t   self    = calloc(1, sizeof *self);
+    ggml_backend_t self = calloc(1, sizeof *self);
     struct gdn_ggml *backend = calloc(1, sizeof *backend);
     if (!self || !backend || !make_context(backend)) {
         free(self);
         free(backend);
         return NULL;
     }
-    self->guid    = &id;
-    self->device  = device;
+    self->guid = &id;
+    self->device = device;
     self->context = backend;
-    self->iface   = (struct ggml_backend_i){
-          .get_name = backend_name, .free = free_backend, .graph_compute = compute };
+    self->iface = (struct ggml_backend_i){ .get_name = backend_name,
+                                           .free = free_backend,
+                                           .graph_compute = compute };
     return self;
 }
 
@@ -160,9 +161,9 @@ static enum ggml_backend_dev_type device_type(ggml_backend_dev_t device)
 static void device_props(ggml_backend_dev_t device, struct ggml_backend_dev_props *props)
 {
     memset(props, 0, sizeof *props);
-    props->name                      = device_name(device);
-    props->description               = device_text(device);
-    props->type                      = device_type(device);
+    props->name = device_name(device);
+    props->description = device_text(device);
+    props->type = device_type(device);
     props->caps.buffer_from_host_ptr = true;
 }
 
@@ -213,7 +214,7 @@ static void *get_function(ggml_backend_reg_t registry, const char *name)
 {
     (void)registry;
     void (*function)(ggml_backend_t, int) = set_n_threads;
-    void *address                         = NULL;
+    void *address = NULL;
     if (strcmp(name, "ggml_backend_set_n_threads") == 0)
         memcpy(&address, &function, sizeof address);
     return address;
@@ -222,21 +223,21 @@ static void *get_function(ggml_backend_reg_t registry, const char *name)
 /* ggml takes pointers to non-const structs, and changes none of them. */
 static struct ggml_backend_reg registry = {
     .api_version = GGML_BACKEND_API_VERSION,
-    .iface       = { registry_name, count_devices, get_device, get_function },
+    .iface = { registry_name, count_devices, get_device, get_function },
 };
 
 static struct ggml_backend_device accelerator = {
-    .iface = { .get_name             = device_name,
-               .get_description      = device_text,
-               .get_memory           = device_memory,
-               .get_type             = device_type,
-               .get_props            = device_props,
-               .init_backend         = make_backend,
-               .get_buffer_type      = device_memory_type,
+    .iface = { .get_name = device_name,
+               .get_description = device_text,
+               .get_memory = device_memory,
+               .get_type = device_type,
+               .get_props = device_props,
+               .init_backend = make_backend,
+               .get_buffer_type = device_memory_type,
                .buffer_from_host_ptr = from_host,
-               .supports_op          = takes,
-               .supports_buft        = takes_memory },
-    .reg   = &registry,
+               .supports_op = takes,
+               .supports_buft = takes_memory },
+    .reg = &registry,
 };
 
 static ggml_backend_dev_t get_device(ggml_backend_reg_t from, size_t index)

@@ -17,11 +17,11 @@ bool gdn_ggml_takes_norm(const struct ggml_tensor *node)
 gdn_status gdn_ggml_norm(struct gdn_ggml *backend, const struct ggml_tensor *node)
 {
     gdn_l2norm_args a = gdn_l2norm_args_init();
-    float           eps;
+    float eps;
     memcpy(&eps, node->op_params, sizeof eps);
-    a.x    = gdn_ggml_view(node->src[0], 4);
-    a.out  = gdn_ggml_view(node, 4);
+    a.x = gdn_ggml_view(node->src[0], 4);
+    a.out = gdn_ggml_view(node, 4);
     a.norm = GDN_NORM_L2_MAX;
-    a.eps  = eps > 0 ? eps : FLT_MIN; /* 0 means 1e-6 in libgdn */
+    a.eps = eps > 0 ? eps : FLT_MIN; /* 0 means 1e-6 in libgdn */
     return gdn_l2norm(backend->ctx, &a);
 }

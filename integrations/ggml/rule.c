@@ -21,10 +21,10 @@ static int64_t snapshots_of(const struct ggml_tensor *node) { return node->op_pa
 static struct extents extents_of(const struct ggml_tensor *node)
 {
     const int64_t *ne = node->src[2]->ne;
-    struct extents x  = { .S = ne[0], .H = ne[1], .T = ne[2], .N = ne[3] };
-    const int64_t  n  = snapshots_of(node);
-    x.first           = n < x.T ? x.T - n + 1 : 1;
-    x.checkpoints     = (x.T - x.first) * x.N;
+    struct extents x = { .S = ne[0], .H = ne[1], .T = ne[2], .N = ne[3] };
+    const int64_t n = snapshots_of(node);
+    x.first = n < x.T ? x.T - n + 1 : 1;
+    x.checkpoints = (x.T - x.first) * x.N;
     return x;
 }
 
@@ -42,9 +42,9 @@ static bool is_key(const struct ggml_tensor *key, int64_t heads, const struct ex
 /* A state or an output of other sizes holds more than states, such as tokens to replay. */
 static bool has_known_sizes(const struct ggml_tensor *node)
 {
-    struct ggml_tensor *const *src    = node->src;
-    const struct extents       x      = extents_of(node);
-    const int64_t              states = snapshots_of(node) * x.S * x.S * x.H * x.N;
+    struct ggml_tensor *const *src = node->src;
+    const struct extents x = extents_of(node);
+    const int64_t states = snapshots_of(node) * x.S * x.S * x.H * x.N;
     return is_key(src[0], src[1]->ne[1], &x) && is_key(src[1], src[1]->ne[1], &x) &&
            has_sizes(src[3], 1, x.H, x.T, x.N) && has_sizes(src[4], 1, x.H, x.T, x.N) &&
            has_sizes(src[5], x.S, x.S, x.H, x.N) &&
@@ -65,7 +65,7 @@ static gdn_tensor per_sequence(const struct ggml_tensor *x, int64_t N)
 {
     gdn_tensor view = gdn_ggml_view(x, 4);
     if (view.size[0] != N) {
-        view.size[0]   = N;
+        view.size[0] = N;
         view.stride[0] = 0;
     }
     return view;
@@ -75,7 +75,7 @@ static gdn_tensor per_sequence(const struct ggml_tensor *x, int64_t N)
 static gdn_tensor per_head(const struct ggml_tensor *x)
 {
     gdn_tensor view = gdn_ggml_view(x, 4);
-    view.ndim       = 3;
+    view.ndim = 3;
     return view;
 }
 
@@ -86,7 +86,7 @@ static void list_checkpoints(const struct extents *x, int32_t *starts, int32_t *
         starts[n] = (int32_t)c;
         for (int64_t t = x->first; t < x->T; t++, c++) {
             positions[c] = (int32_t)t;
-            slots[c]     = (int32_t)((x->T - t) * x->N + n);
+            slots[c] = (int32_t)((x->T - t) * x->N + n);
         }
     }
     starts[x->N] = (int32_t)x->checkpoints;
@@ -103,30 +103,29 @@ static bool list_slots(struct gdn_ggml *backend, const struct extents *x, gdn_ba
     if (C == 0) return true;
     int32_t *starts = finals + N, *positions = starts + N + 1, *slots = positions + C;
     list_checkpoints(x, starts, positions, slots);
-    batch->checkpoint_starts    = gdn_dense(starts, GDN_I32, 1, N + 1, 0, 0, 0);
+    batch->checkpoint_starts = gdn_dense(starts, GDN_I32, 1, N + 1, 0, 0, 0);
     batch->checkpoint_positions = gdn_dense(positions, GDN_I32, 1, C, 0, 0, 0);
-    batch->checkpoint_slots     = gdn_dense(slots, GDN_I32, 1, C, 0, 0, 0);
+    batch->checkpoint_slots = gdn_dense(slots, GDN_I32, 1, C, 0, 0, 0);
     return true;
 }
 
 gdn_status gdn_ggml_rule(struct gdn_ggml *backend, const struct ggml_tensor *node)
 {
-    struct ggml_tensor *const *src   = node->src;
-    const struct extents       x     = extents_of(node);
-    gdn_rule_args              a     = gdn_rule_args_init();
-    gdn_batch                  batch = gdn_batch_init();
+    struct ggml_tensor *const *src = node->src;
+    const struct extents x = extents_of(node);
+    gdn_rule_args a = gdn_rule_args_init();
+    gdn_batch batch = gdn_batch_init();
     if (!list_slots(backend, &x, &batch)) return GDN_E_MEMORY;
     float *out = node->data, *states = out + x.S * x.H * x.T * x.N;
-    a.q        = per_sequence(src[0], x.N);
-    a.k        = per_sequence(src[1], x.N);
-    a.v        = gdn_ggml_view(src[2], 4);
-    a.g        = per_head(src[3]);
-    a.beta     = per_head(src[4]);
+    a.q = per_sequence(src[0], x.N);
+    a.k = per_sequence(src[1], x.N);
+    a.v = gdn_ggml_view(src[2], 4);
+    a.g = per_head(src[3]);
+    a.beta = per_head(src[4]);
     a.head_map = GDN_HEADS_INTERLEAVED;
-    a.state    = gdn_ggml_view(src[5], 4);
-    a.out      = gdn_dense(out, GDN_F32, 4, x.N, x.T, x.H, x.S);
-    a.state_out =
-        gdn_dense(states, GDN_F32, 4, snapshots_of(node) * x.N, x.H, x.S, x.S);
+    a.state = gdn_ggml_view(src[5], 4);
+    a.out = gdn_dense(out, GDN_F32, 4, x.N, x.T, x.H, x.S);
+    a.state_out = gdn_dense(states, GDN_F32, 4, snapshots_of(node) * x.N, x.H, x.S, x.S);
     if (x.checkpoints) a.checkpoints = a.state_out;
     a.batch = &batch;
     return gdn_prefill(backend->ctx, &a);

@@ -12,8 +12,8 @@ gdn_status __wrap_gdn_l2norm(gdn_ctx *ctx, const gdn_l2norm_args *args);
 /* ggml's results are dense. */
 static void spoil(const gdn_tensor *x)
 {
-    float  *data = x->data;
-    int64_t n    = 1;
+    float *data = x->data;
+    int64_t n = 1;
     for (int i = 0; i < x->ndim; i++) n *= x->size[i];
     for (int64_t i = 0; i < n; i++) data[i] *= 1.05f;
 }

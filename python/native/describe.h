@@ -14,29 +14,36 @@
 #include "gdn.h"
 
 #define MAX_FIELDS 64
-#define MAX_ARGS   4096 /* bytes of the largest struct of an op */
-#define MAX_BATCH  2048 /* bytes of gdn_batch */
+#define MAX_ARGS 4096  /* bytes of the largest struct of an op */
+#define MAX_BATCH 2048 /* bytes of gdn_batch */
 
-enum field_kind { FIELD_TENSOR, FIELD_INT32, FIELD_UINT32, FIELD_INT64, FIELD_FLOAT, FIELD_POINTER,
-                  FIELD_BATCH };
+enum field_kind {
+    FIELD_TENSOR,
+    FIELD_INT32,
+    FIELD_UINT32,
+    FIELD_INT64,
+    FIELD_FLOAT,
+    FIELD_POINTER,
+    FIELD_BATCH
+};
 
 struct field {
     const char *name;
-    uint32_t    offset; /* into the struct of the op, or into the batch */
-    uint8_t     kind;   /* field_kind */
-    bool        is_output, is_needed, is_in_batch;
+    uint32_t offset; /* into the struct of the op, or into the batch */
+    uint8_t kind;    /* field_kind */
+    bool is_output, is_needed, is_in_batch;
 };
 
 typedef gdn_status (*gdn_call)(gdn_ctx *ctx, const void *args);
 
 struct describe {
-    const char  *name; /* of the op */
-    gdn_op       op;
-    gdn_call     call;
-    int32_t      n_fields;
-    uint32_t     args_bytes, batch_bytes;
-    uint32_t     batch_offset; /* of the pointer to the batch; 0: the op has none */
-    uint32_t     workspace_offset, workspace_bytes_offset, stream_offset;
+    const char *name; /* of the op */
+    gdn_op op;
+    gdn_call call;
+    int32_t n_fields;
+    uint32_t args_bytes, batch_bytes;
+    uint32_t batch_offset; /* of the pointer to the batch; 0: the op has none */
+    uint32_t workspace_offset, workspace_bytes_offset, stream_offset;
     struct field fields[MAX_FIELDS]; /* in the order of positional arguments */
 };
 

@@ -13,9 +13,9 @@ static void look_up(void)
 {
     if (name_data_ptr) return;
     name_data_ptr = PyUnicode_InternFromString("data_ptr");
-    void *cpu     = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+    void *cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
     if (!cpu) return;
-    *(void **)&data_of       = dlsym(cpu, "aoti_torch_get_data_ptr");
+    *(void **)&data_of = dlsym(cpu, "aoti_torch_get_data_ptr");
     *(void **)&delete_tensor = dlsym(cpu, "aoti_torch_delete_tensor_object");
     if (data_of && delete_tensor) *(void **)&tensor_of = dlsym(cpu, "torch_tensor_from_pyobject");
 }

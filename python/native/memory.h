@@ -8,8 +8,8 @@
 #include <stdbool.h>
 
 struct memory {
-    PyObject   *array;  /* borrowed; the caller keeps it */
-    void       *handle; /* torch's, from 2.14 on; NULL: the array is asked by its method */
+    PyObject *array; /* borrowed; the caller keeps it */
+    void *handle;    /* torch's, from 2.14 on; NULL: the array is asked by its method */
     const void *data;
 };
 

@@ -19,8 +19,8 @@ struct library gdn_library;
 /* ---- Contexts ------------------------------------------------------------------------------- */
 
 struct handle {
-    gdn_ctx        *ctx; /* NULL: closed */
-    int32_t         place;
+    gdn_ctx *ctx; /* NULL: closed */
+    int32_t place;
     pthread_mutex_t lock;
 };
 
@@ -37,12 +37,12 @@ static void handle_free(PyObject *capsule)
 static PyObject *new_handle(PyObject *self, PyObject *args)
 {
     unsigned long long address;
-    int                place;
+    int place;
     (void)self;
     if (!PyArg_ParseTuple(args, "Ki", &address, &place)) return NULL;
     struct handle *h = calloc(1, sizeof *h);
     if (!h) return PyErr_NoMemory();
-    h->ctx   = (gdn_ctx *)(uintptr_t)address;
+    h->ctx = (gdn_ctx *)(uintptr_t)address;
     h->place = place;
     pthread_mutex_init(&h->lock, NULL);
     return PyCapsule_New(h, handle_name, handle_free);
@@ -54,10 +54,8 @@ static PyObject *acquire(PyObject *self, PyObject *capsule)
     struct handle *h = PyCapsule_GetPointer(capsule, handle_name);
     (void)self;
     if (!h) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&h->lock);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromUnsignedLongLong((uintptr_t)h->ctx);
+    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&h->lock);
+    Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong((uintptr_t)h->ctx);
 }
 
 static PyObject *release(PyObject *self, PyObject *capsule)
@@ -94,15 +92,16 @@ static int describe_fields(struct describe *d, PyObject *fields)
     Py_ssize_t n = PyList_Size(fields);
     if (n < 0 || n > MAX_FIELDS) return -1;
     for (Py_ssize_t i = 0; i < n; i++) {
-        const char   *name;
-        int           kind, is_output, is_needed, is_in_batch;
-        unsigned      offset;
+        const char *name;
+        int kind, is_output, is_needed, is_in_batch;
+        unsigned offset;
         struct field *f = &d->fields[i];
         if (!PyArg_ParseTuple(PyList_GetItem(fields, i), "siIppp", &name, &kind, &offset,
                               &is_output, &is_needed, &is_in_batch))
             return -1;
-        *f = (struct field){ strdup(name), offset, (uint8_t)kind, is_output, is_needed,
-                             is_in_batch };
+        *f = (struct field){
+            strdup(name), offset, (uint8_t)kind, is_output, is_needed, is_in_batch
+        };
         d->n_fields++;
     }
     return 0;
@@ -112,11 +111,11 @@ static int describe_fields(struct describe *d, PyObject *fields)
  * batch, workspace, workspace_bytes and stream, fields) */
 static PyObject *describe(PyObject *self, PyObject *args)
 {
-    const char        *name;
-    int                op;
+    const char *name;
+    int op;
     unsigned long long address;
-    unsigned           n[6];
-    PyObject          *fields;
+    unsigned n[6];
+    PyObject *fields;
     (void)self;
     if (!PyArg_ParseTuple(args, "siKIIIIIIO", &name, &op, &address, &n[0], &n[1], &n[2], &n[3],
                           &n[4], &n[5], &fields))
@@ -125,9 +124,9 @@ static PyObject *describe(PyObject *self, PyObject *args)
         return PyErr_Format(PyExc_ValueError, "%s: structs of %u and %u bytes", name, n[0], n[1]);
     struct describe *d = calloc(1, sizeof *d);
     if (!d) return PyErr_NoMemory();
-    d->name       = strdup(name);
-    d->op         = (gdn_op)op;
-    d->call       = (gdn_call)(uintptr_t)address;
+    d->name = strdup(name);
+    d->op = (gdn_op)op;
+    d->call = (gdn_call)(uintptr_t)address;
     d->args_bytes = n[0], d->batch_bytes = n[1], d->batch_offset = n[2];
     d->workspace_offset = n[3], d->workspace_bytes_offset = n[4], d->stream_offset = n[5];
     PyObject *capsule = PyCapsule_New(d, describe_name, describe_free);
@@ -142,16 +141,16 @@ static PyObject *describe(PyObject *self, PyObject *args)
 
 /* An op of a context, as a Python function. */
 struct bound {
-    PyMethodDef      method;
+    PyMethodDef method;
     struct describe *d;
-    struct handle   *h;
-    PyObject        *d_capsule, *h_capsule, *slow, *fail, *stream_of, *keep;
-    struct frame    *plan;    /* what a call starts from; NULL: defaults */
-    struct memory    moving[MAX_FIELDS]; /* of arrays of the plan */
-    uint8_t          moving_at[MAX_FIELDS], n_moving; /* their fields */
-    PyObject        *names[MAX_FIELDS]; /* interned names of the fields */
-    PyObject        *last[MAX_FIELDS];  /* the i-th keyword of the last call, and its field */
-    uint8_t          at[MAX_FIELDS];
+    struct handle *h;
+    PyObject *d_capsule, *h_capsule, *slow, *fail, *stream_of, *keep;
+    struct frame *plan;                      /* what a call starts from; NULL: defaults */
+    struct memory moving[MAX_FIELDS];        /* of arrays of the plan */
+    uint8_t moving_at[MAX_FIELDS], n_moving; /* their fields */
+    PyObject *names[MAX_FIELDS];             /* interned names of the fields */
+    PyObject *last[MAX_FIELDS];              /* the i-th keyword of the last call, and its field */
+    uint8_t at[MAX_FIELDS];
 };
 
 static void bound_free(PyObject *capsule)
@@ -179,8 +178,8 @@ static int field_of(struct bound *b, Py_ssize_t i, PyObject *name)
     for (int f = 0; f < n; f++) {
         if (b->names[f] == name || !PyUnicode_Compare(b->names[f], name)) {
             PyObject *old = b->last[i];
-            b->at[i]      = (uint8_t)f;
-            b->last[i]    = hold(name);
+            b->at[i] = (uint8_t)f;
+            b->last[i] = hold(name);
             Py_XDECREF(old);
             return f;
         }
@@ -191,7 +190,7 @@ static int field_of(struct bound *b, Py_ssize_t i, PyObject *name)
 static int set_integer(PyObject *value, const struct field *field, void *to)
 {
     if (!PyLong_Check(value)) return 0;
-    int       overflow;
+    int overflow;
     long long n = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (overflow) return 0;
     if (field->kind == FIELD_INT64) {
@@ -220,8 +219,8 @@ static int set_float(PyObject *value, void *to)
 
 static int set_pointer(struct bound *b, PyObject *value, void *to)
 {
-    PyObject *number = PyLong_Check(value) ? hold(value) :
-                       PyObject_CallFunctionObjArgs(b->stream_of, value, NULL);
+    PyObject *number =
+        PyLong_Check(value) ? hold(value) : PyObject_CallFunctionObjArgs(b->stream_of, value, NULL);
     if (!number) {
         PyErr_Clear();
         return 0;
@@ -243,18 +242,18 @@ static int set_batch(struct bound *b, PyObject *value, struct frame *f)
     static PyObject *name_address, *name_place;
     if (!name_address) {
         name_address = PyUnicode_InternFromString("_address");
-        name_place   = PyUnicode_InternFromString("_place");
+        name_place = PyUnicode_InternFromString("_place");
     }
-    int       ok      = 0;
+    int ok = 0;
     PyObject *address = PyObject_GetAttr(value, name_address);
-    PyObject *place   = address ? PyObject_GetAttr(value, name_place) : NULL;
+    PyObject *place = address ? PyObject_GetAttr(value, name_place) : NULL;
     if (place) {
-        void *at    = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
-        long  where = PyLong_AsLong(place);
+        void *at = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
+        long where = PyLong_AsLong(place);
         if (!PyErr_Occurred() && (where == b->h->place || where == PLACE_HOST - 1)) {
             frame_set_pointer(f, b->d->batch_offset, at);
             f->is_outer = true;
-            ok          = 1;
+            ok = 1;
         }
     }
     PyErr_Clear();
@@ -285,9 +284,9 @@ static int set(struct bound *b, struct frame *f, int at, PyObject *value)
 static PyObject *take_slow_path(struct bound *b, PyObject *const *args, Py_ssize_t n,
                                 PyObject *names)
 {
-    PyObject  *fields = PyDict_New(), *empty = PyTuple_New(0), *result = NULL;
+    PyObject *fields = PyDict_New(), *empty = PyTuple_New(0), *result = NULL;
     Py_ssize_t n_names = names ? PyTuple_Size(names) : 0;
-    int        failed  = !fields || !empty;
+    int failed = !fields || !empty;
     if (n) {
         PyErr_Format(PyExc_TypeError, "%s() takes keyword arguments only", b->d->name);
         failed = 1;
@@ -302,9 +301,9 @@ static PyObject *take_slow_path(struct bound *b, PyObject *const *args, Py_ssize
 
 static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names)
 {
-    struct bound *b       = PyCapsule_GetPointer(self, bound_name);
-    Py_ssize_t    n_names = names ? PyTuple_Size(names) : 0;
-    struct frame  f;
+    struct bound *b = PyCapsule_GetPointer(self, bound_name);
+    Py_ssize_t n_names = names ? PyTuple_Size(names) : 0;
+    struct frame f;
     if (!b) return NULL;
     const struct describe *d = b->d;
     if (n_names > MAX_FIELDS || n) goto slow;
@@ -328,10 +327,9 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
     }
 
     gdn_status status = GDN_OK;
-    bool       closed = false;
-    char       text[512];
-    Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&b->h->lock);
+    bool closed = false;
+    char text[512];
+    Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&b->h->lock);
     closed = !b->h->ctx;
     if (!closed) status = d->call(b->h->ctx, f.args);
     if (status) {
@@ -339,8 +337,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObj
         text[sizeof text - 1] = 0;
     }
     pthread_mutex_unlock(&b->h->lock);
-    Py_END_ALLOW_THREADS
-    if (closed) goto slow;
+    Py_END_ALLOW_THREADS if (closed) goto slow;
     if (status) return PyObject_CallFunction(b->fail, "is", (int)status, text);
     Py_RETURN_NONE;
 slow:
@@ -368,8 +365,7 @@ static PyObject *bind(PyObject *self, PyObject *args)
 {
     PyObject *d, *h, *slow, *fail, *stream_of, *plan, *function = NULL, *capsule, *key, *value;
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOOOOO", &d, &h, &slow, &fail, &stream_of, &plan))
-        return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOOO", &d, &h, &slow, &fail, &stream_of, &plan)) return NULL;
     struct bound *b = calloc(1, sizeof *b);
     if (!b) return PyErr_NoMemory();
     b->d = PyCapsule_GetPointer(d, describe_name);
@@ -384,8 +380,8 @@ static PyObject *bind(PyObject *self, PyObject *args)
         b->names[i] = PyUnicode_InternFromString(b->d->fields[i].name);
     if (plan != Py_None) {
         Py_ssize_t at = 0;
-        int        ok = 1;
-        b->plan       = malloc(sizeof *b->plan);
+        int ok = 1;
+        b->plan = malloc(sizeof *b->plan);
         if (!b->plan) goto done;
         frame_clear(b->plan, b->d);
         while (ok && PyDict_Next(plan, &at, &key, &value)) ok = set_plan(b, key, value);
@@ -394,10 +390,10 @@ static PyObject *bind(PyObject *self, PyObject *args)
             goto done;
         }
     }
-    b->method.ml_name  = strdup(b->d->name);
-    b->method.ml_meth  = (PyCFunction)(void (*)(void))call;
+    b->method.ml_name = strdup(b->d->name);
+    b->method.ml_meth = (PyCFunction)(void (*)(void))call;
     b->method.ml_flags = METH_FASTCALL | METH_KEYWORDS;
-    function           = PyCFunction_NewEx(&b->method, capsule, NULL);
+    function = PyCFunction_NewEx(&b->method, capsule, NULL);
 done:
     Py_DECREF(capsule);
     return function;
@@ -409,11 +405,10 @@ done:
  * gdn_workspace_bytes) */
 static PyObject *setup(PyObject *self, PyObject *args)
 {
-    PyObject          *kind_of, *bf16;
+    PyObject *kind_of, *bf16;
     unsigned long long a[4];
     (void)self;
-    if (!PyArg_ParseTuple(args, "OOKKKK", &kind_of, &bf16, &a[0], &a[1], &a[2], &a[3]))
-        return NULL;
+    if (!PyArg_ParseTuple(args, "OOKKKK", &kind_of, &bf16, &a[0], &a[1], &a[2], &a[3])) return NULL;
     view_setup(kind_of, bf16);
     memcpy(&gdn_library.ctx_create, &a[0], sizeof a[0]);
     memcpy(&gdn_library.ctx_destroy, &a[1], sizeof a[1]);
@@ -427,7 +422,7 @@ static PyObject *setup(PyObject *self, PyObject *args)
 static PyObject *torch_register(PyObject *self, PyObject *args)
 {
     const char *space, *key;
-    PyObject   *describes;
+    PyObject *describes;
     (void)self;
     if (!PyArg_ParseTuple(args, "ssO", &space, &key, &describes)) return NULL;
     Py_ssize_t n = PyList_Size(describes);
@@ -445,14 +440,12 @@ static PyObject *torch_register(PyObject *self, PyObject *args)
 /* torch_warm_up(device): makes a context for the pool of the device, -1 being the CPU. */
 static PyObject *torch_warm_up(PyObject *self, PyObject *args)
 {
-    int  device, failed;
+    int device, failed;
     char text[512];
     (void)self;
     if (!PyArg_ParseTuple(args, "i", &device)) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    failed = torch_ops_warm_up(device, text, sizeof text);
-    Py_END_ALLOW_THREADS
-    if (failed) return PyErr_Format(PyExc_RuntimeError, "%s", text);
+    Py_BEGIN_ALLOW_THREADS failed = torch_ops_warm_up(device, text, sizeof text);
+    Py_END_ALLOW_THREADS if (failed) return PyErr_Format(PyExc_RuntimeError, "%s", text);
     Py_RETURN_NONE;
 }
 
@@ -469,11 +462,9 @@ static PyMethodDef methods[] = {
     { NULL, NULL, 0, NULL },
 };
 
-static struct PyModuleDef module = { PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods,
-                                     NULL, NULL, NULL, NULL };
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL
+};
 
 PyMODINIT_FUNC PyInit__native(void);
-PyMODINIT_FUNC PyInit__native(void)
-{
-    return PyModule_Create(&module);
-}
+PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }

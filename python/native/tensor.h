@@ -20,7 +20,7 @@ static inline void tensor_settle_empty(gdn_tensor *t)
 {
     if (!tensor_is_empty(t)) return;
     int64_t dense = 1;
-    t->data       = (void *)64;
+    t->data = (void *)64;
     for (int i = t->ndim - 1; i >= 0; i--) {
         t->stride[i] = dense;
         if (t->size[i] > 1) dense *= t->size[i];

@@ -53,17 +53,26 @@ static struct {
 enum { N_TORCH_DTYPES = 30 };
 static const struct {
     const char *name;
-    int8_t      dtype, bytes; /* dtype -1: libgdn has none */
+    int8_t dtype, bytes; /* dtype -1: libgdn has none */
 } dtypes[N_TORCH_DTYPES] = {
-    [0] = { "uint8", GDN_U8, 1 },       [1] = { "int8", GDN_I8, 1 },
-    [2] = { "int16", -1, 2 },           [3] = { "int32", GDN_I32, 4 },
-    [4] = { "int64", GDN_I64, 8 },      [5] = { "float16", GDN_F16, 2 },
-    [6] = { "float32", GDN_F32, 4 },    [7] = { "float64", -1, 8 },
-    [8] = { "complex32", -1, 4 },       [9] = { "complex64", -1, 8 },
-    [10] = { "complex128", -1, 16 },    [11] = { "bool", GDN_U8, 1 },
-    [15] = { "bfloat16", GDN_BF16, 2 }, [23] = { "float8_e5m2", GDN_E5M2, 1 },
-    [24] = { "float8_e4m3fn", GDN_E4M3, 1 }, [27] = { "uint16", -1, 2 },
-    [28] = { "uint32", -1, 4 },         [29] = { "uint64", -1, 8 },
+    [0] = { "uint8", GDN_U8, 1 },
+    [1] = { "int8", GDN_I8, 1 },
+    [2] = { "int16", -1, 2 },
+    [3] = { "int32", GDN_I32, 4 },
+    [4] = { "int64", GDN_I64, 8 },
+    [5] = { "float16", GDN_F16, 2 },
+    [6] = { "float32", GDN_F32, 4 },
+    [7] = { "float64", -1, 8 },
+    [8] = { "complex32", -1, 4 },
+    [9] = { "complex64", -1, 8 },
+    [10] = { "complex128", -1, 16 },
+    [11] = { "bool", GDN_U8, 1 },
+    [15] = { "bfloat16", GDN_BF16, 2 },
+    [23] = { "float8_e5m2", GDN_E5M2, 1 },
+    [24] = { "float8_e4m3fn", GDN_E4M3, 1 },
+    [27] = { "uint16", -1, 2 },
+    [28] = { "uint32", -1, 4 },
+    [29] = { "uint64", -1, 8 },
 };
 
 enum { TORCH_UINT8 = 0, TORCH_CPU = 0, TORCH_CUDA = 1 };
@@ -73,17 +82,17 @@ enum { TORCH_UINT8 = 0, TORCH_CPU = 0, TORCH_CUDA = 1 };
 /* Where the tensors of a call are: all where the first one is, or `other` is elsewhere. */
 struct places {
     const struct field *first, *other; /* NULL: none yet */
-    int32_t             device, other_device;
-    int32_t             n_first, n_other; /* tensors where the first one is, and elsewhere */
+    int32_t device, other_device;
+    int32_t n_first, n_other; /* tensors where the first one is, and elsewhere */
 };
 
 struct torch_call {
     const struct describe *d;
-    struct places          places; /* places.device -1: CPU */
-    const struct field    *odd;    /* its dtype is none of libgdn's; NULL: all are known */
-    const char            *odd_dtype;
-    struct frame           frame;
-    char                   text[640]; /* of an error; empty: none */
+    struct places places;    /* places.device -1: CPU */
+    const struct field *odd; /* its dtype is none of libgdn's; NULL: all are known */
+    const char *odd_dtype;
+    struct frame frame;
+    char text[640]; /* of an error; empty: none */
 };
 
 static void fail(struct torch_call *c, const char *name, const char *what)
@@ -93,15 +102,15 @@ static void fail(struct torch_call *c, const char *name, const char *what)
 
 static void take_device(struct torch_call *c, const struct field *field, void *tensor)
 {
-    struct places *p    = &c->places;
-    int32_t        type = 0, index = 0;
+    struct places *p = &c->places;
+    int32_t type = 0, index = 0;
     torch.get_device_type(tensor, &type);
     if (type == TORCH_CUDA) torch.get_device_index(tensor, &index);
     if (type != TORCH_CPU && type != TORCH_CUDA)
         fail(c, field->name, "on a device that is neither cpu nor cuda");
     const int32_t device = type == TORCH_CPU ? -1 : index;
     if (!p->first) {
-        p->first  = field;
+        p->first = field;
         p->device = device;
     }
     if (device == p->device) {
@@ -123,7 +132,7 @@ static void check_places(struct torch_call *c)
 {
     const struct places *p = &c->places;
     if (!p->other) return;
-    char       a[24], b[24], what[128];
+    char a[24], b[24], what[128];
     const bool is_first = p->n_first < p->n_other;
     name_device(is_first ? p->device : p->other_device, a);
     name_device(is_first ? p->other_device : p->device, b);
@@ -146,7 +155,7 @@ static void take_shape(struct torch_call *c, const struct field *field, void *te
     }
     t->ndim = (int32_t)n;
     for (int i = 0; i < n; i++) {
-        t->size[i]   = size[i];
+        t->size[i] = size[i];
         t->stride[i] = stride[i];
     }
     tensor_settle_empty(t);
@@ -158,12 +167,12 @@ static void take_dtype(struct torch_call *c, const struct field *field, void *te
     int32_t n = -1;
     if (torch.get_dtype(tensor, &n)) fail(c, field->name, "no dtype");
     const bool is_named = n >= 0 && n < N_TORCH_DTYPES && dtypes[n].name;
-    *bytes              = is_named ? dtypes[n].bytes : 0;
-    t->dtype            = is_named ? dtypes[n].dtype : -1;
+    *bytes = is_named ? dtypes[n].bytes : 0;
+    t->dtype = is_named ? dtypes[n].dtype : -1;
     if (t->dtype >= 0) return;
     t->dtype = field->is_in_batch ? GDN_E5M2 : GDN_U8; /* which the library refuses there */
     if (!c->odd) {
-        c->odd       = field;
+        c->odd = field;
         c->odd_dtype = is_named ? dtypes[n].name : "a dtype that libgdn does not know";
     }
 }
@@ -181,8 +190,8 @@ static void take_memory(struct torch_call *c, const struct field *field, void *t
 
 static void take_tensor(struct torch_call *c, const struct field *field, void *tensor)
 {
-    bool    is_defined = false;
-    int64_t item       = 0;
+    bool is_defined = false;
+    int64_t item = 0;
     if (torch.is_defined(tensor, &is_defined) || !is_defined) {
         fail(c, field->name, "None, wanted a tensor");
         return;
@@ -222,7 +231,7 @@ static void take(struct torch_call *c, const struct field *field, value v)
     } else if (field->kind == FIELD_INT64) {
         memcpy(to, &v, 8);
     } else {
-        int64_t n      = (int64_t)v;
+        int64_t n = (int64_t)v;
         int32_t narrow = (int32_t)(uint32_t)v;
         if (field->kind == FIELD_UINT32 ? n != (uint32_t)v : n != narrow)
             fail(c, field->name, "does not fit");
@@ -235,9 +244,9 @@ static void take(struct torch_call *c, const struct field *field, value v)
 static gdn_status run_on_device(struct torch_call *c, gdn_ctx *ctx)
 {
     static _Alignas(64) char nothing[64];
-    const struct describe   *d      = c->d;
-    void                    *stream = NULL, *scratch = NULL, *memory = NULL;
-    size_t                   bytes = 0;
+    const struct describe *d = c->d;
+    void *stream = NULL, *scratch = NULL, *memory = NULL;
+    size_t bytes = 0;
     if (torch.current_stream(c->places.device, &stream)) return GDN_E_CUDA;
     frame_set_pointer(&c->frame, d->stream_offset, stream);
     frame_set_pointer(&c->frame, d->workspace_offset, nothing);
@@ -260,7 +269,7 @@ static gdn_status run_on_device(struct torch_call *c, gdn_ctx *ctx)
 static bool is_captured(int32_t device)
 {
     void *stream = NULL;
-    int   status = 0;
+    int status = 0;
     return torch.is_capturing && !torch.current_stream(device, &stream) &&
            !torch.is_capturing(stream, &status) && status != 0;
 }
@@ -270,24 +279,25 @@ static bool is_captured(int32_t device)
 static void refuse_dtype(struct torch_call *c, gdn_ctx *ctx)
 {
     const char *name = c->odd->name, *text, *wanted;
-    size_t      bytes, length = strlen(name);
-    char        what[256];
-    gdn_status  status = gdn_library.workspace_bytes(ctx, c->d->op, c->frame.args, &bytes);
-    text               = status ? gdn_library.last_error(ctx) : "";
-    const bool is_it   = !strncmp(text, name, length) && text[length] == ':';
-    wanted             = is_it ? strstr(text, ", wanted") : NULL;
+    size_t bytes, length = strlen(name);
+    char what[256];
+    gdn_status status = gdn_library.workspace_bytes(ctx, c->d->op, c->frame.args, &bytes);
+    text = status ? gdn_library.last_error(ctx) : "";
+    const bool is_it = !strncmp(text, name, length) && text[length] == ':';
+    wanted = is_it ? strstr(text, ", wanted") : NULL;
     snprintf(what, sizeof what, "%s%s", c->odd_dtype, wanted ? wanted : "");
     fail(c, name, what);
 }
 
 static void run(struct torch_call *c)
 {
-    const struct describe *d      = c->d;
-    const int32_t          device = c->places.device;
+    const struct describe *d = c->d;
+    const int32_t device = c->places.device;
     if (device >= 0 && !torch_pool_has(device) && is_captured(device)) {
         snprintf(c->text, sizeof c->text,
                  "gdn::%s: the first call on this GPU, and a CUDA graph is captured; call "
-                 "gdn.torch.warm_up() before the capture", d->name);
+                 "gdn.torch.warm_up() before the capture",
+                 d->name);
         return;
     }
     gdn_ctx *ctx = torch_pool_take(device, c->text, sizeof c->text);
@@ -310,9 +320,9 @@ static void run(struct torch_call *c)
 static void kernel(const struct describe *d, value *stack)
 {
     struct torch_call c;
-    c.d       = d;
-    c.places  = (struct places){ .first = NULL };
-    c.odd     = NULL;
+    c.d = d;
+    c.places = (struct places){ .first = NULL };
+    c.odd = NULL;
     c.text[0] = 0;
     frame_clear(&c.frame, d);
     for (int i = 0; i < d->n_fields; i++) take(&c, &d->fields[i], stack[i]);
@@ -325,16 +335,18 @@ static void kernel(const struct describe *d, value *stack)
 
 /* The dispatcher hands a kernel the stack alone, so every operator has a function of its own. */
 static const struct describe *described[MAX_TORCH_OPS];
-#define KERNEL(i)                                                                               \
-    static void kernel_##i(value *stack, uint64_t n_in, uint64_t n_out)                         \
-    {                                                                                           \
-        (void)n_in, (void)n_out;                                                                \
-        kernel(described[i], stack);                                                            \
+#define KERNEL(i)                                                       \
+    static void kernel_##i(value *stack, uint64_t n_in, uint64_t n_out) \
+    {                                                                   \
+        (void)n_in, (void)n_out;                                        \
+        kernel(described[i], stack);                                    \
     }
-#define EACH(X)                                                                                 \
-    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)       \
-    X(16) X(17) X(18) X(19) X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27) X(28) X(29) X(30)   \
-    X(31) X(32) X(33) X(34) X(35) X(36) X(37) X(38) X(39)
+/* clang-format off */
+#define EACH(X)                                                                        \
+    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)    \
+    X(15) X(16) X(17) X(18) X(19) X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27)      \
+    X(28) X(29) X(30) X(31) X(32) X(33) X(34) X(35) X(36) X(37) X(38) X(39)
+/* clang-format on */
 EACH(KERNEL)
 #define NAME(i) kernel_##i,
 static const boxed kernels[MAX_TORCH_OPS] = { EACH(NAME) };
@@ -342,7 +354,7 @@ static const boxed kernels[MAX_TORCH_OPS] = { EACH(NAME) };
 static const char *look_up(void)
 {
     static const struct {
-        void       *to;
+        void *to;
         const char *name;
     } wanted[] = {
         { &torch.library_init_impl, "aoti_torch_library_init_impl" },
@@ -370,7 +382,7 @@ static const char *look_up(void)
     }
     const char *lack = torch_pool_look_up(cpu);
     if (lack) return lack;
-    *(void **)&torch.delete_value    = dlsym(cpu, "torch_delete_stable_ivalue");
+    *(void **)&torch.delete_value = dlsym(cpu, "torch_delete_stable_ivalue");
     *(void **)&torch.operator_delete = dlsym(cpu, "_ZdlPv");
     if (!torch.delete_value && !torch.operator_delete) return "operator delete";
 
@@ -382,7 +394,7 @@ static const char *look_up(void)
     if (!nvtx) nvtx = dlopen("libnvToolsExt.so.1", RTLD_LAZY);
     if (nvtx) {
         *(void **)&torch.range_push = dlsym(nvtx, "nvtxRangePushA");
-        *(void **)&torch.range_pop  = dlsym(nvtx, "nvtxRangePop");
+        *(void **)&torch.range_pop = dlsym(nvtx, "nvtxRangePop");
         if (!torch.range_pop) torch.range_push = NULL;
     }
     return NULL;
@@ -390,7 +402,7 @@ static const char *look_up(void)
 
 const char *torch_ops_register(const char *space, const char *key, const struct describe **d, int n)
 {
-    void       *library;
+    void *library;
     const char *lack = look_up();
     if (lack) return lack;
     if (!strcmp(key, "CUDA") && !torch.current_stream) return "aoti_torch_get_current_cuda_stream";

@@ -14,8 +14,8 @@ enum { MAX_DEVICES = 64, MAX_FREE = 16 };
 /* Contexts that wait for a call; the last one given is the next one taken. */
 static struct pool {
     gdn_ctx *free[MAX_FREE];
-    int      n;
-    pid_t    process;   /* of CUDA: a child of fork() must not use its parent's contexts */
+    int n;
+    pid_t process;      /* of CUDA: a child of fork() must not use its parent's contexts */
     uint32_t n_threads; /* of the CPU: for which torch's number of threads they were made */
 } pools[MAX_DEVICES + 1];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -27,9 +27,9 @@ static int (*parallel_for)(int64_t begin, int64_t end, int64_t grain, range_work
 static int (*get_num_threads)(uint32_t *n);
 
 struct job {
-    gdn_work       work;
-    void          *arg;
-    int64_t        n_items;
+    gdn_work work;
+    void *arg;
+    int64_t n_items;
     _Atomic int64_t next;
 };
 
@@ -50,13 +50,13 @@ static void work_on(int64_t begin, int64_t end, void *arg)
 static void on_torch_threads(void *user, int64_t n, gdn_work work, void *arg)
 {
     struct job job = { work, arg, n, 0 };
-    int64_t    n_threads = (int64_t)(intptr_t)user;
+    int64_t n_threads = (int64_t)(intptr_t)user;
     if (parallel_for(0, n < n_threads ? n : n_threads, 1, work_on, &job)) work_on(0, 1, &job);
 }
 
 const char *torch_pool_look_up(void *libtorch_cpu)
 {
-    *(void **)&parallel_for    = dlsym(libtorch_cpu, "torch_parallel_for");
+    *(void **)&parallel_for = dlsym(libtorch_cpu, "torch_parallel_for");
     *(void **)&get_num_threads = dlsym(libtorch_cpu, "torch_get_num_threads");
     return parallel_for && get_num_threads ? NULL : "torch_parallel_for";
 }
@@ -72,17 +72,17 @@ static uint32_t threads_of_torch(void)
 
 static gdn_ctx *make(int32_t device, uint32_t n_threads, char *text, size_t text_bytes)
 {
-    gdn_options o   = gdn_options_init();
-    gdn_ctx    *ctx = NULL;
-    char        why[400] = "";
-    o.error_text       = why;
+    gdn_options o = gdn_options_init();
+    gdn_ctx *ctx = NULL;
+    char why[400] = "";
+    o.error_text = why;
     o.error_text_bytes = sizeof why;
     if (device >= 0) {
         o.backend = GDN_BACKEND_CUDA;
-        o.device  = device;
+        o.device = device;
     } else {
-        o.n_threads     = (int32_t)n_threads;
-        o.parallel_for  = n_threads > 1 ? on_torch_threads : NULL;
+        o.n_threads = (int32_t)n_threads;
+        o.parallel_for = n_threads > 1 ? on_torch_threads : NULL;
         o.parallel_user = (void *)(intptr_t)n_threads;
     }
     if (gdn_library.ctx_create(&o, &ctx))
@@ -106,18 +106,18 @@ gdn_ctx *torch_pool_take(int32_t device, char *text, size_t text_bytes)
         snprintf(text, text_bytes, "gdn: device %d, wanted one below %d", (int)device, MAX_DEVICES);
         return NULL;
     }
-    struct pool *pool      = &pools[device + 1];
-    uint32_t     n_threads = device < 0 ? threads_of_torch() : 0;
-    pid_t        process   = device < 0 ? 0 : getpid();
-    gdn_ctx     *ctx = NULL, *old[MAX_FREE];
-    int          n_old = 0;
+    struct pool *pool = &pools[device + 1];
+    uint32_t n_threads = device < 0 ? threads_of_torch() : 0;
+    pid_t process = device < 0 ? 0 : getpid();
+    gdn_ctx *ctx = NULL, *old[MAX_FREE];
+    int n_old = 0;
     pthread_mutex_lock(&lock);
     if (pool->n_threads != n_threads || pool->process != process) {
         if (pool->process == process)
             for (; n_old < pool->n; n_old++) old[n_old] = pool->free[n_old];
-        pool->n         = 0;
+        pool->n = 0;
         pool->n_threads = n_threads;
-        pool->process   = process;
+        pool->process = process;
     }
     if (pool->n > 0) ctx = pool->free[--pool->n];
     pthread_mutex_unlock(&lock);
@@ -128,11 +128,11 @@ gdn_ctx *torch_pool_take(int32_t device, char *text, size_t text_bytes)
 void torch_pool_give(int32_t device, gdn_ctx *ctx)
 {
     struct pool *pool = &pools[device + 1];
-    bool         kept = false;
+    bool kept = false;
     pthread_mutex_lock(&lock);
     if (pool->n < MAX_FREE) {
         pool->free[pool->n++] = ctx;
-        kept                  = true;
+        kept = true;
     }
     pthread_mutex_unlock(&lock);
     if (!kept) gdn_library.ctx_destroy(ctx);

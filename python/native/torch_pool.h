@@ -15,6 +15,6 @@ bool torch_pool_has(int32_t device);
 
 /* A context that nobody else has; device -1 is the CPU. NULL: text says why. */
 gdn_ctx *torch_pool_take(int32_t device, char *text, size_t text_bytes);
-void     torch_pool_give(int32_t device, gdn_ctx *ctx);
+void torch_pool_give(int32_t device, gdn_ctx *ctx);
 
 #endif

@@ -7,8 +7,8 @@ static PyObject *kind_of, *bf16_type, *name_array;
 
 void view_setup(PyObject *kinds, PyObject *bf16)
 {
-    kind_of    = hold(kinds);
-    bf16_type  = hold(bf16);
+    kind_of = hold(kinds);
+    bf16_type = hold(bf16);
     name_array = PyUnicode_InternFromString("array");
 }
 
@@ -22,7 +22,7 @@ static int finish(gdn_tensor *t)
 /* ---- DLPack's C exchange table -------------------------------------------------------------- */
 
 struct dl_tensor {
-    void   *data;
+    void *data;
     int32_t device_type, device_id;
     int32_t ndim;
     uint8_t code, bits;
@@ -34,7 +34,7 @@ struct dl_tensor {
 /* DLPackExchangeAPI of DLPack 1.3: header (version, previous table), then functions. */
 struct dl_exchange {
     uint32_t major, minor;
-    void    *previous;
+    void *previous;
     void *(*managed_allocate)(void);
     int (*managed_from_object)(void *object, void **out);
     int (*managed_to_object)(void *tensor, void **out);
@@ -78,11 +78,11 @@ static int fill_exchange(const struct dl_exchange *api, PyObject *array, gdn_ten
         *place = PLACE_HOST;
     else
         return 0;
-    t->data  = d.data ? (char *)d.data + d.byte_offset : NULL;
+    t->data = d.data ? (char *)d.data + d.byte_offset : NULL;
     t->dtype = dtype;
-    t->ndim  = d.ndim;
+    t->ndim = d.ndim;
     for (int i = 0; i < d.ndim; i++) {
-        t->size[i]   = d.shape[i];
+        t->size[i] = d.shape[i];
         t->stride[i] = d.strides[i];
     }
     return finish(t);
@@ -92,19 +92,19 @@ static int fill_exchange(const struct dl_exchange *api, PyObject *array, gdn_ten
 
 /* The public head of PyArrayObject, which extensions compiled for NumPy 1 and 2 read in place. */
 struct numpy_descr {
-    PyObject      head;
+    PyObject head;
     PyTypeObject *type;
-    char          kind, letter, byteorder, flags;
-    int           type_num;
+    char kind, letter, byteorder, flags;
+    int type_num;
 };
 struct numpy_array {
-    PyObject            head;
-    char               *data;
-    int                 ndim;
-    Py_ssize_t         *size, *stride; /* strides in bytes */
-    PyObject           *base;
+    PyObject head;
+    char *data;
+    int ndim;
+    Py_ssize_t *size, *stride; /* strides in bytes */
+    PyObject *base;
     struct numpy_descr *descr;
-    int                 flags;
+    int flags;
 };
 
 enum { NUMPY_C_CONTIGUOUS = 1, NUMPY_WRITEABLE = 0x400, NUMPY_USHORT = 4 };
@@ -126,21 +126,23 @@ static int dtype_of_numpy(int type_num)
 
 static int fill_numpy(PyObject *array, bool is_bf16, bool is_output, gdn_tensor *t, int32_t *place)
 {
-    const struct numpy_array *a     = (const struct numpy_array *)array;
-    int                       dtype = dtype_of_numpy(a->descr->type_num);
+    const struct numpy_array *a = (const struct numpy_array *)array;
+    int dtype = dtype_of_numpy(a->descr->type_num);
     if (is_bf16) dtype = a->descr->type_num == NUMPY_USHORT ? GDN_BF16 : -1;
     if (dtype < 0 || a->descr->byteorder == '>' || a->ndim > GDN_MAX_DIMS) return 0;
     if (is_output && !(a->flags & NUMPY_WRITEABLE)) return 0;
-    int shift = dtype == GDN_I64 ? 3 : dtype == GDN_F32 || dtype == GDN_I32 ? 2 :
-                dtype == GDN_F16 || dtype == GDN_BF16 ? 1 : 0;
-    t->data  = a->data;
+    int shift = dtype == GDN_I64                        ? 3
+                : dtype == GDN_F32 || dtype == GDN_I32  ? 2
+                : dtype == GDN_F16 || dtype == GDN_BF16 ? 1
+                                                        : 0;
+    t->data = a->data;
     t->dtype = dtype;
-    t->ndim  = a->ndim;
+    t->ndim = a->ndim;
     /* NumPy lets strides of contiguous arrays be anything where sizes are 0 or 1. */
     int64_t dense = 1;
     for (int i = a->ndim - 1; i >= 0; i--) {
         if (a->stride[i] & ((1 << shift) - 1)) return 0;
-        t->size[i]   = a->size[i];
+        t->size[i] = a->size[i];
         t->stride[i] = a->flags & NUMPY_C_CONTIGUOUS ? dense : a->stride[i] >> shift;
         dense *= a->size[i];
     }
@@ -160,7 +162,7 @@ static int64_t integer(PyObject *number)
 /* Returns the C function of a method without arguments, which saves its look-up; NULL: none. */
 static PyCFunction method_of(PyObject *array, const char *name)
 {
-    PyObject   *bound    = PyObject_GetAttrString(array, name);
+    PyObject *bound = PyObject_GetAttrString(array, name);
     PyCFunction function = NULL;
     if (bound && PyCFunction_Check(bound) && PyCFunction_GetFlags(bound) == METH_NOARGS)
         function = PyCFunction_GetFunction(bound);
@@ -174,8 +176,8 @@ static PyCFunction method_of(PyObject *array, const char *name)
  * floats may have the bit. */
 static bool is_negative(PyCFunction is_neg, PyObject *array, const gdn_tensor *t)
 {
-    PyObject  *answer = is_neg && t->dtype <= GDN_F16 ? is_neg(array, NULL) : NULL;
-    const bool is     = answer == Py_True || PyErr_Occurred();
+    PyObject *answer = is_neg && t->dtype <= GDN_F16 ? is_neg(array, NULL) : NULL;
+    const bool is = answer == Py_True || PyErr_Occurred();
     Py_XDECREF(answer);
     PyErr_Clear();
     return is;
@@ -183,9 +185,10 @@ static bool is_negative(PyCFunction is_neg, PyObject *array, const gdn_tensor *t
 
 static int item_bytes(int32_t dtype)
 {
-    return dtype == GDN_I64 ? 8 :
-           dtype == GDN_F32 || dtype == GDN_I32 ? 4 :
-           dtype == GDN_F16 || dtype == GDN_BF16 ? 2 : 1;
+    return dtype == GDN_I64                        ? 8
+           : dtype == GDN_F32 || dtype == GDN_I32  ? 4
+           : dtype == GDN_F16 || dtype == GDN_BF16 ? 2
+                                                   : 1;
 }
 
 /* torch gives storage that was freed the address 0, so a tensor has its offset as address. */
@@ -203,10 +206,10 @@ static bool is_freed(PyCFunction storage_offset, PyObject *array, const gdn_tens
 enum { KIND_OTHER, KIND_NUMPY, KIND_EXCHANGE };
 
 struct seen {
-    PyTypeObject             *type; /* held, so that no other type gets the address */
-    int                       kind;
+    PyTypeObject *type; /* held, so that no other type gets the address */
+    int kind;
     const struct dl_exchange *api;
-    PyCFunction               is_neg, storage_offset; /* of torch's tensors; else NULL */
+    PyCFunction is_neg, storage_offset; /* of torch's tensors; else NULL */
 };
 
 static const struct dl_exchange *exchange_of(PyTypeObject *type)
@@ -224,8 +227,8 @@ static const struct dl_exchange *exchange_of(PyTypeObject *type)
 static const struct seen *look(PyObject *array)
 {
     static struct seen kept[16];
-    static int         next;
-    PyTypeObject      *type = Py_TYPE(array);
+    static int next;
+    PyTypeObject *type = Py_TYPE(array);
     for (int i = 0; i < 16; i++)
         if (kept[i].type == type) return &kept[i];
     struct seen s = { .type = type, .api = exchange_of(type) };
@@ -233,18 +236,18 @@ static const struct seen *look(PyObject *array)
         s.kind = KIND_EXCHANGE;
     } else {
         PyObject *kind = PyObject_CallFunctionObjArgs(kind_of, (PyObject *)type, NULL);
-        s.kind         = (int)integer(kind);
+        s.kind = (int)integer(kind);
         if (PyErr_Occurred()) {
             PyErr_Clear();
             s.kind = KIND_OTHER;
         }
     }
     if (s.api) {
-        s.is_neg         = method_of(array, "is_neg");
+        s.is_neg = method_of(array, "is_neg");
         s.storage_offset = method_of(array, "storage_offset");
     }
     struct seen *place = &kept[next++ & 15];
-    PyTypeObject *old  = place->type;
+    PyTypeObject *old = place->type;
     Py_INCREF(type);
     *place = s;
     Py_XDECREF(old);
@@ -258,7 +261,7 @@ int view_fill(PyObject *array, bool is_output, gdn_tensor *t, int32_t *place)
     PyTypeObject *type = Py_TYPE(array);
     if ((PyObject *)type == bf16_type) {
         PyObject *inner = PyObject_GetAttr(array, name_array);
-        int       ok    = 0;
+        int ok = 0;
         if (inner && look(inner)->kind == KIND_NUMPY)
             ok = fill_numpy(inner, true, is_output, t, place);
         PyErr_Clear();

@@ -49,7 +49,7 @@ gdn_status gdn_plan_check(gdn_ctx *ctx, const struct gdn_tokens *tokens, const g
                           const char *name, int n, const int64_t *trailing)
 {
     int64_t size[GDN_MAX_DIMS + 2] = { 0 };
-    int     ndim                   = gdn_plan_leading(tokens, size);
+    int ndim = gdn_plan_leading(tokens, size);
     for (int i = 0; i < n; i++) size[ndim++] = trailing[i];
     return gdn_check_shape(ctx, t, name, ndim, size);
 }
@@ -74,8 +74,8 @@ static gdn_status check_array(gdn_ctx *ctx, const gdn_tensor *t, const char *nam
 static gdn_status check_arrays(gdn_ctx *ctx, const struct gdn_plan *plan,
                                const struct gdn_tokens *tokens)
 {
-    const gdn_batch *b        = &plan->batch;
-    const bool       accepted = b->num_accepted_tokens.data != NULL;
+    const gdn_batch *b = &plan->batch;
+    const bool accepted = b->num_accepted_tokens.data != NULL;
     /* Frozen states take the write slots of either form: they are not read. */
     const bool each =
         b->write == GDN_WRITE_EACH || (b->write == GDN_WRITE_NONE && b->write_slots.ndim == 2);
@@ -104,7 +104,7 @@ static gdn_status check_arrays(gdn_ctx *ctx, const struct gdn_plan *plan,
 static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
                                     const struct gdn_tokens *tokens)
 {
-    const gdn_batch  *b      = &plan->batch;
+    const gdn_batch *b = &plan->batch;
     const gdn_tensor *starts = &b->checkpoint_starts, *positions = &b->checkpoint_positions;
     if (b->checkpoint_every < 0)
         return gdn_fail(ctx, GDN_E_ARG, "checkpoint_every: %lld, wanted 0 or more",
@@ -114,7 +114,8 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
                         starts->data ? "checkpoint_positions" : "checkpoint_starts",
                         starts->data ? "checkpoint_starts" : "checkpoint_positions");
     if (!starts->data && !b->checkpoint_every)
-        return gdn_fail(ctx, GDN_E_ARG, "checkpoint_positions: absent, and checkpoint_every is 0, "
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "checkpoint_positions: absent, and checkpoint_every is 0, "
                         "wanted one of them with checkpoints");
     if (starts->data && b->checkpoint_every)
         return gdn_fail(ctx, GDN_E_ARG, "checkpoint_every: %lld, wanted 0 with a list of positions",
@@ -144,7 +145,7 @@ static gdn_status refuse_checkpoints(gdn_ctx *ctx, const gdn_batch *b)
 /* Removes the checkpoints of a batch for an op without checkpoints. */
 static void drop_checkpoints(gdn_batch *b)
 {
-    b->checkpoint_every       = 0;
+    b->checkpoint_every = 0;
     b->checkpoint_starts.data = b->checkpoint_positions.data = b->checkpoint_slots.data = NULL;
 }
 
@@ -152,8 +153,8 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_batch *b, unsigned takes)
 {
     const struct {
         const char *name;
-        bool        given;
-        unsigned    flag;
+        bool given;
+        unsigned flag;
     } asked[] = {
         { "write: GDN_WRITE_EACH", b->write == GDN_WRITE_EACH, GDN_PLAN_EACH },
         { "parents: given", b->parents.data, GDN_PLAN_TREE },
@@ -181,15 +182,26 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_batch *b, unsigned takes)
 
 void gdn_plan_add_extents(const gdn_batch *b, struct gdn_extents *all)
 {
-#define ARRAY(name) { offsetof(gdn_batch, name), #name }
+#define ARRAY(name)                      \
+    {                                    \
+        offsetof(gdn_batch, name), #name \
+    }
     static const struct {
-        size_t      at;
+        size_t at;
         const char *name;
     } arrays[] = {
-        ARRAY(cu_seqlens),         ARRAY(read_slots),           ARRAY(write_slots),
-        ARRAY(has_initial_state),  ARRAY(num_accepted_tokens),  ARRAY(token_start),
-        ARRAY(token_count),        ARRAY(parents),              ARRAY(path),
-        ARRAY(checkpoint_starts),  ARRAY(checkpoint_positions), ARRAY(checkpoint_slots),
+        ARRAY(cu_seqlens),
+        ARRAY(read_slots),
+        ARRAY(write_slots),
+        ARRAY(has_initial_state),
+        ARRAY(num_accepted_tokens),
+        ARRAY(token_start),
+        ARRAY(token_count),
+        ARRAY(parents),
+        ARRAY(path),
+        ARRAY(checkpoint_starts),
+        ARRAY(checkpoint_positions),
+        ARRAY(checkpoint_slots),
     };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         const gdn_tensor *t = (const void *)((const char *)b + arrays[i].at);
@@ -219,7 +231,7 @@ gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct 
                              unsigned takes, struct gdn_plan *plan)
 {
     static const int64_t any[] = { -1 };
-    gdn_batch           *b     = &plan->batch;
+    gdn_batch *b = &plan->batch;
     memset(&plan->B, 0, sizeof *plan - offsetof(struct gdn_plan, B));
     if (batch)
         TRY(gdn_copy_args(ctx, b, sizeof *b, batch, "batch"));
@@ -230,7 +242,7 @@ gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct 
     if (!(takes & GDN_PLAN_CHECKPOINTS)) drop_checkpoints(b);
 
     plan->padded = tokens->padded;
-    plan->B      = tokens->B;
+    plan->B = tokens->B;
     if (b->cu_seqlens.data) {
         if (tokens->padded)
             return gdn_fail(ctx, GDN_E_ARG, "cu_seqlens: given, wanted none for padded tensors");
@@ -256,10 +268,10 @@ struct gdn_plan_pools gdn_plan_pools_of(const gdn_tensor *from, const gdn_tensor
                                         const gdn_tensor *checkpoints)
 {
     return (struct gdn_plan_pools){
-        .read                = from->data ? from->size[0] : -1,
-        .write               = to->data ? to->size[0] : -1,
-        .checkpoint          = checkpoints->data ? checkpoints->size[0] : -1,
-        .same                = to->data == from->data,
+        .read = from->data ? from->size[0] : -1,
+        .write = to->data ? to->size[0] : -1,
+        .checkpoint = checkpoints->data ? checkpoints->size[0] : -1,
+        .same = to->data == from->data,
         .checkpoint_in_write = to->data && to->data == checkpoints->data,
     };
 }
@@ -268,12 +280,12 @@ struct gdn_plan_pools gdn_plan_pools_of(const gdn_tensor *from, const gdn_tensor
 
 /* The inputs of reading one sequence, beside the plan. */
 struct reader {
-    gdn_ctx                 *ctx;
-    const gdn_batch         *batch;
+    gdn_ctx *ctx;
+    const gdn_batch *batch;
     const struct gdn_tokens *tokens;
-    struct gdn_plan_pools    pools;
-    int64_t                  n_checkpoints; /* of the sequences so far */
-    bool                     sink_taken;
+    struct gdn_plan_pools pools;
+    int64_t n_checkpoints; /* of the sequences so far */
+    bool sink_taken;
 };
 
 static gdn_status check_value(gdn_ctx *ctx, const char *name, int64_t b, int64_t found, int64_t low,
@@ -309,7 +321,7 @@ static gdn_status read_range(const struct reader *r, int64_t b, struct gdn_seq *
 {
     const gdn_tensor *cu = &r->batch->cu_seqlens;
     if (!cu->data) {
-        s->batch    = r->tokens->padded ? b : 0;
+        s->batch = r->tokens->padded ? b : 0;
         s->n_tokens = r->tokens->T;
         return GDN_OK;
     }
@@ -318,7 +330,7 @@ static gdn_status read_range(const struct reader *r, int64_t b, struct gdn_seq *
         return gdn_fail(r->ctx, GDN_E_ARG, "cu_seqlens[%lld]: %lld after %lld, wanted no decrease",
                         (long long)b + 1, (long long)end, (long long)first);
     TRY(check_value(r->ctx, "cu_seqlens", b + 1, end, 0, r->tokens->N));
-    s->first    = first;
+    s->first = first;
     s->n_tokens = end - first;
     return GDN_OK;
 }
@@ -348,9 +360,9 @@ static gdn_status read_start(const struct reader *r, int64_t b, int64_t *slot)
 /* Start and end of a sequence that computes; `own`: its write slots count, else it is sunk. */
 static gdn_status place_states(const struct reader *r, int64_t start, bool own, struct gdn_seq *s)
 {
-    const gdn_batch  *b     = r->batch;
+    const gdn_batch *b = r->batch;
     const gdn_tensor *slots = &b->write_slots;
-    const bool        has_initial =
+    const bool has_initial =
         !b->has_initial_state.data || gdn_index(&b->has_initial_state, s->row) != 0;
 
     if (r->pools.read >= 0 && has_initial) {
@@ -425,9 +437,9 @@ static gdn_status read_path(const struct reader *r, const struct gdn_seq *s)
 /* Reads the checkpoints of a list, from checkpoint_starts[b] on. */
 static gdn_status read_listed(const struct reader *r, struct gdn_seq *s)
 {
-    const gdn_batch *b     = r->batch;
-    const int64_t    first = gdn_index(&b->checkpoint_starts, s->row);
-    const int64_t    end   = gdn_index(&b->checkpoint_starts, s->row + 1);
+    const gdn_batch *b = r->batch;
+    const int64_t first = gdn_index(&b->checkpoint_starts, s->row);
+    const int64_t end = gdn_index(&b->checkpoint_starts, s->row + 1);
     TRY(check_value(r->ctx, "checkpoint_starts", s->row, first, r->n_checkpoints,
                     s->row ? b->checkpoint_positions.size[0] : 0));
     TRY(check_value(r->ctx, "checkpoint_starts", s->row + 1, end, first,
@@ -443,7 +455,7 @@ static gdn_status read_listed(const struct reader *r, struct gdn_seq *s)
 
 static gdn_status read_checkpoints(struct reader *r, struct gdn_seq *s)
 {
-    const gdn_batch  *b     = r->batch;
+    const gdn_batch *b = r->batch;
     const gdn_tensor *slots = &b->checkpoint_slots;
     if (b->checkpoint_every) s->n_checkpoints = s->n_valid / b->checkpoint_every;
     if (b->checkpoint_starts.data) TRY(read_listed(r, s));
@@ -466,11 +478,11 @@ static gdn_status read_sequence(struct reader *r, int64_t b, struct gdn_seq *s)
 
     TRY(read_start(r, b, &start));
     const bool own = start >= 0;
-    s->slot        = start;
+    s->slot = start;
     if (!own) s->n_checkpoints = 0;
     if (!own && (r->batch->pad_policy != GDN_PAD_SINK || r->sink_taken)) {
-        s->n_valid  = 0;
-        s->total    = 0;
+        s->n_valid = 0;
+        s->total = 0;
         s->keep_out = r->batch->pad_policy == GDN_PAD_KEEP;
         return GDN_OK;
     }
@@ -493,10 +505,10 @@ gdn_status gdn_plan_batch(gdn_ctx *ctx, const struct gdn_tokens *tokens,
     struct reader r = { .ctx = ctx, .batch = &plan->batch, .tokens = tokens, .pools = *pools };
     if (!plan->max_checkpoints) r.pools.checkpoint = -1;
 
-    plan->seqs    = memory;
+    plan->seqs = memory;
     plan->longest = 0;
-    plan->start   = 0;
-    plan->end     = tokens->N;
+    plan->start = 0;
+    plan->end = tokens->N;
     TRY(check_start(&r));
     for (int64_t b = 0; b < plan->B; b++) {
         TRY(read_sequence(&r, b, &plan->seqs[b]));
@@ -504,15 +516,14 @@ gdn_status gdn_plan_batch(gdn_ctx *ctx, const struct gdn_tokens *tokens,
     }
     if (plan->batch.cu_seqlens.data) {
         plan->start = gdn_index(&plan->batch.cu_seqlens, 0);
-        plan->end   = gdn_index(&plan->batch.cu_seqlens, plan->B);
+        plan->end = gdn_index(&plan->batch.cu_seqlens, plan->B);
     }
     if (plan->batch.write == GDN_WRITE_EACH && plan->longest > plan->batch.write_slots.size[1])
         return gdn_fail(ctx, GDN_E_SHAPE, "write_slots: %lld columns, wanted %lld at least",
                         (long long)plan->batch.write_slots.size[1], (long long)plan->longest);
     if (pools->write < 0) plan->batch.write = GDN_WRITE_NONE; /* nowhere to write to */
     return gdn_plan_check_slots(ctx, plan, &r.pools, max_writes(plan, tokens),
-                                (char *)memory +
-                                    gdn_align64((size_t)plan->B * sizeof *plan->seqs));
+                                (char *)memory + gdn_align64((size_t)plan->B * sizeof *plan->seqs));
 }
 
 size_t gdn_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *tokens)
@@ -541,7 +552,7 @@ int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s
                             int64_t *slot)
 {
     const gdn_batch *b = &plan->batch;
-    const int64_t    c = s->first_checkpoint + i;
+    const int64_t c = s->first_checkpoint + i;
     *slot = b->checkpoint_slots.data ? named_slot(b, gdn_index(&b->checkpoint_slots, c)) : c;
     if (b->checkpoint_every) return (i + 1) * b->checkpoint_every - s->base;
     return gdn_index(&b->checkpoint_positions, c) - s->base;

@@ -26,24 +26,24 @@ struct gdn_seq {
     int64_t total;    /* n_valid of the whole sequence, of which a window may be a part */
     int64_t base;     /* tokens of the whole sequence before the window */
     int64_t first_checkpoint, n_checkpoints; /* of the whole sequence */
-    bool    keep_out; /* a padding row under GDN_PAD_KEEP: its output is not touched */
+    bool keep_out; /* a padding row under GDN_PAD_KEEP: its output is not touched */
     /* Windows of a longer sequence (gdn_block): the state comes from, goes to, the carry. */
-    bool    from_carry, to_carry;
+    bool from_carry, to_carry;
 };
 
 struct gdn_plan {
-    gdn_batch       batch; /* the library's copy, defaults filled in */
-    int64_t         B;
-    int64_t         longest; /* largest n_tokens */
-    int64_t         start, end; /* packed: tokens before and from there on are of no sequence */
-    int64_t         max_checkpoints; /* as many as a call may write; 0: it writes none */
-    bool            padded;
+    gdn_batch batch; /* the library's copy, defaults filled in */
+    int64_t B;
+    int64_t longest;         /* largest n_tokens */
+    int64_t start, end;      /* packed: tokens before and from there on are of no sequence */
+    int64_t max_checkpoints; /* as many as a call may write; 0: it writes none */
+    bool padded;
     struct gdn_seq *seqs;
 };
 
 /* How the leading dimensions of an op's tensors hold its tokens. */
 struct gdn_tokens {
-    bool    padded; /* [B][T]..., else [N]... */
+    bool padded; /* [B][T]..., else [N]... */
     int64_t B, T, N;
 };
 
@@ -67,11 +67,11 @@ gdn_status gdn_plan_check(gdn_ctx *ctx, const struct gdn_tokens *tokens, const g
 
 /* The features of a batch that an op takes. */
 enum {
-    GDN_PLAN_EACH        = 1 << 0, /* GDN_WRITE_EACH */
-    GDN_PLAN_TREE        = 1 << 1, /* parents */
-    GDN_PLAN_PATH        = 1 << 2, /* path */
+    GDN_PLAN_EACH = 1 << 0,        /* GDN_WRITE_EACH */
+    GDN_PLAN_TREE = 1 << 1,        /* parents */
+    GDN_PLAN_PATH = 1 << 2,        /* path */
     GDN_PLAN_CHECKPOINTS = 1 << 3, /* its arguments have a tensor for checkpoints, */
-    GDN_PLAN_NO_TENSOR   = 1 << 4  /* or could have one, and it is absent */
+    GDN_PLAN_NO_TENSOR = 1 << 4    /* or could have one, and it is absent */
 };
 
 /*
@@ -95,8 +95,8 @@ size_t gdn_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *toke
 /* Slots of the pools that a call reads and writes; -1: no such pool. */
 struct gdn_plan_pools {
     int64_t read, write, checkpoint;
-    bool    same;                /* states are written to the pool that they are read from */
-    bool    checkpoint_in_write; /* checkpoints go where final states go */
+    bool same;                /* states are written to the pool that they are read from */
+    bool checkpoint_in_write; /* checkpoints go where final states go */
 };
 
 /* Those of the tensors that states start from, end in and are left in on the way. */
@@ -112,7 +112,7 @@ gdn_status gdn_plan_batch(gdn_ctx *ctx, const struct gdn_tokens *tokens,
                           const struct gdn_plan_pools *pools, void *memory, struct gdn_plan *plan);
 
 /* plan_slots.c: the part of it about slots. memory: for up to n_writes slots written. */
-size_t     gdn_plan_slots_bytes(int64_t n_writes);
+size_t gdn_plan_slots_bytes(int64_t n_writes);
 gdn_status gdn_plan_check_slots(gdn_ctx *ctx, const struct gdn_plan *plan,
                                 const struct gdn_plan_pools *pools, int64_t n_writes, void *memory);
 
@@ -140,11 +140,11 @@ static inline struct gdn_rows gdn_rows_of(const gdn_tensor *t, const struct gdn_
 {
     const int leading = tokens->padded ? 2 : 1;
     if (!t->data) return (struct gdn_rows){ .dtype = t->dtype };
-    return (struct gdn_rows){ .data  = t->data,
+    return (struct gdn_rows){ .data = t->data,
                               .dtype = t->dtype,
                               .batch = tokens->padded ? gdn_step_bytes(t, 0) : 0,
                               .token = gdn_step_bytes(t, leading - 1),
-                              .head  = gdn_step_bytes(t, leading) };
+                              .head = gdn_step_bytes(t, leading) };
 }
 
 static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, int64_t t,

@@ -15,7 +15,7 @@ struct entry {
 
 struct slot_map {
     struct entry *entries;
-    int           log2_size;
+    int log2_size;
 };
 
 static int map_log2(int64_t n)
@@ -41,16 +41,16 @@ static struct slot_map map_init(void *memory, int64_t n)
 static struct entry *map_find(const struct slot_map *map, int64_t key)
 {
     const uint64_t mask = ((uint64_t)1 << map->log2_size) - 1;
-    uint64_t       i    = ((uint64_t)key * UINT64_C(0x9e3779b97f4a7c15)) >> (64 - map->log2_size);
+    uint64_t i = ((uint64_t)key * UINT64_C(0x9e3779b97f4a7c15)) >> (64 - map->log2_size);
     while (map->entries[i].key >= 0 && map->entries[i].key != key) i = (i + 1) & mask;
     return &map->entries[i];
 }
 
 /* A writer of slots: two pools have keys of their own in the one map. */
 struct writer {
-    gdn_ctx        *ctx;
+    gdn_ctx *ctx;
     struct slot_map map;
-    int             pool; /* 0: of final states; 1: of checkpoints apart from it */
+    int pool; /* 0: of final states; 1: of checkpoints apart from it */
 };
 
 static gdn_status add_write(const struct writer *w, int64_t slot, int64_t row)
@@ -119,10 +119,10 @@ static bool conflicts(const struct entry *e, const struct gdn_seq *s, int64_t b,
 gdn_status gdn_plan_check_slots(gdn_ctx *ctx, const struct gdn_plan *plan,
                                 const struct gdn_plan_pools *pools, int64_t n_writes, void *memory)
 {
-    const bool    apart = !pools->checkpoint_in_write;
+    const bool apart = !pools->checkpoint_in_write;
     struct writer final = { ctx, map_init(memory, n_writes), 0 };
     struct writer checkpoint = final;
-    checkpoint.pool          = apart;
+    checkpoint.pool = apart;
     for (int64_t b = 0; b < plan->B && n_writes > 0; b++) {
         const struct gdn_seq *s = &plan->seqs[b];
         if (plan->batch.write == GDN_WRITE_EACH)

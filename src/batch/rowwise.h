@@ -20,7 +20,7 @@ static inline int64_t gdn_n_rows(const gdn_tensor *t)
 static inline void *gdn_row_at(const gdn_tensor *t, int64_t row, int64_t first)
 {
     int64_t element = first;
-    int     i       = t->ndim - 2;
+    int i = t->ndim - 2;
     for (; i > 0; i--) {
         element += row % t->size[i] * t->stride[i];
         row /= t->size[i];
@@ -36,7 +36,7 @@ static inline void gdn_merge_rows(gdn_tensor *t)
     if (gdn_n_rows(t) == 0) return;
     for (int i = to - 1; i >= 0; i--) {
         if (t->size[to] == 1) {
-            t->size[to]   = t->size[i];
+            t->size[to] = t->size[i];
             t->stride[to] = t->stride[i];
         } else if (t->size[i] == 1 || t->stride[i] == t->size[to] * t->stride[to]) {
             t->size[to] *= t->size[i];
@@ -46,7 +46,7 @@ static inline void gdn_merge_rows(gdn_tensor *t)
         }
     }
     for (int i = 0; to > 0 && i < t->ndim - to; i++) {
-        t->size[i]   = t->size[to + i];
+        t->size[i] = t->size[to + i];
         t->stride[i] = t->stride[to + i];
     }
     if (to > 0) t->ndim -= to;

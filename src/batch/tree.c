@@ -10,7 +10,8 @@ gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *b, bool exact, int32_t 
 {
     if (!b->parents.data) return GDN_OK;
     if (exact && gdn_is_q8(dtype))
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: given, wanted none with GDN_EXACT and "
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "parents: given, wanted none with GDN_EXACT and "
                         "a state of 8 bits");
     return GDN_OK;
 }
@@ -54,9 +55,9 @@ static void visit_all(const struct gdn_plan *plan, const struct gdn_seq *s, stru
     nodes[0].at = -1;
     for (int64_t i = 1; i <= s->n_valid; i++) {
         struct node *n = &nodes[i], *parent = &nodes[gdn_plan_parent(plan, s, i - 1) + 1];
-        const bool   copies = parent->heir != i;
-        n->at    = copies ? parent->next : parent->at + parent->size - n->size;
-        n->next  = n->at + 1;
+        const bool copies = parent->heir != i;
+        n->at = copies ? parent->next : parent->at + parent->size - n->size;
+        n->next = n->at + 1;
         n->level = parent->level + copies;
         if (copies) parent->next += n->size;
         visits[n->at] = (struct gdn_visit){ i - 1, n->level, copies };
@@ -66,7 +67,7 @@ static void visit_all(const struct gdn_plan *plan, const struct gdn_seq *s, stru
 void gdn_tree_order(const struct gdn_plan *plan, const struct gdn_tokens *tokens, void *memory)
 {
     struct gdn_visit *visits = memory;
-    struct node      *nodes  = (struct node *)(void *)((char *)memory + visit_bytes(tokens));
+    struct node *nodes = (struct node *)(void *)((char *)memory + visit_bytes(tokens));
     for (int64_t b = 0; b < plan->B; b++) {
         const struct gdn_seq *s = &plan->seqs[b];
         find_sizes(plan, s, nodes);

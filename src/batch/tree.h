@@ -11,8 +11,8 @@
 
 struct gdn_visit {
     int64_t token;
-    int32_t level;  /* which state it moves on, from 0, where the initial state is */
-    bool    copies; /* that state becomes a copy of the one below first */
+    int32_t level; /* which state it moves on, from 0, where the initial state is */
+    bool copies;   /* that state becomes a copy of the one below first */
 };
 
 /* Most levels of a tree of T tokens: a copy's descendants and its sibling's are not fewer. */
@@ -29,7 +29,7 @@ gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *batch, bool exact, int3
 /* Returns bytes of memory for gdn_tree_order(), of which the visits are the first. */
 size_t gdn_tree_bytes(const struct gdn_tokens *tokens);
 
-void   gdn_tree_order(const struct gdn_plan *plan, const struct gdn_tokens *tokens, void *memory);
+void gdn_tree_order(const struct gdn_plan *plan, const struct gdn_tokens *tokens, void *memory);
 
 /* Returns where the tokens of a sequence begin. */
 static inline int64_t gdn_tree_at(const struct gdn_tokens *tokens, const struct gdn_seq *s)

@@ -8,27 +8,27 @@
 #include "core/ctx.h"
 
 struct gdn_conv {
-    struct gdn_rows        x, out; /* rows of D channels, one dtype; out may be x or absent */
-    bool                   strided; /* heads are the steps of channels; else these are dense */
-    struct gdn_conv_view   weight, bias;
-    struct gdn_conv_view   from, to, checkpoints;
-    struct gdn_conv_view   carry_from, carry_to; /* one slot each, for windows of a sequence */
+    struct gdn_rows x, out; /* rows of D channels, one dtype; out may be x or absent */
+    bool strided;           /* heads are the steps of channels; else these are dense */
+    struct gdn_conv_view weight, bias;
+    struct gdn_conv_view from, to, checkpoints;
+    struct gdn_conv_view carry_from, carry_to; /* one slot each, for windows of a sequence */
     const struct gdn_plan *plan; /* for trees, paths and the slots of states, not its seqs */
-    const struct gdn_seq  *seqs;
-    int64_t                n_seqs, D;
-    int                    W;
-    bool                   silu;
+    const struct gdn_seq *seqs;
+    int64_t n_seqs, D;
+    int W;
+    bool silu;
 };
 
 /* A checked call of gdn_conv1d. */
 struct gdn_conv_call {
-    struct gdn_call       base;
-    gdn_conv1d_args       args;
-    struct gdn_tokens     tokens;
-    struct gdn_plan       plan;
+    struct gdn_call base;
+    gdn_conv1d_args args;
+    struct gdn_tokens tokens;
+    struct gdn_plan plan;
     struct gdn_plan_pools pools;
-    struct gdn_conv       conv;
-    size_t                plan_bytes;
+    struct gdn_conv conv;
+    size_t plan_bytes;
 };
 
 /* Returns true if channels do not lie side by side. */

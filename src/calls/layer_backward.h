@@ -13,7 +13,7 @@
 
 /* Steps in elements from one row, one column to the next. */
 struct gdn_matrix {
-    void   *data;
+    void *data;
     int32_t dtype;
     int64_t row, column;
 };
@@ -22,36 +22,36 @@ struct gdn_matrix {
  * of out are 1 apart, as are rows or columns of a, and of b. */
 struct gdn_matrix_product {
     struct gdn_matrix out, a, b;
-    int64_t           m, n, depth;
-    bool              adds;
+    int64_t m, n, depth;
+    bool adds;
 };
 
 /* Rows of columns in two orders, each with `heads` times all parts: ordered, all heads of part 0,
  * then all of part 1 and so on; woven, all parts of head 0, then those of head 1. */
 struct gdn_weave {
     struct gdn_matrix from, to; /* columns 1 apart */
-    int64_t           n_rows, heads, part[4];
-    bool              weaves; /* from ordered to woven; else back */
+    int64_t n_rows, heads, part[4];
+    bool weaves; /* from ordered to woven; else back */
 };
 
 /* The shared parts of a call's steps. */
 struct gdn_layer_run {
-    gdn_ctx                 *ctx;
-    struct gdn_plan         *plan;
+    gdn_ctx *ctx;
+    struct gdn_plan *plan;
     const struct gdn_tokens *tokens;
-    void                    *plan_memory; /* of gdn_plan_bytes() */
-    bool                     reads_states;
-    bool                     exact;   /* products in an order of the library's own */
-    void                    *scratch; /* of products */
-    void                    *stream;
+    void *plan_memory; /* of gdn_plan_bytes() */
+    bool reads_states;
+    bool exact;    /* products in an order of the library's own */
+    void *scratch; /* of products */
+    void *stream;
 };
 
 /* Tokens of a tensor beside dense rows of n columns. */
 struct gdn_token_rows {
-    struct gdn_rows   rows;
+    struct gdn_rows rows;
     struct gdn_matrix dense;
-    int64_t           n;
-    bool              adds; /* stored: to what the tensor holds */
+    int64_t n;
+    bool adds; /* stored: to what the tensor holds */
 };
 
 struct gdn_layer_steps {

@@ -8,11 +8,11 @@ struct gdn_rows gdn_step_call_rows(const struct gdn_step_call *m, char *memory, 
                                    int64_t head)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(m->conv.x.dtype), token = m->conv.D * unit;
-    return (struct gdn_rows){ .data  = memory + channel * unit,
+    return (struct gdn_rows){ .data = memory + channel * unit,
                               .dtype = m->conv.x.dtype,
                               .batch = m->tokens.padded ? m->tokens.T * token : 0,
                               .token = token,
-                              .head  = head * unit };
+                              .head = head * unit };
 }
 
 size_t gdn_step_call_bytes(const struct gdn_step_call *m)
@@ -24,19 +24,18 @@ size_t gdn_step_call_bytes(const struct gdn_step_call *m)
 /* Rows of x from a channel on. */
 static struct gdn_rows rows_of_x(const struct gdn_step_call *m, int64_t channel, int64_t head)
 {
-    const int64_t   unit = (int64_t)gdn_dtype_bytes(m->conv.x.dtype);
+    const int64_t unit = (int64_t)gdn_dtype_bytes(m->conv.x.dtype);
     struct gdn_rows rows = m->conv.x;
     rows.data += channel * unit;
-    rows.head  = head * unit;
+    rows.head = head * unit;
     return rows;
 }
 
 void gdn_step_call_connect(const struct gdn_step_call *m, char *memory, struct gdn_rule *rule)
 {
-    const int64_t    K = rule->K, heads[] = { K, K, rule->V };
+    const int64_t K = rule->K, heads[] = { K, K, rule->V };
     struct gdn_rows *rows[] = { &rule->q, &rule->k, &rule->v };
     for (int i = 0; i < 3; i++)
-        *rows[i] = gdn_step_convolves(m)
-                       ? gdn_step_call_rows(m, memory, i * rule->Hk * K, heads[i])
-                       : rows_of_x(m, i * rule->Hk * K, heads[i]);
+        *rows[i] = gdn_step_convolves(m) ? gdn_step_call_rows(m, memory, i * rule->Hk * K, heads[i])
+                                         : rows_of_x(m, i * rule->Hk * K, heads[i]);
 }

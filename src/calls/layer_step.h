@@ -8,14 +8,14 @@
 #include "calls/rule.h"
 
 struct gdn_step_call {
-    struct gdn_call   base;
-    gdn_step_args     args;
+    struct gdn_call base;
+    gdn_step_args args;
     struct gdn_tokens tokens;
-    struct gdn_plan   plan;
-    struct gdn_conv   conv;  /* all but out; W 0: x is behind it */
-    struct gdn_rule   rule;  /* all but q, k, v */
+    struct gdn_plan plan;
+    struct gdn_conv conv;     /* all but out; W 0: x is behind it */
+    struct gdn_rule rule;     /* all but q, k, v */
     struct gdn_norm_job norm; /* in place, of all rows of out */
-    bool              normed;
+    bool normed;
     struct gdn_plan_pools pools;
 };
 
@@ -26,7 +26,7 @@ static inline bool gdn_step_convolves(const struct gdn_step_call *m) { return m-
  * a head. */
 struct gdn_rows gdn_step_call_rows(const struct gdn_step_call *m, char *memory, int64_t channel,
                                    int64_t head);
-size_t          gdn_step_call_bytes(const struct gdn_step_call *m); /* of the output */
+size_t gdn_step_call_bytes(const struct gdn_step_call *m); /* of the output */
 
 /* The rule reads its rows there; if nothing is convolved, in x. */
 void gdn_step_call_connect(const struct gdn_step_call *m, char *memory, struct gdn_rule *rule);

@@ -8,7 +8,7 @@
 /* Rows [row, row + n) of a weight make columns [column, column + n) of the result. */
 struct gdn_segment {
     const gdn_tensor *weight; /* [out][in], dense */
-    int64_t           row, n, column;
+    int64_t row, n, column;
 };
 
 #endif

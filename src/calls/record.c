@@ -11,8 +11,8 @@ int64_t gdn_record_count(const struct gdn_record *record, int64_t slot)
 
 void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count)
 {
-    const gdn_tensor *t  = &record->count;
-    void             *at = gdn_at(t, slot * t->stride[0]);
+    const gdn_tensor *t = &record->count;
+    void *at = gdn_at(t, slot * t->stride[0]);
     if (t->dtype == GDN_I32)
         *(int32_t *)at = (int32_t)count;
     else
@@ -30,8 +30,8 @@ gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
     unsigned char *seen = memory;
     memset(seen, 0, gdn_record_slots_bytes(record));
     for (int64_t b = 0; b < plan->B; b++) {
-        const struct gdn_seq *s    = &plan->seqs[b];
-        const int64_t         slot = s->slot;
+        const struct gdn_seq *s = &plan->seqs[b];
+        const int64_t slot = s->slot;
         if (slot < 0) continue;
         if (seen[slot / 8] >> slot % 8 & 1)
             return gdn_fail(ctx, GDN_E_ARG,
@@ -65,7 +65,7 @@ gdn_status gdn_record_check_accepted(gdn_ctx *ctx, const struct gdn_commit_call 
     for (int64_t b = 0; b < m->c.plan.B; b++) {
         const int64_t slot = m->c.plan.seqs[b].slot;
         if (slot < 0) continue;
-        const int64_t n    = gdn_index(&a->n_accepted, b);
+        const int64_t n = gdn_index(&a->n_accepted, b);
         const int64_t rest = m->c.record.R - gdn_record_count(&m->c.record, slot);
         if (n < 0 || n > rest)
             return gdn_fail(ctx, GDN_E_ARG, "n_accepted[%lld]: %lld, wanted 0 to %lld",

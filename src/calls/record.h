@@ -21,50 +21,50 @@ static inline void *gdn_record_at(const struct gdn_record_rows *r, int64_t slot,
 
 struct gdn_record {
     struct gdn_record_rows k, u, g;
-    gdn_tensor             count;
-    int64_t                P, R;
-    int64_t                channels, g_channel; /* numbers of g for a head, bytes between them */
+    gdn_tensor count;
+    int64_t P, R;
+    int64_t channels, g_channel; /* numbers of g for a head, bytes between them */
 };
 
 /* The contents: no slot twice, counts not negative and at most R; if they append, so are they
  * with the sequence's tokens. memory: gdn_record_slots_bytes(). */
-size_t     gdn_record_slots_bytes(const struct gdn_record *record);
+size_t gdn_record_slots_bytes(const struct gdn_record *record);
 gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
                                   const struct gdn_plan *plan, bool append, void *memory);
 
 /* Returns rows in use of a slot; and sets their number. */
 int64_t gdn_record_count(const struct gdn_record *record, int64_t slot);
-void    gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count);
+void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count);
 
 /* ---- Checked calls ------------------------------------------------------------------------- */
 
 /* The part of both ops: a record and slots. */
 struct gdn_record_call {
     struct gdn_tokens tokens; /* one for each sequence: there are none, but plans have some */
-    struct gdn_plan   plan;
+    struct gdn_plan plan;
     struct gdn_record record;
-    size_t            plan_bytes;
+    size_t plan_bytes;
 };
 
 struct gdn_commit_call {
-    struct gdn_call        base;
+    struct gdn_call base;
     gdn_record_commit_args args;
     struct gdn_record_call c;
-    int64_t                K, V, Hk, H;
+    int64_t K, V, Hk, H;
 };
 
 struct gdn_fold_call {
-    struct gdn_call           base;
-    gdn_record_fold_args      args;
-    struct gdn_record_call    c;
-    struct gdn_rule           rule; /* sizes, heads, the pool and the record */
+    struct gdn_call base;
+    gdn_record_fold_args args;
+    struct gdn_record_call c;
+    struct gdn_rule rule; /* sizes, heads, the pool and the record */
     const struct gdn_kernels *kr;
-    char                     *scratch; /* of each thread: the columns of a block */
-    size_t                    thread_bytes;
+    char *scratch; /* of each thread: the columns of a block */
+    size_t thread_bytes;
 };
 
 /* The contents of either, and memory for them; and what n_accepted and path hold. */
-size_t     gdn_record_contents_bytes(const struct gdn_record_call *call);
+size_t gdn_record_contents_bytes(const struct gdn_record_call *call);
 gdn_status gdn_record_read_contents(gdn_ctx *ctx, struct gdn_record_call *call, void *memory);
 gdn_status gdn_record_check_accepted(gdn_ctx *ctx, const struct gdn_commit_call *call);
 

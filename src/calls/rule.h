@@ -21,35 +21,35 @@ enum { GDN_SHORT_SEQUENCE = 8 };
 /* A call of the family (gdn.h), as far as it is more than Gated DeltaNet. A token of k, v, beta and
  * write is its first update; the steps to the next one and from channel to channel are bytes. */
 struct gdn_family {
-    bool            is;                /* a, b and w are rows; else all of this is zero */
-    bool            g_rows, beta_rows; /* a number per channel */
-    int             updates;
-    int64_t         g_channel, beta_channel; /* 0: one number for all of them */
-    int64_t         k_update, v_update, beta_update, write_update;
-    struct gdn_rows write;             /* data NULL: there is no write gate */
+    bool is;                /* a, b and w are rows; else all of this is zero */
+    bool g_rows, beta_rows; /* a number per channel */
+    int updates;
+    int64_t g_channel, beta_channel; /* 0: one number for all of them */
+    int64_t k_update, v_update, beta_update, write_update;
+    struct gdn_rows write; /* data NULL: there is no write gate */
 };
 
 struct gdn_rule {
-    struct gdn_rows      q, k, v, g, beta, out;
-    struct gdn_family    family;
+    struct gdn_rows q, k, v, g, beta, out;
+    struct gdn_family family;
     struct gdn_pool_view from, to;
     struct gdn_pool_view checkpoints;
     struct gdn_pool_view carry_from, carry_to; /* one slot each, for windows of a sequence */
-    const struct gdn_plan *plan;          /* for GDN_WRITE_EACH and checkpoints, not its seqs */
-    const struct gdn_seq  *seqs;
-    int64_t                n_seqs;
-    int                    Hq, Hk, Hv, H, K, V;
-    int                    head_map, gate, beta_kind, norm;
-    float                  norm_eps, scale, bound;
+    const struct gdn_plan *plan; /* for GDN_WRITE_EACH and checkpoints, not its seqs */
+    const struct gdn_seq *seqs;
+    int64_t n_seqs;
+    int Hq, Hk, Hv, H, K, V;
+    int head_map, gate, beta_kind, norm;
+    float norm_eps, scale, bound;
     const struct gdn_tokens *tokens; /* for trees */
-    const struct gdn_visit  *visits; /* ... their order; NULL: tokens in theirs */
+    const struct gdn_visit *visits;  /* ... their order; NULL: tokens in theirs */
     const struct gdn_record *record; /* NULL: none */
-    const float           *A, *dt; /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound;
+    const float *A, *dt;             /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound;
                                       dt [H][K] for gates per channel */
-    bool                   decode; /* token by token whatever the length */
+    bool decode;                     /* token by token whatever the length */
     const struct gdn_bf16_products *products; /* of a CPU, for chunks; NULL: float32 */
-    bool                   tree;   /* ... which form one */
-    bool                   exact;  /* ... in the one order of summation */
+    bool tree;                                /* ... which form one */
+    bool exact;                               /* ... in the one order of summation */
 
     /* The CPU's: how a sequence is cut into items (cpu/rule.h). A group is the heads that share q
      * and k; its columns, in strips, are dealt to n_parts items. */

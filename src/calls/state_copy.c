@@ -30,15 +30,14 @@ static bool is_written(const unsigned char *bits, int64_t slot)
 
 gdn_status gdn_state_check_slots(gdn_ctx *ctx, const struct gdn_state_move *m, void *memory)
 {
-    const gdn_state_copy_args *a    = &m->args;
-    unsigned char             *bits = memory;
+    const gdn_state_copy_args *a = &m->args;
+    unsigned char *bits = memory;
     memset(bits, 0, gdn_state_bytes(m));
     for (int64_t i = 0; i < m->n_pairs; i++) {
         const int64_t from = slot_of(&a->from_slots, i), to = slot_of(&a->to_slots, i);
         if (to < 0) continue;
         TRY(check_below(ctx, m->to_slots_name, i, to, a->to_pool.size[0]));
-        if (m->from.data)
-            TRY(check_below(ctx, m->from_slots_name, i, from, a->from_pool.size[0]));
+        if (m->from.data) TRY(check_below(ctx, m->from_slots_name, i, from, a->from_pool.size[0]));
         if (is_written(bits, to))
             return gdn_fail(ctx, GDN_E_ARG, "%s[%lld]: slot %lld, which an earlier pair writes",
                             m->to_slots_name, (long long)i, (long long)to);

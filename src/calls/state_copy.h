@@ -14,28 +14,28 @@ enum { GDN_STATE_CHANNELS = 1024 }; /* of a convolution's state in one part */
 /* A pool as matrices: [slot][head] of rows (v, or a channel) x columns (k, or an entry).
  * Strides in elements. */
 struct gdn_state_side {
-    char   *data; /* NULL: absent */
+    char *data; /* NULL: absent */
     int32_t dtype;
     int64_t slot, head, row, column;
-    float  *scales; /* of 8 bits: [slot][head][rows]; NULL: none */
+    float *scales; /* of 8 bits: [slot][head][rows]; NULL: none */
     int64_t scales_slot, scales_head;
 };
 
 struct gdn_state_move {
-    gdn_state_copy_args       args;
+    gdn_state_copy_args args;
     const struct gdn_kernels *kr;
-    struct gdn_state_side     from, to;
-    int64_t                   n_pairs, n_parts; /* parts of a slot: heads, or some channels */
-    int64_t                   rows, columns;    /* of a head, or of all channels; both sides have */
-    int64_t                   n_old, n_skipped; /* older entries: of the target, of the source */
-    bool                      same_pool;
+    struct gdn_state_side from, to;
+    int64_t n_pairs, n_parts; /* parts of a slot: heads, or some channels */
+    int64_t rows, columns;    /* of a head, or of all channels; both sides have */
+    int64_t n_old, n_skipped; /* older entries: of the target, of the source */
+    bool same_pool;
     /* The arguments in errors. */
     const char *from_name, *to_name, *from_slots_name, *to_slots_name;
 };
 
 /* A checked call of gdn_state_copy. */
 struct gdn_state_call {
-    struct gdn_call       base;
+    struct gdn_call base;
     struct gdn_state_move move;
 };
 

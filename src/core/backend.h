@@ -20,18 +20,18 @@ struct gdn_plan_room {
 #define GDN_PLANNED(type, call) ((type *)(void *)(call)->room->bytes)
 
 /* The caller's memory and stream, from the struct of any op. */
-#define GDN_CALL_OF(args)                                                                   \
-    ((struct gdn_call){ .workspace       = (args)->workspace,                              \
-                        .workspace_bytes = (args)->workspace_bytes,                        \
-                        .stream          = (args)->stream })
+#define GDN_CALL_OF(args)                                           \
+    ((struct gdn_call){ .workspace = (args)->workspace,             \
+                        .workspace_bytes = (args)->workspace_bytes, \
+                        .stream = (args)->stream })
 
 /* The beginning of every checked call. */
 struct gdn_call {
-    void                 *workspace, *stream; /* the caller's */
-    size_t                workspace_bytes;    /* its bytes */
-    const char           *op;                 /* its name */
+    void *workspace, *stream; /* the caller's */
+    size_t workspace_bytes;   /* its bytes */
+    const char *op;           /* its name */
     struct gdn_plan_room *room;
-    size_t                bytes; /* of workspace that the call needs: set by plan() */
+    size_t bytes; /* of workspace that the call needs: set by plan() */
 };
 
 /* An op on a backend. `call` points to the op's checked call (calls/), which begins with a

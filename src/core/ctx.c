@@ -19,7 +19,7 @@
 #include "gdn_train.h"
 
 enum {
-    MAX_THREADS    = 1024,
+    MAX_THREADS = 1024,
     MAX_ARGS_BYTES = 1 << 16 /* above any struct to come: the size was never set */
 };
 
@@ -89,7 +89,7 @@ static gdn_status read_options(gdn_ctx *ctx, const gdn_options *given)
         return gdn_fail(ctx, GDN_E_ARG, "%s: NULL, wanted both alloc and release or neither",
                         o->alloc ? "release" : "alloc");
     if (!o->alloc) {
-        o->alloc   = default_alloc;
+        o->alloc = default_alloc;
         o->release = default_release;
     }
     return GDN_OK;
@@ -127,11 +127,11 @@ static gdn_status lower_isa(gdn_ctx *ctx, uint32_t flags, const char *source, co
 static gdn_status choose_isa(gdn_ctx *ctx)
 {
     const uint32_t flags = gdn_cpu_detect();
-    ctx->kr              = gdn_cpu_select(flags, NULL);
+    ctx->kr = gdn_cpu_select(flags, NULL);
     TRY(lower_isa(ctx, flags, "isa", ctx->options.isa));
     TRY(lower_isa(ctx, flags, "GDN_CPU", gdn_environment("GDN_CPU")));
     ctx->options.isa = ctx->kr->name; /* the caller's string may go */
-    ctx->products    = gdn_cpu_bf16_products(ctx->kr, flags);
+    ctx->products = gdn_cpu_bf16_products(ctx->kr, flags);
     return GDN_OK;
 }
 
@@ -150,7 +150,7 @@ static gdn_status create(gdn_ctx *draft, const gdn_options *given, gdn_ctx **ctx
         return gdn_fail(draft, GDN_E_MEMORY, "context: no memory for %zu bytes", sizeof *made);
     const struct gdn_lender lender = { o->parallel_for, o->parallel_user };
     draft->threads = gdn_threads_create(o->n_threads, o->parallel_for ? &lender : NULL, o->alloc,
-                                  o->release, o->alloc_user);
+                                        o->release, o->alloc_user);
     if (!draft->threads) {
         o->release(o->alloc_user, made);
         return gdn_fail(draft, GDN_E_MEMORY, "n_threads: no memory or no threads for %d",
@@ -163,10 +163,10 @@ static gdn_status create(gdn_ctx *draft, const gdn_options *given, gdn_ctx **ctx
         o->release(o->alloc_user, made);
         return status;
     }
-    *made                          = *draft;
-    made->options.error_text       = NULL; /* was for this call alone */
+    *made = *draft;
+    made->options.error_text = NULL; /* was for this call alone */
     made->options.error_text_bytes = 0;
-    *ctx                           = made;
+    *ctx = made;
     return GDN_OK;
 }
 
@@ -207,7 +207,7 @@ gdn_status gdn_enter(gdn_ctx *ctx, uint32_t *fp)
         return GDN_E_ARG;
     }
     busy_ctx = NULL;
-    *fp      = gdn_fp_enter();
+    *fp = gdn_fp_enter();
     return GDN_OK;
 }
 
@@ -226,11 +226,8 @@ const char *gdn_last_error(const gdn_ctx *ctx)
     return ctx->error;
 }
 const char *gdn_last_kernel(const gdn_ctx *ctx) { return ctx ? ctx->kernel : ""; }
-const char *gdn_isa(const gdn_ctx *ctx)
-{
-    return ctx ? ctx->backend->isa(ctx) : "";
-}
-int32_t     gdn_n_threads(const gdn_ctx *ctx) { return ctx ? gdn_threads_count(ctx->threads) : 0; }
+const char *gdn_isa(const gdn_ctx *ctx) { return ctx ? ctx->backend->isa(ctx) : ""; }
+int32_t gdn_n_threads(const gdn_ctx *ctx) { return ctx ? gdn_threads_count(ctx->threads) : 0; }
 
 /* ---- What ops ask for ---------------------------------------------------------------------- */
 
@@ -271,7 +268,7 @@ static gdn_status grow_workspace(gdn_ctx *ctx, size_t needed)
     const gdn_options *o = &ctx->options;
     if (ctx->workspace) o->release(o->alloc_user, ctx->workspace);
     ctx->workspace_bytes = 0;
-    ctx->workspace       = o->alloc(o->alloc_user, needed, 64);
+    ctx->workspace = o->alloc(o->alloc_user, needed, 64);
     if (!ctx->workspace)
         return gdn_fail(ctx, GDN_E_MEMORY, "workspace: no memory for %zu bytes", needed);
     ctx->workspace_bytes = needed;
@@ -343,7 +340,7 @@ gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
 {
     TRY(gdn_check_lender(ctx));
     char line[sizeof ctx->kernel];
-    int  n = snprintf(line, sizeof line, "%s:", op);
+    int n = snprintf(line, sizeof line, "%s:", op);
     while (*loops && n < (int)sizeof line) {
         const int length = (int)strcspn(loops, " ");
         n += snprintf(line + n, sizeof line - (size_t)n, " %.*s.%s", length, loops, ctx->kr->name);

@@ -13,17 +13,17 @@ struct gdn_kernels;       /* cpu/loops/kernels.h */
 struct gdn_bf16_products; /* cpu/loops/bf16.h */
 
 struct gdn_ctx {
-    gdn_options               options; /* hooks filled in */
-    const struct gdn_kernels *kr;      /* the inner loops, chosen once */
+    gdn_options options;                      /* hooks filled in */
+    const struct gdn_kernels *kr;             /* the inner loops, chosen once */
     const struct gdn_bf16_products *products; /* those in bfloat16 beside them; NULL: none */
-    struct gdn_threads       *threads;
+    struct gdn_threads *threads;
     const struct gdn_backend_table *backend; /* who computes: core/backend.h */
-    struct gdn_cuda          *cuda;    /* what CUDA keeps, cuda/driver/launch.h; else NULL */
-    void                     *workspace; /* the context's own, grown on demand */
-    size_t                    workspace_bytes;
-    atomic_bool               is_busy; /* a call is using all of this: gdn_enter() */
-    char                      error[512];
-    char                      kernel[1024]; /* a layer has some thirty */
+    struct gdn_cuda *cuda;                   /* what CUDA keeps, cuda/driver/launch.h; else NULL */
+    void *workspace;                         /* the context's own, grown on demand */
+    size_t workspace_bytes;
+    atomic_bool is_busy; /* a call is using all of this: gdn_enter() */
+    char error[512];
+    char kernel[1024]; /* a layer has some thirty */
 };
 
 /*
@@ -38,7 +38,7 @@ gdn_status gdn_copy_args(gdn_ctx *ctx, void *own, size_t own_bytes, const void *
 /* The same with a list of earlier sizes, which a NULL name ends. */
 struct gdn_old_size {
     const char *name;
-    size_t      bytes;
+    size_t bytes;
 };
 gdn_status gdn_copy_sized(gdn_ctx *ctx, void *own, size_t own_bytes, const void *args,
                           const char *name, const struct gdn_old_size *old);
@@ -80,7 +80,7 @@ static inline size_t gdn_align64(size_t bytes) { return (bytes + 63) & ~(size_t)
 
 /* A piece of scratch: its bytes, and the pointer, of whatever type, that will find them. */
 struct gdn_room {
-    void  *at;
+    void *at;
     size_t bytes;
 };
 
@@ -91,7 +91,7 @@ size_t gdn_lay_out_rooms(const struct gdn_room *rooms, size_t n, char *memory);
 /* One array of scratch: n floats, and the pointer that will find them. */
 struct gdn_part {
     float **at;
-    size_t  n;
+    size_t n;
 };
 
 /* Lays arrays out one after the other, each on a cache line of its own: sets their pointers

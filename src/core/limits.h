@@ -4,9 +4,9 @@
 #define GDN_LIMITS_H
 
 enum {
-    GDN_MAX_HEAD  = 256,  /* K */
+    GDN_MAX_HEAD = 256,   /* K */
     GDN_MAX_VALUE = 1024, /* V */
-    GDN_MAX_TAPS  = 16,   /* W */
+    GDN_MAX_TAPS = 16,    /* W */
     GDN_MAX_UPDATES = 8   /* of a token */
 };
 

@@ -5,10 +5,10 @@
 
 #include "gdn.h"
 
-#define TRY(expr)                              \
-    do {                                       \
-        gdn_status s_ = (expr);                \
-        if (s_ != GDN_OK) return s_;           \
+#define TRY(expr)                    \
+    do {                             \
+        gdn_status s_ = (expr);      \
+        if (s_ != GDN_OK) return s_; \
     } while (0)
 
 /* Stores the text as the context's last error and returns status. "%s: found, wanted". */

@@ -13,20 +13,17 @@
 enum { N_DTYPES = GDN_U8 + 1 };
 
 const uint8_t gdn_units[N_DTYPES] = {
-    [GDN_F32] = 4,  [GDN_BF16] = 2, [GDN_F16] = 2, [GDN_I8] = 1,
-    [GDN_E4M3] = 1, [GDN_E5M2] = 1, [GDN_I32] = 4, [GDN_I64] = 8, [GDN_U8] = 1,
+    [GDN_F32] = 4,  [GDN_BF16] = 2, [GDN_F16] = 2, [GDN_I8] = 1, [GDN_E4M3] = 1,
+    [GDN_E5M2] = 1, [GDN_I32] = 4,  [GDN_I64] = 8, [GDN_U8] = 1,
 };
 
 static const char *const names[N_DTYPES] = {
-    [GDN_F32] = "GDN_F32",   [GDN_BF16] = "GDN_BF16", [GDN_F16] = "GDN_F16",
-    [GDN_I8] = "GDN_I8",     [GDN_E4M3] = "GDN_E4M3", [GDN_E5M2] = "GDN_E5M2",
-    [GDN_I32] = "GDN_I32",   [GDN_I64] = "GDN_I64",   [GDN_U8] = "GDN_U8",
+    [GDN_F32] = "GDN_F32", [GDN_BF16] = "GDN_BF16", [GDN_F16] = "GDN_F16",
+    [GDN_I8] = "GDN_I8",   [GDN_E4M3] = "GDN_E4M3", [GDN_E5M2] = "GDN_E5M2",
+    [GDN_I32] = "GDN_I32", [GDN_I64] = "GDN_I64",   [GDN_U8] = "GDN_U8",
 };
 
-static bool is_dtype(int32_t dtype)
-{
-    return dtype >= 0 && dtype < N_DTYPES && gdn_units[dtype];
-}
+static bool is_dtype(int32_t dtype) { return dtype >= 0 && dtype < N_DTYPES && gdn_units[dtype]; }
 
 size_t gdn_dtype_bytes(int32_t dtype) { return is_dtype(dtype) ? gdn_units[dtype] : 0; }
 
@@ -48,7 +45,7 @@ static bool is_empty(const gdn_tensor *t)
 static bool find_span(const gdn_tensor *t, struct span *s)
 {
     const int64_t unit = gdn_unit(t->dtype);
-    int64_t       reach;
+    int64_t reach;
 
     *s = (struct span){ 0, unit };
     for (int i = 0; i < t->ndim; i++) {
@@ -66,7 +63,7 @@ static bool find_span(const gdn_tensor *t, struct span *s)
 static bool span_fits(const gdn_tensor *t, const struct span *s)
 {
     const uint64_t data = (uint64_t)(uintptr_t)t->data;
-    int64_t        length;
+    int64_t length;
     return !__builtin_sub_overflow(s->high, s->low, &length) &&
            (uint64_t)0 - (uint64_t)s->low <= data && (uint64_t)s->high <= UINTPTR_MAX - data;
 }
@@ -74,8 +71,8 @@ static bool span_fits(const gdn_tensor *t, const struct span *s)
 gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
 {
     struct span span;
-    int64_t     n    = 1; /* the same product as gdn_count(), in the same order */
-    bool        fits = true;
+    int64_t n = 1; /* the same product as gdn_count(), in the same order */
+    bool fits = true;
     if (!t->data) return GDN_OK;
     if (!is_dtype(t->dtype))
         return gdn_fail(ctx, GDN_E_DTYPE, "%s: dtype %d is none", name, (int)t->dtype);
@@ -169,12 +166,12 @@ gdn_status gdn_check_dense(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
 gdn_status gdn_check_injective(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
 {
     int64_t step[GDN_MAX_DIMS], size[GDN_MAX_DIMS], reach = 0;
-    int     n = 0;
+    int n = 0;
     if (!t->data || is_empty(t)) return GDN_OK;
     for (int i = t->ndim - 1; i >= 0; i--) { /* mostly in order */
         if (t->size[i] < 2) continue;
         const int64_t s = t->stride[i] < 0 ? -t->stride[i] : t->stride[i];
-        int           j = n++;
+        int j = n++;
         for (; j > 0 && step[j - 1] > s; j--) {
             step[j] = step[j - 1];
             size[j] = size[j - 1];
@@ -212,12 +209,12 @@ static int64_t step_bytes(const gdn_tensor *t, int i)
 static void find_arc(const gdn_tensor *t, int64_t period, int64_t *start, int64_t *length)
 {
     struct span span;
-    gdn_tensor  inner = *t;
+    gdn_tensor inner = *t;
     for (int i = 0; i < t->ndim; i++)
         if (t->size[i] > 1 && step_bytes(t, i) % period == 0) inner.size[i] = 1;
     find_span(&inner, &span);
     *length = span.high - span.low;
-    *start  = (int64_t)(((uint64_t)(uintptr_t)t->data + (uint64_t)span.low) % (uint64_t)period);
+    *start = (int64_t)(((uint64_t)(uintptr_t)t->data + (uint64_t)span.low) % (uint64_t)period);
 }
 
 static bool are_apart_modulo(const gdn_tensor *a, const gdn_tensor *b, int64_t period)
@@ -246,8 +243,8 @@ static bool are_interleaved(const gdn_tensor *a, const gdn_tensor *b)
 static struct gdn_extent extent_of(const gdn_tensor *t, const char *name)
 {
     const uint64_t at = (uint64_t)(uintptr_t)t->data, unit = (uint64_t)gdn_unit(t->dtype);
-    uint64_t       low = 0, high = 1;
-    bool           empty = false; /* then its strides may be any, and products wrap */
+    uint64_t low = 0, high = 1;
+    bool empty = false; /* then its strides may be any, and products wrap */
     for (int i = 0; i < t->ndim; i++) {
         const uint64_t reach = (uint64_t)(t->size[i] - 1) * (uint64_t)t->stride[i];
         empty |= t->size[i] == 0;

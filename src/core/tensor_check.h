@@ -13,8 +13,8 @@ gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
 
 /* Sets of dtypes, as bits 1 << dtype. */
 enum {
-    GDN_FLOATS  = 1 << GDN_F32 | 1 << GDN_BF16 | 1 << GDN_F16,
-    GDN_Q8_DTYPES  = 1 << GDN_I8 | 1 << GDN_E4M3 | 1 << GDN_E5M2,
+    GDN_FLOATS = 1 << GDN_F32 | 1 << GDN_BF16 | 1 << GDN_F16,
+    GDN_Q8_DTYPES = 1 << GDN_I8 | 1 << GDN_E4M3 | 1 << GDN_E5M2,
     GDN_INDICES = 1 << GDN_I32 | 1 << GDN_I64
 };
 gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, unsigned allowed);
@@ -38,8 +38,7 @@ gdn_status gdn_check_injective(gdn_ctx *ctx, const gdn_tensor *t, const char *na
  * buffer (equal outer stride, disjoint inner ranges) do not overlap. may_be_same: the very
  * same view (data, dtype, sizes, strides) is allowed. */
 gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const char *name,
-                                const gdn_tensor *other, const char *other_name,
-                                bool may_be_same);
+                                const gdn_tensor *other, const char *other_name, bool may_be_same);
 
 /* The same for calls of many tensors: where each of them lies, and the check of one of them
  * against all others. Tensors are there and have passed gdn_check_tensor(); empty ones lie nowhere.
@@ -49,11 +48,11 @@ struct gdn_extents {
     int n;
     struct gdn_extent {
         const gdn_tensor *t;
-        const char       *name;
-        uint64_t          low, high;
+        const char *name;
+        uint64_t low, high;
     } of[GDN_MAX_EXTENTS];
 };
-void       gdn_add_extent(struct gdn_extents *all, const gdn_tensor *t, const char *name);
+void gdn_add_extent(struct gdn_extents *all, const gdn_tensor *t, const char *name);
 gdn_status gdn_check_apart(gdn_ctx *ctx, const struct gdn_extents *all,
                            const struct gdn_extent *written,
                            bool (*may_be_same)(const void *args, const gdn_tensor *written,

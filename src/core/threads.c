@@ -27,9 +27,9 @@
 
 /* The word: */
 enum {
-    OPEN   = 1, /* a job may be entered */
-    STOP   = 2, /* workers shall end */
-    INSIDE = 4  /* one worker; up to 2^30 of them */
+    OPEN = 1,  /* a job may be entered */
+    STOP = 2,  /* workers shall end */
+    INSIDE = 4 /* one worker; up to 2^30 of them */
 };
 #define GENERATION ((uint64_t)1 << 32)
 
@@ -38,8 +38,8 @@ enum { SPIN_NS = 30000 };
 
 struct worker {
     struct gdn_os_thread thread;
-    struct gdn_threads  *pool;
-    int                  index;
+    struct gdn_threads *pool;
+    int index;
 };
 
 /* A thread number of a lender. */
@@ -52,24 +52,24 @@ struct gdn_threads {
     alignas(64) _Atomic int64_t next; /* the first item that no thread took */
 
     alignas(64) gdn_task *task;
-    void   *arg;
+    void *arg;
     int64_t n_items;
 
     alignas(64) struct gdn_os_mutex mutex;
     struct gdn_os_condition news, left; /* for sleeping workers; for the sleeping caller */
-    atomic_int              n_asleep;
-    atomic_bool             caller_asleep;
+    atomic_int n_asleep;
+    atomic_bool caller_asleep;
 
-    int     n_threads, n_workers; /* n_workers: started so far */
-    int64_t process;              /* that has the workers */
+    int n_threads, n_workers; /* n_workers: started so far */
+    int64_t process;          /* that has the workers */
     void (*release)(void *, void *);
     void *user;
 
-    struct gdn_lender     lender;
-    _Atomic int64_t       n_lent, n_done; /* items of the call that the lender has, had run */
+    struct gdn_lender lender;
+    _Atomic int64_t n_lent, n_done; /* items of the call that the lender has, had run */
     _Atomic(const char *) broken;
 
-    struct seat   *seats;   /* n_threads of them if there is a lender, else */
+    struct seat *seats;     /* n_threads of them if there is a lender, else */
     struct worker *workers; /* n_threads - 1 */
 };
 
@@ -166,8 +166,8 @@ static void leave(struct gdn_threads *pool)
 
 static void work(void *arg)
 {
-    const struct worker *w    = arg;
-    uint64_t             seen = 0;
+    const struct worker *w = arg;
+    uint64_t seen = 0;
     gdn_fp_enter();
     for (;;) {
         const uint64_t word = wait_for_news(w->pool, seen);
@@ -237,8 +237,8 @@ void gdn_parallel_for(struct gdn_threads *pool, int64_t n_items, gdn_task *task,
         for (int64_t i = 0; i < n_items; i++) task(arg, i, 0);
         return;
     }
-    pool->task    = task;
-    pool->arg     = arg;
+    pool->task = task;
+    pool->arg = arg;
     pool->n_items = n_items;
     if (pool->lender.parallel_for) {
         lend(pool, n_items);
@@ -259,8 +259,8 @@ static bool start_workers(struct gdn_threads *pool)
 {
     while (pool->n_workers < pool->n_threads - 1) {
         struct worker *w = &pool->workers[pool->n_workers];
-        w->pool          = pool;
-        w->index         = pool->n_workers + 1;
+        w->pool = pool;
+        w->index = pool->n_workers + 1;
         if (!gdn_os_thread_start(&w->thread, work, w)) return false;
         pool->n_workers++;
     }
@@ -268,25 +268,25 @@ static bool start_workers(struct gdn_threads *pool)
 }
 
 struct gdn_threads *gdn_threads_create(int n_threads, const struct gdn_lender *lender,
-                                 void *(*alloc)(void *, size_t, size_t),
-                                 void (*release)(void *, void *), void *user)
+                                       void *(*alloc)(void *, size_t, size_t),
+                                       void (*release)(void *, void *), void *user)
 {
-    const size_t n     = (size_t)n_threads;
+    const size_t n = (size_t)n_threads;
     const size_t bytes = sizeof(struct gdn_threads) +
                          (lender ? n * sizeof(struct seat) : (n - 1) * sizeof(struct worker));
     struct gdn_threads *pool = alloc(user, bytes, 64);
     if (!pool) return NULL;
     memset(pool, 0, bytes);
     pool->n_threads = n_threads;
-    pool->process   = gdn_os_process();
-    pool->release   = release;
-    pool->user      = user;
+    pool->process = gdn_os_process();
+    pool->release = release;
+    pool->user = user;
     gdn_os_mutex_init(&pool->mutex);
     gdn_os_condition_init(&pool->news);
     gdn_os_condition_init(&pool->left);
     if (lender) {
         pool->lender = *lender;
-        pool->seats  = (struct seat *)(pool + 1);
+        pool->seats = (struct seat *)(pool + 1);
         return pool;
     }
     pool->workers = (struct worker *)(pool + 1);

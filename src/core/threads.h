@@ -25,11 +25,11 @@ struct gdn_lender {
 /* NULL if memory or a thread could not be had. Memory through the two hooks. lender NULL: the
  * pool makes its own threads. */
 struct gdn_threads *gdn_threads_create(int n_threads, const struct gdn_lender *lender,
-                                 void *(*alloc)(void *, size_t, size_t),
-                                 void (*release)(void *, void *), void *user);
+                                       void *(*alloc)(void *, size_t, size_t),
+                                       void (*release)(void *, void *), void *user);
 /* In a child of fork(), where the workers are not, frees the memory alone. */
 void gdn_threads_destroy(struct gdn_threads *pool);
-int  gdn_threads_count(const struct gdn_threads *pool);
+int gdn_threads_count(const struct gdn_threads *pool);
 void gdn_parallel_for(struct gdn_threads *pool, int64_t n_items, gdn_task *task, void *arg);
 
 /* Returns what the lender did wrong since the last call; NULL: nothing that was noticed. */

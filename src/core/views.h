@@ -9,7 +9,7 @@
 
 /* A tensor [tokens]... as the ops walk it: bytes from one batch row, token, head to the next. */
 struct gdn_rows {
-    char   *data; /* NULL: absent */
+    char *data; /* NULL: absent */
     int32_t dtype;
     int64_t batch, token, head;
 };
@@ -17,16 +17,16 @@ struct gdn_rows {
 /* A pool of states: slots of n_rows x n_cols, after choosing which of the two is "rows": columns
  * are dense, if one of the two is. Strides in elements. */
 struct gdn_pool_view {
-    char   *data; /* NULL: absent */
+    char *data; /* NULL: absent */
     int32_t dtype;
-    bool    k_first; /* rows are k, columns v are dense; else rows are v, columns k dense */
-    bool    streamed; /* written lines are not read again soon */
-    bool    random;   /* GDN_ROUND_STOCHASTIC */
+    bool k_first;  /* rows are k, columns v are dense; else rows are v, columns k dense */
+    bool streamed; /* written lines are not read again soon */
+    bool random;   /* GDN_ROUND_STOCHASTIC */
     int64_t slot, head, ld;
     int64_t gap; /* elements between one column and the next; 0: they are dense */
     /* The scales of 8-bit states, [slot][head][V], and what random rounding starts from. */
-    float   *scales;
-    int64_t  scales_slot, scales_head;
+    float *scales;
+    int64_t scales_slot, scales_head;
     uint64_t seed;
 };
 
@@ -35,7 +35,7 @@ struct gdn_pool_view {
  * input is the last, or weights (one slot, length W). Strides in elements.
  */
 struct gdn_conv_view {
-    char   *data; /* NULL: absent */
+    char *data; /* NULL: absent */
     int32_t dtype;
     int64_t slot, channel, entry;
     int64_t length;
@@ -43,7 +43,7 @@ struct gdn_conv_view {
 
 /* One of record_k, record_u and record_g; steps in bytes. */
 struct gdn_record_rows {
-    char   *data;
+    char *data;
     int32_t dtype;
     int64_t slot, row, head;
 };

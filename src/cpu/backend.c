@@ -21,10 +21,10 @@ static void close(gdn_ctx *ctx) { (void)ctx; }
 static const char *isa(const gdn_ctx *ctx) { return ctx->kr->name; }
 
 const struct gdn_backend_table gdn_cpu_backend = {
-    .name          = "cpu",
-    .open          = open,
-    .close         = close,
-    .isa           = isa,
+    .name = "cpu",
+    .open = open,
+    .close = close,
+    .isa = isa,
     .get_workspace = gdn_get_workspace,
-    .ops           = ops,
+    .ops = ops,
 };

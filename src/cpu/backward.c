@@ -22,9 +22,9 @@ enum { SEGMENT_BYTES = 32 << 20, SEGMENT_LEAST = 16 };
 
 /* The tokens whose keys are loaded. */
 struct loaded {
-    int     hk, hq, n;
+    int hk, hq, n;
     int64_t t;
-    bool    queries, shared; /* by the head that is worked on, with the one before */
+    bool queries, shared; /* by the head that is worked on, with the one before */
 };
 
 /* State, R and U that the next head works on. NULL: there is none. */
@@ -35,27 +35,27 @@ struct next {
 /* Scratch of one thread; all 64-byte aligned. */
 struct sweep {
     const struct gdn_backward *w;
-    const struct gdn_kernels  *kr;
-    const struct gdn_seq      *seq;
-    struct loaded              loaded;
-    struct next                next;
-    int       family, n_strips;
-    int64_t   segment;                                /* chunks */
-    bool      saved;                                  /* segments begin at checkpoints */
+    const struct gdn_kernels *kr;
+    const struct gdn_seq *seq;
+    struct loaded loaded;
+    struct next next;
+    int family, n_strips;
+    int64_t segment; /* chunks */
+    bool saved;      /* segments begin at checkpoints */
     ptrdiff_t ld, ld_v;
-    size_t    state;                                  /* floats of a state */
-    int    chunk;                                     /* tokens */
-    struct gdn_backward_tokens tokens;                /* of the family */
-    float *kq, *kqt, *gram, *ones, *unit;             /* rows of k, then q; their columns */
-    float *A, *B, *decay, *unused, *mixed;            /* [16][16]; two of them */
-    float *start, *end, *g, *beta;                    /* [16] */
-    float *p, *v, *r, *u;                             /* [16][ld_v] */
-    float *dz, *x;                                    /* [32][ld_v]: dO, Z; what J gets of k, q */
-    float *ut, *xt, *dots;                            /* [V][16], [V][32], [32][16] */
-    float *by, *rows;                                 /* [K][32]: dK, dQ; as rows */
-    float *S, *J, *strip, *column;                    /* states of every head of the family */
-    float *first, *states, *R, *U;                    /* of segments; of the chunks of one */
-    float *dq, *dk, *dv;                              /* of a chunk, of all heads that are shared */
+    size_t state;                          /* floats of a state */
+    int chunk;                             /* tokens */
+    struct gdn_backward_tokens tokens;     /* of the family */
+    float *kq, *kqt, *gram, *ones, *unit;  /* rows of k, then q; their columns */
+    float *A, *B, *decay, *unused, *mixed; /* [16][16]; two of them */
+    float *start, *end, *g, *beta;         /* [16] */
+    float *p, *v, *r, *u;                  /* [16][ld_v] */
+    float *dz, *x;                         /* [32][ld_v]: dO, Z; what J gets of k, q */
+    float *ut, *xt, *dots;                 /* [V][16], [V][32], [32][16] */
+    float *by, *rows;                      /* [K][32]: dK, dQ; as rows */
+    float *S, *J, *strip, *column;         /* states of every head of the family */
+    float *first, *states, *R, *U;         /* of segments; of the chunks of one */
+    float *dq, *dk, *dv;                   /* of a chunk, of all heads that are shared */
 };
 
 /* Returns an odd number of 64-byte lines for rows: 128 of them would share few places of a
@@ -85,13 +85,13 @@ static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struc
     const size_t strip = (size_t)kr->strip, K = (size_t)r->K, heads = (size_t)w->family_heads;
     s->w = w, s->kr = kr;
     s->n_strips = (r->V + kr->strip - 1) / kr->strip;
-    s->ld       = gdn_strip_ld(r->K);
-    s->ld_v     = stride_v(r, kr);
-    s->state    = K * (size_t)s->ld_v;
-    s->chunk    = C;
+    s->ld = gdn_strip_ld(r->K);
+    s->ld_v = stride_v(r, kr);
+    s->state = K * (size_t)s->ld_v;
+    s->chunk = C;
     while (s->chunk * gdn_rule_updates(r) > C) s->chunk /= 2;
-    s->segment  = segment_chunks(w, kr, s->chunk);
-    s->saved    = w->every && s->segment % (w->every / C) == 0;
+    s->segment = segment_chunks(w, kr, s->chunk);
+    s->saved = w->every && s->segment % (w->every / C) == 0;
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v, kc = C * (size_t)s->ld;
     const size_t vc = C * (size_t)s->ld_v, chunks = heads * (size_t)s->segment;
     const size_t segments = (size_t)(w->longest / (s->chunk * s->segment)) + 1;
@@ -99,20 +99,43 @@ static size_t lay_out(struct sweep *s, const struct gdn_backward *w, const struc
         r->family.is ? gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, NULL) : 0;
     float *token_memory;
     const struct gdn_part parts[] = {
-        { &s->kq, 2 * row_k }, { &s->kqt, 2 * kc }, { &s->gram, 2 * C * C },
-        { &s->ones, 2 * C * C }, { &s->unit, 2 * C }, { &s->A, C * C }, { &s->B, C * C },
-        { &s->decay, C * C }, { &s->unused, C * C }, { &s->mixed, 2 * C * C },
-        { &s->start, C }, { &s->end, C }, { &s->g, C }, { &s->beta, C },
-        { &s->p, row_v }, { &s->v, row_v }, { &s->r, row_v }, { &s->u, row_v },
-        { &s->dz, 2 * row_v }, { &s->x, 2 * row_v }, { &s->ut, vc }, { &s->xt, 2 * vc },
+        { &s->kq, 2 * row_k },
+        { &s->kqt, 2 * kc },
+        { &s->gram, 2 * C * C },
+        { &s->ones, 2 * C * C },
+        { &s->unit, 2 * C },
+        { &s->A, C * C },
+        { &s->B, C * C },
+        { &s->decay, C * C },
+        { &s->unused, C * C },
+        { &s->mixed, 2 * C * C },
+        { &s->start, C },
+        { &s->end, C },
+        { &s->g, C },
+        { &s->beta, C },
+        { &s->p, row_v },
+        { &s->v, row_v },
+        { &s->r, row_v },
+        { &s->u, row_v },
+        { &s->dz, 2 * row_v },
+        { &s->x, 2 * row_v },
+        { &s->ut, vc },
+        { &s->xt, 2 * vc },
         { &s->dots, 2 * C * C },
-        { &s->by, 2 * kc }, { &s->rows, 2 * row_k },
-        { &s->S, heads * s->state }, { &s->J, heads * s->state },
-        { &s->strip, strip * (size_t)s->ld }, { &s->column, strip * K },
-        { &s->first, segments * heads * s->state }, { &s->states, chunks * s->state },
-        { &s->R, chunks * row_v }, { &s->U, chunks * row_v },
-        { &s->dq, heads * row_k }, { &s->dk, heads * row_k },
-        { &s->dv, heads * row_v }, { &token_memory, tokens / sizeof(float) },
+        { &s->by, 2 * kc },
+        { &s->rows, 2 * row_k },
+        { &s->S, heads * s->state },
+        { &s->J, heads * s->state },
+        { &s->strip, strip * (size_t)s->ld },
+        { &s->column, strip * K },
+        { &s->first, segments * heads * s->state },
+        { &s->states, chunks * s->state },
+        { &s->R, chunks * row_v },
+        { &s->U, chunks * row_v },
+        { &s->dq, heads * row_k },
+        { &s->dk, heads * row_k },
+        { &s->dv, heads * row_v },
+        { &token_memory, tokens / sizeof(float) },
     };
     const size_t bytes = gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
     if (tokens)
@@ -132,7 +155,7 @@ static int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }
 void gdn_backward_families(struct gdn_backward *w)
 {
     const struct gdn_rule *r = &w->rule;
-    w->n_families   = gcd(gcd(r->Hq, r->Hk), r->Hv);
+    w->n_families = gcd(gcd(r->Hq, r->Hk), r->Hv);
     w->family_heads = r->H / w->n_families;
 }
 
@@ -189,7 +212,7 @@ static void load_v(const struct sweep *s, float *to, const struct gdn_rows *rows
 {
     const size_t V = (size_t)s->w->rule.V;
     for (int i = 0; i < C; i++) {
-        float     *row = to + i * s->ld_v;
+        float *row = to + i * s->ld_v;
         const bool some = i < n && !(but && but[i] == 0);
         if (some) s->kr->load_row[rows->dtype](row, gdn_row(rows, s->seq, t + i, head), V);
         memset(row + (some ? V : 0), 0, ((size_t)s->ld_v - (some ? V : 0)) * sizeof *row);
@@ -199,7 +222,7 @@ static void load_v(const struct sweep *s, float *to, const struct gdn_rows *rows
 /* Loads keys of n tokens and computes their products, unless a head before has done so. */
 static void load_keys(struct sweep *s, int head, int64_t t, int n, bool queries)
 {
-    const struct gdn_rule    *r = &s->w->rule;
+    const struct gdn_rule *r = &s->w->rule;
     const struct gdn_kernels *kr = s->kr;
     const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     const int rows = queries ? 2 * C : C;
@@ -230,11 +253,11 @@ static void load_gates(struct sweep *s, int head, int64_t t, int n)
 static void forward(struct sweep *s, const float *from, float *to, float *R, float *U, int head,
                     int64_t t, int n)
 {
-    const struct gdn_rule    *r = &s->w->rule;
+    const struct gdn_rule *r = &s->w->rule;
     const struct gdn_kernels *kr = s->kr;
-    const ptrdiff_t           ld = s->ld_v;
+    const ptrdiff_t ld = s->ld_v;
     const int hv = gdn_rule_source(r, head, r->Hv), hk = gdn_rule_source(r, head, r->Hk);
-    float *const              r_all = n < C ? s->r : R, *const u_all = n < C ? s->u : U;
+    float *const r_all = n < C ? s->r : R, *const u_all = n < C ? s->u : U;
     load_keys(s, head, t, n, false);
     load_gates(s, head, t, n);
     load_v(s, s->v, &r->v, t, n, hv, s->beta);
@@ -257,7 +280,7 @@ static int cut_pieces(struct sweep *s, int head, int64_t t0, int n, int *at, boo
 {
     int n_pieces = 1;
     gdn_rule_load_gates(&s->w->rule, s->kr, s->seq, head, t0, n, false, s->g, s->beta);
-    at[0]    = 0;
+    at[0] = 0;
     *forgets = gdn_forgets(s->g[0]);
     for (int i = 1; i < n; i++)
         if (gdn_forgets(s->g[i])) at[n_pieces++] = i;
@@ -274,8 +297,8 @@ static int tokens_at(const struct sweep *s, int64_t chunk)
 static void forward_chunk(struct sweep *s, const float *from, float *to, float *R, float *U,
                           int head, int64_t chunk)
 {
-    int       at[C + 1];
-    bool      forgets;
+    int at[C + 1];
+    bool forgets;
     if (s->w->rule.family.is) {
         gdn_backward_tokens_forward(&s->tokens, s->seq, head, chunk * s->chunk, tokens_at(s, chunk),
                                     from, to);
@@ -293,7 +316,7 @@ static void forward_chunk(struct sweep *s, const float *from, float *to, float *
 static void load_state(struct sweep *s, float *S, struct gdn_place from)
 {
     const struct gdn_rule *r = &s->w->rule;
-    const int              width = s->kr->strip;
+    const int width = s->kr->strip;
     for (int c = 0; c < r->V; c += width) {
         gdn_load_strip(s->column, s->kr, from, r->K, c, r->V - c < width ? r->V - c : width,
                        s->strip);
@@ -309,8 +332,8 @@ static void load_state(struct sweep *s, float *S, struct gdn_place from)
 static void solve_z(struct sweep *s, const float *J)
 {
     const struct gdn_kernels *kr = s->kr;
-    const ptrdiff_t           ld = s->ld_v;
-    float                    *Z = s->dz + C * ld, *Bt = s->mixed, minus[C], scale[C];
+    const ptrdiff_t ld = s->ld_v;
+    float *Z = s->dz + C * ld, *Bt = s->mixed, minus[C], scale[C];
     for (int i = 0; i < C; i++) {
         minus[i] = -s->end[i];
         scale[i] = -s->start[i] * s->beta[i];
@@ -341,7 +364,7 @@ static void return_u(struct sweep *s, const float *J, int head, int64_t t, int n
 static void step_j(struct sweep *s, float *J, int head, int64_t t)
 {
     const struct gdn_rule *r = &s->w->rule;
-    const ptrdiff_t        ld = s->ld_v;
+    const ptrdiff_t ld = s->ld_v;
     const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     for (int c = 0; c < r->V; c += s->kr->strip) {
         const int strip = c / s->kr->strip;
@@ -367,7 +390,7 @@ static void mix(struct sweep *s, const float *R, float *dbeta, float *dG)
     memset(dG, 0, C * sizeof *dG);
     for (int i = 0; i < C; i++) {
         const float *decay = s->decay + i * C, *kk = s->gram + i * C, *qk = kk + C * C;
-        float       *y = Y + i * C, *x = X + i * C, sum = 0, all = 0;
+        float *y = Y + i * C, *x = X + i * C, sum = 0, all = 0;
         for (int j = 0; j < i; j++) {
             const float by_beta = -x[j] * decay[j] * kk[j];
             x[j] *= -s->beta[i] * decay[j];
@@ -432,8 +455,8 @@ static void multiply(struct sweep *s, const float *S, const float *J, float *dG)
 static void add_rows(struct sweep *s, int n, float *dq, float *dk, float *dv)
 {
     const struct gdn_kernels *kr = s->kr;
-    const int                 K = s->w->rule.K, V = s->w->rule.V;
-    const float               one = 1;
+    const int K = s->w->rule.K, V = s->w->rule.V;
+    const float one = 1;
     kr->transpose(s->rows, s->ld, s->by, 2 * C, K, 2 * C);
     for (int i = 0; i < n; i++) {
         const float *row = s->rows + i * s->ld;
@@ -460,11 +483,11 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
                      int head, int64_t t, int n, float *dq, float *dk, float *dv, float *dg,
                      float *dbeta)
 {
-    const struct gdn_rule    *r = &s->w->rule;
+    const struct gdn_rule *r = &s->w->rule;
     const struct gdn_kernels *kr = s->kr;
-    const ptrdiff_t           ld = s->ld_v;
-    const size_t              V = (size_t)r->V;
-    float                     dG[C];
+    const ptrdiff_t ld = s->ld_v;
+    const size_t V = (size_t)r->V;
+    float dG[C];
     return_u(s, J, head, t, n);
     kr->chunk_gates(s->unused, s->decay, s->start, s->end, s->g, s->unit, s->ones);
     if (n < C) {
@@ -500,8 +523,8 @@ static void backward(struct sweep *s, const float *S, float *J, const float *R, 
 /* Rows of a gradient, and of what it is the gradient of: `updates` of each token, by bytes. */
 struct gradient {
     const struct gdn_rows *rows, *of;
-    int                    updates;
-    int64_t                step, of_step;
+    int updates;
+    int64_t step, of_step;
 };
 
 /* norm: it goes through the norm of its tensor. */
@@ -510,9 +533,9 @@ static void store_rows(struct sweep *s, const struct gradient *g, bool norm, flo
 {
     for (int i = 0; g->rows->data && i < heads / s->w->n_families; i++)
         for (int j = 0; j < n * g->updates; j++) {
-            const int     head = global(s, i, heads), update = j % g->updates;
+            const int head = global(s, i, heads), update = j % g->updates;
             const int64_t token = t + j / g->updates;
-            float        *x = all + (i * C + j) * ld;
+            float *x = all + (i * C + j) * ld;
             if (norm)
                 gdn_backward_norm(&s->w->rule, s->kr,
                                   (char *)gdn_row(g->of, s->seq, token, head) + update * g->of_step,
@@ -541,33 +564,33 @@ static void store_gates(struct sweep *s, int head, int64_t t, int n, float *dg, 
 static void sweep_chunk(struct sweep *s, int64_t chunk)
 {
     const struct gdn_backward *w = s->w;
-    const struct gdn_rule     *r = &w->rule;
-    const int64_t              t0 = chunk * s->chunk, in = chunk % s->segment;
-    const int    n = tokens_at(s, chunk), heads = w->family_heads;
+    const struct gdn_rule *r = &w->rule;
+    const int64_t t0 = chunk * s->chunk, in = chunk % s->segment;
+    const int n = tokens_at(s, chunk), heads = w->family_heads;
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v;
     memset(s->dq, 0, (size_t)heads * row_k * sizeof *s->dq);
     memset(s->dk, 0, (size_t)heads * row_k * sizeof *s->dk);
     memset(s->dv, 0, (size_t)heads * row_v * sizeof *s->dv);
     for (int h = 0; h < heads; h++) {
-        const int    head = head_at(s, h), place = (int)in * heads + h;
+        const int head = head_at(s, h), place = (int)in * heads + h;
         const float *S = of_head(s->states, s->state, place);
-        float       *J = of_head(s->J, s->state, h), dg[C], dbeta[C];
+        float *J = of_head(s->J, s->state, h), dg[C], dbeta[C];
         float *dq = of_head(s->dq, row_k, local(s, gdn_rule_source(r, head, r->Hq), r->Hq));
         float *dk = of_head(s->dk, row_k, local(s, gdn_rule_source(r, head, r->Hk), r->Hk));
         float *dv = of_head(s->dv, row_v, local(s, gdn_rule_source(r, head, r->Hv), r->Hv));
         const int next = h + 1 < heads ? place + 1 : (int)(in - 1) * heads;
-        int       at[C + 1];
-        bool      forgets;
+        int at[C + 1];
+        bool forgets;
         s->next = (struct next){ NULL, NULL, NULL };
         if (next >= 0)
-            s->next = (struct next){ of_head(s->states, s->state, next),
-                                     of_head(s->R, row_v, next), of_head(s->U, row_v, next) };
+            s->next = (struct next){ of_head(s->states, s->state, next), of_head(s->R, row_v, next),
+                                     of_head(s->U, row_v, next) };
         if (r->family.is) {
             gdn_backward_tokens_chunk(&s->tokens, s->seq, head, t0, n, S, J, dq, dk, dv, s->ld);
             continue;
         }
         for (int i = cut_pieces(s, head, t0, n, at, &forgets) - 1; i >= 0; i--) {
-            const int  a = at[i], m = at[i + 1] - a;
+            const int a = at[i], m = at[i + 1] - a;
             const bool zero = i || forgets;
             backward(s, zero ? NULL : S, J, of_head(s->R, row_v, place) + a * s->ld_v,
                      of_head(s->U, row_v, place) + a * s->ld_v, head, t0 + a, m, dq + a * s->ld,
@@ -576,7 +599,7 @@ static void sweep_chunk(struct sweep *s, int64_t chunk)
             store_gates(s, head, t0 + a, m, dg, dbeta);
         }
     }
-    const int             u = gdn_rule_updates(r);
+    const int u = gdn_rule_updates(r);
     const struct gradient dq = { &w->dq, &r->q, 1, 0, 0 };
     const struct gradient dk = { &w->dk, &r->k, u, w->dk_update, r->family.k_update };
     const struct gradient dv = { &w->dv, &r->v, u, w->dv_update, r->family.v_update };
@@ -588,16 +611,15 @@ static void sweep_chunk(struct sweep *s, int64_t chunk)
 /* Computes the states, R and U of chunks [from, end) of all heads, starting from the states S. */
 static void walk(struct sweep *s, int64_t from, int64_t end)
 {
-    const int    heads = s->w->family_heads;
+    const int heads = s->w->family_heads;
     const size_t row_v = C * (size_t)s->ld_v;
     for (int64_t c = from; c < end; c++)
         for (int h = 0; h < heads; h++) {
             const int place = (int)(c - from) * heads + h;
-            float    *next = c + 1 < end ? of_head(s->states, s->state, place + heads)
-                                         : of_head(s->S, s->state, h);
-            forward_chunk(s, of_head(s->states, s->state, place), next,
-                          of_head(s->R, row_v, place), of_head(s->U, row_v, place),
-                          head_at(s, h), c);
+            float *next = c + 1 < end ? of_head(s->states, s->state, place + heads)
+                                      : of_head(s->S, s->state, h);
+            forward_chunk(s, of_head(s->states, s->state, place), next, of_head(s->R, row_v, place),
+                          of_head(s->U, row_v, place), head_at(s, h), c);
         }
 }
 
@@ -619,10 +641,10 @@ static void walk_segments(struct sweep *s, int64_t end)
 static void store_state(struct sweep *s, int h)
 {
     const struct gdn_backward *w = s->w;
-    const struct gdn_rule     *r = &w->rule;
-    const struct gdn_place     to = gdn_place_of(&w->dstate, s->seq->row, head_at(s, h), 0);
-    const int                  width = s->kr->strip;
-    float                     *J = of_head(s->J, s->state, h);
+    const struct gdn_rule *r = &w->rule;
+    const struct gdn_place to = gdn_place_of(&w->dstate, s->seq->row, head_at(s, h), 0);
+    const int width = s->kr->strip;
+    float *J = of_head(s->J, s->state, h);
     if (w->adds) load_state(s, s->S, to);
     for (size_t i = 0; w->adds && i < s->state; i++) J[i] += s->S[i];
     for (int c = 0; c < r->V; c += width) {
@@ -637,7 +659,7 @@ static void load_states(struct sweep *s)
 {
     const struct gdn_backward *w = s->w;
     for (int h = 0; h < w->family_heads; h++) {
-        const int        head = head_at(s, h);
+        const int head = head_at(s, h);
         struct gdn_place end = { .view = &w->dstate_out };
         if (w->dstate_out.data) end = gdn_place_of(&w->dstate_out, s->seq->row, head, 0);
         load_state(s, of_head(s->J, s->state, h), end);
@@ -665,9 +687,9 @@ static bool wants_state_alone(const struct gdn_backward *w)
 static void sweep_state(struct sweep *s, int h, int64_t n_chunks)
 {
     const int head = head_at(s, h);
-    float    *J = of_head(s->J, s->state, h);
+    float *J = of_head(s->J, s->state, h);
     for (int64_t c = n_chunks - 1; c >= 0; c--) {
-        int  at[C + 1];
+        int at[C + 1];
         bool forgets;
         for (int i = cut_pieces(s, head, c * C, tokens_at(s, c), at, &forgets) - 1; i >= 0; i--) {
             return_u(s, J, head, c * C + at[i], at[i + 1] - at[i]);
@@ -681,7 +703,7 @@ static void sweep_state(struct sweep *s, int h, int64_t n_chunks)
 static void load_segment(struct sweep *s, int64_t first)
 {
     const struct gdn_backward *w = s->w;
-    const size_t               all = (size_t)w->family_heads * s->state;
+    const size_t all = (size_t)w->family_heads * s->state;
     if (!s->saved || first == 0) {
         memcpy(s->states, of_head(s->first, all, (int)(first / s->segment)), all * sizeof *s->S);
         return;
@@ -708,7 +730,7 @@ static void run_item(struct sweep *s)
 {
     s->next = (struct next){ NULL, NULL, NULL };
     const int64_t n_chunks = (s->seq->n_valid + s->chunk - 1) / s->chunk;
-    const bool    alone = wants_state_alone(s->w) && !s->w->rule.family.is;
+    const bool alone = wants_state_alone(s->w) && !s->w->rule.family.is;
     prepare(s);
     load_states(s);
     if (!alone) sweep_all(s, n_chunks);
@@ -718,17 +740,17 @@ static void run_item(struct sweep *s)
 
 struct run_arg {
     const struct gdn_backward *w;
-    const struct gdn_kernels  *kr;
-    char                      *scratch;
-    size_t                     bytes;
+    const struct gdn_kernels *kr;
+    char *scratch;
+    size_t bytes;
 };
 
 static void run_any(void *arg, int64_t i, int thread)
 {
     const struct run_arg *a = arg;
-    struct sweep          s;
+    struct sweep s;
     lay_out(&s, a->w, a->kr, a->scratch + (size_t)thread * a->bytes);
-    s.seq    = &a->w->rule.seqs[i / a->w->n_families];
+    s.seq = &a->w->rule.seqs[i / a->w->n_families];
     s.family = (int)(i % a->w->n_families);
     run_item(&s);
 }

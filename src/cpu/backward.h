@@ -6,17 +6,17 @@
 #include "calls/backward.h"
 #include "cpu/rule.h"
 
-void   gdn_backward_families(struct gdn_backward *w);
+void gdn_backward_families(struct gdn_backward *w);
 size_t gdn_backward_scratch(const struct gdn_backward *w, const struct gdn_kernels *kr);
-void   gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratch);
+void gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratch);
 
 /* ---- Token by token, for the family: backward_tokens.c -------------------------------------- */
 
 struct gdn_backward_tokens {
     const struct gdn_backward *work;
-    const struct gdn_kernels  *kr;
-    ptrdiff_t                  ld; /* floats of a row of a state, and of rows of V */
-    int                        rows;
+    const struct gdn_kernels *kr;
+    ptrdiff_t ld; /* floats of a row of a state, and of rows of V */
+    int rows;
     float *kq, *a, *b, *alpha, *beta, *v, *w, *u; /* of the rows of a chunk */
     float *before, *after, *dout, *du, *dw, *dk, *de, *dg, *e;
 };

@@ -31,7 +31,7 @@ void gdn_backward_norm(const struct gdn_rule *r, const struct gdn_kernels *kr, c
     kr->load_row[dtype](y, x, K);
     const float squares = kr->dot(y, y, K), length = sqrtf(squares);
     const float inverse = gdn_rule_inverse_length(squares, r->norm, r->norm_eps);
-    float       c = 1;
+    float c = 1;
     if (r->norm == GDN_NORM_L2_ADD) c = length > 0 ? (length + r->norm_eps) / length : 0;
     if (r->norm == GDN_NORM_L2_MAX) c = length > r->norm_eps ? 1 : 0;
     kr->norm_row(y, y, inverse, NULL, NULL, false, K);
@@ -86,6 +86,6 @@ void gdn_backward_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
         gate_gradient(r, kr, seq, head, t0 + t, &dg[t], sums);
         if (r->beta_kind == GDN_NO_SIGMOID) continue;
         const double s = sigmoid((double)given(kr, &r->beta, seq, t0 + t, head));
-        dbeta[t]       = (float)((double)dbeta[t] * most * s * (1 - s));
+        dbeta[t] = (float)((double)dbeta[t] * most * s * (1 - s));
     }
 }

@@ -16,12 +16,13 @@ size_t gdn_backward_tokens_lay_out(struct gdn_backward_tokens *s, const struct g
 {
     const struct gdn_rule *r = &w->rule;
     const size_t rows_k = C * (size_t)r->K, rows_v = C * (size_t)ld;
-    const size_t state  = (size_t)r->K * (size_t)ld;
+    const size_t state = (size_t)r->K * (size_t)ld;
     const struct gdn_part parts[] = {
-        { &s->kq, 2 * rows_k }, { &s->a, rows_k }, { &s->b, rows_k }, { &s->e, (size_t)r->K },
-        { &s->alpha, C }, { &s->beta, C }, { &s->v, rows_v }, { &s->w, rows_v }, { &s->u, rows_v },
-        { &s->dout, rows_v }, { &s->du, (size_t)ld }, { &s->dw, (size_t)ld },
-        { &s->dk, (size_t)r->K }, { &s->de, (size_t)r->K }, { &s->dg, (size_t)r->K },
+        { &s->kq, 2 * rows_k },    { &s->a, rows_k },        { &s->b, rows_k },
+        { &s->e, (size_t)r->K },   { &s->alpha, C },         { &s->beta, C },
+        { &s->v, rows_v },         { &s->w, rows_v },        { &s->u, rows_v },
+        { &s->dout, rows_v },      { &s->du, (size_t)ld },   { &s->dw, (size_t)ld },
+        { &s->dk, (size_t)r->K },  { &s->de, (size_t)r->K }, { &s->dg, (size_t)r->K },
         { &s->before, C * state }, { &s->after, state },
     };
     s->work = w, s->ld = ld;
@@ -37,8 +38,10 @@ static float *state_before(const struct gdn_backward_tokens *s, int row)
 static void decay_rows(const struct gdn_backward_tokens *s, const float *a, float *S)
 {
     for (int x = 0; x < s->work->rule.K; x++, S += s->ld)
-        if (a[x] == 0) memset(S, 0, (size_t)s->ld * sizeof *S);
-        else if (a[x] != 1) s->kr->norm_row(S, S, a[x], NULL, NULL, false, (size_t)s->ld);
+        if (a[x] == 0)
+            memset(S, 0, (size_t)s->ld * sizeof *S);
+        else if (a[x] != 1)
+            s->kr->norm_row(S, S, a[x], NULL, NULL, false, (size_t)s->ld);
 }
 
 /* y [V] = S^T x */
@@ -60,7 +63,7 @@ static void load(struct gdn_backward_tokens *s, const struct gdn_seq *seq, int h
                  int n)
 {
     const struct gdn_rule *r = &s->work->rule;
-    const int              u = gdn_rule_updates(r), rows = n * u;
+    const int u = gdn_rule_updates(r), rows = n * u;
     const struct gdn_rule_item item = { .seq = seq, .group = head };
     memset(s->v, 0, C * (size_t)s->ld * sizeof *s->v);
     memset(s->w, 0, C * (size_t)s->ld * sizeof *s->w);
@@ -76,7 +79,7 @@ static void forward_row(struct gdn_backward_tokens *s, int row, float *S)
     const struct gdn_rule *r = &s->work->rule;
     const float *k = s->kq + row * r->K, *b = s->b + row * r->K;
     const float *v = s->v + row * s->ld, *w = s->w + row * s->ld;
-    float       *u = s->u + row * s->ld;
+    float *u = s->u + row * s->ld;
     if (row % gdn_rule_updates(r) == 0) decay_rows(s, s->a + row * r->K, S);
     memcpy(state_before(s, row), S, (size_t)(r->K * s->ld) * sizeof *S);
     memset(u, 0, (size_t)s->ld * sizeof *u);
@@ -122,8 +125,8 @@ static double through_gate(const struct gdn_backward_tokens *s, int head, int x,
     if (dg == 0 || r->gate == GDN_GATE_LOG) return dg;
     if (r->gate == GDN_GATE_LINEAR) return dg / g;
     const int64_t n = gdn_rule_channels(r);
-    const double  A = (double)r->A[head], raw = g + (double)r->dt[head * n + x];
-    double        da, dA;
+    const double A = (double)r->A[head], raw = g + (double)r->dt[head * n + x];
+    double da, dA;
     if (r->bound < 0) {
         const double y = sigmoid(A * raw), slope = (double)r->bound * y * (1 - y);
         da = dg * slope * A;
@@ -141,12 +144,12 @@ static void store_dg(const struct gdn_backward_tokens *s, const struct gdn_seq *
                      int64_t t, double *sums)
 {
     const struct gdn_backward *w = s->work;
-    const struct gdn_rule     *r = &w->rule;
-    const int64_t              n = gdn_rule_channels(r);
+    const struct gdn_rule *r = &w->rule;
+    const int64_t n = gdn_rule_channels(r);
     if (!r->g.data) return;
-    const char *g  = gdn_row(&r->g, seq, t, head);
-    char       *to = w->dg.data ? gdn_row(&w->dg, seq, t, head) : NULL;
-    double      sum = 0;
+    const char *g = gdn_row(&r->g, seq, t, head);
+    char *to = w->dg.data ? gdn_row(&w->dg, seq, t, head) : NULL;
+    double sum = 0;
     for (int x = 0; n == 1 && x < r->K; x++) sum += (double)s->dg[x];
     for (int x = 0; x < n; x++, g += r->family.g_channel) {
         const double dg = n == 1 ? sum : (double)s->dg[x];
@@ -160,14 +163,14 @@ static void store_dbeta(const struct gdn_backward_tokens *s, const struct gdn_se
                         int64_t t, int j, const float *db, const float *dw)
 {
     const struct gdn_backward *w = s->work;
-    const struct gdn_rule     *r = &w->rule;
-    const struct gdn_family   *f = &r->family;
-    const int                  n = f->beta_rows ? r->K : 1;
-    const double               most = r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1;
+    const struct gdn_rule *r = &w->rule;
+    const struct gdn_family *f = &r->family;
+    const int n = f->beta_rows ? r->K : 1;
+    const double most = r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1;
     if (!w->dbeta.data || !r->beta.data) return;
     const char *beta = (const char *)gdn_row(&r->beta, seq, t, head) + j * f->beta_update;
-    char       *to   = (char *)gdn_row(&w->dbeta, seq, t, head) + j * w->dbeta_update;
-    double      sum  = 0;
+    char *to = (char *)gdn_row(&w->dbeta, seq, t, head) + j * w->dbeta_update;
+    double sum = 0;
     for (int x = 0; n == 1 && x < r->K; x++) sum += (double)db[x];
     for (int i = 0; n == 1 && !f->write.data && i < r->V; i++) sum += (double)dw[i];
     for (int x = 0; x < n; x++) {
@@ -184,7 +187,7 @@ static void store_dwrite(const struct gdn_backward_tokens *s, const struct gdn_s
                          int64_t t, int j, const float *w_row, float *dw)
 {
     const struct gdn_backward *w = s->work;
-    const struct gdn_rule     *r = &w->rule;
+    const struct gdn_rule *r = &w->rule;
     if (!w->dwrite.data) return;
     char *to = (char *)gdn_row(&w->dwrite, seq, t, head) + j * w->dwrite_update;
     for (int i = 0; r->beta_kind != GDN_NO_SIGMOID && i < r->V; i++)
@@ -200,10 +203,10 @@ static void backward_row(struct gdn_backward_tokens *s, const struct gdn_seq *se
                          int64_t t, int row, float *J, float *dk, float *dv)
 {
     const struct gdn_rule *r = &s->work->rule;
-    const float  one = 1, *before = state_before(s, row);
+    const float one = 1, *before = state_before(s, row);
     const float *k = s->kq + row * r->K, *b = s->b + row * r->K, *u = s->u + row * s->ld;
     const float *v = s->v + row * s->ld, *w = s->w + row * s->ld;
-    const int    j = row % gdn_rule_updates(r);
+    const int j = row % gdn_rule_updates(r);
     columns_by(s, s->du, k, J);
     rows_by(s, s->dk, u, J);
     rows_by(s, s->de, s->du, before);
@@ -228,8 +231,8 @@ static void backward_output(struct gdn_backward_tokens *s, int row, const float 
                             float *dq)
 {
     const struct gdn_rule *r = &s->work->rule;
-    const float           *k = s->kq + row * r->K, one = 1;
-    const float           *q = s->kq + (s->rows + row) * r->K;
+    const float *k = s->kq + row * r->K, one = 1;
+    const float *q = s->kq + (s->rows + row) * r->K;
     memcpy(s->after, state_before(s, row), (size_t)(r->K * s->ld) * sizeof *s->after);
     if (s->beta[row] != 0) s->kr->add_outer(s->after, r->K, (int)s->ld, 1, k, s->u + row * s->ld);
     rows_by(s, s->dk, dout, s->after);
@@ -243,9 +246,9 @@ void gdn_backward_tokens_chunk(struct gdn_backward_tokens *s, const struct gdn_s
                                float *dv, ptrdiff_t ld_k)
 {
     const struct gdn_backward *w = s->work;
-    const struct gdn_rule     *r = &w->rule;
-    const int                  u = gdn_rule_updates(r);
-    const int64_t              size = 1 + gdn_rule_channels(r);
+    const struct gdn_rule *r = &w->rule;
+    const int u = gdn_rule_updates(r);
+    const int64_t size = 1 + gdn_rule_channels(r);
     double *sums = w->sums ? w->sums + size * (seq->row * r->H + head) : NULL;
     gdn_backward_tokens_forward(s, seq, head, t0, n, S, s->after);
     s->rows = n * u;

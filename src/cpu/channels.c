@@ -18,9 +18,9 @@ void gdn_load_channels(const struct gdn_kernels *kr, const struct gdn_rows *from
                        ptrdiff_t ld)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(from->dtype);
-    const int     T = tile->n_tokens, n = tile->n_channels;
-    const char   *p = place(from, seq, tile);
-    lines         turned;
+    const int T = tile->n_tokens, n = tile->n_channels;
+    const char *p = place(from, seq, tile);
+    lines turned;
     if (!gdn_is_strided(from, n)) {
         for (int t = 0; t < T; t++)
             kr->load_row[from->dtype](to + t * ld, p + t * from->token, (size_t)n);
@@ -42,9 +42,9 @@ void gdn_store_channels(const struct gdn_kernels *kr, const float *from, ptrdiff
                         const struct gdn_channel_tile *tile)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(to->dtype);
-    const int     T = tile->n_tokens, n = tile->n_channels;
-    char         *p = place(to, seq, tile);
-    lines         turned;
+    const int T = tile->n_tokens, n = tile->n_channels;
+    char *p = place(to, seq, tile);
+    lines turned;
     if (!gdn_is_strided(to, n)) {
         for (int t = 0; t < T; t++)
             kr->store_row[to->dtype](p + t * to->token, from + t * ld, (size_t)n);

@@ -13,7 +13,7 @@ enum { GDN_CHANNEL_TILE = 64 }; /* channels and tokens of a tile, at most */
 
 struct gdn_channel_tile {
     int64_t token, channel; /* the first of each, tokens as gdn_row() counts them */
-    int     n_tokens, n_channels;
+    int n_tokens, n_channels;
 };
 
 /* Move a tile from or to rows of floats, ld apart, one for each token. */

@@ -5,14 +5,14 @@
 
 struct run_arg {
     const struct gdn_cumsum_call *call;
-    const struct gdn_kernels     *kr;
+    const struct gdn_kernels *kr;
 };
 
 /* Runs one chunk, all heads. */
 static void run_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
-    const struct run_arg  *r = arg;
+    const struct run_arg *r = arg;
     const struct gdn_cumsum_call *c = r->call;
     const struct gdn_chunk p = gdn_chunk_at(&c->list, item);
     for (int64_t h = 0; h < c->H; h++) {
@@ -37,8 +37,8 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    struct gdn_cumsum_call *c   = call;
-    const struct run_arg    arg = { c, ctx->kr };
+    struct gdn_cumsum_call *c = call;
+    const struct run_arg arg = { c, ctx->kr };
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->args.chunk_size, memory, &c->plan, &c->list));
     gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list), run_item, (void *)&arg);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->out, c->H, 1);

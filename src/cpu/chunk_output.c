@@ -13,16 +13,16 @@ enum { B16 = GDN_CHUNK };
 
 /* Scratch of one thread; all 64-byte aligned. */
 struct scratch {
-    float *kq;     /* [32][ld]: k, q of a block; w before that */
-    float *kt;     /* [K][16] */
-    float *gram;   /* [32][16] */
-    float *A, *B;  /* [16][16] */
+    float *kq;                            /* [32][ld]: k, q of a block; w before that */
+    float *kt;                            /* [K][16] */
+    float *gram;                          /* [32][16] */
+    float *A, *B;                         /* [16][16] */
     float *g, *none, *mask, *start, *end; /* [16] of tokens that run together; none: beta, 0 */
-    float *p, *o, *wd; /* [32][strip], [16][strip], [16][strip] */
-    float *v;      /* [16][strip] */
-    float *d;      /* strips of [C][strip] */
-    float *S;      /* strips of [K][strip] */
-    float *turn;   /* [strip][ld]: state rows on their way */
+    float *p, *o, *wd;                    /* [32][strip], [16][strip], [16][strip] */
+    float *v;                             /* [16][strip] */
+    float *d;                             /* strips of [C][strip] */
+    float *S;                             /* strips of [K][strip] */
+    float *turn;                          /* [strip][ld]: state rows on their way */
     ptrdiff_t ld;
     struct gdn_chunk_gates gates;
 };
@@ -34,14 +34,22 @@ static size_t lay_out(struct scratch *s, const struct gdn_output_call *c,
     const size_t wide = strip * (size_t)c->n_strips;
     s->ld = gdn_strip_ld(c->rule.K);
     const struct gdn_part parts[] = {
-        { &s->kq, 2 * B16 * (size_t)s->ld }, { &s->kt, K * B16 },
-        { &s->gram, 2 * B16 * B16 },         { &s->A, B16 * B16 },
-        { &s->B, B16 * B16 },                { &s->g, B16 },
-        { &s->none, B16 },                   { &s->mask, B16 },
-        { &s->start, B16 },                  { &s->end, B16 },
-        { &s->p, 2 * B16 * strip },          { &s->o, B16 * strip },
-        { &s->wd, B16 * strip },             { &s->v, B16 * strip },
-        { &s->d, (size_t)c->C * wide },      { &s->S, K * wide },
+        { &s->kq, 2 * B16 * (size_t)s->ld },
+        { &s->kt, K * B16 },
+        { &s->gram, 2 * B16 * B16 },
+        { &s->A, B16 * B16 },
+        { &s->B, B16 * B16 },
+        { &s->g, B16 },
+        { &s->none, B16 },
+        { &s->mask, B16 },
+        { &s->start, B16 },
+        { &s->end, B16 },
+        { &s->p, 2 * B16 * strip },
+        { &s->o, B16 * strip },
+        { &s->wd, B16 * strip },
+        { &s->v, B16 * strip },
+        { &s->d, (size_t)c->C * wide },
+        { &s->S, K * wide },
         { &s->turn, strip * (size_t)s->ld },
     };
     return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
@@ -50,18 +58,18 @@ static size_t lay_out(struct scratch *s, const struct gdn_output_call *c,
 /* ---- Running ------------------------------------------------------------------------------ */
 
 struct run_arg {
-    const struct gdn_output_call        *call;
+    const struct gdn_output_call *call;
     const struct gdn_kernels *kr;
-    char                     *scratch;
+    char *scratch;
 };
 
 /* A block of tokens of one chunk and head. */
 struct block {
-    const struct gdn_output_call        *c;
+    const struct gdn_output_call *c;
     const struct gdn_kernels *kr;
-    struct scratch           *s;
-    const struct gdn_chunk   *chunk;
-    int                       head, first; /* token of the chunk that the block starts at */
+    struct scratch *s;
+    const struct gdn_chunk *chunk;
+    int head, first; /* token of the chunk that the block starts at */
 };
 
 static int columns_of(const struct block *b, int strip)
@@ -83,14 +91,13 @@ static float *d_at(const struct block *b, int strip)
 /* Loads rows of d; those that a gate parts from the start do not look at S (G7). */
 static void load_d(const struct block *b)
 {
-    const struct gdn_output_call *c     = b->c;
-    struct scratch    *s     = b->s;
-    const int          strip = b->kr->strip, K = c->rule.K;
+    const struct gdn_output_call *c = b->c;
+    struct scratch *s = b->s;
+    const int strip = b->kr->strip, K = c->rule.K;
     gdn_load_chunk_rows(s->kq, s->ld, b->kr, &c->w, b->chunk, b->first, b->head, 0, K);
     for (int i = 0; i < c->n_strips; i++) {
         float *d = d_at(b, i);
-        b->kr->strip_mul(s->p, strip, s->kq, s->ld, state_at(b, i), strip, B16,
-                         K, strip, NULL);
+        b->kr->strip_mul(s->p, strip, s->kq, s->ld, state_at(b, i), strip, B16, K, strip, NULL);
         gdn_load_chunk_rows(d, strip, b->kr, &c->u, b->chunk, b->first, b->head, i * strip,
                             columns_of(b, i));
         for (int t = 0; t < B16 && b->first + t < s->gates.first; t++)
@@ -101,9 +108,9 @@ static void load_d(const struct block *b)
 static void load_products(const struct block *b)
 {
     const struct gdn_rule *r = &b->c->rule;
-    struct scratch        *s = b->s;
+    struct scratch *s = b->s;
     const int hk = gdn_rule_source(r, b->head, r->Hk), hq = gdn_rule_source(r, b->head, r->Hq);
-    float    *q  = s->kq + B16 * s->ld;
+    float *q = s->kq + B16 * s->ld;
     gdn_load_chunk_rows(s->kq, s->ld, b->kr, &r->k, b->chunk, b->first, hk, 0, r->K);
     gdn_load_chunk_rows(q, s->ld, b->kr, &r->q, b->chunk, b->first, hq, 0, r->K);
     b->kr->norm_row(q, q, r->scale, NULL, NULL, false, (size_t)(B16 * s->ld));
@@ -113,17 +120,17 @@ static void load_products(const struct block *b)
 
 static void run_strip(const struct block *b, int i, int from, int to)
 {
-    const struct gdn_rule    *r     = &b->c->rule;
-    const struct gdn_kernels *kr    = b->kr;
-    struct scratch           *s     = b->s;
-    const int                 strip = kr->strip;
-    const size_t              row   = (size_t)strip * sizeof *s->v;
-    float                    *S     = state_at(b, i);
+    const struct gdn_rule *r = &b->c->rule;
+    const struct gdn_kernels *kr = b->kr;
+    struct scratch *s = b->s;
+    const int strip = kr->strip;
+    const size_t row = (size_t)strip * sizeof *s->v;
+    float *S = state_at(b, i);
     memset(s->v, 0, B16 * row);
     memcpy(s->v + from * strip, d_at(b, i) + from * strip, (size_t)(to - from) * row);
     memset(s->p, 0, B16 * row);
-    kr->strip_mul(s->p + B16 * strip, strip, s->kq + B16 * s->ld, s->ld, S, strip, B16, r->K,
-                  strip, NULL);
+    kr->strip_mul(s->p + B16 * strip, strip, s->kq + B16 * s->ld, s->ld, S, strip, B16, r->K, strip,
+                  NULL);
     kr->chunk_solve(s->o, strip, s->wd, s->p, s->v, strip, s->A, s->B, s->start, s->end, s->mask);
     kr->chunk_update(S, S, strip, s->start[B16 - 1], s->kq, s->ld, s->wd, strip, B16, r->K);
 
@@ -141,8 +148,8 @@ static void run_tokens(const struct block *b, int from, int to)
     struct scratch *s = b->s;
     for (int t = 0; t < B16; t++) {
         const bool in = t >= from && t < to;
-        s->g[t]       = in ? s->gates.g[b->first + t] : 0;
-        s->mask[t]    = in;
+        s->g[t] = in ? s->gates.g[b->first + t] : 0;
+        s->mask[t] = in;
     }
     if (gdn_forgets(s->g[from])) {
         s->g[from] = 0;
@@ -156,10 +163,10 @@ static void run_tokens(const struct block *b, int from, int to)
 
 static void run_item(void *arg, int64_t item, int thread)
 {
-    const struct run_arg  *a     = arg;
-    const struct gdn_output_call     *c     = a->call;
+    const struct run_arg *a = arg;
+    const struct gdn_output_call *c = a->call;
     const struct gdn_chunk chunk = gdn_chunk_at(&c->list, item / c->rule.H);
-    struct scratch         s;
+    struct scratch s;
     struct block b = { c, a->kr, &s, &chunk, (int)(item % c->rule.H), 0 };
     if (chunk.n == 0) return;
     lay_out(&s, c, a->kr, a->scratch + (size_t)thread * c->thread_bytes);
@@ -183,10 +190,10 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_output_call *c = call;
     struct scratch none;
-    c->n_strips     = (c->rule.V + ctx->kr->strip - 1) / ctx->kr->strip;
-    c->plan_bytes   = gdn_stage_plan_bytes(&c->plan, &c->tokens);
+    c->n_strips = (c->rule.V + ctx->kr->strip - 1) / ctx->kr->strip;
+    c->plan_bytes = gdn_stage_plan_bytes(&c->plan, &c->tokens);
     c->thread_bytes = lay_out(&none, c, ctx->kr, NULL);
-    c->base.bytes   = c->plan_bytes + c->thread_bytes * (size_t)gdn_threads_count(ctx->threads);
+    c->base.bytes = c->plan_bytes + c->thread_bytes * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 

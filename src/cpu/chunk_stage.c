@@ -32,8 +32,8 @@ struct gdn_chunk gdn_chunk_of(const struct gdn_chunk_list *list, const struct gd
 {
     struct gdn_chunk c = { .seq = seq, .number = number };
     c.t0 = (number - list->first[seq->row]) * list->C;
-    c.n  = seq->n_valid - c.t0;
-    c.n  = c.n < 0 ? 0 : c.n > list->C ? list->C : c.n;
+    c.n = seq->n_valid - c.t0;
+    c.n = c.n < 0 ? 0 : c.n > list->C ? list->C : c.n;
     return c;
 }
 
@@ -42,8 +42,10 @@ struct gdn_chunk gdn_chunk_at(const struct gdn_chunk_list *list, int64_t number)
     int64_t low = 0, high = list->plan->B; /* first[low] <= number < first[high] */
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (list->first[middle] <= number) low = middle;
-        else high = middle;
+        if (list->first[middle] <= number)
+            low = middle;
+        else
+            high = middle;
     }
     return gdn_chunk_of(list, &list->plan->seqs[low], number);
 }
@@ -53,8 +55,8 @@ struct gdn_chunk gdn_chunk_at(const struct gdn_chunk_list *list, int64_t number)
 void gdn_load_chunk_gates(struct gdn_chunk_gates *c, const struct gdn_rule *r,
                           const struct gdn_kernels *kr, const struct gdn_chunk *chunk, int head)
 {
-    const int n   = (int)chunk->n;
-    double    sum = 0;
+    const int n = (int)chunk->n;
+    double sum = 0;
     memset(c, 0, sizeof *c);
     gdn_rule_load_gates(r, kr, chunk->seq, head, chunk->t0, n, false, c->g, c->beta);
     for (c->first = 0; c->first < n && !gdn_forgets(c->g[c->first]); c->first++) {

@@ -8,8 +8,8 @@
 
 struct gdn_chunk {
     const struct gdn_seq *seq;
-    int64_t               number, t0;
-    int64_t               n; /* tokens of it that count, 0 to C */
+    int64_t number, t0;
+    int64_t n; /* tokens of it that count, 0 to C */
 };
 
 /* Bytes of memory for the plan and its chunks; and the plan with its chunks, made there. */
@@ -31,7 +31,7 @@ struct gdn_chunk_gates {
     float from_start[GDN_MAX_CHUNK]; /* exp of the sum of g up to the token, 0 from `first` on */
     float to_end[GDN_MAX_CHUNK];     /* exp of the sum of g after the token, 0 before `last` */
     float decay;                     /* of the whole chunk */
-    int   first, last; /* tokens before first see the start, those from last on reach the end */
+    int first, last; /* tokens before first see the start, those from last on reach the end */
 };
 void gdn_load_chunk_gates(struct gdn_chunk_gates *c, const struct gdn_rule *r,
                           const struct gdn_kernels *kr, const struct gdn_chunk *chunk, int head);

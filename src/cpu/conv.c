@@ -14,10 +14,10 @@
 enum {
     CHANNELS = 1024, /* of an item at most: 2 W rows of them are the scratch of a thread. With a
                         tree half as many, for its tokens' windows lie in the other half */
-    TOKENS   = 16,   /* per call of the inner loop: few enough rows in and out at once */
-    TILE     = GDN_CHANNEL_TILE, /* and channels, where they do not lie side by side */
-    LANES    = 64,   /* channels per transposed tile, */
-    ENTRIES  = 16    /* and entries */
+    TOKENS = 16,     /* per call of the inner loop: few enough rows in and out at once */
+    TILE = GDN_CHANNEL_TILE, /* and channels, where they do not lie side by side */
+    LANES = 64,              /* channels per transposed tile, */
+    ENTRIES = 16             /* and entries */
 };
 _Static_assert(2 * 8 * CHANNELS * sizeof(float) <= 65536, "64 KiB a thread for 8 taps");
 _Static_assert((int)ENTRIES >= (int)GDN_MAX_TAPS, "weights and windows are one tile");
@@ -39,16 +39,16 @@ static bool is_dense(const struct gdn_conv_view *v)
 /* The part of a view that one call moves: entries first..+count of channels channel..+n. */
 struct part {
     const struct gdn_conv_view *view;
-    int64_t                     slot, channel, first;
-    int                         n, count;
+    int64_t slot, channel, first;
+    int n, count;
 };
 
 /* Contiguous entries of up to LANES channels, to rows dst[entry][channel]. */
 static void load_tile(const struct gdn_kernels *kr, float *dst, ptrdiff_t ld, const struct part *p)
 {
-    const struct gdn_conv_view *v    = p->view;
-    const void                 *from = view_at(v, p->slot, p->channel, p->first);
-    float                       tile[LANES * ENTRIES];
+    const struct gdn_conv_view *v = p->view;
+    const void *from = view_at(v, p->slot, p->channel, p->first);
+    float tile[LANES * ENTRIES];
     if (v->dtype == GDN_F32) {
         kr->transpose(dst, ld, from, v->channel, p->n, p->count);
     } else if (is_dense(v)) {
@@ -66,9 +66,9 @@ static void load_tile(const struct gdn_kernels *kr, float *dst, ptrdiff_t ld, co
 static void store_tile(const struct gdn_kernels *kr, const float *src, ptrdiff_t ld,
                        const struct part *p)
 {
-    const struct gdn_conv_view *v  = p->view;
-    void                       *to = view_at(v, p->slot, p->channel, p->first);
-    float                       tile[LANES * ENTRIES];
+    const struct gdn_conv_view *v = p->view;
+    void *to = view_at(v, p->slot, p->channel, p->first);
+    float tile[LANES * ENTRIES];
     if (v->dtype == GDN_F32) {
         kr->transpose(to, v->channel, src, ld, p->count, p->n);
         return;
@@ -128,35 +128,35 @@ static bool is_tree(const struct gdn_conv *c)
 }
 
 struct block {
-    const struct gdn_conv      *conv;
-    const struct gdn_kernels   *kr;
-    const struct gdn_seq       *seq;
+    const struct gdn_conv *conv;
+    const struct gdn_kernels *kr;
+    const struct gdn_seq *seq;
     const struct gdn_conv_view *from; /* where seq starts; NULL: from zero */
-    int64_t                     from_slot;
-    int64_t                     channel;
-    int                         n;
-    float                      *weight, *window, *bias; /* [W], [W - 1], [1] rows of CHANNELS */
-    float                      *branch;                 /* window of a token of a tree */
+    int64_t from_slot;
+    int64_t channel;
+    int n;
+    float *weight, *window, *bias; /* [W], [W - 1], [1] rows of CHANNELS */
+    float *branch;                 /* window of a token of a tree */
 };
 
 static void load_weights(struct block *b)
 {
-    const struct gdn_conv *c    = b->conv;
-    struct part            part = { &c->weight, 0, b->channel, 0, b->n, c->W };
+    const struct gdn_conv *c = b->conv;
+    struct part part = { &c->weight, 0, b->channel, 0, b->n, c->W };
     load_part(b->kr, b->weight, CHANNELS, &part);
     if (!b->bias) return;
-    part.view  = &c->bias;
+    part.view = &c->bias;
     part.count = 1;
     load_part(b->kr, b->bias, CHANNELS, &part);
 }
 
 static void start_sequence(struct block *b, const struct gdn_seq *s)
 {
-    const struct gdn_conv *c    = b->conv;
-    const int              past = c->W - 1;
-    b->seq                      = s;
-    b->from                     = s->from_carry ? &c->carry_from : &c->from;
-    b->from_slot                = s->from_carry ? 0 : s->read;
+    const struct gdn_conv *c = b->conv;
+    const int past = c->W - 1;
+    b->seq = s;
+    b->from = s->from_carry ? &c->carry_from : &c->from;
+    b->from_slot = s->from_carry ? 0 : s->read;
     if (!b->from->data || b->from_slot < 0) b->from = NULL;
     if (!b->from) {
         for (int i = 0; i < past; i++)
@@ -217,8 +217,8 @@ static void store_tiles(const struct block *b, int64_t last, const struct gdn_co
             if (part.n > LANES) part.n = LANES;
             if (part.count > to->length - first) part.count = (int)(to->length - first);
             for (int i = 0; i < part.count; i++) {
-                const int64_t t   = earlier(b, last, to->length - 1 - first - i);
-                const float  *row = input_row(b, t, c, part.n, tile[i]);
+                const int64_t t = earlier(b, last, to->length - 1 - first - i);
+                const float *row = input_row(b, t, c, part.n, tile[i]);
                 if (row != tile[i]) memcpy(tile[i], row, (size_t)part.n * sizeof *row);
             }
             store_part(b->kr, tile[0], LANES, &part);
@@ -253,8 +253,8 @@ static bool is_start(const struct block *b, const struct gdn_conv_view *to, int6
  * longer needed. */
 static void store_each(const struct block *b)
 {
-    const struct gdn_conv *c    = b->conv;
-    int64_t                late = -1;
+    const struct gdn_conv *c = b->conv;
+    int64_t late = -1;
     for (int64_t t = 0; t < b->seq->n_valid; t++) {
         const int64_t slot = gdn_plan_each_slot(c->plan, b->seq, t);
         if (slot < 0) continue;
@@ -269,8 +269,8 @@ static void store_each(const struct block *b)
 static void store_checkpoints(const struct block *b)
 {
     const struct gdn_conv *c = b->conv;
-    const struct gdn_seq  *s = b->seq;
-    int64_t                slot;
+    const struct gdn_seq *s = b->seq;
+    int64_t slot;
     if (!c->checkpoints.data) return;
     for (int64_t i = gdn_plan_checkpoint_after(c->plan, s, 0); i < s->n_checkpoints; i++) {
         const int64_t n = gdn_plan_checkpoint(c->plan, s, i, &slot);
@@ -281,9 +281,9 @@ static void store_checkpoints(const struct block *b)
 
 static void store_final(const struct block *b)
 {
-    const struct gdn_seq       *s    = b->seq;
-    const struct gdn_conv_view *to   = s->to_carry ? &b->conv->carry_to : &b->conv->to;
-    const int64_t               slot = s->to_carry ? 0 : s->write;
+    const struct gdn_seq *s = b->seq;
+    const struct gdn_conv_view *to = s->to_carry ? &b->conv->carry_to : &b->conv->to;
+    const int64_t slot = s->to_carry ? 0 : s->write;
     if (!to->data || slot < 0 || (s->n_valid == 0 && is_start(b, to, slot))) return;
     store_state(b, s->n_valid - 1, to, slot);
 }
@@ -291,9 +291,9 @@ static void store_final(const struct block *b)
 /* The same as convolve() through a tile of floats, up to TILE tokens of up to TILE channels. */
 static void convolve_tile(const struct block *b, float *window, int64_t t, int64_t n)
 {
-    const struct gdn_conv        *c    = b->conv;
+    const struct gdn_conv *c = b->conv;
     const struct gdn_channel_tile tile = { t, b->channel, (int)n, b->n };
-    float                         rows[TILE][TILE];
+    float rows[TILE][TILE];
     gdn_load_channels(b->kr, &c->x, b->seq, &tile, rows[0], TILE);
     b->kr->conv[GDN_F32](rows, TILE, rows, TILE, window, b->weight, b->bias, CHANNELS, c->W,
                          c->silu, n, b->n);
@@ -303,13 +303,13 @@ static void convolve_tile(const struct block *b, float *window, int64_t t, int64
 /* Convolves tokens [t, t + n), which follow each other, after those of the window. */
 static void convolve(const struct block *b, float *window, int64_t t, int64_t n)
 {
-    const struct gdn_conv *c       = b->conv;
+    const struct gdn_conv *c = b->conv;
     if (c->strided) {
         convolve_tile(b, window, t, n);
         return;
     }
-    const int64_t          element = (int64_t)gdn_dtype_bytes(c->x.dtype);
-    const int64_t          offset  = b->channel * element;
+    const int64_t element = (int64_t)gdn_dtype_bytes(c->x.dtype);
+    const int64_t offset = b->channel * element;
     b->kr->conv[c->x.dtype]((char *)gdn_row(&c->out, b->seq, t, 0) + offset, c->out.token / element,
                             (char *)gdn_row(&c->x, b->seq, t, 0) + offset, c->x.token / element,
                             window, b->weight, b->bias, CHANNELS, c->W, c->silu, n, b->n);
@@ -327,7 +327,7 @@ static void convolve_tree(const struct block *b)
 {
     for (int64_t t = b->seq->n_valid - 1; t >= 0; t--) {
         for (int past = b->conv->W - 1, i = 0; i < past; i++) {
-            float       *to  = b->branch + i * CHANNELS;
+            float *to = b->branch + i * CHANNELS;
             const float *row = input_row(b, earlier(b, t, past - i), 0, b->n, to);
             if (row != to) memcpy(to, row, (size_t)b->n * sizeof *to);
         }
@@ -341,8 +341,8 @@ static void convolve_tree(const struct block *b)
  * of x that hold three inputs of each channel side by side. */
 static bool is_update(const struct gdn_conv *c, const struct gdn_seq *s)
 {
-    const bool plain = !is_tree(c) && c->plan->batch.write != GDN_WRITE_EACH && c->out.data &&
-                       !c->strided;
+    const bool plain =
+        !is_tree(c) && c->plan->batch.write != GDN_WRITE_EACH && c->out.data && !c->strided;
     return plain && s->n_valid == 1 && c->W == 4 && !s->from_carry && !s->to_carry &&
            s->read >= 0 && s->write >= 0 && !(c->checkpoints.data && s->n_checkpoints) &&
            c->from.data && c->to.data && is_dense(&c->from) && is_dense(&c->to) &&
@@ -352,43 +352,42 @@ static bool is_update(const struct gdn_conv *c, const struct gdn_seq *s)
 
 static void update(const struct block *b, const struct gdn_seq *s)
 {
-    const struct gdn_conv *c      = b->conv;
-    const int64_t          offset = b->channel * (int64_t)gdn_dtype_bytes(c->x.dtype);
-    b->kr->conv_update[c->x.dtype]((char *)gdn_row(&c->out, s, 0, 0) + offset,
-                                   (char *)gdn_row(&c->x, s, 0, 0) + offset,
-                                   view_at(&c->to, s->write, b->channel, 0),
-                                   view_at(&c->from, s->read, b->channel, 0), b->weight, b->bias,
-                                   CHANNELS, c->silu, b->n);
+    const struct gdn_conv *c = b->conv;
+    const int64_t offset = b->channel * (int64_t)gdn_dtype_bytes(c->x.dtype);
+    b->kr->conv_update[c->x.dtype](
+        (char *)gdn_row(&c->out, s, 0, 0) + offset, (char *)gdn_row(&c->x, s, 0, 0) + offset,
+        view_at(&c->to, s->write, b->channel, 0), view_at(&c->from, s->read, b->channel, 0),
+        b->weight, b->bias, CHANNELS, c->silu, b->n);
 }
 
 /* ---- Items ------------------------------------------------------------------------------- */
 
 struct run {
-    const struct gdn_conv    *conv;
+    const struct gdn_conv *conv;
     const struct gdn_kernels *kr;
-    char                     *scratch;
-    size_t                    thread_bytes;
-    int64_t                   channels, n_blocks, n_parts; /* of an item; items: the product */
+    char *scratch;
+    size_t thread_bytes;
+    int64_t channels, n_blocks, n_parts; /* of an item; items: the product */
 };
 
 static void run_item(void *arg, int64_t item, int thread)
 {
-    const struct run      *r       = arg;
-    const struct gdn_conv *c       = r->conv;
-    const int64_t          part    = item / r->n_blocks;
-    const int64_t          channel = item % r->n_blocks * r->channels;
+    const struct run *r = arg;
+    const struct gdn_conv *c = r->conv;
+    const int64_t part = item / r->n_blocks;
+    const int64_t channel = item % r->n_blocks * r->channels;
     float *scratch = (float *)(void *)(r->scratch + (size_t)thread * r->thread_bytes);
 
     struct block b = { .conv = c, .kr = r->kr, .channel = channel };
-    b.n            = (int)(c->D - channel < r->channels ? c->D - channel : r->channels);
-    b.weight       = scratch;
-    b.window       = b.weight + c->W * CHANNELS;
-    b.branch       = b.window + CHANNELS / 2;
-    b.bias         = c->bias.data ? b.window + (c->W - 1) * CHANNELS : NULL;
+    b.n = (int)(c->D - channel < r->channels ? c->D - channel : r->channels);
+    b.weight = scratch;
+    b.window = b.weight + c->W * CHANNELS;
+    b.branch = b.window + CHANNELS / 2;
+    b.bias = c->bias.data ? b.window + (c->W - 1) * CHANNELS : NULL;
     load_weights(&b);
 
-    const bool    each = c->plan->batch.write == GDN_WRITE_EACH;
-    const int64_t end  = (part + 1) * c->n_seqs / r->n_parts;
+    const bool each = c->plan->batch.write == GDN_WRITE_EACH;
+    const int64_t end = (part + 1) * c->n_seqs / r->n_parts;
     for (int64_t i = part * c->n_seqs / r->n_parts; i < end; i++) {
         if (c->seqs[i].n_tokens == 0) continue;
         if (is_update(c, &c->seqs[i])) {
@@ -418,15 +417,15 @@ void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch)
 {
     /* Items, to balance them. */
     const int64_t wanted = 4 * (int64_t)gdn_threads_count(ctx->threads);
-    struct run    r      = { .conv = conv, .kr = ctx->kr, .scratch = scratch };
-    r.thread_bytes       = gdn_conv_scratch(conv);
-    r.channels           = (conv->D / wanted + LANES) / LANES * LANES;
+    struct run r = { .conv = conv, .kr = ctx->kr, .scratch = scratch };
+    r.thread_bytes = gdn_conv_scratch(conv);
+    r.channels = (conv->D / wanted + LANES) / LANES * LANES;
     if (r.channels < 2 * LANES) r.channels = 2 * LANES;
     const int64_t most = is_tree(conv) ? CHANNELS / 2 : CHANNELS;
     if (r.channels > most) r.channels = most;
     if (conv->strided) r.channels = TILE;
     r.n_blocks = (conv->D + r.channels - 1) / r.channels;
-    r.n_parts  = r.n_blocks > 0 ? (wanted + r.n_blocks - 1) / r.n_blocks : 1;
+    r.n_parts = r.n_blocks > 0 ? (wanted + r.n_blocks - 1) / r.n_blocks : 1;
     if (r.n_parts > conv->n_seqs) r.n_parts = conv->n_seqs;
     gdn_parallel_for(ctx->threads, r.n_blocks * r.n_parts, run_item, &r);
 }
@@ -435,8 +434,8 @@ void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch)
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
-    struct gdn_conv_call *c       = call;
-    const size_t          threads = (size_t)gdn_threads_count(ctx->threads);
+    struct gdn_conv_call *c = call;
+    const size_t threads = (size_t)gdn_threads_count(ctx->threads);
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->base.bytes = c->plan_bytes + gdn_conv_scratch(&c->conv) * threads;
     return GDN_OK;

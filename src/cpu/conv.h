@@ -14,6 +14,6 @@
  * that has none. So a carry must be as long as the pool that it will be written to.
  */
 size_t gdn_conv_scratch(const struct gdn_conv *conv);
-void   gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch);
+void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch);
 
 #endif

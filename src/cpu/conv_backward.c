@@ -22,13 +22,13 @@ typedef float rows_of_channels[CHANNELS];
 
 struct block {
     const struct gdn_conv_backward *conv;
-    const struct gdn_kernels       *kr;
-    const struct gdn_seq           *seq;
-    int64_t                         channel;
-    int                             n;
-    rows_of_channels                weight[GDN_MAX_TAPS], bias, later[PAST];
-    rows_of_channels                x[PAST + TOKENS], dz[TOKENS], y[TOKENS];
-    double                          sums[GDN_MAX_TAPS + 1][CHANNELS]; /* of weights, of the bias */
+    const struct gdn_kernels *kr;
+    const struct gdn_seq *seq;
+    int64_t channel;
+    int n;
+    rows_of_channels weight[GDN_MAX_TAPS], bias, later[PAST];
+    rows_of_channels x[PAST + TOKENS], dz[TOKENS], y[TOKENS];
+    double sums[GDN_MAX_TAPS + 1][CHANNELS]; /* of weights, of the bias */
 };
 
 /* ---- Views, an entry of a block's channels ------------------------------------------------- */
@@ -70,7 +70,7 @@ static void load_tokens(const struct block *b, const struct gdn_rows *rows, int6
 static void load_inputs(struct block *b, int64_t t, int n)
 {
     const struct gdn_conv_backward *c = b->conv;
-    const int                       past = c->W - 1, n_old = t < past ? past - (int)t : 0;
+    const int past = c->W - 1, n_old = t < past ? past - (int)t : 0;
     for (int i = 0; i < n_old; i++) {
         const int64_t at = t - past + i;
         if (c->state.data)
@@ -84,9 +84,9 @@ static void load_inputs(struct block *b, int64_t t, int n)
 /* Finds dz of n tokens from t on. */
 static void find_dz(struct block *b, int64_t t, int n)
 {
-    const struct gdn_conv_backward *c    = b->conv;
-    const int                       past = c->W - 1;
-    rows_of_channels                window[PAST], slope;
+    const struct gdn_conv_backward *c = b->conv;
+    const int past = c->W - 1;
+    rows_of_channels window[PAST], slope;
     memcpy(window, b->x, (size_t)past * sizeof *window);
     if (c->silu)
         b->kr->conv[GDN_F32](b->y, CHANNELS, b->x[past], CHANNELS, window[0], b->weight[0],
@@ -101,7 +101,7 @@ static void find_dz(struct block *b, int64_t t, int n)
 static void add_sums(struct block *b, int n)
 {
     const struct gdn_conv_backward *c = b->conv;
-    rows_of_channels                taps[GDN_MAX_TAPS], sum;
+    rows_of_channels taps[GDN_MAX_TAPS], sum;
     if (c->dweight.data)
         b->kr->conv_sums(taps[0], CHANNELS, b->dz[0], b->x[0], CHANNELS, c->W, n, b->n);
     for (int w = 0; w < c->W && c->dweight.data; w++)
@@ -116,16 +116,16 @@ static void add_sums(struct block *b, int n)
 /* From n rows of dz, whose tokens are in their order, to y[i] of token i. */
 static void convolve_back(struct block *b, int n)
 {
-    b->kr->conv[GDN_F32](b->y[n - 1], -CHANNELS, b->dz[n - 1], -CHANNELS, b->later[0],
-                         b->weight[0], NULL, CHANNELS, b->conv->W, false, n, b->n);
+    b->kr->conv[GDN_F32](b->y[n - 1], -CHANNELS, b->dz[n - 1], -CHANNELS, b->later[0], b->weight[0],
+                         NULL, CHANNELS, b->conv->W, false, n, b->n);
 }
 
 /* Adds the final state's gradient to that of the input of token t, t < 0: of the state. */
 static void add_final(const struct block *b, int64_t t, float *y)
 {
-    const struct gdn_conv_view *v     = &b->conv->dstate_out;
-    const int64_t               entry = t - b->seq->n_valid + v->length;
-    rows_of_channels            x;
+    const struct gdn_conv_view *v = &b->conv->dstate_out;
+    const int64_t entry = t - b->seq->n_valid + v->length;
+    rows_of_channels x;
     if (!v->data || entry < 0) return;
     load_entry(b, v, b->seq->row, entry, x);
     for (int j = 0; j < b->n; j++) y[j] += x[j];
@@ -134,9 +134,9 @@ static void add_final(const struct block *b, int64_t t, float *y)
 /* Writes dx of n tokens from t on, from y. */
 static void store_dx(struct block *b, int64_t t, int n)
 {
-    const struct gdn_conv_backward *c    = b->conv;
-    const struct gdn_channel_tile   tile = { t, b->channel, n, b->n };
-    rows_of_channels                held[TOKENS];
+    const struct gdn_conv_backward *c = b->conv;
+    const struct gdn_channel_tile tile = { t, b->channel, n, b->n };
+    rows_of_channels held[TOKENS];
     for (int i = 0; i < n; i++) add_final(b, t + i, b->y[i]);
     if (c->adds) load_tokens(b, &c->dx, t, n, held);
     for (int i = 0; i < n && c->adds; i++)
@@ -176,12 +176,12 @@ static void write_tokens(struct block *b, int64_t t, int n)
 /* Entry S + t for t < 0; those before the last W - 1 enter no sum. */
 static void write_dstate(struct block *b)
 {
-    const struct gdn_conv_view *v    = &b->conv->dstate;
-    const int                   past = b->conv->W - 1;
+    const struct gdn_conv_view *v = &b->conv->dstate;
+    const int past = b->conv->W - 1;
     memset(b->dz, 0, (size_t)past * sizeof *b->dz);
     convolve_back(b, past);
     for (int64_t e = 0; e < v->length; e++) {
-        const int64_t    t = e - v->length;
+        const int64_t t = e - v->length;
         rows_of_channels x = { 0 };
         if (t >= -past) memcpy(x, b->y[past + t], sizeof x);
         add_final(b, t, x);
@@ -204,9 +204,9 @@ static void store_sums(struct block *b)
 {
     const struct gdn_conv_backward *c = b->conv;
     for (int w = 0; w <= c->W; w++) {
-        const struct gdn_conv_view *v    = w < c->W ? &c->dweight : &c->dbias;
-        const double               *sums = b->sums[w < c->W ? w : GDN_MAX_TAPS];
-        rows_of_channels            x;
+        const struct gdn_conv_view *v = w < c->W ? &c->dweight : &c->dbias;
+        const double *sums = b->sums[w < c->W ? w : GDN_MAX_TAPS];
+        rows_of_channels x;
         if (!v->data) continue;
         for (int j = 0; j < b->n; j++) x[j] = (float)sums[j];
         store_entry(b, v, 0, w < c->W ? w : 0, x);
@@ -215,16 +215,16 @@ static void store_sums(struct block *b)
 
 struct run {
     const struct gdn_conv_backward *conv;
-    const struct gdn_kernels       *kr;
+    const struct gdn_kernels *kr;
 };
 
 static void run_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
-    const struct run               *r = arg;
+    const struct run *r = arg;
     const struct gdn_conv_backward *c = r->conv;
     struct block b = { .conv = c, .kr = r->kr, .channel = item * CHANNELS };
-    b.n            = (int)(c->D - b.channel < CHANNELS ? c->D - b.channel : CHANNELS);
+    b.n = (int)(c->D - b.channel < CHANNELS ? c->D - b.channel : CHANNELS);
     for (int w = 0; w < c->W; w++) load_entry(&b, &c->weight, 0, w, b.weight[w]);
     if (c->bias.data) load_entry(&b, &c->bias, 0, 0, b.bias);
     for (int64_t i = 0; i < c->n_seqs; i++) {

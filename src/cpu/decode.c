@@ -21,16 +21,16 @@ enum { STATE = GDN_MAX_HEAD * COLUMNS, TREE_STATES = 3 * STATE }; /* floats */
 
 /* Scratch of one thread. */
 struct step_scratch {
-    float  kq[2 * TOKENS * GDN_MAX_HEAD]; /* rows of k, then of q, K floats apart */
-    float  v[TOKENS * COLUMNS], o[TOKENS * COLUMNS], u[TOKENS * COLUMNS];
-    float  alpha[TOKENS], beta[TOKENS], dots[TOKENS];
-    void  *to[TOKENS];
-    int    head;  /* whose gates are loaded, of tokens from t0 */
-    int64_t t0;   /* whose k and q are loaded */
+    float kq[2 * TOKENS * GDN_MAX_HEAD]; /* rows of k, then of q, K floats apart */
+    float v[TOKENS * COLUMNS], o[TOKENS * COLUMNS], u[TOKENS * COLUMNS];
+    float alpha[TOKENS], beta[TOKENS], dots[TOKENS];
+    void *to[TOKENS];
+    int head;           /* whose gates are loaded, of tokens from t0 */
+    int64_t t0;         /* whose k and q are loaded */
     uint64_t changed;   /* a bit for each level: its state is not what was read */
-    float  *a, *ak, *aq; /* [TOKENS][K] behind the state, in the family */
-    bool    has_codes; /* the block's state as 8 bits, with GDN_EXACT; in a tree what was read */
-    float   scales[COLUMNS];
+    float *a, *ak, *aq; /* [TOKENS][K] behind the state, in the family */
+    bool has_codes;     /* the block's state as 8 bits, with GDN_EXACT; in a tree what was read */
+    float scales[COLUMNS];
     uint8_t codes[STATE];
     _Alignas(64) float state[]; /* of a block; in a tree, of its levels one after the other */
 };
@@ -53,8 +53,8 @@ static int window_tokens(const struct gdn_rule *r) { return TOKENS / gdn_rule_up
 
 /* Columns [col, col + n) of one head. */
 struct block {
-    int                         head, col, n;
-    struct gdn_place            from;
+    int head, col, n;
+    struct gdn_place from;
     const struct gdn_pool_view *to_view;
 };
 
@@ -87,7 +87,7 @@ static void make_vectors(struct step_scratch *c, int K, int at, int rows, int q_
 {
     const float *k = c->kq + (ptrdiff_t)at * K, *q = k + (ptrdiff_t)q_row * K;
     const float *a = c->a + (ptrdiff_t)at * K;
-    float       *ak = c->ak + (ptrdiff_t)at * K, *aq = c->aq + (ptrdiff_t)at * K;
+    float *ak = c->ak + (ptrdiff_t)at * K, *aq = c->aq + (ptrdiff_t)at * K;
     for (int i = 0; i < rows * K; i++) {
         ak[i] = a[i] * (ak[i] * k[i]);
         aq[i] = a[i] * q[i];
@@ -133,16 +133,16 @@ static void load_tokens(struct step_scratch *c, const struct gdn_rule *r,
             c->dots[t] = kr->dot(c->kq + t * r->K, c->kq + (rows + t) * r->K, (size_t)r->K);
     }
     if (c->t0 != t0 || c->head != head) load_gates(c, r, kr, item, head, t0, n);
-    c->t0   = t0;
+    c->t0 = t0;
     c->head = head;
 }
 
 static void load_v(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                    const struct gdn_seq *seq, const struct block *b, int64_t t0, int n)
 {
-    const int    hv    = gdn_rule_source(r, b->head, r->Hv);
+    const int hv = gdn_rule_source(r, b->head, r->Hv);
     const size_t bytes = gdn_dtype_bytes(r->v.dtype), cols = (size_t)b->n;
-    const int    some  = r->visits ? 1 : n;
+    const int some = r->visits ? 1 : n;
     for (int t = 0; r->family.is && t < n; t += some)
         gdn_family_load_written(r, kr, seq, b->head, visit_at(r, seq, t0 + t).token, some, b->col,
                                 b->n, c->v + t * COLUMNS, COLUMNS);
@@ -157,9 +157,9 @@ static void store_o(const struct step_scratch *c, const struct gdn_rule *r,
                     int64_t t0, int n)
 {
     const size_t bytes = gdn_dtype_bytes(r->out.dtype);
-    const int    u = gdn_rule_updates(r);
+    const int u = gdn_rule_updates(r);
     for (int t = 0; r->out.data && t < n; t++) {
-        char        *o    = gdn_row(&r->out, seq, visit_at(r, seq, t0 + t).token, b->head);
+        char *o = gdn_row(&r->out, seq, visit_at(r, seq, t0 + t).token, b->head);
         const float *from = c->o + (t * u + u - 1) * COLUMNS;
         kr->store_row[r->out.dtype](o + (size_t)b->col * bytes, from, (size_t)b->n);
     }
@@ -176,16 +176,32 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
     memset(c->to, 0, sizeof c->to);
     for (int t = 0; t < n; t++) {
         const struct gdn_place to = gdn_rule_to(r, item->seq, t0 + t, b->head);
-        c->to[t * u + u - 1]      = column_at(&to, b->col);
+        c->to[t * u + u - 1] = column_at(&to, b->col);
     }
     const struct gdn_recur step = {
-        .q = c->kq + rows * r->K, .k = c->kq, .a = c->a, .ak = c->ak, .aq = c->aq, .v = c->v,
+        .q = c->kq + rows * r->K,
+        .k = c->kq,
+        .a = c->a,
+        .ak = c->ak,
+        .aq = c->aq,
+        .v = c->v,
         .o = r->out.data ? c->o : NULL,
-        .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .from = column_at(&b->from, b->col),
-        .to = c->to, .scratch = c->state, .ld_v = COLUMNS, .ld_o = COLUMNS,
-        .ld_from = b->from.view->ld, .ld_to = b->to_view->ld, .T = rows, .K = r->K, .n = b->n,
+        .alpha = c->alpha,
+        .beta = c->beta,
+        .kq = c->dots,
+        .from = column_at(&b->from, b->col),
+        .to = c->to,
+        .scratch = c->state,
+        .ld_v = COLUMNS,
+        .ld_o = COLUMNS,
+        .ld_from = b->from.view->ld,
+        .ld_to = b->to_view->ld,
+        .T = rows,
+        .K = r->K,
+        .n = b->n,
         .resume = resume,
-        .exact = r->exact, .round = gdn_rule_rounding(r),
+        .exact = r->exact,
+        .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)
         kr->recur_kv[b->to_view->dtype](&step);
@@ -227,8 +243,8 @@ static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
 static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq, const struct block *b)
 {
     return r->visits || has_record(r, seq) || b->to_view->gap ||
-           (r->checkpoints.data && seq->n_checkpoints > 0) ||
-           gdn_rule_rounding8(r) || (!seq->to_carry && gdn_is_q8(r->to.dtype));
+           (r->checkpoints.data && seq->n_checkpoints > 0) || gdn_rule_rounding8(r) ||
+           (!seq->to_carry && gdn_is_q8(r->to.dtype));
 }
 
 /* Returns the first checkpoint after token t, if its position is just there; -1: none. */
@@ -245,13 +261,13 @@ static int64_t checkpoint_at(const struct gdn_rule *r, const struct gdn_seq *seq
 static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *r,
                                  const struct block *b, struct gdn_pool_view *view)
 {
-    *view         = gdn_rule_rounding8(r) ? *gdn_rule_rounding8(r) : *b->from.view;
+    *view = gdn_rule_rounding8(r) ? *gdn_rule_rounding8(r) : *b->from.view;
     view->k_first = b->to_view->k_first;
-    view->ld      = view->k_first ? b->n : r->K;
-    view->gap     = 0;
-    return (struct gdn_place){ .data   = (char *)c->codes,
+    view->ld = view->k_first ? b->n : r->K;
+    view->gap = 0;
+    return (struct gdn_place){ .data = (char *)c->codes,
                                .scales = view->scales ? c->scales : NULL,
-                               .view   = view };
+                               .view = view };
 }
 
 /* Rounds the state for GDN_EXACT: S as 8 bits hold it. The codes stay beside it, for another
@@ -260,8 +276,8 @@ static void round_state(struct step_scratch *c, float *S, const struct gdn_rule 
                         const struct gdn_kernels *kr, const struct block *b, int64_t n_tokens)
 {
     struct gdn_pool_view view;
-    struct gdn_place     codes = codes_of(c, r, b, &view);
-    codes.noise  = gdn_noise(view.seed, n_tokens, b->head) + (uint64_t)b->col;
+    struct gdn_place codes = codes_of(c, r, b, &view);
+    codes.noise = gdn_noise(view.seed, n_tokens, b->head) + (uint64_t)b->col;
     c->has_codes = true;
     gdn_store_columns(S, view.k_first, kr, codes, r->K, 0, b->n);
     gdn_load_columns(S, view.k_first, kr, codes, r->K, 0, b->n);
@@ -270,7 +286,7 @@ static void round_state(struct step_scratch *c, float *S, const struct gdn_rule 
 /* The codes that the sequence starts from, if it does from such. */
 static void stage_codes(struct step_scratch *c, const struct gdn_rule *r, const struct block *b)
 {
-    struct gdn_pool_view   view;
+    struct gdn_pool_view view;
     const struct gdn_place codes = codes_of(c, r, b, &view);
     c->has_codes = gdn_are_twins(&b->from, &codes);
     if (c->has_codes) gdn_copy_columns(codes, 0, b->from, b->col, r->K, b->n);
@@ -284,7 +300,7 @@ static void store_at(struct step_scratch *c, struct gdn_place to, const float *S
 {
     const struct gdn_pool_view *rounding = gdn_rule_rounding8(r);
     const bool rounded = rounding && c->has_codes && gdn_store_alike(to.view, rounding);
-    const bool kept    = !(c->changed >> level & 1) && gdn_are_twins(&b->from, &to);
+    const bool kept = !(c->changed >> level & 1) && gdn_are_twins(&b->from, &to);
     struct gdn_pool_view view;
     if (rounded || (kept && r->visits))
         gdn_copy_columns(to, b->col, codes_of(c, r, b, &view), 0, r->K, b->n);
@@ -299,9 +315,9 @@ static void store_state(struct step_scratch *c, const float *S, const struct gdn
                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
                         const struct block *b, struct gdn_visit visit)
 {
-    const int64_t          t  = visit.token;
+    const int64_t t = visit.token;
     const struct gdn_place to = gdn_rule_to(r, seq, t, b->head);
-    int64_t                slot, i = checkpoint_at(r, seq, t);
+    int64_t slot, i = checkpoint_at(r, seq, t);
     if (to.data) store_at(c, to, S, r, kr, b, visit.level);
     for (; i >= 0 && i < seq->n_checkpoints; i++) {
         if (gdn_plan_checkpoint(r->plan, seq, i, &slot) != t + 1) return;
@@ -318,7 +334,7 @@ static int64_t run_end(const struct gdn_rule *r, const struct gdn_seq *seq, int 
 {
     const int32_t level = visit_at(r, seq, i).level;
     for (; i + 1 < end && !gdn_rule_rounding8(r); i++) {
-        const int64_t          t    = visit_at(r, seq, i).token;
+        const int64_t t = visit_at(r, seq, i).token;
         const struct gdn_visit next = visit_at(r, seq, i + 1);
         if (next.copies || next.level != level) break;
         if (gdn_rule_to(r, seq, t, head).data || checkpoint_at(r, seq, t) >= 0) break;
@@ -330,17 +346,30 @@ static int64_t run_end(const struct gdn_rule *r, const struct gdn_seq *seq, int 
 static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct block *b, int64_t t0, int n, int64_t i, int64_t end, float *S)
 {
-    const int       u = gdn_rule_updates(r), at = (int)(i - t0) * u;
+    const int u = gdn_rule_updates(r), at = (int)(i - t0) * u;
     const ptrdiff_t vectors = c->a ? at * r->K : 0;
     const struct gdn_recur step = {
-        .q = c->kq + (n * u + at) * r->K, .k = c->kq + at * r->K, .a = c->a ? c->a + vectors : NULL,
-        .ak = c->a ? c->ak + vectors : NULL, .aq = c->a ? c->aq + vectors : NULL,
+        .q = c->kq + (n * u + at) * r->K,
+        .k = c->kq + at * r->K,
+        .a = c->a ? c->a + vectors : NULL,
+        .ak = c->a ? c->ak + vectors : NULL,
+        .aq = c->a ? c->aq + vectors : NULL,
         .v = c->v + at * COLUMNS,
-        .o = r->out.data ? c->o + at * COLUMNS : NULL, .u = r->record ? c->u + at * COLUMNS : NULL,
-        .alpha = c->alpha + at, .beta = c->beta + at, .kq = c->dots + at, .to = c->to,
-        .scratch = S, .ld_v = COLUMNS, .ld_o = COLUMNS, .T = (int)(end - i) * u,
-        .K = r->K, .n = b->n,
-        .resume = true, .exact = r->exact, .round = gdn_rule_rounding(r),
+        .o = r->out.data ? c->o + at * COLUMNS : NULL,
+        .u = r->record ? c->u + at * COLUMNS : NULL,
+        .alpha = c->alpha + at,
+        .beta = c->beta + at,
+        .kq = c->dots + at,
+        .to = c->to,
+        .scratch = S,
+        .ld_v = COLUMNS,
+        .ld_o = COLUMNS,
+        .T = (int)(end - i) * u,
+        .K = r->K,
+        .n = b->n,
+        .resume = true,
+        .exact = r->exact,
+        .round = gdn_rule_rounding(r),
     };
     if (b->to_view->k_first)
         kr->recur_kv[GDN_F32](&step);
@@ -362,7 +391,7 @@ static bool are_changing(const struct step_scratch *c, const struct gdn_rule *r,
 static void copy_level(struct step_scratch *c, struct gdn_visit visit, ptrdiff_t size)
 {
     const uint64_t bit = (uint64_t)1 << visit.level;
-    float *const   S   = c->state + visit.level * size;
+    float *const S = c->state + visit.level * size;
     memcpy(S, S - size, (size_t)size * sizeof *S);
     c->changed = (c->changed & ~bit) | (c->changed << 1 & bit);
 }
@@ -373,20 +402,20 @@ static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_seq *seq,
                          const struct block *b, int64_t t0, int n)
 {
-    const struct gdn_record *rec     = r->record;
-    const int64_t            first   = gdn_record_count(rec, seq->slot);
-    const int64_t            u_bytes = b->col * (int64_t)gdn_dtype_bytes(rec->u.dtype);
-    const int                hk      = gdn_rule_source(r, b->head, r->Hk);
-    const bool has_k = r->head_map == GDN_HEADS_GROUPED ? b->head % (r->H / r->Hk) == 0
-                                                        : b->head < r->Hk;
+    const struct gdn_record *rec = r->record;
+    const int64_t first = gdn_record_count(rec, seq->slot);
+    const int64_t u_bytes = b->col * (int64_t)gdn_dtype_bytes(rec->u.dtype);
+    const int hk = gdn_rule_source(r, b->head, r->Hk);
+    const bool has_k =
+        r->head_map == GDN_HEADS_GROUPED ? b->head % (r->H / r->Hk) == 0 : b->head < r->Hk;
     for (int t = 0; t < n; t++) {
         const int64_t row = first + visit_at(r, seq, t0 + t).token;
-        kr->store_row[rec->u.dtype](
-            (char *)gdn_record_at(&rec->u, seq->slot, row, b->head) + u_bytes, c->u + t * COLUMNS,
-            (size_t)b->n);
+        kr->store_row[rec->u.dtype]((char *)gdn_record_at(&rec->u, seq->slot, row, b->head) +
+                                        u_bytes,
+                                    c->u + t * COLUMNS, (size_t)b->n);
         if (b->col > 0) continue;
         const float *a = c->a ? c->a + t * r->K : c->alpha + t;
-        char        *g = gdn_record_at(&rec->g, seq->slot, row, b->head);
+        char *g = gdn_record_at(&rec->g, seq->slot, row, b->head);
         for (int64_t x = 0; x < rec->channels; x++, g += rec->g_channel)
             *(float *)(void *)g = copysignf(a[x], c->beta[t] == 0 ? -1.0f : 1.0f);
         if (has_k)
@@ -398,9 +427,9 @@ static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
 static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                  const struct gdn_rule_item *item, const struct block *b)
 {
-    const struct gdn_seq *seq  = item->seq;
-    const int64_t         T    = seq->n_valid;
-    const ptrdiff_t       size = gdn_strip_ld(r->K * b->n); /* floats from level to level */
+    const struct gdn_seq *seq = item->seq;
+    const int64_t T = seq->n_valid;
+    const ptrdiff_t size = gdn_strip_ld(r->K * b->n); /* floats from level to level */
     memset(c->to, 0, sizeof c->to);
     stage(c->state, r, kr, b);
     if (gdn_rule_rounding8(r) || (r->visits && gdn_is_q8(b->from.view->dtype)))
@@ -415,7 +444,7 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
         load_v(c, r, kr, seq, b, t0, n);
         for (int64_t i = t0, end; i < t0 + n; i = end) {
             const struct gdn_visit visit = visit_at(r, seq, i);
-            float                 *S     = c->state + visit.level * size;
+            float *S = c->state + visit.level * size;
             if (visit.copies) copy_level(c, visit, size);
             end = run_end(r, seq, b->head, i, t0 + n);
             walk_run(c, r, kr, b, t0, n, i, end, S);
@@ -434,13 +463,12 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
 
 /* One token whose state stays where it is, by the loop made for that. Returns false where it was
  * not such a one. */
-static bool step_q8(struct step_scratch *c, const struct gdn_rule *r,
-                       const struct gdn_kernels *kr, const struct gdn_rule_item *item,
-                       const struct block *b)
+static bool step_q8(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                    const struct gdn_rule_item *item, const struct block *b)
 {
-    const struct gdn_seq   *seq = item->seq;
-    const struct gdn_place  to  = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
-    uint32_t                keys[COLUMNS];
+    const struct gdn_seq *seq = item->seq;
+    const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
+    uint32_t keys[COLUMNS];
     if (r->family.is || seq->n_valid != 1 || r->visits) return false;
     if (has_record(r, seq) || to.view->k_first) return false;
     if (!to.data || to.data != b->from.data || !to.scales || to.view->gap) return false;
@@ -448,13 +476,20 @@ static bool step_q8(struct step_scratch *c, const struct gdn_rule *r,
     load_tokens(c, r, kr, item, b->head, 0, 1);
     load_v(c, r, kr, seq, b, 0, 1);
     const struct gdn_recur step = {
-        .q = c->kq + r->K, .k = c->kq, .v = c->v, .o = r->out.data ? c->o : NULL,
-        .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .T = 1, .K = r->K, .n = b->n,
+        .q = c->kq + r->K,
+        .k = c->kq,
+        .v = c->v,
+        .o = r->out.data ? c->o : NULL,
+        .alpha = c->alpha,
+        .beta = c->beta,
+        .kq = c->dots,
+        .T = 1,
+        .K = r->K,
+        .n = b->n,
     };
     if (to.view->random) gdn_noise_keys(keys, to.noise, b->col, b->n);
     if (!kr->recur8_vk[to.view->dtype - GDN_I8](&step, column_at(&to, b->col), to.view->ld,
-                                               to.scales + b->col,
-                                               to.view->random ? keys : NULL))
+                                                to.scales + b->col, to.view->random ? keys : NULL))
         return false;
     store_o(c, r, kr, seq, b, 0, 1);
     return true;
@@ -475,7 +510,7 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
                          struct block *b)
 {
     const struct gdn_seq *seq = item->seq;
-    b->from    = gdn_rule_from(r, seq, b->head);
+    b->from = gdn_rule_from(r, seq, b->head);
     b->to_view = seq->to_carry ? &r->carry_to : &r->to;
     if (!b->to_view->data) b->to_view = b->from.view;
     if (seq->n_valid == 0) {
@@ -487,9 +522,9 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
         walk(c, r, kr, item, b);
         return;
     }
-    bool resume = b->from.data && (b->from.view->dtype != b->to_view->dtype ||
-                                   b->from.view->k_first != b->to_view->k_first ||
-                                   b->from.view->gap);
+    bool resume =
+        b->from.data && (b->from.view->dtype != b->to_view->dtype ||
+                         b->from.view->k_first != b->to_view->k_first || b->from.view->gap);
     if (resume) stage(c->state, r, kr, b);
     const int most = window_tokens(r);
     for (int64_t t0 = 0; t0 < seq->n_valid; t0 += most) {
@@ -500,12 +535,12 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
 }
 
 void gdn_decode_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                   const struct gdn_rule_item *item, void *scratch)
+                     const struct gdn_rule_item *item, void *scratch)
 {
-    struct step_scratch *c       = scratch;
-    const int            columns = block_columns(r, item->seq);
-    c->t0                        = -1;
-    c->a  = r->family.is ? c->state + state_floats(r) : NULL;
+    struct step_scratch *c = scratch;
+    const int columns = block_columns(r, item->seq);
+    c->t0 = -1;
+    c->a = r->family.is ? c->state + state_floats(r) : NULL;
     c->ak = r->family.is ? c->a + vector_floats(r) : NULL;
     c->aq = r->family.is ? c->ak + vector_floats(r) : NULL;
     for (int s = item->first; s < item->last;) {

@@ -49,7 +49,7 @@ size_t gdn_exact_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 /* Strip s of an item: columns [col, col + n) of a head. */
 struct strip {
     float *S;
-    int    head, col, n;
+    int head, col, n;
 };
 
 static struct strip strip_at(const struct exact *c, const struct gdn_rule *r,
@@ -57,10 +57,10 @@ static struct strip strip_at(const struct exact *c, const struct gdn_rule *r,
 {
     const int col = s % r->n_strips * kr->strip;
     return (struct strip){
-        .S    = c->S + (ptrdiff_t)(s - item->first) * r->K * kr->strip,
+        .S = c->S + (ptrdiff_t)(s - item->first) * r->K * kr->strip,
         .head = gdn_rule_head(r, item->group, s / r->n_strips),
-        .col  = col,
-        .n    = r->V - col < kr->strip ? r->V - col : kr->strip,
+        .col = col,
+        .n = r->V - col < kr->strip ? r->V - col : kr->strip,
     };
 }
 
@@ -70,11 +70,11 @@ static void prefetch_rows(const struct exact *c, const struct gdn_rule *r,
                           const struct gdn_kernels *kr, const struct gdn_rule_item *item, int i,
                           int64_t t0, int64_t t1)
 {
-    const bool         last = i + 1 == item->last;
-    const struct strip s    = strip_at(c, r, kr, item, last ? item->first : i + 1);
-    const int64_t      from = last ? t1 : t0;
-    const int          hk   = gdn_rule_source(r, s.head, r->Hk);
-    const int          hq   = gdn_rule_source(r, s.head, r->Hq);
+    const bool last = i + 1 == item->last;
+    const struct strip s = strip_at(c, r, kr, item, last ? item->first : i + 1);
+    const int64_t from = last ? t1 : t0;
+    const int hk = gdn_rule_source(r, s.head, r->Hk);
+    const int hq = gdn_rule_source(r, s.head, r->Hq);
     for (int64_t t = from; t < from + GDN_CHUNK; t++) {
         gdn_rule_prefetch(&r->v, item->seq, t, gdn_rule_source(r, s.head, r->Hv), s.col, s.n);
         gdn_rule_prefetch(&r->out, item->seq, t, s.head, s.col, s.n);
@@ -89,7 +89,7 @@ static void prefetch_rows(const struct exact *c, const struct gdn_rule *r,
 static void load_v(const struct exact *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                    const struct gdn_seq *seq, const struct strip *s, int64_t t0, int n)
 {
-    const int    hv = gdn_rule_source(r, s->head, r->Hv);
+    const int hv = gdn_rule_source(r, s->head, r->Hv);
     const size_t at = (size_t)s->col * gdn_dtype_bytes(r->v.dtype);
     if (r->family.is) {
         gdn_family_load_written(r, kr, seq, s->head, t0, n, s->col, s->n, c->v, kr->strip);
@@ -102,19 +102,29 @@ static void load_v(const struct exact *c, const struct gdn_rule *r, const struct
 }
 
 /* Runs tokens [t0, t0 + n) on one strip. */
-static void run_strip(const struct exact *c, const struct gdn_rule *r,
-                      const struct gdn_kernels *kr, const struct gdn_seq *seq,
-                      const struct strip *s, int64_t t0, int n)
+static void run_strip(const struct exact *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                      const struct gdn_seq *seq, const struct strip *s, int64_t t0, int n)
 {
     const size_t out_at = (size_t)s->col * gdn_dtype_bytes(r->out.dtype), len = (size_t)s->n;
-    const int    u = gdn_rule_updates(r), rows = n * u;
-    const bool   vectors = r->family.is;
+    const int u = gdn_rule_updates(r), rows = n * u;
+    const bool vectors = r->family.is;
     load_v(c, r, kr, seq, s, t0, n);
     const struct gdn_recur step = {
-        .q = c->kq + rows * r->K, .k = c->kq, .a = vectors ? c->a : NULL, .ak = c->ak, .aq = c->aq,
-        .v = c->v, .o = r->out.data ? c->o : NULL,
-        .alpha = c->alpha, .beta = c->beta, .kq = c->dots, .ld_v = kr->strip, .ld_o = kr->strip,
-        .T = rows, .K = r->K, .n = kr->strip,
+        .q = c->kq + rows * r->K,
+        .k = c->kq,
+        .a = vectors ? c->a : NULL,
+        .ak = c->ak,
+        .aq = c->aq,
+        .v = c->v,
+        .o = r->out.data ? c->o : NULL,
+        .alpha = c->alpha,
+        .beta = c->beta,
+        .kq = c->dots,
+        .ld_v = kr->strip,
+        .ld_o = kr->strip,
+        .T = rows,
+        .K = r->K,
+        .n = kr->strip,
     };
     kr->recur_strip[gdn_rule_rounding(r)](s->S, &step);
     for (int t = 0; r->out.data && t < n; t++) {
@@ -128,7 +138,7 @@ static void load_gates(const struct exact *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_seq *seq, int head,
                        int64_t t0, int n)
 {
-    const int    all = n * gdn_rule_updates(r) * r->K;
+    const int all = n * gdn_rule_updates(r) * r->K;
     const float *k = c->kq, *q = c->kq + all;
     if (!r->family.is) {
         gdn_rule_load_gates(r, kr, seq, head, t0, n, true, c->alpha, c->beta);
@@ -152,8 +162,7 @@ static void run_tokens(const struct exact *c, const struct gdn_rule *r,
     for (int i = item->first; i < item->last; i++) {
         const struct strip s = strip_at(c, r, kr, item, i);
         prefetch_rows(c, r, kr, item, i, t0, t0 + n);
-        if (i == item->first || s.col == 0)
-            load_gates(c, r, kr, item->seq, s.head, t0, n);
+        if (i == item->first || s.col == 0) load_gates(c, r, kr, item->seq, s.head, t0, n);
         run_strip(c, r, kr, item->seq, &s, t0, n);
     }
 }
@@ -166,7 +175,7 @@ static int64_t leave_checkpoints(const struct exact *c, const struct gdn_rule *r
 {
     const struct gdn_seq *seq = item->seq;
     for (; r->checkpoints.data && *i < seq->n_checkpoints; ++*i) {
-        int64_t       slot;
+        int64_t slot;
         const int64_t at = gdn_plan_checkpoint(r->plan, seq, *i, &slot);
         if (at > t) return at < seq->n_valid ? at : seq->n_valid;
         if (slot < 0) continue;
@@ -183,10 +192,10 @@ static int64_t leave_checkpoints(const struct exact *c, const struct gdn_rule *r
 void gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_rule_item *item, void *scratch)
 {
-    struct exact          c;
-    const struct gdn_seq *seq        = item->seq;
-    int64_t               checkpoint = 0; /* the next one, below seq->n_checkpoints */
-    const int             most       = GDN_CHUNK / gdn_rule_updates(r);
+    struct exact c;
+    const struct gdn_seq *seq = item->seq;
+    int64_t checkpoint = 0; /* the next one, below seq->n_checkpoints */
+    const int most = GDN_CHUNK / gdn_rule_updates(r);
     lay_out(&c, r, kr, scratch);
     memset(c.v, 0, GDN_CHUNK * (size_t)kr->strip * sizeof *c.v); /* columns that are not there */
     for (int i = item->first; i < item->last; i++) {
@@ -201,9 +210,8 @@ void gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
         if (t + n == end) end = leave_checkpoints(&c, r, kr, item, end, &checkpoint);
     }
     for (int i = item->first; i < item->last; i++) {
-        const struct strip     s  = strip_at(&c, r, kr, item, i);
+        const struct strip s = strip_at(&c, r, kr, item, i);
         const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, s.head);
-        if (to.data)
-            gdn_rule_store_strip(r, kr, seq, s.head, s.col, s.S, to, seq->n_valid, c.rows);
+        if (to.data) gdn_rule_store_strip(r, kr, seq, s.head, s.col, s.S, to, seq->n_valid, c.rows);
     }
 }

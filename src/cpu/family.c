@@ -28,9 +28,9 @@ static void load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype,
 static void raw_row(const struct gdn_rule *r, const struct gdn_kernels *kr, int head, float *g)
 {
     const struct gdn_family *f = &r->family;
-    const int                n = f->g_rows ? r->K : 1;
-    const float              A = r->A[head], *dt = r->dt + (ptrdiff_t)head * n;
-    float                    As[GDN_MAX_HEAD];
+    const int n = f->g_rows ? r->K : 1;
+    const float A = r->A[head], *dt = r->dt + (ptrdiff_t)head * n;
+    float As[GDN_MAX_HEAD];
     if (r->bound < 0) {
         for (int i = 0; i < n; i++) g[i] = A * (g[i] + dt[i]);
         kr->sigmoid_row(g, g, r->bound, (size_t)n);
@@ -45,7 +45,7 @@ static void load_a(const struct gdn_rule *r, const struct gdn_kernels *kr,
                    const struct gdn_seq *seq, int head, int64_t t, float *a)
 {
     const struct gdn_family *f = &r->family;
-    const int                n = f->g_rows ? r->K : 1;
+    const int n = f->g_rows ? r->K : 1;
     if (!r->g.data) {
         fill(a, 1, r->K);
         return;
@@ -60,8 +60,8 @@ static void load_a(const struct gdn_rule *r, const struct gdn_kernels *kr,
 static void load_beta(const struct gdn_rule *r, const struct gdn_kernels *kr,
                       const struct gdn_seq *seq, int head, int64_t t, int j, float *to, int n)
 {
-    const struct gdn_family *f    = &r->family;
-    const int                some = f->beta_rows ? n : 1;
+    const struct gdn_family *f = &r->family;
+    const int some = f->beta_rows ? n : 1;
     to[0] = 1;
     if (r->beta.data) {
         const char *from = (const char *)gdn_row(&r->beta, seq, t, head) + j * f->beta_update;
@@ -113,11 +113,13 @@ void gdn_family_load_gates(const struct gdn_rule *r, const struct gdn_kernels *k
     const int u = gdn_rule_updates(r);
     for (int t = 0; t < n; t++)
         for (int j = 0; j < u; j++, a += ld, b += ld, alpha++, beta++) {
-            if (j) fill(a, 1, r->K);
-            else load_a(r, kr, seq, head, t0 + t, a);
+            if (j)
+                fill(a, 1, r->K);
+            else
+                load_a(r, kr, seq, head, t0 + t, a);
             load_beta(r, kr, seq, head, t0 + t, j, b, r->K);
             *alpha = kr->decay_kind(a, (size_t)r->K);
-            *beta  = writes_any(r, kr, seq, head, t0 + t, j, b) ? 1 : 0;
+            *beta = writes_any(r, kr, seq, head, t0 + t, j, b) ? 1 : 0;
         }
 }
 
@@ -134,7 +136,7 @@ void gdn_family_load_v(const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_seq *seq, int head, int64_t t0, int n, int col, int cols,
                        float *v, ptrdiff_t ld)
 {
-    const int    u = gdn_rule_updates(r), hv = gdn_rule_source(r, head, r->Hv);
+    const int u = gdn_rule_updates(r), hv = gdn_rule_source(r, head, r->Hv);
     const size_t at = (size_t)col * gdn_dtype_bytes(r->v.dtype);
     for (int t = 0; t < n; t++)
         for (int j = 0; j < u; j++, v += ld) {
@@ -148,14 +150,16 @@ void gdn_family_load_written(const struct gdn_rule *r, const struct gdn_kernels 
                              int cols, float *v, ptrdiff_t ld)
 {
     const int u = gdn_rule_updates(r);
-    float     w[GDN_MAX_VALUE];
+    float w[GDN_MAX_VALUE];
     gdn_family_load_v(r, kr, seq, head, t0, n, col, cols, v, ld);
     for (int t = 0; t < n; t++)
         for (int j = 0; j < u; j++, v += ld) {
             if (!r->family.write.data && !r->family.beta_rows) { /* one number */
                 load_beta(r, kr, seq, head, t0 + t, j, w, 1);
-                if (w[0] == 0) memset(v, 0, (size_t)cols * sizeof *v);
-                else kr->norm_row(v, v, w[0], NULL, NULL, false, (size_t)cols);
+                if (w[0] == 0)
+                    memset(v, 0, (size_t)cols * sizeof *v);
+                else
+                    kr->norm_row(v, v, w[0], NULL, NULL, false, (size_t)cols);
                 continue;
             }
             load_w(r, kr, seq, head, t0 + t, j, col, cols, w);

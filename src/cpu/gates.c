@@ -12,16 +12,16 @@
 /* Some heads of some rows. */
 struct piece {
     int64_t row, end, first; /* rows row..end-1, heads from first on */
-    size_t  n;
+    size_t n;
 };
 
 /* Rows of the channels of one head each. */
 static void write_channels(const struct gdn_gates_call *s, const struct piece *p)
 {
-    const gdn_gates_args *a     = &s->args;
-    const float           bound = a->gate_lower_bound;
-    const size_t          K     = (size_t)s->K;
-    float                 A[GDN_MAX_HEAD], dt[GDN_MAX_HEAD], g[GDN_MAX_HEAD];
+    const gdn_gates_args *a = &s->args;
+    const float bound = a->gate_lower_bound;
+    const size_t K = (size_t)s->K;
+    float A[GDN_MAX_HEAD], dt[GDN_MAX_HEAD], g[GDN_MAX_HEAD];
     for (int64_t row = p->row; row < p->end; row++) {
         gdn_load_piece(A, &a->A_log, row % s->H, 1, 0);
         A[0] = bound < 0 ? expf(A[0]) : -expf(A[0]);
@@ -41,9 +41,9 @@ static void write_channels(const struct gdn_gates_call *s, const struct piece *p
 
 static void write_g(const struct gdn_gates_call *s, const struct piece *p)
 {
-    const gdn_gates_args *a     = &s->args;
-    const float           bound = a->gate_lower_bound;
-    float                 A[GDN_PIECE], dt[GDN_PIECE], g[GDN_PIECE];
+    const gdn_gates_args *a = &s->args;
+    const float bound = a->gate_lower_bound;
+    float A[GDN_PIECE], dt[GDN_PIECE], g[GDN_PIECE];
     gdn_load_piece(A, &a->A_log, p->first, (int64_t)p->n, 0);
     gdn_load_piece(dt, &a->dt_bias, p->first, (int64_t)p->n, 0);
     for (size_t h = 0; h < p->n; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
@@ -63,9 +63,9 @@ static void write_g(const struct gdn_gates_call *s, const struct piece *p)
 
 static void write_beta(const struct gdn_gates_call *s, const struct piece *p)
 {
-    const gdn_gates_args *a      = &s->args;
-    const float           factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f;
-    float                 beta[GDN_PIECE];
+    const gdn_gates_args *a = &s->args;
+    const float factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f;
+    float beta[GDN_PIECE];
     for (int64_t row = p->row; row < p->end; row++) {
         gdn_load_part(s->kr, beta, &a->b, row, p->first, p->n);
         s->kr->sigmoid_row(beta, beta, factor, p->n);
@@ -77,7 +77,7 @@ static void run_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct gdn_gates_call *s = arg;
-    struct piece                 p = { .row = item * s->rows_per_item };
+    struct piece p = { .row = item * s->rows_per_item };
     p.end = s->n_rows - p.row < s->rows_per_item ? s->n_rows : p.row + s->rows_per_item;
     if (s->K) write_channels(s, &p);
     for (p.first = 0; s->args.g.data && !s->K && p.first < s->H; p.first += GDN_PIECE) {
@@ -104,8 +104,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_gates_call *s = call;
     (void)memory;
     s->kr = ctx->kr;
-    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
-                     run_item, s);
+    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item,
+                     s);
     return gdn_note_kernel(ctx, s->base.op, loops_of(&s->args));
 }
 

@@ -12,7 +12,7 @@
 /* Some heads of a block's rows. */
 struct piece {
     int64_t row, end, first; /* rows row..end-1, heads from first on */
-    size_t  n;
+    size_t n;
 };
 
 /* The vectors of some heads; A: exp(A_log). */
@@ -28,10 +28,7 @@ struct row {
 };
 
 /* Returns a product in which a gradient of zero stays zero although its factor is infinite. */
-static float times(float gradient, float x)
-{
-    return gradient == 0 && isinf(x) ? 0 : gradient * x;
-}
+static float times(float gradient, float x) { return gradient == 0 && isinf(x) ? 0 : gradient * x; }
 
 static void find_slope(const struct gdn_gates_backward_call *s, const struct decay *d,
                        struct row *r, size_t n)
@@ -74,8 +71,8 @@ static void gate_row(const struct gdn_gates_backward_call *s, struct decay *d, s
 static void write_da(const struct gdn_gates_backward_call *s, const struct piece *p, float *sums)
 {
     const gdn_gates_backward_args *a = &s->args;
-    struct decay                   d = { { 0 }, { 0 }, { 0 }, { 0 }, { 0 } };
-    struct row                     r;
+    struct decay d = { { 0 }, { 0 }, { 0 }, { 0 }, { 0 } };
+    struct row r;
     gdn_load_piece(d.A, &a->A_log, p->first, (int64_t)p->n, 0);
     gdn_load_piece(d.dt, &a->dt_bias, p->first, (int64_t)p->n, 0);
     for (size_t h = 0; h < p->n; h++) d.A[h] = expf(d.A[h]), d.minus_A[h] = -d.A[h];
@@ -95,9 +92,9 @@ static void write_da_channels(const struct gdn_gates_backward_call *s, int64_t f
                               float *sums)
 {
     const gdn_gates_backward_args *a = &s->args;
-    const size_t                   K = (size_t)s->K;
-    struct decay                   d;
-    struct row                     r;
+    const size_t K = (size_t)s->K;
+    struct decay d;
+    struct row r;
     if (sums) memset(sums, 0, (size_t)gdn_gates_sums(s) * sizeof *sums);
     for (int64_t row = first; row < end; row++) {
         const int64_t h = row % s->H;
@@ -119,9 +116,9 @@ static void write_da_channels(const struct gdn_gates_backward_call *s, int64_t f
 
 static void write_db(const struct gdn_gates_backward_call *s, const struct piece *p)
 {
-    const gdn_gates_backward_args *a      = &s->args;
-    const float                    factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f;
-    float                          b[GDN_PIECE], beta[GDN_PIECE], db[GDN_PIECE];
+    const gdn_gates_backward_args *a = &s->args;
+    const float factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f;
+    float b[GDN_PIECE], beta[GDN_PIECE], db[GDN_PIECE];
     for (int64_t row = p->row; row < p->end; row++) {
         gdn_load_part(s->kr, b, &a->b, row, p->first, p->n);
         gdn_load_part(s->kr, db, &a->dbeta, row, p->first, p->n);
@@ -136,9 +133,9 @@ static void write_db(const struct gdn_gates_backward_call *s, const struct piece
 static void run_item(void *arg, int64_t block, int thread)
 {
     (void)thread;
-    const struct gdn_gates_backward_call *s    = arg;
-    float                       *sums = s->sums ? s->sums + block * gdn_gates_sums(s) : NULL;
-    struct piece                 p    = { .row = block * s->rows };
+    const struct gdn_gates_backward_call *s = arg;
+    float *sums = s->sums ? s->sums + block * gdn_gates_sums(s) : NULL;
+    struct piece p = { .row = block * s->rows };
     p.end = s->n_rows - p.row < s->rows ? s->n_rows : p.row + s->rows;
     if (s->K && s->wants_a) write_da_channels(s, p.row, p.end, sums);
     for (p.first = 0; s->wants_a && !s->K && p.first < s->H; p.first += GDN_PIECE) {
@@ -158,7 +155,7 @@ static void store_bias(const struct gdn_gates_backward_call *s)
     const gdn_tensor *t = &s->args.ddt_bias;
     for (int64_t h = 0; t->data && h < s->H; h++) {
         gdn_tensor row = *t;
-        row.data      = gdn_at(t, h * t->stride[0]);
+        row.data = gdn_at(t, h * t->stride[0]);
         row.stride[0] = t->stride[1];
         gdn_store_sums(&row, s->sums + s->H + h * s->K, s->n_blocks, gdn_gates_sums(s), s->K,
                        s->adds);
@@ -184,8 +181,9 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     else
         gdn_store_sums(&s->args.ddt_bias, s->sums ? s->sums + s->H : NULL, s->n_blocks, 2 * s->H,
                        s->H, s->adds);
-    return gdn_note_kernel(ctx, s->base.op, !s->wants_a || s->args.gate_lower_bound < 0
-                                                ? "sigmoid_row" : "gate_row sigmoid_row");
+    return gdn_note_kernel(ctx, s->base.op,
+                           !s->wants_a || s->args.gate_lower_bound < 0 ? "sigmoid_row"
+                                                                       : "gate_row sigmoid_row");
 }
 
 const struct gdn_op_backend gdn_cpu_op_gates_backward = { plan, run };

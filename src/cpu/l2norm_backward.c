@@ -17,7 +17,7 @@ struct factors {
 static struct factors find_factors(const gdn_l2norm_backward_args *a, double xx, double xd)
 {
     const double eps = (double)a->eps, length = sqrt(xx);
-    double       scale, slope; /* slope x: the gradient of the divisor */
+    double scale, slope; /* slope x: the gradient of the divisor */
     if (a->norm == GDN_NORM_L2_ADD) {
         scale = 1 / (length + eps);
         slope = length > 0 ? 1 / length : 0;
@@ -64,8 +64,8 @@ static void write_row(const struct gdn_l2norm_backward *s, int64_t row, struct f
                       struct piece *p)
 {
     for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
-        const size_t n  = piece_size(s, first);
-        float       *dx = p->dout;
+        const size_t n = piece_size(s, first);
+        float *dx = p->dout;
         if (s->D > GDN_PIECE) { /* else they are there */
             load(s, p->x, &s->args.x, row, first, n);
             load(s, p->dout, &s->args.dout, row, first, n);
@@ -78,10 +78,10 @@ static void write_row(const struct gdn_l2norm_backward *s, int64_t row, struct f
 static void run_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
-    const struct gdn_l2norm_backward *s     = arg;
-    const int64_t                 first = item * s->rows_per_item;
-    const int64_t                 end   = first + s->rows_per_item;
-    struct piece                  p;
+    const struct gdn_l2norm_backward *s = arg;
+    const int64_t first = item * s->rows_per_item;
+    const int64_t end = first + s->rows_per_item;
+    struct piece p;
     for (int64_t row = first; row < end && row < s->n_rows; row++)
         write_row(s, row, load_sums(s, row, &p), &p);
 }
@@ -91,8 +91,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_l2norm_backward *s = call;
     (void)memory;
     s->kr = ctx->kr;
-    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
-                     run_item, s);
+    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item,
+                     s);
     return gdn_note_kernel(ctx, s->base.op, "dot add_outer");
 }
 

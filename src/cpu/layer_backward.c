@@ -31,10 +31,10 @@ struct panels {
 struct product {
     const struct gdn_kernels *kr;
     const struct gdn_matrix_product *p;
-    struct panels            *panels; /* of threads */
-    float                    *turned; /* [m][DEPTH], rows [first, first + depth) of a */
-    int64_t                   first;
-    int                       depth;
+    struct panels *panels; /* of threads */
+    float *turned;         /* [m][DEPTH], rows [first, first + depth) of a */
+    int64_t first;
+    int depth;
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -91,11 +91,11 @@ static void turn_weight(const struct product *x, struct panels *s, int64_t first
 
 static void multiply_panel(void *arg, int64_t item, int thread)
 {
-    const struct product     *x = arg;
+    const struct product *x = arg;
     const struct gdn_matrix_product *p = x->p;
-    struct panels            *s = &x->panels[thread];
-    const int64_t             first = item * PANEL;
-    const int                 n = (int)least(p->n - first, PANEL);
+    struct panels *s = &x->panels[thread];
+    const int64_t first = item * PANEL;
+    const int n = (int)least(p->n - first, PANEL);
     for (int64_t k = 0; k < p->depth; k += DEPTH) {
         const int depth = (int)least(p->depth - k, DEPTH);
         turn_weight(x, s, first, n, k, depth);
@@ -108,40 +108,38 @@ static void multiply_panel(void *arg, int64_t item, int thread)
 static void turn_rows(void *arg, int64_t item, int thread)
 {
     (void)thread;
-    const struct product     *x = arg;
-    const struct gdn_matrix  *a = &x->p->a;
-    const int64_t             first = item * TILE;
-    const int                 m = (int)least(x->p->m - first, TILE);
+    const struct product *x = arg;
+    const struct gdn_matrix *a = &x->p->a;
+    const int64_t first = item * TILE;
+    const int m = (int)least(x->p->m - first, TILE);
     x->kr->transpose(x->turned + first * DEPTH, DEPTH, at(a, first, x->first), a->column, x->depth,
                      m);
 }
 
 static void add_panel(void *arg, int64_t item, int thread)
 {
-    const struct product     *x = arg;
+    const struct product *x = arg;
     const struct gdn_matrix_product *p = x->p;
-    float                    *b = x->panels[thread].turned;
-    const int64_t             first = item * PANEL;
-    const int                 n = (int)least(p->n - first, PANEL);
+    float *b = x->panels[thread].turned;
+    const int64_t first = item * PANEL;
+    const int n = (int)least(p->n - first, PANEL);
     x->kr->transpose(b, DEPTH, at(&p->b, first, x->first), p->b.column, x->depth, n);
     multiply_tiles(x, first, x->turned, DEPTH, b, n, x->depth, p->adds || x->first > 0);
 }
 
 static void clear_rows(const struct gdn_matrix_product *p)
 {
-    for (int64_t i = 0; i < p->m; i++)
-        memset(at(&p->out, i, 0), 0, (size_t)p->n * sizeof(float));
+    for (int64_t i = 0; i < p->m; i++) memset(at(&p->out, i, 0), 0, (size_t)p->n * sizeof(float));
 }
 
 static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_matrix_product *p)
 {
-    gdn_ctx     *ctx = run->ctx;
-    char          *turned = (char *)run->scratch + threads_bytes(ctx);
-    struct product x      = { ctx->kr, p, run->scratch, (float *)(void *)turned, 0, 0 };
+    gdn_ctx *ctx = run->ctx;
+    char *turned = (char *)run->scratch + threads_bytes(ctx);
+    struct product x = { ctx->kr, p, run->scratch, (float *)(void *)turned, 0, 0 };
     if (p->depth == 0 && !p->adds) clear_rows(p);
     if (p->a.column == 1 && p->a.row == p->depth && p->b.column == 1 && !p->adds) {
-        const gdn_tensor         b = { .data = p->b.data, .dtype = p->b.dtype,
-                                       .stride = { p->b.row, 1 } };
+        const gdn_tensor b = { .data = p->b.data, .dtype = p->b.dtype, .stride = { p->b.row, 1 } };
         const struct gdn_segment all = { &b, 0, p->n, 0 };
         for (int64_t i = 0; i < p->m; i += WINDOW)
             gdn_project(ctx, at(&p->out, i, 0), p->out.row, at(&p->a, i, 0),
@@ -166,8 +164,8 @@ static void weave_row(void *arg, int64_t row, int thread)
 {
     (void)thread;
     const struct gdn_weave *w = arg;
-    const int64_t           all = w->part[0] + w->part[1] + w->part[2] + w->part[3];
-    int64_t                 before = 0; /* of one head */
+    const int64_t all = w->part[0] + w->part[1] + w->part[2] + w->part[3];
+    int64_t before = 0; /* of one head */
     for (int i = 0; i < 4; before += w->part[i++])
         for (int64_t head = 0; head < w->heads; head++) {
             const int64_t ordered = w->heads * before + head * w->part[i];
@@ -186,19 +184,19 @@ static gdn_status weave(const struct gdn_layer_run *run, const struct gdn_weave 
 
 /* Tokens of one sequence. */
 struct tokens {
-    const struct gdn_layer_run  *run;
+    const struct gdn_layer_run *run;
     const struct gdn_token_rows *rows;
-    const struct gdn_seq        *seq;
+    const struct gdn_seq *seq;
 };
 
 static void load_token(void *arg, int64_t t, int thread)
 {
     (void)thread;
-    const struct tokens         *x = arg;
+    const struct tokens *x = arg;
     const struct gdn_token_rows *r = x->rows;
-    const int64_t                row = x->seq->batch * x->run->tokens->T + x->seq->first + t;
-    x->run->ctx->kr->load_row[r->rows.dtype](at(&r->dense, row, 0),
-                                             gdn_row(&r->rows, x->seq, t, 0), (size_t)r->n);
+    const int64_t row = x->seq->batch * x->run->tokens->T + x->seq->first + t;
+    x->run->ctx->kr->load_row[r->rows.dtype](at(&r->dense, row, 0), gdn_row(&r->rows, x->seq, t, 0),
+                                             (size_t)r->n);
 }
 
 static int64_t n_rows(const struct gdn_layer_run *run)
@@ -218,12 +216,12 @@ static gdn_status load(const struct gdn_layer_run *run, const struct gdn_token_r
 static void store_row(void *arg, int64_t row, int thread)
 {
     (void)thread;
-    const struct tokens         *x = arg;
+    const struct tokens *x = arg;
     const struct gdn_token_rows *r = x->rows;
     const int64_t T = x->run->tokens->T, unit = (int64_t)gdn_dtype_bytes(r->rows.dtype);
-    char *to = x->run->tokens->padded ? r->rows.data + row / T * r->rows.batch +
-                                            row % T * r->rows.token
-                                      : r->rows.data + row * r->rows.token;
+    char *to = x->run->tokens->padded
+                   ? r->rows.data + row / T * r->rows.batch + row % T * r->rows.token
+                   : r->rows.data + row * r->rows.token;
     for (int64_t i = 0; i < r->n; i += GDN_PIECE)
         gdn_put_gradient(x->run->ctx->kr, to + i * unit, r->rows.dtype, at(&r->dense, row, i),
                          (size_t)least(r->n - i, GDN_PIECE), r->adds);
@@ -251,14 +249,14 @@ static gdn_status begin(const struct gdn_layer_run *run)
 }
 
 static const struct gdn_layer_steps steps = {
-    .is_f32   = true,
-    .scratch  = scratch_bytes,
-    .begin    = begin,
+    .is_f32 = true,
+    .scratch = scratch_bytes,
+    .begin = begin,
     .multiply = multiply,
-    .weave    = weave,
-    .load     = load,
-    .store    = store,
-    .clear    = clear,
+    .weave = weave,
+    .load = load,
+    .store = store,
+    .clear = clear,
 };
 
 /* ---- gdn_block_backward -------------------------------------------------------------------- */

@@ -12,14 +12,14 @@
 
 /* The workspace of a run. */
 struct buffers {
-    char  *plan, *tree, *convolved, *threads;
+    char *plan, *tree, *convolved, *threads;
     float *A;
 };
 
 static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffers *b, char *memory)
 {
-    const size_t rule   = gdn_rule_scratch(&m->rule, ctx->kr);
-    const size_t conv   = gdn_step_convolves(m) ? gdn_conv_scratch(&m->conv) : 0;
+    const size_t rule = gdn_rule_scratch(&m->rule, ctx->kr);
+    const size_t conv = gdn_step_convolves(m) ? gdn_conv_scratch(&m->conv) : 0;
     const size_t thread = rule > conv ? rule : conv;
     const struct gdn_room rooms[] = {
         { &b->plan, gdn_plan_bytes(&m->plan, &m->tokens) },
@@ -34,7 +34,7 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffer
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_step_call *m = call;
-    struct buffers    b;
+    struct buffers b;
     m->norm.kr = ctx->kr;
     gdn_rule_cut(&m->rule, ctx->kr, gdn_threads_count(ctx->threads));
     m->base.bytes = lay_out(ctx, m, &b, NULL);
@@ -46,7 +46,7 @@ static void norm_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct gdn_step_call *m = arg;
-    const struct gdn_seq   *s = &m->plan.seqs[item];
+    const struct gdn_seq *s = &m->plan.seqs[item];
     const int64_t first = (s->batch * m->tokens.T + s->first) * m->rule.H;
     gdn_norm_rows(&m->norm, first, first + s->n_valid * m->rule.H);
 }
@@ -61,10 +61,10 @@ static gdn_status note(gdn_ctx *ctx, const struct gdn_step_call *m)
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    struct gdn_step_call           *m     = call;
-    const gdn_step_args        *a     = &m->args;
-    struct gdn_rule            *r = &m->rule;
-    struct buffers              b;
+    struct gdn_step_call *m = call;
+    const gdn_step_args *a = &m->args;
+    struct gdn_rule *r = &m->rule;
+    struct buffers b;
     lay_out(ctx, m, &b, memory);
     TRY(gdn_plan_batch(ctx, &m->tokens, &m->pools, b.plan, &m->plan));
     if (r->tree) {
@@ -78,7 +78,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     r->A = b.A, r->dt = b.A + r->H;
     r->plan = m->conv.plan = &m->plan;
     r->seqs = m->conv.seqs = m->plan.seqs;
-    m->conv.out            = gdn_step_call_rows(m, b.convolved, 0, 0);
+    m->conv.out = gdn_step_call_rows(m, b.convolved, 0, 0);
     if (gdn_step_convolves(m)) gdn_conv_run(ctx, &m->conv, b.threads);
     gdn_rule_run(ctx, r, b.threads);
     if (m->normed) gdn_parallel_for(ctx->threads, m->plan.B, norm_item, m);

@@ -9,8 +9,8 @@
 #include <string.h>
 
 enum {
-    ROW  = 256, /* floats between two 16-bit dtypes */
-    TILE = 32   /* rows and columns of a transposed tile */
+    ROW = 256, /* floats between two 16-bit dtypes */
+    TILE = 32  /* rows and columns of a transposed tile */
 };
 
 static char *at(const struct gdn_matrix *m, int64_t row, int64_t column)
@@ -21,8 +21,8 @@ static char *at(const struct gdn_matrix *m, int64_t row, int64_t column)
 static struct gdn_matrix turned(const struct gdn_matrix *m)
 {
     struct gdn_matrix t = *m;
-    t.row           = m->column;
-    t.column        = m->row;
+    t.row = m->column;
+    t.column = m->row;
     return t;
 }
 
@@ -30,9 +30,9 @@ static struct gdn_matrix turned(const struct gdn_matrix *m)
 static void copy_row(const struct gdn_kernels *kr, char *to, int32_t to_dtype, const char *from,
                      int32_t from_dtype, int64_t n)
 {
-    float         buffer[ROW];
+    float buffer[ROW];
     const int64_t to_unit = (int64_t)gdn_dtype_bytes(to_dtype);
-    const int64_t unit    = (int64_t)gdn_dtype_bytes(from_dtype);
+    const int64_t unit = (int64_t)gdn_dtype_bytes(from_dtype);
     if (to_dtype == from_dtype) {
         memcpy(to, from, (size_t)(n * unit));
     } else if (to_dtype == GDN_F32) {
@@ -81,14 +81,14 @@ static void copy_tile(const struct gdn_kernels *kr, const struct gdn_matrix *to,
                       const struct gdn_matrix *from, int64_t row, int64_t column, int rows,
                       int columns)
 {
-    float     in[TILE * TILE], out[TILE * TILE], *a = in, *b = out;
+    float in[TILE * TILE], out[TILE * TILE], *a = in, *b = out;
     ptrdiff_t lda = TILE, ldb = TILE;
     if (from->dtype == GDN_F32) {
-        a   = (float *)(void *)at(from, row, column);
+        a = (float *)(void *)at(from, row, column);
         lda = from->column / (ptrdiff_t)sizeof(float);
     }
     if (to->dtype == GDN_F32) {
-        b   = (float *)(void *)at(to, row, column);
+        b = (float *)(void *)at(to, row, column);
         ldb = to->row / (ptrdiff_t)sizeof(float);
     }
     for (int c = 0; c < columns && from->dtype != GDN_F32; c++)

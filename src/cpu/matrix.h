@@ -7,7 +7,7 @@
 #include "gdn.h"
 
 struct gdn_matrix {
-    char   *data;
+    char *data;
     int32_t dtype;
     int64_t unit, row, column; /* bytes of an element; strides in bytes */
 };

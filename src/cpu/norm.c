@@ -50,7 +50,7 @@ static void scale_row(const struct gdn_norm_job *s, int64_t row, float scale, co
             if (s->weight.data) gdn_load_piece(weight, &s->weight, first, (int64_t)n, 1);
         }
         const float *z = s->z.data ? gdn_row_floats(s->kr, &s->z, row, first, n, z_buffer) : NULL;
-        void *const  out = gdn_row_at(&s->out, row, first);
+        void *const out = gdn_row_at(&s->out, row, first);
         float *const y = s->out.dtype == GDN_F32 ? out : buffer;
         s->kr->norm_row(y, x, scale, s->weight.data ? weight : NULL, z, s->sigmoid, n);
         if (s->out.dtype != GDN_F32) s->kr->store_row[s->out.dtype](out, y, n);
@@ -59,7 +59,7 @@ static void scale_row(const struct gdn_norm_job *s, int64_t row, float scale, co
 
 void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end)
 {
-    float        buffer[GDN_PIECE], weight[GDN_PIECE];
+    float buffer[GDN_PIECE], weight[GDN_PIECE];
     const float *x = buffer;
     if (s->weight.data && s->D <= GDN_PIECE) gdn_load_piece(weight, &s->weight, 0, s->D, 1);
     for (int64_t row = first; row < end; row++) {
@@ -71,24 +71,24 @@ void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end)
 static void run_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
-    const struct gdn_norm_job *s     = arg;
-    const int64_t          first = item * s->rows_per_item, end = first + s->rows_per_item;
+    const struct gdn_norm_job *s = arg;
+    const int64_t first = item * s->rows_per_item, end = first + s->rows_per_item;
     gdn_norm_rows(s, first, end < s->n_rows ? end : s->n_rows);
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_norm_call *c = call;
-    struct gdn_norm_job  *s = &c->job;
+    struct gdn_norm_job *s = &c->job;
     (void)memory;
     s->kr = ctx->kr;
     gdn_merge_rows(&s->x);
     if (s->z.data) gdn_merge_rows(&s->z);
     gdn_merge_rows(&s->out);
-    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
-                     run_item, s);
+    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item,
+                     s);
     return gdn_note_kernel(ctx, c->base.op, "dot norm_row");
 }
 
-const struct gdn_op_backend gdn_cpu_op_l2norm        = { .run = run };
+const struct gdn_op_backend gdn_cpu_op_l2norm = { .run = run };
 const struct gdn_op_backend gdn_cpu_op_rmsnorm_gated = { .run = run };

@@ -25,25 +25,25 @@ enum { C = GDN_CHUNK };
 
 /* Scratch of one thread; all 64-byte aligned. */
 struct chunk {
-    float    *kq;                       /* [32][ld]: 16 rows of k, 16 of q */
-    float    *kt;                       /* [K][16] */
-    float    *gram;                     /* [32][16] */
-    float    *A, *B;                    /* [16][16] */
-    float    *all_g, *all_beta;         /* [16] of the chunk */
-    float    *g, *beta, *start;         /* [16] of the tokens that run together */
-    float    *p;                        /* [32][strip] */
-    float    *v, *o;                    /* [16][ld_v] */
-    float    *w;                        /* [16][strip] */
-    float    *rows;                     /* [strip][ld]: state rows on their way */
-    float    *S;                        /* strips of [K][strip] */
-    float    *a, *e, *decays;           /* of the family: [16][ld] twice, [K] */
-    float    *scaled;                   /* [32][ld]; keys and decays for a checkpoint */
-    float    *at, *et, *qt, *y;         /* ... the same by channels, [K][16] */
-    float    *alpha, *dots;             /* [16] of the chunk */
-    float    *rows16, *pairs;           /* kq and S rounded (cpu/loops/bf16.h), with r->products */
-    float    *copy, *copy_k;            /* a strip up to a checkpoint; k of some tokens */
+    float *kq;               /* [32][ld]: 16 rows of k, 16 of q */
+    float *kt;               /* [K][16] */
+    float *gram;             /* [32][16] */
+    float *A, *B;            /* [16][16] */
+    float *all_g, *all_beta; /* [16] of the chunk */
+    float *g, *beta, *start; /* [16] of the tokens that run together */
+    float *p;                /* [32][strip] */
+    float *v, *o;            /* [16][ld_v] */
+    float *w;                /* [16][strip] */
+    float *rows;             /* [strip][ld]: state rows on their way */
+    float *S;                /* strips of [K][strip] */
+    float *a, *e, *decays;   /* of the family: [16][ld] twice, [K] */
+    float *scaled;           /* [32][ld]; keys and decays for a checkpoint */
+    float *at, *et, *qt, *y; /* ... the same by channels, [K][16] */
+    float *alpha, *dots;     /* [16] of the chunk */
+    float *rows16, *pairs;   /* kq and S rounded (cpu/loops/bf16.h), with r->products */
+    float *copy, *copy_k;    /* a strip up to a checkpoint; k of some tokens */
     ptrdiff_t ld, ld_v;
-    int64_t   first, last;              /* checkpoints of the chunk */
+    int64_t first, last; /* checkpoints of the chunk */
 };
 
 /* Returns the floats of one strip. */
@@ -53,24 +53,38 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
                       char *memory)
 {
     const size_t strip = (size_t)kr->strip, K = (size_t)r->K;
-    c->ld   = gdn_strip_ld(r->K);
+    c->ld = gdn_strip_ld(r->K);
     c->ld_v = (ptrdiff_t)(strip * (size_t)r->n_strips);
     const size_t row = r->family.is ? C * (size_t)c->ld : 0, column = r->family.is ? K * C : 0;
     const struct gdn_part parts[] = {
-        { &c->kq, 2 * C * (size_t)c->ld },   { &c->kt, K * C },
-        { &c->gram, 2 * C * C },             { &c->A, C * C },
-        { &c->B, C * C },                    { &c->g, C },
-        { &c->beta, C },                     { &c->all_g, C },
-        { &c->all_beta, C },                 { &c->start, C },
-        { &c->p, 2 * C * strip },            { &c->v, C * (size_t)c->ld_v },
-        { &c->o, C * (size_t)c->ld_v },      { &c->w, C * strip },
-        { &c->rows, strip * (size_t)c->ld }, { &c->copy, K * strip },
-        { &c->copy_k, C * (size_t)c->ld },   { &c->S, (size_t)r->part_strips * K * strip },
-        { &c->a, row },                      { &c->e, row },
-        { &c->scaled, 3 * row + column / C }, { &c->decays, column / C },
-        { &c->at, column },                  { &c->et, column },
-        { &c->qt, column },                  { &c->y, column },
-        { &c->alpha, column ? C : 0 },       { &c->dots, column ? C : 0 },
+        { &c->kq, 2 * C * (size_t)c->ld },
+        { &c->kt, K * C },
+        { &c->gram, 2 * C * C },
+        { &c->A, C * C },
+        { &c->B, C * C },
+        { &c->g, C },
+        { &c->beta, C },
+        { &c->all_g, C },
+        { &c->all_beta, C },
+        { &c->start, C },
+        { &c->p, 2 * C * strip },
+        { &c->v, C * (size_t)c->ld_v },
+        { &c->o, C * (size_t)c->ld_v },
+        { &c->w, C * strip },
+        { &c->rows, strip * (size_t)c->ld },
+        { &c->copy, K * strip },
+        { &c->copy_k, C * (size_t)c->ld },
+        { &c->S, (size_t)r->part_strips * K * strip },
+        { &c->a, row },
+        { &c->e, row },
+        { &c->scaled, 3 * row + column / C },
+        { &c->decays, column / C },
+        { &c->at, column },
+        { &c->et, column },
+        { &c->qt, column },
+        { &c->y, column },
+        { &c->alpha, column ? C : 0 },
+        { &c->dots, column ? C : 0 },
         { &c->rows16, r->products ? C * GDN_MAX_HEAD : 0 },
         { &c->pairs, r->products ? (size_t)r->part_strips * pair_floats(r) : 0 },
     };
@@ -87,7 +101,7 @@ size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 static int tokens_of(const struct gdn_rule *r)
 {
     const int updates = gdn_rule_updates(r);
-    int       n = C;
+    int n = C;
     while (n * updates > C) n /= 2;
     return n;
 }
@@ -134,11 +148,11 @@ static struct piece piece_at(const struct gdn_rule *r, const struct gdn_kernels 
                              const struct gdn_rule_item *item, int strip)
 {
     struct piece p = { .head = gdn_rule_head(r, item->group, strip / r->n_strips) };
-    const int    end = (strip / r->n_strips + 1) * r->n_strips;
+    const int end = (strip / r->n_strips + 1) * r->n_strips;
     p.first = strip;
-    p.last  = end < item->last ? end : item->last;
-    p.col   = strip % r->n_strips * kr->strip;
-    p.n     = (p.last - p.first) * kr->strip;
+    p.last = end < item->last ? end : item->last;
+    p.col = strip % r->n_strips * kr->strip;
+    p.n = (p.last - p.first) * kr->strip;
     if (p.n > r->V - p.col) p.n = r->V - p.col;
     return p;
 }
@@ -155,19 +169,17 @@ static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct g
         return;
     }
     kr->strip_mul(c->gram, C, c->kq, c->ld, c->kt, C, 2 * C, r->K, C, NULL);
-    if (r->products)
-        r->products->round_rows((uint16_t *)(void *)c->rows16, c->kq, c->ld, r->K);
+    if (r->products) r->products->round_rows((uint16_t *)(void *)c->rows16, c->kq, c->ld, r->K);
 }
 
 /* Loads v of a piece, zero where beta is zero (G8). */
 static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                    const struct gdn_seq *seq, const struct piece *p, int64_t t0, int n)
 {
-    const int    hv   = gdn_rule_source(r, p->head, r->Hv);
+    const int hv = gdn_rule_source(r, p->head, r->Hv);
     const size_t elem = gdn_dtype_bytes(r->v.dtype);
     const size_t wide = (size_t)((p->last - p->first) * kr->strip);
-    for (int t = 0; r->family.is && t < C; t++)
-        memset(c->v + t * c->ld_v, 0, wide * sizeof *c->v);
+    for (int t = 0; r->family.is && t < C; t++) memset(c->v + t * c->ld_v, 0, wide * sizeof *c->v);
     if (r->family.is) {
         gdn_family_load_written(r, kr, seq, p->head, t0, n, p->col, p->n, c->v, c->ld_v);
         return;
@@ -188,9 +200,9 @@ static void store_o(const struct chunk *c, const struct gdn_rule *r, const struc
                     const struct gdn_seq *seq, const struct piece *p, int64_t t0, int a, int b)
 {
     const size_t elem = gdn_dtype_bytes(r->out.dtype);
-    const int    u    = gdn_rule_updates(r);
+    const int u = gdn_rule_updates(r);
     for (int t = a; t < b; t++) {
-        char        *to   = gdn_row(&r->out, seq, t0 + t, p->head);
+        char *to = gdn_row(&r->out, seq, t0 + t, p->head);
         const float *from = c->o + (t * u + u - 1) * c->ld_v;
         kr->store_row[r->out.dtype](to + (size_t)p->col * elem, from, (size_t)p->n);
     }
@@ -219,11 +231,11 @@ static void prefetch_rows(const struct gdn_rule *r, const struct gdn_rule_item *
 
 /* Tokens [a, m) of a chunk, none of which forgets; those before a have been forgotten. */
 struct range {
-    _Alignas(64) float end[C];  /* from each token to the last */
-    float              decay;   /* of all of them */
-    int                a, m;
-    bool               writes, stays, forgets; /* the last two, in the family */
-    int64_t            first, last; /* checkpoints after the last token */
+    _Alignas(64) float end[C]; /* from each token to the last */
+    float decay;               /* of all of them */
+    int a, m;
+    bool writes, stays, forgets; /* the last two, in the family */
+    int64_t first, last;         /* checkpoints after the last token */
 };
 
 void gdn_forget_tokens(float *A, float *B, int a)
@@ -243,8 +255,8 @@ static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct ra
     x->writes = false;
     for (int t = 0; t < C; t++) {
         const bool in = t >= x->a && t < x->m;
-        c->g[t]       = in ? c->all_g[t] : 0;
-        c->beta[t]    = in ? c->all_beta[t] : 0;
+        c->g[t] = in ? c->all_g[t] : 0;
+        c->beta[t] = in ? c->all_beta[t] : 0;
         x->writes |= c->beta[t] != 0;
     }
     kr->chunk_gates(c->A, c->B, c->start, x->end, c->g, c->beta, c->gram);
@@ -259,7 +271,7 @@ static void load_vectors(struct chunk *c, const struct gdn_rule *r, const struct
     const int rows = n * gdn_rule_updates(r);
     gdn_family_load_gates(r, kr, seq, head, t0, n, c->a, c->e, c->ld, c->alpha, c->all_beta);
     for (int i = 0; i < C; i++) {
-        float       *a = c->a + i * c->ld, *e = c->e + i * c->ld;
+        float *a = c->a + i * c->ld, *e = c->e + i * c->ld;
         const float *k = c->kq + i * c->ld;
         if (i < rows) kr->norm_row(e, e, 1, k, NULL, false, (size_t)r->K);
         for (int x = 0; i >= rows && x < r->K; x++) a[x] = 1, e[x] = 0;
@@ -267,15 +279,15 @@ static void load_vectors(struct chunk *c, const struct gdn_rule *r, const struct
     }
     kr->transpose(c->at, C, c->a, c->ld, C, r->K);
     kr->transpose(c->et, C, c->e, c->ld, C, r->K);
-    kr->channel_scale(c->scaled, c->scaled + C * c->ld, c->decays, c->a, c->e,
-                      c->kq + C * c->ld, c->ld, r->K);
+    kr->channel_scale(c->scaled, c->scaled + C * c->ld, c->decays, c->a, c->e, c->kq + C * c->ld,
+                      c->ld, r->K);
 }
 
 /* start_range() for the family: what its tokens, which are the first of the chunk, do. */
 static void start_vectors(struct chunk *c, const struct gdn_rule *r, struct range *x)
 {
     x->writes = x->forgets = false;
-    x->stays  = true;
+    x->stays = true;
     for (int t = 0; t < x->m * gdn_rule_updates(r); t++) {
         x->writes |= c->all_beta[t] != 0;
         x->forgets |= c->alpha[t] == 0;
@@ -344,11 +356,21 @@ static void run_rows(struct chunk *c, const struct gdn_rule *r, const struct gdn
         const float *a = c->a + i * c->ld, *e = c->e + i * c->ld;
         const float *k = c->kq + i * c->ld, *q = k + C * c->ld;
         for (int j = 0; j < r->K; j++) ak[j] = a[j] * e[j], aq[j] = a[j] * q[j];
-        const float            kq   = kr->dot(k, q, (size_t)r->K);
+        const float kq = kr->dot(k, q, (size_t)r->K);
         const struct gdn_recur step = {
-            .q = q, .k = k, .a = a, .ak = ak, .aq = aq, .v = c->v + i * c->ld_v + at,
-            .o = c->o + i * c->ld_v + at, .alpha = c->alpha + i, .beta = c->all_beta + i, .kq = &kq,
-            .T = 1, .K = r->K, .n = kr->strip,
+            .q = q,
+            .k = k,
+            .a = a,
+            .ak = ak,
+            .aq = aq,
+            .v = c->v + i * c->ld_v + at,
+            .o = c->o + i * c->ld_v + at,
+            .alpha = c->alpha + i,
+            .beta = c->all_beta + i,
+            .kq = &kq,
+            .T = 1,
+            .K = r->K,
+            .n = kr->strip,
         };
         kr->recur_strip[GDN_F32](S, &step);
     }
@@ -391,12 +413,12 @@ static int find_inside(const struct chunk *c, const struct gdn_rule *r, const st
 {
     int n_inside = 0;
     for (int64_t i = c->first; i < c->last; i++) {
-        int64_t       slot;
+        int64_t slot;
         const int64_t m = gdn_plan_checkpoint(r->plan, seq, i, &slot) - t0;
         if (slot < 0 || m <= a || m > b || m == n) continue;
         if (!n_inside || inside[n_inside - 1].m != m) {
-            inside[n_inside].a       = a;
-            inside[n_inside].m       = (int)m;
+            inside[n_inside].a = a;
+            inside[n_inside].m = (int)m;
             inside[n_inside++].first = i;
         }
         inside[n_inside - 1].last = i + 1;
@@ -410,7 +432,7 @@ static void store_checkpoints(const struct chunk *c, const struct gdn_rule *r,
 {
     const struct piece p = piece_at(r, kr, item, strip);
     for (int64_t i = first; i < last; i++) {
-        int64_t       slot;
+        int64_t slot;
         const int64_t n = gdn_plan_checkpoint(r->plan, item->seq, i, &slot);
         if (slot >= 0)
             store_strip(S, c, r, kr, item->seq, p.head, p.col,
@@ -440,22 +462,28 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
                        int b, int n)
 {
     struct range whole = { .a = a, .m = b }, inside[C];
-    const int    n_inside = find_inside(c, r, item->seq, t0, a, b, n, inside);
+    const int n_inside = find_inside(c, r, item->seq, t0, a, b, n, inside);
     for (int i = 0; i < n_inside; i++)
-        if (r->family.is) start_vectors(c, r, &inside[i]);
-        else start_range(c, kr, &inside[i]);
-    if (r->family.is) start_vectors(c, r, &whole), walk_pairs(c, r, kr);
-    else start_range(c, kr, &whole);
+        if (r->family.is)
+            start_vectors(c, r, &inside[i]);
+        else
+            start_range(c, kr, &inside[i]);
+    if (r->family.is)
+        start_vectors(c, r, &whole), walk_pairs(c, r, kr);
+    else
+        start_range(c, kr, &whole);
     load_v(c, r, kr, item->seq, p, t0, n);
     for (int s = p->first; s < p->last; s++) {
-        float          *S  = strip_at(c, r, kr, item, s);
+        float *S = strip_at(c, r, kr, item, s);
         const ptrdiff_t at = (s - p->first) * kr->strip;
-        uint16_t       *pairs = pairs_at(c, r, item, s);
+        uint16_t *pairs = pairs_at(c, r, item, s);
         prefetch_rows(r, item, p, s, t0 + tokens_of(r));
         multiply(c, r, kr, S, pairs, a);
         for (int i = 0; i < n_inside; i++) leave_checkpoints(c, r, kr, item, &inside[i], s, at);
-        if (r->family.is) finish_vectors(c, r, kr, &whole, S, c->copy_k, c->decays, at);
-        else finish_range(c, r, kr, &whole, S, pairs, a ? keys_of(c, &whole) : c->kq, at);
+        if (r->family.is)
+            finish_vectors(c, r, kr, &whole, S, c->copy_k, c->decays, at);
+        else
+            finish_range(c, r, kr, &whole, S, pairs, a ? keys_of(c, &whole) : c->kq, at);
     }
     if (r->out.data) store_o(c, r, kr, item->seq, p, t0, a, b);
 }
@@ -495,7 +523,7 @@ static void find_checkpoints(struct chunk *c, const struct gdn_rule *r, const st
     int64_t slot;
     if (!r->checkpoints.data) return;
     c->first = t0 == 0 ? gdn_plan_checkpoint_after(r->plan, seq, 0) : c->last;
-    c->last  = c->first;
+    c->last = c->first;
     while (c->last < seq->n_checkpoints &&
            gdn_plan_checkpoint(r->plan, seq, c->last, &slot) <= t0 + n)
         c->last++;
@@ -516,9 +544,9 @@ static void leave_at_end(const struct chunk *c, const struct gdn_rule *r,
 void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_rule_item *item, void *scratch)
 {
-    struct chunk          c   = { .first = 0 };
+    struct chunk c = { .first = 0 };
     const struct gdn_seq *seq = item->seq;
-    struct piece          p;
+    struct piece p;
     lay_out(&c, r, kr, scratch);
 
     for (int s = item->first; s < item->last; s++) {
@@ -539,7 +567,7 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
         leave_at_end(&c, r, kr, item, t0 + n);
     }
     for (int s = item->first; s < item->last; s++) {
-        p                         = piece_at(r, kr, item, s);
+        p = piece_at(r, kr, item, s);
         const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, p.head);
         if (to.data)
             store_strip(strip_at(&c, r, kr, item, s), &c, r, kr, seq, p.head, p.col, to,

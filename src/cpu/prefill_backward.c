@@ -10,11 +10,11 @@
 static void store_sums(const struct gdn_backward_call *c, const gdn_tensor *t, int64_t first,
                        int64_t n)
 {
-    const struct gdn_rule *r    = &c->work.rule;
-    const int64_t          size = 1 + gdn_rule_channels(r);
+    const struct gdn_rule *r = &c->work.rule;
+    const int64_t size = 1 + gdn_rule_channels(r);
     for (int64_t i = 0; t->data && i < r->H * n; i++) {
         const int64_t h = i / n, x = i % n;
-        float *to  = (float *)(void *)((char *)t->data + h * gdn_step_bytes(t, 0) +
+        float *to = (float *)(void *)((char *)t->data + h * gdn_step_bytes(t, 0) +
                                       x * gdn_step_bytes(t, 1));
         double sum = c->work.adds ? (double)*to : 0;
         for (int64_t b = 0; b < r->n_seqs; b++)
@@ -48,7 +48,7 @@ static void zero_gates(const struct gdn_backward_call *c, const struct gdn_rows 
 static void zero_rest(const struct gdn_backward_call *c)
 {
     const struct gdn_backward *w = &c->work;
-    const struct gdn_rule     *r = &w->rule;
+    const struct gdn_rule *r = &w->rule;
     if (w->adds) return;
     gdn_plan_zero_gradients(&c->plan, &c->tokens, &w->dq, r->Hq, r->K);
     zero_updates(c, &w->dk, w->dk_update, r->Hk, r->K);
@@ -64,27 +64,27 @@ static void zero_rest(const struct gdn_backward_call *c)
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    struct gdn_backward_call *c    = call;
-    const size_t              H    = (size_t)c->work.rule.H;
-    const bool                sums = c->args.dA_log.data || c->args.ddt_bias.data;
-    c->work.rule.n_groups    = c->work.rule.H; /* each head is a group of its own */
+    struct gdn_backward_call *c = call;
+    const size_t H = (size_t)c->work.rule.H;
+    const bool sums = c->args.dA_log.data || c->args.ddt_bias.data;
+    c->work.rule.n_groups = c->work.rule.H; /* each head is a group of its own */
     c->work.rule.group_heads = 1;
     gdn_backward_families(&c->work);
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes = gdn_align64(gdn_rule_decay_bytes(&c->work.rule));
     const size_t each = (size_t)(1 + gdn_rule_channels(&c->work.rule)) * sizeof(double);
-    c->sum_bytes  = sums ? gdn_align64(each * H * (size_t)c->plan.B) : 0;
-    c->base.bytes = c->plan_bytes + c->gate_bytes + c->sum_bytes +
-                    gdn_backward_scratch(&c->work, ctx->kr) *
-                        (size_t)gdn_threads_count(ctx->threads);
+    c->sum_bytes = sums ? gdn_align64(each * H * (size_t)c->plan.B) : 0;
+    c->base.bytes =
+        c->plan_bytes + c->gate_bytes + c->sum_bytes +
+        gdn_backward_scratch(&c->work, ctx->kr) * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    struct gdn_backward_call        *c = call;
+    struct gdn_backward_call *c = call;
     const gdn_prefill_backward_args *a = &c->args;
-    struct gdn_rule                 *r = &c->work.rule;
+    struct gdn_rule *r = &c->work.rule;
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
     char *at = (char *)memory + c->plan_bytes;
     if (a->gate == GDN_GATE_RAW) {

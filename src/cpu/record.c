@@ -17,8 +17,8 @@ static void decay_channels(const struct gdn_rule *r, const struct gdn_kernels *k
                            int64_t row, int head, int n, bool k_first, float *S)
 {
     const struct gdn_record *rec = r->record;
-    const char              *g   = gdn_record_at(&rec->g, slot, row, head);
-    float                    a[GDN_MAX_HEAD];
+    const char *g = gdn_record_at(&rec->g, slot, row, head);
+    float a[GDN_MAX_HEAD];
     for (int x = 0; x < r->K; x++, g += rec->g_channel)
         a[x] = fabsf(*(const float *)(const void *)g);
     for (int x = 0; x < r->K; x++)
@@ -32,14 +32,14 @@ static void decay_channels(const struct gdn_rule *r, const struct gdn_kernels *k
 void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
                       int head, int col, int n, bool k_first, float *S)
 {
-    const struct gdn_record *rec     = r->record;
-    const int64_t            n_rows  = gdn_record_count(rec, slot);
-    const int64_t            u_bytes = col * (int64_t)gdn_dtype_bytes(rec->u.dtype);
-    const int                hk      = gdn_rule_source(r, head, r->Hk);
-    float                    k[GDN_MAX_HEAD], u[GDN_RECUR_COLUMNS];
+    const struct gdn_record *rec = r->record;
+    const int64_t n_rows = gdn_record_count(rec, slot);
+    const int64_t u_bytes = col * (int64_t)gdn_dtype_bytes(rec->u.dtype);
+    const int hk = gdn_rule_source(r, head, r->Hk);
+    float k[GDN_MAX_HEAD], u[GDN_RECUR_COLUMNS];
     for (int64_t row = 0; row < n_rows; row++) {
         const float g = *(const float *)gdn_record_at(&rec->g, slot, row, head);
-        const bool  writes = !signbit(g);
+        const bool writes = !signbit(g);
         const float alpha = rec->channels > 1 ? 1 : fabsf(g);
         if (rec->channels > 1) decay_channels(r, kr, slot, row, head, n, k_first, S);
         kr->load_row[rec->k.dtype](k, gdn_record_at(&rec->k, slot, row, hk), (size_t)r->K);
@@ -73,10 +73,10 @@ static void move_gates(const struct gdn_record *rec, int64_t slot, int64_t to, i
 static void commit_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
-    const struct gdn_commit_call *m    = arg;
-    const struct gdn_record  *rec  = &m->c.record;
-    const int64_t             most = m->H > m->Hk ? m->H : m->Hk, b = item / most, h = item % most;
-    const int64_t             slot = m->c.plan.seqs[b].slot;
+    const struct gdn_commit_call *m = arg;
+    const struct gdn_record *rec = &m->c.record;
+    const int64_t most = m->H > m->Hk ? m->H : m->Hk, b = item / most, h = item % most;
+    const int64_t slot = m->c.plan.seqs[b].slot;
     if (slot < 0) return;
     const int64_t c = gdn_record_count(rec, slot), n = gdn_index(&m->args.n_accepted, b);
     for (int64_t i = 0; i < n; i++) {
@@ -98,9 +98,9 @@ static gdn_status plan_commit(gdn_ctx *ctx, void *call)
 
 static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
 {
-    struct gdn_commit_call       *m    = call;
-    const gdn_record_commit_args *a    = &m->args;
-    const int64_t                 most = m->H > m->Hk ? m->H : m->Hk;
+    struct gdn_commit_call *m = call;
+    const gdn_record_commit_args *a = &m->args;
+    const int64_t most = m->H > m->Hk ? m->H : m->Hk;
     TRY(gdn_record_read_contents(ctx, &m->c, memory));
     TRY(gdn_record_check_accepted(ctx, m));
     if (a->path.data) gdn_parallel_for(ctx->threads, m->c.plan.B * most, commit_item, m);
@@ -123,16 +123,15 @@ static int n_blocks(const struct gdn_rule *r) { return (r->V + COLUMNS - 1) / CO
 /* Folds a block of columns of one head of one sequence. */
 static void fold_item(void *arg, int64_t item, int thread)
 {
-    const struct gdn_fold_call     *m    = arg;
-    const struct gdn_rule      *r    = &m->rule;
+    const struct gdn_fold_call *m = arg;
+    const struct gdn_rule *r = &m->rule;
     const struct gdn_pool_view *view = &r->to;
-    const int     col  = (int)(item % n_blocks(r)) * COLUMNS, rest = r->V - col;
-    const int     n    = rest < COLUMNS ? rest : COLUMNS;
-    const int     head = (int)(item / n_blocks(r) % r->H);
+    const int col = (int)(item % n_blocks(r)) * COLUMNS, rest = r->V - col;
+    const int n = rest < COLUMNS ? rest : COLUMNS;
+    const int head = (int)(item / n_blocks(r) % r->H);
     const int64_t slot = m->c.plan.seqs[item / n_blocks(r) / r->H].slot;
     if (slot < 0 || gdn_record_count(r->record, slot) == 0) return;
-    const struct gdn_place at =
-        gdn_place_of(view, slot, head, gdn_record_count(r->record, slot));
+    const struct gdn_place at = gdn_place_of(view, slot, head, gdn_record_count(r->record, slot));
     float *S = (float *)(void *)(m->scratch + (size_t)thread * m->thread_bytes);
     gdn_load_columns(S, view->k_first, m->kr, at, r->K, col, n);
     gdn_record_apply(r, m->kr, slot, head, col, n, view->k_first, S);
@@ -142,9 +141,9 @@ static void fold_item(void *arg, int64_t item, int thread)
 static gdn_status plan_fold(gdn_ctx *ctx, void *call)
 {
     struct gdn_fold_call *m = call;
-    m->kr           = ctx->kr;
+    m->kr = ctx->kr;
     m->thread_bytes = gdn_align64((size_t)m->rule.K * COLUMNS * sizeof(float));
-    m->base.bytes   = gdn_record_contents_bytes(&m->c) +
+    m->base.bytes = gdn_record_contents_bytes(&m->c) +
                     m->thread_bytes * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }

@@ -18,11 +18,11 @@
 /* The part of a row in work, from element `first` on. e: the gradient of x r. The
  * buffers ..._row are for rows that are not float32 where they lie. */
 struct piece {
-    int64_t      row, first;
-    size_t       n;
+    int64_t row, first;
+    size_t n;
     const float *x, *dout;
-    float        x_row[GDN_PIECE], z_row[GDN_PIECE], dout_row[GDN_PIECE];
-    float        act[GDN_PIECE], slope[GDN_PIECE], e[GDN_PIECE], weight[GDN_PIECE];
+    float x_row[GDN_PIECE], z_row[GDN_PIECE], dout_row[GDN_PIECE];
+    float act[GDN_PIECE], slope[GDN_PIECE], e[GDN_PIECE], weight[GDN_PIECE];
 };
 
 /* dx = of_e e + of_x x; of_e is r. */
@@ -39,7 +39,7 @@ static const float *row_of(const struct gdn_rmsnorm_backward *s, const struct pi
 static void load_weight(const struct gdn_rmsnorm_backward *s, struct piece *p, int64_t first)
 {
     p->first = first;
-    p->n     = (size_t)(s->D - first < GDN_PIECE ? s->D - first : GDN_PIECE);
+    p->n = (size_t)(s->D - first < GDN_PIECE ? s->D - first : GDN_PIECE);
     gdn_load_piece(p->weight, &s->args.weight, first, (int64_t)p->n, 1);
 }
 
@@ -48,7 +48,7 @@ static void load(const struct gdn_rmsnorm_backward *s, struct piece *p, int64_t 
 {
     const struct gdn_kernels *kr = s->kr;
     if (s->D > GDN_PIECE) load_weight(s, p, first);
-    p->x    = row_of(s, p, &s->args.x, p->x_row);
+    p->x = row_of(s, p, &s->args.x, p->x_row);
     p->dout = row_of(s, p, &s->args.dout, p->dout_row);
     kr->norm_row(p->e, p->dout, 1, p->weight, NULL, false, p->n);
     if (!s->args.z.data) return;
@@ -74,8 +74,8 @@ static void write_rest(const struct gdn_rmsnorm_backward *s, const struct piece 
                        float *restrict sums)
 {
     const struct gdn_kernels *kr = s->kr;
-    const size_t              n = p->n;
-    float                     of_both[GDN_PIECE], d[GDN_PIECE];
+    const size_t n = p->n;
+    float of_both[GDN_PIECE], d[GDN_PIECE];
     kr->norm_row(of_both, p->dout, r, p->x, NULL, false, n);
     if (sums) {
         kr->norm_row(d, of_both, 1, s->args.z.data ? p->act : NULL, NULL, false, n);
@@ -102,10 +102,10 @@ static void write_row(const struct gdn_rmsnorm_backward *s, struct piece *p, str
 static void run_item(void *arg, int64_t block, int thread)
 {
     (void)thread;
-    const struct gdn_rmsnorm_backward *s    = arg;
-    float                         *sums = s->sums ? s->sums + block * s->D : NULL;
-    const int64_t                  row = block * s->rows, left = s->n_rows - row;
-    struct piece                   p;
+    const struct gdn_rmsnorm_backward *s = arg;
+    float *sums = s->sums ? s->sums + block * s->D : NULL;
+    const int64_t row = block * s->rows, left = s->n_rows - row;
+    struct piece p;
     load_weight(s, &p, 0);
     if (sums) memset(sums, 0, (size_t)s->D * sizeof *sums);
     for (p.row = row; p.row < row + (left < s->rows ? left : s->rows); p.row++)
@@ -114,7 +114,7 @@ static void run_item(void *arg, int64_t block, int thread)
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    struct gdn_rmsnorm_backward     *s = call;
+    struct gdn_rmsnorm_backward *s = call;
     gdn_rmsnorm_gated_backward_args *a = &s->args;
     s->kr = ctx->kr;
     gdn_tensor *const rows[] = { &a->x, &a->dout, &a->z, &a->dx, &a->dz };

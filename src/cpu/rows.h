@@ -82,7 +82,7 @@ static inline void gdn_store_sums(const gdn_tensor *t, const float *sums, int64_
                                   int64_t step, int64_t n, bool adds)
 {
     for (int64_t i = 0; t->data && i < n; i++) {
-        float *to  = (float *)t->data + i * t->stride[0];
+        float *to = (float *)t->data + i * t->stride[0];
         double sum = adds ? (double)*to : 0;
         for (int64_t block = 0; block < n_blocks; block++) sum += (double)sums[block * step + i];
         *to = (float)sum;

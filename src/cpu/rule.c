@@ -8,24 +8,24 @@
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
-    struct gdn_rule      *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     r->products = c->args.flags & GDN_BF16_PRODUCTS && !r->family.is ? ctx->products : NULL;
     gdn_rule_cut(r, ctx->kr, gdn_threads_count(ctx->threads));
-    c->plan_bytes   = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
-    c->gate_bytes   = gdn_align64(gdn_rule_decay_bytes(r));
-    c->tree_bytes   = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
+    c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
+    c->gate_bytes = gdn_align64(gdn_rule_decay_bytes(r));
+    c->tree_bytes = r->tree ? gdn_tree_bytes(&c->tokens) : 0;
     c->record_bytes = r->record ? gdn_record_slots_bytes(&c->record) : 0;
-    c->base.bytes   = c->plan_bytes + c->gate_bytes + c->tree_bytes + c->record_bytes +
+    c->base.bytes = c->plan_bytes + c->gate_bytes + c->tree_bytes + c->record_bytes +
                     gdn_rule_scratch(r, ctx->kr) * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    struct gdn_rule_call *c  = call;
-    struct gdn_rule      *r  = &c->rule;
-    const gdn_rule_args  *a  = &c->args;
-    char                 *at = memory;
+    struct gdn_rule_call *c = call;
+    struct gdn_rule *r = &c->rule;
+    const gdn_rule_args *a = &c->args;
+    char *at = memory;
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, at, &c->plan));
     at += c->plan_bytes;
     if (r->record) TRY(gdn_record_check_slots(ctx, r->record, &c->plan, true, at));
@@ -50,4 +50,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 }
 
 const struct gdn_op_backend gdn_cpu_op_prefill = { plan, run };
-const struct gdn_op_backend gdn_cpu_op_decode  = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_decode = { plan, run };

@@ -9,9 +9,9 @@
 
 enum { GDN_ITEM_STATE_BYTES = 256 * 1024 }; /* most state of one chunked item */
 
-void   gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_threads);
+void gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_threads);
 size_t gdn_rule_scratch(const struct gdn_rule *rule, const struct gdn_kernels *kr); /* a thread */
-void   gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
+void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
 
 /* Returns the names of the loops that a run uses, for gdn_note_kernel(). */
 const char *gdn_rule_loops(const struct gdn_rule *rule);
@@ -46,12 +46,12 @@ static inline size_t gdn_rule_decay_bytes(const struct gdn_rule *r)
 /* Strips [first, last) of the group: strip s is columns of head s / n_strips. */
 struct gdn_rule_item {
     const struct gdn_seq *seq;
-    int                   group, first, last;
+    int group, first, last;
 };
 
 /* Returns the items of a run and item i in their order, which begins with a sequence: the
  * longest. */
-int64_t              gdn_rule_items(const struct gdn_rule *rule);
+int64_t gdn_rule_items(const struct gdn_rule *rule);
 struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first, int64_t i);
 /* Returns the cost of a token for an item of so many strips, in columns of state: the grams of
  * its group, which each item makes for itself, are 16 more. */
@@ -74,8 +74,8 @@ void gdn_rule_load_keys(const struct gdn_rule *r, const struct gdn_kernels *kr,
  * q_t at row q_row + t, ld floats apart. A token has as many rows as updates, and q in the last of
  * them, behind zeros. */
 void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
-                      ptrdiff_t ld, int q_row);
+                      const struct gdn_rule_item *item, int64_t t0, int n, float *kq, ptrdiff_t ld,
+                      int q_row);
 /* Asks the L2 cache for n elements of a row from col on, if there are such a tensor and token. */
 void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
                        int col, int n);
@@ -114,18 +114,18 @@ void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr
 
 /* The float dtype that the state is rounded to after each token; GDN_F32: it is not, or to 8
  * bits, as the second one has it (NULL: it is not). */
-int                         gdn_rule_rounding(const struct gdn_rule *r);
+int gdn_rule_rounding(const struct gdn_rule *r);
 const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r);
 
 /* The three forms: prefill.c, decode_exact.c and decode.c. */
 size_t gdn_chunk_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
-void   gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      const struct gdn_rule_item *item, void *scratch);
+void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                    const struct gdn_rule_item *item, void *scratch);
 size_t gdn_exact_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
-void   gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      const struct gdn_rule_item *item, void *scratch);
+void gdn_exact_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                    const struct gdn_rule_item *item, void *scratch);
 size_t gdn_decode_scratch(const struct gdn_rule *r);
-void   gdn_decode_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
+void gdn_decode_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct gdn_rule_item *item, void *scratch);
 
 #endif

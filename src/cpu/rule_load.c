@@ -37,20 +37,20 @@ void gdn_rule_load_keys(const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_seq *seq, int head, int64_t t0, int n, float *to,
                         ptrdiff_t ld)
 {
-    const int       u    = gdn_rule_updates(r);
+    const int u = gdn_rule_updates(r);
     struct gdn_rows rows = r->k;
     for (int j = 0; j < u; j++, rows.data += r->family.k_update)
         gdn_rule_load_rows(r, kr, seq, &rows, head, t0, n, 1, to + j * ld, u * ld);
 }
 
 void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      const struct gdn_rule_item *item, int64_t t0, int n, float *kq,
-                      ptrdiff_t ld, int q_row)
+                      const struct gdn_rule_item *item, int64_t t0, int n, float *kq, ptrdiff_t ld,
+                      int q_row)
 {
     const int head = gdn_rule_head(r, item->group, 0);
     const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     const int u = gdn_rule_updates(r);
-    float    *q = kq + q_row * ld;
+    float *q = kq + q_row * ld;
     gdn_rule_load_keys(r, kr, item->seq, hk, t0, n, kq, ld);
     for (int i = 0; u > 1 && i < n * u; i++) memset(q + i * ld, 0, (size_t)r->K * sizeof *q);
     gdn_rule_load_rows(r, kr, item->seq, &r->q, hq, t0, n, r->scale, q + (u - 1) * ld, u * ld);
@@ -61,7 +61,7 @@ void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, i
 {
     if (!rows->data || t >= seq->n_valid) return;
     const size_t elem = gdn_dtype_bytes(rows->dtype);
-    const char  *at   = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
+    const char *at = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
     for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
@@ -94,7 +94,7 @@ static void raw_gates(const struct gdn_kernels *kr, float *g, float A, float dt,
 {
     float As[GDN_CHUNK], dts[GDN_CHUNK];
     for (int t = 0; t < n; t++) {
-        As[t]  = A;
+        As[t] = A;
         dts[t] = dt;
         if (bound < 0) g[t] = A * (g[t] + dt);
     }
@@ -150,7 +150,7 @@ struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s
 struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t, int head)
 {
     const struct gdn_pool_view *view = s->to_carry ? &r->carry_to : &r->to;
-    int64_t                     slot = t == s->n_valid - 1 ? s->to_carry ? 0 : s->write : -1;
+    int64_t slot = t == s->n_valid - 1 ? s->to_carry ? 0 : s->write : -1;
     if (r->plan && r->plan->batch.write == GDN_WRITE_EACH)
         slot = t >= 0 && t < s->n_valid ? gdn_plan_each_slot(r->plan, s, t) : -1;
     if (slot >= 0) return gdn_place_of(view, slot, head, s->base + t + 1);
@@ -179,7 +179,7 @@ void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr
                           const struct gdn_seq *seq, int head, int col, const float *S,
                           struct gdn_place to, int64_t n_tokens, float *rows)
 {
-    const int              n    = r->V - col < kr->strip ? r->V - col : kr->strip;
+    const int n = r->V - col < kr->strip ? r->V - col : kr->strip;
     const struct gdn_place from = gdn_rule_from(r, seq, head);
     if (gdn_are_twins(&from, &to) && are_idle(r, kr, seq, head, n_tokens))
         gdn_copy_columns(to, col, from, col, r->K, n);

@@ -62,7 +62,7 @@ struct load {
 static struct load load_of(const struct gdn_rule *r)
 {
     if (!r->seqs || r->n_seqs == 0) return (struct load){ 1, r->n_seqs, 0 }; /* not read yet */
-    int64_t       sum = 0;
+    int64_t sum = 0;
     const int64_t most = r->seqs[longest_seq(r)].n_valid, longest = most > 0 ? most : 1;
     for (int64_t b = 0; b < r->n_seqs; b++) sum += r->seqs[b].n_valid;
     return (struct load){ longest, sum / longest, sum % longest };
@@ -73,9 +73,9 @@ static struct load load_of(const struct gdn_rule *r)
 static int64_t tokens_to_end(const struct load *l, int64_t items, int n_threads)
 {
     const int64_t rounds = (l->whole * items + n_threads - 1) / n_threads;
-    const int64_t gaps   = rounds * n_threads - l->whole * items;
+    const int64_t gaps = rounds * n_threads - l->whole * items;
     const int64_t inside = l->rest > 0 ? gaps * (l->longest / l->rest) : items;
-    const int64_t more   = items > inside ? (items - inside + n_threads - 1) / n_threads : 0;
+    const int64_t more = items > inside ? (items - inside + n_threads - 1) / n_threads : 0;
     return rounds * l->longest + more * l->rest;
 }
 
@@ -84,15 +84,15 @@ static int64_t best_cut(const struct gdn_rule *r, const struct gdn_kernels *kr, 
                         int64_t most, int n_threads)
 {
     const struct load l = load_of(r);
-    double            least = INFINITY;
-    int64_t           best  = most;
+    double least = INFINITY;
+    int64_t best = most;
     for (int64_t each = most; each > 0; each--) {
         const int64_t items = r->n_groups * ((strips + each - 1) / each); /* of a sequence */
-        const double  time  = (double)tokens_to_end(&l, items, n_threads) *
-                             (double)gdn_rule_cost(kr, each);
+        const double time =
+            (double)tokens_to_end(&l, items, n_threads) * (double)gdn_rule_cost(kr, each);
         if (time >= least) continue;
         least = time;
-        best  = each;
+        best = each;
     }
     return best;
 }
@@ -101,30 +101,30 @@ void gdn_rule_cut(struct gdn_rule *r, const struct gdn_kernels *kr, int n_thread
 {
     const int most = r->Hq > r->Hk ? r->Hq : r->Hk, least = r->Hq + r->Hk - most;
     r->group_heads = most % least == 0 ? r->H / most : 1;
-    r->n_groups    = r->H / r->group_heads;
-    r->n_strips    = (r->V + kr->strip - 1) / kr->strip;
+    r->n_groups = r->H / r->group_heads;
+    r->n_strips = (r->V + kr->strip - 1) / kr->strip;
 
     /* No item with more state than the L2 cache takes, nor with more than scratch was made for. */
     const int64_t strips = (int64_t)r->group_heads * r->n_strips;
-    const int64_t bytes  = (int64_t)r->K * kr->strip * (int64_t)sizeof(float); /* of a strip */
-    const int64_t fits   = GDN_ITEM_STATE_BYTES / bytes;
-    int64_t       each   = fits < 1 ? 1 : fits < strips ? fits : strips;
+    const int64_t bytes = (int64_t)r->K * kr->strip * (int64_t)sizeof(float); /* of a strip */
+    const int64_t fits = GDN_ITEM_STATE_BYTES / bytes;
+    int64_t each = fits < 1 ? 1 : fits < strips ? fits : strips;
     if (r->part_strips > 0 && r->part_strips < each) each = r->part_strips;
-    each           = best_cut(r, kr, strips, each, n_threads);
+    each = best_cut(r, kr, strips, each, n_threads);
     r->part_strips = (int)each;
-    r->n_parts     = (int)((strips + each - 1) / each);
+    r->n_parts = (int)((strips + each - 1) / each);
 }
 
 int64_t gdn_rule_items(const struct gdn_rule *r) { return r->n_seqs * r->n_groups * r->n_parts; }
 
 struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *r, int64_t first, int64_t i)
 {
-    const int64_t        each   = (int64_t)r->n_groups * r->n_parts;
-    const int            strips = r->group_heads * r->n_strips, part = (int)(i % r->n_parts);
-    struct gdn_rule_item item   = { .seq = &r->seqs[(i / each + first) % r->n_seqs] };
+    const int64_t each = (int64_t)r->n_groups * r->n_parts;
+    const int strips = r->group_heads * r->n_strips, part = (int)(i % r->n_parts);
+    struct gdn_rule_item item = { .seq = &r->seqs[(i / each + first) % r->n_seqs] };
     item.group = (int)(i % each / r->n_parts);
     item.first = part * r->part_strips;
-    item.last  = item.first + r->part_strips < strips ? item.first + r->part_strips : strips;
+    item.last = item.first + r->part_strips < strips ? item.first + r->part_strips : strips;
     return item;
 }
 
@@ -140,18 +140,18 @@ size_t gdn_rule_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 }
 
 struct run_arg {
-    const struct gdn_rule    *rule;
+    const struct gdn_rule *rule;
     const struct gdn_kernels *kr;
-    char                     *scratch;
-    size_t                    thread_bytes;
-    int64_t                   first; /* the longest sequence, which is begun first */
+    char *scratch;
+    size_t thread_bytes;
+    int64_t first; /* the longest sequence, which is begun first */
 };
 
 static void run_item(void *arg, int64_t i, int thread)
 {
-    const struct run_arg      *a       = arg;
-    const struct gdn_rule     *r       = a->rule;
-    void                      *scratch = a->scratch + (size_t)thread * a->thread_bytes;
+    const struct run_arg *a = arg;
+    const struct gdn_rule *r = a->rule;
+    void *scratch = a->scratch + (size_t)thread * a->thread_bytes;
     const struct gdn_rule_item item = gdn_rule_item_at(r, a->first, i);
     if (item.seq->n_tokens == 0) return;
     switch (form_of(r, item.seq)) {
@@ -169,4 +169,3 @@ void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch)
     struct run_arg arg = { &r, ctx->kr, scratch, gdn_rule_scratch(&r, ctx->kr), longest_seq(&r) };
     gdn_parallel_for(ctx->threads, gdn_rule_items(&r), run_item, &arg);
 }
-

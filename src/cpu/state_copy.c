@@ -19,15 +19,15 @@ static int64_t slot_of(const gdn_tensor *slots, int64_t pair)
 
 /* Returns rows and columns from (row, column) on of one head. */
 static struct gdn_matrix matrix_of(const struct gdn_state_side *s, int64_t slot, int64_t head,
-                               int64_t row, int64_t column)
+                                   int64_t row, int64_t column)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(s->dtype);
     const int64_t first = slot * s->slot + head * s->head + row * s->row + column * s->column;
-    return (struct gdn_matrix){ .data   = s->data + first * unit,
-                            .dtype  = s->dtype,
-                            .unit   = unit,
-                            .row    = s->row * unit,
-                            .column = s->column * unit };
+    return (struct gdn_matrix){ .data = s->data + first * unit,
+                                .dtype = s->dtype,
+                                .unit = unit,
+                                .row = s->row * unit,
+                                .column = s->column * unit };
 }
 
 static float *scales_of(const struct gdn_state_side *s, int64_t slot, int64_t head, int64_t row)
@@ -46,22 +46,21 @@ static struct gdn_matrix dense(void *data, int32_t dtype, int64_t columns)
 static void load_rows(float *S, const struct gdn_kernels *kr, const struct gdn_matrix *from,
                       const float *scales, int n, int columns)
 {
-    uint8_t                 codes[COLUMNS * GDN_MAX_HEAD];
-    const bool              is_q8 = gdn_is_q8(from->dtype);
-    const struct gdn_matrix to    = is_q8 ? dense(codes, from->dtype, columns)
-                                          : dense(S, GDN_F32, columns);
+    uint8_t codes[COLUMNS * GDN_MAX_HEAD];
+    const bool is_q8 = gdn_is_q8(from->dtype);
+    const struct gdn_matrix to =
+        is_q8 ? dense(codes, from->dtype, columns) : dense(S, GDN_F32, columns);
     gdn_matrix_copy(kr, &to, from, n, columns);
-    if (is_q8)
-        kr->load8_vk[from->dtype - GDN_I8](S, columns, codes, columns, scales, columns, n);
+    if (is_q8) kr->load8_vk[from->dtype - GDN_I8](S, columns, codes, columns, scales, columns, n);
 }
 
 static void store_rows(float *S, const struct gdn_kernels *kr, const struct gdn_matrix *to,
                        float *scales, const uint32_t *keys, int n, int columns)
 {
-    uint8_t                 codes[COLUMNS * GDN_MAX_HEAD];
-    const bool              is_q8 = gdn_is_q8(to->dtype);
-    const struct gdn_matrix from  = is_q8 ? dense(codes, to->dtype, columns)
-                                          : dense(S, GDN_F32, columns);
+    uint8_t codes[COLUMNS * GDN_MAX_HEAD];
+    const bool is_q8 = gdn_is_q8(to->dtype);
+    const struct gdn_matrix from =
+        is_q8 ? dense(codes, to->dtype, columns) : dense(S, GDN_F32, columns);
     if (is_q8)
         kr->store8_vk[to->dtype - GDN_I8](codes, columns, scales, S, columns, keys, columns, n);
     gdn_matrix_copy(kr, to, &from, n, columns);
@@ -72,9 +71,9 @@ static void convert_head(const struct gdn_state_move *m, int64_t from, int64_t t
 {
     const gdn_state_copy_args *a = &m->args;
     const uint64_t noise = gdn_noise(a->seed, 0, head);
-    const int      K     = (int)m->columns;
-    float          S[COLUMNS * GDN_MAX_HEAD];
-    uint32_t       keys[COLUMNS];
+    const int K = (int)m->columns;
+    float S[COLUMNS * GDN_MAX_HEAD];
+    uint32_t keys[COLUMNS];
     for (int64_t v = 0; v < m->rows; v += COLUMNS) {
         const int n = m->rows - v < COLUMNS ? (int)(m->rows - v) : COLUMNS;
         const struct gdn_matrix source = matrix_of(&m->from, from, head, v, 0);
@@ -90,7 +89,7 @@ static void convert_head(const struct gdn_state_move *m, int64_t from, int64_t t
 static void copy_scales(const struct gdn_state_move *m, int64_t from, int64_t to, int64_t head)
 {
     const size_t bytes = (size_t)m->rows * sizeof(float);
-    float       *t     = scales_of(&m->to, to, head, 0);
+    float *t = scales_of(&m->to, to, head, 0);
     if (!t) return;
     if (from < 0)
         memset(t, 0, bytes);
@@ -102,13 +101,13 @@ static void copy_scales(const struct gdn_state_move *m, int64_t from, int64_t to
 static void run_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
-    const struct gdn_state_move *m    = arg;
-    const int64_t                pair = item / m->n_parts, part = item % m->n_parts;
+    const struct gdn_state_move *m = arg;
+    const int64_t pair = item / m->n_parts, part = item % m->n_parts;
     const int64_t from = slot_of(&m->args.from_slots, pair), to = slot_of(&m->args.to_slots, pair);
-    const bool    is_conv = m->args.to_pool.ndim == 3, is_zero = !m->from.data || from < 0;
+    const bool is_conv = m->args.to_pool.ndim == 3, is_zero = !m->from.data || from < 0;
     const int64_t head = is_conv ? 0 : part, row = is_conv ? part * GDN_STATE_CHANNELS : 0;
     const int64_t n_zero = is_zero ? m->n_old + m->columns : m->n_old;
-    int64_t       rows   = m->rows - row;
+    int64_t rows = m->rows - row;
     if (to < 0 || (m->same_pool && from == to)) return;
     if (is_conv && rows > GDN_STATE_CHANNELS) rows = GDN_STATE_CHANNELS;
 
@@ -139,17 +138,17 @@ static const char *loops_of(const struct gdn_state_move *m)
         return !gdn_is_q8(m->to.dtype)     ? "load8_vk"
                : !gdn_is_q8(m->from.dtype) ? "store8_vk"
                                            : "load8_vk store8_vk";
-    const struct gdn_matrix to   = matrix_of(&m->to, 0, 0, 0, 0);
+    const struct gdn_matrix to = matrix_of(&m->to, 0, 0, 0, 0);
     const struct gdn_matrix from = matrix_of(&m->from, 0, 0, 0, 0);
-    const bool              tiled = gdn_matrix_is_tiled(&to, &from, m->rows, m->columns);
-    const bool              other = to.dtype != from.dtype;
+    const bool tiled = gdn_matrix_is_tiled(&to, &from, m->rows, m->columns);
+    const bool other = to.dtype != from.dtype;
     return names[tiled][(other && from.dtype != GDN_F32) + 2 * (other && to.dtype != GDN_F32)];
 }
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_state_call *c = call;
-    c->move.kr    = ctx->kr;
+    c->move.kr = ctx->kr;
     c->base.bytes = gdn_state_bytes(&c->move);
     return GDN_OK;
 }

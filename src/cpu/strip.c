@@ -44,16 +44,16 @@ enum { TILE = 8 }; /* columns that are turned at a time */
 
 /* The first of n columns in memory, and the shape of what lies there. */
 struct part {
-    char   *at;
+    char *at;
     int64_t row, step; /* bytes from one row, one column to the next */
-    int     rows, cols;
+    int rows, cols;
 };
 
 static struct part part_of(const struct gdn_place *p, int K, int col, int n)
 {
-    const struct gdn_pool_view *v    = p->view;
-    const int64_t               elem = (int64_t)gdn_dtype_bytes(v->dtype), row = v->ld * elem;
-    const int64_t               step = (1 + v->gap) * elem;
+    const struct gdn_pool_view *v = p->view;
+    const int64_t elem = (int64_t)gdn_dtype_bytes(v->dtype), row = v->ld * elem;
+    const int64_t step = (1 + v->gap) * elem;
     if (v->k_first) return (struct part){ p->data + col * step, row, step, K, n };
     return (struct part){ p->data + col * row, row, step, n, K };
 }
@@ -78,10 +78,10 @@ static void scatter(char *to, int64_t step, const char *from, int n, int64_t uni
 static void load_spread(float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
                         const struct gdn_place *from, int K, int col, int n)
 {
-    const struct gdn_pool_view *v    = from->view;
-    const struct part           p    = part_of(from, K, col, n);
-    const int64_t               unit = (int64_t)gdn_dtype_bytes(v->dtype);
-    char                        row[GDN_MAX_HEAD * sizeof(float)];
+    const struct gdn_pool_view *v = from->view;
+    const struct part p = part_of(from, K, col, n);
+    const int64_t unit = (int64_t)gdn_dtype_bytes(v->dtype);
+    char row[GDN_MAX_HEAD * sizeof(float)];
     for (int i = 0; i < p.rows; i++, S += ld) {
         gather(row, p.at + i * p.row, p.step, p.cols, unit);
         if (!gdn_is_q8(v->dtype))
@@ -97,10 +97,10 @@ static void load_spread(float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
 static void store_spread(const float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
                          const struct gdn_place *to, int K, int col, int n)
 {
-    const struct gdn_pool_view *v    = to->view;
-    const struct part           p    = part_of(to, K, col, n);
-    const int64_t               unit = (int64_t)gdn_dtype_bytes(v->dtype);
-    char                        row[GDN_MAX_HEAD * sizeof(float)];
+    const struct gdn_pool_view *v = to->view;
+    const struct part p = part_of(to, K, col, n);
+    const int64_t unit = (int64_t)gdn_dtype_bytes(v->dtype);
+    char row[GDN_MAX_HEAD * sizeof(float)];
     for (int i = 0; i < p.rows; i++) {
         kr->store_row[v->dtype](row, S + i * ld, (size_t)p.cols);
         scatter(p.at + i * p.row, p.step, row, p.cols, unit);
@@ -112,9 +112,9 @@ static void store_spread8(const float *S, ptrdiff_t ld, const struct gdn_kernels
                           const struct gdn_place *to, const uint32_t *keys, int K, int col, int n)
 {
     const struct gdn_pool_view *v = to->view;
-    char                        codes[TILE * GDN_MAX_HEAD];
+    char codes[TILE * GDN_MAX_HEAD];
     for (int j = 0; j < n; j += TILE) {
-        const int         m = n - j < TILE ? n - j : TILE;
+        const int m = n - j < TILE ? n - j : TILE;
         const struct part p = part_of(to, K, col + j, m);
         (v->k_first ? kr->store8_kv : kr->store8_vk)[v->dtype - GDN_I8](
             codes, p.cols, scales_at(to, col + j), v->k_first ? S + j : S + j * ld, ld,
@@ -130,7 +130,7 @@ static void load_rows(float *S, ptrdiff_t ld, const struct gdn_kernels *kr,
                       const struct gdn_place *from, int K, int col, int n)
 {
     const struct gdn_pool_view *v = from->view;
-    const struct part           p = part_of(from, K, col, n);
+    const struct part p = part_of(from, K, col, n);
     if (v->gap) {
         load_spread(S, ld, kr, from, K, col, n);
         return;
@@ -148,7 +148,7 @@ static void store_rows(const float *S, ptrdiff_t ld, const struct gdn_kernels *k
                        const struct gdn_place *to, int K, int col, int n)
 {
     const struct gdn_pool_view *v = to->view;
-    const struct part           p = part_of(to, K, col, n);
+    const struct part p = part_of(to, K, col, n);
     if (gdn_is_q8(v->dtype)) {
         uint32_t keys[GDN_MAX_HEAD];
         if (v->random) gdn_noise_keys(keys, to->noise, col, n);
@@ -214,12 +214,12 @@ void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, in
                       int n)
 {
     const struct part t = part_of(&to, K, to_col, n), f = part_of(&from, K, from_col, n);
-    const bool        turn = to.view->k_first != from.view->k_first;
+    const bool turn = to.view->k_first != from.view->k_first;
     if (to.scales)
         memmove(to.scales + to_col, from.scales + from_col, (size_t)n * sizeof *to.scales);
     for (int i = 0; i < t.rows; i++) {
-        char         *row  = t.at + i * t.row;
-        const char   *from_row = f.at + i * (turn ? f.step : f.row);
+        char *row = t.at + i * t.row;
+        const char *from_row = f.at + i * (turn ? f.step : f.row);
         const int64_t step = turn ? f.row : f.step;
         if (t.step == 1 && step == 1) memmove(row, from_row, (size_t)t.cols);
         for (int j = 0; (t.step != 1 || step != 1) && j < t.cols; j++)
@@ -232,8 +232,8 @@ void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, in
 void gdn_load_strip(float *S, const struct gdn_kernels *kr, struct gdn_place from, int K, int col,
                     int n, float *rows)
 {
-    const int       strip = kr->strip;
-    const ptrdiff_t ld    = gdn_strip_ld(K);
+    const int strip = kr->strip;
+    const ptrdiff_t ld = gdn_strip_ld(K);
     if (!from.data || n < strip) memset(S, 0, (size_t)(K * strip) * sizeof *S);
     if (!from.data) return;
     if (from.view->k_first) {
@@ -247,8 +247,8 @@ void gdn_load_strip(float *S, const struct gdn_kernels *kr, struct gdn_place fro
 void gdn_store_strip(const float *S, const struct gdn_kernels *kr, struct gdn_place to, int K,
                      int col, int n, float *rows)
 {
-    const int       strip = kr->strip;
-    const ptrdiff_t ld    = gdn_strip_ld(K);
+    const int strip = kr->strip;
+    const ptrdiff_t ld = gdn_strip_ld(K);
     if (to.view->k_first) {
         store_rows(S, strip, kr, &to, K, col, n);
         return;

@@ -12,9 +12,9 @@
 
 /* One head's state in a slot of a pool. */
 struct gdn_place {
-    char                       *data;   /* NULL: zero, or nowhere */
-    float                      *scales; /* [V], of 8-bit states; NULL: none */
-    uint64_t                    noise;  /* what random rounding starts from */
+    char *data;     /* NULL: zero, or nowhere */
+    float *scales;  /* [V], of 8-bit states; NULL: none */
+    uint64_t noise; /* what random rounding starts from */
     const struct gdn_pool_view *view;
 };
 
@@ -24,7 +24,7 @@ struct gdn_place gdn_place_of(const struct gdn_pool_view *view, int64_t slot, in
 
 /* Return the start of the random numbers of head `head` after n_tokens, and those of n columns. */
 uint64_t gdn_noise(uint64_t seed, int64_t n_tokens, int64_t head);
-void     gdn_noise_keys(uint32_t *keys, uint64_t noise, int64_t col, int n);
+void gdn_noise_keys(uint32_t *keys, uint64_t noise, int64_t col, int n);
 
 /* Loads columns [col, col + n) of one head's state, dense: [K][n] where k_first, else [n][K]. And
  * back. */

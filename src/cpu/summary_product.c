@@ -10,10 +10,10 @@
 
 /* Scratch of one thread; all 64-byte aligned. */
 struct scratch {
-    float *M;          /* [K][ld] */
-    float *S, *U, *P;  /* strips */
-    float *rows;       /* [strip][ld] */
-    bool   is_zero;    /* M */
+    float *M;         /* [K][ld] */
+    float *S, *U, *P; /* strips */
+    float *rows;      /* [strip][ld] */
+    bool is_zero;     /* M */
 };
 
 static size_t lay_out(struct scratch *c, const struct gdn_product *a, const struct gdn_kernels *kr,
@@ -21,10 +21,10 @@ static size_t lay_out(struct scratch *c, const struct gdn_product *a, const stru
 {
     const size_t K = (size_t)a->K, strip = (size_t)kr->strip, ld = (size_t)gdn_strip_ld(a->K);
     const struct gdn_part parts[] = { { &c->M, K * ld },
-                  { &c->S, K * strip },
-                  { &c->U, K * strip },
-                  { &c->P, K * strip },
-                  { &c->rows, strip * ld } };
+                                      { &c->S, K * strip },
+                                      { &c->U, K * strip },
+                                      { &c->P, K * strip },
+                                      { &c->rows, strip * ld } };
     return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
 
@@ -33,8 +33,8 @@ static void load_transition(struct scratch *c, const struct gdn_product *a,
                             const struct gdn_kernels *kr, const char *from)
 {
     const struct gdn_pool_view *view = &a->M;
-    const int64_t   row = view->ld * (int64_t)gdn_dtype_bytes(view->dtype);
-    const ptrdiff_t ld  = gdn_strip_ld(a->K);
+    const int64_t row = view->ld * (int64_t)gdn_dtype_bytes(view->dtype);
+    const ptrdiff_t ld = gdn_strip_ld(a->K);
     for (int y = 0; y < a->K; y += kr->strip) {
         const int n = a->K - y < kr->strip ? a->K - y : kr->strip;
         for (int i = y; i < y + n; i++) {
@@ -49,21 +49,21 @@ static void load_transition(struct scratch *c, const struct gdn_product *a,
 }
 
 struct run_arg {
-    const struct gdn_product      *product;
+    const struct gdn_product *product;
     const struct gdn_kernels *kr;
-    char                     *scratch;
-    size_t                    thread_bytes;
+    char *scratch;
+    size_t thread_bytes;
 };
 
 static void run_item(void *arg, int64_t item, int thread)
 {
-    const struct run_arg     *r  = arg;
-    const struct gdn_product      *a  = r->product;
+    const struct run_arg *r = arg;
+    const struct gdn_product *a = r->product;
     const struct gdn_kernels *kr = r->kr;
     const int64_t b = item / a->n_strips / a->H, h = item / a->n_strips % a->H;
-    const int     col = (int)(item % a->n_strips) * kr->strip;
-    const int     n   = a->V - col < kr->strip ? a->V - col : kr->strip;
-    bool          is_known_zero = !a->S.data;
+    const int col = (int)(item % a->n_strips) * kr->strip;
+    const int n = a->V - col < kr->strip ? a->V - col : kr->strip;
+    bool is_known_zero = !a->S.data;
     struct scratch c;
     lay_out(&c, a, kr, r->scratch + (size_t)thread * r->thread_bytes);
 
@@ -87,12 +87,12 @@ static void run_item(void *arg, int64_t item, int thread)
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    struct gdn_product_call *c       = call;
-    const size_t             threads = (size_t)gdn_threads_count(ctx->threads);
+    struct gdn_product_call *c = call;
+    const size_t threads = (size_t)gdn_threads_count(ctx->threads);
     for (int i = 0; i < c->n; i++) {
         struct gdn_product *a = &c->product[i];
-        struct scratch      none;
-        const size_t        bytes = lay_out(&none, a, ctx->kr, NULL) * threads;
+        struct scratch none;
+        const size_t bytes = lay_out(&none, a, ctx->kr, NULL) * threads;
         a->n_strips = (a->V + ctx->kr->strip - 1) / ctx->kr->strip;
         if (bytes > c->base.bytes) c->base.bytes = bytes;
     }
@@ -101,11 +101,11 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    struct gdn_product_call *c      = call;
-    const size_t             thread = c->base.bytes / (size_t)gdn_threads_count(ctx->threads);
+    struct gdn_product_call *c = call;
+    const size_t thread = c->base.bytes / (size_t)gdn_threads_count(ctx->threads);
     for (int i = 0; i < c->n; i++) {
-        const struct gdn_product *a   = &c->product[i];
-        struct run_arg            arg = { a, ctx->kr, memory, thread };
+        const struct gdn_product *a = &c->product[i];
+        struct run_arg arg = { a, ctx->kr, memory, thread };
         gdn_parallel_for(ctx->threads, a->B * a->H * a->n_strips, run_item, &arg);
     }
     return gdn_note_kernel(ctx, c->base.op, "strip_mul");
@@ -119,5 +119,5 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
 }
 
 const struct gdn_op_backend gdn_cpu_op_summary_compose = { plan, run };
-const struct gdn_op_backend gdn_cpu_op_summary_apply   = { plan, run };
-const struct gdn_op_backend gdn_cpu_op_summary_fold    = { plan, run_fold };
+const struct gdn_op_backend gdn_cpu_op_summary_apply = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_summary_fold = { plan, run_fold };

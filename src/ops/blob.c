@@ -18,11 +18,11 @@
 
 static gdn_status check_tensors(gdn_ctx *ctx, const gdn_blob_args *a)
 {
-    static const int64_t any[]       = { -1, -1, -1, -1 };
-    const gdn_tensor    *lists[]     = { &a->slots, &a->position };
-    const char *const    names[]     = { "slots", "position" };
-    const gdn_tensor    *pools[]     = { &a->state, &a->conv_state };
-    const char *const    pool_name[] = { "state", "conv_state" };
+    static const int64_t any[] = { -1, -1, -1, -1 };
+    const gdn_tensor *lists[] = { &a->slots, &a->position };
+    const char *const names[] = { "slots", "position" };
+    const gdn_tensor *pools[] = { &a->state, &a->conv_state };
+    const char *const pool_name[] = { "state", "conv_state" };
     for (int i = 0; i < 2; i++) {
         TRY(gdn_check_tensor(ctx, lists[i], names[i]));
         TRY(gdn_check_dtype(ctx, lists[i], names[i], GDN_INDICES));
@@ -48,7 +48,8 @@ static gdn_status check_args(gdn_ctx *ctx, const gdn_blob_args *args, gdn_blob_a
     if (a->n_ranks == 0) a->n_ranks = 1;
     TRY(check_tensors(ctx, a));
     if (ctx->backend->upload)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "state: in device memory, wanted a context of the "
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "state: in device memory, wanted a context of the "
                         "CPU and copies of the slots in its memory");
     return GDN_OK;
 }
@@ -58,7 +59,7 @@ static gdn_status check_args(gdn_ctx *ctx, const gdn_blob_args *args, gdn_blob_a
 static gdn_status count_sequences(gdn_ctx *ctx, const gdn_blob_args *a, int64_t *B)
 {
     const gdn_tensor *const of[] = { &a->slots, &a->state, &a->conv_state, &a->position };
-    *B                           = -1;
+    *B = -1;
     for (int i = 0; i < 4 && *B < 0; i++)
         if (of[i]->data) *B = of[i]->size[0];
     for (int i = 0; i < 4; i++)
@@ -81,20 +82,20 @@ static gdn_status check_scales(gdn_ctx *ctx, const gdn_blob_args *a, int64_t H)
 static gdn_status describe(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob_header *h,
                            struct gdn_blob_places *p)
 {
-    const bool  has_state = a->state.data, has_conv = a->conv_state.data;
-    *h                = gdn_blob_new_header();
-    h->head_map       = a->head_map;
-    h->n_query_heads  = a->n_query_heads;
-    h->n_key_heads    = a->n_key_heads;
-    h->n_value_heads  = a->n_value_heads;
-    h->key_head_dim   = a->key_head_dim;
+    const bool has_state = a->state.data, has_conv = a->conv_state.data;
+    *h = gdn_blob_new_header();
+    h->head_map = a->head_map;
+    h->n_query_heads = a->n_query_heads;
+    h->n_key_heads = a->n_key_heads;
+    h->n_value_heads = a->n_value_heads;
+    h->key_head_dim = a->key_head_dim;
     h->value_head_dim = a->value_head_dim;
-    h->state_dtype    = has_state ? a->state.dtype : GDN_BLOB_NO_DTYPE;
-    h->state_layout   = has_state ? a->state_layout : 0;
-    h->conv_dtype     = has_conv ? a->conv_state.dtype : GDN_BLOB_NO_DTYPE;
-    h->rank           = a->rank;
-    h->n_ranks        = a->n_ranks;
-    h->no_scales      = has_state && a->state.dtype > GDN_I8 && !a->state_scales.data;
+    h->state_dtype = has_state ? a->state.dtype : GDN_BLOB_NO_DTYPE;
+    h->state_layout = has_state ? a->state_layout : 0;
+    h->conv_dtype = has_conv ? a->conv_state.dtype : GDN_BLOB_NO_DTYPE;
+    h->rank = a->rank;
+    h->n_ranks = a->n_ranks;
+    h->no_scales = has_state && a->state.dtype > GDN_I8 && !a->state_scales.data;
     h->copies[0] = a->query_copies, h->copies[1] = a->key_copies, h->copies[2] = a->value_copies;
     gdn_blob_set_version(h);
     if (has_conv && a->conv_state.size[2] > INT32_MAX)
@@ -103,9 +104,9 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob
     h->conv_length = has_conv ? (int32_t)a->conv_state.size[2] : 0;
     TRY(count_sequences(ctx, a, &h->n_sequences));
     TRY(gdn_blob_place(ctx, h, "gdn_blob_args", p));
-    h->total_bytes         = p->total;
+    h->total_bytes = p->total;
     const gdn_tensor state = gdn_blob_state(h, p, NULL), conv = gdn_blob_conv(h, p, NULL);
-    const int64_t   *s = state.size, *c = conv.size;
+    const int64_t *s = state.size, *c = conv.size;
     TRY(gdn_check_shape(ctx, &a->state, "state", 4, (int64_t[]){ -1, s[1], s[2], s[3] }));
     TRY(check_scales(ctx, a, s[1]));
     return gdn_check_shape(ctx, &a->conv_state, "conv_state", 3, (int64_t[]){ -1, c[1], c[2] });
@@ -116,7 +117,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob
 /* One pool and its view in the blob, checked, to be run. */
 struct copy {
     struct gdn_state_call call;
-    bool                  is_there;
+    bool is_there;
 };
 
 static gdn_status get_memory(gdn_ctx *ctx, const struct copy *c, void **memory)
@@ -130,10 +131,10 @@ static gdn_status prepare(gdn_ctx *ctx, const gdn_state_copy_args *args, const c
     void *memory;
     c->is_there = args->from_pool.data && args->to_pool.data;
     if (!c->is_there) return GDN_OK;
-    c->call = (struct gdn_state_call){ .move = { .from_name       = from,
-                                                 .to_name         = to,
+    c->call = (struct gdn_state_call){ .move = { .from_name = from,
+                                                 .to_name = to,
                                                  .from_slots_name = "slots",
-                                                 .to_slots_name   = "slots" } };
+                                                 .to_slots_name = "slots" } };
     TRY(gdn_state_describe(ctx, args, &c->call.move));
     TRY(ctx->backend->ops[GDN_OP_STATE_COPY]->plan(ctx, &c->call));
     TRY(get_memory(ctx, c, &memory));
@@ -156,7 +157,7 @@ static gdn_status run(gdn_ctx *ctx, const char *op, struct copy *copies)
 
 static gdn_status find_bytes(gdn_ctx *ctx, const gdn_blob_args *args, size_t *bytes)
 {
-    gdn_blob_args          a;
+    gdn_blob_args a;
     struct gdn_blob_header h;
     struct gdn_blob_places p;
     if (!bytes) return gdn_fail(ctx, GDN_E_ARG, "bytes: NULL");
@@ -194,7 +195,7 @@ static gdn_status check_contents(gdn_ctx *ctx, const gdn_blob_args *a, int64_t B
 {
     const struct {
         const gdn_tensor *t;
-        const char       *name;
+        const char *name;
     } lists[] = { { &a->slots, "slots" }, { &a->position, "position" } };
     for (int i = 0; i < 2; i++)
         for (int64_t b = 0; b < B && lists[i].t->data; b++)
@@ -206,25 +207,25 @@ static gdn_status check_contents(gdn_ctx *ctx, const gdn_blob_args *a, int64_t B
 
 static gdn_status save(gdn_ctx *ctx, const gdn_blob_args *args)
 {
-    gdn_blob_args          a;
+    gdn_blob_args a;
     struct gdn_blob_header h;
     struct gdn_blob_places p;
-    struct copy            copies[2];
+    struct copy copies[2];
     TRY(check_args(ctx, args, &a));
     TRY(describe(ctx, &a, &h, &p));
     TRY(check_target(ctx, &a, p.total));
     TRY(check_contents(ctx, &a, h.n_sequences));
 
     gdn_state_copy_args c = gdn_state_copy_args_init();
-    c.from_slots          = a.slots;
-    c.from_pool           = a.conv_state;
-    c.to_pool             = gdn_blob_conv(&h, &p, a.blob);
+    c.from_slots = a.slots;
+    c.from_pool = a.conv_state;
+    c.to_pool = gdn_blob_conv(&h, &p, a.blob);
     TRY(prepare(ctx, &c, "conv_state", "blob", &copies[0]));
     c.from_layout = c.to_layout = a.state_layout;
-    c.from_pool                 = a.state;
-    c.to_pool                   = gdn_blob_state(&h, &p, a.blob);
-    c.from_scales               = a.state_scales;
-    c.to_scales                 = gdn_blob_scales(&h, &p, a.blob);
+    c.from_pool = a.state;
+    c.to_pool = gdn_blob_state(&h, &p, a.blob);
+    c.from_scales = a.state_scales;
+    c.to_scales = gdn_blob_scales(&h, &p, a.blob);
     TRY(prepare(ctx, &c, "state", "blob", &copies[1]));
 
     gdn_blob_clear(a.blob, &h, &p);
@@ -252,7 +253,7 @@ static gdn_status check_expected(gdn_ctx *ctx, const gdn_blob_args *a,
 {
     const struct {
         const char *name;
-        int32_t     found, wanted;
+        int32_t found, wanted;
     } fields[] = {
         { "head_map", h->head_map, a->head_map },
         { "n_query_heads", h->n_query_heads, a->n_query_heads },
@@ -282,9 +283,9 @@ static gdn_status check_expected(gdn_ctx *ctx, const gdn_blob_args *a,
 static gdn_status check_pools(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob_header h,
                               const struct gdn_blob_places *p)
 {
-    h.state_layout         = a->state_layout;
+    h.state_layout = a->state_layout;
     const gdn_tensor state = gdn_blob_state(&h, p, NULL), conv = gdn_blob_conv(&h, p, NULL);
-    const int64_t    n = a->slots.data ? -1 : h.n_sequences, *s = state.size;
+    const int64_t n = a->slots.data ? -1 : h.n_sequences, *s = state.size;
     TRY(gdn_check_shape(ctx, &a->slots, "slots", 1, &h.n_sequences));
     TRY(gdn_check_shape(ctx, &a->state, "state", 4, (int64_t[]){ n, s[1], s[2], s[3] }));
     TRY(check_scales(ctx, a, s[1]));
@@ -298,10 +299,10 @@ static gdn_status check_written(gdn_ctx *ctx, const gdn_blob_args *a)
     const gdn_tensor blob = gdn_blob_memory(a->blob, a->blob_bytes);
     const struct {
         const gdn_tensor *t;
-        const char       *name;
-    } all[] = { { &a->state, "state" }, { &a->state_scales, "state_scales" },
+        const char *name;
+    } all[] = { { &a->state, "state" },           { &a->state_scales, "state_scales" },
                 { &a->conv_state, "conv_state" }, { &a->position, "position" },
-                { &a->slots, "slots" }, { &blob, "blob" } };
+                { &a->slots, "slots" },           { &blob, "blob" } };
     TRY(gdn_check_tensor(ctx, &a->state_scales, "state_scales"));
     for (int i = 0; i < 4; i++) {
         TRY(gdn_check_injective(ctx, all[i].t, all[i].name));
@@ -324,9 +325,9 @@ static gdn_status check_positions(gdn_ctx *ctx, const gdn_blob_args *a, const gd
 static void write_positions(const gdn_tensor *to, const gdn_tensor *found)
 {
     for (int64_t b = 0; b < found->size[0] && to->data; b++) {
-        void         *at   = gdn_at(to, to->size[0] < 2 ? 0 : b * to->stride[0]);
+        void *at = gdn_at(to, to->size[0] < 2 ? 0 : b * to->stride[0]);
         const int64_t wide = gdn_index(found, b);
-        const int32_t n    = (int32_t)wide;
+        const int32_t n = (int32_t)wide;
         if (to->dtype == GDN_I32)
             memcpy(at, &n, sizeof n);
         else
@@ -336,10 +337,10 @@ static void write_positions(const gdn_tensor *to, const gdn_tensor *found)
 
 static gdn_status load(gdn_ctx *ctx, const gdn_blob_args *args)
 {
-    gdn_blob_args          a;
+    gdn_blob_args a;
     struct gdn_blob_header h;
     struct gdn_blob_places p;
-    struct copy            copies[2];
+    struct copy copies[2];
     TRY(check_args(ctx, args, &a));
     TRY(gdn_blob_open(ctx, a.blob, a.blob_bytes, "blob", &h, &p));
     TRY(check_expected(ctx, &a, &h));
@@ -349,17 +350,17 @@ static gdn_status load(gdn_ctx *ctx, const gdn_blob_args *args)
     TRY(check_positions(ctx, &a, &position));
 
     gdn_state_copy_args c = gdn_state_copy_args_init();
-    c.to_slots            = a.slots;
-    c.from_pool           = gdn_blob_conv(&h, &p, a.blob);
-    c.to_pool             = a.conv_state;
+    c.to_slots = a.slots;
+    c.from_pool = gdn_blob_conv(&h, &p, a.blob);
+    c.to_pool = a.conv_state;
     TRY(prepare(ctx, &c, "blob", "conv_state", &copies[0]));
     c.from_layout = h.state_layout;
-    c.to_layout   = a.state_layout;
-    c.from_pool   = gdn_blob_state(&h, &p, a.blob);
-    c.to_pool     = a.state;
-    c.to_scales   = a.state_scales;
-    c.rounding    = a.rounding;
-    c.seed        = a.seed;
+    c.to_layout = a.state_layout;
+    c.from_pool = gdn_blob_state(&h, &p, a.blob);
+    c.to_pool = a.state;
+    c.to_scales = a.state_scales;
+    c.rounding = a.rounding;
+    c.seed = a.seed;
     if (a.state.data) c.from_scales = gdn_blob_scales(&h, &p, a.blob);
     TRY(prepare(ctx, &c, "blob", "state", &copies[1]));
 

@@ -13,7 +13,7 @@
 
 /* A blob as memory to move heads from or to. */
 struct side {
-    char                  *data;
+    char *data;
     struct gdn_blob_header h;
     struct gdn_blob_places p;
 };
@@ -37,8 +37,8 @@ static gdn_status check_cut(gdn_ctx *ctx, const struct gdn_blob_header *h, int32
     if (H % n || (Hq % n && n % Hq) || (Hk % n && n % Hk) || (Hv % n && n % Hv))
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "n_ranks: %d, wanted a divisor of %d state heads, and a divisor or a "
-                        "multiple of %d, %d, %d heads of q, k, v", (int)n, (int)H, (int)Hq,
-                        (int)Hk, (int)Hv);
+                        "multiple of %d, %d, %d heads of q, k, v",
+                        (int)n, (int)H, (int)Hq, (int)Hk, (int)Hv);
     if (h->head_map == GDN_HEADS_GROUPED) return GDN_OK;
     if (Hq % G || Hk % G || Hv % G)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
@@ -47,18 +47,19 @@ static gdn_status check_cut(gdn_ctx *ctx, const struct gdn_blob_header *h, int32
     if (n > G && ((Hq != G && Hq != H) || (Hk != G && Hk != H) || (Hv != G && Hv != H)))
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "n_ranks: %d, interleaved, %d, %d, %d heads of q, k, v, wanted %d or %d of "
-                        "each", (int)n, (int)Hq, (int)Hk, (int)Hv, (int)G, (int)H);
+                        "each",
+                        (int)n, (int)Hq, (int)Hk, (int)Hv, (int)G, (int)H);
     return GDN_OK;
 }
 
 /* Heads of one kind, whole and part: where they begin, bytes of a head and of a sequence. */
 struct heads {
-    char    *whole, *part;
+    char *whole, *part;
     uint64_t whole_row, part_row, bytes;
-    int64_t  n, period; /* of the part; of its map, see gdn_blob.h */
-    int32_t  rank, n_ranks, copies; /* copies: ranks that have each head of this kind */
-    int32_t  most_copies;           /* of any kind */
-    bool     grouped;
+    int64_t n, period;             /* of the part; of its map, see gdn_blob.h */
+    int32_t rank, n_ranks, copies; /* copies: ranks that have each head of this kind */
+    int32_t most_copies;           /* of any kind */
+    bool grouped;
 };
 
 /* Returns the number in the whole of the part's head i. */
@@ -86,7 +87,7 @@ static void move_heads(const struct heads *s, int64_t b, bool to_part)
     for (int64_t i = 0; i < s->n; i++) {
         const int64_t of_whole = whole_head(s, i);
         char *whole = s->whole + (uint64_t)b * s->whole_row + (uint64_t)of_whole * s->bytes;
-        char *part  = s->part + (uint64_t)b * s->part_row + (uint64_t)i * s->bytes;
+        char *part = s->part + (uint64_t)b * s->part_row + (uint64_t)i * s->bytes;
         memcpy(to_part ? part : whole, to_part ? whole : part, (size_t)s->bytes);
     }
 }
@@ -95,36 +96,38 @@ static void move_heads(const struct heads *s, int64_t b, bool to_part)
 static void move_parts(const struct side *whole, const struct side *part, bool to_part)
 {
     const struct gdn_blob_header *h = &part->h;
-    const bool     has_state = h->state_dtype != GDN_BLOB_NO_DTYPE;
-    const bool     has_conv  = h->conv_dtype != GDN_BLOB_NO_DTYPE;
+    const bool has_state = h->state_dtype != GDN_BLOB_NO_DTYPE;
+    const bool has_conv = h->conv_dtype != GDN_BLOB_NO_DTYPE;
     const uint64_t K = (uint64_t)h->key_head_dim, V = (uint64_t)h->value_head_dim;
     const uint64_t entry = has_conv ? gdn_dtype_bytes(h->conv_dtype) * (uint64_t)h->conv_length : 0;
     const struct gdn_blob_places *p = &part->p, *w = &whole->p;
     const struct {
-        int32_t  n, copies;
+        int32_t n, copies;
         uint64_t bytes, part, whole, part_row, whole_row; /* part, whole: 0: after the one before */
-    } kinds[] = { { state_heads(h), 1, has_state ? K * V * gdn_dtype_bytes(h->state_dtype) : 0,
-                    p->state, w->state, p->state_bytes, w->state_bytes },
-                  { state_heads(h), 1, p->scales_bytes ? V * sizeof(float) : 0, p->scales,
-                    w->scales, p->scales_bytes, w->scales_bytes },
-                  { h->n_query_heads, gdn_blob_copies(h, 0), K * entry, p->conv, w->conv,
-                    p->conv_bytes, w->conv_bytes },
-                  { h->n_key_heads, gdn_blob_copies(h, 1), K * entry, 0, 0, p->conv_bytes,
-                    w->conv_bytes },
-                  { h->n_value_heads, gdn_blob_copies(h, 2), V * entry, 0, 0, p->conv_bytes,
-                    w->conv_bytes } };
+    } kinds[] = {
+        { state_heads(h), 1, has_state ? K * V * gdn_dtype_bytes(h->state_dtype) : 0, p->state,
+          w->state, p->state_bytes, w->state_bytes },
+        { state_heads(h), 1, p->scales_bytes ? V * sizeof(float) : 0, p->scales, w->scales,
+          p->scales_bytes, w->scales_bytes },
+        { h->n_query_heads, gdn_blob_copies(h, 0), K * entry, p->conv, w->conv, p->conv_bytes,
+          w->conv_bytes },
+        { h->n_key_heads, gdn_blob_copies(h, 1), K * entry, 0, 0, p->conv_bytes, w->conv_bytes },
+        { h->n_value_heads, gdn_blob_copies(h, 2), V * entry, 0, 0, p->conv_bytes, w->conv_bytes }
+    };
 
-    struct heads s = { .rank = h->rank, .n_ranks = h->n_ranks, .most_copies = most_copies(h),
+    struct heads s = { .rank = h->rank,
+                       .n_ranks = h->n_ranks,
+                       .most_copies = most_copies(h),
                        .grouped = h->head_map == GDN_HEADS_GROUPED };
     for (int i = 0; i < 5; i++) {
         if (kinds[i].part) s.part = part->data + kinds[i].part;
         if (kinds[i].whole) s.whole = whole->data + kinds[i].whole;
-        s.part_row  = kinds[i].part_row;
+        s.part_row = kinds[i].part_row;
         s.whole_row = kinds[i].whole_row;
-        s.n         = kinds[i].n;
-        s.copies    = kinds[i].copies;
-        s.bytes     = kinds[i].bytes;
-        s.period    = s.grouped ? s.n : least_heads(h);
+        s.n = kinds[i].n;
+        s.copies = kinds[i].copies;
+        s.bytes = kinds[i].bytes;
+        s.period = s.grouped ? s.n : least_heads(h);
         for (int64_t b = 0; b < h->n_sequences && s.bytes; b++) move_heads(&s, b, to_part);
         s.part += (uint64_t)s.n * s.bytes; /* the next kind of channels */
         s.whole += (uint64_t)s.n * (uint64_t)(s.n_ranks / s.copies) * s.bytes;
@@ -160,7 +163,7 @@ static void begin_out(const struct side *out, const struct side *from)
 static void cut_heads(int32_t *heads, int32_t *copies, int32_t n_ranks)
 {
     *copies = *heads < n_ranks ? n_ranks / *heads : 1;
-    *heads  = *heads < n_ranks ? 1 : *heads / n_ranks;
+    *heads = *heads < n_ranks ? 1 : *heads / n_ranks;
 }
 
 static gdn_status slice(gdn_ctx *ctx, const void *blob, size_t bytes, int32_t rank, int32_t n_ranks,
@@ -180,7 +183,7 @@ static gdn_status slice(gdn_ctx *ctx, const void *blob, size_t bytes, int32_t ra
     cut_heads(&part.h.n_query_heads, &part.h.copies[0], n_ranks);
     cut_heads(&part.h.n_key_heads, &part.h.copies[1], n_ranks);
     cut_heads(&part.h.n_value_heads, &part.h.copies[2], n_ranks);
-    part.h.rank    = rank;
+    part.h.rank = rank;
     part.h.n_ranks = n_ranks;
     gdn_blob_set_version(&part.h);
     TRY(gdn_blob_place(ctx, &part.h, "out", &part.p));
@@ -211,7 +214,7 @@ static gdn_status check_part(gdn_ctx *ctx, const struct gdn_blob_header *h,
 {
     const struct {
         const char *name;
-        int64_t     found, wanted;
+        int64_t found, wanted;
     } fields[] = {
         { "n_ranks", h->n_ranks, first->n_ranks },
         { "n_sequences", h->n_sequences, first->n_sequences },
@@ -262,20 +265,22 @@ static bool are_equal_channels(const struct side *like, const void *a, const voi
 static gdn_status check_copies(gdn_ctx *ctx, const void *const *blobs, int32_t n,
                                const struct side *like)
 {
-    static const char *const      names[] = { "q", "k", "v" };
-    const struct gdn_blob_header *h       = &like->h;
+    static const char *const names[] = { "q", "k", "v" };
+    const struct gdn_blob_header *h = &like->h;
     const uint64_t K = (uint64_t)h->key_head_dim, V = (uint64_t)h->value_head_dim;
     const uint64_t ends[] = { 0, (uint64_t)h->n_query_heads * K,
                               ((uint64_t)h->n_query_heads + (uint64_t)h->n_key_heads) * K };
     for (int t = 0; t < 3 && h->conv_dtype != GDN_BLOB_NO_DTYPE; t++) {
         const int32_t copies = gdn_blob_copies(h, t);
         for (int32_t i = 1; i < n && copies > 1; i++) {
-            int32_t       j    = 0; /* the first part that has the same head */
+            int32_t j = 0; /* the first part that has the same head */
             const int32_t head = header_of(blobs[i]).rank / copies;
             while (header_of(blobs[j]).rank / copies != head) j++;
             if (!are_equal_channels(like, blobs[i], blobs[j], ends[t], t == 2 ? V : K))
-                return gdn_fail(ctx, GDN_E_ARG, "blobs[%d]: conv_state: other inputs of head %d "
-                                "of %s than blobs[%d]", (int)i, (int)head, names[t], (int)j);
+                return gdn_fail(ctx, GDN_E_ARG,
+                                "blobs[%d]: conv_state: other inputs of head %d "
+                                "of %s than blobs[%d]",
+                                (int)i, (int)head, names[t], (int)j);
         }
     }
     return GDN_OK;
@@ -286,7 +291,7 @@ static gdn_status check_parts(gdn_ctx *ctx, const void *const *blobs, const size
 {
     struct gdn_blob_header h;
     struct gdn_blob_places p;
-    char                   name[32];
+    char name[32];
     TRY(gdn_blob_open(ctx, blobs[0], bytes[0], "blobs[0]", &first->h, &first->p));
     first->data = (char *)blobs[0];
     if (first->h.n_ranks != n)
@@ -319,8 +324,7 @@ static gdn_status merge(gdn_ctx *ctx, const void *const *blobs, const size_t *by
                         void *out, size_t out_bytes, size_t *needed)
 {
     struct side whole = { .data = out }, part;
-    if (!blobs || !bytes)
-        return gdn_fail(ctx, GDN_E_ARG, "%s: NULL", blobs ? "bytes" : "blobs");
+    if (!blobs || !bytes) return gdn_fail(ctx, GDN_E_ARG, "%s: NULL", blobs ? "bytes" : "blobs");
     if (n < 1) return gdn_fail(ctx, GDN_E_ARG, "n: %d, wanted 1 or more", (int)n);
     if (!out && !needed) return gdn_fail(ctx, GDN_E_ARG, "out: NULL, and needed too");
     TRY(check_parts(ctx, blobs, bytes, n, &part));
@@ -329,7 +333,7 @@ static gdn_status merge(gdn_ctx *ctx, const void *const *blobs, const size_t *by
     TRY(join_heads(ctx, &whole.h.n_key_heads, gdn_blob_copies(&part.h, 1), n));
     TRY(join_heads(ctx, &whole.h.n_value_heads, gdn_blob_copies(&part.h, 2), n));
     memset(whole.h.copies, 0, sizeof whole.h.copies);
-    whole.h.rank    = 0;
+    whole.h.rank = 0;
     whole.h.n_ranks = 1;
     gdn_blob_set_version(&whole.h);
     TRY(check_cut(ctx, &whole.h, n));
@@ -340,7 +344,7 @@ static gdn_status merge(gdn_ctx *ctx, const void *const *blobs, const size_t *by
         begin_out(&whole, &part);
         for (int32_t i = 0; i < n; i++) {
             part.data = (char *)blobs[i];
-            part.h    = header_of(blobs[i]);
+            part.h = header_of(blobs[i]);
             move_parts(&whole, &part, false);
         }
         gdn_blob_seal(out, &whole.h);

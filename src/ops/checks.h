@@ -16,8 +16,8 @@
 
 /* The formulas as arguments name them; 0: a default. */
 struct gdn_rule_formulas {
-    int32_t  head_map, gate, beta_kind, norm;
-    float    norm_eps, scale, bound;
+    int32_t head_map, gate, beta_kind, norm;
+    float norm_eps, scale, bound;
     uint32_t flags; /* GDN_ZERO_AS_GIVEN */
 };
 /* Sets those of the rule, whose K is known. The defaults of beta_kind and norm are the op's. */
@@ -64,7 +64,10 @@ gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *na
  * if dt_bias is [H][K], [...][H][K]. b and what has its shape may be [...][H] then too. */
 struct gdn_gates_tensors {
     const gdn_tensor *a, *b, *dt_bias;
-    const struct { const gdn_tensor *t; const char *name; } like_b[3];
+    const struct {
+        const gdn_tensor *t;
+        const char *name;
+    } like_b[3];
 };
 struct gdn_gates_sizes {
     int64_t H, K, n_rows, b_rows, b_size;

@@ -10,7 +10,7 @@
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_cumsum_call *c = call;
-    *c                             = (struct gdn_cumsum_call){ 0 };
+    *c = (struct gdn_cumsum_call){ 0 };
     const gdn_chunk_cumsum_args *a = &c->args;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_cumsum_args"));
     c->base = GDN_CALL_OF(a);
@@ -24,8 +24,8 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     const struct gdn_sizes s = { .H = c->H, .tokens = &c->tokens };
     TRY(gdn_check_shapes(ctx, GDN_OP_CHUNK_CUMSUM, a, &s));
     TRY(gdn_check_written(ctx, GDN_OP_CHUNK_CUMSUM, a, &c->plan.batch));
-    c->g     = gdn_rows_of(&a->g, &c->tokens);
-    c->out   = gdn_rows_of(&a->out, &c->tokens);
+    c->g = gdn_rows_of(&a->g, &c->tokens);
+    c->out = gdn_rows_of(&a->out, &c->tokens);
     c->scale = (double)gdn_scale_of(a->scale, 1, a->flags);
     return GDN_OK;
 }

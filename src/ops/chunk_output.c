@@ -13,7 +13,7 @@
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_output_call *c)
 {
     const gdn_chunk_output_args *a = &c->args;
-    struct gdn_rule             *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_OUTPUT, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->u, "u", GDN_MAX_VALUE, &r->V));
@@ -28,8 +28,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_output_call *c)
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, r->K }));
     TRY(gdn_stage_heads(ctx, &a->q, "q", H, &r->Hq));
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
-    struct gdn_sizes s = { .H = H, .Hq = r->Hq, .Hk = r->Hk, .K = r->K, .V = r->V,
-                           .tokens = &c->tokens };
+    struct gdn_sizes s = {
+        .H = H, .Hq = r->Hq, .Hk = r->Hk, .K = r->K, .V = r->V, .tokens = &c->tokens
+    };
     gdn_set_layout(&s, a->state_layout);
     TRY(gdn_check_shapes(ctx, GDN_OP_CHUNK_OUTPUT, a, &s));
     return gdn_check_written(ctx, GDN_OP_CHUNK_OUTPUT, a, &c->plan.batch);
@@ -38,9 +39,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_output_call *c)
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_output_call *c = call;
-    *c                             = (struct gdn_output_call){ 0 };
+    *c = (struct gdn_output_call){ 0 };
     const gdn_chunk_output_args *a = &c->args;
-    struct gdn_rule             *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_output_args"));
     c->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_CHUNK_OUTPUT, a));
@@ -52,7 +53,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     r->g = gdn_rows_of(&a->g, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
     c->u = gdn_rows_of(&a->u, &c->tokens), c->w = gdn_rows_of(&a->w, &c->tokens);
     r->head_map = a->head_map;
-    r->scale    = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
+    r->scale = gdn_scale_of(a->scale, 1.0f / sqrtf((float)r->K), a->flags);
     return GDN_OK;
 }
 

@@ -12,7 +12,7 @@ gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
     const gdn_batch *b = &plan->batch;
     const struct {
         const gdn_tensor *t;
-        const char       *name;
+        const char *name;
     } others[] = { { &b->read_slots, "read_slots" },
                    { &b->write_slots, "write_slots" },
                    { &b->has_initial_state, "has_initial_state" },

@@ -11,7 +11,7 @@
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
 {
     const gdn_chunk_states_args *a = &c->args;
-    struct gdn_rule             *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_STATES, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->u, "u", GDN_MAX_VALUE, &r->V));
@@ -26,8 +26,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
     r->H = (int)H;
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, r->K }));
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
-    struct gdn_sizes s = { .B = B, .H = H, .Hk = r->Hk, .K = r->K, .V = r->V,
-                           .tokens = &c->tokens };
+    struct gdn_sizes s = {
+        .B = B, .H = H, .Hk = r->Hk, .K = r->K, .V = r->V, .tokens = &c->tokens
+    };
     gdn_set_layout(&s, a->state_layout);
     TRY(gdn_check_shapes(ctx, GDN_OP_CHUNK_STATES, a, &s));
     return gdn_check_written(ctx, GDN_OP_CHUNK_STATES, a, &c->plan.batch);
@@ -36,9 +37,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_states_call *c = call;
-    *c                             = (struct gdn_states_call){ 0 };
+    *c = (struct gdn_states_call){ 0 };
     const gdn_chunk_states_args *a = &c->args;
-    struct gdn_rule             *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_states_args"));
     c->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_CHUNK_STATES, a));

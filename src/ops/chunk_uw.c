@@ -13,9 +13,9 @@ enum { U = GDN_UW_U, W = GDN_UW_W, T = GDN_UW_T };
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
 {
     const gdn_chunk_uw_args *a = &c->args;
-    struct gdn_rule         *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     const gdn_tensor *like = a->u.data ? &a->u : a->w.data ? &a->w : &a->T;
-    const char       *name = a->u.data ? "u" : a->w.data ? "w" : "T";
+    const char *name = a->u.data ? "u" : a->w.data ? "w" : "T";
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_UW, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
@@ -35,8 +35,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
     r->H = (int)H;
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
     if (a->v.data) TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
-    const struct gdn_sizes s = { .Hk = r->Hk, .Hv = r->Hv, .H = H, .K = r->K, .V = r->V, .C = c->C,
-                                 .tokens = &c->tokens };
+    const struct gdn_sizes s = {
+        .Hk = r->Hk, .Hv = r->Hv, .H = H, .K = r->K, .V = r->V, .C = c->C, .tokens = &c->tokens
+    };
     TRY(gdn_check_shapes(ctx, GDN_OP_CHUNK_UW, a, &s));
     return gdn_check_written(ctx, GDN_OP_CHUNK_UW, a, &c->plan.batch);
 }
@@ -44,9 +45,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_uw_call *c = call;
-    *c                         = (struct gdn_uw_call){ 0 };
+    *c = (struct gdn_uw_call){ 0 };
     const gdn_chunk_uw_args *a = &c->args;
-    struct gdn_rule         *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_chunk_uw_args"));
     c->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_CHUNK_UW, a));
@@ -55,8 +56,8 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_tensors(ctx, c));
     r->k = gdn_rows_of(&a->k, &c->tokens), r->v = gdn_rows_of(&a->v, &c->tokens);
     r->g = gdn_rows_of(&a->g, &c->tokens), r->beta = gdn_rows_of(&a->beta, &c->tokens);
-    r->head_map    = a->head_map;
-    r->n_groups    = r->Hk;
+    r->head_map = a->head_map;
+    r->n_groups = r->Hk;
     r->group_heads = r->H / r->Hk;
     c->to[U] = gdn_rows_of(&a->u, &c->tokens), c->columns[U] = a->u.data ? r->V : 0;
     c->to[W] = gdn_rows_of(&a->w, &c->tokens), c->columns[W] = a->w.data ? r->K : 0;

@@ -26,13 +26,13 @@ gdn_status gdn_conv_weights(gdn_ctx *ctx, const gdn_tensor *weight, const char *
     if (W < 2 || W > GDN_MAX_TAPS)
         return gdn_fail(ctx, W < 2 ? GDN_E_SHAPE : GDN_E_UNSUPPORTED,
                         "%s: %lld taps, wanted 2 to %d", weight_name, (long long)W, GDN_MAX_TAPS);
-    conv->W      = (int)W;
-    conv->weight = (struct gdn_conv_view){ .data    = weight->data,
-                                           .dtype   = weight->dtype,
+    conv->W = (int)W;
+    conv->weight = (struct gdn_conv_view){ .data = weight->data,
+                                           .dtype = weight->dtype,
                                            .channel = weight->stride[0],
-                                           .entry   = weight->stride[last],
-                                           .length  = W };
-    conv->bias   = (struct gdn_conv_view){ 0 };
+                                           .entry = weight->stride[last],
+                                           .length = W };
+    conv->bias = (struct gdn_conv_view){ 0 };
     if (!bias->data) return GDN_OK;
     conv->bias = (struct gdn_conv_view){
         .data = bias->data, .dtype = bias->dtype, .channel = bias->stride[0], .length = 1
@@ -44,18 +44,18 @@ gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *na
                                const struct gdn_conv *conv, struct gdn_conv_view *view)
 {
     const int64_t size[] = { -1, conv->D, -1 };
-    *view                = (struct gdn_conv_view){ 0 };
+    *view = (struct gdn_conv_view){ 0 };
     if (!t->data) return GDN_OK;
     TRY(gdn_check_shape(ctx, t, name, 3, size));
     if (t->size[2] < conv->W - 1)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld entries per channel, wanted at least %d", name,
                         (long long)t->size[2], conv->W - 1);
-    *view = (struct gdn_conv_view){ .data    = t->data,
-                                    .dtype   = t->dtype,
-                                    .slot    = t->stride[0],
+    *view = (struct gdn_conv_view){ .data = t->data,
+                                    .dtype = t->dtype,
+                                    .slot = t->stride[0],
                                     .channel = t->stride[1],
-                                    .entry   = t->stride[2],
-                                    .length  = t->size[2] };
+                                    .entry = t->stride[2],
+                                    .length = t->size[2] };
     return GDN_OK;
 }
 
@@ -80,11 +80,11 @@ static const gdn_tensor *final_pool(const gdn_conv1d_args *a)
 static gdn_status check_states(gdn_ctx *ctx, struct gdn_conv_call *c)
 {
     const gdn_conv1d_args *a = &c->args;
-    struct gdn_conv       *r = &c->conv;
-    const gdn_tensor      *final = final_pool(a);
+    struct gdn_conv *r = &c->conv;
+    const gdn_tensor *final = final_pool(a);
     const struct {
-        const gdn_tensor     *t;
-        const char           *name;
+        const gdn_tensor *t;
+        const char *name;
         struct gdn_conv_view *view;
     } pools[] = { { &a->state, "state", &r->from },
                   { &a->state_out, "state_out", &r->to },
@@ -116,7 +116,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_conv_call *c = call;
     const gdn_conv1d_args *a = &c->args;
-    c->conv                  = (struct gdn_conv){ 0 };
+    c->conv = (struct gdn_conv){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_args"));
     c->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_CONV1D, a));
@@ -128,12 +128,12 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_states(ctx, c));
 
     struct gdn_conv *r = &c->conv;
-    r->x               = gdn_rows_of(&a->x, &c->tokens);
-    r->out             = gdn_rows_of(&a->out, &c->tokens);
-    r->strided         = gdn_is_strided(&r->x, r->D) || gdn_is_strided(&r->out, r->D);
-    r->silu            = a->activation == GDN_ACT_SILU;
-    r->n_seqs          = c->plan.B;
-    c->pools           = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
+    r->x = gdn_rows_of(&a->x, &c->tokens);
+    r->out = gdn_rows_of(&a->out, &c->tokens);
+    r->strided = gdn_is_strided(&r->x, r->D) || gdn_is_strided(&r->out, r->D);
+    r->silu = a->activation == GDN_ACT_SILU;
+    r->n_seqs = c->plan.B;
+    c->pools = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
     return GDN_OK;
 }
 

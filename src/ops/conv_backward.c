@@ -23,7 +23,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_conv_backward_call *c)
 {
     const gdn_conv1d_backward_args *a = &c->args;
-    const gdn_tensor               *w = &a->weight;
+    const gdn_tensor *w = &a->weight;
     const struct gdn_sizes s = { .B = c->plan.B, .D = c->work.D, .tokens = &c->tokens };
     TRY(gdn_check_shapes(ctx, GDN_OP_CONV1D_BACKWARD, a, &s));
     TRY(gdn_check_shape(ctx, &a->dweight, "dweight", w->ndim, w->size));
@@ -36,8 +36,8 @@ static gdn_status find_states(gdn_ctx *ctx, struct gdn_conv_backward_call *c,
 {
     const gdn_conv1d_backward_args *a = &c->args;
     const struct {
-        const gdn_tensor     *t;
-        const char           *name;
+        const gdn_tensor *t;
+        const char *name;
         struct gdn_conv_view *view;
     } states[] = { { &a->state, "state", &c->work.state },
                    { &a->dstate_out, "dstate_out", &c->work.dstate_out },
@@ -57,20 +57,20 @@ static gdn_status find_states(gdn_ctx *ctx, struct gdn_conv_backward_call *c,
 
 static struct gdn_conv_view view_of(const gdn_tensor *t, int64_t length)
 {
-    return (struct gdn_conv_view){ .data    = t->data,
-                                   .dtype   = t->dtype,
+    return (struct gdn_conv_view){ .data = t->data,
+                                   .dtype = t->dtype,
                                    .channel = t->data ? t->stride[0] : 0,
-                                   .entry   = t->data && t->ndim > 1 ? t->stride[t->ndim - 1] : 0,
-                                   .length  = length };
+                                   .entry = t->data && t->ndim > 1 ? t->stride[t->ndim - 1] : 0,
+                                   .length = length };
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_conv_backward_call           *c = call;
+    struct gdn_conv_backward_call *c = call;
     const gdn_conv1d_backward_args *a = &c->args;
-    struct gdn_conv_backward       *w = &c->work;
-    struct gdn_conv                 shape = { 0 };
-    *c                                    = (struct gdn_conv_backward_call){ 0 };
+    struct gdn_conv_backward *w = &c->work;
+    struct gdn_conv shape = { 0 };
+    *c = (struct gdn_conv_backward_call){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_conv1d_backward_args"));
     c->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
@@ -82,15 +82,15 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_stage_plan_padded(ctx, a->batch, &c->tokens, 0, &c->plan));
     TRY(check_tensors(ctx, c));
     TRY(find_states(ctx, c, &shape));
-    w->x       = gdn_rows_of(&a->x, &c->tokens);
-    w->dout    = gdn_rows_of(&a->dout, &c->tokens);
-    w->dx      = gdn_rows_of(&a->dx, &c->tokens);
+    w->x = gdn_rows_of(&a->x, &c->tokens);
+    w->dout = gdn_rows_of(&a->dout, &c->tokens);
+    w->dx = gdn_rows_of(&a->dx, &c->tokens);
     w->dweight = view_of(&a->dweight, w->W);
-    w->dbias   = view_of(&a->dbias, 1);
-    w->n_seqs  = c->plan.B;
-    w->silu    = a->activation == GDN_ACT_SILU;
-    w->adds    = a->flags & GDN_ACCUMULATE;
-    c->pools   = (struct gdn_plan_pools){ a->state.data ? c->plan.B : -1, -1, -1, false, false };
+    w->dbias = view_of(&a->dbias, 1);
+    w->n_seqs = c->plan.B;
+    w->silu = a->activation == GDN_ACT_SILU;
+    w->adds = a->flags & GDN_ACCUMULATE;
+    c->pools = (struct gdn_plan_pools){ a->state.data ? c->plan.B : -1, -1, -1, false, false };
     return GDN_OK;
 }
 

@@ -7,8 +7,8 @@ static gdn_status plan(gdn_ctx *ctx, const struct gdn_entry *entry, const void *
 {
     const struct gdn_op_backend *backend = ctx->backend->ops[entry->op];
     TRY(entry->describe(ctx, args, call));
-    call->op    = entry->name;
-    call->room  = room;
+    call->op = entry->name;
+    call->room = room;
     call->bytes = 0;
     if (!backend->run)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "backend: %s does not have gdn_%s",
@@ -24,11 +24,10 @@ static gdn_status run(gdn_ctx *ctx, const struct gdn_entry *entry, struct gdn_ca
     return ctx->backend->ops[entry->op]->run(ctx, call, memory);
 }
 
-gdn_status gdn_entry_call(gdn_ctx *ctx, const struct gdn_entry *entry, const void *args,
-                          void *call)
+gdn_status gdn_entry_call(gdn_ctx *ctx, const struct gdn_entry *entry, const void *args, void *call)
 {
     struct gdn_plan_room room;
-    uint32_t             fp;
+    uint32_t fp;
     TRY(gdn_enter(ctx, &fp));
     gdn_status status = plan(ctx, entry, args, &room, call);
     if (status == GDN_OK) status = run(ctx, entry, call);

@@ -22,7 +22,7 @@ static inline float gdn_eps_of(float given, uint32_t flags)
 /* An op's front. */
 struct gdn_entry {
     const char *name;
-    gdn_op      op;
+    gdn_op op;
     /* Copies and checks the caller's struct and fills *call, which begins with a struct gdn_call.
      * Reads no contents, writes nothing else. */
     gdn_status (*describe)(gdn_ctx *ctx, const void *args, void *call);
@@ -37,18 +37,18 @@ gdn_status gdn_entry_check(gdn_ctx *ctx, const struct gdn_entry *entry, const vo
 
 /* Defines gdn_<name>() and gdn_<name>_check() for a row of ops.def. `type` is the struct of the
  * caller, `call_type` the checked call, `base` its first field. */
-#define GDN_OP_ENTRY(NUMBER, name, type, describe, call_type)                             \
-    _Static_assert(offsetof(call_type, base) == 0, "a call begins with its base");        \
-    static const struct gdn_entry entry_##name = { #name, GDN_OP_##NUMBER, describe };    \
-    gdn_status gdn_##name(gdn_ctx *ctx, const type *args)                                 \
-    {                                                                                     \
-        call_type call;                                                                   \
-        return gdn_entry_call(ctx, &entry_##name, args, &call);                           \
-    }                                                                                     \
-    gdn_status gdn_##name##_check(gdn_ctx *ctx, const type *args, size_t *bytes)          \
-    {                                                                                     \
-        call_type call;                                                                   \
-        return gdn_entry_check(ctx, &entry_##name, args, &call, bytes);                   \
+#define GDN_OP_ENTRY(NUMBER, name, type, describe, call_type)                          \
+    _Static_assert(offsetof(call_type, base) == 0, "a call begins with its base");     \
+    static const struct gdn_entry entry_##name = { #name, GDN_OP_##NUMBER, describe }; \
+    gdn_status gdn_##name(gdn_ctx *ctx, const type *args)                              \
+    {                                                                                  \
+        call_type call;                                                                \
+        return gdn_entry_call(ctx, &entry_##name, args, &call);                        \
+    }                                                                                  \
+    gdn_status gdn_##name##_check(gdn_ctx *ctx, const type *args, size_t *bytes)       \
+    {                                                                                  \
+        call_type call;                                                                \
+        return gdn_entry_check(ctx, &entry_##name, args, &call, bytes);                \
     }
 
 /* As a part of another op's call: describes, plans and runs without the frame of its own. */
@@ -56,11 +56,11 @@ gdn_status gdn_entry_part(gdn_ctx *ctx, const struct gdn_entry *entry, const voi
                           void *call);
 
 /* Defines gdn_<name>_part() of ops/parts.h, after GDN_OP_ENTRY. */
-#define GDN_OP_PART(name, type, call_type)                                                \
-    gdn_status gdn_##name##_part(gdn_ctx *ctx, const type *args)                          \
-    {                                                                                     \
-        call_type call;                                                                   \
-        return gdn_entry_part(ctx, &entry_##name, args, &call);                           \
+#define GDN_OP_PART(name, type, call_type)                       \
+    gdn_status gdn_##name##_part(gdn_ctx *ctx, const type *args) \
+    {                                                            \
+        call_type call;                                          \
+        return gdn_entry_part(ctx, &entry_##name, args, &call);  \
     }
 
 #endif

@@ -37,7 +37,7 @@ int64_t gdn_family_rows(const gdn_tensor *t, const struct gdn_tokens *tokens, in
                         struct gdn_rows *rows)
 {
     *rows = gdn_rows_of(t, tokens);
-    const int     at   = tokens->padded ? 1 : 0;
+    const int at = tokens->padded ? 1 : 0;
     const int64_t step = t->data ? gdn_step_bytes(t, at) : 0;
     rows->token = step * n;
     return step;
@@ -47,19 +47,19 @@ gdn_status gdn_family_fill(gdn_ctx *ctx, const struct gdn_family_tensors *t, int
                            const struct gdn_tokens *tokens, struct gdn_rule *r)
 {
     static const gdn_tensor none = { .data = NULL };
-    struct gdn_family      *f = &r->family;
-    const gdn_tensor       *write = t->write ? t->write : &none;
-    const int               n = n_updates > 1 ? n_updates : 1, lead = tokens->padded ? 2 : 1;
-    *f = (struct gdn_family){ .updates   = n,
-                              .g_rows    = has_channels(t->g, tokens),
+    struct gdn_family *f = &r->family;
+    const gdn_tensor *write = t->write ? t->write : &none;
+    const int n = n_updates > 1 ? n_updates : 1, lead = tokens->padded ? 2 : 1;
+    *f = (struct gdn_family){ .updates = n,
+                              .g_rows = has_channels(t->g, tokens),
                               .beta_rows = has_channels(t->beta, tokens) };
     f->is = f->g_rows || f->beta_rows || write->data || n > 1;
     TRY(check_bias(ctx, t->dt_bias, f->g_rows));
-    f->k_update     = gdn_family_rows(t->k, tokens, n, &r->k);
-    f->v_update     = gdn_family_rows(t->v, tokens, n, &r->v);
-    f->beta_update  = gdn_family_rows(t->beta, tokens, n, &r->beta);
+    f->k_update = gdn_family_rows(t->k, tokens, n, &r->k);
+    f->v_update = gdn_family_rows(t->v, tokens, n, &r->v);
+    f->beta_update = gdn_family_rows(t->beta, tokens, n, &r->beta);
     f->write_update = gdn_family_rows(write, tokens, n, &f->write);
-    r->g            = gdn_rows_of(t->g, tokens);
+    r->g = gdn_rows_of(t->g, tokens);
     if (f->g_rows) f->g_channel = gdn_step_bytes(t->g, lead + 1);
     if (f->beta_rows) f->beta_channel = gdn_step_bytes(t->beta, lead + 1);
     return GDN_OK;

@@ -12,12 +12,12 @@
 
 #define FLAGS(flags) GDN_FIELD_FLAGS, flags
 #define ONE_OF(bits) GDN_FIELD_ENUM, bits
-#define UP_TO(last)  ONE_OF((2u << (last)) - 1)
-#define ZERO         ONE_OF(1)
-#define COUNT        ONE_OF((2u << GDN_MAX_UPDATES) - 1)
-#define FINITE       GDN_FIELD_FINITE, 0
-#define FROM_0       GDN_FIELD_FROM_0, 0
-#define TO_0         GDN_FIELD_TO_0, 0
+#define UP_TO(last) ONE_OF((2u << (last)) - 1)
+#define ZERO ONE_OF(1)
+#define COUNT ONE_OF((2u << GDN_MAX_UPDATES) - 1)
+#define FINITE GDN_FIELD_FINITE, 0
+#define FROM_0 GDN_FIELD_FROM_0, 0
+#define TO_0 GDN_FIELD_TO_0, 0
 
 static const struct gdn_field_row rows[] = {
 #define GDN_FIELD(args, field, is) { #field, offsetof(gdn_##args##_args, field), is },
@@ -39,14 +39,15 @@ static const int first_of[GDN_N_OPS] = {
 const struct gdn_field_row *gdn_field_rows(gdn_op op, int *n)
 {
     const int first = first_of[op];
-    for (*n = 1; first + *n < N_ROWS && rows[first + *n].at > rows[first].at; ++*n) {}
+    for (*n = 1; first + *n < N_ROWS && rows[first + *n].at > rows[first].at; ++*n) {
+    }
     return &rows[first];
 }
 
 /* ---- What is taken ------------------------------------------------------------------------- */
 
 struct text {
-    char   of[200];
+    char of[200];
     size_t used;
 };
 
@@ -60,7 +61,7 @@ static void add(struct text *t, const char *separator, const char *more)
 static void list_flags(struct text *t, uint32_t takes)
 {
     static const struct {
-        uint32_t    flag;
+        uint32_t flag;
         const char *name;
     } flags[] = {
 #define FLAG(name) { name, #name }
@@ -79,8 +80,8 @@ static void list_flags(struct text *t, uint32_t takes)
 /* "0", "0 or 1", "0 to 3", "0, 1 or 3". */
 static void list_numbers(struct text *t, uint32_t takes)
 {
-    char       number[16];
-    const int  last     = 31 - __builtin_clz(takes);
+    char number[16];
+    const int last = 31 - __builtin_clz(takes);
     const bool is_range = last > 1 && takes == (2u << last) - 1;
     for (int i = 0; i <= last; i++) {
         if (!(takes >> i & 1) || (is_range && i > 0 && i < last)) continue;
@@ -108,9 +109,9 @@ static gdn_status check_float(gdn_ctx *ctx, const struct gdn_field_row *row, flo
 {
     static const char *const wanted[] = { [GDN_FIELD_FINITE] = "a finite number",
                                           [GDN_FIELD_FROM_0] = "at least 0",
-                                          [GDN_FIELD_TO_0]   = "at most 0" };
-    const bool is_beyond = (row->kind == GDN_FIELD_FROM_0 && value < 0) ||
-                           (row->kind == GDN_FIELD_TO_0 && value > 0);
+                                          [GDN_FIELD_TO_0] = "at most 0" };
+    const bool is_beyond =
+        (row->kind == GDN_FIELD_FROM_0 && value < 0) || (row->kind == GDN_FIELD_TO_0 && value > 0);
     if (isfinite(value) && !is_beyond) return GDN_OK;
     return gdn_fail(ctx, GDN_E_ARG, "%s: %g, wanted %s", row->name, (double)value,
                     wanted[row->kind]);
@@ -118,12 +119,12 @@ static gdn_status check_float(gdn_ctx *ctx, const struct gdn_field_row *row, flo
 
 gdn_status gdn_check_fields(gdn_ctx *ctx, gdn_op op, const void *args)
 {
-    int                         n;
+    int n;
     const struct gdn_field_row *row = gdn_field_rows(op, &n);
     for (int i = 0; i < n; i++) {
         const char *at = (const char *)args + row[i].at;
-        uint32_t    bits;
-        float       value;
+        uint32_t bits;
+        float value;
         memcpy(&bits, at, sizeof bits);
         memcpy(&value, at, sizeof value);
         TRY(row[i].kind <= GDN_FIELD_ENUM ? check_bits(ctx, &row[i], bits)

@@ -16,10 +16,10 @@ enum gdn_field_kind {
 };
 
 struct gdn_field_row {
-    const char         *name;
-    size_t              at; /* bytes from the struct's begin */
+    const char *name;
+    size_t at; /* bytes from the struct's begin */
     enum gdn_field_kind kind;
-    uint32_t            takes;
+    uint32_t takes;
 };
 
 /* Returns the rows of an op's struct, and how many they are. */

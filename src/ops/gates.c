@@ -22,12 +22,13 @@ gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args,
 {
     const gdn_tensor *like = t->a->data ? t->a : t->b;
     const char *const name = t->a->data ? "a" : "b";
-    const bool        channels = t->a->data && t->dt_bias->data && t->dt_bias->ndim == 2;
-    const int         heads = like->ndim - (channels ? 2 : 1), least = channels ? 3 : 2;
+    const bool channels = t->a->data && t->dt_bias->data && t->dt_bias->ndim == 2;
+    const int heads = like->ndim - (channels ? 2 : 1), least = channels ? 3 : 2;
     if (like->ndim < least)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %d dimensions, wanted %d to %d", name,
                         (int)like->ndim, least, GDN_MAX_DIMS);
-    const struct gdn_sizes s = { .H = like->size[heads], .like = like,
+    const struct gdn_sizes s = { .H = like->size[heads],
+                                 .like = like,
                                  .K = channels ? like->size[heads + 1] : 0 };
     TRY(gdn_check_shapes(ctx, op, args, &s));
     for (int i = 0; i < 3; i++) {
@@ -56,7 +57,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_gates_call *s = call;
     const gdn_gates_args *a = &s->args;
-    *s                      = (struct gdn_gates_call){ .n_rows = 0 };
+    *s = (struct gdn_gates_call){ .n_rows = 0 };
     TRY(gdn_copy_args(ctx, &s->args, sizeof s->args, args, "gdn_gates_args"));
     s->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
@@ -65,9 +66,10 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     if (a->a.data && !a->A_log.data && a->gate_lower_bound == 0)
         return gdn_fail(ctx, GDN_E_ARG, "A_log: absent, wanted for a");
     TRY(gdn_check_present(ctx, GDN_OP_GATES, &s->args));
-    const struct gdn_gates_tensors t = { &a->a, &a->b, &a->dt_bias,
-                                         { { &a->b, "b" }, { &a->beta, "beta" } } };
-    struct gdn_gates_sizes         z;
+    const struct gdn_gates_tensors t = {
+        &a->a, &a->b, &a->dt_bias, { { &a->b, "b" }, { &a->beta, "beta" } }
+    };
+    struct gdn_gates_sizes z;
     TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES, a, &t, &z));
     s->H = z.H, s->K = z.K, s->n_rows = z.n_rows, s->b_rows = z.b_rows, s->b_size = z.b_size;
     s->rows_per_item = gdn_rows_per_item(s->K ? s->K : s->H);

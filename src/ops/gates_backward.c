@@ -17,9 +17,9 @@ static gdn_status check_present(gdn_ctx *ctx, const gdn_gates_backward_args *a)
 {
     const struct {
         const gdn_tensor *t;
-        const char       *name;
-        bool              wanted;
-        const char       *by;
+        const char *name;
+        bool wanted;
+        const char *by;
     } inputs[] = { { &a->a, "a", wants_a(a), "da, dA_log and ddt_bias" },
                    { &a->A_log, "A_log", wants_a(a) && a->gate_lower_bound == 0,
                      "da, dA_log and ddt_bias" },
@@ -37,9 +37,9 @@ static gdn_status check_present(gdn_ctx *ctx, const gdn_gates_backward_args *a)
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_gates_backward_call         *s = call;
+    struct gdn_gates_backward_call *s = call;
     const gdn_gates_backward_args *a = &s->args;
-    *s                               = (struct gdn_gates_backward_call){ .n_rows = 0 };
+    *s = (struct gdn_gates_backward_call){ .n_rows = 0 };
     TRY(gdn_copy_args(ctx, &s->args, sizeof s->args, args, "gdn_gates_backward_args"));
     s->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_GATES_BACKWARD, a));
@@ -53,7 +53,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     if (z.K && a->ddt_bias.data && a->ddt_bias.ndim != 2)
         return gdn_fail(ctx, GDN_E_SHAPE, "ddt_bias: [H], wanted [H][K] as dt_bias");
     s->H = z.H, s->K = z.K, s->n_rows = z.n_rows, s->b_rows = z.b_rows, s->b_size = z.b_size;
-    s->adds    = a->flags & GDN_ACCUMULATE;
+    s->adds = a->flags & GDN_ACCUMULATE;
     s->wants_a = wants_a(a);
     return GDN_OK;
 }

@@ -12,7 +12,7 @@ gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int3
 {
     const struct {
         const char *name;
-        int32_t     value, most;
+        int32_t value, most;
     } sizes[] = {
         { "n_key_heads", Hk, 1 << 16 },
         { "n_value_heads", Hv, 1 << 16 },
@@ -33,10 +33,9 @@ gdn_status gdn_check_layer(gdn_ctx *ctx, int32_t Hk, int32_t Hv, int32_t K, int3
 static gdn_status check_sizes(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;
-    struct gdn_block     *b = &c->block;
+    struct gdn_block *b = &c->block;
     TRY(gdn_check_fields(ctx, GDN_OP_BLOCK, a));
-    TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
-                        a->value_head_dim));
+    TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim, a->value_head_dim));
     TRY(gdn_check_forms(ctx, a->flags));
     TRY(gdn_check_products(ctx, a->flags, a->hidden.dtype));
     b->Hk = a->n_key_heads, b->Hv = a->n_value_heads;
@@ -50,18 +49,17 @@ static gdn_status check_sizes(gdn_ctx *ctx, struct gdn_block_call *c)
 /* Checks that the projections of one kind are present, and those of the other are absent. */
 static gdn_status check_projections(gdn_ctx *ctx, const struct gdn_block_call *c)
 {
-    const gdn_block_args *a     = &c->args;
-    const bool            fused = c->block.fused;
+    const gdn_block_args *a = &c->args;
+    const bool fused = c->block.fused;
     const struct {
         const gdn_tensor *t;
-        const char       *name;
-        bool              wanted;
-    } all[] = { { &a->in_proj_qkvz, "in_proj_qkvz", fused },
-                { &a->in_proj_ba, "in_proj_ba", fused },
-                { &a->in_proj_qkv, "in_proj_qkv", !fused },
-                { &a->in_proj_z, "in_proj_z", !fused },
-                { &a->in_proj_b, "in_proj_b", !fused },
-                { &a->in_proj_a, "in_proj_a", !fused } };
+        const char *name;
+        bool wanted;
+    } all[] = {
+        { &a->in_proj_qkvz, "in_proj_qkvz", fused }, { &a->in_proj_ba, "in_proj_ba", fused },
+        { &a->in_proj_qkv, "in_proj_qkv", !fused },  { &a->in_proj_z, "in_proj_z", !fused },
+        { &a->in_proj_b, "in_proj_b", !fused },      { &a->in_proj_a, "in_proj_a", !fused }
+    };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (!all[i].wanted && all[i].t->data)
             return gdn_fail(ctx, GDN_E_ARG, "%s: given beside %s, wanted one kind of projections",
@@ -75,10 +73,16 @@ static gdn_status check_projections(gdn_ctx *ctx, const struct gdn_block_call *c
 static gdn_status check_shapes(gdn_ctx *ctx, const struct gdn_block_call *c)
 {
     const struct gdn_block *b = &c->block;
-    const int64_t           D = b->columns.z, VV = b->Hv * b->V;
-    const struct gdn_sizes  s = { .hidden = b->hidden, .qkvz = D + VV, .ba = 2 * b->Hv, .qkv = D,
-                                  .z = VV, .H = b->Hv, .V = b->V, .tokens = &c->tokens,
-                                  .like = &c->args.hidden };
+    const int64_t D = b->columns.z, VV = b->Hv * b->V;
+    const struct gdn_sizes s = { .hidden = b->hidden,
+                                 .qkvz = D + VV,
+                                 .ba = 2 * b->Hv,
+                                 .qkv = D,
+                                 .z = VV,
+                                 .H = b->Hv,
+                                 .V = b->V,
+                                 .tokens = &c->tokens,
+                                 .like = &c->args.hidden };
     return gdn_check_shapes(ctx, GDN_OP_BLOCK, &c->args, &s);
 }
 
@@ -102,10 +106,10 @@ static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_block_call *c)
 static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;
-    struct gdn_block     *b = &c->block;
-    struct gdn_rule      *r = &b->rule;
-    struct gdn_conv      *v = &b->conv;
-    v->D                    = b->columns.z;
+    struct gdn_block *b = &c->block;
+    struct gdn_rule *r = &b->rule;
+    struct gdn_conv *v = &b->conv;
+    v->D = b->columns.z;
     TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, v));
     TRY(gdn_conv_state_view(ctx, &a->conv_state, "conv_state", v, &v->from));
     TRY(gdn_conv_state_view(ctx, &a->conv_checkpoints, "conv_checkpoints", v, &v->checkpoints));
@@ -113,24 +117,24 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
         return gdn_fail(ctx, GDN_E_SHAPE,
                         "conv_checkpoints: %lld entries per channel, but conv_state has %lld",
                         (long long)v->checkpoints.length, (long long)v->from.length);
-    v->to   = v->from;
+    v->to = v->from;
     v->silu = true;
 
     const struct gdn_scaled state = { &a->state, &a->state_scales, "state", "state_scales" };
-    const struct gdn_scaled left  = { &a->checkpoints, &a->checkpoint_scales, "checkpoints",
-                                      "checkpoint_scales" };
+    const struct gdn_scaled left = { &a->checkpoints, &a->checkpoint_scales, "checkpoints",
+                                     "checkpoint_scales" };
     TRY(gdn_scaled_view(ctx, &state, a->state_layout, b->Hv, b->K, b->V, &r->from));
     TRY(gdn_scaled_view(ctx, &left, a->state_layout, b->Hv, b->K, b->V, &r->checkpoints));
     TRY(gdn_check_twins(ctx, &left, &state));
     r->from.random = r->checkpoints.random = a->rounding == GDN_ROUND_STOCHASTIC;
     r->from.seed = r->checkpoints.seed = a->seed;
-    r->checkpoints.streamed            = a->checkpoints.data;
-    r->to                              = r->from;
+    r->checkpoints.streamed = a->checkpoints.data;
+    r->to = r->from;
     r->Hq = r->Hk = (int)b->Hk, r->Hv = r->H = (int)b->Hv, r->K = (int)b->K, r->V = (int)b->V;
     gdn_rule_set_formulas(r, &(struct gdn_rule_formulas){ .gate = GDN_GATE_RAW }, GDN_BETA_SIGMOID,
                           GDN_NORM_L2);
-    r->exact    = a->flags & GDN_EXACT;
-    r->n_seqs   = 1;
+    r->exact = a->flags & GDN_EXACT;
+    r->n_seqs = 1;
     return GDN_OK;
 }
 
@@ -160,14 +164,14 @@ static struct gdn_plan_pools pools_of(const gdn_block_args *a)
 {
     const gdn_tensor *pool = a->state.data ? &a->state : &a->conv_state;
     const gdn_tensor *left = a->checkpoints.data ? &a->checkpoints : &a->conv_checkpoints;
-    const int64_t     P    = pool->data ? pool->size[0] : -1;
+    const int64_t P = pool->data ? pool->size[0] : -1;
     return (struct gdn_plan_pools){
-        .read                = P,
-        .write               = P,
-        .checkpoint          = left->data ? left->size[0] : -1,
-        .same                = true,
-        .checkpoint_in_write = is_same(&a->checkpoints, &a->state) ||
-                               is_same(&a->conv_checkpoints, &a->conv_state),
+        .read = P,
+        .write = P,
+        .checkpoint = left->data ? left->size[0] : -1,
+        .same = true,
+        .checkpoint_in_write =
+            is_same(&a->checkpoints, &a->state) || is_same(&a->conv_checkpoints, &a->conv_state),
     };
 }
 
@@ -175,8 +179,8 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_block_call *c = call;
     const gdn_block_args *a = &c->args;
-    struct gdn_block     *b = &c->block;
-    *b                      = (struct gdn_block){ 0 };
+    struct gdn_block *b = &c->block;
+    *b = (struct gdn_block){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_args"));
     c->base = GDN_CALL_OF(a);
     TRY(check_sizes(ctx, c));
@@ -186,14 +190,14 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(describe_parts(ctx, c));
     TRY(check_states(ctx, c));
 
-    b->in       = gdn_rows_of(&a->hidden, &c->tokens);
-    b->out      = gdn_rows_of(&a->out, &c->tokens);
-    b->rms_eps  = gdn_eps_of(a->rms_eps, a->flags);
-    b->args     = a;
-    b->tokens   = &c->tokens;
-    b->plan     = &c->plan;
+    b->in = gdn_rows_of(&a->hidden, &c->tokens);
+    b->out = gdn_rows_of(&a->out, &c->tokens);
+    b->rms_eps = gdn_eps_of(a->rms_eps, a->flags);
+    b->args = a;
+    b->tokens = &c->tokens;
+    b->plan = &c->plan;
     b->n_tokens = c->tokens.N;
-    c->pools    = pools_of(a);
+    c->pools = pools_of(a);
     return GDN_OK;
 }
 

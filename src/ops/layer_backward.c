@@ -23,31 +23,31 @@
 
 /* The workspace of a call, rows of all tokens. Of dtype, the gates and dx float32. */
 struct buffers {
-    char  *plan;
-    char  *x, *dout;            /* [N][hidden], zero where tokens do not count */
-    char  *y, *dy, *woven;      /* [N] q, k, v, z */
-    float *gates, *dgates;      /* [N] b, a */
-    char  *woven_gates;         /* woven, and what goes back to the weights in dtype */
-    char  *c, *dc;              /* [N] q, k, v */
-    char  *o, *n, *dn;          /* [N][Hv V]; do in place of n */
-    float *dx;                  /* [N][hidden] */
-    char  *part, *products;     /* workspace of the ops; scratch of products */
+    char *plan;
+    char *x, *dout;        /* [N][hidden], zero where tokens do not count */
+    char *y, *dy, *woven;  /* [N] q, k, v, z */
+    float *gates, *dgates; /* [N] b, a */
+    char *woven_gates;     /* woven, and what goes back to the weights in dtype */
+    char *c, *dc;          /* [N] q, k, v */
+    char *o, *n, *dn;      /* [N][Hv V]; do in place of n */
+    float *dx;             /* [N][hidden] */
+    char *part, *products; /* workspace of the ops; scratch of products */
 };
 
 struct layer_backward {
     struct gdn_layer_backward_call base;
-    gdn_block_backward_args       args;
-    struct gdn_tokens             tokens;
-    struct gdn_plan               plan;
-    struct gdn_layer_run          run;
+    gdn_block_backward_args args;
+    struct gdn_tokens tokens;
+    struct gdn_plan plan;
+    struct gdn_layer_run run;
     const struct gdn_layer_steps *steps;
-    gdn_batch                     batch; /* of the forward: final states are not written */
-    struct buffers                m;
-    int64_t                       hidden, Hk, Hv, K, V, D, VV, qkvz; /* D, VV, qkvz: columns */
-    int64_t                       N;
-    int32_t                       dtype; /* of what goes from one step to the next */
-    bool                          fused, adds;
-    size_t                        part_bytes, product_bytes;
+    gdn_batch batch; /* of the forward: final states are not written */
+    struct buffers m;
+    int64_t hidden, Hk, Hv, K, V, D, VV, qkvz; /* D, VV, qkvz: columns */
+    int64_t N;
+    int32_t dtype; /* of what goes from one step to the next */
+    bool fused, adds;
+    size_t part_bytes, product_bytes;
 };
 
 /* ---- Descriptors ------------------------------------------------------------------------- */
@@ -56,14 +56,13 @@ static gdn_status check_fields(gdn_ctx *ctx, struct layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
     TRY(gdn_check_fields(ctx, GDN_OP_BLOCK_BACKWARD, a));
-    TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
-                        a->value_head_dim));
+    TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim, a->value_head_dim));
     c->args.rms_eps = gdn_eps_of(a->rms_eps, a->flags);
     c->Hk = a->n_key_heads, c->Hv = a->n_value_heads;
     c->K = a->key_head_dim, c->V = a->value_head_dim;
     c->VV = c->Hv * c->V, c->D = 2 * c->Hk * c->K + c->VV, c->qkvz = c->D + c->VV;
     c->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;
-    c->adds  = a->flags & GDN_ACCUMULATE;
+    c->adds = a->flags & GDN_ACCUMULATE;
     return GDN_OK;
 }
 
@@ -90,8 +89,8 @@ static gdn_status check_kind(gdn_ctx *ctx, const struct layer_backward *c)
     const gdn_block_backward_args *a = &c->args;
     const struct {
         const gdn_tensor *t, *gradient;
-        const char       *name, *gradient_name;
-        bool              fused;
+        const char *name, *gradient_name;
+        bool fused;
     } all[] = { { &a->in_proj_qkvz, &a->din_proj_qkvz, "in_proj_qkvz", "din_proj_qkvz", true },
                 { &a->in_proj_ba, &a->din_proj_ba, "in_proj_ba", "din_proj_ba", true },
                 { &a->in_proj_qkv, &a->din_proj_qkv, "in_proj_qkv", "din_proj_qkv", false },
@@ -111,9 +110,17 @@ static gdn_status check_kind(gdn_ctx *ctx, const struct layer_backward *c)
 
 static gdn_status check_shapes(gdn_ctx *ctx, const struct layer_backward *c)
 {
-    struct gdn_sizes s = { .B = c->plan.B, .H = c->Hv, .K = c->K, .V = c->V, .hidden = c->hidden,
-                           .qkvz = c->qkvz, .ba = 2 * c->Hv, .qkv = c->D, .z = c->VV,
-                           .tokens = &c->tokens, .like = &c->args.hidden };
+    struct gdn_sizes s = { .B = c->plan.B,
+                           .H = c->Hv,
+                           .K = c->K,
+                           .V = c->V,
+                           .hidden = c->hidden,
+                           .qkvz = c->qkvz,
+                           .ba = 2 * c->Hv,
+                           .qkv = c->D,
+                           .z = c->VV,
+                           .tokens = &c->tokens,
+                           .like = &c->args.hidden };
     gdn_set_layout(&s, c->args.state_layout);
     return gdn_check_shapes(ctx, GDN_OP_BLOCK_BACKWARD, &c->args, &s);
 }
@@ -132,7 +139,7 @@ static gdn_status check_states(gdn_ctx *ctx, const struct layer_backward *c,
     const gdn_block_backward_args *a = &c->args;
     const struct {
         const gdn_tensor *conv, *rule;
-        const char       *conv_name, *rule_name;
+        const char *conv_name, *rule_name;
     } all[] = { { &a->conv_state, &a->state, "conv_state", "state" },
                 { &a->dconv_state_out, &a->dstate_out, "dconv_state_out", "dstate_out" },
                 { &a->dconv_state, &a->dstate, "dconv_state", "dstate" } };
@@ -154,8 +161,8 @@ static gdn_status check_states(gdn_ctx *ctx, const struct layer_backward *c,
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
 {
-    const gdn_block_backward_args *a    = &c->args;
-    struct gdn_conv                conv = { .D = c->D };
+    const gdn_block_backward_args *a = &c->args;
+    struct gdn_conv conv = { .D = c->D };
     TRY(check_kind(ctx, c));
     TRY(check_shapes(ctx, c));
     TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, &conv));
@@ -172,11 +179,11 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
 
 static size_t lay_out(struct layer_backward *c, char *memory)
 {
-    struct buffers *m    = &c->m;
-    const size_t    N    = (size_t)c->N, unit = gdn_dtype_bytes(c->dtype);
-    const size_t    rows = N * (size_t)c->hidden, qkvz = N * (size_t)c->qkvz * unit;
-    const size_t    gates = N * 2 * (size_t)c->Hv * sizeof(float), VV = N * (size_t)c->VV * unit;
-    const bool      moved = c->fused || c->dtype != GDN_F32;
+    struct buffers *m = &c->m;
+    const size_t N = (size_t)c->N, unit = gdn_dtype_bytes(c->dtype);
+    const size_t rows = N * (size_t)c->hidden, qkvz = N * (size_t)c->qkvz * unit;
+    const size_t gates = N * 2 * (size_t)c->Hv * sizeof(float), VV = N * (size_t)c->VV * unit;
+    const bool moved = c->fused || c->dtype != GDN_F32;
     const struct gdn_room rooms[] = {
         { &m->plan, gdn_plan_bytes(&c->plan, &c->tokens) },
         { &m->x, rows * unit },
@@ -206,20 +213,20 @@ static gdn_tensor view(const struct layer_backward *c, const void *buffer, int32
 {
     union {
         const void *in;
-        char       *out;
+        char *out;
     } at = { .in = buffer };
     gdn_tensor t = { .data = at.out + first * (int64_t)gdn_dtype_bytes(dtype), .dtype = dtype };
     if (c->tokens.padded) {
-        t.size[t.ndim]     = c->tokens.B;
+        t.size[t.ndim] = c->tokens.B;
         t.stride[t.ndim++] = c->tokens.T * columns;
     }
-    t.size[t.ndim]     = c->tokens.padded ? c->tokens.T : c->tokens.N;
+    t.size[t.ndim] = c->tokens.padded ? c->tokens.T : c->tokens.N;
     t.stride[t.ndim++] = columns;
     if (heads) {
-        t.size[t.ndim]     = heads;
+        t.size[t.ndim] = heads;
         t.stride[t.ndim++] = size;
     }
-    t.size[t.ndim]     = size;
+    t.size[t.ndim] = size;
     t.stride[t.ndim++] = 1;
     return t;
 }
@@ -258,8 +265,8 @@ static gdn_tensor of_v(const struct layer_backward *c, const void *buffer)
 /* ---- The ops ------------------------------------------------------------------------------- */
 
 /* Every op has the same workspace, and the stream of the call. */
-#define IN_PART(a, c)                                                                         \
-    ((a).workspace = (c)->m.part, (a).workspace_bytes = (c)->part_bytes,                      \
+#define IN_PART(a, c)                                                    \
+    ((a).workspace = (c)->m.part, (a).workspace_bytes = (c)->part_bytes, \
      (a).stream = (c)->args.stream)
 
 static gdn_conv1d_args conv(const struct layer_backward *c)
@@ -268,7 +275,7 @@ static gdn_conv1d_args conv(const struct layer_backward *c)
     a.x = of_conv(c, c->m.y, c->qkvz), a.out = of_conv(c, c->m.c, c->D);
     a.weight = c->args.conv_weight, a.bias = c->args.conv_bias, a.state = c->args.conv_state;
     a.activation = GDN_ACT_SILU;
-    a.batch      = &c->batch;
+    a.batch = &c->batch;
     IN_PART(a, c);
     return a;
 }
@@ -279,10 +286,10 @@ static gdn_rule_args rule(const struct layer_backward *c)
     a.q = keys(c, c->m.c, 0), a.k = keys(c, c->m.c, c->Hk * c->K), a.v = of_v(c, c->m.c);
     a.beta = of_gates(c, c->m.gates, false), a.g = of_gates(c, c->m.gates, true);
     a.A_log = c->args.A_log, a.dt_bias = c->args.dt_bias, a.state = c->args.state;
-    a.out  = values(c, c->m.o);
+    a.out = values(c, c->m.o);
     a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
     a.state_layout = c->args.state_layout;
-    a.batch        = &c->batch;
+    a.batch = &c->batch;
     IN_PART(a, c);
     return a;
 }
@@ -292,7 +299,7 @@ static gdn_rmsnorm_gated_args norm(const struct layer_backward *c)
     gdn_rmsnorm_gated_args a = gdn_rmsnorm_gated_args_init();
     a.x = values(c, c->m.o), a.z = of_z(c, c->m.y), a.out = values(c, c->m.n);
     a.weight = c->args.norm_weight;
-    a.eps    = c->args.rms_eps;
+    a.eps = c->args.rms_eps;
     IN_PART(a, c);
     return a;
 }
@@ -303,7 +310,7 @@ static gdn_rmsnorm_gated_backward_args norm_backward(const struct layer_backward
     a.x = values(c, c->m.o), a.z = of_z(c, c->m.y), a.dout = values(c, c->m.dn);
     a.dx = values(c, c->m.n), a.dz = of_z(c, c->m.dy);
     a.weight = c->args.norm_weight, a.dweight = c->args.dnorm_weight;
-    a.eps   = c->args.rms_eps;
+    a.eps = c->args.rms_eps;
     a.flags = c->args.flags & GDN_ACCUMULATE;
     IN_PART(a, c);
     return a;
@@ -321,8 +328,8 @@ static gdn_prefill_backward_args rule_backward(const struct layer_backward *c)
     a.dA_log = c->args.dA_log, a.ddt_bias = c->args.ddt_bias, a.dstate = c->args.dstate;
     a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
     a.state_layout = c->args.state_layout;
-    a.batch        = c->args.batch;
-    a.flags        = c->args.flags & GDN_ACCUMULATE;
+    a.batch = c->args.batch;
+    a.flags = c->args.flags & GDN_ACCUMULATE;
     IN_PART(a, c);
     return a;
 }
@@ -336,8 +343,8 @@ static gdn_conv1d_backward_args conv_backward(const struct layer_backward *c)
     a.dstate_out = c->args.dconv_state_out, a.dstate = c->args.dconv_state;
     a.dweight = c->args.dconv_weight, a.dbias = c->args.dconv_bias;
     a.activation = GDN_ACT_SILU;
-    a.batch      = c->args.batch;
-    a.flags      = c->args.flags & GDN_ACCUMULATE;
+    a.batch = c->args.batch;
+    a.flags = c->args.flags & GDN_ACCUMULATE;
     IN_PART(a, c);
     return a;
 }
@@ -347,12 +354,12 @@ static gdn_status check_parts(gdn_ctx *ctx, struct layer_backward *c)
 {
     size_t bytes[6];
     lay_out(c, (char *)((uintptr_t)1 << 60));
-    const gdn_conv1d_args                 conv_args = conv(c);
-    const gdn_rule_args                   rule_args = rule(c);
-    const gdn_rmsnorm_gated_args          norm_args = norm(c);
+    const gdn_conv1d_args conv_args = conv(c);
+    const gdn_rule_args rule_args = rule(c);
+    const gdn_rmsnorm_gated_args norm_args = norm(c);
     const gdn_rmsnorm_gated_backward_args norm_back = norm_backward(c);
-    const gdn_prefill_backward_args       rule_back = rule_backward(c);
-    const gdn_conv1d_backward_args        conv_back = conv_backward(c);
+    const gdn_prefill_backward_args rule_back = rule_backward(c);
+    const gdn_conv1d_backward_args conv_back = conv_backward(c);
     TRY(gdn_conv1d_check(ctx, &conv_args, &bytes[0]));
     TRY(gdn_prefill_check(ctx, &rule_args, &bytes[1]));
     TRY(gdn_rmsnorm_gated_check(ctx, &norm_args, &bytes[2]));
@@ -369,8 +376,8 @@ static gdn_status check_parts(gdn_ctx *ctx, struct layer_backward *c)
 /* A weight of the projections: its columns of q, k, v, z or of b, a, in its order. */
 struct projection {
     const gdn_tensor *weight, *gradient;
-    bool              of_gates;
-    int64_t           first;
+    bool of_gates;
+    int64_t first;
 };
 
 static int n_projections(const struct layer_backward *c) { return c->fused ? 2 : 4; }
@@ -378,7 +385,7 @@ static int n_projections(const struct layer_backward *c) { return c->fused ? 2 :
 static struct projection projection_of(const struct layer_backward *c, int i)
 {
     const gdn_block_backward_args *a = &c->args;
-    const struct projection        all[] = {
+    const struct projection all[] = {
         { &a->in_proj_qkvz, &a->din_proj_qkvz, false, 0 },
         { &a->in_proj_ba, &a->din_proj_ba, true, 0 },
         { &a->in_proj_qkv, &a->din_proj_qkv, false, 0 },
@@ -418,7 +425,7 @@ static struct gdn_matrix projected(const struct layer_backward *c, const struct 
 
 /* Its gradient, in the order of the weight's rows. */
 static struct gdn_matrix projected_gradient(const struct layer_backward *c,
-                                            const struct projection     *p)
+                                            const struct projection *p)
 {
     const bool moved = c->fused || c->dtype != GDN_F32;
     if (p->of_gates)
@@ -430,10 +437,9 @@ static struct gdn_matrix projected_gradient(const struct layer_backward *c,
 static gdn_status weave(const struct layer_backward *c, struct gdn_matrix from,
                         struct gdn_matrix to, bool of_gates, bool weaves)
 {
-    const int64_t    group = c->Hv / c->Hk, rV = group * c->V;
+    const int64_t group = c->Hv / c->Hk, rV = group * c->V;
     struct gdn_weave w = { from, to, c->N, c->Hk, { c->K, c->K, rV, rV }, weaves };
-    if (of_gates)
-        w = (struct gdn_weave){ from, to, c->N, c->Hk, { group, group, 0, 0 }, weaves };
+    if (of_gates) w = (struct gdn_weave){ from, to, c->N, c->Hk, { group, group, 0, 0 }, weaves };
     if (!c->fused) w.heads = 1, w.part[0] = 2 * c->Hv, w.part[1] = 0; /* only another dtype */
     return c->steps->weave(&c->run, &w);
 }
@@ -453,7 +459,7 @@ static gdn_status project(const struct layer_backward *c)
     const struct gdn_matrix x = matrix(c->m.x, c->dtype, c->hidden, 0);
     for (int i = 0; i < n_projections(c); i++) {
         const struct projection p = projection_of(c, i);
-        const int64_t           size[] = { c->N, p.weight->size[0], c->hidden };
+        const int64_t size[] = { c->N, p.weight->size[0], c->hidden };
         TRY(multiply(c, projected(c, &p), x, matrix_of(p.weight), size, false));
     }
     if (!c->fused) return GDN_OK;
@@ -465,9 +471,9 @@ static gdn_status project(const struct layer_backward *c)
 
 static gdn_status run_forward(const struct layer_backward *c)
 {
-    gdn_ctx                     *ctx = c->run.ctx;
-    const gdn_conv1d_args        conv_args = conv(c);
-    const gdn_rule_args          rule_args = rule(c);
+    gdn_ctx *ctx = c->run.ctx;
+    const gdn_conv1d_args conv_args = conv(c);
+    const gdn_rule_args rule_args = rule(c);
     const gdn_rmsnorm_gated_args norm_args = norm(c);
     TRY(project(c));
     TRY(gdn_conv1d_part(ctx, &conv_args));
@@ -480,10 +486,10 @@ static gdn_status run_forward(const struct layer_backward *c)
 /* Computes dn = dout out_proj, dout_proj = dout^T n. */
 static gdn_status run_output(const struct layer_backward *c)
 {
-    const gdn_tensor       *w = &c->args.out_proj, *dw = &c->args.dout_proj;
+    const gdn_tensor *w = &c->args.out_proj, *dw = &c->args.dout_proj;
     const struct gdn_matrix dout = matrix(c->m.dout, c->dtype, c->hidden, 0);
     const struct gdn_matrix n = matrix(c->m.n, c->dtype, c->VV, 0);
-    const int64_t           back[] = { c->N, c->VV, c->hidden }, sum[] = { c->hidden, c->VV, c->N };
+    const int64_t back[] = { c->N, c->VV, c->hidden }, sum[] = { c->hidden, c->VV, c->N };
     TRY(multiply(c, matrix(c->m.dn, c->dtype, c->VV, 0), dout, turned(matrix_of(w)), back, false));
     if (!dw->data) return GDN_OK;
     return multiply(c, matrix_of(dw), turned(dout), turned(n), sum, c->adds);
@@ -502,10 +508,10 @@ static gdn_status clear(const struct layer_backward *c)
 
 static gdn_status run_backward(const struct layer_backward *c)
 {
-    gdn_ctx                              *ctx = c->run.ctx;
+    gdn_ctx *ctx = c->run.ctx;
     const gdn_rmsnorm_gated_backward_args norm_args = norm_backward(c);
-    const gdn_prefill_backward_args       rule_args = rule_backward(c);
-    const gdn_conv1d_backward_args        conv_args = conv_backward(c);
+    const gdn_prefill_backward_args rule_args = rule_backward(c);
+    const gdn_conv1d_backward_args conv_args = conv_backward(c);
     TRY(run_output(c));
     TRY(clear(c));
     TRY(gdn_rmsnorm_gated_backward_part(ctx, &norm_args));
@@ -526,14 +532,14 @@ static gdn_status weave_gradients(const struct layer_backward *c)
 
 static gdn_status run_projections(const struct layer_backward *c)
 {
-    const struct gdn_matrix x  = matrix(c->m.x, c->dtype, c->hidden, 0);
+    const struct gdn_matrix x = matrix(c->m.x, c->dtype, c->hidden, 0);
     const struct gdn_matrix dx = matrix(c->m.dx, GDN_F32, c->hidden, 0);
     TRY(weave_gradients(c));
     for (int i = 0; i < n_projections(c); i++) {
         const struct projection p = projection_of(c, i);
         const struct gdn_matrix dy = projected_gradient(c, &p);
-        const int64_t           n = p.weight->size[0];
-        const int64_t           back[] = { c->N, c->hidden, n }, sum[] = { n, c->hidden, c->N };
+        const int64_t n = p.weight->size[0];
+        const int64_t back[] = { c->N, c->hidden, n }, sum[] = { n, c->hidden, c->N };
         if (c->args.dhidden.data)
             TRY(multiply(c, dx, dy, turned(matrix_of(p.weight)), back, i > 0));
         if (p.gradient->data)
@@ -559,8 +565,7 @@ static gdn_status run_steps(const struct layer_backward *c)
     TRY(run_projections(c));
     if (!c->args.dhidden.data) return GDN_OK;
     const struct gdn_token_rows dx = { gdn_rows_of(&c->args.dhidden, &c->tokens),
-                                       matrix(c->m.dx, GDN_F32, c->hidden, 0), c->hidden,
-                                       c->adds };
+                                       matrix(c->m.dx, GDN_F32, c->hidden, 0), c->hidden, c->adds };
     return c->steps->store(&c->run, &dx);
 }
 
@@ -568,10 +573,10 @@ static gdn_status run_steps(const struct layer_backward *c)
 
 static gdn_status plan_parts(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps)
 {
-    struct layer_backward *c    = call;
-    const int64_t          most = c->hidden > c->qkvz ? c->hidden : c->qkvz;
-    c->steps                    = steps;
-    c->dtype                    = steps->is_f32 ? GDN_F32 : c->args.hidden.dtype;
+    struct layer_backward *c = call;
+    const int64_t most = c->hidden > c->qkvz ? c->hidden : c->qkvz;
+    c->steps = steps;
+    c->dtype = steps->is_f32 ? GDN_F32 : c->args.hidden.dtype;
     TRY(check_parts(ctx, c));
     TRY(steps->scratch(ctx, most, c->args.flags & GDN_EXACT, &c->product_bytes));
     c->base.call.bytes = lay_out(c, NULL);
@@ -583,14 +588,14 @@ static gdn_status run_parts(gdn_ctx *ctx, void *call, void *memory)
     struct layer_backward *c = call;
     lay_out(c, memory);
     c->run = (struct gdn_layer_run){
-        .ctx          = ctx,
-        .plan         = &c->plan,
-        .tokens       = &c->tokens,
-        .plan_memory  = c->m.plan,
+        .ctx = ctx,
+        .plan = &c->plan,
+        .tokens = &c->tokens,
+        .plan_memory = c->m.plan,
         .reads_states = c->args.state.data || c->args.conv_state.data,
-        .exact        = c->args.flags & GDN_EXACT,
-        .scratch      = c->m.products,
-        .stream       = c->base.call.stream,
+        .exact = c->args.flags & GDN_EXACT,
+        .scratch = c->m.products,
+        .stream = c->base.call.stream,
     };
     return run_steps(c);
 }
@@ -598,15 +603,15 @@ static gdn_status run_parts(gdn_ctx *ctx, void *call, void *memory)
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct layer_backward *c = call;
-    *c                       = (struct layer_backward){ 0 };
+    *c = (struct layer_backward){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_backward_args"));
     c->base = (struct gdn_layer_backward_call){ GDN_CALL_OF(&c->args), plan_parts, run_parts };
     TRY(check_fields(ctx, c));
     TRY(check_hidden(ctx, c));
     TRY(check_tensors(ctx, c));
-    c->batch             = c->plan.batch;
+    c->batch = c->plan.batch;
     c->batch.struct_size = sizeof c->batch;
-    c->batch.write       = GDN_WRITE_NONE;
+    c->batch.write = GDN_WRITE_NONE;
     return GDN_OK;
 }
 

@@ -22,8 +22,7 @@
 static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
 {
     TRY(gdn_check_fields(ctx, GDN_OP_STEP, a));
-    TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim,
-                        a->value_head_dim));
+    TRY(gdn_check_layer(ctx, a->n_key_heads, a->n_value_heads, a->key_head_dim, a->value_head_dim));
     return gdn_check_forms(ctx, a->flags);
 }
 
@@ -31,8 +30,9 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
 static struct gdn_family_tensors family_of(struct gdn_step_call *m)
 {
     gdn_step_args *a = &m->args;
-    return (struct gdn_family_tensors){ .k = &a->x, .v = &a->x, .g = &a->a, .beta = &a->b,
-                                        .dt_bias = &a->dt_bias };
+    return (struct gdn_family_tensors){
+        .k = &a->x, .v = &a->x, .g = &a->a, .beta = &a->b, .dt_bias = &a->dt_bias
+    };
 }
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
@@ -44,22 +44,26 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "x: %lld tokens, at most 2^31 - 1",
                         (long long)m->tokens.N);
     TRY(gdn_check_dtype(ctx, &a->x, "x", GDN_FLOATS));
-    gdn_tensor                      none = { .data = NULL };
+    gdn_tensor none = { .data = NULL };
     const struct gdn_family_tensors t = { .g = &m->args.a, .beta = &none };
-    struct gdn_tokens               updates;
+    struct gdn_tokens updates;
     TRY(gdn_family_tokens(ctx, &t, 1, &m->tokens, &updates));
-    const struct gdn_sizes s = { .D = m->conv.D, .H = a->n_value_heads, .V = a->value_head_dim,
-                                 .K = a->key_head_dim, .tokens = &m->tokens, .like = &a->x };
+    const struct gdn_sizes s = { .D = m->conv.D,
+                                 .H = a->n_value_heads,
+                                 .V = a->value_head_dim,
+                                 .K = a->key_head_dim,
+                                 .tokens = &m->tokens,
+                                 .like = &a->x };
     TRY(gdn_check_shapes(ctx, GDN_OP_STEP, a, &s));
     return gdn_plan_describe(ctx, a->batch, &m->tokens, GDN_PLAN_EACH | GDN_PLAN_TREE, &m->plan);
 }
 
 static gdn_status check_states(gdn_ctx *ctx, struct gdn_step_call *m)
 {
-    const gdn_step_args    *a      = &m->args;
-    const bool              writes = m->plan.batch.write != GDN_WRITE_NONE;
-    const struct gdn_scaled state  = { &a->state, &a->state_scales, "state", "state_scales" };
-    struct gdn_rule        *r      = &m->rule;
+    const gdn_step_args *a = &m->args;
+    const bool writes = m->plan.batch.write != GDN_WRITE_NONE;
+    const struct gdn_scaled state = { &a->state, &a->state_scales, "state", "state_scales" };
+    struct gdn_rule *r = &m->rule;
     TRY(gdn_conv_state_view(ctx, &a->conv_state, "conv_state", &m->conv, &m->conv.from));
     TRY(gdn_scaled_view(ctx, &state, a->state_layout, r->H, r->K, r->V, &r->from));
     TRY(gdn_check_tree(ctx, &m->plan.batch, r->exact, a->state.dtype));
@@ -68,17 +72,17 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_step_call *m)
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
     TRY(gdn_check_written(ctx, GDN_OP_STEP, a, &m->plan.batch));
     r->from.random = a->rounding == GDN_ROUND_STOCHASTIC;
-    r->from.seed   = a->seed;
-    r->to          = r->from;
-    m->conv.to     = m->conv.from;
+    r->from.seed = a->seed;
+    r->to = r->from;
+    m->conv.to = m->conv.from;
     return GDN_OK;
 }
 
 /* Describes the rule's sizes and formulas; its rows but those of the convolution. */
 static gdn_status describe_rule(gdn_ctx *ctx, struct gdn_step_call *m)
 {
-    const gdn_step_args            *a = &m->args;
-    struct gdn_rule                *r = &m->rule;
+    const gdn_step_args *a = &m->args;
+    struct gdn_rule *r = &m->rule;
     const struct gdn_family_tensors t = family_of(m);
     r->Hq = r->Hk = a->n_key_heads, r->Hv = r->H = a->n_value_heads;
     r->K = a->key_head_dim, r->V = a->value_head_dim;
@@ -90,8 +94,8 @@ static gdn_status describe_rule(gdn_ctx *ctx, struct gdn_step_call *m)
                                                        a->gate_lower_bound, a->flags },
                           GDN_BETA_SIGMOID, GDN_NORM_L2);
     r->decode = true;
-    r->tree   = m->plan.batch.parents.data;
-    r->exact  = a->flags & GDN_EXACT;
+    r->tree = m->plan.batch.parents.data;
+    r->exact = a->flags & GDN_EXACT;
     r->n_seqs = m->plan.B;
     return GDN_OK;
 }
@@ -105,10 +109,14 @@ static struct gdn_plan_pools pools_of(const gdn_step_args *a)
 static void describe_norm(struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
-    m->normed              = a->out.data && (a->z.data || a->norm_weight.data);
-    m->norm = (struct gdn_norm_job){ .x = a->out, .z = a->z, .weight = a->norm_weight,
-                                     .out = a->out, .formula = GDN_NO_NORM, .D = m->rule.V };
-    m->norm.eps    = gdn_eps_of(a->rms_eps, a->flags);
+    m->normed = a->out.data && (a->z.data || a->norm_weight.data);
+    m->norm = (struct gdn_norm_job){ .x = a->out,
+                                     .z = a->z,
+                                     .weight = a->norm_weight,
+                                     .out = a->out,
+                                     .formula = GDN_NO_NORM,
+                                     .D = m->rule.V };
+    m->norm.eps = gdn_eps_of(a->rms_eps, a->flags);
     m->norm.n_rows = m->tokens.N * m->rule.H;
 }
 
@@ -116,8 +124,8 @@ static void describe_norm(struct gdn_step_call *m)
 static gdn_status describe_conv(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;
-    m->conv.x      = gdn_rows_of(&a->x, &m->tokens);
-    m->conv.silu   = true;
+    m->conv.x = gdn_rows_of(&a->x, &m->tokens);
+    m->conv.silu = true;
     m->conv.n_seqs = m->plan.B;
     if (a->conv_weight.data)
         return gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, &m->conv);
@@ -130,9 +138,9 @@ static gdn_status describe_conv(gdn_ctx *ctx, struct gdn_step_call *m)
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_step_call *m = call;
-    m->conv                 = (struct gdn_conv){ 0 };
-    m->rule                 = (struct gdn_rule){ 0 };
-    const gdn_step_args *a  = &m->args;
+    m->conv = (struct gdn_conv){ 0 };
+    m->rule = (struct gdn_rule){ 0 };
+    const gdn_step_args *a = &m->args;
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_step_args"));
     m->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));

@@ -20,7 +20,7 @@ static struct gdn_mirror_block span_of(const gdn_tensor *t)
         *(reach < 0 ? &low : &high) += reach;
     }
     const int64_t bytes = (int64_t)gdn_dtype_bytes(t->dtype);
-    return (struct gdn_mirror_block){ .host  = (char *)t->data + low * bytes,
+    return (struct gdn_mirror_block){ .host = (char *)t->data + low * bytes,
                                       .bytes = (size_t)((high - low) * bytes) };
 }
 
@@ -37,9 +37,9 @@ static void add_span(struct gdn_mirror *m, const gdn_tensor *t)
             continue;
         }
         if (b->host < s.host) s.host = b->host;
-        s.bytes      = (size_t)((end > b_end ? end : b_end) - s.host);
+        s.bytes = (size_t)((end > b_end ? end : b_end) - s.host);
         m->blocks[i] = m->blocks[--m->n_blocks];
-        i            = 0;
+        i = 0;
     }
     m->blocks[m->n_blocks++] = s;
 }
@@ -48,8 +48,8 @@ static void add_span(struct gdn_mirror *m, const gdn_tensor *t)
 static void move(const struct gdn_mirror *m, gdn_tensor *t)
 {
     for (int i = 0; t->data && i < m->n_blocks; i++) {
-        const struct gdn_mirror_block *b  = &m->blocks[i];
-        const char                    *at = t->data;
+        const struct gdn_mirror_block *b = &m->blocks[i];
+        const char *at = t->data;
         if (at < b->host || at > b->host + b->bytes) continue;
         t->data = (char *)b->device + (at - b->host);
         return;
@@ -68,12 +68,12 @@ static gdn_status upload(struct gdn_mirror *m)
 gdn_status gdn_mirror_open(gdn_ctx *ctx, gdn_op op, const void *args, struct gdn_mirror *m)
 {
     const struct gdn_op_shape *shape = &gdn_op_shapes[op];
-    const gdn_batch           *batch = NULL;
+    const gdn_batch *batch = NULL;
     memset(m, 0, sizeof *m);
     m->ctx = ctx;
     TRY(gdn_copy_args(ctx, &m->args, shape->bytes, args, shape->args));
-    const struct gdn_tensor_row *own   = gdn_tensor_rows(op);
-    gdn_tensor                  *lists = &m->batch.cu_seqlens;
+    const struct gdn_tensor_row *own = gdn_tensor_rows(op);
+    gdn_tensor *lists = &m->batch.cu_seqlens;
     if (shape->batch_at) memcpy(&batch, m->args.bytes + shape->batch_at, sizeof(void *));
     if (batch) TRY(gdn_copy_args(ctx, &m->batch, sizeof m->batch, batch, "batch"));
 

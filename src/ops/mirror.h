@@ -13,15 +13,15 @@ enum { GDN_MIRROR_BLOCKS = 40 };
 struct gdn_mirror {
     gdn_ctx *ctx;
     union {
-        uint32_t      struct_size;
+        uint32_t struct_size;
         gdn_rule_args rule; /* the first fields of all: struct_size, flags, tensors */
-        char          bytes[4096];
+        char bytes[4096];
     } args;          /* as the caller's, data being on the device */
     gdn_batch batch; /* as the caller's, data being on the device */
     struct gdn_mirror_block {
-        char  *host;
+        char *host;
         size_t bytes;
-        void  *device;
+        void *device;
     } blocks[GDN_MIRROR_BLOCKS];
     int n_blocks;
 };
@@ -30,7 +30,7 @@ struct gdn_mirror {
 gdn_status gdn_mirror_open(gdn_ctx *ctx, gdn_op op, const void *args, struct gdn_mirror *mirror);
 /* Waits for the device, and copies everything back. */
 gdn_status gdn_mirror_back(struct gdn_mirror *mirror);
-void       gdn_mirror_close(struct gdn_mirror *mirror);
+void gdn_mirror_close(struct gdn_mirror *mirror);
 
 /* Runs gdn_run_op() on host memory, wherever the context computes. */
 gdn_status gdn_call_op(gdn_ctx *ctx, gdn_op op, const void *args);

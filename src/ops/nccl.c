@@ -57,8 +57,8 @@ gdn_status gdn_nccl_open(gdn_ctx *ctx, void *comm, gdn_collective *group)
     if (!comm) return gdn_leave(ctx, fp, gdn_fail(ctx, GDN_E_ARG, "comm: NULL"));
     struct nccl *n = ctx->options.alloc(ctx->options.alloc_user, sizeof *n, 64);
     if (!n) return gdn_leave(ctx, fp, gdn_fail(ctx, GDN_E_MEMORY, "group: no memory"));
-    *n               = (struct nccl){ .comm = comm };
-    *group           = gdn_collective_init();
+    *n = (struct nccl){ .comm = comm };
+    *group = gdn_collective_init();
     group->all_gather = all_gather, group->user = n;
     const gdn_status status = open(ctx, n, group);
     if (status != GDN_OK) gdn_nccl_close(ctx, group);

@@ -25,8 +25,8 @@ gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, void *args, const gdn
 
 static void count_rows(struct gdn_norm_job *s)
 {
-    s->D             = s->x.size[s->x.ndim - 1];
-    s->n_rows        = gdn_n_rows(&s->x);
+    s->D = s->x.size[s->x.ndim - 1];
+    s->n_rows = gdn_n_rows(&s->x);
     s->rows_per_item = gdn_rows_per_item(s->D);
 }
 
@@ -34,16 +34,16 @@ static void count_rows(struct gdn_norm_job *s)
 
 static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_norm_call         *c = call;
+    struct gdn_norm_call *c = call;
     struct gdn_norm_job *s = &c->job;
-    gdn_l2norm_args      own, *a = &own;
+    gdn_l2norm_args own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_l2norm_args"));
     TRY(gdn_check_fields(ctx, GDN_OP_L2NORM, a));
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_L2NORM, a, &a->x));
     *c = (struct gdn_norm_call){ .base = GDN_CALL_OF(a) };
     *s = (struct gdn_norm_job){ .x = a->x, .out = a->out };
     s->formula = gdn_norm_of(a->norm, GDN_NORM_L2);
-    s->eps     = gdn_eps_of(a->eps, a->flags);
+    s->eps = gdn_eps_of(a->eps, a->flags);
     count_rows(s);
     return GDN_OK;
 }
@@ -55,8 +55,8 @@ GDN_OP_PART(l2norm, gdn_l2norm_args, struct gdn_norm_call)
 
 static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_norm_call           *c = call;
-    struct gdn_norm_job   *s = &c->job;
+    struct gdn_norm_call *c = call;
+    struct gdn_norm_job *s = &c->job;
     gdn_rmsnorm_gated_args own, *a = &own;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_args"));
     TRY(gdn_check_fields(ctx, GDN_OP_RMSNORM_GATED, a));
@@ -65,7 +65,7 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     *s = (struct gdn_norm_job){ .x = a->x, .z = a->z, .weight = a->weight, .out = a->out };
     s->formula = GDN_NO_NORM;
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
-    s->eps     = gdn_eps_of(a->eps, a->flags);
+    s->eps = gdn_eps_of(a->eps, a->flags);
     count_rows(s);
     return GDN_OK;
 }

@@ -14,8 +14,7 @@ static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes
 {
     switch (op) {
 #define GDN_OP_ROW(NUMBER, name, type) \
-    case GDN_OP_##NUMBER: return gdn_##name##_check(ctx, args, bytes);
-#include "calls/ops.def"
+    case GDN_OP_##NUMBER: return gdn_##name##_check(ctx, args, bytes); #include "calls/ops.def"
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }
@@ -23,10 +22,10 @@ static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes
 gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes)
 {
     uint32_t fp;
-    size_t   needed;
+    size_t needed;
     TRY(gdn_enter(ctx, &fp));
-    const gdn_status status = bytes ? check(ctx, op, args, &needed)
-                                    : gdn_fail(ctx, GDN_E_ARG, "bytes: NULL");
+    const gdn_status status =
+        bytes ? check(ctx, op, args, &needed) : gdn_fail(ctx, GDN_E_ARG, "bytes: NULL");
     if (status == GDN_OK) *bytes = needed;
     return gdn_leave(ctx, fp, status);
 }
@@ -41,22 +40,25 @@ gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args)
 
 /* For each struct: its tensors, and the place of its batch. */
 #define PLACE_OF_batch(type) offsetof(type, batch)
-#define PLACE_OF_none(type)  0
+#define PLACE_OF_none(type) 0
 enum {
 #define GDN_TENSOR(args, tensor, is, dtypes, shape) ROW_##args##_##tensor,
 #include "calls/ops.def"
 };
 enum {
-#define GDN_ARGS_ROW(args, first, last, batch)                                              \
-    N_TENSORS_##args = ROW_##args##_##last - ROW_##args##_##first + 1,                      \
-    BATCH_AT_##args  = PLACE_OF_##batch(gdn_##args##_args),
+#define GDN_ARGS_ROW(args, first, last, batch)                         \
+    N_TENSORS_##args = ROW_##args##_##last - ROW_##args##_##first + 1, \
+    BATCH_AT_##args = PLACE_OF_##batch(gdn_##args##_args),
 #include "calls/ops.def"
 };
 
 const struct gdn_op_shape gdn_op_shapes[GDN_N_OPS] = {
-#define GDN_OP_ROW(NUMBER, name, args)                                                      \
-    [GDN_OP_##NUMBER] = { #name, "gdn_" #args "_args", sizeof(gdn_##args##_args),           \
-                          N_TENSORS_##args, BATCH_AT_##args,                                \
+#define GDN_OP_ROW(NUMBER, name, args)               \
+    [GDN_OP_##NUMBER] = { #name,                     \
+                          "gdn_" #args "_args",      \
+                          sizeof(gdn_##args##_args), \
+                          N_TENSORS_##args,          \
+                          BATCH_AT_##args,           \
                           offsetof(gdn_##args##_args, workspace) },
 #include "calls/ops.def"
 };
@@ -65,8 +67,7 @@ gdn_status gdn_run_op(gdn_ctx *ctx, gdn_op op, const void *args)
 {
     switch (op) {
 #define GDN_OP_ROW(NUMBER, name, type) \
-    case GDN_OP_##NUMBER: return gdn_##name(ctx, args);
-#include "calls/ops.def"
+    case GDN_OP_##NUMBER: return gdn_##name(ctx, args); #include "calls/ops.def"
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }

@@ -28,7 +28,7 @@ enum {
  * (ops/tensors.h) has; where its batch is (0: it has none), and its workspace. */
 struct gdn_op_shape {
     const char *name, *args;
-    size_t      bytes, n_tensors, batch_at, workspace_at;
+    size_t bytes, n_tensors, batch_at, workspace_at;
 };
 extern const struct gdn_op_shape gdn_op_shapes[GDN_N_OPS];
 

@@ -44,8 +44,9 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, const gdn_prefill_backward_arg
 {
     if (!a->checkpoints.data) return GDN_OK;
     if (b->checkpoint_slots.data)
-        return gdn_fail(ctx, GDN_E_ARG, "checkpoint_slots: given, wanted none: gradients take "
-                                        "checkpoint c from slot c");
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "checkpoint_slots: given, wanted none: gradients take "
+                        "checkpoint c from slot c");
     if (b->checkpoint_positions.data)
         return gdn_fail(ctx, GDN_E_ARG, "checkpoint_positions: given, wanted checkpoint_every");
     if (b->checkpoint_every % 64)
@@ -56,8 +57,8 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, const gdn_prefill_backward_arg
 
 static struct gdn_family_tensors family_of(gdn_prefill_backward_args *a)
 {
-    return (struct gdn_family_tensors){ &a->k,    &a->v,          &a->g,
-                                        &a->beta, &a->write_gate, &a->dt_bias };
+    return (
+        struct gdn_family_tensors){ &a->k, &a->v, &a->g, &a->beta, &a->write_gate, &a->dt_bias };
 }
 
 /* Checks that gradients of gates have the dimensions of the gates. */
@@ -71,12 +72,12 @@ static gdn_status check_gates(gdn_ctx *ctx, const gdn_prefill_backward_args *a)
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
 {
     const gdn_prefill_backward_args *a = &c->args;
-    struct gdn_rule                 *r = &c->work.rule;
+    struct gdn_rule *r = &c->work.rule;
     TRY(gdn_check_present(ctx, GDN_OP_PREFILL_BACKWARD, &c->args));
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     TRY(gdn_stage_head_size(ctx, &a->q, "q", GDN_MAX_HEAD, &r->K));
     const struct gdn_family_tensors t = family_of(&c->args);
-    struct gdn_tokens               updates;
+    struct gdn_tokens updates;
     TRY(gdn_family_tokens(ctx, &t, a->updates, &c->tokens, &updates));
     const struct gdn_family_tensors d = { .g = &c->args.dg, .beta = &c->args.dbeta };
     TRY(gdn_family_tokens(ctx, &d, a->updates, &c->tokens, &updates));
@@ -95,8 +96,16 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
     TRY(gdn_stage_heads(ctx, &a->q, "q", H, &r->Hq));
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
     TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
-    struct gdn_sizes s = { .B = c->plan.B, .H = H, .Hq = Hq, .Hk = Hk, .Hv = Hv, .K = K, .V = V,
-                           .tokens = &c->tokens, .updates = &updates, .like = &a->q };
+    struct gdn_sizes s = { .B = c->plan.B,
+                           .H = H,
+                           .Hq = Hq,
+                           .Hk = Hk,
+                           .Hv = Hv,
+                           .K = K,
+                           .V = V,
+                           .tokens = &c->tokens,
+                           .updates = &updates,
+                           .like = &a->q };
     gdn_set_layout(&s, a->state_layout);
     TRY(gdn_check_shapes(ctx, GDN_OP_PREFILL_BACKWARD, a, &s));
     TRY(check_gates(ctx, a));
@@ -113,14 +122,14 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_backward_call *c)
 static void fill(struct gdn_backward_call *c)
 {
     const gdn_prefill_backward_args *a = &c->args;
-    struct gdn_backward             *w = &c->work;
-    struct gdn_rule                 *r = &w->rule;
+    struct gdn_backward *w = &c->work;
+    struct gdn_rule *r = &w->rule;
     r->q = gdn_rows_of(&a->q, &c->tokens), w->dout = gdn_rows_of(&a->dout, &c->tokens);
     const int n = gdn_rule_updates(r), lead = c->tokens.padded ? 2 : 1;
     w->dq = gdn_rows_of(&a->dq, &c->tokens), w->dg = gdn_rows_of(&a->dg, &c->tokens);
-    w->dk_update     = gdn_family_rows(&a->dk, &c->tokens, n, &w->dk);
-    w->dv_update     = gdn_family_rows(&a->dv, &c->tokens, n, &w->dv);
-    w->dbeta_update  = gdn_family_rows(&a->dbeta, &c->tokens, n, &w->dbeta);
+    w->dk_update = gdn_family_rows(&a->dk, &c->tokens, n, &w->dk);
+    w->dv_update = gdn_family_rows(&a->dv, &c->tokens, n, &w->dv);
+    w->dbeta_update = gdn_family_rows(&a->dbeta, &c->tokens, n, &w->dbeta);
     w->dwrite_update = gdn_family_rows(&a->dwrite_gate, &c->tokens, n, &w->dwrite);
     if (a->dg.data) w->dg_channel = gdn_step_bytes(&a->dg, lead + 1);
     if (a->dbeta.data) w->dbeta_channel = gdn_step_bytes(&a->dbeta, lead + 1);
@@ -129,16 +138,16 @@ static void fill(struct gdn_backward_call *c)
                                                        a->norm_eps, a->scale, a->gate_lower_bound,
                                                        a->flags },
                           GDN_BETA_GIVEN, GDN_NORM_NONE);
-    r->n_seqs   = c->plan.B;
-    w->longest  = c->tokens.padded ? c->tokens.T : c->tokens.N;
-    w->every    = r->family.is ? 0 : c->plan.batch.checkpoint_every;
-    w->adds     = a->flags & GDN_ACCUMULATE;
+    r->n_seqs = c->plan.B;
+    w->longest = c->tokens.padded ? c->tokens.T : c->tokens.N;
+    w->every = r->family.is ? 0 : c->plan.batch.checkpoint_every;
+    w->adds = a->flags & GDN_ACCUMULATE;
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_backward_call *c = call;
-    *c             = (struct gdn_backward_call){ 0 };
+    *c = (struct gdn_backward_call){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_prefill_backward_args"));
     c->base = GDN_CALL_OF(&c->args);
     TRY(gdn_check_fields(ctx, GDN_OP_PREFILL_BACKWARD, &c->args));
@@ -146,9 +155,9 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_tensors(ctx, c));
     fill(c);
     const gdn_prefill_backward_args *a = &c->args;
-    c->pools = (struct gdn_plan_pools){ a->state.data ? c->plan.B : -1, -1,
-                                        a->checkpoints.data ? a->checkpoints.size[0] : -1, false,
-                                        false };
+    c->pools =
+        (struct gdn_plan_pools){ a->state.data ? c->plan.B : -1, -1,
+                                 a->checkpoints.data ? a->checkpoints.size[0] : -1, false, false };
     return GDN_OK;
 }
 

@@ -14,13 +14,13 @@
 #include "ops/parts.h"
 
 struct parallel {
-    gdn_rule_args     args;
-    gdn_collective    group;
+    gdn_rule_args args;
+    gdn_collective group;
     struct gdn_tokens tokens;
-    struct gdn_plan   plan;
-    gdn_batch         summary_batch, prefill_batch;
-    int64_t           B, H, K, V;
-    size_t            part_bytes;
+    struct gdn_plan plan;
+    gdn_batch summary_batch, prefill_batch;
+    int64_t B, H, K, V;
+    size_t part_bytes;
     /* float32: gates, the maps of this rank and of all, where its sequences start. A map
      * is U, then M, for every sequence and head. */
     char *g, *beta, *own, *all, *starts, *part;
@@ -46,7 +46,7 @@ static size_t n_floats(const gdn_tensor *t)
 static size_t lay_out(struct parallel *c, char *memory)
 {
     const size_t state = (size_t)(c->B * c->H * c->K * c->V) * sizeof(float);
-    const size_t map   = state + (size_t)(c->B * c->H * c->K * c->K) * sizeof(float);
+    const size_t map = state + (size_t)(c->B * c->H * c->K * c->K) * sizeof(float);
     const struct gdn_room rooms[] = {
         { &c->g, is_raw(c) ? n_floats(&c->args.g) : 0 },
         { &c->beta, squashes(c) ? n_floats(&c->args.beta) : 0 },
@@ -61,8 +61,8 @@ static size_t lay_out(struct parallel *c, char *memory)
 /* Returns a dense float32 tensor of that shape. */
 static gdn_tensor dense(char *buffer, const gdn_tensor *like)
 {
-    gdn_tensor t    = { .data = buffer, .dtype = GDN_F32, .ndim = like->ndim };
-    int64_t    step = 1;
+    gdn_tensor t = { .data = buffer, .dtype = GDN_F32, .ndim = like->ndim };
+    int64_t step = 1;
     for (int i = t.ndim - 1; i >= 0; i--) {
         t.size[i] = like->size[i], t.stride[i] = step;
         step *= t.size[i];
@@ -74,10 +74,10 @@ static gdn_tensor dense(char *buffer, const gdn_tensor *like)
 static gdn_tensor states(const struct parallel *c, char *buffer, int64_t n, int64_t step,
                          int64_t rows, int64_t columns)
 {
-    return (gdn_tensor){ .data   = buffer,
-                         .dtype  = GDN_F32,
-                         .ndim   = 4,
-                         .size   = { n, c->H, rows, columns },
+    return (gdn_tensor){ .data = buffer,
+                         .dtype = GDN_F32,
+                         .ndim = 4,
+                         .size = { n, c->H, rows, columns },
                          .stride = { c->H * step, step, columns, 1 } };
 }
 
@@ -103,8 +103,8 @@ static gdn_tensor starts(const struct parallel *c)
 /* ---- The ops ------------------------------------------------------------------------------- */
 
 /* Every op has the same workspace, and the stream of the call. */
-#define IN_PART(a, c)                                                                         \
-    ((a).workspace = (c)->part, (a).workspace_bytes = (c)->part_bytes,                        \
+#define IN_PART(a, c)                                                  \
+    ((a).workspace = (c)->part, (a).workspace_bytes = (c)->part_bytes, \
      (a).stream = (c)->args.stream)
 
 static gdn_gates_args gates(const struct parallel *c)
@@ -128,15 +128,14 @@ static gdn_summary_args summary(const struct parallel *c)
 {
     gdn_summary_args a = gdn_summary_args_init();
     a.k = c->args.k, a.v = c->args.v;
-    a.g    = is_raw(c) ? dense(c->g, &c->args.g) : c->args.g;
+    a.g = is_raw(c) ? dense(c->g, &c->args.g) : c->args.g;
     a.beta = squashes(c) ? dense(c->beta, &c->args.beta) : c->args.beta;
-    a.U    = offsets(c, c->own, c->B);
+    a.U = offsets(c, c->own, c->B);
     if (c->group.rank > 0 || has_state(c)) a.M = transitions(c, c->own, c->B);
-    a.batch    = &c->summary_batch;
+    a.batch = &c->summary_batch;
     a.head_map = c->args.head_map, a.state_layout = c->args.state_layout;
     a.norm = c->args.norm, a.norm_eps = c->args.norm_eps;
-    a.flags = c->args.flags &
-              (GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP | GDN_ZERO_AS_GIVEN);
+    a.flags = c->args.flags & (GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP | GDN_ZERO_AS_GIVEN);
     IN_PART(a, c);
     return a;
 }
@@ -144,7 +143,7 @@ static gdn_summary_args summary(const struct parallel *c)
 static gdn_summary_fold_args fold(const struct parallel *c)
 {
     gdn_summary_fold_args a = gdn_summary_fold_args_init();
-    const int64_t         n = c->group.rank * c->B;
+    const int64_t n = c->group.rank * c->B;
     a.M = transitions(c, c->all, n), a.U = offsets(c, c->all, n);
     a.state = c->args.state, a.state_out = starts(c);
     a.state_layout = c->args.state_layout;
@@ -185,11 +184,11 @@ static gdn_status check_parts(gdn_ctx *ctx, struct parallel *c)
 {
     size_t bytes[5] = { 0 };
     lay_out(c, (char *)((uintptr_t)1 << 60)); /* descriptors are looked at alone */
-    const gdn_gates_args        gates_args   = gates(c);
-    const gdn_summary_args      summary_args = summary(c);
-    const gdn_summary_fold_args fold_args    = fold(c);
-    const gdn_state_copy_args   copy_args    = begin(c);
-    const gdn_rule_args         rule_args    = prefill(c);
+    const gdn_gates_args gates_args = gates(c);
+    const gdn_summary_args summary_args = summary(c);
+    const gdn_summary_fold_args fold_args = fold(c);
+    const gdn_state_copy_args copy_args = begin(c);
+    const gdn_rule_args rule_args = prefill(c);
     if (is_raw(c) || squashes(c)) TRY(gdn_gates_check(ctx, &gates_args, &bytes[0]));
     TRY(gdn_summary_check(ctx, &summary_args, &bytes[1]));
     if (c->group.rank > 0) TRY(gdn_summary_fold_check(ctx, &fold_args, &bytes[2]));
@@ -224,16 +223,19 @@ static gdn_status check_rule(gdn_ctx *ctx, const struct parallel *c)
     if (a->updates > 1)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1", (int)a->updates);
     if (is_raw(c) && !a->dt_bias.data && a->g.ndim == a->q.ndim)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "dt_bias: absent, wanted [H][K] with raw gates per "
-                                                "channel");
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "dt_bias: absent, wanted [H][K] with raw gates per "
+                        "channel");
     if (a->state_scales.data || a->state_out_scales.data)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: given, wanted no state of 8 bits",
                         a->state_scales.data ? "state_scales" : "state_out_scales");
     const gdn_tensor *pools[] = { &a->state, &a->state_out };
     for (int i = 0; i < 2; i++)
         if (pools[i]->data && pools[i]->size[0] != c->B)
-            return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld slots, wanted one for each of %lld "
-                            "sequences", i ? "state_out" : "state", (long long)pools[i]->size[0],
+            return gdn_fail(ctx, GDN_E_SHAPE,
+                            "%s: %lld slots, wanted one for each of %lld "
+                            "sequences",
+                            i ? "state_out" : "state", (long long)pools[i]->size[0],
                             (long long)c->B);
     if (c->B > (INT64_MAX >> 40) / c->H / c->group.size)
         return gdn_fail(ctx, GDN_E_SHAPE, "batch: %lld sequences, too many", (long long)c->B);
@@ -244,13 +246,13 @@ static gdn_status check_rule(gdn_ctx *ctx, const struct parallel *c)
 static gdn_status read_batch(gdn_ctx *ctx, struct parallel *c)
 {
     const gdn_rule_args *a = &c->args;
-    c->prefill_batch       = gdn_batch_init();
+    c->prefill_batch = gdn_batch_init();
     if (a->batch)
         TRY(gdn_copy_args(ctx, &c->prefill_batch, sizeof c->prefill_batch, a->batch, "batch"));
-    c->summary_batch       = c->prefill_batch;
+    c->summary_batch = c->prefill_batch;
     c->summary_batch.write = GDN_WRITE_FINAL;
-    gdn_batch *b           = &c->summary_batch;
-    b->checkpoint_every    = 0;
+    gdn_batch *b = &c->summary_batch;
+    b->checkpoint_every = 0;
     b->checkpoint_starts = b->checkpoint_positions = b->checkpoint_slots = (gdn_tensor){ 0 };
     if (c->group.rank > 0 && !a->state.data && !a->state_out.data)
         c->prefill_batch.write = GDN_WRITE_NONE;
@@ -262,7 +264,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, const gdn_co
                            struct parallel *c)
 {
     const gdn_rule_args *a = &c->args;
-    size_t               bytes;
+    size_t bytes;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_rule_args"));
     TRY(gdn_copy_args(ctx, &c->group, sizeof c->group, group, "gdn_collective"));
     TRY(check_group(ctx, c));
@@ -277,9 +279,9 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, const gdn_co
 
 static gdn_status exchange(gdn_ctx *ctx, const struct parallel *c)
 {
-    const size_t     bytes  = (size_t)(c->B * c->H * c->K * (c->K + c->V)) * sizeof(float);
-    const gdn_status status = c->group.all_gather(c->group.user, c->own, c->all, bytes,
-                                                  c->args.stream);
+    const size_t bytes = (size_t)(c->B * c->H * c->K * (c->K + c->V)) * sizeof(float);
+    const gdn_status status =
+        c->group.all_gather(c->group.user, c->own, c->all, bytes, c->args.stream);
     if (status != GDN_OK)
         return gdn_fail(ctx, status, "all_gather: %s on rank %d of %d", gdn_status_name(status),
                         (int)c->group.rank, (int)c->group.size);
@@ -289,7 +291,7 @@ static gdn_status exchange(gdn_ctx *ctx, const struct parallel *c)
 /* No rank reads the map of the last one, which joins the all-gather alone. */
 static gdn_status run_summary(gdn_ctx *ctx, const struct parallel *c)
 {
-    const gdn_gates_args   gates_args   = gates(c);
+    const gdn_gates_args gates_args = gates(c);
     const gdn_summary_args summary_args = summary(c);
     if (is_last(c)) return GDN_OK;
     if (is_raw(c) || squashes(c)) TRY(gdn_gates_part(ctx, &gates_args));
@@ -299,8 +301,8 @@ static gdn_status run_summary(gdn_ctx *ctx, const struct parallel *c)
 static gdn_status run(gdn_ctx *ctx, const struct parallel *c)
 {
     const gdn_summary_fold_args fold_args = fold(c);
-    const gdn_state_copy_args   copy_args = begin(c);
-    const gdn_rule_args         rule_args = prefill(c);
+    const gdn_state_copy_args copy_args = begin(c);
+    const gdn_rule_args rule_args = prefill(c);
     if (c->group.size > 1) {
         TRY(run_summary(ctx, c));
         TRY(exchange(ctx, c));
@@ -314,7 +316,7 @@ static gdn_status call(gdn_ctx *ctx, const gdn_rule_args *args, const gdn_collec
                        size_t *bytes)
 {
     struct parallel c = { 0 };
-    void           *memory;
+    void *memory;
     TRY(describe(ctx, args, group, &c));
     const size_t needed = lay_out(&c, NULL);
     if (bytes) {

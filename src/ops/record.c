@@ -19,11 +19,11 @@
 
 static struct gdn_record_rows rows_of(const gdn_tensor *t)
 {
-    return (struct gdn_record_rows){ .data  = t->data,
+    return (struct gdn_record_rows){ .data = t->data,
                                      .dtype = t->dtype,
-                                     .slot  = gdn_step_bytes(t, 0),
-                                     .row   = gdn_step_bytes(t, 1),
-                                     .head  = gdn_step_bytes(t, 2) };
+                                     .slot = gdn_step_bytes(t, 0),
+                                     .row = gdn_step_bytes(t, 1),
+                                     .head = gdn_step_bytes(t, 2) };
 }
 
 gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
@@ -31,7 +31,7 @@ gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
 {
     const struct {
         const gdn_tensor *t;
-        const char       *name;
+        const char *name;
     } all[] = { { t->k, "record_k" },
                 { t->u, "record_u" },
                 { t->g, "record_g" },
@@ -41,13 +41,13 @@ gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
             return gdn_fail(ctx, GDN_E_ARG, "%s: absent, wanted with a record", all[i].name);
         TRY(gdn_check_injective(ctx, all[i].t, all[i].name));
     }
-    *record = (struct gdn_record){ .k     = rows_of(t->k),
-                                   .u     = rows_of(t->u),
-                                   .g     = rows_of(t->g),
+    *record = (struct gdn_record){ .k = rows_of(t->k),
+                                   .u = rows_of(t->u),
+                                   .g = rows_of(t->g),
                                    .count = *t->count,
-                                   .P     = t->count->size[0],
-                                   .R     = t->k->size[1],
-                                   .channels  = t->g->ndim == 4 ? t->g->size[3] : 1,
+                                   .P = t->count->size[0],
+                                   .R = t->k->size[1],
+                                   .channels = t->g->ndim == 4 ? t->g->size[3] : 1,
                                    .g_channel = gdn_step_bytes(t->g, 3) };
     return GDN_OK;
 }
@@ -71,7 +71,7 @@ static gdn_status describe_plan(gdn_ctx *ctx, const gdn_batch *batch, int64_t B,
     const gdn_batch *b = &c->plan.batch;
     const struct {
         const gdn_tensor *t;
-        const char       *name;
+        const char *name;
     } others[] = { { &b->cu_seqlens, "cu_seqlens" },
                    { &b->write_slots, "write_slots" },
                    { &b->has_initial_state, "has_initial_state" },
@@ -82,9 +82,9 @@ static gdn_status describe_plan(gdn_ctx *ctx, const gdn_batch *batch, int64_t B,
         if (others[i].t->data)
             return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none: a record has slots alone",
                             others[i].name);
-    c->plan.batch.write      = GDN_WRITE_NONE;
+    c->plan.batch.write = GDN_WRITE_NONE;
     c->plan.batch.pad_policy = GDN_PAD_ZERO;
-    c->plan_bytes            = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
+    c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     return GDN_OK;
 }
 
@@ -104,8 +104,12 @@ static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_ranks(ctx, &t));
     m->Hk = a->record_k.size[2], m->K = a->record_k.size[3];
     m->H = a->record_u.size[2], m->V = a->record_u.size[3];
-    const struct gdn_sizes s = { .P = a->record_count.size[0], .R = a->record_k.size[1],
-                                 .Hk = m->Hk, .K = m->K, .H = m->H, .V = m->V,
+    const struct gdn_sizes s = { .P = a->record_count.size[0],
+                                 .R = a->record_k.size[1],
+                                 .Hk = m->Hk,
+                                 .K = m->K,
+                                 .H = m->H,
+                                 .V = m->V,
                                  .B = a->n_accepted.size[0] };
     TRY(gdn_check_shapes(ctx, GDN_OP_RECORD_COMMIT, a, &s));
     TRY(gdn_record_view(ctx, &t, &m->c.record));
@@ -124,7 +128,7 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     struct gdn_fold_call *m = call;
     *m = (struct gdn_fold_call){ .scratch = NULL };
     gdn_record_fold_args *a = &m->args;
-    struct gdn_rule      *r = &m->rule;
+    struct gdn_rule *r = &m->rule;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_record_fold_args"));
     m->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_RECORD_FOLD, a));
@@ -142,9 +146,10 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     const struct gdn_scaled state = { &a->state, &a->state_scales, "state", "state_scales" };
     TRY(gdn_scaled_view(ctx, &state, a->state_layout, H, r->K, r->V, &r->to));
     r->to.random = a->rounding == GDN_ROUND_STOCHASTIC;
-    r->to.seed   = a->seed;
-    const struct gdn_sizes s = { .P = a->state.size[0], .R = a->record_k.size[1], .Hk = r->Hk,
-                                 .K = r->K, .H = H, .V = r->V };
+    r->to.seed = a->seed;
+    const struct gdn_sizes s = {
+        .P = a->state.size[0], .R = a->record_k.size[1], .Hk = r->Hk, .K = r->K, .H = H, .V = r->V
+    };
     TRY(gdn_check_shapes(ctx, GDN_OP_RECORD_FOLD, a, &s));
     TRY(gdn_record_view(ctx, &t, &m->c.record));
 
@@ -154,9 +159,8 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     TRY(describe_plan(ctx, a->batch, slots->data ? slots->size[0] : m->c.record.P, &m->c));
     TRY(gdn_check_written(ctx, GDN_OP_RECORD_FOLD, a, &m->c.plan.batch));
     r->head_map = a->head_map;
-    r->record   = &m->c.record;
+    r->record = &m->c.record;
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(RECORD_FOLD, record_fold, gdn_record_fold_args, describe_fold,
-             struct gdn_fold_call)
+GDN_OP_ENTRY(RECORD_FOLD, record_fold, gdn_record_fold_args, describe_fold, struct gdn_fold_call)

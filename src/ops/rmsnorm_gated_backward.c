@@ -18,19 +18,19 @@ static gdn_status check_present(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_a
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_rmsnorm_backward     *s = call;
+    struct gdn_rmsnorm_backward *s = call;
     gdn_rmsnorm_gated_backward_args *a = &s->args;
-    *s                                 = (struct gdn_rmsnorm_backward){ .n_rows = 0 };
+    *s = (struct gdn_rmsnorm_backward){ .n_rows = 0 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_rmsnorm_gated_backward_args"));
     s->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_RMSNORM_GATED_BACKWARD, a));
     TRY(check_present(ctx, a));
     TRY(gdn_norm_check_tensors(ctx, GDN_OP_RMSNORM_GATED_BACKWARD, a, &a->x));
     a->eps = gdn_eps_of(a->eps, a->flags);
-    s->D       = a->x.size[a->x.ndim - 1];
-    s->n_rows  = gdn_n_rows(&a->x);
+    s->D = a->x.size[a->x.ndim - 1];
+    s->n_rows = gdn_n_rows(&a->x);
     s->sigmoid = a->activation == GDN_ACT_SIGMOID;
-    s->adds    = a->flags & GDN_ACCUMULATE;
+    s->adds = a->flags & GDN_ACCUMULATE;
     return GDN_OK;
 }
 

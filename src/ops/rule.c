@@ -37,18 +37,18 @@ gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype)
 void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f,
                            int32_t default_beta, int32_t default_norm)
 {
-    r->head_map  = f->head_map, r->gate = f->gate;
+    r->head_map = f->head_map, r->gate = f->gate;
     r->beta_kind = gdn_beta_of(f->beta_kind, default_beta);
-    r->norm      = gdn_norm_of(f->norm, default_norm);
-    r->norm_eps  = gdn_eps_of(f->norm_eps, f->flags);
-    r->scale     = gdn_scale_of(f->scale, 1.0f / sqrtf((float)r->K), f->flags);
-    r->bound     = f->bound;
+    r->norm = gdn_norm_of(f->norm, default_norm);
+    r->norm_eps = gdn_eps_of(f->norm_eps, f->flags);
+    r->scale = gdn_scale_of(f->scale, 1.0f / sqrtf((float)r->K), f->flags);
+    r->bound = f->bound;
 }
 
 static struct gdn_family_tensors family_of(gdn_rule_args *a)
 {
-    return (struct gdn_family_tensors){ &a->k,    &a->v,          &a->g,
-                                        &a->beta, &a->write_gate, &a->dt_bias };
+    return (
+        struct gdn_family_tensors){ &a->k, &a->v, &a->g, &a->beta, &a->write_gate, &a->dt_bias };
 }
 
 /* Finds heads and their sizes, from q k v, whose ranks are checked for that. Their shapes are
@@ -56,7 +56,7 @@ static struct gdn_family_tensors family_of(gdn_rule_args *a)
 static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c)
 {
     const gdn_rule_args *a = &c->args;
-    struct gdn_rule     *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     TRY(gdn_plan_tokens(ctx, &a->q, "q", 2, &c->tokens));
     if (a->k.ndim != a->q.ndim)
         return gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, -1 });
@@ -100,16 +100,23 @@ static gdn_status check_gates(gdn_ctx *ctx, const gdn_rule_args *a)
 /* Dtypes, shapes and strides by the rows of ops.def. */
 static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, struct gdn_rule_call *c)
 {
-    gdn_rule_args                  *a = &c->args;
-    const struct gdn_rule          *r = &c->rule;
+    gdn_rule_args *a = &c->args;
+    const struct gdn_rule *r = &c->rule;
     const struct gdn_family_tensors t = family_of(a);
-    struct gdn_tokens               updates;
+    struct gdn_tokens updates;
     TRY(gdn_family_tokens(ctx, &t, a->updates, &c->tokens, &updates));
-    const struct gdn_sizes  s = {
-        .H = r->H, .Hq = r->Hq, .Hk = r->Hk, .Hv = r->Hv, .K = r->K, .V = r->V,
+    const struct gdn_sizes s = {
+        .H = r->H,
+        .Hq = r->Hq,
+        .Hk = r->Hk,
+        .Hv = r->Hv,
+        .K = r->K,
+        .V = r->V,
         .P = a->state.data ? a->state.size[0] : -1,
         .R = a->record_k.data && a->record_k.ndim == 4 ? a->record_k.size[1] : -1,
-        .tokens = &c->tokens, .updates = &updates, .like = &a->q,
+        .tokens = &c->tokens,
+        .updates = &updates,
+        .like = &a->q,
     };
     return gdn_check_shapes(ctx, op, a, &s);
 }
@@ -137,9 +144,9 @@ static const gdn_tensor *final_pool(const gdn_rule_args *a)
 /* Checks the record, if one of its tensors is there. */
 static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
-    const gdn_rule_args            *a = &c->args;
-    const gdn_batch                *b = &c->plan.batch;
-    struct gdn_rule                *r = &c->rule;
+    const gdn_rule_args *a = &c->args;
+    const gdn_batch *b = &c->plan.batch;
+    struct gdn_rule *r = &c->rule;
     const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
                                           &a->record_count };
     if (!t.k->data && !t.u->data && !t.g->data && !t.count->data) return GDN_OK;
@@ -157,8 +164,8 @@ static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decod
                         "flags: GDN_EXACT, wanted a float32 state with a record");
     if ((a->record_g.ndim == 4) != r->family.g_rows)
         return gdn_fail(ctx, GDN_E_SHAPE, "record_g: %d dimensions, wanted %s",
-                        (int)a->record_g.ndim, r->family.g_rows ? "[P][R][H][K], as g has channels"
-                                                                : "[P][R][H]");
+                        (int)a->record_g.ndim,
+                        r->family.g_rows ? "[P][R][H][K], as g has channels" : "[P][R][H]");
     TRY(gdn_record_view(ctx, &t, &c->record));
     r->record = &c->record;
     return GDN_OK;
@@ -167,7 +174,7 @@ static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decod
 static gdn_status check_states(gdn_ctx *ctx, struct gdn_rule_call *c)
 {
     const gdn_rule_args *a = &c->args;
-    struct gdn_rule     *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     const struct gdn_scaled pools[] = {
         { &a->state, &a->state_scales, "state", "state_scales" },
         { &a->state_out, &a->state_out_scales, "state_out", "state_out_scales" },
@@ -177,7 +184,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_rule_call *c)
     for (int i = 0; i < 3; i++) {
         TRY(gdn_scaled_view(ctx, &pools[i], a->state_layout, r->H, r->K, r->V, views[i]));
         views[i]->random = a->rounding == GDN_ROUND_STOCHASTIC;
-        views[i]->seed   = a->seed;
+        views[i]->seed = a->seed;
         for (int j = 0; j < i; j++) TRY(gdn_check_twins(ctx, &pools[i], &pools[j]));
     }
     if (!a->state_out.data) r->to = r->from;
@@ -196,9 +203,9 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_rule_call *c)
 static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
                            struct gdn_rule_call *c)
 {
-    const gdn_op         op = decode ? GDN_OP_DECODE : GDN_OP_PREFILL;
-    const gdn_rule_args *a  = &c->args;
-    c->rule                = (struct gdn_rule){ 0 };
+    const gdn_op op = decode ? GDN_OP_DECODE : GDN_OP_PREFILL;
+    const gdn_rule_args *a = &c->args;
+    c->rule = (struct gdn_rule){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_rule_args"));
     c->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, op, a));
@@ -211,7 +218,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     const unsigned takes = (decode ? GDN_PLAN_EACH | GDN_PLAN_TREE : 0) |
                            (a->checkpoints.data ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR);
     TRY(gdn_plan_describe(ctx, a->batch, &c->tokens, takes, &c->plan));
-    struct gdn_rule                *r = &c->rule;
+    struct gdn_rule *r = &c->rule;
     const struct gdn_family_tensors t = family_of(&c->args);
     TRY(gdn_family_fill(ctx, &t, a->updates, &c->tokens, r));
     TRY(check_updates(ctx, c));
@@ -224,11 +231,11 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
                                                        a->norm_eps, a->scale, a->gate_lower_bound,
                                                        a->flags },
                           GDN_BETA_GIVEN, GDN_NORM_NONE);
-    r->decode   = decode;
-    r->tree     = c->plan.batch.parents.data;
-    r->exact    = a->flags & GDN_EXACT;
-    r->n_seqs   = c->plan.B;
-    c->pools    = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
+    r->decode = decode;
+    r->tree = c->plan.batch.parents.data;
+    r->exact = a->flags & GDN_EXACT;
+    r->n_seqs = c->plan.B;
+    c->pools = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
     return GDN_OK;
 }
 

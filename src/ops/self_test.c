@@ -17,29 +17,35 @@
 #include "ops/mirror.h"
 
 enum {
-    H = 2, K = 36, V = 40, T_LONG = 40, T_SHORT = 3, /* the rule */
-    ROWS = 9, D = 40, W = 4,                         /* convolution, gates, norms */
-    MOST = T_LONG * H * (K > V ? K : V),             /* elements of a tensor */
-    FORGETS = 21                                     /* the token with a gate of -inf */
+    H = 2,
+    K = 36,
+    V = 40,
+    T_LONG = 40,
+    T_SHORT = 3, /* the rule */
+    ROWS = 9,
+    D = 40,
+    W = 4,                               /* convolution, gates, norms */
+    MOST = T_LONG * H * (K > V ? K : V), /* elements of a tensor */
+    FORGETS = 21                         /* the token with a gate of -inf */
 };
 
 /* The tensors of a run by number, as numbers and as stored. */
 enum { QQ, KK, VV, GG, BB, SS, OUT, N_TENSORS };
 
 struct self_test {
-    gdn_ctx   *ctx;
-    char       name[64];
-    uint32_t   random;
-    double     x[N_TENSORS][MOST];      /* the inputs, exactly */
-    float      stored[N_TENSORS][MOST]; /* room for any dtype */
-    double     S[K], k[K], q[K], error; /* one column of a state, and its bound */
+    gdn_ctx *ctx;
+    char name[64];
+    uint32_t random;
+    double x[N_TENSORS][MOST];      /* the inputs, exactly */
+    float stored[N_TENSORS][MOST];  /* room for any dtype */
+    double S[K], k[K], q[K], error; /* one column of a state, and its bound */
 };
 
 /* ---- Storage ------------------------------------------------------------------------------- */
 
 static double half_value(uint16_t bits)
 {
-    const int    exponent = bits >> 10 & 31;
+    const int exponent = bits >> 10 & 31;
     const double mantissa = bits & 1023, sign = bits >> 15 ? -1 : 1;
     if (exponent == 31) return mantissa != 0 ? (double)NAN : sign * (double)INFINITY;
     if (exponent == 0) return sign * ldexp(mantissa, -24);
@@ -50,7 +56,7 @@ static double half_value(uint16_t bits)
 static uint16_t half_bits(double x)
 {
     if (x == 0) return 0;
-    int          exponent;
+    int exponent;
     const double mantissa = frexp(fabs(x), &exponent); /* in [1/2, 1) */
     return (uint16_t)((x < 0 ? 0x8000 : 0) + ((exponent + 14) << 10) +
                       (int)(mantissa * 2048 - 1024));
@@ -59,8 +65,8 @@ static uint16_t half_bits(double x)
 static double get(const void *p, int32_t dtype, int i)
 {
     const char *at = (const char *)p + (size_t)i * gdn_dtype_bytes(dtype);
-    uint16_t    bits;
-    float       value;
+    uint16_t bits;
+    float value;
     if (dtype == GDN_F32) {
         memcpy(&value, at, sizeof value);
         return (double)value;
@@ -74,9 +80,9 @@ static double get(const void *p, int32_t dtype, int i)
 
 static void put(void *p, int32_t dtype, int i, double x)
 {
-    char          *at    = (char *)p + (size_t)i * gdn_dtype_bytes(dtype);
-    const float    value = (float)x;
-    uint32_t       wide;
+    char *at = (char *)p + (size_t)i * gdn_dtype_bytes(dtype);
+    const float value = (float)x;
+    uint32_t wide;
     const uint16_t half = dtype == GDN_F16 ? half_bits(x) : 0;
     memcpy(&wide, &value, sizeof wide);
     const uint16_t bits = dtype == GDN_F16 ? half : (uint16_t)(wide >> 16);
@@ -92,8 +98,8 @@ static gdn_tensor draw(struct self_test *s, int which, int32_t dtype, int n, dou
 {
     const int steps = (int)((high - low) * 64);
     for (int i = 0; i < n; i++) {
-        s->random       = s->random * 1664525 + 1013904223;
-        s->x[which][i]  = low + (double)((s->random >> 8) % (uint32_t)(steps + 1)) / 64;
+        s->random = s->random * 1664525 + 1013904223;
+        s->x[which][i] = low + (double)((s->random >> 8) % (uint32_t)(steps + 1)) / 64;
         put(s->stored[which], dtype, i, s->x[which][i]);
     }
     return gdn_dense(s->stored[which], dtype, 1, n, 0, 0, 0);
@@ -117,9 +123,10 @@ static gdn_tensor room(struct self_test *s, int32_t dtype)
 static gdn_status judge(struct self_test *s, const gdn_tensor *t, const char *what, int i,
                         double want, double allowed)
 {
-    static const double half_ulp[] = { [GDN_F32] = 0x1p-24, [GDN_BF16] = 0x1p-8,
-                                       [GDN_F16] = 0x1p-11 };
-    const double got   = get(t->data, t->dtype, i);
+    static const double half_ulp[] = {
+        [GDN_F32] = 0x1p-24, [GDN_BF16] = 0x1p-8, [GDN_F16] = 0x1p-11
+    };
+    const double got = get(t->data, t->dtype, i);
     const double limit = allowed * 0x1p-24 + half_ulp[t->dtype] * fabs(want) + 0x1p-25;
     if (fabs(got - want) <= limit) return GDN_OK;
     return gdn_fail(s->ctx, GDN_E_SELF_TEST,
@@ -146,14 +153,14 @@ static double norm_of(const double *x, int n)
 
 /* Raw gates and norms inside the call, or g and beta as they are. */
 struct rule_case {
-    bool    decode, raw;
+    bool decode, raw;
     int32_t dtype, state_dtype, layout;
 };
 
 struct rule_inputs {
     const struct rule_case *c;
-    int                     T;
-    double                  A_log, dt;
+    int T;
+    double A_log, dt;
 };
 
 /* Returns one token on one column of the state: its output, and what that may err by, in units. */
@@ -161,18 +168,18 @@ static double step(struct self_test *s, const struct rule_inputs *in, int t, int
                    double *magnitude)
 {
     const double *k = &s->x[KK][t * K], *q = &s->x[QQ][t * K]; /* H heads read one */
-    const double  g0 = s->x[GG][t * H + h], b0 = s->x[BB][t * H + h];
-    const double  alpha = exp(in->c->raw ? log_gate(g0, in->A_log, in->dt) : g0);
-    const double  beta  = in->c->raw ? sigmoid(b0) : b0;
-    const double  nk = in->c->raw ? hypot(norm_of(k, K), 1e-3) : 1; /* eps is 1e-6 */
-    const double  nq = in->c->raw ? hypot(norm_of(q, K), 1e-3) : 1;
-    double        p = 0, o = 0, kq = 0, old = norm_of(s->S, K);
+    const double g0 = s->x[GG][t * H + h], b0 = s->x[BB][t * H + h];
+    const double alpha = exp(in->c->raw ? log_gate(g0, in->A_log, in->dt) : g0);
+    const double beta = in->c->raw ? sigmoid(b0) : b0;
+    const double nk = in->c->raw ? hypot(norm_of(k, K), 1e-3) : 1; /* eps is 1e-6 */
+    const double nq = in->c->raw ? hypot(norm_of(q, K), 1e-3) : 1;
+    double p = 0, o = 0, kq = 0, old = norm_of(s->S, K);
     if (isinf(g0)) memset(s->S, 0, sizeof s->S), s->error = old = 0;
     for (int x = 0; x < K; x++) {
         s->k[x] = k[x] / nk, s->q[x] = q[x] / nq / sqrt(K);
         p += s->k[x] * s->S[x], kq += s->k[x] * s->q[x];
     }
-    const double u  = beta * (s->x[VV][(t * H + h) * V + j] - alpha * p);
+    const double u = beta * (s->x[VV][(t * H + h) * V + j] - alpha * p);
     const double lk = norm_of(s->k, K), lq = norm_of(s->q, K);
     for (int x = 0; x < K; x++) {
         s->S[x] = alpha * s->S[x] + s->k[x] * u;
@@ -180,8 +187,8 @@ static double step(struct self_test *s, const struct rule_inputs *in, int t, int
     }
     const double local = beta * (fabs(s->x[VV][(t * H + h) * V + j]) + alpha * lk * old);
     const double carry = alpha * s->error, shrink = fabs(1 - beta * lk * lk);
-    *magnitude = lq * (alpha * old + carry) + fabs(kq) * (local + beta * lk * carry) +
-                 lk * lq * fabs(u);
+    *magnitude =
+        lq * (alpha * old + carry) + fabs(kq) * (local + beta * lk * carry) + lk * lq * fabs(u);
     s->error = fmax(1, shrink) * carry + lk * local + alpha * old + lk * fabs(u);
     return o;
 }
@@ -191,7 +198,7 @@ static gdn_status judge_column(struct self_test *s, const struct rule_inputs *in
                                const gdn_tensor *out, const gdn_tensor *state, int h, int j)
 {
     const bool kv = in->c->layout == GDN_STATE_KV;
-    double     magnitude;
+    double magnitude;
     s->error = 0;
     for (int x = 0; x < K; x++) s->S[x] = s->x[SS][h * K * V + (kv ? x * V + j : j * K + x)];
     for (int t = 0; t < in->T; t++) {
@@ -208,7 +215,7 @@ static gdn_status judge_column(struct self_test *s, const struct rule_inputs *in
  * ones. */
 static double rule_limit(const struct self_test *s, const struct rule_case *c)
 {
-    const bool   cores = s->ctx->backend == &gdn_cuda_backend && !c->decode; /* tensor cores */
+    const bool cores = s->ctx->backend == &gdn_cuda_backend && !c->decode; /* tensor cores */
     const double sum = cores ? 20 + K / 8.0 : 8 + K / 16.0;
     const double gates = 0.5 * (c->decode ? 1 : cores ? T_LONG : GDN_CHUNK);
     const double factors = !cores || c->dtype == GDN_F32 ? 0
@@ -221,10 +228,10 @@ static double rule_limit(const struct self_test *s, const struct rule_case *c)
 static gdn_status test_rule(struct self_test *s, const struct rule_case *c)
 {
     static const char *const dtypes[] = { "f32", "bf16", "f16" };
-    const int          T = c->decode ? T_SHORT : T_LONG;
+    const int T = c->decode ? T_SHORT : T_LONG;
     struct rule_inputs in = { c, T, -0.5, 0.25 };
-    float              A_log[H] = { -0.5f, -0.5f }, dt[H] = { 0.25f, 0.25f };
-    gdn_rule_args      a = gdn_rule_args_init();
+    float A_log[H] = { -0.5f, -0.5f }, dt[H] = { 0.25f, 0.25f };
+    gdn_rule_args a = gdn_rule_args_init();
     snprintf(s->name, sizeof s->name, "%s %s, state %s %s", c->decode ? "decode" : "prefill",
              dtypes[c->dtype], dtypes[c->state_dtype], c->layout ? "k-first" : "k-last");
     /* So short that the length of a key is near 1 without a norm too. */
@@ -232,11 +239,11 @@ static gdn_status test_rule(struct self_test *s, const struct rule_case *c)
     a.k = shaped(draw(s, KK, c->dtype, T * K, -0.25, 0.25), 4, 1, T, 1, K);
     a.v = shaped(draw(s, VV, c->dtype, T * H * V, -1, 1), 4, 1, T, H, V);
     a.g = shaped(draw(s, GG, GDN_F32, T * H, -0.5, 0), 3, 1, T, H, 0);
-    a.beta  = shaped(draw(s, BB, GDN_F32, T * H, 0, 1), 3, 1, T, H, 0);
+    a.beta = shaped(draw(s, BB, GDN_F32, T * H, 0, 1), 3, 1, T, H, 0);
     a.state = shaped(draw(s, SS, c->state_dtype, H * K * V, -1, 1), 4, 1, H, c->layout ? K : V,
                      c->layout ? V : K);
     a.state_layout = c->layout;
-    a.out          = shaped(room(s, c->dtype), 4, 1, T, H, V);
+    a.out = shaped(room(s, c->dtype), 4, 1, T, H, V);
     if (c->raw) {
         a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
         a.A_log = gdn_dense(A_log, GDN_F32, 1, H, 0, 0, 0);
@@ -258,18 +265,18 @@ static gdn_status test_conv(struct self_test *s, int32_t dtype)
 {
     gdn_conv1d_args a = gdn_conv1d_args_init();
     snprintf(s->name, sizeof s->name, "conv1d, dtype %d", (int)dtype);
-    a.x          = shaped(draw(s, VV, dtype, ROWS * D, -1, 1), 2, ROWS, D, 0, 0);
-    a.weight     = shaped(draw(s, KK, GDN_F32, D * W, -1, 1), 2, D, W, 0, 0);
-    a.bias       = draw(s, BB, GDN_F32, D, -1, 1);
-    a.state      = shaped(draw(s, SS, GDN_F32, D * (W - 1), -1, 1), 3, 1, D, W - 1, 0);
-    a.out        = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
+    a.x = shaped(draw(s, VV, dtype, ROWS * D, -1, 1), 2, ROWS, D, 0, 0);
+    a.weight = shaped(draw(s, KK, GDN_F32, D * W, -1, 1), 2, D, W, 0, 0);
+    a.bias = draw(s, BB, GDN_F32, D, -1, 1);
+    a.state = shaped(draw(s, SS, GDN_F32, D * (W - 1), -1, 1), 3, 1, D, W - 1, 0);
+    a.out = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
     a.activation = GDN_ACT_SILU;
     TRY(gdn_call_op(s->ctx, GDN_OP_CONV1D, &a));
     for (int i = 0; i < ROWS * D; i++) {
         const int t = i / D, d = i % D;
-        double    y = s->x[BB][d], magnitude = fabs(y);
+        double y = s->x[BB][d], magnitude = fabs(y);
         for (int w = 0; w < W; w++) {
-            const int    at = t - W + 1 + w;
+            const int at = t - W + 1 + w;
             const double x = at < 0 ? s->x[SS][d * (W - 1) + W - 1 + at] : s->x[VV][at * D + d];
             y += s->x[KK][d * W + w] * x;
             magnitude += fabs(s->x[KK][d * W + w] * x);
@@ -279,8 +286,8 @@ static gdn_status test_conv(struct self_test *s, int32_t dtype)
         TRY(judge(s, &a.out, "out", i, want, (8 + W) * (1.1 * magnitude + fabs(want))));
     }
     for (int i = 0; i < D * (W - 1); i++)
-        TRY(judge(s, &a.state, "state", i,
-                  s->x[VV][(ROWS - W + 1 + i % (W - 1)) * D + i / (W - 1)], 0));
+        TRY(judge(s, &a.state, "state", i, s->x[VV][(ROWS - W + 1 + i % (W - 1)) * D + i / (W - 1)],
+                  0));
     return GDN_OK;
 }
 
@@ -288,12 +295,12 @@ static gdn_status test_gates(struct self_test *s, int32_t dtype)
 {
     gdn_gates_args a = gdn_gates_args_init();
     snprintf(s->name, sizeof s->name, "gates, dtype %d", (int)dtype);
-    a.a       = shaped(draw(s, VV, dtype, ROWS * D, -4, 4), 2, ROWS, D, 0, 0);
-    a.b       = shaped(draw(s, BB, dtype, ROWS * D, -4, 4), 2, ROWS, D, 0, 0);
-    a.A_log   = draw(s, KK, GDN_F32, D, -1, 1);
+    a.a = shaped(draw(s, VV, dtype, ROWS * D, -4, 4), 2, ROWS, D, 0, 0);
+    a.b = shaped(draw(s, BB, dtype, ROWS * D, -4, 4), 2, ROWS, D, 0, 0);
+    a.A_log = draw(s, KK, GDN_F32, D, -1, 1);
     a.dt_bias = draw(s, QQ, GDN_F32, D, -1, 1);
-    a.g       = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
-    a.beta    = gdn_dense(s->stored[SS], dtype, 2, ROWS, D, 0, 0);
+    a.g = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
+    a.beta = gdn_dense(s->stored[SS], dtype, 2, ROWS, D, 0, 0);
     TRY(gdn_call_op(s->ctx, GDN_OP_GATES, &a));
     for (int i = 0; i < ROWS * D; i++) {
         const double x = s->x[VV][i], A = s->x[KK][i % D], dt = s->x[QQ][i % D];
@@ -308,28 +315,28 @@ static gdn_status test_gates(struct self_test *s, int32_t dtype)
 
 static gdn_status test_norms(struct self_test *s, int32_t dtype)
 {
-    gdn_l2norm_args        l = gdn_l2norm_args_init();
+    gdn_l2norm_args l = gdn_l2norm_args_init();
     gdn_rmsnorm_gated_args r = gdn_rmsnorm_gated_args_init();
     /* The factor of a row, then the loop. */
     const double limit = (8 + D / 16.0) / 2 + 4 + 8;
     snprintf(s->name, sizeof s->name, "norms, dtype %d", (int)dtype);
-    l.x   = shaped(draw(s, VV, dtype, ROWS * D, -1, 1), 2, ROWS, D, 0, 0);
+    l.x = shaped(draw(s, VV, dtype, ROWS * D, -1, 1), 2, ROWS, D, 0, 0);
     l.out = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
     TRY(gdn_call_op(s->ctx, GDN_OP_L2NORM, &l));
     for (int i = 0; i < ROWS * D; i++) {
         const double length = norm_of(&s->x[VV][i / D * D], D);
-        const double want   = s->x[VV][i] / sqrt(length * length + 1e-6);
+        const double want = s->x[VV][i] / sqrt(length * length + 1e-6);
         TRY(judge(s, &l.out, "l2norm", i, want, limit * fabs(want)));
     }
-    r.x      = l.x;
-    r.z      = shaped(draw(s, BB, dtype, ROWS * D, -4, 4), 2, ROWS, D, 0, 0);
+    r.x = l.x;
+    r.z = shaped(draw(s, BB, dtype, ROWS * D, -4, 4), 2, ROWS, D, 0, 0);
     r.weight = draw(s, KK, dtype, D, -1, 1);
-    r.out    = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
+    r.out = shaped(room(s, dtype), 2, ROWS, D, 0, 0);
     TRY(gdn_call_op(s->ctx, GDN_OP_RMSNORM_GATED, &r));
     for (int i = 0; i < ROWS * D; i++) {
         const double length = norm_of(&s->x[VV][i / D * D], D), z = s->x[BB][i];
-        const double want   = s->x[VV][i] / sqrt(length * length / D + 1e-6) * s->x[KK][i % D] * z *
-                            sigmoid(z);
+        const double want =
+            s->x[VV][i] / sqrt(length * length / D + 1e-6) * s->x[KK][i % D] * z * sigmoid(z);
         TRY(judge(s, &r.out, "rmsnorm_gated", i, want, limit * fabs(want)));
     }
     return GDN_OK;
@@ -362,12 +369,12 @@ gdn_status gdn_self_test(gdn_ctx *ctx)
 {
     if (!ctx) return GDN_E_ARG;
     const gdn_options *o = &ctx->options;
-    struct self_test  *s = o->alloc(o->alloc_user, sizeof *s, 64);
+    struct self_test *s = o->alloc(o->alloc_user, sizeof *s, 64);
     if (!s) return gdn_fail(ctx, GDN_E_MEMORY, "self-test: no memory for %zu bytes", sizeof *s);
     memset(s, 0, sizeof *s);
-    s->ctx                  = ctx;
-    s->random               = 1;
-    const uint32_t   fp     = gdn_fp_enter();
+    s->ctx = ctx;
+    s->random = 1;
+    const uint32_t fp = gdn_fp_enter();
     const gdn_status status = run(s);
     gdn_fp_leave(fp);
     o->release(o->alloc_user, s);

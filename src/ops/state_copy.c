@@ -16,10 +16,7 @@
 /* ---- Descriptors --------------------------------------------------------------------------- */
 
 /* A dimension of one element may have any stride, which is never used. */
-static int64_t step(const gdn_tensor *t, int i)
-{
-    return t->size[i] < 2 ? 0 : t->stride[i];
-}
+static int64_t step(const gdn_tensor *t, int i) { return t->size[i] < 2 ? 0 : t->stride[i]; }
 
 static struct gdn_state_side side_of(const gdn_tensor *t, const gdn_tensor *scales, int32_t layout)
 {
@@ -27,15 +24,15 @@ static struct gdn_state_side side_of(const gdn_tensor *t, const gdn_tensor *scal
     if (!t->data) return s;
     s.slot = step(t, 0);
     if (t->ndim == 3) {
-        s.row    = step(t, 1);
+        s.row = step(t, 1);
         s.column = step(t, 2);
     } else {
-        s.head   = step(t, 1);
-        s.row    = step(t, layout == GDN_STATE_VK ? 2 : 3);
+        s.head = step(t, 1);
+        s.row = step(t, layout == GDN_STATE_VK ? 2 : 3);
         s.column = step(t, layout == GDN_STATE_VK ? 3 : 2);
     }
     if (!scales->data) return s;
-    s.scales      = scales->data;
+    s.scales = scales->data;
     s.scales_slot = step(scales, 0);
     s.scales_head = step(scales, 1);
     return s;
@@ -60,7 +57,7 @@ static gdn_status check_pool(gdn_ctx *ctx, gdn_tensor *t, const char *name, int3
 static gdn_status check_pools(gdn_ctx *ctx, struct gdn_state_move *m)
 {
     gdn_state_copy_args *a = &m->args;
-    gdn_tensor          *to = &a->to_pool, *from = &a->from_pool;
+    gdn_tensor *to = &a->to_pool, *from = &a->from_pool;
     if (!to->data) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", m->to_name);
     TRY(check_pool(ctx, to, m->to_name, a->to_layout));
     TRY(check_pool(ctx, from, m->from_name, a->from_layout));
@@ -96,14 +93,13 @@ static gdn_status check_list(gdn_ctx *ctx, const struct gdn_state_move *m, const
 /* Checks the scales of both pools, which have been checked. */
 static gdn_status check_scales(gdn_ctx *ctx, struct gdn_state_move *m)
 {
-    gdn_state_copy_args       *a     = &m->args;
-    const struct gdn_scaled    from  = { &a->from_pool, &a->from_scales, m->from_name,
-                                         "from_scales" };
-    const struct gdn_scaled    to    = { &a->to_pool, &a->to_scales, m->to_name, "to_scales" };
-    const gdn_tensor          *t     = &a->to_pool;
-    const bool                 vk    = a->to_layout == GDN_STATE_VK;
-    const int64_t              V     = t->ndim == 4 ? t->size[vk ? 2 : 3] : 0;
-    const int64_t              K     = t->ndim == 4 ? t->size[vk ? 3 : 2] : 0;
+    gdn_state_copy_args *a = &m->args;
+    const struct gdn_scaled from = { &a->from_pool, &a->from_scales, m->from_name, "from_scales" };
+    const struct gdn_scaled to = { &a->to_pool, &a->to_scales, m->to_name, "to_scales" };
+    const gdn_tensor *t = &a->to_pool;
+    const bool vk = a->to_layout == GDN_STATE_VK;
+    const int64_t V = t->ndim == 4 ? t->size[vk ? 2 : 3] : 0;
+    const int64_t K = t->ndim == 4 ? t->size[vk ? 3 : 2] : 0;
     TRY(gdn_check_scales(ctx, &from, t->size[1], V));
     TRY(gdn_check_scales(ctx, &to, t->size[1], V));
     gdn_drop_strides(&a->from_scales), gdn_drop_strides(&a->to_scales);
@@ -132,14 +128,12 @@ static gdn_status check_default(gdn_ctx *ctx, const gdn_tensor *list, const char
 
 static gdn_status check_lists(gdn_ctx *ctx, struct gdn_state_move *m)
 {
-    const gdn_state_copy_args *a    = &m->args;
-    const gdn_tensor          *from = &a->from_slots, *to = &a->to_slots;
+    const gdn_state_copy_args *a = &m->args;
+    const gdn_tensor *from = &a->from_slots, *to = &a->to_slots;
     TRY(check_list(ctx, m, from, m->from_slots_name));
     TRY(check_list(ctx, m, to, m->to_slots_name));
-    if (from->data && to->data)
-        TRY(gdn_check_shape(ctx, from, m->from_slots_name, 1, to->size));
-    if (!from->data && !to->data && a->from_pool.data &&
-        a->from_pool.size[0] != a->to_pool.size[0])
+    if (from->data && to->data) TRY(gdn_check_shape(ctx, from, m->from_slots_name, 1, to->size));
+    if (!from->data && !to->data && a->from_pool.data && a->from_pool.size[0] != a->to_pool.size[0])
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld slots, but %s has %lld, wanted %s or %s",
                         m->from_name, (long long)a->from_pool.size[0], m->to_name,
                         (long long)a->to_pool.size[0], m->from_slots_name, m->to_slots_name);
@@ -155,21 +149,21 @@ static gdn_status check_lists(gdn_ctx *ctx, struct gdn_state_move *m)
 static void find_matrices(struct gdn_state_move *m)
 {
     const gdn_state_copy_args *a = &m->args;
-    const gdn_tensor          *t = &a->to_pool;
-    m->from                      = side_of(&a->from_pool, &a->from_scales, a->from_layout);
-    m->to                        = side_of(t, &a->to_scales, a->to_layout);
+    const gdn_tensor *t = &a->to_pool;
+    m->from = side_of(&a->from_pool, &a->from_scales, a->from_layout);
+    m->to = side_of(t, &a->to_scales, a->to_layout);
     if (t->ndim == 4) {
-        const bool vk  = a->to_layout == GDN_STATE_VK;
-        m->n_parts     = t->size[1];
-        m->rows        = t->size[vk ? 2 : 3];
-        m->columns     = t->size[vk ? 3 : 2];
+        const bool vk = a->to_layout == GDN_STATE_VK;
+        m->n_parts = t->size[1];
+        m->rows = t->size[vk ? 2 : 3];
+        m->columns = t->size[vk ? 3 : 2];
     } else {
         const int64_t S = t->size[2], from_S = m->from.data ? a->from_pool.size[2] : S;
-        m->rows         = t->size[1];
-        m->n_parts      = m->rows / GDN_STATE_CHANNELS + (m->rows % GDN_STATE_CHANNELS != 0);
-        m->columns      = S < from_S ? S : from_S;
-        m->n_old        = S - m->columns;
-        m->n_skipped    = from_S - m->columns;
+        m->rows = t->size[1];
+        m->n_parts = m->rows / GDN_STATE_CHANNELS + (m->rows % GDN_STATE_CHANNELS != 0);
+        m->columns = S < from_S ? S : from_S;
+        m->n_old = S - m->columns;
+        m->n_skipped = from_S - m->columns;
     }
     if (gdn_count(t) == 0) m->n_parts = 0;
 }
@@ -179,7 +173,7 @@ gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
 {
     int64_t n_items;
     m->same_pool = false;
-    m->n_old     = 0;
+    m->n_old = 0;
     m->n_skipped = 0;
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_state_copy_args"));
     TRY(gdn_check_fields(ctx, GDN_OP_STATE_COPY, &m->args));
@@ -197,16 +191,16 @@ gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
 
 static struct gdn_state_move named(void)
 {
-    return (struct gdn_state_move){ .from_name       = "from_pool",
-                                    .to_name         = "to_pool",
+    return (struct gdn_state_move){ .from_name = "from_pool",
+                                    .to_name = "to_pool",
                                     .from_slots_name = "from_slots",
-                                    .to_slots_name   = "to_slots" };
+                                    .to_slots_name = "to_slots" };
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_state_call *c = call;
-    c->move        = named();
+    c->move = named();
     TRY(gdn_state_describe(ctx, args, &c->move));
     c->base = GDN_CALL_OF(&c->move.args);
     return GDN_OK;

@@ -18,9 +18,9 @@ static struct gdn_family_tensors family_of(gdn_summary_args *a)
 /* Reads tokens from k, which has a row for each of their updates. */
 static gdn_status find_tokens(gdn_ctx *ctx, struct gdn_summary_call *c, struct gdn_tokens *updates)
 {
-    gdn_summary_args               *a = &c->args;
+    gdn_summary_args *a = &c->args;
     const struct gdn_family_tensors t = family_of(a);
-    const int64_t                   n = a->updates > 1 ? a->updates : 1;
+    const int64_t n = a->updates > 1 ? a->updates : 1;
     TRY(gdn_plan_tokens(ctx, &a->k, "k", 2, updates));
     c->tokens = *updates;
     c->tokens.T /= n, c->tokens.N /= n;
@@ -33,10 +33,10 @@ static gdn_status find_tokens(gdn_ctx *ctx, struct gdn_summary_call *c, struct g
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
 {
     const gdn_summary_args *a = &c->args;
-    struct gdn_rule        *r = &c->offset;
-    const gdn_tensor       *like = a->M.data ? &a->M : &a->U;
+    struct gdn_rule *r = &c->offset;
+    const gdn_tensor *like = a->M.data ? &a->M : &a->U;
     TRY(gdn_check_present(ctx, GDN_OP_SUMMARY, &c->args));
-    struct gdn_tokens       updates;
+    struct gdn_tokens updates;
     TRY(find_tokens(ctx, c, &updates));
     TRY(gdn_stage_head_size(ctx, &a->k, "k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
@@ -48,8 +48,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
         TRY(gdn_plan_check(ctx, &updates, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
         TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
     }
-    TRY(gdn_check_shape(ctx, like, a->M.data ? "M" : "U", 4,
-                        (int64_t[]){ c->plan.B, -1, -1, -1 }));
+    TRY(gdn_check_shape(ctx, like, a->M.data ? "M" : "U", 4, (int64_t[]){ c->plan.B, -1, -1, -1 }));
     const int64_t H = like->size[1];
     if (H < 1 || H > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads, wanted at least 1",
@@ -58,8 +57,14 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
     TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
     r->Hq = r->Hv = r->Hk;
     if (a->v.data) TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
-    struct gdn_sizes s = { .B = c->plan.B, .H = H, .Hk = r->Hk, .Hv = r->Hv, .K = r->K, .V = r->V,
-                           .tokens = &c->tokens, .updates = &updates };
+    struct gdn_sizes s = { .B = c->plan.B,
+                           .H = H,
+                           .Hk = r->Hk,
+                           .Hv = r->Hv,
+                           .K = r->K,
+                           .V = r->V,
+                           .tokens = &c->tokens,
+                           .updates = &updates };
     const struct gdn_family_tensors t = family_of(&c->args);
     gdn_set_layout(&s, a->state_layout);
     TRY(gdn_check_shapes(ctx, GDN_OP_SUMMARY, a, &s));
@@ -71,31 +76,31 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
 static void fill_rules(struct gdn_summary_call *c)
 {
     const gdn_summary_args *a = &c->args;
-    struct gdn_rule        *r = &c->offset, *m = &c->transition;
+    struct gdn_rule *r = &c->offset, *m = &c->transition;
     r->q = r->k;
     r->head_map = a->head_map;
-    r->norm     = gdn_norm_of(a->norm, GDN_NORM_NONE);
+    r->norm = gdn_norm_of(a->norm, GDN_NORM_NONE);
     r->norm_eps = gdn_eps_of(a->norm_eps, a->flags);
-    r->scale    = 1;
-    r->n_seqs   = c->plan.B;
+    r->scale = 1;
+    r->n_seqs = c->plan.B;
 
     const struct gdn_pool_view M = m->to;
-    *m      = *r;
-    m->to   = M;
-    m->v    = (struct gdn_rows){ .dtype = GDN_F32 };
-    m->family.v_update   = 0;
+    *m = *r;
+    m->to = M;
+    m->v = (struct gdn_rows){ .dtype = GDN_F32 };
+    m->family.v_update = 0;
     m->family.write.data = NULL;
-    m->Hv   = m->Hk;
-    m->V    = m->K;
+    m->Hv = m->Hk;
+    m->V = m->K;
     m->from = (struct gdn_pool_view){ .dtype = GDN_F32, .k_first = M.k_first, .ld = m->K };
 }
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_summary_call *c = call;
-    *c                        = (struct gdn_summary_call){ 0 };
+    *c = (struct gdn_summary_call){ 0 };
     const gdn_summary_args *a = &c->args;
-    struct gdn_rule        *r = &c->offset;
+    struct gdn_rule *r = &c->offset;
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_summary_args"));
     c->base = GDN_CALL_OF(a);
     TRY(gdn_check_fields(ctx, GDN_OP_SUMMARY, a));

@@ -66,9 +66,9 @@ static gdn_status check_presence(gdn_ctx *ctx, const gdn_summary_compose_args *a
 
 static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_product_call             *c = call;
+    struct gdn_product_call *c = call;
     gdn_summary_compose_args own, *a = &own;
-    struct gdn_product            x = { 0 }, y;
+    struct gdn_product x = { 0 }, y;
     *c = (struct gdn_product_call){ .n = 0 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_compose_args"));
     TRY(gdn_check_fields(ctx, GDN_OP_SUMMARY_COMPOSE, a));
@@ -92,9 +92,9 @@ static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
 
 static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct gdn_product_call           *c = call;
+    struct gdn_product_call *c = call;
     gdn_summary_apply_args own, *a = &own;
-    struct gdn_product          x = { 0 };
+    struct gdn_product x = { 0 };
     *c = (struct gdn_product_call){ .n = 1 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_apply_args"));
     TRY(gdn_check_fields(ctx, GDN_OP_SUMMARY_APPLY, a));
@@ -117,7 +117,8 @@ static gdn_status count_ranges(gdn_ctx *ctx, const gdn_summary_fold_args *a, str
     if (x->B < 1 || x->P % x->B || x->P / x->B > INT32_MAX)
         return gdn_fail(ctx, GDN_E_SHAPE,
                         "M: %lld ranges, wanted a multiple of the %lld slots of state_out, "
-                        "without an order", (long long)x->P, (long long)x->B);
+                        "without an order",
+                        (long long)x->P, (long long)x->B);
     x->n = x->P / x->B;
     return GDN_OK;
 }
@@ -140,8 +141,8 @@ static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
 static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_product_call *c = call;
-    gdn_summary_fold_args    own, *a = &own;
-    struct gdn_product       x = { 0 };
+    gdn_summary_fold_args own, *a = &own;
+    struct gdn_product x = { 0 };
     *c = (struct gdn_product_call){ .n = 1 };
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_summary_fold_args"));
     TRY(gdn_check_fields(ctx, GDN_OP_SUMMARY_FOLD, a));

@@ -18,37 +18,51 @@ enum {
 /* ---- The rows ------------------------------------------------------------------------------ */
 
 enum {
-    FLOATS      = GDN_FLOATS,
-    F32         = 1 << GDN_F32,
-    INDICES     = GDN_INDICES,
-    STATES      = GDN_FLOATS | GDN_Q8_DTYPES,
-    LIKE        = GDN_AS_LIKE,
+    FLOATS = GDN_FLOATS,
+    F32 = 1 << GDN_F32,
+    INDICES = GDN_INDICES,
+    STATES = GDN_FLOATS | GDN_Q8_DTYPES,
+    LIKE = GDN_AS_LIKE,
     LIKE_OR_F32 = GDN_AS_LIKE | F32
 };
 enum { OPTIONAL, NEEDED };
 
-#define SIZES1(a)                  GDN_SIZE(a)
-#define SIZES2(a, b)               GDN_SIZE(a), GDN_SIZE(b)
-#define SIZES3(a, b, c)            GDN_SIZE(a), GDN_SIZE(b), GDN_SIZE(c)
-#define SIZES4(a, b, c, d)         GDN_SIZE(a), GDN_SIZE(b), GDN_SIZE(c), GDN_SIZE(d)
+#define SIZES1(a) GDN_SIZE(a)
+#define SIZES2(a, b) GDN_SIZE(a), GDN_SIZE(b)
+#define SIZES3(a, b, c) GDN_SIZE(a), GDN_SIZE(b), GDN_SIZE(c)
+#define SIZES4(a, b, c, d) GDN_SIZE(a), GDN_SIZE(b), GDN_SIZE(c), GDN_SIZE(d)
 #define PICK(a, b, c, d, use, ...) use
-#define SIZES(...)                 PICK(__VA_ARGS__, SIZES4, SIZES3, SIZES2, SIZES1, )(__VA_ARGS__)
+#define SIZES(...) PICK(__VA_ARGS__, SIZES4, SIZES3, SIZES2, SIZES1, )(__VA_ARGS__)
 
 /* form, dense, by_update, is_short, sizes */
-#define ROWS(...)         GDN_FORM_TOKENS, true, false, false, { SIZES(__VA_ARGS__) }
-#define TOKENS(...)       GDN_FORM_TOKENS, false, false, false, { SIZES(__VA_ARGS__) }
-#define UPDATES(...)      GDN_FORM_TOKENS, true, true, false, { SIZES(__VA_ARGS__) }
-#define GATES(...)        GDN_FORM_TOKENS, false, false, true, { SIZES(__VA_ARGS__) }
-#define UPDATE_GATES(...) GDN_FORM_TOKENS, false, true, true, { SIZES(__VA_ARGS__) }
-#define SHAPE(...)        GDN_FORM_WHOLE, false, false, false, { SIZES(__VA_ARGS__) }
-#define HEADS(...)        GDN_FORM_WHOLE, false, false, true, { SIZES(__VA_ARGS__) }
-#define DENSE(...)        GDN_FORM_WHOLE, true, false, false, { SIZES(__VA_ARGS__) }
-#define LIKE_ROWS         GDN_FORM_LIKE, true, false, false, { 0 }
-#define LIKE_SHAPE        GDN_FORM_LIKE, false, false, false, { 0 }
-#define LIKE_GATE         GDN_FORM_LIKE, false, false, true, { 0 }
-#define POOL              GDN_FORM_POOL, false, false, false, { 0 }
-#define TAPS              GDN_FORM_ELSEWHERE, false, false, false, { 0 }
-#define ELSEWHERE         GDN_FORM_ELSEWHERE, false, false, false, { 0 }
+#define ROWS(...) \
+    GDN_FORM_TOKENS, true, false, false, { SIZES(__VA_ARGS__) }
+#define TOKENS(...) \
+    GDN_FORM_TOKENS, false, false, false, { SIZES(__VA_ARGS__) }
+#define UPDATES(...) \
+    GDN_FORM_TOKENS, true, true, false, { SIZES(__VA_ARGS__) }
+#define GATES(...) \
+    GDN_FORM_TOKENS, false, false, true, { SIZES(__VA_ARGS__) }
+#define UPDATE_GATES(...) \
+    GDN_FORM_TOKENS, false, true, true, { SIZES(__VA_ARGS__) }
+#define SHAPE(...) \
+    GDN_FORM_WHOLE, false, false, false, { SIZES(__VA_ARGS__) }
+#define HEADS(...) \
+    GDN_FORM_WHOLE, false, false, true, { SIZES(__VA_ARGS__) }
+#define DENSE(...) \
+    GDN_FORM_WHOLE, true, false, false, { SIZES(__VA_ARGS__) }
+#define LIKE_ROWS \
+    GDN_FORM_LIKE, true, false, false, { 0 }
+#define LIKE_SHAPE \
+    GDN_FORM_LIKE, false, false, false, { 0 }
+#define LIKE_GATE \
+    GDN_FORM_LIKE, false, false, true, { 0 }
+#define POOL \
+    GDN_FORM_POOL, false, false, false, { 0 }
+#define TAPS \
+    GDN_FORM_ELSEWHERE, false, false, false, { 0 }
+#define ELSEWHERE \
+    GDN_FORM_ELSEWHERE, false, false, false, { 0 }
 
 static const struct gdn_tensor_row rows[N_ROWS] = {
 #define GDN_TENSOR(args, tensor, is, dtypes, shape) \
@@ -73,12 +87,11 @@ static const struct {
 #include "calls/ops.def"
 };
 /* None of those before the numbers is left out. */
-#define GDN_TENSOR(args, tensor, is, dtypes, shape)                                         \
-    _Static_assert(offsetof(gdn_##args##_args, tensor) ==                                   \
-                           offsetof(gdn_rule_args, q) +                                     \
-                               NUMBER(args, tensor) * sizeof(gdn_tensor) ||                 \
-                       offsetof(gdn_##args##_args, tensor) >                                \
-                           offsetof(gdn_##args##_args, stream),                             \
+#define GDN_TENSOR(args, tensor, is, dtypes, shape)                                               \
+    _Static_assert(offsetof(gdn_##args##_args, tensor) ==                                         \
+                           offsetof(gdn_rule_args, q) +                                           \
+                               NUMBER(args, tensor) * sizeof(gdn_tensor) ||                       \
+                       offsetof(gdn_##args##_args, tensor) > offsetof(gdn_##args##_args, stream), \
                    "ops.def: " #args ", " #tensor);
 #include "calls/ops.def"
 
@@ -86,7 +99,7 @@ static const struct {
 enum {
     N_BATCH_ARRAYS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
 };
-#define GDN_ARGS_ROW(args, first, last, batch)                                              \
+#define GDN_ARGS_ROW(args, first, last, batch) \
     _Static_assert(NUMBER(args, last) + 1 + N_BATCH_ARRAYS <= GDN_MAX_EXTENTS, "extents");
 #include "calls/ops.def"
 
@@ -98,7 +111,7 @@ static const int struct_of[] = {
 /* A call's tensors. */
 struct tensors {
     const void *of; /* the struct */
-    int         args;
+    int args;
 };
 
 static struct tensors tensors_of(gdn_op op, const void *args)
@@ -142,7 +155,7 @@ static gdn_status check_shape(gdn_ctx *ctx, const gdn_tensor *t, const struct gd
                               const struct gdn_sizes *s)
 {
     int64_t size[GDN_MAX_SIZES + 2];
-    int     n = 0;
+    int n = 0;
     if (row->form == GDN_FORM_LIKE)
         return gdn_check_shape(ctx, t, row->name,
                                s->like->ndim - (row->is_short && t->ndim == s->like->ndim - 1),
@@ -160,7 +173,7 @@ static gdn_status check_shape(gdn_ctx *ctx, const gdn_tensor *t, const struct gd
 
 gdn_status gdn_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const struct gdn_sizes *s)
 {
-    const struct tensors         t   = tensors_of(op, args);
+    const struct tensors t = tensors_of(op, args);
     const struct gdn_tensor_row *row = gdn_tensor_rows(op);
     for (int i = 0; i < structs[t.args].n; i++) {
         const gdn_tensor *x = tensor_at(&t, i);
@@ -179,9 +192,9 @@ gdn_status gdn_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const str
 /* By row: whether and when the tensor is written. */
 static const struct written {
     bool is, final;
-    int  unless; /* number of a tensor, if it is there; 0, which none of these is: always */
+    int unless; /* number of a tensor, if it is there; 0, which none of these is: always */
 } written[N_ROWS] = {
-#define GDN_WRITES(args, tensor)       [ROW_##args##_##tensor] = { true, false, 0 },
+#define GDN_WRITES(args, tensor) [ROW_##args##_##tensor] = { true, false, 0 },
 #define GDN_WRITES_FINAL(args, tensor) [ROW_##args##_##tensor] = { true, true, 0 },
 #define GDN_WRITES_FINAL_UNLESS(args, tensor, other) \
     [ROW_##args##_##tensor] = { true, true, NUMBER(args, other) },
@@ -201,8 +214,7 @@ static const struct pair same[] = {
 #include "calls/ops.def"
 };
 static const struct pair scales[] = {
-#define GDN_SCALES(args, scales, pool) \
-    { ARGS_##args, NUMBER(args, scales), NUMBER(args, pool) },
+#define GDN_SCALES(args, scales, pool) { ARGS_##args, NUMBER(args, scales), NUMBER(args, pool) },
 #include "calls/ops.def"
 };
 
@@ -217,7 +229,7 @@ static const gdn_tensor *pool_of(const struct tensors *t, int number)
 static bool may_be_same(const void *call, const gdn_tensor *a, const gdn_tensor *b)
 {
     const struct tensors *t = call;
-    const int             x = number_of(t, a), y = number_of(t, b);
+    const int x = number_of(t, a), y = number_of(t, b);
     if (y < 0) return false; /* of the batch */
     const gdn_tensor *pool = pool_of(t, x), *other = pool_of(t, y);
     if (pool && other) return pool->data == other->data;
@@ -228,10 +240,10 @@ static bool may_be_same(const void *call, const gdn_tensor *a, const gdn_tensor 
 
 gdn_status gdn_check_written(gdn_ctx *ctx, gdn_op op, const void *args, const gdn_batch *batch)
 {
-    const struct tensors         t     = tensors_of(op, args);
-    const struct gdn_tensor_row *row   = gdn_tensor_rows(op);
-    const bool                   final = !batch || batch->write != GDN_WRITE_NONE;
-    struct gdn_extents           all;
+    const struct tensors t = tensors_of(op, args);
+    const struct gdn_tensor_row *row = gdn_tensor_rows(op);
+    const bool final = !batch || batch->write != GDN_WRITE_NONE;
+    struct gdn_extents all;
     all.n = 0;
     for (int i = 0; i < structs[t.args].n; i++)
         if (tensor_at(&t, i)->data) gdn_add_extent(&all, tensor_at(&t, i), row[i].name);
@@ -239,7 +251,7 @@ gdn_status gdn_check_written(gdn_ctx *ctx, gdn_op op, const void *args, const gd
     if (batch) gdn_plan_add_extents(batch, &all);
     for (int i = 0; i < n; i++) {
         const struct gdn_extent *x = &all.of[i];
-        const struct written    *w = &written[structs[t.args].first + number_of(&t, x->t)];
+        const struct written *w = &written[structs[t.args].first + number_of(&t, x->t)];
         if (!w->is || (w->final && !final) || (w->unless && tensor_at(&t, w->unless)->data))
             continue;
         TRY(gdn_check_injective(ctx, x->t, x->name));

@@ -10,16 +10,16 @@
 
 /* The sizes of a call that rows of ops.def name. An op sets those of its rows. */
 struct gdn_sizes {
-    int64_t end, any;           /* no sizes: the end of a shape, and what fits every size */
-    int64_t B, P, R;            /* sequences or slots, slots of a record, its rows or ranges */
-    int64_t H, Hq, Hk, Hv;      /* heads: of states, q, k, v */
-    int64_t K, V, X, Y;         /* head sizes; V, K of k-last states and K, V of k-first ones */
-    int64_t C, D;               /* a chunk, columns or channels */
-    int64_t hidden, qkvz, ba;   /* columns of the layer's rows and of what it projects them to */
+    int64_t end, any;         /* no sizes: the end of a shape, and what fits every size */
+    int64_t B, P, R;          /* sequences or slots, slots of a record, its rows or ranges */
+    int64_t H, Hq, Hk, Hv;    /* heads: of states, q, k, v */
+    int64_t K, V, X, Y;       /* head sizes; V, K of k-last states and K, V of k-first ones */
+    int64_t C, D;             /* a chunk, columns or channels */
+    int64_t hidden, qkvz, ba; /* columns of the layer's rows and of what it projects them to */
     int64_t qkv, z;
     const struct gdn_tokens *tokens;  /* of ROWS, TOKENS and GATES */
     const struct gdn_tokens *updates; /* of UPDATES and UPDATE_GATES */
-    const gdn_tensor        *like;   /* of LIKE, LIKE_OR_F32 and LIKE_ROWS */
+    const gdn_tensor *like;           /* of LIKE, LIKE_OR_F32 and LIKE_ROWS */
 };
 
 /* A row of ops.def. Sizes are named by their place in struct gdn_sizes. */
@@ -29,14 +29,14 @@ enum gdn_form { GDN_FORM_ELSEWHERE, GDN_FORM_POOL, GDN_FORM_WHOLE, GDN_FORM_TOKE
 
 struct gdn_tensor_row {
     const char *name;
-    bool        needed;
-    unsigned    dtypes;  /* bits 1 << dtype and GDN_AS_LIKE, for the dtype of gdn_sizes.like */
-    uint8_t     form;    /* enum gdn_form */
-    bool        dense;
-    bool        by_update; /* tokens are gdn_sizes.updates */
-    bool        is_short;  /* the last size may be left out */
-    uint8_t     size[GDN_MAX_SIZES]; /* those after tokens, up to GDN_SIZE(end) */
-    uint16_t    at;                  /* its place in the struct */
+    bool needed;
+    unsigned dtypes; /* bits 1 << dtype and GDN_AS_LIKE, for the dtype of gdn_sizes.like */
+    uint8_t form;    /* enum gdn_form */
+    bool dense;
+    bool by_update;              /* tokens are gdn_sizes.updates */
+    bool is_short;               /* the last size may be left out */
+    uint8_t size[GDN_MAX_SIZES]; /* those after tokens, up to GDN_SIZE(end) */
+    uint16_t at;                 /* its place in the struct */
 };
 enum { GDN_AS_LIKE = 1 << 30 };
 

@@ -10,18 +10,18 @@ enum { GDN_BLOB_VERSION = 3, GDN_BLOB_HEADER = 128, GDN_BLOB_NO_DTYPE = -1 };
 
 /* The first bytes of a blob as they lie there. */
 struct gdn_blob_header {
-    char     magic[8]; /* "GDNSTATE" */
+    char magic[8]; /* "GDNSTATE" */
     uint32_t version, header_bytes;
     uint64_t total_bytes;
     uint32_t checksum, zero;
-    int64_t  n_sequences;
-    int32_t  head_map, n_query_heads, n_key_heads, n_value_heads, key_head_dim, value_head_dim;
-    int32_t  state_dtype, state_layout; /* GDN_BLOB_NO_DTYPE: there is none; layout 0 */
-    int32_t  conv_dtype, conv_length;   /* GDN_BLOB_NO_DTYPE: there is none; length 0 */
-    int32_t  rank, n_ranks;
-    int32_t  copies[3];    /* from version 2 on: ranks that have each head of q, k, v; else 0 */
-    int32_t  no_scales;    /* of version 3: 1 if a state of 8 bits has none; else 0 */
-    uint8_t  reserved[24]; /* 0 */
+    int64_t n_sequences;
+    int32_t head_map, n_query_heads, n_key_heads, n_value_heads, key_head_dim, value_head_dim;
+    int32_t state_dtype, state_layout; /* GDN_BLOB_NO_DTYPE: there is none; layout 0 */
+    int32_t conv_dtype, conv_length;   /* GDN_BLOB_NO_DTYPE: there is none; length 0 */
+    int32_t rank, n_ranks;
+    int32_t copies[3];    /* from version 2 on: ranks that have each head of q, k, v; else 0 */
+    int32_t no_scales;    /* of version 3: 1 if a state of 8 bits has none; else 0 */
+    uint8_t reserved[24]; /* 0 */
 };
 _Static_assert(sizeof(struct gdn_blob_header) == GDN_BLOB_HEADER, "no padding");
 

@@ -51,18 +51,18 @@ static uint32_t crc_add(const struct crc *crc, uint32_t sum, const void *bytes, 
 static uint32_t checksum(const void *blob, const struct gdn_blob_header *header)
 {
     struct gdn_blob_header h = *header;
-    struct crc             crc;
+    struct crc crc;
     h.checksum = 0;
     crc_init(&crc);
     uint32_t sum = crc_add(&crc, UINT32_MAX, &h, sizeof h);
-    sum          = crc_add(&crc, sum, (const char *)blob + sizeof h, h.total_bytes - sizeof h);
+    sum = crc_add(&crc, sum, (const char *)blob + sizeof h, h.total_bytes - sizeof h);
     return ~sum;
 }
 
 void gdn_blob_seal(void *blob, const struct gdn_blob_header *header)
 {
     struct gdn_blob_header h = *header;
-    h.checksum               = checksum(blob, header);
+    h.checksum = checksum(blob, header);
     memcpy(blob, &h, sizeof h);
 }
 
@@ -115,20 +115,20 @@ static uint32_t lowest_version(const struct gdn_blob_header *h)
 void gdn_blob_set_version(struct gdn_blob_header *h)
 {
     h->version = lowest_version(h);
-    for (int i = 0; i < 3; i++)
-        h->copies[i] = h->version < 2 ? 0 : h->copies[i] ? h->copies[i] : 1;
+    for (int i = 0; i < 3; i++) h->copies[i] = h->version < 2 ? 0 : h->copies[i] ? h->copies[i] : 1;
 }
 
 /* Checks, from version 2 on, that a head that several ranks have is alone in its part. */
 static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name)
 {
-    const int32_t            heads[]  = { h->n_query_heads, h->n_key_heads, h->n_value_heads };
+    const int32_t heads[] = { h->n_query_heads, h->n_key_heads, h->n_value_heads };
     static const char *const fields[] = { "query_copies", "key_copies", "value_copies" };
     for (int i = 0; i < 3; i++)
         if (h->n_ranks % h->copies[i] || (h->copies[i] > 1 && heads[i] != 1))
-            return gdn_fail(ctx, GDN_E_ARG, "%s: %s is %d for %d heads of %d ranks, wanted a "
-                            "divisor of the ranks, and 1 for several heads", name, fields[i],
-                            (int)h->copies[i], (int)heads[i], (int)h->n_ranks);
+            return gdn_fail(ctx, GDN_E_ARG,
+                            "%s: %s is %d for %d heads of %d ranks, wanted a "
+                            "divisor of the ranks, and 1 for several heads",
+                            name, fields[i], (int)h->copies[i], (int)heads[i], (int)h->n_ranks);
     if (lowest_version(h) == h->version) return GDN_OK;
     return gdn_fail(ctx, GDN_E_ARG, "%s: version %u of what version %u can hold", name,
                     (unsigned)h->version, (unsigned)lowest_version(h));
@@ -137,12 +137,12 @@ static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_blob_header *h, co
 static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name)
 {
     const bool has_state = h->state_dtype != GDN_BLOB_NO_DTYPE;
-    const bool has_conv  = h->conv_dtype != GDN_BLOB_NO_DTYPE;
+    const bool has_conv = h->conv_dtype != GDN_BLOB_NO_DTYPE;
     const int64_t most_copies = h->version < 2 ? 0 : INT32_MAX;
-    const bool    may_lack    = h->version > 2 && h->state_dtype > GDN_I8;
+    const bool may_lack = h->version > 2 && h->state_dtype > GDN_I8;
     const struct {
         const char *name;
-        int64_t     value, low, high;
+        int64_t value, low, high;
     } fields[] = {
         { "n_sequences", h->n_sequences, 0, (int64_t)1 << 31 },
         { "head_map", h->head_map, 0, GDN_HEADS_INTERLEAVED },
@@ -152,7 +152,9 @@ static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, co
         { "key_head_dim", h->key_head_dim, 1, GDN_MAX_HEAD },
         { "value_head_dim", h->value_head_dim, 1, GDN_MAX_VALUE },
         { "state_dtype", h->state_dtype, GDN_BLOB_NO_DTYPE,
-          h->version < 2 ? GDN_F16 : h->version < 3 ? GDN_E4M3 : GDN_E5M2 },
+          h->version < 2   ? GDN_F16
+          : h->version < 3 ? GDN_E4M3
+                           : GDN_E5M2 },
         { "state_layout", h->state_layout, 0, has_state ? GDN_STATE_KV : 0 },
         { "conv_dtype", h->conv_dtype, GDN_BLOB_NO_DTYPE, GDN_F16 },
         { "conv_length", h->conv_length, has_conv ? 1 : 0, has_conv ? INT32_MAX : 0 },
@@ -190,14 +192,14 @@ gdn_status gdn_blob_place(gdn_ctx *ctx, const struct gdn_blob_header *h, const c
     if (h->conv_dtype != GDN_BLOB_NO_DTYPE)
         fits = !__builtin_mul_overflow(channels(h) * gdn_dtype_bytes(h->conv_dtype),
                                        (uint64_t)h->conv_length, &p->conv_bytes);
-    fits     = fits && p->conv_bytes <= (uint64_t)PTRDIFF_MAX; /* of no sequence too */
-    fits     = fits && add_bytes(&p->total, n, sizeof(int64_t));
+    fits = fits && p->conv_bytes <= (uint64_t)PTRDIFF_MAX; /* of no sequence too */
+    fits = fits && add_bytes(&p->total, n, sizeof(int64_t));
     p->state = p->total;
-    fits     = fits && add_bytes(&p->total, n, p->state_bytes);
+    fits = fits && add_bytes(&p->total, n, p->state_bytes);
     p->scales = p->total;
-    fits      = fits && add_bytes(&p->total, n, p->scales_bytes);
-    p->conv   = p->total;
-    fits      = fits && add_bytes(&p->total, n, p->conv_bytes);
+    fits = fits && add_bytes(&p->total, n, p->scales_bytes);
+    p->conv = p->total;
+    fits = fits && add_bytes(&p->total, n, p->conv_bytes);
     if (!fits) return gdn_fail(ctx, GDN_E_SHAPE, "%s: sizes leave the address space", name);
     return GDN_OK;
 }
@@ -229,8 +231,10 @@ static gdn_status check_envelope(gdn_ctx *ctx, const struct gdn_blob_header *h, 
         return gdn_fail(ctx, GDN_E_ARG, "%s: version %u with a header of %u bytes: damaged", name,
                         (unsigned)h->version, (unsigned)h->header_bytes);
     if (h->total_bytes != bytes)
-        return gdn_fail(ctx, GDN_E_ARG, "%s: %zu bytes, but it says %llu: cut, lengthened or "
-                        "damaged", name, bytes, (unsigned long long)h->total_bytes);
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "%s: %zu bytes, but it says %llu: cut, lengthened or "
+                        "damaged",
+                        name, bytes, (unsigned long long)h->total_bytes);
     return GDN_OK;
 }
 
@@ -246,9 +250,9 @@ static bool is_zero(const void *bytes, uint64_t n)
 static bool has_zero_padding(const char *blob, const struct gdn_blob_header *h,
                              const struct gdn_blob_places *p)
 {
-    const uint64_t n         = (uint64_t)h->n_sequences;
-    const uint64_t ends[]    = { p->position + n * sizeof(int64_t), p->state + n * p->state_bytes,
-                                 p->scales + n * p->scales_bytes, p->conv + n * p->conv_bytes };
+    const uint64_t n = (uint64_t)h->n_sequences;
+    const uint64_t ends[] = { p->position + n * sizeof(int64_t), p->state + n * p->state_bytes,
+                              p->scales + n * p->scales_bytes, p->conv + n * p->conv_bytes };
     const uint64_t starts[4] = { p->state, p->scales, p->conv, p->total };
     for (int i = 0; i < 4; i++)
         if (!is_zero(blob + ends[i], starts[i] - ends[i])) return false;
@@ -297,7 +301,7 @@ struct gdn_blob_header gdn_blob_new_header(void)
     struct gdn_blob_header h;
     memset(&h, 0, sizeof h);
     memcpy(h.magic, magic, sizeof h.magic);
-    h.version      = 1;
+    h.version = 1;
     h.header_bytes = GDN_BLOB_HEADER;
     return h;
 }
@@ -307,10 +311,10 @@ struct gdn_blob_header gdn_blob_new_header(void)
 gdn_tensor gdn_blob_state(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
                           const void *blob)
 {
-    const bool    vk   = h->state_layout == GDN_STATE_VK;
-    const int64_t K    = h->key_head_dim, V = h->value_head_dim;
-    const bool    has  = blob && h->state_dtype != GDN_BLOB_NO_DTYPE;
-    void         *data = has ? (char *)blob + p->state : NULL;
+    const bool vk = h->state_layout == GDN_STATE_VK;
+    const int64_t K = h->key_head_dim, V = h->value_head_dim;
+    const bool has = blob && h->state_dtype != GDN_BLOB_NO_DTYPE;
+    void *data = has ? (char *)blob + p->state : NULL;
     return gdn_dense(data, has ? h->state_dtype : 0, 4, h->n_sequences, (int64_t)state_heads(h),
                      vk ? V : K, vk ? K : V);
 }
@@ -326,8 +330,8 @@ gdn_tensor gdn_blob_scales(const struct gdn_blob_header *h, const struct gdn_blo
 gdn_tensor gdn_blob_conv(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
                          const void *blob)
 {
-    const bool has  = blob && h->conv_dtype != GDN_BLOB_NO_DTYPE;
-    void      *data = has ? (char *)blob + p->conv : NULL;
+    const bool has = blob && h->conv_dtype != GDN_BLOB_NO_DTYPE;
+    void *data = has ? (char *)blob + p->conv : NULL;
     return gdn_dense(data, has ? h->conv_dtype : 0, 3, h->n_sequences, (int64_t)channels(h),
                      h->conv_length, 0);
 }
@@ -344,29 +348,29 @@ static gdn_status inspect(gdn_ctx *ctx, const void *blob, size_t bytes, gdn_blob
 {
     struct gdn_blob_header h;
     struct gdn_blob_places p;
-    gdn_blob_info          own;
+    gdn_blob_info own;
     TRY(gdn_copy_args(ctx, &own, sizeof own, info, "gdn_blob_info"));
     TRY(gdn_blob_open(ctx, blob, bytes, "blob", &h, &p));
     const uint32_t size = own.struct_size;
-    own                 = (gdn_blob_info){ .struct_size    = size,
-                                           .version        = h.version,
-                                           .state          = gdn_blob_state(&h, &p, blob),
-                                           .conv_state     = gdn_blob_conv(&h, &p, blob),
-                                           .position       = gdn_blob_position(&h, &p, blob),
-                                           .state_layout   = h.state_layout,
-                                           .head_map       = h.head_map,
-                                           .n_query_heads  = h.n_query_heads,
-                                           .n_key_heads    = h.n_key_heads,
-                                           .n_value_heads  = h.n_value_heads,
-                                           .key_head_dim   = h.key_head_dim,
-                                           .value_head_dim = h.value_head_dim,
-                                           .rank           = h.rank,
-                                           .n_ranks        = h.n_ranks,
-                                           .checksum       = h.checksum,
-                                           .state_scales   = gdn_blob_scales(&h, &p, blob),
-                                           .query_copies   = gdn_blob_copies(&h, 0),
-                                           .key_copies     = gdn_blob_copies(&h, 1),
-                                           .value_copies   = gdn_blob_copies(&h, 2) };
+    own = (gdn_blob_info){ .struct_size = size,
+                           .version = h.version,
+                           .state = gdn_blob_state(&h, &p, blob),
+                           .conv_state = gdn_blob_conv(&h, &p, blob),
+                           .position = gdn_blob_position(&h, &p, blob),
+                           .state_layout = h.state_layout,
+                           .head_map = h.head_map,
+                           .n_query_heads = h.n_query_heads,
+                           .n_key_heads = h.n_key_heads,
+                           .n_value_heads = h.n_value_heads,
+                           .key_head_dim = h.key_head_dim,
+                           .value_head_dim = h.value_head_dim,
+                           .rank = h.rank,
+                           .n_ranks = h.n_ranks,
+                           .checksum = h.checksum,
+                           .state_scales = gdn_blob_scales(&h, &p, blob),
+                           .query_copies = gdn_blob_copies(&h, 0),
+                           .key_copies = gdn_blob_copies(&h, 1),
+                           .value_copies = gdn_blob_copies(&h, 2) };
     memcpy(info, &own, size < sizeof own ? size : sizeof own);
     return GDN_OK;
 }

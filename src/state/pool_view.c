@@ -11,15 +11,15 @@ static gdn_status make_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name,
 {
     const bool kv = layout == GDN_STATE_KV;
     TRY(gdn_check_shape(ctx, t, name, 4, (int64_t[]){ -1, H, kv ? K : V, kv ? V : K }));
-    const bool last_dense  = t->size[3] < 2 || t->stride[3] == 1;
+    const bool last_dense = t->size[3] < 2 || t->stride[3] == 1;
     const bool upper_dense = !last_dense && (t->size[2] < 2 || t->stride[2] == 1);
-    const int  rows = upper_dense ? 3 : 2; /* one row may have any stride, which is not used */
-    *view = (struct gdn_pool_view){ .data    = t->data,
-                                    .dtype   = t->dtype,
+    const int rows = upper_dense ? 3 : 2; /* one row may have any stride, which is not used */
+    *view = (struct gdn_pool_view){ .data = t->data,
+                                    .dtype = t->dtype,
                                     .k_first = upper_dense != kv,
-                                    .slot    = t->stride[0],
-                                    .head    = t->stride[1],
-                                    .ld      = t->size[rows] < 2 ? 0 : t->stride[rows],
+                                    .slot = t->stride[0],
+                                    .head = t->stride[1],
+                                    .ld = t->size[rows] < 2 ? 0 : t->stride[rows],
                                     .gap = last_dense || upper_dense ? 0 : t->stride[3] - 1 };
     return GDN_OK;
 }
@@ -63,7 +63,7 @@ gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t lay
     if (!t->data) return GDN_OK;
     TRY(make_view(ctx, t, s->name, layout, H, K, V, view));
     if (!scales->data) return GDN_OK;
-    view->scales      = scales->data;
+    view->scales = scales->data;
     view->scales_slot = scales->stride[0];
     view->scales_head = scales->stride[1];
     return GDN_OK;

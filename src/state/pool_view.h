@@ -14,7 +14,7 @@ gdn_status gdn_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *name, i
 /* The same where any strides and 8 bits are allowed, with their scales. */
 struct gdn_scaled {
     const gdn_tensor *t, *scales;
-    const char       *name, *scales_name;
+    const char *name, *scales_name;
 };
 gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t layout, int64_t H,
                            int64_t K, int64_t V, struct gdn_pool_view *view);

@@ -3,21 +3,37 @@
  * nothing. */
 #include <stddef.h>
 
-#define FAKE(name, ...)                                                    \
-    __attribute__((visibility("default"))) int name(__VA_ARGS__);          \
+#define FAKE(name, ...)                                           \
+    __attribute__((visibility("default"))) int name(__VA_ARGS__); \
     int name(__VA_ARGS__)
 
 typedef const void *in;
 
-FAKE(cublasCreate_v2, void **handle) { *handle = handle; return 0; }
-FAKE(cublasDestroy_v2, void *handle) { (void)handle; return 0; }
-FAKE(cublasSetStream_v2, void *handle, void *stream) { (void)handle, (void)stream; return 0; }
+FAKE(cublasCreate_v2, void **handle)
+{
+    *handle = handle;
+    return 0;
+}
+FAKE(cublasDestroy_v2, void *handle)
+{
+    (void)handle;
+    return 0;
+}
+FAKE(cublasSetStream_v2, void *handle, void *stream)
+{
+    (void)handle, (void)stream;
+    return 0;
+}
 FAKE(cublasSetWorkspace_v2, void *handle, void *memory, size_t bytes)
 {
     (void)handle, (void)memory, (void)bytes;
     return 0;
 }
-FAKE(cublasSetMathMode, void *handle, int mode) { (void)handle, (void)mode; return 0; }
+FAKE(cublasSetMathMode, void *handle, int mode)
+{
+    (void)handle, (void)mode;
+    return 0;
+}
 FAKE(cublasGemmEx, void *handle, int a, int b, int m, int n, int k, in alpha, in A, int A_type,
      int lda, in B, int B_type, int ldb, in beta, void *C, int C_type, int ldc, int type, int how)
 {

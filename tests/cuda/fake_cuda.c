@@ -11,7 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 EXPORT extern struct fake_cuda fake_cuda;
-struct fake_cuda               fake_cuda = { .n_devices = 1, .major = 9, .shared_bytes = 232448 };
+struct fake_cuda fake_cuda = { .n_devices = 1, .major = 9, .shared_bytes = 232448 };
 
 enum { FAILED = 700, NOT_FOUND = 500, INVALID = 1 };
 
@@ -22,10 +22,10 @@ static gdn_cu_result enter(enum fake_call call, const char *name)
     if (!fake_cuda.fails || strcmp(fake_cuda.fails, name)) return 0;
     return fake_cuda.error ? fake_cuda.error : FAILED;
 }
-#define ENTER(name)                                            \
-    do {                                                       \
-        const gdn_cu_result r_ = enter(FAKE_##name, #name);    \
-        if (r_) return r_;                                     \
+#define ENTER(name)                                         \
+    do {                                                    \
+        const gdn_cu_result r_ = enter(FAKE_##name, #name); \
+        if (r_) return r_;                                  \
     } while (0)
 
 /* Something that is handed out as if it were the driver's. */
@@ -33,18 +33,27 @@ static void *handle(const void *object)
 {
     union {
         const void *in;
-        void       *out;
+        void *out;
     } as = { .in = object };
     return as.out;
 }
 
-static char  objects[2]; /* a context and an event */
+static char objects[2]; /* a context and an event */
 static void *current;
 
 #define FAKE(name) static gdn_cu_result fake_##name
 
-FAKE(cuInit)(unsigned flags) { ENTER(cuInit); return flags ? INVALID : 0; }
-FAKE(cuDriverGetVersion)(int *v) { ENTER(cuDriverGetVersion); *v = 13000; return 0; }
+FAKE(cuInit)(unsigned flags)
+{
+    ENTER(cuInit);
+    return flags ? INVALID : 0;
+}
+FAKE(cuDriverGetVersion)(int *v)
+{
+    ENTER(cuDriverGetVersion);
+    *v = 13000;
+    return 0;
+}
 FAKE(cuGetErrorName)(gdn_cu_result r, const char **s)
 {
     ENTER(cuGetErrorName);
@@ -57,8 +66,18 @@ FAKE(cuGetErrorString)(gdn_cu_result r, const char **s)
     *s = r == FAILED ? "as it was told" : "something else";
     return 0;
 }
-FAKE(cuDeviceGet)(gdn_cu_device *d, int i) { ENTER(cuDeviceGet); *d = i; return 0; }
-FAKE(cuDeviceGetCount)(int *n) { ENTER(cuDeviceGetCount); *n = fake_cuda.n_devices; return 0; }
+FAKE(cuDeviceGet)(gdn_cu_device *d, int i)
+{
+    ENTER(cuDeviceGet);
+    *d = i;
+    return 0;
+}
+FAKE(cuDeviceGetCount)(int *n)
+{
+    ENTER(cuDeviceGetCount);
+    *n = fake_cuda.n_devices;
+    return 0;
+}
 FAKE(cuDeviceGetName)(char *name, int n, gdn_cu_device d)
 {
     ENTER(cuDeviceGetName);
@@ -70,10 +89,10 @@ FAKE(cuDeviceGetAttribute)(int *v, int what, gdn_cu_device d)
 {
     ENTER(cuDeviceGetAttribute);
     (void)d;
-    *v = what == GDN_CU_MAJOR   ? fake_cuda.major
-         : what == GDN_CU_MINOR ? fake_cuda.minor
+    *v = what == GDN_CU_MAJOR         ? fake_cuda.major
+         : what == GDN_CU_MINOR       ? fake_cuda.minor
          : what == GDN_CU_SHARED_MOST ? fake_cuda.shared_bytes
-                                : 132;
+                                      : 132;
     return 0;
 }
 FAKE(cuDevicePrimaryCtxRetain)(gdn_cu_context *c, gdn_cu_device d)
@@ -89,7 +108,12 @@ FAKE(cuDevicePrimaryCtxRelease)(gdn_cu_device d)
     (void)d;
     return 0;
 }
-FAKE(cuCtxGetCurrent)(gdn_cu_context *c) { ENTER(cuCtxGetCurrent); *c = current; return 0; }
+FAKE(cuCtxGetCurrent)(gdn_cu_context *c)
+{
+    ENTER(cuCtxGetCurrent);
+    *c = current;
+    return 0;
+}
 FAKE(cuCtxPushCurrent)(gdn_cu_context c)
 {
     ENTER(cuCtxPushCurrent);
@@ -100,7 +124,7 @@ FAKE(cuCtxPushCurrent)(gdn_cu_context c)
 FAKE(cuCtxPopCurrent)(gdn_cu_context *c)
 {
     ENTER(cuCtxPopCurrent);
-    *c      = current;
+    *c = current;
     current = NULL;
     fake_cuda.depth--;
     return 0;
@@ -108,8 +132,8 @@ FAKE(cuCtxPopCurrent)(gdn_cu_context *c)
 /* Every image is a fat binary, which begins with this number. */
 static const char image_magic[4] = "\x50\xed\x55\xba";
 
-FAKE(cuLibraryLoadData)(gdn_cu_library *l, const void *image, int *a, void **b, unsigned c, int *d,
-                        void **e, unsigned f)
+FAKE(cuLibraryLoadData)
+(gdn_cu_library *l, const void *image, int *a, void **b, unsigned c, int *d, void **e, unsigned f)
 {
     ENTER(cuLibraryLoadData);
     if (fake_cuda.load_ms) usleep((unsigned)fake_cuda.load_ms * 1000);
@@ -117,7 +141,12 @@ FAKE(cuLibraryLoadData)(gdn_cu_library *l, const void *image, int *a, void **b, 
     *l = handle(image); /* a library is its image */
     return memcmp(image, image_magic, sizeof image_magic) ? INVALID : 0;
 }
-FAKE(cuLibraryUnload)(gdn_cu_library l) { ENTER(cuLibraryUnload); (void)l; return 0; }
+FAKE(cuLibraryUnload)(gdn_cu_library l)
+{
+    ENTER(cuLibraryUnload);
+    (void)l;
+    return 0;
+}
 FAKE(cuLibraryGetKernel)(gdn_cu_kernel *k, gdn_cu_library l, const char *name)
 {
     ENTER(cuLibraryGetKernel);
@@ -140,8 +169,8 @@ FAKE(cuKernelSetAttribute)(int what, int value, gdn_cu_kernel k, gdn_cu_device d
     if (what != GDN_CU_MAX_DYNAMIC_SHARED) return INVALID;
     return value > fake_cuda.shared_bytes ? INVALID : 0;
 }
-FAKE(cuLaunchKernelEx)(const struct gdn_cu_config *config, gdn_cu_kernel k, void **parameters,
-                       void **extra)
+FAKE(cuLaunchKernelEx)
+(const struct gdn_cu_config *config, gdn_cu_kernel k, void **parameters, void **extra)
 {
     ENTER(cuLaunchKernelEx);
     (void)extra;
@@ -152,9 +181,9 @@ FAKE(cuLaunchKernelEx)(const struct gdn_cu_config *config, gdn_cu_kernel k, void
     memcpy(fake_cuda.args, parameters[0], is_norm ? sizeof(struct gdn_cu_norm) : 24);
     return current ? 0 : INVALID;
 }
-FAKE(cuTensorMapEncodeTiled)(void *map, int dtype, uint32_t rank, void *data, const uint64_t *sizes,
-                             const uint64_t *steps, const uint32_t *box, const uint32_t *each,
-                             int interleave, int swizzle, int l2, int fill)
+FAKE(cuTensorMapEncodeTiled)
+(void *map, int dtype, uint32_t rank, void *data, const uint64_t *sizes, const uint64_t *steps,
+ const uint32_t *box, const uint32_t *each, int interleave, int swizzle, int l2, int fill)
 {
     ENTER(cuTensorMapEncodeTiled);
     (void)map, (void)dtype, (void)sizes, (void)steps, (void)box, (void)each;
@@ -167,7 +196,11 @@ FAKE(cuMemAlloc)(gdn_cu_memory *m, size_t n)
     *m = 4096;
     return n ? 0 : INVALID;
 }
-FAKE(cuMemFree)(gdn_cu_memory m) { ENTER(cuMemFree); return m ? 0 : INVALID; }
+FAKE(cuMemFree)(gdn_cu_memory m)
+{
+    ENTER(cuMemFree);
+    return m ? 0 : INVALID;
+}
 FAKE(cuMemcpyHtoD)(gdn_cu_memory m, const void *p, size_t n)
 {
     ENTER(cuMemcpyHtoD);
@@ -202,27 +235,46 @@ FAKE(cuStreamIsCapturing)(gdn_cu_stream s, int *status)
 FAKE(cuThreadExchangeStreamCaptureMode)(int *mode)
 {
     ENTER(cuThreadExchangeStreamCaptureMode);
-    const int old          = fake_cuda.capture_mode;
+    const int old = fake_cuda.capture_mode;
     fake_cuda.capture_mode = *mode;
-    *mode                  = old;
+    *mode = old;
     return 0;
 }
-FAKE(cuStreamSynchronize)(gdn_cu_stream s) { ENTER(cuStreamSynchronize); (void)s; return 0; }
-FAKE(cuCtxSynchronize)(void) { ENTER(cuCtxSynchronize); return 0; }
+FAKE(cuStreamSynchronize)(gdn_cu_stream s)
+{
+    ENTER(cuStreamSynchronize);
+    (void)s;
+    return 0;
+}
+FAKE(cuCtxSynchronize)(void)
+{
+    ENTER(cuCtxSynchronize);
+    return 0;
+}
 FAKE(cuEventCreate)(gdn_cu_event *e, unsigned f)
 {
     ENTER(cuEventCreate);
     *e = &objects[1];
     return f;
 }
-FAKE(cuEventDestroy)(gdn_cu_event e) { ENTER(cuEventDestroy); (void)e; return 0; }
+FAKE(cuEventDestroy)(gdn_cu_event e)
+{
+    ENTER(cuEventDestroy);
+    (void)e;
+    return 0;
+}
 FAKE(cuEventRecord)(gdn_cu_event e, gdn_cu_stream s)
 {
     ENTER(cuEventRecord);
     (void)e, (void)s;
     return 0;
 }
-FAKE(cuEventSynchronize)(gdn_cu_event e) { ENTER(cuEventSynchronize); (void)e; return 0; }
+FAKE(cuEventSynchronize)(gdn_cu_event e)
+{
+    ENTER(cuEventSynchronize);
+    (void)e;
+    return 0;
+}
 FAKE(cuEventElapsedTime)(float *ms, gdn_cu_event a, gdn_cu_event b)
 {
     ENTER(cuEventElapsedTime);

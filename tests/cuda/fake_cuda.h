@@ -11,20 +11,20 @@
 
 struct fake_cuda {
     /* The device that it pretends to be. */
-    int         n_devices, major, minor, shared_bytes; /* shared_bytes: most that a kernel takes */
-    int         from_ptx, load_ms; /* it takes no code for sm_90a; an image takes so long to load */
-    int         error;   /* that it returns; 0: 700 */
-    const char *fails;   /* this call returns an error */
-    const char *missing; /* this call is not in the driver */
-    const char *lacks;   /* no image has a kernel of this name */
-    int         captures, copies; /* a graph; from the device, whose memory is then the host's */
+    int n_devices, major, minor, shared_bytes; /* shared_bytes: most that a kernel takes */
+    int from_ptx, load_ms; /* it takes no code for sm_90a; an image takes so long to load */
+    int error;             /* that it returns; 0: 700 */
+    const char *fails;     /* this call returns an error */
+    const char *missing;   /* this call is not in the driver */
+    const char *lacks;     /* no image has a kernel of this name */
+    int captures, copies;  /* a graph; from the device, whose memory is then the host's */
     /* Counts of calls. */
-    int n_calls[64]; /* in the order of GDN_CU_CALLS */
-    int depth;       /* contexts pushed and not popped */
-    int capture_mode; /* of the thread */
+    int n_calls[64];             /* in the order of GDN_CU_CALLS */
+    int depth;                   /* contexts pushed and not popped */
+    int capture_mode;            /* of the thread */
     struct gdn_cu_config launch; /* the last one */
-    const char          *kernel; /* its name */
-    char                 args[4096];
+    const char *kernel;          /* its name */
+    char args[4096];
 };
 
 /* Number of a call in n_calls. */
@@ -32,7 +32,7 @@ enum fake_call {
 #define FAKE_NUMBER(name, parameters) FAKE_##name,
     GDN_CU_CALLS(FAKE_NUMBER)
 #undef FAKE_NUMBER
-    FAKE_N_CALLS
+        FAKE_N_CALLS
 };
 
 #endif

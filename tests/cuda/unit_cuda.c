@@ -12,7 +12,7 @@
 
 static void refused(const char *what, int device, gdn_status want, const char *needle)
 {
-    char     text[512] = "";
+    char text[512] = "";
     gdn_ctx *ctx;
     ring2_status(NULL, what, create(device, &ctx, text, sizeof text), want);
     CHECK(!ctx, "%s: there is a context", what);
@@ -26,11 +26,12 @@ static void refused(const char *what, int device, gdn_status want, const char *n
 
 static void test_refusals(void)
 {
-    static const char *const first[] = { "cuInit", "cuDeviceGetCount", "cuDeviceGet",
-                                         "cuDeviceGetName", "cuDevicePrimaryCtxRetain",
-                                         "cuLibraryLoadData" };
+    static const char *const first[] = {
+        "cuInit",          "cuDeviceGetCount",         "cuDeviceGet",
+        "cuDeviceGetName", "cuDevicePrimaryCtxRetain", "cuLibraryLoadData"
+    };
     for (size_t i = 0; i < sizeof first / sizeof *first; i++) {
-        *fake       = hopper;
+        *fake = hopper;
         fake->fails = first[i];
         refused(first[i], 0, GDN_E_CUDA, "CUDA_ERROR_FAKE (as it was told)");
     }
@@ -39,7 +40,7 @@ static void test_refusals(void)
     refused("device -1", -1, GDN_E_ARG, "device: -1");
     fake->major = 7, fake->minor = 5;
     refused("an old chip", 0, GDN_E_UNSUPPORTED, "7.5");
-    *fake         = hopper;
+    *fake = hopper;
     fake->missing = "cuLibraryGetKernel";
     refused("an old driver", 0, GDN_E_UNSUPPORTED, "cuLibraryGetKernel");
 }
@@ -48,17 +49,17 @@ static void test_refusals(void)
 static gdn_l2norm_args norm_args(void *x, void *out)
 {
     gdn_l2norm_args a = gdn_l2norm_args_init();
-    a.x               = gdn_dense(x, GDN_F32, 2, 100, 128, 0, 0);
-    a.out             = gdn_dense(out, GDN_F32, 2, 100, 128, 0, 0);
+    a.x = gdn_dense(x, GDN_F32, 2, 100, 128, 0, 0);
+    a.out = gdn_dense(out, GDN_F32, 2, 100, 128, 0, 0);
     return a;
 }
 
 static void test_kernels(void)
 {
     static float x[1 << 14], out[1 << 14];
-    gdn_ctx     *ctx;
-    char         text[512];
-    *fake       = hopper;
+    gdn_ctx *ctx;
+    char text[512];
+    *fake = hopper;
     fake->lacks = gdn_cuda_kernel_name(GDN_CU_norm_row);
     ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
     if (!ctx) return;
@@ -68,17 +69,18 @@ static void test_kernels(void)
     CHECK(!strcmp(gdn_isa(ctx), "sm_90"), "isa %s", gdn_isa(ctx));
     gdn_ctx_destroy(ctx);
     CHECK(fake->depth == 0, "%d contexts left on the stack", fake->depth);
-    CHECK(fake->n_calls[FAKE_cuLibraryUnload] == fake->n_calls[FAKE_cuLibraryLoadData], "%d of %d "
-          "images unloaded", fake->n_calls[FAKE_cuLibraryUnload],
-          fake->n_calls[FAKE_cuLibraryLoadData]);
+    CHECK(fake->n_calls[FAKE_cuLibraryUnload] == fake->n_calls[FAKE_cuLibraryLoadData],
+          "%d of %d "
+          "images unloaded",
+          fake->n_calls[FAKE_cuLibraryUnload], fake->n_calls[FAKE_cuLibraryLoadData]);
 }
 
 /* A call pushes the context, launches, pops it; nothing else, once its kernel is loaded. */
 static void test_call(void)
 {
-    static float          x[1 << 14], out[1 << 14];
-    gdn_ctx              *ctx = hopper_ctx();
-    const gdn_l2norm_args a   = norm_args(x, out);
+    static float x[1 << 14], out[1 << 14];
+    gdn_ctx *ctx = hopper_ctx();
+    const gdn_l2norm_args a = norm_args(x, out);
     if (!ctx) return;
     ring2_status(ctx, "the first call", gdn_l2norm(ctx, &a), GDN_OK);
     memset(fake->n_calls, 0, sizeof fake->n_calls);
@@ -86,8 +88,8 @@ static void test_call(void)
     for (int i = 0; i < FAKE_N_CALLS; i++) {
         const int want = i == FAKE_cuCtxGetCurrent || i == FAKE_cuCtxPushCurrent ||
                          i == FAKE_cuCtxPopCurrent || i == FAKE_cuLaunchKernelEx;
-        CHECK(fake->n_calls[i] == want, "driver call %d: %d times, wanted %d", i,
-              fake->n_calls[i], want);
+        CHECK(fake->n_calls[i] == want, "driver call %d: %d times, wanted %d", i, fake->n_calls[i],
+              want);
     }
     CHECK(!strcmp(fake->kernel, "gdn_norm_row"), "kernel %s", fake->kernel);
     CHECK(fake->launch.grid[0] == 4, "grid %u for 100 rows", fake->launch.grid[0]);
@@ -103,7 +105,7 @@ static void test_call(void)
 
 /* A call of gdn_prefill: memory that is never looked at, v's from so many bytes on. */
 struct prefill {
-    int     major, shared_bytes;
+    int major, shared_bytes;
     int32_t dtype;
     int64_t K, V, offset;
     const char *kernel; /* that shall take it */
@@ -114,10 +116,10 @@ static gdn_rule_args prefill_args(const struct prefill *p)
     enum { N = 70, HK = 2, HV = 4 };
     static _Alignas(64) char memory[4][N * HV * 256 * 4 + 64];
     gdn_rule_args a = gdn_rule_args_init();
-    a.q             = gdn_dense(memory[0], p->dtype, 3, N, HK, p->K, 0);
-    a.k             = gdn_dense(memory[1], p->dtype, 3, N, HK, p->K, 0);
-    a.v             = gdn_dense(memory[2] + p->offset, p->dtype, 3, N, HV, p->V, 0);
-    a.out           = gdn_dense(memory[3], p->dtype, 3, N, HV, p->V, 0);
+    a.q = gdn_dense(memory[0], p->dtype, 3, N, HK, p->K, 0);
+    a.k = gdn_dense(memory[1], p->dtype, 3, N, HK, p->K, 0);
+    a.v = gdn_dense(memory[2] + p->offset, p->dtype, 3, N, HV, p->V, 0);
+    a.out = gdn_dense(memory[3], p->dtype, 3, N, HV, p->V, 0);
     return a;
 }
 
@@ -149,10 +151,10 @@ static void test_prefill(void)
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const gdn_rule_args a = prefill_args(&calls[i]);
-        char                text[512];
-        gdn_ctx            *ctx;
-        *fake              = hopper;
-        fake->major        = calls[i].major;
+        char text[512];
+        gdn_ctx *ctx;
+        *fake = hopper;
+        fake->major = calls[i].major;
         fake->shared_bytes = calls[i].shared_bytes;
         ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
         if (!ctx) return;
@@ -168,7 +170,10 @@ static void test_prefill(void)
 static void test_rounds(void)
 {
     static const struct prefill of = { .dtype = GDN_BF16, .K = 128, .V = 128 };
-    static const struct { int64_t B, T; const char *kernel; } calls[] = {
+    static const struct {
+        int64_t B, T;
+        const char *kernel;
+    } calls[] = {
         { 1, 1, "prefill: gdn_prefill_sm90_cluster_BF16" },
         { 16, 1, "prefill: gdn_prefill_sm90_cluster_BF16" },
         { 17, 1, "prefill: gdn_prefill_sm90_wide_BF16" },
@@ -181,8 +186,8 @@ static void test_rounds(void)
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        gdn_rule_args a       = prefill_args(&of);
-        gdn_tensor   *rows[4] = { &a.q, &a.k, &a.v, &a.out };
+        gdn_rule_args a = prefill_args(&of);
+        gdn_tensor *rows[4] = { &a.q, &a.k, &a.v, &a.out };
         for (int t = 0; t < 4; t++)
             *rows[t] = gdn_dense((char *)((uintptr_t)(t + 1) << 40), GDN_BF16, 4, calls[i].B,
                                  calls[i].T, rows[t]->size[1], 128);
@@ -204,13 +209,13 @@ static void count_cuts(void *n, const char *line)
 static void test_segments(void)
 {
     enum { N = 32768 };
-    const char   *at  = (const char *)((uintptr_t)1 << 44);
-    gdn_ctx      *ctx = hopper_ctx();
-    gdn_rule_args a   = gdn_rule_args_init();
-    size_t        bytes;
-    int           n_told = 0;
+    const char *at = (const char *)((uintptr_t)1 << 44);
+    gdn_ctx *ctx = hopper_ctx();
+    gdn_rule_args a = gdn_rule_args_init();
+    size_t bytes;
+    int n_told = 0;
     if (!ctx) return;
-    ctx->options.log      = count_cuts;
+    ctx->options.log = count_cuts;
     ctx->options.log_user = &n_told;
     gdn_tensor *rows[4] = { &a.q, &a.k, &a.v, &a.out };
     for (int i = 0; i < 4; i++)
@@ -218,9 +223,11 @@ static void test_segments(void)
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &a, &bytes), GDN_OK);
     CHECK(bytes > 0 && bytes <= 5 * 132 * (4 * 128 * 256 + 8) + 192, "%zu bytes", bytes);
     ring2_status(ctx, "the call", gdn_prefill(ctx, &a), GDN_OK);
-    CHECK(!strncmp(gdn_last_kernel(ctx), "prefill: gdn_prefill_sm90_cluster_segment_BF16 "
-                   "gdn_prefill_sm90_summary_BF16 gdn_prefill_sm90_segments_states", 97), "%s",
-          gdn_last_kernel(ctx));
+    CHECK(!strncmp(gdn_last_kernel(ctx),
+                   "prefill: gdn_prefill_sm90_cluster_segment_BF16 "
+                   "gdn_prefill_sm90_summary_BF16 gdn_prefill_sm90_segments_states",
+                   97),
+          "%s", gdn_last_kernel(ctx));
     ring2_status(ctx, "again", gdn_prefill(ctx, &a), GDN_OK);
     CHECK(n_told == 1, "the log was told %d times of segments, wanted once", n_told);
     a.flags = GDN_BATCH_INVARIANT;
@@ -237,28 +244,28 @@ static void test_segments(void)
 static void test_columns(void)
 {
     enum { B = 128, H = 8, K = 64, T = 3 };
-    const char *at  = (const char *)((uintptr_t)1 << 44);
-    gdn_ctx    *ctx = hopper_ctx();
+    const char *at = (const char *)((uintptr_t)1 << 44);
+    gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     for (int V = 16; V <= 128; V += 16) {
         gdn_rule_args a = gdn_rule_args_init();
-        gdn_batch     b = gdn_batch_init();
-        gdn_tensor   *rows[4] = { &a.q, &a.k, &a.v, &a.out };
+        gdn_batch b = gdn_batch_init();
+        gdn_tensor *rows[4] = { &a.q, &a.k, &a.v, &a.out };
         for (int i = 0; i < 4; i++)
-            *rows[i] = gdn_dense((void *)(at + ((size_t)i << 40)), GDN_BF16, 4, B, T, H,
-                                 i < 2 ? K : V);
-        a.state       = gdn_dense((void *)(at + ((size_t)4 << 40)), GDN_BF16, 4, B * T, H, V, K);
-        b.read_slots  = gdn_dense((void *)(at + ((size_t)5 << 40)), GDN_I32, 1, B, 0, 0, 0);
+            *rows[i] =
+                gdn_dense((void *)(at + ((size_t)i << 40)), GDN_BF16, 4, B, T, H, i < 2 ? K : V);
+        a.state = gdn_dense((void *)(at + ((size_t)4 << 40)), GDN_BF16, 4, B * T, H, V, K);
+        b.read_slots = gdn_dense((void *)(at + ((size_t)5 << 40)), GDN_I32, 1, B, 0, 0, 0);
         b.write_slots = gdn_dense((void *)(at + ((size_t)6 << 40)), GDN_I32, 2, B, T, 0, 0);
-        b.write       = GDN_WRITE_EACH;
-        a.batch       = &b;
+        b.write = GDN_WRITE_EACH;
+        a.batch = &b;
         ring2_status(ctx, "every state", gdn_decode(ctx, &a), GDN_OK);
         CHECK(!strcmp(gdn_last_kernel(ctx), "decode: gdn_decode_window_vk_BF16_64"), "%s",
               gdn_last_kernel(ctx));
         CHECK(fake->launch.grid[0] * (fake->launch.block[0] / 32) * 16 == (unsigned)(H * V),
               "V %d: %u blocks of %u threads", V, fake->launch.grid[0], fake->launch.block[0]);
         b.write_slots = gdn_dense((void *)(at + ((size_t)6 << 40)), GDN_I32, 1, B, 0, 0, 0);
-        b.write       = GDN_WRITE_FINAL;
+        b.write = GDN_WRITE_FINAL;
         ring2_status(ctx, "one state", gdn_decode(ctx, &a), GDN_OK);
         CHECK(fake->launch.grid[0] * (fake->launch.block[0] / 32) * 16 == (unsigned)(H * V),
               "V %d: %u blocks of %u threads, %s", V, fake->launch.grid[0], fake->launch.block[0],
@@ -269,7 +276,7 @@ static void test_columns(void)
 
 /* Steps of a call: rows of the states, of a list of slots, its columns (0: it has none), A_log. */
 struct far {
-    int64_t     T, ld, row, column, A_log;
+    int64_t T, ld, row, column, A_log;
     const char *kernel; /* that shall take it */
 };
 
@@ -291,29 +298,29 @@ static void test_far(void)
         { 3, 256, 16385, 1, 1, "decode: gdn_decode_warp_vk_F32_128" },
         { 3, 256, 1, 1 << 28, 1, "decode: gdn_decode_warp_vk_F32_128" },
     };
-    const char *at  = (const char *)((uintptr_t)1 << 44);
-    gdn_ctx    *ctx = hopper_ctx();
+    const char *at = (const char *)((uintptr_t)1 << 44);
+    gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const struct far *c = &calls[i];
-        gdn_rule_args     a = gdn_rule_args_init();
-        gdn_batch         b = gdn_batch_init();
+        gdn_rule_args a = gdn_rule_args_init();
+        gdn_batch b = gdn_batch_init();
         gdn_tensor *rows[4] = { &a.q, &a.k, &a.v, &a.out };
-        void       *data[10];
+        void *data[10];
         for (size_t t = 0; t < 10; t++) data[t] = (void *)(at + (t << 40));
         for (int t = 0; t < 4; t++) *rows[t] = gdn_dense(data[t], GDN_BF16, 4, B, c->T, H, D);
-        a.g               = gdn_dense(data[4], GDN_F32, 3, B, c->T, H, 0);
-        a.A_log           = gdn_dense(data[5], GDN_F32, 1, H, 0, 0, 0);
+        a.g = gdn_dense(data[4], GDN_F32, 3, B, c->T, H, 0);
+        a.A_log = gdn_dense(data[5], GDN_F32, 1, H, 0, 0, 0);
         a.A_log.stride[0] = c->A_log;
-        a.gate            = GDN_GATE_RAW;
-        a.state           = gdn_dense(data[6], GDN_F32, 4, P, H, D, D);
+        a.gate = GDN_GATE_RAW;
+        a.state = gdn_dense(data[6], GDN_F32, 4, P, H, D, D);
         a.state.stride[0] = H * D, a.state.stride[1] = D, a.state.stride[2] = c->ld;
-        b.write           = GDN_WRITE_NONE;
-        b.read_slots      = gdn_dense(data[7], GDN_I32, c->column ? 2 : 1, B, COLUMNS, 0, 0);
+        b.write = GDN_WRITE_NONE;
+        b.read_slots = gdn_dense(data[7], GDN_I32, c->column ? 2 : 1, B, COLUMNS, 0, 0);
         b.read_slots.stride[0] = c->row;
         if (c->column) {
             b.read_slots.stride[1] = c->column;
-            b.num_accepted_tokens  = gdn_dense(data[8], GDN_I32, 1, B, 0, 0, 0);
+            b.num_accepted_tokens = gdn_dense(data[8], GDN_I32, 1, B, 0, 0, 0);
         }
         a.batch = &b;
         ring2_status(ctx, "the call", gdn_decode(ctx, &a), GDN_OK);
@@ -329,9 +336,9 @@ static void test_slots(void)
 {
     enum { H = 2, D = 128 };
     static const struct {
-        int64_t     B;
-        int32_t     dtype, state;
-        bool        slots;
+        int64_t B;
+        int32_t dtype, state;
+        bool slots;
         const char *kernel;
     } calls[] = {
         { 1, GDN_BF16, GDN_BF16, true, "decode: gdn_decode_token_slots_BF16_BF16_128" },
@@ -340,17 +347,17 @@ static void test_slots(void)
         { 1, GDN_BF16, GDN_BF16, false, "decode: gdn_decode_token_vk_BF16_BF16_128" },
         { 1, GDN_BF16, GDN_F32, true, "decode: gdn_decode_token_vk_F32_BF16_128" },
     };
-    char    *at  = (char *)((uintptr_t)1 << 44);
+    char *at = (char *)((uintptr_t)1 << 44);
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const int64_t B = calls[i].B;
         gdn_rule_args a = gdn_rule_args_init();
-        gdn_batch     b = gdn_batch_init();
+        gdn_batch b = gdn_batch_init();
         gdn_tensor *rows[4] = { &a.q, &a.k, &a.v, &a.out };
         for (int t = 0; t < 4; t++)
             *rows[t] = gdn_dense(at + ((int64_t)t << 40), calls[i].dtype, 4, B, 1, H, D);
-        a.state      = gdn_dense(at + ((int64_t)5 << 40), calls[i].state, 4, B, H, D, D);
+        a.state = gdn_dense(at + ((int64_t)5 << 40), calls[i].state, 4, B, H, D, D);
         if (calls[i].slots)
             b.read_slots = gdn_dense(at + ((int64_t)6 << 40), GDN_I32, 1, B, 0, 0, 0);
         a.batch = &b;
@@ -364,14 +371,14 @@ static void test_slots(void)
 /* A convolution of no channels: nothing is launched, for one token of each row and for many. */
 static void test_no_channels(void)
 {
-    char    *at  = (char *)((uintptr_t)1 << 44);
+    char *at = (char *)((uintptr_t)1 << 44);
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     for (int64_t T = 1; T < 100; T += 63) {
         gdn_conv1d_args a = gdn_conv1d_args_init();
-        a.x               = gdn_dense(at, GDN_BF16, 3, 2, T, 0, 0);
-        a.out             = gdn_dense(at + 4096, GDN_BF16, 3, 2, T, 0, 0);
-        a.weight          = gdn_dense(at + 8192, GDN_BF16, 2, 0, 4, 0, 0);
+        a.x = gdn_dense(at, GDN_BF16, 3, 2, T, 0, 0);
+        a.out = gdn_dense(at + 4096, GDN_BF16, 3, 2, T, 0, 0);
+        a.weight = gdn_dense(at + 8192, GDN_BF16, 2, 0, 4, 0, 0);
         ring2_status(ctx, "no channels", gdn_conv1d(ctx, &a), GDN_OK);
         a.out = a.x;
         ring2_status(ctx, "no channels, in place", gdn_conv1d(ctx, &a), GDN_OK);
@@ -384,13 +391,13 @@ static void test_no_channels(void)
 /* Gates of more heads than kernels count are refused, not cut to fewer. */
 static void test_many_heads(void)
 {
-    const int64_t         H   = ((int64_t)1 << 32) + 5;
-    char                 *at  = (char *)((uintptr_t)1 << 44);
-    gdn_ctx              *ctx = hopper_ctx();
-    gdn_chunk_cumsum_args a   = gdn_chunk_cumsum_args_init();
+    const int64_t H = ((int64_t)1 << 32) + 5;
+    char *at = (char *)((uintptr_t)1 << 44);
+    gdn_ctx *ctx = hopper_ctx();
+    gdn_chunk_cumsum_args a = gdn_chunk_cumsum_args_init();
     if (!ctx) return;
-    a.g          = gdn_dense(at, GDN_BF16, 2, 1, H, 0, 0);
-    a.out        = gdn_dense(at + 4 * H, GDN_BF16, 2, 1, H, 0, 0);
+    a.g = gdn_dense(at, GDN_BF16, 2, 1, H, 0, 0);
+    a.out = gdn_dense(at + 4 * H, GDN_BF16, 2, 1, H, 0, 0);
     a.chunk_size = 64;
     ring2_status(ctx, "2^32 + 5 heads", gdn_chunk_cumsum(ctx, &a), GDN_E_UNSUPPORTED);
     CHECK(strstr(gdn_last_error(ctx), "g: 4294967301 heads"), "\"%s\"", gdn_last_error(ctx));
@@ -401,18 +408,18 @@ static void test_many_heads(void)
 static void test_any_strides(void)
 {
     enum { T = 3, H = 4, D = 128 };
-    char              *at  = (char *)((uintptr_t)1 << 44);
-    gdn_ctx           *ctx = hopper_ctx();
-    gdn_rule_args      a   = gdn_rule_args_init();
-    gdn_l2norm_args    n   = gdn_l2norm_args_init();
-    gdn_gates_args     g   = gdn_gates_args_init();
-    gdn_tensor *const  rows[] = { &a.q, &a.k, &a.v, &a.out }, *const none[] = { &n.x, &n.out };
+    char *at = (char *)((uintptr_t)1 << 44);
+    gdn_ctx *ctx = hopper_ctx();
+    gdn_rule_args a = gdn_rule_args_init();
+    gdn_l2norm_args n = gdn_l2norm_args_init();
+    gdn_gates_args g = gdn_gates_args_init();
+    gdn_tensor *const rows[] = { &a.q, &a.k, &a.v, &a.out }, *const none[] = { &n.x, &n.out };
     if (!ctx) return;
     for (int i = 0; i < 4; i++) {
         *rows[i] = gdn_dense(at + (i << 16), GDN_BF16, 4, 1, T, H, D);
         rows[i]->stride[0] = i % 2 ? INT64_MIN : INT64_MAX;
     }
-    a.state           = gdn_dense(at + (5 << 16), GDN_BF16, 4, 1, H, D, D);
+    a.state = gdn_dense(at + (5 << 16), GDN_BF16, 4, 1, H, D, D);
     a.state.stride[0] = INT64_MIN;
     ring2_status(ctx, "one slot", gdn_decode(ctx, &a), GDN_OK);
     ring2_status(ctx, "one slot", gdn_prefill(ctx, &a), GDN_OK);
@@ -434,7 +441,7 @@ static void test_maps(void)
     static const struct prefill short_q = { .dtype = GDN_BF16, .K = 64, .V = 128 };
     const struct {
         const struct prefill *call;
-        int                   n_maps;
+        int n_maps;
     } calls[] = { { &first, 4 }, { &first, 0 }, { &moved, 1 }, { &short_q, 3 }, { &short_q, 0 } };
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;

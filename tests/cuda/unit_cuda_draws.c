@@ -26,7 +26,7 @@ static const int image_of[GDN_N_KERNELS + 1] = {
 
 /* All calls: the images of the kernels that ran, and how many calls of each op were accepted. */
 static struct {
-    bool    image[GDN_N_IMAGES + 1];
+    bool image[GDN_N_IMAGES + 1];
     int64_t n[GDN_N_OPS];
 } ran;
 
@@ -39,8 +39,10 @@ static gdn_ctx *chip_ctx(int chip)
     *fake = chips[chip];
     char text[512] = "";
     ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
-    if (ctx) ctx->options.log = log_nothing;
-    else ring2_fail("%s", text);
+    if (ctx)
+        ctx->options.log = log_nothing;
+    else
+        ring2_fail("%s", text);
     return ctx;
 }
 
@@ -57,13 +59,13 @@ static int id_of(const char *name, size_t n)
  * more. */
 static void check_ran(const char *line)
 {
-    bool        here[GDN_N_KERNELS + 1] = { 0 };
-    int         n                       = 0;
-    const char *at                      = strchr(line, ':');
+    bool here[GDN_N_KERNELS + 1] = { 0 };
+    int n = 0;
+    const char *at = strchr(line, ':');
     if (!at || !strcmp(at, ": none")) return;
     for (at += 1 + strspn(at + 1, " "); *at; n++) {
         const size_t length = strcspn(at, " ");
-        const int    id     = id_of(at, length);
+        const int id = id_of(at, length);
         CHECK(id >= 0 && !here[id], "%s: kernel %d is unknown or there twice", line, n);
         if (id < 0) return;
         here[id] = ran.image[image_of[id]] = true;
@@ -75,7 +77,7 @@ static void check_ran(const char *line)
 static void run_drawn(gdn_ctx *ctx, struct ring2_draw *d, gdn_op op)
 {
     union ring2_call c;
-    gdn_batch        batch;
+    gdn_batch batch;
     ring2_draw_call(d, op, &c, &batch);
     const gdn_status status = gdn_run_op(ctx, op, &c);
     CHECK(status == GDN_OK || gdn_last_error(ctx)[0], "op %d: no error text", (int)op);
@@ -99,8 +101,7 @@ static void test_draws(void)
     for (int chip = 0; chip < N_CHIPS; chip++) {
         gdn_ctx *ctx = chip_ctx(chip);
         if (!ctx) return;
-        for (int i = 0; i < N_CALLS && !ring2_failed(); i++)
-            run_drawn(ctx, &d, op_of(i));
+        for (int i = 0; i < N_CALLS && !ring2_failed(); i++) run_drawn(ctx, &d, op_of(i));
         gdn_ctx_destroy(ctx);
     }
     for (int op = 0; op < GDN_N_OPS; op++)

@@ -12,11 +12,11 @@
 static gdn_block_args layer_args(char *memory)
 {
     enum { HK = 2, HV = 4, K = 16, V = 24, HIDDEN = 40, D = 2 * HK * K + HV * V };
-    gdn_block_args a  = gdn_block_args_init();
-    char          *at = memory;
+    gdn_block_args a = gdn_block_args_init();
+    char *at = memory;
     const struct {
         gdn_tensor *t;
-        int64_t     size[3];
+        int64_t size[3];
     } tensors[] = {
         { &a.hidden, { 3, 4, HIDDEN } },
         { &a.out, { 3, 4, HIDDEN } },
@@ -31,8 +31,11 @@ static gdn_block_args layer_args(char *memory)
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
         const int64_t *size = tensors[i].size;
-        *tensors[i].t = gdn_dense(at, GDN_F32, size[2] ? 3 : size[1] ? 2 : 1, size[0], size[1],
-                                  size[2], 0);
+        *tensors[i].t = gdn_dense(at, GDN_F32,
+                                  size[2]   ? 3
+                                  : size[1] ? 2
+                                            : 1,
+                                  size[0], size[1], size[2], 0);
         at += ring2_count(tensors[i].t) * 4;
     }
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
@@ -45,10 +48,10 @@ static void test_layer(void)
 {
     static char memory[1 << 20];
     enum { N_KERNELS = 7 };
-    gdn_ctx       *ctx = hopper_ctx();
-    gdn_block_args a   = layer_args(memory);
-    gdn_batch      b   = gdn_batch_init();
-    size_t         bytes, keeping;
+    gdn_ctx *ctx = hopper_ctx();
+    gdn_block_args a = layer_args(memory);
+    gdn_batch b = gdn_batch_init();
+    size_t bytes, keeping;
     if (!ctx) return;
     a.batch = &b;
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &bytes), GDN_OK);
@@ -59,13 +62,13 @@ static void test_layer(void)
     memset(fake->n_calls, 0, sizeof fake->n_calls);
     ring2_status(ctx, "the call", gdn_block(ctx, &a), GDN_OK);
     for (int i = 0; i < FAKE_N_CALLS; i++) {
-        const int want = i == FAKE_cuLaunchKernelEx      ? N_KERNELS
-                         : i == FAKE_cuCtxGetCurrent     ? N_KERNELS + 1
-                         : i == FAKE_cuCtxPushCurrent    ? 1
-                         : i == FAKE_cuCtxPopCurrent     ? 1
-                                                         : 0;
-        CHECK(fake->n_calls[i] == want, "driver call %d: %d times, wanted %d", i,
-              fake->n_calls[i], want);
+        const int want = i == FAKE_cuLaunchKernelEx   ? N_KERNELS
+                         : i == FAKE_cuCtxGetCurrent  ? N_KERNELS + 1
+                         : i == FAKE_cuCtxPushCurrent ? 1
+                         : i == FAKE_cuCtxPopCurrent  ? 1
+                                                      : 0;
+        CHECK(fake->n_calls[i] == want, "driver call %d: %d times, wanted %d", i, fake->n_calls[i],
+              want);
     }
     CHECK(!strcmp(fake->kernel, "gdn_layer_project"), "the last kernel is %s", fake->kernel);
     CHECK(!strncmp(gdn_last_kernel(ctx), "block: gdn_layer_project gdn_layer_weave gdn_conv", 48),
@@ -85,18 +88,19 @@ static void test_layer(void)
  * have moved. */
 static void test_far_rows(void)
 {
-    static char    memory[1 << 20];
-    gdn_ctx       *ctx = hopper_ctx();
-    gdn_block_args a   = layer_args(memory);
+    static char memory[1 << 20];
+    gdn_ctx *ctx = hopper_ctx();
+    gdn_block_args a = layer_args(memory);
     if (!ctx) return;
-    a.flags           = 0;
-    a.hidden.data     = (void *)((uintptr_t)1 << 44);
-    a.out.data        = (void *)((uintptr_t)1 << 45);
+    a.flags = 0;
+    a.hidden.data = (void *)((uintptr_t)1 << 44);
+    a.out.data = (void *)((uintptr_t)1 << 45);
     a.hidden.stride[1] = a.out.stride[1] = (int64_t)1 << 31;
     a.hidden.stride[0] = a.out.stride[0] = (int64_t)4 << 31;
     ring2_status(ctx, "rows far apart", gdn_block(ctx, &a), GDN_OK);
     CHECK(strstr(gdn_last_kernel(ctx), "gdn_layer_project") &&
-              !strstr(gdn_last_kernel(ctx), "cublas"), "%s", gdn_last_kernel(ctx));
+              !strstr(gdn_last_kernel(ctx), "cublas"),
+          "%s", gdn_last_kernel(ctx));
     gdn_ctx_destroy(ctx);
 }
 
@@ -106,26 +110,26 @@ static void test_far_rows(void)
 static gdn_step_args step_args(void)
 {
     enum { B = 8, HK = 2, HV = 4, K = 128, V = 128, D = 2 * HK * K + HV * V, W = 3 };
-    const char   *at = (const char *)((uintptr_t)1 << 44);
-    gdn_step_args a  = gdn_step_args_init();
-    void         *data[9];
+    const char *at = (const char *)((uintptr_t)1 << 44);
+    gdn_step_args a = gdn_step_args_init();
+    void *data[9];
     for (size_t i = 0; i < 9; i++) data[i] = (void *)(at + (i << 40));
-    a.x           = gdn_dense(data[0], GDN_BF16, 3, B, 1, D, 0);
-    a.a           = gdn_dense(data[1], GDN_BF16, 3, B, 1, HV, 0);
-    a.b           = gdn_dense(data[2], GDN_BF16, 3, B, 1, HV, 0);
+    a.x = gdn_dense(data[0], GDN_BF16, 3, B, 1, D, 0);
+    a.a = gdn_dense(data[1], GDN_BF16, 3, B, 1, HV, 0);
+    a.b = gdn_dense(data[2], GDN_BF16, 3, B, 1, HV, 0);
     a.conv_weight = gdn_dense(data[3], GDN_BF16, 2, D, W, 0, 0);
-    a.A_log       = gdn_dense(data[4], GDN_F32, 1, HV, 0, 0, 0);
+    a.A_log = gdn_dense(data[4], GDN_F32, 1, HV, 0, 0, 0);
     a.norm_weight = gdn_dense(data[5], GDN_F32, 1, V, 0, 0, 0);
-    a.conv_state  = gdn_dense(data[6], GDN_BF16, 3, B, D, W, 0);
-    a.state       = gdn_dense(data[7], GDN_F32, 4, B, HV, V, K);
-    a.out         = gdn_dense(data[8], GDN_BF16, 4, B, 1, HV, V);
+    a.conv_state = gdn_dense(data[6], GDN_BF16, 3, B, D, W, 0);
+    a.state = gdn_dense(data[7], GDN_F32, 4, B, HV, V, K);
+    a.out = gdn_dense(data[8], GDN_BF16, 4, B, 1, HV, V);
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
     return a;
 }
 
 enum { MOST_LINES = 8 };
 struct told {
-    int  n;
+    int n;
     char lines[MOST_LINES][256];
 };
 
@@ -140,8 +144,9 @@ static void tell(void *user, const char *line)
  * and all kernels. A call that failed has run none. */
 static void test_step(void)
 {
-    static const char *const names = "step: gdn_conv_walk_floats_8 gdn_decode_token_vk_F32_BF16_128 "
-                                     "gdn_norm_flat_bf16";
+    static const char *const names =
+        "step: gdn_conv_walk_floats_8 gdn_decode_token_vk_F32_BF16_128 "
+        "gdn_norm_flat_bf16";
     static const char *const lines[] = {
         "workspace: ",
         "step: parts (one launch: the convolution has not 4 taps)",
@@ -152,12 +157,12 @@ static void test_step(void)
         "step: gdn_conv_walk_floats_8 ",
     };
     enum { N_LINES = sizeof lines / sizeof *lines };
-    const gdn_step_args a    = step_args();
-    struct told         told = { 0 };
-    char                text[512];
-    gdn_ctx            *ctx = hopper_ctx();
+    const gdn_step_args a = step_args();
+    struct told told = { 0 };
+    char text[512];
+    gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
-    ctx->options.log      = tell;
+    ctx->options.log = tell;
     ctx->options.log_user = &told;
     for (int i = 0; i < 3; i++) ring2_status(ctx, "step", gdn_step(ctx, &a), GDN_OK);
     CHECK(told.n == N_LINES, "%d lines", told.n);
@@ -180,10 +185,10 @@ static void test_one_slot(void)
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     for (int taps = 3; taps <= 4; taps++) {
-        gdn_step_args     a     = step_args();
+        gdn_step_args a = step_args();
         gdn_tensor *const ones[] = { &a.x, &a.a, &a.b, &a.out, &a.conv_state, &a.state };
-        a.conv_weight = gdn_dense(a.conv_weight.data, GDN_BF16, 2, a.conv_weight.size[0], taps, 0,
-                                  0);
+        a.conv_weight =
+            gdn_dense(a.conv_weight.data, GDN_BF16, 2, a.conv_weight.size[0], taps, 0, 0);
         for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
             ones[i]->size[0] = 1, ones[i]->stride[0] = INT64_MIN;
         ring2_status(ctx, "one slot", gdn_step(ctx, &a), GDN_OK);

@@ -24,21 +24,21 @@ static void take_line(void *user, const char *line)
 /* A device of that compute capability, 10 major + minor. */
 static void pretend(int capability, int from_ptx)
 {
-    *fake           = hopper;
-    fake->major     = capability / 10;
-    fake->minor     = capability % 10;
-    fake->from_ptx  = from_ptx;
-    lines[0]        = 0;
+    *fake = hopper;
+    fake->major = capability / 10;
+    fake->minor = capability % 10;
+    fake->from_ptx = from_ptx;
+    lines[0] = 0;
 }
 
 static gdn_ctx *make(void)
 {
-    char        text[512] = "";
-    gdn_ctx    *ctx;
-    gdn_options o      = gdn_options_init();
-    o.backend          = GDN_BACKEND_CUDA;
-    o.log              = take_line;
-    o.error_text       = text;
+    char text[512] = "";
+    gdn_ctx *ctx;
+    gdn_options o = gdn_options_init();
+    o.backend = GDN_BACKEND_CUDA;
+    o.log = take_line;
+    o.error_text = text;
     o.error_text_bytes = sizeof text;
     ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
     if (!ctx) ring2_fail("%s", text);
@@ -51,13 +51,15 @@ static gdn_ctx *make(void)
  * the first of them, where they are for the device. */
 static void test_loads(void)
 {
-    static const struct { int capability, from_ptx; } devices[] = {
+    static const struct {
+        int capability, from_ptx;
+    } devices[] = {
         { 80, 0 }, { 86, 0 }, { 90, 0 }, { 90, 1 }, { 100, 0 }, { 110, 1 }, { 120, 0 }
     };
     for (size_t d = 0; d < sizeof devices / sizeof *devices; d++) {
         int n_images = 0, n_kernels = 0;
         pretend(devices[d].capability, devices[d].from_ptx);
-        gdn_ctx   *ctx    = make();
+        gdn_ctx *ctx = make();
         const bool hopper_code = devices[d].capability == 90 && !devices[d].from_ptx;
         if (!ctx) return;
         CHECK(fake->n_calls[FAKE_cuLibraryLoadData] == 1, "a context loads %d images",
@@ -87,10 +89,10 @@ static void test_loads(void)
 /* A small call; what it points to is never looked at. */
 static gdn_l2norm_args norm_args(void)
 {
-    char           *at = (char *)((uintptr_t)1 << 44);
-    gdn_l2norm_args a  = gdn_l2norm_args_init();
-    a.x                = gdn_dense(at, GDN_F32, 2, 100, 128, 0, 0);
-    a.out              = gdn_dense(at + 65536, GDN_F32, 2, 100, 128, 0, 0);
+    char *at = (char *)((uintptr_t)1 << 44);
+    gdn_l2norm_args a = gdn_l2norm_args_init();
+    a.x = gdn_dense(at, GDN_F32, 2, 100, 128, 0, 0);
+    a.out = gdn_dense(at + 65536, GDN_F32, 2, 100, 128, 0, 0);
     return a;
 }
 
@@ -126,9 +128,9 @@ static void test_on_use(void)
 static void test_late_error(void)
 {
     static const char *const calls[] = { "cuLibraryGetKernel", "cuKernelSetAttribute" };
-    gdn_rule_args            a       = gdn_rule_args_init();
-    char                    *at      = (char *)((uintptr_t)1 << 44);
-    gdn_tensor              *rows[]  = { &a.q, &a.k, &a.v, &a.out };
+    gdn_rule_args a = gdn_rule_args_init();
+    char *at = (char *)((uintptr_t)1 << 44);
+    gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.out };
     for (int i = 0; i < 4; i++)
         *rows[i] = gdn_dense(at + ((int64_t)i << 40), GDN_F32, 3, 70, 2, 64, 0);
     for (int i = 0; i < 2; i++) {
@@ -150,7 +152,7 @@ static void test_no_code(void)
     static const char *const calls[] = { "cuLibraryLoadData", "cuLibraryGetKernel",
                                          "cuKernelGetAttribute" };
     for (int i = 0; i < 3; i++) {
-        char     text[512] = "";
+        char text[512] = "";
         gdn_ctx *ctx;
         pretend(90, 0);
         fake->fails = calls[i], fake->error = 209;
@@ -165,7 +167,7 @@ static void test_no_code(void)
 static void test_log(void)
 {
     static const struct {
-        int         capability, from_ptx, ms;
+        int capability, from_ptx, ms;
         const char *code, *load; /* what lines have; NULL: they have none of it */
     } devices[] = {
         { 80, 0, 0, "sm_80, portable kernels; untested", NULL },
@@ -224,7 +226,7 @@ static void check_random_calls(gdn_ctx *ctx)
         int n_ran = 0;
         for (int i = 0; i < 200 && !has_products(op); i++) {
             union ring2_call c;
-            gdn_batch        batch;
+            gdn_batch batch;
             ring2_draw_call(&d, (gdn_op)op, &c, &batch);
             fake->launch.n_attributes = 0;
             const gdn_status status = gdn_run_op(ctx, (gdn_op)op, &c);
@@ -241,11 +243,11 @@ static void check_random_calls(gdn_ctx *ctx)
 static void check_large_calls(gdn_ctx *ctx)
 {
     enum { T = 70, HK = 2, H = 4, D = 128 };
-    char                      *at = (char *)((uintptr_t)1 << 44);
-    gdn_rule_args              a  = gdn_rule_args_init();
-    gdn_prefill_backward_args  b  = gdn_prefill_backward_args_init();
-    gdn_tensor *const          key[] = { &a.q, &a.k, &b.q, &b.k, &b.dq, &b.dk };
-    gdn_tensor *const          value[] = { &a.v, &a.out, &b.v, &b.dout, &b.dv };
+    char *at = (char *)((uintptr_t)1 << 44);
+    gdn_rule_args a = gdn_rule_args_init();
+    gdn_prefill_backward_args b = gdn_prefill_backward_args_init();
+    gdn_tensor *const key[] = { &a.q, &a.k, &b.q, &b.k, &b.dq, &b.dk };
+    gdn_tensor *const value[] = { &a.v, &a.out, &b.v, &b.dout, &b.dv };
     for (int dtype = GDN_F32; dtype <= GDN_F16; dtype++) {
         for (int i = 0; i < 6; i++)
             *key[i] = gdn_dense(at + ((int64_t)i << 40), dtype, 3, T, HK, D, 0);
@@ -263,9 +265,9 @@ static void check_large_calls(gdn_ctx *ctx)
 
 static void test_portable(void)
 {
-    static const struct { int capability, from_ptx; } devices[] = {
-        { 80, 0 }, { 90, 1 }, { 110, 1 }, { 120, 0 }
-    };
+    static const struct {
+        int capability, from_ptx;
+    } devices[] = { { 80, 0 }, { 90, 1 }, { 110, 1 }, { 120, 0 } };
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
         pretend(devices[i].capability, devices[i].from_ptx);
         gdn_ctx *ctx = make();
@@ -280,7 +282,7 @@ static void test_portable(void)
 
 static void test_without(void)
 {
-    char     text[512] = "";
+    char text[512] = "";
     gdn_ctx *ctx;
     setenv("GDN_CUDA_WITHOUT", "sm90", 1);
     pretend(90, 0);
@@ -301,7 +303,9 @@ static void test_without(void)
 /* Each form of decode gives a call to the next. */
 static void test_without_forms(void)
 {
-    static const struct { const char *list, *kernel; } calls[] = {
+    static const struct {
+        const char *list, *kernel;
+    } calls[] = {
         { "sm90", "gdn_decode_token_slots_BF16_BF16_128" },
         { "token slots", "gdn_decode_token_vk_BF16_BF16_128" },
         { "token slots,token", "gdn_decode_token_packed_vk_BF16_BF16_128" },
@@ -310,15 +314,15 @@ static void test_without_forms(void)
         { "token slots,token,token packed,window k128,warp", "gdn_decode_general_vk_128" },
         { "token slots,token,token packed,window k128,warp,general", "gdn_decode_walk_vk_128" },
     };
-    char         *at = (char *)((uintptr_t)1 << 44);
-    gdn_rule_args a  = gdn_rule_args_init();
-    gdn_batch     b  = gdn_batch_init();
+    char *at = (char *)((uintptr_t)1 << 44);
+    gdn_rule_args a = gdn_rule_args_init();
+    gdn_batch b = gdn_batch_init();
     gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.out };
     for (int i = 0; i < 4; i++)
         *rows[i] = gdn_dense(at + ((int64_t)i << 40), GDN_BF16, 4, 2, 1, 2, 128);
-    a.state      = gdn_dense(at + ((int64_t)5 << 40), GDN_BF16, 4, 9, 2, 128, 128);
+    a.state = gdn_dense(at + ((int64_t)5 << 40), GDN_BF16, 4, 9, 2, 128, 128);
     b.read_slots = gdn_dense(at + ((int64_t)6 << 40), GDN_I32, 1, 2, 0, 0, 0);
-    a.batch      = &b;
+    a.batch = &b;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         pretend(90, 0);
         setenv("GDN_CUDA_WITHOUT", calls[i].list, 1);

@@ -22,27 +22,27 @@ static bool one_in(int64_t n) { return below(n) == 0; }
 struct sizes {
     int64_t Hq, Hk, Hv, H, K, V, B, T, N, P;
     int32_t io, state;
-    bool    kv;
+    bool kv;
     enum { PADDED, PACKED, SINGLE } form;
 };
 
 static struct sizes draw_sizes(void)
 {
-    static const int     heads[][3] = { { 2, 2, 2 }, { 16, 16, 32 }, { 1, 1, 4 }, { 4, 2, 2 } };
+    static const int heads[][3] = { { 2, 2, 2 }, { 16, 16, 32 }, { 1, 1, 4 }, { 4, 2, 2 } };
     static const int64_t Ks[] = { 128, 128, 128, 64, 256, 128, 64, 256, 96, 98 };
     static const int64_t Vs[] = { 128, 64, 256, 128, 64, 16, 48, 100 };
     static const int64_t Ts[] = { 1, 1, 1, 2, 4, 5, 8 };
     static const int64_t Bs[] = { 1, 2, 8, 40, 128, 512, 65535, 65536 };
-    const int           *h    = heads[below(4)];
+    const int *h = heads[below(4)];
     struct sizes s = { .Hq = h[0], .Hk = h[1], .Hv = h[2], .H = h[0] > h[2] ? h[0] : h[2] };
     s.K = Ks[below(one_in(3) ? 10 : 5)], s.V = Vs[below(one_in(3) ? 8 : 3)];
     s.T = Ts[below(7)], s.B = Bs[below(one_in(8) ? 8 : 6)];
-    s.form  = one_in(2) ? PADDED : one_in(3) ? SINGLE : PACKED;
-    s.N     = s.B * (s.form == SINGLE ? 1 : s.T);
-    s.P     = 1 + s.B * (1 + below(2) * s.T);
-    s.io    = one_in(10) ? GDN_F32 : one_in(3) ? GDN_F16 : GDN_BF16;
+    s.form = one_in(2) ? PADDED : one_in(3) ? SINGLE : PACKED;
+    s.N = s.B * (s.form == SINGLE ? 1 : s.T);
+    s.P = 1 + s.B * (1 + below(2) * s.T);
+    s.io = one_in(10) ? GDN_F32 : one_in(3) ? GDN_F16 : GDN_BF16;
     s.state = one_in(2) ? GDN_F32 : one_in(12) ? GDN_F16 : s.io;
-    s.kv    = one_in(3);
+    s.kv = one_in(3);
     return s;
 }
 
@@ -79,25 +79,27 @@ static void draw_slots(const struct sizes *s, gdn_batch *b)
     if (one_in(2)) b->read_slots = slots(s->B, 0);
     if (one_in(5)) b->write_slots = slots(s->B, 0);
     if (one_in(5)) {
-        b->write       = GDN_WRITE_EACH;
+        b->write = GDN_WRITE_EACH;
         b->write_slots = slots(s->B, s->T);
     } else if (one_in(8)) {
         b->write = GDN_WRITE_NONE;
     }
     if (one_in(8)) {
         b->num_accepted_tokens = tensor(GDN_I32, 1, s->B, 0, 0, 0);
-        b->read_slots          = slots(s->B, 4);
+        b->read_slots = slots(s->B, 4);
     }
     if (one_in(8))
-        b->has_initial_state = tensor(one_in(4) ? GDN_I64 : one_in(2) ? GDN_I32 : GDN_U8, 1, s->B,
-                                      0, 0, 0);
+        b->has_initial_state = tensor(one_in(4)   ? GDN_I64
+                                      : one_in(2) ? GDN_I32
+                                                  : GDN_U8,
+                                      1, s->B, 0, 0, 0);
 }
 
 /* Changes one thing that engines rarely do. */
 static void draw_rare(const struct sizes *s, gdn_rule_args *a, gdn_batch *b)
 {
     gdn_tensor *const any[] = { &a->q, &a->k, &a->v, &a->out, &a->state, &a->state_out, &a->g };
-    gdn_tensor       *t     = any[below(7)];
+    gdn_tensor *t = any[below(7)];
     switch (below(14)) {
     case 0: b->token_start = tensor(GDN_I32, 1, s->B, 0, 0, 0); break;
     case 1: b->token_count = tensor(GDN_I32, 1, s->B, 0, 0, 0); break;
@@ -107,8 +109,12 @@ static void draw_rare(const struct sizes *s, gdn_rule_args *a, gdn_batch *b)
     case 5: b->parents = tensor(GDN_I32, 2, s->B, s->T, 0, 0); break;
     case 6: a->state.data = NULL; break;
     case 7: a->out.data = NULL; break;
-    case 8: if (t->data && one_in(2)) t->data = (char *)t->data + 8; break;
-    case 9: if (t->data) t->data = (char *)t->data + gdn_dtype_bytes(t->dtype); break;
+    case 8:
+        if (t->data && one_in(2)) t->data = (char *)t->data + 8;
+        break;
+    case 9:
+        if (t->data) t->data = (char *)t->data + gdn_dtype_bytes(t->dtype);
+        break;
     case 10: t->stride[0] *= 1 + below(3), t->stride[1] *= one_in(3) ? 1 << 28 : 1; break;
     case 11: t->stride[t->ndim > 1 ? t->ndim - 2 : 0] += 4 + 4 * below(2); break;
     case 12: t->dtype = (int32_t)below(3); break;
@@ -120,12 +126,12 @@ static void draw_pools(const struct sizes *s, gdn_rule_args *a, gdn_batch *b)
 {
     if (one_in(8)) a->state_out = pool(s, a->state.dtype, s->P, s->kv);
     if (one_in(16)) {
-        a->state        = pool(s, s->B < 40 ? GDN_E4M3 : GDN_I8, s->P, s->kv);
+        a->state = pool(s, s->B < 40 ? GDN_E4M3 : GDN_I8, s->P, s->kv);
         a->state_scales = tensor(GDN_F32, 3, s->P, s->H, s->V, 0);
     }
     if (one_in(12)) {
         b->checkpoint_every = one_in(2) ? 2 : 0;
-        a->checkpoints      = pool(s, one_in(3) ? GDN_E4M3 : s->state, 2 * s->N, s->kv);
+        a->checkpoints = pool(s, one_in(3) ? GDN_E4M3 : s->state, 2 * s->N, s->kv);
         if (a->checkpoints.dtype == GDN_E4M3)
             a->checkpoint_scales = tensor(GDN_F32, 3, 2 * s->N, s->H, s->V, 0);
         if (!b->checkpoint_every) /* a tensor without positions is refused */
@@ -136,11 +142,11 @@ static void draw_pools(const struct sizes *s, gdn_rule_args *a, gdn_batch *b)
 static void draw_record(const struct sizes *s, gdn_rule_args *a, gdn_batch *b)
 {
     const int64_t R = 8;
-    a->record_k     = tensor(s->io, 4, s->P, R, s->Hk, s->K);
-    a->record_u     = tensor(s->io, 4, s->P, R, s->H, s->V);
-    a->record_g     = tensor(GDN_F32, 3, s->P, R, s->H, 0);
+    a->record_k = tensor(s->io, 4, s->P, R, s->Hk, s->K);
+    a->record_u = tensor(s->io, 4, s->P, R, s->H, s->V);
+    a->record_g = tensor(GDN_F32, 3, s->P, R, s->H, 0);
     a->record_count = tensor(GDN_I32, 1, s->P, 0, 0, 0);
-    b->write        = GDN_WRITE_NONE;
+    b->write = GDN_WRITE_NONE;
     b->write_slots.data = NULL;
 }
 
@@ -148,14 +154,14 @@ static void draw_record(const struct sizes *s, gdn_rule_args *a, gdn_batch *b)
 static gdn_rule_args draw_call(gdn_batch *b)
 {
     const struct sizes s = draw_sizes();
-    gdn_rule_args      a = gdn_rule_args_init();
-    *b          = gdn_batch_init();
-    a.q         = tokens(&s, s.io, s.Hq, s.K), a.k = tokens(&s, s.io, s.Hk, s.K);
-    a.v         = tokens(&s, s.io, s.Hv, s.V), a.out = tokens(&s, s.io, s.H, s.V);
+    gdn_rule_args a = gdn_rule_args_init();
+    *b = gdn_batch_init();
+    a.q = tokens(&s, s.io, s.Hq, s.K), a.k = tokens(&s, s.io, s.Hk, s.K);
+    a.v = tokens(&s, s.io, s.Hv, s.V), a.out = tokens(&s, s.io, s.H, s.V);
     if (!one_in(8)) a.g = tokens(&s, one_in(2) ? GDN_F32 : s.io, s.H, 0);
     if (!one_in(8)) a.beta = tokens(&s, one_in(2) ? GDN_F32 : s.io, s.H, 0);
-    a.A_log        = tensor(one_in(8) ? GDN_F16 : GDN_F32, 1, s.H, 0, 0, 0);
-    a.state        = pool(&s, s.state, s.P, s.kv);
+    a.A_log = tensor(one_in(8) ? GDN_F16 : GDN_F32, 1, s.H, 0, 0, 0);
+    a.state = pool(&s, s.state, s.P, s.kv);
     a.state_layout = s.kv ? GDN_STATE_KV : GDN_STATE_VK;
     if (s.form == PACKED)
         b->cu_seqlens = tensor(one_in(3) ? GDN_I64 : GDN_I32, 1, s.B + 1, 0, 0, 0);
@@ -231,7 +237,8 @@ static char letter(int i)
     return c;
 }
 
-/* Returns true if gdn_decode() may choose the kernel; gdn_decode_token_single_... are gdn_prefill()'s. */
+/* Returns true if gdn_decode() may choose the kernel; gdn_decode_token_single_... are of
+ * gdn_prefill(). */
 static bool is_decode(int id)
 {
     const char *name = gdn_cuda_kernel_name((enum gdn_kernel_id)id);
@@ -249,7 +256,7 @@ static bool are_family(const char *a, const char *b)
 static char letter_of(const char *name)
 {
     const char *last = NULL;
-    int         n    = -1;
+    int n = -1;
     for (int id = 0; id < GDN_N_KERNELS; id++) {
         const char *other = gdn_cuda_kernel_name((enum gdn_kernel_id)id);
         if (!is_decode(id)) continue;
@@ -272,9 +279,9 @@ static const char *name_of(char c)
 /* Makes the next call and returns its kernel's letter; a space if the call is refused. */
 static char choose(gdn_ctx *ctx)
 {
-    gdn_batch           b;
+    gdn_batch b;
     const gdn_rule_args a = draw_call(&b);
-    fake->kernel          = NULL;
+    fake->kernel = NULL;
     return gdn_decode(ctx, &a) == GDN_OK && fake->kernel ? letter_of(fake->kernel) : ' ';
 }
 
@@ -300,8 +307,8 @@ static int id_of(const char *name)
 /* Checks that the drawn calls take every kernel of decode. */
 static void test_coverage(void)
 {
-    bool     seen[GDN_N_KERNELS] = { 0 };
-    gdn_ctx *ctx                 = hopper_ctx();
+    bool seen[GDN_N_KERNELS] = { 0 };
+    gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     drawn = 0;
     for (int i = 0; i < N_CALLS; i++)
@@ -315,7 +322,7 @@ static void test_coverage(void)
 /* ---- The log ---- */
 
 struct told {
-    int  n;
+    int n;
     char last[512];
 };
 
@@ -330,22 +337,31 @@ static void tell(void *user, const char *line)
 
 /* A call, and its line in the log. */
 struct logged {
-    int32_t     head_map, index, dtype;
-    int64_t     Hv, T, K;
-    bool        has_slots;
+    int32_t head_map, index, dtype;
+    int64_t Hv, T, K;
+    bool has_slots;
     const char *line;
 };
 
 static gdn_rule_args logged_call(const struct logged *l, gdn_batch *b)
 {
-    const struct sizes s = { .Hq = 2, .Hk = 2, .Hv = l->Hv, .H = l->Hv, .K = l->K, .V = 128,
-                             .B = 8, .T = l->T, .P = 8, .io = l->dtype, .form = PADDED };
+    const struct sizes s = { .Hq = 2,
+                             .Hk = 2,
+                             .Hv = l->Hv,
+                             .H = l->Hv,
+                             .K = l->K,
+                             .V = 128,
+                             .B = 8,
+                             .T = l->T,
+                             .P = 8,
+                             .io = l->dtype,
+                             .form = PADDED };
     gdn_rule_args a = gdn_rule_args_init();
     a.q = tokens(&s, s.io, s.Hq, s.K), a.k = tokens(&s, s.io, s.Hk, s.K);
     a.v = tokens(&s, s.io, s.Hv, s.V), a.out = tokens(&s, s.io, s.H, s.V);
-    a.state    = pool(&s, GDN_BF16, s.P, false);
+    a.state = pool(&s, GDN_BF16, s.P, false);
     a.head_map = l->head_map;
-    *b         = gdn_batch_init();
+    *b = gdn_batch_init();
     if (l->has_slots) b->read_slots = tensor(l->index, 1, s.B, 0, 0, 0);
     a.batch = b;
     return a;
@@ -371,16 +387,15 @@ static void test_log(void)
           "window: q, k and v are not bfloat16)" },
     };
     struct told told = { 0 };
-    gdn_batch   b;
-    gdn_ctx    *ctx = hopper_ctx();
+    gdn_batch b;
+    gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     ctx->options.log = tell, ctx->options.log_user = &told;
     for (int i = 0; i < (int)(sizeof calls / sizeof *calls); i++) {
         const gdn_rule_args a = logged_call(&calls[i], &b);
         for (int k = 0; k < 2; k++) ring2_status(ctx, "call", gdn_decode(ctx, &a), GDN_OK);
         CHECK(told.n == i + 1, "call %d: %d lines in all", i, told.n);
-        CHECK(!strcmp(told.last, calls[i].line), "\"%s\", wanted \"%s\"", told.last,
-              calls[i].line);
+        CHECK(!strcmp(told.last, calls[i].line), "\"%s\", wanted \"%s\"", told.last, calls[i].line);
     }
     gdn_ctx_destroy(ctx);
 }
@@ -397,8 +412,8 @@ static void test_prefill_log(void)
     };
     static const struct logged other = { 0, GDN_I32, GDN_BF16, 4, 1, 128, true, NULL };
     struct told told = { 0 };
-    gdn_batch   b, b_other;
-    gdn_ctx    *ctx = hopper_ctx();
+    gdn_batch b, b_other;
+    gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     const gdn_rule_args step = logged_call(&other, &b_other);
     ctx->options.log = tell, ctx->options.log_user = &told;
@@ -410,8 +425,7 @@ static void test_prefill_log(void)
             ring2_status(ctx, "decode", gdn_decode(ctx, &step), GDN_OK);
         }
         CHECK(told.n == i + 2, "call %d: %d lines in all", i, told.n);
-        CHECK(!strcmp(told.last, calls[i].line), "\"%s\", wanted \"%s\"", told.last,
-              calls[i].line);
+        CHECK(!strcmp(told.last, calls[i].line), "\"%s\", wanted \"%s\"", told.last, calls[i].line);
     }
     gdn_ctx_destroy(ctx);
 }

@@ -14,17 +14,19 @@ enum { SMS = 132 };
 static struct gdn_cuda_cut choose(const struct gdn_cuda_shape *s, struct gdn_cuda_cut c,
                                   const int64_t *lengths)
 {
-    struct gdn_cu_prefill_sm90 a     = { .cut.whole = c.whole, .split = c.split,
-                                           .sm_count   = (int16_t)s->sm_count,
-                                           .early_stop = s->stops, .win = (int16_t)c.win };
-    struct gdn_plan_long         found = { 0 };
+    struct gdn_cu_prefill_sm90 a = { .cut.whole = c.whole,
+                                     .split = c.split,
+                                     .sm_count = (int16_t)s->sm_count,
+                                     .early_stop = s->stops,
+                                     .win = (int16_t)c.win };
+    struct gdn_plan_long found = { 0 };
     if (!c.win) return c;
     a.rule.batch = *s->b, a.rule.H = (int)s->H, a.rule.K = a.rule.V = s->small ? 64 : 128;
-    a.cut.units  = (int32_t)c.units;
+    a.cut.units = (int32_t)c.units;
     for (int64_t i = 0; i < s->b->B; i++) plan_add(&found, &a, lengths[i]);
     const struct gdn_plan_batch p = plan_packed(&a, &found);
-    const struct gdn_plan_tried  best = plan_best(&p);
-    const struct gdn_cu_segments cut  = plan_chosen(&a, &p, &best);
+    const struct gdn_plan_tried best = plan_best(&p);
+    const struct gdn_cu_segments cut = plan_chosen(&a, &p, &best);
     c.whole = cut.whole, c.first = cut.first, c.each = cut.each;
     return c;
 }
@@ -39,7 +41,7 @@ static struct gdn_cuda_cut choose_even(const struct gdn_cuda_shape *s)
 
 static struct gdn_cuda_cut find(int64_t B, int64_t T, int64_t H, int sm_count)
 {
-    const struct gdn_cu_batch   b = { .B = B, .T = B * T, .N = B * T };
+    const struct gdn_cu_batch b = { .B = B, .T = B * T, .N = B * T };
     const struct gdn_cuda_shape s = { .b = &b, .H = H, .sm_count = sm_count };
     return gdn_cuda_find_cut(&s);
 }
@@ -47,7 +49,7 @@ static struct gdn_cuda_cut find(int64_t B, int64_t T, int64_t H, int sm_count)
 /* The same for heads of up to 64 keys and columns. */
 static struct gdn_cuda_cut find_small(int64_t B, int64_t T, int64_t H, int sm_count)
 {
-    const struct gdn_cu_batch   b = { .B = B, .T = B * T, .N = B * T };
+    const struct gdn_cu_batch b = { .B = B, .T = B * T, .N = B * T };
     const struct gdn_cuda_shape s = { .b = &b, .H = H, .small = true, .sm_count = sm_count };
     return gdn_cuda_find_cut(&s);
 }
@@ -55,7 +57,7 @@ static struct gdn_cuda_cut find_small(int64_t B, int64_t T, int64_t H, int sm_co
 /* Returns the cut for 132 multiprocessors of B sequences of T tokens. */
 static struct gdn_cuda_cut find_even(int64_t B, int64_t T, int64_t H, bool small)
 {
-    const struct gdn_cu_batch   b = { .B = B, .T = B * T, .N = B * T };
+    const struct gdn_cu_batch b = { .B = B, .T = B * T, .N = B * T };
     const struct gdn_cuda_shape s = { .b = &b, .H = H, .small = small, .sm_count = SMS };
     return choose_even(&s);
 }
@@ -77,7 +79,7 @@ static struct gdn_cuda_cut choose_said(const struct gdn_cu_batch *b, int64_t H, 
 /* Returns the cut of one sequence, whose summaries may stop early. */
 static struct gdn_cuda_cut find_early(int64_t T, int64_t H)
 {
-    const struct gdn_cu_batch   b = { .B = 1, .T = T, .N = T };
+    const struct gdn_cu_batch b = { .B = 1, .T = T, .N = T };
     const struct gdn_cuda_shape s = { .b = &b, .H = H, .stops = true, .sm_count = SMS };
     return gdn_cuda_find_cut(&s);
 }
@@ -110,12 +112,12 @@ static void check_segments(const struct planned *p, const struct gdn_cuda_cut *c
 static void plans(void)
 {
     static const struct planned calls[] = {
-        { 1, 1024, 8, 1, 1 },   { 1, 2048, 8, 1, 7 },    { 1, 8192, 8, 7, 9 },
-        { 1, 32768, 8, 8, 17 },  { 1, 32768, 16, 4, 8 },  { 1, 8192, 32, 2, 3 },
-        { 1, 2048, 32, 1, 1 },  { 1, 32768, 32, 2, 5 },  { 1, 32768, 66, 1, 1 },
-        { 1, 32768, 64, 1, 1 }, { 4, 8192, 8, 2, 3 },
-        { 1, 32768, 4, 14, 18 }, { 1, 131072, 1, 9, 33 }, { 0, 0, 8, 1, 1 },
-        { 1, 4096, 32, 1, 3 },  { 1, 4096, 8, 5, 9 },    { 1, 6000, 1, 4, 23 },
+        { 1, 1024, 8, 1, 1 },    { 1, 2048, 8, 1, 7 },   { 1, 8192, 8, 7, 9 },
+        { 1, 32768, 8, 8, 17 },  { 1, 32768, 16, 4, 8 }, { 1, 8192, 32, 2, 3 },
+        { 1, 2048, 32, 1, 1 },   { 1, 32768, 32, 2, 5 }, { 1, 32768, 66, 1, 1 },
+        { 1, 32768, 64, 1, 1 },  { 4, 8192, 8, 2, 3 },   { 1, 32768, 4, 14, 18 },
+        { 1, 131072, 1, 9, 33 }, { 0, 0, 8, 1, 1 },      { 1, 4096, 32, 1, 3 },
+        { 1, 4096, 8, 5, 9 },    { 1, 6000, 1, 4, 23 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const struct gdn_cuda_cut c = find_even(calls[i].B, calls[i].T, calls[i].H, false);
@@ -130,10 +132,10 @@ static void plans(void)
 static void small_heads(void)
 {
     static const struct planned calls[] = {
-        { 4, 8192, 32, 1, 1 }, { 4, 8192, 64, 1, 1 },  { 8, 1024, 32, 1, 1 },
-        { 4, 2048, 32, 1, 1 }, { 4, 8192, 16, 1, 1 },  { 1, 2048, 32, 1, 1 },
-        { 1, 2048, 8, 1, 9 },  { 1, 8192, 132, 1, 1 }, { 1, 8192, 32, 2, 5 },
-        { 1, 32768, 32, 4, 6 }, { 1, 8192, 8, 6, 12 }, { 1, 32768, 8, 12, 20 },
+        { 4, 8192, 32, 1, 1 },  { 4, 8192, 64, 1, 1 },  { 8, 1024, 32, 1, 1 },
+        { 4, 2048, 32, 1, 1 },  { 4, 8192, 16, 1, 1 },  { 1, 2048, 32, 1, 1 },
+        { 1, 2048, 8, 1, 9 },   { 1, 8192, 132, 1, 1 }, { 1, 8192, 32, 2, 5 },
+        { 1, 32768, 32, 4, 6 }, { 1, 8192, 8, 6, 12 },  { 1, 32768, 8, 12, 20 },
         { 0, 0, 8, 1, 1 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -156,12 +158,12 @@ static void uneven_batches(void)
         { 17, 16384, 8, 8 }, { 16, 1024, 8, 1 },  { 8, 4096, 66, 1 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        const int64_t             T = calls[i].T, N = calls[i].B * T;
+        const int64_t T = calls[i].T, N = calls[i].B * T;
         const struct gdn_cu_batch b = { .B = calls[i].B, .T = N, .N = N };
-        const int64_t             lengths[512] = { N };
-        const struct gdn_cuda_cut c   = find(calls[i].B, T, calls[i].H, SMS);
+        const int64_t lengths[512] = { N };
+        const struct gdn_cuda_cut c = find(calls[i].B, T, calls[i].H, SMS);
         const struct gdn_cuda_cut one = choose_said(&b, calls[i].H, 0, lengths);
-        const int64_t             n   = segments_of(&one, N);
+        const int64_t n = segments_of(&one, N);
         CHECK(calls[i].least == 1 ? n == 1 : n >= calls[i].least, "call %d: %d segments", (int)i,
               (int)n);
         CHECK(c.whole >= T * 5 / 4, "call %d: whole ones of %d tokens", (int)i, (int)c.whole);
@@ -177,19 +179,17 @@ static void longest_is_said(void)
     static const struct {
         int64_t T, others, B, H, least, most;
     } calls[] = {
-        { 32768, 512, 16, 8, 8, 18 }, { 20000, 4000, 5, 16, 3, 5 },
-        { 8192, 1, 256, 32, 1, 1 },    { 65536, 512, 16, 16, 4, 9 },
-        { 32768, 33, 129, 4, 12, 18 }, { 4096, 512, 8, 32, 1, 1 },
-        { 2048, 100, 8, 8, 1, 1 },    { 65536, 64, 9, 66, 1, 1 },
-        { 8192, 2600, 4, 8, 2, 12 },
+        { 32768, 512, 16, 8, 8, 18 }, { 20000, 4000, 5, 16, 3, 5 },  { 8192, 1, 256, 32, 1, 1 },
+        { 65536, 512, 16, 16, 4, 9 }, { 32768, 33, 129, 4, 12, 18 }, { 4096, 512, 8, 32, 1, 1 },
+        { 2048, 100, 8, 8, 1, 1 },    { 65536, 64, 9, 66, 1, 1 },    { 8192, 2600, 4, 8, 2, 12 },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        const int64_t             N = calls[i].T + (calls[i].B - 1) * calls[i].others;
+        const int64_t N = calls[i].T + (calls[i].B - 1) * calls[i].others;
         const struct gdn_cu_batch b = { .B = calls[i].B, .T = N, .N = N };
-        int64_t                   lengths[512] = { calls[i].T };
+        int64_t lengths[512] = { calls[i].T };
         for (int64_t row = 1; row < b.B; row++) lengths[row] = calls[i].others;
         const struct gdn_cuda_cut c = choose_said(&b, calls[i].H, calls[i].T, lengths);
-        const int64_t             n = segments_of(&c, calls[i].T);
+        const int64_t n = segments_of(&c, calls[i].T);
         CHECK(n >= calls[i].least && n <= calls[i].most, "call %d: %d segments", (int)i, (int)n);
         CHECK(segments_of(&c, calls[i].others) == 1, "call %d: short ones are cut", (int)i);
     }
@@ -200,7 +200,7 @@ static void about_one_length(void)
 {
     for (int64_t T = 500; T < 70000; T += T / 2)
         for (int64_t B = 2; B < 20; B++) {
-            const struct gdn_cu_batch b    = { .B = B, .T = B * T, .N = B * T };
+            const struct gdn_cu_batch b = { .B = B, .T = B * T, .N = B * T };
             const struct gdn_cuda_cut even = find_said(&b, 4, T),
                                       said = find_said(&b, 4, T / 5 * 6);
             CHECK(even.first == said.first && even.each == said.each, "%d x %d tokens", (int)B,
@@ -215,9 +215,10 @@ static void workspace_is_bounded(void)
     for (int i = 0; i < 7; i++)
         for (int64_t n = 1; n < 70; n++)
             for (int64_t T = 100; T < 1 << 20; T += T / 3) {
-                const struct gdn_cu_batch   b = { .B = 9, .T = T, .N = T };
-                const struct gdn_cuda_shape s = { .b = &b, .H = n, .longest = T / 5 * 3,
-                                                  .sm_count = sms[i] };
+                const struct gdn_cu_batch b = { .B = 9, .T = T, .N = T };
+                const struct gdn_cuda_shape s = {
+                    .b = &b, .H = n, .longest = T / 5 * 3, .sm_count = sms[i]
+                };
                 const struct gdn_cuda_cut one = find(1, T, n, sms[i]), many = find(n, T, 1, sms[i]),
                                           some = find(n, T, 7, sms[i]),
                                           small = find_small(1, T, n, sms[i]),
@@ -240,16 +241,17 @@ static void workspace_of_many(void)
         for (int64_t H = 1; H < 6; H++)
             for (int64_t N = 20000; N < 200000; N += 997)
                 for (int64_t B = N / 40; B <= N / 15; B += N / 400) {
-                    const struct gdn_cu_batch   b = { .B = B, .T = N, .N = N };
-                    const struct gdn_cuda_shape s = { .b = &b, .H = H, .stops = B % 2,
-                                                      .sm_count = sms[i] };
-                    const struct gdn_cuda_cut   c = gdn_cuda_find_cut(&s);
+                    const struct gdn_cu_batch b = { .B = B, .T = N, .N = N };
+                    const struct gdn_cuda_shape s = {
+                        .b = &b, .H = H, .stops = B % 2, .sm_count = sms[i]
+                    };
+                    const struct gdn_cuda_cut c = gdn_cuda_find_cut(&s);
                     CHECK(c.units * H <= 5 * sms[i], "%d of %d tokens, %d heads: %d", (int)B,
                           (int)N, (int)H, (int)c.units);
                 }
-    const struct gdn_cu_batch   b = { .B = 3137, .T = 69713, .N = 69713 };
+    const struct gdn_cu_batch b = { .B = 3137, .T = 69713, .N = 69713 };
     const struct gdn_cuda_shape s = { .b = &b, .H = 2, .sm_count = SMS };
-    const struct gdn_cuda_cut   c = gdn_cuda_find_cut(&s);
+    const struct gdn_cuda_cut c = gdn_cuda_find_cut(&s);
     CHECK(c.units * 2 <= 5 * SMS, "%d segments", (int)c.units);
 }
 
@@ -280,9 +282,9 @@ static void rows(void)
 {
     for (int64_t T = 1; T < 3000; T += 7) {
         const struct gdn_cuda_cut like = { .first = 192, .each = 128 };
-        const struct gdn_cu_batch b    = { .B = 3, .T = T, .N = 3 * T, .padded = 1 };
+        const struct gdn_cu_batch b = { .B = 3, .T = T, .N = 3 * T, .padded = 1 };
         const int64_t n = T > 192 ? (T - 192 + 127) / 128 : 0;
-        const struct gdn_cuda_cut c    = cut_like(&b, 4, &like);
+        const struct gdn_cuda_cut c = cut_like(&b, 4, &like);
         CHECK(c.units == 3 * n, "%d tokens: %d segments", (int)T, (int)c.units);
     }
 }
@@ -310,15 +312,15 @@ static void any_lengths(void)
 {
     int n_chosen = 0;
     for (int i = 0; i < 20000 && !ring2_failed(); i++) {
-        const int64_t       B = 1 + i % 9, mean = 1 + i % 7 * 1500;
+        const int64_t B = 1 + i % 9, mean = 1 + i % 7 * 1500;
         struct gdn_cuda_cut like = { .first = 64 * (1 + i % 11), .each = 64 * (1 + i % 5) };
         if (i % 4 == 0) like.whole = like.first + 100 * (i % 9);
-        const struct gdn_cu_batch b    = { .B = B, .T = B * mean, .N = B * mean };
-        const bool                said = mean > 4000 && i % 2;
+        const struct gdn_cu_batch b = { .B = B, .T = B * mean, .N = B * mean };
+        const bool said = mean > 4000 && i % 2;
         const struct gdn_cuda_cut c =
             said ? find_said(&b, 4, i % 13 * mean / 3) : cut_like(&b, 4, &like);
-        const int64_t             first = c.win ? c.whole : c.first, each = c.win ? 700 : c.each;
-        int64_t                   rest = B * mean, lengths[9];
+        const int64_t first = c.win ? c.whole : c.first, each = c.win ? 700 : c.each;
+        int64_t rest = B * mean, lengths[9];
         for (int64_t s = 0; s < B; s++) {
             lengths[s] = (int64_t)ring2_uniform(0, (double)(2 * mean));
             if (i % 3 && c.units)
@@ -326,8 +328,8 @@ static void any_lengths(void)
             if (lengths[s] > rest) lengths[s] = rest;
             rest -= lengths[s];
         }
-        const struct gdn_cuda_shape shape  = { .b = &b, .H = 4, .sm_count = SMS };
-        const struct gdn_cuda_cut   chosen = choose(&shape, c, lengths);
+        const struct gdn_cuda_shape shape = { .b = &b, .H = 4, .sm_count = SMS };
+        const struct gdn_cuda_cut chosen = choose(&shape, c, lengths);
         n_chosen += c.win && chosen.whole < B * mean;
         check_room(&chosen, B, lengths);
     }
@@ -340,14 +342,13 @@ static void steps(void)
 {
     static const struct {
         int64_t H, N, B;
-        bool    wide, planned;
+        bool wide, planned;
     } of[] = {
-        { 32, 520, 9, false, false }, { 32, 2080, 33, false, false },
+        { 32, 520, 9, false, false },   { 32, 2080, 33, false, false },
         { 32, 8256, 65, false, false }, { 32, 640, 129, true, false },
         { 8, 2176, 129, false, false }, { 8, 8256, 65, false, true },
-        { 64, 520, 9, true, false }, { 64, 2080, 33, true, false },
-        { 64, 640, 129, true, false },
-        { 32, 16500, 500, true, true },
+        { 64, 520, 9, true, false },    { 64, 2080, 33, true, false },
+        { 64, 640, 129, true, false },  { 32, 16500, 500, true, true },
     };
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
         const struct gdn_cu_batch b = { .B = of[i].B, .T = of[i].N, .N = of[i].N };
@@ -363,8 +364,8 @@ static void steps(void)
  * others. */
 enum { MOST_CUTS = 32, HUNDREDTHS = 5, FAR = 10 };
 struct measured {
-    char   heads[16];
-    int    H, B, T, n;
+    char heads[16];
+    int H, B, T, n;
     double whole, first[MOST_CUTS], each[MOST_CUTS], us[MOST_CUTS];
 };
 
@@ -372,7 +373,7 @@ struct measured {
 static bool read_measured(const char *line, struct measured *m)
 {
     const char *heads = strstr(line, "\"heads\""), *cuts = strstr(line, "\"cuts\":[");
-    int         Hq, used;
+    int Hq, used;
     if (!heads || !cuts ||
         sscanf(heads, "\"heads\":\"%d/%d\",\"batch\":%d,\"tokens\":%d,\"whole\":%lf", &Hq, &m->H,
                &m->B, &m->T, &m->whole) != 5)
@@ -393,7 +394,7 @@ static double distance(double x, double y) { return x < y ? y - x : x - y; }
 static double time_like(const struct measured *m, const struct gdn_cuda_cut *c)
 {
     const double first = (double)c->first / 64, each = (double)c->each / 64, T = m->T / 64.0;
-    double       least = T * FAR / 100, us = 0;
+    double least = T * FAR / 100, us = 0;
     if (!c->units || m->T <= c->whole) return m->whole;
     for (int i = 0; i < m->n; i++) {
         const double off = distance(m->first[i], first) +
@@ -416,14 +417,10 @@ static double fastest(const struct measured *m)
 /* The cases where the planner loses more than that, and how much: in hundredths. */
 static const struct {
     const char *heads;
-    int         B, T, lost;
+    int B, T, lost;
 } exceptions[] = {
-    { "1/2", 1, 32768, 7 },
-    { "2/4", 1, 8192, 7 },
-    { "2/4", 1, 4096, 5 },
-    { "16/32", 1, 20480, 6 },
-    { "1/2", 1, 49152, 5 },
-    { "2/8", 4, 8192, 5 },
+    { "1/2", 1, 32768, 7 },   { "2/4", 1, 8192, 7 },  { "2/4", 1, 4096, 5 },
+    { "16/32", 1, 20480, 6 }, { "1/2", 1, 49152, 5 }, { "2/8", 4, 8192, 5 },
 };
 
 static int allowed_of(const struct measured *m)
@@ -439,8 +436,8 @@ static int allowed_of(const struct measured *m)
 static void as_measured(void)
 {
     FILE *file = fopen("bench/results/segments/h200.jsonl", "r");
-    char  line[4096];
-    int   n = 0, lost_more = 0;
+    char line[4096];
+    int n = 0, lost_more = 0;
     if (!file) {
         ring2_skip("from the project's directory");
         return;
@@ -449,9 +446,9 @@ static void as_measured(void)
         struct measured m;
         CHECK(read_measured(line, &m), "line %d", n + 1);
         if (ring2_failed()) break;
-        const struct gdn_cuda_cut c  = find_even(m.B, m.T, m.H, false);
-        const double              us = time_like(&m, &c), best = fastest(&m);
-        const int                 allowed = allowed_of(&m), lost = (int)(100 * us / best) - 100;
+        const struct gdn_cuda_cut c = find_even(m.B, m.T, m.H, false);
+        const double us = time_like(&m, &c), best = fastest(&m);
+        const int allowed = allowed_of(&m), lost = (int)(100 * us / best) - 100;
         CHECK(us > 0, "%s %d x %d: %d, %d chunks", m.heads, m.T, m.B, (int)c.first / 64,
               (int)c.each / 64);
         CHECK(us <= best * (100 + HUNDREDTHS) / 100 || lost == allowed,

@@ -33,25 +33,25 @@ static bool is_q8(int32_t dtype) { return dtype == GDN_I8 || dtype == GDN_E4M3; 
 enum { H = 4 };
 
 struct rule {
-    int64_t   B, T, K, V;
-    int32_t   dtype, state;
+    int64_t B, T, K, V;
+    int32_t dtype, state;
     gdn_batch batch;
 };
 
 static gdn_rule_args rule_of(const struct rule *r)
 {
     gdn_rule_args a = gdn_rule_args_init();
-    a.q     = fake(r->dtype, 4, r->B, r->T, 2, r->K);
-    a.k     = fake(r->dtype, 4, r->B, r->T, 2, r->K);
-    a.v     = fake(r->dtype, 4, r->B, r->T, H, r->V);
-    a.out   = fake(r->dtype, 4, r->B, r->T, H, r->V);
+    a.q = fake(r->dtype, 4, r->B, r->T, 2, r->K);
+    a.k = fake(r->dtype, 4, r->B, r->T, 2, r->K);
+    a.v = fake(r->dtype, 4, r->B, r->T, H, r->V);
+    a.out = fake(r->dtype, 4, r->B, r->T, H, r->V);
     a.state = fake(r->state, 4, r->B, H, r->V, r->K);
     if (is_q8(r->state)) a.state_scales = fake(GDN_F32, 3, r->B, H, r->V, 0);
     if (r->batch.checkpoint_every) {
         a.checkpoints = fake(r->state, 4, 99, H, r->V, r->K);
         if (is_q8(r->state)) a.checkpoint_scales = fake(GDN_F32, 3, 99, H, r->V, 0);
     }
-    a.norm  = GDN_NORM_L2;
+    a.norm = GDN_NORM_L2;
     a.batch = &r->batch;
     return a;
 }
@@ -69,15 +69,15 @@ static size_t state_bytes(const struct rule *r)
 static void prefill_is_bounded(void)
 {
     static const int64_t sizes[][2] = { { 64, 64 }, { 128, 128 }, { 72, 104 } };
-    static const int64_t batches[][2] = { { 1, 9 }, { 3, 131 }, { 1, 8192 }, { 40, 500 },
-                                          { 1, 1 << 20 }, { 0, 100 } };
+    static const int64_t batches[][2] = { { 1, 9 },    { 3, 131 },     { 1, 8192 },
+                                          { 40, 500 }, { 1, 1 << 20 }, { 0, 100 } };
     int n_segments = 0;
     for (int i = 0; i < 3 * 6 * 3 * 2; i++) {
         const int64_t *d = sizes[i % 3], *b = batches[i / 3 % 6];
-        struct rule    r = { b[0], b[1], d[0], d[1], i / 18 % 3, GDN_F32, gdn_batch_init() };
+        struct rule r = { b[0], b[1], d[0], d[1], i / 18 % 3, GDN_F32, gdn_batch_init() };
         r.batch.checkpoint_every = i / 54 ? 100 : 0;
         gdn_rule_args a = rule_of(&r);
-        const size_t  bytes = bytes_of(GDN_OP_PREFILL, &a);
+        const size_t bytes = bytes_of(GDN_OP_PREFILL, &a);
         CHECK(bytes <= SEGMENTS_MOST, "case %d: %zu bytes", i, bytes);
         n_segments += bytes > 0;
         a.flags = GDN_EXACT;
@@ -93,7 +93,7 @@ static void prefill_is_bounded(void)
 static void alignment_counts(void)
 {
     const struct rule r = { 1, 8192, 128, 128, GDN_BF16, GDN_F32, gdn_batch_init() };
-    gdn_rule_args     a = rule_of(&r);
+    gdn_rule_args a = rule_of(&r);
     CHECK(bytes_of(GDN_OP_PREFILL, &a) > 0, "no segments");
     a.q.data = (char *)a.q.data + 2;
     CHECK(bytes_of(GDN_OP_PREFILL, &a) == 0, "segments of rows at odd addresses");
@@ -105,11 +105,11 @@ static void trees_alone_count(void)
     for (int i = 0; i < 3 * 2 * 5; i++) {
         size_t less = 0;
         for (int64_t T = 4; T <= 4096; T *= 8) {
-            struct rule   r = { i / 3 % 2 ? 200 : 1, T, sizes[i % 3], 64, GDN_BF16, i / 6,
-                                gdn_batch_init() };
+            struct rule r = { i / 3 % 2 ? 200 : 1, T, sizes[i % 3], 64, GDN_BF16, i / 6,
+                              gdn_batch_init() };
             gdn_rule_args a = rule_of(&r);
             CHECK(bytes_of(GDN_OP_DECODE, &a) == 0, "case %d: a chain", i);
-            r.batch.parents   = fake(GDN_I32, 2, r.B, T, 0, 0);
+            r.batch.parents = fake(GDN_I32, 2, r.B, T, 0, 0);
             const size_t more = bytes_of(GDN_OP_DECODE, &a);
             CHECK(more > less, "case %d: %zu bytes of a longer tree, %zu", i, more, less);
             less = more;
@@ -123,20 +123,20 @@ static void conv_in_place_alone_counts(void)
 {
     for (int i = 0; i < 4 * 7 * 2; i++) {
         const int64_t B = 1 + i % 4, W = 2 + i / 4 % 7, D = 96;
-        const bool    packed = i / 28;
-        gdn_batch     batch  = gdn_batch_init();
-        batch.cu_seqlens     = fake(GDN_I32, 1, B + 1, 0, 0, 0);
-        size_t less          = 0;
+        const bool packed = i / 28;
+        gdn_batch batch = gdn_batch_init();
+        batch.cu_seqlens = fake(GDN_I32, 1, B + 1, 0, 0, 0);
+        size_t less = 0;
         for (int64_t T = 500; T < 1 << 20; T *= 8) {
             gdn_conv1d_args a = gdn_conv1d_args_init();
-            a.x      = packed ? fake(GDN_BF16, 2, T, D, 0, 0) : fake(GDN_BF16, 3, B, T, D, 0);
+            a.x = packed ? fake(GDN_BF16, 2, T, D, 0, 0) : fake(GDN_BF16, 3, B, T, D, 0);
             a.weight = fake(GDN_BF16, 2, D, W, 0, 0);
-            a.state  = fake(GDN_BF16, 3, B, D, W - 1, 0);
-            a.batch  = packed ? &batch : NULL;
-            a.out    = a.x;
+            a.state = fake(GDN_BF16, 3, B, D, W - 1, 0);
+            a.batch = packed ? &batch : NULL;
+            a.out = a.x;
             const size_t more = bytes_of(GDN_OP_CONV1D, &a);
             CHECK(more > less, "case %d: %zu bytes of more tokens, %zu", i, more, less);
-            less       = more;
+            less = more;
             a.out.data = (char *)a.x.data + ((size_t)1 << 39);
             CHECK(bytes_of(GDN_OP_CONV1D, &a) == 0, "case %d: not in place", i);
         }
@@ -148,11 +148,11 @@ enum { HK = 2, K = 64, V = 56, D = 2 * HK * K + H * V, HIDDEN = 96 };
 /* Returns the bytes of a step with trees, which may run in several launches. */
 static size_t step_bytes(int32_t A, int64_t T, gdn_pad_policy policy)
 {
-    const int64_t B     = 5;
-    gdn_batch     batch = gdn_batch_init();
-    batch.pad_policy    = policy;
-    batch.parents       = fake(GDN_I32, 2, B, T, 0, 0);
-    gdn_step_args a     = gdn_step_args_init();
+    const int64_t B = 5;
+    gdn_batch batch = gdn_batch_init();
+    batch.pad_policy = policy;
+    batch.parents = fake(GDN_I32, 2, B, T, 0, 0);
+    gdn_step_args a = gdn_step_args_init();
     a.x = fake(A, 3, B, T, D, 0), a.out = fake(A, 4, B, T, H, V);
     a.a = fake(A, 3, B, T, H, 0), a.b = fake(A, 3, B, T, H, 0);
     a.conv_weight = fake(A, 2, D, 4, 0, 0), a.A_log = fake(A, 1, H, 0, 0, 0);
@@ -176,17 +176,17 @@ static void steps_grow(void)
 static gdn_block_args block_of(const struct rule *r)
 {
     gdn_block_args a = gdn_block_args_init();
-    a.hidden       = fake(r->dtype, 3, r->B, r->T, HIDDEN, 0);
-    a.out          = fake(r->dtype, 3, r->B, r->T, HIDDEN, 0);
+    a.hidden = fake(r->dtype, 3, r->B, r->T, HIDDEN, 0);
+    a.out = fake(r->dtype, 3, r->B, r->T, HIDDEN, 0);
     a.in_proj_qkvz = fake(GDN_F32, 2, D + H * V, HIDDEN, 0, 0);
-    a.in_proj_ba   = fake(GDN_F32, 2, 2 * H, HIDDEN, 0, 0);
-    a.out_proj     = fake(GDN_F32, 2, HIDDEN, H * V, 0, 0);
-    a.conv_weight  = fake(GDN_F32, 2, D, 4, 0, 0);
-    a.A_log        = fake(GDN_F32, 1, H, 0, 0, 0);
-    a.dt_bias      = fake(GDN_F32, 1, H, 0, 0, 0);
-    a.norm_weight  = fake(GDN_F32, 1, V, 0, 0, 0);
-    a.conv_state   = fake(r->dtype, 3, r->B, D, 3, 0);
-    a.state        = fake(r->state, 4, r->B, H, V, K);
+    a.in_proj_ba = fake(GDN_F32, 2, 2 * H, HIDDEN, 0, 0);
+    a.out_proj = fake(GDN_F32, 2, HIDDEN, H * V, 0, 0);
+    a.conv_weight = fake(GDN_F32, 2, D, 4, 0, 0);
+    a.A_log = fake(GDN_F32, 1, H, 0, 0, 0);
+    a.dt_bias = fake(GDN_F32, 1, H, 0, 0, 0);
+    a.norm_weight = fake(GDN_F32, 1, V, 0, 0, 0);
+    a.conv_state = fake(r->dtype, 3, r->B, D, 3, 0);
+    a.state = fake(r->state, 4, r->B, H, V, K);
     if (is_q8(r->state)) a.state_scales = fake(GDN_F32, 3, r->B, H, V, 0);
     a.n_key_heads = HK, a.n_value_heads = H, a.key_head_dim = K, a.value_head_dim = V;
     a.batch = &r->batch;
@@ -199,9 +199,9 @@ static void blocks_grow(void)
         size_t less = 0;
         for (int64_t T = 1; T < 30000; T *= 70) {
             struct rule r = { 1 + i % 2 * 4, T, K, V, GDN_BF16, i / 2 % 5, gdn_batch_init() };
-            r.batch.pad_policy        = i / 10 ? GDN_PAD_KEEP : GDN_PAD_ZERO;
-            const gdn_block_args a    = block_of(&r);
-            const size_t         more = bytes_of(GDN_OP_BLOCK, &a);
+            r.batch.pad_policy = i / 10 ? GDN_PAD_KEEP : GDN_PAD_ZERO;
+            const gdn_block_args a = block_of(&r);
+            const size_t more = bytes_of(GDN_OP_BLOCK, &a);
             CHECK(more > less, "case %d: %zu bytes of more tokens, %zu", i, more, less);
             less = more;
         }
@@ -242,11 +242,11 @@ static void rows_need_none(void)
 
 static bool make_context(void)
 {
-    static char       text[512] = "the driver is not the fake one: run this by ctest";
-    void             *library   = dlopen("libcuda.so.1", RTLD_NOW);
-    struct fake_cuda *driver    = library ? dlsym(library, "fake_cuda") : NULL;
-    gdn_options       o         = gdn_options_init();
-    o.backend    = GDN_BACKEND_CUDA;
+    static char text[512] = "the driver is not the fake one: run this by ctest";
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    struct fake_cuda *driver = library ? dlsym(library, "fake_cuda") : NULL;
+    gdn_options o = gdn_options_init();
+    o.backend = GDN_BACKEND_CUDA;
     o.error_text = text, o.error_text_bytes = sizeof text;
     if (driver) {
         *driver = (struct fake_cuda){ .n_devices = 1, .major = 9, .shared_bytes = 232448 };

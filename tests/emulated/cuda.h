@@ -28,14 +28,22 @@ struct emulated_index {
 };
 extern emulated_index threadIdx, blockIdx, blockDim, gridDim;
 
-struct float2 { float x, y; };
-struct alignas(8) uint2 { uint32_t x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct float2 {
+    float x, y;
+};
+struct alignas(8) uint2 {
+    uint32_t x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
+};
 static inline float2 make_float2(float x, float y) { return { x, y }; }
-static inline uint2  make_uint2(uint32_t x, uint32_t y) { return { x, y }; }
+static inline uint2 make_uint2(uint32_t x, uint32_t y) { return { x, y }; }
 static inline float4 make_float4(float x, float y, float z, float w) { return { x, y, z, w }; }
-static inline uint4  make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 {
     return { x, y, z, w };
 }
@@ -50,12 +58,12 @@ template <class To, class From> static inline To emulated_bits(From x)
     return y;
 }
 static inline uint32_t __float_as_uint(float x) { return emulated_bits<uint32_t>(x); }
-static inline float    __uint_as_float(uint32_t x) { return emulated_bits<float>(x); }
-static inline float    __int_as_float(int x) { return emulated_bits<float>(x); }
-static inline int      __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-static inline int      __clzll(long long x) { return x ? __builtin_clzll((uint64_t)x) : 64; }
-static inline int      __ffs(int x) { return __builtin_ffs(x); }
-static inline int      __popc(unsigned x) { return __builtin_popcount(x); }
+static inline float __uint_as_float(uint32_t x) { return emulated_bits<float>(x); }
+static inline float __int_as_float(int x) { return emulated_bits<float>(x); }
+static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+static inline int __clzll(long long x) { return x ? __builtin_clzll((uint64_t)x) : 64; }
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline unsigned __umulhi(unsigned x, unsigned y) { return (uint64_t)x * y >> 32; }
 
 /* ---- What threads do together ---------------------------------------------------------------- */
@@ -95,7 +103,7 @@ template <class T> static inline T __shfl_down_sync(unsigned, T x, int n)
 static inline unsigned __ballot_sync(unsigned, int x)
 {
     const uint64_t *all = emulated_exchange(x != 0);
-    unsigned        mask = 0;
+    unsigned mask = 0;
     for (int i = 0; i < 32; i++) mask |= (unsigned)all[i] << i;
     return mask;
 }
@@ -103,7 +111,7 @@ static inline int __any_sync(unsigned m, int x) { return __ballot_sync(m, x) != 
 static inline unsigned __reduce_or_sync(unsigned, unsigned x)
 {
     const uint64_t *all = emulated_exchange(x);
-    unsigned        any = 0;
+    unsigned any = 0;
     for (int i = 0; i < 32; i++) any |= (unsigned)all[i];
     return any;
 }
@@ -141,12 +149,12 @@ GDN_DEVICE void griddepcontrol_wait(void) {}
 GDN_DEVICE void st_release(uint64_t *p, uint64_t x) { *p = x; }
 GDN_DEVICE uint64_t ld_acquire(const uint64_t *p) { return *p; }
 GDN_DEVICE void griddepcontrol_launch_dependents(void) {}
-void            emulated_cluster_arrive(void);
-void            emulated_cluster_wait(void);
+void emulated_cluster_arrive(void);
+void emulated_cluster_wait(void);
 GDN_DEVICE void cluster_arrive(void) { emulated_cluster_arrive(); }
 GDN_DEVICE void cluster_arrive_relaxed(void) { emulated_cluster_arrive(); }
 GDN_DEVICE void cluster_wait(void) { emulated_cluster_wait(); }
-GDN_DEVICE int      opaque(int x) { return x; }
+GDN_DEVICE int opaque(int x) { return x; }
 GDN_DEVICE uint32_t opaque(uint32_t x) { return x; }
 GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)
 {
@@ -204,9 +212,9 @@ GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
     emulated_load(&x[1], p, 4, bytes == 4);
 }
 template <class T> GDN_DEVICE uint32_t ask_arguments(const T &) { return 0; }
-GDN_DEVICE void     await_arguments(uint32_t) {}
+GDN_DEVICE void await_arguments(uint32_t) {}
 GDN_DEVICE uint32_t ld_b32(const void *p) { return ld_b32_b16(p, true, false); }
-GDN_DEVICE void     ld_v2(uint32_t (&x)[2], const void *p) { ld_v2_b32(x, p, true, false); }
+GDN_DEVICE void ld_v2(uint32_t (&x)[2], const void *p) { ld_v2_b32(x, p, true, false); }
 GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
 {
     if (bytes == 4) return *(const int32_t *)p;
@@ -223,7 +231,7 @@ GDN_DEVICE float ex2_approx(float x)
     const float y = exp2f(x);
     return y < 0x1p-126f ? 0 : y;
 }
-GDN_DEVICE float    f16_to_f32(uint16_t x) { return emulated_from_f16(x); }
+GDN_DEVICE float f16_to_f32(uint16_t x) { return emulated_from_f16(x); }
 GDN_DEVICE uint16_t f32_to_bf16(float x) { return emulated_to_16(x, false); }
 GDN_DEVICE uint16_t f32_to_f16(float x) { return emulated_to_16(x, true); }
 GDN_DEVICE uint32_t f32_to_bf16x2(float low, float high)
@@ -264,7 +272,7 @@ GDN_DEVICE uint32_t shared_address(const void *p)
 {
     return (uint32_t)((const char *)p - emulated_shared());
 }
-GDN_DEVICE void  load_matrices(uint32_t (&x)[4], uint32_t row)
+GDN_DEVICE void load_matrices(uint32_t (&x)[4], uint32_t row)
 {
     emulated_matrices(x, emulated_place(row), false);
 }
@@ -276,8 +284,8 @@ GDN_DEVICE void load_matrices_turned(uint32_t (&x)[4], uint32_t row)
 GDN_DEVICE uint32_t turn_matrix(uint32_t x)
 {
     const uint64_t *all = emulated_exchange(x);
-    const unsigned  column = threadIdx.x % 32 / 4, row = threadIdx.x % 4 * 2;
-    const uint64_t  low = all[4 * row + column / 2], high = all[4 * (row + 1) + column / 2];
+    const unsigned column = threadIdx.x % 32 / 4, row = threadIdx.x % 4 * 2;
+    const uint64_t low = all[4 * row + column / 2], high = all[4 * (row + 1) + column / 2];
     return (uint32_t)((low >> column % 2 * 16 & 0xffff) | (high >> column % 2 * 16 & 0xffff) << 16);
 }
 GDN_DEVICE void load_shared(float &x, uint32_t at) { memcpy(&x, emulated_place(at), 4); }

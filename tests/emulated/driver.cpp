@@ -22,9 +22,9 @@ static int get_number(int *n) { return *n = 1, 0; }
 static int get_name(char *name, int n, int) { return snprintf(name, (size_t)n, "emulated"), 0; }
 static int get_attribute(int *value, int what, int)
 {
-    static const char *chip   = getenv("GDN_EMULATED");
-    static const int   number = chip && !strncmp(chip, "sm_", 3) ? atoi(chip + 3) : 80;
-    static const bool  hopper = number == 90;
+    static const char *chip = getenv("GDN_EMULATED");
+    static const int number = chip && !strncmp(chip, "sm_", 3) ? atoi(chip + 3) : 80;
+    static const bool hopper = number == 90;
     *value = what == GDN_CU_MAJOR         ? number / 10
              : what == GDN_CU_MINOR       ? number % 10
              : what == GDN_CU_SHARED_MOST ? EMULATED_SHARED
@@ -58,10 +58,10 @@ static unsigned cluster_of(const gdn_cu_config *c, const emulated_kernel *kernel
 }
 static int launch(const gdn_cu_config *c, gdn_cu_kernel handle, void **parameters, void **)
 {
-    const auto    *kernel = (const emulated_kernel *)handle;
+    const auto *kernel = (const emulated_kernel *)handle;
     const unsigned n = c->grid[0] * c->grid[1] * c->grid[2], cluster = cluster_of(c, kernel);
     blockDim = { c->block[0], 1, 1 };
-    gridDim  = { c->grid[0], c->grid[1], c->grid[2] };
+    gridDim = { c->grid[0], c->grid[1], c->grid[2] };
     for (unsigned i = 0; i < n; i += cluster)
         emulated_run_cluster(kernel, parameters[0], i, (int)cluster, (int)c->block[0],
                              c->shared_bytes);
@@ -120,7 +120,7 @@ EXPORT cuGetProcAddress_v2(const char *name, void **found, int, uint64_t, int *)
 {
     static const struct {
         const char *name;
-        void       *call;
+        void *call;
     } calls[] = {
         { "cuDriverGetVersion", (void *)get_number },
         { "cuGetErrorName", (void *)get_text },

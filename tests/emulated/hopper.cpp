@@ -34,8 +34,8 @@ static uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
 /* ---- Barriers -------------------------------------------------------------------------------- */
 
 struct mbarrier {
-    int32_t  bytes; /* that are still to come */
-    uint16_t left;  /* of n, before the phase ends */
+    int32_t bytes; /* that are still to come */
+    uint16_t left; /* of n, before the phase ends */
     uint16_t n : 15, phase : 1;
 };
 static_assert(sizeof(mbarrier) == 8, "as on the device");
@@ -82,15 +82,15 @@ bool emulated_has_ended(uint32_t barrier, uint32_t parity)
 
 /* A thread arrives and later waits for all others; single blocks have no other to wait for. */
 static struct {
-    int      n_here;
+    int n_here;
     uint64_t n_past;
 } met;
 
 /* A product that a thread has asked for; a: of a factor in registers its two rows. */
 struct kept_product {
     emulated_product p;
-    uint64_t         number; /* of the warp's */
-    float            a[2][DEPTH];
+    uint64_t number; /* of the warp's */
+    float a[2][DEPTH];
 };
 struct hopper_thread {
     std::vector<std::vector<kept_product>> groups; /* the last one is not committed */
@@ -101,7 +101,7 @@ struct hopper_thread {
 /* The second factor of a product, which all lanes of a warp read: loaded by the first of them. */
 struct second_factor {
     uint64_t number;
-    float    b[MOST_COLUMNS][DEPTH];
+    float b[MOST_COLUMNS][DEPTH];
 };
 enum { KEPT = 64 }; /* products of a warp that may be under way */
 static std::vector<hopper_thread> threads;
@@ -134,10 +134,7 @@ void emulated_cluster_arrive(void)
     if (++met.n_here == emulated_cluster_size() * (int)blockDim.x) met.n_here = 0, met.n_past++;
 }
 
-void emulated_cluster_wait(void)
-{
-    emulated_wait_while(&met.n_past, ~0ull, self().arrived);
-}
+void emulated_cluster_wait(void) { emulated_wait_while(&met.n_past, ~0ull, self().arrived); }
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
@@ -151,9 +148,9 @@ static void come(uint32_t barrier, int rank, int bytes)
 
 void emulated_copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier)
 {
-    char       *target = emulated_place(to);
+    char *target = emulated_place(to);
     const char *source = emulated_place(from);
-    const int   rank   = rank_of(to);
+    const int rank = rank_of(to);
     if (to % 16 || from % 16 || bytes % 16) emulated_give_up("a copy to a block is not aligned");
     if (rank_of(barrier) != rank) emulated_give_up("a copy and its barrier are of two blocks");
     emulated_later([=] {
@@ -164,8 +161,8 @@ void emulated_copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barr
 
 void emulated_copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier)
 {
-    char      *target = emulated_place(to);
-    const int  rank   = rank_of(to);
+    char *target = emulated_place(to);
+    const int rank = rank_of(to);
     if (to % 16 || (uintptr_t)from % 16 || bytes % 16) emulated_give_up("a copy is not aligned");
     if (rank_of(barrier) != rank) emulated_give_up("a copy and its barrier are of two blocks");
     emulated_later([=] {
@@ -185,8 +182,8 @@ static void walk(const emulated_map &m, const int (&at)[4], uint32_t tile, Each 
                 for (uint32_t i0 = 0; i0 < m.box[0]; i0++, n++) {
                     const int64_t x[4] = { at[0] + (int64_t)i0, at[1] + (int64_t)i1,
                                            at[2] + (int64_t)i2, at[3] + (int64_t)i3 };
-                    bool  inside = true;
-                    char *p      = m.data + 2 * x[0];
+                    bool inside = true;
+                    char *p = m.data + 2 * x[0];
                     for (int i = 0; i < 4; i++) inside &= x[i] >= 0 && x[i] < (int64_t)m.size[i];
                     for (int i = 0; i < 3; i++) p += x[i + 1] * (int64_t)m.step[i];
                     each(inside ? p : NULL, swizzled(tile + 2 * n));
@@ -203,9 +200,9 @@ static emulated_map map_at(const void *map, uint32_t tile)
 
 void emulated_load_tile(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier)
 {
-    const emulated_map m    = map_at(map, to);
-    char *const        base = emulated_shared();
-    const int          rank = emulated_rank(), x[4] = { at[0], at[1], at[2], at[3] };
+    const emulated_map m = map_at(map, to);
+    char *const base = emulated_shared();
+    const int rank = emulated_rank(), x[4] = { at[0], at[1], at[2], at[3] };
     emulated_later([=] {
         int bytes = 0;
         walk(m, x, to, [&](const char *from, uint32_t place) {
@@ -219,9 +216,9 @@ void emulated_load_tile(uint32_t to, const void *map, const int (&at)[4], uint32
 
 void emulated_store_tile(const void *map, const int (&at)[4], uint32_t from)
 {
-    const emulated_map m      = map_at(map, from);
-    const char *const  base   = emulated_shared();
-    const int          x[4]   = { at[0], at[1], at[2], at[3] }, thread = emulated_thread();
+    const emulated_map m = map_at(map, from);
+    const char *const base = emulated_shared();
+    const int x[4] = { at[0], at[1], at[2], at[3] }, thread = emulated_thread();
     self().n_stores++;
     emulated_later([=] {
         walk(m, x, from, [&](char *to, uint32_t place) {
@@ -234,7 +231,7 @@ void emulated_store_tile(const void *map, const int (&at)[4], uint32_t from)
 void emulated_copy_out(void *to, uint32_t from, int bytes)
 {
     const char *source = emulated_place(from);
-    const int   thread = emulated_thread();
+    const int thread = emulated_thread();
     if ((uintptr_t)to % 16 || from % 16 || bytes % 16) emulated_give_up("a copy is not aligned");
     self().n_stores++;
     emulated_later([=] {
@@ -253,7 +250,7 @@ void emulated_wait_for_stores(void)
 void emulated_store_matrices(uint32_t row, const uint32_t (&x)[4])
 {
     const uint64_t *rows = emulated_exchange(row);
-    const unsigned  lane = threadIdx.x % LANES;
+    const unsigned lane = threadIdx.x % LANES;
     if (row % 16) emulated_give_up("a matrix is not aligned");
     for (unsigned m = 0; m < 4; m++)
         memcpy(emulated_place((uint32_t)rows[8 * m + lane / 4] + lane % 4 * 4), &x[m], 4);
@@ -263,7 +260,7 @@ void emulated_store_matrices(uint32_t row, const uint32_t (&x)[4])
 void emulated_store_turned(uint32_t row, const uint32_t (&x)[4])
 {
     const uint64_t *rows = emulated_exchange(row);
-    const unsigned  column = threadIdx.x % LANES / 4, first = threadIdx.x % 4 * 2;
+    const unsigned column = threadIdx.x % LANES / 4, first = threadIdx.x % 4 * 2;
     if (row % 16) emulated_give_up("a matrix is not aligned");
     for (unsigned m = 0; m < 4; m++)
         for (unsigned i = 0; i < 2; i++) {
@@ -320,9 +317,9 @@ static double multiply_rows(const float (&a)[DEPTH], const float (&b)[DEPTH])
 /* The lane's part: rows l / 4 and that + 8 of the warp's, two of every 8 columns. */
 static void multiply(kept_product &m)
 {
-    const emulated_product &p    = m.p;
-    const unsigned          lane = threadIdx.x % LANES, warp = threadIdx.x / LANES % 4;
-    const second_factor    &f    = factor_of(m);
+    const emulated_product &p = m.p;
+    const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES % 4;
+    const second_factor &f = factor_of(m);
     for (unsigned i = 0; i < 2 && !p.a; i++) {
         const unsigned row = 16 * warp + lane / 4 + 8 * i;
         read(m.a[i], begin_of(p.a_tile) + row * (p.a_turned ? 2 : 128), p.a_turned ? 128 : 2,
@@ -330,7 +327,7 @@ static void multiply(kept_product &m)
     }
     for (int j = 0; j < p.n; j++) {
         const unsigned column = (unsigned)(j / 4 * 8 + j % 2) + lane % 4 * 2;
-        const double   before = p.adds ? (double)p.d[j] : 0;
+        const double before = p.adds ? (double)p.d[j] : 0;
         p.d[j] = (float)(before + multiply_rows(m.a[j / 2 % 2], f.b[column]));
     }
 }
@@ -347,7 +344,7 @@ static void end_groups(int n_left)
 
 void emulated_multiply(const emulated_product &p)
 {
-    kept_product   m     = { p, self().n_products++, {} };
+    kept_product m = { p, self().n_products++, {} };
     const unsigned first = threadIdx.x % LANES / 4 * 4; /* the lanes that have the same rows */
     for (int word = 0; word < 4 && p.a; word++) {
         const uint64_t *all = emulated_exchange(p.a[word]);

@@ -8,19 +8,19 @@
 #define GDN_CUDA_PTX_WGMMA_CUH
 #define __cluster_dims__(...)
 
-void     emulated_init_mbarrier(uint32_t barrier, int n);
-void     emulated_arrive(uint32_t barrier, int bytes);
-void     emulated_wait_for_phase(uint32_t barrier, uint32_t parity);
-bool     emulated_has_ended(uint32_t barrier, uint32_t parity);
+void emulated_init_mbarrier(uint32_t barrier, int n);
+void emulated_arrive(uint32_t barrier, int bytes);
+void emulated_wait_for_phase(uint32_t barrier, uint32_t parity);
+bool emulated_has_ended(uint32_t barrier, uint32_t parity);
 uint32_t emulated_cluster_rank(void);
-void     emulated_copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier);
-void     emulated_copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier);
-void     emulated_load_tile(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier);
-void     emulated_store_tile(const void *map, const int (&at)[4], uint32_t from);
-void     emulated_copy_out(void *to, uint32_t from, int bytes);
-void     emulated_wait_for_stores(void);
-void     emulated_store_matrices(uint32_t row, const uint32_t (&x)[4]);
-void     emulated_store_turned(uint32_t row, const uint32_t (&x)[4]);
+void emulated_copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier);
+void emulated_copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier);
+void emulated_load_tile(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier);
+void emulated_store_tile(const void *map, const int (&at)[4], uint32_t from);
+void emulated_copy_out(void *to, uint32_t from, int bytes);
+void emulated_wait_for_stores(void);
+void emulated_store_matrices(uint32_t row, const uint32_t (&x)[4]);
+void emulated_store_turned(uint32_t row, const uint32_t (&x)[4]);
 
 #define gdn_shared emulated_shared()
 
@@ -45,7 +45,7 @@ GDN_DEVICE bool barrier_any(int barrier, int n, bool x)
 
 GDN_DEVICE uint32_t map_shared(uint32_t at, uint32_t rank) { return at | (rank + 1) << 24; }
 GDN_DEVICE uint32_t cluster_rank(void) { return emulated_cluster_rank(); }
-GDN_DEVICE void     cluster_sync(void)
+GDN_DEVICE void cluster_sync(void)
 {
     cluster_arrive();
     cluster_wait();
@@ -99,13 +99,13 @@ GDN_DEVICE void store_matrices_turned(uint32_t row, uint32_t a, uint32_t b, uint
 
 /* d = a b or d += a b: 16 rows of the warp's, 2 n columns, a depth of 16. a: words, or a tile. */
 struct emulated_product {
-    float          *d;
-    int             n;
+    float *d;
+    int n;
     const uint32_t *a;
-    uint64_t        a_tile, b;
-    bool            adds, turned; /* turned: rows of b are summed over */
-    int             dtype;
-    bool            a_turned; /* and rows of a */
+    uint64_t a_tile, b;
+    bool adds, turned; /* turned: rows of b are summed over */
+    int dtype;
+    bool a_turned; /* and rows of a */
 };
 void emulated_multiply(const emulated_product &p);
 void emulated_commit_products(void);

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 struct emulated_map {
-    char    *data;
+    char *data;
     uint64_t size[4], step[3]; /* step: bytes, of dimensions 1 to 3 */
     uint32_t box[4];
 };

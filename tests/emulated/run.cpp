@@ -23,61 +23,61 @@ extern "C" {
 enum { LANES = EMULATED_LANES, BARRIERS = 16, STACK = 1 << 17, SHARED = EMULATED_SHARED };
 
 emulated_kernel *emulated_kernel::all;
-emulated_index   threadIdx, blockIdx, blockDim, gridDim;
+emulated_index threadIdx, blockIdx, blockDim, gridDim;
 
 /* Every name that kernels have for dynamic shared memory; and that of a cluster's second block. */
-__shared__ __align__(1024) char    gdn_shared[SHARED];
-__shared__ __align__(128) char     gdn_stage_shared[SHARED];
-__shared__ __align__(128) float    gdn_conv_shared[SHARED / 4];
+__shared__ __align__(1024) char gdn_shared[SHARED];
+__shared__ __align__(128) char gdn_stage_shared[SHARED];
+__shared__ __align__(128) float gdn_conv_shared[SHARED / 4];
 __shared__ __align__(128) uint32_t gdn_copy_shared[SHARED / 4];
 static __shared__ __align__(1024) char second_shared[SHARED];
 
 /* ---- Fibers ---------------------------------------------------------------------------------- */
 
 struct copy_on_its_way {
-    void       *to;
+    void *to;
     const void *from;
-    int         bytes, valid;
+    int bytes, valid;
 };
 
 struct fiber {
-    jmp_buf                                   at;
-    ucontext_t                                start;
-    std::vector<char>                         stack;
-    bool                                      started, done;
-    const uint64_t                           *gate; /* it waits while this is `seen`; NULL: no */
-    uint64_t                                  mask, seen;
+    jmp_buf at;
+    ucontext_t start;
+    std::vector<char> stack;
+    bool started, done;
+    const uint64_t *gate; /* it waits while this is `seen`; NULL: no */
+    uint64_t mask, seen;
     std::vector<std::vector<copy_on_its_way>> groups;
 };
 struct gathering { /* of a warp or at a barrier; n_past: how often all came */
-    int      n_here;
+    int n_here;
     uint64_t n_past;
-    bool     any[2]; /* of a barrier that asks: the answer of this time and of the one before */
+    bool any[2]; /* of a barrier that asks: the answer of this time and of the one before */
 };
 struct warp {
     gathering g;
-    uint64_t  given[2][LANES];
-    unsigned  rests; /* so many turns it is left out */
+    uint64_t given[2][LANES];
+    unsigned rests; /* so many turns it is left out */
 };
 struct block {
     emulated_index index;
-    char          *shared;
-    gathering      barriers[BARRIERS];
-    int            n_left; /* threads */
+    char *shared;
+    gathering barriers[BARRIERS];
+    int n_left; /* threads */
 };
 struct work {
-    unsigned              turns; /* at least so many until it is done */
+    unsigned turns; /* at least so many until it is done */
     std::function<void()> run;
 };
 
-static std::vector<fiber>     fibers;
-static std::vector<warp>      warps;
-static std::vector<work>      on_its_way;
-static block                  blocks[EMULATED_BLOCKS], *here;
-static int                    cluster_size, now; /* now: the fiber that runs */
-static jmp_buf                scheduler;
+static std::vector<fiber> fibers;
+static std::vector<warp> warps;
+static std::vector<work> on_its_way;
+static block blocks[EMULATED_BLOCKS], *here;
+static int cluster_size, now; /* now: the fiber that runs */
+static jmp_buf scheduler;
 static const emulated_kernel *running;
-static const void            *run_args;
+static const void *run_args;
 
 void emulated_give_up(const char *what)
 {
@@ -100,9 +100,9 @@ char *emulated_shared_of(int rank)
 
 unsigned emulated_random(unsigned n)
 {
-    static const char *seed  = getenv("GDN_EMULATED_SEED");
-    static uint64_t    state = seed ? strtoull(seed, NULL, 10) : 0;
-    state                    = state * 6364136223846793005u + 1442695040888963407u;
+    static const char *seed = getenv("GDN_EMULATED_SEED");
+    static uint64_t state = seed ? strtoull(seed, NULL, 10) : 0;
+    state = state * 6364136223846793005u + 1442695040888963407u;
     return (unsigned)((state >> 33) % n);
 }
 
@@ -116,7 +116,7 @@ void emulated_wait_while(const uint64_t *gate, uint64_t mask, uint64_t seen)
 
 const uint64_t *emulated_exchange(uint64_t mine)
 {
-    warp          &w    = warps[(size_t)now / LANES];
+    warp &w = warps[(size_t)now / LANES];
     const uint64_t turn = w.g.n_past;
     w.given[turn % 2][threadIdx.x % LANES] = mine;
     if (++w.g.n_here == LANES)
@@ -128,7 +128,7 @@ const uint64_t *emulated_exchange(uint64_t mine)
 
 bool emulated_barrier(int barrier, int n_threads, bool waits, bool x)
 {
-    gathering     &g    = here->barriers[barrier];
+    gathering &g = here->barriers[barrier];
     const uint64_t turn = g.n_past;
     g.any[turn % 2] |= x;
     if (++g.n_here == n_threads)
@@ -151,11 +151,11 @@ static void run_fiber(void)
 
 static void resume(int i)
 {
-    fiber &f    = fibers[(size_t)i];
-    now         = i;
+    fiber &f = fibers[(size_t)i];
+    now = i;
     threadIdx.x = (unsigned)i % blockDim.x;
-    here        = &blocks[(unsigned)i / blockDim.x];
-    blockIdx    = here->index;
+    here = &blocks[(unsigned)i / blockDim.x];
+    blockIdx = here->index;
     if (_setjmp(scheduler)) return;
     if (f.started) _longjmp(f.at, 1);
     f.started = true;
@@ -166,10 +166,10 @@ static void prepare(fiber &f)
 {
     f.stack.resize(STACK);
     f.started = f.done = false;
-    f.gate             = NULL;
+    f.gate = NULL;
     f.groups.assign(1, {});
     getcontext(&f.start);
-    f.start.uc_stack.ss_sp   = f.stack.data();
+    f.start.uc_stack.ss_sp = f.stack.data();
     f.start.uc_stack.ss_size = STACK;
     makecontext(&f.start, run_fiber, 0);
 }
@@ -201,7 +201,7 @@ static bool work_on(void)
 static bool take_turn(int n_warps)
 {
     const int first = (int)emulated_random((unsigned)n_warps), lane = (int)emulated_random(LANES);
-    bool      moved = false;
+    bool moved = false;
     if (emulated_random(32) == 0)
         warps[emulated_random((unsigned)n_warps)].rests = emulated_random(300);
     for (int j = 0; j < n_warps; j++) {
@@ -212,8 +212,8 @@ static bool take_turn(int n_warps)
             continue;
         }
         for (int i = 0; i < LANES; i++) {
-            const int    number = w * LANES + (lane + i) % LANES;
-            const fiber &f      = fibers[(size_t)number];
+            const int number = w * LANES + (lane + i) % LANES;
+            const fiber &f = fibers[(size_t)number];
             if (f.done || (f.gate && (*f.gate & f.mask) == f.seen)) continue;
             moved = true;
             resume(number);
@@ -224,8 +224,8 @@ static bool take_turn(int n_warps)
 
 static void start_block(block &b, unsigned i, int n_threads, char *shared, unsigned shared_bytes)
 {
-    b        = {};
-    b.index  = { i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y };
+    b = {};
+    b.index = { i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y };
     b.shared = shared;
     b.n_left = n_threads;
     for (void *s : { (void *)shared, (void *)gdn_stage_shared, (void *)gdn_conv_shared,
@@ -306,13 +306,15 @@ uint16_t emulated_to_16(float x, bool is_f16)
 void emulated_matrices(uint32_t (&x)[4], const char *row, bool turned)
 {
     const uint64_t *rows = emulated_exchange(emulated_bits<uint64_t>(row));
-    const unsigned  at = threadIdx.x % LANES / 4, pair = threadIdx.x % 4 * 2;
+    const unsigned at = threadIdx.x % LANES / 4, pair = threadIdx.x % 4 * 2;
     if ((uintptr_t)row % 16) emulated_give_up("a matrix is not aligned");
     for (unsigned m = 0; m < 4; m++) {
         uint16_t e[2];
         for (unsigned i = 0; i < 2; i++)
-            memcpy(&e[i], (const char *)rows[8 * m + (turned ? pair + i : at)] +
-                              2 * (turned ? at : pair + i), 2);
+            memcpy(&e[i],
+                   (const char *)rows[8 * m + (turned ? pair + i : at)] +
+                       2 * (turned ? at : pair + i),
+                   2);
         x[m] = e[0] | (uint32_t)e[1] << 16;
     }
     __syncwarp();
@@ -341,14 +343,14 @@ void emulated_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
     for (int i = 0; i < 4; i++) unpack(mine.a[i], a[i], format);
     unpack(mine.b[0], b0, format), unpack(mine.b[1], b1, format);
     const uint64_t *all = emulated_exchange(emulated_bits<uint64_t>(&mine));
-    const unsigned  row = threadIdx.x % LANES / 4, halves = format == EMULATED_TF32 ? 1 : 2;
+    const unsigned row = threadIdx.x % LANES / 4, halves = format == EMULATED_TF32 ? 1 : 2;
     for (unsigned i = 0; i < 4; i++) {
         double sum = (double)d[i];
         for (unsigned k = 0; k < 8 * halves; k++) {
             const unsigned t = k / halves % 4, word = k / halves / 4, half = k % halves;
             const unsigned column = threadIdx.x % 4 * 2 + i % 2;
-            const auto     left   = emulated_bits<const mma_factors *>(all[4 * row + t]);
-            const auto     right  = emulated_bits<const mma_factors *>(all[4 * column + t]);
+            const auto left = emulated_bits<const mma_factors *>(all[4 * row + t]);
+            const auto right = emulated_bits<const mma_factors *>(all[4 * column + t]);
             sum += left->a[i / 2 + 2 * word][half] * right->b[word][half];
         }
         d[i] = (float)sum;

@@ -4,10 +4,10 @@
 #define GDN_TESTS_EMULATED_RUN_H
 
 struct emulated_kernel {
-    const char      *name;
-    void           (*kernel)(void); /* of any type */
-    void           (*run)(void (*kernel)(void), const void *args); /* one thread of it */
-    unsigned         cluster; /* blocks */
+    const char *name;
+    void (*kernel)(void);                                /* of any type */
+    void (*run)(void (*kernel)(void), const void *args); /* one thread of it */
+    unsigned cluster;                                    /* blocks */
     emulated_kernel *next;
 
     static emulated_kernel *all;

@@ -15,13 +15,13 @@ static inline gdn_prefill_backward_args make_call(int n, const int64_t *lengths_
                                                   int64_t V)
 {
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
-    gdn_batch                *t = ring2_heap(sizeof *t);
-    int64_t                   cu[16] = { 0 };
+    gdn_batch *t = ring2_heap(sizeof *t);
+    int64_t cu[16] = { 0 };
     for (int i = 0; i < n; i++) cu[i + 1] = cu[i] + lengths_of[i];
     const int64_t N = cu[n];
     *t = gdn_batch_init(), t->cu_seqlens = ring2_indices(GDN_I32, n + 1, cu), a.batch = t;
-    gdn_tensor *const given[] = { &a.q, &a.k, &a.v, &a.dout, &a.g, &a.beta, &a.A_log, &a.dt_bias,
-                                  &a.state, &a.dstate_out };
+    gdn_tensor *const given[] = { &a.q,    &a.k,     &a.v,       &a.dout,  &a.g,
+                                  &a.beta, &a.A_log, &a.dt_bias, &a.state, &a.dstate_out };
     a.q = ring2_new(GDN_F32, 0, 3, N, 2, K, 0), a.k = ring2_new(GDN_F32, 0, 3, N, 2, K, 0);
     a.v = ring2_new(GDN_F32, 0, 3, N, 4, V, 0), a.dout = ring2_new(GDN_F32, 0, 3, N, 4, V, 0);
     a.g = ring2_new(GDN_F32, 0, 2, N, 4, 0, 0), a.beta = ring2_new(GDN_F32, 0, 2, N, 4, 0, 0);
@@ -62,7 +62,7 @@ static inline void expect_bits(const char *what, const gdn_prefill_backward_args
 static inline void fill_keys(const gdn_tensor *k, bool unit, bool alike)
 {
     const int64_t K = k->size[k->ndim - 1];
-    double       *x = ring2_heap((size_t)K * sizeof *x);
+    double *x = ring2_heap((size_t)K * sizeof *x);
     for (int64_t r = 0; r < ring2_count(k) / K; r++) {
         for (int64_t d = 0; d < K; d++)
             x[d] = alike ? 1 + ring2_uniform(-0.05, 0.05) : ring2_uniform(-1, 1);
@@ -98,12 +98,12 @@ static inline void expect_near(const gdn_prefill_backward_args *part,
 {
     for (int i = DQ; i <= DBETA; i++) {
         const gdn_tensor t = ring2_narrow(ring2_gradient(all, i), 0, first, n);
-        const int64_t    count = ring2_count(&t);
+        const int64_t count = ring2_count(&t);
         double *want = ring2_heap((size_t)count * sizeof *want), most = 0;
         double *limit = ring2_heap((size_t)count * sizeof *limit);
         for (int64_t j = 0; j < count; j++) {
             want[j] = ring2_get(&t, j);
-            most    = fmax(most, fabs(want[j]));
+            most = fmax(most, fabs(want[j]));
         }
         for (int64_t j = 0; j < count; j++) limit[j] = 256 * 0x1p-24 * most;
         ring2_compare(ring2_gradient_names[i], ring2_gradient(part, i), want, limit, NULL, NULL);
@@ -115,13 +115,13 @@ static inline gdn_prefill_backward_args with_states(const gdn_prefill_backward_a
                                                     int64_t every)
 {
     gdn_prefill_backward_args a = *call;
-    gdn_batch                *t = ring2_heap(sizeof *t), forward;
-    gdn_rule_args             f = gdn_rule_args_init();
-    const int64_t             V = a.v.size[a.v.ndim - 1], K = a.q.size[a.q.ndim - 1];
-    const int64_t             N = ring2_count(&a.dout) / a.dout.size[a.dout.ndim - 2] / V;
-    *t       = a.batch ? *a.batch : gdn_batch_init();
-    a.batch  = t, t->checkpoint_every = every;
-    forward  = *t, forward.write = GDN_WRITE_NONE;
+    gdn_batch *t = ring2_heap(sizeof *t), forward;
+    gdn_rule_args f = gdn_rule_args_init();
+    const int64_t V = a.v.size[a.v.ndim - 1], K = a.q.size[a.q.ndim - 1];
+    const int64_t N = ring2_count(&a.dout) / a.dout.size[a.dout.ndim - 2] / V;
+    *t = a.batch ? *a.batch : gdn_batch_init();
+    a.batch = t, t->checkpoint_every = every;
+    forward = *t, forward.write = GDN_WRITE_NONE;
     f.q = a.q, f.k = a.k, f.v = a.v, f.g = a.g, f.beta = a.beta;
     f.A_log = a.A_log, f.dt_bias = a.dt_bias, f.state = a.state;
     f.out = ring2_clone(&a.dout), f.batch = &forward;

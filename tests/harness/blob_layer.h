@@ -13,7 +13,7 @@ static gdn_ctx *ctx; /* set by main() */
 struct layer {
     int32_t map, Hq, Hk, Hv, K, V, S;
     int32_t state_dtype, layout, conv_dtype;
-    bool    no_scales; /* of a state of 8 bits */
+    bool no_scales; /* of a state of 8 bits */
 };
 
 static inline int64_t heads(const struct layer *l) { return l->Hq > l->Hv ? l->Hq : l->Hv; }
@@ -22,12 +22,11 @@ static inline int64_t channels(const struct layer *l)
     return (l->Hq + l->Hk) * l->K + l->Hv * l->V;
 }
 
-
 static inline gdn_blob_args args_of(const struct layer *l)
 {
     gdn_blob_args a = gdn_blob_args_init();
-    a.head_map      = l->map;
-    a.state_layout  = l->layout;
+    a.head_map = l->map;
+    a.state_layout = l->layout;
     a.n_query_heads = l->Hq, a.n_key_heads = l->Hk, a.n_value_heads = l->Hv;
     a.key_head_dim = l->K, a.value_head_dim = l->V;
     return a;
@@ -36,9 +35,9 @@ static inline gdn_blob_args args_of(const struct layer *l)
 /* Empty pools of P slots. */
 static inline gdn_blob_args pools(const struct layer *l, int64_t P)
 {
-    gdn_blob_args a  = args_of(l);
-    const bool    vk = l->layout == GDN_STATE_VK;
-    a.state      = ring2_new(l->state_dtype, 0, 4, P, heads(l), vk ? l->V : l->K, vk ? l->K : l->V);
+    gdn_blob_args a = args_of(l);
+    const bool vk = l->layout == GDN_STATE_VK;
+    a.state = ring2_new(l->state_dtype, 0, 4, P, heads(l), vk ? l->V : l->K, vk ? l->K : l->V);
     a.conv_state = ring2_new(l->conv_dtype, 0, 3, P, channels(l), l->S, 0);
     if (l->state_dtype > GDN_F16 && !l->no_scales)
         a.state_scales = ring2_new(GDN_F32, 0, 3, P, heads(l), l->V, 0);
@@ -63,14 +62,14 @@ static inline void fill_state(const gdn_blob_args *a)
 static inline gdn_blob_args states(const struct layer *l, int64_t P, int64_t B)
 {
     gdn_blob_args a = pools(l, P);
-    int64_t       slots[16], position[16];
+    int64_t slots[16], position[16];
     fill_state(&a);
     ring2_fill(&a.conv_state, -2, 2);
     for (int64_t b = 0; b < B; b++) {
-        slots[b]    = (b * 3 + 1) % P;
+        slots[b] = (b * 3 + 1) % P;
         position[b] = 1000 * b + 7;
     }
-    a.slots    = ring2_indices(GDN_I32, B, slots);
+    a.slots = ring2_indices(GDN_I32, B, slots);
     a.position = ring2_indices(GDN_I64, B, position);
     return a;
 }
@@ -92,8 +91,7 @@ static inline gdn_blob_info inspect(const gdn_blob_args *a)
     return i;
 }
 
-static const struct layer plain = { GDN_HEADS_GROUPED, 2, 2, 4,       8,           6,
-                                    4,                 0, 0, GDN_BF16, false };
+static const struct layer plain = { GDN_HEADS_GROUPED, 2, 2, 4, 8, 6, 4, 0, 0, GDN_BF16, false };
 
 /* The checksum of a blob, bit by bit. */
 static inline uint32_t crc32c_slowly(const unsigned char *p, size_t n)

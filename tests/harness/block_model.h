@@ -21,8 +21,16 @@
 #ifndef TEST_V /* that of another program of one source (tests/CMakeLists.txt) */
 #define TEST_V 24
 #endif
-enum { HIDDEN = 40, HK = 2, HV = 4, K = 16, V = TEST_V, W = 4, R = HV / HK,
-       D = 2 * HK * K + HV * V };
+enum {
+    HIDDEN = 40,
+    HK = 2,
+    HV = 4,
+    K = 16,
+    V = TEST_V,
+    W = 4,
+    R = HV / HK,
+    D = 2 * HK * K + HV * V
+};
 
 /* ---- The layer in float64 ---- */
 
@@ -30,10 +38,10 @@ enum { HIDDEN = 40, HK = 2, HV = 4, K = 16, V = TEST_V, W = 4, R = HV / HK,
  * length decides. */
 static inline bool takes_tokens(const gdn_block_args *a)
 {
-    const bool    packed = a->hidden.ndim == 2;
+    const bool packed = a->hidden.ndim == 2;
     const int64_t T = a->hidden.size[packed ? 0 : 1];
-    const int64_t B = packed && a->batch && a->batch->cu_seqlens.data
-                          ? a->batch->cu_seqlens.size[0] - 1 : 1;
+    const int64_t B =
+        packed && a->batch && a->batch->cu_seqlens.data ? a->batch->cu_seqlens.size[0] - 1 : 1;
     return a->flags & GDN_EXACT || T <= GDN_SHORT_SEQUENCE || (packed && T <= B);
 }
 
@@ -46,11 +54,11 @@ static inline int64_t taps_of(const gdn_block_args *a)
  * rounds; NULL: nothing is. */
 struct layer {
     const gdn_block_args *a;
-    int64_t               T, S;
-    double               *x;                  /* [T][HIDDEN] */
-    double               *conv, *state, *out; /* out [T][HIDDEN] */
-    double               *qkv, *z, *b, *alog; /* [T][D], [T][HV V], [T][HV]: projected */
-    struct oracle_noise  *noise;
+    int64_t T, S;
+    double *x;                  /* [T][HIDDEN] */
+    double *conv, *state, *out; /* out [T][HIDDEN] */
+    double *qkv, *z, *b, *alog; /* [T][D], [T][HV V], [T][HV]: projected */
+    struct oracle_noise *noise;
 };
 
 /* Rounds what a device rounds to A. */
@@ -62,7 +70,7 @@ static inline void round_all(const struct layer *l, double *x, int64_t n)
 static inline double *project(const double *x, const gdn_tensor *w, int64_t T)
 {
     const int64_t n = w->size[0], m = w->size[1];
-    double       *y = ring2_heap((size_t)(T * n) * sizeof *y);
+    double *y = ring2_heap((size_t)(T * n) * sizeof *y);
     oracle_linear(y, NULL, x, ring2_doubles(w), T, n, m);
     return y;
 }
@@ -73,19 +81,19 @@ static inline void split_fused(struct layer *l)
 {
     const double *p = project(l->x, &l->a->in_proj_qkvz, l->T);
     const double *g = project(l->x, &l->a->in_proj_ba, l->T);
-    const int     per_head = 2 * K + 2 * R * V;
+    const int per_head = 2 * K + 2 * R * V;
     for (int64_t t = 0; t < l->T; t++)
         for (int h = 0; h < HK; h++) {
             const double *from = p + (t * HK + h) * per_head, *ba = g + (t * HK + h) * 2 * R;
-            double       *row  = l->qkv + t * D;
+            double *row = l->qkv + t * D;
             for (int i = 0; i < K; i++) row[h * K + i] = from[i];
             for (int i = 0; i < K; i++) row[HK * K + h * K + i] = from[K + i];
             for (int i = 0; i < R * V; i++) {
-                row[2 * HK * K + h * R * V + i]     = from[2 * K + i];
+                row[2 * HK * K + h * R * V + i] = from[2 * K + i];
                 l->z[t * HV * V + h * R * V + i] = from[2 * K + R * V + i];
             }
             for (int i = 0; i < R; i++) {
-                l->b[t * HV + h * R + i]    = ba[i];
+                l->b[t * HV + h * R + i] = ba[i];
                 l->alog[t * HV + h * R + i] = ba[R + i];
             }
         }
@@ -95,15 +103,15 @@ static inline void project_all(struct layer *l)
 {
     const gdn_block_args *a = l->a;
     if (a->in_proj_qkvz.data) {
-        l->qkv  = ring2_heap((size_t)(l->T * D) * 8);
-        l->z    = ring2_heap((size_t)(l->T * HV * V) * 8);
-        l->b    = ring2_heap((size_t)(l->T * HV) * 8);
+        l->qkv = ring2_heap((size_t)(l->T * D) * 8);
+        l->z = ring2_heap((size_t)(l->T * HV * V) * 8);
+        l->b = ring2_heap((size_t)(l->T * HV) * 8);
         l->alog = ring2_heap((size_t)(l->T * HV) * 8);
         split_fused(l);
     } else {
-        l->qkv  = project(l->x, &a->in_proj_qkv, l->T);
-        l->z    = project(l->x, &a->in_proj_z, l->T);
-        l->b    = project(l->x, &a->in_proj_b, l->T);
+        l->qkv = project(l->x, &a->in_proj_qkv, l->T);
+        l->z = project(l->x, &a->in_proj_z, l->T);
+        l->b = project(l->x, &a->in_proj_b, l->T);
         l->alog = project(l->x, &a->in_proj_a, l->T);
     }
     round_all(l, l->qkv, l->T * D);
@@ -114,8 +122,8 @@ static inline void project_all(struct layer *l)
 static inline double *convolve(struct layer *l)
 {
     const gdn_block_args *a = l->a;
-    double               *y = ring2_heap((size_t)(l->T * D) * 8);
-    double               *moved = ring2_heap((size_t)(l->S * D) * 8);
+    double *y = ring2_heap((size_t)(l->T * D) * 8);
+    double *moved = ring2_heap((size_t)(l->S * D) * 8);
     const int past = (int)taps_of(a) - 1;
     oracle_conv(y, NULL, l->qkv, l->conv + (l->S - past) * D, ring2_doubles(&a->conv_weight),
                 a->conv_bias.data ? ring2_doubles(&a->conv_bias) : NULL, true, l->T, D, past + 1);
@@ -144,12 +152,20 @@ static inline void run_rounded(const struct layer *l, const struct oracle_rule *
 static inline void run_head(const struct layer *l, const double *conv, int h, double *y)
 {
     const gdn_block_args *a = l->a;
-    const size_t          T = (size_t)l->T;
-    const double         *w = ring2_doubles(&a->norm_weight);
+    const size_t T = (size_t)l->T;
+    const double *w = ring2_doubles(&a->norm_weight);
     double *q = ring2_heap(T * K * 8), *k = ring2_heap(T * K * 8), *v = ring2_heap(T * V * 8);
     double *alpha = ring2_heap(T * 8), *beta = ring2_heap(T * 8), *o = ring2_heap(T * V * 8);
-    struct oracle_rule r = { .T = l->T, .K = K, .V = V, .scale = 1 / sqrt(K), .q = q, .k = k,
-                             .v = v, .alpha = alpha, .beta = beta, .o = o,
+    struct oracle_rule r = { .T = l->T,
+                             .K = K,
+                             .V = V,
+                             .scale = 1 / sqrt(K),
+                             .q = q,
+                             .k = k,
+                             .v = v,
+                             .alpha = alpha,
+                             .beta = beta,
+                             .o = o,
                              .state = l->state + h * V * K };
     for (int64_t t = 0; t < l->T; t++) {
         const double *row = conv + t * D;
@@ -158,7 +174,7 @@ static inline void run_head(const struct layer *l, const double *conv, int h, do
         memcpy(v + t * V, row + 2 * HK * K + h * V, V * 8);
         alpha[t] = exp(oracle_gate(l->alog[t * HV + h], ring2_get(&a->A_log, h),
                                    ring2_get(&a->dt_bias, h), 0));
-        beta[t]  = oracle_sigmoid(l->b[t * HV + h]);
+        beta[t] = oracle_sigmoid(l->b[t * HV + h]);
     }
     if (l->noise)
         run_rounded(l, &r, k);
@@ -189,7 +205,7 @@ enum { RUNS = 32 }; /* with noise */
 struct expected {
     int64_t n;
     double *want, *noise, *room;
-    bool   *kept;
+    bool *kept;
 };
 
 struct model {
@@ -208,15 +224,19 @@ static inline void move_states(const gdn_block_args *a, struct layer *l, int64_t
         for (int j = 0; j < V; j++)
             for (int x = 0; x < K; x++) {
                 const int64_t at = state_at(a, slot, h, j, x);
-                double       *S  = &l->state[(h * V + j) * K + x];
-                if (m) m->state.want[at] = *S, m->state.kept[at] = false;
-                else *S = ring2_get(&a->state, at);
+                double *S = &l->state[(h * V + j) * K + x];
+                if (m)
+                    m->state.want[at] = *S, m->state.kept[at] = false;
+                else
+                    *S = ring2_get(&a->state, at);
             }
     for (int64_t e = 0; a->conv_state.data && e < l->S; e++)
         for (int d = 0; d < D; d++) {
             const int64_t at = (slot * D + d) * l->S + e;
-            if (m) m->conv.want[at] = l->conv[e * D + d], m->conv.kept[at] = false;
-            else l->conv[e * D + d] = ring2_get(&a->conv_state, at);
+            if (m)
+                m->conv.want[at] = l->conv[e * D + d], m->conv.kept[at] = false;
+            else
+                l->conv[e * D + d] = ring2_get(&a->conv_state, at);
         }
 }
 
@@ -224,10 +244,10 @@ static inline void run_sequence(const gdn_block_args *a, const struct ring2_sequ
                                 struct oracle_noise *noise, struct model *m)
 {
     struct layer l = { .a = a, .T = s->valid, .noise = noise };
-    l.S     = a->conv_state.data ? a->conv_state.size[2] : taps_of(a) - 1;
-    l.conv  = ring2_heap((size_t)(l.S * D) * 8);
+    l.S = a->conv_state.data ? a->conv_state.size[2] : taps_of(a) - 1;
+    l.conv = ring2_heap((size_t)(l.S * D) * 8);
     l.state = ring2_heap(HV * V * K * 8);
-    l.x     = ring2_heap((size_t)(s->valid * HIDDEN) * 8);
+    l.x = ring2_heap((size_t)(s->valid * HIDDEN) * 8);
     for (int64_t i = 0; i < s->valid * HIDDEN; i++)
         l.x[i] = ring2_get(&a->hidden, s->first * HIDDEN + i);
     if (s->read >= 0) move_states(a, &l, s->read, NULL);
@@ -238,7 +258,7 @@ static inline void run_sequence(const gdn_block_args *a, const struct ring2_sequ
 
 static inline void expect_none(struct expected *e, const gdn_tensor *t, bool kept)
 {
-    *e      = (struct expected){ .n = t->data ? ring2_count(t) : 0 };
+    *e = (struct expected){ .n = t->data ? ring2_count(t) : 0 };
     e->want = ring2_heap((size_t)e->n * 8);
     e->room = ring2_heap((size_t)e->n * 8);
     e->kept = ring2_heap((size_t)e->n);
@@ -248,8 +268,8 @@ static inline void expect_none(struct expected *e, const gdn_tensor *t, bool kep
 static inline void run_model(const gdn_block_args *a, struct oracle_noise *noise, struct model *m)
 {
     struct ring2_sequence *seqs;
-    const bool    any = a->state.data || a->conv_state.data;
-    const int64_t B   = ring2_sequences(a->batch, &a->hidden, 1, any, &seqs);
+    const bool any = a->state.data || a->conv_state.data;
+    const int64_t B = ring2_sequences(a->batch, &a->hidden, 1, any, &seqs);
     expect_none(&m->out, &a->out, false);
     expect_none(&m->state, &a->state, true);
     expect_none(&m->conv, &a->conv_state, true);

@@ -17,25 +17,26 @@ typedef void loop_slot(void);
 
 static const struct loop {
     const char *name;
-    size_t      offset, bytes; /* its slots in struct gdn_kernels */
+    size_t offset, bytes; /* its slots in struct gdn_kernels */
     void (*check)(const struct gdn_kernels *kr);
 } loops[] = {
-#define LOOP(name) \
-    { #name, offsetof(struct gdn_kernels, name), sizeof gdn_kernels_scalar.name, check_##name }
-    LOOP(load_row),    LOOP(store_row),   LOOP(dot),          LOOP(norm_row),
-    LOOP(exp_row),     LOOP(sigmoid_row), LOOP(slope_row),    LOOP(gate_row),     LOOP(transpose),
-    LOOP(gemm_nt),     LOOP(gemv),        LOOP(strip_mul),    LOOP(chunk_gates),
-    LOOP(chunk_solve), LOOP(chunk_update), LOOP(chunk_write), LOOP(chunk_return),
-    LOOP(recur_vk),     LOOP(recur_kv),     LOOP(recur_strip),   LOOP(add_outer),
-    LOOP(conv),        LOOP(conv_update), LOOP(conv_sums), LOOP(load8_vk),     LOOP(load8_kv),
-    LOOP(store8_vk),   LOOP(store8_kv),   LOOP(recur8_vk),
+#define LOOP(name)                                                                              \
+    {                                                                                           \
+#name, offsetof(struct gdn_kernels, name), sizeof gdn_kernels_scalar.name, check_##name \
+    }
+    LOOP(load_row),    LOOP(store_row),    LOOP(dot),         LOOP(norm_row),    LOOP(exp_row),
+    LOOP(sigmoid_row), LOOP(slope_row),    LOOP(gate_row),    LOOP(transpose),   LOOP(gemm_nt),
+    LOOP(gemv),        LOOP(strip_mul),    LOOP(chunk_gates), LOOP(chunk_solve), LOOP(chunk_update),
+    LOOP(chunk_write), LOOP(chunk_return), LOOP(recur_vk),    LOOP(recur_kv),    LOOP(recur_strip),
+    LOOP(add_outer),   LOOP(conv),         LOOP(conv_update), LOOP(conv_sums),   LOOP(load8_vk),
+    LOOP(load8_kv),    LOOP(store8_vk),    LOOP(store8_kv),   LOOP(recur8_vk),
 #undef LOOP
 };
 
 enum {
     N_LOOPS = sizeof loops / sizeof *loops,
-    SLOTS   = (sizeof(struct gdn_kernels) - offsetof(struct gdn_kernels, load_row)) /
-            sizeof(loop_slot *)
+    SLOTS =
+        (sizeof(struct gdn_kernels) - offsetof(struct gdn_kernels, load_row)) / sizeof(loop_slot *)
 };
 
 /* ---- State ---- */
@@ -44,30 +45,30 @@ enum { MAX_BUFFERS = 128, MAX_SAMPLES = 1000 };
 
 struct buffer {
     unsigned char *map; /* guard page, pages, guard page */
-    size_t         map_bytes;
+    size_t map_bytes;
     unsigned char *data;
-    size_t         bytes;
+    size_t bytes;
 };
 
 static struct {
     /* options */
     const char *isa, *function;
-    uint64_t    seed;
-    int         repeat;
-    bool        bench, verbose, list;
+    uint64_t seed;
+    int repeat;
+    bool bench, verbose, list;
     /* the loop that runs */
     const struct gdn_kernels *kr;
-    const struct loop        *loop;
-    bool                      marked[SLOTS];
-    int                       cases, failures;
-    char                      text[160]; /* of the case */
-    uint64_t                  random;
-    bool                      at_end; /* buffers end at the guard page, or begin after it */
-    double                    worst, worst_limit;
-    char                      worst_text[240];
-    struct buffer             buffers[MAX_BUFFERS], spare[MAX_BUFFERS];
-    int                       n_buffers, n_spare;
-    size_t                    page;
+    const struct loop *loop;
+    bool marked[SLOTS];
+    int cases, failures;
+    char text[160]; /* of the case */
+    uint64_t random;
+    bool at_end; /* buffers end at the guard page, or begin after it */
+    double worst, worst_limit;
+    char worst_text[240];
+    struct buffer buffers[MAX_BUFFERS], spare[MAX_BUFFERS];
+    int n_buffers, n_spare;
+    size_t page;
 } now;
 
 /* ---- Random numbers: splitmix64 ---- */
@@ -75,8 +76,8 @@ static struct {
 uint64_t check_bits(void)
 {
     uint64_t z = now.random += 0x9e3779b97f4a7c15;
-    z          = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z          = (z ^ z >> 27) * 0x94d049bb133111eb;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
     return z ^ z >> 31;
 }
 
@@ -119,11 +120,11 @@ static struct buffer get_mapping(size_t map_bytes)
     for (int i = 0; i < now.n_spare; i++)
         if (now.spare[i].map_bytes == map_bytes) {
             const struct buffer b = now.spare[i];
-            now.spare[i]          = now.spare[--now.n_spare];
+            now.spare[i] = now.spare[--now.n_spare];
             return b;
         }
     struct buffer b = { NULL, map_bytes, NULL, 0 };
-    b.map           = gdn_os_pages(map_bytes);
+    b.map = gdn_os_pages(map_bytes);
     if (!b.map || !gdn_os_pages_forbid(b.map, now.page) ||
         !gdn_os_pages_forbid(b.map + map_bytes - now.page, now.page))
         out_of_memory();
@@ -137,10 +138,10 @@ void *check_bytes(size_t bytes, size_t align)
         fprintf(stderr, "check: more than %d buffers in one case\n", MAX_BUFFERS);
         exit(2);
     }
-    struct buffer  b     = get_mapping(inner + 2 * now.page);
+    struct buffer b = get_mapping(inner + 2 * now.page);
     unsigned char *first = b.map + now.page;
-    b.bytes              = bytes;
-    b.data               = now.at_end ? first + (inner - bytes) / align * align : first;
+    b.bytes = bytes;
+    b.data = now.at_end ? first + (inner - bytes) / align * align : first;
     memset(first, CANARY, inner);
     memset(b.data, 0xff, bytes);
     now.buffers[now.n_buffers++] = b;
@@ -245,15 +246,15 @@ static double units(int dtype, double got, double want, double mag)
 static void note_worst(const char *what, double u, double limit)
 {
     if (u * now.worst_limit <= now.worst * limit) return;
-    now.worst       = u;
+    now.worst = u;
     now.worst_limit = limit;
     snprintf(now.worst_text, sizeof now.worst_text, "%s, %s", what, now.text);
 }
 
 static void check_gap(const char *what, struct check_view got, int64_t row)
 {
-    const size_t         size = gdn_dtype_bytes(got.dtype);
-    const unsigned char *p    = (const unsigned char *)got.data + (size_t)(row * got.ld) * size;
+    const size_t size = gdn_dtype_bytes(got.dtype);
+    const unsigned char *p = (const unsigned char *)got.data + (size_t)(row * got.ld) * size;
     for (size_t i = (size_t)got.cols * size; i < (size_t)got.ld * size; i++)
         if (p[i] != 0xff) {
             check_fail("%s: written after row %lld of %lld columns", what, (long long)row,
@@ -296,8 +297,8 @@ void check_same_numbers(const char *what, const float *got, const float *want, s
 {
     for (size_t i = 0; i < n; i++)
         if (memcmp(&got[i], &want[i], sizeof *got) != 0 && !(isnan(got[i]) && isnan(want[i]))) {
-            check_fail("%s: element %zu is %.9g, expected %.9g to the bit", what, i,
-                       (double)got[i], (double)want[i]);
+            check_fail("%s: element %zu is %.9g, expected %.9g to the bit", what, i, (double)got[i],
+                       (double)want[i]);
             return;
         }
 }
@@ -311,17 +312,14 @@ const struct gdn_kernels *check_twin(const struct gdn_kernels *kr)
 /* ---- Timing ---- */
 
 static struct {
-    double  bytes, flops;
-    double  samples[MAX_SAMPLES]; /* ns per call */
-    int     n;                    /* samples taken; -1: not timing */
-    int64_t batch, left;          /* calls per sample */
-    double  start;
+    double bytes, flops;
+    double samples[MAX_SAMPLES]; /* ns per call */
+    int n;                       /* samples taken; -1: not timing */
+    int64_t batch, left;         /* calls per sample */
+    double start;
 } timing;
 
-static double ns_now(void)
-{
-    return (double)gdn_os_now_ns();
-}
+static double ns_now(void) { return (double)gdn_os_now_ns(); }
 
 static int by_value(const void *a, const void *b)
 {
@@ -339,18 +337,17 @@ static void print_timing(void)
 {
     const double m = median(timing.samples, timing.n);
     for (int i = 0; i < timing.n; i++) timing.samples[i] = fabs(timing.samples[i] - m);
-    printf("  %s.%s  %s  %.1f ns +- %.1f  %.1f GB/s  %.1f GFLOP/s\n", now.loop->name,
-           now.kr->name, now.text, m, median(timing.samples, timing.n), timing.bytes / m,
-           timing.flops / m);
+    printf("  %s.%s  %s  %.1f ns +- %.1f  %.1f GB/s  %.1f GFLOP/s\n", now.loop->name, now.kr->name,
+           now.text, m, median(timing.samples, timing.n), timing.bytes / m, timing.flops / m);
 }
 
 void check_bench_begin(double bytes, double flops)
 {
     timing.bytes = bytes;
     timing.flops = flops;
-    timing.n     = now.bench && now.at_end && now.failures == 0 ? 0 : -1;
+    timing.n = now.bench && now.at_end && now.failures == 0 ? 0 : -1;
     timing.batch = 1;
-    timing.left  = 0;
+    timing.left = 0;
     timing.start = 0;
 }
 
@@ -372,7 +369,7 @@ bool check_bench_more(void)
             return false;
         }
     }
-    timing.left  = timing.batch - 1;
+    timing.left = timing.batch - 1;
     timing.start = ns_now();
     return true;
 }
@@ -420,10 +417,10 @@ static void check_coverage(const struct loop *loop)
 /* Returns whether it passed. */
 static bool run_loop(const struct loop *loop)
 {
-    now.loop  = loop;
+    now.loop = loop;
     now.cases = now.failures = 0;
-    now.worst                = 0;
-    now.worst_limit          = 1;
+    now.worst = 0;
+    now.worst_limit = 1;
     memset(now.marked, 0, sizeof now.marked);
     for (int r = 0; r < now.repeat; r++, now.seed++) {
         run_pass(loop, true);
@@ -448,8 +445,7 @@ static bool is_wanted(const struct loop *loop, const struct gdn_kernels *kr)
     char name[64];
     snprintf(name, sizeof name, "%s.%s", loop->name, kr->name);
     return (!now.isa || strcmp(now.isa, kr->name) == 0) &&
-           (!now.function || matches(now.function, loop->name) ||
-            matches(now.function, name));
+           (!now.function || matches(now.function, loop->name) || matches(now.function, name));
 }
 
 /* Every slot of the table must belong to a loop of the list above. */
@@ -466,7 +462,7 @@ static bool list_is_complete(void)
 static int run_all(void)
 {
     const uint32_t flags = gdn_cpu_detect();
-    int            passed = 0, skipped = 0, failed = list_is_complete() ? 0 : 1;
+    int passed = 0, skipped = 0, failed = list_is_complete() ? 0 : 1;
     for (int t = 0; gdn_cpu_tables[t]; t++) {
         now.kr = gdn_cpu_tables[t];
         for (int i = 0; i < N_LOOPS; i++) {
@@ -496,8 +492,8 @@ static int run_all(void)
 /* Whether argv[*i] is "--name=text", or "--name" and the next argument is the text. */
 static bool is_option(char **argv, int *i, const char *name, const char **value)
 {
-    const char  *arg = argv[*i];
-    const size_t n   = strlen(name);
+    const char *arg = argv[*i];
+    const size_t n = strlen(name);
     if (strncmp(arg, name, n) != 0 || (arg[n] && arg[n] != '=')) return false;
     if (!arg[n] && !argv[*i + 1]) return false;
     *value = arg[n] ? arg + n + 1 : argv[++*i];
@@ -515,19 +511,18 @@ static bool parse_number(const char *text, uint64_t low, uint64_t high, uint64_t
 static bool parse(char **argv, int *i)
 {
     const char *arg = argv[*i], *text;
-    uint64_t    value;
-    bool       *flag = strcmp(arg, "--bench") == 0     ? &now.bench
-                       : strcmp(arg, "--verbose") == 0 ? &now.verbose
-                       : strcmp(arg, "--list") == 0    ? &now.list
-                                                       : NULL;
+    uint64_t value;
+    bool *flag = strcmp(arg, "--bench") == 0     ? &now.bench
+                 : strcmp(arg, "--verbose") == 0 ? &now.verbose
+                 : strcmp(arg, "--list") == 0    ? &now.list
+                                                 : NULL;
     if (flag) {
         *flag = true;
         return true;
     }
     if (is_option(argv, i, "--isa", &now.isa) || is_option(argv, i, "--function", &now.function))
         return true;
-    if (is_option(argv, i, "--seed", &text))
-        return parse_number(text, 0, UINT64_MAX, &now.seed);
+    if (is_option(argv, i, "--seed", &text)) return parse_number(text, 0, UINT64_MAX, &now.seed);
     if (!is_option(argv, i, "--repeat", &text) || !parse_number(text, 1, 1000000, &value))
         return false;
     now.repeat = (int)value;
@@ -538,7 +533,7 @@ static bool parse(char **argv, int *i)
 static int check_isa(void)
 {
     static const char *const all[] = { "scalar", "avx2", "avx512", "neon" };
-    bool                     known = false;
+    bool known = false;
     for (int t = 0; gdn_cpu_tables[t]; t++)
         if (!strcmp(now.isa, gdn_cpu_tables[t]->name) &&
             !(gdn_cpu_tables[t]->needs & ~gdn_cpu_detect()))
@@ -555,9 +550,9 @@ static int check_isa(void)
 int check_main(int argc, char **argv)
 {
     memset(&now, 0, sizeof now);
-    now.seed   = 1; /* fixed, so that a run can be repeated */
+    now.seed = 1; /* fixed, so that a run can be repeated */
     now.repeat = 1;
-    now.page   = gdn_os_page_bytes();
+    now.page = gdn_os_page_bytes();
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         if (!strcmp(arg, "--") && i + 1 == argc) break; /* nothing follows the options */

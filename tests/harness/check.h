@@ -74,8 +74,8 @@ const struct gdn_kernels *check_twin(const struct gdn_kernels *kr);
 enum { ELEMENT = 1, LINE = 64 }; /* alignment: as it falls, or a cache line */
 
 /* Every byte 0xff, which is NaN in each float dtype; so are the next two. */
-void   *check_bytes(size_t bytes, size_t align);
-float  *check_poison(size_t n);
+void *check_bytes(size_t bytes, size_t align);
+float *check_poison(size_t n);
 double *check_doubles(size_t n);
 /* n random floats; the same aligned to a cache line. */
 float *check_floats(size_t n, double low, double high);
@@ -88,8 +88,8 @@ void *check_copy(const void *from, size_t bytes, size_t align);
 double *check_widen(const float *x, size_t n);
 
 uint64_t check_bits(void);
-int      check_below(int n);
-double   check_uniform(double low, double high);
+int check_below(int n);
+double check_uniform(double low, double high);
 
 /* ---- Judging ---- */
 
@@ -98,8 +98,8 @@ void check_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* rows x cols elements of a dtype, ld apart. */
 struct check_view {
     const void *data;
-    int         dtype;
-    int64_t     rows, cols, ld;
+    int dtype;
+    int64_t rows, cols, ld;
 };
 static inline struct check_view f32_row(const float *p, size_t n)
 {

@@ -13,13 +13,14 @@
 /* A binary float: its significant bits and smallest and largest normal exponents. */
 static const struct format {
     int bits, e_min, e_max;
-} formats[] = { [GDN_F32] = { 24, -126, 127 }, [GDN_BF16] = { 8, -126, 127 },
-                [GDN_F16] = { 11, -14, 15 } };
+} formats[] = {
+    [GDN_F32] = { 24, -126, 127 }, [GDN_BF16] = { 8, -126, 127 }, [GDN_F16] = { 11, -14, 15 }
+};
 
 static double power_of_two(int e) /* no less than -1022 */
 {
     const uint64_t bits = (uint64_t)(e + 1023) << 52;
-    double         x;
+    double x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
@@ -48,8 +49,8 @@ static double round_to(const struct format *f, double x)
 static uint16_t f16_bits(double x) /* x is an f16 number */
 {
     const uint16_t sign = signbit(x) ? 0x8000 : 0;
-    const double   a = fabs(x);
-    int            e;
+    const double a = fabs(x);
+    int e;
     if (isnan(x)) return sign | 0x7e00;
     if (isinf(x)) return sign | 0x7c00;
     if (a < 0x1p-14) return sign | (uint16_t)(a * 0x1p24);
@@ -60,7 +61,7 @@ static uint16_t f16_bits(double x) /* x is an f16 number */
 static double f16_value(uint16_t h)
 {
     const double sign = h & 0x8000 ? -1 : 1;
-    const int    e = h >> 10 & 31, m = h & 1023;
+    const int e = h >> 10 & 31, m = h & 1023;
     if (e == 31) return m ? NAN : sign * INFINITY;
     return sign * 0x1p-24 * (e ? (1024 + m) * (double)(1 << (e - 1)) : m);
 }
@@ -86,7 +87,7 @@ double oracle_load(const void *p, int dtype, int64_t i)
 
 void oracle_store(void *p, int dtype, int64_t i, double x)
 {
-    uint32_t    bits;
+    uint32_t bits;
     const float f = dtype == GDN_BF16 ? (float)round_to(&formats[GDN_BF16], x) : (float)x;
     memcpy(&bits, &f, sizeof bits);
     switch (dtype) {
@@ -121,7 +122,7 @@ static double length(const double *a, int n) { return sqrt(dot(a, a, n)); }
  * length of the whole column's error. */
 struct column {
     double *mag;
-    double  norm;
+    double norm;
 };
 
 /* Returns the error that a column passes to its product with x: the better of two bounds. */
@@ -136,40 +137,39 @@ static double carried(const struct column *c, const double *x, int K)
  * length of the error only grows by |alpha (I - beta k k^T)|, which is at most 1 for unit keys.
  * Returns the magnitude of o.
  */
-static double magnitude_token(struct column *c, const double *S, const double *q,
-                              const double *k, double v, double u, double alpha, double beta,
-                              int K)
+static double magnitude_token(struct column *c, const double *S, const double *q, const double *k,
+                              double v, double u, double alpha, double beta, int K)
 {
     const double local_u = fabs(beta) * (fabs(v) + alpha * dot_abs(k, S, K));
-    const double u_mag   = local_u + fabs(beta) * alpha * carried(c, k, K);
-    const double o_mag   = alpha * (dot_abs(q, S, K) + carried(c, q, K)) +
+    const double u_mag = local_u + fabs(beta) * alpha * carried(c, k, K);
+    const double o_mag = alpha * (dot_abs(q, S, K) + carried(c, q, K)) +
                          fabs(dot(k, q, K)) * u_mag + dot_abs(k, q, K) * fabs(u);
     double local2 = 0;
     for (int x = 0; x < K; x++) {
         const double local = alpha * fabs(S[x]) + fabs(k[x] * u);
-        c->mag[x]          = alpha * c->mag[x] + fabs(k[x]) * u_mag + local;
+        c->mag[x] = alpha * c->mag[x] + fabs(k[x]) * u_mag + local;
         local2 += local * local;
     }
-    c->norm = alpha * fmax(1, fabs(1 - beta * dot(k, k, K))) * c->norm +
-              length(k, K) * local_u + sqrt(local2);
+    c->norm = alpha * fmax(1, fabs(1 - beta * dot(k, k, K))) * c->norm + length(k, K) * local_u +
+              sqrt(local2);
     for (int x = 0; x < K; x++) c->mag[x] = fmin(c->mag[x], c->norm);
     return o_mag;
 }
 
 void oracle_rule(const struct oracle_rule *r)
 {
-    const int  K     = r->K;
+    const int K = r->K;
     const bool track = r->o_mag || r->state_mag || r->each_mag;
-    double    *mag = calloc((size_t)K, sizeof *mag), *no_key = calloc((size_t)K, sizeof *no_key);
+    double *mag = calloc((size_t)K, sizeof *mag), *no_key = calloc((size_t)K, sizeof *no_key);
 
     for (int j = 0; j < r->V; j++) {
-        double       *S = r->state + (size_t)j * K;
+        double *S = r->state + (size_t)j * K;
         struct column c = { mag, 0 };
         memset(mag, 0, (size_t)K * sizeof *mag);
         for (int64_t t = 0; t < r->T; t++) {
-            const double  alpha = r->alpha[t], beta = r->beta[t];
+            const double alpha = r->alpha[t], beta = r->beta[t];
             const double *q = r->q + t * K, *k = beta == 0 ? no_key : r->k + t * K;
-            const double  v = beta == 0 ? 0 : r->v[t * r->V + j];
+            const double v = beta == 0 ? 0 : r->v[t * r->V + j];
 
             if (alpha == 0) memset(S, 0, (size_t)K * sizeof *S);
             const double u = beta * (v - alpha * dot(k, S, K));
@@ -195,8 +195,8 @@ void oracle_rule(const struct oracle_rule *r)
 double oracle_move(struct oracle_noise *n, double x)
 {
     uint64_t z = n->seed += 0x9e3779b97f4a7c15u; /* splitmix64 */
-    z          = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z          = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     z ^= z >> 31;
     return x + ((double)(z >> 11) * 0x1p-52 - 1) * oracle_half_ulp(n->dtype, x);
 }
@@ -209,8 +209,8 @@ void oracle_move_all(struct oracle_noise *n, double *x, int64_t count)
 /* Tokens t0 to t0 + n - 1. The matrices are [n][n]. */
 struct chunk {
     const struct oracle_rule *r;
-    int64_t                   t0;
-    int                       n;
+    int64_t t0;
+    int n;
     double *T, *P, *L, *from_start, *to_end;
     double *S, *R, *U; /* of one column: [K], [n], [n] */
 };
@@ -237,7 +237,7 @@ static void make_grams(const struct chunk *c)
             c->L[i * c->n + j] = decayed(beta[i] * decay, kk);
             c->P[i * c->n + j] = decayed(c->r->scale * decay, qk);
         }
-        c->to_end[j]     = decay;
+        c->to_end[j] = decay;
         c->from_start[j] = alpha[j] * (j ? c->from_start[j - 1] : 1);
     }
 }
@@ -257,14 +257,14 @@ static void make_t(const struct chunk *c)
 static void run_column(const struct chunk *c, int64_t j, double *S, struct oracle_noise *noise)
 {
     const struct oracle_rule *r = c->r;
-    const int                 K = r->K;
+    const int K = r->K;
     memcpy(c->S, S, (size_t)K * sizeof *S);
     oracle_move_all(noise, c->S, K);
     for (int i = 0; i < c->n; i++) {
         const double p = decayed(c->from_start[i], dot(row_of(c, r->k, i), c->S, K));
-        c->R[i] = r->beta[c->t0 + i] == 0
-                      ? 0 : oracle_move(noise, r->v[(c->t0 + i) * r->V + j] - p);
-        c->U[i]        = dot(c->T + i * c->n, c->R, i + 1);
+        c->R[i] =
+            r->beta[c->t0 + i] == 0 ? 0 : oracle_move(noise, r->v[(c->t0 + i) * r->V + j] - p);
+        c->U[i] = dot(c->T + i * c->n, c->R, i + 1);
     }
     for (int x = 0; x < K; x++) S[x] = decayed(c->from_start[c->n - 1], S[x]);
     for (int i = 0; i < c->n; i++) {
@@ -280,8 +280,8 @@ static void run_column(const struct chunk *c, int64_t j, double *S, struct oracl
 
 void oracle_rule_chunks(const struct oracle_rule *r, int C, struct oracle_noise *noise)
 {
-    double      *memory = calloc((size_t)(3 * C * C + 4 * C + r->K), sizeof *memory), *at = memory;
-    struct chunk c      = { .r = r };
+    double *memory = calloc((size_t)(3 * C * C + 4 * C + r->K), sizeof *memory), *at = memory;
+    struct chunk c = { .r = r };
     c.T = at, c.P = at += C * C, c.L = at += C * C, c.from_start = at += C * C;
     c.to_end = at += C, c.R = at += C, c.U = at += C, c.S = at + C;
     for (; c.t0 < r->T; c.t0 += C) {
@@ -317,7 +317,7 @@ double oracle_gate_slope(double a, double A_log, double dt_bias, double lower_bo
     const double A = exp(A_log), x = a + dt_bias;
     if (lower_bound < 0) {
         const double y = oracle_sigmoid(A * x) * oracle_sigmoid(-A * x);
-        *by_A_log      = y > 0 ? lower_bound * y * A * x : 0;
+        *by_A_log = y > 0 ? lower_bound * y * A * x : 0;
         return lower_bound * y * A;
     }
     *by_A_log = oracle_gate(a, A_log, dt_bias, 0);
@@ -343,7 +343,7 @@ void oracle_l2norm_backward(double *dx, const double *x, const double *dout, int
     double sum = 0, inner = 0;
     for (int64_t i = 0; i < n; i++) sum += x[i] * x[i], inner += x[i] * dout[i];
     const double length = sqrt(sum);
-    double       divisor = sqrt(sum + eps), slope = 1 / divisor;
+    double divisor = sqrt(sum + eps), slope = 1 / divisor;
     if (norm == GDN_NORM_L2_ADD) divisor = length + eps, slope = length > 0 ? 1 / length : 0;
     if (norm == GDN_NORM_L2_MAX) divisor = fmax(length, eps), slope = length < eps ? 0 : 1 / length;
     for (int64_t i = 0; i < n; i++)
@@ -358,7 +358,7 @@ void oracle_rmsnorm_gated(double *y, const double *x, const double *w, const dou
     const double s = 1 / sqrt(sum / (double)n + eps);
     for (int64_t i = 0; i < n; i++) {
         const double act = !z ? 1 : sigmoid ? oracle_sigmoid(z[i]) : oracle_silu(z[i]);
-        y[i]             = x[i] * s * (w ? w[i] : 1) * act;
+        y[i] = x[i] * s * (w ? w[i] : 1) * act;
     }
 }
 
@@ -373,7 +373,7 @@ void oracle_rmsnorm_backward(const struct oracle_rmsnorm *a, double *dx, double 
                              double *dweight)
 {
     const int64_t n = a->n;
-    double        sum = 0, inner = 0;
+    double sum = 0, inner = 0;
     for (int64_t i = 0; i < n; i++) sum += a->x[i] * a->x[i];
     const double r = 1 / sqrt(sum / (double)n + a->eps);
     for (int64_t i = 0; i < n; i++) {
@@ -403,9 +403,9 @@ void oracle_conv(double *y, double *y_mag, const double *x, const double *histor
         for (int d = 0; d < D; d++) {
             double sum = bias ? bias[d] : 0, mag = fabs(sum);
             for (int w = 0; w < W; w++) {
-                const int64_t at   = t - W + 1 + w;
-                const double  past = history && at < 0 ? history[(at + W - 1) * D + d] : 0;
-                const double  in   = at < 0 ? past : x[at * D + d];
+                const int64_t at = t - W + 1 + w;
+                const double past = history && at < 0 ? history[(at + W - 1) * D + d] : 0;
+                const double in = at < 0 ? past : x[at * D + d];
                 sum += weight[d * W + w] * in;
                 mag += fabs(weight[d * W + w] * in);
             }
@@ -415,8 +415,8 @@ void oracle_conv(double *y, double *y_mag, const double *x, const double *histor
         }
 }
 
-void oracle_linear(double *y, double *y_mag, const double *x, const double *w, int64_t m,
-                   int64_t n, int64_t K)
+void oracle_linear(double *y, double *y_mag, const double *x, const double *w, int64_t m, int64_t n,
+                   int64_t K)
 {
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {

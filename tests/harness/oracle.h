@@ -23,7 +23,7 @@
 /* Element i of an array of gdn_dtype (floats and indices), and the store with one rounding to
  * nearest even. Written without the library's conversions. */
 double oracle_load(const void *p, int dtype, int64_t i);
-void   oracle_store(void *p, int dtype, int64_t i, double x);
+void oracle_store(void *p, int dtype, int64_t i, double x);
 /* Half the distance of neighbours of that float dtype around x: what one rounding may cost. */
 double oracle_half_ulp(int dtype, double x);
 
@@ -35,18 +35,18 @@ double oracle_half_ulp(int dtype, double x);
  * the limit.
  */
 struct oracle_rule {
-    int64_t       T;
-    int           K, V;
-    double        scale;
+    int64_t T;
+    int K, V;
+    double scale;
     const double *q, *k;        /* [T][K]; normalised by the caller if they are to be */
     const double *v;            /* [T][V] */
     const double *alpha, *beta; /* [T] */
-    double       *state;        /* [V][K]: in the initial, out the final state */
-    double       *o;            /* [T][V]; may be NULL */
-    double       *each;         /* [T][V][K], the state after each token; may be NULL */
-    double       *o_mag;        /* [T][V]; may be NULL */
-    double       *state_mag;    /* [V][K], of the final state; may be NULL */
-    double       *each_mag;     /* [T][V][K]; may be NULL */
+    double *state;              /* [V][K]: in the initial, out the final state */
+    double *o;                  /* [T][V]; may be NULL */
+    double *each;               /* [T][V][K], the state after each token; may be NULL */
+    double *o_mag;              /* [T][V]; may be NULL */
+    double *state_mag;          /* [V][K], of the final state; may be NULL */
+    double *each_mag;           /* [T][V][K]; may be NULL */
 };
 void oracle_rule(const struct oracle_rule *r);
 
@@ -55,11 +55,11 @@ void oracle_rule(const struct oracle_rule *r);
  * every number that is rounded on the way moved by a random part of half its ulp.
  */
 struct oracle_noise {
-    int      dtype;
+    int dtype;
     uint64_t seed; /* moves on */
 };
 double oracle_move(struct oracle_noise *n, double x);
-void   oracle_move_all(struct oracle_noise *n, double *x, int64_t count);
+void oracle_move_all(struct oracle_noise *n, double *x, int64_t count);
 
 /*
  * The rule as tensor cores compute it on q and k of n->dtype: in chunks of C tokens
@@ -76,17 +76,17 @@ void oracle_rule_chunks(const struct oracle_rule *r, int C, struct oracle_noise 
  * would; what that does to a gradient is a measure of how well it can be computed.
  */
 struct oracle_backward {
-    int64_t       T;
-    int           K, V;
-    bool          single;
-    double        scale;
-    const double *q, *k, *v, *alpha, *beta;   /* as in oracle_rule */
-    const double *state, *dstate_out;         /* [V][K]; NULL: zero */
-    const double *dout;                       /* [T][V] */
-    double       *dq, *dk;                    /* [T][K] */
-    double       *dv, *dgate, *dbeta, *dstate; /* [T][V], [T], [T], [V][K] */
-    double       *carried; /* [V] or NULL: the largest gradient of S on its way, times alphas */
-    double       *terms;   /* [T] or NULL: sums of |du v|, from which dbeta takes others away */
+    int64_t T;
+    int K, V;
+    bool single;
+    double scale;
+    const double *q, *k, *v, *alpha, *beta; /* as in oracle_rule */
+    const double *state, *dstate_out;       /* [V][K]; NULL: zero */
+    const double *dout;                     /* [T][V] */
+    double *dq, *dk;                        /* [T][K] */
+    double *dv, *dgate, *dbeta, *dstate;    /* [T][V], [T], [T], [V][K] */
+    double *carried; /* [V] or NULL: the largest gradient of S on its way, times alphas */
+    double *terms;   /* [T] or NULL: sums of |du v|, from which dbeta takes others away */
 };
 void oracle_rule_backward(const struct oracle_backward *r);
 
@@ -125,9 +125,9 @@ void oracle_rmsnorm_gated(double *y, const double *x, const double *w, const dou
 /* Its gradients from dout: dx, dz (NULL: not wanted) and what w gets from this row. */
 struct oracle_rmsnorm {
     const double *x, *w, *z, *dout; /* w NULL: 1; z NULL: no gate */
-    bool          sigmoid;
-    double        eps;
-    int64_t       n;
+    bool sigmoid;
+    double eps;
+    int64_t n;
 };
 void oracle_rmsnorm_backward(const struct oracle_rmsnorm *a, double *dx, double *dz,
                              double *dweight);
@@ -139,7 +139,7 @@ void oracle_rmsnorm_backward(const struct oracle_rmsnorm *a, double *dx, double 
 void oracle_conv(double *y, double *y_mag, const double *x, const double *history,
                  const double *weight, const double *bias, bool silu, int64_t T, int D, int W);
 /* y [m][n] = x [m][K] times w [n][K] transposed. y_mag may be NULL. */
-void oracle_linear(double *y, double *y_mag, const double *x, const double *w, int64_t m,
-                   int64_t n, int64_t K);
+void oracle_linear(double *y, double *y_mag, const double *x, const double *w, int64_t m, int64_t n,
+                   int64_t K);
 
 #endif

@@ -34,7 +34,7 @@ static double written(const struct oracle_backward *r, int64_t t, int j, const d
 /* before [T][K]: alpha S before each token; after [T][K]: S after it. */
 static void walk_column(const struct oracle_backward *r, int j, double *before, double *after)
 {
-    const int     K = r->K;
+    const int K = r->K;
     const double *S = r->state ? r->state + (size_t)j * (size_t)K : NULL;
     for (int64_t t = 0; t < r->T; t++) {
         double *from = before + t * K, *to = after + t * K;
@@ -50,28 +50,28 @@ static void walk_column(const struct oracle_backward *r, int j, double *before, 
 static void token(const struct oracle_backward *r, int64_t t, int j, double *J,
                   const double *before, const double *after)
 {
-    const int     K = r->K;
+    const int K = r->K;
     const double *q = r->q + t * K, *k = r->k + t * K;
-    double       *dq = r->dq + t * K, *dk = r->dk + t * K;
-    const double  beta = r->beta[t], dout = rounded(r, r->scale * r->dout[t * r->V + j]);
-    const double  u = written(r, t, j, before);
-    double        du = 0, most = r->carried ? r->carried[j] : 0;
+    double *dq = r->dq + t * K, *dk = r->dk + t * K;
+    const double beta = r->beta[t], dout = rounded(r, r->scale * r->dout[t * r->V + j]);
+    const double u = written(r, t, j, before);
+    double du = 0, most = r->carried ? r->carried[j] : 0;
     for (int x = 0; x < K; x++) {
         dq[x] = add(r, dq[x], dout, after[x]);
-        J[x]  = add(r, J[x], dout, q[x]);
-        du    = add(r, du, J[x], k[x]);
-        most  = fmax(most, fabs(J[x]));
+        J[x] = add(r, J[x], dout, q[x]);
+        du = add(r, du, J[x], k[x]);
+        most = fmax(most, fabs(J[x]));
     }
     const double missed = rounded(r, r->v[t * r->V + j] - found(r, t, before));
     const double back = rounded(r, beta * du);
-    r->dbeta[t]           = add(r, r->dbeta[t], du, missed);
+    r->dbeta[t] = add(r, r->dbeta[t], du, missed);
     if (r->terms) r->terms[t] += fabs(du * r->v[t * r->V + j]);
-    r->dv[t * r->V + j]   = back;
+    r->dv[t * r->V + j] = back;
     for (int x = 0; x < K; x++) {
-        dk[x]       = add(r, add(r, dk[x], u, J[x]), -back, before[x]);
-        J[x]        = add(r, J[x], -back, k[x]);
+        dk[x] = add(r, add(r, dk[x], u, J[x]), -back, before[x]);
+        J[x] = add(r, J[x], -back, k[x]);
         r->dgate[t] = add(r, r->dgate[t], J[x], before[x]);
-        J[x]        = r->alpha[t] == 0 ? 0 : rounded(r, r->alpha[t] * J[x]);
+        J[x] = r->alpha[t] == 0 ? 0 : rounded(r, r->alpha[t] * J[x]);
     }
     if (r->carried) r->carried[j] = r->alpha[t] * most;
 }
@@ -79,8 +79,8 @@ static void token(const struct oracle_backward *r, int64_t t, int j, double *J,
 void oracle_rule_backward(const struct oracle_backward *r)
 {
     const size_t T = (size_t)r->T, K = (size_t)r->K;
-    double      *before = calloc(T * K + 1, sizeof *before);
-    double      *after  = calloc(T * K + 1, sizeof *after);
+    double *before = calloc(T * K + 1, sizeof *before);
+    double *after = calloc(T * K + 1, sizeof *after);
     memset(r->dq, 0, T * K * sizeof *r->dq);
     memset(r->dk, 0, T * K * sizeof *r->dk);
     memset(r->dgate, 0, T * sizeof *r->dgate);

@@ -21,8 +21,8 @@ static void decay(const struct oracle_family *r, int64_t t, double *S)
 static double written(const struct oracle_family *r, int64_t row, int j, const double *S)
 {
     const double *k = r->k + row * r->K, *b = r->b + row * r->K;
-    const double  w = r->w[row * r->V + j];
-    double        u = w == 0 ? 0 : w * r->v[row * r->V + j];
+    const double w = r->w[row * r->V + j];
+    double u = w == 0 ? 0 : w * r->v[row * r->V + j];
     for (int x = 0; x < r->K; x++)
         if (b[x] != 0) u -= b[x] * k[x] * S[j * r->K + x];
     return u;
@@ -59,8 +59,8 @@ static void update_backward(const struct oracle_family_backward *a, int64_t row,
     const struct oracle_family *r = a->of;
     const double *k = r->k + row * r->K, *b = r->b + row * r->K;
     for (int j = 0; j < r->V; j++) {
-        double       du = 0;
-        const double w  = r->w[row * r->V + j], v = r->v[row * r->V + j];
+        double du = 0;
+        const double w = r->w[row * r->V + j], v = r->v[row * r->V + j];
         for (int x = 0; x < r->K; x++) du += k[x] * J[j * r->K + x];
         for (int x = 0; x < r->K; x++) {
             const double S = before[j * r->K + x];
@@ -78,8 +78,8 @@ static void update_backward(const struct oracle_family_backward *a, int64_t row,
 static void token_backward(const struct oracle_family_backward *a, int64_t t, const double *states,
                            const double *us, double *S, double *J)
 {
-    const struct oracle_family *r  = a->of;
-    const int64_t               KV = (int64_t)r->K * r->V;
+    const struct oracle_family *r = a->of;
+    const int64_t KV = (int64_t)r->K * r->V;
     memcpy(S, states + (r->n - 1) * KV, (size_t)KV * sizeof *S);
     update(r, t * r->n + r->n - 1, S, NULL);
     for (int j = 0; j < r->V; j++)
@@ -100,10 +100,10 @@ static void token_backward(const struct oracle_family_backward *a, int64_t t, co
 
 void oracle_family_backward(const struct oracle_family_backward *a)
 {
-    const struct oracle_family *r  = a->of;
-    const size_t                KV = (size_t)(r->K * r->V), rows = (size_t)(r->T * r->n);
+    const struct oracle_family *r = a->of;
+    const size_t KV = (size_t)(r->K * r->V), rows = (size_t)(r->T * r->n);
     double *states = calloc(rows * KV + KV, sizeof *states), *S = states + rows * KV;
-    double *us     = calloc(rows * (size_t)r->V + 1, sizeof *us);
+    double *us = calloc(rows * (size_t)r->V + 1, sizeof *us);
     memcpy(S, r->state, KV * sizeof *S);
     for (size_t row = 0; row < rows; row++) {
         if (row % (size_t)r->n == 0) decay(r, (int64_t)row / r->n, S);

@@ -9,14 +9,14 @@
 #include <stdint.h>
 
 struct oracle_family {
-    int64_t       T;
-    int           K, V, n;
-    double        scale;
-    const double *q, *g;        /* [T][K]; g: logarithms, -inf forgets by selection */
-    const double *k, *b;        /* [n T][K] */
-    const double *v, *w;        /* [n T][V]; v is not read where w is 0 */
-    double       *state;        /* [V][K]: in the initial, out the final state */
-    double       *o;            /* [T][V] */
+    int64_t T;
+    int K, V, n;
+    double scale;
+    const double *q, *g; /* [T][K]; g: logarithms, -inf forgets by selection */
+    const double *k, *b; /* [n T][K] */
+    const double *v, *w; /* [n T][V]; v is not read where w is 0 */
+    double *state;       /* [V][K]: in the initial, out the final state */
+    double *o;           /* [T][V] */
 };
 void oracle_family(const struct oracle_family *r);
 
@@ -25,9 +25,9 @@ void oracle_family(const struct oracle_family *r);
  * forgets. */
 struct oracle_family_backward {
     const struct oracle_family *of;
-    const double *dout, *dstate_out;             /* [T][V], [V][K] */
-    double       *dq, *dg, *dk, *db, *dv, *dw;   /* as q, g, k, b, v, w */
-    double       *dstate;                        /* [V][K] */
+    const double *dout, *dstate_out;     /* [T][V], [V][K] */
+    double *dq, *dg, *dk, *db, *dv, *dw; /* as q, g, k, b, v, w */
+    double *dstate;                      /* [V][K] */
 };
 void oracle_family_backward(const struct oracle_family_backward *r);
 

@@ -27,42 +27,46 @@ static inline gdn_tensor table(const int64_t *values, int64_t rows, int64_t colu
 /* ---- A call as an op makes it -------------------------------------------------------------- */
 
 struct call {
-    bool              padded;
-    unsigned          takes; /* GDN_PLAN_... */
-    int64_t           B, T; /* packed: N = B T */
-    int64_t           read_end, write_end, checkpoint_end;
-    bool              two_pools, own_checkpoints;
-    gdn_batch         batch;
+    bool padded;
+    unsigned takes; /* GDN_PLAN_... */
+    int64_t B, T;   /* packed: N = B T */
+    int64_t read_end, write_end, checkpoint_end;
+    bool two_pools, own_checkpoints;
+    gdn_batch batch;
     struct gdn_tokens tokens;
-    struct gdn_plan   plan;
-    struct gdn_seq   *seqs;
+    struct gdn_plan plan;
+    struct gdn_seq *seqs;
 };
 
 /* Padded [B][T] with a pool of 8 slots, until a test says otherwise. */
 static inline struct call padded(int64_t B, int64_t T)
 {
-    return (struct call){
-        .padded = true, .takes = ~0u, .B = B, .T = T, .read_end = 8, .write_end = 8,
-        .checkpoint_end = -1, .batch = gdn_batch_init()
-    };
+    return (struct call){ .padded = true,
+                          .takes = ~0u,
+                          .B = B,
+                          .T = T,
+                          .read_end = 8,
+                          .write_end = 8,
+                          .checkpoint_end = -1,
+                          .batch = gdn_batch_init() };
 }
 
 static inline struct call packed(int64_t N)
 {
     struct call c = padded(1, N);
-    c.padded      = false;
+    c.padded = false;
     return c;
 }
 
 static inline gdn_status run(struct call *c)
 {
-    static float     x[1];
+    static float x[1];
     const gdn_tensor like = c->padded ? gdn_dense(x, GDN_F32, 3, c->B, c->T, 1, 0)
                                       : gdn_dense(x, GDN_F32, 2, c->B * c->T, 1, 0, 0);
-    gdn_status       s    = gdn_plan_tokens(ctx, &like, "x", 1, &c->tokens);
+    gdn_status s = gdn_plan_tokens(ctx, &like, "x", 1, &c->tokens);
     /* As an op says it: with a tensor for checkpoints, if the batch has some. */
-    const bool     leaves = c->batch.checkpoint_every || c->batch.checkpoint_starts.data ||
-                            c->batch.checkpoint_positions.data;
+    const bool leaves = c->batch.checkpoint_every || c->batch.checkpoint_starts.data ||
+                        c->batch.checkpoint_positions.data;
     const unsigned takes = c->takes & ~(GDN_PLAN_NO_TENSOR | (leaves ? 0u : GDN_PLAN_CHECKPOINTS));
     if (s == GDN_OK) s = gdn_plan_describe(ctx, &c->batch, &c->tokens, takes, &c->plan);
     if (s != GDN_OK) return s;
@@ -95,8 +99,8 @@ static inline void expect_seq(const char *what, const struct call *c, int64_t b,
                               struct gdn_seq want)
 {
     const struct gdn_seq *s = &c->seqs[b];
-    want.row                = b;
-    want.total              = want.n_valid;
+    want.row = b;
+    want.total = want.n_valid;
     CHECK(s->row == want.row && s->batch == want.batch && s->first == want.first &&
               s->n_tokens == want.n_tokens && s->n_valid == want.n_valid &&
               s->total == want.total && s->read == want.read && s->write == want.write &&
@@ -107,7 +111,7 @@ static inline void expect_seq(const char *what, const struct call *c, int64_t b,
           (int)s->n_valid, (int)s->total, (int)s->read, (int)s->write, s->keep_out);
 }
 
-#define SEQ(...)                                                                                   \
+#define SEQ(...) \
     (struct gdn_seq) { __VA_ARGS__ }
 
 /* Only the slots. */

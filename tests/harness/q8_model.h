@@ -22,15 +22,19 @@ static const int heads[3] = { 2, 2, 4 };
 /* A pool's content: a dtype, with scales or, floats alone, without. */
 static const struct kind {
     int32_t dtype;
-    bool    plain;
-} kinds[] = { { GDN_I8, false }, { GDN_E4M3, false }, { GDN_E5M2, false },
-              { GDN_E4M3, true }, { GDN_E5M2, true } }, wide_kind = { GDN_F32, true };
+    bool plain;
+} kinds[] = { { GDN_I8, false },
+              { GDN_E4M3, false },
+              { GDN_E5M2, false },
+              { GDN_E4M3, true },
+              { GDN_E5M2, true } },
+  wide_kind = { GDN_F32, true };
 enum { N_KINDS = sizeof kinds / sizeof *kinds, N_SCALED = 3 };
 
 /* A dtype in numbers: bits of the mantissa, the exponent of the smallest normal number, the largest
  * code that is a number, bits that random rounding looks at, the largest value. */
 static const struct {
-    int   mantissa, least, most, random;
+    int mantissa, least, most, random;
     float largest;
 } formats[] = {
     [GDN_I8] = { 0, 0, 127, 24, 127 },
@@ -63,7 +67,7 @@ static inline uint64_t mix(uint64_t z)
 static inline uint32_t draw(uint64_t seed, int64_t n, int64_t head, int64_t v, int64_t k)
 {
     const uint64_t key = mix(mix(mix(seed + (uint64_t)n) + (uint64_t)head) + (uint64_t)v);
-    uint32_t       x   = (uint32_t)(key >> 32) + (uint32_t)k * 0x9e3779b9u;
+    uint32_t x = (uint32_t)(key >> 32) + (uint32_t)k * 0x9e3779b9u;
     x = (x ^ x >> 16) * 0x7feb352d;
     x = (x ^ x >> 15) * 0x846ca68b;
     return x ^ x >> 16;
@@ -79,10 +83,10 @@ static inline int code_below(int32_t dtype, double y)
 
 static inline uint8_t code_of(int32_t dtype, float y, const uint32_t *random)
 {
-    const double a    = fabs((double)y), all = ldexp(1, formats[dtype].random);
-    const int    most = formats[dtype].most;
+    const double a = fabs((double)y), all = ldexp(1, formats[dtype].random);
+    const int most = formats[dtype].most;
     if (isnan(y)) return 127;
-    int          c   = code_below(dtype, a);
+    int c = code_below(dtype, a);
     const double low = code_value(dtype, (uint8_t)c);
     const double step = c < most ? code_value(dtype, (uint8_t)(c + 1)) - low : 1;
     const double part = c < most ? (a - low) / step : 0;
@@ -90,8 +94,10 @@ static inline uint8_t code_of(int32_t dtype, float y, const uint32_t *random)
         const double fixed = trunc(fmax(-127, fmin(127, (double)y)) * 0x1p24);
         return (uint8_t)(int)floor((fixed + (*random >> 8)) * 0x1p-24);
     }
-    if (random) c += floor(part * all) + (*random >> (32 - formats[dtype].random)) >= all;
-    else c += part > 0.5 || (part == 0.5 && c % 2);
+    if (random)
+        c += floor(part * all) + (*random >> (32 - formats[dtype].random)) >= all;
+    else
+        c += part > 0.5 || (part == 0.5 && c % 2);
     if (dtype == GDN_I8) return (uint8_t)(y < 0 ? -c : c);
     return (uint8_t)(c | (signbit(y) ? 128 : 0));
 }
@@ -108,8 +114,8 @@ static inline void *element(const struct pool *p, int layout, int64_t s, int64_t
                             int64_t k)
 {
     const int64_t *d = p->t.stride;
-    const int64_t  at = s * d[0] + h * d[1] + (layout == GDN_STATE_VK ? v * d[2] + k * d[3]
-                                                                      : k * d[2] + v * d[3]);
+    const int64_t at =
+        s * d[0] + h * d[1] + (layout == GDN_STATE_VK ? v * d[2] + k * d[3] : k * d[2] + v * d[3]);
     return (char *)p->t.data + at * (int64_t)gdn_dtype_bytes(p->t.dtype);
 }
 
@@ -134,8 +140,8 @@ static inline gdn_tensor none(void)
 
 static inline struct pool make_kind(struct kind kind, int layout, int64_t P)
 {
-    const bool  vk = layout == GDN_STATE_VK;
-    struct pool p  = { ring2_new(kind.dtype, 3, 4, P, 4, vk ? V : K, vk ? K : V), none() };
+    const bool vk = layout == GDN_STATE_VK;
+    struct pool p = { ring2_new(kind.dtype, 3, 4, P, 4, vk ? V : K, vk ? K : V), none() };
     if (!kind.plain) p.scales = ring2_new(GDN_F32, 2, 3, P, 4, V, 0);
     return p;
 }
@@ -152,20 +158,21 @@ static inline struct pool slot_of(const struct pool *p, int64_t slot)
     return one;
 }
 
-#define FOR_COLUMNS(P, s, h, v)                    \
-    for (int64_t s = 0; s < (P); s++)              \
-        for (int64_t h = 0; h < 4; h++)            \
+#define FOR_COLUMNS(P, s, h, v)         \
+    for (int64_t s = 0; s < (P); s++)   \
+        for (int64_t h = 0; h < 4; h++) \
             for (int64_t v = 0; v < V; v++)
 
 /* Numbers alone. Without scales they are up to 1, so that a state stays away from its largest. */
 static inline void fill_eight(const struct pool *p, int layout)
 {
     const int32_t dtype = p->t.dtype;
-    FOR_COLUMNS(slots_of(p), s, h, v) {
+    FOR_COLUMNS(slots_of(p), s, h, v)
+    {
         if (p->scales.data)
-            *scale_at(p, s, h, v) = ring2_below(9) == 0 ? 0
-                                                        : (float)ring2_uniform(0.127, 2.54) /
-                                                              formats[dtype].largest;
+            *scale_at(p, s, h, v) =
+                ring2_below(9) == 0 ? 0
+                                    : (float)ring2_uniform(0.127, 2.54) / formats[dtype].largest;
         for (int64_t k = 0; k < K; k++) {
             uint8_t c = (uint8_t)ring2_bits();
             if ((c & 127) > formats[dtype].most ||
@@ -181,16 +188,16 @@ static inline struct pool widened(const struct pool *p, int layout)
 {
     const struct pool to = make_wide(layout, slots_of(p));
     FOR_COLUMNS(slots_of(p), s, h, v)
-        for (int64_t k = 0; k < K; k++) {
-            const uint8_t c = *(uint8_t *)element(p, layout, s, h, v, k);
-            const float   x = (float)code_value(p->t.dtype, c) * scale_of(p, s, h, v);
-            memcpy(element(&to, layout, s, h, v, k), &x, sizeof x);
-        }
+    for (int64_t k = 0; k < K; k++) {
+        const uint8_t c = *(uint8_t *)element(p, layout, s, h, v, k);
+        const float x = (float)code_value(p->t.dtype, c) * scale_of(p, s, h, v);
+        memcpy(element(&to, layout, s, h, v, k), &x, sizeof x);
+    }
     return to;
 }
 
 struct rounding {
-    bool     random;
+    bool random;
     uint64_t seed;
 };
 
@@ -200,23 +207,22 @@ static inline void round_column(const struct pool *to, const struct pool *from, 
                                 struct rounding rounding)
 {
     const int32_t dtype = to->t.dtype;
-    float         m = 0, x[K], scale, inverse = 1;
-    bool          finite = true;
+    float m = 0, x[K], scale, inverse = 1;
+    bool finite = true;
     for (int64_t k = 0; k < K; k++) {
         memcpy(&x[k], element(from, layout, s, h, v, k), sizeof *x);
         finite = finite && isfinite(x[k]);
-        m      = fmaxf(m, fabsf(x[k]));
+        m = fmaxf(m, fabsf(x[k]));
     }
     if (to->scales.data) {
-        scale   = fmaxf(m / formats[dtype].largest, 0x1p-126f);
+        scale = fmaxf(m / formats[dtype].largest, 0x1p-126f);
         inverse = !finite || m == 0 ? 0 : 1 / scale;
         *scale_at(to, s, h, v) = !finite ? NAN : m == 0 ? 0 : scale;
     }
     for (int64_t k = 0; k < K; k++) {
         const uint32_t r = draw(rounding.seed, n, h, v, k);
-        const uint8_t  c = inverse == 0
-                               ? 0
-                               : code_of(dtype, x[k] * inverse, rounding.random ? &r : NULL);
+        const uint8_t c =
+            inverse == 0 ? 0 : code_of(dtype, x[k] * inverse, rounding.random ? &r : NULL);
         memcpy(element(to, layout, s, h, v, k), &c, 1);
     }
 }
@@ -268,12 +274,12 @@ static inline gdn_state_copy_args copy_args(const struct pool *from, int from_la
 static inline gdn_rule_args part_of(const gdn_rule_args *a, int64_t first, int64_t n)
 {
     static gdn_batch batch;
-    gdn_rule_args    p     = ring2_rule_slice(a, first, n);
-    const int64_t    cu[2] = { 0, n };
-    batch            = gdn_batch_init();
+    gdn_rule_args p = ring2_rule_slice(a, first, n);
+    const int64_t cu[2] = { 0, n };
+    batch = gdn_batch_init();
     batch.cu_seqlens = ring2_indices(GDN_I32, 2, cu);
-    p.batch          = &batch;
-    p.seed           = a->seed + (uint64_t)first;
+    p.batch = &batch;
+    p.seed = a->seed + (uint64_t)first;
     return p;
 }
 

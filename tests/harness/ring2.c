@@ -23,27 +23,27 @@ enum { SKIPPED = 77 }; /* exit status that CTest shows as such */
 /* The memory of ring2_heap(), in a chain. */
 struct heap {
     struct heap *next;
-    double       memory[];
+    double memory[];
 };
 
 /* The memory of ring2_alloc(). */
 struct block {
     unsigned char *map;     /* the accessible pages, from their start */
-    size_t         bytes;   /* of the accessible pages */
+    size_t bytes;           /* of the accessible pages */
     unsigned char *before;  /* their copy at ring2_call_begin() */
     unsigned char *written; /* 1: the call may change this byte */
 };
 
 static struct {
     struct block blocks[MAX_BLOCKS];
-    int          n_blocks;
+    int n_blocks;
     struct heap *heap;
-    char         name[200];
-    const char  *skipped;
-    const char  *filter;
-    int          n_reports, n_passed, n_failed, n_skipped, every, n_begun;
-    uint64_t     seed, state;
-    gdn_ctx     *ctx[MAX_THREADS + 1];
+    char name[200];
+    const char *skipped;
+    const char *filter;
+    int n_reports, n_passed, n_failed, n_skipped, every, n_begun;
+    uint64_t seed, state;
+    gdn_ctx *ctx[MAX_THREADS + 1];
 } self = { .every = 1 };
 
 /* ---- Tests ---- */
@@ -53,9 +53,12 @@ void ring2_options(int argc, char **argv)
     const char *every = getenv("GDN_TEST_EVERY");
     if (every) self.every = atoi(every);
     for (int i = 1; i < argc; i++) {
-        if (!strncmp(argv[i], "--seed=", 7)) self.seed = strtoull(argv[i] + 7, NULL, 0);
-        else if (!strncmp(argv[i], "--every=", 8)) self.every *= atoi(argv[i] + 8);
-        else self.filter = argv[i];
+        if (!strncmp(argv[i], "--seed=", 7))
+            self.seed = strtoull(argv[i] + 7, NULL, 0);
+        else if (!strncmp(argv[i], "--every=", 8))
+            self.every *= atoi(argv[i] + 8);
+        else
+            self.filter = argv[i];
     }
     if (self.every < 1) self.every = 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -70,8 +73,8 @@ bool ring2_begin(const char *format, ...)
     if (self.filter && !strstr(self.name, self.filter)) return false;
     if (self.n_begun++ % self.every) return false;
     self.n_reports = 0;
-    self.skipped   = NULL;
-    self.state     = self.seed + 0x9e3779b97f4a7c15u;
+    self.skipped = NULL;
+    self.state = self.seed + 0x9e3779b97f4a7c15u;
     for (const char *c = self.name; *c; c++) self.state = self.state * 31 + (unsigned char)*c;
     return true;
 }
@@ -194,14 +197,14 @@ int64_t ring2_below(int64_t n) { return (int64_t)(ring2_bits() % (uint64_t)n); }
 
 gdn_ctx *ring2_ctx(int n_threads)
 {
-    char        text[256] = "";
-    gdn_options o         = gdn_options_init();
-    gdn_ctx   **ctx       = &self.ctx[n_threads];
+    char text[256] = "";
+    gdn_options o = gdn_options_init();
+    gdn_ctx **ctx = &self.ctx[n_threads];
     if (*ctx) return *ctx;
-    o.n_threads        = n_threads;
-    o.error_text       = text;
+    o.n_threads = n_threads;
+    o.error_text = text;
     o.error_text_bytes = sizeof text;
-    o.backend          = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
+    o.backend = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
     if (gdn_ctx_create(&o, ctx) != GDN_OK) give_up(text);
     return *ctx;
 }
@@ -209,7 +212,7 @@ gdn_ctx *ring2_ctx(int n_threads)
 void ring2_give_workspace(gdn_ctx *ctx, gdn_op op, void *args)
 {
     char *const at = (char *)args + gdn_op_shapes[op].workspace_at; /* and its bytes */
-    size_t      bytes = 0;
+    size_t bytes = 0;
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, op, args, &bytes), GDN_OK);
     void *const memory = ring2_alloc((bytes + 63) / 64 * 64, 64);
     memcpy(at, &memory, sizeof memory);
@@ -221,8 +224,8 @@ bool ring2_float_mode(int i, void (*call)(void *arg), void *arg)
 {
     /* flush to zero and denormals are zero; toward zero; up, unmasked; down, flags set */
     static const unsigned modes[] = { 0x9fc0, 0x7f80, 0x5000, 0x3fbf };
-    const unsigned        before  = _mm_getcsr();
-    unsigned              after;
+    const unsigned before = _mm_getcsr();
+    unsigned after;
     if (i >= (int)(sizeof modes / sizeof *modes)) return false;
     _mm_setcsr(modes[i]);
     call(arg);
@@ -256,16 +259,15 @@ bool ring2_float_mode(int i, void (*call)(void *arg), void *arg)
 
 void *ring2_alloc(size_t bytes, size_t align)
 {
-    const size_t   page  = gdn_os_page_bytes();
-    const size_t   pages = (bytes + align + page - 1) / page * page;
-    struct block  *b     = &self.blocks[self.n_blocks];
-    unsigned char *map   = gdn_os_pages(pages + 2 * page);
+    const size_t page = gdn_os_page_bytes();
+    const size_t pages = (bytes + align + page - 1) / page * page;
+    struct block *b = &self.blocks[self.n_blocks];
+    unsigned char *map = gdn_os_pages(pages + 2 * page);
     if (self.n_blocks++ == MAX_BLOCKS) give_up("too many buffers");
-    if (!map || !gdn_os_pages_forbid(map, page) ||
-        !gdn_os_pages_forbid(map + page + pages, page))
+    if (!map || !gdn_os_pages_forbid(map, page) || !gdn_os_pages_forbid(map + page + pages, page))
         give_up("no memory");
     memset(b, 0, sizeof *b);
-    b->map   = map + page;
+    b->map = map + page;
     b->bytes = pages;
     memset(b->map, POISON, pages);
     ring2_device_map(b->map, pages);
@@ -276,7 +278,7 @@ void *ring2_heap(size_t bytes)
 {
     struct heap *h = calloc(1, sizeof *h + bytes);
     if (!h) give_up("no memory");
-    h->next   = self.heap;
+    h->next = self.heap;
     self.heap = h;
     return h->memory;
 }
@@ -286,18 +288,18 @@ void *ring2_heap(size_t bytes)
 gdn_tensor ring2_new(int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1, int64_t s2,
                      int64_t s3)
 {
-    const size_t  unit   = gdn_dtype_bytes(dtype);
+    const size_t unit = gdn_dtype_bytes(dtype);
     const int64_t size[] = { s0, s1, s2, s3 };
-    gdn_tensor    t;
-    int64_t       stride = 1, span = 1;
+    gdn_tensor t;
+    int64_t stride = 1, span = 1;
     memset(&t, 0, sizeof t);
     t.dtype = dtype;
-    t.ndim  = ndim;
+    t.ndim = ndim;
     for (int i = ndim - 1; i >= 0; i--) {
-        t.size[i]   = size[i];
+        t.size[i] = size[i];
         t.stride[i] = stride;
-        stride      = stride * size[i] + gap;
-        span        = size[i] ? span + t.stride[i] * (size[i] - 1) : 0;
+        stride = stride * size[i] + gap;
+        span = size[i] ? span + t.stride[i] * (size[i] - 1) : 0;
         if (!size[i]) stride = gap + 1;
     }
     for (int i = 0; i < ndim; i++)
@@ -309,7 +311,7 @@ gdn_tensor ring2_new(int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s
 static void drop_dim(gdn_tensor *t, int dim)
 {
     for (int i = dim; i + 1 < t->ndim; i++) {
-        t->size[i]   = t->size[i + 1];
+        t->size[i] = t->size[i + 1];
         t->stride[i] = t->stride[i + 1];
     }
     t->ndim--;
@@ -319,8 +321,8 @@ static void drop_dim(gdn_tensor *t, int dim)
 gdn_tensor ring2_narrow(const gdn_tensor *t, int dim, int64_t first, int64_t n)
 {
     gdn_tensor r = *t;
-    r.data       = (char *)t->data + first * t->stride[dim] * (int64_t)gdn_dtype_bytes(t->dtype);
-    r.size[dim]  = n;
+    r.data = (char *)t->data + first * t->stride[dim] * (int64_t)gdn_dtype_bytes(t->dtype);
+    r.size[dim] = n;
     return r;
 }
 
@@ -334,8 +336,8 @@ gdn_tensor ring2_select(const gdn_tensor *t, int dim, int64_t i)
 gdn_tensor ring2_swap(const gdn_tensor *t, int a, int b)
 {
     gdn_tensor r = *t;
-    r.size[a]   = t->size[b];
-    r.size[b]   = t->size[a];
+    r.size[a] = t->size[b];
+    r.size[b] = t->size[a];
     r.stride[a] = t->stride[b];
     r.stride[b] = t->stride[a];
     return r;
@@ -344,11 +346,11 @@ gdn_tensor ring2_swap(const gdn_tensor *t, int a, int b)
 gdn_tensor ring2_turned(bool turned, int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1,
                         int64_t s2, int64_t s3)
 {
-    int64_t       size[] = { s0, s1, s2, s3 };
+    int64_t size[] = { s0, s1, s2, s3 };
     const int64_t last = size[ndim - 1], other = size[ndim - 2];
     if (!turned) return ring2_new(dtype, gap, ndim, s0, s1, s2, s3);
-    size[ndim - 1]     = other;
-    size[ndim - 2]     = last;
+    size[ndim - 1] = other;
+    size[ndim - 2] = last;
     const gdn_tensor t = ring2_new(dtype, gap, ndim, size[0], size[1], size[2], size[3]);
     return ring2_swap(&t, ndim - 2, ndim - 1);
 }
@@ -375,7 +377,7 @@ void *ring2_element(const gdn_tensor *t, int64_t i)
 
 /* Elements that lie one after the other, from element i on. */
 struct run {
-    void   *at;
+    void *at;
     int64_t n;
 };
 static struct run run_from(const gdn_tensor *t, int64_t i)
@@ -388,7 +390,7 @@ static struct run run_from(const gdn_tensor *t, int64_t i)
 
 /* The same of two tensors at once. */
 struct two_runs {
-    void   *a, *b;
+    void *a, *b;
     int64_t n;
 };
 static struct two_runs two_runs_from(const gdn_tensor *a, const gdn_tensor *b, int64_t i)
@@ -412,8 +414,7 @@ void ring2_fill(const gdn_tensor *t, double low, double high)
     struct run r;
     for (int64_t i = 0; i < ring2_count(t); i += r.n) {
         r = run_from(t, i);
-        for (int64_t j = 0; j < r.n; j++)
-            oracle_store(r.at, t->dtype, j, ring2_uniform(low, high));
+        for (int64_t j = 0; j < r.n; j++) oracle_store(r.at, t->dtype, j, ring2_uniform(low, high));
     }
 }
 
@@ -442,7 +443,7 @@ void ring2_copy(const gdn_tensor *to, const gdn_tensor *from)
 gdn_tensor ring2_clone(const gdn_tensor *t)
 {
     const int64_t *s = t->size;
-    gdn_tensor     r;
+    gdn_tensor r;
     if (!t->data) return *t;
     r = ring2_new(t->dtype, 0, t->ndim, s[0], s[1], s[2], s[3]);
     ring2_copy(&r, t);
@@ -452,8 +453,8 @@ gdn_tensor ring2_clone(const gdn_tensor *t)
 double *ring2_doubles(const gdn_tensor *t)
 {
     const int64_t n = ring2_count(t);
-    double       *x = ring2_heap((size_t)n * sizeof *x);
-    struct run    r;
+    double *x = ring2_heap((size_t)n * sizeof *x);
+    struct run r;
     for (int64_t i = 0; i < n; i += r.n) {
         r = run_from(t, i);
         for (int64_t j = 0; j < r.n; j++) x[i + j] = oracle_load(r.at, t->dtype, j);
@@ -481,9 +482,9 @@ bool ring2_same_bits(const gdn_tensor *a, const gdn_tensor *b)
 
 void ring2_expect_bits(const char *what, const gdn_tensor *got, const gdn_tensor *want)
 {
-    const int64_t n    = ring2_count(want);
-    const size_t  unit = gdn_dtype_bytes(want->dtype);
-    int64_t       bad = 0, first = 0;
+    const int64_t n = ring2_count(want);
+    const size_t unit = gdn_dtype_bytes(want->dtype);
+    int64_t bad = 0, first = 0;
     if (got->dtype != want->dtype || ring2_count(got) != n) {
         ring2_fail("%s: not the same shape or dtype", what);
         return;
@@ -492,8 +493,8 @@ void ring2_expect_bits(const char *what, const gdn_tensor *got, const gdn_tensor
     for (int64_t i = n - 1; i >= 0; i--)
         if (memcmp(ring2_element(got, i), ring2_element(want, i), unit)) bad++, first = i;
     ring2_fail("%s: %" PRId64 " of %" PRId64 " elements differ, first [%" PRId64
-               "]: %.9g, expected %.9g", what, bad, n, first, ring2_get(got, first),
-               ring2_get(want, first));
+               "]: %.9g, expected %.9g",
+               what, bad, n, first, ring2_get(got, first), ring2_get(want, first));
 }
 
 /* ---- What a call may touch ---- */
@@ -504,7 +505,7 @@ void ring2_call_begin(void)
         struct block *b = &self.blocks[i];
         free(b->before);
         free(b->written);
-        b->before  = malloc(b->bytes);
+        b->before = malloc(b->bytes);
         b->written = calloc(b->bytes, 1);
         if (!b->before || !b->written) give_up("no memory");
         memcpy(b->before, b->map, b->bytes);
@@ -527,7 +528,7 @@ static struct block *block_of(const unsigned char *p)
 void ring2_may_write_bytes(const void *memory, size_t bytes)
 {
     const unsigned char *p = memory;
-    struct block        *b = block_of(p);
+    struct block *b = block_of(p);
     if (b) memset(b->written + (p - b->map), 1, bytes);
 }
 
@@ -545,13 +546,14 @@ void ring2_call_end(void)
 {
     for (int i = 0; i < self.n_blocks; i++) {
         const struct block *b = &self.blocks[i];
-        size_t              n = 0, first = 0;
+        size_t n = 0, first = 0;
         if (!b->before || !memcmp(b->map, b->before, b->bytes)) continue;
         for (size_t j = b->bytes; j-- > 0;)
             if (!b->written[j] && b->map[j] != b->before[j]) n++, first = j;
         if (n)
             ring2_fail("buffer %d: %zu bytes changed that are not the call's, first %zu before "
-                       "the end", i, n, b->bytes - first);
+                       "the end",
+                       i, n, b->bytes - first);
     }
 }
 
@@ -563,12 +565,12 @@ static double rounding_square(int32_t dtype, double x)
     return half * half * (dtype == GDN_F32 ? 16 : 0.5);
 }
 
-void ring2_compare(const char *what, const gdn_tensor *got, const double *want,
-                   const double *limit, const double *noise, const bool *kept)
+void ring2_compare(const char *what, const gdn_tensor *got, const double *want, const double *limit,
+                   const double *noise, const bool *kept)
 {
-    const int64_t n        = ring2_count(got);
-    int64_t       n_judged = 0;
-    double        sum = 0, allowed = 0;
+    const int64_t n = ring2_count(got);
+    int64_t n_judged = 0;
+    double sum = 0, allowed = 0;
     for (int64_t i = 0; i < n; i++) {
         if (kept && kept[i]) continue;
         const double x = ring2_get(got, i), half = oracle_half_ulp(got->dtype, want[i]);

@@ -41,7 +41,7 @@ void ring2_options(int argc, char **argv);
 bool ring2_begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void ring2_end(void); /* prints the line, frees every buffer */
 /* Prints the closing line, returns main's status: 77 where everything that ran was skipped. */
-int  ring2_summary(void);
+int ring2_summary(void);
 
 /* Marks the running test. */
 void ring2_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -59,8 +59,8 @@ void ring2_status(gdn_ctx *ctx, const char *what, gdn_status got, gdn_status wan
 /* ---- Random numbers: the same on every machine, from the test's name ---- */
 
 uint64_t ring2_bits(void);
-double   ring2_uniform(double low, double high);
-int64_t  ring2_below(int64_t n);
+double ring2_uniform(double low, double high);
+int64_t ring2_below(int64_t n);
 uint64_t ring2_seed(void); /* of the option --seed=N; 0 without */
 
 /* ---- Pairwise cases ---- */
@@ -68,7 +68,7 @@ uint64_t ring2_seed(void); /* of the option --seed=N; 0 without */
 enum { RING2_MAX_FACTORS = 32, RING2_MAX_LEVELS = 10 };
 
 struct ring2_factors {
-    int        n;
+    int n;
     const int *levels; /* [n], how many levels each factor has */
     bool (*allowed)(int factor_i, int level_i, int factor_j, int level_j);
 };
@@ -100,17 +100,14 @@ static inline uint64_t ring2_fpcr(void)
     __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
     return mode;
 }
-static inline void ring2_set_fpcr(uint64_t mode)
-{
-    __asm__ volatile("msr fpcr, %0" : : "r"(mode));
-}
+static inline void ring2_set_fpcr(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
 #endif
 
 /* ---- Memory and views ---- */
 
 void *ring2_alloc(size_t bytes, size_t align);
 void *ring2_heap(size_t bytes); /* zeroed, unguarded, freed by ring2_end() */
-void  ring2_free(void);         /* frees all of it before the end, for long tests */
+void ring2_free(void);          /* frees all of it before the end, for long tests */
 
 /* A view with a buffer of its own: each dimension but the last is followed by `gap` elements
  * that the call does not describe. */
@@ -122,7 +119,7 @@ gdn_tensor ring2_turned(bool turned, int32_t dtype, int64_t gap, int ndim, int64
 /* The same batch without its checkpoints. */
 static inline gdn_batch ring2_no_checkpoints(const gdn_batch *batch)
 {
-    gdn_batch b        = *batch;
+    gdn_batch b = *batch;
     b.checkpoint_every = 0;
     b.checkpoint_starts.data = b.checkpoint_positions.data = b.checkpoint_slots.data = NULL;
     return b;
@@ -138,12 +135,12 @@ gdn_tensor ring2_clone(const gdn_tensor *t);
 
 int64_t ring2_count(const gdn_tensor *t);
 /* Element number i in row-major order, whatever the strides. */
-void   *ring2_element(const gdn_tensor *t, int64_t i);
-double  ring2_get(const gdn_tensor *t, int64_t i);
-void    ring2_set(const gdn_tensor *t, int64_t i, double x); /* rounds to nearest even */
-void    ring2_fill(const gdn_tensor *t, double low, double high);
-void    ring2_fill_value(const gdn_tensor *t, double x);
-void    ring2_copy(const gdn_tensor *to, const gdn_tensor *from);
+void *ring2_element(const gdn_tensor *t, int64_t i);
+double ring2_get(const gdn_tensor *t, int64_t i);
+void ring2_set(const gdn_tensor *t, int64_t i, double x); /* rounds to nearest even */
+void ring2_fill(const gdn_tensor *t, double low, double high);
+void ring2_fill_value(const gdn_tensor *t, double x);
+void ring2_copy(const gdn_tensor *to, const gdn_tensor *from);
 double *ring2_doubles(const gdn_tensor *t);
 gdn_tensor ring2_indices(int32_t dtype, int64_t n, const int64_t *values);
 
@@ -166,8 +163,8 @@ enum ring2_seen { RING2_STRUCT, RING2_CONTENTS, RING2_WORKSPACE };
  * buffer changes. gdn_supported() says the same of what the struct alone tells, without
  * reading through a pointer, and accepts what only contents (or the workspace) tell.
  */
-void ring2_refused(gdn_ctx *ctx, gdn_op op, const void *args, enum ring2_seen seen,
-                   gdn_status want, const char *needle);
+void ring2_refused(gdn_ctx *ctx, gdn_op op, const void *args, enum ring2_seen seen, gdn_status want,
+                   const char *needle);
 
 /* ---- Comparison ---- */
 
@@ -177,7 +174,7 @@ void ring2_refused(gdn_ctx *ctx, gdn_op op, const void *args, enum ring2_seen se
  * root mean square error may also be no more than that of the noise, plus roundings. kept:
  * elements not to be judged; NULL: none.
  */
-void ring2_compare(const char *what, const gdn_tensor *got, const double *want,
-                   const double *limit, const double *noise, const bool *kept);
+void ring2_compare(const char *what, const gdn_tensor *got, const double *want, const double *limit,
+                   const double *noise, const bool *kept);
 
 #endif

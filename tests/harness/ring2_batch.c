@@ -8,22 +8,24 @@
 /* ---- Factors ---- */
 
 const struct ring2_factor ring2_batch_factors[N_BATCH_FACTORS] = {
-    [BATCH]   = { 4, { "cu32", "cu64", "plain", "padded" } },
+    [BATCH] = { 4, { "cu32", "cu64", "plain", "padded" } },
     [LENGTHS] = { 8, { "T1", "T9", "T16", "T33", "T70", "T64", "T17", "T0" } },
-    [TAIL]    = { 2, { "", "tail" } },
-    [VIEW]    = { 4, { "dense", "gaps", "fused", "reversed" } },
-    [SLOTS]   = { 7, { "stateless", "in-place", "separate", "out-only", "read", "read-write",
-                       "read-separate" } },
+    [TAIL] = { 2, { "", "tail" } },
+    [VIEW] = { 4, { "dense", "gaps", "fused", "reversed" } },
+    [SLOTS] = { 7,
+                { "stateless", "in-place", "separate", "out-only", "read", "read-write",
+                  "read-separate" } },
     [INITIAL] = { 2, { "", "initial" } },
-    [COUNT]   = { 2, { "", "count" } },
-    [ACCEPT]  = { 2, { "", "accept" } },
-    [PAD]     = { 4, { "", "pad-zero", "pad-keep", "pad-sink" } },
-    [WRITE]   = { 3, { "final", "each", "frozen" } },
+    [COUNT] = { 2, { "", "count" } },
+    [ACCEPT] = { 2, { "", "accept" } },
+    [PAD] = { 4, { "", "pad-zero", "pad-keep", "pad-sink" } },
+    [WRITE] = { 3, { "final", "each", "frozen" } },
 };
 
-static const int lengths[8][7] = { { 1, 1, 1, 1, -1 }, { 0, 1, 8, 9, -1 }, { 15, 16, -1 },
-                                   { 33, 0, -1 }, { 70, 1, 2, 1, 3, 1, -1 }, { 64, 24, -1 },
-                                   { 7, 17, -1 }, { 0, 0, 0, -1 } };
+static const int lengths[8][7] = {
+    { 1, 1, 1, 1, -1 },        { 0, 1, 8, 9, -1 }, { 15, 16, -1 }, { 33, 0, -1 },
+    { 70, 1, 2, 1, 3, 1, -1 }, { 64, 24, -1 },     { 7, 17, -1 },  { 0, 0, 0, -1 }
+};
 
 bool ring2_batch_clash(int i, int a, int j, int b)
 {
@@ -69,11 +71,11 @@ static void choose_lengths(struct ring2_batch *b)
 
 gdn_tensor ring2_batch_rows(const struct ring2_batch *b, int32_t dtype, int64_t n, int64_t D)
 {
-    const int64_t gap    = b->level[VIEW] == GAPS ? 5 : 0;
-    const bool    padded = b->level[BATCH] == PADDED;
-    const int     inner  = D ? 2 : 1;
-    gdn_tensor    t = padded ? ring2_new(dtype, gap, 2 + inner, b->B, b->T, n, D)
-                             : ring2_new(dtype, gap, 1 + inner, b->N, n, D, 0);
+    const int64_t gap = b->level[VIEW] == GAPS ? 5 : 0;
+    const bool padded = b->level[BATCH] == PADDED;
+    const int inner = D ? 2 : 1;
+    gdn_tensor t = padded ? ring2_new(dtype, gap, 2 + inner, b->B, b->T, n, D)
+                          : ring2_new(dtype, gap, 1 + inner, b->N, n, D, 0);
     if (b->level[VIEW] == REVERSED)
         for (int i = 0; i < t.ndim - 1; i++) {
             const int64_t step = t.stride[i] * (int64_t)gdn_dtype_bytes(dtype);
@@ -109,10 +111,10 @@ static bool is_dropped(const struct ring2_batch *b, int64_t i)
 /* Takes slots of no other sequence from `unused`. */
 static void make_read_slots(struct ring2_batch *b, const int64_t **unused)
 {
-    gdn_batch    *t      = &b->batch;
-    const int64_t n      = b->level[ACCEPT] ? DRAFTS : 1;
-    const int32_t dtype  = ring2_below(2) ? GDN_I32 : GDN_I64;
-    const bool    shared = b->level[SLOTS] == READ_SEPARATE;
+    gdn_batch *t = &b->batch;
+    const int64_t n = b->level[ACCEPT] ? DRAFTS : 1;
+    const int32_t dtype = ring2_below(2) ? GDN_I32 : GDN_I64;
+    const bool shared = b->level[SLOTS] == READ_SEPARATE;
     t->read_slots = ring2_new(dtype, 0, b->level[ACCEPT] ? 2 : 1, b->B, n, 0, 0);
     for (int64_t i = 0; i < b->B * n; i++) {
         const int64_t slot = shared ? ring2_below(2) : *(*unused)++;
@@ -149,8 +151,8 @@ static void make_write_slots(struct ring2_batch *b, const int64_t **unused)
     } else if (b->level[SLOTS] >= READ_WRITE) {
         t->write_slots = ring2_new(GDN_I64, 0, 1, b->B, 0, 0, 0);
         for (int64_t i = 0; i < b->B; i++)
-            ring2_set(&t->write_slots, i, is_padding(b, i) || is_dropped(b, i)
-                                              ? -1 : (double)*(*unused)++);
+            ring2_set(&t->write_slots, i,
+                      is_padding(b, i) || is_dropped(b, i) ? -1 : (double)*(*unused)++);
     }
 }
 
@@ -165,9 +167,9 @@ static void shift_slots(const gdn_tensor *slots)
 
 static void pad_with_slot_0(struct ring2_batch *b)
 {
-    gdn_batch *t  = &b->batch;
+    gdn_batch *t = &b->batch;
     t->first_slot = 1;
-    t->sink_slot  = ring2_below(2) ? t->sink_slot + 1 : 0;
+    t->sink_slot = ring2_below(2) ? t->sink_slot + 1 : 0;
     b->P++;
     shift_slots(&t->read_slots);
     if (t->write_slots.data) shift_slots(&t->write_slots);
@@ -175,11 +177,11 @@ static void pad_with_slot_0(struct ring2_batch *b)
 
 static void make_slots(struct ring2_batch *b)
 {
-    const int     *level = b->level;
-    int64_t        slots[64];
+    const int *level = b->level;
+    int64_t slots[64];
     const int64_t *unused = slots;
-    const bool     many  = level[SLOTS] >= READ || level[WRITE] == GDN_WRITE_EACH;
-    const int64_t  reads = level[ACCEPT] ? DRAFTS : 1;
+    const bool many = level[SLOTS] >= READ || level[WRITE] == GDN_WRITE_EACH;
+    const int64_t reads = level[ACCEPT] ? DRAFTS : 1;
     if (level[SLOTS] == NO_STATE) return;
     b->P = many ? b->B * (reads + 2) + 2 : b->B;
     if (level[SLOTS] >= READ) {
@@ -198,7 +200,7 @@ static void make_slots(struct ring2_batch *b)
 void ring2_batch_make(struct ring2_batch *b, const int *level)
 {
     static const int32_t kinds[] = { GDN_U8, GDN_I32, GDN_I64 };
-    gdn_batch           *t = &b->batch;
+    gdn_batch *t = &b->batch;
     memset(b, 0, sizeof *b);
     b->level = level;
     b->batch = gdn_batch_init();
@@ -206,8 +208,8 @@ void ring2_batch_make(struct ring2_batch *b, const int *level)
     choose_lengths(b);
     make_slots(b);
     if (level[BATCH] <= PACKED_I64)
-        t->cu_seqlens = ring2_indices(level[BATCH] == PACKED_I32 ? GDN_I32 : GDN_I64, b->B + 1,
-                                      b->cu);
+        t->cu_seqlens =
+            ring2_indices(level[BATCH] == PACKED_I32 ? GDN_I32 : GDN_I64, b->B + 1, b->cu);
     if (level[INITIAL]) {
         t->has_initial_state = ring2_new(kinds[ring2_below(3)], 0, 1, b->B, 0, 0, 0);
         for (int64_t i = 0; i < b->B; i++)
@@ -239,14 +241,14 @@ static void find_tokens(const gdn_batch *t, const gdn_tensor *like, bool padded,
                         struct ring2_sequence *s)
 {
     if (padded) {
-        s->T     = like->size[1];
+        s->T = like->size[1];
         s->first = s->row * s->T;
     } else if (t->cu_seqlens.data) {
         s->first = index_of(&t->cu_seqlens, s->row);
-        s->T     = index_of(&t->cu_seqlens, s->row + 1) - s->first;
+        s->T = index_of(&t->cu_seqlens, s->row + 1) - s->first;
     } else {
         s->first = 0;
-        s->T     = like->size[0];
+        s->T = like->size[0];
     }
     s->valid = t->token_count.data ? index_of(&t->token_count, s->row) : s->T;
 }
@@ -256,14 +258,14 @@ static void find_slots(const gdn_batch *t, bool has_state, struct ring2_sequence
     int64_t at = s->row;
     if (t->num_accepted_tokens.data)
         at = at * t->read_slots.size[1] + index_of(&t->num_accepted_tokens, s->row) - 1;
-    s->read  = t->read_slots.data ? index_of(&t->read_slots, at) : s->row;
+    s->read = t->read_slots.data ? index_of(&t->read_slots, at) : s->row;
     s->write = s->read;
     if (t->write == GDN_WRITE_FINAL && t->write_slots.data)
         s->write = index_of(&t->write_slots, s->row);
     if (s->write < t->first_slot) s->write = -1;
     if (s->read < t->first_slot) {
         s->skipped = t->pad_policy != GDN_PAD_SINK;
-        s->kept    = t->pad_policy == GDN_PAD_KEEP;
+        s->kept = t->pad_policy == GDN_PAD_KEEP;
         s->read = s->write = t->pad_policy == GDN_PAD_SINK ? t->sink_slot : -1;
     }
     if (!has_state || (t->has_initial_state.data && !index_of(&t->has_initial_state, s->row)))
@@ -275,8 +277,8 @@ int64_t ring2_sequences(const gdn_batch *batch, const gdn_tensor *like, int trai
                         bool has_state, struct ring2_sequence **seqs)
 {
     const gdn_batch none = gdn_batch_init(), *t = batch ? batch : &none;
-    const bool      padded = like->ndim == trailing + 2;
-    int64_t         B = padded ? like->size[0] : 1;
+    const bool padded = like->ndim == trailing + 2;
+    int64_t B = padded ? like->size[0] : 1;
     if (t->cu_seqlens.data) B = t->cu_seqlens.size[0] - 1;
     *seqs = ring2_heap((size_t)B * sizeof **seqs);
     for (int64_t b = 0; b < B; b++) {

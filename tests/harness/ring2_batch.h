@@ -19,7 +19,7 @@ enum { NO_PAD, PAD_ZERO, PAD_KEEP, PAD_SINK };                                  
 /* WRITE is gdn_write. */
 
 struct ring2_factor {
-    int         n;
+    int n;
     const char *name[RING2_MAX_LEVELS];
 };
 extern const struct ring2_factor ring2_batch_factors[N_BATCH_FACTORS];
@@ -33,9 +33,9 @@ void ring2_name_case(const int *level, const struct ring2_factor *others, int n,
 
 struct ring2_batch {
     const int *level;
-    int64_t    B, T, N, P; /* T: the longest; N: rows of packed tensors; P: slots */
-    int64_t    length[8], cu[9];
-    gdn_batch  batch;
+    int64_t B, T, N, P; /* T: the longest; N: rows of packed tensors; P: slots */
+    int64_t length[8], cu[9];
+    gdn_batch batch;
 };
 
 /* Lengths and the batch; slots from 0 to P - 1. The sink is P - 1, or 0 if slots start at 1. */
@@ -50,7 +50,7 @@ gdn_tensor ring2_batch_rows(const struct ring2_batch *b, int32_t dtype, int64_t 
 struct ring2_sequence {
     int64_t row, first, T, valid; /* tokens are rows first .. first + T of the tensors */
     int64_t read, write;          /* slots; -1: zero, nowhere */
-    bool    skipped, kept;        /* padding; its output stays */
+    bool skipped, kept;           /* padding; its output stays */
 };
 
 /* The sequences of the tokens of `like`, whose rank for one token is `trailing`. Returns how

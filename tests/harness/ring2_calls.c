@@ -53,16 +53,18 @@ void ring2_draw_init_vast(struct ring2_draw *d) { *d = (struct ring2_draw){ .vas
 static void match_checkpoints(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *t,
                               bool has_batch)
 {
-    const bool  is_rule = op == GDN_OP_PREFILL || op == GDN_OP_DECODE;
-    gdn_tensor *all[3]  = { NULL, NULL, NULL };
-    if (is_rule) all[0] = &c->rule.checkpoints, all[1] = &c->rule.checkpoint_scales;
-    else if (op == GDN_OP_CONV1D) all[0] = &c->conv1d.checkpoints;
+    const bool is_rule = op == GDN_OP_PREFILL || op == GDN_OP_DECODE;
+    gdn_tensor *all[3] = { NULL, NULL, NULL };
+    if (is_rule)
+        all[0] = &c->rule.checkpoints, all[1] = &c->rule.checkpoint_scales;
+    else if (op == GDN_OP_CONV1D)
+        all[0] = &c->conv1d.checkpoints;
     else if (op == GDN_OP_PREFILL_BACKWARD) {
         all[0] = &c->prefill_backward.checkpoints;
         if (!one_in(16)) { /* what gradients take */
             t->checkpoint_starts.data = t->checkpoint_positions.data = NULL;
-            t->checkpoint_slots.data  = NULL;
-            t->checkpoint_every       = 64 * below(3);
+            t->checkpoint_slots.data = NULL;
+            t->checkpoint_every = 64 * below(3);
         }
     } else if (op == GDN_OP_BLOCK)
         all[0] = &c->block.checkpoints, all[1] = &c->block.conv_checkpoints,
@@ -71,7 +73,7 @@ static void match_checkpoints(struct ring2_draw *d, gdn_op op, union ring2_call 
     if (!all[0] || !all[0]->data == !lists || one_in(16)) return;
     for (int i = 0; i < 3; i++)
         if (all[i]) all[i]->data = NULL;
-    t->checkpoint_every       = 0;
+    t->checkpoint_every = 0;
     t->checkpoint_starts.data = t->checkpoint_positions.data = t->checkpoint_slots.data = NULL;
 }
 
@@ -88,13 +90,13 @@ static void draw_vast_sizes(struct ring2_draw *d, gdn_op op, struct sizes *s)
 /* Makes the packed batch a padded one of as many tokens. */
 static void pad(gdn_op op, union ring2_call *c, gdn_batch *t, const struct sizes *s)
 {
-    const struct gdn_tensor_row *row     = gdn_tensor_rows(op);
+    const struct gdn_tensor_row *row = gdn_tensor_rows(op);
     t->cu_seqlens.data = NULL;
     for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++) {
         gdn_tensor *x = ring2_call_tensor(op, c, i);
         if (row[i].form != GDN_FORM_TOKENS || !x->data) continue;
         for (int k = x->ndim++; k > 0; k--) {
-            x->size[k]   = x->size[k - 1];
+            x->size[k] = x->size[k - 1];
             x->stride[k] = x->stride[k - 1];
         }
         x->size[0] = s->B, x->size[1] = s->T;
@@ -105,10 +107,10 @@ static void pad(gdn_op op, union ring2_call *c, gdn_batch *t, const struct sizes
 /* Changes a number of the struct to another that is taken. */
 static void draw_field(struct ring2_draw *d, gdn_op op, union ring2_call *c)
 {
-    int                         n;
-    const struct gdn_field_row *row  = gdn_field_rows(op, &n) + below(n);
-    uint32_t                    bits = ring2_draw_bits(d) & row->takes;
-    const float                 some = row->kind == GDN_FIELD_TO_0 ? -2 : 0.5f;
+    int n;
+    const struct gdn_field_row *row = gdn_field_rows(op, &n) + below(n);
+    uint32_t bits = ring2_draw_bits(d) & row->takes;
+    const float some = row->kind == GDN_FIELD_TO_0 ? -2 : 0.5f;
     if (row->kind == GDN_FIELD_ENUM) {
         bits = (uint32_t)below(32);
         while (!(row->takes >> bits & 1)) bits = (uint32_t)below(32);
@@ -118,16 +120,16 @@ static void draw_field(struct ring2_draw *d, gdn_op op, union ring2_call *c)
 
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch)
 {
-    struct sizes     s = { .B = 1 + below(4), .T = up_to(20) };
+    struct sizes s = { .B = 1 + below(4), .T = up_to(20) };
     const gdn_batch *t = batch;
     if (d->large) s.T += 40;
     if (d->vast) draw_vast_sizes(d, op, &s);
-    s.N                = s.B * s.T;
-    s.P                = s.B + below(3);
+    s.N = s.B * s.T;
+    s.P = s.B + below(3);
     d->B = s.B, d->T = s.T;
     memset(c, 0, sizeof *c);
     d->used = 0;
-    *batch  = ring2_draw_batch(d, op, &s);
+    *batch = ring2_draw_batch(d, op, &s);
     ring2_draws[op](d, c, &s);
     if (op == GDN_OP_DECODE && one_in(6)) ring2_draw_record(d, &c->rule, &s, batch);
     const bool has_batch = gdn_op_shapes[op].batch_at && !one_in(8);
@@ -156,12 +158,12 @@ static const int args_of[RING2_N_OPS] = {
 
 /* Written unless the tensor at `unless` is given; 0: always. */
 static const struct {
-    int    args;
-    bool   is_final;
+    int args;
+    bool is_final;
     size_t at, unless;
 } written[] = {
 #define AT(args, tensor) offsetof(gdn_##args##_args, tensor)
-#define GDN_WRITES(args, tensor)       { ARGS_##args, false, AT(args, tensor), 0 },
+#define GDN_WRITES(args, tensor) { ARGS_##args, false, AT(args, tensor), 0 },
 #define GDN_WRITES_FINAL(args, tensor) { ARGS_##args, true, AT(args, tensor), 0 },
 #define GDN_WRITES_FINAL_UNLESS(args, tensor, other) \
     { ARGS_##args, true, AT(args, tensor), AT(args, other) },
@@ -170,7 +172,7 @@ static const struct {
 enum { N_WRITTEN = sizeof written / sizeof *written };
 
 static const struct {
-    int    args;
+    int args;
     size_t written, other;
 } pairs[RING2_N_PAIRS] = {
 #define GDN_MAY_BE_SAME(args, written, other) { ARGS_##args, AT(args, written), AT(args, other) },
@@ -206,7 +208,6 @@ bool ring2_has_pair(gdn_op op, int pair) { return pairs[pair].args == args_of[op
 int ring2_find_pair(gdn_op op, size_t first, size_t other)
 {
     for (int i = 0; i < RING2_N_PAIRS; i++)
-        if (ring2_has_pair(op, i) && pairs[i].written == first && pairs[i].other == other)
-            return i;
+        if (ring2_has_pair(op, i) && pairs[i].written == first && pairs[i].other == other) return i;
     return -1;
 }

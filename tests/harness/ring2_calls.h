@@ -25,14 +25,14 @@ union ring2_call {
 
 struct ring2_draw {
     unsigned char *arena;
-    size_t         used, room;
-    bool           fill;  /* ordinary values in all float tensors; else whatever is there */
-    bool           large; /* four times the tokens, heads and columns: work for several threads */
-    bool           tiny;  /* some of these values are denormal */
-    bool           vast;  /* shapes of a device; no memory is behind the tensors */
-    int64_t        B, T;  /* of the call: sequences, tokens of each */
+    size_t used, room;
+    bool fill;           /* ordinary values in all float tensors; else whatever is there */
+    bool large;          /* four times the tokens, heads and columns: work for several threads */
+    bool tiny;           /* some of these values are denormal */
+    bool vast;           /* shapes of a device; no memory is behind the tensors */
+    int64_t B, T;        /* of the call: sequences, tokens of each */
     const uint8_t *data; /* of libFuzzer; NULL: ring2_bits() */
-    size_t         size;
+    size_t size;
 };
 
 /* An arena with some pattern of bytes in it; freed at the end of the test. */
@@ -45,8 +45,8 @@ void ring2_draw_init_vast(struct ring2_draw *d);
 
 /* Random numbers from libFuzzer's bytes or ring2_bits(). */
 uint32_t ring2_draw_bits(struct ring2_draw *d);
-int64_t  ring2_draw_below(struct ring2_draw *d, int64_t n);
-bool     ring2_draw_one_in(struct ring2_draw *d, int64_t n);
+int64_t ring2_draw_below(struct ring2_draw *d, int64_t n);
+bool ring2_draw_one_in(struct ring2_draw *d, int64_t n);
 
 /* Fills c, and the batch that it may point to. */
 void ring2_draw_call(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *batch);
@@ -79,7 +79,8 @@ static inline gdn_tensor *ring2_call_tensor(gdn_op op, union ring2_call *c, size
     return gdn_tensor_of(&gdn_tensor_rows(op)[i], c);
 }
 /* Those of its batch, RING2_BATCH_TENSORS of them. */
-enum { RING2_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) /
-                             sizeof(gdn_tensor) };
+enum {
+    RING2_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
+};
 
 #endif

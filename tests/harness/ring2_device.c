@@ -38,7 +38,7 @@ static void find(void *library, const char *name, void *pointer)
 static void open_driver(void)
 {
     void *library = gdn_os_library_open("libcuda.so.1"), *context = NULL;
-    int   device = 0, r;
+    int device = 0, r;
     gdn_os_set_environment("CUDA_LAUNCH_BLOCKING", "1");
     if (!library) {
         printf("skipped: no libcuda.so.1\n");
@@ -60,17 +60,14 @@ bool ring2_on_device(void)
 {
     if (!cu.asked) {
         const char *backend = getenv("GDN_TEST_BACKEND");
-        cu.asked            = true;
-        cu.on               = backend && strcmp(backend, "cuda") == 0;
+        cu.asked = true;
+        cu.on = backend && strcmp(backend, "cuda") == 0;
         if (cu.on) open_driver();
     }
     return cu.on;
 }
 
-bool ring2_on_hopper(void)
-{
-    return ring2_on_device() && gdn_cuda_runs_sm_90a(ring2_ctx(1)->cuda);
-}
+bool ring2_on_hopper(void) { return ring2_on_device() && gdn_cuda_runs_sm_90a(ring2_ctx(1)->cuda); }
 
 gdn_ctx *ring2_hopper(int64_t first, int64_t each)
 {
@@ -88,7 +85,7 @@ gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each)
     gdn_ctx *ctx = ring2_hopper(first, each);
     if (!ctx) return NULL;
     ctx->cuda->sm90->cut.whole = whole;
-    ctx->cuda->sm90->cut.win   = win;
+    ctx->cuda->sm90->cut.win = win;
     ctx->cuda->sm90->cut.apart = true;
     return ctx;
 }

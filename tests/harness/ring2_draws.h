@@ -6,7 +6,7 @@
 #include "ring2_calls.h"
 
 /* Short names for a function with a draw d. */
-#define below(n)  ring2_draw_below(d, n)
+#define below(n) ring2_draw_below(d, n)
 #define one_in(n) ring2_draw_one_in(d, n)
 /* From 1 up to n, in large calls 4n, in vast ones 64n. */
 #define up_to(n) (1 + below(d->vast ? 64 * (n) : d->large ? 4 * (n) : (n)))

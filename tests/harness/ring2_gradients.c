@@ -9,22 +9,22 @@
 #include "ring2_batch.h"
 #include "ring2_device.h"
 
-const char *const ring2_gradient_names[N_GRADIENTS] = { "dq", "dk", "dv", "dg", "dbeta", "dA_log",
-                                                        "ddt_bias", "dstate" };
+const char *const ring2_gradient_names[N_GRADIENTS] = { "dq",    "dk",     "dv",       "dg",
+                                                        "dbeta", "dA_log", "ddt_bias", "dstate" };
 
 const gdn_tensor *ring2_gradient(const gdn_prefill_backward_args *a, int which)
 {
-    const gdn_tensor *all[N_GRADIENTS] = { &a->dq, &a->dk, &a->dv, &a->dg, &a->dbeta, &a->dA_log,
-                                           &a->ddt_bias, &a->dstate };
+    const gdn_tensor *all[N_GRADIENTS] = { &a->dq,    &a->dk,     &a->dv,       &a->dg,
+                                           &a->dbeta, &a->dA_log, &a->ddt_bias, &a->dstate };
     return all[which];
 }
 
 /* One state head of one sequence: the tokens that count are rows first .. first + T. */
 struct part {
     const gdn_prefill_backward_args *a;
-    const struct ring2_gradients    *m;
-    int64_t                          b, h, H, first, T;
-    struct oracle_backward           rule;
+    const struct ring2_gradients *m;
+    int64_t b, h, H, first, T;
+    struct oracle_backward rule;
 };
 
 static int64_t heads_of(const gdn_tensor *t) { return t->size[t->ndim - 2]; }
@@ -53,7 +53,7 @@ static double *numbers(int64_t n) { return ring2_heap((size_t)n * sizeof(double)
 static double *rows_of(const struct part *p, const gdn_tensor *t, bool norm)
 {
     const int64_t D = last_size(t);
-    double       *x = numbers(p->T * D);
+    double *x = numbers(p->T * D);
     for (int64_t i = 0; t->data && i < p->T; i++) {
         const int64_t at = row_at(p, t, i, source(p, t));
         for (int64_t d = 0; d < D; d++) x[i * D + d] = ring2_get(t, at + d);
@@ -65,10 +65,10 @@ static double *rows_of(const struct part *p, const gdn_tensor *t, bool norm)
 /* [V][K], whatever the layout. */
 static double *state_of(const struct part *p, const gdn_tensor *t)
 {
-    const bool    kv = p->a->state_layout == GDN_STATE_KV;
-    const int     K = p->rule.K, V = p->rule.V;
+    const bool kv = p->a->state_layout == GDN_STATE_KV;
+    const int K = p->rule.K, V = p->rule.V;
     const int64_t from = (p->b * p->H + p->h) * K * V;
-    double       *S = numbers(K * V);
+    double *S = numbers(K * V);
     if (!t->data) return NULL;
     for (int v = 0; v < V; v++)
         for (int k = 0; k < K; k++)
@@ -87,7 +87,7 @@ static double alpha_of(const struct part *p, int64_t i)
 {
     const gdn_prefill_backward_args *a = p->a;
     const double g = a->g.data ? ring2_get(&a->g, (p->first + i) * p->H + p->h) : 0;
-    double       log_alpha = g;
+    double log_alpha = g;
     if (a->g.data && a->gate == GDN_GATE_LINEAR) log_alpha = log(g);
     if (a->g.data && a->gate == GDN_GATE_RAW)
         log_alpha = oracle_gate(g, ring2_get(&a->A_log, p->h),
@@ -101,7 +101,7 @@ static double beta_of(const struct part *p, int64_t i, double *slope)
     const gdn_prefill_backward_args *a = p->a;
     const double b = a->beta.data ? ring2_get(&a->beta, (p->first + i) * p->H + p->h) : 1;
     const double most = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1;
-    *slope            = 1;
+    *slope = 1;
     if (!a->beta.data || !oracle_squashes(a->beta_kind)) return b;
     *slope = most * oracle_sigmoid(b) * oracle_sigmoid(-b);
     return most * oracle_sigmoid(b);
@@ -120,13 +120,13 @@ static void through_gate(const struct part *p, int64_t i, double dgate, double *
         return;
     }
     const double x = raw_x(p, g), A = exp(ring2_get(&a->A_log, p->h));
-    double       slope = -A * oracle_sigmoid(x), value = -A * oracle_softplus(x);
+    double slope = -A * oracle_sigmoid(x), value = -A * oracle_softplus(x);
     if (a->gate_lower_bound < 0) {
         slope = (double)a->gate_lower_bound * oracle_sigmoid(A * x) * oracle_sigmoid(-A * x) * A;
         value = slope * x;
     }
     *dg = *ddt_bias = dgate * slope;
-    *dA_log         = dgate * value;
+    *dA_log = dgate * value;
 }
 
 /* ---- One head ------------------------------------------------------------------------------ */
@@ -134,8 +134,8 @@ static void through_gate(const struct part *p, int64_t i, double dgate, double *
 static void read_part(struct part *p)
 {
     const gdn_prefill_backward_args *a = p->a;
-    struct oracle_backward          *r = &p->rule;
-    double                          *alpha = numbers(p->T), *beta = numbers(p->T);
+    struct oracle_backward *r = &p->rule;
+    double *alpha = numbers(p->T), *beta = numbers(p->T);
     r->T = p->T, r->K = (int)last_size(&a->q), r->V = (int)last_size(&a->v);
     r->scale = a->scale != 0 ? (double)a->scale : 1 / sqrt(r->K);
     r->q = rows_of(p, &a->q, true), r->k = rows_of(p, &a->k, true);
@@ -161,7 +161,7 @@ static void add_rows(const struct part *p, double *to, const gdn_tensor *t, cons
                      const double *x)
 {
     const int64_t D = last_size(t);
-    double       *dx = numbers(D);
+    double *dx = numbers(D);
     for (int64_t i = 0; to && i < p->T; i++) {
         const int64_t at = row_at(p, t, i, source(p, t));
         memcpy(dx, dy + i * D, (size_t)D * sizeof *dx);
@@ -174,15 +174,15 @@ static void add_rows(const struct part *p, double *to, const gdn_tensor *t, cons
 static void add_part(struct part *p, double *const *to, const double *q, const double *k)
 {
     const gdn_prefill_backward_args *a = p->a;
-    const struct oracle_backward    *r = &p->rule;
-    const bool                       kv = a->state_layout == GDN_STATE_KV;
+    const struct oracle_backward *r = &p->rule;
+    const bool kv = a->state_layout == GDN_STATE_KV;
     oracle_rule_backward(r);
     add_rows(p, to[DQ], &a->q, r->dq, q);
     add_rows(p, to[DK], &a->k, r->dk, k);
     add_rows(p, to[DV], &a->v, r->dv, NULL);
     for (int64_t i = 0; i < p->T; i++) {
         const int64_t at = (p->first + i) * p->H + p->h;
-        double        dg, dA_log, ddt_bias, slope;
+        double dg, dA_log, ddt_bias, slope;
         through_gate(p, i, r->dgate[i], &dg, &dA_log, &ddt_bias);
         beta_of(p, i, &slope);
         if (to[DG]) to[DG][at] += dg;
@@ -220,11 +220,11 @@ static void limit_group(const struct ring2_gradients *m, int which, int64_t at, 
                         int64_t n, int64_t D, double unit)
 {
     const double *want = m->want[which], *plain = m->plain[which];
-    double        error = 0, size = 0;
+    double error = 0, size = 0;
     for (int64_t i = 0; want && i < n * D; i++) {
         const int64_t j = at + i / D * step + i % D;
         error = fmax(error, fabs(plain[j] - want[j]));
-        size  = fmax(size, fabs(want[j]));
+        size = fmax(size, fabs(want[j]));
     }
     const double limit = 8 * error + 32 * unit * size + 0x1p-120; /* subnormal numbers */
     for (int64_t i = 0; want && i < n * D; i++) {
@@ -237,7 +237,7 @@ static void limit_group(const struct ring2_gradients *m, int which, int64_t at, 
 static double terms_of_dg(const struct part *p)
 {
     const struct oracle_backward *r = &p->rule;
-    double                        most = 0;
+    double most = 0;
     for (int64_t t = 0; t < r->T; t++) {
         double sum = 0;
         for (int64_t x = t * r->K; x < (t + 1) * r->K; x++)
@@ -277,8 +277,8 @@ static void limit_gates(const struct part *p)
 /* dstate is what tokens leave of gradients on their way to it, which round as large as they are. */
 static void limit_states(const struct part *p)
 {
-    const struct oracle_backward *r  = &p->rule;
-    const bool                    kv = p->a->state_layout == GDN_STATE_KV;
+    const struct oracle_backward *r = &p->rule;
+    const bool kv = p->a->state_layout == GDN_STATE_KV;
     for (int i = 0; p->m->want[DSTATE] && i < r->K * r->V; i++) {
         const int v = i / r->K, k = i % r->K;
         p->m->limit[DSTATE][(p->b * p->H + p->h) * r->K * r->V + (kv ? k * r->V + v : i)] =
@@ -291,7 +291,7 @@ static void limit_norms(const struct part *p, int which, const gdn_tensor *t, co
                         const double *x, const double *y)
 {
     const int64_t D = last_size(t);
-    double        most = 0;
+    double most = 0;
     for (int64_t i = 0; i < p->T * D; i++)
         if (x[i] != 0) most = fmax(most, fabs(dy[i] * y[i] / x[i]));
     for (int64_t i = 0; p->m->want[which] && i < p->T * D; i++)
@@ -300,11 +300,11 @@ static void limit_norms(const struct part *p, int which, const gdn_tensor *t, co
 
 static void limit_part(struct part *p)
 {
-    const struct ring2_gradients    *m = p->m;
+    const struct ring2_gradients *m = p->m;
     const gdn_prefill_backward_args *a = p->a;
-    const gdn_tensor                *rows[] = { &a->q, &a->k, &a->v };
+    const gdn_tensor *rows[] = { &a->q, &a->k, &a->v };
     const int64_t H = p->H, KV = last_size(&a->q) * last_size(&a->v);
-    const double  unit = unit_of(a);
+    const double unit = unit_of(a);
     for (int i = DQ; i <= DV; i++)
         limit_group(m, i, row_at(p, rows[i], 0, source(p, rows[i])),
                     heads_of(rows[i]) * last_size(rows[i]), p->T, last_size(rows[i]), unit);
@@ -338,12 +338,12 @@ static void each_part(const gdn_prefill_backward_args *a, const struct ring2_gra
                       void (*f)(struct part *))
 {
     struct ring2_sequence *seqs;
-    const gdn_batch        none = gdn_batch_init(), *t = a->batch ? a->batch : &none;
-    const int64_t          B    = ring2_sequences(a->batch, &a->q, 2, true, &seqs);
+    const gdn_batch none = gdn_batch_init(), *t = a->batch ? a->batch : &none;
+    const int64_t B = ring2_sequences(a->batch, &a->q, 2, true, &seqs);
     const int64_t Hq = heads_of(&a->q), Hv = heads_of(&a->v), H = Hq > Hv ? Hq : Hv;
     for (int64_t b = 0; b < B; b++) {
         const int64_t skip = t->token_start.data ? (int64_t)ring2_get(&t->token_start, b) : 0;
-        const int64_t n    = t->token_count.data ? seqs[b].valid : seqs[b].T - skip;
+        const int64_t n = t->token_count.data ? seqs[b].valid : seqs[b].T - skip;
         for (int64_t h = 0; h < H; h++) {
             struct part p = { a, m, b, h, H, seqs[b].first + skip, n, { 0 } };
             f(&p);
@@ -367,7 +367,7 @@ void ring2_gradients_model(const gdn_prefill_backward_args *a, struct ring2_grad
         const gdn_tensor *t = ring2_gradient(a, i);
         m->want[i] = m->plain[i] = m->limit[i] = NULL;
         if (!t->data) continue;
-        m->want[i]  = numbers(ring2_count(t)), m->plain[i] = numbers(ring2_count(t));
+        m->want[i] = numbers(ring2_count(t)), m->plain[i] = numbers(ring2_count(t));
         m->limit[i] = numbers(ring2_count(t));
     }
     each_part(a, m, run_part);

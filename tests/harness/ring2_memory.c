@@ -8,7 +8,7 @@
 
 /* It lies before the memory that the hook returns. */
 struct origin {
-    void  *pages;
+    void *pages;
     size_t bytes;
 };
 
@@ -18,11 +18,11 @@ static void *hook_alloc(void *user, size_t bytes, size_t align)
     struct ring2_memory *m = user;
     if (++m->n_calls == m->fail_at) return NULL;
     struct origin origin = { .bytes = sizeof origin + bytes + align };
-    origin.pages         = gdn_os_pages(origin.bytes);
+    origin.pages = gdn_os_pages(origin.bytes);
     if (!origin.pages) return NULL;
     m->n_live++;
     m->last_align = align;
-    char *first   = (char *)origin.pages + sizeof origin;
+    char *first = (char *)origin.pages + sizeof origin;
     first += (align - (uintptr_t)first % align) % align;
     memcpy(first - sizeof origin, &origin, sizeof origin);
     return first;
@@ -39,9 +39,9 @@ static void hook_release(void *user, void *memory)
 gdn_options ring2_memory_options(struct ring2_memory *m, int n_threads)
 {
     gdn_options o = gdn_options_init();
-    o.alloc       = hook_alloc;
-    o.release     = hook_release;
-    o.alloc_user  = m;
-    o.n_threads   = n_threads;
+    o.alloc = hook_alloc;
+    o.release = hook_release;
+    o.alloc_user = m;
+    o.n_threads = n_threads;
     return o;
 }

@@ -6,7 +6,7 @@
 #include "gdn.h"
 
 struct ring2_memory {
-    int    n_live, n_calls, fail_at; /* fail_at: the allocation that fails; 0: none */
+    int n_live, n_calls, fail_at; /* fail_at: the allocation that fails; 0: none */
     size_t last_align;
 };
 

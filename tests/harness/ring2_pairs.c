@@ -43,8 +43,8 @@ static bool complete(const struct search *s, int *row, int first)
 {
     for (int step = 0; step < s->f->n; step++) {
         const int factor = (first + step) % s->f->n;
-        const int turn   = (int)ring2_below(s->f->levels[factor]);
-        int       best = -1, most = -1;
+        const int turn = (int)ring2_below(s->f->levels[factor]);
+        int best = -1, most = -1;
         if (row[factor] >= 0) continue;
         for (int i = 0; i < s->f->levels[factor]; i++) {
             const int level = (i + turn) % s->f->levels[factor];

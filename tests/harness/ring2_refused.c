@@ -16,10 +16,10 @@ static void move_away(gdn_tensor *t)
 static gdn_status ask(gdn_ctx *ctx, gdn_op op, const void *args)
 {
     const struct gdn_op_shape *o = &gdn_op_shapes[op];
-    char                  *copy = ring2_heap(o->bytes);
-    const gdn_batch       *batch = NULL;
-    gdn_batch             *own = ring2_heap(sizeof *own);
-    gdn_tensor            *t;
+    char *copy = ring2_heap(o->bytes);
+    const gdn_batch *batch = NULL;
+    gdn_batch *own = ring2_heap(sizeof *own);
+    gdn_tensor *t;
     const size_t n_arrays = (sizeof *own - offsetof(gdn_batch, cu_seqlens)) / sizeof *t;
     memcpy(copy, args, o->bytes);
     for (size_t i = 0; i < o->n_tensors; i++)
@@ -27,18 +27,18 @@ static gdn_status ask(gdn_ctx *ctx, gdn_op op, const void *args)
     if (o->batch_at) memcpy(&batch, copy + o->batch_at, sizeof batch);
     if (batch) {
         *own = *batch;
-        t    = &own->cu_seqlens;
+        t = &own->cu_seqlens;
         for (size_t i = 0; i < n_arrays; i++) move_away(&t[i]);
         memcpy(copy + o->batch_at, &own, sizeof own);
     }
     return gdn_supported(ctx, op, copy);
 }
 
-void ring2_refused(gdn_ctx *ctx, gdn_op op, const void *args, enum ring2_seen seen,
-                   gdn_status want, const char *needle)
+void ring2_refused(gdn_ctx *ctx, gdn_op op, const void *args, enum ring2_seen seen, gdn_status want,
+                   const char *needle)
 {
-    uint32_t   size = 0;
-    size_t     bytes = 77;
+    uint32_t size = 0;
+    size_t bytes = 77;
     gdn_status status;
     if (seen != RING2_STRUCT && ring2_on_device()) return; /* contents are not read there */
     ring2_call_begin();

@@ -6,16 +6,18 @@
 
 void ring2_replay_init(struct ring2_replay *r, bool large)
 {
-    if (large) ring2_draw_init_large(&r->draw);
-    else ring2_draw_init(&r->draw, true);
+    if (large)
+        ring2_draw_init_large(&r->draw);
+    else
+        ring2_draw_init(&r->draw, true);
     r->before = ring2_heap(r->draw.room);
-    r->want   = ring2_heap(r->draw.room);
+    r->want = ring2_heap(r->draw.room);
 }
 
 void ring2_replay_draw(struct ring2_replay *r, gdn_ctx *ctx, gdn_op op)
 {
     gdn_status status = GDN_E_ARG;
-    r->op             = op;
+    r->op = op;
     for (int i = 0; i < 1000 && status != GDN_OK; i++) {
         ring2_draw_call(&r->draw, op, &r->call, &r->batch);
         memcpy(r->before, r->draw.arena, r->draw.used);

@@ -11,10 +11,10 @@
 
 struct ring2_replay {
     struct ring2_draw draw;
-    unsigned char    *before, *want; /* the arena before and after the first run */
-    gdn_op            op;
-    union ring2_call  call;
-    gdn_batch         batch;
+    unsigned char *before, *want; /* the arena before and after the first run */
+    gdn_op op;
+    union ring2_call call;
+    gdn_batch batch;
 };
 
 /* Calls of the sizes that ring2_draw_init() or, if large, ring2_draw_init_large() gives. */

@@ -15,7 +15,7 @@ struct ring2_rule {
     /* In row-major order of out, [n_rows][H][V], and of target. kept: not to be changed. */
     double *out, *out_limit, *out_noise;
     double *state, *state_limit, *state_noise;
-    bool   *out_kept, *state_kept;
+    bool *out_kept, *state_kept;
 };
 
 /* Reads every input, so it comes before the call. */

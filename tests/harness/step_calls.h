@@ -20,16 +20,16 @@ static inline gdn_tensor heads_of(const gdn_tensor *rows, int64_t first, int64_t
 /* Returns the rows behind the convolution: x itself if the call has no weights for one. */
 static inline gdn_tensor convolve_alone(gdn_ctx *ctx, const gdn_step_args *a)
 {
-    gdn_tensor      y = ring2_clone(&a->x);
+    gdn_tensor y = ring2_clone(&a->x);
     gdn_conv1d_args c = gdn_conv1d_args_init();
     if (!a->conv_weight.data) return a->x;
-    c.x          = a->x;
-    c.out        = y;
-    c.weight     = a->conv_weight;
-    c.bias       = a->conv_bias;
-    c.state      = a->conv_state;
+    c.x = a->x;
+    c.out = y;
+    c.weight = a->conv_weight;
+    c.bias = a->conv_bias;
+    c.state = a->conv_state;
     c.activation = GDN_ACT_SILU;
-    c.batch      = a->batch;
+    c.batch = a->batch;
     ring2_status(ctx, "gdn_conv1d", gdn_conv1d(ctx, &c), GDN_OK);
     return y;
 }
@@ -37,28 +37,28 @@ static inline gdn_tensor convolve_alone(gdn_ctx *ctx, const gdn_step_args *a)
 static inline void decode_alone(gdn_ctx *ctx, const gdn_step_args *a, const gdn_tensor *y)
 {
     const int64_t Hk = a->n_key_heads, dk = a->key_head_dim;
-    gdn_rule_args r  = gdn_rule_args_init();
-    r.q            = heads_of(y, 0, Hk, dk);
-    r.k            = heads_of(y, Hk * dk, Hk, dk);
-    r.v            = heads_of(y, 2 * Hk * dk, a->n_value_heads, a->value_head_dim);
-    r.g            = a->a;
-    r.beta         = a->b;
-    r.A_log        = a->A_log;
-    r.dt_bias      = a->dt_bias;
-    r.state        = a->state;
+    gdn_rule_args r = gdn_rule_args_init();
+    r.q = heads_of(y, 0, Hk, dk);
+    r.k = heads_of(y, Hk * dk, Hk, dk);
+    r.v = heads_of(y, 2 * Hk * dk, a->n_value_heads, a->value_head_dim);
+    r.g = a->a;
+    r.beta = a->b;
+    r.A_log = a->A_log;
+    r.dt_bias = a->dt_bias;
+    r.state = a->state;
     r.state_scales = a->state_scales;
-    r.out          = a->out;
-    r.gate         = GDN_GATE_RAW;
-    r.beta_kind    = a->beta_kind ? a->beta_kind : GDN_BETA_SIGMOID;
-    r.norm         = a->norm ? a->norm : GDN_NORM_L2;
-    r.norm_eps     = a->norm_eps;
-    r.scale        = a->scale;
-    r.head_map     = a->head_map;
+    r.out = a->out;
+    r.gate = GDN_GATE_RAW;
+    r.beta_kind = a->beta_kind ? a->beta_kind : GDN_BETA_SIGMOID;
+    r.norm = a->norm ? a->norm : GDN_NORM_L2;
+    r.norm_eps = a->norm_eps;
+    r.scale = a->scale;
+    r.head_map = a->head_map;
     r.state_layout = a->state_layout;
-    r.flags        = a->flags;
-    r.rounding     = a->rounding;
-    r.seed         = a->seed;
-    r.batch        = a->batch;
+    r.flags = a->flags;
+    r.rounding = a->rounding;
+    r.seed = a->seed;
+    r.batch = a->batch;
     r.gate_lower_bound = a->gate_lower_bound;
     ring2_status(ctx, "gdn_decode", gdn_decode(ctx, &r), GDN_OK);
 }
@@ -67,15 +67,15 @@ static inline void decode_alone(gdn_ctx *ctx, const gdn_step_args *a, const gdn_
 static inline void norm_alone(gdn_ctx *ctx, const gdn_step_args *a)
 {
     struct ring2_sequence *seqs;
-    gdn_tensor             y = ring2_clone(&a->out);
+    gdn_tensor y = ring2_clone(&a->out);
     gdn_rmsnorm_gated_args n = gdn_rmsnorm_gated_args_init();
     n.x = a->out, n.z = a->z, n.weight = a->norm_weight, n.out = y, n.eps = a->rms_eps;
     ring2_status(ctx, "gdn_rmsnorm_gated", gdn_rmsnorm_gated(ctx, &n), GDN_OK);
-    const bool    any = a->state.data || a->conv_state.data;
+    const bool any = a->state.data || a->conv_state.data;
     const int64_t row = (int64_t)a->n_value_heads * a->value_head_dim;
-    const int64_t B   = ring2_sequences(a->batch, &a->x, 1, any, &seqs);
+    const int64_t B = ring2_sequences(a->batch, &a->x, 1, any, &seqs);
     for (int64_t s = 0; s < B; s++) {
-        const bool    late  = a->batch && a->batch->token_start.data;
+        const bool late = a->batch && a->batch->token_start.data;
         const int64_t start = late ? (int64_t)ring2_get(&a->batch->token_start, s) : 0;
         const int64_t first = (seqs[s].first + start) * row;
         for (int64_t i = first; !seqs[s].skipped && i < first + seqs[s].valid * row; i++)
@@ -95,10 +95,10 @@ static inline void call_apart(gdn_ctx *ctx, const gdn_step_args *a)
 static inline gdn_step_args clone(const gdn_step_args *a)
 {
     gdn_step_args b = *a;
-    b.out          = ring2_clone(&a->out);
-    b.state        = ring2_clone(&a->state);
+    b.out = ring2_clone(&a->out);
+    b.state = ring2_clone(&a->state);
     b.state_scales = ring2_clone(&a->state_scales);
-    b.conv_state   = ring2_clone(&a->conv_state);
+    b.conv_state = ring2_clone(&a->conv_state);
     return b;
 }
 
@@ -123,9 +123,9 @@ static inline void expect_same(const char *what, const gdn_step_args *got,
 static inline void expect_near(const char *what, const gdn_tensor *got, const gdn_tensor *want,
                                bool normed)
 {
-    const int64_t n   = ring2_count(want);
-    double        sum = 0;
-    int64_t       judged = 0;
+    const int64_t n = ring2_count(want);
+    double sum = 0;
+    int64_t judged = 0;
     for (int64_t i = 0; i < n; i++)
         if (!isnan(ring2_get(want, i))) sum += pow(ring2_get(want, i), 2), judged++;
     for (int64_t i = 0; i < n; i++) {
@@ -183,7 +183,7 @@ static inline gdn_tensor vector(int32_t dtype, int64_t n, double low, double hig
 
 struct kind {
     int32_t dtype, states, layout;
-    bool    z, weight;
+    bool z, weight;
 };
 
 static const struct kind kinds[] = {
@@ -215,14 +215,14 @@ static inline gdn_step_args make_call(const struct kind *k, int64_t B, int64_t T
     if (k->z) a.z = rows(k->dtype, B, T, HV, V, 2);
     if (k->weight) a.norm_weight = vector(GDN_BF16, V, -2, 2);
     a.conv_weight = ring2_new(GDN_F32, 0, 3, D, 1, W, 0);
-    a.conv_state  = ring2_new(GDN_F32, 0, 3, P, D, 3, 0);
+    a.conv_state = ring2_new(GDN_F32, 0, 3, P, D, 3, 0);
     a.state = k->layout == GDN_STATE_VK ? ring2_new(k->states, 0, 4, P, HV, V, K)
                                         : ring2_new(k->states, 0, 4, P, HV, K, V);
     ring2_fill(&a.conv_weight, -0.5, 0.5);
     ring2_fill(&a.conv_state, -1, 1), ring2_fill(&a.state, -0.5, 0.5);
-    a.conv_bias    = vector(GDN_F32, D, -0.1, 0.1);
-    a.A_log        = vector(GDN_F32, HV, -1, 1);
-    a.dt_bias      = vector(GDN_F32, HV, -1, 1);
+    a.conv_bias = vector(GDN_F32, D, -0.1, 0.1);
+    a.A_log = vector(GDN_F32, HV, -1, 1);
+    a.dt_bias = vector(GDN_F32, HV, -1, 1);
     a.state_layout = k->layout;
     return a;
 }

@@ -20,7 +20,7 @@ static inline gdn_tensor pool(int32_t dtype, bool swapped, int64_t B, int64_t H,
 static inline void fill_unit(const gdn_tensor *k)
 {
     const int64_t K = k->size[k->ndim - 1];
-    double       *x = ring2_heap((size_t)K * sizeof *x);
+    double *x = ring2_heap((size_t)K * sizeof *x);
     for (int64_t r = 0; r < ring2_count(k) / K; r++) {
         for (int64_t d = 0; d < K; d++) x[d] = ring2_uniform(-1, 1);
         oracle_l2norm(x, x, K, GDN_NORM_L2, 1e-30);
@@ -43,7 +43,7 @@ static inline gdn_summary_args plain_call(int64_t N, int64_t H, int64_t K, int64
 static inline gdn_summary_args part_of(const gdn_summary_args *a, int64_t first, int64_t n)
 {
     gdn_summary_args p = *a;
-    gdn_tensor      *t[] = { &p.k, &p.v, &p.g, &p.beta };
+    gdn_tensor *t[] = { &p.k, &p.v, &p.g, &p.beta };
     for (int i = 0; i < 4; i++) *t[i] = ring2_narrow(t[i], 0, first, n);
     p.M = ring2_clone(&a->M), p.U = ring2_clone(&a->U);
     return p;
@@ -65,9 +65,9 @@ static inline void call(gdn_ctx *ctx, const gdn_summary_args *a)
 static inline gdn_tensor any_q(const gdn_summary_args *a, int64_t H)
 {
     gdn_tensor q = ring2_select(&a->k, a->k.ndim - 2, 0);
-    q.size[q.ndim]   = q.size[q.ndim - 1];
+    q.size[q.ndim] = q.size[q.ndim - 1];
     q.stride[q.ndim] = q.stride[q.ndim - 1];
-    q.size[q.ndim - 1]   = H;
+    q.size[q.ndim - 1] = H;
     q.stride[q.ndim - 1] = 0;
     q.ndim++;
     return q;
@@ -77,19 +77,18 @@ static inline gdn_tensor any_q(const gdn_summary_args *a, int64_t H)
 static inline gdn_rule_args as_rule(const gdn_summary_args *a, bool transition)
 {
     const gdn_tensor *to = transition ? &a->M : &a->U;
-    const int64_t     B = to->size[0], H = to->size[1], K = a->k.size[a->k.ndim - 1];
-    gdn_rule_args     r = gdn_rule_args_init();
+    const int64_t B = to->size[0], H = to->size[1], K = a->k.size[a->k.ndim - 1];
+    gdn_rule_args r = gdn_rule_args_init();
     r.q = any_q(a, H), r.k = a->k, r.v = a->v, r.g = a->g, r.beta = a->beta;
     r.batch = a->batch, r.head_map = a->head_map, r.state_layout = a->state_layout;
     r.norm = a->norm, r.norm_eps = a->norm_eps;
     r.state_out = *to;
     if (!transition) return r;
     r.state_layout = GDN_STATE_KV;
-    r.v            = ring2_clone(&a->k);
-    r.state        = ring2_new(GDN_F32, 0, 4, B, H, K, K);
+    r.v = ring2_clone(&a->k);
+    r.state = ring2_new(GDN_F32, 0, 4, B, H, K, K);
     ring2_fill_value(&r.v, 0);
-    for (int64_t i = 0; i < ring2_count(&r.state); i++)
-        ring2_set(&r.state, i, i / K % K == i % K);
+    for (int64_t i = 0; i < ring2_count(&r.state); i++) ring2_set(&r.state, i, i / K % K == i % K);
     return r;
 }
 

@@ -14,13 +14,13 @@ struct gates {
 static struct gates make(double low, double high)
 {
     const struct gates x = {
-        .g          = check_floats(C, low, high),
-        .beta       = check_floats(C, 0, 2),
-        .gram       = check_floats(2 * C * C, -1, 1),
-        .A          = check_bytes(C * C * sizeof(float), LINE),
-        .B          = check_bytes(C * C * sizeof(float), LINE),
+        .g = check_floats(C, low, high),
+        .beta = check_floats(C, 0, 2),
+        .gram = check_floats(2 * C * C, -1, 1),
+        .A = check_bytes(C * C * sizeof(float), LINE),
+        .B = check_bytes(C * C * sizeof(float), LINE),
         .from_start = check_poison(C),
-        .to_end     = check_poison(C),
+        .to_end = check_poison(C),
     };
     return x;
 }
@@ -49,15 +49,15 @@ static void check_one(const struct gdn_kernels *kr, const struct gates *x)
         for (int j = 0; j <= i; j++) {
             const double d = log_decay(x->g, j, i), qk = x->gram[(C + i) * C + j];
             const double kk = j == i ? 0 : (double)x->beta[i] * x->gram[i * C + j];
-            A[i * C + j]     = exp(d) * kk;
+            A[i * C + j] = exp(d) * kk;
             A_mag[i * C + j] = magnitude(d, kk);
-            B[i * C + j]     = exp(d) * qk;
+            B[i * C + j] = exp(d) * qk;
             B_mag[i * C + j] = magnitude(d, qk);
         }
-        from[i]     = exp(log_decay(x->g, -1, i));
+        from[i] = exp(log_decay(x->g, -1, i));
         from_mag[i] = magnitude(log_decay(x->g, -1, i), 1);
-        to[i]       = exp(log_decay(x->g, i, C - 1));
-        to_mag[i]   = magnitude(log_decay(x->g, i, C - 1), 1);
+        to[i] = exp(log_decay(x->g, i, C - 1));
+        to_mag[i] = magnitude(log_decay(x->g, i, C - 1), 1);
     }
     CALL(kr->chunk_gates)(x->A, x->B, x->from_start, x->to_end, x->g, x->beta, x->gram);
     check_error("A", f32_matrix(x->A, C, C, C), A, A_mag, 8);
@@ -78,9 +78,10 @@ static void check_one(const struct gdn_kernels *kr, const struct gates *x)
 
 static void check_ranges(const struct gdn_kernels *kr)
 {
-    static const double ranges[][2] = { { -3, 0 },     { -1e-3, 0 },   { -1e-30, 0 },
-                                        { -20, 0 },    { -200, -50 },  { -1e4, -1e4 },
-                                        { 0, 0 },      { -0.5, 0.5 } };
+    static const double ranges[][2] = {
+        { -3, 0 },     { -1e-3, 0 },   { -1e-30, 0 }, { -20, 0 },
+        { -200, -50 }, { -1e4, -1e4 }, { 0, 0 },      { -0.5, 0.5 }
+    };
     for (size_t r = 0; r < sizeof ranges / sizeof *ranges; r++)
         for (int beta = 0; beta < 4; beta++) {
             check_case("g from %g to %g, beta %d", ranges[r][0], ranges[r][1], beta);
@@ -96,7 +97,7 @@ void check_chunk_gates(const struct gdn_kernels *kr)
     for (int at = 0; at < C; at++) {
         check_case("gate %d is -1e4", at);
         const struct gates x = make(-2, 0);
-        x.g[at]              = -1e4f;
+        x.g[at] = -1e4f;
         check_one(kr, &x);
     }
     for (int round = 0; round < 50; round++) {

@@ -14,8 +14,8 @@
 enum { C = GDN_CHUNK, K = 24 };
 
 struct chunk {
-    float  p[2 * C][GDN_MAX_STRIP], v[C][GDN_MAX_STRIP];
-    float  A[C][C], B[C][C], from_start[C], to_end[C], beta[C];
+    float p[2 * C][GDN_MAX_STRIP], v[C][GDN_MAX_STRIP];
+    float A[C][C], B[C][C], from_start[C], to_end[C], beta[C];
     double inverse[C][C], B_inverse[C][C]; /* (I + A)^-1, B (I + A)^-1 */
 };
 
@@ -42,9 +42,9 @@ static void make_gates(struct chunk *x, double k[C][K], double q[C][K], const do
     double G = 0, end = 0;
     for (int i = 0; i < C; i++) end += g[i];
     for (int i = 0; i < C; i++) {
-        double decay     = 0; /* G_i - G_j */
+        double decay = 0; /* G_i - G_j */
         x->from_start[i] = (float)exp(G += g[i]);
-        x->to_end[i]     = (float)exp(end - G);
+        x->to_end[i] = (float)exp(end - G);
         for (int j = i; j >= 0; decay += g[j--]) {
             if (j < i) x->A[i][j] = (float)(x->beta[i] * exp(decay) * product(k[i], k[j]));
             x->B[i][j] = (float)(exp(decay) * product(q[i], k[j]));
@@ -67,8 +67,8 @@ static void invert(struct chunk *x)
 
 struct kind {
     const char *name;
-    double      base, noise; /* of keys: base x one direction + noise */
-    double      beta_low, beta_high, g_low;
+    double base, noise; /* of keys: base x one direction + noise */
+    double beta_low, beta_high, g_low;
 };
 
 static void make_chunk(struct chunk *x, const struct kind *kind, int strip)
@@ -80,16 +80,16 @@ static void make_chunk(struct chunk *x, const struct kind *kind, int strip)
     for (int i = 0; i < C; i++) {
         unit_row(k[i], base, kind->noise);
         unit_row(q[i], NULL, 1);
-        g[i]       = check_uniform(kind->g_low, 0);
+        g[i] = check_uniform(kind->g_low, 0);
         x->beta[i] = (float)check_uniform(kind->beta_low, kind->beta_high);
     }
     make_gates(x, k, q, g);
     for (int c = 0; c < strip; c++) {
         for (int i = 0; i < K; i++) S[i] = check_uniform(-2, 2);
         for (int i = 0; i < C; i++) {
-            x->p[i][c]     = (float)product(S, k[i]);
+            x->p[i][c] = (float)product(S, k[i]);
             x->p[C + i][c] = (float)product(S, q[i]);
-            x->v[i][c]     = (float)check_uniform(-4, 4);
+            x->v[i][c] = (float)check_uniform(-4, 4);
         }
     }
     invert(x);
@@ -102,8 +102,8 @@ static void solve(const struct chunk *x, int c, double *o, double *o_mag, double
     double u[C], r[C];
     for (int i = 0; i < C; i++) {
         const double seen = (double)x->from_start[i] * x->p[i][c];
-        u[i]              = x->beta[i] * (x->v[i][c] - seen);
-        r[i]              = fabs(x->beta[i]) * (fabs(x->v[i][c]) + fabs(seen));
+        u[i] = x->beta[i] * (x->v[i][c] - seen);
+        r[i] = fabs(x->beta[i]) * (fabs(x->v[i][c]) + fabs(seen));
         for (int j = 0; j < i; j++) {
             u[i] -= x->A[i][j] * u[j];
             r[i] += fabs(x->A[i][j] * u[j]);
@@ -116,18 +116,18 @@ static void solve(const struct chunk *x, int c, double *o, double *o_mag, double
             mag += fabs(x->B[i][j] * u[j]) + fabs(x->B_inverse[i][j]) * r[j];
             u_mag += fabs(x->inverse[i][j]) * r[j];
         }
-        o[i * cols + c]     = out;
+        o[i * cols + c] = out;
         o_mag[i * cols + c] = mag;
-        w[i * cols + c]     = x->to_end[i] * u[i];
+        w[i * cols + c] = x->to_end[i] * u[i];
         w_mag[i * cols + c] = x->to_end[i] * (u_mag + fabs(u[i])) + 0x1p-126;
     }
 }
 
 static void check_one(const struct gdn_kernels *kr, const struct kind *kind, bool timed)
 {
-    const int     n    = kr->strip, ld_v = n + check_below(4), ld_o = n + check_below(4);
-    const size_t  size = (size_t)(C * n), row = (size_t)n * sizeof(float);
-    struct chunk *x    = check_bytes(sizeof *x, LINE);
+    const int n = kr->strip, ld_v = n + check_below(4), ld_o = n + check_below(4);
+    const size_t size = (size_t)(C * n), row = (size_t)n * sizeof(float);
+    struct chunk *x = check_bytes(sizeof *x, LINE);
     make_chunk(x, kind, n);
     float *p = check_lines(2 * size, 0, 0), *v = check_matrix(C, n, ld_v, 0, 0);
     float *o = check_matrix(C, n, ld_o, 0, 0), *w = check_bytes(size * sizeof *w, LINE);
@@ -135,7 +135,7 @@ static void check_one(const struct gdn_kernels *kr, const struct kind *kind, boo
     for (int i = 0; i < C; i++) memcpy(v + i * ld_v, x->v[i], row);
     const float *A = check_copy(x->A, sizeof x->A, LINE), *B = check_copy(x->B, sizeof x->B, LINE);
     const float *from = check_copy(x->from_start, sizeof x->from_start, ELEMENT);
-    const float *to   = check_copy(x->to_end, sizeof x->to_end, ELEMENT);
+    const float *to = check_copy(x->to_end, sizeof x->to_end, ELEMENT);
     const float *beta = check_copy(x->beta, sizeof x->beta, ELEMENT);
 
     double *o_want = check_doubles(size), *o_mag = check_doubles(size);
@@ -163,9 +163,9 @@ static const struct kind kinds[] = {
 /* chunk_write has the bits of chunk_solve, and r beside them. */
 static void check_write(const struct gdn_kernels *kr, const struct kind *kind)
 {
-    const int     n = kr->strip, ld = n + check_below(4);
-    const size_t  size = (size_t)(C * n), row = (size_t)n * sizeof(float);
-    struct chunk *x    = check_bytes(sizeof *x, LINE);
+    const int n = kr->strip, ld = n + check_below(4);
+    const size_t size = (size_t)(C * n), row = (size_t)n * sizeof(float);
+    struct chunk *x = check_bytes(sizeof *x, LINE);
     make_chunk(x, kind, n);
     float *all = check_lines(2 * size, 0, 0), *right = check_lines(size, 0, 0);
     float *o = check_lines(size, 0, 0), *w_want = check_lines(size, 0, 0);
@@ -183,17 +183,16 @@ static void check_write(const struct gdn_kernels *kr, const struct kind *kind)
         for (int c = 0; c < n; c++) {
             const double seen = (double)x->from_start[i] * x->p[i][c];
             r_want[i * n + c] = x->v[i][c] - seen;
-            r_mag[i * n + c]  = fabs((double)x->v[i][c]) + fabs(seen);
+            r_mag[i * n + c] = fabs((double)x->v[i][c]) + fabs(seen);
         }
     }
     const float *A = check_copy(x->A, sizeof x->A, LINE), *B = check_copy(x->B, sizeof x->B, LINE);
     const float *from = check_copy(x->from_start, sizeof x->from_start, ELEMENT);
-    const float *to   = check_copy(x->to_end, sizeof x->to_end, ELEMENT);
+    const float *to = check_copy(x->to_end, sizeof x->to_end, ELEMENT);
     const float *beta = check_copy(x->beta, sizeof x->beta, ELEMENT);
     kr->chunk_solve(o, n, w_want, all, right, n, A, B, from, to, beta);
     kr->chunk_solve(o, n, u_want, all, right, n, A, B, from, one, beta);
-    CALL(kr->chunk_write)(r, u, w, ld, p, v, A,
-                          from, to, beta);
+    CALL(kr->chunk_write)(r, u, w, ld, p, v, A, from, to, beta);
     for (int i = 0; i < C; i++) {
         const int at = i * ld;
         check_same("u", u + at, u_want + i * n, row);
@@ -205,12 +204,12 @@ static void check_write(const struct gdn_kernels *kr, const struct kind *kind)
 /* chunk_return: the system of chunk_solve with beta 1 on tokens in reverse and A's transpose. */
 static void check_return(const struct gdn_kernels *kr, const struct kind *kind)
 {
-    const int     n = kr->strip, ld = n + check_below(4);
-    const size_t  size = (size_t)(C * n);
+    const int n = kr->strip, ld = n + check_below(4);
+    const size_t size = (size_t)(C * n);
     struct chunk *x = check_bytes(sizeof *x, LINE), *back = check_bytes(sizeof *back, LINE);
-    float        *p = check_matrix(C, n, ld, 0, 0), *v = check_matrix(C, n, ld, 0, 0);
-    float        *u = check_matrix(C, n, ld, 0, 0), *w = check_matrix(C, n, ld, 0, 0);
-    float         end[C], scale[C];
+    float *p = check_matrix(C, n, ld, 0, 0), *v = check_matrix(C, n, ld, 0, 0);
+    float *u = check_matrix(C, n, ld, 0, 0), *w = check_matrix(C, n, ld, 0, 0);
+    float end[C], scale[C];
     make_chunk(x, kind, n);
     memset(back, 0, sizeof *back);
     for (int i = 0; i < C; i++) {
@@ -219,7 +218,7 @@ static void check_return(const struct gdn_kernels *kr, const struct kind *kind)
         memcpy(v + at * ld, x->v[i], (size_t)n * sizeof *v);
         memcpy(back->p[i], x->p[i], sizeof x->p[i]);
         memcpy(back->v[i], x->v[i], sizeof x->v[i]);
-        end[at]   = -x->to_end[at];
+        end[at] = -x->to_end[at];
         scale[at] = x->from_start[at];
         back->from_start[i] = end[at], back->to_end[i] = scale[at], back->beta[i] = 1;
         for (int j = 0; j < C; j++) back->A[i][j] = x->A[C - 1 - j][at];
@@ -227,9 +226,9 @@ static void check_return(const struct gdn_kernels *kr, const struct kind *kind)
     invert(back);
     double *none = check_doubles(size), *want = check_doubles(size), *mag = check_doubles(size);
     for (int c = 0; c < n; c++) solve(back, c, none, none, want, mag, n);
-    CALL(kr->chunk_return)(u, w, ld, p, v, check_copy(x->A, sizeof x->A, LINE),
-                           check_copy(end, sizeof end, ELEMENT),
-                           check_copy(scale, sizeof scale, ELEMENT));
+    CALL(kr->chunk_return)
+    (u, w, ld, p, v, check_copy(x->A, sizeof x->A, LINE), check_copy(end, sizeof end, ELEMENT),
+     check_copy(scale, sizeof scale, ELEMENT));
     for (int i = 0; i < C; i++)
         check_error("w", f32_row(w + (C - 1 - i) * ld, n), want + i * n, mag + i * n, 32);
     for (int i = 0; i < C; i++) back->to_end[i] = 1;

@@ -3,18 +3,18 @@
 
 enum { C = GDN_CHUNK };
 
-static const int   depths[] = { 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 100, 128, 255, 256 };
+static const int depths[] = { 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 100, 128, 255, 256 };
 static const float decays[] = { 0, 0.5f, 1, 1e-30f };
 
 static void check_one(const struct gdn_kernels *kr, int K, float decay, int T, bool in_place)
 {
-    const int    n = kr->strip, ld_k = K + check_below(4), ld_w = n + check_below(4);
-    const int    ld = n + check_below(4);
+    const int n = kr->strip, ld_k = K + check_below(4), ld_w = n + check_below(4);
+    const int ld = n + check_below(4);
     const size_t size = (size_t)(K * n);
-    float       *from = check_matrix(K, n, ld, -2, 2), *w = check_matrix(T, n, ld_w, -1, 1);
-    float       *to = in_place ? from : check_matrix(K, n, ld, 0, 0);
-    float       *k = check_matrix(T, K, ld_k, -1, 1);
-    double      *want = check_doubles(size), *mag = check_doubles(size);
+    float *from = check_matrix(K, n, ld, -2, 2), *w = check_matrix(T, n, ld_w, -1, 1);
+    float *to = in_place ? from : check_matrix(K, n, ld, 0, 0);
+    float *k = check_matrix(T, K, ld_k, -1, 1);
+    double *want = check_doubles(size), *mag = check_doubles(size);
     for (int x = 0; x < K; x++)
         for (int j = 0; j < n; j++) {
             double sum = (double)decay * from[x * ld + j], abs = fabs(sum);
@@ -24,10 +24,10 @@ static void check_one(const struct gdn_kernels *kr, int K, float decay, int T, b
                 abs += fabs(term);
             }
             want[x * n + j] = sum;
-            mag[x * n + j]  = abs;
+            mag[x * n + j] = abs;
         }
-    float *before = check_copy(from, ((size_t)(K - 1) * (size_t)ld + (size_t)n) * sizeof *from,
-                               ELEMENT);
+    float *before =
+        check_copy(from, ((size_t)(K - 1) * (size_t)ld + (size_t)n) * sizeof *from, ELEMENT);
     CALL(kr->chunk_update)(to, from, ld, decay, k, ld_k, w, ld_w, T, K);
     check_error("to", f32_matrix(to, K, n, ld), want, mag, T > C ? 20 : 12);
 
@@ -45,7 +45,7 @@ void check_chunk_update(const struct gdn_kernels *kr)
 {
     for (size_t i = 0; i < sizeof depths / sizeof *depths; i++)
         for (size_t d = 0; d < sizeof decays / sizeof *decays; d++) {
-            const int  T        = (i + d) % 2 ? C : 2 * C;
+            const int T = (i + d) % 2 ? C : 2 * C;
             const bool in_place = i % 2 == 0;
             check_case("K %d, decay %g, T %d, in place %d", depths[i], decays[d], T, in_place);
             check_one(kr, depths[i], decays[d], T, in_place);

@@ -3,11 +3,11 @@
 
 static void check_one(const struct gdn_kernels *kr, int W, int T, int n)
 {
-    const int    ld = n + check_below(4), ld_sum = n + check_below(4);
+    const int ld = n + check_below(4), ld_sum = n + check_below(4);
     const float *dz = check_matrix(T, n, ld, -4, 4), *x = check_matrix(T + W - 1, n, ld, -4, 4);
     const size_t all = (size_t)((W - 1) * ld_sum + n);
-    float       *sum = check_poison(all), *parts = check_copy(sum, all * sizeof *sum, ELEMENT);
-    double      *want = check_doubles((size_t)(W * n)), *mag = check_doubles((size_t)(W * n));
+    float *sum = check_poison(all), *parts = check_copy(sum, all * sizeof *sum, ELEMENT);
+    double *want = check_doubles((size_t)(W * n)), *mag = check_doubles((size_t)(W * n));
     for (int w = 0; w < W; w++)
         for (int j = 0; j < n; j++) {
             double *s = &want[w * n + j], *m = &mag[w * n + j];

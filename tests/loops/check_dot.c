@@ -6,9 +6,10 @@
  */
 #include "check.h"
 
-static const int sizes[] = { 0,  1,  2,  7,   8,   9,   15,  16,  17,  31,   32,
-                             33, 63, 64, 65,  100, 127, 128, 129, 255, 256,  257,
-                             511, 513, 1000, 1023, 2048, 4097 };
+static const int sizes[] = {
+    0,  1,   2,   7,   8,   9,   15,  16,  17,  31,  32,   33,   63,   64,
+    65, 100, 127, 128, 129, 255, 256, 257, 511, 513, 1000, 1023, 2048, 4097
+};
 
 enum { SIGNED, POSITIVE, WIDE, CANCELLING, CONSTANT, ONE_LARGE, N_KINDS };
 
@@ -30,12 +31,12 @@ static void check_size(const struct gdn_kernels *kr, int kind, size_t n)
         b[i] = kind == CANCELLING ? 1.5f : value(kind, i);
     }
     const double *wide_a = check_widen(a, n), *wide_b = check_widen(b, n);
-    double        want, mag;
+    double want, mag;
     oracle_linear(&want, &mag, wide_a, wide_b, 1, 1, (int64_t)n);
 
-    const double any   = is_scalar(kr) ? 5 + (double)n / 8 : 10 + (double)n / 64;
+    const double any = is_scalar(kr) ? 5 + (double)n / 8 : 10 + (double)n / 64;
     const double usual = is_scalar(kr) ? 8 + (double)n / 16 : 4;
-    const float  got   = CALL(kr->dot)(a, b, n);
+    const float got = CALL(kr->dot)(a, b, n);
     check_error("sum", f32_row(&got, 1), &want, &mag, kind < CONSTANT ? usual : any);
     const struct gdn_kernels *twin = check_twin(kr);
     if (twin) check_same("G17 the other table", &(float){ twin->dot(a, b, n) }, &got, sizeof got);

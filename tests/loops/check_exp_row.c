@@ -3,19 +3,18 @@
 #include "check.h"
 
 static const float special[] = {
-    0.0f,     -0.0f,   1.0f,       -1.0f,     INFINITY,   -INFINITY,  NAN,
-    -103.9f,  -103.97f, -104.0f,   -104.5f,   -1e4f,      -3.4e38f,   -87.33f,
-    -87.34f,  -88.0f,  88.72283f,  88.72284f, 88.722839f, 89.0f,      1e4f,
-    3.4e38f,  1e-45f,  -1e-45f,    1e-38f,    0x1p-24f,   -0x1p-25f,  0.34657359f,
-    -0.34657359f, 0.6931472f, -0.6931472f, 20.0f,
+    0.0f,      -0.0f,     1.0f,       -1.0f,       INFINITY,     -INFINITY,  NAN,         -103.9f,
+    -103.97f,  -104.0f,   -104.5f,    -1e4f,       -3.4e38f,     -87.33f,    -87.34f,     -88.0f,
+    88.72283f, 88.72284f, 88.722839f, 89.0f,       1e4f,         3.4e38f,    1e-45f,      -1e-45f,
+    1e-38f,    0x1p-24f,  -0x1p-25f,  0.34657359f, -0.34657359f, 0.6931472f, -0.6931472f, 20.0f,
 };
 enum { N_SPECIAL = sizeof special / sizeof *special, N_SWEEP = 40001 };
 
 static void check_values(const struct gdn_kernels *kr, const float *src, size_t n)
 {
-    const float *x    = check_copy(src, n * sizeof *src, ELEMENT);
-    float       *y    = check_poison(n);
-    double      *want = check_doubles(n);
+    const float *x = check_copy(src, n * sizeof *src, ELEMENT);
+    float *y = check_poison(n);
+    double *want = check_doubles(n);
     for (size_t i = 0; i < n; i++) want[i] = exp(x[i]);
 
     CALL(kr->exp_row)(y, x, n);
@@ -39,8 +38,9 @@ static void check_values(const struct gdn_kernels *kr, const float *src, size_t 
 
 void check_exp_row(const struct gdn_kernels *kr)
 {
-    static const double ranges[][2] = { { -105, 89.5 }, { -1, 1 }, { -104.2, -86.5 },
-                                        { -1e-3, 1e-3 }, { 88, 89 } };
+    static const double ranges[][2] = {
+        { -105, 89.5 }, { -1, 1 }, { -104.2, -86.5 }, { -1e-3, 1e-3 }, { 88, 89 }
+    };
     for (size_t r = 0; r < sizeof ranges / sizeof *ranges; r++) {
         check_case("sweep from %g to %g", ranges[r][0], ranges[r][1]);
         check_values(kr, check_floats(N_SWEEP, ranges[r][0], ranges[r][1]), N_SWEEP);

@@ -11,7 +11,7 @@ static void fill(float *a, float *dt, int kind, size_t n)
         dt[i] = (float)check_uniform(-4, 4);
         if (kind == CANCELLING) dt[i] *= 1000;
         const double x = middle[kind] + check_uniform(-spread[kind], spread[kind]);
-        a[i]           = (float)(x - dt[i]);
+        a[i] = (float)(x - dt[i]);
     }
     for (size_t i = 0; i < n && kind == LARGE; i += 3) a[i] = i % 2 ? INFINITY : -INFINITY;
     for (size_t i = 0; i < n && kind == ORDINARY; i += 9) a[i] = 20 - dt[i];
@@ -25,17 +25,16 @@ static void check_one(const struct gdn_kernels *kr, int kind, size_t n)
     double *want = check_doubles(n), *mag = check_doubles(n);
     for (size_t i = 0; i < n; i++) {
         const double x = (double)a[i] + dt[i];
-        want[i]        = neg[i] * oracle_softplus(x);
-        mag[i]         = fabs(want[i]) + fabs(neg[i]) * 0x1p-126; /* a step of a denormal */
-        if (isfinite(x))
-            mag[i] += fabs(neg[i]) * (fabs(a[i]) + fabs(dt[i])) * oracle_sigmoid(x);
+        want[i] = neg[i] * oracle_softplus(x);
+        mag[i] = fabs(want[i]) + fabs(neg[i]) * 0x1p-126; /* a step of a denormal */
+        if (isfinite(x)) mag[i] += fabs(neg[i]) * (fabs(a[i]) + fabs(dt[i])) * oracle_sigmoid(x);
     }
     float *g = check_poison(n);
     CALL(kr->gate_row)(g, a, neg, dt, n);
     check_error("g", f32_row(g, n), want, mag, 4);
 
-    const struct gdn_kernels *twin  = check_twin(kr);
-    float                    *other = check_poison(n);
+    const struct gdn_kernels *twin = check_twin(kr);
+    float *other = check_poison(n);
     if (twin) twin->gate_row(other, a, neg, dt, n);
     if (twin) check_same_numbers("G17 the other table", other, g, n);
 

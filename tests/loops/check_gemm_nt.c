@@ -2,7 +2,7 @@
 /* Besides its error: an element has the same bits whatever else is in the product. */
 #include "check.h"
 
-static const int sizes[]  = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17 };
+static const int sizes[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17 };
 static const int depths[] = { 1, 7, 8, 15, 16, 17, 64, 100, 513 };
 enum { N_SIZES = sizeof sizes / sizeof *sizes, N_DEPTHS = sizeof depths / sizeof *depths };
 
@@ -24,23 +24,23 @@ static void check_elements(const struct gdn_kernels *kr, const float *c, int64_t
 /* constant: data for which rounding errors add up, a unit per link of a chain at most. */
 static void check_one(const struct gdn_kernels *kr, int m, int n, int K, bool add, bool constant)
 {
-    const int    lda = K + check_below(4), ldb = K + check_below(4), ldc = n + check_below(4);
+    const int lda = K + check_below(4), ldb = K + check_below(4), ldc = n + check_below(4);
     const double low = constant ? 0.1 : -1, high = constant ? 0.1 : 1;
-    float       *a = check_matrix(m, K, lda, low, high), *b = check_matrix(n, K, ldb, low, high);
-    float       *c      = check_matrix(m, n, ldc, -2, 2);
-    float       *before = check_copy(c, (size_t)((m - 1) * ldc + n) * sizeof *c, ELEMENT);
-    double      *want = check_doubles((size_t)(m * n)), *mag = check_doubles((size_t)(m * n));
+    float *a = check_matrix(m, K, lda, low, high), *b = check_matrix(n, K, ldb, low, high);
+    float *c = check_matrix(m, n, ldc, -2, 2);
+    float *before = check_copy(c, (size_t)((m - 1) * ldc + n) * sizeof *c, ELEMENT);
+    double *want = check_doubles((size_t)(m * n)), *mag = check_doubles((size_t)(m * n));
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             const double old = add ? c[i * ldc + j] : 0;
-            double       sum = old, abs = fabs(old);
+            double sum = old, abs = fabs(old);
             for (int k = 0; k < K; k++) {
                 const double x = (double)a[i * lda + k] * b[j * ldb + k];
                 sum += x;
                 abs += fabs(x);
             }
             want[i * n + j] = sum;
-            mag[i * n + j]  = abs;
+            mag[i * n + j] = abs;
         }
     /* Without add, what was there must not matter. */
     for (int i = 0; i < m && !add; i++)

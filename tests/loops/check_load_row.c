@@ -7,8 +7,8 @@ enum { PATTERNS = 65536, LONGEST = 70 };
 static void check_exact(const struct gdn_kernels *kr, int dtype, const void *src, size_t n)
 {
     const size_t size = gdn_dtype_bytes(dtype);
-    const void  *in   = check_copy(src, n * size, ELEMENT);
-    float       *got = check_poison(n), *want = check_poison(n);
+    const void *in = check_copy(src, n * size, ELEMENT);
+    float *got = check_poison(n), *want = check_poison(n);
     CALL(kr->load_row[dtype])(got, in, n);
     gdn_kernels_scalar.load_row[dtype](want, in, n);
     check_same("scalar", got, want, n * sizeof *got);
@@ -42,8 +42,8 @@ void check_load_row(const struct gdn_kernels *kr)
         }
 
         check_case("dtype %d, n 4096", dtype);
-        unsigned char *in  = check_bytes(4096 * size, LINE);
-        float         *out = check_bytes(4096 * sizeof *out, LINE);
+        unsigned char *in = check_bytes(4096 * size, LINE);
+        float *out = check_bytes(4096 * sizeof *out, LINE);
         memset(in, 0, 4096 * size);
         CHECK_BENCH(4096 * (size + 4), 0, kr->load_row[dtype](out, in, 4096));
     }

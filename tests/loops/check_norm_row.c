@@ -9,9 +9,9 @@ static void oracle_norm(double *y, double *mag, const float *x, double s, const 
 {
     for (size_t i = 0; i < n; i++) {
         const double factor = x[i] * s * (w ? w[i] : 1);
-        const double act    = !z ? 1 : sigmoid ? oracle_sigmoid(z[i]) : oracle_silu(z[i]);
-        y[i]                = factor * act;
-        mag[i]              = fabs(y[i]) + 0x1p-126 * fabs(factor);
+        const double act = !z ? 1 : sigmoid ? oracle_sigmoid(z[i]) : oracle_silu(z[i]);
+        y[i] = factor * act;
+        mag[i] = fabs(y[i]) + 0x1p-126 * fabs(factor);
     }
 }
 
@@ -19,9 +19,9 @@ static void check_one(const struct gdn_kernels *kr, size_t n, bool with_w, bool 
                       bool sigmoid)
 {
     const float s = (float)check_uniform(0.01, 3);
-    float      *x = check_floats(n, -8, 8);
-    float      *w = with_w ? check_floats(n, -2, 2) : NULL;
-    float      *z = with_z ? check_floats(n, -20, 20) : NULL;
+    float *x = check_floats(n, -8, 8);
+    float *w = with_w ? check_floats(n, -2, 2) : NULL;
+    float *z = with_z ? check_floats(n, -20, 20) : NULL;
     for (size_t i = 0; z && i < n; i += 5) z[i] = (float)check_uniform(-110, 110);
     for (size_t i = 0; i < n; i += 7) x[i] = ldexpf(x[i], check_below(40) - 20);
     if (z && n > 8) z[3] = INFINITY;

@@ -20,22 +20,22 @@ enum kind {
     N_KINDS
 };
 static const char *const kind_names[] = { "ordinary", "mixed gates", "forget NaN", "from zero",
-                                          "constant", "tiny", "small" };
+                                          "constant", "tiny",        "small" };
 
 struct problem {
     const struct gdn_kernels *kr;
-    bool                      k_first, exact;
-    int                       dtype, round, T, K, n;
-    int64_t                   rows, cols, ld; /* of the state in memory */
-    float                    *q, *k, *v, *alpha, *beta, *kq, *scratch;
-    void                     *from;
-    int                       ld_v;
+    bool k_first, exact;
+    int dtype, round, T, K, n;
+    int64_t rows, cols, ld; /* of the state in memory */
+    float *q, *k, *v, *alpha, *beta, *kq, *scratch;
+    void *from;
+    int ld_v;
 };
 
 /* The outputs of a run of a problem. */
 struct result {
     float *o, *u;
-    void  *to[MAX_T];
+    void *to[MAX_T];
 };
 
 /* ---- Making a problem ---- */
@@ -50,10 +50,10 @@ static void make_gates(const struct problem *p, enum kind kind)
     static const float alphas[] = { 0, 0.5f, 1 }, betas[] = { 0, 0.5f, 1, 2 };
     for (int t = 0; t < p->T; t++) {
         p->alpha[t] = (float)check_uniform(0.3, 1);
-        p->beta[t]  = (float)check_uniform(0, 1);
+        p->beta[t] = (float)check_uniform(0, 1);
         if (kind != MIXED) continue;
         p->alpha[t] = alphas[check_below(3)];
-        p->beta[t]  = betas[check_below(4)];
+        p->beta[t] = betas[check_below(4)];
         if (p->beta[t] != 0) continue;
         for (int j = 0; j < p->n; j++) p->v[t * p->ld_v + j] = NAN;
         p->k[t * p->K + check_below(p->K)] = NAN; /* kq stays: o = alpha z + kq u */
@@ -64,7 +64,7 @@ static void make_gates(const struct problem *p, enum kind kind)
 static void make_state(struct problem *p, enum kind kind)
 {
     static const double wild[] = { NAN, 1e30, -1e30, INFINITY, -0.0 };
-    p->from                    = NULL;
+    p->from = NULL;
     if (kind == FROM_ZERO) return;
     p->from = check_bytes(state_bytes(p), ELEMENT);
     for (int64_t r = 0; r < p->rows; r++)
@@ -82,19 +82,19 @@ static struct problem make(const struct gdn_kernels *kr, bool k_first, int dtype
                            int n, enum kind kind)
 {
     struct problem p = { .kr = kr, .k_first = k_first, .dtype = dtype, .T = T, .K = K, .n = n };
-    p.exact          = check_below(2) || !k_first;
-    p.round          = dtype == GDN_F32 ? check_below(3) : check_below(2) ? dtype : GDN_F32;
-    p.rows           = k_first ? K : n;
-    p.cols           = k_first ? n : K;
-    p.ld             = p.cols + check_below(4);
-    p.ld_v           = n + check_below(4);
-    p.v              = check_matrix(T, n, p.ld_v, -4, 4);
-    p.q              = check_poison((size_t)(T * K));
-    p.k              = check_poison((size_t)(T * K));
-    p.kq             = check_poison((size_t)T);
-    p.alpha          = check_poison((size_t)T);
-    p.beta           = check_poison((size_t)T);
-    p.scratch        = check_bytes(sizeof(float) * GDN_MAX_HEAD * GDN_RECUR_COLUMNS, LINE);
+    p.exact = check_below(2) || !k_first;
+    p.round = dtype == GDN_F32 ? check_below(3) : check_below(2) ? dtype : GDN_F32;
+    p.rows = k_first ? K : n;
+    p.cols = k_first ? n : K;
+    p.ld = p.cols + check_below(4);
+    p.ld_v = n + check_below(4);
+    p.v = check_matrix(T, n, p.ld_v, -4, 4);
+    p.q = check_poison((size_t)(T * K));
+    p.k = check_poison((size_t)(T * K));
+    p.kq = check_poison((size_t)T);
+    p.alpha = check_poison((size_t)T);
+    p.beta = check_poison((size_t)T);
+    p.scratch = check_bytes(sizeof(float) * GDN_MAX_HEAD * GDN_RECUR_COLUMNS, LINE);
     const double unit = 1.7 / sqrt(K); /* |k| about 1 */
     for (int i = 0; i < T * K; i++) {
         p.k[i] = (float)check_uniform(-unit, unit);
@@ -136,14 +136,28 @@ static char *column(const struct problem *p, const void *state, int j)
 static void run_part(const struct problem *p, const struct result *r, const void *from, int t0,
                      int T, int j0, int n, bool resume)
 {
-    void           *to[MAX_T];
+    void *to[MAX_T];
     struct gdn_recur s = {
-        .q = p->q + t0 * p->K, .k = p->k + t0 * p->K, .v = p->v + t0 * p->ld_v + j0,
-        .o = r->o ? r->o + t0 * p->ld_v + j0 : NULL, .alpha = p->alpha + t0,
+        .q = p->q + t0 * p->K,
+        .k = p->k + t0 * p->K,
+        .v = p->v + t0 * p->ld_v + j0,
+        .o = r->o ? r->o + t0 * p->ld_v + j0 : NULL,
+        .alpha = p->alpha + t0,
         .u = r->u ? r->u + t0 * p->ld_v + j0 : NULL,
-        .beta = p->beta + t0, .kq = p->kq + t0, .from = from ? column(p, from, j0) : NULL,
-        .to = to, .scratch = p->scratch, .ld_v = p->ld_v, .ld_o = p->ld_v, .ld_from = p->ld,
-        .ld_to = p->ld, .T = T, .K = p->K, .n = n, .resume = resume, .exact = p->exact,
+        .beta = p->beta + t0,
+        .kq = p->kq + t0,
+        .from = from ? column(p, from, j0) : NULL,
+        .to = to,
+        .scratch = p->scratch,
+        .ld_v = p->ld_v,
+        .ld_o = p->ld_v,
+        .ld_from = p->ld,
+        .ld_to = p->ld,
+        .T = T,
+        .K = p->K,
+        .n = n,
+        .resume = resume,
+        .exact = p->exact,
         .round = p->round,
     };
     for (int t = 0; t < T; t++) to[t] = r->to[t0 + t] ? column(p, r->to[t0 + t], j0) : NULL;
@@ -175,8 +189,8 @@ static void check_state(const struct problem *p, const char *what, const void *g
     for (int j = 0; j < p->n; j++)
         for (int x = 0; x < p->K; x++) {
             const int at = p->k_first ? x * p->n + j : j * p->K + x;
-            w[at]        = want[j * p->K + x];
-            m[at]        = mag[j * p->K + x];
+            w[at] = want[j * p->K + x];
+            m[at] = mag[j * p->K + x];
         }
     check_error(what, view, w, m, limit);
 }
@@ -184,7 +198,7 @@ static void check_state(const struct problem *p, const char *what, const void *g
 static void check_oracle(const struct problem *p, const struct result *r, double limit)
 {
     const size_t T = (size_t)p->T, K = (size_t)p->K, n = (size_t)p->n;
-    double      *v = check_doubles(T * n), *state = check_doubles(n * K);
+    double *v = check_doubles(T * n), *state = check_doubles(n * K);
     for (int t = 0; t < p->T; t++)
         for (int j = 0; j < p->n; j++) v[t * p->n + j] = p->v[t * p->ld_v + j];
     for (int j = 0; j < p->n; j++)
@@ -194,10 +208,19 @@ static void check_oracle(const struct problem *p, const struct result *r, double
                     ? 0
                     : oracle_load(p->from, p->dtype, p->k_first ? x * p->ld + j : j * p->ld + x);
     const struct oracle_rule y = {
-        .T = p->T, .K = p->K, .V = p->n, .scale = 1, .q = check_widen(p->q, T * K),
-        .k = check_widen(p->k, T * K), .v = v, .alpha = check_widen(p->alpha, T),
-        .beta = check_widen(p->beta, T), .state = state, .o = check_doubles(T * n),
-        .o_mag = check_doubles(T * n), .each = check_doubles(T * n * K),
+        .T = p->T,
+        .K = p->K,
+        .V = p->n,
+        .scale = 1,
+        .q = check_widen(p->q, T * K),
+        .k = check_widen(p->k, T * K),
+        .v = v,
+        .alpha = check_widen(p->alpha, T),
+        .beta = check_widen(p->beta, T),
+        .state = state,
+        .o = check_doubles(T * n),
+        .o_mag = check_doubles(T * n),
+        .each = check_doubles(T * n * K),
         .each_mag = check_doubles(T * n * K),
     };
     oracle_rule(&y);
@@ -220,30 +243,30 @@ static void check_same_result(const struct problem *p, const char *what, const s
 
 static void check_ways(const struct problem *p, const struct result *all)
 {
-    const int     T = p->T, last = T - 1;
+    const int T = p->T, last = T - 1;
     struct result r = make_result(p, 0);
     if (p->from) { /* only the final state, in place */
         void *state = check_copy(p->from, state_bytes(p), ELEMENT);
-        r.to[last]  = state;
+        r.to[last] = state;
         run_part(p, &r, state, 0, T, 0, p->n, false);
         check_same_result(p, "in place", &r, all);
     }
 
-    r   = make_result(p, 1u << last);
+    r = make_result(p, 1u << last);
     r.o = NULL;
     run_part(p, &r, p->from, 0, T, 0, p->n, false);
     check_same_result(p, "without o", &r, all);
 
     if (p->n > 1) { /* columns in two calls */
         const int cut = 1 + check_below(p->n - 1);
-        r             = make_result(p, 1u << last);
+        r = make_result(p, 1u << last);
         run_part(p, &r, p->from, 0, T, 0, cut, false);
         run_part(p, &r, p->from, 0, T, cut, p->n - cut, false);
         check_same_result(p, "columns apart", &r, all);
     }
     if (T > 2) { /* tokens in two calls, the state staying in scratch */
         const int cut = 2 + check_below(T - 2);
-        r             = make_result(p, 1u << last);
+        r = make_result(p, 1u << last);
         run_part(p, &r, p->from, 0, cut, 0, p->n, false);
         run_part(p, &r, NULL, cut, T - cut, 0, p->n, true);
         check_same_result(p, "resumed", &r, all);
@@ -260,10 +283,10 @@ static void check_ways(const struct problem *p, const struct result *all)
 /* The state by its updates alone, from k and the u that a run leaves. */
 static void check_updates(const struct problem *p, const struct result *all)
 {
-    const size_t  bytes = (size_t)(p->K * p->n) * sizeof(float);
-    float        *S = check_poison((size_t)(p->K * p->n));
+    const size_t bytes = (size_t)(p->K * p->n) * sizeof(float);
+    float *S = check_poison((size_t)(p->K * p->n));
     struct result r = make_result(p, 1u << (p->T - 1));
-    r.u             = check_matrix(p->T, p->n, p->ld_v, 0, 0);
+    r.u = check_matrix(p->T, p->n, p->ld_v, 0, 0);
     run_part(p, &r, p->from, 0, p->T, 0, p->n, false);
     check_same_result(p, "with u", &r, all);
     memset(S, 0, bytes);
@@ -275,8 +298,8 @@ static void check_updates(const struct problem *p, const struct result *all)
         const float *k = p->k + t * p->K, *u = r.u + t * p->ld_v;
         const float *a = p->k_first ? k : u, *b = p->k_first ? u : k;
         if (p->alpha[t] == 0) memset(S, 0, bytes);
-        CALL(p->kr->add_outer)(S, (int)p->rows, (int)p->cols, p->alpha[t], a,
-                               p->beta[t] == 0 ? NULL : b);
+        CALL(p->kr->add_outer)
+        (S, (int)p->rows, (int)p->cols, p->alpha[t], a, p->beta[t] == 0 ? NULL : b);
     }
     void *got = check_copy(all->to[p->T - 1], state_bytes(p), ELEMENT);
     for (int64_t i = 0; i < p->rows; i++)
@@ -300,7 +323,7 @@ static struct numbers numbers_of(const struct problem *p, const struct result *r
         memcpy(x.o + t * p->n, r->o + t * p->ld_v, (size_t)p->n * sizeof *x.o);
     for (int j = 0; j < p->n; j++)
         for (int k = 0; k < p->K; k++) {
-            const int64_t at    = p->k_first ? k * p->ld + j : j * p->ld + k;
+            const int64_t at = p->k_first ? k * p->ld + j : j * p->ld + k;
             x.state[j * p->K + k] = (float)oracle_load(r->to[p->T - 1], p->dtype, at);
         }
     return x;
@@ -317,10 +340,10 @@ static void check_numbers(const char *what, const struct problem *p, const struc
 static void check_turned(const struct problem *p, const struct numbers *want)
 {
     struct problem turned = *p;
-    turned.k_first        = !p->k_first;
-    turned.rows           = p->cols;
-    turned.cols           = p->rows;
-    turned.ld             = turned.cols + 1;
+    turned.k_first = !p->k_first;
+    turned.rows = p->cols;
+    turned.cols = p->rows;
+    turned.ld = turned.cols + 1;
     if (p->from) turned.from = check_bytes(state_bytes(&turned), ELEMENT);
     for (int64_t r = 0; p->from && r < p->rows; r++)
         for (int64_t c = 0; c < p->cols; c++)
@@ -335,15 +358,30 @@ static void check_turned(const struct problem *p, const struct numbers *want)
 static void check_other_table(const struct problem *p, const struct numbers *want)
 {
     struct problem other = *p;
-    other.kr             = check_twin(p->kr);
+    other.kr = check_twin(p->kr);
     if (!other.kr) return;
     const struct result r = make_result(&other, 1u << (p->T - 1));
-    void *const        *to = r.to;
-    struct gdn_recur     s = {
-            .q = p->q, .k = p->k, .v = p->v, .o = r.o, .alpha = p->alpha, .beta = p->beta,
-            .kq = p->kq, .from = p->from, .to = to, .scratch = p->scratch, .ld_v = p->ld_v,
-            .ld_o = p->ld_v, .ld_from = p->ld, .ld_to = p->ld, .T = p->T, .K = p->K, .n = p->n,
-            .exact = p->exact, .round = p->round,
+    void *const *to = r.to;
+    struct gdn_recur s = {
+        .q = p->q,
+        .k = p->k,
+        .v = p->v,
+        .o = r.o,
+        .alpha = p->alpha,
+        .beta = p->beta,
+        .kq = p->kq,
+        .from = p->from,
+        .to = to,
+        .scratch = p->scratch,
+        .ld_v = p->ld_v,
+        .ld_o = p->ld_v,
+        .ld_from = p->ld,
+        .ld_to = p->ld,
+        .T = p->T,
+        .K = p->K,
+        .n = p->n,
+        .exact = p->exact,
+        .round = p->round,
     };
     (p->k_first ? other.kr->recur_kv : other.kr->recur_vk)[p->dtype](&s);
     const struct numbers got = numbers_of(&other, &r);
@@ -354,8 +392,8 @@ static void check_one(const struct gdn_kernels *kr, bool k_first, int dtype, int
                       enum kind kind)
 {
     check_case("dtype %d, T %d, K %d, n %d, %s", dtype, T, K, n, kind_names[kind]);
-    const struct problem p   = make(kr, k_first, dtype, T, K, n, kind);
-    const struct result  all = make_result(&p, (1u << T) - 1);
+    const struct problem p = make(kr, k_first, dtype, T, K, n, kind);
+    const struct result all = make_result(&p, (1u << T) - 1);
     run_part(&p, &all, p.from, 0, T, 0, n, false);
     /* Limits are those of normal floats. */
     if (kind != SMALL && (p.round == GDN_F32 || (T == 1 && p.round == dtype)))
@@ -373,17 +411,17 @@ static void check_keep(const struct gdn_kernels *kr, bool k_first, int dtype, in
     static const double odd[] = { -0.0, NAN, 0x1p-149, -0x1p-133, 0x1p-24, 65504, 1e38 };
     check_case("dtype %d, T %d, K %d, n %d, alpha 1, beta 0", dtype, T, K, n);
     struct problem p = make(kr, k_first, dtype, T, K, n, ORDINARY);
-    p.round          = dtype;
+    p.round = dtype;
     for (int t = 0; t < T; t++) {
-        p.alpha[t]      = 1;
-        p.beta[t]       = 0;
+        p.alpha[t] = 1;
+        p.beta[t] = 0;
         p.v[t * p.ld_v] = NAN;
     }
     for (int64_t r = 0; r < p.rows; r++)
         oracle_store(p.from, dtype, r * p.ld + check_below((int)p.cols), odd[check_below(7)]);
-    void         *before = check_copy(p.from, state_bytes(&p), ELEMENT);
-    struct result r      = make_result(&p, 0);
-    r.to[T - 1]          = p.from;
+    void *before = check_copy(p.from, state_bytes(&p), ELEMENT);
+    struct result r = make_result(&p, 0);
+    r.to[T - 1] = p.from;
     run_part(&p, &r, p.from, 0, T, 0, n, false);
     check_same("kept state", p.from, before, state_bytes(&p));
 }
@@ -394,23 +432,22 @@ static void bench(const struct gdn_kernels *kr, bool k_first, int dtype, int T)
     const int K = 128, n = GDN_RECUR_COLUMNS;
     check_case("dtype %d, T %d, K %d, n %d", dtype, T, K, n);
     struct problem p = make(kr, k_first, dtype, T, K, n, FROM_ZERO);
-    p.exact          = false;
-    p.round          = GDN_F32;
-    p.ld             = p.cols;
-    p.from           = check_bytes(state_bytes(&p), LINE);
+    p.exact = false;
+    p.round = GDN_F32;
+    p.ld = p.cols;
+    p.from = check_bytes(state_bytes(&p), LINE);
     memset(p.from, 0, state_bytes(&p));
     struct result r = make_result(&p, 0);
-    r.to[T - 1]     = p.from;
-    CHECK_BENCH(2 * state_bytes(&p), 8.0 * T * K * n,
-                run_part(&p, &r, p.from, 0, T, 0, n, false));
+    r.to[T - 1] = p.from;
+    CHECK_BENCH(2 * state_bytes(&p), 8.0 * T * K * n, run_part(&p, &r, p.from, 0, T, 0, n, false));
 }
 
 static void check_step(const struct gdn_kernels *kr, bool k_first)
 {
     static const int lengths[] = { 1, 2, 4, MAX_T };
-    static const int depths[]  = { 1, 7, 16, 31, 64, 100, 128, 256 };
+    static const int depths[] = { 1, 7, 16, 31, 64, 100, 128, 256 };
     static const int columns[] = { 1, 2, 7, 8, 16, 17, 31, 64 };
-    int              round     = 0;
+    int round = 0;
     for (int dtype = 0; dtype < GDN_N_FLOAT_DTYPES; dtype++)
         for (int d = 0; d < 8; d++)
             for (int c = 0; c < 8; c++, round++) {
@@ -429,9 +466,18 @@ static void check_step(const struct gdn_kernels *kr, bool k_first)
 static void run_strip(const struct problem *p, float *S, float *o, int t0, int T)
 {
     const struct gdn_recur s = {
-        .q = p->q + t0 * p->K, .k = p->k + t0 * p->K, .v = p->v + t0 * p->ld_v,
-        .o = o ? o + t0 * p->n : NULL, .alpha = p->alpha + t0, .beta = p->beta + t0,
-        .kq = p->kq + t0, .ld_v = p->ld_v, .ld_o = p->n, .T = T, .K = p->K, .n = p->n,
+        .q = p->q + t0 * p->K,
+        .k = p->k + t0 * p->K,
+        .v = p->v + t0 * p->ld_v,
+        .o = o ? o + t0 * p->n : NULL,
+        .alpha = p->alpha + t0,
+        .beta = p->beta + t0,
+        .kq = p->kq + t0,
+        .ld_v = p->ld_v,
+        .ld_o = p->n,
+        .T = T,
+        .K = p->K,
+        .n = p->n,
     };
     CALL(p->kr->recur_strip[p->dtype])(S, &s);
 }
@@ -450,7 +496,7 @@ static void check_strip(const struct gdn_kernels *kr, int dtype, int T, int K, e
     const int n = kr->strip, size = K * n;
     check_case("dtype %d, T %d, K %d, strip, %s", dtype, T, K, kind_names[kind]);
     struct problem p = make(kr, false, dtype, T, K, n, kind);
-    p.round          = dtype;
+    p.round = dtype;
     const struct result all = make_result(&p, 1u << (T - 1));
     run_part(&p, &all, p.from, 0, T, 0, n, false);
     const struct numbers want = numbers_of(&p, &all);
@@ -486,7 +532,7 @@ static void check_strip_keep(const struct gdn_kernels *kr, int T, int K)
     float *S = check_lines((size_t)(K * n), -1, 1), *o = check_poison((size_t)(T * n));
     for (int t = 0; t < T; t++) {
         p.alpha[t] = 1;
-        p.beta[t]  = 0;
+        p.beta[t] = 0;
     }
     for (int k = 0; k < K; k++) S[k * n + check_below(n)] = k % 3 ? -0.0f : NAN;
     const void *before = check_copy(S, (size_t)(K * n) * sizeof *S, LINE);
@@ -506,7 +552,7 @@ static void bench_strip(const struct gdn_kernels *kr, int dtype)
 void check_recur_strip(const struct gdn_kernels *kr)
 {
     static const int lengths[] = { 1, 2, 4, MAX_T };
-    static const int depths[]  = { 1, 2, 7, 15, 16, 17, 31, 64, 100, 128, 255, 256 };
+    static const int depths[] = { 1, 2, 7, 15, 16, 17, 31, 64, 100, 128, 255, 256 };
     for (int dtype = 0; dtype < GDN_N_FLOAT_DTYPES; dtype++)
         for (int d = 0; d < (int)(sizeof depths / sizeof *depths); d++)
             for (int t = 0; t < 4; t++) {

@@ -5,29 +5,26 @@
 #include "check.h"
 
 struct problem {
-    int       eight, K, n, ld;
-    float    *q, *k, *v, *scales;
-    float     alpha, beta, kq;
-    uint8_t  *codes; /* [n][K], ld apart */
-    uint32_t *keys;  /* NULL: to nearest */
+    int eight, K, n, ld;
+    float *q, *k, *v, *scales;
+    float alpha, beta, kq;
+    uint8_t *codes; /* [n][K], ld apart */
+    uint32_t *keys; /* NULL: to nearest */
 };
 
-static size_t code_bytes(const struct problem *p)
-{
-    return (size_t)((p->n - 1) * p->ld + p->K);
-}
+static size_t code_bytes(const struct problem *p) { return (size_t)((p->n - 1) * p->ld + p->K); }
 
 static struct problem make(int eight, int K, int n, bool random, bool wild)
 {
     struct problem p = { .eight = eight, .K = K, .n = n, .ld = K + check_below(3) };
-    p.q      = check_floats((size_t)K, -0.2, 0.2);
-    p.k      = check_floats((size_t)K, -0.2, 0.2);
-    p.v      = check_floats((size_t)n, -4, 4);
+    p.q = check_floats((size_t)K, -0.2, 0.2);
+    p.k = check_floats((size_t)K, -0.2, 0.2);
+    p.v = check_floats((size_t)n, -4, 4);
     p.scales = check_floats((size_t)n, 0, 0.1);
-    p.alpha  = (float)check_uniform(0.3, 1);
-    p.beta   = (float)check_uniform(0.1, 1);
-    p.kq     = (float)check_uniform(-1, 1);
-    p.codes  = check_bytes(code_bytes(&p), 1);
+    p.alpha = (float)check_uniform(0.3, 1);
+    p.beta = (float)check_uniform(0.1, 1);
+    p.kq = (float)check_uniform(-1, 1);
+    p.codes = check_bytes(code_bytes(&p), 1);
     for (size_t i = 0; i < code_bytes(&p); i++) p.codes[i] = (uint8_t)check_below(256);
     for (size_t i = 0; i < code_bytes(&p) && !wild; i++)
         if ((p.codes[i] & 127) >= (eight < 2 ? 127 : 124)) p.codes[i] = 0; /* no numbers */
@@ -45,21 +42,35 @@ static struct problem make(int eight, int K, int n, bool random, bool wild)
 static struct gdn_recur step_of(const struct problem *p, float *o, float *scratch, void **to)
 {
     return (struct gdn_recur){
-        .q = p->q, .k = p->k, .v = p->v, .o = o, .alpha = &p->alpha, .beta = &p->beta,
-        .kq = &p->kq, .from = scratch, .to = to, .scratch = scratch, .ld_v = p->n, .ld_o = p->n,
-        .ld_from = p->K, .ld_to = p->K, .T = 1, .K = p->K, .n = p->n,
+        .q = p->q,
+        .k = p->k,
+        .v = p->v,
+        .o = o,
+        .alpha = &p->alpha,
+        .beta = &p->beta,
+        .kq = &p->kq,
+        .from = scratch,
+        .to = to,
+        .scratch = scratch,
+        .ld_v = p->n,
+        .ld_o = p->n,
+        .ld_from = p->K,
+        .ld_to = p->K,
+        .T = 1,
+        .K = p->K,
+        .n = p->n,
     };
 }
 
 static void check_one(const struct gdn_kernels *kr, const struct problem *p)
 {
-    float   *o = check_poison((size_t)p->n), *want_o = check_poison((size_t)p->n);
-    float   *scales = check_copy(p->scales, (size_t)p->n * sizeof *scales, ELEMENT);
-    float   *want_scales = check_copy(p->scales, (size_t)p->n * sizeof *scales, ELEMENT);
+    float *o = check_poison((size_t)p->n), *want_o = check_poison((size_t)p->n);
+    float *scales = check_copy(p->scales, (size_t)p->n * sizeof *scales, ELEMENT);
+    float *want_scales = check_copy(p->scales, (size_t)p->n * sizeof *scales, ELEMENT);
     uint8_t *codes = check_copy(p->codes, code_bytes(p), 1);
     uint8_t *want = check_copy(p->codes, code_bytes(p), 1);
-    float   *S = check_bytes((size_t)(p->n * p->K) * sizeof *S, LINE);
-    void    *to[] = { S };
+    float *S = check_bytes((size_t)(p->n * p->K) * sizeof *S, LINE);
+    void *to[] = { S };
     struct gdn_recur step = step_of(p, want_o, S, to);
     kr->load8_vk[p->eight](S, p->K, want, p->ld, want_scales, p->K, p->n);
     kr->recur_vk[GDN_F32](&step);
@@ -84,9 +95,8 @@ void check_recur8_vk(const struct gdn_kernels *kr)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
                 for (int kind = 0; kind < 4; kind++) {
-                    check_case("dtype %d, K %d, n %d, %s, %s", GDN_I8 + eight, sizes[i],
-                               columns[j], kind & 1 ? "random" : "nearest",
-                               kind & 2 ? "wild" : "ordinary");
+                    check_case("dtype %d, K %d, n %d, %s, %s", GDN_I8 + eight, sizes[i], columns[j],
+                               kind & 1 ? "random" : "nearest", kind & 2 ? "wild" : "ordinary");
                     const struct problem p = make(eight, sizes[i], columns[j], kind & 1, kind & 2);
                     check_one(kr, &p);
                 }

@@ -3,10 +3,10 @@
  * and all lengths about a vector's. */
 #include "check.h"
 
-static const float special[] = { 0.0f,    -0.0f,   INFINITY, -INFINITY, NAN,    88.0f,   -88.0f,
-                                 89.0f,   -89.0f,  -103.0f,  -105.0f,   1e4f,   -1e4f,   1e-45f,
-                                 -1e-30f, 16.6f,   17.4f,    200.5f,    -174.5f, -1.2784645f,
-                                 -3.4e38f, 3.4e38f };
+static const float special[] = { 0.0f,    -0.0f,       INFINITY, -INFINITY, NAN,     88.0f,
+                                 -88.0f,  89.0f,       -89.0f,   -103.0f,   -105.0f, 1e4f,
+                                 -1e4f,   1e-45f,      -1e-30f,  16.6f,     17.4f,   200.5f,
+                                 -174.5f, -1.2784645f, -3.4e38f, 3.4e38f };
 enum { N_SPECIAL = sizeof special / sizeof *special, N_SWEEP = 20001 };
 
 /* Checks a row of n values. option: m of sigmoid_row, `sigmoid` of slope_row. */
@@ -31,12 +31,12 @@ static void check_rows(const struct gdn_kernels *kr, check_values *check, const 
 
 static void check_sigmoid(const struct gdn_kernels *kr, const float *src, float m, size_t n)
 {
-    const float *x    = check_copy(src, n * sizeof *src, ELEMENT);
-    float       *y    = check_poison(n);
-    double      *want = check_doubles(n), *mag = check_doubles(n);
+    const float *x = check_copy(src, n * sizeof *src, ELEMENT);
+    float *y = check_poison(n);
+    double *want = check_doubles(n), *mag = check_doubles(n);
     for (size_t i = 0; i < n; i++) {
         want[i] = m * oracle_sigmoid(x[i]);
-        mag[i]  = fabs(want[i]) + 0x1p-126 * fabs(m); /* m times a step of a denormal */
+        mag[i] = fabs(want[i]) + 0x1p-126 * fabs(m); /* m times a step of a denormal */
     }
     CALL(kr->sigmoid_row)(y, x, m, n);
     check_error("y", f32_row(y, n), want, mag, 5);
@@ -70,18 +70,18 @@ static void oracle(double *act, double *slope, double *mag, float at, bool sigmo
 {
     const double z = at, s = oracle_sigmoid(z), rest = oracle_sigmoid(-z);
     const double steep = isinf(z) ? 0 : z * rest;
-    *act   = sigmoid ? s : oracle_silu(z);
+    *act = sigmoid ? s : oracle_silu(z);
     *slope = sigmoid ? s * rest : isinf(z) ? z > 0 : s * (1 + steep);
-    *mag   = (sigmoid ? *slope : s * (1 + fabs(steep))) + 0x1p-126;
+    *mag = (sigmoid ? *slope : s * (1 + fabs(steep))) + 0x1p-126;
 }
 
 static void check_slope(const struct gdn_kernels *kr, const float *src, float option, size_t n)
 {
-    const bool   sigmoid = option != 0;
-    const float *z       = check_copy(src, n * sizeof *src, ELEMENT);
-    float       *act = check_poison(n), *slope = check_poison(n);
-    double      *acts = check_doubles(n), *slopes = check_doubles(n);
-    double      *act_mag = check_doubles(n), *slope_mag = check_doubles(n);
+    const bool sigmoid = option != 0;
+    const float *z = check_copy(src, n * sizeof *src, ELEMENT);
+    float *act = check_poison(n), *slope = check_poison(n);
+    double *acts = check_doubles(n), *slopes = check_doubles(n);
+    double *act_mag = check_doubles(n), *slope_mag = check_doubles(n);
     for (size_t i = 0; i < n; i++) {
         oracle(&acts[i], &slopes[i], &slope_mag[i], z[i], sigmoid);
         act_mag[i] = fabs(acts[i]) + 0x1p-126;
@@ -99,8 +99,8 @@ static void check_slope(const struct gdn_kernels *kr, const float *src, float op
     kr->slope_row(alone, NULL, z, sigmoid, n);
     check_same("act alone", alone, act, n * sizeof *act);
 
-    const struct gdn_kernels *twin  = check_twin(kr);
-    float                    *other = check_poison(n);
+    const struct gdn_kernels *twin = check_twin(kr);
+    float *other = check_poison(n);
     if (twin) twin->slope_row(alone, other, z, sigmoid, n);
     if (twin) check_same_numbers("G17 act of the other table", alone, act, n);
     if (twin) check_same_numbers("G17 slope of the other table", other, slope, n);

@@ -18,7 +18,7 @@ static bool is_nan_of(int dtype, const void *p, int64_t i)
 static void check_exact(const struct gdn_kernels *kr, int dtype, const float *src, size_t n)
 {
     const size_t size = gdn_dtype_bytes(dtype);
-    const float *in   = check_copy(src, n * sizeof *src, ELEMENT);
+    const float *in = check_copy(src, n * sizeof *src, ELEMENT);
     void *got = check_bytes(n * size, ELEMENT), *want = check_bytes(n * size, ELEMENT);
     CALL(kr->store_row[dtype])(got, in, n);
     gdn_kernels_scalar.store_row[dtype](want, in, n);
@@ -38,10 +38,10 @@ static void check_exact(const struct gdn_kernels *kr, int dtype, const float *sr
 /* The float whose bits are those of the 16-bit number, the tie above it, and its neighbours. */
 static size_t around(float *x, int dtype, uint16_t h)
 {
-    const uint16_t next  = (uint16_t)(h + 1);
-    const double   value = oracle_load(&h, dtype, 0), above = oracle_load(&next, dtype, 0);
-    size_t         n     = 0;
-    x[n++]               = (float)value;
+    const uint16_t next = (uint16_t)(h + 1);
+    const double value = oracle_load(&h, dtype, 0), above = oracle_load(&next, dtype, 0);
+    size_t n = 0;
+    x[n++] = (float)value;
     if (!isfinite(value)) return n;
     /* Past the largest number the tie is with the first one that is too large. */
     const double tie = isfinite(above) ? (value + above) / 2
@@ -65,7 +65,7 @@ void check_store_row(const struct gdn_kernels *kr)
     for (int dtype = 0; dtype < GDN_N_FLOAT_DTYPES; dtype++) {
         check_case("dtype %d, around every 16-bit number", dtype);
         float *all = check_poison(4 * PATTERNS + N_SPECIAL);
-        size_t n   = 0;
+        size_t n = 0;
         for (int i = 0; i < PATTERNS; i++)
             n += around(all + n, dtype == GDN_F32 ? GDN_BF16 : dtype, (uint16_t)i);
         memcpy(all + n, special, sizeof special);
@@ -81,8 +81,8 @@ void check_store_row(const struct gdn_kernels *kr)
 
         check_case("dtype %d, n 4096", dtype);
         const size_t size = gdn_dtype_bytes(dtype);
-        float       *in   = check_lines(4096, -1, 1);
-        void        *out  = check_bytes(4096 * size, LINE);
+        float *in = check_lines(4096, -1, 1);
+        void *out = check_bytes(4096 * size, LINE);
         CHECK_BENCH(4096 * (size + 4), 0, kr->store_row[dtype](out, in, 4096));
     }
 }

@@ -7,8 +7,8 @@ enum { N_SIZES = sizeof sizes / sizeof *sizes };
 static void check_one(const struct gdn_kernels *kr, int rows, int cols)
 {
     const int lda = cols + check_below(5), ldb = rows + check_below(5);
-    float    *a = check_matrix(rows, cols, lda, -1, 1), *b = check_matrix(cols, rows, ldb, 0, 0);
-    double   *want = check_doubles((size_t)rows * (size_t)cols);
+    float *a = check_matrix(rows, cols, lda, -1, 1), *b = check_matrix(cols, rows, ldb, 0, 0);
+    double *want = check_doubles((size_t)rows * (size_t)cols);
     for (int j = 0; j < cols; j++)
         for (int i = 0; i < rows; i++) want[j * rows + i] = a[i * lda + j];
     CALL(kr->transpose)(b, ldb, a, lda, rows, cols);

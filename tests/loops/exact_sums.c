@@ -16,7 +16,7 @@ enum { N_RULES = 36, T = 40 };
 static void print_sum(const char *what, const gdn_tensor *t)
 {
     const size_t size = gdn_dtype_bytes(t->dtype);
-    uint64_t     h    = 0xcbf29ce484222325;
+    uint64_t h = 0xcbf29ce484222325;
     for (int64_t i = 0; i < ring2_count(t); i++) {
         const unsigned char *at = ring2_element(t, i);
         for (size_t b = 0; b < size; b++) h = (h ^ at[b]) * 0x100000001b3;
@@ -26,20 +26,21 @@ static void print_sum(const char *what, const gdn_tensor *t)
 
 static void rule(int number)
 {
-    static const int     heads[][3] = { { 2, 2, 4 }, { 4, 2, 2 }, { 1, 1, 3 } };
-    static const int64_t dims[][2]  = { { 128, 128 }, { 33, 130 }, { 7, 31 }, { 60, 60 },
-                                        { 256, 40 } };
-    const int64_t *KV     = dims[number % 5];
-    const bool     decode = number % 2;
-    gdn_rule_args  a      = ring2_rule_args(number % 3, number / 3 % 3, T, 1,
-                                            heads[number / 2 % 3], KV[0], KV[1]);
+    static const int heads[][3] = { { 2, 2, 4 }, { 4, 2, 2 }, { 1, 1, 3 } };
+    static const int64_t dims[][2] = {
+        { 128, 128 }, { 33, 130 }, { 7, 31 }, { 60, 60 }, { 256, 40 }
+    };
+    const int64_t *KV = dims[number % 5];
+    const bool decode = number % 2;
+    gdn_rule_args a =
+        ring2_rule_args(number % 3, number / 3 % 3, T, 1, heads[number / 2 % 3], KV[0], KV[1]);
     a.flags = GDN_EXACT;
-    a.norm  = number % 4;
+    a.norm = number % 4;
     if (number % 4 == 1) {
-        a.gate      = GDN_GATE_RAW;
+        a.gate = GDN_GATE_RAW;
         a.beta_kind = GDN_BETA_SIGMOID;
-        a.A_log     = ring2_new(GDN_F32, 0, 1, a.g.size[1], 0, 0, 0);
-        a.dt_bias   = ring2_new(GDN_F32, 0, 1, a.g.size[1], 0, 0, 0);
+        a.A_log = ring2_new(GDN_F32, 0, 1, a.g.size[1], 0, 0, 0);
+        a.dt_bias = ring2_new(GDN_F32, 0, 1, a.g.size[1], 0, 0, 0);
         ring2_fill(&a.A_log, -1, 1);
         ring2_fill(&a.dt_bias, -1, 1);
         ring2_fill(&a.g, -4, 4);
@@ -47,7 +48,7 @@ static void rule(int number)
     }
     if (number % 7 == 3) {
         const gdn_tensor turned = ring2_swap(&a.state, 2, 3);
-        a.state        = ring2_new(turned.dtype, 0, 4, 1, turned.size[1], KV[0], KV[1]);
+        a.state = ring2_new(turned.dtype, 0, 4, 1, turned.size[1], KV[0], KV[1]);
         a.state_layout = GDN_STATE_KV;
         ring2_copy(&a.state, &turned);
     }
@@ -55,7 +56,7 @@ static void rule(int number)
         gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
         for (int i = 0; i < 6; i++) {
             for (int d = rows[i]->ndim++; d > 0; d--) {
-                rows[i]->size[d]   = rows[i]->size[d - 1];
+                rows[i]->size[d] = rows[i]->size[d - 1];
                 rows[i]->stride[d] = rows[i]->stride[d - 1];
             }
             rows[i]->size[0] = 1;
@@ -69,10 +70,10 @@ static void rule(int number)
 static void conv(int dtype)
 {
     gdn_conv1d_args a = gdn_conv1d_args_init();
-    a.x          = ring2_new(dtype, 0, 2, T, 77, 0, 0);
-    a.out        = ring2_new(dtype, 0, 2, T, 77, 0, 0);
-    a.weight     = ring2_new(GDN_F32, 0, 2, 77, 2 + dtype, 0, 0);
-    a.bias       = ring2_new(GDN_F32, 0, 1, 77, 0, 0, 0);
+    a.x = ring2_new(dtype, 0, 2, T, 77, 0, 0);
+    a.out = ring2_new(dtype, 0, 2, T, 77, 0, 0);
+    a.weight = ring2_new(GDN_F32, 0, 2, 77, 2 + dtype, 0, 0);
+    a.bias = ring2_new(GDN_F32, 0, 1, 77, 0, 0, 0);
     a.activation = GDN_ACT_SILU;
     ring2_fill(&a.x, -20, 20);
     ring2_fill(&a.weight, -1, 1);
@@ -84,12 +85,12 @@ static void conv(int dtype)
 static void norm(int dtype)
 {
     gdn_rmsnorm_gated_args a = gdn_rmsnorm_gated_args_init();
-    a.x          = ring2_new(dtype, 0, 2, T, 131, 0, 0);
-    a.z          = ring2_new(dtype, 0, 2, T, 131, 0, 0);
-    a.out        = ring2_new(dtype, 0, 2, T, 131, 0, 0);
-    a.weight     = ring2_new(GDN_F32, 0, 1, 131, 0, 0, 0);
+    a.x = ring2_new(dtype, 0, 2, T, 131, 0, 0);
+    a.z = ring2_new(dtype, 0, 2, T, 131, 0, 0);
+    a.out = ring2_new(dtype, 0, 2, T, 131, 0, 0);
+    a.weight = ring2_new(GDN_F32, 0, 1, 131, 0, 0, 0);
     a.activation = dtype ? GDN_ACT_SILU : GDN_ACT_SIGMOID;
-    a.eps        = 1e-6f;
+    a.eps = 1e-6f;
     ring2_fill(&a.x, -20, 20);
     ring2_fill(&a.z, -100, 100);
     ring2_fill(&a.weight, -1, 1);
@@ -99,8 +100,8 @@ static void norm(int dtype)
 
 int main(int argc, char **argv)
 {
-    static const struct ring2_cases tests[] = {
-        { "rule", rule, N_RULES }, { "conv1d", conv, 3 }, { "rmsnorm_gated", norm, 3 }
-    };
+    static const struct ring2_cases tests[] = { { "rule", rule, N_RULES },
+                                                { "conv1d", conv, 3 },
+                                                { "rmsnorm_gated", norm, 3 } };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

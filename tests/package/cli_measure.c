@@ -28,7 +28,7 @@ static void each_table(void)
 {
     for (int i = 0; gdn_cpu_tables[i]; i++) {
         const struct gdn_kernels *kr = gdn_cpu_tables[i];
-        struct measure            m;
+        struct measure m;
         CHECK(measure_open(&m, kr->name, 1, 4096) == CLI_OK, "%s: %s", kr->name, line);
         if (!(kr->needs & ~gdn_cpu_detect())) /* this machine has it */
             CHECK(measure_flops(&m, 1e-3) > 0 && measure_in_place(&m, 1e-3) > 0, "%s: no rate",
@@ -40,7 +40,7 @@ static void each_table(void)
 static void unknown(void)
 {
     static const char *const names[] = { "sve", "", "avx", "scalar " };
-    struct measure           m;
+    struct measure m;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         CHECK(measure_open(&m, names[i], 1, 0) == CLI_BAD, "\"%s\" was taken", names[i]);
         CHECK(strstr(line, "isa: ") && strstr(line, names[i]), "line \"%s\"", line);

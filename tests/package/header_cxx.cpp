@@ -9,9 +9,9 @@
 #include "gdn_train.h"
 
 struct every_struct {
-    gdn_tensor    tensor;
-    gdn_options   options;
-    gdn_batch     batch;
+    gdn_tensor tensor;
+    gdn_options options;
+    gdn_batch batch;
     gdn_blob_args blob;
     gdn_blob_info info;
 #define GDN_ARGS_ROW(args, first, last, batch) gdn_##args##_args args;
@@ -23,12 +23,12 @@ struct every_struct make_every_struct(void *data);
 struct every_struct make_every_struct(void *data)
 {
     struct every_struct all;
-    all.tensor  = gdn_dense(data, GDN_F32, 2, 3, 4, 0, 0);
-    all.tensor  = gdn_strided(data, GDN_F32, 2, all.tensor.size, all.tensor.stride);
+    all.tensor = gdn_dense(data, GDN_F32, 2, 3, 4, 0, 0);
+    all.tensor = gdn_strided(data, GDN_F32, 2, all.tensor.size, all.tensor.stride);
     all.options = gdn_options_init();
-    all.batch   = gdn_batch_init();
-    all.blob    = gdn_blob_args_init();
-    all.info    = gdn_blob_info_init();
+    all.batch = gdn_batch_init();
+    all.blob = gdn_blob_args_init();
+    all.info = gdn_blob_info_init();
 #define GDN_ARGS_ROW(args, first, last, batch) all.args = gdn_##args##_args_init();
 #include "calls/ops.def"
     return all;

@@ -18,7 +18,7 @@ void *__libc_realloc(void *memory, size_t bytes);
 void *__libc_memalign(size_t align, size_t bytes);
 
 static atomic_long n_calls;
-static long        failing; /* 0: none */
+static long failing; /* 0: none */
 
 static int fails(void)
 {
@@ -31,15 +31,15 @@ static int fails(void)
 __attribute__((constructor)) static void start(void)
 {
     const char *n = getenv("GDN_FAIL_ALLOC");
-    n_calls       = 0;
-    failing       = n ? atol(n) : 0;
+    n_calls = 0;
+    failing = n ? atol(n) : 0;
 }
 
 __attribute__((destructor)) static void end(void)
 {
     const char *path = getenv("GDN_COUNT_ALLOC");
-    const long  n    = n_calls;
-    FILE       *out  = path ? fopen(path, "w") : NULL;
+    const long n = n_calls;
+    FILE *out = path ? fopen(path, "w") : NULL;
     if (!out) return;
     fprintf(out, "%ld\n", n);
     fclose(out);
@@ -47,10 +47,7 @@ __attribute__((destructor)) static void end(void)
 
 void *malloc(size_t bytes) { return fails() ? NULL : __libc_malloc(bytes); }
 void *calloc(size_t n, size_t bytes) { return fails() ? NULL : __libc_calloc(n, bytes); }
-void *realloc(void *memory, size_t bytes)
-{
-    return fails() ? NULL : __libc_realloc(memory, bytes);
-}
+void *realloc(void *memory, size_t bytes) { return fails() ? NULL : __libc_realloc(memory, bytes); }
 void *aligned_alloc(size_t align, size_t bytes)
 {
     return fails() ? NULL : __libc_memalign(align, bytes);

@@ -20,10 +20,10 @@
 enum { MOST = 1 << 12 };
 
 static struct {
-    int     fd, n_lines;
-    char    path[64], line[4096];
-    char    text[MOST]; /* the header */
-    size_t  length;
+    int fd, n_lines;
+    char path[64], line[4096];
+    char text[MOST]; /* the header */
+    size_t length;
     int64_t n_good, n_bad;
     unsigned sum; /* of all data, so that every byte is read */
 } fuzz;
@@ -73,9 +73,9 @@ static void add_number(int64_t x)
 static void add_tensor(int i, int64_t *at)
 {
     static const char *const names[] = { "F32", "BF16", "F16", "I32", "I64", "U8", "BOOL" };
-    static const int         units[] = { 4, 2, 2, 4, 8, 1, 1 };
+    static const int units[] = { 4, 2, 2, 4, 8, 1, 1 };
     const int dtype = (int)ring2_below(7), ndim = (int)ring2_below(one_in(9) ? 8 : 4);
-    int64_t   bytes = units[dtype];
+    int64_t bytes = units[dtype];
     if (one_in(40)) add("\"__metadata__\":{\"op\":%s},", ANY_OF("\"prefill\"", "1", "{}", "\"\""));
     add("\"%s%d\":{\"dtype\":\"%s\",\"shape\":[", one_in(60) ? "t1" : "t", i,
         one_in(40) ? ANY_OF("F64", "", "F8_E4M3", "f32") : names[dtype]);
@@ -96,8 +96,8 @@ static void add_tensor(int i, int64_t *at)
 static void make_file(void)
 {
     static const unsigned char data[MOST];
-    int64_t                    bytes = 0;
-    fuzz.length                      = 0;
+    int64_t bytes = 0;
+    fuzz.length = 0;
     add("{");
     for (int i = 0, n = (int)ring2_below(6); i < n; i++) {
         if (i) add(",");
@@ -130,7 +130,7 @@ static void read_everything(const struct st_file *f)
     for (int i = 0; i < f->n_tensors; i++) {
         const gdn_tensor *t = &f->tensors[i].view;
         if (f->tensors[i].foreign) continue; /* it has no view */
-        int64_t           bytes;
+        int64_t bytes;
         CHECK(memory_bytes(t->dtype, t->ndim, t->size, &bytes), "the size of '%s'",
               f->tensors[i].name);
         for (int64_t j = 0; j < bytes; j++) fuzz.sum += ((const unsigned char *)t->data)[j];
@@ -144,7 +144,7 @@ static void fuzz_one(void)
 {
     struct st_file f;
     make_file();
-    fuzz.n_lines   = 0;
+    fuzz.n_lines = 0;
     const int code = (one_in(2) ? st_open : st_map)(&f, fuzz.path);
     CHECK(code == CLI_OK ? fuzz.n_lines == 0 : fuzz.n_lines == 1 && fuzz.line[0],
           "status %d with %d lines", code, fuzz.n_lines);

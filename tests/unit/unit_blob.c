@@ -21,22 +21,23 @@ static void expect_slots(const char *what, const gdn_tensor *to, const gdn_tenso
 static void round_trip(const struct layer *l, int64_t P, int64_t B)
 {
     gdn_blob_args a = states(l, P, B), b = pools(l, P + 2);
-    int64_t       slots[16];
+    int64_t slots[16];
     save(&a);
     const gdn_blob_info i = inspect(&a);
     const bool is_3 = l->state_dtype == GDN_E5M2 || l->no_scales, is_q8 = l->state_dtype > GDN_F16;
     CHECK(i.version == (is_3 ? 3 : is_q8 ? 2 : 1), "version %d", (int)i.version);
-    CHECK(i.n_query_heads == l->Hq && i.n_key_heads == l->Hk &&
-              i.n_value_heads == l->Hv && i.key_head_dim == l->K && i.value_head_dim == l->V &&
-              i.head_map == l->map && i.state_layout == l->layout && i.rank == 0 && i.n_ranks == 1,
+    CHECK(i.n_query_heads == l->Hq && i.n_key_heads == l->Hk && i.n_value_heads == l->Hv &&
+              i.key_head_dim == l->K && i.value_head_dim == l->V && i.head_map == l->map &&
+              i.state_layout == l->layout && i.rank == 0 && i.n_ranks == 1,
           "the description");
     CHECK(!i.state_scales.data == (!is_q8 || l->no_scales) && i.query_copies == 1 &&
-              i.key_copies == 1 && i.value_copies == 1, "the fields of version 2");
+              i.key_copies == 1 && i.value_copies == 1,
+          "the fields of version 2");
     CHECK(i.state.dtype == l->state_dtype && i.conv_state.dtype == l->conv_dtype &&
               i.state.size[0] == B && i.conv_state.size[2] == l->S && i.position.size[0] == B,
           "the views");
     for (int64_t j = 0; j < B; j++) slots[j] = P + 1 - j;
-    b.slots    = ring2_indices(GDN_I64, B, slots);
+    b.slots = ring2_indices(GDN_I64, B, slots);
     b.position = ring2_new(GDN_I32, 1, 1, B, 0, 0, 0);
     b.blob = a.blob, b.blob_bytes = a.blob_bytes;
     ring2_call_begin();
@@ -63,7 +64,7 @@ static void round_trips(void)
 {
     for (int i = 0; i < 8 * 3 * 2; i++) {
         struct layer l = plain;
-        l.no_scales   = i % 8 > GDN_E5M2;
+        l.no_scales = i % 8 > GDN_E5M2;
         l.state_dtype = i % 8 - (l.no_scales ? 2 : 0), l.conv_dtype = i / 8 % 3, l.layout = i / 24;
         round_trip(&l, 5, 3);
         round_trip(&l, 1, 1);
@@ -76,12 +77,12 @@ static void round_trips(void)
 /* Loading converts as gdn_state_copy() does. */
 static void loading_converts(void)
 {
-    struct layer  l = plain;
+    struct layer l = plain;
     gdn_blob_args a = states(&l, 5, 5);
-    a.slots.data    = NULL;
+    a.slots.data = NULL;
     save(&a);
     l.layout = GDN_STATE_KV, l.state_dtype = GDN_F16, l.conv_dtype = GDN_F32, l.S = 3;
-    gdn_blob_args       b = pools(&l, 5);
+    gdn_blob_args b = pools(&l, 5);
     gdn_state_copy_args c = gdn_state_copy_args_init();
     b.blob = a.blob, b.blob_bytes = a.blob_bytes;
     ring2_status(ctx, "load", gdn_blob_load(ctx, &b), GDN_OK);
@@ -101,9 +102,9 @@ static void eight_bits_convert(void)
     for (int i = 0; i < 6; i++) {
         struct layer l = plain, eight = plain;
         eight.state_dtype = GDN_I8 + i % 3, eight.layout = GDN_STATE_KV;
-        eight.no_scales   = i % 3 == 2;
-        const bool          to_eight = i / 3;
-        gdn_blob_args       a = states(to_eight ? &l : &eight, 3, 3), b;
+        eight.no_scales = i % 3 == 2;
+        const bool to_eight = i / 3;
+        gdn_blob_args a = states(to_eight ? &l : &eight, 3, 3), b;
         gdn_state_copy_args c = gdn_state_copy_args_init();
         a.slots.data = NULL;
         save(&a);
@@ -124,10 +125,10 @@ static void eight_bits_convert(void)
 
 static void refused_scales(void)
 {
-    struct layer l  = plain;
-    l.state_dtype   = GDN_I8;
+    struct layer l = plain;
+    l.state_dtype = GDN_I8;
     gdn_blob_args a = states(&l, 2, 2), b = a;
-    size_t        bytes;
+    size_t bytes;
     b.state_scales.data = NULL;
     ring2_status(ctx, "no scales", gdn_blob_bytes(ctx, &b, &bytes), GDN_E_ARG);
     CHECK(strstr(gdn_last_error(ctx), "state_scales: absent"), "%s", gdn_last_error(ctx));
@@ -152,8 +153,8 @@ static void older_structs(void)
 {
     gdn_blob_args a = states(&plain, 4, 2);
     gdn_blob_info i = gdn_blob_info_init();
-    a.struct_size   = (uint32_t)offsetof(gdn_blob_args, state_scales);
-    i.struct_size   = (uint32_t)offsetof(gdn_blob_info, state_scales);
+    a.struct_size = (uint32_t)offsetof(gdn_blob_args, state_scales);
+    i.struct_size = (uint32_t)offsetof(gdn_blob_info, state_scales);
     memset(&a.state_scales, 0x55, sizeof a - a.struct_size); /* past the end of the older struct */
     i.reserved = i.key_copies = 77;
     save(&a);
@@ -213,7 +214,7 @@ static uint64_t number(const unsigned char *p, int bytes)
 
 static void the_format(void)
 {
-    gdn_blob_args        a    = states(&plain, 5, 3);
+    gdn_blob_args a = states(&plain, 5, 3);
     static const int64_t want[] = { 0, 2, 2, 4, 8, 6, GDN_F32, GDN_STATE_VK, GDN_BF16, 4, 0, 1 };
     CHECK(crc32c_slowly((const unsigned char *)"123456789", 9) == 0xe3069283u, "the check value");
     save(&a);
@@ -234,8 +235,8 @@ static void the_format(void)
 /* Version 2: scales behind the state, and the copies of a part's heads. */
 static void the_format_2(void)
 {
-    static const int64_t want[] = { 0, 1, 1, 2, 8, 6, GDN_E4M3, GDN_STATE_VK, GDN_BF16, 4, 3, 8,
-                                    4, 8, 2 };
+    static const int64_t want[] = { 0,        1, 1, 2, 8, 6, GDN_E4M3, GDN_STATE_VK,
+                                    GDN_BF16, 4, 3, 8, 4, 8, 2 };
     struct layer l = plain;
     l.state_dtype = GDN_E4M3, l.Hq = l.Hk = 1, l.Hv = 2;
     gdn_blob_args a = states(&l, 3, 3);
@@ -251,11 +252,11 @@ static void the_format_2(void)
         CHECK(number(p + 40 + 4 * i, 4) == (uint64_t)want[i], "field %d", i);
     CHECK(number(p + 96, 4) == 1 && number(p + 100, 8) == 0, "fields");
     const size_t scales = 192 + (3 * 2 * 6 * 8 + 63) / 64 * 64;
-    const size_t conv   = scales + (3 * 2 * 6 * 4 + 63) / 64 * 64;
+    const size_t conv = scales + (3 * 2 * 6 * 4 + 63) / 64 * 64;
     CHECK(a.blob_bytes == conv + (3 * 28 * 4 * 2 + 63) / 64 * 64, "%zu bytes", a.blob_bytes);
-    const int64_t    slot = (int64_t)ring2_get(&a.slots, 0);
-    const gdn_tensor s    = ring2_select(&a.state, 0, slot);
-    const gdn_tensor x    = ring2_select(&a.state_scales, 0, slot);
+    const int64_t slot = (int64_t)ring2_get(&a.slots, 0);
+    const gdn_tensor s = ring2_select(&a.state, 0, slot);
+    const gdn_tensor x = ring2_select(&a.state_scales, 0, slot);
     CHECK(!memcmp(p + 192, s.data, 2 * 6 * 8) && !memcmp(p + scales, x.data, 2 * 6 * 4), "data");
 }
 
@@ -280,7 +281,7 @@ static void a_longer_info(void)
     gdn_blob_args a = states(&plain, 2, 1);
     struct {
         gdn_blob_info i;
-        int64_t       more;
+        int64_t more;
     } newer;
     save(&a);
     memset(&newer, 0, sizeof newer);

@@ -11,8 +11,8 @@
 static void refused_everywhere(const void *blob, size_t bytes, const char *what)
 {
     gdn_blob_info info = gdn_blob_info_init();
-    gdn_blob_args b    = pools(&plain, 2);
-    void         *out  = ring2_alloc(1 << 15, 8);
+    gdn_blob_args b = pools(&plain, 2);
+    void *out = ring2_alloc(1 << 15, 8);
     b.blob = (void *)blob, b.blob_bytes = bytes;
     b.position = ring2_new(GDN_I64, 0, 1, 2, 0, 0, 0);
     ring2_call_begin();
@@ -64,7 +64,7 @@ static void G15_changed(void)
     }
     CHECK(inspects(x, a.blob_bytes), "the blob itself");
     for (int i = 0; i < 20000 && !ring2_failed(); i++) {
-        const int64_t  at    = ring2_below((int64_t)a.blob_bytes - 4);
+        const int64_t at = ring2_below((int64_t)a.blob_bytes - 4);
         const uint64_t burst = (ring2_bits() & UINT32_MAX) << ring2_below(8) | 1;
         for (int j = 0; j < 5; j++) x[at + j] ^= (unsigned char)(burst >> 8 * j);
         if (burst >> 32 == 0) CHECK(!inspects(x, a.blob_bytes), "a burst at %d", (int)at);
@@ -80,8 +80,8 @@ static void G15_changed(void)
 
 /* A right checksum over wrong content: each field, beyond what it may be. */
 struct field {
-    int         at, bytes;
-    int64_t     value;
+    int at, bytes;
+    int64_t value;
     const char *needle;
 };
 
@@ -89,8 +89,7 @@ static void refuse_field(const gdn_blob_args *a, const struct field *f)
 {
     unsigned char *x = ring2_alloc(a->blob_bytes, 8);
     memcpy(x, a->blob, a->blob_bytes);
-    for (int j = 0; j < f->bytes; j++)
-        x[f->at + j] = (unsigned char)((uint64_t)f->value >> 8 * j);
+    for (int j = 0; j < f->bytes; j++) x[f->at + j] = (unsigned char)((uint64_t)f->value >> 8 * j);
     const uint32_t sum = crc32c_slowly(x, a->blob_bytes);
     memcpy(x + 24, &sum, 4);
     gdn_blob_info info = gdn_blob_info_init();
@@ -103,18 +102,22 @@ static void refuse_field(const gdn_blob_args *a, const struct field *f)
 static void refuse_fields(void)
 {
     static const struct field cases[] = {
-        { 0, 1, 'g', "GDNSTATE" },      { 8, 4, 0, "version 0" },     { 8, 4, 4, "version 4" },
-        { 8, 4, 2, "query_copies" },    { 92, 4, 1, "key_copies" },   { 96, 4, 2, "value_copies" },
-        { 12, 4, 64, "header" },        { 16, 8, 128, "cut" },        { 28, 4, 1, "not zero" },
-        { 32, 8, -1, "n_sequences" },   { 32, 8, 3, "fields need" },  { 40, 4, 2, "head_map" },
-        { 44, 4, 0, "n_query_heads" },  { 44, 4, 3, "divisors" },     { 48, 4, -1, "n_key_heads" },
-        { 52, 4, INT32_MAX, "divisors" }, { 56, 4, 257, "key_head" }, { 60, 4, 0, "value_head" },
-        { 60, 4, 1025, "value_head" },
-        { 64, 4, 3, "state_dtype" },    { 64, 4, -2, "state_dtype" }, { 68, 4, 2, "state_layout" },
-        { 72, 4, 16, "conv_dtype" },    { 76, 4, 0, "conv_length" },  { 76, 4, 3, "fields need" },
-        { 76, 4, INT32_MAX, "need" },   { 80, 4, 1, "rank" },         { 84, 4, 0, "n_ranks" },
-        { 88, 4, 1, "query_copies" },   { 100, 4, 1, "no_scales" },   { 127, 1, 1, "not zero" },
-        { 128, 8, -1, "position[0]" },
+        { 0, 1, 'g', "GDNSTATE" },     { 8, 4, 0, "version 0" },
+        { 8, 4, 4, "version 4" },      { 8, 4, 2, "query_copies" },
+        { 92, 4, 1, "key_copies" },    { 96, 4, 2, "value_copies" },
+        { 12, 4, 64, "header" },       { 16, 8, 128, "cut" },
+        { 28, 4, 1, "not zero" },      { 32, 8, -1, "n_sequences" },
+        { 32, 8, 3, "fields need" },   { 40, 4, 2, "head_map" },
+        { 44, 4, 0, "n_query_heads" }, { 44, 4, 3, "divisors" },
+        { 48, 4, -1, "n_key_heads" },  { 52, 4, INT32_MAX, "divisors" },
+        { 56, 4, 257, "key_head" },    { 60, 4, 0, "value_head" },
+        { 60, 4, 1025, "value_head" }, { 64, 4, 3, "state_dtype" },
+        { 64, 4, -2, "state_dtype" },  { 68, 4, 2, "state_layout" },
+        { 72, 4, 16, "conv_dtype" },   { 76, 4, 0, "conv_length" },
+        { 76, 4, 3, "fields need" },   { 76, 4, INT32_MAX, "need" },
+        { 80, 4, 1, "rank" },          { 84, 4, 0, "n_ranks" },
+        { 88, 4, 1, "query_copies" },  { 100, 4, 1, "no_scales" },
+        { 127, 1, 1, "not zero" },     { 128, 8, -1, "position[0]" },
         { 144, 1, 1, "not zero" },
     };
     gdn_blob_args a = states(&plain, 3, 2);
@@ -126,13 +129,19 @@ static void refuse_fields(void)
 static void refuse_fields_of_version_2(void)
 {
     static const struct field cases[] = {
-        { 8, 4, 1, "state_dtype" },  { 8, 4, 4, "version 4" },     { 64, 4, 5, "state_dtype" },
-        { 64, 4, 0, "version 2 of what version 1 can hold" },      { 88, 4, 0, "query_copies" },
-        { 92, 4, 2, "key_copies is 2" }, { 96, 4, -1, "value_copies" }, { 100, 4, 1, "no_scales" },
-        { 8, 4, 3, "version 3 of what version 2 can hold" }, { 104, 4, 1, "not zero" },
+        { 8, 4, 1, "state_dtype" },
+        { 8, 4, 4, "version 4" },
+        { 64, 4, 5, "state_dtype" },
+        { 64, 4, 0, "version 2 of what version 1 can hold" },
+        { 88, 4, 0, "query_copies" },
+        { 92, 4, 2, "key_copies is 2" },
+        { 96, 4, -1, "value_copies" },
+        { 100, 4, 1, "no_scales" },
+        { 8, 4, 3, "version 3 of what version 2 can hold" },
+        { 104, 4, 1, "not zero" },
     };
     struct layer l = plain;
-    l.state_dtype  = GDN_I8;
+    l.state_dtype = GDN_I8;
     gdn_blob_args a = states(&l, 3, 2);
     save(&a);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_field(&a, &cases[i]);
@@ -142,8 +151,11 @@ static void refuse_fields_of_version_2(void)
 static void refuse_fields_of_version_3(void)
 {
     static const struct field cases[] = {
-        { 8, 4, 2, "no_scales" }, { 64, 4, 3, "no_scales" }, { 64, 4, 6, "state_dtype" },
-        { 100, 4, 2, "no_scales" }, { 100, 4, 0, "version 3 of what version 2 can hold" },
+        { 8, 4, 2, "no_scales" },
+        { 64, 4, 3, "no_scales" },
+        { 64, 4, 6, "state_dtype" },
+        { 100, 4, 2, "no_scales" },
+        { 100, 4, 0, "version 3 of what version 2 can hold" },
         { 104, 4, 1, "not zero" },
     };
     struct layer l = plain;
@@ -157,14 +169,14 @@ static void refuse_fields_of_version_3(void)
 
 static struct {
     gdn_blob_args a;
-    bool          load;
+    bool load;
 } now;
 
 static bool begin(bool load, const char *what)
 {
     if (!ring2_begin("G1 blob_%s: %s", load ? "load" : "save", what)) return false;
     now.load = load;
-    now.a    = states(&plain, 4, 2);
+    now.a = states(&plain, 4, 2);
     save(&now.a);
     if (load) ring2_fill(&now.a.state, 3, 4);
     return true;
@@ -189,10 +201,10 @@ static void refused(gdn_status want, const char *needle)
     } while (0)
 #define SAVE(...) SPOIL(false, __VA_ARGS__)
 #define LOAD(...) SPOIL(true, __VA_ARGS__)
-#define BOTH(...)       \
-    SAVE(__VA_ARGS__);  \
+#define BOTH(...)      \
+    SAVE(__VA_ARGS__); \
     LOAD(__VA_ARGS__)
-#define LIST(...)                                                                             \
+#define LIST(...)                                                                           \
     ring2_indices(GDN_I32, (int64_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
                   (const int64_t[]){ __VA_ARGS__ })
 

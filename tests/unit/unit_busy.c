@@ -15,8 +15,8 @@ enum { N_BLOB_CALLS = 6 };
 
 /* The results of one thread while the context is busy. */
 struct intruder {
-    gdn_ctx    *ctx;
-    gdn_status  ops[RING2_N_OPS], supported, bytes, blobs[N_BLOB_CALLS], self_test;
+    gdn_ctx *ctx;
+    gdn_status ops[RING2_N_OPS], supported, bytes, blobs[N_BLOB_CALLS], self_test;
     const char *text;
 };
 
@@ -24,25 +24,25 @@ static void intrude(void *arg)
 {
     struct intruder *i = arg;
     union ring2_call nothing;
-    gdn_blob_args    blob = gdn_blob_args_init();
-    gdn_blob_info    info = gdn_blob_info_init();
-    size_t           n;
+    gdn_blob_args blob = gdn_blob_args_init();
+    gdn_blob_info info = gdn_blob_info_init();
+    size_t n;
     memset(&nothing, 0, sizeof nothing);
     for (int op = 0; op < RING2_N_OPS; op++) i->ops[op] = gdn_run_op(i->ctx, (gdn_op)op, &nothing);
     i->supported = gdn_supported(i->ctx, GDN_OP_GATES, &nothing);
-    i->bytes     = gdn_workspace_bytes(i->ctx, GDN_OP_GATES, &nothing, &n);
+    i->bytes = gdn_workspace_bytes(i->ctx, GDN_OP_GATES, &nothing, &n);
     i->self_test = gdn_self_test(i->ctx);
-    i->blobs[0]  = gdn_blob_bytes(i->ctx, &blob, &n);
-    i->blobs[1]  = gdn_blob_save(i->ctx, &blob);
-    i->blobs[2]  = gdn_blob_inspect(i->ctx, &blob, 0, &info);
-    i->blobs[3]  = gdn_blob_load(i->ctx, &blob);
-    i->blobs[4]  = gdn_blob_slice(i->ctx, &blob, 0, 0, 1, NULL, 0, &n);
-    i->blobs[5]  = gdn_blob_merge(i->ctx, NULL, NULL, 1, NULL, 0, &n);
-    i->text      = gdn_last_error(i->ctx);
+    i->blobs[0] = gdn_blob_bytes(i->ctx, &blob, &n);
+    i->blobs[1] = gdn_blob_save(i->ctx, &blob);
+    i->blobs[2] = gdn_blob_inspect(i->ctx, &blob, 0, &info);
+    i->blobs[3] = gdn_blob_load(i->ctx, &blob);
+    i->blobs[4] = gdn_blob_slice(i->ctx, &blob, 0, 0, 1, NULL, 0, &n);
+    i->blobs[5] = gdn_blob_merge(i->ctx, NULL, NULL, 1, NULL, 0, &n);
+    i->text = gdn_last_error(i->ctx);
 }
 
 static struct intruder here, there;
-static int             n_pieces;
+static int n_pieces;
 
 /* The context's parallel_for. */
 static void intruded(void *user, int64_t n, gdn_work work, void *arg)
@@ -70,13 +70,13 @@ static void refused(const struct intruder *i, const char *who)
 
 static void refused_at_once(void)
 {
-    static const int    heads[3] = { 2, 2, 4 };
+    static const int heads[3] = { 2, 2, 4 };
     const gdn_rule_args want = ring2_rule_args(GDN_F32, GDN_F32, 40, 3, heads, 64, 64);
-    const gdn_rule_args got  = ring2_rule_clone(&want);
-    gdn_ctx            *ctx  = NULL;
-    gdn_options         o    = gdn_options_init();
-    o.n_threads     = 2;
-    o.parallel_for  = intruded;
+    const gdn_rule_args got = ring2_rule_clone(&want);
+    gdn_ctx *ctx = NULL;
+    gdn_options o = gdn_options_init();
+    o.n_threads = 2;
+    o.parallel_for = intruded;
     o.parallel_user = &ctx;
     ring2_status(NULL, "context", gdn_ctx_create(&o, &ctx), GDN_OK);
     ring2_status(ring2_ctx(1), "alone", gdn_prefill(ring2_ctx(1), &want), GDN_OK);
@@ -95,10 +95,10 @@ static void refused_at_once(void)
 static void free_after_refusal(void)
 {
     static const int heads[3] = { 1, 1, 1 };
-    gdn_ctx         *ctx      = ring2_ctx(1);
-    gdn_rule_args    a        = ring2_rule_args(GDN_F32, GDN_F32, 4, 1, heads, 8, 8);
-    void *const      q        = a.q.data;
-    size_t           n;
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 4, 1, heads, 8, 8);
+    void *const q = a.q.data;
+    size_t n;
     a.q.data = NULL;
     ring2_status(ctx, "no q", gdn_prefill(ctx, &a), GDN_E_ARG);
     ring2_status(ctx, "no q", gdn_supported(ctx, GDN_OP_PREFILL, &a), GDN_E_ARG);

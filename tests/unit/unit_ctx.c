@@ -24,9 +24,10 @@ static void test_names(void)
         const char *got = gdn_status_name((gdn_status)i);
         CHECK(!strcmp(got, i >= 0 && i < 8 ? names[i] : "GDN_E_?"), "status %d: %s", i, got);
     }
-    static const size_t bytes[20] = { [GDN_F32] = 4, [GDN_BF16] = 2, [GDN_F16] = 2,
-                                      [GDN_I8] = 1,  [GDN_E4M3] = 1, [GDN_E5M2] = 1,
-                                      [GDN_I32] = 4, [GDN_I64] = 8, [GDN_U8] = 1 };
+    static const size_t bytes[20] = {
+        [GDN_F32] = 4,  [GDN_BF16] = 2, [GDN_F16] = 2, [GDN_I8] = 1, [GDN_E4M3] = 1,
+        [GDN_E5M2] = 1, [GDN_I32] = 4,  [GDN_I64] = 8, [GDN_U8] = 1
+    };
     for (int i = -1; i < 20; i++)
         CHECK(gdn_dtype_bytes(i) == (i >= 0 ? bytes[i] : 0), "dtype %d: %zu bytes", i,
               gdn_dtype_bytes(i));
@@ -38,14 +39,14 @@ static void test_failing_memory(void)
 {
     int failed = 0;
     for (int n = 1;; n++) {
-        struct ring2_memory m         = { .fail_at = n };
-        gdn_options   o         = ring2_memory_options(&m, 3);
-        gdn_ctx      *ctx       = (gdn_ctx *)&m; /* must become NULL */
-        void         *work      = NULL;
-        char          text[100] = "";
-        o.error_text            = text;
-        o.error_text_bytes      = sizeof text;
-        gdn_status status       = gdn_ctx_create(&o, &ctx);
+        struct ring2_memory m = { .fail_at = n };
+        gdn_options o = ring2_memory_options(&m, 3);
+        gdn_ctx *ctx = (gdn_ctx *)&m; /* must become NULL */
+        void *work = NULL;
+        char text[100] = "";
+        o.error_text = text;
+        o.error_text_bytes = sizeof text;
+        gdn_status status = gdn_ctx_create(&o, &ctx);
         if (status != GDN_OK) {
             CHECK(!ctx, "allocation %d: a context after an error", n);
             CHECK(strstr(text, "memory"), "allocation %d: text \"%s\"", n, text);
@@ -96,11 +97,11 @@ static void test_defaults(void)
 static void expect_refused(const char *what, const gdn_options *options, gdn_status want,
                            const char *word, const char *found)
 {
-    char        text[200] = "";
-    gdn_options o         = *options;
-    gdn_ctx    *ctx       = (gdn_ctx *)text;
-    o.error_text          = text;
-    o.error_text_bytes    = sizeof text;
+    char text[200] = "";
+    gdn_options o = *options;
+    gdn_ctx *ctx = (gdn_ctx *)text;
+    o.error_text = text;
+    o.error_text_bytes = sizeof text;
     ring2_status(NULL, what, gdn_ctx_create(&o, &ctx), want);
     CHECK(!ctx, "%s: a context after an error", what);
     CHECK(strstr(text, word) && strstr(text, found), "%s: text \"%s\"", what, text);
@@ -109,24 +110,24 @@ static void expect_refused(const char *what, const gdn_options *options, gdn_sta
 static void test_bad_options(void)
 {
     struct ring2_memory m = { 0 };
-    gdn_options   o = gdn_options_init();
-    o.n_threads     = -1;
+    gdn_options o = gdn_options_init();
+    o.n_threads = -1;
     expect_refused("n_threads -1", &o, GDN_E_ARG, "n_threads", "-1");
     o.n_threads = 1025;
     expect_refused("n_threads 1025", &o, GDN_E_ARG, "n_threads", "1025");
-    o         = gdn_options_init();
+    o = gdn_options_init();
     o.backend = 2;
     expect_refused("backend", &o, GDN_E_ARG, "backend", "2");
-    o          = gdn_options_init();
+    o = gdn_options_init();
     o.flags = 2;
     expect_refused("flags", &o, GDN_E_ARG, "flags", "0x2");
-    o         = ring2_memory_options(&m, 0);
+    o = ring2_memory_options(&m, 0);
     o.release = NULL;
     expect_refused("alloc alone", &o, GDN_E_ARG, "release", "NULL");
-    o       = ring2_memory_options(&m, 0);
+    o = ring2_memory_options(&m, 0);
     o.alloc = NULL;
     expect_refused("release alone", &o, GDN_E_ARG, "alloc", "NULL");
-    o     = ring2_memory_options(&m, 2);
+    o = ring2_memory_options(&m, 2);
     o.isa = "none";
     expect_refused("isa", &o, GDN_E_ARG, "isa", "none");
     CHECK(m.n_calls == 0, "memory asked for before the options were checked");
@@ -136,11 +137,11 @@ static void test_bad_options(void)
 
 static void test_error_text_is_cut(void)
 {
-    char        text[8];
+    char text[8];
     gdn_options o = gdn_options_init();
-    gdn_ctx    *ctx;
-    o.n_threads        = -1;
-    o.error_text       = text;
+    gdn_ctx *ctx;
+    o.n_threads = -1;
+    o.error_text = text;
     o.error_text_bytes = 5;
     memset(text, 'x', sizeof text);
     ring2_status(NULL, "n_threads -1", gdn_ctx_create(&o, &ctx), GDN_E_ARG);
@@ -155,21 +156,21 @@ static void test_error_text_is_cut(void)
 
 struct newer {
     gdn_options o;
-    int         more[3];
+    int more[3];
 };
 
 static void test_options_of_other_versions(void)
 {
-    gdn_ctx     *ctx = NULL;
+    gdn_ctx *ctx = NULL;
     struct newer newer;
     memset(&newer, 0, sizeof newer);
     newer.o.struct_size = sizeof newer;
     ring2_status(NULL, "a newer struct", gdn_ctx_create(&newer.o, &ctx), GDN_OK);
     gdn_ctx_destroy(ctx);
 
-    char text[200]           = "";
-    newer.more[2]            = 1;
-    newer.o.error_text       = text;
+    char text[200] = "";
+    newer.more[2] = 1;
+    newer.o.error_text = text;
     newer.o.error_text_bytes = sizeof text;
     ring2_status(NULL, "a newer wish", gdn_ctx_create(&newer.o, &ctx), GDN_E_ARG);
     CHECK(!ctx && strstr(text, "options"), "text \"%s\"", text);
@@ -180,9 +181,9 @@ static void test_copy_args(void)
     gdn_ctx *ctx = ring2_ctx(1);
     struct {
         uint32_t size;
-        int      a, b;
+        int a, b;
     } own;
-    unsigned char *given   = ring2_alloc(4, 4); /* ends at a page that cannot be read */
+    unsigned char *given = ring2_alloc(4, 4); /* ends at a page that cannot be read */
     const uint32_t sizes[] = { 0, 4, 7, 65537, UINT32_MAX };
 
     ring2_status(ctx, "NULL", gdn_copy_args(ctx, &own, sizeof own, NULL, "some_args"), GDN_E_ARG);
@@ -209,9 +210,9 @@ static void test_copy_args(void)
 static void test_workspace(void)
 {
     struct ring2_memory m = { 0 };
-    gdn_options   o = ring2_memory_options(&m, 1);
-    gdn_ctx      *ctx;
-    void         *a, *b;
+    gdn_options o = ring2_memory_options(&m, 1);
+    gdn_ctx *ctx;
+    void *a, *b;
     ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
     const int before = m.n_live;
 
@@ -237,9 +238,9 @@ static void test_workspace(void)
 
 static void test_given_workspace(void)
 {
-    gdn_ctx *ctx  = ring2_ctx(1);
-    char    *mine = ring2_alloc(256, 64);
-    void    *memory;
+    gdn_ctx *ctx = ring2_ctx(1);
+    char *mine = ring2_alloc(256, 64);
+    void *memory;
     ring2_status(ctx, "exact", gdn_get_workspace(ctx, mine, 256, 256, &memory), GDN_OK);
     CHECK(memory == mine, "not the given memory");
     ring2_status(ctx, "small", gdn_get_workspace(ctx, mine, 255, 256, &memory), GDN_E_MEMORY);
@@ -250,7 +251,7 @@ static void test_given_workspace(void)
 }
 
 struct journal {
-    int  n;
+    int n;
     char last[200];
 };
 
@@ -264,15 +265,15 @@ static void write_journal(void *user, const char *line)
 static void test_log(void)
 {
     struct journal j = { 0 };
-    gdn_options    o = gdn_options_init();
-    gdn_ctx       *ctx;
-    char           isa[] = "scalar";
-    char           long_[sizeof ctx->kernel + 100];
-    void          *memory;
-    o.isa       = isa;
+    gdn_options o = gdn_options_init();
+    gdn_ctx *ctx;
+    char isa[] = "scalar";
+    char long_[sizeof ctx->kernel + 100];
+    void *memory;
+    o.isa = isa;
     o.n_threads = 2;
-    o.log       = write_journal;
-    o.log_user  = &j;
+    o.log = write_journal;
+    o.log_user = &j;
     ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
     memset(isa, 'x', sizeof isa - 1); /* the caller's string may change afterwards */
     CHECK(j.n == 1 && strstr(j.last, "scalar") && strstr(j.last, "2"), "line \"%s\"", j.last);
@@ -298,7 +299,7 @@ static void test_log(void)
 static void test_fail(void)
 {
     gdn_ctx *ctx = ring2_ctx(2);
-    char     long_[2000];
+    char long_[2000];
     memset(long_, 'e', sizeof long_);
     long_[1999] = 0;
     CHECK(gdn_fail(NULL, GDN_E_SHAPE, "%s", "x") == GDN_E_SHAPE, "status without a context");

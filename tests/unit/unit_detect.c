@@ -35,10 +35,9 @@ static void test_order(void)
           (unsigned)gdn_cpu_tables[0]->needs);
     for (int i = 0; i < n_tables(); i++) {
         const struct gdn_kernels *kr = gdn_cpu_tables[i];
-        const size_t              used = strlen(names);
+        const size_t used = strlen(names);
         const bool another = i == 0 || strcmp(kr->name, gdn_cpu_tables[i - 1]->name) != 0;
-        if (another)
-            snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "", kr->name);
+        if (another) snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "", kr->name);
         CHECK(kr->strip >= 8 && kr->strip <= GDN_MAX_STRIP && kr->strip % 8 == 0, "%s: strip %d",
               kr->name, kr->strip);
         if (i == 0) continue;
@@ -53,9 +52,9 @@ static void test_complete(void)
 {
     typedef void function(void);
     for (int i = 0; i < n_tables(); i++) {
-        const char *at   = (const char *)gdn_cpu_tables[i];
-        size_t      from = offsetof(struct gdn_kernels, load_row);
-        function   *f;
+        const char *at = (const char *)gdn_cpu_tables[i];
+        size_t from = offsetof(struct gdn_kernels, load_row);
+        function *f;
         CHECK((sizeof(struct gdn_kernels) - from) / sizeof f > 20, "too few loops");
         for (; from < sizeof(struct gdn_kernels); from += sizeof f) {
             memcpy(&f, at + from, sizeof f);
@@ -101,10 +100,10 @@ static void test_detect(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx2   = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    const bool     bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
     const uint32_t want = (avx2 ? (uint32_t)GDN_CPU_AVX2 : 0) |
                           (avx2 && avx512 ? (uint32_t)GDN_CPU_AVX512 : 0) |
                           (avx2 && bf16 ? (uint32_t)GDN_CPU_AVX512_BF16 : 0);
@@ -127,16 +126,16 @@ static char text[512];
 /* The table of a context with this option and this environment; NULL and text: refused. */
 static const char *chosen(const char *isa, const char *environment)
 {
-    gdn_ctx    *ctx    = NULL;
-    gdn_options o      = gdn_options_init();
-    char       *before = getenv("GDN_CPU") ? strdup(getenv("GDN_CPU")) : NULL;
-    const char *name   = NULL;
+    gdn_ctx *ctx = NULL;
+    gdn_options o = gdn_options_init();
+    char *before = getenv("GDN_CPU") ? strdup(getenv("GDN_CPU")) : NULL;
+    const char *name = NULL;
 
-    o.isa              = isa;
-    o.n_threads        = 1;
-    o.error_text       = text;
+    o.isa = isa;
+    o.n_threads = 1;
+    o.error_text = text;
     o.error_text_bytes = sizeof text;
-    text[0]            = 0;
+    text[0] = 0;
     if (environment)
         setenv("GDN_CPU", environment, 1);
     else
@@ -169,20 +168,20 @@ static bool is_first_of_name(int i)
 static void test_choice(void)
 {
     const uint32_t flags = gdn_cpu_detect();
-    const char    *best  = gdn_cpu_select(flags, NULL)->name;
+    const char *best = gdn_cpu_select(flags, NULL)->name;
     CHECK(chosen(NULL, NULL) == best, "not the best without a limit");
     CHECK(chosen(NULL, "") == best, "an empty GDN_CPU is none");
     for (int i = 0; i < n_tables(); i++) {
-        const struct gdn_kernels *a      = gdn_cpu_tables[i];
-        const bool                a_runs = !(a->needs & ~flags);
+        const struct gdn_kernels *a = gdn_cpu_tables[i];
+        const bool a_runs = !(a->needs & ~flags);
         if (!is_first_of_name(i)) continue;
         CHECK(chosen(a->name, NULL) == (a_runs ? a->name : NULL), "isa %s", a->name);
         CHECK(chosen(NULL, a->name) == (a_runs ? a->name : NULL), "GDN_CPU=%s", a->name);
         for (int j = 0; j < n_tables(); j++) { /* together: the lower one */
-            const struct gdn_kernels *b      = gdn_cpu_tables[j];
-            const bool                b_runs = !(b->needs & ~flags);
+            const struct gdn_kernels *b = gdn_cpu_tables[j];
+            const bool b_runs = !(b->needs & ~flags);
             if (!is_first_of_name(j)) continue;
-            const char               *want = !a_runs || !b_runs ? NULL : i < j ? a->name : b->name;
+            const char *want = !a_runs || !b_runs ? NULL : i < j ? a->name : b->name;
             CHECK(chosen(a->name, b->name) == want, "isa %s, GDN_CPU=%s", a->name, b->name);
         }
     }
@@ -206,10 +205,10 @@ static void test_float_environment(void)
 {
 #if defined(__SSE__)
     static const unsigned modes[] = { 0x1f80, 0x9fc0, 0x5f80, 0x1f3f, 0x7fbf };
-    const unsigned        before  = _mm_getcsr();
+    const unsigned before = _mm_getcsr();
     for (int i = 0; i < 5; i++) {
         _mm_setcsr(modes[i]);
-        const uint32_t saved  = gdn_fp_enter();
+        const uint32_t saved = gdn_fp_enter();
         const unsigned inside = _mm_getcsr();
         gdn_fp_leave(saved);
         const unsigned after = _mm_getcsr();
@@ -222,7 +221,7 @@ static void test_float_environment(void)
     static const uint64_t modes[] = { 1 << 24, 1 << 25, 1 << 26, 2 << 22, 0x7800000 };
     for (int i = 0; i < 5; i++) {
         ring2_set_fpcr(modes[i]);
-        const uint32_t saved  = gdn_fp_enter();
+        const uint32_t saved = gdn_fp_enter();
         const uint64_t inside = ring2_fpcr();
         gdn_fp_leave(saved);
         const uint64_t after = ring2_fpcr();
@@ -236,8 +235,8 @@ static void test_float_environment(void)
         volatile float one = 1, tiny = 0x1p-30f, sum, below;
         fesetround(rounding[i]);
         const uint32_t saved = gdn_fp_enter();
-        sum                  = one + tiny;
-        below                = one - tiny;
+        sum = one + tiny;
+        below = one - tiny;
         gdn_fp_leave(saved);
         const int after = fegetround();
         fesetround(FE_TONEAREST);

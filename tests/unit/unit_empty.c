@@ -13,7 +13,7 @@
 enum { N_CALLS = 8000 };
 
 static struct ring2_draw draw;
-static unsigned char    *before, *after;
+static unsigned char *before, *after;
 
 static int64_t any_stride(void)
 {
@@ -24,8 +24,8 @@ static int64_t any_stride(void)
 /* Returns whether the row begins with ranges, sequences or slots that the struct alone counts. */
 static bool is_counted(gdn_op op, const struct gdn_tensor_row *row)
 {
-    const bool alone = !gdn_op_shapes[op].batch_at || op == GDN_OP_RECORD_COMMIT ||
-                       op == GDN_OP_RECORD_FOLD;
+    const bool alone =
+        !gdn_op_shapes[op].batch_at || op == GDN_OP_RECORD_COMMIT || op == GDN_OP_RECORD_FOLD;
     return alone && row->form == GDN_FORM_WHOLE &&
            (row->size[0] == GDN_SIZE(B) || row->size[0] == GDN_SIZE(P) ||
             row->size[0] == GDN_SIZE(R));
@@ -34,12 +34,11 @@ static bool is_counted(gdn_op op, const struct gdn_tensor_row *row)
 /* Takes all tokens, or rows, of a call; now and then the slots of a pool, too. */
 static void empty(gdn_op op, union ring2_call *c, gdn_batch *batch)
 {
-    const struct gdn_tensor_row *row   = gdn_tensor_rows(op);
-    const bool                   pools = ring2_draw_one_in(&draw, 3);
+    const struct gdn_tensor_row *row = gdn_tensor_rows(op);
+    const bool pools = ring2_draw_one_in(&draw, 3);
     for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++)
         if (row[i].form == GDN_FORM_TOKENS || row[i].form == GDN_FORM_LIKE ||
-            is_counted(op, &row[i]) ||
-            (pools && row[i].form == GDN_FORM_POOL))
+            is_counted(op, &row[i]) || (pools && row[i].form == GDN_FORM_POOL))
             ring2_call_tensor(op, c, i)->size[0] = 0;
     for (int64_t i = 0; batch->cu_seqlens.data && i < batch->cu_seqlens.size[0]; i++)
         ring2_set(&batch->cu_seqlens, i, 0);
@@ -71,8 +70,8 @@ static gdn_status run(gdn_op op, const union ring2_call *c, unsigned char *resul
 static bool compare(gdn_op op)
 {
     union ring2_call c;
-    gdn_batch        batch;
-    char             text[256];
+    gdn_batch batch;
+    char text[256];
     ring2_draw_call(&draw, op, &c, &batch);
     empty(op, &c, &batch);
     memcpy(before, draw.arena, draw.used);

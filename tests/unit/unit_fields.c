@@ -14,7 +14,7 @@ static struct ring2_draw draw;
 static const char *message_of(gdn_op op, const struct gdn_field_row *row, const void *value)
 {
     union ring2_call c;
-    gdn_batch        batch;
+    gdn_batch batch;
     ring2_draw_call(&draw, op, &c, &batch);
     memcpy(c.bytes + row->at, value, 4);
     const gdn_status status = gdn_supported(ring2_ctx(1), op, &c);
@@ -26,19 +26,20 @@ static const char *message_of(gdn_op op, const struct gdn_field_row *row, const 
 static void check_message(gdn_op op, const struct gdn_field_row *row, const void *value,
                           const char *begins, const char *names)
 {
-    const char  *got = message_of(op, row, value);
-    const size_t n   = strlen(row->name);
+    const char *got = message_of(op, row, value);
+    const size_t n = strlen(row->name);
     CHECK(!strncmp(got, row->name, n) && !strncmp(got + n, begins, strlen(begins)) &&
-              strstr(got, names), "%s: \"%s\", wanted \"%s%s ... %s\"", gdn_op_shapes[op].name, got,
-          row->name, begins, names);
+              strstr(got, names),
+          "%s: \"%s\", wanted \"%s%s ... %s\"", gdn_op_shapes[op].name, got, row->name, begins,
+          names);
 }
 
 /* A flag that is not taken, beside each that is. */
 static void refuse_flag(gdn_op op, const struct gdn_field_row *row)
 {
-    static const char *const names[] = { "GDN_EXACT", "GDN_BF16_PRODUCTS", "GDN_BATCH_INVARIANT",
-                                         "GDN_NO_EARLY_STOP", "GDN_ACCUMULATE",
-                                         "GDN_ZERO_AS_GIVEN" };
+    static const char *const names[] = { "GDN_EXACT",           "GDN_BF16_PRODUCTS",
+                                         "GDN_BATCH_INVARIANT", "GDN_NO_EARLY_STOP",
+                                         "GDN_ACCUMULATE",      "GDN_ZERO_AS_GIVEN" };
     const uint32_t flag = 1u << 20;
     for (int i = 0; i < 6; i++)
         if (row->takes >> i & 1) check_message(op, row, &flag, ": 0x100000, wanted 0 or", names[i]);
@@ -56,8 +57,8 @@ static void refuse_number(gdn_op op, const struct gdn_field_row *row)
 
 static void refuse_float(gdn_op op, const struct gdn_field_row *row)
 {
-    const float odd[]  = { NAN, INFINITY, -INFINITY, row->kind == GDN_FIELD_FROM_0 ? -1e-30f : 1 };
-    const int   n      = row->kind == GDN_FIELD_FINITE ? 3 : 4;
+    const float odd[] = { NAN, INFINITY, -INFINITY, row->kind == GDN_FIELD_FROM_0 ? -1e-30f : 1 };
+    const int n = row->kind == GDN_FIELD_FINITE ? 3 : 4;
     const char *wanted = row->kind == GDN_FIELD_FINITE   ? "a finite number"
                          : row->kind == GDN_FIELD_FROM_0 ? "at least 0"
                                                          : "at most 0";
@@ -68,13 +69,16 @@ static void test_fields(void)
 {
     ring2_draw_init(&draw, false);
     for (int op = 0; op < GDN_N_OPS; op++) {
-        int                         n;
+        int n;
         const struct gdn_field_row *row = gdn_field_rows((gdn_op)op, &n);
         CHECK(!strcmp(row[0].name, "flags"), "%s: no flags", gdn_op_shapes[op].name);
         for (int i = 0; i < n; i++) {
-            if (row[i].kind == GDN_FIELD_FLAGS) refuse_flag((gdn_op)op, &row[i]);
-            else if (row[i].kind == GDN_FIELD_ENUM) refuse_number((gdn_op)op, &row[i]);
-            else refuse_float((gdn_op)op, &row[i]);
+            if (row[i].kind == GDN_FIELD_FLAGS)
+                refuse_flag((gdn_op)op, &row[i]);
+            else if (row[i].kind == GDN_FIELD_ENUM)
+                refuse_number((gdn_op)op, &row[i]);
+            else
+                refuse_float((gdn_op)op, &row[i]);
         }
     }
 }
@@ -83,8 +87,8 @@ static void test_fields(void)
 static void test_texts(void)
 {
     static const struct {
-        gdn_op      op;
-        int         flag;
+        gdn_op op;
+        int flag;
         const char *text;
     } texts[] = {
         { GDN_OP_PREFILL_BACKWARD, GDN_EXACT,
@@ -95,13 +99,13 @@ static void test_texts(void)
         { GDN_OP_DECODE, GDN_EXACT | GDN_BF16_PRODUCTS,
           "flags: GDN_EXACT and GDN_BF16_PRODUCTS, wanted one of the two" },
     };
-    static const struct gdn_field_row activation = {
-        "activation", offsetof(gdn_conv1d_args, activation), GDN_FIELD_ENUM, 0
-    };
+    static const struct gdn_field_row activation = { "activation",
+                                                     offsetof(gdn_conv1d_args, activation),
+                                                     GDN_FIELD_ENUM, 0 };
     const int32_t sigmoid = GDN_ACT_SIGMOID;
     ring2_draw_init(&draw, false);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        int         n;
+        int n;
         const char *got = message_of(texts[i].op, gdn_field_rows(texts[i].op, &n), &texts[i].flag);
         CHECK(!strcmp(got, texts[i].text), "\"%s\", wanted \"%s\"", got, texts[i].text);
     }

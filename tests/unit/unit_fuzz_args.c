@@ -22,20 +22,35 @@ enum { MOST_ELEMENTS = 1 << 16, PAGE = 1 << 12 };
 
 static struct {
     struct ring2_draw draw;
-    unsigned char    *before, *written;
-    int64_t           n_refused[RING2_N_OPS], n_accepted[RING2_N_OPS];
+    unsigned char *before, *written;
+    int64_t n_refused[RING2_N_OPS], n_accepted[RING2_N_OPS];
 } fuzz;
 
 static int64_t below(int64_t n) { return ring2_draw_below(&fuzz.draw, n); }
-static bool    one_in(int64_t n) { return ring2_draw_one_in(&fuzz.draw, n); }
+static bool one_in(int64_t n) { return ring2_draw_one_in(&fuzz.draw, n); }
 
 /* ---- Mutations ---- */
 
 static int64_t odd_number(int64_t now)
 {
-    static const int64_t odd[] = { 0, 1, -1, 2, 3, 7, 16, 255, 256, 257, 65536, INT32_MAX,
-                                   (int64_t)INT32_MAX + 1, INT64_MAX, INT64_MIN, INT64_MAX / 2,
-                                   INT64_MIN / 4, (int64_t)1 << 40 };
+    static const int64_t odd[] = { 0,
+                                   1,
+                                   -1,
+                                   2,
+                                   3,
+                                   7,
+                                   16,
+                                   255,
+                                   256,
+                                   257,
+                                   65536,
+                                   INT32_MAX,
+                                   (int64_t)INT32_MAX + 1,
+                                   INT64_MAX,
+                                   INT64_MIN,
+                                   INT64_MAX / 2,
+                                   INT64_MIN / 4,
+                                   (int64_t)1 << 40 };
     switch (below(4)) {
     case 0: return odd[below((int64_t)(sizeof odd / sizeof *odd))];
     case 1: return (int64_t)((uint64_t)now + (uint64_t)below(3) - 1);
@@ -60,9 +75,11 @@ static void mutate_tensor(gdn_tensor *t)
 static void mutate_word(void *where)
 {
     static const float odd[] = { -1, 1e-30f, 3e38f, -5 };
-    const int32_t      n = (int32_t)below(6) - 2, any = (int32_t)ring2_draw_bits(&fuzz.draw);
-    if (one_in(3)) memcpy(where, &odd[below(4)], 4);
-    else memcpy(where, one_in(4) ? &any : &n, 4);
+    const int32_t n = (int32_t)below(6) - 2, any = (int32_t)ring2_draw_bits(&fuzz.draw);
+    if (one_in(3))
+        memcpy(where, &odd[below(4)], 4);
+    else
+        memcpy(where, one_in(4) ? &any : &n, 4);
 }
 
 /* Returns how many tensors lie before the numbers of the struct. */
@@ -80,8 +97,8 @@ static void mutate(gdn_op op, union ring2_call *c, gdn_batch *t)
 {
     const struct gdn_op_shape *o = &gdn_op_shapes[op];
     const size_t first = 8 + leading_tensors(op) * sizeof(gdn_tensor) + (o->batch_at ? 8 : 0);
-    const size_t end   = o->workspace_at;
-    const size_t word  = end > first ? first + (size_t)below((int64_t)(end - first) / 4) * 4 : 4;
+    const size_t end = o->workspace_at;
+    const size_t word = end > first ? first + (size_t)below((int64_t)(end - first) / 4) * 4 : 4;
     switch (below(o->batch_at ? 10 : 4)) {
     case 0:
     case 1:
@@ -118,7 +135,7 @@ static int64_t in_arena(const gdn_tensor *t)
 static bool is_runnable(gdn_op op, const union ring2_call *c)
 {
     const gdn_tensor *t = (const gdn_tensor *)(const void *)(c->bytes + 8);
-    const gdn_batch  *batch = NULL;
+    const gdn_batch *batch = NULL;
     for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++)
         if (t[i].data && in_arena(&t[i]) < 0) return false;
     if (gdn_op_shapes[op].batch_at)
@@ -140,7 +157,7 @@ static void mark(const gdn_tensor *t)
 static void mark_written(gdn_op op, const union ring2_call *c)
 {
     const gdn_tensor *list[RING2_MAX_WRITTEN];
-    const int         n = ring2_written(op, c, list);
+    const int n = ring2_written(op, c, list);
     memset(fuzz.written, 0, RING2_ARENA);
     for (int i = 0; i < n; i++) mark(list[i]);
 }
@@ -164,12 +181,12 @@ static void check_unchanged(gdn_op op, const union ring2_call *c, gdn_status sta
 
 static void fuzz_one(void)
 {
-    const gdn_op     op  = (gdn_op)below(RING2_N_OPS);
-    gdn_ctx         *ctx = ring2_ctx(2);
+    const gdn_op op = (gdn_op)below(RING2_N_OPS);
+    gdn_ctx *ctx = ring2_ctx(2);
     union ring2_call c;
-    gdn_batch        t;
-    gdn_status       asked, status;
-    size_t           bytes = 0;
+    gdn_batch t;
+    gdn_status asked, status;
+    size_t bytes = 0;
     if (!ring2_has_op(ctx, op)) return;
     ring2_draw_call(&fuzz.draw, op, &c, &t);
     memcpy(fuzz.before, fuzz.draw.arena, fuzz.draw.used); /* the rest is as it was */
@@ -188,7 +205,7 @@ static void fuzz_one(void)
 static void make_arena(void)
 {
     ring2_draw_init(&fuzz.draw, false);
-    fuzz.before  = ring2_heap(RING2_ARENA);
+    fuzz.before = ring2_heap(RING2_ARENA);
     fuzz.written = ring2_heap(RING2_ARENA);
     memcpy(fuzz.before, fuzz.draw.arena, RING2_ARENA);
 }

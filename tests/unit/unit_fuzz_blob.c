@@ -15,9 +15,9 @@
 enum { MOST = 1 << 14 }; /* bytes of a blob */
 
 static struct {
-    unsigned char *end;               /* of the blob's memory: the guard page */
-    unsigned char *out, *out_before;  /* [MOST], for slices and merges */
-    int64_t        n_good, n_bad, n_lies;
+    unsigned char *end;              /* of the blob's memory: the guard page */
+    unsigned char *out, *out_before; /* [MOST], for slices and merges */
+    int64_t n_good, n_bad, n_lies;
 } fuzz;
 
 static struct layer any_layer(void)
@@ -25,7 +25,7 @@ static struct layer any_layer(void)
     struct layer l = { .map = (int32_t)ring2_below(2), .Hk = 1 + (int32_t)ring2_below(2) };
     l.Hq = l.Hk, l.Hv = l.Hk * (1 + (int32_t)ring2_below(2));
     l.K = 1 + (int32_t)ring2_below(6), l.V = 1 + (int32_t)ring2_below(6);
-    l.S           = 1 + (int32_t)ring2_below(4);
+    l.S = 1 + (int32_t)ring2_below(4);
     l.state_dtype = (int32_t)ring2_below(3), l.conv_dtype = (int32_t)ring2_below(3);
     l.layout = (int32_t)ring2_below(2);
     return l;
@@ -35,8 +35,22 @@ static struct layer any_layer(void)
 
 static uint64_t odd_number(void)
 {
-    static const int64_t odd[] = { 0, 1, -1, 2, 3, 64, 127, 128, 129, 256, 65536, INT32_MAX,
-                                   INT32_MIN, INT64_MAX, INT64_MIN, (int64_t)1 << 31,
+    static const int64_t odd[] = { 0,
+                                   1,
+                                   -1,
+                                   2,
+                                   3,
+                                   64,
+                                   127,
+                                   128,
+                                   129,
+                                   256,
+                                   65536,
+                                   INT32_MAX,
+                                   INT32_MIN,
+                                   INT64_MAX,
+                                   INT64_MIN,
+                                   (int64_t)1 << 31,
                                    (int64_t)1 << 40 };
     return ring2_below(3) ? (uint64_t)odd[ring2_below(sizeof odd / sizeof *odd)] : ring2_bits();
 }
@@ -51,8 +65,8 @@ static void seal(unsigned char *blob, size_t bytes)
 static void damage(size_t *bytes)
 {
     unsigned char *blob = fuzz.end - *bytes;
-    const uint64_t x    = odd_number();
-    size_t         n    = *bytes;
+    const uint64_t x = odd_number();
+    size_t n = *bytes;
     switch (ring2_below(5)) {
     case 0: /* bytes */
         for (int64_t i = ring2_below(4); i >= 0; i--)
@@ -97,11 +111,11 @@ static void load_as_described(const void *blob, size_t bytes, const gdn_blob_inf
 
 static void read_everywhere(const void *blob, size_t bytes, const struct layer *l)
 {
-    gdn_blob_info    i       = gdn_blob_info_init();
-    gdn_blob_args    b       = pools(l, 3);
-    size_t           needed  = 0;
+    gdn_blob_info i = gdn_blob_info_init();
+    gdn_blob_args b = pools(l, 3);
+    size_t needed = 0;
     const gdn_status inspect = gdn_blob_inspect(ctx, blob, bytes, &i);
-    const int32_t    rank = (int32_t)ring2_below(3) - 1, n = (int32_t)ring2_below(4);
+    const int32_t rank = (int32_t)ring2_below(3) - 1, n = (int32_t)ring2_below(4);
     inspect == GDN_OK ? fuzz.n_good++ : fuzz.n_bad++;
     if (inspect == GDN_OK) load_as_described(blob, bytes, &i);
 
@@ -114,7 +128,7 @@ static void read_everywhere(const void *blob, size_t bytes, const struct layer *
     expect_untouched(s, "merge");
     b.blob = (void *)(uintptr_t)blob, b.blob_bytes = bytes;
     const gdn_tensor state = ring2_clone(&b.state);
-    s                      = gdn_blob_load(ctx, &b);
+    s = gdn_blob_load(ctx, &b);
     CHECK(s != GDN_OK || inspect == GDN_OK, "load believes what inspect does not");
     CHECK(s == GDN_OK || ring2_same_bits(&state, &b.state), "load: refused, but wrote");
 }
@@ -122,9 +136,11 @@ static void read_everywhere(const void *blob, size_t bytes, const struct layer *
 static void fuzz_one(void)
 {
     const struct layer l = any_layer();
-    gdn_blob_args      a = states(&l, 4, 1 + ring2_below(3));
-    if (ring2_below(4) == 0) a.state.data = NULL;
-    else if (ring2_below(4) == 0) a.conv_state.data = NULL;
+    gdn_blob_args a = states(&l, 4, 1 + ring2_below(3));
+    if (ring2_below(4) == 0)
+        a.state.data = NULL;
+    else if (ring2_below(4) == 0)
+        a.conv_state.data = NULL;
     ring2_status(ctx, "bytes", gdn_blob_bytes(ctx, &a, &a.blob_bytes), GDN_OK);
     a.blob = fuzz.end - a.blob_bytes;
     ring2_status(ctx, "save", gdn_blob_save(ctx, &a), GDN_OK);
@@ -141,11 +157,11 @@ static void fuzz_one(void)
 static void damaged_blobs(void)
 {
     const struct fuzz_time time = fuzz_begin();
-    int64_t                n    = 0;
+    int64_t n = 0;
     do {
         ring2_free();
-        fuzz.end        = (unsigned char *)ring2_alloc(MOST, 64) + MOST;
-        fuzz.out        = ring2_alloc(MOST, 64);
+        fuzz.end = (unsigned char *)ring2_alloc(MOST, 64) + MOST;
+        fuzz.out = ring2_alloc(MOST, 64);
         fuzz.out_before = ring2_heap(MOST);
         memcpy(fuzz.out_before, fuzz.out, MOST);
         for (int i = 0; i < 10 && !ring2_failed(); i++) fuzz_one();

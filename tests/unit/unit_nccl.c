@@ -12,13 +12,13 @@ struct fake_comm {
 
 static void opens(void)
 {
-    gdn_ctx         *ctx  = ring2_ctx(1);
+    gdn_ctx *ctx = ring2_ctx(1);
     struct fake_comm comm = { 1, 3, 0 };
-    gdn_collective   group;
+    gdn_collective group;
     ring2_status(ctx, "open", gdn_nccl_open(ctx, &comm, &group), GDN_OK);
     CHECK(group.rank == 1 && group.size == 3, "rank %d of %d", group.rank, group.size);
     const char send[4] = "abc";
-    char       recv[12];
+    char recv[12];
     CHECK(group.all_gather(group.user, send, recv, 4, (void *)7) == GDN_OK, "an all-gather");
     CHECK(!memcmp(recv, "\0\0\0\0abc\0\0\0\0\0", 12), "what it returned");
     comm.error = 2;
@@ -30,8 +30,8 @@ static void opens(void)
 
 static void refused(gdn_status want, const char *text, void *comm)
 {
-    gdn_ctx         *ctx = ring2_ctx(1);
-    gdn_collective   group;
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_collective group;
     const gdn_status status = gdn_nccl_open(ctx, comm, &group);
     CHECK(status == want && strstr(gdn_last_error(ctx), text), "status %d, \"%s\"", (int)status,
           gdn_last_error(ctx));

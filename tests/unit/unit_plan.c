@@ -9,9 +9,9 @@
 
 static void test_tokens(void)
 {
-    float             x[1];
+    float x[1];
     struct gdn_tokens t;
-    gdn_tensor        like = gdn_dense(x, GDN_F32, 3, 5, 2, 3, 0);
+    gdn_tensor like = gdn_dense(x, GDN_F32, 3, 5, 2, 3, 0);
     ring2_status(ctx, "packed", gdn_plan_tokens(ctx, &like, "q", 2, &t), GDN_OK);
     CHECK(!t.padded && t.N == 5 && t.B == 1 && t.T == 5, "packed");
     ring2_status(ctx, "padded", gdn_plan_tokens(ctx, &like, "q", 1, &t), GDN_OK);
@@ -24,11 +24,11 @@ static void test_tokens(void)
 
 static void test_check(void)
 {
-    float             x[1];
-    const int64_t     trailing[] = { 3, -1 };
-    struct gdn_tokens t          = { .padded = true, .B = 2, .T = 5, .N = 10 };
-    gdn_tensor        four       = gdn_dense(x, GDN_F32, 4, 2, 5, 3, 7);
-    gdn_tensor        three      = gdn_dense(x, GDN_F32, 3, 10, 3, 7, 0);
+    float x[1];
+    const int64_t trailing[] = { 3, -1 };
+    struct gdn_tokens t = { .padded = true, .B = 2, .T = 5, .N = 10 };
+    gdn_tensor four = gdn_dense(x, GDN_F32, 4, 2, 5, 3, 7);
+    gdn_tensor three = gdn_dense(x, GDN_F32, 3, 10, 3, 7, 0);
     ring2_status(ctx, "padded", gdn_plan_check(ctx, &t, &four, "k", 2, trailing), GDN_OK);
     ring2_status(ctx, "packed", gdn_plan_check(ctx, &t, &three, "k", 2, trailing), GDN_E_SHAPE);
     CHECK(strstr(gdn_last_error(ctx), "k: [10][3][7], wanted [2][5][3][*]"), "%s",
@@ -52,10 +52,10 @@ static void test_no_batch(void)
     c = padded(9, 4);
     refused("more sequences than slots", c, GDN_E_ARG, "read_slots: absent, so slot 8");
 
-    static float      x[1];
-    const gdn_tensor  like = gdn_dense(x, GDN_F32, 2, 5, 1, 0, 0);
+    static float x[1];
+    const gdn_tensor like = gdn_dense(x, GDN_F32, 2, 5, 1, 0, 0);
     struct gdn_tokens tokens;
-    struct gdn_plan   plan;
+    struct gdn_plan plan;
     ring2_status(ctx, "tokens", gdn_plan_tokens(ctx, &like, "x", 1, &tokens), GDN_OK);
     ring2_status(ctx, "NULL", gdn_plan_describe(ctx, NULL, &tokens, 0, &plan), GDN_OK);
     CHECK(plan.B == 1 && plan.batch.write == GDN_WRITE_FINAL, "the default batch");
@@ -65,7 +65,7 @@ static void test_cu_seqlens(void)
 {
     static const int64_t offsets[] = { 0, 3, 3, 8 };
     for (int wide = 0; wide < 2; wide++) {
-        struct call c      = packed(10);
+        struct call c = packed(10);
         c.batch.cu_seqlens = ring2_indices(wide ? GDN_I64 : GDN_I32, 4, offsets);
         if (!accepted("cu_seqlens", &c)) continue;
         CHECK(c.plan.B == 3 && c.plan.longest == 5 && c.plan.end == 8, "plan");
@@ -74,23 +74,23 @@ static void test_cu_seqlens(void)
         expect_seq("last", &c, 2,
                    SEQ(.first = 3, .n_tokens = 5, .n_valid = 5, .read = 2, .write = 2));
     }
-    struct call c                = packed(10);
-    c.batch.cu_seqlens           = list((int64_t[]){ 8, 8, 3, 3, 0 }, 5);
+    struct call c = packed(10);
+    c.batch.cu_seqlens = list((int64_t[]){ 8, 8, 3, 3, 0 }, 5);
     c.batch.cu_seqlens.stride[0] = -1;
-    c.batch.cu_seqlens.data      = gdn_at(&c.batch.cu_seqlens, 4);
-    c.batch.cu_seqlens.size[0]   = 5;
+    c.batch.cu_seqlens.data = gdn_at(&c.batch.cu_seqlens, 4);
+    c.batch.cu_seqlens.size[0] = 5;
     if (accepted("backwards", &c)) CHECK(c.plan.end == 8 && c.plan.longest == 5, "backwards");
     c.batch.cu_seqlens = LIST(3, 3, 7);
     if (accepted("from 3 on", &c))
         CHECK(c.plan.start == 3 && c.plan.end == 7 && c.plan.seqs[1].first == 3, "from 3 on");
-    c                  = packed(10);
+    c = packed(10);
     c.batch.cu_seqlens = LIST(0);
     if (accepted("no sequence", &c)) CHECK(c.plan.B == 0 && c.plan.end == 0, "no sequence");
 }
 
 static void test_bad_cu_seqlens(void)
 {
-    struct call c      = packed(10);
+    struct call c = packed(10);
     c.batch.cu_seqlens = LIST(-1, 10);
     refused("start", c, GDN_E_ARG, "cu_seqlens[0]: -1, wanted 0 to 10");
     c.batch.cu_seqlens = LIST(11, 11);
@@ -101,15 +101,15 @@ static void test_bad_cu_seqlens(void)
     refused("decrease", c, GDN_E_ARG, "cu_seqlens[2]: 4 after 5");
     c.batch.cu_seqlens = LIST(0, -1, 10);
     refused("negative", c, GDN_E_ARG, "cu_seqlens[1]: -1 after 0");
-    c.batch.cu_seqlens       = LIST(0, 10);
+    c.batch.cu_seqlens = LIST(0, 10);
     c.batch.cu_seqlens.dtype = GDN_U8;
     refused("dtype", c, GDN_E_DTYPE, "cu_seqlens");
     c.batch.cu_seqlens = TABLE(1, 0, 10);
     refused("rank", c, GDN_E_SHAPE, "cu_seqlens: [1][2], wanted [*]");
-    c.batch.cu_seqlens         = LIST(0, 10);
+    c.batch.cu_seqlens = LIST(0, 10);
     c.batch.cu_seqlens.size[0] = 0;
     refused("nothing", c, GDN_E_SHAPE, "cu_seqlens: [0], wanted [B+1]");
-    c                  = padded(1, 10);
+    c = padded(1, 10);
     c.batch.cu_seqlens = LIST(0, 10);
     refused("padded", c, GDN_E_ARG, "cu_seqlens");
 }
@@ -119,9 +119,9 @@ static void test_bad_cu_seqlens(void)
 static void test_has_initial_state(void)
 {
     static const int32_t dtypes[] = { GDN_U8, GDN_I32, GDN_I64 };
-    static const int64_t has[]    = { 0, 1, 200 };
+    static const int64_t has[] = { 0, 1, 200 };
     for (int d = 0; d < 3; d++) {
-        struct call c             = padded(3, 2);
+        struct call c = padded(3, 2);
         c.batch.has_initial_state = dtypes[d] == GDN_U8
                                         ? gdn_dense((uint8_t[]){ 0, 1, 200 }, GDN_U8, 1, 3, 0, 0, 0)
                                         : ring2_indices(dtypes[d], 3, has);
@@ -130,8 +130,8 @@ static void test_has_initial_state(void)
         expect_slots("one", &c, 1, 1, 1);
         expect_slots("other than zero", &c, 2, 2, 2);
     }
-    struct call c                   = padded(3, 2);
-    c.batch.has_initial_state       = LIST(0, 1, 1);
+    struct call c = padded(3, 2);
+    c.batch.has_initial_state = LIST(0, 1, 1);
     c.batch.has_initial_state.dtype = GDN_F32;
     refused("dtype", c, GDN_E_DTYPE, "has_initial_state");
     c.batch.has_initial_state = LIST(0, 1);
@@ -140,8 +140,8 @@ static void test_has_initial_state(void)
 
 static void test_num_accepted(void)
 {
-    struct call c               = padded(2, 3);
-    c.batch.read_slots          = TABLE(2, 0, 1, 2, 3, 4, -1);
+    struct call c = padded(2, 3);
+    c.batch.read_slots = TABLE(2, 0, 1, 2, 3, 4, -1);
     c.batch.num_accepted_tokens = LIST(3, 1);
     if (accepted("accepted", &c)) {
         expect_slots("third", &c, 0, 2, 2);
@@ -155,19 +155,19 @@ static void test_num_accepted(void)
     refused("too many", c, GDN_E_ARG, "num_accepted_tokens[1]: 4, wanted 1 to 3");
     c.batch.read_slots = LIST(1, 2);
     refused("one column missing", c, GDN_E_SHAPE, "read_slots: [2], wanted [2][*]");
-    c.batch.read_slots         = TABLE(2, 1, 2);
+    c.batch.read_slots = TABLE(2, 1, 2);
     c.batch.read_slots.size[1] = 0;
     refused("no column", c, GDN_E_SHAPE, "read_slots: [2][0], wanted 1 columns at least");
     c.batch.read_slots = (gdn_tensor){ 0 };
     refused("no slots", c, GDN_E_ARG, "read_slots: absent");
-    c.batch.read_slots          = TABLE(2, 0, 1, 2, 3);
+    c.batch.read_slots = TABLE(2, 0, 1, 2, 3);
     c.batch.num_accepted_tokens = (gdn_tensor){ 0 };
     refused("columns without counts", c, GDN_E_SHAPE, "read_slots: [2][2], wanted [2]");
 }
 
 static void test_token_count(void)
 {
-    struct call c       = padded(3, 4);
+    struct call c = padded(3, 4);
     c.batch.token_count = LIST(4, 0, 2);
     if (accepted("token_count", &c)) {
         expect_seq("all", &c, 0, SEQ(.n_tokens = 4, .n_valid = 4));
@@ -188,28 +188,28 @@ static void test_token_count(void)
 
 static void test_fields(void)
 {
-    struct call c      = padded(2, 3);
+    struct call c = padded(2, 3);
     c.batch.pad_policy = 3;
     refused("pad_policy", c, GDN_E_ARG, "pad_policy: 3");
     c.batch.pad_policy = -1;
     refused("pad_policy", c, GDN_E_ARG, "pad_policy: -1");
-    c             = padded(2, 3);
+    c = padded(2, 3);
     c.batch.write = 3;
     refused("write", c, GDN_E_ARG, "write: 3");
-    c                  = padded(2, 3);
+    c = padded(2, 3);
     c.batch.max_seqlen = -1;
     refused("max_seqlen", c, GDN_E_ARG, "max_seqlen: -1");
-    c                   = padded(2, 3);
+    c = padded(2, 3);
     c.batch.struct_size = 0;
     refused("struct_size", c, GDN_E_ARG, "batch: struct_size 0");
-    c                             = padded(2, 3);
-    c.batch.token_count           = LIST(1, 2);
+    c = padded(2, 3);
+    c.batch.token_count = LIST(1, 2);
     c.batch.token_count.stride[0] = INT64_MAX;
     refused("stride", c, GDN_E_SHAPE, "token_count: sizes and strides");
-    c                            = packed(3);
-    c.batch.cu_seqlens           = LIST(0, 0);
+    c = packed(3);
+    c.batch.cu_seqlens = LIST(0, 0);
     c.batch.cu_seqlens.stride[0] = 0;
-    c.batch.cu_seqlens.size[0]   = ((int64_t)1 << 31) + 2;
+    c.batch.cu_seqlens.size[0] = ((int64_t)1 << 31) + 2;
     refused("too many", c, GDN_E_UNSUPPORTED, "2147483649 sequences");
 }
 
@@ -217,8 +217,8 @@ static void test_bytes(void)
 {
     for (int64_t B = 0; B < 3000; B = B < 300 ? B + 1 : B * 3 / 2) {
         struct call c = padded(B, 2);
-        float       x[1];
-        gdn_tensor  like = gdn_dense(x, GDN_F32, 3, B, 2, 1, 0);
+        float x[1];
+        gdn_tensor like = gdn_dense(x, GDN_F32, 3, B, 2, 1, 0);
         gdn_plan_tokens(ctx, &like, "x", 1, &c.tokens);
         ring2_status(ctx, "plan",
                      gdn_plan_describe(ctx, &c.batch, &c.tokens, GDN_PLAN_EACH, &c.plan), GDN_OK);
@@ -233,9 +233,9 @@ static void test_bytes(void)
 
 static void test_overlaps(void)
 {
-    int64_t           values[] = { 0, 1, 2, 3 };
-    gdn_tensor        out      = gdn_dense(values, GDN_F32, 1, 2, 0, 0, 0);
-    gdn_batch         b        = gdn_batch_init();
+    int64_t values[] = { 0, 1, 2, 3 };
+    gdn_tensor out = gdn_dense(values, GDN_F32, 1, 2, 0, 0, 0);
+    gdn_batch b = gdn_batch_init();
     gdn_tensor *const arrays[] = { &b.cu_seqlens,        &b.read_slots,          &b.write_slots,
                                    &b.has_initial_state, &b.num_accepted_tokens, &b.token_count };
     static const char *const names[] = {
@@ -260,7 +260,7 @@ static void test_rows(void)
     static const int64_t offsets[] = { 0, 3, 8 };
     for (int form = 0; form < 2; form++) {
         struct call c = form ? padded(2, 3) : packed(10);
-        gdn_tensor  t =
+        gdn_tensor t =
             form ? ring2_new(GDN_BF16, 3, 4, 2, 3, 2, 4) : ring2_new(GDN_BF16, 3, 3, 10, 2, 4, 0);
         if (!form) c.batch.cu_seqlens = list(offsets, 3);
         if (!accepted("rows", &c)) return;
@@ -274,7 +274,7 @@ static void test_rows(void)
                 }
     }
     const struct gdn_tokens tokens = { .padded = true, .B = 1, .T = 1, .N = 1 };
-    gdn_tensor              one    = gdn_dense(ctx, GDN_F32, 4, 1, 1, 1, 8);
+    gdn_tensor one = gdn_dense(ctx, GDN_F32, 4, 1, 1, 1, 8);
     for (int i = 0; i < 3; i++) one.stride[i] = INT64_MAX; /* of one element: never used */
     const struct gdn_rows r = gdn_rows_of(&one, &tokens);
     CHECK(r.batch == 0 && r.token == 0 && r.head == 0, "strides of one element");
@@ -285,9 +285,9 @@ static void test_rows(void)
 /* The output of what no token computes becomes zero, and nothing else changes. */
 static void check_zeroed(const char *what, struct call *c, const bool *zero)
 {
-    const int64_t N   = c->padded ? c->B * c->T : 10;
-    gdn_tensor    out = c->padded ? ring2_new(GDN_F16, 5, 4, c->B, c->T, 2, 3)
-                                  : ring2_new(GDN_F16, 5, 3, N, 2, 3, 0);
+    const int64_t N = c->padded ? c->B * c->T : 10;
+    gdn_tensor out = c->padded ? ring2_new(GDN_F16, 5, 4, c->B, c->T, 2, 3)
+                               : ring2_new(GDN_F16, 5, 3, N, 2, 3, 0);
     if (!accepted(what, c)) return;
     ring2_fill(&out, 1, 2);
     const double *before = ring2_doubles(&out);
@@ -303,21 +303,21 @@ static void check_zeroed(const char *what, struct call *c, const bool *zero)
 
 static void test_zero_rest(void)
 {
-    struct call c       = padded(3, 2);
-    c.batch.read_slots  = LIST(0, -1, 2);
+    struct call c = padded(3, 2);
+    c.batch.read_slots = LIST(0, -1, 2);
     c.batch.token_count = LIST(1, 2, 2);
     check_zeroed("zero", &c, (bool[]){ 0, 1, 1, 1, 0, 0 });
     c.batch.pad_policy = GDN_PAD_KEEP;
     check_zeroed("keep", &c, (bool[]){ 0, 1, 0, 0, 0, 0 });
     c.batch.pad_policy = GDN_PAD_SINK;
-    c.batch.sink_slot  = 5;
+    c.batch.sink_slot = 5;
     check_zeroed("sink", &c, (bool[]){ 0, 1, 0, 0, 0, 0 });
     c.batch.read_slots = LIST(0, -1, -1);
     check_zeroed("sinks", &c, (bool[]){ 0, 1, 0, 0, 1, 1 });
 
-    c                   = packed(10);
-    c.batch.cu_seqlens  = LIST(0, 3, 3, 5, 8);
-    c.batch.read_slots  = LIST(0, 1, -1, 3);
+    c = packed(10);
+    c.batch.cu_seqlens = LIST(0, 3, 3, 5, 8);
+    c.batch.read_slots = LIST(0, 1, -1, 3);
     c.batch.token_count = LIST(3, 0, 2, 1);
     check_zeroed("packed", &c, (bool[]){ 0, 0, 0, 1, 1, 0, 1, 1, 1, 1 });
     c.batch.pad_policy = GDN_PAD_KEEP;

@@ -8,7 +8,7 @@
 
 static void test_token_start(void)
 {
-    struct call c       = padded(3, 6);
+    struct call c = padded(3, 6);
     c.batch.token_start = LIST(0, 2, 6);
     if (accepted("left padding", &c)) {
         const int64_t first[] = { 0, 2, 6 };
@@ -29,41 +29,40 @@ static void test_token_start(void)
     c.batch.token_start = LIST(0, 1);
     refused("shape", c, GDN_E_SHAPE, "token_start: [2], wanted [3]");
 
-    c                   = packed(10);
-    c.batch.cu_seqlens  = LIST(0, 4, 4, 9);
+    c = packed(10);
+    c.batch.cu_seqlens = LIST(0, 4, 4, 9);
     c.batch.token_start = LIST(1, 0, 5);
     if (accepted("packed", &c))
         CHECK(c.seqs[0].first == 1 && c.seqs[1].first == 4 && c.seqs[2].first == 9 &&
                   c.seqs[2].n_valid == 0,
-              "packed: %d %d %d", (int)c.seqs[0].first, (int)c.seqs[1].first,
-              (int)c.seqs[2].first);
+              "packed: %d %d %d", (int)c.seqs[0].first, (int)c.seqs[1].first, (int)c.seqs[2].first);
 }
 
 /* ---- Trees and paths ----------------------------------------------------------------------- */
 
 static void test_parents(void)
 {
-    struct call c   = padded(2, 4);
+    struct call c = padded(2, 4);
     c.batch.parents = TABLE(2, -1, 0, 0, 1, /**/ -1, -1, 1, 2);
     if (accepted("trees", &c)) {
         CHECK(gdn_plan_parent(&c.plan, &c.seqs[0], 3) == 1, "the second branch");
         CHECK(gdn_plan_parent(&c.plan, &c.seqs[1], 1) == -1, "a second root");
     }
     c.batch.token_count = LIST(1, 2); /* of the others nothing is asked */
-    c.batch.parents     = TABLE(2, -1, 9, /**/ -1, 0);
+    c.batch.parents = TABLE(2, -1, 9, /**/ -1, 0);
     accepted("few count", &c);
     c.batch.token_count = LIST(3, 2);
     refused("columns", c, GDN_E_SHAPE, "parents: 2 columns, wanted 3 for sequence 0");
-    c               = padded(2, 4);
+    c = padded(2, 4);
     c.batch.parents = TABLE(2, -1, 0, 0, 1, /**/ -1, 1, 1, 2);
     refused("its own parent", c, GDN_E_ARG, "parents[1][1]: 1, wanted -1 to 0");
     c.batch.parents = TABLE(2, -2, 0, 0, 1, /**/ -1, 0, 1, 2);
     refused("below -1", c, GDN_E_ARG, "parents[0][0]: -2, wanted -1 to -1");
     c.batch.parents = LIST(-1, 0);
     refused("rank", c, GDN_E_SHAPE, "parents");
-    c               = padded(2, 4);
+    c = padded(2, 4);
     c.batch.parents = TABLE(2, -1, 0, 0, 1, /**/ -1, 0, 1, 2);
-    c.takes         = GDN_PLAN_EACH;
+    c.takes = GDN_PLAN_EACH;
     refused("no kernel", c, GDN_E_UNSUPPORTED, "parents: given");
     c.batch.parents.data = NULL;
     if (accepted("a chain", &c)) CHECK(gdn_plan_parent(&c.plan, &c.seqs[0], 0) == -1, "a chain");
@@ -73,23 +72,23 @@ static void test_parents(void)
  * is not. */
 static void test_lists_of_padding(void)
 {
-    struct call c      = padded(2, 3);
+    struct call c = padded(2, 3);
     c.batch.read_slots = LIST(4, -1);
-    c.batch.parents    = TABLE(2, -1, 0, 1, /**/ 7, 7, 7);
+    c.batch.parents = TABLE(2, -1, 0, 1, /**/ 7, 7, 7);
     accepted("skipped", &c);
     c.batch.pad_policy = GDN_PAD_SINK;
-    c.batch.sink_slot  = 5;
+    c.batch.sink_slot = 5;
     refused("sunk", c, GDN_E_ARG, "parents[1][0]: 7, wanted -1 to -1");
     c.batch.parents.data = NULL;
-    c.batch.token_count  = LIST(1, 2);
-    c.batch.path         = TABLE(2, 0, /**/ 1);
+    c.batch.token_count = LIST(1, 2);
+    c.batch.path = TABLE(2, 0, /**/ 1);
     refused("sunk path", c, GDN_E_SHAPE, "path: 1 columns, wanted 2 for sequence 1");
 }
 
 static void test_path(void)
 {
-    struct call c       = padded(2, 4);
-    c.batch.path        = TABLE(2, 1, 3, 9, /**/ 0, 1, 2);
+    struct call c = padded(2, 4);
+    c.batch.path = TABLE(2, 1, 3, 9, /**/ 0, 1, 2);
     c.batch.token_count = LIST(2, 3);
     if (accepted("paths", &c)) {
         CHECK(gdn_plan_path(&c.plan, &c.seqs[0], 1) == 3, "the second of a path");
@@ -102,10 +101,10 @@ static void test_path(void)
     c.batch.path = TABLE(2, 0, 1, 2, /**/ 0, 2, 1);
     refused("descending", c, GDN_E_ARG, "path[1][2]: 1, wanted 3 to 3");
     c.batch.token_start = LIST(1, 0);
-    c.batch.path        = TABLE(2, 0, 1, 3, /**/ 0, 1, 2);
+    c.batch.path = TABLE(2, 0, 1, 3, /**/ 0, 1, 2);
     refused("left padding counts", c, GDN_E_ARG, "path[0][2]: 3, wanted 2 to 2");
-    c                   = padded(2, 4);
-    c.batch.path        = TABLE(2, 1, 2, 3, /**/ 0, 1, 2);
+    c = padded(2, 4);
+    c.batch.path = TABLE(2, 1, 2, 3, /**/ 0, 1, 2);
     refused("no count", c, GDN_E_ARG, "token_count: absent, wanted with path");
     c.batch.token_count = LIST(3, 4);
     refused("columns", c, GDN_E_SHAPE, "path: 3 columns, wanted 4 for sequence 1");
@@ -120,7 +119,7 @@ static void test_path(void)
 static void expect_checkpoint(const struct call *c, int64_t b, int64_t i, int64_t tokens,
                               int64_t slot)
 {
-    int64_t       to;
+    int64_t to;
     const int64_t n = gdn_plan_checkpoint(&c->plan, &c->seqs[b], i, &to);
     CHECK(n == tokens && to == slot, "checkpoint %d of sequence %d: after %d in %d, wanted %d, %d",
           (int)i, (int)b, (int)n, (int)to, (int)tokens, (int)slot);
@@ -137,10 +136,10 @@ static void expect_numbers(const struct call *c, const int64_t *n)
 
 static void test_every(void)
 {
-    struct call c            = packed(20);
-    c.checkpoint_end         = 5;
-    c.own_checkpoints        = true;
-    c.batch.cu_seqlens       = LIST(0, 7, 7, 9, 19);
+    struct call c = packed(20);
+    c.checkpoint_end = 5;
+    c.own_checkpoints = true;
+    c.batch.cu_seqlens = LIST(0, 7, 7, 9, 19);
     c.batch.checkpoint_every = 3;
     if (accepted("every", &c)) {
         expect_numbers(&c, (const int64_t[]){ 2, 0, 0, 3 });
@@ -160,8 +159,8 @@ static void test_every(void)
     refused("past the end", c, GDN_E_ARG, "checkpoint_slots[0]: 5, wanted below 5");
     c.batch.checkpoint_every = -3;
     refused("below 0", c, GDN_E_ARG, "checkpoint_every: -3, wanted 0 or more");
-    c.takes                     = 0;
-    c.checkpoint_end            = -1;
+    c.takes = 0;
+    c.checkpoint_end = -1;
     c.batch.checkpoint_positions = LIST(-1);
     accepted("slots are not needed", &c);
 }
@@ -169,12 +168,12 @@ static void test_every(void)
 /* Numbers go on through rows that leave none; counts and starts count. */
 static void test_rows(void)
 {
-    struct call c            = padded(4, 8);
-    c.checkpoint_end         = 6;
-    c.own_checkpoints        = true;
-    c.batch.read_slots       = LIST(0, -1, 2, 3);
-    c.batch.token_start      = LIST(0, 2, 3, 8);
-    c.batch.token_count      = LIST(7, 6, 4, 0);
+    struct call c = padded(4, 8);
+    c.checkpoint_end = 6;
+    c.own_checkpoints = true;
+    c.batch.read_slots = LIST(0, -1, 2, 3);
+    c.batch.token_start = LIST(0, 2, 3, 8);
+    c.batch.token_count = LIST(7, 6, 4, 0);
     c.batch.checkpoint_every = 3;
     if (accepted("rows", &c)) {
         CHECK(c.seqs[1].n_checkpoints == 0 && c.seqs[2].first_checkpoint == 4 &&
@@ -182,8 +181,8 @@ static void test_rows(void)
               "padding");
         expect_checkpoint(&c, 2, 0, 3, 4);
     }
-    c.batch.checkpoint_every     = 0;
-    c.batch.checkpoint_starts    = LIST(0, 1, 3, 4, 4);
+    c.batch.checkpoint_every = 0;
+    c.batch.checkpoint_starts = LIST(0, 1, 3, 4, 4);
     c.batch.checkpoint_positions = LIST(7, 1, 6, 4);
     if (accepted("a list", &c)) expect_checkpoint(&c, 2, 0, 4, 3);
     c.batch.checkpoint_positions = LIST(7, 1, 7, 4);
@@ -193,9 +192,9 @@ static void test_rows(void)
     c.batch.checkpoint_positions = LIST(7, 6, 5, 4);
     refused("descending", c, GDN_E_ARG, "checkpoint_positions[2]: 5, wanted 6 to 6");
     c.batch.checkpoint_positions = LIST(7, 1, 6, 4);
-    c.batch.checkpoint_starts    = LIST(0, 1, 3, 5, 4);
+    c.batch.checkpoint_starts = LIST(0, 1, 3, 5, 4);
     refused("starts past the end", c, GDN_E_ARG, "checkpoint_starts[3]: 5");
-    c.batch.checkpoint_starts    = LIST(0, 3, 1, 4, 4);
+    c.batch.checkpoint_starts = LIST(0, 3, 1, 4, 4);
     c.batch.checkpoint_positions = LIST(5, 6, 7, 4);
     refused("starts descending", c, GDN_E_ARG, "checkpoint_starts[2]: 1, wanted 3 to 4");
     c.batch.checkpoint_starts = LIST(1, 1, 3, 4, 4);
@@ -208,11 +207,11 @@ static void test_rows(void)
  * from or ends in. */
 static void test_one_pool(void)
 {
-    struct call c                = padded(2, 8);
-    c.checkpoint_end             = 8;
-    c.batch.checkpoint_starts    = LIST(0, 1, 3);
+    struct call c = padded(2, 8);
+    c.checkpoint_end = 8;
+    c.batch.checkpoint_starts = LIST(0, 1, 3);
     c.batch.checkpoint_positions = LIST(5, 5, 8);
-    c.batch.checkpoint_slots     = LIST(7, 3, -1);
+    c.batch.checkpoint_slots = LIST(7, 3, -1);
     accepted("beside them", &c);
     c.batch.checkpoint_slots = LIST(7, 0, -1);
     refused("where one ends", c, GDN_E_ARG, "slot 0: written by sequence 0 and by sequence 1");
@@ -227,8 +226,8 @@ static void test_one_pool(void)
     c.own_checkpoints = true;
     accepted("in a pool of their own", &c);
     c.two_pools = c.own_checkpoints = false;
-    c.batch.write                   = GDN_WRITE_NONE;
-    c.batch.checkpoint_slots        = LIST(7, 0, -1);
+    c.batch.write = GDN_WRITE_NONE;
+    c.batch.checkpoint_slots = LIST(7, 0, -1);
     refused("frozen", c, GDN_E_ARG, "slot 0: read by sequence 0");
 }
 
@@ -237,9 +236,9 @@ static void test_search(void)
 {
     for (int i = 0; i < 300; i++) {
         const int64_t T = 1 + ring2_below(40);
-        int64_t       at[64], starts[2] = { 0, 0 }, n = 0;
-        struct call   c   = packed(T);
-        c.checkpoint_end  = 64;
+        int64_t at[64], starts[2] = { 0, 0 }, n = 0;
+        struct call c = packed(T);
+        c.checkpoint_end = 64;
         c.own_checkpoints = true;
         for (int64_t t = 1; t <= T; t++)
             while (n < 64 && ring2_below(3) == 0) at[n++] = t;
@@ -247,16 +246,15 @@ static void test_search(void)
         if (i % 4 == 0) {
             c.batch.checkpoint_every = 1 + i % 7;
         } else {
-            c.batch.checkpoint_starts    = list(starts, 2);
+            c.batch.checkpoint_starts = list(starts, 2);
             c.batch.checkpoint_positions = list(at, n);
         }
         if (!accepted("search", &c)) return;
         struct gdn_seq *s = &c.seqs[0];
-        s->base           = ring2_below(T);
+        s->base = ring2_below(T);
         for (int64_t t = -3; t <= T; t++) {
             int64_t want = 0, slot;
-            while (want < s->n_checkpoints &&
-                   gdn_plan_checkpoint(&c.plan, s, want, &slot) <= t)
+            while (want < s->n_checkpoints && gdn_plan_checkpoint(&c.plan, s, want, &slot) <= t)
                 want++;
             CHECK(gdn_plan_checkpoint_after(&c.plan, s, t) == want, "case %d, after %d", i, (int)t);
         }

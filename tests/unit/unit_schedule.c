@@ -12,8 +12,8 @@ enum { MOST_THREADS = 64, MOST_SEQS = 64 };
 
 struct shape {
     const char *what;
-    int         Hk, Hv, K, V, n_seqs;
-    int64_t     lengths[5]; /* of the first sequences; the others are like the last of these */
+    int Hk, Hv, K, V, n_seqs;
+    int64_t lengths[5]; /* of the first sequences; the others are like the last of these */
 };
 
 static const struct shape shapes[] = {
@@ -34,11 +34,12 @@ static const struct shape shapes[] = {
 static struct gdn_rule rule_of(const struct shape *s, struct gdn_seq *seqs, int from, int to)
 {
     for (int b = from; b < to; b++) {
-        const int64_t T  = s->lengths[b < 4 ? b : 4];
+        const int64_t T = s->lengths[b < 4 ? b : 4];
         seqs[b - from] = (struct gdn_seq){ .n_tokens = T, .n_valid = T, .total = T };
     }
-    return (struct gdn_rule){ .Hq = s->Hk, .Hk = s->Hk, .Hv = s->Hv, .H = s->Hv, .K = s->K,
-                              .V = s->V, .n_seqs = to - from };
+    return (struct gdn_rule){
+        .Hq = s->Hk, .Hk = s->Hk, .Hv = s->Hv, .H = s->Hv, .K = s->K, .V = s->V, .n_seqs = to - from
+    };
 }
 
 static int longest(const struct gdn_rule *r)
@@ -51,23 +52,23 @@ static int longest(const struct gdn_rule *r)
 
 struct times {
     int64_t last, first; /* when the last thread is done, and the first */
-    double  least;       /* no schedule of whole strips has its last thread done before */
+    double least;        /* no schedule of whole strips has its last thread done before */
 };
 
 static struct times simulate(struct gdn_rule *r, const struct gdn_seq *seqs,
                              const struct gdn_kernels *kr, int n_threads)
 {
-    int64_t      busy[MOST_THREADS] = { 0 }, sum = 0;
+    int64_t busy[MOST_THREADS] = { 0 }, sum = 0;
     struct times t = { 0 };
     gdn_rule_cut(r, kr, n_threads); /* what the workspace is made for */
     const int before = r->part_strips;
-    r->seqs          = seqs;
+    r->seqs = seqs;
     gdn_rule_cut(r, kr, n_threads);
     CHECK(r->part_strips <= before, "%d strips, but scratch for %d", r->part_strips, before);
     const int first = longest(r);
     for (int64_t i = 0; i < gdn_rule_items(r); i++) {
         const struct gdn_rule_item item = gdn_rule_item_at(r, first, i);
-        int                        next = 0;
+        int next = 0;
         for (int n = 1; n < n_threads; n++)
             if (busy[n] < busy[next]) next = n;
         busy[next] += item.seq->n_valid * gdn_rule_cost(kr, item.last - item.first);
@@ -75,7 +76,7 @@ static struct times simulate(struct gdn_rule *r, const struct gdn_seq *seqs,
     t.first = t.last = busy[0];
     for (int n = 1; n < n_threads; n++) {
         t.first = busy[n] < t.first ? busy[n] : t.first;
-        t.last  = busy[n] > t.last ? busy[n] : t.last;
+        t.last = busy[n] > t.last ? busy[n] : t.last;
     }
     int64_t n_long = 0;
     for (int b = 0; b < r->n_seqs; b++) {
@@ -83,9 +84,9 @@ static struct times simulate(struct gdn_rule *r, const struct gdn_seq *seqs,
         n_long += seqs[b].n_valid == seqs[first].n_valid;
     }
     const int64_t strips = r->group_heads * r->n_strips, all = n_long * r->n_groups * strips;
-    const double  even   = (double)(sum * r->n_groups * gdn_rule_cost(kr, strips)) / n_threads;
+    const double even = (double)(sum * r->n_groups * gdn_rule_cost(kr, strips)) / n_threads;
     const int64_t one = seqs[first].n_valid * gdn_rule_cost(kr, (all + n_threads - 1) / n_threads);
-    t.least           = even > (double)one ? even : (double)one;
+    t.least = even > (double)one ? even : (double)one;
     return t;
 }
 
@@ -95,10 +96,10 @@ static void items_cover_all(void)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int n = 1; n <= MOST_THREADS; n++) {
             const struct gdn_kernels kr = { .strip = 32 };
-            struct gdn_seq           seqs[MOST_SEQS];
-            struct gdn_rule          r = rule_of(&shapes[i], seqs, 0, shapes[i].n_seqs);
-            int64_t                  next = 0, last_group = -1;
-            r.seqs                        = seqs;
+            struct gdn_seq seqs[MOST_SEQS];
+            struct gdn_rule r = rule_of(&shapes[i], seqs, 0, shapes[i].n_seqs);
+            int64_t next = 0, last_group = -1;
+            r.seqs = seqs;
             gdn_rule_cut(&r, &kr, n);
             const int64_t strips = r.group_heads * r.n_strips;
             for (int64_t j = 0; j < gdn_rule_items(&r); j++) {
@@ -110,7 +111,7 @@ static void items_cover_all(void)
                       shapes[i].what, (int)j, item.first);
                 CHECK(item.first == 0 || group == last_group, "%s, item %d: other group",
                       shapes[i].what, (int)j);
-                next       = group * strips + item.last;
+                next = group * strips + item.last;
                 last_group = group;
             }
             CHECK(next == r.n_seqs * r.n_groups * strips, "%s: some left", shapes[i].what);
@@ -126,15 +127,15 @@ static void equal_sequences_are_balanced(void)
 {
     static const int widths[] = { 32, 16, 8 };
     for (int i = 0; i < 7 * 3; i++) {
-        const struct shape      *s  = &shapes[i % 7];
+        const struct shape *s = &shapes[i % 7];
         const struct gdn_kernels kr = { .strip = widths[i / 7] };
-        double                   worst = 0;
+        double worst = 0;
         for (int n = 1; n <= MOST_THREADS; n++) {
-            struct gdn_seq     seqs[MOST_SEQS];
-            struct gdn_rule    r = rule_of(s, seqs, 0, s->n_seqs);
+            struct gdn_seq seqs[MOST_SEQS];
+            struct gdn_rule r = rule_of(s, seqs, 0, s->n_seqs);
             const struct times t = simulate(&r, seqs, &kr, n);
-            const double       x = (double)t.last / t.least;
-            worst                = x > worst ? x : worst;
+            const double x = (double)t.last / t.least;
+            worst = x > worst ? x : worst;
             CHECK(x <= 1 + 16.0 / kr.strip, "%s, %d threads: %.2f of the least time", s->what, n,
                   x);
         }
@@ -148,9 +149,9 @@ static void eight_heads_fill_16_threads(void)
 {
     for (int i = 0; i < 2; i++) {
         const struct gdn_kernels kr = { .strip = 32 };
-        struct gdn_seq           seqs[MOST_SEQS];
-        struct gdn_rule          r = rule_of(&shapes[i], seqs, 0, 1);
-        const struct times       t = simulate(&r, seqs, &kr, 16);
+        struct gdn_seq seqs[MOST_SEQS];
+        struct gdn_rule r = rule_of(&shapes[i], seqs, 0, 1);
+        const struct times t = simulate(&r, seqs, &kr, 16);
         CHECK(t.first == t.last, "%s: the first thread is done at %.2f", shapes[i].what,
               (double)t.first / (double)t.last);
     }
@@ -163,24 +164,24 @@ static void eight_heads_fill_16_threads(void)
 static void mixed_sequences_lose_nothing(void)
 {
     for (size_t i = 7; i < sizeof shapes / sizeof *shapes; i++) {
-        const struct shape      *s     = &shapes[i];
-        const struct gdn_kernels kr    = { .strip = 32 };
-        double                   worst = 0;
+        const struct shape *s = &shapes[i];
+        const struct gdn_kernels kr = { .strip = 32 };
+        double worst = 0;
         for (int n = 1; n <= MOST_THREADS; n++) {
-            struct gdn_seq     seqs[MOST_SEQS];
-            struct gdn_rule    all = rule_of(s, seqs, 0, s->n_seqs);
-            const struct times t   = simulate(&all, seqs, &kr, n);
-            const int          at  = longest(&all);
-            struct gdn_seq     one[1] = { seqs[at] };
-            struct gdn_rule    alone = all, rest = all;
+            struct gdn_seq seqs[MOST_SEQS];
+            struct gdn_rule all = rule_of(s, seqs, 0, s->n_seqs);
+            const struct times t = simulate(&all, seqs, &kr, n);
+            const int at = longest(&all);
+            struct gdn_seq one[1] = { seqs[at] };
+            struct gdn_rule alone = all, rest = all;
             alone.part_strips = rest.part_strips = 0;
             alone.seqs = rest.seqs = NULL;
             alone.n_seqs = 1, rest.n_seqs = all.n_seqs - 1;
             const int64_t a = simulate(&alone, one, &kr, n).last;
-            seqs[at]        = seqs[rest.n_seqs];
+            seqs[at] = seqs[rest.n_seqs];
             const int64_t b = simulate(&rest, seqs, &kr, n).last;
-            const double  x = (double)t.last / t.least;
-            worst           = x > worst ? x : worst;
+            const double x = (double)t.last / t.least;
+            worst = x > worst ? x : worst;
             CHECK(t.last <= a + b + b * GDN_CHUNK / kr.strip, "%s, %d threads: %.3f of its parts",
                   s->what, n, (double)t.last / (double)(a + b));
         }

@@ -20,37 +20,37 @@ static float off(float x) { return x * 1.01f + 0.001f; }
 
 #define EACH_DTYPE(X) X(0) X(1) X(2)
 
-#define BAD_OF_DTYPE(d)                                                                           \
-    static void load_row_##d(float *dst, const void *src, size_t n)                               \
-    {                                                                                             \
-        good->load_row[d](dst, src, n);                                                           \
-        dst[n - 1] = off(dst[n - 1]);                                                             \
-    }                                                                                             \
-    static void store_row_##d(void *dst, const float *src, size_t n)                              \
-    {                                                                                             \
-        float copy[4096];                                                                         \
-        memcpy(copy, src, n * sizeof *copy);                                                      \
-        copy[n - 1] = off(copy[n - 1]);                                                           \
-        good->store_row[d](dst, copy, n);                                                         \
-    }                                                                                             \
-    static void recur_vk_##d(const struct gdn_recur *step)                                        \
-    {                                                                                             \
-        good->recur_vk[d](step);                                                                  \
-        if (step->o) step->o[step->n - 1] = off(step->o[step->n - 1]);                            \
-    }                                                                                             \
-    static void recur_kv_##d(const struct gdn_recur *step)                                        \
-    {                                                                                             \
-        good->recur_kv[d](step);                                                                  \
-        if (step->o) step->o[step->n - 1] = off(step->o[step->n - 1]);                            \
-    }                                                                                             \
-    static void conv_##d(void *y, ptrdiff_t ld_y, const void *x, ptrdiff_t ld_x, float *window,   \
+#define BAD_OF_DTYPE(d)                                                                            \
+    static void load_row_##d(float *dst, const void *src, size_t n)                                \
+    {                                                                                              \
+        good->load_row[d](dst, src, n);                                                            \
+        dst[n - 1] = off(dst[n - 1]);                                                              \
+    }                                                                                              \
+    static void store_row_##d(void *dst, const float *src, size_t n)                               \
+    {                                                                                              \
+        float copy[4096];                                                                          \
+        memcpy(copy, src, n * sizeof *copy);                                                       \
+        copy[n - 1] = off(copy[n - 1]);                                                            \
+        good->store_row[d](dst, copy, n);                                                          \
+    }                                                                                              \
+    static void recur_vk_##d(const struct gdn_recur *step)                                         \
+    {                                                                                              \
+        good->recur_vk[d](step);                                                                   \
+        if (step->o) step->o[step->n - 1] = off(step->o[step->n - 1]);                             \
+    }                                                                                              \
+    static void recur_kv_##d(const struct gdn_recur *step)                                         \
+    {                                                                                              \
+        good->recur_kv[d](step);                                                                   \
+        if (step->o) step->o[step->n - 1] = off(step->o[step->n - 1]);                             \
+    }                                                                                              \
+    static void conv_##d(void *y, ptrdiff_t ld_y, const void *x, ptrdiff_t ld_x, float *window,    \
                          const float *weight, const float *bias, ptrdiff_t ld_w, int W, bool silu, \
-                         int64_t T, int n)                                                        \
-    {                                                                                             \
-        float wrong[4096];                                                                        \
-        memcpy(wrong, weight, (size_t)((W - 1) * ld_w + n) * sizeof *wrong);                      \
-        wrong[n - 1] = off(wrong[n - 1]);                                                         \
-        good->conv[d](y, ld_y, x, ld_x, window, wrong, bias, ld_w, W, silu, T, n);                \
+                         int64_t T, int n)                                                         \
+    {                                                                                              \
+        float wrong[4096];                                                                         \
+        memcpy(wrong, weight, (size_t)((W - 1) * ld_w + n) * sizeof *wrong);                       \
+        wrong[n - 1] = off(wrong[n - 1]);                                                          \
+        good->conv[d](y, ld_y, x, ld_x, window, wrong, bias, ld_w, W, silu, T, n);                 \
     }
 EACH_DTYPE(BAD_OF_DTYPE)
 
@@ -104,8 +104,8 @@ static void bad_chunk_gates(float *A, float *B, float *from_start, float *to_end
 }
 
 static void bad_chunk_solve(float *o, ptrdiff_t ld_o, float *w, const float *p, const float *v,
-                            ptrdiff_t ld_v, const float *A, const float *B,
-                            const float *from_start, const float *to_end, const float *beta)
+                            ptrdiff_t ld_v, const float *A, const float *B, const float *from_start,
+                            const float *to_end, const float *beta)
 {
     good->chunk_solve(o, ld_o, w, p, v, ld_v, A, B, from_start, to_end, beta);
     w[0] = off(w[0]);
@@ -126,19 +126,19 @@ static void bad_chunk_update(float *to, const float *from, ptrdiff_t ld, float d
  * slope_row and conv_sums to gradients alone: they are not of the self-test. */
 static bool plant(struct gdn_kernels *bad, int i, const char **name)
 {
-    *bad  = *good;
+    *bad = *good;
     *name = "";
-#define PLANT(slot, f)          \
-    if (i-- == 0) {             \
-        bad->slot = f;          \
-        *name     = #slot;      \
-        return true;            \
+#define PLANT(slot, f) \
+    if (i-- == 0) {    \
+        bad->slot = f; \
+        *name = #slot; \
+        return true;   \
     }
-#define PLANT_DTYPE(d)                                                        \
-    PLANT(load_row[d], load_row_##d)                                          \
-    PLANT(store_row[d], store_row_##d)                                        \
-    PLANT(recur_vk[d], recur_vk_##d)                                          \
-    PLANT(recur_kv[d], recur_kv_##d)                                          \
+#define PLANT_DTYPE(d)                 \
+    PLANT(load_row[d], load_row_##d)   \
+    PLANT(store_row[d], store_row_##d) \
+    PLANT(recur_vk[d], recur_vk_##d)   \
+    PLANT(recur_kv[d], recur_kv_##d)   \
     PLANT(conv[d], conv_##d)
     EACH_DTYPE(PLANT_DTYPE)
     PLANT(dot, bad_dot)
@@ -156,19 +156,19 @@ static bool plant(struct gdn_kernels *bad, int i, const char **name)
 
 static void finds_each_wrong_loop(void)
 {
-    const char        *name;
+    const char *name;
     struct gdn_kernels bad;
     for (const struct gdn_kernels *const *t = gdn_cpu_tables; *t; t++) {
-        gdn_options o   = gdn_options_init();
-        gdn_ctx    *ctx = NULL;
+        gdn_options o = gdn_options_init();
+        gdn_ctx *ctx = NULL;
         if ((*t)->needs & ~gdn_cpu_detect()) continue;
         o.n_threads = 1;
         ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
         good = *t;
         for (int i = 0; plant(&bad, i, &name); i++) {
             ctx->kr = &bad;
-            CHECK(gdn_self_test(ctx) == GDN_E_SELF_TEST, "%s: a wrong %s was not found",
-                  good->name, name);
+            CHECK(gdn_self_test(ctx) == GDN_E_SELF_TEST, "%s: a wrong %s was not found", good->name,
+                  name);
             CHECK(strstr(gdn_last_error(ctx), "element") && strstr(gdn_last_error(ctx), "wanted"),
                   "text \"%s\"", gdn_last_error(ctx));
             ctx->kr = good;
@@ -190,10 +190,10 @@ static void passes(void)
 {
     for (int n = 1; n <= 4; n++)
         ring2_status(ring2_ctx(n), "n", gdn_self_test(ring2_ctx(n)), GDN_OK);
-    gdn_options o   = gdn_options_init();
-    gdn_ctx    *ctx = NULL;
-    o.n_threads     = 3;
-    o.parallel_for  = in_turn;
+    gdn_options o = gdn_options_init();
+    gdn_ctx *ctx = NULL;
+    o.n_threads = 3;
+    o.parallel_for = in_turn;
     ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
     ring2_status(ctx, "lent threads", gdn_self_test(ctx), GDN_OK);
     gdn_ctx_destroy(ctx);
@@ -216,9 +216,9 @@ static void give(void *taken, void *memory)
 static void memory_is_bounded(void)
 {
     for (int n = 1; n <= 8; n *= 2) {
-        size_t      taken = 0;
-        gdn_options o     = gdn_options_init();
-        gdn_ctx    *ctx   = NULL;
+        size_t taken = 0;
+        gdn_options o = gdn_options_init();
+        gdn_ctx *ctx = NULL;
         o.n_threads = n, o.alloc = take, o.release = give, o.alloc_user = &taken;
         ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
         taken = 0;

@@ -9,7 +9,7 @@
 
 static void test_slots(void)
 {
-    struct call c      = padded(3, 2);
+    struct call c = padded(3, 2);
     c.batch.read_slots = LIST(5, 0, 7);
     if (accepted("read_slots", &c)) {
         expect_slots("in place", &c, 0, 5, 5);
@@ -30,24 +30,24 @@ static void test_slots(void)
     c.batch.has_initial_state = LIST(0, 0, 0);
     if (accepted("fresh", &c)) expect_slots("fresh", &c, 0, -1, 1);
     c.batch.write_slots = (gdn_tensor){ 0 };
-    c.batch.read_slots  = LIST(5, 0, 7);
+    c.batch.read_slots = LIST(5, 0, 7);
     if (accepted("fresh, in place", &c)) expect_slots("fresh, in place", &c, 0, -1, 5);
 }
 
 static void test_bad_slots(void)
 {
-    struct call c      = padded(3, 2);
+    struct call c = padded(3, 2);
     c.batch.read_slots = LIST(5, 8, 7);
     refused("read", c, GDN_E_ARG, "read_slots: slot 8 for sequence 1, wanted 0 to 7");
-    c.batch.read_slots  = LIST(5, 0, 7);
+    c.batch.read_slots = LIST(5, 0, 7);
     c.batch.write_slots = LIST(5, 0, 8);
     refused("write", c, GDN_E_ARG, "write_slots: slot 8 for sequence 2, wanted 0 to 7");
     c.batch.write_slots = LIST(1, 2, 1);
     refused("twice", c, GDN_E_ARG, "slot 1: written by sequence 0 and by sequence 2");
     c.batch.write_slots = (gdn_tensor){ 0 };
-    c.batch.read_slots  = LIST(5, 0, 5);
+    c.batch.read_slots = LIST(5, 0, 5);
     refused("twice in place", c, GDN_E_ARG, "slot 5: written by sequence 0 and by sequence 2");
-    c.batch.read_slots  = LIST(5, 0, 7);
+    c.batch.read_slots = LIST(5, 0, 7);
     c.batch.write_slots = LIST(1, 2, 0);
     refused("another's", c, GDN_E_ARG, "slot 0: read by sequence 1 and written by sequence 2");
     c.two_pools = true;
@@ -56,8 +56,8 @@ static void test_bad_slots(void)
     refused("shape", c, GDN_E_SHAPE, "write_slots: [4], wanted [3]");
     c.batch.write_slots = TABLE(3, 1, 2, 3);
     refused("columns", c, GDN_E_SHAPE, "write_slots: [3][1], wanted [3]");
-    c                        = padded(3, 2);
-    c.batch.read_slots       = LIST(1, 2, 3);
+    c = padded(3, 2);
+    c.batch.read_slots = LIST(1, 2, 3);
     c.batch.read_slots.dtype = GDN_F32;
     refused("dtype", c, GDN_E_DTYPE, "read_slots");
     c.batch.read_slots.dtype = GDN_U8;
@@ -68,8 +68,8 @@ static void test_pools(void)
 {
     struct call c = padded(2, 2);
     c.read_end = c.write_end = -1;
-    c.batch.read_slots       = LIST(100, 100);
-    c.batch.write_slots      = LIST(200, 200);
+    c.batch.read_slots = LIST(100, 100);
+    c.batch.write_slots = LIST(200, 200);
     if (accepted("no state", &c)) expect_slots("no state", &c, 1, -1, -1);
     c.batch.read_slots = LIST(100, -1);
     if (accepted("no state", &c)) {
@@ -78,19 +78,19 @@ static void test_pools(void)
     c.batch.write_slots = LIST(1, 2, 3);
     refused("no state, shape", c, GDN_E_SHAPE, "write_slots");
 
-    c          = padded(2, 2);
+    c = padded(2, 2);
     c.read_end = -1;
     if (accepted("state_out alone", &c)) expect_slots("state_out alone", &c, 1, -1, 1);
-    c             = padded(2, 2);
-    c.write_end   = 1;
-    c.two_pools   = true;
+    c = padded(2, 2);
+    c.write_end = 1;
+    c.two_pools = true;
     c.batch.write = GDN_WRITE_NONE;
     if (accepted("frozen", &c)) expect_slots("frozen", &c, 1, 1, -1);
     c.batch.write = GDN_WRITE_FINAL;
     refused("small pool", c, GDN_E_ARG, "slot 1 for sequence 1 of 1 slots");
-    c                   = padded(2, 2);
-    c.batch.write       = GDN_WRITE_NONE;
-    c.batch.read_slots  = LIST(3, 3);
+    c = padded(2, 2);
+    c.batch.write = GDN_WRITE_NONE;
+    c.batch.read_slots = LIST(3, 3);
     c.batch.write_slots = TABLE(2, 9, 9, 9, 9);
     if (accepted("frozen, readers of one slot", &c)) expect_slots("frozen", &c, 1, 3, -1);
 }
@@ -112,24 +112,24 @@ static void test_slots_against_all_pairs(void)
 {
     int n_accepted = 0, n_refused = 0;
     for (int i = 0; i < 3000 && !ring2_failed(); i++) {
-        int64_t     read[12], write[12], has[12], fresh[12];
+        int64_t read[12], write[12], has[12], fresh[12];
         struct call c = padded(1 + ring2_below(12), 1);
         c.read_end = c.write_end = 1 + ring2_below(60);
-        c.two_pools              = ring2_below(2);
+        c.two_pools = ring2_below(2);
         for (int b = 0; b < c.B; b++) {
-            read[b]  = ring2_below(8) ? ring2_below(c.read_end) : -1 - ring2_below(2);
+            read[b] = ring2_below(8) ? ring2_below(c.read_end) : -1 - ring2_below(2);
             write[b] = ring2_below(3) && read[b] >= 0 ? read[b] : ring2_below(c.write_end + 1) - 1;
-            has[b]   = ring2_below(3);
+            has[b] = ring2_below(3);
             fresh[b] = !has[b];
         }
-        c.batch.read_slots        = list(read, c.B);
-        c.batch.write_slots       = list(write, c.B);
+        c.batch.read_slots = list(read, c.B);
+        c.batch.write_slots = list(write, c.B);
         c.batch.has_initial_state = list(has, c.B);
-        char             memory[12 * 192 + 64];
+        char memory[12 * 192 + 64];
         const gdn_tensor like = gdn_dense(memory, GDN_U8, 3, c.B, 1, 1, 0);
         gdn_plan_tokens(ctx, &like, "x", 1, &c.tokens);
         gdn_plan_describe(ctx, &c.batch, &c.tokens, GDN_PLAN_EACH, &c.plan);
-        void            *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
+        void *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
         const struct gdn_plan_pools pools = { c.read_end, c.write_end, -1, !c.two_pools, false };
         const gdn_status s = gdn_plan_batch(ctx, &c.tokens, &pools, aligned, &c.plan);
         const bool want = model_accepts(&c, read, write, fresh);
@@ -166,8 +166,8 @@ static void test_many_slots(void)
 
 static void test_padding(void)
 {
-    struct call c       = padded(3, 2);
-    c.batch.read_slots  = LIST(4, -1, -7);
+    struct call c = padded(3, 2);
+    c.batch.read_slots = LIST(4, -1, -7);
     c.batch.write_slots = LIST(4, 4, 99); /* not looked at for padding */
     if (accepted("zero", &c)) {
         expect_seq("zero", &c, 0, SEQ(.n_tokens = 2, .n_valid = 2, .read = 4, .write = 4));
@@ -186,9 +186,9 @@ static void test_padding(void)
 
 static void test_first_slot(void)
 {
-    struct call c       = padded(4, 2);
-    c.batch.first_slot  = 2;
-    c.batch.read_slots  = LIST(4, 1, 0, 2);
+    struct call c = padded(4, 2);
+    c.batch.first_slot = 2;
+    c.batch.read_slots = LIST(4, 1, 0, 2);
     c.batch.write_slots = LIST(5, 99, 4, 2); /* not looked at for padding */
     if (accepted("first slot", &c)) {
         expect_slots("first slot", &c, 0, 4, 5);
@@ -199,8 +199,8 @@ static void test_first_slot(void)
     }
     c.batch.pad_policy = GDN_PAD_SINK;
     if (accepted("sink below", &c)) expect_slots("sink below", &c, 1, 0, 0);
-    c.batch.pad_policy  = GDN_PAD_ZERO;
-    c.batch.write       = GDN_WRITE_EACH;
+    c.batch.pad_policy = GDN_PAD_ZERO;
+    c.batch.write = GDN_WRITE_EACH;
     c.batch.write_slots = TABLE(4, 5, 1, 5, 5, 5, 5, 6, 2);
     if (accepted("each", &c)) {
         CHECK(gdn_plan_each_slot(&c.plan, &c.seqs[0], 0) == 5, "a slot");
@@ -216,10 +216,10 @@ static void test_first_slot(void)
 
 static void test_sink(void)
 {
-    struct call c       = padded(4, 2);
-    c.batch.read_slots  = LIST(4, -1, -1, 5);
-    c.batch.pad_policy  = GDN_PAD_SINK;
-    c.batch.sink_slot   = 6;
+    struct call c = padded(4, 2);
+    c.batch.read_slots = LIST(4, -1, -1, 5);
+    c.batch.pad_policy = GDN_PAD_SINK;
+    c.batch.sink_slot = 6;
     c.batch.token_count = LIST(2, 1, 2, 2);
     if (accepted("sink", &c)) {
         expect_seq("sink", &c, 0, SEQ(.n_tokens = 2, .n_valid = 2, .read = 4, .write = 4));
@@ -233,13 +233,13 @@ static void test_sink(void)
     refused("no slot", c, GDN_E_ARG, "sink_slot: slot 8 for sequence 1, wanted 0 to 7");
     c.batch.sink_slot = -1;
     refused("negative", c, GDN_E_ARG, "sink_slot: -1");
-    c.batch.sink_slot   = 6;
+    c.batch.sink_slot = 6;
     c.batch.write_slots = LIST(4, 3, 2, 5);
     if (accepted("with write slots", &c)) expect_slots("with write slots", &c, 1, 6, 6);
     c.batch.write = GDN_WRITE_NONE;
     if (accepted("frozen", &c)) expect_slots("frozen", &c, 1, 6, -1);
 
-    c                  = packed(4);
+    c = packed(4);
     c.batch.cu_seqlens = LIST(0, 0, 2, 4);
     c.batch.read_slots = LIST(-1, -1, -1);
     c.batch.pad_policy = GDN_PAD_SINK;
@@ -255,11 +255,11 @@ static void test_sink(void)
 /* An empty sequence asks for nothing, whatever its entries say. */
 static void test_empty(void)
 {
-    struct call c               = packed(4);
-    c.batch.cu_seqlens          = LIST(0, 2, 2, 4);
-    c.batch.read_slots          = TABLE(3, 1, 1, 99, -5, 2, 2);
+    struct call c = packed(4);
+    c.batch.cu_seqlens = LIST(0, 2, 2, 4);
+    c.batch.read_slots = TABLE(3, 1, 1, 99, -5, 2, 2);
     c.batch.num_accepted_tokens = LIST(1, 77, 2);
-    c.batch.write_slots         = LIST(1, 1, 2);
+    c.batch.write_slots = LIST(1, 1, 2);
     if (accepted("empty", &c)) {
         expect_seq("before", &c, 0, SEQ(.n_tokens = 2, .n_valid = 2, .read = 1, .write = 1));
         expect_seq("empty", &c, 1, SEQ(.first = 2, .read = -1, .write = -1));
@@ -276,9 +276,9 @@ static void test_empty(void)
 
 static void test_each(void)
 {
-    struct call c       = padded(2, 3);
-    c.batch.write       = GDN_WRITE_EACH;
-    c.batch.read_slots  = LIST(1, 5);
+    struct call c = padded(2, 3);
+    c.batch.write = GDN_WRITE_EACH;
+    c.batch.read_slots = LIST(1, 5);
     c.batch.write_slots = TABLE(2, 0, 1, 2, 7, -3, 5, 4, 7); /* a column more than tokens */
     c.batch.token_count = LIST(3, 2);
     if (!accepted("each", &c)) return;
@@ -290,16 +290,16 @@ static void test_each(void)
                   (int)t);
     }
     c.write_end = -1; /* no state to write: slots are not needed */
-    c.read_end  = -1;
+    c.read_end = -1;
     if (accepted("each, no state", &c))
         CHECK(c.plan.batch.write == GDN_WRITE_NONE, "each without a state");
 }
 
 static void test_bad_each(void)
 {
-    struct call c       = padded(2, 3);
-    c.batch.write       = GDN_WRITE_EACH;
-    c.batch.read_slots  = LIST(1, 5);
+    struct call c = padded(2, 3);
+    c.batch.write = GDN_WRITE_EACH;
+    c.batch.read_slots = LIST(1, 5);
     c.batch.write_slots = TABLE(2, 0, 1, 2, 3, 4, 8);
     refused("no slot", c, GDN_E_ARG, "write_slots[1][2]: 8, wanted below 8");
     c.batch.write_slots = TABLE(2, 0, 1, 2, 3, 4, 0);
@@ -315,12 +315,12 @@ static void test_bad_each(void)
     c.batch.write_slots = (gdn_tensor){ 0 };
     refused("absent", c, GDN_E_ARG, "write_slots: absent");
     c.batch.write_slots = TABLE(2, 0, 1, 2, 3, 4, 6);
-    c.takes             = 0;
+    c.takes = 0;
     refused("no kernel", c, GDN_E_UNSUPPORTED, "GDN_WRITE_EACH");
 
-    c                   = packed(5); /* here the longest sequence is known from contents */
-    c.batch.write       = GDN_WRITE_EACH;
-    c.batch.cu_seqlens  = LIST(0, 2, 5);
+    c = packed(5); /* here the longest sequence is known from contents */
+    c.batch.write = GDN_WRITE_EACH;
+    c.batch.cu_seqlens = LIST(0, 2, 5);
     c.batch.write_slots = TABLE(2, 0, 2, 1, 3);
     refused("longest", c, GDN_E_SHAPE, "write_slots: 2 columns, wanted 3");
     c.batch.write_slots = TABLE(2, 0, 2, 99, 1, 3, 4);
@@ -329,11 +329,11 @@ static void test_bad_each(void)
 
 static void test_each_sink(void)
 {
-    struct call c       = padded(3, 2);
-    c.batch.write       = GDN_WRITE_EACH;
-    c.batch.pad_policy  = GDN_PAD_SINK;
-    c.batch.sink_slot   = 7;
-    c.batch.read_slots  = LIST(1, -1, -1);
+    struct call c = padded(3, 2);
+    c.batch.write = GDN_WRITE_EACH;
+    c.batch.pad_policy = GDN_PAD_SINK;
+    c.batch.sink_slot = 7;
+    c.batch.read_slots = LIST(1, -1, -1);
     c.batch.write_slots = TABLE(3, 1, 2, 1, 2, 1, 2);
     if (!accepted("sink", &c)) return;
     expect_slots("sunk", &c, 1, 7, 7);

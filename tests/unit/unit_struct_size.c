@@ -12,7 +12,7 @@
 static void refused(gdn_ctx *ctx, gdn_op op, const void *args, const char *name, uint32_t size)
 {
     const gdn_status status = gdn_run_op(ctx, op, args);
-    const char      *text   = gdn_last_error(ctx);
+    const char *text = gdn_last_error(ctx);
     CHECK(status == GDN_E_ARG && strstr(text, name) && strstr(text, "struct_size"),
           "op %d: size %u of %s: status %d, \"%s\"", (int)op, size, name, (int)status, text);
     CHECK(gdn_supported(ctx, op, args) == GDN_E_ARG, "op %d: size %u of %s is supported", (int)op,
@@ -21,10 +21,10 @@ static void refused(gdn_ctx *ctx, gdn_op op, const void *args, const char *name,
 
 static void each_op(void)
 {
-    gdn_ctx          *ctx = ring2_ctx(2);
+    gdn_ctx *ctx = ring2_ctx(2);
     struct ring2_draw draw;
-    union ring2_call  c;
-    gdn_batch         batch;
+    union ring2_call c;
+    gdn_batch batch;
     ring2_draw_init(&draw, true);
     for (int i = 0; i < RING2_N_OPS; i++) {
         const gdn_op op = (gdn_op)i;
@@ -41,11 +41,11 @@ static void each_op(void)
 
 static void batches(void)
 {
-    gdn_ctx          *ctx = ring2_ctx(2);
+    gdn_ctx *ctx = ring2_ctx(2);
     struct ring2_draw draw;
-    union ring2_call  c;
-    gdn_batch         batch;
-    const gdn_batch  *its;
+    union ring2_call c;
+    gdn_batch batch;
+    const gdn_batch *its;
     ring2_draw_init(&draw, true);
     for (int i = 0; i < RING2_N_OPS; i++) {
         const gdn_op op = (gdn_op)i;
@@ -66,10 +66,10 @@ static void batches(void)
 static void options(void)
 {
     for (uint32_t n = 0; n < sizeof(gdn_options); n++) {
-        gdn_options o   = gdn_options_init();
-        gdn_ctx    *ctx = NULL;
-        o.struct_size   = n;
-        o.n_threads     = 1;
+        gdn_options o = gdn_options_init();
+        gdn_ctx *ctx = NULL;
+        o.struct_size = n;
+        o.n_threads = 1;
         CHECK(gdn_ctx_create(&o, &ctx) == GDN_E_ARG && !ctx, "size %u of gdn_options", n);
         gdn_ctx_destroy(ctx);
     }
@@ -77,13 +77,13 @@ static void options(void)
 
 static void blobs(void)
 {
-    gdn_ctx      *ctx = ring2_ctx(1);
-    size_t        bytes;
+    gdn_ctx *ctx = ring2_ctx(1);
+    size_t bytes;
     gdn_blob_args a = gdn_blob_args_init();
     a.n_key_heads = a.n_value_heads = 1, a.key_head_dim = a.value_head_dim = 4;
-    a.state      = ring2_new(GDN_F32, 0, 4, 2, 1, 4, 4);
+    a.state = ring2_new(GDN_F32, 0, 4, 2, 1, 4, 4);
     a.blob_bytes = 4096;
-    a.blob       = ring2_alloc(a.blob_bytes, 8);
+    a.blob = ring2_alloc(a.blob_bytes, 8);
     ring2_fill(&a.state, -1, 1);
     ring2_status(ctx, "save", gdn_blob_save(ctx, &a), GDN_OK);
     ring2_status(ctx, "bytes", gdn_blob_bytes(ctx, &a, &bytes), GDN_OK);
@@ -108,15 +108,16 @@ static void earlier_versions(void)
 {
     struct grown {
         uint32_t size;
-        int32_t  a, b, c, d, e;
+        int32_t a, b, c, d, e;
     };
-    static const struct gdn_old_size old[] = { { "other", 12 }, { "grown", 8 }, { "grown", 16 },
-                                               { NULL, 0 } };
-    gdn_ctx *ctx   = ring2_ctx(1);
+    static const struct gdn_old_size old[] = {
+        { "other", 12 }, { "grown", 8 }, { "grown", 16 }, { NULL, 0 }
+    };
+    gdn_ctx *ctx = ring2_ctx(1);
     int32_t *given = ring2_alloc(16, 4); /* ends at a page that cannot be read */
     for (uint32_t n = 0; n <= 16; n++) {
-        const int32_t    all[4] = { (int32_t)n, 1, 2, 3 };
-        struct grown     own;
+        const int32_t all[4] = { (int32_t)n, 1, 2, 3 };
+        struct grown own;
         const gdn_status want = n == 8 || n == 16 ? GDN_OK : GDN_E_ARG;
         memcpy(given, all, sizeof all);
         memset(&own, 0x55, sizeof own);
@@ -124,7 +125,8 @@ static void earlier_versions(void)
                      gdn_copy_sized(ctx, &own, sizeof own, given, "grown", old), want);
         if (want != GDN_OK) continue;
         CHECK(own.a == 1 && own.b == (n > 8 ? 2 : 0) && own.c == (n > 12 ? 3 : 0) && !own.d &&
-                  !own.e, "size %u: copied %d %d %d %d %d", n, own.a, own.b, own.c, own.d, own.e);
+                  !own.e,
+              "size %u: copied %d %d %d %d %d", n, own.a, own.b, own.c, own.d, own.e);
     }
 }
 

@@ -48,14 +48,14 @@ static void test_form(void)
                gdn_dtype_bytes(dtype) ? GDN_OK : GDN_E_DTYPE, "q: dtype");
     }
     for (int ndim = -1; ndim < 9; ndim++) {
-        t      = gdn_dense(floats, GDN_F32, 1, 1, 0, 0, 0);
+        t = gdn_dense(floats, GDN_F32, 1, 1, 0, 0, 0);
         t.ndim = ndim;
         for (int i = 0; i < GDN_MAX_DIMS; i++) t.size[i] = t.stride[i] = 1;
         expect("ndim", gdn_check_tensor(ctx, &t, "q"),
                ndim >= 1 && ndim <= GDN_MAX_DIMS ? GDN_OK : GDN_E_SHAPE,
                "dimensions, wanted 1 to 6");
     }
-    t         = gdn_dense(floats, GDN_F32, 2, 3, 4, 0, 0);
+    t = gdn_dense(floats, GDN_F32, 2, 3, 4, 0, 0);
     t.size[1] = -1;
     expect("size", gdn_check_tensor(ctx, &t, "q"), GDN_E_SHAPE, "q: size[1] is -1");
     t = gdn_dense((char *)floats + 2, GDN_F32, 1, 3, 0, 0, 0);
@@ -69,8 +69,8 @@ static void test_address_space(void)
     const int64_t most = INT64_MAX, least = INT64_MIN;
     const struct {
         const char *what;
-        int64_t     size[2], stride[2];
-        bool        fits;
+        int64_t size[2], stride[2];
+        bool fits;
     } cases[] = {
         { "stride of one element", { 1, 4 }, { most, 1 }, true },
         { "least stride of one element", { 1, 4 }, { least, 1 }, true },
@@ -93,7 +93,7 @@ static void test_address_space(void)
                "k: sizes and strides");
     }
     const int64_t far[] = { (int64_t)1 << 60, -((int64_t)1 << 60) };
-    gdn_tensor    half  = gdn_strided((void *)((uintptr_t)1 << 63), GDN_F32, 2, LIST(2, 2), far);
+    gdn_tensor half = gdn_strided((void *)((uintptr_t)1 << 63), GDN_F32, 2, LIST(2, 2), far);
     expect("longer than half", gdn_check_tensor(ctx, &half, "k"), GDN_E_SHAPE, "k");
     half.stride[1] = -1;
     expect("shorter than half", gdn_check_tensor(ctx, &half, "k"), GDN_OK, "");
@@ -106,8 +106,8 @@ static void test_address_space(void)
 static void test_dtype(void)
 {
     for (int32_t dtype = -1; dtype < 20; dtype++) {
-        const gdn_tensor t     = gdn_dense(floats, dtype, 1, 3, 0, 0, 0);
-        const bool       is_in = dtype >= GDN_F32 && dtype <= GDN_F16;
+        const gdn_tensor t = gdn_dense(floats, dtype, 1, 3, 0, 0, 0);
+        const bool is_in = dtype >= GDN_F32 && dtype <= GDN_F16;
         expect("floats", gdn_check_dtype(ctx, &t, "g", GDN_FLOATS), is_in ? GDN_OK : GDN_E_DTYPE,
                "wanted: GDN_F32 GDN_BF16 GDN_F16");
         expect("indices", gdn_check_dtype(ctx, &t, "g", GDN_INDICES),
@@ -148,7 +148,7 @@ static void test_shape(void)
 /* ---- All addresses, one by one ------------------------------------------------------------- */
 
 enum { ARENA = 4096 };
-static double        arena_memory[ARENA / sizeof(double)];
+static double arena_memory[ARENA / sizeof(double)];
 static unsigned char touched[ARENA];
 
 /* Adds 1 to each byte of each element. False if the view leaves the arena. */
@@ -172,14 +172,14 @@ static bool any_twice(void)
 
 static gdn_tensor random_view(void)
 {
-    static const int32_t dtypes[]  = { GDN_F32, GDN_BF16, GDN_I64, GDN_U8 };
+    static const int32_t dtypes[] = { GDN_F32, GDN_BF16, GDN_I64, GDN_U8 };
     static const int64_t strides[] = { 1, 1, 2, 3, 4, 6, 8, 12, 16, 24, -1, -3, -4, -8, -24, 0 };
-    gdn_tensor           t;
+    gdn_tensor t;
     memset(&t, 0, sizeof t);
     t.dtype = dtypes[ring2_below(4)];
-    t.ndim  = 1 + (int32_t)ring2_below(3);
+    t.ndim = 1 + (int32_t)ring2_below(3);
     for (int i = 0; i < t.ndim; i++) {
-        t.size[i]   = ring2_below(20) ? 1 + ring2_below(4) : 0;
+        t.size[i] = ring2_below(20) ? 1 + ring2_below(4) : 0;
         t.stride[i] = strides[ring2_below(i ? 16 : 15)];
     }
     t.data = (char *)arena_memory + 2000 + 8 * ring2_below(40);
@@ -209,7 +209,7 @@ static void test_injective_layouts(void)
 {
     const struct {
         const char *what;
-        int64_t     size[4], stride[4];
+        int64_t size[4], stride[4];
     } cases[] = {
         { "dense", { 2, 3, 4, 5 }, { 60, 20, 5, 1 } },
         { "transposed", { 2, 3, 5, 4 }, { 60, 20, 1, 5 } },
@@ -224,7 +224,7 @@ static void test_injective_layouts(void)
         expect(cases[i].what, gdn_check_injective(ctx, &t, "out"), GDN_OK, "");
     }
     gdn_tensor t = gdn_dense(floats, GDN_F32, 2, 3, 4, 0, 0);
-    t.stride[0]  = 3;
+    t.stride[0] = 3;
     expect("rows too near", gdn_check_injective(ctx, &t, "out"), GDN_E_SHAPE, "stride 3");
     t.stride[0] = 0;
     expect("broadcast", gdn_check_injective(ctx, &t, "out"), GDN_E_SHAPE, "stride 0");
@@ -244,15 +244,15 @@ static void test_overlap(void)
         memcpy(mine, touched, sizeof mine);
         memset(touched, 0, sizeof touched);
         CHECK(touch(&b), "a view outside the arena");
-        bool meet    = false;
-        int  a_first = ARENA, a_last = -1, b_first = ARENA, b_last = -1;
+        bool meet = false;
+        int a_first = ARENA, a_last = -1, b_first = ARENA, b_last = -1;
         for (int j = 0; j < ARENA; j++) {
             meet = meet || (mine[j] && touched[j]);
             if (mine[j]) a_last = j, a_first = j < a_first ? j : a_first;
             if (touched[j]) b_last = j, b_first = j < b_first ? j : b_first;
         }
         const bool apart = a_last < b_first || b_last < a_first;
-        const bool ok    = gdn_check_no_overlap(ctx, &a, "out", &b, "q", false) == GDN_OK;
+        const bool ok = gdn_check_no_overlap(ctx, &a, "out", &b, "q", false) == GDN_OK;
         CHECK(!ok || !meet, "case %d: accepted, but they share bytes", i);
         CHECK(ok || !apart, "case %d: refused, but one ends before the other begins", i);
         CHECK(ok == (gdn_check_no_overlap(ctx, &b, "q", &a, "out", false) == GDN_OK),
@@ -278,8 +278,8 @@ static void test_interleaved(void)
     static const int64_t shapes[][2] = { { 1, 5 }, { 2, 5 }, { 3, 1 }, { 1, 1 } }; /* B, T */
     for (int i = 0; i < 4; i++) {
         const int64_t B = shapes[i][0], T = shapes[i][1];
-        gdn_tensor    part[4] = { columns(0, 2, 8, 60, B, T), columns(16, 2, 8, 60, B, T),
-                                  columns(32, 3, 8, 60, B, T), columns(56, 4, 1, 60, B, T) };
+        gdn_tensor part[4] = { columns(0, 2, 8, 60, B, T), columns(16, 2, 8, 60, B, T),
+                               columns(32, 3, 8, 60, B, T), columns(56, 4, 1, 60, B, T) };
         for (int a = 0; a < 4; a++)
             for (int b = 0; b < 4; b++)
                 expect("columns", gdn_check_no_overlap(ctx, &part[a], "out", &part[b], "q", false),
@@ -303,24 +303,24 @@ static void test_interleaved(void)
 static void test_same_view(void)
 {
     const gdn_tensor t = gdn_dense(floats, GDN_F32, 2, 3, 4, 0, 0);
-    gdn_tensor       u = t;
+    gdn_tensor u = t;
     expect("may not", gdn_check_no_overlap(ctx, &t, "out", &u, "v", false), GDN_E_ARG, "v");
     expect("may", gdn_check_no_overlap(ctx, &t, "out", &u, "v", true), GDN_OK, "");
     u.stride[0] = 5;
     expect("stride", gdn_check_no_overlap(ctx, &t, "out", &u, "v", true), GDN_E_ARG,
            "or the very same view");
-    u         = t;
+    u = t;
     u.size[0] = 2;
     expect("size", gdn_check_no_overlap(ctx, &t, "out", &u, "v", true), GDN_E_ARG, "v");
-    u      = t;
+    u = t;
     u.data = floats + 1;
     expect("data", gdn_check_no_overlap(ctx, &t, "out", &u, "v", true), GDN_E_ARG, "v");
-    u       = t;
+    u = t;
     u.dtype = GDN_I32;
     expect("dtype", gdn_check_no_overlap(ctx, &t, "out", &u, "v", true), GDN_E_ARG, "v");
     gdn_tensor one = gdn_dense(floats, GDN_F32, 2, 1, 4, 0, 0);
-    u              = one;
-    u.stride[0]    = 99;
+    u = one;
+    u.stride[0] = 99;
     expect("unused stride", gdn_check_no_overlap(ctx, &one, "out", &u, "v", true), GDN_OK, "");
 }
 
@@ -334,20 +334,20 @@ static void test_index(void)
     const uint8_t c[] = { 5, 0, 255, 128, 7, 8 };
     const struct {
         const void *data;
-        int32_t     dtype;
+        int32_t dtype;
     } all[] = { { a, GDN_I32 }, { b, GDN_I64 }, { c, GDN_U8 } };
     for (int n = 0; n < 3; n++)
         for (int64_t i = 0; i < 6; i++) {
             const int64_t want = n == 0 ? a[i] : n == 1 ? b[i] : c[i];
-            gdn_tensor    t    = { .dtype = all[n].dtype, .ndim = 1, .size = { 6 } };
+            gdn_tensor t = { .dtype = all[n].dtype, .ndim = 1, .size = { 6 } };
             memcpy(&t.data, &all[n].data, sizeof t.data);
             t.stride[0] = 1;
             CHECK(gdn_index(&t, i) == want, "[%d] of dtype %d", (int)i, t.dtype);
-            t.ndim      = 2;
+            t.ndim = 2;
             t.stride[0] = 2; /* [3][2] */
             t.stride[1] = 1;
             CHECK(gdn_index2(&t, i / 2, i % 2) == want, "[%d][%d]", (int)i / 2, (int)i % 2);
-            t.data      = gdn_at(&t, 5);
+            t.data = gdn_at(&t, 5);
             t.stride[0] = -1;
             CHECK(gdn_index(&t, 5 - i) == want, "[%d] backwards", (int)i);
         }
@@ -356,12 +356,12 @@ static void test_index(void)
 static void test_load_vector(void)
 {
     static const int32_t dtypes[] = { GDN_F32, GDN_BF16, GDN_F16 };
-    float               *dst      = ring2_alloc(7 * sizeof *dst, sizeof *dst);
+    float *dst = ring2_alloc(7 * sizeof *dst, sizeof *dst);
     for (int d = 0; d < 3; d++)
         for (int64_t stride = -2; stride < 4; stride++) {
             gdn_tensor t = ring2_new(dtypes[d], 0, 1, 21, 0, 0, 0);
-            t.size[0]    = 7;
-            t.stride[0]  = stride;
+            t.size[0] = 7;
+            t.stride[0] = stride;
             if (stride < 0) t.data = gdn_at(&t, -6 * stride);
             for (int i = 0; i < 7; i++) ring2_set(&t, stride ? i : 0, i - 2.5);
             gdn_load_vector(dst, &t, 7, 9);

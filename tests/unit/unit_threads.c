@@ -42,8 +42,8 @@ static void count_release(void *user, void *memory)
 
 static struct gdn_threads *new_pool(int n_threads)
 {
-    struct gdn_threads *pool = gdn_threads_create(n_threads, NULL, count_alloc, count_release,
-                                                  NULL);
+    struct gdn_threads *pool =
+        gdn_threads_create(n_threads, NULL, count_alloc, count_release, NULL);
     if (pool) return pool;
     printf("no pool of %d threads\n", n_threads);
     exit(1);
@@ -60,8 +60,8 @@ static void sleep_us(long us)
 enum { MAX_ITEMS = 5000 };
 
 struct count {
-    int         n_threads;
-    int         runs[MAX_ITEMS]; /* plain: the pool itself must order them */
+    int n_threads;
+    int runs[MAX_ITEMS]; /* plain: the pool itself must order them */
     atomic_bool bad_thread;
 };
 
@@ -74,12 +74,12 @@ static void count_item(void *arg, int64_t item, int thread)
 
 static void test_every_item_once(void)
 {
-    static const int     threads[] = { 1, 2, 3, 8 };
-    static const int64_t items[]   = { 0, 1, 2, 3, 7, 8, 9, 1000, MAX_ITEMS };
-    struct count        *c         = ring2_heap(sizeof *c);
+    static const int threads[] = { 1, 2, 3, 8 };
+    static const int64_t items[] = { 0, 1, 2, 3, 7, 8, 9, 1000, MAX_ITEMS };
+    struct count *c = ring2_heap(sizeof *c);
     for (int i = 0; i < 4; i++) {
         struct gdn_threads *pool = new_pool(threads[i]);
-        c->n_threads          = threads[i];
+        c->n_threads = threads[i];
         CHECK(gdn_threads_count(pool) == threads[i], "%d threads", gdn_threads_count(pool));
         for (int j = 0; j < 9; j++) {
             memset(c->runs, 0, sizeof c->runs);
@@ -111,7 +111,7 @@ static void use_scratch(void *arg, int64_t item, int thread)
 static void test_numbers_are_distinct(void)
 {
     struct gdn_threads *pool = new_pool(8);
-    struct scratch   s    = { 0 };
+    struct scratch s = { 0 };
     for (int i = 0; i < 50; i++) gdn_parallel_for(pool, 200, use_scratch, &s);
     CHECK(!s.clash, "two threads with one number");
     gdn_threads_destroy(pool);
@@ -133,7 +133,7 @@ static void test_back_to_back(void)
 {
     enum { N = 20000 };
     struct gdn_threads *pool = new_pool(3);
-    struct chain     c[2] = { { { 0 } }, { { 0 } } };
+    struct chain c[2] = { { { 0 } }, { { 0 } } };
     for (int i = 0; i < N; i++) {
         gdn_parallel_for(pool, 4, link_item, c);
         c[0] = c[1];
@@ -148,8 +148,8 @@ static void test_back_to_back(void)
 
 /* Items that go on only when all of them have begun, each on a thread of its own. */
 struct meeting {
-    int         n;
-    atomic_int  n_here;
+    int n;
+    atomic_int n_here;
     atomic_bool late;
     void (*look)(struct meeting *m, int thread);
     atomic_bool found;
@@ -183,9 +183,9 @@ static bool all_meet(struct gdn_threads *pool, int n)
 static void test_wakes_sleepers(void)
 {
     static const long gaps_us[] = { 0, 5, 20, 30, 40, 100, 1000 };
-    struct gdn_threads  *pool      = new_pool(4);
+    struct gdn_threads *pool = new_pool(4);
     for (int i = 0; i < 400 && !ring2_failed(); i++) {
-        const int  n   = 2 + i % 3; /* fewer than all: single wake-ups too */
+        const int n = 2 + i % 3; /* fewer than all: single wake-ups too */
         const long gap = gaps_us[i % 7];
         if (gap) sleep_us(gap);
         CHECK(all_meet(pool, n), "round %d: %d items did not find %d threads", i, n, n);
@@ -210,7 +210,7 @@ static void test_caller_sleeps(void)
 static void test_idle_threads_sleep(void)
 {
     struct gdn_threads *pool = new_pool(4);
-    struct timespec  before, after;
+    struct timespec before, after;
     CHECK(all_meet(pool, 4), "four threads");
     sleep_us(20000); /* past any spinning */
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
@@ -225,7 +225,7 @@ static void test_idle_threads_sleep(void)
 static void test_destroy_at_once(void)
 {
     struct count *c = ring2_heap(sizeof *c);
-    c->n_threads    = 4;
+    c->n_threads = 4;
     gdn_threads_destroy(NULL);
     for (int i = 0; i < 100; i++) {
         struct gdn_threads *pool = new_pool(4);
@@ -250,9 +250,9 @@ static void *use_own_pool(void *arg)
 static void test_two_pools(void)
 {
     struct count *c[2];
-    pthread_t     thread[2];
+    pthread_t thread[2];
     for (int i = 0; i < 2; i++) {
-        c[i]            = ring2_heap(sizeof **c);
+        c[i] = ring2_heap(sizeof **c);
         c[i]->n_threads = 2;
         if (pthread_create(&thread[i], NULL, use_own_pool, c[i])) exit(1);
     }
@@ -278,7 +278,7 @@ static void look_at_signals(struct meeting *m, int thread)
 static void test_signals(void)
 {
     struct gdn_threads *pool = new_pool(3);
-    struct meeting   m    = { .n = 3, .look = look_at_signals };
+    struct meeting m = { .n = 3, .look = look_at_signals };
     gdn_parallel_for(pool, 3, meet, &m);
     CHECK(!m.late, "three threads did not meet");
     CHECK(!m.found, "a worker takes signals, or the caller does not");
@@ -321,14 +321,14 @@ static void test_float_environment(void)
 /* Keeps what it was given, so that an item can ask for another in its own place. */
 static struct {
     gdn_task *task;
-    void     *arg;
+    void *arg;
 } lent;
 
 static void lend_serially(void *user, int64_t n_items, gdn_task *task, void *arg)
 {
     (void)user;
     lent.task = task;
-    lent.arg  = arg;
+    lent.arg = arg;
     for (int64_t i = 0; i < n_items; i++) task(arg, i, (int)(i % 2));
 }
 
@@ -342,8 +342,8 @@ static void count_nested(void *arg, int64_t item, int thread)
 
 static void test_wrong_lender(void)
 {
-    const struct gdn_lender lender  = { lend_serially, NULL };
-    int                     runs[4] = { 0 };
+    const struct gdn_lender lender = { lend_serially, NULL };
+    int runs[4] = { 0 };
     struct gdn_threads *pool = gdn_threads_create(2, &lender, count_alloc, count_release, NULL);
     gdn_parallel_for(pool, 4, count_nested, runs);
     const char *broken = gdn_threads_broken(pool);
@@ -382,13 +382,13 @@ static void test_no_memory(void)
 static void test_no_threads(void)
 {
     struct rlimit before, tight;
-    long          pages = 0;
-    FILE         *file  = fopen("/proc/self/statm", "r");
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
     if (!file || fscanf(file, "%ld", &pages) != 1 || getrlimit(RLIMIT_AS, &before))
         ring2_skip("the size of this process is unknown");
     if (file) fclose(file);
     if (pages == 0) return;
-    tight          = before;
+    tight = before;
     tight.rlim_cur = (rlim_t)pages * 4096 + (64 << 20);
     setrlimit(RLIMIT_AS, &tight);
     struct gdn_threads *pool = gdn_threads_create(1000, NULL, count_alloc, count_release, NULL);

@@ -8,18 +8,18 @@
 
 /* Values of cuBLAS's enumerations. */
 enum {
-    TRANSPOSED               = 1,
-    AS_IT_IS                 = 0,
-    FLOAT32                  = 0,
-    COMPUTE_F32              = 68,
-    ALGO_DEFAULT             = -1,
+    TRANSPOSED = 1,
+    AS_IT_IS = 0,
+    FLOAT32 = 0,
+    COMPUTE_F32 = 68,
+    ALGO_DEFAULT = -1,
     FULL_PRECISION_REDUCTION = 16,
 };
 
 static void *open_library(void)
 {
     static const char *const names[] = { "libcublas.so.13", "libcublas.so.12", "libcublas.so" };
-    void                    *library = NULL;
+    void *library = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++)
         library = os_library_open(names[i]);
     return library;
@@ -29,7 +29,7 @@ int blas_open(struct blas *b)
 {
     const struct {
         const char *name;
-        void       *call;
+        void *call;
     } calls[] = {
         { "cublasCreate_v2", &b->create },
         { "cublasDestroy_v2", &b->destroy },
@@ -62,8 +62,8 @@ int blas_product(const struct blas *b, const void *w, const void *x, void *y, in
                  int64_t out, int64_t in)
 {
     const float one = 1, zero = 0;
-    const int   r   = b->gemm(b->handle, TRANSPOSED, AS_IT_IS, (int)out, (int)tokens, (int)in, &one,
-                              w, FLOAT32, (int)in, x, FLOAT32, (int)in, &zero, y, FLOAT32, (int)out,
-                              COMPUTE_F32, ALGO_DEFAULT);
+    const int r = b->gemm(b->handle, TRANSPOSED, AS_IT_IS, (int)out, (int)tokens, (int)in, &one, w,
+                          FLOAT32, (int)in, x, FLOAT32, (int)in, &zero, y, FLOAT32, (int)out,
+                          COMPUTE_F32, ALGO_DEFAULT);
     return r ? cli_bad("cublasGemmEx: error %d", r) : CLI_OK;
 }

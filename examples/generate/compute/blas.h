@@ -15,7 +15,7 @@ struct blas {
 };
 
 /* On the thread's current device. CLI_OK, or CLI_BAD after one line. */
-int  blas_open(struct blas *b);
+int blas_open(struct blas *b);
 void blas_close(struct blas *b); /* of a zeroed one too */
 
 /* Enqueues y [tokens][out] = x [tokens][in] w^T, w [out][in], dense in the device's memory. */

@@ -12,11 +12,11 @@ typedef int find_call(const char *name, void **call, int version, uint64_t flags
 
 static int find_calls(struct device *d, find_call *find)
 {
-    int       device;
+    int device;
     int (*get)(int *, int);
     const struct {
         const char *name;
-        void       *call;
+        void *call;
     } calls[] = {
         { "cuGetErrorName", &d->get_error_name },
         { "cuDeviceGet", &get },
@@ -51,7 +51,7 @@ int device_open(struct device *d, int number)
 {
     find_call *find = NULL;
     memset(d, 0, sizeof *d);
-    d->number  = number;
+    d->number = number;
     d->library = os_library_open("libcuda.so.1");
     if (!d->library) return cli_bad("libcuda.so.1: not found");
     void *symbol = os_library_symbol(d->library, "cuGetProcAddress_v2");
@@ -74,9 +74,9 @@ void device_close(struct device *d)
 
 int device_alloc(const struct device *d, void **memory, size_t bytes)
 {
-    uint64_t at     = 0;
+    uint64_t at = 0;
     const int result = d->alloc(&at, bytes);
-    *memory         = (void *)(uintptr_t)at;
+    *memory = (void *)(uintptr_t)at;
     return check(d, result, "cuMemAlloc");
 }
 

@@ -12,7 +12,7 @@
 
 struct device {
     void *library, *context;
-    int   number;
+    int number;
     int (*get_error_name)(int, const char **);
     int (*retain)(void **, int);
     int (*release)(int);
@@ -24,12 +24,12 @@ struct device {
 };
 
 /* All that return int: CLI_OK, or CLI_BAD after one line. */
-int  device_open(struct device *d, int number); /* makes it the current one of this thread */
-void device_close(struct device *d);            /* of a zeroed one too */
+int device_open(struct device *d, int number); /* makes it the current one of this thread */
+void device_close(struct device *d);           /* of a zeroed one too */
 
-int  device_alloc(const struct device *d, void **memory, size_t bytes);
+int device_alloc(const struct device *d, void **memory, size_t bytes);
 void device_free(const struct device *d, void *memory);
-int  device_put(const struct device *d, void *to, const void *from, size_t bytes);
-int  device_get(const struct device *d, void *to, const void *from, size_t bytes);
+int device_put(const struct device *d, void *to, const void *from, size_t bytes);
+int device_get(const struct device *d, void *to, const void *from, size_t bytes);
 
 #endif

@@ -38,8 +38,8 @@ static int64_t elements(const gdn_tensor *t)
 /* The tensor's data becomes a new block on the device. */
 static int upload(struct gpu *g, gdn_tensor *t, const float *from)
 {
-    const size_t bytes  = (size_t)elements(t) * sizeof *from;
-    void       **blocks = realloc(g->blocks, (g->n_blocks + 1) * sizeof *blocks);
+    const size_t bytes = (size_t)elements(t) * sizeof *from;
+    void **blocks = realloc(g->blocks, (g->n_blocks + 1) * sizeof *blocks);
     if (!blocks) return cli_bad("no memory for the weights");
     g->blocks = blocks;
     if (device_alloc(&g->device, &t->data, bytes)) return CLI_BAD;
@@ -54,7 +54,7 @@ int gpu_take(struct gpu *g, const struct matrix *host, gdn_tensor *t)
     float *wide = malloc((size_t)n * sizeof *wide);
     if (!wide) return cli_bad("no memory for the weights");
     matrix_widen(host, wide, t->data, t->dtype, n);
-    t->dtype       = GDN_F32;
+    t->dtype = GDN_F32;
     const int code = upload(g, t, wide);
     free(wide);
     return code;
@@ -93,8 +93,8 @@ static int product_at_once(struct gpu *g, const gdn_tensor *w, const float *x, f
                            int64_t tokens)
 {
     const int64_t out = w->size[0], in = w->size[1];
-    const size_t  x_bytes = (size_t)(tokens * in) * sizeof *x;
-    const size_t  y_bytes = (size_t)(tokens * out) * sizeof *y;
+    const size_t x_bytes = (size_t)(tokens * in) * sizeof *x;
+    const size_t y_bytes = (size_t)(tokens * out) * sizeof *y;
     return put_rows(g, x, x_bytes) || reserve(g, &g->y, y_bytes) ||
                    blas_product(&g->blas, w->data, g->x.data, g->y.data, tokens, out, in) ||
                    device_get(&g->device, y, g->y.data, y_bytes)
@@ -113,11 +113,11 @@ int gpu_product(struct gpu *g, const gdn_tensor *w, const float *x, float *y, in
 
 int gpu_block(struct gpu *g, const gdn_block_args *args)
 {
-    gdn_block_args a     = *args;
-    const size_t   bytes = (size_t)elements(&a.hidden) * sizeof(float);
+    gdn_block_args a = *args;
+    const size_t bytes = (size_t)elements(&a.hidden) * sizeof(float);
     if (put_rows(g, args->hidden.data, bytes) || reserve(g, &g->y, bytes)) return CLI_BAD;
     a.hidden.data = g->x.data;
-    a.out.data    = g->y.data;
+    a.out.data = g->y.data;
     if (gdn_block(g->ctx, &a)) return cli_bad("%s", gdn_last_error(g->ctx));
     return device_get(&g->device, args->out.data, g->y.data, bytes);
 }

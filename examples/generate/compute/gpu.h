@@ -12,22 +12,22 @@
 #include "compute/matrix.h"
 
 struct gpu_room {
-    void  *data;
+    void *data;
     size_t bytes;
 };
 
 struct gpu {
-    gdn_ctx        *ctx;
-    struct device   device;
-    struct blas     blas;
-    bool            exact; /* one token a product, so that its sums do not depend on other tokens */
-    struct gpu_room x, y;  /* rows on their way */
-    void          **blocks;
-    size_t          n_blocks;
+    gdn_ctx *ctx;
+    struct device device;
+    struct blas blas;
+    bool exact;           /* one token a product, so that its sums do not depend on other tokens */
+    struct gpu_room x, y; /* rows on their way */
+    void **blocks;
+    size_t n_blocks;
 };
 
 /* All return CLI_OK, or CLI_BAD after one line. */
-int  gpu_open(struct gpu *g, bool exact);
+int gpu_open(struct gpu *g, bool exact);
 void gpu_close(struct gpu *g); /* of a zeroed one too */
 
 /* The dense tensor becomes a copy on the device, in float32. */

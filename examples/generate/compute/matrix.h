@@ -14,8 +14,8 @@ struct matrix_loops;
 
 struct matrix {
     const struct matrix_loops *loops;
-    struct threads            *threads;
-    float                     *scratch; /* of each thread */
+    struct threads *threads;
+    float *scratch; /* of each thread */
 };
 
 /* isa: as gdn_isa() names it. False where there is no memory. */

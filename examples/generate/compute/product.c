@@ -4,17 +4,17 @@
 #include <string.h>
 
 #define JOIN_OF(a, b) a##b
-#define JOIN(a, b)    JOIN_OF(a, b)
+#define JOIN(a, b) JOIN_OF(a, b)
 
 /* product_4(), and where there is more, product_8() and product_16(): by floats in a register. */
 #define LANES 4
 #define TARGET
 #include "compute/product_rows.inc"
 #ifdef __x86_64__
-#define LANES  8
+#define LANES 8
 #define TARGET __attribute__((target("avx2")))
 #include "compute/product_rows.inc"
-#define LANES  16
+#define LANES 16
 #define TARGET __attribute__((target("avx512f")))
 #include "compute/product_rows.inc"
 #endif

@@ -13,9 +13,9 @@
 
 struct product {
     const float *w, *x;
-    float       *y;
-    int64_t      w_stride; /* elements between rows */
-    int64_t      width, rows;
+    float *y;
+    int64_t w_stride; /* elements between rows */
+    int64_t width, rows;
 };
 
 typedef void product_loop(const struct product *p);

@@ -12,8 +12,8 @@ enum { SPIN_NS = 30000 }; /* bridges the gap between two products of one layer *
 
 struct worker {
     struct os_thread *thread;
-    struct threads   *all;
-    int               index;
+    struct threads *all;
+    int index;
 };
 
 /*
@@ -22,16 +22,16 @@ struct worker {
  */
 struct threads {
     struct os_gate *gate; /* around open, stop, and every wait */
-    struct worker  *workers;
-    int             n_workers;
-    bool            open, stop;
+    struct worker *workers;
+    int n_workers;
+    bool open, stop;
     _Atomic int64_t generation; /* of jobs */
-    _Atomic int     inside;
+    _Atomic int inside;
     _Atomic int64_t next; /* the first item that no thread took */
 
     gdn_work work; /* written while no worker is inside */
-    void    *arg;
-    int64_t  n_items;
+    void *arg;
+    int64_t n_items;
 };
 
 static void pause_briefly(void)
@@ -99,8 +99,8 @@ static void leave(struct threads *t)
 
 static void run_worker(void *arg)
 {
-    const struct worker *w    = arg;
-    int64_t              seen = 0;
+    const struct worker *w = arg;
+    int64_t seen = 0;
     while (enter(w->all, &seen)) {
         run_items(w->all, w->index);
         leave(w->all);
@@ -114,8 +114,8 @@ void threads_for(void *threads, int64_t n, gdn_work work, void *arg)
         for (int64_t i = 0; i < n; i++) work(arg, i, 0);
         return;
     }
-    t->work    = work;
-    t->arg     = arg;
+    t->work = work;
+    t->arg = arg;
     t->n_items = n;
     atomic_store(&t->next, 0);
     os_gate_lock(t->gate);
@@ -151,8 +151,8 @@ int threads_start(struct threads *t, int n)
     if (!t->workers) return cli_bad("no memory for %d threads", n);
     for (int i = 1; i < n; i++) {
         struct worker *w = &t->workers[t->n_workers];
-        *w               = (struct worker){ .all = t, .index = i };
-        w->thread        = os_thread_start(run_worker, w);
+        *w = (struct worker){ .all = t, .index = i };
+        w->thread = os_thread_start(run_worker, w);
         if (!w->thread) return cli_bad("no thread: the system has no more");
         t->n_workers++;
     }

@@ -13,7 +13,7 @@ struct threads;
 /* No threads yet, so that a context can be made; NULL: no memory. */
 struct threads *threads_new(void);
 /* Starts n - 1 threads beside the caller's. CLI_OK, or CLI_BAD after one line. */
-int  threads_start(struct threads *t, int n);
+int threads_start(struct threads *t, int n);
 void threads_free(struct threads *t); /* NULL is allowed */
 
 /* Calls work(arg, item, thread) once for every item from 0 to n - 1, and returns when all calls are

@@ -9,14 +9,14 @@
 bool attention_make_room(struct attention_room *r, struct memory *memory, const struct model *m,
                          int64_t window, int64_t capacity)
 {
-    const struct config *c  = &m->config;
-    const int64_t        q  = window * c->n_heads * c->head_dim;
-    const int64_t        kv = window * c->n_kv_heads * c->head_dim;
-    const size_t         f  = sizeof(float);
-    r->q                    = memory_get(memory, (size_t)(2 * q) * f);
-    r->out                  = memory_get(memory, (size_t)q * f);
-    r->k                    = memory_get(memory, (size_t)kv * f);
-    r->v                    = memory_get(memory, (size_t)kv * f);
+    const struct config *c = &m->config;
+    const int64_t q = window * c->n_heads * c->head_dim;
+    const int64_t kv = window * c->n_kv_heads * c->head_dim;
+    const size_t f = sizeof(float);
+    r->q = memory_get(memory, (size_t)(2 * q) * f);
+    r->out = memory_get(memory, (size_t)q * f);
+    r->k = memory_get(memory, (size_t)kv * f);
+    r->v = memory_get(memory, (size_t)kv * f);
     r->scores = memory_get(memory, (size_t)(capacity * gdn_n_threads(m->ctx)) * f);
     return r->q && r->out && r->k && r->v && r->scores;
 }
@@ -29,11 +29,11 @@ static void rotate(const struct config *c, float *head, int64_t position)
 {
     const int half = c->rotary / 2;
     for (int i = 0; i < half; i++) {
-        const float slow  = powf(c->rope_theta, (float)(2 * i) / (float)c->rotary);
+        const float slow = powf(c->rope_theta, (float)(2 * i) / (float)c->rotary);
         const float angle = (float)position * (1 / slow);
         const float cosine = cosf(angle), sine = sinf(angle);
         const float a = head[i], b = head[i + half];
-        head[i]        = a * cosine - b * sine;
+        head[i] = a * cosine - b * sine;
         head[i + half] = b * cosine + a * sine;
     }
 }
@@ -59,18 +59,18 @@ static void keep(const struct config *c, const struct past *past, struct past_la
 /* ---- One head of one token ------------------------------------------------------------------- */
 
 struct heads {
-    const struct model          *m;
-    const struct past           *past;
-    const struct past_layer     *layer;
+    const struct model *m;
+    const struct past *past;
+    const struct past_layer *layer;
     const struct attention_room *room;
-    int64_t                      first;
+    int64_t first;
 };
 
 /* In place. */
 static void softmax(float *x, int64_t n)
 {
-    float  largest = x[0];
-    double sum     = 0;
+    float largest = x[0];
+    double sum = 0;
     for (int64_t i = 1; i < n; i++) largest = fmaxf(largest, x[i]);
     for (int64_t i = 0; i < n; i++) {
         x[i] = expf(x[i] - largest);
@@ -82,19 +82,26 @@ static void softmax(float *x, int64_t n)
 
 static void run_head(void *arg, int64_t item, int32_t thread)
 {
-    const struct heads  *a = arg;
+    const struct heads *a = arg;
     const struct config *c = &a->m->config;
-    const int64_t        D = c->head_dim, kv_width = c->n_kv_heads * D;
-    const int64_t        h = item % c->n_heads, kv = h / (c->n_heads / c->n_kv_heads);
-    const int64_t        t = item / c->n_heads, n = a->first + t + 1;
-    const float         *q      = a->room->q + item * 2 * D, *gate = q + D;
-    float               *out    = a->room->out + item * D;
-    float               *scores = a->room->scores + thread * a->past->capacity;
-    const struct product by_keys = { .w = a->layer->keys + kv * D, .x = q, .y = scores,
-                                     .w_stride = kv_width, .width = D, .rows = n };
+    const int64_t D = c->head_dim, kv_width = c->n_kv_heads * D;
+    const int64_t h = item % c->n_heads, kv = h / (c->n_heads / c->n_kv_heads);
+    const int64_t t = item / c->n_heads, n = a->first + t + 1;
+    const float *q = a->room->q + item * 2 * D, *gate = q + D;
+    float *out = a->room->out + item * D;
+    float *scores = a->room->scores + thread * a->past->capacity;
+    const struct product by_keys = { .w = a->layer->keys + kv * D,
+                                     .x = q,
+                                     .y = scores,
+                                     .w_stride = kv_width,
+                                     .width = D,
+                                     .rows = n };
     const struct product by_values = { .w = a->layer->values + kv * D * a->past->capacity,
-                                       .x = scores, .y = out, .w_stride = a->past->capacity,
-                                       .width = n, .rows = D };
+                                       .x = scores,
+                                       .y = out,
+                                       .w_stride = a->past->capacity,
+                                       .width = n,
+                                       .rows = D };
     a->m->loop(&by_keys);
     for (int64_t i = 0; i < n; i++) scores[i] *= 1 / sqrtf((float)D);
     softmax(scores, n);
@@ -106,9 +113,9 @@ int attention(const struct model *m, const struct attention_weights *w, struct p
               struct past_layer *layer, const struct attention_room *r, int64_t first, int64_t n,
               const float *x, float *y)
 {
-    const struct config *c     = &m->config;
-    const int64_t        D     = c->head_dim, kv = c->n_kv_heads * D;
-    struct heads         heads = { m, past, layer, r, first };
+    const struct config *c = &m->config;
+    const int64_t D = c->head_dim, kv = c->n_kv_heads * D;
+    struct heads heads = { m, past, layer, r, first };
     if (model_product(m, &w->q_proj, x, r->q, n) || model_product(m, &w->k_proj, x, r->k, n) ||
         model_product(m, &w->v_proj, x, r->v, n))
         return CLI_BAD;

@@ -13,7 +13,7 @@ enum { MAX_SHARDS = 4096 };
 const char *checkpoint_path(struct checkpoint *c, const char *name)
 {
     const size_t bytes = strlen(c->path) + strlen(name) + 2;
-    char        *path  = memory_get(&c->memory, bytes);
+    char *path = memory_get(&c->memory, bytes);
     if (path) snprintf(path, bytes, "%s/%s", c->path, name);
     return path;
 }
@@ -29,8 +29,8 @@ bool checkpoint_has(struct checkpoint *c, const char *name)
 int checkpoint_json(struct checkpoint *c, const char *name, cJSON **json)
 {
     const char *path = checkpoint_path(c, name);
-    void       *text;
-    size_t      bytes;
+    void *text;
+    size_t bytes;
     if (!path) return cli_bad("%s: no memory", c->path);
     if (whole_file_read(path, &c->memory, &text, &bytes)) return CLI_BAD;
     *json = cJSON_ParseWithLength(text, bytes);
@@ -94,11 +94,12 @@ static int open_shards(struct checkpoint *c, const cJSON *index, const char *pat
 static int open_folder(struct checkpoint *c)
 {
     static const char index_name[] = "model.safetensors.index.json";
-    cJSON            *index        = NULL;
+    cJSON *index = NULL;
     if (checkpoint_json(c, "config.json", &c->config)) return CLI_BAD;
     if (checkpoint_has(c, "adapter_config.json"))
         return cli_bad("%s: an adapter (adapter_config.json), which is not supported; merge it "
-                       "into the weights", c->path);
+                       "into the weights",
+                       c->path);
     if (checkpoint_has(c, "model.safetensors")) return open_named(c, "model.safetensors");
     if (!checkpoint_has(c, index_name))
         return cli_bad("%s: neither model.safetensors nor %s is there", c->path, index_name);
@@ -133,8 +134,9 @@ static int list_tensors(struct checkpoint *c)
     if (!c->tensors) return cli_bad("%s: no memory for %lld tensors", c->path, (long long)n);
     for (int i = 0; i < c->n_files; i++)
         for (int j = 0; j < c->files[i].n_tensors; j++)
-            c->tensors[c->n_tensors++] = (struct checkpoint_tensor){
-                .tensor = &c->files[i].tensors[j], .path = c->files[i].path };
+            c->tensors[c->n_tensors++] =
+                (struct checkpoint_tensor){ .tensor = &c->files[i].tensors[j],
+                                            .path = c->files[i].path };
     qsort(c->tensors, (size_t)n, sizeof *c->tensors, by_name);
     for (int64_t i = 1; i < n; i++)
         if (!by_name(&c->tensors[i - 1], &c->tensors[i]))
@@ -145,9 +147,9 @@ static int list_tensors(struct checkpoint *c)
 
 const struct st_tensor *checkpoint_find(const struct checkpoint *c, const char *name)
 {
-    const struct st_tensor         wanted = { .name = name };
-    const struct checkpoint_tensor key    = { .tensor = &wanted };
-    struct checkpoint_tensor      *found  =
+    const struct st_tensor wanted = { .name = name };
+    const struct checkpoint_tensor key = { .tensor = &wanted };
+    struct checkpoint_tensor *found =
         c->n_tensors ? bsearch(&key, c->tensors, (size_t)c->n_tensors, sizeof key, by_name) : NULL;
     if (!found) return NULL;
     found->is_used = true;
@@ -158,8 +160,8 @@ const struct st_tensor *checkpoint_find(const struct checkpoint *c, const char *
 static bool is_apart(const char *name)
 {
     static const char *const prefixes[] = { "model.visual.", "visual.", "mtp.", "model.mtp." };
-    static const char        angles[]   = "rotary_emb.inv_freq"; /* they follow from the config */
-    const size_t             n = strlen(name), n_angles = sizeof angles - 1;
+    static const char angles[] = "rotary_emb.inv_freq"; /* they follow from the config */
+    const size_t n = strlen(name), n_angles = sizeof angles - 1;
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (!strncmp(name, prefixes[i], strlen(prefixes[i]))) return true;
     return n >= n_angles && !strcmp(name + n - n_angles, angles);
@@ -171,7 +173,8 @@ int checkpoint_check_rest(const struct checkpoint *c)
         const struct checkpoint_tensor *t = &c->tensors[i];
         if (!t->is_used && !is_apart(t->tensor->name))
             return cli_bad("%s: tensor '%s': this model has none of that name; it may change the "
-                           "text", t->path, t->tensor->name);
+                           "text",
+                           t->path, t->tensor->name);
     }
     return CLI_OK;
 }
@@ -184,7 +187,7 @@ int checkpoint_open(struct checkpoint *c, const char *path)
     c->path = path;
     const int error = os_is_folder(path, &c->is_folder);
     if (error) return cli_bad("%s: %s", path, strerror(error));
-    c->files     = memory_get(&c->memory, MAX_SHARDS * sizeof *c->files);
+    c->files = memory_get(&c->memory, MAX_SHARDS * sizeof *c->files);
     if (!c->files) return cli_bad("%s: no memory", path);
     return (c->is_folder ? open_folder(c) : open_single(c)) || list_tensors(c) ? CLI_BAD : CLI_OK;
 }

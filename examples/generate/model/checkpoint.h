@@ -12,23 +12,23 @@
 /* A tensor of one of the files. */
 struct checkpoint_tensor {
     const struct st_tensor *tensor;
-    const char             *path;    /* of its file */
-    bool                    is_used; /* checkpoint_find() has returned it */
+    const char *path; /* of its file */
+    bool is_used;     /* checkpoint_find() has returned it */
 };
 
 struct checkpoint {
-    const char     *path;
-    bool            is_folder;
-    cJSON          *config;
+    const char *path;
+    bool is_folder;
+    cJSON *config;
     struct st_file *files;
-    int             n_files;
+    int n_files;
     struct checkpoint_tensor *tensors; /* of all files, sorted by their names */
-    int64_t                   n_tensors;
-    struct memory             memory;
+    int64_t n_tensors;
+    struct memory memory;
 };
 
 /* CLI_OK, or CLI_BAD after one line. */
-int  checkpoint_open(struct checkpoint *c, const char *path);
+int checkpoint_open(struct checkpoint *c, const char *path);
 void checkpoint_close(struct checkpoint *c); /* of a zeroed one too */
 
 /* NULL: in none of the files. */

@@ -27,8 +27,8 @@ static int read_sizes(struct config *c, const cJSON *json, const char *name)
 {
     const struct {
         const char *key;
-        int32_t    *to;
-        int64_t     max;
+        int32_t *to;
+        int64_t max;
     } sizes[] = {
         { "num_hidden_layers", &c->n_layers, CONFIG_MAX_LAYERS },
         { "num_attention_heads", &c->n_heads, 65536 },
@@ -53,7 +53,7 @@ static int read_widths(struct config *c, const cJSON *json, const char *name)
 {
     const struct {
         const char *key;
-        int64_t    *to;
+        int64_t *to;
     } widths[] = {
         { "vocab_size", &c->vocab },
         { "hidden_size", &c->hidden },
@@ -70,7 +70,8 @@ static int read_widths(struct config *c, const cJSON *json, const char *name)
     c->taps = (int32_t)taps;
     if (c->n_heads % c->n_kv_heads)
         return cli_bad("%s: num_attention_heads is %d, wanted a multiple of num_key_value_heads, "
-                       "which is %d", name, c->n_heads, c->n_kv_heads);
+                       "which is %d",
+                       name, c->n_heads, c->n_kv_heads);
     return CLI_OK;
 }
 
@@ -103,8 +104,8 @@ static int read_rope_values(struct config *c, double *factor, const cJSON *from,
 static int read_rope(struct config *c, const cJSON *json, const char *name)
 {
     static const char *const objects[] = { "rope_parameters", "rope_scaling" };
-    double                   factor    = 0.25;
-    char                     full[600];
+    double factor = 0.25;
+    char full[600];
     c->rope_theta = 10000;
     if (read_rope_values(c, &factor, json, name)) return CLI_BAD;
     for (int i = 0; i < 2; i++) {
@@ -118,15 +119,16 @@ static int read_rope(struct config *c, const cJSON *json, const char *name)
     c->rotary = (int32_t)(c->head_dim * factor);
     if (c->rotary % 2)
         return cli_bad("%s: partial_rotary_factor makes %d of %d values of a head; wanted an even "
-                       "number", name, c->rotary, c->head_dim);
+                       "number",
+                       name, c->rotary, c->head_dim);
     return CLI_OK;
 }
 
 static int read_layer_types(struct config *c, const cJSON *json, const char *name)
 {
     const cJSON *types = get(json, "layer_types"), *type;
-    int64_t      interval = 4;
-    int32_t      i = 0;
+    int64_t interval = 4;
+    int32_t i = 0;
     if (get(json, "full_attention_interval") &&
         !whole_number(get(json, "full_attention_interval"), 1, CONFIG_MAX_LAYERS, &interval))
         return cli_bad("%s: full_attention_interval is not a whole number from 1 to %d", name,
@@ -139,10 +141,11 @@ static int read_layer_types(struct config *c, const cJSON *json, const char *nam
     cJSON_ArrayForEach(type, types)
     {
         const char *word = cJSON_GetStringValue(type);
-        c->is_full[i++]  = word && !strcmp(word, "full_attention");
+        c->is_full[i++] = word && !strcmp(word, "full_attention");
         if (!word || (!c->is_full[i - 1] && strcmp(word, "linear_attention")))
             return cli_bad("%s: layer_types: layer %d is '%.30s', wanted linear_attention or "
-                           "full_attention", name, i - 1, word ? word : "no text");
+                           "full_attention",
+                           name, i - 1, word ? word : "no text");
     }
     return CLI_OK;
 }
@@ -172,12 +175,13 @@ int config_read_generation(struct config *config, const cJSON *json, const char 
 
 static int check_kind(const cJSON *json, const char *name)
 {
-    const char *type    = cJSON_GetStringValue(get(json, "model_type"));
+    const char *type = cJSON_GetStringValue(get(json, "model_type"));
     const cJSON *experts = get(json, "num_experts");
     if ((experts && !(cJSON_IsNumber(experts) && experts->valuedouble == 0)) ||
         (type && strstr(type, "_moe")))
         return cli_bad("%s: a mixture of experts (model_type '%.30s', num_experts), which is not "
-                       "supported", name, type ? type : "?");
+                       "supported",
+                       name, type ? type : "?");
     if (!type || (strcmp(type, "qwen3_5_text") && strcmp(type, "qwen3_5")))
         return cli_bad("%s: model_type is '%.30s'; only qwen3_5_text is supported (dense Qwen3.5)",
                        name, type ? type : "absent");
@@ -190,7 +194,7 @@ static int check_kind(const cJSON *json, const char *name)
 int config_read(struct config *config, const cJSON *json, const char *name)
 {
     const cJSON *text = get(json, "text_config"), *tied = get(json, "tie_word_embeddings");
-    double       eps  = 1e-6;
+    double eps = 1e-6;
     memset(config, 0, sizeof *config);
     if (!cJSON_IsObject(json)) return cli_bad("%s: not an object of JSON", name);
     if (check_kind(json, name)) return CLI_BAD;
@@ -206,7 +210,7 @@ int config_read(struct config *config, const cJSON *json, const char *name)
         read_rope(config, text, name) || read_layer_types(config, text, name) ||
         read_real(text, "rms_norm_eps", 0, 1, &eps, name))
         return CLI_BAD;
-    config->eps       = (float)eps;
+    config->eps = (float)eps;
     const cJSON *ends = get(text, "eos_token_id");
     return read_ends(config, ends ? ends : get(json, "eos_token_id"), name);
 }

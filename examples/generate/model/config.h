@@ -14,11 +14,11 @@ struct config {
     int32_t n_layers, n_heads, n_kv_heads, head_dim;
     int32_t rotary; /* the first values of a head that are rotated; even */
     int32_t linear_key_heads, linear_value_heads, linear_key_dim, linear_value_dim, taps;
-    float   rope_theta, eps;
-    bool    tied;                         /* the head is the embedding */
-    bool    is_full[CONFIG_MAX_LAYERS];   /* attention over all tokens, in place of GDN */
-    int64_t ends[CONFIG_MAX_ENDS];        /* tokens that end a text */
-    int     n_ends;
+    float rope_theta, eps;
+    bool tied;                       /* the head is the embedding */
+    bool is_full[CONFIG_MAX_LAYERS]; /* attention over all tokens, in place of GDN */
+    int64_t ends[CONFIG_MAX_ENDS];   /* tokens that end a text */
+    int n_ends;
 };
 
 /* From the JSON of a whole checkpoint or of its text model. name is for errors: CLI_BAD after one

@@ -4,32 +4,34 @@
 #include <stddef.h>
 
 /* Values that change no text, even that of the most likely tokens. */
-#define GENERATION_KEYS                                                                        \
-    { "eos_token_id", NULL }, { "bos_token_id", NULL }, { "pad_token_id", NULL },              \
-    { "sep_token_id", NULL }, { "decoder_start_token_id", NULL },                              \
-    { "transformers_version", NULL }, { "do_sample", NULL }, { "temperature", NULL },          \
-    { "top_k", NULL }, { "top_p", NULL }, { "min_p", NULL }, { "top_h", NULL },                \
-    { "typical_p", NULL }, { "epsilon_cutoff", NULL }, { "eta_cutoff", NULL },                 \
-    { "max_length", NULL }, { "max_new_tokens", NULL }, { "max_time", NULL },                  \
-    { "early_stopping", NULL }, { "length_penalty", NULL }, { "num_return_sequences", NULL },  \
-    { "use_cache", NULL }, { "cache_implementation", NULL }, { "cache_config", NULL },         \
-    { "return_legacy_cache", NULL }, { "output_attentions", NULL },                            \
-    { "output_hidden_states", NULL }, { "output_scores", NULL }, { "output_logits", NULL },    \
-    { "return_dict_in_generate", NULL }, { "remove_invalid_values", NULL },                    \
-    { "renormalize_logits", NULL }, { "trust_remote_code", NULL }, { "low_memory", NULL },     \
-    { "disable_compile", NULL }, { "compile_config", NULL }, { "prefill_chunk_size", NULL },   \
-    { "is_assistant", NULL }, { "num_assistant_tokens", NULL },                                \
-    { "num_assistant_tokens_schedule", NULL }, { "assistant_confidence_threshold", NULL },     \
-    { "assistant_lookbehind", NULL }, { "target_lookbehind", NULL },                           \
-    { "assistant_early_exit", NULL }, { "prompt_lookup_num_tokens", NULL },                    \
-    { "max_matching_ngram_size", NULL }, { "repetition_penalty", "1" },                        \
-    { "encoder_repetition_penalty", "1" }, { "presence_penalty", "0" },                        \
-    { "frequency_penalty", "0" }, { "no_repeat_ngram_size", "0" },                             \
-    { "encoder_no_repeat_ngram_size", "0" }, { "min_length", "0" },                            \
-    { "min_new_tokens", "0" }, { "num_beams", "1" }, { "num_beam_groups", "1" },               \
-    { "diversity_penalty", "0" }, { "guidance_scale", "1" }, { "token_healing", "false" },     \
-    { "penalty_alpha", "0" }, { "bad_words_ids", "[]" }, { "suppress_tokens", "[]" },          \
-    { "begin_suppress_tokens", "[]" }, { "sequence_bias", "{}" }
+#define GENERATION_KEYS                                                                            \
+    { "eos_token_id", NULL }, { "bos_token_id", NULL }, { "pad_token_id", NULL },                  \
+        { "sep_token_id", NULL }, { "decoder_start_token_id", NULL },                              \
+        { "transformers_version", NULL }, { "do_sample", NULL }, { "temperature", NULL },          \
+        { "top_k", NULL }, { "top_p", NULL }, { "min_p", NULL }, { "top_h", NULL },                \
+        { "typical_p", NULL }, { "epsilon_cutoff", NULL }, { "eta_cutoff", NULL },                 \
+        { "max_length", NULL }, { "max_new_tokens", NULL }, { "max_time", NULL },                  \
+        { "early_stopping", NULL }, { "length_penalty", NULL }, { "num_return_sequences", NULL },  \
+        { "use_cache", NULL }, { "cache_implementation", NULL }, { "cache_config", NULL },         \
+        { "return_legacy_cache", NULL }, { "output_attentions", NULL },                            \
+        { "output_hidden_states", NULL }, { "output_scores", NULL }, { "output_logits", NULL },    \
+        { "return_dict_in_generate", NULL }, { "remove_invalid_values", NULL },                    \
+        { "renormalize_logits", NULL }, { "trust_remote_code", NULL }, { "low_memory", NULL },     \
+        { "disable_compile", NULL }, { "compile_config", NULL }, { "prefill_chunk_size", NULL },   \
+        { "is_assistant", NULL }, { "num_assistant_tokens", NULL },                                \
+        { "num_assistant_tokens_schedule", NULL }, { "assistant_confidence_threshold", NULL },     \
+        { "assistant_lookbehind", NULL }, { "target_lookbehind", NULL },                           \
+        { "assistant_early_exit", NULL }, { "prompt_lookup_num_tokens", NULL },                    \
+        { "max_matching_ngram_size", NULL }, { "repetition_penalty", "1" },                        \
+        { "encoder_repetition_penalty", "1" }, { "presence_penalty", "0" },                        \
+        { "frequency_penalty", "0" }, { "no_repeat_ngram_size", "0" },                             \
+        { "encoder_no_repeat_ngram_size", "0" }, { "min_length", "0" }, { "min_new_tokens", "0" }, \
+        { "num_beams", "1" }, { "num_beam_groups", "1" }, { "diversity_penalty", "0" },            \
+        { "guidance_scale", "1" }, { "token_healing", "false" }, { "penalty_alpha", "0" },         \
+        { "bad_words_ids", "[]" }, { "suppress_tokens", "[]" }, { "begin_suppress_tokens", "[]" }, \
+    {                                                                                              \
+        "sequence_bias", "{}"                                                                      \
+    }
 
 const struct json_key config_generation_keys[] = { GENERATION_KEYS, { NULL, NULL } };
 

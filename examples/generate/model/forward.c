@@ -12,17 +12,17 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 int forward_make(struct forward *f, const struct model *m, struct past *past, int64_t max_tokens)
 {
-    const size_t  rows   = (size_t)(max_tokens * m->config.hidden) * sizeof(float);
+    const size_t rows = (size_t)(max_tokens * m->config.hidden) * sizeof(float);
     const int64_t window = smaller(max_tokens, WINDOW);
-    const size_t  wide   = (size_t)(window * m->config.intermediate) * sizeof(float);
+    const size_t wide = (size_t)(window * m->config.intermediate) * sizeof(float);
     memset(f, 0, sizeof *f);
-    f->m    = m;
+    f->m = m;
     f->past = past;
-    f->x    = memory_get(&f->memory, rows);
-    f->y    = memory_get(&f->memory, rows);
-    f->z    = memory_get(&f->memory, rows);
+    f->x = memory_get(&f->memory, rows);
+    f->y = memory_get(&f->memory, rows);
+    f->z = memory_get(&f->memory, rows);
     f->gate = memory_get(&f->memory, wide);
-    f->up   = memory_get(&f->memory, wide);
+    f->up = memory_get(&f->memory, wide);
     if (f->x && f->y && f->z && f->gate && f->up &&
         attention_make_room(&f->attention, &f->memory, m, window, past->capacity))
         return CLI_OK;
@@ -49,18 +49,18 @@ static void add_rows(const struct forward *f, float *x, const float *y, int64_t 
 /* Parts go from y to z. Here all tokens in one call. */
 static int run_gdn(struct forward *f, const struct layer *l, struct past_layer *past, int64_t n)
 {
-    gdn_block_args a     = l->mixer.gdn;
-    gdn_batch      batch = gdn_batch_init();
-    a.flags          = f->flags;
-    a.hidden         = gdn_dense(f->y, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
-    a.out            = gdn_dense(f->z, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
-    a.conv_state     = past->conv_state;
-    a.state          = past->state;
+    gdn_block_args a = l->mixer.gdn;
+    gdn_batch batch = gdn_batch_init();
+    a.flags = f->flags;
+    a.hidden = gdn_dense(f->y, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
+    a.out = gdn_dense(f->z, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
+    a.conv_state = past->conv_state;
+    a.state = past->state;
     if (n <= f->past->n_steps) {
         batch.checkpoint_every = 1;
-        a.batch                = &batch;
-        a.checkpoints          = past->steps;
-        a.conv_checkpoints     = past->conv_steps;
+        a.batch = &batch;
+        a.checkpoints = past->steps;
+        a.conv_checkpoints = past->conv_steps;
     }
     if (f->m->gpu) return gpu_block(f->m->gpu, &a);
     if (gdn_block(f->m->ctx, &a)) return cli_bad("%s", gdn_last_error(f->m->ctx));
@@ -97,8 +97,8 @@ static int run_mlp(struct forward *f, const struct layer *l, int64_t n)
 
 static int run_layer(struct forward *f, int i, int64_t n)
 {
-    const struct layer *l    = &f->m->layers[i];
-    struct past_layer  *past = &f->past->layers[i];
+    const struct layer *l = &f->m->layers[i];
+    struct past_layer *past = &f->past->layers[i];
     norm_rows(f, f->x, l->input_norm, f->y, n);
     if ((l->is_full ? run_full : run_gdn)(f, l, past, n)) return CLI_BAD;
     add_rows(f, f->x, f->z, n);
@@ -111,12 +111,12 @@ static int run_layer(struct forward *f, int i, int64_t n)
 /* Rows of the embedding, as float32. */
 static void embed(struct forward *f, const int32_t *tokens, int64_t n)
 {
-    const int64_t     width = f->m->config.hidden;
-    const gdn_tensor *e     = &f->m->embedding;
-    const int64_t     bytes = width * (int64_t)gdn_dtype_bytes(e->dtype);
+    const int64_t width = f->m->config.hidden;
+    const gdn_tensor *e = &f->m->embedding;
+    const int64_t bytes = width * (int64_t)gdn_dtype_bytes(e->dtype);
     for (int64_t t = 0; t < n; t++)
-        matrix_widen(&f->m->matrix, f->x + t * width, (char *)e->data + tokens[t] * bytes,
-                     e->dtype, width);
+        matrix_widen(&f->m->matrix, f->x + t * width, (char *)e->data + tokens[t] * bytes, e->dtype,
+                     width);
 }
 
 int forward_run(struct forward *f, const int32_t *tokens, int64_t n)

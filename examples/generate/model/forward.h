@@ -6,17 +6,17 @@
 #include "model/attention.h"
 
 struct forward {
-    const struct model   *m;
-    struct past          *past;
-    uint32_t              flags; /* of gdn_block() */
-    float                *x, *y, *z; /* [max_tokens][hidden]: sums, input and output of a part */
-    float                *gate, *up; /* [window][intermediate] */
+    const struct model *m;
+    struct past *past;
+    uint32_t flags;   /* of gdn_block() */
+    float *x, *y, *z; /* [max_tokens][hidden]: sums, input and output of a part */
+    float *gate, *up; /* [window][intermediate] */
     struct attention_room attention;
-    struct memory         memory;
+    struct memory memory;
 };
 
 /* Room for calls of at most max_tokens tokens. */
-int  forward_make(struct forward *f, const struct model *m, struct past *past, int64_t max_tokens);
+int forward_make(struct forward *f, const struct model *m, struct past *past, int64_t max_tokens);
 void forward_free(struct forward *f);
 
 /*

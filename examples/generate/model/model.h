@@ -14,38 +14,38 @@
 
 /* Attention over all tokens. Rows of q_proj, per head: head_dim of q, then head_dim of a gate. */
 struct attention_weights {
-    gdn_tensor   q_proj, k_proj, v_proj, o_proj;
+    gdn_tensor q_proj, k_proj, v_proj, o_proj;
     const float *q_norm, *k_norm;
 };
 
 struct layer {
     const float *input_norm, *post_norm;
-    gdn_tensor   gate_proj, up_proj, down_proj; /* SwiGLU */
-    bool         is_full;
+    gdn_tensor gate_proj, up_proj, down_proj; /* SwiGLU */
+    bool is_full;
     union {
-        gdn_block_args           gdn; /* weights and sizes alone */
+        gdn_block_args gdn; /* weights and sizes alone */
         struct attention_weights full;
     } mixer;
 };
 
 struct model {
     struct checkpoint checkpoint;
-    struct config     config;
-    gdn_ctx          *ctx; /* on a CPU */
-    struct gpu       *gpu; /* NULL: none */
-    struct matrix     matrix;
-    product_loop     *loop; /* of attention */
-    uint64_t          fingerprint; /* differs between models: a hash of some of the weights */
-    gdn_tensor        embedding, head;
-    const float      *norm;
-    struct layer     *layers;
-    struct memory     memory;
+    struct config config;
+    gdn_ctx *ctx;    /* on a CPU */
+    struct gpu *gpu; /* NULL: none */
+    struct matrix matrix;
+    product_loop *loop;   /* of attention */
+    uint64_t fingerprint; /* differs between models: a hash of some of the weights */
+    gdn_tensor embedding, head;
+    const float *norm;
+    struct layer *layers;
+    struct memory memory;
 };
 
 /* CLI_OK, or CLI_BAD after one line. ctx, on a CPU, its threads and gpu outlive the model; gpu may
  * be NULL. */
-int  model_open(struct model *m, gdn_ctx *ctx, struct threads *threads, struct gpu *gpu,
-                const char *path);
+int model_open(struct model *m, gdn_ctx *ctx, struct threads *threads, struct gpu *gpu,
+               const char *path);
 void model_close(struct model *m); /* of a zeroed one too */
 
 /* Computes y = w x for rows of tokens, on the GPU or on the threads. CLI_OK, or CLI_BAD

@@ -15,10 +15,10 @@ static int make_state(struct past *p, const struct model *m, int ndim, const int
 struct past_sizes past_sizes(const struct config *c)
 {
     const int64_t keys = (int64_t)c->linear_key_heads * c->linear_key_dim;
-    const int64_t D    = 2 * keys + (int64_t)c->linear_value_heads * c->linear_value_dim;
+    const int64_t D = 2 * keys + (int64_t)c->linear_value_heads * c->linear_value_dim;
     return (struct past_sizes){
         .conv_state = { 1, D, c->taps - 1 },
-        .state      = { 1, c->linear_value_heads, c->linear_value_dim, c->linear_key_dim },
+        .state = { 1, c->linear_value_heads, c->linear_value_dim, c->linear_key_dim },
     };
 }
 
@@ -32,18 +32,18 @@ static int make_gdn(struct past *p, const struct model *m, struct past_layer *l)
 static int make_full(struct past *p, const struct model *m, struct past_layer *l)
 {
     const int64_t size[] = { p->capacity, m->config.n_kv_heads, m->config.head_dim };
-    l->keys              = memory_tensor(&p->memory, GDN_F32, 3, size).data;
-    l->values            = memory_tensor(&p->memory, GDN_F32, 3, size).data;
-    return l->keys && l->values ? CLI_OK
-                                : cli_bad("no memory for the states of %lld tokens",
-                                          (long long)p->capacity);
+    l->keys = memory_tensor(&p->memory, GDN_F32, 3, size).data;
+    l->values = memory_tensor(&p->memory, GDN_F32, 3, size).data;
+    return l->keys && l->values
+               ? CLI_OK
+               : cli_bad("no memory for the states of %lld tokens", (long long)p->capacity);
 }
 
 int past_make(struct past *p, const struct model *m, int64_t capacity)
 {
     memset(p, 0, sizeof *p);
     p->capacity = capacity;
-    p->layers   = memory_get(&p->memory, (size_t)m->config.n_layers * sizeof *p->layers);
+    p->layers = memory_get(&p->memory, (size_t)m->config.n_layers * sizeof *p->layers);
     if (!p->layers) return cli_bad("no memory for the states");
     for (int i = 0; i < m->config.n_layers; i++)
         if ((m->layers[i].is_full ? make_full : make_gdn)(p, m, &p->layers[i])) return CLI_BAD;
@@ -79,12 +79,12 @@ int past_keep_steps(struct past *p, const struct model *m, int64_t n_steps)
 static int take_step(const struct model *m, const gdn_tensor *steps, int64_t step,
                      const gdn_tensor *state)
 {
-    gdn_ctx            *ctx = m->gpu ? m->gpu->ctx : m->ctx;
-    gdn_state_copy_args a   = gdn_state_copy_args_init();
-    a.from_pool           = *steps;
-    a.to_pool             = *state;
-    a.from_pool.size[0]   = 1;
-    a.from_pool.data      = (float *)steps->data + step * steps->stride[0];
+    gdn_ctx *ctx = m->gpu ? m->gpu->ctx : m->ctx;
+    gdn_state_copy_args a = gdn_state_copy_args_init();
+    a.from_pool = *steps;
+    a.to_pool = *state;
+    a.from_pool.size[0] = 1;
+    a.from_pool.data = (float *)steps->data + step * steps->stride[0];
     return gdn_state_copy(ctx, &a) ? cli_bad("%s", gdn_last_error(ctx)) : CLI_OK;
 }
 

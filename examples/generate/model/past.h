@@ -12,15 +12,15 @@
 struct past_layer {
     gdn_tensor conv_state, state; /* GDN */
     gdn_tensor conv_steps, steps; /* after each token of a call of a few: [n_steps] of them */
-    float     *keys;              /* [capacity][n_kv_heads][head_dim] */
-    float     *values;            /* [n_kv_heads][head_dim][capacity] */
+    float *keys;                  /* [capacity][n_kv_heads][head_dim] */
+    float *values;                /* [n_kv_heads][head_dim][capacity] */
 };
 
 struct past {
-    int64_t            n, capacity; /* tokens */
-    int64_t            n_steps;     /* 0: calls are not undone */
+    int64_t n, capacity; /* tokens */
+    int64_t n_steps;     /* 0: calls are not undone */
     struct past_layer *layers;
-    struct memory      memory;
+    struct memory memory;
 };
 
 /* Sizes of the states of a GDN layer: [1][channels][taps - 1] and [1][heads][V][K]. */
@@ -30,7 +30,7 @@ struct past_sizes {
 struct past_sizes past_sizes(const struct config *c);
 
 /* An empty past with room for so many tokens. */
-int  past_make(struct past *p, const struct model *m, int64_t capacity);
+int past_make(struct past *p, const struct model *m, int64_t capacity);
 void past_free(struct past *p);
 
 /* Room to undo calls of up to n_steps tokens. CLI_OK, or CLI_BAD after one line. */

@@ -11,20 +11,22 @@
 /* The tensors of a state's file, in order: logits, then two of each layer. */
 struct list {
     struct st_tensor *tensors;
-    int               n;
-    struct memory     memory;
+    int n;
+    struct memory memory;
 };
 
 static void add(struct list *l, const char *name, int layer, int ndim, const int64_t *size)
 {
-    char             *full = memory_get(&l->memory, 64);
-    struct st_tensor *t    = &l->tensors[l->n];
+    char *full = memory_get(&l->memory, 64);
+    struct st_tensor *t = &l->tensors[l->n];
     if (!full) return;
-    if (layer < 0) snprintf(full, 64, "%s", name);
-    else snprintf(full, 64, "layers.%d.%s", layer, name);
-    t->name       = full;
+    if (layer < 0)
+        snprintf(full, 64, "%s", name);
+    else
+        snprintf(full, 64, "layers.%d.%s", layer, name);
+    t->name = full;
     t->view.dtype = GDN_F32;
-    t->view.ndim  = ndim;
+    t->view.ndim = ndim;
     memcpy(t->view.size, size, (size_t)ndim * sizeof *size);
     l->n++;
 }
@@ -32,11 +34,11 @@ static void add(struct list *l, const char *name, int layer, int ndim, const int
 /* Names and sizes after n tokens. They have no data yet. */
 static int make_list(struct list *l, const struct model *m, int64_t n)
 {
-    const struct config    *c = &m->config;
+    const struct config *c = &m->config;
     const struct past_sizes s = past_sizes(c);
     memset(l, 0, sizeof *l);
     const int wanted = 1 + 2 * c->n_layers;
-    l->tensors       = memory_get(&l->memory, (size_t)wanted * sizeof *l->tensors);
+    l->tensors = memory_get(&l->memory, (size_t)wanted * sizeof *l->tensors);
     if (!l->tensors) return cli_bad("no memory for the state's file");
     add(l, "logits", -1, 1, &c->vocab);
     for (int i = 0; i < c->n_layers; i++) {
@@ -65,8 +67,9 @@ static int take_data(struct list *l, const struct past *p, const struct model *m
     l->tensors[0].view.data = (void *)(uintptr_t)logits;
     for (int i = 0; i < m->config.n_layers; i++) {
         const struct past_layer *at = &p->layers[i];
-        struct st_tensor        *t  = &l->tensors[1 + 2 * i];
-        if (m->layers[i].is_full) t->view.data = at->keys;
+        struct st_tensor *t = &l->tensors[1 + 2 * i];
+        if (m->layers[i].is_full)
+            t->view.data = at->keys;
         else if (take_state(l, m, &t[0].view, at->conv_state) ||
                  take_state(l, m, &t[1].view, at->state))
             return CLI_BAD;
@@ -112,7 +115,7 @@ static int pack_values(struct list *l, const struct past *p, const struct model 
     for (int i = 0; i < m->config.n_layers; i++) {
         if (!m->layers[i].is_full) continue;
         gdn_tensor *t = &l->tensors[2 + 2 * i].view;
-        *t            = memory_tensor(&l->memory, GDN_F32, t->ndim, t->size);
+        *t = memory_tensor(&l->memory, GDN_F32, t->ndim, t->size);
         if (!t->data) return cli_bad("no memory for the state's file");
         copy_rows(t->data, p->n, p->layers[i].values, p->capacity, rows, p->n);
     }
@@ -130,9 +133,9 @@ int past_save(const struct past *p, const struct model *m, const struct sampler 
               const float *logits, const char *path)
 {
     struct list l;
-    char        temperature[32];
-    cJSON      *metadata = cJSON_CreateObject();
-    int         code     = make_list(&l, m, p->n);
+    char temperature[32];
+    cJSON *metadata = cJSON_CreateObject();
+    int code = make_list(&l, m, p->n);
     snprintf(temperature, sizeof temperature, "%.17g", s->temperature);
     cJSON_AddStringToObject(metadata, "temperature", temperature);
     add_text(metadata, "tokens", "%" PRIu64, (uint64_t)p->n);
@@ -154,12 +157,13 @@ static int read_metadata(const struct st_file *file, const struct model *m, int6
 {
     const char *tokens = st_metadata(file, "tokens"), *seed = st_metadata(file, "seed");
     const char *temperature = st_metadata(file, "temperature"), *model = st_metadata(file, "model");
-    char        own[32];
-    int64_t     number;
+    char own[32];
+    int64_t number;
     snprintf(own, sizeof own, "%016" PRIx64, m->fingerprint);
     if (!tokens || !seed || !temperature || !model)
         return cli_bad("%s: not a state of gdn generate: no metadata tokens, seed, temperature, "
-                       "model", file->path);
+                       "model",
+                       file->path);
     if (strcmp(model, own))
         return cli_bad("%s: the state of another model (%.20s; this one is %s)", file->path, model,
                        own);
@@ -175,7 +179,7 @@ static int read_metadata(const struct st_file *file, const struct model *m, int6
 static const float *find(const struct st_file *file, const struct st_tensor *wanted)
 {
     const struct st_tensor *found = st_find(file, wanted->name);
-    const gdn_tensor       *w     = &wanted->view;
+    const gdn_tensor *w = &wanted->view;
     bool same = found && found->view.dtype == GDN_F32 && found->view.ndim == w->ndim;
     for (int d = 0; same && d < w->ndim; d++) same = found->view.size[d] == w->size[d];
     if (same) return found->view.data;
@@ -189,9 +193,10 @@ static const float *find(const struct st_file *file, const struct st_tensor *wan
 static void read_tensors(const struct st_file *file, const struct list *l, struct past *p)
 {
     for (int i = 0; i < l->n; i++) {
-        const gdn_tensor *t    = &l->tensors[i].view;
-        const float      *from = find(file, &l->tensors[i]);
-        if (t->data) memcpy(t->data, from, (size_t)elements(t) * sizeof *from);
+        const gdn_tensor *t = &l->tensors[i].view;
+        const float *from = find(file, &l->tensors[i]);
+        if (t->data)
+            memcpy(t->data, from, (size_t)elements(t) * sizeof *from);
         else
             copy_rows(p->layers[(i - 1) / 2].values, p->capacity, from, p->n,
                       t->size[0] * t->size[1], p->n);
@@ -203,8 +208,8 @@ static int read_file(const struct st_file *file, struct past *p, const struct mo
                      struct sampler *s, float *logits, int64_t more)
 {
     struct list l = { .n = 0 };
-    int64_t     n;
-    int         code = read_metadata(file, m, &n, s);
+    int64_t n;
+    int code = read_metadata(file, m, &n, s);
     if (!code) code = make_list(&l, m, n);
     for (int i = 0; !code && i < l.n; i++)
         if (!find(file, &l.tensors[i])) code = CLI_BAD;

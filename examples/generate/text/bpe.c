@@ -15,28 +15,28 @@
 /* Bytes of a token; NULL: there is none of this number. */
 struct piece {
     const char *bytes;
-    size_t      n;
+    size_t n;
 };
 
 struct added {
     struct piece piece;
-    int32_t      token;
-    bool         normalized; /* is looked for in the normalised text */
+    int32_t token;
+    bool normalized; /* is looked for in the normalised text */
 };
 
 struct bpe {
-    const char    *path;
-    struct piece  *pieces; /* [vocab] */
-    int64_t        vocab;
-    int32_t       *by_bytes; /* hash table of tokens, -1: free */
-    size_t         n_by_bytes; /* a power of two */
-    struct merges  merges;
-    struct added  *added;    /* tokens that are found in a text before it is cut */
-    int            n_added;
-    int32_t        next_added; /* the number of the next one */
-    char          *text; /* bytes of all tokens; the next free one */
+    const char *path;
+    struct piece *pieces; /* [vocab] */
+    int64_t vocab;
+    int32_t *by_bytes; /* hash table of tokens, -1: free */
+    size_t n_by_bytes; /* a power of two */
+    struct merges merges;
+    struct added *added; /* tokens that are found in a text before it is cut */
+    int n_added;
+    int32_t next_added; /* the number of the next one */
+    char *text;         /* bytes of all tokens; the next free one */
     struct bpe_kind kind;
-    int32_t        byte_tokens[256];
+    int32_t byte_tokens[256];
 };
 
 /* ---- Hash tables ----------------------------------------------------------------------------- */
@@ -85,12 +85,12 @@ static int byte_of(uint32_t code)
 static struct piece bytes_of(struct bpe *b, const char *word, size_t n, bool *good)
 {
     struct piece piece = { b->text, 0 };
-    *good              = n > 0;
+    *good = n > 0;
     for (size_t i = 0; i < n && *good;) {
-        const unsigned char c    = (unsigned char)word[i];
-        const bool          two  = c >> 5 == 6 && i + 1 < n;
+        const unsigned char c = (unsigned char)word[i];
+        const bool two = c >> 5 == 6 && i + 1 < n;
         const int byte = byte_of(two ? (c & 31u) << 6 | (word[i + 1] & 63u) : c);
-        *good          = byte >= 0 && (two || c < 128);
+        *good = byte >= 0 && (two || c < 128);
         b->text[piece.n++] = (char)byte;
         i += two ? 2 : 1;
     }
@@ -129,7 +129,7 @@ static int read_vocab(struct bpe *b, const cJSON *vocab)
     if (!cJSON_IsObject(vocab)) return cli_bad("%s: no object model.vocab", b->path);
     cJSON_ArrayForEach(item, vocab)
     {
-        bool               good;
+        bool good;
         const struct piece piece = bytes_of(b, item->string, strlen(item->string), &good);
         if (!good || !cJSON_IsNumber(item))
             return cli_bad("%s: token '%.40s': not bytes and a number", b->path, item->string);
@@ -142,7 +142,7 @@ static int read_vocab(struct bpe *b, const cJSON *vocab)
 /* "left right", or a list of the two. */
 static bool pair_of(const cJSON *item, const char *words[2], size_t n[2])
 {
-    const char *text  = cJSON_GetStringValue(item);
+    const char *text = cJSON_GetStringValue(item);
     const char *space = text ? strchr(text, ' ') : NULL;
     if (cJSON_IsArray(item) && cJSON_GetArraySize(item) == 2) {
         for (int i = 0; i < 2; i++) {
@@ -155,8 +155,8 @@ static bool pair_of(const cJSON *item, const char *words[2], size_t n[2])
     if (!space) return false;
     words[0] = text;
     words[1] = space + 1;
-    n[0]     = (size_t)(space - text);
-    n[1]     = strlen(space + 1);
+    n[0] = (size_t)(space - text);
+    n[1] = strlen(space + 1);
     return true;
 }
 
@@ -164,17 +164,17 @@ static bool pair_of(const cJSON *item, const char *words[2], size_t n[2])
 static bool read_pair(struct bpe *b, const cJSON *item, struct merge *m)
 {
     const char *words[2];
-    size_t      n[2];
-    bool        good[2];
+    size_t n[2];
+    bool good[2];
     char *const first = b->text;
     if (!pair_of(item, words, n)) return false;
     const struct piece left = bytes_of(b, words[0], n[0], &good[0]);
     b->text += left.n;
     const struct piece right = bytes_of(b, words[1], n[1], &good[1]);
-    b->text                  = first;
+    b->text = first;
     if (!good[0] || !good[1]) return false;
-    m->left   = *find_bytes(b, left.bytes, left.n);
-    m->right  = *find_bytes(b, right.bytes, right.n);
+    m->left = *find_bytes(b, left.bytes, left.n);
+    m->right = *find_bytes(b, right.bytes, right.n);
     m->merged = *find_bytes(b, left.bytes, left.n + right.n);
     return m->left >= 0 && m->right >= 0 && m->merged >= 0;
 }
@@ -182,7 +182,7 @@ static bool read_pair(struct bpe *b, const cJSON *item, struct merge *m)
 static int read_merges(struct bpe *b, const cJSON *merges)
 {
     const cJSON *item;
-    int32_t      rank = 0;
+    int32_t rank = 0;
     if (!cJSON_IsArray(merges)) return cli_bad("%s: no list model.merges", b->path);
     cJSON_ArrayForEach(item, merges)
     {
@@ -198,31 +198,35 @@ static int read_merges(struct bpe *b, const cJSON *merges)
 /* Returns the number that an added token has: its own in the vocabulary, or the next one. */
 static int32_t number_of_added(struct bpe *b, const char *content, size_t n)
 {
-    bool               good;
-    const struct piece word  = bytes_of(b, content, n, &good);
-    const int32_t      known = good ? *find_bytes(b, word.bytes, word.n) : -1;
+    bool good;
+    const struct piece word = bytes_of(b, content, n, &good);
+    const int32_t known = good ? *find_bytes(b, word.bytes, word.n) : -1;
     return known >= 0 ? known : b->next_added;
 }
 
 /* They may be in the vocabulary too. */
 static int read_added_token(struct bpe *b, const cJSON *item)
 {
-    const char  *content = text_of(item, "content");
-    const cJSON *id      = get(item, "id");
-    const size_t n       = strlen(content);
+    const char *content = text_of(item, "content");
+    const cJSON *id = get(item, "id");
+    const size_t n = strlen(content);
     if (!n || !cJSON_IsNumber(id))
         return cli_bad("%s: added_tokens: token %d has no content or no id", b->path, b->n_added);
     if (bpe_kind_check_added(item, b->path)) return CLI_BAD;
     const int32_t number = number_of_added(b, content, n);
     if (id->valuedouble != number)
         return cli_bad("%s: added_tokens: token '%.40s': id is %.17g, wanted %d, its number in the "
-                       "vocabulary or the next one", b->path, content, id->valuedouble, number);
+                       "vocabulary or the next one",
+                       b->path, content, id->valuedouble, number);
     const struct piece piece = { b->text, n };
     memcpy(b->text, content, n);
-    if (number != b->next_added) b->pieces[number].bytes = NULL;
-    else b->next_added++;
+    if (number != b->next_added)
+        b->pieces[number].bytes = NULL;
+    else
+        b->next_added++;
     if (add_token(b, piece, number, content)) return CLI_BAD;
-    b->added[b->n_added++] = (struct added){ .piece = piece, .token = number,
+    b->added[b->n_added++] = (struct added){ .piece = piece,
+                                             .token = number,
                                              .normalized = cJSON_IsTrue(get(item, "normalized")) };
     return CLI_OK;
 }
@@ -230,22 +234,21 @@ static int read_added_token(struct bpe *b, const cJSON *item)
 static int read_added(struct bpe *b, const cJSON *added)
 {
     const cJSON *item;
-    cJSON_ArrayForEach(item, added)
-        if (read_added_token(b, item)) return CLI_BAD;
+    cJSON_ArrayForEach(item, added) if (read_added_token(b, item)) return CLI_BAD;
     return CLI_OK;
 }
 
 static int make_tables(struct bpe *b, const cJSON *json, size_t text, struct memory *memory)
 {
-    const cJSON *model   = get(json, "model");
+    const cJSON *model = get(json, "model");
     const size_t n_added = (size_t)cJSON_GetArraySize(get(json, "added_tokens"));
-    b->next_added        = cJSON_GetArraySize(get(model, "vocab"));
-    b->n_by_bytes        = table_size((size_t)cJSON_GetArraySize(get(model, "vocab")));
+    b->next_added = cJSON_GetArraySize(get(model, "vocab"));
+    b->n_by_bytes = table_size((size_t)cJSON_GetArraySize(get(model, "vocab")));
     const size_t n_merges = (size_t)cJSON_GetArraySize(get(model, "merges"));
-    b->pieces            = memory_get(memory, (size_t)b->vocab * sizeof *b->pieces);
-    b->by_bytes          = memory_get(memory, b->n_by_bytes * sizeof *b->by_bytes);
-    b->added             = memory_get(memory, n_added * sizeof *b->added);
-    b->text              = memory_get(memory, text); /* no token is longer than its JSON */
+    b->pieces = memory_get(memory, (size_t)b->vocab * sizeof *b->pieces);
+    b->by_bytes = memory_get(memory, b->n_by_bytes * sizeof *b->by_bytes);
+    b->added = memory_get(memory, n_added * sizeof *b->added);
+    b->text = memory_get(memory, text); /* no token is longer than its JSON */
     if (!b->pieces || !b->by_bytes || !b->added || !b->text ||
         !merges_make(&b->merges, n_merges, memory))
         return cli_bad("%s: no memory for the tokenizer", b->path);
@@ -260,7 +263,7 @@ static int read_json(struct bpe *b, const cJSON *json, size_t text, struct memor
         read_vocab(b, get(model, "vocab")) || read_merges(b, get(model, "merges")))
         return CLI_BAD;
     for (int i = 0; i < 256; i++) {
-        const char byte   = (char)i;
+        const char byte = (char)i;
         b->byte_tokens[i] = *find_bytes(b, &byte, 1);
     }
     return read_added(b, get(json, "added_tokens"));
@@ -269,14 +272,14 @@ static int read_json(struct bpe *b, const cJSON *json, size_t text, struct memor
 struct bpe *bpe_open(const char *path, int64_t vocab, struct memory *memory)
 {
     struct bpe *b = memory_get(memory, sizeof *b);
-    void       *text;
-    size_t      bytes;
+    void *text;
+    size_t bytes;
     if (!b) cli_bad("%s: no memory", path);
     if (!b || whole_file_read(path, memory, &text, &bytes)) return NULL;
-    b->path    = path;
-    b->vocab   = vocab;
+    b->path = path;
+    b->vocab = vocab;
     cJSON *json = cJSON_ParseWithLength(text, bytes);
-    int    code = json ? read_json(b, json, bytes, memory) : cli_bad("%s: not JSON", path);
+    int code = json ? read_json(b, json, bytes, memory) : cli_bad("%s: not JSON", path);
     cJSON_Delete(json);
     return code ? NULL : b;
 }
@@ -286,7 +289,7 @@ struct bpe *bpe_open(const char *path, int64_t vocab, struct memory *memory)
 /* The prompt on its way to tokens. */
 struct encoding {
     const struct bpe *b;
-    struct memory    *memory;
+    struct memory *memory;
     struct merge_room room;
 };
 
@@ -301,7 +304,7 @@ static int64_t encode_piece(struct encoding *e, const char *text, size_t bytes, 
     }
     for (size_t i = 0; i < bytes; i++) {
         const unsigned char byte = (unsigned char)text[i];
-        tokens[i]                = b->byte_tokens[byte];
+        tokens[i] = b->byte_tokens[byte];
         if (tokens[i] < 0) {
             cli_bad("%s: no token for byte %d of the prompt", b->path, byte);
             return -1;
@@ -315,7 +318,7 @@ static int64_t encode_plain(struct encoding *e, const char *text, size_t bytes, 
 {
     int64_t n = 0;
     for (size_t at = 0, some; at < bytes; at += some) {
-        some               = split_piece(text + at, bytes - at, e->b->kind.marks);
+        some = split_piece(text + at, bytes - at, e->b->kind.marks);
         const int64_t more = encode_piece(e, text + at, some, tokens + n);
         if (more < 0) return -1;
         n += more;
@@ -360,9 +363,8 @@ static int64_t encode_between(struct encoding *e, const char *text, size_t bytes
         const struct added *found = NULL;
         for (; to < bytes && !found; to += !found)
             found = added_at(e->b, text + to, bytes - to, normalized);
-        const int64_t some =
-            normalized ? encode_plain(e, text + from, to - from, tokens + n)
-                       : encode_normalized(e, text + from, to - from, tokens + n);
+        const int64_t some = normalized ? encode_plain(e, text + from, to - from, tokens + n)
+                                        : encode_normalized(e, text + from, to - from, tokens + n);
         if (some < 0) return -1;
         n += some;
         if (found) {
@@ -376,9 +378,9 @@ static int64_t encode_between(struct encoding *e, const char *text, size_t bytes
 
 int64_t bpe_encode(const struct bpe *b, const char *text, struct memory *memory, int32_t **tokens)
 {
-    const size_t    bytes = strlen(text), most = NFC_LONGER * bytes;
-    struct encoding e     = { .b = b, .memory = memory };
-    *tokens               = memory_get(memory, most * sizeof **tokens);
+    const size_t bytes = strlen(text), most = NFC_LONGER * bytes;
+    struct encoding e = { .b = b, .memory = memory };
+    *tokens = memory_get(memory, most * sizeof **tokens);
     if (!*tokens || !merge_make_room(&e.room, (int64_t)most, memory)) {
         cli_bad("no memory for the prompt");
         return -1;

@@ -39,10 +39,11 @@ static int refuse_type(const cJSON *part, const char *path, const char *name, co
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
 static const struct json_key whole_keys[] = {
-    { "version", NULL },       { "truncation", NULL },     { "padding", NULL },
-    { "added_tokens", NULL },  { "normalizer", NULL },     { "pre_tokenizer", NULL },
-    { "post_processor", NULL }, { "decoder", NULL },       { "model", NULL },
-    { NULL, NULL },
+    { "version", NULL },        { "truncation", NULL },
+    { "padding", NULL },        { "added_tokens", NULL },
+    { "normalizer", NULL },     { "pre_tokenizer", NULL },
+    { "post_processor", NULL }, { "decoder", NULL },
+    { "model", NULL },          { NULL, NULL },
 };
 static const struct json_key model_keys[] = {
     { "type", "\"BPE\"" },
@@ -58,32 +59,42 @@ static const struct json_key model_keys[] = {
     { NULL, NULL },
 };
 static const struct json_key sequence_keys[] = {
-    { "type", "\"Sequence\"" }, { "pretokenizers", NULL }, { "normalizers", NULL },
-    { "processors", NULL },     { NULL, NULL },
+    { "type", "\"Sequence\"" },
+    { "pretokenizers", NULL },
+    { "normalizers", NULL },
+    { "processors", NULL },
+    { NULL, NULL },
 };
 static const struct json_key split_keys[] = {
-    { "type", "\"Split\"" },  { "pattern", NULL }, { "behavior", "\"Isolated\"" },
-    { "invert", "false" },    { NULL, NULL },
+    { "type", "\"Split\"" }, { "pattern", NULL }, { "behavior", "\"Isolated\"" },
+    { "invert", "false" },   { NULL, NULL },
 };
 static const struct json_key byte_level_keys[] = {
-    { "type", "\"ByteLevel\"" }, { "add_prefix_space", "false" }, { "use_regex", "false" },
-    { "trim_offsets", NULL },    { NULL, NULL },
+    { "type", "\"ByteLevel\"" },
+    { "add_prefix_space", "false" },
+    { "use_regex", "false" },
+    { "trim_offsets", NULL },
+    { NULL, NULL },
 };
 static const struct json_key padding_keys[] = {
-    { "strategy", "\"BatchLongest\"" }, { "pad_to_multiple_of", "0" }, { "direction", NULL },
-    { "pad_id", NULL },                 { "pad_type_id", NULL },       { "pad_token", NULL },
+    { "strategy", "\"BatchLongest\"" },
+    { "pad_to_multiple_of", "0" },
+    { "direction", NULL },
+    { "pad_id", NULL },
+    { "pad_type_id", NULL },
+    { "pad_token", NULL },
     { NULL, NULL },
 };
 static const struct json_key added_keys[] = {
-    { "id", NULL },         { "content", NULL },        { "single_word", "false" },
-    { "lstrip", "false" },  { "rstrip", "false" },      { "normalized", "true|false" },
-    { "special", NULL },    { NULL, NULL },
+    { "id", NULL },        { "content", NULL },   { "single_word", "false" },
+    { "lstrip", "false" }, { "rstrip", "false" }, { "normalized", "true|false" },
+    { "special", NULL },   { NULL, NULL },
 };
 
 int bpe_kind_check_added(const cJSON *token, const char *path)
 {
     const char *content = cJSON_GetStringValue(get(token, "content"));
-    char        name[80];
+    char name[80];
     snprintf(name, sizeof name, "added_tokens: token '%.40s'", content ? content : "?");
     return check_part(token, added_keys, path, name);
 }
@@ -101,16 +112,15 @@ static int read_normalizer(struct bpe_kind *kind, const cJSON *part, const char 
     }
     if (!has_type(part, "Sequence") || !cJSON_IsArray(list))
         return refuse_type(part, path, "normalizer", "NFC or none");
-    cJSON_ArrayForEach(item, list)
-        if (read_normalizer(kind, item, path)) return CLI_BAD;
+    cJSON_ArrayForEach(item, list) if (read_normalizer(kind, item, path)) return CLI_BAD;
     return check_part(part, sequence_keys, path, "normalizer");
 }
 
 static int read_split(struct bpe_kind *kind, const cJSON *split, const char *path)
 {
-    static const char name[]  = "pre_tokenizer: Split";
-    const cJSON      *pattern = get(split, "pattern");
-    const char       *regex   = cJSON_GetStringValue(get(pattern, "Regex"));
+    static const char name[] = "pre_tokenizer: Split";
+    const cJSON *pattern = get(split, "pattern");
+    const char *regex = cJSON_GetStringValue(get(pattern, "Regex"));
     if (check_part(split, split_keys, path, name)) return CLI_BAD;
     if (!get(split, "behavior")) return cli_bad("%s: %s: no behavior", path, name);
     kind->marks = regex && !strcmp(regex, split_qwen35);
@@ -123,13 +133,13 @@ static int read_split(struct bpe_kind *kind, const cJSON *split, const char *pat
 static int read_pre_tokenizer(struct bpe_kind *kind, const cJSON *part, const char *path)
 {
     static const char name[] = "pre_tokenizer: ByteLevel";
-    const cJSON      *list   = get(part, "pretokenizers");
-    const cJSON      *split = cJSON_GetArrayItem(list, 0), *bytes = cJSON_GetArrayItem(list, 1);
-    if (!has_type(part, "Sequence") || cJSON_GetArraySize(list) != 2 ||
-        !has_type(split, "Split") || !has_type(bytes, "ByteLevel"))
+    const cJSON *list = get(part, "pretokenizers");
+    const cJSON *split = cJSON_GetArrayItem(list, 0), *bytes = cJSON_GetArrayItem(list, 1);
+    if (!has_type(part, "Sequence") || cJSON_GetArraySize(list) != 2 || !has_type(split, "Split") ||
+        !has_type(bytes, "ByteLevel"))
         return refuse_type(part, path, "pre_tokenizer", "a Sequence of one Split and ByteLevel");
-    if (check_part(part, sequence_keys, path, "pre_tokenizer") ||
-        read_split(kind, split, path) || check_part(bytes, byte_level_keys, path, name))
+    if (check_part(part, sequence_keys, path, "pre_tokenizer") || read_split(kind, split, path) ||
+        check_part(bytes, byte_level_keys, path, name))
         return CLI_BAD;
     if (!get(bytes, "use_regex")) return cli_bad("%s: %s: no use_regex, wanted false", path, name);
     return CLI_OK;
@@ -140,8 +150,7 @@ static bool adds_nothing(const cJSON *template)
 {
     const cJSON *item, *single = get(template, "single");
     if (!cJSON_IsArray(single)) return false;
-    cJSON_ArrayForEach(item, single)
-        if (!get(item, "Sequence")) return false;
+    cJSON_ArrayForEach(item, single) if (!get(item, "Sequence")) return false;
     return cJSON_GetArraySize(single) == 1;
 }
 
@@ -152,11 +161,11 @@ static int check_post_processor(const cJSON *part, const char *path)
     if (has_type(part, "TemplateProcessing"))
         return adds_nothing(part) ? CLI_OK
                                   : cli_bad("%s: post_processor: TemplateProcessing adds tokens to "
-                                            "the prompt, which is not supported", path);
+                                            "the prompt, which is not supported",
+                                            path);
     if (!has_type(part, "Sequence") || !cJSON_IsArray(list))
         return refuse_type(part, path, "post_processor", "ByteLevel or none");
-    cJSON_ArrayForEach(item, list)
-        if (check_post_processor(item, path)) return CLI_BAD;
+    cJSON_ArrayForEach(item, list) if (check_post_processor(item, path)) return CLI_BAD;
     return CLI_OK;
 }
 

@@ -8,10 +8,10 @@
 #include <stdint.h>
 
 struct bpe_kind {
-    bool    marks;         /* the Split of Qwen3.5, where marks are letters; else that of Qwen2 */
-    bool    nfc;           /* the text is normalised first */
-    bool    ignore_merges; /* a piece that is a token is not merged */
-    int64_t most_tokens;   /* a longer prompt would be cut; -1: none would */
+    bool marks;          /* the Split of Qwen3.5, where marks are letters; else that of Qwen2 */
+    bool nfc;            /* the text is normalised first */
+    bool ignore_merges;  /* a piece that is a token is not merged */
+    int64_t most_tokens; /* a longer prompt would be cut; -1: none would */
 };
 
 /* CLI_OK, or CLI_BAD after one line that names the part. */

@@ -54,7 +54,7 @@ static void push(struct merge_room *r, struct merge_pair pair)
 static struct merge_pair pop(struct merge_room *r)
 {
     const struct merge_pair first = r->queue[0], last = r->queue[--r->n_queue];
-    int64_t                 i     = 0;
+    int64_t i = 0;
     for (int64_t child; (child = 2 * i + 1) < r->n_queue; i = child) {
         if (child + 1 < r->n_queue && comes_first(&r->queue[child + 1], &r->queue[child])) child++;
         if (!comes_first(&r->queue[child], &last)) break;
@@ -70,9 +70,9 @@ enum { GONE = -1 }; /* a token that its left neighbour has taken in */
 
 bool merge_make_room(struct merge_room *r, int64_t n, struct memory *memory)
 {
-    r->queue  = memory_get(memory, 3 * (size_t)n * sizeof *r->queue); /* n pairs, and 2 a merge */
+    r->queue = memory_get(memory, 3 * (size_t)n * sizeof *r->queue); /* n pairs, and 2 a merge */
     r->before = memory_get(memory, (size_t)n * sizeof *r->before);
-    r->after  = memory_get(memory, (size_t)n * sizeof *r->after);
+    r->after = memory_get(memory, (size_t)n * sizeof *r->after);
     return r->queue && r->before && r->after;
 }
 
@@ -81,24 +81,23 @@ static void consider(const struct merges *m, struct merge_room *r, const int32_t
                      int64_t at, int64_t n)
 {
     if (at < 0 || r->after[at] == n) return;
-    const int32_t       left = tokens[at], right = tokens[r->after[at]];
+    const int32_t left = tokens[at], right = tokens[r->after[at]];
     const struct merge *found = find(m, left, right);
-    if (found->used)
-        push(r, (struct merge_pair){ at, found->rank, left, right, found->merged });
+    if (found->used) push(r, (struct merge_pair){ at, found->rank, left, right, found->merged });
 }
 
 int64_t merge_all(const struct merges *m, struct merge_room *r, int32_t *tokens, int64_t n)
 {
     int64_t left = 0;
-    r->n_queue   = 0;
+    r->n_queue = 0;
     for (int64_t i = 0; i < n; i++) r->before[i] = i - 1, r->after[i] = i + 1;
     for (int64_t i = 0; i + 1 < n; i++) consider(m, r, tokens, i, n);
     while (r->n_queue) {
-        const struct merge_pair p    = pop(r);
-        const int64_t           next = r->after[p.at];
+        const struct merge_pair p = pop(r);
+        const int64_t next = r->after[p.at];
         if (tokens[p.at] != p.left || next == n || tokens[next] != p.right) continue;
-        tokens[p.at]   = p.merged;
-        tokens[next]   = GONE;
+        tokens[p.at] = p.merged;
+        tokens[next] = GONE;
         r->after[p.at] = r->after[next];
         if (r->after[next] < n) r->before[r->after[next]] = p.at;
         consider(m, r, tokens, r->before[p.at], n);

@@ -10,13 +10,13 @@
 
 struct merge {
     int32_t left, right, merged, rank;
-    bool    used; /* this place of the table */
+    bool used; /* this place of the table */
 };
 
 /* Merges by their pairs. */
 struct merges {
     struct merge *table; /* hash table */
-    size_t        n;     /* places, a power of two */
+    size_t n;            /* places, a power of two */
 };
 
 /* Makes room for so many merges; false: there is no memory. */
@@ -27,8 +27,8 @@ void merges_add(struct merges *m, const struct merge *merge);
 /* Room to merge the tokens of one piece. */
 struct merge_room {
     struct merge_pair *queue; /* heap */
-    int64_t            n_queue;
-    int64_t           *before, *after; /* the neighbours of a token that are left */
+    int64_t n_queue;
+    int64_t *before, *after; /* the neighbours of a token that are left */
 };
 
 /* For pieces of n tokens; false: there is no memory. */

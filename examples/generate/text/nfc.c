@@ -8,7 +8,7 @@
 /* A character that is the same as one or two others. */
 static const struct pair {
     uint32_t code, first, second; /* second 0: none */
-    bool     composes;
+    bool composes;
 } pairs[] = {
 #define DECOMPOSES(code, first, second, composes) { code, first, second, composes },
 #include "text/unicode_nfc.inc"
@@ -18,7 +18,7 @@ static const struct pair {
 /* Marks of one class keep their order. */
 static const struct range {
     uint32_t first, last;
-    int      kind;
+    int kind;
 } ranges[] = {
 #define COMBINES(first, last, kind) { first, last, kind },
 #include "text/unicode_nfc.inc"
@@ -39,8 +39,10 @@ static const struct pair *find_pair(uint32_t code)
     int low = 0, high = N_PAIRS;
     while (low < high) {
         const int middle = (low + high) / 2;
-        if (code > pairs[middle].code) low = middle + 1;
-        else high = middle;
+        if (code > pairs[middle].code)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low < N_PAIRS && pairs[low].code == code ? &pairs[low] : NULL;
 }
@@ -51,8 +53,10 @@ static int class_of(uint32_t code)
     int low = 0, high = N_RANGES;
     while (low < high) {
         const int middle = (low + high) / 2;
-        if (code > ranges[middle].last) low = middle + 1;
-        else high = middle;
+        if (code > ranges[middle].last)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low < N_RANGES && code >= ranges[low].first ? ranges[low].kind : 0;
 }
@@ -108,8 +112,7 @@ static uint32_t join(uint32_t first, uint32_t second)
         second < VOWEL + N_VOWELS)
         return SYLLABLE + ((first - LEADING) * N_VOWELS + second - VOWEL) * N_TRAILING;
     if (first >= SYLLABLE && first < SYLLABLE + N_SYLLABLES &&
-        (first - SYLLABLE) % N_TRAILING == 0 && second > TRAILING &&
-        second < TRAILING + N_TRAILING)
+        (first - SYLLABLE) % N_TRAILING == 0 && second > TRAILING && second < TRAILING + N_TRAILING)
         return first + second - TRAILING;
     for (int i = 0; second >= 0x300 && i < N_PAIRS; i++)
         if (pairs[i].composes && pairs[i].second == second && pairs[i].first == first)
@@ -122,9 +125,9 @@ static size_t join_all(uint32_t *codes, size_t n)
 {
     size_t kept = 0, letter = n; /* n: none yet */
     for (size_t i = 0; i < n; i++) {
-        const int      kind   = class_of(codes[i]);
-        const int      before = letter + 1 < kept ? class_of(codes[kept - 1]) : -1;
-        const uint32_t both   = letter < n && before < kind ? join(codes[letter], codes[i]) : 0;
+        const int kind = class_of(codes[i]);
+        const int before = letter + 1 < kept ? class_of(codes[kept - 1]) : -1;
+        const uint32_t both = letter < n && before < kind ? join(codes[letter], codes[i]) : 0;
         if (both) {
             codes[letter] = both;
             continue;
@@ -140,10 +143,10 @@ static size_t join_all(uint32_t *codes, size_t n)
 static size_t read_code(const unsigned char *s, size_t left, uint32_t *code)
 {
     const size_t n = *s < 0x80 ? 1 : *s >> 5 == 6 ? 2 : *s >> 4 == 14 ? 3 : *s >> 3 == 30 ? 4 : 0;
-    *code          = n > 1 ? *s & (0x7fu >> n) : *s;
-    bool good      = n > 0 && n <= left;
+    *code = n > 1 ? *s & (0x7fu >> n) : *s;
+    bool good = n > 0 && n <= left;
     for (size_t i = 1; good && i < n; i++) {
-        good  = s[i] >> 6 == 2;
+        good = s[i] >> 6 == 2;
         *code = *code << 6 | (s[i] & 0x3f);
     }
     if (good && *code < BYTE) return n;
@@ -166,8 +169,8 @@ static size_t write_code(char *to, uint32_t code)
 char *nfc(const char *text, size_t bytes, struct memory *memory, size_t *n)
 {
     uint32_t *codes = memory_get(memory, NFC_LONGER * bytes * sizeof *codes), *end = codes, code;
-    uint64_t *keys  = memory_get(memory, NFC_LONGER * bytes * sizeof *keys);
-    char     *out   = memory_get(memory, NFC_LONGER * bytes);
+    uint64_t *keys = memory_get(memory, NFC_LONGER * bytes * sizeof *keys);
+    char *out = memory_get(memory, NFC_LONGER * bytes);
     if (!codes || !keys || !out) return NULL;
     for (size_t at = 0; at < bytes;) {
         at += read_code((const unsigned char *)text + at, bytes - at, &code);
@@ -175,7 +178,7 @@ char *nfc(const char *text, size_t bytes, struct memory *memory, size_t *n)
     }
     sort_marks(codes, (size_t)(end - codes), keys);
     const size_t n_codes = join_all(codes, (size_t)(end - codes));
-    *n                   = 0;
+    *n = 0;
     for (size_t i = 0; i < n_codes; i++) *n += write_code(out + *n, codes[i]);
     return out;
 }

@@ -7,16 +7,15 @@
 const char split_qwen35[] =
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}|"
     " ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-const char split_qwen2[] =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
-    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+const char split_qwen2[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
+                           " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 /* ---- Characters ------------------------------------------------------------------------------ */
 
 enum kind { LETTER, MARK, NUMBER, NEWLINE, SPACE, OTHER, NOTHING };
 
 static const struct range {
-    uint32_t  first, last;
+    uint32_t first, last;
     enum kind kind;
 } ranges[] = {
 #include "text/unicode_classes.inc"
@@ -36,8 +35,10 @@ static enum kind kind_of(uint32_t c)
     if (is_space(c)) return SPACE;
     while (low < high) {
         const size_t middle = (low + high) / 2;
-        if (c > ranges[middle].last) low = middle + 1;
-        else high = middle;
+        if (c > ranges[middle].last)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low < sizeof ranges / sizeof *ranges && c >= ranges[low].first ? ranges[low].kind
                                                                           : OTHER;
@@ -46,7 +47,7 @@ static enum kind kind_of(uint32_t c)
 /* Text from `at` to `end`. */
 struct cursor {
     const unsigned char *at, *end;
-    bool                 marks; /* are letters */
+    bool marks; /* are letters */
 };
 
 /* Decodes the bytes of the next character, and its code. */
@@ -54,7 +55,7 @@ static int decode(const struct cursor *c, uint32_t *code)
 {
     const unsigned char *s = c->at;
     const int n = *s < 0x80 ? 1 : *s >> 5 == 6 ? 2 : *s >> 4 == 14 ? 3 : *s >> 3 == 30 ? 4 : 0;
-    *code       = n > 1 ? *s & (0x7fu >> n) : *s;
+    *code = n > 1 ? *s & (0x7fu >> n) : *s;
     if (n > c->end - s) return 1;
     for (int i = 1; i < n; i++) {
         if (s[i] >> 6 != 2) return 1;
@@ -68,7 +69,7 @@ static enum kind peek(const struct cursor *c, int *bytes)
 {
     uint32_t code;
     if (c->at == c->end) return NOTHING;
-    *bytes               = decode(c, &code);
+    *bytes = decode(c, &code);
     const enum kind kind = *bytes == 1 && code >= 0x80 ? OTHER : kind_of(code);
     return kind != MARK ? kind : c->marks ? LETTER : OTHER;
 }
@@ -99,8 +100,8 @@ static bool contraction(struct cursor *c)
 
 static bool word(struct cursor *c)
 {
-    struct cursor   next = *c;
-    int             bytes;
+    struct cursor next = *c;
+    int bytes;
     const enum kind first = peek(c, &bytes);
     if (first == SPACE || first == OTHER) next.at += bytes; /* the optional one */
     if (peek(&next, &bytes) != LETTER) {
@@ -114,7 +115,7 @@ static bool word(struct cursor *c)
 
 static bool number(struct cursor *c)
 {
-    int        bytes;
+    int bytes;
     const bool is = peek(c, &bytes) == NUMBER;
     if (is) c->at += bytes;
     return is;
@@ -123,7 +124,7 @@ static bool number(struct cursor *c)
 static bool punctuation(struct cursor *c)
 {
     struct cursor next = *c;
-    int           bytes;
+    int bytes;
     if (*next.at == ' ') next.at++;
     if (peek(&next, &bytes) != OTHER) return false;
     skip(&next, OTHER);
@@ -136,20 +137,22 @@ static bool punctuation(struct cursor *c)
 static void spaces(struct cursor *c)
 {
     const unsigned char *newline = NULL, *last = c->at, *first = c->at;
-    int                  bytes;
+    int bytes;
     for (enum kind k; (k = peek(c, &bytes)) == SPACE || k == NEWLINE;) {
         last = c->at;
         c->at += bytes;
         if (k == NEWLINE) newline = c->at;
     }
-    if (newline) c->at = newline;
-    else if (c->at < c->end && last > first) c->at = last;
+    if (newline)
+        c->at = newline;
+    else if (c->at < c->end && last > first)
+        c->at = last;
 }
 
 size_t split_piece(const char *text, size_t n, bool marks_are_letters)
 {
     const unsigned char *first = (const unsigned char *)text;
-    struct cursor        c     = { first, first + n, marks_are_letters };
+    struct cursor c = { first, first + n, marks_are_letters };
     if (!contraction(&c) && !word(&c) && !number(&c) && !punctuation(&c)) spaces(&c);
     return (size_t)(c.at - first);
 }

@@ -16,7 +16,7 @@ static struct ggml_tensor tensor(int64_t a, int64_t b, int64_t c, int64_t d)
 struct node {
     const char *name;
     bool (*takes)(const struct ggml_tensor *node);
-    int                n_sources, n_params;
+    int n_sources, n_params;
     struct ggml_tensor node, sources[GGML_MAX_SRC];
 };
 
@@ -31,12 +31,16 @@ static void fill_nodes(struct node nodes[3])
 {
     const struct ggml_tensor heads = tensor(16, 2, T, 3), gates = tensor(1, 2, T, 3);
     nodes[0] = (struct node){
-        "GATED_DELTA_NET", gdn_ggml_takes_rule, 6, 1, tensor(32, 3 * (T + 16), 1, 1),
+        "GATED_DELTA_NET",
+        gdn_ggml_takes_rule,
+        6,
+        1,
+        tensor(32, 3 * (T + 16), 1, 1),
         { heads, heads, heads, gates, gates, tensor(16, 16, 2, 3) },
     };
     nodes[1] = (struct node){
-        "SSM_CONV", gdn_ggml_takes_conv, 2, 0, tensor(40, T, 3, 1),
-        { tensor(T + 3, 40, 3, 1), tensor(4, 40, 1, 1) },
+        "SSM_CONV", gdn_ggml_takes_conv, 2,
+        0,          tensor(40, T, 3, 1), { tensor(T + 3, 40, 3, 1), tensor(4, 40, 1, 1) },
     };
     nodes[2] = (struct node){
         "L2_NORM", gdn_ggml_takes_norm, 1, 1, tensor(16, 2, T, 3), { heads },
@@ -60,13 +64,13 @@ static void test_takes(void)
         CHECK(n->takes(&n->node), "%s: not taken", n->name);
         for (int i = 0; i < GGML_MAX_SRC; i++) {
             struct ggml_tensor node = n->node;
-            node.src[i]             = i < n->n_sources ? NULL : &n->sources[0];
+            node.src[i] = i < n->n_sources ? NULL : &n->sources[0];
             CHECK(!n->takes(&node), "%s: taken %s source %d", n->name,
                   i < n->n_sources ? "without" : "with", i);
         }
         for (int i = n->n_params; i < n_params; i++) {
             struct ggml_tensor node = n->node;
-            node.op_params[i]       = 1;
+            node.op_params[i] = 1;
             CHECK(!n->takes(&node), "%s: taken with parameter %d", n->name, i);
         }
     }

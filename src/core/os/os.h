@@ -16,7 +16,7 @@
 /* Stays where it is from start to join. */
 struct gdn_os_thread {
     void (*run)(void *arg);
-    void    *arg;
+    void *arg;
     uint64_t id; /* of the system */
 };
 
@@ -61,13 +61,13 @@ int64_t gdn_os_now_ns(void);
 
 /* align: a power of two, at least that of a pointer. NULL: none is left. */
 void *gdn_os_alloc(size_t bytes, size_t align);
-void  gdn_os_free(void *memory);
+void gdn_os_free(void *memory);
 
 /* ---- Libraries ----------------------------------------------------------------------------- */
 
 /* Searches where the system keeps libraries. NULL: not found. */
 void *gdn_os_library_open(const char *name);
 void *gdn_os_library_symbol(void *library, const char *name);
-void  gdn_os_library_close(void *library);
+void gdn_os_library_close(void *library);
 
 #endif

@@ -30,7 +30,7 @@ static void *run_thread(void *thread)
 /* A new thread inherits the mask, so the signals are blocked around its creation. */
 bool gdn_os_thread_start(struct gdn_os_thread *thread, void (*run)(void *), void *arg)
 {
-    sigset_t  all, before;
+    sigset_t all, before;
     pthread_t id;
     thread->run = run;
     thread->arg = arg;
@@ -50,7 +50,7 @@ void gdn_os_thread_join(struct gdn_os_thread *thread)
 }
 
 static pthread_mutex_t *mutex_of(struct gdn_os_mutex *mutex) { return (void *)mutex->room; }
-static pthread_cond_t  *condition_of(struct gdn_os_condition *c) { return (void *)c->room; }
+static pthread_cond_t *condition_of(struct gdn_os_condition *c) { return (void *)c->room; }
 
 /* Neither can fail with default attributes. */
 void gdn_os_mutex_init(struct gdn_os_mutex *mutex) { pthread_mutex_init(mutex_of(mutex), NULL); }
@@ -126,4 +126,4 @@ void gdn_os_free(void *memory) { free(memory); }
 
 void *gdn_os_library_open(const char *name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL); }
 void *gdn_os_library_symbol(void *library, const char *name) { return dlsym(library, name); }
-void  gdn_os_library_close(void *library) { dlclose(library); }
+void gdn_os_library_close(void *library) { dlclose(library); }

@@ -23,7 +23,7 @@ void gdn_os_become(char **argv) { execv(argv[0], argv); }
 void gdn_os_yield(void) { sched_yield(); }
 
 static const struct {
-    int         number;
+    int number;
     const char *name;
 } faults[] = {
     { SIGSEGV, "SIGSEGV" }, { SIGBUS, "SIGBUS" }, { SIGILL, "SIGILL" }, { SIGFPE, "SIGFPE" }

@@ -25,8 +25,8 @@ const char *gdn_os_catch(void (*run)(void *arg), void *arg);
 
 /* Whole pages of zeros. NULL: none are left. */
 size_t gdn_os_page_bytes(void);
-void  *gdn_os_pages(size_t bytes);
-bool   gdn_os_pages_forbid(void *pages, size_t bytes); /* from now on an access is a fault */
-void   gdn_os_pages_free(void *pages, size_t bytes);
+void *gdn_os_pages(size_t bytes);
+bool gdn_os_pages_forbid(void *pages, size_t bytes); /* from now on an access is a fault */
+void gdn_os_pages_free(void *pages, size_t bytes);
 
 #endif

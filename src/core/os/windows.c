@@ -29,7 +29,7 @@ bool gdn_os_thread_start(struct gdn_os_thread *thread, void (*run)(void *), void
 {
     thread->run = run;
     thread->arg = arg;
-    thread->id  = (uint64_t)_beginthreadex(NULL, 0, run_thread, thread, 0, NULL);
+    thread->id = (uint64_t)_beginthreadex(NULL, 0, run_thread, thread, 0, NULL);
     return thread->id != 0;
 }
 
@@ -40,7 +40,7 @@ void gdn_os_thread_join(struct gdn_os_thread *thread)
     CloseHandle(handle);
 }
 
-static SRWLOCK            *mutex_of(struct gdn_os_mutex *mutex) { return (void *)mutex->room; }
+static SRWLOCK *mutex_of(struct gdn_os_mutex *mutex) { return (void *)mutex->room; }
 static CONDITION_VARIABLE *condition_of(struct gdn_os_condition *c) { return (void *)c->room; }
 
 void gdn_os_mutex_init(struct gdn_os_mutex *mutex) { InitializeSRWLock(mutex_of(mutex)); }
@@ -74,7 +74,7 @@ int64_t gdn_os_process(void) { return GetCurrentProcessId(); }
 int gdn_os_processors(void)
 {
     DWORD_PTR mine = 0, all = 0;
-    int       n = 0;
+    int n = 0;
     if (GetProcessAffinityMask(GetCurrentProcess(), &mine, &all))
         n = __builtin_popcountll((unsigned long long)mine);
     if (n == 0) n = (int)GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
@@ -114,7 +114,7 @@ void *gdn_os_library_open(const char *name)
 void *gdn_os_library_symbol(void *library, const char *name)
 {
     const FARPROC found = GetProcAddress((HMODULE)library, name);
-    void         *symbol;
+    void *symbol;
     memcpy(&symbol, &found, sizeof symbol);
     return symbol;
 }

@@ -35,14 +35,14 @@ static const char *fault_name(DWORD code)
     }
 }
 
-static CONTEXT             fault_return;
+static CONTEXT fault_return;
 static const char *volatile fault;
 
 static LONG CALLBACK on_fault(EXCEPTION_POINTERS *info)
 {
     const char *name = fault_name(info->ExceptionRecord->ExceptionCode);
     if (!name) return EXCEPTION_CONTINUE_SEARCH;
-    fault                = name;
+    fault = name;
     *info->ContextRecord = fault_return;
     return EXCEPTION_CONTINUE_EXECUTION;
 }
@@ -51,7 +51,7 @@ static LONG CALLBACK on_fault(EXCEPTION_POINTERS *info)
 const char *gdn_os_catch(void (*run)(void *arg), void *arg)
 {
     void *volatile handler = AddVectoredExceptionHandler(1, on_fault);
-    fault                  = NULL;
+    fault = NULL;
     RtlCaptureContext(&fault_return);
     if (!fault) run(arg);
     RemoveVectoredExceptionHandler(handler);

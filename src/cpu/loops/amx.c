@@ -8,22 +8,22 @@ enum { COLUMNS = 32, DEPTH = 32, TILE = 16 };
 
 /* Eight tiles of 16 rows of 64 bytes. */
 struct tile_config {
-    uint8_t  palette, start_row, reserved[14];
+    uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
-    uint8_t  rows[16];
+    uint8_t rows[16];
 };
 
 static const struct tile_config config = {
-    .palette   = 1,
+    .palette = 1,
     .row_bytes = { 64, 64, 64, 64, 64, 64, 64, 64 },
-    .rows      = { 16, 16, 16, 16, 16, 16, 16, 16 },
+    .rows = { 16, 16, 16, 16, 16, 16, 16, 16 },
 };
 
 /* Tiles are given back at the end: a thread that holds some is slower to switch from. */
 static void strip_mul(float *p, ptrdiff_t ldp, const uint16_t *rows, const uint16_t *pairs, int K)
 {
     const ptrdiff_t ld_rows = GDN_MAX_HEAD * sizeof *rows, ld_pairs = 2 * COLUMNS * sizeof *pairs;
-    const ptrdiff_t row     = ldp * (ptrdiff_t)sizeof *p;
+    const ptrdiff_t row = ldp * (ptrdiff_t)sizeof *p;
     _tile_loadconfig(&config);
     _tile_zero(0);
     _tile_zero(1);
@@ -47,11 +47,11 @@ static void strip_mul(float *p, ptrdiff_t ldp, const uint16_t *rows, const uint1
 }
 
 const struct gdn_bf16_products gdn_bf16_amx = {
-    .name         = "amx",
-    .needs        = GDN_CPU_AVX512 | GDN_CPU_AVX512_BF16 | GDN_CPU_AMX,
-    .table        = &gdn_kernels_avx512bf16,
-    .round_rows   = gdn_bf16_round_rows,
-    .round_strip  = gdn_bf16_round_strip,
-    .strip_mul    = strip_mul,
+    .name = "amx",
+    .needs = GDN_CPU_AVX512 | GDN_CPU_AVX512_BF16 | GDN_CPU_AMX,
+    .table = &gdn_kernels_avx512bf16,
+    .round_rows = gdn_bf16_round_rows,
+    .round_strip = gdn_bf16_round_strip,
+    .strip_mul = strip_mul,
     .chunk_update = gdn_bf16_chunk_update,
 };

@@ -6,10 +6,10 @@
 
 #include "cpu/loops/kernels.h"
 
-#define VF       8
-#define VF_REGS  16
+#define VF 8
+#define VF_REGS 16
 #define VF_TABLE gdn_kernels_avx2
-#define VF_NAME  "avx2"
+#define VF_NAME "avx2"
 #define VF_NEEDS GDN_CPU_AVX2
 
 typedef __m256 vf;
@@ -19,20 +19,29 @@ static inline __m256i first_n(ptrdiff_t n)
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-static inline vf    vf_set1(float x) { return _mm256_set1_ps(x); }
-static inline vf    vf_load(const float *p) { return _mm256_loadu_ps(p); }
-static inline void  vf_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
-static inline vf    vf_load_n(const float *p, ptrdiff_t n) { return _mm256_maskload_ps(p, first_n(n)); }
-static inline void  vf_store_n(float *p, vf x, ptrdiff_t n) { _mm256_maskstore_ps(p, first_n(n), x); }
-static inline vf    vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
-static inline vf    vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
-static inline vf    vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
-static inline vf    vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
-static inline vf    vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
-static inline vf    vf_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
-static inline vf    vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
-static inline vf    vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
-static inline vf    vf_round(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline vf vf_set1(float x) { return _mm256_set1_ps(x); }
+static inline vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline void vf_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
+static inline vf vf_load_n(const float *p, ptrdiff_t n)
+{
+    return _mm256_maskload_ps(p, first_n(n));
+}
+static inline void vf_store_n(float *p, vf x, ptrdiff_t n)
+{
+    _mm256_maskstore_ps(p, first_n(n), x);
+}
+static inline vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
+static inline vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+static inline vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+static inline vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+static inline vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vf vf_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
+static inline vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+static inline vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+static inline vf vf_round(vf x)
+{
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 /* Returns x 2^n for whole n, |n| < 252: in two factors, so that denormal results round once. */
 static inline vf vf_scale2(vf x, vf n)
 {
@@ -57,14 +66,14 @@ static inline vf vf_select_gt(vf a, vf b, vf x, vf y)
 static inline float vf_sum(vf x)
 {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    s        = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
 static inline float vf_largest(vf x)
 {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    m        = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }
 
@@ -91,17 +100,20 @@ static inline vf vf_from_bf16(__m128i h)
 /* Nearest even by integers; a NaN stays one. */
 static inline __m128i vf_to_bf16(vf x)
 {
-    const __m256i i   = _mm256_castps_si256(x);
+    const __m256i i = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(i, 16), _mm256_set1_epi32(1));
-    const __m256i r   = _mm256_add_epi32(i, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    const __m256i q   = _mm256_or_si256(i, _mm256_set1_epi32(0x400000));
+    const __m256i r = _mm256_add_epi32(i, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i q = _mm256_or_si256(i, _mm256_set1_epi32(0x400000));
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    const __m256i h   = _mm256_srli_epi32(_mm256_blendv_epi8(r, q, nan), 16);
-    const __m256i p   = _mm256_packus_epi32(h, h);
+    const __m256i h = _mm256_srli_epi32(_mm256_blendv_epi8(r, q, nan), 16);
+    const __m256i p = _mm256_packus_epi32(h, h);
     return _mm256_castsi256_si128(_mm256_permute4x64_epi64(p, 0x08));
 }
-static inline vf      vf_from_f16(__m128i h) { return _mm256_cvtph_ps(h); }
-static inline __m128i vf_to_f16(vf x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline vf vf_from_f16(__m128i h) { return _mm256_cvtph_ps(h); }
+static inline __m128i vf_to_f16(vf x)
+{
+    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 
 static inline __m128i load_16bit(const uint16_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 static inline __m128i load_16bit_n(const uint16_t *p, ptrdiff_t n)
@@ -121,8 +133,9 @@ static inline void store_16bit_n(uint16_t *p, __m128i x, ptrdiff_t n)
 /* Two vectors of bf16. Those that are stored have no NaN. */
 static inline void vf_load2_bf16(const uint16_t *p, vf x[2])
 {
-    const __m256i upper = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,
-                                           -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    const __m256i upper =
+        _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1, -1, 8, 9, -1,
+                         -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
     for (int m = 0; m < 2; m++)
         x[m] = _mm256_castsi256_ps(
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_16bit(p + m * VF)), upper));
@@ -131,10 +144,10 @@ static inline void vf_store2_bf16(uint16_t *p, const vf x[2])
 {
     __m256i h[2];
     for (int m = 0; m < 2; m++) {
-        const __m256i i   = _mm256_castps_si256(x[m]);
+        const __m256i i = _mm256_castps_si256(x[m]);
         const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(i, 16), _mm256_set1_epi32(1));
-        const __m256i r   = _mm256_add_epi32(i, _mm256_set1_epi32(0x7fff));
-        h[m]              = _mm256_srli_epi32(_mm256_add_epi32(r, odd), 16);
+        const __m256i r = _mm256_add_epi32(i, _mm256_set1_epi32(0x7fff));
+        h[m] = _mm256_srli_epi32(_mm256_add_epi32(r, odd), 16);
     }
     const __m256i both = _mm256_packus_epi32(h[0], h[1]);
     _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(both, 0xd8));
@@ -148,9 +161,11 @@ static inline vf vf_load_i8(const uint8_t *p)
 static inline vf vf_load_e4m3(const uint8_t *p)
 {
     const __m128i x = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7);
-    const __m128i most = _mm_set1_epi16(0x3f80), nan = _mm_cmpeq_epi16(_mm_and_si128(x, most), most);
+    const __m128i most = _mm_set1_epi16(0x3f80),
+                  nan = _mm_cmpeq_epi16(_mm_and_si128(x, most), most);
     const __m128i h = _mm_andnot_si128(_mm_set1_epi16(0x4000), x);
-    return vf_mul(vf_from_f16(_mm_or_si128(h, _mm_and_si128(nan, _mm_set1_epi16(0x7c00)))), vf_set1(256));
+    return vf_mul(vf_from_f16(_mm_or_si128(h, _mm_and_si128(nan, _mm_set1_epi16(0x7c00)))),
+                  vf_set1(256));
 }
 /* The upper byte of an f16. */
 static inline vf vf_load_e5m2(const uint8_t *p)
@@ -162,7 +177,8 @@ static inline void store_8bit(uint8_t *p, __m256i x)
 {
     x = _mm256_and_si256(x, _mm256_set1_epi32(255));
     x = _mm256_packus_epi16(_mm256_packus_epi32(x, x), x);
-    _mm_storel_epi64((__m128i *)p, _mm_unpacklo_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+    _mm_storel_epi64((__m128i *)p,
+                     _mm_unpacklo_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
 }
 
 /* Lane i, of 4 floats, to or from p + i ld: the first n floats, n > 0; zero beyond. */
@@ -192,10 +208,10 @@ static inline void vf_transpose_lanes(vf r[4])
 {
     const vf a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
     const vf c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
-    r[0]       = _mm256_shuffle_ps(a, c, 0x44);
-    r[1]       = _mm256_shuffle_ps(a, c, 0xee);
-    r[2]       = _mm256_shuffle_ps(b, d, 0x44);
-    r[3]       = _mm256_shuffle_ps(b, d, 0xee);
+    r[0] = _mm256_shuffle_ps(a, c, 0x44);
+    r[1] = _mm256_shuffle_ps(a, c, 0xee);
+    r[2] = _mm256_shuffle_ps(b, d, 0x44);
+    r[3] = _mm256_shuffle_ps(b, d, 0xee);
 }
 
 /* In place: r[i][j] <-> r[j][i] of a VF x VF tile held in registers. */
@@ -204,19 +220,19 @@ static inline void vf_transpose(vf r[VF])
     vf t[VF], s[VF];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        t[2 * i]     = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
-        s[4 * i]     = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+        s[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
         s[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
         s[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
         s[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        r[i]     = _mm256_permute2f128_ps(s[i], s[4 + i], 0x20);
+        r[i] = _mm256_permute2f128_ps(s[i], s[4 + i], 0x20);
         r[4 + i] = _mm256_permute2f128_ps(s[i], s[4 + i], 0x31);
     }
 }
@@ -229,20 +245,20 @@ static inline void vf_part3(vf x[3])
     const vf b = _mm256_permute2f128_ps(x[0], x[2], 0x21); /* 4-7 and 16-19, */
     const vf c = _mm256_permute2f128_ps(x[1], x[2], 0x30); /* 8-11 and 20-23 */
     const vf bc = _mm256_shuffle_ps(b, c, 0x9e), ab = _mm256_shuffle_ps(a, b, 0x49);
-    x[0]        = _mm256_shuffle_ps(a, bc, 0x8c);
-    x[1]        = _mm256_shuffle_ps(ab, bc, 0xd8);
-    x[2]        = _mm256_shuffle_ps(ab, c, 0xcd);
+    x[0] = _mm256_shuffle_ps(a, bc, 0x8c);
+    x[1] = _mm256_shuffle_ps(ab, bc, 0xd8);
+    x[2] = _mm256_shuffle_ps(ab, c, 0xcd);
 }
 static inline void vf_join3(vf x[3])
 {
     const vf xy = _mm256_shuffle_ps(x[0], x[1], 0x88), yz = _mm256_shuffle_ps(x[1], x[2], 0xdd);
     const vf zx = _mm256_shuffle_ps(x[2], x[0], 0xd8);
-    const vf a  = _mm256_shuffle_ps(xy, zx, 0x88);
-    const vf b  = _mm256_shuffle_ps(yz, xy, 0xd8);
-    const vf c  = _mm256_shuffle_ps(zx, yz, 0xdd);
-    x[0]        = _mm256_permute2f128_ps(a, b, 0x20);
-    x[1]        = _mm256_permute2f128_ps(c, a, 0x30);
-    x[2]        = _mm256_permute2f128_ps(b, c, 0x31);
+    const vf a = _mm256_shuffle_ps(xy, zx, 0x88);
+    const vf b = _mm256_shuffle_ps(yz, xy, 0xd8);
+    const vf c = _mm256_shuffle_ps(zx, yz, 0xdd);
+    x[0] = _mm256_permute2f128_ps(a, b, 0x20);
+    x[1] = _mm256_permute2f128_ps(c, a, 0x30);
+    x[2] = _mm256_permute2f128_ps(b, c, 0x31);
 }
 
 #include "cpu/loops/table.inc"

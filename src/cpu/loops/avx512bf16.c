@@ -19,7 +19,7 @@ void gdn_bf16_round_rows(uint16_t *rows, const float *a, ptrdiff_t lda, int K)
 {
     for (int r = 0; r < 2 * C; r++, a += lda, rows += GDN_MAX_HEAD)
         for (int x = 0; x < K; x += DEPTH) {
-            const __m512 low  = _mm512_maskz_loadu_ps(first_n(K - x), a + x);
+            const __m512 low = _mm512_maskz_loadu_ps(first_n(K - x), a + x);
             const __m512 high = _mm512_maskz_loadu_ps(first_n(K - x - VECTOR), a + x + VECTOR);
             _mm512_store_si512(rows + x, (__m512i)_mm512_cvtne2ps_pbh(high, low));
         }
@@ -59,8 +59,8 @@ INLINE void update_tile(float *s, uint16_t *pairs, __m512 decay, const float *k,
         const __m512 w1 = _mm512_load_ps(w + t * COLUMNS + VECTOR);
         for (int r = 0; r < R; r++) {
             const __m512 kt = _mm512_set1_ps(k[t * ld_k + r]);
-            sum[r][0]       = _mm512_fmadd_ps(kt, w0, sum[r][0]);
-            sum[r][1]       = _mm512_fmadd_ps(kt, w1, sum[r][1]);
+            sum[r][0] = _mm512_fmadd_ps(kt, w0, sum[r][0]);
+            sum[r][1] = _mm512_fmadd_ps(kt, w1, sum[r][1]);
         }
     }
     for (int r = 0; r < R; r++)
@@ -75,7 +75,7 @@ void gdn_bf16_chunk_update(float *s, uint16_t *pairs, float decay, const float *
                            const float *w, int K)
 {
     const __m512 d = _mm512_set1_ps(decay);
-    int          x = 0;
+    int x = 0;
     for (; x + 8 <= K; x += 8)
         update_tile(s + x * COLUMNS, pairs + x * COLUMNS, d, k + x, ld_k, w, 8);
     for (; x + 2 <= K; x += 2)
@@ -95,8 +95,8 @@ INLINE void product_tile(float *p, ptrdiff_t ldp, const uint16_t *rows, const ui
             int pair;
             memcpy(&pair, rows + r * GDN_MAX_HEAD + x, sizeof pair);
             const __m512bh ax = (__m512bh)_mm512_set1_epi32(pair);
-            sum[r][0]         = _mm512_dpbf16_ps(sum[r][0], ax, w0);
-            sum[r][1]         = _mm512_dpbf16_ps(sum[r][1], ax, w1);
+            sum[r][0] = _mm512_dpbf16_ps(sum[r][0], ax, w0);
+            sum[r][1] = _mm512_dpbf16_ps(sum[r][1], ax, w1);
         }
     }
     for (int r = 0; r < R; r++)
@@ -112,11 +112,11 @@ static void strip_mul(float *p, ptrdiff_t ldp, const uint16_t *rows, const uint1
 }
 
 const struct gdn_bf16_products gdn_bf16_avx512 = {
-    .name         = "avx512bf16",
-    .needs        = GDN_CPU_AVX512 | GDN_CPU_AVX512_BF16,
-    .table        = &gdn_kernels_avx512bf16,
-    .round_rows   = gdn_bf16_round_rows,
-    .round_strip  = gdn_bf16_round_strip,
-    .strip_mul    = strip_mul,
+    .name = "avx512bf16",
+    .needs = GDN_CPU_AVX512 | GDN_CPU_AVX512_BF16,
+    .table = &gdn_kernels_avx512bf16,
+    .round_rows = gdn_bf16_round_rows,
+    .round_strip = gdn_bf16_round_strip,
+    .strip_mul = strip_mul,
     .chunk_update = gdn_bf16_chunk_update,
 };

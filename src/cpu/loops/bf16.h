@@ -17,8 +17,8 @@
 #include "cpu/loops/kernels.h"
 
 struct gdn_bf16_products {
-    const char *name;  /* "amx", "avx512bf16" */
-    uint32_t    needs; /* GDN_CPU_... */
+    const char *name;                /* "amx", "avx512bf16" */
+    uint32_t needs;                  /* GDN_CPU_... */
     const struct gdn_kernels *table; /* that it goes with */
 
     void (*round_rows)(uint16_t *rows, const float *a, ptrdiff_t lda, int K);

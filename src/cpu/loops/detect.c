@@ -23,8 +23,8 @@ const struct gdn_kernels *const gdn_cpu_tables[] = { &gdn_kernels_scalar, &gdn_k
 static const struct gdn_bf16_products *const products[] = { &gdn_bf16_amx, &gdn_bf16_avx512, NULL };
 
 enum {
-    XCR0_YMM = 0x06, /* SSE and AVX registers */
-    XCR0_ZMM = 0xe6, /* those, the masks, the upper halves and the upper sixteen */
+    XCR0_YMM = 0x06,   /* SSE and AVX registers */
+    XCR0_ZMM = 0xe6,   /* those, the masks, the upper halves and the upper sixteen */
     XCR0_AMX = 0x60000 /* tiles and their shapes */
 };
 
@@ -54,7 +54,7 @@ static bool may_use_tiles(void)
 static uint32_t detect_bf16(uint32_t leaf7_edx, uint32_t xcr0)
 {
     const uint32_t tiles = AMX_BF16 | AMX_TILE;
-    uint32_t       eax, ebx, ecx, edx;
+    uint32_t eax, ebx, ecx, edx;
     if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & AVX512_BF16)) return 0;
     if ((leaf7_edx & tiles) != tiles || (xcr0 & XCR0_AMX) != XCR0_AMX || !may_use_tiles())
         return GDN_CPU_AVX512_BF16;
@@ -63,9 +63,9 @@ static uint32_t detect_bf16(uint32_t leaf7_edx, uint32_t xcr0)
 
 uint32_t gdn_cpu_detect(void)
 {
-    const uint32_t leaf1  = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
+    const uint32_t leaf1 = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
     const uint32_t avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    uint32_t       eax, ebx, ecx, edx;
+    uint32_t eax, ebx, ecx, edx;
 
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & leaf1) != leaf1) return 0;
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(ebx & bit_AVX2)) return 0;

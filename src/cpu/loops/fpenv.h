@@ -6,6 +6,6 @@
 
 /* Saves the float environment, sets the default one; and back. Workers set theirs once. */
 uint32_t gdn_fp_enter(void);
-void     gdn_fp_leave(uint32_t saved);
+void gdn_fp_leave(uint32_t saved);
 
 #endif

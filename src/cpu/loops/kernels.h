@@ -28,17 +28,17 @@ enum { GDN_N_FLOAT_DTYPES = 3 }; /* GDN_F32, GDN_BF16, GDN_F16 index every [dtyp
 
 enum { GDN_N_Q8 = 3 }; /* GDN_I8, GDN_E4M3, GDN_E5M2: loops of 8-bit states, [dtype - GDN_I8] */
 
-enum { GDN_CHUNK        = 16 };  /* C: tokens of one chunk of the prefill */
-enum { GDN_MAX_STRIP    = 32 };  /* widest strip of state columns, floats */
+enum { GDN_CHUNK = 16 };          /* C: tokens of one chunk of the prefill */
+enum { GDN_MAX_STRIP = 32 };      /* widest strip of state columns, floats */
 enum { GDN_RECUR_COLUMNS = 128 }; /* most value columns of one step call */
 
 /* The features that an instruction set needs; gdn_cpu_detect() returns those of the machine. */
 enum {
-    GDN_CPU_AVX2   = 1u << 0, /* AVX2, FMA and F16C, and the OS saves YMM */
+    GDN_CPU_AVX2 = 1u << 0,   /* AVX2, FMA and F16C, and the OS saves YMM */
     GDN_CPU_AVX512 = 1u << 1, /* F, BW, DQ and VL, and the OS saves ZMM */
     GDN_CPU_AVX512_BF16 = 1u << 2,
-    GDN_CPU_AMX         = 1u << 3, /* tiles of bfloat16, and the OS lets this process use them */
-    GDN_CPU_NEON        = 1u << 4  /* AArch64: it is part of it */
+    GDN_CPU_AMX = 1u << 3, /* tiles of bfloat16, and the OS lets this process use them */
+    GDN_CPU_NEON = 1u << 4 /* AArch64: it is part of it */
 };
 
 /*
@@ -65,25 +65,25 @@ enum {
  * every a is 1, and any other number elsewhere. beta[t] is 0 where nothing is written, else 1.
  */
 struct gdn_recur {
-    const float *q, *k;              /* [T][K], dense */
-    const float *a, *ak, *aq;        /* [T][K], dense; a NULL: the numbers alpha and beta alone */
-    const float *v;                  /* [T][n], ld_v apart */
-    float       *o, *u;              /* [T][n], ld_o apart; may be NULL */
-    const float *alpha, *beta, *kq;  /* [T] */
-    const void  *from;               /* state dtype */
-    void *const *to;                 /* [T] */
-    float       *scratch;            /* 64-byte aligned, GDN_MAX_HEAD x GDN_RECUR_COLUMNS */
-    ptrdiff_t    ld_v, ld_o, ld_from, ld_to;
-    int          T, K, n;
-    bool         resume;
-    bool         exact; /* recur_kv: the order of summation of recur_vk */
-    int          round; /* a dtype: the state is rounded to it after each token; GDN_F32: not */
+    const float *q, *k;             /* [T][K], dense */
+    const float *a, *ak, *aq;       /* [T][K], dense; a NULL: the numbers alpha and beta alone */
+    const float *v;                 /* [T][n], ld_v apart */
+    float *o, *u;                   /* [T][n], ld_o apart; may be NULL */
+    const float *alpha, *beta, *kq; /* [T] */
+    const void *from;               /* state dtype */
+    void *const *to;                /* [T] */
+    float *scratch;                 /* 64-byte aligned, GDN_MAX_HEAD x GDN_RECUR_COLUMNS */
+    ptrdiff_t ld_v, ld_o, ld_from, ld_to;
+    int T, K, n;
+    bool resume;
+    bool exact; /* recur_kv: the order of summation of recur_vk */
+    int round;  /* a dtype: the state is rounded to it after each token; GDN_F32: not */
 };
 
 struct gdn_kernels {
-    const char *name;  /* "scalar", "avx2", "avx512", "neon" */
-    uint32_t    needs; /* GDN_CPU_... */
-    int         strip; /* width of a strip of state columns: 8 to GDN_MAX_STRIP floats */
+    const char *name; /* "scalar", "avx2", "avx512", "neon" */
+    uint32_t needs;   /* GDN_CPU_... */
+    int strip;        /* width of a strip of state columns: 8 to GDN_MAX_STRIP floats */
 
     /* Row of n elements to or from float32; exact one way, nearest even the other. */
     void (*load_row[GDN_N_FLOAT_DTYPES])(float *dst, const void *src, size_t n);
@@ -225,8 +225,8 @@ struct gdn_kernels {
      * may be x.
      */
     void (*conv_update[GDN_N_FLOAT_DTYPES])(void *y, const void *x, void *to, const void *from,
-                                            const float *weight, const float *bias,
-                                            ptrdiff_t ld_w, bool silu, int n);
+                                            const float *weight, const float *bias, ptrdiff_t ld_w,
+                                            bool silu, int n);
 
     /* sum[w][j] = sum_t dz[t][j] x[t + w][j], w < W, t < T, j < n; rows of sum ld_sum apart, those
      * of dz and x ld. Limit T + 1. */
@@ -253,13 +253,13 @@ struct gdn_kernels {
      * scales have the same bits in all tables.
      */
     void (*load8_vk[GDN_N_Q8])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
-                                  const float *scales, int K, int n);
+                               const float *scales, int K, int n);
     void (*load8_kv[GDN_N_Q8])(float *dst, ptrdiff_t ld_dst, const void *src, ptrdiff_t ld,
-                                  const float *scales, int K, int n);
+                               const float *scales, int K, int n);
     void (*store8_vk[GDN_N_Q8])(void *dst, ptrdiff_t ld, float *scales, const float *src,
-                                   ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
+                                ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
     void (*store8_kv[GDN_N_Q8])(void *dst, ptrdiff_t ld, float *scales, const float *src,
-                                   ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
+                                ptrdiff_t ld_src, const uint32_t *keys, int K, int n);
 
     /*
      * load8_vk(), recur_vk() of one token and store8_vk() in one loop: the same bits. Of the step,
@@ -267,7 +267,7 @@ struct gdn_kernels {
      * and K that it is not made for; "scalar" is made for none.
      */
     bool (*recur8_vk[GDN_N_Q8])(const struct gdn_recur *step, void *codes, ptrdiff_t ld,
-                                  float *scales, const uint32_t *keys);
+                                float *scales, const uint32_t *keys);
 };
 
 extern const struct gdn_kernels gdn_kernels_scalar;

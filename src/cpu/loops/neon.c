@@ -6,10 +6,10 @@
 
 #include "cpu/loops/kernels.h"
 
-#define VF       4
-#define VF_REGS  32
+#define VF 4
+#define VF_REGS 32
 #define VF_TABLE gdn_kernels_neon
-#define VF_NAME  "neon"
+#define VF_NAME "neon"
 #define VF_NEEDS GDN_CPU_NEON
 
 typedef float32x4_t vf;
@@ -60,20 +60,14 @@ static inline vf vf_exponent(vf x)
 }
 
 /* Returns the first two, then the last two elements of a and b. */
-static inline vf low_halves(vf a, vf b)
-{
-    return vcombine_f32(vget_low_f32(a), vget_low_f32(b));
-}
+static inline vf low_halves(vf a, vf b) { return vcombine_f32(vget_low_f32(a), vget_low_f32(b)); }
 static inline vf high_halves(vf a, vf b)
 {
     return vcombine_f32(vget_high_f32(a), vget_high_f32(b));
 }
 
 /* Halves, then the last two: a fixed tree. */
-static inline float vf_sum(vf x)
-{
-    return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x)));
-}
+static inline float vf_sum(vf x) { return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x))); }
 
 static inline float vf_largest(vf x) { return vmaxvq_f32(x); }
 
@@ -95,10 +89,10 @@ static inline vf vf_from_bf16(uint16x4_t h)
 /* Nearest even by integers; a NaN stays one. */
 static inline uint16x4_t vf_to_bf16(vf x)
 {
-    const uint32x4_t i   = vreinterpretq_u32_f32(x);
+    const uint32x4_t i = vreinterpretq_u32_f32(x);
     const uint32x4_t odd = vandq_u32(vshrq_n_u32(i, 16), vdupq_n_u32(1));
-    const uint32x4_t r   = vaddq_u32(i, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
-    const uint32x4_t q   = vorrq_u32(i, vdupq_n_u32(0x400000));
+    const uint32x4_t r = vaddq_u32(i, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    const uint32x4_t q = vorrq_u32(i, vdupq_n_u32(0x400000));
     return vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), r, q), 16);
 }
 static inline vf vf_from_f16(uint16x4_t h) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }
@@ -131,14 +125,14 @@ static inline int16x4_t load_8bit(const uint8_t *p)
 static inline void vf_load2_bf16(const uint16_t *p, vf x[2])
 {
     const uint16x8_t h = vld1q_u16(p);
-    x[0]               = vf_from_bf16(vget_low_u16(h));
-    x[1]               = vf_from_bf16(vget_high_u16(h));
+    x[0] = vf_from_bf16(vget_low_u16(h));
+    x[1] = vf_from_bf16(vget_high_u16(h));
 }
 static inline void vf_store2_bf16(uint16_t *p, const vf x[2])
 {
     uint16x4_t h[2];
     for (int m = 0; m < 2; m++) {
-        const uint32x4_t i   = vreinterpretq_u32_f32(x[m]);
+        const uint32x4_t i = vreinterpretq_u32_f32(x[m]);
         const uint32x4_t odd = vandq_u32(vshrq_n_u32(i, 16), vdupq_n_u32(1));
         h[m] = vshrn_n_u32(vaddq_u32(i, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
     }
@@ -164,7 +158,7 @@ typedef long long words __attribute__((vector_size(16)));
 static inline void store_8bit(uint8_t *p, words x)
 {
     const uint16x4_t low = vmovn_u32((uint32x4_t)x);
-    const uint8x8_t  c   = vmovn_u16(vcombine_u16(low, low));
+    const uint8x8_t c = vmovn_u16(vcombine_u16(low, low));
     memcpy(p, &c, VF);
 }
 
@@ -173,10 +167,10 @@ static inline void vf_transpose(vf r[VF])
 {
     const vf a = vtrn1q_f32(r[0], r[1]), b = vtrn2q_f32(r[0], r[1]);
     const vf c = vtrn1q_f32(r[2], r[3]), d = vtrn2q_f32(r[2], r[3]);
-    r[0]       = low_halves(a, c);
-    r[1]       = low_halves(b, d);
-    r[2]       = high_halves(a, c);
-    r[3]       = high_halves(b, d);
+    r[0] = low_halves(a, c);
+    r[1] = low_halves(b, d);
+    r[2] = high_halves(a, c);
+    r[3] = high_halves(b, d);
 }
 
 /* The one lane of 4 floats that there is: the first n, n > 0; zero beyond. */
@@ -207,7 +201,7 @@ static inline void vf_part3(vf x[3])
 static inline void vf_join3(vf x[3])
 {
     const float32x4x3_t y = { { x[0], x[1], x[2] } };
-    float               to[3 * VF];
+    float to[3 * VF];
     vst3q_f32(to, y); /* a macro of clang, which takes no braces */
     for (int i = 0; i < 3; i++) x[i] = vf_load(to + i * VF);
 }

@@ -13,11 +13,11 @@
  * 2^-shift of a unit of x `fixed`.
  */
 struct q8_format {
-    int      shift;  /* bits of a float32 behind the last place of a code */
-    uint32_t bias;   /* 2^23 of the exponents' difference */
-    uint32_t least;  /* as bits of a float32 */
-    float    fixed;
-    float    magic;
+    int shift;      /* bits of a float32 behind the last place of a code */
+    uint32_t bias;  /* 2^23 of the exponents' difference */
+    uint32_t least; /* as bits of a float32 */
+    float fixed;
+    float magic;
     uint32_t magic_bits;
 };
 

@@ -49,7 +49,7 @@ static float from_f16(uint16_t h)
 static uint16_t to_f16(float x)
 {
     const uint32_t i = float_bits(x), sign = i >> 16 & 0x8000, a = i & 0x7fffffff;
-    uint32_t       h;
+    uint32_t h;
     if (a > 0x7f800000)
         h = 0x7e00 | (a >> 13 & 1023);
     else if (a >= 0x477ff000) /* 65520, half way to the next power of two: even is infinity */
@@ -102,9 +102,9 @@ struct storage {
     void (*store)(void *dst, const float *src, size_t n);
 };
 
-static const struct storage f32  = { sizeof(float), load_row_f32, store_row_f32 };
+static const struct storage f32 = { sizeof(float), load_row_f32, store_row_f32 };
 static const struct storage bf16 = { sizeof(uint16_t), load_row_bf16, store_row_bf16 };
-static const struct storage f16  = { sizeof(uint16_t), load_row_f16, store_row_f16 };
+static const struct storage f16 = { sizeof(uint16_t), load_row_f16, store_row_f16 };
 
 /* ---- Rows ---- */
 
@@ -141,7 +141,7 @@ static void norm_row(float *y, const float *x, float s, const float *w, const fl
 {
     for (size_t i = 0; i < n; i++) {
         const float v = x[i] * s * (w ? w[i] : 1);
-        y[i]          = !z ? v : sigmoid ? times_sigmoid(v, z[i]) : v * silu_of(z[i]);
+        y[i] = !z ? v : sigmoid ? times_sigmoid(v, z[i]) : v * silu_of(z[i]);
     }
 }
 
@@ -160,7 +160,7 @@ static void slope_row(float *act, float *slope, const float *z, bool sigmoid, si
     for (size_t i = 0; i < n; i++) {
         const double x = z[i] > 200 ? 200 : z[i] < -1000 ? -1000 : (double)z[i];
         const double s = 1 / (1 + exp(-x)), rest = 1 / (1 + exp(x));
-        const float  y = sigmoid ? (float)s : z[i] > 200 ? z[i] : (float)(x * s);
+        const float y = sigmoid ? (float)s : z[i] > 200 ? z[i] : (float)(x * s);
         if (slope) slope[i] = (float)(sigmoid ? s * rest : s * (1 + x * rest));
         if (act) act[i] = y;
     }
@@ -170,7 +170,7 @@ static void gate_row(float *g, const float *a, const float *neg_exp_A, const flo
 {
     for (size_t i = 0; i < n; i++) {
         const float x = a[i] + dt[i];
-        g[i]          = neg_exp_A[i] * (x > 20 ? x : log1pf(expf(x)));
+        g[i] = neg_exp_A[i] * (x > 20 ? x : log1pf(expf(x)));
     }
 }
 
@@ -188,17 +188,17 @@ static void gemm_nt(float *c, ptrdiff_t ldc, const float *a, ptrdiff_t lda, cons
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             const float sum = dot(a + i * lda, b + j * ldb, (size_t)K);
-            c[i * ldc + j]  = add ? c[i * ldc + j] + sum : sum;
+            c[i * ldc + j] = add ? c[i * ldc + j] + sum : sum;
         }
 }
 
-static void gemv(const struct storage *dtype, float *y, const float *x, const void *w,
-                 ptrdiff_t ld, int n, int K, bool add)
+static void gemv(const struct storage *dtype, float *y, const float *x, const void *w, ptrdiff_t ld,
+                 int n, int K, bool add)
 {
     enum { PIECE = 64 };
     for (int j = 0; j < n; j++) {
-        const char *row  = (const char *)w + j * ld * dtype->bytes;
-        float       s[8] = { 0 }, piece[PIECE];
+        const char *row = (const char *)w + j * ld * dtype->bytes;
+        float s[8] = { 0 }, piece[PIECE];
         for (int k = 0; k < K; k += PIECE) {
             const size_t some = (size_t)(K - k < PIECE ? K - k : PIECE);
             dtype->load(piece, row + k * dtype->bytes, some);
@@ -208,11 +208,11 @@ static void gemv(const struct storage *dtype, float *y, const float *x, const vo
     }
 }
 
-#define GEMV(dtype)                                                                            \
-    static void gemv_##dtype(float *y, const float *x, const void *w, ptrdiff_t ld, int n,     \
-                             int K, bool add)                                                  \
-    {                                                                                          \
-        gemv(&dtype, y, x, w, ld, n, K, add);                                                  \
+#define GEMV(dtype)                                                                               \
+    static void gemv_##dtype(float *y, const float *x, const void *w, ptrdiff_t ld, int n, int K, \
+                             bool add)                                                            \
+    {                                                                                             \
+        gemv(&dtype, y, x, w, ld, n, K, add);                                                     \
     }
 GEMV(f32)
 GEMV(bf16)
@@ -392,7 +392,7 @@ static struct shape step_shape(const struct gdn_recur *s, bool k_first)
 static void step_load(const struct gdn_recur *s, const struct storage *dtype, bool k_first)
 {
     const struct shape shape = step_shape(s, k_first);
-    const char        *from  = s->from;
+    const char *from = s->from;
     for (int i = 0; i < shape.rows; i++) {
         float *row = s->scratch + (ptrdiff_t)i * shape.length;
         if (from)
@@ -414,13 +414,13 @@ static void step_store(const struct gdn_recur *s, char *to, const struct storage
 /* Computes token t on column j, whose state is K elements from S, `next` apart. */
 static void step_token(const struct gdn_recur *s, int t, int j, float *S, ptrdiff_t next)
 {
-    const int    K     = s->K;
-    const float *k     = s->k + (ptrdiff_t)t * K;
-    const float *a     = s->a ? s->a + (ptrdiff_t)t * K : NULL;
+    const int K = s->K;
+    const float *k = s->k + (ptrdiff_t)t * K;
+    const float *a = s->a ? s->a + (ptrdiff_t)t * K : NULL;
     const float *dot_k = (a ? s->ak : s->k) + (ptrdiff_t)t * K;
     const float *dot_q = (a ? s->aq : s->q) + (ptrdiff_t)t * K;
-    const float  alpha = a ? 1 : s->alpha[t], beta = s->beta[t];
-    float        ps[LANES] = { 0 }, zs[LANES] = { 0 };
+    const float alpha = a ? 1 : s->alpha[t], beta = s->beta[t];
+    float ps[LANES] = { 0 }, zs[LANES] = { 0 };
     for (int x = 0; x < K; x++) {
         if (a ? a[x] == 0 : alpha == 0) S[x * next] = 0;
         ps[x % LANES] += S[x * next] * dot_k[x];
@@ -498,7 +498,7 @@ static void conv(const struct storage *dtype, char *y, ptrdiff_t ld_y, const cha
 {
     for (int c = 0; c < n; c += CHANNELS) {
         const int m = n - c < CHANNELS ? n - c : CHANNELS;
-        float     in[CHANNELS], out[CHANNELS];
+        float in[CHANNELS], out[CHANNELS];
         for (int64_t t = 0; t < T; t++) {
             dtype->load(in, x + (t * ld_x + c) * dtype->bytes, (size_t)m);
             conv_token(out, in, window + c, weight + c, bias ? bias + c : NULL, ld_w, W, silu, m);
@@ -538,18 +538,18 @@ static void conv_update(const struct storage *dtype, char *y, const char *x, cha
     }
 }
 
-#define CONV(dtype)                                                                            \
-    static void conv_##dtype(void *y, ptrdiff_t ld_y, const void *x, ptrdiff_t ld_x,           \
-                             float *window, const float *weight, const float *bias,            \
-                             ptrdiff_t ld_w, int W, bool silu, int64_t T, int n)               \
-    {                                                                                          \
-        conv(&dtype, y, ld_y, x, ld_x, window, weight, bias, ld_w, W, silu, T, n);             \
-    }                                                                                          \
-    static void conv_update_##dtype(void *y, const void *x, void *to, const void *from,        \
-                                    const float *weight, const float *bias, ptrdiff_t ld_w,    \
-                                    bool silu, int n)                                          \
-    {                                                                                          \
-        conv_update(&dtype, y, x, to, from, weight, bias, ld_w, silu, n);                      \
+#define CONV(dtype)                                                                         \
+    static void conv_##dtype(void *y, ptrdiff_t ld_y, const void *x, ptrdiff_t ld_x,        \
+                             float *window, const float *weight, const float *bias,         \
+                             ptrdiff_t ld_w, int W, bool silu, int64_t T, int n)            \
+    {                                                                                       \
+        conv(&dtype, y, ld_y, x, ld_x, window, weight, bias, ld_w, W, silu, T, n);          \
+    }                                                                                       \
+    static void conv_update_##dtype(void *y, const void *x, void *to, const void *from,     \
+                                    const float *weight, const float *bias, ptrdiff_t ld_w, \
+                                    bool silu, int n)                                       \
+    {                                                                                       \
+        conv_update(&dtype, y, x, to, from, weight, bias, ld_w, silu, n);                   \
     }
 CONV(f32)
 CONV(bf16)
@@ -561,40 +561,43 @@ CONV(f16)
 
 /* ---- The table ---- */
 
-#define BY_DTYPE(name) { [GDN_F32] = name##_f32, [GDN_BF16] = name##_bf16, [GDN_F16] = name##_f16 }
+#define BY_DTYPE(name)                                                           \
+    {                                                                            \
+        [GDN_F32] = name##_f32, [GDN_BF16] = name##_bf16, [GDN_F16] = name##_f16 \
+    }
 
 const struct gdn_kernels gdn_kernels_scalar = {
-    .name         = "scalar",
-    .needs        = 0,
-    .strip        = STRIP,
-    .load_row     = BY_DTYPE(load_row),
-    .store_row    = BY_DTYPE(store_row),
-    .dot          = dot,
-    .norm_row     = norm_row,
-    .exp_row      = exp_row,
-    .sigmoid_row  = sigmoid_row,
-    .slope_row    = slope_row,
-    .gate_row     = gate_row,
-    .transpose    = transpose,
-    .gemm_nt      = gemm_nt,
-    .gemv         = BY_DTYPE(gemv),
-    .strip_mul    = strip_mul,
-    .chunk_gates  = chunk_gates,
-    .chunk_solve  = chunk_solve,
+    .name = "scalar",
+    .needs = 0,
+    .strip = STRIP,
+    .load_row = BY_DTYPE(load_row),
+    .store_row = BY_DTYPE(store_row),
+    .dot = dot,
+    .norm_row = norm_row,
+    .exp_row = exp_row,
+    .sigmoid_row = sigmoid_row,
+    .slope_row = slope_row,
+    .gate_row = gate_row,
+    .transpose = transpose,
+    .gemm_nt = gemm_nt,
+    .gemv = BY_DTYPE(gemv),
+    .strip_mul = strip_mul,
+    .chunk_gates = chunk_gates,
+    .chunk_solve = chunk_solve,
     .chunk_update = chunk_update,
-    .decay_kind   = decay_kind,
+    .decay_kind = decay_kind,
     .channel_update = channel_update,
-    .channel_walk   = channel_walk,
-    .channel_scale  = channel_scale,
-    .chunk_write  = chunk_write,
+    .channel_walk = channel_walk,
+    .channel_scale = channel_scale,
+    .chunk_write = chunk_write,
     .chunk_return = chunk_return,
-    .recur_vk     = BY_DTYPE(recur_vk),
-    .recur_kv     = BY_DTYPE(recur_kv),
-    .add_outer    = add_outer,
-    .recur_strip  = BY_DTYPE(recur_strip),
-    .conv         = BY_DTYPE(conv),
-    .conv_update  = BY_DTYPE(conv_update),
-    .conv_sums    = conv_sums,
-    .recur8_vk    = { recur8_vk, recur8_vk, recur8_vk },
+    .recur_vk = BY_DTYPE(recur_vk),
+    .recur_kv = BY_DTYPE(recur_kv),
+    .add_outer = add_outer,
+    .recur_strip = BY_DTYPE(recur_strip),
+    .conv = BY_DTYPE(conv),
+    .conv_update = BY_DTYPE(conv_update),
+    .conv_sums = conv_sums,
+    .recur8_vk = { recur8_vk, recur8_vk, recur8_vk },
     Q8_LINES,
 };

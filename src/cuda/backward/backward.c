@@ -15,8 +15,16 @@
  * and V at a time, WINDOW_BYTES the memory of a window, LEAST_WINDOW the chunks that it has even if
  * memory has fewer, FEW the most sequences for which windows without work cost less than idle
  * multiprocessors. */
-enum { STRIP = 32, LEAST_CHUNKS = 8, MOST_WINDOWS = 32, DEEP = 128, WINDOW_BYTES = 640 << 20,
-       LEAST_WINDOW = 128, FEW = 16, TILE = GDN_CU_BACKWARD_TILE };
+enum {
+    STRIP = 32,
+    LEAST_CHUNKS = 8,
+    MOST_WINDOWS = 32,
+    DEEP = 128,
+    WINDOW_BYTES = 640 << 20,
+    LEAST_WINDOW = 128,
+    FEW = 16,
+    TILE = GDN_CU_BACKWARD_TILE
+};
 
 static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 
@@ -32,8 +40,8 @@ static bool has_checkpoints(const struct gdn_cu_backward *a)
 static int64_t chunks_in_memory(const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    return max_of(LEAST_WINDOW, WINDOW_BYTES / ((int64_t)r->H * a->record_bytes +
-                                                (int64_t)r->Hk * a->key_bytes));
+    return max_of(LEAST_WINDOW,
+                  WINDOW_BYTES / ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
 }
 
 /* Returns what a test wants (sm90/cache.h), else 0. */
@@ -96,14 +104,13 @@ static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_bac
  * window two thirds full or fuller (plan.cuh). */
 static void cut_through(struct gdn_cu_backward *a, int64_t n)
 {
-    const struct gdn_cu_batch *b       = &a->rule.batch;
-    const int64_t              numbers = count_numbers(b), every = chunks_between(a);
-    const bool                 packed  = b->cu_seqlens.data != NULL;
-    const int64_t              full    = packed && every <= n ? n - n % every : n;
+    const struct gdn_cu_batch *b = &a->rule.batch;
+    const int64_t numbers = count_numbers(b), every = chunks_between(a);
+    const bool packed = b->cu_seqlens.data != NULL;
+    const int64_t full = packed && every <= n ? n - n % every : n;
     a->window_chunks = 0;
-    a->n_chunks      = n < numbers ? n : numbers;
-    a->n_windows     = packed && b->B > 1 ? ceil_of(3 * numbers, 2 * n) + 1
-                                          : ceil_of(numbers, full);
+    a->n_chunks = n < numbers ? n : numbers;
+    a->n_windows = packed && b->B > 1 ? ceil_of(3 * numbers, 2 * n) + 1 : ceil_of(numbers, full);
     if (n >= numbers) a->n_windows = 1;
     if (a->n_windows > 1 && a->n_parts > n) a->n_parts = n;
 }
@@ -123,8 +130,8 @@ static bool has_states_between(const struct gdn_cu_backward *a)
 static void cut_each(struct gdn_cu_backward *a, int64_t most, int64_t n)
 {
     a->window_chunks = n;
-    a->n_chunks      = a->n_parts * n;
-    a->n_windows     = most ? ceil_of(most, n) : 1;
+    a->n_chunks = a->n_parts * n;
+    a->n_windows = most ? ceil_of(most, n) : 1;
 }
 
 /* Lets windows begin at checkpoints of the caller, if these are close enough. A window through the
@@ -132,7 +139,7 @@ static void cut_each(struct gdn_cu_backward *a, int64_t most, int64_t n)
 static void cut_at_checkpoints(struct gdn_cu_backward *a, int64_t most)
 {
     struct gdn_cu_batch *b = &a->rule.batch;
-    const int64_t        every = chunks_between(a), n = a->window_chunks;
+    const int64_t every = chunks_between(a), n = a->window_chunks;
     if (!has_checkpoints(a)) return;
     if (!has_states_between(a) || (n ? every > n : 3 * every > a->n_chunks)) {
         b->checkpoint_pool = -1;
@@ -152,10 +159,10 @@ static void cut_windows(const gdn_ctx *ctx, struct gdn_cu_backward *a)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
     const bool packed = b->cu_seqlens.data != NULL;
-    int64_t    most   = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
+    int64_t most = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
     if (a->cut.units && most > a->cut.each / GDN_CU_BACKWARD_CHUNK)
         most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
-    a->n_parts           = b->B + a->cut.units;
+    a->n_parts = b->B + a->cut.units;
     const int64_t wanted = wanted_chunks(ctx, a, most);
     cut_each(a, most, wanted < most ? wanted : max_of(most, 1));
     const int64_t n = packed ? chunks_through_packed(ctx, a) : chunks_through_padded(ctx, a);
@@ -210,46 +217,43 @@ static int64_t n_planned(const struct gdn_cu_backward *a)
 static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
 {
     struct gdn_cu_rule r = a->rule;
-    r.q                     = a->q;
-    r.k                     = a->k;
-    r.out                   = (struct gdn_rows){ .data = NULL };
-    r.to                    = (struct gdn_pool_view){ .data = NULL };
-    r.checkpoints           = a->starts;
-    r.batch.read_pool       = r.from.data ? r.batch.B : -1;
-    r.batch.write_pool      = -1;
+    r.q = a->q;
+    r.k = a->k;
+    r.out = (struct gdn_rows){ .data = NULL };
+    r.to = (struct gdn_pool_view){ .data = NULL };
+    r.checkpoints = a->starts;
+    r.batch.read_pool = r.from.data ? r.batch.B : -1;
+    r.batch.write_pool = -1;
     r.batch.checkpoint_pool = r.batch.n_checkpoints = n_starts(a);
-    r.batch.checkpoint_every                        = a->window_chunks * GDN_CU_BACKWARD_CHUNK;
+    r.batch.checkpoint_every = a->window_chunks * GDN_CU_BACKWARD_CHUNK;
     if (!goes_through(a)) return r;
     const int64_t W = a->n_windows, starts = 2 * (W + 1), positions = starts + r.batch.B + 1;
     const struct gdn_cu_array list = { .data = a->plan, .stride = { 1, 0 }, .dtype = GDN_I64 };
     r.batch.checkpoint_starts = r.batch.checkpoint_positions = r.batch.token_count = list;
     if (!a->plan) return r;
-    r.batch.checkpoint_starts.data    = a->plan + starts;
+    r.batch.checkpoint_starts.data = a->plan + starts;
     r.batch.checkpoint_positions.data = a->plan + positions;
-    r.batch.token_count.data          = a->plan + positions + W;
+    r.batch.token_count.data = a->plan + positions + W;
     return r;
 }
 
-static bool has_sums(const struct gdn_cu_backward *a)
-{
-    return a->dA_log.data || a->ddt_bias.data;
-}
+static bool has_sums(const struct gdn_cu_backward *a) { return a->dA_log.data || a->ddt_bias.data; }
 
 /* Returns true if the gradient of the initial states is the only one. It needs no states. */
 static bool wants_state_alone(const struct gdn_cu_backward *a)
 {
-    return !a->dq.data && !a->dk.data && !a->dv.data && !a->dg.data &&
-           !a->dbeta.data && !has_sums(a);
+    return !a->dq.data && !a->dk.data && !a->dv.data && !a->dg.data && !a->dbeta.data &&
+           !has_sums(a);
 }
 
 /* Returns the walk to dstate, whose maps are those of the keys as they are given. */
 static struct gdn_cuda_summary walk_of(const struct gdn_cu_backward *a,
                                        struct gdn_cuda_cut_options options)
 {
-    struct gdn_cuda_summary s = { .rule            = a->rule,
+    struct gdn_cuda_summary s = { .rule = a->rule,
                                   .batch_invariant = options.whole,
-                                  .every_token     = options.every_token,
-                                  .back            = true };
+                                  .every_token = options.every_token,
+                                  .back = true };
     s.rule.q = s.rule.k = a->k;
     s.rule.v.data = s.rule.from.data = NULL;
     return s;
@@ -285,7 +289,7 @@ static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options optio
     if (has_checkpoints(a)) return;
     const struct gdn_cu_rule first = first_pass(a);
     a->starts.k_first = false;
-    a->starts.ld      = a->rule.K;
+    a->starts.ld = a->rule.K;
     if (!has_states_between(a) || options.whole || is_portable(a) ||
         gdn_cuda_prefill_sm90_why_not(ctx, &first))
         return;
@@ -302,7 +306,7 @@ static void size_records(struct gdn_cu_backward *a)
 {
     const int32_t K = (int32_t)n_tiles(a->rule.K), V = (int32_t)n_tiles(a->rule.V);
     a->record_bytes = GDN_CU_BACKWARD_SQUARES + 2 * TILE * V * (1 + K);
-    a->key_bytes    = GDN_CU_BACKWARD_NORMS + 2 * TILE * K;
+    a->key_bytes = GDN_CU_BACKWARD_NORMS + 2 * TILE * K;
 }
 
 /* Returns the power of two that the scale of q is times a number from 1 to 2. bf16 has the range of
@@ -310,7 +314,7 @@ static void size_records(struct gdn_cu_backward *a)
 static float drop_of(const struct gdn_cu_backward *a)
 {
     const float scale = fabsf(a->rule.scale);
-    int         power = 0;
+    int power = 0;
     if (a->q.dtype != GDN_F16 || !(scale > 0x1p-60f && scale < 0x1p60f)) return 1;
     frexpf(scale, &power);
     return ldexpf(1, power - 1);
@@ -329,33 +333,33 @@ static int32_t find_strips(const struct gdn_cu_backward *a, int64_t n_heads)
 static void size_portable(const gdn_ctx *ctx, struct gdn_cu_backward *a)
 {
     const int most = ctx->cuda->shared_most;
-    a->n_strips    = (int32_t)ceil_of(a->rule.V, DEEP / 2);
-    a->walk_bytes  = most >= GDN_CU_PORTABLE_WALK_BYTES ? GDN_CU_PORTABLE_WALK_BYTES
-                                                        : GDN_CU_PORTABLE_WALK_LEAST;
+    a->n_strips = (int32_t)ceil_of(a->rule.V, DEEP / 2);
+    a->walk_bytes = most >= GDN_CU_PORTABLE_WALK_BYTES ? GDN_CU_PORTABLE_WALK_BYTES
+                                                       : GDN_CU_PORTABLE_WALK_LEAST;
     a->heads_bytes = most >= GDN_CU_PORTABLE_HEADS_BYTES ? GDN_CU_PORTABLE_HEADS_BYTES
                                                          : GDN_CU_PORTABLE_HEADS_LEAST;
 }
 
 static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)
 {
-    const struct gdn_backward       *w     = &c->work;
-    const gdn_prefill_backward_args *args  = &c->args;
-    const struct gdn_rule           *r     = &w->rule;
+    const struct gdn_backward *w = &c->work;
+    const gdn_prefill_backward_args *args = &c->args;
+    const struct gdn_rule *r = &w->rule;
     struct gdn_cu_backward a = {
-        .q          = r->q,
-        .k          = r->k,
-        .dout       = w->dout,
-        .dq         = w->dq,
-        .dk         = w->dk,
-        .dv         = w->dv,
-        .dg         = w->dg,
-        .dbeta      = w->dbeta,
-        .dA_log     = gdn_cuda_array(&args->dA_log),
-        .ddt_bias   = gdn_cuda_array(&args->ddt_bias),
+        .q = r->q,
+        .k = r->k,
+        .dout = w->dout,
+        .dq = w->dq,
+        .dk = w->dk,
+        .dv = w->dv,
+        .dg = w->dg,
+        .dbeta = w->dbeta,
+        .dA_log = gdn_cuda_array(&args->dA_log),
+        .ddt_bias = gdn_cuda_array(&args->ddt_bias),
         .dstate_out = w->dstate_out,
-        .n_strips   = (r->V + STRIP - 1) / STRIP,
-        .n_tokens   = c->tokens.padded ? c->plan.B * c->tokens.T : c->tokens.N,
-        .adds       = w->adds,
+        .n_strips = (r->V + STRIP - 1) / STRIP,
+        .n_tokens = c->tokens.padded ? c->plan.B * c->tokens.T : c->tokens.N,
+        .adds = w->adds,
     };
     gdn_cuda_fill_rule(&a.rule, r, &args->A_log, &args->dt_bias, &c->plan, &c->tokens, &c->pools);
     a.rule.to = w->dstate;
@@ -365,22 +369,22 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     a.starts = a.carry = a.S = a.J = states(&a.rule);
     const enum gdn_backward_form form = gdn_cuda_backward_form(ctx, &a);
     if (form != GDN_BACKWARD_GENERAL) {
-        a.n_blocks     = ctx->cuda->sm_count;
-        a.walk_bytes   = form == GDN_BACKWARD_PORTABLE ? GDN_CU_PORTABLE_WALK_LEAST : 0;
+        a.n_blocks = ctx->cuda->sm_count;
+        a.walk_bytes = form == GDN_BACKWARD_PORTABLE ? GDN_CU_PORTABLE_WALK_LEAST : 0;
         size_records(&a);
-        a.drop         = drop_of(&a);
+        a.drop = drop_of(&a);
         a.rule.scale /= a.drop;
-        a.J.k_first    = false;
-        a.J.ld         = r->K;
+        a.J.k_first = false;
+        a.J.ld = r->K;
         if (wants_state_alone(&a)) cut_walk(ctx, options_of(c), &a);
     }
     if (options_of(c).whole) a.rule.batch.checkpoint_pool = -1;
     cut_windows(ctx, &a);
     if (has_checkpoints(&a)) a.starts = w->checkpoints;
     if (!a.n_blocks) return a;
-    const int64_t n_rows = goes_through(&a) ? ceil_of(a.rule.batch.B * a.n_chunks,
-                                                      count_numbers(&a.rule.batch))
-                                            : a.rule.batch.B;
+    const int64_t n_rows = goes_through(&a)
+                               ? ceil_of(a.rule.batch.B * a.n_chunks, count_numbers(&a.rule.batch))
+                               : a.rule.batch.B;
     const int64_t n_heads = (a.cut.units ? a.cut.units : n_rows) * a.rule.H;
     a.n_strips = find_strips(&a, n_heads);
     if (is_portable(&a)) size_portable(ctx, &a);
@@ -406,13 +410,13 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                       struct gdn_cu_backward *a, char *memory)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    const size_t              all = wants_state_alone(a) ? 0 : 1;
+    const size_t all = wants_state_alone(a) ? 0 : 1;
     const size_t chunks = (size_t)a->n_chunks, H = (size_t)r->H;
     const size_t rows = 4 * chunks * GDN_CU_BACKWARD_CHUNK, state = 4 * (size_t)a->S.slot;
     const size_t K = (size_t)r->K, V = (size_t)r->V;
     const size_t starts = all * (size_t)n_starts(a) * state;
     const size_t between = (size_t)n_carried(a) * state;
-    void *const  checkpoints = has_checkpoints(a) ? a->starts.data : NULL;
+    void *const checkpoints = has_checkpoints(a) ? a->starts.data : NULL;
     const struct gdn_room rooms[] = {
         { &a->rule.q.data, rows * (size_t)r->Hq * K },
         { &a->rule.k.data, rows * (size_t)r->Hk * K },
@@ -451,17 +455,25 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_backward *a, enum gdn
                          int64_t n_blocks, size_t shared_bytes, void *stream)
 {
     const struct gdn_cuda_call call = {
-        .kernel       = kernel,
-        .grid         = { n_blocks, 1, 1 },
+        .kernel = kernel,
+        .grid = { n_blocks, 1, 1 },
         .shared_bytes = shared_bytes,
-        .stream       = stream,
-        .args         = a,
+        .stream = stream,
+        .args = a,
     };
     return gdn_cuda_launch(ctx, &call);
 }
 
 enum mma_kernel {
-    PREPARE, PREPARE_DEEP, HALF, WHOLE, DEEP_WALK, HALF_ALONE, WHOLE_ALONE, DEEP_ALONE, HEADS,
+    PREPARE,
+    PREPARE_DEEP,
+    HALF,
+    WHOLE,
+    DEEP_WALK,
+    HALF_ALONE,
+    WHOLE_ALONE,
+    DEEP_ALONE,
+    HEADS,
     HEADS_WIDE
 };
 
@@ -532,14 +544,14 @@ static gdn_status launch_heads(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
     const int64_t share = is_deep(a) ? 2 : 1;
     const int64_t items = a->n_chunks * a->rule.Hk, most = a->n_blocks / share;
     const struct gdn_cuda_call call = {
-        .kernel       = mma_heads(a),
-        .grid         = { share * (items < most ? items : most), 1, 1 },
-        .cluster      = (int)share,
+        .kernel = mma_heads(a),
+        .grid = { share * (items < most ? items : most), 1, 1 },
+        .cluster = (int)share,
         .shared_bytes = is_portable(a) ? (size_t)a->heads_bytes
                         : is_wide(a)   ? GDN_CU_HEADS_WIDE_BYTES
                                        : GDN_CU_HEADS_BYTES,
-        .stream       = stream,
-        .args         = a,
+        .stream = stream,
+        .args = a,
     };
     return gdn_cuda_launch(ctx, &call);
 }
@@ -560,15 +572,17 @@ static gdn_status launch_window(gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t
                                 bool reverse, void *stream)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    const int64_t             n_walks = r->batch.B * r->H * a->n_strips;
+    const int64_t n_walks = r->batch.B * r->H * a->n_strips;
     a->window = window;
     if (a->n_blocks) return launch_mma(ctx, a, reverse, stream);
     TRY(launch(ctx, a, GDN_CU_backward_general_load, a->n_chunks * (r->Hq + r->Hk), 0, stream));
     TRY(launch(ctx, a, GDN_CU_backward_general_forward, n_walks, GDN_CU_STRIP_BYTES, stream));
     if (!reverse) return GDN_OK;
     TRY(launch(ctx, a, GDN_CU_backward_general_reverse, n_walks, GDN_CU_REVERSE_BYTES, stream));
-    TRY(launch(ctx, a, GDN_CU_backward_general_chunk, a->n_chunks * r->H, GDN_CU_GRADIENTS_BYTES, stream));
-    return launch(ctx, a, GDN_CU_backward_general_store, a->n_chunks * (r->Hq + r->Hk + r->Hv), 0, stream);
+    TRY(launch(ctx, a, GDN_CU_backward_general_chunk, a->n_chunks * r->H, GDN_CU_GRADIENTS_BYTES,
+               stream));
+    return launch(ctx, a, GDN_CU_backward_general_store, a->n_chunks * (r->Hq + r->Hk + r->Hv), 0,
+                  stream);
 }
 
 /* Returns true if there may be masked tokens. Their gradients are zero. */
@@ -585,16 +599,17 @@ static gdn_status launch_plan(gdn_ctx *ctx, const struct gdn_cu_backward *a,
     enum { THREADS = 256 };
     if (!a->plan) return GDN_OK;
     gdn_cuda_ran_add(ran, GDN_CU_backward_general_plan);
-    return launch(ctx, a, GDN_CU_backward_general_plan, ceil_of(a->rule.batch.B, THREADS), 0, stream);
+    return launch(ctx, a, GDN_CU_backward_general_plan, ceil_of(a->rule.batch.B, THREADS), 0,
+                  stream);
 }
 
 /* Launches the walk to dstate, from the last window to the first, on tensor cores. */
 static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                                struct gdn_cu_backward *a, void *stream)
 {
-    const struct gdn_cu_rule     *r    = &a->rule;
-    const struct gdn_cuda_summary s    = walk_of(a, options);
-    const enum gdn_kernel_id      walk = mma_walks(a);
+    const struct gdn_cu_rule *r = &a->rule;
+    const struct gdn_cuda_summary s = walk_of(a, options);
+    const enum gdn_kernel_id walk = mma_walks(a);
     struct gdn_cuda_ran ran = { .n = 0 };
     if (a->cut.first) TRY(gdn_cuda_walk_maps(ctx, &s, &a->cut, &ran, stream));
     TRY(launch_plan(ctx, a, &ran, stream));
@@ -610,8 +625,9 @@ static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options
 
 static gdn_status launch_state_alone(gdn_ctx *ctx, struct gdn_cu_backward *a, void *stream)
 {
-    const enum gdn_kernel_id  ran[] = { GDN_CU_backward_general_load, GDN_CU_backward_general_reverse };
-    const struct gdn_cu_rule *r     = &a->rule;
+    const enum gdn_kernel_id ran[] = { GDN_CU_backward_general_load,
+                                       GDN_CU_backward_general_reverse };
+    const struct gdn_cu_rule *r = &a->rule;
     for (a->window = a->n_windows - 1; a->window >= 0; a->window--) {
         TRY(launch(ctx, a, ran[0], a->n_chunks * (r->Hq + r->Hk), 0, stream));
         TRY(launch(ctx, a, ran[1], r->batch.B * r->H * a->n_strips, GDN_CU_REVERSE_BYTES, stream));
@@ -626,21 +642,21 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     if (wants_state_alone(a))
         return a->n_blocks ? launch_parts(ctx, options, a, stream)
                            : launch_state_alone(ctx, a, stream);
-    struct gdn_cuda_ran ran = { 5, { GDN_CU_backward_general_load, GDN_CU_backward_general_forward,
-                                     GDN_CU_backward_general_reverse, GDN_CU_backward_general_chunk,
-                                     GDN_CU_backward_general_store } };
+    struct gdn_cuda_ran ran = { 5,
+                                { GDN_CU_backward_general_load, GDN_CU_backward_general_forward,
+                                  GDN_CU_backward_general_reverse, GDN_CU_backward_general_chunk,
+                                  GDN_CU_backward_general_store } };
     if (a->n_blocks)
         ran = (struct gdn_cuda_ran){ 3, { mma_prepare(a), mma_walks(a), mma_heads(a) } };
     TRY(launch_plan(ctx, a, &ran, stream));
     if (is_by_prefill(a)) {
-        const struct gdn_cu_rule     first = first_pass(a);
-        const struct gdn_cuda_chunks how   = { .memory = a->scratch, .options = options };
+        const struct gdn_cu_rule first = first_pass(a);
+        const struct gdn_cuda_chunks how = { .memory = a->scratch, .options = options };
         TRY(gdn_cuda_prefill_sm90(ctx, &first, &how, &ran, stream));
     }
     const int64_t n_first = has_states_between(a) && !a->starts_every ? a->n_windows - 1 : 0;
     for (int64_t i = 0; i < n_first; i++) TRY(launch_window(ctx, a, i, false, stream));
-    for (int64_t i = a->n_windows - 1; i >= 0; i--)
-        TRY(launch_window(ctx, a, i, true, stream));
+    for (int64_t i = a->n_windows - 1; i >= 0; i--) TRY(launch_window(ctx, a, i, true, stream));
     if (has_rest(a)) {
         gdn_cuda_ran_add(&ran, GDN_CU_backward_general_rest);
         TRY(launch(ctx, a, GDN_CU_backward_general_rest, ceil_of(a->n_tokens, WARPS), 0, stream));
@@ -656,26 +672,26 @@ _Static_assert(sizeof(struct gdn_cu_backward) <= GDN_PLAN_ROOM, "a plan has room
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    struct gdn_backward_call *c    = call;
-    struct gdn_cu_backward   *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
+    struct gdn_backward_call *c = call;
+    struct gdn_cu_backward *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
     TRY(gdn_cuda_check_family(ctx, &c->work.rule, &c->args.A_log));
-    *args                       = args_of(ctx, c);
+    *args = args_of(ctx, c);
     struct gdn_cu_backward copy = *args;
-    c->base.bytes               = lay_out(ctx, options_of(c), &copy, NULL);
+    c->base.bytes = lay_out(ctx, options_of(c), &copy, NULL);
     return GDN_OK;
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_backward_call *c    = call;
-    struct gdn_cu_backward         *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
+    const struct gdn_backward_call *c = call;
+    struct gdn_cu_backward *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
     const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
     gdn_cuda_backward_log(ctx, args);
     lay_out(ctx, options_of(c), args, memory);
     if (args->n_blocks && !is_portable(args)) {
         const struct gdn_cu_rule *r = &args->rule;
-        const int                 map = GDN_CUDA_MAP_BACK;
+        const int map = GDN_CUDA_MAP_BACK;
         TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, &r->batch, r->H, r->V, &args->v_map));
         TRY(gdn_cuda_find_map(ctx, "dout", map + 1, &args->dout, &r->batch, r->H, r->V,
                               &args->dout_map));

@@ -18,11 +18,11 @@ static_assert((int)GDN_CU_BACKWARD_CHUNK <= (int)CHUNK, "chunks of the stages");
 /* The part of a sequence inside a window. Tokens before the window do not count here. */
 struct backward_window {
     struct gdn_cu_seq seq;
-    int64_t           first;    /* the place in memory of its first chunk */
-    int64_t           n_chunks;
-    int64_t           before;   /* its chunks before the window */
-    bool              is_there; /* it has a chunk here, or has none and would begin here */
-    bool              is_last;  /* no tokens come after the window */
+    int64_t first; /* the place in memory of its first chunk */
+    int64_t n_chunks;
+    int64_t before; /* its chunks before the window */
+    bool is_there;  /* it has a chunk here, or has none and would begin here */
+    bool is_last;   /* no tokens come after the window */
 };
 
 /* Returns the number of a sequence's first chunk, counted from the first sequence. row = B: the
@@ -51,23 +51,23 @@ GDN_DEVICE struct backward_numbers numbers_of(const struct gdn_cu_backward &a)
 GDN_DEVICE struct backward_window window_of(const struct gdn_cu_backward &a,
                                             const struct gdn_cu_seq &s, int64_t first)
 {
-    const bool             through = a.window_chunks == 0;
+    const bool through = a.window_chunks == 0;
     struct backward_numbers of = { a.window * a.window_chunks, a.window_chunks };
     if (through) of = numbers_of(a);
-    const int64_t          most = of.n;
-    const int64_t          begin = of.first - (through ? first : 0); /* in the sequence */
-    const int64_t          late = begin < 0 ? -begin : 0; /* chunks of others, before its first */
-    const int64_t          room = (most - late) * GDN_CU_BACKWARD_CHUNK;
+    const int64_t most = of.n;
+    const int64_t begin = of.first - (through ? first : 0); /* in the sequence */
+    const int64_t late = begin < 0 ? -begin : 0;            /* chunks of others, before its first */
+    const int64_t room = (most - late) * GDN_CU_BACKWARD_CHUNK;
     struct backward_window w = {};
-    w.seq    = s;
-    w.first  = through ? late : first;
+    w.seq = s;
+    w.first = through ? late : first;
     w.before = begin < 0 ? 0 : begin;
     w.seq.first += w.before * GDN_CU_BACKWARD_CHUNK;
     w.seq.n_valid -= w.before * GDN_CU_BACKWARD_CHUNK;
-    w.is_last     = w.seq.n_valid <= room;
-    w.is_there    = room > 0 && (w.before == 0 || w.seq.n_valid > 0);
+    w.is_last = w.seq.n_valid <= room;
+    w.is_there = room > 0 && (w.before == 0 || w.seq.n_valid > 0);
     w.seq.n_valid = clamp64(w.seq.n_valid, 0, room > 0 ? room : 0);
-    w.n_chunks    = chunks_of(w.seq.n_valid, GDN_CU_BACKWARD_CHUNK);
+    w.n_chunks = chunks_of(w.seq.n_valid, GDN_CU_BACKWARD_CHUNK);
     return w;
 }
 
@@ -87,11 +87,11 @@ struct backward_chunk {
 GDN_DEVICE struct backward_chunk chunk_at(const struct backward_window &w, int64_t i)
 {
     struct backward_chunk c = {};
-    c.in.seq    = w.seq;
+    c.in.seq = w.seq;
     c.in.number = w.first + i;
     cut_chunk(c.in, i, GDN_CU_BACKWARD_CHUNK);
-    c.own           = c.in;
-    c.own.t0        = 0;
+    c.own = c.in;
+    c.own.t0 = 0;
     c.own.seq.batch = 0;
     c.own.seq.first = c.in.number * GDN_CU_BACKWARD_CHUNK;
     return c;
@@ -110,22 +110,23 @@ GDN_DEVICE int64_t row_of_chunk(const struct gdn_cu_backward &a, int64_t place)
     const struct gdn_cu_batch &b = a.rule.batch;
     if (a.window_chunks) return place / a.window_chunks;
     const struct backward_numbers of = numbers_of(a);
-    const int64_t                 number = of.first + place;
+    const int64_t number = of.first + place;
     if (place >= of.n) return b.B;
     /* It is of one of the sequences [row, end). */
     int64_t row = a.plan ? first_row(a, a.window) : 0;
     int64_t end = a.plan ? first_row(a, a.window + 1) + 1 : b.B;
     while (end - row > 1) {
         const int64_t middle = row + (end - row) / 2;
-        if (first_number(b, middle) <= number) row = middle;
-        else end = middle;
+        if (first_number(b, middle) <= number)
+            row = middle;
+        else
+            end = middle;
     }
     return row;
 }
 
 /* Returns the chunk at a place in memory. n is 0 if no sequence has it. */
-GDN_DEVICE struct backward_chunk find_backward_chunk(const struct gdn_cu_backward &a,
-                                                     int64_t place)
+GDN_DEVICE struct backward_chunk find_backward_chunk(const struct gdn_cu_backward &a, int64_t place)
 {
     const struct backward_window w = find_window(a, row_of_chunk(a, place));
     return chunk_at(w, place - w.first);

@@ -17,10 +17,10 @@ GDN_DEVICE struct gate_gradient through_raw(const struct gdn_cu_rule &r, int hea
 {
     const float x = given + load_vector(r.dt_bias, head, 0);
     const float A = expf(load_vector(r.A_log, head, 0));
-    float       slope = -A * sigmoid(x), by_A = -A * softplus(x);
+    float slope = -A * sigmoid(x), by_A = -A * softplus(x);
     if (r.bound < 0) {
         slope = r.bound * sigmoid(A * x) * sigmoid(-A * x) * A;
-        by_A  = slope * x;
+        by_A = slope * x;
     }
     return { dg * slope, dg * by_A, dg * slope };
 }
@@ -70,7 +70,7 @@ GDN_DEVICE void store_sum(const struct gdn_cu_array &to, int head, double sum, b
 {
     if (!to.data) return;
     float *at = (float *)to.data + head * to.stride[0];
-    *at       = (float)(adds ? sum + (double)*at : sum);
+    *at = (float)(adds ? sum + (double)*at : sum);
 }
 
 /* Computes dA_log and ddt_bias of a head: each thread adds some chunks, then one thread adds those
@@ -78,8 +78,8 @@ GDN_DEVICE void store_sum(const struct gdn_cu_array &to, int head, double sum, b
 GDN_DEVICE void backward_sums(const struct gdn_cu_backward &a)
 {
     __shared__ double parts[THREADS][2];
-    const int         head = (int)blockIdx.x;
-    double            sum[2] = {};
+    const int head = (int)blockIdx.x;
+    double sum[2] = {};
     for (int64_t i = threadIdx.x; i < a.n_chunks; i += THREADS)
         for (int j = 0; j < 2; j++) sum[j] += a.sums[2 * (i * a.rule.H + head) + j];
     for (int j = 0; j < 2; j++) parts[threadIdx.x][j] = sum[j];

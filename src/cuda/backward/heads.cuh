@@ -29,13 +29,13 @@ template <bool wide> GDN_DEVICE int value_passes(const struct gdn_cu_backward &a
 {
     return wide ? (a.rule.V + DEEP - 1) / DEEP : 1;
 }
-GDN_DEVICE int  heads_group(void) { return (int)threadIdx.x / GROUP; }
+GDN_DEVICE int heads_group(void) { return (int)threadIdx.x / GROUP; }
 GDN_DEVICE void meet_workers(void) { barrier_wait(1, HEADS_WORKERS); }
 
 /* Return the row and the column of a tensor that element e of a thread's sums has. */
 GDN_DEVICE int head_column(int e) { return 64 * heads_group() + sum_column(e); }
 
-typedef float    head_sums[32];
+typedef float head_sums[32];
 typedef uint32_t head_pairs[16];
 
 /* Multiplies rows by factors. `selects`: if a factor is zero, the result is zero whatever x is. */
@@ -47,22 +47,16 @@ template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&f
         x[e] = selects && f == 0 ? 0 : f * x[e];
     }
 }
-GDN_DEVICE float beta_or_least(float beta)
-{
-    return fabsf(beta) < LEAST_BETA ? LEAST_BETA : beta;
-}
+GDN_DEVICE float beta_or_least(float beta) { return fabsf(beta) < LEAST_BETA ? LEAST_BETA : beta; }
 /* Returns what makes beta of beta_or_least(). */
-GDN_DEVICE float beta_share(float beta)
-{
-    return fabsf(beta) < LEAST_BETA ? beta / LEAST_BETA : 1;
-}
+GDN_DEVICE float beta_share(float beta) { return fabsf(beta) < LEAST_BETA ? beta / LEAST_BETA : 1; }
 
 /* ---- The way through the work ---------------------------------------------------------------- */
 
 /* State head i of the key head of a chunk: one step of a block. */
 struct heads_step {
-    int                 i, key, head;
-    int64_t             number; /* of the chunk; -1: no more */
+    int i, key, head;
+    int64_t number; /* of the chunk; -1: no more */
     struct gdn_cu_place place;
 };
 /* Returns the first step of the next item that has tokens. Items are chunks x key heads; a block
@@ -71,8 +65,8 @@ GDN_DEVICE struct heads_step find_step(const struct gdn_cu_backward &a, int64_t 
 {
     const struct gdn_cu_rule &r = a.rule;
     for (; item < a.n_chunks * r.Hk; item += n_blocks) {
-        const int64_t             number = item / r.Hk;
-        const int                 key = (int)(item - number * r.Hk);
+        const int64_t number = item / r.Hk;
+        const int key = (int)(item - number * r.Hk);
         const struct gdn_cu_place place = a.places[number];
         if (place.n) return { 0, key, first_reader(r, key, r.Hk), number, place };
     }
@@ -105,13 +99,13 @@ static_assert(sizeof(struct head_parts) % 16 == 0, "copies of 16 bytes");
 enum { STORE_16, STORE_F32, STORE_ANY };
 GDN_DEVICE int store_form(const struct gdn_rows &to, bool adds)
 {
-    const uint64_t all = (uint64_t)to.data | (uint64_t)to.batch | (uint64_t)to.token |
-                         (uint64_t)to.head;
+    const uint64_t all =
+        (uint64_t)to.data | (uint64_t)to.batch | (uint64_t)to.token | (uint64_t)to.head;
     if (adds || all % 8) return STORE_ANY;
     return to.dtype == BACKWARD_IO ? STORE_16 : to.dtype == GDN_F32 ? STORE_F32 : STORE_ANY;
 }
 static __device__ __noinline__ void store_any(char *row, int column, int dtype, bool adds, float x,
-                                       float y)
+                                              float y)
 {
     if (adds) {
         x += load_float(row, column, dtype);
@@ -124,9 +118,12 @@ template <int form>
 GDN_DEVICE void store_two(char *row, int column, const struct gdn_rows &to, bool adds, float x,
                           float y)
 {
-    if (form == STORE_16) *(uint32_t *)(row + 2 * column) = pairs::pair(x, y);
-    else if (form == STORE_F32) *(float2 *)(row + 4 * column) = make_float2(x, y);
-    else store_any(row, column, to.dtype, adds, x, y);
+    if (form == STORE_16)
+        *(uint32_t *)(row + 2 * column) = pairs::pair(x, y);
+    else if (form == STORE_F32)
+        *(float2 *)(row + 4 * column) = make_float2(x, y);
+    else
+        store_any(row, column, to.dtype, adds, x, y);
 }
 
 /* Returns the sum over the four threads that have a row. */
@@ -142,21 +139,21 @@ GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int
                              const vectors &g, const struct gdn_cu_backward &a,
                              const struct stage_chunk &c, int head)
 {
-    const int      l = threadIdx.x % 32, n = a.rule.V - first;
+    const int l = threadIdx.x % 32, n = a.rule.V - first;
     const uint32_t at = shared_address(z_tile) + tile_place(l % 8 + l / 16 * 8, m + l / 8 % 2 * 8);
-    float          beta[2], spoil[2];
-    const char    *from[2];
-    char          *to[2];
-    bool           is[2];
+    float beta[2], spoil[2];
+    const char *from[2];
+    char *to[2];
+    bool is[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = m + l / 4 + 8 * r;
-        is[r]    = t < c.n;
-        from[r]  = row_at(a.rule.v, c.seq, is[r] ? t : 0, head);
-        to[r]    = row_at(a.dv, c.seq, t, head);
-        beta[r]  = a.drop * g.beta[t];
+        is[r] = t < c.n;
+        from[r] = row_at(a.rule.v, c.seq, is[r] ? t : 0, head);
+        to[r] = row_at(a.dv, c.seq, t, head);
+        beta[r] = a.drop * g.beta[t];
         spoil[r] = spoil_with(g, t);
-        sum[r]   = 0;
+        sum[r] = 0;
     }
     uint32_t v[blocks][4];
 #pragma unroll
@@ -170,7 +167,7 @@ GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int
         load_matrices_turned(z, at + 16 * 128 * i);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const int   r = j % 2, column = first + 16 * i + block_column(j / 2, 0);
+            const int r = j % 2, column = first + 16 * i + block_column(j / 2, 0);
             const float x[2] = { pairs::low(z[j]), pairs::high(z[j]) };
             sum[r] = fmaf(x[0], pairs::low(v[i][j]), sum[r]);
             sum[r] = fmaf(x[1], pairs::high(v[i][j]), sum[r]);
@@ -190,24 +187,24 @@ template <bool forgets>
 GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y, float drop)
 {
     const token_mask resets = tokens_of(g.resets);
-    float            G_row[2], f[2];
-    int              end[2]; /* of the tokens that reach a row */
+    float G_row[2], f[2];
+    int end[2]; /* of the tokens that reach a row */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
         G_row[r] = g.G[t];
-        f[r]     = drop * (is_y ? g.q_scale[t] : -beta_or_least(g.beta[t]) * g.k_scale[t]);
-        end[r]   = t < g.n ? t + is_y : 0;
+        f[r] = drop * (is_y ? g.q_scale[t] : -beta_or_least(g.beta[t]) * g.k_scale[t]);
+        end[r] = t < g.n ? t + is_y : 0;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const int    column = sum_column(4 * i);
+        const int column = sum_column(4 * i);
         const float2 G = *(const float2 *)(g.G + column), k = *(const float2 *)(g.k_scale + column);
 #pragma unroll
         for (int e = 4 * i; e < 4 * i + 4; e++) {
-            const int   r = e / 2 % 2, j = column + e % 2;
+            const int r = e / 2 % 2, j = column + e % 2;
             const float decay = ex2_approx(G_row[r] - (e % 2 ? G.y : G.x));
-            bool        looks = j < end[r];
+            bool looks = j < end[r];
             if (forgets) looks = looks && !are_parted(resets, j, sum_row(2 * r));
             x[e] = looks ? x[e] * (f[r] * (e % 2 ? k.y : k.x)) * decay : 0;
         }
@@ -220,7 +217,7 @@ GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y, float dr
  * in registers they would take the room of sums. */
 GDN_DEVICE void load_pairs(head_pairs &x, const char (&tile)[2][TILE])
 {
-    const char    *at = tile[heads_group()];
+    const char *at = tile[heads_group()];
     const uint32_t place = opaque(tile_place(sum_row(0), sum_column(0)));
 #pragma unroll
     for (int i = 0; i < 16; i++)
@@ -263,7 +260,7 @@ GDN_DEVICE void share_head(float (&keeps)[2], struct head_parts &parts,
                            const char (&k)[2][TILE], const vectors &g)
 {
     head_pairs given;
-    float      sums[3][2];
+    float sums[3][2];
     load_pairs(given, q);
     dot_rows(sums[0], d.dq, given);
     load_pairs(given, k);
@@ -309,7 +306,7 @@ GDN_DEVICE void sum_back(float (&x)[2], token_mask resets, int lane)
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const float y = __shfl_down_sync(0xffffffff, x[i], step);
-            const int   t = lane + 32 * i;
+            const int t = lane + 32 * i;
             if (lane + step < 32 && !are_parted(resets, t, t + step)) x[i] += y;
         }
     }
@@ -319,13 +316,13 @@ template <class Shared>
 GDN_DEVICE void store_head_gates(const Shared &sh, uint32_t step, const struct gdn_cu_backward &a,
                                  const struct stage_chunk &c, int head)
 {
-    const int        now = step % 2, n_blocks = key_blocks<Shared::wide>(a);
+    const int now = step % 2, n_blocks = key_blocks<Shared::wide>(a);
     const struct head_parts *parts = sh.parts[now];
-    const vectors   &g = sh.g[step % 4];
-    const int        lane = opaque((int)threadIdx.x % 32), n = g.n;
+    const vectors &g = sh.g[step % 4];
+    const int lane = opaque((int)threadIdx.x % 32), n = g.n;
     const token_mask resets = tokens_of(g.resets);
-    float            ends = 0, dg[2];
-    double           sums[2] = {};
+    float ends = 0, dg[2];
+    double sums[2] = {};
     for (int b = 0; b < n_blocks; b++)
         for (int i = 0; i < HEADS_WARPS; i++) ends += parts[b].ends[i];
 #pragma unroll
@@ -362,7 +359,7 @@ template <class Shared>
 GDN_DEVICE void share_norms(Shared &sh, const float (&sum)[2], int which, uint32_t item,
                             int n_blocks)
 {
-    float (&to)[HEADS_GROUPS][CHUNK] = sh.norms[which][block_of(sh)];
+    float(&to)[HEADS_GROUPS][CHUNK] = sh.norms[which][block_of(sh)];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float x = sum_quad(sum[r]);
@@ -370,27 +367,24 @@ GDN_DEVICE void share_norms(Shared &sh, const float (&sum)[2], int which, uint32
     }
     meet_norms(sh, which, item, n_blocks);
 }
-template <class Shared>
-GDN_DEVICE float all_norms(const Shared &sh, int n_blocks, int t, int which)
+template <class Shared> GDN_DEVICE float all_norms(const Shared &sh, int n_blocks, int t, int which)
 {
     float sum = 0;
-    for (int i = 0; i < n_blocks; i++)
-        sum += sh.norms[which][i][0][t] + sh.norms[which][i][1][t];
+    for (int i = 0; i < n_blocks; i++) sum += sh.norms[which][i][0][t] + sh.norms[which][i][1][t];
     return sum;
 }
 
 /* Stores rows through the norm: x is the gradient of the rows of a tile, `given`, of keys (which is
  * 0) or of queries (1). norms has the sums of x . given over each row. */
 template <int form, class Shared>
-GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x,
-                             const head_pairs &given, int which, const struct gdn_rows &to,
-                             const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
-                             const vectors &g)
+GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x, const head_pairs &given,
+                             int which, const struct gdn_rows &to, const struct gdn_cu_backward &a,
+                             const struct stage_chunk &c, int head, const vectors &g)
 {
     const bool is_normed = a.rule.norm != GDN_NO_NORM;
-    const int  n_blocks = key_blocks<Shared::wide>(a);
-    const int  first = DEEP * block_of(sh);
-    const int  n_columns = a.rule.K - first - 64 * heads_group();
+    const int n_blocks = key_blocks<Shared::wide>(a);
+    const int first = DEEP * block_of(sh);
+    const int n_columns = a.rule.K - first - 64 * heads_group();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int t = sum_row(2 * h);
@@ -399,7 +393,7 @@ GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x,
         if (is_normed) f = sh.norms_of.bend[which][t] * all_norms(sh, n_blocks, t, which);
         const float outer = SCALES_ROWS && is_normed ? sh.norms_of.outer[which][t] : 1;
         const float spoil = spoil_with(g, t);
-        char       *row = row_at(to, c.seq, t, head);
+        char *row = row_at(to, c.seq, t, head);
 #pragma unroll
         for (int i = h; i < 16; i += 2) {
             float z[2] = { x[2 * i] + spoil, x[2 * i + 1] + spoil };
@@ -420,7 +414,7 @@ GDN_DEVICE void store_rows(Shared &sh, const head_sums &x, const char (&rows)[2]
                            const struct gdn_cu_backward &a, const struct stage_chunk &c, int key,
                            const vectors &g)
 {
-    const int  form = store_form(to, a.adds), n_blocks = key_blocks<Shared::wide>(a);
+    const int form = store_form(to, a.adds), n_blocks = key_blocks<Shared::wide>(a);
     head_pairs given;
     if (!to.data && n_blocks == 1) return;
     load_pairs(given, rows);
@@ -430,9 +424,12 @@ GDN_DEVICE void store_rows(Shared &sh, const head_sums &x, const char (&rows)[2]
         share_norms(sh, along, which, item, n_blocks);
     }
     if (!to.data) return;
-    if (form == STORE_16) store_normed<STORE_16>(sh, x, given, which, to, a, c, key, g);
-    else if (form == STORE_F32) store_normed<STORE_F32>(sh, x, given, which, to, a, c, key, g);
-    else store_normed<STORE_ANY>(sh, x, given, which, to, a, c, key, g);
+    if (form == STORE_16)
+        store_normed<STORE_16>(sh, x, given, which, to, a, c, key, g);
+    else if (form == STORE_F32)
+        store_normed<STORE_F32>(sh, x, given, which, to, a, c, key, g);
+    else
+        store_normed<STORE_ANY>(sh, x, given, which, to, a, c, key, g);
 }
 
 #endif

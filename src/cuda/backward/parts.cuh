@@ -14,10 +14,10 @@
 
 struct backward_part {
     struct backward_window in;
-    int64_t                number, row;
-    int64_t                unit;  /* its place among all units; -1: a whole sequence */
-    int64_t                chunk; /* of the sequence, with which the window begins */
-    bool                   ends;  /* with the sequence: the gradient behind it is dstate_out */
+    int64_t number, row;
+    int64_t unit;  /* its place among all units; -1: a whole sequence */
+    int64_t chunk; /* of the sequence, with which the window begins */
+    bool ends;     /* with the sequence: the gradient behind it is dstate_out */
 };
 
 /* Returns the window of a whole sequence. */
@@ -30,10 +30,10 @@ GDN_DEVICE struct backward_part whole_part(const struct gdn_cu_backward &a, int6
 /* All threads of a warp call it. */
 GDN_DEVICE struct backward_part find_part(const struct gdn_cu_backward &a, int64_t number)
 {
-    const struct gdn_cu_batch    &batch = a.rule.batch;
-    const struct gdn_cu_segments &cut   = a.cut;
-    struct backward_part          p     = {};
-    int64_t                       i     = number - batch.B;
+    const struct gdn_cu_batch &batch = a.rule.batch;
+    const struct gdn_cu_segments &cut = a.cut;
+    struct backward_part p = {};
+    int64_t i = number - batch.B;
     if (!cut.units) return whole_part(a, number);
     if (i < 0) {
         p = whole_part(a, number);
@@ -41,17 +41,17 @@ GDN_DEVICE struct backward_part find_part(const struct gdn_cu_backward &a, int64
         return p;
     }
     p.unit = i;
-    p.row  = find_unit(batch, cut, i);
+    p.row = find_unit(batch, cut, i);
     if (p.row >= batch.B) return p;
-    struct gdn_cu_seq s     = range_of(batch, p.row);
-    const int64_t     start = i * cut.each;
+    struct gdn_cu_seq s = range_of(batch, p.row);
+    const int64_t start = i * cut.each;
     s.first += start;
     s.n_valid = clamp64(s.n_valid - start, 0, cut.each);
-    p.number  = number;
-    p.ends    = i + 1 >= later_segments_of(batch, cut, p.row);
-    p.chunk   = start / GDN_CU_BACKWARD_CHUNK;
-    p.in      = window_of(a, s, a.window_chunks ? number * a.window_chunks
-                                                : first_number(batch, p.row) + p.chunk);
+    p.number = number;
+    p.ends = i + 1 >= later_segments_of(batch, cut, p.row);
+    p.chunk = start / GDN_CU_BACKWARD_CHUNK;
+    p.in = window_of(
+        a, s, a.window_chunks ? number * a.window_chunks : first_number(batch, p.row) + p.chunk);
     p.chunk += p.in.before;
     return p;
 }
@@ -60,7 +60,7 @@ GDN_DEVICE struct backward_part find_part(const struct gdn_cu_backward &a, int64
 GDN_DEVICE struct stage_chunk find_part_chunk(const struct gdn_cu_backward &a, int64_t place,
                                               struct backward_part &p)
 {
-    const int64_t      row  = row_of_chunk(a, place);
+    const int64_t row = row_of_chunk(a, place);
     struct stage_chunk none = {};
     p = {};
     if (row >= a.rule.batch.B + a.cut.units) return none;
@@ -91,8 +91,8 @@ GDN_DEVICE void stop_part(const struct gdn_cu_backward &a, struct backward_part 
     if (n > p.in.n_chunks || !p.in.is_there) return;
     p.in.n_chunks = n;
     p.in.is_there = n > 0;
-    p.in.is_last  = true;
-    p.ends        = false;
+    p.in.is_last = true;
+    p.ends = false;
 }
 
 #endif

@@ -28,7 +28,7 @@ GDN_DEVICE int64_t find_row(const struct gdn_cu_batch &b, int64_t row, int64_t n
 {
     const int lane = threadIdx.x % 32;
     for (int64_t n = b.B - row; n > 1;) {
-        const int64_t  step = (n + 31) / 32, i = lane * step;
+        const int64_t step = (n + 31) / 32, i = lane * step;
         const unsigned below =
             __ballot_sync(0xffffffff, i == 0 || (i < n && first_number(b, row + i) <= number));
         const int64_t skipped = (31 - __clz(below)) * step;
@@ -44,10 +44,10 @@ GDN_DEVICE void cut_batch(const struct gdn_cu_backward &a)
     const struct gdn_cu_batch &b = a.rule.batch;
     const int64_t n = a.n_chunks, all = first_number(b, b.B);
     const int64_t every = b.checkpoint_pool < 0 ? 1 : a.starts_every / GDN_CU_BACKWARD_CHUNK;
-    int64_t       cut = 0, row = 0;
+    int64_t cut = 0, row = 0;
     for (int64_t w = 0; w <= a.n_windows; w++) {
         if (threadIdx.x == 0) {
-            a.plan[w]                   = cut;
+            a.plan[w] = cut;
             a.plan[a.n_windows + 1 + w] = row;
         }
         row = find_row(b, row, min(cut + n, all));
@@ -56,7 +56,7 @@ GDN_DEVICE void cut_batch(const struct gdn_cu_backward &a)
             continue;
         }
         const int64_t end = cut + n, first = first_number(b, row);
-        const bool    fits = first_number(b, row + 1) - first <= n;
+        const bool fits = first_number(b, row + 1) - first <= n;
         const int64_t inside = first + (end - first) / every * every;
         const int64_t next = fits && 3 * (first - cut) >= 2 * n ? first : inside;
         cut = next > cut ? next : end;
@@ -67,14 +67,16 @@ GDN_DEVICE void cut_batch(const struct gdn_cu_backward &a)
 GDN_DEVICE void list_checkpoints(const struct gdn_cu_backward &a, int64_t row)
 {
     const struct gdn_cu_batch &b = a.rule.batch;
-    const int64_t              W = a.n_windows;
-    int64_t *const             starts = a.plan + 2 * (W + 1), *const positions = starts + b.B + 1;
-    const int64_t              first = first_number(b, row), next = first_number(b, row + 1);
-    int64_t                    w = 0, last = 0;
+    const int64_t W = a.n_windows;
+    int64_t *const starts = a.plan + 2 * (W + 1), *const positions = starts + b.B + 1;
+    const int64_t first = first_number(b, row), next = first_number(b, row + 1);
+    int64_t w = 0, last = 0;
     for (int64_t end = W; w < end;) { /* the first window that begins behind `first` */
         const int64_t middle = w + (end - w) / 2;
-        if (a.plan[middle] <= first) w = middle + 1;
-        else end = middle;
+        if (a.plan[middle] <= first)
+            w = middle + 1;
+        else
+            end = middle;
     }
     starts[row] = w;
     for (; w < W && a.plan[w] <= next; w++) {

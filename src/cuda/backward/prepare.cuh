@@ -25,12 +25,12 @@ template <int deep> struct prepare_shared {
         struct {
             alignas(16) float square[CHUNK * GDN_PREFILL_LD(CHUNK)];
             alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
-            alignas(16) char  T[CHUNK * CHUNK_ROW], P[CHUNK * CHUNK_ROW];
+            alignas(16) char T[CHUNK * CHUNK_ROW], P[CHUNK * CHUNK_ROW];
         };
     };
-    float               lengths[2][CHUNK]; /* 1 / length of k and q */
+    float lengths[2][CHUNK];           /* 1 / length of k and q */
     alignas(16) vectors v[GROUP / 32]; /* of as many state heads as there are warps */
-    struct stage_chunk   chunk; /* these are here, because registers are scarce */
+    struct stage_chunk chunk;          /* these are here, because registers are scarce */
     struct backward_part part;
 };
 static_assert(sizeof(chunk_gates<CHUNK>) % 8 == 0, "pairs of k_scale");
@@ -43,14 +43,13 @@ GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct st
                           int head, int K)
 {
     enum { PARTS = deep / 8 }; /* of a row, 16 bytes each */
-    const int  at    = threadIdx.x % PARTS * 16;
+    const int at = threadIdx.x % PARTS * 16;
     const bool is_in = at < 2 * K;
 #pragma unroll 8
     for (int t = threadIdx.x / PARTS; t < CHUNK; t += GROUP / PARTS) {
         const bool there = is_in && t < c.n;
         copy_async<16>(shared_address(to) + t * prepare_shared<deep>::row + at,
-                       row_at(rows, c.seq, there ? t : 0, head) + (there ? at : 0),
-                       there ? 16 : 0);
+                       row_at(rows, c.seq, there ? t : 0, head) + (there ? at : 0), there ? 16 : 0);
     }
 }
 
@@ -60,24 +59,24 @@ template <int deep>
 GDN_DEVICE void make_lengths(prepare_shared<deep> &sh, struct key_norms &to,
                              const struct gdn_cu_rule &r, int n)
 {
-    const int   t = threadIdx.x % CHUNK, i = threadIdx.x / CHUNK;
-    char       *row = (i ? sh.keys.q : sh.keys.k) + t * sh.row;
+    const int t = threadIdx.x % CHUNK, i = threadIdx.x / CHUNK;
+    char *row = (i ? sh.keys.q : sh.keys.k) + t * sh.row;
     const float square = row_square<BACKWARD_IO, deep>(row);
     const float inverse = t < n ? inverse_length(square, r.norm, r.norm_eps) : 1;
     const float bend = -norm_slope(square, r);
     if (SCALES_ROWS) scale_row<BACKWARD_IO>(row, inverse, deep);
     sh.lengths[i][t] = inverse;
-    to.outer[i][t]   = SCALES_ROWS ? inverse : 1;
-    to.bend[i][t]    = SCALES_ROWS ? bend : bend * inverse * inverse;
+    to.outer[i][t] = SCALES_ROWS ? inverse : 1;
+    to.bend[i][t] = SCALES_ROWS ? bend : bend * inverse * inverse;
 }
 /* Awaits keys and queries in shared memory, and stores them as tiles in memory. */
 template <int deep>
 GDN_DEVICE void store_keys(prepare_shared<deep> &sh, const struct gdn_cu_backward &a, int n,
                            int64_t number, int key)
 {
-    const int          bytes = form_of(a).keys * TILE;
-    char              *k = keys_of(a, number, key), *q = k + bytes;
-    struct key_norms  &norms = *(struct key_norms *)(q + bytes);
+    const int bytes = form_of(a).keys * TILE;
+    char *k = keys_of(a, number, key), *q = k + bytes;
+    struct key_norms &norms = *(struct key_norms *)(q + bytes);
     copy_wait<0>();
     __syncthreads();
     if (a.rule.norm != GDN_NO_NORM) {
@@ -95,13 +94,13 @@ GDN_DEVICE void store_keys(prepare_shared<deep> &sh, const struct gdn_cu_backwar
 }
 
 /* Prepares the gates of a state head. A warp calls it. */
-GDN_DEVICE void prepare_gates(vectors &v, const struct gdn_cu_rule &r,
-                              const struct stage_chunk &c, int head)
+GDN_DEVICE void prepare_gates(vectors &v, const struct gdn_cu_rule &r, const struct stage_chunk &c,
+                              int head)
 {
-    raw_gates<CHUNK>  raw;
-    float             G[raw_gates<CHUNK>::each] = {};
+    raw_gates<CHUNK> raw;
+    float G[raw_gates<CHUNK>::each] = {};
     struct gdn_cu_seq s = c.seq;
-    s.n_valid           = c.n;
+    s.n_valid = c.n;
     start_gates(raw, r, s, head, 0);
     fetch_gates<1>(raw, r);
     expand_gates<CHUNK>(G, v, raw, r, (int)c.n);
@@ -113,7 +112,7 @@ GDN_DEVICE void prepare_gates(vectors &v, const struct gdn_cu_rule &r,
 /* Multiplies the vectors by lengths, as write_lengths() does. */
 GDN_DEVICE void apply_lengths(vectors &v, const float (&lengths)[2][CHUNK])
 {
-    const int   t = threadIdx.x % CHUNK;
+    const int t = threadIdx.x % CHUNK;
     const float length = lengths[threadIdx.x / CHUNK][t];
     if (threadIdx.x >= CHUNK) {
         v.q_scale[t] *= length;
@@ -151,22 +150,22 @@ GDN_DEVICE void write_squares(Shared &sh, vectors &v, const mma_block (&keys)[CH
     const token_mask resets = parts ? tokens_of(v.resets) : 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int   i = 16 * w + block_row(2 * r);
+        const int i = 16 * w + block_row(2 * r);
         const float beta = v.beta[i] * v.k_scale[i], q = v.q_scale[i], G = v.G[i];
-        bool        dead = false;
+        bool dead = false;
 #pragma unroll
         for (int b = 0; b < CHUNK / 16; b++) {
             if (b > w) continue;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int    j  = 16 * b + block_column(h, 0);
+                const int j = 16 * b + block_column(h, 0);
                 const float2 Gs = *(const float2 *)(v.G + j);
                 const float2 k = *(const float2 *)(v.k_scale + j);
-                float        l[2], p[2];
+                float l[2], p[2];
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const float decay = ex2_approx(G - (e ? Gs.y : Gs.x)), scale = e ? k.y : k.x;
-                    const bool  parted = are_parted(resets, j + e, i);
+                    const bool parted = are_parted(resets, j + e, i);
                     l[e] = keys[b][h][2 * r + e] * (beta * scale) * decay;
                     p[e] = queries[b][h][2 * r + e] * (q * scale) * decay;
                     if (parted || j + e >= i) l[e] = 0;
@@ -206,8 +205,8 @@ template <class Shared> GDN_DEVICE void write_column(Shared &sh, int c)
     const uint32_t square = shared_address(sh.square) + wide::lane(4 * LD);
     const uint32_t diagonal = shared_address(sh.diagonal) + wide::lane(4 * LD_D);
     const turned_place to = turned_place_of(sh.T, CHUNK_ROW) + 32 * c;
-    float *const   column = sh.square + (16 * c + block_row(0)) * LD + block_column(0, 0);
-    wide::operand  left, right;
+    float *const column = sh.square + (16 * c + block_row(0)) * LD + block_column(0, 0);
+    wide::operand left, right;
     wide::load(left, square + 64 * c * (LD + 1), 4 * LD);
     write_block(to + 16 * c * CHUNK_ROW, left.x);
 #pragma unroll 1
@@ -239,7 +238,7 @@ GDN_DEVICE void store_square(char *to, const char *from, token_mask resets)
 {
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 8; i += blockDim.x) {
         const int row = i / (CHUNK / 8), column = i % (CHUNK / 8) * 8;
-        uint4     x = *(const uint4 *)(from + row * CHUNK_ROW + 2 * column);
+        uint4 x = *(const uint4 *)(from + row * CHUNK_ROW + 2 * column);
         if (column / 16 > row / 16) x = make_uint4(0, 0, 0, 0);
         if (resets) {
             uint16_t *e = (uint16_t *)&x;
@@ -255,7 +254,7 @@ GDN_DEVICE void store_square(char *to, const char *from, token_mask resets)
 GDN_DEVICE bool is_walked(const struct gdn_cu_backward &a, const struct backward_part &p, int key)
 {
     const struct gdn_cu_rule &r = a.rule;
-    int                       head = first_reader(r, key, r.Hk);
+    int head = first_reader(r, key, r.Hk);
     for (int i = 0; a.cut.stops && i < r.H / r.Hk; i++, head += reader_step(r, r.Hk))
         if (chunks_before_stop(a, p, head) > 0) return true;
     return !a.cut.stops;
@@ -272,10 +271,11 @@ GDN_DEVICE void prepare_head(Shared &sh, vectors &v, struct chunk_record &to,
         __syncthreads();
     }
     note_dead(v, keys, queries, warp);
-    if (threadIdx.x < CHUNK)
-        v.read[threadIdx.x] = -v.beta[threadIdx.x] * v.from_start[threadIdx.x];
-    if (in_warp(tokens_of(v.resets) != 0)) write_squares<true>(sh, v, keys, queries, warp);
-    else write_squares<false>(sh, v, keys, queries, warp);
+    if (threadIdx.x < CHUNK) v.read[threadIdx.x] = -v.beta[threadIdx.x] * v.from_start[threadIdx.x];
+    if (in_warp(tokens_of(v.resets) != 0))
+        write_squares<true>(sh, v, keys, queries, warp);
+    else
+        write_squares<false>(sh, v, keys, queries, warp);
     __syncwarp();
     invert_diagonal<CHUNK>(sh.square, sh.diagonal, warp);
     __syncthreads();
@@ -289,14 +289,14 @@ GDN_DEVICE void prepare_head(Shared &sh, vectors &v, struct chunk_record &to,
 
 template <int deep> GDN_DEVICE void prepare_chunks(const struct gdn_cu_backward &a)
 {
-    prepare_shared<deep>     &sh = *(prepare_shared<deep> *)gdn_shared;
+    prepare_shared<deep> &sh = *(prepare_shared<deep> *)gdn_shared;
     const struct gdn_cu_rule &r = a.rule;
-    const int                 key = (int)(blockIdx.x % r.Hk), warp = threadIdx.x / 32;
-    const int64_t             number = blockIdx.x / r.Hk;
+    const int key = (int)(blockIdx.x % r.Hk), warp = threadIdx.x / 32;
+    const int64_t number = blockIdx.x / r.Hk;
     const int readers = r.H / r.Hk, head = first_reader(r, key, r.Hk), step = reader_step(r, r.Hk);
     if (warp == 0) {
         struct backward_part part;
-        struct stage_chunk   found = find_part_chunk(a, number, part);
+        struct stage_chunk found = find_part_chunk(a, number, part);
         found.seq.first += found.t0;
         found.t0 = 0;
         if (threadIdx.x == 0) sh.part = part, sh.chunk = found;
@@ -307,7 +307,7 @@ template <int deep> GDN_DEVICE void prepare_chunks(const struct gdn_cu_backward 
         a.places[number] = { c.seq.batch, c.seq.first, (int32_t)c.n, 0 };
     if (c.n == 0) {
         for (int i = 0; i < readers && threadIdx.x == 0; i++)
-            keep_sums(a, number, head + i * step, (const double (*)[2]) nullptr, 0);
+            keep_sums(a, number, head + i * step, (const double(*)[2]) nullptr, 0);
         return;
     }
     if (!is_walked(a, sh.part, key) || (is_first_pass(a) && sh.part.in.is_last)) return;

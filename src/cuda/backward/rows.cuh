@@ -14,8 +14,8 @@
 
 enum {
     ROW_WARPS = THREADS / 32,
-    ROW_PARTS = 8, /* of a row: lane, lane + 32, ... */
-    ROW_WIDE  = 32 * ROW_PARTS /* elements at a time: all of q and k, but not of every v */
+    ROW_PARTS = 8,            /* of a row: lane, lane + 32, ... */
+    ROW_WIDE = 32 * ROW_PARTS /* elements at a time: all of q and k, but not of every v */
 };
 
 GDN_DEVICE void load_row(float (&x)[ROW_PARTS], const char *row, int dtype, int n)
@@ -23,7 +23,7 @@ GDN_DEVICE void load_row(float (&x)[ROW_PARTS], const char *row, int dtype, int 
 #pragma unroll
     for (int i = 0; i < ROW_PARTS; i++) {
         const int at = threadIdx.x % 32 + 32 * i;
-        x[i]         = at < n ? load_float(row, at, dtype) : 0;
+        x[i] = at < n ? load_float(row, at, dtype) : 0;
     }
 }
 
@@ -39,17 +39,17 @@ GDN_DEVICE float dot_rows(const float (&x)[ROW_PARTS], const float (&y)[ROW_PART
 
 GDN_DEVICE void backward_load(const struct gdn_cu_backward &a)
 {
-    const struct gdn_cu_rule   &r = a.rule;
-    const int                   item = (int)(blockIdx.x % (r.Hq + r.Hk));
-    const bool                  is_q = item < r.Hq;
-    const int                   head = is_q ? item : item - r.Hq;
-    const struct gdn_rows      &from = is_q ? a.q : a.k, &to = is_q ? r.q : r.k;
+    const struct gdn_cu_rule &r = a.rule;
+    const int item = (int)(blockIdx.x % (r.Hq + r.Hk));
+    const bool is_q = item < r.Hq;
+    const int head = is_q ? item : item - r.Hq;
+    const struct gdn_rows &from = is_q ? a.q : a.k, &to = is_q ? r.q : r.k;
     const struct backward_chunk c = find_backward_chunk(a, blockIdx.x / (r.Hq + r.Hk));
     for (int t = threadIdx.x / 32; t < c.in.n; t += ROW_WARPS) {
         float x[ROW_PARTS];
         load_row(x, row_at(from, c.in.seq, c.in.t0 + t, head), from.dtype, r.K);
-        const float scale = inverse_length(dot_rows(x, x), r.norm, r.norm_eps) *
-                            (is_q ? r.scale : 1);
+        const float scale =
+            inverse_length(dot_rows(x, x), r.norm, r.norm_eps) * (is_q ? r.scale : 1);
 #pragma unroll
         for (int i = 0; i < ROW_PARTS; i++) {
             const int at = threadIdx.x % 32 + 32 * i;
@@ -86,15 +86,14 @@ GDN_DEVICE void through_norm(float (&dy)[ROW_PARTS], float (&x)[ROW_PARTS],
 /* A tensor: its rows, their gradient, the gradient of state heads in memory, heads and sizes. */
 struct backward_tensor {
     const struct gdn_rows *given, *to, *parts;
-    int                    head, n_heads, D;
-    bool                   is_v;
+    int head, n_heads, D;
+    bool is_v;
 };
 GDN_DEVICE struct backward_tensor find_tensor(const struct gdn_cu_backward &a, int item)
 {
     const struct gdn_cu_rule &r = a.rule;
     if (item < r.Hq) return { &a.q, &a.dq, &a.head_dq, item, r.Hq, r.K, false };
-    if (item < r.Hq + r.Hk)
-        return { &a.k, &a.dk, &a.head_dk, item - r.Hq, r.Hk, r.K, false };
+    if (item < r.Hq + r.Hk) return { &a.k, &a.dk, &a.head_dk, item - r.Hq, r.Hk, r.K, false };
     return { &r.v, &a.dv, &a.z, item - r.Hq - r.Hk, r.Hv, r.V, true };
 }
 
@@ -104,7 +103,7 @@ GDN_DEVICE void store_row(const struct gdn_cu_backward &a, const struct backward
 {
     const struct gdn_cu_rule &r = a.rule;
     float sum[ROW_PARTS] = {}, part[ROW_PARTS];
-    int   reader = first_reader(r, x.head, x.n_heads);
+    int reader = first_reader(r, x.head, x.n_heads);
     for (int i = 0; i < r.H / x.n_heads; i++, reader += reader_step(r, x.n_heads)) {
         const float scale = x.is_v ? load_beta(r, c.in.seq, c.in.t0 + t, reader) : 1;
         load_row(part, (const char *)(row_in(*x.parts, c, t, reader) + from), GDN_F32, x.D - from);
@@ -130,10 +129,10 @@ GDN_DEVICE void store_row(const struct gdn_cu_backward &a, const struct backward
 
 GDN_DEVICE void backward_store(const struct gdn_cu_backward &a)
 {
-    const struct gdn_cu_rule    &r = a.rule;
-    const int                    n_items = r.Hq + r.Hk + r.Hv;
+    const struct gdn_cu_rule &r = a.rule;
+    const int n_items = r.Hq + r.Hk + r.Hv;
     const struct backward_tensor x = find_tensor(a, (int)(blockIdx.x % n_items));
-    const struct backward_chunk  c = find_backward_chunk(a, blockIdx.x / n_items);
+    const struct backward_chunk c = find_backward_chunk(a, blockIdx.x / n_items);
     if (!x.to->data) return;
     for (int t = threadIdx.x / 32; t < c.in.n; t += ROW_WARPS)
         for (int from = 0; from < x.D; from += ROW_WIDE) store_row(a, x, c, t, from);
@@ -151,10 +150,10 @@ GDN_DEVICE void zero_row(const struct gdn_rows &rows, const struct gdn_cu_seq &t
 
 GDN_DEVICE void backward_rest(const struct gdn_cu_backward &a)
 {
-    const struct gdn_cu_rule  &r = a.rule;
+    const struct gdn_cu_rule &r = a.rule;
     const struct gdn_cu_batch &b = r.batch;
-    const int64_t              number = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / 32;
-    struct gdn_cu_seq          token = {};
+    const int64_t number = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / 32;
+    struct gdn_cu_seq token = {};
     if (number >= a.n_tokens) return;
     token.batch = b.padded ? number / b.T : 0;
     token.first = b.padded ? number % b.T : number;

@@ -14,7 +14,7 @@
 /* The chunks that a block walks through. */
 struct scan_way {
     struct backward_part part;
-    int                  head, col;
+    int head, col;
 };
 
 /* Finds the part, the head and the columns of walk `item`, so many tiles of 64. Returns false if it
@@ -26,7 +26,7 @@ GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, in
     if (in_warp(number >= a.rule.batch.B + a.cut.units)) return false;
     w.part = find_part(a, number);
     w.head = (int)(item / a.n_strips % a.rule.H);
-    w.col  = (int)(item % a.n_strips) * 64 * columns;
+    w.col = (int)(item % a.n_strips) * 64 * columns;
     stop_part(a, w.part, w.head);
     return in_warp(w.part.in.is_there && !(is_first_pass(a) && w.part.in.is_last));
 }
@@ -60,7 +60,7 @@ GDN_DEVICE void load_scan(float (&S)[n], const struct stage_strip &s, int key, f
 {
     const struct gdn_pool_view &from = s.view;
     each_element<16>(S, s, key, [&](float &x, int64_t at, bool there) {
-        uint32_t   bits = 0;
+        uint32_t bits = 0;
         const bool wide = from.dtype == GDN_F32;
         there &= from.data != nullptr;
         ld_word(bits, from.data + 4 * at, there && wide);

@@ -11,8 +11,8 @@ enum { DEEP = 128 };
 /* Returns true if all rows of the dtype are multiples of 16 bytes, at addresses that are. */
 static bool are_whole(const struct gdn_rows *r, int dtype)
 {
-    const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
-                         (uint64_t)r->head;
+    const uint64_t all =
+        (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token | (uint64_t)r->head;
     return r->dtype == dtype && all % 16 == 0;
 }
 
@@ -20,8 +20,8 @@ static bool are_whole(const struct gdn_rows *r, int dtype)
  * do. */
 static const char *why_not_tiles(const struct gdn_cu_backward *a)
 {
-    const struct gdn_cu_rule *r     = &a->rule;
-    const int                 dtype = a->q.dtype;
+    const struct gdn_cu_rule *r = &a->rule;
+    const int dtype = a->q.dtype;
     if (dtype == GDN_F32) return "q is float32";
     if (r->K % 8 || r->V % 8) return "K or V is no multiple of 8";
     if (r->Hq != r->Hk || r->Hv != r->H) return "q has more heads than k, or v fewer than q";
@@ -57,7 +57,7 @@ enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct g
 
 void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
-    const char                *tiles  = why_not_tiles(a);
+    const char *tiles = why_not_tiles(a);
     const struct gdn_cuda_form list[] = { { "sm90", tiles ? tiles : why_not_sm90(ctx, a) },
                                           { "portable", tiles ? tiles : why_not_portable(ctx, a) },
                                           { "general", NULL } };

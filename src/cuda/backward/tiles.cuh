@@ -30,7 +30,7 @@ enum { DEEP = 128, DEEPEST = 256, TILE = 64 * 128, GROUP = 128 };
 enum { SCALES_ROWS = BACKWARD_IO == GDN_F16 };
 
 typedef mma_tiles<BACKWARD_IO> tiles;
-typedef tiles::pairs           pairs;
+typedef tiles::pairs pairs;
 
 struct vectors : chunk_vectors<CHUNK> {
     float read[CHUNK]; /* -beta from_start: of k . S in U */
@@ -40,7 +40,7 @@ struct vectors : chunk_vectors<CHUNK> {
  * [v / 64], and of S and J, [v / 64][k / 64]. They are turned: rows are columns of V. */
 struct chunk_record {
     alignas(16) vectors v;
-    alignas(16) char    T[TILE], P[TILE]; /* rows are tokens; T without beta */
+    alignas(16) char T[TILE], P[TILE]; /* rows are tokens; T without beta */
 };
 static_assert(sizeof(struct chunk_record) == GDN_CU_BACKWARD_SQUARES, "driver/args.h");
 static_assert((int)TILE == (int)GDN_CU_BACKWARD_TILE, "driver/args.h");
@@ -92,8 +92,8 @@ GDN_DEVICE struct stage_chunk chunk_at(const struct gdn_cu_place &p, int64_t num
     struct stage_chunk c = {};
     c.seq.batch = p.batch;
     c.seq.first = p.first;
-    c.number    = number;
-    c.n         = p.n;
+    c.number = number;
+    c.n = p.n;
     return c;
 }
 
@@ -118,8 +118,8 @@ template <int n> GDN_DEVICE void pack(uint32_t (&to)[n], const float (&x)[2 * n]
 GDN_DEVICE void load_turned(uint32_t (&x)[16], const char *tile)
 {
     const uint32_t l = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const uint32_t at = shared_address(tile) + tile_place(l % 8 + l / 16 * 8,
-                                                          16 * warp + l / 8 % 2 * 8);
+    const uint32_t at =
+        shared_address(tile) + tile_place(l % 8 + l / 16 * 8, 16 * warp + l / 8 % 2 * 8);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t y[4];
@@ -144,7 +144,7 @@ template <int n> GDN_DEVICE void unpack(float (&to)[2 * n], const uint32_t (&x)[
 {
 #pragma unroll
     for (int i = 0; i < n; i++) {
-        to[2 * i]     = pairs::low(x[i]);
+        to[2 * i] = pairs::low(x[i]);
         to[2 * i + 1] = pairs::high(x[i]);
     }
 }
@@ -195,8 +195,8 @@ GDN_DEVICE void clean_rows(char *tile, int n, uint32_t (&dead)[2], int i, int n_
     for (int t = i; t < CHUNK; t += n_threads) {
         uint32_t taint = 0;
         for (int x = 0; x < 32 * n; x++)
-            taint = pairs::taint(
-                taint, *(const uint32_t *)(tile + x / 32 * TILE + t * 128 + x % 32 * 4));
+            taint = pairs::taint(taint,
+                                 *(const uint32_t *)(tile + x / 32 * TILE + t * 128 + x % 32 * 4));
         if (!tiles::is_tainted(taint)) continue;
         atomicOr(&dead[t / 32], 1u << t % 32);
         for (int x = 0; x < 32 * n; x++)

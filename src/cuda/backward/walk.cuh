@@ -15,22 +15,22 @@
 
 struct reverse_shared {
     struct strip_shared strip;
-    alignas(16) float   z[CHUNK][STRIP + PAD];
+    alignas(16) float z[CHUNK][STRIP + PAD];
 };
 static_assert(sizeof(struct reverse_shared) <= GDN_CU_REVERSE_BYTES, "reverse_shared");
 
 /* The block's share. */
 struct walk_item {
     int64_t b;
-    int     head, col, n; /* n columns from col on */
+    int head, col, n; /* n columns from col on */
 };
 GDN_DEVICE struct walk_item find_item(const struct gdn_cu_backward &a)
 {
     struct walk_item w;
-    w.b    = blockIdx.x / a.n_strips / a.rule.H;
+    w.b = blockIdx.x / a.n_strips / a.rule.H;
     w.head = (int)(blockIdx.x / a.n_strips % a.rule.H);
-    w.col  = (int)(blockIdx.x % a.n_strips) * STRIP;
-    w.n    = a.rule.V - w.col < STRIP ? a.rule.V - w.col : STRIP;
+    w.col = (int)(blockIdx.x % a.n_strips) * STRIP;
+    w.n = a.rule.V - w.col < STRIP ? a.rule.V - w.col : STRIP;
     return w;
 }
 
@@ -64,9 +64,9 @@ GDN_DEVICE struct stage_strip state_before(const struct gdn_cu_backward &a,
                                            const struct backward_window &in)
 {
     const int64_t pool = a.rule.batch.checkpoint_pool;
-    const bool    is_own = !a.starts_every || (a.plan && pool < 0);
+    const bool is_own = !a.starts_every || (a.plan && pool < 0);
     const int64_t slot = is_own ? own_start(a, w.b, a.window) : checkpoint_of(a, w.b, in.before);
-    const bool    is_there = pool < 0 || slot < pool;
+    const bool is_there = pool < 0 || slot < pool;
     struct stage_strip s = strip_of(a, w, a.starts, is_there ? slot : 0);
     if (!is_there) s.n = 0;
     return s;
@@ -78,9 +78,9 @@ GDN_DEVICE void load_columns(float (*x)[STRIP + PAD], const struct gdn_rows &row
 {
     for (int i = threadIdx.x; i < CHUNK * STRIP; i += THREADS) {
         const int t = i / STRIP, col = i % STRIP;
-        x[t][col]   = t < c.n && col < w.n ? load_float(row_at(rows, c.seq, c.t0 + t, w.head),
-                                                        w.col + col, rows.dtype)
-                                           : 0;
+        x[t][col] = t < c.n && col < w.n
+                        ? load_float(row_at(rows, c.seq, c.t0 + t, w.head), w.col + col, rows.dtype)
+                        : 0;
     }
 }
 GDN_DEVICE void store_columns(const struct gdn_rows &rows, const float (*x)[STRIP + PAD],
@@ -95,15 +95,15 @@ GDN_DEVICE void store_columns(const struct gdn_rows &rows, const float (*x)[STRI
 
 GDN_DEVICE void backward_forward(const struct gdn_cu_backward &a)
 {
-    struct strip_shared         &sh = *(struct strip_shared *)gdn_stage_shared;
-    const struct gdn_cu_rule    &r = a.rule;
-    const struct walk_item       w = find_item(a);
+    struct strip_shared &sh = *(struct strip_shared *)gdn_stage_shared;
+    const struct gdn_cu_rule &r = a.rule;
+    const struct walk_item w = find_item(a);
     const struct backward_window in = find_window(a, w.b);
     if (!in.is_there) return;
     load_strip(sh.S, in.before ? state_before(a, w, in) : strip_of(a, w, r.from, w.b), false);
     for (int64_t i = 0; i < in.n_chunks; i++) {
-        const struct backward_chunk c  = chunk_at(in, i);
-        const struct stage_strip    at = strip_of(a, w, a.S, c.in.number);
+        const struct backward_chunk c = chunk_at(in, i);
+        const struct stage_strip at = strip_of(a, w, a.S, c.in.number);
         store_strip(at, sh.S);
         load_gates(sh.chunk.gates, r, c.in, w.head);
         solve_strip(sh, r, c.in, c.own, w.head, at, false);
@@ -121,10 +121,10 @@ GDN_DEVICE void backward_forward(const struct gdn_cu_backward &a)
 GDN_DEVICE void gradient_of_u(struct reverse_shared &sh, const struct gdn_cu_rule &r,
                               const struct backward_chunk &c, int head)
 {
-    struct strip_shared      &s = sh.strip;
+    struct strip_shared &s = sh.strip;
     const struct stage_gates &g = s.chunk.gates;
-    const int                 n = (int)c.in.n;
-    float                     p[2][4];
+    const int n = (int)c.in.n;
+    float p[2][4];
     multiply_state(p, s, r.k, c.own, source_head(r, head, r.Hk), r.K);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -144,11 +144,11 @@ GDN_DEVICE void gradient_of_u(struct reverse_shared &sh, const struct gdn_cu_rul
 GDN_DEVICE void solve_reverse(struct reverse_shared &sh, int n)
 {
     const struct chunk_shared &s = sh.strip.chunk;
-    const int                 *start = s.gates.start;
+    const int *start = s.gates.start;
     for (int first = (n - 1) / STEP * STEP; first >= 0; first -= STEP) {
         for (int i = threadIdx.x; i < STEP * STRIP; i += THREADS) {
             const int t = first + i / STRIP, col = i % STRIP;
-            float     z = t < n ? sh.z[t][col] : 0;
+            float z = t < n ? sh.z[t][col] : 0;
             for (int j = first + STEP; j < n && start[j] <= t; j++)
                 z = fmaf(-s.A[t][j], sh.z[j][col], z);
             sh.z[t][col] = z;
@@ -175,9 +175,9 @@ GDN_DEVICE void solve_reverse(struct reverse_shared &sh, int n)
 GDN_DEVICE void step_back(struct reverse_shared &sh, const struct gdn_cu_rule &r,
                           const struct backward_chunk &c, int head)
 {
-    struct strip_shared      &s = sh.strip;
+    struct strip_shared &s = sh.strip;
     const struct stage_gates &g = s.chunk.gates;
-    const int                 n = (int)c.in.n;
+    const int n = (int)c.in.n;
     const struct stage_update read = { 0, g.n_seeing, g.decay, sees(g, n - 1) };
     const struct stage_update keys = { 0, g.n_seeing, 1, true };
     for (int i = threadIdx.x; i < g.n_seeing * STRIP; i += THREADS)
@@ -202,10 +202,10 @@ GDN_DEVICE void store_gradient(float (*J)[STRIP + PAD], const struct stage_strip
 
 GDN_DEVICE void backward_reverse(const struct gdn_cu_backward &a)
 {
-    struct reverse_shared       &sh = *(struct reverse_shared *)gdn_stage_shared;
-    struct strip_shared         &s = sh.strip;
-    const struct gdn_cu_rule    &r = a.rule;
-    const struct walk_item       w = find_item(a);
+    struct reverse_shared &sh = *(struct reverse_shared *)gdn_stage_shared;
+    struct strip_shared &s = sh.strip;
+    const struct gdn_cu_rule &r = a.rule;
+    const struct walk_item w = find_item(a);
     const struct backward_window in = find_window(a, w.b);
     if (!in.is_there) return;
     load_strip(s.S, strip_of(a, w, in.is_last ? a.dstate_out : a.carry, w.b), false);
@@ -221,8 +221,10 @@ GDN_DEVICE void backward_reverse(const struct gdn_cu_backward &a)
         store_columns(a.z, sh.z, c, w);
         step_back(sh, r, c, w.head);
     }
-    if (in.before) store_strip(strip_of(a, w, a.carry, w.b), s.S);
-    else if (r.to.data) store_gradient(s.S, strip_of(a, w, r.to, w.b), a.adds);
+    if (in.before)
+        store_strip(strip_of(a, w, a.carry, w.b), s.S);
+    else if (r.to.data)
+        store_gradient(s.S, strip_of(a, w, r.to, w.b), a.adds);
 }
 
 #endif

@@ -14,13 +14,13 @@ enum { CHANNELS = 128, WARPS = 4, TYPED_TAPS = 8 };
 enum { BUSY_TILE = 4 };
 
 enum {
-    SHORT      = 16, /* tokens that a warp walks alone: tiles would have few */
-    MOST       = 1024, /* tokens of a tile */
-    LEAST      = 8,
-    MOST_ROWS  = 1 << 30, /* where their kernels count tokens and sequences in 32 bits */
-    MOST_GRID  = 32768, /* in its second dimension */
-    LEAST_OWN  = 32, /* in place: every tile has edges in memory */
-    TURNED     = 16, /* channels of a warp that has a token in each lane; as in conv_turned.cuh */
+    SHORT = 16,  /* tokens that a warp walks alone: tiles would have few */
+    MOST = 1024, /* tokens of a tile */
+    LEAST = 8,
+    MOST_ROWS = 1 << 30, /* where their kernels count tokens and sequences in 32 bits */
+    MOST_GRID = 32768,   /* in its second dimension */
+    LEAST_OWN = 32,      /* in place: every tile has edges in memory */
+    TURNED = 16,    /* channels of a warp that has a token in each lane; as in conv_turned.cuh */
     LEAST_LANES = 8 /* tokens of a row, else its lanes would idle */
 };
 
@@ -88,8 +88,8 @@ static int64_t rows_of(const struct gdn_cu_conv *c) { return c->x.dtype == GDN_F
 /* Tokens that lie side by side in x, where channels do not, and nothing overwrites them. */
 static const char *why_not_turned(const struct gdn_cu_conv *c)
 {
-    const struct gdn_cu_batch *b    = &c->batch;
-    const int64_t              unit = (int64_t)gdn_dtype_bytes(c->x.dtype);
+    const struct gdn_cu_batch *b = &c->batch;
+    const int64_t unit = (int64_t)gdn_dtype_bytes(c->x.dtype);
     if (!c->out.data || is_in_place(c)) return "out is absent or x";
     if (c->x.head == unit) return "channels lie side by side";
     if (c->x.token != unit) return "tokens do not lie side by side";
@@ -115,10 +115,7 @@ static bool is_apart(const struct gdn_cu_conv *c)
 static bool is_any(const struct gdn_cu_conv *c) { return c->W > 8 || is_apart(c); }
 
 /* Returns true if the kernel of tiles is one for the dtype of x. */
-static bool is_typed(const struct gdn_cu_conv *c)
-{
-    return c->access == 16 && c->W <= TYPED_TAPS;
-}
+static bool is_typed(const struct gdn_cu_conv *c) { return c->access == 16 && c->W <= TYPED_TAPS; }
 
 static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
 {
@@ -130,12 +127,12 @@ static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
 static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
 {
     const int64_t rows = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
-    const bool    turned = !why_not_turned(c);
+    const bool turned = !why_not_turned(c);
     if (!turned && !has_tiles(c)) return;
     const int64_t least = is_in_place(c) ? LEAST_OWN : LEAST;
     const int64_t warps = warps_of(ctx, BUSY_TILE), walks = c->batch.B * chunks_of(c);
     const int64_t slots = (warps - (walks < warps / 8 ? walks : warps / 8)) / tile_chunks_of(c);
-    int64_t       n     = slots / rows; /* of a row */
+    int64_t n = slots / rows; /* of a row */
     if (n * rows < slots * 7 / 8) n = divide_up(4 * slots, rows);
     c->tile = divide_up(T, n > 0 ? n : 1);
     if (c->tile > MOST) c->tile = MOST;
@@ -143,13 +140,13 @@ static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
     if (!why_not_rows(c)) c->tile = rows_of(c);
     if (turned) c->tile = 32;
     c->row_tiles = divide_up(T, c->tile);
-    c->n_tiles   = rows * c->row_tiles;
+    c->n_tiles = rows * c->row_tiles;
 }
 
 /* Returns the bytes of rows that may be moved at once, at least four elements; 0: fewer. */
 static int32_t access_of(const struct gdn_rows *r, int64_t D)
 {
-    const uint64_t all  = (uint64_t)(uintptr_t)r->data | (uint64_t)r->token | (uint64_t)r->batch;
+    const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->token | (uint64_t)r->batch;
     const uint64_t line = (uint64_t)D * gdn_dtype_bytes(r->dtype);
     if (!r->data) return 16;
     for (int32_t n = 16; n >= 4 * (int32_t)gdn_dtype_bytes(r->dtype); n /= 2)
@@ -182,8 +179,9 @@ static const char *why_not_one(const struct gdn_cu_conv *c)
     if (b->parents.data || b->path.data) return "tokens are a tree";
     if (!c->out.data) return "out is absent";
     if (!has_fours(c)) return "channels or their four taps are not in aligned fours";
-    return has_quads(c, 3) || has_quads(c, 4) ? NULL : "states are not of three or four entries in "
-                                                       "aligned fours, one of a sequence";
+    return has_quads(c, 3) || has_quads(c, 4) ? NULL
+                                              : "states are not of three or four entries in "
+                                                "aligned fours, one of a sequence";
 }
 
 void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct gdn_conv *conv,
@@ -192,17 +190,17 @@ void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct 
 {
     memset(c, 0, sizeof *c);
     gdn_cuda_fill_batch(&c->batch, plan, tokens, pools);
-    c->x           = conv->x;
-    c->out         = conv->out;
-    c->weight      = conv->weight;
-    c->bias        = conv->bias;
-    c->from        = conv->from;
-    c->to          = conv->to;
+    c->x = conv->x;
+    c->out = conv->out;
+    c->weight = conv->weight;
+    c->bias = conv->bias;
+    c->from = conv->from;
+    c->to = conv->to;
     c->checkpoints = conv->checkpoints;
-    c->D           = conv->D;
-    c->W           = conv->W;
-    c->silu        = conv->silu;
-    c->kept        = conv->W - 1;
+    c->D = conv->D;
+    c->W = conv->W;
+    c->silu = conv->silu;
+    c->kept = conv->W - 1;
     const struct gdn_conv_view *state = c->from.data ? &c->from
                                         : c->to.data ? &c->to
                                                      : &c->checkpoints;
@@ -252,11 +250,11 @@ static gdn_status launch(gdn_ctx *ctx, struct gdn_cu_conv *args, enum gdn_kernel
     args->n_walks = n_walks;
     args->n_items = n_walks + others;
     const struct gdn_cuda_call call = {
-        .kernel       = kernel,
-        .grid         = { divide_up(args->n_items, WARPS), 1, 1 },
+        .kernel = kernel,
+        .grid = { divide_up(args->n_items, WARPS), 1, 1 },
         .shared_bytes = shared_bytes,
-        .stream       = stream,
-        .args         = args,
+        .stream = stream,
+        .args = args,
     };
     return gdn_cuda_launch(ctx, &call);
 }
@@ -287,24 +285,24 @@ static bool can_start(const struct gdn_cu_conv *c)
 /* Rows of blocks, each with all channels: a sequence that they start, or a tile. */
 static gdn_status rows(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
-    static const enum gdn_kernel_id kernels[] = { [GDN_F32]  = GDN_CU_conv_rows_f32_4,
+    static const enum gdn_kernel_id kernels[] = { [GDN_F32] = GDN_CU_conv_rows_f32_4,
                                                   [GDN_BF16] = GDN_CU_conv_rows_bf16_4,
-                                                  [GDN_F16]  = GDN_CU_conv_rows_f16_4 };
+                                                  [GDN_F16] = GDN_CU_conv_rows_f16_4 };
     const enum gdn_kernel_id both[] = { kernels[args->x.dtype], walk_kernel(args) };
-    const bool               starts = can_start(args);
-    const int64_t            n      = (starts ? args->batch.B : 0) + args->n_tiles;
-    const int64_t            high   = n < MOST_GRID ? n : MOST_GRID;
+    const bool starts = can_start(args);
+    const int64_t n = (starts ? args->batch.B : 0) + args->n_tiles;
+    const int64_t high = n < MOST_GRID ? n : MOST_GRID;
     const struct gdn_cuda_call call = {
         .kernel = both[0],
-        .grid   = { divide_up(chunks_of(args), WARPS), high, divide_up(n, high) },
+        .grid = { divide_up(chunks_of(args), WARPS), high, divide_up(n, high) },
         .stream = stream,
-        .args   = args,
+        .args = args,
     };
     if (!starts)
         TRY(launch(ctx, args, both[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
                    stream));
     args->walk_blocks = starts ? (int32_t)args->batch.B : 0;
-    args->plain       = is_plain(&args->batch);
+    args->plain = is_plain(&args->batch);
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note_all(ctx, "conv1d", both, starts ? 1 : 2);
 }
@@ -325,7 +323,7 @@ static gdn_status tiles_in_place(gdn_ctx *ctx, struct gdn_cu_conv *args, void *s
 /* Returns true if everything has the dtype of x, and the batch has slots at most. */
 static bool is_alike(const struct gdn_cu_conv *c)
 {
-    const struct gdn_cu_batch  *b       = &c->batch;
+    const struct gdn_cu_batch *b = &c->batch;
     const struct gdn_conv_view *views[] = { &c->weight, &c->bias, &c->from, &c->to };
     for (int i = 0; i < 4; i++)
         if (views[i]->data && views[i]->dtype != c->x.dtype) return false;
@@ -337,22 +335,23 @@ static bool is_alike(const struct gdn_cu_conv *c)
 /* Rows of blocks, each with all channels of a sequence of one token. */
 static gdn_status one(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
-    static const enum gdn_kernel_id any[]   = { [GDN_F32]  = GDN_CU_conv_one_f32_4,
-                                                [GDN_BF16] = GDN_CU_conv_one_bf16_4,
-                                                [GDN_F16]  = GDN_CU_conv_one_f16_4 };
-    static const enum gdn_kernel_id alike[] = { [GDN_BF16] = GDN_CU_conv_one_alike_bf16_4,
-                                                [GDN_F16]  = GDN_CU_conv_one_alike_f16_4 };
-    static const enum gdn_kernel_id longer[] = { [GDN_F32]  = GDN_CU_conv_one_longer_f32_4,
+    static const enum gdn_kernel_id any[] = { [GDN_F32] = GDN_CU_conv_one_f32_4,
+                                              [GDN_BF16] = GDN_CU_conv_one_bf16_4,
+                                              [GDN_F16] = GDN_CU_conv_one_f16_4 };
+    static const enum gdn_kernel_id alike[] = {
+        [GDN_BF16] = GDN_CU_conv_one_alike_bf16_4, [GDN_F16] = GDN_CU_conv_one_alike_f16_4
+    };
+    static const enum gdn_kernel_id longer[] = { [GDN_F32] = GDN_CU_conv_one_longer_f32_4,
                                                  [GDN_BF16] = GDN_CU_conv_one_longer_bf16_4,
-                                                 [GDN_F16]  = GDN_CU_conv_one_longer_f16_4 };
+                                                 [GDN_F16] = GDN_CU_conv_one_longer_f16_4 };
     const enum gdn_kernel_id *kernels = !has_quads(args, 3) ? longer : is_alike(args) ? alike : any;
-    const enum gdn_kernel_id  kernel  = kernels[args->x.dtype];
+    const enum gdn_kernel_id kernel = kernels[args->x.dtype];
     const int64_t B = args->batch.B, high = B < MOST_GRID ? B : MOST_GRID;
     const struct gdn_cuda_call call = {
         .kernel = kernel,
-        .grid   = { divide_up(chunks_of(args), WARPS), high, divide_up(B, high) },
+        .grid = { divide_up(chunks_of(args), WARPS), high, divide_up(B, high) },
         .stream = stream,
-        .args   = args,
+        .args = args,
     };
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, "conv1d", kernel);
@@ -362,8 +361,8 @@ static gdn_status one(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 static gdn_status turned(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id both[] = { GDN_CU_conv_turned_apart_16, walk_kernel(args) };
-    const bool writes = args->checkpoints.data ||
-                        (args->to.data && args->batch.write != GDN_WRITE_NONE);
+    const bool writes =
+        args->checkpoints.data || (args->to.data && args->batch.write != GDN_WRITE_NONE);
     TRY(launch(ctx, args, both[0], 0, args->n_tiles * divide_up(args->D, TURNED), 0, stream));
     args->out.data = NULL;
     if (writes)
@@ -387,7 +386,11 @@ static const char *why_not_apart(const struct gdn_cu_conv *c)
 {
     return why_not_tiles(c) ? why_not_tiles(c) : is_in_place(c) ? "out is x" : NULL;
 }
-static const char *why_not_walk(const struct gdn_cu_conv *c) { (void)c; return NULL; }
+static const char *why_not_walk(const struct gdn_cu_conv *c)
+{
+    (void)c;
+    return NULL;
+}
 
 /* The first one that has no reason against a call takes it. */
 static const struct {
@@ -406,7 +409,7 @@ static const struct {
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
 {
     struct gdn_cuda_form list[sizeof forms / sizeof *forms];
-    int                  i = 0;
+    int i = 0;
     for (; i == 0 || list[i - 1].why_not; i++)
         list[i] = (struct gdn_cuda_form){ forms[i].name, forms[i].why_not(args) };
     gdn_cuda_log_forms(ctx, GDN_CUDA_CONV_CHOICE, "conv1d", list);
@@ -420,8 +423,8 @@ _Static_assert(sizeof(struct gdn_cu_conv) <= GDN_PLAN_ROOM, "a plan has room");
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
-    struct gdn_conv_call *c    = call;
-    struct gdn_cu_conv   *args = GDN_PLANNED(struct gdn_cu_conv, &c->base);
+    struct gdn_conv_call *c = call;
+    struct gdn_cu_conv *args = GDN_PLANNED(struct gdn_cu_conv, &c->base);
     gdn_cuda_fill_conv(args, ctx, &c->conv, &c->plan, &c->tokens, &c->pools);
     c->base.bytes = edge_bytes(args);
     return GDN_OK;

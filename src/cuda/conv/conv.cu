@@ -19,10 +19,10 @@ enum {
     BUSY_turned_16 = 8
 };
 
-#define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                                   \
-    extern "C" __global__ void __launch_bounds__(threads, BUSY_##kind##_##taps)               \
-        gdn_conv_##kind##_##dtype##_##taps(const __grid_constant__ struct gdn_cu_conv a)      \
-    {                                                                                         \
-        conv_##kind<dtype, taps>(a);                                                          \
+#define GDN_KERNEL_conv(threads, shared, kind, dtype, taps)                              \
+    extern "C" __global__ void __launch_bounds__(threads, BUSY_##kind##_##taps)          \
+        gdn_conv_##kind##_##dtype##_##taps(const __grid_constant__ struct gdn_cu_conv a) \
+    {                                                                                    \
+        conv_##kind<dtype, taps>(a);                                                     \
     }
 #include "cuda/driver/kernels.cuh"

@@ -8,9 +8,9 @@
 #include "cuda/driver/launch.h"
 
 /* The convolution: fills in its arguments; and the call; edges: workspace of gdn_conv1d. */
-void       gdn_cuda_fill_conv(struct gdn_cu_conv *to, const gdn_ctx *ctx,
-                              const struct gdn_conv *conv, const struct gdn_plan *plan,
-                              const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools);
+void gdn_cuda_fill_conv(struct gdn_cu_conv *to, const gdn_ctx *ctx, const struct gdn_conv *conv,
+                        const struct gdn_plan *plan, const struct gdn_tokens *tokens,
+                        const struct gdn_plan_pools *pools);
 gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream);
 
 #endif

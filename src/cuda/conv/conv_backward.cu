@@ -17,7 +17,7 @@
 /* A channel: its weights, oldest tap first. */
 template <int TAPS> struct channel {
     int64_t d;
-    float   weight[TAPS], bias;
+    float weight[TAPS], bias;
 };
 
 GDN_DEVICE int64_t place(const struct gdn_conv_view &v, int64_t slot, int64_t d, int64_t entry)
@@ -31,21 +31,20 @@ GDN_DEVICE const char *row(const struct gdn_rows &r, const struct gdn_cu_seq &s,
 }
 
 template <int TAPS>
-GDN_DEVICE struct channel<TAPS> find_channel(const struct gdn_cu_conv_backward &a, int64_t d)
-{
+GDN_DEVICE struct channel<TAPS> find_channel(const struct gdn_cu_conv_backward &a, int64_t d) {
     struct channel<TAPS> c;
     c.d = d;
 #pragma unroll
     for (int w = 0; w < TAPS; w++)
-        c.weight[w] = w < a.W ? load_float(a.weight.data, place(a.weight, 0, d, w), a.weight.dtype)
-                              : 0;
+        c.weight[w] =
+            w < a.W ? load_float(a.weight.data, place(a.weight, 0, d, w), a.weight.dtype) : 0;
     c.bias = a.bias.data ? load_float(a.bias.data, place(a.bias, 0, d, 0), a.bias.dtype) : 0;
     return c;
 }
 
 /* Returns input t of a sequence, t < 0: of its state. */
-GDN_DEVICE float input(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s, int64_t t,
-                       int64_t d)
+GDN_DEVICE float
+input(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s, int64_t t, int64_t d)
 {
     if (t >= 0) return load_float(row(a.x, s, t), d * a.x.head, a.x.dtype);
     if (!a.state.data) return 0;
@@ -107,7 +106,7 @@ template <int TAPS> GDN_DEVICE void next_dz(float (&dz)[TAPS], int W, float x)
 GDN_DEVICE void store_dx(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s,
                          int64_t t, int64_t d, float x)
 {
-    char         *to = (char *)row(a.dx, s, t);
+    char *to = (char *)row(a.dx, s, t);
     const int64_t at = d * a.dx.head;
     if (a.adds) x += load_float(to, at, a.dx.dtype);
     store_float(to, at, a.dx.dtype, x);
@@ -151,22 +150,22 @@ template <int TAPS> GDN_DEVICE void conv_backward_tokens(const struct gdn_cu_con
 {
     const int64_t d = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     const int64_t end = clamp64((blockIdx.x + (int64_t)1) * a.rows, 0, a.N);
-    int64_t       at = blockIdx.x * a.rows;
-    float         sums[TAPS + 1] = {};
+    int64_t at = blockIdx.x * a.rows;
+    float sums[TAPS + 1] = {};
     const struct channel<TAPS> c = find_channel<TAPS>(a, d < a.D ? d : 0);
-    struct channel<TAPS>       own = c;
+    struct channel<TAPS> own = c;
     own.d = d; /* threads without a channel go along: a warp reads the batch together */
     while (at < end) {
-        const int64_t     i = a.batch.padded ? at / a.batch.T : find_sequence(a.batch, at);
+        const int64_t i = a.batch.padded ? at / a.batch.T : find_sequence(a.batch, at);
         struct gdn_cu_seq s = {};
-        int64_t           behind = end; /* of this sequence */
+        int64_t behind = end; /* of this sequence */
         if (i >= 0) {
             s = read_sequence(a.batch, i);
             const int64_t start = s.first - s.n_before; /* its first token, in its row */
-            const int64_t left  = start + s.n_tokens + s.batch * a.batch.T * a.batch.padded - at;
+            const int64_t left = start + s.n_tokens + s.batch * a.batch.T * a.batch.padded - at;
             if (left > 0 && at + left < end) behind = at + left;
             if (left <= 0) s.n_valid = 0; /* behind the last sequence */
-        } else if (a.batch.B > 0) { /* before the first one */
+        } else if (a.batch.B > 0) {       /* before the first one */
             behind = clamp64(load_index(a.batch.cu_seqlens, 0), at + 1, end);
         }
         const int64_t row_of = a.batch.padded ? s.batch * a.batch.T : 0;
@@ -185,17 +184,17 @@ template <int TAPS> GDN_DEVICE void conv_backward_tokens(const struct gdn_cu_con
 
 template <int TAPS> GDN_DEVICE void conv_backward_states(const struct gdn_cu_conv_backward &a)
 {
-    const int64_t           d = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+    const int64_t d = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     const struct gdn_cu_seq s = read_sequence(a.batch, blockIdx.x);
     if (d >= a.D) return;
     const struct channel<TAPS> c = find_channel<TAPS>(a, d);
-    float                      dz[TAPS] = {};
+    float dz[TAPS] = {};
     for (int64_t e = 0; e < a.dstate.length; e++) { /* from the oldest entry on */
         const int64_t t = e - a.dstate.length;
         next_dz(dz, a.W, t + a.W - 1 >= 0 ? find_dz(a, s, t + a.W - 1, c) : 0);
         const float dx = find_dx(a, s, t, c, dz);
-        float      *to = (float *)(void *)a.dstate.data + place(a.dstate, blockIdx.x, d, e);
-        *to            = a.adds ? *to + dx : dx;
+        float *to = (float *)(void *)a.dstate.data + place(a.dstate, blockIdx.x, d, e);
+        *to = a.adds ? *to + dx : dx;
     }
 }
 
@@ -204,18 +203,18 @@ template <int NONE> GDN_DEVICE void conv_backward_sums(const struct gdn_cu_conv_
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (a.W + 1) * a.D;
     const int64_t w = i / a.D, d = i - w * a.D;
     const struct gdn_conv_view &v = w < a.W ? a.dweight : a.dbias;
-    float                       sum = 0;
+    float sum = 0;
     if (i >= step || !v.data) return;
     for (int64_t block = 0; block < a.n_blocks; block++) sum += a.sums[block * step + i];
     float *to = (float *)(void *)v.data + place(v, 0, d, w < a.W ? w : 0);
-    *to       = a.adds ? *to + sum : sum;
+    *to = a.adds ? *to + sum : sum;
 }
 
 #define GDN_IMAGE_conv_backward GDN_THIS_IMAGE
-#define GDN_KERNEL_conv_backward(threads, shared, form, taps)                                 \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
+#define GDN_KERNEL_conv_backward(threads, shared, form, taps)                                    \
+    extern "C" __global__ void __launch_bounds__(threads)                                        \
         gdn_conv_backward_##form##_##taps(const __grid_constant__ struct gdn_cu_conv_backward a) \
-    {                                                                                         \
-        conv_backward_##form<taps>(a);                                                        \
+    {                                                                                            \
+        conv_backward_##form<taps>(a);                                                           \
     }
 #include "cuda/driver/kernels.cuh"

@@ -17,16 +17,16 @@ GDN_DEVICE void one_item(const struct gdn_cu_conv &a, int64_t row)
 {
     const int weight = alike ? dtype : a.weight.dtype, bias = alike ? dtype : a.bias.dtype;
     const int from = alike ? dtype : a.from.dtype, to = alike ? dtype : a.to.dtype;
-    const struct gdn_four f   = find_four(a);
-    const int64_t         at  = a.batch.padded ? row : 0;
-    const char           *x   = row_at(a.x, at, 0) + bytes_to<dtype>(a, a.x, f.from);
-    char                 *out = row_at(a.out, at, 0) + bytes_to<dtype>(a, a.out, f.channel);
-    struct gdn_quad       quad;
-    struct gdn_raw_taps   raw;
+    const struct gdn_four f = find_four(a);
+    const int64_t at = a.batch.padded ? row : 0;
+    const char *x = row_at(a.x, at, 0) + bytes_to<dtype>(a, a.x, f.from);
+    char *out = row_at(a.out, at, 0) + bytes_to<dtype>(a, a.out, f.channel);
+    struct gdn_quad quad;
+    struct gdn_raw_taps raw;
     struct gdn_taps<4, 4> taps;
-    uint32_t              bits[n][4];
-    float                 state[n][4], xs[4], y[4] = {};
-    float (&past)[3][4] = reinterpret_cast<float (&)[3][4]>(state[n - 3]);
+    uint32_t bits[n][4];
+    float state[n][4], xs[4], y[4] = {};
+    float(&past)[3][4] = reinterpret_cast<float(&)[3][4]>(state[n - 3]);
     load_four<dtype>(quad, x, true);
     load_raw_taps(raw, a, f.channel, weight, bias);
     const struct gdn_cu_seq s = read_sequence<alike>(a.batch, row);

@@ -26,19 +26,16 @@ enum { CHANNELS = gdn_width<floats>::WARP };
 
 extern __shared__ float gdn_conv_shared[];
 
-GDN_DEVICE int64_t item_of_warp(void)
-{
-    return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-}
+GDN_DEVICE int64_t item_of_warp(void) { return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; }
 
 /* ---- Some channels of a row ---------------------------------------------------------------- */
 
 /* The lane's channels: first + j step for j < n. Side by side if a.access. */
 struct gdn_lane {
     int64_t first;
-    int     step, n;
-    int     place; /* of the first in a row of shared memory */
-    int     shift; /* how much further it is in a row of x */
+    int step, n;
+    int place; /* of the first in a row of shared memory */
+    int shift; /* how much further it is in a row of x */
 };
 
 GDN_DEVICE int shift_of(const struct gdn_cu_conv &a, int64_t channel)
@@ -53,13 +50,13 @@ template <int dtype>
 GDN_DEVICE struct gdn_lane find_lane(const struct gdn_cu_conv &a, int64_t chunk)
 {
     enum { N = gdn_width<dtype>::LANE };
-    const int       lane = threadIdx.x % 32;
-    const bool      wide = dtype >= 0 || a.access;
+    const int lane = threadIdx.x % 32;
+    const bool wide = dtype >= 0 || a.access;
     struct gdn_lane l;
-    l.step  = wide ? 1 : 32;
+    l.step = wide ? 1 : 32;
     l.place = wide ? N * lane : lane;
     l.first = chunk * (32 * N) + l.place;
-    l.n     = N;
+    l.n = N;
     while (l.n > 0 && l.first + (l.n - 1) * l.step >= a.D) l.n = wide ? 0 : l.n - 1;
     l.shift = shift_of(a, l.first);
     return l;
@@ -77,16 +74,20 @@ GDN_DEVICE void load_asking(struct gdn_quad &q, const struct gdn_cu_conv &a,
 {
     const bool is_wide = a.x.dtype == GDN_F32;
     if (a.access && l.n == 0) return;
-    if (a.access && is_wide) *(uint4 *)q.word = *(const uint4 *)p;
-    else if (a.access) *(uint2 *)q.word = *(const uint2 *)p;
+    if (a.access && is_wide)
+        *(uint4 *)q.word = *(const uint4 *)p;
+    else if (a.access)
+        *(uint2 *)q.word = *(const uint2 *)p;
     if (a.access) return;
     q = {};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         if (j >= l.n) break;
         const char *const at = p + j * (dtype == apart ? 32 * a.x.head : is_wide ? 128 : 64);
-        if (is_wide) q.word[j] = *(const uint32_t *)at;
-        else q.word[j / 2] |= (uint32_t)*(const uint16_t *)at << j % 2 * 16;
+        if (is_wide)
+            q.word[j] = *(const uint32_t *)at;
+        else
+            q.word[j / 2] |= (uint32_t) * (const uint16_t *)at << j % 2 * 16;
     }
 }
 
@@ -107,8 +108,10 @@ template <int dtype>
 GDN_DEVICE void load_quad(struct gdn_quad &q, const struct gdn_cu_conv &a, const struct gdn_lane &l,
                           const char *p)
 {
-    if (dtype < 0) load_asking<dtype>(q, a, l, p);
-    else if (l.n) *(uint4 *)q.word = *(const uint4 *)p;
+    if (dtype < 0)
+        load_asking<dtype>(q, a, l, p);
+    else if (l.n)
+        *(uint4 *)q.word = *(const uint4 *)p;
 }
 
 template <int dtype, int N>
@@ -130,9 +133,11 @@ GDN_DEVICE void pack(struct gdn_quad &q, const float (&y)[N], const struct gdn_c
     const int type = type_of<dtype>(a);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        if (type == GDN_F32) q.word[j] = __float_as_uint(y[j]);
-        else if (j < N / 2) q.word[j] = type == GDN_BF16 ? f32_to_bf16x2(y[2 * j], y[2 * j + 1])
-                                                         : f32_to_f16x2(y[2 * j], y[2 * j + 1]);
+        if (type == GDN_F32)
+            q.word[j] = __float_as_uint(y[j]);
+        else if (j < N / 2)
+            q.word[j] = type == GDN_BF16 ? f32_to_bf16x2(y[2 * j], y[2 * j + 1])
+                                         : f32_to_f16x2(y[2 * j], y[2 * j + 1]);
     }
 }
 
@@ -140,17 +145,21 @@ template <int dtype, int N>
 GDN_DEVICE void store_quad(char *p, const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const float (&y)[N])
 {
-    const int       type = type_of<dtype>(a);
-    struct gdn_quad q    = {};
+    const int type = type_of<dtype>(a);
+    struct gdn_quad q = {};
     if (dtype < 0 && !a.access) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            if (j < l.n && dtype == apart) store_float(p + j * 32 * a.out.head, 0, type, y[j]);
-            else if (j < l.n) store_float(p, j * 32, type, y[j]);
+            if (j < l.n && dtype == apart)
+                store_float(p + j * 32 * a.out.head, 0, type, y[j]);
+            else if (j < l.n)
+                store_float(p, j * 32, type, y[j]);
     } else if (l.n) {
         pack<dtype>(q, y, a);
-        if (N == 8 || type == GDN_F32) *(uint4 *)p = *(const uint4 *)q.word;
-        else *(uint2 *)p = *(const uint2 *)q.word;
+        if (N == 8 || type == GDN_F32)
+            *(uint4 *)p = *(const uint4 *)q.word;
+        else
+            *(uint2 *)p = *(const uint2 *)q.word;
     }
 }
 
@@ -201,17 +210,17 @@ GDN_DEVICE void load_taps(struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv 
                           const struct gdn_lane &l)
 {
     const struct gdn_conv_view &w = a.weight;
-    uint32_t                    weight[TAPS][N], bias[N];
+    uint32_t weight[TAPS][N], bias[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const int64_t channel = l.first + j * l.step;
-        bias[j] = load_bits(a.bias.data, channel * a.bias.channel, a.bias.dtype,
-                            a.bias.data && j < l.n);
+        bias[j] =
+            load_bits(a.bias.data, channel * a.bias.channel, a.bias.dtype, a.bias.data && j < l.n);
 #pragma unroll
         for (int i = 0; i < TAPS; i++) {
             const int tap = i - (TAPS - a.W);
-            weight[i][j]  = load_bits(w.data, channel * w.channel + tap * w.entry, w.dtype,
-                                      tap >= 0 && j < l.n);
+            weight[i][j] = load_bits(w.data, channel * w.channel + tap * w.entry, w.dtype,
+                                     tap >= 0 && j < l.n);
         }
     }
 #pragma unroll
@@ -257,9 +266,9 @@ struct gdn_tile {
 GDN_DEVICE struct gdn_tile find_tile(const struct gdn_cu_conv &a, int64_t tile)
 {
     const struct gdn_cu_batch &b = a.batch;
-    struct gdn_tile            t = { 0, tile * a.tile, 0 };
+    struct gdn_tile t = { 0, tile * a.tile, 0 };
     if (b.padded) {
-        t.row   = tile / a.row_tiles;
+        t.row = tile / a.row_tiles;
         t.first = (tile - t.row * a.row_tiles) * a.tile;
     }
     t.end = t.first + a.tile < b.T ? t.first + a.tile : b.T;
@@ -272,16 +281,16 @@ GDN_DEVICE struct gdn_tile find_tile(const struct gdn_cu_conv &a, int64_t tile)
  * before the first sequence stay as they are.
  */
 struct gdn_run {
-    int  first, from, to, end, sequence;
+    int first, from, to, end, sequence;
     bool keep;
 };
 
 /* That of token t of a tile. */
 GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, const struct gdn_tile &tile, int t)
 {
-    const int64_t         row  = a.batch.padded ? tile.row : find_sequence(a.batch, tile.first + t);
-    const int             end  = (int)(tile.end - tile.first);
-    struct gdn_cu_seq     s    = {};
+    const int64_t row = a.batch.padded ? tile.row : find_sequence(a.batch, tile.first + t);
+    const int end = (int)(tile.end - tile.first);
+    struct gdn_cu_seq s = {};
     if (row >= 0) s = read_sequence(a.batch, row);
     const int64_t first = s.first - tile.first, stop = first - s.n_before + s.n_tokens;
     if (row < 0 && a.batch.B > 0) {
@@ -290,12 +299,12 @@ GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, const struct gdn
     }
     if (row < 0 || stop <= t) return { t, t, t, end, 0, false };
     struct gdn_run r;
-    r.end      = (int)clamp64(stop, 0, end);
-    r.first    = (int)clamp64(first, -a.W, r.end);
-    r.to       = (int)clamp64(first + s.n_valid, r.first, r.end);
-    r.from     = r.first + a.W - 1 > 0 ? r.first + a.W - 1 : 0;
+    r.end = (int)clamp64(stop, 0, end);
+    r.first = (int)clamp64(first, -a.W, r.end);
+    r.to = (int)clamp64(first + s.n_valid, r.first, r.end);
+    r.from = r.first + a.W - 1 > 0 ? r.first + a.W - 1 : 0;
     r.sequence = (int)row;
-    r.keep     = s.keep_out;
+    r.keep = s.keep_out;
     return r;
 }
 

@@ -23,24 +23,26 @@ template <int dtype> struct gdn_rows_of {
 
 /* The lane's first channel; behind the last `is` not, then channel 0. Its place in a row of x. */
 struct gdn_four {
-    int  channel, from;
+    int channel, from;
     bool is;
 };
 
 GDN_DEVICE struct gdn_four find_four(const struct gdn_cu_conv &a)
 {
-    const int       channel = ((int)blockIdx.x * WARPS * 32 + (int)threadIdx.x) * 4;
+    const int channel = ((int)blockIdx.x * WARPS * 32 + (int)threadIdx.x) * 4;
     struct gdn_four f;
-    f.is      = channel < a.D;
+    f.is = channel < a.D;
     f.channel = f.is ? channel : 0;
-    f.from    = f.channel + shift_of(a, f.channel);
+    f.from = f.channel + shift_of(a, f.channel);
     return f;
 }
 
 template <int dtype> GDN_DEVICE void load_four(struct gdn_quad &q, const char *p, bool is)
 {
-    if (dtype == f32) ld_keep_v4(q.word, p, is);
-    else ld_keep_v2(q.word, p, is);
+    if (dtype == f32)
+        ld_keep_v4(q.word, p, is);
+    else
+        ld_keep_v2(q.word, p, is);
 }
 
 /* Without a branch: others of the warp, and their other stores, need not wait. */
@@ -49,8 +51,10 @@ GDN_DEVICE void store_four(char *p, const struct gdn_cu_conv &a, const float (&y
 {
     struct gdn_quad q = {};
     pack<dtype>(q, y, a);
-    if (dtype == f32) st_v4(p, q.word, is);
-    else st_v2(p, q.word, is);
+    if (dtype == f32)
+        st_v4(p, q.word, is);
+    else
+        st_v2(p, q.word, is);
 }
 
 /* ---- Taps ---------------------------------------------------------------------------------- */
@@ -69,14 +73,14 @@ GDN_DEVICE void unpack_taps(struct gdn_taps<4, 4> &t, const struct gdn_quad (&q)
 /* The same of weights and bias on their way; their dtypes may be known when compiling. */
 struct gdn_raw_taps {
     struct gdn_quad weight[4];
-    uint32_t        bias[1][4];
+    uint32_t bias[1][4];
 };
 
 GDN_DEVICE void load_raw_taps(struct gdn_raw_taps &r, const struct gdn_cu_conv &a, int channel,
                               int weight, int bias)
 {
-    const bool  wide = weight == GDN_F32;
-    const char *p    = (const char *)a.weight.data + (int64_t)channel * (wide ? 16 : 8);
+    const bool wide = weight == GDN_F32;
+    const char *p = (const char *)a.weight.data + (int64_t)channel * (wide ? 16 : 8);
 #pragma unroll
     for (int i = 0; i < 4; i++) ld_keep_v4(r.weight[i].word, p + i * 16, i < 2 || wide);
     load_chunk(r.bias[0], a.bias.data + channel * float_bytes(bias), bias, a.bias.data);
@@ -89,9 +93,12 @@ GDN_DEVICE void expand_taps(struct gdn_taps<4, 4> &t, const struct gdn_raw_taps 
     expand_chunks(b, r.bias, bias);
 #pragma unroll
     for (int j = 0; j < 4; j++) t.bias[j] = b[0][j];
-    if (weight == GDN_F32) unpack_taps<f32>(t, r.weight);
-    else if (weight == GDN_BF16) unpack_taps<bf16>(t, r.weight);
-    else unpack_taps<f16>(t, r.weight);
+    if (weight == GDN_F32)
+        unpack_taps<f32>(t, r.weight);
+    else if (weight == GDN_BF16)
+        unpack_taps<bf16>(t, r.weight);
+    else
+        unpack_taps<f16>(t, r.weight);
 }
 
 GDN_DEVICE void load_four_taps(struct gdn_taps<4, 4> &t, const struct gdn_cu_conv &a, int channel)
@@ -109,8 +116,8 @@ template <int n>
 GDN_DEVICE char *state_at(const struct gdn_conv_view &v, int64_t slot, int channel, int j,
                           int dtype)
 {
-    const int64_t at = slot * v.slot + (v.entry == 1 ? n * (int64_t)channel + 4 * j
-                                                     : channel + j * v.entry);
+    const int64_t at =
+        slot * v.slot + (v.entry == 1 ? n * (int64_t)channel + 4 * j : channel + j * v.entry);
     return v.data + at * float_bytes(dtype);
 }
 
@@ -161,16 +168,16 @@ GDN_DEVICE bool leaves_state(const struct gdn_cu_conv &a, const struct gdn_cu_se
 /* By a whole warp. */
 template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int64_t row)
 {
-    const struct gdn_four   f = find_four(a);
+    const struct gdn_four f = find_four(a);
     const struct gdn_cu_seq s = read_sequence(a.batch, row);
-    const int               n = s.n_valid < 3 ? (int)s.n_valid : 3; /* outputs */
+    const int n = s.n_valid < 3 ? (int)s.n_valid : 3; /* outputs */
     if (s.n_tokens == 0 || !f.is) return;
-    const char *x   = row_at(a.x, s.batch, s.first) + bytes_to<dtype>(a, a.x, f.from);
-    char       *out = row_at(a.out, s.batch, s.first) + bytes_to<dtype>(a, a.out, f.channel);
-    struct gdn_quad       first[3], last[3];
+    const char *x = row_at(a.x, s.batch, s.first) + bytes_to<dtype>(a, a.x, f.from);
+    char *out = row_at(a.out, s.batch, s.first) + bytes_to<dtype>(a, a.out, f.channel);
+    struct gdn_quad first[3], last[3];
     struct gdn_taps<4, 4> taps;
-    uint32_t              bits[3][4];
-    float                 past[3][4], state[3][4], y[4], xs[4];
+    uint32_t bits[3][4];
+    float past[3][4], state[3][4], y[4], xs[4];
 #pragma unroll
     for (int i = 0; i < 3; i++) {
         load_four<dtype>(first[i], x + i * a.x.token, i < n);
@@ -212,12 +219,12 @@ GDN_DEVICE uint32_t bits_between(int low, int high) { return (1u << high) - (1u 
 /* Finds the marks, whatever the batch says. Here and below a whole warp calls. */
 GDN_DEVICE struct gdn_marks find_marks(const struct gdn_cu_conv &a, const struct gdn_tile &tile)
 {
-    const int        end = (int)(tile.end - tile.first);
-    struct gdn_marks m   = { 0, 0 };
+    const int end = (int)(tile.end - tile.first);
+    struct gdn_marks m = { 0, 0 };
 #pragma unroll 1
     for (int t = 0; t < end;) {
-        const struct gdn_run r   = find_run(a, tile, t);
-        const int            low = clamp(r.first, t, r.end), high = clamp(r.to, low, r.end);
+        const struct gdn_run r = find_run(a, tile, t);
+        const int low = clamp(r.first, t, r.end), high = clamp(r.to, low, r.end);
         m.sum |= bits_between(clamp(r.from, low, high), high);
         if (!r.keep) m.zero |= bits_between(t, low) | bits_between(high, r.end);
         t = r.end;
@@ -237,27 +244,27 @@ GDN_DEVICE int bound_at(const struct gdn_cu_batch &b, int i)
 /* Returns true if cu_seqlens alone bounds the tokens. */
 GDN_DEVICE bool is_bounded(const struct gdn_cu_batch &b)
 {
-    return b.cu_seqlens.data && !b.read_slots.data && !b.write_slots.data &&
-           !b.token_start.data && !b.token_count.data && !b.parents.data && !b.path.data;
+    return b.cu_seqlens.data && !b.read_slots.data && !b.write_slots.data && !b.token_start.data &&
+           !b.token_count.data && !b.parents.data && !b.path.data;
 }
 
 /* Then the same of packed tokens `first` to first + end. */
 GDN_DEVICE struct gdn_marks find_bounds(const struct gdn_cu_batch &b, int first, int end)
 {
     const int lane = threadIdx.x % 32, B = (int)b.B;
-    int       low  = 0; /* bounds before it are too far back: that three tokens end before first */
+    int low = 0; /* bounds before it are too far back: that three tokens end before first */
 #pragma unroll 1
     for (int n = B + 1; n > 32;) {
-        const int  step = (n + 31) / 32, i = lane * step;
+        const int step = (n + 31) / 32, i = lane * step;
         const bool before = i < n && bound_at(b, low + i) < first - 2;
-        const int  count  = __popc(__ballot_sync(0xffffffff, before));
+        const int count = __popc(__ballot_sync(0xffffffff, before));
         if (count == 0) break;
         low += (count - 1) * step;
         n = n - (count - 1) * step < step + 1 ? n - (count - 1) * step : step + 1;
     }
     const uint32_t all = bits_between(0, end);
-    uint32_t       starts = 0, zero = 0; /* starts: and what is before the first sequence */
-    bool           more   = true;
+    uint32_t starts = 0, zero = 0; /* starts: and what is before the first sequence */
+    bool more = true;
 #pragma unroll 1
     for (int i = low + lane; more; i += 32) {
         const int at = i <= B ? bound_at(b, i) - first : end;
@@ -266,7 +273,7 @@ GDN_DEVICE struct gdn_marks find_bounds(const struct gdn_cu_batch &b, int first,
         if (i == B && at < end) zero = all & ~0u << (at > 0 ? at : 0);
         more = !__any_sync(0xffffffff, at >= end);
     }
-    zero   = __reduce_or_sync(0xffffffff, zero);
+    zero = __reduce_or_sync(0xffffffff, zero);
     starts = __reduce_or_sync(0xffffffff, starts);
     return { all & ~zero & ~starts, zero };
 }
@@ -282,11 +289,11 @@ template <int dtype> GDN_DEVICE struct gdn_few find_few(const struct gdn_cu_conv
 {
     struct gdn_few t = { 0, index, 0, 0 };
     if (a.batch.padded) {
-        t.row   = (int)((uint32_t)index / (uint32_t)a.row_tiles);
+        t.row = (int)((uint32_t)index / (uint32_t)a.row_tiles);
         t.first = index - t.row * (int)a.row_tiles;
     }
     t.first *= gdn_rows_of<dtype>::N;
-    t.end  = min((int)gdn_rows_of<dtype>::N, (int)a.batch.T - t.first);
+    t.end = min((int)gdn_rows_of<dtype>::N, (int)a.batch.T - t.first);
     t.back = min(3, t.first);
     return t;
 }
@@ -310,9 +317,9 @@ GDN_DEVICE void sum_again(const struct gdn_cu_conv &a, const struct gdn_taps<4, 
 {
 #pragma unroll 1
     for (; rows; rows &= rows - 1) {
-        const int64_t   u = __popc(rows ^ (rows - 1)) - 1;
+        const int64_t u = __popc(rows ^ (rows - 1)) - 1;
         struct gdn_quad q[4];
-        float           past[3][4], xs[4], y[4];
+        float past[3][4], xs[4], y[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) load_four<dtype>(q[i], x + (u - 3 + i) * a.x.token, true);
 #pragma unroll
@@ -327,15 +334,15 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
 {
     enum { ROWS = gdn_rows_of<dtype>::N };
     const struct gdn_four f = find_four(a);
-    const struct gdn_few  t = find_few<dtype>(a, index);
-    const int             token = (int)a.x.token, step = (int)a.out.token;
-    const char *x   = row_at(a.x, t.row, t.first) + bytes_to<dtype>(a, a.x, f.from);
-    char       *out = row_at(a.out, t.row, t.first) + bytes_to<dtype>(a, a.out, f.channel);
-    struct gdn_quad       q[3 + ROWS];
+    const struct gdn_few t = find_few<dtype>(a, index);
+    const int token = (int)a.x.token, step = (int)a.out.token;
+    const char *x = row_at(a.x, t.row, t.first) + bytes_to<dtype>(a, a.x, f.from);
+    char *out = row_at(a.out, t.row, t.first) + bytes_to<dtype>(a, a.out, f.channel);
+    struct gdn_quad q[3 + ROWS];
     struct gdn_taps<4, 4> taps;
-    struct gdn_marks      m = { bits_between(t.first ? 0 : 3, t.end), 0 }; /* T is more than 3 */
-    float                 past[3][4], y[4], silu[4], xs[4], powers = 0;
-    const bool            bounded = is_bounded(a.batch);
+    struct gdn_marks m = { bits_between(t.first ? 0 : 3, t.end), 0 }; /* T is more than 3 */
+    float past[3][4], y[4], silu[4], xs[4], powers = 0;
+    const bool bounded = is_bounded(a.batch);
     if (!a.plain && !bounded) m = find_marks(a, { t.row, t.first, t.first + t.end });
 #pragma unroll
     for (int u = 0; u < 3 + ROWS; u++) { /* those that are not there: others of the row */
@@ -361,7 +368,7 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
 #pragma unroll 1
     for (; m.zero; m.zero &= m.zero - 1) {
         const float zeros[4] = {};
-        const int   u        = __popc(m.zero ^ (m.zero - 1)) - 1;
+        const int u = __popc(m.zero ^ (m.zero - 1)) - 1;
         store_four<dtype>(out + (int64_t)u * step, a, zeros, true);
     }
     if (a.silu && !(powers <= 0x1p115f)) sum_again<dtype>(a, taps, m.sum, x, out);
@@ -371,8 +378,10 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
 template <int dtype, int TAPS> GDN_DEVICE void conv_rows(const struct gdn_cu_conv &a)
 {
     const int row = (int)(blockIdx.y + blockIdx.z * gridDim.y), index = row - a.walk_blocks;
-    if (index < 0) start_item<dtype>(a, row);
-    else if (index < a.n_tiles) rows_item<dtype>(a, index);
+    if (index < 0)
+        start_item<dtype>(a, row);
+    else if (index < a.n_tiles)
+        rows_item<dtype>(a, index);
 }
 
 #endif

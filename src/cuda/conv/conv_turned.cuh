@@ -15,20 +15,20 @@ enum { TURNED = 16 }; /* channels of a warp */
  * token, or one that is too far back to matter; read: the slot of the state before it, -1: zeros.
  */
 struct gdn_turned {
-    int     first;
-    bool    valid, keep;
+    int first;
+    bool valid, keep;
     int64_t read;
 };
 
 GDN_DEVICE struct gdn_turned find_turned(const struct gdn_cu_conv &a, const struct gdn_tile &tile)
 {
-    const int         lane = threadIdx.x % 32, end = (int)(tile.end - tile.first);
-    struct gdn_turned m    = { 0, false, true, -1 };
+    const int lane = threadIdx.x % 32, end = (int)(tile.end - tile.first);
+    struct gdn_turned m = { 0, false, true, -1 };
 #pragma unroll 1
     for (int t = 0; t < end;) {
-        const struct gdn_run r    = find_run(a, tile, t);
-        const bool           asks = a.from.data && r.first < r.to && r.first + a.W - 1 > t;
-        const int64_t        read = asks ? read_sequence(a.batch, r.sequence).read : -1;
+        const struct gdn_run r = find_run(a, tile, t);
+        const bool asks = a.from.data && r.first < r.to && r.first + a.W - 1 > t;
+        const int64_t read = asks ? read_sequence(a.batch, r.sequence).read : -1;
         if (lane >= t && lane < r.end)
             m = { r.first, lane >= r.first && lane < r.to, r.keep, read };
         t = r.end;
@@ -47,8 +47,8 @@ GDN_DEVICE float turned_input(const struct gdn_cu_conv &a, const struct gdn_turn
                       v.dtype);
 }
 
-GDN_DEVICE float turned_sum(const struct gdn_cu_conv &a, const struct gdn_turned &m,
-                            const char *x, int64_t channel, int t)
+GDN_DEVICE float turned_sum(const struct gdn_cu_conv &a, const struct gdn_turned &m, const char *x,
+                            int64_t channel, int t)
 {
     const struct gdn_conv_view &w = a.weight;
     float y[1] = { 0 };
@@ -66,12 +66,12 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_turned(const struct gdn_cu_c
     const int64_t item = item_of_warp(), chunks = (a.D + TURNED - 1) / TURNED;
     const int64_t index = item / chunks, first = (item - index * chunks) * TURNED;
     if (item >= a.n_items) return;
-    const struct gdn_tile   tile = find_tile(a, index);
-    const struct gdn_turned m    = find_turned(a, tile);
-    const int64_t           end  = first + TURNED < a.D ? first + TURNED : a.D;
-    const int               t    = threadIdx.x % 32 - m.first;
-    const char *x   = row_at(a.x, tile.row, tile.first + m.first);
-    char       *out = row_at(a.out, tile.row, tile.first + threadIdx.x % 32);
+    const struct gdn_tile tile = find_tile(a, index);
+    const struct gdn_turned m = find_turned(a, tile);
+    const int64_t end = first + TURNED < a.D ? first + TURNED : a.D;
+    const int t = threadIdx.x % 32 - m.first;
+    const char *x = row_at(a.x, tile.row, tile.first + m.first);
+    char *out = row_at(a.out, tile.row, tile.first + threadIdx.x % 32);
     if (m.keep && !m.valid) return;
 #pragma unroll 1
     for (int64_t c = first; c < end; c++)

@@ -30,9 +30,9 @@ GDN_DEVICE void load_entry(float (&x)[4], const struct gdn_cu_conv &a, const str
                            const struct gdn_cu_seq &s, int64_t t)
 {
     const struct gdn_conv_view &v = a.from;
-    const int64_t               at = s.read * v.slot + (v.length + t) * v.entry;
-    const bool                  is_there = v.data && s.read >= 0 && v.length + t >= 0;
-    uint32_t                    bits[4];
+    const int64_t at = s.read * v.slot + (v.length + t) * v.entry;
+    const bool is_there = v.data && s.read >= 0 && v.length + t >= 0;
+    uint32_t bits[4];
 #pragma unroll
     for (int j = 0; j < 4; j++)
         bits[j] = load_bits(v.data, at + (l.first + j * l.step) * v.channel, v.dtype,
@@ -46,8 +46,10 @@ template <int io>
 GDN_DEVICE void load_input(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const struct gdn_cu_seq &s, int64_t t)
 {
-    if (t >= 0) load_row<io>(x, a, l, row_at(a.x, s.batch, s.first + t));
-    else load_entry(x, a, l, s, t);
+    if (t >= 0)
+        load_row<io>(x, a, l, row_at(a.x, s.batch, s.first + t));
+    else
+        load_entry(x, a, l, s, t);
 }
 
 /* Four floats of a row of a warp's shared memory. */
@@ -66,12 +68,12 @@ GDN_DEVICE void put_row(float *row, const struct gdn_lane &l, const float (&x)[4
 
 /* The values of a warp that walks a sequence. */
 struct gdn_walk {
-    struct gdn_lane   lane;
+    struct gdn_lane lane;
     struct gdn_cu_seq seq;
-    float            *old, *tile; /* [kept][CHANNELS] each */
-    int               kept, n;    /* n: channels of the warp */
-    int64_t           channel;    /* the first of them */
-    bool              is_tree;
+    float *old, *tile; /* [kept][CHANNELS] each */
+    int kept, n;       /* n: channels of the warp */
+    int64_t channel;   /* the first of them */
+    bool is_tree;
 };
 
 /* `count` entries from `first` on of all the warp's channels, between a state and rows of shared
@@ -80,18 +82,20 @@ template <bool is_store>
 GDN_DEVICE void move_entries(const struct gdn_walk &w, const struct gdn_conv_view &v, int64_t slot,
                              int64_t first, int count, float *rows)
 {
-    const bool    by_entry = (v.entry < 0 ? -v.entry : v.entry) <=
-                          (v.channel < 0 ? -v.channel : v.channel);
+    const bool by_entry =
+        (v.entry < 0 ? -v.entry : v.entry) <= (v.channel < 0 ? -v.channel : v.channel);
     const int64_t base = slot * v.slot + w.channel * v.channel + first * v.entry;
-    const int     inner = by_entry ? count : w.n, outer = by_entry ? w.n : count;
+    const int inner = by_entry ? count : w.n, outer = by_entry ? w.n : count;
     const int64_t step = by_entry ? v.entry : v.channel, leap = by_entry ? v.channel : v.entry;
-    const int     row_step = by_entry ? CHANNELS : 1, row_leap = by_entry ? 1 : CHANNELS;
-    const int     lane = threadIdx.x % 32, more = 32 / inner, rest = 32 % inner;
+    const int row_step = by_entry ? CHANNELS : 1, row_leap = by_entry ? 1 : CHANNELS;
+    const int lane = threadIdx.x % 32, more = 32 / inner, rest = 32 % inner;
     for (int o = lane / inner, i = lane % inner; o < outer;) {
-        const int64_t at  = base + o * leap + i * step;
-        float        *row = rows + o * row_leap + i * row_step;
-        if (is_store) store_float(v.data, at, v.dtype, *row);
-        else *row = load_float(v.data, at, v.dtype);
+        const int64_t at = base + o * leap + i * step;
+        float *row = rows + o * row_leap + i * row_step;
+        if (is_store)
+            store_float(v.data, at, v.dtype, *row);
+        else
+            *row = load_float(v.data, at, v.dtype);
         o += more, i += rest;
         if (i >= inner) o++, i -= inner;
     }
@@ -117,8 +121,10 @@ template <int io>
 GDN_DEVICE void load_any(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_walk &w,
                          int64_t t)
 {
-    if (t < 0 && t >= -w.kept) get_row(x, w.old + (w.kept + t) * CHANNELS + w.lane.place, w.lane);
-    else load_input<io>(x, a, w.lane, w.seq, t);
+    if (t < 0 && t >= -w.kept)
+        get_row(x, w.old + (w.kept + t) * CHANNELS + w.lane.place, w.lane);
+    else
+        load_input<io>(x, a, w.lane, w.seq, t);
 }
 
 /*
@@ -155,11 +161,11 @@ template <int io>
 GDN_DEVICE void store_states(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
     const int64_t T = w.seq.n_valid;
-    const bool    each = a.batch.write == GDN_WRITE_EACH;
+    const bool each = a.batch.write == GDN_WRITE_EACH;
     struct gdn_cu_checkpoints list = { 0, 0 };
     if (a.checkpoints.data) list = read_checkpoints(a.batch, w.seq);
     const int64_t n = list.end - list.first, end = n + (each ? T + 1 : 1);
-    int64_t       late = -1;
+    int64_t late = -1;
 #pragma unroll 1
     for (int64_t i = 0; i < end; i++) {
         int64_t last, slot;
@@ -192,11 +198,11 @@ template <int io, int TAPS>
 GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_walk &w,
                          float (&past)[TAPS - 1][4], int64_t t, int64_t end)
 {
-    const struct gdn_lane  &l = w.lane;
+    const struct gdn_lane &l = w.lane;
     struct gdn_taps<TAPS, 4> taps;
-    struct gdn_quad          next = {};
-    const char *x = row_at(a.x, w.seq.batch, w.seq.first + t) +
-                    bytes_to<io>(a, a.x, l.first + l.shift);
+    struct gdn_quad next = {};
+    const char *x =
+        row_at(a.x, w.seq.batch, w.seq.first + t) + bytes_to<io>(a, a.x, l.first + l.shift);
     char *out = out_at<io>(a, l, w.seq.batch, w.seq.first + t);
     float y[4], xs[4];
     load_quad<io>(next, a, l, x);
@@ -243,10 +249,9 @@ GDN_DEVICE void write_out(const struct gdn_cu_conv &a, const struct gdn_walk &w)
     const struct gdn_cu_seq &s = w.seq;
     const int64_t end = a.n_tiles && a.W - 1 < s.n_valid ? a.W - 1 : s.n_valid;
     if (!s.keep_out && !a.n_tiles) {
-        zero_rows<io>(a, w.lane, out_at<io>(a, w.lane, s.batch, s.first - s.n_before),
-                          s.n_before);
+        zero_rows<io>(a, w.lane, out_at<io>(a, w.lane, s.batch, s.first - s.n_before), s.n_before);
         zero_rows<io>(a, w.lane, out_at<io>(a, w.lane, s.batch, s.first + s.n_valid),
-                          s.n_tokens - s.n_before - s.n_valid);
+                      s.n_tokens - s.n_before - s.n_valid);
     }
     __syncwarp(); /* the tile has been read */
     if (end == 0) return;
@@ -260,17 +265,16 @@ GDN_DEVICE void load_old(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
     const bool is_there = a.from.data && w.seq.read >= 0;
     for (int i = threadIdx.x % 32; i < w.kept * CHANNELS && !is_there; i += 32) w.old[i] = 0;
-    if (is_there)
-        move_entries<false>(w, a.from, w.seq.read, a.from.length - w.kept, w.kept, w.old);
+    if (is_there) move_entries<false>(w, a.from, w.seq.read, a.from.length - w.kept, w.kept, w.old);
     __syncwarp();
 }
 
 template <int io, int TAPS> GDN_DEVICE void walk_item(const struct gdn_cu_conv &a, int64_t item)
 {
-    const int64_t   chunks = (a.D + CHANNELS - 1) / CHANNELS, row = item / chunks;
+    const int64_t chunks = (a.D + CHANNELS - 1) / CHANNELS, row = item / chunks;
     struct gdn_walk w = {};
-    w.channel         = (item - row * chunks) * CHANNELS;
-    w.lane            = find_lane<io>(a, item - row * chunks);
+    w.channel = (item - row * chunks) * CHANNELS;
+    w.lane = find_lane<io>(a, item - row * chunks);
     if (row == a.batch.B) { /* behind the last sequence */
         const int64_t end = clamp64(load_index(a.batch.cu_seqlens, row), 0, a.batch.N);
         zero_rows<io>(a, w.lane, out_at<io>(a, w.lane, 0, end), a.batch.N - end);
@@ -278,11 +282,11 @@ template <int io, int TAPS> GDN_DEVICE void walk_item(const struct gdn_cu_conv &
     }
     w.seq = read_sequence(a.batch, row);
     if (w.seq.n_tokens == 0) return;
-    w.n       = a.D - w.channel < CHANNELS ? (int)(a.D - w.channel) : CHANNELS;
-    w.kept    = a.kept;
+    w.n = a.D - w.channel < CHANNELS ? (int)(a.D - w.channel) : CHANNELS;
+    w.kept = a.kept;
     w.is_tree = a.batch.parents.data && !a.batch.path.data;
-    w.old     = gdn_conv_shared + threadIdx.x / 32 * 2 * w.kept * CHANNELS;
-    w.tile    = w.old + w.kept * CHANNELS;
+    w.old = gdn_conv_shared + threadIdx.x / 32 * 2 * w.kept * CHANNELS;
+    w.tile = w.old + w.kept * CHANNELS;
     load_old(a, w);
     store_states<io>(a, w);
     if (a.out.data) write_out<io, TAPS>(a, w);
@@ -318,7 +322,7 @@ GDN_DEVICE void move_waiting(const struct gdn_cu_conv &a, const struct gdn_lane 
 #pragma unroll 1
     for (; t < end; t++, out += a.out.token) {
         const float *from = waiting_row(a, r.sequence, t - r.first) + l.first;
-        float        y[N];
+        float y[N];
 #pragma unroll
         for (int j = 0; j < N; j++) y[j] = j < l.n ? from[j * l.step] : 0;
         store_quad<dtype>(out, a, l, y);
@@ -351,22 +355,21 @@ GDN_DEVICE uint32_t ask_rows(const struct gdn_cu_conv &a, const struct gdn_lane 
 
 /* Rows as they lie in memory from W - 1 before the tile on, whatever sequences they belong to: what
  * mixes those is not written. AHEAD rows are on their way. */
-template <int dtype, int TAPS>
-GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
+template <int dtype, int TAPS> GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
 {
     enum { N = gdn_width<dtype>::LANE, AHEAD = dtype < 0 ? 2 : 4, ALL = (1 << AHEAD) - 1 };
     const int64_t chunks = (a.D + 32 * N - 1) / (32 * N), index = item / chunks;
-    const struct gdn_lane l    = find_lane<dtype>(a, item - index * chunks);
+    const struct gdn_lane l = find_lane<dtype>(a, item - index * chunks);
     const struct gdn_tile tile = find_tile(a, index);
-    const int             back = tile.first < a.W - 1 ? (int)tile.first : a.W - 1;
-    const int             end  = (int)(tile.end - tile.first);
-    int                   t    = a.edges ? 0 : -back;
-    const char *x = row_at(a.x, tile.row, tile.first + t) +
-                    bytes_to<dtype>(a, a.x, l.first + l.shift);
-    char       *out = out_at<dtype>(a, l, tile.row, tile.first + t);
+    const int back = tile.first < a.W - 1 ? (int)tile.first : a.W - 1;
+    const int end = (int)(tile.end - tile.first);
+    int t = a.edges ? 0 : -back;
+    const char *x =
+        row_at(a.x, tile.row, tile.first + t) + bytes_to<dtype>(a, a.x, l.first + l.shift);
+    char *out = out_at<dtype>(a, l, tile.row, tile.first + t);
     struct gdn_taps<TAPS, N> taps;
-    struct gdn_quad          ring[AHEAD] = {};
-    float                    past[TAPS - 1][N] = {}, y[N], xs[N];
+    struct gdn_quad ring[AHEAD] = {};
+    float past[TAPS - 1][N] = {}, y[N], xs[N];
 #pragma unroll
     for (int u = 0; u < AHEAD; u++, x += a.x.token)
         if (t + u < end) load_quad<dtype>(ring[u], a, l, x);
@@ -400,8 +403,10 @@ GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
 template <int dtype, int TAPS> GDN_DEVICE void conv_tile(const struct gdn_cu_conv &a)
 {
     const int64_t item = item_of_warp();
-    if (item < a.n_walks) walk_item<dtype == apart ? apart : floats, TAPS>(a, item);
-    else if (item < a.n_items) tile_item<dtype, TAPS>(a, item - a.n_walks);
+    if (item < a.n_walks)
+        walk_item<dtype == apart ? apart : floats, TAPS>(a, item);
+    else if (item < a.n_items)
+        tile_item<dtype, TAPS>(a, item - a.n_walks);
 }
 
 /* ---- Edges --------------------------------------------------------------------------------- */
@@ -411,7 +416,7 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_edge(const struct gdn_cu_con
     const int64_t item = item_of_warp(), chunks = (a.D + CHANNELS - 1) / CHANNELS;
     const int64_t edge = item / chunks;
     if (item >= a.n_items) return;
-    const struct gdn_lane l    = find_lane<dtype>(a, item - edge * chunks);
+    const struct gdn_lane l = find_lane<dtype>(a, item - edge * chunks);
     const struct gdn_tile tile = find_tile(a, edge);
 #pragma unroll 1
     for (int n = 1; n < a.W && n <= tile.first; n++) {

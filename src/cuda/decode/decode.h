@@ -16,7 +16,7 @@ void gdn_cuda_fill_rule(struct gdn_cu_rule *to, const struct gdn_rule *rule,
 
 /* For a checked call: fills in the kernels' arguments; checks the contents that the context has to
  * check; checks that a tree has no more tokens than kernels count. */
-void       gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *call);
+void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *call);
 /* Refuses, by the name of its tensor, what kernels do not take of the family (gdn.h). */
 gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *rule,
                                  const gdn_tensor *A_log);
@@ -26,7 +26,7 @@ gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *batch,
 
 /* Token by token (gdn_decode; gdn_prefill with GDN_EXACT). memory, of gdn_cuda_decode_bytes(): for
  * the states of trees. */
-size_t     gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+size_t gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream);
 /* The sequences of one token of a packed call of gdn_prefill (decode/token_single.cuh).
@@ -34,32 +34,31 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
  * launches them, behind the kernels of the other sequences, and adds their kernel to ran. */
 struct gdn_cuda_singles {
     struct gdn_cu_token_single args;
-    struct gdn_cuda_call  call; /* without args and stream */
+    struct gdn_cuda_call call; /* without args and stream */
 };
-bool       gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                  struct gdn_cuda_singles *singles);
+bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                            struct gdn_cuda_singles *singles);
 gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cuda_singles *singles,
                                    struct gdn_cuda_ran *ran, void *stream);
 
 /* By warps (decode/warp.cuh): is this a batch, and are these states, that they take? q and k need
  * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And fills in what they
  * take. */
-bool               gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
+bool gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
 /* Returns true if q, k, v and out do not have one dtype. */
-bool               gdn_cuda_mixes_dtypes(const struct gdn_cu_rule *args);
-void               gdn_cuda_fill_warp(struct gdn_cu_warp *to, const struct gdn_cu_rule *args);
+bool gdn_cuda_mixes_dtypes(const struct gdn_cu_rule *args);
+void gdn_cuda_fill_warp(struct gdn_cu_warp *to, const struct gdn_cu_rule *args);
 /* One token of each sequence, as rows that all have a state (decode/token.cuh). */
-bool               gdn_cuda_takes_one(const struct gdn_cu_rule *args,
-                                      const struct gdn_cu_warp *warp);
-struct gdn_cu_token  gdn_cuda_token_args(const struct gdn_cu_rule *args,
-                                     const struct gdn_cu_warp *warp);
-struct gdn_cu_at   gdn_cuda_at_vector(const struct gdn_cu_array *vector); /* heads: elements */
+bool gdn_cuda_takes_one(const struct gdn_cu_rule *args, const struct gdn_cu_warp *warp);
+struct gdn_cu_token gdn_cuda_token_args(const struct gdn_cu_rule *args,
+                                        const struct gdn_cu_warp *warp);
+struct gdn_cu_at gdn_cuda_at_vector(const struct gdn_cu_array *vector); /* heads: elements */
 /* Return true if n such steps fit 32 bits, whatever the step: of a number, of rows, of a vector. */
-bool               gdn_cuda_is_near(int64_t step, int64_t n);
-bool               gdn_cuda_are_near(const struct gdn_rows *rows);
-bool               gdn_cuda_is_near_vector(const struct gdn_cu_array *vector);
+bool gdn_cuda_is_near(int64_t step, int64_t n);
+bool gdn_cuda_are_near(const struct gdn_rows *rows);
+bool gdn_cuda_is_near_vector(const struct gdn_cu_array *vector);
 struct gdn_cu_near gdn_cuda_near(const struct gdn_rows *rows, const struct gdn_cu_batch *batch);
 /* x / n is the high half of x times this, for x and n below 2^16; 0: x itself. */
-uint32_t           gdn_cuda_inverse(int n);
+uint32_t gdn_cuda_inverse(int n);
 
 #endif

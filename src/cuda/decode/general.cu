@@ -3,6 +3,6 @@
 #include "cuda/decode/general.cuh"
 
 #define GDN_IMAGE_decode_general GDN_THIS_IMAGE
-#define GDN_KERNEL_decode_general(threads, shared, layout, KC)                                    \
+#define GDN_KERNEL_decode_general(threads, shared, layout, KC) \
     DECODE_KERNEL(threads, gdn_decode_general_##layout##_##KC, tile_##layout, KC)
 #include "cuda/driver/kernels.cuh"

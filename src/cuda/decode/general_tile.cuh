@@ -20,10 +20,10 @@
  * on). */
 template <int KC> struct decode_step {
     const struct decode_window<KC> *window;
-    int                             i;
-    void                           *out;
-    int                             out_dtype, column, n_columns;
-    float                          *u; /* [DECODE_COLUMNS], shared: u is left there; NULL: not */
+    int i;
+    void *out;
+    int out_dtype, column, n_columns;
+    float *u; /* [DECODE_COLUMNS], shared: u is left there; NULL: not */
 };
 
 GDN_DEVICE void read_four(float (&to)[4], const float *from)
@@ -48,7 +48,8 @@ template <int N> GDN_DEVICE void decay(float (&S)[N][4], float alpha)
 
 template <int KC> struct tile_vk {
     enum { J = KC / 64, N = 4 * J, K_FIRST = 0 };
-    struct shared {};
+    struct shared {
+    };
 
     float S[N][4];
 
@@ -62,8 +63,8 @@ template <int KC> struct tile_vk {
     {
         const struct decode_window<KC> &w = *t.window;
         const float beta = w.beta[t.i];
-        const int   lane = threadIdx.x % 32;
-        float       x[8] = {}, k[J][4], q[J][4]; /* x: p of the rows, then z */
+        const int lane = threadIdx.x % 32;
+        float x[8] = {}, k[J][4], q[J][4]; /* x: p of the rows, then z */
         for (int j = 0; j < J; j++) {
             read_four(k[j], w.k[t.i] + column() + column_step(j));
             read_four(q[j], w.q[t.i] + column() + column_step(j));
@@ -71,7 +72,7 @@ template <int KC> struct tile_vk {
         decay(S, w.alpha[t.i]);
         for (int n = 0; n < N; n++)
             for (int e = 0; e < 4; e++) {
-                x[n / J]     = fmaf(S[n][e], k[n % J][e], x[n / J]);
+                x[n / J] = fmaf(S[n][e], k[n % J][e], x[n / J]);
                 x[4 + n / J] = fmaf(S[n][e], q[n % J][e], x[4 + n / J]);
             }
         halve<4>(x, 8);
@@ -81,8 +82,8 @@ template <int KC> struct tile_vk {
 
         /* Now each lane has a sum of one of the rows, and gets the other. */
         const float other = __shfl_xor_sync(0xffffffff, x[0], 8);
-        const int   mine  = row() + (lane & 1) * 4 + (lane & 2);
-        const float u     = rule_u(beta, w.v[t.i][mine], lane & 8 ? other : x[0]);
+        const int mine = row() + (lane & 1) * 4 + (lane & 2);
+        const float u = rule_u(beta, w.v[t.i][mine], lane & 8 ? other : x[0]);
         if (t.out && (lane & 12) == 0 && mine < t.n_columns)
             store_float(t.out, t.column + mine, t.out_dtype, rule_o(w.kq[t.i], other, u));
         if (t.u && (lane & 12) == 0) t.u[mine] = u;
@@ -130,7 +131,7 @@ template <int KC> struct tile_kv {
     {
         const struct decode_window<KC> &w = *t.window;
         const float beta = w.beta[t.i];
-        float (*const sums)[2][DECODE_COLUMNS] = sh.sums[t.i % 2];
+        float(*const sums)[2][DECODE_COLUMNS] = sh.sums[t.i % 2];
         float x[8] = {}, k[J][4]; /* x: p of the columns, then z */
         decay(S, w.alpha[t.i]);
         for (int j = 0; j < J; j++) {
@@ -139,7 +140,7 @@ template <int KC> struct tile_kv {
             read_four(q, w.q[t.i] + row() + 64 * j);
             for (int e = 0; e < 4; e++)
                 for (int c = 0; c < 4; c++) {
-                    x[c]     = fmaf(S[4 * j + e][c], k[j][e], x[c]);
+                    x[c] = fmaf(S[4 * j + e][c], k[j][e], x[c]);
                     x[4 + c] = fmaf(S[4 * j + e][c], q[e], x[4 + c]);
                 }
         }

@@ -13,34 +13,34 @@
 
 enum {
     DECODE_THREADS = 128,
-    DECODE_WARPS   = DECODE_THREADS / 32,
-    DECODE_COLUMNS = 32,           /* of V: a block's part of a state */
-    DECODE_WINDOW  = DECODE_WARPS, /* tokens: one for each warp to fetch */
+    DECODE_WARPS = DECODE_THREADS / 32,
+    DECODE_COLUMNS = 32,          /* of V: a block's part of a state */
+    DECODE_WINDOW = DECODE_WARPS, /* tokens: one for each warp to fetch */
 };
 
 /* Columns [column, column + n_columns) of one head of one sequence. In shared memory: it is the
  * same for all threads. */
 struct decode_work {
-    struct gdn_cu_seq         seq;
+    struct gdn_cu_seq seq;
     struct gdn_cu_checkpoints checkpoints;
-    int                       head, hq, hk, hv, column, n_columns;
-    float                     A_log, dt_bias;
+    int head, hq, hk, hv, column, n_columns;
+    float A_log, dt_bias;
 };
 
 /* A window; k and q are zero from K on. */
 template <int KC> struct decode_window {
     alignas(16) float k[DECODE_WINDOW][KC];
-    float   q[DECODE_WINDOW][KC];
-    float   v[DECODE_WINDOW][DECODE_COLUMNS];
+    float q[DECODE_WINDOW][KC];
+    float v[DECODE_WINDOW][DECODE_COLUMNS];
     int64_t to[DECODE_WINDOW]; /* the slot of the state after the token; -1: none */
-    float   alpha[DECODE_WINDOW], beta[DECODE_WINDOW], kq[DECODE_WINDOW];
+    float alpha[DECODE_WINDOW], beta[DECODE_WINDOW], kq[DECODE_WINDOW];
 };
 
 /* A warp's token: lanes 0 to 15 have every 16th chunk of k from their own on, the others of q. */
 template <int KC> struct decode_fetched {
     uint32_t kq[KC / 64][4];
     uint32_t v, g, beta;
-    int64_t  to;
+    int64_t to;
 };
 
 /* The one order of summation over K, in every kernel of this family: 16 partial sums, of which
@@ -71,21 +71,20 @@ template <int KC, bool wide>
 GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_rule &r,
                             const struct decode_work &w, int64_t t)
 {
-    const int   lane = threadIdx.x % 32, io = row_dtype(r);
-    const char *row  = lane < 16 ? row_at(r.k, w.seq, t, w.hk) : row_at(r.q, w.seq, t, w.hq);
+    const int lane = threadIdx.x % 32, io = row_dtype(r);
+    const char *row = lane < 16 ? row_at(r.k, w.seq, t, w.hk) : row_at(r.q, w.seq, t, w.hq);
     for (int j = 0; j < KC / 64; j++) {
-        const int   first = lane % 16 * 4 + 64 * j;
-        const char *at    = row + first * float_bytes(io);
+        const int first = lane % 16 * 4 + 64 * j;
+        const char *at = row + first * float_bytes(io);
         if (wide)
             load_chunk(f.kq[j], at, io, first < r.K);
         else
             load_part(f.kq[j], at, io, r.K - first);
     }
-    f.v    = load_bits(row_at(r.v, w.seq, t, w.hv), w.column + lane, r.v.dtype,
-                          lane < w.n_columns);
-    f.g    = load_parts(row_at(r.g, w.seq, t, w.head), 0, r.g.dtype, r.g.data);
+    f.v = load_bits(row_at(r.v, w.seq, t, w.hv), w.column + lane, r.v.dtype, lane < w.n_columns);
+    f.g = load_parts(row_at(r.g, w.seq, t, w.head), 0, r.g.dtype, r.g.data);
     f.beta = load_parts(row_at(r.beta, w.seq, t, w.head), 0, r.beta.dtype, r.beta.data);
-    f.to   = slot_after(r, w.seq, t);
+    f.to = slot_after(r, w.seq, t);
 }
 
 /* The warp's token becomes number threadIdx.x / 32 of the window. */
@@ -93,9 +92,9 @@ template <int KC>
 GDN_DEVICE void commit_token(struct decode_window<KC> &to, const struct decode_fetched<KC> &f,
                              const struct gdn_cu_rule &r, const struct decode_work &w)
 {
-    const int  lane = threadIdx.x % 32, i = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, i = threadIdx.x / 32;
     const bool is_q = lane >= 16;
-    float      x[KC / 64][4], squares = 0, kq = 0, length = 1;
+    float x[KC / 64][4], squares = 0, kq = 0, length = 1;
     expand_chunks(x, f.kq, row_dtype(r));
     if (r.norm != GDN_NO_NORM) {
         for (int j = 0; j < KC / 64; j++)
@@ -110,14 +109,14 @@ GDN_DEVICE void commit_token(struct decode_window<KC> &to, const struct decode_f
         for (int e = 0; e < 4; e++)
             kq = fmaf(x[j][e], __shfl_xor_sync(0xffffffff, x[j][e], 16), kq);
     }
-    kq            = sum_of_16(kq);
+    kq = sum_of_16(kq);
     to.v[i][lane] = bits_to_f32(f.v, r.v.dtype);
     if (lane != 0) return;
-    to.kq[i]    = kq;
-    to.alpha[i] = r.g.data ? gate_value(r, bits_to_f32(f.g, r.g.dtype), w.A_log, w.dt_bias, true)
-                           : 1;
-    to.beta[i]  = r.beta.data ? beta_value(r, bits_to_f32(f.beta, r.beta.dtype)) : 1;
-    to.to[i]    = f.to;
+    to.kq[i] = kq;
+    to.alpha[i] =
+        r.g.data ? gate_value(r, bits_to_f32(f.g, r.g.dtype), w.A_log, w.dt_bias, true) : 1;
+    to.beta[i] = r.beta.data ? beta_value(r, bits_to_f32(f.beta, r.beta.dtype)) : 1;
+    to.to[i] = f.to;
 }
 
 #endif

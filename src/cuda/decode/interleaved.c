@@ -12,7 +12,7 @@ enum { MOST_RUNS = 8 };
 static int heads_of_run(const struct gdn_cu_rule *r)
 {
     const int counts[] = { r->Hq, r->Hk, r->Hv };
-    int       n        = 0;
+    int n = 0;
     for (int i = 0; i < 3; i++)
         if (counts[i] < r->H && counts[i] > n) n = counts[i];
     for (int i = 0; i < 3; i++)
@@ -57,8 +57,8 @@ int gdn_decode_runs(const struct gdn_cu_rule *r)
 struct gdn_cu_rule gdn_decode_run(const struct gdn_cu_rule *r, int n_runs, int i)
 {
     struct gdn_cu_rule run = *r;
-    run.H               = r->H / n_runs;
-    run.head_map        = GDN_HEADS_GROUPED;
+    run.H = r->H / n_runs;
+    run.head_map = GDN_HEADS_GROUPED;
     const int64_t first = (int64_t)i * run.H;
     cut_heads(&run.q, &run.Hq, &run, first);
     cut_heads(&run.k, &run.Hk, &run, first);

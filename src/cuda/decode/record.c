@@ -9,16 +9,21 @@ enum { THREADS = 128 }; /* of a block (kernels.def) */
 static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_record *args,
                          void *stream)
 {
-    const int64_t              B = args->batch.B, most = args->H > args->Hk ? args->H : args->Hk;
+    const int64_t B = args->batch.B, most = args->H > args->Hk ? args->H : args->Hk;
     const struct gdn_cuda_call move = {
-        .kernel = GDN_CU_decode_record_move, .grid = { B * most, 1, 1 }, .stream = stream, .args = args,
+        .kernel = GDN_CU_decode_record_move,
+        .grid = { B * most, 1, 1 },
+        .stream = stream,
+        .args = args,
     };
     const struct gdn_cuda_call count = {
-        .kernel = GDN_CU_decode_record_count, .grid = { (B + THREADS - 1) / THREADS, 1, 1 },
-        .stream = stream, .args = args,
+        .kernel = GDN_CU_decode_record_count,
+        .grid = { (B + THREADS - 1) / THREADS, 1, 1 },
+        .stream = stream,
+        .args = args,
     };
     const enum gdn_kernel_id kernels[] = { move.kernel, count.kernel };
-    const bool               moves     = args->path.data;
+    const bool moves = args->path.data;
     if (moves) TRY(gdn_cuda_launch(ctx, &move));
     TRY(gdn_cuda_launch(ctx, &count));
     return gdn_cuda_note_all(ctx, op, kernels + !moves, 1 + moves);
@@ -28,14 +33,14 @@ static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_recor
 static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int H)
 {
     const struct gdn_plan_pools pools = { .read = c->record.P, .write = -1, .checkpoint = -1 };
-    struct gdn_cu_record        a     = {
-        .k      = c->record.k,
-        .u      = c->record.u,
-        .g      = c->record.g,
-        .count  = gdn_cuda_array(&c->record.count),
+    struct gdn_cu_record a = {
+        .k = c->record.k,
+        .u = c->record.u,
+        .g = c->record.g,
+        .count = gdn_cuda_array(&c->record.count),
         .n_rows = c->record.R,
-        .Hk     = Hk,
-        .H      = H,
+        .Hk = Hk,
+        .H = H,
     };
     gdn_cuda_fill_batch(&a.batch, &c->plan, &c->tokens, &pools);
     return a;
@@ -48,11 +53,11 @@ gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
                                  void *stream)
 {
     const struct gdn_plan_pools pools = { .read = record->P, .write = -1, .checkpoint = -1 };
-    const size_t      plan_bytes = gdn_align64(gdn_plan_bytes(plan, tokens));
-    struct gdn_plan   own        = *plan;
-    struct gdn_record its        = *record;
-    gdn_tensor       *arrays[GDN_BATCH_ARRAYS + 1];
-    void             *memory;
+    const size_t plan_bytes = gdn_align64(gdn_plan_bytes(plan, tokens));
+    struct gdn_plan own = *plan;
+    struct gdn_record its = *record;
+    gdn_tensor *arrays[GDN_BATCH_ARRAYS + 1];
+    void *memory;
     for (int i = 0; i < GDN_BATCH_ARRAYS; i++) arrays[i] = &own.batch.cu_seqlens + i;
     arrays[GDN_BATCH_ARRAYS] = &its.count;
     TRY(gdn_cuda_contents_open(ctx, stream, arrays, GDN_BATCH_ARRAYS + 1,
@@ -67,10 +72,10 @@ gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
 
 static gdn_status check_commit(gdn_ctx *ctx, const struct gdn_commit_call *m)
 {
-    struct gdn_commit_call own      = *m;
-    gdn_tensor            *arrays[] = { &own.c.plan.batch.read_slots, &own.c.record.count,
-                                        &own.args.n_accepted, &own.args.path };
-    void                  *memory;
+    struct gdn_commit_call own = *m;
+    gdn_tensor *arrays[] = { &own.c.plan.batch.read_slots, &own.c.record.count,
+                             &own.args.n_accepted, &own.args.path };
+    void *memory;
     TRY(gdn_cuda_contents_open(ctx, m->base.stream, arrays, 4, gdn_record_contents_bytes(&m->c),
                                &memory));
     if (!memory) return GDN_OK;
@@ -82,9 +87,9 @@ static gdn_status check_commit(gdn_ctx *ctx, const struct gdn_commit_call *m)
 
 static gdn_status check_fold(gdn_ctx *ctx, const struct gdn_fold_call *m)
 {
-    struct gdn_record_call own      = m->c;
-    gdn_tensor            *arrays[] = { &own.plan.batch.read_slots, &own.record.count };
-    void                  *memory;
+    struct gdn_record_call own = m->c;
+    gdn_tensor *arrays[] = { &own.plan.batch.read_slots, &own.record.count };
+    void *memory;
     TRY(gdn_cuda_contents_open(ctx, m->base.stream, arrays, 2, gdn_record_contents_bytes(&m->c),
                                &memory));
     if (!memory) return GDN_OK;
@@ -97,13 +102,13 @@ static gdn_status check_fold(gdn_ctx *ctx, const struct gdn_fold_call *m)
 
 static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_commit_call *m    = call;
-    struct gdn_cu_record          args = args_of(&m->c, (int)m->Hk, (int)m->H);
+    const struct gdn_commit_call *m = call;
+    struct gdn_cu_record args = args_of(&m->c, (int)m->Hk, (int)m->H);
     (void)memory;
-    args.K          = (int32_t)m->K;
-    args.V          = (int32_t)m->V;
+    args.K = (int32_t)m->K;
+    args.V = (int32_t)m->V;
     args.n_accepted = gdn_cuda_array(&m->args.n_accepted);
-    args.path       = gdn_cuda_array(&m->args.path);
+    args.path = gdn_cuda_array(&m->args.path);
     if (m->args.record_g.ndim == 4)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
@@ -113,25 +118,25 @@ static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
 
 static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_fold_call *m      = call;
-    const struct gdn_rule      *r      = &m->rule;
-    const struct gdn_cu_record  record = args_of(&m->c, r->Hk, r->H);
-    const struct gdn_cu_rule    rule   = {
-        .batch        = record.batch,
-        .from         = r->to,
-        .to           = r->to,
-        .record_k     = record.k,
-        .record_u     = record.u,
-        .record_g     = record.g,
+    const struct gdn_fold_call *m = call;
+    const struct gdn_rule *r = &m->rule;
+    const struct gdn_cu_record record = args_of(&m->c, r->Hk, r->H);
+    const struct gdn_cu_rule rule = {
+        .batch = record.batch,
+        .from = r->to,
+        .to = r->to,
+        .record_k = record.k,
+        .record_u = record.u,
+        .record_g = record.g,
         .record_count = record.count,
-        .record_rows  = record.n_rows,
-        .Hq           = r->H,
-        .Hk           = r->Hk,
-        .Hv           = r->H,
-        .H            = r->H,
-        .K            = r->K,
-        .V            = r->V,
-        .head_map     = r->head_map,
+        .record_rows = record.n_rows,
+        .Hq = r->H,
+        .Hk = r->Hk,
+        .Hv = r->H,
+        .H = r->H,
+        .K = r->K,
+        .V = r->V,
+        .head_map = r->head_map,
     };
     (void)memory;
     if (m->args.record_g.ndim == 4)
@@ -143,4 +148,4 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
 }
 
 const struct gdn_op_backend gdn_cuda_op_record_commit = { .run = run_commit };
-const struct gdn_op_backend gdn_cuda_op_record_fold   = { .run = run_fold };
+const struct gdn_op_backend gdn_cuda_op_record_fold = { .run = run_fold };

@@ -38,7 +38,7 @@ GDN_DEVICE void move_head(const struct gdn_record_rows &r, int64_t slot, int64_t
 /* A block has a state head of a sequence, and a key head with it. */
 GDN_DEVICE void record_move(const struct gdn_cu_record &a)
 {
-    const int     most = a.H > a.Hk ? a.H : a.Hk, h = blockIdx.x % most;
+    const int most = a.H > a.Hk ? a.H : a.Hk, h = blockIdx.x % most;
     const int64_t row = blockIdx.x / most, slot = row < a.batch.B ? record_slot(a.batch, row) : -1;
     if (slot < 0) return;
     const int64_t c = record_count(a, slot), n = n_accepted(a, row, c);
@@ -54,7 +54,7 @@ GDN_DEVICE void record_move(const struct gdn_cu_record &a)
 /* A thread has a sequence: what was accepted is added; after a fold nothing is left. */
 GDN_DEVICE void record_count(const struct gdn_cu_record &a)
 {
-    const int64_t row  = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int64_t slot = row < a.batch.B ? record_slot(a.batch, row) : -1;
     if (slot < 0) return;
     const int64_t c = record_count(a, slot);
@@ -67,10 +67,10 @@ GDN_DEVICE void record_count(const struct gdn_cu_record &a)
 }
 
 #define GDN_IMAGE_decode_record GDN_THIS_IMAGE
-#define GDN_KERNEL_decode_record(threads, shared, what)                                              \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
-        gdn_decode_record_##what(const __grid_constant__ struct gdn_cu_record a)                     \
-    {                                                                                         \
-        record_##what(a);                                                                     \
+#define GDN_KERNEL_decode_record(threads, shared, what)                          \
+    extern "C" __global__ void __launch_bounds__(threads)                        \
+        gdn_decode_record_##what(const __grid_constant__ struct gdn_cu_record a) \
+    {                                                                            \
+        record_##what(a);                                                        \
     }
 #include "cuda/driver/kernels.cuh"

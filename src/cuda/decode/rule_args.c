@@ -21,36 +21,36 @@ void gdn_cuda_fill_rule(struct gdn_cu_rule *to, const struct gdn_rule *r, const 
     static const struct gdn_record none = { .R = 0 };
     const struct gdn_record *record = r->record ? r->record : &none;
     gdn_cuda_fill_batch(&to->batch, plan, tokens, pools);
-    to->q            = r->q;
-    to->k            = r->k;
-    to->v            = r->v;
-    to->g            = r->g;
-    to->beta         = r->beta;
-    to->out          = r->out;
-    to->from         = r->from;
-    to->to           = r->to;
-    to->checkpoints  = r->checkpoints;
-    to->A_log        = gdn_cuda_array(A_log);
-    to->dt_bias      = gdn_cuda_array(dt_bias);
-    to->record_k     = record->k;
-    to->record_u     = record->u;
-    to->record_g     = record->g;
+    to->q = r->q;
+    to->k = r->k;
+    to->v = r->v;
+    to->g = r->g;
+    to->beta = r->beta;
+    to->out = r->out;
+    to->from = r->from;
+    to->to = r->to;
+    to->checkpoints = r->checkpoints;
+    to->A_log = gdn_cuda_array(A_log);
+    to->dt_bias = gdn_cuda_array(dt_bias);
+    to->record_k = record->k;
+    to->record_u = record->u;
+    to->record_g = record->g;
     to->record_count = gdn_cuda_array(&record->count);
-    to->record_rows  = record->R;
-    to->Hq           = r->Hq;
-    to->Hk           = r->Hk;
-    to->Hv           = r->Hv;
-    to->H            = r->H;
-    to->K            = r->K;
-    to->V            = r->V;
-    to->head_map     = head_map(r);
-    to->gate         = r->gate;
-    to->beta_kind    = r->beta_kind;
-    to->norm         = r->norm;
-    to->norm_eps     = r->norm_eps;
-    to->scale        = r->scale;
-    to->bound        = r->bound;
-    to->exact        = r->exact;
+    to->record_rows = record->R;
+    to->Hq = r->Hq;
+    to->Hk = r->Hk;
+    to->Hv = r->Hv;
+    to->H = r->H;
+    to->K = r->K;
+    to->V = r->V;
+    to->head_map = head_map(r);
+    to->gate = r->gate;
+    to->beta_kind = r->beta_kind;
+    to->norm = r->norm;
+    to->norm_eps = r->norm_eps;
+    to->scale = r->scale;
+    to->bound = r->bound;
+    to->exact = r->exact;
 }
 
 void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *c)
@@ -76,10 +76,9 @@ gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *r, const g
 
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *c)
 {
-    return c->rule.record ? gdn_cuda_check_record(ctx, &c->plan, &c->tokens, &c->record,
-                                                  c->base.stream)
-                          : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools,
-                                                 c->base.stream);
+    return c->rule.record
+               ? gdn_cuda_check_record(ctx, &c->plan, &c->tokens, &c->record, c->base.stream)
+               : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream);
 }
 
 gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *b, const struct gdn_tokens *tokens)
@@ -96,8 +95,8 @@ _Static_assert(sizeof(struct gdn_cu_rule) <= GDN_PLAN_ROOM, "a plan has room");
 /* Only trees need workspace: other kernels keep everything on the chip. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    struct gdn_rule_call *c    = call;
-    struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    struct gdn_rule_call *c = call;
+    struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_family(ctx, &c->rule, &c->args.A_log));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
     gdn_cuda_fill_call(args, c);

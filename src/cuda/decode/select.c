@@ -60,10 +60,9 @@ static bool is_near_table(const struct gdn_cu_array *a)
 static bool are_near(const struct gdn_cu_rule *r)
 {
     return gdn_cuda_are_near(&r->q) && gdn_cuda_are_near(&r->k) && gdn_cuda_are_near(&r->v) &&
-           gdn_cuda_are_near(&r->g) && gdn_cuda_are_near(&r->beta) &&
-           gdn_cuda_are_near(&r->out) && is_near_pool(&r->from, r->V) &&
-           is_near_pool(&r->to, r->V) && gdn_cuda_is_near_vector(&r->A_log) &&
-           gdn_cuda_is_near_vector(&r->dt_bias);
+           gdn_cuda_are_near(&r->g) && gdn_cuda_are_near(&r->beta) && gdn_cuda_are_near(&r->out) &&
+           is_near_pool(&r->from, r->V) && is_near_pool(&r->to, r->V) &&
+           gdn_cuda_is_near_vector(&r->A_log) && gdn_cuda_is_near_vector(&r->dt_bias);
 }
 
 /* ---- Alignment ----------------------------------------------------------------------------- */
@@ -110,9 +109,9 @@ static const char *why_not_tiles(const struct gdn_cu_rule *r, const struct gdn_c
 /* A warp reads and writes states in whole, aligned pieces of one dtype and layout. */
 static const char *why_not_pool(const struct gdn_cu_rule *r, const struct gdn_pool_view *view)
 {
-    const struct gdn_pool_view *pool  = gdn_decode_pool(r);
-    const int64_t               bytes = (int64_t)gdn_dtype_bytes(pool->dtype);
-    const int64_t               piece = pool->k_first ? 16 / bytes : 4;
+    const struct gdn_pool_view *pool = gdn_decode_pool(r);
+    const int64_t bytes = (int64_t)gdn_dtype_bytes(pool->dtype);
+    const int64_t piece = pool->k_first ? 16 / bytes : 4;
     if (!view->data) return NULL;
     if (view->gap) return "states have no stride of 1";
     if (view->dtype != pool->dtype || view->k_first != pool->k_first)
@@ -131,8 +130,7 @@ static const char *why_not_chain(const struct gdn_cu_rule *r)
 
 static const char *why_eight(const struct gdn_cu_rule *r)
 {
-    return gdn_is_q8(r->from.dtype) || gdn_is_q8(r->to.dtype) ||
-                   gdn_is_q8(r->checkpoints.dtype)
+    return gdn_is_q8(r->from.dtype) || gdn_is_q8(r->to.dtype) || gdn_is_q8(r->checkpoints.dtype)
                ? "states have 8 bits"
                : NULL;
 }
@@ -206,7 +204,7 @@ static bool is_either(const void *data, int32_t dtype, int32_t io)
 static const char *why_not_dtypes(const struct gdn_cu_warp *a, const struct gdn_pool_view *pool)
 {
     const int32_t io = a->k.dtype;
-    const bool    is_other = pool->dtype == GDN_BF16 || pool->dtype == GDN_F16;
+    const bool is_other = pool->dtype == GDN_BF16 || pool->dtype == GDN_F16;
     if (io == GDN_F32) return "q, k and v are float32";
     if (a->q.dtype != io || a->v.dtype != io || (a->out.data && a->out.dtype != io) ||
         (is_other && pool->dtype != io))
@@ -221,7 +219,7 @@ static const char *why_not_dtypes(const struct gdn_cu_warp *a, const struct gdn_
 static const char *why_not_small(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const struct gdn_pool_view *pool = gdn_decode_pool(r);
-    const char                 *why  = a->from.data ? why_not_slots(a) : "no states are read";
+    const char *why = a->from.data ? why_not_slots(a) : "no states are read";
     if (!why && a->B > MOST_ROWS) why = "more than 65535 sequences";
     if (!why) why = why_not_dtypes(a, pool);
     if (!why && pool->k_first && r->V % TOKEN_COLUMNS) why = "V is not a multiple of 64";
@@ -261,8 +259,8 @@ static const char *why_not_token(const struct gdn_decode_call *c)
 /* Takes few blocks only: they wait for the slots longer than for the bandwidth of the memory. */
 static const char *why_not_token_slots(const struct gdn_decode_call *c)
 {
-    const struct gdn_cu_rule *r   = c->rule;
-    const char               *why = why_not_token(c);
+    const struct gdn_cu_rule *r = c->rule;
+    const char *why = why_not_token(c);
     if (why) return why;
     if (!c->warp.read_slots.data || c->warp.read_pool <= 0) return "no read_slots";
     if (r->K != SLOTS_K) return "K is not 128";
@@ -381,7 +379,11 @@ static const char *why_not_window(const struct gdn_decode_call *c)
 
 static const char *why_not_warp(const struct gdn_decode_call *c) { return c->not_warp; }
 static const char *why_not_general(const struct gdn_decode_call *c) { return why_walk(c->rule); }
-static const char *why_not_walk(const struct gdn_decode_call *c) { (void)c; return NULL; }
+static const char *why_not_walk(const struct gdn_decode_call *c)
+{
+    (void)c;
+    return NULL;
+}
 
 /* The order is behaviour: tests/cuda/unit_decode_choice.c compares the choice with a list. */
 static const struct decode_form {
@@ -414,7 +416,7 @@ static const char *why_not(const struct gdn_decode_call *c, int i)
 static void log_choice(const struct gdn_decode_call *c, int i)
 {
     struct gdn_cuda_form list[N_FORMS];
-    char                 op[80];
+    char op[80];
     if (!c->ctx->options.log) return;
     for (int j = 0; j <= i; j++)
         list[j] = (struct gdn_cuda_form){ gdn_cuda_family_name(forms[j].family), why_not(c, j) };
@@ -428,10 +430,10 @@ static void log_choice(const struct gdn_decode_call *c, int i)
 static void describe(struct gdn_decode_call *c, gdn_ctx *ctx, const char *op,
                      const struct gdn_cu_rule *r)
 {
-    c->ctx      = ctx;
-    c->op       = op;
-    c->rule     = r;
-    c->pool     = gdn_decode_pool(r);
+    c->ctx = ctx;
+    c->op = op;
+    c->rule = r;
+    c->pool = gdn_decode_pool(r);
     c->not_step = why_not_steps(r);
     if (!c->not_step && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
         c->not_step = "rows of q or k are not in aligned chunks of four";
@@ -456,7 +458,7 @@ static gdn_status launch(struct gdn_decode_call *c)
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream)
 {
-    struct gdn_cu_rule     run;
+    struct gdn_cu_rule run;
     struct gdn_decode_call c;
     c.n_runs = gdn_decode_runs(args);
     c.memory = memory;

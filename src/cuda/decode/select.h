@@ -6,28 +6,28 @@
 #include "cuda/decode/decode.h"
 
 enum {
-    MOST_ROWS     = 65535, /* of a grid, in its second dimension */
-    WARP_COLUMNS  = 16,    /* of V, of a warp */
-    TOKEN_COLUMNS = 64,    /* of V, of a block of the token kernels, if states are k-first */
-    EIGHT_ROWS    = 32,    /* of V, of a block of token_eight.cuh */
-    FEW_COLUMNS   = 64,    /* of V, of a block of window_kv.cuh */
-    FEW_TOKENS    = 4      /* of a window */
+    MOST_ROWS = 65535,  /* of a grid, in its second dimension */
+    WARP_COLUMNS = 16,  /* of V, of a warp */
+    TOKEN_COLUMNS = 64, /* of V, of a block of the token kernels, if states are k-first */
+    EIGHT_ROWS = 32,    /* of V, of a block of token_eight.cuh */
+    FEW_COLUMNS = 64,   /* of V, of a block of window_kv.cuh */
+    FEW_TOKENS = 4      /* of a window */
 };
 
 /* A call, and what the forms of it depend on. */
 struct gdn_decode_call {
-    gdn_ctx                    *ctx;
-    const char                 *op; /* for the log */
-    const struct gdn_cu_rule   *rule;
-    int                         n_runs;    /* calls like this one, see gdn_decode_runs() */
-    const struct gdn_pool_view *pool;      /* has the dtype and the layout of the states */
-    const char                 *not_step;  /* why no kernel of 32-bit strides takes the call, 8-bit
+    gdn_ctx *ctx;
+    const char *op; /* for the log */
+    const struct gdn_cu_rule *rule;
+    int n_runs;                       /* calls like this one, see gdn_decode_runs() */
+    const struct gdn_pool_view *pool; /* has the dtype and the layout of the states */
+    const char *not_step;             /* why no kernel of 32-bit strides takes the call, 8-bit
                                               states aside */
-    const char                 *not_warp;  /* why the kernels of 32-bit strides refuse the call */
-    const char                 *not_token; /* why those of token.cuh and window_k128.cuh do */
-    struct gdn_cu_warp          warp;      /* if not_step is NULL */
-    void                       *memory;    /* gdn_cuda_decode_bytes() */
-    void                       *stream;
+    const char *not_warp;             /* why the kernels of 32-bit strides refuse the call */
+    const char *not_token;            /* why those of token.cuh and window_k128.cuh do */
+    struct gdn_cu_warp warp;          /* if not_step is NULL */
+    void *memory;                     /* gdn_cuda_decode_bytes() */
+    void *stream;
 };
 
 /* Contents of a gdn_decode with a record, if the context checks them. */
@@ -71,7 +71,7 @@ static inline int64_t gdn_decode_sequences(const struct gdn_cu_rule *r)
 
 /* interleaved.c: returns as how many calls of grouped heads a call of interleaved heads runs, 1: as
  * it is; and call i of several. */
-int                gdn_decode_runs(const struct gdn_cu_rule *r);
+int gdn_decode_runs(const struct gdn_cu_rule *r);
 struct gdn_cu_rule gdn_decode_run(const struct gdn_cu_rule *r, int n_runs, int i);
 
 /* Returns the arguments of the general kernels; V is divided into parts of so many columns. */

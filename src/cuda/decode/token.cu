@@ -3,7 +3,7 @@
 #include "cuda/decode/token.cuh"
 
 #define GDN_IMAGE_decode_token GDN_THIS_IMAGE
-#define GDN_KERNEL_decode_token(threads, shared, layout, dtype, io, KC)                         \
-    DECODE_TOKEN_KERNEL(threads, gdn_decode_token_##layout##_##dtype##_##io##_##KC, layout,       \
-                      dtype, io, KC)
+#define GDN_KERNEL_decode_token(threads, shared, layout, dtype, io, KC)                            \
+    DECODE_TOKEN_KERNEL(threads, gdn_decode_token_##layout##_##dtype##_##io##_##KC, layout, dtype, \
+                        io, KC)
 #include "cuda/driver/kernels.cuh"

@@ -88,8 +88,10 @@ struct token_place {
     /* The state is looked at. */
     static __device__ __forceinline__ bool fresh(void) { return false; }
     /* Goes on to the token, when the state has been asked for: it is known. */
-    template <int K>
-    static __device__ __forceinline__ bool find(const struct gdn_cu_token &, int) { return true; }
+    template <int K> static __device__ __forceinline__ bool find(const struct gdn_cu_token &, int)
+    {
+        return true;
+    }
 };
 
 GDN_DEVICE char *token_at(const struct gdn_cu_at &t, int row, int head)
@@ -143,20 +145,21 @@ struct token_gates {
 };
 
 GDN_DEVICE void token_fetch_gates(struct token_gates &f, const struct gdn_cu_token &a,
-                                const struct token_place &w)
+                                  const struct token_place &w)
 {
-    f.g       = token_bits(a.g, w.row, w.head, a.g_bytes);
-    f.beta    = token_bits(a.beta, w.row, w.head, a.beta_bytes);
-    f.A_log   = token_bits(a.A_log, 0, w.head, a.A_log_bytes);
+    f.g = token_bits(a.g, w.row, w.head, a.g_bytes);
+    f.beta = token_bits(a.beta, w.row, w.head, a.beta_bytes);
+    f.A_log = token_bits(a.A_log, 0, w.head, a.A_log_bytes);
     f.dt_bias = token_bits(a.dt_bias, 0, w.head, a.dt_bias_bytes);
 }
 template <int io>
 GDN_DEVICE void token_expand_gates(float &alpha, float &beta, const struct token_gates &f,
-                                 const struct gdn_cu_token &a)
+                                   const struct gdn_cu_token &a)
 {
-    alpha = gate_value(a, token_number<io>(f.g, a.g_bytes), token_number<io>(f.A_log, a.A_log_bytes),
-                       token_number<io>(f.dt_bias, a.dt_bias_bytes), true);
-    beta  = beta_value(a, token_number<io>(f.beta, a.beta_bytes));
+    alpha =
+        gate_value(a, token_number<io>(f.g, a.g_bytes), token_number<io>(f.A_log, a.A_log_bytes),
+                   token_number<io>(f.dt_bias, a.dt_bias_bytes), true);
+    beta = beta_value(a, token_number<io>(f.beta, a.beta_bytes));
 }
 
 /* The factors of raw k and q, and then k . q. */
@@ -172,7 +175,7 @@ GDN_DEVICE float token_inverse_length(float sum_of_squares, const struct gdn_cu_
 }
 
 GDN_DEVICE struct token_factors token_factors_of(float kk, float qq, float kq,
-                                             const struct gdn_cu_token &a)
+                                                 const struct gdn_cu_token &a)
 {
     float k = 1, q = 1;
     if (a.norm == GDN_NORM_L2)
@@ -191,8 +194,8 @@ template <int lanes> GDN_DEVICE float token_sum(float x)
     return x;
 }
 
-/* Returns N values over `lanes`, each in the order of token_sum(): a lane is left with number lane /
- * (lanes / N). */
+/* Returns N values over `lanes`, each in the order of token_sum(): a lane is left with number
+ * lane / (lanes / N). */
 template <int lanes, int N> GDN_DEVICE float token_sums(float *x)
 {
     if constexpr (N == 1) {
@@ -209,17 +212,17 @@ template <int lanes, int N> GDN_DEVICE float token_sums(float *x)
 template <int KC, int dtype, int io> struct token_rows {
     typedef token_piece<dtype> piece;
     enum {
-        IO    = io,
-        E     = piece::E,
-        ROWS  = 2 * E, /* of a warp */
+        IO = io,
+        E = piece::E,
+        ROWS = 2 * E, /* of a warp */
         LANES = KC / E < 16 ? KC / E : 16,
-        C     = KC / E / LANES,
-        STEP  = 32 / LANES,
-        N     = ROWS / STEP,
-        K     = KC,
+        C = KC / E / LANES,
+        STEP = 32 / LANES,
+        N = ROWS / STEP,
+        K = KC,
     };
     uint32_t S[N][C][4];
-    float    k[C][E], q[C][E];
+    float k[C][E], q[C][E];
 
     __device__ __forceinline__ float key(int c, int e) const { return k[c][e]; }
     __device__ __forceinline__ float query(int c, int e) const { return q[c][e]; }
@@ -251,14 +254,15 @@ template <class Tile> GDN_DEVICE void token_store(const Tile &tile, char *at, in
 /* The lane's elements of k, then of q. */
 template <class Tile>
 GDN_DEVICE void token_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_token &a,
-                          const struct token_place &w)
+                            const struct token_place &w)
 {
     enum { E = Tile::E, C = Tile::C };
     const int lane = threadIdx.x % Tile::LANES * E * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const char *row = (i ? token_at(a.q, w.row, token_source(w.head, a.group_q))
-                             : token_at(a.k, w.row, token_source(w.head, a.group_k))) + lane;
+                             : token_at(a.k, w.row, token_source(w.head, a.group_k))) +
+                          lane;
 #pragma unroll
         for (int c = 0; c < C; c++) {
             uint32_t y[4];
@@ -274,18 +278,19 @@ GDN_DEVICE void token_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_c
 /* The same, the gates, and v of row `own`. */
 template <class Tile>
 GDN_DEVICE void token_fetch_token(uint32_t (&raw)[Tile::C * Tile::E], struct token_gates &gates,
-                                uint32_t &value, const struct gdn_cu_token &a,
-                                const struct token_place &w, int own)
+                                  uint32_t &value, const struct gdn_cu_token &a,
+                                  const struct token_place &w, int own)
 {
     token_fetch<Tile>(raw, a, w);
     token_fetch_gates(gates, a, w);
-    value = ld_b32_b16(token_at(a.v, w.row, token_source(w.head, a.group_v)) + own * 2, false, true);
+    value =
+        ld_b32_b16(token_at(a.v, w.row, token_source(w.head, a.group_v)) + own * 2, false, true);
 }
 
 /* Returns the sums of raw k and q. */
 template <class Tile>
 GDN_DEVICE struct token_factors token_products(const uint32_t (&raw)[Tile::C * Tile::E],
-                                           const struct gdn_cu_token &a)
+                                               const struct gdn_cu_token &a)
 {
     enum { N = Tile::C * Tile::E };
     float kk = 0, qq = 0, kq = 0;
@@ -296,11 +301,11 @@ GDN_DEVICE struct token_factors token_products(const uint32_t (&raw)[Tile::C * T
         kk = fmaf(k, k, kk), qq = fmaf(q, q, qq), kq = fmaf(k, q, kq);
     }
     return token_factors_of(token_sum<Tile::LANES>(kk), token_sum<Tile::LANES>(qq),
-                          token_sum<Tile::LANES>(kq), a);
+                            token_sum<Tile::LANES>(kq), a);
 }
 template <class Tile>
 GDN_DEVICE struct token_factors token_commit(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E],
-                                         const struct gdn_cu_token &a)
+                                             const struct gdn_cu_token &a)
 {
     enum { E = Tile::E, N = Tile::C * E };
 #pragma unroll
@@ -318,10 +323,10 @@ template <class Tile> GDN_DEVICE void token_read(float &p, float &z, const Tile 
     float ps[N] = {}, zs[N] = {};
 #pragma unroll
     for (int i = 0; i < N * C * E; i++) {
-        const int   n = i / E / C, c = i / E % C, e = i % E;
+        const int n = i / E / C, c = i / E % C, e = i % E;
         const float S = Tile::piece::get(tile.S[n][c], e);
-        ps[n]         = fmaf(S, tile.key(c, e), ps[n]);
-        zs[n]         = fmaf(S, tile.query(c, e), zs[n]);
+        ps[n] = fmaf(S, tile.key(c, e), ps[n]);
+        zs[n] = fmaf(S, tile.query(c, e), zs[n]);
     }
     p = token_sums<Tile::LANES, N>(ps);
     z = token_sums<Tile::LANES, N>(zs);
@@ -349,12 +354,12 @@ template <class Tile, class Place>
 GDN_DEVICE bool token_decode_rows(const struct gdn_cu_token &a, Place &w, int v)
 {
     enum { LANES = Tile::LANES, C = Tile::C, N = Tile::N };
-    const int        lane = threadIdx.x, own = v + token_own<Tile>();
-    const int        row = v + lane / LANES, at = lane % LANES * 16;
-    uint32_t         raw[C * Tile::E], value;
+    const int lane = threadIdx.x, own = v + token_own<Tile>();
+    const int row = v + lane / LANES, at = lane % LANES * 16;
+    uint32_t raw[C * Tile::E], value;
     struct token_gates gates;
-    Tile             tile;
-    float            alpha, beta, p, z;
+    Tile tile;
+    float alpha, beta, p, z;
     if constexpr (Place::LATE) {
         token_fetch_token<Tile>(raw, gates, value, a, w, own);
         w.settle(a);
@@ -371,10 +376,10 @@ GDN_DEVICE bool token_decode_rows(const struct gdn_cu_token &a, Place &w, int v)
     if (!w.real()) return false;
     if (a.out.data && lane % (LANES / N) == 0)
         token_store_half<Tile::IO>(token_at(a.out, w.row, w.head) + own * 2,
-                                 rule_o(f.kq, alpha * f.q * z, u));
+                                   rule_o(f.kq, alpha * f.q * z, u));
     if (!token_keeps(a, w)) return true;
-    char *const to      = token_at(a.to, w.to, w.head) + row * a.to_row + at;
-    const bool  changed = alpha != 1 || beta != 0 || w.fresh();
+    char *const to = token_at(a.to, w.to, w.head) + row * a.to_row + at;
+    const bool changed = alpha != 1 || beta != 0 || w.fresh();
     if (__builtin_expect(beta == 0, 0)) token_forget(&tile.k[0][0], C * Tile::E);
     if (changed) token_write(tile, alpha, beta == 0 ? 0 : u * f.k);
     if (changed || to != from) token_store(tile, to, a.to_row);
@@ -387,12 +392,12 @@ GDN_DEVICE bool token_decode_rows(const struct gdn_cu_token &a, Place &w, int v)
 template <int KC_, int dtype> struct columns_shape {
     typedef token_piece<dtype> piece;
     enum {
-        KC      = KC_,
-        E       = piece::E,
+        KC = KC_,
+        E = piece::E,
         COLUMNS = 64,
-        LANES   = COLUMNS / E,
-        WARPS   = KC / 32, /* of a block */
-        N       = LANES,   /* 32 rows of a warp, by 32 / LANES of its lanes */
+        LANES = COLUMNS / E,
+        WARPS = KC / 32, /* of a block */
+        N = LANES,       /* 32 rows of a warp, by 32 / LANES of its lanes */
     };
     GDN_DEVICE int row() { return threadIdx.x / LANES * N; }
 };
@@ -419,18 +424,18 @@ GDN_DEVICE void columns_read(float *p, float *z, const Tile &tile, const float *
 {
     enum { E = Tile::E };
     const int lane = threadIdx.x % 32;
-    float     x[2 * E] = {};
+    float x[2 * E] = {};
 #pragma unroll
     for (int i = 0; i < Tile::N; i += 4) {
         const float4 k4 = *(const float4 *)&k[Tile::row() + i];
         const float4 q4 = *(const float4 *)&q[Tile::row() + i];
-        const float  kj[4] = { k4.x, k4.y, k4.z, k4.w }, qj[4] = { q4.x, q4.y, q4.z, q4.w };
+        const float kj[4] = { k4.x, k4.y, k4.z, k4.w }, qj[4] = { q4.x, q4.y, q4.z, q4.w };
 #pragma unroll
         for (int j = 0; j < 4 * E; j++) {
-            const int   e = j % E;
+            const int e = j % E;
             const float S = tile.get(i + j / E, e);
-            x[e]          = fmaf(S, kj[j / E], x[e]);
-            x[E + e]      = fmaf(S, qj[j / E], x[E + e]);
+            x[e] = fmaf(S, kj[j / E], x[e]);
+            x[E + e] = fmaf(S, qj[j / E], x[E + e]);
         }
     }
     halve<E>(x, 16);
@@ -450,16 +455,16 @@ GDN_DEVICE void token_write(Tile &tile, const struct token_shared<Tile> &sh, flo
     for (int e = 0; e < Tile::E; e++) u[e] = sh.u[threadIdx.x % Tile::LANES * Tile::E + e];
 #pragma unroll
     for (int i = 0; i < Tile::N; i += 4) {
-        const float4 k4   = *(const float4 *)&sh.k[Tile::row() + i];
-        const float  k[4] = { k4.x, k4.y, k4.z, k4.w };
+        const float4 k4 = *(const float4 *)&sh.k[Tile::row() + i];
+        const float k[4] = { k4.x, k4.y, k4.z, k4.w };
         for (int j = 0; j < 4; j++) Tile::piece::update(tile.S[i + j], alpha, k[j], u);
     }
 }
 
 /* Returns a thread's column, from the parts: u, and what goes out. */
 template <class Tile>
-GDN_DEVICE float token_column(float &u, const struct token_shared<Tile> &sh, const struct gdn_cu_token &a,
-                            float alpha, float beta, float v)
+GDN_DEVICE float token_column(float &u, const struct token_shared<Tile> &sh,
+                              const struct gdn_cu_token &a, float alpha, float beta, float v)
 {
     float p = 0, z = 0, kk = 0, qq = 0, kq = 0;
 #pragma unroll
@@ -470,7 +475,7 @@ GDN_DEVICE float token_column(float &u, const struct token_shared<Tile> &sh, con
         z += sh.parts[1][w][threadIdx.x];
     }
     const struct token_factors f = token_factors_of(kk, qq, kq, a);
-    const float              mine = rule_u(beta, v, alpha * f.k * p);
+    const float mine = rule_u(beta, v, alpha * f.k * p);
     u = beta == 0 ? 0 : mine * f.k;
     return rule_o(f.kq, alpha * f.q * z, mine);
 }
@@ -480,23 +485,23 @@ template <class Tile, class Place>
 GDN_DEVICE bool token_decode_columns(const struct gdn_cu_token &a, Place &w, int column)
 {
     __shared__ struct token_shared<Tile> sh;
-    const int        i = threadIdx.x;
-    const bool       has = i < Tile::COLUMNS; /* a column of v and out */
-    const int        at = column * (16 / Tile::E) + i % Tile::LANES * 16;
+    const int i = threadIdx.x;
+    const bool has = i < Tile::COLUMNS; /* a column of v and out */
+    const int at = column * (16 / Tile::E) + i % Tile::LANES * 16;
     struct token_gates gates;
-    Tile             tile;
-    float            alpha, beta;
-    char *const      from = token_at(a.from, w.from, w.head) + Tile::row() * a.from_row + at;
+    Tile tile;
+    float alpha, beta;
+    char *const from = token_at(a.from, w.from, w.head) + Tile::row() * a.from_row + at;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) ld_v4(tile.S[n], from + n * a.from_row);
     if (!w.template find<Tile::KC>(a, column)) return false;
-    const uint32_t k_bits = ld_b32_b16(token_at(a.k, w.row, token_source(w.head, a.group_k)) + i * 2,
-                                       false, true);
-    const uint32_t q_bits = ld_b32_b16(token_at(a.q, w.row, token_source(w.head, a.group_q)) + i * 2,
-                                       false, true);
+    const uint32_t k_bits =
+        ld_b32_b16(token_at(a.k, w.row, token_source(w.head, a.group_k)) + i * 2, false, true);
+    const uint32_t q_bits =
+        ld_b32_b16(token_at(a.q, w.row, token_source(w.head, a.group_q)) + i * 2, false, true);
     token_fetch_gates(gates, a, w);
-    const uint32_t value = ld_b32_b16(token_at(a.v, w.row, token_source(w.head, a.group_v)) +
-                                          (column + i) * 2, false, has);
+    const uint32_t value = ld_b32_b16(
+        token_at(a.v, w.row, token_source(w.head, a.group_v)) + (column + i) * 2, false, has);
     token_expand_gates<Tile::IO>(alpha, beta, gates, a);
     const float k = token_half<Tile::IO>(k_bits), q = token_half<Tile::IO>(q_bits);
     sh.k[i] = k, sh.q[i] = q;
@@ -514,8 +519,8 @@ GDN_DEVICE bool token_decode_columns(const struct gdn_cu_token &a, Place &w, int
     if (beta == 0) sh.k[i] = 0;
     __syncthreads();
     if (!token_keeps(a, w)) return true;
-    char *const to      = token_at(a.to, w.to, w.head) + Tile::row() * a.to_row + at;
-    const bool  changed = alpha != 1 || beta != 0 || w.fresh();
+    char *const to = token_at(a.to, w.to, w.head) + Tile::row() * a.to_row + at;
+    const bool changed = alpha != 1 || beta != 0 || w.fresh();
     if (changed) token_write(tile, sh, alpha);
     if (!changed && to == from) return true;
 #pragma unroll
@@ -526,8 +531,8 @@ GDN_DEVICE bool token_decode_columns(const struct gdn_cu_token &a, Place &w, int
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
 /* Zeroes outputs of padding: n from `first` on, by threads numbered from 0. */
-GDN_DEVICE void token_zero(const struct gdn_cu_token &a, const struct token_place &w, int first, int n,
-                         int thread)
+GDN_DEVICE void token_zero(const struct gdn_cu_token &a, const struct token_place &w, int first,
+                           int n, int thread)
 {
     if (a.out.data && !a.keep && thread < n)
         *(uint16_t *)(token_at(a.out, w.row, w.head) + (first + thread) * 2) = 0;
@@ -537,7 +542,7 @@ GDN_DEVICE void token_zero(const struct gdn_cu_token &a, const struct token_plac
 template <int KC, int dtype, int io> GDN_DEVICE void decode_token_vk(const struct gdn_cu_token &a)
 {
     typedef token_rows<KC, dtype, io> Tile;
-    const int        v = blockIdx.x * Tile::ROWS;
+    const int v = blockIdx.x * Tile::ROWS;
     struct token_place w;
     if (__builtin_expect(token_begin(w, a), 1))
         token_decode_rows<Tile>(a, w, v);
@@ -548,7 +553,7 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_token_vk(const struc
 template <int KC, int dtype, int io> GDN_DEVICE void decode_token_kv(const struct gdn_cu_token &a)
 {
     typedef token_columns<KC, dtype, io> Tile;
-    const int        column = blockIdx.x * Tile::COLUMNS;
+    const int column = blockIdx.x * Tile::COLUMNS;
     struct token_place w;
     if (__builtin_expect(token_begin(w, a), 1))
         token_decode_columns<Tile>(a, w, column);
@@ -560,11 +565,11 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_token_kv(const struc
 #define ONE_BLOCKS_vk(dtype, KC) (KC == 256 ? 12 : GDN_##dtype == GDN_F32 ? 32 : 16)
 #define ONE_BLOCKS_kv(dtype, KC) 0
 
-#define DECODE_TOKEN_KERNEL(threads, name, layout, dtype, io, KC)                               \
-    extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_##layout(dtype, KC))     \
-        name(const __grid_constant__ struct gdn_cu_token a)                                     \
-    {                                                                                         \
-        decode_token_##layout<KC, GDN_##dtype, GDN_##io>(a);                                    \
+#define DECODE_TOKEN_KERNEL(threads, name, layout, dtype, io, KC)                         \
+    extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_##layout(dtype, KC)) \
+        name(const __grid_constant__ struct gdn_cu_token a)                               \
+    {                                                                                     \
+        decode_token_##layout<KC, GDN_##dtype, GDN_##io>(a);                              \
     }
 
 #endif

@@ -3,6 +3,6 @@
 #include "cuda/decode/token_eight.cuh"
 
 #define GDN_IMAGE_decode_token_eight GDN_THIS_IMAGE
-#define GDN_KERNEL_decode_token_eight(threads, shared, dtype, io, KC)                           \
+#define GDN_KERNEL_decode_token_eight(threads, shared, dtype, io, KC) \
     DECODE_EIGHT_KERNEL(threads, gdn_decode_token_eight_##dtype##_##io##_##KC, dtype, io, KC)
 #include "cuda/driver/kernels.cuh"

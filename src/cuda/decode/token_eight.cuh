@@ -13,18 +13,18 @@
 /* A lane has N rows, STEP apart. `scale` of these rows. */
 template <int KC, int dtype_, int io> struct eight_rows {
     enum {
-        IO    = io,
+        IO = io,
         dtype = dtype_,
-        K     = KC,
-        E     = 16,
-        C     = 1,
+        K = KC,
+        E = 16,
+        C = 1,
         LANES = KC / E,
-        STEP  = 32 / LANES,
-        N     = LANES, /* so that each lane is left with the sums of a row */
-        ROWS  = N * STEP,
+        STEP = 32 / LANES,
+        N = LANES, /* so that each lane is left with the sums of a row */
+        ROWS = N * STEP,
     };
     uint32_t S[N][4];
-    float    scale[N], k[E], q[E];
+    float scale[N], k[E], q[E];
 };
 
 /* ---- Codes ----------------------------------------------------------------------------------- */
@@ -162,7 +162,7 @@ GDN_DEVICE void eight_fetch(uint32_t (&x)[Tile::E / 2], const struct gdn_cu_at &
                             int head)
 {
     const char *at = token_at(t, row, head) + threadIdx.x % Tile::LANES * Tile::E * 2;
-    uint32_t    y[2][4];
+    uint32_t y[2][4];
     ld_v4(y[0], at), ld_v4(y[1], at + 16);
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = y[i / 4][i % 4];
@@ -172,7 +172,7 @@ GDN_DEVICE void eight_fetch(uint32_t (&x)[Tile::E / 2], const struct gdn_cu_at &
 
 template <class Tile>
 GDN_DEVICE struct token_factors eight_commit(Tile &tile, const uint32_t (&k)[8],
-                                           const uint32_t (&q)[8], const struct gdn_cu_token &a)
+                                             const uint32_t (&q)[8], const struct gdn_cu_token &a)
 {
     float kk = 0, qq = 0, kq = 0;
 #pragma unroll
@@ -183,7 +183,7 @@ GDN_DEVICE struct token_factors eight_commit(Tile &tile, const uint32_t (&k)[8],
         kq = fmaf(tile.k[e], tile.q[e], kq);
     }
     return token_factors_of(token_sum<Tile::LANES>(kk), token_sum<Tile::LANES>(qq),
-                          token_sum<Tile::LANES>(kq), a);
+                            token_sum<Tile::LANES>(kq), a);
 }
 
 /* p and z of the lane's own row, of raw k and q. */
@@ -203,8 +203,8 @@ template <class Tile> GDN_DEVICE void eight_read(float &p, float &z, const Tile 
                 zs[n] = fmaf(y[e], tile.q[4 * i + e], zs[n]);
             }
         }
-        const float scale = has_nan<Tile::dtype>(tile.S[n]) ? __uint_as_float(0x7fc00000)
-                                                            : tile.scale[n];
+        const float scale =
+            has_nan<Tile::dtype>(tile.S[n]) ? __uint_as_float(0x7fc00000) : tile.scale[n];
         ps[n] *= scale, zs[n] *= scale;
     }
     p = token_sums<Tile::LANES, Tile::N>(ps);
@@ -221,54 +221,55 @@ GDN_DEVICE void eight_set(Tile &tile, int n, float (&y)[4][4], float inverse, ui
 #pragma unroll
         for (int e = 0; e < 4; e++) y[i][e] *= inverse;
         const uint32_t x = eight_four<Tile::dtype, random>(y[i], key, first + 4 * i);
-        tile.S[n][i]     = inverse == 0 ? 0 : x;
+        tile.S[n][i] = inverse == 0 ? 0 : x;
     }
 }
 
 /* The new state of rows from v on. u: of the lane's own row, times the factor of raw k. */
 template <bool random, class Tile>
-GDN_DEVICE void eight_write(Tile &tile, const struct gdn_cu_token_eight &a, int head, int v, float alpha,
-                            float u)
+GDN_DEVICE void eight_write(Tile &tile, const struct gdn_cu_token_eight &a, int head, int v,
+                            float alpha, float u)
 {
     const int lane = threadIdx.x % 32, first = lane / Tile::LANES * Tile::LANES;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
-        float          y[4][4];
-        const bool     is_nan = has_nan<Tile::dtype>(tile.S[n]);
-        const float    decay  = is_nan ? __uint_as_float(0x7fc00000) : alpha * tile.scale[n];
+        float y[4][4];
+        const bool is_nan = has_nan<Tile::dtype>(tile.S[n]);
+        const float decay = is_nan ? __uint_as_float(0x7fc00000) : alpha * tile.scale[n];
         const uint32_t largest =
             eight_new(y, tile, n, decay, __shfl_sync(0xffffffff, u, first + n));
         const struct eight_scale s = eight_scale_of(largest, Tile::dtype);
-        const int                row = v + n * Tile::STEP + lane / Tile::LANES;
+        const int row = v + n * Tile::STEP + lane / Tile::LANES;
         eight_set<random>(tile, n, y, s.inverse, random ? eight_key(a.seed, 1, head, row) : 0);
         tile.scale[n] = s.scale;
     }
 }
 
-template <int KC, int dtype, int io> GDN_DEVICE void decode_token_eight(const struct gdn_cu_token_eight &a)
+template <int KC, int dtype, int io>
+GDN_DEVICE void decode_token_eight(const struct gdn_cu_token_eight &a)
 {
     typedef eight_rows<KC, dtype, io> Tile;
     enum { LANES = Tile::LANES };
-    const struct gdn_cu_token &o    = a.one;
-    const int                lane = threadIdx.x, v = blockIdx.x * Tile::ROWS;
+    const struct gdn_cu_token &o = a.one;
+    const int lane = threadIdx.x, v = blockIdx.x * Tile::ROWS;
     const int own = v + token_own<Tile>(), row = v + lane / LANES, at = lane % LANES * 16;
-    struct token_place         w;
+    struct token_place w;
     if (__builtin_expect(!token_begin(w, o), 0)) {
         token_zero(o, w, v, Tile::ROWS, lane);
         return;
     }
-    uint32_t         k[8], q[8];
+    uint32_t k[8], q[8];
     struct token_gates gates;
-    Tile             tile;
-    float            alpha, beta, p, z;
-    char *const  from        = token_at(o.from, w.from, w.head) + row * o.from_row + at;
+    Tile tile;
+    float alpha, beta, p, z;
+    char *const from = token_at(o.from, w.from, w.head) + row * o.from_row + at;
     float *const from_scales = (float *)token_at(a.from_scales, w.from, w.head) + row;
     eight_load(tile, from, o.from_row, from_scales);
     eight_fetch<Tile>(k, o.k, w.row, token_source(w.head, o.group_k));
     eight_fetch<Tile>(q, o.q, w.row, token_source(w.head, o.group_q));
     token_fetch_gates(gates, o, w);
-    const uint32_t value = ld_b32_b16(token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2,
-                                      false, true);
+    const uint32_t value =
+        ld_b32_b16(token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2, false, true);
     token_expand_gates<io>(alpha, beta, gates, o);
     const struct token_factors f = eight_commit(tile, k, q, o);
     if (__builtin_expect(alpha == 0, 0)) {
@@ -279,23 +280,23 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_token_eight(const st
     const float u = rule_u(beta, token_half<io>(value), alpha * f.k * p);
     if (o.out.data)
         token_store_half<io>(token_at(o.out, w.row, w.head) + own * 2,
-                           rule_o(f.kq, alpha * f.q * z, u));
+                             rule_o(f.kq, alpha * f.q * z, u));
     if (!token_keeps(o, w)) return;
-    char *const to      = token_at(o.to, w.to, w.head) + row * o.to_row + at;
-    const bool  changed = alpha != 1 || beta != 0;
+    char *const to = token_at(o.to, w.to, w.head) + row * o.to_row + at;
+    const bool changed = alpha != 1 || beta != 0;
     if (__builtin_expect(beta == 0, 0)) token_forget(tile.k, Tile::E);
-    const float by      = beta == 0 ? 0 : u * f.k;
+    const float by = beta == 0 ? 0 : u * f.k;
     if (changed && a.random) eight_write<true>(tile, a, w.head, v, alpha, by);
     if (changed && !a.random) eight_write<false>(tile, a, w.head, v, alpha, by);
     if (changed || to != from)
         eight_store(tile, to, o.to_row, (float *)token_at(a.to_scales, w.to, w.head) + row);
 }
 
-#define DECODE_EIGHT_KERNEL(threads, name, dtype, io, KC)                                     \
-    extern "C" __global__ void __launch_bounds__(threads, 16)                                 \
-        name(const __grid_constant__ struct gdn_cu_token_eight a)                                   \
-    {                                                                                         \
-        decode_token_eight<KC, GDN_##dtype, GDN_##io>(a);                                       \
+#define DECODE_EIGHT_KERNEL(threads, name, dtype, io, KC)         \
+    extern "C" __global__ void __launch_bounds__(threads, 16)     \
+        name(const __grid_constant__ struct gdn_cu_token_eight a) \
+    {                                                             \
+        decode_token_eight<KC, GDN_##dtype, GDN_##io>(a);         \
     }
 
 #endif

@@ -15,7 +15,7 @@
 
 struct packed_place : token_place {
     const struct gdn_cu_token_packed &batch;
-    int      first, end; /* tokens of the sequence, once looked up */
+    int first, end;      /* tokens of the sequence, once looked up */
     uint32_t initial[2]; /* 0: the state is not looked at */
 
     __device__ __forceinline__ packed_place(const struct gdn_cu_token_packed &a) : batch(a) {}
@@ -40,16 +40,16 @@ GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_token_p
     griddepcontrol_launch_dependents();
     if (w.row == a.n) return false; /* the tokens behind the sequences */
     const struct gdn_cu_token &one = a.one;
-    const bool               own = one.write_slots;
+    const bool own = one.write_slots;
     if (one.read_slots) {
         w.from = ld_b32(one.read_slots + w.row * one.read_step);
-        w.to   = ld_b32((own ? one.write_slots : one.read_slots) +
-                        w.row * (own ? one.write_step : one.read_step));
+        w.to = ld_b32((own ? one.write_slots : one.read_slots) +
+                      w.row * (own ? one.write_step : one.read_step));
     }
     ld_flag(w.initial, a.initial.data + mad_wide(w.row, a.initial.head, 0), a.initial_bytes);
     if (!one.read_slots) return true;
-    const bool is = w.from >= one.first_slot && (w.fresh() || w.from < one.read_pool) &&
-                    w.to < one.write_pool;
+    const bool is =
+        w.from >= one.first_slot && (w.fresh() || w.from < one.read_pool) && w.to < one.write_pool;
     if (w.fresh()) w.from = 0;
     return is;
 }
@@ -58,12 +58,12 @@ GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_token_p
 __device__ __forceinline__ void packed_place::look(void)
 {
     first = packed_index(batch.cu_seqlens, row);
-    end   = row == batch.n ? row : packed_index(batch.cu_seqlens, row + 1);
+    end = row == batch.n ? row : packed_index(batch.cu_seqlens, row + 1);
 }
 __device__ __forceinline__ void packed_place::bound(void)
 {
     first = max(0, min(first, batch.n));
-    end   = max(first, min(end, batch.n));
+    end = max(first, min(end, batch.n));
 }
 
 /* cu_seqlens are asked for behind the state: what waits for them is not to wait for that. */
@@ -100,20 +100,20 @@ template <int KC, int dtype_, int io, bool k_first> struct rest_column {
 
 /* Computes token t of column v. Returns true if the state has changed. */
 template <class Tile>
-GDN_DEVICE bool rest_step(Tile &tile, const struct gdn_cu_token &a, const struct token_place &w, int t,
-                          int v)
+GDN_DEVICE bool rest_step(Tile &tile, const struct gdn_cu_token &a, const struct token_place &w,
+                          int t, int v)
 {
     enum { N = Tile::N, IO = Tile::IO };
-    const int        lane = threadIdx.x % 32;
-    const char      *keys = token_at(a.k, t, token_source(w.head, a.group_k)) + lane * 2;
-    const char      *queries = token_at(a.q, t, token_source(w.head, a.group_q)) + lane * 2;
+    const int lane = threadIdx.x % 32;
+    const char *keys = token_at(a.k, t, token_source(w.head, a.group_k)) + lane * 2;
+    const char *queries = token_at(a.q, t, token_source(w.head, a.group_q)) + lane * 2;
     struct token_place token = w;
     struct token_gates gates;
-    float            k[N], alpha, beta, kk = 0, qq = 0, kq = 0, p = 0, z = 0;
+    float k[N], alpha, beta, kk = 0, qq = 0, kq = 0, p = 0, z = 0;
     token.row = t;
     token_fetch_gates(gates, a, token);
-    const uint32_t value = ld_b32_b16(token_at(a.v, t, token_source(w.head, a.group_v)) + 2 * v, false,
-                                      true);
+    const uint32_t value =
+        ld_b32_b16(token_at(a.v, t, token_source(w.head, a.group_v)) + 2 * v, false, true);
     token_expand_gates<IO>(alpha, beta, gates, a);
     if (alpha == 0) token_forget(tile.S, N);
 #pragma unroll
@@ -142,8 +142,8 @@ GDN_DEVICE void rest_decode(const struct gdn_cu_token &a, const struct packed_pl
 {
     typedef gdn_io<Tile::dtype> io;
     char *const from = token_at(a.from, w.from, w.head), *const to = token_at(a.to, w.to, w.head);
-    bool        changed = w.fresh();
-    Tile        tile;
+    bool changed = w.fresh();
+    Tile tile;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++)
         tile.S[n] = w.fresh() ? 0 : io::load(Tile::at(from, a.from_row, v, n));
@@ -194,9 +194,9 @@ template <int KC, int dtype, int io>
 GDN_DEVICE void decode_token_packed_vk(const struct gdn_cu_token_packed &a)
 {
     typedef token_rows<KC, dtype, io> Tile;
-    const int           v = blockIdx.x * Tile::ROWS;
+    const int v = blockIdx.x * Tile::ROWS;
     struct packed_place w(a);
-    const bool          real = packed_begin(w, a);
+    const bool real = packed_begin(w, a);
     if (__builtin_expect(real, 1) && token_decode_rows<Tile>(a.one, w, v)) return;
     packed_rest<rest_column<KC, dtype, io, false>>(a.one, w, !real, v, Tile::ROWS);
 }
@@ -205,9 +205,9 @@ template <int KC, int dtype, int io>
 GDN_DEVICE void decode_token_packed_kv(const struct gdn_cu_token_packed &a)
 {
     typedef token_columns<KC, dtype, io> Tile;
-    const int           column = blockIdx.x * Tile::COLUMNS;
+    const int column = blockIdx.x * Tile::COLUMNS;
     struct packed_place w(a);
-    const bool          real = packed_begin(w, a);
+    const bool real = packed_begin(w, a);
     if (__builtin_expect(real, 1) && token_decode_columns<Tile>(a.one, w, column)) return;
     packed_rest<rest_column<KC, dtype, io, true>>(a.one, w, !real, column, Tile::COLUMNS);
 }
@@ -216,11 +216,11 @@ GDN_DEVICE void decode_token_packed_kv(const struct gdn_cu_token_packed &a)
 #define PACKED_BLOCKS_vk(dtype, KC) (KC == 256 ? 12 : GDN_##dtype == GDN_F32 ? 24 : 16)
 #define PACKED_BLOCKS_kv(dtype, KC) 0
 
-#define DECODE_PACKED_KERNEL(threads, name, layout, dtype, io, KC)                            \
-    extern "C" __global__ void __launch_bounds__(threads, PACKED_BLOCKS_##layout(dtype, KC))  \
-        name(const __grid_constant__ struct gdn_cu_token_packed a)                                  \
-    {                                                                                         \
-        decode_token_packed_##layout<KC, GDN_##dtype, GDN_##io>(a);                             \
+#define DECODE_PACKED_KERNEL(threads, name, layout, dtype, io, KC)                           \
+    extern "C" __global__ void __launch_bounds__(threads, PACKED_BLOCKS_##layout(dtype, KC)) \
+        name(const __grid_constant__ struct gdn_cu_token_packed a)                           \
+    {                                                                                        \
+        decode_token_packed_##layout<KC, GDN_##dtype, GDN_##io>(a);                          \
     }
 
 #endif

@@ -18,30 +18,30 @@ struct single_place : token_place {
 /* The sequence of a lane. */
 struct single_look {
     struct single_place place;
-    bool                is_single, is_real; /* real: no padding */
+    bool is_single, is_real; /* real: no padding */
 };
 
 GDN_DEVICE struct single_look single_look_at(const struct gdn_cu_token_single &a, int row)
 {
     const struct gdn_cu_token &one = a.one;
-    struct single_look       l   = {};
-    uint32_t                 initial[2];
-    int                      first, end, from = row, to = row;
+    struct single_look l = {};
+    uint32_t initial[2];
+    int first, end, from = row, to = row;
     if (row >= a.n) return l;
     first = packed_index(a.cu_seqlens, row);
-    end   = packed_index(a.cu_seqlens, row + 1);
+    end = packed_index(a.cu_seqlens, row + 1);
     if (one.read_slots) from = to = ld_b32(one.read_slots + row * one.read_step);
     if (one.read_slots && one.write_slots) to = ld_b32(one.write_slots + row * one.write_step);
     ld_flag(initial, a.initial.data + mad_wide(row, a.initial.head, 0), a.initial_bytes);
-    first            = max(0, min(first, a.n_tokens));
-    end              = max(first, min(end, a.n_tokens));
-    l.is_single      = end == first + 1;
+    first = max(0, min(first, a.n_tokens));
+    end = max(first, min(end, a.n_tokens));
+    l.is_single = end == first + 1;
     l.place.is_fresh = !(initial[0] | initial[1]);
-    l.is_real        = !one.read_slots || (from >= one.first_slot && to < one.write_pool &&
+    l.is_real = !one.read_slots || (from >= one.first_slot && to < one.write_pool &&
                                     (l.place.is_fresh || from < one.read_pool));
-    l.place.row      = first;
-    l.place.from     = l.place.is_fresh ? 0 : from;
-    l.place.to       = to;
+    l.place.row = first;
+    l.place.from = l.place.is_fresh ? 0 : from;
+    l.place.to = to;
     return l;
 }
 
@@ -49,26 +49,27 @@ GDN_DEVICE struct single_look single_look_at(const struct gdn_cu_token_single &a
 GDN_DEVICE struct single_place single_of_lane(const struct single_look &l, int lane, bool &real)
 {
     struct single_place w;
-    w.head     = blockIdx.y;
-    w.row      = __shfl_sync(0xffffffff, l.place.row, lane);
-    w.from     = __shfl_sync(0xffffffff, l.place.from, lane);
-    w.to       = __shfl_sync(0xffffffff, l.place.to, lane);
+    w.head = blockIdx.y;
+    w.row = __shfl_sync(0xffffffff, l.place.row, lane);
+    w.from = __shfl_sync(0xffffffff, l.place.from, lane);
+    w.to = __shfl_sync(0xffffffff, l.place.to, lane);
     w.is_fresh = __shfl_sync(0xffffffff, (int)l.place.is_fresh, lane);
-    real       = __shfl_sync(0xffffffff, (int)l.is_real, lane);
+    real = __shfl_sync(0xffffffff, (int)l.is_real, lane);
     return w;
 }
 
 /* Calls decode(place, is it real) for each sequence of the block. */
-template <class Decode> GDN_DEVICE void single_each(const struct gdn_cu_token_single &a, Decode decode)
+template <class Decode>
+GDN_DEVICE void single_each(const struct gdn_cu_token_single &a, Decode decode)
 {
     const int step = gridDim.z, lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int row = blockIdx.z; row < a.n; row += 32 * step) {
         const struct single_look mine = single_look_at(a, row + lane * step);
-        unsigned                 some = __ballot_sync(0xffffffff, mine.is_single);
+        unsigned some = __ballot_sync(0xffffffff, mine.is_single);
 #pragma unroll 1
         for (; some; some &= some - 1) {
-            bool                real;
+            bool real;
             struct single_place w = single_of_lane(mine, __ffs((int)some) - 1, real);
             decode(w, real);
         }
@@ -84,8 +85,10 @@ GDN_DEVICE void decode_token_single_vk(const struct gdn_cu_token_single &a)
     typedef token_rows<KC, dtype, io> Tile;
     const int v = blockIdx.x * Tile::ROWS;
     single_each(a, [&](struct single_place &w, bool real) {
-        if (real) token_decode_rows<Tile>(a.one, w, v);
-        else token_zero(a.one, w, v, Tile::ROWS, threadIdx.x);
+        if (real)
+            token_decode_rows<Tile>(a.one, w, v);
+        else
+            token_zero(a.one, w, v, Tile::ROWS, threadIdx.x);
     });
 }
 
@@ -95,8 +98,10 @@ GDN_DEVICE void decode_token_single_kv(const struct gdn_cu_token_single &a)
     typedef token_columns<KC, dtype, io> Tile;
     const int column = blockIdx.x * Tile::COLUMNS;
     single_each(a, [&](struct single_place &w, bool real) {
-        if (real) token_decode_columns<Tile>(a.one, w, column);
-        else token_zero(a.one, w, column, Tile::COLUMNS, threadIdx.x);
+        if (real)
+            token_decode_columns<Tile>(a.one, w, column);
+        else
+            token_zero(a.one, w, column, Tile::COLUMNS, threadIdx.x);
         __syncthreads(); /* before the next one uses the shared memory */
     });
 }
@@ -105,11 +110,11 @@ GDN_DEVICE void decode_token_single_kv(const struct gdn_cu_token_single &a)
 #define SINGLE_BLOCKS_vk(dtype) (GDN_##dtype == GDN_F32 ? 24 : 12)
 #define SINGLE_BLOCKS_kv(dtype) 0
 
-#define DECODE_SINGLE_KERNEL(threads, name, layout, dtype, io, KC)                            \
-    extern "C" __global__ void __launch_bounds__(threads, SINGLE_BLOCKS_##layout(dtype))  \
-        name(const __grid_constant__ struct gdn_cu_token_single a)                                 \
-    {                                                                                         \
-        decode_token_single_##layout<KC, GDN_##dtype, GDN_##io>(a);                                 \
+#define DECODE_SINGLE_KERNEL(threads, name, layout, dtype, io, KC)                       \
+    extern "C" __global__ void __launch_bounds__(threads, SINGLE_BLOCKS_##layout(dtype)) \
+        name(const __grid_constant__ struct gdn_cu_token_single a)                       \
+    {                                                                                    \
+        decode_token_single_##layout<KC, GDN_##dtype, GDN_##io>(a);                      \
     }
 
 #endif

@@ -12,7 +12,7 @@
 struct slots_place : token_place {
     enum { LATE = 1 };
     uint32_t arguments;
-    bool     is; /* both slots exist */
+    bool is; /* both slots exist */
 
     __device__ __forceinline__ bool real(void) const { return is; }
     /* When all else has been asked for. What is not there is looked at in slot 0, which is. */
@@ -24,27 +24,28 @@ struct slots_place : token_place {
     }
 };
 
-template <int KC, int dtype, int io> GDN_DEVICE void decode_token_slots_vk(const struct gdn_cu_token &a)
+template <int KC, int dtype, int io>
+GDN_DEVICE void decode_token_slots_vk(const struct gdn_cu_token &a)
 {
     typedef token_rows<KC, dtype, io> Tile;
-    const int          v = blockIdx.x * Tile::ROWS;
+    const int v = blockIdx.x * Tile::ROWS;
     struct slots_place w;
     w.head = blockIdx.y;
-    w.row  = blockIdx.z;
+    w.row = blockIdx.z;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     const int32_t *read = a.read_slots + w.row * a.read_step;
-    w.from      = ld_b32(read);
-    w.to        = ld_b32(a.write_slots ? a.write_slots + w.row * a.write_step : read);
+    w.from = ld_b32(read);
+    w.to = ld_b32(a.write_slots ? a.write_slots + w.row * a.write_step : read);
     w.arguments = ask_arguments(a);
     if (!token_decode_rows<Tile>(a, w, v)) token_zero(a, w, v, Tile::ROWS, threadIdx.x);
 }
 
-#define DECODE_SLOTS_KERNEL(threads, name, dtype, io, KC)                                     \
-    extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_vk(dtype, KC))           \
-        name(const __grid_constant__ struct gdn_cu_token a)                                     \
-    {                                                                                         \
-        decode_token_slots_vk<KC, GDN_##dtype, GDN_##io>(a);                                    \
+#define DECODE_SLOTS_KERNEL(threads, name, dtype, io, KC)                           \
+    extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_vk(dtype, KC)) \
+        name(const __grid_constant__ struct gdn_cu_token a)                         \
+    {                                                                               \
+        decode_token_slots_vk<KC, GDN_##dtype, GDN_##io>(a);                        \
     }
 
 #endif

@@ -21,24 +21,23 @@ static bool is_wide_pool(const struct gdn_pool_view *view, bool k_first, int col
 static int what_is_wide(const struct gdn_cu_rule *r, const struct gdn_pool_view *pool)
 {
     const bool k_first = pool->k_first;
-    const int  columns = k_first ? r->V : r->K;
+    const int columns = k_first ? r->V : r->K;
     return (is_wide_pool(&r->from, k_first, columns) ? GDN_CU_WIDE_FROM : 0) |
            (is_wide_pool(&r->to, k_first, columns) ? GDN_CU_WIDE_TO : 0) |
            (is_wide_pool(&r->checkpoints, k_first, columns) ? GDN_CU_WIDE_CHECKPOINTS : 0) |
-           (gdn_decode_is_wide(&r->q, r->K) && gdn_decode_is_wide(&r->k, r->K)
-                ? GDN_CU_WIDE_ROWS : 0);
+           (gdn_decode_is_wide(&r->q, r->K) && gdn_decode_is_wide(&r->k, r->K) ? GDN_CU_WIDE_ROWS
+                                                                               : 0);
 }
 
 /* Plans for a tree: the most tokens that a sequence may have, and memory for their states. */
 static void plan_tree(const gdn_ctx *ctx, struct gdn_cu_walk *a, int64_t *n_blocks)
 {
-    const struct gdn_cu_rule *r    = &a->decode.rule;
-    const int64_t             T    = r->batch.cu_seqlens.data ? r->batch.N : r->batch.T;
-    const int64_t             most = 4 * (int64_t)ctx->cuda->sm_count; /* at a time, at most */
-    const int64_t             tile = (int64_t)sizeof(float) * GENERAL_COLUMNS *
-                                     (64 << gdn_decode_size(r->K));
+    const struct gdn_cu_rule *r = &a->decode.rule;
+    const int64_t T = r->batch.cu_seqlens.data ? r->batch.N : r->batch.T;
+    const int64_t most = 4 * (int64_t)ctx->cuda->sm_count; /* at a time, at most */
+    const int64_t tile = (int64_t)sizeof(float) * GENERAL_COLUMNS * (64 << gdn_decode_size(r->K));
     a->most_tokens = T < r->batch.parents.n_columns ? T : r->batch.parents.n_columns;
-    a->n_levels    = gdn_tree_levels(a->most_tokens) - 1;
+    a->n_levels = gdn_tree_levels(a->most_tokens) - 1;
     a->block_bytes = a->n_levels * tile;
     if (a->most_tokens > GDN_CU_TREE_ON_CHIP)
         a->block_bytes += (int64_t)gdn_align64((size_t)(a->most_tokens + 1) * TREE_TOKEN_BYTES);
@@ -49,9 +48,9 @@ static struct gdn_cu_walk walk_args(const gdn_ctx *ctx, const struct gdn_cu_rule
                                     int64_t *n_blocks)
 {
     struct gdn_cu_walk a = { .decode = gdn_decode_general_args(r),
-                             .wide   = what_is_wide(r, gdn_decode_pool(r)) };
+                             .wide = what_is_wide(r, gdn_decode_pool(r)) };
     a.n_pieces = gdn_decode_sequences(r) * r->H * a.decode.n_parts;
-    *n_blocks  = a.n_pieces < INT32_MAX ? a.n_pieces : INT32_MAX;
+    *n_blocks = a.n_pieces < INT32_MAX ? a.n_pieces : INT32_MAX;
     if (r->batch.parents.data) plan_tree(ctx, &a, n_blocks);
     return a;
 }
@@ -69,12 +68,12 @@ static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_walk 
 {
     static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_walk_vk) },
                                                       { SIZES(GDN_CU_decode_walk_kv) } };
-    const struct gdn_cu_rule  *r    = &a->decode.rule;
+    const struct gdn_cu_rule *r = &a->decode.rule;
     const struct gdn_cuda_call call = {
-        .kernel   = kernels[gdn_decode_pool(r)->k_first][gdn_decode_size(r->K)],
-        .grid     = { n_blocks, 1, 1 },
-        .stream   = stream,
-        .args     = a,
+        .kernel = kernels[gdn_decode_pool(r)->k_first][gdn_decode_size(r->K)],
+        .grid = { n_blocks, 1, 1 },
+        .stream = stream,
+        .args = a,
         .overlaps = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
@@ -83,16 +82,16 @@ static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_walk 
 
 gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c)
 {
-    int64_t            n_blocks;
+    int64_t n_blocks;
     struct gdn_cu_walk a = walk_args(c->ctx, c->rule, &n_blocks);
-    a.memory             = c->memory;
+    a.memory = c->memory;
     return launch(c->ctx, c->op, &a, n_blocks, c->stream);
 }
 
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream)
 {
-    int64_t            n_blocks;
+    int64_t n_blocks;
     struct gdn_cu_walk a = walk_args(ctx, args, &n_blocks);
-    a.fold               = true;
+    a.fold = true;
     return launch(ctx, "record_fold", &a, n_blocks, stream);
 }

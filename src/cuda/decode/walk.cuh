@@ -20,25 +20,25 @@ enum { WALK_TOKENS = GDN_CU_TREE_ON_CHIP };
 
 template <class Tile, int KC> struct walk_shared {
     struct decode_shared<Tile, KC> decode;
-    struct decode_scales           scales, held;
-    alignas(16) float              u[DECODE_WINDOW][DECODE_COLUMNS];
-    struct tree_visit              visits[WALK_TOKENS];
-    struct tree_node               nodes[WALK_TOKENS + 1];
+    struct decode_scales scales, held;
+    alignas(16) float u[DECODE_WINDOW][DECODE_COLUMNS];
+    struct tree_visit visits[WALK_TOKENS];
+    struct tree_node nodes[WALK_TOKENS + 1];
 };
 
 /* A walk on its way. */
 template <class Tile, int KC> struct walk {
-    const struct gdn_cu_walk      &a;
-    struct walk_shared<Tile, KC>  &sh;
-    Tile                           tile;
-    struct decode_codes<Tile>      codes; /* as they were read; of GDN_EXACT: the state as it is */
-    bool                           has_codes; /* the latter */
-    bool                           intact; /* the slot that was read holds what it held */
-    const struct tree_visit       *visits; /* NULL: no tree */
-    float4                        *levels; /* [level][N][thread] */
-    int                            level;
-    uint32_t                       changed; /* a bit for each level: it is not what was read */
-    int64_t                        record, count; /* the record's slot (-1: none) and its rows */
+    const struct gdn_cu_walk &a;
+    struct walk_shared<Tile, KC> &sh;
+    Tile tile;
+    struct decode_codes<Tile> codes; /* as they were read; of GDN_EXACT: the state as it is */
+    bool has_codes;                  /* the latter */
+    bool intact;                     /* the slot that was read holds what it held */
+    const struct tree_visit *visits; /* NULL: no tree */
+    float4 *levels;                  /* [level][N][thread] */
+    int level;
+    uint32_t changed;      /* a bit for each level: it is not what was read */
+    int64_t record, count; /* the record's slot (-1: none) and its rows */
 };
 
 template <class Tile, int KC>
@@ -60,16 +60,15 @@ GDN_DEVICE const struct gdn_pool_view &rounding_pool(const struct gdn_cu_rule &r
 template <class Tile, int KC>
 GDN_DEVICE bool holds_codes_of(const struct walk<Tile, KC> &m, const struct gdn_pool_view &view)
 {
-    return view.dtype == m.a.decode.rounding &&
-           store_alike(view, rounding_pool(m.a.decode.rule));
+    return view.dtype == m.a.decode.rounding && store_alike(view, rounding_pool(m.a.decode.rule));
 }
 
 template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
     const struct decode_work &w = m.sh.decode.work;
-    m.has_codes                 = false;
-    m.intact                    = true;
+    m.has_codes = false;
+    m.intact = true;
     if (w.seq.read < 0) {
         decay(m.tile.S, 0);
         return;
@@ -90,10 +89,10 @@ template <class Tile, int KC>
 GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view, int64_t slot,
                       int wide, int64_t n_tokens)
 {
-    const struct gdn_cu_rule &r  = m.a.decode.rule;
-    const struct decode_work &w  = m.sh.decode.work;
-    const struct decode_slot  to = slot_of<Tile>(m.a, w, view, slot, wide);
-    const bool                is_as_read =
+    const struct gdn_cu_rule &r = m.a.decode.rule;
+    const struct decode_work &w = m.sh.decode.work;
+    const struct decode_slot to = slot_of<Tile>(m.a, w, view, slot, wide);
+    const bool is_as_read =
         !(m.changed >> m.level & 1) && w.seq.read >= 0 && store_alike(r.from, view);
     const bool has_codes = m.has_codes && holds_codes_of(m, view);
     if (is_as_read && m.intact && !has_codes) {
@@ -106,7 +105,7 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
     }
     if (is_q8(view.dtype)) {
         struct decode_codes<Tile> codes = m.codes;
-        const bool                held  = has_codes || is_as_read;
+        const bool held = has_codes || is_as_read;
         if (!held) encode_8bit(codes, m.sh.scales, m.tile, w, view, n_tokens);
         store_codes(to, codes, held ? m.sh.held : m.sh.scales);
     } else {
@@ -120,8 +119,8 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
 template <class Tile, int KC>
 GDN_DEVICE void round_state(struct walk<Tile, KC> &m, bool changes, int64_t n_tokens)
 {
-    const struct gdn_cu_rule &r    = m.a.decode.rule;
-    const int                 dtype = m.a.decode.rounding;
+    const struct gdn_cu_rule &r = m.a.decode.rule;
+    const int dtype = m.a.decode.rounding;
     if (dtype == GDN_F32) return;
     if (!is_q8(dtype)) {
         for (int n = 0; n < 4 * Tile::N; n++)
@@ -137,15 +136,15 @@ GDN_DEVICE void round_state(struct walk<Tile, KC> &m, bool changes, int64_t n_to
 template <class Tile, int KC>
 GDN_DEVICE void go_to(struct walk<Tile, KC> &m, const struct tree_visit &visit)
 {
-    const int     from  = visit.level - visit.copies;
+    const int from = visit.level - visit.copies;
     float4 *const place = m.levels + (int64_t)from * Tile::N * DECODE_THREADS + threadIdx.x;
     for (int n = 0; n < Tile::N && from != m.level; n++) {
         const float4 x = place[n * DECODE_THREADS];
         m.tile.S[n][0] = x.x, m.tile.S[n][1] = x.y, m.tile.S[n][2] = x.z, m.tile.S[n][3] = x.w;
     }
     for (int n = 0; n < Tile::N && from == m.level && visit.copies; n++)
-        place[n * DECODE_THREADS] = make_float4(m.tile.S[n][0], m.tile.S[n][1], m.tile.S[n][2],
-                                                m.tile.S[n][3]);
+        place[n * DECODE_THREADS] =
+            make_float4(m.tile.S[n][0], m.tile.S[n][1], m.tile.S[n][2], m.tile.S[n][3]);
     m.level = visit.level;
     if (visit.copies)
         m.changed = (m.changed & ~(1u << m.level)) | (m.changed >> from & 1) << m.level;
@@ -161,21 +160,20 @@ GDN_DEVICE char *record_at(const struct gdn_record_rows &r, int64_t slot, int64_
 template <class Tile, int KC> GDN_DEVICE void find_record(struct walk<Tile, KC> &m)
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
-    const struct gdn_cu_seq  &s = m.sh.decode.work.seq;
+    const struct gdn_cu_seq &s = m.sh.decode.work.seq;
     m.record = r.record_k.data && !s.sunk ? s.read : -1;
-    m.count  = m.record < 0 ? 0
-                            : clamp64(load_index(r.record_count, m.record), 0, r.record_rows);
+    m.count = m.record < 0 ? 0 : clamp64(load_index(r.record_count, m.record), 0, r.record_rows);
 }
 
 /* Loads row `row` into number threadIdx.x / 32 of the window, by a warp. */
 template <class Tile, int KC>
 GDN_DEVICE void load_row(struct walk<Tile, KC> &m, struct decode_window<KC> &to, int64_t row)
 {
-    const struct gdn_cu_rule &r    = m.a.decode.rule;
-    const struct decode_work &w    = m.sh.decode.work;
-    const int                 lane = threadIdx.x % 32, i = threadIdx.x / 32;
-    const char *const         k    = record_at(r.record_k, m.record, row, w.hk);
-    const char *const         u    = record_at(r.record_u, m.record, row, w.head);
+    const struct gdn_cu_rule &r = m.a.decode.rule;
+    const struct decode_work &w = m.sh.decode.work;
+    const int lane = threadIdx.x % 32, i = threadIdx.x / 32;
+    const char *const k = record_at(r.record_k, m.record, row, w.hk);
+    const char *const u = record_at(r.record_u, m.record, row, w.head);
     for (int x = lane; x < KC; x += 32)
         to.k[i][x] = x < r.K ? load_float(k, x, r.record_k.dtype) : 0;
     to.v[i][lane] = lane < w.n_columns ? load_float(u, w.column + lane, r.record_u.dtype) : 0;
@@ -195,8 +193,8 @@ template <class Tile, int KC> GDN_DEVICE void apply_record(struct walk<Tile, KC>
             decay(m.tile.S, __uint_as_float(g & 0x7fffffff));
             for (int n = 0; n < 4 * Tile::N && !(g >> 31); n++) {
                 const float k = window.k[i][k_of<Tile>(n / 4, n % 4)];
-                m.tile.S[n / 4][n % 4] = fmaf(k, window.v[i][v_of<Tile>(n / 4, n % 4)],
-                                              m.tile.S[n / 4][n % 4]);
+                m.tile.S[n / 4][n % 4] =
+                    fmaf(k, window.v[i][v_of<Tile>(n / 4, n % 4)], m.tile.S[n / 4][n % 4]);
             }
         }
         __syncthreads();
@@ -210,16 +208,15 @@ template <class Tile, int KC>
 GDN_DEVICE void store_row(const struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
                           int64_t visit)
 {
-    const struct gdn_cu_rule &r     = m.a.decode.rule;
-    const struct decode_work &w     = m.sh.decode.work;
-    const int                 lane  = threadIdx.x % 32, i = threadIdx.x / 32;
-    const int64_t             row   = m.count + visit_at(m, visit).token;
-    const bool has_k = r.head_map == GDN_HEADS_GROUPED ? w.head % (r.H / r.Hk) == 0
-                                                       : w.head < r.Hk;
+    const struct gdn_cu_rule &r = m.a.decode.rule;
+    const struct decode_work &w = m.sh.decode.work;
+    const int lane = threadIdx.x % 32, i = threadIdx.x / 32;
+    const int64_t row = m.count + visit_at(m, visit).token;
+    const bool has_k = r.head_map == GDN_HEADS_GROUPED ? w.head % (r.H / r.Hk) == 0 : w.head < r.Hk;
     if (row >= r.record_rows) return;
     if (lane < w.n_columns)
-        store_float(record_at(r.record_u, m.record, row, w.head), w.column + lane,
-                    r.record_u.dtype, m.sh.u[i][lane]);
+        store_float(record_at(r.record_u, m.record, row, w.head), w.column + lane, r.record_u.dtype,
+                    m.sh.u[i][lane]);
     if (w.column > 0) return;
     if (lane == 0)
         *(float *)record_at(r.record_g, m.record, row, w.head) =
@@ -254,7 +251,7 @@ GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &p
 #pragma unroll 1
     for (bool final = true;; final = false) {
         const struct gdn_pool_view &view = final ? r.to : r.checkpoints;
-        const int                   wide = final ? GDN_CU_WIDE_TO : GDN_CU_WIDE_CHECKPOINTS;
+        const int wide = final ? GDN_CU_WIDE_TO : GDN_CU_WIDE_CHECKPOINTS;
         if (slot >= 0) leave(m, view, slot, wide, n_tokens);
         if (!final) points.next++;
         seek_checkpoint(points, r.batch, w, n_tokens);
@@ -268,13 +265,14 @@ template <class Tile, int KC>
 GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
                               int i, const struct tree_visit &visit)
 {
-    const struct gdn_cu_rule &r       = m.a.decode.rule;
-    const struct decode_work &w       = m.sh.decode.work;
-    const bool                changes = window.alpha[i] != 1 || window.beta[i] != 0;
+    const struct gdn_cu_rule &r = m.a.decode.rule;
+    const struct decode_work &w = m.sh.decode.work;
+    const bool changes = window.alpha[i] != 1 || window.beta[i] != 0;
     void *const out = r.out.data ? row_at(r.out, w.seq, visit.token, w.head) : NULL;
     if (m.visits) go_to(m, visit);
-    m.tile.step({ &window, i, out, r.out.dtype, w.column, w.n_columns,
-                  m.record >= 0 ? m.sh.u[i] : NULL }, m.sh.decode.tile);
+    m.tile.step(
+        { &window, i, out, r.out.dtype, w.column, w.n_columns, m.record >= 0 ? m.sh.u[i] : NULL },
+        m.sh.decode.tile);
     if (changes) m.changed |= 1u << m.level;
     round_state(m, changes, visit.token + 1);
 }
@@ -284,15 +282,15 @@ GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_wind
 template <class Tile, int KC>
 GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot, int64_t n_tokens)
 {
-    const struct gdn_cu_rule &r      = m.a.decode.rule;
-    const struct decode_work &w      = m.sh.decode.work;
-    const int                 warp   = threadIdx.x / 32;
+    const struct gdn_cu_rule &r = m.a.decode.rule;
+    const struct decode_work &w = m.sh.decode.work;
+    const int warp = threadIdx.x / 32;
     struct decode_checkpoints points = { w.checkpoints.first, 0, 0 };
     struct decode_fetched<KC> fetched;
     if (warp < T) fetch_visit(fetched, m, warp);
     for (int64_t t0 = 0; t0 == 0 || t0 < T; t0 += DECODE_WINDOW) {
         struct decode_window<KC> &window = m.sh.decode.windows[t0 / DECODE_WINDOW % 2];
-        const int64_t             next   = t0 + DECODE_WINDOW;
+        const int64_t next = t0 + DECODE_WINDOW;
         if (t0 + warp < T) commit_token<KC>(window, fetched, r, w);
         __syncthreads();
         if (next + warp < T) fetch_visit(fetched, m, next + warp);
@@ -301,7 +299,7 @@ GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot
             if (T) {
                 const struct tree_visit visit = visit_at(m, t0 + i);
                 compute_visit(m, window, i, visit);
-                slot     = window.to[i];
+                slot = window.to[i];
                 n_tokens = visit.token + 1;
             }
             leave_all(m, points, slot, n_tokens);
@@ -315,12 +313,12 @@ GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot
 /* The order of a tree, and room for its states; short trees have the former on the chip. */
 template <class Tile, int KC> GDN_DEVICE void plant(struct walk<Tile, KC> &m)
 {
-    const struct gdn_cu_batch &b    = m.a.decode.rule.batch;
-    const struct gdn_cu_seq   &s    = m.sh.decode.work.seq;
-    char *const                mine = m.a.memory + blockIdx.x * m.a.block_bytes;
-    const bool                 fits = m.a.most_tokens <= WALK_TOKENS;
-    struct tree_node *const    nodes = fits ? m.sh.nodes : (struct tree_node *)mine;
-    struct tree_visit *const   visits =
+    const struct gdn_cu_batch &b = m.a.decode.rule.batch;
+    const struct gdn_cu_seq &s = m.sh.decode.work.seq;
+    char *const mine = m.a.memory + blockIdx.x * m.a.block_bytes;
+    const bool fits = m.a.most_tokens <= WALK_TOKENS;
+    struct tree_node *const nodes = fits ? m.sh.nodes : (struct tree_node *)mine;
+    struct tree_visit *const visits =
         fits ? m.sh.visits : (struct tree_visit *)(nodes + m.a.most_tokens + 1);
     m.levels = (float4 *)(mine + m.a.block_bytes) - m.a.n_levels * Tile::N * DECODE_THREADS;
     m.visits = visits;
@@ -332,9 +330,9 @@ template <class Tile, int KC> GDN_DEVICE void plant(struct walk<Tile, KC> &m)
 
 template <class Tile, int KC> GDN_DEVICE void read_piece(struct walk<Tile, KC> &m, int64_t piece)
 {
-    const struct gdn_cu_batch &b       = m.a.decode.rule.batch;
-    const int                  n_parts = m.a.decode.rule.H * m.a.decode.n_parts;
-    struct decode_work        &w       = m.sh.decode.work;
+    const struct gdn_cu_batch &b = m.a.decode.rule.batch;
+    const int n_parts = m.a.decode.rule.H * m.a.decode.n_parts;
+    struct decode_work &w = m.sh.decode.work;
     if (threadIdx.x < 32) read_work(w, m.a.decode, (int)(piece % n_parts), piece / n_parts);
     if (threadIdx.x == 0 && b.parents.data && w.seq.n_valid > m.a.most_tokens)
         w.seq.n_valid = m.a.most_tokens;
@@ -347,7 +345,9 @@ GDN_DEVICE void walk_piece(const struct gdn_cu_walk &a, struct walk_shared<Tile,
 {
     const struct gdn_cu_rule &r = a.decode.rule;
     const struct decode_work &w = sh.decode.work;
-    struct walk<Tile, KC>     m = { a, sh };
+    struct walk<Tile, KC> m = {
+        a, sh
+    };
     read_piece(m, piece);
     find_record(m);
     if (w.seq.n_tokens == 0 || (a.fold && m.count == 0)) return;

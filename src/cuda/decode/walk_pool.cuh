@@ -32,14 +32,14 @@ template <class Tile> struct decode_codes {
 };
 struct decode_scales {
     uint32_t largest[DECODE_COLUMNS], key[DECODE_COLUMNS];
-    float    scale[DECODE_COLUMNS], inverse[DECODE_COLUMNS];
+    float scale[DECODE_COLUMNS], inverse[DECODE_COLUMNS];
 };
 
 /* A place, what lies beside it if it is of 8 bits, and whether whole chunks can be moved. */
 struct decode_slot {
     struct decode_place p;
-    float              *scales; /* from the block's first column on; NULL: none */
-    bool                wide;
+    float *scales; /* from the block's first column on; NULL: none */
+    bool wide;
 };
 
 template <class Tile>
@@ -47,12 +47,12 @@ GDN_DEVICE struct decode_slot slot_of(const struct gdn_cu_walk &a, const struct 
                                       const struct gdn_pool_view &view, int64_t slot, int wide)
 {
     const struct gdn_cu_rule &r = a.decode.rule;
-    struct decode_slot        s;
-    s.p      = place_of<Tile>(r, w, view, slot, state_bytes(view.dtype));
-    s.scales = view.scales ? view.scales + slot * view.scales_slot + w.head * view.scales_head +
-                                 w.column
-                           : NULL;
-    s.wide   = a.wide & wide;
+    struct decode_slot s;
+    s.p = place_of<Tile>(r, w, view, slot, state_bytes(view.dtype));
+    s.scales = view.scales
+                   ? view.scales + slot * view.scales_slot + w.head * view.scales_head + w.column
+                   : NULL;
+    s.wide = a.wide & wide;
     return s;
 }
 
@@ -60,7 +60,7 @@ GDN_DEVICE struct decode_slot slot_of(const struct gdn_cu_walk &a, const struct 
 template <class Tile> GDN_DEVICE char *chunk_at(const struct decode_place &p, int n, bool &there)
 {
     const int r = Tile::row() + Tile::row_step(n), c = Tile::column() + Tile::column_step(n);
-    there       = r < p.rows && c < p.columns;
+    there = r < p.rows && c < p.columns;
     return p.data + (r * p.row_step + c * p.column_step) * state_bytes(p.dtype);
 }
 
@@ -72,16 +72,15 @@ GDN_DEVICE void load_codes(struct decode_codes<Tile> &to, struct decode_scales &
 {
     const int n_columns = Tile::K_FIRST ? from.p.columns : from.p.rows, v = threadIdx.x;
     for (int n = 0; n < Tile::N; n++) {
-        bool        there;
+        bool there;
         const char *at = chunk_at<Tile>(from.p, n, there);
-        to.x[n]        = ld_b32_b16(at, there && from.wide, false);
+        to.x[n] = ld_b32_b16(at, there && from.wide, false);
         for (int e = 0; e < 4 && !from.wide; e++)
             if (there && Tile::column() + Tile::column_step(n) + e < from.p.columns)
                 to.x[n] |= (uint32_t)(uint8_t)at[e * from.p.column_step] << 8 * e;
     }
     __syncthreads(); /* others may read scales of before */
-    if (v < DECODE_COLUMNS)
-        scales.scale[v] = v >= n_columns ? 0 : from.scales ? from.scales[v] : 1;
+    if (v < DECODE_COLUMNS) scales.scale[v] = v >= n_columns ? 0 : from.scales ? from.scales[v] : 1;
     __syncthreads();
 }
 
@@ -91,7 +90,7 @@ GDN_DEVICE void store_codes(const struct decode_slot &to, const struct decode_co
 {
     const int n_columns = Tile::K_FIRST ? to.p.columns : to.p.rows, v = threadIdx.x;
     for (int n = 0; n < Tile::N; n++) {
-        bool        there;
+        bool there;
         char *const at = chunk_at<Tile>(to.p, n, there);
         if (there && to.wide) *(uint32_t *)at = from.x[n];
         for (int e = 0; e < 4 && !to.wide; e++)
@@ -107,26 +106,24 @@ GDN_DEVICE void decode_8bit(Tile &tile, const struct decode_codes<Tile> &from,
 {
     for (int n = 0; n < Tile::N; n++)
         for (int e = 0; e < 4; e++)
-            tile.S[n][e] = eight_value(from.x[n] >> 8 * e & 255, dtype) *
-                           scales.scale[v_of<Tile>(n, e)];
+            tile.S[n][e] =
+                eight_value(from.x[n] >> 8 * e & 255, dtype) * scales.scale[v_of<Tile>(n, e)];
 }
 
 /* Finds the largest magnitude of each column. In whatever order the threads come, it is the
  * same. */
-template <class Tile>
-GDN_DEVICE void find_largest(struct decode_scales &scales, const Tile &tile)
+template <class Tile> GDN_DEVICE void find_largest(struct decode_scales &scales, const Tile &tile)
 {
     uint32_t m[4] = {};
     for (int n = 0; n < Tile::N; n++)
         for (int e = 0; e < 4; e++) {
             uint32_t &largest = m[nth_column<Tile>(n, e)];
-            largest           = max(largest, magnitude(tile.S[n][e]));
+            largest = max(largest, magnitude(tile.S[n][e]));
         }
     __syncthreads();
     if (threadIdx.x < DECODE_COLUMNS) scales.largest[threadIdx.x] = 0;
     __syncthreads();
-    for (int i = 0; i < 4; i++)
-        atomicMax(&scales.largest[v_of<Tile>(i * (Tile::N / 4), i)], m[i]);
+    for (int i = 0; i < 4; i++) atomicMax(&scales.largest[v_of<Tile>(i * (Tile::N / 4), i)], m[i]);
     __syncthreads();
 }
 
@@ -140,15 +137,15 @@ GDN_DEVICE void encode_8bit(struct decode_codes<Tile> &to, struct decode_scales 
     find_largest(scales, tile);
     if (v < DECODE_COLUMNS) {
         const struct eight_scale s = eight_scale_of(scales.largest[v], view.dtype, view.scales);
-        scales.scale[v]            = s.scale;
-        scales.inverse[v]          = s.inverse;
-        scales.key[v]              = eight_key(view.seed, n_tokens, w.head, w.column + v);
+        scales.scale[v] = s.scale;
+        scales.inverse[v] = s.inverse;
+        scales.key[v] = eight_key(view.seed, n_tokens, w.head, w.column + v);
     }
     __syncthreads();
     for (int n = 0; n < Tile::N; n++) {
         to.x[n] = 0;
         for (int e = 0; e < 4; e++) {
-            const int      i = v_of<Tile>(n, e);
+            const int i = v_of<Tile>(n, e);
             const uint32_t h = eight_draw(scales.key[i], k_of<Tile>(n, e));
             to.x[n] |= eight_code(tile.S[n][e], scales.inverse[i], h, view.random, view.dtype)
                        << 8 * e;
@@ -173,8 +170,7 @@ GDN_DEVICE void copy_codes(const struct decode_slot &to, const struct decode_slo
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-template <class Tile>
-GDN_DEVICE void load_floats(Tile &tile, const struct decode_slot &from)
+template <class Tile> GDN_DEVICE void load_floats(Tile &tile, const struct decode_slot &from)
 {
     uint32_t x[Tile::N][4];
     if (!from.wide) {
@@ -182,22 +178,21 @@ GDN_DEVICE void load_floats(Tile &tile, const struct decode_slot &from)
         return;
     }
     for (int n = 0; n < Tile::N; n++) {
-        bool        there;
+        bool there;
         const char *at = chunk_at<Tile>(from.p, n, there);
         load_chunk(x[n], at, from.p.dtype, there);
     }
     expand_chunks(tile.S, x, from.p.dtype);
 }
 
-template <class Tile>
-GDN_DEVICE void store_floats(const struct decode_slot &to, const Tile &tile)
+template <class Tile> GDN_DEVICE void store_floats(const struct decode_slot &to, const Tile &tile)
 {
     if (!to.wide) {
         store_any(tile, to.p);
         return;
     }
     for (int n = 0; n < Tile::N; n++) {
-        bool        there;
+        bool there;
         char *const at = chunk_at<Tile>(to.p, n, there);
         if (there) store_chunk(at, tile.S[n], to.p.dtype);
     }

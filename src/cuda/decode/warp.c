@@ -3,8 +3,10 @@
  * take struct gdn_cu_warp. */
 #include "cuda/decode/select.h"
 
-enum { MOST_WARPS = 4, /* of a block */
-       FEW_ROWS   = 32 /* of K, of a warp of window_kv.cuh */ };
+enum {
+    MOST_WARPS = 4, /* of a block */
+    FEW_ROWS = 32   /* of K, of a warp of window_kv.cuh */
+};
 
 /* ---- Arguments ----------------------------------------------------------------------------- */
 
@@ -32,51 +34,52 @@ bool gdn_decode_has_slots(const struct gdn_cu_warp *a)
 void gdn_cuda_fill_warp(struct gdn_cu_warp *a, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    a->q                   = gdn_cuda_near(&r->q, b);
-    a->k                   = gdn_cuda_near(&r->k, b);
-    a->v                   = gdn_cuda_near(&r->v, b);
-    a->g                   = gdn_cuda_near(&r->g, b);
-    a->beta                = gdn_cuda_near(&r->beta, b);
-    a->out                 = gdn_cuda_near(&r->out, b);
-    a->from                = pool_of(&r->from);
-    a->to                  = pool_of(&r->to);
-    a->cu_seqlens          = b->cu_seqlens;
-    a->read_slots          = b->read_slots;
-    a->write_slots         = b->write_slots;
-    a->has_initial_state   = b->has_initial_state;
+    a->q = gdn_cuda_near(&r->q, b);
+    a->k = gdn_cuda_near(&r->k, b);
+    a->v = gdn_cuda_near(&r->v, b);
+    a->g = gdn_cuda_near(&r->g, b);
+    a->beta = gdn_cuda_near(&r->beta, b);
+    a->out = gdn_cuda_near(&r->out, b);
+    a->from = pool_of(&r->from);
+    a->to = pool_of(&r->to);
+    a->cu_seqlens = b->cu_seqlens;
+    a->read_slots = b->read_slots;
+    a->write_slots = b->write_slots;
+    a->has_initial_state = b->has_initial_state;
     a->num_accepted_tokens = b->num_accepted_tokens;
-    a->A_log               = r->A_log;
-    a->dt_bias             = r->dt_bias;
-    a->N                   = (int32_t)(b->cu_seqlens.data ? b->N : b->T);
-    a->read_pool           = b->read_pool < 0 ? INT32_MAX : (int32_t)b->read_pool;
-    a->write_pool          = b->write_pool < 0 ? INT32_MAX : (int32_t)b->write_pool;
-    a->B                   = (int32_t)b->B;
-    a->T                   = (int32_t)b->T;
-    a->K                   = r->K;
-    a->V                   = r->V;
-    a->first_slot          = b->first_slot;
-    a->each                = b->write == GDN_WRITE_EACH;
-    a->keep                = b->pad_policy == GDN_PAD_KEEP;
-    a->rounds              = r->exact;
-    a->group_q             = gdn_cuda_inverse(r->H / r->Hq);
-    a->group_k             = gdn_cuda_inverse(r->H / r->Hk);
-    a->group_v             = gdn_cuda_inverse(r->H / r->Hv);
-    a->gate                = r->gate;
-    a->beta_kind           = r->beta_kind;
-    a->norm                = r->norm;
-    a->norm_eps            = r->norm_eps;
-    a->scale               = r->scale;
-    a->bound               = r->bound;
+    a->A_log = r->A_log;
+    a->dt_bias = r->dt_bias;
+    a->N = (int32_t)(b->cu_seqlens.data ? b->N : b->T);
+    a->read_pool = b->read_pool < 0 ? INT32_MAX : (int32_t)b->read_pool;
+    a->write_pool = b->write_pool < 0 ? INT32_MAX : (int32_t)b->write_pool;
+    a->B = (int32_t)b->B;
+    a->T = (int32_t)b->T;
+    a->K = r->K;
+    a->V = r->V;
+    a->first_slot = b->first_slot;
+    a->each = b->write == GDN_WRITE_EACH;
+    a->keep = b->pad_policy == GDN_PAD_KEEP;
+    a->rounds = r->exact;
+    a->group_q = gdn_cuda_inverse(r->H / r->Hq);
+    a->group_k = gdn_cuda_inverse(r->H / r->Hk);
+    a->group_v = gdn_cuda_inverse(r->H / r->Hv);
+    a->gate = r->gate;
+    a->beta_kind = r->beta_kind;
+    a->norm = r->norm;
+    a->norm_eps = r->norm_eps;
+    a->scale = r->scale;
+    a->bound = r->bound;
     a->n_rows = a->n_blocks = 0; /* of the launch */
-    a->head_blocks          = 0;
+    a->head_blocks = 0;
     if (b->write == GDN_WRITE_NONE) {
-        a->to.data          = NULL;
+        a->to.data = NULL;
         a->write_slots.data = NULL;
-        a->write_pool       = INT32_MAX;
+        a->write_pool = INT32_MAX;
     }
-    a->plain    = !a->cu_seqlens.data && !a->read_slots.data && !a->write_slots.data &&
-              !a->has_initial_state.data && !a->num_accepted_tokens.data && gdn_decode_has_slots(a);
-    a->whole    = !a->each && !gdn_decode_why_not_whole(r, a);
+    a->plain = !a->cu_seqlens.data && !a->read_slots.data && !a->write_slots.data &&
+               !a->has_initial_state.data && !a->num_accepted_tokens.data &&
+               gdn_decode_has_slots(a);
+    a->whole = !a->each && !gdn_decode_why_not_whole(r, a);
     a->products = a->whole && r->k.dtype == GDN_BF16 && r->v.dtype == GDN_BF16;
 }
 
@@ -89,7 +92,7 @@ static int warps_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r, bool few, i
                     int *columns)
 {
     const int64_t parts = (r->V + WARP_COLUMNS - 1) / WARP_COLUMNS;
-    int           n_warps = MOST_WARPS;
+    int n_warps = MOST_WARPS;
     while (n_warps > 1 &&
            (parts % n_warps != 0 || n * r->H * parts < n_warps * ctx->cuda->sm_count))
         n_warps /= 2;
@@ -102,18 +105,18 @@ static gdn_status launch(const struct gdn_decode_call *c, enum gdn_kernel_id ker
     const struct gdn_cu_rule *r = c->rule;
     const int64_t n = gdn_decode_sequences(r), rows = n < MOST_ROWS ? n : MOST_ROWS;
     struct gdn_cu_warp a = c->warp;
-    int                columns;
-    const int          n_warps = warps_of(c->ctx, r, few, n, &columns);
-    a.n_rows      = (int32_t)n;
-    a.n_blocks    = (int32_t)((r->V + columns - 1) / columns);
+    int columns;
+    const int n_warps = warps_of(c->ctx, r, few, n, &columns);
+    a.n_rows = (int32_t)n;
+    a.n_blocks = (int32_t)((r->V + columns - 1) / columns);
     a.head_blocks = gdn_cuda_inverse(a.n_blocks);
     const struct gdn_cuda_call call = {
-        .kernel    = kernel,
-        .grid      = { (int64_t)r->H * a.n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
+        .kernel = kernel,
+        .grid = { (int64_t)r->H * a.n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
         .n_threads = 32 * n_warps,
-        .stream    = c->stream,
-        .args      = &a,
-        .overlaps  = true,
+        .stream = c->stream,
+        .args = &a,
+        .overlaps = true,
     };
     TRY(gdn_cuda_launch(c->ctx, &call));
     return gdn_cuda_note(c->ctx, c->op, kernel);
@@ -126,11 +129,14 @@ gdn_status gdn_decode_launch_window(const struct gdn_decode_call *c)
         { { SIZES(GDN_CU_decode_window_kv_F32) }, { SIZES(GDN_CU_decode_window_kv_BF16) } },
     };
     const bool k_first = c->pool->k_first;
-    const int  size    = gdn_decode_size(c->rule->K);
+    const int size = gdn_decode_size(c->rule->K);
     return launch(c, kernels[k_first][c->pool->dtype == GDN_BF16][size], k_first);
 }
 
-#define DTYPES(name) { { SIZES(name##_F32) }, { SIZES(name##_BF16) }, { SIZES(name##_F16) } }
+#define DTYPES(name)                                                         \
+    {                                                                        \
+        { SIZES(name##_F32) }, { SIZES(name##_BF16) }, { SIZES(name##_F16) } \
+    }
 
 gdn_status gdn_decode_launch_warp(const struct gdn_decode_call *c)
 {

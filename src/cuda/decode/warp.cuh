@@ -41,8 +41,16 @@
 
 template <int KC_, int dtype> struct warp_vk {
     enum {
-        KC = KC_, J = KC / 64, PARTS = 1, R = 8, COLUMNS = 16, K_FIRST = 0, BIT = 1,
-        E = 4, N = R * J, BLOCKS = KC == 256 ? 2 : 4,
+        KC = KC_,
+        J = KC / 64,
+        PARTS = 1,
+        R = 8,
+        COLUMNS = 16,
+        K_FIRST = 0,
+        BIT = 1,
+        E = 4,
+        N = R * J,
+        BLOCKS = KC == 256 ? 2 : 4,
     };
     float S[N][E];
 
@@ -65,10 +73,19 @@ template <int KC_, int dtype> struct warp_vk {
  * at once; else in two lanes'. */
 template <int KC_, int dtype> struct warp_kv {
     enum {
-        KC = KC_, J = KC / 64, PARTS = dtype == GDN_F32 && KC <= 128 ? 2 : 1, R = 8 / PARTS,
-        COLUMNS = 16, K_FIRST = 1, BIT = COLUMNS / R,
-        E = dtype == GDN_F32 ? 4 : 8, PIECES = R / E, /* of a row */
-        N = 4 * J * PARTS * PIECES, BLOCKS = KC == 256 ? 2 : PARTS == 2 ? 3 : 4,
+        KC = KC_,
+        J = KC / 64,
+        PARTS = dtype == GDN_F32 && KC <= 128 ? 2 : 1,
+        R = 8 / PARTS,
+        COLUMNS = 16,
+        K_FIRST = 1,
+        BIT = COLUMNS / R,
+        E = dtype == GDN_F32 ? 4 : 8,
+        PIECES = R / E, /* of a row */
+        N = 4 * J * PARTS * PIECES,
+        BLOCKS = KC == 256    ? 2
+                 : PARTS == 2 ? 3
+                              : 4,
     };
     float S[N][E];
 
@@ -93,8 +110,8 @@ template <int KC_, int dtype> struct warp_kv {
  * there are from that one on. */
 struct warp_place {
     char *data;
-    int   row;
-    int   n_rows, n_columns;
+    int row;
+    int n_rows, n_columns;
 };
 
 /* Returns true if the column of piece n exists. */
@@ -113,8 +130,8 @@ GDN_DEVICE void warp_load(uint32_t (&x)[Tile::N][4], const struct warp_place &p)
 {
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
-        const char *at    = piece_at<Tile, dtype>(p, n);
-        const bool  there = is_there<Tile>(p, n);
+        const char *at = piece_at<Tile, dtype>(p, n);
+        const bool there = is_there<Tile>(p, n);
         if (Tile::E * float_bytes(dtype) == 16)
             ld_once_v4(x[n], at, there);
         else
@@ -138,7 +155,7 @@ GDN_DEVICE void warp_store(const Tile &tile, const struct warp_place &p)
 {
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
-        char    *at = piece_at<Tile, dtype>(p, n);
+        char *at = piece_at<Tile, dtype>(p, n);
         uint32_t x[4];
         for (int e = 0; e < Tile::E; e += 2) {
             const float low = tile.S[n][e], high = tile.S[n][e + 1];
@@ -172,8 +189,8 @@ GDN_DEVICE void warp_copy(const struct warp_place &to, const struct warp_place &
 
 /* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* A lane's part of a token: its chunks of k and q, the v of its last column. */
-template <int n> struct warp_token { /* n: chunks */
+/* A lane's part of a token: its n chunks of k and q, the v of its last column. */
+template <int n> struct warp_token {
     float k[n][4], q[n][4];
     float v, alpha, beta, kq;
 };
@@ -187,10 +204,10 @@ template <int n> struct warp_raw {
  * from here. The lane's own. */
 struct warp_work {
     const char *q, *k, *v, *g, *beta;
-    char       *out; /* NULL: nowhere */
-    float       A_log, dt_bias;
-    int         n_k; /* elements of k and q from the lane's first on */
-    bool        own; /* the lane's last column is there */
+    char *out; /* NULL: nowhere */
+    float A_log, dt_bias;
+    int n_k;  /* elements of k and q from the lane's first on */
+    bool own; /* the lane's last column is there */
 };
 
 /* The bit of a lane's number that tells p from z when its sums are done. */
@@ -211,8 +228,8 @@ template <class Tile> GDN_DEVICE int last_column(void) { return Tile::own(last_o
 template <class Tile> GDN_DEVICE int lane_of(int c)
 {
     const int i = Tile::R == 8 ? c >> 2 | (c & 2) | (c & 1) << 2 : (c & 2) | (c & 1) << 2;
-    return i * Tile::BIT + threadIdx.x % 32 / (16 / Tile::PARTS * Tile::BIT) *
-                               (16 / Tile::PARTS * Tile::BIT) +
+    return i * Tile::BIT +
+           threadIdx.x % 32 / (16 / Tile::PARTS * Tile::BIT) * (16 / Tile::PARTS * Tile::BIT) +
            threadIdx.x % Tile::BIT;
 }
 
@@ -237,7 +254,7 @@ GDN_DEVICE float warp_product(const float (&x)[Tile::PARTS * Tile::J][4],
 #pragma unroll
     for (int i = 0; i < Tile::PARTS * Tile::J * 4; i++) {
         float &sum = sums[i / 4 / Tile::J];
-        sum        = fmaf(x[i / 4][i % 4], y[i / 4][i % 4], sum);
+        sum = fmaf(x[i / 4][i % 4], y[i / 4][i % 4], sum);
     }
     return warp_sum<Tile>(sums);
 }
@@ -246,7 +263,7 @@ template <class Tile>
 GDN_DEVICE void warp_fetch(struct warp_raw<Tile::PARTS * Tile::J> &f, const struct gdn_cu_warp &a,
                            const struct warp_work &w, int t)
 {
-    const int   io = a.k.dtype, bytes = float_bytes(io);
+    const int io = a.k.dtype, bytes = float_bytes(io);
     const char *k = w.k + (int64_t)t * a.k.token, *q = w.q + (int64_t)t * a.q.token;
 #pragma unroll
     for (int i = 0; i < Tile::PARTS * Tile::J; i++) {
@@ -254,15 +271,15 @@ GDN_DEVICE void warp_fetch(struct warp_raw<Tile::PARTS * Tile::J> &f, const stru
         load_chunk(f.k[i], k + at * bytes, io, at < w.n_k);
         load_chunk(f.q[i], q + at * bytes, io, at < w.n_k);
     }
-    f.v    = load_bits(w.v + (int64_t)t * a.v.token, 0, io, w.own);
-    f.g    = load_parts(w.g + (int64_t)t * a.g.token, 0, a.g.dtype, a.g.data);
+    f.v = load_bits(w.v + (int64_t)t * a.v.token, 0, io, w.own);
+    f.g = load_parts(w.g + (int64_t)t * a.g.token, 0, a.g.dtype, a.g.data);
     f.beta = load_parts(w.beta + (int64_t)t * a.beta.token, 0, a.beta.dtype, a.beta.data);
 }
 
 /* Scales k and q as the rule uses them, and their product. */
 template <class Tile>
 GDN_DEVICE void warp_scale(struct warp_token<Tile::PARTS * Tile::J> &to,
-                           const struct gdn_cu_warp                 &a)
+                           const struct gdn_cu_warp &a)
 {
     float k = 1, q = a.scale;
     if (a.norm != GDN_NO_NORM) {
@@ -278,16 +295,16 @@ GDN_DEVICE void warp_scale(struct warp_token<Tile::PARTS * Tile::J> &to,
 }
 
 template <class Tile>
-GDN_DEVICE void warp_commit(struct warp_token<Tile::PARTS * Tile::J>     &to,
+GDN_DEVICE void warp_commit(struct warp_token<Tile::PARTS * Tile::J> &to,
                             const struct warp_raw<Tile::PARTS * Tile::J> &f,
                             const struct gdn_cu_warp &a, const struct warp_work &w)
 {
     expand_chunks(to.k, f.k, a.k.dtype);
     expand_chunks(to.q, f.q, a.k.dtype);
     warp_scale<Tile>(to, a);
-    to.v     = bits_to_f32(f.v, a.v.dtype);
+    to.v = bits_to_f32(f.v, a.v.dtype);
     to.alpha = a.g.data ? gate_value(a, bits_to_f32(f.g, a.g.dtype), w.A_log, w.dt_bias, true) : 1;
-    to.beta  = a.beta.data ? beta_value(a, bits_to_f32(f.beta, a.beta.dtype)) : 1;
+    to.beta = a.beta.data ? beta_value(a, bits_to_f32(f.beta, a.beta.dtype)) : 1;
 }
 
 /* ---- The rule ------------------------------------------------------------------------------- */
@@ -313,9 +330,9 @@ GDN_DEVICE float warp_sums(const Tile &tile, const struct warp_token<Tile::PARTS
     for (int i = 0; i < Tile::N * Tile::E; i++) {
         const int n = i / Tile::E, e = i % Tile::E, c = Tile::v_of(n, e);
         const int j = Tile::k_chunk(n), l = Tile::k_element(n, e);
-        float    *sums = x[j / Tile::J];
-        sums[c]        = fmaf(tile.S[n][e], t.k[j][l], sums[c]);
-        sums[R + c]    = fmaf(tile.S[n][e], t.q[j][l], sums[R + c]);
+        float *sums = x[j / Tile::J];
+        sums[c] = fmaf(tile.S[n][e], t.k[j][l], sums[c]);
+        sums[R + c] = fmaf(tile.S[n][e], t.q[j][l], sums[R + c]);
     }
     if (Tile::PARTS == 1) {
         halve<R>(x[0], 8 * BIT);
@@ -335,10 +352,10 @@ GDN_DEVICE void warp_step(Tile &tile, const struct warp_token<Tile::PARTS * Tile
                           int dtype)
 {
     if (t.alpha != 1) warp_decay(tile, t.alpha);
-    const float mine  = warp_sums(tile, t);
+    const float mine = warp_sums(tile, t);
     const float other = __shfl_xor_sync(0xffffffff, mine, z_bit<Tile>());
-    const bool  is_z  = threadIdx.x & z_bit<Tile>();
-    const float u     = rule_u(t.beta, t.v, is_z ? other : mine);
+    const bool is_z = threadIdx.x & z_bit<Tile>();
+    const float u = rule_u(t.beta, t.v, is_z ? other : mine);
     if (out && !is_z) store_float(out, 0, dtype, rule_o(t.kq, other, u));
     if (t.beta == 0) return;
     float all[Tile::R]; /* u of the lane's columns */
@@ -347,8 +364,8 @@ GDN_DEVICE void warp_step(Tile &tile, const struct warp_token<Tile::PARTS * Tile
 #pragma unroll
     for (int i = 0; i < Tile::N * Tile::E; i++) {
         const int n = i / Tile::E, e = i % Tile::E;
-        float    &S = tile.S[n][e];
-        S           = fmaf(t.k[Tile::k_chunk(n)][Tile::k_element(n, e)], all[Tile::v_of(n, e)], S);
+        float &S = tile.S[n][e];
+        S = fmaf(t.k[Tile::k_chunk(n)][Tile::k_element(n, e)], all[Tile::v_of(n, e)], S);
     }
 }
 
@@ -360,7 +377,7 @@ GDN_DEVICE struct warp_place warp_place_of(const struct gdn_cu_warp &a, const st
                                            int slot, int head, int column)
 {
     const int row = Tile::row() + (Tile::K_FIRST ? 0 : column);
-    const int at  = Tile::column() + (Tile::K_FIRST ? column : 0);
+    const int at = Tile::column() + (Tile::K_FIRST ? column : 0);
     return { warp_state(p, slot, head) + (int64_t)row * p.row + at * float_bytes(dtype), p.row,
              (Tile::K_FIRST ? a.K : a.V) - row, (Tile::K_FIRST ? a.V : a.K) - at };
 }
@@ -369,20 +386,20 @@ template <class Tile>
 GDN_DEVICE struct warp_work warp_find(const struct gdn_cu_warp &a, const struct warp_seq &s,
                                       int head, int column)
 {
-    const int        io = float_bytes(a.k.dtype), mine = column + last_column<Tile>();
-    const int        chunk = Tile::part() * 4;
+    const int io = float_bytes(a.k.dtype), mine = column + last_column<Tile>();
+    const int chunk = Tile::part() * 4;
     struct warp_work w;
-    w.q       = warp_row(a.q, s, 0, by(head, a.group_q)) + chunk * io;
-    w.k       = warp_row(a.k, s, 0, by(head, a.group_k)) + chunk * io;
-    w.v       = warp_row(a.v, s, 0, by(head, a.group_v)) + mine * io;
-    w.g       = warp_row(a.g, s, 0, head);
-    w.beta    = warp_row(a.beta, s, 0, head);
-    w.A_log   = load_vector(a.A_log, head, 0);
+    w.q = warp_row(a.q, s, 0, by(head, a.group_q)) + chunk * io;
+    w.k = warp_row(a.k, s, 0, by(head, a.group_k)) + chunk * io;
+    w.v = warp_row(a.v, s, 0, by(head, a.group_v)) + mine * io;
+    w.g = warp_row(a.g, s, 0, head);
+    w.beta = warp_row(a.beta, s, 0, head);
+    w.A_log = load_vector(a.A_log, head, 0);
     w.dt_bias = load_vector(a.dt_bias, head, 0);
-    w.n_k     = a.K - chunk;
-    w.own     = mine < a.V;
-    w.out     = a.out.data && w.own ? warp_row(a.out, s, 0, head) + mine * float_bytes(a.out.dtype)
-                                    : NULL;
+    w.n_k = a.K - chunk;
+    w.own = mine < a.V;
+    w.out =
+        a.out.data && w.own ? warp_row(a.out, s, 0, head) + mine * float_bytes(a.out.dtype) : NULL;
     return w;
 }
 
@@ -411,10 +428,10 @@ GDN_DEVICE void warp_decode(const struct gdn_cu_warp &a, const struct warp_seq &
                             int column)
 {
     enum { CHUNKS = Tile::PARTS * Tile::J };
-    const bool        given = a.from.data && s.read >= 0;
-    struct warp_place from  = warp_place_of<Tile, dtype>(a, a.from, s.read, head, column);
-    uint32_t          x[Tile::N][4];
-    Tile              tile;
+    const bool given = a.from.data && s.read >= 0;
+    struct warp_place from = warp_place_of<Tile, dtype>(a, a.from, s.read, head, column);
+    uint32_t x[Tile::N][4];
+    Tile tile;
     struct warp_raw<CHUNKS> raw;
     if (!given) from.n_rows = 0;
     warp_load<Tile, dtype>(x, from);
@@ -446,7 +463,7 @@ GDN_DEVICE void warp_zero(const struct gdn_cu_warp &a, const struct warp_seq &s,
 template <class Tile, int KC, int dtype> GDN_DEVICE void decode_warp(const struct gdn_cu_warp &a)
 {
     const int row = blockIdx.y + blockIdx.z * gridDim.y, head = by(blockIdx.x, a.head_blocks);
-    const int part   = blockIdx.x - head * a.n_blocks; /* of those of a head */
+    const int part = blockIdx.x - head * a.n_blocks; /* of those of a head */
     const int column = (part * (blockDim.x / 32) + threadIdx.x / 32) * Tile::COLUMNS;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -472,11 +489,11 @@ template <class Tile, int KC, int dtype> GDN_DEVICE void decode_warp(const struc
     warp_decode<Tile, dtype>(a, s, head, column);
 }
 
-#define DECODE_WARP_KERNEL(threads, name, tile, dtype, KC)                                    \
-    extern "C" __global__ void __launch_bounds__(threads, tile<KC, GDN_##dtype>::BLOCKS)      \
-        name(const __grid_constant__ struct gdn_cu_warp a)                                    \
-    {                                                                                         \
-        decode_warp<tile<KC, GDN_##dtype>, KC, GDN_##dtype>(a);                               \
+#define DECODE_WARP_KERNEL(threads, name, tile, dtype, KC)                               \
+    extern "C" __global__ void __launch_bounds__(threads, tile<KC, GDN_##dtype>::BLOCKS) \
+        name(const __grid_constant__ struct gdn_cu_warp a)                               \
+    {                                                                                    \
+        decode_warp<tile<KC, GDN_##dtype>, KC, GDN_##dtype>(a);                          \
     }
 
 #endif

@@ -10,9 +10,9 @@
 
 /* A sequence's place. */
 struct warp_seq {
-    int  row, T;
-    int  first;       /* with cu_seqlens: its first token */
-    int  read, write; /* slots; negative: none */
+    int row, T;
+    int first;       /* with cu_seqlens: its first token */
+    int read, write; /* slots; negative: none */
     bool padding;
 };
 
@@ -22,21 +22,21 @@ GDN_DEVICE struct warp_seq warp_read(const struct gdn_cu_warp &a, int row)
 {
     struct warp_seq s = { row, a.T, 0, row, row, false };
     if (a.plain) return s;
-    const bool    real  = row < a.B;
-    const int     at    = real ? row : 0;
-    const int64_t n     = load_index(a.num_accepted_tokens, at, 0, 1);
+    const bool real = row < a.B;
+    const int at = real ? row : 0;
+    const int64_t n = load_index(a.num_accepted_tokens, at, 0, 1);
     const int64_t first = load_index(a.cu_seqlens, row);
-    const int64_t end   = load_index(a.cu_seqlens, at + 1, 0, a.T);
-    const bool    fresh = !load_index(a.has_initial_state, at, 0, 1);
-    const int64_t slot  = clamp64(n, 1, a.read_slots.data ? a.read_slots.n_columns : 1) - 1;
+    const int64_t end = load_index(a.cu_seqlens, at + 1, 0, a.T);
+    const bool fresh = !load_index(a.has_initial_state, at, 0, 1);
+    const int64_t slot = clamp64(n, 1, a.read_slots.data ? a.read_slots.n_columns : 1) - 1;
     const int64_t start = load_index(a.read_slots, at, slot, row);
-    const int64_t own   = load_index(a.write_slots, at, 0, start);
-    s.first   = (int)clamp64(first, 0, a.N);
-    s.T       = (int)clamp64(real ? end : a.N, s.first, a.N) - s.first;
+    const int64_t own = load_index(a.write_slots, at, 0, start);
+    s.first = (int)clamp64(first, 0, a.N);
+    s.T = (int)clamp64(real ? end : a.N, s.first, a.N) - s.first;
     s.padding = !real || start < (int)a.first_slot || (!fresh && start >= a.read_pool) ||
                 (!a.each && own >= a.write_pool);
-    s.read    = fresh || s.padding ? -1 : (int)start;
-    s.write   = s.padding || own < (int)a.first_slot ? -1 : (int)own;
+    s.read = fresh || s.padding ? -1 : (int)start;
+    s.write = s.padding || own < (int)a.first_slot ? -1 : (int)own;
     return s;
 }
 
@@ -72,15 +72,15 @@ GDN_DEVICE void warp_fetch_gates(struct warp_gates &f, const struct gdn_cu_warp 
                                  const struct warp_seq &s, int head, int t)
 {
     const bool there = t < s.T;
-    f.g       = load_bits(warp_row(a.g, s, t, head), 0, a.g.dtype, a.g.data && there);
-    f.beta    = load_bits(warp_row(a.beta, s, t, head), 0, a.beta.dtype, a.beta.data && there);
-    f.A_log   = vector_bits(a.A_log, head);
+    f.g = load_bits(warp_row(a.g, s, t, head), 0, a.g.dtype, a.g.data && there);
+    f.beta = load_bits(warp_row(a.beta, s, t, head), 0, a.beta.dtype, a.beta.data && there);
+    f.A_log = vector_bits(a.A_log, head);
     f.dt_bias = vector_bits(a.dt_bias, head);
 }
 
 /* Expands alpha of a token, and beta, 0 if it is not there. */
 GDN_DEVICE void warp_expand_gates(float &alpha, float &beta, const struct warp_gates &f,
-                                 const struct gdn_cu_warp &a, bool there)
+                                  const struct gdn_cu_warp &a, bool there)
 {
     alpha = 1, beta = there;
     if (a.g.data && there)

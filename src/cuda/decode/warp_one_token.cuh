@@ -30,9 +30,9 @@ GDN_DEVICE float once_sums(const Tile &tile, const float (&k)[Tile::C][4],
     float x[2 * Tile::N] = {};
 #pragma unroll
     for (int i = 0; i < Tile::N * Tile::C * 4; i++) {
-        const int   n = i / 4 / Tile::C, c = i / 4 % Tile::C, e = i % 4;
+        const int n = i / 4 / Tile::C, c = i / 4 % Tile::C, e = i % 4;
         const float S = tile.S[n][c][e];
-        x[n]           = fmaf(S, k[c][e], x[n]);
+        x[n] = fmaf(S, k[c][e], x[n]);
         x[Tile::N + n] = fmaf(S, q[c][e], x[Tile::N + n]);
     }
     if (Tile::LANES == 32) halve<16>(x, 16);
@@ -82,7 +82,7 @@ GDN_DEVICE void once_load(Tile &tile, const char *from, int row, int K, bool giv
 #pragma unroll
     for (int i = 0; i < Tile::N * Tile::C; i++) {
         const int n = i / Tile::C, c = i % Tile::C;
-        uint32_t  x[4];
+        uint32_t x[4];
         ld_once_v4(x, from + n * Tile::ROWS * row + c * 512, given && once_has<Tile>(c, K));
         for (int e = 0; e < 4; e++) tile.S[n][c][e] = __uint_as_float(x[e]);
     }
@@ -107,20 +107,20 @@ GDN_DEVICE void once_rule(const Tile &tile, const struct once_token<Tile::C> &no
     const float kq = once_product<Tile>(now.k, now.q) * rk * rq;
     const float one = once_sums(tile, now.k, now.q);
     const float other = __shfl_xor_sync(0xffffffff, one, once_z<Tile>());
-    const bool  is_z = threadIdx.x & once_z<Tile>();
+    const bool is_z = threadIdx.x & once_z<Tile>();
     const float p = alpha == 0 ? 0 : alpha * rk * (is_z ? other : one);
     const float z = alpha == 0 ? 0 : alpha * rq * (is_z ? one : other);
     const float u = beta == 0 ? 0 : beta * (now.v - p);
     if (out && !is_z) store_float(out, 0, out_dtype, fmaf(kq, u, z));
     if (!a.to.data || s.write < 0) return;
     char *const from = once_place<Tile>(a.from, s.read, head, v);
-    char *const to   = once_place<Tile>(a.to, s.write, head, v);
-    const bool  changed = alpha != 1 || beta != 0;
+    char *const to = once_place<Tile>(a.to, s.write, head, v);
+    const bool changed = alpha != 1 || beta != 0;
     if (!changed && given && to == from) return;
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) {
-        const int   first = threadIdx.x % 32 / Tile::LANES * Tile::LANES;
-        const float un    = __shfl_sync(0xffffffff, u, first + n) * rk;
+        const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES;
+        const float un = __shfl_sync(0xffffffff, u, first + n) * rk;
 #pragma unroll
         for (int c = 0; c < Tile::C; c++) {
             uint32_t y[4];
@@ -140,14 +140,14 @@ GDN_DEVICE void once_decode(const struct gdn_cu_warp &a, const struct warp_seq &
 {
     typedef once_tile<KC> Tile;
     enum { C = Tile::C };
-    const int  io = a.k.dtype, bytes = float_bytes(io), mine = v + once_row<Tile>();
+    const int io = a.k.dtype, bytes = float_bytes(io), mine = v + once_row<Tile>();
     const bool given = a.from.data && s.read >= 0;
-    uint32_t   k[C][4], q[C][4];
-    Tile       tile;
-    struct warp_gates    gates;
+    uint32_t k[C][4], q[C][4];
+    Tile tile;
+    struct warp_gates gates;
     struct once_token<C> now;
     once_load(tile, once_place<Tile>(a.from, s.read, head, v), a.from.row, KC, given);
-    const int   chunk = threadIdx.x % Tile::LANES * 4 * bytes;
+    const int chunk = threadIdx.x % Tile::LANES * 4 * bytes;
     const char *keys = warp_row(a.k, s, 0, by(head, a.group_k)) + chunk;
     const char *queries = warp_row(a.q, s, 0, by(head, a.group_q)) + chunk;
 #pragma unroll

@@ -60,7 +60,7 @@ template <int KC> struct mma_tile<KC, GDN_BF16> {
     __device__ __forceinline__ void get(float (&c)[4], int p) const
     {
         for (int h = 0; h < 2; h++) {
-            c[2 * h]     = __uint_as_float(S[h][p] << 16);
+            c[2 * h] = __uint_as_float(S[h][p] << 16);
             c[2 * h + 1] = __uint_as_float(S[h][p] & 0xffff0000);
         }
     }
@@ -79,11 +79,11 @@ template <int KC> struct mma_tile<KC, GDN_F32> {
         float rest[4] = {};
 #pragma unroll
         for (int p = 0; p < PAIRS; p++) {
-            const float    s[4] = { __uint_as_float(S[0][2 * p]), __uint_as_float(S[1][2 * p]),
-                                    __uint_as_float(S[0][2 * p + 1]),
-                                    __uint_as_float(S[1][2 * p + 1]) };
+            const float s[4] = { __uint_as_float(S[0][2 * p]), __uint_as_float(S[1][2 * p]),
+                                 __uint_as_float(S[0][2 * p + 1]),
+                                 __uint_as_float(S[1][2 * p + 1]) };
             const uint32_t b0 = x[p] << 16, b1 = x[p] & 0xffff0000;
-            uint32_t       high[4], low[4];
+            uint32_t high[4], low[4];
             for (int i = 0; i < 4; i++) high[i] = tf32_high(s[i]), low[i] = tf32_rest(s[i]);
             mma_tf32(D, high, b0, b1);
             mma_tf32(rest, low, b0, b1);
@@ -107,14 +107,13 @@ GDN_DEVICE void mma_load(Tile &tile, const char *first, int row, int bytes, bool
 #pragma unroll
     for (int i = 0; i < 2 * Tile::WORDS / 4; i++) {
         const int h = i % 2, n = i / 2;
-        uint32_t  x[4];
+        uint32_t x[4];
         ld_once_v4(x, first + 8 * h * row + 64 * n, given && 64 * n < bytes);
         for (int j = 0; j < 4; j++) tile.S[h][4 * n + j] = x[j];
     }
 }
 
-template <class Tile>
-GDN_DEVICE void mma_store(const Tile &tile, char *first, int row, int bytes)
+template <class Tile> GDN_DEVICE void mma_store(const Tile &tile, char *first, int row, int bytes)
 {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::WORDS / 4; i++) {
@@ -132,17 +131,19 @@ template <int ROWS> struct mma_lane {
     float s[ROWS], z[ROWS], o[ROWS], u[ROWS], v[ROWS];
     float alpha, beta, total;
 };
-struct mma_rows : mma_lane<2> {}; /* g and g + 8 */
+struct mma_rows : mma_lane<2> {
+}; /* g and g + 8 */
 
 /* Column g of X, and v. */
 template <class Tile>
 GDN_DEVICE void mma_fetch(uint32_t (&column)[Tile::PAIRS], struct mma_rows &r,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)
 {
-    const int   lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const bool  there = t < s.T;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const bool there = t < s.T;
     const char *x = (g & 1 ? warp_row(a.q, s, g / 2, by(head, a.group_q))
-                           : warp_row(a.k, s, g / 2, by(head, a.group_k))) + t * 2 * Tile::PIECE;
+                           : warp_row(a.k, s, g / 2, by(head, a.group_k))) +
+                    t * 2 * Tile::PIECE;
 #pragma unroll
     for (int i = 0; i < Tile::PAIRS * 2 / Tile::PIECE; i++) {
         uint32_t y[4];
@@ -185,9 +186,9 @@ GDN_DEVICE void mma_recur(struct mma_lane<ROWS> &r, const float (&G)[4], float k
 #pragma unroll 1
     for (int i = 0; i < T; i++) {
         const float alpha_i = __shfl_sync(0xffffffff, r.alpha, i);
-        const float kk      = __shfl_sync(0xffffffff, G[0], 8 * i + t) * k;
-        const float kq      = __shfl_sync(0xffffffff, G[1], 8 * i + t) * q;
-        r.total             = faded(r.total, alpha_i);
+        const float kk = __shfl_sync(0xffffffff, G[0], 8 * i + t) * k;
+        const float kq = __shfl_sync(0xffffffff, G[1], 8 * i + t) * q;
+        r.total = faded(r.total, alpha_i);
         if (!each && alpha_i == 0 && t < i) r.beta = 0;
 #pragma unroll
         for (int h = 0; h < ROWS; h++) {
@@ -195,7 +196,7 @@ GDN_DEVICE void mma_recur(struct mma_lane<ROWS> &r, const float (&G)[4], float k
             r.z[h] = faded(r.z[h], alpha_i);
             if (!each) r.u[h] = faded(r.u[h], alpha_i);
             const float mine = r.beta == 0 ? 0 : r.beta * (r.v[h] - r.s[h]) * k;
-            const float u    = __shfl_sync(0xffffffff, mine, (lane & 28) | i);
+            const float u = __shfl_sync(0xffffffff, mine, (lane & 28) | i);
             if (u != 0) {
                 r.s[h] = fmaf(kk, u, r.s[h]);
                 r.z[h] = fmaf(kq, u, r.z[h]);
@@ -217,7 +218,7 @@ template <class Tile>
 GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const float (&u)[2],
                            float total, bool used)
 {
-    const uint32_t a[4]  = { tf32_high(u[0]), tf32_high(u[1]), tf32_rest(u[0]), tf32_rest(u[1]) };
+    const uint32_t a[4] = { tf32_high(u[0]), tf32_high(u[1]), tf32_rest(u[0]), tf32_rest(u[1]) };
     const uint32_t shift = used ? 1 << 16 : 0;
     if (total == 0) {
 #pragma unroll
@@ -226,7 +227,7 @@ GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const f
 #pragma unroll
     for (int p = 0; p < Tile::PAIRS; p++) {
         const uint32_t b = x[p] * shift;
-        float          c[4];
+        float c[4];
         tile.get(c, p);
         for (int i = 0; i < 4; i++) c[i] *= total;
         mma_tf32(c, a, b, b);
@@ -237,7 +238,7 @@ GDN_DEVICE void mma_update(Tile &tile, const uint32_t (&x)[Tile::PAIRS], const f
 /* Finds the factors of token t's raw k and q. */
 GDN_DEVICE void mma_factors(float &k, float &q, const float (&G)[4], const struct gdn_cu_warp &a)
 {
-    const int   lane = threadIdx.x % 32, t = lane % 4;
+    const int lane = threadIdx.x % 32, t = lane % 4;
     const float length = inverse_length(lane & 4 ? G[1] : G[0], a.norm, a.norm_eps);
     k = __shfl_sync(0xffffffff, length, 9 * t);
     q = __shfl_sync(0xffffffff, length, 9 * t + 4) * a.scale;
@@ -269,10 +270,10 @@ GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct m
                           int bytes, bool given)
 {
     if (!a.to.data || s.write < 0) return;
-    const bool  there = (int)threadIdx.x % 4 < s.T;
-    char *const from = mma_row(a.from, s.read, head, v),
-         *const to   = mma_row(a.to, s.write, head, v);
-    const bool  changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
+    const bool there = (int)threadIdx.x % 4 < s.T;
+    char *const from = mma_row(a.from, s.read, head, v), *const to =
+                                                             mma_row(a.to, s.write, head, v);
+    const bool changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
     if (changed) mma_turn(x), mma_update(tile, x, r.u, r.total, r.beta != 0);
     if (changed || !given || to != from) mma_store(tile, to, a.to.row, bytes);
 }
@@ -281,8 +282,8 @@ GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct m
 GDN_DEVICE struct warp_seq window_of(const struct warp_seq &s, int done)
 {
     struct warp_seq w = s;
-    w.first           = s.first + done;
-    w.T               = s.T - done < MMA_TOKENS ? s.T - done : MMA_TOKENS;
+    w.first = s.first + done;
+    w.T = s.T - done < MMA_TOKENS ? s.T - done : MMA_TOKENS;
     return w;
 }
 
@@ -291,12 +292,12 @@ template <int KC, int dtype>
 GDN_DEVICE void mma_decode(const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)
 {
     typedef mma_tile<KC, dtype> Tile;
-    const int         bytes = KC * float_bytes(dtype), t = threadIdx.x % 4;
-    const bool        there = t < s.T, given = a.from.data && s.read >= 0;
-    uint32_t          x[Tile::PAIRS];
+    const int bytes = KC * float_bytes(dtype), t = threadIdx.x % 4;
+    const bool there = t < s.T, given = a.from.data && s.read >= 0;
+    uint32_t x[Tile::PAIRS];
     struct warp_gates gates;
-    struct mma_rows   r;
-    Tile              tile;
+    struct mma_rows r;
+    Tile tile;
     v += threadIdx.x % 32 / 4;
     mma_load(tile, mma_row(a.from, s.read, head, v), a.from.row, bytes, given);
     mma_fetch<Tile>(x, r, a, s, head, v);

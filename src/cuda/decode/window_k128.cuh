@@ -37,7 +37,7 @@ GDN_DEVICE char *four_at(const struct gdn_cu_at &r, int row, int head, int token
 
 /* The loads of lane (g, t): its words of column g of X; of token t the gates, and v of N rows. */
 template <int WORDS, int N> struct four_raw {
-    uint32_t         x[WORDS], v[N];
+    uint32_t x[WORDS], v[N];
     struct token_gates gates;
 };
 
@@ -48,9 +48,9 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_w
                            const struct token_place &w, int at, int own, int step)
 {
     const struct gdn_cu_token &o = a.one;
-    const int   lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const bool  there = t < a.T;
-    const int   now = there ? t : 0; /* what is not there is not used */
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const bool there = t < a.T;
+    const int now = there ? t : 0; /* what is not there is not used */
     const char *x = g & 1 ? four_at(o.q, w.row, token_source(w.head, o.group_q), a.q_token, g / 2)
                           : four_at(o.k, w.row, token_source(w.head, o.group_k), a.k_token, g / 2);
     const char *v = four_at(o.v, w.row, token_source(w.head, o.group_v), a.v_token, now) + own * 2;
@@ -60,9 +60,9 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_w
         ld_keep_v4(y, x + at + t * 16 + i * 16, g / 2 < a.T);
         for (int j = 0; j < 4; j++) raw.x[i + j] = y[j];
     }
-    raw.gates.g       = ld_4_or_2(four_at(o.g, w.row, w.head, a.g_token, now), o.g_bytes);
-    raw.gates.beta    = ld_4_or_2(four_at(o.beta, w.row, w.head, a.beta_token, now), o.beta_bytes);
-    raw.gates.A_log   = token_bits(o.A_log, 0, w.head, o.A_log_bytes);
+    raw.gates.g = ld_4_or_2(four_at(o.g, w.row, w.head, a.g_token, now), o.g_bytes);
+    raw.gates.beta = ld_4_or_2(four_at(o.beta, w.row, w.head, a.beta_token, now), o.beta_bytes);
+    raw.gates.A_log = token_bits(o.A_log, 0, w.head, o.A_log_bytes);
     raw.gates.dt_bias = token_bits(o.dt_bias, 0, w.head, o.dt_bias_bytes);
 #pragma unroll
     for (int n = 0; n < N; n++) raw.v[n] = ld_b32_b16(v + n * step * 2, false, there);
@@ -81,7 +81,7 @@ GDN_DEVICE void four_expand(struct mma_lane<N> &r, const struct four_raw<WORDS, 
 /* Returns the factors of a token's raw k and q. G: X^T X. */
 GDN_DEVICE struct token_factors four_factors(const float (&G)[4], const struct gdn_cu_token &a)
 {
-    const int   t  = threadIdx.x % 4;
+    const int t = threadIdx.x % 4;
     const float kk = __shfl_sync(0xffffffff, G[0], 9 * t);
     const float qq = __shfl_sync(0xffffffff, G[1], 9 * t + 4);
     return token_factors_of(kk, qq, 0, a);
@@ -110,10 +110,10 @@ template <int N> GDN_DEVICE bool four_changes(const struct mma_lane<N> &r)
 template <int memory, int io> struct four_lines : token_rows<FOUR_K, GDN_F32, io> {
     typedef token_rows<FOUR_K, GDN_F32, io> base;
     enum {
-        MEMORY    = memory,
-        TILES     = memory == GDN_F32 ? 1 : 2,
-        NEXT_LANE = 16 / (memory == GDN_F32 ? 4 : 2), /* keys from a lane's to the next one's, */
-        NEXT      = memory == GDN_F32 ? 4 * base::LANES : 4, /* from its four to its next four */
+        MEMORY = memory,
+        TILES = memory == GDN_F32 ? 1 : 2,
+        NEXT_LANE = 16 / (memory == GDN_F32 ? 4 : 2),   /* keys from a lane's to the next one's, */
+        NEXT = memory == GDN_F32 ? 4 * base::LANES : 4, /* from its four to its next four */
     };
 
     /* The token that another tile has. */
@@ -152,7 +152,7 @@ GDN_DEVICE void token_store(const four_lines<memory, io> &tile, char *at, int64_
     } else {
 #pragma unroll
         for (int n = 0; n < Tile::N; n++) {
-            float    y[8];
+            float y[8];
             uint32_t x[4];
             for (int i = 0; i < 8; i++) y[i] = __uint_as_float(tile.S[n][i / 4][i % 4]);
             token_piece<memory>::set(x, y);
@@ -178,14 +178,13 @@ struct four_shared {
     alignas(16) uint16_t x[2 * MMA_TOKENS][FOUR_K + 32];
 };
 
-template <int WORDS>
-GDN_DEVICE void four_share(struct four_shared &sh, const uint32_t (&x)[WORDS])
+template <int WORDS> GDN_DEVICE void four_share(struct four_shared &sh, const uint32_t (&x)[WORDS])
 {
     const int lane = threadIdx.x;
 #pragma unroll
     for (int i = 0; i < WORDS; i += 4)
-        *(uint4 *)&sh.x[lane / 4][lane % 4 * 8 + 8 * i] = make_uint4(x[i], x[i + 1], x[i + 2],
-                                                                     x[i + 3]);
+        *(uint4 *)&sh.x[lane / 4][lane % 4 * 8 + 8 * i] =
+            make_uint4(x[i], x[i + 1], x[i + 2], x[i + 3]);
     __syncwarp();
 }
 
@@ -230,18 +229,18 @@ GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char 
 /* Moves the state through n tokens, and stores it where asked. Returns true if it has changed. */
 template <class Tile>
 GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared &sh,
-                           const struct mma_lane<Tile::TILES> &r, const struct gdn_cu_window_k128 &a,
-                           const struct token_place &w, int n, int slot, int row, int at,
-                           const char *from, bool changed = false)
+                           const struct mma_lane<Tile::TILES> &r,
+                           const struct gdn_cu_window_k128 &a, const struct token_place &w, int n,
+                           int slot, int row, int at, const char *from, bool changed = false)
 {
 #pragma unroll 1
     for (int t = 0; t < n; t++) {
         const float alpha = __shfl_sync(0xffffffff, r.alpha, t);
-        const float beta  = __shfl_sync(0xffffffff, r.beta, t);
-        const int   to    = __shfl_sync(0xffffffff, slot, t);
+        const float beta = __shfl_sync(0xffffffff, r.beta, t);
+        const int to = __shfl_sync(0xffffffff, slot, t);
         if (alpha != 1 || beta != 0) {
             Tile &first = tiles[0];
-            changed     = true;
+            changed = true;
             four_take<Tile>(first.k, sh, 2 * t);
             if (__builtin_expect(beta == 0, 0)) token_forget(&first.k[0][0], Tile::C * Tile::E);
 #pragma unroll
@@ -284,10 +283,10 @@ GDN_DEVICE void four_rows(const struct gdn_cu_window_k128 &a, const struct token
     __shared__ struct four_shared sh;
     const int lane = threadIdx.x, own = v + token_own<Tile>();
     const int row = v + lane / LANES, at = lane % LANES * 16;
-    float     G[4] = {};
+    float G[4] = {};
     struct four_raw<FOUR_K / 8, TILES> raw;
-    struct mma_lane<TILES>             r;
-    Tile                               tiles[TILES];
+    struct mma_lane<TILES> r;
+    Tile tiles[TILES];
     char *const from = token_at(a.one.from, w.from, w.head) + row * a.one.from_row + at;
 #pragma unroll
     for (int h = 0; h < TILES; h++)
@@ -332,17 +331,17 @@ GDN_DEVICE void four_many(const struct gdn_cu_window_k128 &all, const struct tok
     const int lane = threadIdx.x, own = v + token_own<Tile>();
     const int row = v + lane / LANES, at = lane % LANES * 16;
     struct four_raw<FOUR_K / 8, 1> raw;
-    struct mma_lane<1>             r;
-    Tile                           tiles[1];
-    bool                           changed = false;
+    struct mma_lane<1> r;
+    Tile tiles[1];
+    bool changed = false;
     char *const from = token_at(all.one.from, w.from, w.head) + row * all.one.from_row + at;
     token_load(tiles[0], from, all.one.from_row);
     four_fetch(raw, all, w, 0, own, Tile::ROWS);
 #pragma unroll 1
     for (int first = 0; first < all.T; first += MMA_TOKENS) {
         const struct gdn_cu_window_k128 a = four_from(all, first);
-        const int                n = min(a.T, (int)MMA_TOKENS), slot = four_slot(a, w);
-        float                    G[4] = {};
+        const int n = min(a.T, (int)MMA_TOKENS), slot = four_slot(a, w);
+        float G[4] = {};
         four_share(sh, raw.x);
         mma_lengths<IO>(G, raw.x);
         const struct token_factors f = four_factors(G, a.one);
@@ -361,15 +360,16 @@ GDN_DEVICE void four_many(const struct gdn_cu_window_k128 &all, const struct tok
 /* ---- Products ------------------------------------------------------------------------------- */
 
 /* Rows v to v + 15. */
-GDN_DEVICE void four_products(const struct gdn_cu_window_k128 &a, const struct token_place &w, int v)
+GDN_DEVICE void four_products(const struct gdn_cu_window_k128 &a, const struct token_place &w,
+                              int v)
 {
     typedef mma_tile<FOUR_K, GDN_BF16> Tile;
     enum { BYTES = FOUR_K * 2 };
     const int lane = threadIdx.x, own = v + lane / 4, at = lane % 4 * 16;
-    float     D[4] = {}, G[4] = {};
+    float D[4] = {}, G[4] = {};
     struct four_raw<Tile::PAIRS, 2> raw;
-    struct mma_lane<2>              r;
-    Tile                            tile;
+    struct mma_lane<2> r;
+    Tile tile;
     char *const from = token_at(a.one.from, w.from, w.head) + own * a.one.from_row + at;
     mma_load(tile, from, a.one.from_row, BYTES, true);
     four_fetch(raw, a, w, 0, own, 8);
@@ -381,8 +381,8 @@ GDN_DEVICE void four_products(const struct gdn_cu_window_k128 &a, const struct t
     mma_recur(r, G, f.k, f.q, a.T);
     four_out<GDN_BF16>(r, a, w, own, 8);
     if (!token_keeps(a.one, w)) return;
-    char *const to      = token_at(a.one.to, w.to, w.head) + own * a.one.to_row + at;
-    const bool  changed = four_changes(r);
+    char *const to = token_at(a.one.to, w.to, w.head) + own * a.one.to_row + at;
+    const bool changed = four_changes(r);
     if (changed) mma_turn(raw.x), mma_update(tile, raw.x, r.u, r.total, r.beta != 0);
     if (changed || to != from) mma_store(tile, to, a.one.to_row, BYTES);
 }
@@ -434,7 +434,7 @@ GDN_DEVICE void four_read(struct four_parts &sh, const struct four_tile &tile,
                           const uint32_t (&x)[4])
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float     G[4] = {};
+    float G[4] = {};
     mma_lengths(G, x);
     sh.products[warp][lane] = make_float2(G[0], G[1]);
 #pragma unroll
@@ -451,13 +451,14 @@ GDN_DEVICE void four_read(struct four_parts &sh, const struct four_tile &tile,
 }
 
 /* The tokens of columns 2 j and 2 j + 1 of the warps' lanes, j the warp. */
-GDN_DEVICE void four_rule(struct four_parts &sh, struct mma_lane<2> &r, const struct gdn_cu_window_k128 &a)
+GDN_DEVICE void four_rule(struct four_parts &sh, struct mma_lane<2> &r,
+                          const struct gdn_cu_window_k128 &a)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float     D[4] = {}, G[4] = {};
+    float D[4] = {}, G[4] = {};
 #pragma unroll
     for (int i = 0; i < FOUR_WARPS; i++) {
-        const float4 part     = sh.parts[i][warp][lane];
+        const float4 part = sh.parts[i][warp][lane];
         const float2 products = sh.products[i][lane];
         D[0] += part.x, D[1] += part.y, D[2] += part.z, D[3] += part.w;
         G[0] += products.x, G[1] += products.y;
@@ -477,7 +478,7 @@ GDN_DEVICE void four_update(struct four_tile &tile, const struct four_parts &sh,
     if (__builtin_expect(total == 0, 0)) token_forget(&tile.S[0][0][0], 32);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const float2   u    = sh.u[j][threadIdx.x % 32];
+        const float2 u = sh.u[j][threadIdx.x % 32];
         const uint32_t y[4] = { tf32_high(u.x), tf32_high(u.y), tf32_rest(u.x), tf32_rest(u.y) };
 #pragma unroll
         for (int p = 0; p < 4; p++) {
@@ -491,16 +492,17 @@ GDN_DEVICE void four_update(struct four_tile &tile, const struct four_parts &sh,
 }
 
 /* Columns from `column` on. */
-GDN_DEVICE void four_columns(const struct gdn_cu_window_k128 &a, const struct token_place &w, int column)
+GDN_DEVICE void four_columns(const struct gdn_cu_window_k128 &a, const struct token_place &w,
+                             int column)
 {
     static_assert(FOUR_WARPS == 4, "a warp's columns in the recurrence");
     __shared__ struct four_parts sh;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = column + lane / 4 * 8;
     const int row = warp * 32 + lane % 4 * 8, own = first + 2 * warp;
-    uint32_t              S[8][4];
+    uint32_t S[8][4];
     struct four_raw<4, 2> raw;
-    struct mma_lane<2>    r;
-    struct four_tile      tile;
+    struct mma_lane<2> r;
+    struct four_tile tile;
     char *const from = token_at(a.one.from, w.from, w.head) + row * a.one.from_row + first * 2;
 #pragma unroll
     for (int n = 0; n < 8; n++) ld_v4(S[n], from + n * a.one.from_row);
@@ -513,8 +515,8 @@ GDN_DEVICE void four_columns(const struct gdn_cu_window_k128 &a, const struct to
     four_out<GDN_BF16>(r, a, w, own, 1);
     __syncthreads();
     if (!token_keeps(a.one, w)) return;
-    char *const to      = token_at(a.one.to, w.to, w.head) + row * a.one.to_row + first * 2;
-    const bool  changed = four_changes(r);
+    char *const to = token_at(a.one.to, w.to, w.head) + row * a.one.to_row + first * 2;
+    const bool changed = four_changes(r);
     if (changed) four_update(tile, sh, raw.x, r.total, r.beta != 0);
     if (changed || to != from) four_store(tile, to, a.one.to_row);
 }
@@ -534,17 +536,17 @@ GDN_DEVICE bool four_begin(struct token_place &w, const struct gdn_cu_window_k12
     if (a.accepted) token = min(max(a.accepted[w.row * a.accepted_step], 1), a.n_reads) - 1;
     w.from = w.to = o.read_slots[w.row * o.read_step + token * a.read_token];
     if (o.write_slots && !a.each) w.to = o.write_slots[w.row * o.write_step];
-    return w.from >= o.first_slot && w.from < o.read_pool &&
-           (a.each || w.to < o.write_pool);
+    return w.from >= o.first_slot && w.from < o.read_pool && (a.each || w.to < o.write_pool);
 }
 
 /* Zeroes outputs of padding: n from `first` on. */
-GDN_DEVICE void four_zero(const struct gdn_cu_window_k128 &a, const struct token_place &w, int first, int n)
+GDN_DEVICE void four_zero(const struct gdn_cu_window_k128 &a, const struct token_place &w,
+                          int first, int n)
 {
     if (!a.one.out.data || a.one.keep) return;
     for (int i = threadIdx.x; i < a.T * n; i += blockDim.x)
-        *(uint16_t *)(four_at(a.one.out, w.row, w.head, a.out_token, i / n) +
-                      (first + i % n) * 2) = 0;
+        *(uint16_t *)(four_at(a.one.out, w.row, w.head, a.out_token, i / n) + (first + i % n) * 2) =
+            0;
 }
 
 /* A block of n value columns. Blocks: those of a head, then heads, then sequences, as states lie in
@@ -552,7 +554,7 @@ GDN_DEVICE void four_zero(const struct gdn_cu_window_k128 &a, const struct token
 template <int n, void (*decode)(const struct gdn_cu_window_k128 &, const struct token_place &, int)>
 GDN_DEVICE void four_block(const struct gdn_cu_window_k128 &a)
 {
-    const int        first = blockIdx.x * n;
+    const int first = blockIdx.x * n;
     struct token_place w;
     if (__builtin_expect(four_begin(w, a), 1))
         decode(a, w, first);
@@ -560,19 +562,22 @@ GDN_DEVICE void four_block(const struct gdn_cu_window_k128 &a)
         four_zero(a, w, first, n);
 }
 
-template <int dtype, int io> GDN_DEVICE void decode_window_k128_each(const struct gdn_cu_window_k128 &a)
+template <int dtype, int io>
+GDN_DEVICE void decode_window_k128_each(const struct gdn_cu_window_k128 &a)
 {
     typedef four_lines<dtype, io> Tile;
     four_block<Tile::TILES * Tile::ROWS, four_rows<Tile>>(a);
 }
 
-template <int dtype, int io> GDN_DEVICE void decode_window_k128_many(const struct gdn_cu_window_k128 &a)
+template <int dtype, int io>
+GDN_DEVICE void decode_window_k128_many(const struct gdn_cu_window_k128 &a)
 {
     typedef four_lines<dtype, io> Tile;
     four_block<Tile::ROWS, four_many<Tile>>(a);
 }
 
-template <int dtype, int io> GDN_DEVICE void decode_window_k128_vk(const struct gdn_cu_window_k128 &a)
+template <int dtype, int io>
+GDN_DEVICE void decode_window_k128_vk(const struct gdn_cu_window_k128 &a)
 {
     if constexpr (dtype == GDN_F32)
         decode_window_k128_each<dtype, io>(a);
@@ -580,7 +585,8 @@ template <int dtype, int io> GDN_DEVICE void decode_window_k128_vk(const struct 
         four_block<MMA_ROWS, four_products>(a);
 }
 
-template <int dtype, int io> GDN_DEVICE void decode_window_k128_kv(const struct gdn_cu_window_k128 &a)
+template <int dtype, int io>
+GDN_DEVICE void decode_window_k128_kv(const struct gdn_cu_window_k128 &a)
 {
     four_block<FOUR_COLUMNS, four_columns>(a);
 }
@@ -591,12 +597,12 @@ template <int dtype, int io> GDN_DEVICE void decode_window_k128_kv(const struct 
 #define FOUR_BLOCKS_many(dtype) 16
 #define FOUR_BLOCKS_kv(dtype) 6
 
-#define DECODE_WINDOW_K128_KERNEL(threads, name, layout, dtype, io, K)                               \
-    extern "C" __global__ void __launch_bounds__(threads, FOUR_BLOCKS_##layout(dtype))        \
-        name(const __grid_constant__ struct gdn_cu_window_k128 a)                                    \
-    {                                                                                         \
-        static_assert(K == FOUR_K, "as the code is written");                                 \
-        decode_window_k128_##layout<GDN_##dtype, GDN_##io>(a);                                       \
+#define DECODE_WINDOW_K128_KERNEL(threads, name, layout, dtype, io, K)                 \
+    extern "C" __global__ void __launch_bounds__(threads, FOUR_BLOCKS_##layout(dtype)) \
+        name(const __grid_constant__ struct gdn_cu_window_k128 a)                      \
+    {                                                                                  \
+        static_assert(K == FOUR_K, "as the code is written");                          \
+        decode_window_k128_##layout<GDN_##dtype, GDN_##io>(a);                         \
     }
 
 #endif

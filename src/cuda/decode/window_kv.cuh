@@ -36,7 +36,7 @@ template <class Tile> struct few_shared {
 
 /* The loads of a window: the lane's part of X, v of its columns, gates of its token. */
 template <class Tile> struct few_raw {
-    uint32_t          x[4], v[Tile::GROUPS][2];
+    uint32_t x[4], v[Tile::GROUPS][2];
     struct warp_gates gates;
 };
 
@@ -50,8 +50,7 @@ GDN_DEVICE char *few_at(const struct gdn_cu_pool &p, int slot, int head, int col
     return warp_state(p, slot, head) + Tile::row() * p.row + at;
 }
 
-template <class Tile>
-GDN_DEVICE void few_expand(Tile &tile, const uint32_t (&x)[Tile::N][4])
+template <class Tile> GDN_DEVICE void few_expand(Tile &tile, const uint32_t (&x)[Tile::N][4])
 {
 #pragma unroll
     for (int i = 0; i < Tile::N * Tile::E; i++)
@@ -69,8 +68,7 @@ template <class Tile> GDN_DEVICE void few_store(const Tile &tile, char *to, int 
 }
 
 /* Copies bit for bit (G9). */
-template <class Tile>
-GDN_DEVICE void few_copy(char *to, int to_row, const char *from, int from_row)
+template <class Tile> GDN_DEVICE void few_copy(char *to, int to_row, const char *from, int from_row)
 {
 #pragma unroll 1
     for (int n = 0; n < Tile::N; n++)
@@ -87,15 +85,15 @@ template <class Tile>
 GDN_DEVICE void few_fetch(struct few_raw<Tile> &raw, const struct gdn_cu_warp &a,
                           const struct warp_seq &s, int head, int column)
 {
-    const int   lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const char *x = g & 1 ? warp_row(a.q, s, g / 2, by(head, a.group_q))
                           : warp_row(a.k, s, g / 2, by(head, a.group_k));
     const char *v = warp_row(a.v, s, t, by(head, a.group_v)) + 2 * column;
     ld_keep_v4(raw.x, x + threadIdx.x / 32 * 64 + t * 16, g / 2 < s.T);
 #pragma unroll
     for (int i = 0; i < 2 * Tile::GROUPS; i++)
-        raw.v[i / 2][i % 2] = ld_b32_b16(v + 2 * (few_column<Tile>(i / 2) + i % 2 * 8), false,
-                                         t < s.T);
+        raw.v[i / 2][i % 2] =
+            ld_b32_b16(v + 2 * (few_column<Tile>(i / 2) + i % 2 * 8), false, t < s.T);
     warp_fetch_gates(raw.gates, a, s, head, t);
 }
 
@@ -106,13 +104,12 @@ template <class Tile>
 GDN_DEVICE void few_commit(struct few_shared<Tile> &sh, const uint32_t (&x)[4])
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    float     G[4] = {}, *const to = &sh.x[lane / 4][warp * 32 + lane % 4 * 8];
+    float G[4] = {}, *const to = &sh.x[lane / 4][warp * 32 + lane % 4 * 8];
 #pragma unroll
     for (int i = 0; i < 4; i += 2)
-        *(float4 *)&to[2 * i] = make_float4(__uint_as_float(x[i] << 16),
-                                            __uint_as_float(x[i] & 0xffff0000),
-                                            __uint_as_float(x[i + 1] << 16),
-                                            __uint_as_float(x[i + 1] & 0xffff0000));
+        *(float4 *)&to[2 * i] =
+            make_float4(__uint_as_float(x[i] << 16), __uint_as_float(x[i] & 0xffff0000),
+                        __uint_as_float(x[i + 1] << 16), __uint_as_float(x[i + 1] & 0xffff0000));
     mma_lengths(G, x);
     sh.products[warp][lane] = make_float2(G[0], G[1]);
 }
@@ -123,9 +120,9 @@ GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
                          const uint32_t (&v)[Tile::GROUPS][2], const struct gdn_cu_warp &a,
                          const struct warp_seq &s, int head, int column)
 {
-    const int  t = threadIdx.x % 4, warp = threadIdx.x / 32;
+    const int t = threadIdx.x % 4, warp = threadIdx.x / 32;
     const bool there = t < s.T, own = warp < Tile::COLUMNS / 16;
-    float      G[4] = {}, k, q;
+    float G[4] = {}, k, q;
 #pragma unroll
     for (int w = 0; w < Tile::WARPS; w++) {
         const float2 y = sh.products[w][threadIdx.x % 32];
@@ -136,7 +133,7 @@ GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
 #pragma unroll 1
     for (int group = 0; group < Tile::GROUPS; group++) {
         const int first = few_column<Tile>(group);
-        r.beta          = beta; /* mma_recur() takes it from tokens that are forgotten */
+        r.beta = beta; /* mma_recur() takes it from tokens that are forgotten */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float p = 0, z = 0;
@@ -173,8 +170,8 @@ GDN_DEVICE void few_update(Tile &tile, const struct few_shared<Tile> &sh, float 
         for (int e = 0; e < E; e++) u[e] = sh.u[t][threadIdx.x % Tile::LANES * E + e];
 #pragma unroll
         for (int i = 0; i < Tile::N; i += 4) {
-            const float4 k4   = *(const float4 *)&sh.x[2 * t][Tile::row() + i];
-            const float  k[4] = { k4.x, k4.y, k4.z, k4.w };
+            const float4 k4 = *(const float4 *)&sh.x[2 * t][Tile::row() + i];
+            const float k[4] = { k4.x, k4.y, k4.z, k4.w };
             for (int j = 0; j < 4 * E; j++)
                 tile.S[i + j / E][j % E] = fmaf(u[j % E], k[j / E], tile.S[i + j / E][j % E]);
         }
@@ -187,8 +184,8 @@ GDN_DEVICE bool few_step(Tile &tile, struct few_shared<Tile> &sh, const struct f
                          const struct gdn_cu_warp &a, const struct warp_seq &w, int head,
                          int column, bool wanted)
 {
-    const int       lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
-    const bool      there = t < w.T;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+    const bool there = t < w.T;
     struct mma_rows r;
     __syncwarp();
     few_commit<Tile>(sh, raw.x);
@@ -217,13 +214,13 @@ GDN_DEVICE void few_decode(const struct gdn_cu_warp &a, const struct warp_seq &s
                            int column)
 {
     __shared__ struct few_shared<Tile> sh;
-    const bool           given = a.from.data && s.read >= 0;
-    struct warp_seq      w     = window_of(s, 0);
+    const bool given = a.from.data && s.read >= 0;
+    struct warp_seq w = window_of(s, 0);
     struct few_raw<Tile> raw;
-    Tile                 tile;
+    Tile tile;
     {
         const char *from = few_at<Tile>(a.from, s.read, head, column);
-        uint32_t    x[Tile::N][4];
+        uint32_t x[Tile::N][4];
 #pragma unroll
         for (int n = 0; n < Tile::N; n++) ld_once_v4(x[n], from + n * a.from.row, given);
         few_fetch(raw, a, w, head, column);
@@ -240,7 +237,7 @@ GDN_DEVICE void few_decode(const struct gdn_cu_warp &a, const struct warp_seq &s
     if (!a.to.data || s.write < 0) return;
     head = opaque(head); /* addresses are not kept meanwhile */
     const char *const from = few_at<Tile>(a.from, s.read, head, column);
-    char *const       to   = few_at<Tile>(a.to, s.write, head, column);
+    char *const to = few_at<Tile>(a.to, s.write, head, column);
     if (changed)
         few_store(tile, to, a.to.row);
     else if (to != from)
@@ -274,11 +271,11 @@ template <int KC, int dtype> GDN_DEVICE void decode_window_kv(const struct gdn_c
         few_decode<Tile>(a, s, head, column);
 }
 
-#define DECODE_WINDOW_KV_KERNEL(threads, name, dtype, KC)                                           \
-    extern "C" __global__ void __launch_bounds__(threads, KC == 128 ? 5 : 512 / KC)           \
-        name(const __grid_constant__ struct gdn_cu_warp a)                                    \
-    {                                                                                         \
-        decode_window_kv<KC, GDN_##dtype>(a);                                                       \
+#define DECODE_WINDOW_KV_KERNEL(threads, name, dtype, KC)                           \
+    extern "C" __global__ void __launch_bounds__(threads, KC == 128 ? 5 : 512 / KC) \
+        name(const __grid_constant__ struct gdn_cu_warp a)                          \
+    {                                                                               \
+        decode_window_kv<KC, GDN_##dtype>(a);                                       \
     }
 
 #endif

@@ -12,8 +12,8 @@
 
 template <int KC, int dtype> struct window_tile : mma_tile<KC, GDN_F32> {
     enum {
-        PIECE  = dtype == GDN_F32 ? 4 : 8, /* elements of 16 bytes */
-        PIECES = KC / 4 / PIECE,           /* of a lane's row */
+        PIECE = dtype == GDN_F32 ? 4 : 8, /* elements of 16 bytes */
+        PIECES = KC / 4 / PIECE,          /* of a lane's row */
     };
 };
 
@@ -31,7 +31,7 @@ GDN_DEVICE void window_expand(Tile &tile, const uint32_t (&x)[2 * Tile::PIECES][
 {
 #pragma unroll
     for (int i = 0; i < 2 * Tile::WORDS; i++) {
-        const int       e = i / 2 % Tile::PIECE;
+        const int e = i / 2 % Tile::PIECE;
         const uint32_t *p = x[i / 2 / Tile::PIECE * 2 + i % 2];
         tile.S[i % 2][i / 2] = Tile::PIECE == 4 ? p[e % 4]
                                : e % 2          ? p[e / 2] & 0xffff0000
@@ -44,7 +44,7 @@ template <class Tile> GDN_DEVICE void window_store(const Tile &tile, char *first
 #pragma unroll
     for (int i = 0; i < 2 * Tile::PIECES; i++) {
         const uint32_t *S = tile.S[i % 2] + i / 2 * Tile::PIECE;
-        uint32_t        x[4];
+        uint32_t x[4];
         for (int j = 0; j < 4; j++)
             x[j] = Tile::PIECE == 4 ? S[j]
                                     : f32_to_bf16x2(__uint_as_float(S[2 * j % Tile::PIECE]),
@@ -92,7 +92,7 @@ GDN_DEVICE bool window_step(Tile &tile, bool changed, struct mma_rows &r,
                             const struct gdn_cu_warp &a, const struct warp_seq &s,
                             const struct warp_seq &w, int done, int head, int v)
 {
-    const int  t = threadIdx.x % 4;
+    const int t = threadIdx.x % 4;
     const bool there = t < w.T;
     warp_expand_gates(r.alpha, r.beta, gates, a, there);
     mma_rule(r, tile, x, a, w.T, a.each);
@@ -103,11 +103,11 @@ GDN_DEVICE bool window_step(Tile &tile, bool changed, struct mma_rows &r,
     mma_turn(x);
 #pragma unroll 1
     for (int i = a.each ? 0 : w.T - 1; i < w.T; i++) {
-        const bool  mine  = there && (!a.each || t == i);
-        const float u[2]  = { mine ? r.u[0] : 0, mine ? r.u[1] : 0 };
+        const bool mine = there && (!a.each || t == i);
+        const float u[2] = { mine ? r.u[0] : 0, mine ? r.u[1] : 0 };
         const float alpha = a.each ? __shfl_sync(0xffffffff, r.alpha, i) : r.total;
-        const int   slot  = window_slot(a, s, done + i);
-        const bool  moves = __any_sync(0xffffffff, mine && (r.alpha != 1 || r.beta != 0));
+        const int slot = window_slot(a, s, done + i);
+        const bool moves = __any_sync(0xffffffff, mine && (r.alpha != 1 || r.beta != 0));
         if (moves) mma_update(tile, x, u, alpha, mine && r.beta != 0);
         changed |= moves;
         if (slot >= 0) window_leave(tile, changed, a, s, slot, head, v);
@@ -120,13 +120,13 @@ template <class Tile>
 GDN_DEVICE void window_decode(const struct gdn_cu_warp &a, const struct warp_seq &s, int head,
                               int v)
 {
-    const int         t = threadIdx.x % 4;
-    const bool        given = a.from.data && s.read >= 0;
-    struct warp_seq   w = window_of(s, 0);
+    const int t = threadIdx.x % 4;
+    const bool given = a.from.data && s.read >= 0;
+    struct warp_seq w = window_of(s, 0);
     struct warp_gates gates;
-    struct mma_rows   r;
-    Tile              tile;
-    uint32_t          x[Tile::PAIRS];
+    struct mma_rows r;
+    Tile tile;
+    uint32_t x[Tile::PAIRS];
     v += threadIdx.x % 32 / 4;
     {
         uint32_t raw[2 * Tile::PIECES][4];
@@ -160,7 +160,7 @@ template <int KC, int dtype> GDN_DEVICE void decode_window_vk(const struct gdn_c
 {
     const int row = blockIdx.y + blockIdx.z * gridDim.y, head = by(blockIdx.x, a.head_blocks);
     const int part = blockIdx.x - head * a.n_blocks; /* of those of a head */
-    const int v    = (part * (blockDim.x / 32) + threadIdx.x / 32) * MMA_ROWS;
+    const int v = (part * (blockDim.x / 32) + threadIdx.x / 32) * MMA_ROWS;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (row >= a.n_rows) return;
@@ -171,11 +171,11 @@ template <int KC, int dtype> GDN_DEVICE void decode_window_vk(const struct gdn_c
         window_decode<window_tile<KC, dtype>>(a, s, head, v);
 }
 
-#define DECODE_WINDOW_VK_KERNEL(threads, name, dtype, KC)                                       \
-    extern "C" __global__ void __launch_bounds__(threads, KC == 256 ? 2 : 4)                  \
-        name(const __grid_constant__ struct gdn_cu_warp a)                                    \
-    {                                                                                         \
-        decode_window_vk<KC, GDN_##dtype>(a);                                                   \
+#define DECODE_WINDOW_VK_KERNEL(threads, name, dtype, KC)                    \
+    extern "C" __global__ void __launch_bounds__(threads, KC == 256 ? 2 : 4) \
+        name(const __grid_constant__ struct gdn_cu_warp a)                   \
+    {                                                                        \
+        decode_window_vk<KC, GDN_##dtype>(a);                                \
     }
 
 #endif

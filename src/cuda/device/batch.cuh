@@ -15,9 +15,9 @@ struct gdn_cu_seq {
     int64_t row, batch, first; /* as in struct gdn_seq */
     int64_t n_before, n_tokens, n_valid;
     int64_t read, write; /* slots; -1: start from zero, nothing is written */
-    bool    padding;     /* skipped: no state is touched */
-    bool    sunk;        /* a padding row that has the sink */
-    bool    keep_out;
+    bool padding;        /* skipped: no state is touched */
+    bool sunk;           /* a padding row that has the sink */
+    bool keep_out;
 };
 
 GDN_DEVICE int64_t clamp64(int64_t x, int64_t low, int64_t high)
@@ -31,10 +31,10 @@ template <bool plain = false>
 GDN_DEVICE void read_range(const struct gdn_cu_batch &b, struct gdn_cu_seq &s)
 {
     if (!plain && b.cu_seqlens.data) {
-        s.first    = clamp64(load_index(b.cu_seqlens, s.row), 0, b.N);
+        s.first = clamp64(load_index(b.cu_seqlens, s.row), 0, b.N);
         s.n_tokens = clamp64(load_index(b.cu_seqlens, s.row + 1), s.first, b.N) - s.first;
     } else {
-        s.batch    = b.padded ? s.row : 0;
+        s.batch = b.padded ? s.row : 0;
         s.n_tokens = b.T;
     }
     if (!plain && b.token_start.data)
@@ -56,8 +56,7 @@ template <bool plain = false>
 GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
 {
     if (!b.read_slots.data) return row;
-    if (plain || !b.num_accepted_tokens.data)
-        return named_slot(b, load_index(b.read_slots, row));
+    if (plain || !b.num_accepted_tokens.data) return named_slot(b, load_index(b.read_slots, row));
     const int64_t n = load_index(b.num_accepted_tokens, row);
     return named_slot(b, load_index(b.read_slots, row, clamp64(n, 1, b.read_slots.n_columns) - 1));
 }
@@ -68,7 +67,7 @@ GDN_DEVICE bool sink_is_taken(const struct gdn_cu_batch &b, int64_t row)
     bool taken = false;
     for (int64_t i = threadIdx.x % 32; i < row && !taken; i += 32) {
         struct gdn_cu_seq s = {};
-        s.row               = i;
+        s.row = i;
         read_range(b, s);
         taken = s.n_tokens > 0 && read_start(b, i) < 0;
     }
@@ -80,17 +79,17 @@ template <bool plain = false>
 GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t row)
 {
     struct gdn_cu_seq s = {};
-    s.row               = row;
+    s.row = row;
     s.read = s.write = -1;
     read_range<plain>(b, s);
     if (s.n_tokens == 0) return s;
 
     int64_t start = read_start<plain>(b, row);
-    s.padding     = start < 0;
+    s.padding = start < 0;
     if (!plain && s.padding && b.pad_policy == GDN_PAD_SINK && !sink_is_taken(b, row)) {
         s.padding = false;
-        s.sunk    = true;
-        start     = b.sink_slot;
+        s.sunk = true;
+        start = b.sink_slot;
     }
     const bool initial =
         plain || !b.has_initial_state.data || load_index(b.has_initial_state, row) != 0;
@@ -101,13 +100,13 @@ GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t
     if (!s.padding && b.write_pool >= 0 &&
         (b.write == GDN_WRITE_FINAL || (b.write == GDN_WRITE_EACH && s.sunk))) {
         const bool own = !s.sunk && b.write_slots.data;
-        s.write        = own ? named_slot(b, load_index(b.write_slots, row)) : start;
+        s.write = own ? named_slot(b, load_index(b.write_slots, row)) : start;
         s.padding |= s.write >= b.write_pool;
     }
     if (s.padding) {
         s.read = s.write = -1;
-        s.n_valid        = 0;
-        s.keep_out       = b.pad_policy == GDN_PAD_KEEP;
+        s.n_valid = 0;
+        s.keep_out = b.pad_policy == GDN_PAD_KEEP;
     }
     return s;
 }
@@ -129,12 +128,12 @@ GDN_DEVICE int64_t find_sequence(const struct gdn_cu_batch &b, int64_t t)
     if (!b.cu_seqlens.data) return 0;
     while (n > 0) {
         const int64_t step = (n + 31) / 32, i = threadIdx.x % 32 * step;
-        const bool    before = i < n && load_index(b.cu_seqlens, low + i) <= t;
-        const int     count = __popc(__ballot_sync(0xffffffff, before));
+        const bool before = i < n && load_index(b.cu_seqlens, low + i) <= t;
+        const int count = __popc(__ballot_sync(0xffffffff, before));
         if (count == 0) break;
         found = low + (count - 1) * step;
-        n     = low + n - found - 1 < step - 1 ? low + n - found - 1 : step - 1;
-        low   = found + 1;
+        n = low + n - found - 1 < step - 1 ? low + n - found - 1 : step - 1;
+        low = found + 1;
     }
     return found;
 }
@@ -155,30 +154,30 @@ struct gdn_cu_checkpoints {
 
 /* By all threads of a warp. */
 GDN_DEVICE struct gdn_cu_checkpoints read_checkpoints(const struct gdn_cu_batch &b,
-                                                      const struct gdn_cu_seq   &s)
+                                                      const struct gdn_cu_seq &s)
 {
     struct gdn_cu_checkpoints c = { 0, 0 };
     if (b.checkpoint_pool < 0 || s.padding || s.sunk) return c;
     if (b.checkpoint_starts.data) {
         c.first = clamp64(load_index(b.checkpoint_starts, s.row), 0, b.n_checkpoints);
-        c.end   = clamp64(load_index(b.checkpoint_starts, s.row + 1), c.first, b.n_checkpoints);
+        c.end = clamp64(load_index(b.checkpoint_starts, s.row + 1), c.first, b.n_checkpoints);
         return c;
     }
     long long before = 0;
     for (int64_t i = threadIdx.x % 32; i < s.row; i += 32) {
         struct gdn_cu_seq other = {};
-        other.row               = i;
+        other.row = i;
         read_range(b, other);
         before += other.n_valid / b.checkpoint_every;
     }
     for (int step = 16; step; step /= 2) before += __shfl_xor_sync(0xffffffff, before, step);
     c.first = before;
-    c.end   = clamp64(before + s.n_valid / b.checkpoint_every, before, b.n_checkpoints);
+    c.end = clamp64(before + s.n_valid / b.checkpoint_every, before, b.n_checkpoints);
     return c;
 }
 
 /* After how many tokens checkpoint c is, and its slot; -1: not wanted. */
-GDN_DEVICE int64_t checkpoint_at(const struct gdn_cu_batch       &b,
+GDN_DEVICE int64_t checkpoint_at(const struct gdn_cu_batch &b,
                                  const struct gdn_cu_checkpoints &list, int64_t c, int64_t &slot)
 {
     slot = b.checkpoint_slots.data ? named_slot(b, load_index(b.checkpoint_slots, c)) : c;

@@ -15,17 +15,17 @@ template <int dtype> struct gdn_io;
 template <> struct gdn_io<GDN_F32> {
     typedef float type;
     GDN_DEVICE float load(const float *p) { return *p; }
-    GDN_DEVICE void  store(float *p, float x) { *p = x; }
+    GDN_DEVICE void store(float *p, float x) { *p = x; }
 };
 template <> struct gdn_io<GDN_BF16> {
     typedef uint16_t type;
     GDN_DEVICE float load(const uint16_t *p) { return bf16_to_f32(*p); }
-    GDN_DEVICE void  store(uint16_t *p, float x) { *p = f32_to_bf16(x); }
+    GDN_DEVICE void store(uint16_t *p, float x) { *p = f32_to_bf16(x); }
 };
 template <> struct gdn_io<GDN_F16> {
     typedef uint16_t type;
     GDN_DEVICE float load(const uint16_t *p) { return f16_to_f32(*p); }
-    GDN_DEVICE void  store(uint16_t *p, float x) { *p = f32_to_f16(x); }
+    GDN_DEVICE void store(uint16_t *p, float x) { *p = f32_to_f16(x); }
 };
 
 /* ... and when running. */
@@ -47,8 +47,8 @@ GDN_DEVICE void store_float(void *data, int64_t element, int dtype, float x)
 GDN_DEVICE int64_t load_index(const struct gdn_cu_array &a, int64_t i, int64_t j = 0,
                               int64_t absent = 0)
 {
-    const int     bytes = a.dtype == GDN_I32 ? 4 : a.dtype == GDN_I64 ? 8 : 1;
-    const int64_t at    = i * a.stride[0] + j * a.stride[1];
+    const int bytes = a.dtype == GDN_I32 ? 4 : a.dtype == GDN_I64 ? 8 : 1;
+    const int64_t at = i * a.stride[0] + j * a.stride[1];
     return ld_index((const char *)a.data + at * bytes, a.data ? bytes : 0, absent);
 }
 

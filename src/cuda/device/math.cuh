@@ -62,8 +62,8 @@ template <int N> GDN_DEVICE void quick_silu(float (&x)[N])
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const float d = 1 + ex2_approx(x[i] * -1.44269504f);
-        y[i]          = x[i] * rcp_approx(d);
-        sum           = i ? sum + d : d;
+        y[i] = x[i] * rcp_approx(d);
+        sum = i ? sum + d : d;
     }
     if (!(sum <= 0x1p115f)) {
 #pragma unroll
@@ -81,16 +81,16 @@ template <int N> GDN_DEVICE void quick_silu(float (&x)[N])
 GDN_DEVICE float softplus(float x)
 {
     const float e = expf(-fabsf(x));
-    float       p = -0.0032440246083f;
-    p             = fmaf(p, e, 0.0198514598155f);
-    p             = fmaf(p, e, -0.0569595295249f);
-    p             = fmaf(p, e, 0.106036544123f);
-    p             = fmaf(p, e, -0.153055923012f);
-    p             = fmaf(p, e, 0.196759391696f);
-    p             = fmaf(p, e, -0.249541336413f);
-    p             = fmaf(p, e, 0.333299624158f);
-    p             = fmaf(p, e, -0.499999024228f);
-    p             = fmaf(p, e, 1.0f);
+    float p = -0.0032440246083f;
+    p = fmaf(p, e, 0.0198514598155f);
+    p = fmaf(p, e, -0.0569595295249f);
+    p = fmaf(p, e, 0.106036544123f);
+    p = fmaf(p, e, -0.153055923012f);
+    p = fmaf(p, e, 0.196759391696f);
+    p = fmaf(p, e, -0.249541336413f);
+    p = fmaf(p, e, 0.333299624158f);
+    p = fmaf(p, e, -0.499999024228f);
+    p = fmaf(p, e, 1.0f);
     return fmaf(e, p, fmaxf(x, 0));
 }
 

@@ -39,22 +39,22 @@ GDN_DEVICE uint32_t tile_place(uint32_t row, uint32_t column)
 /* The differences between the two formats. */
 struct mma_format_bf16 {
     GDN_DEVICE uint32_t pair(float low, float high) { return f32_to_bf16x2(low, high); }
-    GDN_DEVICE float    low(uint32_t x) { return __uint_as_float(x << 16); }
-    GDN_DEVICE float    high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
+    GDN_DEVICE float low(uint32_t x) { return __uint_as_float(x << 16); }
+    GDN_DEVICE float high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
     GDN_DEVICE uint32_t add(uint32_t z, uint32_t x, uint32_t f) { return add_bf16x2(z, x, f); }
     GDN_DEVICE uint32_t taint(uint32_t z, uint32_t x) { return add(z, x, 0); }
-    GDN_DEVICE void     mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+    GDN_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     {
         mma_bf16(d, a, b0, b1);
     }
 };
 struct mma_format_f16 {
     GDN_DEVICE uint32_t pair(float low, float high) { return f32_to_f16x2(low, high); }
-    GDN_DEVICE float    low(uint32_t x) { return f16_to_f32((uint16_t)x); }
-    GDN_DEVICE float    high(uint32_t x) { return f16_to_f32((uint16_t)(x >> 16)); }
+    GDN_DEVICE float low(uint32_t x) { return f16_to_f32((uint16_t)x); }
+    GDN_DEVICE float high(uint32_t x) { return f16_to_f32((uint16_t)(x >> 16)); }
     GDN_DEVICE uint32_t add(uint32_t z, uint32_t x, uint32_t f) { return add_f16x2(z, x, f); }
     GDN_DEVICE uint32_t taint(uint32_t z, uint32_t x) { return add(z, x, 0); }
-    GDN_DEVICE void     mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+    GDN_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     {
         mma_f16(d, a, b0, b1);
     }
@@ -106,7 +106,7 @@ template <class format> struct mma_tiles16 {
     GDN_DEVICE void unpack(mma_block &b, const operand &o)
     {
         for (int i = 0; i < 4; i++) {
-            b[i / 2][i % 2 * 2]     = format::low(o.x[i]);
+            b[i / 2][i % 2 * 2] = format::low(o.x[i]);
             b[i / 2][i % 2 * 2 + 1] = format::high(o.x[i]);
         }
     }
@@ -117,7 +117,7 @@ template <class format> struct mma_tiles16 {
     }
     /* Collects values; the result is true if one of them is not finite. */
     typedef uint32_t taint;
-    GDN_DEVICE void  collect(taint &z, const operand &o)
+    GDN_DEVICE void collect(taint &z, const operand &o)
     {
         for (int i = 0; i < 4; i++) z = format::taint(z, o.x[i]);
     }
@@ -127,8 +127,10 @@ template <class format> struct mma_tiles16 {
 };
 
 template <int dtype> struct mma_tiles;
-template <> struct mma_tiles<GDN_BF16> : mma_tiles16<mma_format_bf16> {};
-template <> struct mma_tiles<GDN_F16> : mma_tiles16<mma_format_f16> {};
+template <> struct mma_tiles<GDN_BF16> : mma_tiles16<mma_format_bf16> {
+};
+template <> struct mma_tiles<GDN_F16> : mma_tiles16<mma_format_f16> {
+};
 
 /* ---- f32 ----------------------------------------------------------------------------------- */
 
@@ -142,10 +144,7 @@ template <> struct mma_tiles<GDN_F32> {
         mma_block x;
     };
     static constexpr int bytes = 4;
-    GDN_DEVICE uint32_t lane(int row)
-    {
-        return threadIdx.x % 32 / 4 * row + threadIdx.x % 4 * 8;
-    }
+    GDN_DEVICE uint32_t lane(int row) { return threadIdx.x % 32 / 4 * row + threadIdx.x % 4 * 8; }
     GDN_DEVICE uint32_t lane_turned(int row)
     {
         return threadIdx.x % 4 * 2 * row + threadIdx.x % 32 / 4 * 4;
@@ -179,7 +178,7 @@ template <> struct mma_tiles<GDN_F32> {
     GDN_DEVICE void split(uint32_t &high, uint32_t &low, float x)
     {
         high = (__float_as_uint(x) + 0x1000) & 0xffffe000u;
-        low  = __float_as_uint(x - __uint_as_float(high));
+        low = __float_as_uint(x - __uint_as_float(high));
     }
     GDN_DEVICE void multiply(mma_block &d, const operand &a, const operand &b)
     {
@@ -198,7 +197,7 @@ template <> struct mma_tiles<GDN_F32> {
             }
         }
     }
-    typedef float   taint;
+    typedef float taint;
     GDN_DEVICE void collect(taint &z, const operand &o)
     {
         for (int i = 0; i < 8; i++) z = fmaf(o.x[i / 4][i % 4], 0, z);

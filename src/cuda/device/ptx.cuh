@@ -96,29 +96,29 @@ GDN_DEVICE void ld_v4(uint32_t (&x)[4], const void *p)
 
 /* Four or two words, aligned as a whole, if they are `there`, else zeros. Once: of what no thread
  * beside this one reads, which needs no place in the L1 cache. */
-#define GDN_LD_V4(name, cache)                                                                \
-    GDN_DEVICE void name(uint32_t (&x)[4], const void *p, bool there)                         \
-    {                                                                                         \
-        asm volatile("{\n\t"                                                                  \
-                     ".reg .pred there;\n\t"                                                  \
-                     "setp.ne.s32 there, %5, 0;\n\t"                                          \
+#define GDN_LD_V4(name, cache)                                                                  \
+    GDN_DEVICE void name(uint32_t(&x)[4], const void *p, bool there)                            \
+    {                                                                                           \
+        asm volatile("{\n\t"                                                                    \
+                     ".reg .pred there;\n\t"                                                    \
+                     "setp.ne.s32 there, %5, 0;\n\t"                                            \
                      "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\tmov.b32 %2, 0;\n\tmov.b32 %3, 0;\n\t" \
-                     "@there ld.global" cache ".v4.b32 {%0, %1, %2, %3}, [%4];\n\t"          \
-                     "}"                                                                      \
-                     : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3])                     \
-                     : "l"(p), "r"((int)there));                                              \
+                     "@there ld.global" cache ".v4.b32 {%0, %1, %2, %3}, [%4];\n\t"             \
+                     "}"                                                                        \
+                     : "=&r"(x[0]), "=&r"(x[1]), "=&r"(x[2]), "=&r"(x[3])                       \
+                     : "l"(p), "r"((int)there));                                                \
     }
-#define GDN_LD_V2(name, cache)                                                                \
-    GDN_DEVICE void name(uint32_t (&x)[4], const void *p, bool there)                         \
-    {                                                                                         \
-        asm volatile("{\n\t"                                                                  \
-                     ".reg .pred there;\n\t"                                                  \
-                     "setp.ne.s32 there, %3, 0;\n\t"                                          \
-                     "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\t"                                  \
-                     "@there ld.global" cache ".v2.b32 {%0, %1}, [%2];\n\t"                  \
-                     "}"                                                                      \
-                     : "=&r"(x[0]), "=&r"(x[1])                                               \
-                     : "l"(p), "r"((int)there));                                              \
+#define GDN_LD_V2(name, cache)                                              \
+    GDN_DEVICE void name(uint32_t(&x)[4], const void *p, bool there)        \
+    {                                                                       \
+        asm volatile("{\n\t"                                                \
+                     ".reg .pred there;\n\t"                                \
+                     "setp.ne.s32 there, %3, 0;\n\t"                        \
+                     "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\t"                 \
+                     "@there ld.global" cache ".v2.b32 {%0, %1}, [%2];\n\t" \
+                     "}"                                                    \
+                     : "=&r"(x[0]), "=&r"(x[1])                             \
+                     : "l"(p), "r"((int)there));                            \
     }
 GDN_LD_V4(ld_keep_v4, "")
 GDN_LD_V2(ld_keep_v2, "")

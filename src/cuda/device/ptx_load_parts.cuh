@@ -91,7 +91,7 @@ GDN_DEVICE void ld_v2(uint32_t (&x)[2], const void *p)
 template <class T> GDN_DEVICE uint32_t ask_arguments(const T &a)
 {
     const uint32_t *word = (const uint32_t *)&a + opaque(0u);
-    uint32_t        all  = 0;
+    uint32_t all = 0;
 #pragma unroll
     for (int i = 0; i < (int)(sizeof a / 4); i += 16) all |= word[i];
     return all;

@@ -6,10 +6,7 @@
 
 #include "cuda/device/io.cuh"
 
-GDN_DEVICE uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+GDN_DEVICE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* ---- Matrices of 8 x 8 elements of 16 bits: lane l has element 2 (l % 4) and the next of row
  * l / 4. Lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i. Turned: of column
@@ -86,8 +83,7 @@ GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t f)
 /* ---- Copies from global to shared memory that go on behind the thread's back ----------------- */
 
 /* Copies the first `valid` of `bytes` (4, 8, 16; a constant) from memory, zeros for the rest. */
-template <int bytes>
-GDN_DEVICE void copy_async(uint32_t to, const void *from, int valid)
+template <int bytes> GDN_DEVICE void copy_async(uint32_t to, const void *from, int valid)
 {
     if (bytes == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"

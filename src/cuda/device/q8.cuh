@@ -10,7 +10,7 @@
 #include "cuda/device/quad.cuh"
 
 GDN_DEVICE bool is_q8(int dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }
-GDN_DEVICE int  state_bytes(int dtype) { return is_q8(dtype) ? 1 : float_bytes(dtype); }
+GDN_DEVICE int state_bytes(int dtype) { return is_q8(dtype) ? 1 : float_bytes(dtype); }
 
 /* Returns true if what both pools store means the same: they have one dtype, and both have scales
  * or neither has. */
@@ -94,8 +94,8 @@ GDN_DEVICE uint32_t eight_key(uint64_t seed, int64_t n_tokens, int head, int v)
 GDN_DEVICE uint32_t eight_draw(uint32_t key, int k)
 {
     uint32_t x = key + (uint32_t)k * 0x9e3779b9u;
-    x          = (x ^ x >> 16) * 0x7feb352du;
-    x          = (x ^ x >> 15) * 0x846ca68bu;
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
     return x ^ x >> 16;
 }
 
@@ -112,13 +112,13 @@ GDN_DEVICE uint32_t i8_code(float y, uint32_t h, bool random)
 /* cpu/loops/q8_format.h has the same numbers. */
 GDN_DEVICE uint32_t float8_code(float y, uint32_t h, bool random, int dtype)
 {
-    const bool     e4m3  = dtype == GDN_E4M3;
-    const int      shift = e4m3 ? 20 : 21;
-    const float    fixed = e4m3 ? 0x1p29f : 0x1p37f, magic = e4m3 ? 0x1p14f : 0x1p7f;
-    const uint32_t sign  = __float_as_uint(y) >> 24 & 128;
-    const float    a     = fminf(eight_most(dtype), __uint_as_float(magnitude(y)));
-    const bool     low   = a < (e4m3 ? 0x1p-6f : 0x1p-14f);
-    const uint32_t i     = __float_as_uint(a) - (e4m3 ? 120u << 23 : 112u << 23); /* normal ones */
+    const bool e4m3 = dtype == GDN_E4M3;
+    const int shift = e4m3 ? 20 : 21;
+    const float fixed = e4m3 ? 0x1p29f : 0x1p37f, magic = e4m3 ? 0x1p14f : 0x1p7f;
+    const uint32_t sign = __float_as_uint(y) >> 24 & 128;
+    const float a = fminf(eight_most(dtype), __uint_as_float(magnitude(y)));
+    const bool low = a < (e4m3 ? 0x1p-6f : 0x1p-14f);
+    const uint32_t i = __float_as_uint(a) - (e4m3 ? 120u << 23 : 112u << 23); /* normal ones */
     if (magnitude(y) > 0x7f800000) return FLOAT8_NAN;
     if (random) return sign | ((low ? (uint32_t)(a * fixed) : i) + (h >> (32 - shift))) >> shift;
     if (low) return sign | (__float_as_uint(a + magic) - __float_as_uint(magic));

@@ -11,9 +11,8 @@ GDN_DEVICE void add_blocks(const struct gdn_cu_array &to, int64_t i, const float
                            int64_t n_blocks, int64_t step, bool adds)
 {
     float sum = 0;
-    for (int64_t block = threadIdx.x % 32; block < n_blocks; block += 32)
-        sum += sums[block * step];
-    sum      = sum_lanes(sum, 32);
+    for (int64_t block = threadIdx.x % 32; block < n_blocks; block += 32) sum += sums[block * step];
+    sum = sum_lanes(sum, 32);
     float *p = (float *)to.data + i * to.stride[0];
     if (threadIdx.x % 32 == 0) *p = adds ? *p + sum : sum;
 }

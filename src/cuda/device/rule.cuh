@@ -53,8 +53,7 @@ GDN_DEVICE float raw_gate(float a, float A_log, float dt_bias, float bound)
 /* Returns a gate as it was given, as log alpha; or as alpha itself if `linear`. A_log, dt_bias: of
  * the head, for raw gates. */
 template <class Rule>
-GDN_DEVICE float gate_value(const Rule &r, float g, float A_log, float dt_bias,
-                            bool linear)
+GDN_DEVICE float gate_value(const Rule &r, float g, float A_log, float dt_bias, bool linear)
 {
     if (r.gate == GDN_GATE_LINEAR) return linear ? g : logf(g);
     if (r.gate == GDN_GATE_RAW) g = raw_gate(g, A_log, dt_bias, r.bound);

@@ -6,7 +6,7 @@
 #include "cuda/device/batch.cuh"
 
 struct tree_visit {
-    int     token;
+    int token;
     int16_t level, copies; /* as in struct gdn_visit */
 };
 
@@ -18,19 +18,19 @@ struct tree_node {
 GDN_DEVICE void visit_all(struct tree_visit *visits, struct tree_node *nodes, int T)
 {
     for (int i = T; i > 0; i--) {
-        const int         size   = nodes[i].size;
+        const int size = nodes[i].size;
         struct tree_node &parent = nodes[nodes[i].parent];
         parent.size += size;
         if (!parent.heir || size >= nodes[parent.heir].size) parent.heir = i;
     }
     for (int i = 1; i <= T; i++) {
         struct tree_node n = nodes[i], parent = nodes[n.parent];
-        const bool       copies = parent.heir != i;
-        n.at    = copies ? parent.next : parent.at + parent.size - n.size;
-        n.next  = n.at + 1;
+        const bool copies = parent.heir != i;
+        n.at = copies ? parent.next : parent.at + parent.size - n.size;
+        n.next = n.at + 1;
         n.level = parent.level + copies;
         if (copies) nodes[n.parent].next += n.size;
-        nodes[i]     = n;
+        nodes[i] = n;
         visits[n.at] = { i - 1, (int16_t)n.level, (int16_t)copies };
     }
 }
@@ -42,8 +42,8 @@ GDN_DEVICE void find_order(struct tree_visit *visits, struct tree_node *nodes,
 {
     for (int i = threadIdx.x; i <= T; i += blockDim.x) {
         struct tree_node n = {};
-        n.size             = 1;
-        n.at               = -1;
+        n.size = 1;
+        n.at = -1;
         if (i) n.parent = (int)clamp64(load_index(b.parents, row, i - 1), -1, i - 2) + 1;
         nodes[i] = n;
     }

@@ -10,7 +10,7 @@ typedef gdn_cu_result (*get_proc)(const char *, void **, int, uint64_t, int *);
 /* A pointer to a function, from one to an object: ISO C has no cast for what POSIX promises. */
 static get_proc find_get_proc(void *library)
 {
-    void    *symbol = gdn_os_library_symbol(library, "cuGetProcAddress_v2");
+    void *symbol = gdn_os_library_symbol(library, "cuGetProcAddress_v2");
     get_proc found;
     memcpy(&found, &symbol, sizeof found);
     return found;
@@ -19,20 +19,20 @@ static get_proc find_get_proc(void *library)
 int gdn_cu_open(struct gdn_cu_api *api, const char **missing)
 {
     memset(api, 0, sizeof *api);
-    *missing     = "libcuda.so.1";
+    *missing = "libcuda.so.1";
     api->library = gdn_os_library_open("libcuda.so.1");
     if (!api->library) return -1;
-    *missing           = "cuGetProcAddress_v2";
+    *missing = "cuGetProcAddress_v2";
     const get_proc get = find_get_proc(api->library);
     if (!get) return gdn_cu_close(api), -1;
 
-#define FIND(name, parameters)                                                  \
-    {                                                                           \
-        void *found = NULL;                                                     \
-        *missing    = #name;                                                    \
-        if (get(#name, &found, GDN_CU_VERSION, 0, NULL) != 0 || !found)         \
-            return gdn_cu_close(api), -1;                                       \
-        memcpy(&api->name, &found, sizeof found);                               \
+#define FIND(name, parameters)                                          \
+    {                                                                   \
+        void *found = NULL;                                             \
+        *missing = #name;                                               \
+        if (get(#name, &found, GDN_CU_VERSION, 0, NULL) != 0 || !found) \
+            return gdn_cu_close(api), -1;                               \
+        memcpy(&api->name, &found, sizeof found);                       \
     }
     GDN_CU_CALLS(FIND)
 #undef FIND

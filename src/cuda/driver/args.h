@@ -19,22 +19,22 @@
 /* A vector or a small matrix in device memory; data NULL: absent. Strides in elements. */
 struct gdn_cu_array {
     const void *data;
-    int64_t     stride[2];
-    int32_t     dtype, n_columns;
+    int64_t stride[2];
+    int32_t dtype, n_columns;
 };
 GDN_CU_SIZE(gdn_cu_array, 32);
 
 /* gdn_batch as kernels read it, by batch.cuh. The host has not checked the contents. */
 struct gdn_cu_batch {
-    struct gdn_cu_array cu_seqlens, read_slots, write_slots, has_initial_state,
-        num_accepted_tokens, token_start, token_count, parents, path, checkpoint_starts,
-        checkpoint_positions, checkpoint_slots;
+    struct gdn_cu_array cu_seqlens, read_slots, write_slots, has_initial_state, num_accepted_tokens,
+        token_start, token_count, parents, path, checkpoint_starts, checkpoint_positions,
+        checkpoint_slots;
     int64_t B, T, N; /* T: tokens of a padded row; N: tokens of the tensors */
-    int64_t read_pool, write_pool, checkpoint_pool; /* slots; -1: no such pool */
+    int64_t read_pool, write_pool, checkpoint_pool;     /* slots; -1: no such pool */
     int64_t checkpoint_every, sink_slot, n_checkpoints; /* n_: as many as there are slots for */
-    int64_t first_slot; /* slots in arrays below it are none */
+    int64_t first_slot;                                 /* slots in arrays below it are none */
     int32_t pad_policy, write;
-    int32_t padded, pad;    /* [B][T] */
+    int32_t padded, pad; /* [B][T] */
 };
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 10 * 8 + 16);
 
@@ -46,7 +46,7 @@ struct gdn_cu_yardstick {
     void *x;
 #endif
     int64_t n;
-    float   factor;
+    float factor;
     int32_t pad;
 };
 GDN_CU_SIZE(gdn_cu_yardstick, 24);
@@ -64,10 +64,10 @@ struct gdn_cu_leads {
 GDN_CU_SIZE(gdn_cu_leads, 48);
 
 struct gdn_cu_lines {
-    char   *data; /* NULL: absent */
+    char *data;                 /* NULL: absent */
     int64_t step[GDN_CU_LEADS]; /* bytes */
     int32_t dtype;
-    int32_t access; /* bytes that may be moved at once, 16 or 8, whole quads of elements then;
+    int32_t access;  /* bytes that may be moved at once, 16 or 8, whole quads of elements then;
                        0: single elements */
     int64_t element; /* from one element to the next, in elements; not 1 only in gdn_gates and
                         its gradients */
@@ -78,17 +78,17 @@ GDN_CU_SIZE(gdn_cu_lines, 64);
 
 /* The rule: gdn_prefill and gdn_decode, the record ops too. */
 struct gdn_cu_rule {
-    struct gdn_cu_batch    batch;
-    struct gdn_rows        q, k, v, g, beta, out;
-    struct gdn_pool_view   from, to, checkpoints;
-    struct gdn_cu_array    A_log, dt_bias; /* for raw gates */
+    struct gdn_cu_batch batch;
+    struct gdn_rows q, k, v, g, beta, out;
+    struct gdn_pool_view from, to, checkpoints;
+    struct gdn_cu_array A_log, dt_bias;                  /* for raw gates */
     struct gdn_record_rows record_k, record_u, record_g; /* data NULL: no record */
-    struct gdn_cu_array    record_count;
-    int64_t                record_rows;
-    int32_t                Hq, Hk, Hv, H, K, V;
-    int32_t                head_map, gate, beta_kind, norm;
-    float                  norm_eps, scale, bound;
-    int32_t                exact;
+    struct gdn_cu_array record_count;
+    int64_t record_rows;
+    int32_t Hq, Hk, Hv, H, K, V;
+    int32_t head_map, gate, beta_kind, norm;
+    float norm_eps, scale, bound;
+    int32_t exact;
 };
 GDN_CU_SIZE(gdn_cu_rule, 480 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
 

@@ -5,7 +5,7 @@
 
 enum {
     TRANSPOSED = 1,
-    AS_IT_IS   = 0,
+    AS_IT_IS = 0,
     COMPUTE_F32 = 68,
     ALGO_DEFAULT = -1,
     FULL_PRECISION_REDUCTION = 16, /* partial sums are not rounded to 16 bits */
@@ -17,14 +17,14 @@ static const int data_types[] = { [GDN_F32] = 0, [GDN_BF16] = 14, [GDN_F16] = 2 
 struct gdn_blas {
     void *library, *handle;
     void *stream, *scratch; /* as last set */
-    bool  begun;
+    bool begun;
     int (*create)(void **);
     int (*destroy)(void *);
     int (*set_stream)(void *, void *);
     int (*set_workspace)(void *, void *, size_t);
     int (*set_math)(void *, int);
-    int (*gemm)(void *, int, int, int, int, int, const void *, const void *, int, int,
-                const void *, int, int, const void *, void *, int, int, int, int);
+    int (*gemm)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *,
+                int, int, const void *, void *, int, int, int, int);
     int (*gemms)(void *, int, int, int, int, int, const void *, const void *, int, int, long long,
                  const void *, int, int, long long, const void *, void *, int, int, long long, int,
                  int, int);
@@ -33,7 +33,7 @@ struct gdn_blas {
 static void *open_library(void)
 {
     static const char *const names[] = { "libcublas.so.13", "libcublas.so.12", "libcublas.so" };
-    void                    *library = NULL;
+    void *library = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++)
         library = gdn_os_library_open(names[i]);
     return library;
@@ -54,20 +54,16 @@ static gdn_status open_blas(gdn_ctx *ctx, struct gdn_blas *b)
                         "cuBLAS: not found, wanted libcublas.so.13 or .12 where dlopen() looks");
     const struct {
         const char *name;
-        void       *call;
+        void *call;
     } calls[] = {
-        { "cublasCreate_v2", &b->create },
-        { "cublasDestroy_v2", &b->destroy },
-        { "cublasSetStream_v2", &b->set_stream },
-        { "cublasSetWorkspace_v2", &b->set_workspace },
-        { "cublasSetMathMode", &b->set_math },
-        { "cublasGemmEx", &b->gemm },
+        { "cublasCreate_v2", &b->create },           { "cublasDestroy_v2", &b->destroy },
+        { "cublasSetStream_v2", &b->set_stream },    { "cublasSetWorkspace_v2", &b->set_workspace },
+        { "cublasSetMathMode", &b->set_math },       { "cublasGemmEx", &b->gemm },
         { "cublasGemmStridedBatchedEx", &b->gemms },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         if (!find(b, calls[i].name, calls[i].call))
-            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "cuBLAS: no %s in this version",
-                            calls[i].name);
+            return gdn_fail(ctx, GDN_E_UNSUPPORTED, "cuBLAS: no %s in this version", calls[i].name);
     int r = b->create(&b->handle);
     if (r == 0) r = b->set_math(b->handle, FULL_PRECISION_REDUCTION);
     return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasCreate: error %d", r) : GDN_OK;
@@ -76,12 +72,12 @@ static gdn_status open_blas(gdn_ctx *ctx, struct gdn_blas *b)
 gdn_status gdn_blas_open(gdn_ctx *ctx)
 {
     const gdn_options *o = &ctx->options;
-    bool               pushed;
+    bool pushed;
     if (ctx->cuda->blas) return GDN_OK;
     struct gdn_blas *b = o->alloc(o->alloc_user, sizeof *b, 64);
     if (!b) return gdn_fail(ctx, GDN_E_MEMORY, "cuBLAS: no memory for %zu bytes", sizeof *b);
     memset(b, 0, sizeof *b);
-    ctx->cuda->blas   = b;
+    ctx->cuda->blas = b;
     gdn_status status = gdn_cuda_enter(ctx, &pushed);
     if (status == GDN_OK) {
         status = open_blas(ctx, b);
@@ -112,16 +108,16 @@ gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t byte
     if (b->begun && b->stream == stream && b->scratch == scratch) return GDN_OK;
     int r = b->set_stream(b->handle, stream);
     if (r == 0 && scratch) r = b->set_workspace(b->handle, scratch, bytes);
-    b->stream  = stream;
+    b->stream = stream;
     b->scratch = scratch;
-    b->begun   = r == 0;
+    b->begun = r == 0;
     return r ? gdn_fail(ctx, GDN_E_CUDA, "cuBLAS: error %d for the stream and its scratch", r)
              : GDN_OK;
 }
 
 bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_matrix *x,
-                     const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows,
-                     int64_t n_out, int64_t n_in)
+                     const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows, int64_t n_out,
+                     int64_t n_in)
 {
     const int64_t sizes[] = { n, n_rows, n_out, n_in, out->ld, x->ld, weight->ld };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -134,23 +130,23 @@ gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
                             const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
                             int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in)
 {
-    const struct gdn_blas *b   = ctx->cuda->blas;
-    const float            one = 1, zero = 0;
+    const struct gdn_blas *b = ctx->cuda->blas;
+    const float one = 1, zero = 0;
     const int w_type = data_types[weight->dtype], x_type = data_types[x->dtype];
     const int out_type = data_types[out->dtype];
     const int rows = (int)n_rows, columns = (int)n_out, depth = (int)n_in;
     const int w_ld = (int)weight->ld, x_ld = (int)x->ld, out_ld = (int)out->ld;
     union {
         const void *in;
-        void       *out;
+        void *out;
     } to = { .in = out->data };
     const int r =
         n == 1 ? b->gemm(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one, weight->data,
                          w_type, w_ld, x->data, x_type, x_ld, &zero, to.out, out_type, out_ld,
                          COMPUTE_F32, ALGO_DEFAULT)
-               : b->gemms(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one,
-                          weight->data, w_type, w_ld, 0, x->data, x_type, x_ld, x->batch, &zero,
-                          to.out, out_type, out_ld, out->batch, (int)n, COMPUTE_F32, ALGO_DEFAULT);
+               : b->gemms(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one, weight->data,
+                          w_type, w_ld, 0, x->data, x_type, x_ld, x->batch, &zero, to.out, out_type,
+                          out_ld, out->batch, (int)n, COMPUTE_F32, ALGO_DEFAULT);
     return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasGemmEx: error %d", r) : GDN_OK;
 }
 
@@ -179,12 +175,11 @@ bool gdn_blas_multiplies(const struct gdn_matrix_product *p)
 gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_matrix_product *p)
 {
     const struct gdn_blas *b = ctx->cuda->blas;
-    const float            one = 1, old = p->adds ? 1 : 0;
-    const int              r = b->gemm(
-        b->handle, p->b.column == 1 ? TRANSPOSED : AS_IT_IS,
-        p->a.column == 1 ? AS_IT_IS : TRANSPOSED, (int)p->n, (int)p->m, (int)p->depth, &one,
-        p->b.data, data_types[p->b.dtype], (int)ld_of(&p->b), p->a.data, data_types[p->a.dtype],
-        (int)ld_of(&p->a), &old, p->out.data, data_types[p->out.dtype], (int)p->out.row,
-        COMPUTE_F32, ALGO_DEFAULT);
+    const float one = 1, old = p->adds ? 1 : 0;
+    const int r = b->gemm(b->handle, p->b.column == 1 ? TRANSPOSED : AS_IT_IS,
+                          p->a.column == 1 ? AS_IT_IS : TRANSPOSED, (int)p->n, (int)p->m,
+                          (int)p->depth, &one, p->b.data, data_types[p->b.dtype], (int)ld_of(&p->b),
+                          p->a.data, data_types[p->a.dtype], (int)ld_of(&p->a), &old, p->out.data,
+                          data_types[p->out.dtype], (int)p->out.row, COMPUTE_F32, ALGO_DEFAULT);
     return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasGemmEx: error %d", r) : GDN_OK;
 }

@@ -11,7 +11,7 @@
 
 /* Opens cuBLAS and makes its handle; does nothing if that was done. */
 gdn_status gdn_blas_open(gdn_ctx *ctx);
-void       gdn_blas_close(gdn_ctx *ctx);
+void gdn_blas_close(gdn_ctx *ctx);
 
 /* Returns bytes of scratch that let cuBLAS choose any of its ways, and their alignment. */
 size_t gdn_blas_scratch(gdn_ctx *ctx);
@@ -20,14 +20,14 @@ enum { GDN_BLAS_ALIGN = 256 };
 /* Rows in memory, `ld` elements apart; matrices of a batch `batch` apart. */
 struct gdn_blas_matrix {
     const void *data;
-    int32_t     dtype;
-    int64_t     ld, batch;
+    int32_t dtype;
+    int64_t ld, batch;
 };
 
 /* Returns true if all sizes of such a product are below 2^31, as cuBLAS needs. */
 bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_matrix *x,
-                     const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows,
-                     int64_t n_out, int64_t n_in);
+                     const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows, int64_t n_out,
+                     int64_t n_in);
 
 /* Returns true if cuBLAS can compute the product: a and b have one dtype, and out has it or is
  * float32. */

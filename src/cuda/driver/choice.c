@@ -4,7 +4,7 @@
 #include <string.h>
 
 struct log_text {
-    char   text[GDN_CUDA_CHOICE];
+    char text[GDN_CUDA_CHOICE];
     size_t used;
 };
 
@@ -39,7 +39,7 @@ void gdn_cuda_log_forms(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *o
                         const struct gdn_cuda_form *forms)
 {
     struct log_text l = { .used = 0 };
-    int             n = 0;
+    int n = 0;
     if (!ctx->options.log) return;
     while (forms[n].why_not) n++;
     add(&l, op);

@@ -32,10 +32,10 @@ static gdn_status copy_arrays(gdn_ctx *ctx, void *stream, gdn_tensor *const *arr
 {
     GDN_CU(ctx, "before contents are checked", cuStreamSynchronize, (stream));
     for (int i = 0; i < n; i++) {
-        gdn_tensor       *t     = arrays[i];
-        const struct span s     = span_of(t);
-        const int64_t     size  = (int64_t)gdn_dtype_bytes(t->dtype);
-        const size_t      bytes = bytes_of(t);
+        gdn_tensor *t = arrays[i];
+        const struct span s = span_of(t);
+        const int64_t size = (int64_t)gdn_dtype_bytes(t->dtype);
+        const size_t bytes = bytes_of(t);
         if (!t->data) continue;
         if (s.high > s.low)
             GDN_CU(ctx, "contents to be checked", cuMemcpyDtoH,
@@ -59,9 +59,9 @@ static gdn_status is_captured(gdn_ctx *ctx, void *stream, bool *captured)
 static gdn_status open_current(gdn_ctx *ctx, void *stream, gdn_tensor *const *arrays, int n,
                                size_t extra, void **memory)
 {
-    const gdn_options *o     = &ctx->options;
-    size_t             bytes = gdn_align64(extra + 1);
-    bool               captured = false;
+    const gdn_options *o = &ctx->options;
+    size_t bytes = gdn_align64(extra + 1);
+    bool captured = false;
     TRY(is_captured(ctx, stream, &captured));
     if (captured) {
         gdn_log_line(ctx, "contents: not checked, a graph is being captured from the stream");
@@ -69,10 +69,9 @@ static gdn_status open_current(gdn_ctx *ctx, void *stream, gdn_tensor *const *ar
     }
     for (int i = 0; i < n; i++) bytes += bytes_of(arrays[i]);
     *memory = o->alloc(o->alloc_user, bytes, 64);
-    if (!*memory)
-        return gdn_fail(ctx, GDN_E_MEMORY, "contents: no memory for %zu bytes", bytes);
-    const gdn_status status = copy_arrays(ctx, stream, arrays, n,
-                                          (char *)*memory + gdn_align64(extra + 1));
+    if (!*memory) return gdn_fail(ctx, GDN_E_MEMORY, "contents: no memory for %zu bytes", bytes);
+    const gdn_status status =
+        copy_arrays(ctx, stream, arrays, n, (char *)*memory + gdn_align64(extra + 1));
     if (status != GDN_OK) gdn_cuda_contents_close(ctx, *memory);
     return status;
 }
@@ -97,12 +96,12 @@ void gdn_cuda_contents_close(gdn_ctx *ctx, void *memory)
 }
 
 static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_plan *plan,
-                               const struct gdn_tokens     *tokens,
-                               const struct gdn_plan_pools *pools, void *stream)
+                               const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools,
+                               void *stream)
 {
     struct gdn_plan own = *plan;
-    gdn_tensor     *arrays[GDN_BATCH_ARRAYS];
-    void           *memory;
+    gdn_tensor *arrays[GDN_BATCH_ARRAYS];
+    void *memory;
     for (int i = 0; i < GDN_BATCH_ARRAYS; i++) arrays[i] = &own.batch.cu_seqlens + i;
     TRY(gdn_cuda_contents_open(ctx, stream, arrays, GDN_BATCH_ARRAYS, gdn_plan_bytes(plan, tokens),
                                &memory));
@@ -113,8 +112,8 @@ static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_plan *plan,
 }
 
 gdn_status gdn_cuda_check_batch(gdn_ctx *ctx, const struct gdn_plan *plan,
-                                const struct gdn_tokens     *tokens,
-                                const struct gdn_plan_pools *pools, void *stream)
+                                const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools,
+                                void *stream)
 {
     return checks(ctx) ? check_copies(ctx, plan, tokens, pools, stream) : GDN_OK;
 }

@@ -21,11 +21,11 @@ enum {
  */
 gdn_status gdn_cuda_contents_open(gdn_ctx *ctx, void *stream, gdn_tensor *const *arrays, int n,
                                   size_t extra, void **memory);
-void       gdn_cuda_contents_close(gdn_ctx *ctx, void *memory);
+void gdn_cuda_contents_close(gdn_ctx *ctx, void *memory);
 
 /* Checks all of it for a call whose only arrays are those of its batch. */
 gdn_status gdn_cuda_check_batch(gdn_ctx *ctx, const struct gdn_plan *plan,
-                                const struct gdn_tokens     *tokens,
-                                const struct gdn_plan_pools *pools, void *stream);
+                                const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools,
+                                void *stream);
 
 #endif

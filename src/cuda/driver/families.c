@@ -20,11 +20,11 @@ const char *gdn_cuda_family_name(enum gdn_cuda_family family) { return names[fam
 
 static gdn_status fail_name(gdn_ctx *ctx, const char *name, size_t n)
 {
-    char   wanted[256] = "";
-    size_t used        = 0;
+    char wanted[256] = "";
+    size_t used = 0;
     for (int i = 0; i < N_OPTIONAL; i++)
-        used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", i ? ", " : "",
-                                 names[i]);
+        used +=
+            (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", i ? ", " : "", names[i]);
     return gdn_fail(ctx, GDN_E_ARG, VARIABLE ": \"%.*s\", wanted some of: %s",
                     (int)(n < 64 ? n : 64), name, wanted);
 }
@@ -42,7 +42,7 @@ static gdn_status take_name(gdn_ctx *ctx, const char *name, size_t n)
 gdn_status gdn_cuda_read_families(gdn_ctx *ctx)
 {
     const char *list = gdn_environment(VARIABLE);
-    char        line[160];
+    char line[160];
     if (!list) return GDN_OK;
     for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
         TRY(take_name(ctx, at, strcspn(at, ",")));

@@ -14,25 +14,25 @@
 /* X(number, name). sm90: every kernel for Hopper alone; and clusters, and launches that overlap.
  * Those of gradients: the forms on tensor cores (backward/select.c). The others are forms of
  * gdn_decode (decode/select.c), whose last one takes every call. */
-#define GDN_CUDA_FAMILIES(X)                                                                  \
-    X(SM90, "sm90")                                                                           \
-    X(SM90_GRADIENTS, "sm90 gradients")                                                       \
-    X(PORTABLE_GRADIENTS, "portable gradients")                                               \
-    X(TOKEN_SLOTS, "token slots")                                                             \
-    X(TOKEN, "token")                                                                         \
-    X(TOKEN_PACKED, "token packed")                                                           \
-    X(WINDOW_K128, "window k128")                                                             \
-    X(WINDOW, "window")                                                                       \
-    X(WARP, "warp")                                                                           \
-    X(TOKEN_EIGHT, "token eight")                                                             \
-    X(GENERAL, "general")                                                                     \
+#define GDN_CUDA_FAMILIES(X)                    \
+    X(SM90, "sm90")                             \
+    X(SM90_GRADIENTS, "sm90 gradients")         \
+    X(PORTABLE_GRADIENTS, "portable gradients") \
+    X(TOKEN_SLOTS, "token slots")               \
+    X(TOKEN, "token")                           \
+    X(TOKEN_PACKED, "token packed")             \
+    X(WINDOW_K128, "window k128")               \
+    X(WINDOW, "window")                         \
+    X(WARP, "warp")                             \
+    X(TOKEN_EIGHT, "token eight")               \
+    X(GENERAL, "general")                       \
     X(WALK, "walk")
 
 enum gdn_cuda_family {
 #define GDN_CUDA_FAMILY(number, name) GDN_CUDA_##number,
     GDN_CUDA_FAMILIES(GDN_CUDA_FAMILY)
 #undef GDN_CUDA_FAMILY
-    GDN_CUDA_N_FAMILIES
+        GDN_CUDA_N_FAMILIES
 };
 
 const char *gdn_cuda_family_name(enum gdn_cuda_family family);

@@ -8,22 +8,22 @@
 
 #ifdef GDN_IMAGES
 
-#define EMBED(name)                                                                           \
-    __asm__(".pushsection .rodata, \"a\"\n"                                                   \
-            ".balign 64\n"                                                                    \
-            ".hidden gdn_image_" #name "\n"                                                   \
-            ".globl gdn_image_" #name "\n"                                                    \
-            "gdn_image_" #name ":\n"                                                          \
-            ".incbin \"" GDN_IMAGES "/" #name ".fatbin\"\n"                                   \
-            ".popsection\n");                                                                 \
+#define EMBED(name)                                         \
+    __asm__(".pushsection .rodata, \"a\"\n"                 \
+            ".balign 64\n"                                  \
+            ".hidden gdn_image_" #name "\n"                 \
+            ".globl gdn_image_" #name "\n"                  \
+            "gdn_image_" #name ":\n"                        \
+            ".incbin \"" GDN_IMAGES "/" #name ".fatbin\"\n" \
+            ".popsection\n");                               \
     extern const char gdn_image_##name[] __attribute__((visibility("hidden")));
-#define EMBED_all(name)  EMBED(name)
+#define EMBED_all(name) EMBED(name)
 #define FATBIN_all(name) gdn_image_##name
 #ifdef GDN_NO_SM_90A
 #define EMBED_sm_90a(name)
 #define FATBIN_sm_90a(name) NULL
 #else
-#define EMBED_sm_90a(name)  EMBED(name)
+#define EMBED_sm_90a(name) EMBED(name)
 #define FATBIN_sm_90a(name) gdn_image_##name
 #endif
 
@@ -32,9 +32,9 @@
 
 #else
 
-#define FATBIN_all(name)    NULL
+#define FATBIN_all(name) NULL
 #define FATBIN_sm_90a(name) NULL
-#define GDN_IMAGE_CHIPS     ""
+#define GDN_IMAGE_CHIPS ""
 
 #endif
 

@@ -17,7 +17,7 @@ enum { GDN_CHIPS_all = 0, GDN_CHIPS_sm_90a = 90 };
 
 struct gdn_image {
     const char *name;
-    int         only;   /* GDN_CHIPS_... */
+    int only;           /* GDN_CHIPS_... */
     const void *fatbin; /* NULL: not in this build. The first image is in each with device code. */
 };
 extern const struct gdn_image gdn_images[GDN_N_IMAGES];

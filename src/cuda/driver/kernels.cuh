@@ -14,8 +14,8 @@
     GDN_KERNEL_##family(threads, shared, __VA_ARGS__)
 
 /* The comma makes what follows it the second argument, which otherwise is the one that skips. */
-#define GDN_THIS_IMAGE         , GDN_MAKE_KERNEL
-#define GDN_SECOND(a, b, ...)  b
-#define GDN_PICK(...)          GDN_SECOND(__VA_ARGS__)
+#define GDN_THIS_IMAGE , GDN_MAKE_KERNEL
+#define GDN_SECOND(a, b, ...) b
+#define GDN_PICK(...) GDN_SECOND(__VA_ARGS__)
 #define GDN_KERNEL(image, ...) GDN_PICK(GDN_IMAGE_##image, GDN_SKIP_KERNEL, )(__VA_ARGS__)
 #include "cuda/driver/kernels.def"

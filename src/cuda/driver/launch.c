@@ -8,13 +8,13 @@
 #include "cuda/driver/load.h"
 #include "cuda/driver/shared_bytes.h"
 
-#define TEXT(x)       #x
+#define TEXT(x) #x
 #define TEXT_OF(name) TEXT(name)
 
 static const struct kernel_row {
-    const char       *name;
+    const char *name;
     enum gdn_image_id image;
-    int               threads, shared_bytes; /* shared_bytes: dynamic, at most */
+    int threads, shared_bytes; /* shared_bytes: dynamic, at most */
 } rows[GDN_N_KERNELS + 1] = {
 #define GDN_KERNEL(image, threads, shared, ...) \
     { TEXT_OF(GDN_CU_JOIN(gdn, __VA_ARGS__)), GDN_IMAGE_##image, threads, shared },
@@ -39,8 +39,8 @@ bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel)
 
 gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, const char *what)
 {
-    const struct gdn_cu_api *api  = &ctx->cuda->api;
-    const char              *name = NULL, *text = NULL;
+    const struct gdn_cu_api *api = &ctx->cuda->api;
+    const char *name = NULL, *text = NULL;
     api->cuGetErrorName(result, &name);
     api->cuGetErrorString(result, &text);
     return gdn_fail(ctx, GDN_E_CUDA, "%s: %s (%s), %s", call, name ? name : "an unknown error",
@@ -52,7 +52,7 @@ gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, c
 static gdn_status open_device(gdn_ctx *ctx)
 {
     struct gdn_cuda *c = ctx->cuda;
-    int              n = 0, major = 0, minor = 0;
+    int n = 0, major = 0, minor = 0;
     GDN_CU(ctx, "at start", cuInit, (0));
     GDN_CU(ctx, "at start", cuDeviceGetCount, (&n));
     if (ctx->options.device < 0 || ctx->options.device >= n)
@@ -62,8 +62,7 @@ static gdn_status open_device(gdn_ctx *ctx)
     GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&major, GDN_CU_MAJOR, c->device));
     GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&minor, GDN_CU_MINOR, c->device));
     GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&c->sm_count, GDN_CU_SM_COUNT, c->device));
-    GDN_CU(ctx, "at start", cuDeviceGetAttribute,
-           (&c->shared_most, GDN_CU_SHARED_MOST, c->device));
+    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&c->shared_most, GDN_CU_SHARED_MOST, c->device));
     GDN_CU(ctx, "at start", cuDeviceGetName, (c->name, (int)sizeof c->name, c->device));
     c->capability = 10 * major + minor;
     snprintf(c->isa, sizeof c->isa, "sm_%d", c->capability);
@@ -76,9 +75,9 @@ static gdn_status open_device(gdn_ctx *ctx)
 
 static void log_code(const gdn_ctx *ctx)
 {
-    const struct gdn_cuda *c    = ctx->cuda;
-    const char            *text = gdn_cuda_code_text(c->capability);
-    char                   line[160];
+    const struct gdn_cuda *c = ctx->cuda;
+    const char *text = gdn_cuda_code_text(c->capability);
+    char line[160];
     if (!*text) return;
     snprintf(line, sizeof line, "device: %s, %s, %s", c->name, c->isa, text);
     gdn_log_line(ctx, line);
@@ -87,7 +86,7 @@ static void log_code(const gdn_ctx *ctx)
 gdn_status gdn_cuda_create(gdn_ctx *ctx)
 {
     const gdn_options *o = &ctx->options;
-    const char        *missing;
+    const char *missing;
     ctx->cuda = o->alloc(o->alloc_user, sizeof *ctx->cuda, 64);
     if (!ctx->cuda)
         return gdn_fail(ctx, GDN_E_MEMORY, "context: no memory for %zu bytes", sizeof *ctx->cuda);
@@ -99,14 +98,16 @@ gdn_status gdn_cuda_create(gdn_ctx *ctx)
     if (status == GDN_OK) status = open_device(ctx);
     if (status == GDN_OK) status = gdn_cuda_read_families(ctx);
     if (status == GDN_OK) status = gdn_cuda_find_code(ctx);
-    if (status != GDN_OK) gdn_cuda_destroy(ctx);
-    else log_code(ctx);
+    if (status != GDN_OK)
+        gdn_cuda_destroy(ctx);
+    else
+        log_code(ctx);
     return status;
 }
 
 void gdn_cuda_destroy(gdn_ctx *ctx)
 {
-    struct gdn_cuda   *c = ctx->cuda;
+    struct gdn_cuda *c = ctx->cuda;
     const gdn_options *o = &ctx->options;
     if (!c) return;
     if (c->context && c->api.cuCtxPushCurrent(c->context) == 0) {
@@ -146,7 +147,7 @@ static gdn_status grow(gdn_ctx *ctx, size_t needed)
 {
     struct gdn_cuda *c = ctx->cuda;
     if (c->workspace) GDN_CU(ctx, "workspace", cuMemFree, (c->workspace));
-    c->workspace       = 0;
+    c->workspace = 0;
     c->workspace_bytes = 0;
     const gdn_cu_result r = c->api.cuMemAlloc(&c->workspace, needed);
     if (r != 0)
@@ -160,7 +161,7 @@ gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes,
                                   void **memory)
 {
     struct gdn_cuda *c = ctx->cuda;
-    bool             pushed;
+    bool pushed;
     if (given) return gdn_get_workspace(ctx, given, given_bytes, needed, memory);
     if (needed > c->workspace_bytes) {
         TRY(gdn_cuda_enter(ctx, &pushed));
@@ -189,28 +190,28 @@ static gdn_status check_call(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
 {
     struct gdn_cu_attribute attributes[2];
-    unsigned                n = 0;
+    unsigned n = 0;
     if (call->overlaps && gdn_cuda_runs_sm_90a(ctx->cuda))
-        attributes[n++] = (struct gdn_cu_attribute){ .id = GDN_CU_PROGRAMMATIC_STREAM,
-                                                     .value.flag = 1 };
+        attributes[n++] =
+            (struct gdn_cu_attribute){ .id = GDN_CU_PROGRAMMATIC_STREAM, .value.flag = 1 };
     if (call->cluster > 1)
-        attributes[n++] = (struct gdn_cu_attribute){
-            .id = GDN_CU_CLUSTER_DIMENSION, .value.dims = { (unsigned)call->cluster, 1, 1 }
-        };
-    struct gdn_cu_config    config  = {
-            .block        = { (unsigned)(call->n_threads ? call->n_threads
-                                                         : rows[call->kernel].threads), 1, 1 },
-            .shared_bytes = (unsigned)call->shared_bytes,
-            .stream       = call->stream,
-            .attributes   = attributes,
-            .n_attributes = n,
+        attributes[n++] =
+            (struct gdn_cu_attribute){ .id = GDN_CU_CLUSTER_DIMENSION,
+                                       .value.dims = { (unsigned)call->cluster, 1, 1 } };
+    struct gdn_cu_config config = {
+        .block = { (unsigned)(call->n_threads ? call->n_threads : rows[call->kernel].threads), 1,
+                   1 },
+        .shared_bytes = (unsigned)call->shared_bytes,
+        .stream = call->stream,
+        .attributes = attributes,
+        .n_attributes = n,
     };
     union {
         const void *in;
-        void       *out;
+        void *out;
     } args = { .in = call->args };
     void *parameters[] = { args.out };
-    bool  pushed;
+    bool pushed;
 
     TRY(check_call(ctx, call));
     for (int i = 0; i < 3; i++) config.grid[i] = (unsigned)call->grid[i];
@@ -230,16 +231,15 @@ void gdn_cuda_ran_add(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel)
     if (ran->n < GDN_CUDA_MAX_RAN) ran->kernels[ran->n++] = kernel;
 }
 
-gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
-                             int n)
+gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels, int n)
 {
     struct gdn_cuda_ran own = { .n = 0 }, *ran = ctx->cuda->layer ? ctx->cuda->layer : &own;
-    char                names[sizeof ctx->kernel];
-    size_t              used = 0;
+    char names[sizeof ctx->kernel];
+    size_t used = 0;
     for (int i = 0; i < n; i++) gdn_cuda_ran_add(ran, kernels[i]);
     if (ran != &own) return GDN_OK;
     for (int i = 0; i < ran->n; i++) {
-        const char  *name = rows[ran->kernels[i]].name;
+        const char *name = rows[ran->kernels[i]].name;
         const size_t more = strlen(name);
         if (used + more + 2 > sizeof names) break;
         if (i) names[used++] = ' ';
@@ -285,7 +285,7 @@ struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t)
 void gdn_cuda_fill_batch(struct gdn_cu_batch *to, const struct gdn_plan *plan,
                          const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools)
 {
-    const gdn_batch *b       = &plan->batch;
+    const gdn_batch *b = &plan->batch;
     fill_array(&to->cu_seqlens, &b->cu_seqlens);
     fill_array(&to->read_slots, &b->read_slots);
     fill_array(&to->write_slots, &b->write_slots);
@@ -298,20 +298,20 @@ void gdn_cuda_fill_batch(struct gdn_cu_batch *to, const struct gdn_plan *plan,
     fill_array(&to->checkpoint_starts, &b->checkpoint_starts);
     fill_array(&to->checkpoint_positions, &b->checkpoint_positions);
     fill_array(&to->checkpoint_slots, &b->checkpoint_slots);
-    to->B                    = plan->B;
-    to->T                    = tokens->T;
-    to->N                    = tokens->N;
-    to->read_pool            = pools->read;
-    to->write_pool           = pools->write;
-    to->checkpoint_pool      = plan->max_checkpoints ? pools->checkpoint : -1;
-    to->checkpoint_every     = b->checkpoint_every;
-    to->sink_slot            = b->sink_slot;
-    to->first_slot           = b->first_slot;
-    to->n_checkpoints        = b->checkpoint_slots.data       ? b->checkpoint_slots.size[0]
-                               : b->checkpoint_positions.data ? b->checkpoint_positions.size[0]
-                                                              : INT64_MAX;
-    to->pad_policy           = b->pad_policy;
-    to->write                = pools->write < 0 ? GDN_WRITE_NONE : b->write;
-    to->padded               = tokens->padded;
-    to->pad                  = 0;
+    to->B = plan->B;
+    to->T = tokens->T;
+    to->N = tokens->N;
+    to->read_pool = pools->read;
+    to->write_pool = pools->write;
+    to->checkpoint_pool = plan->max_checkpoints ? pools->checkpoint : -1;
+    to->checkpoint_every = b->checkpoint_every;
+    to->sink_slot = b->sink_slot;
+    to->first_slot = b->first_slot;
+    to->n_checkpoints = b->checkpoint_slots.data       ? b->checkpoint_slots.size[0]
+                        : b->checkpoint_positions.data ? b->checkpoint_positions.size[0]
+                                                       : INT64_MAX;
+    to->pad_policy = b->pad_policy;
+    to->write = pools->write < 0 ? GDN_WRITE_NONE : b->write;
+    to->padded = tokens->padded;
+    to->pad = 0;
 }

@@ -14,12 +14,12 @@
 #include "cuda/driver/images.h"
 
 /* The parts of a kernel's name, joined. */
-#define GDN_CU_JOIN(...)                                                                      \
-    GDN_CU_SEVENTH(__VA_ARGS__, GDN_CU_JOIN6, GDN_CU_JOIN5, GDN_CU_JOIN4, GDN_CU_JOIN3, )     \
+#define GDN_CU_JOIN(...)                                                                  \
+    GDN_CU_SEVENTH(__VA_ARGS__, GDN_CU_JOIN6, GDN_CU_JOIN5, GDN_CU_JOIN4, GDN_CU_JOIN3, ) \
     (__VA_ARGS__)
 #define GDN_CU_SEVENTH(a, b, c, d, e, f, join, ...) join
-#define GDN_CU_JOIN3(a, b, c)       a##_##b##_##c
-#define GDN_CU_JOIN4(a, b, c, d)    a##_##b##_##c##_##d
+#define GDN_CU_JOIN3(a, b, c) a##_##b##_##c
+#define GDN_CU_JOIN4(a, b, c, d) a##_##b##_##c##_##d
 #define GDN_CU_JOIN5(a, b, c, d, e) a##_##b##_##c##_##d##_##e
 #define GDN_CU_JOIN6(a, b, c, d, e, f) a##_##b##_##c##_##d##_##e##_##f
 
@@ -34,7 +34,7 @@ enum gdn_kernel_id {
 /* Kernels of a call, each once; gdn_cuda_ran_add() alone adds to them. */
 enum { GDN_CUDA_MAX_RAN = 32 };
 struct gdn_cuda_ran {
-    int                n;
+    int n;
     enum gdn_kernel_id kernels[GDN_CUDA_MAX_RAN];
 };
 
@@ -53,21 +53,21 @@ enum gdn_cuda_choice {
 
 struct gdn_cuda {
     struct gdn_cu_api api;
-    gdn_cu_device     device;
-    gdn_cu_context    context;
-    int               capability; /* 10 major + minor */
-    int               chips; /* whose code runs: GDN_CHIPS_sm_90a, or GDN_CHIPS_all (portable) */
-    bool              from_ptx; /* the driver compiles that code */
-    uint32_t          without;  /* families, a bit each: gdn_cuda_is_off() */
-    char              isa[16];    /* "sm_90" */
-    char              name[64];
-    int               sm_count, shared_most; /* shared_most: bytes that a block may have */
-    gdn_cu_library    libraries[GDN_N_IMAGES]; /* NULL: not for this device, or not used yet */
-    gdn_cu_kernel     kernels[GDN_N_KERNELS];  /* the same */
-    struct gdn_blas  *blas; /* cuBLAS; NULL: not opened yet */
+    gdn_cu_device device;
+    gdn_cu_context context;
+    int capability;   /* 10 major + minor */
+    int chips;        /* whose code runs: GDN_CHIPS_sm_90a, or GDN_CHIPS_all (portable) */
+    bool from_ptx;    /* the driver compiles that code */
+    uint32_t without; /* families, a bit each: gdn_cuda_is_off() */
+    char isa[16];     /* "sm_90" */
+    char name[64];
+    int sm_count, shared_most;              /* shared_most: bytes that a block may have */
+    gdn_cu_library libraries[GDN_N_IMAGES]; /* NULL: not for this device, or not used yet */
+    gdn_cu_kernel kernels[GDN_N_KERNELS];   /* the same */
+    struct gdn_blas *blas;                  /* cuBLAS; NULL: not opened yet */
     struct gdn_cuda_ran *layer; /* of gdn_block, gdn_step: takes what parts note; else NULL */
-    gdn_cu_memory     workspace;
-    size_t            workspace_bytes;
+    gdn_cu_memory workspace;
+    size_t workspace_bytes;
     struct gdn_cuda_sm90 *sm90; /* caches of prefill/sm90 (cache.h), of the table of backends */
     char choices[GDN_CUDA_N_CHOICES][GDN_CUDA_CHOICE]; /* last lines of gdn_cuda_log_choice() */
 };
@@ -77,7 +77,7 @@ enum { GDN_CUDA_LEAST = 80 };
 
 /* Opens ctx->options.device and finds out which code it runs. */
 gdn_status gdn_cuda_create(gdn_ctx *ctx);
-void       gdn_cuda_destroy(gdn_ctx *ctx);
+void gdn_cuda_destroy(gdn_ctx *ctx);
 
 /* Returns true if the code for sm_90a runs. Clusters, and kernels that begin before the one ahead
  * has ended, are in that code alone: portable code has neither their barriers nor their waits. A
@@ -100,15 +100,15 @@ const char *gdn_cuda_code_text(int capability);
 
 /* Makes the device's context the thread's current one, if it is not; and back. */
 gdn_status gdn_cuda_enter(gdn_ctx *ctx, bool *pushed);
-void       gdn_cuda_leave(gdn_ctx *ctx, bool pushed);
+void gdn_cuda_leave(gdn_ctx *ctx, bool pushed);
 
 /* A failed driver call as an error: the call, its name and its text. */
 gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, const char *what);
 
-#define GDN_CU(ctx, what, call, arguments)                                                    \
-    do {                                                                                      \
-        const gdn_cu_result r_ = (ctx)->cuda->api.call arguments;                             \
-        if (r_ != 0) return gdn_cuda_fail(ctx, r_, #call, what);                              \
+#define GDN_CU(ctx, what, call, arguments)                        \
+    do {                                                          \
+        const gdn_cu_result r_ = (ctx)->cuda->api.call arguments; \
+        if (r_ != 0) return gdn_cuda_fail(ctx, r_, #call, what);  \
     } while (0)
 
 /* The caller's workspace if given (checked), else the context's, grown: device memory. */
@@ -117,24 +117,24 @@ gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes,
 
 struct gdn_cuda_call {
     enum gdn_kernel_id kernel;
-    int64_t            grid[3]; /* nothing is launched if one is 0 */
-    int                n_threads; /* 0: as kernels.def says, which is the most */
-    int                cluster;   /* blocks of a cluster, side by side in x; 0: one (sm_90) */
-    size_t             shared_bytes;
-    void              *stream;
-    const void        *args; /* of the kernel's family */
-    bool               overlaps; /* may begin before the kernel ahead of it in the stream ends;
+    int64_t grid[3]; /* nothing is launched if one is 0 */
+    int n_threads;   /* 0: as kernels.def says, which is the most */
+    int cluster;     /* blocks of a cluster, side by side in x; 0: one (sm_90) */
+    size_t shared_bytes;
+    void *stream;
+    const void *args; /* of the kernel's family */
+    bool overlaps;    /* may begin before the kernel ahead of it in the stream ends;
                                     it waits for that one itself (griddepcontrol.wait) */
 };
 gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call);
 
 /* "gdn_<family>_<parameters>"; what kernels.def says of it: its image, the threads of a block, most
  * bytes of dynamic shared memory; whether this device runs it, loaded or not yet. */
-const char       *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
+const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
 enum gdn_image_id gdn_cuda_kernel_image(enum gdn_kernel_id kernel);
-int               gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
-int               gdn_cuda_kernel_shared(enum gdn_kernel_id kernel);
-bool              gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
+int gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
+int gdn_cuda_kernel_shared(enum gdn_kernel_id kernel);
+bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
 
 /* Adds a kernel to those of a call, unless it is one of them or there is no room. */
 void gdn_cuda_ran_add(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel);
@@ -152,8 +152,7 @@ void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *
 /* Returns the form in which kernels read a vector [n] or a matrix; fills in that of a batch. Large
  * structs are filled in where they are needed, here and below: a copy costs as much as a check. */
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);
-void                gdn_cuda_fill_batch(struct gdn_cu_batch *to, const struct gdn_plan *plan,
-                                        const struct gdn_tokens     *tokens,
-                                        const struct gdn_plan_pools *pools);
+void gdn_cuda_fill_batch(struct gdn_cu_batch *to, const struct gdn_plan *plan,
+                         const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools);
 
 #endif

@@ -7,7 +7,7 @@ int32_t gdn_cuda_access(const void *data, int32_t dtype, const int64_t *steps, i
                         int64_t n)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(dtype);
-    uint64_t      all  = (uint64_t)(uintptr_t)data;
+    uint64_t all = (uint64_t)(uintptr_t)data;
     for (int i = 0; i < n_steps; i++) all |= (uint64_t)steps[i];
     if (all % 16 == 0 && n * unit % 16 == 0) return 16;
     return all % 8 == 0 && unit == 2 && n % 4 == 0 ? 8 : 0;
@@ -18,8 +18,8 @@ int32_t gdn_cuda_access(const void *data, int32_t dtype, const int64_t *steps, i
 static bool is_merged(const gdn_tensor *const *tensors, int n, int i, int next)
 {
     for (int j = 0; j < n; j++) {
-        const gdn_tensor *t   = tensors[j];
-        const uint64_t    all = (uint64_t)t->stride[next] * (uint64_t)t->size[next];
+        const gdn_tensor *t = tensors[j];
+        const uint64_t all = (uint64_t)t->stride[next] * (uint64_t)t->size[next];
         if (t->data && (uint64_t)t->stride[i] != all) return false;
     }
     return true;
@@ -29,8 +29,8 @@ void gdn_cuda_lines(const gdn_tensor *const *tensors, int n, struct gdn_cu_leads
                     struct gdn_cu_lines *const *lines)
 {
     const gdn_tensor *like = tensors[0];
-    const int         last = like->ndim - 1;
-    int               dims[GDN_MAX_DIMS]; /* the fastest of each lead */
+    const int last = like->ndim - 1;
+    int dims[GDN_MAX_DIMS]; /* the fastest of each lead */
     *leads = (struct gdn_cu_leads){ 0 };
     for (int i = 0; i < last; i++) {
         if (like->size[i] == 1) continue;
@@ -38,7 +38,7 @@ void gdn_cuda_lines(const gdn_tensor *const *tensors, int n, struct gdn_cu_leads
             leads->size[leads->n - 1] *= like->size[i];
             dims[leads->n - 1] = i;
         } else {
-            dims[leads->n]          = i;
+            dims[leads->n] = i;
             leads->size[leads->n++] = like->size[i];
         }
     }
@@ -49,8 +49,8 @@ void gdn_cuda_lines(const gdn_tensor *const *tensors, int n, struct gdn_cu_leads
         for (int i = 0; t->data && i < leads->n; i++)
             lines[j]->step[i] = gdn_step_bytes(t, dims[i]);
         if (t->data && lines[j]->element == 1)
-            lines[j]->access = gdn_cuda_access(t->data, t->dtype, lines[j]->step, leads->n,
-                                               t->size[last]);
+            lines[j]->access =
+                gdn_cuda_access(t->data, t->dtype, lines[j]->step, leads->n, t->size[last]);
     }
     if (leads->n == 0) leads->size[leads->n++] = 1;
 }

@@ -36,7 +36,7 @@ bool gdn_cuda_has_image(const struct gdn_cuda *c, enum gdn_image_id image)
 static bool has_own_code(int capability)
 {
     const char *at = gdn_image_chips;
-    char       *end;
+    char *end;
     for (long chip; (chip = strtol(at, &end, 10)) != 0; at = end) {
         const bool exact = *end == 'a';
         if (exact) end++;
@@ -62,20 +62,20 @@ static gdn_status fail_load(gdn_ctx *ctx, gdn_cu_result result, const char *call
                     ctx->cuda->isa, gdn_image_chips);
 }
 
-#define LOAD(image, call, arguments)                                                          \
-    do {                                                                                      \
-        const gdn_cu_result r_ = ctx->cuda->api.call arguments;                               \
-        if (r_ != 0) return fail_load(ctx, r_, #call, image);                                 \
+#define LOAD(image, call, arguments)                            \
+    do {                                                        \
+        const gdn_cu_result r_ = ctx->cuda->api.call arguments; \
+        if (r_ != 0) return fail_load(ctx, r_, #call, image);   \
     } while (0)
 
 /* A kernel may take as much shared memory as the device has. If the image lacks the kernel, there
  * is none. */
 static gdn_status find_kernel(gdn_ctx *ctx, enum gdn_kernel_id kernel, enum gdn_image_id image)
 {
-    struct gdn_cuda    *c      = ctx->cuda;
-    gdn_cu_kernel       found  = NULL;
-    const int           wanted = gdn_cuda_kernel_shared(kernel);
-    const int           shared = wanted < c->shared_most ? wanted : c->shared_most;
+    struct gdn_cuda *c = ctx->cuda;
+    gdn_cu_kernel found = NULL;
+    const int wanted = gdn_cuda_kernel_shared(kernel);
+    const int shared = wanted < c->shared_most ? wanted : c->shared_most;
     const gdn_cu_result r =
         c->api.cuLibraryGetKernel(&found, c->libraries[image], gdn_cuda_kernel_name(kernel));
     if (r == NOT_FOUND) return GDN_OK;
@@ -98,7 +98,7 @@ static gdn_status load_image(gdn_ctx *ctx, enum gdn_image_id image)
 static void log_slow(const gdn_ctx *ctx, enum gdn_kernel_id kernel, double seconds)
 {
     const struct gdn_cuda *c = ctx->cuda;
-    char                   line[200], why[80] = "";
+    char line[200], why[80] = "";
     if (seconds < slow) return;
     if (c->from_ptx) snprintf(why, sizeof why, ": the driver compiled PTX, no code for %s", c->isa);
     snprintf(line, sizeof line, "device: %s took %.1f s to load%s", gdn_cuda_kernel_name(kernel),
@@ -109,7 +109,7 @@ static void log_slow(const gdn_ctx *ctx, enum gdn_kernel_id kernel, double secon
 static gdn_status load(gdn_ctx *ctx, enum gdn_kernel_id kernel)
 {
     const enum gdn_image_id image = gdn_cuda_kernel_image(kernel);
-    const double            start = now();
+    const double start = now();
     TRY(load_image(ctx, image));
     TRY(find_kernel(ctx, kernel, image));
     log_slow(ctx, kernel, now() - start);
@@ -119,9 +119,9 @@ static gdn_status load(gdn_ctx *ctx, enum gdn_kernel_id kernel)
 gdn_status gdn_cuda_find_code(gdn_ctx *ctx)
 {
     const enum gdn_kernel_id kernel = GDN_CU_yardstick_scale;
-    const enum gdn_image_id  image  = gdn_cuda_kernel_image(kernel);
-    struct gdn_cuda         *c      = ctx->cuda;
-    int                      code   = 0;
+    const enum gdn_image_id image = gdn_cuda_kernel_image(kernel);
+    struct gdn_cuda *c = ctx->cuda;
+    int code = 0;
     if (!gdn_images[image].fatbin)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "backend: no device code in this build (nvcc was not found)");
@@ -130,7 +130,7 @@ gdn_status gdn_cuda_find_code(gdn_ctx *ctx)
         LOAD(image, cuKernelGetAttribute,
              (&code, GDN_CU_PTX_VERSION, c->kernels[kernel], c->device));
     const bool hopper = c->capability == GDN_CHIPS_sm_90a && code == GDN_CHIPS_sm_90a;
-    c->chips    = hopper && !gdn_cuda_is_off(ctx, GDN_CUDA_SM90) ? GDN_CHIPS_sm_90a : GDN_CHIPS_all;
+    c->chips = hopper && !gdn_cuda_is_off(ctx, GDN_CUDA_SM90) ? GDN_CHIPS_sm_90a : GDN_CHIPS_all;
     c->from_ptx = c->capability == GDN_CHIPS_sm_90a ? !hopper : !has_own_code(c->capability);
     return GDN_OK;
 }

@@ -20,10 +20,10 @@ GDN_DEVICE void scale_in_place(const struct gdn_cu_yardstick &a)
 }
 
 #define GDN_IMAGE_yardstick GDN_THIS_IMAGE
-#define GDN_KERNEL_yardstick(threads, shared, what)                                           \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
-        gdn_yardstick_##what(const __grid_constant__ struct gdn_cu_yardstick a)               \
-    {                                                                                         \
-        scale_in_place(a);                                                                    \
+#define GDN_KERNEL_yardstick(threads, shared, what)                             \
+    extern "C" __global__ void __launch_bounds__(threads)                       \
+        gdn_yardstick_##what(const __grid_constant__ struct gdn_cu_yardstick a) \
+    {                                                                           \
+        scale_in_place(a);                                                      \
     }
 #include "cuda/driver/kernels.cuh"

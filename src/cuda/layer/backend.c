@@ -82,13 +82,13 @@ static void release(gdn_ctx *ctx, void *device)
 }
 
 const struct gdn_backend_table gdn_cuda_backend = {
-    .name          = "cuda",
-    .open          = open,
-    .close         = close,
-    .isa           = isa,
+    .name = "cuda",
+    .open = open,
+    .close = close,
+    .isa = isa,
     .get_workspace = gdn_cuda_get_workspace,
-    .upload        = upload,
-    .download      = download,
-    .release       = release,
-    .ops           = ops,
+    .upload = upload,
+    .download = download,
+    .release = release,
+    .ops = ops,
 };

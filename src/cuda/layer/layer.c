@@ -25,13 +25,13 @@ enum { TILE = 64, THREADS = 256 }; /* of layer.cu */
 
 /* The workspace of a call. */
 struct buffers {
-    char  *projected; /* [N] q, k, v, z of all heads; or, woven, those of each key head */
-    float *woven;     /* [N] b, a of each key head */
-    float *gates;     /* [N] b of all heads, a of all */
-    char  *conv;      /* [N] q, k, v of all heads; then o and its norm in place of v */
-    char  *out;       /* [N][hidden], where padding keeps its output */
-    char  *rule;      /* of gdn_cuda_prefill() */
-    char  *blas;      /* what cuBLAS wants for itself */
+    char *projected; /* [N] q, k, v, z of all heads; or, woven, those of each key head */
+    float *woven;    /* [N] b, a of each key head */
+    float *gates;    /* [N] b of all heads, a of all */
+    char *conv;      /* [N] q, k, v of all heads; then o and its norm in place of v */
+    char *out;       /* [N][hidden], where padding keeps its output */
+    char *rule;      /* of gdn_cuda_prefill() */
+    char *blas;      /* what cuBLAS wants for itself */
 };
 
 /* Returns true if Qwen3-Next's rows stay as they are projected. The convolution takes eight
@@ -57,7 +57,7 @@ static bool are_short(const struct gdn_block *b)
 static void fill_rule(struct gdn_cu_rule *to, const struct gdn_block *b,
                       const struct gdn_rule *rule)
 {
-    const gdn_block_args       *args  = b->args;
+    const gdn_block_args *args = b->args;
     const struct gdn_plan_pools pools =
         gdn_plan_pools_of(&args->state, &args->state, &args->checkpoints);
     gdn_cuda_fill_rule(to, rule, &args->A_log, &args->dt_bias, b->plan, b->tokens, &pools);
@@ -72,7 +72,7 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_block *b)
 static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
 {
     struct gdn_rule rule = b->rule;
-    rule.q.dtype         = b->in.dtype;
+    rule.q.dtype = b->in.dtype;
     struct gdn_cu_rule args;
     if (b->rule.exact || are_short(b)) return 0;
     fill_rule(&args, b, &rule);
@@ -102,11 +102,11 @@ static struct gdn_rows rows_of(const struct gdn_block *b, void *buffer, int32_t 
                                int64_t columns, int64_t first, int64_t head)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(dtype), token = columns * unit;
-    return (struct gdn_rows){ .data  = buffer ? (char *)buffer + first * unit : NULL,
+    return (struct gdn_rows){ .data = buffer ? (char *)buffer + first * unit : NULL,
                               .dtype = dtype,
                               .batch = b->tokens->padded ? b->tokens->T * token : 0,
                               .token = token,
-                              .head  = head * unit };
+                              .head = head * unit };
 }
 
 static struct gdn_rows projected_rows(const struct gdn_block *b, const struct buffers *m,
@@ -131,8 +131,8 @@ static struct gdn_rows gate_rows(const struct gdn_block *b, float *buffer, int64
 /* Rows [row, row + n) of a weight. */
 struct product {
     const gdn_tensor *weight;
-    int64_t           row, n;
-    struct gdn_rows   x, out;
+    int64_t row, n;
+    struct gdn_rows x, out;
 };
 
 static int n_products(const struct gdn_block *b)
@@ -143,21 +143,21 @@ static int n_products(const struct gdn_block *b)
 /* Returns product i of a call; the last one is that of the output. */
 static struct product product_of(const struct gdn_block *b, const struct buffers *m, int i)
 {
-    const gdn_block_args           *a  = b->args;
+    const gdn_block_args *a = b->args;
     const struct gdn_block_columns *at = &b->columns;
-    struct product                  p  = { .x = b->in };
+    struct product p = { .x = b->in };
     if (i == n_products(b) - 1) {
         p = (struct product){ &a->out_proj, 0, b->hidden, conv_rows(b, m, at->v, 0), b->out };
         if (spares_padding(b)) p.out = rows_of(b, m->out, b->in.dtype, b->hidden, 0, 0);
     } else if (is_woven(b)) {
         p.weight = i ? &a->in_proj_ba : &a->in_proj_qkvz;
-        p.n      = i ? 2 * b->Hv : at->b;
-        p.out    = i ? gate_rows(b, m->woven, 0) : projected_rows(b, m, 0);
+        p.n = i ? 2 * b->Hv : at->b;
+        p.out = i ? gate_rows(b, m->woven, 0) : projected_rows(b, m, 0);
     } else {
         const struct gdn_segment s = gdn_block_segment(b, i);
         p.weight = s.weight, p.row = s.row, p.n = s.n;
-        p.out    = s.column < at->b ? projected_rows(b, m, s.column)
-                                    : gate_rows(b, m->gates, s.column - at->b);
+        p.out = s.column < at->b ? projected_rows(b, m, s.column)
+                                 : gate_rows(b, m->gates, s.column - at->b);
     }
     return p;
 }
@@ -182,24 +182,23 @@ static bool by_blas(const struct gdn_block *b, const struct product *p, struct g
 {
     const int64_t T = b->tokens->T, B = b->tokens->padded ? b->tokens->B : 1;
     const int64_t n_in = p->weight->size[1];
-    const bool    joined =
+    const bool joined =
         B == 1 || T == 1 || (p->x.batch == T * p->x.token && p->out.batch == T * p->out.token);
-    *s   = joined ? (struct shape){ 1, b->n_tokens } : (struct shape){ B, T };
+    *s = joined ? (struct shape){ 1, b->n_tokens } : (struct shape){ B, T };
     m[0] = matrix_of(&p->out, *s, T, p->n);
     m[1] = matrix_of(&p->x, *s, T, n_in);
     m[2] = (struct gdn_blas_matrix){ gdn_at(p->weight, p->row * p->weight->stride[0]),
-                                     p->weight->dtype, p->n == 1 ? n_in : p->weight->stride[0],
-                                     0 };
-    return !b->rule.exact && p->weight->dtype == p->x.dtype && m[0].ld >= p->n &&
-           m[1].ld >= n_in && m[2].ld >= n_in && m[0].batch >= 0 && m[1].batch >= 0 &&
+                                     p->weight->dtype, p->n == 1 ? n_in : p->weight->stride[0], 0 };
+    return !b->rule.exact && p->weight->dtype == p->x.dtype && m[0].ld >= p->n && m[1].ld >= n_in &&
+           m[2].ld >= n_in && m[0].batch >= 0 && m[1].batch >= 0 &&
            gdn_blas_counts(&m[0], &m[1], &m[2], s->n, s->n_rows, p->n, n_in);
 }
 
 static bool needs_blas(const struct gdn_block *b)
 {
-    const struct buffers   none = { 0 };
+    const struct buffers none = { 0 };
     struct gdn_blas_matrix m[3];
-    struct shape           s;
+    struct shape s;
     for (int i = 0; i < n_products(b); i++) {
         const struct product p = product_of(b, &none, i);
         if (by_blas(b, &p, m, &s)) return true;
@@ -210,10 +209,10 @@ static bool needs_blas(const struct gdn_block *b)
 /* ---- The call ------------------------------------------------------------------------------ */
 
 struct layer {
-    gdn_ctx                *ctx;
+    gdn_ctx *ctx;
     const struct gdn_block *b;
-    struct buffers          m;
-    void                   *stream;
+    struct buffers m;
+    void *stream;
 };
 
 static gdn_status launch(struct layer *l, enum gdn_kernel_id kernel, int64_t n_blocks,
@@ -229,25 +228,26 @@ static gdn_status launch(struct layer *l, enum gdn_kernel_id kernel, int64_t n_b
 static gdn_status project(struct layer *l, int i)
 {
     const struct gdn_block *b = l->b;
-    const struct product    p = product_of(b, &l->m, i);
-    struct gdn_blas_matrix  m[3];
-    struct shape            s;
+    const struct product p = product_of(b, &l->m, i);
+    struct gdn_blas_matrix m[3];
+    struct shape s;
     if (by_blas(b, &p, m, &s)) {
         TRY(gdn_blas_project(l->ctx, &m[0], &m[1], &m[2], s.n, s.n_rows, p.n, p.weight->size[1]));
         return gdn_cuda_note(l->ctx, "block", GDN_CU_cublas);
     }
     const int64_t step = gdn_step_bytes(p.weight, 0);
     const struct gdn_cu_layer_project a = {
-        .x      = p.x,
-        .weight = { .data  = (char *)p.weight->data + p.row * step,
+        .x = p.x,
+        .weight = { .data = (char *)p.weight->data + p.row * step,
                     .dtype = p.weight->dtype,
                     .token = step },
-        .out    = p.out,
-        .T      = b->tokens->T,
+        .out = p.out,
+        .T = b->tokens->T,
         .n_rows = b->n_tokens,
-        .n_out  = p.n,
-        .n_in   = p.weight->size[1],
-        .x_step = 1, .weight_step = 1,
+        .n_out = p.n,
+        .n_in = p.weight->size[1],
+        .x_step = 1,
+        .weight_step = 1,
     };
     const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (p.n + TILE - 1) / TILE;
     return launch(l, GDN_CU_layer_project, row_tiles * out_tiles, &a);
@@ -256,14 +256,14 @@ static gdn_status project(struct layer *l, int i)
 /* Splits b and a of each key head to those of all. */
 static gdn_status split(struct layer *l)
 {
-    const struct gdn_block *b     = l->b;
-    const int32_t           group = (int32_t)(b->Hv / b->Hk);
-    const int64_t           row   = 2 * b->Hv * (int64_t)sizeof(float);
-    const struct gdn_cu_layer_weave a = { .from  = { .data = (char *)l->m.woven, .token = row },
-                                          .to    = { .data = (char *)l->m.gates, .token = row },
-                                          .n     = b->n_tokens * 2 * b->Hv,
+    const struct gdn_block *b = l->b;
+    const int32_t group = (int32_t)(b->Hv / b->Hk);
+    const int64_t row = 2 * b->Hv * (int64_t)sizeof(float);
+    const struct gdn_cu_layer_weave a = { .from = { .data = (char *)l->m.woven, .token = row },
+                                          .to = { .data = (char *)l->m.gates, .token = row },
+                                          .n = b->n_tokens * 2 * b->Hv,
                                           .heads = (int32_t)b->Hk,
-                                          .part  = { group, group, 0, 0 } };
+                                          .part = { group, group, 0, 0 } };
     return launch(l, GDN_CU_layer_weave, (a.n + THREADS - 1) / THREADS, &a);
 }
 
@@ -277,13 +277,13 @@ static void drop_keep(struct gdn_cu_batch *batch)
 /* From the projected rows, in either order, to channels in order. */
 static gdn_status convolve(struct layer *l)
 {
-    const struct gdn_block     *b     = l->b;
-    const gdn_block_args       *args  = b->args;
+    const struct gdn_block *b = l->b;
+    const gdn_block_args *args = b->args;
     const struct gdn_plan_pools pools =
         gdn_plan_pools_of(&args->conv_state, &args->conv_state, &args->conv_checkpoints);
-    struct gdn_conv             conv  = b->conv;
-    conv.x               = projected_rows(b, &l->m, 0);
-    conv.out             = conv_rows(b, &l->m, 0, 0);
+    struct gdn_conv conv = b->conv;
+    conv.x = projected_rows(b, &l->m, 0);
+    conv.out = conv_rows(b, &l->m, 0, 0);
     struct gdn_cu_conv a;
     gdn_cuda_fill_conv(&a, l->ctx, &conv, b->plan, b->tokens, &pools);
     if (is_woven(b)) {
@@ -296,14 +296,14 @@ static gdn_status convolve(struct layer *l)
 
 static gdn_status run_rule(struct layer *l)
 {
-    const struct gdn_block *b    = l->b;
-    struct gdn_rule         rule = b->rule;
-    rule.q    = conv_rows(b, &l->m, 0, b->K);
-    rule.k    = conv_rows(b, &l->m, b->columns.k, b->K);
-    rule.v    = conv_rows(b, &l->m, b->columns.v, b->V);
+    const struct gdn_block *b = l->b;
+    struct gdn_rule rule = b->rule;
+    rule.q = conv_rows(b, &l->m, 0, b->K);
+    rule.k = conv_rows(b, &l->m, b->columns.k, b->K);
+    rule.v = conv_rows(b, &l->m, b->columns.v, b->V);
     rule.beta = gate_rows(b, l->m.gates, 0);
-    rule.g    = gate_rows(b, l->m.gates, b->Hv);
-    rule.out  = rule.v;
+    rule.g = gate_rows(b, l->m.gates, b->Hv);
+    rule.out = rule.v;
     struct gdn_cu_rule a;
     fill_rule(&a, b, &rule);
     drop_keep(&a.batch);
@@ -315,10 +315,10 @@ static gdn_status run_rule(struct layer *l)
 static gdn_status clear_before(struct layer *l)
 {
     enum { BLOCKS = 32 };
-    const struct gdn_block     *b     = l->b;
+    const struct gdn_block *b = l->b;
     const struct gdn_plan_pools pools = { -1, -1, -1, false, false };
-    struct gdn_cu_layer_rows    a     = { .rows = conv_rows(b, &l->m, b->columns.v, b->V),
-                                          .n    = b->Hv * b->V };
+    struct gdn_cu_layer_rows a = { .rows = conv_rows(b, &l->m, b->columns.v, b->V),
+                                   .n = b->Hv * b->V };
     if (!b->plan->batch.cu_seqlens.data) return GDN_OK;
     gdn_cuda_fill_batch(&a.batch, b->plan, b->tokens, &pools);
     return launch(l, GDN_CU_layer_clear, BLOCKS, &a);
@@ -329,8 +329,8 @@ static gdn_status clear_before(struct layer *l)
 static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *rows, int64_t head)
 {
     gdn_tensor t = gdn_dense(rows->data, rows->dtype, 4, b->n_tokens, b->Hk, b->Hv / b->Hk, b->V);
-    t.stride[0]  = rows->token / (int64_t)gdn_dtype_bytes(rows->dtype);
-    t.stride[1]  = head;
+    t.stride[0] = rows->token / (int64_t)gdn_dtype_bytes(rows->dtype);
+    t.stride[1] = head;
     return t;
 }
 
@@ -338,21 +338,20 @@ static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *ro
  * and may have any z; they stay zero, and so does what is projected from them. */
 static gdn_status norm(struct layer *l)
 {
-    const struct gdn_block *b       = l->b;
-    const int64_t           rV      = b->Hv / b->Hk * b->V, head = 2 * b->K + 2 * rV;
-    const struct gdn_rows   o_rows  = conv_rows(b, &l->m, b->columns.v, 0);
-    const struct gdn_rows   z_rows  = projected_rows(b, &l->m, is_woven(b) ? head - rV
-                                                                           : b->columns.z);
-    const gdn_tensor        o = values_of(b, &o_rows, rV);
-    const gdn_tensor        z = values_of(b, &z_rows, is_woven(b) ? head : rV);
+    const struct gdn_block *b = l->b;
+    const int64_t rV = b->Hv / b->Hk * b->V, head = 2 * b->K + 2 * rV;
+    const struct gdn_rows o_rows = conv_rows(b, &l->m, b->columns.v, 0);
+    const struct gdn_rows z_rows = projected_rows(b, &l->m, is_woven(b) ? head - rV : b->columns.z);
+    const gdn_tensor o = values_of(b, &o_rows, rV);
+    const gdn_tensor z = values_of(b, &z_rows, is_woven(b) ? head : rV);
     struct gdn_cu_norm a = {
-        .weight      = gdn_cuda_line(&b->args->norm_weight),
+        .weight = gdn_cuda_line(&b->args->norm_weight),
         .weight_step = b->V > 1 ? b->args->norm_weight.stride[0] : 1,
-        .n_lines     = b->n_tokens * b->Hv,
-        .D           = b->V,
-        .formula     = GDN_NO_NORM,
-        .eps         = b->rms_eps,
-        .zeros       = true,
+        .n_lines = b->n_tokens * b->Hv,
+        .D = b->V,
+        .formula = GDN_NO_NORM,
+        .eps = b->rms_eps,
+        .zeros = true,
     };
     gdn_cuda_lines((const gdn_tensor *const[]){ &o, &z, &o }, 3, &a.leads,
                    (struct gdn_cu_lines *const[]){ &a.x, &a.z, &a.out });
@@ -362,15 +361,14 @@ static gdn_status norm(struct layer *l)
 static gdn_status store(struct layer *l)
 {
     enum { TOKENS = THREADS / 32 };
-    const struct gdn_block         *b     = l->b;
-    const gdn_tensor               *state = b->args->state.data ? &b->args->state
-                                                                : &b->args->conv_state;
-    const struct gdn_plan_pools     pools = gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
-    struct gdn_cu_layer_store       a     = {
-            .out   = b->out,
-            .from  = l->m.out,
-            .n     = b->hidden,
-            .head  = b->hidden,
+    const struct gdn_block *b = l->b;
+    const gdn_tensor *state = b->args->state.data ? &b->args->state : &b->args->conv_state;
+    const struct gdn_plan_pools pools = gdn_plan_pools_of(state, state, &(gdn_tensor){ 0 });
+    struct gdn_cu_layer_store a = {
+        .out = b->out,
+        .from = l->m.out,
+        .n = b->hidden,
+        .head = b->hidden,
     };
     gdn_cuda_fill_batch(&a.batch, b->plan, b->tokens, &pools);
     return launch(l, GDN_CU_layer_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
@@ -397,10 +395,10 @@ static size_t blas_bytes(gdn_ctx *ctx, const struct gdn_block *b)
 
 static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
 {
-    struct layer        l    = { .ctx = ctx, .b = b, .stream = b->args->stream };
-    struct gdn_cuda_ran ran  = { .n = 0 };
-    const size_t        blas = blas_bytes(ctx, b);
-    bool                pushed;
+    struct layer l = { .ctx = ctx, .b = b, .stream = b->args->stream };
+    struct gdn_cuda_ran ran = { .n = 0 };
+    const size_t blas = blas_bytes(ctx, b);
+    bool pushed;
     if (b->n_tokens == 0) return gdn_note_line(ctx, "block", "none");
     lay_out(ctx, &l.m, b, blas, memory);
     TRY(gdn_cuda_enter(ctx, &pushed));
@@ -420,14 +418,14 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, void *memo
 /* Plans the call. cuBLAS is opened here, if the layer needs it. */
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
-    struct gdn_block_call  *c = call;
+    struct gdn_block_call *c = call;
     const struct gdn_block *b = &c->block;
-    struct buffers          m;
+    struct buffers m;
     if (b->n_tokens > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
     const size_t blas = blas_bytes(ctx, b);
-    c->base.bytes     = lay_out(ctx, &m, b, blas, NULL);
+    c->base.bytes = lay_out(ctx, &m, b, blas, NULL);
     return blas ? gdn_blas_open(ctx) : GDN_OK;
 }
 

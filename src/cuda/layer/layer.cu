@@ -19,8 +19,8 @@
 enum { TILE = 64, DEPTH = 32, PART = 4, LOADS = TILE * DEPTH / 256 };
 
 struct project_tile {
-    float       x[DEPTH][TILE + PART], weight[DEPTH][TILE + PART]; /* rows of 16 bytes */
-    const char *x_rows[TILE], *weight_rows[TILE];                  /* NULL: not there */
+    float x[DEPTH][TILE + PART], weight[DEPTH][TILE + PART]; /* rows of 16 bytes */
+    const char *x_rows[TILE], *weight_rows[TILE];            /* NULL: not there */
 };
 
 /* Finds the rows of the tile. */
@@ -30,7 +30,7 @@ GDN_DEVICE void find_rows(struct project_tile &tile, const struct gdn_cu_layer_p
     const int64_t row = first + threadIdx.x, out = first_out + threadIdx.x;
     if (threadIdx.x < TILE) {
         const char *x = a.x.data + row / a.T * a.x.batch + row % a.T * a.x.token;
-        tile.x_rows[threadIdx.x]      = row < a.n_rows ? x : NULL;
+        tile.x_rows[threadIdx.x] = row < a.n_rows ? x : NULL;
         tile.weight_rows[threadIdx.x] = out < a.n_out ? a.weight.data + out * a.weight.token : NULL;
     }
 }
@@ -53,8 +53,8 @@ GDN_DEVICE void load_piece(float (&to)[LOADS], const char *const *rows, int64_t 
 {
 #pragma unroll
     for (int j = 0; j < LOADS; j++) {
-        const struct place p   = place_of(j, step != 1);
-        const char        *row = rows[p.row];
+        const struct place p = place_of(j, step != 1);
+        const char *row = rows[p.row];
         to[j] = row && from + p.i < n ? load_float(row, (from + p.i) * step, dtype) : 0;
     }
 }
@@ -64,7 +64,7 @@ GDN_DEVICE void store_piece(float (*to)[TILE + PART], const float (&from)[LOADS]
 #pragma unroll
     for (int j = 0; j < LOADS; j++) {
         const struct place p = place_of(j, step != 1);
-        to[p.i][p.row]       = from[j];
+        to[p.i][p.row] = from[j];
     }
 }
 
@@ -75,7 +75,7 @@ GDN_DEVICE void multiply_piece(float (&sum)[PART][PART], const struct project_ti
     for (int i = 0; i < DEPTH; i++) {
         const float4 x = *(const float4 *)&tile.x[i][row];
         const float4 w = *(const float4 *)&tile.weight[i][out];
-        const float  xs[PART] = { x.x, x.y, x.z, x.w }, ws[PART] = { w.x, w.y, w.z, w.w };
+        const float xs[PART] = { x.x, x.y, x.z, x.w }, ws[PART] = { w.x, w.y, w.z, w.w };
 #pragma unroll
         for (int r = 0; r < PART; r++)
 #pragma unroll
@@ -88,7 +88,7 @@ GDN_DEVICE void block_project(const struct gdn_cu_layer_project &a)
     __shared__ __align__(16) struct project_tile tile;
     const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE;
     const int64_t first = blockIdx.x % row_tiles * TILE, first_out = blockIdx.x / row_tiles * TILE;
-    float         sum[PART][PART] = {}, x[LOADS], weight[LOADS];
+    float sum[PART][PART] = {}, x[LOADS], weight[LOADS];
     find_rows(tile, a, first, first_out);
     __syncthreads();
     load_piece(x, tile.x_rows, 0, a.n_in, a.x_step, a.x.dtype);
@@ -122,17 +122,17 @@ GDN_DEVICE void block_weave(const struct gdn_cu_layer_weave &a)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.n) return;
-    const int     all = a.part[0] + a.part[1] + a.part[2] + a.part[3], columns = a.heads * all;
+    const int all = a.part[0] + a.part[1] + a.part[2] + a.part[3], columns = a.heads * all;
     const int64_t row = i / columns;
-    const int     ordered = (int)(i - row * columns);
-    int           rest = ordered, before = 0, part = 0; /* before: of one head */
+    const int ordered = (int)(i - row * columns);
+    int rest = ordered, before = 0, part = 0; /* before: of one head */
     while (rest >= a.heads * a.part[part]) {
         rest -= a.heads * a.part[part];
         before += a.part[part++];
     }
-    const int   woven = rest / a.part[part] * all + before + rest % a.part[part];
-    const char *from  = a.from.data + row * a.from.token;
-    char       *to    = a.to.data + row * a.to.token;
+    const int woven = rest / a.part[part] * all + before + rest % a.part[part];
+    const char *from = a.from.data + row * a.from.token;
+    char *to = a.to.data + row * a.to.token;
     store_float(to, a.weaves ? woven : ordered, a.to.dtype,
                 load_float(from, a.weaves ? ordered : woven, a.from.dtype));
 }
@@ -146,9 +146,9 @@ GDN_DEVICE int64_t sequence_of(const struct gdn_cu_batch &b, int64_t token)
     int64_t first = 0, end = b.B; /* the last one that begins at it or before is in between */
     while (end - first > 1) {
         const int64_t middle = first + (end - first) / 2;
-        const bool    before = load_index(b.cu_seqlens, middle) <= token;
-        first                = before ? middle : first;
-        end                  = before ? end : middle;
+        const bool before = load_index(b.cu_seqlens, middle) <= token;
+        first = before ? middle : first;
+        end = before ? end : middle;
     }
     return b.B > 0 && token < load_index(b.cu_seqlens, first + 1) ? first : -1;
 }
@@ -180,10 +180,10 @@ GDN_DEVICE void block_load(const struct gdn_cu_layer_rows &a)
     struct gdn_cu_seq s = {};
     s.row = sequence_of(a.batch, t);
     if (s.row >= 0) read_range(a.batch, s);
-    const int64_t own    = t - s.batch * a.batch.T - s.first;
-    const bool    counts = own >= 0 && own < s.n_valid;
+    const int64_t own = t - s.batch * a.batch.T - s.first;
+    const bool counts = own >= 0 && own < s.n_valid;
     const char *from = a.rows.data + t / a.batch.T * a.rows.batch + t % a.batch.T * a.rows.token;
-    char       *to   = a.dense.data + t * a.dense.token;
+    char *to = a.dense.data + t * a.dense.token;
     for (int64_t i = threadIdx.x % 32; i < a.n; i += 32)
         store_float(to, i, a.dense.dtype, counts ? load_float(from, i, a.rows.dtype) : 0);
 }
@@ -194,7 +194,7 @@ GDN_DEVICE void block_add(const struct gdn_cu_layer_rows &a)
     const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (t >= a.batch.N) return;
     const char *from = a.dense.data + t * a.dense.token;
-    char       *to   = a.rows.data + t / a.batch.T * a.rows.batch + t % a.batch.T * a.rows.token;
+    char *to = a.rows.data + t / a.batch.T * a.rows.batch + t % a.batch.T * a.rows.token;
     for (int64_t i = threadIdx.x % 32; i < a.n; i += 32) {
         const float old = a.adds ? load_float(to, i, a.rows.dtype) : 0;
         store_float(to, i, a.rows.dtype, old + load_float(from, i, a.dense.dtype));
@@ -210,15 +210,15 @@ GDN_DEVICE void block_clear(const struct gdn_cu_layer_rows &a)
         store_float(a.rows.data + i / a.n * a.rows.token, i % a.n, a.rows.dtype, 0);
 }
 
-using gdn_cu_block_load  = gdn_cu_layer_rows;
-using gdn_cu_block_add   = gdn_cu_layer_rows;
+using gdn_cu_block_load = gdn_cu_layer_rows;
+using gdn_cu_block_add = gdn_cu_layer_rows;
 using gdn_cu_block_clear = gdn_cu_layer_rows;
 
 #define GDN_IMAGE_layer GDN_THIS_IMAGE
-#define GDN_KERNEL_layer(threads, shared, what)                                               \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
-        gdn_layer_##what(const __grid_constant__ gdn_cu_block_##what a)                       \
-    {                                                                                         \
-        block_##what(a);                                                                      \
+#define GDN_KERNEL_layer(threads, shared, what)                         \
+    extern "C" __global__ void __launch_bounds__(threads)               \
+        gdn_layer_##what(const __grid_constant__ gdn_cu_block_##what a) \
+    {                                                                   \
+        block_##what(a);                                                \
     }
 #include "cuda/driver/kernels.cuh"

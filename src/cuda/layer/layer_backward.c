@@ -18,8 +18,8 @@ static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_rows, bool exact, siz
 
 static gdn_status begin(const struct gdn_layer_run *run)
 {
-    const struct gdn_plan_pools none   = { -1, -1, -1, false, false };
-    const uintptr_t             beyond = (uintptr_t)run->scratch % GDN_BLAS_ALIGN;
+    const struct gdn_plan_pools none = { -1, -1, -1, false, false };
+    const uintptr_t beyond = (uintptr_t)run->scratch % GDN_BLAS_ALIGN;
     TRY(gdn_cuda_check_batch(run->ctx, run->plan, run->tokens, &none, run->stream));
     if (run->exact) return GDN_OK;
     return gdn_blas_begin(run->ctx, run->stream,
@@ -43,7 +43,7 @@ static int64_t blocks(int64_t n, int64_t of_block) { return (n + of_block - 1) /
 
 static struct gdn_rows rows_of(const struct gdn_matrix *m)
 {
-    return (struct gdn_rows){ .data  = m->data,
+    return (struct gdn_rows){ .data = m->data,
                               .dtype = m->dtype,
                               .token = m->row * (int64_t)gdn_dtype_bytes(m->dtype) };
 }
@@ -55,16 +55,16 @@ static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_mat
         return gdn_cuda_note(run->ctx, "block_backward", GDN_CU_cublas);
     }
     const struct gdn_cu_layer_project a = {
-        .x           = rows_of(&p->a),
-        .weight      = rows_of(&p->b),
-        .out         = rows_of(&p->out),
-        .T           = p->m,
-        .n_rows      = p->m,
-        .n_out       = p->n,
-        .n_in        = p->depth,
-        .x_step      = p->a.column,
+        .x = rows_of(&p->a),
+        .weight = rows_of(&p->b),
+        .out = rows_of(&p->out),
+        .T = p->m,
+        .n_rows = p->m,
+        .n_out = p->n,
+        .n_in = p->depth,
+        .x_step = p->a.column,
         .weight_step = p->b.column,
-        .adds        = p->adds,
+        .adds = p->adds,
     };
     return launch(run, GDN_CU_layer_project, blocks(p->m, TILE) * blocks(p->n, TILE), &a);
 }
@@ -74,24 +74,23 @@ static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_mat
 static gdn_status weave(const struct gdn_layer_run *run, const struct gdn_weave *w)
 {
     struct gdn_cu_layer_weave a = {
-        .from   = rows_of(&w->from),
-        .to     = rows_of(&w->to),
-        .n      = w->n_rows * w->heads * (w->part[0] + w->part[1] + w->part[2] + w->part[3]),
-        .heads  = (int32_t)w->heads,
+        .from = rows_of(&w->from),
+        .to = rows_of(&w->to),
+        .n = w->n_rows * w->heads * (w->part[0] + w->part[1] + w->part[2] + w->part[3]),
+        .heads = (int32_t)w->heads,
         .weaves = w->weaves,
     };
     for (int i = 0; i < 4; i++) a.part[i] = (int32_t)w->part[i];
     return launch(run, GDN_CU_layer_weave, blocks(a.n, THREADS), &a);
 }
 
-static struct gdn_cu_layer_rows args_of(const struct gdn_layer_run  *run,
+static struct gdn_cu_layer_rows args_of(const struct gdn_layer_run *run,
                                         const struct gdn_token_rows *t)
 {
     const struct gdn_plan_pools none = { -1, -1, -1, false, false };
-    struct gdn_cu_layer_rows    a    = { .rows  = t->rows,
-                                         .dense = rows_of(&t->dense),
-                                         .n     = t->n,
-                                         .adds  = t->adds };
+    struct gdn_cu_layer_rows a = {
+        .rows = t->rows, .dense = rows_of(&t->dense), .n = t->n, .adds = t->adds
+    };
     gdn_cuda_fill_batch(&a.batch, run->plan, run->tokens, &none);
     return a;
 }
@@ -117,13 +116,13 @@ static gdn_status clear(const struct gdn_layer_run *run, void *memory, size_t by
 }
 
 static const struct gdn_layer_steps steps = {
-    .scratch  = scratch_bytes,
-    .begin    = begin,
+    .scratch = scratch_bytes,
+    .begin = begin,
     .multiply = multiply,
-    .weave    = weave,
-    .load     = load,
-    .store    = store,
-    .clear    = clear,
+    .weave = weave,
+    .load = load,
+    .store = store,
+    .clear = clear,
 };
 
 /* ---- The call ------------------------------------------------------------------------------ */
@@ -140,11 +139,11 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_layer_backward_call *c = call;
 
     struct gdn_cuda_ran ran = { .n = 0 };
-    bool                pushed;
+    bool pushed;
     TRY(gdn_cuda_enter(ctx, &pushed));
-    ctx->cuda->layer        = &ran;
+    ctx->cuda->layer = &ran;
     const gdn_status status = c->run(ctx, call, memory);
-    ctx->cuda->layer        = NULL;
+    ctx->cuda->layer = NULL;
     gdn_cuda_leave(ctx, pushed);
     return status == GDN_OK ? gdn_cuda_note_all(ctx, c->call.op, ran.kernels, ran.n) : status;
 }

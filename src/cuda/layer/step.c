@@ -54,7 +54,7 @@ static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
 static const char *why_not_one_launch(const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
-    const struct gdn_rows     z           = gdn_rows_of(&m->args.z, &m->tokens);
+    const struct gdn_rows z = gdn_rows_of(&m->args.z, &m->tokens);
     if (!r->from.data) return "state is absent";
     if (r->K > MOST || r->V > MOST) return "K or V is above 128";
     if (m->conv.W != TAPS) return "the convolution has not 4 taps";
@@ -83,7 +83,7 @@ static bool writes_conv(const struct gdn_step_call *m)
 static int part_bits(const gdn_ctx *ctx, const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const int group = r->H / r->Hk;
-    int       bits  = 0;
+    int bits = 0;
     while (!m->normed && r->V % (2 * COLUMNS << bits) == 0 &&
            are_together(ctx, group << (bits + 1)) &&
            r->batch.B * r->H << (bits + 1) <= ctx->cuda->sm_count)
@@ -91,32 +91,32 @@ static int part_bits(const gdn_ctx *ctx, const struct gdn_step_call *m, const st
     return bits;
 }
 
-static void fill_step(struct gdn_cu_step_general *a, const gdn_ctx *ctx, const struct gdn_step_call *m,
-                      const struct gdn_cu_rule *r)
+static void fill_step(struct gdn_cu_step_general *a, const gdn_ctx *ctx,
+                      const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
-    const struct gdn_rows z      = gdn_rows_of(&m->args.z, &m->tokens);
-    const int             group  = r->H / r->Hk;
-    const int             bits   = part_bits(ctx, m, r);
-    const int             blocks = group << bits;
+    const struct gdn_rows z = gdn_rows_of(&m->args.z, &m->tokens);
+    const int group = r->H / r->Hk;
+    const int bits = part_bits(ctx, m, r);
+    const int blocks = group << bits;
     gdn_cuda_fill_warp(&a->rule, r);
     a->rule.n_rows = (int32_t)r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
-    a->x           = gdn_cuda_near(&r->k, &r->batch);
-    a->z           = gdn_cuda_near(&z, &r->batch);
-    a->weight      = taps_of(&m->conv.weight);
-    a->bias        = taps_of(&m->conv.bias);
-    a->conv        = taps_of(&m->conv.from);
+    a->x = gdn_cuda_near(&r->k, &r->batch);
+    a->z = gdn_cuda_near(&z, &r->batch);
+    a->weight = taps_of(&m->conv.weight);
+    a->bias = taps_of(&m->conv.bias);
+    a->conv = taps_of(&m->conv.from);
     a->norm_weight = gdn_cuda_array(&m->args.norm_weight);
-    a->Hk          = r->Hk;
-    a->group       = group;
-    a->n_columns   = r->V >> bits;
-    a->part_bits   = bits;
-    a->n_blocks    = blocks;
-    a->key_blocks  = gdn_cuda_inverse(blocks);
-    a->share       = (2 * r->K + blocks - 1) / blocks;
-    a->length      = (int32_t)m->conv.from.length;
-    a->moves       = writes_conv(m) && are_together(ctx, blocks);
-    a->normed      = m->normed;
-    a->rms_eps     = m->norm.eps;
+    a->Hk = r->Hk;
+    a->group = group;
+    a->n_columns = r->V >> bits;
+    a->part_bits = bits;
+    a->n_blocks = blocks;
+    a->key_blocks = gdn_cuda_inverse(blocks);
+    a->share = (2 * r->K + blocks - 1) / blocks;
+    a->length = (int32_t)m->conv.from.length;
+    a->moves = writes_conv(m) && are_together(ctx, blocks);
+    a->normed = m->normed;
+    a->rms_eps = m->norm.eps;
 }
 
 /* Returns true if the address and all steps are multiples of n elements. */
@@ -141,8 +141,8 @@ static bool are_even_channels(const struct gdn_cu_taps *p)
 }
 static bool are_even_states(const struct gdn_cu_step_general *a)
 {
-    const struct gdn_cu_taps *p     = &a->conv;
-    const int32_t             bytes = p->data ? (int32_t)gdn_dtype_bytes(p->dtype) : 0;
+    const struct gdn_cu_taps *p = &a->conv;
+    const int32_t bytes = p->data ? (int32_t)gdn_dtype_bytes(p->dtype) : 0;
     if (!p->data) return true;
     if (a->length != TAPS - 1) return false;
     return p->entry == bytes ? p->channel == 3 * bytes && is_even(p->data, p->slot, p->dtype, 2)
@@ -152,10 +152,9 @@ static bool are_even_states(const struct gdn_cu_step_general *a)
 /* Returns true if every sequence has one token and channels can be taken in pairs. */
 static bool is_one_token(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
 {
-    return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each &&
-           r->K % 2 == 0 && r->V % 2 == 0 &&
-           is_even(a->x.data, a->x.row | a->x.token, a->x.dtype, 2) && are_even_taps(&a->weight) &&
-           are_even_channels(&a->bias) && are_even_states(a);
+    return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each && r->K % 2 == 0 &&
+           r->V % 2 == 0 && is_even(a->x.data, a->x.row | a->x.token, a->x.dtype, 2) &&
+           are_even_taps(&a->weight) && are_even_channels(&a->bias) && are_even_states(a);
 }
 
 /* ---- One token of each sequence, of rows of v (step_vk.cuh) -------------------------------- */
@@ -187,55 +186,55 @@ static const char *why_not_rows(const struct gdn_cu_step_general *a, const struc
     return has_rows_norm(a, r) ? NULL : "the norm has other columns or another dtype";
 }
 
-static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
+static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step_general *a,
+                                         const struct gdn_cu_rule *r)
 {
-    const int32_t entry    = a->conv.entry;
-    const bool    by_entry = a->conv.channel > entry;
+    const int32_t entry = a->conv.entry;
+    const bool by_entry = a->conv.channel > entry;
     return (struct gdn_cu_step_rows){
-        .one               = gdn_cuda_token_args(r, &a->rule),
-        .x                 = { a->x.data, a->x.row, 0 },
-        .z                 = { a->z.data, a->z.row, a->z.head },
-        .norm_weight       = gdn_cuda_at_vector(&a->norm_weight),
-        .weight            = a->weight,
-        .bias              = a->bias,
-        .conv              = a->conv,
-        .norm_weight_bytes = a->norm_weight.data ? (int32_t)gdn_dtype_bytes(a->norm_weight.dtype)
-                                                 : 0,
-        .Hk                = a->Hk,
-        .group             = a->group,
-        .V                 = r->V,
-        .n_columns         = a->n_columns,
-        .part_bits         = a->part_bits,
-        .n_blocks          = a->n_blocks,
-        .share             = a->share + a->share % 2,
-        .pair_step         = by_entry ? 2 * entry : entry,
-        .by_entry          = by_entry,
-        .moves             = a->moves,
-        .normed            = a->normed,
-        .rms_eps           = a->rms_eps,
+        .one = gdn_cuda_token_args(r, &a->rule),
+        .x = { a->x.data, a->x.row, 0 },
+        .z = { a->z.data, a->z.row, a->z.head },
+        .norm_weight = gdn_cuda_at_vector(&a->norm_weight),
+        .weight = a->weight,
+        .bias = a->bias,
+        .conv = a->conv,
+        .norm_weight_bytes =
+            a->norm_weight.data ? (int32_t)gdn_dtype_bytes(a->norm_weight.dtype) : 0,
+        .Hk = a->Hk,
+        .group = a->group,
+        .V = r->V,
+        .n_columns = a->n_columns,
+        .part_bits = a->part_bits,
+        .n_blocks = a->n_blocks,
+        .share = a->share + a->share % 2,
+        .pair_step = by_entry ? 2 * entry : entry,
+        .by_entry = by_entry,
+        .moves = a->moves,
+        .normed = a->normed,
+        .rms_eps = a->rms_eps,
     };
 }
 
 static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_step_call *m,
-                              const struct gdn_cu_rule *r,
-                              const struct gdn_cu_step_general *step)
+                              const struct gdn_cu_rule *r, const struct gdn_cu_step_general *step)
 {
     const struct gdn_cu_step_rows a = rows_args(step, r);
-    const bool f16   = step->x.dtype == GDN_F16;
-    const int  warps = (a.n_columns + COLUMNS - 1) / COLUMNS;
-    const int  conv  = (2 * r->K + a.n_columns + 63) / 64; /* and one for the gates */
+    const bool f16 = step->x.dtype == GDN_F16;
+    const int warps = (a.n_columns + COLUMNS - 1) / COLUMNS;
+    const int conv = (2 * r->K + a.n_columns + 63) / 64; /* and one for the gates */
     const struct gdn_cuda_call call = {
-        .kernel       = r->from.dtype == GDN_F32 ? f16 ? GDN_CU_step_rows_F32_F16
-                                                       : GDN_CU_step_rows_F32_BF16
-                        : f16                    ? GDN_CU_step_rows_F16_F16
-                                                 : GDN_CU_step_rows_BF16_BF16,
-        .grid         = { a.n_blocks, r->Hk, r->batch.B },
-        .n_threads    = 32 * (warps > conv ? warps : conv + 1),
+        .kernel = r->from.dtype == GDN_F32
+                      ? f16 ? GDN_CU_step_rows_F32_F16 : GDN_CU_step_rows_F32_BF16
+                  : f16 ? GDN_CU_step_rows_F16_F16
+                        : GDN_CU_step_rows_BF16_BF16,
+        .grid = { a.n_blocks, r->Hk, r->batch.B },
+        .n_threads = 32 * (warps > conv ? warps : conv + 1),
         .shared_bytes = (size_t)(a.n_columns * r->K) * gdn_dtype_bytes(r->from.dtype),
-        .cluster      = are_together(ctx, a.n_blocks) ? a.n_blocks : 1,
-        .stream       = m->args.stream,
-        .args         = &a,
-        .overlaps     = true,
+        .cluster = are_together(ctx, a.n_blocks) ? a.n_blocks : 1,
+        .stream = m->args.stream,
+        .args = &a,
+        .overlaps = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, "step", call.kernel);
@@ -244,25 +243,27 @@ static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_step_call *m,
 /* ---- Any ------------------------------------------------------------------------------------ */
 
 static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_step_call *m,
-                             const struct gdn_cu_rule *r,
-                             const struct gdn_cu_step_general *a)
+                             const struct gdn_cu_rule *r, const struct gdn_cu_step_general *a)
 {
-#define DTYPES(name) { name##_F32, name##_BF16, name##_F16 }
-    static const enum gdn_kernel_id kernels[][3] = {
-        DTYPES(GDN_CU_step_general_vk), DTYPES(GDN_CU_step_general_kv), DTYPES(GDN_CU_step_pairs_kv)
-    };
+#define DTYPES(name)                        \
+    {                                       \
+        name##_F32, name##_BF16, name##_F16 \
+    }
+    static const enum gdn_kernel_id kernels[][3] = { DTYPES(GDN_CU_step_general_vk),
+                                                     DTYPES(GDN_CU_step_general_kv),
+                                                     DTYPES(GDN_CU_step_pairs_kv) };
     const int64_t n = a->rule.n_rows, rows = n < MOST_ROWS ? n : MOST_ROWS;
     /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
     const int n_state = (a->n_columns + COLUMNS - 1) / COLUMNS;
-    const int n_conv  = (2 * r->K + a->n_columns + 63) / 64;
+    const int n_conv = (2 * r->K + a->n_columns + 63) / 64;
     const struct gdn_cuda_call call = {
-        .kernel    = kernels[r->from.k_first ? 1 + is_one_token(a, r) : 0][r->from.dtype],
-        .grid      = { (int64_t)r->Hk * a->n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
+        .kernel = kernels[r->from.k_first ? 1 + is_one_token(a, r) : 0][r->from.dtype],
+        .grid = { (int64_t)r->Hk * a->n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
         .n_threads = 32 * (n_state > n_conv ? n_state : n_conv),
-        .cluster   = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,
-        .stream    = m->args.stream,
-        .args      = a,
-        .overlaps  = true,
+        .cluster = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,
+        .stream = m->args.stream,
+        .args = a,
+        .overlaps = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, "step", call.kernel);
@@ -302,18 +303,18 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffer
 /* ---- The call ------------------------------------------------------------------------------ */
 
 struct step {
-    gdn_ctx                *ctx;
+    gdn_ctx *ctx;
     const struct gdn_step_call *m;
-    struct buffers          b;
+    struct buffers b;
 };
 
 /* Convolves the channels; out absent: moves the states alone. */
 static gdn_status convolve(const struct step *s, struct gdn_rows out)
 {
-    const struct gdn_step_call     *m     = s->m;
+    const struct gdn_step_call *m = s->m;
     const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
-    struct gdn_conv             conv  = m->conv;
-    conv.out             = out;
+    struct gdn_conv conv = m->conv;
+    conv.out = out;
     struct gdn_cu_conv a;
     gdn_cuda_fill_conv(&a, s->ctx, &conv, &m->plan, &m->tokens, &pools);
     return gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream);
@@ -329,8 +330,8 @@ static gdn_tensor before_out(const struct step *s)
 /* Runs the rule: o, in out or before it. */
 static gdn_status run_rule(const struct step *s)
 {
-    const struct gdn_step_call *m    = s->m;
-    struct gdn_rule         rule = m->rule;
+    const struct gdn_step_call *m = s->m;
+    struct gdn_rule rule = m->rule;
     gdn_step_call_connect(m, s->b.convolved, &rule);
     const gdn_tensor before = before_out(s);
     if (spares_padding(m)) rule.out = gdn_rows_of(&before, &m->tokens);
@@ -343,33 +344,32 @@ static gdn_status run_rule(const struct step *s)
 /* In place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
 static gdn_status run_norm(const struct step *s)
 {
-    const struct gdn_step_call *m    = s->m;
-    struct gdn_norm_job     norm = m->norm;
+    const struct gdn_step_call *m = s->m;
+    struct gdn_norm_job norm = m->norm;
     if (spares_padding(m)) norm.x = norm.out = before_out(s);
     struct gdn_cu_norm a = gdn_cuda_norm_args(&norm);
-    a.zeros              = true;
+    a.zeros = true;
     return gdn_cuda_norm(s->ctx, "step", &a, m->args.stream);
 }
 
 static gdn_status store(const struct step *s)
 {
     enum { TOKENS = 256 / 32 }; /* of a block, see layer.cu */
-    const struct gdn_step_call         *m     = s->m;
-    const gdn_tensor               *pool  = m->args.state.data ? &m->args.state
-                                                               : &m->args.conv_state;
-    const struct gdn_plan_pools     pools = pools_of(pool);
-    struct gdn_cu_layer_store       a     = {
-            .out   = m->rule.out,
-            .from  = s->b.out,
-            .n     = (int64_t)m->rule.H * m->rule.V,
-            .head  = m->rule.V,
+    const struct gdn_step_call *m = s->m;
+    const gdn_tensor *pool = m->args.state.data ? &m->args.state : &m->args.conv_state;
+    const struct gdn_plan_pools pools = pools_of(pool);
+    struct gdn_cu_layer_store a = {
+        .out = m->rule.out,
+        .from = s->b.out,
+        .n = (int64_t)m->rule.H * m->rule.V,
+        .head = m->rule.V,
     };
     gdn_cuda_fill_batch(&a.batch, &m->plan, &m->tokens, &pools);
     const struct gdn_cuda_call call = {
         .kernel = GDN_CU_layer_store,
-        .grid   = { (m->tokens.N + TOKENS - 1) / TOKENS, 1, 1 },
+        .grid = { (m->tokens.N + TOKENS - 1) / TOKENS, 1, 1 },
         .stream = m->args.stream,
-        .args   = &a,
+        .args = &a,
     };
     TRY(gdn_cuda_launch(s->ctx, &call));
     return gdn_cuda_note(s->ctx, "step", call.kernel);
@@ -380,7 +380,7 @@ static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
 {
     struct gdn_cu_step_general a;
     fill_step(&a, s->ctx, s->m, whole);
-    const char *const          why    = why_not_rows(&a, whole);
+    const char *const why = why_not_rows(&a, whole);
     const struct gdn_cuda_form list[] = { { "rows", why }, { "one launch", NULL } };
     gdn_cuda_log_forms(s->ctx, GDN_CUDA_STEP_CHOICE, "step", list);
     TRY((why ? launch_one : launch_rows)(s->ctx, s->m, whole, &a));
@@ -398,7 +398,7 @@ static gdn_status run_parts(const struct step *s)
 static gdn_status run_several(struct step *s, const char *why, char *memory)
 {
     const struct gdn_cuda_form list[] = { { "one launch", why }, { "parts", NULL } };
-    bool                       pushed;
+    bool pushed;
     gdn_cuda_log_forms(s->ctx, GDN_CUDA_STEP_CHOICE, "step", list);
     lay_out(s->ctx, s->m, &s->b, memory);
     TRY(gdn_cuda_enter(s->ctx, &pushed));
@@ -409,36 +409,36 @@ static gdn_status run_several(struct step *s, const char *why, char *memory)
 
 /* The decisions of plan_call(). */
 struct planned {
-    const char        *why_not_one; /* launch; NULL: it is one */
-    struct gdn_cu_rule whole;       /* fill_whole() */
+    const char *why_not_one;  /* launch; NULL: it is one */
+    struct gdn_cu_rule whole; /* fill_whole() */
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_step_call *m = call;
-    struct planned       *p = GDN_PLANNED(struct planned, &m->base);
-    struct buffers        b;
+    struct planned *p = GDN_PLANNED(struct planned, &m->base);
+    struct buffers b;
     TRY(gdn_cuda_check_family(ctx, &m->rule, NULL));
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
     fill_whole(&p->whole, m);
     p->why_not_one = why_not_one_launch(m, &p->whole);
-    m->base.bytes  = p->why_not_one ? lay_out(ctx, m, &b, NULL) : 0;
+    m->base.bytes = p->why_not_one ? lay_out(ctx, m, &b, NULL) : 0;
     return GDN_OK;
 }
 
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_step_call *m   = call;
-    const struct planned       *p   = GDN_PLANNED(struct planned, &m->base);
-    struct step                 s   = { .ctx = ctx, .m = m };
-    struct gdn_cuda_ran         ran = { .n = 0 };
+    const struct gdn_step_call *m = call;
+    const struct planned *p = GDN_PLANNED(struct planned, &m->base);
+    struct step s = { .ctx = ctx, .m = m };
+    struct gdn_cuda_ran ran = { .n = 0 };
     TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream));
     if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
-    ctx->cuda->layer        = &ran;
-    const gdn_status status = p->why_not_one ? run_several(&s, p->why_not_one, memory)
-                                             : run_one(&s, &p->whole);
-    ctx->cuda->layer        = NULL;
+    ctx->cuda->layer = &ran;
+    const gdn_status status =
+        p->why_not_one ? run_several(&s, p->why_not_one, memory) : run_one(&s, &p->whole);
+    ctx->cuda->layer = NULL;
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
 }
 

@@ -10,12 +10,12 @@
 #include "cuda/layer/args.h"
 
 enum {
-    STEP_TAPS     = 4,
-    STEP_PAST     = STEP_TAPS - 1,
-    STEP_WINDOW   = MMA_TOKENS, /* tokens that are convolved at once */
-    STEP_MOST     = 128,        /* K and V, at most */
-    STEP_ROW      = STEP_MOST + 4,
-    STEP_CHANNELS = 2           /* of a thread, at most */
+    STEP_TAPS = 4,
+    STEP_PAST = STEP_TAPS - 1,
+    STEP_WINDOW = MMA_TOKENS, /* tokens that are convolved at once */
+    STEP_MOST = 128,          /* K and V, at most */
+    STEP_ROW = STEP_MOST + 4,
+    STEP_CHANNELS = 2 /* of a thread, at most */
 };
 
 /* The inputs of the rule and the norm for a window: values as the dtype of x holds them. x: k
@@ -32,8 +32,8 @@ struct step_shared {
 /* The block's work: some columns of a value head of a sequence, and the key head that it reads. */
 struct step_work {
     struct warp_seq seq;
-    int             key_head, block; /* block: of those of the key head */
-    int             head, column;
+    int key_head, block; /* block: of those of the key head */
+    int head, column;
 };
 
 /* ---- The convolution ----------------------------------------------------------------------- */
@@ -48,7 +48,10 @@ struct step_raw {
 
 /* Return the number of the block's channels (K of q, K of k, its columns of v), and channel i of
  * them. */
-GDN_DEVICE int step_n_channels(const struct gdn_cu_step_general &a) { return 2 * a.rule.K + a.n_columns; }
+GDN_DEVICE int step_n_channels(const struct gdn_cu_step_general &a)
+{
+    return 2 * a.rule.K + a.n_columns;
+}
 GDN_DEVICE int step_channel(const struct gdn_cu_step_general &a, const struct step_work &w, int i)
 {
     const int K = a.rule.K;
@@ -67,15 +70,15 @@ GDN_DEVICE char *taps_at(const struct gdn_cu_taps &p, int slot, int channel, int
 GDN_DEVICE void step_fetch(struct step_raw &f, const struct gdn_cu_step_general &a,
                            const struct step_work &w, int t, int n)
 {
-    const int  io = a.x.dtype;
+    const int io = a.x.dtype;
     const bool old = t == 0, has_old = a.conv.data && w.seq.read >= 0;
 #pragma unroll
     for (int j = 0; j < STEP_CHANNELS; j++) {
-        const int   i = threadIdx.x + j * blockDim.x, channel = step_channel(a, w, i);
-        const bool  there = i < step_n_channels(a);
-        const char *x     = warp_row(a.x, w.seq, t, 0) + channel * float_bytes(io);
-        const char *past  = old ? taps_at(a.conv, w.seq.read, channel, a.length - STEP_PAST)
-                                : x - (int64_t)STEP_PAST * a.x.token;
+        const int i = threadIdx.x + j * blockDim.x, channel = step_channel(a, w, i);
+        const bool there = i < step_n_channels(a);
+        const char *x = warp_row(a.x, w.seq, t, 0) + channel * float_bytes(io);
+        const char *past = old ? taps_at(a.conv, w.seq.read, channel, a.length - STEP_PAST)
+                               : x - (int64_t)STEP_PAST * a.x.token;
 #pragma unroll
         for (int e = 0; e < STEP_PAST; e++)
             f.x[j][e] = load_bits(past + (int64_t)e * (old ? a.conv.entry : a.x.token), 0,
@@ -86,11 +89,11 @@ GDN_DEVICE void step_fetch(struct step_raw &f, const struct gdn_cu_step_general 
 #pragma unroll
         for (int e = 0; e < STEP_TAPS; e++)
             f.weight[j][e] = load_bits(taps_at(a.weight, 0, channel, e), 0, a.weight.dtype, there);
-        f.bias[j] = load_bits(taps_at(a.bias, 0, channel, 0), 0, a.bias.dtype,
-                              there && a.bias.data);
+        f.bias[j] =
+            load_bits(taps_at(a.bias, 0, channel, 0), 0, a.bias.dtype, there && a.bias.data);
     }
     if (!a.normed) return;
-    const int  own   = threadIdx.x;
+    const int own = threadIdx.x;
     const bool there = own < a.rule.V;
 #pragma unroll
     for (int e = 0; e < STEP_WINDOW; e++)
@@ -122,7 +125,8 @@ GDN_DEVICE void step_convolve(float *to, int step, const struct step_raw &f, int
 
 /* Puts the window into shared memory. */
 GDN_DEVICE void step_put(struct step_shared &sh, const struct step_raw &f,
-                         const struct gdn_cu_step_general &a, const struct step_work &, int t, int n)
+                         const struct gdn_cu_step_general &a, const struct step_work &, int t,
+                         int n)
 {
     const int K = a.rule.K, past_dtype = t == 0 ? a.conv.dtype : a.x.dtype;
 #pragma unroll
@@ -131,15 +135,17 @@ GDN_DEVICE void step_put(struct step_shared &sh, const struct step_raw &f,
         if (i >= step_n_channels(a)) continue;
         float *to = i < K ? &sh.x[1][i] : i < 2 * K ? &sh.x[0][i - K] : &sh.v[0][i - 2 * K];
         const int step = i < 2 * K ? 2 * STEP_ROW : STEP_MOST;
-        if (n == 1) step_convolve<1>(to, step, f, j, a, past_dtype);
-        else step_convolve<STEP_WINDOW>(to, step, f, j, a, past_dtype);
+        if (n == 1)
+            step_convolve<1>(to, step, f, j, a, past_dtype);
+        else
+            step_convolve<STEP_WINDOW>(to, step, f, j, a, past_dtype);
 #pragma unroll
         for (int e = 0; e < STEP_PAST; e++)
 #pragma unroll
             for (int m = 1; m <= STEP_WINDOW; m++)
                 if (m == n)
-                    sh.left[e][i] = bits_to_f32(f.x[j][m + e],
-                                                m + e < STEP_PAST ? past_dtype : a.x.dtype);
+                    sh.left[e][i] =
+                        bits_to_f32(f.x[j][m + e], m + e < STEP_PAST ? past_dtype : a.x.dtype);
     }
     const int own = threadIdx.x;
     if (!a.normed || own >= a.rule.V) return;
@@ -184,8 +190,8 @@ GDN_DEVICE int step_slot(const struct gdn_cu_step_general &a, const struct step_
 }
 
 /* Returns input t of the sequence; t < 0: of the state that it starts from, -1 the newest. */
-GDN_DEVICE float step_input(const struct gdn_cu_step_general &a, const struct step_work &w, int channel,
-                            int t)
+GDN_DEVICE float step_input(const struct gdn_cu_step_general &a, const struct step_work &w,
+                            int channel, int t)
 {
     if (t >= 0) return load_float(warp_row(a.x, w.seq, t, 0), channel, a.x.dtype);
     if (w.seq.read < 0 || a.length + t < 0) return 0;
@@ -194,8 +200,8 @@ GDN_DEVICE float step_input(const struct gdn_cu_step_general &a, const struct st
 
 /* Moves one channel's state after token t, entry by entry from the oldest: in place, what is still
  * to be read lies ahead. */
-GDN_DEVICE void step_move(const struct gdn_cu_step_general &a, const struct step_work &w, int channel,
-                          int t, int slot)
+GDN_DEVICE void step_move(const struct gdn_cu_step_general &a, const struct step_work &w,
+                          int channel, int t, int slot)
 {
 #pragma unroll 1
     for (int e = 0; e < a.length; e++)
@@ -204,15 +210,18 @@ GDN_DEVICE void step_move(const struct gdn_cu_step_general &a, const struct step
 }
 
 /* Moves all states of a channel; the one in the slot that the sequence starts from is the last. */
-GDN_DEVICE void step_move_all(const struct gdn_cu_step_general &a, const struct step_work &w, int channel)
+GDN_DEVICE void step_move_all(const struct gdn_cu_step_general &a, const struct step_work &w,
+                              int channel)
 {
     int last = -1;
 #pragma unroll 1
     for (int t = a.rule.each ? 0 : w.seq.T - 1; t < w.seq.T; t++) {
         const int slot = step_slot(a, w, t);
         if (slot < 0) continue;
-        if (slot == w.seq.read) last = t;
-        else step_move(a, w, channel, t, slot);
+        if (slot == w.seq.read)
+            last = t;
+        else
+            step_move(a, w, channel, t, slot);
     }
     if (last >= 0) step_move(a, w, channel, last, w.seq.read);
 }

@@ -28,13 +28,13 @@ GDN_DEVICE void step_norm(const struct step_shared &sh, const struct gdn_cu_step
 {
     enum { PACK = STEP_MOST / 16 };
     const struct gdn_cu_warp &r = a.rule;
-    const int   first = threadIdx.x % 16 * PACK, n = wanted ? r.V - first : 0;
-    char       *out = warp_row(r.out, w.seq, t, w.head);
-    float       x[PACK], sum = 0;
+    const int first = threadIdx.x % 16 * PACK, n = wanted ? r.V - first : 0;
+    char *out = warp_row(r.out, w.seq, t, w.head);
+    float x[PACK], sum = 0;
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
         x[j] = j < n ? round_to(sh.o[i][first + j], r.out.dtype) : 0;
-        sum  = fmaf(x[j], x[j], sum);
+        sum = fmaf(x[j], x[j], sum);
     }
     for (int step = 1; step < 16; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
     const float scale = 1 / sqrtf(sum / (float)r.V + a.rms_eps);
@@ -63,14 +63,14 @@ template <class Tile>
 GDN_DEVICE void step_columns(uint32_t (&column)[Tile::PAIRS], const struct step_shared &sh, int K,
                              int T)
 {
-    const int    lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const float *row = sh.x[g];
 #pragma unroll
     for (int i = 0; i < Tile::PAIRS / 2; i++) {
         const int at = (i * 4 / Tile::PIECE * 4 + t) * Tile::PIECE + i * 4 % Tile::PIECE;
-        uint4     x  = make_uint4(0, 0, 0, 0);
+        uint4 x = make_uint4(0, 0, 0, 0);
         if (at < K && g / 2 < T) x = *(const uint4 *)&row[at];
-        column[2 * i]     = x.x >> 16 | (x.y & 0xffff0000);
+        column[2 * i] = x.x >> 16 | (x.y & 0xffff0000);
         column[2 * i + 1] = x.z >> 16 | (x.w & 0xffff0000);
     }
 }
@@ -82,15 +82,15 @@ GDN_DEVICE void step_products(struct step_shared &sh, const struct step_raw &raw
 {
     typedef mma_tile<STEP_MOST, dtype> Tile;
     const struct gdn_cu_warp &r = a.rule;
-    const struct warp_seq    &s = w.seq;
-    const int  bytes = r.K * float_bytes(dtype), t = threadIdx.x % 4;
-    const int  column = threadIdx.x / 32 * MMA_ROWS, own = column + threadIdx.x % 32 / 4;
-    const int  v = w.column + own;
+    const struct warp_seq &s = w.seq;
+    const int bytes = r.K * float_bytes(dtype), t = threadIdx.x % 4;
+    const int column = threadIdx.x / 32 * MMA_ROWS, own = column + threadIdx.x % 32 / 4;
+    const int v = w.column + own;
     const bool has = column < a.n_columns, there = t < s.T, given = s.read >= 0;
-    uint32_t         x[Tile::PAIRS];
+    uint32_t x[Tile::PAIRS];
     struct warp_gates gates;
-    struct mma_rows  rows;
-    Tile             tile;
+    struct mma_rows rows;
+    Tile tile;
     mma_load(tile, mma_row(r.from, s.read, w.head, v), r.from.row, bytes, given && has);
     warp_fetch_gates(gates, r, s, w.head, t);
     step_put(sh, raw, a, w, 0, s.T);
@@ -103,8 +103,10 @@ GDN_DEVICE void step_products(struct step_shared &sh, const struct step_raw &raw
         mma_rule(rows, tile, x, r, s.T);
         char *const out = warp_row(r.out, s, t, w.head);
         for (int h = 0; h < 2; h++) {
-            if (a.normed) sh.o[t][own + 8 * h] = rows.o[h];
-            else if (r.out.data && there) store_float(out, v + 8 * h, r.out.dtype, rows.o[h]);
+            if (a.normed)
+                sh.o[t][own + 8 * h] = rows.o[h];
+            else if (r.out.data && there)
+                store_float(out, v + 8 * h, r.out.dtype, rows.o[h]);
         }
         mma_leave(tile, x, rows, r, s, w.head, v, bytes, given);
     }
@@ -125,13 +127,13 @@ GDN_DEVICE void step_once(struct step_shared &sh, const struct step_raw &raw,
 {
     typedef once_tile<STEP_MOST> Tile;
     const struct gdn_cu_warp &r = a.rule;
-    const struct warp_seq    &s = w.seq;
-    const int  column = threadIdx.x / 32 * MMA_ROWS, own = column + once_row<Tile>();
-    const int  at = threadIdx.x % 32 * 4, v = w.column + column;
+    const struct warp_seq &s = w.seq;
+    const int column = threadIdx.x / 32 * MMA_ROWS, own = column + once_row<Tile>();
+    const int at = threadIdx.x % 32 * 4, v = w.column + column;
     const bool has = column < a.n_columns, given = s.read >= 0;
-    struct warp_gates          gates;
+    struct warp_gates gates;
     struct once_token<Tile::C> now;
-    Tile                       tile;
+    Tile tile;
     once_load(tile, once_place<Tile>(r.from, s.read, w.head, v), r.from.row, r.K, given && has);
     warp_fetch_gates(gates, r, s, w.head, 0);
     step_put(sh, raw, a, w, 0, 1);
@@ -141,9 +143,10 @@ GDN_DEVICE void step_once(struct step_shared &sh, const struct step_raw &raw,
     if (has) {
         step_chunk(now.k[0], sh.x[0], at, at < r.K);
         step_chunk(now.q[0], sh.x[1], at, at < r.K);
-        now.v     = sh.v[0][own];
+        now.v = sh.v[0][own];
         char *out = NULL;
-        if (a.normed) out = (char *)&sh.o[0][own];
+        if (a.normed)
+            out = (char *)&sh.o[0][own];
         else if (r.out.data)
             out = warp_row(r.out, s, 0, w.head) + (w.column + own) * float_bytes(r.out.dtype);
         once_rule(tile, now, r, s, w.head, v, r.K, given, out, a.normed ? GDN_F32 : r.out.dtype);
@@ -170,15 +173,15 @@ GDN_DEVICE void step_warps(struct step_shared &sh, Raw &raw, const struct gdn_cu
                            const struct step_work &w)
 {
     const struct gdn_cu_warp &r = a.rule;
-    const struct warp_seq    &s = w.seq;
-    const int  first = threadIdx.x / 32 * Tile::COLUMNS, column = w.column + first;
-    const int  own = first + last_column<Tile>();
+    const struct warp_seq &s = w.seq;
+    const int first = threadIdx.x / 32 * Tile::COLUMNS, column = w.column + first;
+    const int own = first + last_column<Tile>();
     const bool has = first < a.n_columns, given = s.read >= 0;
     struct warp_place from = warp_place_of<Tile, dtype>(r, r.from, s.read, w.head, column);
-    uint32_t          x[Tile::N][4];
-    Tile              tile;
-    struct warp_gates  gates;
-    bool              changed = !given;
+    uint32_t x[Tile::N][4];
+    Tile tile;
+    struct warp_gates gates;
+    bool changed = !given;
     if (!given || !has) from.n_rows = 0;
     warp_load<Tile, dtype>(x, from);
     warp_fetch_gates(gates, r, s, w.head, threadIdx.x % STEP_WINDOW);
@@ -186,9 +189,9 @@ GDN_DEVICE void step_warps(struct step_shared &sh, Raw &raw, const struct gdn_cu
     warp_expand<Tile, dtype>(tile, x);
 #pragma unroll 1
     for (int t0 = 0; t0 < s.T; t0 += STEP_WINDOW) {
-        const int        n = s.T - t0 < STEP_WINDOW ? s.T - t0 : STEP_WINDOW;
-        const int        mine = t0 + threadIdx.x % STEP_WINDOW;
-        float            alpha, beta;
+        const int n = s.T - t0 < STEP_WINDOW ? s.T - t0 : STEP_WINDOW;
+        const int mine = t0 + threadIdx.x % STEP_WINDOW;
+        float alpha, beta;
         if (t0) {
             warp_fetch_gates(gates, r, s, w.head, mine);
             step_fetch(raw, a, w, t0, n);
@@ -202,11 +205,12 @@ GDN_DEVICE void step_warps(struct step_shared &sh, Raw &raw, const struct gdn_cu
         for (int i = 0; i < n && has; i++) {
             struct warp_token<Tile::PARTS * Tile::J> now;
             step_commit<Tile>(now, sh, i, r);
-            now.v     = sh.v[i][own];
+            now.v = sh.v[i][own];
             now.alpha = __shfl_sync(0xffffffff, alpha, i);
-            now.beta  = __shfl_sync(0xffffffff, beta, i);
+            now.beta = __shfl_sync(0xffffffff, beta, i);
             char *out = NULL;
-            if (a.normed) out = (char *)&sh.o[i][own];
+            if (a.normed)
+                out = (char *)&sh.o[i][own];
             else if (r.out.data && own < a.n_columns)
                 out = warp_row(r.out, s, t0 + i, w.head) +
                       (w.column + own) * float_bytes(r.out.dtype);
@@ -234,7 +238,7 @@ GDN_DEVICE void step_head(struct step_shared &sh, const struct gdn_cu_step_gener
                           const struct step_work &w)
 {
     const int T = w.seq.T;
-    Raw       raw;
+    Raw raw;
     step_fetch(raw, a, w, 0, T < STEP_WINDOW ? T : STEP_WINDOW);
     if constexpr (!Tile::K_FIRST && dtype != GDN_F16) {
         if (a.rule.products && T <= MMA_TOKENS && (dtype == GDN_BF16 || T > 1)) {
@@ -255,12 +259,12 @@ template <class Raw, class Tile, int dtype>
 GDN_DEVICE void step_block(const struct gdn_cu_step_general &a)
 {
     __shared__ struct step_shared sh;
-    struct step_work              w;
+    struct step_work w;
     const int row = blockIdx.y + blockIdx.z * gridDim.y;
     w.key_head = by(blockIdx.x, a.key_blocks);
-    w.block    = blockIdx.x - w.key_head * a.n_blocks;
-    w.head     = w.key_head * a.group + (w.block >> a.part_bits);
-    w.column   = (w.block & ((1 << a.part_bits) - 1)) * a.n_columns;
+    w.block = blockIdx.x - w.key_head * a.n_blocks;
+    w.head = w.key_head * a.group + (w.block >> a.part_bits);
+    w.column = (w.block & ((1 << a.part_bits) - 1)) * a.n_columns;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (row >= a.rule.n_rows) return;
@@ -282,11 +286,11 @@ GDN_DEVICE void step_block(const struct gdn_cu_step_general &a)
         step_leave(sh, a, w);
 }
 
-#define STEP_KERNEL(threads, name, raw, tile, dtype)                                          \
-    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
-        name(const __grid_constant__ struct gdn_cu_step_general a)                                    \
-    {                                                                                         \
-        step_block<struct raw, tile<STEP_MOST, GDN_##dtype>, GDN_##dtype>(a);                 \
+#define STEP_KERNEL(threads, name, raw, tile, dtype)                          \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                  \
+        name(const __grid_constant__ struct gdn_cu_step_general a)            \
+    {                                                                         \
+        step_block<struct raw, tile<STEP_MOST, GDN_##dtype>, GDN_##dtype>(a); \
     }
 
 #endif

@@ -34,14 +34,19 @@ GDN_DEVICE void expand_twos(float (&to)[2 * n], const uint32_t (&x)[n][2], int d
 }
 GDN_DEVICE void store_two(char *p, float low, float high, int dtype)
 {
-    if (dtype == GDN_F32) *(float2 *)p = make_float2(low, high);
-    else *(uint32_t *)p = dtype == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
+    if (dtype == GDN_F32)
+        *(float2 *)p = make_float2(low, high);
+    else
+        *(uint32_t *)p = dtype == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
 }
 
 /* Return true if the entries of a channel lie side by side, else the channels do; the step
  * between pairs. */
-GDN_DEVICE bool is_by_entry(const struct gdn_cu_step_general &a) { return a.conv.channel > a.conv.entry; }
-GDN_DEVICE int  two_step(const struct gdn_cu_step_general &a)
+GDN_DEVICE bool is_by_entry(const struct gdn_cu_step_general &a)
+{
+    return a.conv.channel > a.conv.entry;
+}
+GDN_DEVICE int two_step(const struct gdn_cu_step_general &a)
 {
     return is_by_entry(a) ? 2 * a.conv.entry : a.conv.entry;
 }
@@ -49,7 +54,7 @@ GDN_DEVICE int  two_step(const struct gdn_cu_step_general &a)
 GDN_DEVICE void step_fetch(struct step_one &f, const struct gdn_cu_step_general &a,
                            const struct step_work &w, int, int)
 {
-    const int  i = 2 * threadIdx.x, channel = step_channel(a, w, i), io = a.x.dtype;
+    const int i = 2 * threadIdx.x, channel = step_channel(a, w, i), io = a.x.dtype;
     const bool there = i < step_n_channels(a), old = a.conv.data && w.seq.read >= 0;
     if (there) {
         load_two(f.x, warp_row(a.x, w.seq, 0, 0) + channel * float_bytes(io), io, true);
@@ -84,7 +89,8 @@ GDN_DEVICE void step_shift(struct step_shared &sh, const float (&old)[6], const 
                    : j < 2  ? old[(e + 2) % 6]
                             : x[h];
         }
-        if (i < 2 * a.rule.K) *(float2 *)&sh.left[j][i] = make_float2(y[0], y[1]);
+        if (i < 2 * a.rule.K)
+            *(float2 *)&sh.left[j][i] = make_float2(y[0], y[1]);
         else if (a.conv.data && a.moves && w.seq.write >= 0)
             store_two(to + j * two_step(a), y[0], y[1], a.conv.dtype);
     }
@@ -96,7 +102,7 @@ GDN_DEVICE void step_put(struct step_shared &sh, const struct step_one &f,
     const int i = 2 * threadIdx.x, K = a.rule.K, own = threadIdx.x;
     if (i < step_n_channels(a)) {
         float *to = i < K ? &sh.x[1][i] : i < 2 * K ? &sh.x[0][i - K] : &sh.v[0][i - 2 * K];
-        float  old[2 * STEP_PAST], x[2], weight[2][STEP_TAPS], y[2];
+        float old[2 * STEP_PAST], x[2], weight[2][STEP_TAPS], y[2];
         expand_twos<STEP_PAST>(old, f.past, a.conv.dtype);
         expand_twos<1>(x, { { f.x[0], f.x[1] } }, a.x.dtype);
         expand_twos<1>(y, { { f.bias[0], f.bias[1] } }, a.bias.dtype);
@@ -115,7 +121,7 @@ GDN_DEVICE void step_put(struct step_shared &sh, const struct step_one &f,
     if (!a.normed || own >= a.rule.V) return;
     float z[1] = { bits_to_f32(f.z, a.z.dtype) };
     silu_of(z);
-    sh.weight[own]  = a.norm_weight.data ? bits_to_f32(f.norm_weight, a.norm_weight.dtype) : 1;
+    sh.weight[own] = a.norm_weight.data ? bits_to_f32(f.norm_weight, a.norm_weight.dtype) : 1;
     sh.gate[0][own] = a.z.data ? z[0] : 1;
 }
 

@@ -21,10 +21,10 @@
 extern __shared__ __align__(128) char gdn_shared[];
 
 enum {
-    STEP_K       = 128, /* and V at most; V of the norm */
-    STEP_COLUMNS = 16,  /* of a warp */
+    STEP_K = 128,                              /* and V at most; V of the norm */
+    STEP_COLUMNS = 16,                         /* of a warp */
     STEP_THREADS = STEP_K / STEP_COLUMNS * 32, /* at most, and of the norm */
-    STEP_NORM    = STEP_THREADS / 32 - 1,      /* the warp of the norm, */
+    STEP_NORM = STEP_THREADS / 32 - 1,         /* the warp of the norm, */
     STEP_BARRIER = 1                           /* where it waits for all o */
 };
 
@@ -32,9 +32,9 @@ enum {
  * values of the states of channels of q and k. The gates. o, and what the norm multiplies it by. */
 struct step_rows_shared {
     alignas(16) uint32_t keys[2][STEP_K / 2];
-    alignas(16) float    o[STEP_K];
-    float                v[STEP_K], weight[STEP_K], gate[STEP_K], alpha, beta;
-    alignas(8) float     left[STEP_PAST][2 * STEP_K];
+    alignas(16) float o[STEP_K];
+    float v[STEP_K], weight[STEP_K], gate[STEP_K], alpha, beta;
+    alignas(8) float left[STEP_PAST][2 * STEP_K];
 };
 
 /* ---- The convolution ----------------------------------------------------------------------- */
@@ -46,8 +46,8 @@ struct step_pair {
 };
 
 /* Channel i of the block: of q, of k, and from there on of v. */
-GDN_DEVICE int rows_channel(const struct gdn_cu_step_rows &a, const struct token_place &w, int column,
-                            int i)
+GDN_DEVICE int rows_channel(const struct gdn_cu_step_rows &a, const struct token_place &w,
+                            int column, int i)
 {
     if (i < STEP_K) return blockIdx.y * STEP_K + i;
     if (i < 2 * STEP_K) return (a.Hk + blockIdx.y - 1) * STEP_K + i;
@@ -64,7 +64,7 @@ GDN_DEVICE void rows_fetch(struct step_pair &f, const struct gdn_cu_step_rows &a
                            const struct token_place &w, int channel)
 {
     const char *past = taps_at(a.conv, w.from, channel, 0);
-    const int   bytes = taps_bytes(a.conv);
+    const int bytes = taps_bytes(a.conv);
     f.x = ld_b32(a.x.data + mad_wide(w.row, a.x.row, channel * 2));
 #pragma unroll
     for (int j = 0; j < STEP_PAST; j++, past += a.pair_step) ld_8_or_4(f.past[j], past, bytes);
@@ -78,12 +78,15 @@ GDN_DEVICE void rows_past(float (&to)[2 * STEP_PAST], const struct step_pair &f,
 {
 #pragma unroll
     for (int i = 0; i < 2 * STEP_PAST; i++)
-        to[i] = wide ? __uint_as_float(f.past[i / 2][i % 2]) : token_element<io>(f.past[i / 2][0], i);
+        to[i] =
+            wide ? __uint_as_float(f.past[i / 2][i % 2]) : token_element<io>(f.past[i / 2][0], i);
 }
 template <int io> GDN_DEVICE void rows_store(char *p, float low, float high, bool wide)
 {
-    if (wide) *(float2 *)p = make_float2(low, high);
-    else *(uint32_t *)p = io == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
+    if (wide)
+        *(float2 *)p = make_float2(low, high);
+    else
+        *(uint32_t *)p = io == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
 }
 
 /* The state of two channels, which takes in the token: to where it goes, or, as long as other
@@ -116,15 +119,17 @@ GDN_DEVICE void rows_put(struct step_rows_shared &sh, const struct step_pair &f,
                          const struct gdn_cu_step_rows &a, const struct token_place &w, int channel,
                          int i)
 {
-    const bool  wide = a.conv.dtype == GDN_F32;
-    float       old[2 * STEP_PAST], y[2];
+    const bool wide = a.conv.dtype == GDN_F32;
+    float old[2 * STEP_PAST], y[2];
     const float x[2] = { token_element<io>(f.x, 0), token_element<io>(f.x, 1) };
-    if (wide) rows_past<io>(old, f, true);
-    else rows_past<io>(old, f, false);
+    if (wide)
+        rows_past<io>(old, f, true);
+    else
+        rows_past<io>(old, f, false);
 #pragma unroll
     for (int c = 0; c < 2; c++) {
-        y[c] = a.bias.dtype == GDN_F32 ? __uint_as_float(f.bias[c])
-                                       : token_element<io>(f.bias[0], c);
+        y[c] =
+            a.bias.dtype == GDN_F32 ? __uint_as_float(f.bias[c]) : token_element<io>(f.bias[0], c);
 #pragma unroll
         for (int e = 0; e < STEP_PAST; e++)
             y[c] = fmaf(token_element<io>(f.weight[c][e / 2], e),
@@ -136,8 +141,8 @@ GDN_DEVICE void rows_put(struct step_rows_shared &sh, const struct step_pair &f,
     if (i < 2 * STEP_K)
         sh.keys[i < STEP_K][i % STEP_K / 2] = both;
     else
-        *(float2 *)&sh.v[i - 2 * STEP_K] = make_float2(token_element<io>(both, 0),
-                                                       token_element<io>(both, 1));
+        *(float2 *)&sh.v[i - 2 * STEP_K] =
+            make_float2(token_element<io>(both, 0), token_element<io>(both, 1));
     if (a.moves && w.to >= a.one.first_slot) rows_shift<io>(sh, old, x, a, w, channel, i);
 }
 
@@ -161,7 +166,7 @@ GDN_DEVICE void rows_gates(struct step_rows_shared &sh, const struct gdn_cu_step
                            const struct token_place &w)
 {
     struct token_gates f;
-    float            alpha, beta;
+    float alpha, beta;
     token_fetch_gates(f, a.one, w);
     token_expand_gates<io>(alpha, beta, f, a.one);
     sh.alpha = alpha, sh.beta = beta;
@@ -173,13 +178,13 @@ GDN_DEVICE void rows_tail(struct step_rows_shared &sh, const struct gdn_cu_step_
                           const struct token_place &w)
 {
     enum { N = STEP_K / 32 };
-    const int   lane = threadIdx.x % 32;
-    const char *z    = token_at(a.z, w.row, w.head) + lane * 2;
-    uint32_t    bits[N], weight[N];
-    float       gate[N];
+    const int lane = threadIdx.x % 32;
+    const char *z = token_at(a.z, w.row, w.head) + lane * 2;
+    uint32_t bits[N], weight[N];
+    float gate[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        bits[j]   = ld_4_or_2(z + j * 64, a.z.data ? 2 : 0);
+        bits[j] = ld_4_or_2(z + j * 64, a.z.data ? 2 : 0);
         weight[j] = token_bits(a.norm_weight, 0, lane + j * 32, a.norm_weight_bytes);
     }
 #pragma unroll
@@ -187,9 +192,9 @@ GDN_DEVICE void rows_tail(struct step_rows_shared &sh, const struct gdn_cu_step_
     silu_of(gate);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        sh.gate[lane + j * 32]   = a.z.data ? gate[j] : 1;
-        sh.weight[lane + j * 32] = a.norm_weight.data
-                                       ? token_number<io>(weight[j], a.norm_weight_bytes) : 1;
+        sh.gate[lane + j * 32] = a.z.data ? gate[j] : 1;
+        sh.weight[lane + j * 32] =
+            a.norm_weight.data ? token_number<io>(weight[j], a.norm_weight_bytes) : 1;
     }
 }
 
@@ -198,9 +203,9 @@ template <int io>
 GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
                           const struct token_place &w)
 {
-    const int    lane = threadIdx.x % 32;
-    const float *o    = &sh.o[lane % 16 * 8];
-    float        sum  = 0;
+    const int lane = threadIdx.x % 32;
+    const float *o = &sh.o[lane % 16 * 8];
+    float sum = 0;
 #pragma unroll
     for (int j = 0; j < 8; j += 4) {
         const float4 x = *(const float4 *)&o[j];
@@ -209,11 +214,11 @@ GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct gdn_cu
     }
     for (int step = 1; step < 16; step *= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
     const float scale = 1 / sqrtf(sum / (float)STEP_K + a.rms_eps);
-    char *const out   = token_at(a.one.out, w.row, w.head) + lane * 2;
+    char *const out = token_at(a.one.out, w.row, w.head) + lane * 2;
 #pragma unroll
     for (int j = 0; j < STEP_K; j += 32)
-        token_store_half<io>(out + j * 2, sh.o[lane + j] * scale * sh.weight[lane + j] *
-                                            sh.gate[lane + j]);
+        token_store_half<io>(out + j * 2,
+                             sh.o[lane + j] * scale * sh.weight[lane + j] * sh.gate[lane + j]);
 }
 
 /* ---- Rows of a state ----------------------------------------------------------------------- */
@@ -221,9 +226,16 @@ GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct gdn_cu
 /* As token_rows, of eight rows, with k and q as they lie in memory. */
 template <int dtype, int io> struct step_rows {
     typedef token_rows<STEP_K, dtype, io> like;
-    typedef typename like::piece        piece;
-    enum { IO = io, ROWS = 8, E = like::E, LANES = like::LANES, C = like::C, STEP = like::STEP,
-           N = ROWS / STEP };
+    typedef typename like::piece piece;
+    enum {
+        IO = io,
+        ROWS = 8,
+        E = like::E,
+        LANES = like::LANES,
+        C = like::C,
+        STEP = like::STEP,
+        N = ROWS / STEP
+    };
     uint32_t S[N][C][4], keys[C * E];
 
     __device__ __forceinline__ float key(int c, int e) const
@@ -248,8 +260,7 @@ GDN_DEVICE void rows_keys(uint32_t (&x)[Tile::C * Tile::E], const struct step_ro
     for (int i = 0; i < 2 * C; i++)
 #pragma unroll
         for (int j = 0; j < E / 2; j += 2) {
-            lds_v2(&x[i * E / 2 + j],
-                   &sh.keys[i / C][(i % C * Tile::LANES + lane) * E / 2 + j]);
+            lds_v2(&x[i * E / 2 + j], &sh.keys[i / C][(i % C * Tile::LANES + lane) * E / 2 + j]);
         }
 }
 
@@ -313,7 +324,7 @@ GDN_DEVICE void rows_prepare(struct step_rows_shared &sh, const struct gdn_cu_st
     } else if (warp > n_warps) {
         if (a.normed) rows_tail<io>(sh, a, w);
     } else if (2 * (int)threadIdx.x < n_channels) {
-        const int        i = 2 * threadIdx.x, channel = rows_channel(a, w, column, i);
+        const int i = 2 * threadIdx.x, channel = rows_channel(a, w, column, i);
         struct step_pair pair;
         rows_fetch(pair, a, w, channel);
         rows_put<io>(sh, pair, a, w, channel, i);
@@ -327,9 +338,9 @@ GDN_DEVICE void rows_rule(struct step_rows_shared &sh, const struct gdn_cu_step_
                           const struct token_place &w, int column, int warp)
 {
     enum { TILES = STEP_COLUMNS / Tile::ROWS };
-    const int   lane = threadIdx.x % 32, first = warp * STEP_COLUMNS;
+    const int lane = threadIdx.x % 32, first = warp * STEP_COLUMNS;
     const float alpha = sh.alpha, beta = sh.beta;
-    const bool  changed = alpha != 1 || beta != 0;
+    const bool changed = alpha != 1 || beta != 0;
     char *to = token_at(a.one.to, w.to, w.head) + lane % Tile::LANES * 16 +
                (column + first + lane / Tile::LANES) * a.one.to_row;
     uint32_t keys[Tile::C * Tile::E];
@@ -338,10 +349,12 @@ GDN_DEVICE void rows_rule(struct step_rows_shared &sh, const struct gdn_cu_step_
 #pragma unroll
     for (int n = 0; n < TILES; n++, to += Tile::ROWS * a.one.to_row) {
         const int mine = first + n * Tile::ROWS + token_own<Tile>();
-        float     p, z;
-        Tile      tile;
-        if (n) copy_wait<0>();
-        else copy_wait<TILES - 1>();
+        float p, z;
+        Tile tile;
+        if (n)
+            copy_wait<0>();
+        else
+            copy_wait<TILES - 1>();
         rows_take(tile, rows_at<Tile>(warp, n));
         rows_keys<Tile>(tile.keys, sh);
         if (__builtin_expect(alpha == 0, 0)) token_forget(&tile.S[0][0][0], Tile::N * Tile::C * 4);
@@ -364,14 +377,14 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct token_place &
 {
     typedef step_rows<dtype, io> Tile;
     __shared__ struct step_rows_shared sh;
-    const int  column = rows_begin(w, a), lane = threadIdx.x % 32;
+    const int column = rows_begin(w, a), lane = threadIdx.x % 32;
     /* uniform, and known to be */
-    const int  warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
-    const bool has  = warp * STEP_COLUMNS < a.n_columns;
+    const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
+    const bool has = warp * STEP_COLUMNS < a.n_columns;
     if (has) {
-        const int   row  = column + warp * STEP_COLUMNS + lane / Tile::LANES;
-        const char *from = token_at(a.one.from, w.from, w.head) + lane % Tile::LANES * 16 +
-                           row * a.one.from_row;
+        const int row = column + warp * STEP_COLUMNS + lane / Tile::LANES;
+        const char *from =
+            token_at(a.one.from, w.from, w.head) + lane % Tile::LANES * 16 + row * a.one.from_row;
 #pragma unroll
         for (int n = 0; n < STEP_COLUMNS / Tile::ROWS; n++, from += Tile::ROWS * a.one.from_row)
             rows_ask<Tile>(from, a.one.from_row, warp, n);
@@ -400,15 +413,15 @@ GDN_DEVICE void rows_zero(const struct gdn_cu_step_rows &a, struct token_place &
 /* Blocks that an SM is to hold, by measurement. */
 enum { STEP_BLOCKS_F32 = 3, STEP_BLOCKS_BF16 = 4, STEP_BLOCKS_F16 = 4 };
 
-#define STEP_ROWS_KERNEL(threads, name, dtype, io)                                            \
-    extern "C" __global__ void __launch_bounds__(threads, STEP_BLOCKS_##dtype)                \
-        name(const __grid_constant__ struct gdn_cu_step_rows a)                               \
-    {                                                                                         \
-        struct token_place w;                                                                   \
-        if (__builtin_expect(token_begin(w, a.one), 1))                                         \
-            rows_work<GDN_##dtype, GDN_##io>(a, w);                                           \
-        else                                                                                  \
-            rows_zero(a, w);                                                                  \
+#define STEP_ROWS_KERNEL(threads, name, dtype, io)                             \
+    extern "C" __global__ void __launch_bounds__(threads, STEP_BLOCKS_##dtype) \
+        name(const __grid_constant__ struct gdn_cu_step_rows a)                \
+    {                                                                          \
+        struct token_place w;                                                  \
+        if (__builtin_expect(token_begin(w, a.one), 1))                        \
+            rows_work<GDN_##dtype, GDN_##io>(a, w);                            \
+        else                                                                   \
+            rows_zero(a, w);                                                   \
     }
 
 #endif

@@ -9,16 +9,16 @@
 bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
 
 /* With such states; by the kernels that take all other calls. ran: which ran is added. */
-size_t     gdn_cuda_prefill_q8_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                        struct gdn_cuda_cut_options options);
+size_t gdn_cuda_prefill_q8_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                 struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                  struct gdn_cuda_cut_options options, void *memory, void *stream);
+                               struct gdn_cuda_cut_options options, void *memory, void *stream);
 gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream);
 
 /* gdn_summary on Hopper. */
-size_t     gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
+size_t gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
 gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *s, void *memory,
                                    struct gdn_cuda_ran *ran, void *stream);
 

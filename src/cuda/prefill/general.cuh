@@ -22,41 +22,41 @@ enum { BARRIER_LOADED = 1, BARRIER_SOLVE, BARRIER_FULL, BARRIER_EMPTY = BARRIER_
 
 /* The start of shared memory. */
 struct prefill_head {
-    struct gdn_cu_seq         s;
+    struct gdn_cu_seq s;
     struct gdn_cu_checkpoints checkpoints;
-    struct prefill_cursor     cursors[8];
+    struct prefill_cursor cursors[8];
 };
 static_assert(sizeof(prefill_head) <= GDN_PREFILL_HEAD_BYTES, "general.h");
 
 /* The values that every thread of a block holds. */
 template <int io, int deep> struct prefill_block {
     typedef mma_tiles<io> tiles;
-    static constexpr int  chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
-    static constexpr int  k_row = GDN_PREFILL_ROW(deep, tiles::bytes), k_bytes = chunk * k_row;
-    static constexpr int  t_row = GDN_PREFILL_ROW(chunk, tiles::bytes), t_bytes = chunk * t_row;
-    static constexpr int  slot_bytes = GDN_PREFILL_SLOT_BYTES(chunk, tiles::bytes);
+    static constexpr int chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
+    static constexpr int k_row = GDN_PREFILL_ROW(deep, tiles::bytes), k_bytes = chunk * k_row;
+    static constexpr int t_row = GDN_PREFILL_ROW(chunk, tiles::bytes), t_bytes = chunk * t_row;
+    static constexpr int slot_bytes = GDN_PREFILL_SLOT_BYTES(chunk, tiles::bytes);
     typedef chunk_vectors<chunk> vectors;
 
     const struct gdn_cu_prefill &a;
-    const struct gdn_cu_rule    &r;
-    struct prefill_head         &shared;
-    const struct gdn_cu_seq     &s;
-    int                          head, first_column, v_row, stage_bytes;
-    int64_t                      n_chunks;
+    const struct gdn_cu_rule &r;
+    struct prefill_head &shared;
+    const struct gdn_cu_seq &s;
+    int head, first_column, v_row, stage_bytes;
+    int64_t n_chunks;
 
     __device__ float *square() const { return (float *)(gdn_shared + GDN_PREFILL_HEAD_BYTES); }
     __device__ float *diagonal() const { return square() + chunk * GDN_PREFILL_LD(chunk); }
-    __device__ char  *slot(int i) const
+    __device__ char *slot(int i) const
     {
         return gdn_shared + GDN_PREFILL_HEAD_BYTES + GDN_PREFILL_SOLVE_BYTES(chunk) +
                i * slot_bytes;
     }
-    __device__ char    *t(int i) const { return slot(i); }
-    __device__ char    *p(int i) const { return slot(i) + t_bytes; }
+    __device__ char *t(int i) const { return slot(i); }
+    __device__ char *p(int i) const { return slot(i) + t_bytes; }
     __device__ vectors &gates(int i) const { return *(vectors *)(slot(i) + 2 * t_bytes); }
-    __device__ char    *k(int i) const { return slot(a.n_slots) + i * stage_bytes; }
-    __device__ char    *q(int i) const { return k(i) + k_bytes; }
-    __device__ char    *v(int i) const { return k(i) + 2 * k_bytes; }
+    __device__ char *k(int i) const { return slot(a.n_slots) + i * stage_bytes; }
+    __device__ char *q(int i) const { return k(i) + k_bytes; }
+    __device__ char *v(int i) const { return k(i) + 2 * k_bytes; }
     /* Tokens of chunk c. */
     __device__ int tokens(int64_t c) const
     {
@@ -76,12 +76,12 @@ template <int wide>
 GDN_DEVICE void load_rows(char *to, int to_row, const char *from, int64_t from_row, int rows, int n,
                           int bytes, int log_lanes)
 {
-    const int      thread = threadIdx.x % 128;
-    const uint32_t at     = shared_address(to);
+    const int thread = threadIdx.x % 128;
+    const uint32_t at = shared_address(to);
     for (int i = thread >> log_lanes; i < rows; i += 128 >> log_lanes)
         for (int b = (thread & ((1 << log_lanes) - 1)) * wide; b < bytes; b += wide << log_lanes) {
             const char *x = i < n ? from + i * from_row + b : from;
-            const int   valid = i >= n ? 0 : bytes - b < wide ? bytes - b : wide;
+            const int valid = i >= n ? 0 : bytes - b < wide ? bytes - b : wide;
             if constexpr (wide >= 4)
                 copy_async<wide>(at + i * to_row + b, x, valid);
             else
@@ -95,9 +95,9 @@ template <int rows, int bytes>
 GDN_DEVICE void load_whole_rows(char *to, int to_row, const char *from, int64_t from_row, int n)
 {
     enum { LANES = bytes / 16, AT_ONCE = 128 / LANES };
-    const int   first = threadIdx.x % 128 / LANES, at = threadIdx.x % LANES * 16;
-    uint32_t    place = shared_address(to) + first * to_row + at;
-    const char *x     = from + first * from_row + at;
+    const int first = threadIdx.x % 128 / LANES, at = threadIdx.x % LANES * 16;
+    uint32_t place = shared_address(to) + first * to_row + at;
+    const char *x = from + first * from_row + at;
 #pragma unroll
     for (int i = 0; i < rows; i += AT_ONCE, place += AT_ONCE * to_row, x += AT_ONCE * from_row)
         copy_async<16>(place, first + i < n ? x : from, first + i < n ? 16 : 0);
@@ -124,25 +124,27 @@ GDN_DEVICE void load_keys(char *to, int to_row, const char *from, int64_t from_r
         load_whole_rows<rows, most>(to, to_row, from, from_row, n);
     else
         load_tile(to, to_row, from, from_row, rows, n, bytes, wide,
-                  most >= 512 ? 5 : most == 256 ? 4 : 3);
+                  most >= 512   ? 5
+                  : most == 256 ? 4
+                                : 3);
 }
 
 /* The sources of the rows of a block's tiles. */
 struct prefill_sources {
     const char *k, *q, *v; /* of the first token; q NULL: no output is wanted */
-    int         v_bytes, v_log_lanes;
+    int v_bytes, v_log_lanes;
 };
 
 template <int io, int deep>
 GDN_DEVICE struct prefill_sources find_sources(const prefill_block<io, deep> &b)
 {
-    constexpr int          bytes = mma_tiles<io>::bytes;
+    constexpr int bytes = mma_tiles<io>::bytes;
     struct prefill_sources f;
-    const int              wide = 16 * b.a.n_state, columns = b.r.V - b.first_column;
+    const int wide = 16 * b.a.n_state, columns = b.r.V - b.first_column;
     f.k = row_at(b.r.k, b.s, 0, source_head(b.r, b.head, b.r.Hk));
     f.q = b.r.out.data ? row_at(b.r.q, b.s, 0, source_head(b.r, b.head, b.r.Hq)) : NULL;
     f.v = row_at(b.r.v, b.s, 0, source_head(b.r, b.head, b.r.Hv)) + b.first_column * bytes;
-    f.v_bytes     = (columns < wide ? columns : wide) * bytes;
+    f.v_bytes = (columns < wide ? columns : wide) * bytes;
     f.v_log_lanes = min(31 - __clz(b.a.n_state * bytes), 5);
     return f;
 }
@@ -156,7 +158,7 @@ GDN_DEVICE void load_chunk(const prefill_block<io, deep> &b, const struct prefil
     typedef prefill_block<io, deep> block;
     constexpr int bytes = mma_tiles<io>::bytes, most = deep * bytes;
     if (c < b.n_chunks) {
-        const int     n = b.tokens(c), K = b.r.K * bytes;
+        const int n = b.tokens(c), K = b.r.K * bytes;
         const int64_t t = c * block::chunk;
         load_keys<block::chunk, most>(b.k(stage), block::k_row, f.k + t * b.r.k.token, b.r.k.token,
                                       n, K, b.a.k_wide);
@@ -174,7 +176,7 @@ template <int io, int deep>
 GDN_DEVICE void drop_rows(const prefill_block<io, deep> &b, int slot, int stage)
 {
     const token_mask writers = tokens_of(b.gates(slot).writers);
-    const int             n       = b.gates(slot).n;
+    const int n = b.gates(slot).n;
     if ((writers & tokens_below(n)) == tokens_below(n)) return;
     for (int t = threadIdx.x % 128 / 8; t < n; t += 16) {
         if (writers >> t & 1) continue;
@@ -189,7 +191,7 @@ template <int io, int deep>
 GDN_DEVICE void make_t(const prefill_block<io, deep> &b, int slot, int stage)
 {
     typedef prefill_block<io, deep> block;
-    const int                       w = threadIdx.x / 32;
+    const int w = threadIdx.x / 32;
     if (w < block::blocks) {
         mma_block gram[block::blocks];
         multiply_rows<io, deep>(gram, shared_address(b.k(stage)), shared_address(b.k(stage)), w);
@@ -207,7 +209,7 @@ template <int io, int deep>
 GDN_DEVICE void make_p(const prefill_block<io, deep> &b, int slot, int stage)
 {
     typedef prefill_block<io, deep> block;
-    const int                       w = 3 - threadIdx.x / 32 % 4;
+    const int w = 3 - threadIdx.x / 32 % 4;
     if (w >= block::blocks) return;
     mma_block gram[block::blocks];
     multiply_rows<io, deep>(gram, shared_address(b.q(stage)), shared_address(b.k(stage)), w);
@@ -217,10 +219,10 @@ GDN_DEVICE void make_p(const prefill_block<io, deep> &b, int slot, int stage)
 template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep> &b)
 {
     typedef prefill_block<io, deep> block;
-    const int                       warp = threadIdx.x / 32, ahead = b.a.n_stages - b.a.n_slots;
+    const int warp = threadIdx.x / 32, ahead = b.a.n_stages - b.a.n_slots;
     const bool makes_t = warp < 4, loads = warp >= b.a.n_aux - 4, gates = warp == b.a.n_aux - 1;
     const struct prefill_sources f = find_sources(b);
-    raw_gates<block::chunk>      raw;
+    raw_gates<block::chunk> raw;
     if (gates) {
         start_gates(raw, b.r, b.s, b.head, 0);
         fetch_gates<1>(raw, b.r);
@@ -254,9 +256,9 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
         if (makes_t) make_t(b, slot, stage);
         if (loads && f.q) make_p(b, slot, stage);
         barrier_arrive(BARRIER_FULL + slot, b.n_full());
-        slot  = slot + 1 == b.a.n_slots ? 0 : slot + 1;
+        slot = slot + 1 == b.a.n_slots ? 0 : slot + 1;
         stage = stage + 1 == b.a.n_stages ? 0 : stage + 1;
-        next  = next + 1 == b.a.n_stages ? 0 : next + 1;
+        next = next + 1 == b.a.n_stages ? 0 : next + 1;
     }
 }
 
@@ -266,8 +268,8 @@ GDN_DEVICE void store_output(const prefill_block<io, deep> &b, const char *from,
                              int64_t c, int n_columns)
 {
     constexpr int bytes = mma_tiles<io>::bytes; /* as many times 16 bytes per row, too */
-    const int     lane = threadIdx.x % 32, part = lane % bytes, n = b.tokens(c);
-    const int     rest = n_columns * bytes - 16 * part;
+    const int lane = threadIdx.x % 32, part = lane % bytes, n = b.tokens(c);
+    const int rest = n_columns * bytes - 16 * part;
     to += c * b.chunk * b.r.out.token + 16 * part;
     for (int t = lane / bytes; t < n; t += 32 / bytes)
         if (rest > 0)
@@ -277,10 +279,10 @@ GDN_DEVICE void store_output(const prefill_block<io, deep> &b, const char *from,
 
 /* The values that a warp of the state keeps from chunk to chunk. */
 template <int io, int deep> struct state_warp {
-    const prefill_block<io, deep>       &b;
-    struct prefill_cursor               &cursor;
-    struct state_part                    part;
-    char                                *out; /* its columns of token 0; NULL: none wanted */
+    const prefill_block<io, deep> &b;
+    struct prefill_cursor &cursor;
+    struct state_part part;
+    char *out; /* its columns of token 0; NULL: none wanted */
     typename chunk_work<io, deep>::state S;
 };
 
@@ -293,11 +295,12 @@ GDN_DEVICE void leave_checkpoints(state_warp<io, deep> &w, const chunk_work<io, 
     while (w.cursor.at <= c * work.chunk + work.vectors->n) {
         const int64_t n = w.cursor.at - c * work.chunk;
         if (n > 0 && w.cursor.slot >= 0)
-            work.leave(w.S, U, (int)n,
-                       place_of(r.checkpoints,
-                                w.b.a.by_number & GDN_PREFILL_CHECKPOINTS ? w.cursor.c
-                                                                          : w.cursor.slot,
-                                w.b.head), w.part);
+            work.leave(
+                w.S, U, (int)n,
+                place_of(r.checkpoints,
+                         w.b.a.by_number & GDN_PREFILL_CHECKPOINTS ? w.cursor.c : w.cursor.slot,
+                         w.b.head),
+                w.part);
         set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.shared.checkpoints);
     }
 }
@@ -305,11 +308,11 @@ GDN_DEVICE void leave_checkpoints(state_warp<io, deep> &w, const chunk_work<io, 
 template <int io, int deep>
 GDN_DEVICE void run_chunk(state_warp<io, deep> &w, const chunk_work<io, deep> &work, int64_t c)
 {
-    typedef mma_tiles<io>                   tiles;
+    typedef mma_tiles<io> tiles;
     typename chunk_work<io, deep>::operands u, weighed;
-    typename chunk_work<io, deep>::tokens   U;
-    typename tiles::taint                   taint = 0;
-    struct spoilt_rows                      spoilt;
+    typename chunk_work<io, deep>::tokens U;
+    typename tiles::taint taint = 0;
+    struct spoilt_rows spoilt;
     bool slow = !work.make_r(u, w.S) || tokens_of(work.vectors->dead) != 0;
     if (slow) {
         spoilt = work.mend_r(u);
@@ -325,7 +328,7 @@ GDN_DEVICE void run_chunk(state_warp<io, deep> &w, const chunk_work<io, deep> &w
         tiles::collect(taint, u[j]);
     }
     if (__any_sync(0xffffffff, tiles::is_tainted(taint)) || slow) {
-        slow   = true;
+        slow = true;
         spoilt = work.mend_u(u);
     }
     if (w.out) {
@@ -352,9 +355,9 @@ GDN_DEVICE struct state_place sequence_place(const prefill_block<io, deep> &b,
 template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, deep> &b)
 {
     typedef prefill_block<io, deep> block;
-    typedef mma_tiles<io>           tiles;
-    const int            i = threadIdx.x / 32 - b.a.n_aux, column = b.first_column + 16 * i;
-    const bool           active = column < b.r.V;
+    typedef mma_tiles<io> tiles;
+    const int i = threadIdx.x / 32 - b.a.n_aux, column = b.first_column + 16 * i;
+    const bool active = column < b.r.V;
     state_warp<io, deep> w = { b, b.shared.cursors[i], { column, b.r.V, b.r.K }, NULL };
     if (b.r.out.data) w.out = row_at(b.r.out, b.s, 0, b.head) + column * tiles::bytes;
     load_state(w.S, sequence_place(b, b.r.from, active ? b.s.read : -1, GDN_PREFILL_FROM), w.part);
@@ -363,19 +366,19 @@ template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, de
     int slot = 0, stage = 0;
     for (int64_t c = 0; c < b.n_chunks; c++) {
         chunk_work<io, deep> work;
-        work.k        = shared_address(b.k(stage)) + tiles::lane(block::k_row);
+        work.k = shared_address(b.k(stage)) + tiles::lane(block::k_row);
         work.k_turned = shared_address(b.k(stage)) + tiles::lane_turned(block::k_row);
-        work.q        = work.k + block::k_bytes;
-        work.t        = shared_address(b.t(slot)) + tiles::lane(block::t_row);
-        work.p        = work.t + block::t_bytes;
-        work.out      = b.v(stage) + 16 * i * tiles::bytes;
-        work.v_row    = b.v_row;
+        work.q = work.k + block::k_bytes;
+        work.t = shared_address(b.t(slot)) + tiles::lane(block::t_row);
+        work.p = work.t + block::t_bytes;
+        work.out = b.v(stage) + 16 * i * tiles::bytes;
+        work.v_row = b.v_row;
         work.v_turned = shared_address(work.out) + tiles::lane_turned(b.v_row);
-        work.vectors  = &b.gates(slot);
+        work.vectors = &b.gates(slot);
         barrier_wait(BARRIER_FULL + slot, b.n_full());
         if (active) run_chunk(w, work, c);
         if (c + b.a.n_slots < b.n_chunks) barrier_arrive(BARRIER_EMPTY + slot, b.n_empty());
-        slot  = slot + 1 == b.a.n_slots ? 0 : slot + 1;
+        slot = slot + 1 == b.a.n_slots ? 0 : slot + 1;
         stage = stage + 1 == b.a.n_stages ? 0 : stage + 1;
     }
     const struct state_place to =
@@ -402,13 +405,13 @@ GDN_DEVICE void zero_tokens(const prefill_block<io, deep> &b, int64_t from, int6
 template <int io, int deep> GDN_DEVICE void run_prefill(const struct gdn_cu_prefill &a)
 {
     typedef prefill_block<io, deep> block;
-    typedef mma_tiles<io>           tiles;
-    struct prefill_head            &h = *(struct prefill_head *)gdn_shared;
+    typedef mma_tiles<io> tiles;
+    struct prefill_head &h = *(struct prefill_head *)gdn_shared;
 
     /* Blocks of a head, heads, sequences; after the last of those, the tokens of none. */
     const int64_t each = (int64_t)a.rule.H * a.n_slices, row = blockIdx.x / each;
     if (threadIdx.x < 32) {
-        const bool        rest = row == a.rule.batch.B;
+        const bool rest = row == a.rule.batch.B;
         struct gdn_cu_seq s;
         if (rest)
             s = read_rest(a.rule.batch);
@@ -416,17 +419,17 @@ template <int io, int deep> GDN_DEVICE void run_prefill(const struct gdn_cu_pref
             s = read_sequence(a.rule.batch, row);
         const struct gdn_cu_checkpoints list = read_checkpoints(a.rule.batch, s);
         if (threadIdx.x == 0) {
-            h.s           = s;
+            h.s = s;
             h.checkpoints = list;
         }
     }
     __syncthreads();
     block b = { a, a.rule, h, h.s };
-    b.head         = (int)(blockIdx.x % each / a.n_slices);
+    b.head = (int)(blockIdx.x % each / a.n_slices);
     b.first_column = (int)(blockIdx.x % a.n_slices) * 16 * a.n_state;
-    b.v_row        = GDN_PREFILL_ROW(16 * a.n_state, tiles::bytes);
-    b.stage_bytes  = 2 * block::k_bytes + block::chunk * b.v_row;
-    b.n_chunks     = (h.s.n_valid + block::chunk - 1) / block::chunk;
+    b.v_row = GDN_PREFILL_ROW(16 * a.n_state, tiles::bytes);
+    b.stage_bytes = 2 * block::k_bytes + block::chunk * b.v_row;
+    b.n_chunks = (h.s.n_valid + block::chunk - 1) / block::chunk;
     if (h.s.n_tokens == 0) return;
 
     if (a.rule.K < deep || a.rule.V - b.first_column < 16 * a.n_state) {

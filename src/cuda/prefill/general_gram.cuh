@@ -25,22 +25,22 @@ typedef unsigned long long token_mask; /* bit t: token t of a chunk */
 
 /* Gates of one chunk, in shared memory; a value per token, 0 past the last. */
 template <int chunk> struct chunk_gates {
-    float    G[chunk], beta[chunk]; /* G in units of log 2 */
-    float    decay;                 /* of the state: exp(G_end) or 0 */
-    int      n;                     /* tokens that are there */
+    float G[chunk], beta[chunk];    /* G in units of log 2 */
+    float decay;                    /* of the state: exp(G_end) or 0 */
+    int n;                          /* tokens that are there */
     uint32_t resets[2], writers[2]; /* tokens that forget; with beta other than 0 */
 };
 
 /* And what they and lengths, which are in all that say so, are factors of; 0 and 1 past the
  * last. */
 template <int chunk> struct chunk_vectors : chunk_gates<chunk> {
-    float    q_scale[chunk];    /* scale / length of q */
-    float    q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 behind a token that
+    float q_scale[chunk];    /* scale / length of q */
+    float q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 behind a token that
                                  * forgets */
-    float    k_scale[chunk];    /* 1 / length of k */
-    float    from_start[chunk]; /* of k . S in R: exp(G) / length */
-    float    to_end[chunk];     /* of u in the state: exp(G_end - G) / length; 0 before one */
-    uint32_t dead[2];           /* with a row of L that is not finite */
+    float k_scale[chunk];    /* 1 / length of k */
+    float from_start[chunk]; /* of k . S in R: exp(G) / length */
+    float to_end[chunk];     /* of u in the state: exp(G_end - G) / length; 0 before one */
+    uint32_t dead[2];        /* with a row of L that is not finite */
 };
 static_assert(sizeof(chunk_vectors<64>) <= GDN_PREFILL_VECTORS_BYTES(64), "general.h");
 
@@ -77,10 +77,10 @@ GDN_DEVICE bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000
 /* As they are in memory, on their way while the chunk before is worked on. */
 template <int chunk> struct raw_gates {
     static constexpr int each = (chunk + 31) / 32;
-    uint32_t             g[each], beta[each];
-    float                A_log, dt_bias;     /* of the head */
-    const char          *next_g, *next_beta; /* of the lane, in the next chunk; NULL: none */
-    int                  left;               /* tokens from there on */
+    uint32_t g[each], beta[each];
+    float A_log, dt_bias;           /* of the head */
+    const char *next_g, *next_beta; /* of the lane, in the next chunk; NULL: none */
+    int left;                       /* tokens from there on */
 
     __device__ __forceinline__ bool is_there(int i) const
     {
@@ -121,11 +121,11 @@ GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
                             const struct gdn_cu_seq &s, int head, int c)
 {
     const int t = c * chunk + threadIdx.x % 32;
-    raw.A_log      = load_vector(r.A_log, head, 0);
-    raw.dt_bias    = load_vector(r.dt_bias, head, 0);
-    raw.next_g     = r.g.data ? row_at(r.g, s, t, head) : NULL;
-    raw.next_beta  = r.beta.data ? row_at(r.beta, s, t, head) : NULL;
-    raw.left       = (int)clamp64(s.n_valid - t, 0, INT32_MAX);
+    raw.A_log = load_vector(r.A_log, head, 0);
+    raw.dt_bias = load_vector(r.dt_bias, head, 0);
+    raw.next_g = r.g.data ? row_at(r.g, s, t, head) : NULL;
+    raw.next_beta = r.beta.data ? row_at(r.beta, s, t, head) : NULL;
+    raw.left = (int)clamp64(s.n_valid - t, 0, INT32_MAX);
 }
 
 /* Returns inclusive sums over lanes; with resets: sums that start anew at one, before: of the word
@@ -143,11 +143,11 @@ GDN_DEVICE float scan_lanes(float x)
 GDN_DEVICE float scan_from_resets(float x, bool reset, float before)
 {
     const int lane = threadIdx.x % 32;
-    bool      anew = reset;
+    bool anew = reset;
 #pragma unroll 1
     for (int step = 1; step < 32; step *= 2) {
-        const float y     = __shfl_up_sync(0xffffffff, x, step);
-        const int   other = __shfl_up_sync(0xffffffff, (int)anew, step);
+        const float y = __shfl_up_sync(0xffffffff, x, step);
+        const int other = __shfl_up_sync(0xffffffff, (int)anew, step);
         if (lane < step) continue;
         if (!anew) x += y;
         anew |= other != 0;
@@ -161,14 +161,14 @@ template <int chunk>
 GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chunk> &v,
                              const raw_gates<chunk> &raw, const struct gdn_cu_rule &r, int n)
 {
-    const int  lane   = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;
     token_mask resets = 0, writers = 0;
 #pragma unroll 1
     for (int i = 0; i < raw.each; i++) {
         const bool there = lane + 32 * i < n;
-        float      g     = bits_to_f32(i ? raw.g[raw.each - 1] : raw.g[0], r.g.dtype);
-        float      beta  = bits_to_f32(i ? raw.beta[raw.each - 1] : raw.beta[0], r.beta.dtype);
-        g    = there && r.g.data ? gate_value(r, g, raw.A_log, raw.dt_bias, false) : 0;
+        float g = bits_to_f32(i ? raw.g[raw.each - 1] : raw.g[0], r.g.dtype);
+        float beta = bits_to_f32(i ? raw.beta[raw.each - 1] : raw.beta[0], r.beta.dtype);
+        g = there && r.g.data ? gate_value(r, g, raw.A_log, raw.dt_bias, false) : 0;
         beta = !there ? 0 : r.beta.data ? beta_value(r, beta) : 1;
         resets |= (token_mask)__ballot_sync(0xffffffff, gate_forgets(g)) << 32 * i;
         writers |= (token_mask)__ballot_sync(0xffffffff, beta != 0) << 32 * i;
@@ -178,8 +178,8 @@ GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chu
             if (j == i) G[j] = g;
     }
     if (lane != 0) return;
-    v.resets[0]  = (uint32_t)resets;
-    v.resets[1]  = (uint32_t)(resets >> 32);
+    v.resets[0] = (uint32_t)resets;
+    v.resets[1] = (uint32_t)(resets >> 32);
     v.writers[0] = (uint32_t)writers;
     v.writers[1] = (uint32_t)(writers >> 32);
 }
@@ -190,10 +190,10 @@ template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask reset
     float end = 0;
 #pragma unroll
     for (int i = 0; i < each; i++) {
-        const bool  reset = resets >> (threadIdx.x % 32 + 32 * i) & 1;
-        const float g     = reset ? 0 : G[i] * 1.44269504f;
+        const bool reset = resets >> (threadIdx.x % 32 + 32 * i) & 1;
+        const float g = reset ? 0 : G[i] * 1.44269504f;
         G[i] = resets ? scan_from_resets(g, reset, end) : i ? scan_lanes(g) + end : scan_lanes(g);
-        end  = __shfl_sync(0xffffffff, G[i], 31);
+        end = __shfl_sync(0xffffffff, G[i], 31);
     }
 }
 
@@ -209,7 +209,7 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>
                             const struct gdn_cu_rule &r, int n)
 {
     constexpr int each = raw_gates<chunk>::each;
-    const int     lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;
     __syncwarp();
     const token_mask resets = tokens_of(v.resets);
     sum_gates(G, resets);
@@ -219,14 +219,14 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>
         const int t = lane + 32 * i;
         if (t >= chunk) continue;
         const float start = are_parted(resets, -1, t) ? 0 : ex2_approx(G[i]);
-        v.G[t]          = G[i];
-        v.q_start[t]    = start * r.scale;
+        v.G[t] = G[i];
+        v.q_start[t] = start * r.scale;
         v.from_start[t] = start;
-        v.to_end[t]     = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - G[i]);
+        v.to_end[t] = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - G[i]);
     }
     if (lane != 0) return;
-    v.decay   = resets ? 0 : ex2_approx(end);
-    v.n       = n;
+    v.decay = resets ? 0 : ex2_approx(end);
+    v.n = n;
     v.dead[0] = v.dead[1] = 0;
 }
 
@@ -239,15 +239,15 @@ template <int io, int deep> GDN_DEVICE float row_square(const char *row)
     float sum = 0;
 #pragma unroll 4
     for (int i = 0; i < deep * (int)sizeof(element); i += 16) {
-        const uint4    word = *(const uint4 *)(row + i);
+        const uint4 word = *(const uint4 *)(row + i);
         const uint32_t x[4] = { word.x, word.y, word.z, word.w };
         for (int j = 0; j < 4; j++)
             if (io == GDN_F32) {
                 sum = fmaf(__uint_as_float(x[j]), __uint_as_float(x[j]), sum);
             } else {
-                const float low  = bits_to_f32(x[j] & 0xffff, io);
+                const float low = bits_to_f32(x[j] & 0xffff, io);
                 const float high = bits_to_f32(x[j] >> 16, io);
-                sum              = fmaf(high, high, fmaf(low, low, sum));
+                sum = fmaf(high, high, fmaf(low, low, sum));
             }
     }
     return sum;
@@ -277,9 +277,9 @@ GDN_DEVICE void write_lengths(chunk_vectors<chunk> &v, char *k, char *q,
                               const struct gdn_cu_rule &r)
 {
     constexpr int row = GDN_PREFILL_ROW(deep, (int)sizeof(typename gdn_io<io>::type));
-    const int     i = threadIdx.x, t = i % chunk;
+    const int i = threadIdx.x, t = i % chunk;
     if (i >= 2 * chunk || t >= v.n || (i >= chunk && !q)) return;
-    char       *at     = (i < chunk ? k : q) + t * row;
+    char *at = (i < chunk ? k : q) + t * row;
     const float length = row_inverse_length<io, deep>(at, r);
     if (i >= chunk) {
         v.q_scale[t] *= length;
@@ -300,7 +300,7 @@ template <int io, int deep, int blocks>
 GDN_DEVICE void multiply_rows(mma_block (&gram)[blocks], uint32_t a, uint32_t k, int i)
 {
     typedef mma_tiles<io> tiles;
-    constexpr int         row = GDN_PREFILL_ROW(deep, tiles::bytes);
+    constexpr int row = GDN_PREFILL_ROW(deep, tiles::bytes);
     a += tiles::lane(row) + 16 * i * row;
     k += tiles::lane(row);
     for (int j = 0; j < blocks; j++)
@@ -326,21 +326,21 @@ GDN_DEVICE void write_l(float *L, chunk_vectors<chunk> &v, const mma_block (&gra
     const token_mask resets = tokens_of(v.resets);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int   i    = 16 * w + block_row(2 * r);
+        const int i = 16 * w + block_row(2 * r);
         const float beta = v.beta[i] * v.k_scale[i], G = v.G[i];
-        bool        dead = false;
+        bool dead = false;
 #pragma unroll
         for (int b = 0; b < chunk / 16; b++) {
             if (b > w) continue;
 #pragma unroll
             for (int c = 0; c < 4; c++) {
-                const int   h = c / 2, e = 2 * r + c % 2, j = 16 * b + block_column(h, e);
+                const int h = c / 2, e = 2 * r + c % 2, j = 16 * b + block_column(h, e);
                 const float decay = ex2_approx(G - v.G[j]);
-                float       l     = gram[b][h][e] * (beta * v.k_scale[j]) * decay;
+                float l = gram[b][h][e] * (beta * v.k_scale[j]) * decay;
                 if (j >= i || are_parted(resets, j, i)) l = 0;
                 if (!is_finite(l)) {
                     dead = true;
-                    l    = 0;
+                    l = 0;
                 }
                 L[i * GDN_PREFILL_LD(chunk) + j] = l;
             }
@@ -350,21 +350,21 @@ GDN_DEVICE void write_l(float *L, chunk_vectors<chunk> &v, const mma_block (&gra
 }
 
 template <int io, int chunk>
-GDN_DEVICE void write_p(char *P, const chunk_vectors<chunk> &v,
-                        const mma_block (&gram)[chunk / 16], int w)
+GDN_DEVICE void write_p(char *P, const chunk_vectors<chunk> &v, const mma_block (&gram)[chunk / 16],
+                        int w)
 {
-    typedef mma_tiles<io>  tiles;
-    const token_mask  resets = tokens_of(v.resets);
+    typedef mma_tiles<io> tiles;
+    const token_mask resets = tokens_of(v.resets);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int   i = 16 * w + block_row(2 * r);
+        const int i = 16 * w + block_row(2 * r);
         const float q = v.q_scale[i], G = v.G[i];
 #pragma unroll
         for (int b = 0; b < chunk / 16; b++) {
             if (b > w) continue;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                float     p[2];
+                float p[2];
                 const int j = 16 * b + block_column(h, 0);
                 for (int e = 0; e < 2; e++) {
                     const float decay = ex2_approx(G - v.G[j + e]);
@@ -388,17 +388,17 @@ GDN_DEVICE void write_p(char *P, const chunk_vectors<chunk> &v,
  */
 template <int chunk> GDN_DEVICE void invert_diagonal(float *L, float *D, int w)
 {
-    constexpr int ld   = GDN_PREFILL_LD(chunk);
-    const int     lane = threadIdx.x % 32, c = lane % 16;
-    float        *at   = L + (16 * w) * ld + 16 * w;
-    float         x[16];
+    constexpr int ld = GDN_PREFILL_LD(chunk);
+    const int lane = threadIdx.x % 32, c = lane % 16;
+    float *at = L + (16 * w) * ld + 16 * w;
+    float x[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         x[i] = i == c;
 #pragma unroll
         for (int j = 0; j < i; j += 4) {
-            const float4 l    = *(const float4 *)(at + i * ld + j);
-            const float  y[4] = { l.x, l.y, l.z, l.w };
+            const float4 l = *(const float4 *)(at + i * ld + j);
+            const float y[4] = { l.x, l.y, l.z, l.w };
             for (int e = 0; e < 4; e++)
                 if (j + e < i) x[i] = fmaf(-y[e], x[j + e], x[i]);
         }
@@ -432,7 +432,7 @@ GDN_DEVICE void add_dots(float (&sum)[2], const float *a, int ld, const float *b
 template <int chunk> GDN_DEVICE void invert_below(float *L, const float *D, int w)
 {
     constexpr int ld = GDN_PREFILL_LD(chunk), blocks = chunk / 16;
-    const int     p = threadIdx.x % 8, q = 4 * w + threadIdx.x % 32 / 8;
+    const int p = threadIdx.x % 8, q = 4 * w + threadIdx.x % 32 / 8;
 #pragma unroll
     for (int r = 1; r < blocks; r++) {
         float sum[blocks][2];
@@ -442,7 +442,7 @@ template <int chunk> GDN_DEVICE void invert_below(float *L, const float *D, int 
             sum[c][0] = sum[c][1] = 0;
             for (int j = c; j < r; j++)
                 add_dots(sum[c], L + (16 * r + p) * ld + 16 * j, ld, column + 16 * j);
-            column[16 * r + p]     = sum[c][0];
+            column[16 * r + p] = sum[c][0];
             column[16 * r + p + 8] = sum[c][1];
         }
         __syncwarp();
@@ -466,16 +466,16 @@ template <int io, int chunk>
 GDN_DEVICE void write_t(char *T, const float *L, const chunk_vectors<chunk> &v, int w)
 {
     typedef mma_tiles<io> tiles;
-    constexpr int         ld = GDN_PREFILL_LD(chunk), row = GDN_PREFILL_ROW(chunk, tiles::bytes);
-    const token_mask      resets = tokens_of(v.resets);
+    constexpr int ld = GDN_PREFILL_LD(chunk), row = GDN_PREFILL_ROW(chunk, tiles::bytes);
+    const token_mask resets = tokens_of(v.resets);
 #pragma unroll
     for (int c = 0; c < chunk / 16; c++) {
-        const int    j = 16 * c + 4 * w;
+        const int j = 16 * c + 4 * w;
         const float4 b = *(const float4 *)(v.beta + j);
         for (int i = 16 * c + (int)(threadIdx.x % 32); i < chunk; i += 32) {
-            const float *x  = L + j * ld + i;
-            char        *at = T + i * row + j * tiles::bytes;
-            float        t[4] = { x[0] * b.x, x[ld] * b.y, x[2 * ld] * b.z, x[3 * ld] * b.w };
+            const float *x = L + j * ld + i;
+            char *at = T + i * row + j * tiles::bytes;
+            float t[4] = { x[0] * b.x, x[ld] * b.y, x[2 * ld] * b.z, x[3 * ld] * b.w };
             for (int e = 0; e < 4 && resets; e++)
                 if (are_parted(resets, j + e, i)) t[e] = 0;
             tiles::store_pair(at, i < j ? 0 : t[0], i < j + 1 ? 0 : t[1]);

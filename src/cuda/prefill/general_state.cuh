@@ -21,9 +21,9 @@
 
 /* One head of it in a slot: element (v, k) is at data + v v_step + k k_step. */
 struct state_place {
-    char   *data; /* NULL: zero, or nowhere */
+    char *data; /* NULL: zero, or nowhere */
     int64_t v_step, k_step;
-    int     dtype;
+    int dtype;
 };
 
 GDN_DEVICE struct state_place place_of(const struct gdn_pool_view &view, int64_t slot, int64_t head)
@@ -31,9 +31,9 @@ GDN_DEVICE struct state_place place_of(const struct gdn_pool_view &view, int64_t
     struct state_place p = { NULL, 0, 0, view.dtype };
     if (!view.data || slot < 0) return p;
     const int64_t bytes = view.dtype == GDN_F32 ? 4 : 2;
-    p.data              = view.data + pool_at(view, slot, head) * bytes;
-    p.v_step            = view.k_first ? bytes : view.ld * bytes;
-    p.k_step            = view.k_first ? view.ld * bytes : bytes;
+    p.data = view.data + pool_at(view, slot, head) * bytes;
+    p.v_step = view.k_first ? bytes : view.ld * bytes;
+    p.k_step = view.k_first ? view.ld * bytes : bytes;
     return p;
 }
 
@@ -44,7 +44,7 @@ template <int n> GDN_DEVICE void renew(mma_block (&S)[n])
 #pragma unroll
     for (int i = 0; i < 8 * n; i++) {
         float &e = S[i / 8][i / 4 % 2][i % 4];
-        e        = __shfl_sync(0xffffffff, e, threadIdx.x % 32);
+        e = __shfl_sync(0xffffffff, e, threadIdx.x % 32);
     }
 }
 
@@ -100,10 +100,10 @@ GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
 GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
 {
     struct gdn_cu_seq s = {};
-    s.first    = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
+    s.first = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
     s.n_tokens = b.N - s.first;
     s.read = s.write = -1;
-    s.padding        = true;
+    s.padding = true;
     return s;
 }
 
@@ -166,7 +166,7 @@ GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, t
 {
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-        const int        h = c / 2, lane = (threadIdx.x % 4 * 2 + c % 2) * 4;
+        const int h = c / 2, lane = (threadIdx.x % 4 * 2 + c % 2) * 4;
         const token_mask tokens = __shfl_sync(0xffffffff, s.row[h], lane);
 #pragma unroll
         for (int r = 0; r < 2; r++)
@@ -179,19 +179,19 @@ GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, t
 
 /* The tiles of a chunk, as a warp reads them, and its work on them. */
 template <int io, int deep> struct chunk_work {
-    typedef mma_tiles<io>           tiles;
+    typedef mma_tiles<io> tiles;
     typedef typename tiles::operand operand;
-    static constexpr int  chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
-    static constexpr int  k_row = GDN_PREFILL_ROW(deep, tiles::bytes);
-    static constexpr int  t_row = GDN_PREFILL_ROW(chunk, tiles::bytes);
-    typedef mma_block     state[deep / 16];
-    typedef mma_block     tokens[blocks];   /* one column block each, or row block */
-    typedef operand       operands[blocks];
+    static constexpr int chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
+    static constexpr int k_row = GDN_PREFILL_ROW(deep, tiles::bytes);
+    static constexpr int t_row = GDN_PREFILL_ROW(chunk, tiles::bytes);
+    typedef mma_block state[deep / 16];
+    typedef mma_block tokens[blocks]; /* one column block each, or row block */
+    typedef operand operands[blocks];
 
     uint32_t k, k_turned, q, t, p; /* of this lane */
     uint32_t v_turned;             /* ... and of the warp's columns */
-    int      v_row;
-    char    *out; /* the same columns of V, where the output goes when V is done with */
+    int v_row;
+    char *out; /* the same columns of V, where the output goes when V is done with */
     const chunk_vectors<chunk> *vectors;
 
     __device__ __forceinline__ bool make_r(operands &r, const state &S) const;
@@ -201,11 +201,10 @@ template <int io, int deep> struct chunk_work {
     __device__ __forceinline__ void make_o(const state &S, const operands &u,
                                            const struct spoilt_rows *spoilt) const;
     __device__ __forceinline__ void weigh_u(operands &w, const tokens &U, int n) const;
-    template <bool mends>
-    __device__ __forceinline__ void update(state &S, const operands &w) const;
+    template <bool mends> __device__ __forceinline__ void update(state &S, const operands &w) const;
     __device__ __forceinline__ void leave(const state &S, const tokens &U, int n,
                                           const struct state_place &to,
-                                          const struct state_part  &part) const;
+                                          const struct state_part &part) const;
 
     /* Row block j, column block x of a tile. */
     static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int j, int x)
@@ -224,8 +223,8 @@ template <int n> GDN_DEVICE void clear_blocks(mma_block (&x)[n])
 template <int io, int deep>
 __device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const state &S) const
 {
-    tokens                x;
-    operand               s, m;
+    tokens x;
+    operand s, m;
     typename tiles::taint taint = 0;
     clear_blocks(x);
 #pragma unroll
@@ -258,11 +257,10 @@ __device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const 
 /* Returns r^T with zeros for what is not finite; behind a token that forgets it is V^T whatever S
  * holds. */
 template <int io, int deep>
-__device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(operands &r) const
-{
-    const token_mask   resets = tokens_of(vectors->resets), dead = tokens_of(vectors->dead);
-    struct spoilt_rows s      = { { 0, 0 } };
-    operand            m;
+__device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(operands &r) const {
+    const token_mask resets = tokens_of(vectors->resets), dead = tokens_of(vectors->dead);
+    struct spoilt_rows s = { { 0, 0 } };
+    operand m;
 #pragma unroll
     for (int j = 0; j < blocks; j++) {
         mma_block v, x;
@@ -298,8 +296,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const op
 
 /* Returns u^T with zeros for what is not finite. */
 template <int io, int deep>
-__device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(operands &u) const
-{
+__device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(operands &u) const {
     struct spoilt_rows s = { { 0, 0 } };
 #pragma unroll
     for (int j = 0; j < blocks; j++) {
@@ -317,7 +314,7 @@ template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, const operands &u,
                                                              const struct spoilt_rows *spoilt) const
 {
-    tokens  o;
+    tokens o;
     operand s, m;
     clear_blocks(o);
 #pragma unroll
@@ -333,9 +330,9 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, con
     for (int i = 0; i < blocks; i++) {
 #pragma unroll
         for (int e = 0; e < 8; e++) {
-            float      &y = o[i][e / 4][e % 4];
+            float &y = o[i][e / 4][e % 4];
             const float f = vectors->q_start[16 * i + block_row(e % 4)];
-            y             = spoilt && f == 0 ? 0 : f * y;
+            y = spoilt && f == 0 ? 0 : f * y;
         }
 #pragma unroll
         for (int j = 0; j <= i; j++) {
@@ -353,8 +350,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, con
 
 /* How the first n tokens of a chunk end, as write_gates() has it for all of them: the factor of u
  * of token t in the state after them, and of the state before. */
-template <int chunk>
-GDN_DEVICE float end_factor(const chunk_vectors<chunk> &v, int t, int n)
+template <int chunk> GDN_DEVICE float end_factor(const chunk_vectors<chunk> &v, int t, int n)
 {
     if (t >= n || are_parted(tokens_of(v.resets), t, n - 1)) return 0;
     return ex2_approx(v.G[n - 1] - v.G[t]) * v.k_scale[t];
@@ -375,7 +371,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int y = 16 * j + block_column(h, 0);
-            float2    f;
+            float2 f;
             if (n == 0)
                 f = *(const float2 *)(vectors->to_end + y);
             else
@@ -383,7 +379,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float factor = e % 2 ? f.y : f.x;
-                x[h][e]            = factor == 0 ? 0 : factor * U[j][h][e];
+                x[h][e] = factor == 0 ? 0 : factor * U[j][h][e];
             }
         }
         tiles::pack(w[j], x);
@@ -403,9 +399,9 @@ template <int io, int deep>
 template <bool mends>
 __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const operands &w) const
 {
-    operand     m;
+    operand m;
     const float decay = vectors->decay;
-    const int   first = mends ? first_seen(tokens_of(vectors->resets), chunk - 1) : 0;
+    const int first = mends ? first_seen(tokens_of(vectors->resets), chunk - 1) : 0;
     if (decay == 1 && !tokens_of(vectors->writers)) return; /* every bit stays (G9) */
 #pragma unroll
     for (int x = 0; x < deep / 16; x++) decay_block(S[x], decay);
@@ -423,13 +419,13 @@ __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const ope
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, const tokens &U, int n,
                                                             const struct state_place &to,
-                                                            const struct state_part  &part) const
+                                                            const struct state_part &part) const
 {
-    operands    w;
-    operand     m;
+    operands w;
+    operand m;
     const float decay = end_decay(*vectors, n);
-    const int   first = first_seen(tokens_of(vectors->resets), n - 1);
-    const bool  idle  = decay == 1 && !(tokens_of(vectors->writers) & tokens_below(n));
+    const int first = first_seen(tokens_of(vectors->resets), n - 1);
+    const bool idle = decay == 1 && !(tokens_of(vectors->writers) & tokens_below(n));
     weigh_u(w, U, n);
 #pragma unroll
     for (int x = 0; x < deep / 16; x++) {

@@ -12,10 +12,10 @@
 #include "cuda/prefill/stages.cuh"
 
 enum {
-    PRODUCT_ROWS  = 128, /* of a tile */
-    PRODUCT_DEPTH = 32,  /* its columns */
-    PRODUCT_EACH  = PRODUCT_ROWS * PRODUCT_DEPTH / THREADS, /* elements of a thread */
-    PRODUCT_OWN   = PRODUCT_ROWS / 32 /* rows of a lane in a part */
+    PRODUCT_ROWS = 128,                                    /* of a tile */
+    PRODUCT_DEPTH = 32,                                    /* its columns */
+    PRODUCT_EACH = PRODUCT_ROWS * PRODUCT_DEPTH / THREADS, /* elements of a thread */
+    PRODUCT_OWN = PRODUCT_ROWS / 32                        /* rows of a lane in a part */
 };
 
 struct product_shared {
@@ -27,10 +27,10 @@ static_assert(sizeof(struct product_shared) <= GDN_CU_STRIP_BYTES, "product_shar
 /* The values that a thread holds. */
 struct product {
     const struct gdn_cu_product &a;
-    struct product_shared       &sh;
-    int64_t                      slot;
-    int                          head, col, lane, warp; /* col: the warp's first */
-    int                          n_deep; /* tiles side by side */
+    struct product_shared &sh;
+    int64_t slot;
+    int head, col, lane, warp; /* col: the warp's first */
+    int n_deep;                /* tiles side by side */
 };
 
 /* The i-th range of the slot or the first one after it that is there; -1: none. */
@@ -56,9 +56,8 @@ GDN_DEVICE float load_state_element(const struct product &p, const struct gdn_po
 {
     const int col = p.col + c;
     if (!view.data || x >= p.a.K || col >= p.a.V) return 0;
-    return load_product<f32>(view.data,
-                             from + (view.k_first ? x * view.ld + col : col * view.ld + x),
-                             view.dtype);
+    return load_product<f32>(
+        view.data, from + (view.k_first ? x * view.ld + col : col * view.ld + x), view.dtype);
 }
 
 /* S = a state, or zero. */
@@ -78,16 +77,15 @@ template <bool f32>
 GDN_DEVICE void load_product_tile(float (&m)[PRODUCT_EACH], const struct product &p, int64_t range,
                                   int t)
 {
-    const struct gdn_pool_view &M     = p.a.M;
-    const int                   width = M.k_first ? PRODUCT_DEPTH : PRODUCT_ROWS;
+    const struct gdn_pool_view &M = p.a.M;
+    const int width = M.k_first ? PRODUCT_DEPTH : PRODUCT_ROWS;
     const int x0 = t / p.n_deep * PRODUCT_ROWS, y0 = t % p.n_deep * PRODUCT_DEPTH;
     const int fast = (M.k_first ? y0 : x0) + threadIdx.x % width; /* side by side in memory */
     const int slow = (M.k_first ? x0 : y0) + threadIdx.x / width, step = THREADS / width;
-    int64_t   at   = pool_at(M, range, p.head) + slow * M.ld + fast;
+    int64_t at = pool_at(M, range, p.head) + slow * M.ld + fast;
 #pragma unroll
     for (int j = 0; j < PRODUCT_EACH; j++, at += step * M.ld)
-        m[j] = fast < p.a.K && slow + j * step < p.a.K ? load_product<f32>(M.data, at, M.dtype)
-                                                                 : 0;
+        m[j] = fast < p.a.K && slow + j * step < p.a.K ? load_product<f32>(M.data, at, M.dtype) : 0;
 }
 
 /* Returns true if an element is not zero. */
@@ -121,7 +119,11 @@ GDN_DEVICE void add_product_tile(float (&sum)[PRODUCT_OWN][4],
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int i = 0; i < PRODUCT_OWN; i++)
-                add_four(sum[i], j == 0 ? m[i].x : j == 1 ? m[i].y : j == 2 ? m[i].z : m[i].w,
+                add_four(sum[i],
+                         j == 0   ? m[i].x
+                         : j == 1 ? m[i].y
+                         : j == 2 ? m[i].z
+                                  : m[i].w,
                          p.sh.S[p.warp][y0 + y + j]);
     }
 }
@@ -132,10 +134,10 @@ template <bool f32, int parts>
 GDN_DEVICE void pass_range(const struct product &p, float (&m)[PRODUCT_EACH], int64_t range,
                            int64_t next, int &n)
 {
-    const int64_t U    = pool_at(p.a.U, range, p.head);
-    bool          some = false;
-    int           t    = 0;
-    float         sum[parts][PRODUCT_OWN][4];
+    const int64_t U = pool_at(p.a.U, range, p.head);
+    bool some = false;
+    int t = 0;
+    float sum[parts][PRODUCT_OWN][4];
 #pragma unroll
     for (int part = 0; part < parts; part++) {
 #pragma unroll
@@ -157,21 +159,24 @@ GDN_DEVICE void pass_range(const struct product &p, float (&m)[PRODUCT_EACH], in
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < parts * PRODUCT_OWN; i++)
-        *(float4 *)p.sh.S[p.warp][p.lane + 32 * i] = *(const float4 *)sum[i / PRODUCT_OWN]
-                                                                         [i % PRODUCT_OWN];
+        *(float4 *)p.sh.S[p.warp][p.lane + 32 * i] =
+            *(const float4 *)sum[i / PRODUCT_OWN][i % PRODUCT_OWN];
     __syncwarp();
 }
 
 template <bool f32> GDN_DEVICE void run_product(const struct gdn_cu_product &a)
 {
-    const struct product p = { a, *(struct product_shared *)gdn_stage_shared,
-                               blockIdx.x / a.n_strips / a.H, (int)(blockIdx.x / a.n_strips % a.H),
+    const struct product p = { a,
+                               *(struct product_shared *)gdn_stage_shared,
+                               blockIdx.x / a.n_strips / a.H,
+                               (int)(blockIdx.x / a.n_strips % a.H),
                                (int)(blockIdx.x % a.n_strips) * STRIP + (int)threadIdx.x / 32 * 4,
-                               (int)threadIdx.x % 32, (int)threadIdx.x / 32,
+                               (int)threadIdx.x % 32,
+                               (int)threadIdx.x / 32,
                                (a.K + PRODUCT_DEPTH - 1) / PRODUCT_DEPTH };
-    float   m[PRODUCT_EACH];
-    int     n     = 0;
-    int64_t i     = 0;
+    float m[PRODUCT_EACH];
+    int n = 0;
+    int64_t i = 0;
     int64_t range = find_product_range(p, i);
     load_product_state<f32>(p, a.S, pool_at(a.S, p.slot, p.head));
     if (!a.S.data && range >= 0) { /* M of the first range is not read */
@@ -188,7 +193,7 @@ template <bool f32> GDN_DEVICE void run_product(const struct gdn_cu_product &a)
         range = next;
     }
     const struct gdn_pool_view &out = a.out;
-    const int64_t               to  = pool_at(out, p.slot, p.head);
+    const int64_t to = pool_at(out, p.slot, p.head);
     for (int x = p.lane; x < a.K; x += 32)
         for (int c = 0; c < 4 && p.col + c < a.V; c++) {
             const int v = p.col + c;

@@ -52,39 +52,38 @@ static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, c
 }
 
 size_t gdn_cuda_prefill_q8_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                    struct gdn_cuda_cut_options options)
+                                 struct gdn_cuda_cut_options options)
 {
     char *states, *checkpoints, *rest;
     return lay_out(r, gdn_cuda_prefill_sm90_bytes(ctx, r, options), &states, &checkpoints, &rest,
                    NULL);
 }
 
-static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel,
-                         const struct gdn_cu_prefill_q8 *a, int64_t n_slices, void *stream)
+static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, const struct gdn_cu_prefill_q8 *a,
+                         int64_t n_slices, void *stream)
 {
     const struct gdn_cuda_call call = {
         .kernel = kernel,
-        .grid   = { a->rule.batch.B * a->rule.H * a->n_parts, n_slices, 1 },
+        .grid = { a->rule.batch.B * a->rule.H * a->n_parts, n_slices, 1 },
         .stream = stream,
-        .args   = a,
+        .args = a,
     };
     return gdn_cuda_launch(ctx, &call);
 }
 
 gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                  struct gdn_cuda_cut_options options, void *memory, void *stream)
+                               struct gdn_cuda_cut_options options, void *memory, void *stream)
 {
-    char                  *states, *checkpoints, *rest;
-    struct gdn_cu_rule     inner = *r;
-    struct gdn_cuda_chunks how   = { .options = options };
-    struct gdn_cuda_ran    ran   = { .n = 0 };
-    lay_out(r, gdn_cuda_prefill_sm90_bytes(ctx, r, options), &states, &checkpoints, &rest,
-            memory);
+    char *states, *checkpoints, *rest;
+    struct gdn_cu_rule inner = *r;
+    struct gdn_cuda_chunks how = { .options = options };
+    struct gdn_cuda_ran ran = { .n = 0 };
+    lay_out(r, gdn_cuda_prefill_sm90_bytes(ctx, r, options), &states, &checkpoints, &rest, memory);
     how.memory = rest;
     if (is_apart(&r->checkpoints)) inner.batch.n_checkpoints = count_checkpoints(r);
     struct gdn_cu_prefill_q8 a = { .rule = *r };
     a.rule.batch = inner.batch;
-    a.n_parts    = (r->V + GDN_PREFILL_EIGHT_COLUMNS - 1) / GDN_PREFILL_EIGHT_COLUMNS;
+    a.n_parts = (r->V + GDN_PREFILL_EIGHT_COLUMNS - 1) / GDN_PREFILL_EIGHT_COLUMNS;
     if (is_apart(&r->from))
         a.from = inner.from = wide_view(r, states), how.by_number |= GDN_PREFILL_FROM;
     if (is_apart(&r->to)) a.to = inner.to = wide_view(r, states), how.by_number |= GDN_PREFILL_TO;

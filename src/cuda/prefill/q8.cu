@@ -9,54 +9,53 @@
 #include "cuda/device/rule.cuh"
 
 enum {
-    THREADS   = 256,
-    COLUMNS   = GDN_PREFILL_EIGHT_COLUMNS,
-    LANES     = THREADS / COLUMNS, /* of a column */
+    THREADS = 256,
+    COLUMNS = GDN_PREFILL_EIGHT_COLUMNS,
+    LANES = THREADS / COLUMNS, /* of a column */
     MOST_KEYS = 256,
 };
 
 struct eight_shared {
-    float                     x[COLUMNS][MOST_KEYS + 1];
-    struct eight_scale        scales[COLUMNS];
-    uint32_t                  key[COLUMNS];
+    float x[COLUMNS][MOST_KEYS + 1];
+    struct eight_scale scales[COLUMNS];
+    uint32_t key[COLUMNS];
 };
 
 /* The part of a block: columns v to v + n - 1. */
 struct eight_part {
     int64_t row;
-    int     head, v, n, K;
+    int head, v, n, K;
 };
 
 GDN_DEVICE struct eight_part find_part(const struct gdn_cu_prefill_q8 &a)
 {
     struct eight_part p;
-    p.row  = blockIdx.x / a.n_parts / a.rule.H;
+    p.row = blockIdx.x / a.n_parts / a.rule.H;
     p.head = (int)(blockIdx.x / a.n_parts % a.rule.H);
-    p.v    = (int)(blockIdx.x % a.n_parts) * COLUMNS;
-    p.n    = min((int)COLUMNS, a.rule.V - p.v);
-    p.K    = a.rule.K;
+    p.v = (int)(blockIdx.x % a.n_parts) * COLUMNS;
+    p.n = min((int)COLUMNS, a.rule.V - p.v);
+    p.K = a.rule.K;
     return p;
 }
 
 /* Those columns in a slot: element (v, k), and their scales. */
 struct eight_place {
-    char   *data;
+    char *data;
     int64_t v_step, k_step; /* in elements */
-    float  *scales; /* NULL: none */
-    bool    k_first;
+    float *scales;          /* NULL: none */
+    bool k_first;
 };
 
 GDN_DEVICE struct eight_place place_of(const struct gdn_pool_view &view, int64_t slot,
                                        const struct eight_part &p)
 {
     struct eight_place at;
-    at.v_step  = view.k_first ? 1 + view.gap : view.ld;
-    at.k_step  = view.k_first ? view.ld : 1 + view.gap;
-    at.data    = view.data + (pool_at(view, slot, p.head) + p.v * at.v_step) *
-                              state_bytes(view.dtype);
-    at.scales  = view.scales
-                     ? view.scales + slot * view.scales_slot + p.head * view.scales_head + p.v
-                     : NULL;
+    at.v_step = view.k_first ? 1 + view.gap : view.ld;
+    at.k_step = view.k_first ? view.ld : 1 + view.gap;
+    at.data = view.data + (pool_at(view, slot, p.head) + p.v * at.v_step) * state_bytes(view.dtype);
+    at.scales = view.scales
+                    ? view.scales + slot * view.scales_slot + p.head * view.scales_head + p.v
+                    : NULL;
     at.k_first = view.k_first;
     return at;
 }
@@ -75,22 +74,22 @@ GDN_DEVICE int key_of(const struct eight_part &p, bool k_first, int i)
 
 /* The sequence, its checkpoints, and with how many tokens it begins that change nothing (G9). */
 struct eight_sequence {
-    struct gdn_cu_seq         s;
+    struct gdn_cu_seq s;
     struct gdn_cu_checkpoints checkpoints;
-    int64_t                   n_idle;
+    int64_t n_idle;
 };
 
 /* By all threads; -1: no such state was read. */
 GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_q8 &a, const struct gdn_cu_seq &s,
                               int head)
 {
-    __shared__ int            left; /* of THREADS tokens, from the first that changes one on */
+    __shared__ int left; /* of THREADS tokens, from the first that changes one on */
     const struct gdn_cu_rule &r = a.rule;
     if (s.read < 0 || !a.from.data) return -1;
     for (int64_t first = 0; first < s.n_valid; first += THREADS) {
-        const int64_t t       = first + threadIdx.x;
-        const bool    changes = t < s.n_valid && (load_gate(r, s, t, head, true) != 1 ||
-                                               load_beta(r, s, t, head) != 0);
+        const int64_t t = first + threadIdx.x;
+        const bool changes =
+            t < s.n_valid && (load_gate(r, s, t, head, true) != 1 || load_beta(r, s, t, head) != 0);
         if (!__syncthreads_or(changes)) continue;
         if (threadIdx.x == 0) left = 0;
         __syncthreads();
@@ -106,10 +105,10 @@ GDN_DEVICE void read_eight(struct eight_sequence &q, const struct gdn_cu_prefill
 {
     const struct gdn_cu_batch &b = a.rule.batch;
     if (threadIdx.x < 32) {
-        const struct gdn_cu_seq         s    = read_sequence(b, p.row);
+        const struct gdn_cu_seq s = read_sequence(b, p.row);
         const struct gdn_cu_checkpoints list = read_checkpoints(b, s);
         if (threadIdx.x == 0) {
-            q.s           = s;
+            q.s = s;
             q.checkpoints = list;
         }
     }
@@ -153,11 +152,11 @@ GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_plac
 GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_q8 &a, const struct eight_sequence &q,
                           const struct eight_part &p)
 {
-    const struct gdn_cu_rule &r    = a.rule;
-    const struct eight_place  from = place_of(r.from, q.s.read, p);
-    const int                 bytes = state_bytes(r.from.dtype);
+    const struct gdn_cu_rule &r = a.rule;
+    const struct eight_place from = place_of(r.from, q.s.read, p);
+    const int bytes = state_bytes(r.from.dtype);
     for (int64_t c = q.checkpoints.first; a.checkpoints.data && c < q.checkpoints.end; c++) {
-        int64_t       slot;
+        int64_t slot;
         const int64_t n = checkpoint_at(r.batch, q.checkpoints, c, slot);
         if (!is_kept(q, r, r.checkpoints, n)) break;
         if (slot >= 0 && n > 0) copy_codes(place_of(r.checkpoints, slot, p), from, p, bytes);
@@ -171,19 +170,19 @@ GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_q8 &a, const struct eight_
 GDN_DEVICE void prefill_q8_load(const struct gdn_cu_prefill_q8 &a)
 {
     __shared__ struct eight_sequence q;
-    const struct eight_part          p = find_part(a);
+    const struct eight_part p = find_part(a);
     read_eight(q, a, p);
     if (q.s.n_tokens == 0 || q.s.read < 0) return;
     const struct eight_place from = place_of(a.rule.from, q.s.read, p);
-    const struct eight_place to   = place_of(a.from, p.row, p);
-    const int                dtype = a.rule.from.dtype;
+    const struct eight_place to = place_of(a.from, p.row, p);
+    const int dtype = a.rule.from.dtype;
     for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
-        const int     v = column_of(p, from.k_first, i), k = key_of(p, from.k_first, i);
+        const int v = column_of(p, from.k_first, i), k = key_of(p, from.k_first, i);
         const int64_t at = v * from.v_step + k * from.k_step;
         ((float *)to.data)[v * to.v_step + k * to.k_step] =
-            is_q8(dtype) ? eight_value((uint8_t)from.data[at], dtype) *
-                               (from.scales ? from.scales[v] : 1)
-                         : load_float(from.data, at, dtype);
+            is_q8(dtype)
+                ? eight_value((uint8_t)from.data[at], dtype) * (from.scales ? from.scales[v] : 1)
+                : load_float(from.data, at, dtype);
     }
     copy_kept(a, q, p);
 }
@@ -195,13 +194,13 @@ GDN_DEVICE void make_scales(struct eight_shared &sh, const struct gdn_pool_view 
                             const struct eight_part &p, int64_t n_tokens)
 {
     const int v = threadIdx.x / LANES;
-    uint32_t  largest = 0;
+    uint32_t largest = 0;
     for (int k = threadIdx.x % LANES; k < p.K && v < p.n; k += LANES)
         largest = max(largest, magnitude(sh.x[v][k]));
     for (int step = 1; step < LANES; step *= 2)
         largest = max(largest, __shfl_xor_sync(0xffffffff, largest, step));
     sh.scales[v] = eight_scale_of(largest, view.dtype, view.scales);
-    sh.key[v]    = view.random ? eight_key(view.seed, n_tokens, p.head, p.v + v) : 0;
+    sh.key[v] = view.random ? eight_key(view.seed, n_tokens, p.head, p.v + v) : 0;
 }
 
 /* Stores a float32 state of the workspace, after n_tokens, to a slot. */
@@ -212,7 +211,7 @@ GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view 
     const struct eight_place to = place_of(view, slot, p), from = place_of(wide, number, p);
     for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) {
         const int v = i / p.K, k = i % p.K;
-        sh.x[v][k]  = ((const float *)from.data)[v * from.v_step + k * from.k_step];
+        sh.x[v][k] = ((const float *)from.data)[v * from.v_step + k * from.k_step];
     }
     __syncthreads();
     make_scales(sh, view, p, n_tokens);
@@ -226,8 +225,7 @@ GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view 
         else
             store_float(to.data, at, view.dtype, sh.x[v][k]);
     }
-    if (to.scales && (int)threadIdx.x < p.n)
-        to.scales[threadIdx.x] = sh.scales[threadIdx.x].scale;
+    if (to.scales && (int)threadIdx.x < p.n) to.scales[threadIdx.x] = sh.scales[threadIdx.x].scale;
     __syncthreads(); /* before the next one */
 }
 
@@ -235,15 +233,15 @@ GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view 
  * with the same x share the states of a sequence. */
 GDN_DEVICE void prefill_q8_store(const struct gdn_cu_prefill_q8 &a)
 {
-    __shared__ struct eight_shared   sh;
+    __shared__ struct eight_shared sh;
     __shared__ struct eight_sequence q;
-    const struct gdn_cu_rule        &r = a.rule;
-    const struct eight_part          p = find_part(a);
+    const struct gdn_cu_rule &r = a.rule;
+    const struct eight_part p = find_part(a);
     read_eight(q, a, p);
     if (q.s.n_tokens == 0) return;
     for (int64_t c = q.checkpoints.first + blockIdx.y; a.checkpoints.data && c < q.checkpoints.end;
          c += gridDim.y) {
-        int64_t       slot;
+        int64_t slot;
         const int64_t n = checkpoint_at(r.batch, q.checkpoints, c, slot);
         if (slot >= 0 && n > 0 && n <= q.s.n_valid && !is_kept(q, r, r.checkpoints, n))
             store_codes(sh, r.checkpoints, slot, a.checkpoints, c, p, n);
@@ -253,10 +251,10 @@ GDN_DEVICE void prefill_q8_store(const struct gdn_cu_prefill_q8 &a)
 }
 
 #define GDN_IMAGE_prefill_q8 GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_q8(threads, shared, what)                                       \
-    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
-        gdn_prefill_q8_##what(const __grid_constant__ struct gdn_cu_prefill_q8 a)       \
-    {                                                                                         \
-        prefill_q8_##what(a);                                                              \
+#define GDN_KERNEL_prefill_q8(threads, shared, what)                              \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                      \
+        gdn_prefill_q8_##what(const __grid_constant__ struct gdn_cu_prefill_q8 a) \
+    {                                                                             \
+        prefill_q8_##what(a);                                                     \
     }
 #include "cuda/driver/kernels.cuh"

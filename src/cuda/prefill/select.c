@@ -20,18 +20,21 @@ enum { COLUMNS = 16, AUX_WARPS = 4, MEAN_OF_SINGLES = 1024 };
 /* A kernel: deep is the largest K, warps the most of a block. */
 struct form {
     enum gdn_kernel_id kernel;
-    int                dtype, deep, warps;
+    int dtype, deep, warps;
 };
 
 static struct form find_form(int dtype, int K)
 {
-#define DEPTHS(family) { GDN_CU_##family##_64, GDN_CU_##family##_128, GDN_CU_##family##_256 }
+#define DEPTHS(family)                                                     \
+    {                                                                      \
+        GDN_CU_##family##_64, GDN_CU_##family##_128, GDN_CU_##family##_256 \
+    }
     static const enum gdn_kernel_id kernels[][3] = {
-        [GDN_F32]  = DEPTHS(prefill_general_f32),
+        [GDN_F32] = DEPTHS(prefill_general_f32),
         [GDN_BF16] = DEPTHS(prefill_general_bf16),
-        [GDN_F16]  = DEPTHS(prefill_general_f16),
+        [GDN_F16] = DEPTHS(prefill_general_f16),
     };
-    const int                size   = K <= 64 ? 0 : K <= 128 ? 1 : 2;
+    const int size = K <= 64 ? 0 : K <= 128 ? 1 : 2;
     const enum gdn_kernel_id kernel = kernels[dtype][size];
     return (struct form){ kernel, dtype, 64 << size, gdn_cuda_kernel_threads(kernel) / 32 };
 }
@@ -52,14 +55,14 @@ static void cut_columns(struct gdn_cu_prefill *p, const struct form *f, int64_t 
                         int sm_count)
 {
     static const int cost[] = { 0, 10, 10, 12, 13, 16, 19, 21, 24 };
-    const int        groups = (p->rule.V + COLUMNS - 1) / COLUMNS, most = f->warps - AUX_WARPS;
-    int64_t          best   = INT64_MAX;
+    const int groups = (p->rule.V + COLUMNS - 1) / COLUMNS, most = f->warps - AUX_WARPS;
+    int64_t best = INT64_MAX;
     for (int n = most < 8 ? most : 8; n > 0; n /= 2) {
-        const int     slices = (groups + n - 1) / n;
-        const int64_t waves  = (n_heads * slices + sm_count - 1) / sm_count;
+        const int slices = (groups + n - 1) / n;
+        const int64_t waves = (n_heads * slices + sm_count - 1) / sm_count;
         if (waves * cost[n] >= best) continue;
-        best        = waves * cost[n];
-        p->n_state  = n;
+        best = waves * cost[n];
+        p->n_state = n;
         p->n_slices = slices;
     }
     if (p->n_state > groups) p->n_state = groups;
@@ -69,15 +72,17 @@ static void cut_columns(struct gdn_cu_prefill *p, const struct form *f, int64_t 
 /* As many stages as fit, and slots with them. The bytes of shared memory; 0: none fits. */
 static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int shared_most)
 {
-    static const struct { int stages, slots; } rings[] = { { 3, 2 }, { 2, 2 }, { 2, 1 }, { 1, 1 } };
+    static const struct {
+        int stages, slots;
+    } rings[] = { { 3, 2 }, { 2, 2 }, { 2, 1 }, { 1, 1 } };
     const int bytes = (int)gdn_dtype_bytes(f->dtype), chunk = GDN_PREFILL_CHUNK(bytes, f->deep);
     for (size_t i = 0; i < sizeof rings / sizeof *rings; i++) {
-        const int needed = GDN_PREFILL_HEAD_BYTES + GDN_PREFILL_SOLVE_BYTES(chunk) +
-                           rings[i].slots * GDN_PREFILL_SLOT_BYTES(chunk, bytes) +
-                           rings[i].stages *
-                               GDN_PREFILL_STAGE_BYTES(chunk, bytes, f->deep, p->n_state);
+        const int needed =
+            GDN_PREFILL_HEAD_BYTES + GDN_PREFILL_SOLVE_BYTES(chunk) +
+            rings[i].slots * GDN_PREFILL_SLOT_BYTES(chunk, bytes) +
+            rings[i].stages * GDN_PREFILL_STAGE_BYTES(chunk, bytes, f->deep, p->n_state);
         p->n_stages = rings[i].stages;
-        p->n_slots  = rings[i].slots;
+        p->n_slots = rings[i].slots;
         if (needed <= shared_most) return (size_t)needed;
     }
     return 0;
@@ -87,27 +92,28 @@ static gdn_status launch_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                                  const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                  void *stream)
 {
-    const struct form     f = find_form(rule->q.dtype, rule->K);
+    const struct form f = find_form(rule->q.dtype, rule->K);
     struct gdn_cu_prefill p = { .rule = *rule, .by_number = how->by_number };
-    p.q_wide   = width_of(&rule->q);
-    p.k_wide   = width_of(&rule->k);
-    p.v_wide   = width_of(&rule->v);
+    p.q_wide = width_of(&rule->q);
+    p.k_wide = width_of(&rule->k);
+    p.v_wide = width_of(&rule->v);
     p.out_wide = width_of(&rule->out);
     cut_columns(&p, &f, rule->batch.B * rule->H, ctx->cuda->sm_count);
     size_t shared = cut_memory(&p, &f, ctx->cuda->shared_most);
     while (!shared && p.n_state > 1) {
         p.n_state /= 2;
         p.n_slices = (rule->V + COLUMNS * p.n_state - 1) / (COLUMNS * p.n_state);
-        shared     = cut_memory(&p, &f, ctx->cuda->shared_most);
+        shared = cut_memory(&p, &f, ctx->cuda->shared_most);
     }
     const struct gdn_cuda_call call = {
         .kernel = f.kernel,
-        .grid   = { (rule->batch.B + (rule->out.data && rule->batch.cu_seqlens.data)) * rule->H *
-                        p.n_slices, 1, 1 },
-        .n_threads    = 32 * (p.n_aux + p.n_state),
+        .grid = { (rule->batch.B + (rule->out.data && rule->batch.cu_seqlens.data)) * rule->H *
+                      p.n_slices,
+                  1, 1 },
+        .n_threads = 32 * (p.n_aux + p.n_state),
         .shared_bytes = shared,
-        .stream       = stream,
-        .args         = &p,
+        .stream = stream,
+        .args = &p,
     };
     gdn_cuda_ran_add(ran, call.kernel);
     return gdn_cuda_launch(ctx, &call);
@@ -137,7 +143,7 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 {
     enum { N = sizeof families / sizeof *families };
     struct gdn_cuda_form list[N];
-    int                  i = 0;
+    int i = 0;
     for (; i == 0 || list[i - 1].why_not; i++)
         list[i] = (struct gdn_cuda_form){ families[i].name, families[i].why_not(ctx, rule) };
     gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
@@ -148,7 +154,7 @@ size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule
                               struct gdn_cuda_cut_options options)
 {
     return gdn_cuda_prefill_is_apart(rule) ? gdn_cuda_prefill_q8_bytes(ctx, rule, options)
-                            : gdn_cuda_prefill_sm90_bytes(ctx, rule, options);
+                                           : gdn_cuda_prefill_sm90_bytes(ctx, rule, options);
 }
 
 /* Returns true if decode takes the sequences of one token, and then fills in their launch. There
@@ -159,8 +165,7 @@ static bool leaves_singles(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 {
     const struct gdn_cu_batch *b = &rule->batch;
     return b->cu_seqlens.data && b->B > 1 && b->N < b->B * MEAN_OF_SINGLES && !options.whole &&
-           !gdn_cuda_prefill_sm90_why_not(ctx, rule) &&
-           gdn_cuda_takes_singles(ctx, rule, singles);
+           !gdn_cuda_prefill_sm90_why_not(ctx, rule) && gdn_cuda_takes_singles(ctx, rule, singles);
 }
 
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
@@ -169,8 +174,9 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     struct gdn_cuda_ran ran = { .n = 0 };
     if (gdn_cuda_prefill_is_apart(rule))
         return gdn_cuda_prefill_q8(ctx, rule, options, memory, stream);
-    struct gdn_cuda_singles      singles;
-    const struct gdn_cuda_chunks how = { .memory = memory, .options = options,
+    struct gdn_cuda_singles singles;
+    const struct gdn_cuda_chunks how = { .memory = memory,
+                                         .options = options,
                                          .singles = leaves_singles(ctx, rule, options, &singles) };
     TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
     if (how.singles) TRY(gdn_cuda_decode_singles(ctx, &singles, &ran, stream));
@@ -196,8 +202,8 @@ static bool goes_by_tokens(const struct gdn_rule_call *c, const struct gdn_cu_ru
 /* Plans the workspace for segments and states of 8 bits. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
-    struct gdn_rule_call *c    = call;
-    struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    struct gdn_rule_call *c = call;
+    struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_family(ctx, &c->rule, &c->args.A_log));
     gdn_cuda_fill_call(args, c);
     if (!goes_by_tokens(c, args))
@@ -207,8 +213,8 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_rule_call *c    = call;
-    const struct gdn_cu_rule   *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    const struct gdn_rule_call *c = call;
+    const struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
     if (goes_by_tokens(c, args))
         return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);

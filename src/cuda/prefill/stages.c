@@ -20,10 +20,10 @@ static struct gdn_cu_stage stage_args(const struct gdn_rule *rule, const struct 
                                       const struct gdn_tokens *tokens, int64_t C)
 {
     static const struct gdn_plan_pools none = { -1, -1, -1, false, false };
-    static const gdn_tensor            absent = { 0 };
-    const int64_t       each = tokens->T / C + (tokens->T % C != 0);
-    struct gdn_cu_stage a    = {
-        .C        = C,
+    static const gdn_tensor absent = { 0 };
+    const int64_t each = tokens->T / C + (tokens->T % C != 0);
+    struct gdn_cu_stage a = {
+        .C = C,
         .n_chunks = plan->batch.cu_seqlens.data ? tokens->N / C + plan->B + 1 : plan->B * each,
     };
     gdn_cuda_fill_rule(&a.rule, rule, &absent, &absent, plan, tokens, &none);
@@ -42,9 +42,9 @@ static gdn_status launch_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, v
     const int64_t items = args->n_chunks * ((args->rule.H + 31) / 32);
     const struct gdn_cuda_call call = {
         .kernel = GDN_CU_prefill_stages_cumsum,
-        .grid   = { (items + WARPS - 1) / WARPS, 1, 1 },
+        .grid = { (items + WARPS - 1) / WARPS, 1, 1 },
         .stream = stream,
-        .args   = args,
+        .args = args,
     };
     return launch(ctx, "chunk_cumsum", &call);
 }
@@ -52,11 +52,11 @@ static gdn_status launch_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, v
 static gdn_status launch_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
 {
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_prefill_stages_uw,
-        .grid         = { args->n_chunks * args->rule.H, 1, 1 },
+        .kernel = GDN_CU_prefill_stages_uw,
+        .grid = { args->n_chunks * args->rule.H, 1, 1 },
         .shared_bytes = GDN_CU_COLUMNS_BYTES,
-        .stream       = stream,
-        .args         = args,
+        .stream = stream,
+        .args = args,
     };
     return launch(ctx, "chunk_uw", &call);
 }
@@ -64,11 +64,11 @@ static gdn_status launch_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void 
 static gdn_status launch_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
 {
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_prefill_stages_output,
-        .grid         = { args->n_chunks * args->rule.H, 1, 1 },
+        .kernel = GDN_CU_prefill_stages_output,
+        .grid = { args->n_chunks * args->rule.H, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
-        .stream       = stream,
-        .args         = args,
+        .stream = stream,
+        .args = args,
     };
     return launch(ctx, "chunk_output", &call);
 }
@@ -77,11 +77,11 @@ static gdn_status launch_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *s
 {
     args->n_strips = args->n_before = strips_of(args->rule.V);
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_prefill_stages_states,
-        .grid         = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
+        .kernel = GDN_CU_prefill_stages_states,
+        .grid = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
-        .stream       = stream,
-        .args         = args,
+        .stream = stream,
+        .args = args,
     };
     return launch(ctx, "chunk_states", &call);
 }
@@ -91,11 +91,11 @@ static gdn_status launch_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *
     args->n_before = args->rule.to.data ? strips_of(args->rule.V) : 0;
     args->n_strips = args->n_before + (args->M.data ? strips_of(args->rule.K) : 0);
     const struct gdn_cuda_call call = {
-        .kernel       = GDN_CU_prefill_stages_summary,
-        .grid         = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
+        .kernel = GDN_CU_prefill_stages_summary,
+        .grid = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
         .shared_bytes = GDN_CU_STRIP_BYTES,
-        .stream       = stream,
-        .args         = args,
+        .stream = stream,
+        .args = args,
     };
     return launch(ctx, "summary", &call);
 }
@@ -121,8 +121,9 @@ static gdn_status plan_cumsum(gdn_ctx *ctx, void *call)
 static gdn_status run_cumsum(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_cumsum_call *c = call;
-    const struct gdn_rule rule = { .g = c->g, .out = c->out, .scale = (float)c->scale,
-                                   .H = (int)c->H };
+    const struct gdn_rule rule = {
+        .g = c->g, .out = c->out, .scale = (float)c->scale, .H = (int)c->H
+    };
     const struct gdn_cu_stage a = stage_args(&rule, &c->plan, &c->tokens, c->args.chunk_size);
     (void)memory;
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
@@ -132,7 +133,7 @@ static gdn_status run_cumsum(gdn_ctx *ctx, void *call, void *memory)
 static gdn_status run_uw(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_uw_call *c = call;
-    struct gdn_cu_stage       a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
+    struct gdn_cu_stage a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
     (void)memory;
     a.u = c->to[GDN_UW_U], a.w = c->to[GDN_UW_W], a.T = c->to[GDN_UW_T];
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
@@ -142,7 +143,7 @@ static gdn_status run_uw(gdn_ctx *ctx, void *call, void *memory)
 static gdn_status run_states(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_states_call *c = call;
-    struct gdn_cu_stage           a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
+    struct gdn_cu_stage a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
     (void)memory;
     a.u = c->u, a.w = c->w, a.states = c->states;
     a.rule.from = c->state, a.rule.to = c->state_out;
@@ -156,7 +157,7 @@ static gdn_status run_states(gdn_ctx *ctx, void *call, void *memory)
 static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_output_call *c = call;
-    struct gdn_cu_stage           a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
+    struct gdn_cu_stage a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
     (void)memory;
     a.u = c->u, a.w = c->w, a.states = c->states, a.n_states = c->args.states.size[0];
     if (!c->plan.batch.cu_seqlens.data)
@@ -172,8 +173,8 @@ _Static_assert(sizeof(struct gdn_cuda_summary) <= GDN_PLAN_ROOM, "a plan has roo
 /* The general kernel takes keys of length 1 as float32, from the workspace. */
 static gdn_tensor unit_keys(const struct gdn_summary_call *c, void *memory)
 {
-    gdn_tensor t    = { .data = memory, .dtype = GDN_F32, .ndim = c->args.k.ndim };
-    int64_t    step = 1;
+    gdn_tensor t = { .data = memory, .dtype = GDN_F32, .ndim = c->args.k.ndim };
+    int64_t step = 1;
     for (int i = t.ndim - 1; i >= 0; i--) {
         t.size[i] = c->args.k.size[i], t.stride[i] = step;
         step *= t.size[i];
@@ -191,14 +192,14 @@ static size_t unit_key_bytes(const struct gdn_summary_call *c)
 
 static gdn_status plan_summary(gdn_ctx *ctx, void *call)
 {
-    struct gdn_summary_call  *c = call;
-    struct gdn_cuda_summary  *s = GDN_PLANNED(struct gdn_cuda_summary, &c->base);
+    struct gdn_summary_call *c = call;
+    struct gdn_cuda_summary *s = GDN_PLANNED(struct gdn_cuda_summary, &c->base);
     TRY(gdn_cuda_check_family(ctx, &c->offset, NULL));
     const struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
-    *s = (struct gdn_cuda_summary){ .rule            = a.rule,
-                                    .M               = c->transition.to,
+    *s = (struct gdn_cuda_summary){ .rule = a.rule,
+                                    .M = c->transition.to,
                                     .batch_invariant = c->args.flags & GDN_BATCH_INVARIANT,
-                                    .every_token     = c->args.flags & GDN_NO_EARLY_STOP };
+                                    .every_token = c->args.flags & GDN_NO_EARLY_STOP };
     c->base.bytes = gdn_cuda_summary_hopper_why_not(ctx, s) ? unit_key_bytes(c)
                                                             : gdn_cuda_summary_hopper_bytes(ctx, s);
     return GDN_OK;
@@ -210,13 +211,13 @@ static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_cal
     struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
     a.M = c->transition.to;
     if (c->offset.norm != GDN_NO_NORM && c->tokens.N > 0) {
-        const struct gdn_norm_job job  = { .x       = c->args.k,
-                                           .out     = unit_keys(c, memory),
-                                           .formula = c->offset.norm,
-                                           .eps     = c->offset.norm_eps,
-                                           .n_rows  = gdn_n_rows(&c->args.k),
-                                           .D       = c->offset.K };
-        struct gdn_cu_norm        norm = gdn_cuda_norm_args(&job);
+        const struct gdn_norm_job job = { .x = c->args.k,
+                                          .out = unit_keys(c, memory),
+                                          .formula = c->offset.norm,
+                                          .eps = c->offset.norm_eps,
+                                          .n_rows = gdn_n_rows(&c->args.k),
+                                          .D = c->offset.K };
+        struct gdn_cu_norm norm = gdn_cuda_norm_args(&job);
         TRY(gdn_cuda_norm(ctx, c->base.op, &norm, c->base.stream));
         a.rule.k = a.rule.q = gdn_rows_of(&job.out, &c->tokens);
     }
@@ -227,7 +228,7 @@ static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_summary_call *c = call;
     const struct gdn_cuda_summary *s = GDN_PLANNED(struct gdn_cuda_summary, &c->base);
-    const char         *why = gdn_cuda_summary_hopper_why_not(ctx, s);
+    const char *why = gdn_cuda_summary_hopper_why_not(ctx, s);
     struct gdn_cuda_ran ran = { .n = 0 };
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
     if (why) {
@@ -247,17 +248,24 @@ static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
     (void)memory;
     for (int i = 0; i < c->n; i++) {
         const struct gdn_product *x = &c->product[i];
-        struct gdn_cu_product     a = { .M = x->M, .S = x->S, .U = x->U, .out = x->out,
-                                        .order = gdn_cuda_array(&x->order), .P = x->P,
-                                        .B = x->B, .H = x->H, .K = x->K, .V = x->V };
+        struct gdn_cu_product a = { .M = x->M,
+                                    .S = x->S,
+                                    .U = x->U,
+                                    .out = x->out,
+                                    .order = gdn_cuda_array(&x->order),
+                                    .P = x->P,
+                                    .B = x->B,
+                                    .H = x->H,
+                                    .K = x->K,
+                                    .V = x->V };
         a.n_strips = strips_of(a.V);
-        a.n        = (int)gdn_product_n_ranges(x);
+        a.n = (int)gdn_product_n_ranges(x);
         const struct gdn_cuda_call strips = {
-            .kernel       = GDN_CU_prefill_product_strip,
-            .grid         = { x->B * a.H * a.n_strips, 1, 1 },
+            .kernel = GDN_CU_prefill_product_strip,
+            .grid = { x->B * a.H * a.n_strips, 1, 1 },
             .shared_bytes = GDN_CU_STRIP_BYTES,
-            .stream       = c->base.stream,
-            .args         = &a,
+            .stream = c->base.stream,
+            .args = &a,
         };
         TRY(launch(ctx, c->base.op, &strips));
     }
@@ -266,10 +274,10 @@ static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
 
 static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_product_call *c   = call;
-    struct gdn_product             own = c->product[0];
-    gdn_tensor                    *order = &own.order;
-    void                          *copy;
+    const struct gdn_product_call *c = call;
+    struct gdn_product own = c->product[0];
+    gdn_tensor *order = &own.order;
+    void *copy;
     TRY(gdn_cuda_contents_open(ctx, c->base.stream, &order, 1, 0, &copy));
     const gdn_status status = copy ? gdn_product_check_order(ctx, &own) : GDN_OK;
     gdn_cuda_contents_close(ctx, copy);
@@ -277,11 +285,11 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
     return run_product(ctx, call, memory);
 }
 
-const struct gdn_op_backend gdn_cuda_op_chunk_cumsum    = { plan_cumsum, run_cumsum };
-const struct gdn_op_backend gdn_cuda_op_chunk_uw        = { .run = run_uw };
-const struct gdn_op_backend gdn_cuda_op_chunk_states    = { .run = run_states };
-const struct gdn_op_backend gdn_cuda_op_chunk_output    = { .run = run_output };
-const struct gdn_op_backend gdn_cuda_op_summary         = { plan_summary, run_summary };
+const struct gdn_op_backend gdn_cuda_op_chunk_cumsum = { plan_cumsum, run_cumsum };
+const struct gdn_op_backend gdn_cuda_op_chunk_uw = { .run = run_uw };
+const struct gdn_op_backend gdn_cuda_op_chunk_states = { .run = run_states };
+const struct gdn_op_backend gdn_cuda_op_chunk_output = { .run = run_output };
+const struct gdn_op_backend gdn_cuda_op_summary = { plan_summary, run_summary };
 const struct gdn_op_backend gdn_cuda_op_summary_compose = { .run = run_product };
-const struct gdn_op_backend gdn_cuda_op_summary_apply   = { .run = run_product };
-const struct gdn_op_backend gdn_cuda_op_summary_fold    = { .run = run_fold };
+const struct gdn_op_backend gdn_cuda_op_summary_apply = { .run = run_product };
+const struct gdn_op_backend gdn_cuda_op_summary_fold = { .run = run_fold };

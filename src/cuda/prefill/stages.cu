@@ -34,14 +34,15 @@ GDN_DEVICE void stage_cumsum(const struct gdn_cu_stage &a)
     const int64_t head = item % groups * 32 + threadIdx.x % 32;
     if (item >= a.n_chunks * groups) return;
     const struct stage_chunk c = find_chunk(r.batch, item / groups, a.C);
-    double                   sum = 0;
+    double sum = 0;
     if (head >= r.H) return;
     for (int64_t t = 0; t < c.n_all; t += LOADS) {
         float g[LOADS];
 #pragma unroll
         for (int i = 0; i < LOADS; i++)
-            g[i] = t + i < c.n ? load_float(row_at(r.g, c.seq, c.t0 + t + i, (int)head), 0,
-                                            r.g.dtype) : 0;
+            g[i] = t + i < c.n
+                       ? load_float(row_at(r.g, c.seq, c.t0 + t + i, (int)head), 0, r.g.dtype)
+                       : 0;
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
             if (t + i >= c.n_all) break;
@@ -55,7 +56,7 @@ GDN_DEVICE void stage_cumsum(const struct gdn_cu_stage &a)
 /* A column of an output of uw. */
 struct uw_column {
     const struct gdn_rows *to;
-    int                    col;
+    int col;
 };
 GDN_DEVICE struct uw_column column_at(const struct gdn_cu_stage &a, int i)
 {
@@ -83,9 +84,9 @@ GDN_DEVICE float right_side(const struct gdn_cu_stage &a, const struct stage_gat
 
 GDN_DEVICE void stage_uw(const struct gdn_cu_stage &a)
 {
-    struct columns_shared    &sh = *(struct columns_shared *)gdn_stage_shared;
-    const struct gdn_cu_rule &r  = a.rule;
-    const int                head = (int)(blockIdx.x % r.H);
+    struct columns_shared &sh = *(struct columns_shared *)gdn_stage_shared;
+    const struct gdn_cu_rule &r = a.rule;
+    const int head = (int)(blockIdx.x % r.H);
     const struct stage_chunk c = find_chunk(r.batch, blockIdx.x / r.H, a.C);
     const int n = (a.u.data ? r.V : 0) + (a.w.data ? r.K : 0) + (a.T.data ? (int)a.C : 0);
     zero_rest(a.u, c, head, r.V), zero_rest(a.w, c, head, r.K), zero_rest(a.T, c, head, (int)a.C);
@@ -104,8 +105,8 @@ GDN_DEVICE void stage_uw(const struct gdn_cu_stage &a)
             for (int t = 0; t < STEP; t++) {
                 if (first + STEP < c.n) sh.x[first + t][threadIdx.x] = x[t];
                 if (first + t < c.n)
-                    store_float(row_at(*to.to, c.seq, c.t0 + first + t, head), to.col,
-                                to.to->dtype, x[t]);
+                    store_float(row_at(*to.to, c.seq, c.t0 + first + t, head), to.col, to.to->dtype,
+                                x[t]);
             }
         }
     }
@@ -122,7 +123,7 @@ GDN_DEVICE void subtract_state(struct strip_shared &sh, const struct gdn_cu_stag
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int t = own_row(i), col = own_column() + e;
-            float     u = 0;
+            float u = 0;
             if (t < c.n && col < s.n)
                 u = load_float(row_at(a.u, c.seq, c.t0 + t, head), s.col + col, a.u.dtype);
             sh.x[t][col] = sees(sh.chunk.gates, t) ? u - p[i][e] : u;
@@ -132,18 +133,18 @@ GDN_DEVICE void subtract_state(struct strip_shared &sh, const struct gdn_cu_stag
 
 template <bool summary> GDN_DEVICE void walk_chunks(const struct gdn_cu_stage &a)
 {
-    struct strip_shared      &sh = *(struct strip_shared *)gdn_stage_shared;
-    const struct gdn_cu_rule &r  = a.rule;
+    struct strip_shared &sh = *(struct strip_shared *)gdn_stage_shared;
+    const struct gdn_cu_rule &r = a.rule;
     const int64_t b = blockIdx.x / a.n_strips / r.H;
-    const int     head = (int)(blockIdx.x / a.n_strips % r.H), strip = blockIdx.x % a.n_strips;
-    const bool    transition = summary && strip >= a.n_before;
-    const int     col = (transition ? strip - a.n_before : strip) * STRIP;
-    const int     left = (transition ? r.K : r.V) - col, n = left < STRIP ? left : STRIP;
+    const int head = (int)(blockIdx.x / a.n_strips % r.H), strip = blockIdx.x % a.n_strips;
+    const bool transition = summary && strip >= a.n_before;
+    const int col = (transition ? strip - a.n_before : strip) * STRIP;
+    const int left = (transition ? r.K : r.V) - col, n = left < STRIP ? left : STRIP;
     const struct gdn_pool_view &last = transition ? a.M : r.to;
-    const struct stage_strip    from = { r.from, pool_at(r.from, b, head), col, n, r.K };
-    const struct stage_strip    to = { last, pool_at(last, b, head), col, n, r.K };
-    struct stage_chunk          c = {};
-    c.seq    = range_of(r.batch, b);
+    const struct stage_strip from = { r.from, pool_at(r.from, b, head), col, n, r.K };
+    const struct stage_strip to = { last, pool_at(last, b, head), col, n, r.K };
+    struct stage_chunk c = {};
+    c.seq = range_of(r.batch, b);
     c.number = first_chunk(r.batch, b, a.C);
     load_strip(sh.S, from, transition);
     for (int64_t i = 0; i < chunks_of(c.seq.n_tokens, a.C); i++, c.number++) {
@@ -152,8 +153,10 @@ template <bool summary> GDN_DEVICE void walk_chunks(const struct gdn_cu_stage &a
         cut_chunk(c, i, a.C);
         if (c.n == 0) continue;
         load_gates(sh.chunk.gates, r, c, head);
-        if (summary) solve_strip(sh, r, c, c, head, to, transition);
-        else subtract_state(sh, a, c, head, to);
+        if (summary)
+            solve_strip(sh, r, c, c, head, to, transition);
+        else
+            subtract_state(sh, a, c, head, to);
         pass_chunk(sh, r, c, head);
     }
     const bool is_left = !summary && c.seq.n_tokens <= 0; /* an empty sequence's states */
@@ -169,7 +172,7 @@ GDN_DEVICE void write_output(struct strip_shared &sh, const struct gdn_cu_stage 
 {
     const struct gdn_cu_rule &r = a.rule;
     const struct stage_gates &g = sh.chunk.gates;
-    float                     o[2][4];
+    float o[2][4];
     multiply_state(o, sh, r.q, c, source_head(r, head, r.Hq), r.K);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -190,16 +193,16 @@ GDN_DEVICE void write_output(struct strip_shared &sh, const struct gdn_cu_stage 
 
 GDN_DEVICE void stage_output(const struct gdn_cu_stage &a)
 {
-    struct strip_shared      &sh = *(struct strip_shared *)gdn_stage_shared;
-    const struct gdn_cu_rule &r  = a.rule;
-    const int                head = (int)(blockIdx.x % r.H);
+    struct strip_shared &sh = *(struct strip_shared *)gdn_stage_shared;
+    const struct gdn_cu_rule &r = a.rule;
+    const int head = (int)(blockIdx.x % r.H);
     const struct stage_chunk c = find_chunk(r.batch, blockIdx.x / r.H, a.C);
     zero_rest(r.out, c, head, r.V);
     if (c.n == 0 || c.number >= a.n_states) return;
     load_gates(sh.chunk.gates, r, c, head);
     multiply_keys(sh.chunk, r, c, head, true);
     for (int col = 0; col < r.V; col += STRIP) {
-        const int                n = r.V - col < STRIP ? r.V - col : STRIP;
+        const int n = r.V - col < STRIP ? r.V - col : STRIP;
         const struct stage_strip s = { a.states, pool_at(a.states, c.number, head), col, n, r.K };
         load_strip(sh.S, s, false);
         subtract_state(sh, a, c, head, s);
@@ -208,16 +211,16 @@ GDN_DEVICE void stage_output(const struct gdn_cu_stage &a)
 }
 
 #define GDN_IMAGE_prefill_stages GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_stages(threads, shared, what)                                               \
-    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
-        gdn_prefill_stages_##what(const __grid_constant__ struct gdn_cu_stage a)                       \
-    {                                                                                         \
-        stage_##what(a);                                                                      \
+#define GDN_KERNEL_prefill_stages(threads, shared, what)                         \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                     \
+        gdn_prefill_stages_##what(const __grid_constant__ struct gdn_cu_stage a) \
+    {                                                                            \
+        stage_##what(a);                                                         \
     }
-#define GDN_KERNEL_prefill_product(threads, shared, what)                                             \
-    extern "C" __global__ void __launch_bounds__(threads, 1)                                  \
-        gdn_prefill_product_##what(const __grid_constant__ struct gdn_cu_product a)                   \
-    {                                                                                         \
-        product_##what(a);                                                                    \
+#define GDN_KERNEL_prefill_product(threads, shared, what)                           \
+    extern "C" __global__ void __launch_bounds__(threads, 1)                        \
+        gdn_prefill_product_##what(const __grid_constant__ struct gdn_cu_product a) \
+    {                                                                               \
+        product_##what(a);                                                          \
     }
 #include "cuda/driver/kernels.cuh"

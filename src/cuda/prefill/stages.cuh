@@ -12,21 +12,21 @@
 #include "cuda/driver/shared_bytes.h"
 
 enum {
-    CHUNK   = 64, /* the longest; rows beyond a shorter one are zero */
-    STEP    = 16, /* tokens that are solved for together */
-    DEPTH   = 64, /* columns of a tile */
-    STRIP   = 32, /* columns of a state */
+    CHUNK = 64, /* the longest; rows beyond a shorter one are zero */
+    STEP = 16,  /* tokens that are solved for together */
+    DEPTH = 64, /* columns of a tile */
+    STRIP = 32, /* columns of a state */
     THREADS = 256,
-    MOST_K  = 256,
-    PAD     = 4 /* floats: rows stay aligned to 16 bytes */
+    MOST_K = 256,
+    PAD = 4 /* floats: rows stay aligned to 16 bytes */
 };
 
 struct stage_gates {
     double sum[CHUNK]; /* of g since the last gate that forgets */
-    float  g[CHUNK], beta[CHUNK];
-    float  from_start[CHUNK], to_end[CHUNK], decay; /* exp of sums; see sees(), reaches() */
-    int    start[CHUNK]; /* the last token up to this one whose gate forgets; -1: none */
-    int    n_seeing;     /* tokens before the first such one */
+    float g[CHUNK], beta[CHUNK];
+    float from_start[CHUNK], to_end[CHUNK], decay; /* exp of sums; see sees(), reaches() */
+    int start[CHUNK]; /* the last token up to this one whose gate forgets; -1: none */
+    int n_seeing;     /* tokens before the first such one */
 };
 
 struct chunk_shared {
@@ -62,15 +62,15 @@ GDN_DEVICE int64_t chunks_of(int64_t tokens, int64_t C) { return tokens / C + (t
 GDN_DEVICE struct gdn_cu_seq range_of(const struct gdn_cu_batch &b, int64_t row)
 {
     struct gdn_cu_seq s = {};
-    s.row               = row;
+    s.row = row;
     read_range(b, s);
     return s;
 }
 
 GDN_DEVICE void cut_chunk(struct stage_chunk &c, int64_t i, int64_t C)
 {
-    c.t0    = i * C;
-    c.n     = clamp64(c.seq.n_valid - c.t0, 0, C);
+    c.t0 = i * C;
+    c.n = clamp64(c.seq.n_valid - c.t0, 0, C);
     c.n_all = clamp64(c.seq.n_tokens - c.t0, 0, C);
 }
 
@@ -80,7 +80,7 @@ GDN_DEVICE long long count_chunks(const struct gdn_cu_batch &b, int64_t first, i
                                   int64_t C)
 {
     const int64_t row = first + threadIdx.x % 32;
-    long long     n   = row < end ? chunks_of(range_of(b, row).n_tokens, C) : 0;
+    long long n = row < end ? chunks_of(range_of(b, row).n_tokens, C) : 0;
     for (int step = 1; step < 32; step *= 2) {
         const long long before = __shfl_up_sync(0xffffffff, n, step);
         if (threadIdx.x % 32 >= step) n += before;
@@ -103,11 +103,11 @@ GDN_DEVICE int64_t first_chunk(const struct gdn_cu_batch &b, int64_t row, int64_
 GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t number, int64_t C)
 {
     struct stage_chunk c = {};
-    int64_t            first = 0; /* the number of the first chunk of sequence i */
+    int64_t first = 0; /* the number of the first chunk of sequence i */
     c.number = number;
     if (!b.cu_seqlens.data) {
         const int64_t each = chunks_of(b.T, C);
-        c.seq              = range_of(b, number / each);
+        c.seq = range_of(b, number / each);
         cut_chunk(c, number % each, C);
         return c;
     }
@@ -122,7 +122,7 @@ GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t n
         }
         first += own;
     }
-    c.seq.first    = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
+    c.seq.first = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
     c.seq.n_tokens = b.N - c.seq.first;
     cut_chunk(c, number - first, C);
     return c;
@@ -140,27 +140,27 @@ GDN_DEVICE void load_gates(struct stage_gates &g, const struct gdn_cu_rule &r,
     const int i = threadIdx.x, n = (int)c.n;
     __syncthreads();
     if (i < CHUNK) {
-        g.g[i]    = i < n ? load_gate(r, c.seq, c.t0 + i, head, false) : 0;
+        g.g[i] = i < n ? load_gate(r, c.seq, c.t0 + i, head, false) : 0;
         g.beta[i] = i < n ? load_beta(r, c.seq, c.t0 + i, head) : 0;
     }
     __syncthreads();
     if (i < CHUNK) {
-        double sum   = 0;
-        int    start = -1, seeing = 0;
+        double sum = 0;
+        int start = -1, seeing = 0;
         for (int j = 0; j <= i; j++) {
             const float gate = g.g[j];
-            start            = gate_forgets(gate) ? j : start;
-            sum              = gate_forgets(gate) ? 0 : sum + gate;
+            start = gate_forgets(gate) ? j : start;
+            sum = gate_forgets(gate) ? 0 : sum + gate;
             seeing += start < 0;
         }
-        g.sum[i]   = sum;
+        g.sum[i] = sum;
         g.start[i] = start;
         if (i == n - 1) g.n_seeing = seeing;
     }
     __syncthreads();
     if (i < n) {
         g.from_start[i] = sees(g, i) ? expf((float)g.sum[i]) : 0;
-        g.to_end[i]     = reaches(g, i, n) ? expf((float)(g.sum[n - 1] - g.sum[i])) : 0;
+        g.to_end[i] = reaches(g, i, n) ? expf((float)(g.sum[n - 1] - g.sum[i])) : 0;
         if (i == n - 1) g.decay = g.from_start[i];
     }
     __syncthreads();
@@ -191,9 +191,9 @@ GDN_DEVICE void multiply_keys(struct chunk_shared &sh, const struct gdn_cu_rule 
 {
     const int row = threadIdx.x / 16, col = threadIdx.x % 16;
     const struct stage_gates &g = sh.gates;
-    float (*more)[DEPTH + 1]    = (float (*)[DEPTH + 1])&sh.A;
-    float (*left)[DEPTH + 1]    = queries ? more : sh.tile;
-    float sum[4][4]             = {};
+    float(*more)[DEPTH + 1] = (float(*)[DEPTH + 1]) & sh.A;
+    float(*left)[DEPTH + 1] = queries ? more : sh.tile;
+    float sum[4][4] = {};
     for (int x0 = 0; x0 < r.K; x0 += DEPTH) {
         __syncthreads();
         load_tile(sh.tile, r.k, c, source_head(r, head, r.Hk), x0, r.K);
@@ -212,10 +212,10 @@ GDN_DEVICE void multiply_keys(struct chunk_shared &sh, const struct gdn_cu_rule 
     for (int a = 0; a < 4; a++)
 #pragma unroll
         for (int b = 0; b < 4; b++) {
-            const int  i = row + 16 * a, j = col + 16 * b;
+            const int i = row + 16 * a, j = col + 16 * b;
             const bool looks = i < c.n && j >= g.start[i] && (queries ? j <= i : j < i);
             const float e = looks ? expf((float)(g.sum[i] - g.sum[j])) * sum[a][b] : 0;
-            sh.A[j][i]    = queries ? e : looks ? g.beta[i] * e : 0;
+            sh.A[j][i] = queries ? e : looks ? g.beta[i] * e : 0;
         }
     __syncthreads();
 }
@@ -254,9 +254,9 @@ GDN_DEVICE void multiply_state(float (&sum)[2][4], struct strip_shared &sh,
 
 /* The update of a state by a chunk: S = decay S + rows^T x of tokens [first, end). */
 struct stage_update {
-    int   first, end;
+    int first, end;
     float decay;
-    bool  keeps; /* or else S is forgotten, not multiplied by 0 (G7) */
+    bool keeps; /* or else S is forgotten, not multiplied by 0 (G7) */
 };
 
 GDN_DEVICE void update_state(struct strip_shared &sh, const struct gdn_rows &rows,
@@ -270,7 +270,7 @@ GDN_DEVICE void update_state(struct strip_shared &sh, const struct gdn_rows &row
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int x = own_row(i);
-            float    *S = &sh.S[x0 + x][own_column()], sum[4];
+            float *S = &sh.S[x0 + x][own_column()], sum[4];
             if (x0 + x >= K) break;
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[e] = how.keeps ? how.decay * S[e] : 0;
@@ -287,7 +287,7 @@ GDN_DEVICE void pass_chunk(struct strip_shared &sh, const struct gdn_cu_rule &r,
                            const struct stage_chunk &keys, int head)
 {
     const struct stage_gates &g = sh.chunk.gates;
-    const int                 n = (int)keys.n;
+    const int n = (int)keys.n;
     const struct stage_update how = { g.start[n - 1] < 0 ? 0 : g.start[n - 1], n, g.decay,
                                       sees(g, n - 1) };
 #pragma unroll
@@ -339,22 +339,22 @@ GDN_DEVICE void solve(float (&r)[STEP], const struct chunk_shared &sh, const flo
 /* A strip of a head's state: columns [col, col + n) of `view`, by the whole block. */
 struct stage_strip {
     const struct gdn_pool_view &view;
-    int64_t                     at; /* the state, in elements */
-    int                         col, n, K;
+    int64_t at; /* the state, in elements */
+    int col, n, K;
 };
 
 /* The place of element i of K x STRIP, in the order in which they lie side by side. */
 struct strip_place {
-    int     x, col;
+    int x, col;
     int64_t at;
 };
 GDN_DEVICE struct strip_place place_of(const struct stage_strip &s, int i)
 {
     struct strip_place p;
-    p.x   = s.view.k_first ? i / STRIP : i % s.K;
+    p.x = s.view.k_first ? i / STRIP : i % s.K;
     p.col = s.view.k_first ? i % STRIP : i / s.K;
-    p.at  = s.at + (s.view.k_first ? p.x * s.view.ld + s.col + p.col
-                                   : (s.col + p.col) * s.view.ld + p.x);
+    p.at = s.at +
+           (s.view.k_first ? p.x * s.view.ld + s.col + p.col : (s.col + p.col) * s.view.ld + p.x);
     return p;
 }
 
@@ -364,8 +364,8 @@ GDN_DEVICE void load_strip(float (*S)[STRIP + PAD], const struct stage_strip &s,
     for (int i = threadIdx.x; i < s.K * STRIP; i += THREADS) {
         const struct strip_place p = place_of(s, i);
         const float start = identity && p.x == s.col + p.col ? 1 : 0;
-        S[p.x][p.col] = s.view.data && p.col < s.n ? load_float(s.view.data, p.at, s.view.dtype)
-                                                   : start;
+        S[p.x][p.col] =
+            s.view.data && p.col < s.n ? load_float(s.view.data, p.at, s.view.dtype) : start;
     }
     __syncthreads();
 }
@@ -387,16 +387,16 @@ GDN_DEVICE void solve_strip(struct strip_shared &sh, const struct gdn_cu_rule &r
                             const struct stage_strip &s, bool transition)
 {
     const struct stage_gates &g = sh.chunk.gates;
-    float                     p[2][4];
+    float p[2][4];
     multiply_keys(sh.chunk, r, keys, head, false);
     multiply_state(p, sh, r.k, keys, source_head(r, head, r.Hk), r.K);
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int  t = own_row(i), col = own_column() + e;
+            const int t = own_row(i), col = own_column() + e;
             const bool writes = t < c.n && g.beta[t] != 0; /* or else v may be NaN (G8) */
-            float      v = 0;
+            float v = 0;
             if (writes && !transition && col < s.n)
                 v = load_float(row_at(r.v, c.seq, c.t0 + t, source_head(r, head, r.Hv)),
                                s.col + col, r.v.dtype);

@@ -10,11 +10,11 @@ struct gdn_cu_gates {
     struct gdn_cu_leads leads;
     struct gdn_cu_lines a, b, g, beta;
     struct gdn_cu_array A_log, dt_bias;
-    int64_t             n_lines, H;
-    float               bound, factor; /* of beta: 1 or 2 */
-    int32_t             linear;
-    int32_t             each;          /* lines of a thread */
-    uint32_t            wide, inverse; /* threads of a line, up to 256; 65536 / wide, rounded up */
+    int64_t n_lines, H;
+    float bound, factor; /* of beta: 1 or 2 */
+    int32_t linear;
+    int32_t each;           /* lines of a thread */
+    uint32_t wide, inverse; /* threads of a line, up to 256; 65536 / wide, rounded up */
 };
 GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 64 + 2 * 32 + 16 + 24);
 
@@ -24,13 +24,13 @@ struct gdn_cu_gates_backward {
     struct gdn_cu_leads leads;
     struct gdn_cu_lines a, b, dg, dbeta, da, db;
     struct gdn_cu_array A_log, dt_bias, dA_log, ddt_bias;
-    float              *sums; /* NULL: neither is wanted */
-    int64_t             n_lines, H, rows, n_blocks;
-    float               bound, factor; /* of beta: 1 or 2 */
-    int32_t             linear;
-    int32_t             adds;    /* to what the gradients hold */
-    int32_t             wants_a; /* da, dA_log or ddt_bias */
-    int32_t             pad;
+    float *sums; /* NULL: neither is wanted */
+    int64_t n_lines, H, rows, n_blocks;
+    float bound, factor; /* of beta: 1 or 2 */
+    int32_t linear;
+    int32_t adds;    /* to what the gradients hold */
+    int32_t wants_a; /* da, dA_log or ddt_bias */
+    int32_t pad;
 };
 GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 64 + 4 * 32 + 40 + 24);
 
@@ -38,14 +38,14 @@ GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 64 + 4 * 32 + 40 + 24);
 struct gdn_cu_norm {
     struct gdn_cu_leads leads;
     struct gdn_cu_lines x, z, out, weight; /* weight: one line, */
-    int64_t             weight_step;       /* elements that far apart */
-    int64_t             n_lines, D;
-    int32_t             formula; /* gdn_norm; GDN_NO_NORM: root mean square */
-    int32_t             sigmoid;
-    float               eps;
-    int32_t             lanes; /* that share a line, a power of two; in the forms that do */
-    int32_t             zeros; /* lines up to 256: an element of 0 stays 0, whatever its gate */
-    int32_t             pad;
+    int64_t weight_step;                   /* elements that far apart */
+    int64_t n_lines, D;
+    int32_t formula; /* gdn_norm; GDN_NO_NORM: root mean square */
+    int32_t sigmoid;
+    float eps;
+    int32_t lanes; /* that share a line, a power of two; in the forms that do */
+    int32_t zeros; /* lines up to 256: an element of 0 stays 0, whatever its gate */
+    int32_t pad;
 };
 GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 64 + 24 + 24);
 
@@ -53,11 +53,11 @@ GDN_CU_SIZE(gdn_cu_norm, 48 + 4 * 64 + 24 + 24);
 struct gdn_cu_l2norm_backward {
     struct gdn_cu_leads leads;
     struct gdn_cu_lines x, dout, dx;
-    int64_t             n_lines, D;
-    int32_t             formula; /* gdn_norm, not GDN_NO_NORM */
-    float               eps;
-    int32_t             lanes; /* that share a line, a power of two; in form `row` */
-    int32_t             adds;  /* to what dx holds */
+    int64_t n_lines, D;
+    int32_t formula; /* gdn_norm, not GDN_NO_NORM */
+    float eps;
+    int32_t lanes; /* that share a line, a power of two; in form `row` */
+    int32_t adds;  /* to what dx holds */
 };
 GDN_CU_SIZE(gdn_cu_l2norm_backward, 48 + 3 * 64 + 16 + 16);
 
@@ -67,12 +67,12 @@ struct gdn_cu_rmsnorm_backward {
     struct gdn_cu_leads leads;
     struct gdn_cu_lines x, z, dout, dx, dz;
     struct gdn_cu_array weight, dweight;
-    float              *sums; /* NULL: dweight is not wanted */
-    int64_t             n_lines, D, rows, n_blocks;
-    float               eps;
-    int32_t             sigmoid;
-    int32_t             lanes; /* that share a line, a power of two; in the forms that do */
-    int32_t             adds;  /* to what the gradients hold */
+    float *sums; /* NULL: dweight is not wanted */
+    int64_t n_lines, D, rows, n_blocks;
+    float eps;
+    int32_t sigmoid;
+    int32_t lanes; /* that share a line, a power of two; in the forms that do */
+    int32_t adds;  /* to what the gradients hold */
 };
 GDN_CU_SIZE(gdn_cu_rmsnorm_backward, 48 + 5 * 64 + 2 * 32 + 40 + 16);
 

@@ -20,15 +20,15 @@ enum { HEADS = 4, LINES = 4, ONES = 2 };
 /* Lines from `line` on, a step apart: those that are less than `left` away are there. */
 struct place {
     int64_t line;
-    int     at, step, left; /* at: in a line, below a.wide */
+    int at, step, left; /* at: in a line, below a.wide */
 };
 
 /* Up to 256 the product with the inverse says what the division does. */
 GDN_DEVICE struct place find_place(const struct gdn_cu_gates &a)
 {
     const uint32_t row = threadIdx.x * a.inverse >> 16, step = blockDim.x * a.inverse >> 16;
-    const int64_t  line = (int64_t)blockIdx.x * (a.each * step) + row, left = a.n_lines - line;
-    const int      most = row < step ? (int)(a.each * step) : 0;
+    const int64_t line = (int64_t)blockIdx.x * (a.each * step) + row, left = a.n_lines - line;
+    const int most = row < step ? (int)(a.each * step) : 0;
     return { line, (int)(threadIdx.x - row * a.wide), (int)step, left < most ? (int)left : most };
 }
 
@@ -92,7 +92,7 @@ GDN_DEVICE void write_g_fours(const struct gdn_cu_gates &a, const struct place &
                               const uint32_t (&x)[LINES][HEADS])
 {
     uint32_t raw_A[1][HEADS], raw_dt[1][HEADS];
-    float    A[1][HEADS], dt[1][HEADS], y[LINES][HEADS];
+    float A[1][HEADS], dt[1][HEADS], y[LINES][HEADS];
     load_heads(raw_A, a.A_log, p.at);
     load_heads(raw_dt, a.dt_bias, p.at);
     expand_chunks(A, raw_A, a.A_log.dtype);
@@ -127,7 +127,7 @@ GDN_DEVICE void write_beta_fours(const struct gdn_cu_gates &a, const struct plac
 template <int dtype> GDN_DEVICE void write_fours(const struct gdn_cu_gates &a)
 {
     const struct place p = find_place(a);
-    uint32_t           x[LINES][HEADS], b[LINES][HEADS];
+    uint32_t x[LINES][HEADS], b[LINES][HEADS];
     if (p.left <= 0) return;
     load_fours<dtype>(x, a.a, p);
     load_fours<dtype>(b, a.b, p);
@@ -196,8 +196,8 @@ GDN_DEVICE void write_head(const struct gdn_cu_gates &a, const struct place &p,
     load_ones(x, l.a, a.a, p, head);
     load_ones(b, l.b, a.b, p, head);
     const uint32_t raw_A = load_head(a.A_log, head), raw_dt = load_head(a.dt_bias, head);
-    const float    A[1]  = { factor_of_g(a, bits_to_f32(raw_A, a.A_log.dtype)) };
-    const float    dt[1] = { bits_to_f32(raw_dt, a.dt_bias.dtype) };
+    const float A[1] = { factor_of_g(a, bits_to_f32(raw_A, a.A_log.dtype)) };
+    const float dt[1] = { bits_to_f32(raw_dt, a.dt_bias.dtype) };
 #pragma unroll
     for (int i = 0; i < ONES; i++) {
         if (i * p.step >= p.left) return;
@@ -218,7 +218,7 @@ GDN_DEVICE void write_head(const struct gdn_cu_gates &a, const struct place &p,
 GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
 {
     const struct place p = find_place(a);
-    struct lines       l = {};
+    struct lines l = {};
     if (p.left <= 0) return;
 #pragma unroll
     for (int i = 0; i < ONES; i++)
@@ -230,10 +230,10 @@ GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
 enum { BUSY_heads = 5, BUSY_flat_f32 = 4, BUSY_flat_bf16 = 5, BUSY_flat_f16 = 5 };
 
 #define GDN_IMAGE_gates GDN_THIS_IMAGE
-#define GDN_KERNEL_gates(threads, shared, form)                                               \
-    extern "C" __global__ void __launch_bounds__(threads, BUSY_##form)                        \
-        gdn_gates_##form(const __grid_constant__ struct gdn_cu_gates a)                       \
-    {                                                                                         \
-        write_##form(a);                                                                      \
+#define GDN_KERNEL_gates(threads, shared, form)                         \
+    extern "C" __global__ void __launch_bounds__(threads, BUSY_##form)  \
+        gdn_gates_##form(const __grid_constant__ struct gdn_cu_gates a) \
+    {                                                                   \
+        write_##form(a);                                                \
     }
 #include "cuda/driver/kernels.cuh"

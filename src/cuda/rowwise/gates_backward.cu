@@ -32,10 +32,10 @@ GDN_DEVICE float gate_gradient(const struct gdn_cu_gates_backward &a, struct hea
     float g, slope;
     x += h.dt;
     if (a.bound < 0) {
-        g     = times_sigmoid(a.bound, h.A * x);
+        g = times_sigmoid(a.bound, h.A * x);
         slope = h.A * (g * sigmoid(-(h.A * x)));
     } else {
-        g     = -h.A * softplus(x);
+        g = -h.A * softplus(x);
         slope = times_sigmoid(-h.A, x);
     }
     if (a.linear) dg *= expf(g);
@@ -77,13 +77,13 @@ GDN_DEVICE void write_line(const struct gdn_cu_gates_backward &a, struct head &h
 GDN_DEVICE void gates_backward_rows(const struct gdn_cu_gates_backward &a)
 {
     __shared__ float sums[2][WARPS][32];
-    const int        lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t    head = (int64_t)blockIdx.y * 32 + lane, first = blockIdx.x * a.rows;
-    const int64_t    end = a.n_lines - first < a.rows ? a.n_lines : first + a.rows;
-    struct head      h   = { 0, 0, 0, 0 };
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t head = (int64_t)blockIdx.y * 32 + lane, first = blockIdx.x * a.rows;
+    const int64_t end = a.n_lines - first < a.rows ? a.n_lines : first + a.rows;
+    struct head h = { 0, 0, 0, 0 };
     if (head < a.H) {
         if (a.wants_a) {
-            h.A  = expf(load_vector(a.A_log, head, 0));
+            h.A = expf(load_vector(a.A_log, head, 0));
             h.dt = load_vector(a.dt_bias, head, 0);
         }
         for (int64_t line = first + warp; line < end; line += WARPS) write_line(a, h, line, head);
@@ -101,18 +101,18 @@ GDN_DEVICE void gates_backward_rows(const struct gdn_cu_gates_backward &a)
 
 GDN_DEVICE void gates_backward_sums(const struct gdn_cu_gates_backward &a)
 {
-    const int64_t              i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    const bool                 is_bias = i >= a.H;
+    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const bool is_bias = i >= a.H;
     const struct gdn_cu_array &to = is_bias ? a.ddt_bias : a.dA_log;
     if (i < 2 * a.H && to.data)
         add_blocks(to, is_bias ? i - a.H : i, a.sums + i, a.n_blocks, 2 * a.H, a.adds);
 }
 
 #define GDN_IMAGE_gates_backward GDN_THIS_IMAGE
-#define GDN_KERNEL_gates_backward(threads, shared, form)                                      \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
-        gdn_gates_backward_##form(const __grid_constant__ struct gdn_cu_gates_backward a)     \
-    {                                                                                         \
-        gates_backward_##form(a);                                                             \
+#define GDN_KERNEL_gates_backward(threads, shared, form)                                  \
+    extern "C" __global__ void __launch_bounds__(threads)                                 \
+        gdn_gates_backward_##form(const __grid_constant__ struct gdn_cu_gates_backward a) \
+    {                                                                                     \
+        gates_backward_##form(a);                                                         \
     }
 #include "cuda/driver/kernels.cuh"

@@ -18,7 +18,7 @@ struct factors {
 GDN_DEVICE struct factors find_factors(const struct gdn_cu_l2norm_backward &a, float xx, float xd)
 {
     const float length = sqrtf(xx);
-    float       scale, slope; /* slope x: the gradient of the divisor */
+    float scale, slope; /* slope x: the gradient of the divisor */
     if (a.formula == GDN_NORM_L2_ADD) {
         scale = 1 / (length + a.eps);
         slope = length > 0 ? 1 / length : 0;
@@ -44,17 +44,17 @@ GDN_DEVICE void load(float (&y)[8], const struct gdn_cu_lines &l, const char *li
 /* The threads of a line: `lanes` of a warp, or a block. */
 template <bool BLOCK> GDN_DEVICE void l2norm_backward(const struct gdn_cu_l2norm_backward &a)
 {
-    __shared__ float      sums[2][32];
-    const int64_t         thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const int             lanes  = BLOCK ? blockDim.x : a.lanes;
-    const int64_t         line   = BLOCK ? blockIdx.x : thread >> (31 - __clz(lanes));
-    const int64_t         D      = line < a.n_lines ? a.D : 0; /* lanes without a line go along */
-    const int64_t         own    = (threadIdx.x & (lanes - 1)) * GDN_PACK, step = lanes * GDN_PACK;
-    const struct gdn_line at     = find_line(a.leads, D ? line : 0);
-    const char *const     x_line = line_at(a.leads, a.x, at);
-    const char *const     d_line = line_at(a.leads, a.dout, at);
-    char *const           to     = line_at(a.leads, a.dx, at);
-    float                 x[8], d[8], xx = 0, xd = 0;
+    __shared__ float sums[2][32];
+    const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int lanes = BLOCK ? blockDim.x : a.lanes;
+    const int64_t line = BLOCK ? blockIdx.x : thread >> (31 - __clz(lanes));
+    const int64_t D = line < a.n_lines ? a.D : 0; /* lanes without a line go along */
+    const int64_t own = (threadIdx.x & (lanes - 1)) * GDN_PACK, step = lanes * GDN_PACK;
+    const struct gdn_line at = find_line(a.leads, D ? line : 0);
+    const char *const x_line = line_at(a.leads, a.x, at);
+    const char *const d_line = line_at(a.leads, a.dout, at);
+    char *const to = line_at(a.leads, a.dx, at);
+    float x[8], d[8], xx = 0, xd = 0;
     for (int64_t i = own; i < D; i += step) {
         load(x, a.x, x_line, i, D - i);
         load(d, a.dout, d_line, i, D - i);
@@ -66,7 +66,7 @@ template <bool BLOCK> GDN_DEVICE void l2norm_backward(const struct gdn_cu_l2norm
     const struct factors f = find_factors(a, xx, xd);
     for (int64_t i = own; i < D; i += step) {
         struct gdn_pack out;
-        float           old[8];
+        float old[8];
         load(x, a.x, x_line, i, D - i);
         load(d, a.dout, d_line, i, D - i);
         if (a.adds) load(old, a.dx, to, i, D - i);
@@ -90,10 +90,10 @@ GDN_DEVICE void l2norm_backward_wide(const struct gdn_cu_l2norm_backward &a)
 }
 
 #define GDN_IMAGE_l2norm_backward GDN_THIS_IMAGE
-#define GDN_KERNEL_l2norm_backward(threads, shared, form)                                     \
-    extern "C" __global__ void __launch_bounds__(threads)                                     \
-        gdn_l2norm_backward_##form(const __grid_constant__ struct gdn_cu_l2norm_backward a)   \
-    {                                                                                         \
-        l2norm_backward_##form(a);                                                            \
+#define GDN_KERNEL_l2norm_backward(threads, shared, form)                                   \
+    extern "C" __global__ void __launch_bounds__(threads)                                   \
+        gdn_l2norm_backward_##form(const __grid_constant__ struct gdn_cu_l2norm_backward a) \
+    {                                                                                       \
+        l2norm_backward_##form(a);                                                          \
     }
 #include "cuda/driver/kernels.cuh"

@@ -42,8 +42,10 @@ static enum gdn_kernel_id choose(gdn_ctx *ctx, const struct gdn_cu_norm *a, int6
 {
     static const struct {
         enum gdn_kernel_id kernel;
-        int                lines;
-    } forms[] = { { GDN_CU_norm_flat_bf16, 4 }, { GDN_CU_norm_row, 2 }, { GDN_CU_norm_long, 1 },
+        int lines;
+    } forms[] = { { GDN_CU_norm_flat_bf16, 4 },
+                  { GDN_CU_norm_row, 2 },
+                  { GDN_CU_norm_long, 1 },
                   { GDN_CU_norm_wide, 0 } };
     const struct gdn_cuda_form list[] = { { "flat", why_not_flat(a) },
                                           { "row", why_not_row(a) },
@@ -58,15 +60,15 @@ static enum gdn_kernel_id choose(gdn_ctx *ctx, const struct gdn_cu_norm *a, int6
 
 gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream)
 {
-    int64_t                  lines;
+    int64_t lines;
     const enum gdn_kernel_id kernel = choose(ctx, args, &lines);
-    args->lanes                     = lanes_of(args->D);
-    lines                           = lines ? lines * THREADS / args->lanes : 1;
+    args->lanes = lanes_of(args->D);
+    lines = lines ? lines * THREADS / args->lanes : 1;
     const struct gdn_cuda_call call = {
         .kernel = kernel,
-        .grid   = { (args->n_lines + lines - 1) / lines, 1, 1 },
+        .grid = { (args->n_lines + lines - 1) / lines, 1, 1 },
         .stream = stream,
-        .args   = args,
+        .args = args,
     };
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, op, call.kernel);
@@ -75,13 +77,13 @@ gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args,
 struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
 {
     struct gdn_cu_norm args = {
-        .weight      = gdn_cuda_line(&s->weight),
+        .weight = gdn_cuda_line(&s->weight),
         .weight_step = s->D > 1 ? s->weight.stride[0] : 1,
-        .n_lines     = s->n_rows,
-        .D           = s->D,
-        .formula     = s->formula,
-        .sigmoid     = s->sigmoid,
-        .eps         = s->eps,
+        .n_lines = s->n_rows,
+        .D = s->D,
+        .formula = s->formula,
+        .sigmoid = s->sigmoid,
+        .eps = s->eps,
     };
     gdn_cuda_lines((const gdn_tensor *const[]){ &s->x, &s->z, &s->out }, 3, &args.leads,
                    (struct gdn_cu_lines *const[]){ &args.x, &args.z, &args.out });
@@ -90,11 +92,11 @@ struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_norm_call *c    = call;
-    struct gdn_cu_norm          args = gdn_cuda_norm_args(&c->job);
+    const struct gdn_norm_call *c = call;
+    struct gdn_cu_norm args = gdn_cuda_norm_args(&c->job);
     (void)memory;
     return gdn_cuda_norm(ctx, c->base.op, &args, c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_l2norm        = { .run = run };
+const struct gdn_op_backend gdn_cuda_op_l2norm = { .run = run };
 const struct gdn_op_backend gdn_cuda_op_rmsnorm_gated = { .run = run };

@@ -39,8 +39,8 @@ template <int dtype> GDN_DEVICE int32_t access_of(const struct gdn_cu_lines &l)
 
 /* A lane's part of one line, from element `first` on. */
 struct piece {
-    char           *x, *z, *out; /* element 0 of the line */
-    int64_t         first, n;    /* n: elements from there to the end of the line, or below 1 */
+    char *x, *z, *out; /* element 0 of the line */
+    int64_t first, n;  /* n: elements from there to the end of the line, or below 1 */
     struct gdn_pack xs, zs;
 };
 
@@ -49,13 +49,13 @@ GDN_DEVICE void find_piece(const struct gdn_cu_norm &a, int64_t line, struct pie
 {
     if (dtype == floats) {
         const struct gdn_line at = find_line(a.leads, line);
-        p.x   = line_at(a.leads, a.x, at);
+        p.x = line_at(a.leads, a.x, at);
         p.out = line_at(a.leads, a.out, at);
-        p.z   = a.z.data ? line_at(a.leads, a.z, at) : NULL;
+        p.z = a.z.data ? line_at(a.leads, a.z, at) : NULL;
     } else {
-        p.x   = a.x.data + line * a.x.step[0];
+        p.x = a.x.data + line * a.x.step[0];
         p.out = a.out.data + line * a.out.step[0];
-        p.z   = a.z.data + line * a.z.step[0];
+        p.z = a.z.data + line * a.z.step[0];
     }
 }
 
@@ -67,9 +67,9 @@ GDN_DEVICE void find_next(const struct gdn_cu_norm &a, int64_t line, const struc
     if (dtype == floats) {
         find_piece<dtype>(a, line, p);
     } else {
-        p.x   = before.x + a.x.step[0];
+        p.x = before.x + a.x.step[0];
         p.out = before.out + a.out.step[0];
-        p.z   = before.z + a.z.step[0];
+        p.z = before.z + a.z.step[0];
     }
 }
 
@@ -136,8 +136,8 @@ template <int dtype, bool HAS_ZEROS>
 GDN_DEVICE void store_scaled(const struct gdn_cu_norm &a, const struct piece &p,
                              const float (&w)[8], float scale)
 {
-    const int32_t   type = type_of<dtype>(a.out);
-    float           x[8], y[8];
+    const int32_t type = type_of<dtype>(a.out);
+    float x[8], y[8];
     struct gdn_pack out;
     unpack(x, p.xs, type_of<dtype>(a.x));
 #pragma unroll
@@ -167,7 +167,7 @@ template <int LINES> GDN_DEVICE float sum_lines(float (&x)[LINES], int lanes)
     for (int n = LINES / 2; n; n /= 2, step *= 2)
 #pragma unroll
         for (int l = 0; l < n; l++) {
-            const bool  odd  = threadIdx.x & step;
+            const bool odd = threadIdx.x & step;
             const float give = odd ? x[2 * l] : x[2 * l + 1], keep = odd ? x[2 * l + 1] : x[2 * l];
             x[l] = keep + __shfl_xor_sync(0xffffffff, give, step);
         }
@@ -178,25 +178,26 @@ template <int LINES> GDN_DEVICE float sum_lines(float (&x)[LINES], int lanes)
 
 /* Normalises LINES lines at a time by a.lanes lanes, PACKS packs of each. Lanes without a line go
  * along. */
-template <int dtype, int LINES, int PACKS>
-GDN_DEVICE void norm_lines(const struct gdn_cu_norm &a)
+template <int dtype, int LINES, int PACKS> GDN_DEVICE void norm_lines(const struct gdn_cu_norm &a)
 {
-    const int64_t   thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const int       lane   = threadIdx.x & (a.lanes - 1);
-    const int64_t   first  = (thread >> (31 - __clz(a.lanes))) * LINES;
-    struct piece    p[LINES][PACKS];
+    const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int lane = threadIdx.x & (a.lanes - 1);
+    const int64_t first = (thread >> (31 - __clz(a.lanes))) * LINES;
+    struct piece p[LINES][PACKS];
     struct gdn_pack ws;
-    float           sum[LINES], w[8];
+    float sum[LINES], w[8];
 #pragma unroll
     for (int l = 0; l < LINES; l++) {
         const bool is_there = first + l < a.n_lines;
-        if (l) find_next<dtype>(a, is_there ? first + l : 0, p[l - 1][0], p[l][0]);
-        else find_piece<dtype>(a, is_there ? first : 0, p[0][0]);
+        if (l)
+            find_next<dtype>(a, is_there ? first + l : 0, p[l - 1][0], p[l][0]);
+        else
+            find_piece<dtype>(a, is_there ? first : 0, p[0][0]);
 #pragma unroll
         for (int i = 0; i < PACKS; i++) {
             if (i) p[l][i] = p[l][0];
             p[l][i].first = (int64_t)(i * a.lanes + lane) * GDN_PACK;
-            p[l][i].n     = !is_there ? 0 : dtype == floats ? a.D - p[l][i].first : GDN_PACK;
+            p[l][i].n = !is_there ? 0 : dtype == floats ? a.D - p[l][i].first : GDN_PACK;
             load_x<dtype>(a, p[l][i]);
         }
     }
@@ -237,9 +238,9 @@ GDN_DEVICE void norm_long(const struct gdn_cu_norm &a) { norm_lines<floats, 1, 4
 GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
 {
     __shared__ float sums[32];
-    struct piece     p;
-    struct gdn_pack  ws;
-    float            sum = 0, w[8];
+    struct piece p;
+    struct gdn_pack ws;
+    float sum = 0, w[8];
     find_piece<floats>(a, blockIdx.x, p);
     for (p.first = threadIdx.x * GDN_PACK; p.first < a.D; p.first += blockDim.x * GDN_PACK) {
         p.n = a.D - p.first;
@@ -261,10 +262,10 @@ GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
 enum { BUSY_row = 3, BUSY_flat_bf16 = 3, BUSY_flat_f16 = 3, BUSY_long = 2, BUSY_wide = 3 };
 
 #define GDN_IMAGE_norm GDN_THIS_IMAGE
-#define GDN_KERNEL_norm(threads, shared, form)                                                \
-    extern "C" __global__ void __launch_bounds__(threads, BUSY_##form)                        \
-        gdn_norm_##form(const __grid_constant__ struct gdn_cu_norm a)                         \
-    {                                                                                         \
-        norm_##form(a);                                                                       \
+#define GDN_KERNEL_norm(threads, shared, form)                         \
+    extern "C" __global__ void __launch_bounds__(threads, BUSY_##form) \
+        gdn_norm_##form(const __grid_constant__ struct gdn_cu_norm a)  \
+    {                                                                  \
+        norm_##form(a);                                                \
     }
 #include "cuda/driver/kernels.cuh"

@@ -11,25 +11,24 @@ enum { LEAST_ROWS = 64 }; /* of a block */
 
 static struct gdn_cu_rmsnorm_backward args_of(const struct gdn_rmsnorm_backward *s, float *sums)
 {
-    const gdn_rmsnorm_gated_backward_args *a    = &s->args;
-    struct gdn_cu_rmsnorm_backward         args = {
-                .weight   = gdn_cuda_array(&a->weight),
-                .dweight  = gdn_cuda_array(&a->dweight),
-                .sums     = sums,
-                .n_lines  = s->n_rows,
-                .D        = s->D,
-                .rows     = s->rows,
-                .n_blocks = s->n_blocks,
-                .eps      = a->eps,
-                .sigmoid  = s->sigmoid,
-                .lanes    = LEAST_LANES,
-                .adds     = s->adds,
+    const gdn_rmsnorm_gated_backward_args *a = &s->args;
+    struct gdn_cu_rmsnorm_backward args = {
+        .weight = gdn_cuda_array(&a->weight),
+        .dweight = gdn_cuda_array(&a->dweight),
+        .sums = sums,
+        .n_lines = s->n_rows,
+        .D = s->D,
+        .rows = s->rows,
+        .n_blocks = s->n_blocks,
+        .eps = a->eps,
+        .sigmoid = s->sigmoid,
+        .lanes = LEAST_LANES,
+        .adds = s->adds,
     };
     while (args.lanes < 32 && args.lanes * PACK < args.D) args.lanes *= 2;
-    gdn_cuda_lines((const gdn_tensor *const[]){ &a->x, &a->z, &a->dout, &a->dx, &a->dz }, 5,
-                   &args.leads,
-                   (struct gdn_cu_lines *const[]){ &args.x, &args.z, &args.dout, &args.dx,
-                                                   &args.dz });
+    gdn_cuda_lines(
+        (const gdn_tensor *const[]){ &a->x, &a->z, &a->dout, &a->dx, &a->dz }, 5, &args.leads,
+        (struct gdn_cu_lines *const[]){ &args.x, &args.z, &args.dout, &args.dx, &args.dz });
     return args;
 }
 
@@ -42,24 +41,24 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_rmsnorm_backward   *s    = call;
+    const struct gdn_rmsnorm_backward *s = call;
     const struct gdn_cu_rmsnorm_backward args = args_of(s, s->base.bytes ? (float *)memory : NULL);
-    const struct gdn_cuda_call           rows = {
-                  .kernel = args.D <= LONGEST_ROW    ? GDN_CU_rmsnorm_backward_row
-                            : args.D <= LONGEST_LONG ? GDN_CU_rmsnorm_backward_long
-                                                     : GDN_CU_rmsnorm_backward_wide,
-                  .grid   = { args.n_blocks, 1, 1 },
-                  .stream = s->base.stream,
-                  .args   = &args,
+    const struct gdn_cuda_call rows = {
+        .kernel = args.D <= LONGEST_ROW    ? GDN_CU_rmsnorm_backward_row
+                  : args.D <= LONGEST_LONG ? GDN_CU_rmsnorm_backward_long
+                                           : GDN_CU_rmsnorm_backward_wide,
+        .grid = { args.n_blocks, 1, 1 },
+        .stream = s->base.stream,
+        .args = &args,
     };
     const struct gdn_cuda_call sums = {
         .kernel = GDN_CU_rmsnorm_backward_sums,
-        .grid   = { (args.D + WARPS - 1) / WARPS, 1, 1 },
+        .grid = { (args.D + WARPS - 1) / WARPS, 1, 1 },
         .stream = s->base.stream,
-        .args   = &args,
+        .args = &args,
     };
-    const bool               adds_up = args.dweight.data;
-    const enum gdn_kernel_id ran[]   = { rows.kernel, sums.kernel };
+    const bool adds_up = args.dweight.data;
+    const enum gdn_kernel_id ran[] = { rows.kernel, sums.kernel };
     TRY(gdn_cuda_launch(ctx, &rows));
     if (adds_up) TRY(gdn_cuda_launch(ctx, &sums));
     return gdn_cuda_note_all(ctx, s->base.op, ran, 1 + adds_up);

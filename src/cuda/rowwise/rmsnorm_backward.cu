@@ -33,7 +33,7 @@ GDN_DEVICE struct lines find_lines(const struct gdn_cu_rmsnorm_backward &a, int6
  * beyond. */
 struct piece {
     int64_t first, n;
-    float   x[8], z[8], dout[8], w[8];
+    float x[8], z[8], dout[8], w[8];
 };
 
 GDN_DEVICE void load(float (&y)[8], const struct gdn_cu_lines &l, const char *line,
@@ -48,7 +48,7 @@ GDN_DEVICE void store(const struct gdn_cu_lines &l, char *line, const struct pie
                       float (&y)[8])
 {
     struct gdn_pack out;
-    float           old[8];
+    float old[8];
     if (adds) {
         load(old, l, line, p);
 #pragma unroll
@@ -140,8 +140,8 @@ template <int PACKS>
 GDN_DEVICE void store_sums(const struct gdn_cu_rmsnorm_backward &a, const float (&sum)[PACKS][8])
 {
     __shared__ float all[THREADS * PACKS * GDN_PACK];
-    const int        lane = threadIdx.x & (a.lanes - 1), wide = a.lanes * PACKS * GDN_PACK;
-    const int        own = (threadIdx.x - lane) * PACKS * GDN_PACK + lane * GDN_PACK;
+    const int lane = threadIdx.x & (a.lanes - 1), wide = a.lanes * PACKS * GDN_PACK;
+    const int own = (threadIdx.x - lane) * PACKS * GDN_PACK + lane * GDN_PACK;
 #pragma unroll
     for (int i = 0; i < PACKS; i++)
 #pragma unroll
@@ -157,21 +157,21 @@ GDN_DEVICE void store_sums(const struct gdn_cu_rmsnorm_backward &a, const float 
 /* Groups take turns; lanes without a line go along. */
 template <int PACKS> GDN_DEVICE void write_lines(const struct gdn_cu_rmsnorm_backward &a)
 {
-    const int     lane = threadIdx.x & (a.lanes - 1), group = threadIdx.x / a.lanes;
+    const int lane = threadIdx.x & (a.lanes - 1), group = threadIdx.x / a.lanes;
     const int64_t first = blockIdx.x * a.rows;
     const int64_t end = a.n_lines - first < a.rows ? a.n_lines : first + a.rows;
-    float         sum[PACKS][8] = {};
-    struct piece  p[PACKS]      = {};
+    float sum[PACKS][8] = {};
+    struct piece p[PACKS] = {};
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
         p[i].first = (i * a.lanes + lane) * GDN_PACK;
-        p[i].n     = a.D - p[i].first;
+        p[i].n = a.D - p[i].first;
         load_weight(a, p[i]);
     }
     for (int64_t line = first; line < end; line += THREADS / a.lanes) {
-        const bool         is_there = line + group < end;
+        const bool is_there = line + group < end;
         const struct lines l = find_lines(a, is_there ? line + group : 0);
-        struct sums        s = { 0, 0 };
+        struct sums s = { 0, 0 };
 #pragma unroll
         for (int i = 0; i < PACKS; i++) {
             p[i].n = is_there ? a.D - p[i].first : 0;
@@ -207,12 +207,12 @@ GDN_DEVICE void add_to_sums(const struct gdn_cu_rmsnorm_backward &a, const struc
 GDN_DEVICE void rmsnorm_backward_wide(const struct gdn_cu_rmsnorm_backward &a)
 {
     __shared__ float sums[2][32];
-    const int64_t    first = blockIdx.x * a.rows, own = threadIdx.x * GDN_PACK;
-    const int64_t    end = a.n_lines - first < a.rows ? a.n_lines : first + a.rows;
-    struct piece     p   = {};
+    const int64_t first = blockIdx.x * a.rows, own = threadIdx.x * GDN_PACK;
+    const int64_t end = a.n_lines - first < a.rows ? a.n_lines : first + a.rows;
+    struct piece p = {};
     for (int64_t line = first; line < end; line++) {
         const struct lines l = find_lines(a, line);
-        struct sums        s = { 0, 0 };
+        struct sums s = { 0, 0 };
         for (p.first = own; p.first < a.D; p.first += THREADS * GDN_PACK) {
             p.n = a.D - p.first;
             load_weight(a, p);

@@ -7,9 +7,9 @@
 
 /* One side of gdn_state_copy; steps in bytes. */
 struct gdn_cu_copy_side {
-    char   *data; /* NULL: absent */
+    char *data; /* NULL: absent */
     int64_t n_slots, slot, step[3];
-    float  *scales; /* of 8 bits: [slot][head][V], steps in elements */
+    float *scales; /* of 8 bits: [slot][head][V], steps in elements */
     int64_t scales_slot, scales_head;
     int32_t dtype;
     int32_t access; /* of lines of the last dimension, see gdn_cu_lines */
@@ -22,14 +22,14 @@ GDN_CU_SIZE(gdn_cu_copy_side, 80);
  */
 struct gdn_cu_copy {
     struct gdn_cu_copy_side from, to;
-    struct gdn_cu_array     from_slots, to_slots;
-    int64_t  size[3];
-    int64_t  n_old, n_pairs, n_units; /* in dimension old_dim the first n_old are zero; units of a
+    struct gdn_cu_array from_slots, to_slots;
+    int64_t size[3];
+    int64_t n_old, n_pairs, n_units; /* in dimension old_dim the first n_old are zero; units of a
                                          pair, see state_copy.cu */
-    uint64_t seed;                    /* of random rounding */
-    int32_t  old_dim, turned;         /* turned: the dimension that lies side by side in `from` */
-    int32_t  same_pool, random;
-    int32_t  high, wide; /* log2 of a tile's sides, along `turned` and along the last */
+    uint64_t seed;                   /* of random rounding */
+    int32_t old_dim, turned;         /* turned: the dimension that lies side by side in `from` */
+    int32_t same_pool, random;
+    int32_t high, wide; /* log2 of a tile's sides, along `turned` and along the last */
 };
 GDN_CU_SIZE(gdn_cu_copy, 2 * 80 + 2 * 32 + 6 * 8 + 8 + 24);
 

@@ -13,7 +13,7 @@ enum { PACK = 8, PACKS = 4 * 256, TILE_LOG2 = 12, SIDE_LOG2 = 6, COLUMNS = 32, M
 /* One dimension of the box that is copied. */
 struct dim {
     int64_t size, to, from; /* steps in bytes */
-    bool    is_column;
+    bool is_column;
 };
 
 static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
@@ -40,14 +40,14 @@ static void merge(struct dim *d, bool keeps_columns)
 {
     for (int i = 1; i >= 0; i--) {
         struct dim *upper = &d[i], *lower = &d[i + 1];
-        const bool  is_one = lower->size == 1 && !(keeps_columns && lower->is_column);
+        const bool is_one = lower->size == 1 && !(keeps_columns && lower->is_column);
         if (is_one) { /* moves up, where it is no work */
             swap(upper, lower);
             continue;
         }
         if (keeps_columns && (upper->is_column || lower->is_column)) continue;
-        if (upper->size > 1 && (upper->to != lower->to * lower->size ||
-                                upper->from != lower->from * lower->size))
+        if (upper->size > 1 &&
+            (upper->to != lower->to * lower->size || upper->from != lower->from * lower->size))
             continue;
         lower->size *= upper->size;
         *upper = (struct dim){ .size = 1 };
@@ -58,48 +58,47 @@ static void set_side(struct gdn_cu_copy_side *to, const struct gdn_state_side *f
                      const gdn_tensor *pool)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(from->dtype);
-    *to = (struct gdn_cu_copy_side){ .data        = from->data,
-                                     .n_slots     = pool->size[0],
-                                     .slot        = from->slot * unit,
-                                     .step        = { from->head * unit, from->row * unit,
-                                                      from->column * unit },
-                                     .scales      = from->scales,
+    *to = (struct gdn_cu_copy_side){ .data = from->data,
+                                     .n_slots = pool->size[0],
+                                     .slot = from->slot * unit,
+                                     .step = { from->head * unit, from->row * unit,
+                                               from->column * unit },
+                                     .scales = from->scales,
                                      .scales_slot = from->scales_slot,
                                      .scales_head = from->scales_head,
-                                     .dtype       = from->dtype };
+                                     .dtype = from->dtype };
 }
 
 /* Returns the box as the descriptors have it: head (or one), row, column. */
 static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
 {
     const gdn_state_copy_args *a = &m->args;
-    struct gdn_cu_copy         c = {
-                .from_slots = gdn_cuda_array(&a->from_slots),
-                .to_slots   = gdn_cuda_array(&a->to_slots),
-                .size       = { a->to_pool.ndim == 4 ? a->to_pool.size[1] : 1, m->rows,
-                                m->n_old + m->columns },
-                .n_old      = m->n_old,
-                .n_pairs    = m->n_pairs,
-                .old_dim    = -1,
-                .seed       = a->seed,
-                .same_pool  = m->same_pool,
-                .random     = a->rounding == GDN_ROUND_STOCHASTIC,
+    struct gdn_cu_copy c = {
+        .from_slots = gdn_cuda_array(&a->from_slots),
+        .to_slots = gdn_cuda_array(&a->to_slots),
+        .size = { a->to_pool.ndim == 4 ? a->to_pool.size[1] : 1, m->rows, m->n_old + m->columns },
+        .n_old = m->n_old,
+        .n_pairs = m->n_pairs,
+        .old_dim = -1,
+        .seed = a->seed,
+        .same_pool = m->same_pool,
+        .random = a->rounding == GDN_ROUND_STOCHASTIC,
     };
     set_side(&c.to, &m->to, &a->to_pool);
     if (!m->from.data) return c;
     set_side(&c.from, &m->from, &a->from_pool);
     /* Column n of the target is column n - n_old + n_skipped here; the first ones are not read. */
-    c.from.data = (char *)((uintptr_t)c.from.data +
-                           (uintptr_t)((m->n_skipped - m->n_old) * c.from.step[2]));
+    c.from.data =
+        (char *)((uintptr_t)c.from.data + (uintptr_t)((m->n_skipped - m->n_old) * c.from.step[2]));
     return c;
 }
 
 /* Chooses the order of dimensions that is copied best. */
 static void order(struct gdn_cu_copy *c)
 {
-    const int64_t to_unit   = (int64_t)gdn_dtype_bytes(c->to.dtype);
+    const int64_t to_unit = (int64_t)gdn_dtype_bytes(c->to.dtype);
     const int64_t from_unit = c->from.data ? (int64_t)gdn_dtype_bytes(c->from.dtype) : 0;
-    struct dim    d[3];
+    struct dim d[3];
     for (int i = 0; i < 3; i++)
         d[i] = (struct dim){ c->size[i], c->to.step[i], c->from.step[i], i == 2 };
     swap(&d[2], &d[find_last(d, to_unit, from_unit)]);
@@ -114,7 +113,7 @@ static void order(struct gdn_cu_copy *c)
     }
     if (d[2].to != to_unit || d[2].from == from_unit || d[2].size == 1) c->turned = -1;
     if (d[2].size == 1) { /* dense, whatever its steps are */
-        c->to.step[2]   = to_unit;
+        c->to.step[2] = to_unit;
         c->from.step[2] = from_unit;
     }
 }
@@ -125,16 +124,18 @@ static void choose_tile(struct gdn_cu_copy *c)
     c->high = c->wide = SIDE_LOG2;
     while (c->high > 2 && c->size[c->turned] <= 1 << (c->high - 1)) c->high--;
     while (c->high == SIDE_LOG2 && c->wide > 2 && c->size[2] <= 1 << (c->wide - 1)) c->wide--;
-    if (c->high < SIDE_LOG2) c->wide = TILE_LOG2 - c->high;
-    else c->high = TILE_LOG2 - c->wide;
+    if (c->high < SIDE_LOG2)
+        c->wide = TILE_LOG2 - c->high;
+    else
+        c->high = TILE_LOG2 - c->wide;
 }
 
 /* How a side's packs may be moved. */
 static int32_t access_of(const struct gdn_cu_copy *c, const struct gdn_cu_copy_side *side)
 {
-    const int64_t  steps[] = { side->slot, side->step[0], side->step[1] };
-    const uint64_t all = (uint64_t)(uintptr_t)side->data | (uint64_t)steps[0] |
-                         (uint64_t)steps[1] | (uint64_t)steps[2] | (uint64_t)c->size[2];
+    const int64_t steps[] = { side->slot, side->step[0], side->step[1] };
+    const uint64_t all = (uint64_t)(uintptr_t)side->data | (uint64_t)steps[0] | (uint64_t)steps[1] |
+                         (uint64_t)steps[2] | (uint64_t)c->size[2];
     if (gdn_dtype_bytes(side->dtype) == 1) return all % PACK == 0 ? PACK : 0;
     return gdn_cuda_access(side->data, side->dtype, steps, 3, c->size[2]);
 }
@@ -145,11 +146,11 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_copy *c, enum gdn_ker
     int64_t blocks;
     if (__builtin_mul_overflow(c->n_pairs, c->n_units, &blocks)) blocks = INT64_MAX;
     const struct gdn_cuda_call call = {
-        .kernel       = kernel,
-        .grid         = { blocks, 1, 1 },
+        .kernel = kernel,
+        .grid = { blocks, 1, 1 },
         .shared_bytes = shared_bytes,
-        .stream       = stream,
-        .args         = c,
+        .stream = stream,
+        .args = c,
     };
     return gdn_cuda_launch(ctx, &call);
 }
@@ -164,12 +165,11 @@ static gdn_status copy(gdn_ctx *ctx, struct gdn_cu_copy *c, void *stream,
         choose_tile(c);
         c->n_units = c->size[1 - c->turned] * (((c->size[c->turned] - 1) >> c->high) + 1) *
                      (((c->size[2] - 1) >> c->wide) + 1);
-        return launch(ctx, c, *kernel, sizeof(uint32_t) * ((1u << c->wide) + 1) << c->high,
-                      stream);
+        return launch(ctx, c, *kernel, sizeof(uint32_t) * ((1u << c->wide) + 1) << c->high, stream);
     }
-    *kernel    = GDN_CU_state_copy_rows;
+    *kernel = GDN_CU_state_copy_rows;
     c->n_units = (c->size[0] * c->size[1] * ((c->size[2] + PACK - 1) / PACK) + PACKS - 1) / PACKS;
-    c->to.access   = access_of(c, &c->to);
+    c->to.access = access_of(c, &c->to);
     c->from.access = c->from.data ? access_of(c, &c->from) : 0;
     return launch(ctx, c, *kernel, 0, stream);
 }
@@ -177,16 +177,16 @@ static gdn_status copy(gdn_ctx *ctx, struct gdn_cu_copy *c, void *stream,
 /* Returns the scales of 8-bit pools as a pool of their own. */
 static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
 {
-    struct gdn_cu_copy       s     = *c;
+    struct gdn_cu_copy s = *c;
     struct gdn_cu_copy_side *sides[] = { &s.to, &s.from };
     for (int i = 0; i < 2; i++) {
         struct gdn_cu_copy_side *side = sides[i];
         if (!side->data) continue;
         const int64_t unit = (int64_t)sizeof(float);
-        side->data    = (char *)side->scales;
-        side->slot    = side->scales_slot * unit;
+        side->data = (char *)side->scales;
+        side->slot = side->scales_slot * unit;
         side->step[0] = side->scales_head * unit, side->step[1] = unit, side->step[2] = 0;
-        side->dtype   = GDN_F32;
+        side->dtype = GDN_F32;
     }
     s.size[2] = 1;
     return s;
@@ -194,9 +194,9 @@ static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
 
 static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_state_move *m)
 {
-    struct gdn_cu_copy c          = box_of(m);
+    struct gdn_cu_copy c = box_of(m);
     enum gdn_kernel_id kernels[2] = { GDN_CU_state_copy_eight };
-    const bool         scaled     = c.to.scales;
+    const bool scaled = c.to.scales;
     if (gdn_count(&m->args.to_pool) == 0) return gdn_note_line(ctx, "state_copy", "");
     if (c.from.data && gdn_state_converts_q8(&m->to, &m->from)) {
         c.n_units = c.size[0] * ((c.size[1] + COLUMNS - 1) / COLUMNS);
@@ -214,9 +214,9 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_state_move *m)
 /* Checks the slots, if the context checks contents. */
 static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_state_move *m)
 {
-    struct gdn_state_move own      = *m;
-    gdn_tensor           *arrays[] = { &own.args.from_slots, &own.args.to_slots };
-    void                 *memory;
+    struct gdn_state_move own = *m;
+    gdn_tensor *arrays[] = { &own.args.from_slots, &own.args.to_slots };
+    void *memory;
     TRY(gdn_cuda_contents_open(ctx, m->args.stream, arrays, 2, gdn_state_bytes(m), &memory));
     if (!memory) return GDN_OK;
     const gdn_status status = gdn_state_check_slots(ctx, &own, memory);

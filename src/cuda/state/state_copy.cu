@@ -21,15 +21,15 @@ extern __shared__ uint32_t gdn_copy_shared[];
 
 struct gdn_pair {
     const char *from; /* NULL: zero */
-    char       *to;   /* NULL: nothing is to be done */
-    int64_t     from_slot, to_slot;
-    uint32_t    unit; /* there are fewer than 2^31 blocks, so units and what they count too */
+    char *to;         /* NULL: nothing is to be done */
+    int64_t from_slot, to_slot;
+    uint32_t unit; /* there are fewer than 2^31 blocks, so units and what they count too */
 };
 
 GDN_DEVICE struct gdn_pair find_pair(const struct gdn_cu_copy &a)
 {
-    const uint32_t  n_units = (uint32_t)a.n_units, i = blockIdx.x / n_units;
-    struct gdn_pair p       = { NULL, NULL, i, i, blockIdx.x - i * n_units };
+    const uint32_t n_units = (uint32_t)a.n_units, i = blockIdx.x / n_units;
+    struct gdn_pair p = { NULL, NULL, i, i, blockIdx.x - i * n_units };
     if (a.from_slots.data) p.from_slot = load_index(a.from_slots, i);
     if (a.to_slots.data) p.to_slot = load_index(a.to_slots, i);
     const bool zero = !a.from.data || p.from_slot < 0;
@@ -47,15 +47,19 @@ GDN_DEVICE struct gdn_pair find_pair(const struct gdn_cu_copy &a)
 GDN_DEVICE uint32_t load_bits(const char *p, int32_t dtype)
 {
     const int64_t bytes = element_bytes(dtype);
-    return bytes == 4 ? *(const uint32_t *)p : bytes == 2 ? *(const uint16_t *)p
-                                                          : *(const uint8_t *)p;
+    return bytes == 4   ? *(const uint32_t *)p
+           : bytes == 2 ? *(const uint16_t *)p
+                        : *(const uint8_t *)p;
 }
 GDN_DEVICE void store_bits(char *p, int32_t dtype, uint32_t x)
 {
     const int64_t bytes = element_bytes(dtype);
-    if (bytes == 4) *(uint32_t *)p = x;
-    else if (bytes == 2) *(uint16_t *)p = (uint16_t)x;
-    else *(uint8_t *)p = (uint8_t)x;
+    if (bytes == 4)
+        *(uint32_t *)p = x;
+    else if (bytes == 2)
+        *(uint16_t *)p = (uint16_t)x;
+    else
+        *(uint8_t *)p = (uint8_t)x;
 }
 
 /* Bits of one dtype as those of another, both floats, or the same bits. */
@@ -78,9 +82,9 @@ GDN_DEVICE bool is_old(const struct gdn_cu_copy &a, int dim, int64_t i)
 
 /* A pack of a line: where it is, and what was read. */
 struct gdn_piece {
-    int64_t         n; /* elements up to the end of the line; below 1: no such pack */
-    int64_t         first, from, to; /* bytes */
-    bool            zero;
+    int64_t n;               /* elements up to the end of the line; below 1: no such pack */
+    int64_t first, from, to; /* bytes */
+    bool zero;
     struct gdn_pack x;
 };
 
@@ -91,10 +95,10 @@ GDN_DEVICE void find_piece(struct gdn_piece &p, const struct gdn_cu_copy &a, boo
     const int64_t line = lines == 1 ? 0 : divide(index, packs), i = divide(line, a.size[1]);
     const int64_t j = line - i * a.size[1];
     p.first = (index - line * packs) * GDN_PACK;
-    p.n     = line < lines ? a.size[2] - p.first : 0;
-    p.from  = i * a.from.step[0] + j * a.from.step[1] + p.first * a.from.step[2];
-    p.to    = i * a.to.step[0] + j * a.to.step[1] + p.first * a.to.step[2];
-    p.zero  = zero || is_old(a, 0, i) || is_old(a, 1, j);
+    p.n = line < lines ? a.size[2] - p.first : 0;
+    p.from = i * a.from.step[0] + j * a.from.step[1] + p.first * a.from.step[2];
+    p.to = i * a.to.step[0] + j * a.to.step[1] + p.first * a.to.step[2];
+    p.zero = zero || is_old(a, 0, i) || is_old(a, 1, j);
 }
 
 /* Returns true if packs of this side may be moved as they are. */
@@ -109,8 +113,10 @@ GDN_DEVICE void load_piece(struct gdn_piece &p, const struct gdn_cu_copy &a, con
 #pragma unroll
     for (int i = 0; i < 8; i++) p.x.word[i] = 0;
     if (p.n <= 0 || p.zero || !is_dense(a, a.from)) return;
-    if (!is_code) load_pack(p.x, a.from.dtype, a.from.access, from + p.from, p.n);
-    else if (a.from.access) load_pair(p.x.word, from + p.from);
+    if (!is_code)
+        load_pack(p.x, a.from.dtype, a.from.access, from + p.from, p.n);
+    else if (a.from.access)
+        load_pair(p.x.word, from + p.from);
     else
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -125,8 +131,10 @@ GDN_DEVICE void store_piece(struct gdn_piece &p, const struct gdn_cu_copy &a, ch
         unpack(y, p.x, a.from.dtype);
         pack(p.x, y, a.to.dtype);
     }
-    if (element_bytes(a.to.dtype) > 1) store_pack(to + p.to, p.x, a.to.dtype, a.to.access, p.n);
-    else if (a.to.access) store_pair(to + p.to, p.x.word);
+    if (element_bytes(a.to.dtype) > 1)
+        store_pack(to + p.to, p.x, a.to.dtype, a.to.access, p.n);
+    else if (a.to.access)
+        store_pair(to + p.to, p.x.word);
     else
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -150,19 +158,20 @@ GDN_DEVICE void move_elements(const struct gdn_piece &p, const struct gdn_cu_cop
 GDN_DEVICE void copy_rows(const struct gdn_cu_copy &a)
 {
     const struct gdn_pair pair = find_pair(a);
-    struct gdn_piece      p[PACKS];
+    struct gdn_piece p[PACKS];
     if (!pair.to) return;
     const bool is_fast = is_dense(a, a.to) && (!pair.from || is_dense(a, a.from));
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-        find_piece(p[i], a, !pair.from,
-                   ((int64_t)pair.unit * PACKS + i) * THREADS + threadIdx.x);
+        find_piece(p[i], a, !pair.from, ((int64_t)pair.unit * PACKS + i) * THREADS + threadIdx.x);
         if (is_fast) load_piece(p[i], a, pair.from);
     }
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
-        if (is_fast) store_piece(p[i], a, pair.to);
-        else move_elements(p[i], a, pair.from, pair.to);
+        if (is_fast)
+            store_piece(p[i], a, pair.to);
+        else
+            move_elements(p[i], a, pair.from, pair.to);
     }
 }
 
@@ -176,21 +185,21 @@ GDN_DEVICE void copy_turn(const struct gdn_cu_copy &a)
 {
     enum { MINE = TILE / THREADS };
     const struct gdn_pair pair = find_pair(a);
-    const int      d = a.turned, other = 1 - d, row = (1 << a.wide) + 1;
+    const int d = a.turned, other = 1 - d, row = (1 << a.wide) + 1;
     const uint32_t n = (uint32_t)((a.size[2] - 1) >> a.wide) + 1;
     const uint32_t m = (uint32_t)((a.size[d] - 1) >> a.high) + 1, line = pair.unit / n;
-    const int64_t  first = (int64_t)(line % m) << a.high, last = (int64_t)(pair.unit % n) << a.wide;
-    const int64_t  o = line / m;
-    uint32_t       bits[MINE], *tile = gdn_copy_shared;
+    const int64_t first = (int64_t)(line % m) << a.high, last = (int64_t)(pair.unit % n) << a.wide;
+    const int64_t o = line / m;
+    uint32_t bits[MINE], *tile = gdn_copy_shared;
     if (!pair.to) return;
     const char *from = pair.from + o * a.from.step[other];
-    char       *to   = pair.to + o * a.to.step[other];
-    const bool  is_zero = !pair.from || is_old(a, other, o);
+    char *to = pair.to + o * a.to.step[other];
+    const bool is_zero = !pair.from || is_old(a, other, o);
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
-        const int     e = threadIdx.x + i * THREADS;
+        const int e = threadIdx.x + i * THREADS;
         const int64_t x = first + (e & ((1 << a.high) - 1)), y = last + (e >> a.high);
-        bits[i]         = 0;
+        bits[i] = 0;
         if (!is_zero && x < a.size[d] && y < a.size[2] && !is_old(a, d, x) && !is_old(a, 2, y))
             bits[i] = load_bits(from + x * a.from.step[d] + y * a.from.step[2], a.from.dtype);
     }
@@ -202,8 +211,8 @@ GDN_DEVICE void copy_turn(const struct gdn_cu_copy &a)
     __syncthreads();
 #pragma unroll 4
     for (int i = 0; i < MINE; i++) {
-        const int      e = threadIdx.x + i * THREADS, j = e & ((1 << a.wide) - 1);
-        const int64_t  x = first + (e >> a.wide), y = last + j;
+        const int e = threadIdx.x + i * THREADS, j = e & ((1 << a.wide) - 1);
+        const int64_t x = first + (e >> a.wide), y = last + j;
         const uint32_t bit = tile[(e >> a.wide) * row + j];
         if (x < a.size[d] && y < a.size[2])
             store_bits(to + x * a.to.step[d] + y * a.to.step[2], a.to.dtype,
@@ -216,14 +225,14 @@ GDN_DEVICE void copy_turn(const struct gdn_cu_copy &a)
 /* Size and steps are those of head, value column and key. A unit: a head's columns from v0 on. */
 struct gdn_block {
     int64_t head, v0;
-    int     n, K; /* columns, elements of each */
+    int n, K; /* columns, elements of each */
 };
 
 /* Warps and their lanes go through a block in the order in which it lies in memory on that side:
  * lanes are the inner ones, either k or v. */
 struct gdn_walk {
     bool by_k;
-    int  inner, outer;
+    int inner, outer;
 };
 
 GDN_DEVICE struct gdn_walk walk_of(const struct gdn_cu_copy_side &side, const struct gdn_block &b)
@@ -233,9 +242,9 @@ GDN_DEVICE struct gdn_walk walk_of(const struct gdn_cu_copy_side &side, const st
     return { by_k, by_k ? b.K : b.n, by_k ? b.n : b.K };
 }
 
-#define FOR_BLOCK(w, o, i)                                                                    \
-    for (int o = threadIdx.x / 32; o < w.outer; o += THREADS / 32)                            \
-        _Pragma("unroll 4") for (int i = threadIdx.x % 32; i < w.inner; i += 32)
+#define FOR_BLOCK(w, o, i)                                         \
+    for (int o = threadIdx.x / 32; o < w.outer; o += THREADS / 32) \
+    _Pragma("unroll 4") for (int i = threadIdx.x % 32; i < w.inner; i += 32)
 
 GDN_DEVICE int64_t element_at(const struct gdn_cu_copy_side &side, const struct gdn_block &b, int v,
                               int k)
@@ -253,14 +262,14 @@ GDN_DEVICE float *scales_at(const struct gdn_cu_copy_side &side, const struct gd
 GDN_DEVICE void load_block(const struct gdn_cu_copy &a, const struct gdn_pair &pair,
                            const struct gdn_block &b)
 {
-    const struct gdn_cu_copy_side &side   = a.from;
-    float                         *S      = (float *)gdn_copy_shared;
-    const float                   *scales = scales_at(side, b, pair.from_slot);
-    const struct gdn_walk          w      = walk_of(side, b);
+    const struct gdn_cu_copy_side &side = a.from;
+    float *S = (float *)gdn_copy_shared;
+    const float *scales = scales_at(side, b, pair.from_slot);
+    const struct gdn_walk w = walk_of(side, b);
     FOR_BLOCK(w, o, i)
     {
-        const int   v = w.by_k ? o : i, k = w.by_k ? i : o;
-        float       x = 0;
+        const int v = w.by_k ? o : i, k = w.by_k ? i : o;
+        float x = 0;
         const char *p = pair.from + element_at(side, b, v, k);
         if (pair.from && is_q8(side.dtype))
             x = eight_value(*(const uint8_t *)p, side.dtype) * (scales ? scales[v] : 1);
@@ -275,17 +284,17 @@ GDN_DEVICE void load_block(const struct gdn_cu_copy &a, const struct gdn_pair &p
 GDN_DEVICE void round_block(const struct gdn_cu_copy &a, const struct gdn_pair &pair,
                             const struct gdn_block &b)
 {
-    const int lane   = threadIdx.x % 32;
-    float    *scales = scales_at(a.to, b, pair.to_slot);
+    const int lane = threadIdx.x % 32;
+    float *scales = scales_at(a.to, b, pair.to_slot);
     for (int v = threadIdx.x / 32; v < b.n; v += THREADS / 32) {
-        uint32_t *S       = gdn_copy_shared + v * (MOST_K + 1);
-        uint32_t  largest = 0;
+        uint32_t *S = gdn_copy_shared + v * (MOST_K + 1);
+        uint32_t largest = 0;
         for (int k = lane; k < b.K; k += 32)
             largest = max(largest, magnitude(__uint_as_float(S[k])));
         for (int step = 16; step; step /= 2)
             largest = max(largest, __shfl_xor_sync(0xffffffff, largest, step));
         const struct eight_scale scale = eight_scale_of(largest, a.to.dtype, scales);
-        const uint32_t           key   = a.random ? eight_key(a.seed, 0, b.head, b.v0 + v) : 0;
+        const uint32_t key = a.random ? eight_key(a.seed, 0, b.head, b.v0 + v) : 0;
         for (int k = lane; k < b.K; k += 32)
             S[k] = eight_code(__uint_as_float(S[k]), scale.inverse, eight_draw(key, k), a.random,
                               a.to.dtype);
@@ -297,7 +306,7 @@ GDN_DEVICE void round_block(const struct gdn_cu_copy &a, const struct gdn_pair &
 GDN_DEVICE void copy_eight(const struct gdn_cu_copy &a)
 {
     const struct gdn_pair pair = find_pair(a);
-    const uint32_t        blocks = (uint32_t)((a.size[1] + COLUMNS - 1) / COLUMNS);
+    const uint32_t blocks = (uint32_t)((a.size[1] + COLUMNS - 1) / COLUMNS);
     struct gdn_block b = { pair.unit / blocks, pair.unit % blocks * COLUMNS, COLUMNS, 0 };
     if (!pair.to) return;
     if (a.size[1] - b.v0 < COLUMNS) b.n = (int)(a.size[1] - b.v0);
@@ -307,19 +316,21 @@ GDN_DEVICE void copy_eight(const struct gdn_cu_copy &a)
     const struct gdn_walk w = walk_of(a.to, b);
     FOR_BLOCK(w, o, i)
     {
-        const int      v = w.by_k ? o : i, k = w.by_k ? i : o;
+        const int v = w.by_k ? o : i, k = w.by_k ? i : o;
         const uint32_t x = gdn_copy_shared[v * (MOST_K + 1) + k];
-        char          *p = pair.to + element_at(a.to, b, v, k);
-        if (is_q8(a.to.dtype)) *(uint8_t *)p = (uint8_t)x;
-        else store_float(p, 0, a.to.dtype, __uint_as_float(x));
+        char *p = pair.to + element_at(a.to, b, v, k);
+        if (is_q8(a.to.dtype))
+            *(uint8_t *)p = (uint8_t)x;
+        else
+            store_float(p, 0, a.to.dtype, __uint_as_float(x));
     }
 }
 
 #define GDN_IMAGE_state_copy GDN_THIS_IMAGE
-#define GDN_KERNEL_state_copy(threads, shared, form)                                          \
-    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
-        gdn_state_copy_##form(const __grid_constant__ struct gdn_cu_copy a)                   \
-    {                                                                                         \
-        copy_##form(a);                                                                       \
+#define GDN_KERNEL_state_copy(threads, shared, form)                        \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                \
+        gdn_state_copy_##form(const __grid_constant__ struct gdn_cu_copy a) \
+    {                                                                       \
+        copy_##form(a);                                                     \
     }
 #include "cuda/driver/kernels.cuh"

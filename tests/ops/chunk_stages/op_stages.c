@@ -21,28 +21,28 @@ static const double eps = 0x1p-24, tiny = 0x1p-115;
 /* ---- One chunk in float64 ---- */
 
 struct chunk {
-    int     n, h, hq, hk, hv;
-    int64_t first; /* row of its first token */
-    double  E[MAX_C][MAX_C]; /* exp(g_{j+1} + ... + g_i), j <= i: nothing to cancel */
-    double  gamma[MAX_C], beta[MAX_C], decay, G;
+    int n, h, hq, hk, hv;
+    int64_t first;          /* row of its first token */
+    double E[MAX_C][MAX_C]; /* exp(g_{j+1} + ... + g_i), j <= i: nothing to cancel */
+    double gamma[MAX_C], beta[MAX_C], decay, G;
 };
 
 static void load_chunk(struct chunk *c, const struct stages *s, int b, int64_t i, int h)
 {
     const int64_t t0 = i * s->C, left = s->valid[b] - t0;
-    double        g[MAX_C];
+    double g[MAX_C];
     memset(c, 0, sizeof *c);
     c->n = left < 0 ? 0 : left < s->C ? (int)left : s->C;
     c->h = h, c->hq = source(s, h, s->Hq), c->hk = source(s, h, s->Hk), c->hv = source(s, h, s->Hv);
     c->first = s->first[b] + t0;
     c->decay = 1;
     for (int t = 0; t < c->n; t++) {
-        g[t]       = s->g.data ? ring2_get(&s->g, (c->first + t) * s->H + h) : 0;
+        g[t] = s->g.data ? ring2_get(&s->g, (c->first + t) * s->H + h) : 0;
         c->beta[t] = s->beta.data ? ring2_get(&s->beta, (c->first + t) * s->H + h) : 1;
         if (g[t] > -104) c->G -= g[t];
         c->decay *= exp(g[t]);
         c->gamma[t] = c->decay;
-        c->E[t][t]  = 1;
+        c->E[t][t] = 1;
         for (int j = 0; j < t; j++) c->E[t][j] = c->E[t - 1][j] * exp(g[t]);
     }
 }
@@ -80,7 +80,7 @@ static void model_uw_chunk(const struct stages *s, const struct chunk *c, const 
                            const struct wanted *w, const struct wanted *T)
 {
     static double A[MAX_C][MAX_C], A_mag[MAX_C][MAX_C], X[MAX_C][MAX_C];
-    const double  units = 32 + 8 + s->K / 16.0 + 8 + 2 * c->G + 8 + 48 / 16.0 + 4;
+    const double units = 32 + 8 + s->K / 16.0 + 8 + 2 * c->G + 8 + 48 / 16.0 + 4;
     memset(X, 0, sizeof X);
     for (int i = 0; i < c->n; i++)
         for (int j = 0; j < i; j++) {
@@ -111,10 +111,10 @@ static void model_uw_chunk(const struct stages *s, const struct chunk *c, const 
             }
             for (int i = 0; i < c->n; i++) {
                 const struct wanted *to = which == 0 ? u : which == 1 ? w : T;
-                const int64_t        e = ((c->first + i) * s->H + c->h) * columns[which] + d;
-                double               mag = 0;
+                const int64_t e = ((c->first + i) * s->H + c->h) * columns[which] + d;
+                double mag = 0;
                 for (int j = 0; j <= i; j++) mag += fabs(X[i][j]) * r[j];
-                to->x[e]     = x[i];
+                to->x[e] = x[i];
                 to->limit[e] = units * eps * mag + tiny;
             }
         }
@@ -123,7 +123,7 @@ static void model_uw_chunk(const struct stages *s, const struct chunk *c, const 
 static void check_uw(gdn_ctx *ctx, const struct stages *s)
 {
     gdn_chunk_uw_args a = uw_args(s);
-    struct wanted     u = want(&s->u), w = want(&s->w), T = want(&s->t);
+    struct wanted u = want(&s->u), w = want(&s->w), T = want(&s->t);
     static struct chunk c;
     for (int b = 0; b < 4; b++)
         for (int64_t i = 0; i < s->chunk[b + 1] - s->chunk[b]; i++)
@@ -150,7 +150,7 @@ static double difference(const struct stages *s, const struct chunk *c, int i, i
                          const gdn_tensor *S, int64_t slot, double *mag)
 {
     double d = at(&s->u, c->first + i, h, j);
-    *mag     = fabs(d);
+    *mag = fabs(d);
     for (int x = 0; x < s->K; x++) {
         const double p = at(&s->w, c->first + i, h, x) * ring2_get(S, state_at(s, slot, h, x, j));
         d -= p, *mag += fabs(p);
@@ -169,7 +169,7 @@ static void judge_chunk(const struct stages *s, const struct chunk *c, int64_t f
             d[i] = difference(s, c, i, c->h, j, &s->states, from, &mag[i]);
         for (int x = 0; x < s->K; x++) {
             const double S = ring2_get(&s->states, state_at(s, from, c->h, x, j));
-            double       y = c->decay * S, limit = fabs(y);
+            double y = c->decay * S, limit = fabs(y);
             for (int i = 0; i < c->n; i++) {
                 const double k = at(&s->k, c->first + i, c->hk, x) * c->E[c->n - 1][i];
                 y += k * d[i], limit += fabs(k) * mag[i];
@@ -184,17 +184,17 @@ static void judge_chunk(const struct stages *s, const struct chunk *c, int64_t f
 
 static void check_states(gdn_ctx *ctx, const struct stages *s)
 {
-    gdn_chunk_states_args a      = states_args(s);
-    gdn_tensor            used   = ring2_narrow(&s->states, 0, 0, s->NC);
-    const gdn_tensor      before = ring2_clone(&a.state_out);
-    static struct chunk   c;
+    gdn_chunk_states_args a = states_args(s);
+    gdn_tensor used = ring2_narrow(&s->states, 0, 0, s->NC);
+    const gdn_tensor before = ring2_clone(&a.state_out);
+    static struct chunk c;
     RUN(ctx, GDN_OP_CHUNK_STATES, a, s->B, &used, &a.state_out);
     for (int b = 0; b < 4; b++) {
         const int64_t n = s->chunk[b + 1] - s->chunk[b];
-        gdn_tensor    first = n ? ring2_narrow(&s->states, 0, s->chunk[b], 1)
-                                : ring2_narrow(&s->state_out, 0, b, 1);
-        gdn_tensor    start = ring2_clone(&first), given = ring2_narrow(&s->state, 0, b, 1);
-        gdn_tensor    left  = ring2_narrow(&before, 0, b, 1); /* by an empty sequence */
+        gdn_tensor first =
+            n ? ring2_narrow(&s->states, 0, s->chunk[b], 1) : ring2_narrow(&s->state_out, 0, b, 1);
+        gdn_tensor start = ring2_clone(&first), given = ring2_narrow(&s->state, 0, b, 1);
+        gdn_tensor left = ring2_narrow(&before, 0, b, 1); /* by an empty sequence */
         ring2_copy(&start, n ? &given : &left);
         ring2_expect_bits("start", &first, &start);
         for (int64_t i = 0; i < n; i++)
@@ -211,12 +211,12 @@ static void model_output_chunk(const struct stages *s, const struct chunk *c, in
                                const struct wanted *o)
 {
     static double qk[MAX_C][MAX_C], qk_mag[MAX_C][MAX_C];
-    const double  scale = 1 / sqrt(s->K);
-    const double  units = 3 * (8 + s->K / 16.0) + 12 * (s->C / 16) + 8 + 2 * c->G + 32 + 4;
+    const double scale = 1 / sqrt(s->K);
+    const double units = 3 * (8 + s->K / 16.0) + 12 * (s->C / 16) + 8 + 2 * c->G + 32 + 4;
     for (int i = 0; i < c->n; i++)
         for (int l = 0; l <= i; l++)
-            qk[i][l] = dot(s, &s->q, c->first + i, c->hq, &s->k, c->first + l, c->hk,
-                           &qk_mag[i][l]);
+            qk[i][l] =
+                dot(s, &s->q, c->first + i, c->hq, &s->k, c->first + l, c->hk, &qk_mag[i][l]);
     for (int j = 0; j < s->V; j++) {
         double d[MAX_C], d_mag[MAX_C];
         for (int i = 0; i < c->n; i++) {
@@ -230,7 +230,7 @@ static void model_output_chunk(const struct stages *s, const struct chunk *c, in
             for (int l = 0; l <= i; l++)
                 y += c->E[i][l] * qk[i][l] * d[l], mag += c->E[i][l] * qk_mag[i][l] * d_mag[l];
             const int64_t e = ((c->first + i) * s->H + c->h) * s->V + j;
-            o->x[e]     = scale * y;
+            o->x[e] = scale * y;
             o->limit[e] = scale * mag * units * eps + tiny;
         }
     }
@@ -239,8 +239,8 @@ static void model_output_chunk(const struct stages *s, const struct chunk *c, in
 static void check_output(gdn_ctx *ctx, const struct stages *s)
 {
     gdn_chunk_output_args a = output_args(s);
-    struct wanted         o = want(&s->out);
-    static struct chunk   c;
+    struct wanted o = want(&s->out);
+    static struct chunk c;
     for (int b = 0; b < 4; b++)
         for (int64_t i = 0; i < s->chunk[b + 1] - s->chunk[b]; i++)
             for (int h = 0; h < s->H; h++) {
@@ -253,16 +253,16 @@ static void check_output(gdn_ctx *ctx, const struct stages *s)
 
 static void check_cumsum(gdn_ctx *ctx, const struct stages *s, int C)
 {
-    gdn_tensor            out = rows(s, GDN_F32, s->H, 0);
-    gdn_chunk_cumsum_args a   = cumsum_args(s, &out, C);
-    struct wanted         y   = want(&out);
+    gdn_tensor out = rows(s, GDN_F32, s->H, 0);
+    gdn_chunk_cumsum_args a = cumsum_args(s, &out, C);
+    struct wanted y = want(&out);
     a.scale = C % 2 ? -1.5f : 0;
     for (int b = 0; b < 4; b++)
         for (int h = 0; h < s->H; h++) {
             double sum = 0;
             for (int64_t t = 0; t < s->valid[b]; t++) {
                 const int64_t e = (s->first[b] + t) * s->H + h;
-                sum  = t % C ? sum + ring2_get(&s->g, e) : ring2_get(&s->g, e);
+                sum = t % C ? sum + ring2_get(&s->g, e) : ring2_get(&s->g, e);
                 y.x[e] = sum * (C % 2 ? -1.5 : 1);
             }
         }
@@ -274,7 +274,7 @@ static void check_cumsum(gdn_ctx *ctx, const struct stages *s, int C)
 
 static void stage_case(int number, int C)
 {
-    gdn_ctx      *ctx = ring2_ctx(1 + number % 3);
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
     struct stages s;
     make_stages(&s, number, C, false);
     if (s.g.data) check_cumsum(ctx, &s, number % 2 ? C : 1 + number);
@@ -288,14 +288,14 @@ static void stage_case(int number, int C)
  * oracle, so with each other. */
 static void chain_case(int number, int C)
 {
-    gdn_ctx          *ctx = ring2_ctx(1 + number % 3);
-    struct stages     s;
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
+    struct stages s;
     struct ring2_rule m;
-    gdn_rule_args     r = gdn_rule_args_init();
+    gdn_rule_args r = gdn_rule_args_init();
     make_stages(&s, number, C, true);
-    gdn_chunk_uw_args     uw = uw_args(&s);
+    gdn_chunk_uw_args uw = uw_args(&s);
     gdn_chunk_states_args st = states_args(&s);
-    gdn_chunk_output_args o  = output_args(&s);
+    gdn_chunk_output_args o = output_args(&s);
     r.q = s.q, r.k = s.k, r.v = s.v, r.g = s.g, r.beta = s.beta, r.out = ring2_clone(&s.out);
     r.state = s.state, r.state_out = s.state_out, r.batch = &s.batch;
     r.head_map = s.map, r.state_layout = s.layout;

@@ -9,9 +9,9 @@
 
 static void call_all(gdn_ctx *ctx, const struct stages *s)
 {
-    gdn_chunk_uw_args     uw = uw_args(s);
+    gdn_chunk_uw_args uw = uw_args(s);
     gdn_chunk_states_args st = states_args(s);
-    gdn_chunk_output_args o  = output_args(s);
+    gdn_chunk_output_args o = output_args(s);
     ring2_status(ctx, "uw", gdn_chunk_uw(ctx, &uw), GDN_OK);
     ring2_status(ctx, "states", gdn_chunk_states(ctx, &st), GDN_OK);
     ring2_status(ctx, "output", gdn_chunk_output(ctx, &o), GDN_OK);
@@ -20,7 +20,7 @@ static void call_all(gdn_ctx *ctx, const struct stages *s)
 static struct stages fresh(const struct stages *s)
 {
     struct stages f = *s;
-    gdn_tensor   *t[] = { &f.u, &f.w, &f.t, &f.states, &f.state_out, &f.out };
+    gdn_tensor *t[] = { &f.u, &f.w, &f.t, &f.states, &f.state_out, &f.out };
     for (int i = 0; i < 6; i++) *t[i] = ring2_clone(t[i]);
     return f;
 }
@@ -38,13 +38,13 @@ static void expect_same(const char *what, const struct stages *a, const struct s
 static void empty_sequences(void)
 {
     static const int64_t cu[5] = { 0, 20, 20, 37, 37 }, counts[4] = { 20, 0, 0, 0 };
-    struct stages        s;
-    gdn_ctx             *ctx = ring2_ctx(2);
+    struct stages s;
+    gdn_ctx *ctx = ring2_ctx(2);
     make_stages(&s, 16, 32, true);
-    s.batch.cu_seqlens      = ring2_indices(GDN_I64, 5, cu);
-    s.batch.token_count     = ring2_indices(GDN_I32, 4, counts);
+    s.batch.cu_seqlens = ring2_indices(GDN_I64, 5, cu);
+    s.batch.token_count = ring2_indices(GDN_I32, 4, counts);
     const gdn_tensor before = ring2_clone(&s.state_out);
-    gdn_rule_args    p      = gdn_rule_args_init();
+    gdn_rule_args p = gdn_rule_args_init();
     p.q = s.q, p.k = s.k, p.v = s.v, p.g = s.g, p.beta = s.beta;
     p.out = ring2_clone(&s.out), p.state = s.state, p.state_out = ring2_clone(&s.state_out);
     p.batch = &s.batch, p.head_map = s.map, p.state_layout = s.layout;
@@ -52,9 +52,9 @@ static void empty_sequences(void)
     call_all(ctx, &s);
     for (int b = 1; b < 4; b++) {
         const gdn_tensor left = ring2_narrow(b == 2 ? &s.state : &before, 0, b, 1);
-        gdn_tensor       want = ring2_clone(&left);
-        gdn_tensor       its = ring2_narrow(&s.state_out, 0, b, 1);
-        gdn_tensor       of_prefill = ring2_narrow(&p.state_out, 0, b, 1);
+        gdn_tensor want = ring2_clone(&left);
+        gdn_tensor its = ring2_narrow(&s.state_out, 0, b, 1);
+        gdn_tensor of_prefill = ring2_narrow(&p.state_out, 0, b, 1);
         ring2_expect_bits("stages", &its, &want);
         ring2_expect_bits("prefill", &of_prefill, &want);
     }
@@ -77,8 +77,9 @@ static void G7_G8_forgets(void)
                         if (t == f) ring2_set(&s.g, e, -(double)INFINITY);
                         if (ring2_get(&s.beta, e) == 0 || t < f)
                             for (int j = 0; j < s.V; j++)
-                                ring2_set(&s.v, (s.first[b] + t) * s.Hv * s.V +
-                                                    source(&s, h, s.Hv) * s.V + j,
+                                ring2_set(&s.v,
+                                          (s.first[b] + t) * s.Hv * s.V +
+                                              source(&s, h, s.Hv) * s.V + j,
                                           t < f ? (double)NAN : 0.25);
                     }
             call_all(ring2_ctx(2), &s);
@@ -98,8 +99,8 @@ static void G7_G8_forgets(void)
 static void poison(struct stages *s, int which, int64_t at, double bad)
 {
     gdn_tensor *const inputs[] = { &s->q, &s->k, &s->v, &s->g, &s->beta };
-    gdn_tensor       *x        = inputs[which];
-    *x                         = ring2_clone(x);
+    gdn_tensor *x = inputs[which];
+    *x = ring2_clone(x);
     ring2_set(x, at * (ring2_count(x) / s->N), bad);
 }
 
@@ -117,15 +118,15 @@ static void forgets_what_is_bad(struct stages *s, int b, int which, int64_t at, 
     poison(&spoiled, which, token, bad);
     call_all(ring2_ctx(2), s), call_all(ring2_ctx(2), &spoiled);
 
-    const gdn_tensor its  = ring2_narrow(&spoiled.out, 0, token, 1);
-    bool             seen = false;
+    const gdn_tensor its = ring2_narrow(&spoiled.out, 0, token, 1);
+    bool seen = false;
     for (int64_t i = 0; i < ring2_count(&its); i++) seen = seen || !isfinite(ring2_get(&its, i));
     CHECK(seen, "not in the output of its token");
     const gdn_tensor *clean[] = { &s->u, &s->w, &s->t, &s->out };
     const gdn_tensor *rows_of[] = { &spoiled.u, &spoiled.w, &spoiled.t, &spoiled.out };
     for (int i = 0; i < 4; i++) {
         const gdn_tensor from = ring2_narrow(clean[i], 0, token, forgets - at);
-        const gdn_tensor to   = ring2_narrow(rows_of[i], 0, token, forgets - at);
+        const gdn_tensor to = ring2_narrow(rows_of[i], 0, token, forgets - at);
         ring2_copy(&to, &from);
     }
     expect_same("behind the gate", &spoiled, s);
@@ -133,15 +134,15 @@ static void forgets_what_is_bad(struct stages *s, int b, int which, int64_t at, 
 
 static void G7_not_finite(void)
 {
-    static const int64_t tokens[][2] = { { 3, 10 }, { 0, 15 }, { 15, 16 }, { 3, 20 }, { 14, 33 },
-                                         { 35, 40 }, { 10, 63 } };
-    static const int     numbers[][2] = { { 21, 2 }, { 24, 2 }, { 8, 1 } }; /* a long sequence */
-    static const double  bad[]        = { (double)NAN, (double)INFINITY };
+    static const int64_t tokens[][2] = { { 3, 10 },  { 0, 15 },  { 15, 16 }, { 3, 20 },
+                                         { 14, 33 }, { 35, 40 }, { 10, 63 } };
+    static const int numbers[][2] = { { 21, 2 }, { 24, 2 }, { 8, 1 } }; /* a long sequence */
+    static const double bad[] = { (double)NAN, (double)INFINITY };
     for (int C = 16; C <= 64; C *= 2)
         for (int i = 0; i < 7 * 5 && !ring2_failed(); i++) {
             const int64_t *t = tokens[i / 5];
-            const int     *n = numbers[i % 3];
-            struct stages  s;
+            const int *n = numbers[i % 3];
+            struct stages s;
             if (t[1] >= C) break;
             make_stages(&s, n[0], C, true);
             forgets_what_is_bad(&s, n[1], i % 5, t[0], t[1], bad[i % 2]);
@@ -167,7 +168,7 @@ static void G8_beta_zero(void)
 /* ---- Refusals ---- */
 
 static struct stages spoilt;
-static gdn_tensor    sums;
+static gdn_tensor sums;
 
 static gdn_chunk_cumsum_args chunk_cumsum(void)
 {
@@ -191,32 +192,33 @@ static gdn_chunk_output_args chunk_output(void)
     return output_args(&spoilt);
 }
 
-#define REFUSE_SEEN(seen, op, make, what, want, needle, ...)   \
-    do {                                                       \
-        if (!ring2_begin("G1 " #make ": %s", what)) break;     \
-        gdn_##make##_args args = make(), *a = &args;           \
-        __VA_ARGS__;                                           \
+#define REFUSE_SEEN(seen, op, make, what, want, needle, ...)    \
+    do {                                                        \
+        if (!ring2_begin("G1 " #make ": %s", what)) break;      \
+        gdn_##make##_args args = make(), *a = &args;            \
+        __VA_ARGS__;                                            \
         ring2_refused(ring2_ctx(2), op, a, seen, want, needle); \
-        ring2_end();                                           \
+        ring2_end();                                            \
     } while (0)
 /* The refusals of every stage; heads: a tensor [N][H][..] of it. */
-#define REFUSE_ALL(op, make, heads)                                                              \
-    do {                                                                                         \
-        gdn_batch *t = &spoilt.batch;                                                            \
-        REFUSE_SEEN(RING2_STRUCT, op, make, "struct_size", GDN_E_ARG, "struct_size",             \
-                    a->struct_size = 0);                                                         \
-        REFUSE_SEEN(RING2_STRUCT, op, make, "flags", GDN_E_ARG, "flags", a->flags = 1);          \
-        REFUSE_SEEN(RING2_STRUCT, op, make, #heads " of I32", GDN_E_DTYPE, #heads,               \
-                    a->heads.dtype = GDN_I32);                                                   \
-        REFUSE_SEEN(RING2_STRUCT, op, make, #heads " of fewer tokens", GDN_E_SHAPE, "wanted",    \
-                    a->heads.size[0]--);                                                         \
-        REFUSE_SEEN(RING2_STRUCT, op, make, "read_slots", GDN_E_ARG, "read_slots",               \
-                    t->read_slots = ring2_indices(GDN_I32, 4, (int64_t[]){ 0, 1, 2, 3 }));       \
-        REFUSE_SEEN(RING2_STRUCT, op, make, "write", GDN_E_ARG, "write", t->write = 2);          \
-        REFUSE_SEEN(RING2_CONTENTS, op, make, "cu_seqlens", GDN_E_ARG, "cu_seqlens",             \
-                    ring2_set(&t->cu_seqlens, 4, 1e6));                                          \
-        REFUSE_SEEN(RING2_WORKSPACE, op, make, "workspace", GDN_E_MEMORY, "workspace_bytes",     \
-                    a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 64);                \
+#define REFUSE_ALL(op, make, heads)                                                           \
+    do {                                                                                      \
+        gdn_batch *t = &spoilt.batch;                                                         \
+        REFUSE_SEEN(RING2_STRUCT, op, make, "struct_size", GDN_E_ARG, "struct_size",          \
+                    a->struct_size = 0);                                                      \
+        REFUSE_SEEN(RING2_STRUCT, op, make, "flags", GDN_E_ARG, "flags", a->flags = 1);       \
+        REFUSE_SEEN(RING2_STRUCT, op, make, #heads " of I32", GDN_E_DTYPE, #heads,            \
+                    a->heads.dtype = GDN_I32);                                                \
+        REFUSE_SEEN(RING2_STRUCT, op, make, #heads " of fewer tokens", GDN_E_SHAPE, "wanted", \
+                    a->heads.size[0]--);                                                      \
+        REFUSE_SEEN(RING2_STRUCT, op, make, "read_slots", GDN_E_ARG, "read_slots",            \
+                    t->read_slots = ring2_indices(GDN_I32, 4, (int64_t[]){ 0, 1, 2, 3 }));    \
+        REFUSE_SEEN(RING2_STRUCT, op, make, "write", GDN_E_ARG, "write", t->write = 2);       \
+        REFUSE_SEEN(RING2_CONTENTS, op, make, "cu_seqlens", GDN_E_ARG, "cu_seqlens",          \
+                    ring2_set(&t->cu_seqlens, 4, 1e6));                                       \
+        REFUSE_SEEN(RING2_WORKSPACE, op, make, "workspace", GDN_E_MEMORY, "workspace_bytes",  \
+                    a->workspace = ring2_alloc(64, 64);                                       \
+                    a->workspace_bytes = 64);                                                 \
     } while (0)
 
 static void refusals(void)
@@ -237,8 +239,7 @@ static void refusals(void)
     REFUSE("head_map", GDN_E_ARG, "head_map", a->head_map = 2);
     REFUSE("k absent", GDN_E_ARG, "k", a->k.data = NULL);
     REFUSE("v absent", GDN_E_ARG, "v", a->v.data = NULL);
-    REFUSE("nothing wanted", GDN_E_ARG, "u",
-           a->u.data = a->v.data = a->w.data = a->T.data = NULL);
+    REFUSE("nothing wanted", GDN_E_ARG, "u", a->u.data = a->v.data = a->w.data = a->T.data = NULL);
     REFUSE("T of another C", GDN_E_SHAPE, "T", a->T.size[2] = 15);
     REFUSE("w of another K", GDN_E_SHAPE, "w", a->w.size[2]++);
     REFUSE("v of 3 heads", GDN_E_SHAPE, "v", a->v.size[1] = 3);

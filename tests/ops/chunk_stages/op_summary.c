@@ -10,14 +10,31 @@
 #include "ring2_rule.h"
 #include "summary_call.h"
 
-enum { DIMS, HEADS, LENGTHS, K_TYPE, V_TYPE, M_TYPE, U_TYPE, LAYOUT, MAP, VIEW, GATE, BETA, PARTS,
-       BATCH, NORM, N_FACTORS };
+enum {
+    DIMS,
+    HEADS,
+    LENGTHS,
+    K_TYPE,
+    V_TYPE,
+    M_TYPE,
+    U_TYPE,
+    LAYOUT,
+    MAP,
+    VIEW,
+    GATE,
+    BETA,
+    PARTS,
+    BATCH,
+    NORM,
+    N_FACTORS
+};
 enum { MILD, NO_GATE, SPRINKLED, STRONG }; /* GATE */
 enum { BOTH, ONLY_M, ONLY_U };
 enum { PACKED, PLAIN, PADDED, COUNTED };
 
-static const int levels[N_FACTORS] = { N_DIMS - N_WIDE_DIMS, 5, 3, 3, 3, 3, 3, 2, 2, 2, 4, 3, 3,
-                                       4, 2 };
+static const int levels[N_FACTORS] = {
+    N_DIMS - N_WIDE_DIMS, 5, 3, 3, 3, 3, 3, 2, 2, 2, 4, 3, 3, 4, 2
+};
 static const int heads[5][3] = { { 1, 1, 1 }, { 4, 2, 4 }, { 3, 3, 3 }, { 6, 2, 2 }, { 6, 3, 2 } };
 static const int64_t lengths[3][4] = { { 40, 0, 7, 17 }, { 1, 16, 8, 9 }, { 0, 0, 70, 32 } };
 
@@ -29,8 +46,8 @@ static bool allowed(int i, int a, int j, int b)
 
 struct call {
     gdn_summary_args args;
-    gdn_batch        batch;
-    int64_t          B, N;
+    gdn_batch batch;
+    int64_t B, N;
 };
 
 /* ---- Making ---- */
@@ -38,7 +55,7 @@ struct call {
 static gdn_tensor rows(const struct call *c, const int *level, int32_t dtype, int64_t n, int64_t D)
 {
     const int64_t gap = level[VIEW] ? 5 : 0;
-    const int     ndim = D ? 3 : 2;
+    const int ndim = D ? 3 : 2;
     if (level[BATCH] != PADDED) return ring2_new(dtype, D ? gap : 0, ndim, c->N, n, D, 0);
     return ring2_new(dtype, D ? gap : 0, ndim + 1, c->B, c->N / c->B, n, D);
 }
@@ -47,7 +64,7 @@ static void make_batch(struct call *c, const int *level)
 {
     int64_t cu[5] = { 0 }, counts[4];
     c->batch = gdn_batch_init();
-    c->B     = 4;
+    c->B = 4;
     for (int b = 0; b < 4; b++) cu[b + 1] = cu[b] + lengths[level[LENGTHS]][b];
     for (int b = 0; b < 4; b++) counts[b] = ring2_below(cu[b + 1] - cu[b] + 1);
     c->N = cu[4] + 3; /* three tokens of no sequence */
@@ -78,23 +95,23 @@ static void make_call(struct call *c, const int *level)
 {
     gdn_summary_args *a = &c->args;
     const int64_t K = dims[level[DIMS]][0], V = dims[level[DIMS]][1];
-    const int    *h = heads[level[HEADS]], H = h[0];
-    const bool    kv = level[LAYOUT] == GDN_STATE_KV;
+    const int *h = heads[level[HEADS]], H = h[0];
+    const bool kv = level[LAYOUT] == GDN_STATE_KV;
     make_batch(c, level);
-    *a      = gdn_summary_args_init();
-    a->k    = rows(c, level, level[K_TYPE], h[1], K);
-    a->g    = rows(c, level, level[K_TYPE] == GDN_F16 ? GDN_F16 : GDN_F32, H, 0);
+    *a = gdn_summary_args_init();
+    a->k = rows(c, level, level[K_TYPE], h[1], K);
+    a->g = rows(c, level, level[K_TYPE] == GDN_F16 ? GDN_F16 : GDN_F32, H, 0);
     a->beta = rows(c, level, level[V_TYPE], H, 0);
     if (level[PARTS] != ONLY_M) {
         a->v = rows(c, level, level[V_TYPE], h[2], V);
         a->U = pool(level[U_TYPE], level[VIEW], c->B, H, kv ? K : V, kv ? V : K);
     }
     if (level[PARTS] != ONLY_U) a->M = pool(level[M_TYPE], level[MAP], c->B, H, K, K);
-    a->batch        = &c->batch;
-    a->head_map     = level[MAP];
+    a->batch = &c->batch;
+    a->head_map = level[MAP];
     a->state_layout = level[LAYOUT];
-    a->norm         = level[NORM] ? GDN_NORM_L2_ADD : GDN_NORM_NONE;
-    a->norm_eps     = 1e-4f;
+    a->norm = level[NORM] ? GDN_NORM_L2_ADD : GDN_NORM_NONE;
+    a->norm_eps = 1e-4f;
     make_values(c, level);
     for (int64_t i = 0; level[NORM] && i < ring2_count(&a->k); i++)
         ring2_set(&a->k, i, 3 * ring2_get(&a->k, i));
@@ -118,7 +135,7 @@ static void compare(const char *what, const gdn_tensor *got, const struct ring2_
 static void check_call(gdn_ctx *ctx, const gdn_summary_args *a)
 {
     struct ring2_rule m[2];
-    gdn_rule_args     r;
+    gdn_rule_args r;
     for (int i = 0; i < 2; i++)
         if (i ? a->M.data : a->U.data) r = as_rule(a, i), ring2_rule_model(&r, false, &m[i]);
     ring2_status(ctx, "gdn_supported", gdn_supported(ctx, GDN_OP_SUMMARY, a), GDN_OK);
@@ -135,13 +152,13 @@ static void check_call(gdn_ctx *ctx, const gdn_summary_args *a)
 
 static void run_case(const int *level, int number)
 {
-    struct call       c;
-    gdn_ctx          *ctx = ring2_ctx(1 + number % 3);
-    gdn_summary_args *a   = &c.args;
+    struct call c;
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
+    gdn_summary_args *a = &c.args;
     make_call(&c, level);
     if (number % 2) {
-        ring2_status(ctx, "bytes",
-                     gdn_workspace_bytes(ctx, GDN_OP_SUMMARY, a, &a->workspace_bytes), GDN_OK);
+        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_SUMMARY, a, &a->workspace_bytes),
+                     GDN_OK);
         const int64_t V = a->v.data ? a->v.size[a->v.ndim - 1] : 0, most = V > 256 ? V : 256;
         const int64_t keys = ring2_on_device() && a->norm ? 4 * ring2_count(&a->k) : 0;
         CHECK((int64_t)a->workspace_bytes <=
@@ -169,15 +186,17 @@ static void U_is_the_state_of_prefill(void)
     static const int64_t N[] = { 5, 8, 9, 16, 75 };
     for (int i = 0; i < 5; i++) {
         gdn_summary_args a = plain_call(N[i], 2, 33, 41, 1);
-        gdn_rule_args    r = as_rule(&a, false);
-        r.state_out        = ring2_clone(&a.U);
+        gdn_rule_args r = as_rule(&a, false);
+        r.state_out = ring2_clone(&a.U);
         struct ring2_rule m;
         ring2_rule_model(&r, false, &m);
         call(ring2_ctx(2), &a);
         if (ring2_on_device()) r.flags = GDN_EXACT; /* its chunks need not be of float32 */
         ring2_status(ring2_ctx(2), "prefill", gdn_prefill(ring2_ctx(2), &r), GDN_OK);
-        if (ring2_on_device()) expect_close(&a.U, &r.state_out, &m);
-        else ring2_expect_bits("U", &a.U, &r.state_out);
+        if (ring2_on_device())
+            expect_close(&a.U, &r.state_out, &m);
+        else
+            ring2_expect_bits("U", &a.U, &r.state_out);
     }
 }
 
@@ -212,17 +231,17 @@ static gdn_summary_args summary(void)
 {
     gdn_summary_args a = plain_call(9, 4, 8, 6, 1);
     refused_batch = gdn_batch_init();
-    a.batch       = &refused_batch;
+    a.batch = &refused_batch;
     return a;
 }
 
-#define REFUSE_SEEN(seen, op, make, what, want, needle, ...)   \
-    do {                                                       \
-        if (!ring2_begin("G1 " #make ": %s", what)) break;     \
-        gdn_##make##_args args = make(), *a = &args;           \
-        __VA_ARGS__;                                           \
+#define REFUSE_SEEN(seen, op, make, what, want, needle, ...)    \
+    do {                                                        \
+        if (!ring2_begin("G1 " #make ": %s", what)) break;      \
+        gdn_##make##_args args = make(), *a = &args;            \
+        __VA_ARGS__;                                            \
         ring2_refused(ring2_ctx(2), op, a, seen, want, needle); \
-        ring2_end();                                           \
+        ring2_end();                                            \
     } while (0)
 
 #define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_SUMMARY, summary, __VA_ARGS__)
@@ -252,7 +271,8 @@ static void refuse_summary(void)
     REFUSE("U of the other layout", GDN_E_SHAPE, "U", a->state_layout = GDN_STATE_KV);
     REFUSE("M shares memory", GDN_E_SHAPE, "M", a->M.stride[1] = 1);
     REFUSE("M without a dense dimension", GDN_E_SHAPE, "M",
-           a->M = ring2_new(GDN_F32, 0, 4, 1, 4, 8, 20); a->M.size[3] = 8; a->M.stride[3] = 2);
+           a->M = ring2_new(GDN_F32, 0, 4, 1, 4, 8, 20);
+           a->M.size[3] = 8; a->M.stride[3] = 2);
     REFUSE("U on M", GDN_E_ARG, "overlaps", a->U.data = a->M.data);
     REFUSE("M on k", GDN_E_ARG, "overlaps", a->M.data = a->k.data);
     REFUSE("read_slots", GDN_E_ARG, "read_slots",
@@ -261,7 +281,8 @@ static void refuse_summary(void)
     REFUSE_SEEN(RING2_CONTENTS, GDN_OP_SUMMARY, summary, "cu_seqlens beyond N", GDN_E_ARG,
                 "cu_seqlens", t->cu_seqlens = ring2_indices(GDN_I32, 2, (int64_t[]){ 0, 10 }));
     REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_SUMMARY, summary, "workspace too small", GDN_E_MEMORY,
-                "workspace_bytes", a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 64);
+                "workspace_bytes", a->workspace = ring2_alloc(64, 64);
+                a->workspace_bytes = 64);
 }
 #undef REFUSE
 
@@ -271,11 +292,10 @@ int main(int argc, char **argv)
         { "U is the state of a prefill", U_is_the_state_of_prefill },
         { "G7 G8 G9 selection", selection },
     };
-    static int           cases[200][RING2_MAX_FACTORS];
+    static int cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
-    const int            few = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
-    const int            n =
-        ring2_pairs_again(&f, cases, few, 200, DIMS, N_DIMS - N_WIDE_DIMS, N_DIMS);
+    const int few = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
+    const int n = ring2_pairs_again(&f, cases, few, 200, DIMS, N_DIMS - N_WIDE_DIMS, N_DIMS);
     for (int i = 0; i < n; i++) {
         if (!ring2_begin("summary %03d", i)) continue;
         run_case(cases[i], i);

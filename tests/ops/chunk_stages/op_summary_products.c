@@ -21,22 +21,22 @@ static int64_t at(int64_t i, int64_t x, int64_t j, int64_t K, int64_t V, int lay
 }
 
 /* want = M S + U and the bound that gdn.h states; U, S data NULL: 0. */
-static void model_product(const gdn_tensor *M, const gdn_tensor *S, const gdn_tensor *U,
-                          int layout, int64_t V, double *want, double *limit)
+static void model_product(const gdn_tensor *M, const gdn_tensor *S, const gdn_tensor *U, int layout,
+                          int64_t V, double *want, double *limit)
 {
     const int64_t K = M->size[2];
     for (int64_t i = 0; i < M->size[0] * M->size[1]; i++)
         for (int64_t x = 0; x < K; x++)
             for (int64_t j = 0; j < V; j++) {
-                const int64_t to  = at(i, x, j, K, V, layout);
-                double        sum = U->data ? ring2_get(U, to) : 0, mag = fabs(sum);
+                const int64_t to = at(i, x, j, K, V, layout);
+                double sum = U->data ? ring2_get(U, to) : 0, mag = fabs(sum);
                 for (int64_t y = 0; S->data && y < K; y++) {
                     const double p = ring2_get(M, at(i, x, y, K, K, GDN_STATE_KV)) *
                                      ring2_get(S, at(i, y, j, K, V, layout));
                     sum += p;
                     mag += fabs(p);
                 }
-                want[to]  = sum;
+                want[to] = sum;
                 limit[to] = (double)(K + 2) * eps * mag + 0x1p-140;
             }
 }
@@ -57,14 +57,14 @@ static const int *size_of(int number)
 
 static void compose_case(int number)
 {
-    const int    *size = size_of(number);
+    const int *size = size_of(number);
     const int64_t K = size[0], V = size[1], H = 1 + number % 3;
-    const int     layout = number / 6 % 2;
+    const int layout = number / 6 % 2;
     const int64_t r = layout ? K : V, s = layout ? V : K;
     const int32_t type[] = { number % 3, (number + number / 3) % 3 };
-    const bool    in_place = number % 4 == 1;
-    gdn_ctx      *ctx = ring2_ctx(1 + number % 3);
-    gdn_tensor    none = { 0 };
+    const bool in_place = number % 4 == 1;
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
+    gdn_tensor none = { 0 };
     gdn_summary_compose_args a = gdn_summary_compose_args_init();
     a.state_layout = layout;
     a.M1 = filled(type[0], number & 2, H, K, K), a.M2 = filled(type[1], number & 4, H, K, K);
@@ -92,12 +92,12 @@ static void compose_case(int number)
 
 static void apply_case(int number)
 {
-    const int    *size = size_of(number);
+    const int *size = size_of(number);
     const int64_t K = size[0], V = size[1], H = 1 + number % 3;
-    const int     layout = number / 6 % 2;
+    const int layout = number / 6 % 2;
     const int64_t r = layout ? K : V, s = layout ? V : K;
     const int32_t type[] = { number % 3, (number + number / 3) % 3 };
-    gdn_ctx      *ctx = ring2_ctx(1 + number % 3);
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
     gdn_summary_apply_args a = gdn_summary_apply_args_init(), again;
     a.state_layout = layout;
     a.M = filled(type[0], number & 2, H, K, K);
@@ -109,8 +109,8 @@ static void apply_case(int number)
     if (number % 5 == 4) a.state_out = a.U;
 
     const size_t n = (size_t)ring2_count(&a.state_out);
-    double      *want = ring2_heap(n * 8), *limit = ring2_heap(n * 8);
-    again           = a;
+    double *want = ring2_heap(n * 8), *limit = ring2_heap(n * 8);
+    again = a;
     again.state_out = ring2_clone(&a.state_out);
     model_product(&a.M, &a.state, &a.U, layout, V, want, limit);
     ring2_status(ctx, "G2", gdn_summary_apply(ring2_ctx(4), &again), GDN_OK);
@@ -148,8 +148,8 @@ static void expect_steps(gdn_ctx *ctx, const gdn_summary_fold_args *a, const gdn
     const int64_t H = a->M.size[1];
     for (int64_t b = 0; b < SLOTS; b++) {
         gdn_tensor now = ring2_new(GDN_F32, 0, 4, 1, H, a->U.size[2], a->U.size[3]);
-        bool       is_zero = !a->state.data;
-        gdn_tensor start   = is_zero ? now : ring2_narrow(&a->state, 0, b, 1);
+        bool is_zero = !a->state.data;
+        gdn_tensor start = is_zero ? now : ring2_narrow(&a->state, 0, b, 1);
         for (int64_t i = 0; i < ring2_count(&now); i++)
             ring2_set(&now, i, is_zero ? 0 : ring2_get(&start, i));
         for (int64_t i = 0; i < STEPS; i++) {
@@ -171,21 +171,21 @@ static void expect_steps(gdn_ctx *ctx, const gdn_summary_fold_args *a, const gdn
 
 static void fold_case(int number)
 {
-    const int    *size = size_of(number);
+    const int *size = size_of(number);
     const int64_t K = size[0], V = size[1], H = 1 + number % 2;
-    const int     layout = number / 6 % 2;
+    const int layout = number / 6 % 2;
     const int64_t r = layout ? K : V, s = layout ? V : K;
     const int32_t type = number % 3;
-    gdn_ctx      *ctx = ring2_ctx(1 + number % 3);
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
     gdn_summary_fold_args a = gdn_summary_fold_args_init(), again;
     a.state_layout = layout;
     a.M = slots_of(type, RANGES, H, K, K), a.U = slots_of(type, RANGES, H, r, s);
     if (number & 2) a.M = ring2_swap(&a.M, 2, 3); /* transposed, for gradients */
     a.order = drawn_order(number);
     if (number % 4) a.state = slots_of(number % 4 == 1 ? GDN_F32 : type, SLOTS, H, r, s);
-    a.state_out     = number % 4 == 1 ? a.state : pool(type, false, SLOTS, H, r, s);
-    again           = a;
-    again.state     = a.state.data ? ring2_clone(&a.state) : a.state;
+    a.state_out = number % 4 == 1 ? a.state : pool(type, false, SLOTS, H, r, s);
+    again = a;
+    again.state = a.state.data ? ring2_clone(&a.state) : a.state;
     again.state_out = ring2_clone(&a.state_out);
     ring2_status(ring2_ctx(4), "G2", gdn_summary_fold(ring2_ctx(4), &again), GDN_OK);
     expect_steps(ctx, &a, &again.state_out);
@@ -200,10 +200,10 @@ static void fold_case(int number)
 static void fold_reads_no_first_map(void)
 {
     gdn_summary_fold_args a = gdn_summary_fold_args_init();
-    gdn_tensor            zero, last;
-    a.M         = ring2_new(GDN_F32, 0, 4, 2, 2, 20, 20); /* is NaN */
-    a.U         = ring2_new(GDN_F32, 0, 4, 2, 2, 7, 20);
-    a.order     = ring2_new(GDN_I32, 0, 2, 1, 2, 0, 0);
+    gdn_tensor zero, last;
+    a.M = ring2_new(GDN_F32, 0, 4, 2, 2, 20, 20); /* is NaN */
+    a.U = ring2_new(GDN_F32, 0, 4, 2, 2, 7, 20);
+    a.order = ring2_new(GDN_I32, 0, 2, 1, 2, 0, 0);
     a.state_out = ring2_new(GDN_F32, 0, 4, 1, 2, 7, 20);
     zero = ring2_narrow(&a.M, 0, 1, 1), last = ring2_narrow(&a.U, 0, 1, 1);
     ring2_fill_value(&zero, 0);
@@ -223,10 +223,10 @@ static void fold_reads_no_first_map(void)
 static void fold_of_all(void)
 {
     gdn_summary_fold_args a = gdn_summary_fold_args_init(), all;
-    a.M     = slots_of(GDN_F32, 2 * SLOTS, 2, 20, 20), a.U = slots_of(GDN_F32, 2 * SLOTS, 2, 7, 20);
+    a.M = slots_of(GDN_F32, 2 * SLOTS, 2, 20, 20), a.U = slots_of(GDN_F32, 2 * SLOTS, 2, 7, 20);
     a.order = ring2_new(GDN_I32, 0, 2, SLOTS, 2, 0, 0);
     for (int i = 0; i < 2 * SLOTS; i++) ring2_set(&a.order, i, i / 2 + i % 2 * SLOTS);
-    a.state     = slots_of(GDN_F32, SLOTS, 2, 7, 20);
+    a.state = slots_of(GDN_F32, SLOTS, 2, 7, 20);
     a.state_out = pool(GDN_F32, false, SLOTS, 2, 7, 20);
     all = a, all.order = (gdn_tensor){ 0 }, all.state_out = ring2_clone(&a.state_out);
     ring2_status(ring2_ctx(1), "fold", gdn_summary_fold(ring2_ctx(1), &a), GDN_OK);
@@ -237,9 +237,9 @@ static void fold_of_all(void)
 /* ---- Composition ---- */
 
 struct map {
-    double *M, *U;    /* [K][K], [K][V] */
-    double  M_error, U_error; /* the library's, as Frobenius norms */
-    double  decay;    /* exp(sum of g) */
+    double *M, *U;           /* [K][K], [K][V] */
+    double M_error, U_error; /* the library's, as Frobenius norms */
+    double decay;            /* exp(sum of g) */
 };
 
 enum { K = 24, V = 12, PART = 37 };
@@ -284,8 +284,8 @@ static void measure(struct map *m, const gdn_tensor *gotM, const gdn_tensor *got
 static double bound(const struct map *a, const struct map *b, bool transition)
 {
     const double *S = transition ? a->M : a->U;
-    const int     n = transition ? K : V;
-    double        mag[K * K];
+    const int n = transition ? K : V;
+    double mag[K * K];
     for (int x = 0; x < K; x++)
         for (int j = 0; j < n; j++) {
             mag[x * n + j] = transition ? 0 : fabs(b->U[x * V + j]);
@@ -300,16 +300,16 @@ static double bound(const struct map *a, const struct map *b, bool transition)
 /* Four parts merged one by one against the whole range, keys of length 1, beta up to 2. */
 static void composition(void)
 {
-    gdn_ctx         *ctx = ring2_ctx(2);
-    gdn_summary_args a   = plain_call(4 * PART, 1, K, V, 2), all = part_of(&a, 0, PART);
-    struct map       sum = exact(&a, 0, PART);
+    gdn_ctx *ctx = ring2_ctx(2);
+    gdn_summary_args a = plain_call(4 * PART, 1, K, V, 2), all = part_of(&a, 0, PART);
+    struct map sum = exact(&a, 0, PART);
     call(ctx, &all);
     measure(&sum, &all.M, &all.U);
     for (int i = 1; i < 4; i++) {
-        gdn_summary_args         part = part_of(&a, i * PART, PART);
-        gdn_summary_compose_args c    = gdn_summary_compose_args_init();
-        struct map               own  = exact(&a, i * PART, PART);
-        struct map               both = exact(&a, 0, (i + 1) * PART);
+        gdn_summary_args part = part_of(&a, i * PART, PART);
+        gdn_summary_compose_args c = gdn_summary_compose_args_init();
+        struct map own = exact(&a, i * PART, PART);
+        struct map both = exact(&a, 0, (i + 1) * PART);
         call(ctx, &part);
         measure(&own, &part.M, &part.U);
         CHECK(own.M_error > 0 && own.M_error < 1e-4, "a part is off by %g", own.M_error);
@@ -327,14 +327,14 @@ static void composition(void)
 /* The map gives the state that gdn_prefill gives. */
 static void apply_is_prefill(void)
 {
-    gdn_ctx               *ctx = ring2_ctx(2);
-    gdn_summary_args       a   = plain_call(90, 1, K, V, 1);
-    gdn_summary_apply_args x   = gdn_summary_apply_args_init();
-    gdn_rule_args          r   = as_rule(&a, false);
-    struct ring2_rule      m;
-    struct map             exact_map = exact(&a, 0, 90);
-    double                 state_norm = 0;
-    r.state     = ring2_new(GDN_F32, 0, 4, 1, 1, V, K);
+    gdn_ctx *ctx = ring2_ctx(2);
+    gdn_summary_args a = plain_call(90, 1, K, V, 1);
+    gdn_summary_apply_args x = gdn_summary_apply_args_init();
+    gdn_rule_args r = as_rule(&a, false);
+    struct ring2_rule m;
+    struct map exact_map = exact(&a, 0, 90);
+    double state_norm = 0;
+    r.state = ring2_new(GDN_F32, 0, 4, 1, 1, V, K);
     r.state_out = ring2_new(GDN_F32, 0, 4, 1, 1, V, K);
     ring2_fill(&r.state, -1, 1);
     ring2_rule_model(&r, false, &m);
@@ -353,11 +353,11 @@ static void apply_is_prefill(void)
 /* Three parts folded, against a prefill of all: by the bound of composition, in any case 1e-5. */
 static void fold_is_prefill(void)
 {
-    gdn_ctx               *ctx = ring2_ctx(2);
-    gdn_summary_args       a   = plain_call(3 * PART, 1, K, V, 2);
-    gdn_summary_fold_args  f   = gdn_summary_fold_args_init();
-    struct map             all = exact(&a, 0, 3 * PART);
-    double                 want[K * V], limit[K * V];
+    gdn_ctx *ctx = ring2_ctx(2);
+    gdn_summary_args a = plain_call(3 * PART, 1, K, V, 2);
+    gdn_summary_fold_args f = gdn_summary_fold_args_init();
+    struct map all = exact(&a, 0, 3 * PART);
+    double want[K * V], limit[K * V];
     f.M = ring2_new(GDN_F32, 0, 4, 3, 1, K, K), f.U = ring2_new(GDN_F32, 0, 4, 3, 1, V, K);
     f.order = ring2_new(GDN_I32, 0, 2, 1, 3, 0, 0);
     for (int i = 0; i < 3; i++) {
@@ -366,7 +366,7 @@ static void fold_is_prefill(void)
         call(ctx, &part);
         ring2_set(&f.order, i, 2 - i);
     }
-    f.state     = ring2_new(GDN_F32, 0, 4, 1, 1, V, K);
+    f.state = ring2_new(GDN_F32, 0, 4, 1, 1, V, K);
     f.state_out = ring2_new(GDN_F32, 0, 4, 1, 1, V, K);
     ring2_fill(&f.state, -1, 1);
     ring2_status(ctx, "fold", gdn_summary_fold(ctx, &f), GDN_OK);
@@ -383,8 +383,8 @@ static void fold_is_prefill(void)
 static void product_forgets(void)
 {
     gdn_summary_apply_args a = gdn_summary_apply_args_init();
-    a.M     = ring2_new(GDN_F32, 0, 4, 1, 2, 20, 20);
-    a.U     = ring2_new(GDN_F32, 0, 4, 1, 2, 7, 20);
+    a.M = ring2_new(GDN_F32, 0, 4, 1, 2, 20, 20);
+    a.U = ring2_new(GDN_F32, 0, 4, 1, 2, 7, 20);
     a.state = ring2_new(GDN_F32, 0, 4, 1, 2, 7, 20); /* is NaN */
     a.state_out = ring2_new(GDN_F32, 0, 4, 1, 2, 7, 20);
     ring2_fill_value(&a.M, 0);
@@ -420,13 +420,13 @@ static gdn_summary_fold_args summary_fold(void)
     return a;
 }
 
-#define REFUSE_SEEN(seen, op, make, what, want, needle, ...)   \
-    do {                                                       \
-        if (!ring2_begin("G1 " #make ": %s", what)) break;     \
-        gdn_##make##_args args = make(), *a = &args;           \
-        __VA_ARGS__;                                           \
+#define REFUSE_SEEN(seen, op, make, what, want, needle, ...)    \
+    do {                                                        \
+        if (!ring2_begin("G1 " #make ": %s", what)) break;      \
+        gdn_##make##_args args = make(), *a = &args;            \
+        __VA_ARGS__;                                            \
         ring2_refused(ring2_ctx(2), op, a, seen, want, needle); \
-        ring2_end();                                           \
+        ring2_end();                                            \
     } while (0)
 
 #define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_SUMMARY_COMPOSE, summary_compose, __VA_ARGS__)
@@ -484,12 +484,9 @@ static void refuse_fold(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "G7 products forget", product_forgets },
-        { "parts compose to the whole", composition },
-        { "applied, a prefill", apply_is_prefill },
-        { "folded, a prefill", fold_is_prefill },
-        { "G7 folds", fold_reads_no_first_map },
-        { "fold of all", fold_of_all },
+        { "G7 products forget", product_forgets },  { "parts compose to the whole", composition },
+        { "applied, a prefill", apply_is_prefill }, { "folded, a prefill", fold_is_prefill },
+        { "G7 folds", fold_reads_no_first_map },    { "fold of all", fold_of_all },
     };
     ring2_options(argc, argv);
     for (int i = 0; i < 24; i++) {

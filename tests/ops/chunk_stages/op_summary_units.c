@@ -19,7 +19,7 @@ enum { MILD, SPRINKLED, STRONG, MIXED, N_GATES };
 static const struct shape {
     int32_t dtype, to, layout, norm, map;
     int64_t K, V, each;
-    int     heads[3]; /* H, Hk, Hv */
+    int heads[3]; /* H, Hk, Hv */
 } shapes[] = {
     { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_NORM_NONE, 0, 128, 128, 128, { 4, 2, 4 } },
     { GDN_F16, GDN_F32, GDN_STATE_KV, GDN_NORM_L2, 0, 128, 128, 64, { 2, 1, 2 } },
@@ -32,8 +32,8 @@ static const struct shape {
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 #define FOR_EACH_SHAPE(s) for (const struct shape *s = shapes; s < shapes + N_SHAPES; s++)
 
-static const struct shape fading = { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_NORM_L2, 0, 128, 128, 192,
-                                     { 2, 1, 2 } };
+static const struct shape fading = { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_NORM_L2, 0,
+                                     128,      128,     192,          { 2, 1, 2 } };
 
 static gdn_batch batch;
 
@@ -42,7 +42,7 @@ static gdn_batch batch;
 static void set_gates(const gdn_tensor *g, int gates)
 {
     static const double low[] = { -0.02, -0.1, -8, 0 }, mixed[] = { -3, -0.25, 0, -0.03 };
-    const int64_t       H = g->size[g->ndim - 1];
+    const int64_t H = g->size[g->ndim - 1];
     for (int64_t i = 0; i < ring2_count(g); i++) {
         double x = ring2_uniform(gates == MIXED ? mixed[i % H % 4] : low[gates], 0);
         if (gates == SPRINKLED && ring2_below(200) == 0) x = -(double)INFINITY;
@@ -53,15 +53,15 @@ static void set_gates(const gdn_tensor *g, int gates)
 /* Sequences of these lengths, one after the other. */
 static gdn_summary_args packed(const struct shape *s, int n, const int64_t *lengths, int gates)
 {
-    int64_t          cu[9] = { 0 };
-    gdn_summary_args a     = gdn_summary_args_init();
-    const int        H     = s->heads[0];
-    const bool       kv    = s->layout == GDN_STATE_KV;
+    int64_t cu[9] = { 0 };
+    gdn_summary_args a = gdn_summary_args_init();
+    const int H = s->heads[0];
+    const bool kv = s->layout == GDN_STATE_KV;
     for (int i = 0; i < n; i++) cu[i + 1] = cu[i] + lengths[i];
     const int64_t N = cu[n] + 2; /* two tokens belong to no sequence */
-    batch            = gdn_batch_init();
+    batch = gdn_batch_init();
     batch.cu_seqlens = ring2_indices(GDN_I32, n + 1, cu);
-    a.batch          = &batch;
+    a.batch = &batch;
     a.k = ring2_new(s->dtype, 0, 3, N, s->heads[1], s->K, 0);
     a.v = ring2_new(s->dtype, 0, 3, N, s->heads[2], s->V, 0);
     a.g = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), a.beta = ring2_new(s->dtype, 0, 2, N, H, 0, 0);
@@ -92,10 +92,10 @@ static void expect_kernels(gdn_ctx *ctx, bool cut)
 
 static void compare(const char *what, const gdn_summary_args *a, bool transition)
 {
-    const gdn_tensor   *got = transition ? &a->M : &a->U;
-    const gdn_rule_args r   = as_rule(a, transition);
-    const int64_t       K   = a->k.size[a->k.ndim - 1];
-    struct ring2_rule   m;
+    const gdn_tensor *got = transition ? &a->M : &a->U;
+    const gdn_rule_args r = as_rule(a, transition);
+    const int64_t K = a->k.size[a->k.ndim - 1];
+    struct ring2_rule m;
     if (!got->data) return;
     ring2_rule_model(&r, false, &m);
     for (int64_t i = 0; i < ring2_count(got); i++) {
@@ -123,8 +123,8 @@ static void check(gdn_ctx *ctx, const gdn_summary_args *a, bool cut)
 static void agrees_with_float64(void)
 {
     static const int64_t lengths[][6] = { { 1000 }, { 63, 64, 65, 700, 0, 129 }, { 1, 320, 321 } };
-    static const int     counts[]     = { 1, 6, 3 };
-    int                  number       = 0;
+    static const int counts[] = { 1, 6, 3 };
+    int number = 0;
     FOR_EACH_SHAPE(s) for (int i = 0; i < 3 && !ring2_failed(); i++, number++)
     {
         gdn_ctx *ctx = ring2_hopper(s->each, s->each);
@@ -140,7 +140,7 @@ static void agrees_with_float64(void)
 static void whole_sequences(void)
 {
     static const int64_t lengths[] = { 0, 300, 64, 1, 0, 129 };
-    int                  number    = 0;
+    int number = 0;
     FOR_EACH_SHAPE(s)
     {
         gdn_ctx *ctx = ring2_hopper(0, 0);
@@ -161,13 +161,13 @@ static void padded_rows(void)
     {
         gdn_ctx *ctx = ring2_hopper(s->each, s->each);
         if (!ctx) return;
-        gdn_summary_args a   = packed(s, B, (int64_t[]){ T, T, T, T - 2 }, MILD);
-        gdn_tensor      *t[] = { &a.k, &a.v, &a.g, &a.beta };
+        gdn_summary_args a = packed(s, B, (int64_t[]){ T, T, T, T - 2 }, MILD);
+        gdn_tensor *t[] = { &a.k, &a.v, &a.g, &a.beta };
         for (int i = 0; i < 4; i++) {
             const gdn_tensor p = *t[i];
             *t[i] = gdn_dense(p.data, p.dtype, p.ndim + 1, B, T, p.size[1], p.size[2]);
         }
-        batch             = gdn_batch_init();
+        batch = gdn_batch_init();
         batch.token_count = ring2_indices(GDN_I64, B, count);
         check(ctx, &a, s->each < T);
         ring2_free();
@@ -178,8 +178,8 @@ static void padded_rows(void)
 static void many_units(void)
 {
     enum { T = 64 * 45 + 7 };
-    static const struct shape s = { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_NORM_NONE, 0, 16, 8, 64,
-                                    { 2, 1, 2 } };
+    static const struct shape s = { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_NORM_NONE, 0,
+                                    16,       8,       64,           { 2, 1, 2 } };
     for (int i = 0; i < 3; i++) {
         gdn_ctx *ctx = ring2_hopper(64, 64);
         if (!ctx) return;
@@ -212,17 +212,17 @@ static void parts_and_the_whole(void)
 {
     enum { N = 900, LAST = 600, H = 4 };
     static const int64_t lengths[] = { 250, 350 };
-    static const int     heads[3]  = { 2, 2, H };
+    static const int heads[3] = { 2, 2, H };
     for (int norm = GDN_NORM_DEFAULT; norm <= GDN_NORM_L2; norm++) {
-        gdn_ctx      *ctx   = ring2_hopper(128, 128);
+        gdn_ctx *ctx = ring2_hopper(128, 128);
         gdn_rule_args whole = ring2_rule_args(GDN_BF16, GDN_F32, N, 1, heads, 128, 128);
         if (!ctx) return;
         whole.norm = norm;
         ring2_rule_inputs(&whole, !oracle_normalises(norm), -0.01);
-        gdn_rule_args    rest = ring2_rule_slice(&whole, LAST, N - LAST);
-        gdn_summary_args a    = gdn_summary_args_init();
+        gdn_rule_args rest = ring2_rule_slice(&whole, LAST, N - LAST);
+        gdn_summary_args a = gdn_summary_args_init();
         struct ring2_rule m;
-        batch            = gdn_batch_init();
+        batch = gdn_batch_init();
         batch.cu_seqlens = ring2_indices(GDN_I64, 3, (int64_t[]){ 0, lengths[0], LAST });
         a.k = whole.k, a.v = whole.v, a.g = whole.g, a.beta = whole.beta, a.norm = norm;
         a.M = ring2_new(GDN_F32, 0, 4, 2, H, 128, 128), a.U = ring2_clone(&a.M);
@@ -240,7 +240,7 @@ static void parts_and_the_whole(void)
         ring2_compare("state", &rest.state, m.state, m.state_limit, m.state_noise, NULL);
         for (int64_t i = 0; i < ring2_count(&rest.out); i++) {
             const int64_t at = LAST * H * 128 + i;
-            const double  error = fabs(ring2_get(&rest.out, i) - m.out[at]);
+            const double error = fabs(ring2_get(&rest.out, i) - m.out[at]);
             CHECK(error <= 2 * m.out_limit[at], "out[%d] is off by %g", (int)i, error);
         }
         ring2_free();
@@ -254,8 +254,8 @@ static void parts_and_the_whole(void)
 enum { STOP_T = 700 };
 static gdn_summary_args fade(double bits, int first)
 {
-    const int64_t    one[] = { STOP_T };
-    gdn_summary_args a     = packed(&fading, 1, one, MILD);
+    const int64_t one[] = { STOP_T };
+    gdn_summary_args a = packed(&fading, 1, one, MILD);
     ring2_fill_value(&a.g, -bits / (STOP_T - 64 * first) * log(2));
     return a;
 }
@@ -267,7 +267,7 @@ static void where_it_stops(void)
     static const int first[] = { 4, 9, 6, 8 };
     for (int i = 0; i < 24; i++) {
         const bool stops = i % 2 && i / 8 == 0;
-        gdn_ctx   *ctx   = ring2_hopper(192, 192);
+        gdn_ctx *ctx = ring2_hopper(192, 192);
         if (!ctx) return;
         gdn_summary_args a = fade(i % 2 ? 25.1 : 24.9, first[i / 2 % 4]);
         if (i / 8 == 1) a.flags = GDN_NO_EARLY_STOP;
@@ -285,7 +285,7 @@ static void stops_agree_with_float64(void)
 {
     for (int i = 0; i < 8 && !ring2_failed(); i++) {
         const int64_t each = i % 4 < 2 ? 192 : 1024;
-        gdn_ctx      *ctx  = ring2_hopper(each, each);
+        gdn_ctx *ctx = ring2_hopper(each, each);
         if (!ctx) return;
         gdn_summary_args a = i % 2 ? fade(25.1, i < 4 ? 4 : 9)
                                    : packed(&shapes[2], 2, (int64_t[]){ 900, 800 }, MIXED);
@@ -319,8 +319,8 @@ static void G3_repeat(void)
 static void G2_batch_invariant(void)
 {
     enum { LONG = 8300 };
-    static const struct shape s = { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_NORM_L2, 0, 16, 8, 64,
-                                    { 1, 1, 1 } };
+    static const struct shape s = { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_NORM_L2, 0,
+                                    16,       8,       64,           { 1, 1, 1 } };
     gdn_ctx *ctx = ring2_hopper(0, 0);
     if (!ctx) return;
     gdn_summary_args a = packed(&s, 3, (int64_t[]){ 70, LONG, 300 }, MILD);
@@ -347,7 +347,7 @@ static void selection(void)
         gdn_ctx *ctx = ring2_hopper(s->each, s->each);
         if (!ctx) return;
         gdn_summary_args a = packed(s, 1, one, MILD), b = fresh(&a);
-        const int64_t    H = s->heads[0], row = s->heads[2] * s->V;
+        const int64_t H = s->heads[0], row = s->heads[2] * s->V;
         for (int64_t i = 0; i < row; i++) ring2_set(&a.v, 5 * row + i, (double)NAN);
         for (int64_t h = 0; h < H; h++) ring2_set(&a.g, 450 * H + h, -(double)INFINITY);
         call(ctx, &a);
@@ -371,15 +371,16 @@ static void selection(void)
 static void what_it_does_not_take(void)
 {
     for (int i = 0; i < 4; i++) {
-        struct shape s   = fading;
-        gdn_ctx     *ctx = ring2_hopper(0, 0);
+        struct shape s = fading;
+        gdn_ctx *ctx = ring2_hopper(0, 0);
         if (!ctx) return;
         if (i == 0) s.K = 136;
         if (i == 1) s.V = 12;
         if (i == 2) s.dtype = GDN_F32;
         gdn_summary_args a = packed(&s, 1, (int64_t[]){ 90 }, MILD);
-        if (i == 3) a.k.data = (char *)a.k.data + 2, a.k.size[0]--, a.v.size[0]--, a.g.size[0]--,
-                    a.beta.size[0]--;
+        if (i == 3)
+            a.k.data = (char *)a.k.data + 2, a.k.size[0]--, a.v.size[0]--, a.g.size[0]--,
+            a.beta.size[0]--;
         call(ctx, &a);
         CHECK(strstr(gdn_last_kernel(ctx), "stage_summary"), "%s", gdn_last_kernel(ctx));
         compare("U", &a, false), compare("M", &a, true);

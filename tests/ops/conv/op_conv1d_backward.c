@@ -9,15 +9,28 @@
 #include "ring2_batch.h"
 
 enum {
-    X, DOUT, DX, TAPS, CHANNELS, LENGTH, ORDER, STATES, PARTS, LAYOUT, SILU, ADDS, STEPS, N_FACTORS
+    X,
+    DOUT,
+    DX,
+    TAPS,
+    CHANNELS,
+    LENGTH,
+    ORDER,
+    STATES,
+    PARTS,
+    LAYOUT,
+    SILU,
+    ADDS,
+    STEPS,
+    N_FACTORS
 };
-enum { NONE, STATE, BOTH, ONLY_OUT };                 /* STATES */
-enum { ALL, ONLY_DX, ONLY_SUMS, NOT_DSTATE };         /* PARTS */
+enum { NONE, STATE, BOTH, ONLY_OUT };                   /* STATES */
+enum { ALL, ONLY_DX, ONLY_SUMS, NOT_DSTATE };           /* PARTS */
 enum { PACKED_UNEVEN, ONE, ROWS, MASKED, MASKED_ROWS }; /* LAYOUT */
 
 static const int levels[N_FACTORS] = { 3, 3, 3, 7, 5, 3, 2, 4, 4, 5, 2, 2, 2 };
 static const int channels[5] = { 1, 7, 64, 131, 300 };
-static const int taps[7]     = { 2, 3, 4, 5, 8, 11, 16 };
+static const int taps[7] = { 2, 3, 4, 5, 8, 11, 16 };
 
 static bool allowed(int i, int a, int j, int b)
 {
@@ -30,9 +43,9 @@ static bool allowed(int i, int a, int j, int b)
 /* One channel of a sequence in float64; x[t] from t = -S on, dz and its limit from 0. */
 struct line {
     const gdn_conv1d_backward_args *a;
-    int64_t                         n, S;
-    int                             W;
-    double                          w[16], bias, *x, *dz, *limit, *final; /* final: dstate_out */
+    int64_t n, S;
+    int W;
+    double w[16], bias, *x, *dz, *limit, *final; /* final: dstate_out */
 };
 
 static double slope(double z, bool silu)
@@ -52,7 +65,7 @@ static void find_dz(struct line *l, const double *dout)
             z += term, size += fabs(term);
         }
         const double terms = oracle_sigmoid(z) * (1 + fabs(z) * oracle_sigmoid(-z));
-        l->dz[t]    = dout[t] * slope(z, silu);
+        l->dz[t] = dout[t] * slope(z, silu);
         l->limit[t] = silu ? fabs(dout[t]) * (0.5 * (8 + l->W) * size + 20 * terms) : 0;
     }
 }
@@ -61,7 +74,7 @@ static void find_dz(struct line *l, const double *dout)
 static double find_dx(const struct line *l, int64_t t, double *limit)
 {
     const int64_t entry = t - l->n + l->S;
-    double        dx = 0, size = 0;
+    double dx = 0, size = 0;
     *limit = 0;
     for (int i = 0; i < l->W; i++) {
         const int64_t of = t + l->W - 1 - i;
@@ -78,12 +91,12 @@ static double find_dx(const struct line *l, int64_t t, double *limit)
 /* The wanted values of a tensor, and their limits, in units of 2^-24. */
 struct wanted {
     const gdn_tensor *t;
-    double           *value, *limit;
+    double *value, *limit;
 };
 
 static struct wanted want(const gdn_tensor *t, bool adds)
 {
-    const size_t  n = t->data ? (size_t)ring2_count(t) : 0;
+    const size_t n = t->data ? (size_t)ring2_count(t) : 0;
     struct wanted w = { t, ring2_heap(n * 8 + 8), ring2_heap(n * 8 + 8) };
     for (size_t i = 0; i < n; i++) {
         w.value[i] = adds ? ring2_get(t, (int64_t)i) : 0;
@@ -102,8 +115,7 @@ static void add(struct wanted *w, int64_t i, double value, double limit)
 static void compare(const char *name, struct wanted *w)
 {
     if (!w->t->data) return;
-    for (int64_t i = 0; i < ring2_count(w->t); i++)
-        w->limit[i] = w->limit[i] * 0x1p-24 + 0x1p-125;
+    for (int64_t i = 0; i < ring2_count(w->t); i++) w->limit[i] = w->limit[i] * 0x1p-24 + 0x1p-125;
     ring2_compare(name, w->t, w->value, w->limit, NULL, NULL);
 }
 
@@ -114,16 +126,18 @@ struct gradients {
 static void load_line(struct line *l, int64_t D, int64_t d, const struct ring2_sequence *s)
 {
     const gdn_conv1d_backward_args *a = l->a;
-    l->n     = s->valid;
-    l->x     = (double *)ring2_heap((size_t)(l->S + l->n) * 8) + l->S;
-    l->dz    = ring2_heap((size_t)l->n * 8 + 8);
+    l->n = s->valid;
+    l->x = (double *)ring2_heap((size_t)(l->S + l->n) * 8) + l->S;
+    l->dz = ring2_heap((size_t)l->n * 8 + 8);
     l->limit = ring2_heap((size_t)l->n * 8 + 8);
     for (int64_t t = -l->S; t < l->n; t++) {
-        if (t >= 0) l->x[t] = ring2_get(&a->x, (s->first + t) * D + d);
-        else l->x[t] = a->state.data ? ring2_get(&a->state, (s->row * D + d) * l->S + l->S + t) : 0;
+        if (t >= 0)
+            l->x[t] = ring2_get(&a->x, (s->first + t) * D + d);
+        else
+            l->x[t] = a->state.data ? ring2_get(&a->state, (s->row * D + d) * l->S + l->S + t) : 0;
     }
     for (int i = 0; i < l->W; i++) l->w[i] = ring2_get(&a->weight, d * l->W + i);
-    l->bias  = a->bias.data ? ring2_get(&a->bias, d) : 0;
+    l->bias = a->bias.data ? ring2_get(&a->bias, d) : 0;
     l->final = NULL;
     if (!a->dstate_out.data) return;
     l->final = ring2_heap((size_t)l->S * 8);
@@ -147,8 +161,10 @@ static void add_line(struct gradients *g, const struct line *l, int64_t D, int64
     double limit;
     for (int64_t t = -l->S; t < l->n; t++) {
         const double dx = find_dx(l, t, &limit);
-        if (t >= 0) add(&g->dx, (s->first + t) * D + d, dx, limit);
-        else add(&g->dstate, (s->row * D + d) * l->S + l->S + t, dx, limit);
+        if (t >= 0)
+            add(&g->dx, (s->first + t) * D + d, dx, limit);
+        else
+            add(&g->dstate, (s->row * D + d) * l->S + l->S + t, dx, limit);
     }
     for (int64_t t = 0; t < l->n; t++) {
         for (int i = 0; i < l->W; i++) {
@@ -161,15 +177,15 @@ static void add_line(struct gradients *g, const struct line *l, int64_t D, int64
 
 static struct gradients make_model(const gdn_conv1d_backward_args *a)
 {
-    const bool       adds = a->flags & GDN_ACCUMULATE;
-    const int64_t    D = a->x.size[a->x.ndim - 1], N = ring2_count(&a->x) / (D ? D : 1);
-    const int        W = (int)a->weight.size[a->weight.ndim - 1];
+    const bool adds = a->flags & GDN_ACCUMULATE;
+    const int64_t D = a->x.size[a->x.ndim - 1], N = ring2_count(&a->x) / (D ? D : 1);
+    const int W = (int)a->weight.size[a->weight.ndim - 1];
     const gdn_tensor *states[] = { &a->state, &a->dstate_out, &a->dstate };
     struct gradients g = { want(&a->dx, adds), want(&a->dweight, adds), want(&a->dbias, adds),
                            want(&a->dstate, adds) };
     struct ring2_sequence *seqs;
-    const int64_t          B = ring2_sequences(a->batch, &a->x, 1, false, &seqs);
-    struct line            l = { .a = a, .S = W - 1, .W = W };
+    const int64_t B = ring2_sequences(a->batch, &a->x, 1, false, &seqs);
+    struct line l = { .a = a, .S = W - 1, .W = W };
     for (int i = 0; i < 3; i++)
         if (states[i]->data) l.S = states[i]->size[2];
     for (int64_t b = 0; b < B; b++) skip_start(a->batch, &seqs[b]);
@@ -214,19 +230,20 @@ static gdn_tensor filled(gdn_tensor t, double size)
 static gdn_tensor rows(const int *level, int32_t dtype, int64_t D)
 {
     const int64_t gap = level[ORDER] ? 3 : 0;
-    const bool    padded = level[LAYOUT] == ROWS || level[LAYOUT] == MASKED_ROWS;
-    const bool    channels_first = level[STEPS];
+    const bool padded = level[LAYOUT] == ROWS || level[LAYOUT] == MASKED_ROWS;
+    const bool channels_first = level[STEPS];
     return filled(padded ? ring2_turned(channels_first, dtype, gap, 3, 3, 37, D, 0)
-                         : ring2_turned(channels_first, dtype, gap, 2, 90, D, 0, 0), 2);
+                         : ring2_turned(channels_first, dtype, gap, 2, 90, D, 0, 0),
+                  2);
 }
 
 /* Sequences of 70, 0, 1 and 12 tokens and 7 of none; one of 90; three rows of 37. */
 static int64_t make_batch(gdn_batch *t, const int *level)
 {
     static const int64_t cu[] = { 0, 70, 70, 71, 83 };
-    const int            layout = level[LAYOUT];
-    const bool           packed = layout == PACKED_UNEVEN || layout == MASKED;
-    const int64_t        B = packed ? 4 : layout == ONE ? 1 : 3;
+    const int layout = level[LAYOUT];
+    const bool packed = layout == PACKED_UNEVEN || layout == MASKED;
+    const int64_t B = packed ? 4 : layout == ONE ? 1 : 3;
     *t = gdn_batch_init();
     if (packed) t->cu_seqlens = ring2_indices(GDN_I32, 5, cu);
     if (layout != MASKED && layout != MASKED_ROWS) return B;
@@ -249,27 +266,29 @@ static void give_workspace(gdn_ctx *ctx, gdn_conv1d_backward_args *a)
 static void give_gradients(gdn_conv1d_backward_args *a, const int *level, int64_t B, int64_t S)
 {
     const int64_t D = channels[level[CHANNELS]], W = taps[level[TAPS]];
-    const int     parts = level[PARTS];
+    const int parts = level[PARTS];
     if (parts != ONLY_SUMS) a->dx = rows(level, level[DX], D);
     if (parts == ALL) a->dstate = states(level, GDN_F32, B, D, S);
     if (parts == ONLY_DX) return;
     a->dweight = filled(a->weight.ndim == 3 ? ring2_new(GDN_F32, 0, 3, D, 1, W, 0)
-                                            : ring2_new(GDN_F32, 0, 2, D, W, 0, 0), 1);
-    a->dbias   = filled(ring2_new(GDN_F32, 0, 1, D, 0, 0, 0), 1);
+                                            : ring2_new(GDN_F32, 0, 2, D, W, 0, 0),
+                        1);
+    a->dbias = filled(ring2_new(GDN_F32, 0, 1, D, 0, 0, 0), 1);
 }
 
 static void run_case(const int *level, int number)
 {
-    gdn_ctx                 *ctx = ring2_ctx(1 + number % 3);
-    gdn_conv1d_backward_args a   = gdn_conv1d_backward_args_init();
-    gdn_batch                batch;
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
+    gdn_conv1d_backward_args a = gdn_conv1d_backward_args_init();
+    gdn_batch batch;
     const int64_t D = channels[level[CHANNELS]], W = taps[level[TAPS]];
     const int64_t B = make_batch(&batch, level);
     const int64_t S = W - 1 + (level[LENGTH] == 2 ? 10 : level[LENGTH]);
-    a.x      = rows(level, level[X], D);
-    a.dout   = rows(level, level[DOUT], D);
+    a.x = rows(level, level[X], D);
+    a.dout = rows(level, level[DOUT], D);
     a.weight = filled(number % 3 ? ring2_new(level[DOUT], 0, 2, D, W, 0, 0)
-                                 : ring2_new(level[DOUT], 0, 3, D, 1, W, 0), 1);
+                                 : ring2_new(level[DOUT], 0, 3, D, 1, W, 0),
+                      1);
     if (number % 2) a.bias = filled(ring2_new(level[DX], 0, 1, D, 0, 0, 0), 1);
     if (level[STATES] == STATE || level[STATES] == BOTH) a.state = states(level, level[X], B, D, S);
     if (level[STATES] >= BOTH) a.dstate_out = states(level, level[DX], B, D, S);
@@ -300,10 +319,17 @@ static void finite_differences(void)
 {
     enum { S = 4, N = 6 };
     const gdn_conv1d_backward_args a = { .activation = GDN_ACT_SILU };
-    const double                   h = 1e-5;
-    double      all[S + N], dz[N], limit[N], final[S], dout[N], none;
-    struct line l = { .a = &a, .n = N, .S = S, .W = 4, .bias = 0.3, .x = all + S, .dz = dz,
-                      .limit = limit, .final = final };
+    const double h = 1e-5;
+    double all[S + N], dz[N], limit[N], final[S], dout[N], none;
+    struct line l = { .a = &a,
+                      .n = N,
+                      .S = S,
+                      .W = 4,
+                      .bias = 0.3,
+                      .x = all + S,
+                      .dz = dz,
+                      .limit = limit,
+                      .final = final };
     for (int i = 0; i < S + N; i++) all[i] = ring2_uniform(-2, 2);
     for (int i = 0; i < 4; i++) l.w[i] = ring2_uniform(-1, 1), final[i] = ring2_uniform(-1, 1);
     for (int i = 0; i < N; i++) dout[i] = ring2_uniform(-1, 1);
@@ -328,16 +354,16 @@ static gdn_conv1d_backward_args make_call(gdn_batch *batch, int64_t D, int64_t W
     static const int level[N_FACTORS] = { [LAYOUT] = PACKED_UNEVEN };
     gdn_conv1d_backward_args a = gdn_conv1d_backward_args_init();
     gdn_tensor *of_rows[] = { &a.x, &a.dout, &a.dx };
-    gdn_tensor *pools[]   = { &a.state, &a.dstate_out, &a.dstate };
+    gdn_tensor *pools[] = { &a.state, &a.dstate_out, &a.dstate };
     make_batch(batch, level);
     for (int i = 0; i < 3; i++)
         *of_rows[i] = filled(ring2_new(GDN_F32, 0, 2, N_TOKENS, D, 0, 0), 2);
     for (int i = 0; i < 3; i++) *pools[i] = filled(ring2_new(GDN_F32, 0, 3, N_SEQS, D, W, 0), 1);
-    a.weight     = filled(ring2_new(GDN_F32, 0, 2, D, W, 0, 0), 1);
-    a.dweight    = filled(ring2_new(GDN_F32, 0, 2, D, W, 0, 0), 1);
-    a.bias       = filled(ring2_new(GDN_F32, 0, 1, D, 0, 0, 0), 1);
-    a.dbias      = filled(ring2_new(GDN_F32, 0, 1, D, 0, 0, 0), 1);
-    a.batch      = batch;
+    a.weight = filled(ring2_new(GDN_F32, 0, 2, D, W, 0, 0), 1);
+    a.dweight = filled(ring2_new(GDN_F32, 0, 2, D, W, 0, 0), 1);
+    a.bias = filled(ring2_new(GDN_F32, 0, 1, D, 0, 0, 0), 1);
+    a.dbias = filled(ring2_new(GDN_F32, 0, 1, D, 0, 0, 0), 1);
+    a.batch = batch;
     a.activation = GDN_ACT_SILU;
     return a;
 }
@@ -345,17 +371,17 @@ static gdn_conv1d_backward_args make_call(gdn_batch *batch, int64_t D, int64_t W
 static gdn_conv1d_backward_args clone(const gdn_conv1d_backward_args *a)
 {
     gdn_conv1d_backward_args b = *a;
-    b.dx      = ring2_clone(&a->dx);
+    b.dx = ring2_clone(&a->dx);
     b.dweight = ring2_clone(&a->dweight);
-    b.dbias   = ring2_clone(&a->dbias);
-    b.dstate  = ring2_clone(&a->dstate);
+    b.dbias = ring2_clone(&a->dbias);
+    b.dstate = ring2_clone(&a->dstate);
     return b;
 }
 
 struct mode_call {
-    gdn_ctx                 *ctx;
+    gdn_ctx *ctx;
     gdn_conv1d_backward_args args;
-    gdn_status               status;
+    gdn_status status;
 };
 
 static void run_it(void *arg)
@@ -375,16 +401,16 @@ static void call(gdn_ctx *ctx, const gdn_conv1d_backward_args *a)
 static void halves(void)
 {
     enum { T = 40, CUT = 17, D = 9, W = 4, S = 5 };
-    gdn_batch                batch;
+    gdn_batch batch;
     gdn_conv1d_backward_args a = make_call(&batch, D, W), late, early;
     gdn_tensor *of_rows[] = { &a.x, &a.dout, &a.dx };
-    gdn_tensor *pools[]   = { &a.state, &a.dstate_out, &a.dstate };
+    gdn_tensor *pools[] = { &a.state, &a.dstate_out, &a.dstate };
     a.batch = NULL;
     for (int i = 0; i < 3; i++) *of_rows[i] = ring2_narrow(of_rows[i], 0, 0, T);
     for (int i = 0; i < 3; i++) *pools[i] = filled(ring2_new(GDN_F32, 0, 3, 1, D, S, 0), 1);
     call(ring2_ctx(1), &a);
     late = early = clone(&a);
-    late.state  = ring2_new(GDN_F32, 0, 3, 1, D, S, 0);
+    late.state = ring2_new(GDN_F32, 0, 3, 1, D, S, 0);
     late.dstate = ring2_new(GDN_F32, 0, 3, 1, D, S, 0);
     for (int64_t d = 0; d < D; d++)
         for (int64_t e = 0; e < S; e++)
@@ -401,15 +427,16 @@ static void halves(void)
     call(ring2_ctx(1), &early);
     const struct {
         const gdn_tensor *got, *want;
-    } pairs[] = { { &early.dstate, &a.dstate }, { &early.dweight, &a.dweight },
+    } pairs[] = { { &early.dstate, &a.dstate },
+                  { &early.dweight, &a.dweight },
                   { &early.dbias, &a.dbias } };
     for (int p = 0; p < 3; p++)
         for (int64_t i = 0; i < ring2_count(pairs[p].want); i++)
             CHECK(fabs(ring2_get(pairs[p].got, i) - ring2_get(pairs[p].want, i)) < 1e-4,
-                  "pair %d, element %d: %g, of the whole %g", p, (int)i,
-                  ring2_get(pairs[p].got, i), ring2_get(pairs[p].want, i));
+                  "pair %d, element %d: %g, of the whole %g", p, (int)i, ring2_get(pairs[p].got, i),
+                  ring2_get(pairs[p].want, i));
     const gdn_tensor first = ring2_narrow(&a.dx, 0, 0, CUT);
-    const gdn_tensor rest  = ring2_narrow(&a.dx, 0, CUT, T - CUT);
+    const gdn_tensor rest = ring2_narrow(&a.dx, 0, CUT, T - CUT);
     for (int64_t i = 0; i < CUT * D; i++)
         CHECK(fabs(ring2_get(&early.dx, i) - ring2_get(&first, i)) < 1e-5, "dx %d", (int)i);
     ring2_expect_bits("dx of the second half", &late.dx, &rest);
@@ -422,8 +449,10 @@ static void expect_reached(const char *what, const gdn_tensor *got, const gdn_te
     const int64_t D = got->size[1];
     for (int64_t i = 0; i < ring2_count(got); i++) {
         const double x = ring2_get(got, i), y = ring2_get(plain, i);
-        if (reached(i / D, i % D)) CHECK(isnan(x), "%s %d lost NaN: %g", what, (int)i, x);
-        else CHECK(x == y, "%s %d: %g, without NaN elsewhere %g", what, (int)i, x, y);
+        if (reached(i / D, i % D))
+            CHECK(isnan(x), "%s %d lost NaN: %g", what, (int)i, x);
+        else
+            CHECK(x == y, "%s %d: %g, without NaN elsewhere %g", what, (int)i, x, y);
     }
 }
 
@@ -452,7 +481,7 @@ static gdn_tensor as_rows(const gdn_tensor *t)
 {
     const int64_t n = t->ndim == 3 ? t->size[0] : 1, D = t->size[t->ndim - 2];
     const int64_t m = t->size[t->ndim - 1];
-    gdn_tensor    r = ring2_new(GDN_F32, 0, 2, n * m, D, 0, 0);
+    gdn_tensor r = ring2_new(GDN_F32, 0, 2, n * m, D, 0, 0);
     for (int64_t i = 0; i < n * D * m; i++)
         ring2_set(&r, (i / (D * m) * m + i % m) * D + i / m % D, ring2_get(t, i));
     return r;
@@ -463,7 +492,7 @@ static gdn_tensor as_rows(const gdn_tensor *t)
 static void not_a_number(void)
 {
     enum { D = 70, W = 4 };
-    gdn_batch                batch;
+    gdn_batch batch;
     gdn_conv1d_backward_args plain = make_call(&batch, D, W), a = clone(&plain);
     call(ring2_ctx(2), &plain);
     a.x = ring2_clone(&plain.x), a.dout = ring2_clone(&plain.dout);
@@ -488,7 +517,7 @@ static void not_a_number(void)
 static void infinite_inputs(void)
 {
     enum { D = 70, W = 4, AT = 30, UP = 7, DOWN = 68 };
-    gdn_batch                batch;
+    gdn_batch batch;
     gdn_conv1d_backward_args a = make_call(&batch, D, W);
     for (int i = 0; i < W; i++)
         ring2_set(&a.weight, UP * W + i, 0.5), ring2_set(&a.weight, DOWN * W + i, 0.5);
@@ -516,9 +545,9 @@ int main(int argc, char **argv)
         { "NaN", not_a_number },
         { "infinite inputs", infinite_inputs },
     };
-    static int           cases[200][RING2_MAX_FACTORS];
+    static int cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
-    const int            n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
+    const int n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
     for (int i = 0; i < n; i++) {
         if (!ring2_begin("conv1d_backward %03d", i)) continue;
         run_case(cases[i], i);

@@ -19,11 +19,11 @@ static int n_calls(bool large) { return ring2_on_device() ? 3 - 2 * large : larg
 /* A context that refuses contents that clash, on a device too. */
 static gdn_ctx *strict_ctx(void)
 {
-    gdn_ctx    *ctx = NULL;
-    gdn_options o   = gdn_options_init();
-    o.n_threads     = 1;
-    o.flags         = GDN_CTX_CHECK_CONTENTS;
-    o.backend       = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
+    gdn_ctx *ctx = NULL;
+    gdn_options o = gdn_options_init();
+    o.n_threads = 1;
+    o.flags = GDN_CTX_CHECK_CONTENTS;
+    o.backend = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
     ring2_status(NULL, "a context", gdn_ctx_create(&o, &ctx), GDN_OK);
     return ctx;
 }
@@ -34,7 +34,7 @@ static void for_each_call(bool tiny, void (*check)(struct ring2_replay *r, int n
     gdn_ctx *first = strict_ctx();
     for (int large = 0; large < 2; large++) {
         struct ring2_replay r;
-        const int           n = n_calls(large);
+        const int n = n_calls(large);
         ring2_replay_init(&r, large);
         r.draw.tiny = tiny;
         for (int i = 0; i < RING2_N_OPS * n && !ring2_failed(); i++) {
@@ -97,11 +97,12 @@ static int64_t n_sequences(struct ring2_replay *r)
 static gdn_batch batch_part(const struct ring2_replay *r, const gdn_tensor *identity, int64_t b,
                             int64_t n)
 {
-    const bool        has_slots = r->op <= GDN_OP_BLOCK || r->op == GDN_OP_STEP;
-    gdn_batch         t         = r->batch;
-    gdn_tensor *const arrays[]  = { &t.read_slots, &t.write_slots, &t.has_initial_state,
-                                    &t.num_accepted_tokens, &t.token_start, &t.token_count,
-                                    &t.parents, &t.path };
+    const bool has_slots = r->op <= GDN_OP_BLOCK || r->op == GDN_OP_STEP;
+    gdn_batch t = r->batch;
+    gdn_tensor *const arrays[] = { &t.read_slots,        &t.write_slots,
+                                   &t.has_initial_state, &t.num_accepted_tokens,
+                                   &t.token_start,       &t.token_count,
+                                   &t.parents,           &t.path };
     if (has_slots && !t.read_slots.data) t.read_slots = *identity;
     if (t.cu_seqlens.data) t.cu_seqlens = ring2_narrow(&t.cu_seqlens, 0, b, n + 1);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
@@ -119,11 +120,11 @@ static gdn_batch batch_alone(const struct ring2_replay *r, const gdn_tensor *ide
 
 static void run_alone(struct ring2_replay *r, const gdn_tensor *identity, int64_t b)
 {
-    union ring2_call c     = r->call;
-    gdn_batch        batch = batch_alone(r, identity, b), *its = &batch;
-    const int64_t    T     = r->draw.T;
+    union ring2_call c = r->call;
+    gdn_batch batch = batch_alone(r, identity, b), *its = &batch;
+    const int64_t T = r->draw.T;
     for (size_t i = 0; i < gdn_op_shapes[r->op].n_tensors; i++) {
-        gdn_tensor    *t   = ring2_call_tensor(r->op, &c, i);
+        gdn_tensor *t = ring2_call_tensor(r->op, &c, i);
         const enum cut cut = cut_of(&gdn_tensor_rows(r->op)[i]);
         if (!t->data) continue;
         if (cut == BY_TOKENS) *t = ring2_narrow(t, 0, b * T, T);
@@ -139,7 +140,7 @@ static void run_alone(struct ring2_replay *r, const gdn_tensor *identity, int64_
 static void skip_sums(struct ring2_replay *r)
 {
     const gdn_tensor *written[RING2_MAX_WRITTEN];
-    const int         n = ring2_written(r->op, &r->call, written);
+    const int n = ring2_written(r->op, &r->call, written);
     for (int i = 0; i < n; i++) {
         const gdn_tensor *t = written[i];
         if (!t->data || cut_of(row_of(r, t))) continue;
@@ -163,9 +164,9 @@ static bool has_alone(gdn_op op)
 static void alone(struct ring2_replay *r, int number)
 {
     static const int64_t numbers[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
-    const gdn_batch     *t = &r->batch, *its = NULL;
-    const bool           lists = t->checkpoint_every || t->checkpoint_starts.data;
-    const bool           sinks = t->pad_policy == GDN_PAD_SINK; /* the batch's first padding row */
+    const gdn_batch *t = &r->batch, *its = NULL;
+    const bool lists = t->checkpoint_every || t->checkpoint_starts.data;
+    const bool sinks = t->pad_policy == GDN_PAD_SINK; /* the batch's first padding row */
     (void)number;
     if (gdn_op_shapes[r->op].batch_at)
         memcpy(&its, r->call.bytes + gdn_op_shapes[r->op].batch_at, sizeof its);
@@ -185,10 +186,10 @@ static void G2_batch_mates(void) { for_each_call(false, alone); }
 static void run_part(struct ring2_replay *r, const gdn_tensor *identity, int64_t b, int64_t n,
                      int64_t end)
 {
-    union ring2_call c     = r->call;
-    gdn_batch        batch = batch_part(r, identity, b, n), *its = &batch;
+    union ring2_call c = r->call;
+    gdn_batch batch = batch_part(r, identity, b, n), *its = &batch;
     for (size_t i = 0; i < gdn_op_shapes[r->op].n_tensors; i++) {
-        gdn_tensor    *t   = ring2_call_tensor(r->op, &c, i);
+        gdn_tensor *t = ring2_call_tensor(r->op, &c, i);
         const enum cut cut = cut_of(&gdn_tensor_rows(r->op)[i]);
         if (!t->data) continue;
         if (cut == BY_TOKENS) *t = ring2_narrow(t, 0, 0, end);
@@ -204,10 +205,10 @@ static void run_part(struct ring2_replay *r, const gdn_tensor *identity, int64_t
 static void in_parts(struct ring2_replay *r, int number)
 {
     static const int64_t numbers[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
-    const gdn_batch     *t = &r->batch, *its = NULL;
-    const bool           lists = t->checkpoint_every || t->checkpoint_starts.data;
-    const int64_t        B = n_sequences(r), b = 1 + number % 2;
-    const bool           sinks = t->pad_policy == GDN_PAD_SINK; /* the batch's first padding row */
+    const gdn_batch *t = &r->batch, *its = NULL;
+    const bool lists = t->checkpoint_every || t->checkpoint_starts.data;
+    const int64_t B = n_sequences(r), b = 1 + number % 2;
+    const bool sinks = t->pad_policy == GDN_PAD_SINK; /* the batch's first padding row */
     if (gdn_op_shapes[r->op].batch_at)
         memcpy(&its, r->call.bytes + gdn_op_shapes[r->op].batch_at, sizeof its);
     if (!has_alone(r->op) || lists || sinks || !its || !its->cu_seqlens.data || b >= B) return;
@@ -231,7 +232,7 @@ static void again(struct ring2_replay *r, int number)
 static void G3_repeat(void) { for_each_call(false, again); }
 
 struct mode_call {
-    gdn_ctx                   *ctx;
+    gdn_ctx *ctx;
     const struct ring2_replay *replay;
 };
 
@@ -255,7 +256,7 @@ static void G12_float_environment(void) { for_each_call(true, other_modes); }
 
 /* The context of 3 threads whose allocations are counted. */
 static struct {
-    gdn_ctx            *ctx;
+    gdn_ctx *ctx;
     struct ring2_memory memory;
 } counting;
 
@@ -265,7 +266,7 @@ enum { CANARY = 4096 };
 static unsigned char *give_with_canary(gdn_ctx *ctx, struct ring2_replay *r)
 {
     char *const at = r->call.bytes + gdn_op_shapes[r->op].bytes - 24; /* workspace, bytes, stream */
-    size_t      bytes = 0;
+    size_t bytes = 0;
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, r->op, &r->call, &bytes), GDN_OK);
     unsigned char *const memory = ring2_alloc(bytes + CANARY, 64);
     memset(memory, 0xa5, bytes + CANARY);
@@ -290,8 +291,8 @@ static void with_workspace(struct ring2_replay *r, int number)
 
 static void G13_no_allocation(void)
 {
-    gdn_options o   = ring2_memory_options(&counting.memory, 3);
-    o.backend       = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
+    gdn_options o = ring2_memory_options(&counting.memory, 3);
+    o.backend = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
     ring2_status(NULL, "a context", gdn_ctx_create(&o, &counting.ctx), GDN_OK);
     CHECK(counting.memory.n_calls > 0, "the hooks were not used");
     for_each_call(false, with_workspace);

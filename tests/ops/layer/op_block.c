@@ -11,7 +11,7 @@
 
 struct kind {
     int32_t dtype, weights, states, layout;
-    bool    fused;     /* in_proj_qkvz and in_proj_ba */
+    bool fused;        /* in_proj_qkvz and in_proj_ba */
     int64_t conv_rows; /* S */
     int64_t taps;
 };
@@ -39,33 +39,33 @@ static gdn_tensor weight(int32_t dtype, int64_t rows, int64_t columns, double si
 
 static gdn_block_args make_call(const struct kind *k, int64_t N, int64_t P)
 {
-    const int32_t  w = k->weights;
+    const int32_t w = k->weights;
     gdn_block_args a = gdn_block_args_init();
     a.hidden = ring2_new(k->dtype, 3, 2, N, HIDDEN, 0, 0);
-    a.out    = ring2_new(k->dtype, 5, 2, N, HIDDEN, 0, 0);
+    a.out = ring2_new(k->dtype, 5, 2, N, HIDDEN, 0, 0);
     ring2_fill(&a.hidden, -1, 1);
     if (k->fused) {
         a.in_proj_qkvz = weight(w, D + HV * V, HIDDEN, 0.4);
-        a.in_proj_ba   = weight(w, 2 * HV, HIDDEN, 0.4);
+        a.in_proj_ba = weight(w, 2 * HV, HIDDEN, 0.4);
     } else {
         a.in_proj_qkv = weight(w, D, HIDDEN, 0.4);
-        a.in_proj_z   = weight(w, HV * V, HIDDEN, 0.4);
-        a.in_proj_b   = weight(w, HV, HIDDEN, 0.4);
-        a.in_proj_a   = weight(w, HV, HIDDEN, 0.4);
+        a.in_proj_z = weight(w, HV * V, HIDDEN, 0.4);
+        a.in_proj_b = weight(w, HV, HIDDEN, 0.4);
+        a.in_proj_a = weight(w, HV, HIDDEN, 0.4);
     }
     a.conv_weight = weight(w, D, k->taps, 0.5);
     if (!k->fused) a.conv_bias = weight(w, D, 0, 0.1);
-    a.A_log       = weight(GDN_F32, HV, 0, 1);
-    a.dt_bias     = weight(w, HV, 0, 1);
+    a.A_log = weight(GDN_F32, HV, 0, 1);
+    a.dt_bias = weight(w, HV, 0, 1);
     a.norm_weight = weight(w, V, 0, 2);
-    a.out_proj    = weight(w, HIDDEN, HV * V, 0.2);
+    a.out_proj = weight(w, HIDDEN, HV * V, 0.2);
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
     a.state_layout = k->layout;
-    a.flags        = GDN_BATCH_INVARIANT;
+    a.flags = GDN_BATCH_INVARIANT;
     if (!P) return a;
     a.conv_state = ring2_new(k->states, 0, 3, P, D, k->conv_rows, 0);
-    a.state      = k->layout == GDN_STATE_VK ? ring2_new(k->states, 0, 4, P, HV, V, K)
-                                             : ring2_new(k->states, 0, 4, P, HV, K, V);
+    a.state = k->layout == GDN_STATE_VK ? ring2_new(k->states, 0, 4, P, HV, V, K)
+                                        : ring2_new(k->states, 0, 4, P, HV, K, V);
     ring2_fill(&a.conv_state, -1, 1);
     ring2_fill(&a.state, -0.5, 0.5);
     return a;
@@ -74,8 +74,8 @@ static gdn_block_args make_call(const struct kind *k, int64_t N, int64_t P)
 static gdn_block_args clone(const gdn_block_args *a)
 {
     gdn_block_args b = *a;
-    b.out        = ring2_clone(&a->out);
-    b.state      = ring2_clone(&a->state);
+    b.out = ring2_clone(&a->out);
+    b.state = ring2_clone(&a->state);
     b.conv_state = ring2_clone(&a->conv_state);
     return b;
 }
@@ -84,21 +84,21 @@ static gdn_block_args slice(const gdn_block_args *a, int64_t first, int64_t n)
 {
     gdn_block_args b = *a;
     b.hidden = ring2_narrow(&a->hidden, 0, first, n);
-    b.out    = ring2_narrow(&a->out, 0, first, n);
-    b.batch  = NULL;
+    b.out = ring2_narrow(&a->out, 0, first, n);
+    b.batch = NULL;
     return b;
 }
 
 static void on_slot(gdn_block_args *a, int64_t slot)
 {
-    a->state      = ring2_narrow(&a->state, 0, slot, 1);
+    a->state = ring2_narrow(&a->state, 0, slot, 1);
     a->conv_state = ring2_narrow(&a->conv_state, 0, slot, 1);
 }
 
 static gdn_batch packed(int n, const int64_t *lengths)
 {
-    int64_t   cu[9] = { 0 };
-    gdn_batch t     = gdn_batch_init();
+    int64_t cu[9] = { 0 };
+    gdn_batch t = gdn_batch_init();
     for (int i = 0; i < n; i++) cu[i + 1] = cu[i] + lengths[i];
     t.cu_seqlens = ring2_indices(GDN_I32, n + 1, cu);
     return t;
@@ -151,9 +151,9 @@ static void against_the_oracle(void)
     static const int64_t lengths[6] = { 20, 0, 1, 9, 33, 8 };
     for (int i = 0; i < 2 * N_KINDS; i++) {
         const struct kind *k = &kinds[i / 2];
-        gdn_batch          t = packed(6, lengths);
-        gdn_block_args     a = make_call(k, 71, i & 1 ? 0 : 6);
-        a.batch              = &t;
+        gdn_batch t = packed(6, lengths);
+        gdn_block_args a = make_call(k, 71, i & 1 ? 0 : 6);
+        a.batch = &t;
         check_call(ring2_ctx(1 + i % 3), &a);
     }
 }
@@ -163,9 +163,9 @@ static void one_state_absent(void)
 {
     static const int64_t lengths[3] = { 20, 1, 300 };
     for (int i = 0; i < 2 * N_KINDS; i++) {
-        gdn_batch      t = packed(3, lengths);
+        gdn_batch t = packed(3, lengths);
         gdn_block_args a = make_call(&kinds[i / 2], 321, 3);
-        a.batch          = &t;
+        a.batch = &t;
         *(i & 1 ? &a.state.data : &a.conv_state.data) = NULL;
         check_call(ring2_ctx(2), &a);
     }
@@ -176,17 +176,17 @@ static void padded_batch_with_slots_and_masks(void)
     static const int64_t slots[3] = { 4, -1, 1 }, to[3] = { 4, -1, 0 }, counts[3] = { 12, 5, 7 };
     static const int64_t initial[3] = { 1, 1, 0 };
     for (int i = 0; i < 2 * N_KINDS; i++) {
-        gdn_batch      t = gdn_batch_init();
+        gdn_batch t = gdn_batch_init();
         gdn_block_args a = make_call(&kinds[i / 2], 0, 5);
         a.hidden = ring2_new(a.hidden.dtype, 2, 3, 3, 12, HIDDEN, 0);
-        a.out    = ring2_new(a.out.dtype, 4, 3, 3, 12, HIDDEN, 0);
+        a.out = ring2_new(a.out.dtype, 4, 3, 3, 12, HIDDEN, 0);
         ring2_fill(&a.hidden, -1, 1);
-        t.read_slots        = ring2_indices(GDN_I32, 3, slots);
-        t.write_slots       = ring2_indices(GDN_I64, 3, to);
-        t.token_count       = ring2_indices(GDN_I32, 3, counts);
+        t.read_slots = ring2_indices(GDN_I32, 3, slots);
+        t.write_slots = ring2_indices(GDN_I64, 3, to);
+        t.token_count = ring2_indices(GDN_I32, 3, counts);
         t.has_initial_state = ring2_indices(GDN_U8, 3, initial);
-        t.pad_policy        = i & 1 ? GDN_PAD_KEEP : GDN_PAD_ZERO;
-        a.batch             = &t;
+        t.pad_policy = i & 1 ? GDN_PAD_KEEP : GDN_PAD_ZERO;
+        a.batch = &t;
         check_call(ring2_ctx(2), &a);
     }
 }
@@ -196,7 +196,7 @@ static void G5_prefill_then_decode(void)
 {
     for (int i = 0; i < N_KINDS; i++) {
         gdn_block_args a = make_call(&kinds[i], 52, 1), part = slice(&a, 0, 40);
-        struct model   m;
+        struct model m;
         if (kinds[i].states != GDN_F32) continue; /* each call rounds them */
         make_model(&a, &m);
         call(ring2_ctx(2), &part);
@@ -216,8 +216,8 @@ static bool has_bits(const struct kind *k) { return !ring2_on_device() || k->dty
 static void expect_alone(const gdn_block_args *a, const gdn_block_args *all, const int64_t *lengths,
                          int n)
 {
-    gdn_block_args b     = clone(a);
-    int64_t        first = 0;
+    gdn_block_args b = clone(a);
+    int64_t first = 0;
     for (int s = 0; s < n; first += lengths[s++]) {
         gdn_block_args alone = slice(&b, first, lengths[s]), want = slice(all, first, lengths[s]);
         on_slot(&alone, s), on_slot(&want, s);
@@ -231,7 +231,7 @@ static void G2_windows(void)
 {
     static const int64_t lengths[5] = { 255, 300, 1, 600, 17 };
     for (int i = 0; i < N_KINDS; i++) {
-        gdn_batch      t = packed(5, lengths);
+        gdn_batch t = packed(5, lengths);
         gdn_block_args a = make_call(&kinds[i], 1173, 5), before = clone(&a), exact = clone(&a);
         a.batch = exact.batch = &t;
         check_call(ring2_ctx(2), &a);
@@ -247,7 +247,7 @@ static void G10_no_state_touched(void)
 {
     static const int64_t lengths[3] = { 9, 0, 3 }, slots[2][3] = { { 0, 1, -1 }, { 2, 1, 0 } };
     for (int first = 0; first < 2; first++) {
-        gdn_batch      t = packed(3, lengths);
+        gdn_batch t = packed(3, lengths);
         gdn_block_args a = make_call(&kinds[0], 12, 3);
         for (int64_t s = 0; s < 3; s++) {
             gdn_block_args b = a;
@@ -258,7 +258,7 @@ static void G10_no_state_touched(void)
         }
         t.read_slots = ring2_indices(GDN_I32, 3, slots[first]);
         t.first_slot = first;
-        a.batch      = &t;
+        a.batch = &t;
         check_call(ring2_ctx(2), &a);
     }
 }
@@ -267,12 +267,12 @@ static void G10_no_state_touched(void)
 static void G11_masked(void)
 {
     static const int64_t lengths[2] = { 20, 300 }, counts[2] = { 0, 270 };
-    gdn_batch            t = packed(2, lengths);
-    gdn_block_args       a = make_call(&kinds[1], 320, 2), b, masked;
-    gdn_tensor           state, conv;
+    gdn_batch t = packed(2, lengths);
+    gdn_block_args a = make_call(&kinds[1], 320, 2), b, masked;
+    gdn_tensor state, conv;
     t.token_count = ring2_indices(GDN_I32, 2, counts);
-    a.batch       = &t;
-    masked        = slice(&a, 0, 20);
+    a.batch = &t;
+    masked = slice(&a, 0, 20);
     ring2_fill_value(&masked.hidden, (double)NAN);
     masked = slice(&a, 290, 30);
     ring2_fill_value(&masked.hidden, (double)NAN);
@@ -280,7 +280,7 @@ static void G11_masked(void)
     check_call(ring2_ctx(2), &a);
     on_slot(&b, 0);
     state = ring2_narrow(&a.state, 0, 0, 1);
-    conv  = ring2_narrow(&a.conv_state, 0, 0, 1);
+    conv = ring2_narrow(&a.conv_state, 0, 0, 1);
     ring2_expect_bits("state", &state, &b.state);
     ring2_expect_bits("conv_state", &conv, &b.conv_state);
 }
@@ -291,12 +291,12 @@ static void rows_before_sequences(void)
     static const int64_t cu[3] = { 7, 12, 40 };
     for (int i = 0; i < N_KINDS; i++) {
         gdn_block_args a = make_call(&kinds[i], 40, 0), own = a;
-        gdn_batch      t = gdn_batch_init();
-        own.hidden   = ring2_narrow(&a.hidden, 0, 0, 7);
+        gdn_batch t = gdn_batch_init();
+        own.hidden = ring2_narrow(&a.hidden, 0, 0, 7);
         ring2_fill_value(&own.hidden, (double)NAN);
         ring2_fill_value(&a.out, 0);
         t.cu_seqlens = ring2_indices(GDN_I32, 3, cu);
-        a.batch      = &t;
+        a.batch = &t;
         call(ring2_ctx(1), &a);
         for (int64_t n = 0; n < 7 * HIDDEN; n++)
             CHECK(ring2_get(&a.out, n) == 0, "out %lld: %g", (long long)n, ring2_get(&a.out, n));
@@ -307,12 +307,12 @@ static void rows_before_sequences(void)
 static void trap_12_channel_order(void)
 {
     gdn_block_args a = make_call(&kinds[0], 20, 1), b = clone(&a);
-    const int      per_head = 2 * K + 2 * R * V;
-    gdn_tensor     qkv = weight(GDN_F32, D, HIDDEN, 1), z = weight(GDN_F32, HV * V, HIDDEN, 1);
-    gdn_tensor     beta = weight(GDN_F32, HV, HIDDEN, 1), alog = weight(GDN_F32, HV, HIDDEN, 1);
+    const int per_head = 2 * K + 2 * R * V;
+    gdn_tensor qkv = weight(GDN_F32, D, HIDDEN, 1), z = weight(GDN_F32, HV * V, HIDDEN, 1);
+    gdn_tensor beta = weight(GDN_F32, HV, HIDDEN, 1), alog = weight(GDN_F32, HV, HIDDEN, 1);
     const struct {
         gdn_tensor *to, *from;
-        int         first, n, at, step; /* n rows per key head, from row `at` of its group */
+        int first, n, at, step; /* n rows per key head, from row `at` of its group */
     } moves[] = { { &qkv, &a.in_proj_qkvz, 0, K, 0, per_head },
                   { &qkv, &a.in_proj_qkvz, HK * K, K, K, per_head },
                   { &qkv, &a.in_proj_qkvz, 2 * HK * K, R * V, 2 * K, per_head },
@@ -321,10 +321,10 @@ static void trap_12_channel_order(void)
                   { &alog, &a.in_proj_ba, 0, R, R, 2 * R } };
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
         for (int h = 0; h < HK; h++) {
-            const gdn_tensor to = ring2_narrow(moves[i].to, 0, moves[i].first + h * moves[i].n,
-                                               moves[i].n);
-            const gdn_tensor from = ring2_narrow(moves[i].from, 0, h * moves[i].step + moves[i].at,
-                                                 moves[i].n);
+            const gdn_tensor to =
+                ring2_narrow(moves[i].to, 0, moves[i].first + h * moves[i].n, moves[i].n);
+            const gdn_tensor from =
+                ring2_narrow(moves[i].from, 0, h * moves[i].step + moves[i].at, moves[i].n);
             ring2_copy(&to, &from);
         }
     b.in_proj_qkvz.data = b.in_proj_ba.data = NULL;
@@ -340,7 +340,7 @@ static void G17_split(void)
 {
     for (int i = 0; i < N_KINDS; i++) {
         gdn_block_args a = make_call(&kinds[i], 300, 1), parts;
-        a.flags      = GDN_EXACT;
+        a.flags = GDN_EXACT;
         a.conv_state = ring2_new(GDN_F32, 0, 3, 1, D, kinds[i].conv_rows, 0);
         ring2_fill(&a.conv_state, -1, 1);
         parts = clone(&a);

@@ -11,35 +11,51 @@ typedef gdn_block_backward_args args;
 
 /* ---- Tensors of a call ---- */
 
-enum { GQKVZ, GBA, GQKV, GZ, GB, GA, GCONV, GBIAS, GA_LOG, GDT, GNORM, GOUT, GHIDDEN, GCONV_STATE,
-       GSTATE, N_GRADIENTS };
+enum {
+    GQKVZ,
+    GBA,
+    GQKV,
+    GZ,
+    GB,
+    GA,
+    GCONV,
+    GBIAS,
+    GA_LOG,
+    GDT,
+    GNORM,
+    GOUT,
+    GHIDDEN,
+    GCONV_STATE,
+    GSTATE,
+    N_GRADIENTS
+};
 
 static gdn_tensor *gradient_of(args *a, int i)
 {
-    gdn_tensor *const all[N_GRADIENTS] = {
-        &a->din_proj_qkvz, &a->din_proj_ba, &a->din_proj_qkv, &a->din_proj_z, &a->din_proj_b,
-        &a->din_proj_a, &a->dconv_weight, &a->dconv_bias, &a->dA_log, &a->ddt_bias,
-        &a->dnorm_weight, &a->dout_proj, &a->dhidden, &a->dconv_state, &a->dstate
-    };
+    gdn_tensor *const all[N_GRADIENTS] = { &a->din_proj_qkvz, &a->din_proj_ba,  &a->din_proj_qkv,
+                                           &a->din_proj_z,    &a->din_proj_b,   &a->din_proj_a,
+                                           &a->dconv_weight,  &a->dconv_bias,   &a->dA_log,
+                                           &a->ddt_bias,      &a->dnorm_weight, &a->dout_proj,
+                                           &a->dhidden,       &a->dconv_state,  &a->dstate };
     return all[i];
 }
 
 /* Returns the tensor that gradient i belongs to. */
 static gdn_tensor *source_of(args *a, int i)
 {
-    gdn_tensor *const all[N_GRADIENTS] = {
-        &a->in_proj_qkvz, &a->in_proj_ba, &a->in_proj_qkv, &a->in_proj_z, &a->in_proj_b,
-        &a->in_proj_a, &a->conv_weight, &a->conv_bias, &a->A_log, &a->dt_bias, &a->norm_weight,
-        &a->out_proj, &a->hidden, &a->conv_state, &a->state
-    };
+    gdn_tensor *const all[N_GRADIENTS] = { &a->in_proj_qkvz, &a->in_proj_ba,  &a->in_proj_qkv,
+                                           &a->in_proj_z,    &a->in_proj_b,   &a->in_proj_a,
+                                           &a->conv_weight,  &a->conv_bias,   &a->A_log,
+                                           &a->dt_bias,      &a->norm_weight, &a->out_proj,
+                                           &a->hidden,       &a->conv_state,  &a->state };
     return all[i];
 }
 
-static const char *const names[N_GRADIENTS] = {
-    "din_proj_qkvz", "din_proj_ba", "din_proj_qkv", "din_proj_z", "din_proj_b", "din_proj_a",
-    "dconv_weight", "dconv_bias", "dA_log", "ddt_bias", "dnorm_weight", "dout_proj", "dhidden",
-    "dconv_state", "dstate"
-};
+static const char *const names[N_GRADIENTS] = { "din_proj_qkvz", "din_proj_ba",  "din_proj_qkv",
+                                                "din_proj_z",    "din_proj_b",   "din_proj_a",
+                                                "dconv_weight",  "dconv_bias",   "dA_log",
+                                                "ddt_bias",      "dnorm_weight", "dout_proj",
+                                                "dhidden",       "dconv_state",  "dstate" };
 
 /* The forward call of the same layer; its output has a place of its own. */
 static gdn_block_args forward_of(const args *a)
@@ -67,10 +83,10 @@ struct gradients {
 
 /* One sequence. dy: of what is projected, [T][ALL_COLUMNS]; dc: of the convolution's output. */
 struct sequence {
-    args           *a;
-    struct layer    l;
-    int64_t         row, first;
-    double         *history, *dout, *n, *dn, *conv, *dc, *dy;
+    args *a;
+    struct layer l;
+    int64_t row, first;
+    double *history, *dout, *n, *dn, *conv, *dc, *dy;
     struct gradients g;
 };
 
@@ -113,7 +129,7 @@ static void conv_backward(struct sequence *s)
 {
     const int64_t T = s->l.T, S = s->l.S;
     const double *w = ring2_doubles(&s->a->conv_weight);
-    double       *dz = numbers(T);
+    double *dz = numbers(T);
     round_all(&s->l, s->dc, T * D);
     for (int d = 0; d < D; d++) {
         for (int64_t t = 0; t < T; t++) {
@@ -126,14 +142,17 @@ static void conv_backward(struct sequence *s)
         }
         for (int64_t t = -S; t < T; t++) {
             const int64_t e = t - T + S; /* of the final state */
-            double        dx = e >= 0 && s->a->dconv_state_out.data
-                                   ? ring2_get(&s->a->dconv_state_out, conv_at(s, d, e)) : 0;
+            double dx = e >= 0 && s->a->dconv_state_out.data
+                            ? ring2_get(&s->a->dconv_state_out, conv_at(s, d, e))
+                            : 0;
             for (int i = 0; i < W; i++) {
                 const int64_t of = t + W - 1 - i;
                 if (of >= 0 && of < T) dx += w[d * W + i] * dz[of];
             }
-            if (t < 0) s->g.of[GCONV_STATE][conv_at(s, d, S + t)] += dx;
-            else s->dy[t * ALL_COLUMNS + d] = dx;
+            if (t < 0)
+                s->g.of[GCONV_STATE][conv_at(s, d, S + t)] += dx;
+            else
+                s->dy[t * ALL_COLUMNS + d] = dx;
         }
     }
 }
@@ -152,12 +171,12 @@ static void gates_backward(struct sequence *s, int h, const double *dgate, const
 {
     for (int64_t t = 0; t < s->l.T; t++) {
         const double b = s->l.b[t * HV + h];
-        double       by_A_log;
-        const double da = dgate[t] * oracle_gate_slope(s->l.alog[t * HV + h],
-                                                       ring2_get(&s->a->A_log, h),
-                                                       ring2_get(&s->a->dt_bias, h), 0, &by_A_log);
+        double by_A_log;
+        const double da =
+            dgate[t] * oracle_gate_slope(s->l.alog[t * HV + h], ring2_get(&s->a->A_log, h),
+                                         ring2_get(&s->a->dt_bias, h), 0, &by_A_log);
         double *to = s->dy + t * ALL_COLUMNS + D + HV * V;
-        to[h]      = dbeta[t] * oracle_sigmoid(b) * oracle_sigmoid(-b);
+        to[h] = dbeta[t] * oracle_sigmoid(b) * oracle_sigmoid(-b);
         to[HV + h] = da;
         s->g.of[GDT][h] += da;
         s->g.of[GA_LOG][h] += dgate[t] * by_A_log;
@@ -168,10 +187,11 @@ static void gates_backward(struct sequence *s, int h, const double *dgate, const
 static void norm_backward(struct sequence *s, int h, const double *o, double *dO)
 {
     const double *w = ring2_doubles(&s->a->norm_weight);
-    double        dw[V];
+    double dw[V];
     for (int64_t t = 0; t < s->l.T; t++) {
-        const struct oracle_rmsnorm n = { o + t * V, w, s->l.z + (t * HV + h) * V,
-                                          s->dn + (t * HV + h) * V, false, 1e-6, V };
+        const struct oracle_rmsnorm n = {
+            o + t * V, w, s->l.z + (t * HV + h) * V, s->dn + (t * HV + h) * V, false, 1e-6, V
+        };
         oracle_rmsnorm_backward(&n, dO + t * V, s->dy + t * ALL_COLUMNS + D + h * V, dw);
         for (int i = 0; i < V; i++) s->g.of[GNORM][i] += dw[i];
     }
@@ -180,7 +200,7 @@ static void norm_backward(struct sequence *s, int h, const double *o, double *dO
 static double *state_of(const struct sequence *s, const gdn_tensor *t, int h)
 {
     const gdn_block_args f = { .state_layout = s->a->state_layout };
-    double              *S = numbers(V * K);
+    double *S = numbers(V * K);
     for (int i = 0; t->data && i < V * K; i++)
         S[i] = ring2_get(t, state_at(&f, s->row, h, i / K, i % K));
     return S;
@@ -200,10 +220,19 @@ static void head_backward(struct sequence *s, int h)
         memcpy(v + t * V, row + 2 * HK * K + h * V, V * 8);
         alpha[t] = exp(oracle_gate(s->l.alog[t * HV + h], ring2_get(&s->a->A_log, h),
                                    ring2_get(&s->a->dt_bias, h), 0));
-        beta[t]  = oracle_sigmoid(s->l.b[t * HV + h]);
+        beta[t] = oracle_sigmoid(s->l.b[t * HV + h]);
     }
-    const struct oracle_rule r = { .T = T, .K = K, .V = V, .scale = 1 / sqrt(K), .q = q, .k = k,
-                                   .v = v, .alpha = alpha, .beta = beta, .o = o, .state = state };
+    const struct oracle_rule r = { .T = T,
+                                   .K = K,
+                                   .V = V,
+                                   .scale = 1 / sqrt(K),
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .alpha = alpha,
+                                   .beta = beta,
+                                   .o = o,
+                                   .state = state };
     if (s->l.noise)
         run_rounded(&s->l, &r, k);
     else
@@ -213,17 +242,28 @@ static void head_backward(struct sequence *s, int h)
                              s->l.z + (t * HV + h) * V, false, 1e-6, V);
     norm_backward(s, h, o, dO);
     round_all(&s->l, dO, T * V);
-    const struct oracle_backward b = {
-        .T = T, .K = K, .V = V, .scale = 1 / sqrt(K), .q = q, .k = k, .v = v, .alpha = alpha,
-        .beta = beta, .state = first, .dstate_out = state_of(s, &s->a->dstate_out, h), .dout = dO,
-        .dq = numbers(T * K), .dk = numbers(T * K), .dv = numbers(T * V), .dgate = numbers(T),
-        .dbeta = numbers(T), .dstate = numbers(V * K)
-    };
+    const struct oracle_backward b = { .T = T,
+                                       .K = K,
+                                       .V = V,
+                                       .scale = 1 / sqrt(K),
+                                       .q = q,
+                                       .k = k,
+                                       .v = v,
+                                       .alpha = alpha,
+                                       .beta = beta,
+                                       .state = first,
+                                       .dstate_out = state_of(s, &s->a->dstate_out, h),
+                                       .dout = dO,
+                                       .dq = numbers(T * K),
+                                       .dk = numbers(T * K),
+                                       .dv = numbers(T * V),
+                                       .dgate = numbers(T),
+                                       .dbeta = numbers(T),
+                                       .dstate = numbers(V * K) };
     oracle_rule_backward(&b);
     add_key(s, b.dq, h / R * K);
     add_key(s, b.dk, HK * K + h / R * K);
-    for (int64_t i = 0; i < T * V; i++)
-        s->dc[i / V * D + 2 * HK * K + h * V + i % V] += b.dv[i];
+    for (int64_t i = 0; i < T * V; i++) s->dc[i / V * D + 2 * HK * K + h * V + i % V] += b.dv[i];
     gates_backward(s, h, b.dgate, b.dbeta);
     for (int i = 0; i < V * K; i++)
         s->g.of[GSTATE][state_at(&f, s->row, h, i / K, i % K)] += b.dstate[i];
@@ -249,13 +289,13 @@ static void projections_backward(struct sequence *s)
             for (int j = 0; j < HV * V; j++)
                 s->g.of[GOUT][i * HV * V + j] += s->dout[t * HIDDEN + i] * s->n[t * HV * V + j];
     for (int c = 0; c < ALL_COLUMNS; c++) {
-        int64_t       row;
-        const int     which = weight_of(s, c, &row);
+        int64_t row;
+        const int which = weight_of(s, c, &row);
         const double *w = ring2_doubles(source_of(s->a, which)) + row * HIDDEN;
-        double       *dw = s->g.of[which] + row * HIDDEN;
+        double *dw = s->g.of[which] + row * HIDDEN;
         for (int64_t t = 0; t < s->l.T; t++) {
             const double dy = s->dy[t * ALL_COLUMNS + c], *x = s->l.x + t * HIDDEN;
-            double      *dx = s->g.of[GHIDDEN] + (s->first + t) * HIDDEN;
+            double *dx = s->g.of[GHIDDEN] + (s->first + t) * HIDDEN;
             for (int i = 0; i < HIDDEN; i++) dw[i] += dy * x[i], dx[i] += dy * w[i];
         }
     }
@@ -265,14 +305,15 @@ static void add_sequence(args *a, const struct ring2_sequence *from, struct orac
                          const struct gradients *g)
 {
     const gdn_block_args f = forward_of(a);
-    const gdn_tensor    *state = a->conv_state.data ? &a->conv_state : &a->dconv_state;
-    struct sequence      s = { .a = a, .row = from->row, .first = from->first, .g = *g };
-    const int64_t        T = from->valid;
-    s.l   = (struct layer){ .a = &f, .T = T, .S = state->data ? state->size[2] : W - 1,
-                            .noise = noise };
+    const gdn_tensor *state = a->conv_state.data ? &a->conv_state : &a->dconv_state;
+    struct sequence s = { .a = a, .row = from->row, .first = from->first, .g = *g };
+    const int64_t T = from->valid;
+    s.l = (struct layer){
+        .a = &f, .T = T, .S = state->data ? state->size[2] : W - 1, .noise = noise
+    };
     s.l.x = numbers(T * HIDDEN), s.dout = numbers(T * HIDDEN);
     for (int64_t i = 0; i < T * HIDDEN; i++) {
-        s.l.x[i]  = ring2_get(&a->hidden, s.first * HIDDEN + i);
+        s.l.x[i] = ring2_get(&a->hidden, s.first * HIDDEN + i);
         s.dout[i] = ring2_get(&a->dout, s.first * HIDDEN + i);
     }
     s.history = numbers(s.l.S * D), s.l.conv = numbers(s.l.S * D);
@@ -291,8 +332,8 @@ static void add_sequence(args *a, const struct ring2_sequence *from, struct orac
 static int64_t count_of(args *a, int i)
 {
     const gdn_tensor *t = gradient_of(a, i)->data ? gradient_of(a, i) : source_of(a, i);
-    const int64_t     B = a->batch && a->batch->cu_seqlens.data ? ring2_count(&a->batch->cu_seqlens)
-                                                                : a->hidden.size[0];
+    const int64_t B = a->batch && a->batch->cu_seqlens.data ? ring2_count(&a->batch->cu_seqlens)
+                                                            : a->hidden.size[0];
     if (t->data) return ring2_count(t);
     return i == GBIAS ? D : i == GSTATE ? B * HV * V * K : i == GCONV_STATE ? B * D * (W - 1) : 0;
 }
@@ -300,9 +341,9 @@ static int64_t count_of(args *a, int i)
 /* noise: of what a device rounds; NULL: nothing is. */
 static struct gradients make_gradients(args *a, struct oracle_noise *noise)
 {
-    struct gradients       g;
+    struct gradients g;
     struct ring2_sequence *seqs;
-    const int64_t          B = ring2_sequences(a->batch, &a->hidden, 1, false, &seqs);
+    const int64_t B = ring2_sequences(a->batch, &a->hidden, 1, false, &seqs);
     for (int i = 0; i < N_GRADIENTS; i++) g.of[i] = numbers(count_of(a, i));
     for (int64_t b = 0; b < B; b++) {
         if (a->batch && a->batch->token_start.data) {
@@ -319,7 +360,7 @@ static struct gradients make_gradients(args *a, struct oracle_noise *noise)
 
 struct kind {
     int32_t dtype, weights, states, layout;
-    bool    fused;
+    bool fused;
     int64_t conv_rows;
 };
 
@@ -343,36 +384,36 @@ static void give_weights(args *a, const struct kind *k)
     const int32_t w = k->weights;
     if (k->fused) {
         a->in_proj_qkvz = filled(w, 0.4, D + HV * V, HIDDEN, 0, 0);
-        a->in_proj_ba   = filled(w, 0.4, 2 * HV, HIDDEN, 0, 0);
+        a->in_proj_ba = filled(w, 0.4, 2 * HV, HIDDEN, 0, 0);
     } else {
         a->in_proj_qkv = filled(w, 0.4, D, HIDDEN, 0, 0);
-        a->in_proj_z   = filled(w, 0.4, HV * V, HIDDEN, 0, 0);
-        a->in_proj_b   = filled(w, 0.4, HV, HIDDEN, 0, 0);
-        a->in_proj_a   = filled(w, 0.4, HV, HIDDEN, 0, 0);
-        a->conv_bias   = filled(w, 0.1, D, 0, 0, 0);
+        a->in_proj_z = filled(w, 0.4, HV * V, HIDDEN, 0, 0);
+        a->in_proj_b = filled(w, 0.4, HV, HIDDEN, 0, 0);
+        a->in_proj_a = filled(w, 0.4, HV, HIDDEN, 0, 0);
+        a->conv_bias = filled(w, 0.1, D, 0, 0, 0);
     }
     a->conv_weight = filled(w, 0.5, D, W, 0, 0);
-    a->A_log       = filled(GDN_F32, 1, HV, 0, 0, 0);
-    a->dt_bias     = filled(w, 1, HV, 0, 0, 0);
+    a->A_log = filled(GDN_F32, 1, HV, 0, 0, 0);
+    a->dt_bias = filled(w, 1, HV, 0, 0, 0);
     a->norm_weight = filled(w, 2, V, 0, 0, 0);
-    a->out_proj    = filled(w, 0.2, HIDDEN, HV * V, 0, 0);
+    a->out_proj = filled(w, 0.2, HIDDEN, HV * V, 0, 0);
 }
 
 /* N tokens, or B rows of N. S: sequences, that have states; 0: none has. */
 static args make_call(const struct kind *k, int64_t B, int64_t N, int64_t S)
 {
     const bool kv = k->layout == GDN_STATE_KV;
-    args       a  = gdn_block_backward_args_init();
+    args a = gdn_block_backward_args_init();
     a.hidden = ring2_new(k->dtype, 3, B ? 3 : 2, B ? B : N, B ? N : HIDDEN, HIDDEN, 0);
-    a.dout   = ring2_new(k->dtype, 5, B ? 3 : 2, B ? B : N, B ? N : HIDDEN, HIDDEN, 0);
+    a.dout = ring2_new(k->dtype, 5, B ? 3 : 2, B ? B : N, B ? N : HIDDEN, HIDDEN, 0);
     ring2_fill(&a.hidden, -1, 1);
     ring2_fill(&a.dout, -1, 1);
     give_weights(&a, k);
     if (S) {
-        a.conv_state      = filled(k->states, 1, S, D, k->conv_rows, 0);
+        a.conv_state = filled(k->states, 1, S, D, k->conv_rows, 0);
         a.dconv_state_out = filled(k->states, 0.5, S, D, k->conv_rows, 0);
-        a.state           = filled(k->states, 0.5, S, HV, kv ? K : V, kv ? V : K);
-        a.dstate_out      = filled(k->states, 0.5, S, HV, kv ? K : V, kv ? V : K);
+        a.state = filled(k->states, 0.5, S, HV, kv ? K : V, kv ? V : K);
+        a.dstate_out = filled(k->states, 0.5, S, HV, kv ? K : V, kv ? V : K);
     }
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
     a.state_layout = k->layout;
@@ -414,8 +455,8 @@ enum { MOVED = 16 };
 static struct gradients noise_of(args *a, const struct gradients *g)
 {
     struct oracle_noise noise = { .dtype = a->hidden.dtype };
-    const bool          none  = !ring2_on_device() || a->hidden.dtype == GDN_F32;
-    struct gradients    all;
+    const bool none = !ring2_on_device() || a->hidden.dtype == GDN_F32;
+    struct gradients all;
     for (int i = 0; i < N_GRADIENTS; i++) all.of[i] = numbers(count_of(a, i));
     for (int run = 0; !none && run < MOVED; run++) {
         const struct gradients moved = make_gradients(a, &noise);
@@ -433,8 +474,8 @@ static void compare_gradient(args *a, int i, const double *want, const double *n
                              const double *old)
 {
     const gdn_tensor *t = gradient_of(a, i);
-    const int64_t     n = ring2_count(t);
-    double           *value = numbers(n), *limit = numbers(n), sum = 0, moved = 0;
+    const int64_t n = ring2_count(t);
+    double *value = numbers(n), *limit = numbers(n), sum = 0, moved = 0;
     for (int64_t j = 0; j < n; j++) {
         sum += want[j] * want[j] / (double)n;
         moved += noise[j] * noise[j] / (double)n;
@@ -450,9 +491,9 @@ static void compare_gradient(args *a, int i, const double *want, const double *n
 static void check_call(gdn_ctx *ctx, args *a)
 {
     struct gradients g = make_gradients(a, NULL), noise = noise_of(a, &g);
-    double          *old[N_GRADIENTS];
+    double *old[N_GRADIENTS];
     for (int i = 0; i < N_GRADIENTS; i++)
-        old[i] = !gradient_of(a, i)->data ? NULL
+        old[i] = !gradient_of(a, i)->data    ? NULL
                  : a->flags & GDN_ACCUMULATE ? ring2_doubles(gradient_of(a, i))
                                              : numbers(ring2_count(gradient_of(a, i)));
     ring2_status(ctx, "gdn_supported", gdn_supported(ctx, GDN_OP_BLOCK_BACKWARD, a), GDN_OK);
@@ -469,8 +510,8 @@ static void check_call(gdn_ctx *ctx, args *a)
 
 static gdn_batch packed(int n, const int64_t *lengths)
 {
-    int64_t   cu[9] = { 0 };
-    gdn_batch t     = gdn_batch_init();
+    int64_t cu[9] = { 0 };
+    gdn_batch t = gdn_batch_init();
     for (int i = 0; i < n; i++) cu[i + 1] = cu[i] + lengths[i];
     t.cu_seqlens = ring2_indices(GDN_I32, n + 1, cu);
     return t;
@@ -482,8 +523,8 @@ static void packed_batch(void)
     static const int64_t lengths[5] = { 20, 0, 1, 9, 66 };
     for (int i = 0; i < 2 * N_KINDS; i += ring2_on_device() ? 3 : 1) {
         gdn_batch t = packed(5, lengths);
-        args      a = make_call(&kinds[i / 2], 0, 99, i & 1 ? 0 : 5);
-        a.batch     = &t;
+        args a = make_call(&kinds[i / 2], 0, 99, i & 1 ? 0 : 5);
+        a.batch = &t;
         want_all(&a);
         a.flags = (i & 1 ? GDN_ACCUMULATE : 0) | (i / 2 == 1 ? GDN_EXACT : 0);
         check_call(ring2_ctx(1 + i % 3), &a);
@@ -496,10 +537,10 @@ static void padded_batch_with_masks(void)
     static const int64_t starts[3] = { 3, 0, 6 }, counts[3] = { 9, 5, 0 };
     for (int i = 0; i < N_KINDS; i++) {
         gdn_batch t = gdn_batch_init();
-        args      a = make_call(&kinds[i], 3, 12, 3);
+        args a = make_call(&kinds[i], 3, 12, 3);
         t.token_start = ring2_indices(GDN_I32, 3, starts);
         t.token_count = ring2_indices(GDN_I64, 3, counts);
-        a.batch       = &t;
+        a.batch = &t;
         for (int64_t row = 0; row < 36; row++) {
             const int64_t b = row / 12, n = row % 12 - starts[b];
             for (int64_t j = 0; (n < 0 || n >= counts[b]) && j < HIDDEN; j++) {
@@ -542,8 +583,8 @@ static void coarsen(const gdn_tensor *t)
 static double loss(const args *a)
 {
     gdn_block_args f = forward_of(a);
-    struct model   m;
-    double         sum = 0;
+    struct model m;
+    double sum = 0;
     run_model(&f, NULL, &m);
     for (int64_t i = 0; i < m.out.n; i++) sum += m.out.want[i] * ring2_get(&a->dout, i);
     for (int64_t i = 0; i < m.state.n; i++) sum += m.state.want[i] * ring2_get(&a->dstate_out, i);
@@ -575,7 +616,7 @@ static void finite_differences(void)
 {
     for (int n = 0; n < 2; n++) {
         struct kind k = kinds[n];
-        k.states      = GDN_F32;
+        k.states = GDN_F32;
         args a = make_call(&k, 0, 7, 1);
         for (int i = 0; i < N_GRADIENTS; i++) coarsen(source_of(&a, i));
         const struct gradients g = make_gradients(&a, NULL);
@@ -583,8 +624,8 @@ static void finite_differences(void)
             const gdn_tensor *t = source_of(&a, i);
             if (!t->data) continue;
             for (uint64_t seed = 1; seed <= 2; seed++) {
-                gdn_tensor  signs = ring2_clone(t);
-                double      along = 0, size = 0;
+                gdn_tensor signs = ring2_clone(t);
+                double along = 0, size = 0;
                 const double h = 0x1p-11, wide = difference(&a, t, seed << 60, h);
                 const double narrow = difference(&a, t, seed << 60, h / 2);
                 ring2_fill_value(&signs, 0);
@@ -605,9 +646,9 @@ static void finite_differences(void)
 static void no_tokens(void)
 {
     static const int64_t lengths[2] = { 0, 0 };
-    gdn_batch            t = packed(2, lengths);
-    args                 a = make_call(&kinds[0], 0, 0, 2);
-    a.batch                = &t;
+    gdn_batch t = packed(2, lengths);
+    args a = make_call(&kinds[0], 0, 0, 2);
+    a.batch = &t;
     want_all(&a);
     check_call(ring2_ctx(1), &a);
 }

@@ -17,7 +17,7 @@ enum { N = 962 };
 struct kind {
     int32_t dtype, states, left, layout; /* left: dtype of the checkpoints */
     int64_t S;
-    bool    turned; /* conv_checkpoints: channels last; checkpoints: the other dimension dense */
+    bool turned; /* conv_checkpoints: channels last; checkpoints: the other dimension dense */
 };
 static const struct kind kinds[] = {
     { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, 3, false },
@@ -36,9 +36,8 @@ static gdn_tensor random_weight(int64_t rows, int64_t columns, double size)
 
 static gdn_tensor states(const struct kind *k, int32_t dtype, int64_t P, bool turned)
 {
-    const bool       vk = k->layout == GDN_STATE_VK;
-    const gdn_tensor t =
-        ring2_turned(turned, dtype, turned, 4, P, HV, vk ? V : K, vk ? K : V);
+    const bool vk = k->layout == GDN_STATE_VK;
+    const gdn_tensor t = ring2_turned(turned, dtype, turned, 4, P, HV, vk ? V : K, vk ? K : V);
     ring2_fill(&t, -0.5, 0.5);
     return t;
 }
@@ -53,30 +52,30 @@ static gdn_tensor conv_states(const struct kind *k, int32_t dtype, int64_t P, bo
 /* A packed batch, in place in slots b, with P slots. */
 static gdn_block_args make_call(const struct kind *k, int64_t P, gdn_batch *t)
 {
-    int64_t        cu[B + 1] = { 0 };
-    gdn_block_args a         = gdn_block_args_init();
+    int64_t cu[B + 1] = { 0 };
+    gdn_block_args a = gdn_block_args_init();
     a.hidden = ring2_new(k->dtype, 3, 2, N, HIDDEN, 0, 0);
-    a.out    = ring2_new(k->dtype, 5, 2, N, HIDDEN, 0, 0);
+    a.out = ring2_new(k->dtype, 5, 2, N, HIDDEN, 0, 0);
     ring2_fill(&a.hidden, -1, 1);
     a.in_proj_qkvz = random_weight(D + HV * V, HIDDEN, 0.4);
-    a.in_proj_ba   = random_weight(2 * HV, HIDDEN, 0.4);
-    a.conv_weight  = random_weight(D, W, 0.5);
-    a.A_log        = random_weight(HV, 0, 1);
-    a.dt_bias      = random_weight(HV, 0, 1);
-    a.norm_weight  = random_weight(V, 0, 2);
-    a.out_proj     = random_weight(HIDDEN, HV * V, 0.2);
+    a.in_proj_ba = random_weight(2 * HV, HIDDEN, 0.4);
+    a.conv_weight = random_weight(D, W, 0.5);
+    a.A_log = random_weight(HV, 0, 1);
+    a.dt_bias = random_weight(HV, 0, 1);
+    a.norm_weight = random_weight(V, 0, 2);
+    a.out_proj = random_weight(HIDDEN, HV * V, 0.2);
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
     a.state_layout = k->layout;
     /* Weights are float32: cuBLAS multiplies them with such inputs in an order that may depend on
      * the number of tokens. */
     a.flags = GDN_BATCH_INVARIANT;
     if (ring2_on_device() && k->dtype == GDN_F32) a.flags |= GDN_EXACT;
-    a.state        = states(k, k->states, P, false);
-    a.conv_state   = conv_states(k, k->states, P, false);
+    a.state = states(k, k->states, P, false);
+    a.conv_state = conv_states(k, k->states, P, false);
     for (int b = 0; b < B; b++) cu[b + 1] = cu[b] + lengths[b];
-    *t            = gdn_batch_init();
+    *t = gdn_batch_init();
     t->cu_seqlens = ring2_indices(GDN_I32, B + 1, cu);
-    a.batch       = t;
+    a.batch = t;
     return a;
 }
 
@@ -84,7 +83,7 @@ static gdn_block_args clone(const gdn_block_args *a)
 {
     gdn_block_args b = *a;
     b.out = ring2_clone(&a->out), b.state = ring2_clone(&a->state);
-    b.conv_state  = ring2_clone(&a->conv_state);
+    b.conv_state = ring2_clone(&a->conv_state);
     b.checkpoints = b.conv_checkpoints = (gdn_tensor){ 0 };
     return b;
 }
@@ -98,7 +97,7 @@ static void call(gdn_ctx *ctx, const gdn_block_args *a)
 
 enum { MOST = 256 };
 struct left {
-    int     n;
+    int n;
     int64_t row[MOST], tokens[MOST], slot[MOST];
 };
 
@@ -106,7 +105,7 @@ struct left {
 static void leave(gdn_batch *t, int64_t every, struct left *l)
 {
     int64_t starts[B + 1] = { 0 };
-    l->n                  = 0;
+    l->n = 0;
     for (int b = 0; b < B; b++) {
         for (int64_t n = 1; n <= lengths[b]; n++) {
             const bool some = n == lengths[b] || ring2_below(40) == 0 || n % 16 == 2;
@@ -118,7 +117,7 @@ static void leave(gdn_batch *t, int64_t every, struct left *l)
     }
     t->checkpoint_every = every;
     if (every) return;
-    t->checkpoint_starts    = ring2_indices(GDN_I64, B + 1, starts);
+    t->checkpoint_starts = ring2_indices(GDN_I64, B + 1, starts);
     t->checkpoint_positions = ring2_indices(GDN_I32, l->n, l->tokens);
 }
 
@@ -136,30 +135,29 @@ static void expect_checkpoints(const gdn_block_args *before, const gdn_tensor *r
                                const gdn_tensor *conv, const struct kind *k, const struct left *l)
 {
     for (int i = 0; i < l->n; i++) {
-        const int64_t  first = (int64_t)ring2_get(&before->batch->cu_seqlens, l->row[i]);
-        gdn_block_args r     = *before;
-        gdn_batch      one   = gdn_batch_init();
-        const int64_t  from[1] = { 0 }, to[1] = { 1 };
-        gdn_tensor     pools[2] = { states(k, k->left, 2, false),
-                                    conv_states(k, k->left, 2, false) };
+        const int64_t first = (int64_t)ring2_get(&before->batch->cu_seqlens, l->row[i]);
+        gdn_block_args r = *before;
+        gdn_batch one = gdn_batch_init();
+        const int64_t from[1] = { 0 }, to[1] = { 1 };
+        gdn_tensor pools[2] = { states(k, k->left, 2, false), conv_states(k, k->left, 2, false) };
         if (l->slot[i] < 0) continue;
         /* A state is updated in place, so the pools are of the checkpoints' dtype; it starts
          * from one that this dtype holds exactly, or there is none. */
         for (int j = 0; j < 2; j++) {
             const gdn_tensor *old = j ? &before->conv_state : &before->state;
-            gdn_tensor        slot = ring2_narrow(&pools[j], 0, 0, 1), was;
+            gdn_tensor slot = ring2_narrow(&pools[j], 0, 0, 1), was;
             if (!old->data) continue;
             was = ring2_narrow(old, 0, l->row[i], 1);
             ring2_copy(&slot, &was);
         }
-        one.read_slots  = ring2_indices(GDN_I32, 1, from);
+        one.read_slots = ring2_indices(GDN_I32, 1, from);
         one.write_slots = ring2_indices(GDN_I32, 1, to);
-        r.hidden        = ring2_narrow(&before->hidden, 0, first, l->tokens[i]);
-        r.out           = ring2_narrow(&before->out, 0, first, l->tokens[i]);
+        r.hidden = ring2_narrow(&before->hidden, 0, first, l->tokens[i]);
+        r.out = ring2_narrow(&before->out, 0, first, l->tokens[i]);
         r.state = pools[0], r.conv_state = pools[1];
         const int64_t initial[1] = { before->state.data != NULL };
-        one.has_initial_state    = ring2_indices(GDN_U8, 1, initial);
-        r.batch                  = &one;
+        one.has_initial_state = ring2_indices(GDN_U8, 1, initial);
+        r.batch = &one;
         call(ring2_ctx(1), &r);
         const gdn_tensor want = ring2_narrow(&r.state, 0, 1, 1);
         const gdn_tensor conv_want = ring2_narrow(&r.conv_state, 0, 1, 1);
@@ -189,12 +187,12 @@ static void round_states(gdn_block_args *a)
 static void check(const struct kind *k, int64_t every, int which, int threads)
 {
     static struct left l;
-    gdn_batch          t;
-    gdn_block_args     a = make_call(k, B, &t), before, without;
+    gdn_batch t;
+    gdn_block_args a = make_call(k, B, &t), before, without;
     round_states(&a);
     leave(&t, every, &l);
     if (every != 100) choose_slots(&t, 1, &l);
-    before  = clone(&a);
+    before = clone(&a);
     without = clone(&a);
     if (which != 2) a.checkpoints = states(k, k->left, l.n + 1, k->turned);
     if (which != 1) a.conv_checkpoints = conv_states(k, k->left, l.n + 1, k->turned);
@@ -210,7 +208,7 @@ static void check(const struct kind *k, int64_t every, int which, int threads)
     call(ring2_ctx(threads), &a);
     ring2_call_end();
     const gdn_batch plain = ring2_no_checkpoints(&t);
-    without.batch         = &plain;
+    without.batch = &plain;
     call(ring2_ctx(1), &without);
     ring2_expect_bits("out", &a.out, &without.out);
     ring2_expect_bits("state", &a.state, &without.state);
@@ -233,12 +231,12 @@ static void G18_no_states(void)
 {
     static struct left l;
     for (int i = 0; i < N_KINDS; i++) {
-        gdn_batch      t;
+        gdn_batch t;
         gdn_block_args a = make_call(&kinds[i], B, &t), before;
         a.state.data = a.conv_state.data = NULL;
         leave(&t, 0, &l);
-        before             = clone(&a);
-        a.checkpoints      = states(&kinds[i], kinds[i].left, l.n, kinds[i].turned);
+        before = clone(&a);
+        a.checkpoints = states(&kinds[i], kinds[i].left, l.n, kinds[i].turned);
         a.conv_checkpoints = conv_states(&kinds[i], kinds[i].left, l.n, kinds[i].turned);
         call(ring2_ctx(2), &a);
         expect_checkpoints(&before, &a.checkpoints, &a.conv_checkpoints, &kinds[i], &l);
@@ -250,16 +248,16 @@ static void G18_one_pool(void)
 {
     static struct left l;
     for (int i = 0; i < 2 * N_KINDS; i++) {
-        gdn_batch      t;
-        struct kind    own = kinds[i / 2];
-        gdn_block_args a   = make_call(&own, B + 20, &t), before;
-        own.left           = own.states;
+        gdn_batch t;
+        struct kind own = kinds[i / 2];
+        gdn_block_args a = make_call(&own, B + 20, &t), before;
+        own.left = own.states;
         round_states(&a);
         leave(&t, 100, &l);
         choose_slots(&t, B, &l);
-        t.write            = i % 2 ? GDN_WRITE_NONE : GDN_WRITE_FINAL;
-        before             = clone(&a);
-        a.checkpoints      = a.state;
+        t.write = i % 2 ? GDN_WRITE_NONE : GDN_WRITE_FINAL;
+        before = clone(&a);
+        a.checkpoints = a.state;
         a.conv_checkpoints = a.conv_state;
         call(ring2_ctx(2), &a);
         expect_checkpoints(&before, &a.checkpoints, &a.conv_checkpoints, &own, &l);
@@ -315,12 +313,12 @@ static void expect_converted(const char *what, const struct kind *k, const gdn_b
 static void eight(const struct kind *k, int32_t dtype, int32_t rounding)
 {
     static struct left l;
-    gdn_batch          t;
-    gdn_block_args     a = make_call(k, B, &t), wide;
+    gdn_batch t;
+    gdn_block_args a = make_call(k, B, &t), wide;
     leave(&t, 7, &l);
-    a.flags    = 0; /* GDN_EXACT rounds such states after every token */
+    a.flags = 0; /* GDN_EXACT rounds such states after every token */
     a.rounding = rounding, a.seed = ring2_bits();
-    wide       = clone(&a);
+    wide = clone(&a);
     a.state = zeros(k, dtype, B), a.state_scales = scales_of(B);
     convert(k, &wide.state, NULL, &a.state, &a.state_scales, GDN_ROUND_NEAREST, 0);
     convert(k, &a.state, &a.state_scales, &wide.state, NULL, GDN_ROUND_NEAREST, 0);
@@ -344,9 +342,8 @@ static void G21_states_of_8_bits(void)
 {
     for (int i = 0; i < 8; i++) {
         struct kind k = kinds[i % 2];
-        k.states      = GDN_F32;
-        eight(&k, i / 2 % 2 ? GDN_E4M3 : GDN_I8,
-              i / 4 ? GDN_ROUND_STOCHASTIC : GDN_ROUND_NEAREST);
+        k.states = GDN_F32;
+        eight(&k, i / 2 % 2 ? GDN_E4M3 : GDN_I8, i / 4 ? GDN_ROUND_STOCHASTIC : GDN_ROUND_NEAREST);
     }
 }
 
@@ -355,17 +352,17 @@ static void states_apart(void)
 {
     for (int i = 0; i < 2; i++) {
         struct kind k = kinds[i];
-        k.states      = GDN_F32;
-        gdn_batch        t;
-        gdn_block_args   a = make_call(&k, B, &t), b;
+        k.states = GDN_F32;
+        gdn_batch t;
+        gdn_block_args a = make_call(&k, B, &t), b;
         const gdn_tensor wide = a.state;
-        const int64_t    rows = k.layout ? K : V, columns = k.layout ? V : K;
+        const int64_t rows = k.layout ? K : V, columns = k.layout ? V : K;
         a.flags = 0;
         a.state = zeros(&k, GDN_E5M2, B);
         convert(&k, &wide, NULL, &a.state, NULL, GDN_ROUND_NEAREST, 0);
-        b                 = clone(&a);
-        b.state           = ring2_new(GDN_E5M2, 0, 4, B, HV, rows, 3 * columns);
-        b.state.size[3]   = columns;
+        b = clone(&a);
+        b.state = ring2_new(GDN_E5M2, 0, 4, B, HV, rows, 3 * columns);
+        b.state.size[3] = columns;
         b.state.stride[3] = 3;
         convert(&k, &a.state, NULL, &b.state, NULL, GDN_ROUND_NEAREST, 0);
         call(ring2_ctx(2), &a);
@@ -381,27 +378,27 @@ static void G21_exact_calls_of_any_length(void)
     enum { PART = 100 };
     for (int i = 0; i < 2; i++) {
         const struct kind *k = &kinds[0];
-        gdn_batch          t;
-        gdn_block_args     a = make_call(k, B, &t), parts;
-        const gdn_tensor   wide = a.state;
+        gdn_batch t;
+        gdn_block_args a = make_call(k, B, &t), parts;
+        const gdn_tensor wide = a.state;
         a.flags |= GDN_EXACT;
         a.rounding = GDN_ROUND_STOCHASTIC, a.seed = ring2_bits();
         a.state = zeros(k, i ? GDN_E4M3 : GDN_I8, B), a.state_scales = scales_of(B);
         convert(k, &wide, NULL, &a.state, &a.state_scales, GDN_ROUND_NEAREST, 0);
-        parts              = clone(&a);
+        parts = clone(&a);
         parts.state_scales = ring2_clone(&a.state_scales);
         call(ring2_ctx(2), &a);
         for (int64_t b = 0, first = 0; b < B; first += lengths[b++])
             for (int64_t n = 0; n < lengths[b]; n += PART) {
-                const int64_t  size = lengths[b] - n < PART ? lengths[b] - n : PART;
-                gdn_block_args p    = parts;
-                p.batch        = NULL;
-                p.hidden       = ring2_narrow(&parts.hidden, 0, first + n, size);
-                p.out          = ring2_narrow(&parts.out, 0, first + n, size);
-                p.state        = ring2_narrow(&parts.state, 0, b, 1);
+                const int64_t size = lengths[b] - n < PART ? lengths[b] - n : PART;
+                gdn_block_args p = parts;
+                p.batch = NULL;
+                p.hidden = ring2_narrow(&parts.hidden, 0, first + n, size);
+                p.out = ring2_narrow(&parts.out, 0, first + n, size);
+                p.state = ring2_narrow(&parts.state, 0, b, 1);
                 p.state_scales = ring2_narrow(&parts.state_scales, 0, b, 1);
-                p.conv_state   = ring2_narrow(&parts.conv_state, 0, b, 1);
-                p.seed         = parts.seed + (uint64_t)n;
+                p.conv_state = ring2_narrow(&parts.conv_state, 0, b, 1);
+                p.seed = parts.seed + (uint64_t)n;
                 call(ring2_ctx(1), &p);
             }
         ring2_expect_bits("out", &a.out, &parts.out);
@@ -413,15 +410,15 @@ static void G21_exact_calls_of_any_length(void)
 
 /* ---- G1 ------------------------------------------------------------------------------------ */
 
-#define REFUSE(seen, status, needle, ...)                                    \
-    do {                                                                     \
-        gdn_batch       t_, *t = &t_;                                        \
-        gdn_block_args  a_ = make_call(k, B + 20, t), *a = &a_;              \
-        a->checkpoints = states(k, GDN_F32, 60, false);                      \
-        a->conv_checkpoints = conv_states(k, GDN_F32, 60, false);            \
-        t->checkpoint_every = 50;                                            \
-        __VA_ARGS__;                                                         \
-        ring2_refused(ring2_ctx(1), GDN_OP_BLOCK, a, seen, status, needle);  \
+#define REFUSE(seen, status, needle, ...)                                   \
+    do {                                                                    \
+        gdn_batch t_, *t = &t_;                                             \
+        gdn_block_args a_ = make_call(k, B + 20, t), *a = &a_;              \
+        a->checkpoints = states(k, GDN_F32, 60, false);                     \
+        a->conv_checkpoints = conv_states(k, GDN_F32, 60, false);           \
+        t->checkpoint_every = 50;                                           \
+        __VA_ARGS__;                                                        \
+        ring2_refused(ring2_ctx(1), GDN_OP_BLOCK, a, seen, status, needle); \
     } while (0)
 
 static void G1_refused(void)
@@ -436,8 +433,7 @@ static void G1_refused(void)
     REFUSE(RING2_STRUCT, GDN_E_SHAPE, "checkpoints", a->checkpoints.size[3] = 8);
     REFUSE(RING2_STRUCT, GDN_E_DTYPE, "checkpoints", a->checkpoints.dtype = GDN_I32);
     REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoints",
-           a->checkpoints = ring2_narrow(&a->state, 0, 1, 20),
-           a->conv_checkpoints.size[0] = 20);
+           a->checkpoints = ring2_narrow(&a->state, 0, 1, 20), a->conv_checkpoints.size[0] = 20);
     REFUSE(RING2_STRUCT, GDN_E_ARG, "conv_checkpoints",
            a->conv_checkpoints.data = a->conv_state.data, a->checkpoints.data = NULL);
     REFUSE(RING2_STRUCT, GDN_E_ARG, "checkpoint_every", t->checkpoint_every = -1);

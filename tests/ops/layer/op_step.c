@@ -9,24 +9,34 @@
 /* ---- Generated cases ---- */
 
 enum {
-    ACT = N_BATCH_FACTORS, STATE, CONV, SIZE, LAYOUT, MAP, TAPS, LENGTH, GATES, KIND, NORMED, EXACT,
+    ACT = N_BATCH_FACTORS,
+    STATE,
+    CONV,
+    SIZE,
+    LAYOUT,
+    MAP,
+    TAPS,
+    LENGTH,
+    GATES,
+    KIND,
+    NORMED,
+    EXACT,
     N_FACTORS
 };
 
 static const struct ring2_factor factors[N_FACTORS - N_BATCH_FACTORS] = {
-    [ACT - N_BATCH_FACTORS]    = { 3, { "f32", "bf16", "f16" } },
-    [STATE - N_BATCH_FACTORS]  = { 5, { "S=f32", "S=bf16", "S=f16", "S=i8", "S=e4m3" } },
-    [CONV - N_BATCH_FACTORS]   = { 3, { "C=f32", "C=bf16", "C=f16" } },
-    [SIZE - N_BATCH_FACTORS]   = { 5, { "1/1x16/24", "2/4x64", "1/3x5/3", "2/2x128",
-                                        "1/2x200/40" } },
+    [ACT - N_BATCH_FACTORS] = { 3, { "f32", "bf16", "f16" } },
+    [STATE - N_BATCH_FACTORS] = { 5, { "S=f32", "S=bf16", "S=f16", "S=i8", "S=e4m3" } },
+    [CONV - N_BATCH_FACTORS] = { 3, { "C=f32", "C=bf16", "C=f16" } },
+    [SIZE - N_BATCH_FACTORS] = { 5, { "1/1x16/24", "2/4x64", "1/3x5/3", "2/2x128", "1/2x200/40" } },
     [LAYOUT - N_BATCH_FACTORS] = { 2, { "vk", "kv" } },
-    [MAP - N_BATCH_FACTORS]    = { 2, { "", "interleaved" } },
-    [TAPS - N_BATCH_FACTORS]   = { 3, { "W2", "W4", "W16" } },
+    [MAP - N_BATCH_FACTORS] = { 2, { "", "interleaved" } },
+    [TAPS - N_BATCH_FACTORS] = { 3, { "W2", "W4", "W16" } },
     [LENGTH - N_BATCH_FACTORS] = { 2, { "S=W-1", "S=W+2" } },
-    [GATES - N_BATCH_FACTORS]  = { 2, { "gates=f32", "gates=A" } },
-    [KIND - N_BATCH_FACTORS]   = { 3, { "", "bound", "twice" } },
+    [GATES - N_BATCH_FACTORS] = { 2, { "gates=f32", "gates=A" } },
+    [KIND - N_BATCH_FACTORS] = { 3, { "", "bound", "twice" } },
     [NORMED - N_BATCH_FACTORS] = { 4, { "", "norm", "z", "weight" } },
-    [EXACT - N_BATCH_FACTORS]  = { 2, { "", "exact" } },
+    [EXACT - N_BATCH_FACTORS] = { 2, { "", "exact" } },
 };
 /* The last ones are levels of some cases once more. */
 enum { N_SIZES = 5, N_ALL_SIZES = 7 };
@@ -51,8 +61,8 @@ static void make_states(gdn_step_args *a, const struct ring2_batch *b, const int
     const int64_t Hv = a->n_value_heads, k = a->key_head_dim, v = a->value_head_dim;
     const int64_t gap = level[VIEW] == GAPS ? 4 : 0;
     if (!ring2_batch_has_state(b)) return;
-    a->state      = level[LAYOUT] ? ring2_new(level[STATE], gap, 4, b->P, Hv, k, v)
-                                  : ring2_new(level[STATE], gap, 4, b->P, Hv, v, k);
+    a->state = level[LAYOUT] ? ring2_new(level[STATE], gap, 4, b->P, Hv, k, v)
+                             : ring2_new(level[STATE], gap, 4, b->P, Hv, v, k);
     a->conv_state = ring2_new(level[CONV], gap, 3, b->P, channels, S, 0);
     ring2_fill(&a->conv_state, -1, 1);
     if (level[STATE] <= GDN_F16) {
@@ -78,12 +88,12 @@ static void make_weights(gdn_step_args *a, const int *level, int64_t channels, i
 static void run_case(const int *level, int number)
 {
     struct ring2_batch b;
-    gdn_ctx           *ctx = ring2_ctx(1 + number % 3);
-    gdn_step_args      a   = gdn_step_args_init();
-    const int         *s   = sizes[level[SIZE]];
-    const int64_t      channels = 2 * s[0] * s[2] + s[1] * s[3];
-    const int32_t      A = level[ACT], other = A == GDN_BF16 ? GDN_F16 : GDN_BF16;
-    const int32_t      gates = !level[GATES] ? GDN_F32 : number % 3 ? A : other;
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
+    gdn_step_args a = gdn_step_args_init();
+    const int *s = sizes[level[SIZE]];
+    const int64_t channels = 2 * s[0] * s[2] + s[1] * s[3];
+    const int32_t A = level[ACT], other = A == GDN_BF16 ? GDN_F16 : GDN_BF16;
+    const int32_t gates = !level[GATES] ? GDN_F32 : number % 3 ? A : other;
     a.n_key_heads = s[0], a.n_value_heads = s[1], a.key_head_dim = s[2], a.value_head_dim = s[3];
     ring2_batch_make(&b, level);
     a.x = ring2_batch_rows(&b, A, level[VIEW] == FUSED ? channels + 12 : channels, 0);
@@ -98,15 +108,15 @@ static void run_case(const int *level, int number)
     make_states(&a, &b, level);
     make_weights(&a, level, channels, number);
     if (number % 6 == 5) a.conv_weight.data = a.conv_bias.data = a.conv_state.data = NULL;
-    a.state_layout     = level[LAYOUT];
-    a.head_map         = level[MAP];
+    a.state_layout = level[LAYOUT];
+    a.head_map = level[MAP];
     a.gate_lower_bound = level[KIND] == 1 ? -4 : 0;
-    a.beta_kind        = level[KIND] == 2 ? GDN_BETA_TWICE_SIGMOID : 0;
-    a.norm             = number % 5;
-    a.flags            = level[EXACT] ? GDN_EXACT : 0;
-    a.rounding         = number % 7 == 3;
-    a.seed             = (uint64_t)number;
-    a.batch            = &b.batch;
+    a.beta_kind = level[KIND] == 2 ? GDN_BETA_TWICE_SIGMOID : 0;
+    a.norm = number % 5;
+    a.flags = level[EXACT] ? GDN_EXACT : 0;
+    a.rounding = number % 7 == 3;
+    a.seed = (uint64_t)number;
+    a.batch = &b.batch;
     if (number % 2) {
         ring2_give_workspace(ctx, GDN_OP_STEP, &a);
     }
@@ -116,7 +126,7 @@ static void run_case(const int *level, int number)
 static bool begin_case(const int *row, int number, bool again)
 {
     char name[240];
-    int  level[N_FACTORS];
+    int level[N_FACTORS];
     memcpy(level, row, sizeof level);
     if (again) level[SIZE] = 0; /* it has no name there */
     ring2_name_case(level, factors, N_FACTORS - N_BATCH_FACTORS, name, sizeof name);
@@ -127,13 +137,13 @@ static bool begin_case(const int *row, int number, bool again)
 
 static void run_cases(void)
 {
-    static int           rows[300][RING2_MAX_FACTORS];
-    int                  levels[N_FACTORS];
+    static int rows[300][RING2_MAX_FACTORS];
+    int levels[N_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
     for (int i = 0; i < N_FACTORS; i++)
         levels[i] = i < N_BATCH_FACTORS ? ring2_batch_factors[i].n : factors[i - N_BATCH_FACTORS].n;
     const int few = ring2_pairs(&f, rows, 300);
-    const int n   = ring2_pairs_again(&f, rows, few, 300, SIZE, N_SIZES, N_ALL_SIZES);
+    const int n = ring2_pairs_again(&f, rows, few, 300, SIZE, N_SIZES, N_ALL_SIZES);
     for (int i = 0; i < n; i++) {
         if (!begin_case(rows[i], i, i >= few)) continue;
         run_case(rows[i], i);
@@ -151,13 +161,14 @@ static void give_slots(gdn_step_args *a, gdn_batch *t, int64_t B, int64_t T, boo
     for (int64_t s = 0; s < B; s++)
         ring2_set(&t->read_slots, s, s == 1 ? -1 : (double)(2 * (B - 1 - s)));
     if (!each) return;
-    t->write       = GDN_WRITE_EACH;
+    t->write = GDN_WRITE_EACH;
     t->write_slots = ring2_new(GDN_I64, 0, 2, B, T, 0, 0);
     for (int64_t i = 0; i < B * T; i++) {
         const bool own = back && i % T == (i / T) % T;
-        ring2_set(&t->write_slots, i, i / T == 1 ? -1
-                                      : own      ? ring2_get(&t->read_slots, i / T)
-                                                 : (double)(2 * B + i));
+        ring2_set(&t->write_slots, i,
+                  i / T == 1 ? -1
+                  : own      ? ring2_get(&t->read_slots, i / T)
+                             : (double)(2 * B + i));
     }
     a->batch = t;
 }
@@ -166,18 +177,18 @@ static void give_slots(gdn_step_args *a, gdn_batch *t, int64_t B, int64_t T, boo
  * heads that are clusters and some that are not; 1 to 9 tokens. */
 static void as_engines_call(int number)
 {
-    static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 64, 64 },  { 2, 2, 128, 64 },
-                                     { 1, 4, 60, 104 },  { 4, 4, 8, 16 },    { 1, 9, 16, 32 },
+    static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 64, 64 }, { 2, 2, 128, 64 },
+                                     { 1, 4, 60, 104 },  { 4, 4, 8, 16 },  { 1, 9, 16, 32 },
                                      { 1, 8, 64, 128 },  { 1, 6, 100, 16 } };
     static const int64_t tokens[] = { 1, 4, 1, 2, 9, 1, 5, 8 };
-    const int     *s = shapes[number % 8], form = number / 8;
-    const int64_t  T = tokens[(number + form) % 8], B = 1 + number % 3 * 2, P = 2 * B + B * T;
-    const int32_t  A = number % 3, state = (number / 3 + form) % 3;
-    const int64_t  channels = 2 * s[0] * s[2] + s[1] * s[3];
-    const int      layout = number / 2 % 2, S = 3 + number % 4 / 3 * 2;
-    int            level[N_FACTORS] = { 0 };
-    gdn_batch      t = gdn_batch_init();
-    gdn_step_args  a = gdn_step_args_init();
+    const int *s = shapes[number % 8], form = number / 8;
+    const int64_t T = tokens[(number + form) % 8], B = 1 + number % 3 * 2, P = 2 * B + B * T;
+    const int32_t A = number % 3, state = (number / 3 + form) % 3;
+    const int64_t channels = 2 * s[0] * s[2] + s[1] * s[3];
+    const int layout = number / 2 % 2, S = 3 + number % 4 / 3 * 2;
+    int level[N_FACTORS] = { 0 };
+    gdn_batch t = gdn_batch_init();
+    gdn_step_args a = gdn_step_args_init();
     struct ring2_batch b = { .level = level, .P = P };
     a.n_key_heads = s[0], a.n_value_heads = s[1], a.key_head_dim = s[2], a.value_head_dim = s[3];
     a.x = ring2_new(A, number % 2 ? 0 : 5, 3, B, T, channels, 0);
@@ -201,7 +212,7 @@ static void as_engines_call(int number)
     ring2_fill(&a.conv_state, -1, 1);
     make_weights(&a, level, channels, number);
     a.state_layout = layout;
-    a.batch        = &t;
+    a.batch = &t;
     if (number % 4) give_slots(&a, &t, B, T, number % 4 > 1, number % 4 == 3);
     t.pad_policy = number % 5 == 2 ? GDN_PAD_KEEP : GDN_PAD_ZERO;
     if (form == 3) t.write = number % 4 > 1 ? t.write : GDN_WRITE_NONE;
@@ -219,14 +230,14 @@ static void one_token(int number)
 {
     static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 128, 128 }, { 2, 2, 128, 64 },
                                      { 1, 9, 128, 32 },  { 1, 8, 128, 128 }, { 3, 6, 128, 128 } };
-    const int     *s = shapes[number % 6], form = number / 6;
-    const bool     many = s[0] == 3, few = form == 4; /* many: blocks of whole heads */
-    const int64_t  B = many ? 47 : 1 + form, P = few ? B - 2 : 2 * B;
-    const int64_t  channels = 2 * s[0] * s[2] + s[1] * s[3];
-    const int32_t  A = GDN_BF16 + form % 2;
-    int            level[N_FACTORS] = { 0 };
-    gdn_batch      t = gdn_batch_init();
-    gdn_step_args  a = gdn_step_args_init();
+    const int *s = shapes[number % 6], form = number / 6;
+    const bool many = s[0] == 3, few = form == 4; /* many: blocks of whole heads */
+    const int64_t B = many ? 47 : 1 + form, P = few ? B - 2 : 2 * B;
+    const int64_t channels = 2 * s[0] * s[2] + s[1] * s[3];
+    const int32_t A = GDN_BF16 + form % 2;
+    int level[N_FACTORS] = { 0 };
+    gdn_batch t = gdn_batch_init();
+    gdn_step_args a = gdn_step_args_init();
     struct ring2_batch b = { .level = level, .P = P };
     level[SLOTS] = READ, level[TAPS] = 1, level[CONV] = level[ACT] = A;
     level[STATE] = number % 2 ? A : GDN_F32, level[NORMED] = s[3] == 128 ? form % 4 : 0;
@@ -279,8 +290,16 @@ static void step_head(const struct layer *l, const gdn_step_args *a, int h, doub
     const size_t T = (size_t)l->T;
     double *q = ring2_heap(T * K * 8), *k = ring2_heap(T * K * 8), *v = ring2_heap(T * V * 8);
     double *alpha = ring2_heap(T * 8), *beta = ring2_heap(T * 8), *o = ring2_heap(T * V * 8);
-    struct oracle_rule r = { .T = l->T, .K = K, .V = V, .scale = 1 / sqrt(K), .q = q, .k = k,
-                             .v = v, .alpha = alpha, .beta = beta, .o = o,
+    struct oracle_rule r = { .T = l->T,
+                             .K = K,
+                             .V = V,
+                             .scale = 1 / sqrt(K),
+                             .q = q,
+                             .k = k,
+                             .v = v,
+                             .alpha = alpha,
+                             .beta = beta,
+                             .o = o,
                              .state = l->state + h * V * K };
     for (int64_t t = 0; t < l->T; t++) {
         const double *row = l->qkv + t * D;
@@ -289,7 +308,7 @@ static void step_head(const struct layer *l, const gdn_step_args *a, int h, doub
         memcpy(v + t * V, row + 2 * HK * K + h * V, V * 8);
         alpha[t] = exp(oracle_gate(l->alog[t * HV + h], ring2_get(&a->A_log, h),
                                    ring2_get(&a->dt_bias, h), 0));
-        beta[t]  = oracle_sigmoid(l->b[t * HV + h]);
+        beta[t] = oracle_sigmoid(l->b[t * HV + h]);
     }
     oracle_rule(&r);
     for (int64_t t = 0; t < l->T; t++) {
@@ -307,12 +326,12 @@ static void step_sequence(const gdn_step_args *a, const gdn_tensor *conv, int64_
                           struct model *m)
 {
     gdn_block_args shared = gdn_block_args_init(); /* as block_model.h has the states */
-    const int64_t  T      = a->x.size[1];
+    const int64_t T = a->x.size[1];
     shared.state = a->state, shared.state_layout = a->state_layout;
     struct layer l = { .a = &shared, .T = T };
     l.state = ring2_heap(HV * V * K * 8);
-    l.qkv   = tokens_of(conv, b, T, D);
-    l.z     = tokens_of(&a->z, b, T, HV * V);
+    l.qkv = tokens_of(conv, b, T, D);
+    l.z = tokens_of(&a->z, b, T, HV * V);
     l.alog = tokens_of(&a->a, b, T, HV), l.b = tokens_of(&a->b, b, T, HV);
     move_states(&shared, &l, b, NULL);
     for (int h = 0; h < HV; h++) step_head(&l, a, h, m->out.want + b * T * HV * V);
@@ -330,10 +349,10 @@ static void make_norm_room(struct expected *e, int32_t dtype)
 static void against_the_oracle(void)
 {
     for (int i = 0; i < 3 * N_KINDS && !ring2_failed(); i++) {
-        const struct kind  *k = &kinds[i / 3];
+        const struct kind *k = &kinds[i / 3];
         const gdn_step_args a = make_call(k, 3, 1 + i % 3 * 4, 4), b = clone(&a);
-        const gdn_tensor    conv = convolve_alone(ring2_ctx(1), &b);
-        struct model        m;
+        const gdn_tensor conv = convolve_alone(ring2_ctx(1), &b);
+        struct model m;
         expect_none(&m.out, &a.out, false);
         expect_none(&m.state, &a.state, true);
         for (int64_t s = 0; s < 3; s++) step_sequence(&a, &conv, s, &m);
@@ -350,7 +369,7 @@ static void against_the_oracle(void)
 static void no_notice(void)
 {
     gdn_step_args a = make_call(&kinds[0], 2, 3, 2), b = clone(&a);
-    a.flags         = GDN_BF16_PRODUCTS;
+    a.flags = GDN_BF16_PRODUCTS;
     call(ring2_ctx(1), &a);
     call(ring2_ctx(1), &b);
     ring2_expect_bits("out", &a.out, &b.out);

@@ -6,16 +6,16 @@
 /* Sequence s, tokens [t, t + n), without the batch. */
 static gdn_step_args part_of(const gdn_step_args *a, int64_t s, int64_t t, int64_t n)
 {
-    gdn_step_args     b    = *a;
+    gdn_step_args b = *a;
     gdn_tensor *const of[] = { &b.x, &b.a, &b.b, &b.z, &b.out };
     for (int i = 0; i < 5; i++) {
         if (!of[i]->data) continue;
         *of[i] = ring2_narrow(of[i], 0, s, 1);
         *of[i] = ring2_narrow(of[i], 1, t, n);
     }
-    b.state      = ring2_narrow(&b.state, 0, s, 1);
+    b.state = ring2_narrow(&b.state, 0, s, 1);
     b.conv_state = ring2_narrow(&b.conv_state, 0, s, 1);
-    b.batch      = NULL;
+    b.batch = NULL;
     return b;
 }
 
@@ -24,7 +24,7 @@ static void G4_G17_any_split(void)
 {
     for (int i = 0; i < 2 * N_KINDS; i++) {
         gdn_step_args a = make_call(&kinds[i % N_KINDS], 2, 9, 2), b;
-        a.flags         = i < N_KINDS ? 0 : GDN_EXACT;
+        a.flags = i < N_KINDS ? 0 : GDN_EXACT;
         if (!a.flags && a.state.dtype != GDN_F32) continue;
         b = clone(&a);
         call(ring2_ctx(1), &a);
@@ -59,11 +59,11 @@ static void G8_writes_nothing(void)
 {
     for (int i = 0; i < N_KINDS; i++) {
         gdn_step_args a = make_call(&kinds[i], 2, 1, 2), b;
-        gdn_tensor    v = ring2_narrow(&a.x, 2, 2 * HK * K, HV * V);
+        gdn_tensor v = ring2_narrow(&a.x, 2, 2 * HK * K, HV * V);
         a.conv_state.data = NULL;
-        a.x               = ring2_clone(&a.x);
-        b                 = clone(&a);
-        b.x               = ring2_clone(&a.x);
+        a.x = ring2_clone(&a.x);
+        b = clone(&a);
+        b.x = ring2_clone(&a.x);
         ring2_fill_value(&a.b, -(double)INFINITY);
         v = ring2_narrow(&a.x, 2, 2 * HK * K, HV * V);
         ring2_fill_value(&v, (double)NAN);
@@ -86,19 +86,19 @@ static void G10_G11_padding_and_masks(void)
     static const int64_t counts[4] = { 2, 3, 0, 5 };
     static const int64_t starts[4] = { 1, 0, 0, 0 };
     for (int i = 0; i < 2 * N_KINDS; i++) {
-        gdn_step_args  a = make_call(&kinds[i % N_KINDS], 4, 5, 5), b;
-        gdn_batch      t = gdn_batch_init();
+        gdn_step_args a = make_call(&kinds[i % N_KINDS], 4, 5, 5), b;
+        gdn_batch t = gdn_batch_init();
         const int64_t *slots = i & 1 ? from_1 : from_0;
-        t.first_slot         = i & 1;
+        t.first_slot = i & 1;
         for (int64_t s = 0; s < 5; s++) {
             if (s == slots[3] || s == 1 || s == 3) continue;
             const gdn_tensor one = ring2_narrow(&a.state, 0, s, 1);
             ring2_fill_value(&one, (double)NAN);
         }
-        t.read_slots  = ring2_indices(GDN_I32, 4, slots);
+        t.read_slots = ring2_indices(GDN_I32, 4, slots);
         t.token_start = ring2_indices(GDN_I32, 4, starts);
         t.token_count = ring2_indices(GDN_I32, 4, counts);
-        t.pad_policy  = i < N_KINDS ? GDN_PAD_ZERO : GDN_PAD_KEEP;
+        t.pad_policy = i < N_KINDS ? GDN_PAD_ZERO : GDN_PAD_KEEP;
         for (int64_t s = 0; s < 4; s++)
             for (int64_t at = 0; at < 5; at++) {
                 gdn_step_args one = part_of(&a, s, at, 1);
@@ -107,7 +107,7 @@ static void G10_G11_padding_and_masks(void)
                 if (one.z.data) ring2_fill_value(&one.z, (double)NAN);
             }
         a.batch = &t;
-        b       = clone(&a);
+        b = clone(&a);
         expect_apart(ring2_ctx(2), &a);
         if (i < N_KINDS) ring2_fill_value(&b.out, 0);
         expect_rows("padding", &a.out, &b.out, 1);
@@ -122,16 +122,16 @@ static void G19_tree(void)
     static const int64_t parents[2 * T] = { -1, 0, 0, 1, -1, 4, 2, -1, 0, 1, 1, 1, 4, 0 };
     for (int i = 0; i < N_KINDS; i++) {
         gdn_step_args a = make_call(&kinds[i], 2, T, 2), b;
-        gdn_batch     t = gdn_batch_init();
-        t.parents       = ring2_new(GDN_I32, 0, 2, 2, T, 0, 0);
+        gdn_batch t = gdn_batch_init();
+        t.parents = ring2_new(GDN_I32, 0, 2, 2, T, 0, 0);
         for (int64_t e = 0; e < 2 * T; e++) ring2_set(&t.parents, e, (double)parents[e]);
         t.write = GDN_WRITE_NONE;
         a.batch = &t;
-        b       = clone(&a);
+        b = clone(&a);
         expect_apart(ring2_ctx(2), &a);
         if (a.state.dtype != GDN_F32) continue; /* each call rounds it */
         for (int64_t e = 0; e < 2 * T; e++) {
-            int64_t       chain[T], n = 0;
+            int64_t chain[T], n = 0;
             gdn_step_args c = clone(&b), last = c;
             for (int64_t at = e % T; at >= 0; at = parents[e / T * T + at]) chain[n++] = at;
             while (n-- > 0) {

@@ -15,14 +15,14 @@ enum { CALLS = 60 };
 
 static gdn_ctx *make_ctx(gdn_backend backend, uint32_t flags)
 {
-    char        text[256] = "";
-    gdn_ctx    *ctx       = NULL;
-    gdn_options o         = gdn_options_init();
-    o.n_threads           = 1;
-    o.backend             = backend;
-    o.flags               = flags;
-    o.error_text          = text;
-    o.error_text_bytes    = sizeof text;
+    char text[256] = "";
+    gdn_ctx *ctx = NULL;
+    gdn_options o = gdn_options_init();
+    o.n_threads = 1;
+    o.backend = backend;
+    o.flags = flags;
+    o.error_text = text;
+    o.error_text_bytes = sizeof text;
     if (gdn_ctx_create(&o, &ctx) != GDN_OK) ring2_fail("%s", text);
     return ctx;
 }
@@ -54,19 +54,19 @@ static void as_on_a_cpu(void)
     }
     gdn_ctx *cpu = make_ctx(GDN_BACKEND_CPU, 0);
     gdn_ctx *device = make_ctx(GDN_BACKEND_CUDA, GDN_CTX_CHECK_CONTENTS);
-    unsigned char    *before = ring2_heap(RING2_ARENA);
+    unsigned char *before = ring2_heap(RING2_ARENA);
     struct ring2_draw draw;
-    int               n_refused[RING2_N_OPS] = { 0 };
+    int n_refused[RING2_N_OPS] = { 0 };
     ring2_draw_init(&draw, true);
     for (int i = 0; i < RING2_N_OPS * CALLS && !ring2_failed(); i++) {
-        const gdn_op     op = (gdn_op)(i / CALLS);
+        const gdn_op op = (gdn_op)(i / CALLS);
         union ring2_call c;
-        gdn_batch        batch;
+        gdn_batch batch;
         ring2_draw_call(&draw, op, &c, &batch);
         n_refused[op] += compare(cpu, device, &draw, op, &c, before);
     }
-    static const gdn_op with_slots[] = { GDN_OP_PREFILL, GDN_OP_DECODE, GDN_OP_CONV1D, GDN_OP_BLOCK,
-                                         GDN_OP_STATE_COPY, GDN_OP_STEP };
+    static const gdn_op with_slots[] = { GDN_OP_PREFILL, GDN_OP_DECODE,     GDN_OP_CONV1D,
+                                         GDN_OP_BLOCK,   GDN_OP_STATE_COPY, GDN_OP_STEP };
     for (size_t i = 0; i < sizeof with_slots / sizeof *with_slots; i++)
         CHECK(n_refused[with_slots[i]] > 0, "op %d: no call was refused", (int)with_slots[i]);
     gdn_ctx_destroy(cpu), gdn_ctx_destroy(device);
@@ -76,13 +76,13 @@ static void as_on_a_cpu(void)
 static void only_with_the_flag(void)
 {
     static const int64_t slots[3] = { 0, 7, 1 }, lengths[3] = { 2, 2, 2 };
-    static const int     heads[3] = { 2, 2, 2 };
-    const gdn_backend    backend  = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
-    gdn_ctx             *plain = make_ctx(backend, 0);
-    gdn_ctx             *checks = make_ctx(backend, GDN_CTX_CHECK_CONTENTS);
-    gdn_batch           *t;
-    gdn_rule_args        a = ring2_rule_packed(GDN_F32, GDN_F32, 3, lengths, heads, 8, 8, &t);
-    a.state       = ring2_new(GDN_F32, 0, 4, 3, 2, 8, 8);
+    static const int heads[3] = { 2, 2, 2 };
+    const gdn_backend backend = ring2_on_device() ? GDN_BACKEND_CUDA : GDN_BACKEND_CPU;
+    gdn_ctx *plain = make_ctx(backend, 0);
+    gdn_ctx *checks = make_ctx(backend, GDN_CTX_CHECK_CONTENTS);
+    gdn_batch *t;
+    gdn_rule_args a = ring2_rule_packed(GDN_F32, GDN_F32, 3, lengths, heads, 8, 8, &t);
+    a.state = ring2_new(GDN_F32, 0, 4, 3, 2, 8, 8);
     t->read_slots = ring2_indices(GDN_I32, 3, slots);
     ring2_fill(&a.state, -1, 1);
     for (int decode = 0; decode < 2; decode++) {

@@ -11,15 +11,15 @@
 
 /* The call that is spoilt: 3 sequences, a pool of 9 slots, in place. */
 static struct {
-    gdn_ctx      *ctx;
-    gdn_op        op;
+    gdn_ctx *ctx;
+    gdn_op op;
     gdn_rule_args a;
-    gdn_batch    *t;
+    gdn_batch *t;
 } now;
 
 static bool begin(const char *what)
 {
-    static const int     heads[3] = { 2, 2, 4 };
+    static const int heads[3] = { 2, 2, 4 };
     static const int64_t lengths[3] = { 5, 12, 3 }, slots[3] = { 6, 2, 8 };
     if (!ring2_begin("G1 %s: %s", now.op == GDN_OP_DECODE ? "decode" : "prefill", what))
         return false;
@@ -37,14 +37,14 @@ static void refused(enum ring2_seen seen, gdn_status want, const char *needle)
 }
 
 /* Spoils the call by the statements, which see it as a and its batch as t. */
-#define REFUSE_SEEN(seen, what, want, needle, ...)  \
-    do {                                            \
-        if (!begin(what)) break;                    \
-        gdn_rule_args *a = &now.a;                  \
-        gdn_batch     *t = now.t;                   \
-        (void)a, (void)t;                           \
-        __VA_ARGS__;                                \
-        refused(seen, want, needle);                \
+#define REFUSE_SEEN(seen, what, want, needle, ...) \
+    do {                                           \
+        if (!begin(what)) break;                   \
+        gdn_rule_args *a = &now.a;                 \
+        gdn_batch *t = now.t;                      \
+        (void)a, (void)t;                          \
+        __VA_ARGS__;                               \
+        refused(seen, want, needle);               \
     } while (0)
 #define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, __VA_ARGS__)
 #define REFUSE_CONTENTS(...) REFUSE_SEEN(RING2_CONTENTS, __VA_ARGS__)
@@ -153,7 +153,8 @@ static void states(void)
     REFUSE("state_out beside state by one row", GDN_E_ARG, "state_out", a->state_out = a->state;
            a->state_out.data = (char *)a->state.data + 32; a->state_out.size[0]--);
     REFUSE("state_out of another dtype in the same memory", GDN_E_ARG, "state_out",
-           a->state_out = a->state; a->state_out.dtype = GDN_BF16);
+           a->state_out = a->state;
+           a->state_out.dtype = GDN_BF16);
     REFUSE("out on q", GDN_E_ARG, "out", a->out.data = a->q.data);
     REFUSE("out on v, one element on", GDN_E_ARG, "out", a->out.data = (char *)a->v.data + 4);
     REFUSE("out on g", GDN_E_ARG, "out", a->g.data = (char *)a->out.data + 8);
@@ -200,7 +201,8 @@ static void batches(void)
     REFUSE("GDN_WRITE_EACH without write_slots", decode ? GDN_E_ARG : GDN_E_UNSUPPORTED, "write",
            t->write = GDN_WRITE_EACH);
     REFUSE("GDN_WRITE_EACH with [B] slots", decode ? GDN_E_SHAPE : GDN_E_UNSUPPORTED, "write",
-           t->write = GDN_WRITE_EACH; t->write_slots = ring2_new(GDN_I32, 0, 1, 3, 0, 0, 0));
+           t->write = GDN_WRITE_EACH;
+           t->write_slots = ring2_new(GDN_I32, 0, 1, 3, 0, 0, 0));
 }
 
 static gdn_tensor three(int64_t x, int64_t y, int64_t z)
@@ -247,11 +249,14 @@ static void contents(void)
     REFUSE_CONTENTS("sink_slot another's", GDN_E_ARG, "slot", t->pad_policy = GDN_PAD_SINK;
                     t->sink_slot = 1; t->read_slots = three(1, -1, 2));
     REFUSE_CONTENTS("num_accepted_tokens 0", GDN_E_ARG, "num_accepted_tokens",
-                    t->num_accepted_tokens = three(1, 0, 1); t->read_slots = each(0, 0, 1));
+                    t->num_accepted_tokens = three(1, 0, 1);
+                    t->read_slots = each(0, 0, 1));
     REFUSE_CONTENTS("num_accepted_tokens 13", GDN_E_ARG, "num_accepted_tokens",
-                    t->num_accepted_tokens = three(1, 2, 13); t->read_slots = each(0, 0, 1));
+                    t->num_accepted_tokens = three(1, 2, 13);
+                    t->read_slots = each(0, 0, 1));
     REFUSE_CONTENTS("accepted slot P", GDN_E_ARG, "read_slots",
-                    t->num_accepted_tokens = three(1, 2, 1); t->read_slots = each(1, 1, 9));
+                    t->num_accepted_tokens = three(1, 2, 1);
+                    t->read_slots = each(1, 1, 9));
     REFUSE_CONTENTS("token_count -1", GDN_E_ARG, "token_count", t->token_count = three(5, 12, -1));
     REFUSE_CONTENTS("token_count above T", GDN_E_ARG, "token_count",
                     t->token_count = three(6, 12, 3));
@@ -269,17 +274,18 @@ static void contents(void)
 
 static void padded(void)
 {
-    REFUSE("cu_seqlens for padded tensors", GDN_E_ARG, "cu_seqlens",
-           gdn_tensor *rows[] = { &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out };
-           for (int i = 0; i < 6; i++) {
-               gdn_tensor *x = rows[i];
-               for (int d = x->ndim++; d > 0; d--) {
-                   x->size[d]   = x->size[d - 1];
-                   x->stride[d] = x->stride[d - 1];
-               }
-               x->size[0]   = 1;
-               x->stride[0] = 0;
-           });
+    REFUSE(
+        "cu_seqlens for padded tensors", GDN_E_ARG, "cu_seqlens",
+        gdn_tensor * rows[] = { &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out };
+        for (int i = 0; i < 6; i++) {
+            gdn_tensor *x = rows[i];
+            for (int d = x->ndim++; d > 0; d--) {
+                x->size[d] = x->size[d - 1];
+                x->stride[d] = x->stride[d - 1];
+            }
+            x->size[0] = 1;
+            x->stride[0] = 0;
+        });
 }
 
 static void workspaces(void)
@@ -300,11 +306,11 @@ static void accepted(void)
 {
     struct {
         gdn_rule_args args;
-        uint64_t      more[3];
+        uint64_t more[3];
     } newer;
     if (!begin("struct sizes")) return;
     memset(&newer, 0, sizeof newer);
-    newer.args             = now.a;
+    newer.args = now.a;
     newer.args.struct_size = sizeof newer;
     ring2_status(now.ctx, "newer", gdn_run_op(now.ctx, now.op, &newer), GDN_OK);
     newer.more[1] = 1;

@@ -18,23 +18,23 @@ static gdn_rule_args spoilable(gdn_batch **t)
     static const int64_t lengths[3] = { 20, 12, 9 }, slots[3] = { 6, 2, 8 };
     static const int64_t starts[4] = { 0, 2, 2, 4 }, at[4] = { 5, 20, 1, 9 };
     static const int64_t to[4] = { 3, 0, -1, 1 };
-    static const int     heads[3] = { 2, 2, H };
+    static const int heads[3] = { 2, 2, H };
     gdn_rule_args a = ring2_rule_packed(GDN_F32, GDN_F32, 3, lengths, heads, K, V, t);
-    a.state                    = pool(9);
-    a.checkpoints              = pool(5);
-    (*t)->read_slots           = ring2_indices(GDN_I32, 3, slots);
-    (*t)->checkpoint_starts    = ring2_indices(GDN_I32, 4, starts);
+    a.state = pool(9);
+    a.checkpoints = pool(5);
+    (*t)->read_slots = ring2_indices(GDN_I32, 3, slots);
+    (*t)->checkpoint_starts = ring2_indices(GDN_I32, 4, starts);
     (*t)->checkpoint_positions = ring2_indices(GDN_I64, 4, at);
-    (*t)->checkpoint_slots     = ring2_indices(GDN_I32, 4, to);
+    (*t)->checkpoint_slots = ring2_indices(GDN_I32, 4, to);
     return a;
 }
 
-#define REFUSE(seen, status, needle, ...)                                    \
-    do {                                                                     \
-        gdn_batch    *t;                                                     \
-        gdn_rule_args a_ = spoilable(&t), *a = &a_;                          \
-        __VA_ARGS__;                                                         \
-        ring2_refused(ring2_ctx(1), op, a, seen, status, needle);            \
+#define REFUSE(seen, status, needle, ...)                         \
+    do {                                                          \
+        gdn_batch *t;                                             \
+        gdn_rule_args a_ = spoilable(&t), *a = &a_;               \
+        __VA_ARGS__;                                              \
+        ring2_refused(ring2_ctx(1), op, a, seen, status, needle); \
     } while (0)
 #define LIST(...) list_of(sizeof((int64_t[]){ __VA_ARGS__ }) / 8, (int64_t[]){ __VA_ARGS__ })
 

@@ -10,7 +10,7 @@
 #include "gdn_train.h"
 #include "ring2.h"
 
-static gdn_ctx  *ctx;
+static gdn_ctx *ctx;
 static gdn_batch batch;
 
 /* Spoils the call of `make` by the statements, which see it as a. */
@@ -29,15 +29,15 @@ static gdn_batch batch;
 static gdn_conv1d_args conv1d(void)
 {
     static const int64_t cu[3] = { 0, 7, 9 };
-    gdn_conv1d_args      a = gdn_conv1d_args_init();
-    a.x      = ring2_new(GDN_F32, 0, 2, 9, 12, 0, 0);
-    a.out    = ring2_new(GDN_F32, 0, 2, 9, 12, 0, 0);
+    gdn_conv1d_args a = gdn_conv1d_args_init();
+    a.x = ring2_new(GDN_F32, 0, 2, 9, 12, 0, 0);
+    a.out = ring2_new(GDN_F32, 0, 2, 9, 12, 0, 0);
     a.weight = ring2_new(GDN_F32, 0, 2, 12, 4, 0, 0);
-    a.bias   = ring2_new(GDN_F32, 0, 1, 12, 0, 0, 0);
-    a.state  = ring2_new(GDN_F32, 0, 3, 5, 12, 3, 0);
-    batch    = gdn_batch_init();
+    a.bias = ring2_new(GDN_F32, 0, 1, 12, 0, 0, 0);
+    a.state = ring2_new(GDN_F32, 0, 3, 5, 12, 3, 0);
+    batch = gdn_batch_init();
     batch.cu_seqlens = ring2_indices(GDN_I32, 3, cu);
-    a.batch  = &batch;
+    a.batch = &batch;
     return a;
 }
 
@@ -90,7 +90,8 @@ static void refuse_conv1d(void)
     REFUSE_CONTENTS("slot written twice", GDN_E_ARG, "slot",
                     batch.write_slots = ring2_indices(GDN_I32, 2, (int64_t[]){ 4, 4 }));
     REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_CONV1D, conv1d, "workspace too small", GDN_E_MEMORY,
-                "workspace_bytes", a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 64);
+                "workspace_bytes", a->workspace = ring2_alloc(64, 64);
+                a->workspace_bytes = 64);
     REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_CONV1D, conv1d, "workspace misaligned", GDN_E_ARG,
                 "workspace", a->workspace = (char *)ring2_alloc(128, 64) + 32;
                 a->workspace_bytes = (size_t)1 << 40);
@@ -104,7 +105,7 @@ static gdn_gates_args gates(void)
     gdn_gates_args x = gdn_gates_args_init();
     x.a = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0), x.b = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0);
     x.g = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0), x.beta = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0);
-    x.A_log   = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0);
+    x.A_log = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0);
     x.dt_bias = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0);
     return x;
 }
@@ -145,7 +146,7 @@ static void refuse_gates(void)
 static gdn_gates_backward_args gates_backward(void)
 {
     gdn_gates_backward_args x = gdn_gates_backward_args_init();
-    gdn_tensor *rows[]    = { &x.a, &x.b, &x.dg, &x.dbeta, &x.da, &x.db };
+    gdn_tensor *rows[] = { &x.a, &x.b, &x.dg, &x.dbeta, &x.da, &x.db };
     gdn_tensor *vectors[] = { &x.A_log, &x.dt_bias, &x.dA_log, &x.ddt_bias };
     for (int i = 0; i < 6; i++) *rows[i] = ring2_new(GDN_F32, 0, 2, 9, 4, 0, 0);
     for (int i = 0; i < 4; i++) *vectors[i] = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0);
@@ -192,7 +193,7 @@ static void refuse_gates_backward(void)
 static gdn_l2norm_args l2norm(void)
 {
     gdn_l2norm_args a = gdn_l2norm_args_init();
-    a.x   = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.x = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
     a.out = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
     return a;
 }
@@ -200,9 +201,9 @@ static gdn_l2norm_args l2norm(void)
 static gdn_l2norm_backward_args l2norm_backward(void)
 {
     gdn_l2norm_backward_args a = gdn_l2norm_backward_args_init();
-    a.x    = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.x = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
     a.dout = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
-    a.dx   = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.dx = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
     return a;
 }
 
@@ -221,9 +222,9 @@ static gdn_prefill_backward_args prefill_backward(void)
 static gdn_rmsnorm_gated_args rmsnorm_gated(void)
 {
     gdn_rmsnorm_gated_args a = gdn_rmsnorm_gated_args_init();
-    a.x      = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
-    a.z      = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
-    a.out    = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.x = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.z = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
+    a.out = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
     a.weight = ring2_new(GDN_F32, 0, 1, 10, 0, 0, 0);
     return a;
 }
@@ -294,18 +295,20 @@ static void refuse_prefill_backward(void)
            a->A_log = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0));
     REFUSE("dA_log of log gates", GDN_E_ARG, "dA_log",
            a->dA_log = ring2_new(GDN_F32, 0, 1, 4, 0, 0, 0));
-    REFUSE("sigmoid of nothing", GDN_E_ARG, "beta",
-           a->beta_kind = GDN_BETA_SIGMOID; a->beta.data = NULL);
+    REFUSE("sigmoid of nothing", GDN_E_ARG, "beta", a->beta_kind = GDN_BETA_SIGMOID;
+           a->beta.data = NULL);
     gdn_batch t = gdn_batch_init();
     t.checkpoint_every = 100;
     REFUSE("checkpoints without numbers", GDN_E_ARG, "checkpoint_positions",
            a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8));
     REFUSE("checkpoint_every without checkpoints", GDN_E_ARG, "checkpoints", a->batch = &t);
     REFUSE("checkpoint_every of 100", GDN_E_ARG, "checkpoint_every",
-           a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8); a->batch = &t);
+           a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8);
+           a->batch = &t);
     t.checkpoint_every = 64, t.checkpoint_slots = ring2_indices(GDN_I32, 1, (int64_t[]){ 0 });
     REFUSE("checkpoint_slots", GDN_E_ARG, "checkpoint_slots",
-           a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8); a->batch = &t);
+           a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 6, 8);
+           a->batch = &t);
     REFUSE("checkpoints of other sizes", GDN_E_SHAPE, "checkpoints",
            a->checkpoints = ring2_new(GDN_F32, 0, 4, 1, 4, 8, 6);
            t.checkpoint_slots.data = NULL; a->batch = &t);
@@ -346,7 +349,7 @@ static gdn_rmsnorm_gated_backward_args rmsnorm_gated_backward(void)
     gdn_rmsnorm_gated_backward_args a = gdn_rmsnorm_gated_backward_args_init();
     gdn_tensor *rows[] = { &a.x, &a.z, &a.dout, &a.dx, &a.dz };
     for (int i = 0; i < 5; i++) *rows[i] = ring2_new(GDN_F32, 0, 2, 3, 10, 0, 0);
-    a.weight  = ring2_new(GDN_F32, 0, 1, 10, 0, 0, 0);
+    a.weight = ring2_new(GDN_F32, 0, 1, 10, 0, 0, 0);
     a.dweight = ring2_new(GDN_F32, 0, 1, 10, 0, 0, 0);
     return a;
 }
@@ -375,7 +378,8 @@ static void refuse_rmsnorm_gated_backward(void)
     REFUSE("dweight on weight", GDN_E_ARG, "dweight", a->dweight = a->weight);
     REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_RMSNORM_GATED_BACKWARD, rmsnorm_gated_backward,
                 "workspace too small", GDN_E_MEMORY, "workspace_bytes",
-                a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 1);
+                a->workspace = ring2_alloc(64, 64);
+                a->workspace_bytes = 1);
 }
 #undef REFUSE
 
@@ -386,22 +390,22 @@ enum { HIDDEN = 10, HK = 1, HV = 2, K = 4, V = 3, D = 2 * HK * K + HV * V };
 static gdn_block_args block(void)
 {
     static const int64_t cu[3] = { 0, 5, 8 };
-    gdn_block_args       a = gdn_block_args_init();
-    a.hidden       = ring2_new(GDN_F32, 0, 2, 8, HIDDEN, 0, 0);
-    a.out          = ring2_new(GDN_F32, 0, 2, 8, HIDDEN, 0, 0);
+    gdn_block_args a = gdn_block_args_init();
+    a.hidden = ring2_new(GDN_F32, 0, 2, 8, HIDDEN, 0, 0);
+    a.out = ring2_new(GDN_F32, 0, 2, 8, HIDDEN, 0, 0);
     a.in_proj_qkvz = ring2_new(GDN_F32, 0, 2, D + HV * V, HIDDEN, 0, 0);
-    a.in_proj_ba   = ring2_new(GDN_F32, 0, 2, 2 * HV, HIDDEN, 0, 0);
-    a.conv_weight  = ring2_new(GDN_F32, 0, 2, D, 4, 0, 0);
-    a.A_log        = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0);
-    a.dt_bias      = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0);
-    a.norm_weight  = ring2_new(GDN_F32, 0, 1, V, 0, 0, 0);
-    a.out_proj     = ring2_new(GDN_F32, 0, 2, HIDDEN, HV * V, 0, 0);
-    a.conv_state   = ring2_new(GDN_F32, 0, 3, 4, D, 3, 0);
-    a.state        = ring2_new(GDN_F32, 0, 4, 4, HV, V, K);
+    a.in_proj_ba = ring2_new(GDN_F32, 0, 2, 2 * HV, HIDDEN, 0, 0);
+    a.conv_weight = ring2_new(GDN_F32, 0, 2, D, 4, 0, 0);
+    a.A_log = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0);
+    a.dt_bias = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0);
+    a.norm_weight = ring2_new(GDN_F32, 0, 1, V, 0, 0, 0);
+    a.out_proj = ring2_new(GDN_F32, 0, 2, HIDDEN, HV * V, 0, 0);
+    a.conv_state = ring2_new(GDN_F32, 0, 3, 4, D, 3, 0);
+    a.state = ring2_new(GDN_F32, 0, 4, 4, HV, V, K);
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
-    batch            = gdn_batch_init();
+    batch = gdn_batch_init();
     batch.cu_seqlens = ring2_indices(GDN_I32, 3, cu);
-    a.batch          = &batch;
+    a.batch = &batch;
     return a;
 }
 
@@ -433,7 +437,8 @@ static void refuse_block_fields(void)
     REFUSE_CONTENTS("slot twice", GDN_E_ARG, "slot",
                     batch.read_slots = ring2_indices(GDN_I32, 2, (int64_t[]){ 1, 1 }));
     REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_BLOCK, block, "workspace too small", GDN_E_MEMORY,
-                "workspace_bytes", a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 64);
+                "workspace_bytes", a->workspace = ring2_alloc(64, 64);
+                a->workspace_bytes = 64);
 }
 
 static void refuse_block_tensors(void)
@@ -479,7 +484,7 @@ static void refuse_block_tensors(void)
 
 static gdn_block_backward_args block_backward(void)
 {
-    const gdn_block_args    f = block();
+    const gdn_block_args f = block();
     gdn_block_backward_args a = gdn_block_backward_args_init();
     a.hidden = f.hidden, a.in_proj_qkvz = f.in_proj_qkvz, a.in_proj_ba = f.in_proj_ba;
     a.conv_weight = f.conv_weight, a.A_log = f.A_log, a.dt_bias = f.dt_bias;
@@ -520,8 +525,7 @@ static void refuse_block_backward(void)
     REFUSE("state of 8 bits", GDN_E_DTYPE, "state",
            a->state = ring2_new(GDN_I8, 0, 4, 1, HV, V, K));
     REFUSE("dhidden on hidden", GDN_E_ARG, "dhidden", a->dhidden = a->hidden);
-    REFUSE("dout_proj on out_proj", GDN_E_ARG, "dout_proj",
-           a->dout_proj.data = a->out_proj.data);
+    REFUSE("dout_proj on out_proj", GDN_E_ARG, "dout_proj", a->dout_proj.data = a->out_proj.data);
     REFUSE_SEEN(RING2_WORKSPACE, GDN_OP_BLOCK_BACKWARD, block_backward, "workspace too small",
                 GDN_E_MEMORY, "workspace_bytes", a->workspace = ring2_alloc(64, 64);
                 a->workspace_bytes = 64);

@@ -29,9 +29,9 @@ static bool is_same_view(const gdn_tensor *a, const gdn_tensor *b)
 /* The drawn call, and counts. */
 static struct {
     struct ring2_draw draw;
-    union ring2_call  c;
-    gdn_batch         batch;
-    int64_t           n_refused, n_same[RING2_N_PAIRS];
+    union ring2_call c;
+    gdn_batch batch;
+    int64_t n_refused, n_same[RING2_N_PAIRS];
 } now;
 
 static size_t place_of(const void *t) { return (size_t)((const char *)t - now.c.bytes); }
@@ -46,9 +46,9 @@ static int find_pair(gdn_op op, const gdn_tensor *written, const gdn_tensor *oth
 /* Asks with `other` as it is now. */
 static void ask(gdn_op op, const gdn_tensor *written, const gdn_tensor *other, const char *what)
 {
-    gdn_ctx         *ctx   = ring2_ctx(1);
+    gdn_ctx *ctx = ring2_ctx(1);
     const gdn_status asked = gdn_supported(ctx, op, &now.c);
-    const int        pair  = find_pair(op, written, other);
+    const int pair = find_pair(op, written, other);
     if (pair >= 0) {
         now.n_same[pair] += asked == GDN_OK;
         return;
@@ -80,7 +80,7 @@ static bool writes(gdn_op op, const gdn_tensor *t)
 static void overlap_one(gdn_op op)
 {
     const gdn_tensor *written[RING2_MAX_WRITTEN];
-    const gdn_batch  *batch = NULL;
+    const gdn_batch *batch = NULL;
     ring2_draw_call(&now.draw, op, &now.c, &now.batch);
     if (gdn_supported(ring2_ctx(1), op, &now.c) != GDN_OK) return;
     if (gdn_op_shapes[op].batch_at)
@@ -102,7 +102,7 @@ static void G1_overlaps(void)
     ring2_draw_init(&now.draw, false);
     for (int i = 0; i < GDN_N_OPS; i++) {
         const gdn_op op = (gdn_op)i;
-        now.n_refused   = 0;
+        now.n_refused = 0;
         memset(now.n_same, 0, sizeof now.n_same);
         if (!ring2_has_op(ring2_ctx(1), op)) continue;
         for (int n = 0; n < CALLS; n++) overlap_one(op);

@@ -11,25 +11,25 @@ static gdn_batch batch;
 static gdn_step_args valid(void)
 {
     static const int64_t cu[4] = { 0, 2, 2, 5 }, slots[3] = { 4, 0, 2 };
-    gdn_step_args        a = make_call(&kinds[0], 1, 5, 5);
-    gdn_tensor *const    rows_[] = { &a.x, &a.a, &a.b, &a.z, &a.out };
+    gdn_step_args a = make_call(&kinds[0], 1, 5, 5);
+    gdn_tensor *const rows_[] = { &a.x, &a.a, &a.b, &a.z, &a.out };
     for (int i = 0; i < 5; i++) *rows_[i] = ring2_select(rows_[i], 0, 0);
-    batch            = gdn_batch_init();
+    batch = gdn_batch_init();
     batch.cu_seqlens = ring2_indices(GDN_I32, 4, cu);
     batch.read_slots = ring2_indices(GDN_I64, 3, slots);
-    a.batch          = &batch;
+    a.batch = &batch;
     return a;
 }
 
-#define REFUSE_SEEN(seen, what, want, needle, ...)                                \
-    do {                                                                          \
-        if (!ring2_begin("G1 step: %s", what)) break;                             \
-        gdn_step_args args = valid(), *a = &args;                                 \
-        __VA_ARGS__;                                                              \
-        ring2_refused(ring2_ctx(2), GDN_OP_STEP, a, seen, want, needle);          \
-        ring2_end();                                                              \
+#define REFUSE_SEEN(seen, what, want, needle, ...)                       \
+    do {                                                                 \
+        if (!ring2_begin("G1 step: %s", what)) break;                    \
+        gdn_step_args args = valid(), *a = &args;                        \
+        __VA_ARGS__;                                                     \
+        ring2_refused(ring2_ctx(2), GDN_OP_STEP, a, seen, want, needle); \
+        ring2_end();                                                     \
     } while (0)
-#define REFUSE(...)          REFUSE_SEEN(RING2_STRUCT, __VA_ARGS__)
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, __VA_ARGS__)
 #define REFUSE_CONTENTS(...) REFUSE_SEEN(RING2_CONTENTS, __VA_ARGS__)
 
 static void refuse_fields(void)
@@ -111,9 +111,11 @@ static void refuse_contents(void)
     REFUSE_CONTENTS("slot P", GDN_E_ARG, "read_slots", ring2_set(&batch.read_slots, 2, 5));
     REFUSE_CONTENTS("slot written twice", GDN_E_ARG, "slot", ring2_set(&batch.read_slots, 2, 4));
     REFUSE_CONTENTS("slot P of the convolution alone", GDN_E_ARG, "read_slots",
-                    a->state.data = NULL; ring2_set(&batch.read_slots, 2, 5));
+                    a->state.data = NULL;
+                    ring2_set(&batch.read_slots, 2, 5));
     REFUSE_SEEN(RING2_WORKSPACE, "workspace too small", GDN_E_MEMORY, "workspace_bytes",
-                a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 64);
+                a->workspace = ring2_alloc(64, 64);
+                a->workspace_bytes = 64);
     REFUSE_SEEN(RING2_WORKSPACE, "workspace misaligned", GDN_E_ARG, "workspace",
                 a->workspace = (char *)ring2_alloc(128, 64) + 32;
                 a->workspace_bytes = (size_t)1 << 40);

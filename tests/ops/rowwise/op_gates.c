@@ -53,7 +53,7 @@ static void check_within(gdn_ctx *ctx, const gdn_gates_args *x, double units)
         if (x->g.data) g[i] = gate(x, i, i % H, &g_limit[i]);
         if (x->beta.data) beta[i] = oracle_sigmoid(ring2_get(&x->b, i));
         if (x->beta_kind == GDN_BETA_TWICE_SIGMOID) beta[i] *= 2;
-        g_limit[i]    = g_limit[i] * 0x1p-24 + 0x1p-140;
+        g_limit[i] = g_limit[i] * 0x1p-24 + 0x1p-140;
         beta_limit[i] = units * 0x1p-24 * beta[i] + 0x1p-140;
     }
     ring2_status(ctx, "gdn_supported", gdn_supported(ctx, GDN_OP_GATES, x), GDN_OK);
@@ -75,27 +75,27 @@ static void check_call(gdn_ctx *ctx, const gdn_gates_args *x) { check_within(ctx
  * [B][T][H][2]. */
 static gdn_tensor rows(const int *level, int32_t dtype)
 {
-    const bool    turned = level[VIEW] == 3;
+    const bool turned = level[VIEW] == 3;
     const int64_t H = heads[level[HEADS]], gap = level[VIEW] == 1 ? 3 : 0;
-    gdn_tensor    t;
+    gdn_tensor t;
     switch (level[RANK]) {
     case 0: return ring2_turned(turned, dtype, gap, 2, 37, H, 0, 0);
     case 1: return ring2_turned(turned, dtype, gap, 3, 3, 5, H, 0);
     case 2: return ring2_turned(turned, dtype, turned ? 2 : gap, 4, 2, 3, 2, H);
     default: break;
     }
-    t        = ring2_new(dtype, gap, 3, 12, 2, H, 0);
-    t.ndim   = level[RANK] + 2; /* 5, 6: the 12 as 3 x 4, behind a 1 of any stride */
+    t = ring2_new(dtype, gap, 3, 12, 2, H, 0);
+    t.ndim = level[RANK] + 2; /* 5, 6: the 12 as 3 x 4, behind a 1 of any stride */
     for (int i = 0; i < 2; i++) {
-        t.size[t.ndim - 1 - i]   = t.size[2 - i];
+        t.size[t.ndim - 1 - i] = t.size[2 - i];
         t.stride[t.ndim - 1 - i] = t.stride[2 - i];
     }
     t.stride[t.ndim - 3] = t.stride[0];
     t.stride[t.ndim - 4] = 4 * t.stride[0];
-    t.size[t.ndim - 3]   = 4;
-    t.size[t.ndim - 4]   = 3;
+    t.size[t.ndim - 3] = 4;
+    t.size[t.ndim - 4] = 3;
     for (int i = 0; i < t.ndim - 4; i++) {
-        t.size[i]   = 1;
+        t.size[i] = 1;
         t.stride[i] = i ? -3 : 99;
     }
     return t;
@@ -112,13 +112,13 @@ static gdn_tensor input_rows(const int *level, int32_t dtype)
 
 static void run_case(const int *level, int number)
 {
-    gdn_ctx       *ctx = ring2_ctx(1 + number % 3);
-    gdn_gates_args x   = gdn_gates_args_init();
-    const int64_t  H   = heads[level[HEADS]];
-    const int32_t  in = level[IN], out = level[PLACE] ? in : (level[IN] + level[OUT]) % 3;
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
+    gdn_gates_args x = gdn_gates_args_init();
+    const int64_t H = heads[level[HEADS]];
+    const int32_t in = level[IN], out = level[PLACE] ? in : (level[IN] + level[OUT]) % 3;
     if (level[PARTS] != ONLY_BETA) {
-        x.a     = level[PLACE] ? rows(level, in) : input_rows(level, in);
-        x.g     = level[PLACE] ? x.a : rows(level, out);
+        x.a = level[PLACE] ? rows(level, in) : input_rows(level, in);
+        x.g = level[PLACE] ? x.a : rows(level, out);
         x.A_log = ring2_new(level[PARAMS], 0, 1, H, 0, 0, 0);
         ring2_fill(&x.a, -30, 30);
         ring2_fill(&x.A_log, -2, 2);
@@ -126,11 +126,11 @@ static void run_case(const int *level, int number)
             x.dt_bias = ring2_new((level[PARAMS] + 1) % 3, 0, 1, H, 0, 0, 0);
             ring2_fill(&x.dt_bias, -2, 2);
         }
-        x.gate             = level[GATE];
+        x.gate = level[GATE];
         x.gate_lower_bound = level[BOUND] ? -5 : 0;
     }
     if (level[PARTS] != ONLY_G) {
-        x.b    = level[PLACE] ? rows(level, in) : input_rows(level, in);
+        x.b = level[PLACE] ? rows(level, in) : input_rows(level, in);
         x.beta = level[PLACE] ? x.b : rows(level, out);
         ring2_fill(&x.b, -30, 30);
         x.beta_kind = level[BETA];
@@ -148,7 +148,7 @@ static gdn_gates_args make_call(int64_t N, int64_t H)
     gdn_gates_args x = gdn_gates_args_init();
     x.a = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), x.b = ring2_new(GDN_F32, 0, 2, N, H, 0, 0);
     x.g = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), x.beta = ring2_new(GDN_F32, 0, 2, N, H, 0, 0);
-    x.A_log   = ring2_new(GDN_F32, 0, 1, H, 0, 0, 0);
+    x.A_log = ring2_new(GDN_F32, 0, 1, H, 0, 0, 0);
     x.dt_bias = ring2_new(GDN_F32, 0, 1, H, 0, 0, 0);
     ring2_fill(&x.a, -9, 25), ring2_fill(&x.b, -9, 9);
     ring2_fill(&x.A_log, -1, 1), ring2_fill(&x.dt_bias, -1, 1);
@@ -175,8 +175,20 @@ static void many_heads(void)
 /* Infinities, NaN and the threshold of softplus. */
 static void special_values(void)
 {
-    static const double in[] = { -(double)INFINITY, (double)INFINITY, (double)NAN, 0, -0.0, 20,
-                                 20.000002, 19.999998, -104, -87.5, 88, 1e30, -1e30, 1e-40 };
+    static const double in[] = { -(double)INFINITY,
+                                 (double)INFINITY,
+                                 (double)NAN,
+                                 0,
+                                 -0.0,
+                                 20,
+                                 20.000002,
+                                 19.999998,
+                                 -104,
+                                 -87.5,
+                                 88,
+                                 1e30,
+                                 -1e30,
+                                 1e-40 };
     enum { N = sizeof in / sizeof *in };
     for (int linear = 0; linear < 2; linear++) {
         gdn_gates_args x = make_call(N, 1);
@@ -200,9 +212,9 @@ int main(int argc, char **argv)
         { "many heads", many_heads },
         { "special values", special_values },
     };
-    static int           cases[200][RING2_MAX_FACTORS];
+    static int cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
-    const int            n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
+    const int n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
     for (int i = 0; i < n; i++) {
         if (!ring2_begin("gates %03d", i)) continue;
         run_case(cases[i], i);

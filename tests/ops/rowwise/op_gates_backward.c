@@ -36,15 +36,17 @@ static void judge_gate(const gdn_gates_backward_args *x, int64_t i, int64_t h, s
     const double dt = x->dt_bias.data ? ring2_get(&x->dt_bias, h) : 0;
     const double bound = (double)x->gate_lower_bound, size = fabs(a) + fabs(dt);
     const double g = oracle_gate(a, A_log, dt, bound);
-    double       dg = ring2_get(&x->dg, i), by_A_log, g_limit = 8 * fabs(g), linear = 0, slope;
+    double dg = ring2_get(&x->dg, i), by_A_log, g_limit = 8 * fabs(g), linear = 0, slope;
     slope = oracle_gate_slope(a, A_log, dt, bound, &by_A_log);
     g_limit += 6 * fabs(slope) * size;
     if (x->gate == GDN_GATE_LINEAR) dg *= exp(g), linear = g_limit + 3;
     const double relative = 15 + linear + (bound < 0 ? 6 * A * size : size);
-    *da     = (struct judged){ dg * slope, fabs(dg * slope) * relative };
+    *da = (struct judged){ dg * slope, fabs(dg * slope) * relative };
     *dA_log = (struct judged){ dg * by_A_log, fabs(dg * by_A_log) * (relative + 2) };
-    if (bound < 0) dA_log->limit += fabs(da->value) * size;
-    else dA_log->limit += fabs(dg) * g_limit;
+    if (bound < 0)
+        dA_log->limit += fabs(da->value) * size;
+    else
+        dA_log->limit += fabs(dg) * g_limit;
 }
 
 static struct judged judge_beta(const gdn_gates_backward_args *x, int64_t i)
@@ -57,17 +59,17 @@ static struct judged judge_beta(const gdn_gates_backward_args *x, int64_t i)
 /* The wanted values of a tensor, and their limits. */
 struct wanted {
     const gdn_tensor *t;
-    double           *value, *limit, *size; /* size: the sum of magnitudes */
+    double *value, *limit, *size; /* size: the sum of magnitudes */
 };
 
 static struct wanted want(const gdn_tensor *t, bool adds)
 {
-    const size_t  n = t->data ? (size_t)ring2_count(t) : 0;
+    const size_t n = t->data ? (size_t)ring2_count(t) : 0;
     struct wanted w = { t, ring2_heap(n * 8 + 8), ring2_heap(n * 8 + 8), ring2_heap(n * 8 + 8) };
     for (size_t i = 0; i < n; i++) {
         w.value[i] = adds ? ring2_get(t, (int64_t)i) : 0;
         w.limit[i] = 0;
-        w.size[i]  = fabs(w.value[i]);
+        w.size[i] = fabs(w.value[i]);
     }
     return w;
 }
@@ -91,8 +93,8 @@ static void compare(const char *name, struct wanted *w, double n_added)
 static void check_call(gdn_ctx *ctx, const gdn_gates_backward_args *x)
 {
     const gdn_tensor *like = x->a.data ? &x->a : &x->b;
-    const int64_t     n = ring2_count(like), H = like->size[like->ndim - 1];
-    const bool        adds = x->flags & GDN_ACCUMULATE, has_a = x->a.data && x->dg.data;
+    const int64_t n = ring2_count(like), H = like->size[like->ndim - 1];
+    const bool adds = x->flags & GDN_ACCUMULATE, has_a = x->a.data && x->dg.data;
     struct wanted da = want(&x->da, adds), db = want(&x->db, adds);
     struct wanted dA = want(&x->dA_log, adds), ddt = want(&x->ddt_bias, adds);
     for (int64_t i = 0; i < n; i++) {
@@ -124,9 +126,9 @@ static void check_call(gdn_ctx *ctx, const gdn_gates_backward_args *x)
 /* [..][H] of 1 to 3 leading dimensions. Heads may lie before the last of these. */
 static gdn_tensor rows(const int *level, int32_t dtype)
 {
-    const bool    turned = level[VIEW] == 3;
+    const bool turned = level[VIEW] == 3;
     const int64_t H = heads[level[HEADS]], gap = level[VIEW] == 1 ? 3 : 0;
-    gdn_tensor    t;
+    gdn_tensor t;
     switch (level[RANK]) {
     case 0: t = ring2_turned(turned, dtype, gap, 2, 37, H, 0, 0); break;
     case 1: t = ring2_turned(turned, dtype, gap, 3, 3, 15, H, 0); break;
@@ -134,7 +136,7 @@ static gdn_tensor rows(const int *level, int32_t dtype)
     }
     if (level[VIEW] == 2) { /* the first dimension backwards */
         const int64_t step = t.stride[0] * (int64_t)gdn_dtype_bytes(dtype);
-        t.data      = (char *)t.data + (t.size[0] - 1) * step;
+        t.data = (char *)t.data + (t.size[0] - 1) * step;
         t.stride[0] = -t.stride[0];
     }
     return t;
@@ -150,8 +152,8 @@ static void give_a(gdn_gates_backward_args *x, const int *level)
 {
     const int64_t H = heads[level[HEADS]];
     const int32_t in = level[IN], out = (level[IN] + level[OUT]) % 3;
-    x->a     = filled(rows(level, in), 12);
-    x->dg    = filled(rows(level, out), 2);
+    x->a = filled(rows(level, in), 12);
+    x->dg = filled(rows(level, out), 2);
     x->A_log = filled(ring2_new(level[PARAMS], 0, 1, H, 0, 0, 0), 1);
     if (level[BIAS]) x->dt_bias = filled(ring2_new((level[PARAMS] + 1) % 3, 0, 1, H, 0, 0, 0), 2);
     if (level[PARTS] != ONLY_SUMS) x->da = filled(rows(level, in), 1);
@@ -160,7 +162,7 @@ static void give_a(gdn_gates_backward_args *x, const int *level)
         if (level[PARTS] != DA_AND_SUMS)
             x->ddt_bias = filled(ring2_new(GDN_F32, 0, 1, H, 0, 0, 0), 1);
     }
-    x->gate             = level[GATE];
+    x->gate = level[GATE];
     x->gate_lower_bound = level[BOUND] ? -5 : 0;
 }
 
@@ -169,20 +171,20 @@ static void give_workspace(gdn_ctx *ctx, gdn_gates_backward_args *x)
     ring2_status(ctx, "bytes",
                  gdn_workspace_bytes(ctx, GDN_OP_GATES_BACKWARD, x, &x->workspace_bytes), GDN_OK);
     const gdn_tensor *sums = x->dA_log.data ? &x->dA_log : &x->ddt_bias;
-    const int64_t     H    = sums->data ? sums->size[0] : 0;
+    const int64_t H = sums->data ? sums->size[0] : 0;
     CHECK(x->workspace_bytes <= 4096 * (size_t)H, "%zu bytes", x->workspace_bytes);
     x->workspace = ring2_alloc((x->workspace_bytes + 63) / 64 * 64, 64);
 }
 
 static void run_case(const int *level, int number)
 {
-    gdn_ctx                *ctx = ring2_ctx(1 + number % 3);
-    gdn_gates_backward_args x   = gdn_gates_backward_args_init();
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
+    gdn_gates_backward_args x = gdn_gates_backward_args_init();
     if (level[PARTS] != ONLY_DB) give_a(&x, level);
     if (level[PARTS] == ALL || level[PARTS] == ONLY_DB) {
-        x.b         = filled(rows(level, level[IN]), 12);
-        x.dbeta     = filled(rows(level, (level[IN] + level[OUT]) % 3), 2);
-        x.db        = filled(rows(level, level[OUT]), 1);
+        x.b = filled(rows(level, level[IN]), 12);
+        x.dbeta = filled(rows(level, (level[IN] + level[OUT]) % 3), 2);
+        x.db = filled(rows(level, level[OUT]), 1);
         x.beta_kind = level[BETA];
     }
     if (level[ADDS]) x.flags = GDN_ACCUMULATE;
@@ -198,8 +200,8 @@ static void finite_differences(void)
     for (int i = 0; i < 40; i++) {
         const double a = ring2_uniform(-6, 6), A = ring2_uniform(-1, 1), dt = ring2_uniform(-1, 1);
         const double bound = i % 2 ? -5 : 0;
-        double       by_A;
-        const double by_a   = oracle_gate_slope(a, A, dt, bound, &by_A);
+        double by_A;
+        const double by_a = oracle_gate_slope(a, A, dt, bound, &by_A);
         const double over_a = oracle_gate(a + h, A, dt, bound) - oracle_gate(a - h, A, dt, bound);
         const double over_A = oracle_gate(a, A + h, dt, bound) - oracle_gate(a, A - h, dt, bound);
         const double seen_a = over_a / (2 * h), seen_A = over_A / (2 * h);
@@ -213,7 +215,7 @@ static void finite_differences(void)
 static gdn_gates_backward_args make_call(int64_t N, int64_t H)
 {
     gdn_gates_backward_args x = gdn_gates_backward_args_init();
-    gdn_tensor *of_rows[]    = { &x.a, &x.b, &x.dg, &x.dbeta, &x.da, &x.db };
+    gdn_tensor *of_rows[] = { &x.a, &x.b, &x.dg, &x.dbeta, &x.da, &x.db };
     gdn_tensor *of_vectors[] = { &x.A_log, &x.dt_bias, &x.dA_log, &x.ddt_bias };
     for (int i = 0; i < 6; i++) *of_rows[i] = filled(ring2_new(GDN_F32, 0, 2, N, H, 0, 0), 9);
     for (int i = 0; i < 4; i++) *of_vectors[i] = filled(ring2_new(GDN_F32, 0, 1, H, 0, 0, 0), 1);
@@ -237,12 +239,13 @@ static void many_rows_and_none(void)
 /* Infinities and overflows times a gradient of zero make zero; NaN stays. */
 static void special_values(void)
 {
-    static const double in[] = { -(double)INFINITY, (double)INFINITY, -104, 88, 1e30, -1e30,
-                                 1e-40 };
+    static const double in[] = {
+        -(double)INFINITY, (double)INFINITY, -104, 88, 1e30, -1e30, 1e-40
+    };
     enum { N = sizeof in / sizeof *in };
     for (int i = 0; i < 4; i++) {
         gdn_gates_backward_args x = make_call(N + 1, 2);
-        x.gate             = i % 2;
+        x.gate = i % 2;
         x.gate_lower_bound = i / 2 ? -5 : 0;
         for (int row = 0; row <= N; row++) {
             ring2_set(&x.a, row * 2, row < N ? in[row] : 0);
@@ -267,9 +270,9 @@ int main(int argc, char **argv)
         { "many rows and none", many_rows_and_none },
         { "special values", special_values },
     };
-    static int           cases[200][RING2_MAX_FACTORS];
+    static int cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
-    const int            n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
+    const int n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
     for (int i = 0; i < n; i++) {
         if (!ring2_begin("gates_backward %03d", i)) continue;
         run_case(cases[i], i);

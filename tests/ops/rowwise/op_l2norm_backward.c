@@ -10,15 +10,15 @@
 #include "ring2.h"
 
 struct call {
-    gdn_ctx                 *ctx;
+    gdn_ctx *ctx;
     gdn_l2norm_backward_args args;
-    gdn_status               status;
+    gdn_status status;
 };
 
 static void run_it(void *arg)
 {
     struct call *c = arg;
-    c->status      = gdn_l2norm_backward(c->ctx, &c->args);
+    c->status = gdn_l2norm_backward(c->ctx, &c->args);
 }
 
 static void run(struct call *c)
@@ -29,8 +29,8 @@ static void run(struct call *c)
 
 static void give_workspace(struct call *c)
 {
-    gdn_l2norm_backward_args *a  = &c->args;
-    const gdn_op              op = GDN_OP_L2NORM_BACKWARD;
+    gdn_l2norm_backward_args *a = &c->args;
+    const gdn_op op = GDN_OP_L2NORM_BACKWARD;
     ring2_status(c->ctx, "gdn_supported", gdn_supported(c->ctx, op, a), GDN_OK);
     ring2_give_workspace(c->ctx, op, a);
 }
@@ -76,9 +76,9 @@ static void find_limits(const struct call *c, double *limit, const double *x, co
 static void check(struct call *c)
 {
     const gdn_tensor *dx = &c->args.dx;
-    const int64_t     D = dx->size[dx->ndim - 1], n = ring2_count(dx);
-    const double     *x = ring2_doubles(&c->args.x), *dout = ring2_doubles(&c->args.dout);
-    double           *want = ring2_heap((size_t)n * 8), *limit = ring2_heap((size_t)n * 8);
+    const int64_t D = dx->size[dx->ndim - 1], n = ring2_count(dx);
+    const double *x = ring2_doubles(&c->args.x), *dout = ring2_doubles(&c->args.dout);
+    double *want = ring2_heap((size_t)n * 8), *limit = ring2_heap((size_t)n * 8);
     for (int64_t r = 0; r < n; r += D) {
         oracle_l2norm_backward(want + r, x + r, dout + r, D, norm_of(&c->args), eps_of(&c->args));
         find_limits(c, limit + r, x + r, dout + r, D);
@@ -102,7 +102,7 @@ static void check(struct call *c)
 
 enum { SIZE, ROWS, X, DOUT, DX, VIEW, FORMULA, EPS, ADDS, N_FACTORS };
 
-static const int     levels[N_FACTORS] = { 10, 3, 3, 3, 3, 3, 4, 2, 2 };
+static const int levels[N_FACTORS] = { 10, 3, 3, 3, 3, 3, 4, 2, 2 };
 static const int64_t sizes[10] = { 1, 7, 16, 31, 64, 100, 127, 256, 1025, 65536 };
 
 static bool allowed(int i, int a, int j, int b)
@@ -114,13 +114,13 @@ static bool allowed(int i, int a, int j, int b)
 static gdn_tensor rows(const int *level, int32_t dtype)
 {
     const int64_t D = sizes[level[SIZE]], gap = level[VIEW] == 1 ? 3 : 0;
-    gdn_tensor    t;
+    gdn_tensor t;
     if (level[ROWS] == 0) return ring2_new(dtype, gap, 1, D, 0, 0, 0);
     t = level[ROWS] == 1 ? ring2_new(dtype, gap, 2, 3, D, 0, 0)
                          : ring2_new(dtype, gap, 4, 2, 1, 3, D);
     if (level[VIEW] == 2) { /* the first dimension backwards */
         const int64_t step = t.stride[0] * (int64_t)gdn_dtype_bytes(dtype);
-        t.data      = (char *)t.data + (t.size[0] - 1) * step;
+        t.data = (char *)t.data + (t.size[0] - 1) * step;
         t.stride[0] = -t.stride[0];
     }
     return t;
@@ -130,9 +130,9 @@ static void run_case(const int *level, int number)
 {
     struct call c = { .ctx = ring2_ctx(1 + number % 3), .args = gdn_l2norm_backward_args_init() };
     c.args.x = rows(level, level[X]), c.args.dout = rows(level, level[DOUT]);
-    c.args.dx   = rows(level, level[DX]);
+    c.args.dx = rows(level, level[DX]);
     c.args.norm = level[FORMULA];
-    c.args.eps  = level[EPS] ? 0.5f : 0;
+    c.args.eps = level[EPS] ? 0.5f : 0;
     ring2_fill(&c.args.x, -3, 3);
     ring2_fill(&c.args.dout, -2, 2);
     /* One row of zeros: there 1e6 dout, which f16 has not. */
@@ -156,14 +156,14 @@ static void finite_differences(void)
     enum { D = 7 };
     const double h = 1e-5;
     for (int i = 0; i < 6; i++) {
-        const int    norm = 1 + i % 3;
+        const int norm = 1 + i % 3;
         const double eps = i < 3 ? 0.3 : 9;
-        double       x[D], dout[D], dx[D], y[D];
+        double x[D], dout[D], dx[D], y[D];
         for (int j = 0; j < D; j++) x[j] = ring2_uniform(-1, 1), dout[j] = ring2_uniform(-1, 1);
         oracle_l2norm_backward(dx, x, dout, D, norm, eps);
         for (int j = 0; j < D; j++) {
             const double at = x[j];
-            double       difference = 0;
+            double difference = 0;
             for (int side = -1; side <= 1; side += 2) {
                 x[j] = at + side * h;
                 oracle_l2norm(y, x, D, norm, eps);
@@ -181,9 +181,9 @@ static void finite_differences(void)
 static struct call make_call(int64_t n, int64_t D)
 {
     struct call c = { .ctx = ring2_ctx(1), .args = gdn_l2norm_backward_args_init() };
-    c.args.x    = ring2_new(GDN_F32, 0, 2, n, D, 0, 0);
+    c.args.x = ring2_new(GDN_F32, 0, 2, n, D, 0, 0);
     c.args.dout = ring2_new(GDN_F32, 0, 2, n, D, 0, 0);
-    c.args.dx   = ring2_new(GDN_F32, 0, 2, n, D, 0, 0);
+    c.args.dx = ring2_new(GDN_F32, 0, 2, n, D, 0, 0);
     ring2_fill(&c.args.x, -1, 1);
     ring2_fill(&c.args.dout, -1, 1);
     return c;
@@ -196,7 +196,7 @@ static void linear_in_dout(void)
     struct call c = make_call(9, 77), other = c;
     run(&c);
     other.args.dout = ring2_clone(&c.args.dout);
-    other.args.dx   = ring2_clone(&c.args.dx);
+    other.args.dx = ring2_clone(&c.args.dx);
     for (int64_t i = 0; i < ring2_count(&c.args.dx); i++) {
         ring2_set(&other.args.dout, i, 2 * ring2_get(&c.args.dout, i));
         ring2_set(&c.args.dx, i, 2 * ring2_get(&c.args.dx, i));
@@ -206,7 +206,7 @@ static void linear_in_dout(void)
 
     ring2_fill_value(&c.args.dx, 0);
     c.args.flags = GDN_ACCUMULATE;
-    c.args.dout  = other.args.dout;
+    c.args.dout = other.args.dout;
     run(&c);
     ring2_expect_bits("added to zero", &c.args.dx, &other.args.dx);
 
@@ -235,9 +235,9 @@ int main(int argc, char **argv)
         { "linear in dout", linear_in_dout },
         { "tiny rows", tiny_rows },
     };
-    static int           cases[200][RING2_MAX_FACTORS];
+    static int cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
-    const int            n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
+    const int n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
     for (int i = 0; i < n; i++) {
         if (!ring2_begin("l2norm_backward %03d D%d", i, (int)sizes[cases[i][SIZE]])) continue;
         run_case(cases[i], i);

@@ -12,15 +12,15 @@
 typedef gdn_rmsnorm_gated_backward_args args;
 
 struct call {
-    gdn_ctx   *ctx;
-    args       args;
+    gdn_ctx *ctx;
+    args args;
     gdn_status status;
 };
 
 static void run_it(void *arg)
 {
     struct call *c = arg;
-    c->status      = gdn_rmsnorm_gated_backward(c->ctx, &c->args);
+    c->status = gdn_rmsnorm_gated_backward(c->ctx, &c->args);
 }
 
 static void run(struct call *c)
@@ -32,7 +32,7 @@ static void run(struct call *c)
 static void give_workspace(struct call *c)
 {
     const gdn_op op = GDN_OP_RMSNORM_GATED_BACKWARD;
-    args        *a  = &c->args;
+    args *a = &c->args;
     ring2_status(c->ctx, "gdn_supported", gdn_supported(c->ctx, op, a), GDN_OK);
     ring2_status(c->ctx, "bytes", gdn_workspace_bytes(c->ctx, op, a, &a->workspace_bytes), GDN_OK);
     const size_t most = a->dweight.data ? 2048 * (size_t)a->dweight.size[0] : 0;
@@ -47,7 +47,7 @@ static double *doubles(const gdn_tensor *t) { return t->data ? ring2_doubles(t) 
 /* The wanted values of a gradient, and their limits. */
 struct wanted {
     const gdn_tensor *t;
-    double           *value, *limit;
+    double *value, *limit;
 };
 
 static struct wanted want(const gdn_tensor *t, int64_t n)
@@ -64,9 +64,9 @@ static void find_limits(const struct call *c, const struct oracle_rmsnorm *o, do
                         double *dz, double *dweight)
 {
     const int64_t n = o->n;
-    const bool    is_scalar = !strcmp(gdn_isa(c->ctx), "scalar");
-    const double  sum = is_scalar ? 8 + (double)(n < 256 ? n : 256) / 16 : 4;
-    double        squares = 0, inner = 0;
+    const bool is_scalar = !strcmp(gdn_isa(c->ctx), "scalar");
+    const double sum = is_scalar ? 8 + (double)(n < 256 ? n : 256) / 16 : 4;
+    double squares = 0, inner = 0;
     for (int64_t i = 0; i < n; i++) squares += o->x[i] * o->x[i];
     const double r = 1 / sqrt(squares / (double)n + o->eps), of_r = sum / 2 + 4;
     for (int64_t i = 0; i < n; i++) {
@@ -76,19 +76,20 @@ static void find_limits(const struct call *c, const struct oracle_rmsnorm *o, do
         const double slope = o->sigmoid ? s * (1 - s) : s * (1 + fabs(z) * (1 - s));
         dx[i] = d * w * act;
         inner += dx[i] * y / (double)n;
-        dz[i]      = d * y * w * slope * (of_r + 18) * 0x1p-24 + 0x1p-125;
+        dz[i] = d * y * w * slope * (of_r + 18) * 0x1p-24 + 0x1p-125;
         dweight[i] = d * y * act * (of_r + 10);
     }
     for (int64_t i = 0; i < n; i++)
         dx[i] = r * (dx[i] * (of_r + 12) + fabs(o->x[i]) * r * inner * (3 * of_r + sum + 16)) *
-                    0x1p-24 + 0x1p-125;
+                    0x1p-24 +
+                0x1p-125;
 }
 
 /* Added to what is there, before the call. */
 static void add_old(struct wanted *w, bool adds)
 {
     if (!w->t->data || !adds) return;
-    const int64_t n   = ring2_count(w->t);
+    const int64_t n = ring2_count(w->t);
     const double *old = ring2_doubles(w->t);
     for (int64_t i = 0; i < n; i++) {
         w->value[i] += old[i];
@@ -98,18 +99,22 @@ static void add_old(struct wanted *w, bool adds)
 
 static void check(struct call *c)
 {
-    const args   *a = &c->args;
+    const args *a = &c->args;
     const int64_t D = a->x.size[a->x.ndim - 1], n = ring2_count(&a->x), n_rows = n / D;
-    const bool    adds = a->flags & GDN_ACCUMULATE;
+    const bool adds = a->flags & GDN_ACCUMULATE;
     const double *x = doubles(&a->x), *z = doubles(&a->z), *dout = doubles(&a->dout);
     const double *weight = doubles(&a->weight);
     struct wanted dx = want(&a->dx, n), dz = want(&a->dz, n), dweight = want(&a->dweight, D);
-    double       *of_row = ring2_heap((size_t)D * 16), *size = of_row + D;
+    double *of_row = ring2_heap((size_t)D * 16), *size = of_row + D;
     for (int64_t i = 0; i < D; i++) dweight.value[i] = dweight.limit[i] = 0;
     for (int64_t r = 0; r < n; r += D) {
-        const struct oracle_rmsnorm o = { x + r, weight, z ? z + r : NULL, dout + r,
+        const struct oracle_rmsnorm o = { x + r,
+                                          weight,
+                                          z ? z + r : NULL,
+                                          dout + r,
                                           a->activation == GDN_ACT_SIGMOID,
-                                          a->eps > 0 ? (double)a->eps : 1e-6, D };
+                                          a->eps > 0 ? (double)a->eps : 1e-6,
+                                          D };
         oracle_rmsnorm_backward(&o, dx.value + r, z ? dz.value + r : NULL, of_row);
         find_limits(c, &o, dx.limit + r, dz.limit + r, size);
         for (int64_t i = 0; i < D; i++) {
@@ -136,7 +141,7 @@ static void check(struct call *c)
 enum { SIZE, ROWS, X, Z, DOUT, OUT, VIEW, GATE, WEIGHT, PARTS, EPS, ADDS, N_FACTORS };
 enum { ALL, ONLY_DX, ONLY_DZ, ONLY_DWEIGHT };
 
-static const int     levels[N_FACTORS] = { 9, 3, 3, 3, 3, 3, 3, 3, 4, 4, 2, 2 };
+static const int levels[N_FACTORS] = { 9, 3, 3, 3, 3, 3, 3, 3, 4, 4, 2, 2 };
 static const int64_t sizes[9] = { 1, 7, 31, 64, 128, 256, 257, 1024, 3001 };
 
 /* Without a gate there is no dz to want alone. */
@@ -150,7 +155,7 @@ static bool allowed(int i, int a, int j, int b)
 static gdn_tensor rows(const int *level, int32_t dtype, double most)
 {
     const int64_t D = sizes[level[SIZE]], gap = level[VIEW] == 1 ? 3 : 0;
-    gdn_tensor    t;
+    gdn_tensor t;
     switch (level[ROWS]) {
     case 0: t = ring2_new(dtype, gap, 1, D, 0, 0, 0); break;
     case 1: t = ring2_new(dtype, gap, 2, 131, D, 0, 0); break;
@@ -158,7 +163,7 @@ static gdn_tensor rows(const int *level, int32_t dtype, double most)
     }
     if (level[VIEW] == 2 && level[ROWS]) { /* the first dimension backwards */
         const int64_t step = t.stride[0] * (int64_t)gdn_dtype_bytes(dtype);
-        t.data      = (char *)t.data + (t.size[0] - 1) * step;
+        t.data = (char *)t.data + (t.size[0] - 1) * step;
         t.stride[0] = -t.stride[0];
     }
     ring2_fill(&t, -most, most);
@@ -175,12 +180,12 @@ static gdn_tensor vector(int32_t dtype, int64_t D, int64_t step)
 
 static void run_case(const int *level, int number)
 {
-    struct call   c = { .ctx  = ring2_ctx(1 + number % 3),
-                        .args = gdn_rmsnorm_gated_backward_args_init() };
+    struct call c = { .ctx = ring2_ctx(1 + number % 3),
+                      .args = gdn_rmsnorm_gated_backward_args_init() };
     const int64_t D = sizes[level[SIZE]];
-    const int     parts = level[PARTS];
-    args         *a = &c.args;
-    a->x    = rows(level, level[X], 3);
+    const int parts = level[PARTS];
+    args *a = &c.args;
+    a->x = rows(level, level[X], 3);
     a->dout = rows(level, level[DOUT], 2);
     if (level[GATE] < 2) a->z = rows(level, level[Z], 6);
     if (level[WEIGHT]) a->weight = vector(level[WEIGHT] - 1, D, 1 + number % 2);
@@ -188,7 +193,7 @@ static void run_case(const int *level, int number)
     if (a->z.data && (parts == ALL || parts == ONLY_DZ)) a->dz = rows(level, level[Z], 1);
     if (parts == ALL || parts == ONLY_DWEIGHT) a->dweight = vector(GDN_F32, D, 1 + number % 3);
     a->activation = level[GATE] ? GDN_ACT_SIGMOID : number % 2 ? GDN_ACT_SILU : GDN_ACT_DEFAULT;
-    a->eps        = level[EPS] ? 0.5f : 0;
+    a->eps = level[EPS] ? 0.5f : 0;
     if (level[ADDS]) a->flags = GDN_ACCUMULATE;
     if (number % 2) give_workspace(&c);
     check(&c);
@@ -218,11 +223,11 @@ static void finite_differences(void)
         for (int t = 0; t < 3; t++)
             for (int i = 0; i < SMALL; i++) {
                 const double at = in[t][i];
-                in[t][i]        = at + h;
+                in[t][i] = at + h;
                 const double above = loss(&o);
-                in[t][i]           = at - h;
+                in[t][i] = at - h;
                 const double seen = (above - loss(&o)) / (2 * h);
-                in[t][i]          = at;
+                in[t][i] = at;
                 CHECK(fabs(gradient[t][i] - seen) < 1e-8 * (1 + fabs(seen)), "%d: %g, seen %g", t,
                       gradient[t][i], seen);
             }
@@ -234,13 +239,13 @@ static void finite_differences(void)
 static struct call make_call(int64_t n, int64_t D)
 {
     struct call c = { .ctx = ring2_ctx(1), .args = gdn_rmsnorm_gated_backward_args_init() };
-    args       *a = &c.args;
+    args *a = &c.args;
     gdn_tensor *of_rows[] = { &a->x, &a->z, &a->dout, &a->dx, &a->dz };
     for (int i = 0; i < 5; i++) {
         *of_rows[i] = ring2_new(GDN_F32, 0, 2, n, D, 0, 0);
         ring2_fill(of_rows[i], -2, 2);
     }
-    a->weight  = vector(GDN_F32, D, 1);
+    a->weight = vector(GDN_F32, D, 1);
     a->dweight = vector(GDN_F32, D, 1);
     return c;
 }
@@ -259,8 +264,8 @@ static void many_rows_and_none(void)
 static void special_values(void)
 {
     struct call c = make_call(4, 8);
-    args       *a = &c.args;
-    a->eps        = 0.25f;
+    args *a = &c.args;
+    a->eps = 0.25f;
     ring2_set(&a->z, 0, (double)INFINITY);
     ring2_set(&a->z, 1, -(double)INFINITY);
     ring2_set(&a->z, 8 + 2, (double)NAN);
@@ -288,9 +293,9 @@ int main(int argc, char **argv)
         { "many rows and none", many_rows_and_none },
         { "special values", special_values },
     };
-    static int           cases[200][RING2_MAX_FACTORS];
+    static int cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
-    const int            n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
+    const int n = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
     for (int i = 0; i < n; i++) {
         if (!ring2_begin("rmsnorm_backward %03d D%d", i, (int)sizes[cases[i][SIZE]])) continue;
         run_case(cases[i], i);

@@ -37,7 +37,7 @@ static void expect_length(const gdn_tensor *out, double wanted)
 
 static void norms(void)
 {
-    gdn_l2norm_args        a = gdn_l2norm_args_init(), b;
+    gdn_l2norm_args a = gdn_l2norm_args_init(), b;
     gdn_rmsnorm_gated_args m = gdn_rmsnorm_gated_args_init(), n;
     a.x = m.x = short_rows();
     a.out = ring2_clone(&a.x), a.flags = GDN_ZERO_AS_GIVEN;
@@ -53,7 +53,7 @@ static void norms(void)
 
 static void gradients_of_norms(void)
 {
-    gdn_l2norm_backward_args        a = gdn_l2norm_backward_args_init(), b;
+    gdn_l2norm_backward_args a = gdn_l2norm_backward_args_init(), b;
     gdn_rmsnorm_gated_backward_args m = gdn_rmsnorm_gated_backward_args_init(), n;
     a.x = m.x = short_rows(), a.dout = m.dout = ring2_clone(&a.x);
     ring2_fill(&a.dout, -1, 1);
@@ -72,7 +72,7 @@ static const int heads[3] = { 1, 1, 2 };
 static gdn_rule_args short_keys(int32_t dtype, int64_t tokens)
 {
     gdn_rule_args a = ring2_rule_args(dtype, GDN_F32, tokens, tokens, heads, 32, 16);
-    a.norm          = GDN_NORM_L2;
+    a.norm = GDN_NORM_L2;
     ring2_fill(&a.q, -1e-4, 1e-4), ring2_fill(&a.k, -1e-4, 1e-4);
     return a;
 }
@@ -109,7 +109,7 @@ static void rules(void)
 
 static void gradients_of_the_rule(void)
 {
-    const gdn_rule_args       f = short_keys(GDN_F32, 40);
+    const gdn_rule_args f = short_keys(GDN_F32, 40);
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init(), b;
     a.q = f.q, a.k = f.k, a.v = f.v, a.g = f.g, a.beta = f.beta, a.norm = f.norm;
     a.dout = ring2_clone(&f.out), ring2_fill(&a.dout, -1, 1);
@@ -138,10 +138,8 @@ static void sums(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "norms", norms },
-        { "gradients of norms", gradients_of_norms },
-        { "the rule", rules },
-        { "gradients of the rule", gradients_of_the_rule },
+        { "norms", norms },        { "gradients of norms", gradients_of_norms },
+        { "the rule", rules },     { "gradients of the rule", gradients_of_the_rule },
         { "sums of gates", sums },
     };
     return ring2_main(argc, argv, tests, sizeof tests / sizeof *tests);

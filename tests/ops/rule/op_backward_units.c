@@ -20,31 +20,171 @@ enum { MILD, SPRINKLED, STRONG, MIXED, NONE };
  * all columns of a head. */
 static const struct walk {
     const char *name;
-    int64_t     T[MOST], each, window;
-    int         Hk, H, gates, norm, map, layout, beta, flags;
-    bool        ends, whole; /* ends: with dstate_out */
-    int         K, V;
+    int64_t T[MOST], each, window;
+    int Hk, H, gates, norm, map, layout, beta, flags;
+    bool ends, whole; /* ends: with dstate_out */
+    int K, V;
 } walks[] = {
-    { "one long", { 1000 }, 320, 2, 1, 2, MILD, GDN_NORM_L2, 0, GDN_STATE_VK, 0, 0, true,
-      false, D, D },
-    { "ragged", { 63, 64, 65, 500, 1, 129 }, 128, 0, 2, 4, MIXED, GDN_NORM_NONE, 0,
-      GDN_STATE_KV, 0, GDN_BATCH_INVARIANT, true, false, D, D },
-    { "forgetting", { 320, 321, 130 }, 64, 0, 1, 2, SPRINKLED, GDN_NORM_NONE, 1, GDN_STATE_VK,
-      0, 0, true, false, D, D },
-    { "stops", { 700, 3, 300 }, 64, 0, 2, 4, MIXED, GDN_NORM_L2_MAX, 1, GDN_STATE_VK,
-      GDN_BETA_TWICE_SIGMOID, 0, true, true, D, D },
-    { "every token", { 700, 3, 300 }, 192, 2, 2, 4, MIXED, GDN_NORM_L2_MAX, 1, GDN_STATE_VK,
-      GDN_BETA_TWICE_SIGMOID, GDN_NO_EARLY_STOP, true, false, D, D },
-    { "strong", { 500, 200 }, 128, 1, 1, 2, STRONG, GDN_NORM_L2, 0, GDN_STATE_KV, 0, 0, false,
-      false, D, D },
-    { "no gates", { 450 }, 64, 0, 1, 1, NONE, GDN_NORM_L2_ADD, 0, GDN_STATE_VK,
-      GDN_BETA_SIGMOID, 0, false, false, D, D },
-    { "stops in whole sequences", { 700, 3 }, 1024, 3, 1, 4, MIXED, GDN_NORM_L2, 0,
-      GDN_STATE_VK, 0, 0, true, false, D, D },
-    { "K64 V40", { 500, 200 }, 128, 0, 1, 2, SPRINKLED, GDN_NORM_L2, 0, GDN_STATE_KV, 0, 0, true,
-      false, 64, 40 },
-    { "K72 V128", { 200, 70 }, 64, 0, 2, 2, MILD, GDN_NORM_NONE, 0, GDN_STATE_VK, 0, 0, true, false,
-      72, 128 },
+    { "one long",
+      { 1000 },
+      320,
+      2,
+      1,
+      2,
+      MILD,
+      GDN_NORM_L2,
+      0,
+      GDN_STATE_VK,
+      0,
+      0,
+      true,
+      false,
+      D,
+      D },
+    { "ragged",
+      { 63, 64, 65, 500, 1, 129 },
+      128,
+      0,
+      2,
+      4,
+      MIXED,
+      GDN_NORM_NONE,
+      0,
+      GDN_STATE_KV,
+      0,
+      GDN_BATCH_INVARIANT,
+      true,
+      false,
+      D,
+      D },
+    { "forgetting",
+      { 320, 321, 130 },
+      64,
+      0,
+      1,
+      2,
+      SPRINKLED,
+      GDN_NORM_NONE,
+      1,
+      GDN_STATE_VK,
+      0,
+      0,
+      true,
+      false,
+      D,
+      D },
+    { "stops",
+      { 700, 3, 300 },
+      64,
+      0,
+      2,
+      4,
+      MIXED,
+      GDN_NORM_L2_MAX,
+      1,
+      GDN_STATE_VK,
+      GDN_BETA_TWICE_SIGMOID,
+      0,
+      true,
+      true,
+      D,
+      D },
+    { "every token",
+      { 700, 3, 300 },
+      192,
+      2,
+      2,
+      4,
+      MIXED,
+      GDN_NORM_L2_MAX,
+      1,
+      GDN_STATE_VK,
+      GDN_BETA_TWICE_SIGMOID,
+      GDN_NO_EARLY_STOP,
+      true,
+      false,
+      D,
+      D },
+    { "strong",
+      { 500, 200 },
+      128,
+      1,
+      1,
+      2,
+      STRONG,
+      GDN_NORM_L2,
+      0,
+      GDN_STATE_KV,
+      0,
+      0,
+      false,
+      false,
+      D,
+      D },
+    { "no gates",
+      { 450 },
+      64,
+      0,
+      1,
+      1,
+      NONE,
+      GDN_NORM_L2_ADD,
+      0,
+      GDN_STATE_VK,
+      GDN_BETA_SIGMOID,
+      0,
+      false,
+      false,
+      D,
+      D },
+    { "stops in whole sequences",
+      { 700, 3 },
+      1024,
+      3,
+      1,
+      4,
+      MIXED,
+      GDN_NORM_L2,
+      0,
+      GDN_STATE_VK,
+      0,
+      0,
+      true,
+      false,
+      D,
+      D },
+    { "K64 V40",
+      { 500, 200 },
+      128,
+      0,
+      1,
+      2,
+      SPRINKLED,
+      GDN_NORM_L2,
+      0,
+      GDN_STATE_KV,
+      0,
+      0,
+      true,
+      false,
+      64,
+      40 },
+    { "K72 V128",
+      { 200, 70 },
+      64,
+      0,
+      2,
+      2,
+      MILD,
+      GDN_NORM_NONE,
+      0,
+      GDN_STATE_VK,
+      0,
+      0,
+      true,
+      false,
+      72,
+      128 },
 };
 enum { N_WALKS = sizeof walks / sizeof *walks };
 
@@ -55,7 +195,7 @@ static void set_gates(const gdn_tensor *g, int gates)
     static const double low[] = { -0.02, -0.1, -8, 0 }, mixed[] = { -3, -0.25, 0, -0.03 };
     for (int64_t i = 0; i < ring2_count(g); i++) {
         const int64_t head = i % g->size[g->ndim - 1] % 4;
-        double        x    = ring2_uniform(gates == MIXED ? mixed[head] : low[gates], 0);
+        double x = ring2_uniform(gates == MIXED ? mixed[head] : low[gates], 0);
         if (gates == SPRINKLED && ring2_below(150) == 0) x = -(double)INFINITY;
         ring2_set(g, i, x);
     }
@@ -64,7 +204,7 @@ static void set_gates(const gdn_tensor *g, int gates)
 static void fill_keys(const gdn_tensor *k, bool unit)
 {
     const int64_t K = k->size[2];
-    double        x[D];
+    double x[D];
     for (int64_t r = 0; r < ring2_count(k) / K; r++) {
         for (int64_t d = 0; d < K; d++) x[d] = ring2_uniform(-1, 1);
         if (unit) oracle_l2norm(x, x, K, GDN_NORM_L2, 1e-30);
@@ -76,9 +216,9 @@ static void fill_keys(const gdn_tensor *k, bool unit)
 static gdn_prefill_backward_args make(const struct walk *w)
 {
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
-    gdn_batch                *t = ring2_heap(sizeof *t);
-    int64_t                   cu[MOST + 1] = { 0 };
-    int                       n = 0;
+    gdn_batch *t = ring2_heap(sizeof *t);
+    int64_t cu[MOST + 1] = { 0 };
+    int n = 0;
     for (; n < MOST && w->T[n]; n++) cu[n + 1] = cu[n] + w->T[n];
     const int64_t N = cu[n] + 2, K = w->K, V = w->V;
     *t = gdn_batch_init(), t->cu_seqlens = ring2_indices(GDN_I32, n + 1, cu), a.batch = t;
@@ -130,9 +270,9 @@ static void expect_kernels(gdn_ctx *ctx, bool cut, bool stops)
 /* With the memory that the call asks for. */
 static void run_walk(const struct walk *w)
 {
-    const bool cut   = w->each < w->T[0] || w->each < w->T[3];
+    const bool cut = w->each < w->T[0] || w->each < w->T[3];
     const bool stops = w->norm != GDN_NORM_NONE && !(w->flags & GDN_NO_EARLY_STOP);
-    gdn_ctx   *ctx   = walker(w->each, w->window);
+    gdn_ctx *ctx = walker(w->each, w->window);
     if (!ctx) return;
     gdn_prefill_backward_args a = make(w);
     ring2_give_workspace(ctx, GDN_OP_PREFILL_BACKWARD, &a);
@@ -155,21 +295,21 @@ static void run_walks(void)
 static void padded_rows(void)
 {
     enum { B = 3, T = 300 };
-    static const struct walk w = { "", { 300, 300, 298 }, 128, 1, 1, 2, MILD, GDN_NORM_L2, 0,
-                                   GDN_STATE_VK, 0, 0, true, false, D, D };
+    static const struct walk w = { "", { 300, 300, 298 }, 128, 1, 1,    2,     MILD, GDN_NORM_L2,
+                                   0,  GDN_STATE_VK,      0,   0, true, false, D,    D };
     gdn_ctx *ctx = walker(w.each, w.window);
     if (!ctx) return;
     gdn_prefill_backward_args a = make(&w);
-    gdn_batch                *t = ring2_heap(sizeof *t);
+    gdn_batch *t = ring2_heap(sizeof *t);
     gdn_tensor *const rows[] = { &a.q, &a.k, &a.v, &a.dout, &a.g, &a.beta };
     for (int i = 0; i < 6; i++) {
         const gdn_tensor r = *rows[i];
         *rows[i] = gdn_dense(r.data, r.dtype, r.ndim + 1, B, T, r.size[1], r.size[2]);
     }
-    *t             = gdn_batch_init();
+    *t = gdn_batch_init();
     t->token_start = ring2_indices(GDN_I32, B, (int64_t[]){ 0, 3, 7 });
     t->token_count = ring2_indices(GDN_I64, B, (int64_t[]){ T, 270, 0 });
-    a.batch        = t;
+    a.batch = t;
     ring2_gradients_check(ctx, &a);
     expect_kernels(ctx, true, true);
     ring2_windows(0);
@@ -178,8 +318,8 @@ static void padded_rows(void)
 /* Long enough for the planner. */
 static void where_the_planner_cuts(void)
 {
-    static const struct walk w = { "", { 4000, 1 }, 0, 0, 1, 1, MILD, GDN_NORM_NONE, 0,
-                                   GDN_STATE_VK, 0, 0, true, false, D, D };
+    static const struct walk w = { "", { 4000, 1 },  0, 0, 1,    1,     MILD, GDN_NORM_NONE,
+                                   0,  GDN_STATE_VK, 0, 0, true, false, D,    D };
     gdn_ctx *ctx = walker(w.each, w.window);
     if (!ctx) return;
     gdn_prefill_backward_args a = make(&w);
@@ -195,13 +335,13 @@ static void where_the_planner_cuts(void)
  * little weaker the stop is a chunk later, and the NaN is kept, as without a stop. */
 static void where_it_stops(void)
 {
-    static const struct walk w = { "", { 700 }, 192, 2, 1, 2, MILD, GDN_NORM_L2, 0, GDN_STATE_VK,
-                                   0, 0, true, false, D, D };
+    static const struct walk w = { "", { 700 },      192, 2, 1,    2,     MILD, GDN_NORM_L2,
+                                   0,  GDN_STATE_VK, 0,   0, true, false, D,    D };
     static const int chunks[] = { 7, 6, 2, 3 };
     for (int i = 0; i < 24; i++) {
         const bool stops = i % 2 && i / 8 == 0;
-        const int  n     = chunks[i / 2 % 4];
-        gdn_ctx   *ctx   = walker(w.each, w.window);
+        const int n = chunks[i / 2 % 4];
+        gdn_ctx *ctx = walker(w.each, w.window);
         if (!ctx) return;
         gdn_prefill_backward_args a = make(&w);
         ring2_fill_value(&a.g, -(i % 2 ? 25.1 : 24.9) / (64 * n) * log(2));
@@ -235,8 +375,8 @@ static void G3_repeat(void)
 static void G2_batch_invariant(void)
 {
     enum { LONG = 8300 };
-    static const struct walk w = { "", { 70, LONG, 300 }, 0, 0, 1, 1, MILD, GDN_NORM_L2, 0,
-                                   GDN_STATE_VK, 0, 0, true, false, D, D };
+    static const struct walk w = { "", { 70, LONG, 300 }, 0, 0, 1,    1,     MILD, GDN_NORM_L2,
+                                   0,  GDN_STATE_VK,      0, 0, true, false, D,    D };
     gdn_ctx *ctx = walker(w.each, w.window);
     if (!ctx) return;
     gdn_prefill_backward_args a = make(&w);
@@ -244,8 +384,8 @@ static void G2_batch_invariant(void)
     gdn_prefill_backward_args alone = a;
     gdn_tensor *const rows[] = { &alone.q, &alone.k, &alone.v, &alone.dout, &alone.g, &alone.beta };
     for (int i = 0; i < 6; i++) *rows[i] = ring2_narrow(rows[i], 0, 70, LONG);
-    alone.batch      = NULL;
-    alone.dstate     = ring2_new(GDN_F32, 0, 4, 1, 1, D, D);
+    alone.batch = NULL;
+    alone.dstate = ring2_new(GDN_F32, 0, 4, 1, 1, D, D);
     alone.dstate_out = ring2_narrow(&a.dstate_out, 0, 1, 1);
     a.flags = alone.flags = GDN_BATCH_INVARIANT;
     run(ctx, &a), run(ctx, &alone);
@@ -257,8 +397,8 @@ static void G2_batch_invariant(void)
 /* G7: nothing passes a gate of -inf to the states before it, in several units, whatever it is. */
 static void selection(void)
 {
-    static const struct walk w = { "", { 500 }, 128, 0, 1, 2, MILD, GDN_NORM_NONE, 0, GDN_STATE_VK,
-                                   0, 0, true, false, D, D };
+    static const struct walk w = { "", { 500 },      128, 0, 1,    2,     MILD, GDN_NORM_NONE,
+                                   0,  GDN_STATE_VK, 0,   0, true, false, D,    D };
     gdn_ctx *ctx = walker(w.each, w.window);
     if (!ctx) return;
     gdn_prefill_backward_args a = make(&w);
@@ -280,8 +420,10 @@ static void what_it_does_not_cut(void)
     if (!ctx) return;
     for (int i = 0; i < 2; i++) {
         gdn_prefill_backward_args a = make(&walks[0]);
-        if (i) a.dv = ring2_clone(&a.v);
-        else a.flags = GDN_ACCUMULATE;
+        if (i)
+            a.dv = ring2_clone(&a.v);
+        else
+            a.flags = GDN_ACCUMULATE;
         ring2_fill(&a.dstate, -1, 1);
         ring2_gradients_check(ctx, &a);
         CHECK(!strstr(gdn_last_kernel(ctx), "segments"), "%s", gdn_last_kernel(ctx));

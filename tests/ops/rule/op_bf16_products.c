@@ -33,8 +33,8 @@ static float *lines(size_t n)
 static void check_products(const struct gdn_bf16_products *b, int K)
 {
     const int deep = (K + 31) / 32 * 32, ldp = COLUMNS + 3;
-    float    *a = lines((size_t)(ROWS * K)), *s = lines((size_t)(K * COLUMNS));
-    float    *p = lines((size_t)(ROWS * ldp));
+    float *a = lines((size_t)(ROWS * K)), *s = lines((size_t)(K * COLUMNS));
+    float *p = lines((size_t)(ROWS * ldp));
     uint16_t *rows = ring2_alloc((size_t)(ROWS * MOST) * sizeof *rows, 64);
     uint16_t *pairs = ring2_alloc((size_t)(deep * COLUMNS) * sizeof *pairs, 64);
     b->round_rows(rows, a, K, K);
@@ -58,8 +58,8 @@ static void check_products(const struct gdn_bf16_products *b, int K)
 static void check_update(const struct gdn_bf16_products *b, int K)
 {
     const size_t n = (size_t)(K * COLUMNS), deep = (size_t)((K + 31) / 32 * 32 * COLUMNS);
-    float    *s = lines(n), *k = lines((size_t)(GDN_CHUNK * K)), *w = lines(GDN_CHUNK * COLUMNS);
-    float    *want = lines(n);
+    float *s = lines(n), *k = lines((size_t)(GDN_CHUNK * K)), *w = lines(GDN_CHUNK * COLUMNS);
+    float *want = lines(n);
     uint16_t *pairs = ring2_alloc(deep * sizeof *pairs, 64);
     uint16_t *renewed = ring2_alloc(deep * sizeof *pairs, 64);
     memcpy(want, s, n * sizeof *s);
@@ -74,8 +74,8 @@ static void check_update(const struct gdn_bf16_products *b, int K)
 static void loops(void)
 {
     static const int depths[] = { 1, 2, 7, 16, 31, 32, 33, 60, 64, 100, 128, 255, 256 };
-    const uint32_t   flags[] = { gdn_cpu_detect(), gdn_cpu_detect() & ~(uint32_t)GDN_CPU_AMX };
-    int              found = 0;
+    const uint32_t flags[] = { gdn_cpu_detect(), gdn_cpu_detect() & ~(uint32_t)GDN_CPU_AMX };
+    int found = 0;
     for (int t = 0; gdn_cpu_tables[t]; t++)
         for (int f = 0; f < 2; f++) {
             const struct gdn_bf16_products *b = gdn_cpu_bf16_products(gdn_cpu_tables[t], flags[f]);
@@ -93,7 +93,7 @@ static void loops(void)
 
 static const struct shape {
     int32_t state, layout;
-    int     heads[3];
+    int heads[3];
     int64_t K, V;
 } shapes[] = {
     { GDN_F32, GDN_STATE_VK, { 2, 2, 4 }, 128, 128 },
@@ -106,15 +106,15 @@ enum { N_SHAPES = sizeof shapes / sizeof *shapes, N_SEQS = 5 };
 static gdn_rule_args call_of(const struct shape *s)
 {
     static const int64_t lengths[N_SEQS] = { 40, 0, 5, 129, 17 };
-    gdn_batch           *batch;
-    gdn_rule_args        a = ring2_rule_packed(GDN_BF16, s->state, N_SEQS, lengths, s->heads, s->K,
-                                               s->V, &batch);
+    gdn_batch *batch;
+    gdn_rule_args a =
+        ring2_rule_packed(GDN_BF16, s->state, N_SEQS, lengths, s->heads, s->K, s->V, &batch);
     if (s->layout == GDN_STATE_KV) {
         a.state = ring2_new(s->state, 0, 4, N_SEQS, a.state.size[1], s->K, s->V);
         ring2_fill(&a.state, -1, 1);
     }
     a.state_layout = s->layout;
-    a.flags        = GDN_BF16_PRODUCTS;
+    a.flags = GDN_BF16_PRODUCTS;
     return a;
 }
 
@@ -143,7 +143,7 @@ static void G2_threads(void)
 static void told(void)
 {
     gdn_rule_args a = call_of(&shapes[0]), plain = ring2_rule_clone(&a);
-    gdn_ctx      *ctx = ring2_ctx(1);
+    gdn_ctx *ctx = ring2_ctx(1);
     plain.flags = 0;
     ring2_status(ctx, "flag", ring2_rule_call(ctx, &a, false), GDN_OK);
     const bool said = strstr(gdn_last_kernel(ctx), "bf16_mul") != NULL;
@@ -152,10 +152,10 @@ static void told(void)
     CHECK(!strstr(gdn_last_kernel(ctx), "bf16_mul"), "unasked: \"%s\"", gdn_last_kernel(ctx));
     CHECK(ring2_same_bits(&a.out, &plain.out) == !said, "out with the flag and without");
 
-    const int     heads[3] = { 1, 1, 8 };
-    gdn_rule_args large    = ring2_rule_args(GDN_BF16, GDN_F32, 20, 1, heads, 256, 256);
-    size_t        bytes    = 0;
-    large.flags            = GDN_BF16_PRODUCTS;
+    const int heads[3] = { 1, 1, 8 };
+    gdn_rule_args large = ring2_rule_args(GDN_BF16, GDN_F32, 20, 1, heads, 256, 256);
+    size_t bytes = 0;
+    large.flags = GDN_BF16_PRODUCTS;
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL, &large, &bytes), GDN_OK);
     CHECK(bytes <= 641 * 1024, "%zu bytes of a thread", bytes);
 }
@@ -182,11 +182,11 @@ static void G7_G9_selections(void)
 
 static void G1_refused(void)
 {
-    const int     heads[3] = { 1, 1, 1 };
-    gdn_rule_args a        = ring2_rule_args(GDN_F32, GDN_F32, 20, 1, heads, 16, 16);
-    a.flags                = GDN_BF16_PRODUCTS;
+    const int heads[3] = { 1, 1, 1 };
+    gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 20, 1, heads, 16, 16);
+    a.flags = GDN_BF16_PRODUCTS;
     ring2_refused(ring2_ctx(1), GDN_OP_PREFILL, &a, RING2_STRUCT, GDN_E_DTYPE, "flags");
-    a       = ring2_rule_args(GDN_BF16, GDN_F32, 20, 1, heads, 16, 16);
+    a = ring2_rule_args(GDN_BF16, GDN_F32, 20, 1, heads, 16, 16);
     a.flags = GDN_BF16_PRODUCTS | GDN_EXACT;
     ring2_refused(ring2_ctx(1), GDN_OP_PREFILL, &a, RING2_STRUCT, GDN_E_ARG,
                   "flags: GDN_EXACT and GDN_BF16_PRODUCTS, wanted one of the two");
@@ -195,10 +195,10 @@ static void G1_refused(void)
 /* gdn_decode has no chunks, so the flag means nothing there, whatever the dtype. */
 static void no_notice(void)
 {
-    const int     heads[3] = { 2, 2, 4 };
+    const int heads[3] = { 2, 2, 4 };
     gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 3, 3, heads, 16, 16);
     gdn_rule_args b = ring2_rule_clone(&a);
-    a.flags         = GDN_BF16_PRODUCTS;
+    a.flags = GDN_BF16_PRODUCTS;
     ring2_status(ring2_ctx(1), "flag", ring2_rule_call(ring2_ctx(1), &a, true), GDN_OK);
     ring2_status(ring2_ctx(1), "plain", ring2_rule_call(ring2_ctx(1), &b, true), GDN_OK);
     ring2_expect_bits("out", &a.out, &b.out);

@@ -33,7 +33,7 @@ enum { N_SHAPES = sizeof shapes / sizeof *shapes, N_CASES = 12 * N_SHAPES };
 static void expect_kernel(gdn_ctx *ctx, const gdn_rule_args *a)
 {
     const gdn_batch *b = a->batch;
-    const bool packed  = b && (b->cu_seqlens.data || b->has_initial_state.data);
+    const bool packed = b && (b->cu_seqlens.data || b->has_initial_state.data);
     const bool is_left = a->k.size[a->k.ndim - 1] != 128 && a->state.dtype != GDN_F32 &&
                          a->state_layout == GDN_STATE_KV;
     if (ring2_on_device() && !(packed && is_left))
@@ -43,8 +43,8 @@ static void expect_kernel(gdn_ctx *ctx, const gdn_rule_args *a)
 
 static gdn_tensor pool(const struct shape *s, int64_t slots, int64_t H, bool k_first)
 {
-    const gdn_tensor t = ring2_new(s->state, 0, 4, slots, H, k_first ? s->K : s->V,
-                                   k_first ? s->V : s->K);
+    const gdn_tensor t =
+        ring2_new(s->state, 0, 4, slots, H, k_first ? s->K : s->V, k_first ? s->V : s->K);
     ring2_fill(&t, -1, 1);
     return t;
 }
@@ -52,8 +52,8 @@ static gdn_tensor pool(const struct shape *s, int64_t slots, int64_t H, bool k_f
 static gdn_rule_args plain(const struct shape *s, const int hd[3], int64_t slots, bool k_first)
 {
     gdn_rule_args a = ring2_rule_args(s->dtype, s->state, SEQUENCES, 0, hd, s->K, s->V);
-    a.state         = pool(s, slots, a.g.size[1], k_first);
-    a.state_layout  = k_first ? GDN_STATE_KV : GDN_STATE_VK;
+    a.state = pool(s, slots, a.g.size[1], k_first);
+    a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
     return a;
 }
 
@@ -62,16 +62,16 @@ static void give_gates(gdn_rule_args *a, int32_t dtype, int kind)
 {
     const int64_t N = a->g.size[0], H = a->g.size[1];
     if (kind % 2) {
-        a->g    = ring2_new(dtype, 0, 2, N, H, 0, 0);
+        a->g = ring2_new(dtype, 0, 2, N, H, 0, 0);
         a->beta = ring2_new(dtype, 0, 2, N, H, 0, 0);
         ring2_rule_inputs(a, true, -0.5);
     }
     if (kind == 1 || kind == 2) {
-        a->gate             = GDN_GATE_RAW;
-        a->beta_kind        = kind == 1 ? GDN_BETA_SIGMOID : GDN_BETA_TWICE_SIGMOID;
+        a->gate = GDN_GATE_RAW;
+        a->beta_kind = kind == 1 ? GDN_BETA_SIGMOID : GDN_BETA_TWICE_SIGMOID;
         a->gate_lower_bound = kind == 1 ? 0 : -5;
-        a->A_log            = ring2_new(kind == 1 ? GDN_F32 : dtype, 0, 1, H, 0, 0, 0);
-        a->dt_bias          = ring2_new(kind == 1 ? dtype : GDN_F32, 0, 1, H, 0, 0, 0);
+        a->A_log = ring2_new(kind == 1 ? GDN_F32 : dtype, 0, 1, H, 0, 0, 0);
+        a->dt_bias = ring2_new(kind == 1 ? dtype : GDN_F32, 0, 1, H, 0, 0, 0);
         ring2_fill(&a->A_log, -1, 1);
         ring2_fill(&a->dt_bias, -1, 1);
         ring2_fill(&a->g, -4, 1);
@@ -106,8 +106,8 @@ static void give_batch(gdn_rule_args *a, const struct shape *s, gdn_batch *batch
 static gdn_rule_args any_with(int number, const int hd[3], gdn_batch *batch)
 {
     const struct shape *s = &shapes[number % N_SHAPES];
-    const int           n = number / N_SHAPES;
-    gdn_rule_args       a = plain(s, hd, SLOTS, n % 2);
+    const int n = number / N_SHAPES;
+    gdn_rule_args a = plain(s, hd, SLOTS, n % 2);
     give_gates(&a, s->dtype, (n + number) % 6);
     give_batch(&a, s, batch, (n / 2 + number) % 5);
     return a;
@@ -120,13 +120,13 @@ static gdn_rule_args any_of(int number, gdn_batch *batch)
 
 static void against_the_oracle(int number)
 {
-    static const int    norms[] = { GDN_NORM_L2, GDN_NORM_NONE, GDN_NORM_L2_ADD, GDN_NORM_L2_MAX };
-    const int           n       = number / N_SHAPES;
-    gdn_ctx            *ctx     = ring2_ctx(1);
-    gdn_batch           batch;
-    gdn_rule_args       a = any_of(number, &batch);
+    static const int norms[] = { GDN_NORM_L2, GDN_NORM_NONE, GDN_NORM_L2_ADD, GDN_NORM_L2_MAX };
+    const int n = number / N_SHAPES;
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_batch batch;
+    gdn_rule_args a = any_of(number, &batch);
     ring2_rule_pad(&a, SEQUENCES);
-    a.norm  = norms[(n / 3 + number) % 4];
+    a.norm = norms[(n / 3 + number) % 4];
     a.scale = n % 3 ? 0 : 0.3f;
     if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
     ring2_rule_check(ctx, &a, true);
@@ -136,7 +136,7 @@ static void against_the_oracle(int number)
 /* A call on a clone, in which one tensor is filled with x. */
 static gdn_rule_args called(const gdn_rule_args *a, size_t tensor, double x)
 {
-    gdn_rule_args     b  = ring2_rule_clone(a);
+    gdn_rule_args b = ring2_rule_clone(a);
     const gdn_tensor *t[] = { &b.state, &b.v };
     ring2_fill_value(t[tensor], x);
     ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &b), GDN_OK);
@@ -153,12 +153,12 @@ static void expect_same(const gdn_rule_args *a, const gdn_rule_args *b)
 /* If each tensor has H heads or one, both head maps give the same bits. */
 static void interleaved(int number)
 {
-    static const int    same[][3] = { { 3, 3, 3 }, { 1, 1, 4 } };
-    const struct shape *s         = &shapes[number / 4];
-    gdn_ctx            *ctx       = ring2_ctx(1);
-    gdn_rule_args       a = plain(s, same[number / 2 % 2], SEQUENCES, number % 2), b;
+    static const int same[][3] = { { 3, 3, 3 }, { 1, 1, 4 } };
+    const struct shape *s = &shapes[number / 4];
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_rule_args a = plain(s, same[number / 2 % 2], SEQUENCES, number % 2), b;
     ring2_rule_pad(&a, SEQUENCES);
-    b          = ring2_rule_clone(&a);
+    b = ring2_rule_clone(&a);
     b.head_map = GDN_HEADS_INTERLEAVED;
     ring2_status(ctx, "grouped", gdn_decode(ctx, &a), GDN_OK);
     ring2_status(ctx, "interleaved", gdn_decode(ctx, &b), GDN_OK);
@@ -170,12 +170,12 @@ static void interleaved(int number)
 static void in_runs(int number)
 {
     static const int counts[][3] = { { 2, 2, 6 }, { 3, 1, 6 }, { 4, 2, 2 }, { 2, 2, 4 } };
-    gdn_ctx         *ctx         = ring2_ctx(1);
-    gdn_batch        batch;
-    gdn_rule_args    a = any_with(number, counts[(number + number / N_SHAPES) % 4], &batch);
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_batch batch;
+    gdn_rule_args a = any_with(number, counts[(number + number / N_SHAPES) % 4], &batch);
     ring2_rule_pad(&a, SEQUENCES);
     a.head_map = GDN_HEADS_INTERLEAVED;
-    a.norm     = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
+    a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
     ring2_rule_check(ctx, &a, true);
     expect_kernel(ctx, &a);
 }
@@ -184,7 +184,7 @@ static void in_runs(int number)
 static void selection(int number)
 {
     const struct shape *s = &shapes[number / 2];
-    gdn_rule_args       a = plain(s, heads[0], SEQUENCES, number % 2), x, y;
+    gdn_rule_args a = plain(s, heads[0], SEQUENCES, number % 2), x, y;
     ring2_rule_pad(&a, SEQUENCES);
     ring2_fill_value(&a.g, -(double)INFINITY);
     x = called(&a, 0, NAN);
@@ -208,15 +208,15 @@ static void selection(int number)
 /* A sequence has the bits that it has alone, whatever slot it is in. */
 static void alone(int number)
 {
-    const struct shape *s   = &shapes[number / 2];
-    const int64_t       two[] = { 2 };
-    gdn_rule_args       a = plain(s, heads[0], SEQUENCES, number % 2), b;
-    gdn_batch           batch = gdn_batch_init();
+    const struct shape *s = &shapes[number / 2];
+    const int64_t two[] = { 2 };
+    gdn_rule_args a = plain(s, heads[0], SEQUENCES, number % 2), b;
+    gdn_batch batch = gdn_batch_init();
     ring2_rule_pad(&a, SEQUENCES);
     batch.read_slots = ring2_indices(GDN_I32, 1, two);
-    b                = ring2_rule_slice(&a, 2, 1);
-    b                = ring2_rule_clone(&b);
-    b.batch          = &batch;
+    b = ring2_rule_slice(&a, 2, 1);
+    b = ring2_rule_clone(&b);
+    b.batch = &batch;
     ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &a), GDN_OK);
     ring2_status(ring2_ctx(1), "alone", gdn_decode(ring2_ctx(1), &b), GDN_OK);
     expect_kernel(ring2_ctx(1), &a);
@@ -238,15 +238,16 @@ enum { N_DEALT = sizeof dealt / sizeof *dealt };
 static void by_cu_seqlens(int number)
 {
     static const int64_t fresh[] = { 1, 0, 0, 1, 0 };
-    const int            n       = number / N_SHAPES;
-    gdn_ctx             *ctx     = ring2_ctx(1);
-    gdn_batch            batch;
-    gdn_rule_args        a = any_of(number, &batch);
+    const int n = number / N_SHAPES;
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_batch batch;
+    gdn_rule_args a = any_of(number, &batch);
     a.batch = &batch;
-    if (n % 8 == 7) ring2_rule_pad(&a, SEQUENCES);
+    if (n % 8 == 7)
+        ring2_rule_pad(&a, SEQUENCES);
     else
-        batch.cu_seqlens = ring2_indices(number % 3 ? GDN_I32 : GDN_I64, SEQUENCES + 1,
-                                         dealt[n / 2 % N_DEALT]);
+        batch.cu_seqlens =
+            ring2_indices(number % 3 ? GDN_I32 : GDN_I64, SEQUENCES + 1, dealt[n / 2 % N_DEALT]);
     if (number % 2 || n % 8 == 7)
         batch.has_initial_state = ring2_indices(number % 3 ? GDN_U8 : GDN_I32, SEQUENCES, fresh);
     a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_L2_MAX;
@@ -258,11 +259,11 @@ static void by_cu_seqlens(int number)
 static void selection_of_two(int number)
 {
     static const int64_t cu[] = { 0, 2, 2, 3, 3, 5 };
-    const struct shape  *s = &shapes[number / 2];
-    gdn_batch            batch = gdn_batch_init();
-    gdn_rule_args        a = plain(s, heads[0], SEQUENCES, number % 2), x, y;
+    const struct shape *s = &shapes[number / 2];
+    gdn_batch batch = gdn_batch_init();
+    gdn_rule_args a = plain(s, heads[0], SEQUENCES, number % 2), x, y;
     batch.cu_seqlens = ring2_indices(GDN_I32, SEQUENCES + 1, cu);
-    a.batch          = &batch;
+    a.batch = &batch;
     ring2_fill_value(&a.g, -(double)INFINITY);
     ring2_fill_value(&a.beta, 0);
     for (int i = 0; i < 2; i++) {
@@ -287,17 +288,17 @@ static void selection_of_two(int number)
 static void alone_by_cu_seqlens(int number)
 {
     static const int64_t cu[] = { 0, 0, 1, 2, 4, 5 }, one[] = { 0, 1 };
-    const struct shape  *s = &shapes[number / 2];
-    gdn_batch            all = gdn_batch_init(), mine = gdn_batch_init();
-    gdn_rule_args        a = plain(s, heads[0], SEQUENCES, number % 2), b[SEQUENCES];
-    a.batch         = &all;
-    all.cu_seqlens  = ring2_indices(GDN_I32, SEQUENCES + 1, cu);
+    const struct shape *s = &shapes[number / 2];
+    gdn_batch all = gdn_batch_init(), mine = gdn_batch_init();
+    gdn_rule_args a = plain(s, heads[0], SEQUENCES, number % 2), b[SEQUENCES];
+    a.batch = &all;
+    all.cu_seqlens = ring2_indices(GDN_I32, SEQUENCES + 1, cu);
     mine.cu_seqlens = ring2_indices(GDN_I32, 2, one);
     for (int64_t i = 0; i < SEQUENCES; i++) {
         if (cu[i + 1] != cu[i] + 1) continue;
-        b[i]       = ring2_rule_slice(&a, cu[i], 1);
+        b[i] = ring2_rule_slice(&a, cu[i], 1);
         b[i].state = ring2_narrow(&a.state, 0, i, 1);
-        b[i]       = ring2_rule_clone(&b[i]);
+        b[i] = ring2_rule_clone(&b[i]);
         b[i].batch = &mine;
         ring2_status(ring2_ctx(1), "alone", gdn_decode(ring2_ctx(1), &b[i]), GDN_OK);
         expect_kernel(ring2_ctx(1), &b[i]);
@@ -337,7 +338,7 @@ static void give_accepted(gdn_batch *batch, const int64_t slots[3], int64_t othe
 {
     static const int64_t n[] = { 2, 1, 1 };
     batch->num_accepted_tokens = ring2_indices(GDN_I32, 3, n);
-    batch->read_slots          = ring2_new(GDN_I32, 0, 2, 3, 2, 0, 0);
+    batch->read_slots = ring2_new(GDN_I32, 0, 2, 3, 2, 0, 0);
     for (int64_t i = 0; i < 6; i++)
         ring2_set(&batch->read_slots, i, (double)(i % 2 + 1 == n[i / 2] ? slots[i / 2] : other));
 }
@@ -347,15 +348,15 @@ static void give_accepted(gdn_batch *batch, const int64_t slots[3], int64_t othe
 static void several_tokens(int number)
 {
     static const int64_t slots[] = { 2, -1, 0 };
-    const struct shape  *s       = &shapes[number % N_SHAPES];
-    const int            half = number / (4 * N_SHAPES), n = number / N_SHAPES % 4;
-    const int            T = 1 + (number + 3 * n) % (half ? 4 : 11);
-    const bool           k_first = n == 3, whole = n == 0;
-    gdn_batch            batch   = gdn_batch_init();
-    gdn_rule_args        a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[n % HEAD_KINDS],
-                                             s->K, s->V);
+    const struct shape *s = &shapes[number % N_SHAPES];
+    const int half = number / (4 * N_SHAPES), n = number / N_SHAPES % 4;
+    const int T = 1 + (number + 3 * n) % (half ? 4 : 11);
+    const bool k_first = n == 3, whole = n == 0;
+    gdn_batch batch = gdn_batch_init();
+    gdn_rule_args a =
+        ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[n % HEAD_KINDS], s->K, s->V);
     ring2_rule_pad(&a, 3);
-    a.state        = pool(s, 3, a.g.size[2], k_first);
+    a.state = pool(s, 3, a.g.size[2], k_first);
     a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
     if (number % 5 == 0) ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
     if (!whole) batch.read_slots = ring2_indices(GDN_I32, 3, slots), a.batch = &batch;
@@ -372,15 +373,15 @@ static void several_tokens(int number)
 /* Two to six tokens of each sequence on states whose rows are k; some gates forget. */
 static void few_tokens(int number)
 {
-    static const int    norms[] = { GDN_NORM_L2_ADD, GDN_NORM_L2, GDN_NORM_L2_MAX, GDN_NORM_NONE };
-    const struct shape *s       = &shapes[number % N_SHAPES];
-    const int           n = number / N_SHAPES, T = 2 + n % 5, kind = (n + number) % 6;
-    const int64_t       fresh[] = { 1, 0, 1, 1, 0 };
-    gdn_batch           batch;
+    static const int norms[] = { GDN_NORM_L2_ADD, GDN_NORM_L2, GDN_NORM_L2_MAX, GDN_NORM_NONE };
+    const struct shape *s = &shapes[number % N_SHAPES];
+    const int n = number / N_SHAPES, T = 2 + n % 5, kind = (n + number) % 6;
+    const int64_t fresh[] = { 1, 0, 1, 1, 0 };
+    gdn_batch batch;
     gdn_rule_args a = ring2_rule_args(s->dtype, s->state, SEQUENCES * T, 0,
                                       heads[(n + number) % HEAD_KINDS], s->K, s->V);
-    a.state         = pool(s, SLOTS, a.g.size[1], true);
-    a.state_layout  = GDN_STATE_KV;
+    a.state = pool(s, SLOTS, a.g.size[1], true);
+    a.state_layout = GDN_STATE_KV;
     give_gates(&a, s->dtype, kind);
     give_batch(&a, s, &batch, (n / 2 + number) % 5);
     if (a.batch && n % 4 == 1) batch.has_initial_state = ring2_indices(GDN_U8, SEQUENCES, fresh);
@@ -388,20 +389,21 @@ static void few_tokens(int number)
     for (int64_t i = n % 2; i < SEQUENCES * T && (kind == 0 || kind == 5); i += 3)
         ring2_set(&a.g, i * a.g.size[1] + i % a.g.size[1], -(double)INFINITY);
     ring2_rule_pad(&a, SEQUENCES);
-    a.norm  = norms[(n + number / 2) % 4];
+    a.norm = norms[(n + number / 2) % 4];
     a.scale = n % 3 ? 0 : 0.3f;
     if (n == 7 && a.batch && batch.write != GDN_WRITE_NONE) a.out.data = NULL;
     ring2_rule_check(ring2_ctx(1), &a, true);
     const bool four = are_for_four(s, T, true, false) && !(a.batch && batch.has_initial_state.data);
-    if (are_for_windows(s)) expect_kernel_named(four ? "gdn_decode_window_k128" : "gdn_decode_window_kv");
+    if (are_for_windows(s))
+        expect_kernel_named(four ? "gdn_decode_window_k128" : "gdn_decode_window_kv");
 }
 
 /* A call of padded tokens on a clone, in which one tensor is filled with x, and if `at` is not
  * negative only its part of that token. */
 static gdn_rule_args padded_call(const gdn_rule_args *a, size_t tensor, int64_t at, double x)
 {
-    gdn_rule_args    b    = ring2_rule_clone(a);
-    const gdn_tensor t[]  = { b.state, b.v, b.k };
+    gdn_rule_args b = ring2_rule_clone(a);
+    const gdn_tensor t[] = { b.state, b.v, b.k };
     const gdn_tensor part = at < 0 ? t[tensor] : ring2_select(&t[tensor], 1, at);
     ring2_fill_value(&part, x);
     ring2_status(ring2_ctx(1), "gdn_decode", gdn_decode(ring2_ctx(1), &b), GDN_OK);
@@ -412,12 +414,12 @@ static gdn_rule_args padded_call(const gdn_rule_args *a, size_t tensor, int64_t 
  * beta = 0 lets no NaN in, and where nothing changes every bit stays. */
 static void padded_selection(int number)
 {
-    const struct shape *s       = &shapes[number / 4];
-    const bool          k_first = number % 2;
-    const int64_t       T = number / 2 % 2 ? 10 : 4, at = T - 1 - number / 4 % 3;
+    const struct shape *s = &shapes[number / 4];
+    const bool k_first = number % 2;
+    const int64_t T = number / 2 % 2 ? 10 : 4, at = T - 1 - number / 4 % 3;
     gdn_rule_args a = ring2_rule_args(s->dtype, s->state, T, 0, heads[0], s->K, s->V), x, y;
-    a.state         = pool(s, 1, a.g.size[1], k_first);
-    a.state_layout  = k_first ? GDN_STATE_KV : GDN_STATE_VK;
+    a.state = pool(s, 1, a.g.size[1], k_first);
+    a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
     ring2_rule_pad(&a, 1);
     const gdn_tensor g = ring2_select(&a.g, 1, at), beta = ring2_select(&a.beta, 1, at);
     ring2_fill_value(&beta, 0);
@@ -454,10 +456,10 @@ static void padded_selection(int number)
 static void padded_alone(int number)
 {
     const struct shape *s = &shapes[number / 4];
-    const int64_t       T = number / 2 % 2 ? 5 : 3;
+    const int64_t T = number / 2 % 2 ? 5 : 3;
     gdn_rule_args a = ring2_rule_args(s->dtype, s->state, 3 * T, 0, heads[0], s->K, s->V), b;
-    a.state         = pool(s, 3, a.g.size[1], number % 2);
-    a.state_layout  = number % 2 ? GDN_STATE_KV : GDN_STATE_VK;
+    a.state = pool(s, 3, a.g.size[1], number % 2);
+    a.state_layout = number % 2 ? GDN_STATE_KV : GDN_STATE_VK;
     ring2_rule_pad(&a, 3);
     b = ring2_rule_slice(&a, 1, 1);
     b = ring2_rule_clone(&b);
@@ -476,15 +478,15 @@ static void every_state(int number)
 {
     enum { ROWS = 3, MOST = 6, POOL = ROWS * MOST + 4 };
     static const int64_t start[] = { 2, -1, 0 }, cu[] = { 0, 1, 1, 6 };
-    const struct shape  *s     = &shapes[number % N_SHAPES];
-    const int            n     = number / N_SHAPES;
-    const int64_t        T     = 1 + (number + n) % MOST, N = n % 3 == 2 ? 7 : ROWS * T;
-    gdn_batch            batch = gdn_batch_init();
-    gdn_rule_args a = ring2_rule_args(s->dtype, s->state, N, 0, heads[(n + number) % HEAD_KINDS],
-                                      s->K, s->V);
+    const struct shape *s = &shapes[number % N_SHAPES];
+    const int n = number / N_SHAPES;
+    const int64_t T = 1 + (number + n) % MOST, N = n % 3 == 2 ? 7 : ROWS * T;
+    gdn_batch batch = gdn_batch_init();
+    gdn_rule_args a =
+        ring2_rule_args(s->dtype, s->state, N, 0, heads[(n + number) % HEAD_KINDS], s->K, s->V);
     a.state_layout = n == 3 ? GDN_STATE_KV : GDN_STATE_VK;
     const int64_t H = a.g.size[1];
-    a.state         = pool(s, POOL, H, n == 3);
+    a.state = pool(s, POOL, H, n == 3);
     give_gates(&a, s->dtype, (n + number) % 6);
     if (number % 5 == 0 && a.g.data && a.beta.data && !a.gate && !a.beta_kind)
         ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
@@ -492,10 +494,10 @@ static void every_state(int number)
         batch.cu_seqlens = ring2_indices(GDN_I32, ROWS + 1, cu);
     else
         ring2_rule_pad(&a, ROWS);
-    a.norm            = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
-    a.batch           = &batch;
-    batch.write       = GDN_WRITE_EACH;
-    batch.read_slots  = ring2_indices(GDN_I32, ROWS, start);
+    a.norm = number % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
+    a.batch = &batch;
+    batch.write = GDN_WRITE_EACH;
+    batch.read_slots = ring2_indices(GDN_I32, ROWS, start);
     batch.write_slots = ring2_new(GDN_I32, 0, 2, ROWS, MOST, 0, 0);
     for (int64_t i = 0; i < ROWS * MOST; i++)
         ring2_set(&batch.write_slots, i, i % 4 == 1 ? -1 : (double)(3 + i));
@@ -514,24 +516,25 @@ static void fewer_slots(int number)
 {
     enum { HAVE = 3 };
     static const int64_t tokens[] = { 1, 1, 3, 6, 1 }, own[] = { 0, 1, 2, -1, -1 };
-    const struct shape  *s = &shapes[number % N_SHAPES];
-    const int            form = number / N_SHAPES % 5, k_first = number / (5 * N_SHAPES);
-    gdn_batch            batch = gdn_batch_init(), listed;
+    const struct shape *s = &shapes[number % N_SHAPES];
+    const int form = number / N_SHAPES % 5, k_first = number / (5 * N_SHAPES);
+    gdn_batch batch = gdn_batch_init(), listed;
     gdn_rule_args a = ring2_rule_args(s->dtype, s->state, SEQUENCES * tokens[form], 0,
-                                      heads[form % HEAD_KINDS], s->K, s->V), skips;
+                                      heads[form % HEAD_KINDS], s->K, s->V),
+                  skips;
     const int64_t H = a.g.size[1];
-    a.state         = pool(s, form == 4 ? SEQUENCES : HAVE, H, k_first);
-    a.state_layout  = k_first ? GDN_STATE_KV : GDN_STATE_VK;
-    a.batch         = &batch;
+    a.state = pool(s, form == 4 ? SEQUENCES : HAVE, H, k_first);
+    a.state_layout = k_first ? GDN_STATE_KV : GDN_STATE_VK;
+    a.batch = &batch;
     if (form == 4) a.state_out = pool(s, HAVE, H, k_first);
     if (form == 1)
         batch.cu_seqlens = ring2_indices(GDN_I32, SEQUENCES + 1, dealt[0]);
     else
         ring2_rule_pad(&a, SEQUENCES);
-    listed            = batch;
+    listed = batch;
     listed.read_slots = ring2_indices(GDN_I32, SEQUENCES, own);
-    skips             = a;
-    skips.batch       = &listed;
+    skips = a;
+    skips.batch = &listed;
     if (ring2_on_device())
         ring2_rule_check_as(ring2_ctx(1), &a, &skips, true);
     else
@@ -543,13 +546,13 @@ static void many_sequences(int number)
 {
     enum { MANY = 65536, REST = 3 };
     static const int one[] = { 1, 1, 1 };
-    gdn_batch        batch = gdn_batch_init();
-    gdn_rule_args    a = ring2_rule_args(GDN_F32, GDN_F32, MANY + REST, MANY, one, 3, 1);
-    int64_t         *cu = ring2_heap((MANY + 1) * sizeof *cu);
+    gdn_batch batch = gdn_batch_init();
+    gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, MANY + REST, MANY, one, 3, 1);
+    int64_t *cu = ring2_heap((MANY + 1) * sizeof *cu);
     (void)number;
     for (int64_t i = 0; i <= MANY; i++) cu[i] = i;
     batch.cu_seqlens = ring2_indices(GDN_I32, MANY + 1, cu);
-    a.batch          = &batch;
+    a.batch = &batch;
     ring2_rule_check(ring2_ctx(1), &a, true);
     expect_kernel_named("gdn_decode_general");
 }

@@ -27,11 +27,11 @@ static gdn_tensor new_wide(int64_t H, int64_t V)
 static void convert(const struct pools *p, bool to_codes, int32_t rounding, uint64_t seed)
 {
     gdn_state_copy_args c = gdn_state_copy_args_init();
-    c.from_pool           = to_codes ? p->wide : p->codes;
-    c.to_pool             = to_codes ? p->codes : p->wide;
+    c.from_pool = to_codes ? p->wide : p->codes;
+    c.to_pool = to_codes ? p->codes : p->wide;
     *(to_codes ? &c.to_scales : &c.from_scales) = p->scales;
-    c.rounding                                  = rounding;
-    c.seed                                      = seed;
+    c.rounding = rounding;
+    c.seed = seed;
     ring2_status(ring2_ctx(1), "gdn_state_copy", gdn_state_copy(ring2_ctx(1), &c), GDN_OK);
 }
 
@@ -47,8 +47,8 @@ static struct pools new_pools(int32_t dtype, int64_t H, int64_t V)
 
 /* A call, and the same with float32 states. */
 struct pair {
-    struct pools  from, to;
-    gdn_batch     batch;
+    struct pools from, to;
+    gdn_batch batch;
     gdn_rule_args eight, wide;
 };
 
@@ -63,9 +63,8 @@ static void give_batch(struct pair *c, int form)
     if (form == 2) c->batch.write_slots = ring2_indices(GDN_I32, SEQUENCES, to);
     if (form == 4) c->batch.write = GDN_WRITE_NONE;
     if (form == 3) {
-        c->to                     = new_pools(c->from.codes.dtype, c->eight.g.size[1],
-                                              c->eight.v.size[2]);
-        c->eight.state_out        = c->to.codes;
+        c->to = new_pools(c->from.codes.dtype, c->eight.g.size[1], c->eight.v.size[2]);
+        c->eight.state_out = c->to.codes;
         c->eight.state_out_scales = c->to.scales;
     }
 }
@@ -73,17 +72,17 @@ static void give_batch(struct pair *c, int form)
 static void make_pair(struct pair *c, int number)
 {
     static const int64_t Vs[] = { 32, 64, 160 };
-    const int32_t        io = number % 2 ? GDN_BF16 : GDN_F16;
-    const int64_t        V  = Vs[number / 4 % 3];
+    const int32_t io = number % 2 ? GDN_BF16 : GDN_F16;
+    const int64_t V = Vs[number / 4 % 3];
     c->eight = ring2_rule_args(io, GDN_F32, SEQUENCES, 0, heads[number / 3 % 3], K, V);
-    c->from  = new_pools(number / 2 % 2 ? GDN_E4M3 : GDN_I8, c->eight.g.size[1], V);
-    c->to    = c->from;
-    c->eight.state        = c->from.codes;
+    c->from = new_pools(number / 2 % 2 ? GDN_E4M3 : GDN_I8, c->eight.g.size[1], V);
+    c->to = c->from;
+    c->eight.state = c->from.codes;
     c->eight.state_scales = c->from.scales;
     c->eight.state_layout = GDN_STATE_VK;
-    c->eight.norm         = number / 5 % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
-    c->eight.rounding     = number / 7 % 2 ? GDN_ROUND_STOCHASTIC : GDN_ROUND_NEAREST;
-    c->eight.seed         = ring2_bits();
+    c->eight.norm = number / 5 % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
+    c->eight.rounding = number / 7 % 2 ? GDN_ROUND_STOCHASTIC : GDN_ROUND_NEAREST;
+    c->eight.seed = ring2_bits();
     give_batch(c, number % 5);
     ring2_rule_pad(&c->eight, SEQUENCES);
     c->eight.batch = &c->batch;
@@ -105,10 +104,10 @@ static void call_eight(const gdn_rule_args *a)
 /* Calls both. The float32 states are those after the call then. */
 static void run_pair(struct pair *c)
 {
-    c->wide                  = ring2_rule_clone(&c->eight);
-    c->wide.state            = c->from.wide;
-    c->wide.state_out        = c->eight.state_out.data ? c->to.wide : (gdn_tensor){ 0 };
-    c->wide.state_scales     = (gdn_tensor){ 0 };
+    c->wide = ring2_rule_clone(&c->eight);
+    c->wide.state = c->from.wide;
+    c->wide.state_out = c->eight.state_out.data ? c->to.wide : (gdn_tensor){ 0 };
+    c->wide.state_scales = (gdn_tensor){ 0 };
     c->wide.state_out_scales = (gdn_tensor){ 0 };
     call(&c->wide);
     call_eight(&c->eight);
@@ -135,8 +134,8 @@ static void expect_outputs(const struct pair *c)
 static void expect_states(const struct pair *c)
 {
     const double part = c->eight.rounding == GDN_ROUND_STOCHASTIC ? 1 : 0.5;
-    struct pools got  = c->to;
-    got.wide          = ring2_clone(&c->to.wide);
+    struct pools got = c->to;
+    got.wide = ring2_clone(&c->to.wide);
     convert(&got, false, GDN_ROUND_NEAREST, 0);
     for (int64_t i = 0; i < ring2_count(&got.wide) && !ring2_failed(); i += K) {
         double m = 0;
@@ -163,8 +162,8 @@ static void values(int number)
 static bool find_slots(const struct pair *c, int b, int64_t *from, int64_t *to)
 {
     const gdn_batch *t = &c->batch;
-    *from              = t->read_slots.data ? (int64_t)ring2_get(&t->read_slots, b) : b;
-    *to                = t->write_slots.data ? (int64_t)ring2_get(&t->write_slots, b) : *from;
+    *from = t->read_slots.data ? (int64_t)ring2_get(&t->read_slots, b) : b;
+    *to = t->write_slots.data ? (int64_t)ring2_get(&t->write_slots, b) : *from;
     return *from >= t->first_slot && *to >= 0 && t->write != GDN_WRITE_NONE;
 }
 
@@ -172,9 +171,9 @@ static bool find_slots(const struct pair *c, int b, int64_t *from, int64_t *to)
 static void expect_slot(const struct pools *p, int64_t slot, const struct pools *others,
                         int64_t other)
 {
-    const gdn_tensor codes  = ring2_narrow(&p->codes, 0, slot, 1);
+    const gdn_tensor codes = ring2_narrow(&p->codes, 0, slot, 1);
     const gdn_tensor scales = ring2_narrow(&p->scales, 0, slot, 1);
-    const gdn_tensor want   = ring2_narrow(&others->codes, 0, other, 1);
+    const gdn_tensor want = ring2_narrow(&others->codes, 0, other, 1);
     const gdn_tensor wanted = ring2_narrow(&others->scales, 0, other, 1);
     ring2_expect_bits("codes", &codes, &want);
     ring2_expect_bits("scales", &scales, &wanted);
@@ -196,7 +195,7 @@ static void codes(int number)
     ring2_fill_value(&c.eight.beta, 1);
     struct pools want = c.to;
     run_pair(&c);
-    want.codes  = ring2_clone(&c.to.codes);
+    want.codes = ring2_clone(&c.to.codes);
     want.scales = ring2_clone(&c.to.scales);
     convert(&want, true, c.eight.rounding, c.eight.seed + 1);
     for (int b = 0; b < SEQUENCES; b++) {
@@ -257,14 +256,14 @@ static void not_finite(int number)
 /* Float states beside a pool of 8 bits for checkpoints, of which one token writes none. */
 static void unwritten_checkpoints(int number)
 {
-    gdn_batch     batch = gdn_batch_init();
-    gdn_rule_args a = ring2_rule_args(GDN_BF16, number ? GDN_BF16 : GDN_F32, SEQUENCES, SLOTS,
-                                      heads[0], K, 32);
+    gdn_batch batch = gdn_batch_init();
+    gdn_rule_args a =
+        ring2_rule_args(GDN_BF16, number ? GDN_BF16 : GDN_F32, SEQUENCES, SLOTS, heads[0], K, 32);
     ring2_rule_pad(&a, SEQUENCES);
     const struct pools left = new_pools(GDN_E4M3, 4, 32);
-    const gdn_tensor   codes = ring2_clone(&left.codes);
-    batch.checkpoint_every   = 2;
-    a.batch                  = &batch;
+    const gdn_tensor codes = ring2_clone(&left.codes);
+    batch.checkpoint_every = 2;
+    a.batch = &batch;
     a.checkpoints = left.codes, a.checkpoint_scales = left.scales;
     ring2_rule_check(ring2_ctx(1), &a, true);
     ring2_expect_bits("checkpoints", &left.codes, &codes);

@@ -15,7 +15,7 @@
 enum { N_SEQS = 4, N_CASES = 81 };
 
 static const int64_t prompts[N_SEQS] = { 37, 0, 9, 70 }, drafts[N_SEQS] = { 3, 1, 2, 1 };
-static const int     heads[3] = { 1, 1, 2 };
+static const int heads[3] = { 1, 1, 2 };
 static const int64_t sizes[][2] = { { 20, 24 }, { 128, 128 }, { 64, 48 }, { 33, 7 }, { 192, 40 } };
 
 /* The same values in another dtype. */
@@ -31,8 +31,8 @@ static void convert(gdn_tensor *t, int32_t dtype)
 static gdn_rule_args make_call(int number, const int64_t *lengths)
 {
     const int64_t *d = sizes[number % 5];
-    gdn_rule_args  a = ring2_rule_packed(GDN_F32, number % 2 ? GDN_BF16 : GDN_F32, N_SEQS, lengths,
-                                         heads, d[0], d[1], NULL);
+    gdn_rule_args a = ring2_rule_packed(GDN_F32, number % 2 ? GDN_BF16 : GDN_F32, N_SEQS, lengths,
+                                        heads, d[0], d[1], NULL);
     a.norm = GDN_NORM_L2;
     convert(&a.q, number % 3), convert(&a.k, number / 3 % 3), convert(&a.v, number / 9 % 3);
     convert(&a.out, number / 27 % 3);
@@ -55,7 +55,7 @@ static void decode(int number)
 static void exact(int number)
 {
     gdn_rule_args a = make_call(number, prompts);
-    a.flags         = GDN_EXACT;
+    a.flags = GDN_EXACT;
     a.state = ring2_new(GDN_F32, 0, 4, a.state.size[0], a.state.size[1], a.state.size[2],
                         a.state.size[3]);
     ring2_fill(&a.state, -1, 1);
@@ -66,9 +66,9 @@ static void exact(int number)
 static void gates_alone(int number)
 {
     const int32_t dtype = number % 3, gate = 1 + number / 3 % 2;
-    const int64_t *d    = sizes[number / 6 % 5];
-    gdn_rule_args  a    = ring2_rule_packed(dtype, GDN_F32, N_SEQS, number / 30 ? drafts : prompts,
-                                            heads, d[0], d[1], NULL);
+    const int64_t *d = sizes[number / 6 % 5];
+    gdn_rule_args a = ring2_rule_packed(dtype, GDN_F32, N_SEQS, number / 30 ? drafts : prompts,
+                                        heads, d[0], d[1], NULL);
     ring2_rule_inputs(&a, true, -0.1);
     convert(&a.g, gate), convert(&a.beta, gate);
     ring2_rule_check(ring2_ctx(2), &a, number / 30);
@@ -76,11 +76,11 @@ static void gates_alone(int number)
 
 static void gradients(int number)
 {
-    const gdn_rule_args       f = make_call(number * 7 % N_CASES, prompts);
+    const gdn_rule_args f = make_call(number * 7 % N_CASES, prompts);
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
     a.q = f.q, a.k = f.k, a.v = f.v, a.g = f.g, a.beta = f.beta, a.norm = f.norm;
     a.batch = f.batch;
-    a.dout  = ring2_clone(&f.out);
+    a.dout = ring2_clone(&f.out);
     ring2_fill(&a.dout, -1, 1);
     a.dk = ring2_clone(&f.k), a.dv = ring2_clone(&f.v);
     a.dq = ring2_new((number + 1) % 3, 0, 3, f.q.size[0], f.q.size[1], f.q.size[2], 0);
@@ -92,9 +92,8 @@ static void gradients(int number)
 int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
-        { "prefill", prefill, N_CASES },     { "decode", decode, N_CASES },
-        { "exact", exact, 9 },               { "gates", gates_alone, 60 },
-        { "gradients", gradients, 24 },
+        { "prefill", prefill, N_CASES }, { "decode", decode, N_CASES },  { "exact", exact, 9 },
+        { "gates", gates_alone, 60 },    { "gradients", gradients, 24 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

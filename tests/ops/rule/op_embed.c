@@ -19,15 +19,15 @@
 enum { N_THREADS = 4 };
 
 struct job {
-    gdn_work       work;
-    void          *arg;
-    int64_t        n;
+    gdn_work work;
+    void *arg;
+    int64_t n;
     _Atomic int64_t next;
 };
 
 struct helper {
     struct job *job;
-    int32_t     number;
+    int32_t number;
 };
 
 static void *help(void *arg)
@@ -51,9 +51,9 @@ static void *help_oddly(void *arg)
 
 static void by_threads(void *user, int64_t n, gdn_work work, void *arg)
 {
-    struct job    job = { work, arg, n, 0 };
+    struct job job = { work, arg, n, 0 };
     struct helper helpers[N_THREADS];
-    pthread_t     threads[N_THREADS];
+    pthread_t threads[N_THREADS];
     (void)user;
     n_lent++;
     for (int i = 1; i < N_THREADS; i++) {
@@ -104,10 +104,10 @@ typedef void lender(void *user, int64_t n, gdn_work work, void *arg);
 
 static gdn_ctx *lent_ctx(lender *f)
 {
-    gdn_ctx    *ctx = NULL;
-    gdn_options o   = gdn_options_init();
-    o.n_threads     = N_THREADS;
-    o.parallel_for  = f;
+    gdn_ctx *ctx = NULL;
+    gdn_options o = gdn_options_init();
+    o.n_threads = N_THREADS;
+    o.parallel_for = f;
     ring2_status(NULL, "a context of lent threads", gdn_ctx_create(&o, &ctx), GDN_OK);
     CHECK(gdn_n_threads(ctx) == N_THREADS, "%d threads", (int)gdn_n_threads(ctx));
     return ctx;
@@ -120,7 +120,7 @@ enum { CALLS = 40 };
 static void G22_same_bits(void)
 {
     struct ring2_replay r;
-    gdn_ctx            *lent[2] = { lent_ctx(by_threads), lent_ctx(backwards) };
+    gdn_ctx *lent[2] = { lent_ctx(by_threads), lent_ctx(backwards) };
     ring2_replay_init(&r, false);
     for (int i = 0; i < RING2_N_OPS * CALLS && !ring2_failed(); i++) {
         const gdn_op op = (gdn_op)(i / CALLS);
@@ -149,16 +149,16 @@ static void large_call(gdn_op op, union ring2_call *c)
     if (op == GDN_OP_DECODE) {
         c->rule = ring2_rule_args(GDN_F32, GDN_F32, 40, 40, heads, 64, 64);
     } else if (op == GDN_OP_GATES) {
-        c->gates   = gdn_gates_args_init();
+        c->gates = gdn_gates_args_init();
         c->gates.a = large_rows(64), c->gates.g = large_rows(64);
         c->gates.b = large_rows(64), c->gates.beta = large_rows(64);
         c->gates.A_log = ring2_new(GDN_F32, 0, 1, 64, 0, 0, 0);
         ring2_fill(&c->gates.A_log, -1, 1);
     } else if (op == GDN_OP_L2NORM) {
-        c->l2norm   = gdn_l2norm_args_init();
+        c->l2norm = gdn_l2norm_args_init();
         c->l2norm.x = large_rows(64), c->l2norm.out = large_rows(64);
     } else {
-        c->rmsnorm_gated   = gdn_rmsnorm_gated_args_init();
+        c->rmsnorm_gated = gdn_rmsnorm_gated_args_init();
         c->rmsnorm_gated.x = large_rows(64), c->rmsnorm_gated.z = large_rows(64);
         c->rmsnorm_gated.out = large_rows(64);
     }
@@ -169,8 +169,8 @@ static void large_call(gdn_op op, union ring2_call *c)
 static void large_call_on(gdn_ctx *const ctxs[3], gdn_op op)
 {
     const gdn_tensor *list[RING2_MAX_WRITTEN];
-    gdn_tensor        before[RING2_MAX_WRITTEN], want[RING2_MAX_WRITTEN];
-    union ring2_call  c;
+    gdn_tensor before[RING2_MAX_WRITTEN], want[RING2_MAX_WRITTEN];
+    union ring2_call c;
     large_call(op, &c);
     const int n = ring2_written(op, &c, list);
     for (int i = 0; i < n; i++) before[i] = ring2_clone(list[i]);
@@ -181,8 +181,10 @@ static void large_call_on(gdn_ctx *const ctxs[3], gdn_op op)
         ring2_status(ctxs[j], "the call", gdn_run_op(ctxs[j], op, &c), GDN_OK);
         CHECK(!n_lent == !j, "op %d: %d pieces of work were lent", (int)op, n_lent);
         for (int i = 0; i < n; i++) {
-            if (!j) want[i] = ring2_clone(list[i]);
-            else if (list[i]->data) ring2_expect_bits("on lent threads", list[i], &want[i]);
+            if (!j)
+                want[i] = ring2_clone(list[i]);
+            else if (list[i]->data)
+                ring2_expect_bits("on lent threads", list[i], &want[i]);
         }
     }
 }
@@ -205,14 +207,16 @@ static void switch_(void *user, int64_t n, gdn_work work, void *arg)
 static void wrong_lenders(void)
 {
     static const struct {
-        lender     *f;
+        lender *f;
         const char *text;
-    } wrong[] = { { thread_too_high, "thread number" }, { thread_negative, "thread number" },
-                  { item_too_high, "item" },            { item_left_out, "every item" },
+    } wrong[] = { { thread_too_high, "thread number" },
+                  { thread_negative, "thread number" },
+                  { item_too_high, "item" },
+                  { item_left_out, "every item" },
                   { item_twice, "every item" } };
-    gdn_ctx            *ctx   = lent_ctx(switch_);
+    gdn_ctx *ctx = lent_ctx(switch_);
     for (size_t i = 0; i < N_LARGE_OPS * sizeof wrong / sizeof *wrong; i++) {
-        const gdn_op     op = large_ops[i % N_LARGE_OPS];
+        const gdn_op op = large_ops[i % N_LARGE_OPS];
         union ring2_call c;
         large_call(op, &c);
         switched = wrong[i / N_LARGE_OPS].f;
@@ -222,7 +226,7 @@ static void wrong_lenders(void)
                   strstr(gdn_last_error(ctx), wrong[i / N_LARGE_OPS].text),
               "text \"%s\"", gdn_last_error(ctx));
         const gdn_tensor *list[RING2_MAX_WRITTEN];
-        const int         n = ring2_written(op, &c, list);
+        const int n = ring2_written(op, &c, list);
         for (int j = 0; j < n; j++) ring2_may_write(list[j]);
         ring2_call_end();
         switched = backwards;
@@ -248,9 +252,9 @@ static void wrong_lenders(void)
 /* In the child: a context of its own, the parent's given up. Returns its exit status. */
 static int child(gdn_ctx *parents, const gdn_rule_args *args, const gdn_rule_args *want)
 {
-    gdn_options o   = gdn_options_init();
-    gdn_ctx    *ctx = NULL;
-    o.n_threads     = CHILD_THREADS;
+    gdn_options o = gdn_options_init();
+    gdn_ctx *ctx = NULL;
+    o.n_threads = CHILD_THREADS;
     alarm(60); /* a child that hangs is a failure */
     gdn_ctx_destroy(parents);
     if (gdn_ctx_create(&o, &ctx) != GDN_OK) return 1;
@@ -262,9 +266,9 @@ static int child(gdn_ctx *parents, const gdn_rule_args *args, const gdn_rule_arg
 static void forked_child(void)
 {
     static const int heads[3] = { 2, 2, 4 };
-    gdn_options      o        = gdn_options_init();
-    gdn_ctx         *ctx      = NULL;
-    o.n_threads               = 3;
+    gdn_options o = gdn_options_init();
+    gdn_ctx *ctx = NULL;
+    o.n_threads = 3;
     ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
     const gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 100, 1, heads, 64, 64);
     const gdn_rule_args b = ring2_rule_clone(&a), d = ring2_rule_clone(&a);
@@ -283,8 +287,8 @@ static void forked_child(void)
 /* A context without threads goes on in the child. */
 static void forked_context(void)
 {
-    static const int    heads[3] = { 2, 2, 4 };
-    gdn_ctx            *ctxs[2]  = { ring2_ctx(1), lent_ctx(backwards) };
+    static const int heads[3] = { 2, 2, 4 };
+    gdn_ctx *ctxs[2] = { ring2_ctx(1), lent_ctx(backwards) };
     const gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 100, 1, heads, 64, 64);
     for (int i = 0; i < 2; i++) {
         const gdn_rule_args b = ring2_rule_clone(&a), want = ring2_rule_clone(&a);
@@ -304,7 +308,7 @@ static void forked_context(void)
 
 /* ---- Signals ------------------------------------------------------------------------------- */
 
-static pthread_t  main_thread;
+static pthread_t main_thread;
 static atomic_int n_signals, n_elsewhere;
 
 static void on_signal(int number)
@@ -317,11 +321,11 @@ static void on_signal(int number)
 /* Signals that come while calls run are handled by this thread, and change no bit. */
 static void signals(void)
 {
-    static const int    heads[3] = { 2, 2, 4 };
-    const gdn_rule_args a    = ring2_rule_args(GDN_F32, GDN_F32, 60, 1, heads, 64, 64);
+    static const int heads[3] = { 2, 2, 4 };
+    const gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 60, 1, heads, 64, 64);
     const gdn_rule_args want = ring2_rule_clone(&a), b = ring2_rule_clone(&a);
-    struct sigaction    action = { .sa_handler = on_signal }, before;
-    main_thread                = pthread_self();
+    struct sigaction action = { .sa_handler = on_signal }, before;
+    main_thread = pthread_self();
     sigaction(SIGALRM, &action, &before);
     ring2_status(ring2_ctx(1), "call", gdn_prefill(ring2_ctx(1), &want), GDN_OK);
     for (int i = 0; i < 10000 && n_signals < 20; i++) {

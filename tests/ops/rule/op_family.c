@@ -19,8 +19,8 @@ enum { HK = 2, HV = 4, N_SEQS = 2 };
 /* The tensors that have channels, and how many updates a token has. */
 static const struct rule {
     const char *name;
-    bool        g_rows, beta_rows, write;
-    int         updates;
+    bool g_rows, beta_rows, write;
+    int updates;
 } rules[] = {
     { "kda", true, false, false, 1 },   { "gdn2", true, true, true, 1 },
     { "gdp2", false, false, false, 2 }, { "gdp3", true, false, true, 3 },
@@ -58,22 +58,21 @@ static gdn_rule_args draw(const struct rule *f, int gate, int size, int64_t T)
 {
     const int64_t K = sizes[size][0], V = sizes[size][1], N = T + T / 2, n = f->updates;
     const int64_t starts[] = { 0, T, N };
-    gdn_rule_args a        = gdn_rule_args_init();
-    gdn_batch    *batch    = ring2_heap(sizeof *batch);
-    *batch             = gdn_batch_init();
-    batch->cu_seqlens  = ring2_indices(GDN_I64, N_SEQS + 1, starts);
-    a.batch            = batch;
-    a.q                = ring2_new(GDN_F32, 3, 3, N, HK, K, 0);
-    a.k                = ring2_new(GDN_F32, 0, 3, n * N, HK, K, 0);
-    a.v                = ring2_new(GDN_F32, 1, 3, n * N, HV, V, 0);
-    a.g                = f->g_rows ? ring2_new(GDN_F32, 2, 3, N, HV, K, 0)
-                                   : ring2_new(GDN_F32, 0, 2, N, HV, 0, 0);
-    a.beta             = f->beta_rows ? ring2_new(GDN_F32, 0, 3, n * N, HV, K, 0)
-                                      : ring2_new(GDN_F32, 1, 2, n * N, HV, 0, 0);
+    gdn_rule_args a = gdn_rule_args_init();
+    gdn_batch *batch = ring2_heap(sizeof *batch);
+    *batch = gdn_batch_init();
+    batch->cu_seqlens = ring2_indices(GDN_I64, N_SEQS + 1, starts);
+    a.batch = batch;
+    a.q = ring2_new(GDN_F32, 3, 3, N, HK, K, 0);
+    a.k = ring2_new(GDN_F32, 0, 3, n * N, HK, K, 0);
+    a.v = ring2_new(GDN_F32, 1, 3, n * N, HV, V, 0);
+    a.g = f->g_rows ? ring2_new(GDN_F32, 2, 3, N, HV, K, 0) : ring2_new(GDN_F32, 0, 2, N, HV, 0, 0);
+    a.beta = f->beta_rows ? ring2_new(GDN_F32, 0, 3, n * N, HV, K, 0)
+                          : ring2_new(GDN_F32, 1, 2, n * N, HV, 0, 0);
     if (f->write) a.write_gate = ring2_new(GDN_F32, 2, 3, n * N, HV, V, 0);
-    a.state   = ring2_new(GDN_F32, 0, 4, N_SEQS, HV, V, K);
-    a.out     = ring2_new(GDN_F32, 1, 3, N, HV, V, 0);
-    a.norm    = GDN_NORM_L2;
+    a.state = ring2_new(GDN_F32, 0, 4, N_SEQS, HV, V, K);
+    a.out = ring2_new(GDN_F32, 1, 3, N, HV, V, 0);
+    a.norm = GDN_NORM_L2;
     a.updates = f->updates;
     ring2_fill(&a.q, -1, 1), ring2_fill(&a.k, -1, 1), ring2_fill(&a.v, -1, 1);
     ring2_fill(&a.beta, 0, 1), ring2_fill(&a.state, -1, 1);
@@ -88,7 +87,7 @@ static gdn_rule_args draw(const struct rule *f, int gate, int size, int64_t T)
 static gdn_rule_args clone(const gdn_rule_args *a)
 {
     gdn_rule_args b = *a;
-    gdn_tensor   *all[] = { &b.q, &b.k, &b.v, &b.g, &b.beta, &b.write_gate, &b.state, &b.out };
+    gdn_tensor *all[] = { &b.q, &b.k, &b.v, &b.g, &b.beta, &b.write_gate, &b.state, &b.out };
     for (int i = 0; i < 8; i++) *all[i] = ring2_clone(all[i]);
     return b;
 }
@@ -98,8 +97,8 @@ static gdn_rule_args part(const gdn_rule_args *a, int64_t first, int64_t n)
 {
     const int64_t u = a->updates;
     gdn_rule_args b = *a;
-    gdn_tensor   *tokens[] = { &b.q, &b.g, &b.out };
-    gdn_tensor   *rows[]   = { &b.k, &b.v, &b.beta, &b.write_gate };
+    gdn_tensor *tokens[] = { &b.q, &b.g, &b.out };
+    gdn_tensor *rows[] = { &b.k, &b.v, &b.beta, &b.write_gate };
     for (int i = 0; i < 3; i++) *tokens[i] = ring2_narrow(tokens[i], 0, first, n);
     for (int i = 0; i < 4; i++)
         if (rows[i]->data) *rows[i] = ring2_narrow(rows[i], 0, first * u, n * u);
@@ -150,18 +149,18 @@ static struct oracle_family head_of(const gdn_rule_args *a, int s, int64_t h)
 {
     const int64_t K = a->q.size[2], V = a->v.size[2], u = a->updates, hk = h / (HV / HK);
     const int64_t first = (int64_t)ring2_get(&a->batch->cu_seqlens, s);
-    const int64_t T     = (int64_t)ring2_get(&a->batch->cu_seqlens, s + 1) - first;
-    const bool           apart = a->write_gate.data || a->beta.ndim == 3; /* w is not beta */
-    const gdn_tensor    *write = apart ? &a->write_gate : &a->beta;
+    const int64_t T = (int64_t)ring2_get(&a->batch->cu_seqlens, s + 1) - first;
+    const bool apart = a->write_gate.data || a->beta.ndim == 3; /* w is not beta */
+    const gdn_tensor *write = apart ? &a->write_gate : &a->beta;
     struct oracle_family r = { .T = T, .K = (int)K, .V = (int)V, .n = (int)u };
     r.scale = 1 / sqrt((double)K);
-    r.q     = normalised(rows_of(&a->q, first, T, hk, HK, K, 0), T, K);
-    r.k     = normalised(rows_of(&a->k, first * u, T * u, hk, HK, K, 0), T * u, K);
-    r.v     = rows_of(&a->v, first * u, T * u, h, HV, V, 0);
-    r.g     = rows_of(&a->g, first, T, h, HV, K, 0);
-    r.b     = rows_of(&a->beta, first * u, T * u, h, HV, K, 1);
-    r.w     = rows_of(write, first * u, T * u, h, HV, V, 1);
-    r.o     = ring2_heap((size_t)(T * V + 1) * sizeof *r.o);
+    r.q = normalised(rows_of(&a->q, first, T, hk, HK, K, 0), T, K);
+    r.k = normalised(rows_of(&a->k, first * u, T * u, hk, HK, K, 0), T * u, K);
+    r.v = rows_of(&a->v, first * u, T * u, h, HV, V, 0);
+    r.g = rows_of(&a->g, first, T, h, HV, K, 0);
+    r.b = rows_of(&a->beta, first * u, T * u, h, HV, K, 1);
+    r.w = rows_of(write, first * u, T * u, h, HV, V, 1);
+    r.o = ring2_heap((size_t)(T * V + 1) * sizeof *r.o);
     r.state = ring2_heap((size_t)(K * V) * sizeof *r.state);
     for (int64_t i = 0; i < K * V; i++) r.state[i] = ring2_get(&a->state, (s * HV + h) * K * V + i);
     return r;
@@ -171,7 +170,7 @@ static struct oracle_family head_of(const gdn_rule_args *a, int s, int64_t h)
 static void near(const char *what, const gdn_tensor *got, const double *want, double share)
 {
     const int64_t n = ring2_count(got);
-    double        sum = 0, worst = 0;
+    double sum = 0, worst = 0;
     for (int64_t i = 0; i < n; i++) {
         const double error = fabs(ring2_get(got, i) - want[i]);
         sum += want[i] * want[i];
@@ -185,13 +184,13 @@ static void agrees(const struct rule *f, int gate, int size, int64_t T, uint32_t
 {
     gdn_rule_args a = draw(f, gate, size, T);
     const int64_t K = sizes[size][0], V = sizes[size][1];
-    double       *out = ring2_heap((size_t)ring2_count(&a.out) * sizeof *out);
-    double       *state = ring2_heap((size_t)ring2_count(&a.state) * sizeof *state);
+    double *out = ring2_heap((size_t)ring2_count(&a.out) * sizeof *out);
+    double *state = ring2_heap((size_t)ring2_count(&a.state) * sizeof *state);
     a.flags = flags;
     for (int s = 0; s < N_SEQS; s++)
         for (int64_t h = 0; h < HV; h++) {
             struct oracle_family r = head_of(&a, s, h);
-            const int64_t        first = (int64_t)ring2_get(&a.batch->cu_seqlens, s);
+            const int64_t first = (int64_t)ring2_get(&a.batch->cu_seqlens, s);
             oracle_family(&r);
             for (int64_t i = 0; i < r.T * V; i++)
                 out[((first + i / V) * HV + h) * V + i % V] = r.o[i];
@@ -235,13 +234,13 @@ static double *zeros(const gdn_tensor *t)
 
 static void gradients(int i)
 {
-    const struct rule        *f = &rules[i % N_RULES];
-    const int                 size = i / N_RULES / N_GATES;
-    gdn_rule_args             a = draw(f, i / N_RULES % N_GATES, size, 37);
+    const struct rule *f = &rules[i % N_RULES];
+    const int size = i / N_RULES / N_GATES;
+    gdn_rule_args a = draw(f, i / N_RULES % N_GATES, size, 37);
     gdn_prefill_backward_args g = gdn_prefill_backward_args_init();
-    gdn_ctx                  *ctx = ring2_ctx(1);
-    const int64_t             K = sizes[size][0], V = sizes[size][1], u = f->updates;
-    const gdn_tensor          dstate_out = ring2_clone(&a.state);
+    gdn_ctx *ctx = ring2_ctx(1);
+    const int64_t K = sizes[size][0], V = sizes[size][1], u = f->updates;
+    const gdn_tensor dstate_out = ring2_clone(&a.state);
     a.norm = GDN_NORM_NONE;
     for (int64_t j = 0; j < ring2_count(&a.k); j++)
         ring2_set(&a.k, j, ring2_get(&a.k, j) / sqrt((double)K));
@@ -249,10 +248,10 @@ static void gradients(int i)
     g.state = a.state, g.batch = a.batch, g.updates = a.updates;
     g.dout = ring2_clone(&a.out), g.dstate_out = dstate_out;
     ring2_fill(&g.dout, -1, 1), ring2_fill(&g.dstate_out, -1, 1);
-    gdn_tensor       *made[] = { &g.dq, &g.dk, &g.dv, &g.dg, &g.dbeta, &g.dwrite_gate, &g.dstate };
+    gdn_tensor *made[] = { &g.dq, &g.dk, &g.dv, &g.dg, &g.dbeta, &g.dwrite_gate, &g.dstate };
     const gdn_tensor *like[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.write_gate, &a.state };
     const char *const names[] = { "dq", "dk", "dv", "dg", "dbeta", "dwrite_gate", "dstate" };
-    double           *want[7];
+    double *want[7];
     for (int j = 0; j < 7; j++) {
         if (like[j]->data) *made[j] = ring2_clone(like[j]), want[j] = zeros(like[j]);
         if (like[j]->data) ring2_fill_value(made[j], NAN);
@@ -275,9 +274,15 @@ static void gradients(int i)
             double *dJ = ring2_heap((size_t)(K * V) * sizeof *dJ);
             for (int64_t j = 0; j < K * V; j++) dJ[j] = ring2_get(&g.dstate_out, S + j);
             const struct oracle_family_backward b = {
-                .of = &r, .dout = rows_of(&g.dout, first, r.T, h, HV, V, 0), .dstate_out = dJ,
-                .dq = ring2_heap(tk * 8), .dg = ring2_heap(tk * 8), .dk = ring2_heap(nk * 8),
-                .db = ring2_heap(nk * 8), .dv = ring2_heap(nv * 8), .dw = ring2_heap(nv * 8),
+                .of = &r,
+                .dout = rows_of(&g.dout, first, r.T, h, HV, V, 0),
+                .dstate_out = dJ,
+                .dq = ring2_heap(tk * 8),
+                .dg = ring2_heap(tk * 8),
+                .dk = ring2_heap(nk * 8),
+                .db = ring2_heap(nk * 8),
+                .dv = ring2_heap(nv * 8),
+                .dw = ring2_heap(nv * 8),
                 .dstate = want[6] + S,
             };
             oracle_family_backward(&b);
@@ -286,8 +291,10 @@ static void gradients(int i)
             add_rows(want[2], &a.v, b.dv, first * u, n, h, HV, V);
             add_rows(want[3], &a.g, b.dg, first, r.T, h, HV, K);
             add_rows(want[4], &a.beta, b.db, first * u, n, h, HV, K);
-            if (f->write) add_rows(want[5], &a.write_gate, b.dw, first * u, n, h, HV, V);
-            else if (!f->beta_rows) add_rows(want[4], &a.beta, b.dw, first * u, n, h, HV, V);
+            if (f->write)
+                add_rows(want[5], &a.write_gate, b.dw, first * u, n, h, HV, V);
+            else if (!f->beta_rows)
+                add_rows(want[4], &a.beta, b.dw, first * u, n, h, HV, V);
         }
     ring2_call_begin();
     for (int j = 0; j < 7; j++)
@@ -304,10 +311,10 @@ static void gradients(int i)
 static void cuts(int i)
 {
     const gdn_rule_args a = draw(&rules[i % N_RULES], i / N_RULES, 0, 61);
-    gdn_rule_args       whole = clone(&a), first = clone(&a), rest, left = clone(&a);
-    gdn_rule_args       one = part(&whole, 0, 61);
+    gdn_rule_args whole = clone(&a), first = clone(&a), rest, left = clone(&a);
+    gdn_rule_args one = part(&whole, 0, 61);
     run(&one, false);
-    rest  = part(&first, 32, 29);
+    rest = part(&first, 32, 29);
     first = part(&first, 0, 32);
     run(&first, false);
     const gdn_tensor after_32 = ring2_clone(&first.state);
@@ -316,13 +323,13 @@ static void cuts(int i)
     gdn_tensor tail = ring2_narrow(&one.out, 0, 32, 29);
     ring2_expect_bits("out", &rest.out, &tail);
 
-    gdn_batch     batch = gdn_batch_init();
+    gdn_batch batch = gdn_batch_init();
     const int64_t starts[] = { 0, 2 }, at_tokens[] = { 21, 32 };
     gdn_rule_args marked = part(&left, 0, 61), until = part(&a, 0, 21);
-    batch.checkpoint_starts    = ring2_indices(GDN_I64, 2, starts);
+    batch.checkpoint_starts = ring2_indices(GDN_I64, 2, starts);
     batch.checkpoint_positions = ring2_indices(GDN_I64, 2, at_tokens);
-    marked.batch               = &batch;
-    marked.checkpoints         = ring2_new(GDN_F32, 0, 4, 2, HV, a.v.size[2], a.q.size[2]);
+    marked.batch = &batch;
+    marked.checkpoints = ring2_new(GDN_F32, 0, 4, 2, HV, a.v.size[2], a.q.size[2]);
     run(&marked, false);
     ring2_expect_bits("state with checkpoints", &marked.state, &one.state);
     gdn_tensor c0 = ring2_narrow(&marked.checkpoints, 0, 0, 1);
@@ -345,7 +352,7 @@ static void splits(int i)
         for (int64_t t = 0, n; t < 30; t += n) {
             n = t == 0 ? 11 : t == 11 ? 1 : 18;
             gdn_rule_args some = part(&cut, t, n);
-            some.flags         = one.flags;
+            some.flags = one.flags;
             run(&some, !exactly || n == 1);
             gdn_tensor want = ring2_narrow(&one.out, 0, t, n);
             ring2_expect_bits("out", &some.out, &want);
@@ -367,8 +374,7 @@ static void forgets(int i)
         gdn_rule_args clean = clone(&a);
         a = part(&a, 0, a.q.size[0] * 2 / 3), clean = part(&clean, 0, clean.q.size[0] * 2 / 3);
         for (int64_t j = 0; j < HV * V; j++)
-            for (int x = 0; x < 3; x++)
-                ring2_set(&a.state, j * K + x, x == 0 ? (double)NAN : 1e30);
+            for (int x = 0; x < 3; x++) ring2_set(&a.state, j * K + x, x == 0 ? (double)NAN : 1e30);
         a.flags = clean.flags = op == 2 ? GDN_EXACT : 0;
         run(&a, op == 1), run(&clean, op == 1);
         for (int64_t j = 0; j < ring2_count(&a.out); j++)
@@ -389,7 +395,7 @@ static void forgets_all(int i)
     const int64_t K = sizes[0][0];
     for (int op = 0; op < 3; op++) {
         gdn_rule_args a = draw(&rules[0], 1, 0, 60);
-        a               = part(&a, 0, 60);
+        a = part(&a, 0, 60);
         ring2_set(&a.v, 5 * HV * a.v.size[2], NAN);
         ring2_set(&a.k, 6 * HK * K, NAN);
         for (int64_t h = 0; h < HV; h++)
@@ -413,9 +419,9 @@ static void writes_nothing(int i)
 {
     for (int op = 0; op < 3; op++) {
         const struct rule *f = &rules[1];
-        gdn_rule_args      a = draw(f, 4, 0, 40);
-        a                    = part(&a, 0, 40);
-        gdn_rule_args b      = clone(&a);
+        gdn_rule_args a = draw(f, 4, 0, 40);
+        a = part(&a, 0, 40);
+        gdn_rule_args b = clone(&a);
         for (int64_t j = 0; j < ring2_count(&a.v); j++) {
             if (j % 7) continue;
             ring2_set(&a.write_gate, j, 0), ring2_set(&b.write_gate, j, 0);
@@ -427,7 +433,7 @@ static void writes_nothing(int i)
         ring2_expect_bits("state", &a.state, &b.state);
 
         gdn_rule_args idle = draw(&rules[i], 0, 0, 40);
-        idle               = part(&idle, 0, 40);
+        idle = part(&idle, 0, 40);
         const gdn_tensor before = ring2_clone(&idle.state);
         ring2_fill_value(&idle.beta, 0);
         if (idle.write_gate.data) ring2_fill_value(&idle.write_gate, 0);
@@ -443,7 +449,7 @@ static void writes_nothing(int i)
 static void alone(int i)
 {
     gdn_rule_args a = draw(&rules[i % N_RULES], 4, i / N_RULES, 50), b = clone(&a), one = clone(&a);
-    gdn_ctx      *ctx = ring2_ctx(3);
+    gdn_ctx *ctx = ring2_ctx(3);
     run(&a, false);
     ring2_status(ctx, "three threads", gdn_prefill(ctx, &b), GDN_OK);
     ring2_expect_bits("out", &b.out, &a.out);
@@ -460,42 +466,42 @@ static void drafts(int i)
 {
     enum { T = 5 };
     static const int64_t parents[T] = { -1, 0, 0, 2, 1 }, path[] = { 0, 2, 3 };
-    const struct rule   *f = &rules[i % 2];
-    const int64_t        K = sizes[0][0], V = sizes[0][1];
-    gdn_rule_args        a = draw(f, 4, 0, T), chain;
+    const struct rule *f = &rules[i % 2];
+    const int64_t K = sizes[0][0], V = sizes[0][1];
+    gdn_rule_args a = draw(f, 4, 0, T), chain;
     a.norm = GDN_NORM_NONE; /* records hold normalised keys; here they are as given */
     gdn_rule_args tree = part(&a, 0, T), start = clone(&tree);
-    gdn_batch     batch = gdn_batch_init();
+    gdn_batch batch = gdn_batch_init();
     const int64_t lengths[] = { 0, T }, zero[] = { 0 };
     start.batch = NULL;
     batch.cu_seqlens = ring2_indices(GDN_I64, 2, lengths);
     batch.read_slots = ring2_indices(GDN_I64, 1, zero);
-    batch.parents    = ring2_indices(GDN_I64, T, parents);
+    batch.parents = ring2_indices(GDN_I64, T, parents);
     batch.parents.ndim = 2, batch.parents.size[0] = 1, batch.parents.size[1] = T;
     batch.parents.stride[0] = T, batch.parents.stride[1] = 1;
-    batch.write      = GDN_WRITE_NONE;
-    tree.batch       = &batch;
-    tree.record_k    = ring2_new(GDN_F32, 0, 4, 1, 8, HK, K);
-    tree.record_u    = ring2_new(GDN_F32, 0, 4, 1, 8, HV, V);
-    tree.record_g    = ring2_new(GDN_F32, 0, 4, 1, 8, HV, K);
+    batch.write = GDN_WRITE_NONE;
+    tree.batch = &batch;
+    tree.record_k = ring2_new(GDN_F32, 0, 4, 1, 8, HK, K);
+    tree.record_u = ring2_new(GDN_F32, 0, 4, 1, 8, HV, V);
+    tree.record_g = ring2_new(GDN_F32, 0, 4, 1, 8, HV, K);
     tree.record_count = ring2_indices(GDN_I64, 1, zero);
     ring2_status(ring2_ctx(1), "tree", gdn_decode(ring2_ctx(1), &tree), GDN_OK);
     for (int j = 0; j < 3; j++) { /* the accepted chain, one call for each token */
-        chain       = part(&start, path[j], 1);
+        chain = part(&start, path[j], 1);
         chain.state = start.state;
         run(&chain, true);
         const gdn_tensor want = ring2_narrow(&tree.out, 0, path[j], 1);
         ring2_expect_bits("out of a tree", &chain.out, &want);
     }
     gdn_record_commit_args c = gdn_record_commit_args_init();
-    gdn_record_fold_args   d = gdn_record_fold_args_init();
-    gdn_batch              slots = gdn_batch_init();
-    const int64_t          accepted[] = { 3 };
+    gdn_record_fold_args d = gdn_record_fold_args_init();
+    gdn_batch slots = gdn_batch_init();
+    const int64_t accepted[] = { 3 };
     slots.read_slots = batch.read_slots;
     c.record_k = d.record_k = tree.record_k, c.record_u = d.record_u = tree.record_u;
     c.record_g = d.record_g = tree.record_g, c.record_count = d.record_count = tree.record_count;
     c.n_accepted = ring2_indices(GDN_I64, 1, accepted);
-    c.path       = ring2_indices(GDN_I64, 3, path);
+    c.path = ring2_indices(GDN_I64, 3, path);
     c.path.ndim = 2, c.path.size[0] = 1, c.path.size[1] = 3;
     c.path.stride[0] = 3, c.path.stride[1] = 1;
     c.batch = d.batch = &slots;
@@ -509,11 +515,11 @@ static void drafts(int i)
 static void summaries(int i)
 {
     const struct rule *f = &rules[i % N_RULES];
-    gdn_rule_args      a = draw(f, i / N_RULES, 0, 45);
-    const int64_t      K = sizes[0][0], V = sizes[0][1];
-    gdn_summary_args       s = gdn_summary_args_init();
+    gdn_rule_args a = draw(f, i / N_RULES, 0, 45);
+    const int64_t K = sizes[0][0], V = sizes[0][1];
+    gdn_summary_args s = gdn_summary_args_init();
     gdn_summary_apply_args p = gdn_summary_apply_args_init();
-    gdn_ctx               *ctx = ring2_ctx(1);
+    gdn_ctx *ctx = ring2_ctx(1);
     s.k = a.k, s.v = a.v, s.g = a.g, s.beta = a.beta, s.write_gate = a.write_gate;
     s.updates = a.updates, s.norm = a.norm, s.batch = a.batch;
     s.M = ring2_new(GDN_F32, 0, 4, N_SEQS, HV, K, K);
@@ -530,10 +536,10 @@ static void summaries(int i)
 /* Raw gates inside a call have the bits of gdn_gates() before it, and its gradients too. */
 static void raw(int bounded)
 {
-    gdn_rule_args  a = draw(&rules[0], 0, 0, 40), b;
+    gdn_rule_args a = draw(&rules[0], 0, 0, 40), b;
     gdn_gates_args g = gdn_gates_args_init();
-    gdn_ctx       *ctx = ring2_ctx(1);
-    const int64_t  K = sizes[0][0];
+    gdn_ctx *ctx = ring2_ctx(1);
+    const int64_t K = sizes[0][0];
     ring2_fill(&a.g, -3, 3), ring2_fill(&a.beta, -3, 3);
     a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID;
     a.A_log = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0), ring2_fill(&a.A_log, -1, 1.5);
@@ -547,7 +553,7 @@ static void raw(int bounded)
     ring2_status(ctx, "gdn_gates", gdn_gates(ctx, &g), GDN_OK);
     for (int64_t j = 0; j < ring2_count(&b.g); j++) {
         const int64_t h = j / K % HV;
-        const double  want =
+        const double want =
             oracle_gate(ring2_get(&a.g, j), ring2_get(&a.A_log, h),
                         ring2_get(&a.dt_bias, h * K + j % K), (double)a.gate_lower_bound);
         CHECK(fabs(ring2_get(&b.g, j) - want) <= 1e-5 * (1 + fabs(want)), "g[%d] is %g, wanted %g",
@@ -567,10 +573,10 @@ static void raw(int bounded)
     double *da = zeros(&back.da), *dA = zeros(&back.dA_log), *ddt = zeros(&back.ddt_bias);
     for (int64_t j = 0; j < ring2_count(&back.dg); j++) {
         const int64_t h = j / K % HV;
-        double        by_A;
+        double by_A;
         da[j] = oracle_gate_slope(ring2_get(&a.g, j), ring2_get(&a.A_log, h),
-                                  ring2_get(&a.dt_bias, h * K + j % K),
-                                  (double)a.gate_lower_bound, &by_A);
+                                  ring2_get(&a.dt_bias, h * K + j % K), (double)a.gate_lower_bound,
+                                  &by_A);
         da[j] *= ring2_get(&back.dg, j);
         dA[h] += by_A * ring2_get(&back.dg, j);
         ddt[h * K + j % K] += da[j];
@@ -589,7 +595,7 @@ static void refusals(int i)
 {
     (void)i;
     const gdn_rule_args a = draw(&rules[0], 0, 0, 20), two = draw(&rules[2], 0, 0, 20);
-    gdn_rule_args       b = a;
+    gdn_rule_args b = a;
     b.g.size[2]--, refuse(&b, GDN_E_SHAPE, "g:");
     b = a, b.beta.size[0]--, refuse(&b, GDN_E_SHAPE, "beta:");
     b = a, b.updates = 2, refuse(&b, GDN_E_SHAPE, "k:");

@@ -17,14 +17,18 @@
 /* So many multiprocessors count that the planner takes the form; first 0: whole sequences. */
 static const struct form {
     const char *kernel;
-    int64_t     K, V;
-    int         sm_count;
-    int64_t     first, each;
+    int64_t K, V;
+    int sm_count;
+    int64_t first, each;
 } forms[] = {
-    { "prefill_sm90_cluster", 128, 128, 132, 0, 0 },         { "prefill_sm90_wide", 128, 128, 4, 0, 0 },
-    { "prefill_sm90_k64", 64, 64, 132, 0, 0 },      { "prefill_sm90_k256", 192, 72, 132, 0, 0 },
-    { "prefill_sm90_summary", 128, 128, 132, 64, 192 }, { "prefill_sm90_summary", 64, 48, 132, 64, 256 },
-    { "prefill_sm90_cluster", 64, 264, 132, 0, 0 },          { "prefill_sm90_k256", 256, 264, 132, 0, 0 },
+    { "prefill_sm90_cluster", 128, 128, 132, 0, 0 },
+    { "prefill_sm90_wide", 128, 128, 4, 0, 0 },
+    { "prefill_sm90_k64", 64, 64, 132, 0, 0 },
+    { "prefill_sm90_k256", 192, 72, 132, 0, 0 },
+    { "prefill_sm90_summary", 128, 128, 132, 64, 192 },
+    { "prefill_sm90_summary", 64, 48, 132, 64, 256 },
+    { "prefill_sm90_cluster", 64, 264, 132, 0, 0 },
+    { "prefill_sm90_k256", 256, 264, 132, 0, 0 },
     { "prefill_sm90_summary", 64, 264, 132, 64, 192 },
 };
 enum { N_FORMS = sizeof forms / sizeof *forms };
@@ -43,7 +47,7 @@ static gdn_ctx *open_for(const struct form *f)
 static gdn_rule_args take(const struct form *f, int32_t dtype, bool norm)
 {
     static const int64_t lengths[] = { 65, 0, 710 };
-    static const int     heads[3]  = { 1, 1, 1 };
+    static const int heads[3] = { 1, 1, 1 };
     gdn_rule_args a = ring2_rule_packed(dtype, GDN_F32, 3, lengths, heads, f->K, f->V, NULL);
     ring2_rule_inputs(&a, !norm, -0.05);
     a.norm = norm ? GDN_NORM_L2 : GDN_NORM_NONE;

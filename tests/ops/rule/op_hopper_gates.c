@@ -41,7 +41,7 @@ static double of_class(int class, int64_t at)
 static int draw(int64_t chunk, int64_t h, uint32_t n)
 {
     uint32_t z = ((uint32_t)chunk * 2 + (uint32_t)h + 1) * 0x9e3779b1u;
-    z          = (z ^ z >> 15) * 0x85ebca77u;
+    z = (z ^ z >> 15) * 0x85ebca77u;
     return (int)((z ^ z >> 13) % n);
 }
 
@@ -50,16 +50,16 @@ static int draw(int64_t chunk, int64_t h, uint32_t n)
 static double of_model(int64_t h)
 {
     static const double A[H] = { 9, 16 }, dt_bias[H] = { -2.97, -2.25 };
-    const double        radius = sqrt(-2 * log(ring2_uniform(1e-12, 1)));
+    const double radius = sqrt(-2 * log(ring2_uniform(1e-12, 1)));
     return -A[h] * log1p(exp(radius * cos(ring2_uniform(0, 6.283185307179586)) + dt_bias[h]));
 }
 
 /* Chunks are of the class `few` where their number modulo `of` is at least `from`, else `most`. */
 static const struct pattern {
     const char *name;
-    int         most, few, of, from;
+    int most, few, of, from;
     enum { OF_CLASSES, ODD_HEADS, RANDOM, MODEL } how;
-    double      scale, strongest_first, weakest_first; /* of a model */
+    double scale, strongest_first, weakest_first; /* of a model */
 } patterns[] = {
     { "none", PLAIN, PLAIN, 1, 1, OF_CLASSES, 0, 0, 0 },
     { "all plain", PLAIN, PLAIN, 1, 1, OF_CLASSES, 1, 0, 0 },
@@ -117,13 +117,16 @@ static void fill_gates(const gdn_rule_args *a, const struct pattern *p, int64_t 
 /* So many multiprocessors count that the planner takes the form; first 0: whole sequences. */
 static const struct form {
     const char *kernel;
-    int64_t     K, V;
-    int         sm_count;
-    int64_t     first, each;
+    int64_t K, V;
+    int sm_count;
+    int64_t first, each;
 } forms[] = {
-    { "prefill_sm90_cluster", 128, 128, 132, 0, 0 },           { "prefill_sm90_wide", 128, 128, 4, 0, 0 },
-    { "prefill_sm90_k64", 64, 64, 132, 0, 0 },        { "prefill_sm90_k256", 192, 72, 132, 0, 0 },
-    { "prefill_sm90_summary", 128, 128, 132, 64, 192 }, { "prefill_sm90_summary", 64, 48, 132, 64, 256 },
+    { "prefill_sm90_cluster", 128, 128, 132, 0, 0 },
+    { "prefill_sm90_wide", 128, 128, 4, 0, 0 },
+    { "prefill_sm90_k64", 64, 64, 132, 0, 0 },
+    { "prefill_sm90_k256", 192, 72, 132, 0, 0 },
+    { "prefill_sm90_summary", 128, 128, 132, 64, 192 },
+    { "prefill_sm90_summary", 64, 48, 132, 64, 256 },
 };
 enum { N_FORMS = sizeof forms / sizeof *forms, N_WHOLE = 4, N_KINDS = 4 };
 
@@ -140,8 +143,8 @@ static gdn_ctx *open_for(const struct form *f)
 /* Case i of n_forms forms: every pattern, form, dtype and norm. */
 struct turn {
     const struct pattern *pattern;
-    const struct form    *form;
-    int32_t               dtype, norm;
+    const struct form *form;
+    int32_t dtype, norm;
 };
 
 static struct turn turn_of(int i, int n_forms)
@@ -163,8 +166,8 @@ static void finish(struct turn t)
 /* Packed sequences, all with the pattern. */
 static gdn_rule_args take(struct turn t, int n, const int64_t *lengths)
 {
-    gdn_rule_args a = ring2_rule_packed(t.dtype, GDN_F32, n, lengths, heads, t.form->K, t.form->V,
-                                        NULL);
+    gdn_rule_args a =
+        ring2_rule_packed(t.dtype, GDN_F32, n, lengths, heads, t.form->K, t.form->V, NULL);
     ring2_rule_inputs(&a, !t.norm, 0);
     int64_t first = 0;
     for (int i = 0; i < n; first += lengths[i++]) fill_gates(&a, t.pattern, first, lengths[i]);
@@ -194,8 +197,8 @@ static const int64_t lengths[] = { 65, T };
 
 static void agrees_with_float64(int i)
 {
-    const struct turn t   = turn_of(i, N_FORMS);
-    gdn_ctx          *ctx = open_for(t.form);
+    const struct turn t = turn_of(i, N_FORMS);
+    gdn_ctx *ctx = open_for(t.form);
     if (!ctx) return;
     gdn_rule_args a = take(t, 2, lengths), again = ring2_rule_clone(&a);
     ring2_rule_check(ctx, &a, false);
@@ -226,7 +229,7 @@ static void G2_clusters_and_blocks(int i)
 static void G4_parts(int i)
 {
     static const int64_t ends[] = { 64, 320, 640, T };
-    const struct turn    t      = turn_of(i, N_WHOLE);
+    const struct turn t = turn_of(i, N_WHOLE);
     if (!open_for(t.form)) return;
     const gdn_rule_args a = take(t, 1, &lengths[LONG]), whole = ring2_rule_clone(&a);
     call_whole(t.form, &whole);
@@ -244,19 +247,19 @@ static void G11_padded_rows(int i)
 {
     enum { B = 3, ROW = 400 };
     static const int64_t start[B] = { 0, 70, 133 }, count[B] = { ROW - 7, 320, 60 };
-    const struct turn    t        = turn_of(i, N_WHOLE);
+    const struct turn t = turn_of(i, N_WHOLE);
     if (!open_for(t.form)) return;
     gdn_rule_args a = ring2_rule_args(t.dtype, GDN_F32, B * ROW, B, heads, t.form->K, t.form->V);
     gdn_rule_args rows = a, alone[B];
-    gdn_batch     batch = gdn_batch_init();
+    gdn_batch batch = gdn_batch_init();
     ring2_rule_inputs(&a, !t.norm, 0);
-    a.norm             = t.norm;
+    a.norm = t.norm;
     gdn_tensor *all[] = { &rows.q, &rows.k, &rows.v, &rows.g, &rows.beta, &rows.out };
     for (int b = 0; b < B; b++) {
         fill_gates(&a, t.pattern, b * ROW + start[b], count[b]);
-        alone[b]       = ring2_rule_slice(&a, b * ROW + start[b], count[b]);
+        alone[b] = ring2_rule_slice(&a, b * ROW + start[b], count[b]);
         alone[b].state = ring2_narrow(&a.state, 0, b, 1);
-        alone[b]       = ring2_rule_clone(&alone[b]);
+        alone[b] = ring2_rule_clone(&alone[b]);
         for (int x = 0; x < 5; x++)
             for (int64_t row = 0; row < ROW; row++) {
                 const gdn_tensor token = ring2_narrow(all[x], 0, b * ROW + row, 1);
@@ -271,11 +274,11 @@ static void G11_padded_rows(int i)
     }
     batch.token_start = ring2_indices(GDN_I32, B, start);
     batch.token_count = ring2_indices(GDN_I32, B, count);
-    rows.batch        = &batch;
-    rows.norm         = t.norm;
+    rows.batch = &batch;
+    rows.norm = t.norm;
     call_whole(t.form, &rows);
     for (int b = 0; b < B; b++) {
-        const gdn_tensor out   = ring2_narrow(&flat, 0, b * ROW + start[b], count[b]);
+        const gdn_tensor out = ring2_narrow(&flat, 0, b * ROW + start[b], count[b]);
         const gdn_tensor state = ring2_narrow(&a.state, 0, b, 1);
         call_whole(t.form, &alone[b]);
         ring2_expect_bits("out", &out, &alone[b].out);
@@ -288,23 +291,23 @@ static void G11_padded_rows(int i)
 static void G18_checkpoints(int i)
 {
     enum { EVERY = 216, N = T / EVERY };
-    const struct turn t    = turn_of(i, N_WHOLE);
-    int64_t           cu[] = { 0, T };
+    const struct turn t = turn_of(i, N_WHOLE);
+    int64_t cu[] = { 0, T };
     if (!open_for(t.form)) return;
-    gdn_rule_args       a      = take(t, 1, &lengths[LONG]);
+    gdn_rule_args a = take(t, 1, &lengths[LONG]);
     const gdn_rule_args before = ring2_rule_clone(&a);
-    gdn_batch           batch  = gdn_batch_init();
-    batch.cu_seqlens           = ring2_indices(GDN_I64, 2, cu);
-    batch.checkpoint_every     = EVERY;
-    a.batch                    = &batch;
+    gdn_batch batch = gdn_batch_init();
+    batch.cu_seqlens = ring2_indices(GDN_I64, 2, cu);
+    batch.checkpoint_every = EVERY;
+    a.batch = &batch;
     a.checkpoints = ring2_new(GDN_F32, 0, 4, N, H, (int)t.form->V, (int)t.form->K);
     call_whole(t.form, &a);
     for (int c = 0; c < N && !ring2_failed(); c++) {
-        gdn_rule_args    part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
-        const gdn_tensor got  = ring2_narrow(&a.checkpoints, 0, c, 1);
-        const gdn_tensor out  = ring2_narrow(&a.out, 0, 0, (c + 1) * EVERY);
-        part.state            = before.state;
-        part                  = ring2_rule_clone(&part);
+        gdn_rule_args part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
+        const gdn_tensor got = ring2_narrow(&a.checkpoints, 0, c, 1);
+        const gdn_tensor out = ring2_narrow(&a.out, 0, 0, (c + 1) * EVERY);
+        part.state = before.state;
+        part = ring2_rule_clone(&part);
         call_whole(t.form, &part);
         ring2_expect_bits("out", &out, &part.out);
         ring2_expect_bits("checkpoint", &got, &part.state);

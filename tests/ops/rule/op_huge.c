@@ -18,7 +18,7 @@ enum { MAX_TENSORS = 24 };
 
 /* Address space, zero where nothing was written. */
 static struct {
-    char   *base;
+    char *base;
     int64_t bytes, used;
 } space;
 
@@ -30,9 +30,9 @@ static bool reserve(int64_t bytes)
         ring2_skip("no address space for so much");
         return false;
     }
-    space.base  = p;
+    space.base = p;
     space.bytes = bytes;
-    space.used  = 0;
+    space.used = 0;
     madvise(p, (size_t)bytes, MADV_NOHUGEPAGE); /* 4 KiB for a touched element, not 2 MiB */
     return true;
 }
@@ -68,13 +68,13 @@ enum { ROOM_GIB = 40 }; /* per tensor: two rows of float32 lie 5 2^30 elements a
 static gdn_tensor spread(const gdn_tensor *t)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(t->dtype);
-    gdn_tensor    s    = *t;
+    gdn_tensor s = *t;
     if (!t->data) return s;
     if (t->ndim < 2 || t->size[0] < 2) {
         s.data = take(ring2_count(t) * unit);
     } else {
         s.stride[0] = ROOM_GIB * GIB / t->size[0] / 64 * 64 / unit;
-        s.data      = take(ROOM_GIB * GIB);
+        s.data = take(ROOM_GIB * GIB);
         CHECK((s.size[0] - 1) * s.stride[0] > (int64_t)1 << 32, "not past 2^32");
     }
     ring2_copy(&s, t);
@@ -91,25 +91,27 @@ static bool stays(gdn_op op, const union ring2_call *c, const gdn_tensor *t)
 
 static void spread_call(gdn_op op, const union ring2_call *c, union ring2_call *far)
 {
-    union ring2_call *own  = (union ring2_call *)(uintptr_t)c;
-    *far                   = *c;
+    union ring2_call *own = (union ring2_call *)(uintptr_t)c;
+    *far = *c;
     for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++) {
         const gdn_tensor *from = ring2_call_tensor(op, own, i);
-        gdn_tensor       *to   = ring2_call_tensor(op, far, i);
-        size_t            same = 0; /* a view that is an earlier one stays it */
+        gdn_tensor *to = ring2_call_tensor(op, far, i);
+        size_t same = 0; /* a view that is an earlier one stays it */
         while (same < i && (!from->data || ring2_call_tensor(op, own, same)->data != from->data))
             same++;
-        if (same < i) *to = *ring2_call_tensor(op, far, same);
-        else if (!stays(op, c, from)) *to = spread(from);
+        if (same < i)
+            *to = *ring2_call_tensor(op, far, same);
+        else if (!stays(op, c, from))
+            *to = spread(from);
     }
 }
 
 static void spread_one(gdn_op op, struct ring2_draw *draw)
 {
-    gdn_ctx          *ctx    = ring2_ctx(2);
-    gdn_status        status = GDN_E_ARG;
-    union ring2_call  c, far;
-    gdn_batch         batch;
+    gdn_ctx *ctx = ring2_ctx(2);
+    gdn_status status = GDN_E_ARG;
+    union ring2_call c, far;
+    gdn_batch batch;
     const gdn_tensor *near_list[RING2_MAX_WRITTEN], *far_list[RING2_MAX_WRITTEN];
     for (int i = 0; i < 1000 && status != GDN_OK; i++) {
         ring2_draw_call(draw, op, &c, &batch);
@@ -151,16 +153,15 @@ static void slots(void)
     const int64_t P = ((int64_t)1 << 31) + 10, far_slots[2] = { P - 1, 3 }, lengths[2] = { T, T };
     if (!reserve(8 * GIB)) return;
     for (int decode = 0; decode < 2; decode++) {
-        gdn_batch    *batch;
-        gdn_rule_args a =
-            ring2_rule_packed(GDN_F32, GDN_BF16, 2, lengths, one_head, 1, 1, &batch);
-        gdn_rule_args far  = a;
-        gdn_batch     pool = *batch;
-        space.used         = 0;
-        far.state          = vast(GDN_BF16, 4, P, 1, 1, 1);
-        far.out            = ring2_clone(&a.out);
-        far.batch          = &pool;
-        pool.read_slots    = ring2_indices(GDN_I64, 2, far_slots);
+        gdn_batch *batch;
+        gdn_rule_args a = ring2_rule_packed(GDN_F32, GDN_BF16, 2, lengths, one_head, 1, 1, &batch);
+        gdn_rule_args far = a;
+        gdn_batch pool = *batch;
+        space.used = 0;
+        far.state = vast(GDN_BF16, 4, P, 1, 1, 1);
+        far.out = ring2_clone(&a.out);
+        far.batch = &pool;
+        pool.read_slots = ring2_indices(GDN_I64, 2, far_slots);
         for (int i = 0; i < 2; i++) ring2_set(&far.state, far_slots[i], ring2_get(&a.state, i));
         ring2_status(ring2_ctx(2), "near", ring2_rule_call(ring2_ctx(2), &a, decode), GDN_OK);
         ring2_status(ring2_ctx(2), "far", ring2_rule_call(ring2_ctx(2), &far, decode), GDN_OK);
@@ -181,11 +182,11 @@ static const int64_t before = 2 * GIB + 100, n_tokens = 2 * GIB + 100 + TOKENS;
 static gdn_batch *padding_first(void)
 {
     const int64_t cu[3] = { 0, before, n_tokens }, read[2] = { -1, 0 };
-    gdn_batch    *b     = ring2_heap(sizeof *b);
-    *b                  = gdn_batch_init();
-    b->cu_seqlens       = ring2_indices(GDN_I64, 3, cu);
-    b->read_slots       = ring2_indices(GDN_I32, 2, read);
-    b->pad_policy       = GDN_PAD_KEEP;
+    gdn_batch *b = ring2_heap(sizeof *b);
+    *b = gdn_batch_init();
+    b->cu_seqlens = ring2_indices(GDN_I64, 3, cu);
+    b->read_slots = ring2_indices(GDN_I32, 2, read);
+    b->pad_policy = GDN_PAD_KEEP;
     return b;
 }
 
@@ -202,16 +203,16 @@ static void tokens_of_the_rule(void)
     if (!reserve(40 * GIB)) return;
     for (int decode = 0; decode < 2; decode++) {
         const int64_t N = TOKENS, cu[2] = { 0, N };
-        gdn_batch     plain = gdn_batch_init();
-        gdn_rule_args a     = ring2_rule_args(GDN_BF16, GDN_F32, N, 1, one_head, 1, 1), far = a;
-        plain.cu_seqlens    = ring2_indices(GDN_I64, 2, cu);
-        a.batch             = &plain;
-        space.used          = 0;
-        far.q    = place_last(vast(GDN_BF16, 3, n_tokens, 1, 1, 0), &a.q);
-        far.k    = place_last(vast(GDN_BF16, 3, n_tokens, 1, 1, 0), &a.k);
-        far.v    = place_last(vast(GDN_BF16, 3, n_tokens, 1, 1, 0), &a.v);
-        far.out  = vast(GDN_BF16, 3, n_tokens, 1, 1, 0);
-        far.g    = place_last(vast(GDN_F32, 2, n_tokens, 1, 0, 0), &a.g);
+        gdn_batch plain = gdn_batch_init();
+        gdn_rule_args a = ring2_rule_args(GDN_BF16, GDN_F32, N, 1, one_head, 1, 1), far = a;
+        plain.cu_seqlens = ring2_indices(GDN_I64, 2, cu);
+        a.batch = &plain;
+        space.used = 0;
+        far.q = place_last(vast(GDN_BF16, 3, n_tokens, 1, 1, 0), &a.q);
+        far.k = place_last(vast(GDN_BF16, 3, n_tokens, 1, 1, 0), &a.k);
+        far.v = place_last(vast(GDN_BF16, 3, n_tokens, 1, 1, 0), &a.v);
+        far.out = vast(GDN_BF16, 3, n_tokens, 1, 1, 0);
+        far.g = place_last(vast(GDN_F32, 2, n_tokens, 1, 0, 0), &a.g);
         far.beta = place_last(vast(GDN_F32, 2, n_tokens, 1, 0, 0), &a.beta);
         far.state = ring2_clone(&a.state);
         far.batch = padding_first();
@@ -229,27 +230,27 @@ static void tokens_of_the_rule(void)
 static void tokens_before_the_start(void)
 {
     if (!reserve(24 * GIB)) return;
-    const int64_t   cu[2] = { 0, n_tokens };
+    const int64_t cu[2] = { 0, n_tokens };
     gdn_conv1d_args a = gdn_conv1d_args_init(), far;
-    gdn_batch       b = gdn_batch_init();
-    a.x      = ring2_new(GDN_F32, 0, 2, TOKENS, 1, 0, 0);
+    gdn_batch b = gdn_batch_init();
+    a.x = ring2_new(GDN_F32, 0, 2, TOKENS, 1, 0, 0);
     a.weight = ring2_new(GDN_F32, 0, 2, 1, 4, 0, 0);
-    a.state  = ring2_new(GDN_F32, 0, 3, 1, 1, 5, 0);
+    a.state = ring2_new(GDN_F32, 0, 3, 1, 1, 5, 0);
     ring2_fill(&a.x, -1, 1), ring2_fill(&a.weight, -1, 1), ring2_fill(&a.state, -1, 1);
-    far           = a;
-    far.x         = place_last(vast(GDN_F32, 2, n_tokens, 1, 0, 0), &a.x);
-    far.state     = ring2_clone(&a.state);
-    far.batch     = &b;
-    b.cu_seqlens  = ring2_indices(GDN_I64, 2, cu);
+    far = a;
+    far.x = place_last(vast(GDN_F32, 2, n_tokens, 1, 0, 0), &a.x);
+    far.state = ring2_clone(&a.state);
+    far.batch = &b;
+    b.cu_seqlens = ring2_indices(GDN_I64, 2, cu);
     b.token_start = ring2_indices(GDN_I64, 1, &before);
     ring2_status(ring2_ctx(2), "near", gdn_conv1d(ring2_ctx(2), &a), GDN_OK);
     ring2_status(ring2_ctx(2), "far", gdn_conv1d(ring2_ctx(2), &far), GDN_OK);
     ring2_expect_bits("state", &far.state, &a.state);
 
     b.token_start.data = NULL; /* now with an output, behind a padding row */
-    far.batch          = padding_first();
-    far.out            = vast(GDN_F32, 2, n_tokens, 1, 0, 0);
-    a.out              = ring2_clone(&a.x);
+    far.batch = padding_first();
+    far.out = vast(GDN_F32, 2, n_tokens, 1, 0, 0);
+    a.out = ring2_clone(&a.x);
     ring2_copy(&far.state, &a.state);
     ring2_status(ring2_ctx(2), "near", gdn_conv1d(ring2_ctx(2), &a), GDN_OK);
     ring2_status(ring2_ctx(2), "far", gdn_conv1d(ring2_ctx(2), &far), GDN_OK);
@@ -263,19 +264,19 @@ static void tokens_before_the_start(void)
 
 static void blob_sizes(void)
 {
-    gdn_ctx      *ctx   = ring2_ctx(1);
-    gdn_blob_args a     = gdn_blob_args_init();
-    size_t        bytes = 0;
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_blob_args a = gdn_blob_args_init();
+    size_t bytes = 0;
     if (!reserve(40 * GIB)) return;
     a.n_key_heads = 1, a.n_value_heads = 1, a.key_head_dim = 2, a.value_head_dim = 2;
     a.state = vast(GDN_F32, 4, GIB, 1, 2, 2);
     ring2_status(ctx, "2^30 slots", gdn_blob_bytes(ctx, &a, &bytes), GDN_OK);
     CHECK(bytes == 128 + (size_t)GIB * 8 + (size_t)GIB * 16, "%zu bytes", bytes);
     a.blob_bytes = bytes - 1;
-    a.blob       = take(64);
+    a.blob = take(64);
     ring2_status(ctx, "a blob too small", gdn_blob_save(ctx, &a), GDN_E_MEMORY);
     space.used = 0;
-    a.state    = vast(GDN_F32, 4, 2 * GIB + 1, 1, 2, 2);
+    a.state = vast(GDN_F32, 4, 2 * GIB + 1, 1, 2, 2);
     ring2_status(ctx, "2^31 + 1 slots", gdn_blob_bytes(ctx, &a, &bytes), GDN_E_ARG);
     CHECK(strstr(gdn_last_error(ctx), "n_sequences"), "text \"%s\"", gdn_last_error(ctx));
     give_back();

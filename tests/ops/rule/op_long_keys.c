@@ -19,18 +19,15 @@ static const struct shape {
     int32_t dtype, norm;
     int64_t K, V;
 } shapes[] = {
-    { GDN_BF16, GDN_NORM_L2, 128, 128 }, { GDN_F16, GDN_NORM_L2, 128, 128 },
-    { GDN_BF16, GDN_NORM_NONE, 64, 64 }, { GDN_F16, GDN_NORM_NONE, 40, 64 },
+    { GDN_BF16, GDN_NORM_L2, 128, 128 },   { GDN_F16, GDN_NORM_L2, 128, 128 },
+    { GDN_BF16, GDN_NORM_NONE, 64, 64 },   { GDN_F16, GDN_NORM_NONE, 40, 64 },
     { GDN_BF16, GDN_NORM_L2_ADD, 96, 72 }, { GDN_BF16, GDN_NORM_NONE, 256, 256 },
     { GDN_F16, GDN_NORM_L2, 192, 136 },
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
 /* A context that cuts whole sequences into segments of 64 tokens, if so; NULL: no Hopper. */
-static gdn_ctx *hopper(bool cuts)
-{
-    return ring2_hopper(cuts ? 64 : 0, cuts ? 64 : 0);
-}
+static gdn_ctx *hopper(bool cuts) { return ring2_hopper(cuts ? 64 : 0, cuts ? 64 : 0); }
 
 static void call(gdn_ctx *ctx, const gdn_rule_args *a, bool cuts)
 {
@@ -54,9 +51,10 @@ static void call(gdn_ctx *ctx, const gdn_rule_args *a, bool cuts)
  */
 static const struct lengths {
     int32_t dtype;
-    int     low, high;
-} lengths_of[] = { { GDN_BF16, -10, 12 }, { GDN_BF16, 66, 66 }, { GDN_F16, -10, 12 },
-                   { GDN_BF16, -5, 5 } };
+    int low, high;
+} lengths_of[] = {
+    { GDN_BF16, -10, 12 }, { GDN_BF16, 66, 66 }, { GDN_F16, -10, 12 }, { GDN_BF16, -5, 5 }
+};
 
 static void lengthen(const gdn_rule_args *a, const struct lengths *l)
 {
@@ -76,13 +74,13 @@ static void lengthen(const gdn_rule_args *a, const struct lengths *l)
 static void agrees_with_float64(void)
 {
     static const int64_t counts[][4] = { { 40, 64, 140, 200 }, { 40, 64, 1, 17 } };
-    static const int64_t sizes[][2]  = { { 64, 64 },   { 128, 128 }, { 256, 256 },
-                                         { 96, 72 },   { 40, 256 },  { 192, 136 } };
+    static const int64_t sizes[][2] = { { 64, 64 }, { 128, 128 }, { 256, 256 },
+                                        { 96, 72 }, { 40, 256 },  { 192, 136 } };
     for (int i = 0; i < 4 * 6 * 4 && !ring2_failed(); i++) {
-        const struct lengths *l    = &lengths_of[i / 24];
-        const int64_t        *size = sizes[i / 4 % 6];
-        const bool            cuts = i % 2 && size[0] <= 128 && l->dtype == GDN_BF16;
-        gdn_ctx              *ctx  = hopper(cuts);
+        const struct lengths *l = &lengths_of[i / 24];
+        const int64_t *size = sizes[i / 4 % 6];
+        const bool cuts = i % 2 && size[0] <= 128 && l->dtype == GDN_BF16;
+        gdn_ctx *ctx = hopper(cuts);
         if (!ctx) return;
         gdn_rule_args a = ring2_rule_packed(l->dtype, GDN_F32, 4, counts[l->dtype == GDN_F16],
                                             heads, size[0], size[1], NULL);
@@ -104,9 +102,9 @@ static void states_grow(void)
 {
     static const int64_t counts[] = { 40, 64, 130, 200 }, sizes[] = { 64, 128, 256 };
     for (int i = 0; i < 12 && !ring2_failed(); i++) {
-        const int64_t D    = sizes[i / 4];
-        const bool    cuts = i % 2 && D <= 128;
-        gdn_ctx      *ctx  = hopper(cuts);
+        const int64_t D = sizes[i / 4];
+        const bool cuts = i % 2 && D <= 128;
+        gdn_ctx *ctx = hopper(cuts);
         if (!ctx) return;
         gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 4, counts, heads, D, D, NULL);
         for (int64_t j = 0; j < ring2_count(&a.k); j++)
@@ -128,27 +126,27 @@ static void checkpoints(void)
     enum { EVERY = 24, N = T / EVERY };
     static const int64_t sizes[] = { 64, 128, 256 };
     for (int i = 0; i < 6 && !ring2_failed(); i++) {
-        const int64_t D    = sizes[i / 2];
-        const bool    cuts = i % 2 && D <= 128;
-        gdn_ctx      *ctx  = hopper(cuts);
-        gdn_batch     t    = gdn_batch_init();
-        int64_t       cu[] = { 0, T };
+        const int64_t D = sizes[i / 2];
+        const bool cuts = i % 2 && D <= 128;
+        gdn_ctx *ctx = hopper(cuts);
+        gdn_batch t = gdn_batch_init();
+        int64_t cu[] = { 0, T };
         if (!ctx) return;
         gdn_rule_args a = ring2_rule_args(GDN_BF16, GDN_F32, T, 1, heads, D, D);
         lengthen(&a, &lengths_of[1]);
         const gdn_rule_args before = ring2_rule_clone(&a);
-        t.cu_seqlens       = ring2_indices(GDN_I64, 2, cu);
+        t.cu_seqlens = ring2_indices(GDN_I64, 2, cu);
         t.checkpoint_every = EVERY;
-        a.batch            = &t;
-        a.checkpoints      = ring2_new(GDN_F32, 0, 4, N, H, D, D);
+        a.batch = &t;
+        a.checkpoints = ring2_new(GDN_F32, 0, 4, N, H, D, D);
         struct ring2_rule m;
         ring2_rule_model(&a, false, &m);
         call(ctx, &a, cuts);
         ring2_compare("out", &a.out, m.out, m.out_limit, m.out_noise, NULL);
         ring2_compare("state", &a.state, m.state, m.state_limit, m.state_noise, NULL);
         for (int c = 0; c < N && !ring2_failed(); c++) {
-            gdn_rule_args    part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
-            const gdn_tensor got  = ring2_narrow(&a.checkpoints, 0, c, 1);
+            gdn_rule_args part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
+            const gdn_tensor got = ring2_narrow(&a.checkpoints, 0, c, 1);
             ring2_rule_model(&part, false, &m);
             ring2_compare("checkpoint", &got, m.state, m.state_limit, m.state_noise, NULL);
         }
@@ -162,9 +160,9 @@ static void G2_many_mates(void)
     enum { MANY = 25 };
     static const int64_t some[] = { 40, 64, 130, 200 }, sizes[] = { 64, 128, 256 };
     for (int i = 0; i < 6 && !ring2_failed(); i++) {
-        const int64_t D   = sizes[i / 2];
-        gdn_ctx      *ctx = hopper(false);
-        int64_t       counts[MANY], first = 0;
+        const int64_t D = sizes[i / 2];
+        gdn_ctx *ctx = hopper(false);
+        int64_t counts[MANY], first = 0;
         if (!ctx) return;
         for (int j = 0; j < MANY; j++) counts[j] = some[j % 4];
         gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, MANY, counts, heads, D, D, NULL);
@@ -172,12 +170,12 @@ static void G2_many_mates(void)
         gdn_rule_args all = ring2_rule_clone(&a);
         call(ctx, &all, false);
         for (int j = 0; j < 8; first += counts[j++]) {
-            gdn_rule_args    alone = ring2_rule_slice(&a, first, counts[j]);
-            gdn_rule_args    want  = ring2_rule_slice(&all, first, counts[j]);
+            gdn_rule_args alone = ring2_rule_slice(&a, first, counts[j]);
+            gdn_rule_args want = ring2_rule_slice(&all, first, counts[j]);
             const gdn_tensor S = ring2_narrow(&a.state, 0, j, 1);
             const gdn_tensor to = ring2_narrow(&all.state, 0, j, 1);
             alone.state = S;
-            alone       = ring2_rule_clone(&alone);
+            alone = ring2_rule_clone(&alone);
             call(ctx, &alone, false);
             ring2_expect_bits("out", &alone.out, &want.out);
             ring2_expect_bits("state", &alone.state, &to);
@@ -191,7 +189,7 @@ static void G2_many_mates(void)
 static gdn_rule_args sequence(const struct shape *s)
 {
     gdn_rule_args a = ring2_rule_args(s->dtype, GDN_F32, T, 1, heads, s->K, s->V);
-    a.norm          = s->norm;
+    a.norm = s->norm;
     ring2_fill(&a.g, -0.1, 0);
     return a;
 }
@@ -200,8 +198,8 @@ static gdn_rule_args sequence(const struct shape *s)
 static gdn_ctx *take_shape(int i, bool *cuts, gdn_rule_args *a)
 {
     const struct shape *s = &shapes[i / 2];
-    *cuts                 = i % 2 && s->K <= 128;
-    gdn_ctx *ctx          = hopper(*cuts);
+    *cuts = i % 2 && s->K <= 128;
+    gdn_ctx *ctx = hopper(*cuts);
     if (ctx) *a = sequence(s);
     return ctx;
 }
@@ -228,7 +226,7 @@ static void expect_tokens(const gdn_rule_args *a, const struct ring2_rule *m, in
 /* Token `at` has a key that is not finite, token `gate` forgets. */
 static void forgets(const struct shape *s, int64_t at, int64_t gate, double bad, bool cuts)
 {
-    gdn_ctx          *ctx = hopper(cuts);
+    gdn_ctx *ctx = hopper(cuts);
     struct ring2_rule m[2];
     if (!ctx) return;
     gdn_rule_args a = sequence(s), part[2];
@@ -236,7 +234,7 @@ static void forgets(const struct shape *s, int64_t at, int64_t gate, double bad,
     set_heads(&a.beta, at, 0.5);
     const int64_t first[2] = { 0, gate }, n[2] = { at, T - gate };
     for (int i = 0; i < 2; i++) {
-        part[i]       = ring2_rule_slice(&a, first[i], n[i]);
+        part[i] = ring2_rule_slice(&a, first[i], n[i]);
         part[i].state = ring2_clone(&a.state);
         if (i) ring2_fill_value(&part[i].state, 0);
         ring2_rule_model(&part[i], false, &m[i]);
@@ -252,9 +250,9 @@ static void forgets(const struct shape *s, int64_t at, int64_t gate, double bad,
 
 static void what_is_not_finite_is_forgotten(void)
 {
-    static const int64_t tokens[][2] = { { 10, 40 }, { 0, 1 }, { 10, 64 }, { 63, 64 }, { 70, 150 },
-                                         { 127, 130 }, { 3, 199 } };
-    static const double  bad[]       = { (double)NAN, (double)INFINITY };
+    static const int64_t tokens[][2] = { { 10, 40 },  { 0, 1 },     { 10, 64 }, { 63, 64 },
+                                         { 70, 150 }, { 127, 130 }, { 3, 199 } };
+    static const double bad[] = { (double)NAN, (double)INFINITY };
     for (int i = 0; i < N_SHAPES * 7 * 2 && !ring2_failed(); i++) {
         const struct shape *s = &shapes[i / 14];
         for (int cuts = 0; cuts < (s->K <= 128 ? 2 : 1); cuts++)
@@ -267,10 +265,10 @@ static void keys_that_are_not_written(void)
 {
     static const int64_t at[] = { 0, 7, 62, 63, 64, 100, 199 };
     for (int i = 0; i < N_SHAPES * 2 && !ring2_failed(); i++) {
-        gdn_rule_args     a;
+        gdn_rule_args a;
         struct ring2_rule m;
-        bool              cuts;
-        gdn_ctx          *ctx = take_shape(i, &cuts, &a);
+        bool cuts;
+        gdn_ctx *ctx = take_shape(i, &cuts, &a);
         if (!ctx) return;
         for (int j = 0; j < 7; j++) set_heads(&a.beta, at[j], 0);
         ring2_rule_model(&a, false, &m);
@@ -286,12 +284,12 @@ static void keys_that_are_not_written(void)
 static void G9_every_bit_stays(void)
 {
     for (int i = 0; i < N_SHAPES * 2 && !ring2_failed(); i++) {
-        gdn_rule_args     a;
+        gdn_rule_args a;
         struct ring2_rule m;
-        bool              cuts;
-        gdn_ctx          *ctx = take_shape(i, &cuts, &a);
+        bool cuts;
+        gdn_ctx *ctx = take_shape(i, &cuts, &a);
         if (!ctx) return;
-        a.g.data        = NULL;
+        a.g.data = NULL;
         ring2_fill_value(&a.beta, 0);
         for (int j = 0; j < 100; j++) ring2_set(&a.state, j, j % 2 ? -0.0 : ldexp(1, -149));
         const gdn_tensor before = ring2_clone(&a.state);

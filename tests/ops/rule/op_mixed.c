@@ -16,8 +16,8 @@ enum { MOST_ROWS = 40 };
 
 struct mixed {
     gdn_rule_args all;
-    gdn_batch    *batch;
-    int64_t       n, length[MOST_ROWS], first[MOST_ROWS];
+    gdn_batch *batch;
+    int64_t n, length[MOST_ROWS], first[MOST_ROWS];
 };
 
 static struct mixed make_mixed(const int64_t *lengths, int64_t n, const int heads[3], int64_t d,
@@ -26,7 +26,7 @@ static struct mixed make_mixed(const int64_t *lengths, int64_t n, const int head
     struct mixed m = { .n = n };
     for (int64_t b = 0; b < n; b++) {
         m.length[b] = lengths[b];
-        m.first[b]  = b ? m.first[b - 1] + lengths[b - 1] : 0;
+        m.first[b] = b ? m.first[b - 1] + lengths[b - 1] : 0;
     }
     m.all = ring2_rule_packed(dtype, GDN_F32, (int)n, lengths, heads, d, d, &m.batch);
     m.all.flags = GDN_BATCH_INVARIANT;
@@ -38,21 +38,21 @@ static gdn_rule_args rows(const struct mixed *m, int64_t b, int64_t n)
 {
     int64_t cu[MOST_ROWS + 1] = { 0 };
     for (int64_t i = 0; i < n; i++) cu[i + 1] = cu[i] + m->length[b + i];
-    const gdn_rule_args view  = ring2_rule_slice(&m->all, m->first[b], cu[n]);
-    const gdn_tensor    state = ring2_narrow(&m->all.state, 0, b, n);
-    gdn_rule_args       a     = ring2_rule_clone(&view);
-    gdn_batch          *batch = ring2_heap(sizeof *batch);
-    *batch                    = gdn_batch_init();
-    batch->cu_seqlens         = ring2_indices(GDN_I32, n + 1, cu);
-    a.state                   = ring2_clone(&state);
-    a.batch                   = batch;
+    const gdn_rule_args view = ring2_rule_slice(&m->all, m->first[b], cu[n]);
+    const gdn_tensor state = ring2_narrow(&m->all.state, 0, b, n);
+    gdn_rule_args a = ring2_rule_clone(&view);
+    gdn_batch *batch = ring2_heap(sizeof *batch);
+    *batch = gdn_batch_init();
+    batch->cu_seqlens = ring2_indices(GDN_I32, n + 1, cu);
+    a.state = ring2_clone(&state);
+    a.batch = batch;
     return a;
 }
 
 static void expect_rows(const struct mixed *m, int64_t b, int64_t n, const gdn_rule_args *want)
 {
-    const gdn_rule_args got   = ring2_rule_slice(&m->all, m->first[b], want->q.size[0]);
-    const gdn_tensor    state = ring2_narrow(&m->all.state, 0, b, n);
+    const gdn_rule_args got = ring2_rule_slice(&m->all, m->first[b], want->q.size[0]);
+    const gdn_tensor state = ring2_narrow(&m->all.state, 0, b, n);
     ring2_expect_bits("out", &got.out, &want->out);
     ring2_expect_bits("state", &state, &want->state);
 }
@@ -61,15 +61,16 @@ static void expect_rows(const struct mixed *m, int64_t b, int64_t n, const gdn_r
  * them those of gdn_prefill. */
 static void G2_parts_of_a_mixed_call(void)
 {
-    static const int64_t lengths[][5] = { { 70, 1, 1, 1, 1 }, { 1, 1, 1, 1, 333 },
-                                          { 1, 40, 1, 23, 1 }, { 1, 1, 1, 1, 1 } };
-    static const int     heads[3]     = { 2, 2, 4 };
+    static const int64_t lengths[][5] = {
+        { 70, 1, 1, 1, 1 }, { 1, 1, 1, 1, 333 }, { 1, 40, 1, 23, 1 }, { 1, 1, 1, 1, 1 }
+    };
+    static const int heads[3] = { 2, 2, 4 };
     for (int i = 0; i < 4 * 3; i++) {
-        struct mixed  m = make_mixed(lengths[i % 4], 5, heads, 48, i / 4);
+        struct mixed m = make_mixed(lengths[i % 4], 5, heads, 48, i / 4);
         gdn_rule_args alone[5];
         for (int64_t b = 0; b < 5; b++) {
             const bool decode = m.length[b] == 1 && !ring2_on_device();
-            alone[b]          = rows(&m, b, 1);
+            alone[b] = rows(&m, b, 1);
             ring2_status(ring2_ctx(1), "alone", ring2_rule_call(ring2_ctx(1), &alone[b], decode),
                          GDN_OK);
         }
@@ -88,9 +89,9 @@ enum { THREADS = 16, MOST_ITEMS = 1024 };
 
 struct timing {
     const gdn_rule_args *args;
-    bool                 decode;
-    int64_t              n; /* items, and their times in seconds */
-    double               item[MOST_ITEMS];
+    bool decode;
+    int64_t n; /* items, and their times in seconds */
+    double item[MOST_ITEMS];
 };
 
 static struct timing *timing; /* of the call that runs */
@@ -144,22 +145,22 @@ static void cost_of_a_mixed_call(void)
 {
     enum { N = 17, LONG = 512 };
     static const int heads[3] = { 4, 4, 8 };
-    gdn_options      o        = gdn_options_init();
-    gdn_ctx         *ctx      = NULL;
+    gdn_options o = gdn_options_init();
+    gdn_ctx *ctx = NULL;
     if (ring2_on_device()) {
         ring2_skip("about threads");
         return;
     }
-    o.n_threads               = THREADS;
-    o.parallel_for            = measure;
+    o.n_threads = THREADS;
+    o.parallel_for = measure;
     ring2_status(NULL, "create", gdn_ctx_create(&o, &ctx), GDN_OK);
     for (int at = 0; at < N; at += N / 2) { /* the long row first, in the middle, last */
         int64_t lengths[N];
         for (int b = 0; b < N; b++) lengths[b] = b == at ? LONG : 1;
-        const struct mixed  m    = make_mixed(lengths, N, heads, 64, GDN_F32);
+        const struct mixed m = make_mixed(lengths, N, heads, 64, GDN_F32);
         const gdn_rule_args some = rows(&m, at, 1);
         for (int b = 0; b < N; b++) lengths[b] = 1;
-        const struct mixed ones   = make_mixed(lengths, N - 1, heads, 64, GDN_F32);
+        const struct mixed ones = make_mixed(lengths, N - 1, heads, 64, GDN_F32);
         static struct timing timings[3];
         const gdn_rule_args *calls[3] = { &m.all, &some, &ones.all };
         for (int i = 0; i < 3; i++)
@@ -179,16 +180,16 @@ static void cost_of_a_mixed_call(void)
 static void chunked_prefill_at_odd_splits(void)
 {
     static const int64_t parts[][12] = {
-        { 1, 1, 1, 7, 90, 0 },     { 17, 31, 33, 19, 0 }, { 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 10, 0 },
-        { 3, 47, 5, 13, 29, 3, 0 }, { 99, 1, 0 },         { 15, 1, 16, 17, 51, 0 },
+        { 1, 1, 1, 7, 90, 0 },      { 17, 31, 33, 19, 0 }, { 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 10, 0 },
+        { 3, 47, 5, 13, 29, 3, 0 }, { 99, 1, 0 },          { 15, 1, 16, 17, 51, 0 },
     };
     static const int heads[3] = { 2, 2, 4 };
     for (size_t i = 0; i < 2 * sizeof parts / sizeof *parts; i++) {
-        const int64_t       *part = parts[i / 2];
-        const gdn_rule_args a = ring2_rule_args(i % 2 ? GDN_BF16 : GDN_F32, GDN_F32, 100, 1, heads,
-                                                64, 40);
-        struct ring2_rule   m;
-        int64_t             first = 0;
+        const int64_t *part = parts[i / 2];
+        const gdn_rule_args a =
+            ring2_rule_args(i % 2 ? GDN_BF16 : GDN_F32, GDN_F32, 100, 1, heads, 64, 40);
+        struct ring2_rule m;
+        int64_t first = 0;
         ring2_rule_model(&a, false, &m);
         for (; *part; first += *part++) {
             const gdn_rule_args piece = ring2_rule_slice(&a, first, *part);
@@ -204,19 +205,19 @@ static void chunked_prefill_at_odd_splits(void)
 static void convolution_at_odd_splits(void)
 {
     static const int64_t parts[] = { 1, 2, 1, 17, 3, 40, 5, 1, 30, 0 };
-    gdn_conv1d_args      a       = gdn_conv1d_args_init(), whole;
-    int64_t              first   = 0;
-    a.x      = ring2_new(GDN_BF16, 0, 2, 100, 70, 0, 0);
-    a.out    = ring2_new(GDN_BF16, 0, 2, 100, 70, 0, 0);
+    gdn_conv1d_args a = gdn_conv1d_args_init(), whole;
+    int64_t first = 0;
+    a.x = ring2_new(GDN_BF16, 0, 2, 100, 70, 0, 0);
+    a.out = ring2_new(GDN_BF16, 0, 2, 100, 70, 0, 0);
     a.weight = ring2_new(GDN_F32, 0, 2, 70, 4, 0, 0);
-    a.state  = ring2_new(GDN_BF16, 0, 3, 1, 70, 3, 0);
+    a.state = ring2_new(GDN_BF16, 0, 3, 1, 70, 3, 0);
     ring2_fill(&a.x, -1, 1), ring2_fill(&a.weight, -1, 1), ring2_fill(&a.state, -1, 1);
-    whole     = a;
+    whole = a;
     whole.out = ring2_clone(&a.out), whole.state = ring2_clone(&a.state);
     ring2_status(ring2_ctx(2), "whole", gdn_conv1d(ring2_ctx(2), &whole), GDN_OK);
     for (const int64_t *part = parts; *part; first += *part++) {
         gdn_conv1d_args piece = a;
-        piece.x   = ring2_narrow(&a.x, 0, first, *part);
+        piece.x = ring2_narrow(&a.x, 0, first, *part);
         piece.out = ring2_narrow(&a.out, 0, first, *part);
         ring2_status(ring2_ctx(2), "part", gdn_conv1d(ring2_ctx(2), &piece), GDN_OK);
     }

@@ -38,17 +38,17 @@ static void one_call(gdn_ctx *ctx, const struct shape *s, int64_t lead, const in
                      bool decode, uint32_t flags)
 {
     static const int heads[3] = { 1, 1, 2 };
-    int64_t          all[N_SEQS + 1];
-    gdn_batch       *batch;
+    int64_t all[N_SEQS + 1];
+    gdn_batch *batch;
     all[0] = lead;
     for (int i = 0; i < N_SEQS; i++) all[i + 1] = lengths[i];
-    gdn_rule_args a = ring2_rule_packed(s->dtype, s->state, N_SEQS + 1, all, heads, s->K, s->V,
-                                        &batch);
+    gdn_rule_args a =
+        ring2_rule_packed(s->dtype, s->state, N_SEQS + 1, all, heads, s->K, s->V, &batch);
     const gdn_tensor *const rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta };
     for (int i = 0; i < 5; i++) spoil(rows[i], lead);
     batch->cu_seqlens = ring2_narrow(&batch->cu_seqlens, 0, 1, N_SEQS + 1);
-    a.state           = ring2_narrow(&a.state, 0, 1, N_SEQS);
-    a.flags           = flags;
+    a.state = ring2_narrow(&a.state, 0, 1, N_SEQS);
+    a.flags = flags;
     ring2_rule_check(ctx, &a, decode);
 }
 
@@ -63,7 +63,7 @@ static void prefill(int number)
 static void segments(int number)
 {
     static const int64_t lengths[N_SEQS] = { 700, 0, 65, 300 };
-    gdn_ctx             *ctx = ring2_hopper(64, 192);
+    gdn_ctx *ctx = ring2_hopper(64, 192);
     if (ctx) one_call(ctx, &shapes[1], leads[number], lengths, false, 0);
 }
 
@@ -86,11 +86,11 @@ static gdn_conv1d_args conv_call(int32_t dtype, int64_t D, int64_t lead, bool in
     int64_t cu[N_SEQS + 1] = { lead }, N = lead + 3;
     for (int i = 0; i < N_SEQS; i++) cu[i + 1] = cu[i] + prompts[i], N += prompts[i];
     gdn_conv1d_args a = gdn_conv1d_args_init();
-    *batch            = gdn_batch_init();
+    *batch = gdn_batch_init();
     batch->cu_seqlens = ring2_indices(GDN_I32, N_SEQS + 1, cu);
-    a.x      = ring2_new(dtype, 0, 2, N, D, 0, 0);
+    a.x = ring2_new(dtype, 0, 2, N, D, 0, 0);
     a.weight = ring2_new(dtype, 0, 2, D, 4, 0, 0);
-    a.state  = ring2_new(dtype, 0, 3, N_SEQS, D, 3, 0);
+    a.state = ring2_new(dtype, 0, 3, N_SEQS, D, 3, 0);
     ring2_fill(&a.x, -1, 1), ring2_fill(&a.weight, -1, 1), ring2_fill(&a.state, -1, 1);
     a.out = in_place ? a.x : ring2_clone(&a.x);
     a.activation = GDN_ACT_SILU, a.batch = batch;
@@ -101,12 +101,12 @@ static gdn_conv1d_args conv_call(int32_t dtype, int64_t D, int64_t lead, bool in
  * changes. */
 static void conv1d(int number)
 {
-    const int32_t   dtype = number % 3;
-    const int64_t   lead = leads[number / 3 % N_LEADS], D = number % 2 ? 64 : 7;
-    const bool      in_place = number / 12;
-    gdn_batch       batch, cut = gdn_batch_init();
+    const int32_t dtype = number % 3;
+    const int64_t lead = leads[number / 3 % N_LEADS], D = number % 2 ? 64 : 7;
+    const bool in_place = number / 12;
+    gdn_batch batch, cut = gdn_batch_init();
     gdn_conv1d_args a = conv_call(dtype, D, lead, in_place, &batch), b = a;
-    const int64_t   N = a.x.size[0];
+    const int64_t N = a.x.size[0];
     b.x = ring2_clone(&a.x), b.state = ring2_clone(&a.state);
     b.out = in_place ? b.x : ring2_clone(&a.out);
     gdn_tensor *const rows[] = { &b.x, &b.out };
@@ -140,7 +140,7 @@ static gdn_prefill_backward_args gradients_of(const struct shape *s, int64_t lea
 {
     const int64_t N = lead + 65 + 9 + 130 + 3; /* the last three are of no sequence */
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
-    gdn_tensor               *rows[N_ROWS];
+    gdn_tensor *rows[N_ROWS];
     rows_of(&a, rows);
     for (int i = 0; i < N_ROWS; i++) {
         const bool gate = i % 5 > 2;
@@ -158,16 +158,16 @@ static gdn_prefill_backward_args gradients_of(const struct shape *s, int64_t lea
 static void gradients(int number)
 {
     const struct shape *s = &shapes[number % 2];
-    const int64_t       lead = leads[number / 2 % N_LEADS];
-    int64_t             cu[N_SEQS + 1] = { lead }, from_0[N_SEQS + 1] = { 0 };
+    const int64_t lead = leads[number / 2 % N_LEADS];
+    int64_t cu[N_SEQS + 1] = { lead }, from_0[N_SEQS + 1] = { 0 };
     for (int i = 0; i < N_SEQS; i++) from_0[i + 1] = from_0[i] + prompts[i];
     for (int i = 0; i < N_SEQS; i++) cu[i + 1] = lead + from_0[i + 1];
     gdn_batch batch = gdn_batch_init(), cut = batch;
     batch.cu_seqlens = ring2_indices(GDN_I32, N_SEQS + 1, cu);
-    cut.cu_seqlens   = ring2_indices(GDN_I32, N_SEQS + 1, from_0);
+    cut.cu_seqlens = ring2_indices(GDN_I32, N_SEQS + 1, from_0);
     gdn_prefill_backward_args a = gradients_of(s, lead, &batch), b = a;
-    gdn_tensor               *as[N_ROWS], *bs[N_ROWS];
-    const int64_t             n = a.q.size[0] - lead;
+    gdn_tensor *as[N_ROWS], *bs[N_ROWS];
+    const int64_t n = a.q.size[0] - lead;
     rows_of(&a, as), rows_of(&b, bs);
     for (int i = 5; i < N_ROWS; i++) *bs[i] = ring2_clone(as[i]);
     for (int i = 0; i < N_ROWS; i++) *bs[i] = ring2_narrow(bs[i], 0, lead, n);

@@ -19,12 +19,12 @@ struct group {
 };
 
 struct rank {
-    struct group  *group;
-    gdn_rule_args  args;
+    struct group *group;
+    gdn_rule_args args;
     gdn_collective collective;
-    gdn_status     returns; /* what all_gather returns instead of gathering */
-    size_t         sent;
-    int            calls;
+    gdn_status returns; /* what all_gather returns instead of gathering */
+    size_t sent;
+    int calls;
 };
 
 /* Later ranks send NaN. */
@@ -43,13 +43,14 @@ static gdn_status all_gather(void *user, const void *send, void *recv, size_t by
 
 static void run(gdn_ctx *ctx, struct rank *r, struct group *group, int rank, int size)
 {
-    r->group           = group;
-    r->collective      = gdn_collective_init();
+    r->group = group;
+    r->collective = gdn_collective_init();
     r->collective.rank = rank, r->collective.size = size;
     r->collective.all_gather = all_gather, r->collective.user = r;
-    ring2_status(ctx, "bytes",
-                 gdn_prefill_parallel_bytes(ctx, &r->args, &r->collective,
-                                            &r->args.workspace_bytes), GDN_OK);
+    ring2_status(
+        ctx, "bytes",
+        gdn_prefill_parallel_bytes(ctx, &r->args, &r->collective, &r->args.workspace_bytes),
+        GDN_OK);
     r->args.workspace = ring2_alloc(r->args.workspace_bytes, 64);
     ring2_status(ctx, "gdn_prefill_parallel", gdn_prefill_parallel(ctx, &r->args, &r->collective),
                  GDN_OK);
@@ -79,9 +80,9 @@ static gdn_tensor gathered(const gdn_tensor *whole, int rank, int size, int cut)
                              whole->ndim > 2 ? whole->size[2] : 0, 0);
     for (int64_t b = 0; b < B; b++) {
         const int64_t first = before(b, rank, size, cut);
-        const int64_t m     = before(b, rank + 1, size, cut) - first;
+        const int64_t m = before(b, rank + 1, size, cut) - first;
         gdn_tensor from = ring2_narrow(whole, 0, ends[b] + first, m);
-        gdn_tensor to   = ring2_narrow(&t, 0, row, m);
+        gdn_tensor to = ring2_narrow(&t, 0, row, m);
         if (m) ring2_copy(&to, &from);
         row += m;
     }
@@ -91,7 +92,7 @@ static gdn_tensor gathered(const gdn_tensor *whole, int rank, int size, int cut)
 static gdn_rule_args whole_call(int number)
 {
     gdn_rule_args a = gdn_rule_args_init();
-    const bool    raw = number % 2, kv = number / 2 % 2;
+    const bool raw = number % 2, kv = number / 2 % 2;
     a.q = ring2_new(GDN_F32, 0, 3, TOKENS, HK, K, 0), a.k = ring2_clone(&a.q);
     a.v = ring2_new(GDN_F32, 0, 3, TOKENS, H, V, 0), a.out = ring2_clone(&a.v);
     a.g = ring2_new(GDN_F32, 0, 2, TOKENS, H, 0, 0), a.beta = ring2_clone(&a.g);
@@ -113,7 +114,7 @@ static gdn_rule_args whole_call(int number)
 
 static gdn_batch batch_of(int rank, int size, int cut)
 {
-    int64_t   cuts[B + 1] = { 0 };
+    int64_t cuts[B + 1] = { 0 };
     gdn_batch batch = gdn_batch_init();
     for (int64_t b = 0; b < B; b++)
         cuts[b + 1] = cuts[b] + before(b, rank + 1, size, cut) - before(b, rank, size, cut);
@@ -126,7 +127,7 @@ static void expect_near(const char *what, int rank, const gdn_tensor *got, const
     double most = 0, error = 0;
     for (int64_t i = 0; i < ring2_count(want); i++) {
         const double e = fabs(ring2_get(got, i) - ring2_get(want, i));
-        most  = fmax(most, fabs(ring2_get(want, i)));
+        most = fmax(most, fabs(ring2_get(want, i)));
         error = e <= error ? error : e; /* a NaN stays */
     }
     CHECK(error <= 4e-6 * most, "%s of rank %d: off by %g of %g", what, rank, error, most);
@@ -138,8 +139,8 @@ static const int sizes[] = { 1, 2, 3, 4, 8 };
 static gdn_rule_args call_of(const gdn_rule_args *all, const gdn_batch *batch, int rank, int size,
                              int cut)
 {
-    gdn_rule_args a      = *all;
-    gdn_tensor   *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
+    gdn_rule_args a = *all;
+    gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
     for (int i = 0; i < 6; i++) *rows[i] = gathered(rows[i], rank, size, cut);
     if (a.state.data) a.state = ring2_clone(&all->state);
     if (a.state_out.data) a.state_out = ring2_clone(&all->state_out);
@@ -149,12 +150,12 @@ static gdn_rule_args call_of(const gdn_rule_args *all, const gdn_batch *batch, i
 
 static void matches_one_device(int number)
 {
-    const int     size = sizes[number % 5], cut = number / 5 % 3;
-    gdn_ctx      *ctx  = ring2_ctx(2);
-    gdn_rule_args all  = whole_call(number / 3), one = all;
-    gdn_batch     whole = gdn_batch_init(), batches[MAX_RANKS];
-    struct rank   ranks[MAX_RANKS] = { { 0 } };
-    struct group  group = { { NULL } };
+    const int size = sizes[number % 5], cut = number / 5 % 3;
+    gdn_ctx *ctx = ring2_ctx(2);
+    gdn_rule_args all = whole_call(number / 3), one = all;
+    gdn_batch whole = gdn_batch_init(), batches[MAX_RANKS];
+    struct rank ranks[MAX_RANKS] = { { 0 } };
+    struct group group = { { NULL } };
     whole.cu_seqlens = ring2_indices(GDN_I32, B + 1, ends);
     one.batch = &whole, one.out = ring2_clone(&all.out);
     if (one.state.data) one.state = ring2_clone(&all.state);
@@ -162,8 +163,8 @@ static void matches_one_device(int number)
     ring2_status(ctx, "gdn_prefill", gdn_prefill(ctx, &one), GDN_OK);
     for (int i = 0; i < size; i++) {
         struct rank *r = &ranks[i];
-        batches[i]     = batch_of(i, size, cut);
-        r->args        = call_of(&all, &batches[i], i, size, cut);
+        batches[i] = batch_of(i, size, cut);
+        r->args = call_of(&all, &batches[i], i, size, cut);
         run(ctx, r, &group, i, size);
         CHECK(r->calls == (size > 1), "%d all-gathers", r->calls);
         CHECK(size == 1 || r->sent == 4 * B * H * K * (K + V), "%zu bytes", r->sent);
@@ -171,20 +172,22 @@ static void matches_one_device(int number)
         if (ring2_count(&want)) expect_near("out", i, &r->args.out, &want);
     }
     const gdn_rule_args *last = &ranks[size - 1].args;
-    if (last->state_out.data) expect_near("state_out", size - 1, &last->state_out, &one.state_out);
-    else if (last->state.data) expect_near("state", size - 1, &last->state, &one.state);
+    if (last->state_out.data)
+        expect_near("state_out", size - 1, &last->state_out, &one.state_out);
+    else if (last->state.data)
+        expect_near("state", size - 1, &last->state, &one.state);
 }
 
 /* The caller's workspace is enough, and one byte less is not. */
 static void workspace(int number)
 {
-    gdn_ctx      *ctx = ring2_ctx(1);
-    gdn_rule_args a   = whole_call(number);
-    gdn_batch     whole = gdn_batch_init();
-    struct rank   r = { .args = a };
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_rule_args a = whole_call(number);
+    gdn_batch whole = gdn_batch_init();
+    struct rank r = { .args = a };
     whole.cu_seqlens = ring2_indices(GDN_I32, B + 1, ends);
-    r.args.batch     = &whole;
-    r.collective     = gdn_collective_init();
+    r.args.batch = &whole;
+    r.collective = gdn_collective_init();
     r.collective.size = 1, r.collective.all_gather = all_gather;
     size_t bytes;
     ring2_status(ctx, "bytes", gdn_prefill_parallel_bytes(ctx, &r.args, &r.collective, &bytes),
@@ -192,8 +195,10 @@ static void workspace(int number)
     r.args.workspace = ring2_alloc(bytes, 64), r.args.workspace_bytes = bytes;
     ring2_call_begin();
     ring2_may_write(&a.out), ring2_may_write_bytes(r.args.workspace, bytes);
-    if (a.state_out.data) ring2_may_write(&a.state_out);
-    else if (a.state.data) ring2_may_write(&a.state);
+    if (a.state_out.data)
+        ring2_may_write(&a.state_out);
+    else if (a.state.data)
+        ring2_may_write(&a.state);
     ring2_status(ctx, "all of it", gdn_prefill_parallel(ctx, &r.args, &r.collective), GDN_OK);
     ring2_call_end();
     r.args.workspace_bytes--;
@@ -211,13 +216,13 @@ static void refused(gdn_ctx *ctx, const struct rank *r, gdn_status want, const c
 
 static void mistakes(int number)
 {
-    gdn_ctx    *ctx = ring2_ctx(1);
+    gdn_ctx *ctx = ring2_ctx(1);
     struct rank good = { .args = whole_call(4) }, r;
-    gdn_batch   batch = gdn_batch_init();
+    gdn_batch batch = gdn_batch_init();
     (void)number;
     batch.cu_seqlens = ring2_indices(GDN_I32, B + 1, ends);
-    good.args.batch  = &batch;
-    good.collective  = gdn_collective_init();
+    good.args.batch = &batch;
+    good.collective = gdn_collective_init();
     good.collective.size = 2, good.collective.all_gather = all_gather, good.collective.user = &good;
     good.returns = GDN_E_UNSUPPORTED;
 

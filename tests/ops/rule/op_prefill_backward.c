@@ -11,8 +11,27 @@
 #include "backward_calls.h"
 
 enum {
-    BATCH, LENGTHS, MASK, VIEW, ACT, OUT, LAYOUT, HEADS, MAP, DIMS, GATE, STRENGTH, GATE_DTYPE,
-    BETA, NORM, SCALE, STATE, ENDS, ABSENT, ADDS, N_FACTORS
+    BATCH,
+    LENGTHS,
+    MASK,
+    VIEW,
+    ACT,
+    OUT,
+    LAYOUT,
+    HEADS,
+    MAP,
+    DIMS,
+    GATE,
+    STRENGTH,
+    GATE_DTYPE,
+    BETA,
+    NORM,
+    SCALE,
+    STATE,
+    ENDS,
+    ABSENT,
+    ADDS,
+    N_FACTORS
 };
 enum { PACKED_I32, PACKED_I64, PLAIN, PADDED };
 enum { ALL, COUNT, START, BOTH };
@@ -25,31 +44,32 @@ enum { NO_STATE, S_F32, S_BF16, S_F16 };
 /* Sizes of heads; the last ones are levels of some cases once more. */
 enum { N_DIMS = 9, N_ALL_DIMS = 13 };
 static const int levels[N_FACTORS] = {
-    [BATCH] = 4, [LENGTHS] = 6, [MASK] = 4, [VIEW] = 3, [ACT] = 3, [OUT] = 3, [LAYOUT] = 2,
-    [HEADS] = 6, [MAP] = 2, [DIMS] = N_DIMS, [GATE] = 5, [STRENGTH] = 4, [GATE_DTYPE] = 2,
-    [BETA] = 5, [NORM] = 4, [SCALE] = 2, [STATE] = 4, [ENDS] = 4, [ABSENT] = 9, [ADDS] = 2,
+    [BATCH] = 4, [LENGTHS] = 6,  [MASK] = 4,       [VIEW] = 3,   [ACT] = 3,
+    [OUT] = 3,   [LAYOUT] = 2,   [HEADS] = 6,      [MAP] = 2,    [DIMS] = N_DIMS,
+    [GATE] = 5,  [STRENGTH] = 4, [GATE_DTYPE] = 2, [BETA] = 5,   [NORM] = 4,
+    [SCALE] = 2, [STATE] = 4,    [ENDS] = 4,       [ABSENT] = 9, [ADDS] = 2,
 };
 /* The named ones of a case. */
 static const char *const names[N_FACTORS][RING2_MAX_LEVELS] = {
-    [BATCH]    = { "cu32", "cu64", "plain", "padded" },
-    [LENGTHS]  = { "T1", "T9", "T16", "T37", "T0", "T48" },
-    [MASK]     = { "", "count", "start", "start+count" },
-    [VIEW]     = { "", "gaps", "reversed" },
-    [ACT]      = { "f32", "bf16", "f16" },
-    [MAP]      = { "", "interleaved" },
-    [GATE]     = { "ungated", "log", "linear", "raw", "bounded" },
+    [BATCH] = { "cu32", "cu64", "plain", "padded" },
+    [LENGTHS] = { "T1", "T9", "T16", "T37", "T0", "T48" },
+    [MASK] = { "", "count", "start", "start+count" },
+    [VIEW] = { "", "gaps", "reversed" },
+    [ACT] = { "f32", "bf16", "f16" },
+    [MAP] = { "", "interleaved" },
+    [GATE] = { "ungated", "log", "linear", "raw", "bounded" },
     [STRENGTH] = { "", "strong", "zero", "-inf" },
-    [BETA]     = { "beta=1", "beta", "sigmoid", "2sigmoid", "beta~2" },
-    [NORM]     = { "", "l2", "l2add", "l2max" },
-    [ADDS]     = { "", "adds" },
+    [BETA] = { "beta=1", "beta", "sigmoid", "2sigmoid", "beta~2" },
+    [NORM] = { "", "l2", "l2add", "l2max" },
+    [ADDS] = { "", "adds" },
 };
-static const int lengths[6][6] = { { 1, -1 }, { 0, 1, 8, 9, 0, -1 }, { 15, 16, -1 }, { 37, -1 },
-                                   { 0, 0, -1 }, { 17, 48, 2, -1 } };
-static const int heads[6][3] = { { 1, 1, 1 }, { 2, 2, 4 }, { 4, 2, 2 }, { 3, 1, 1 }, { 1, 1, 3 },
-                                 { 2, 4, 4 } };
-static const int dims[N_ALL_DIMS][2] = { { 1, 1 },     { 16, 16 },   { 60, 100 }, { 128, 128 },
-                                         { 32, 96 },   { 64, 48 },   { 256, 256 }, { 120, 31 },
-                                         { 7, 192 },   { 24, 257 },  { 256, 512 }, { 8, 1000 },
+static const int lengths[6][6] = { { 1, -1 },  { 0, 1, 8, 9, 0, -1 }, { 15, 16, -1 },
+                                   { 37, -1 }, { 0, 0, -1 },          { 17, 48, 2, -1 } };
+static const int heads[6][3] = { { 1, 1, 1 }, { 2, 2, 4 }, { 4, 2, 2 },
+                                 { 3, 1, 1 }, { 1, 1, 3 }, { 2, 4, 4 } };
+static const int dims[N_ALL_DIMS][2] = { { 1, 1 },    { 16, 16 },  { 60, 100 },  { 128, 128 },
+                                         { 32, 96 },  { 64, 48 },  { 256, 256 }, { 120, 31 },
+                                         { 7, 192 },  { 24, 257 }, { 256, 512 }, { 8, 1000 },
                                          { 40, 1024 } };
 
 static bool clash(int i, int a, int j, int b)
@@ -75,16 +95,16 @@ static void name_case(const int *level, char *name, size_t bytes)
 /* ---- One case ------------------------------------------------------------------------------ */
 
 struct grad_case {
-    const int                *level;
-    int64_t                   B, T, N, cu[8];
-    gdn_batch                 batch;
+    const int *level;
+    int64_t B, T, N, cu[8];
+    gdn_batch batch;
     gdn_prefill_backward_args args;
 };
 
 static void make_batch(struct grad_case *c)
 {
     const int *set = lengths[c->level[LENGTHS]], form = c->level[BATCH];
-    int64_t    length[8], start[8], count[8];
+    int64_t length[8], start[8], count[8];
     for (int i = 0; set[i] >= 0; i++) {
         length[c->B++] = set[i], c->N += set[i];
         if (set[i] > c->T) c->T = set[i];
@@ -93,10 +113,10 @@ static void make_batch(struct grad_case *c)
     for (int64_t i = 0; i < c->B; i++) {
         if (form == PADDED) length[i] = c->T;
         c->cu[i + 1] = c->cu[i] + length[i];
-        start[i]     = c->level[MASK] >= START ? ring2_below(length[i] + 1) : 0;
-        count[i]     = ring2_below(length[i] - start[i] + 1);
+        start[i] = c->level[MASK] >= START ? ring2_below(length[i] + 1) : 0;
+        count[i] = ring2_below(length[i] - start[i] + 1);
     }
-    c->batch      = gdn_batch_init();
+    c->batch = gdn_batch_init();
     c->args.batch = &c->batch;
     if (form <= PACKED_I64)
         c->batch.cu_seqlens =
@@ -108,10 +128,10 @@ static void make_batch(struct grad_case *c)
 /* [tokens][n][D], or [tokens][n] with D 0. */
 static gdn_tensor rows(const struct grad_case *c, int32_t dtype, int64_t n, int64_t D)
 {
-    const int64_t gap   = c->level[VIEW] == GAPS ? 5 : 0;
-    const int     inner = D ? 2 : 1;
-    gdn_tensor    t = c->level[BATCH] == PADDED ? ring2_new(dtype, gap, 2 + inner, c->B, c->T, n, D)
-                                                : ring2_new(dtype, gap, 1 + inner, c->N, n, D, 0);
+    const int64_t gap = c->level[VIEW] == GAPS ? 5 : 0;
+    const int inner = D ? 2 : 1;
+    gdn_tensor t = c->level[BATCH] == PADDED ? ring2_new(dtype, gap, 2 + inner, c->B, c->T, n, D)
+                                             : ring2_new(dtype, gap, 1 + inner, c->N, n, D, 0);
     for (int i = 0; c->level[VIEW] == REVERSED && i < t.ndim - 1; i++) {
         const int64_t step = t.stride[i] * (int64_t)gdn_dtype_bytes(dtype);
         if (t.size[i]) t.data = (char *)t.data + (t.size[i] - 1) * step;
@@ -122,11 +142,11 @@ static gdn_tensor rows(const struct grad_case *c, int32_t dtype, int64_t n, int6
 
 static gdn_tensor pool(const struct grad_case *c, int32_t dtype)
 {
-    const int     K = dims[c->level[DIMS]][0], V = dims[c->level[DIMS]][1];
-    const int    *h = heads[c->level[HEADS]], H = h[0] > h[2] ? h[0] : h[2];
-    const bool    swapped = c->level[VIEW] == REVERSED; /* the other of the two is dense */
-    const bool    vk      = c->level[LAYOUT] == GDN_STATE_VK;
-    const int64_t gap     = c->level[VIEW] == GAPS ? 7 : 0;
+    const int K = dims[c->level[DIMS]][0], V = dims[c->level[DIMS]][1];
+    const int *h = heads[c->level[HEADS]], H = h[0] > h[2] ? h[0] : h[2];
+    const bool swapped = c->level[VIEW] == REVERSED; /* the other of the two is dense */
+    const bool vk = c->level[LAYOUT] == GDN_STATE_VK;
+    const int64_t gap = c->level[VIEW] == GAPS ? 7 : 0;
     const gdn_tensor t = ring2_turned(swapped, dtype, gap, 4, c->B, H, vk ? V : K, vk ? K : V);
     ring2_fill(&t, -1, 1);
     return t;
@@ -146,7 +166,7 @@ static void make_tensors(struct grad_case *c)
     if (c->level[BETA] != NO_BETA) a->beta = rows(c, G, H, 0);
     a->dg = rows(c, GDN_F32, H, 0), a->dbeta = rows(c, GDN_F32, H, 0);
     if (c->level[GATE] >= RAW) {
-        a->A_log   = ring2_new((int32_t)ring2_below(3), 0, 1, H, 0, 0, 0);
+        a->A_log = ring2_new((int32_t)ring2_below(3), 0, 1, H, 0, 0, 0);
         a->dt_bias = ring2_new((int32_t)ring2_below(3), 0, 1, H, 0, 0, 0);
         a->dA_log = ring2_new(GDN_F32, 0, 1, H, 0, 0, 0);
         a->ddt_bias = ring2_new(GDN_F32, 0, 1, H, 0, 0, 0);
@@ -163,11 +183,13 @@ static void make_tensors(struct grad_case *c)
 /* Some that float32 has no exp() of are among the dead ones. */
 static double gate_value(const struct grad_case *c)
 {
-    const int  gate = c->level[GATE], strength = c->level[STRENGTH];
+    const int gate = c->level[GATE], strength = c->level[STRENGTH];
     const bool raw = gate >= RAW, dead = strength == SPRINKLED && ring2_below(4) == 0;
     if (raw)
-        return dead ? (double)INFINITY
-               : strength == STRONG ? 8 : strength == ZERO ? -200 : ring2_uniform(-4, 1);
+        return dead                 ? (double)INFINITY
+               : strength == STRONG ? 8
+               : strength == ZERO   ? -200
+                                    : ring2_uniform(-4, 1);
     double g = ring2_uniform(-0.1, 0);
     if (strength == STRONG) g = ring2_uniform(-8.5, -7.5);
     if (strength == ZERO) g = 0;
@@ -191,7 +213,7 @@ static void make_values(struct grad_case *c)
     static const int32_t betas[] = { GDN_BETA_DEFAULT, GDN_BETA_GIVEN, GDN_BETA_SIGMOID,
                                      GDN_BETA_TWICE_SIGMOID, GDN_BETA_GIVEN };
     gdn_prefill_backward_args *a = &c->args;
-    const bool                 unit = !oracle_normalises(c->level[NORM]);
+    const bool unit = !oracle_normalises(c->level[NORM]);
     fill_keys(&a->q, unit, false);
     fill_keys(&a->k, unit, c->level[BETA] == NEAR_2);
     ring2_fill(&a->v, -1, 1);
@@ -200,14 +222,14 @@ static void make_values(struct grad_case *c)
         ring2_set(&a->g, i, gate_value(c));
     for (int64_t i = 0; a->beta.data && i < ring2_count(&a->beta); i++)
         ring2_set(&a->beta, i, beta_value(c));
-    a->gate             = gates[c->level[GATE]];
-    a->beta_kind        = betas[c->level[BETA]];
+    a->gate = gates[c->level[GATE]];
+    a->beta_kind = betas[c->level[BETA]];
     a->gate_lower_bound = c->level[GATE] == RAW_BOUND ? -5 : 0;
-    a->head_map         = c->level[MAP];
-    a->state_layout     = c->level[LAYOUT];
-    a->norm             = unit && c->level[SCALE] ? GDN_NORM_NONE : c->level[NORM];
-    a->norm_eps         = c->level[NORM] == GDN_NORM_L2_MAX ? 1.5f : 0;
-    a->scale            = c->level[SCALE] ? 0.3f : 0;
+    a->head_map = c->level[MAP];
+    a->state_layout = c->level[LAYOUT];
+    a->norm = unit && c->level[SCALE] ? GDN_NORM_NONE : c->level[NORM];
+    a->norm_eps = c->level[NORM] == GDN_NORM_L2_MAX ? 1.5f : 0;
+    a->scale = c->level[SCALE] ? 0.3f : 0;
     if (!c->level[ADDS]) return;
     a->flags = GDN_ACCUMULATE;
     for (int i = 0; i < N_GRADIENTS; i++)
@@ -227,10 +249,10 @@ static void expect_state_alone(gdn_ctx *ctx, const gdn_prefill_backward_args *al
 
 static void run_case(const int *level, int number)
 {
-    struct grad_case           c = { .level = level, .args = gdn_prefill_backward_args_init() };
+    struct grad_case c = { .level = level, .args = gdn_prefill_backward_args_init() };
     gdn_prefill_backward_args *a = &c.args;
-    gdn_ctx                   *ctx = ring2_ctx(1 + number % 3);
-    const gdn_op               op = GDN_OP_PREFILL_BACKWARD;
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
+    const gdn_op op = GDN_OP_PREFILL_BACKWARD;
     make_batch(&c);
     make_tensors(&c);
     make_values(&c);
@@ -258,12 +280,20 @@ static void spread(double *x, struct oracle_backward *r, double *alpha)
 /* The sum of dout o and dstate_out S'. */
 static double loss(double *x, const struct oracle_backward *b)
 {
-    double                 alpha[T_FD], S[V_FD * K_FD], o[T_FD * V_FD], sum = 0;
+    double alpha[T_FD], S[V_FD * K_FD], o[T_FD * V_FD], sum = 0;
     struct oracle_backward r = *b;
     spread(x, &r, alpha);
     memcpy(S, r.state, sizeof S);
-    const struct oracle_rule f = { .T = T_FD, .K = K_FD, .V = V_FD, .scale = r.scale, .q = r.q,
-                                   .k = r.k, .v = r.v, .alpha = alpha, .beta = r.beta, .state = S,
+    const struct oracle_rule f = { .T = T_FD,
+                                   .K = K_FD,
+                                   .V = V_FD,
+                                   .scale = r.scale,
+                                   .q = r.q,
+                                   .k = r.k,
+                                   .v = r.v,
+                                   .alpha = alpha,
+                                   .beta = r.beta,
+                                   .state = S,
                                    .o = o };
     oracle_rule(&f);
     for (int i = 0; i < T_FD * V_FD; i++) sum += o[i] * b->dout[i];
@@ -276,10 +306,9 @@ static void finite_differences(void)
 {
     const double h = 1e-6;
     for (int round = 0; round < 3; round++) {
-        double x[N_FD], got[N_FD], dout[T_FD * V_FD], ends[K_FD * V_FD], alpha[T_FD],
-            carried[V_FD];
+        double x[N_FD], got[N_FD], dout[T_FD * V_FD], ends[K_FD * V_FD], alpha[T_FD], carried[V_FD];
         struct oracle_backward r = { .T = T_FD, .K = K_FD, .V = V_FD, .scale = 0.7 };
-        double *const          gates = x + T_FD * (2 * K_FD + V_FD), *at = got;
+        double *const gates = x + T_FD * (2 * K_FD + V_FD), *at = got;
         for (int i = 0; i < N_FD; i++) x[i] = ring2_uniform(-1, 1);
         for (int t = 0; t < T_FD; t++) gates[t] = ring2_uniform(-2, 0);
         if (round == 2) gates[2] = -INFINITY;
@@ -292,11 +321,11 @@ static void finite_differences(void)
         oracle_rule_backward(&r);
         for (int i = 0; i < N_FD; i++) {
             const double here = x[i];
-            x[i]              = here + h;
+            x[i] = here + h;
             const double above = loss(x, &r);
-            x[i]               = here - h;
+            x[i] = here - h;
             const double want = (above - loss(x, &r)) / (2 * h);
-            x[i]              = here;
+            x[i] = here;
             CHECK(fabs(got[i] - want) < 1e-8, "round %d, input %d: %.9g, wanted %.9g", round, i,
                   got[i], want);
         }
@@ -307,9 +336,9 @@ static void finite_differences(void)
 
 static double model_loss(const gdn_prefill_backward_args *a)
 {
-    gdn_rule_args     f = gdn_rule_args_init();
+    gdn_rule_args f = gdn_rule_args_init();
     struct ring2_rule m;
-    double            sum = 0;
+    double sum = 0;
     f.q = a->q, f.k = a->k, f.v = a->v, f.g = a->g, f.beta = a->beta, f.A_log = a->A_log;
     f.dt_bias = a->dt_bias, f.state = a->state, f.state_out = a->dstate, f.out = a->dout;
     f.batch = a->batch, f.gate = a->gate, f.beta_kind = a->beta_kind, f.norm = a->norm;
@@ -326,15 +355,15 @@ static double model_loss(const gdn_prefill_backward_args *a)
 static void model_differences(void)
 {
     static const int64_t T[] = { 3, 2 };
-    const double         h = 0x1p-12;
+    const double h = 0x1p-12;
     for (int round = 0; round < 4; round++) {
         gdn_prefill_backward_args a = make_call(2, T, 3, 2);
-        struct ring2_gradients    m;
-        gdn_tensor *const inputs[N_GRADIENTS] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.A_log,
-                                                  &a.dt_bias, &a.state };
+        struct ring2_gradients m;
+        gdn_tensor *const inputs[N_GRADIENTS] = { &a.q,    &a.k,     &a.v,       &a.g,
+                                                  &a.beta, &a.A_log, &a.dt_bias, &a.state };
         a.norm = round, a.head_map = round % 2, a.norm_eps = 0.25;
-        a.beta_kind        = round == 1 ? GDN_BETA_TWICE_SIGMOID : GDN_BETA_SIGMOID;
-        a.gate             = round < 2 ? GDN_GATE_RAW : round == 2 ? GDN_GATE_LINEAR : GDN_GATE_LOG;
+        a.beta_kind = round == 1 ? GDN_BETA_TWICE_SIGMOID : GDN_BETA_SIGMOID;
+        a.gate = round < 2 ? GDN_GATE_RAW : round == 2 ? GDN_GATE_LINEAR : GDN_GATE_LOG;
         a.gate_lower_bound = round == 1 ? -3 : 0;
         if (round == 2) ring2_fill(&a.g, 0.5, 0.9);
         if (round == 3) ring2_fill(&a.g, -0.9, -0.1);
@@ -365,7 +394,7 @@ static void model_differences(void)
  * gives that state in other bits. */
 static void split_sequence(void)
 {
-    static const int64_t      T = 300, cut = 192;
+    static const int64_t T = 300, cut = 192;
     gdn_prefill_backward_args all = make_call(1, &T, 40, 24), left, right;
     new_gradients(&all);
     run(ring2_ctx(1), &all);
@@ -398,7 +427,7 @@ static void split_sequence(void)
 static size_t bytes_of(int64_t T, int64_t K, int64_t V)
 {
     gdn_prefill_backward_args a = make_call(1, &T, K, V);
-    size_t                    bytes;
+    size_t bytes;
     new_gradients(&a);
     ring2_status(ring2_ctx(2), "bytes",
                  gdn_workspace_bytes(ring2_ctx(2), GDN_OP_PREFILL_BACKWARD, &a, &bytes), GDN_OK);
@@ -411,8 +440,8 @@ static void workspace(void)
     static const int64_t sizes[][2] = { { 128, 128 }, { 200, 250 }, { 1, 1 }, { 60, 100 } };
     for (int i = 0; i < 4; i++) {
         const int64_t K = sizes[i][0], V = sizes[i][1];
-        const size_t  few = bytes_of(40, K, V), some = bytes_of(300, K, V);
-        const size_t  many = bytes_of(2048, K, V), large = bytes_of(300, K + 56, V + 56);
+        const size_t few = bytes_of(40, K, V), some = bytes_of(300, K, V);
+        const size_t many = bytes_of(2048, K, V), large = bytes_of(300, K + 56, V + 56);
         CHECK(few <= some && some < many && some < large, "K %d, V %d: %zu bytes, %zu, %zu, %zu",
               (int)K, (int)V, few, some, many, large);
     }
@@ -456,10 +485,10 @@ int main(int argc, char **argv)
         { "linear in dout", linear_in_dout },
         { "split sequence", split_sequence },
     };
-    static int           cases[300][RING2_MAX_FACTORS];
+    static int cases[300][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
-    const int            few = (ring2_options(argc, argv), ring2_pairs(&f, cases, 300));
-    const int            n = ring2_pairs_again(&f, cases, few, 300, DIMS, N_DIMS, N_ALL_DIMS);
+    const int few = (ring2_options(argc, argv), ring2_pairs(&f, cases, 300));
+    const int n = ring2_pairs_again(&f, cases, few, 300, DIMS, N_DIMS, N_ALL_DIMS);
     for (int i = 0; i < n; i++) {
         char name[200];
         name_case(cases[i], name, sizeof name);

@@ -33,10 +33,11 @@ static void expect_read(const gdn_prefill_backward_args *call)
  * States that are given, or computed again, differ by rounding. */
 static void saved_states(void)
 {
-    static const int64_t      on_cpu[] = { 37, 450, 5 }, on_device[] = { 900 };
-    const bool                device = ring2_on_device();
+    static const int64_t on_cpu[] = { 37, 450, 5 }, on_device[] = { 900 };
+    const bool device = ring2_on_device();
     gdn_prefill_backward_args a = device ? make_call(1, on_device, 16, 24)
-                                         : make_call(3, on_cpu, 256, 512), b;
+                                         : make_call(3, on_cpu, 256, 512),
+                              b;
     new_gradients(&a);
     run(ring2_ctx(1), &a);
     for (int64_t every = 192; every <= 3072; every *= 16) { /* the last is too far apart */
@@ -88,7 +89,7 @@ static void wide_values(void)
  * of -inf. */
 static void nan_stays(void)
 {
-    static const int64_t      T[] = { 40, 40 };
+    static const int64_t T[] = { 40, 40 };
     gdn_prefill_backward_args a = make_call(2, T, 16, 24), b = a;
     a.gate = b.gate = GDN_GATE_LOG;
     a.A_log.data = a.dt_bias.data = b.A_log.data = b.dt_bias.data = NULL;
@@ -102,12 +103,12 @@ static void nan_stays(void)
     run(ring2_ctx(1), &b);
     for (int i = DQ; i <= DBETA; i++) {
         const gdn_tensor *all = ring2_gradient(&b, i), *clean = ring2_gradient(&a, i);
-        const gdn_tensor  reached = ring2_narrow(all, 0, 18, 8);
-        bool              any = false;
+        const gdn_tensor reached = ring2_narrow(all, 0, 18, 8);
+        bool any = false;
         for (int64_t j = 0; j < ring2_count(&reached); j++) any |= isnan(ring2_get(&reached, j));
         CHECK(any, "%s: no NaN", ring2_gradient_names[i]);
         for (int side = 0; side < 2; side++) {
-            const gdn_tensor got  = ring2_narrow(all, 0, side ? 32 : 0, side ? 48 : 18);
+            const gdn_tensor got = ring2_narrow(all, 0, side ? 32 : 0, side ? 48 : 18);
             const gdn_tensor want = ring2_narrow(clean, 0, side ? 32 : 0, side ? 48 : 18);
             ring2_expect_bits(ring2_gradient_names[i], &got, &want);
         }
@@ -118,14 +119,14 @@ static void nan_stays(void)
 /* G7, G11: a state of NaN behind a gate of -inf, and tokens of NaN that do not count. */
 static void nan_is_skipped(void)
 {
-    static const int64_t      T[] = { 40 };
+    static const int64_t T[] = { 40 };
     gdn_prefill_backward_args a = make_call(1, T, 16, 24);
-    gdn_batch                *t = ring2_heap(sizeof *t);
-    *t             = *a.batch;
+    gdn_batch *t = ring2_heap(sizeof *t);
+    *t = *a.batch;
     t->token_start = ring2_indices(GDN_I32, 1, (int64_t[]){ 3 });
     t->token_count = ring2_indices(GDN_I32, 1, (int64_t[]){ 30 });
-    a.batch        = t;
-    a.gate         = GDN_GATE_LOG;
+    a.batch = t;
+    a.gate = GDN_GATE_LOG;
     a.A_log.data = a.dt_bias.data = NULL;
     ring2_fill(&a.g, -0.1, 0);
     for (int h = 0; h < 4; h++) ring2_set(&a.g, 3 * 4 + h, -INFINITY);
@@ -133,7 +134,7 @@ static void nan_is_skipped(void)
     gdn_tensor *const rows_of[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.dout };
     for (int i = 0; i < 6; i++) {
         const gdn_tensor before = ring2_narrow(rows_of[i], 0, 0, 3);
-        const gdn_tensor after  = ring2_narrow(rows_of[i], 0, 33, 7);
+        const gdn_tensor after = ring2_narrow(rows_of[i], 0, 33, 7);
         ring2_fill_value(&before, NAN);
         ring2_fill_value(&after, NAN);
     }
@@ -153,18 +154,18 @@ static void nan_is_skipped(void)
 enum { MOST_ROWS = 72, EMPTY = -1 };
 struct wide_call {
     const char *name;
-    int64_t     T[MOST_ROWS];
-    int         Hk, H, gate, norm, map, beta;
-    double      strength; /* of log gates: from -strength to 0; below 0: some forget */
-    bool        states, adds, f32; /* f32: gradients */
-    int         K, V, dtype;
+    int64_t T[MOST_ROWS];
+    int Hk, H, gate, norm, map, beta;
+    double strength;        /* of log gates: from -strength to 0; below 0: some forget */
+    bool states, adds, f32; /* f32: gradients */
+    int K, V, dtype;
 };
 
 static gdn_prefill_backward_args make_wide(const struct wide_call *w)
 {
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
-    gdn_batch                *t = ring2_heap(sizeof *t);
-    int64_t                   cu[MOST_ROWS + 1] = { 0 }, n = 0;
+    gdn_batch *t = ring2_heap(sizeof *t);
+    int64_t cu[MOST_ROWS + 1] = { 0 }, n = 0;
     for (; n < MOST_ROWS && w->T[n]; n++) cu[n + 1] = cu[n] + (w->T[n] == EMPTY ? 0 : w->T[n]);
     const int64_t N = cu[n], H = w->H, K = w->K, V = w->V;
     const int32_t A = w->dtype, out = w->f32 ? GDN_F32 : A;
@@ -212,44 +213,251 @@ enum { RAW_G = GDN_GATE_RAW, LOG_G = GDN_GATE_LOG, L2 = GDN_NORM_L2 };
 enum { B16 = GDN_BF16, H16 = GDN_F16 };
 static const struct wide_call wide_calls[] = {
     { "one chunk", { 64 }, 1, 1, LOG_G, 0, 0, 0, 0.1, false, false, true, 128, 128, B16 },
-    { "raw", { 200, 3, 64 }, 2, 4, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false, 128, 128,
+    { "raw",
+      { 200, 3, 64 },
+      2,
+      4,
+      RAW_G,
+      L2,
+      0,
+      GDN_BETA_SIGMOID,
+      0,
+      true,
+      false,
+      false,
+      128,
+      128,
       B16 },
     { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 128, 128, B16 },
-    { "some forget", { 150, 70 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, GDN_BETA_TWICE_SIGMOID, -1, true,
-      false, true, 128, 128, B16 },
+    { "some forget",
+      { 150, 70 },
+      1,
+      2,
+      LOG_G,
+      GDN_NORM_L2_ADD,
+      0,
+      GDN_BETA_TWICE_SIGMOID,
+      -1,
+      true,
+      false,
+      true,
+      128,
+      128,
+      B16 },
     { "model", { 1, 127 }, 2, 2, LOG_G, L2, 0, 0, 1.6, true, true, false, 128, 128, B16 },
-    { "full device", { 70, 3, 64, 5 }, 6, 12, LOG_G, L2, 0, GDN_BETA_SIGMOID, 0.5, true, false,
-      true, 128, 128, B16 },
-    { "K64 V64", { 130, 1, 64 }, 2, 4, RAW_G, L2, 1, GDN_BETA_SIGMOID, 0, true, true, false, 64, 64,
+    { "full device",
+      { 70, 3, 64, 5 },
+      6,
+      12,
+      LOG_G,
+      L2,
+      0,
+      GDN_BETA_SIGMOID,
+      0.5,
+      true,
+      false,
+      true,
+      128,
+      128,
       B16 },
-    { "K72 V24", { 100, 29 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, false, true, 72, 24,
+    { "K64 V64",
+      { 130, 1, 64 },
+      2,
+      4,
+      RAW_G,
+      L2,
+      1,
+      GDN_BETA_SIGMOID,
+      0,
+      true,
+      true,
+      false,
+      64,
+      64,
       B16 },
-    { "six readers of a key", { 70, 5 }, 1, 6, RAW_G, L2, 0, 0, 0, false, false, false, 64, 64,
+    { "K72 V24",
+      { 100, 29 },
+      1,
+      2,
+      LOG_G,
+      GDN_NORM_L2_ADD,
+      0,
+      0,
+      -1,
+      true,
+      false,
+      true,
+      72,
+      24,
+      B16 },
+    { "six readers of a key",
+      { 70, 5 },
+      1,
+      6,
+      RAW_G,
+      L2,
+      0,
+      0,
+      0,
+      false,
+      false,
+      false,
+      64,
+      64,
       B16 },
     { "K8 V128", { 77 }, 1, 1, LOG_G, 0, 0, 0, 0.1, true, true, false, 8, 128, B16 },
-    { "K40 V104, full device", { 70, 64, 25 }, 6, 12, LOG_G, L2, 0, 0, 0.5, true, false, false, 40,
-      104, B16 },
-    { "raw", { 200, 3, 64 }, 2, 4, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false, 128, 128,
+    { "K40 V104, full device",
+      { 70, 64, 25 },
+      6,
+      12,
+      LOG_G,
+      L2,
+      0,
+      0,
+      0.5,
+      true,
+      false,
+      false,
+      40,
+      104,
+      B16 },
+    { "raw",
+      { 200, 3, 64 },
+      2,
+      4,
+      RAW_G,
+      L2,
+      0,
+      GDN_BETA_SIGMOID,
+      0,
+      true,
+      false,
+      false,
+      128,
+      128,
       H16 },
-    { "some forget", { 150, 70 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0, GDN_BETA_TWICE_SIGMOID, -1, true,
-      false, true, 128, 128, H16 },
+    { "some forget",
+      { 150, 70 },
+      1,
+      2,
+      LOG_G,
+      GDN_NORM_L2_ADD,
+      0,
+      GDN_BETA_TWICE_SIGMOID,
+      -1,
+      true,
+      false,
+      true,
+      128,
+      128,
+      H16 },
     { "strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 64, 64, H16 },
-    { "full device", { 70, 33, 64 }, 6, 12, LOG_G, 0, 0, 0, 0.5, true, true, false, 96, 120,
-      H16 },
-    { "K256 V256", { 130, EMPTY, 1, 64 }, 1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false,
-      false, 256, 256, B16 },
-    { "K128 V256", { 100, 29, EMPTY }, 2, 4, LOG_G, L2, 1, 0, 0.5, true, true, true, 128, 256,
+    { "full device", { 70, 33, 64 }, 6, 12, LOG_G, 0, 0, 0, 0.5, true, true, false, 96, 120, H16 },
+    { "K256 V256",
+      { 130, EMPTY, 1, 64 },
+      1,
+      2,
+      RAW_G,
+      L2,
+      0,
+      GDN_BETA_SIGMOID,
+      0,
+      true,
+      false,
+      false,
+      256,
+      256,
       B16 },
-    { "K192 V128, some forget", { 70, 64 }, 1, 2, LOG_G, GDN_NORM_L2_ADD, 0,
-      GDN_BETA_TWICE_SIGMOID, -1, true, false, true, 192, 128, B16 },
+    { "K128 V256",
+      { 100, 29, EMPTY },
+      2,
+      4,
+      LOG_G,
+      L2,
+      1,
+      0,
+      0.5,
+      true,
+      true,
+      true,
+      128,
+      256,
+      B16 },
+    { "K192 V128, some forget",
+      { 70, 64 },
+      1,
+      2,
+      LOG_G,
+      GDN_NORM_L2_ADD,
+      0,
+      GDN_BETA_TWICE_SIGMOID,
+      -1,
+      true,
+      false,
+      true,
+      192,
+      128,
+      B16 },
     { "K256 V512", { 66 }, 1, 1, LOG_G, 0, 0, 0, 0.1, true, true, true, 256, 512, B16 },
-    { "K64 V328, some forget", { 70, 5 }, 1, 1, LOG_G, L2, 0, 0, -1, true, false, true, 64, 328,
+    { "K64 V328, some forget",
+      { 70, 5 },
+      1,
+      1,
+      LOG_G,
+      L2,
+      0,
+      0,
+      -1,
+      true,
+      false,
+      true,
+      64,
+      328,
       B16 },
-    { "K136 V40, strong", { 130 }, 1, 3, LOG_G, GDN_NORM_L2_MAX, 1, 0, 8, true, true, true, 136, 40,
+    { "K136 V40, strong",
+      { 130 },
+      1,
+      3,
+      LOG_G,
+      GDN_NORM_L2_MAX,
+      1,
+      0,
+      8,
+      true,
+      true,
+      true,
+      136,
+      40,
       H16 },
-    { "K256 V192", { EMPTY, 70, 33, EMPTY }, 2, 2, LOG_G, L2, 0, 0, -0.5, true, false, false, 256,
-      192, H16 },
-    { "K72 V256, full device", { 70, 33 }, 6, 24, LOG_G, L2, 0, 0, 0.5, true, false, false, 72, 256,
+    { "K256 V192",
+      { EMPTY, 70, 33, EMPTY },
+      2,
+      2,
+      LOG_G,
+      L2,
+      0,
+      0,
+      -0.5,
+      true,
+      false,
+      false,
+      256,
+      192,
+      H16 },
+    { "K72 V256, full device",
+      { 70, 33 },
+      6,
+      24,
+      LOG_G,
+      L2,
+      0,
+      0,
+      0.5,
+      true,
+      false,
+      false,
+      72,
+      256,
       H16 },
 };
 
@@ -257,8 +465,8 @@ static const struct wide_call wide_calls[] = {
  * forgets; a token behind it, and then the state before, have NaN. */
 static void expect_nan(int dtype, int D)
 {
-    const struct wide_call w = { "", { 40, 40 }, 2, 4, LOG_G, 0, 0, 0, 0.1, true, false, true, D, D,
-                                 dtype };
+    const struct wide_call w = { "",  { 40, 40 }, 2,     4,    LOG_G, 0, 0,    0,
+                                 0.1, true,       false, true, D,     D, dtype };
     gdn_prefill_backward_args a = make_wide(&w), b;
     for (int h = 0; h < 4; h++) ring2_set(&a.g, 18 * 4 + h, -INFINITY);
     b = a;
@@ -271,12 +479,12 @@ static void expect_nan(int dtype, int D)
     run(ring2_ctx(1), &b);
     for (int i = DQ; i <= DBETA; i++) {
         const gdn_tensor *all = ring2_gradient(&b, i), *clean = ring2_gradient(&a, i);
-        const gdn_tensor  reached = ring2_narrow(all, 0, 25, 1);
-        bool              any = false;
+        const gdn_tensor reached = ring2_narrow(all, 0, 25, 1);
+        bool any = false;
         for (int64_t j = 0; j < ring2_count(&reached); j++) any |= isnan(ring2_get(&reached, j));
         CHECK(any, "%s: no NaN", ring2_gradient_names[i]);
         for (int side = 0; side < 2; side++) {
-            const gdn_tensor got  = ring2_narrow(all, 0, side ? 40 : 0, side ? 40 : 18);
+            const gdn_tensor got = ring2_narrow(all, 0, side ? 40 : 0, side ? 40 : 18);
             const gdn_tensor want = ring2_narrow(clean, 0, side ? 40 : 0, side ? 40 : 18);
             ring2_expect_bits(ring2_gradient_names[i], &got, &want);
         }
@@ -325,9 +533,16 @@ static gdn_prefill_backward_args run_windows(const gdn_prefill_backward_args *ca
  * computed with GDN_BATCH_INVARIANT. Else states before them come from gdn_prefill's kernels. */
 static void windows_through(void)
 {
-    static const struct wide_call w = { "", { 3, 300, EMPTY, 64, 1, 1, 130, 2, 65, 192, 1, EMPTY },
-                                        1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false,
-                                        64, 72, B16 };
+    static const struct wide_call w = {
+        "",    { 3, 300, EMPTY, 64, 1, 1, 130, 2, 65, 192, 1, EMPTY },
+        1,     2,
+        RAW_G, L2,
+        0,     GDN_BETA_SIGMOID,
+        0,     true,
+        false, false,
+        64,    72,
+        B16
+    };
     static const int64_t starts[] = { 1, 0, 0, 64, 0, 1, 70, 0, 0, 3, 0, 0 };
     static const int64_t counts[] = { 2, 300, 0, 0, 1, 0, 60, 1, 64, 189, 1, 0 };
     static const int64_t chunks[] = { -1, -2, -5, 1 };
@@ -337,7 +552,7 @@ static void windows_through(void)
     }
     for (int masked = 0; masked < 2; masked++) {
         gdn_prefill_backward_args a = make_wide(&w), alone;
-        gdn_batch                *t = ring2_heap(sizeof *t);
+        gdn_batch *t = ring2_heap(sizeof *t);
         *t = *a.batch, a.batch = t;
         if (masked) {
             t->token_start = ring2_indices(GDN_I32, 12, starts);
@@ -349,7 +564,7 @@ static void windows_through(void)
         a.workspace = NULL, a.workspace_bytes = 0;
         a.flags = GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP;
         const gdn_prefill_backward_args want = run_windows(&a, 0);
-        alone                                = a;
+        alone = a;
         alone.dq = alone.dk = alone.dv = alone.dg = alone.dbeta = (gdn_tensor){ 0 };
         alone.dA_log = alone.ddt_bias = (gdn_tensor){ 0 };
         for (int i = 0; i < 4; i++) {
@@ -365,8 +580,8 @@ static void windows_through(void)
 /* More sequences than a warp has threads, one of them longer than a window. */
 static void windows_of_many(void)
 {
-    struct wide_call w = { "", { 0 }, 1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false, false,
-                           64, 40, B16 };
+    struct wide_call w = { "", { 0 }, 1,     2,     RAW_G, L2, 0,  GDN_BETA_SIGMOID,
+                           0,  true,  false, false, 64,    40, B16 };
     if (!ring2_windows(0)) {
         ring2_skip("on a device");
         return;
@@ -386,7 +601,7 @@ static gdn_tensor in_rows(gdn_tensor t, int64_t B)
 {
     for (int i = t.ndim++; i > 0; i--) t.size[i] = t.size[i - 1], t.stride[i] = t.stride[i - 1];
     t.size[1] /= B;
-    t.size[0]   = B;
+    t.size[0] = B;
     t.stride[0] = t.size[1] * t.stride[1];
     return t;
 }
@@ -407,9 +622,35 @@ static void windows_of_rows(void)
 {
     enum { B = 5, CHUNKS = 3 };
     static const struct wide_call calls[] = {
-        { "", { 130, 130, 130, 130, 130 }, 1, 2, RAW_G, L2, 0, GDN_BETA_SIGMOID, 0, true, false,
-          false, 64, 72, B16 },
-        { "", { 130, 130, 130, 130, 130 }, 1, 2, LOG_G, L2, 0, 0, -1, true, true, true, 256, 136,
+        { "",
+          { 130, 130, 130, 130, 130 },
+          1,
+          2,
+          RAW_G,
+          L2,
+          0,
+          GDN_BETA_SIGMOID,
+          0,
+          true,
+          false,
+          false,
+          64,
+          72,
+          B16 },
+        { "",
+          { 130, 130, 130, 130, 130 },
+          1,
+          2,
+          LOG_G,
+          L2,
+          0,
+          0,
+          -1,
+          true,
+          true,
+          true,
+          256,
+          136,
           H16 },
     };
     static const int64_t starts[] = { 1, 0, 0, 64, 0 }, counts[] = { 2, 130, 0, 60, 129 };
@@ -419,10 +660,10 @@ static void windows_of_rows(void)
     }
     for (int i = 0; i < 4; i++) {
         gdn_prefill_backward_args a = make_wide(&calls[i / 2]), alone;
-        gdn_batch                *t = ring2_heap(sizeof *t);
+        gdn_batch *t = ring2_heap(sizeof *t);
         if (!ring2_gradients_on_tiles(&a)) continue;
-        gdn_tensor *const rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.dout, &a.dq, &a.dk, &a.dv,
-                                     &a.dg, &a.dbeta };
+        gdn_tensor *const rows[] = { &a.q,  &a.k,  &a.v,  &a.g,  &a.beta, &a.dout,
+                                     &a.dq, &a.dk, &a.dv, &a.dg, &a.dbeta };
         for (int j = 0; j < 11; j++) *rows[j] = in_rows(*rows[j], B);
         *t = gdn_batch_init(), a.batch = t;
         if (i % 2) {
@@ -453,9 +694,35 @@ static void windows_at_checkpoints(void)
 {
     enum { B = 3 };
     static const struct wide_call calls[] = {
-        { "", { 210, 210, 210 }, 1, 2, LOG_G, L2, 0, GDN_BETA_SIGMOID, 0.5, true, false, false, 64,
-          72, B16 },
-        { "", { 193, 193, 193 }, 1, 1, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, true, true, 256, 136,
+        { "",
+          { 210, 210, 210 },
+          1,
+          2,
+          LOG_G,
+          L2,
+          0,
+          GDN_BETA_SIGMOID,
+          0.5,
+          true,
+          false,
+          false,
+          64,
+          72,
+          B16 },
+        { "",
+          { 193, 193, 193 },
+          1,
+          1,
+          LOG_G,
+          GDN_NORM_L2_ADD,
+          0,
+          0,
+          -1,
+          true,
+          true,
+          true,
+          256,
+          136,
           H16 },
     };
     static const int64_t starts[] = { 1, 0, 7 }, counts[] = { 129, 193, 0 };
@@ -465,10 +732,10 @@ static void windows_at_checkpoints(void)
     }
     for (int i = 0; i < 6; i++) {
         gdn_prefill_backward_args a = make_wide(&calls[i / 3]);
-        gdn_batch                *t = ring2_heap(sizeof *t);
+        gdn_batch *t = ring2_heap(sizeof *t);
         if (!ring2_gradients_on_tiles(&a)) continue;
-        gdn_tensor *const rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.dout, &a.dq, &a.dk, &a.dv,
-                                     &a.dg, &a.dbeta };
+        gdn_tensor *const rows[] = { &a.q,  &a.k,  &a.v,  &a.g,  &a.beta, &a.dout,
+                                     &a.dq, &a.dk, &a.dv, &a.dg, &a.dbeta };
         *t = i % 3 ? gdn_batch_init() : *a.batch, a.batch = t;
         for (int j = 0; j < 11 && i % 3; j++) *rows[j] = in_rows(*rows[j], B);
         if (i % 3 == 2) {
@@ -485,8 +752,8 @@ static void windows_at_checkpoints(void)
         run(ring2_ctx(1), &a);
         ring2_windows(0);
     }
-    static const struct wide_call alone = { "", { 330 }, 1, 2, LOG_G, L2, 0, 0, 0.5, true, false,
-                                            false, 64, 72, B16 };
+    static const struct wide_call alone = { "",  { 330 }, 1,     2,     LOG_G, L2, 0,  0,
+                                            0.5, true,    false, false, 64,    72, B16 };
     const gdn_prefill_backward_args a = make_wide(&alone);
     for (int64_t every = 64; every <= 4096; every *= 64) { /* the last is too far apart */
         const gdn_prefill_backward_args b = with_states(&a, every);
@@ -501,16 +768,16 @@ static void memory_of_windows(void)
 {
     enum { B = 29, N = 131072, Hk = 16, H = 32, D = 128 };
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
-    gdn_batch                 t = gdn_batch_init();
-    size_t                    one, many;
-    int64_t                   cu[B + 1] = { 0 };
+    gdn_batch t = gdn_batch_init();
+    size_t one, many;
+    int64_t cu[B + 1] = { 0 };
     if (!ring2_windows(0)) {
         ring2_skip("on a device");
         return;
     }
     for (int i = 1; i <= B; i++) cu[i] = (int64_t)N * i / B;
-    gdn_tensor *const all[] = { &a.q, &a.k, &a.dq, &a.dk, &a.v, &a.dv, &a.dout,
-                                &a.g, &a.beta, &a.dg, &a.dbeta };
+    gdn_tensor *const all[] = { &a.q,    &a.k, &a.dq,   &a.dk, &a.v,    &a.dv,
+                                &a.dout, &a.g, &a.beta, &a.dg, &a.dbeta };
     for (int i = 0; i < 11; i++) { /* nothing is read */
         void *const data = (void *)((uintptr_t)(i + 1) << 36);
         *all[i] = i < 7 ? gdn_dense(data, GDN_BF16, 3, N, i < 4 ? Hk : H, D, 0)
@@ -532,8 +799,8 @@ static void multiply(const gdn_tensor *t, double by)
 /* f16 has no room for large values over the length of tiny keys, nor for much less than dout. */
 static void f16_ranges(void)
 {
-    static const struct wide_call w = { "", { 150, 70 }, 1, 2, LOG_G, L2, 0, 0, 0.1, false, false,
-                                        true, 128, 64, H16 };
+    static const struct wide_call w = { "",  { 150, 70 }, 1,     2,    LOG_G, L2, 0,  0,
+                                        0.1, false,       false, true, 128,   64, H16 };
     gdn_prefill_backward_args a = make_wide(&w);
     multiply(&a.k, 0x1p-11), multiply(&a.q, 0x1p9);
     multiply(&a.v, 0x1p6), multiply(&a.dout, 0x1p-6);
@@ -549,8 +816,8 @@ static void run_wide_calls(void)
 {
     static const struct {
         const char *name;
-        int64_t     chunks;
-        uint32_t    flags;
+        int64_t chunks;
+        uint32_t flags;
     } cuts[] = { { "", 0, 0 },
                  { ", windows", 1, 0 },
                  { ", windows through, of the walk", -2, GDN_BATCH_INVARIANT },
@@ -560,7 +827,7 @@ static void run_wide_calls(void)
     const int n_cuts = ring2_windows(0) ? 3 : 1, n = sizeof wide_calls / sizeof *wide_calls;
     for (int i = 0; i < n * n_cuts; i++) {
         const struct wide_call *w = &wide_calls[i / n_cuts];
-        const int               how = i % n_cuts + i / n_cuts % 2 * 3;
+        const int how = i % n_cuts + i / n_cuts % 2 * 3;
         if (!ring2_begin("tensor cores: %s %s%s", w->dtype == B16 ? "bf16" : "f16", w->name,
                          cuts[how].name))
             continue;

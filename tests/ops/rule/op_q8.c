@@ -19,18 +19,18 @@ static const int64_t lengths[2][B] = { { 5, 8, 1 }, { 33, 0, 50 } };
 /* The same call twice: with 8-bit pools, and with float32 ones. */
 struct twin {
     gdn_rule_args eight, wide;
-    gdn_batch     batch;
-    int64_t       length[B], cu[B + 1];
-    struct pool   from, to, left; /* of 8 bits */
-    struct pool   wide_from, wide_to, wide_left;
+    gdn_batch batch;
+    int64_t length[B], cu[B + 1];
+    struct pool from, to, left; /* of 8 bits */
+    struct pool wide_from, wide_to, wide_left;
     struct rounding rounding;
-    int           layout, write, gates;
+    int layout, write, gates;
 };
 
 static void make_batch(struct twin *t)
 {
-    static const int64_t parents[B * 8] = { -1, 0, 1, 1, 0, 4, 2, 3,  -1, 0, 0, 1, 2, 3, 4, 5,
-                                            -1, -1, 0, 1, 0, 2, 2, 6 };
+    static const int64_t parents[B * 8] = { -1, 0, 1, 1, 0,  4,  2, 3, -1, 0, 0, 1,
+                                            2,  3, 4, 5, -1, -1, 0, 1, 0,  2, 2, 6 };
     int64_t write[B * 64], slot = 1;
     t->batch = gdn_batch_init();
     for (int b = 0; b < B; b++) t->cu[b + 1] = t->cu[b] + t->length[b];
@@ -42,7 +42,7 @@ static void make_batch(struct twin *t)
         for (int64_t i = 0; i < B * 8; i++) ring2_set(&t->batch.parents, i, (double)parents[i]);
     }
     if (t->write != EACH && t->write != TREE) return;
-    t->batch.write       = GDN_WRITE_EACH;
+    t->batch.write = GDN_WRITE_EACH;
     t->batch.write_slots = ring2_new(GDN_I64, 0, 2, B, 64, 0, 0);
     for (int64_t i = 0; i < B * 64; i++)
         write[i] = i % 64 < t->length[i / 64] && i % 3 ? slot++ : -1;
@@ -58,8 +58,8 @@ static void set_gates(struct twin *t)
     if (t->gates == G_ZERO || t->gates == ONE_TOKEN) ring2_fill_value(&a->g, 0);
     if (t->gates == BETA_ZERO || t->gates == ONE_TOKEN) ring2_fill_value(&a->beta, 0);
     for (int b = 0; b < B && t->gates == ONE_TOKEN; b++) {
-        const bool    last = t->write == IN_PLACE || t->write == SEPARATE;
-        const int64_t at   = last ? t->cu[b + 1] - 1 : t->cu[b];
+        const bool last = t->write == IN_PLACE || t->write == SEPARATE;
+        const int64_t at = last ? t->cu[b + 1] - 1 : t->cu[b];
         for (int h = 0; h < heads[2] && t->length[b]; h++) ring2_set(&a->beta, at * 4 + h, 0.5);
     }
 }
@@ -69,10 +69,10 @@ static void make_twin(struct twin *t, struct kind kind, struct kind other)
     const bool each = t->write == EACH || t->write == TREE;
     make_batch(t);
     t->eight = ring2_rule_args(GDN_F32, GDN_F32, t->cu[B], 0, heads, K, V);
-    t->eight.batch        = &t->batch;
+    t->eight.batch = &t->batch;
     t->eight.state_layout = t->layout;
-    t->eight.rounding     = t->rounding.random;
-    t->eight.seed         = t->rounding.seed;
+    t->eight.rounding = t->rounding.random;
+    t->eight.seed = t->rounding.seed;
     set_gates(t);
     t->from = make_kind(kind, t->layout, SLOTS);
     fill_eight(&t->from, t->layout);
@@ -80,15 +80,15 @@ static void make_twin(struct twin *t, struct kind kind, struct kind other)
     t->to = t->wide_to = (struct pool){ none(), none() };
     t->left = t->wide_left = t->to;
     if (t->write == SEPARATE || each) {
-        t->to      = make_kind(other, t->layout, each ? 1 + t->cu[B] : SLOTS);
+        t->to = make_kind(other, t->layout, each ? 1 + t->cu[B] : SLOTS);
         t->wide_to = make_wide(t->layout, each ? 1 + t->cu[B] : SLOTS);
     }
     if (t->write == CHECKPOINTS) {
-        t->left      = make_kind(other, t->layout, 1 + t->cu[B] / EVERY);
+        t->left = make_kind(other, t->layout, 1 + t->cu[B] / EVERY);
         t->wide_left = make_wide(t->layout, 1 + t->cu[B] / EVERY);
     }
-    t->wide            = ring2_rule_clone(&t->eight);
-    t->eight.state     = t->from.t, t->eight.state_scales = t->from.scales;
+    t->wide = ring2_rule_clone(&t->eight);
+    t->eight.state = t->from.t, t->eight.state_scales = t->from.scales;
     t->eight.state_out = t->to.t, t->eight.state_out_scales = t->to.scales;
     t->eight.checkpoints = t->left.t, t->eight.checkpoint_scales = t->left.scales;
     t->wide.state = t->wide_from.t, t->wide.state_out = t->wide_to.t;
@@ -98,14 +98,14 @@ static void make_twin(struct twin *t, struct kind kind, struct kind other)
 /* One state that is stored: from a slot of a float32 pool to the same one of an 8-bit pool. */
 struct stored {
     const struct pool *to, *wide;
-    int64_t            slot, n;
+    int64_t slot, n;
 };
 
 static int find_stored(const struct twin *t, struct stored *s)
 {
     const bool in_place = t->write == IN_PLACE || t->write == CHECKPOINTS;
-    int        n        = 0;
-    int64_t    c        = 0;
+    int n = 0;
+    int64_t c = 0;
     for (int64_t b = 0; b < B; b++) {
         const int64_t T = t->length[b];
         if (T && in_place) s[n++] = (struct stored){ &t->from, &t->wide_from, b, T };
@@ -131,7 +131,7 @@ static void expect_stored(const struct twin *t, const struct stored *s)
 static void run_twin(struct twin *t, gdn_ctx *ctx, bool decode)
 {
     struct stored stored[B * 64];
-    const int     n = find_stored(t, stored);
+    const int n = find_stored(t, stored);
     ring2_status(ctx, "float32", ring2_rule_call(ctx, &t->wide, decode), GDN_OK);
     ring2_status(ctx, "supported",
                  gdn_supported(ctx, decode ? GDN_OP_DECODE : GDN_OP_PREFILL, &t->eight), GDN_OK);
@@ -147,8 +147,8 @@ static void run_twin(struct twin *t, gdn_ctx *ctx, bool decode)
 static void G21_float32_between_conversions(void)
 {
     for (int i = 0; i < 2 * 2 * 2 * 2 * 2 * N_WRITES; i++) {
-        struct twin   t      = { .layout = i / 2 % 2, .write = i / 32 };
-        const bool    decode = i / 4 % 2, is_long = i / 8 % 2;
+        struct twin t = { .layout = i / 2 % 2, .write = i / 32 };
+        const bool decode = i / 4 % 2, is_long = i / 8 % 2;
         const struct kind kind = kinds[i % N_KINDS], other = kinds[i / 3 % N_KINDS];
         t.rounding = (struct rounding){ i / 16 % 2, ring2_bits() };
         if ((!decode && (t.write == EACH || t.write == TREE)) || (t.write == TREE && is_long))
@@ -165,12 +165,12 @@ static void G21_float32_between_conversions(void)
 static void G21_half_of_what_keeps_a_state(void)
 {
     for (int i = 0; i < (N_GATES - 1) * 2 * 3 * FROZEN; i++) {
-        struct twin   t      = { .gates = 1 + i % (N_GATES - 1), .write = i / (N_GATES - 1) / 6 };
-        const bool    decode = i / (N_GATES - 1) % 2;
+        struct twin t = { .gates = 1 + i % (N_GATES - 1), .write = i / (N_GATES - 1) / 6 };
+        const bool decode = i / (N_GATES - 1) % 2;
         const struct kind kind = kinds[(i / (N_GATES - 1) / 2 + i) % N_KINDS];
         if (!decode && (t.write == EACH || t.write == TREE)) continue;
         if (!ring2_begin("G21 half of what keeps a state, %02d", i)) continue;
-        t.layout   = (int)ring2_below(2);
+        t.layout = (int)ring2_below(2);
         t.rounding = (struct rounding){ ring2_below(2), ring2_bits() };
         memcpy(t.length, lengths[t.write != TREE && (!decode || ring2_below(2))], sizeof t.length);
         make_twin(&t, kind, kind);
@@ -198,9 +198,9 @@ static void G21_exact_calls_of_any_length(void)
     enum { T = 37 };
     static const int64_t cuts[3][6] = { { 37 }, { 1, 20, 3, 13 }, { 12, 1, 24 } };
     for (int i = 0; i < 8 * N_EXACT_GATES; i++) {
-        const int     layout = i / 2 % 2, gates = i / 8;
-        gdn_rule_args one    = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
-        struct pool   start = make_kind(kinds[i % N_KINDS], layout, 1), state = start;
+        const int layout = i / 2 % 2, gates = i / 8;
+        gdn_rule_args one = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
+        struct pool start = make_kind(kinds[i % N_KINDS], layout, 1), state = start;
         fill_eight(&start, layout);
         one.state_layout = layout, one.rounding = i / 4 % 2, one.seed = 77 + (uint64_t)i;
         one.flags = GDN_EXACT;
@@ -209,8 +209,8 @@ static void G21_exact_calls_of_any_length(void)
         const gdn_rule_args want = ring2_rule_clone(&one);
         state = cloned(&start);
         for (int64_t t = 0; t < T; t++) {
-            const struct pool   wide = widened(&state, layout);
-            gdn_rule_args       a    = part_of(&want, t, 1);
+            const struct pool wide = widened(&state, layout);
+            gdn_rule_args a = part_of(&want, t, 1);
             const struct rounding rounding = { one.rounding, one.seed + (uint64_t)t };
             a.state = wide.t;
             ring2_status(ring2_ctx(1), "token", gdn_decode(ring2_ctx(1), &a), GDN_OK);
@@ -219,7 +219,7 @@ static void G21_exact_calls_of_any_length(void)
         }
         for (int j = 0; j < 6; j++) {
             const gdn_rule_args got = ring2_rule_clone(&one);
-            const struct pool   p   = cloned(&start);
+            const struct pool p = cloned(&start);
             for (int64_t t = 0, c = 0; t < T; t += cuts[j / 2][c++]) {
                 gdn_rule_args a = part_of(&got, t, cuts[j / 2][c]);
                 a.state = p.t, a.state_scales = p.scales;
@@ -243,10 +243,10 @@ static void G21_fold(void)
 {
     enum { R = 6 };
     for (int i = 0; i < 4 * N_KINDS; i++) {
-        const int             layout = i / N_KINDS % 2;
+        const int layout = i / N_KINDS % 2;
         const struct rounding r = { i / N_KINDS / 2, 321 };
-        const struct pool     p = make_kind(kinds[i % N_KINDS], layout, 2);
-        gdn_record_fold_args  a = gdn_record_fold_args_init(), wide;
+        const struct pool p = make_kind(kinds[i % N_KINDS], layout, 2);
+        gdn_record_fold_args a = gdn_record_fold_args_init(), wide;
         fill_eight(&p, layout);
         a.record_k = ring2_new(GDN_F32, 0, 4, 2, R, 2, K);
         a.record_u = ring2_new(GDN_F32, 0, 4, 2, R, 4, V);
@@ -255,7 +255,7 @@ static void G21_fold(void)
         ring2_fill(&a.record_g, 0.5, 1);
         a.state_layout = layout, a.rounding = r.random, a.seed = r.seed;
         wide = a;
-        a.record_count    = ring2_indices(GDN_I32, 2, (const int64_t[]){ 4, 0 });
+        a.record_count = ring2_indices(GDN_I32, 2, (const int64_t[]){ 4, 0 });
         wide.record_count = ring2_clone(&a.record_count);
         const struct pool from = widened(&p, layout), want = cloned(&p);
         a.state = p.t, a.state_scales = p.scales, wide.state = from.t;
@@ -272,15 +272,15 @@ static void G21_checkpoint_of_a_record(void)
     enum { R = 6 };
     static const int64_t three[] = { 3 };
     for (int i = 0; i < 2 * N_KINDS; i++) {
-        const int            layout = i / N_KINDS;
-        gdn_rule_args        a = ring2_rule_args(GDN_F32, GDN_F32, 1, 0, heads, K, V);
+        const int layout = i / N_KINDS;
+        gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 1, 0, heads, K, V);
         gdn_record_fold_args f = gdn_record_fold_args_init();
-        const struct pool    p = make_kind(kinds[i % N_KINDS], layout, 1);
+        const struct pool p = make_kind(kinds[i % N_KINDS], layout, 1);
         fill_eight(&p, layout);
         const struct pool got = cloned(&p), want = cloned(&p);
         ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
         gdn_rule_args call = part_of(&a, 0, 1);
-        gdn_batch     t = *call.batch;
+        gdn_batch t = *call.batch;
         t.write = GDN_WRITE_NONE, t.checkpoint_every = 1, call.batch = &t;
         call.record_k = ring2_new(GDN_F32, 0, 4, 1, R, 2, K);
         call.record_u = ring2_new(GDN_F32, 0, 4, 1, R, 4, V);
@@ -305,27 +305,27 @@ static void G21_checkpoint_of_a_record(void)
 static gdn_rule_args refusable(void)
 {
     static const int64_t cu[2] = { 0, 20 };
-    static gdn_batch     batch;
-    gdn_rule_args        a = ring2_rule_args(GDN_F32, GDN_F32, 20, 0, heads, K, V);
-    const struct pool    p = make_kind(kinds[0], 0, 2), q = make_kind(kinds[1], 0, 2);
+    static gdn_batch batch;
+    gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 20, 0, heads, K, V);
+    const struct pool p = make_kind(kinds[0], 0, 2), q = make_kind(kinds[1], 0, 2);
     fill_eight(&p, 0);
     fill_eight(&q, 0);
-    batch            = gdn_batch_init();
+    batch = gdn_batch_init();
     batch.cu_seqlens = ring2_indices(GDN_I32, 2, cu);
-    a.batch          = &batch;
+    a.batch = &batch;
     a.state = p.t, a.state_scales = p.scales, a.state_out = q.t, a.state_out_scales = q.scales;
     return a;
 }
 
-#define REFUSE(what, want, needle, ...)                                                         \
-    do {                                                                                        \
-        if (!ring2_begin("G1 8 bits: %s", what)) break;                                         \
-        gdn_rule_args a = refusable();                                                          \
-        __VA_ARGS__;                                                                            \
-        for (int i = 0; i < 2; i++)                                                             \
-            ring2_refused(ring2_ctx(2), i ? GDN_OP_DECODE : GDN_OP_PREFILL, &a, RING2_STRUCT,   \
-                          want, needle);                                                        \
-        ring2_end();                                                                            \
+#define REFUSE(what, want, needle, ...)                                                       \
+    do {                                                                                      \
+        if (!ring2_begin("G1 8 bits: %s", what)) break;                                       \
+        gdn_rule_args a = refusable();                                                        \
+        __VA_ARGS__;                                                                          \
+        for (int i = 0; i < 2; i++)                                                           \
+            ring2_refused(ring2_ctx(2), i ? GDN_OP_DECODE : GDN_OP_PREFILL, &a, RING2_STRUCT, \
+                          want, needle);                                                      \
+        ring2_end();                                                                          \
     } while (0)
 
 static void refuse_calls(void)
@@ -363,12 +363,12 @@ static void refuse_calls(void)
 
 static void refuse_others(void)
 {
-    const struct pool   p = make_kind(kinds[0], 0, 2), q = make_wide(0, 2);
-    gdn_ctx            *ctx = ring2_ctx(1);
+    const struct pool p = make_kind(kinds[0], 0, 2), q = make_wide(0, 2);
+    gdn_ctx *ctx = ring2_ctx(1);
     gdn_state_copy_args a = copy_args(&p, 0, &q, 0, (struct rounding){ false, 0 }), b = a;
-    gdn_conv1d_args     c = gdn_conv1d_args_init();
-    gdn_blob_args       blob = gdn_blob_args_init();
-    size_t              bytes;
+    gdn_conv1d_args c = gdn_conv1d_args_init();
+    gdn_blob_args blob = gdn_blob_args_init();
+    size_t bytes;
     fill_eight(&p, 0);
     b.from_scales.data = NULL;
     ring2_refused(ctx, GDN_OP_STATE_COPY, &b, RING2_STRUCT, GDN_E_ARG, "from_scales: absent");

@@ -19,7 +19,8 @@ static void copy(const struct pool *from, int from_layout, const struct pool *to
 static struct pool random_wide(int layout, int64_t P)
 {
     const struct pool p = make_wide(layout, P);
-    FOR_COLUMNS(P, s, h, v) {
+    FOR_COLUMNS(P, s, h, v)
+    {
         const double size = ldexp(1, (int)ring2_below(60) - 30);
         for (int64_t k = 0; k < K; k++) {
             const float x = (float)(ring2_uniform(-size, size) * ring2_uniform(0, 1));
@@ -37,7 +38,7 @@ static struct pool random_wide(int layout, int64_t P)
 static double limit_of(int32_t dtype, double x, double scale, bool random)
 {
     const double y = fabs(x) / scale;
-    const int    e = y >= ldexp(1, formats[dtype].least) ? ilogb(y) : formats[dtype].least;
+    const int e = y >= ldexp(1, formats[dtype].least) ? ilogb(y) : formats[dtype].least;
     const double step = dtype == GDN_I8 ? 1 : ldexp(1, e - formats[dtype].mantissa);
     return (random ? 1 : 0.5) * step * scale * (1 + 0x1p-20) + 4 * 0x1p-24 * fabs(x);
 }
@@ -45,22 +46,22 @@ static double limit_of(int32_t dtype, double x, double scale, bool random)
 static void one_rounding(void)
 {
     for (int i = 0; i < 4 * N_KINDS; i++) {
-        const struct kind     kind = kinds[i % N_KINDS];
-        const int             layout = i / N_KINDS % 2;
+        const struct kind kind = kinds[i % N_KINDS];
+        const int layout = i / N_KINDS % 2;
         const struct rounding r = { i / N_KINDS / 2, 99 };
-        const struct pool     wide = random_wide(layout, 3), p = make_kind(kind, layout, 3);
-        const double          largest = kind.plain ? (double)formats[kind.dtype].largest : INFINITY;
+        const struct pool wide = random_wide(layout, 3), p = make_kind(kind, layout, 3);
+        const double largest = kind.plain ? (double)formats[kind.dtype].largest : INFINITY;
         copy(&wide, layout, &p, layout, r);
         const struct pool back = widened(&p, layout);
         FOR_COLUMNS(3, s, h, v)
-            for (int64_t k = 0; k < K; k++) {
-                const double z = (double)*(float *)element(&wide, layout, s, h, v, k);
-                const double x = fmax(-largest, fmin(largest, z));
-                const double y = (double)*(float *)element(&back, layout, s, h, v, k);
-                const double scale = (double)scale_of(&p, s, h, v);
-                const double most = limit_of(kind.dtype, x, scale, r.random);
-                CHECK(fabs(y - x) <= most, "%g became %g, limit %g", x, y, most);
-            }
+        for (int64_t k = 0; k < K; k++) {
+            const double z = (double)*(float *)element(&wide, layout, s, h, v, k);
+            const double x = fmax(-largest, fmin(largest, z));
+            const double y = (double)*(float *)element(&back, layout, s, h, v, k);
+            const double scale = (double)scale_of(&p, s, h, v);
+            const double most = limit_of(kind.dtype, x, scale, r.random);
+            CHECK(fabs(y - x) <= most, "%g became %g, limit %g", x, y, most);
+        }
     }
 }
 
@@ -73,16 +74,16 @@ static void unbiased(void)
 {
     enum { N = 1024 };
     for (int i = 0; i < N_SCALED; i++) {
-        const int32_t     dtype = kinds[i].dtype;
+        const int32_t dtype = kinds[i].dtype;
         const struct pool wide = random_wide(0, 1), p = make_kind(kinds[i], 0, 1);
-        double           *sum = ring2_heap(4 * V * K * sizeof *sum), all = 0;
+        double *sum = ring2_heap(4 * V * K * sizeof *sum), all = 0;
         for (uint64_t seed = 0; seed < N; seed++) {
             copy(&wide, 0, &p, 0, (struct rounding){ true, 1000 + seed });
             for (int64_t j = 0; j < 4 * V * K; j++) {
                 const int64_t h = j / (V * K), v = j / K % V, k = j % K;
                 const uint8_t c = *(uint8_t *)element(&p, 0, 0, h, v, k);
-                const double  x = (double)*(float *)element(&wide, 0, 0, h, v, k);
-                const double  scale = (double)*scale_at(&p, 0, h, v);
+                const double x = (double)*(float *)element(&wide, 0, 0, h, v, k);
+                const double scale = (double)*scale_at(&p, 0, h, v);
                 sum[j] += (code_value(dtype, c) * scale - x) / limit_of(dtype, x, scale, true);
             }
         }
@@ -101,11 +102,11 @@ static void unbiased(void)
 static void G21_same_codes_whatever_the_layout(void)
 {
     for (int i = 0; i < 8 * N_KINDS; i++) {
-        const int             fl = i % 2, tl = i / 2 % 2;
-        const struct kind     kind = kinds[i / 8];
+        const int fl = i % 2, tl = i / 2 % 2;
+        const struct kind kind = kinds[i / 8];
         const struct rounding r = { i / 4 % 2, 5 };
-        const struct pool     wide = random_wide(fl, 4), same = random_wide(tl, 4);
-        const struct pool     got = make_kind(kind, tl, 4), want = make_kind(kind, tl, 4);
+        const struct pool wide = random_wide(fl, 4), same = random_wide(tl, 4);
+        const struct pool got = make_kind(kind, tl, 4), want = make_kind(kind, tl, 4);
         copy(&wide, fl, &same, tl, r);
         ring2_call_begin();
         for (int64_t s = 0; s < 4; s++) may_write(&got, s);
@@ -121,10 +122,10 @@ static void from_kind_to_kind(void)
 {
     for (int i = 0; i < N_KINDS * N_KINDS; i++) {
         if (i / N_KINDS == i % N_KINDS) continue;
-        const int             layout = i / 2 % 2;
+        const int layout = i / 2 % 2;
         const struct rounding r = { i % 3 == 0, 8 };
-        const struct pool     from = make_kind(kinds[i / N_KINDS], layout, 2);
-        const struct pool     to = make_kind(kinds[i % N_KINDS], layout, 2), want = cloned(&to);
+        const struct pool from = make_kind(kinds[i / N_KINDS], layout, 2);
+        const struct pool to = make_kind(kinds[i % N_KINDS], layout, 2), want = cloned(&to);
         fill_eight(&from, layout);
         const struct pool wide = widened(&from, layout);
         copy(&from, layout, &to, layout, r);
@@ -137,10 +138,11 @@ static void from_kind_to_kind(void)
 static void G14_codes_and_scales_move(void)
 {
     for (int i = 0; i < 4 * N_KINDS; i++) {
-        const int         fl = i % 2, tl = i / 2 % 2;
+        const int fl = i % 2, tl = i / 2 % 2;
         const struct kind kind = kinds[i / 4];
         const struct pool from = make_kind(kind, fl, 4), to = make_kind(kind, tl, 4);
-        FOR_COLUMNS(4, s, h, v) {
+        FOR_COLUMNS(4, s, h, v)
+        {
             const uint32_t bits = (uint32_t)ring2_bits();
             if (!kind.plain) memcpy(scale_at(&from, s, h, v), &bits, sizeof bits);
             for (int64_t k = 0; k < K; k++) {
@@ -151,17 +153,17 @@ static void G14_codes_and_scales_move(void)
         copy(&from, fl, &to, tl, (struct rounding){ true, 3 });
         if (!kind.plain) ring2_expect_bits("scales", &to.scales, &from.scales);
         FOR_COLUMNS(4, s, h, v)
-            for (int64_t k = 0; k < K; k++)
-                if (*(uint8_t *)element(&from, fl, s, h, v, k) !=
-                    *(uint8_t *)element(&to, tl, s, h, v, k))
-                    ring2_fail("a code of column %lld changed", (long long)v);
+        for (int64_t k = 0; k < K; k++)
+            if (*(uint8_t *)element(&from, fl, s, h, v, k) !=
+                *(uint8_t *)element(&to, tl, s, h, v, k))
+                ring2_fail("a code of column %lld changed", (long long)v);
     }
 }
 
 static void G14_to_float32(void)
 {
     for (int i = 0; i < 2 * N_KINDS; i++) {
-        const int         layout = i / N_KINDS;
+        const int layout = i / N_KINDS;
         const struct pool from = make_kind(kinds[i % N_KINDS], layout, 3);
         const struct pool to = make_wide(layout, 3);
         fill_eight(&from, layout);
@@ -174,8 +176,8 @@ static void G14_to_float32(void)
 static void fork_and_zero(void)
 {
     static const int64_t from[3] = { 2, -1, 2 }, to[3] = { 0, 1, 3 };
-    const struct pool    p = make_kind(kinds[1], 1, 4), want = make_kind(kinds[1], 1, 4);
-    gdn_state_copy_args  a = copy_args(&p, 1, &p, 1, (struct rounding){ false, 0 });
+    const struct pool p = make_kind(kinds[1], 1, 4), want = make_kind(kinds[1], 1, 4);
+    gdn_state_copy_args a = copy_args(&p, 1, &p, 1, (struct rounding){ false, 0 });
     fill_eight(&p, 1);
     ring2_copy(&want.t, &p.t), ring2_copy(&want.scales, &p.scales);
     a.from_slots = ring2_indices(GDN_I32, 3, from), a.to_slots = ring2_indices(GDN_I32, 3, to);
@@ -211,10 +213,10 @@ static void G7_not_finite(void)
 {
     for (int i = 0; i < 4 * N_KINDS; i++) {
         const struct kind kind = kinds[i % N_KINDS];
-        const int     layout = i / N_KINDS % 2;
-        const bool    decode = i / N_KINDS / 2, is_nan = i % 2;
+        const int layout = i / N_KINDS % 2;
+        const bool decode = i / N_KINDS / 2, is_nan = i % 2;
         gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, 20, 0, heads, K, V);
-        struct pool   p = make_kind(kind, layout, 1);
+        struct pool p = make_kind(kind, layout, 1);
         fill_eight(&p, layout);
         a.state_layout = layout;
         ring2_set(&a.v, 19 * 4 * V + 3, is_nan ? (double)NAN : (double)INFINITY);
@@ -222,7 +224,7 @@ static void G7_not_finite(void)
         first.state = p.t, first.state_scales = p.scales;
         ring2_status(ring2_ctx(2), "call", ring2_rule_call(ring2_ctx(2), &first, decode), GDN_OK);
         const struct pool first_left = widened(&p, layout);
-        const float       lost = kind.plain && !is_nan ? formats[kind.dtype].largest : NAN;
+        const float lost = kind.plain && !is_nan ? formats[kind.dtype].largest : NAN;
         for (int64_t v = 0; v < V; v++)
             CHECK(is_lost(&first_left, layout, v, lost) == (v == 3), "column %lld", (long long)v);
         ring2_set(&a.v, 19 * 4 * V + 3, 0);
@@ -232,8 +234,8 @@ static void G7_not_finite(void)
         ring2_status(ring2_ctx(2), "call", ring2_rule_call(ring2_ctx(2), &again, decode), GDN_OK);
         const struct pool left = widened(&p, layout);
         FOR_COLUMNS(1, s, h, v)
-            for (int64_t k = 0; k < K; k++)
-                CHECK(isfinite(*(float *)element(&left, layout, s, h, v, k)), "still not finite");
+        for (int64_t k = 0; k < K; k++)
+            CHECK(isfinite(*(float *)element(&left, layout, s, h, v, k)), "still not finite");
     }
 }
 
@@ -243,12 +245,12 @@ static void G9_codes_stay(void)
 {
     static const int64_t tokens[] = { 1, 7, 40 };
     for (int i = 0; i < 3 * 12 * N_KINDS; i++) {
-        const int     layout = i / 3 % 2, way = i / 12 % 3;
-        const bool    decode = i / 6 % 2, separate = way > 0, converted = way > 1;
-        const int     number = i / 36;
+        const int layout = i / 3 % 2, way = i / 12 % 3;
+        const bool decode = i / 6 % 2, separate = way > 0, converted = way > 1;
+        const int number = i / 36;
         const struct kind kind = kinds[number], other = kinds[(number + converted) % N_KINDS];
         gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, tokens[i % 3], 0, heads, K, V);
-        struct pool   p = make_kind(kind, layout, 1), to = make_kind(other, layout, 1);
+        struct pool p = make_kind(kind, layout, 1), to = make_kind(other, layout, 1);
         fill_eight(&p, layout);
         if (!converted) memset(element(&p, layout, 0, 1, 2, 3), 0xfe - i % 3, 1); /* no number */
         const struct pool want = cloned(converted ? &to : &p), wide = widened(&p, layout);
@@ -271,20 +273,20 @@ static void G9_checkpoints_of_idle_tokens(void)
     enum { T = 80, IDLE = 48, EACH_16 = 16 };
     static const int64_t start = 0, slots[] = { 1, 2, 3, 4, 5 };
     for (int i = 0; i < 4 * N_KINDS; i++) {
-        const int         layout = i / N_KINDS % 2;
-        const bool        decode = i / N_KINDS / 2;
-        gdn_rule_args     a = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
+        const int layout = i / N_KINDS % 2;
+        const bool decode = i / N_KINDS / 2;
+        gdn_rule_args a = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
         const struct pool p = make_kind(kinds[i % N_KINDS], layout, 6);
         fill_eight(&p, layout);
         const struct pool before = cloned(&p);
         for (int j = 0; j < 4 * IDLE; j++) ring2_set(&a.g, j, 0), ring2_set(&a.beta, j, 0);
-        a.state_layout     = layout;
+        a.state_layout = layout;
         gdn_rule_args call = part_of(&a, 0, T);
-        gdn_batch     t    = *call.batch;
+        gdn_batch t = *call.batch;
         call.state = call.checkpoints = p.t, call.state_scales = call.checkpoint_scales = p.scales;
-        call.batch         = &t;
+        call.batch = &t;
         t.checkpoint_every = EACH_16;
-        t.read_slots       = ring2_indices(GDN_I32, 1, &start);
+        t.read_slots = ring2_indices(GDN_I32, 1, &start);
         t.checkpoint_slots = ring2_indices(GDN_I32, 5, slots);
         ring2_status(ring2_ctx(2), "call", ring2_rule_call(ring2_ctx(2), &call, decode), GDN_OK);
         const struct pool want = slot_of(&before, 0);
@@ -305,10 +307,10 @@ static void G9_checkpoints_of_idle_tokens(void)
 static void long_decode(void)
 {
     enum { T = 400 };
-    const double       a = 0.9;
-    gdn_rule_args      args = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
-    const struct pool  p = make_kind(kinds[0], 0, 1);
-    float             *largest = ring2_heap(4 * V * sizeof *largest);
+    const double a = 0.9;
+    gdn_rule_args args = ring2_rule_args(GDN_F32, GDN_F32, T, 0, heads, K, V);
+    const struct pool p = make_kind(kinds[0], 0, 1);
+    float *largest = ring2_heap(4 * V * sizeof *largest);
     ring2_fill_value(&args.g, log(a));
     for (int64_t i = 0; i < ring2_count(&p.t); i++) memset(ring2_element(&p.t, i), 0, 1);
     ring2_fill_value(&p.scales, 0);
@@ -320,8 +322,8 @@ static void long_decode(void)
             largest[i] = fmaxf(largest[i], *scale_at(&p, 0, i / V, i % V));
     }
     const gdn_rule_args wide = ring2_rule_clone(&args);
-    struct ring2_rule   m;
-    gdn_rule_args       model = part_of(&wide, 0, T);
+    struct ring2_rule m;
+    gdn_rule_args model = part_of(&wide, 0, T);
     model.state = ring2_new(GDN_F32, 0, 4, 1, 4, V, K);
     ring2_fill_value(&model.state, 0);
     ring2_rule_model(&model, true, &m);
@@ -329,8 +331,8 @@ static void long_decode(void)
         double sum = 0;
         for (int64_t k = 0; k < K; k++) {
             const uint8_t c = *(uint8_t *)element(&p, 0, 0, i / V, i % V, k);
-            const double  e = code_value(GDN_I8, c) * (double)*scale_at(&p, 0, i / V, i % V) -
-                             m.state[i * K + k];
+            const double e =
+                code_value(GDN_I8, c) * (double)*scale_at(&p, 0, i / V, i % V) - m.state[i * K + k];
             sum += e * e;
         }
         const double most = sqrt(K) / (2 * (1 - a)) * (double)largest[i] * (1 + 1e-3);

@@ -58,25 +58,24 @@ static void add_rows(const struct ring2_layer *m, const struct ring2_record *r,
  */
 static void rounded(const struct ring2_layer *m)
 {
-    struct ring2_layer  f32 = *m;
+    struct ring2_layer f32 = *m;
     f32.dtype = f32.record = GDN_F32;
     const int64_t H = ring2_state_heads(m), columns = P * H * m->V;
-    const double  e = unit_of(m->dtype), least = m->dtype == GDN_F16 ? 0x1p-25 : 0;
-    double       *bound = ring2_heap((size_t)columns * sizeof *bound), largest = 0;
-    gdn_tensor    w = ring2_pool(m, m->dtype, P), ref = ring2_pool(&f32, GDN_F32, P);
+    const double e = unit_of(m->dtype), least = m->dtype == GDN_F16 ? 0x1p-25 : 0;
+    double *bound = ring2_heap((size_t)columns * sizeof *bound), largest = 0;
+    gdn_tensor w = ring2_pool(m, m->dtype, P), ref = ring2_pool(&f32, GDN_F32, P);
     struct ring2_record r = ring2_record_new(m, m->record), want = ring2_record_new(&f32, GDN_F32);
     ring2_copy(&ref, &w);
     for (int round = 0; round < 12 && !ring2_failed(); round++) {
-        const struct ring2_tokens   t   = ring2_draft(m, true);
-        const struct ring2_accepted n   = ring2_accept(&t);
-        const gdn_batch       b   = ring2_drafts(&t, true);
-        const bool            due = ring2_record_is_full(&r, &t) || ring2_below(3) == 0;
+        const struct ring2_tokens t = ring2_draft(m, true);
+        const struct ring2_accepted n = ring2_accept(&t);
+        const gdn_batch b = ring2_drafts(&t, true);
+        const bool due = ring2_record_is_full(&r, &t) || ring2_below(3) == 0;
         if (due) ring2_fold(m, &r, &w), ring2_fold(&f32, &want, &ref);
         for (int64_t c = 0; due && c < columns; c++) {
             const double S = column_norm(m, &ref, NULL, c / m->V, c % m->V);
             const double d = column_norm(m, &w, &ref, c / m->V, c % m->V);
-            if (m->dtype != GDN_F32)
-                bound[c] += e * (S + bound[c]) + sqrt((double)m->K) * least;
+            if (m->dtype != GDN_F32) bound[c] += e * (S + bound[c]) + sqrt((double)m->K) * least;
             CHECK(d <= bound[c], "column %d is off by %g, at most %g", (int)c, d, bound[c]);
             largest = fmax(largest, d);
         }
@@ -95,13 +94,13 @@ static void rounded(const struct ring2_layer *m)
 static void odd_values(const struct ring2_layer *m)
 {
     static const double odd[] = { -0.0, 0.0, 0x1p-149, -0x1p-140, 1e30, -1 };
-    const int64_t       H = ring2_state_heads(m), D = ring2_channels(m);
-    struct ring2_tokens       t = ring2_draft(m, false), one;
-    struct ring2_record       r = ring2_record_new(m, GDN_F32);
-    gdn_tensor          state = ring2_pool(m, GDN_F32, P), plain;
-    t.T    = MOST;
-    t.x    = ring2_new(GDN_F32, 0, 3, B, MOST, D, 0);
-    t.g    = ring2_new(GDN_F32, 0, 3, B, MOST, H, 0);
+    const int64_t H = ring2_state_heads(m), D = ring2_channels(m);
+    struct ring2_tokens t = ring2_draft(m, false), one;
+    struct ring2_record r = ring2_record_new(m, GDN_F32);
+    gdn_tensor state = ring2_pool(m, GDN_F32, P), plain;
+    t.T = MOST;
+    t.x = ring2_new(GDN_F32, 0, 3, B, MOST, D, 0);
+    t.g = ring2_new(GDN_F32, 0, 3, B, MOST, H, 0);
     t.beta = ring2_new(GDN_F32, 0, 3, B, MOST, H, 0);
     for (int64_t i = 0; i < ring2_count(&t.x); i++)
         ring2_set(&t.x, i, ring2_below(2) ? odd[ring2_below(3)] : ring2_uniform(-1, 1));
@@ -111,7 +110,7 @@ static void odd_values(const struct ring2_layer *m)
         t.count[s] = MOST;
         for (int64_t i = 0; i < MOST; i++) {
             const int64_t at = s * MOST + i;
-            const bool    silent = i == 1 || i == 4;
+            const bool silent = i == 1 || i == 4;
             for (int64_t h = 0; h < H; h++) {
                 if (i == 3) ring2_set(&t.g, at * H + h, h % 2 ? -(double)INFINITY : 0);
                 if (silent) ring2_set(&t.beta, at * H + h, 0);
@@ -120,15 +119,15 @@ static void odd_values(const struct ring2_layer *m)
                 if (silent) ring2_set(&t.x, at * D + d, (double)NAN);
         }
     }
-    one          = t;
-    plain        = ring2_clone(&state);
-    gdn_batch b  = ring2_drafts(&t, false), final = b;
-    final.write  = GDN_WRITE_FINAL;
+    one = t;
+    plain = ring2_clone(&state);
+    gdn_batch b = ring2_drafts(&t, false), final = b;
+    final.write = GDN_WRITE_FINAL;
     gdn_rule_args a = ring2_layer_args(m, &one, &one.x, &plain, &final);
-    a.norm          = GDN_NORM_NONE;
+    a.norm = GDN_NORM_NONE;
     ring2_decode(&a);
-    a       = ring2_layer_args(m, &t, &t.x, &state, &b);
-    a.norm  = GDN_NORM_NONE;
+    a = ring2_layer_args(m, &t, &t.x, &state, &b);
+    a.norm = GDN_NORM_NONE;
     a.record_k = r.k, a.record_u = r.u, a.record_g = r.g, a.record_count = r.count;
     ring2_decode(&a);
     const struct ring2_accepted all = { .n = { MOST, MOST, MOST, MOST } };
@@ -142,11 +141,11 @@ static void odd_values(const struct ring2_layer *m)
 
 /* One of everything after three drafted and two committed rounds. */
 struct ready {
-    struct ring2_record        r;
-    struct ring2_tokens        t;
-    gdn_tensor           state;
-    gdn_batch           *b, *slots;
-    gdn_rule_args        a;
+    struct ring2_record r;
+    struct ring2_tokens t;
+    gdn_tensor state;
+    gdn_batch *b, *slots;
+    gdn_rule_args a;
     gdn_record_fold_args f;
 };
 
@@ -158,13 +157,13 @@ static struct ready make_ready(const struct ring2_layer *m)
         struct ring2_tokens t = ring2_draft(m, true);
         for (int s = 0; s < B; s++) t.count[s] = t.count[s] > 3 ? 3 : t.count[s];
         const struct ring2_accepted n = ring2_accept(&t);
-        const gdn_batch       b = ring2_drafts(&t, true);
+        const gdn_batch b = ring2_drafts(&t, true);
         ring2_record_drafts(m, &t, &t.x, &y.r, &y.state, &b);
         ring2_commit(&y.r, &n, true, t.T);
     }
     y.t = ring2_draft(m, true);
     for (int s = 0; s < B; s++) y.t.count[s] = y.t.count[s] > 3 ? 3 : y.t.count[s];
-    *y.b     = ring2_drafts(&y.t, true);
+    *y.b = ring2_drafts(&y.t, true);
     *y.slots = gdn_batch_init();
     y.slots->read_slots = y.b->read_slots;
     y.a = ring2_layer_args(m, &y.t, &y.t.x, &y.state, y.b);
@@ -176,21 +175,21 @@ static struct ready make_ready(const struct ring2_layer *m)
 
 /* ---- G1 ---- */
 
-#define REFUSE(seen, op, args, what, want, needle, ...)                          \
-    do {                                                                         \
-        if (!ring2_begin("G1 record: %s", what)) break;                          \
-        struct ready           y = make_ready(&ring2_layers[0]);                       \
-        gdn_record_commit_args c = gdn_record_commit_args_init();                \
-        gdn_rule_args         *a = &y.a;                                         \
-        c.record_k = y.r.k, c.record_u = y.r.u, c.record_g = y.r.g;              \
-        c.record_count = y.r.count, c.batch = y.slots;                           \
-        c.n_accepted = ring2_indices(GDN_I32, B, (const int64_t[B]){ 1, 1 });    \
-        c.path       = ring2_new(GDN_I32, 0, 2, B, 3, 0, 0);                     \
-        ring2_fill_value(&c.path, 0);                                            \
-        (void)a;                                                                 \
-        __VA_ARGS__;                                                             \
-        ring2_refused(ring2_ctx(2), op, args, seen, want, needle);               \
-        ring2_end();                                                             \
+#define REFUSE(seen, op, args, what, want, needle, ...)                       \
+    do {                                                                      \
+        if (!ring2_begin("G1 record: %s", what)) break;                       \
+        struct ready y = make_ready(&ring2_layers[0]);                        \
+        gdn_record_commit_args c = gdn_record_commit_args_init();             \
+        gdn_rule_args *a = &y.a;                                              \
+        c.record_k = y.r.k, c.record_u = y.r.u, c.record_g = y.r.g;           \
+        c.record_count = y.r.count, c.batch = y.slots;                        \
+        c.n_accepted = ring2_indices(GDN_I32, B, (const int64_t[B]){ 1, 1 }); \
+        c.path = ring2_new(GDN_I32, 0, 2, B, 3, 0, 0);                        \
+        ring2_fill_value(&c.path, 0);                                         \
+        (void)a;                                                              \
+        __VA_ARGS__;                                                          \
+        ring2_refused(ring2_ctx(2), op, args, seen, want, needle);            \
+        ring2_end();                                                          \
     } while (0)
 #define DECODE(...) REFUSE(RING2_STRUCT, GDN_OP_DECODE, a, "decode: " __VA_ARGS__)
 #define COMMIT(...) REFUSE(RING2_STRUCT, GDN_OP_RECORD_COMMIT, &c, "commit: " __VA_ARGS__)
@@ -232,8 +231,8 @@ static void refused_decode(void)
     REFUSE(RING2_STRUCT, GDN_OP_PREFILL, a, "prefill", GDN_E_UNSUPPORTED, "record_k",
            y.b->parents.data = NULL);
     DECODE_CONTENTS("count -1", GDN_E_ARG, "record_count", ring2_set(&y.r.count, 4, -1));
-    DECODE_CONTENTS("no rows left", GDN_E_ARG, "record_count",
-                    ring2_set(&y.r.count, 0, R); ring2_set(&y.b->token_count, 1, 1));
+    DECODE_CONTENTS("no rows left", GDN_E_ARG, "record_count", ring2_set(&y.r.count, 0, R);
+                    ring2_set(&y.b->token_count, 1, 1));
     DECODE_CONTENTS("a slot twice", GDN_E_ARG, "read_slots",
                     y.b->read_slots = ring2_indices(GDN_I32, B, twice));
     DECODE_CONTENTS("slot P", GDN_E_ARG, "read_slots", ring2_set(&y.b->read_slots, 0, P));

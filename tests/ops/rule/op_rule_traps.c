@@ -34,7 +34,7 @@ static void expect_close(const char *what, const gdn_tensor *got, const gdn_tens
                          const double *limit)
 {
     const int64_t n = ring2_count(got);
-    double       *twice = ring2_heap((size_t)n * sizeof *twice);
+    double *twice = ring2_heap((size_t)n * sizeof *twice);
     for (int64_t i = 0; i < n; i++) twice[i] = 2 * limit[i];
     ring2_compare(what, got, ring2_doubles(want), twice, NULL, NULL);
 }
@@ -61,9 +61,9 @@ static void linear_in_v(void)
 static gdn_tensor spread(const gdn_tensor *t, int64_t H, int32_t map)
 {
     const int64_t N = t->size[0], n = t->size[1];
-    gdn_tensor    r = ring2_new(t->dtype, 0, 3, N, H, t->size[2], 0);
+    gdn_tensor r = ring2_new(t->dtype, 0, 3, N, H, t->size[2], 0);
     for (int64_t h = 0; h < H; h++) {
-        const gdn_tensor to   = ring2_select(&r, 1, h);
+        const gdn_tensor to = ring2_select(&r, 1, h);
         const gdn_tensor from = ring2_select(t, 1, map == GDN_HEADS_GROUPED ? h / (H / n) : h % n);
         ring2_copy(&to, &from);
     }
@@ -73,9 +73,9 @@ static gdn_tensor spread(const gdn_tensor *t, int64_t H, int32_t map)
 static void heads_shared_or_copied(void)
 {
     for (int i = 0; i < 8; i++) {
-        const bool       decode = i & 1;
-        const int       *heads  = i & 2 ? gqa : gva;
-        gdn_rule_args    a = sequence(40, heads, 48, 32, NULL), b = ring2_rule_clone(&a);
+        const bool decode = i & 1;
+        const int *heads = i & 2 ? gqa : gva;
+        gdn_rule_args a = sequence(40, heads, 48, 32, NULL), b = ring2_rule_clone(&a);
         struct ring2_rule m;
         a.head_map = i & 4 ? GDN_HEADS_INTERLEAVED : GDN_HEADS_GROUPED;
         b.q = spread(&b.q, 4, a.head_map);
@@ -94,8 +94,8 @@ static void heads_interleaved_or_grouped(void)
 {
     static const int to[4] = { 0, 2, 1, 3 };
     for (int decode = 0; decode < 2; decode++) {
-        gdn_rule_args     a = sequence(40, gva, 48, 32, NULL), b = ring2_rule_clone(&a);
-        gdn_rule_args     back = ring2_rule_clone(&a);
+        gdn_rule_args a = sequence(40, gva, 48, 32, NULL), b = ring2_rule_clone(&a);
+        gdn_rule_args back = ring2_rule_clone(&a);
         const gdn_tensor *from[] = { &a.v, &a.g, &a.beta, &a.state };
         const gdn_tensor *into[] = { &b.v, &b.g, &b.beta, &b.state };
         struct ring2_rule m;
@@ -125,7 +125,7 @@ static void chunked_or_recurrent(void)
 {
     static const int64_t tokens[] = { 9, 16, 31, 100, 257 };
     for (int i = 0; i < 5; i++) {
-        gdn_rule_args     a = sequence(tokens[i], gva, 100, 60, NULL), b = ring2_rule_clone(&a);
+        gdn_rule_args a = sequence(tokens[i], gva, 100, 60, NULL), b = ring2_rule_clone(&a);
         struct ring2_rule m;
         ring2_rule_model(&a, false, &m);
         call(ring2_ctx(2), &a, false);
@@ -138,8 +138,8 @@ static void chunked_or_recurrent(void)
 /* One bad number at token `at` of head 1 (of n heads, each read by H / n state heads). */
 static void poison_one(gdn_rule_args *a, int which, int64_t at, double bad)
 {
-    gdn_tensor *t[]  = { &a->q, &a->k, &a->v, &a->g, &a->beta };
-    gdn_tensor  token = ring2_select(t[which], 0, at), head;
+    gdn_tensor *t[] = { &a->q, &a->k, &a->v, &a->g, &a->beta };
+    gdn_tensor token = ring2_select(t[which], 0, at), head;
     if (which >= 3) ring2_set(&token, 2, bad);
     if (which >= 3) return;
     head = ring2_select(&token, 0, which == 2 ? 2 : 1);
@@ -150,10 +150,10 @@ static void poison_one(gdn_rule_args *a, int which, int64_t at, double bad)
 static void a_nan_stays_where_it_is(void)
 {
     static const int64_t sizes[3] = { 20, 40, 18 };
-    static const double  bad[2]   = { (double)NAN, (double)INFINITY };
+    static const double bad[2] = { (double)NAN, (double)INFINITY };
     for (int i = 0; i < 20; i++) {
-        const bool    decode = i & 1;
-        const int64_t at     = 20 + 19; /* token 19 of the second sequence */
+        const bool decode = i & 1;
+        const int64_t at = 20 + 19; /* token 19 of the second sequence */
         gdn_rule_args a = ring2_rule_packed(GDN_F32, GDN_F32, 3, sizes, gva, 40, 24, NULL);
         gdn_rule_args b = ring2_rule_clone(&a);
         poison_one(&b, i / 4, at, bad[i / 2 & 1]);
@@ -161,7 +161,7 @@ static void a_nan_stays_where_it_is(void)
         call(ring2_ctx(2), &b, decode);
         for (int64_t t = 0; t < 78; t++)
             for (int h = 0; h < 4; h++) {
-                const bool       reached = t >= at && t < 60 && h >= 2 && (h == 2 || i / 4 < 2);
+                const bool reached = t >= at && t < 60 && h >= 2 && (h == 2 || i / 4 < 2);
                 const gdn_tensor x = ring2_select(&a.out, 0, t), y = ring2_select(&b.out, 0, t);
                 const gdn_tensor want = ring2_select(&x, 0, h), got = ring2_select(&y, 0, h);
                 if (!reached) ring2_expect_bits("out", &got, &want);
@@ -179,7 +179,7 @@ static void a_nan_stays_where_it_is(void)
 static bool *reached_by(const gdn_rule_args *a, int64_t at, int64_t forgets)
 {
     const int64_t row = ring2_count(&a->out) / a->out.size[0], V = row / 4;
-    bool         *reached = ring2_heap((size_t)ring2_count(&a->out) * sizeof *reached);
+    bool *reached = ring2_heap((size_t)ring2_count(&a->out) * sizeof *reached);
     for (int64_t i = at * row; i < forgets * row; i++) reached[i] = i % row / V >= 2;
     return reached;
 }
@@ -189,8 +189,8 @@ static void forgets_what_is_bad(gdn_rule_args *a, int which, double bad, int64_t
                                 int64_t forgets, bool decode)
 {
     static const char *const inputs[] = { "q", "k", "v", "g", "beta" };
-    struct ring2_rule        m;
-    char                     what[100];
+    struct ring2_rule m;
+    char what[100];
     snprintf(what, sizeof what, "%s, %g in %s, dtype %d, norm %d, K %d, %d and %d of %d tokens",
              decode ? "decode" : "prefill", bad, inputs[which], (int)a->q.dtype, (int)a->norm,
              (int)a->q.size[2], (int)at, (int)forgets, (int)a->q.size[0]);
@@ -201,8 +201,8 @@ static void forgets_what_is_bad(gdn_rule_args *a, int which, double bad, int64_t
     ring2_compare(what, &a->out, m.out, m.out_limit, m.out_noise, reached_by(a, at, forgets));
     ring2_compare(what, &a->state, m.state, m.state_limit, m.state_noise, NULL);
     const gdn_rule_args token = ring2_rule_slice(a, at, 1);
-    const gdn_tensor    head  = ring2_select(&token.out, 1, 2);
-    bool                seen  = false;
+    const gdn_tensor head = ring2_select(&token.out, 1, 2);
+    bool seen = false;
     for (int64_t i = 0; i < ring2_count(&head); i++) seen = seen || !isfinite(ring2_get(&head, i));
     CHECK(seen, "%s: not in the output of its token", what);
 }
@@ -210,16 +210,16 @@ static void forgets_what_is_bad(gdn_rule_args *a, int which, double bad, int64_t
 /* ... until a gate of -inf, in the same chunk or another (G7). */
 static void a_nan_is_forgotten(void)
 {
-    static const int64_t tokens[][3] = { { 40, 3, 9 },    { 40, 15, 16 },  { 40, 0, 39 },
+    static const int64_t tokens[][3] = { { 40, 3, 9 },   { 40, 15, 16 }, { 40, 0, 39 },
                                          { 70, 10, 40 }, { 70, 63, 64 }, { 200, 5, 70 } };
     static const int32_t dtypes[] = { GDN_F32, GDN_BF16, GDN_F16 };
-    static const int64_t K[]      = { 24, 64 };
-    static const double  bad[]    = { (double)NAN, (double)INFINITY };
+    static const int64_t K[] = { 24, 64 };
+    static const double bad[] = { (double)NAN, (double)INFINITY };
     for (int i = 0; i < 6 * 3 * 2 * 2 * 5 && !ring2_failed(); i++)
         for (int decode = 0; decode < (i % 6 < 3 ? 2 : 1); decode++) {
             const int64_t *t = tokens[i % 6];
-            gdn_rule_args  a = ring2_rule_packed(dtypes[i / 6 % 3], GDN_F32, 1, t, gva,
-                                                 K[(i + i / 6) % 2], 24, NULL);
+            gdn_rule_args a = ring2_rule_packed(dtypes[i / 6 % 3], GDN_F32, 1, t, gva,
+                                                K[(i + i / 6) % 2], 24, NULL);
             a.norm = i / 18 % 2 ? GDN_NORM_L2 : GDN_NORM_NONE;
             forgets_what_is_bad(&a, i / 72, bad[i / 36 % 2], t[1], t[2], decode);
             ring2_free();
@@ -233,39 +233,39 @@ static void a_nan_is_forgotten(void)
 static void rollback_is_a_replay(void)
 {
     for (int64_t n = 1; n <= 4; n++) {
-        int64_t       T = 4, cu[2] = { 0, 3 };
-        int64_t       slots[4] = { 3, 1, 5, 2 }, start = 4;
-        gdn_batch    *t;
+        int64_t T = 4, cu[2] = { 0, 3 };
+        int64_t slots[4] = { 3, 1, 5, 2 }, start = 4;
+        gdn_batch *t;
         gdn_rule_args draft = ring2_rule_packed(GDN_BF16, GDN_F32, 1, &T, gva, 60, 100, &t);
         gdn_rule_args next, all;
-        gdn_batch     again = gdn_batch_init();
-        gdn_tensor    pool  = ring2_new(GDN_F32, 0, 4, 6, 4, 100, 60), from, end;
+        gdn_batch again = gdn_batch_init();
+        gdn_tensor pool = ring2_new(GDN_F32, 0, 4, 6, 4, 100, 60), from, end;
         ring2_fill(&pool, -1, 1);
-        draft.state   = pool;
+        draft.state = pool;
         t->read_slots = ring2_indices(GDN_I32, 1, &start);
-        t->write      = GDN_WRITE_EACH;
+        t->write = GDN_WRITE_EACH;
         t->write_slots = ring2_new(GDN_I32, 0, 2, 1, 4, 0, 0);
         for (int i = 0; i < 4; i++) ring2_set(&t->write_slots, i, (double)slots[i]);
 
-        all       = ring2_rule_args(GDN_BF16, GDN_F32, 7, 1, gva, 60, 100);
-        from      = ring2_narrow(&pool, 0, 4, 1);
+        all = ring2_rule_args(GDN_BF16, GDN_F32, 7, 1, gva, 60, 100);
+        from = ring2_narrow(&pool, 0, 4, 1);
         all.state = ring2_clone(&from);
-        next      = ring2_rule_args(GDN_BF16, GDN_F32, 3, 0, gva, 60, 100);
+        next = ring2_rule_args(GDN_BF16, GDN_F32, 3, 0, gva, 60, 100);
         call(ring2_ctx(2), &draft, true);
 
-        next.state           = pool;
-        again.cu_seqlens     = ring2_indices(GDN_I64, 2, cu);
-        again.read_slots     = t->write_slots;
+        next.state = pool;
+        again.cu_seqlens = ring2_indices(GDN_I64, 2, cu);
+        again.read_slots = t->write_slots;
         again.num_accepted_tokens = ring2_indices(GDN_I32, 1, &n);
-        again.write_slots    = ring2_indices(GDN_I32, 1, (int64_t[]){ 0 });
-        next.batch           = &again;
+        again.write_slots = ring2_indices(GDN_I32, 1, (int64_t[]){ 0 });
+        next.batch = &again;
         call(ring2_ctx(2), &next, true);
 
         for (int64_t i = 0; i < n + 3; i++) {
             const gdn_rule_args token = ring2_rule_slice(&all, i, 1);
-            const gdn_rule_args is = i < n ? ring2_rule_slice(&draft, i, 1)
-                                           : ring2_rule_slice(&next, i - n, 1);
-            gdn_rule_args       replay = token;
+            const gdn_rule_args is =
+                i < n ? ring2_rule_slice(&draft, i, 1) : ring2_rule_slice(&next, i - n, 1);
+            gdn_rule_args replay = token;
             replay.q = is.q, replay.k = is.k, replay.v = is.v, replay.g = is.g;
             replay.beta = is.beta;
             call(ring2_ctx(2), &replay, true);
@@ -280,10 +280,10 @@ static void rollback_is_a_replay(void)
 static void commit_only(void)
 {
     for (int64_t n = 0; n <= 5; n++) {
-        gdn_batch    *t;
+        gdn_batch *t;
         gdn_rule_args a = sequence(5, gva, 60, 100, &t), b = ring2_rule_clone(&a), part;
-        t->token_count  = ring2_indices(GDN_I64, 1, &n);
-        a.out.data      = NULL;
+        t->token_count = ring2_indices(GDN_I64, 1, &n);
+        a.out.data = NULL;
         call(ring2_ctx(2), &a, true);
         for (int64_t i = 0; i < n; i++) {
             part = ring2_rule_slice(&b, i, 1);
@@ -296,7 +296,7 @@ static void commit_only(void)
 static void frozen_states_stay(void)
 {
     for (int decode = 0; decode < 2; decode++) {
-        gdn_batch    *t;
+        gdn_batch *t;
         gdn_rule_args a = sequence(30, gva, 60, 100, &t), b = ring2_rule_clone(&a);
         call(ring2_ctx(2), &a, decode);
         t->write = GDN_WRITE_NONE;
@@ -314,8 +314,8 @@ static void frozen_states_stay(void)
 static void trap_1_gate_space(void)
 {
     for (int i = 0; i < 4; i++) {
-        const bool        decode = i & 1;
-        gdn_rule_args     a = sequence(40, gva, 32, 32, NULL), b = ring2_rule_clone(&a);
+        const bool decode = i & 1;
+        gdn_rule_args a = sequence(40, gva, 32, 32, NULL), b = ring2_rule_clone(&a);
         struct ring2_rule m;
         for (int64_t j = 0; j < ring2_count(&b.g); j++) { /* exact in either form: 2^-n */
             const double n = (double)ring2_below(3);
@@ -338,8 +338,8 @@ static void trap_1_gate_space(void)
 static void trap_2_orientation(void)
 {
     for (int decode = 0; decode < 2; decode++) {
-        gdn_rule_args     a = sequence(20, gva, 32, 48, NULL);
-        gdn_rule_args     vk = sequence(20, gva, 60, 60, NULL), kv = ring2_rule_clone(&vk);
+        gdn_rule_args a = sequence(20, gva, 32, 48, NULL);
+        gdn_rule_args vk = sequence(20, gva, 60, 60, NULL), kv = ring2_rule_clone(&vk);
         struct ring2_rule m;
         a.state_layout = GDN_STATE_KV; /* but the pool is [P][H][V][K] */
         ring2_call_begin();
@@ -386,11 +386,11 @@ static void trap_4_norm_formulas(void)
     const double length[] = { 1, sqrt(32), 12, 7, 1 };
     for (int i = 0; i < 10; i++) {
         gdn_rule_args a = sequence(1, one, 2, 1, NULL);
-        const double  want = 25 / (length[i / 2] * length[i / 2]);
+        const double want = 25 / (length[i / 2] * length[i / 2]);
         a.g.data = a.beta.data = a.state.data = NULL;
-        a.norm     = i / 2;
+        a.norm = i / 2;
         a.norm_eps = 7;
-        a.scale    = 1;
+        a.scale = 1;
         for (int x = 0; x < 2; x++) ring2_set(&a.q, x, 3 + x), ring2_set(&a.k, x, 3 + x);
         ring2_set(&a.v, 0, 1);
         call(ring2_ctx(1), &a, i & 1);
@@ -403,12 +403,12 @@ static void trap_5_negative_slots(void)
 {
     static const int64_t sizes[3] = { 12, 3, 7 }, slots[3] = { 1, -1, 0 };
     for (int i = 0; i < 6; i++) {
-        gdn_batch    *t;
+        gdn_batch *t;
         gdn_rule_args a = ring2_rule_packed(GDN_F32, GDN_F32, 3, sizes, gva, 16, 24, &t);
         const gdn_rule_args padding = ring2_rule_slice(&a, 12, 3);
         t->read_slots = ring2_indices(i & 1 ? GDN_I32 : GDN_I64, 3, slots);
         t->pad_policy = i / 2;
-        t->sink_slot  = 2;
+        t->sink_slot = 2;
         ring2_fill_value(&a.out, 77);
         ring2_rule_check(ring2_ctx(2), &a, i & 1);
         if (t->pad_policy != GDN_PAD_SINK)
@@ -422,13 +422,12 @@ static void trap_6_empty_sequence(void)
     static const int64_t sizes[3] = { 12, 0, 7 };
     for (int decode = 0; decode < 2; decode++) {
         gdn_rule_args a = ring2_rule_packed(GDN_F32, GDN_F32, 3, sizes, gva, 16, 24, NULL);
-        gdn_tensor    row;
+        gdn_tensor row;
         a.state_out = ring2_clone(&a.state);
         ring2_fill_value(&a.state_out, 77);
         ring2_rule_check(ring2_ctx(2), &a, decode);
         row = ring2_select(&a.state_out, 0, 1);
-        CHECK(ring2_get(&row, 9) == 77, "the empty sequence's state_out is %g",
-              ring2_get(&row, 9));
+        CHECK(ring2_get(&row, 9) == 77, "the empty sequence's state_out is %g", ring2_get(&row, 9));
     }
 }
 
@@ -447,7 +446,7 @@ static void trap_10_scale_zero_is_the_default(void)
 static void tail_is_zero(void)
 {
     for (int decode = 0; decode < 2; decode++) {
-        gdn_batch    *t;
+        gdn_batch *t;
         gdn_rule_args a = sequence(20, gva, 64, 24, &t), tail;
         ring2_set(&t->cu_seqlens, 1, 13);
         ring2_rule_check(ring2_ctx(2), &a, decode);

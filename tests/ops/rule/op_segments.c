@@ -34,13 +34,13 @@ static void expect_cut(gdn_ctx *ctx, bool cut)
 static gdn_rule_args packed(const struct shape *s, int n, const int64_t *lengths)
 {
     static const int heads[3] = { 2, 2, 4 };
-    gdn_rule_args    a = ring2_rule_packed(s->dtype, s->state, n, lengths, heads, s->K, s->V, NULL);
+    gdn_rule_args a = ring2_rule_packed(s->dtype, s->state, n, lengths, heads, s->K, s->V, NULL);
     if (s->layout == GDN_STATE_KV) {
         a.state = ring2_new(s->state, 0, 4, n, 4, s->K, s->V);
         ring2_fill(&a.state, -1, 1);
     }
     a.state_layout = s->layout;
-    a.norm         = s->norm;
+    a.norm = s->norm;
     return a;
 }
 
@@ -55,7 +55,7 @@ static void call(gdn_ctx *ctx, const gdn_rule_args *a)
 static void agrees_with_float64(void)
 {
     static const int64_t lengths[][6] = { { 1000 }, { 63, 64, 65, 700, 0, 129 }, { 1, 320, 321 } };
-    static const int     counts[]     = { 1, 6, 3 };
+    static const int counts[] = { 1, 6, 3 };
     FOR_EACH_SHAPE(s) for (int i = 0; i < 3 && !ring2_failed(); i++)
     {
         gdn_ctx *ctx = ring2_hopper(s->first, s->each);
@@ -81,9 +81,9 @@ static void apart(void)
     static const int64_t lengths[] = { 300, 1000, 63, 0, 301, 320, 129 };
     enum { B = sizeof lengths / sizeof *lengths, WHOLE = 300, ALWAYS = 30000, NEVER = 1 };
     for (int i = 0; i < 2 * N_SHAPES && !ring2_failed(); i++) {
-        const struct shape *s   = &shapes[i / 2];
-        const int           win = i % 2 ? ALWAYS : i % 4 ? NEVER : 0;
-        gdn_ctx            *ctx = ring2_hopper_apart(WHOLE, win, s->first, s->each);
+        const struct shape *s = &shapes[i / 2];
+        const int win = i % 2 ? ALWAYS : i % 4 ? NEVER : 0;
+        gdn_ctx *ctx = ring2_hopper_apart(WHOLE, win, s->first, s->each);
         if (!ctx) return;
         if (s->K <= 64 && s->V <= 64) continue;
         gdn_rule_args a = packed(s, B, lengths);
@@ -95,7 +95,7 @@ static void apart(void)
         call(ctx, &whole);
         int64_t token = 0;
         for (int row = 0; row < B; token += lengths[row++]) {
-            const gdn_tensor got  = ring2_narrow(&a.out, 0, token, lengths[row]),
+            const gdn_tensor got = ring2_narrow(&a.out, 0, token, lengths[row]),
                              want = ring2_narrow(&whole.out, 0, token, lengths[row]);
             if (lengths[row] <= WHOLE || win == NEVER)
                 ring2_expect_bits("out of a whole one", &got, &want);
@@ -110,13 +110,13 @@ static void apart(void)
 static void check_masked_rows(gdn_ctx *ctx)
 {
     enum { T = 400 };
-    static const int     heads[3] = { 2, 2, 4 };
+    static const int heads[3] = { 2, 2, 4 };
     static const int64_t start[3] = { 0, 70, 333 }, count[3] = { T, 330, 60 };
-    gdn_batch            t        = gdn_batch_init();
+    gdn_batch t = gdn_batch_init();
     if (!ctx) return;
     gdn_rule_args a = ring2_rule_args(GDN_BF16, GDN_F32, 3 * T, 3, heads, 128, 128), before;
-    a.state_out     = ring2_clone(&a.state);
-    before          = a;
+    a.state_out = ring2_clone(&a.state);
+    before = a;
     gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const gdn_tensor p = *rows[i];
@@ -124,14 +124,14 @@ static void check_masked_rows(gdn_ctx *ctx)
     }
     t.token_start = ring2_indices(GDN_I32, 3, start);
     t.token_count = ring2_indices(GDN_I64, 3, count);
-    a.batch       = &t;
+    a.batch = &t;
     call(ctx, &a);
     expect_cut(ctx, true);
     for (int b = 0; b < 3; b++) {
-        gdn_rule_args     row = ring2_rule_slice(&before, b * T + start[b], count[b]);
-        const gdn_tensor  out = row.out, state = ring2_narrow(&a.state_out, 0, b, 1);
+        gdn_rule_args row = ring2_rule_slice(&before, b * T + start[b], count[b]);
+        const gdn_tensor out = row.out, state = ring2_narrow(&a.state_out, 0, b, 1);
         struct ring2_rule m;
-        row.state     = ring2_narrow(&a.state, 0, b, 1);
+        row.state = ring2_narrow(&a.state, 0, b, 1);
         row.state_out = ring2_clone(&state);
         ring2_rule_model(&row, false, &m);
         ring2_compare("out", &out, m.out, m.out_limit, m.out_noise, NULL);
@@ -149,7 +149,7 @@ static void masked_rows(void)
 static void where_the_planner_cuts(void)
 {
     static const int heads[3] = { 1, 1, 1 };
-    gdn_ctx         *ctx      = ring2_hopper(0, 0);
+    gdn_ctx *ctx = ring2_hopper(0, 0);
     if (!ctx) return;
     gdn_rule_args a = ring2_rule_args(GDN_BF16, GDN_F32, 6000, 1, heads, 128, 128);
     ring2_rule_inputs(&a, true, -0.001); /* with stronger gates M is 0 to float32 */
@@ -168,15 +168,15 @@ static void one_among_many(void)
 {
     enum { B = 8, LONG = 24000, SHORT = 500, AT = 5 };
     static const int heads[3] = { 1, 1, 1 };
-    int64_t          lengths[B];
-    gdn_batch       *batch;
-    gdn_ctx         *ctx = ring2_hopper(0, 0);
+    int64_t lengths[B];
+    gdn_batch *batch;
+    gdn_ctx *ctx = ring2_hopper(0, 0);
     if (!ctx) return;
     for (int i = 0; i < B; i++) lengths[i] = i == AT ? LONG : SHORT + i % 3;
     gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, B, lengths, heads, 16, 16, &batch);
     ring2_rule_inputs(&a, true, -0.001);
     gdn_rule_args whole = ring2_rule_clone(&a), said = whole;
-    whole.flags         = GDN_BATCH_INVARIANT;
+    whole.flags = GDN_BATCH_INVARIANT;
     call(ctx, &whole);
     expect_cut(ctx, false);
     said.out = ring2_clone(&a.out), said.state = ring2_clone(&a.state);
@@ -185,7 +185,7 @@ static void one_among_many(void)
     batch->max_seqlen = LONG;
     ring2_rule_check(ctx, &said, false);
     expect_cut(ctx, true);
-    const int64_t    before  = AT * SHORT + 4;
+    const int64_t before = AT * SHORT + 4;
     const gdn_tensor parts[] = { ring2_narrow(&a.out, 0, 0, before),
                                  ring2_narrow(&said.out, 0, 0, before),
                                  ring2_narrow(&whole.out, 0, 0, before) };
@@ -197,15 +197,15 @@ static void one_among_many(void)
 /* A wrong max_seqlen changes no bit of sequences that stay whole. */
 static void whatever_is_said(void)
 {
-    static const int     heads[3]  = { 1, 1, 1 }, said[] = { 1, 4000, 12000, INT32_MAX };
+    static const int heads[3] = { 1, 1, 1 }, said[] = { 1, 4000, 12000, INT32_MAX };
     static const int64_t lengths[] = { 300, 10000, 0, 65, 5000 };
-    gdn_batch           *batch;
-    gdn_ctx             *ctx = ring2_hopper(0, 0);
+    gdn_batch *batch;
+    gdn_ctx *ctx = ring2_hopper(0, 0);
     if (!ctx) return;
     gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 5, lengths, heads, 72, 16, &batch);
     ring2_rule_inputs(&a, true, -0.001);
     gdn_rule_args whole = ring2_rule_clone(&a);
-    whole.flags         = GDN_BATCH_INVARIANT;
+    whole.flags = GDN_BATCH_INVARIANT;
     call(ctx, &whole);
     for (size_t i = 0; i < sizeof said / sizeof *said && !ring2_failed(); i++) {
         gdn_rule_args cut = ring2_rule_clone(&a), other = ring2_rule_clone(&a);
@@ -224,11 +224,11 @@ static void whatever_is_said(void)
 static void states_of_8_bits(void)
 {
     static const int64_t lengths[] = { 500, 130 };
-    gdn_ctx             *ctx       = ring2_hopper(64, 128);
+    gdn_ctx *ctx = ring2_hopper(64, 128);
     if (!ctx) return;
     const gdn_tensor pool = ring2_new(GDN_E4M3, 0, 4, 2, 4, 128, 128);
     const gdn_tensor scales = ring2_new(GDN_F32, 0, 3, 2, 4, 128, 0);
-    gdn_rule_args    a = packed(&shapes[0], 2, lengths), b = ring2_rule_clone(&a);
+    gdn_rule_args a = packed(&shapes[0], 2, lengths), b = ring2_rule_clone(&a);
     b.state_out = ring2_clone(&pool), b.state_out_scales = ring2_clone(&scales);
     call(ctx, &b);
     expect_cut(ctx, true);
@@ -248,19 +248,19 @@ static void checkpoints(void)
     static const int64_t one[] = { T };
     FOR_EACH_SHAPE(s)
     {
-        gdn_ctx  *ctx = ring2_hopper(s->first, s->each);
-        gdn_batch t   = gdn_batch_init();
+        gdn_ctx *ctx = ring2_hopper(s->first, s->each);
+        gdn_batch t = gdn_batch_init();
         if (!ctx) return;
         if (s->layout == GDN_STATE_KV) continue;
         gdn_rule_args a = packed(s, 1, one), before = ring2_rule_clone(&a);
         t.checkpoint_every = EVERY;
-        a.batch            = &t;
-        a.checkpoints      = ring2_new(GDN_F32, 0, 4, N, 4, s->V, s->K);
+        a.batch = &t;
+        a.checkpoints = ring2_new(GDN_F32, 0, 4, N, 4, s->V, s->K);
         call(ctx, &a);
         expect_cut(ctx, true);
         for (int c = 0; c < N && !ring2_failed(); c += 3) {
-            gdn_rule_args     part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
-            const gdn_tensor  got  = ring2_narrow(&a.checkpoints, 0, c, 1);
+            gdn_rule_args part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
+            const gdn_tensor got = ring2_narrow(&a.checkpoints, 0, c, 1);
             struct ring2_rule m;
             part.state_out = ring2_new(GDN_F32, 0, 4, 1, 4, s->V, s->K);
             ring2_rule_model(&part, false, &m);
@@ -278,8 +278,8 @@ enum { STOP_FIRST = 64, STOP_EACH = 512, STOP_T = 700, STOP_KEPT = 192 };
 static gdn_rule_args stopping(int32_t dtype, int32_t norm)
 {
     static const int heads[3] = { 1, 1, 2 };
-    gdn_rule_args    a = ring2_rule_args(dtype, GDN_F32, STOP_T, 1, heads, 128, 128);
-    a.norm             = norm;
+    gdn_rule_args a = ring2_rule_args(dtype, GDN_F32, STOP_T, 1, heads, 128, 128);
+    a.norm = norm;
     return a;
 }
 
@@ -296,34 +296,40 @@ static void where_it_stops(void)
     enum { LOG = GDN_GATE_LOG, LINEAR = GDN_GATE_LINEAR, RAW = GDN_GATE_RAW };
     static const struct {
         int32_t norm, gate, beta_kind;
-        double  bits, beta, length; /* that the kept tokens forget; given; of the keys */
-        bool    stops;
+        double bits, beta, length; /* that the kept tokens forget; given; of the keys */
+        bool stops;
     } cases[] = {
-        { GDN_NORM_L2, LOG, 0, 25.1, 1, 7, true },     { GDN_NORM_L2, LOG, 0, 24.9, 1, 7, false },
-        { GDN_NORM_L2, LOG, 0, 25.1, 1.98, 1, true },  { GDN_NORM_L2, LOG, 0, 25.1, 2, 1, false },
-        { GDN_NORM_L2, LOG, 0, 29.5, 2, 1, true },     { GDN_NORM_L2, LOG, 0, 29.5, 2.1, 1, false },
-        { GDN_NORM_L2, LOG, 0, 25.1, -0.1, 1, false }, { GDN_NORM_L2, LOG, 0, 0, 1, 1, false },
+        { GDN_NORM_L2, LOG, 0, 25.1, 1, 7, true },
+        { GDN_NORM_L2, LOG, 0, 24.9, 1, 7, false },
+        { GDN_NORM_L2, LOG, 0, 25.1, 1.98, 1, true },
+        { GDN_NORM_L2, LOG, 0, 25.1, 2, 1, false },
+        { GDN_NORM_L2, LOG, 0, 29.5, 2, 1, true },
+        { GDN_NORM_L2, LOG, 0, 29.5, 2.1, 1, false },
+        { GDN_NORM_L2, LOG, 0, 25.1, -0.1, 1, false },
+        { GDN_NORM_L2, LOG, 0, 0, 1, 1, false },
         { GDN_NORM_L2_ADD, LINEAR, 0, 25.1, 1, 1, true },
         { GDN_NORM_L2_MAX, LINEAR, 0, 24.9, 1, 1, false },
-        { GDN_NORM_L2, RAW, 1, 25.1, 9, 1, true },     { GDN_NORM_L2, RAW, 1, 24.9, 9, 1, false },
-        { GDN_NORM_L2, RAW, 2, 25.1, 9, 1, false },    { GDN_NORM_L2, LOG, 2, 25.1, 1, 1, true },
+        { GDN_NORM_L2, RAW, 1, 25.1, 9, 1, true },
+        { GDN_NORM_L2, RAW, 1, 24.9, 9, 1, false },
+        { GDN_NORM_L2, RAW, 2, 25.1, 9, 1, false },
+        { GDN_NORM_L2, LOG, 2, 25.1, 1, 1, true },
         { GDN_NORM_NONE, LOG, 0, 25.1, 1, 1, false },
     };
     for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
-        const size_t  n   = i / 4;
-        gdn_ctx      *ctx = ring2_hopper(STOP_FIRST, STOP_EACH);
-        const bool    off = i % 4 / 2;
+        const size_t n = i / 4;
+        gdn_ctx *ctx = ring2_hopper(STOP_FIRST, STOP_EACH);
+        const bool off = i % 4 / 2;
         if (!ctx) return;
-        gdn_rule_args a     = stopping(i % 2 ? GDN_F16 : GDN_BF16, cases[n].norm);
-        const double  alpha = exp2(-cases[n].bits / STOP_KEPT);
-        const double  gate[] = { log(alpha), alpha, log(expm1(-log(alpha))) };
+        gdn_rule_args a = stopping(i % 2 ? GDN_F16 : GDN_BF16, cases[n].norm);
+        const double alpha = exp2(-cases[n].bits / STOP_KEPT);
+        const double gate[] = { log(alpha), alpha, log(expm1(-log(alpha))) };
         if (cases[n].gate == RAW) {
             a.A_log = ring2_new(GDN_F32, 0, 1, 2, 0, 0, 0);
             ring2_fill_value(&a.A_log, 0);
         }
-        a.gate      = cases[n].gate;
+        a.gate = cases[n].gate;
         a.beta_kind = cases[n].beta_kind;
-        a.flags     = off ? GDN_NO_EARLY_STOP : 0;
+        a.flags = off ? GDN_NO_EARLY_STOP : 0;
         ring2_fill_value(&a.g, gate[a.gate]);
         ring2_fill_value(&a.beta, cases[n].beta);
         stretch(&a.k, cases[n].length);
@@ -333,7 +339,7 @@ static void where_it_stops(void)
         const bool stops = cases[n].stops && !off;
         for (int64_t j = 0; j < 2 * 128; j += 51) {
             const double before = ring2_get(&a.out, 300 * 2 * 128 + j);
-            const double after  = ring2_get(&a.out, 600 * 2 * 128 + j);
+            const double after = ring2_get(&a.out, 600 * 2 * 128 + j);
             CHECK(isnan(before) && isnan(after) == !stops, "case %d: %g, then %g", (int)i, before,
                   after);
         }
@@ -379,12 +385,12 @@ static void what_is_missing(void)
 {
     for (int i = 0; i < 4; i++) {
         const double bits = i % 2 ? 25.1 : 24.9;
-        gdn_ctx     *ctx  = ring2_hopper(STOP_FIRST, STOP_EACH);
+        gdn_ctx *ctx = ring2_hopper(STOP_FIRST, STOP_EACH);
         if (!ctx) return;
-        gdn_rule_args    a      = stopping(GDN_BF16, GDN_NORM_L2);
+        gdn_rule_args a = stopping(GDN_BF16, GDN_NORM_L2);
         const gdn_tensor before = ring2_clone(&a.state);
-        const double     left   = exp2(-bits / STOP_KEPT * STOP_T);
-        const double     missed = exp2(-bits / STOP_KEPT * (STOP_FIRST + STOP_EACH - STOP_KEPT));
+        const double left = exp2(-bits / STOP_KEPT * STOP_T);
+        const double missed = exp2(-bits / STOP_KEPT * (STOP_FIRST + STOP_EACH - STOP_KEPT));
         ring2_fill_value(&a.g, -bits / STOP_KEPT * log(2));
         ring2_fill_value(&a.beta, 0);
         a.flags = i / 2 ? GDN_NO_EARLY_STOP : 0;
@@ -411,7 +417,7 @@ static void the_flag_alone(void)
         gdn_rule_args a = packed(s, 1, one);
         ring2_fill(&a.g, s->norm == GDN_NORM_NONE ? -3 : -0.05, 0);
         gdn_rule_args b = ring2_rule_clone(&a);
-        b.flags         = GDN_NO_EARLY_STOP;
+        b.flags = GDN_NO_EARLY_STOP;
         call(ctx, &a), call(ctx, &b);
         expect_cut(ctx, true);
         ring2_expect_bits("out", &b.out, &a.out);
@@ -443,23 +449,23 @@ static void G3_repeat(void)
  * beside others. */
 static void G2_batch_invariant(void)
 {
-    static const int     heads[3]  = { 1, 1, 2 };
+    static const int heads[3] = { 1, 1, 2 };
     static const int64_t lengths[] = { 4100, 70, 300 };
-    gdn_ctx             *ctx       = ring2_hopper(0, 0);
+    gdn_ctx *ctx = ring2_hopper(0, 0);
     if (!ctx) return;
     gdn_rule_args a = ring2_rule_packed(GDN_BF16, GDN_F32, 3, lengths, heads, 128, 128, NULL);
     gdn_rule_args alone = ring2_rule_slice(&a, 0, lengths[0]);
-    alone.batch         = NULL;
-    alone.state         = ring2_narrow(&a.state, 0, 0, 1);
-    alone               = ring2_rule_clone(&alone);
-    gdn_rule_args cut   = ring2_rule_clone(&alone);
+    alone.batch = NULL;
+    alone.state = ring2_narrow(&a.state, 0, 0, 1);
+    alone = ring2_rule_clone(&alone);
+    gdn_rule_args cut = ring2_rule_clone(&alone);
     a.flags = alone.flags = GDN_BATCH_INVARIANT;
     call(ctx, &a);
     expect_cut(ctx, false);
     call(ctx, &alone);
     expect_cut(ctx, false);
-    const gdn_rule_args got   = ring2_rule_slice(&a, 0, lengths[0]);
-    const gdn_tensor    state = ring2_narrow(&a.state, 0, 0, 1);
+    const gdn_rule_args got = ring2_rule_slice(&a, 0, lengths[0]);
+    const gdn_tensor state = ring2_narrow(&a.state, 0, 0, 1);
     ring2_expect_bits("out", &alone.out, &got.out);
     ring2_expect_bits("state", &alone.state, &state);
     call(ctx, &cut);
@@ -483,7 +489,7 @@ static void G7_forgets(void)
         call(ctx, &a), call(ctx, &clean);
         expect_cut(ctx, true);
         const gdn_tensor after = ring2_narrow(&a.out, 0, gates[i], T - gates[i]);
-        const gdn_tensor want  = ring2_narrow(&clean.out, 0, gates[i], T - gates[i]);
+        const gdn_tensor want = ring2_narrow(&clean.out, 0, gates[i], T - gates[i]);
         ring2_expect_bits("out", &after, &want);
         ring2_expect_bits("state", &a.state, &clean.state);
         ring2_free();
@@ -513,7 +519,7 @@ static void G9_every_bit_stays(void)
 static void G13_workspace(void)
 {
     static const int64_t lengths[] = { 63, 64, 65, 700, 0, 129 };
-    gdn_ctx             *ctx       = ring2_hopper(64, 64);
+    gdn_ctx *ctx = ring2_hopper(64, 64);
     if (!ctx) return;
     gdn_rule_args a = packed(&shapes[0], 6, lengths);
     ring2_give_workspace(ctx, GDN_OP_PREFILL, &a);

@@ -12,7 +12,7 @@
 #include "ring2_rule.h"
 
 enum { K = 20, V = 12, P = 4, B = 3, H = 4 };
-static const int     heads[3]      = { 2, 2, H };
+static const int heads[3] = { 2, 2, H };
 static const int64_t lengths[2][B] = { { 5, 1, 8 }, { 33, 2, 20 } };
 
 /* ---- Pools ---------------------------------------------------------------------------------- */
@@ -28,10 +28,10 @@ static gdn_tensor apart(int32_t dtype, int layout, int64_t n, int way)
         t = ring2_swap(&t, 0, 3), t = ring2_swap(&t, 1, 2);
         return ring2_swap(&t, 2, 3);
     }
-    gdn_tensor t    = ring2_new(dtype, 2, 4, n, H, rows, 3 * columns);
+    gdn_tensor t = ring2_new(dtype, 2, 4, n, H, rows, 3 * columns);
     gdn_tensor last = ring2_narrow(&t, 3, way == GAPS ? 1 : 3 * columns - 1, 1);
-    last.size[3]    = columns;
-    last.stride[3]  = way == GAPS ? 3 : -3;
+    last.size[3] = columns;
+    last.stride[3] = way == GAPS ? 3 : -3;
     return last;
 }
 
@@ -56,18 +56,18 @@ enum { IN_PLACE, FROM_DENSE, TO_DENSE, N_PLACES };
 static void floats(int number)
 {
     static const int32_t dtypes[] = { GDN_F32, GDN_BF16, GDN_F16 };
-    const int     layout = number / 3 % 2, way = number / 6 % N_WAYS;
-    const int     place  = number / 18 % N_PLACES;
-    const bool    decode = number / 54 % 2;
-    const int32_t dtype  = dtypes[number % 3], io = number / 5 % 2 ? GDN_BF16 : GDN_F32;
-    gdn_batch    *batch;
+    const int layout = number / 3 % 2, way = number / 6 % N_WAYS;
+    const int place = number / 18 % N_PLACES;
+    const bool decode = number / 54 % 2;
+    const int32_t dtype = dtypes[number % 3], io = number / 5 % 2 ? GDN_BF16 : GDN_F32;
+    gdn_batch *batch;
     gdn_rule_args a = ring2_rule_packed(io, dtype, B, lengths[number / 7 % 2], heads, K, V, &batch);
-    gdn_tensor    from = dense(dtype, layout, P), to = apart(dtype, layout, P, way);
+    gdn_tensor from = dense(dtype, layout, P), to = apart(dtype, layout, P, way);
     ring2_fill(&from, -0.5, 0.5);
     move(&to, &from);
     a.state_layout = layout;
-    a.flags        = dtype == GDN_F32 && number % 2 ? GDN_EXACT : 0;
-    a.state        = place == FROM_DENSE ? from : to;
+    a.flags = dtype == GDN_F32 && number % 2 ? GDN_EXACT : 0;
+    a.state = place == FROM_DENSE ? from : to;
     if (place == FROM_DENSE) a.state_out = to;
     if (place == TO_DENSE) a.state_out = dense(dtype, layout, P);
     if (place == TO_DENSE) ring2_fill_value(&a.state_out, 0);
@@ -79,7 +79,7 @@ static void floats(int number)
 /* A pool of 8 bits, with scales or without, or of floats. */
 static const struct kind {
     int32_t dtype;
-    bool    scaled;
+    bool scaled;
 } kinds[] = { { GDN_I8, true }, { GDN_E4M3, true }, { GDN_E5M2, false } };
 
 struct pool {
@@ -122,16 +122,16 @@ static void may_write(const struct pool *p)
 /* Drawn gates; gates that leave the state; the last of them for a batch of one token each. */
 static void eight_bits(int number)
 {
-    const struct kind kind   = kinds[number % 3];
-    const int         layout = number / 3 % 2, way = number / 6 % N_WAYS;
-    const bool        decode = number / 18 % 2, idle = number / 36;
-    gdn_rule_args     a = ring2_rule_packed(GDN_F32, GDN_F32, B, lengths[number / 5 % 2], heads, K,
-                                            V, NULL);
+    const struct kind kind = kinds[number % 3];
+    const int layout = number / 3 % 2, way = number / 6 % N_WAYS;
+    const bool decode = number / 18 % 2, idle = number / 36;
+    gdn_rule_args a =
+        ring2_rule_packed(GDN_F32, GDN_F32, B, lengths[number / 5 % 2], heads, K, V, NULL);
     const struct pool p = dense_pool(kind, layout), q = pool_apart(&p, layout, way);
     if (idle) ring2_fill_value(&a.g, 0), ring2_fill_value(&a.beta, 0);
     a.state_layout = layout;
-    a.rounding     = number / 2 % 2, a.seed = ring2_bits();
-    a.flags        = number % 7 == 0 ? GDN_EXACT : 0;
+    a.rounding = number / 2 % 2, a.seed = ring2_bits();
+    a.flags = number % 7 == 0 ? GDN_EXACT : 0;
     a.state = p.t, a.state_scales = p.scales;
     gdn_rule_args b = ring2_rule_clone(&a);
     b.state = q.t, b.state_scales = q.scales;
@@ -148,19 +148,19 @@ static void eight_bits(int number)
 /* The state goes to a dense pool of its own, checkpoints to one that is not. */
 static void checkpoints(int number)
 {
-    const int     layout = number % 2, way = number / 2 % N_WAYS;
-    const bool    decode = number / 6 % 2;
-    const int32_t dtype  = number % 5 ? GDN_BF16 : GDN_F32;
-    gdn_batch    *batch;
+    const int layout = number % 2, way = number / 2 % N_WAYS;
+    const bool decode = number / 6 % 2;
+    const int32_t dtype = number % 5 ? GDN_BF16 : GDN_F32;
+    gdn_batch *batch;
     gdn_rule_args a = ring2_rule_packed(GDN_F32, GDN_F32, B, lengths[1], heads, K, V, &batch);
-    a.state         = dense(GDN_F32, layout, P);
+    a.state = dense(GDN_F32, layout, P);
     ring2_fill(&a.state, -0.5, 0.5);
-    a.state_layout          = layout;
+    a.state_layout = layout;
     batch->checkpoint_every = 16;
-    a.checkpoints           = dense(dtype, layout, P);
+    a.checkpoints = dense(dtype, layout, P);
     ring2_fill_value(&a.checkpoints, 0);
     gdn_rule_args b = ring2_rule_clone(&a);
-    b.checkpoints   = apart(dtype, layout, P, way);
+    b.checkpoints = apart(dtype, layout, P, way);
     move(&b.checkpoints, &a.checkpoints);
     ring2_status(ring2_ctx(2), "dense", ring2_rule_call(ring2_ctx(2), &a, decode), GDN_OK);
     ring2_status(ring2_ctx(2), "apart", ring2_rule_call(ring2_ctx(2), &b, decode), GDN_OK);
@@ -172,17 +172,17 @@ static void folded(int number)
 {
     enum { R = 5 };
     static const int64_t counts[P] = { 2, 0, 5, 1 };
-    const struct kind    kind   = kinds[number % 3];
-    const int            layout = number / 3 % 2;
-    gdn_record_fold_args a      = gdn_record_fold_args_init(), b;
-    const struct pool    p = dense_pool(kind, layout), q = pool_apart(&p, layout, number % N_WAYS);
+    const struct kind kind = kinds[number % 3];
+    const int layout = number / 3 % 2;
+    gdn_record_fold_args a = gdn_record_fold_args_init(), b;
+    const struct pool p = dense_pool(kind, layout), q = pool_apart(&p, layout, number % N_WAYS);
     a.record_k = ring2_new(GDN_F32, 0, 4, P, R, 2, K);
     a.record_u = ring2_new(GDN_F32, 0, 4, P, R, H, V);
     a.record_g = ring2_new(GDN_F32, 0, 3, P, R, H, 0);
     ring2_fill(&a.record_k, -0.2, 0.2), ring2_fill(&a.record_u, -1, 1);
     ring2_fill(&a.record_g, 0.5, 1);
     a.state_layout = layout;
-    b              = a;
+    b = a;
     a.record_count = ring2_indices(GDN_I32, P, counts);
     b.record_count = ring2_clone(&a.record_count);
     a.state = p.t, a.state_scales = p.scales, b.state = q.t, b.state_scales = q.scales;
@@ -194,10 +194,10 @@ static void folded(int number)
 static void layer_step(int number)
 {
     enum { D = 2 * 2 * K + H * V };
-    const struct kind kind   = kinds[number % 3];
-    const int         layout = number / 3 % 2;
+    const struct kind kind = kinds[number % 3];
+    const int layout = number / 3 % 2;
     const struct pool p = dense_pool(kind, layout), q = pool_apart(&p, layout, number % N_WAYS);
-    gdn_step_args     a = gdn_step_args_init();
+    gdn_step_args a = gdn_step_args_init();
     a.n_key_heads = 2, a.n_value_heads = H, a.key_head_dim = K, a.value_head_dim = V;
     a.x = ring2_new(GDN_BF16, 0, 3, B, 2, D, 0), a.out = ring2_new(GDN_BF16, 0, 4, B, 2, H, V);
     a.a = ring2_new(GDN_F32, 0, 3, B, 2, H, 0), a.b = ring2_new(GDN_F32, 0, 3, B, 2, H, 0);
@@ -207,7 +207,7 @@ static void layer_step(int number)
     a.state_layout = layout;
     a.state = p.t, a.state_scales = p.scales;
     gdn_step_args b = a;
-    b.out           = ring2_clone(&a.out);
+    b.out = ring2_clone(&a.out);
     b.state = q.t, b.state_scales = q.scales;
     ring2_status(ring2_ctx(2), "dense", gdn_step(ring2_ctx(2), &a), GDN_OK);
     ring2_status(ring2_ctx(2), "apart", gdn_step(ring2_ctx(2), &b), GDN_OK);
@@ -218,10 +218,8 @@ static void layer_step(int number)
 int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
-        { "strides: floats", floats, 108 },
-        { "strides: 8 bits", eight_bits, 72 },
-        { "strides: checkpoints", checkpoints, 12 },
-        { "strides: gdn_record_fold", folded, 6 },
+        { "strides: floats", floats, 108 },          { "strides: 8 bits", eight_bits, 72 },
+        { "strides: checkpoints", checkpoints, 12 }, { "strides: gdn_record_fold", folded, 6 },
         { "strides: gdn_step", layer_step, 6 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

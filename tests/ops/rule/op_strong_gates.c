@@ -13,7 +13,7 @@
 #include "ring2_rule.h"
 
 enum { H = 4 };
-static const int     heads[3] = { 2, 2, H };
+static const int heads[3] = { 2, 2, H };
 static const int64_t counts[] = { 64, 40, 130, 200 };
 enum { N_COUNTS = sizeof counts / sizeof *counts };
 
@@ -54,10 +54,9 @@ static void scale_by(const gdn_tensor *x, double f)
 static gdn_rule_args take(int i, int n, const int64_t *lengths)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 64, 64 }, { 192, 136 }, { 96, 72 } };
-    const int64_t       *size  = sizes[i / (2 * N_GATES) % 4];
-    const int32_t        dtype = i % 2 ? GDN_F16 : GDN_BF16;
-    gdn_rule_args        a = ring2_rule_packed(dtype, GDN_F32, n, lengths, heads, size[0],
-                                               size[1], NULL);
+    const int64_t *size = sizes[i / (2 * N_GATES) % 4];
+    const int32_t dtype = i % 2 ? GDN_F16 : GDN_BF16;
+    gdn_rule_args a = ring2_rule_packed(dtype, GDN_F32, n, lengths, heads, size[0], size[1], NULL);
     fill_gates(&a, i / 2 % N_GATES);
     scale_by(&a.v, dtype == GDN_F16 ? 16 : 1); /* not to be below f16 at once */
     scale_by(&a.state, dtype == GDN_F16 ? 16 : 1);
@@ -84,8 +83,8 @@ static void agrees_with_float64(int i)
 static void lengths_of_keys(int i)
 {
     gdn_rule_args a = take(i, 2, counts + 1);
-    a.norm          = GDN_NORM_L2;
-    a.norm_eps      = 1e-6;
+    a.norm = GDN_NORM_L2;
+    a.norm_eps = 1e-6;
     for (int64_t t = 0; t < a.k.size[0]; t++)
         for (int h = 0; h < heads[1]; h++) {
             const int e = t % 64 == 40 && t > 100 ? (i % 2 ? 10 : 24) : (int)(t * 5 + h) % 7;
@@ -97,7 +96,7 @@ static void lengths_of_keys(int i)
 /* V, and the state, near the end of the dtype's numbers. */
 static void far_values(int i)
 {
-    const double  f = i % 2 ? 0x1p8 : 0x1p90;
+    const double f = i % 2 ? 0x1p8 : 0x1p90;
     gdn_rule_args a = take(i, 2, counts + 1);
     scale_by(&a.v, f);
     scale_by(&a.state, f);
@@ -118,20 +117,20 @@ static void later_tokens(int i)
 {
     enum { T = 200, EVERY = 24, N = T / EVERY };
     int64_t length = T, cu[] = { 0, T };
-    gdn_rule_args       a = take(i, 1, &length);
+    gdn_rule_args a = take(i, 1, &length);
     const gdn_rule_args before = ring2_rule_clone(&a);
-    gdn_batch           t = gdn_batch_init();
-    t.cu_seqlens       = ring2_indices(GDN_I64, 2, cu);
+    gdn_batch t = gdn_batch_init();
+    t.cu_seqlens = ring2_indices(GDN_I64, 2, cu);
     t.checkpoint_every = EVERY;
-    a.batch            = &t;
+    a.batch = &t;
     a.checkpoints = ring2_new(GDN_F32, 0, 4, N, H, (int)a.v.size[2], (int)a.k.size[2]);
     call(&a);
     for (int c = 0; c < N && !ring2_failed(); c++) {
-        gdn_rule_args    part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
-        const gdn_tensor got  = ring2_narrow(&a.checkpoints, 0, c, 1);
-        const gdn_tensor out  = ring2_narrow(&a.out, 0, 0, (c + 1) * EVERY);
-        part.state            = before.state;
-        part                  = ring2_rule_clone(&part);
+        gdn_rule_args part = ring2_rule_slice(&before, 0, (c + 1) * EVERY);
+        const gdn_tensor got = ring2_narrow(&a.checkpoints, 0, c, 1);
+        const gdn_tensor out = ring2_narrow(&a.out, 0, 0, (c + 1) * EVERY);
+        part.state = before.state;
+        part = ring2_rule_clone(&part);
         call(&part);
         ring2_expect_bits("out", &out, &part.out);
         ring2_expect_bits("checkpoint", &got, &part.state);
@@ -145,14 +144,14 @@ static void G2_many_mates(int i)
     int64_t lengths[MANY];
     for (int j = 0; j < MANY; j++) lengths[j] = counts[j % N_COUNTS];
     gdn_rule_args a = take(i, MANY, lengths), all = ring2_rule_clone(&a);
-    int64_t       first = 0;
+    int64_t first = 0;
     call(&all);
     for (int j = 0; j < 4; first += lengths[j++]) {
-        gdn_rule_args    alone = ring2_rule_slice(&a, first, lengths[j]);
-        gdn_rule_args    want  = ring2_rule_slice(&all, first, lengths[j]);
-        const gdn_tensor to    = ring2_narrow(&all.state, 0, j, 1);
-        alone.state            = ring2_narrow(&a.state, 0, j, 1);
-        alone                  = ring2_rule_clone(&alone);
+        gdn_rule_args alone = ring2_rule_slice(&a, first, lengths[j]);
+        gdn_rule_args want = ring2_rule_slice(&all, first, lengths[j]);
+        const gdn_tensor to = ring2_narrow(&all.state, 0, j, 1);
+        alone.state = ring2_narrow(&a.state, 0, j, 1);
+        alone = ring2_rule_clone(&alone);
         call(&alone);
         ring2_expect_bits("out", &alone.out, &want.out);
         ring2_expect_bits("state", &alone.state, &to);

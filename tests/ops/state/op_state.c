@@ -28,21 +28,23 @@ static gdn_tensor spread(int32_t dtype, int ndim, const int64_t *s)
 {
     const int last = ndim - 1;
     gdn_tensor t;
-    if (ndim == 3) t = ring2_new(dtype, 0, 3, s[0], s[1], 2 * s[2], 0);
-    else t = ring2_new(dtype, 0, 4, s[0], s[1], s[2], 2 * s[3]);
-    t.size[last]   = s[last];
+    if (ndim == 3)
+        t = ring2_new(dtype, 0, 3, s[0], s[1], 2 * s[2], 0);
+    else
+        t = ring2_new(dtype, 0, 4, s[0], s[1], s[2], 2 * s[3]);
+    t.size[last] = s[last];
     t.stride[last] = 2;
     return t;
 }
 
 static gdn_tensor make_pool(int32_t dtype, const struct shape *p, int32_t layout, int view)
 {
-    const bool    conv = p->H < 0, vk = layout == GDN_STATE_VK;
+    const bool conv = p->H < 0, vk = layout == GDN_STATE_VK;
     const int64_t a = vk ? p->V : p->K, b = vk ? p->K : p->V;
     const int64_t gap = view == GAPS ? 3 : view == TURNED;
     const int64_t s[] = { p->P, conv ? p->V : p->H, conv ? p->K : a, b };
-    const int     n = conv ? 3 : 4;
-    gdn_tensor    t;
+    const int n = conv ? 3 : 4;
+    gdn_tensor t;
     if (view == SPREAD) return spread(dtype, n, s);
     t = ring2_turned(view == TURNED, dtype, gap, n, s[0], s[1], s[2], conv ? 0 : s[3]);
     return view == BACKWARDS ? backwards(t, 0) : t;
@@ -71,14 +73,14 @@ static void model_pair(const gdn_state_copy_args *a, const gdn_tensor *from, int
                        int64_t to_slot)
 {
     const gdn_tensor *to = &a->to_pool;
-    const bool    conv = to->ndim == 3, vk = a->to_layout == GDN_STATE_VK;
+    const bool conv = to->ndim == 3, vk = a->to_layout == GDN_STATE_VK;
     const int64_t H = conv ? 1 : to->size[1];
     const int64_t V = conv ? to->size[1] : to->size[vk ? 2 : 3];
     const int64_t K = conv ? to->size[2] : to->size[vk ? 3 : 2];
     const int64_t older = conv && from->data ? K - from->size[2] : 0; /* may be below 0 */
     for (int64_t i = 0; i < H * V * K; i++) {
         const int64_t h = i / (V * K), v = i / K % V, k = i % K;
-        gdn_tensor    e = element(to, a->to_layout, to_slot, h, v, k);
+        gdn_tensor e = element(to, a->to_layout, to_slot, h, v, k);
         if (!from->data || from_slot < 0 || k - older < 0) {
             ring2_set(&e, 0, 0);
             continue;
@@ -90,11 +92,11 @@ static void model_pair(const gdn_state_copy_args *a, const gdn_tensor *from, int
 
 static gdn_tensor model(const gdn_state_copy_args *a)
 {
-    gdn_state_copy_args b    = *a;
-    const gdn_tensor    from = ring2_clone(&a->from_pool);
-    const int64_t       n    = a->from_slots.data ? a->from_slots.size[0]
-                               : a->to_slots.data ? a->to_slots.size[0]
-                                                  : a->to_pool.size[0];
+    gdn_state_copy_args b = *a;
+    const gdn_tensor from = ring2_clone(&a->from_pool);
+    const int64_t n = a->from_slots.data ? a->from_slots.size[0]
+                      : a->to_slots.data ? a->to_slots.size[0]
+                                         : a->to_pool.size[0];
     b.to_pool = ring2_clone(&a->to_pool);
     for (int64_t i = 0; i < n; i++)
         if (index_of(&a->to_slots, i) >= 0)
@@ -135,17 +137,16 @@ enum { NO_LISTS, FROM_ONLY, TO_ONLY, BOTH, FORK, IN_PLACE, NO_SOURCE };
 static const int levels[N_FACTORS] = { 3, 3, 2, 2, N_VIEWS, N_VIEWS, 8, 7, 2 };
 
 /* Three are states of the convolution; the last shape is a level of some cases once more. */
-static const struct shape shapes[9] = { { 3, 1, 1, 1 },    { 4, 3, 7, 5 },   { 5, 2, 64, 16 },
-                                        { 3, 2, 100, 33 }, { 2, 1, 256, 1 }, { 4, -1, 5, 3 },
-                                        { 3, -1, 70, 4 },  { 2, -1, 1100, 3 },
-                                        { 2, 1, 1000, 20 } };
+static const struct shape shapes[9] = { { 3, 1, 1, 1 },    { 4, 3, 7, 5 },     { 5, 2, 64, 16 },
+                                        { 3, 2, 100, 33 }, { 2, 1, 256, 1 },   { 4, -1, 5, 3 },
+                                        { 3, -1, 70, 4 },  { 2, -1, 1100, 3 }, { 2, 1, 1000, 20 } };
 
 static bool clash(int i, int a, int j, int b)
 {
     if (i == SIZE && shapes[a].H < 0 && (j == FROM_LAYOUT || j == TO_LAYOUT)) return b != 0;
     /* In place all that is said of to_pool is from_pool's. */
-    return i == LISTS && a == IN_PLACE &&
-           (j == FROM || j == FROM_LAYOUT || j == FROM_VIEW) && b != 0;
+    return i == LISTS && a == IN_PLACE && (j == FROM || j == FROM_LAYOUT || j == FROM_VIEW) &&
+           b != 0;
 }
 
 static bool allowed(int i, int a, int j, int b) { return !clash(i, a, j, b) && !clash(j, b, i, a); }
@@ -168,7 +169,7 @@ static void shuffle(int64_t *x, int64_t n)
 static void choose_slots(gdn_state_copy_args *a, int lists, int32_t dtype)
 {
     const int64_t P = a->to_pool.size[0], M = lists == FORK ? P - 1 : P;
-    int64_t       from[8], to[8];
+    int64_t from[8], to[8];
     shuffle(to, P);
     for (int64_t i = 0; i < M; i++) from[i] = ring2_below(P + 1) - 1;
     if (lists == FORK)
@@ -185,17 +186,17 @@ static void choose_slots(gdn_state_copy_args *a, int lists, int32_t dtype)
 
 static void run_case(const int *level, int number)
 {
-    gdn_ctx            *ctx = ring2_ctx(1 + number % 3);
-    gdn_state_copy_args a   = gdn_state_copy_args_init();
-    const struct shape *p   = &shapes[level[SIZE]];
-    struct shape        q   = *p;
+    gdn_ctx *ctx = ring2_ctx(1 + number % 3);
+    gdn_state_copy_args a = gdn_state_copy_args_init();
+    const struct shape *p = &shapes[level[SIZE]];
+    struct shape q = *p;
     if (p->H < 0) q.K = 1 + ring2_below(6); /* another S */
     const bool in_place = level[LISTS] == IN_PLACE;
-    a.to_layout   = level[TO_LAYOUT];
-    a.to_pool     = make_pool(level[TO], p, a.to_layout, level[TO_VIEW]);
+    a.to_layout = level[TO_LAYOUT];
+    a.to_pool = make_pool(level[TO], p, a.to_layout, level[TO_VIEW]);
     a.from_layout = in_place ? a.to_layout : level[FROM_LAYOUT];
-    a.from_pool   = in_place ? a.to_pool
-                             : make_pool(level[FROM], &q, a.from_layout, level[FROM_VIEW]);
+    a.from_pool =
+        in_place ? a.to_pool : make_pool(level[FROM], &q, a.from_layout, level[FROM_VIEW]);
     ring2_fill(&a.to_pool, -3, 3);
     ring2_fill(&a.from_pool, -3, 3);
     choose_slots(&a, level[LISTS], level[LIST_DTYPE] ? GDN_I64 : GDN_I32);
@@ -219,13 +220,13 @@ static void every_conversion(void)
         gdn_state_copy_args a = gdn_state_copy_args_init();
         a.from_layout = fl, a.to_layout = tl;
         a.from_pool = make_pool(f, &p, fl, fv);
-        a.to_pool   = make_pool(t, &p, tl, tv);
+        a.to_pool = make_pool(t, &p, tl, tv);
         ring2_fill(&a.from_pool, -1e-3, 1e-3);
         const gdn_tensor want = model(&a);
         ring2_status(ring2_ctx(2), "call", gdn_state_copy(ring2_ctx(2), &a), GDN_OK);
         ring2_expect_bits("to_pool", &a.to_pool, &want);
-        if (ring2_failed()) ring2_fail("%d: dtypes %d %d, layouts %d %d, views %d %d", i, f, t, fl,
-                                       tl, fv, tv);
+        if (ring2_failed())
+            ring2_fail("%d: dtypes %d %d, layouts %d %d, views %d %d", i, f, t, fl, tl, fv, tv);
     }
 }
 
@@ -234,9 +235,9 @@ static void every_conversion(void)
 static gdn_state_copy_args make_call(int32_t from, int32_t to)
 {
     static const struct shape p = { 6, 4, 48, 40 };
-    gdn_state_copy_args       a = gdn_state_copy_args_init();
+    gdn_state_copy_args a = gdn_state_copy_args_init();
     a.from_pool = make_pool(from, &p, GDN_STATE_VK, TIGHT);
-    a.to_pool   = make_pool(to, &p, GDN_STATE_KV, TIGHT);
+    a.to_pool = make_pool(to, &p, GDN_STATE_KV, TIGHT);
     a.to_layout = GDN_STATE_KV;
     ring2_fill(&a.from_pool, -9, 9);
     ring2_fill(&a.to_pool, -9, 9);
@@ -260,17 +261,21 @@ static void G14_every_bit(void)
 {
     static const struct shape p = { 4, 8, 32, 64 }; /* 65536 elements */
     for (int i = 0; i < 3 * 4 * 3; i++) {
-        const int           dtype = i % 3;
-        gdn_state_copy_args a     = gdn_state_copy_args_init();
+        const int dtype = i % 3;
+        gdn_state_copy_args a = gdn_state_copy_args_init();
         a.from_layout = i / 3 % 2, a.to_layout = i / 6 % 2;
         a.from_pool = make_pool(dtype, &p, a.from_layout, TIGHT);
-        a.to_pool   = make_pool(dtype, &p, a.to_layout, i / 12 == 0 ? TIGHT
-                                                        : i / 12 == 1 ? TURNED : SPREAD);
+        a.to_pool = make_pool(dtype, &p, a.to_layout,
+                              i / 12 == 0   ? TIGHT
+                              : i / 12 == 1 ? TURNED
+                                            : SPREAD);
         for (int64_t j = 0; j < 65536; j++) {
             const uint16_t half = (uint16_t)j;
             const uint32_t word = UINT32_C(0x7f800001) + (uint32_t)j * 33 + ((uint32_t)j << 31);
-            if (dtype == GDN_F32) memcpy(ring2_element(&a.from_pool, j), &word, 4);
-            else memcpy(ring2_element(&a.from_pool, j), &half, 2);
+            if (dtype == GDN_F32)
+                memcpy(ring2_element(&a.from_pool, j), &word, 4);
+            else
+                memcpy(ring2_element(&a.from_pool, j), &half, 2);
         }
         check(ring2_ctx(2), &a);
     }
@@ -284,7 +289,7 @@ static void G14_float32_is_exact(void)
         gdn_state_copy_args a = gdn_state_copy_args_init(), b = a;
         a.from_pool = make_pool(1 + i % 2, &p, GDN_STATE_VK, TIGHT);
         a.to_layout = i / 2;
-        a.to_pool   = make_pool(GDN_F32, &p, a.to_layout, TIGHT);
+        a.to_pool = make_pool(GDN_F32, &p, a.to_layout, TIGHT);
         for (int64_t j = 0; j < 65536; j++) {
             const uint16_t half = (uint16_t)j;
             memcpy(ring2_element(&a.from_pool, j), &half, 2);
@@ -292,7 +297,7 @@ static void G14_float32_is_exact(void)
         }
         check(ring2_ctx(2), &a);
         b.from_pool = a.to_pool, b.from_layout = a.to_layout;
-        b.to_pool   = make_pool(1 + i % 2, &p, GDN_STATE_VK, TIGHT);
+        b.to_pool = make_pool(1 + i % 2, &p, GDN_STATE_VK, TIGHT);
         check(ring2_ctx(2), &b);
         ring2_expect_bits("back", &b.to_pool, &a.from_pool);
     }
@@ -302,12 +307,12 @@ static void G14_float32_is_exact(void)
 
 static void empty_pools(void)
 {
-    static const struct shape shapes_of[] = { { 0, 2, 3, 4 }, { 3, 0, 3, 4 }, { 3, 2, 0, 4 },
+    static const struct shape shapes_of[] = { { 0, 2, 3, 4 },  { 3, 0, 3, 4 },  { 3, 2, 0, 4 },
                                               { 0, -1, 4, 3 }, { 3, -1, 0, 3 }, { 3, -1, 4, 0 } };
     for (size_t i = 0; i < sizeof shapes_of / sizeof *shapes_of; i++) {
         gdn_state_copy_args a = gdn_state_copy_args_init();
         a.from_pool = make_pool(GDN_F32, &shapes_of[i], 0, TIGHT);
-        a.to_pool   = make_pool(GDN_BF16, &shapes_of[i], 0, TIGHT);
+        a.to_pool = make_pool(GDN_BF16, &shapes_of[i], 0, TIGHT);
         check(ring2_ctx(2), &a);
     }
     gdn_state_copy_args a = make_call(GDN_F32, GDN_F32);
@@ -315,7 +320,7 @@ static void empty_pools(void)
     check(ring2_ctx(2), &a); /* no pairs */
     gdn_state_copy_args b = gdn_state_copy_args_init();
     b.from_pool = make_pool(GDN_F32, &(struct shape){ 3, -1, 4, 0 }, 0, TIGHT);
-    b.to_pool   = make_pool(GDN_F32, &(struct shape){ 3, -1, 4, 3 }, 0, TURNED);
+    b.to_pool = make_pool(GDN_F32, &(struct shape){ 3, -1, 4, 3 }, 0, TURNED);
     ring2_fill(&b.to_pool, 1, 2);
     check(ring2_ctx(2), &b); /* nothing is newest: zero */
 }
@@ -335,13 +340,15 @@ static void kernels(void)
         "state_copy:",
     };
     for (int i = 0; i < 9; i++) {
-        gdn_state_copy_args a   = make_call(i % 3, i / 3);
-        gdn_ctx            *ctx = ring2_ctx(1);
-        char                want[128] = "", *at = want;
+        gdn_state_copy_args a = make_call(i % 3, i / 3);
+        gdn_ctx *ctx = ring2_ctx(1);
+        char want[128] = "", *at = want;
         for (const char *c = ring2_on_device() ? "state_copy: gdn_state_copy_turn" : names[i]; *c;
              c++) {
-            if (*c == '%') at += strlen(strcpy(at, gdn_isa(ctx))), c++;
-            else *at++ = *c, *at = 0;
+            if (*c == '%')
+                at += strlen(strcpy(at, gdn_isa(ctx))), c++;
+            else
+                *at++ = *c, *at = 0;
         }
         check(ctx, &a);
         CHECK(!strcmp(gdn_last_kernel(ctx), want), "\"%s\", wanted \"%s\"", gdn_last_kernel(ctx),
@@ -358,22 +365,22 @@ static bool begin(const char *what)
     if (!ring2_begin("G1 state_copy: %s", what)) return false;
     now = make_call(GDN_F32, GDN_F16);
     now.from_slots = ring2_indices(GDN_I32, 3, (const int64_t[]){ 0, 1, 2 });
-    now.to_slots   = ring2_indices(GDN_I64, 3, (const int64_t[]){ 3, 4, 5 });
+    now.to_slots = ring2_indices(GDN_I64, 3, (const int64_t[]){ 3, 4, 5 });
     return true;
 }
 
 /* Spoils the call by the statements, which see it as a. */
-#define REFUSE_SEEN(seen, what, want, needle, ...)                                   \
-    do {                                                                             \
-        gdn_state_copy_args *a = &now;                                               \
-        if (!begin(what)) break;                                                     \
-        __VA_ARGS__;                                                                 \
-        ring2_refused(ring2_ctx(2), GDN_OP_STATE_COPY, a, seen, want, needle);       \
-        ring2_end();                                                                 \
+#define REFUSE_SEEN(seen, what, want, needle, ...)                             \
+    do {                                                                       \
+        gdn_state_copy_args *a = &now;                                         \
+        if (!begin(what)) break;                                               \
+        __VA_ARGS__;                                                           \
+        ring2_refused(ring2_ctx(2), GDN_OP_STATE_COPY, a, seen, want, needle); \
+        ring2_end();                                                           \
     } while (0)
 #define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, __VA_ARGS__)
 #define REFUSE_SLOTS(...) REFUSE_SEEN(RING2_CONTENTS, __VA_ARGS__)
-#define LIST(...)                                                                             \
+#define LIST(...)                                                                           \
     ring2_indices(GDN_I32, (int64_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
                   (const int64_t[]){ __VA_ARGS__ })
 
@@ -411,11 +418,12 @@ static void refuse_structs(void)
     REFUSE("slots of F32", GDN_E_DTYPE, "from_slots", a->from_slots.dtype = GDN_F32);
     REFUSE("slots of U8", GDN_E_DTYPE, "from_slots", a->from_slots.dtype = GDN_U8);
     REFUSE("more slots than slots", GDN_E_SHAPE, "from_slots", a->to_slots = LIST(0, 1));
-    REFUSE("too many pairs", GDN_E_UNSUPPORTED, "2^31", a->from_slots.size[0] =
-           a->to_slots.size[0] = ((int64_t)1 << 31) + 1;
+    REFUSE("too many pairs", GDN_E_UNSUPPORTED, "2^31",
+           a->from_slots.size[0] = a->to_slots.size[0] = ((int64_t)1 << 31) + 1;
            a->from_slots.stride[0] = a->to_slots.stride[0] = 0);
     REFUSE("no lists, other slots", GDN_E_SHAPE, "from_pool: 5 slots",
-           a->from_slots.data = a->to_slots.data = NULL; a->from_pool.size[0] = 5);
+           a->from_slots.data = a->to_slots.data = NULL;
+           a->from_pool.size[0] = 5);
     REFUSE("few targets", GDN_E_SHAPE, "to_slots: absent", a->to_slots.data = NULL;
            a->to_pool.size[0] = 2);
     REFUSE("few sources", GDN_E_SHAPE, "from_slots: absent", a->from_slots.data = NULL;
@@ -423,12 +431,13 @@ static void refuse_structs(void)
     REFUSE("transposed in place", GDN_E_ARG, "to_layout",
            a->to_pool = a->from_pool = make_pool(GDN_F32, &(struct shape){ 6, 1, 4, 4 }, 0, 0));
     REFUSE_SEEN(RING2_WORKSPACE, "a small workspace", GDN_E_MEMORY, "workspace_bytes",
-                a->workspace = ring2_alloc(64, 64); a->workspace_bytes = 0);
+                a->workspace = ring2_alloc(64, 64);
+                a->workspace_bytes = 0);
 }
 
 static void in_place(gdn_state_copy_args *a)
 {
-    a->to_pool   = a->from_pool;
+    a->to_pool = a->from_pool;
     a->to_layout = a->from_layout;
 }
 
@@ -463,14 +472,14 @@ static void check_hostile(gdn_ctx *ctx, const gdn_state_copy_args *a)
 static void slots_against_all_pairs(void)
 {
     static const struct shape p = { 9, 1, 1, 2 };
-    int                       n_accepted = 0, n_refused = 0;
+    int n_accepted = 0, n_refused = 0;
     for (int n = 0; n < 600 && !ring2_failed(); n++) {
-        gdn_state_copy_args a    = gdn_state_copy_args_init();
-        const int64_t       M    = 1 + ring2_below(4);
-        const bool          same = ring2_below(2);
-        int64_t             from[4], to[4];
-        bool                good = true;
-        a.to_pool   = make_pool(GDN_F32, &p, 0, TIGHT);
+        gdn_state_copy_args a = gdn_state_copy_args_init();
+        const int64_t M = 1 + ring2_below(4);
+        const bool same = ring2_below(2);
+        int64_t from[4], to[4];
+        bool good = true;
+        a.to_pool = make_pool(GDN_F32, &p, 0, TIGHT);
         a.from_pool = same ? a.to_pool : make_pool(GDN_F32, &p, 0, TIGHT);
         ring2_fill(&a.to_pool, -1, 1);
         ring2_fill(&a.from_pool, -1, 1);
@@ -484,11 +493,15 @@ static void slots_against_all_pairs(void)
                 good = good && to[i] != to[j] && !(same && from[i] == to[j]);
             }
         a.from_slots = ring2_indices(GDN_I32, M, from);
-        a.to_slots   = ring2_indices(GDN_I32, M, to);
-        if (good) check(ring2_ctx(1), &a), n_accepted++;
-        else if (ring2_on_device()) check_hostile(ring2_ctx(1), &a), n_refused++;
-        else if (gdn_state_copy(ring2_ctx(1), &a) != GDN_E_ARG) ring2_fail("case %d", n);
-        else n_refused++;
+        a.to_slots = ring2_indices(GDN_I32, M, to);
+        if (good)
+            check(ring2_ctx(1), &a), n_accepted++;
+        else if (ring2_on_device())
+            check_hostile(ring2_ctx(1), &a), n_refused++;
+        else if (gdn_state_copy(ring2_ctx(1), &a) != GDN_E_ARG)
+            ring2_fail("case %d", n);
+        else
+            n_refused++;
     }
     CHECK(n_accepted > 100 && n_refused > 100, "%d accepted, %d refused", n_accepted, n_refused);
 }
@@ -504,10 +517,10 @@ int main(int argc, char **argv)
         { "kernels", kernels },
         { "slots against all pairs", slots_against_all_pairs },
     };
-    static int           cases[200][RING2_MAX_FACTORS];
+    static int cases[200][RING2_MAX_FACTORS];
     struct ring2_factors f = { N_FACTORS, levels, allowed };
-    const int            few = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
-    const int            n = ring2_pairs_again(&f, cases, few, 200, SIZE, 8, 9);
+    const int few = (ring2_options(argc, argv), ring2_pairs(&f, cases, 200));
+    const int n = ring2_pairs_again(&f, cases, few, 200, SIZE, 8, 9);
     for (int i = 0; i < n; i++) {
         if (!ring2_begin("state_copy %03d", i)) continue;
         run_case(cases[i], i);

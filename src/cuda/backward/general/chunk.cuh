@@ -21,8 +21,8 @@ typedef float thread_tile[ROWS][ROWS];
 
 struct gradients_shared {
     struct stage_gates gates;
-    float              dbeta[CHUNK]; /* Z . v at first */
-    float              X[CHUNK][CHUNK + 1], Y[CHUNK][CHUNK + 1];
+    float dbeta[CHUNK]; /* Z . v at first */
+    float X[CHUNK][CHUNK + 1], Y[CHUNK][CHUNK + 1];
     union {
         struct {
             slice_tile dout, z, u, S, J;
@@ -32,7 +32,7 @@ struct gradients_shared {
         } keys;
         struct {
             double sums[CHUNK][2], inner[THREADS / 32];
-            float  dG[CHUNK], ends[CHUNK];
+            float dG[CHUNK], ends[CHUNK];
         } rows;
     };
 };
@@ -109,8 +109,8 @@ GDN_DEVICE void make_products(struct gradients_shared &sh, const struct gdn_cu_b
                               const struct backward_chunk &c, int head)
 {
     const struct stage_gates &g = sh.gates;
-    thread_tile               x = {}, y = {};
-    float                     values[8] = {};
+    thread_tile x = {}, y = {};
+    float values[8] = {};
     for (int v0 = 0; v0 < a.rule.V; v0 += SLICE) {
         __syncthreads();
         load_slices(sh, a, c, head, v0);
@@ -128,11 +128,11 @@ GDN_DEVICE void make_products(struct gradients_shared &sh, const struct gdn_cu_b
     for (int n = 0; n < ROWS; n++)
 #pragma unroll
         for (int m = 0; m < ROWS; m++) {
-            const int   i = first_row() + 16 * n, j = first_column() + 16 * m;
-            const bool  looks = i < c.in.n && looks_back(g, i, j);
+            const int i = first_row() + 16 * n, j = first_column() + 16 * m;
+            const bool looks = i < c.in.n && looks_back(g, i, j);
             const float decay = looks ? expf((float)(g.sum[i] - g.sum[j])) : 0;
-            sh.Y[i][j]        = looks ? decay * y[n][m] : 0;
-            sh.X[i][j]        = looks && j < i ? -decay * x[n][m] : 0;
+            sh.Y[i][j] = looks ? decay * y[n][m] : 0;
+            sh.X[i][j] = looks && j < i ? -decay * x[n][m] : 0;
         }
 }
 
@@ -145,7 +145,7 @@ struct chunk_gradients {
 
 /* A thread's part of sums over rows of q and k, over all columns. */
 struct row_sums {
-    float  dG[ROWS], kD[ROWS], ends[ROWS];
+    float dG[ROWS], kD[ROWS], ends[ROWS];
     double inner; /* <S, J> */
 };
 
@@ -154,9 +154,9 @@ GDN_DEVICE void load_states(struct gradients_shared &sh, const struct gdn_cu_bac
                             int64_t at, int x0, int v0, double &inner)
 {
     const float *S = (const float *)a.S.data + at, *J = (const float *)a.J.data + at;
-    float        sum = 0;
+    float sum = 0;
     for (int i = threadIdx.x; i < CHUNK * SLICE; i += THREADS) {
-        const int  x = i / SLICE, v = i % SLICE;
+        const int x = i / SLICE, v = i % SLICE;
         const bool is = x0 + x < a.rule.K && v0 + v < a.rule.V;
         const int64_t place = (int64_t)(x0 + x) * a.rule.V + v0 + v;
         sh.slices.S[x][v] = is ? S[place] : 0;
@@ -173,7 +173,7 @@ GDN_DEVICE void through_states(struct chunk_gradients &d, struct gradients_share
                                int head, int x0, double &inner)
 {
     const struct stage_gates &g = sh.gates;
-    const int                 n = (int)c.in.n;
+    const int n = (int)c.in.n;
     for (int v0 = 0; v0 < a.rule.V; v0 += SLICE) {
         const int depth = depth_of(a.rule.V, v0);
         __syncthreads();
@@ -188,10 +188,10 @@ GDN_DEVICE void through_states(struct chunk_gradients &d, struct gradients_share
     for (int i = 0; i < ROWS; i++)
 #pragma unroll
         for (int j = 0; j < ROWS; j++) {
-            const int  t = first_row() + 16 * i;
+            const int t = first_row() + 16 * i;
             const bool in = t < n, start = in && sees(g, t), end = in && reaches(g, t, n);
             d.dq[i][j] = start ? g.from_start[t] * d.dq[i][j] : 0;
-            d.D[i][j]  = start ? -g.from_start[t] * d.D[i][j] : 0;
+            d.D[i][j] = start ? -g.from_start[t] * d.D[i][j] : 0;
             d.dw[i][j] = end ? g.to_end[t] * d.dw[i][j] : 0;
         }
 }
@@ -215,7 +215,7 @@ GDN_DEVICE void through_tokens(struct chunk_gradients &d, const struct gradients
 #pragma unroll
                 for (int j = 0; j < ROWS; j++) {
                     d.dq[i][j] = fmaf(y, k[j], d.dq[i][j]);
-                    d.D[i][j]  = fmaf(x, k[j], d.D[i][j]);
+                    d.D[i][j] = fmaf(x, k[j], d.D[i][j]);
                 }
             }
             if (looks_back(g, t, row)) {
@@ -287,7 +287,7 @@ GDN_DEVICE void share_sums(struct gradients_shared &sh, struct row_sums &sums)
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const int t = first_row() + 16 * i;
-            sh.rows.dG[t]   = sums.dG[i];
+            sh.rows.dG[t] = sums.dG[i];
             sh.rows.ends[t] = sums.ends[i];
             sh.dbeta[t] += sums.kD[i];
         }
@@ -299,7 +299,7 @@ GDN_DEVICE void share_sums(struct gradients_shared &sh, struct row_sums &sums)
 GDN_DEVICE float gradient_of_gate(const struct gradients_shared &sh, int t, int n)
 {
     const struct stage_gates &g = sh.gates;
-    double                    sum = 0;
+    double sum = 0;
     if (g.start[t] == t) return 0;
     if (g.start[t] == g.start[n - 1]) {
         for (int w = 0; w < THREADS / 32 && sees(g, n - 1); w++) sum += sh.rows.inner[w];
@@ -319,8 +319,8 @@ GDN_DEVICE void store_gates(struct gradients_shared &sh, const struct gdn_cu_bac
         const struct gate_gradient d =
             through_gate(a.rule, c.in, t, head, gradient_of_gate(sh, t, n));
         store_gradient_of(a.dg, c.in, t, head, d.g, a.adds);
-        store_gradient_of(a.dbeta, c.in, t, head,
-                          through_beta(a.rule, c.in, t, head, sh.dbeta[t]), a.adds);
+        store_gradient_of(a.dbeta, c.in, t, head, through_beta(a.rule, c.in, t, head, sh.dbeta[t]),
+                          a.adds);
         sh.rows.sums[t][0] = d.A_log;
         sh.rows.sums[t][1] = d.dt_bias;
     }
@@ -330,12 +330,12 @@ GDN_DEVICE void store_gates(struct gradients_shared &sh, const struct gdn_cu_bac
 
 GDN_DEVICE void backward_chunk(const struct gdn_cu_backward &a)
 {
-    struct gradients_shared  &sh = *(struct gradients_shared *)gdn_stage_shared;
+    struct gradients_shared &sh = *(struct gradients_shared *)gdn_stage_shared;
     const struct gdn_cu_rule &r = a.rule;
-    const int                 head = (int)(blockIdx.x % r.H);
-    const int64_t             number = blockIdx.x / r.H;
+    const int head = (int)(blockIdx.x % r.H);
+    const int64_t number = blockIdx.x / r.H;
     const struct backward_chunk c = find_backward_chunk(a, number);
-    struct row_sums             sums = {};
+    struct row_sums sums = {};
     if (c.in.n == 0) {
         if (threadIdx.x == 0) keep_sums(a, number, head, sh.rows.sums, 0);
         return;

@@ -25,10 +25,10 @@
 #include "cuda/backward/walk.cuh"
 
 #define GDN_IMAGE_backward_general GDN_THIS_IMAGE
-#define GDN_KERNEL_backward_general(threads, shared, what)                                            \
-    extern "C" __global__ void __launch_bounds__(threads, 2)                                  \
-        gdn_backward_general_##what(const __grid_constant__ struct gdn_cu_backward a)                 \
-    {                                                                                         \
-        backward_##what(a);                                                                   \
+#define GDN_KERNEL_backward_general(threads, shared, what)                            \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                          \
+        gdn_backward_general_##what(const __grid_constant__ struct gdn_cu_backward a) \
+    {                                                                                 \
+        backward_##what(a);                                                           \
     }
 #include "cuda/driver/kernels.cuh"

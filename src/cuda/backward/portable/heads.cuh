@@ -24,27 +24,27 @@ struct pass_tiles {
     char S[2][TILE], J[2][TILE];       /* [k / 64] */
 };
 struct key_tiles {
-    char             k[2][TILE], q[2][TILE];
+    char k[2][TILE], q[2][TILE];
     struct key_norms norms;
 };
 union heads_load {
     alignas(128) struct pass_tiles pass;
-    struct key_tiles                keys;
+    struct key_tiles keys;
 };
 /* A load: a pass of a state head, or behind the last one its keys. */
 struct load_place {
     struct heads_step s;
-    int               pass;
-    uint32_t          number, head; /* of the block's loads and state heads */
+    int pass;
+    uint32_t number, head; /* of the block's loads and state heads */
 };
 struct heads_shared {
     static constexpr bool wide = false;
     char X[TILE], Y[TILE];
     alignas(16) vectors g[2]; /* of this state head and the next */
-    struct head_parts   parts[2][1];
-    float               norms[2][1][HEADS_GROUPS][CHUNK]; /* of keys and queries */
-    struct key_norms    norms_of;
-    struct load_place   places[4]; /* of the last loads: here, because registers are scarce */
+    struct head_parts parts[2][1];
+    float norms[2][1][HEADS_GROUPS][CHUNK]; /* of keys and queries */
+    struct key_norms norms_of;
+    struct load_place places[4]; /* of the last loads: here, because registers are scarce */
 };
 static_assert(sizeof(struct heads_shared) <= GDN_CU_PORTABLE_SHARED_BYTES, "heads_shared");
 static_assert(sizeof(union heads_load) <= GDN_CU_PORTABLE_LOAD_BYTES, "heads_load");
@@ -54,7 +54,7 @@ GDN_DEVICE union heads_load &load_at(int i)
     char *at = gdn_shared + GDN_CU_PORTABLE_SHARED_BYTES;
     return *(union heads_load *)(at + i * GDN_CU_PORTABLE_LOAD_BYTES);
 }
-GDN_DEVICE int  block_of(const struct heads_shared &) { return 0; }
+GDN_DEVICE int block_of(const struct heads_shared &) { return 0; }
 GDN_DEVICE void meet_norms(struct heads_shared &, int, uint32_t, int) { meet_workers(); }
 
 /* ---- Loads: one after the other through all that a block does ------------------------------- */
@@ -75,9 +75,9 @@ GDN_DEVICE void begin_pass(union heads_load &to, vectors &g, const struct gdn_cu
     enum { N = HEADS_WORKERS, TILES = 2 * TILE };
     const struct stage_chunk c = chunk_at(s.place, s.number);
     const struct record_form f = form_of(a);
-    const int                all = f.keys * TILE;
-    const char              *from = (const char *)&record_at(a, s.number, s.head);
-    const struct row_source  rows = source_of(a.dout, c.seq, 0, c.n, s.head, 64 * pass, a.rule.V);
+    const int all = f.keys * TILE;
+    const char *from = (const char *)&record_at(a, s.number, s.head);
+    const struct row_source rows = source_of(a.dout, c.seq, 0, c.n, s.head, 64 * pass, a.rule.V);
     begin_rows<N>(to.pass.dout, rows);
     begin_copy<N, TILE>(to.pass.u, from + f.u(pass));
     begin_copy<N, TILE>(to.pass.z, from + f.z(pass));
@@ -89,7 +89,7 @@ GDN_DEVICE void begin_keys(union heads_load &to, const struct gdn_cu_backward &a
                            const struct heads_step s)
 {
     enum { N = HEADS_WORKERS, TILES = 2 * TILE };
-    const int   all = form_of(a).keys * TILE;
+    const int all = form_of(a).keys * TILE;
     const char *from = keys_of(a, s.number, s.key);
     begin_copy<N, TILES>(to.keys.k, from, all);
     begin_copy<N, TILES>(to.keys.q, from + all, all);
@@ -100,8 +100,10 @@ GDN_DEVICE void begin_load(union heads_load &to, struct heads_shared &sh,
 {
     const int pass = l.pass;
     if (is_step(l.s)) {
-        if (pass < passes) begin_pass(to, sh.g[l.head % 2], a, l.s, pass);
-        else begin_keys(to, a, l.s);
+        if (pass < passes)
+            begin_pass(to, sh.g[l.head % 2], a, l.s, pass);
+        else
+            begin_keys(to, a, l.s);
     }
     copy_commit();
 }
@@ -110,7 +112,7 @@ GDN_DEVICE union heads_load &take_load(struct heads_shared &sh, const struct gdn
                                        uint32_t n, int passes)
 {
     const bool two = a.heads_bytes == GDN_CU_PORTABLE_HEADS_BYTES;
-    const int  now = two ? n % 2 : 0;
+    const int now = two ? n % 2 : 0;
     if (!two) {
         __syncthreads(); /* the load before has been read */
         begin_load(load_at(0), sh, a, sh.places[n % 4], passes);
@@ -143,13 +145,15 @@ GDN_DEVICE void add_two(head_sums &x, head_sums &y, const head_pairs &a, const h
  * of S J. */
 GDN_DEVICE float add_pass(head_sums &one, struct head_gradients &d, const struct pass_tiles &p)
 {
-    const int                group = heads_group();
-    head_pairs               dout, z;
-    float                    inner = 0;
+    const int group = heads_group();
+    head_pairs dout, z;
+    float inner = 0;
     load_factor(dout, p.dout);
     load_turned(z, p.z);
-    if (in_warp(group == 1)) add_columns(one, dout, p.u);
-    else add_columns(one, z, p.u);
+    if (in_warp(group == 1))
+        add_columns(one, dout, p.u);
+    else
+        add_columns(one, z, p.u);
     add_two(d.dq, d.D, dout, z, p.S[group]);
     load_turned(z, p.u);
     add_columns(d.dw, z, p.J[group]);
@@ -168,7 +172,7 @@ GDN_DEVICE void store_pass(struct heads_shared &sh, const struct pass_tiles &p,
 {
     const struct stage_chunk c = chunk_at(at.s.place, at.s.number);
     const int l = threadIdx.x % 32, m = threadIdx.x / 32 % 4 * 16, half = heads_group();
-    float     sum[2];
+    float sum[2];
     store_values<form, 2>(sum, p.z + half * 32 * 128, 64 * at.pass + 32 * half, m,
                           sh.g[at.head % 2], a, c, at.s.head);
 #pragma unroll
@@ -181,9 +185,12 @@ GDN_DEVICE void store_pass(struct heads_shared &sh, const struct pass_tiles &p,
                            const struct gdn_cu_backward &a, const struct load_place &at)
 {
     const int form = store_form(a.dv, a.adds);
-    if (form == STORE_16) store_pass<STORE_16>(sh, p, a, at);
-    else if (form == STORE_F32) store_pass<STORE_F32>(sh, p, a, at);
-    else store_pass<STORE_ANY>(sh, p, a, at);
+    if (form == STORE_16)
+        store_pass<STORE_16>(sh, p, a, at);
+    else if (form == STORE_F32)
+        store_pass<STORE_F32>(sh, p, a, at);
+    else
+        store_pass<STORE_ANY>(sh, p, a, at);
 }
 
 /* Gives X, or Y, and the gradients the factors of gates. */
@@ -196,8 +203,8 @@ GDN_DEVICE void weigh_all(head_sums &one, struct head_gradients &d, const vector
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
         start[r] = drop * g.q_start[t];
-        end[r]   = drop * g.to_end[t];
-        read[r]  = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
+        end[r] = drop * g.to_end[t];
+        read[r] = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
     }
     weigh_rows<forgets>(d.dq, start);
     weigh_rows<forgets>(d.D, read);
@@ -210,7 +217,7 @@ GDN_DEVICE void give_beta_back(struct heads_shared &sh, const vectors &g)
     __syncthreads(); /* X has been read */
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 2; i += HEADS_WORKERS) {
         const float f = beta_share(g.beta[i / (CHUNK / 2)]);
-        uint32_t   *x = (uint32_t *)sh.X + i;
+        uint32_t *x = (uint32_t *)sh.X + i;
         if (f != 1) *x = f == 0 ? 0 : pairs::pair(f * pairs::low(*x), f * pairs::high(*x));
     }
     __syncthreads();
@@ -221,7 +228,7 @@ GDN_DEVICE void add_tokens(struct head_gradients &d, struct heads_shared &sh,
                            const struct key_tiles &keys, const vectors &g, bool lacks)
 {
     const char *k = keys.k[heads_group()], *q = keys.q[heads_group()];
-    head_pairs  x, y;
+    head_pairs x, y;
     load_factor(y, sh.Y);
     load_factor(x, sh.X);
     add_two(d.dq, d.D, y, x, k);
@@ -247,14 +254,16 @@ GDN_DEVICE void end_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
                          struct key_tiles &keys, struct head_gradients &d, head_sums &one,
                          float inner, const struct gdn_cu_backward &a, const struct load_place &at)
 {
-    const int          t = threadIdx.x % CHUNK, now = at.head % 2;
-    vectors           &g = sh.g[now];
+    const int t = threadIdx.x % CHUNK, now = at.head % 2;
+    vectors &g = sh.g[now];
     struct head_parts &parts = sh.parts[now][0];
-    head_pairs         o;
-    float              keeps[2], ends[2];
-    const bool         forgets = in_warp(tokens_of(g.resets) != 0);
-    if (forgets) weigh_all<true>(one, d, g, a.drop);
-    else weigh_all<false>(one, d, g, a.drop);
+    head_pairs o;
+    float keeps[2], ends[2];
+    const bool forgets = in_warp(tokens_of(g.resets) != 0);
+    if (forgets)
+        weigh_all<true>(one, d, g, a.drop);
+    else
+        weigh_all<false>(one, d, g, a.drop);
     pack(o, one);
     store_factor(own_rows(heads_group() == 1 ? sh.Y : sh.X), o);
     for (int i = threadIdx.x; i < (int)sizeof sh.norms_of / 16; i += HEADS_WORKERS)
@@ -278,8 +287,7 @@ GDN_DEVICE void end_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
 GDN_DEVICE union heads_load &turn_to(struct heads_shared &sh, const struct gdn_cu_backward &a,
                                      uint32_t n, int passes, int64_t &item)
 {
-    if (threadIdx.x == 0)
-        sh.places[(n + 1) % 4] = next_load(a, sh.places[n % 4], passes, item);
+    if (threadIdx.x == 0) sh.places[(n + 1) % 4] = next_load(a, sh.places[n % 4], passes, item);
     return take_load(sh, a, n, passes);
 }
 
@@ -289,8 +297,8 @@ GDN_DEVICE union heads_load &run_head(head_sums &dq, head_sums &dk, struct heads
                                       int64_t &item)
 {
     struct head_gradients d;
-    head_sums             one;
-    float                 inner = 0;
+    head_sums one;
+    float inner = 0;
 #pragma unroll
     for (int e = 0; e < 32; e++) d.dq[e] = d.D[e] = d.dw[e] = one[e] = 0;
 #pragma unroll 1
@@ -308,16 +316,16 @@ GDN_DEVICE union heads_load &run_head(head_sums &dq, head_sums &dk, struct heads
 GDN_DEVICE void run_heads(const struct gdn_cu_backward &a)
 {
     struct heads_shared &sh = *(struct heads_shared *)gdn_shared;
-    const int             readers = a.rule.H / a.rule.Hk, passes = (a.rule.V + 63) / 64;
-    int64_t               item = blockIdx.x;
-    uint32_t              n = 0;
+    const int readers = a.rule.H / a.rule.Hk, passes = (a.rule.V + 63) / 64;
+    int64_t item = blockIdx.x;
+    uint32_t n = 0;
     if (threadIdx.x == 0) sh.places[0] = { find_step(a, item, gridDim.x), 0, 0, 0 };
     __syncthreads();
     if (a.heads_bytes == GDN_CU_PORTABLE_HEADS_BYTES)
         begin_load(load_at(0), sh, a, sh.places[0], passes);
 #pragma unroll 1
     while (in_warp(is_step(sh.places[n % 4].s))) {
-        head_sums         dq, dk;
+        head_sums dq, dk;
         union heads_load *in = nullptr;
 #pragma unroll
         for (int e = 0; e < 32; e++) dq[e] = dk[e] = 0;
@@ -326,7 +334,7 @@ GDN_DEVICE void run_heads(const struct gdn_cu_backward &a)
             in = &run_head(dq, dk, sh, a, n, passes, item);
         const struct load_place &at = sh.places[(n - 1) % 4];
         const struct stage_chunk c = chunk_at(at.s.place, at.s.number);
-        const vectors           &g = sh.g[at.head % 2];
+        const vectors &g = sh.g[at.head % 2];
         store_rows(sh, dq, in->keys.q, 1, 0, a.dq, a, c, at.s.key, g);
         store_rows(sh, dk, in->keys.k, 0, 0, a.dk, a, c, at.s.key, g);
     }

@@ -21,13 +21,13 @@ enum { WALK_THREADS = 2 * GROUP };
 
 struct forward_stage {
     static constexpr bool reverse = false;
-    alignas(128) char     K[2][TILE], T[TILE], X[TILE]; /* X: V, or dO */
-    alignas(16) vectors   g;
+    alignas(128) char K[2][TILE], T[TILE], X[TILE]; /* X: V, or dO */
+    alignas(16) vectors g;
 };
 struct reverse_stage {
     static constexpr bool reverse = true;
-    alignas(128) char     K[2][TILE], Q[2][TILE], T[TILE], P[TILE], X[TILE];
-    alignas(16) vectors   g;
+    alignas(128) char K[2][TILE], Q[2][TILE], T[TILE], P[TILE], X[TILE];
+    alignas(16) vectors g;
 };
 static_assert(sizeof(struct reverse_stage) <= GDN_CU_PORTABLE_STAGE_BYTES, "reverse_stage");
 
@@ -36,11 +36,11 @@ static_assert(sizeof(struct chunk_record) == sizeof(vectors) + 2 * TILE, "T and 
 /* Memory beside the stages. */
 struct walk_shared {
     union {
-        float sums[32][32];      /* a warp's products on their way to the other of two, */
-        char  rows[2][16 * 128]; /* and 16 rows of a tile on their way to memory */
+        float sums[32][32];     /* a warp's products on their way to the other of two, */
+        char rows[2][16 * 128]; /* and 16 rows of a tile on their way to memory */
     } warps[WALK_THREADS / 32];
     struct scan_way way; /* here, because registers are scarce */
-    uint32_t        dead[2];
+    uint32_t dead[2];
 };
 static_assert(sizeof(struct walk_shared) <= GDN_CU_PORTABLE_WAY_BYTES, "walk_shared");
 
@@ -61,9 +61,9 @@ GDN_DEVICE void begin_chunk(Stage &to, const struct gdn_cu_backward &a, const st
 {
     enum { N = WALK_THREADS, TILES = 2 * TILE };
     const struct gdn_cu_seq seq = w.part.in.seq;
-    const int64_t           number = w.part.in.first + i, n_chunks = w.part.in.n_chunks;
-    const int64_t           t0 = i * CHUNK, n = min(seq.n_valid - t0, (int64_t)CHUNK);
-    const int               head = w.head, all = form_of(a).keys * TILE;
+    const int64_t number = w.part.in.first + i, n_chunks = w.part.in.n_chunks;
+    const int64_t t0 = i * CHUNK, n = min(seq.n_valid - t0, (int64_t)CHUNK);
+    const int head = w.head, all = form_of(a).keys * TILE;
     if (i >= 0 && i < n_chunks) {
         const char *keys = keys_of(a, number, source_head(a.rule, head, a.rule.Hk));
         const char *record = (const char *)&record_at(a, number, head);
@@ -89,8 +89,7 @@ GDN_DEVICE void begin_chunk(Stage &to, const struct gdn_cu_backward &a, const st
 template <class Stage> GDN_DEVICE void clean_stage(struct walk_shared &sh, Stage &in)
 {
     clean_rows(in.K[0], 2, in.g.dead, (int)threadIdx.x, WALK_THREADS);
-    if constexpr (Stage::reverse)
-        clean_rows(in.Q[0], 2, in.g.dead, (int)threadIdx.x, WALK_THREADS);
+    if constexpr (Stage::reverse) clean_rows(in.Q[0], 2, in.g.dead, (int)threadIdx.x, WALK_THREADS);
     __syncthreads();
     if (threadIdx.x < 2) sh.dead[threadIdx.x] = in.g.dead[threadIdx.x];
     __syncthreads();
@@ -141,10 +140,10 @@ template <bool forgets>
 GDN_DEVICE void walk_chunk(struct walk_shared &sh, struct forward_stage &in, walk_state &S,
                            char *to, const struct record_form &form, int strip)
 {
-    vectors    &g = in.g;
+    vectors &g = in.g;
     const char *keys = in.K[walk_half()];
-    uint32_t    a[16], u[16], r[16];
-    float       x[32], v[32];
+    uint32_t a[16], u[16], r[16];
+    float x[32], v[32];
     if (forgets) clean_stage(sh, in);
     load_turned(u, in.X);
     unpack(v, u);
@@ -171,10 +170,10 @@ template <bool forgets, bool stores>
 GDN_DEVICE void walk_chunk_back(struct walk_shared &sh, struct reverse_stage &in, walk_state &J,
                                 char *to, const struct record_form &form, int strip)
 {
-    vectors    &g = in.g;
+    vectors &g = in.g;
     const char *keys = in.K[walk_half()];
-    uint32_t    a[16], dout[16], r[16], z[16];
-    float       x[32], y[32];
+    uint32_t a[16], dout[16], r[16], z[16];
+    float x[32], y[32];
     if (forgets) clean_stage(sh, in);
     load_turned(dout, in.X);
     if (forgets) clean_shared(sh, dout);
@@ -212,11 +211,15 @@ GDN_DEVICE void walk_stage(struct walk_shared &sh, Stage &in, walk_state &S, cha
 {
     const bool forgets = in_warp(tokens_of(in.g.resets) != 0);
     if constexpr (Stage::reverse) {
-        if (forgets) walk_chunk_back<true, stores>(sh, in, S, to, form, strip);
-        else walk_chunk_back<false, stores>(sh, in, S, to, form, strip);
+        if (forgets)
+            walk_chunk_back<true, stores>(sh, in, S, to, form, strip);
+        else
+            walk_chunk_back<false, stores>(sh, in, S, to, form, strip);
     } else {
-        if (forgets) walk_chunk<true>(sh, in, S, to, form, strip);
-        else walk_chunk<false>(sh, in, S, to, form, strip);
+        if (forgets)
+            walk_chunk<true>(sh, in, S, to, form, strip);
+        else
+            walk_chunk<false>(sh, in, S, to, form, strip);
     }
 }
 
@@ -228,9 +231,12 @@ GDN_DEVICE void load_first(walk_state &S, const struct gdn_cu_backward &a,
                            const struct backward_part &p, const struct walk_item &own)
 {
     const int key = 64 * walk_half();
-    if (reverse) load_scan(S, gradient_behind(a, own, p), key, 1 / a.drop);
-    else if (p.in.before) load_scan(S, state_before(a, own, p.in), key, 1);
-    else load_scan(S, strip_of(a, own, a.rule.from, p.row), key, 1);
+    if (reverse)
+        load_scan(S, gradient_behind(a, own, p), key, 1 / a.drop);
+    else if (p.in.before)
+        load_scan(S, state_before(a, own, p.in), key, 1);
+    else
+        load_scan(S, strip_of(a, own, a.rule.from, p.row), key, 1);
 }
 template <bool reverse>
 GDN_DEVICE void store_last(walk_state &S, const struct gdn_cu_backward &a,
@@ -251,16 +257,16 @@ GDN_DEVICE void run_walk(const struct gdn_cu_backward &a, const struct scan_way 
     struct walk_shared &sh = walk_shared_of();
     if (threadIdx.x == 0) sh.way = found;
     __syncthreads();
-    const struct scan_way        &w = sh.way;
+    const struct scan_way &w = sh.way;
     const struct backward_window &in = w.part.in;
-    const int  strip = w.col / 64, room = a.walk_bytes - GDN_CU_PORTABLE_WAY_BYTES;
-    const int  step = Stage::reverse ? -1 : 1;
+    const int strip = w.col / 64, room = a.walk_bytes - GDN_CU_PORTABLE_WAY_BYTES;
+    const int step = Stage::reverse ? -1 : 1;
     const bool two = room >= 2 * (int)sizeof(Stage);
-    const struct walk_item   own = { w.part.row, w.head, w.col, min(a.rule.V - w.col, 64) };
+    const struct walk_item own = { w.part.row, w.head, w.col, min(a.rule.V - w.col, 64) };
     const struct record_form form = form_of(a);
-    int64_t                  i = Stage::reverse ? in.n_chunks - 1 : 0;
-    char                    *to = (char *)&record_at(a, in.first + i, w.head);
-    walk_state               S;
+    int64_t i = Stage::reverse ? in.n_chunks - 1 : 0;
+    char *to = (char *)&record_at(a, in.first + i, w.head);
+    walk_state S;
     if (two) begin_chunk(stage_at<Stage>(0), a, w, i);
     load_first<Stage::reverse>(S, a, w.part, own);
 #pragma unroll 1
@@ -284,12 +290,13 @@ GDN_DEVICE void run_walk(const struct gdn_cu_backward &a, const struct scan_way 
  * take longer. */
 GDN_DEVICE void run_walks(const struct gdn_cu_backward &a)
 {
-    const int64_t   n_walks = a.n_parts * a.rule.H * a.n_strips;
+    const int64_t n_walks = a.n_parts * a.rule.H * a.n_strips;
     struct scan_way w;
     if (!find_way<1>(w, a, blockIdx.x % n_walks)) return;
     if (in_warp(a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks))
         run_walk<reverse_stage, true>(a, w);
-    else run_walk<forward_stage, true>(a, w);
+    else
+        run_walk<forward_stage, true>(a, w);
 }
 /* Runs the walks to dstate alone. */
 GDN_DEVICE void run_walks_alone(const struct gdn_cu_backward &a)

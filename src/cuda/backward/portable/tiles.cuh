@@ -17,7 +17,7 @@ template <int n, int bytes>
 GDN_DEVICE void begin_copy(void *to, const char *from, int valid = bytes)
 {
     const uint32_t target = shared_address(to) + 16 * threadIdx.x;
-    const int      first = 16 * threadIdx.x;
+    const int first = 16 * threadIdx.x;
 #pragma unroll
     for (int i = 0; i < bytes; i += 16 * n) {
         const bool there = first + i < valid;
@@ -30,13 +30,13 @@ GDN_DEVICE void begin_copy(void *to, const char *from, int valid = bytes)
  * the first copy, because a copy is a barrier for the compiler. */
 struct row_source {
     const char *at;
-    int64_t     token;
-    int         n; /* rows that are there */
+    int64_t token;
+    int n; /* rows that are there */
 };
 GDN_DEVICE struct row_source source_of(const struct gdn_rows &rows, const struct gdn_cu_seq &s,
                                        int64_t t0, int64_t n, int head, int first, int V)
 {
-    const int  t = threadIdx.x / 8, column = first + threadIdx.x % 8 * 8;
+    const int t = threadIdx.x / 8, column = first + threadIdx.x % 8 * 8;
     const bool there = t < n && column < V;
     return { row_at(rows, s, there ? t0 + t : 0, head) + (there ? 2 * column : 0), rows.token,
              column < V ? (int)n : 0 };
@@ -44,7 +44,7 @@ GDN_DEVICE struct row_source source_of(const struct gdn_rows &rows, const struct
 /* Begins to copy them, as a tile; zeros for others. */
 template <int n> GDN_DEVICE void begin_rows(char *to, const struct row_source &from)
 {
-    const int      t = threadIdx.x / 8;
+    const int t = threadIdx.x / 8;
     const uint32_t target = shared_address(to) + tile_place(t, threadIdx.x % 8 * 8);
 #pragma unroll
     for (int i = 0; i < CHUNK; i += n / 8) {
@@ -116,8 +116,7 @@ GDN_DEVICE void multiply_add(float *x, const uint32_t *a, const uint32_t (&b)[4]
 }
 
 /* Adds a times the turned tile, or consecutive tiles, to x: their rows are columns of x. */
-template <int n>
-GDN_DEVICE void add_rows(float (&x)[32], const uint32_t (&a)[n], const char *b)
+template <int n> GDN_DEVICE void add_rows(float (&x)[32], const uint32_t (&a)[n], const char *b)
 {
     const uint32_t at = right_place(b);
 #pragma unroll
@@ -130,8 +129,7 @@ GDN_DEVICE void add_rows(float (&x)[32], const uint32_t (&a)[n], const char *b)
         }
 }
 /* Adds a times n / 32 tiles side by side to x: rows of tiles are summed over. */
-template <int n>
-GDN_DEVICE void add_columns(float (&x)[n], const uint32_t (&a)[16], const char *b)
+template <int n> GDN_DEVICE void add_columns(float (&x)[n], const uint32_t (&a)[16], const char *b)
 {
     const uint32_t at = right_place_turned(b);
 #pragma unroll

@@ -54,14 +54,14 @@ struct head_rows {
 };
 template <bool is_wide> struct heads_shared {
     static constexpr bool wide = is_wide;
-    static constexpr int  blocks = wide ? 2 : 1; /* at most */
-    struct head_rows  rows[2]; /* of this state head, or pass, and the next, as is all of 2 */
-    char              S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
-    char              k[2][TILE], q[2][TILE];
-    char              X[TILE], Y[TILE];
+    static constexpr int blocks = wide ? 2 : 1; /* at most */
+    struct head_rows rows[2]; /* of this state head, or pass, and the next, as is all of 2 */
+    char S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
+    char k[2][TILE], q[2][TILE];
+    char X[TILE], Y[TILE];
     alignas(16) struct key_norms norms_of;
     alignas(16) vectors g[4]; /* of four, as gates want them when rows are done with */
-    struct heads_step   steps[4];
+    struct heads_step steps[4];
     alignas(16) struct head_parts parts[2][blocks];
     alignas(16) float norms[2][blocks][HEADS_GROUPS][CHUNK]; /* of keys and queries */
     uint64_t rows_full[2], rows_free[2], states_full, states_free, keys_full, keys_free;
@@ -80,7 +80,7 @@ template <bool wide>
 GDN_DEVICE void meet_norms(heads_shared<wide> &sh, int which, uint32_t item, int n_blocks)
 {
     const int own = own_block<wide>();
-    float   (&to)[HEADS_GROUPS][CHUNK] = sh.norms[which][own];
+    float(&to)[HEADS_GROUPS][CHUNK] = sh.norms[which][own];
     if (n_blocks > 1) async_fence();
     meet_workers();
     if (n_blocks < 2) return;
@@ -102,14 +102,14 @@ template <class Shared>
 GDN_DEVICE void load_rows(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
                           int pass, uint32_t step, uint32_t number, bool is_first)
 {
-    const int                at[4] = { 0, s.head, (int)s.place.first, (int)s.place.batch };
-    const int                now = number % 2, tile = 2 * pass;
+    const int at[4] = { 0, s.head, (int)s.place.first, (int)s.place.batch };
+    const int now = number % 2, tile = 2 * pass;
     const struct record_form f = form_of(a);
-    const int                columns = min(f.columns - tile, 2), bytes = columns * TILE;
-    const char              *from = (const char *)&record_at(a, s.number, s.head);
-    struct head_rows        &to = sh.rows[now];
-    uint64_t                &full = sh.rows_full[now];
-    vectors                 &g = sh.g[step % 4];
+    const int columns = min(f.columns - tile, 2), bytes = columns * TILE;
+    const char *from = (const char *)&record_at(a, s.number, s.head);
+    struct head_rows &to = sh.rows[now];
+    uint64_t &full = sh.rows_full[now];
+    vectors &g = sh.g[step % 4];
     mbarrier_wait(shared_address(&sh.rows_free[now]), number / 2 % 2 ^ 1);
     if (is_first) sh.steps[step % 4] = s;
     if (!is_step(s)) {
@@ -131,10 +131,10 @@ GDN_DEVICE void load_states(Shared &sh, const struct gdn_cu_backward &a, const s
                             int pass, uint32_t number)
 {
     const struct record_form f = form_of(a);
-    const int                tile = 2 * pass, columns = min(f.columns - tile, 2);
-    const int                bytes = min(f.keys, 2) * TILE;
-    const char *from = (const char *)&record_at(a, s.number, s.head) +
-                       own_block<Shared::wide>() * 2 * TILE;
+    const int tile = 2 * pass, columns = min(f.columns - tile, 2);
+    const int bytes = min(f.keys, 2) * TILE;
+    const char *from =
+        (const char *)&record_at(a, s.number, s.head) + own_block<Shared::wide>() * 2 * TILE;
     mbarrier_wait(shared_address(&sh.states_free), number % 2 ^ 1);
     mbarrier_expect(shared_address(&sh.states_full), 2 * columns * bytes);
 #pragma unroll 1
@@ -147,7 +147,7 @@ template <class Shared>
 GDN_DEVICE void load_keys(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
                           uint32_t item)
 {
-    const int   all = form_of(a).keys * TILE, bytes = min(all, 2 * TILE);
+    const int all = form_of(a).keys * TILE, bytes = min(all, 2 * TILE);
     const char *tiles = keys_of(a, s.number, s.key);
     const char *own = tiles + own_block<Shared::wide>() * 2 * TILE;
     mbarrier_wait(shared_address(&sh.keys_free), item % 2 ^ 1);
@@ -162,7 +162,7 @@ template <class Shared>
 GDN_DEVICE void load_step(Shared &sh, const struct gdn_cu_backward &a, const struct heads_step &s,
                           const struct heads_count &n)
 {
-    const int      passes = value_passes<Shared::wide>(a);
+    const int passes = value_passes<Shared::wide>(a);
     const uint32_t step = n.step;
     load_rows(sh, a, s, 0, step, rows_of_pass(step, passes, 0), true);
     if (!is_step(s)) return;
@@ -206,8 +206,8 @@ GDN_DEVICE void store_values(Shared &sh, uint32_t step, const struct value_part 
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head)
 {
     const uint32_t rows = rows_of_pass(step, value_passes<Shared::wide>(a), w.pass);
-    const int      l = threadIdx.x % 32, first = DEEP * w.pass + 64 * w.half;
-    float          sum[2];
+    const int l = threadIdx.x % 32, first = DEEP * w.pass + 64 * w.half;
+    float sum[2];
     store_values<form, 4>(sum, sh.rows[rows % 2].z[w.half], first, w.m, sh.g[step % 4], a, c, head);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -223,10 +223,13 @@ GDN_DEVICE void store_values(Shared &sh, uint32_t step, int pass, const struct g
 #pragma unroll 1
     for (int i = 0; i < count_value_parts(n_blocks); i++) {
         const struct value_part w = find_value_part(pass, i, own_block<Shared::wide>(), n_blocks);
-        const int              h = opaque(head);
-        if (form == STORE_16) store_values<STORE_16>(sh, step, w, a, c, h);
-        else if (form == STORE_F32) store_values<STORE_F32>(sh, step, w, a, c, h);
-        else store_values<STORE_ANY>(sh, step, w, a, c, h);
+        const int h = opaque(head);
+        if (form == STORE_16)
+            store_values<STORE_16>(sh, step, w, a, c, h);
+        else if (form == STORE_F32)
+            store_values<STORE_F32>(sh, step, w, a, c, h);
+        else
+            store_values<STORE_ANY>(sh, step, w, a, c, h);
     }
 }
 
@@ -234,11 +237,12 @@ GDN_DEVICE void store_values(Shared &sh, uint32_t step, int pass, const struct g
 
 /* Adds the product of two tiles to d, or sets d. Rows of b are summed over, and if `turned` those
  * of a. `adds` is known when this is compiled. */
-template <bool turned>
-GDN_DEVICE void add_product(head_sums &d, uint64_t a, uint64_t b, bool adds)
+template <bool turned> GDN_DEVICE void add_product(head_sums &d, uint64_t a, uint64_t b, bool adds)
 {
-    if (turned) adds ? product::add_both_columns(d, a, b) : product::both_columns(d, a, b);
-    else adds ? product::add_tile_columns(d, a, b) : product::tile_columns(d, a, b);
+    if (turned)
+        adds ? product::add_both_columns(d, a, b) : product::both_columns(d, a, b);
+    else
+        adds ? product::add_tile_columns(d, a, b) : product::tile_columns(d, a, b);
 }
 
 /* Computes d = a b over 128 columns of V, or adds it. b is turned, and a if `turned`. Ends its
@@ -292,9 +296,9 @@ template <class Shared> GDN_DEVICE void multiply_inner(head_sums &x, const Share
  * 8 (2 w + r) and on. */
 GDN_DEVICE float diagonal_of(const head_sums &x)
 {
-    const int  lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const bool is_odd = lane / 4 % 2;
-    float      sum = 0;
+    float sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if (i / 2 == warp) sum += is_odd ? x[4 * i + 2 * (i % 2) + 1] : x[4 * i + 2 * (i % 2)];
@@ -302,8 +306,7 @@ GDN_DEVICE float diagonal_of(const head_sums &x)
 }
 
 /* Adds a b over the 64 tokens to d. Tokens are rows of b, and rows of a if `turned`. */
-template <bool turned>
-GDN_DEVICE void add_over_tokens(head_sums &d, const char *a, const char *b)
+template <bool turned> GDN_DEVICE void add_over_tokens(head_sums &d, const char *a, const char *b)
 {
     const uint32_t from = wgmma_place(shared_address(a));
     const uint32_t with = wgmma_place(shared_address(b));
@@ -311,8 +314,10 @@ GDN_DEVICE void add_over_tokens(head_sums &d, const char *a, const char *b)
     for (int i = 0; i < 4; i++) {
         const uint32_t rows = i * (16 * 128 / 16);
         const uint64_t y = wgmma_factor(with + rows);
-        if (turned) product::add_both_columns(d, wgmma_factor(from + rows), y);
-        else product::add_tile_columns(d, wgmma_factor(from + 2 * i), y);
+        if (turned)
+            product::add_both_columns(d, wgmma_factor(from + rows), y);
+        else
+            product::add_tile_columns(d, wgmma_factor(from + 2 * i), y);
     }
 }
 /* Scales the rows of X by beta. By all that multiply. */
@@ -320,9 +325,9 @@ template <class Shared> GDN_DEVICE void give_beta_back(Shared &sh, const vectors
 {
     meet_workers(); /* X has been read */
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 2; i += HEADS_WORKERS) {
-        const int   t = i / (CHUNK / 2);
+        const int t = i / (CHUNK / 2);
         const float f = beta_share(g.beta[t]);
-        uint32_t   *x = (uint32_t *)(sh.X + t * 128) + i % (CHUNK / 2);
+        uint32_t *x = (uint32_t *)(sh.X + t * 128) + i % (CHUNK / 2);
         if (f != 1) *x = f == 0 ? 0 : pairs::pair(f * pairs::low(*x), f * pairs::high(*x));
     }
     async_fence();
@@ -369,9 +374,9 @@ GDN_DEVICE void release(uint64_t &barrier)
 template <class Shared>
 GDN_DEVICE float add_pass(struct head_gradients &d, Shared &sh, uint32_t rows)
 {
-    constexpr bool          adds = Shared::wide;
+    constexpr bool adds = Shared::wide;
     const struct head_rows &in = sh.rows[rows % 2];
-    head_sums               x;
+    head_sums x;
     wgmma_fence();
     multiply_inner(x, sh);
     multiply_state<false, adds>(d.dq, in.dout, sh.S);
@@ -397,7 +402,7 @@ GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, uint32_t step,
                             float drop)
 {
     const vectors &g = sh.g[step % 4];
-    float          start[2], end[2], read[2], inner = 0;
+    float start[2], end[2], read[2], inner = 0;
     if (Shared::wide)
 #pragma unroll
         for (int e = 0; e < 32; e++) d.dq[e] = d.D[e] = d.dw[e] = 0;
@@ -415,8 +420,8 @@ GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, uint32_t step,
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
         start[r] = drop * g.q_start[t];
-        end[r]   = drop * g.to_end[t];
-        read[r]  = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
+        end[r] = drop * g.to_end[t];
+        read[r] = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
     }
     if (!Shared::wide) {
         mbarrier_wait(shared_address(&sh.states_full), step % 2);
@@ -443,11 +448,13 @@ GDN_DEVICE void multiply_rows_of(head_sums &x, Shared &sh, uint32_t step, int pa
         for (int e = 0; e < 32; e++) x[e] = 0;
 #pragma unroll 1
     for (int p = 0; p < passes; p++) {
-        const uint32_t          rows = rows_of_pass(step, passes, p);
+        const uint32_t rows = rows_of_pass(step, passes, p);
         const struct head_rows &in = sh.rows[rows % 2];
         if (p) mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
-        if (is_y) multiply_values<false, adds>(x, in.dout, in.u);
-        else multiply_values<true, adds>(x, in.z, in.u);
+        if (is_y)
+            multiply_values<false, adds>(x, in.dout, in.u);
+        else
+            multiply_values<true, adds>(x, in.z, in.u);
         wgmma_wait<0>();
         if (loads_again(passes)) release(sh.rows_free[rows % 2]);
     }
@@ -457,12 +464,14 @@ template <class Shared>
 GDN_DEVICE void make_tokens(Shared &sh, uint32_t step, int passes, float drop)
 {
     const vectors &g = sh.g[step % 4];
-    const bool     is_y = in_warp(heads_group() == 1);
-    head_sums      x;
-    head_pairs     o;
+    const bool is_y = in_warp(heads_group() == 1);
+    head_sums x;
+    head_pairs o;
     multiply_rows_of(x, sh, step, passes, is_y);
-    if (in_warp(tokens_of(g.resets) != 0)) weigh_tokens<true>(x, g, is_y, drop);
-    else weigh_tokens<false>(x, g, is_y, drop);
+    if (in_warp(tokens_of(g.resets) != 0))
+        weigh_tokens<true>(x, g, is_y, drop);
+    else
+        weigh_tokens<false>(x, g, is_y, drop);
     pack(o, x);
     store_factor(is_y ? sh.Y : sh.X, o);
     async_fence();
@@ -472,8 +481,7 @@ GDN_DEVICE void make_tokens(Shared &sh, uint32_t step, int passes, float drop)
 GDN_DEVICE bool meet_and_ask(const vectors &g)
 {
     const int t = threadIdx.x % CHUNK;
-    if (SCALES_ROWS)
-        return barrier_any(1, HEADS_WORKERS, t < g.n && fabsf(g.beta[t]) < LEAST_BETA);
+    if (SCALES_ROWS) return barrier_any(1, HEADS_WORKERS, t < g.n && fabsf(g.beta[t]) < LEAST_BETA);
     meet_workers();
     return false;
 }
@@ -481,28 +489,30 @@ GDN_DEVICE bool meet_and_ask(const vectors &g)
 /* Waits for a state head's rows, adds its dq and dk, and shares the sums for the gradients of
  * gates. */
 template <class Shared>
-GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh,
-                         const struct heads_count &count, int passes, float drop)
+GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh, const struct heads_count &count,
+                         int passes, float drop)
 {
-    const uint32_t        step = count.step;
-    const int             now = step % 2;
-    struct head_parts    &parts = sh.parts[now][own_block<Shared::wide>()];
-    vectors              &g = sh.g[step % 4];
+    const uint32_t step = count.step;
+    const int now = step % 2;
+    struct head_parts &parts = sh.parts[now][own_block<Shared::wide>()];
+    vectors &g = sh.g[step % 4];
     struct head_gradients d;
-    head_pairs            given;
-    float                 keeps[2], ends[2];
-    const bool            forgets = in_warp(tokens_of(g.resets) != 0);
+    head_pairs given;
+    float keeps[2], ends[2];
+    const bool forgets = in_warp(tokens_of(g.resets) != 0);
     mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
     make_tokens(sh, step, passes, drop);
     const float inner = forgets ? add_states<true>(d, sh, step, passes, drop)
-                                  : add_states<false>(d, sh, step, passes, drop);
+                                : add_states<false>(d, sh, step, passes, drop);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
     const bool lacks = meet_and_ask(g);
     if (forgets) clean_head(sh, g);
     load_pairs(given, sh.k);
     dot_rows(ends, d.dw, given);
-    if (lacks) multiply_tokens<true>(d, sh, g);
-    else multiply_tokens<false>(d, sh, g);
+    if (lacks)
+        multiply_tokens<true>(d, sh, g);
+    else
+        multiply_tokens<false>(d, sh, g);
     const float end = sum_warp(inner + ends[0] + ends[1]);
     if (threadIdx.x % 32 == 0) parts.ends[threadIdx.x / 32] = end;
     wgmma_wait<0>();
@@ -532,16 +542,18 @@ template <class Shared> GDN_DEVICE void start_heads(Shared &sh, int n_blocks)
         mbarrier_init(shared_address(&sh.keys_free), HEADS_WARPS);
         mbarrier_init_fence();
     }
-    if (Shared::wide) cluster_sync();
-    else __syncthreads();
+    if (Shared::wide)
+        cluster_sync();
+    else
+        __syncthreads();
 }
 
 /* Loads the rows of all steps. One thread calls it. */
 template <class Shared> GDN_DEVICE void load_heads(Shared &sh, const struct gdn_cu_backward &a)
 {
-    const int          share = key_blocks<Shared::wide>(a), n_blocks = gridDim.x / share;
-    int64_t            item = blockIdx.x / share;
-    struct heads_step  s = find_step(a, item, n_blocks);
+    const int share = key_blocks<Shared::wide>(a), n_blocks = gridDim.x / share;
+    int64_t item = blockIdx.x / share;
+    struct heads_step s = find_step(a, item, n_blocks);
     struct heads_count count = {};
     for (; is_step(s); count.step++) {
         const struct heads_step next = next_step(a, s, item, n_blocks);
@@ -566,7 +578,7 @@ template <class Shared> GDN_DEVICE void send_parts(Shared &sh, int now)
 template <class Shared>
 GDN_DEVICE void store_gates(Shared &sh, const struct gdn_cu_backward &a, uint32_t step)
 {
-    const int                now = step % 2;
+    const int now = step % 2;
     const struct heads_step &s = sh.steps[step % 4];
     mbarrier_wait(shared_address(&sh.parts_full[now]), step / 2 % 2);
     if (Shared::wide && own_block<Shared::wide>() > 0) {
@@ -588,7 +600,7 @@ template <class Shared> GDN_DEVICE void store_all(Shared &sh, const struct gdn_c
 #pragma unroll 1
     for (uint32_t step = 0;; step++) {
         const struct heads_step &s = sh.steps[step % 4];
-        bool                     is = true;
+        bool is = true;
 #pragma unroll 1
         for (int p = 0; is && p < loads; p++) {
             const uint32_t rows = rows_of_pass(step, passes, p);
@@ -608,15 +620,15 @@ template <class Shared> GDN_DEVICE void store_all(Shared &sh, const struct gdn_c
 
 template <class Shared> GDN_DEVICE void work_heads(Shared &sh, const struct gdn_cu_backward &a)
 {
-    const int          last = a.rule.H / a.rule.Hk - 1, passes = value_passes<Shared::wide>(a);
+    const int last = a.rule.H / a.rule.Hk - 1, passes = value_passes<Shared::wide>(a);
     struct heads_count count = {};
-    head_sums          dq, dk;
+    head_sums dq, dk;
 #pragma unroll 1
     for (;; count.step++) {
         const uint32_t rows = rows_of_pass(count.step, passes, 0);
         mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
         const struct heads_step &s = sh.steps[count.step % 4];
-        vectors                 &g = sh.g[count.step % 4];
+        vectors &g = sh.g[count.step % 4];
         if (in_warp(!is_step(s))) break;
         const struct stage_chunk c = chunk_at(s.place, s.number);
         if (in_warp(s.i == 0))

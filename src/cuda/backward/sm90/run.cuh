@@ -31,14 +31,14 @@ GDN_DEVICE void backward_sm90_prepare_deep(const struct gdn_cu_backward &a)
 GDN_DEVICE void backward_sm90_heads(const struct gdn_cu_backward &a) { run_heads<false>(a); }
 GDN_DEVICE void backward_sm90_heads_wide(const struct gdn_cu_backward &a) { run_heads<true>(a); }
 
-#define BACKWARD_WALKS(name, form)                                                           \
-    GDN_DEVICE void backward_sm90_##name(const struct gdn_cu_backward &a)                      \
-    {                                                                                         \
-        backward_sm90_walks<form>(a);                                                          \
-    }                                                                                         \
-    GDN_DEVICE void backward_sm90_##name##_alone(const struct gdn_cu_backward &a)              \
-    {                                                                                         \
-        walk_alone<form>(a);                                                                  \
+#define BACKWARD_WALKS(name, form)                                                \
+    GDN_DEVICE void backward_sm90_##name(const struct gdn_cu_backward &a)         \
+    {                                                                             \
+        backward_sm90_walks<form>(a);                                             \
+    }                                                                             \
+    GDN_DEVICE void backward_sm90_##name##_alone(const struct gdn_cu_backward &a) \
+    {                                                                             \
+        walk_alone<form>(a);                                                      \
     }
 BACKWARD_WALKS(half, SCAN_HALF)
 BACKWARD_WALKS(whole, SCAN_WHOLE)
@@ -47,11 +47,11 @@ BACKWARD_WALKS(deep, SCAN_DEEP)
 /* Blocks of a multiprocessor: those of `prepare` are several. */
 #define BACKWARD_BLOCKS(threads, shared) \
     ((threads) > 128 ? 1 : (shared) > GDN_CU_PREPARE_BYTES ? 3 : 4)
-#define BACKWARD_KERNEL(threads, shared, what, io)                                            \
-    extern "C" __global__ void __launch_bounds__(threads, BACKWARD_BLOCKS(threads, shared))   \
-        gdn_backward_sm90_##what##_##io(const __grid_constant__ struct gdn_cu_backward a)      \
-    {                                                                                         \
-        backward_sm90_##what(a);                                                               \
+#define BACKWARD_KERNEL(threads, shared, what, io)                                          \
+    extern "C" __global__ void __launch_bounds__(threads, BACKWARD_BLOCKS(threads, shared)) \
+        gdn_backward_sm90_##what##_##io(const __grid_constant__ struct gdn_cu_backward a)   \
+    {                                                                                       \
+        backward_sm90_##what(a);                                                            \
     }
 
 #endif

@@ -28,13 +28,13 @@ enum scan_form { SCAN_HALF, SCAN_WHOLE, SCAN_DEEP };
 /* Shared memory of a walk, and the places of a chunk's tiles in a stage. */
 template <scan_kind kind, scan_form form> struct scan_shared {
     static constexpr bool deep = form == SCAN_DEEP;
-    static constexpr int  groups = form == SCAN_HALF ? 1 : 2, columns = deep ? 1 : groups;
+    static constexpr int groups = form == SCAN_HALF ? 1 : 2, columns = deep ? 1 : groups;
     static constexpr bool reverse = kind != SCAN_FORWARD, stores = kind != SCAN_ALONE;
-    static constexpr int  keys = deep ? 4 : 2; /* tiles */
-    static constexpr int  K = 0, Q = keys, T = reverse ? 2 * keys : keys, P = T + 1;
-    static constexpr int  X = reverse ? P + 1 : P; /* of V or dO */
-    static constexpr int  n_tiles = X + columns;
-    static constexpr int  n_stages = reverse ? form == SCAN_HALF ? 3 : 2 : deep ? 3 : 4;
+    static constexpr int keys = deep ? 4 : 2; /* tiles */
+    static constexpr int K = 0, Q = keys, T = reverse ? 2 * keys : keys, P = T + 1;
+    static constexpr int X = reverse ? P + 1 : P; /* of V or dO */
+    static constexpr int n_tiles = X + columns;
+    static constexpr int n_stages = reverse ? form == SCAN_HALF ? 3 : 2 : deep ? 3 : 4;
     char stages[n_stages][n_tiles][TILE];
     char states[groups][2][TILE], rows[columns][TILE]; /* on their way to memory: S, U; or J, Z */
     alignas(16) vectors g[n_stages];
@@ -58,15 +58,12 @@ template <class Shared> GDN_DEVICE int64_t first_chunk(const struct backward_win
 
 /* A barrier of a warpgroup, or of all. */
 enum { SCAN_BARRIER_GROUP = 1, SCAN_BARRIER_ALL = 3 };
-GDN_DEVICE int  scan_group(void) { return (int)threadIdx.x / GROUP; }
+GDN_DEVICE int scan_group(void) { return (int)threadIdx.x / GROUP; }
 GDN_DEVICE bool leads_group(void) { return threadIdx.x % GROUP == 0; }
 GDN_DEVICE void meet_group(void) { barrier_wait(SCAN_BARRIER_GROUP + scan_group(), GROUP); }
 
 /* Returns the column tile, of the block's, and the first of the key tiles that a group has. */
-template <class Shared> GDN_DEVICE int own_columns(void)
-{
-    return Shared::deep ? 0 : scan_group();
-}
+template <class Shared> GDN_DEVICE int own_columns(void) { return Shared::deep ? 0 : scan_group(); }
 template <class Shared> GDN_DEVICE int own_keys(void)
 {
     return Shared::deep ? 2 * scan_group() : 0;
@@ -77,7 +74,7 @@ template <class Shared> GDN_DEVICE void add_other_keys(Shared &sh, float (&x)[32
 {
     enum { ALL = Shared::groups * GROUP };
     static_assert(sizeof sh.states[0] == sizeof x * GROUP, "a group's products");
-    float       *own = (float *)sh.states[scan_group()] + threadIdx.x % GROUP;
+    float *own = (float *)sh.states[scan_group()] + threadIdx.x % GROUP;
     const float *other = (const float *)sh.states[scan_group() ^ 1] + threadIdx.x % GROUP;
     if (leads_group()) copy_out_wait_read();
     meet_group();
@@ -112,8 +109,7 @@ GDN_DEVICE void send_state(Shared &sh, const uint32_t (&a)[32], char *to,
     store_factor(sh.states[scan_group()][0], a);
     send(to + first * TILE, sh.states[scan_group()][0], (form.keys - first > 1 ? 2 : 1) * TILE);
 }
-template <class Shared>
-GDN_DEVICE void send_rows(Shared &sh, const uint32_t (&x)[16], char *to)
+template <class Shared> GDN_DEVICE void send_rows(Shared &sh, const uint32_t (&x)[16], char *to)
 {
     char *rows = sh.rows[own_columns<Shared>()];
     if (Shared::deep && in_warp(scan_group() == 1)) return; /* the same */
@@ -128,7 +124,7 @@ template <class Shared> GDN_DEVICE void clean_stage(Shared &sh, int stage)
 {
     enum { ALL = Shared::groups * GROUP };
     vectors &g = sh.g[stage];
-    char    *tile = sh.stages[stage][0];
+    char *tile = sh.stages[stage][0];
     enum { KEYS = Shared::keys };
     clean_rows(tile + Shared::K * TILE, KEYS, g.dead, (int)threadIdx.x, ALL);
     if (Shared::reverse) clean_rows(tile + Shared::Q * TILE, KEYS, g.dead, (int)threadIdx.x, ALL);
@@ -147,12 +143,12 @@ template <bool forgets, class Shared>
 GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, char *to,
                               const struct record_form &form, int half)
 {
-    const int   group = scan_group();
-    vectors    &g = sh.g[stage];
-    char      (*tile)[TILE] = sh.stages[stage];
+    const int group = scan_group();
+    vectors &g = sh.g[stage];
+    char(*tile)[TILE] = sh.stages[stage];
     const char *keys = tile[Shared::K + own_keys<Shared>()];
-    uint32_t    a[32], u[16], r[16];
-    float       x[32], v[32];
+    uint32_t a[32], u[16], r[16];
+    float x[32], v[32];
     if (forgets) clean_stage(sh, stage);
     load_tokens(u, tile[Shared::X + own_columns<Shared>()], g.n);
     pack(a, S);
@@ -190,12 +186,12 @@ template <bool forgets, class Shared>
 GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, char *to,
                               const struct record_form &form, int half)
 {
-    const int   group = scan_group();
-    vectors    &g = sh.g[stage];
-    char      (*tile)[TILE] = sh.stages[stage];
+    const int group = scan_group();
+    vectors &g = sh.g[stage];
+    char(*tile)[TILE] = sh.stages[stage];
     const char *keys = tile[Shared::K + own_keys<Shared>()];
-    uint32_t    a[32], dout[16], r[16];
-    float       x[32], y[32];
+    uint32_t a[32], dout[16], r[16];
+    float x[32], y[32];
     if (forgets) clean_stage(sh, stage);
     load_tokens(dout, tile[Shared::X + own_columns<Shared>()], g.n);
     if (forgets) {
@@ -241,7 +237,7 @@ GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, char *to,
 
 /* A stage, and whether the ring has been gone around an odd number of times. */
 struct scan_turn {
-    int      stage;
+    int stage;
     uint32_t odd;
 };
 template <class Shared> GDN_DEVICE void take_turn(struct scan_turn &t)
@@ -252,26 +248,25 @@ template <class Shared> GDN_DEVICE void take_turn(struct scan_turn &t)
 }
 
 /* Loads chunks one after the other. One thread calls it. */
-template <class Shared>
-GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
+template <class Shared> GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
 {
     enum { N = Shared::reverse ? 2 : 1, SQUARES = N * TILE };
     enum { BYTES = SQUARES + Shared::columns * TILE + (int)sizeof(vectors) };
-    const struct scan_way        &w = sh.way;
+    const struct scan_way &w = sh.way;
     const struct backward_window &in = w.part.in;
-    const int     key = source_head(a.rule, w.head, a.rule.Hk);
+    const int key = source_head(a.rule, w.head, a.rule.Hk);
     const int64_t first = first_chunk<Shared>(in);
-    const int     step = Shared::reverse ? -1 : 1;
-    const struct gdn_cu_map   &map = Shared::reverse ? a.dout_map : a.v_map;
+    const int step = Shared::reverse ? -1 : 1;
+    const struct gdn_cu_map &map = Shared::reverse ? a.dout_map : a.v_map;
     const struct chunk_record *from = &record_at(a, in.first + first, w.head);
-    const char                *keys = keys_of(a, in.first + first, key);
-    const int                  key_tiles = form_of(a).keys * TILE;
-    struct scan_turn           turn = { 0, 0 };
+    const char *keys = keys_of(a, in.first + first, key);
+    const int key_tiles = form_of(a).keys * TILE;
+    struct scan_turn turn = { 0, 0 };
     int at[4] = { w.col, w.head, (int)(in.seq.first + first * CHUNK), (int)in.seq.batch };
     for (int64_t i = 0; i < in.n_chunks; i++) {
         const int stage = turn.stage;
         uint64_t &full = sh.full[stage];
-        char    (*to)[TILE] = sh.stages[stage];
+        char(*to)[TILE] = sh.stages[stage];
         mbarrier_wait(shared_address(&sh.free[stage]), turn.odd ^ 1);
         mbarrier_expect(shared_address(&full), BYTES + N * key_tiles);
         load_bytes(to[Shared::K], keys, key_tiles, full);
@@ -288,34 +283,40 @@ GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
 }
 
 /* By a warpgroup. */
-template <class Shared>
-GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
+template <class Shared> GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
 {
-    const struct scan_way        &w = sh.way;
-    const struct backward_part   &p = w.part;
+    const struct scan_way &w = sh.way;
+    const struct backward_part &p = w.part;
     const struct backward_window &in = p.in;
-    const int                col = w.col + 64 * own_columns<Shared>();
-    const int                key = 64 * own_keys<Shared>();
-    const struct walk_item   own = { p.row, w.head, col, min(a.rule.V - col, 64) };
-    const int                half = col / 64, step = Shared::reverse ? -1 : 1;
+    const int col = w.col + 64 * own_columns<Shared>();
+    const int key = 64 * own_keys<Shared>();
+    const struct walk_item own = { p.row, w.head, col, min(a.rule.V - col, 64) };
+    const int half = col / 64, step = Shared::reverse ? -1 : 1;
     const struct record_form form = form_of(a);
-    char                    *to = (char *)&record_at(a, in.first + first_chunk<Shared>(in), w.head);
-    struct scan_turn         turn = { 0, 0 };
-    scan_state               S;
-    if (Shared::reverse) load_scan(S, gradient_behind(a, own, p), key, 1 / a.drop);
-    else if (in.before) load_scan(S, state_before(a, own, in), key, 1);
-    else load_scan(S, strip_of(a, own, a.rule.from, p.row), key, 1);
+    char *to = (char *)&record_at(a, in.first + first_chunk<Shared>(in), w.head);
+    struct scan_turn turn = { 0, 0 };
+    scan_state S;
+    if (Shared::reverse)
+        load_scan(S, gradient_behind(a, own, p), key, 1 / a.drop);
+    else if (in.before)
+        load_scan(S, state_before(a, own, in), key, 1);
+    else
+        load_scan(S, strip_of(a, own, a.rule.from, p.row), key, 1);
 #pragma unroll 1
     for (int i = (int)in.n_chunks; in_warp(i > 0); i--) {
         const int stage = turn.stage;
         mbarrier_wait(shared_address(&sh.full[stage]), turn.odd);
         const bool forgets = in_warp(tokens_of(sh.g[stage].resets) != 0);
         if constexpr (Shared::reverse) {
-            if (forgets) reverse_chunk<true>(sh, stage, S, to, form, half);
-            else reverse_chunk<false>(sh, stage, S, to, form, half);
+            if (forgets)
+                reverse_chunk<true>(sh, stage, S, to, form, half);
+            else
+                reverse_chunk<false>(sh, stage, S, to, form, half);
         } else {
-            if (forgets) forward_chunk<true>(sh, stage, S, to, form, half);
-            else forward_chunk<false>(sh, stage, S, to, form, half);
+            if (forgets)
+                forward_chunk<true>(sh, stage, S, to, form, half);
+            else
+                forward_chunk<false>(sh, stage, S, to, form, half);
         }
         if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.free[stage]));
         take_turn<Shared>(turn);
@@ -359,11 +360,13 @@ template <scan_form form> GDN_DEVICE void backward_sm90_walks(const struct gdn_c
 {
     typedef scan_shared<SCAN_REVERSE, form> reverse;
     typedef scan_shared<SCAN_FORWARD, form> forward;
-    const int64_t   n_walks = a.n_parts * a.rule.H * a.n_strips;
+    const int64_t n_walks = a.n_parts * a.rule.H * a.n_strips;
     struct scan_way w;
     if (!find_way<reverse::columns>(w, a, blockIdx.x % n_walks)) return;
-    if (in_warp(a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks)) run_scan<reverse>(a, w);
-    else run_scan<forward>(a, w);
+    if (in_warp(a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks))
+        run_scan<reverse>(a, w);
+    else
+        run_scan<forward>(a, w);
 }
 
 /* Runs the walks to dstate alone. */

@@ -74,8 +74,10 @@ GDN_DEVICE void multiply_rows(float (&x)[32], const uint32_t (&a)[n], const char
 #pragma unroll
     for (int i = 0; i < n / 4; i++) {
         const uint64_t f = wgmma_factor(place + i / 4 * (TILE / 16) + i % 4 * 2);
-        if (i) product::add_rows(x, a + 4 * i, f);
-        else product::rows(x, a, f);
+        if (i)
+            product::add_rows(x, a + 4 * i, f);
+        else
+            product::rows(x, a, f);
     }
     wgmma_commit();
 }
@@ -87,8 +89,10 @@ GDN_DEVICE void multiply_columns(float (&x)[32], const uint32_t (&a)[16], const 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint64_t f = wgmma_factor(place + i * (16 * 128 / 16));
-        if (i) product::add_columns(x, a + 4 * i, f);
-        else product::columns(x, a, f);
+        if (i)
+            product::add_columns(x, a + 4 * i, f);
+        else
+            product::columns(x, a, f);
     }
     wgmma_commit();
 }

@@ -17,33 +17,33 @@ enum { GDN_SEQUENCES_ALL, GDN_SEQUENCES_LONG, GDN_SEQUENCES_SHORT };
  * inverse: of H / n, or of n (gdn_cuda_inverse()). */
 struct gdn_cu_source {
     uint32_t inverse;
-    int32_t  n;
+    int32_t n;
 };
 
 /* The plan of a packed batch, by its lengths (choose_cut.cuh): as in struct gdn_cu_segments;
  * sequences of more than `split` tokens have clusters. units: twice the number of segments after
  * first ones, 1 more if these have wide blocks, 2 more in all; 0 until all is written. */
 struct gdn_cu_plan {
-    int64_t  whole, first, each, split;
+    int64_t whole, first, each, split;
     uint64_t units;
 };
 
 /* Tensors as columns, heads, tokens, rows of the batch; a tile is 64 columns of 64 tokens. */
 struct gdn_cu_prefill_sm90 {
-    struct gdn_cu_map      q, k, v, out;
-    struct gdn_cu_rule     rule;
+    struct gdn_cu_map q, k, v, out;
+    struct gdn_cu_rule rule;
     struct gdn_cu_segments cut;
-    int32_t                by_number;  /* as in struct gdn_cu_prefill */
-    int32_t                early_stop; /* of summaries: early_stop.cuh */
-    struct gdn_cu_source   source_q, source_k, source_v;
-    struct gdn_pool_view   M;       /* of gdn_summary; U is rule.to */
-    int32_t                summary; /* the call is gdn_summary: ranges.cuh */
-    int32_t                back;    /* the same, for gradients: M of units alone, transposed */
-    int64_t                split;   /* sequences of more tokens are long */
-    struct gdn_cu_plan    *plan;    /* how those above cut.whole are cut; NULL: `cut` says it */
-    int16_t                which;   /* GDN_SEQUENCES_... */
-    int16_t                singles; /* decode takes sequences of one token */
-    int16_t                win, sm_count; /* what the plan follows from */
+    int32_t by_number;  /* as in struct gdn_cu_prefill */
+    int32_t early_stop; /* of summaries: early_stop.cuh */
+    struct gdn_cu_source source_q, source_k, source_v;
+    struct gdn_pool_view M;   /* of gdn_summary; U is rule.to */
+    int32_t summary;          /* the call is gdn_summary: ranges.cuh */
+    int32_t back;             /* the same, for gradients: M of units alone, transposed */
+    int64_t split;            /* sequences of more tokens are long */
+    struct gdn_cu_plan *plan; /* how those above cut.whole are cut; NULL: `cut` says it */
+    int16_t which;            /* GDN_SEQUENCES_... */
+    int16_t singles;          /* decode takes sequences of one token */
+    int16_t win, sm_count;    /* what the plan follows from */
 };
 GDN_CU_SIZE(gdn_cu_prefill_sm90, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);
 GDN_CU_SIZE(gdn_cu_source, 8);

@@ -10,27 +10,27 @@
 /* A map of a tensor, and its key: address, dtype, four sizes, three steps. */
 struct gdn_cuda_map {
     struct gdn_cu_map map;
-    uint64_t          of[9];
+    uint64_t of[9];
 };
 
 /* The numbers of maps, which are kept. */
 enum {
-    GDN_CUDA_MAP_V      = 2, /* and of out, the next one, for each slice of columns */
+    GDN_CUDA_MAP_V = 2, /* and of out, the next one, for each slice of columns */
     GDN_CUDA_MAP_SLICES = GDN_MAX_VALUE / 128,
-    GDN_CUDA_MAP_BACK   = GDN_CUDA_MAP_V + 2 * GDN_CUDA_MAP_SLICES, /* v, then dout */
-    GDN_CUDA_MAPS       = GDN_CUDA_MAP_BACK + 2
+    GDN_CUDA_MAP_BACK = GDN_CUDA_MAP_V + 2 * GDN_CUDA_MAP_SLICES, /* v, then dout */
+    GDN_CUDA_MAPS = GDN_CUDA_MAP_BACK + 2
 };
 
 struct gdn_cuda_sm90 {
     /* The last call of launch.c: q, k, then v and out of every 128 columns. The last one of
      * backward.c: v and dout. */
     struct gdn_cuda_map maps[GDN_CUDA_MAPS];
-    struct gdn_cuda_cut cut;     /* of tests: segments as they want them; else first is 0 */
-    int64_t window_chunks;       /* of tests: of a window of gradients; -n: of one of n chunks
+    struct gdn_cuda_cut cut;    /* of tests: segments as they want them; else first is 0 */
+    int64_t window_chunks;      /* of tests: of a window of gradients; -n: of one of n chunks
                                     through the batch; else 0 */
-    struct gdn_cuda_cut logged;  /* the last one in the log */
+    struct gdn_cuda_cut logged; /* the last one in the log */
     struct {
-        uint64_t            of[8]; /* what was planned for last; zeros: nothing yet */
+        uint64_t of[8]; /* what was planned for last; zeros: nothing yet */
         struct gdn_cuda_cut cut;
     } planned;
 };

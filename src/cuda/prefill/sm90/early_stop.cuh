@@ -24,16 +24,17 @@ enum { TAIL_CHUNKS = 32, TAIL_EACH = 4, TAIL_THREADS = TAIL_CHUNKS * 64 / TAIL_E
 /* Reads the thread's tokens before chunk `end`; 0 for tokens that do not exist. */
 GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, int end)
 {
-    const struct gdn_cu_rule &r     = b.r;
-    const float               A_log = load_vector(r.A_log, b.head, 0);
-    const float               dt_bias = load_vector(r.dt_bias, b.head, 0);
-    const int64_t             last    = (int64_t)end * 64 - 1 - threadIdx.x;
-    uint32_t                  g[TAIL_EACH], beta[TAIL_EACH];
+    const struct gdn_cu_rule &r = b.r;
+    const float A_log = load_vector(r.A_log, b.head, 0);
+    const float dt_bias = load_vector(r.dt_bias, b.head, 0);
+    const int64_t last = (int64_t)end * 64 - 1 - threadIdx.x;
+    uint32_t g[TAIL_EACH], beta[TAIL_EACH];
 #pragma unroll
     for (int i = 0; i < TAIL_EACH; i++) { /* all on their way at once */
         const int64_t t = last - i * TAIL_THREADS;
-        g[i]    = load_parts(row_at(r.g, b.s(), t, b.head), 0, r.g.dtype, t >= 0 && r.g.data);
-        beta[i] = load_parts(row_at(r.beta, b.s(), t, b.head), 0, r.beta.dtype, t >= 0 && r.beta.data);
+        g[i] = load_parts(row_at(r.g, b.s(), t, b.head), 0, r.g.dtype, t >= 0 && r.g.data);
+        beta[i] =
+            load_parts(row_at(r.beta, b.s(), t, b.head), 0, r.beta.dtype, t >= 0 && r.beta.data);
     }
 #pragma unroll
     for (int i = 0; i < TAIL_EACH; i++)
@@ -44,10 +45,11 @@ GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, i
  * it. */
 GDN_DEVICE float sum_left(const struct hopper_block &b, int end)
 {
-    static_assert(2 * TAIL_CHUNKS * sizeof(float) <= sizeof(chunk_gates<64>), "fill_lengths() is behind");
-    float    *halves = (float *)(gdn_shared + HOPPER_GATES); /* of chunks, the last one first */
+    static_assert(2 * TAIL_CHUNKS * sizeof(float) <= sizeof(chunk_gates<64>),
+                  "fill_lengths() is behind");
+    float *halves = (float *)(gdn_shared + HOPPER_GATES); /* of chunks, the last one first */
     const int thread = threadIdx.x;
-    float     x[TAIL_EACH];
+    float x[TAIL_EACH];
     read_left(x, b, end);
     __syncthreads(); /* all have read those before */
 #pragma unroll
@@ -66,9 +68,9 @@ GDN_DEVICE int find_tail(const struct hopper_block &b)
 {
     float left = 0;
     for (int end = b.n_chunks; 2 * end > b.n_chunks; end -= TAIL_CHUNKS) {
-        const float    here  = left + sum_left(b, end);
+        const float here = left + sum_left(b, end);
         const unsigned found = __ballot_sync(0xffffffff, here <= tail_left);
-        const int      chunk = end - __ffs((int)found);
+        const int chunk = end - __ffs((int)found);
         if (found) return 2 * chunk > b.n_chunks ? chunk : -1;
         left = __shfl_sync(0xffffffff, here, 31);
     }

@@ -29,10 +29,10 @@ static_assert(sizeof(struct join_shared) <= GDN_JOIN_BYTES, "join_shared");
 /* The values that a block holds. */
 struct join_block {
     const struct gdn_cu_prefill_sm90 &a;
-    struct join_shared                 &sh;
-    int64_t                             first, n; /* units */
-    int                                 head, column, n_columns; /* of U or M; the warp's first */
-    bool                                of_M;
+    struct join_shared &sh;
+    int64_t first, n;            /* units */
+    int head, column, n_columns; /* of U or M; the warp's first */
+    bool of_M;
 };
 
 /* Returns the place of unit i, in the order in which a state passes them, or its gradient. */
@@ -46,9 +46,10 @@ GDN_DEVICE int64_t last_forgetting(const struct join_block &b)
 {
     const int64_t lane = threadIdx.x % 32;
     for (int64_t end = b.n - 1; end >= 0; end -= 32) {
-        const int64_t   u    = unit_at(b, clamp64(end - lane, 0, end));
+        const int64_t u = unit_at(b, clamp64(end - lane, 0, end));
         const uint32_t *mark = b.a.cut.marks + (u * b.a.rule.H + b.head) * 2;
-        const unsigned  some = __ballot_sync(0xffffffff, ((mark[0] | mark[1]) & GDN_SEGMENT_FORGETS) != 0);
+        const unsigned some =
+            __ballot_sync(0xffffffff, ((mark[0] | mark[1]) & GDN_SEGMENT_FORGETS) != 0);
         if (some) return max(end - (__ffs((int)some) - 1), (int64_t)0);
     }
     return -1;
@@ -57,28 +58,29 @@ GDN_DEVICE int64_t last_forgetting(const struct join_block &b)
 /* The lane's keys of the warp's columns, of U or M of unit i; zero where there are none. */
 GDN_DEVICE void load_map_columns(float4 (&x)[4], const struct join_block &b, int64_t i)
 {
-    const struct gdn_cu_rule &r    = b.a.rule;
-    const float              *from = b.of_M ? b.a.cut.M : b.a.cut.states;
-    const int                 k    = threadIdx.x % 32 * 4;
+    const struct gdn_cu_rule &r = b.a.rule;
+    const float *from = b.of_M ? b.a.cut.M : b.a.cut.states;
+    const int k = threadIdx.x % 32 * 4;
     from += (unit_at(b, i) * r.H + b.head) * b.n_columns * r.K + k;
 #pragma unroll
     for (int v = 0; v < 4; v++)
-        x[v] = k < r.K && b.column + v < b.n_columns ? *(const float4 *)(from + (b.column + v) * r.K)
-                                                     : make_float4(0, 0, 0, 0);
+        x[v] = k < r.K && b.column + v < b.n_columns
+                   ? *(const float4 *)(from + (b.column + v) * r.K)
+                   : make_float4(0, 0, 0, 0);
 }
 
 /* Begins to copy tile t, counted from that of unit `start` on; zeros beyond K. */
 GDN_DEVICE void copy_tile_of_M(const struct join_block &b, int64_t start, int64_t t, int per_unit)
 {
-    const int     K    = b.a.rule.K, y0 = (int)(t % per_unit) * JOIN_TILE;
-    const int64_t i    = start + t / per_unit;
-    const float  *from = b.a.cut.M + (unit_at(b, i) * b.a.rule.H + b.head) * K * K;
+    const int K = b.a.rule.K, y0 = (int)(t % per_unit) * JOIN_TILE;
+    const int64_t i = start + t / per_unit;
+    const float *from = b.a.cut.M + (unit_at(b, i) * b.a.rule.H + b.head) * K * K;
     if (i < b.n)
         for (int e = threadIdx.x; e < JOIN_TILE * JOIN_KEYS / 4; e += 32 * JOIN_WARPS) {
-            const int  y = e / (JOIN_KEYS / 4), x = e % (JOIN_KEYS / 4) * 4;
+            const int y = e / (JOIN_KEYS / 4), x = e % (JOIN_KEYS / 4) * 4;
             const bool there = y0 + y < K && x < K;
-            copy_async<16>(shared_address(&b.sh.M[t % 2][y][x]), from + (there ? (y0 + y) * K + x : 0),
-                           there ? 16 : 0);
+            copy_async<16>(shared_address(&b.sh.M[t % 2][y][x]),
+                           from + (there ? (y0 + y) * K + x : 0), there ? 16 : 0);
         }
     copy_commit();
 }
@@ -111,7 +113,7 @@ GDN_DEVICE void share_columns(float (&S)[JOIN_KEYS][4], const float4 (&x)[4])
 {
     const int k = threadIdx.x % 32 * 4;
     __syncwarp();
-    *(float4 *)S[k]     = make_float4(x[0].x, x[1].x, x[2].x, x[3].x);
+    *(float4 *)S[k] = make_float4(x[0].x, x[1].x, x[2].x, x[3].x);
     *(float4 *)S[k + 1] = make_float4(x[0].y, x[1].y, x[2].y, x[3].y);
     *(float4 *)S[k + 2] = make_float4(x[0].z, x[1].z, x[2].z, x[3].z);
     *(float4 *)S[k + 3] = make_float4(x[0].w, x[1].w, x[2].w, x[3].w);
@@ -122,7 +124,7 @@ GDN_DEVICE void share_columns(float (&S)[JOIN_KEYS][4], const float4 (&x)[4])
 GDN_DEVICE void pass_units(float4 (&x)[4], const struct join_block &b, int64_t start)
 {
     const int per_unit = (b.a.rule.K + JOIN_TILE - 1) / JOIN_TILE, warp = threadIdx.x / 32;
-    int64_t   t        = 0;
+    int64_t t = 0;
     copy_tile_of_M(b, start, 0, per_unit);
     for (int64_t i = start; i < b.n; i++) {
         share_columns(b.sh.S[warp], x);
@@ -141,7 +143,7 @@ GDN_DEVICE void pass_units(float4 (&x)[4], const struct join_block &b, int64_t s
 
 template <int dtype>
 GDN_DEVICE void store_map_columns(const float4 (&x)[4], const struct state_place &p,
-                              const struct join_block &b)
+                                  const struct join_block &b)
 {
     typedef typename gdn_io<dtype>::type element;
     const int k0 = threadIdx.x % 32 * 4;
@@ -150,14 +152,18 @@ GDN_DEVICE void store_map_columns(const float4 (&x)[4], const struct state_place
 #pragma unroll
         for (int k = 0; k < 4; k++)
             if (b.column + v < b.n_columns && k0 + k < b.a.rule.K)
-                gdn_io<dtype>::store((element *)(p.data + (b.column + v) * p.v_step + (k0 + k) * p.k_step),
-                                     k == 0 ? x[v].x : k == 1 ? x[v].y : k == 2 ? x[v].z : x[v].w);
+                gdn_io<dtype>::store(
+                    (element *)(p.data + (b.column + v) * p.v_step + (k0 + k) * p.k_step),
+                    k == 0   ? x[v].x
+                    : k == 1 ? x[v].y
+                    : k == 2 ? x[v].z
+                             : x[v].w);
 }
 
 GDN_DEVICE void join(const struct join_block &b, const struct state_place &to)
 {
     const int64_t from = last_forgetting(b);
-    float4        x[4] = {};
+    float4 x[4] = {};
     if (!(b.of_M && from >= 0)) {
         load_map_columns(x, b, max(from, (int64_t)0));
         pass_units(x, b, max(from, (int64_t)0) + 1);
@@ -172,18 +178,25 @@ GDN_DEVICE void join(const struct join_block &b, const struct state_place &to)
 /* Blocks: columns of U, then of M; heads; sequences that are cut. */
 GDN_DEVICE void run_maps(const struct gdn_cu_prefill_sm90 &a)
 {
-    struct join_shared       &sh = *(struct join_shared *)gdn_shared;
-    const struct gdn_cu_rule &r  = a.rule;
+    struct join_shared &sh = *(struct join_shared *)gdn_shared;
+    const struct gdn_cu_rule &r = a.rule;
     const int n_U = r.to.data ? (r.V + JOIN_COLUMNS - 1) / JOIN_COLUMNS : 0;
     const int n_M = a.M.data ? (r.K + JOIN_COLUMNS - 1) / JOIN_COLUMNS : 0;
-    const int slice = blockIdx.x % (n_U + n_M), column = (slice < n_U ? slice : slice - n_U) * JOIN_COLUMNS;
+    const int slice = blockIdx.x % (n_U + n_M),
+              column = (slice < n_U ? slice : slice - n_U) * JOIN_COLUMNS;
     const int64_t number = blockIdx.x / (n_U + n_M);
-    const int     head   = (int)(number % r.H);
-    int64_t       first, row;
+    const int head = (int)(number % r.H);
+    int64_t first, row;
     const int64_t n = find_units(r.batch, a.cut, number / r.H, first, row);
     if (n < 2 || first + n > a.cut.units) return;
-    const struct join_block b = { a, sh, first, n, head, column + (int)threadIdx.x / 32 * 4,
-                                  slice < n_U ? r.V : r.K, slice >= n_U };
+    const struct join_block b = { a,
+                                  sh,
+                                  first,
+                                  n,
+                                  head,
+                                  column + (int)threadIdx.x / 32 * 4,
+                                  slice < n_U ? r.V : r.K,
+                                  slice >= n_U };
     join(b, place_of(slice < n_U ? r.to : a.M, row, head));
 }
 

@@ -72,16 +72,16 @@
  * on: two vectors of k, and q_start. */
 struct alignas(16) hopper_gates : chunk_gates<64> {
     alignas(16) float k_scale[64]; /* 1 / length of k */
-    float    v_scale[64];          /* of v in R: 1 / (exp(near) k_scale) */
-    float    o_scale[64];          /* of U in the output: shift exp(near) scale / length of q */
-    float    q_start[64];          /* of S q there: shift exp(G) scale / length; 0 behind a token that
+    float v_scale[64];             /* of v in R: 1 / (exp(near) k_scale) */
+    float o_scale[64];             /* of U in the output: shift exp(near) scale / length of q */
+    float q_start[64];    /* of S q there: shift exp(G) scale / length; 0 behind a token that
                                     * forgets */
-    float    from_start[64];       /* of S k in R: exp(rest) */
-    float    to_end[64];           /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
-    float    rest[64];             /* in units of log 2 */
-    float    weight[64];           /* beta / the square of the key's length, for who makes T */
-    float    start;                /* what rest is where near is in reach (start_of()) */
-    uint32_t rare;                 /* HOPPER_RARE, ... */
+    float from_start[64]; /* of S k in R: exp(rest) */
+    float to_end[64];     /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
+    float rest[64];       /* in units of log 2 */
+    float weight[64];     /* beta / the square of the key's length, for who makes T */
+    float start;          /* what rest is where near is in reach (start_of()) */
+    uint32_t rare;        /* HOPPER_RARE, ... */
 };
 /* RARE: a token forgets, or every bit of S stays. GATED: rest is not zero. UNEVEN: rest is not the
  * same for all tokens. */
@@ -90,23 +90,23 @@ enum { HOPPER_RARE = 1, HOPPER_GATED = 2, HOPPER_UNEVEN = 4 };
 /* The sequence, or the block's part of it, and the place of its next checkpoint, for each warp of
  * the state. */
 struct hopper_head {
-    struct gdn_cu_seq         s;
-    struct hopper_segment     segment;
+    struct gdn_cu_seq s;
+    struct hopper_segment segment;
     struct gdn_cu_checkpoints checkpoints;
-    struct prefill_cursor     cursors[4 * HOPPER_GROUPS];
+    struct prefill_cursor cursors[4 * HOPPER_GROUPS];
 };
 
 /* A block has HOPPER_KEYS tiles of a chunk's K and Q and HOPPER_WIDTH of its V; a warpgroup of the
  * state HOPPER_KEYS / HOPPER_DEPTH tiles of keys, a thread of it HOPPER_STATE floats of S. */
 enum {
-    HOPPER_DEPTH   = HOPPER_KEYS == 4 ? 2 : 1,
-    HOPPER_WIDTH   = HOPPER_GROUPS / HOPPER_DEPTH,
-    HOPPER_STATE   = 32 * HOPPER_KEYS / HOPPER_DEPTH,
-    HOPPER_LATE    = HOPPER_DEPTH == 2,        /* P comes after T; else barriers of T are of both */
-    HOPPER_WITH_P  = HOPPER_OUTPUTS && !HOPPER_LATE,
-    HOPPER_SOLVERS = HOPPER_KEYS == 1 ? 2 : 1, /* warpgroups of a block that make T and P, */
-    HOPPER_TURN    = HOPPER_BLOCKS * HOPPER_SOLVERS, /* and those of a cluster: they take turns; */
-    HOPPER_PAIRS   = HOPPER_TURN == 1,         /* a single one makes T of two chunks at once */
+    HOPPER_DEPTH = HOPPER_KEYS == 4 ? 2 : 1,
+    HOPPER_WIDTH = HOPPER_GROUPS / HOPPER_DEPTH,
+    HOPPER_STATE = 32 * HOPPER_KEYS / HOPPER_DEPTH,
+    HOPPER_LATE = HOPPER_DEPTH == 2, /* P comes after T; else barriers of T are of both */
+    HOPPER_WITH_P = HOPPER_OUTPUTS && !HOPPER_LATE,
+    HOPPER_SOLVERS = HOPPER_KEYS == 1 ? 2 : 1,    /* warpgroups of a block that make T and P, */
+    HOPPER_TURN = HOPPER_BLOCKS * HOPPER_SOLVERS, /* and those of a cluster: they take turns; */
+    HOPPER_PAIRS = HOPPER_TURN == 1,              /* a single one makes T of two chunks at once */
     HOPPER_AT_ONCE = HOPPER_PAIRS ? 2 : 1,
     HOPPER_SQUARES = HOPPER_SOLVERS * HOPPER_AT_ONCE,
     /* K and Q lie one behind the other, as a factor of 128 rows: 64 columns of both, then the
@@ -117,50 +117,54 @@ typedef float hopper_share[HOPPER_STATE];
 
 enum {
     /* Places of each ring. Of T and gates an even number, where there are turns. */
-    HOPPER_GATES_RING = HOPPER_DEPTH == 2 ? 4 : HOPPER_PAIRS ? 6 : 8,
-    HOPPER_K_RING     = HOPPER_DEPTH == 2 ? 3 : 4,
-    HOPPER_Q_RING     = HOPPER_DEPTH == 2 ? 1 : HOPPER_SOLVERS == 2 || HOPPER_STACKED ? 4 : 3,
-    HOPPER_V_RING     = 2, /* V, then the output */
-    HOPPER_T_RING     = HOPPER_PAIRS || HOPPER_DEPTH == 2 ? 2 : 4,
-    HOPPER_P_RING     = HOPPER_T_RING,
+    HOPPER_GATES_RING = HOPPER_DEPTH == 2 ? 4
+                        : HOPPER_PAIRS    ? 6
+                                          : 8,
+    HOPPER_K_RING = HOPPER_DEPTH == 2 ? 3 : 4,
+    HOPPER_Q_RING = HOPPER_DEPTH == 2                       ? 1
+                    : HOPPER_SOLVERS == 2 || HOPPER_STACKED ? 4
+                                                            : 3,
+    HOPPER_V_RING = 2, /* V, then the output */
+    HOPPER_T_RING = HOPPER_PAIRS || HOPPER_DEPTH == 2 ? 2 : 4,
+    HOPPER_P_RING = HOPPER_T_RING,
     /* Barriers of chunks: as many as the longest ring has places. Barriers of Q: a warp that uses
      * every second chunk alone must not miss a phase. */
     HOPPER_CHUNKS = 8,
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
-    HOPPER_TILE  = 64 * 128,                   /* bytes of 64 rows of 64 elements */
+    HOPPER_TILE = 64 * 128, /* bytes of 64 rows of 64 elements */
 
-    HOPPER_K        = 0, /* 64 columns after another; Q the same, or between them */
-    HOPPER_Q        = HOPPER_K + (HOPPER_STACKED ? 1 : HOPPER_K_RING * HOPPER_KEYS) * HOPPER_TILE,
-    HOPPER_V        = HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS *
-                                 HOPPER_TILE,
-    HOPPER_NEXT     = (HOPPER_STACKED ? 2 : 1) * HOPPER_TILE, /* from 64 columns to the next */
-    HOPPER_PLACE    = HOPPER_KEYS * HOPPER_NEXT,              /* of keys, of queries */
-    HOPPER_T        = HOPPER_V + HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE,
-    HOPPER_P        = HOPPER_T + HOPPER_T_RING * HOPPER_TILE,
-    HOPPER_MAIL     = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_RING * HOPPER_TILE, /* between halves */
-    HOPPER_L        = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
-    HOPPER_GATES    = HOPPER_L + HOPPER_SQUARES * HOPPER_TILE,
+    HOPPER_K = 0, /* 64 columns after another; Q the same, or between them */
+    HOPPER_Q = HOPPER_K + (HOPPER_STACKED ? 1 : HOPPER_K_RING * HOPPER_KEYS) * HOPPER_TILE,
+    HOPPER_V =
+        HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS * HOPPER_TILE,
+    HOPPER_NEXT = (HOPPER_STACKED ? 2 : 1) * HOPPER_TILE, /* from 64 columns to the next */
+    HOPPER_PLACE = HOPPER_KEYS * HOPPER_NEXT,             /* of keys, of queries */
+    HOPPER_T = HOPPER_V + HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE,
+    HOPPER_P = HOPPER_T + HOPPER_T_RING * HOPPER_TILE,
+    HOPPER_MAIL = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_RING * HOPPER_TILE, /* between halves */
+    HOPPER_L = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
+    HOPPER_GATES = HOPPER_L + HOPPER_SQUARES * HOPPER_TILE,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_GATES_RING * (int)sizeof(hopper_gates),
 
     /* Barriers: the first of as many as the ring has places. */
-    HOPPER_FULL       = 0,                           /* K and gates are there, and Q if it is stacked; */
-    HOPPER_DONE       = HOPPER_FULL + HOPPER_CHUNKS, /* the state has done with them; */
-    HOPPER_LANDED     = HOPPER_DONE + HOPPER_CHUNKS, /* there is K, which is scaled where it lies */
-    HOPPER_T_FULL     = HOPPER_LANDED + HOPPER_CHUNKS,
-    HOPPER_T_FREE     = HOPPER_T_FULL + HOPPER_T_RING,
-    HOPPER_Q_FULL     = HOPPER_T_FREE + HOPPER_T_RING,
-    HOPPER_Q_FREE     = HOPPER_Q_FULL + HOPPER_Q_TOLD,
-    HOPPER_V_FULL     = HOPPER_Q_FREE + HOPPER_Q_RING,
-    HOPPER_V_FREE     = HOPPER_V_FULL + HOPPER_V_RING,
-    HOPPER_OUT_FULL   = HOPPER_V_FREE + HOPPER_V_RING,
-    HOPPER_P_FULL     = HOPPER_OUT_FULL + HOPPER_V_RING,
-    HOPPER_P_FREE     = HOPPER_P_FULL + HOPPER_P_RING,
-    HOPPER_TAIL       = HOPPER_P_FREE + HOPPER_P_RING, /* one */
+    HOPPER_FULL = 0,                           /* K and gates are there, and Q if it is stacked; */
+    HOPPER_DONE = HOPPER_FULL + HOPPER_CHUNKS, /* the state has done with them; */
+    HOPPER_LANDED = HOPPER_DONE + HOPPER_CHUNKS, /* there is K, which is scaled where it lies */
+    HOPPER_T_FULL = HOPPER_LANDED + HOPPER_CHUNKS,
+    HOPPER_T_FREE = HOPPER_T_FULL + HOPPER_T_RING,
+    HOPPER_Q_FULL = HOPPER_T_FREE + HOPPER_T_RING,
+    HOPPER_Q_FREE = HOPPER_Q_FULL + HOPPER_Q_TOLD,
+    HOPPER_V_FULL = HOPPER_Q_FREE + HOPPER_Q_RING,
+    HOPPER_V_FREE = HOPPER_V_FULL + HOPPER_V_RING,
+    HOPPER_OUT_FULL = HOPPER_V_FREE + HOPPER_V_RING,
+    HOPPER_P_FULL = HOPPER_OUT_FULL + HOPPER_V_RING,
+    HOPPER_P_FREE = HOPPER_P_FULL + HOPPER_P_RING,
+    HOPPER_TAIL = HOPPER_P_FREE + HOPPER_P_RING, /* one */
     HOPPER_N_BARRIERS = HOPPER_TAIL + 1,
-    HOPPER_P_TOLD     = HOPPER_LATE ? HOPPER_P_FULL : HOPPER_T_FULL, /* which of them say it of P */
-    HOPPER_P_FREED    = HOPPER_LATE ? HOPPER_P_FREE : HOPPER_T_FREE,
+    HOPPER_P_TOLD = HOPPER_LATE ? HOPPER_P_FULL : HOPPER_T_FULL, /* which of them say it of P */
+    HOPPER_P_FREED = HOPPER_LATE ? HOPPER_P_FREE : HOPPER_T_FREE,
 
-    HOPPER_HEAD  = HOPPER_BARRIERS + (HOPPER_N_BARRIERS + 1) / 2 * 16,
+    HOPPER_HEAD = HOPPER_BARRIERS + (HOPPER_N_BARRIERS + 1) / 2 * 16,
     HOPPER_BYTES = HOPPER_HEAD + (int)sizeof(hopper_head)
 };
 static_assert(HOPPER_BYTES <= 232448, "shared memory");
@@ -170,16 +174,21 @@ GDN_DEVICE uint32_t hopper_address(void) { return shared_address(gdn_shared); }
 /* Named barriers, of 128 threads each. For both halves of the keys they have 256, and the
  * barriers of their mail have the next numbers (state_k256.cuh), because such a kernel has no
  * second square. */
-enum { HOPPER_BARRIER_STATE = 1, HOPPER_BARRIER_SOLVE = 3, HOPPER_BARRIER_WRITTEN,
-       HOPPER_BARRIER_HALVES, HOPPER_BARRIER_SECOND };
+enum {
+    HOPPER_BARRIER_STATE = 1,
+    HOPPER_BARRIER_SOLVE = 3,
+    HOPPER_BARRIER_WRITTEN,
+    HOPPER_BARRIER_HALVES,
+    HOPPER_BARRIER_SECOND
+};
 
 /* The values that every thread of a block holds. */
 struct hopper_block {
     const struct gdn_cu_prefill_sm90 &a;
-    const struct gdn_cu_rule           &r;
-    uint32_t                            rank; /* of the block in its cluster: its columns */
-    int                                 slice, head, n_chunks; /* slice: the cluster's columns */
-    bool                                forgets; /* what was before the block's chunks */
+    const struct gdn_cu_rule &r;
+    uint32_t rank;             /* of the block in its cluster: its columns */
+    int slice, head, n_chunks; /* slice: the cluster's columns */
+    bool forgets;              /* what was before the block's chunks */
 
     __device__ __forceinline__ struct hopper_head &common() const
     {
@@ -207,7 +216,8 @@ struct hopper_block {
     }
     __device__ __forceinline__ uint32_t v(int c) const
     {
-        return hopper_address() + HOPPER_V + (uint32_t)c % HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE;
+        return hopper_address() + HOPPER_V +
+               (uint32_t)c % HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE;
     }
     __device__ __forceinline__ uint32_t t(int c) const
     {
@@ -277,7 +287,7 @@ struct hopper_block {
     {
         return HOPPER_BLOCKS == 1 || (uint32_t)(c & 1) == rank;
     }
-    __device__ __forceinline__ int  tokens(int c) const
+    __device__ __forceinline__ int tokens(int c) const
     {
         const int64_t rest = s().n_valid - (int64_t)c * 64;
         return rest < 64 ? (int)rest : 64;
@@ -303,11 +313,11 @@ GDN_DEVICE int count_slices(const struct gdn_cu_rule &r)
  * range of f16. */
 template <int io> struct hopper_format;
 template <> struct hopper_format<GDN_BF16> : mma_format_bf16 {
-    static constexpr float    reach = 96, start = 96, most = 0x1p120f, shift = 1;
+    static constexpr float reach = 96, start = 96, most = 0x1p120f, shift = 1;
     static constexpr uint32_t far = 0x43804380; /* 2^8 */
 };
 template <> struct hopper_format<GDN_F16> : mma_format_f16 {
-    static constexpr float    reach = 6, start = 0, most = 65504, shift = 0x1p6f;
+    static constexpr float reach = 6, start = 0, most = 65504, shift = 0x1p6f;
     static constexpr uint32_t far = 0x1c001c00; /* 2^-8 */
 };
 
@@ -315,7 +325,7 @@ template <> struct hopper_format<GDN_F16> : mma_format_f16 {
 template <int io> GDN_DEVICE bool is_far(const uint32_t (&x)[16])
 {
     typedef hopper_format<io> format;
-    uint32_t                  taint[2] = { 0, 0 };
+    uint32_t taint[2] = { 0, 0 };
 #pragma unroll
     for (int i = 0; i < 16; i++) taint[i % 2] = format::add(taint[i % 2], x[i], format::far);
     return (format::taint(format::taint(0, taint[0]), taint[1]) & 0x7fff7fffu) != 0;
@@ -341,12 +351,12 @@ template <int io> GDN_DEVICE float start_of(const float (&G)[2], int n, int lane
 {
     typedef hopper_format<io> format;
     if (format::start == 0) return 0;
-    const uint32_t first  = __ballot_sync(0xffffffff, lane < n && G[0] > 0);
+    const uint32_t first = __ballot_sync(0xffffffff, lane < n && G[0] > 0);
     const uint32_t second = __ballot_sync(0xffffffff, lane + 32 < n && G[1] > 0);
-    const int      end    = first ? __ffs((int)first) - 1 : second ? __ffs((int)second) + 31 : n;
-    const float    a      = lane < end && G[0] < 0 ? -G[0] : 0;
-    const float    b      = lane + 32 < end && G[1] < 0 ? -G[1] : 0;
-    const uint32_t most   = __reduce_max_sync(0xffffffff, __float_as_uint(fmaxf(a, b)));
+    const int end = first ? __ffs((int)first) - 1 : second ? __ffs((int)second) + 31 : n;
+    const float a = lane < end && G[0] < 0 ? -G[0] : 0;
+    const float b = lane + 32 < end && G[1] < 0 ? -G[1] : 0;
+    const uint32_t most = __reduce_max_sync(0xffffffff, __float_as_uint(fmaxf(a, b)));
     return fminf(fmaxf(floorf(format::reach - __uint_as_float(most)), -format::start), 0);
 }
 

@@ -18,15 +18,16 @@ enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
  * every 128 columns. */
 enum form { CLUSTER, PART, WIDE, SMALL, SUMMARY, DEEP };
 static const struct {
-    int                n_blocks; /* of a sequence and head */
+    int n_blocks; /* of a sequence and head */
     enum gdn_kernel_id bf16, f16;
 } forms[] = {
     [CLUSTER] = { 2, GDN_CU_prefill_sm90_cluster_BF16, GDN_CU_prefill_sm90_cluster_F16 },
-    [PART]    = { 2, GDN_CU_prefill_sm90_cluster_segment_BF16, GDN_CU_prefill_sm90_cluster_segment_F16 },
-    [WIDE]    = { 1, GDN_CU_prefill_sm90_wide_BF16, GDN_CU_prefill_sm90_wide_F16 },
-    [SMALL]   = { 1, GDN_CU_prefill_sm90_k64_BF16, GDN_CU_prefill_sm90_k64_F16 },
+    [PART] = { 2, GDN_CU_prefill_sm90_cluster_segment_BF16,
+               GDN_CU_prefill_sm90_cluster_segment_F16 },
+    [WIDE] = { 1, GDN_CU_prefill_sm90_wide_BF16, GDN_CU_prefill_sm90_wide_F16 },
+    [SMALL] = { 1, GDN_CU_prefill_sm90_k64_BF16, GDN_CU_prefill_sm90_k64_F16 },
     [SUMMARY] = { 2, GDN_CU_prefill_sm90_summary_BF16, GDN_CU_prefill_sm90_summary_F16 },
-    [DEEP]    = { 2, GDN_CU_prefill_sm90_k256_BF16, GDN_CU_prefill_sm90_k256_F16 },
+    [DEEP] = { 2, GDN_CU_prefill_sm90_k256_BF16, GDN_CU_prefill_sm90_k256_F16 },
 };
 
 static enum gdn_kernel_id kernel_of(enum form f, int dtype)
@@ -67,12 +68,14 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
                                     struct gdn_cuda_cut_options options)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    struct gdn_cuda_sm90      *c = ctx->cuda->sm90;
-    const struct gdn_cuda_shape s = { b, r->H, options.longest, is_small(r), may_stop(r, options),
-                                      ctx->cuda->sm_count };
-    const uint64_t of[] = { (uint64_t)b->B,      (uint64_t)b->T, (uint64_t)b->N,
-                            (uint64_t)b->padded, (uint64_t)r->H, (uint64_t)options.longest,
-                            s.small,             s.stops };
+    struct gdn_cuda_sm90 *c = ctx->cuda->sm90;
+    const struct gdn_cuda_shape s = {
+        b, r->H, options.longest, is_small(r), may_stop(r, options), ctx->cuda->sm_count
+    };
+    const uint64_t of[] = { (uint64_t)b->B, (uint64_t)b->T,
+                            (uint64_t)b->N, (uint64_t)b->padded,
+                            (uint64_t)r->H, (uint64_t)options.longest,
+                            s.small,        s.stops };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
     if (options.whole || is_deep(r)) return gdn_cuda_no_cut(&s);
     if (c->cut.first) return gdn_cuda_cut_like(&s, &c->cut);
@@ -89,21 +92,22 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
 {
     const size_t n = (size_t)(c->units * r->H), K = (size_t)r->K;
     const size_t V = r->V < COLUMNS ? (size_t)r->V : COLUMNS; /* slices, one after the other */
-    char        *states, *M, *marks, *plan;
+    char *states, *M, *marks, *plan;
     const struct gdn_room rooms[] = { { &states, n * K * V * sizeof(float) },
                                       { &M, n * K * K * sizeof(float) },
                                       { &marks, n * 2 * sizeof(uint32_t) },
                                       { &plan, c->planned ? sizeof(struct gdn_cu_plan) : 0 } };
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!memory) return c->units || c->planned ? bytes : 0;
-    p->cut = (struct gdn_cu_segments){ .states = (void *)states, .M = (void *)M,
-                                       .marks = (void *)marks, .units = (int32_t)c->units };
+    p->cut = (struct gdn_cu_segments){
+        .states = (void *)states, .M = (void *)M, .marks = (void *)marks, .units = (int32_t)c->units
+    };
     if (c->planned) p->plan = (void *)plan;
     return bytes;
 }
 
 size_t gdn_cuda_prefill_sm90_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                     struct gdn_cuda_cut_options options)
+                                   struct gdn_cuda_cut_options options)
 {
     const struct gdn_cuda_cut c = find_cut(ctx, r, options);
     return gdn_cuda_prefill_sm90_why_not(ctx, r) ? 0 : lay_out(r, &c, NULL, NULL);
@@ -116,12 +120,12 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
     const bool is_plan = kernel == GDN_CU_prefill_sm90_segments_plan;
     const bool is_step = is_plan || kernel == GDN_CU_prefill_sm90_segments_states;
     const struct gdn_cuda_call call = {
-        .kernel       = kernel,
-        .grid         = { n_blocks, 1, 1 },
+        .kernel = kernel,
+        .grid = { n_blocks, 1, 1 },
         .shared_bytes = is_step ? 0 : SHARED,
-        .stream       = stream,
-        .args         = p,
-        .overlaps     = p->cut.later || p->which == GDN_SEQUENCES_SHORT || (p->plan && !is_plan),
+        .stream = stream,
+        .args = p,
+        .overlaps = p->cut.later || p->which == GDN_SEQUENCES_SHORT || (p->plan && !is_plan),
     };
     gdn_cuda_ran_add(ran, kernel);
     return gdn_cuda_launch(ctx, &call);
@@ -131,7 +135,7 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
 static void log_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
 {
     struct gdn_cuda_cut *logged = &ctx->cuda->sm90->logged;
-    char                 line[120];
+    char line[120];
     if (c->whole == logged->whole && c->first == logged->first && c->each == logged->each &&
         c->units == logged->units)
         return;
@@ -155,10 +159,10 @@ static gdn_status launch_first(gdn_ctx *ctx, struct gdn_cu_prefill_sm90 *p, enum
                                const struct gdn_cuda_cut *c, int n_slices, struct gdn_cuda_ran *ran,
                                void *stream)
 {
-    const struct gdn_cu_rule  *r      = &p->rule;
-    const struct gdn_cu_batch *b      = &r->batch;
-    const int64_t              n_rows = b->B + (r->out.data && b->cu_seqlens.data);
-    const int64_t              n_each = (int64_t)n_slices * r->H;
+    const struct gdn_cu_rule *r = &p->rule;
+    const struct gdn_cu_batch *b = &r->batch;
+    const int64_t n_rows = b->B + (r->out.data && b->cu_seqlens.data);
+    const int64_t n_each = (int64_t)n_slices * r->H;
     if (c->apart) {
         p->which = GDN_SEQUENCES_LONG;
         TRY(launch(ctx, kernel_of(PART, r->q.dtype), forms[PART].n_blocks * n_each * c->n_long, p,
@@ -195,34 +199,38 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                             const struct gdn_cuda_chunks *how, struct gdn_cuda_cut c, int slice,
                             struct gdn_cuda_ran *ran, void *stream)
 {
-    struct gdn_cu_prefill_sm90 p = { .rule = *rule, .by_number = how->by_number,
-                                       .singles = how->singles,
-                                       .early_stop = may_stop(rule, how->options),
-                                       .source_q = gdn_cuda_source_of(rule, rule->Hq),
-                                       .source_k = gdn_cuda_source_of(rule, rule->Hk),
-                                       .source_v = gdn_cuda_source_of(rule, rule->Hv) };
+    struct gdn_cu_prefill_sm90 p = { .rule = *rule,
+                                     .by_number = how->by_number,
+                                     .singles = how->singles,
+                                     .early_stop = may_stop(rule, how->options),
+                                     .source_q = gdn_cuda_source_of(rule, rule->Hq),
+                                     .source_k = gdn_cuda_source_of(rule, rule->Hk),
+                                     .source_v = gdn_cuda_source_of(rule, rule->Hv) };
     if (!is_deep(rule)) cut_slice(&p.rule, slice * COLUMNS);
-    const struct gdn_cu_rule    *r = &p.rule;
-    const struct gdn_cu_batch   *b = &r->batch;
-    const int                    dtype  = r->q.dtype;
+    const struct gdn_cu_rule *r = &p.rule;
+    const struct gdn_cu_batch *b = &r->batch;
+    const int dtype = r->q.dtype;
     const enum form later = c.small ? SMALL : c.later_wide || c.planned ? WIDE : PART;
-    const enum form first = is_deep(r) ? DEEP : c.small ? SMALL : c.wide ? WIDE
-                            : c.units  ? PART : CLUSTER;
-    const int       n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
+    const enum form first = is_deep(r) ? DEEP
+                            : c.small  ? SMALL
+                            : c.wide   ? WIDE
+                            : c.units  ? PART
+                                       : CLUSTER;
+    const int n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
     TRY(gdn_cuda_find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
     TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
-    const int       map = GDN_CUDA_MAP_V + 2 * slice;
+    const int map = GDN_CUDA_MAP_V + 2 * slice;
     TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, b, r->Hv, r->V, &p.v));
     TRY(gdn_cuda_find_map(ctx, "out", map + 1, &r->out, b, r->H, r->V, &p.out));
     if (c.units || c.planned) lay_out(r, &c, &p, how->memory);
     if (c.units) log_cut(ctx, &c);
     p.cut.whole = c.units ? c.whole : INT64_MAX;
-    p.split     = c.apart || c.planned ? c.split : p.cut.whole;
+    p.split = c.apart || c.planned ? c.split : p.cut.whole;
     p.cut.first = c.units ? c.first : INT64_MAX;
     p.cut.start = p.cut.first;
-    p.cut.each  = c.each;
-    p.win       = (int16_t)c.win;
-    p.sm_count  = (int16_t)ctx->cuda->sm_count;
+    p.cut.each = c.each;
+    p.win = (int16_t)c.win;
+    p.sm_count = (int16_t)ctx->cuda->sm_count;
     if (p.plan) TRY(launch(ctx, GDN_CU_prefill_sm90_segments_plan, 1, &p, ran, stream));
     TRY(launch_first(ctx, &p, first, &c, n_slices, ran, stream));
     if (!c.units) return GDN_OK;
@@ -241,12 +249,11 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 }
 
 gdn_status gdn_cuda_prefill_sm90(gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                   const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
-                                   void *stream)
+                                 const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                 void *stream)
 {
     const struct gdn_cuda_cut c = find_cut(ctx, r, how->options);
     if (is_deep(r)) return run_slice(ctx, r, how, c, 0, ran, stream);
-    for (int i = 0; i * COLUMNS < r->V; i++)
-        TRY(run_slice(ctx, r, how, c, i, ran, stream));
+    for (int i = 0; i * COLUMNS < r->V; i++) TRY(run_slice(ctx, r, how, c, i, ran, stream));
     return GDN_OK;
 }

@@ -40,16 +40,17 @@ GDN_DEVICE float sum_chunk_left(const struct gdn_cu_rule &r, const struct gdn_cu
 {
     enum { LOADS = 16 };
     const float A_log = load_vector(r.A_log, head, 0), dt_bias = load_vector(r.dt_bias, head, 0);
-    float       sum = 0;
+    float sum = 0;
 #pragma unroll 1
     for (int first = 0; first < n; first += LOADS) {
         uint32_t g[LOADS], beta[LOADS];
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            const bool    there = first + i < n;
-            const int64_t at    = t + first + i;
-            g[i]    = load_parts(row_at(r.g, s, at, head), 0, r.g.dtype, there && r.g.data);
-            beta[i] = load_parts(row_at(r.beta, s, at, head), 0, r.beta.dtype, there && r.beta.data);
+            const bool there = first + i < n;
+            const int64_t at = t + first + i;
+            g[i] = load_parts(row_at(r.g, s, at, head), 0, r.g.dtype, there && r.g.data);
+            beta[i] =
+                load_parts(row_at(r.beta, s, at, head), 0, r.beta.dtype, there && r.beta.data);
         }
 #pragma unroll
         for (int i = 0; i < LOADS; i++)
@@ -61,12 +62,12 @@ GDN_DEVICE float sum_chunk_left(const struct gdn_cu_rule &r, const struct gdn_cu
 /* Warps: chunks of the batch, groups of 32 heads. */
 GDN_DEVICE void run_left(const struct gdn_cu_prefill_sm90 &a)
 {
-    const struct gdn_cu_rule    &r      = a.rule;
+    const struct gdn_cu_rule &r = a.rule;
     const struct gdn_cu_segments chunks = { .first = 0, .each = 64, .start = 0 };
     const int64_t groups = (r.H + 31) / 32, warps = blockDim.x / 32;
     const int64_t item = blockIdx.x * warps + threadIdx.x / 32;
-    const int     head = (int)(item % groups) * 32 + (int)threadIdx.x % 32;
-    int64_t       i    = item / groups;
+    const int head = (int)(item % groups) * 32 + (int)threadIdx.x % 32;
+    int64_t i = item / groups;
     struct gdn_cu_seq s = {};
     griddepcontrol_launch_dependents();
     s.row = find_unit(r.batch, chunks, i);
@@ -80,7 +81,7 @@ GDN_DEVICE void run_left(const struct gdn_cu_prefill_sm90 &a)
 
 /* The warps of a block tell each other sums and votes. */
 struct left_sums {
-    float    totals[32];
+    float totals[32];
     uint32_t votes[32];
 };
 
@@ -88,7 +89,7 @@ struct left_sums {
 GDN_DEVICE float2 sum_threads(struct left_sums &sh, float x)
 {
     const int warp = threadIdx.x / 32, n = blockDim.x / 32;
-    float2    sum  = make_float2(scan_lanes(x), 0);
+    float2 sum = make_float2(scan_lanes(x), 0);
     __syncthreads(); /* all have read those before */
     if (threadIdx.x % 32 == 31) sh.totals[warp] = sum.x;
     __syncthreads();
@@ -114,18 +115,18 @@ GDN_DEVICE int first_thread(struct left_sums &sh, bool yes)
 GDN_DEVICE void run_stops(const struct gdn_cu_prefill_sm90 &a)
 {
     __shared__ struct left_sums sh;
-    const int         head = (int)(blockIdx.x % a.rule.H);
-    struct gdn_cu_seq s    = {};
-    float             sum  = 0;
-    int               stop = INT32_MAX;
+    const int head = (int)(blockIdx.x % a.rule.H);
+    struct gdn_cu_seq s = {};
+    float sum = 0;
+    int stop = INT32_MAX;
     s.row = blockIdx.x / a.rule.H;
     read_range(a.rule.batch, s);
     const float *left = a.cut.left + head * a.cut.n_left + left_place(a.rule.batch, s.row, s.first);
-    const int    n    = (int)((s.n_valid + 63) / 64);
+    const int n = (int)((s.n_valid + 63) / 64);
     for (int first = 0; first < n && stop == INT32_MAX; first += blockDim.x) {
-        const int    c    = first + (int)threadIdx.x;
+        const int c = first + (int)threadIdx.x;
         const float2 here = sum_threads(sh, c < n ? left[c] : 0);
-        const int    at   = first_thread(sh, sum + here.x <= tail_left);
+        const int at = first_thread(sh, sum + here.x <= tail_left);
         if (at >= 0) stop = first + at + 1;
         sum += here.y;
     }

@@ -41,28 +41,41 @@ enum { GDN_PLAN_BRIEF = 75, GDN_PLAN_BRIEF_CHUNKS = 8 };
 /* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
  * much for a chunk, more where many run at once: _MORE where they take 0.7 of the room or more. */
 enum {
-    PLAN_START = 9265, PLAN_CLUSTER = 1246, PLAN_CLUSTER_MORE = 148,
-    PLAN_WIDE_START = 10819, PLAN_WIDE = 2069, PLAN_WIDE_MORE = 215, /* of one multiprocessor */
-    PLAN_SMALL_START = 6779, PLAN_SMALL = 1119, PLAN_SMALL_MORE = 104, /* small heads */
-    PLAN_FIRST_START = 17137, PLAN_FIRST = 1266, PLAN_FIRST_MORE = 28, /* beside summaries */
-    PLAN_SMALL_FIRST_START = 13462, PLAN_SMALL_FIRST = 1151,
-    PLAN_SUMMARY_START = 15049, PLAN_SUMMARY = 1365,
-    PLAN_SMALL_SUMMARY_START = 12368, PLAN_SMALL_SUMMARY = 1303,
-    PLAN_STEPS_START = 835, PLAN_STEP = 1801, /* from segment to segment */
-    PLAN_CALL = 6000, PLAN_LAUNCHES = 549 /* of any call; of three launches more */
+    PLAN_START = 9265,
+    PLAN_CLUSTER = 1246,
+    PLAN_CLUSTER_MORE = 148,
+    PLAN_WIDE_START = 10819,
+    PLAN_WIDE = 2069,
+    PLAN_WIDE_MORE = 215, /* of one multiprocessor */
+    PLAN_SMALL_START = 6779,
+    PLAN_SMALL = 1119,
+    PLAN_SMALL_MORE = 104, /* small heads */
+    PLAN_FIRST_START = 17137,
+    PLAN_FIRST = 1266,
+    PLAN_FIRST_MORE = 28, /* beside summaries */
+    PLAN_SMALL_FIRST_START = 13462,
+    PLAN_SMALL_FIRST = 1151,
+    PLAN_SUMMARY_START = 15049,
+    PLAN_SUMMARY = 1365,
+    PLAN_SMALL_SUMMARY_START = 12368,
+    PLAN_SMALL_SUMMARY = 1303,
+    PLAN_STEPS_START = 835,
+    PLAN_STEP = 1801, /* from segment to segment */
+    PLAN_CALL = 6000,
+    PLAN_LAUNCHES = 549 /* of any call; of three launches more */
 };
 
 /* A batch: its long sequences, which may be cut, and the others, which stay whole. */
 struct gdn_plan_batch {
-    float   longest;      /* chunks of the longest sequence */
-    float   n, chunks;    /* long sequences, and their chunks; */
-    float   others, rest; /* the others; each of the four times heads */
-    float   H, sms;       /* heads; multiprocessors */
-    int32_t small;        /* heads of up to 64 keys and columns */
-    int32_t stops;        /* summaries may stop early */
-    int64_t n_long, tokens, least_long; /* long ones, their tokens, and tokens of each at least */
-    int64_t most_units;                 /* segments after first ones that there is room for */
-    float   apart, apart_chunks, short_one; /* sequences, and their chunks, that may have clusters,
+    float longest;                        /* chunks of the longest sequence */
+    float n, chunks;                      /* long sequences, and their chunks; */
+    float others, rest;                   /* the others; each of the four times heads */
+    float H, sms;                         /* heads; multiprocessors */
+    int32_t small;                        /* heads of up to 64 keys and columns */
+    int32_t stops;                        /* summaries may stop early */
+    int64_t n_long, tokens, least_long;   /* long ones, their tokens, and tokens of each at least */
+    int64_t most_units;                   /* segments after first ones that there is room for */
+    float apart, apart_chunks, short_one; /* sequences, and their chunks, that may have clusters,
                                              * times heads; chunks of the longest other one */
 };
 
@@ -86,20 +99,29 @@ GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_sm9
 
 /* Returns a packed batch of these long ones. */
 GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_sm90 *a,
-                                            const struct gdn_plan_long         *s)
+                                            const struct gdn_plan_long *s)
 {
     const struct gdn_cu_rule *r = &a->rule;
     const float H = (float)r->H, n = (float)s->n, longest = (float)((s->longest + 63) / 64);
     const float others = (float)(r->batch.B - s->n - s->singles);
-    const float rest   = (float)(r->batch.N - s->tokens - s->singles);
+    const float rest = (float)(r->batch.N - s->tokens - s->singles);
     const float chunks = fminf(n * longest, (float)s->tokens / 64 + n / 2);
     const struct gdn_plan_batch p = {
-        .longest = longest, .n = n * H, .chunks = chunks * H, .others = others * H,
-        .rest    = fmaxf(others, fmaxf(0, rest / 64)) * H, .H = H, .sms = (float)a->sm_count,
-        .small   = r->K <= 64 && r->V <= 64, .stops = a->early_stop,
-        .n_long  = s->n, .tokens = s->tokens, .least_long = a->cut.whole,
+        .longest = longest,
+        .n = n * H,
+        .chunks = chunks * H,
+        .others = others * H,
+        .rest = fmaxf(others, fmaxf(0, rest / 64)) * H,
+        .H = H,
+        .sms = (float)a->sm_count,
+        .small = r->K <= 64 && r->V <= 64,
+        .stops = a->early_stop,
+        .n_long = s->n,
+        .tokens = s->tokens,
+        .least_long = a->cut.whole,
         .most_units = a->cut.units,
-        .apart = (float)s->apart * H, .apart_chunks = (float)s->apart_tokens / 64 * H,
+        .apart = (float)s->apart * H,
+        .apart_chunks = (float)s->apart_tokens / 64 * H,
         .short_one = (float)((s->short_one + 63) / 64),
     };
     return p;
@@ -133,7 +155,7 @@ struct gdn_plan_costs {
 GDN_MODEL struct gdn_plan_costs plan_costs(const struct gdn_plan_batch *b, bool wide, float n)
 {
     const float share = n / plan_room(b, wide), full = fminf(1, 2 * share * share);
-    struct gdn_plan_costs c     = { PLAN_START, PLAN_CLUSTER + PLAN_CLUSTER_MORE * full };
+    struct gdn_plan_costs c = { PLAN_START, PLAN_CLUSTER + PLAN_CLUSTER_MORE * full };
     if (wide) c.start = PLAN_WIDE_START, c.chunk = PLAN_WIDE + PLAN_WIDE_MORE * full;
     if (b->small) c.start = PLAN_SMALL_START, c.chunk = PLAN_SMALL + PLAN_SMALL_MORE * full;
     return c;
@@ -155,16 +177,16 @@ GDN_MODEL float plan_rounds(const struct gdn_plan_batch *b, bool wide, float n, 
 /* Returns the time of the other sequences, when all multiprocessors compute them. */
 GDN_MODEL float plan_rest(const struct gdn_plan_batch *b, bool wide)
 {
-    const float                 room = plan_room(b, wide);
-    const struct gdn_plan_costs c    = plan_costs(b, wide, room);
+    const float room = plan_room(b, wide);
+    const struct gdn_plan_costs c = plan_costs(b, wide, room);
     return (b->rest * c.chunk + b->others * c.start) / room;
 }
 
 /* Returns the time of a call without segments. */
 GDN_MODEL float plan_whole(const struct gdn_plan_batch *b, bool wide)
 {
-    const float                 room = plan_room(b, wide);
-    const struct gdn_plan_costs c    = plan_costs(b, wide, room);
+    const float room = plan_room(b, wide);
+    const struct gdn_plan_costs c = plan_costs(b, wide, room);
     const float work = (b->chunks * c.chunk + b->n * c.start) / room + plan_rest(b, wide);
     return PLAN_CALL + fmaxf(plan_rounds(b, wide, b->n, b->longest), b->rest > 0 ? work : 0);
 }
@@ -175,14 +197,14 @@ GDN_MODEL bool plan_is_apart(const struct gdn_plan_batch *b)
 {
     const float clusters = plan_room(b, false), blocks = plan_room(b, true);
     const struct gdn_plan_costs c = plan_costs(b, false, clusters), w = plan_costs(b, true, blocks);
-    const float all  = b->chunks + b->rest, n = b->n + b->others;
+    const float all = b->chunks + b->rest, n = b->n + b->others;
     const float rest = (all - b->apart_chunks) * w.chunk + (n - b->apart) * w.start;
-    const float long_work  = b->apart_chunks * c.chunk + b->apart * c.start;
-    const float long_time  = plan_rounds(b, false, b->apart, b->longest);
+    const float long_work = b->apart_chunks * c.chunk + b->apart * c.start;
+    const float long_time = plan_rounds(b, false, b->apart, b->longest);
     const float short_time = w.start + b->short_one * w.chunk;
-    const float begin      = 4 * b->apart > 3 * clusters ? long_time : 0;
-    const float latest     = fmaxf(long_time, begin + short_time);
-    const float wide_time  = plan_round(b, true, fminf(n, blocks), b->longest);
+    const float begin = 4 * b->apart > 3 * clusters ? long_time : 0;
+    const float latest = fmaxf(long_time, begin + short_time);
+    const float wide_time = plan_round(b, true, fminf(n, blocks), b->longest);
     return fmaxf(latest, long_work / clusters + rest / blocks) <=
            fmaxf(wide_time, (all * w.chunk + n * w.start) / blocks);
 }
@@ -230,15 +252,15 @@ GDN_MODEL float plan_summaries(const struct gdn_plan_batch *b, const struct gdn_
                                bool brief)
 {
     const float clusters = plan_clusters(b), taken = plan_taken(b), left = clusters - taken;
-    const float all  = fmaxf(b->H * (c->s - 1), plan_units(b, c) - b->n);
+    const float all = fmaxf(b->H * (c->s - 1), plan_units(b, c) - b->n);
     const float n_brief = brief ? floorf(all * GDN_PLAN_BRIEF / 100) : 0, n = all - n_brief;
     const float short_one = plan_summary(b, fminf(c->each, GDN_PLAN_BRIEF_CHUNKS));
-    const float start     = all > left ? n_brief * short_one / left : 0;
+    const float start = all > left ? n_brief * short_one / left : 0;
     const float first = plan_first(b, c->first), summary = plan_summary(b, c->each);
     const float later = fmaxf(0, first - start);
-    const float end   = start + fminf(plan_end(n, summary, left, taken, later, false),
-                                      plan_end(n, summary, left, taken, later, true));
-    const float work  = n * summary + n_brief * short_one + taken * first;
+    const float end = start + fminf(plan_end(n, summary, left, taken, later, false),
+                                    plan_end(n, summary, left, taken, later, true));
+    const float work = n * summary + n_brief * short_one + taken * first;
     return fmaxf(fmaxf(first, end), work / clusters + plan_rest(b, false));
 }
 
@@ -260,10 +282,10 @@ struct gdn_plan_times {
     float all, mean;
 };
 GDN_MODEL struct gdn_plan_times plan_segments(const struct gdn_plan_batch *b,
-                                              const struct gdn_plan_cut   *c)
+                                              const struct gdn_plan_cut *c)
 {
-    const float       rest = PLAN_CALL + PLAN_LAUNCHES + plan_steps(b, c) + plan_later(b, c);
-    const float       all  = plan_summaries(b, c, false);
+    const float rest = PLAN_CALL + PLAN_LAUNCHES + plan_steps(b, c) + plan_later(b, c);
+    const float all = plan_summaries(b, c, false);
     struct gdn_plan_times t = { all + rest, all + rest };
     if (b->stops) t.mean = (all + 2 * plan_summaries(b, c, true)) / 3 + rest;
     return t;
@@ -275,10 +297,10 @@ GDN_MODEL bool plan_cut(const struct gdn_plan_batch *b, int s, int rounds, struc
 {
     const float start = plan_summary(b, 0), summary = plan_summary(b, 1) - start;
     const float chunk = plan_first(b, 1) - plan_first(b, 0);
-    const float all   = fmaxf(0, plan_first(b, b->longest) - (float)rounds * start);
-    const float even  = ceilf(all / ((float)s * chunk + (float)rounds * summary));
-    c->s     = (float)s;
-    c->each  = fminf(floorf(b->longest / c->s), even);
+    const float all = fmaxf(0, plan_first(b, b->longest) - (float)rounds * start);
+    const float even = ceilf(all / ((float)s * chunk + (float)rounds * summary));
+    c->s = (float)s;
+    c->each = fminf(floorf(b->longest / c->s), even);
     c->first = b->longest - c->s * c->each;
     return b->n < plan_clusters(b) && c->each >= GDN_PLAN_LEAST && c->first >= 1 &&
            c->first <= GDN_PLAN_LONGER * c->each && c->s * b->n <= GDN_PLAN_FILLS * b->sms;
@@ -295,7 +317,7 @@ GDN_MODEL bool plan_fits(const struct gdn_plan_batch *b, const struct gdn_plan_c
 
 /* A cut, and its times. */
 struct gdn_plan_tried {
-    struct gdn_plan_cut   cut;
+    struct gdn_plan_cut cut;
     struct gdn_plan_times times;
 };
 
@@ -312,7 +334,7 @@ GDN_MODEL struct gdn_plan_tried plan_better(const struct gdn_plan_tried *a,
                                             const struct gdn_plan_tried *b)
 {
     struct gdn_plan_tried best = b->times.mean < a->times.mean ? *b : *a;
-    best.times.all             = fminf(a->times.all, b->times.all);
+    best.times.all = fminf(a->times.all, b->times.all);
     return best;
 }
 
@@ -325,12 +347,12 @@ GDN_MODEL bool plan_wins(const struct gdn_plan_tried *best, float whole, int win
 
 /* Returns a->cut for the best cut of a packed batch. If it gains too little, no sequence is cut. */
 GDN_MODEL struct gdn_cu_segments plan_chosen(const struct gdn_cu_prefill_sm90 *a,
-                                             const struct gdn_plan_batch        *b,
-                                             const struct gdn_plan_tried        *best)
+                                             const struct gdn_plan_batch *b,
+                                             const struct gdn_plan_tried *best)
 {
     struct gdn_cu_segments cut = a->cut;
     cut.first = cut.start = (int64_t)best->cut.first * 64;
-    cut.each              = (int64_t)best->cut.each * 64;
+    cut.each = (int64_t)best->cut.each * 64;
     if (cut.whole < cut.first) cut.whole = cut.first;
     if (!plan_wins(best, plan_whole(b, false), a->win)) cut.whole = INT64_MAX;
     return cut;
@@ -343,7 +365,7 @@ GDN_MODEL struct gdn_plan_tried plan_best(const struct gdn_plan_batch *b)
     for (int n = 2; n < 2 + GDN_PLAN_TRIED; n++)
         for (int rounds = 1; rounds <= GDN_PLAN_ROUNDS; rounds++) {
             const struct gdn_plan_tried tried = plan_try(b, n, rounds);
-            best                              = plan_better(&best, &tried);
+            best = plan_better(&best, &tried);
         }
     return best;
 }

@@ -32,18 +32,19 @@ static int64_t at_most(int64_t most, int64_t x) { return x > most ? most : x; }
 /* Returns the batch as n sequences of so many tokens, and others that share the rest. */
 static struct gdn_plan_batch describe(const struct gdn_cuda_shape *s, int64_t n, int64_t tokens)
 {
-    const struct gdn_cu_batch *b      = s->b;
-    const int64_t              others = b->B - n, left = b->padded ? 0 : b->N - n * tokens;
+    const struct gdn_cu_batch *b = s->b;
+    const int64_t others = b->B - n, left = b->padded ? 0 : b->N - n * tokens;
     const int64_t rest = others > 0 ? at_least(others, divide_up(at_least(0, left), CHUNK)) : 0;
-    struct gdn_plan_batch      p = { .H = (float)s->H, .sms = (float)s->sm_count,
-                                     .small = s->small, .stops = s->stops };
-    p.longest    = (float)divide_up(tokens, CHUNK);
-    p.n          = (float)(n * s->H);
-    p.chunks     = p.n * p.longest;
-    p.others     = (float)(others * s->H);
-    p.rest       = (float)(rest * s->H);
-    p.n_long     = n;
-    p.tokens     = n * tokens;
+    struct gdn_plan_batch p = {
+        .H = (float)s->H, .sms = (float)s->sm_count, .small = s->small, .stops = s->stops
+    };
+    p.longest = (float)divide_up(tokens, CHUNK);
+    p.n = (float)(n * s->H);
+    p.chunks = p.n * p.longest;
+    p.others = (float)(others * s->H);
+    p.rest = (float)(rest * s->H);
+    p.n_long = n;
+    p.tokens = n * tokens;
     p.least_long = tokens;
     p.most_units = s->sm_count * MOST_ROOM / at_least(1, s->H);
     return p;
@@ -58,8 +59,10 @@ static struct gdn_plan_batch describe_even(const struct gdn_cuda_shape *s)
 
 static struct gdn_cuda_cut no_cut(const struct gdn_plan_batch *p)
 {
-    return (struct gdn_cuda_cut){ .whole = INT64_MAX, .first = INT64_MAX, .each = CHUNK,
-                                  .wide  = !p->small && plan_whole(p, true) < plan_whole(p, false),
+    return (struct gdn_cuda_cut){ .whole = INT64_MAX,
+                                  .first = INT64_MAX,
+                                  .each = CHUNK,
+                                  .wide = !p->small && plan_whole(p, true) < plan_whole(p, false),
                                   .small = p->small };
 }
 
@@ -82,11 +85,11 @@ static void count_later(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
     const int64_t up = c->each - 1 - c->first, some = at_most(b->B, b->N / (c->whole + 1));
     c->n_long = b->padded ? b->B : some;
     if (b->padded) {
-        c->units   = b->T > c->first ? b->B * divide_up(b->T - c->first, c->each) : 0;
+        c->units = b->T > c->first ? b->B * divide_up(b->T - c->first, c->each) : 0;
         c->several = b->T > c->first + c->each ? b->B : 0;
         return;
     }
-    c->units   = some ? (b->N + up * (up < 0 ? 1 : some)) / c->each : 0;
+    c->units = some ? (b->N + up * (up < 0 ? 1 : some)) / c->each : 0;
     c->several = at_most(some, b->N / (c->first + c->each + 1));
 }
 
@@ -102,17 +105,17 @@ static void cut_all(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b,
 {
     c->wide = false;
     c->whole = c->first = (int64_t)cut->first * CHUNK;
-    c->each             = (int64_t)cut->each * CHUNK;
-    c->later_wide       = is_later_wide(p, p->n * cut->s, cut->each);
+    c->each = (int64_t)cut->each * CHUNK;
+    c->later_wide = is_later_wide(p, p->n * cut->s, cut->each);
     count_later(c, b);
 }
 
 struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
-                                      const struct gdn_cuda_cut   *like)
+                                      const struct gdn_cuda_cut *like)
 {
-    const struct gdn_plan_batch p    = describe_even(s);
-    const float                 each = (float)(like->each / CHUNK);
-    struct gdn_cuda_cut         c    = no_cut(&p);
+    const struct gdn_plan_batch p = describe_even(s);
+    const float each = (float)(like->each / CHUNK);
+    struct gdn_cuda_cut c = no_cut(&p);
     c.whole = c.first = like->first, c.each = like->each;
     c.win = like->win, c.planned = like->win > 0;
     if (like->whole) c.whole = c.split = like->whole, c.wide = c.apart = like->apart;
@@ -133,7 +136,7 @@ static bool may_be_step(const struct gdn_cuda_shape *s)
 /* Returns the batch as one prompt, as long as can be. */
 static struct gdn_plan_batch describe_prompt(const struct gdn_cuda_shape *s)
 {
-    const int64_t         most = at_least(1, s->b->N - s->b->B + 1);
+    const int64_t most = at_least(1, s->b->N - s->b->B + 1);
     struct gdn_plan_batch p = describe(s, 1, s->longest ? at_most(most, s->longest) : most);
     p.others = p.rest = 0;
     return p;
@@ -143,8 +146,8 @@ static struct gdn_plan_batch describe_prompt(const struct gdn_cuda_shape *s)
 static float step_time(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *prompt,
                        bool wide)
 {
-    const float time   = plan_whole(prompt, wide);
-    const float share  = fminf(1, prompt->n / plan_room(prompt, wide));
+    const float time = plan_whole(prompt, wide);
+    const float share = fminf(1, prompt->n / plan_room(prompt, wide));
     const float decode = (float)((s->b->B - 1) * s->H) * STEP_DECODE;
     return fmaxf(time, time * share + decode);
 }
@@ -163,7 +166,7 @@ static bool is_step_long(const struct gdn_cuda_shape *s, const struct gdn_plan_b
                          bool wide)
 {
     const struct gdn_plan_batch prompt = describe_prompt(s);
-    const float                 cut = plan_best(&prompt).times.all, time = plan_whole(even, wide);
+    const float cut = plan_best(&prompt).times.all, time = plan_whole(even, wide);
     return step_time(s, &prompt, wide) / cut > (time + IDLE) / time;
 }
 
@@ -184,33 +187,33 @@ static bool is_worth_a_plan(const struct gdn_cuda_shape *s, const struct gdn_pla
 static void leave_open(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *even,
                        struct gdn_cuda_cut *c)
 {
-    const struct gdn_cu_batch *b    = s->b;
+    const struct gdn_cu_batch *b = s->b;
     const int64_t N = b->N, mean = divide_up(N, b->B), room = at_least(1, s->sm_count / 2);
     const int64_t longest = s->longest ? at_most(N, s->longest) : N, all = N * s->H / room;
-    const bool    cuts    = c->units, apart = c->wide;
-    const struct gdn_plan_batch p    = describe(s, 1, longest);
-    struct gdn_cuda_cut         open = *c;
-    open.whole  = cuts ? at_most(mean - 1, all * LONG / 100)
-                       : at_least(mean * UNEVEN / 100, all * LONG / 100);
-    open.split  = apart ? at_least(mean * UNEVEN / 100, all * LONG_APART / 100) : open.whole;
+    const bool cuts = c->units, apart = c->wide;
+    const struct gdn_plan_batch p = describe(s, 1, longest);
+    struct gdn_cuda_cut open = *c;
+    open.whole = cuts ? at_most(mean - 1, all * LONG / 100)
+                      : at_least(mean * UNEVEN / 100, all * LONG / 100);
+    open.split = apart ? at_least(mean * UNEVEN / 100, all * LONG_APART / 100) : open.whole;
     open.n_long = at_most(b->B, N / (open.split + 1));
-    open.apart  = apart;
+    open.apart = apart;
     if (longest <= open.split) return;
     if (!cuts && !s->longest && !is_worth_a_plan(s, even, apart)) return;
     if (cuts || wins(&p, plan_best(&p))) {
-        open.win     = GDN_PLAN_WIN;
+        open.win = GDN_PLAN_WIN;
         open.several = at_most(b->B, N / (open.whole + 1));
-        open.units   = GDN_PLAN_FILLS * s->sm_count / s->H + open.several;
+        open.units = GDN_PLAN_FILLS * s->sm_count / s->H + open.several;
     }
     open.planned = apart || open.win;
-    *c           = open;
+    *c = open;
 }
 
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s)
 {
-    const struct gdn_cu_batch  *b = s->b;
+    const struct gdn_cu_batch *b = s->b;
     const struct gdn_plan_batch p = describe_even(s);
-    struct gdn_cuda_cut         c = no_cut(&p);
+    struct gdn_cuda_cut c = no_cut(&p);
     if (p.n == 0) return c;
     const struct gdn_plan_tried best = plan_best(&p);
     if (wins(&p, best)) cut_all(&c, b, &p, &best.cut);

@@ -15,23 +15,23 @@
  * blocks in place of clusters, for first segments; for the others. small: k64.cu, for all. */
 struct gdn_cuda_cut {
     int64_t whole, split, n_long, first, each, units, several;
-    int     win;
-    bool    wide, later_wide, small, apart, planned;
+    int win;
+    bool wide, later_wide, small, apart, planned;
 };
 
 /* The inputs of a plan. longest: tokens of the longest sequence, 0: unknown; small: heads of up
  * to 64 keys and columns; stops: summaries may stop early. */
 struct gdn_cuda_shape {
     const struct gdn_cu_batch *b;
-    int64_t                    H, longest;
-    bool                       small, stops;
-    int                        sm_count;
+    int64_t H, longest;
+    bool small, stops;
+    int sm_count;
 };
 
 struct gdn_cuda_cut gdn_cuda_find_cut(const struct gdn_cuda_shape *s);
 struct gdn_cuda_cut gdn_cuda_no_cut(const struct gdn_cuda_shape *s);
 /* Returns a cut for tests: of the given first and later segments, or with a `win` of the tests'. */
 struct gdn_cuda_cut gdn_cuda_cut_like(const struct gdn_cuda_shape *s,
-                                      const struct gdn_cuda_cut   *like);
+                                      const struct gdn_cuda_cut *like);
 
 #endif

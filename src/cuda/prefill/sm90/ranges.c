@@ -31,13 +31,12 @@ enum { WALK_HALF = 1500, WALK_WHOLE = 2300 };
 
 static enum gdn_kernel_id kernel_of(int dtype)
 {
-    return dtype == GDN_BF16 ? GDN_CU_prefill_sm90_summary_BF16
-                             : GDN_CU_prefill_sm90_summary_F16;
+    return dtype == GDN_BF16 ? GDN_CU_prefill_sm90_summary_BF16 : GDN_CU_prefill_sm90_summary_F16;
 }
 
 const char *gdn_cuda_summary_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 {
-    const struct gdn_cu_rule  *r = &s->rule;
+    const struct gdn_cu_rule *r = &s->rule;
     const struct gdn_cu_batch *b = &r->batch;
     if (r->k.dtype == GDN_F32) return "k is float32";
     if (r->v.data && r->v.dtype != r->k.dtype) return "k and v have two dtypes";
@@ -89,7 +88,7 @@ static int64_t time_of(const gdn_ctx *ctx, const struct gdn_cuda_summary *s, int
 {
     const int64_t sms = ctx->cuda->sm_count, room = sms > 2 ? sms / 2 : 1;
     const int64_t steps = divide_up(n * n_slices(s), sms) * (units - 1);
-    const int64_t maps  = s->back ? n * (units - 1) : n * units;
+    const int64_t maps = s->back ? n * (units - 1) : n * units;
     return (s->back ? walk_time(sms, n * units, chunks) : 0) +
            divide_up(maps, room) * (START + chunks * EACH_CHUNK) +
            (units > 1 ? JOIN_START + steps * JOIN_EACH : 0);
@@ -98,20 +97,20 @@ static int64_t time_of(const gdn_ctx *ctx, const struct gdn_cuda_summary *s, int
 /* Returns the chunks of a unit for which sequences of the mean length take least time. */
 static int64_t find_chunks(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 {
-    const struct gdn_cu_batch *b    = &s->rule.batch;
-    const int64_t              mean = divide_up(b->padded ? b->T : divide_up(b->N, b->B), CHUNK);
+    const struct gdn_cu_batch *b = &s->rule.batch;
+    const int64_t mean = divide_up(b->padded ? b->T : divide_up(b->N, b->B), CHUNK);
     const int64_t n = b->B * s->rule.H, room = divide_up(ctx->cuda->sm_count, 2);
-    int64_t       best = mean, least = INT64_MAX;
+    int64_t best = mean, least = INT64_MAX;
     for (int64_t units = 1; units <= MOST_UNITS; units++) {
         const int64_t chunks = divide_up(mean, units);
         if (units > 1 && chunks < LEAST_CHUNKS) break;
         const int64_t all = time_of(ctx, s, n, units, chunks);
-        const int64_t few = time_of(ctx, s, divide_up(n, 4), units, chunks) +
-                            n * units * 3 / 4 / room * LEFT_OUT;
+        const int64_t few =
+            time_of(ctx, s, divide_up(n, 4), units, chunks) + n * units * 3 / 4 / room * LEFT_OUT;
         const int64_t time = may_stop(s) ? (all + LIKELY * few) / (1 + LIKELY) : all;
         if (time >= least) continue;
         least = time;
-        best  = chunks;
+        best = chunks;
     }
     const int64_t floor = divide_up(n_tokens(b), (int64_t)MOST_LONG * CHUNK);
     return best > floor ? best > LEAST_CHUNKS ? best : LEAST_CHUNKS : floor;
@@ -119,19 +118,19 @@ static int64_t find_chunks(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 
 static struct cut find_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 {
-    const struct gdn_cu_batch *b      = &s->rule.batch;
+    const struct gdn_cu_batch *b = &s->rule.batch;
     const struct gdn_cuda_cut *wanted = &ctx->cuda->sm90->cut; /* by a test */
-    struct cut                 c      = { 0, 0, 0 };
+    struct cut c = { 0, 0, 0 };
     if (b->B < 1) return c;
     c.each = wanted->first ? wanted->each
-             : CHUNK * (s->batch_invariant ? FIXED_CHUNKS : find_chunks(ctx, s));
+                           : CHUNK * (s->batch_invariant ? FIXED_CHUNKS : find_chunks(ctx, s));
     if (b->padded) {
         c.several = b->T > c.each ? b->B : 0;
-        c.units   = c.several * divide_up(b->T, c.each);
+        c.units = c.several * divide_up(b->T, c.each);
         return c;
     }
     c.several = b->N / (c.each + 1) < b->B ? b->N / (c.each + 1) : b->B;
-    c.units   = c.several ? (b->N + c.several * (c.each - 1)) / c.each : 0;
+    c.units = c.several ? (b->N + c.several * (c.each - 1)) / c.each : 0;
     return c;
 }
 
@@ -140,10 +139,10 @@ static size_t lay_out(const struct gdn_cuda_summary *call, const struct cut *c,
                       struct gdn_cu_segments *s, char *memory)
 {
     const struct gdn_cu_rule *r = &call->rule;
-    const size_t  n = (size_t)(c->units * r->H), K = (size_t)r->K, V = (size_t)r->V;
+    const size_t n = (size_t)(c->units * r->H), K = (size_t)r->K, V = (size_t)r->V;
     const int64_t n_left = may_stop(call) ? n_tokens(&r->batch) / CHUNK + r->batch.B + 1 : 0;
-    char         *states, *M, *marks, *left, *stops;
-    const size_t  n_stops = call->back && n_left ? (size_t)(r->batch.B * r->H) : 0;
+    char *states, *M, *marks, *left, *stops;
+    const size_t n_stops = call->back && n_left ? (size_t)(r->batch.B * r->H) : 0;
     const struct gdn_room rooms[] = { { &states, n * K * V * sizeof(float) },
                                       { &M, n * K * K * sizeof(float) },
                                       { &marks, n * 2 * sizeof(uint32_t) },
@@ -151,23 +150,23 @@ static size_t lay_out(const struct gdn_cuda_summary *call, const struct cut *c,
                                       { &stops, n_stops * sizeof(int32_t) } };
     const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (!memory) return c->units || n_left ? bytes : 0;
-    *s = (struct gdn_cu_segments){ .whole  = c->units ? c->each : INT64_MAX,
-                                   .first  = c->units ? c->each : INT64_MAX,
-                                   .each   = c->each,
+    *s = (struct gdn_cu_segments){ .whole = c->units ? c->each : INT64_MAX,
+                                   .first = c->units ? c->each : INT64_MAX,
+                                   .each = c->each,
                                    .states = (void *)states,
-                                   .M      = (void *)M,
-                                   .marks  = (void *)marks,
-                                   .later  = true,
-                                   .units  = (int32_t)c->units,
-                                   .left   = (void *)left,
+                                   .M = (void *)M,
+                                   .marks = (void *)marks,
+                                   .later = true,
+                                   .units = (int32_t)c->units,
+                                   .left = (void *)left,
                                    .n_left = n_left,
-                                   .stops  = n_stops ? (void *)stops : NULL };
+                                   .stops = n_stops ? (void *)stops : NULL };
     return bytes;
 }
 
 size_t gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 {
-    const struct cut       c = find_cut(ctx, s);
+    const struct cut c = find_cut(ctx, s);
     struct gdn_cu_segments cut;
     return lay_out(s, &c, &cut, NULL);
 }
@@ -180,14 +179,14 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
                          const struct gdn_cu_prefill_sm90 *p, struct gdn_cuda_ran *ran,
                          void *stream)
 {
-    const bool                 is_join = kernel == GDN_CU_prefill_sm90_segments_maps;
-    const bool                 overlaps = ran->n > 0 && !is_join && !p->back;
-    const struct gdn_cuda_call call = { .kernel       = kernel,
-                                        .grid         = { n_blocks, 1, 1 },
+    const bool is_join = kernel == GDN_CU_prefill_sm90_segments_maps;
+    const bool overlaps = ran->n > 0 && !is_join && !p->back;
+    const struct gdn_cuda_call call = { .kernel = kernel,
+                                        .grid = { n_blocks, 1, 1 },
                                         .shared_bytes = shared,
-                                        .stream       = stream,
-                                        .args         = p,
-                                        .overlaps     = overlaps };
+                                        .stream = stream,
+                                        .args = p,
+                                        .overlaps = overlaps };
     gdn_cuda_ran_add(ran, kernel);
     return gdn_cuda_launch(ctx, &call);
 }
@@ -195,8 +194,8 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
 static gdn_status launch_left(gdn_ctx *ctx, const struct gdn_cu_prefill_sm90 *p,
                               struct gdn_cuda_ran *ran, void *stream)
 {
-    const struct gdn_cu_batch *b      = &p->rule.batch;
-    const int64_t              n_warps = (n_tokens(b) / CHUNK + b->B) * divide_up(p->rule.H, WARP);
+    const struct gdn_cu_batch *b = &p->rule.batch;
+    const int64_t n_warps = (n_tokens(b) / CHUNK + b->B) * divide_up(p->rule.H, WARP);
     return launch(ctx, GDN_CU_prefill_sm90_segments_left, divide_up(n_warps, LEFT_WARPS), 0, p, ran,
                   stream);
 }
@@ -204,9 +203,9 @@ static gdn_status launch_left(gdn_ctx *ctx, const struct gdn_cu_prefill_sm90 *p,
 /* Without U no v is given: its map is that of k, of which no column is loaded. */
 static gdn_status find_maps(gdn_ctx *ctx, struct gdn_cu_prefill_sm90 *p)
 {
-    const struct gdn_cu_rule  *r = &p->rule;
+    const struct gdn_cu_rule *r = &p->rule;
     const struct gdn_cu_batch *b = &r->batch;
-    const struct gdn_rows     *v = r->v.data ? &r->v : &r->k;
+    const struct gdn_rows *v = r->v.data ? &r->v : &r->k;
     TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p->k));
     TRY(gdn_cuda_find_map(ctx, "v", 2, v, b, r->Hv, r->v.data ? r->V : r->K, &p->v));
     p->q = p->k;
@@ -229,17 +228,19 @@ static void log_units(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *op,
 gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *s, void *memory,
                                    struct gdn_cuda_ran *ran, void *stream)
 {
-    const struct gdn_cu_rule    *r = &s->rule;
-    const struct gdn_cu_batch   *b = &r->batch;
-    const struct cut             c = find_cut(ctx, s);
-    struct gdn_cu_prefill_sm90 p = { .rule       = *r,
-                                       .M          = s->M,
-                                       .summary    = true,
-                                       .early_stop = may_stop(s),
-                                       .source_k   = gdn_cuda_source_of(r, r->Hk),
-                                       .source_v   = gdn_cuda_source_of(r, r->Hv) };
-    if (c.units || p.early_stop) lay_out(s, &c, &p.cut, memory);
-    else p.cut = (struct gdn_cu_segments){ .whole = INT64_MAX, .each = CHUNK };
+    const struct gdn_cu_rule *r = &s->rule;
+    const struct gdn_cu_batch *b = &r->batch;
+    const struct cut c = find_cut(ctx, s);
+    struct gdn_cu_prefill_sm90 p = { .rule = *r,
+                                     .M = s->M,
+                                     .summary = true,
+                                     .early_stop = may_stop(s),
+                                     .source_k = gdn_cuda_source_of(r, r->Hk),
+                                     .source_v = gdn_cuda_source_of(r, r->Hv) };
+    if (c.units || p.early_stop)
+        lay_out(s, &c, &p.cut, memory);
+    else
+        p.cut = (struct gdn_cu_segments){ .whole = INT64_MAX, .each = CHUNK };
     TRY(find_maps(ctx, &p));
     log_units(ctx, GDN_CUDA_SUMMARY_CHOICE, "summary", &c);
     if (p.early_stop) TRY(launch_left(ctx, &p, ran, stream));
@@ -255,41 +256,41 @@ gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *
 size_t gdn_cuda_walk_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s,
                          struct gdn_cu_segments *cut, char *memory)
 {
-    const struct cut c     = find_cut(ctx, s);
-    const size_t     bytes = lay_out(s, &c, cut, memory);
+    const struct cut c = find_cut(ctx, s);
+    const size_t bytes = lay_out(s, &c, cut, memory);
     if (memory || !bytes) return bytes;
     cut->units = (int32_t)c.units;
     cut->first = c.units ? c.each : INT64_MAX;
-    cut->each  = c.each;
+    cut->each = c.each;
     return bytes;
 }
 
 static struct gdn_cu_prefill_sm90 walk_args(const struct gdn_cuda_summary *s,
-                                              const struct gdn_cu_segments *cut)
+                                            const struct gdn_cu_segments *cut)
 {
-    return (struct gdn_cu_prefill_sm90){ .rule     = s->rule,
-                                           .cut      = *cut,
-                                           .summary  = true,
-                                           .back     = true,
-                                           .source_k = gdn_cuda_source_of(&s->rule, s->rule.Hk),
-                                           .source_v = gdn_cuda_source_of(&s->rule, s->rule.Hk) };
+    return (struct gdn_cu_prefill_sm90){ .rule = s->rule,
+                                         .cut = *cut,
+                                         .summary = true,
+                                         .back = true,
+                                         .source_k = gdn_cuda_source_of(&s->rule, s->rule.Hk),
+                                         .source_v = gdn_cuda_source_of(&s->rule, s->rule.Hk) };
 }
 
 gdn_status gdn_cuda_walk_maps(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
                               const struct gdn_cu_segments *cut, struct gdn_cuda_ran *ran,
                               void *stream)
 {
-    const struct gdn_cu_rule    *r = &s->rule;
+    const struct gdn_cu_rule *r = &s->rule;
     struct gdn_cu_prefill_sm90 p = walk_args(s, cut);
-    const struct cut             c = { cut->each, cut->units, 0 };
+    const struct cut c = { cut->each, cut->units, 0 };
     log_units(ctx, GDN_CUDA_BACKWARD_CHOICE, "prefill_backward", &c);
     if (cut->stops) {
         TRY(launch_left(ctx, &p, ran, stream));
         TRY(launch(ctx, GDN_CU_prefill_sm90_segments_stops, r->batch.B * r->H, 0, &p, ran, stream));
     }
     if (!cut->units) return GDN_OK;
-    p.rule.V       = 0;
-    p.rule.Hv      = r->Hk;
+    p.rule.V = 0;
+    p.rule.Hv = r->Hk;
     p.rule.to.data = NULL;
     TRY(find_maps(ctx, &p));
     return launch(ctx, kernel_of(r->k.dtype), CLUSTER * r->H * cut->units, SHARED, &p, ran, stream);
@@ -300,7 +301,7 @@ gdn_status gdn_cuda_walk_join(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
                               void *stream)
 {
     const struct gdn_cu_prefill_sm90 p = walk_args(s, cut);
-    const struct cut                   c = find_cut(ctx, s);
+    const struct cut c = find_cut(ctx, s);
     if (!cut->units) return GDN_OK;
     return launch(ctx, GDN_CU_prefill_sm90_segments_maps, n_slices(s) * s->rule.H * c.several,
                   GDN_JOIN_BYTES, &p, ran, stream);

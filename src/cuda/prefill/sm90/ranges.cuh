@@ -13,10 +13,12 @@
 #include "cuda/prefill/sm90/early_stop.cuh"
 
 /* Returns true if no gradient comes from behind the unit, and says so to join.cuh. By a warp. */
-GDN_DEVICE bool is_walk_end(const struct hopper_block &b, const struct hopper_segment &g, int64_t row)
+GDN_DEVICE bool is_walk_end(const struct hopper_block &b, const struct hopper_segment &g,
+                            int64_t row)
 {
     const struct gdn_cu_segments &cut = b.a.cut;
-    const bool stops = cut.stops && g.start + cut.each >= (int64_t)cut.stops[row * b.r.H + b.head] * 64;
+    const bool stops =
+        cut.stops && g.start + cut.each >= (int64_t)cut.stops[row * b.r.H + b.head] * 64;
     if (!g.last && !stops) return false;
     if (threadIdx.x < 2 && b.rank == 0)
         cut.marks[(g.from * b.r.H + b.head) * 2 + threadIdx.x] = GDN_SEGMENT_FORGETS;
@@ -27,12 +29,12 @@ GDN_DEVICE bool is_walk_end(const struct hopper_block &b, const struct hopper_se
  * n_tokens are those up to the end of the sequence. By a warp. */
 GDN_DEVICE void find_range(const struct hopper_block &b)
 {
-    const struct gdn_cu_batch    &batch   = b.r.batch;
-    const struct gdn_cu_segments &cut     = b.a.cut;
-    struct gdn_cu_seq             s       = {};
-    struct hopper_segment         g       = { 0, -1, -1, 0, true };
+    const struct gdn_cu_batch &batch = b.r.batch;
+    const struct gdn_cu_segments &cut = b.a.cut;
+    struct gdn_cu_seq s = {};
+    struct hopper_segment g = { 0, -1, -1, 0, true };
     const int64_t number = blockIdx.x / HOPPER_BLOCKS / b.r.H + (b.a.back ? batch.B : 0);
-    const bool                    is_unit = number >= batch.B;
+    const bool is_unit = number >= batch.B;
     int64_t row = number, i = number - batch.B, unit = i;
     if (is_unit) {
         row = find_unit(batch, cut, i);
@@ -40,15 +42,15 @@ GDN_DEVICE void find_range(const struct hopper_block &b)
     }
     s.row = row;
     if (row < batch.B) read_range(batch, s);
-    const bool    is_cut = later_segments(cut, s.n_valid) > 0;
-    const int64_t left   = s.n_valid - (is_unit ? i * cut.each : 0);
+    const bool is_cut = later_segments(cut, s.n_valid) > 0;
+    const int64_t left = s.n_valid - (is_unit ? i * cut.each : 0);
     if (row < batch.B && !is_unit && !is_cut) g.to = row;
     if (row < batch.B && is_unit) g = cut_segment(s, cut, i + 1, unit);
     if (g.from >= cut.units) g.from = -1; /* by lengths that overlap */
     if (b.a.back && g.from >= 0 && is_walk_end(b, g, row)) g.from = -1;
     s.n_tokens = left;
     if (threadIdx.x % 32 != 0) return;
-    b.common().s       = s;
+    b.common().s = s;
     b.common().segment = g;
 }
 
@@ -62,16 +64,16 @@ GDN_DEVICE bool is_no_range(const struct hopper_block &b)
  * a sequence find the same. By all threads. */
 GDN_DEVICE int find_range_tail(const struct hopper_block &b)
 {
-    struct left_sums             &sh  = *(struct left_sums *)(gdn_shared + HOPPER_GATES);
+    struct left_sums &sh = *(struct left_sums *)(gdn_shared + HOPPER_GATES);
     const struct gdn_cu_segments &cut = b.a.cut;
-    const struct hopper_segment  &g   = b.common().segment;
+    const struct hopper_segment &g = b.common().segment;
     const int64_t first = left_place(b.r.batch, b.s().row, b.s().first - g.start) + g.start / 64;
-    const float  *left  = cut.left + b.head * cut.n_left + first;
-    float         sum   = 0;
+    const float *left = cut.left + b.head * cut.n_left + first;
+    float sum = 0;
     for (int end = (int)((b.s().n_tokens + 63) / 64); end > 0; end -= blockDim.x) {
-        const int    c    = end - 1 - (int)threadIdx.x;
+        const int c = end - 1 - (int)threadIdx.x;
         const float2 here = sum_threads(sh, c >= 0 ? left[c] : 0);
-        const int    at   = first_thread(sh, sum + here.x <= tail_left);
+        const int at = first_thread(sh, sum + here.x <= tail_left);
         if (at >= 0) return end - 1 - at;
         sum += here.y;
     }

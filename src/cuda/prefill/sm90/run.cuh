@@ -19,7 +19,8 @@ GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
     if (barrier < HOPPER_DONE) return 2;
     if (barrier < HOPPER_LANDED) return state;
     if (barrier < HOPPER_T_FULL) return 1;
-    if (barrier < HOPPER_T_FREE) return b.is_own(barrier - HOPPER_T_FULL) ? 4 : HOPPER_WITH_P ? 5 : 1;
+    if (barrier < HOPPER_T_FREE)
+        return b.is_own(barrier - HOPPER_T_FULL) ? 4 : HOPPER_WITH_P ? 5 : 1;
     if (barrier < HOPPER_Q_FULL) return with_columns * HOPPER_BLOCKS;
     if (barrier < HOPPER_Q_FREE) return 1;
     if (barrier < HOPPER_V_FULL) return HOPPER_DEPTH == 2 ? state + 4 : state;
@@ -36,7 +37,8 @@ template <int first> GDN_DEVICE void init_barriers(const struct hopper_block &b)
 {
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
-        for (int i = first; i < HOPPER_N_BARRIERS; i += 3) mbarrier_init(b.barrier(i), arrivals_of(b, i));
+        for (int i = first; i < HOPPER_N_BARRIERS; i += 3)
+            mbarrier_init(b.barrier(i), arrivals_of(b, i));
         mbarrier_init_fence();
     }
 }
@@ -54,11 +56,11 @@ GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t
 /* Finds the block's part of the batch. One warp calls it. */
 GDN_DEVICE void find_part(const struct hopper_block &b)
 {
-    const struct gdn_cu_batch &batch  = b.r.batch;
-    struct gdn_cu_segments     cut    = b.a.cut;
-    struct gdn_cu_seq          s      = {};
-    struct gdn_cu_checkpoints  list   = { 0, 0 };
-    const int64_t              number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
+    const struct gdn_cu_batch &batch = b.r.batch;
+    struct gdn_cu_segments cut = b.a.cut;
+    struct gdn_cu_seq s = {};
+    struct gdn_cu_checkpoints list = { 0, 0 };
+    const int64_t number = blockIdx.x / HOPPER_BLOCKS / count_slices(b.r) / b.r.H;
     int64_t row = number, unit = number, i = cut.later ? number : 0, split = b.a.split;
     if (HOPPER_CUTS && cut.later) {
         cut = cut_of_call(b.a, split);
@@ -71,19 +73,21 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     else if (!HOPPER_CUTS || (!cut.later && b.a.which != GDN_SEQUENCES_LONG))
         s = read_rest(batch);
     if (HOPPER_CUTS && !cut.later && s.n_valid > split) {
-        cut  = cut_of_call(b.a, split);
+        cut = cut_of_call(b.a, split);
         unit = units_before(batch, cut, row);
-        if (b.a.which != GDN_SEQUENCES_ALL && (b.a.which == GDN_SEQUENCES_LONG) != (s.n_valid > split))
+        if (b.a.which != GDN_SEQUENCES_ALL &&
+            (b.a.which == GDN_SEQUENCES_LONG) != (s.n_valid > split))
             s.n_valid = s.n_tokens = 0;
     }
     if (HOPPER_OUTPUTS) list = read_checkpoints(batch, s);
     struct hopper_segment segment = { 0, -1, -1, list.first, true };
     if (HOPPER_CUTS) segment = cut_segment(s, cut, i, unit);
-    segment.checkpoint = HOPPER_CUTS && i ? checkpoint_after(batch, list, segment.start) : list.first;
+    segment.checkpoint =
+        HOPPER_CUTS && i ? checkpoint_after(batch, list, segment.start) : list.first;
     if (!HOPPER_OUTPUTS && segment.last) s.n_valid = s.n_tokens = 0;
     if (threadIdx.x % 32 != 0) return;
-    b.common().s           = s;
-    b.common().segment     = segment;
+    b.common().s = s;
+    b.common().segment = segment;
     b.common().checkpoints = list;
 }
 
@@ -106,7 +110,7 @@ GDN_DEVICE bool is_forgotten(struct hopper_block &b)
 GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
 {
     const uint32_t lane = threadIdx.x % 32;
-    const bool     out  = HOPPER_OUTPUTS && b.r.out.data;
+    const bool out = HOPPER_OUTPUTS && b.r.out.data;
     if (lane == 0) prefetch_map(&b.a.k);
     if (lane == 1) prefetch_map(&b.a.v);
     if (lane == 2 && out) prefetch_map(&b.a.q);
@@ -185,7 +189,7 @@ GDN_DEVICE bool leads_others(const struct gdn_cu_prefill_sm90 &a)
 /* Returns true if the plan has no such unit, or has them in another form. */
 GDN_DEVICE bool is_not_planned(const struct gdn_cu_prefill_sm90 &a, int64_t unit)
 {
-    bool          wide;
+    bool wide;
     const int64_t n = wait_for_plan(a, wide);
     return unit >= n || (HOPPER_OUTPUTS && wide != (HOPPER_BLOCKS == 1));
 }
@@ -197,18 +201,20 @@ GDN_DEVICE bool is_left_to_decode(const struct gdn_cu_prefill_sm90 &a, int64_t n
     const struct gdn_cu_batch &b = a.rule.batch;
     if (!a.singles || a.cut.later || a.which == GDN_SEQUENCES_LONG || number >= b.B) return false;
     struct gdn_cu_seq s = {};
-    s.row               = number;
+    s.row = number;
     read_range(b, s);
     return s.n_tokens == 1;
 }
 
 template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_sm90 &a)
 {
-    const uint32_t      lane = opaque(threadIdx.x % 32);
-    const int           warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
-    const unsigned      cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
-    struct hopper_block b = { a, a.rule, cluster_rank(), (int)(cluster % n_slices),
-                              (int)(cluster / n_slices % a.rule.H), 0, false };
+    const uint32_t lane = opaque(threadIdx.x % 32);
+    const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0), group = warp / 4;
+    const unsigned cluster = blockIdx.x / HOPPER_BLOCKS, n_slices = count_slices(a.rule);
+    struct hopper_block b = {
+        a, a.rule, cluster_rank(), (int)(cluster % n_slices), (int)(cluster / n_slices % a.rule.H),
+        0, false
+    };
     if (leads_others(a)) griddepcontrol_launch_dependents();
     if (HOPPER_OUTPUTS && is_left_to_decode(a, cluster / n_slices / a.rule.H)) {
         end_after_others();
@@ -251,11 +257,11 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_sm90 &a
 }
 
 /* Defines a kernel. The including file names it for its image (kernels.cuh). */
-#define HOPPER_KERNEL(name, threads, io)                                                         \
+#define HOPPER_KERNEL(name, threads, io)                                                           \
     extern "C" __global__ void __cluster_dims__(HOPPER_BLOCKS, 1, 1) __launch_bounds__(threads, 1) \
-        name##_##io(const __grid_constant__ struct gdn_cu_prefill_sm90 a)                      \
-    {                                                                                            \
-        run_hopper<GDN_##io>(a);                                                                 \
+        name##_##io(const __grid_constant__ struct gdn_cu_prefill_sm90 a)                          \
+    {                                                                                              \
+        run_hopper<GDN_##io>(a);                                                                   \
     }
 
 #endif

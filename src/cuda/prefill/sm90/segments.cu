@@ -14,16 +14,16 @@ enum { COLUMNS = GDN_SEGMENT_COLUMNS, KEYS = 128, WARPS = 8, SHARE = KEYS / WARP
 /* The values that a block holds. */
 struct combine_block {
     const struct gdn_cu_prefill_sm90 &a;
-    int64_t                             first; /* unit, */
-    int                                 n;     /* and so many follow it */
-    int                                 head, column, warp, lane;
+    int64_t first; /* unit, */
+    int n;         /* and so many follow it */
+    int head, column, warp, lane;
 };
 
 /* Returns four columns of the warp's row i of M of unit u. */
 GDN_DEVICE float4 load_row(const struct combine_block &b, int64_t u, int i)
 {
     const struct gdn_cu_rule &r = b.a.rule;
-    const int                 k = b.warp * SHARE + i;
+    const int k = b.warp * SHARE + i;
     if (k >= r.K || 4 * b.lane >= r.K) return make_float4(0, 0, 0, 0);
     return *(const float4 *)(b.a.cut.M + ((u * r.H + b.head) * r.K + k) * r.K + 4 * b.lane);
 }
@@ -37,7 +37,8 @@ GDN_DEVICE float4 *column_of(const struct combine_block &b, int64_t u, int v)
 
 /* Adds the warp's part of M S to sum[v], while M of the next unit is loaded. */
 GDN_DEVICE void add_product(float4 (&sum)[COLUMNS], float4 (&M)[SHARE],
-                            const float (&S)[COLUMNS][KEYS], const struct combine_block &b, int64_t next)
+                            const float (&S)[COLUMNS][KEYS], const struct combine_block &b,
+                            int64_t next)
 {
 #pragma unroll
     for (int i = 0; i < SHARE; i += 4) {
@@ -47,14 +48,14 @@ GDN_DEVICE void add_product(float4 (&sum)[COLUMNS], float4 (&M)[SHARE],
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const float4 m = M[i + j];
-            M[i + j]       = load_row(b, next, i + j);
+            M[i + j] = load_row(b, next, i + j);
 #pragma unroll
             for (int v = 0; v < COLUMNS; v++) {
                 const float x = j == 0 ? s[v].x : j == 1 ? s[v].y : j == 2 ? s[v].z : s[v].w;
-                sum[v].x      = fmaf(m.x, x, sum[v].x);
-                sum[v].y      = fmaf(m.y, x, sum[v].y);
-                sum[v].z      = fmaf(m.z, x, sum[v].z);
-                sum[v].w      = fmaf(m.w, x, sum[v].w);
+                sum[v].x = fmaf(m.x, x, sum[v].x);
+                sum[v].y = fmaf(m.y, x, sum[v].y);
+                sum[v].z = fmaf(m.z, x, sum[v].z);
+                sum[v].w = fmaf(m.w, x, sum[v].w);
             }
         }
     }
@@ -63,18 +64,18 @@ GDN_DEVICE void add_product(float4 (&sum)[COLUMNS], float4 (&M)[SHARE],
 GDN_DEVICE void combine(const struct combine_block &b)
 {
     __shared__ __align__(16) float S[COLUMNS][KEYS], parts[WARPS][COLUMNS][KEYS];
-    const struct gdn_cu_rule      &r     = b.a.rule;
-    const int                      v     = b.warp; /* the warp's column of the sums */
-    const bool                     there = 4 * b.lane < r.K;
-    float4                         M[SHARE];
+    const struct gdn_cu_rule &r = b.a.rule;
+    const int v = b.warp; /* the warp's column of the sums */
+    const bool there = 4 * b.lane < r.K;
+    float4 M[SHARE];
     *(float4 *)&S[v][4 * b.lane] = there ? *column_of(b, b.first, v) : make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < SHARE; i++) M[i] = load_row(b, b.first, i);
     __syncthreads();
     for (int64_t u = b.first; u < b.first + b.n; u++) {
         const uint32_t *marks = b.a.cut.marks + (u * r.H + b.head) * 2;
-        const uint32_t  idle = marks[0] & marks[1], forgets = marks[0] | marks[1];
-        float4          sum[COLUMNS] = {}, U = make_float4(0, 0, 0, 0);
+        const uint32_t idle = marks[0] & marks[1], forgets = marks[0] | marks[1];
+        float4 sum[COLUMNS] = {}, U = make_float4(0, 0, 0, 0);
         if (there) U = *column_of(b, u + 1, v);
         add_product(sum, M, S, b, u + 1 < b.first + b.n ? u + 1 : u);
 #pragma unroll
@@ -101,29 +102,33 @@ GDN_DEVICE void combine(const struct combine_block &b)
  * the kernel end after the kernels ahead of it. */
 GDN_DEVICE void run_states(const struct gdn_cu_prefill_sm90 &a)
 {
-    const struct gdn_cu_rule &r      = a.rule;
-    const int                 slices = r.V / COLUMNS, lane = threadIdx.x % 32;
-    int64_t                   first, row;
+    const struct gdn_cu_rule &r = a.rule;
+    const int slices = r.V / COLUMNS, lane = threadIdx.x % 32;
+    int64_t first, row;
     griddepcontrol_launch_dependents();
     const int64_t of = blockIdx.x / slices / r.H; /* each has a unit at least */
-    int64_t       n  = 0;
-    int64_t       split;
-    bool          wide;
+    int64_t n = 0;
+    int64_t split;
+    bool wide;
     if (!a.plan || of < wait_for_plan(a, wide))
         n = find_units(r.batch, cut_of_call(a, split), of, first, row);
     if (n > 1 || blockIdx.x + 1 == gridDim.x) griddepcontrol_wait();
     if (n < 2 || first + n > a.cut.units) return;
-    const struct combine_block b = { a, first, (int)n - 1, (int)(blockIdx.x / slices % r.H),
+    const struct combine_block b = { a,
+                                     first,
+                                     (int)n - 1,
+                                     (int)(blockIdx.x / slices % r.H),
                                      (int)(blockIdx.x % slices) * COLUMNS,
-                                     (int)threadIdx.x / 32, lane };
+                                     (int)threadIdx.x / 32,
+                                     lane };
     combine(b);
 }
 
 #define GDN_IMAGE_prefill_sm90_segments GDN_THIS_IMAGE
-#define GDN_KERNEL_prefill_sm90_segments(threads, shared, form)                                     \
+#define GDN_KERNEL_prefill_sm90_segments(threads, shared, form)                                \
     extern "C" __global__ void __launch_bounds__(threads, 1)                                   \
-        gdn_prefill_sm90_segments_##form(const __grid_constant__ struct gdn_cu_prefill_sm90 a)    \
-    {                                                                                         \
+        gdn_prefill_sm90_segments_##form(const __grid_constant__ struct gdn_cu_prefill_sm90 a) \
+    {                                                                                          \
         run_##form(a);                                                                         \
     }
 #include "cuda/driver/kernels.cuh"

@@ -22,7 +22,7 @@
  * starts from and leaves, -1: those of the sequence. */
 struct hopper_segment {
     int64_t start, from, to, checkpoint; /* checkpoint: the first one after `start` */
-    bool    last;
+    bool last;
 };
 
 /* Waits for the plan of the call. Returns the number of segments after first ones. wide: whether they
@@ -39,15 +39,15 @@ GDN_DEVICE int64_t wait_for_plan(const struct gdn_cu_prefill_sm90 &a, bool &wide
 GDN_DEVICE struct gdn_cu_segments cut_of_call(const struct gdn_cu_prefill_sm90 &a, int64_t &split)
 {
     struct gdn_cu_segments cut = a.cut;
-    bool                   wide;
+    bool wide;
     split = a.split;
     if (!a.plan) return cut;
     wait_for_plan(a, wide);
     const volatile struct gdn_cu_plan *p = a.plan;
-    cut.whole                            = p->whole;
+    cut.whole = p->whole;
     cut.first = cut.start = p->first;
-    cut.each              = p->each;
-    split                 = p->split;
+    cut.each = p->each;
+    split = p->split;
     return cut;
 }
 
@@ -58,7 +58,7 @@ GDN_DEVICE int64_t find_long(const struct gdn_cu_prefill_sm90 &a, int64_t of)
     const struct gdn_cu_batch &b = a.rule.batch;
     for (int64_t row = 0; row < b.B; row += 32) {
         const int64_t mine = valid_tokens(b, row + threadIdx.x % 32);
-        unsigned      some = __ballot_sync(0xffffffff, mine > a.split);
+        unsigned some = __ballot_sync(0xffffffff, mine > a.split);
         for (; some && of; of--) some &= some - 1;
         if (some) return row + __ffs((int)some) - 1;
     }
@@ -66,7 +66,7 @@ GDN_DEVICE int64_t find_long(const struct gdn_cu_prefill_sm90 &a, int64_t of)
 }
 
 /* Returns the first checkpoint after n tokens. Checkpoints ascend. */
-GDN_DEVICE int64_t checkpoint_after(const struct gdn_cu_batch       &b,
+GDN_DEVICE int64_t checkpoint_after(const struct gdn_cu_batch &b,
                                     const struct gdn_cu_checkpoints &list, int64_t n)
 {
     int64_t low = list.first, high = list.end, slot;
@@ -82,14 +82,14 @@ GDN_DEVICE int64_t checkpoint_after(const struct gdn_cu_batch       &b,
 
 /* Replaces a sequence by its segment i. `unit` is that of segment 1. A result without tokens means
  * that the segment does not exist, or that overlapping lengths leave it no place for its state. */
-GDN_DEVICE struct hopper_segment cut_segment(struct gdn_cu_seq &s, const struct gdn_cu_segments &cut,
-                                             int64_t i, int64_t unit)
+GDN_DEVICE struct hopper_segment
+cut_segment(struct gdn_cu_seq &s, const struct gdn_cu_segments &cut, int64_t i, int64_t unit)
 {
-    const int64_t         most = i == 0 ? cut.first : cut.each;
-    struct hopper_segment g    = { 0, -1, -1, 0, i >= later_segments(cut, s.n_valid) };
+    const int64_t most = i == 0 ? cut.first : cut.each;
+    struct hopper_segment g = { 0, -1, -1, 0, i >= later_segments(cut, s.n_valid) };
     if (i > 0) {
         g.start = cut.start + (i - 1) * cut.each;
-        g.from  = unit + i - 1;
+        g.from = unit + i - 1;
         s.first += g.start;
         s.n_tokens -= s.n_before + g.start;
         s.n_valid -= g.start;
@@ -97,10 +97,10 @@ GDN_DEVICE struct hopper_segment cut_segment(struct gdn_cu_seq &s, const struct 
         if (s.n_valid <= 0) s.n_valid = s.n_tokens = 0;
     }
     if (g.last) return g;
-    s.n_valid  = most;
+    s.n_valid = most;
     s.n_tokens = s.n_before + most;
     if (unit + i >= cut.units) s.n_valid = s.n_tokens = 0;
-    s.write    = -1;
+    s.write = -1;
     if (i == 0) g.to = unit;
     return g;
 }

@@ -18,10 +18,7 @@ GDN_DEVICE void load_pairs(float2 (&x)[2], const float *of)
 }
 
 /* Return the place of a lane's part of a block of 16 x 16 at the start of a tile; and turned. */
-GDN_DEVICE uint32_t block_lane(uint32_t lane)
-{
-    return tile_place(lane % 16, 0) ^ lane / 16 << 4;
-}
+GDN_DEVICE uint32_t block_lane(uint32_t lane) { return tile_place(lane % 16, 0) ^ lane / 16 << 4; }
 GDN_DEVICE uint32_t turned_lane(uint32_t lane)
 {
     return tile_place(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
@@ -37,8 +34,8 @@ GDN_DEVICE void store_turned(uint32_t tile, int row, uint32_t at, const uint32_t
 GDN_DEVICE void cut_diagonal(uint32_t (&x)[4], uint32_t lane)
 {
     const uint32_t column = lane % 4 * 2;
-    const uint32_t keep = (column >= lane / 4 ? 0xffffu : 0u) |
-                          (column + 1 >= lane / 4 ? 0xffff0000u : 0u);
+    const uint32_t keep =
+        (column >= lane / 4 ? 0xffffu : 0u) | (column + 1 >= lane / 4 ? 0xffff0000u : 0u);
     x[0] &= keep, x[1] = 0, x[3] &= keep;
 }
 
@@ -55,7 +52,8 @@ GDN_DEVICE void pack_queries(uint32_t (&y)[4], const float *x, const float *of)
     float2 c[2];
     load_pairs(c, of);
 #pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = format::pair(x[2 * i] * c[i / 2].x, x[2 * i + 1] * c[i / 2].y);
+    for (int i = 0; i < 4; i++)
+        y[i] = format::pair(x[2 * i] * c[i / 2].x, x[2 * i + 1] * c[i / 2].y);
 }
 
 /* Writes the warp's columns of the square, -(B A)^T, from products of its keys with all keys (x)
@@ -66,9 +64,9 @@ GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const 
                               uint32_t square, uint32_t tile, int warp, uint32_t lane)
 {
     typedef hopper_format<io> format;
-    const uint32_t            at = turned_lane(lane) ^ (uint32_t)warp << 5;
-    const float              *o_scale = g.o_scale + lane % 4 * 2;
-    uint32_t                  y[4];
+    const uint32_t at = turned_lane(lane) ^ (uint32_t)warp << 5;
+    const float *o_scale = g.o_scale + lane % 4 * 2;
+    uint32_t y[4];
 #pragma unroll
     for (int s = 0; s < 4; s++) {
         if (keys && in_warp(s <= warp)) {
@@ -89,22 +87,23 @@ GDN_DEVICE void write_columns(const hopper_gates &g, const float (&f)[2], const 
  * on products in registers it would be much code. The square is not read on the other side of the
  * diagonal. P is zero there, and stays zero with any factor. */
 template <class format, bool keys>
-GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int to, int warp, uint32_t lane)
+GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int to, int warp,
+                             uint32_t lane)
 {
-    const float   *rest = g.rest + 16 * warp + lane / 4, *of = g.rest + lane % 4 * 2;
-    const float    own[2] = { rest[0], rest[8] };
+    const float *rest = g.rest + 16 * warp + lane / 4, *of = g.rest + lane % 4 * 2;
+    const float own[2] = { rest[0], rest[8] };
     const uint32_t at = turned_lane(lane) ^ (uint32_t)warp << 5;
     __syncwarp();
 #pragma unroll 1
     for (int s = from; s < to; s++) {
-        float2   c[2];
+        float2 c[2];
         uint32_t y[4];
         load_matrices_turned(y, tile + s * 16 * 128 + at);
         load_pairs(c, of + 16 * s);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float r    = own[i % 2];
-            const float low  = keys ? mma_format_f16::low(y[i]) : format::low(y[i]);
+            const float r = own[i % 2];
+            const float low = keys ? mma_format_f16::low(y[i]) : format::low(y[i]);
             const float high = keys ? mma_format_f16::high(y[i]) : format::high(y[i]);
             const float d[2] = { keys ? r - c[i / 2].x : c[i / 2].x - r,
                                  keys ? r - c[i / 2].y : c[i / 2].y - r };

@@ -35,7 +35,7 @@ GDN_DEVICE void sum_over_keys(const struct hopper_state &w, float (&p)[3], uint3
         for (int step = 1; step < 4; step *= 2) p[i] += __shfl_xor_sync(0xffffffff, p[i], step);
     if (HOPPER_DEPTH == 1) return;
     const uint32_t mail = hopper_address() + HOPPER_MAIL + (w.warp * 32 + lane) * 16;
-    float          y[4];
+    float y[4];
     barrier_shared(w); /* no warp reads there any more */
     store_shared(mail + w.half() * (128 * 16), __float_as_uint(p[0]), __float_as_uint(p[1]),
                  __float_as_uint(p[2]), 0);
@@ -67,8 +67,8 @@ GDN_DEVICE void write_token(const struct hopper_state &w, hopper_share &S, int c
                             uint32_t lane)
 {
     const hopper_gates &g = w.b.gates(c);
-    hopper_token        k;
-    float               p[3], u[2];
+    hopper_token k;
+    float p[3], u[2];
     read_token(k, w.k(c), t, lane);
     multiply_token<io>(w, p, S, k, lane);
 #pragma unroll
@@ -79,8 +79,8 @@ GDN_DEVICE void write_token(const struct hopper_state &w, hopper_share &S, int c
 #pragma unroll
     for (int i = 0; i < HOPPER_STATE; i++) {
         const uint32_t x = k[i / 4];
-        S[i] = fmaf(u[i % 4 / 2],
-                    i % 2 ? hopper_format<io>::high(x) : hopper_format<io>::low(x), S[i]);
+        S[i] = fmaf(u[i % 4 / 2], i % 2 ? hopper_format<io>::high(x) : hopper_format<io>::low(x),
+                    S[i]);
     }
 }
 
@@ -91,12 +91,12 @@ GDN_DEVICE void put_token(const struct hopper_state &w, const hopper_share &S, i
                           uint32_t v, uint32_t lane)
 {
     const struct gdn_cu_rule &r = w.b.r;
-    hopper_token              q;
-    float                     p[3];
+    hopper_token q;
+    float p[3];
     read_token(q, w.q(c), t, lane);
     multiply_token<io>(w, p, S, q, lane);
-    const float    scale = r.scale * inverse_length(p[2], r.norm, r.norm_eps);
-    const uint32_t o     = hopper_format<io>::pair(scale * p[0], scale * p[1]);
+    const float scale = r.scale * inverse_length(p[2], r.norm, r.norm_eps);
+    const uint32_t o = hopper_format<io>::pair(scale * p[0], scale * p[1]);
     if (lane % 4 != 0 || (HOPPER_DEPTH == 2 && !w.half())) return;
     store_shared_u16(v, (uint16_t)o);
     store_shared_u16(v ^ 1 << 4, (uint16_t)(o >> 16));
@@ -107,9 +107,9 @@ GDN_DEVICE void put_token(const struct hopper_state &w, const hopper_share &S, i
 template <int io>
 GDN_DEVICE int pass_tokens(const struct hopper_state &w, hopper_share &S, int c, int t)
 {
-    const hopper_gates &g    = w.b.gates(c);
-    const uint32_t      lane = rare_lane();
-    int                 end  = g.n;
+    const hopper_gates &g = w.b.gates(c);
+    const uint32_t lane = rare_lane();
+    int end = g.n;
     if (HOPPER_OUTPUTS) {
         const int64_t mark = w.cursor.at - (int64_t)c * 64;
         if (mark < end) end = (int)mark;
@@ -118,8 +118,9 @@ GDN_DEVICE int pass_tokens(const struct hopper_state &w, hopper_share &S, int c,
     }
 #pragma unroll 1
     for (; in_warp(t < end); t++) {
-        const uint32_t v = w.b.v(c) + w.tile() * HOPPER_TILE + tile_place(t, 16 * w.warp + lane / 4);
-        const bool  forgets = tokens_of(g.resets) >> t & 1, writes = tokens_of(g.writers) >> t & 1;
+        const uint32_t v =
+            w.b.v(c) + w.tile() * HOPPER_TILE + tile_place(t, 16 * w.warp + lane / 4);
+        const bool forgets = tokens_of(g.resets) >> t & 1, writes = tokens_of(g.writers) >> t & 1;
         const float alpha = forgets ? 0 : ex2_approx(g.G[t] - (t ? g.G[t - 1] : 0));
         if (alpha != 1) decay_state(S, alpha, true);
         if (in_warp(writes)) write_token<io>(w, S, c, t, v, lane);

@@ -17,12 +17,7 @@
 #include "cuda/prefill/sm90/warps_state.cuh"
 
 /* Steps of the mail: S^T K^T from the second half, S^T Q^T from the first, then U. */
-enum {
-    HOPPER_MAIL_K = HOPPER_BARRIER_HALVES + 1,
-    HOPPER_MAIL_Q,
-    HOPPER_MAIL_READ,
-    HOPPER_MAIL_U
-};
+enum { HOPPER_MAIL_K = HOPPER_BARRIER_HALVES + 1, HOPPER_MAIL_Q, HOPPER_MAIL_READ, HOPPER_MAIL_U };
 GDN_DEVICE void tell_other(int mail) { barrier_arrive(mail, 256); }
 GDN_DEVICE void wait_for_other(int mail) { barrier_wait(mail, 256); }
 
@@ -52,7 +47,8 @@ template <bool add> GDN_DEVICE void take_mail(const struct hopper_state &w, floa
 }
 
 /* Puts factors into the first or last 16 words. */
-template <int from> GDN_DEVICE void put_factor(const struct hopper_state &w, const uint32_t (&y)[16])
+template <int from>
+GDN_DEVICE void put_factor(const struct hopper_state &w, const uint32_t (&y)[16])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -89,7 +85,7 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
                             float (&x)[32], float (&o)[32], const hopper_share &S, int c)
 {
     const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
+    const hopper_gates &g = b.gates(c);
     b.wait(HOPPER_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(x, a, w.k(c));
@@ -107,13 +103,13 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
 template <int io, bool gated>
 GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
-    const struct hopper_block &b     = w.b;
-    const bool                 first = in_warp(w.half() == 0);
+    const struct hopper_block &b = w.b;
+    const bool first = in_warp(w.half() == 0);
 #pragma unroll 1
     for (bool more = in_warp(c < mark); more; c++) {
         const hopper_gates &g = b.gates(c);
-        uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
-        float               o[32], u[32];
+        uint32_t a[HOPPER_STATE / 2], r[16], y[16];
+        float o[32], u[32];
         if (!start_plain<io, gated>(w, a, u, o, S, c)) return c;
         more = in_warp(c + 1 < mark);
         if (first) {

@@ -11,10 +11,7 @@
 
 /* Returns the token of element i. Rare code passes an opaque lane, so that the compiler computes
  * nothing of it ahead of the loop over chunks and keeps no registers for it. */
-GDN_DEVICE int token_of(int i, uint32_t lane)
-{
-    return i / 4 * 8 + (int)(lane % 4 * 2) + i % 2;
-}
+GDN_DEVICE int token_of(int i, uint32_t lane) { return i / 4 * 8 + (int)(lane % 4 * 2) + i % 2; }
 GDN_DEVICE uint32_t rare_lane(void) { return opaque(threadIdx.x % 32); }
 
 /* Loads a pair of elements of a state; zero if they do not exist. */
@@ -86,13 +83,13 @@ GDN_DEVICE void move_pairs(hopper_part &x, const struct state_place &p,
                            const struct state_part &part, int key)
 {
     enum { BYTES = dtype == GDN_F32 ? 4 : 2 };
-    const int   lane = (int)rare_lane(), v = part.v + lane / 4, k = key + lane % 4 * 2;
+    const int lane = (int)rare_lane(), v = part.v + lane / 4, k = key + lane % 4 * 2;
     char *const at = p.data + v * p.v_step + k * BYTES;
 #pragma unroll
     for (int i = 0; i < HOPPER_PART; i += 2) {
-        const int   rows = i % 4 / 2 * 8, keys = i / 4 * 8;
-        const bool  there = v + rows < part.V && k + keys < part.K;
-        char *const pair  = at + rows * p.v_step + keys * BYTES;
+        const int rows = i % 4 / 2 * 8, keys = i / 4 * 8;
+        const bool there = v + rows < part.V && k + keys < part.K;
+        char *const pair = at + rows * p.v_step + keys * BYTES;
         if (!to)
             state_pair<dtype>::load(pair, x[i], x[i + 1], there);
         else if (there)
@@ -108,7 +105,7 @@ GDN_DEVICE void move_elements(hopper_part &x, const struct state_place &p,
 #pragma unroll
     for (int i = 0; i < HOPPER_PART; i += 2) {
         const int v = v0 + i % 4 / 2 * 8, k = k0 + i / 4 * 8;
-        char     *at = p.data + v * p.v_step + k * p.k_step;
+        char *at = p.data + v * p.v_step + k * p.k_step;
         if (v >= part.V || k >= part.K) continue;
         if (to) {
             gdn_io<dtype>::store((element *)at, x[i]);
@@ -145,7 +142,7 @@ GDN_DEVICE void move_part(hopper_part &x, const struct state_place &p,
  * trips. */
 GDN_DEVICE void prefetch_state(const struct state_place &p, const struct state_part &part)
 {
-    const int   lane = (int)rare_lane(), v = part.v + lane / 2, bytes = p.dtype == GDN_F32 ? 4 : 2;
+    const int lane = (int)rare_lane(), v = part.v + lane / 2, bytes = p.dtype == GDN_F32 ? 4 : 2;
     const char *row = p.data + v * p.v_step;
     if (!p.data || p.k_step != bytes || v >= part.V) return;
     for (int at = lane % 2 * 128; at < part.K * bytes; at += 256) prefetch(row + at, true);

@@ -27,9 +27,9 @@ template <int io, bool gated>
 GDN_DEVICE bool end_plain(const struct hopper_state &w, hopper_share &S, const float (&o)[32],
                           const uint32_t (&u)[16], int c, uint32_t v)
 {
-    const struct hopper_block &b    = w.b;
-    const hopper_gates        &g    = b.gates(c);
-    bool                       next = false;
+    const struct hopper_block &b = w.b;
+    const hopper_gates &g = b.gates(c);
+    bool next = false;
     if (gated) decay_state(S, g.decay);
     add_tokens<io>(S, u, b.k(c));
     release_queries(w, c);
@@ -60,13 +60,13 @@ GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, 
 #pragma unroll 1
     for (bool more = in_warp(c < mark); more; c++) {
         const hopper_gates &g = b.gates(c);
-        uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
-        float               o[32], u[32];
-        struct row_terms    with;
+        uint32_t a[HOPPER_STATE / 2], r[16], y[16];
+        float o[32], u[32];
+        struct row_terms with;
         b.wait(HOPPER_FULL, c);
-        const bool     other = multiply_state<io, gated>(w, o, a, S, c);
-        const uint32_t v     = b.v(c) + w.v_lane();
-        more                 = in_warp(c + 1 < mark);
+        const bool other = multiply_state<io, gated>(w, o, a, S, c);
+        const uint32_t v = b.v(c) + w.v_lane();
+        more = in_warp(c + 1 < mark);
         b.wait(HOPPER_V_FULL, c);
         load_columns(with.v, v);
         b.wait(HOPPER_T_FULL, c); /* with a norm lengths come with it */
@@ -82,7 +82,8 @@ GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, 
         make_factors<io, gated>(y, r, u, g, w.lane);
         wgmma_wait<0>();
         scale_output(w, o, c);
-        if (b.r.norm != GDN_NO_NORM) b.wait(HOPPER_T_FULL, c); /* it is: without a branch U is copied */
+        if (b.r.norm != GDN_NO_NORM)
+            b.wait(HOPPER_T_FULL, c); /* it is: without a branch U is copied */
         if (is_any_far<io>(w, y)) return c;
         multiply_turned<io, true>(o, y, b.p(c));
         end_plain<io, gated>(w, S, o, gated ? r : y, c, v);
@@ -97,22 +98,22 @@ GDN_DEVICE int pass_plain(const struct hopper_state &w, hopper_share &S, int c, 
 template <int io, bool gated>
 GDN_DEVICE int pass_stacked(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {
-    const struct hopper_block &b     = w.b;
-    bool                       there = false;
+    const struct hopper_block &b = w.b;
+    bool there = false;
 #pragma unroll 1
     for (bool more = in_warp(c < mark); more; c++) {
         const hopper_gates &g = b.gates(c);
-        uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
-        float               xo[64], u[32];
-        float (&x)[32] = *(float (*)[32])xo;
-        float (&o)[32] = *(float (*)[32])(xo + 32);
+        uint32_t a[HOPPER_STATE / 2], r[16], y[16];
+        float xo[64], u[32];
+        float(&x)[32] = *(float(*)[32])xo;
+        float(&o)[32] = *(float(*)[32])(xo + 32);
         if (!there) b.wait(HOPPER_FULL, c);
-        const bool     other = multiply_state<io, gated>(w, xo, a, S, c);
-        const uint32_t v     = b.v(c) + w.v_lane();
-        more                 = in_warp(c + 1 < mark);
+        const bool other = multiply_state<io, gated>(w, xo, a, S, c);
+        const uint32_t v = b.v(c) + w.v_lane();
+        more = in_warp(c + 1 < mark);
         b.wait(HOPPER_V_FULL, c);
         if (b.r.norm != GDN_NO_NORM) b.wait(HOPPER_T_FULL, c); /* lengths come with it */
-        const uint32_t lane = opaque(w.lane);                    /* found here: later is on the chain */
+        const uint32_t lane = opaque(w.lane); /* found here: later is on the chain */
         wgmma_wait<0>();
         if (other) return c;
         if (gated) scale_tokens(x, factors_of(g.from_start, lane));
@@ -152,13 +153,14 @@ GDN_DEVICE int next_mark(const struct hopper_state &w)
     return c < w.b.n_chunks ? (int)c : w.b.n_chunks;
 }
 
-template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, uint32_t lane)
+template <int io>
+GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, uint32_t lane)
 {
-    const int           group = warp / 4;
-    struct hopper_state w   = { b, b.common().cursors[warp],
-                                { b.column() + 16 * warp, b.r.V, b.r.K }, group, warp % 4,
-                                lane };
-    hopper_share        S;
+    const int group = warp / 4;
+    struct hopper_state w = {
+        b, b.common().cursors[warp], { b.column() + 16 * warp, b.r.V, b.r.K }, group, warp % 4, lane
+    };
+    hopper_share S;
     if (HOPPER_DEPTH == 2) w.part = { b.column() + 16 * w.warp, b.r.V, b.r.K - w.half() * 128 };
     move_cursor(w, b.common().segment.checkpoint);
     if (HOPPER_CUTS && b.common().segment.from >= 0) griddepcontrol_wait();
@@ -178,7 +180,7 @@ template <int io> GDN_DEVICE void run_state_warps(const struct hopper_block &b, 
         c = pass<io, true>(w, S, c, mark);
         if (in_warp(c != first && c < mark)) continue;
         if (in_warp(c == b.n_chunks)) break;
-        int           t = mark < 0 ? -mark : 0;
+        int t = mark < 0 ? -mark : 0;
         const int64_t n = (int64_t)c * 64 + t;
         if (in_warp(w.cursor.at <= n))
             leave_after(w, S, n, false);

@@ -31,7 +31,7 @@ GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int 
 /* The tokens whose R was not finite (slow); far: a finite R was out of reach. */
 struct mended {
     struct spoilt_rows spoilt;
-    bool               slow, far;
+    bool slow, far;
 };
 
 /* Computes R^T. Behind a token that forgets it is V^T, whatever S holds. If beta is zero it is
@@ -41,16 +41,16 @@ template <int io>
 GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, uint32_t v)
 {
     typedef hopper_format<io> format;
-    const token_mask   resets = tokens_of(g.resets), writers = tokens_of(g.writers);
-    struct spoilt_rows s      = { { 0, 0 } };
-    const uint32_t     lane   = rare_lane();
-    uint32_t           m[4][4];
+    const token_mask resets = tokens_of(g.resets), writers = tokens_of(g.writers);
+    struct spoilt_rows s = { { 0, 0 } };
+    const uint32_t lane = rare_lane();
+    uint32_t m[4][4];
     load_columns(m, v);
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        const int      t = token_of(2 * i, lane);
+        const int t = token_of(2 * i, lane);
         const uint32_t V = m[i / 4][i % 4];
-        float          x = format::low(r[i]), y = format::high(r[i]);
+        float x = format::low(r[i]), y = format::high(r[i]);
         if (are_parted(resets, -1, t)) x = format::low(V) * g.v_scale[t];
         if (are_parted(resets, -1, t + 1)) y = format::high(V) * g.v_scale[t + 1];
         if (!(writers >> t & 1)) x = 0;
@@ -64,12 +64,12 @@ GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, u
 /* Replaces values of u that are not finite by zeros. */
 template <int io> GDN_DEVICE struct spoilt_rows mend_u_pairs(uint32_t (&u)[16])
 {
-    struct spoilt_rows s    = { { 0, 0 } };
-    const uint32_t     lane = rare_lane();
+    struct spoilt_rows s = { { 0, 0 } };
+    const uint32_t lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        u[i] = mend_pair<io>(s, hopper_format<io>::low(u[i]), hopper_format<io>::high(u[i]), i,
-                             lane);
+        u[i] =
+            mend_pair<io>(s, hopper_format<io>::low(u[i]), hopper_format<io>::high(u[i]), i, lane);
     share_spoilt(s);
     return s;
 }
@@ -99,17 +99,20 @@ GDN_DEVICE void clear_parted(float (&o)[32], const hopper_gates &g)
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
 /* Returns exp(near) of token t. */
-GDN_DEVICE float near_factor(const hopper_gates &g, int t) { return ex2_approx(g.G[t] - g.rest[t]); }
+GDN_DEVICE float near_factor(const hopper_gates &g, int t)
+{
+    return ex2_approx(g.G[t] - g.rest[t]);
+}
 
 /* Returns true if u = T R is finite and not too far only because V was divided (far: R is). The
  * result is the same in all warps of the warpgroup, and in those of two halves, which have the same
  * u. */
 template <int io>
-GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g, const float (&u)[32],
-                            bool far)
+GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g,
+                            const float (&u)[32], bool far)
 {
     constexpr float most = hopper_format<io>::most;
-    const uint32_t  lane = rare_lane();
+    const uint32_t lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         far |= !is_finite(u[i]);
@@ -125,17 +128,17 @@ GDN_DEVICE bool is_r_far(const hopper_gates &g, const uint32_t (&r)[16], const f
                          uint32_t v)
 {
     typedef hopper_format<io> format;
-    const uint32_t            lane = rare_lane();
-    bool                      far  = false;
-    uint32_t                  m[4][4];
+    const uint32_t lane = rare_lane();
+    bool far = false;
+    uint32_t m[4][4];
     load_columns(m, v);
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        const int      t = token_of(i, lane);
-        const float    near = near_factor(g, t);
+        const int t = token_of(i, lane);
+        const float near = near_factor(g, t);
         const uint32_t pair = m[i / 8][i / 2 % 4], result = r[i / 2];
-        const float    V = i % 2 ? format::high(pair) : format::low(pair);
-        const bool     spoilt = !is_finite(i % 2 ? format::high(result) : format::low(result));
+        const float V = i % 2 ? format::high(pair) : format::low(pair);
+        const bool spoilt = !is_finite(i % 2 ? format::high(result) : format::low(result));
         far |= spoilt && fabsf(fmaf(g.v_scale[t] * near, V, -near * x[i])) <= format::most;
     }
     return far;
@@ -146,8 +149,8 @@ GDN_DEVICE bool is_r_far(const hopper_gates &g, const uint32_t (&r)[16], const f
 template <int io> GDN_DEVICE bool are_keys_finite(const struct hopper_state &w, int c)
 {
     typedef hopper_format<io> format;
-    const char *k     = gdn_shared + (w.b.k(c) - hopper_address());
-    uint32_t    taint = 0;
+    const char *k = gdn_shared + (w.b.k(c) - hopper_address());
+    uint32_t taint = 0;
 #pragma unroll 1
     for (int i = rare_lane(); i < HOPPER_KEYS * HOPPER_TILE / 16; i += 32) {
         const uint4 x = *(const uint4 *)(k + i / 512 * HOPPER_NEXT + i % 512 * 16);
@@ -162,12 +165,12 @@ template <int io>
 GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float (&u)[32], int c,
                            struct spoilt_rows &spoilt, bool slow)
 {
-    const struct hopper_block &b      = w.b;
-    const hopper_gates        &g      = b.gates(c);
-    const token_mask           resets = tokens_of(g.resets);
-    const hopper_end<io>    end(g, g.n);
-    float                      o[32];
-    uint32_t                   a[HOPPER_STATE / 2], r[16];
+    const struct hopper_block &b = w.b;
+    const hopper_gates &g = b.gates(c);
+    const token_mask resets = tokens_of(g.resets);
+    const hopper_end<io> end(g, g.n);
+    float o[32];
+    uint32_t a[HOPPER_STATE / 2], r[16];
     if (slow) spoil_tokens(u, spoilt, resets);
     leave_inside<io>(w, S, u, c, g.n);
     b.wait_q(c);
@@ -181,7 +184,7 @@ GDN_DEVICE void end_mended(const struct hopper_state &w, hopper_share &S, float 
     weigh_some<io>(a, u, end);
     pack<io>(r, u);
     if (!all_finite<io>(r)) {
-        slow   = true;
+        slow = true;
         spoilt = mend_u_pairs<io>(r);
     }
     multiply_turned<io, true>(o, r, b.p(c));
@@ -202,10 +205,10 @@ GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hoppe
                                        float (&u)[32])
 {
     const struct hopper_block &b = w.b;
-    const hopper_gates        &g = b.gates(c);
-    const uint32_t             v = b.v(c) + w.v_lane();
-    uint32_t                   a[HOPPER_STATE / 2], r[16];
-    struct mended              m = {};
+    const hopper_gates &g = b.gates(c);
+    const uint32_t v = b.v(c) + w.v_lane();
+    uint32_t a[HOPPER_STATE / 2], r[16];
+    struct mended m = {};
     b.wait(HOPPER_FULL, c);
     pack<io>(a, S);
     multiply_turned<io, false>(u, a, w.k(c));
@@ -217,7 +220,7 @@ GDN_DEVICE struct mended make_mended_u(const struct hopper_state &w, const hoppe
     make_rows<io>(r, u, row_terms_of(v, g, w.lane));
     m.slow = !all_finite<io>(r);
     if (m.slow) {
-        m.far    = is_r_far<io>(g, r, u, v);
+        m.far = is_r_far<io>(g, r, u, v);
         m.spoilt = mend_r<io>(r, g, v);
     }
     multiply_turned<io, false>(u, r, b.t(c));
@@ -234,10 +237,9 @@ GDN_DEVICE bool is_mended(const struct hopper_state &w, const float (&u)[32],
 }
 
 /* Computes chunk c if T and keys are finite. Otherwise it changes nothing. */
-template <int io>
-GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c)
+template <int io> GDN_DEVICE bool pass_mended(const struct hopper_state &w, hopper_share &S, int c)
 {
-    float         u[32];
+    float u[32];
     struct mended m = make_mended_u<io>(w, S, c, u);
     if (!is_mended<io>(w, u, m, c)) return false;
     end_mended<io>(w, S, u, c, m.spoilt, m.slow);

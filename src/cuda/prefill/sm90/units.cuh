@@ -22,8 +22,8 @@ GDN_DEVICE int64_t valid_tokens(const struct gdn_cu_batch &b, int64_t row)
     return s.n_valid;
 }
 
-GDN_DEVICE int64_t later_segments_of(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
-                                     int64_t row)
+GDN_DEVICE int64_t later_segments_of(const struct gdn_cu_batch &b,
+                                     const struct gdn_cu_segments &cut, int64_t row)
 {
     return later_segments(cut, valid_tokens(b, row));
 }
@@ -54,9 +54,9 @@ GDN_DEVICE int64_t find_unit(const struct gdn_cu_batch &b, const struct gdn_cu_s
                              int64_t &unit)
 {
     for (int64_t row = 0; row < b.B; row += 32) {
-        const long long mine   = later_segments_of(b, cut, row + threadIdx.x % 32);
-        const long long end    = sum_up_to(mine);
-        const unsigned  beyond = __ballot_sync(0xffffffff, unit < end);
+        const long long mine = later_segments_of(b, cut, row + threadIdx.x % 32);
+        const long long end = sum_up_to(mine);
+        const unsigned beyond = __ballot_sync(0xffffffff, unit < end);
         if (beyond) {
             const int at = __ffs((int)beyond) - 1;
             unit -= __shfl_sync(0xffffffff, end - mine, at);
@@ -75,8 +75,8 @@ GDN_DEVICE int64_t find_units(const struct gdn_cu_batch &b, const struct gdn_cu_
     first = 0;
     for (row = 0; row < b.B; row += 32) {
         const long long mine = later_segments_of(b, cut, row + threadIdx.x % 32);
-        const long long end  = sum_up_to(mine);
-        unsigned        some = __ballot_sync(0xffffffff, mine > 1);
+        const long long end = sum_up_to(mine);
+        unsigned some = __ballot_sync(0xffffffff, mine > 1);
         for (; some && of; of--) some &= some - 1;
         if (some) {
             const int at = __ffs((int)some) - 1;

@@ -18,14 +18,15 @@ template <int io> GDN_DEVICE void scale_row_to_one(const struct hopper_block &b,
     float sum = 0;
 #pragma unroll 2
     for (int i = 0; i < 32 * HOPPER_KEYS; i++) {
-        const uint32_t x = *(const uint32_t *)(tile + i / 32 * HOPPER_NEXT + tile_place(t, i % 32 * 2));
+        const uint32_t x =
+            *(const uint32_t *)(tile + i / 32 * HOPPER_NEXT + tile_place(t, i % 32 * 2));
         sum = fmaf(format::high(x), format::high(x), fmaf(format::low(x), format::low(x), sum));
     }
     const float length = inverse_length(sum, b.r.norm, b.r.norm_eps);
 #pragma unroll 2
     for (int i = 0; i < 32 * HOPPER_KEYS; i++) {
         uint32_t *x = (uint32_t *)(tile + i / 32 * HOPPER_NEXT + tile_place(t, i % 32 * 2));
-        *x          = format::pair(format::low(*x) * length, format::high(*x) * length);
+        *x = format::pair(format::low(*x) * length, format::high(*x) * length);
     }
 }
 
@@ -43,10 +44,10 @@ template <int io> GDN_DEVICE void scale_keys(const struct hopper_block &b, int c
 /* The values that the loading warp holds. */
 struct hopper_loader {
     const struct hopper_block &b;
-    uint32_t                   lane;
-    int                        k_head, v_head, q_head;
-    int                        first, row, n_full; /* of the tensor; chunks of 64 tokens */
-    int                        keys;               /* barriers of K */
+    uint32_t lane;
+    int k_head, v_head, q_head;
+    int first, row, n_full; /* of the tensor; chunks of 64 tokens */
+    int keys;               /* barriers of K */
 };
 
 /* Loads n_tiles tiles of 64 columns of chunk c, from `column` on, `step` bytes apart. If `expects`
@@ -57,7 +58,7 @@ GDN_DEVICE void load_tiles(const struct hopper_loader &l, uint32_t tile, int ste
     const struct hopper_block &b = l.b;
     if (l.lane != 0) return;
     const uint32_t on = c < l.n_full ? b.of(full, c) : b.barrier(HOPPER_TAIL);
-    const int      first = l.first + c * 64;
+    const int first = l.first + c * 64;
     if (expects) mbarrier_expect(on, expects * HOPPER_TILE);
     copy_tile(tile, map, { column, head, first, l.row }, on);
 #pragma unroll
@@ -90,12 +91,13 @@ enum {
 /* Loads K of chunk c, and Q if both are one factor. */
 GDN_DEVICE void load_keys(const struct hopper_loader &l, int c)
 {
-    const struct hopper_block &b    = l.b;
-    const int                  both = HOPPER_STACKED ? 2 * HOPPER_KEYS : HOPPER_KEYS;
+    const struct hopper_block &b = l.b;
+    const int both = HOPPER_STACKED ? 2 * HOPPER_KEYS : HOPPER_KEYS;
     b.wait_done(c - HOPPER_K_RING);
     load_tiles(l, b.k(c), HOPPER_NEXT, HOPPER_KEYS, &b.a.k, 0, l.k_head, l.keys, c, both);
     if (HOPPER_STACKED)
-        load_tiles(l, b.k(c) + HOPPER_TILE, HOPPER_NEXT, HOPPER_KEYS, &b.a.q, 0, l.q_head, l.keys, c, 0);
+        load_tiles(l, b.k(c) + HOPPER_TILE, HOPPER_NEXT, HOPPER_KEYS, &b.a.q, 0, l.q_head, l.keys,
+                   c, 0);
     if (c == l.n_full)
         clear_tail(l, b.k(c), HOPPER_STACKED ? HOPPER_TILE : HOPPER_NEXT, both, l.keys, c, 0);
 }
@@ -137,11 +139,15 @@ GDN_DEVICE int source_of(const struct gdn_cu_source &s, int head)
 
 template <int io> GDN_DEVICE void load_all(const struct hopper_block &b, uint32_t lane)
 {
-    const bool                 scaled = io == GDN_F16 && b.r.norm != GDN_NO_NORM;
-    const struct hopper_loader l = { b, lane, source_of(b.a.source_k, b.head),
+    const bool scaled = io == GDN_F16 && b.r.norm != GDN_NO_NORM;
+    const struct hopper_loader l = { b,
+                                     lane,
+                                     source_of(b.a.source_k, b.head),
                                      source_of(b.a.source_v, b.head),
-                                     source_of(b.a.source_q, b.head), (int)b.s().first,
-                                     (int)b.s().batch, (int)(b.s().n_valid / 64),
+                                     source_of(b.a.source_q, b.head),
+                                     (int)b.s().first,
+                                     (int)b.s().batch,
+                                     (int)(b.s().n_valid / 64),
                                      scaled ? HOPPER_LANDED : HOPPER_FULL };
 #pragma unroll 1
     for (int c = -HOPPER_K_AHEAD; c < b.n_chunks - 1; c++) {
@@ -164,10 +170,10 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
         if (lane == 0) {
             async_fence(); /* what the state's warps have written and then arrived */
             for (int i = 0; i < HOPPER_WIDTH; i++)
-                copy_tile_out(&b.a.out,
-                              { column + i * 64, b.head, (int)b.s().first + c * 64,
-                                (int)b.s().batch },
-                              b.v(c) + i * HOPPER_TILE);
+                copy_tile_out(
+                    &b.a.out,
+                    { column + i * 64, b.head, (int)b.s().first + c * 64, (int)b.s().batch },
+                    b.v(c) + i * HOPPER_TILE);
             copy_out_commit();
             copy_out_wait_read();
         }
@@ -192,22 +198,23 @@ template <int io>
 GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask resets, float scale,
                               int n, bool k, bool q, uint32_t lane)
 {
-    const float start = start_of<io>(G, n, (int)lane), up = power_of_two(start), down = power_of_two(-start);
+    const float start = start_of<io>(G, n, (int)lane), up = power_of_two(start),
+                down = power_of_two(-start);
     const float end = __shfl_sync(0xffffffff, n > 32 ? G[1] : G[0], (n - 1) % 32);
-    bool        uneven = false;
+    bool uneven = false;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int   t    = lane + 32 * i;
+        const int t = lane + 32 * i;
         const float near = reached<io>(G[i], start); /* from zero */
         const float rest = near == G[i] ? start : start + (G[i] - near);
         const float from = are_parted(resets, -1, t) ? 0 : near == G[i] ? up : ex2_approx(rest);
         const float o = ex2_from<io>(near, down) * (scale * hopper_format<io>::shift);
         uneven |= t < n && near != G[i];
-        g.G[t]          = G[i];
-        g.rest[t]       = rest;
-        g.weight[t]     = g.beta[t];
+        g.G[t] = G[i];
+        g.rest[t] = rest;
+        g.weight[t] = g.beta[t];
         g.from_start[t] = from;
-        g.to_end[t]     = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - rest);
+        g.to_end[t] = t >= n || are_parted(resets, t, n - 1) ? 0 : ex2_approx(end - rest);
         if (k) g.v_scale[t] = ex2_from<io>(-near, up);
         if (!q) continue;
         g.o_scale[t] = o;
@@ -215,10 +222,10 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
     }
     uneven = in_warp(uneven);
     if (lane != 0) return;
-    g.n     = n;
+    g.n = n;
     g.start = start;
     g.decay = resets ? 0 : ex2_approx(end);
-    g.rare  = ((resets != 0) | is_idle(g) ? HOPPER_RARE : 0) |
+    g.rare = ((resets != 0) | is_idle(g) ? HOPPER_RARE : 0) |
              (uneven || start != 0 ? HOPPER_GATED : 0) | (uneven ? HOPPER_UNEVEN : 0);
 }
 
@@ -235,10 +242,10 @@ GDN_DEVICE void wait_lengths(const struct hopper_block &b, int c)
  * calls it. */
 template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, uint32_t lane)
 {
-    int           c    = first;
-    const bool    norm = b.r.norm != GDN_NO_NORM;
+    int c = first;
+    const bool norm = b.r.norm != GDN_NO_NORM;
     raw_gates<64> raw;
-    bool          idle = true, forgets = b.forgets;
+    bool idle = true, forgets = b.forgets;
     start_gates(raw, b.r, b.s(), b.head, c);
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
@@ -248,7 +255,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
         wait_lengths(b, c - HOPPER_GATES_RING);
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
         __syncwarp();
-        const bool       own    = b.is_own(c) || !norm; /* lengths come from who makes T and P */
+        const bool own = b.is_own(c) || !norm; /* lengths come from who makes T and P */
         const token_mask resets = tokens_of(b.gates(c).resets);
         sum_gates(G, resets);
         write_factors<io>(b.gates(c), G, resets, b.r.scale, b.tokens(c), own || io == GDN_F16, own,

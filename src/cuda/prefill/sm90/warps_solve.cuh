@@ -22,11 +22,11 @@
 /* The values that a warp of T and P holds. */
 struct hopper_solver {
     const struct hopper_block &b;
-    int                        warp;
-    uint32_t                   lane;
-    int                        number; /* of its square: the warpgroup of its block, or one of two chunks */
-    uint32_t                   square; /* a tile: 64 x 64 of f16 */
-    uint32_t                   rows;   /* the warp's 16 of them */
+    int warp;
+    uint32_t lane;
+    int number;      /* of its square: the warpgroup of its block, or one of two chunks */
+    uint32_t square; /* a tile: 64 x 64 of f16 */
+    uint32_t rows;   /* the warp's 16 of them */
 
     __device__ __forceinline__ void wait() const
     {
@@ -52,7 +52,7 @@ GDN_DEVICE void invert_half(uint32_t half, uint32_t column, uint32_t lane)
 {
     const uint32_t own = lane % 8, first = half | column << 4;
     const uint32_t row = (first ^ own << 4) + own * 128;
-    float          x[8];
+    float x[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = own == i ? 1 : 0;
 #pragma unroll
@@ -81,14 +81,14 @@ GDN_DEVICE void invert_block(const struct hopper_solver &w)
     const uint32_t lane = opaque(w.lane), other = (HOPPER_AT_ONCE - 1) * HOPPER_TILE;
     const uint32_t row = lane % 8, second = lane / 8 % 2;
     const uint32_t A = w.rows + second * other + row * 128 + ((2 * w.warp ^ row) << 4);
-    uint32_t       a[4], b[4];
+    uint32_t a[4], b[4];
     invert_half(w.rows + lane / 16 * other + second * 8 * 128, 2 * w.warp + second, lane);
     load_matrices(a, A);
     load_matrices_turned(b, (A ^ 16) + lane / 16 * 8 * 128);
     const uint32_t C = w.rows + lane / 4 * 128 + ((2 * w.warp + 1 ^ lane / 4) << 4) + lane % 4 * 4;
 #pragma unroll
     for (int i = 0; i < HOPPER_AT_ONCE; i++) {
-        float          y[4] = {}, z[4] = {};
+        float y[4] = {}, z[4] = {};
         const uint32_t half[4] = { a[i], 0, 0, 0 };
         mma_f16(y, half, b[i], 0);
         const uint32_t product[4] = { f32_to_f16x2(y[0], y[1]), 0, 0, 0 };
@@ -112,14 +112,15 @@ GDN_DEVICE void add_block(float (&sum)[2][4], const uint32_t (&x)[4], uint32_t a
 GDN_DEVICE void make_factor(uint32_t (&x)[4], const float (&sum)[2][4])
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = f32_to_f16x2(sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]);
+    for (int i = 0; i < 4; i++)
+        x[i] = f32_to_f16x2(sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]);
 }
 
 /* Stores block (r, the warp's) of T from its transpose, with columns times beta. A lane has two
  * columns. */
 template <int io>
-GDN_DEVICE void write_block(const struct hopper_solver &w, const float (&beta)[2], uint32_t tile, int r,
-                            const float (&x)[2][4])
+GDN_DEVICE void write_block(const struct hopper_solver &w, const float (&beta)[2], uint32_t tile,
+                            int r, const float (&x)[2][4])
 {
     typedef hopper_format<io> format;
     const uint32_t y[4] = { format::pair(x[0][0] * beta[0], x[0][1] * beta[0]),
@@ -134,22 +135,22 @@ template <int io>
 GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &g, uint32_t tile)
 {
     const uint32_t at = block_lane(w.lane);
-    const float   *weight = g.weight + 16 * w.warp + w.lane / 4;
-    const float    beta[2] = { weight[0], weight[8] };
-    uint32_t       x[4][4]; /* factors, from the diagonal down */
-    float          product[2][4];
+    const float *weight = g.weight + 16 * w.warp + w.lane / 4;
+    const float beta[2] = { weight[0], weight[8] };
+    uint32_t x[4][4]; /* factors, from the diagonal down */
+    float product[2][4];
     load_matrices(x[0], w.rows + (at ^ (uint32_t)w.warp << 5));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        product[i / 2][i % 2 * 2]     = mma_format_f16::low(x[0][i]);
+        product[i / 2][i % 2 * 2] = mma_format_f16::low(x[0][i]);
         product[i / 2][i % 2 * 2 + 1] = mma_format_f16::high(x[0][i]);
     }
     write_block<io>(w, beta, tile, w.warp, product);
 #pragma unroll
     for (int s = 1; s < 4; s++) {
-        const int      r = w.warp + s;
+        const int r = w.warp + s;
         const uint32_t below = at ^ (uint32_t)r << 5;
-        float          sum[2][4] = {};
+        float sum[2][4] = {};
         if (r >= 4) break;
 #pragma unroll
         for (int j = 0; j < s; j++) add_block(sum, x[j], w.rows + j * 16 * 128 + below);
@@ -165,13 +166,14 @@ GDN_DEVICE void write_column(const struct hopper_solver &w, const hopper_gates &
 /* ---- The warpgroup --------------------------------------------------------------------------- */
 
 /* Sends the warp's rows of P, which are complete and fenced, to the other block. */
-GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int c, int warp, uint32_t lane)
+GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int c, int warp,
+                       uint32_t lane)
 {
     const uint32_t rows = b.p(c) + warp * 16 * 128;
     if (HOPPER_BLOCKS == 2 && lane == 0) {
-        const uint32_t full    = b.other(b.of(HOPPER_P_TOLD, c));
+        const uint32_t full = b.other(b.of(HOPPER_P_TOLD, c));
         const uint32_t q_start = shared_address(g.q_start + 16 * warp);
-        const bool     lengths = b.r.norm != GDN_NO_NORM;
+        const bool lengths = b.r.norm != GDN_NO_NORM;
         mbarrier_expect_cluster(full, 16 * 128 + (lengths ? 16 * 4 : 0));
         copy_to_block(b.other(rows), rows, 16 * 128, full);
         if (lengths) copy_to_block(b.other(q_start), q_start, 16 * 4, full);
@@ -182,8 +184,8 @@ GDN_DEVICE void send_p(const struct hopper_block &b, const hopper_gates &g, int 
  * tokens with itself. */
 GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
 {
-    const int g    = lane / 4, from = lane % 8 * 4 + lane % 8 / 2;
-    float     a[2] = { 0, 0 };
+    const int g = lane / 4, from = lane % 8 * 4 + lane % 8 / 2;
+    float a[2] = { 0, 0 };
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (i == warp) {
@@ -202,8 +204,8 @@ GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
     const uint32_t last = g.n - 1;
     const uint32_t a = __float_as_uint(g.k_scale[min(lane, last)]);
     const uint32_t b = __float_as_uint(g.k_scale[min(lane + 32, last)]);
-    const float    longest  = __uint_as_float(__reduce_min_sync(0xffffffff, min(a, b)));
-    const float    shortest = __uint_as_float(__reduce_max_sync(0xffffffff, max(a, b)));
+    const float longest = __uint_as_float(__reduce_min_sync(0xffffffff, min(a, b)));
+    const float shortest = __uint_as_float(__reduce_max_sync(0xffffffff, max(a, b)));
     return !(shortest <= 4096 * longest);
 }
 
@@ -212,8 +214,8 @@ GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
 template <int io, bool keys, bool queries>
 GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, float k, float q)
 {
-    const int   t = 16 * w.warp + w.lane % 16;
-    const bool  query = queries && (!keys || w.lane >= 16);
+    const int t = 16 * w.warp + w.lane % 16;
+    const bool query = queries && (!keys || w.lane >= 16);
     const float square = query ? q : k; /* where it is zero a length has no say */
     const float length = square == 0 ? 1 : norm_length(square, w.b.r.norm, w.b.r.norm_eps);
     if (query && (keys || w.lane < 16)) {
@@ -232,10 +234,11 @@ GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, fl
 /* Mends columns of the square and of P that were written: uneven ones, and ones that a forgetting
  * gate parts. */
 template <int io, bool keys, bool queries>
-GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &g, bool uneven, int c)
+GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &g, bool uneven,
+                             int c)
 {
     typedef hopper_format<io> format;
-    const uint32_t            p = w.b.p(c);
+    const uint32_t p = w.b.p(c);
     if (keys && uneven) gate_columns<format, true>(g, w.square, 0, w.warp + 1, w.warp, w.lane);
     if (queries && uneven) gate_columns<format, false>(g, p, w.warp, 4, w.warp, w.lane);
     if (!tokens_of(g.resets)) return;
@@ -246,13 +249,13 @@ GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &
 /* Writes the square below its diagonal, and P of chunk c. Products (x) are in flight. If lengths of
  * keys are apart T is made of nothing. */
 template <int io, bool keys, bool queries>
-GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g, const float (&x)[64],
-                              int c, bool apart = false)
+GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g,
+                              const float (&x)[64], int c, bool apart = false)
 {
     const uint32_t rare = g.rare;
-    const int      row  = 16 * w.warp + w.lane / 4;
-    const float nan   = __int_as_float(0x7fffffff);
-    const float f[2]  = { apart ? nan : -g.weight[row], apart ? nan : -g.weight[row + 8] };
+    const int row = 16 * w.warp + w.lane / 4;
+    const float nan = __int_as_float(0x7fffffff);
+    const float f[2] = { apart ? nan : -g.weight[row], apart ? nan : -g.weight[row + 8] };
     if (queries) w.b.wait_free(HOPPER_P_FREED, c);
     wgmma_wait<0>();
     write_columns<io, keys, queries>(g, f, x, w.square, w.b.p(c), w.warp, w.lane);
@@ -266,8 +269,8 @@ GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates 
 template <int io>
 GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int c)
 {
-    const struct hopper_block &b    = w.b;
-    const uint32_t             tile = b.t(c);
+    const struct hopper_block &b = w.b;
+    const uint32_t tile = b.t(c);
     if (!HOPPER_WITH_P) b.wait_free(HOPPER_T_FREE, c);
     write_column<io>(w, g, tile);
     async_fence();
@@ -277,7 +280,7 @@ GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int
     if (HOPPER_BLOCKS == 1 || !w.is_last()) return;
     if (w.lane == 0) {
         const uint32_t full = b.other(b.of(HOPPER_T_FULL, c)), k_scale = shared_address(g.k_scale);
-        const bool     lengths = io != GDN_F16 && b.r.norm != GDN_NO_NORM;
+        const bool lengths = io != GDN_F16 && b.r.norm != GDN_NO_NORM;
         mbarrier_expect_cluster(full, HOPPER_TILE + (lengths ? 2 * 64 * 4 : 0));
         copy_to_block(b.other(tile), tile, HOPPER_TILE, full);
         if (lengths) /* with v_scale */
@@ -291,7 +294,7 @@ template <int io>
 GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {
     const struct hopper_block &b = w.b;
-    float (&y)[32] = *(float (*)[32])(x + 32);
+    float(&y)[32] = *(float(*)[32])(x + 32);
     b.wait(HOPPER_Q_FULL, c);
     if (b.r.norm != GDN_NO_NORM) {
         multiply_tiles<io>(y, b.q(c), b.q(c));
@@ -311,14 +314,15 @@ GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, floa
 /* Issues K K^T of chunk c, and K Q^T unless it comes late; lengths. Returns true if keys' lengths
  * differ. */
 template <int io>
-GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
+GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64],
+                               int c)
 {
-    constexpr bool             both = HOPPER_WITH_P;
-    const struct hopper_block &b    = w.b;
-    const bool                 norm = b.r.norm != GDN_NO_NORM;
-    bool                       apart = false;
-    float (&first)[32]  = *(float (*)[32])x;
-    float (&second)[32] = *(float (*)[32])(x + 32);
+    constexpr bool both = HOPPER_WITH_P;
+    const struct hopper_block &b = w.b;
+    const bool norm = b.r.norm != GDN_NO_NORM;
+    bool apart = false;
+    float(&first)[32] = *(float(*)[32])x;
+    float(&second)[32] = *(float(*)[32])(x + 32);
     b.wait(HOPPER_FULL, c);
     if constexpr (HOPPER_STACKED) { /* lengths of keys come from the product that L is made of */
         float square = 0;
@@ -347,7 +351,8 @@ GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
 }
 
 /* Returns the values of warps that make T of one chunk, number i of those that have a square. */
-GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp, uint32_t lane)
+GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp,
+                                          uint32_t lane)
 {
     const uint32_t square = hopper_address() + HOPPER_L + i * HOPPER_TILE;
     return { b, warp, lane, i, square, square + warp * 16 * 128 };
@@ -361,8 +366,8 @@ GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp,
 #pragma unroll 1
     for (int c = (int)b.rank + solver; c < b.n_chunks; c += HOPPER_TURN) {
         hopper_gates &g = b.gates(c);
-        float         x[64];
-        const bool    apart = multiply_chunk<io>(w, g, x, c);
+        float x[64];
+        const bool apart = multiply_chunk<io>(w, g, x, c);
         w.wait(); /* all have done with the square */
         make_products<io, true, HOPPER_WITH_P>(w, g, x, c, apart);
         invert_block(w);
@@ -384,9 +389,9 @@ template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int 
 #pragma unroll 1
         for (int i = 0; i < n; i++) {
             const struct hopper_solver w = solver_of(b, i, warp, opaque(lane));
-            hopper_gates              &g = b.gates(c + i);
-            float                      x[64];
-            const bool                 apart = multiply_chunk<io>(w, g, x, c + i);
+            hopper_gates &g = b.gates(c + i);
+            float x[64];
+            const bool apart = multiply_chunk<io>(w, g, x, c + i);
             if (i == 0) w.wait(); /* all have done with the squares */
             make_products<io, true, true>(w, g, x, c + i, apart);
         }

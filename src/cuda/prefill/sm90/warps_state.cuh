@@ -23,10 +23,10 @@
 /* The values that a warp of the state keeps from chunk to chunk beside S. */
 struct hopper_state {
     const struct hopper_block &b;
-    struct prefill_cursor     &cursor;
-    struct state_part          part;
-    int                        group, warp;
-    uint32_t                   lane;
+    struct prefill_cursor &cursor;
+    struct state_part part;
+    int group, warp;
+    uint32_t lane;
 
     /* Returns the place of the lane's columns of V in a tile. */
     __device__ __forceinline__ uint32_t v_lane() const
@@ -113,7 +113,7 @@ GDN_DEVICE struct token_factors factors_of(const float (&from)[64], uint32_t lan
 
 /* The terms of R^T beside the products with K: V^T and v_scale. v: the warp's columns of V. */
 struct row_terms {
-    uint32_t             v[4][4];
+    uint32_t v[4][4];
     struct token_factors f;
 };
 GDN_DEVICE void load_columns(uint32_t (&x)[4][4], uint32_t v)
@@ -149,8 +149,7 @@ GDN_DEVICE void scale_tokens(float (&x)[32], const struct token_factors &f)
 }
 
 /* Multiplies S by the decay; by selection (G7) if a value may not be finite. */
-template <int n>
-GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
+template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
 {
 #pragma unroll
     for (int i = 0; i < n; i++) S[i] *= decay;
@@ -164,23 +163,23 @@ GDN_DEVICE void decay_state(float (&S)[n], float decay, bool select = false)
  * multiplied by `after`. A warp makes it. */
 template <int io> struct hopper_end {
     const hopper_gates &g;
-    int                 n;
-    bool                gated;
-    float               before, after;
-    float               moved; /* its start, from the chunk's */
+    int n;
+    bool gated;
+    float before, after;
+    float moved; /* its start, from the chunk's */
 
     __device__ __forceinline__ hopper_end(const hopper_gates &gates, int tokens)
         : g(gates), n(tokens), gated(false)
     {
-        const int   lane  = rare_lane();
-        const float G[2]  = { g.G[lane], g.G[lane + 32] };
+        const int lane = rare_lane();
+        const float G[2] = { g.G[lane], g.G[lane + 32] };
         const float decay = ex2_approx(g.G[n - 1]);
         const float start = start_of<io>(G, n, lane);
-        moved             = hopper_format<io>::start == 0 ? 0 : start - g.start;
+        moved = hopper_format<io>::start == 0 ? 0 : start - g.start;
         for (int t = lane; t < n; t += 32) gated |= !(g.rest[t] == g.start);
-        gated  = in_warp(gated) || start != 0;
+        gated = in_warp(gated) || start != 0;
         before = are_parted(tokens_of(g.resets), -1, n - 1) ? 0 : gated ? decay : 1;
-        after  = gated ? 1 : decay;
+        after = gated ? 1 : decay;
     }
     /* Its U is of the chunk's start: to that of the n tokens no bit changes. */
     __device__ __forceinline__ float of(int t) const
@@ -214,7 +213,7 @@ GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const hopper_
     const uint32_t lane = rare_lane();
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        const int    t = token_of(2 * i, lane);
+        const int t = token_of(2 * i, lane);
         const float2 f = make_float2(end.of(t), end.of(t + 1));
         w[i] = hopper_format<io>::pair(f.x == 0 ? 0 : f.x * u[2 * i],
                                        f.y == 0 ? 0 : f.y * u[2 * i + 1]);
@@ -222,8 +221,7 @@ GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const hopper_
 }
 
 /* Writes the output to the place of V. */
-template <int io>
-GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
+template <int io> GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
 {
     typedef hopper_format<io> format;
 #pragma unroll
@@ -244,7 +242,7 @@ GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
 GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
 {
     const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + side * HOPPER_NEXT;
-    char       *to   = gdn_shared + (w.scratch(c) - hopper_address()) + w.group * HOPPER_TILE;
+    char *to = gdn_shared + (w.scratch(c) - hopper_address()) + w.group * HOPPER_TILE;
     if (HOPPER_DEPTH == 2) from += w.half() * 2 * HOPPER_TILE;
     barrier_shared(w); /* products with the copy before have ended */
     for (int i = w.warp * 32 + w.lane; i < 512; i += 128) {
@@ -259,16 +257,16 @@ GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
 /* Computes the state after the first n tokens of chunk c, with the bits of a call that ends
  * there. */
 template <int io>
-GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
-                            int c, int n, const struct state_place &to)
+GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S,
+                            const float (&u)[32], int c, int n, const struct state_place &to)
 {
     const hopper_end<io> end(w.b.gates(c), n);
-    uint32_t                    a[16];
+    uint32_t a[16];
     weigh_some<io>(a, u, end);
 #pragma unroll 1
     for (int part = 0; part < HOPPER_PARTS; part++) {
         const uint32_t keys = wgmma_place(w.scratch(c) + w.group * HOPPER_TILE + part % 2 * 64);
-        hopper_part    x;
+        hopper_part x;
         take_part(x, S, part);
         if (part % 2 == 0) copy_keys(w, c, n, part / 2);
         if (!end.is_idle()) {
@@ -294,7 +292,8 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S,
 
 /* Returns the place of the sequence's state in a pool; the pool: GDN_PREFILL_... */
 GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
-                                             const struct gdn_pool_view &view, int64_t slot, int pool)
+                                             const struct gdn_pool_view &view, int64_t slot,
+                                             int pool)
 {
     return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s().row : slot, b.head);
 }
@@ -304,7 +303,8 @@ GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
 GDN_DEVICE struct state_place first_place(const struct hopper_block &b)
 {
     const struct hopper_segment &s = b.common().segment;
-    if (!HOPPER_CUTS || s.from < 0) return sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM);
+    if (!HOPPER_CUTS || s.from < 0)
+        return sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM);
     return segment_place(b.a.cut.states, b.r, b.r.V, s.from, b.head);
 }
 GDN_DEVICE struct state_place final_place(const struct hopper_block &b)
@@ -333,8 +333,8 @@ GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
 /* Stores the checkpoints inside chunk c, which has n tokens, and leaves those after it for
  * later. */
 template <int io>
-GDN_DEVICE void leave_inside(const struct hopper_state &w, const hopper_share &S, const float (&u)[32],
-                             int c, int n)
+GDN_DEVICE void leave_inside(const struct hopper_state &w, const hopper_share &S,
+                             const float (&u)[32], int c, int n)
 {
     while (w.cursor.at < (int64_t)c * 64 + n) {
         const int64_t m = w.cursor.at - (int64_t)c * 64, slot = w.cursor.slot;
@@ -344,11 +344,12 @@ GDN_DEVICE void leave_inside(const struct hopper_state &w, const hopper_share &S
 }
 
 /* Stores checkpoints after the first n tokens, and the final state. */
-GDN_DEVICE void leave_after(const struct hopper_state &w, const hopper_share &S, int64_t n, bool is_final)
+GDN_DEVICE void leave_after(const struct hopper_state &w, const hopper_share &S, int64_t n,
+                            bool is_final)
 {
     for (bool more = true; more;) {
         struct state_place to = {};
-        more                  = w.cursor.at <= n;
+        more = w.cursor.at <= n;
         if (more && w.cursor.at > 0)
             to = checkpoint_place(w);
         else if (!more && is_final)

@@ -21,14 +21,14 @@ GDN_DEVICE int pass_plain_keys(const struct hopper_state &w, hopper_share &S, in
 #pragma unroll 1
     for (bool more = in_warp(c < b.n_chunks); more; c++) {
         const hopper_gates &g = b.gates(c);
-        uint32_t            a[HOPPER_STATE / 2], r[16], y[16];
-        float               x[32];
+        uint32_t a[HOPPER_STATE / 2], r[16], y[16];
+        float x[32];
         b.wait(HOPPER_FULL, c);
         pack<io>(a, S);
         multiply_turned<io, false>(x, a, b.k(c));
         const float decay = g.decay;
-        const bool  other = is_other<gated>(g.rare);
-        more              = in_warp(c + 1 < b.n_chunks);
+        const bool other = is_other<gated>(g.rare);
+        more = in_warp(c + 1 < b.n_chunks);
         b.wait(HOPPER_V_FULL, c);
         b.wait(HOPPER_T_FULL, c);
         const struct row_terms with = row_terms_of(b.v(c) + w.v_lane(), g, w.lane);
@@ -56,9 +56,9 @@ template <int io>
 GDN_DEVICE void end_mended_keys(const struct hopper_state &w, hopper_share &S, float (&u)[32],
                                 int c, const struct spoilt_rows &spoilt, bool slow)
 {
-    const hopper_gates     &g = w.b.gates(c);
+    const hopper_gates &g = w.b.gates(c);
     const hopper_end<io> end(g, g.n);
-    uint32_t                a[16], r[16];
+    uint32_t a[16], r[16];
     if (slow) spoil_tokens(u, spoilt, tokens_of(g.resets));
     weigh_some<io>(a, u, end);
     pack<io>(r, u);
@@ -74,7 +74,7 @@ GDN_DEVICE void end_mended_keys(const struct hopper_state &w, hopper_share &S, f
 template <int io>
 GDN_DEVICE void pass_any_keys(const struct hopper_state &w, hopper_share &S, int c)
 {
-    float               u[32];
+    float u[32];
     const struct mended m = make_mended_u<io>(w, S, c, u);
     if (is_mended<io>(w, u, m, c))
         end_mended_keys<io>(w, S, u, c, m.spoilt, m.slow);
@@ -104,17 +104,19 @@ GDN_DEVICE struct state_place summary_place(const struct hopper_block &b, int co
     const struct hopper_segment &s = b.common().segment;
     if (s.from < 0) return place_of(b.rank ? b.a.M : b.r.to, s.to, b.head);
     if (!b.rank) return segment_place(b.a.cut.states, b.r, columns, s.from + !b.a.summary, b.head);
-    const struct state_place M      = segment_place(b.a.cut.M, b.r, columns, s.from, b.head);
+    const struct state_place M = segment_place(b.a.cut.M, b.r, columns, s.from, b.head);
     const struct state_place turned = { M.data, M.k_step, M.v_step, M.dtype };
     return b.a.back ? turned : M;
 }
 
-template <int io> GDN_DEVICE void run_keys_warps(const struct hopper_block &b, int warp, uint32_t lane)
+template <int io>
+GDN_DEVICE void run_keys_warps(const struct hopper_block &b, int warp, uint32_t lane)
 {
     const int group = warp / 4, columns = b.rank ? b.r.K : b.r.V;
-    const struct hopper_state   w = { b, b.common().cursors[warp], { 16 * warp, columns, b.r.K },
-                                      group, warp % 4, lane };
-    hopper_share                S;
+    const struct hopper_state w = {
+        b, b.common().cursors[warp], { 16 * warp, columns, b.r.K }, group, warp % 4, lane
+    };
+    hopper_share S;
     set_identity(S, b.rank && !b.forgets ? 16 * warp : 128, lane);
     int c = 0;
     while (in_warp(c < b.n_chunks)) {

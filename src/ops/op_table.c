@@ -13,8 +13,11 @@
 static gdn_status check(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes)
 {
     switch (op) {
+        /* clang-format off */
 #define GDN_OP_ROW(NUMBER, name, type) \
-    case GDN_OP_##NUMBER: return gdn_##name##_check(ctx, args, bytes); #include "calls/ops.def"
+    case GDN_OP_##NUMBER: return gdn_##name##_check(ctx, args, bytes);
+#include "calls/ops.def"
+        /* clang-format on */
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }
@@ -66,8 +69,11 @@ const struct gdn_op_shape gdn_op_shapes[GDN_N_OPS] = {
 gdn_status gdn_run_op(gdn_ctx *ctx, gdn_op op, const void *args)
 {
     switch (op) {
+        /* clang-format off */
 #define GDN_OP_ROW(NUMBER, name, type) \
-    case GDN_OP_##NUMBER: return gdn_##name(ctx, args); #include "calls/ops.def"
+    case GDN_OP_##NUMBER: return gdn_##name(ctx, args);
+#include "calls/ops.def"
+        /* clang-format on */
     }
     return gdn_fail(ctx, GDN_E_ARG, "op: %d, wanted a gdn_op", (int)op);
 }

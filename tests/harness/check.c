@@ -24,12 +24,17 @@ static const struct loop {
     {                                                                                           \
 #name, offsetof(struct gdn_kernels, name), sizeof gdn_kernels_scalar.name, check_##name \
     }
-    LOOP(load_row),    LOOP(store_row),    LOOP(dot),         LOOP(norm_row),    LOOP(exp_row),
-    LOOP(sigmoid_row), LOOP(slope_row),    LOOP(gate_row),    LOOP(transpose),   LOOP(gemm_nt),
-    LOOP(gemv),        LOOP(strip_mul),    LOOP(chunk_gates), LOOP(chunk_solve), LOOP(chunk_update),
-    LOOP(chunk_write), LOOP(chunk_return), LOOP(recur_vk),    LOOP(recur_kv),    LOOP(recur_strip),
-    LOOP(add_outer),   LOOP(conv),         LOOP(conv_update), LOOP(conv_sums),   LOOP(load8_vk),
-    LOOP(load8_kv),    LOOP(store8_vk),    LOOP(store8_kv),   LOOP(recur8_vk),
+    LOOP(load_row),       LOOP(store_row),    LOOP(dot),
+    LOOP(norm_row),       LOOP(exp_row),      LOOP(sigmoid_row),
+    LOOP(slope_row),      LOOP(gate_row),     LOOP(transpose),
+    LOOP(gemm_nt),        LOOP(gemv),         LOOP(strip_mul),
+    LOOP(chunk_gates),    LOOP(chunk_solve),  LOOP(chunk_update),
+    LOOP(chunk_write),    LOOP(chunk_return), LOOP(decay_kind),
+    LOOP(channel_update), LOOP(channel_walk), LOOP(channel_scale),
+    LOOP(recur_vk),       LOOP(recur_kv),     LOOP(recur_strip),
+    LOOP(add_outer),      LOOP(conv),         LOOP(conv_update),
+    LOOP(conv_sums),      LOOP(load8_vk),     LOOP(load8_kv),
+    LOOP(store8_vk),      LOOP(store8_kv),    LOOP(recur8_vk),
 #undef LOOP
 };
 

@@ -123,7 +123,8 @@ static void bad_chunk_update(float *to, const float *from, ptrdiff_t ld, float d
 
 /* A copy of the table with one slot replaced; false: there is no slot i. The loops of the
  * projections, gemm_nt and gemv, belong to gdn_block alone, chunk_write, chunk_return,
- * slope_row and conv_sums to gradients alone: they are not of the self-test. */
+ * slope_row and conv_sums to gradients alone, decay_kind and those of channels to the rules of the
+ * family alone: they are not of the self-test. */
 static bool plant(struct gdn_kernels *bad, int i, const char **name)
 {
     *bad = *good;

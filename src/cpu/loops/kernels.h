@@ -13,7 +13,7 @@
  * docs/design/numerics.md), stand beside each loop and are what tests/loops/check_*.c assert. Those
  * of long sums are for data without structure; whatever the data, a sum errs by at most one unit
  * per addition of its longest chain: n / 64 + 10 for dot, K / 8 + 6 for gemm_nt (scalar n / 8 + 5),
- * K + 1 for strip_mul.
+ * K + 1 for strip_mul, K + 16 for channel_walk.
  */
 #ifndef GDN_CPU_KERNELS_H
 #define GDN_CPU_KERNELS_H
@@ -165,7 +165,7 @@ struct gdn_kernels {
      * channel, [K][16] dense, 64-byte aligned. With D_ij the product of a_l for j < l <= i:
      *     A[i][j] = sum_x e_i k_j D_ij,  j < i, else 0     B[i][j] = sum_x q_i k_j D_ij, j <= i
      *     y_j = k_j D_15j
-     * No quotient and no exponential: right for a from 0 on. Limit 24 + K / 16.
+     * No quotient and no exponential: right for a from 0 on. Limit 24 + K / 16, of y 15.
      */
     void (*channel_walk)(float *A, float *B, float *y, const float *a, const float *e,
                          const float *q, const float *k, int K);

@@ -210,14 +210,14 @@ GDN_DEVICE void block_clear(const struct gdn_cu_layer_rows &a)
         store_float(a.rows.data + i / a.n * a.rows.token, i % a.n, a.rows.dtype, 0);
 }
 
-using gdn_cu_block_load = gdn_cu_layer_rows;
-using gdn_cu_block_add = gdn_cu_layer_rows;
-using gdn_cu_block_clear = gdn_cu_layer_rows;
+using gdn_cu_layer_load = gdn_cu_layer_rows;
+using gdn_cu_layer_add = gdn_cu_layer_rows;
+using gdn_cu_layer_clear = gdn_cu_layer_rows;
 
 #define GDN_IMAGE_layer GDN_THIS_IMAGE
 #define GDN_KERNEL_layer(threads, shared, what)                         \
     extern "C" __global__ void __launch_bounds__(threads)               \
-        gdn_layer_##what(const __grid_constant__ gdn_cu_block_##what a) \
+        gdn_layer_##what(const __grid_constant__ gdn_cu_layer_##what a) \
     {                                                                   \
         block_##what(a);                                                \
     }

@@ -50,8 +50,9 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     };
     struct gdn_gates_sizes z;
     TRY(gdn_gates_check_shapes(ctx, GDN_OP_GATES_BACKWARD, a, &t, &z));
-    if (z.K && a->ddt_bias.data && a->ddt_bias.ndim != 2)
-        return gdn_fail(ctx, GDN_E_SHAPE, "ddt_bias: [H], wanted [H][K] as dt_bias");
+    if (a->ddt_bias.data && a->ddt_bias.ndim != (z.K ? 2 : 1))
+        return gdn_fail(ctx, GDN_E_SHAPE, "ddt_bias: %s as a and dt_bias have it",
+                        z.K ? "[H], wanted [H][K]" : "[H][K], wanted [H]");
     s->H = z.H, s->K = z.K, s->n_rows = z.n_rows, s->b_rows = z.b_rows, s->b_size = z.b_size;
     s->adds = a->flags & GDN_ACCUMULATE;
     s->wants_a = wants_a(a);

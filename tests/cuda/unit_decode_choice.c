@@ -237,12 +237,18 @@ static char letter(int i)
     return c;
 }
 
+static bool begins_with(const char *name, const char *with)
+{
+    return !strncmp(name, with, strlen(with));
+}
+
 /* Returns true if gdn_decode() may choose the kernel; gdn_decode_token_single_... are of
- * gdn_prefill(). */
+ * gdn_prefill(), gdn_decode_record_... of records. */
 static bool is_decode(int id)
 {
     const char *name = gdn_cuda_kernel_name((enum gdn_kernel_id)id);
-    return !strncmp(name, "gdn_decode_", 11) && strncmp(name, "gdn_decode_token_single_", 18) != 0;
+    return begins_with(name, "gdn_decode_") && !begins_with(name, "gdn_decode_token_single_") &&
+           !begins_with(name, "gdn_decode_record_");
 }
 
 /* Compares the names of two kernels up to their K, which the call has. */

@@ -18,6 +18,7 @@ import time
 import cli_generate_test as generate_test
 import cli_state_test as states
 import cli_test as cli
+import cli_tokenizer_test as tokenizer_test
 import qwen35
 from cli_test import BAD, OK, Skip, build, check, load, pack, refused, save, vector, write
 
@@ -211,7 +212,7 @@ def test_hostile_json():
     files = {
         "config.json": big,
         "generation_config.json": {"eos_token_id": [3, 4], "top_k": 20, "temperature": 0.7},
-        "tokenizer.json": generate_test.tokenizer(truncation={"max_length": 100}),
+        "tokenizer.json": tokenizer_test.tokenizer(truncation={"max_length": 100}),
         "tokenizer_config.json": {"add_bos_token": False, "added_tokens_decoder": {}},
         "model.safetensors": header({"format": "pt"}, weights),
     }

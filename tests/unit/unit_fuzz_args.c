@@ -134,10 +134,12 @@ static int64_t in_arena(const gdn_tensor *t)
 
 static bool is_runnable(gdn_op op, const union ring2_call *c)
 {
-    const gdn_tensor *t = (const gdn_tensor *)(const void *)(c->bytes + 8);
+    const gdn_tensor *t;
     const gdn_batch *batch = NULL;
-    for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++)
-        if (t[i].data && in_arena(&t[i]) < 0) return false;
+    for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++) {
+        t = (const gdn_tensor *)(const void *)(c->bytes + gdn_tensor_rows(op)[i].at);
+        if (t->data && in_arena(t) < 0) return false;
+    }
     if (gdn_op_shapes[op].batch_at)
         memcpy(&batch, c->bytes + gdn_op_shapes[op].batch_at, sizeof batch);
     t = batch ? &batch->cu_seqlens : NULL;

@@ -265,7 +265,7 @@ enum { CANARY = 4096 };
 /* Gives the call the memory that it asks for, and returns the bytes behind it. */
 static unsigned char *give_with_canary(gdn_ctx *ctx, struct ring2_replay *r)
 {
-    char *const at = r->call.bytes + gdn_op_shapes[r->op].bytes - 24; /* workspace, bytes, stream */
+    char *const at = r->call.bytes + gdn_op_shapes[r->op].workspace_at;
     size_t bytes = 0;
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, r->op, &r->call, &bytes), GDN_OK);
     unsigned char *const memory = ring2_alloc(bytes + CANARY, 64);

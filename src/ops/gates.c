@@ -30,6 +30,8 @@ gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args,
     const struct gdn_sizes s = { .H = like->size[heads],
                                  .like = like,
                                  .K = channels ? like->size[heads + 1] : 0 };
+    if (channels && s.K < 1)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: 0 channels, wanted 1 to %d", name, GDN_MAX_HEAD);
     TRY(gdn_check_shapes(ctx, op, args, &s));
     for (int i = 0; i < 3; i++) {
         const gdn_tensor *x = t->like_b[i].t;

@@ -134,6 +134,8 @@ static void refuse_gates(void)
     REFUSE("b of another shape", GDN_E_SHAPE, "b", a->b.size[0] = a->beta.size[0] = 8);
     REFUSE("A_log of 3", GDN_E_SHAPE, "A_log", a->A_log.size[0] = 3);
     REFUSE("dt_bias of I64", GDN_E_DTYPE, "dt_bias", a->dt_bias.dtype = GDN_I64);
+    REFUSE("no channels", GDN_E_SHAPE, "a", a->dt_bias = ring2_new(GDN_F32, 0, 2, 4, 0, 0, 0),
+           a->a = ring2_new(GDN_F32, 0, 3, 9, 4, 0, 0), a->g = a->a);
     REFUSE("heads of g share memory", GDN_E_SHAPE, "g", a->g.stride[1] = 0);
     REFUSE("g rows share memory", GDN_E_SHAPE, "g", a->g.stride[0] = 0);
     REFUSE("g on b", GDN_E_ARG, "g", a->g.data = a->b.data);
@@ -177,6 +179,13 @@ static void refuse_gates_backward(void)
     REFUSE("da of another shape", GDN_E_SHAPE, "da", a->da.size[0] = 8);
     REFUSE("dbeta of another shape", GDN_E_SHAPE, "dbeta", a->dbeta.size[1] = 3);
     REFUSE("ddt_bias of 3", GDN_E_SHAPE, "ddt_bias", a->ddt_bias.size[0] = 3);
+    REFUSE("ddt_bias with channels", GDN_E_SHAPE, "ddt_bias",
+           a->ddt_bias = ring2_new(GDN_F32, 0, 2, 4, 5, 0, 0));
+    REFUSE("ddt_bias without elements", GDN_E_SHAPE, "ddt_bias",
+           a->ddt_bias = ring2_new(GDN_F32, 0, 2, 4, 0, 0, 0));
+    REFUSE("no channels", GDN_E_SHAPE, "a",
+           a->dt_bias = a->ddt_bias = ring2_new(GDN_F32, 0, 2, 4, 0, 0, 0),
+           a->a = a->da = a->dg = ring2_new(GDN_F32, 0, 3, 9, 4, 0, 0));
     REFUSE("heads of db share memory", GDN_E_SHAPE, "db", a->db.stride[1] = 0);
     REFUSE("da rows share memory", GDN_E_SHAPE, "da", a->da.stride[0] = 0);
     REFUSE("da on dg", GDN_E_ARG, "da", a->da = a->dg);

@@ -142,6 +142,10 @@ foreach(row ${long} ${images})
     list(GET row 1 chip)
     list(GET row 2 source)
     set(fatbin ${images_folder}/${image}.fatbin)
+    set(gencode ${gencode_${chip}})
+    if(image STREQUAL yardstick AND NOT "${gencode}" MATCHES sm_90a)
+        list(APPEND gencode ${gencode_sm_90a}) # by its code a context finds what the build has
+    endif()
     if(GDN_IMAGES_FROM)
         if(NOT EXISTS ${fatbin})
             message(FATAL_ERROR "No device code: ${fatbin} is missing")
@@ -150,7 +154,7 @@ foreach(row ${long} ${images})
     endif()
     add_custom_command(OUTPUT ${fatbin}
         COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${image} ${GDN_NVCC} -fatbin -std=c++17 -O3
-            -fmad=false ${gencode_${chip}} --compress-mode=size -DGDN_IMAGE_${image}=GDN_THIS_IMAGE
+            -fmad=false ${gencode} --compress-mode=size -DGDN_IMAGE_${image}=GDN_THIS_IMAGE
             -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
             -MD -MF ${images_folder}/${image}.d -MT ${fatbin} -o ${fatbin}
             ${PROJECT_SOURCE_DIR}/${source}

@@ -234,8 +234,10 @@ stage_tsan() {
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
     build tsan tsan
     export GDN_TEST_EVERY=30
+    local alone='checkpoints|block_checkpoints|exact|stages|tree|conv_tree|mixed|huge|bf16_products'
+    alone="$alone|refused.*|summary_products|.*_properties|.*_wide"
     run_tests tsan -L ring2 \
-        -E '[.](scalar|avx2)$|^op_(checkpoints|exact|stages|tree|.*_properties|.*_wide)$|^unit_fuzz'
+        -E "[.](scalar|avx2)\$|^unit_(fuzz|cuda|decode_choice|segments|workspace)|^op_($alone)\$"
 }
 
 # Reads of memory that nobody wrote; clang models plain C best, hence the scalar table.

@@ -7,11 +7,8 @@ enum { C = GDN_CHUNK };
 static const int depths[] = { 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 100, 128, 255, 256 };
 static const float decays[] = { 0, 0.5f, 1, 1e-30f, 1e-45f };
 
-enum rows {
-    ALIKE,
-    OWN,
-    NOT_FINITE
-}; /* the decays of rows; the last also spoils some rows of from */
+/* The decays of rows. NOT_FINITE: their own, and some rows of from hold NaN and infinities. */
+enum rows { ALIKE, OWN, NOT_FINITE };
 
 /* Decays of K rows: `one` for all, or of each its own. */
 static float *make_decays(int K, enum rows rows, float one)

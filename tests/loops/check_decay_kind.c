@@ -24,7 +24,7 @@ static void check_one(const struct gdn_kernels *kr, const float *a, size_t n)
     if (got != want) check_fail("n %zu: got %.9g, want %.9g", n, got, want);
 }
 
-/* Ones, and x at place i. */
+/* Returns ones, with x at place i. */
 static float *make(size_t n, size_t i, float x)
 {
     float *a = check_floats(n, 1, 1);

@@ -11,13 +11,13 @@ enum { C = GDN_CHUNK };
 static const int depths[] = { 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 128, 255, 256 };
 
 enum kind {
-    ORDINARY,  /* decays of a model */
-    NEAR_ONE,  /* a slow model */
-    ONES,      /* no decay: constant data, so that the rounding errors of a sum add up */
-    ZEROS,     /* some channels forget */
-    FORGET,    /* all channels of some tokens do */
-    UNDERFLOW, /* products become denormal, then 0 */
-    MIXED,     /* all of it in one chunk */
+    ORDINARY, /* decays of a model */
+    NEAR_ONE, /* a slow model */
+    ONES,     /* no decay: constant data, so that the rounding errors of a sum add up */
+    ZEROS,    /* some channels forget */
+    FORGET,   /* all channels of some tokens do */
+    DENORMAL, /* products become denormal, then 0 */
+    MIXED,    /* all of it in one chunk */
     N_KINDS
 };
 static const char *const kind_names[] = { "ordinary",   "near one",  "ones, constant", "zeros",
@@ -30,7 +30,7 @@ static float decay_of(enum kind kind)
     case NEAR_ONE: return (float)check_uniform(0.999, 1);
     case ONES: return 1;
     case ZEROS: return check_below(4) ? (float)check_uniform(0.3, 1) : 0;
-    case UNDERFLOW: return (float)check_uniform(0, 2e-5);
+    case DENORMAL: return (float)check_uniform(0, 2e-5);
     case MIXED: return mixed[check_below(sizeof mixed / sizeof *mixed)];
     default: return (float)check_uniform(0.3, 1);
     }

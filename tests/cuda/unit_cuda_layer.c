@@ -150,8 +150,8 @@ static void test_step(void)
     static const char *const lines[] = {
         "workspace: ",
         "step: parts (one launch: the convolution has not 4 taps)",
-        "conv1d: walk (turned: channels lie side by side; one token: channels or their four taps "
-        "are not in aligned fours; rows, tiles, tiles in place: out is absent,",
+        ("conv1d: walk (turned: channels lie side by side; one token: channels or their four taps "
+         "are not in aligned fours; rows, tiles, tiles in place: out is absent,"),
         "step: token",
         "norm: flat",
         "step: gdn_conv_walk_floats_8 ",

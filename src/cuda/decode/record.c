@@ -100,6 +100,12 @@ static gdn_status check_fold(gdn_ctx *ctx, const struct gdn_fold_call *m)
 
 /* ---- Calls --------------------------------------------------------------------------------- */
 
+static gdn_status check_channels(gdn_ctx *ctx, const gdn_tensor *record_g)
+{
+    if (record_g->ndim != 4) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
+}
+
 static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_commit_call *m = call;
@@ -109,9 +115,7 @@ static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
     args.V = (int32_t)m->V;
     args.n_accepted = gdn_cuda_array(&m->args.n_accepted);
     args.path = gdn_cuda_array(&m->args.path);
-    if (m->args.record_g.ndim == 4)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                        "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
+    TRY(check_channels(ctx, &m->args.record_g));
     TRY(check_commit(ctx, m));
     return launch(ctx, m->base.op, &args, m->base.stream);
 }
@@ -139,9 +143,7 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
         .head_map = r->head_map,
     };
     (void)memory;
-    if (m->args.record_g.ndim == 4)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                        "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
+    TRY(check_channels(ctx, &m->args.record_g));
     TRY(check_fold(ctx, m));
     TRY(gdn_cuda_fold(ctx, &rule, m->base.stream));
     return launch(ctx, m->base.op, &record, m->base.stream);

@@ -44,6 +44,13 @@ void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, 
 void gdn_backward_norm(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *x,
                        int32_t dtype, float *dy, float *y);
 
+/* Return the gradients of a given gate, of channel x (0: of all), and of a given beta, from those
+ * of log a and of beta itself. sums (NULL: not wanted) gets the parts of A_log and dt_bias. */
+double gdn_backward_gate(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *g,
+                         int head, int64_t x, double dg, double *sums);
+double gdn_backward_beta(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *beta,
+                         double dbeta);
+
 /* Changes dg and dbeta of n tokens of one head: from the gradients of log alpha and beta to the
  * gradients of the given gates. sums (NULL: not wanted) gets the parts of A_log and dt_bias. */
 void gdn_backward_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,

@@ -41,51 +41,58 @@ void gdn_backward_norm(const struct gdn_rule *r, const struct gdn_kernels *kr, c
 
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
-static float given(const struct gdn_kernels *kr, const struct gdn_rows *rows,
-                   const struct gdn_seq *seq, int64_t t, int head)
+static double number_at(const struct gdn_kernels *kr, int32_t dtype, const void *from)
 {
     float x;
-    kr->load_row[rows->dtype](&x, gdn_row(rows, seq, t, head), 1);
-    return x;
+    kr->load_row[dtype](&x, from, 1);
+    return (double)x;
 }
 
-/* dg of log alpha becomes that of a; sums[0] gets that of A_log. */
-static double through_raw(const struct gdn_rule *r, double a, int head, double dg, double *sums)
+/* dg of a log gate of channel x of a head becomes that of the raw number. */
+static double through_raw(const struct gdn_rule *r, int head, int64_t x, double raw, double dg,
+                          double *sums)
 {
-    const double x = a + (double)r->dt[head], A = (double)r->A[head];
+    const double z = raw + (double)r->dt[head * gdn_rule_channels(r) + x];
+    const double A = (double)r->A[head];
+    double dz, dA;
     if (r->bound < 0) {
-        const double s = sigmoid(A * x), slope = (double)r->bound * s * (1 - s);
-        if (sums) sums[0] += dg * slope * A * x;
-        return dg * slope * A;
+        const double s = sigmoid(A * z), slope = (double)r->bound * s * (1 - s);
+        dz = dg * slope * A;
+        dA = dg * slope * A * z;
+    } else {
+        dz = dg * A * sigmoid(z);
+        dA = dg * A * (z > 20 ? z : log1p(exp(z)));
     }
-    const double softplus = x > 20 ? x : log1p(exp(x));
-    if (sums) sums[0] += dg * A * softplus;
-    return dg * A * sigmoid(x);
+    if (sums) sums[0] += dA, sums[1 + x] += dz;
+    return dz;
 }
 
-static void gate_gradient(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                          const struct gdn_seq *seq, int head, int64_t t, float *dg, double *sums)
+double gdn_backward_gate(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *g,
+                         int head, int64_t x, double dg, double *sums)
 {
-    if (!r->g.data || r->gate == GDN_GATE_LOG || *dg == 0) return;
-    const double g = (double)given(kr, &r->g, seq, t, head);
-    if (r->gate == GDN_GATE_LINEAR) {
-        *dg = (float)((double)*dg / g);
-        return;
-    }
-    const double da = through_raw(r, g, head, (double)*dg, sums);
-    if (sums) sums[1] += da;
-    *dg = (float)da;
+    if (!g || r->gate == GDN_GATE_LOG || dg == 0) return dg;
+    const double given = number_at(kr, r->g.dtype, g);
+    if (r->gate == GDN_GATE_LINEAR) return dg / given;
+    return through_raw(r, head, x, given, dg, sums);
+}
+
+double gdn_backward_beta(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *beta,
+                         double dbeta)
+{
+    const double most = r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1;
+    if (!beta || r->beta_kind == GDN_NO_SIGMOID) return dbeta;
+    const double s = sigmoid(number_at(kr, r->beta.dtype, beta));
+    return dbeta * most * s * (1 - s);
 }
 
 void gdn_backward_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_seq *seq, int head, int64_t t0, int n, float *dg,
                         float *dbeta, double *sums)
 {
-    const double most = r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1;
     for (int t = 0; t < n; t++) {
-        gate_gradient(r, kr, seq, head, t0 + t, &dg[t], sums);
-        if (r->beta_kind == GDN_NO_SIGMOID) continue;
-        const double s = sigmoid((double)given(kr, &r->beta, seq, t0 + t, head));
-        dbeta[t] = (float)((double)dbeta[t] * most * s * (1 - s));
+        const void *g = r->g.data ? gdn_row(&r->g, seq, t0 + t, head) : NULL;
+        const void *beta = r->beta.data ? gdn_row(&r->beta, seq, t0 + t, head) : NULL;
+        dg[t] = (float)gdn_backward_gate(r, kr, g, head, 0, (double)dg[t], sums);
+        dbeta[t] = (float)gdn_backward_beta(r, kr, beta, (double)dbeta[t]);
     }
 }

@@ -4,7 +4,6 @@
  * A row is an update. The states before the rows of a chunk are kept; states are rows of k, ld
  * floats apart, as in backward.c.
  */
-#include <math.h>
 #include <string.h>
 
 #include "cpu/backward.h"
@@ -101,42 +100,11 @@ void gdn_backward_tokens_forward(struct gdn_backward_tokens *s, const struct gdn
 
 /* ---- Gradients of gates -------------------------------------------------------------------- */
 
-static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
-
-static double number_at(const struct gdn_kernels *kr, int32_t dtype, const char *from)
-{
-    float x;
-    kr->load_row[dtype](&x, from, 1);
-    return (double)x;
-}
-
 /* Stores one number, or adds it. */
 static void put(const struct gdn_backward_tokens *s, char *to, double x)
 {
     float value = (float)x;
     gdn_backward_store(s->kr, to, GDN_F32, s->work->adds, &value, 1);
-}
-
-/* dg of log a becomes that of g as given, of channel x. sums: those of the head. */
-static double through_gate(const struct gdn_backward_tokens *s, int head, int x, double g,
-                           double dg, double *sums)
-{
-    const struct gdn_rule *r = &s->work->rule;
-    if (dg == 0 || r->gate == GDN_GATE_LOG) return dg;
-    if (r->gate == GDN_GATE_LINEAR) return dg / g;
-    const int64_t n = gdn_rule_channels(r);
-    const double A = (double)r->A[head], raw = g + (double)r->dt[head * n + x];
-    double da, dA;
-    if (r->bound < 0) {
-        const double y = sigmoid(A * raw), slope = (double)r->bound * y * (1 - y);
-        da = dg * slope * A;
-        dA = dg * slope * A * raw;
-    } else {
-        da = dg * A * sigmoid(raw);
-        dA = dg * A * (raw > 20 ? raw : log1p(exp(raw)));
-    }
-    if (sums) sums[0] += dA, sums[1 + x] += da;
-    return da;
 }
 
 /* dg [K] of log a of a token. */
@@ -153,7 +121,7 @@ static void store_dg(const struct gdn_backward_tokens *s, const struct gdn_seq *
     for (int x = 0; n == 1 && x < r->K; x++) sum += (double)s->dg[x];
     for (int x = 0; x < n; x++, g += r->family.g_channel) {
         const double dg = n == 1 ? sum : (double)s->dg[x];
-        const double da = through_gate(s, head, x, number_at(s->kr, r->g.dtype, g), dg, sums);
+        const double da = gdn_backward_gate(r, s->kr, g, head, x, dg, sums);
         if (to) put(s, to + x * w->dg_channel, da);
     }
 }
@@ -166,7 +134,6 @@ static void store_dbeta(const struct gdn_backward_tokens *s, const struct gdn_se
     const struct gdn_rule *r = &w->rule;
     const struct gdn_family *f = &r->family;
     const int n = f->beta_rows ? r->K : 1;
-    const double most = r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1;
     if (!w->dbeta.data || !r->beta.data) return;
     const char *beta = (const char *)gdn_row(&r->beta, seq, t, head) + j * f->beta_update;
     char *to = (char *)gdn_row(&w->dbeta, seq, t, head) + j * w->dbeta_update;
@@ -174,12 +141,9 @@ static void store_dbeta(const struct gdn_backward_tokens *s, const struct gdn_se
     for (int x = 0; n == 1 && x < r->K; x++) sum += (double)db[x];
     for (int i = 0; n == 1 && !f->write.data && i < r->V; i++) sum += (double)dw[i];
     for (int x = 0; x < n; x++) {
-        double d = n == 1 ? sum : (double)db[x];
-        if (r->beta_kind != GDN_NO_SIGMOID) {
-            const double y = sigmoid(number_at(s->kr, r->beta.dtype, beta + x * f->beta_channel));
-            d *= most * y * (1 - y);
-        }
-        put(s, to + x * w->dbeta_channel, d);
+        const double d = n == 1 ? sum : (double)db[x];
+        put(s, to + x * w->dbeta_channel,
+            gdn_backward_beta(r, s->kr, beta + x * f->beta_channel, d));
     }
 }
 

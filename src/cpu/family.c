@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cpu/rows.h"
 #include "cpu/rule.h"
 
 static void fill(float *to, float x, int n)
@@ -24,33 +25,25 @@ static void load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype,
     if (!step) fill(to, to[0], n);
 }
 
-/* Raw numbers become log gates. */
+/* Raw numbers of a token and head become log gates. */
 static void raw_row(const struct gdn_rule *r, const struct gdn_kernels *kr, int head, float *g)
 {
-    const struct gdn_family *f = &r->family;
-    const int n = f->g_rows ? r->K : 1;
-    const float A = r->A[head], *dt = r->dt + (ptrdiff_t)head * n;
-    float As[GDN_MAX_HEAD];
-    if (r->bound < 0) {
-        for (int i = 0; i < n; i++) g[i] = A * (g[i] + dt[i]);
-        kr->sigmoid_row(g, g, r->bound, (size_t)n);
-    } else {
-        fill(As, A, n);
-        kr->gate_row(g, g, As, dt, (size_t)n);
-    }
+    const int n = (int)gdn_rule_channels(r);
+    float A[GDN_MAX_HEAD];
+    fill(A, r->A[head], n);
+    gdn_raw_gates(kr, g, A, r->dt + (ptrdiff_t)head * n, r->bound, (size_t)n);
 }
 
 /* Loads a of one token and head. */
 static void load_a(const struct gdn_rule *r, const struct gdn_kernels *kr,
                    const struct gdn_seq *seq, int head, int64_t t, float *a)
 {
-    const struct gdn_family *f = &r->family;
-    const int n = f->g_rows ? r->K : 1;
+    const int n = (int)gdn_rule_channels(r);
     if (!r->g.data) {
         fill(a, 1, r->K);
         return;
     }
-    load_numbers(a, kr, r->g.dtype, gdn_row(&r->g, seq, t, head), f->g_channel, n);
+    load_numbers(a, kr, r->g.dtype, gdn_row(&r->g, seq, t, head), r->family.g_channel, n);
     if (r->gate == GDN_GATE_RAW) raw_row(r, kr, head, a);
     if (r->gate != GDN_GATE_LINEAR) kr->exp_row(a, a, (size_t)n);
     if (n == 1) fill(a, a[0], r->K);

@@ -3,8 +3,6 @@
  * gdn_gates: rows of H heads. An item takes some rows, GDN_PIECE heads at a time, so that the
  * decays of these heads are computed once.
  */
-#include <math.h>
-
 #include "calls/gates.h"
 #include "calls/op_backends.h"
 #include "cpu/rows.h"
@@ -15,50 +13,41 @@ struct piece {
     size_t n;
 };
 
+/* Computes n gates of a row, from element `first` on. */
+static void write_row(const struct gdn_gates_call *s, int64_t row, int64_t first, const float *A,
+                      const float *dt, size_t n)
+{
+    const gdn_gates_args *a = &s->args;
+    float g[GDN_PIECE];
+    gdn_load_part(s->kr, g, &a->a, row, first, n);
+    gdn_raw_gates(s->kr, g, A, dt, a->gate_lower_bound, n);
+    if (a->gate == GDN_GATE_LINEAR) s->kr->exp_row(g, g, n);
+    gdn_store_part(s->kr, &a->g, row, first, g, n);
+}
+
 /* Rows of the channels of one head each. */
 static void write_channels(const struct gdn_gates_call *s, const struct piece *p)
 {
     const gdn_gates_args *a = &s->args;
-    const float bound = a->gate_lower_bound;
     const size_t K = (size_t)s->K;
-    float A[GDN_MAX_HEAD], dt[GDN_MAX_HEAD], g[GDN_MAX_HEAD];
+    float A[GDN_MAX_HEAD], dt[GDN_MAX_HEAD];
     for (int64_t row = p->row; row < p->end; row++) {
         gdn_load_piece(A, &a->A_log, row % s->H, 1, 0);
-        A[0] = bound < 0 ? expf(A[0]) : -expf(A[0]);
+        A[0] = gdn_raw_factor(A[0], a->gate_lower_bound);
         for (size_t x = 1; x < K; x++) A[x] = A[0];
         gdn_load_part(s->kr, dt, &a->dt_bias, row % s->H, 0, K);
-        gdn_load_part(s->kr, g, &a->a, row, 0, K);
-        if (bound < 0) {
-            for (size_t x = 0; x < K; x++) g[x] = A[x] * (g[x] + dt[x]);
-            s->kr->sigmoid_row(g, g, bound, K);
-        } else {
-            s->kr->gate_row(g, g, A, dt, K);
-        }
-        if (a->gate == GDN_GATE_LINEAR) s->kr->exp_row(g, g, K);
-        gdn_store_part(s->kr, &a->g, row, 0, g, K);
+        write_row(s, row, 0, A, dt, K);
     }
 }
 
 static void write_g(const struct gdn_gates_call *s, const struct piece *p)
 {
     const gdn_gates_args *a = &s->args;
-    const float bound = a->gate_lower_bound;
-    float A[GDN_PIECE], dt[GDN_PIECE], g[GDN_PIECE];
+    float A[GDN_PIECE], dt[GDN_PIECE];
     gdn_load_piece(A, &a->A_log, p->first, (int64_t)p->n, 0);
     gdn_load_piece(dt, &a->dt_bias, p->first, (int64_t)p->n, 0);
-    for (size_t h = 0; h < p->n; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
-
-    for (int64_t row = p->row; row < p->end; row++) {
-        gdn_load_part(s->kr, g, &a->a, row, p->first, p->n);
-        if (bound < 0) {
-            for (size_t h = 0; h < p->n; h++) g[h] = A[h] * (g[h] + dt[h]);
-            s->kr->sigmoid_row(g, g, bound, p->n);
-        } else {
-            s->kr->gate_row(g, g, A, dt, p->n);
-        }
-        if (a->gate == GDN_GATE_LINEAR) s->kr->exp_row(g, g, p->n);
-        gdn_store_part(s->kr, &a->g, row, p->first, g, p->n);
-    }
+    for (size_t h = 0; h < p->n; h++) A[h] = gdn_raw_factor(A[h], a->gate_lower_bound);
+    for (int64_t row = p->row; row < p->end; row++) write_row(s, row, p->first, A, dt, p->n);
 }
 
 static void write_beta(const struct gdn_gates_call *s, const struct piece *p)

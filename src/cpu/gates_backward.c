@@ -68,6 +68,17 @@ static void gate_row(const struct gdn_gates_backward_call *s, struct decay *d, s
     }
 }
 
+/* Adds n numbers of a row, from element `first` on, to d's sums, and stores their da. */
+static void write_row(const struct gdn_gates_backward_call *s, struct decay *d, struct row *r,
+                      int64_t row, int64_t first, size_t n)
+{
+    const gdn_gates_backward_args *a = &s->args;
+    gdn_load_part(s->kr, r->x, &a->a, row, first, n);
+    gdn_load_part(s->kr, r->dg, &a->dg, row, first, n);
+    gate_row(s, d, r, n);
+    if (a->da.data) gdn_store_gradient(s->kr, &a->da, row, first, r->dg, n, s->adds);
+}
+
 static void write_da(const struct gdn_gates_backward_call *s, const struct piece *p, float *sums)
 {
     const gdn_gates_backward_args *a = &s->args;
@@ -76,12 +87,7 @@ static void write_da(const struct gdn_gates_backward_call *s, const struct piece
     gdn_load_piece(d.A, &a->A_log, p->first, (int64_t)p->n, 0);
     gdn_load_piece(d.dt, &a->dt_bias, p->first, (int64_t)p->n, 0);
     for (size_t h = 0; h < p->n; h++) d.A[h] = expf(d.A[h]), d.minus_A[h] = -d.A[h];
-    for (int64_t row = p->row; row < p->end; row++) {
-        gdn_load_part(s->kr, r.x, &a->a, row, p->first, p->n);
-        gdn_load_part(s->kr, r.dg, &a->dg, row, p->first, p->n);
-        gate_row(s, &d, &r, p->n);
-        if (a->da.data) gdn_store_gradient(s->kr, &a->da, row, p->first, r.dg, p->n, s->adds);
-    }
+    for (int64_t row = p->row; row < p->end; row++) write_row(s, &d, &r, row, p->first, p->n);
     if (!sums) return;
     memcpy(sums + p->first, d.dA_log, p->n * sizeof *sums);
     memcpy(sums + s->H + p->first, d.ddt_bias, p->n * sizeof *sums);
@@ -103,14 +109,11 @@ static void write_da_channels(const struct gdn_gates_backward_call *s, int64_t f
         gdn_load_part(s->kr, d.dt, &a->dt_bias, h, 0, K);
         d.A[0] = expf(d.A[0]);
         for (size_t x = 0; x < K; x++) d.A[x] = d.A[0], d.minus_A[x] = -d.A[0];
-        gdn_load_part(s->kr, r.x, &a->a, row, 0, K);
-        gdn_load_part(s->kr, r.dg, &a->dg, row, 0, K);
-        gate_row(s, &d, &r, K);
+        write_row(s, &d, &r, row, 0, K);
         for (size_t x = 0; sums && x < K; x++) {
             sums[h] += d.dA_log[x];
             sums[s->H + h * s->K + (int64_t)x] += d.ddt_bias[x];
         }
-        if (a->da.data) gdn_store_gradient(s->kr, &a->da, row, 0, r.dg, K, s->adds);
     }
 }
 

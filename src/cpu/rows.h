@@ -3,6 +3,8 @@
 #ifndef GDN_CPU_ROWS_H
 #define GDN_CPU_ROWS_H
 
+#include <math.h>
+
 #include "batch/rowwise.h"
 #include "cpu/loops/kernels.h"
 
@@ -52,6 +54,24 @@ static inline void gdn_load_piece(float *dst, const gdn_tensor *vector, int64_t 
     gdn_tensor piece = *vector;
     if (piece.data) piece.data = gdn_at(vector, first * vector->stride[0]);
     gdn_load_vector(dst, &piece, n, absent);
+}
+
+/* Returns A of gdn_raw_gates(). */
+static inline float gdn_raw_factor(float A_log, float bound)
+{
+    return bound < 0 ? expf(A_log) : -expf(A_log);
+}
+
+/* Raw gates become log gates: A softplus(g + dt), or with a bound bound sigmoid(A (g + dt)). */
+static inline void gdn_raw_gates(const struct gdn_kernels *kr, float *g, const float *A,
+                                 const float *dt, float bound, size_t n)
+{
+    if (bound < 0) {
+        for (size_t i = 0; i < n; i++) g[i] = A[i] * (g[i] + dt[i]);
+        kr->sigmoid_row(g, g, bound, n);
+    } else {
+        kr->gate_row(g, g, A, dt, n);
+    }
 }
 
 /* Stores n elements, up to GDN_PIECE, at `to`; `adds`: added to what is there. Changes x. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/tensor_check.h"
+#include "cpu/rows.h"
 #include "cpu/rule.h"
 
 float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps)
@@ -87,21 +88,19 @@ void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn
     } else {
         gdn_load_vector(dt, dt_bias, H * channels, 0); /* or zeros */
     }
-    for (int64_t h = 0; h < H; h++) A[h] = bound < 0 ? expf(A[h]) : -expf(A[h]);
+    for (int64_t h = 0; h < H; h++) A[h] = gdn_raw_factor(A[h], bound);
 }
 
-static void raw_gates(const struct gdn_kernels *kr, float *g, float A, float dt, float bound, int n)
+/* Raw gates of n tokens of a head become log gates. */
+static void raw_gates(const struct gdn_rule *r, const struct gdn_kernels *kr, int head, float *g,
+                      int n)
 {
-    float As[GDN_CHUNK], dts[GDN_CHUNK];
+    float A[GDN_CHUNK], dt[GDN_CHUNK];
     for (int t = 0; t < n; t++) {
-        As[t] = A;
-        dts[t] = dt;
-        if (bound < 0) g[t] = A * (g[t] + dt);
+        A[t] = r->A[head];
+        dt[t] = r->dt[head];
     }
-    if (bound < 0)
-        kr->sigmoid_row(g, g, bound, (size_t)n);
-    else
-        kr->gate_row(g, g, As, dts, (size_t)n);
+    gdn_raw_gates(kr, g, A, dt, r->bound, (size_t)n);
 }
 
 void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
@@ -111,7 +110,7 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
     const size_t len = (size_t)n;
     if (r->g.data) gather(g, kr, &r->g, seq, head, t0, n);
     for (int t = 0; !r->g.data && t < n; t++) g[t] = linear ? 1 : 0;
-    if (r->gate == GDN_GATE_RAW) raw_gates(kr, g, r->A[head], r->dt[head], r->bound, n);
+    if (r->gate == GDN_GATE_RAW) raw_gates(r, kr, head, g, n);
     if (r->g.data && linear && r->gate != GDN_GATE_LINEAR) kr->exp_row(g, g, len);
     if (r->g.data && !linear && r->gate == GDN_GATE_LINEAR)
         for (int t = 0; t < n; t++) g[t] = logf(g[t]);

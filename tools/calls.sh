@@ -14,7 +14,9 @@ mapfile -t headers < <(find src -name '*.h' | sort)
 
 {
     # defined SYMBOL FILE, asked SYMBOL FILE
-    (cd "$objects" && find src -name '*.o' -exec nm -A {} +) |
+    # Objects whose source is gone lie in older builds.
+    find src -name '*.c' -printf '%p.o\n' |
+        (cd "$objects" && { xargs ls 2>/dev/null || true; } | xargs nm -A) |
         sed -nE 's/^(.*)\.o:[0-9a-f]* +([A-Za-z]) (.*)$/\2 \3 \1/p' |
         sed -nE 's/^[TDBRVW] /defined /p; s/^U /asked /p'
     # declared SYMBOL FILE: lines that begin with a type, which calls do not

@@ -14,4 +14,5 @@ if ! clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
 fi
 how=(-i)
 [ "${1:-}" != --check ] || how=(--dry-run -Werror)
-git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' | xargs -r -n 20 -P 2 clang-format "${how[@]}"
+git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' '*.cpp' |
+    xargs -r -n 20 -P 2 clang-format "${how[@]}"

@@ -674,7 +674,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_backward_call *c = call;
     struct gdn_cu_backward *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
-    TRY(gdn_cuda_check_family(ctx, &c->work.rule, &c->args.A_log));
+    TRY(gdn_cuda_check_family(ctx, &c->work.rule, "g", &c->args.A_log));
     *args = args_of(ctx, c);
     struct gdn_cu_backward copy = *args;
     c->base.bytes = lay_out(ctx, options_of(c), &copy, NULL);

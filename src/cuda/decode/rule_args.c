@@ -59,12 +59,13 @@ void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *c)
                        &c->pools);
 }
 
-gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *r, const gdn_tensor *A_log)
+gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *r, const char *g,
+                                 const gdn_tensor *A_log)
 {
     const struct gdn_family *f = &r->family;
     if (f->g_rows || f->beta_rows)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: a number per channel, wanted [..][H] on a GPU",
-                        f->g_rows ? "g" : "beta");
+                        f->g_rows ? g : "beta");
     if (f->write.data)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "write_gate: given, wanted none on a GPU");
     if (f->is)
@@ -97,7 +98,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
-    TRY(gdn_cuda_check_family(ctx, &c->rule, &c->args.A_log));
+    TRY(gdn_cuda_check_family(ctx, &c->rule, "g", &c->args.A_log));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
     gdn_cuda_fill_call(args, c);
     if (c->rule.tree) c->base.bytes = gdn_cuda_decode_bytes(ctx, args);

@@ -194,7 +194,7 @@ static gdn_status plan_summary(gdn_ctx *ctx, void *call)
 {
     struct gdn_summary_call *c = call;
     struct gdn_cuda_summary *s = GDN_PLANNED(struct gdn_cuda_summary, &c->base);
-    TRY(gdn_cuda_check_family(ctx, &c->offset, NULL));
+    TRY(gdn_cuda_check_family(ctx, &c->offset, "g", NULL));
     const struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
     *s = (struct gdn_cuda_summary){ .rule = a.rule,
                                     .M = c->transition.to,

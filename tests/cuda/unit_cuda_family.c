@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fakes: cuda */
+/*
+ * Rules beyond Gated DeltaNet (gdn.h, "The family") on a device, whose kernels have one number per
+ * token and head: every op refuses them by the name of the tensor, and launches nothing.
+ */
+#include <string.h>
+
+#include "fake_ctx.h"
+#include "gdn_record.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
+
+enum { B = 2, T = 16, H = 4, K = 64, V = 64, N = B * T, R = 5 };
+
+static gdn_ctx *ctx;
+
+/* A tensor of its own memory, which nothing here reads. */
+static gdn_tensor fresh(int ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3)
+{
+    static uintptr_t n;
+    n++;
+    return gdn_dense((void *)(n << 36), GDN_F32, ndim, s0, s1, s2, s3);
+}
+static gdn_tensor per_channel(int64_t n_rows) { return fresh(4, B, n_rows / B, H, K); }
+
+/* Expects that a valid call runs and that the spoilt one is refused by that name. */
+static void refused(const char *what, gdn_op op, const void *valid, const void *spoilt,
+                    const char *name)
+{
+    const int *launches = &fake->n_calls[FAKE_cuLaunchKernelEx];
+    ring2_status(ctx, what, gdn_run_op(ctx, op, valid), GDN_OK);
+    const int before = *launches;
+    CHECK(before > 0, "%s: the valid call launched nothing", what);
+    ring2_status(ctx, what, gdn_run_op(ctx, op, spoilt), GDN_E_UNSUPPORTED);
+    const char *said = gdn_last_error(ctx);
+    CHECK(strstr(said, name), "%s: \"%s\", wanted %s", what, said, name);
+    CHECK(strstr(said, "on a GPU"), "%s: \"%s\"", what, said);
+    CHECK(*launches == before, "%s: %d launches", what, *launches - before);
+}
+
+#define REFUSE(what, op, args, name, ...)            \
+    do {                                             \
+        const args##_args valid = make_##args();     \
+        args##_args changed = valid, *a = &changed;  \
+        __VA_ARGS__;                                 \
+        refused(what, GDN_OP_##op, &valid, a, name); \
+    } while (0)
+
+/* ---- Calls of Gated DeltaNet --------------------------------------------------------------- */
+
+static gdn_rule_args make_gdn_rule(void)
+{
+    gdn_rule_args a = gdn_rule_args_init();
+    a.q = fresh(4, B, T, H, K), a.k = fresh(4, B, T, H, K);
+    a.v = fresh(4, B, T, H, V), a.out = fresh(4, B, T, H, V);
+    a.g = fresh(3, B, T, H, 0), a.beta = fresh(3, B, T, H, 0);
+    a.state = fresh(4, B, H, V, K);
+    return a;
+}
+
+static gdn_prefill_backward_args make_gdn_prefill_backward(void)
+{
+    gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
+    a.q = fresh(4, B, T, H, K), a.k = fresh(4, B, T, H, K);
+    a.v = fresh(4, B, T, H, V), a.dout = fresh(4, B, T, H, V);
+    a.g = fresh(3, B, T, H, 0), a.beta = fresh(3, B, T, H, 0);
+    a.dq = fresh(4, B, T, H, K), a.dg = fresh(3, B, T, H, 0);
+    return a;
+}
+
+static gdn_summary_args make_gdn_summary(void)
+{
+    gdn_summary_args a = gdn_summary_args_init();
+    a.k = fresh(4, B, T, H, K), a.v = fresh(4, B, T, H, V);
+    a.g = fresh(3, B, T, H, 0), a.beta = fresh(3, B, T, H, 0);
+    a.M = fresh(4, B, H, K, K), a.U = fresh(4, B, H, V, K);
+    return a;
+}
+
+static gdn_gates_args make_gdn_gates(void)
+{
+    gdn_gates_args a = gdn_gates_args_init();
+    a.a = fresh(2, N, H, 0, 0), a.g = fresh(2, N, H, 0, 0);
+    a.A_log = fresh(1, H, 0, 0, 0), a.dt_bias = fresh(1, H, 0, 0, 0);
+    return a;
+}
+
+static gdn_gates_backward_args make_gdn_gates_backward(void)
+{
+    gdn_gates_backward_args a = gdn_gates_backward_args_init();
+    a.a = fresh(2, N, H, 0, 0), a.dg = fresh(2, N, H, 0, 0), a.da = fresh(2, N, H, 0, 0);
+    a.A_log = fresh(1, H, 0, 0, 0), a.dt_bias = fresh(1, H, 0, 0, 0);
+    return a;
+}
+
+static gdn_step_args make_gdn_step(void)
+{
+    enum { W = 4, D = 2 * H * K + H * V };
+    gdn_step_args a = gdn_step_args_init();
+    a.x = fresh(3, B, T, D, 0), a.conv_weight = fresh(2, D, W, 0, 0);
+    a.a = fresh(3, B, T, H, 0), a.b = fresh(3, B, T, H, 0), a.A_log = fresh(1, H, 0, 0, 0);
+    a.conv_state = fresh(3, B, D, W, 0), a.state = fresh(4, B, H, V, K);
+    a.out = fresh(4, B, T, H, V);
+    a.n_key_heads = a.n_value_heads = H, a.key_head_dim = K, a.value_head_dim = V;
+    return a;
+}
+
+static gdn_record_commit_args make_gdn_record_commit(void)
+{
+    static gdn_batch slots;
+    gdn_record_commit_args a = gdn_record_commit_args_init();
+    slots = gdn_batch_init();
+    slots.read_slots = gdn_dense((void *)((uintptr_t)1 << 60), GDN_I32, 1, B, 0, 0, 0);
+    a.batch = &slots;
+    a.record_k = fresh(4, B, R, H, K), a.record_u = fresh(4, B, R, H, V);
+    a.record_g = fresh(3, B, R, H, 0);
+    a.record_count = a.n_accepted = fresh(1, B, 0, 0, 0);
+    a.record_count.dtype = a.n_accepted.dtype = GDN_I32;
+    a.n_accepted.data = (char *)a.n_accepted.data + 64;
+    return a;
+}
+
+static gdn_record_fold_args make_gdn_record_fold(void)
+{
+    const gdn_record_commit_args c = make_gdn_record_commit();
+    gdn_record_fold_args a = gdn_record_fold_args_init();
+    a.batch = c.batch;
+    a.record_k = c.record_k, a.record_u = c.record_u, a.record_g = c.record_g;
+    a.record_count = c.record_count;
+    a.state = fresh(4, B, H, V, K);
+    return a;
+}
+
+/* ---- Tests --------------------------------------------------------------------------------- */
+
+#define REFUSE_RULE(OP)                                                                            \
+    do {                                                                                           \
+        REFUSE(#OP " g", OP, gdn_rule, "g: a number per channel", a->g = per_channel(N));          \
+        REFUSE(#OP " beta", OP, gdn_rule, "beta: a number per channel", a->beta = per_channel(N)); \
+        REFUSE(#OP " write", OP, gdn_rule, "write_gate: given",                                    \
+               a->write_gate = fresh(4, B, T, H, V));                                              \
+        REFUSE(#OP " updates", OP, gdn_rule, "updates: 2", a->updates = 2,                         \
+               a->k = per_channel(2 * N), a->v = fresh(4, B, 2 * T, H, V),                         \
+               a->beta = fresh(3, B, 2 * T, H, 0));                                                \
+        REFUSE(#OP " A_log", OP, gdn_rule, "A_log: absent", a->gate = GDN_GATE_RAW,                \
+               a->gate_lower_bound = -5);                                                          \
+    } while (0)
+
+static void test_rule(void)
+{
+    REFUSE_RULE(PREFILL);
+    REFUSE_RULE(DECODE);
+}
+
+static void test_gradients(void)
+{
+    REFUSE("g", PREFILL_BACKWARD, gdn_prefill_backward, "g: a number per channel",
+           a->g = per_channel(N), a->dg = per_channel(N));
+    REFUSE("beta", PREFILL_BACKWARD, gdn_prefill_backward, "beta: a number per channel",
+           a->beta = per_channel(N));
+    REFUSE("write", PREFILL_BACKWARD, gdn_prefill_backward, "write_gate: given",
+           a->write_gate = fresh(4, B, T, H, V));
+    REFUSE("A_log", PREFILL_BACKWARD, gdn_prefill_backward, "A_log: absent", a->gate = GDN_GATE_RAW,
+           a->gate_lower_bound = -5);
+}
+
+static void test_summary(void)
+{
+    REFUSE("g", SUMMARY, gdn_summary, "g: a number per channel", a->g = per_channel(N));
+    REFUSE("beta", SUMMARY, gdn_summary, "beta: a number per channel", a->beta = per_channel(N));
+    REFUSE("write", SUMMARY, gdn_summary, "write_gate: given",
+           a->write_gate = fresh(4, B, T, H, V));
+}
+
+static void test_gates(void)
+{
+    REFUSE("gates", GATES, gdn_gates, "dt_bias: [H][K]", a->a = fresh(3, N, H, K, 0),
+           a->g = fresh(3, N, H, K, 0), a->dt_bias = fresh(2, H, K, 0, 0));
+    REFUSE("gradients", GATES_BACKWARD, gdn_gates_backward, "dt_bias: [H][K]",
+           a->a = fresh(3, N, H, K, 0), a->da = fresh(3, N, H, K, 0), a->dg = fresh(3, N, H, K, 0),
+           a->dt_bias = fresh(2, H, K, 0, 0));
+    REFUSE("step", STEP, gdn_step, "a: a number per channel", a->a = per_channel(N));
+}
+
+static void test_records(void)
+{
+    REFUSE("commit", RECORD_COMMIT, gdn_record_commit, "record_g: [P][R][H][K]",
+           a->record_g = fresh(4, B, R, H, K));
+    REFUSE("fold", RECORD_FOLD, gdn_record_fold, "record_g: [P][R][H][K]",
+           a->record_g = fresh(4, B, R, H, K));
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_test tests[] = {
+        { "prefill and decode", test_rule }, { "gradients", test_gradients },
+        { "summary", test_summary },         { "gates and steps", test_gates },
+        { "records", test_records },
+    };
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    fake = driver ? dlsym(driver, "fake_cuda") : NULL;
+    if (!fake) return fake_main(argc, argv, tests, 0);
+    ctx = hopper_ctx();
+    const int status = fake_main(argc, argv, tests, sizeof tests / sizeof *tests);
+    gdn_ctx_destroy(ctx);
+    return status;
+}

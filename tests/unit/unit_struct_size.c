@@ -7,6 +7,8 @@
 
 #include "core/ctx.h"
 #include "gdn_blob.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 #include "ring2_calls.h"
 
 static void refused(gdn_ctx *ctx, gdn_op op, const void *args, const char *name, uint32_t size)
@@ -17,6 +19,47 @@ static void refused(gdn_ctx *ctx, gdn_op op, const void *args, const char *name,
           "op %d: size %u of %s: status %d, \"%s\"", (int)op, size, name, (int)status, text);
     CHECK(gdn_supported(ctx, op, args) == GDN_E_ARG, "op %d: size %u of %s is supported", (int)op,
           size, name);
+}
+
+/* Returns the size that the op's struct had in 0.1.0, before it grew; 0: it did not. */
+static uint32_t size_before(gdn_op op)
+{
+    switch (op) {
+    case GDN_OP_PREFILL:
+    case GDN_OP_DECODE: return offsetof(gdn_rule_args, write_gate);
+    case GDN_OP_PREFILL_BACKWARD: return offsetof(gdn_prefill_backward_args, write_gate);
+    case GDN_OP_SUMMARY: return offsetof(gdn_summary_args, write_gate);
+    default: return 0;
+    }
+}
+
+static bool is_zero(const char *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (bytes[i]) return false;
+    return true;
+}
+
+/* A program of 0.1.0: its struct ends, at a page that cannot be read, where the fields of now
+ * begin. */
+static void old_programs(void)
+{
+    gdn_ctx *ctx = ring2_ctx(2);
+    struct ring2_draw draw;
+    union ring2_call c;
+    gdn_batch batch;
+    ring2_draw_init(&draw, true);
+    for (int i = 0; i < RING2_N_OPS; i++) {
+        const gdn_op op = (gdn_op)i;
+        const uint32_t before = size_before(op);
+        if (!before) continue;
+        do ring2_draw_call(&draw, op, &c, &batch);
+        while (gdn_supported(ctx, op, &c) != GDN_OK ||
+               !is_zero(c.bytes + before, gdn_op_shapes[op].bytes - before));
+        c.rule.struct_size = before;
+        const void *old = memcpy(ring2_alloc(before, 8), &c, before);
+        ring2_status(ctx, gdn_op_shapes[op].args, gdn_supported(ctx, op, old), GDN_OK);
+    }
 }
 
 static void each_op(void)
@@ -32,6 +75,7 @@ static void each_op(void)
         while (gdn_supported(ctx, op, &c) != GDN_OK);
         ring2_call_begin();
         for (uint32_t n = 0; n < gdn_op_shapes[op].bytes; n++) {
+            if (n && n == size_before(op)) continue;
             c.rule.struct_size = n;
             refused(ctx, op, &c, gdn_op_shapes[op].args, n);
         }
@@ -134,6 +178,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "struct_size: every op", each_op },
+        { "struct_size: programs of 0.1.0", old_programs },
         { "struct_size: gdn_batch", batches },
         { "struct_size: gdn_options", options },
         { "struct_size: gdn_blob_args, gdn_blob_info", blobs },

@@ -382,7 +382,7 @@ static void what_it_does_not_take(void)
             a.k.data = (char *)a.k.data + 2, a.k.size[0]--, a.v.size[0]--, a.g.size[0]--,
             a.beta.size[0]--;
         call(ctx, &a);
-        CHECK(strstr(gdn_last_kernel(ctx), "stage_summary"), "%s", gdn_last_kernel(ctx));
+        CHECK(strstr(gdn_last_kernel(ctx), "stages_summary"), "%s", gdn_last_kernel(ctx));
         compare("U", &a, false), compare("M", &a, true);
         ring2_free();
     }

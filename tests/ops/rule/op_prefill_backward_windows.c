@@ -523,7 +523,7 @@ static gdn_prefill_backward_args run_windows(const gdn_prefill_backward_args *ca
     }
     ring2_windows(chunks);
     run(ring2_ctx(1), &a);
-    const bool through = strstr(gdn_last_kernel(ring2_ctx(1)), "backward_plan") != NULL;
+    const bool through = strstr(gdn_last_kernel(ring2_ctx(1)), "backward_general_plan") != NULL;
     CHECK(through == (chunks < 0), "%d chunks: %s", (int)chunks, gdn_last_kernel(ring2_ctx(1)));
     ring2_windows(0);
     return a;

@@ -3,6 +3,8 @@
 #ifndef BACKWARD_CALLS_H
 #define BACKWARD_CALLS_H
 
+#include <math.h>
+
 #include "oracle.h"
 #include "ring2_device.h"
 #include "ring2_gradients.h"
@@ -132,5 +134,86 @@ static inline gdn_prefill_backward_args with_states(const gdn_prefill_backward_a
     ring2_status(ring2_ctx(1), "gdn_prefill", gdn_prefill(ring2_ctx(1), &f), GDN_OK);
     return a;
 }
+
+static inline bool has_nan(const gdn_tensor *t)
+{
+    for (int64_t i = 0; i < ring2_count(t); i++)
+        if (isnan(ring2_get(t, i))) return true;
+    return false;
+}
+
+/* Checks that a call reads its checkpoints: a NaN there reaches dq. */
+static inline void expect_read(const gdn_prefill_backward_args *call)
+{
+    gdn_prefill_backward_args a = *call;
+    a.checkpoints = ring2_clone(&call->checkpoints), a.dq = ring2_clone(&call->dq);
+    ring2_fill_value(&a.checkpoints, NAN);
+    run(ring2_ctx(1), &a);
+    CHECK(has_nan(&a.dq), "checkpoints were not read");
+}
+
+/* ---- Tensor cores -------------------------------------------------------------------------- */
+
+/* The calls in 16 bits that tensor cores take. */
+enum { MOST_ROWS = 72, EMPTY = -1 };
+struct wide_call {
+    const char *name;
+    int64_t T[MOST_ROWS];
+    int Hk, H, gate, norm, map, beta;
+    double strength;        /* of log gates: from -strength to 0; below 0: some forget */
+    bool states, adds, f32; /* f32: gradients */
+    int K, V, dtype;
+};
+
+static inline gdn_prefill_backward_args make_wide(const struct wide_call *w)
+{
+    gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
+    gdn_batch *t = ring2_heap(sizeof *t);
+    int64_t cu[MOST_ROWS + 1] = { 0 }, n = 0;
+    for (; n < MOST_ROWS && w->T[n]; n++) cu[n + 1] = cu[n] + (w->T[n] == EMPTY ? 0 : w->T[n]);
+    const int64_t N = cu[n], H = w->H, K = w->K, V = w->V;
+    const int32_t A = w->dtype, out = w->f32 ? GDN_F32 : A;
+    *t = gdn_batch_init(), t->cu_seqlens = ring2_indices(GDN_I32, n + 1, cu), a.batch = t;
+    a.q = ring2_new(A, 0, 3, N, w->Hk, K, 0), a.dq = ring2_new(out, 0, 3, N, w->Hk, K, 0);
+    a.k = ring2_new(A, 0, 3, N, w->Hk, K, 0), a.dk = ring2_new(out, 0, 3, N, w->Hk, K, 0);
+    a.v = ring2_new(A, 0, 3, N, H, V, 0), a.dv = ring2_new(out, 0, 3, N, H, V, 0);
+    a.dout = ring2_new(A, 0, 3, N, H, V, 0);
+    a.g = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), a.dg = ring2_new(GDN_F32, 0, 2, N, H, 0, 0);
+    a.beta = ring2_new(GDN_F32, 0, 2, N, H, 0, 0), a.dbeta = ring2_clone(&a.dg);
+    a.dstate = ring2_new(GDN_F32, 0, 4, n, H, V, K);
+    if (w->states) {
+        a.state = ring2_clone(&a.dstate), a.dstate_out = ring2_clone(&a.dstate);
+        ring2_fill(&a.state, -1, 1);
+        ring2_fill(&a.dstate_out, -1, 1);
+    }
+    fill_keys(&a.q, !oracle_normalises(w->norm), false);
+    fill_keys(&a.k, !oracle_normalises(w->norm), false);
+    ring2_fill(&a.v, -1, 1);
+    ring2_fill(&a.dout, -1, 1);
+    a.gate = w->gate, a.norm = w->norm, a.head_map = w->map, a.beta_kind = w->beta;
+    if (w->gate == GDN_GATE_RAW) {
+        a.A_log = ring2_new(GDN_F32, 0, 1, H, 0, 0, 0), a.dA_log = ring2_clone(&a.A_log);
+        a.dt_bias = ring2_new(GDN_F32, 0, 1, H, 0, 0, 0), a.ddt_bias = ring2_clone(&a.dt_bias);
+        ring2_fill(&a.A_log, -1, 1);
+        ring2_fill(&a.dt_bias, -1, 1);
+        ring2_fill(&a.g, -4, 1);
+    } else {
+        ring2_fill(&a.g, -fabs(w->strength), 0);
+    }
+    for (int64_t i = 0; w->strength < 0 && i < ring2_count(&a.g); i++)
+        if (ring2_below(20) == 0) ring2_set(&a.g, i, -INFINITY);
+    if (!oracle_squashes(w->beta))
+        for (int64_t i = 0; i < ring2_count(&a.beta); i++)
+            ring2_set(&a.beta, i, ring2_below(8) ? ring2_uniform(0, 1) : 0);
+    else
+        ring2_fill(&a.beta, -3, 3);
+    if (w->adds) a.flags = GDN_ACCUMULATE;
+    for (int i = 0; i < N_GRADIENTS; i++)
+        if (ring2_gradient(&a, i)->data) ring2_fill(ring2_gradient(&a, i), -1, 1);
+    return a;
+}
+
+enum { RAW_G = GDN_GATE_RAW, LOG_G = GDN_GATE_LOG, L2 = GDN_NORM_L2 };
+enum { B16 = GDN_BF16, H16 = GDN_F16 };
 
 #endif

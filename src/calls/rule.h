@@ -18,17 +18,6 @@ struct gdn_bf16_products; /* cpu/loops/bf16.h */
 /* Sequences of up to this many tokens go token by token in gdn_prefill too. */
 enum { GDN_SHORT_SEQUENCE = 8 };
 
-/* A call of the family (gdn.h), as far as it is more than Gated DeltaNet. A token of k, v, beta and
- * write is its first update; the steps to the next one and from channel to channel are bytes. */
-struct gdn_family {
-    bool is;                /* a, b and w are rows; else all of this is zero */
-    bool g_rows, beta_rows; /* a number per channel */
-    int updates;
-    int64_t g_channel, beta_channel; /* 0: one number for all of them */
-    int64_t k_update, v_update, beta_update, write_update;
-    struct gdn_rows write; /* data NULL: there is no write gate */
-};
-
 struct gdn_rule {
     struct gdn_rows q, k, v, g, beta, out;
     struct gdn_family family;

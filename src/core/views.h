@@ -14,6 +14,17 @@ struct gdn_rows {
     int64_t batch, token, head;
 };
 
+/* A call of the family (gdn.h), as far as it is more than Gated DeltaNet. A token of k, v, beta and
+ * write is its first update; the steps to the next one and from channel to channel are bytes. */
+struct gdn_family {
+    bool is;                /* a, b and w are rows; else all of this is zero */
+    bool g_rows, beta_rows; /* a number per channel */
+    int updates;
+    int64_t g_channel, beta_channel; /* 0: one number for all of them */
+    int64_t k_update, v_update, beta_update, write_update;
+    struct gdn_rows write; /* data NULL: there is no write gate */
+};
+
 /* A pool of states: slots of n_rows x n_cols, after choosing which of the two is "rows": columns
  * are dense, if one of the two is. Strides in elements. */
 struct gdn_pool_view {

@@ -66,9 +66,9 @@ struct gdn_cu_backward {
     int32_t key_bytes;               /* the same of key heads */
     int32_t walk_bytes, heads_bytes; /* shared memory of the kernels by mma.sync; 0:
                                          not by them */
-    int32_t pad[6];
+    int32_t pad[14];
 };
 GDN_CU_SIZE(gdn_cu_backward,
-            2 * 128 + 1240 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 11 * 8 + 6 * 4 + 88 + 8 + 40);
+            2 * 128 + 1336 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 11 * 8 + 6 * 4 + 88 + 8 + 72);
 
 #endif

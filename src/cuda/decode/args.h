@@ -13,7 +13,7 @@ struct gdn_cu_decode {
     int32_t simple;   /* nothing in the batch but cu_seqlens and slots */
     int32_t pad;
 };
-GDN_CU_SIZE(gdn_cu_decode, 1240 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_decode, 1336 + 4 * 4);
 
 /* The pools and rows that can be read and written in whole, aligned chunks. */
 enum {
@@ -137,7 +137,7 @@ struct gdn_cu_walk {
     int32_t n_levels;    /* of a tree: states that have a place in memory */
     int32_t pad;
 };
-GDN_CU_SIZE(gdn_cu_walk, 1256 + 4 * 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_walk, 1352 + 4 * 8 + 4 * 4);
 
 /* gdn_record_commit; gdn_record_fold, of which n_accepted is absent. */
 struct gdn_cu_record {

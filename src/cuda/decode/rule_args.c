@@ -51,6 +51,7 @@ void gdn_cuda_fill_rule(struct gdn_cu_rule *to, const struct gdn_rule *r, const 
     to->scale = r->scale;
     to->bound = r->bound;
     to->exact = r->exact;
+    to->family = r->family;
 }
 
 void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *c)

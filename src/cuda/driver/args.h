@@ -89,8 +89,9 @@ struct gdn_cu_rule {
     int32_t head_map, gate, beta_kind, norm;
     float norm_eps, scale, bound;
     int32_t exact;
+    struct gdn_family family; /* device/family.cuh; all zero for Gated DeltaNet */
 };
-GDN_CU_SIZE(gdn_cu_rule, 480 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4);
+GDN_CU_SIZE(gdn_cu_rule, 480 + 6 * 40 + 3 * 80 + 2 * 32 + 3 * 40 + 32 + 8 + 14 * 4 + 96);
 
 #ifdef __cplusplus
 #define GDN_CU_ALIGNED(bytes) alignas(bytes)

@@ -21,7 +21,7 @@ struct gdn_cu_stage {
                                       belong to no sequence */
     int32_t n_strips, n_before; /* of columns; those of U before those of M */
 };
-GDN_CU_SIZE(gdn_cu_stage, 1240 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
+GDN_CU_SIZE(gdn_cu_stage, 1336 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);
 
 /* S = M S + U of ranges in their order, for every slot and head; S and U: data NULL for zero. */
 struct gdn_cu_product {

@@ -44,8 +44,9 @@ struct gdn_cu_prefill_sm90 {
     int16_t which;            /* GDN_SEQUENCES_... */
     int16_t singles;          /* decode takes sequences of one token */
     int16_t win, sm_count;    /* what the plan follows from */
+    int32_t pad[8];
 };
-GDN_CU_SIZE(gdn_cu_prefill_sm90, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 32);
+GDN_CU_SIZE(gdn_cu_prefill_sm90, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 64);
 GDN_CU_SIZE(gdn_cu_source, 8);
 
 #endif

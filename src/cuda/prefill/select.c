@@ -192,11 +192,11 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_rule_call *c)
     return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
-/* Returns true if the call goes token by token, as decode: with GDN_EXACT, and if its rows have
- * several dtypes, which chunks do not take. */
+/* Returns true if the call goes token by token, as decode: with GDN_EXACT, and if chunks take
+ * neither its rule nor rows of several dtypes. */
 static bool goes_by_tokens(const struct gdn_rule_call *c, const struct gdn_cu_rule *args)
 {
-    return c->rule.exact || gdn_cuda_mixes_dtypes(args);
+    return c->rule.exact || c->rule.family.is || gdn_cuda_mixes_dtypes(args);
 }
 
 /* Plans the workspace for segments and states of 8 bits. */
@@ -204,7 +204,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
-    TRY(gdn_cuda_check_family(ctx, &c->rule, "g", &c->args.A_log));
+    TRY(gdn_cuda_check_channels(ctx, c));
     gdn_cuda_fill_call(args, c);
     if (!goes_by_tokens(c, args))
         c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));

@@ -5,7 +5,7 @@
  * after all its first ones, and so on. How many a thread has, the host says: where there are few,
  * one, so that they are many threads'.
  *
- *     heads           all, of any strides; a place is one head
+ *     heads           all, of any strides; a place is one head, or one channel of a line's head
  *     flat_<dtype>    a and b of that dtype; four heads, which move at once, of outputs, A_log and
  *                     dt_bias too, and lines are a step apart
  */
@@ -214,6 +214,26 @@ GDN_DEVICE void write_head(const struct gdn_cu_gates &a, const struct place &p,
     }
 }
 
+/* Writes a channel of lines, each of which has a head of its own. */
+GDN_DEVICE void write_channel(const struct gdn_cu_gates &a, const struct place &p,
+                              const struct lines &l, int64_t channel)
+{
+    const struct gdn_cu_array &bias = a.dt_bias;
+    uint32_t x[ONES];
+    load_ones(x, l.a, a.a, p, channel);
+#pragma unroll
+    for (int i = 0; i < ONES; i++) {
+        if (i * p.step >= p.left) return;
+        const int64_t line = p.line + i * p.step, head = line - divide(line, a.n_heads) * a.n_heads;
+        const float A[1] = { factor_of_g(a, load_vector(a.A_log, head, 0)) };
+        const float dt[1] = { load_float(
+            bias.data, head * bias.stride[0] + channel * bias.stride[1], bias.dtype) };
+        float y[1] = { bits_to_f32(x[i], a.a.dtype) };
+        make_g(y, a, A, dt);
+        store_float(l.g[i], channel * a.g.element, a.g.dtype, y[0]);
+    }
+}
+
 /* Writes the heads of a line, in turns if there are more than threads of the block. */
 GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
 {
@@ -223,7 +243,11 @@ GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
 #pragma unroll
     for (int i = 0; i < ONES; i++)
         if (i * p.step < p.left) find(l, i, a, p.line + i * p.step);
-    for (int64_t head = p.at; head < a.H; head += a.wide) write_head(a, p, l, head);
+    for (int64_t at = p.at; at < a.H; at += a.wide)
+        if (a.n_heads)
+            write_channel(a, p, l, at);
+        else
+            write_head(a, p, l, at);
 }
 
 /* Blocks that a multiprocessor has at once, by their registers. */

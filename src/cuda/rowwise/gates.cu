@@ -214,23 +214,25 @@ GDN_DEVICE void write_head(const struct gdn_cu_gates &a, const struct place &p,
     }
 }
 
-/* Writes a channel of lines, each of which has a head of its own. */
-GDN_DEVICE void write_channel(const struct gdn_cu_gates &a, const struct place &p,
-                              const struct lines &l, int64_t channel)
+/* Writes the channels of lines, each of which is one head's. */
+GDN_DEVICE void write_channels(const struct gdn_cu_gates &a, const struct place &p)
 {
     const struct gdn_cu_array &bias = a.dt_bias;
-    uint32_t x[ONES];
-    load_ones(x, l.a, a.a, p, channel);
-#pragma unroll
-    for (int i = 0; i < ONES; i++) {
-        if (i * p.step >= p.left) return;
+#pragma unroll 1
+    for (int i = 0; i * p.step < p.left; i++) {
         const int64_t line = p.line + i * p.step, head = line - divide(line, a.n_heads) * a.n_heads;
+        const struct gdn_line at = find_line(a.leads, line);
+        const char *const from = line_at(a.leads, a.a, at);
+        char *const to = line_at(a.leads, a.g, at);
         const float A[1] = { factor_of_g(a, load_vector(a.A_log, head, 0)) };
-        const float dt[1] = { load_float(
-            bias.data, head * bias.stride[0] + channel * bias.stride[1], bias.dtype) };
-        float y[1] = { bits_to_f32(x[i], a.a.dtype) };
-        make_g(y, a, A, dt);
-        store_float(l.g[i], channel * a.g.element, a.g.dtype, y[0]);
+#pragma unroll 1
+        for (int64_t x = p.at; x < a.H; x += a.wide) {
+            const int64_t in_bias = head * bias.stride[0] + x * bias.stride[1];
+            const float dt[1] = { load_float(bias.data, in_bias, bias.dtype) };
+            float y[1] = { load_float(from, x * a.a.element, a.a.dtype) };
+            make_g(y, a, A, dt);
+            store_float(to, x * a.g.element, a.g.dtype, y[0]);
+        }
     }
 }
 
@@ -240,14 +242,14 @@ GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
     const struct place p = find_place(a);
     struct lines l = {};
     if (p.left <= 0) return;
+    if (a.n_heads) {
+        write_channels(a, p);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < ONES; i++)
         if (i * p.step < p.left) find(l, i, a, p.line + i * p.step);
-    for (int64_t at = p.at; at < a.H; at += a.wide)
-        if (a.n_heads)
-            write_channel(a, p, l, at);
-        else
-            write_head(a, p, l, at);
+    for (int64_t head = p.at; head < a.H; head += a.wide) write_head(a, p, l, head);
 }
 
 /* Blocks that a multiprocessor has at once, by their registers. */

@@ -167,6 +167,11 @@ static struct oracle_family head_of(const gdn_rule_args *a, int s, int64_t h)
     return r;
 }
 
+static double *zeros(const gdn_tensor *t)
+{
+    return ring2_heap((size_t)(ring2_count(t) + 1) * sizeof(double));
+}
+
 /* Compares with the limits of the vectors: a share of the root mean square. */
 static void near(const char *what, const gdn_tensor *got, const double *want, double share)
 {
@@ -215,6 +220,122 @@ static void decode(int i)
     agrees(&rules[i % N_RULES], i / N_RULES % N_GATES, i / N_RULES / N_GATES, 9, 0, true);
 }
 
+/* ---- Forms of a call ----------------------------------------------------------------------- */
+
+enum { N_ROWS = 3, N_SLOTS = 20 };
+
+/* A tensor of n rows for each of N_ROWS sequences, packed or padded. size 0: no last dimension. */
+static gdn_tensor rows(int32_t dtype, int64_t gap, bool padded, int64_t n, int64_t H, int64_t size)
+{
+    gdn_tensor t;
+    if (padded)
+        t = size ? ring2_new(dtype, gap, 4, N_ROWS, n, H, size)
+                 : ring2_new(dtype, gap, 3, N_ROWS, n, H, 0);
+    else
+        t = size ? ring2_new(dtype, gap, 3, N_ROWS * n, H, size, 0)
+                 : ring2_new(dtype, gap, 2, N_ROWS * n, H, 0, 0);
+    ring2_fill(&t, 0.1, 1);
+    return t;
+}
+
+/* The same numbers packed, for the judge. */
+static gdn_tensor packed(const gdn_tensor *t, bool padded)
+{
+    gdn_tensor p = t->data ? ring2_clone(t) : *t;
+    if (!t->data || !padded) return p;
+    p.size[0] *= p.size[1], p.stride[0] = p.stride[1];
+    for (int i = 1; i < p.ndim - 1; i++) p.size[i] = p.size[i + 1], p.stride[i] = p.stride[i + 1];
+    p.ndim--;
+    return p;
+}
+
+/* Slot s of a pool as rows of V, of all heads. */
+static void load_slot(double *to, const gdn_tensor *pool, int64_t s, bool kv, int64_t K, int64_t V)
+{
+    for (int64_t i = 0; i < HV * V * K; i++) {
+        const int64_t h = i / (V * K), v = i / K % V, k = i % K;
+        to[i] = ring2_get(pool, (s * HV + h) * V * K + (kv ? k * V + v : v * K + k));
+    }
+}
+
+static double half_of(int32_t dtype) /* of a unit in the last place, and what sums add to it */
+{
+    return dtype == GDN_F32 ? 3e-5 : dtype == GDN_BF16 ? 3e-2 : 4e-3;
+}
+
+/* Every dtype, layout and shape of a call of gdn_decode: rows of 128 that are whole, and others;
+ * states in slots, of each token or the last one, written to where they came from or elsewhere. */
+static void forms(int i)
+{
+    static const int64_t heads[][2] = { { 128, 128 }, { 64, 64 }, { 40, 24 }, { 256, 40 } };
+    static const int64_t lengths[] = { 1, 2, 4, 7 };
+    const struct rule *f = &rules[i % N_RULES];
+    const int32_t io = i % 3, dtype = i / 3 % 3;
+    const int64_t K = heads[i / 2 % 4][0], V = heads[i / 2 % 4][1], T = lengths[i / 4 % 4];
+    const int64_t u = f->updates, gap = i % 7 == 3 ? 1 : 0;
+    const bool padded = i % 4 < 3, kv = i / 2 % 2, each = padded && i % 5 == 2;
+    const int64_t starts[] = { 0, T, 2 * T, 3 * T }, from[] = { 7, 2, 5 };
+    gdn_rule_args a = gdn_rule_args_init(), judge;
+    gdn_batch batch = gdn_batch_init(), of_judge = gdn_batch_init();
+    a.q = rows(io, gap, padded, T, HK, K), a.k = rows(io, gap, padded, u * T, HK, K);
+    a.v = rows(io, gap, padded, u * T, HV, V), a.out = rows(io, gap, padded, T, HV, V);
+    ring2_fill(&a.q, -1, 1), ring2_fill(&a.k, -1, 1), ring2_fill(&a.v, -1, 1);
+    a.g = rows(i % 2 ? io : GDN_F32, gap, padded, T, HV, f->g_rows ? K : 0);
+    ring2_fill(&a.g, -0.7, 0);
+    a.beta = rows(GDN_F32, 0, padded, u * T, HV, f->beta_rows ? K : 0);
+    if (f->write) a.write_gate = rows(io, gap, padded, u * T, HV, V);
+    a.state = kv ? ring2_new(dtype, 4 * gap, 4, N_SLOTS + 12, HV, K, V)
+                 : ring2_new(dtype, 4 * gap, 4, N_SLOTS + 12, HV, V, K);
+    ring2_fill(&a.state, -1, 1);
+    a.state_layout = kv ? GDN_STATE_KV : GDN_STATE_VK;
+    a.norm = GDN_NORM_L2, a.updates = f->updates, a.batch = &batch;
+    if (!padded) batch.cu_seqlens = ring2_indices(GDN_I32, N_ROWS + 1, starts);
+    batch.read_slots = ring2_indices(i % 2 ? GDN_I64 : GDN_I32, N_ROWS, from);
+    int64_t to[N_ROWS * 7];
+    for (int64_t j = 0; j < N_ROWS * T; j++) to[j] = 8 + j; /* apart from what is read */
+    if (each) {
+        batch.write = GDN_WRITE_EACH;
+        batch.write_slots = ring2_indices(GDN_I32, N_ROWS * T, to);
+        batch.write_slots.ndim = 2;
+        batch.write_slots.size[0] = N_ROWS, batch.write_slots.size[1] = T;
+        batch.write_slots.stride[0] = T, batch.write_slots.stride[1] = 1;
+    } else if (i % 3 == 1) {
+        batch.write_slots = ring2_indices(GDN_I32, N_ROWS, to);
+    }
+
+    judge = a;
+    gdn_tensor *of[] = { &judge.q, &judge.k, &judge.v, &judge.g, &judge.beta, &judge.write_gate };
+    for (int j = 0; j < 6; j++) *of[j] = packed(of[j], padded);
+    judge.batch = &of_judge;
+    of_judge.cu_seqlens = ring2_indices(GDN_I64, N_ROWS + 1, starts);
+    judge.state = ring2_new(GDN_F32, 0, 4, N_ROWS, HV, V, K);
+    double *slot = ring2_heap((size_t)(HV * V * K) * sizeof *slot);
+    for (int s = 0; s < N_ROWS; s++) {
+        load_slot(slot, &a.state, from[s], kv, K, V);
+        for (int64_t j = 0; j < HV * V * K; j++)
+            ring2_set(&judge.state, s * HV * V * K + j, slot[j]);
+    }
+    run(&a, true);
+
+    double *out = ring2_heap((size_t)(N_ROWS * T * HV * V) * sizeof *out);
+    gdn_tensor ends = ring2_new(GDN_F32, 0, 4, N_ROWS, HV, V, K);
+    double *want = zeros(&ends);
+    for (int s = 0; s < N_ROWS; s++) {
+        for (int64_t h = 0; h < HV; h++) {
+            struct oracle_family r = head_of(&judge, s, h);
+            oracle_family(&r);
+            for (int64_t j = 0; j < T * V; j++)
+                out[((s * T + j / V) * HV + h) * V + j % V] = r.o[j];
+            memcpy(want + (s * HV + h) * K * V, r.state, (size_t)(K * V) * sizeof *want);
+        }
+        const int64_t last = each ? to[s * T + T - 1] : batch.write_slots.data ? to[s] : from[s];
+        load_slot(slot, &a.state, last, kv, K, V);
+        for (int64_t j = 0; j < HV * V * K; j++) ring2_set(&ends, s * HV * V * K + j, slot[j]);
+    }
+    near("out", &a.out, out, half_of(io));
+    near("state", &ends, want, half_of(dtype));
+}
+
 /* ---- Gradients ----------------------------------------------------------------------------- */
 
 /* Returns true if the backend has no kernels for the family in an op. */
@@ -233,11 +354,6 @@ static void add_rows(double *to, const gdn_tensor *t, const double *from, int64_
         const int64_t row = (first + i / size) * H + h;
         to[rows ? row * size + i % size : row] += from[i];
     }
-}
-
-static double *zeros(const gdn_tensor *t)
-{
-    return ring2_heap((size_t)(ring2_count(t) + 1) * sizeof(double));
 }
 
 static void gradients(int i)
@@ -685,6 +801,7 @@ int main(int argc, char **argv)
         { "prefill", prefill, ALL * N_SIZES },
         { "exact", exact, ALL },
         { "decode", decode, ALL * N_SIZES },
+        { "forms", forms, 120 },
         { "gradients", gradients, ALL * 2 },
         { "cuts", cuts, ALL },
         { "splits", splits, ALL },

@@ -336,6 +336,49 @@ static void forms(int i)
     near("state", &ends, want, half_of(dtype));
 }
 
+/* gdn_step of a KDA layer is its convolution and gdn_decode of raw gates. */
+static void steps(int i)
+{
+    enum { B = 3, W = 4, K = 64, V = 48, D = 2 * HK * K + HV * V };
+    const int32_t io = i % 3, T = 1 + i / 2 % 2;
+    const gdn_tensor out = ring2_new(io, 0, 4, B, T, HV, V);
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_step_args s = gdn_step_args_init();
+    gdn_conv1d_args c = gdn_conv1d_args_init();
+    gdn_rule_args a = gdn_rule_args_init();
+    s.x = ring2_new(io, 0, 3, B, T, D, 0), ring2_fill(&s.x, -1, 1);
+    s.conv_weight = ring2_new(GDN_F32, 0, 2, D, W, 0, 0), ring2_fill(&s.conv_weight, -1, 1);
+    s.conv_state = ring2_new(GDN_F32, 0, 3, B, D, W - 1, 0), ring2_fill(&s.conv_state, -1, 1);
+    s.a = ring2_new(io, 0, 4, B, T, HV, K), ring2_fill(&s.a, -1, 1);
+    s.b = ring2_new(io, 0, 3, B, T, HV, 0), ring2_fill(&s.b, -1, 1);
+    s.dt_bias = ring2_new(GDN_F32, 0, 2, HV, K, 0, 0), ring2_fill(&s.dt_bias, -4, 1);
+    s.A_log = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0), ring2_fill(&s.A_log, -1, 1);
+    s.state = ring2_new(GDN_F32, 0, 4, B, HV, V, K), ring2_fill(&s.state, -1, 1);
+    s.gate_lower_bound = i % 2 ? -5 : 0;
+    s.n_key_heads = HK, s.n_value_heads = HV, s.key_head_dim = K, s.value_head_dim = V;
+    s.out = ring2_clone(&out);
+
+    c.x = s.x, c.weight = s.conv_weight, c.state = ring2_clone(&s.conv_state);
+    c.out = ring2_clone(&s.x), c.activation = GDN_ACT_SILU;
+    a.g = s.a, a.beta = s.b, a.A_log = s.A_log, a.dt_bias = s.dt_bias;
+    a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
+    a.gate_lower_bound = s.gate_lower_bound, a.state = ring2_clone(&s.state);
+    a.out = ring2_clone(&out);
+    gdn_tensor *qkv[] = { &a.q, &a.k, &a.v };
+    for (int j = 0; j < 3; j++) {
+        gdn_tensor part = ring2_narrow(&c.out, 2, j * HK * K, j < 2 ? HK * K : HV * V);
+        part.ndim = 4, part.size[2] = j < 2 ? HK : HV, part.size[3] = j < 2 ? K : V;
+        part.stride[2] = part.size[3], part.stride[3] = 1;
+        *qkv[j] = part;
+    }
+    ring2_status(ctx, "gdn_step", gdn_step(ctx, &s), GDN_OK);
+    ring2_status(ctx, "gdn_conv1d", gdn_conv1d(ctx, &c), GDN_OK);
+    ring2_status(ctx, "gdn_decode", gdn_decode(ctx, &a), GDN_OK);
+    near("out", &s.out, ring2_doubles(&a.out), half_of(io));
+    near("state", &s.state, ring2_doubles(&a.state), half_of(io));
+    near("conv_state", &s.conv_state, ring2_doubles(&c.state), 1e-6);
+}
+
 /* ---- Gradients ----------------------------------------------------------------------------- */
 
 /* Returns true if the backend has no kernels for the family in an op. */
@@ -802,6 +845,7 @@ int main(int argc, char **argv)
         { "exact", exact, ALL },
         { "decode", decode, ALL * N_SIZES },
         { "forms", forms, 120 },
+        { "steps", steps, 6 },
         { "gradients", gradients, ALL * 2 },
         { "cuts", cuts, ALL },
         { "splits", splits, ALL },

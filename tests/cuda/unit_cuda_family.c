@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fakes: cuda */
 /*
- * Rules beyond Gated DeltaNet (gdn.h, "The family") on a device: ops without kernels for them refuse
- * them by the name of the tensor, and launch nothing.
+ * Rules beyond Gated DeltaNet (gdn.h, "The family") on a device: ops without kernels for them
+ * refuse them by the name of the tensor, and launch nothing.
  */
 #include <string.h>
 

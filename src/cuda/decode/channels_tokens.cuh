@@ -21,8 +21,8 @@ template <int KC> struct channels_fetched {
     bool decays;       /* it is the first one */
 };
 
-/* What the gates of an update do to a state. */
-enum channels_decay { CHANNELS_STAY, CHANNELS_DECAY, CHANNELS_FORGET /* some of them */ };
+/* An update's gates leave a state as it is, decay it, or forget some of its channels. */
+enum channels_decay { CHANNELS_STAY, CHANNELS_DECAY, CHANNELS_FORGET };
 
 /* a is 1, and k, q and e = b k are 0, from K on. */
 template <int KC> struct channels_window {

@@ -7,10 +7,10 @@
  *     S <- S + k u^T
  *
  * A block of 128 threads has 32 columns of one state of one sequence, all of K, in registers for
- * the whole call: read once and written where the caller wants it, in chunks of four elements if they
- * are whole and aligned (a.wide), else element by element. What the
- * tokens need comes beside it in windows (general_tokens.cuh), so that a pass over the state is one
- * token's decay, sums and update.
+ * the whole call: read once and written where the caller wants it, in chunks of four elements if
+ * they are whole and aligned (a.wide), else element by element. The tokens come beside it in
+ * windows (general_tokens.cuh), so that a pass over the state is one token's decay, sums and
+ * update.
  */
 #ifndef GDN_CUDA_DECODE_CUH
 #define GDN_CUDA_DECODE_CUH

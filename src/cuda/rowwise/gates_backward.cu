@@ -80,7 +80,7 @@ GDN_DEVICE void write_line(const struct gdn_cu_gates_backward &a, struct head &h
     }
 }
 
-/* Writes the channels of head blockIdx.y in the block's lines, 32 at a time: a lane is a channel. */
+/* Writes the channels of head blockIdx.y in the block's lines, 32 at a time, one of each lane. */
 GDN_DEVICE void write_channels(const struct gdn_cu_gates_backward &a)
 {
     __shared__ float sums[2][WARPS][32];

@@ -24,7 +24,8 @@ template <int KC> struct channels_fetched {
 /* An update's gates leave a state as it is, decay it, or forget some of its channels. */
 enum channels_decay { CHANNELS_STAY, CHANNELS_DECAY, CHANNELS_FORGET };
 
-/* a is 1, and k, q and e = b k are 0, from K on. */
+/* From K on k, q, e = b k and a are 0: where other channels forget, so does a NaN that 0 times u
+ * left there. */
 template <int KC> struct channels_window {
     typedef struct channels_fetched<KC> fetched;
     enum { ERASES = true }; /* p is of e, not of k */
@@ -125,13 +126,13 @@ GDN_DEVICE bool commit_channels(struct channels_window<KC> &to,
         const int channel = lane + 32 * c;
         const bool there = channel < r.K;
         const float b = there ? family_b_value(r, bits_to_f32(f.b[c], r.beta.dtype)) : 0;
-        const float a = f.decays && there
-                            ? gate_value(r, bits_to_f32(f.a[c], r.g.dtype), w.A_log,
-                                         bits_to_f32(f.bias[c], r.dt_bias.dtype), true)
-                            : 1;
+        float a = there;
+        if (f.decays && there)
+            a = gate_value(r, bits_to_f32(f.a[c], r.g.dtype), w.A_log,
+                           bits_to_f32(f.bias[c], r.dt_bias.dtype), true);
         to.a[i][channel] = a;
         to.e[i][channel] = b == 0 ? 0 : b * to.k[i][channel];
-        changes |= a != 1, forgets |= a == 0, erases |= b != 0;
+        changes |= there && a != 1, forgets |= there && a == 0, erases |= b != 0;
     }
     changes = __any_sync(0xffffffff, changes);
     forgets = __any_sync(0xffffffff, forgets);

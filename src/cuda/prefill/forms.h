@@ -19,7 +19,7 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
 
 /* Gates per channel, by the kernels of prefill/channels; why_not as in prefill.h. */
 const char *gdn_cuda_prefill_channels_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
-size_t gdn_cuda_prefill_channels_bytes(const struct gdn_cu_rule *args);
+size_t gdn_cuda_prefill_channels_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
                                      struct gdn_cuda_ran *ran, void *stream);
 

@@ -221,7 +221,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     gdn_cuda_fill_call(args, c);
     if (goes_by_channels(ctx, c, args)) {
-        c->base.bytes = gdn_cuda_prefill_channels_bytes(args);
+        c->base.bytes = gdn_cuda_prefill_channels_bytes(ctx, args);
         return GDN_OK;
     }
     TRY(gdn_cuda_check_family(ctx, &c->rule, "g", &c->args.A_log));

@@ -6,7 +6,7 @@
 enum {
     CHUNK = GDN_CHANNELS_CHUNK,
     WARP_COLUMNS = 16,
-    WINDOW_BYTES = 32 << 20 /* of records: the L2 cache holds them */
+    WINDOW_BYTES = 1 << 18 /* of records, per multiprocessor: as much as L2 caches hold */
 };
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
@@ -56,13 +56,14 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high)
 
 static int deep_of(const struct gdn_cu_rule *r) { return r->K <= 64 ? 64 : 128; }
 
-static struct windows cut(const struct gdn_cu_rule *r)
+static struct windows cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
     const int deep = deep_of(r);
     struct windows w = { .through = b->cu_seqlens.data != NULL, .n_rows = b->B };
     w.record_bytes = GDN_CHANNELS_WRITTEN(deep) + (r->family.write.data ? CHUNK * 2 * r->V : 0);
-    const int64_t most = clamp(WINDOW_BYTES / (w.record_bytes * r->H), 1, INT64_MAX);
+    const int64_t bytes = (int64_t)WINDOW_BYTES * ctx->cuda->sm_count;
+    const int64_t most = clamp(bytes / (w.record_bytes * r->H), 1, INT64_MAX);
     w.n_chunks = w.through ? b->N / CHUNK + b->B : (b->T + CHUNK - 1) / CHUNK;
     if (!w.through && most < b->B) w.n_rows = most;
     w.each = clamp(w.through ? most : most / b->B, 1, w.n_chunks > 0 ? w.n_chunks : 1);
@@ -83,9 +84,9 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct windows *w, char
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-size_t gdn_cuda_prefill_channels_bytes(const struct gdn_cu_rule *r)
+size_t gdn_cuda_prefill_channels_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
-    const struct windows w = cut(r);
+    const struct windows w = cut(ctx, r);
     char *records, *carry;
     return lay_out(r, &w, &records, &carry, NULL);
 }
@@ -137,7 +138,7 @@ static gdn_status run_window(gdn_ctx *ctx, struct gdn_cu_channels *a, int column
 gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *r, void *memory,
                                      struct gdn_cuda_ran *ran, void *stream)
 {
-    const struct windows w = cut(r);
+    const struct windows w = cut(ctx, r);
     const int deep = deep_of(r);
     char *carry;
     struct gdn_cu_channels a = { .rule = *r, .record_bytes = w.record_bytes, .each = w.each };

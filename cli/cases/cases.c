@@ -8,6 +8,7 @@
 #include "cli.h"
 #include "internal.h"
 #include "oracle.h"
+#include "oracle_family.h"
 
 static double draw_beta(const void *arg, int64_t h, uint64_t *seed)
 {
@@ -90,25 +91,43 @@ static bool make_slots(struct rule_case *c)
     return true;
 }
 
+/* Makes rows of K gates, or of biases, of what was drawn as so many heads. */
+static void make_channels(gdn_tensor *t, int64_t K)
+{
+    const int32_t last = t->ndim - 1;
+    t->size[last] /= K;
+    t->stride[last] = K;
+    t->size[t->ndim] = K;
+    t->stride[t->ndim++] = 1;
+}
+
 /* Makes q, k, gates: as they are, or raw. */
 static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
                         const int64_t *gate_size)
 {
     gdn_rule_args *a = &c->args;
     const int32_t dtype = c->dims.dtype;
-    const int64_t *H = &gate_size[1];
+    const int64_t *H = &gate_size[1], K = c->dims.K;
+    const int64_t gates[] = { gate_size[0], c->dims.kda ? *H * K : *H };
+    gdn_tensor unused;
     if (!c->dims.raw) {
         a->q = case_unit_rows(&c->memory, dtype, q);
         a->k = case_unit_rows(&c->memory, dtype, k);
-        a->g = case_log_gates(&c->memory, &c->dims, gate_size);
+        a->g = case_log_gates(&c->memory, &c->dims, gates);
+        if (c->dims.kda && a->g.data) make_channels(&a->g, K);
         a->beta = case_drawn(&c->memory, GDN_F32, 2, gate_size, draw_beta, NULL);
         return a->q.data && a->k.data && a->g.data && a->beta.data;
     }
     a->q = case_tensor(&c->memory, dtype, 3, q, -1, 1);
     a->k = case_tensor(&c->memory, dtype, 3, k, -1, 1);
-    a->g = case_raw_gates(&c->memory, &c->dims, 2, gate_size);
+    a->g = case_raw_gates(&c->memory, &c->dims, 2, gates);
     a->beta = case_tensor(&c->memory, dtype, 2, gate_size, -3, 3);
     case_gate_heads(&c->memory, &c->dims, H, &a->A_log, &a->dt_bias);
+    if (c->dims.kda) {
+        case_gate_heads(&c->memory, &c->dims, &gates[1], &unused, &a->dt_bias);
+        if (!a->g.data || !a->dt_bias.data) return false;
+        make_channels(&a->g, K), make_channels(&a->dt_bias, K);
+    }
     a->gate = GDN_GATE_RAW;
     a->beta_kind = GDN_BETA_SIGMOID;
     a->norm = GDN_NORM_L2;
@@ -230,7 +249,7 @@ void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double 
 /* Loads head h of n tokens from `first` on, as rows of doubles; `per` state heads share one. */
 static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n, int64_t h)
 {
-    const int64_t D = t->ndim == 3 ? t->size[2] : 1;
+    const int64_t D = t->ndim == 3 ? t->size[2] : 1; /* of g: one, or K */
     for (int64_t i = 0; i < n; i++)
         for (int64_t d = 0; d < D; d++)
             to[i * D + d] = oracle_load(t->data, t->dtype, (first + i) * t->stride[0] + h * D + d);
@@ -247,14 +266,43 @@ static void cook(const struct rule_case *c, int64_t h, int64_t n, double *q, dou
                  double *beta)
 {
     const gdn_rule_args *a = &c->args;
-    const int64_t K = c->dims.K;
+    const int64_t K = c->dims.K, channels = c->dims.kda ? K : 1;
     for (int64_t t = 0; t < n; t++) {
         oracle_l2norm(q + t * K, q + t * K, K, a->norm, 1e-6);
         oracle_l2norm(k + t * K, k + t * K, K, a->norm, 1e-6);
-        g[t] = oracle_gate(g[t], oracle_load(a->A_log.data, GDN_F32, h),
-                           oracle_load(a->dt_bias.data, GDN_F32, h), 0);
+        for (int64_t x = 0; x < channels; x++)
+            g[t * channels + x] =
+                oracle_gate(g[t * channels + x], oracle_load(a->A_log.data, GDN_F32, h),
+                            oracle_load(a->dt_bias.data, GDN_F32, h * channels + x), 0);
         beta[t] = oracle_sigmoid(beta[t]);
     }
+}
+
+/* The same with a gate per channel. */
+static bool follow_channels(const struct oracle_rule *r, const double *g)
+{
+    const int64_t n = r->T, K = r->K, V = r->V;
+    double *b = malloc((size_t)n * (size_t)(K + V) * sizeof *b);
+    if (!b) return false;
+    double *w = b + n * K;
+    for (int64_t i = 0; i < n * K; i++) b[i] = r->beta[i / K];
+    for (int64_t i = 0; i < n * V; i++) w[i] = r->beta[i / V];
+    const struct oracle_family family = { .T = n,
+                                          .K = r->K,
+                                          .V = r->V,
+                                          .n = 1,
+                                          .scale = r->scale,
+                                          .q = r->q,
+                                          .g = g,
+                                          .k = r->k,
+                                          .b = b,
+                                          .v = r->v,
+                                          .w = w,
+                                          .state = r->state,
+                                          .o = r->o };
+    oracle_family(&family);
+    free(b);
+    return true;
 }
 
 bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
@@ -263,16 +311,18 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
     const gdn_rule_args *a = &c->args;
     const int64_t K = c->dims.K, V = c->dims.V;
     const int64_t first = c->tokens.cu_seqlens[b];
-    double *q = malloc((size_t)n * (size_t)(2 * K + V + 2) * sizeof *q);
+    const int64_t channels = c->dims.kda ? K : 1;
+    double *q = malloc((size_t)n * (size_t)(2 * K + V + channels + 1) * sizeof *q);
+    bool done = true;
     if (!q) return false;
-    double *k = q + n * K, *v = k + n * K, *alpha = v + n * V, *beta = alpha + n;
+    double *k = q + n * K, *v = k + n * K, *alpha = v + n * V, *beta = alpha + n * channels;
     load_head(q, &a->q, first, n, head_of(c, a->q.size[1], h));
     load_head(k, &a->k, first, n, head_of(c, a->k.size[1], h));
     load_head(v, &a->v, first, n, head_of(c, a->v.size[1], h));
     load_head(alpha, &a->g, first, n, h);
     load_head(beta, &a->beta, first, n, h);
     if (c->dims.raw) cook(c, h, n, q, k, alpha, beta);
-    for (int64_t t = 0; t < n; t++) alpha[t] = exp(alpha[t]);
+    for (int64_t t = 0; t < n && !c->dims.kda; t++) alpha[t] = exp(alpha[t]);
     load_head(got, &a->out, first, n, h);
     const struct oracle_rule r = { .T = n,
                                    .K = (int)K,
@@ -285,9 +335,12 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
                                    .beta = beta,
                                    .state = state,
                                    .o = want };
-    oracle_rule(&r);
+    if (c->dims.kda)
+        done = follow_channels(&r, alpha);
+    else
+        oracle_rule(&r);
     free(q);
-    return true;
+    return done;
 }
 
 double rule_case_flops(const struct rule_case *c, bool in_chunks)

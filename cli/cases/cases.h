@@ -59,6 +59,7 @@ struct case_dims {
     bool batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */
     bool no_early_stop;   /* GDN_NO_EARLY_STOP: the rule and the layer */
     bool raw;             /* gates and norms inside the call */
+    bool kda;             /* the rule with a gate per key channel */
     bool pooled;          /* states in every other slot of a pool, backwards */
     bool each;            /* GDN_WRITE_EACH */
     bool rows;            /* sequences, of one length, as rows of a batch; false: by cu_seqlens */

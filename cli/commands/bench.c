@@ -36,6 +36,8 @@ static const char *const help[] = {
     "  --batch-invariant  prefill, block: with GDN_BATCH_INVARIANT\n"
     "  --no-early-stop  prefill, block: with GDN_NO_EARLY_STOP\n"
     "  --raw            prefill, decode: raw gates and the norms of q and k inside the call\n"
+    "  --kda            prefill, decode: a gate per key channel; gates of a head are those of a\n"
+    "                   channel then\n"
     "  --gates KIND     prefill, decode, block, step: recipe (default), none, model, strong, or\n"
     "                   all: a result for each. none: log gates 0. recipe: logsigmoid(x) / 16, x\n"
     "                   normal, and 0 in every fourth head. model: -A softplus(a + dt_bias), A\n"
@@ -240,8 +242,8 @@ static int settle(struct bench_options *o)
     const bool rule = o->op == PREFILL || o->op == DECODE;
     if (o->dims.exact && !rule && o->op != BLOCK && o->op != STEP)
         return cli_bad("--exact: not for %s", op_names[o->op]);
-    if ((o->dims.raw || o->dims.pooled) && !rule)
-        return cli_bad("--raw, --pool: not for %s", op_names[o->op]);
+    if ((o->dims.raw || o->dims.pooled || o->dims.kda) && !rule)
+        return cli_bad("--raw, --pool, --kda: not for %s", op_names[o->op]);
     if (o->dims.each && o->op != DECODE) return cli_bad("--each: not for %s", op_names[o->op]);
     if (o->dims.bf16_products && ((o->op != PREFILL && o->op != BLOCK) || strcmp(o->dtype, "bf16")))
         return cli_bad("--bf16-products: for prefill and block of bf16 alone");
@@ -310,6 +312,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     if (o->dims.batch_invariant) cJSON_AddBoolToObject(line, "batch_invariant", true);
     if (o->dims.no_early_stop) cJSON_AddBoolToObject(line, "no_early_stop", true);
     if (o->dims.raw) cJSON_AddBoolToObject(line, "raw", true);
+    if (o->dims.kda) cJSON_AddBoolToObject(line, "kda", true);
     if (o->dims.pooled) cJSON_AddBoolToObject(line, "pool", true);
     if (o->dims.each) cJSON_AddBoolToObject(line, "each", true);
     if (o->dims.gated) cJSON_AddBoolToObject(line, "gated", true);
@@ -373,7 +376,8 @@ static void print_text(const struct bench_options *o, const struct bench *b,
         printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
     else
         printf("sequences %s, ", o->seqlens);
-    if (has_gates(o)) printf("gates %s, ", case_gates_names[o->dims.gates]);
+    if (has_gates(o))
+        printf("gates %s%s, ", case_gates_names[o->dims.gates], o->dims.kda ? " (KDA)" : "");
     printf("%s, state %s%s%s\n  kernel    %s\n", o->dtype, o->state,
            o->dims.exact           ? ", exact"
            : o->dims.bf16_products ? ", bf16 products"
@@ -661,6 +665,7 @@ int bench_main(int argc, char **argv)
         { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },
         { "--exact", CLI_FLAG, &o.dims.exact, 0, 0 },
         { "--raw", CLI_FLAG, &o.dims.raw, 0, 0 },
+        { "--kda", CLI_FLAG, &o.dims.kda, 0, 0 },
         { "--pool", CLI_FLAG, &o.dims.pooled, 0, 0 },
         { "--each", CLI_FLAG, &o.dims.each, 0, 0 },
         { "--gated", CLI_FLAG, &o.dims.gated, 0, 0 },

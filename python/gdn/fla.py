@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The gated delta rule and KDA under the names and signatures of flash-linear-attention (FLA) 0.6.
+The gated delta rule, KDA, GDN-2 and Gated DeltaProduct under the names and signatures of
+flash-linear-attention (FLA) 0.6.
 
     from gdn.fla import chunk_gated_delta_rule
 
@@ -13,6 +14,8 @@ Gradients flow to every tensor; those of fused_recurrent_gated_delta_rule, which
 are computed in chunks.
 """
 
+import importlib
+import inspect
 import warnings
 
 import torch
@@ -21,7 +24,9 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
-from ._fla_kda import chunk_kda, fused_recurrent_kda
+from ._fla_family import chunk_gated_delta_product, chunk_gdn2, fused_recurrent_gdn2
+from ._fla_kda import (chunk_kda, fused_kda_gate, fused_recurrent_kda, kda_gate_bwd,
+                       kda_gate_fwd)
 
 _KWARGS = "chunk_size", "head_first", "transpose_state_layout"
 
@@ -199,6 +204,14 @@ def install():
     replace_rules()
 
 
+_FAMILY = {  # FLA's modules that older versions lack
+    "kda": (chunk_kda, fused_recurrent_kda),
+    "kda.gate": (fused_kda_gate, kda_gate_fwd, kda_gate_bwd),
+    "gdn2": (chunk_gdn2, fused_recurrent_gdn2),
+    "gated_delta_product": (chunk_gated_delta_product,),
+}
+
+
 def _compare():
     try:
         import fla.ops.gated_delta_rule as package
@@ -206,12 +219,13 @@ def _compare():
         return
     for ours in (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule):
         _drop_in.require_known(ours, getattr(package, ours.__name__))
-    try:
-        import fla.ops.kda as kda
-    except Exception:  # older than KDA
-        return
-    for ours in (chunk_kda, fused_recurrent_kda):
-        _drop_in.require_known(ours, getattr(kda, ours.__name__))
+    for name, functions in _FAMILY.items():
+        try:
+            module = importlib.import_module(f"fla.ops.{name}")
+        except Exception:  # an older FLA
+            continue
+        for ours in functions:
+            _drop_in.require_known(ours, inspect.unwrap(getattr(module, ours.__name__)))
 
 
 _backend = None

@@ -4,6 +4,8 @@ What KDA, GDN-2 and Gated DeltaProduct of FLA 0.6 share, and the latter two unde
 signatures. All run on a CPU: on a GPU they raise NotImplementedError.
 """
 
+import warnings
+
 import torch
 
 import gdn
@@ -13,11 +15,30 @@ from . import _drop_in
 from .torch._named import renamed
 
 
-def refuse(kwargs, *names):
+def refuse(**given):
     """Raises NotImplementedError that names the first of these arguments which is given."""
-    for name in names:
-        if kwargs.get(name) is not None and kwargs[name] is not False:
+    for name, x in given.items():
+        if x is not None and x is not False:
             raise NotImplementedError(f"gdn.fla: {name} is not supported")
+
+
+def first_of_v(state_v_first, kwargs):
+    """state_v_first, which kwargs may have under its old name. Called by FLA's function itself."""
+    if "transpose_state_layout" not in kwargs:
+        return state_v_first
+    if state_v_first:
+        raise ValueError("state_v_first and transpose_state_layout are two names of one option")
+    warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning, stacklevel=3)
+    return kwargs["transpose_state_layout"]
+
+
+def check_chunk(kwargs, rule, *sizes):
+    """Raises ValueError for a chunk_size that FLA does not have. It changes nothing here."""
+    size = kwargs.get("chunk_size", sizes[-1])
+    if size not in sizes:
+        wanted = " or ".join(map(str, sizes))
+        raise ValueError(f"`chunk_size` must be {'either ' * (len(sizes) > 1)}{wanted} for {rule}, "
+                         f"got {size}.")
 
 
 def on_cpu(x):
@@ -88,17 +109,15 @@ def chunk_gdn2(
     chunk_kda(), without its options of beta.
 
     Raises NotImplementedError for return_intermediate_states and for kwargs other than A_log,
-    dt_bias and a chunk_size of 64; ValueError for another chunk_size.
+    dt_bias, transpose_state_layout and a chunk_size of 64; ValueError for another chunk_size.
     """
-    _drop_in.only("chunk_gdn2", kwargs, "A_log", "dt_bias", "chunk_size")
-    if kwargs.get("chunk_size", _drop_in.CHUNK_SIZE) != _drop_in.CHUNK_SIZE:
-        raise ValueError(f"`chunk_size` must be 64 for GDN-2, got {kwargs['chunk_size']}.")
-    refuse(dict(return_intermediate_states=return_intermediate_states),
-           "return_intermediate_states")
+    _drop_in.only("chunk_gdn2", kwargs, "A_log", "dt_bias", "chunk_size", "transpose_state_layout")
+    check_chunk(kwargs, "GDN-2", 64)
+    refuse(return_intermediate_states=return_intermediate_states)
     raw = kwargs.get("A_log"), kwargs.get("dt_bias"), lower_bound
     return _gdn2(gdn.torch.prefill, q, k, v, g, b, w, raw if use_gate_in_kernel else None, scale,
                  initial_state, output_final_state, cu_seqlens,
-                 dict(l2norm=use_qk_l2norm_in_kernel, v_first=state_v_first))
+                 dict(l2norm=use_qk_l2norm_in_kernel, v_first=first_of_v(state_v_first, kwargs)))
 
 
 def fused_recurrent_gdn2(
@@ -122,13 +141,13 @@ def fused_recurrent_gdn2(
 ):
     """
     GDN-2 token by token: arguments and results of chunk_gdn2(). Gradients flow, which FLA does not
-    have. Raises NotImplementedError for every one of kwargs.
+    have. Raises NotImplementedError for kwargs other than transpose_state_layout.
     """
-    _drop_in.only("fused_recurrent_gdn2", kwargs)
+    _drop_in.only("fused_recurrent_gdn2", kwargs, "transpose_state_layout")
     return _gdn2(gdn.torch.decode, q, k, v, g, b, w,
                  (A_log, dt_bias, lower_bound) if use_gate_in_kernel else None, scale,
                  initial_state, output_final_state, cu_seqlens,
-                 dict(l2norm=use_qk_l2norm_in_kernel, v_first=state_v_first))
+                 dict(l2norm=use_qk_l2norm_in_kernel, v_first=first_of_v(state_v_first, kwargs)))
 
 
 def chunk_gated_delta_product(

@@ -10,7 +10,7 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
-from ._fla_family import call, on_cpu, raw_gates, refuse
+from ._fla_family import call, check_chunk, first_of_v, on_cpu, raw_gates, refuse
 from .torch._operators import overload
 
 
@@ -67,15 +67,17 @@ def chunk_kda(
 
     Gradients flow to every tensor. Returns o [B, T, HV, V] and the final state in float32, or None.
 
-    Raises NotImplementedError for a beta of [B, T, HV, V], cp_context and
-    return_intermediate_states; other errors as chunk_gated_delta_rule().
+    Raises NotImplementedError for a beta of [B, T, HV, V], cp_context, return_intermediate_states
+    and kwargs other than A_log, dt_bias, chunk_size and transpose_state_layout; ValueError for a
+    chunk_size that FLA does not have; other errors as chunk_gated_delta_rule().
     """
-    refuse(dict(cp_context=cp_context, return_intermediate_states=return_intermediate_states),
-           "cp_context", "return_intermediate_states")
+    _drop_in.only("chunk_kda", kwargs, "A_log", "dt_bias", "chunk_size", "transpose_state_layout")
+    check_chunk(kwargs, "KDA", 32, 64)
+    refuse(cp_context=cp_context, return_intermediate_states=return_intermediate_states)
     return _call(gdn.torch.prefill, q, k, v, g, beta, kwargs.get("A_log"), kwargs.get("dt_bias"),
                  scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
                  use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound,
-                 state_v_first, cu_seqlens)
+                 first_of_v(state_v_first, kwargs), cu_seqlens)
 
 
 def fused_recurrent_kda(
@@ -100,13 +102,13 @@ def fused_recurrent_kda(
 ):
     """
     KDA token by token: arguments and results of chunk_kda(). Gradients flow, which FLA does not
-    have. Raises NotImplementedError for ssm_state_indices, num_accepted_tokens and out too.
+    have. Raises NotImplementedError for kwargs other than transpose_state_layout.
     """
-    refuse(kwargs, "ssm_state_indices", "num_accepted_tokens", "out")
+    _drop_in.only("fused_recurrent_kda", kwargs, "transpose_state_layout")
     return _call(gdn.torch.decode, q, k, v, g, beta, A_log, dt_bias, scale, initial_state,
                  output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
-                 use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first,
-                 cu_seqlens)
+                 use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound,
+                 first_of_v(state_v_first, kwargs), cu_seqlens)
 
 
 # ---- Gates ---------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ are computed in chunks.
 
 import importlib
 import inspect
-import warnings
 
 import torch
 
@@ -24,7 +23,8 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
-from ._fla_family import chunk_gated_delta_product, chunk_gdn2, fused_recurrent_gdn2
+from ._fla_family import (chunk_gated_delta_product, chunk_gdn2, first_of_v,
+                          fused_recurrent_gdn2)
 from ._fla_kda import (chunk_kda, fused_kda_gate, fused_recurrent_kda, kda_gate_bwd,
                        kda_gate_fwd)
 
@@ -37,12 +37,6 @@ def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm
     _drop_in.optional(g=g, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
                       A_log=A_log, dt_bias=dt_bias)
     _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
-    if "transpose_state_layout" in kwargs:
-        if v_first:
-            raise ValueError("state_v_first and transpose_state_layout are two names of one option")
-        warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning,
-                      stacklevel=3)
-        v_first = kwargs["transpose_state_layout"]
     if kwargs.get("head_first"):
         raise NotImplementedError("gdn.fla: head_first=True is not supported; wanted [B, T, H, D]")
     if beta is not None and beta.dim() != 3:
@@ -115,7 +109,8 @@ def chunk_gated_delta_rule(
     raw = kwargs.get("use_gate_in_kernel", False)
     return _call(op, q, k, v, g, beta, scale, initial_state, output_final_state,
                  use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
-                 state_v_first, cu_seqlens, raw, kwargs.get("A_log"), kwargs.get("dt_bias"), kwargs)
+                 first_of_v(state_v_first, kwargs), cu_seqlens, raw, kwargs.get("A_log"),
+                 kwargs.get("dt_bias"), kwargs)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -151,7 +146,8 @@ def fused_recurrent_gated_delta_rule(
         raise NotImplementedError("gdn.fla: a decay per channel (gk, gv) is not supported")
     return _call(gdn.torch.decode, q, k, v, g, beta, scale, initial_state, output_final_state,
                  use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
-                 state_v_first, cu_seqlens, use_gate_in_kernel, A_log, dt_bias, kwargs)
+                 first_of_v(state_v_first, kwargs), cu_seqlens, use_gate_in_kernel, A_log, dt_bias,
+                 kwargs)
 
 
 chunk_gdn = chunk_gated_delta_rule

@@ -156,6 +156,22 @@ def test_gates(bound, given):
             assert got is None
 
 
+@pytest.mark.parametrize("op", [fla.chunk_kda, fla.fused_recurrent_kda, fla.chunk_gdn2,
+                                fla.fused_recurrent_gdn2])
+def test_the_old_name_of_a_layout(op):
+    """transpose_state_layout is state_v_first."""
+    q, v, g = torch.randn(1, T, HV, K), torch.randn(1, T, HV, V), -torch.rand(1, T, HV, K)
+    gates = (torch.rand(1, T, HV),) if "kda" in op.__name__ else (torch.rand(1, T, HV, K),
+                                                                   torch.rand(1, T, HV, V))
+    S = torch.randn(1, HV, V, K)
+    wanted = op(q, q, v, g, *gates, initial_state=S, state_v_first=True)[0]
+    with pytest.warns(DeprecationWarning, match="state_v_first") as found:
+        got = op(q, q, v, g, *gates, initial_state=S, transpose_state_layout=True)[0]
+    assert torch.equal(got, wanted) and found[0].filename == __file__
+    with pytest.raises(ValueError, match="two names"):
+        op(q, q, v, g, *gates, state_v_first=True, transpose_state_layout=True)
+
+
 def test_refusals():
     q, v, wide = torch.randn(1, T, HV, K), torch.randn(1, T, HV, V), torch.rand(1, T, HV, V)
     g, beta = -torch.rand(1, T, HV, K), torch.rand(1, T, HV)
@@ -168,6 +184,11 @@ def test_refusals():
         fla.chunk_gdn2(q, q, v, g, g, wide, chunk_size=32)
     with pytest.raises(NotImplementedError, match="return_intermediate_states"):
         fla.chunk_gdn2(q, q, v, g, g, wide, return_intermediate_states=True)
+    with pytest.raises(ValueError, match="must be either 32 or 64"):
+        fla.chunk_kda(q, q, v, g, beta, chunk_size=16)
+    for name in ("ssm_state_indices", "out"):
+        with pytest.raises(NotImplementedError, match=name):
+            fla.fused_recurrent_kda(q, q, v, g, beta, **{name: torch.zeros(1)})
     with pytest.raises(TypeError, match="^w: None"):
         fla.fused_recurrent_gdn2(q, q, v, g, g, None)
     with pytest.raises(RuntimeError, match=": w: "):

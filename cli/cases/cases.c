@@ -9,11 +9,6 @@
 #include "internal.h"
 #include "oracle.h"
 
-static double draw_beta(const void *arg, int64_t h, uint64_t *seed)
-{
-    return (void)arg, (void)h, oracle_sigmoid(case_normal(seed));
-}
-
 /* ---- Batches ----------------------------------------------------------------------------- */
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -42,6 +37,8 @@ gdn_batch case_gdn_batch(const struct case_batch *tokens)
 }
 
 /* ---- The rule ---------------------------------------------------------------------------- */
+
+const char *const case_rule_names[CASE_RULES] = { "gdn", "kda", "gdn2", "product" };
 
 const char *const case_call_names[CASE_CALL_KINDS] = { "plain", "packed", "counts", "interleaved",
                                                        "slots64" };
@@ -90,34 +87,47 @@ static bool make_slots(struct rule_case *c)
     return true;
 }
 
+/* Makes beta, of a head or of each channel of its keys, and the write gate of GDN-2. */
+static bool make_betas(struct rule_case *c, const int64_t *v)
+{
+    const bool gdn2 = c->dims.rule == CASE_RULE_GDN2;
+    const int64_t size[] = { v[0], c->args.g.size[1], c->dims.K };
+    const int64_t write[] = { v[0], c->args.g.size[1], c->dims.V };
+    c->args.beta = case_betas(&c->memory, &c->dims, gdn2 ? 3 : 2, size);
+    if (gdn2) c->args.write_gate = case_betas(&c->memory, &c->dims, 3, write);
+    return c->args.beta.data && (!gdn2 || c->args.write_gate.data);
+}
+
 /* Makes q, k, gates: as they are, or raw. */
 static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
                         const int64_t *gate_size)
 {
     gdn_rule_args *a = &c->args;
-    const int32_t dtype = c->dims.dtype;
     const int64_t *H = &gate_size[1];
+    a->updates = c->dims.rule == CASE_RULE_PRODUCT ? (int32_t)case_updates(&c->dims) : 0;
     if (!c->dims.raw) {
-        a->q = case_unit_rows(&c->memory, dtype, q);
-        a->k = case_unit_rows(&c->memory, dtype, k);
+        a->q = case_unit_rows(&c->memory, c->dims.dtype, q);
+        a->k = case_keys(&c->memory, &c->dims, k);
         a->g = case_log_gates(&c->memory, &c->dims, gate_size);
-        a->beta = case_drawn(&c->memory, GDN_F32, 2, gate_size, draw_beta, NULL);
-        return a->q.data && a->k.data && a->g.data && a->beta.data;
+        return a->q.data && a->k.data && a->g.data && make_betas(c, k);
     }
-    a->q = case_tensor(&c->memory, dtype, 3, q, -1, 1);
-    a->k = case_tensor(&c->memory, dtype, 3, k, -1, 1);
+    const bool alike = c->dims.gates == CASE_GATES_TRAINED;
+    a->q = case_tensor(&c->memory, c->dims.dtype, 3, q, -1, 1);
+    a->k = alike ? case_keys(&c->memory, &c->dims, k)
+                 : case_tensor(&c->memory, c->dims.dtype, 3, k, -1, 1);
     a->g = case_raw_gates(&c->memory, &c->dims, 2, gate_size);
-    a->beta = case_tensor(&c->memory, dtype, 2, gate_size, -3, 3);
+    const bool made = a->q.data && a->k.data && a->g.data && make_betas(c, k);
     case_gate_heads(&c->memory, &c->dims, H, &a->A_log, &a->dt_bias);
     a->gate = GDN_GATE_RAW;
     a->beta_kind = GDN_BETA_SIGMOID;
     a->norm = GDN_NORM_L2;
-    return a->q.data && a->k.data && a->g.data && a->beta.data && a->A_log.data && a->dt_bias.data;
+    return made && a->A_log.data && a->dt_bias.data;
 }
 
-/* Makes tokens as rows of T. */
-static void make_rows(gdn_tensor *t, int64_t B, int64_t T)
+/* Makes tokens, or updates, as rows of B sequences. */
+static void make_rows(gdn_tensor *t, int64_t B)
 {
+    const int64_t T = t->size[0] / B;
     if (!t->data) return;
     for (int32_t i = t->ndim++; i > 0; i--) {
         t->size[i] = t->size[i - 1];
@@ -143,9 +153,11 @@ static bool make_call(struct rule_case *c)
     if (c->dims.call == CASE_CALL_INTERLEAVED) c->args.head_map = GDN_HEADS_INTERLEAVED;
     *a = c->args;
     if (!c->dims.rows || c->dims.call == CASE_CALL_PACKED) return true;
-    gdn_tensor *const by_token[] = { &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out };
+    gdn_tensor *const by_token[] = {
+        &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out, &a->write_gate
+    };
     for (size_t i = 0; i < sizeof by_token / sizeof *by_token; i++)
-        make_rows(by_token[i], c->tokens.B, c->tokens.N / c->tokens.B);
+        make_rows(by_token[i], c->tokens.B);
     memset(&c->batch.cu_seqlens, 0, sizeof c->batch.cu_seqlens);
     return c->dims.call != CASE_CALL_COUNTS || make_counts(c);
 }
@@ -169,10 +181,10 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
 
     const int64_t N = c->tokens.N, Hk = smaller(dims->Hq, dims->Hv), H = larger(dims->Hq, dims->Hv);
     const bool kv = dims->state_layout == GDN_STATE_KV;
-    const int64_t P = n_slots(c);
+    const int64_t P = n_slots(c), rows = N * case_updates(dims);
     const int64_t q[] = { N, dims->Hq, dims->K };
-    const int64_t k[] = { N, Hk, dims->K };
-    const int64_t v[] = { N, dims->Hv, dims->V };
+    const int64_t k[] = { rows, Hk, dims->K };
+    const int64_t v[] = { rows, dims->Hv, dims->V };
     const int64_t out[] = { N, H, dims->V };
     const int64_t gate[] = { N, H };
     const int64_t state[] = { P, H, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
@@ -227,8 +239,7 @@ void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double 
             state[j * K + i] = oracle_load(t->data, t->dtype, at + (kv ? i * V + j : j * K + i));
 }
 
-/* Loads head h of n tokens from `first` on, as rows of doubles; `per` state heads share one. */
-static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n, int64_t h)
+void case_load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n, int64_t h)
 {
     const int64_t D = t->ndim == 3 ? t->size[2] : 1;
     for (int64_t i = 0; i < n; i++)
@@ -236,8 +247,7 @@ static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n,
             to[i * D + d] = oracle_load(t->data, t->dtype, (first + i) * t->stride[0] + h * D + d);
 }
 
-/* Returns the one of n heads that state head h takes. */
-static int64_t head_of(const struct rule_case *c, int64_t n, int64_t h)
+int64_t rule_case_head_of(const struct rule_case *c, int64_t n, int64_t h)
 {
     return c->args.head_map == GDN_HEADS_INTERLEAVED ? h % n : h * n / c->args.out.size[1];
 }
@@ -263,17 +273,18 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
     const gdn_rule_args *a = &c->args;
     const int64_t K = c->dims.K, V = c->dims.V;
     const int64_t first = c->tokens.cu_seqlens[b];
+    if (c->dims.rule != CASE_RULE_GDN) return family_case_follow(c, b, h, n, state, want, got);
     double *q = malloc((size_t)n * (size_t)(2 * K + V + 2) * sizeof *q);
     if (!q) return false;
     double *k = q + n * K, *v = k + n * K, *alpha = v + n * V, *beta = alpha + n;
-    load_head(q, &a->q, first, n, head_of(c, a->q.size[1], h));
-    load_head(k, &a->k, first, n, head_of(c, a->k.size[1], h));
-    load_head(v, &a->v, first, n, head_of(c, a->v.size[1], h));
-    load_head(alpha, &a->g, first, n, h);
-    load_head(beta, &a->beta, first, n, h);
+    case_load_head(q, &a->q, first, n, rule_case_head_of(c, a->q.size[1], h));
+    case_load_head(k, &a->k, first, n, rule_case_head_of(c, a->k.size[1], h));
+    case_load_head(v, &a->v, first, n, rule_case_head_of(c, a->v.size[1], h));
+    case_load_head(alpha, &a->g, first, n, h);
+    case_load_head(beta, &a->beta, first, n, h);
     if (c->dims.raw) cook(c, h, n, q, k, alpha, beta);
     for (int64_t t = 0; t < n; t++) alpha[t] = exp(alpha[t]);
-    load_head(got, &a->out, first, n, h);
+    case_load_head(got, &a->out, first, n, h);
     const struct oracle_rule r = { .T = n,
                                    .K = (int)K,
                                    .V = (int)V,
@@ -294,7 +305,8 @@ double rule_case_flops(const struct rule_case *c, bool in_chunks)
 {
     const double K = (double)c->dims.K, V = (double)c->dims.V;
     const double inside = in_chunks ? 4.0 * 64 * (K + V) : 0;
-    return (6 * K * V + inside) * (double)(c->tokens.N * c->args.out.size[1]);
+    const double more = 4 * K * V * (double)(case_updates(&c->dims) - 1);
+    return (6 * K * V + more + inside) * (double)(c->tokens.N * c->args.out.size[1]);
 }
 
 double rule_case_state_bytes(const struct rule_case *c)
@@ -309,5 +321,5 @@ double rule_case_bytes(const struct rule_case *c)
     const double state = rule_case_state_bytes(c) / (double)c->tokens.B;
     const double moved = (double)(c->tokens.B + (c->dims.each ? c->tokens.N : c->tokens.B));
     return case_bytes(&a->q) + case_bytes(&a->k) + case_bytes(&a->v) + case_bytes(&a->g) +
-           case_bytes(&a->beta) + case_bytes(&a->out) + moved * state;
+           case_bytes(&a->beta) + case_bytes(&a->write_gate) + case_bytes(&a->out) + moved * state;
 }

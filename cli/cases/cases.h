@@ -257,7 +257,8 @@ int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *foun
 
 /* ---- Counting, per call ---- */
 
-/* 6 K V per token and head, 4 K V for each further update; in chunks of 64, 4 C (K + V) more for what lies inside a chunk. */
+/* 6 K V per token and head, 4 K V for each further update; in chunks of 64, 4 C (K + V) more for
+ * what lies inside a chunk. */
 double rule_case_flops(const struct rule_case *c, bool in_chunks);
 double rule_case_bytes(const struct rule_case *c);       /* q k v g beta out, states in and out */
 double rule_case_state_bytes(const struct rule_case *c); /* B states */

@@ -45,7 +45,7 @@ static const char *const help[] = {
     "                   none: log gates 0. recipe: logsigmoid(x) / 16, x normal, and 0 in every\n"
     "                   fourth head. model: -A softplus(a + dt_bias), A uniform from 0.02 to 16,\n"
     "                   softplus(dt_bias) log-uniform from 0.001 to 0.1, a normal. strong: -2.\n"
-    "                   trained: -0.02 exp(x), x normal, keys with a cosine of 0.93, and beta near\n"
+    "                   trained: -0.02 exp(x), x normal, keys with a cosine of 0.93, beta near\n"
     "                   0.95. Where channels have gates, each is drawn. With --raw, and in block\n"
     "                   and step, they are raw; the recipe's A_log then are uniform from 0 to\n"
     "                   2.7, dt_bias from -7 to -2\n"

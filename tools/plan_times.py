@@ -17,7 +17,7 @@ RUNS = (("cuda-h200", "H200"), ("cuda-h100", "H100"), ("cpu-emerald-rapids", "EM
 OPS = {"conv": "CONV", "prefill": "PREFILL", "step": "STEP", "decode": "DECODE",
        "prefill_backward": "BACKWARD"}
 FORMS = ("exact", "each", "call", "save_every", "bf16_products", "batch_invariant",
-         "no_early_stop", "pool", "raw")
+         "no_early_stop", "pool", "raw", "rule")
 DTYPES = {"f32": "GDN_F32", "bf16": "GDN_BF16", "f16": "GDN_F16"}
 HEAD = """\
 /* SPDX-License-Identifier: Apache-2.0 */

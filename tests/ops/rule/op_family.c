@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu */
+/* runs: cpu, gpu, sm_80 --every=8 */
 /*
  * The family of gdn.h: KDA, GDN-2, Gated DeltaProduct and their mixtures, beside float64, forward
  * and backward, with gates of any strength in single channels; and the guarantees that Gated
@@ -11,6 +11,7 @@
 #include "oracle.h"
 #include "oracle_family.h"
 #include "ring2.h"
+#include "ring2_device.h"
 
 enum { HK = 2, HV = 4, N_SEQS = 2 };
 
@@ -216,6 +217,13 @@ static void decode(int i)
 
 /* ---- Gradients ----------------------------------------------------------------------------- */
 
+/* Returns true if the backend has no kernels for the family in an op. */
+static bool lacks(const char *what)
+{
+    if (ring2_on_device()) ring2_skip(what);
+    return ring2_on_device();
+}
+
 /* Adds rows of one head to a gradient, whose head may be shared and whose channels be summed. */
 static void add_rows(double *to, const gdn_tensor *t, const double *from, int64_t first, int64_t n,
                      int64_t h, int64_t H, int64_t size)
@@ -234,6 +242,7 @@ static double *zeros(const gdn_tensor *t)
 
 static void gradients(int i)
 {
+    if (lacks("gradients of the family: not on a GPU")) return;
     const struct rule *f = &rules[i % N_RULES];
     const int size = i / N_RULES / N_GATES;
     gdn_rule_args a = draw(f, i / N_RULES % N_GATES, size, 37);
@@ -466,6 +475,7 @@ static void drafts(int i)
 {
     enum { T = 5 };
     static const int64_t parents[T] = { -1, 0, 0, 2, 1 }, path[] = { 0, 2, 3 };
+    if (lacks("trees and records of the family: not on a GPU")) return;
     const struct rule *f = &rules[i % 2];
     const int64_t K = sizes[0][0], V = sizes[0][1];
     gdn_rule_args a = draw(f, 4, 0, T), chain;
@@ -514,6 +524,7 @@ static void drafts(int i)
 /* Summaries: M S + U is the final state. */
 static void summaries(int i)
 {
+    if (lacks("summaries of the family: not on a GPU")) return;
     const struct rule *f = &rules[i % N_RULES];
     gdn_rule_args a = draw(f, i / N_RULES, 0, 45);
     const int64_t K = sizes[0][0], V = sizes[0][1];

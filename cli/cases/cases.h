@@ -4,8 +4,8 @@
  * judge for a part of it: the rule, the convolution, the whole layer.
  *
  * q and k have length 1, v is uniform in [-1, 1), beta is sigmoid(x) for x normal. g is of one of
- * five kinds, of which one changes keys and beta too. From some thousand tokens on they repeat. Raw gates: a, b, A_log and dt_bias instead,
- * and q and k are normalised inside the call.
+ * five kinds, of which one changes keys and beta too. From some thousand tokens on they repeat. Raw
+ * gates: a, b, A_log and dt_bias instead, and q and k are normalised inside the call.
  */
 #ifndef CASES_H
 #define CASES_H
@@ -214,8 +214,7 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
 /* The same for rules of the family; head h of a tensor in n rows from `first` on. */
 bool family_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
                         double *want, double *got);
-/* Describes n tokens of head h of sequence 0 in r, whose inputs go to x. Returns where they end, with
- * room for a state there: r's. */
+/* Describes n tokens of head h of sequence 0 in r; their inputs go to x. Returns where they end. */
 struct oracle_family;
 double *family_case_inputs(const struct rule_case *c, int64_t h, int64_t n, double *x,
                            struct oracle_family *r);

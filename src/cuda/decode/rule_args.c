@@ -84,9 +84,8 @@ static gdn_status refuse(gdn_ctx *ctx, const char *name, const char *what)
                     what);
 }
 
-gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_rule_call *c)
+gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_rule *r)
 {
-    const struct gdn_rule *r = &c->rule;
     const struct {
         const struct gdn_pool_view *pool;
         const char *name;
@@ -125,7 +124,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
-    TRY(gdn_cuda_check_channels(ctx, c));
+    TRY(gdn_cuda_check_channels(ctx, &c->rule));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
     gdn_cuda_fill_call(args, c);
     if (c->rule.tree) c->base.bytes = gdn_cuda_decode_bytes(ctx, args);

@@ -157,6 +157,7 @@ static const char *why_not_batch(const struct gdn_cu_batch *b)
 static const char *why_not_steps(const struct gdn_cu_rule *r)
 {
     const char *why = why_not_chain(r);
+    if (!why && r->family.is) why = "the rule has channels, a write gate or updates";
     if (!why) why = why_not_batch(&r->batch);
     if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
     if (!why && gdn_cuda_mixes_dtypes(r)) why = "q, k, v and out have several dtypes";
@@ -479,7 +480,7 @@ gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rul
 {
     struct gdn_cu_rule run;
     struct gdn_decode_call c;
-    c.n_runs = args->family.is ? 1 : gdn_decode_runs(args);
+    c.n_runs = gdn_decode_runs(args);
     c.memory = memory;
     c.stream = stream;
     for (int i = 0; i < c.n_runs; i++) {

@@ -230,7 +230,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
-    TRY(gdn_cuda_check_channels(ctx, c));
+    TRY(gdn_cuda_check_channels(ctx, &c->rule));
     gdn_cuda_fill_call(args, c);
     if (goes_by_channels(ctx, args)) {
         c->base.bytes = gdn_cuda_prefill_channels_bytes(ctx, args);

@@ -508,6 +508,16 @@ static void forgets_all(int i)
     }
 }
 
+/* dstate has the same bits if it is the only gradient. */
+static void alone(int i)
+{
+    gdn_prefill_backward_args a = draw(&rules[i], 4, &ways[0]), b = a;
+    for (int j = 0; j < DSTATE; j++) made(&b, j)->data = NULL;
+    b.dstate = ring2_clone(&a.dstate);
+    run(&a), run(&b);
+    ring2_expect_bits("dstate", &b.dstate, &a.dstate);
+}
+
 /* Windows change no bit of a sequence's gradients. */
 static void windows(int i)
 {
@@ -541,6 +551,7 @@ int main(int argc, char **argv)
         { "kinds", kinds, N_RULES * (N_WAYS - 2) },
         { "forgets", forgets, 2 },
         { "forgets_all", forgets_all, 4 },
+        { "alone", alone, N_RULES },
         { "windows", windows, N_RULES },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

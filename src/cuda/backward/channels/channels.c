@@ -39,6 +39,14 @@ static bool has_sums(const struct gdn_cu_channels *a)
     return a->base.dA_log.data || a->base.ddt_bias.data;
 }
 
+/* Returns true if the gradient of the initial states is the only one. It needs no states. */
+static bool wants_state_alone(const struct gdn_cu_channels *a)
+{
+    const struct gdn_cu_backward *b = &a->base;
+    return !b->dq.data && !b->dk.data && !b->dv.data && !b->dg.data && !b->dbeta.data &&
+           !a->dwrite.data && !has_sums(a);
+}
+
 /* Finds the bytes of a chunk: of a state head, and of a head of k and q. */
 static void size_chunk(struct gdn_cu_channels *a)
 {
@@ -160,19 +168,32 @@ static gdn_status launch_walk(struct launches *l, bool reverse)
                          deep ? GDN_CU_CHANNELS_DEEP_BYTES : GDN_CU_CHANNELS_WALK_BYTES);
 }
 
-/* Launches a window: its rows, states and u, and the state after it. `reverse`: also its
- * gradients. */
-static gdn_status launch_window(struct launches *l, int64_t window, bool reverse)
+static gdn_status launch_rows(struct launches *l)
+{
+    const struct gdn_cu_backward *b = &l->a->base;
+    TRY(launch(l, GDN_CU_backward_channels_load, b->n_chunks * (b->rule.Hq + b->rule.Hk)));
+    return launch(l, GDN_CU_backward_channels_gates, b->n_chunks * b->rule.H);
+}
+
+/* Launches a window to the state after it. */
+static gdn_status launch_forward(struct launches *l, int64_t window)
+{
+    l->a->base.window = window;
+    TRY(launch_rows(l));
+    return launch_walk(l, false);
+}
+
+/* Launches the gradients of a window. */
+static gdn_status launch_window(struct launches *l, int64_t window, bool alone)
 {
     const struct gdn_cu_channels *a = l->a;
     const struct gdn_cu_rule *r = &a->base.rule;
     const int64_t chunks = a->base.n_chunks, slices = ceil_of(r->K, WIDE);
     l->a->base.window = window;
-    TRY(launch(l, GDN_CU_backward_channels_load, chunks * (r->Hq + r->Hk)));
-    TRY(launch(l, GDN_CU_backward_channels_gates, chunks * r->H));
-    TRY(launch_walk(l, false));
-    if (!reverse) return GDN_OK;
+    TRY(launch_rows(l));
+    if (!alone) TRY(launch_walk(l, false));
     TRY(launch_walk(l, true));
+    if (alone) return GDN_OK;
     TRY(launch(l, GDN_CU_backward_channels_pieces, chunks * pieces(a) * r->H * slices));
     TRY(launch(l, GDN_CU_backward_channels_store, chunks * (r->Hq + r->Hk + r->Hv)));
     return launch(l, GDN_CU_backward_channels_given, chunks * r->H);
@@ -189,11 +210,13 @@ static gdn_status launch_all(struct launches *l)
 {
     enum { THREADS = 256, WARPS = 8 };
     struct gdn_cu_backward *b = &l->a->base;
-    const int64_t n_first = gdn_windows_have_states(b) ? b->n_windows - 1 : 0;
+    const bool alone = wants_state_alone(l->a);
+    const int64_t n_first = !alone && gdn_windows_have_states(b) ? b->n_windows - 1 : 0;
     if (b->plan) TRY(launch(l, GDN_CU_backward_general_plan, ceil_of(b->rule.batch.B, THREADS)));
-    for (int64_t i = 0; i < n_first; i++) TRY(launch_window(l, i, false));
-    for (int64_t i = b->n_windows - 1; i >= 0; i--) TRY(launch_window(l, i, true));
-    if (has_rest(b)) TRY(launch(l, GDN_CU_backward_channels_rest, ceil_of(b->n_tokens, WARPS)));
+    for (int64_t i = 0; i < n_first; i++) TRY(launch_forward(l, i));
+    for (int64_t i = b->n_windows - 1; i >= 0; i--) TRY(launch_window(l, i, alone));
+    if (has_rest(b) && !alone)
+        TRY(launch(l, GDN_CU_backward_channels_rest, ceil_of(b->n_tokens, WARPS)));
     if (has_sums(l->a))
         TRY(launch(l, GDN_CU_backward_channels_sums, b->rule.H * (1 + channels(l->a))));
     return gdn_cuda_note_all(l->ctx, "prefill_backward", l->ran.kernels, l->ran.n);

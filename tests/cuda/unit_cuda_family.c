@@ -183,16 +183,32 @@ static void test_decode(void)
     refused("record", GDN_OP_DECODE, &kda, &a, "record_k: given");
 }
 
+/* Expects that gradients are computed, by a kernel of that form, of which the log says why. */
+static void takes(const char *what, gdn_prefill_backward_args *a, const char *kernel)
+{
+    ring2_status(ctx, what, gdn_run_op(ctx, GDN_OP_PREFILL_BACKWARD, a), GDN_OK);
+    const char *ran = gdn_last_kernel(ctx);
+    CHECK(strstr(ran, kernel), "%s: \"%s\", wanted %s", what, ran, kernel);
+}
+
+#define TAKES(what, ...)                                               \
+    do {                                                               \
+        gdn_prefill_backward_args valid = make_gdn_prefill_backward(); \
+        gdn_prefill_backward_args *a = &valid;                         \
+        __VA_ARGS__;                                                   \
+        takes(what, a, "gdn_backward_channels_pieces");                \
+    } while (0)
+
 static void test_gradients(void)
 {
-    REFUSE("g", PREFILL_BACKWARD, gdn_prefill_backward, "g: a number per channel",
-           a->g = per_channel(N), a->dg = per_channel(N));
-    REFUSE("beta", PREFILL_BACKWARD, gdn_prefill_backward, "beta: a number per channel",
-           a->beta = per_channel(N));
-    REFUSE("write", PREFILL_BACKWARD, gdn_prefill_backward, "write_gate: given",
-           a->write_gate = fresh(4, B, T, H, V));
-    REFUSE("A_log", PREFILL_BACKWARD, gdn_prefill_backward, "A_log: absent", a->gate = GDN_GATE_RAW,
-           a->gate_lower_bound = -5);
+    gdn_prefill_backward_args plain = make_gdn_prefill_backward();
+    takes("plain", &plain, "gdn_backward_general_chunk");
+    TAKES("g", a->g = per_channel(N), a->dg = per_channel(N));
+    TAKES("beta", a->beta = per_channel(N), a->dbeta = per_channel(N));
+    TAKES("write", a->write_gate = fresh(4, B, T, H, V), a->dwrite_gate = fresh(4, B, T, H, V));
+    TAKES("updates", a->updates = 2, a->k = per_channel(2 * N), a->v = fresh(4, B, 2 * T, H, V),
+          a->beta = fresh(3, B, 2 * T, H, 0));
+    TAKES("A_log", a->gate = GDN_GATE_RAW, a->gate_lower_bound = -5);
 }
 
 static void test_summary(void)

@@ -7,8 +7,13 @@
 /* The stages: blocks that solve for columns, and those that have a strip of a state. */
 enum { GDN_CU_COLUMNS_BYTES = 85008, GDN_CU_STRIP_BYTES = 81936 };
 
+/* Chunks of gates per channel, K of up to 64 and 128. */
+enum { GDN_CU_CHANNELS_64_BYTES = 72192, GDN_CU_CHANNELS_128_BYTES = 92416 };
+
 /* Gradients in float32. */
 enum { GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
+/* Walks of the family; K above 128. */
+enum { GDN_CU_CHANNELS_WALK_BYTES = 34880, GDN_CU_CHANNELS_DEEP_BYTES = 67648 };
 /* On tensor cores. */
 enum {
     GDN_CU_PREPARE_BYTES = 50048,

@@ -17,6 +17,12 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream);
 
+/* Gates per channel, by the kernels of prefill/channels; why_not as in prefill.h. */
+const char *gdn_cuda_prefill_channels_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+size_t gdn_cuda_prefill_channels_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
+                                     struct gdn_cuda_ran *ran, void *stream);
+
 /* gdn_summary on Hopper. */
 size_t gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
 gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *s, void *memory,

@@ -1,41 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu, sm_80 --every=8 */
 /*
- * The family of gdn.h: KDA, GDN-2, Gated DeltaProduct and their mixtures, beside float64, forward
- * and backward, with gates of any strength in single channels; and the guarantees that Gated
- * DeltaNet has.
+ * The family of gdn.h: KDA, GDN-2, Gated DeltaProduct and their mixtures, beside float64, with
+ * gates of any strength in single channels; and the guarantees that Gated DeltaNet has. Gradients
+ * are in op_family_backward.c.
  */
 #include <math.h>
 #include <string.h>
 
 #include "family_calls.h"
+#include "family_judge.h"
 #include "ring2_device.h"
 
 enum { N_SEQS = 2 };
 
 /* ---- Calls --------------------------------------------------------------------------------- */
-
-/* Log gates of token t and channel x. */
-static double none(int64_t t, int64_t x) { return (void)t, (void)x, 0; }
-static double five(int64_t t, int64_t x) { return (void)t, (void)x, -5; }
-static double apart(int64_t t, int64_t x) { return (void)t, x % 3 == 1 ? -60 : 0; }
-static double once(int64_t t, int64_t x)
-{
-    return t == 7 && x % 4 < 2 ? -(double)INFINITY : ring2_uniform(-0.1, 0);
-}
-static double mixed(int64_t t, int64_t x)
-{
-    switch ((t * 5 + x * 3) % 9) {
-    case 0: return 0;
-    case 1: return -60;
-    case 2: return t % 16 == 9 ? -(double)INFINITY : -0.01;
-    case 3: return -5;
-    case 4: return t % 7 ? -0.02 : -200;
-    default: return ring2_uniform(-2, 0);
-    }
-}
-static double (*const gates[])(int64_t t, int64_t x) = { none, five, apart, once, mixed };
-enum { N_GATES = sizeof gates / sizeof *gates };
 
 static const int64_t sizes[][2] = { { 40, 24 }, { 128, 48 }, { 16, 96 } };
 enum { N_SIZES = sizeof sizes / sizeof *sizes };
@@ -130,98 +109,11 @@ static void decode(int i)
     agrees(&rules[i % N_RULES], i / N_RULES % N_GATES, i / N_RULES / N_GATES, 9, 0, true);
 }
 
-/* ---- Gradients ----------------------------------------------------------------------------- */
-
 /* Returns true if the backend has no kernels for the family in an op. */
 static bool lacks(const char *what)
 {
     if (ring2_on_device()) ring2_skip(what);
     return ring2_on_device();
-}
-
-/* Adds rows of one head to a gradient, whose head may be shared and whose channels be summed. */
-static void add_rows(double *to, const gdn_tensor *t, const double *from, int64_t first, int64_t n,
-                     int64_t h, int64_t H, int64_t size)
-{
-    const bool rows = t->ndim == 3;
-    for (int64_t i = 0; i < n * size; i++) {
-        const int64_t row = (first + i / size) * H + h;
-        to[rows ? row * size + i % size : row] += from[i];
-    }
-}
-
-static void gradients(int i)
-{
-    if (lacks("gradients of the family: not on a GPU")) return;
-    const struct rule *f = &rules[i % N_RULES];
-    const int size = i / N_RULES / N_GATES;
-    gdn_rule_args a = draw(f, i / N_RULES % N_GATES, size, 37);
-    gdn_prefill_backward_args g = gdn_prefill_backward_args_init();
-    gdn_ctx *ctx = ring2_ctx(1);
-    const int64_t K = sizes[size][0], V = sizes[size][1], u = f->updates;
-    const gdn_tensor dstate_out = ring2_clone(&a.state);
-    a.norm = GDN_NORM_NONE;
-    for (int64_t j = 0; j < ring2_count(&a.k); j++)
-        ring2_set(&a.k, j, ring2_get(&a.k, j) / sqrt((double)K));
-    g.q = a.q, g.k = a.k, g.v = a.v, g.g = a.g, g.beta = a.beta, g.write_gate = a.write_gate;
-    g.state = a.state, g.batch = a.batch, g.updates = a.updates;
-    g.dout = ring2_clone(&a.out), g.dstate_out = dstate_out;
-    ring2_fill(&g.dout, -1, 1), ring2_fill(&g.dstate_out, -1, 1);
-    gdn_tensor *made[] = { &g.dq, &g.dk, &g.dv, &g.dg, &g.dbeta, &g.dwrite_gate, &g.dstate };
-    const gdn_tensor *like[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.write_gate, &a.state };
-    const char *const names[] = { "dq", "dk", "dv", "dg", "dbeta", "dwrite_gate", "dstate" };
-    double *want[7];
-    for (int j = 0; j < 7; j++) {
-        if (like[j]->data) *made[j] = ring2_clone(like[j]), want[j] = zeros(like[j]);
-        if (like[j]->data) ring2_fill_value(made[j], NAN);
-    }
-    for (int s = 0; s < N_SEQS; s++)
-        for (int64_t h = 0; h < HV; h++) {
-            struct oracle_family r = head_of(&a, s, h);
-            const int64_t first = (int64_t)ring2_get(&a.batch->cu_seqlens, s), n = r.T * u;
-            const int64_t hk = h / (HV / HK), S = (s * HV + h) * K * V;
-            for (int64_t j = 0; j < r.T; j++) /* head_of() has normalised them */
-                for (int64_t x = 0; x < K; x++)
-                    ((double *)(uintptr_t)r.q)[j * K + x] =
-                        ring2_get(&a.q, ((first + j) * HK + hk) * K + x);
-            for (int64_t j = 0; j < n; j++)
-                for (int64_t x = 0; x < K; x++)
-                    ((double *)(uintptr_t)r.k)[j * K + x] =
-                        ring2_get(&a.k, ((first * u + j) * HK + hk) * K + x);
-            const size_t tk = (size_t)(r.T * K + 1), nk = (size_t)(n * K + 1);
-            const size_t nv = (size_t)(n * V + 1);
-            double *dJ = ring2_heap((size_t)(K * V) * sizeof *dJ);
-            for (int64_t j = 0; j < K * V; j++) dJ[j] = ring2_get(&g.dstate_out, S + j);
-            const struct oracle_family_backward b = {
-                .of = &r,
-                .dout = rows_of(&g.dout, first, r.T, h, HV, V, 0),
-                .dstate_out = dJ,
-                .dq = ring2_heap(tk * 8),
-                .dg = ring2_heap(tk * 8),
-                .dk = ring2_heap(nk * 8),
-                .db = ring2_heap(nk * 8),
-                .dv = ring2_heap(nv * 8),
-                .dw = ring2_heap(nv * 8),
-                .dstate = want[6] + S,
-            };
-            oracle_family_backward(&b);
-            add_rows(want[0], &a.q, b.dq, first, r.T, hk, HK, K);
-            add_rows(want[1], &a.k, b.dk, first * u, n, hk, HK, K);
-            add_rows(want[2], &a.v, b.dv, first * u, n, h, HV, V);
-            add_rows(want[3], &a.g, b.dg, first, r.T, h, HV, K);
-            add_rows(want[4], &a.beta, b.db, first * u, n, h, HV, K);
-            if (f->write)
-                add_rows(want[5], &a.write_gate, b.dw, first * u, n, h, HV, V);
-            else if (!f->beta_rows)
-                add_rows(want[4], &a.beta, b.dw, first * u, n, h, HV, V);
-        }
-    ring2_call_begin();
-    for (int j = 0; j < 7; j++)
-        if (made[j]->data) ring2_may_write(made[j]);
-    ring2_status(ctx, "gdn_prefill_backward", gdn_prefill_backward(ctx, &g), GDN_OK);
-    ring2_call_end();
-    for (int j = 0; j < 7; j++)
-        if (made[j]->data) near(names[j], made[j], want[j], 5e-5);
 }
 
 /* ---- Guarantees ---------------------------------------------------------------------------- */
@@ -541,7 +433,6 @@ int main(int argc, char **argv)
         { "prefill", prefill, ALL * N_SIZES },
         { "exact", exact, ALL },
         { "decode", decode, ALL * N_SIZES },
-        { "gradients", gradients, ALL * 2 },
         { "cuts", cuts, ALL },
         { "splits", splits, ALL },
         { "forgets", forgets, 2 * N_GATES },

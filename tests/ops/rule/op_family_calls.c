@@ -5,6 +5,7 @@
  * a KDA layer, and gdn_gates of channels.
  */
 #include "family_calls.h"
+#include "family_judge.h"
 
 /* ---- Forms of a call ----------------------------------------------------------------------- */
 

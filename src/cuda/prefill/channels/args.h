@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Chunks of gates per channel: what the host part and the kernels agree on. */
+#ifndef GDN_CUDA_PREFILL_CHANNELS_ARGS_H
+#define GDN_CUDA_PREFILL_CHANNELS_ARGS_H
+
+#include "cuda/prefill/general.h"
+
+enum { GDN_CHANNELS_CHUNK = 64, GDN_CHANNELS_MOST_K = 128 };
+
+/* A launch for a window of chunks (channels/window.cuh). */
+struct gdn_cu_channels {
+    struct gdn_cu_rule rule;
+    char *records;       /* [chunks of the window][H], record_bytes each */
+    float *carry;        /* states between windows, [places][H][slices] */
+    int64_t first, each; /* chunks of the window: of every row, or of the batch (through) */
+    int64_t row, n_rows; /* rows of the batch that the window has */
+    int64_t record_bytes;
+    int32_t through, number; /* chunks are counted through the batch; the number of the window */
+    int32_t n_slices;        /* of a head's value columns */
+    int32_t n_stages;        /* records in shared memory */
+};
+GDN_CU_SIZE(gdn_cu_channels, sizeof(struct gdn_cu_rule) + 7 * 8 + 4 * 4);
+
+/*
+ * A record: K~, Q~ and K^, rows of `deep` elements of 16 bits; T and P, rows of 64; then factors
+ * (struct channels_factors); and w v, rows of V, if the call has write gates.
+ */
+#define GDN_CHANNELS_FACTORS(deep) (3 * 64 * (deep)*2 + 2 * 64 * 64 * 2)
+#define GDN_CHANNELS_FACTORS_BYTES(deep) ((deep)*4 + 64 * 4 + 16)
+#define GDN_CHANNELS_WRITTEN(deep) (GDN_CHANNELS_FACTORS(deep) + GDN_CHANNELS_FACTORS_BYTES(deep))
+
+/* Bytes of shared memory: of a record with `columns` of V; and of the sequence before it. */
+#define GDN_CHANNELS_STAGE_BYTES(deep, columns)                                    \
+    (64 * (3 * GDN_PREFILL_ROW(deep, 2) + 2 * GDN_PREFILL_ROW(64, 2) +             \
+           GDN_PREFILL_ROW(columns, 2)) +                                          \
+     GDN_CHANNELS_FACTORS_BYTES(deep))
+enum { GDN_CHANNELS_HEAD_BYTES = 256 };
+
+#endif

@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state of one head through the chunks of a window, from the records of chunks.cuh. A warp has
+ * 16 value columns of it, transposed, in registers: 16 x 16 blocks of rows v and columns k.
+ *
+ *     R^T = (w V)^T - S^T K~^T         U^T = R^T T^T          O = Q~ S + P U
+ *     S^T <- S^T diag(D) + U^T K^
+ *
+ * While a chunk is worked on, the record of the next one is on its way to shared memory, if there
+ * is room for two.
+ */
+#ifndef GDN_CUDA_PREFILL_CHANNELS_SCAN_CUH
+#define GDN_CUDA_PREFILL_CHANNELS_SCAN_CUH
+
+#include "cuda/prefill/channels/chunks.cuh"
+#include "cuda/prefill/general_state.cuh"
+
+/* The start of shared memory. */
+struct scan_head {
+    struct gdn_cu_seq s;
+    struct channels_part part;
+};
+static_assert(sizeof(struct scan_head) <= GDN_CHANNELS_HEAD_BYTES, "args.h");
+
+/* A record in shared memory, in rows of tiles (mma.cuh), and columns of V. */
+template <int deep> struct scan_stage {
+    static constexpr int row = GDN_PREFILL_ROW(deep, 2);
+    alignas(16) char keys[3][CHUNK * row], squares[2][CHUNK * SQUARE_ROW]; /* K~ Q~ K^, T P */
+    channels_factors<deep> factors;
+    /* Columns of V, and then the output. */
+    __device__ __forceinline__ char *v() { return (char *)(this + 1); }
+};
+
+/* The values that every thread of a block holds. */
+template <int io, int deep> struct scan_block {
+    typedef scan_stage<deep> stage;
+
+    const struct gdn_cu_channels &a;
+    const struct gdn_cu_rule &r;
+    const struct gdn_cu_seq &s;
+    const struct channels_part &part;
+    int head, slice, first_column, columns, v_row, stage_bytes;
+
+    __device__ __forceinline__ stage &at(int i) const
+    {
+        return *(stage *)(gdn_shared + GDN_CHANNELS_HEAD_BYTES + i * stage_bytes);
+    }
+    __device__ __forceinline__ int tokens(int64_t c) const
+    {
+        return (int)min(s.n_valid - c * CHUNK, (int64_t)CHUNK);
+    }
+    __device__ __forceinline__ const char *record(int64_t c) const
+    {
+        return a.records + ((part.record + c - part.begin) * r.H + head) * a.record_bytes;
+    }
+};
+
+/* ---- Loads: by all threads ------------------------------------------------------------------- */
+
+/* Begins to copy n rows of `bytes`, which lie behind each other, to rows of a tile. */
+template <int bytes> GDN_DEVICE void begin_rows(char *to, int to_row, const char *from, int n)
+{
+    const uint32_t at = shared_address(to);
+    for (int i = threadIdx.x; i < n * (bytes / 16); i += blockDim.x)
+        copy_async<16>(at + i / (bytes / 16) * to_row + i % (bytes / 16) * 16, from + 16 * i, 16);
+}
+
+/* Begins to load chunk c to a stage. Ends a group of copies in any case. */
+template <int io, int deep>
+GDN_DEVICE void begin_chunk(const scan_block<io, deep> &b, int64_t c, int i)
+{
+    if (c < b.part.end) {
+        scan_stage<deep> &to = b.at(i);
+        const char *record = b.record(c);
+        const bool written = b.r.family.write.data != NULL;
+        const int n = b.tokens(c), parts = b.v_row / 16 - 1;
+        begin_rows<deep * 2>(to.keys[0], to.row, record, 3 * CHUNK);
+        begin_rows<CHUNK * 2>(to.squares[0], SQUARE_ROW, record + 3 * CHUNK * deep * 2, 2 * CHUNK);
+        begin_rows<sizeof to.factors>((char *)&to.factors, 0, record + GDN_CHANNELS_FACTORS(deep),
+                                      1);
+        const char *v = written ? record + GDN_CHANNELS_WRITTEN(deep)
+                                : row_at(b.r.v, b.s, c * CHUNK, source_head(b.r, b.head, b.r.Hv));
+        const int64_t step = written ? 2 * b.r.V : b.r.v.token;
+        for (int x = threadIdx.x; x < CHUNK * parts; x += blockDim.x) {
+            const int t = x / parts, column = b.first_column + x % parts * 8;
+            const bool there = t < n && column < b.r.V;
+            copy_async<16>(shared_address(to.v()) + t * b.v_row + x % parts * 16,
+                           v + (there ? t * step + 2 * column : 0), there ? 16 : 0);
+        }
+    }
+    copy_commit();
+}
+
+/* ---- A chunk: by a warp ---------------------------------------------------------------------- */
+
+/* What a warp keeps from chunk to chunk. */
+template <int io, int deep> struct scan_warp {
+    typedef mma_tiles<io> tiles;
+    typedef typename tiles::operand operand;
+    typedef operand operands[GROUPS];
+    static constexpr int row = GDN_PREFILL_ROW(deep, 2);
+
+    const scan_block<io, deep> &b;
+    struct state_part part;
+    mma_block S[deep / 16];
+
+    __device__ __forceinline__ bool make_r(operands &r, scan_stage<deep> &in, const char *v) const;
+    __device__ __forceinline__ bool make_u(operands &u, const operands &r,
+                                           scan_stage<deep> &in) const;
+    __device__ __forceinline__ bool make_o(scan_stage<deep> &in, const operands &u, char *v) const;
+    __device__ __forceinline__ void update(scan_stage<deep> &in, const operands &u);
+    __device__ __forceinline__ bool is_lost() const;
+    __device__ __forceinline__ void mend(int64_t c);
+    __device__ __forceinline__ void run(scan_stage<deep> &in, int64_t c, int column);
+
+    /* Row block i, column block j of a tile, at a lane's place. */
+    static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int i, int j)
+    {
+        return tile + 16 * i * row + 32 * j;
+    }
+};
+
+/* Computes R^T. Returns true if all of it is finite; so do the next two of theirs. */
+template <int io, int deep>
+__device__ __forceinline__ bool scan_warp<io, deep>::make_r(operands &r, scan_stage<deep> &in,
+                                                            const char *v) const
+{
+    const uint32_t keys = shared_address(in.keys[0]) + tiles::lane(row);
+    const uint32_t values = shared_address(v) + tiles::lane_turned(b.v_row);
+    mma_block x[GROUPS];
+    operand s, m;
+    typename tiles::taint taint = 0;
+    clear_blocks(x);
+#pragma unroll
+    for (int y = 0; y < deep / 16; y++) {
+        tiles::pack(s, S[y]);
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++) {
+            tiles::load(m, at(keys, row, j, y), row);
+            tiles::multiply(x[j], s, m);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        mma_block y;
+        tiles::load_turned(m, at(values, b.v_row, j, 0), b.v_row);
+        tiles::unpack(y, m);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 w = *(const float2 *)(in.factors.w + 16 * j + block_column(h, 0));
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[j][h][e] = family_written(e % 2 ? w.y : w.x, y[h][e]) - x[j][h][e];
+        }
+        tiles::pack(r[j], x[j]);
+        tiles::collect(taint, r[j]);
+    }
+    return !tiles::is_tainted(taint);
+}
+
+/* Computes U^T. */
+template <int io, int deep>
+__device__ __forceinline__ bool scan_warp<io, deep>::make_u(operands &u, const operands &r,
+                                                            scan_stage<deep> &in) const
+{
+    const uint32_t T = shared_address(in.squares[0]) + tiles::lane(SQUARE_ROW);
+    typename tiles::taint taint = 0;
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) {
+        mma_block x = {};
+        operand m;
+#pragma unroll
+        for (int j = 0; j <= i; j++) {
+            tiles::load(m, at(T, SQUARE_ROW, i, j), SQUARE_ROW);
+            tiles::multiply(x, r[j], m);
+        }
+        tiles::pack(u[i], x);
+        tiles::collect(taint, u[i]);
+    }
+    return !tiles::is_tainted(taint);
+}
+
+/* Computes the output, to where V was. */
+template <int io, int deep>
+__device__ __forceinline__ bool scan_warp<io, deep>::make_o(scan_stage<deep> &in,
+                                                            const operands &u, char *v) const
+{
+    const uint32_t queries = shared_address(in.keys[1]) + tiles::lane(row);
+    const uint32_t P = shared_address(in.squares[1]) + tiles::lane(SQUARE_ROW);
+    mma_block o[GROUPS];
+    operand s, m;
+    typename tiles::taint taint = 0;
+    clear_blocks(o);
+#pragma unroll
+    for (int y = 0; y < deep / 16; y++) {
+        tiles::pack(s, S[y]);
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++) {
+            tiles::load(m, at(queries, row, i, y), row);
+            tiles::multiply(o[i], m, s);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) {
+#pragma unroll
+        for (int j = 0; j <= i; j++) {
+            tiles::load(m, at(P, SQUARE_ROW, i, j), SQUARE_ROW);
+            tiles::multiply(o[i], m, u[j]);
+        }
+        tiles::pack(m, o[i]);
+        tiles::collect(taint, m);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            *(uint32_t *)(v + (16 * i + block_row(e % 2 * 2)) * b.v_row +
+                          2 * block_column(e / 2, 0)) = m.x[e];
+    }
+    return !tiles::is_tainted(taint);
+}
+
+/* S after the chunk. */
+template <int io, int deep>
+__device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in,
+                                                            const operands &u)
+{
+    const uint32_t keys = shared_address(in.keys[2]) + tiles::lane_turned(row);
+    if (!in.factors.busy) return; /* every bit stays (G9) */
+#pragma unroll
+    for (int x = 0; x < deep / 16; x++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 d = *(const float2 *)(in.factors.decay + 16 * x + block_column(h, 0));
+#pragma unroll
+            for (int e = 0; e < 4; e++) S[x][h][e] *= e % 2 ? d.y : d.x;
+        }
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+        for (int x = 0; x < deep / 16; x++) {
+            operand m;
+            tiles::load_turned(m, at(keys, row, j, x), row);
+            tiles::multiply(S[x], u[j], m);
+        }
+}
+
+/* ---- What is not finite ---------------------------------------------------------------------- */
+
+/*
+ * What is not finite in one token must not reach those before it, and a channel that forgets must
+ * forget it; but products of matrices take all of them times zero. So the warp then walks through
+ * the chunk token by token, in float32. It does not for a state that has such values already, since
+ * all that it gives has them too, if no channel forgets.
+ */
+
+/* Returns true if an element of S is not finite. */
+template <int io, int deep> __device__ __forceinline__ bool scan_warp<io, deep>::is_lost() const
+{
+    bool lost = false;
+#pragma unroll
+    for (int i = 0; i < deep / 2; i++) lost |= !is_finite(S[i / 8][i / 4 % 2][i % 4]);
+    return in_warp(lost);
+}
+
+/* Sums over the four lanes that share rows. */
+GDN_DEVICE float sum_row_lanes(float x)
+{
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+/* Returns what a row of keys or queries is multiplied by. */
+template <int io, int deep>
+GDN_DEVICE float row_length(const struct gdn_cu_rule &r, const char *row)
+{
+    typedef typename gdn_io<io>::type element;
+    float sum = 0;
+    if (r.norm == GDN_NO_NORM) return 1;
+    for (int i = threadIdx.x % 4; i < r.K; i += 4) {
+        const float x = gdn_io<io>::load((const element *)row + i);
+        sum = fmaf(x, x, sum);
+    }
+    return inverse_length(sum_row_lanes(sum), r.norm, r.norm_eps);
+}
+
+template <int io, int deep>
+static __device__ __noinline__ void walk_chunk(mma_block (&S)[deep / 16],
+                                               const scan_block<io, deep> &b,
+                                               const struct state_part &part, int64_t c)
+{
+    typedef typename gdn_io<io>::type element;
+    const struct gdn_cu_rule &r = b.r;
+    const int n = b.tokens(c);
+#pragma unroll 1
+    for (int t = 0; t < n; t++) {
+        const int64_t at = c * CHUNK + t;
+        const char *key = row_at(r.k, b.s, at, source_head(r, b.head, r.Hk));
+        const char *query = r.out.data ? row_at(r.q, b.s, at, source_head(r, b.head, r.Hq)) : key;
+        const char *value = row_at(r.v, b.s, at, source_head(r, b.head, r.Hv));
+        const float k_length = row_length<io, deep>(r, key);
+        const float q_length = row_length<io, deep>(r, query) * r.scale;
+        float p[2] = {}, o[2] = {}, u[2];
+        bool reads = false;
+#pragma unroll
+        for (int i = 0; i < deep / 4; i++) { /* this lane's keys */
+            const int y = i / 4, h = i / 2 % 2, e = i % 2, x = 16 * y + block_column(h, e);
+            if (x >= r.K) continue;
+            const float a = family_gate(r, b.s, at, b.head, x, true);
+            const float beta = family_b(r, b.s, at, b.head, 0, x);
+            const float k = gdn_io<io>::load((const element *)key + x) * k_length;
+            reads |= beta != 0;
+#pragma unroll
+            for (int d = 0; d < 2; d++) {
+                float &state = S[y][h][e + 2 * d];
+                state = a == 0 ? 0 : state * a;
+                if (beta != 0) p[d] = fmaf(beta * k, state, p[d]);
+            }
+        }
+        reads = (__ballot_sync(0xffffffff, reads) >> (threadIdx.x % 32 & ~3) & 15) != 0;
+#pragma unroll
+        for (int d = 0; d < 2; d++) {
+            const int v = min(part.v + block_row(2 * d), part.V - 1);
+            const float w = family_w(r, b.s, at, b.head, 0, v);
+            u[d] = family_written(w, w == 0 ? 0 : gdn_io<io>::load((const element *)value + v)) -
+                   sum_row_lanes(p[d]);
+            if (!reads && w == 0) u[d] = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < deep / 4; i++) {
+            const int y = i / 4, h = i / 2 % 2, e = i % 2, x = 16 * y + block_column(h, e);
+            if (x >= r.K) continue;
+            const float k = gdn_io<io>::load((const element *)key + x) * k_length;
+            const float q = gdn_io<io>::load((const element *)query + x) * q_length;
+#pragma unroll
+            for (int d = 0; d < 2; d++) {
+                float &state = S[y][h][e + 2 * d];
+                if (u[d] != 0) state = fmaf(k, u[d], state);
+                o[d] = fmaf(q, state, o[d]);
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < 2; d++) {
+            const float sum = sum_row_lanes(o[d]);
+            const int v = part.v + block_row(2 * d);
+            if (r.out.data && threadIdx.x % 4 == 0 && v < part.V)
+                gdn_io<io>::store((element *)row_at(r.out, b.s, at, b.head) + v, sum);
+        }
+    }
+}
+
+/* Walks through a chunk. Copies leave the originals in registers. */
+template <int io, int deep> __device__ __forceinline__ void scan_warp<io, deep>::mend(int64_t c)
+{
+    mma_block copy[deep / 16];
+    const scan_block<io, deep> block = b;
+    const struct state_part columns = part;
+#pragma unroll
+    for (int i = 0; i < deep / 2; i++) copy[i / 8][i / 4 % 2][i % 4] = S[i / 8][i / 4 % 2][i % 4];
+    walk_chunk<io, deep>(copy, block, columns, c);
+#pragma unroll
+    for (int i = 0; i < deep / 2; i++) S[i / 8][i / 4 % 2][i % 4] = copy[i / 8][i / 4 % 2][i % 4];
+}
+
+/* ---- A block --------------------------------------------------------------------------------- */
+
+/* The chunk in a stage; column: the warp's first of the stage. */
+template <int io, int deep>
+__device__ __forceinline__ void scan_warp<io, deep>::run(scan_stage<deep> &in, int64_t c,
+                                                         int column)
+{
+    const struct gdn_cu_rule &r = b.r;
+    char *const v = in.v() + 2 * column;
+    operands x, u;
+    bool fine = make_r(x, in, v);
+    fine &= make_u(u, x, in);
+    __syncwarp(); /* all lanes have read V */
+    if (r.out.data) fine &= make_o(in, u, v);
+    if (in_warp(!fine) && (in.factors.forgets || !is_lost())) {
+        mend(c);
+        return;
+    }
+    update(in, u);
+    __syncwarp();
+    if (!r.out.data) return;
+    char *const to = row_at(r.out, b.s, c * CHUNK, b.head) + 2 * part.v;
+    const int lane = threadIdx.x % 32, n = b.tokens(c);
+    for (int t = lane / 2; t < n; t += 16)
+        if (part.v + lane % 2 * 8 < r.V)
+            *(uint4 *)(to + t * r.out.token + lane % 2 * 16) =
+                *(const uint4 *)(v + t * b.v_row + lane % 2 * 16);
+}
+
+/* A warp's part of the state between windows: elements in the order of its lanes. */
+template <int io, int deep>
+GDN_DEVICE float *carried(const scan_block<io, deep> &b, int64_t place)
+{
+    const int64_t strip = (place * b.r.H + b.head) * b.a.n_slices + b.slice;
+    return b.a.carry + strip * b.columns * deep + threadIdx.x / 32 * 16 * deep + threadIdx.x % 32;
+}
+
+template <int io, int deep>
+GDN_DEVICE void begin_state(scan_warp<io, deep> &w, const scan_block<io, deep> &b)
+{
+    const float *from = carried(b, b.part.from);
+    if (b.part.is_first)
+        load_state(w.S, place_of(b.r.from, b.s.read, b.head), w.part);
+    else
+#pragma unroll
+        for (int i = 0; i < deep / 2; i++) w.S[i / 8][i / 4 % 2][i % 4] = from[32 * i];
+}
+template <int io, int deep>
+GDN_DEVICE void end_state(const scan_warp<io, deep> &w, const scan_block<io, deep> &b)
+{
+    float *const to = carried(b, b.part.to);
+    const struct state_place place = place_of(b.r.to, b.s.write, b.head);
+    if (b.part.end < b.part.n_chunks) {
+#pragma unroll
+        for (int i = 0; i < deep / 2; i++) to[32 * i] = w.S[i / 8][i / 4 % 2][i % 4];
+    } else if (place.data) {
+#pragma unroll
+        for (int x = 0; x < deep / 16; x++) store_block(w.S[x], place, w.part, 16 * x);
+    }
+}
+
+template <int io, int deep> GDN_DEVICE void run_chunks(const scan_block<io, deep> &b)
+{
+    const int column = threadIdx.x / 32 * 16;
+    const bool two = b.a.n_stages == 2;
+    scan_warp<io, deep> w = { b, { b.first_column + column, b.r.V, b.r.K } };
+    const bool active = w.part.v < b.r.V;
+    int64_t c = b.part.begin;
+    if (two) begin_chunk(b, c, 0);
+    if (active) begin_state(w, b);
+#pragma unroll 1
+    for (int now = 0; in_warp(c < b.part.end); c++, now ^= two) {
+        if (!two) {
+            __syncthreads(); /* the chunk before has been read */
+            begin_chunk(b, c, 0);
+        }
+        copy_wait<0>();
+        __syncthreads();
+        if (two) begin_chunk(b, c + 1, now ^ 1);
+        if (active) w.run(b.at(now), c, column);
+    }
+    copy_wait<0>();
+    if (active) end_state(w, b);
+}
+
+/* Writes zeros to the block's columns of tokens [from, to), counted as row_at() does. */
+template <int io, int deep>
+GDN_DEVICE void zero_tokens(const scan_block<io, deep> &b, int64_t from, int64_t to)
+{
+    const int n = min(b.columns, b.r.V - b.first_column);
+    for (int64_t t = from + threadIdx.x / 32; t < to; t += blockDim.x / 32) {
+        uint16_t *row = (uint16_t *)row_at(b.r.out, b.s, t, b.head) + b.first_column;
+        for (int i = threadIdx.x % 32; i < n; i += 32) row[i] = 0;
+    }
+}
+
+template <int io, int deep> GDN_DEVICE void scan_window(const struct gdn_cu_channels &a)
+{
+    struct scan_head &sh = *(struct scan_head *)gdn_shared;
+    const struct gdn_cu_rule &r = a.rule;
+    const int64_t each = (int64_t)r.H * a.n_slices, row = a.row + blockIdx.x / each;
+    if (threadIdx.x < 32) {
+        struct gdn_cu_seq s; /* after the last, the tokens of none */
+        if (row == r.batch.B)
+            s = read_rest(r.batch);
+        else
+            s = read_sequence(r.batch, row);
+        struct channels_part part = {};
+        if (row < r.batch.B)
+            part = find_part(a, s);
+        else
+            part.is_first = true;
+        if (threadIdx.x == 0) sh.s = s, sh.part = part;
+    }
+    __syncthreads();
+    scan_block<io, deep> b = { a, r, sh.s, sh.part };
+    b.head = (int)(blockIdx.x % each / a.n_slices);
+    b.slice = (int)(blockIdx.x % a.n_slices);
+    b.columns = blockDim.x / 2;
+    b.first_column = b.slice * b.columns;
+    b.v_row = GDN_PREFILL_ROW(b.columns, 2);
+    b.stage_bytes = sizeof(scan_stage<deep>) + CHUNK * b.v_row;
+    if (sh.s.n_tokens == 0 || (!sh.part.is_first && sh.part.begin >= sh.part.end)) return;
+    if (row < r.batch.B && !sh.s.padding) run_chunks(b);
+    if (!r.out.data || sh.s.keep_out || !sh.part.is_first) return;
+    zero_tokens(b, -sh.s.n_before, 0);
+    zero_tokens(b, sh.s.n_valid, sh.s.n_tokens - sh.s.n_before);
+}
+
+#endif

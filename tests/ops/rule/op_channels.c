@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu --every=3, gpu, sm_80 --every=3 */
+/*
+ * gdn_prefill of 16 bits with gates per channel, beside float64: gates of any strength in single
+ * channels, padded and packed batches of several chunks, state layouts; and what is not finite.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "oracle.h"
+#include "oracle_family.h"
+#include "ring2.h"
+
+enum { HK = 2, HV = 4 };
+
+/* ---- Calls --------------------------------------------------------------------------------- */
+
+static const struct rule {
+    const char *name;
+    bool g_rows, beta_rows, write;
+} rules[] = { { "kda", true, false, false },
+              { "gdn2", true, true, true },
+              { "erase", false, true, false } };
+enum { N_RULES = sizeof rules / sizeof *rules };
+
+/* Log gates of token t and channel x. */
+static double none(int64_t t, int64_t x) { return (void)t, (void)x, 0; }
+static double mild(int64_t t, int64_t x) { return (void)t, (void)x, ring2_uniform(-0.04, 0); }
+static double five(int64_t t, int64_t x) { return (void)t, (void)x, -5; }
+static double apart(int64_t t, int64_t x) { return (void)t, x % 3 == 1 ? -60 : 0; }
+static double once(int64_t t, int64_t x)
+{
+    return t % 50 == 7 && x % 4 < 2 ? -(double)INFINITY : ring2_uniform(-0.1, 0);
+}
+static double mixed(int64_t t, int64_t x)
+{
+    switch ((t * 5 + x * 3) % 9) {
+    case 0: return 0;
+    case 1: return -60;
+    case 2: return t % 16 == 9 ? -(double)INFINITY : -0.01;
+    case 3: return -5;
+    case 4: return t % 7 ? -0.02 : -200;
+    default: return ring2_uniform(-2, 0);
+    }
+}
+static double (*const gates[])(int64_t t, int64_t x) = { none, mild, five, apart, once, mixed };
+enum { N_GATES = sizeof gates / sizeof *gates };
+
+static const int64_t sizes[][2] = { { 40, 24 }, { 128, 128 }, { 64, 136 }, { 96, 16 } };
+enum { N_SIZES = sizeof sizes / sizeof *sizes };
+
+/* Tokens of the sequences. */
+struct batch {
+    bool padded, k_first;
+    int n;
+    int64_t lengths[4];
+};
+static const struct batch batches[] = {
+    { false, false, 3, { 70, 1, 150 } },
+    { true, true, 2, { 130, 130 } },
+    { false, true, 4, { 64, 0, 190, 65 } },
+    { true, false, 1, { 200 } },
+};
+enum { N_BATCHES = sizeof batches / sizeof *batches };
+
+struct call {
+    const struct rule *rule;
+    const struct batch *batch;
+    gdn_rule_args a;
+    int64_t K, V, N;
+    int64_t first[5]; /* tokens of the sequences */
+};
+
+/* A tensor [tokens][H] or, with D, [tokens][H][D]. */
+static gdn_tensor rows(int32_t dtype, const struct call *c, int64_t H, int64_t D)
+{
+    const struct batch *b = c->batch;
+    gdn_tensor t = ring2_new(dtype, 0, D ? 3 : 2, c->N, H, D, 0);
+    if (!b->padded) return t;
+    for (int i = t.ndim; i > 0; i--) t.size[i] = t.size[i - 1], t.stride[i] = t.stride[i - 1];
+    t.ndim++;
+    t.size[0] = b->n, t.size[1] = b->lengths[0];
+    t.stride[0] = t.size[1] * t.stride[1];
+    return t;
+}
+
+static struct call draw(const struct rule *f, const struct batch *b, int32_t dtype, int gate,
+                        int size)
+{
+    struct call c = { .rule = f, .batch = b, .K = sizes[size][0], .V = sizes[size][1] };
+    gdn_rule_args *a = &c.a;
+    *a = gdn_rule_args_init();
+    for (int i = 0; i < b->n; i++) c.first[i + 1] = c.N += b->lengths[i];
+    a->q = rows(dtype, &c, HK, c.K), a->k = rows(dtype, &c, HK, c.K);
+    a->v = rows(dtype, &c, HV, c.V), a->out = rows(dtype, &c, HV, c.V);
+    a->g = rows(GDN_F32, &c, HV, f->g_rows ? c.K : 0);
+    a->beta = rows(GDN_F32, &c, HV, f->beta_rows ? c.K : 0);
+    if (f->write) a->write_gate = rows(GDN_F32, &c, HV, c.V);
+    a->state = b->k_first ? ring2_new(GDN_F32, 0, 4, b->n, HV, c.K, c.V)
+                          : ring2_new(GDN_F32, 0, 4, b->n, HV, c.V, c.K);
+    a->state_layout = b->k_first ? GDN_STATE_KV : GDN_STATE_VK;
+    a->norm = GDN_NORM_L2;
+    ring2_fill(&a->q, -1, 1), ring2_fill(&a->k, -1, 1), ring2_fill(&a->v, -1, 1);
+    ring2_fill(&a->beta, 0, 1), ring2_fill(&a->state, -1, 1);
+    if (f->write) ring2_fill(&a->write_gate, -1, 1);
+    const int64_t n = f->g_rows ? c.K : 1;
+    for (int s = 0; s < b->n; s++)
+        for (int64_t i = c.first[s] * HV * n; i < c.first[s + 1] * HV * n; i++)
+            ring2_set(&a->g, i,
+                      gates[gate](i / HV / n - c.first[s], f->g_rows ? i % n : i % HV));
+    if (!b->padded) {
+        gdn_batch *batch = ring2_heap(sizeof *batch);
+        *batch = gdn_batch_init();
+        batch->cu_seqlens = ring2_indices(GDN_I64, b->n + 1, c.first);
+        a->batch = batch;
+    }
+    return c;
+}
+
+static struct call clone(const struct call *c)
+{
+    struct call d = *c;
+    gdn_tensor *all[] = { &d.a.q,    &d.a.k,          &d.a.v,     &d.a.g,
+                          &d.a.beta, &d.a.write_gate, &d.a.state, &d.a.out };
+    for (int i = 0; i < 8; i++) *all[i] = ring2_clone(all[i]);
+    return d;
+}
+
+static void run(const struct call *c)
+{
+    gdn_ctx *ctx = ring2_ctx(1);
+    ring2_fill_value(&c->a.out, NAN);
+    ring2_call_begin();
+    ring2_may_write(&c->a.out);
+    ring2_may_write(&c->a.state);
+    ring2_status(ctx, c->rule->name, gdn_prefill(ctx, &c->a), GDN_OK);
+    ring2_call_end();
+}
+
+/* ---- Beside float64 ------------------------------------------------------------------------ */
+
+static double *rows_of(const struct call *c, const gdn_tensor *t, bool channels, int s, int64_t h,
+                       int64_t H, int64_t D, double absent)
+{
+    const int64_t first = c->first[s], n = c->first[s + 1] - first;
+    double *x = ring2_heap((size_t)(n * D + 1) * sizeof *x);
+    for (int64_t i = 0; i < n * D; i++) {
+        const int64_t row = (first + i / D) * H + h;
+        x[i] = t->data ? ring2_get(t, channels ? row * D + i % D : row) : absent;
+    }
+    return x;
+}
+
+static double *normalised(double *x, int64_t n, int64_t K)
+{
+    for (int64_t i = 0; i < n; i++) oracle_l2norm(x + i * K, x + i * K, K, GDN_NORM_L2, 1e-6);
+    return x;
+}
+
+static int64_t state_at(const struct call *c, int64_t s, int64_t h, int64_t v, int64_t k)
+{
+    return (s * HV + h) * c->K * c->V + (c->batch->k_first ? k * c->V + v : v * c->K + k);
+}
+
+/* Computes a head of a sequence: output and final state as the tensors have them. */
+static void judge(const struct call *c, int s, int64_t h, double *out, double *state)
+{
+    const gdn_rule_args *a = &c->a;
+    const int64_t K = c->K, V = c->V, T = c->first[s + 1] - c->first[s];
+    const bool apart_w = c->rule->write || c->rule->beta_rows;
+    const gdn_tensor *w = apart_w ? &a->write_gate : &a->beta;
+    const struct oracle_family r = {
+        .T = T,
+        .K = (int)K,
+        .V = (int)V,
+        .n = 1,
+        .scale = 1 / sqrt((double)K),
+        .q = normalised(rows_of(c, &a->q, true, s, h / (HV / HK), HK, K, 0), T, K),
+        .k = normalised(rows_of(c, &a->k, true, s, h / (HV / HK), HK, K, 0), T, K),
+        .v = rows_of(c, &a->v, true, s, h, HV, V, 0),
+        .g = rows_of(c, &a->g, c->rule->g_rows, s, h, HV, K, 0),
+        .b = rows_of(c, &a->beta, c->rule->beta_rows, s, h, HV, K, 1),
+        .w = rows_of(c, w, apart_w, s, h, HV, V, 1),
+        .o = ring2_heap((size_t)(T * V + 1) * sizeof *out),
+        .state = ring2_heap((size_t)(K * V) * sizeof *state),
+    };
+    for (int64_t i = 0; i < K * V; i++)
+        r.state[i] = ring2_get(&a->state, state_at(c, s, h, i / K, i % K));
+    oracle_family(&r);
+    for (int64_t i = 0; i < T * V; i++) out[((c->first[s] + i / V) * HV + h) * V + i % V] = r.o[i];
+    for (int64_t i = 0; i < K * V; i++) state[state_at(c, s, h, i / K, i % K)] = r.state[i];
+}
+
+/* Compares with the limits of gdn run, which those of the vectors are. */
+static void near(const char *what, const gdn_tensor *got, const double *want, int32_t dtype)
+{
+    const int64_t n = ring2_count(got);
+    const double share = dtype == GDN_F16 ? 8e-4 : 6e-3, unit = dtype == GDN_F16 ? 0x1p-11 : 0x1p-8;
+    double sum = 0, error = 0, most = 0, worst = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double e = fabs(ring2_get(got, i) - want[i]);
+        sum += want[i] * want[i], error += e * e;
+        most = fmax(most, fabs(want[i]));
+        worst = isnan(e) ? (double)INFINITY : fmax(worst, e);
+    }
+    CHECK(sqrt(error) <= share * sqrt(sum), "%s: RMS of the error is %g of RMS, limit %g", what,
+          sqrt(error / sum), share);
+    CHECK(worst <= 3 * unit * most, "%s: off by %g, limit %g", what, worst, 3 * unit * most);
+}
+
+static void agrees(int i)
+{
+    const int32_t dtype = i % 2 ? GDN_F16 : GDN_BF16;
+    const struct rule *f = &rules[i / 2 % N_RULES];
+    const int gate = i / 2 / N_RULES % N_GATES, rest = i / 2 / N_RULES / N_GATES;
+    const struct call c = draw(f, &batches[(rest + gate) % N_BATCHES], dtype, gate, rest);
+    double *out = ring2_heap((size_t)ring2_count(&c.a.out) * sizeof *out);
+    double *state = ring2_heap((size_t)ring2_count(&c.a.state) * sizeof *state);
+    for (int s = 0; s < c.batch->n; s++)
+        for (int64_t h = 0; h < HV; h++) judge(&c, s, h, out, state);
+    run(&c);
+    near("out", &c.a.out, out, dtype);
+    near("state", &c.a.state, state, dtype);
+}
+
+/* ---- Guarantees ---------------------------------------------------------------------------- */
+
+static void expect_finite(const char *what, const gdn_tensor *t, int64_t first, int64_t end)
+{
+    for (int64_t i = first; i < end; i++)
+        CHECK(isfinite(ring2_get(t, i)), "%s: element %d is %g", what, (int)i, ring2_get(t, i));
+}
+
+/* G7: a channel that forgets at the first token forgets a NaN and 1e30. */
+static void forgets(int i)
+{
+    struct call c = draw(&rules[i % 2], &batches[3], i / 4 % 2 ? GDN_F16 : GDN_BF16, 1, i / 2 % 2);
+    for (int64_t j = 0; j < HV * c.K; j++)
+        if (j % c.K < 3) ring2_set(&c.a.g, j, -(double)INFINITY);
+    const struct call clean = clone(&c);
+    for (int64_t j = 0; j < HV * c.V; j++)
+        for (int x = 0; x < 3; x++)
+            ring2_set(&c.a.state, j * c.K + x, x == 0 ? (double)NAN : 1e30);
+    run(&c), run(&clean);
+    near("out", &c.a.out, ring2_doubles(&clean.a.out), c.a.q.dtype);
+    near("state", &c.a.state, ring2_doubles(&clean.a.state), c.a.q.dtype);
+}
+
+/* G7, G11: what is not finite in v and k reaches no token before it, and none behind one at which
+ * all channels forget. */
+static void forgets_all(int i)
+{
+    const struct call c = draw(&rules[0], &batches[3], i % 2 ? GDN_F16 : GDN_BF16, 1, i / 2);
+    const int64_t row = HV * c.V, bad = 85, end = 110;
+    ring2_set(&c.a.v, bad * row, NAN);
+    ring2_set(&c.a.k, (bad + 1) * HK * c.K, NAN);
+    for (int64_t j = 0; j < HV * c.K; j++)
+        ring2_set(&c.a.g, end * HV * c.K + j, -(double)INFINITY);
+    run(&c);
+    expect_finite("out before", &c.a.out, 0, bad * row);
+    CHECK(isnan(ring2_get(&c.a.out, bad * row)), "NaN is lost");
+    expect_finite("out behind", &c.a.out, end * row, ring2_count(&c.a.out));
+    expect_finite("state", &c.a.state, 0, ring2_count(&c.a.state));
+}
+
+/* A state that is lost stays so where nothing forgets, and other columns are as without it. */
+static void lost(int i)
+{
+    const struct call c = draw(&rules[0], &batches[3], i ? GDN_F16 : GDN_BF16, 1, 1);
+    const struct call clean = clone(&c);
+    ring2_set(&c.a.state, 3 * c.K + 5, NAN);
+    run(&c), run(&clean);
+    for (int64_t j = 0; j < ring2_count(&c.a.out); j++) {
+        if (j % (HV * c.V) != 3)
+            CHECK(ring2_get(&c.a.out, j) == ring2_get(&clean.a.out, j), "out[%d]", (int)j);
+        else
+            CHECK(isnan(ring2_get(&c.a.out, j)), "out[%d] is finite", (int)j);
+    }
+}
+
+/* G8: where w is 0, v may be NaN. G9: every bit of the state stays where g, b and w are 0. */
+static void writes_nothing(int i)
+{
+    struct call c = draw(&rules[1], &batches[i / 2], i % 2 ? GDN_F16 : GDN_BF16, 1, 1);
+    struct call d = clone(&c);
+    for (int64_t j = 0; j < ring2_count(&c.a.v); j += 7) {
+        ring2_set(&c.a.write_gate, j, 0), ring2_set(&d.a.write_gate, j, 0);
+        ring2_set(&c.a.v, j, NAN);
+    }
+    run(&c), run(&d);
+    ring2_expect_bits("out", &c.a.out, &d.a.out);
+    ring2_expect_bits("state", &c.a.state, &d.a.state);
+    for (int rule = 0; rule < 2; rule++) {
+        struct call idle = draw(&rules[rule], &batches[i / 2], i % 2 ? GDN_F16 : GDN_BF16, 0, 1);
+        ring2_fill_value(&idle.a.beta, 0);
+        if (idle.a.write_gate.data) ring2_fill_value(&idle.a.write_gate, 0);
+        ring2_set(&idle.a.state, 1, -0.0);
+        ring2_fill_value(&idle.a.v, NAN);
+        const gdn_tensor before = ring2_clone(&idle.a.state);
+        run(&idle);
+        ring2_expect_bits("idle state", &idle.a.state, &before);
+    }
+}
+
+/* G2: a sequence of a batch has the bits that it has alone. */
+static void alone(int i)
+{
+    const struct call c = draw(&rules[i / 2 % 2], &batches[0], i % 2 ? GDN_F16 : GDN_BF16, 5, 1);
+    struct call one = clone(&c);
+    gdn_tensor *tokens[] = { &one.a.q,    &one.a.k,          &one.a.v, &one.a.g,
+                             &one.a.beta, &one.a.write_gate, &one.a.out };
+    for (int j = 0; j < 7; j++)
+        if (tokens[j]->data) *tokens[j] = ring2_narrow(tokens[j], 0, c.first[2], 150);
+    one.a.state = ring2_narrow(&one.a.state, 0, 2, 1);
+    one.a.batch = NULL;
+    run(&c), run(&one);
+    const gdn_tensor out = ring2_narrow(&c.a.out, 0, c.first[2], 150);
+    const gdn_tensor state = ring2_narrow(&c.a.state, 0, 2, 1);
+    ring2_expect_bits("out", &one.a.out, &out);
+    ring2_expect_bits("state", &one.a.state, &state);
+}
+
+/* Raw gates of 16 bits by both formulas, and the sigmoid of beta, are those of the formulas. */
+static void raw(int bounded)
+{
+    struct call c = draw(&rules[0], &batches[0], GDN_F16, 0, 1), d;
+    ring2_fill(&c.a.g, -3, 3), ring2_fill(&c.a.beta, -3, 3);
+    c.a.gate = GDN_GATE_RAW, c.a.beta_kind = GDN_BETA_SIGMOID;
+    c.a.A_log = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0), ring2_fill(&c.a.A_log, -1, 1.5);
+    c.a.dt_bias = ring2_new(GDN_F32, 3, 2, HV, c.K, 0, 0), ring2_fill(&c.a.dt_bias, -4, 1);
+    c.a.gate_lower_bound = bounded ? -5 : 0;
+    d = clone(&c);
+    d.a.gate = GDN_GATE_LOG, d.a.beta_kind = GDN_BETA_GIVEN, d.a.gate_lower_bound = 0;
+    d.a.A_log.data = d.a.dt_bias.data = NULL;
+    for (int64_t j = 0; j < ring2_count(&c.a.g); j++)
+        ring2_set(&d.a.g, j,
+                  oracle_gate(ring2_get(&c.a.g, j), ring2_get(&c.a.A_log, j / c.K % HV),
+                              ring2_get(&c.a.dt_bias, j / c.K % HV * c.K + j % c.K),
+                              (double)c.a.gate_lower_bound));
+    for (int64_t j = 0; j < ring2_count(&c.a.beta); j++)
+        ring2_set(&d.a.beta, j, 1 / (1 + exp(-ring2_get(&c.a.beta, j))));
+    run(&c), run(&d);
+    near("out", &c.a.out, ring2_doubles(&d.a.out), GDN_F16);
+    near("state", &c.a.state, ring2_doubles(&d.a.state), GDN_F16);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_cases tests[] = {
+        { "agrees", agrees, 2 * N_RULES * N_GATES * N_SIZES },
+        { "forgets", forgets, 8 },
+        { "forgets_all", forgets_all, 4 },
+        { "lost", lost, 2 },
+        { "writes_nothing", writes_nothing, 4 },
+        { "alone", alone, 4 },
+        { "raw", raw, 2 },
+    };
+    return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

@@ -206,6 +206,17 @@ static bool goes_by_channels(const gdn_ctx *ctx, const struct gdn_rule_call *c,
     return args->family.is && !c->rule.exact && !gdn_cuda_prefill_channels_why_not(ctx, args);
 }
 
+/* Logs the form of a call of the family. */
+static void log_family(gdn_ctx *ctx, const struct gdn_rule_call *c, const struct gdn_cu_rule *args)
+{
+    const struct gdn_cuda_form list[] = {
+        { "channels",
+          c->rule.exact ? "the call is exact" : gdn_cuda_prefill_channels_why_not(ctx, args) },
+        { "tokens", NULL },
+    };
+    if (args->family.is) gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
+}
+
 static gdn_status run_channels(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
                                void *stream)
 {
@@ -235,6 +246,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c = call;
     const struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
+    log_family(ctx, c, args);
     if (goes_by_channels(ctx, c, args)) return run_channels(ctx, args, memory, c->base.stream);
     if (goes_by_tokens(c, args))
         return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);

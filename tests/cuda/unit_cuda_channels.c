@@ -50,7 +50,10 @@ static void test_calls(void)
     r = valid, r.V = 60, refused(ctx, &r, "K is odd, or V is not a multiple of 8");
     r = valid, r.k.token += 2, refused(ctx, &r, "q or k is not aligned to 4 bytes");
     r = valid, r.v.token += 8, refused(ctx, &r, "v or out is not aligned to 16 bytes");
-    r = valid, r.batch.checkpoint_pool = 1, refused(ctx, &r, "there are checkpoints");
+    r = valid, r.batch.checkpoint_pool = 1, r.batch.checkpoint_every = 96;
+    refused(ctx, &r, "checkpoints are not at multiples of 64 tokens");
+    r.batch.checkpoint_every = 192;
+    CHECK(!gdn_cuda_prefill_channels_why_not(ctx, &r), "checkpoints are refused");
     r = valid, r.to.data = r.q.data, r.to.gap = 2;
     refused(ctx, &r, "a state has 8 bits, or no stride of 1");
     gdn_ctx_destroy(ctx);

@@ -320,6 +320,40 @@ static void alone(int i)
     ring2_expect_bits("state", &one.a.state, &state);
 }
 
+/* G18: a checkpoint has the bits of the state that a call leaves which ends there. */
+static void checkpoints(int i)
+{
+    const struct call c =
+        draw(&rules[0], &batches[i / 2 ? 3 : 1], i % 2 ? GDN_F16 : GDN_BF16, 5, 1);
+    const int64_t T = c.batch->lengths[0], B = c.batch->n, each = T / 64;
+    gdn_batch batch = gdn_batch_init();
+    batch.checkpoint_every = 64;
+    struct call marked = clone(&c);
+    marked.a.batch = &batch;
+    marked.a.checkpoints =
+        ring2_new(GDN_F32, 0, 4, B * each, HV, c.a.state.size[2], c.a.state.size[3]);
+    ring2_call_begin();
+    ring2_may_write(&marked.a.out);
+    ring2_may_write(&marked.a.state);
+    ring2_may_write(&marked.a.checkpoints);
+    ring2_status(ring2_ctx(1), "checkpoints", gdn_prefill(ring2_ctx(1), &marked.a), GDN_OK);
+    ring2_call_end();
+    for (int64_t n = 1; n <= each; n++) {
+        struct call until = clone(&c);
+        gdn_tensor *tokens[] = { &until.a.q, &until.a.k,    &until.a.v,
+                                 &until.a.g, &until.a.beta, &until.a.out };
+        for (int j = 0; j < 6; j++) *tokens[j] = ring2_narrow(tokens[j], 1, 0, 64 * n);
+        run(&until);
+        for (int64_t b = 0; b < B; b++) {
+            const gdn_tensor got = ring2_narrow(&marked.a.checkpoints, 0, b * each + n - 1, 1);
+            const gdn_tensor want = ring2_narrow(&until.a.state, 0, b, 1);
+            ring2_expect_bits("checkpoint", &got, &want);
+        }
+    }
+    run(&c);
+    ring2_expect_bits("out", &marked.a.out, &c.a.out);
+}
+
 /* Raw gates of 16 bits by both formulas, and the sigmoid of beta, are those of the formulas. */
 static void raw(int bounded)
 {
@@ -353,6 +387,7 @@ int main(int argc, char **argv)
         { "lost", lost, 4 },
         { "writes_nothing", writes_nothing, 4 },
         { "alone", alone, 4 },
+        { "checkpoints", checkpoints, 4 },
         { "raw", raw, 2 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

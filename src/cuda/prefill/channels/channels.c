@@ -33,7 +33,9 @@ const char *gdn_cuda_prefill_channels_why_not(const gdn_ctx *ctx, const struct g
     if (!is_aligned(&r->q, 4) || !is_aligned(&r->k, 4)) return "q or k is not aligned to 4 bytes";
     if (!is_aligned(&r->v, 16) || !is_aligned(&r->out, 16))
         return "v or out is not aligned to 16 bytes";
-    if (r->batch.checkpoint_pool >= 0) return "there are checkpoints";
+    if (r->batch.checkpoint_pool >= 0 &&
+        (r->batch.checkpoint_starts.data || r->batch.checkpoint_every % CHUNK))
+        return "checkpoints are not at multiples of 64 tokens";
     if (gdn_cuda_prefill_is_apart(r)) return "a state has 8 bits, or no stride of 1";
     return NULL;
 }

@@ -19,6 +19,7 @@
 struct scan_head {
     struct gdn_cu_seq s;
     struct channels_part part;
+    struct gdn_cu_checkpoints checkpoints;
 };
 static_assert(sizeof(struct scan_head) <= GDN_CHANNELS_HEAD_BYTES, "args.h");
 
@@ -39,6 +40,7 @@ template <int io, int deep> struct scan_block {
     const struct gdn_cu_rule &r;
     const struct gdn_cu_seq &s;
     const struct channels_part &part;
+    const struct gdn_cu_checkpoints &checkpoints;
     int head, slice, first_column, columns, v_row, stage_bytes;
 
     __device__ __forceinline__ stage &at(int i) const
@@ -440,6 +442,22 @@ GDN_DEVICE void end_state(const scan_warp<io, deep> &w, const scan_block<io, dee
     }
 }
 
+/* Stores the checkpoint after n tokens, whole chunks, if there is one. */
+template <int io, int deep>
+GDN_DEVICE void leave_checkpoint(const scan_warp<io, deep> &w, const scan_block<io, deep> &b,
+                                 int64_t n)
+{
+    const struct gdn_cu_batch &batch = b.r.batch;
+    if (batch.checkpoint_pool < 0 || n % batch.checkpoint_every || n > b.s.n_valid) return;
+    const int64_t number = b.checkpoints.first + n / batch.checkpoint_every - 1;
+    int64_t slot = -1;
+    if (number < b.checkpoints.end) checkpoint_at(batch, b.checkpoints, number, slot);
+    const struct state_place place = place_of(b.r.checkpoints, slot, b.head);
+    if (!place.data) return;
+#pragma unroll
+    for (int x = 0; x < deep / 16; x++) store_block(w.S[x], place, w.part, 16 * x);
+}
+
 template <int io, int deep> GDN_DEVICE void run_chunks(const scan_block<io, deep> &b)
 {
     const int column = threadIdx.x / 32 * 16;
@@ -459,6 +477,7 @@ template <int io, int deep> GDN_DEVICE void run_chunks(const scan_block<io, deep
         __syncthreads();
         if (two) begin_chunk(b, c + 1, now ^ 1);
         if (active) w.run(b.at(now), c, column);
+        if (active) leave_checkpoint(w, b, (c + 1) * CHUNK);
     }
     copy_wait<0>();
     if (active) end_state(w, b);
@@ -491,10 +510,11 @@ template <int io, int deep> GDN_DEVICE void scan_window(const struct gdn_cu_chan
             part = find_part(a, s);
         else
             part.is_first = true;
-        if (threadIdx.x == 0) sh.s = s, sh.part = part;
+        const struct gdn_cu_checkpoints list = read_checkpoints(r.batch, s);
+        if (threadIdx.x == 0) sh.s = s, sh.part = part, sh.checkpoints = list;
     }
     __syncthreads();
-    scan_block<io, deep> b = { a, r, sh.s, sh.part };
+    scan_block<io, deep> b = { a, r, sh.s, sh.part, sh.checkpoints };
     b.head = (int)(blockIdx.x % each / a.n_slices);
     b.slice = (int)(blockIdx.x % a.n_slices);
     b.columns = blockDim.x / 2;

@@ -101,7 +101,8 @@ def describe(r):
         mode += f", {words}" if r.get(key) else ""
     mode += f", states saved after each {r['save_every']}" if "save_every" in r else ""
     mode += f", {CALLS[r['call']]}" if "call" in r else ""
-    return f"{r['op']}: {', '.join(sizes)}, {r['dtype']}{state}{mode}"
+    rule = f", rule {r['rule']}" if "rule" in r else ""
+    return f"{r['op']}{rule}: {', '.join(sizes)}, {r['dtype']}{state}{mode}"
 
 
 def cell(r):

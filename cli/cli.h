@@ -19,6 +19,7 @@ int bench_main(int argc, char **argv);
 int info_main(int argc, char **argv);
 int state_main(int argc, char **argv);
 int accuracy_main(int argc, char **argv);
+int plan_main(int argc, char **argv);
 int check_device(int argc, char **argv); /* gdn check --backend cuda */
 
 #endif

@@ -1,7 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-# The Python extension gdn/_native, and what goes into a wheel. The extension keeps to Python's
-# stable ABI of 3.9 and takes libgdn's functions by their addresses, so it links neither to
-# libpython nor to libgdn. Any Python's header will do, also for another processor of 64 bits.
+# What the Python package knows of the library (tools/interface.py), what goes into a wheel, and the
+# extension gdn/_native. The extension keeps to Python's stable ABI of 3.9 and takes libgdn's
+# functions by their addresses, so it links neither to libpython nor to libgdn. Any Python's header
+# will do, also for another processor of 64 bits.
+
+find_program(GDN_PYTHON NAMES python3 python HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin)
+mark_as_advanced(GDN_PYTHON)
+if(DEFINED Python_EXECUTABLE) # scikit-build-core
+    set(GDN_PYTHON ${Python_EXECUTABLE})
+endif()
+if(GDN_PYTHON)
+    set(interface ${PROJECT_BINARY_DIR}/gdn_interface.json ${PROJECT_BINARY_DIR}/__init__.pyi)
+    add_custom_command(OUTPUT ${interface} VERBATIM
+        COMMAND ${GDN_PYTHON} ${PROJECT_SOURCE_DIR}/tools/interface.py ${PROJECT_BINARY_DIR}
+        DEPENDS ${headers} src/calls/ops.def tools/interface.py python/types.pyi.in)
+    add_custom_target(gdn_interface ALL DEPENDS ${interface})
+    add_dependencies(gdn gdn_interface)
+else()
+    message(NOTICE "The Python package gets no description of the library: there is no python3.")
+endif()
 
 if(SKBUILD)
     set(package gdn)
@@ -12,6 +29,7 @@ if(SKBUILD)
     endif()
     install(FILES $<TARGET_FILE:gdn> DESTINATION ${package} COMPONENT wheel RENAME ${name})
     install(FILES ${headers} DESTINATION ${package}/include COMPONENT wheel)
+    install(FILES ${interface} DESTINATION ${package} COMPONENT wheel)
     if(TARGET gdn_cli)
         install(TARGETS gdn_cli RUNTIME DESTINATION ${package}/bin COMPONENT wheel)
     endif()
@@ -22,11 +40,6 @@ if(WIN32)
     return()
 endif()
 
-find_program(GDN_PYTHON NAMES python3 python HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin)
-mark_as_advanced(GDN_PYTHON)
-if(DEFINED Python_EXECUTABLE) # scikit-build-core
-    set(GDN_PYTHON ${Python_EXECUTABLE})
-endif()
 if(GDN_PYTHON)
     execute_process(
         COMMAND ${GDN_PYTHON} -c "import sysconfig; print(sysconfig.get_path('include'))"

@@ -417,7 +417,7 @@ GDN_API int32_t gdn_n_threads(const gdn_ctx *ctx);
  * gdn_self_test - checks that this machine, with this context and its threads, computes correctly.
  *
  * It compares small cases of the ops with plain C in float64, in some milliseconds. It allocates
- * 270 KB, and 225 KB for each thread that stay as the context's workspace.
+ * 271 KB, and 230 KB for each thread that stay as the context's workspace.
  */
 GDN_API gdn_status gdn_self_test(gdn_ctx *ctx);
 

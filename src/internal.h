@@ -5,6 +5,7 @@
 #define GDN_INTERNAL_H
 
 #include "calls/rule.h"
+#include "core/backend.h"
 #include "core/ctx.h"
 #include "cpu/loops/kernels.h"
 #include "cuda/driver/blas.h"

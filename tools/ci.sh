@@ -36,10 +36,22 @@ build_gcc() {
     build release gcc -DCMAKE_C_COMPILER=gcc -DGDN_WERROR=ON -DGDN_CUDA=$device "$@"
 }
 
+# build_tests PRESET FOLDER -DNAME=VALUE... CTEST ARGUMENT...: the programs of these tests alone.
+build_tests() {
+    local preset=$1 folder=build/$2 define=()
+    shift 2
+    while [[ $1 == -D* ]]; do define+=("$1") && shift; done
+    cmake --preset "$preset" -B "$folder" "${define[@]}"
+    # A test is named after its program, and after a dot where it runs.
+    ctest --test-dir "$folder" -N "$@" | sed -nE 's/^ *Test +#[0-9]+: ([a-z0-9_]+).*/\1/p' |
+        sort -u >"$folder/programs"
+    xargs cmake --build "$folder" --target with_isa <"$folder/programs"
+}
+
 # run_tests FOLDER [CTEST ARGUMENT...]: under $launcher; keeps each test's line for the count.
 launcher=
 #
-# Tests take each sixth case of a table alone, and each 24th or 30th where they take many times as
+# Tests take each eighth case of a table alone, and each 30th or so where they take many times as
 # long (GDN_TEST_EVERY, tests/harness/ring2.c). `make check` takes all.
 run_tests() {
     local folder=build/$1 status=0
@@ -96,7 +108,7 @@ stage_images() {
 
 stage_gcc() {
     build_gcc
-    export GDN_TEST_EVERY=6
+    export GDN_TEST_EVERY=8
     run_tests gcc
 }
 
@@ -136,12 +148,13 @@ assert gdn._fast.native")
 }
 
 # Wheels for musl, Windows and macOS. Wine runs what is for Windows. Nothing here runs what is for
-# macOS, so the compiler may be quick there; its loops are those of stage arm.
+# macOS, so the compiler may be quick there; its loops are those of stage arm. A release has one for
+# Intel's macOS too.
 stage_systems() {
     python3 -c "import build, scikit_build_core, ziglang" || skip "no ziglang or build"
     need llvm-readobj
     tools/wheel.sh musllinux_x86_64 win_amd64
-    GDN_BUILD_TYPE=MinSizeRel tools/wheel.sh macosx_arm64 macosx_x86_64
+    GDN_BUILD_TYPE=MinSizeRel tools/wheel.sh macosx_arm64
     tools/wheel_check.sh dist/*musllinux*.whl dist/*win_amd64.whl dist/*macosx*.whl
     need wine
     build_gcc
@@ -186,7 +199,9 @@ stage_arm() {
     need aarch64-linux-gnu-gcc
     need qemu-aarch64
     build_gcc
-    build release arm --toolchain cmake/aarch64.cmake -DGDN_WERROR=ON -DGDN_CUDA=OFF
+    cmake --preset release -B build/arm --toolchain cmake/aarch64.cmake -DGDN_WERROR=ON -DGDN_CUDA=OFF
+    cmake --build build/arm --target libgdn.so gdn_cli ring1 unit_detect op_gates op_norm op_conv1d \
+        op_exact op_rule exact_sums
     if command -v clang >/dev/null; then
         clang --target=aarch64-linux-gnu -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wpedantic \
             -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror -Iinclude -Isrc \
@@ -198,8 +213,10 @@ stage_arm() {
 stage_clang() {
     need clang
     build clang clang -DGDN_EMULATED=OFF
-    export GDN_TEST_EVERY=24
-    run_tests clang -L 'ring1|ring2'
+    export GDN_TEST_EVERY=40
+    # What takes longest with the best instruction set alone; gcc's build runs it with the others.
+    local long='rule_properties|checkpoints|guarantees|mixed|q8_states_wide|block_checkpoints'
+    run_tests clang -L 'ring1|ring2' -E "^check[.](scalar|avx2)$|^op_($long)[.](scalar|avx2)$"
 }
 
 stage_asan() {
@@ -210,9 +227,10 @@ stage_asan() {
     # Ops on AVX2 are AVX-512's loops at another width, whose own tests run here; the longest ones
     # with the best instruction set alone.
     local long='checkpoints|stages|tree|exact|rule.*|mixed|block.*|step.*|summary.*|decode.*'
-    long="$long|q8.*|strong_gates|embed|bf16_products"
-    local less="^readme$|^check[.]avx2$|^op_.*[.]avx2$|^op_($long)[.]scalar$"
-    less="$less|^op_(strong_gates|q8_wide|q8_states_wide)$" # memory as op_rule, op_q8
+    long="$long|q8.*|strong_gates|embed|bf16_products|guarantees"
+    local less="^readme$|^check[.](scalar|avx2)$|^op_.*[.]avx2$|^op_($long)[.]scalar$"
+    # Memory as op_rule, op_q8, op_block.
+    less="$less|^op_(strong_gates|q8_wide|q8_states_wide|block_wide)$"
     run_tests asan -L 'ring1|ring2|^cli$' -E "$less"
 }
 
@@ -232,12 +250,13 @@ stage_tsan() {
     # Where addresses are too random for TSan's shadow, without randomisation.
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
-    build tsan tsan
     export GDN_TEST_EVERY=30
     local alone='checkpoints|block_checkpoints|exact|stages|tree|conv_tree|mixed|huge|bf16_products'
-    alone="$alone|refused.*|summary_products|.*_properties|.*_wide"
-    run_tests tsan -L ring2 \
-        -E "[.](scalar|avx2)\$|^unit_(fuzz|cuda|decode_choice|segments|workspace)|^op_($alone)\$"
+    alone="$alone|refused.*|summary_products|strong_gates|.*_properties|.*_wide"
+    local which=(-L ring2
+        -E "[.](scalar|avx2)\$|^unit_(fuzz|cuda|decode_choice|segments|workspace)|^op_($alone)\$")
+    build_tests tsan tsan "${which[@]}"
+    run_tests tsan "${which[@]}"
 }
 
 # Reads of memory that nobody wrote; clang models plain C best, hence the scalar table.
@@ -247,10 +266,12 @@ stage_msan() {
     clang -fsanitize=memory -o "$logs/probe" "$logs/probe.c" || skip "clang has no MSan"
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "MSan does not start here, see vm.mmap_rnd_bits"
-    build clang msan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=memory
     export GDN_TEST_EVERY=30
-    run_tests msan -L ring2 -R '[.]scalar$' \
-        -E '^op_(checkpoints|stages|exact|mixed|rule_properties|block_checkpoints|strong_gates)[.]'
+    local long='checkpoints|stages|exact|mixed|rule_.*|block_checkpoints|strong_gates|guarantees'
+    long="$long|refused.*|.*_wide"
+    local which=(-L ring2 -R '[.]scalar$' -E "^op_($long)[.]")
+    build_tests clang msan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=memory "${which[@]}"
+    run_tests msan "${which[@]}"
 }
 
 # ---- run them --------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # wheel_check.sh WHEEL... - what can be known of a wheel without its system: it has no device code
-# and thus less than 5 MB; the library exports what gdn.map lists and nothing else; it needs the
-# system's own libraries alone, and no newer macOS than its name says. One for musl is loaded by
+# and thus less than 5 MB; the library exports what the headers declare and nothing else; it needs
+# the system's own libraries alone, and no newer macOS than its name says. One for musl is loaded by
 # musl's loader, if that is here (Debian's package musl). It wants LLVM's nm and objdump.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,10 +12,10 @@ fail() {
     echo "wheel_check: $wheel: $*"
     exit 1
 }
-listed=$(sed -nE 's/^    (gdn_[a-z0-9_]+);$/\1/p' src/core/gdn.map | sort)
+declared=$(sed -nE 's/^GDN_API .*[ *](gdn_[a-z0-9_]+)\(.*/\1/p' include/*.h | sort)
 
 same_exports() { # same_exports < NAMES
-    diff <(echo "$listed") <(sort) || fail "gdn.map (<) and the exports (>) differ"
+    diff <(echo "$declared") <(sort) || fail "the headers (<) and the exports (>) differ"
 }
 # Names that remain of the lines on standard input, if all that match PATTERN are left out.
 none_but() {

@@ -8,12 +8,6 @@
 #include "cli.h"
 #include "internal.h"
 #include "oracle.h"
-#include "oracle_family.h"
-
-static double draw_beta(const void *arg, int64_t h, uint64_t *seed)
-{
-    return (void)arg, (void)h, oracle_sigmoid(case_normal(seed));
-}
 
 /* ---- Batches ----------------------------------------------------------------------------- */
 
@@ -43,6 +37,8 @@ gdn_batch case_gdn_batch(const struct case_batch *tokens)
 }
 
 /* ---- The rule ---------------------------------------------------------------------------- */
+
+const char *const case_rule_names[CASE_RULES] = { "gdn", "kda", "gdn2", "product" };
 
 const char *const case_call_names[CASE_CALL_KINDS] = { "plain", "packed", "counts", "interleaved",
                                                        "slots64" };
@@ -91,14 +87,15 @@ static bool make_slots(struct rule_case *c)
     return true;
 }
 
-/* Makes rows of K gates, or of biases, of what was drawn as so many heads. */
-static void make_channels(gdn_tensor *t, int64_t K)
+/* Makes beta, of a head or of each channel of its keys, and the write gate of GDN-2. */
+static bool make_betas(struct rule_case *c, const int64_t *v)
 {
-    const int32_t last = t->ndim - 1;
-    t->size[last] /= K;
-    t->stride[last] = K;
-    t->size[t->ndim] = K;
-    t->stride[t->ndim++] = 1;
+    const bool gdn2 = c->dims.rule == CASE_RULE_GDN2;
+    const int64_t size[] = { v[0], c->args.g.size[1], c->dims.K };
+    const int64_t write[] = { v[0], c->args.g.size[1], c->dims.V };
+    c->args.beta = case_betas(&c->memory, &c->dims, gdn2 ? 3 : 2, size);
+    if (gdn2) c->args.write_gate = case_betas(&c->memory, &c->dims, 3, write);
+    return c->args.beta.data && (!gdn2 || c->args.write_gate.data);
 }
 
 /* Makes q, k, gates: as they are, or raw. */
@@ -106,37 +103,31 @@ static bool make_inputs(struct rule_case *c, const int64_t *q, const int64_t *k,
                         const int64_t *gate_size)
 {
     gdn_rule_args *a = &c->args;
-    const int32_t dtype = c->dims.dtype;
-    const int64_t *H = &gate_size[1], K = c->dims.K;
-    const int64_t gates[] = { gate_size[0], c->dims.kda ? *H * K : *H };
-    gdn_tensor unused;
+    const int64_t *H = &gate_size[1];
+    a->updates = c->dims.rule == CASE_RULE_PRODUCT ? (int32_t)case_updates(&c->dims) : 0;
     if (!c->dims.raw) {
-        a->q = case_unit_rows(&c->memory, dtype, q);
-        a->k = case_unit_rows(&c->memory, dtype, k);
-        a->g = case_log_gates(&c->memory, &c->dims, gates);
-        if (c->dims.kda && a->g.data) make_channels(&a->g, K);
-        a->beta = case_drawn(&c->memory, GDN_F32, 2, gate_size, draw_beta, NULL);
-        return a->q.data && a->k.data && a->g.data && a->beta.data;
+        a->q = case_unit_rows(&c->memory, c->dims.dtype, q);
+        a->k = case_keys(&c->memory, &c->dims, k);
+        a->g = case_log_gates(&c->memory, &c->dims, gate_size);
+        return a->q.data && a->k.data && a->g.data && make_betas(c, k);
     }
-    a->q = case_tensor(&c->memory, dtype, 3, q, -1, 1);
-    a->k = case_tensor(&c->memory, dtype, 3, k, -1, 1);
-    a->g = case_raw_gates(&c->memory, &c->dims, 2, gates);
-    a->beta = case_tensor(&c->memory, dtype, 2, gate_size, -3, 3);
+    const bool alike = c->dims.gates == CASE_GATES_TRAINED;
+    a->q = case_tensor(&c->memory, c->dims.dtype, 3, q, -1, 1);
+    a->k = alike ? case_keys(&c->memory, &c->dims, k)
+                 : case_tensor(&c->memory, c->dims.dtype, 3, k, -1, 1);
+    a->g = case_raw_gates(&c->memory, &c->dims, 2, gate_size);
+    const bool made = a->q.data && a->k.data && a->g.data && make_betas(c, k);
     case_gate_heads(&c->memory, &c->dims, H, &a->A_log, &a->dt_bias);
-    if (c->dims.kda) {
-        case_gate_heads(&c->memory, &c->dims, &gates[1], &unused, &a->dt_bias);
-        if (!a->g.data || !a->dt_bias.data) return false;
-        make_channels(&a->g, K), make_channels(&a->dt_bias, K);
-    }
     a->gate = GDN_GATE_RAW;
     a->beta_kind = GDN_BETA_SIGMOID;
     a->norm = GDN_NORM_L2;
-    return a->q.data && a->k.data && a->g.data && a->beta.data && a->A_log.data && a->dt_bias.data;
+    return made && a->A_log.data && a->dt_bias.data;
 }
 
-/* Makes tokens as rows of T. */
-static void make_rows(gdn_tensor *t, int64_t B, int64_t T)
+/* Makes tokens, or updates, as rows of B sequences. */
+static void make_rows(gdn_tensor *t, int64_t B)
 {
+    const int64_t T = t->size[0] / B;
     if (!t->data) return;
     for (int32_t i = t->ndim++; i > 0; i--) {
         t->size[i] = t->size[i - 1];
@@ -162,9 +153,11 @@ static bool make_call(struct rule_case *c)
     if (c->dims.call == CASE_CALL_INTERLEAVED) c->args.head_map = GDN_HEADS_INTERLEAVED;
     *a = c->args;
     if (!c->dims.rows || c->dims.call == CASE_CALL_PACKED) return true;
-    gdn_tensor *const by_token[] = { &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out };
+    gdn_tensor *const by_token[] = {
+        &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out, &a->write_gate
+    };
     for (size_t i = 0; i < sizeof by_token / sizeof *by_token; i++)
-        make_rows(by_token[i], c->tokens.B, c->tokens.N / c->tokens.B);
+        make_rows(by_token[i], c->tokens.B);
     memset(&c->batch.cu_seqlens, 0, sizeof c->batch.cu_seqlens);
     return c->dims.call != CASE_CALL_COUNTS || make_counts(c);
 }
@@ -188,10 +181,10 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
 
     const int64_t N = c->tokens.N, Hk = smaller(dims->Hq, dims->Hv), H = larger(dims->Hq, dims->Hv);
     const bool kv = dims->state_layout == GDN_STATE_KV;
-    const int64_t P = n_slots(c);
+    const int64_t P = n_slots(c), rows = N * case_updates(dims);
     const int64_t q[] = { N, dims->Hq, dims->K };
-    const int64_t k[] = { N, Hk, dims->K };
-    const int64_t v[] = { N, dims->Hv, dims->V };
+    const int64_t k[] = { rows, Hk, dims->K };
+    const int64_t v[] = { rows, dims->Hv, dims->V };
     const int64_t out[] = { N, H, dims->V };
     const int64_t gate[] = { N, H };
     const int64_t state[] = { P, H, kv ? dims->K : dims->V, kv ? dims->V : dims->K };
@@ -246,17 +239,15 @@ void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double 
             state[j * K + i] = oracle_load(t->data, t->dtype, at + (kv ? i * V + j : j * K + i));
 }
 
-/* Loads head h of n tokens from `first` on, as rows of doubles; `per` state heads share one. */
-static void load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n, int64_t h)
+void case_load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n, int64_t h)
 {
-    const int64_t D = t->ndim == 3 ? t->size[2] : 1; /* of g: one, or K */
+    const int64_t D = t->ndim == 3 ? t->size[2] : 1;
     for (int64_t i = 0; i < n; i++)
         for (int64_t d = 0; d < D; d++)
             to[i * D + d] = oracle_load(t->data, t->dtype, (first + i) * t->stride[0] + h * D + d);
 }
 
-/* Returns the one of n heads that state head h takes. */
-static int64_t head_of(const struct rule_case *c, int64_t n, int64_t h)
+int64_t rule_case_head_of(const struct rule_case *c, int64_t n, int64_t h)
 {
     return c->args.head_map == GDN_HEADS_INTERLEAVED ? h % n : h * n / c->args.out.size[1];
 }
@@ -266,43 +257,14 @@ static void cook(const struct rule_case *c, int64_t h, int64_t n, double *q, dou
                  double *beta)
 {
     const gdn_rule_args *a = &c->args;
-    const int64_t K = c->dims.K, channels = c->dims.kda ? K : 1;
+    const int64_t K = c->dims.K;
     for (int64_t t = 0; t < n; t++) {
         oracle_l2norm(q + t * K, q + t * K, K, a->norm, 1e-6);
         oracle_l2norm(k + t * K, k + t * K, K, a->norm, 1e-6);
-        for (int64_t x = 0; x < channels; x++)
-            g[t * channels + x] =
-                oracle_gate(g[t * channels + x], oracle_load(a->A_log.data, GDN_F32, h),
-                            oracle_load(a->dt_bias.data, GDN_F32, h * channels + x), 0);
+        g[t] = oracle_gate(g[t], oracle_load(a->A_log.data, GDN_F32, h),
+                           oracle_load(a->dt_bias.data, GDN_F32, h), 0);
         beta[t] = oracle_sigmoid(beta[t]);
     }
-}
-
-/* The same with a gate per channel. */
-static bool follow_channels(const struct oracle_rule *r, const double *g)
-{
-    const int64_t n = r->T, K = r->K, V = r->V;
-    double *b = malloc((size_t)n * (size_t)(K + V) * sizeof *b);
-    if (!b) return false;
-    double *w = b + n * K;
-    for (int64_t i = 0; i < n * K; i++) b[i] = r->beta[i / K];
-    for (int64_t i = 0; i < n * V; i++) w[i] = r->beta[i / V];
-    const struct oracle_family family = { .T = n,
-                                          .K = r->K,
-                                          .V = r->V,
-                                          .n = 1,
-                                          .scale = r->scale,
-                                          .q = r->q,
-                                          .g = g,
-                                          .k = r->k,
-                                          .b = b,
-                                          .v = r->v,
-                                          .w = w,
-                                          .state = r->state,
-                                          .o = r->o };
-    oracle_family(&family);
-    free(b);
-    return true;
 }
 
 bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
@@ -311,19 +273,18 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
     const gdn_rule_args *a = &c->args;
     const int64_t K = c->dims.K, V = c->dims.V;
     const int64_t first = c->tokens.cu_seqlens[b];
-    const int64_t channels = c->dims.kda ? K : 1;
-    double *q = malloc((size_t)n * (size_t)(2 * K + V + channels + 1) * sizeof *q);
-    bool done = true;
+    if (c->dims.rule != CASE_RULE_GDN) return family_case_follow(c, b, h, n, state, want, got);
+    double *q = malloc((size_t)n * (size_t)(2 * K + V + 2) * sizeof *q);
     if (!q) return false;
-    double *k = q + n * K, *v = k + n * K, *alpha = v + n * V, *beta = alpha + n * channels;
-    load_head(q, &a->q, first, n, head_of(c, a->q.size[1], h));
-    load_head(k, &a->k, first, n, head_of(c, a->k.size[1], h));
-    load_head(v, &a->v, first, n, head_of(c, a->v.size[1], h));
-    load_head(alpha, &a->g, first, n, h);
-    load_head(beta, &a->beta, first, n, h);
+    double *k = q + n * K, *v = k + n * K, *alpha = v + n * V, *beta = alpha + n;
+    case_load_head(q, &a->q, first, n, rule_case_head_of(c, a->q.size[1], h));
+    case_load_head(k, &a->k, first, n, rule_case_head_of(c, a->k.size[1], h));
+    case_load_head(v, &a->v, first, n, rule_case_head_of(c, a->v.size[1], h));
+    case_load_head(alpha, &a->g, first, n, h);
+    case_load_head(beta, &a->beta, first, n, h);
     if (c->dims.raw) cook(c, h, n, q, k, alpha, beta);
-    for (int64_t t = 0; t < n && !c->dims.kda; t++) alpha[t] = exp(alpha[t]);
-    load_head(got, &a->out, first, n, h);
+    for (int64_t t = 0; t < n; t++) alpha[t] = exp(alpha[t]);
+    case_load_head(got, &a->out, first, n, h);
     const struct oracle_rule r = { .T = n,
                                    .K = (int)K,
                                    .V = (int)V,
@@ -335,19 +296,17 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
                                    .beta = beta,
                                    .state = state,
                                    .o = want };
-    if (c->dims.kda)
-        done = follow_channels(&r, alpha);
-    else
-        oracle_rule(&r);
+    oracle_rule(&r);
     free(q);
-    return done;
+    return true;
 }
 
 double rule_case_flops(const struct rule_case *c, bool in_chunks)
 {
     const double K = (double)c->dims.K, V = (double)c->dims.V;
     const double inside = in_chunks ? 4.0 * 64 * (K + V) : 0;
-    return (6 * K * V + inside) * (double)(c->tokens.N * c->args.out.size[1]);
+    const double more = 4 * K * V * (double)(case_updates(&c->dims) - 1);
+    return (6 * K * V + more + inside) * (double)(c->tokens.N * c->args.out.size[1]);
 }
 
 double rule_case_state_bytes(const struct rule_case *c)
@@ -362,5 +321,5 @@ double rule_case_bytes(const struct rule_case *c)
     const double state = rule_case_state_bytes(c) / (double)c->tokens.B;
     const double moved = (double)(c->tokens.B + (c->dims.each ? c->tokens.N : c->tokens.B));
     return case_bytes(&a->q) + case_bytes(&a->k) + case_bytes(&a->v) + case_bytes(&a->g) +
-           case_bytes(&a->beta) + case_bytes(&a->out) + moved * state;
+           case_bytes(&a->beta) + case_bytes(&a->write_gate) + case_bytes(&a->out) + moved * state;
 }

@@ -4,8 +4,8 @@
  * judge for a part of it: the rule, the convolution, the whole layer.
  *
  * q and k have length 1, v is uniform in [-1, 1), beta is sigmoid(x) for x normal. g is of one of
- * four kinds. From some thousand tokens on they repeat. Raw gates: a, b, A_log and dt_bias instead,
- * and q and k are normalised inside the call.
+ * five kinds, of which one changes keys and beta too. From some thousand tokens on they repeat. Raw
+ * gates: a, b, A_log and dt_bias instead, and q and k are normalised inside the call.
  */
 #ifndef CASES_H
 #define CASES_H
@@ -25,15 +25,27 @@ struct case_batch case_batch(struct memory *m, const int64_t *lengths, int64_t B
 
 /* Log gates, or raw ones. */
 enum case_gates {
-    CASE_GATES_RECIPE, /* logsigmoid(x) / 16, and 0 in every fourth head (a memory without end);
+    CASE_GATES_RECIPE,  /* logsigmoid(x) / 16, and 0 in every fourth head (a memory without end);
                           raw: A_log uniform in [0, 2.7), dt_bias in [-7, -2), a in [-1, 1) */
-    CASE_GATES_NONE,   /* 0; raw: exp(A_log) is 0 */
-    CASE_GATES_MODEL,  /* A uniform in [0.02, 16), softplus(dt_bias) log-uniform in [0.001, 0.1),
+    CASE_GATES_NONE,    /* 0; raw: exp(A_log) is 0 */
+    CASE_GATES_MODEL,   /* A uniform in [0.02, 16), softplus(dt_bias) log-uniform in [0.001, 0.1),
                           a normal */
-    CASE_GATES_STRONG, /* -2 */
+    CASE_GATES_STRONG,  /* -2 */
+    CASE_GATES_TRAINED, /* -0.02 exp(x), x normal; keys of a head have a cosine of 0.93, and beta is
+                           sigmoid(3 + x): near 0.95. As reported of a layer of Kimi K3 */
     CASE_GATES_KINDS
 };
 extern const char *const case_gates_names[CASE_GATES_KINDS];
+
+/* The rule of a case, by the shapes of its gates (gdn.h, "The family"). */
+enum case_rule {
+    CASE_RULE_GDN,
+    CASE_RULE_KDA,     /* g per channel of a key */
+    CASE_RULE_GDN2,    /* g and beta per channel, and a write gate */
+    CASE_RULE_PRODUCT, /* several updates of a token */
+    CASE_RULES
+};
+extern const char *const case_rule_names[CASE_RULES];
 
 /* A call of the rule may have more. Fast kernels of a device refuse some of that. */
 enum case_call {
@@ -52,14 +64,15 @@ struct case_dims {
     int64_t entries;      /* of its states; 0: W - 1 */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
-    int gates;            /* enum case_gates */
-    int call;             /* enum case_call: the rule by rows */
-    bool exact;           /* GDN_EXACT: the rule and the layer */
+    int gates;       /* enum case_gates */
+    int rule;        /* enum case_rule: the rule and its gradients; the step: not GDN2, PRODUCT */
+    int64_t updates; /* of a token, CASE_RULE_PRODUCT; 0: 2 */
+    int call;        /* enum case_call: the rule by rows */
+    bool exact;      /* GDN_EXACT: the rule and the layer */
     bool bf16_products;   /* GDN_BF16_PRODUCTS: the rule and the layer */
     bool batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */
     bool no_early_stop;   /* GDN_NO_EARLY_STOP: the rule and the layer */
     bool raw;             /* gates and norms inside the call */
-    bool kda;             /* the rule with a gate per key channel */
     bool pooled;          /* states in every other slot of a pool, backwards */
     bool each;            /* GDN_WRITE_EACH */
     bool rows;            /* sequences, of one length, as rows of a batch; false: by cu_seqlens */
@@ -69,6 +82,16 @@ struct case_dims {
 };
 
 uint32_t case_flags(const struct case_dims *dims);
+
+/* Whether each channel of a key has a gate of its own, and updates of a token. */
+static inline bool case_has_channels(const struct case_dims *d)
+{
+    return d->rule == CASE_RULE_KDA || d->rule == CASE_RULE_GDN2;
+}
+static inline int64_t case_updates(const struct case_dims *d)
+{
+    return d->rule != CASE_RULE_PRODUCT ? 1 : d->updates ? d->updates : 2;
+}
 
 /* One op with its memory. Not to be moved: args points into it. */
 struct rule_case {
@@ -188,6 +211,16 @@ int64_t rule_case_end(const struct rule_case *c, int64_t b);
 bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
                       double *want, double *got);
 
+/* The same for rules of the family; head h of a tensor in n rows from `first` on. */
+bool family_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
+                        double *want, double *got);
+/* Describes n tokens of head h of sequence 0 in r; their inputs go to x. Returns where they end. */
+struct oracle_family;
+double *family_case_inputs(const struct rule_case *c, int64_t h, int64_t n, double *x,
+                           struct oracle_family *r);
+void case_load_head(double *to, const gdn_tensor *t, int64_t first, int64_t n, int64_t h);
+int64_t rule_case_head_of(const struct rule_case *c, int64_t n, int64_t h);
+
 /* The judge in float64 follows so many tokens and heads of sequence 0. */
 enum { RULE_TOKENS = 512, RULE_HEADS = 3 };
 static inline int64_t rule_case_head(int i, int64_t H) { return i * (H - 1) / (RULE_HEADS - 1); }
@@ -223,7 +256,8 @@ int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *foun
 
 /* ---- Counting, per call ---- */
 
-/* 6 K V per token and head; in chunks of 64, 4 C (K + V) more for what lies inside a chunk. */
+/* 6 K V per token and head, 4 K V for each further update; in chunks of 64, 4 C (K + V) more for
+ * what lies inside a chunk. */
 double rule_case_flops(const struct rule_case *c, bool in_chunks);
 double rule_case_bytes(const struct rule_case *c);       /* q k v g beta out, states in and out */
 double rule_case_state_bytes(const struct rule_case *c); /* B states */
@@ -245,12 +279,18 @@ double case_normal(uint64_t *seed);
 typedef double (*case_draw)(const void *arg, int64_t h, uint64_t *seed);
 gdn_tensor case_drawn(struct memory *m, int32_t dtype, int ndim, const int64_t *size,
                       case_draw draw, const void *arg);
-/* Gates of dims->gates: log gates [..][H]; raw ones, and what belongs to H heads. */
+/* Gates of dims->gates: log gates [N][H]; raw ones [..][H], and what belongs to H heads. Where the
+ * rule has channels, all but A_log end with [K]. */
 gdn_tensor case_log_gates(struct memory *m, const struct case_dims *dims, const int64_t *size);
 gdn_tensor case_raw_gates(struct memory *m, const struct case_dims *dims, int ndim,
                           const int64_t *size);
 void case_gate_heads(struct memory *m, const struct case_dims *dims, const int64_t *H,
                      gdn_tensor *A_log, gdn_tensor *dt_bias);
+/* Betas in (0, 1), or, raw, numbers whose sigmoids they are. */
+gdn_tensor case_betas(struct memory *m, const struct case_dims *dims, int ndim,
+                      const int64_t *size);
+/* Keys [N][H][K] of length 1, as dims->gates has them. */
+gdn_tensor case_keys(struct memory *m, const struct case_dims *dims, const int64_t *size);
 /* Rows of length 1, and slots of any stored values of a dtype of 8 bits. */
 gdn_tensor case_unit_rows(struct memory *m, int32_t dtype, const int64_t *size);
 gdn_tensor case_codes(struct memory *m, int32_t dtype, const int64_t *size);

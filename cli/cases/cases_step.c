@@ -6,6 +6,7 @@
 #include "cases/cases.h"
 #include "cli.h"
 #include "oracle.h"
+#include "oracle_family.h"
 
 enum { CHECKED_TOKENS = 8, CHECKED_HEADS = 3, MOST_HEAD = 1024 };
 
@@ -61,6 +62,22 @@ static void convolve(const struct step_case *c, int64_t first, int64_t n, int64_
     }
 }
 
+/* The gates of T tokens of a head: log gates of its channels, betas of its channels and columns. */
+static void load_gates(const struct step_case *c, int64_t h, int64_t T, double *g, double *b,
+                       double *w)
+{
+    const struct case_dims *d = &c->dims;
+    const gdn_step_args *a = &c->args;
+    const int64_t K = d->K, V = d->V, n = case_has_channels(d) ? K : 1;
+    for (int64_t i = 0; i < T * K; i++) {
+        const int64_t at = h * n + i % K % n;
+        g[i] = oracle_gate(load(&a->a, i / K * d->Hv * n + at), load(&a->A_log, h),
+                           load(&a->dt_bias, at), 0);
+        b[i] = oracle_sigmoid(load(&a->b, i / K * d->Hv + h));
+    }
+    for (int64_t i = 0; i < T * V; i++) w[i] = b[i / V * K];
+}
+
 /* Follows value head h of sequence 0, to want [T][V]; before the call, which changes the states. */
 static bool follow(const struct step_case *c, int64_t h, int64_t T, double *want)
 {
@@ -68,36 +85,36 @@ static bool follow(const struct step_case *c, int64_t h, int64_t T, double *want
     const gdn_step_args *a = &c->args;
     const int64_t K = d->K, V = d->V, Hv = d->Hv, keys = d->Hq * K;
     const int64_t kh = h / (Hv / d->Hq);
-    double *q = malloc((size_t)(T * (2 * K + V + 2) + K * V + V) * sizeof *q), z[MOST_HEAD];
+    double *q = malloc((size_t)(T * (4 * K + 2 * V) + K * V + V) * sizeof *q), z[MOST_HEAD];
     if (!q) return false;
-    double *k = q + T * K, *v = k + T * K, *alpha = v + T * V, *beta = alpha + T, *S = beta + T;
-    double *weight = S + K * V;
+    double *k = q + T * K, *g = k + T * K, *b = g + T * K, *v = b + T * K, *w = v + T * V;
+    double *S = w + T * V, *weight = S + K * V;
     convolve(c, kh * K, K, T, q);
     convolve(c, keys + kh * K, K, T, k);
     convolve(c, 2 * keys + h * V, V, T, v);
     for (int64_t t = 0; t < T; t++) {
         oracle_l2norm(q + t * K, q + t * K, K, GDN_NORM_L2, 1e-6);
         oracle_l2norm(k + t * K, k + t * K, K, GDN_NORM_L2, 1e-6);
-        alpha[t] =
-            exp(oracle_gate(load(&a->a, t * Hv + h), load(&a->A_log, h), load(&a->dt_bias, h), 0));
-        beta[t] = oracle_sigmoid(load(&a->b, t * Hv + h));
     }
+    load_gates(c, h, T, g, b, w);
     for (int64_t j = 0; j < V; j++)
         for (int64_t i = 0; i < K; i++)
             S[j * K + i] = load(
                 &a->state, h * K * V + (d->state_layout == GDN_STATE_KV ? i * V + j : j * K + i));
-    const struct oracle_rule r = { .T = T,
-                                   .K = (int)K,
-                                   .V = (int)V,
-                                   .scale = 1 / sqrt((double)K),
-                                   .q = q,
-                                   .k = k,
-                                   .v = v,
-                                   .alpha = alpha,
-                                   .beta = beta,
-                                   .state = S,
-                                   .o = want };
-    oracle_rule(&r);
+    const struct oracle_family r = { .T = T,
+                                     .K = (int)K,
+                                     .V = (int)V,
+                                     .n = 1,
+                                     .scale = 1 / sqrt((double)K),
+                                     .q = q,
+                                     .g = g,
+                                     .k = k,
+                                     .b = b,
+                                     .v = v,
+                                     .w = w,
+                                     .state = S,
+                                     .o = want };
+    oracle_family(&r);
     for (int64_t i = 0; d->gated && i < V; i++) weight[i] = load(&a->norm_weight, i);
     for (int64_t t = 0; d->gated && t < T; t++) {
         for (int64_t i = 0; i < V; i++) z[i] = load(&a->z, (t * Hv + h) * V + i);

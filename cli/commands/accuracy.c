@@ -24,6 +24,7 @@ static const char help[] =
     "  --call N         tokens of a prefill call (default 64; 0: no prefill)\n"
     "  --heads N        heads, each with its own inputs (default 1)\n"
     "  --dim K[/V]      head size (default 128)\n"
+    "  --rule R         gdn (default), kda, gdn2 or product, which has two updates of a token\n"
     "  --layout L       k_last (default), k_first\n"
     "  --seed N         of the inputs and of stochastic rounding (default 1)\n"
     "  --threads N --isa NAME --backend cpu    as for gdn run; one thread is the default\n"
@@ -31,7 +32,8 @@ static const char help[] =
     "\n"
     "Keys and queries have length 1, v is uniform in [-1, 1), beta in [0, 1); log gates are\n"
     "uniform in [-0.01, 0) (mild), [-1, 0) (strong) or 0 (none); slow: no gates, and beta in\n"
-    "[0, 0.01), so that tokens change the state by less than its steps. An error of the output\n"
+    "[0, 0.01), so that tokens change the state by less than its steps. Where the rule has\n"
+    "gates per channel, each is drawn; a write gate is uniform in [0, 1). An error of the output\n"
     "is over the last 256 tokens before a length, one of the state right after it; both in units\n"
     "of the root mean square (RMS) of the float64 values. Exit status 1: float32 states are off\n"
     "by more than 1e-4 RMS.\n";
@@ -67,24 +69,28 @@ struct errors {
 struct study {
     struct cli_device device;
     int64_t T, call, H, K, V, seed;
-    const char *dim, *layout;
+    const char *dim, *layout, *rule_name;
+    struct case_dims rule; /* its rule and updates alone */
     bool json, help;
 
     gdn_ctx *ctx;
     struct memory memory;
     int n_lengths;
     int64_t lengths[MAX_LENGTHS];
-    float *q, *k, *v, *g, *beta; /* [T][H][..] */
-    double *out, *state;         /* [n_lengths]: [WINDOW][H][V], [H][K][V] of float64 */
-    gdn_rule_args args;          /* its pool: one slot */
-    float *got, *read;           /* [T][H][V], and the state as float32 [H][K][V] */
-    double done, all;            /* tokens, for the progress */
+    float *q, *k, *v, *g, *beta, *write; /* [T][H][..], k, v, beta and write of each update */
+    int64_t updates, of_g, of_beta;      /* of a token; values of a head */
+    double *out, *state;                 /* [n_lengths]: [WINDOW][H][V], [H][K][V] of float64 */
+    gdn_rule_args args;                  /* its pool: one slot */
+    float *got, *read;                   /* [T][H][V], and the state as float32 [H][K][V] */
+    double done, all;                    /* tokens, for the progress */
 
     struct errors of_out[MAX_LENGTHS], of_state[MAX_LENGTHS];
     bool bad;
 };
 
 /* ---- Inputs --------------------------------------------------------------------------------- */
+
+static bool has_write(const struct study *s) { return s->rule.rule == CASE_RULE_GDN2; }
 
 static void fill(float *x, int64_t n, double low, double high, uint64_t *seed)
 {
@@ -103,19 +109,23 @@ static void fill_unit(float *x, int64_t rows, int64_t n, uint64_t *seed)
 
 static int make_room(struct study *s)
 {
-    const int64_t rows = s->T * s->H, floats = rows * (2 * s->K + 2 * s->V + 2);
+    const int64_t rows = s->T * s->H, updates = rows * s->updates;
     const int64_t n = s->n_lengths, KV = s->H * s->K * s->V;
+    const int64_t floats = rows * (s->K + s->V + s->of_g) +
+                           updates * (s->K + s->V + s->of_beta + (has_write(s) ? s->V : 0));
     uint64_t seed = (uint64_t)s->seed;
     float *f = memory_get(&s->memory, (size_t)(floats + KV) * sizeof *f);
     s->out = memory_get(&s->memory, (size_t)(n * WINDOW * s->H * s->V) * sizeof *s->out);
     s->state = memory_get(&s->memory, (size_t)((n + 1) * KV) * sizeof *s->state);
     if (!f || !s->out || !s->state)
         return cli_bad("accuracy: no memory for %lld tokens", (long long)s->T);
-    s->q = f, s->k = s->q + rows * s->K, s->v = s->k + rows * s->K, s->got = s->v + rows * s->V;
-    s->g = s->got + rows * s->V, s->beta = s->g + rows, s->read = s->beta + rows;
+    s->q = f, s->k = s->q + rows * s->K, s->v = s->k + updates * s->K;
+    s->got = s->v + updates * s->V, s->g = s->got + rows * s->V;
+    s->beta = s->g + rows * s->of_g, s->write = s->beta + updates * s->of_beta;
+    s->read = s->write + (has_write(s) ? updates * s->V : 0);
     fill_unit(s->q, rows, s->K, &seed);
-    fill_unit(s->k, rows, s->K, &seed);
-    fill(s->v, rows * s->V, -1, 1, &seed);
+    fill_unit(s->k, updates, s->K, &seed);
+    fill(s->v, updates * s->V, -1, 1, &seed);
     return CLI_OK;
 }
 
@@ -127,25 +137,42 @@ static void advance(struct study *s, int64_t tokens, const char *what)
 
 /* ---- The recurrence in float64 -------------------------------------------------------------- */
 
-/* Computes one token of one head: S is [K][V], columns in groups that compilers keep in
- * registers. */
-static void token(double *S, double *o, const float *q, const float *k, const float *v,
-                  double alpha, double beta, int64_t K, int64_t V)
+/* A head's S is [K][V]. */
+static void decay(const struct study *s, double *S, const float *g)
 {
+    for (int64_t x = 0; x < s->K; x++) {
+        const double alpha = exp((double)g[s->of_g > 1 ? x : 0]);
+        for (int64_t j = 0; j < s->V; j++) S[x * s->V + j] *= alpha;
+    }
+}
+
+/* Computes update `row` of head h, columns in groups that compilers keep in registers. */
+static void update(const struct study *s, double *S, int64_t row, int64_t h)
+{
+    const int64_t i = row * s->H + h, V = s->V;
+    const float *k = s->k + i * s->K, *v = s->v + i * V, *b = s->beta + i * s->of_beta;
     for (int64_t j = 0; j < V; j += LANES) {
         const int64_t n = V - j < LANES ? V - j : LANES;
-        double p[LANES] = { 0 }, u[LANES] = { 0 }, sum[LANES] = { 0 };
-        for (int64_t x = 0; x < K; x++)
-            for (int64_t i = 0; i < n; i++) p[i] += alpha * S[x * V + j + i] * (double)k[x];
-        for (int64_t i = 0; i < n; i++) u[i] = beta * ((double)v[j + i] - p[i]);
-        for (int64_t x = 0; x < K; x++)
-            for (int64_t i = 0; i < n; i++) {
-                double *at = S + x * V + j + i;
-                *at = alpha * *at + (double)k[x] * u[i];
-                sum[i] += *at * (double)q[x];
-            }
-        for (int64_t i = 0; i < n; i++) o[j + i] = sum[i] / sqrt((double)K);
+        double p[LANES] = { 0 }, u[LANES] = { 0 };
+        for (int64_t x = 0; x < s->K; x++) {
+            const double e = (double)k[x] * (double)b[s->of_beta > 1 ? x : 0];
+            for (int64_t l = 0; l < n; l++) p[l] += S[x * V + j + l] * e;
+        }
+        for (int64_t l = 0; l < n; l++) {
+            const double w = (double)(has_write(s) ? s->write[i * V + j + l] : b[0]);
+            u[l] = w * (double)v[j + l] - p[l];
+        }
+        for (int64_t x = 0; x < s->K; x++)
+            for (int64_t l = 0; l < n; l++) S[x * V + j + l] += (double)k[x] * u[l];
     }
+}
+
+static void read_state(const struct study *s, const double *S, const float *q, double *o)
+{
+    memset(o, 0, (size_t)s->V * sizeof *o);
+    for (int64_t x = 0; x < s->K; x++)
+        for (int64_t j = 0; j < s->V; j++) o[j] += S[x * s->V + j] * (double)q[x];
+    for (int64_t j = 0; j < s->V; j++) o[j] /= sqrt((double)s->K);
 }
 
 /* Keeps outputs of token t and head h, for the windows that it is in. */
@@ -168,8 +195,9 @@ static void follow(struct study *s)
     for (int64_t t = 0; t < s->T; t++) {
         for (int64_t h = 0; h < s->H; h++) {
             const int64_t i = t * s->H + h;
-            token(S + h * KV, o, s->q + i * s->K, s->k + i * s->K, s->v + i * s->V,
-                  exp((double)s->g[i]), (double)s->beta[i], s->K, s->V);
+            decay(s, S + h * KV, s->g + i * s->of_g);
+            for (int64_t j = 0; j < s->updates; j++) update(s, S + h * KV, t * s->updates + j, h);
+            read_state(s, S + h * KV, s->q + i * s->K, o);
             keep(s, t, h, o);
         }
         if (t + 1 == s->lengths[next])
@@ -214,14 +242,17 @@ static int judge(struct study *s, int i)
 /* Calls tokens [t, t + n) of the whole sequence. */
 static gdn_status call(struct study *s, int64_t t, int64_t n, bool decode)
 {
-    const int64_t at = t * s->H;
+    const int64_t H = s->H, at = t * H, u = s->updates, row = at * u;
     gdn_rule_args *a = &s->args;
-    a->q = gdn_dense(s->q + at * s->K, GDN_F32, 3, n, s->H, s->K, 0);
-    a->k = gdn_dense(s->k + at * s->K, GDN_F32, 3, n, s->H, s->K, 0);
-    a->v = gdn_dense(s->v + at * s->V, GDN_F32, 3, n, s->H, s->V, 0);
-    a->out = gdn_dense(s->got + at * s->V, GDN_F32, 3, n, s->H, s->V, 0);
-    a->g = gdn_dense(s->g + at, GDN_F32, 2, n, s->H, 0, 0);
-    a->beta = gdn_dense(s->beta + at, GDN_F32, 2, n, s->H, 0, 0);
+    a->q = gdn_dense(s->q + at * s->K, GDN_F32, 3, n, H, s->K, 0);
+    a->k = gdn_dense(s->k + row * s->K, GDN_F32, 3, n * u, H, s->K, 0);
+    a->v = gdn_dense(s->v + row * s->V, GDN_F32, 3, n * u, H, s->V, 0);
+    a->out = gdn_dense(s->got + at * s->V, GDN_F32, 3, n, H, s->V, 0);
+    a->g = gdn_dense(s->g + at * s->of_g, GDN_F32, 3, n, H, s->of_g, 0);
+    a->beta = gdn_dense(s->beta + row * s->of_beta, GDN_F32, 3, n * u, H, s->of_beta, 0);
+    if (has_write(s))
+        a->write_gate = gdn_dense(s->write + row * s->V, GDN_F32, 3, n * u, H, s->V, 0);
+    a->updates = u > 1 ? (int32_t)u : 0;
     a->seed = (uint64_t)(s->seed + t);
     return cli_call(s->ctx, decode ? GDN_OP_DECODE : GDN_OP_PREFILL, a);
 }
@@ -270,6 +301,7 @@ static void print_json(const struct study *s, int gate, int state, int64_t n)
 {
     for (int i = 0; i < s->n_lengths; i++) {
         cJSON *line = report_line(s->ctx);
+        if (s->rule.rule) cJSON_AddStringToObject(line, "rule", case_rule_names[s->rule.rule]);
         cJSON_AddStringToObject(line, "gates", gates[gate].name);
         cJSON_AddNumberToObject(line, "tokens_per_call", (double)n);
         cJSON_AddStringToObject(line, "state", states[state].dtype_name);
@@ -318,8 +350,10 @@ static int study_all(struct study *s, struct table t[2])
     s->all = (double)s->T * N_GATES * (2 + n_calls * N_STATES);
     for (int gate = 0; gate < N_GATES; gate++) {
         uint64_t seed = (uint64_t)s->seed + 1;
-        fill(s->g, s->T * s->H, gates[gate].low, 0, &seed);
-        fill(s->beta, s->T * s->H, 0, gates[gate].beta, &seed);
+        const int64_t rows = s->T * s->H, updates = rows * s->updates;
+        fill(s->g, rows * s->of_g, gates[gate].low, 0, &seed);
+        fill(s->beta, updates * s->of_beta, 0, gates[gate].beta, &seed);
+        if (has_write(s)) fill(s->write, updates * s->V, 0, 1, &seed);
         follow(s);
         for (int i = 0; i < n_calls * N_STATES; i++)
             if (one_row(s, t, gate, i % N_STATES, i < N_STATES ? 1 : s->call)) return CLI_BAD;
@@ -342,8 +376,9 @@ static int study_and_print(struct study *s)
     const int code = study_all(s, t);
     if (code || s->json) return code;
     report_heading(s->ctx);
-    printf("  case      %lld heads of %lld x %lld, %s, inputs of seed %lld\n", (long long)s->H,
-           (long long)s->K, (long long)s->V, s->layout, (long long)s->seed);
+    printf("  case      %s, %lld heads of %lld x %lld, %s, inputs of seed %lld\n",
+           case_rule_names[s->rule.rule], (long long)s->H, (long long)s->K, (long long)s->V,
+           s->layout, (long long)s->seed);
     for (int i = 0; i < 2; i++) {
         printf("\n%s: RMS of the error after so many tokens, and the largest one after the last\n",
                i ? "State" : "Output");
@@ -353,6 +388,19 @@ static int study_and_print(struct study *s)
 }
 
 /* ---- Options -------------------------------------------------------------------------------- */
+
+static int find_rule(struct study *s)
+{
+    int i = 0;
+    while (i < CASE_RULES && strcmp(s->rule_name, case_rule_names[i])) i++;
+    if (i == CASE_RULES)
+        return cli_bad("--rule: '%s', wanted gdn, kda, gdn2 or product", s->rule_name);
+    s->rule.rule = i;
+    s->updates = case_updates(&s->rule);
+    s->of_g = case_has_channels(&s->rule) ? s->K : 1;
+    s->of_beta = has_write(s) ? s->K : 1;
+    return CLI_OK;
+}
 
 static int settle(struct study *s)
 {
@@ -369,7 +417,7 @@ static int settle(struct study *s)
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
         if (lengths[i] < s->T) s->lengths[s->n_lengths++] = lengths[i];
     s->lengths[s->n_lengths++] = s->T;
-    return CLI_OK;
+    return find_rule(s);
 }
 
 int accuracy_main(int argc, char **argv)
@@ -380,13 +428,15 @@ int accuracy_main(int argc, char **argv)
                        .H = 1,
                        .seed = 1,
                        .dim = "128",
-                       .layout = "k_last" };
+                       .layout = "k_last",
+                       .rule_name = "gdn" };
     const struct cli_option options[] = {
         { "--tokens", CLI_INT, &s.T, 1, 1 << 24 },
         { "--call", CLI_INT, &s.call, 0, 1 << 20 },
         { "--heads", CLI_INT, &s.H, 1, 1024 },
         { "--dim", CLI_TEXT, &s.dim, 0, 0 },
         { "--layout", CLI_TEXT, &s.layout, 0, 0 },
+        { "--rule", CLI_TEXT, &s.rule_name, 0, 0 },
         { "--seed", CLI_INT, &s.seed, 0, 1 << 30 },
         { "--threads", CLI_INT, &s.device.threads, 0, 1024 },
         { "--isa", CLI_TEXT, &s.device.isa, 0, 0 },

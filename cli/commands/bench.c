@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cli.h"
+#include "commands/bench_options.h"
 #include "device.h"
 #include "internal.h"
 #include "report.h"
@@ -36,14 +36,19 @@ static const char *const help[] = {
     "  --batch-invariant  prefill, block: with GDN_BATCH_INVARIANT\n"
     "  --no-early-stop  prefill, block: with GDN_NO_EARLY_STOP\n"
     "  --raw            prefill, decode: raw gates and the norms of q and k inside the call\n"
-    "  --kda            prefill, decode: KDA, a gate per key channel: the kinds of gates are then\n"
-    "                   those of channels, not of heads\n"
-    "  --gates KIND     prefill, decode, block, step: recipe (default), none, model, strong, or\n"
-    "                   all: a result for each. none: log gates 0. recipe: logsigmoid(x) / 16, x\n"
-    "                   normal, and 0 in every fourth head. model: -A softplus(a + dt_bias), A\n"
-    "                   uniform from 0.02 to 16, softplus(dt_bias) log-uniform from 0.001 to 0.1,\n"
-    "                   a normal. strong: -2. With --raw, and in block and step, they are raw;\n"
-    "                   the recipe's A_log then are uniform from 0 to 2.7, dt_bias from -7 to -2\n"
+    "  --rule R         prefill, decode, step, prefill_backward: gdn (default), kda (a decay for\n"
+    "                   each key channel), gdn2 (kda, with an erase and a write gate; not step),\n"
+    "                   product (Gated DeltaProduct; not step)\n"
+    "  --updates N      updates of each token, product (default 2)\n"
+    "  --gates KIND     prefill, decode, block, step, gradients: recipe (default), none, model,\n"
+    "                   strong, trained, or all: a result for each of the first four.\n"
+    "                   none: log gates 0. recipe: logsigmoid(x) / 16, x normal, and 0 in every\n"
+    "                   fourth head. model: -A softplus(a + dt_bias), A uniform from 0.02 to 16,\n"
+    "                   softplus(dt_bias) log-uniform from 0.001 to 0.1, a normal. strong: -2.\n"
+    "                   trained: -0.02 exp(x), x normal, keys with a cosine of 0.93, beta near\n"
+    "                   0.95. Where channels have gates, each is drawn. With --raw, and in block\n"
+    "                   and step, they are raw; the recipe's A_log then are uniform from 0 to\n"
+    "                   2.7, dt_bias from -7 to -2\n"
     "  --pool           prefill, decode: states in every other slot of a pool\n"
     "  --each           decode: the state after every token, in a slot of its own\n"
     "  --call KIND      decode: plain (default), packed (by cu_seqlens), counts (token_count),\n"
@@ -57,9 +62,10 @@ static const char *const help[] = {
     "  --seconds S      about how long (default 2)\n"
     "  --json           one JSON line\n"
     "\n"
-    "GFLOP/s counts 6 K V per token and state head, 2 W per channel and token of a convolution,\n"
-    "2 per weight and token of a projection; it is not given for gates and norms. GB/s counts\n"
-    "every tensor once, states twice. The share is that of the measured float32 multiply-add rate\n"
+    "GFLOP/s counts 6 K V per token and state head (4 K V for each further update of product), 2\n"
+    "W per channel and token of a convolution, 2 per weight and token of a projection. Gates and\n"
+    "norms have none. GB/s counts every tensor once, states twice. The share is that of the\n"
+    "measured float32 multiply-add rate\n"
     "for prefill, block and the two of gradients, that of the measured in-place bandwidth on the\n"
     "same footprint (the states of decode, all tensors of conv, at most 256 MiB) for the others,\n"
     "with the same instruction set and threads.\n"
@@ -71,198 +77,6 @@ static const char *const help[] = {
     "On a device times are those of the kernels, by events, with 256 MB written before each call;\n"
     "the limits are scaling in place and a bf16 matrix product (cuBLAS).\n",
 };
-
-enum bench_op {
-    PREFILL,
-    DECODE,
-    CONV,
-    BLOCK,
-    GATES,
-    L2NORM,
-    RMSNORM,
-    STEP,
-    BACKWARD,
-    LAYER_BACKWARD,
-    N_BENCH_OPS
-};
-static const char *const op_names[] = { "prefill",       "decode", "conv",
-                                        "block",         "gates",  "l2norm",
-                                        "rmsnorm",       "step",   "prefill_backward",
-                                        "layer_backward" };
-
-struct bench_options {
-    struct cli_device device;
-    enum bench_op op;
-    const char *heads, *dim, *seqlens, *dtype, *state, *layout, *gates, *call;
-    int64_t batch, tokens, channels, hidden, save_every;
-    double seconds;
-    bool json, help;
-    struct case_dims dims;
-    int64_t *lengths; /* [B] */
-    int64_t B;
-};
-
-/* ---- Options ----------------------------------------------------------------------------- */
-
-/* "A" or "AxB" with a separator x; *b stays where it is missing. */
-static bool parse_pair(const char *text, char separator, int64_t max, int64_t *a, int64_t *b)
-{
-    char first[24];
-    const char *cut = strchr(text, separator);
-    const size_t n = cut ? (size_t)(cut - text) : strlen(text);
-    if (n >= sizeof first) return false;
-    memcpy(first, text, n);
-    first[n] = 0;
-    return cli_integer(first, 1, max, a) && (!cut || cli_integer(cut + 1, 1, max, b));
-}
-
-static bool append_lengths(struct bench_options *o, int64_t length, int64_t count)
-{
-    int64_t *more = count > (1 << 20) - o->B
-                        ? NULL
-                        : realloc(o->lengths, (size_t)(o->B + count) * sizeof *more);
-    if (!more) return false;
-    o->lengths = more;
-    for (int64_t i = 0; i < count; i++) more[o->B++] = length;
-    return true;
-}
-
-static int parse_lengths(struct bench_options *o)
-{
-    char item[64];
-    if (o->batch) {
-        if (append_lengths(o, o->tokens ? o->tokens : 1, o->batch)) return CLI_OK;
-        return cli_bad("--batch: no memory for %lld sequences", (long long)o->batch);
-    }
-    for (const char *text = o->seqlens; text;) {
-        const size_t n = strcspn(text, ",");
-        int64_t length = 0, count = 1;
-        bool good = n < sizeof item;
-        if (good) {
-            memcpy(item, text, n);
-            item[n] = 0;
-            good = parse_pair(item, 'x', 1 << 24, &length, &count);
-        }
-        if (length == 1) { /* 1xLENGTH */
-            length = count;
-            count = 1;
-        }
-        if (!good || !append_lengths(o, length, count))
-            return cli_bad("--seqlens: '%s', wanted LENGTH, LENGTHxCOUNT or 1xLENGTH, separated "
-                           "by commas",
-                           o->seqlens);
-        text = text[n] ? text + n + 1 : NULL;
-    }
-    return CLI_OK;
-}
-
-/* Parses one of the first n names, which are in the order of gdn_dtype. */
-static int parse_dtype(const char *option, const char *text, int n, int32_t *dtype)
-{
-    static const char *const names[] = { "f32", "bf16", "f16", "i8", "e4m3", "e5m2" };
-    for (int32_t i = 0; i < n; i++)
-        if (!strcmp(text, names[i])) {
-            *dtype = i;
-            return CLI_OK;
-        }
-    return cli_bad("%s: '%s', wanted %s", option, text,
-                   n > 3 ? "f32, bf16, f16, i8, e4m3 or e5m2" : "f32, bf16 or f16");
-}
-
-static bool is_backward(const struct bench_options *o)
-{
-    return o->op == BACKWARD || o->op == LAYER_BACKWARD;
-}
-
-static bool has_gates(const struct bench_options *o)
-{
-    return o->op == PREFILL || o->op == DECODE || o->op == BLOCK || o->op == STEP || is_backward(o);
-}
-
-/* Parses the kinds to run, from *first to *last. */
-static int parse_gates(const struct bench_options *o, int *first, int *last)
-{
-    *first = *last = CASE_GATES_RECIPE;
-    if (!o->gates) return CLI_OK;
-    if (!has_gates(o)) return cli_bad("--gates: not for %s", op_names[o->op]);
-    if (!strcmp(o->gates, "all")) {
-        *last = CASE_GATES_KINDS - 1;
-        return CLI_OK;
-    }
-    for (int i = 0; i < CASE_GATES_KINDS; i++)
-        if (!strcmp(o->gates, case_gates_names[i])) {
-            *first = *last = i;
-            return CLI_OK;
-        }
-    return cli_bad("--gates: '%s', wanted none, recipe, model, strong or all", o->gates);
-}
-
-static int parse_call(struct bench_options *o)
-{
-    if (!o->call) return CLI_OK;
-    if (o->op != DECODE) return cli_bad("--call: not for %s", op_names[o->op]);
-    for (int i = 0; i < CASE_CALL_KINDS; i++)
-        if (!strcmp(o->call, case_call_names[i])) {
-            o->dims.call = i;
-            return CLI_OK;
-        }
-    return cli_bad("--call: '%s', wanted plain, packed, counts, interleaved or slots64", o->call);
-}
-
-static int parse_dims(struct bench_options *o)
-{
-    struct case_dims *d = &o->dims;
-    if (!parse_pair(o->heads, '/', 1024, &d->Hq, &d->Hv) || !d->Hv)
-        return cli_bad("--heads: '%s', wanted two numbers from 1 to 1024, Q/V", o->heads);
-    const bool layer = o->op == BLOCK || o->op == STEP || o->op == LAYER_BACKWARD;
-    /* which has fewer heads of keys */
-    if ((d->Hq > d->Hv ? d->Hq % d->Hv : d->Hv % d->Hq) || (layer && d->Hq > d->Hv))
-        return cli_bad("--heads: '%s', wanted %s", o->heads,
-                       layer ? "the second a multiple of the first"
-                             : "one a multiple of the other");
-    if (!parse_pair(o->dim, '/', 1024, &d->K, &d->V) || d->K > 256)
-        return cli_bad("--dim: '%s', wanted K from 1 to 256, or K/V, V to 1024", o->dim);
-    if (!d->V) d->V = d->K;
-    if (strcmp(o->layout, "k_last") && strcmp(o->layout, "k_first"))
-        return cli_bad("--layout: '%s', wanted k_last or k_first", o->layout);
-    d->state_layout = strcmp(o->layout, "k_first") ? GDN_STATE_VK : GDN_STATE_KV;
-    d->W = 4;
-    d->D = o->channels;
-    d->hidden = o->hidden;
-    const bool rule = o->op == PREFILL || o->op == DECODE;
-    return parse_dtype("--dtype", o->dtype, 3, &d->dtype) ||
-           parse_dtype("--state", o->state, rule ? 6 : 3, &d->state_dtype);
-}
-
-/* Refuses what would be ignored, then fills the defaults that depend on the op. */
-static int settle(struct bench_options *o)
-{
-    if ((o->op == PREFILL || is_backward(o)) && (o->batch || o->tokens))
-        return cli_bad("--batch, --tokens: not for %s (--seqlens)", op_names[o->op]);
-    const bool rule = o->op == PREFILL || o->op == DECODE;
-    if (o->dims.exact && !rule && o->op != BLOCK && o->op != STEP)
-        return cli_bad("--exact: not for %s", op_names[o->op]);
-    if ((o->dims.raw || o->dims.pooled || o->dims.kda) && !rule)
-        return cli_bad("--raw, --pool, --kda: not for %s", op_names[o->op]);
-    if (o->dims.each && o->op != DECODE) return cli_bad("--each: not for %s", op_names[o->op]);
-    if (o->dims.bf16_products && ((o->op != PREFILL && o->op != BLOCK) || strcmp(o->dtype, "bf16")))
-        return cli_bad("--bf16-products: for prefill and block of bf16 alone");
-    if (o->dims.bf16_products && o->dims.exact) return cli_bad("--bf16-products: not with --exact");
-    if (o->dims.batch_invariant && o->op != PREFILL && o->op != BLOCK)
-        return cli_bad("--batch-invariant: not for %s", op_names[o->op]);
-    if (o->dims.no_early_stop && o->op != PREFILL && o->op != BLOCK)
-        return cli_bad("--no-early-stop: not for %s", op_names[o->op]);
-    if (o->dims.gated && o->op != STEP) return cli_bad("--gated: not for %s", op_names[o->op]);
-    if (o->save_every && o->op != BACKWARD)
-        return cli_bad("--save-every: not for %s", op_names[o->op]);
-    if ((o->op == DECODE || o->op == STEP) && o->seqlens)
-        return cli_bad("--seqlens: not for %s (--batch, --tokens)", op_names[o->op]);
-    if (o->seqlens && (o->batch || o->tokens))
-        return cli_bad("--seqlens and --batch or --tokens: wanted one of them");
-    if ((o->op == DECODE || o->op == STEP || o->tokens) && !o->batch) o->batch = 32;
-    if (!o->seqlens) o->seqlens = o->op == BLOCK || o->op == LAYER_BACKWARD ? "512" : "2048";
-    return parse_call(o) || parse_dims(o) || parse_lengths(o);
-}
 
 /* ---- Output ------------------------------------------------------------------------------ */
 
@@ -306,13 +120,15 @@ static void add_case(cJSON *line, const struct bench_options *o)
     }
     cJSON_AddStringToObject(line, "dtype", o->dtype);
     cJSON_AddStringToObject(line, "state", o->state);
-    if (has_gates(o)) cJSON_AddStringToObject(line, "gates", case_gates_names[o->dims.gates]);
+    if (bench_has_gates(o)) cJSON_AddStringToObject(line, "gates", case_gates_names[o->dims.gates]);
+    if (o->dims.rule) cJSON_AddStringToObject(line, "rule", case_rule_names[o->dims.rule]);
+    if (o->dims.rule == CASE_RULE_PRODUCT)
+        cJSON_AddNumberToObject(line, "updates", (double)case_updates(&o->dims));
     if (o->dims.exact) cJSON_AddBoolToObject(line, "exact", true);
     if (o->dims.bf16_products) cJSON_AddBoolToObject(line, "bf16_products", true);
     if (o->dims.batch_invariant) cJSON_AddBoolToObject(line, "batch_invariant", true);
     if (o->dims.no_early_stop) cJSON_AddBoolToObject(line, "no_early_stop", true);
     if (o->dims.raw) cJSON_AddBoolToObject(line, "raw", true);
-    if (o->dims.kda) cJSON_AddBoolToObject(line, "kda", true);
     if (o->dims.pooled) cJSON_AddBoolToObject(line, "pool", true);
     if (o->dims.each) cJSON_AddBoolToObject(line, "each", true);
     if (o->dims.gated) cJSON_AddBoolToObject(line, "gated", true);
@@ -324,7 +140,7 @@ static void print_json(const struct bench_options *o, const struct bench *b,
                        const struct projections *p)
 {
     cJSON *line = report_line(b->ctx);
-    cJSON_AddStringToObject(line, "op", op_names[o->op]);
+    cJSON_AddStringToObject(line, "op", bench_op_names[o->op]);
     cJSON_AddStringToObject(line, "kernel", b->kernel);
     add_case(line, o);
     cJSON_AddNumberToObject(line, "ms", b->calls[0].ms.median);
@@ -349,7 +165,7 @@ static void print_json(const struct bench_options *o, const struct bench *b,
         cJSON_AddNumberToObject(line, "conv_ms", b->calls[1].ms.median);
         cJSON_AddNumberToObject(line, "decode_ms", b->calls[2].ms.median);
     }
-    if (is_backward(o)) cJSON_AddNumberToObject(line, "forward_ms", b->calls[1].ms.median);
+    if (bench_is_backward(o)) cJSON_AddNumberToObject(line, "forward_ms", b->calls[1].ms.median);
     if (p) {
         cJSON *item = cJSON_AddObjectToObject(line, "projections");
         cJSON_AddNumberToObject(item, "part", p->part);
@@ -365,7 +181,7 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     char a[24], c[24], d[24], e[24];
     const struct summary *ms = &b->calls[0].ms;
     report_heading(b->ctx);
-    printf("  case      %s, ", op_names[o->op]);
+    printf("  case      %s, ", bench_op_names[o->op]);
     if (o->op == CONV)
         printf("%lld channels, ", (long long)o->dims.D);
     else
@@ -376,8 +192,8 @@ static void print_text(const struct bench_options *o, const struct bench *b,
         printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
     else
         printf("sequences %s, ", o->seqlens);
-    if (has_gates(o))
-        printf("gates %s%s, ", case_gates_names[o->dims.gates], o->dims.kda ? " (KDA)" : "");
+    if (bench_has_gates(o)) printf("gates %s, ", case_gates_names[o->dims.gates]);
+    if (o->dims.rule) printf("rule %s, ", case_rule_names[o->dims.rule]);
     printf("%s, state %s%s%s\n  kernel    %s\n", o->dtype, o->state,
            o->dims.exact           ? ", exact"
            : o->dims.bf16_products ? ", bf16 products"
@@ -405,7 +221,7 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     if (o->op == STEP)
         printf("  apart     convolution %s ms, rule %s ms\n",
                table_number(a, b->calls[1].ms.median), table_number(c, b->calls[2].ms.median));
-    if (is_backward(o))
+    if (bench_is_backward(o))
         printf("  forward   %s ms, of which this is %s times\n",
                table_number(a, b->calls[1].ms.median),
                table_number(c, ms->median / b->calls[1].ms.median));
@@ -424,7 +240,7 @@ static int time_and_print(const struct bench_options *o, struct bench *b, double
     snprintf(b->kernel, sizeof b->kernel, "%s", gdn_last_kernel(b->ctx));
     if (!b->judged.ok) {
         fprintf(stderr, "gdn: bench %s: wrong by %g (RMS %g, limit %g): not timed\n",
-                op_names[o->op], b->judged.max_error, b->judged.rms, b->judged.max_limit);
+                bench_op_names[o->op], b->judged.max_error, b->judged.rms, b->judged.max_limit);
         return CLI_OUTSIDE;
     }
     if ((b->ctx->cuda ? device_rounds : bench_rounds)(b)) return CLI_BAD;
@@ -616,7 +432,7 @@ static int run_one(struct bench_options *o)
 static int run_bench(struct bench_options *o)
 {
     int first, last, code = CLI_OK;
-    if (parse_gates(o, &first, &last) || settle(o)) return CLI_BAD;
+    if (bench_settle(o, &first, &last)) return CLI_BAD;
     for (o->dims.gates = first; o->dims.gates <= last && !code; o->dims.gates++) code = run_one(o);
     return code;
 }
@@ -628,7 +444,7 @@ static int dispatch(struct bench_options *o, const char *const *names, int n)
         return CLI_OK;
     }
     for (int i = 0; i < N_BENCH_OPS && n == 1; i++)
-        if (!strcmp(names[0], op_names[i])) {
+        if (!strcmp(names[0], bench_op_names[i])) {
             o->op = (enum bench_op)i;
             return run_bench(o);
         }
@@ -655,6 +471,8 @@ int bench_main(int argc, char **argv)
         { "--layout", CLI_TEXT, &o.layout, 0, 0 },
         { "--gates", CLI_TEXT, &o.gates, 0, 0 },
         { "--call", CLI_TEXT, &o.call, 0, 0 },
+        { "--rule", CLI_TEXT, &o.rule, 0, 0 },
+        { "--updates", CLI_INT, &o.dims.updates, 1, 8 },
         { "--batch", CLI_INT, &o.batch, 1, 1 << 20 },
         { "--tokens", CLI_INT, &o.tokens, 1, 1 << 20 },
         { "--channels", CLI_INT, &o.channels, 1, 1 << 20 },
@@ -665,7 +483,6 @@ int bench_main(int argc, char **argv)
         { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },
         { "--exact", CLI_FLAG, &o.dims.exact, 0, 0 },
         { "--raw", CLI_FLAG, &o.dims.raw, 0, 0 },
-        { "--kda", CLI_FLAG, &o.dims.kda, 0, 0 },
         { "--pool", CLI_FLAG, &o.dims.pooled, 0, 0 },
         { "--each", CLI_FLAG, &o.dims.each, 0, 0 },
         { "--gated", CLI_FLAG, &o.dims.gated, 0, 0 },

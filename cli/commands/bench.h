@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn bench: what is timed, and how. bench.c reads the options, bench_rounds.c times. */
+/* gdn bench: what is timed, and how. bench_options.c reads the options, bench_rounds.c times. */
 #ifndef BENCH_H
 #define BENCH_H
 

@@ -59,7 +59,8 @@ static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, in
     char name[128];
     struct rule_case c;
     struct comparison found = { 0 };
-    snprintf(name, sizeof name, "%s %s state %s %s %lldx%lld heads %lld/%lld T%lld%s%s%s%s",
+    snprintf(name, sizeof name, "%s%s%s %s state %s %s %lldx%lld heads %lld/%lld T%lld%s%s%s%s",
+             d->rule ? case_rule_names[d->rule] : "", d->rule ? " " : "",
              op == GDN_OP_DECODE ? "decode" : "prefill", dtype_names[d->dtype],
              dtype_names[d->state_dtype], d->state_layout == GDN_STATE_KV ? "k_first" : "k_last",
              (long long)d->K, (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
@@ -108,6 +109,46 @@ static void check_rules(struct check *k)
                         d.exact = true;
                         check_rule(k, &d, op ? GDN_OP_DECODE : GDN_OP_PREFILL, op ? 2 : 37);
                     }
+}
+
+static void check_family_gradients(struct check *k, const struct case_dims *d)
+{
+    static const int64_t lengths[] = { 131, 1, 0, 64 };
+    struct gradient_case c;
+    struct comparison found = { 0 };
+    char name[64];
+    snprintf(name, sizeof name, "%s prefill_backward %s %lldx%lld", case_rule_names[d->rule],
+             dtype_names[d->dtype], (long long)d->K, (long long)d->V);
+    if (!wanted(k, name)) return;
+    int code = gradient_case_make(&c, d, lengths, 4);
+    const bool refused =
+        !code && gdn_supported(k->ctx, GDN_OP_PREFILL_BACKWARD, &c.args) == GDN_E_UNSUPPORTED;
+    if (!code && !refused) code = gradient_case_check(&c, k->ctx, &found);
+    memory_free(&c.rule.memory);
+    if (refused)
+        k->n_refused++;
+    else
+        judge(k, name, code, &found);
+}
+
+/* Checks rules of the family, if the device has them. */
+static void check_family(struct check *k)
+{
+    static const int64_t sizes[][2] = { { 128, 128 }, { 64, 64 }, { 60, 100 } };
+    for (int i = 0; i < 54; i++) {
+        struct case_dims d = { .Hq = 2,
+                               .Hv = 4,
+                               .K = sizes[i % 3][0],
+                               .V = sizes[i % 3][1],
+                               .rule = CASE_RULE_KDA + i / 3 % 3,
+                               .dtype = i / 9 % 3,
+                               .state_layout = i / 27,
+                               .gates = i % 2 ? CASE_GATES_TRAINED : CASE_GATES_MODEL };
+        if (d.state_layout) check_family_gradients(k, &d);
+        d.raw = i % 2, d.state_dtype = i % 4 < 2 ? GDN_F32 : d.dtype;
+        check_rule(k, &d, GDN_OP_PREFILL, 131);
+        check_rule(k, &d, GDN_OP_DECODE, i % 4 + 1);
+    }
 }
 
 /* So many heads that Hopper takes wide blocks, whatever is known of lengths. */
@@ -635,6 +676,7 @@ int check_device(int argc, char **argv)
     check_steps(&k);
     check_copies(&k);
     check_rules(&k);
+    check_family(&k);
     check_many_heads(&k);
     check_segments(&k);
     check_decode_rows(&k);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command: gdn run | generate | bench | state | accuracy | check | info. */
+/* The command: gdn run | generate | plan | bench | state | accuracy | check | info. */
 #include <stdio.h>
 #include <string.h>
 
@@ -14,6 +14,7 @@ static const char usage[] =
     "  gdn run FILE.safetensors...   run the op a file describes, compare with its expected.*\n"
     "  gdn run --all                 all test vectors, then a rule of Qwen3-Next's size\n"
     "  gdn generate MODEL            continue a text with a language model\n"
+    "  gdn plan CONFIG.json          kernels, states and times of a model\n"
     "  gdn bench OP                  time an op beside the machine's limits\n"
     "  gdn state ACTION FILE...      inspect, convert, slice, merge or diff state blobs\n"
     "  gdn accuracy                  errors of long sequences, by the dtype of their states\n"
@@ -62,7 +63,7 @@ static const struct {
 } commands[] = {
     { "run", run_main },     { "generate", generate_main }, { "bench", bench_main },
     { "state", state_main }, { "accuracy", accuracy_main }, { "check", check_command },
-    { "info", info_main },
+    { "info", info_main },   { "plan", plan_main },
 };
 
 static int dispatch(int argc, char **argv)

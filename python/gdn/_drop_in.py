@@ -120,17 +120,20 @@ def require_same(ours, theirs):
 
 
 def _grown(ours, theirs):
-    """The parameters {name: default} that theirs has beyond ours, if they have defaults and theirs
-    without them has those of ours; else None."""
+    """The parameters {name: default} that theirs has beyond ours, if both agree in the rest: what
+    one alone has must have a default. Else None."""
     mine, other = (inspect.signature(f).parameters for f in (ours, theirs))
     more = {n: p.default for n, p in other.items() if n not in mine}
-    rest = [(n, p.kind) for n, p in other.items() if n in mine]
-    fits = rest == [(n, p.kind) for n, p in mine.items()]
-    return more if fits and inspect.Parameter.empty not in more.values() else None
+    less = [p.default for n, p in mine.items() if n not in other]
+    both = [[(n, p.kind) for n, p in of.items() if n in mine and n in other]
+            for of in (mine, other)]
+    fits = both[0] == both[1] and inspect.Parameter.empty not in (*more.values(), *less)
+    return more if fits else None
 
 
 def require_known(ours, theirs):
-    """require_same(), but theirs may have grown parameters with defaults."""
+    """require_same(), but theirs may have grown parameters with defaults, or an older version may
+    lack such."""
     if _grown(ours, theirs) is None:
         require_same(ours, theirs)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-KDA, the delta rule with a decay per key channel, under the names and signatures of FLA 0.6. On a
-CPU: on a GPU libgdn refuses the gates by their name.
+KDA, the delta rule with a decay per key channel, and its gates, under the names and signatures of
+FLA 0.6.
 """
 
 import torch
@@ -10,39 +10,24 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
-
-
-def _refuse(kwargs, names):
-    for name in names:
-        if kwargs.get(name) is not None and kwargs[name] is not False:
-            raise NotImplementedError(f"gdn.fla: {name} is not supported")
+from ._fla_family import call, check_chunk, first_of_v, on_cpu, raw_gates, refuse
+from .torch._operators import overload
 
 
 def _call(op, q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, l2norm,
           raw, sigmoid, neg, lower_bound, v_first, cu_seqlens):
-    _drop_in.wanted(q=q, k=k, v=v, g=g, beta=beta)
-    _drop_in.optional(initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
-                      dt_bias=dt_bias)
-    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4), g=(g, 4))
-    if not q.device.type == "cpu":
-        raise NotImplementedError("gdn.fla: KDA runs on a CPU alone")
+    _drop_in.wanted(g=g, beta=beta)
+    _drop_in.dimensions(g=(g, 4))
     if beta.dim() != 3:  # FLA's kernels take a beta of each value column for this shape
         raise NotImplementedError("gdn.fla: beta has one value per head, [B, T, HV]")
-    if cu_seqlens is not None and q.shape[0] != 1:
-        raise ValueError(f"the batch size must be 1 with cu_seqlens, found {q.shape[0]}")
     if neg and not sigmoid:
         raise ValueError("allow_neg_eigval=True: wanted use_beta_sigmoid_in_kernel=True beside it")
     kind = gdn.BETA_TWICE_SIGMOID if neg else gdn.BETA_SIGMOID
-    options = dict(state_layout=gdn.STATE_VK if v_first else gdn.STATE_KV,
-                   norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE,
-                   beta_kind=kind if sigmoid else gdn.BETA_GIVEN)
+    options = dict(beta_kind=kind if sigmoid else gdn.BETA_GIVEN)
     if raw:
-        bias = dt_bias if dt_bias is None else dt_bias.view(g.shape[-2:])
-        options.update(gate=gdn.GATE_RAW, A_log=A_log, dt_bias=bias,
-                       gate_lower_bound=float(lower_bound or 0))
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    return _drop_in.rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
-                         **options)
+        options.update(raw_gates(g, A_log, dt_bias, lower_bound), gate=gdn.GATE_RAW)
+    return call(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
+                l2norm=l2norm, v_first=v_first, **options)
 
 
 def chunk_kda(
@@ -82,15 +67,17 @@ def chunk_kda(
 
     Gradients flow to every tensor. Returns o [B, T, HV, V] and the final state in float32, or None.
 
-    Raises NotImplementedError for a beta of [B, T, HV, V], cp_context and
-    return_intermediate_states; other errors as chunk_gated_delta_rule().
+    Raises NotImplementedError for a beta of [B, T, HV, V], cp_context, return_intermediate_states
+    and kwargs other than A_log, dt_bias, chunk_size and transpose_state_layout; ValueError for a
+    chunk_size that FLA does not have; other errors as chunk_gated_delta_rule().
     """
-    _refuse(dict(cp_context=cp_context, return_intermediate_states=return_intermediate_states),
-            ("cp_context", "return_intermediate_states"))
+    _drop_in.only("chunk_kda", kwargs, "A_log", "dt_bias", "chunk_size", "transpose_state_layout")
+    check_chunk(kwargs, "KDA", 32, 64)
+    refuse(cp_context=cp_context, return_intermediate_states=return_intermediate_states)
     return _call(gdn.torch.prefill, q, k, v, g, beta, kwargs.get("A_log"), kwargs.get("dt_bias"),
                  scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
                  use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound,
-                 state_v_first, cu_seqlens)
+                 first_of_v(state_v_first, kwargs), cu_seqlens)
 
 
 def fused_recurrent_kda(
@@ -115,10 +102,69 @@ def fused_recurrent_kda(
 ):
     """
     KDA token by token: arguments and results of chunk_kda(). Gradients flow, which FLA does not
-    have. Raises NotImplementedError for ssm_state_indices, num_accepted_tokens and out too.
+    have. Raises NotImplementedError for kwargs other than transpose_state_layout.
     """
-    _refuse(kwargs, ("ssm_state_indices", "num_accepted_tokens", "out"))
+    _drop_in.only("fused_recurrent_kda", kwargs, "transpose_state_layout")
     return _call(gdn.torch.decode, q, k, v, g, beta, A_log, dt_bias, scale, initial_state,
                  output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
-                 use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first,
-                 cu_seqlens)
+                 use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound,
+                 first_of_v(state_v_first, kwargs), cu_seqlens)
+
+
+# ---- Gates ---------------------------------------------------------------------------------------
+
+
+def _options(g, A_log, dt_bias, lower_bound):
+    """a [.., H, K], and A_log, dt_bias and gate_lower_bound of gdn.torch.gates()."""
+    _drop_in.wanted(g=g)
+    on_cpu(g)
+    if g.dim() < 3:
+        raise ValueError(f"g: {list(g.shape)}, wanted [..., H, K]")
+    return _drop_in.unit_stride(_drop_in.gate(g)), raw_gates(g, A_log, dt_bias, lower_bound)
+
+
+def fused_kda_gate(
+    g: torch.Tensor,
+    A_log: "torch.Tensor | None" = None,
+    dt_bias: "torch.Tensor | None" = None,
+    lower_bound: "float | None" = None,
+    output_dtype: torch.dtype = torch.float32,
+):
+    """
+    The gates of KDA: -exp(A_log) softplus(g + dt_bias), or with lower_bound
+    lower_bound sigmoid(exp(A_log) (g + dt_bias)), where A_log may be None. g [..., H, K]; A_log has
+    H elements, dt_bias H K. Gradients flow. Raises NotImplementedError on a GPU.
+    """
+    a, options = _options(g, A_log, dt_bias, lower_bound)
+    return gdn.torch.gates(a, None, **options)[0].to(output_dtype)
+
+
+@torch.no_grad()
+def kda_gate_fwd(
+    g: torch.Tensor,
+    A_log: "torch.Tensor | None" = None,
+    dt_bias: "torch.Tensor | None" = None,
+    lower_bound: "float | None" = None,
+    output_dtype: torch.dtype = torch.float32,
+):
+    """fused_kda_gate() without gradients."""
+    return fused_kda_gate(g, A_log, dt_bias, lower_bound, output_dtype)
+
+
+@torch.no_grad()
+def kda_gate_bwd(
+    g: torch.Tensor,
+    A_log: "torch.Tensor | None" = None,
+    dt_bias: "torch.Tensor | None" = None,
+    dyg: "torch.Tensor | None" = None,
+    lower_bound: "float | None" = None,
+):
+    """The gradients of kda_gate_fwd() from dyg, that of its result: of g, A_log and dt_bias, each
+    in the shape and dtype of its input; None for what was not given."""
+    a, options = _options(g, A_log, dt_bias, lower_bound)
+    options = {name: x for name, x in dict(options, a=a).items() if x is not None}
+    found = {f"d{name}": torch.empty(x.shape) for name, x in options.items()
+             if isinstance(x, torch.Tensor)}
+    overload("gates_backward", options)(dg=dyg.contiguous(), **options, **found)
+    return tuple(None if x is None else found[name].view(x.shape).to(x.dtype)
+                 for name, x in (("da", g), ("dA_log", A_log), ("ddt_bias", dt_bias)))

@@ -11,6 +11,8 @@ def _of(module, *names):
 _CHUNK = _of(fla, "chunk_gated_delta_rule", "chunk_gdn")
 _RECURRENT = _of(fla, "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn")
 _KDA = _of(fla, "chunk_kda", "fused_recurrent_kda")
+_GDN2 = _of(fla, "chunk_gdn2", "fused_recurrent_gdn2")
+_PRODUCT = _of(fla, "chunk_gated_delta_product")
 _INDEX = _of(_fla_ops, "get_max_num_splits", "prepare_chunk_indices", "prepare_chunk_offsets",
              "prepare_cu_seqlens_from_lens", "prepare_cu_seqlens_from_mask", "prepare_lens",
              "prepare_lens_from_mask", "prepare_position_ids", "prepare_sequence_ids",
@@ -33,6 +35,12 @@ MODULES = {
     "fla.ops.kda": _KDA,
     "fla.ops.kda.chunk": _of(fla, "chunk_kda"),
     "fla.ops.kda.fused_recurrent": _of(fla, "fused_recurrent_kda"),
+    "fla.ops.kda.gate": _of(fla, "fused_kda_gate", "kda_gate_bwd", "kda_gate_fwd"),
+    "fla.ops.gdn2": _GDN2,
+    "fla.ops.gdn2.chunk": _of(fla, "chunk_gdn2"),
+    "fla.ops.gdn2.fused_recurrent": _of(fla, "fused_recurrent_gdn2"),
+    "fla.ops.gated_delta_product": _PRODUCT,
+    "fla.ops.gated_delta_product.chunk": _PRODUCT,
     "fla.ops.gated_delta_rule": {**_CHUNK, **_RECURRENT},
     "fla.ops.gated_delta_rule.chunk": {
         **_CHUNK, **_of(_fla_ops, "ChunkGatedDeltaRuleFunction", "chunk_gated_delta_rule_bwd",

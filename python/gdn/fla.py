@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The gated delta rule and KDA under the names and signatures of flash-linear-attention (FLA) 0.6.
+The gated delta rule, KDA, GDN-2 and Gated DeltaProduct under the names and signatures of
+flash-linear-attention (FLA) 0.6.
 
     from gdn.fla import chunk_gated_delta_rule
 
@@ -13,7 +14,8 @@ Gradients flow to every tensor; those of fused_recurrent_gated_delta_rule, which
 are computed in chunks.
 """
 
-import warnings
+import importlib
+import inspect
 
 import torch
 
@@ -21,7 +23,10 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
-from ._fla_kda import chunk_kda, fused_recurrent_kda
+from ._fla_family import (chunk_gated_delta_product, chunk_gdn2, first_of_v,
+                          fused_recurrent_gdn2)
+from ._fla_kda import (chunk_kda, fused_kda_gate, fused_recurrent_kda, kda_gate_bwd,
+                       kda_gate_fwd)
 
 _KWARGS = "chunk_size", "head_first", "transpose_state_layout"
 
@@ -32,12 +37,6 @@ def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm
     _drop_in.optional(g=g, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
                       A_log=A_log, dt_bias=dt_bias)
     _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
-    if "transpose_state_layout" in kwargs:
-        if v_first:
-            raise ValueError("state_v_first and transpose_state_layout are two names of one option")
-        warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning,
-                      stacklevel=3)
-        v_first = kwargs["transpose_state_layout"]
     if kwargs.get("head_first"):
         raise NotImplementedError("gdn.fla: head_first=True is not supported; wanted [B, T, H, D]")
     if beta is not None and beta.dim() != 3:
@@ -110,7 +109,8 @@ def chunk_gated_delta_rule(
     raw = kwargs.get("use_gate_in_kernel", False)
     return _call(op, q, k, v, g, beta, scale, initial_state, output_final_state,
                  use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
-                 state_v_first, cu_seqlens, raw, kwargs.get("A_log"), kwargs.get("dt_bias"), kwargs)
+                 first_of_v(state_v_first, kwargs), cu_seqlens, raw, kwargs.get("A_log"),
+                 kwargs.get("dt_bias"), kwargs)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -146,7 +146,8 @@ def fused_recurrent_gated_delta_rule(
         raise NotImplementedError("gdn.fla: a decay per channel (gk, gv) is not supported")
     return _call(gdn.torch.decode, q, k, v, g, beta, scale, initial_state, output_final_state,
                  use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
-                 state_v_first, cu_seqlens, use_gate_in_kernel, A_log, dt_bias, kwargs)
+                 first_of_v(state_v_first, kwargs), cu_seqlens, use_gate_in_kernel, A_log, dt_bias,
+                 kwargs)
 
 
 chunk_gdn = chunk_gated_delta_rule
@@ -199,6 +200,14 @@ def install():
     replace_rules()
 
 
+_FAMILY = {  # FLA's modules that older versions lack
+    "kda": (chunk_kda, fused_recurrent_kda),
+    "kda.gate": (fused_kda_gate, kda_gate_fwd, kda_gate_bwd),
+    "gdn2": (chunk_gdn2, fused_recurrent_gdn2),
+    "gated_delta_product": (chunk_gated_delta_product,),
+}
+
+
 def _compare():
     try:
         import fla.ops.gated_delta_rule as package
@@ -206,12 +215,13 @@ def _compare():
         return
     for ours in (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule):
         _drop_in.require_known(ours, getattr(package, ours.__name__))
-    try:
-        import fla.ops.kda as kda
-    except Exception:  # older than KDA
-        return
-    for ours in (chunk_kda, fused_recurrent_kda):
-        _drop_in.require_known(ours, getattr(kda, ours.__name__))
+    for name, functions in _FAMILY.items():
+        try:
+            module = importlib.import_module(f"fla.ops.{name}")
+        except Exception:  # an older FLA
+            continue
+        for ours in functions:
+            _drop_in.require_known(ours, inspect.unwrap(getattr(module, ours.__name__)))
 
 
 _backend = None

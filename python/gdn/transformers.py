@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The functions of the Gated DeltaNet models of transformers (5.24) by libgdn.
+The functions of the Gated DeltaNet and KDA models of transformers (5.24) by libgdn.
 
     import gdn
     gdn.install("transformers")
 
 install() assigns these functions in the modeling modules of qwen3_next, qwen3_5, qwen3_5_moe,
-qwen4_exp, lara_mini and olmo_hybrid: models made before and after use them. If a function of the
-installed version has other parameters, install() raises ImportError with one line and assigns
-nothing. A version without one of the latter three leaves it out.
+qwen4_exp, lara_mini and olmo_hybrid, and of the KDA models kimi_linear, glm5_next and
+bailing_hybrid: models made before and after use them. If a function of the first three models has
+other parameters, install() raises ImportError with one line and assigns nothing. A version without
+one of the others leaves it out.
 
-It also gives the class of the layer a forward() in which one token of each sequence with a cache
-is one call of gdn.torch.step() between the layer's projections: convolution, gates, rule and gated
-RMSNorm in one operator, which updates the cache's states in place. The layer's own forward() runs
-with these functions where gradients are on, the cache records its past or is offloaded, tokens are
-packed or masked, or the norm or the convolution has hooks. There the gated RMSNorm stays
-transformers' own. A class whose forward() has other parameters than in 5.17 to 5.24 is left alone.
+KDA runs by libgdn on a CPU. On another device transformers' own functions of KDA run.
+
+It also gives the class of a Gated DeltaNet layer a forward() in which one token of each sequence
+with a cache is one call of gdn.torch.step() between the layer's projections: convolution, gates,
+rule and gated RMSNorm in one operator, which updates the cache's states in place. The layer's own
+forward() runs with these functions where gradients are on, the cache records its past or is
+offloaded, tokens are packed or masked, or the norm or the convolution has hooks. There the gated
+RMSNorm stays transformers' own. A class whose forward() has other parameters than in 5.17 to 5.24
+is left alone.
 
 Gradients flow to every tensor, so models train; causal_conv1d_update(), which writes its state in
 place, is forward only.
@@ -36,7 +40,8 @@ MODELS = {"qwen3_next": "Qwen3NextGatedDeltaNet", "qwen3_5": "Qwen3_5GatedDeltaN
           "qwen3_5_moe": "Qwen3_5MoeGatedDeltaNet", "qwen4_exp": "Qwen4ExpTextGatedDeltaNet",
           "lara_mini": "LaraMiniGatedDeltaNet",
           "olmo_hybrid": "OlmoHybridGatedDeltaNet"}  # the class of the layer
-_LATER = "qwen4_exp", "lara_mini", "olmo_hybrid"  # older versions have others, or none
+KDA_MODELS = "kimi_linear", "glm5_next", "bailing_hybrid"
+_LATER = "qwen4_exp", "lara_mini", "olmo_hybrid", *KDA_MODELS  # older versions have others, or none
 
 
 def _one_row(name, x):
@@ -100,6 +105,33 @@ def torch_recurrent_gated_delta_rule(query, key, value, g, beta, initial_state=N
                  use_qk_l2norm_in_kernel, _packing(kwargs))
 
 
+def _kda(op, query, key, value, g, *args):
+    _drop_in.dimensions(g=(g, 4))
+    if query.device.type != "cpu":
+        raise NotImplementedError("gdn.transformers: KDA runs on a CPU alone")
+    return _rule(op, query, key, value, g, *args)
+
+
+def chunk_kimi_delta_attention(query, key, value, g, beta, chunk_size=64, initial_state=None,
+                               output_final_state=False, use_qk_l2norm_in_kernel=False, **kwargs):
+    """
+    KDA over whole sequences: g [B, T, HV, K] is the logarithm of the decay of each key channel. All
+    else is as in torch_chunk_gated_delta_rule(). Raises NotImplementedError on a GPU.
+    """
+    return _kda(gdn.torch.prefill, query, key, value, g, beta, initial_state, output_final_state,
+                use_qk_l2norm_in_kernel, _packing(kwargs))
+
+
+def recurrent_kimi_delta_attention(query, key, value, g, beta, initial_state, output_final_state,
+                                   use_qk_l2norm_in_kernel=False, **kwargs):
+    """
+    KDA token by token. Shapes, conversions, results and errors are those of
+    chunk_kimi_delta_attention().
+    """
+    return _kda(gdn.torch.decode, query, key, value, g, beta, initial_state, output_final_state,
+                use_qk_l2norm_in_kernel, _packing(kwargs))
+
+
 def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, **kwargs):
     """
     gdn.causal_conv1d.causal_conv1d_fn() with the parameters of transformers. hidden_states
@@ -124,8 +156,14 @@ def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activatio
     return _conv.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
 
 
-_FUNCTIONS = (torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule, causal_conv1d_fn,
-              causal_conv1d_update)
+_GDN = torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule
+_KDA = chunk_kimi_delta_attention, recurrent_kimi_delta_attention
+_CONV = causal_conv1d_fn, causal_conv1d_update
+
+
+def functions(model):
+    """The functions of this module that take the place of a model's."""
+    return (_KDA if model in KDA_MODELS else _GDN) + _CONV
 
 
 def _add_step(layer):
@@ -135,22 +173,32 @@ def _add_step(layer):
         layer.forward = _by_step.with_step(theirs)
 
 
+def _assign(module, function):
+    """Puts a function into the place of the module's; a rule of KDA leaves a GPU to theirs."""
+    theirs = getattr(module, function.__name__)
+    if function not in _KDA:
+        setattr(module, function.__name__, function)
+    elif not getattr(theirs, "is_gdn", False):
+        setattr(module, function.__name__, _drop_in.or_theirs(function, theirs))
+
+
 def replace_rules():
-    """Assigns both rules in modeling modules that are loaded already and took FLA's, or torch's, at
+    """Assigns the rules in modeling modules that are loaded already and took FLA's, or torch's, at
     their import. Those whose functions have other parameters are left alone."""
     for name, module in list(sys.modules.items()):
         if not name.startswith("transformers.models."):
             continue
-        for function in _FUNCTIONS[:2]:
+        for function in _GDN + _KDA:
             theirs = vars(module).get(function.__name__)
             if theirs is not None and _drop_in.difference(function, theirs) is None:
-                setattr(module, function.__name__, function)
+                _assign(module, function)
 
 
 def modules():
-    """{model: its modeling module} of MODELS, without those of _LATER that are absent."""
+    """{model: its modeling module} of MODELS and KDA_MODELS, without those of _LATER that are
+    absent."""
     found = {}
-    for name in MODELS:
+    for name in (*MODELS, *KDA_MODELS):
         try:
             found[name] = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
         except ModuleNotFoundError:
@@ -159,9 +207,10 @@ def modules():
     return found
 
 
-def _check(module):
-    """Raises ImportError where a function of the module is absent, or has other parameters."""
-    for function in _FUNCTIONS:
+def _check(name, module):
+    """Raises ImportError where a function of a model's module is absent, or has other
+    parameters."""
+    for function in functions(name):
         theirs = getattr(module, function.__name__, None)
         if theirs is None:
             raise ImportError(f"gdn: {module.__name__} has no {function.__name__}")
@@ -170,21 +219,22 @@ def _check(module):
 
 def install():
     """
-    Assigns the functions of this module in the modeling modules of MODELS, and forward() in the
-    classes of their layers. Raises ImportError where transformers, or one of its first three
-    models, is absent, or where their functions have other parameters; of the latter three, one line
-    warns. A second call changes nothing.
+    Assigns the functions of this module in the modeling modules of MODELS and KDA_MODELS, and
+    forward() in the classes of the layers of MODELS. Raises ImportError where transformers, or one
+    of its first three models, is absent, or where their functions have other parameters; of the
+    others, one line warns. A second call changes nothing.
     """
     found = modules()
     for name, module in list(found.items()):
         try:
-            _check(module)
+            _check(name, module)
         except ImportError as error:
             if name not in _LATER:
                 raise
             warnings.warn(f"{error}; {name} is left alone", stacklevel=3)
             del found[name]
     for name, module in found.items():
-        for function in _FUNCTIONS:
-            setattr(module, function.__name__, function)
-        _add_step(getattr(module, MODELS[name]))
+        for function in functions(name):
+            _assign(module, function)
+        if name in MODELS:
+            _add_step(getattr(module, MODELS[name]))

@@ -64,11 +64,12 @@ def modeling(monkeypatch):
     except ImportError as error:
         pytest.skip(str(error))
     modules = ours.modules()
-    for each in modules.values():  # undone after the test; unwrapped: not an installed FLA's code
-        for function in ours._FUNCTIONS:
+    for name, each in modules.items():  # undone after the test
+        for function in ours.functions(name):  # unwrapped: not an installed FLA's code
             theirs = inspect.unwrap(getattr(each, function.__name__))
             monkeypatch.setattr(each, function.__name__, theirs)
-    for name, each in modules.items():
-        layer = getattr(each, ours.MODELS[name])
-        monkeypatch.setattr(layer, "forward", layer.forward)
+    for name, of_layer in ours.MODELS.items():
+        layer = getattr(modules.get(name), of_layer, None)
+        if layer is not None:
+            monkeypatch.setattr(layer, "forward", layer.forward)
     return module

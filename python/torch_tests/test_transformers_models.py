@@ -16,6 +16,14 @@ EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
                shared_expert_intermediate_size=16)
 INDEXED = dict(hc_count=2, hc_lowrank=8, indexer_n_heads=2, indexer_kv_heads=1,
                indexer_head_dim=16, indexer_budget=8, indexer_compress_ratio=2)
+LATENT = dict(num_key_value_heads=2, linear_num_heads=2, linear_head_dim=16, kv_lora_rank=8,
+              qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16, intermediate_size=32,
+              num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+              n_group=1, topk_group=1, mlp_layer_types=["dense", "sparse"], pad_token_id=None,
+              bos_token_id=None,
+              layer_types=["linear_attention", "full_attention"])
+VISION = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=32,
+              projection_intermediate_size=16)
 MADE = {
     "qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", dict(
         EXPERTS, **INDEXED, layer_types=["linear_attention", "indexed_attention"])),
@@ -24,9 +32,17 @@ MADE = {
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", dict(
         intermediate_size=32, linear_value_head_dim=32, pad_token_id=None,
         layer_types=["linear_attention", "full_attention"])),
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", LATENT),
+    "glm5_next": ("Glm5NextConfig", "Glm5NextForConditionalGeneration", dict(
+        LATENT, qk_rope_head_dim=0, q_lora_rank=8, index_topk=4, index_head_dim=8, index_n_heads=2,
+        index_kpool=2, hc_mult=2)),
+    "bailing_hybrid": ("BailingHybridConfig", "BailingHybridForCausalLM", dict(
+        LATENT, first_k_dense_replace=1)),
 }
 CASES = [("qwen4_exp", {}), ("qwen4_exp", dict(output_gate_type="sigmoid")), ("lara_mini", {}),
-         ("olmo_hybrid", {}), ("olmo_hybrid", dict(linear_allow_neg_eigval=False))]
+         ("olmo_hybrid", {}), ("olmo_hybrid", dict(linear_allow_neg_eigval=False)),
+         ("kimi_linear", {}), ("glm5_next", {}), ("glm5_next", dict(linear_lower_bound=None)),
+         ("bailing_hybrid", {}), ("bailing_hybrid", dict(kda_safe_gate=False))]
 NAMES = [name + "".join(f"-{x}" for x in more.values()) for name, more in CASES]
 
 
@@ -37,13 +53,16 @@ def tiny(name, **more):
     if module is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     config, model, sizes = MADE[name]
-    return getattr(module, model)(getattr(module, config)(**{**SIZES, **sizes, **more}))
+    sizes = {**SIZES, **sizes, **more}
+    if name == "glm5_next":  # a model of pictures too
+        sizes = dict(text_config=sizes, vision_config=VISION)
+    return getattr(module, model)(getattr(module, config)(**sizes))
 
 
 @pytest.mark.parametrize("name, more", CASES, ids=NAMES)
 def test_logits(modeling, monkeypatch, name, more):
     """A prompt, then tokens one by one and two at once; step() takes one token unless the output
-    gate is a sigmoid."""
+    gate is a sigmoid, as KDA's is."""
     model = tiny(name, **more).eval()
     tokens = torch.randint(0, 64, (2, 13))
 
@@ -63,8 +82,40 @@ def test_logits(modeling, monkeypatch, name, more):
             return _call(*args, **kwargs)
         monkeypatch.setattr(gdn.torch, op, counted)
     torch.testing.assert_close(logits(), wanted, atol=1e-4, rtol=1e-4)
-    steps = ["conv1d", "decode"] * 2 if "output_gate_type" in more else ["step"] * 2
+    has_step = name in gdn.transformers.MODELS and "output_gate_type" not in more
+    steps = ["step"] * 2 if has_step else ["conv1d", "decode"] * 2
     assert calls == ["conv1d", "prefill", *steps, "conv1d", "prefill"]
+
+
+@pytest.mark.parametrize("name", gdn.transformers.KDA_MODELS)
+def test_greedy_tokens(modeling, name):
+    """Greedy tokens behind a prompt of more than a chunk; the prompt's logits in bfloat16."""
+    model, tokens, found = tiny(name).eval(), torch.randint(0, 64, (2, 75)), []
+    half = copy.deepcopy(model).bfloat16()
+    for installs in (False, True):
+        if installs:
+            gdn.install("transformers")
+        out = model.generate(tokens, do_sample=False, max_new_tokens=8, pad_token_id=0)
+        found.append((out, half(tokens).logits))
+    (wanted, logits), (got, ours) = found
+    assert wanted.shape == (2, 83) and torch.equal(got, wanted)
+    assert (ours - logits).norm() < 0.05 * logits.norm()  # a router may choose another expert
+
+
+def test_kda_off_a_cpu(modeling):
+    """A function of KDA leaves other devices to the model's own."""
+    module = gdn.transformers.modules().get("kimi_linear")
+    if module is None:
+        pytest.skip("transformers has no kimi_linear")
+    gdn.install("transformers")
+    q = torch.empty(1, 3, 2, 16, device="meta")
+    with pytest.raises(NotImplementedError, match="KDA runs on a CPU alone"):
+        gdn.transformers.chunk_kimi_delta_attention(q, q, q, q, q[..., 0])
+    out, final = module.chunk_kimi_delta_attention(q, q, q, g=q, beta=q[..., 0])
+    assert out.device.type == "meta" and final is None
+    again = module.chunk_kimi_delta_attention
+    gdn.install("transformers")
+    assert module.chunk_kimi_delta_attention is again
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_gates_backward: what its arguments must be. cpu/gates_backward.c computes it. */
+/* gdn_gates_backward: what its arguments must be. cpu/backward/gates_backward.c computes it. */
 #include "calls/gates.h"
 #include "ops/checks.h"
 #include "ops/entry.h"

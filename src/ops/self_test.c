@@ -151,10 +151,12 @@ static double norm_of(const double *x, int n)
 
 /* ---- The rule ------------------------------------------------------------------------------ */
 
-/* Raw gates and norms inside the call, or g and beta as they are. */
+/* Raw gates and norms inside the call, or g and beta as they are. channels: a gate for each channel
+ * of a key (KDA). */
 struct rule_case {
     bool decode, raw;
     int32_t dtype, state_dtype, layout;
+    bool channels;
 };
 
 struct rule_inputs {
@@ -163,30 +165,49 @@ struct rule_inputs {
     double A_log, dt;
 };
 
+/* Makes decays of n gates. */
+static void decay_gates(struct self_test *s, const struct rule_inputs *in, int n)
+{
+    double *x = s->x[GG];
+    for (int i = 0; i < n; i++) x[i] = exp(in->c->raw ? log_gate(x[i], in->A_log, in->dt) : x[i]);
+}
+
+/* Decays one column of the state: each element by its channel's gate, or by the head's. Returns the
+ * largest decay. A gate of -inf forgets by selection. */
+static double decay(struct self_test *s, const struct rule_inputs *in, int t, int h)
+{
+    double most = 0;
+    for (int x = 0; x < K; x++) {
+        const double alpha = s->x[GG][in->c->channels ? (t * H + h) * K + x : t * H + h];
+        s->S[x] = alpha == 0 ? 0 : alpha * s->S[x];
+        most = fmax(most, alpha);
+    }
+    return most;
+}
+
 /* Returns one token on one column of the state: its output, and what that may err by, in units. */
 static double step(struct self_test *s, const struct rule_inputs *in, int t, int h, int j,
                    double *magnitude)
 {
     const double *k = &s->x[KK][t * K], *q = &s->x[QQ][t * K]; /* H heads read one */
-    const double g0 = s->x[GG][t * H + h], b0 = s->x[BB][t * H + h];
-    const double alpha = exp(in->c->raw ? log_gate(g0, in->A_log, in->dt) : g0);
+    const double v = s->x[VV][(t * H + h) * V + j], b0 = s->x[BB][t * H + h];
     const double beta = in->c->raw ? sigmoid(b0) : b0;
     const double nk = in->c->raw ? hypot(norm_of(k, K), 1e-3) : 1; /* eps is 1e-6 */
     const double nq = in->c->raw ? hypot(norm_of(q, K), 1e-3) : 1;
-    double p = 0, o = 0, kq = 0, old = norm_of(s->S, K);
-    if (isinf(g0)) memset(s->S, 0, sizeof s->S), s->error = old = 0;
+    const double length = norm_of(s->S, K), alpha = decay(s, in, t, h);
+    const double old = alpha == 0 ? 0 : length, carry = alpha == 0 ? 0 : alpha * s->error;
+    double p = 0, o = 0, kq = 0;
     for (int x = 0; x < K; x++) {
         s->k[x] = k[x] / nk, s->q[x] = q[x] / nq / sqrt(K);
         p += s->k[x] * s->S[x], kq += s->k[x] * s->q[x];
     }
-    const double u = beta * (s->x[VV][(t * H + h) * V + j] - alpha * p);
-    const double lk = norm_of(s->k, K), lq = norm_of(s->q, K);
+    const double u = beta * (v - p), lk = norm_of(s->k, K), lq = norm_of(s->q, K);
     for (int x = 0; x < K; x++) {
-        s->S[x] = alpha * s->S[x] + s->k[x] * u;
+        s->S[x] += s->k[x] * u;
         o += s->q[x] * s->S[x];
     }
-    const double local = beta * (fabs(s->x[VV][(t * H + h) * V + j]) + alpha * lk * old);
-    const double carry = alpha * s->error, shrink = fabs(1 - beta * lk * lk);
+    const double local = beta * (fabs(v) + alpha * lk * old);
+    const double shrink = fabs(1 - beta * lk * lk);
     *magnitude =
         lq * (alpha * old + carry) + fabs(kq) * (local + beta * lk * carry) + lk * lq * fabs(u);
     s->error = fmax(1, shrink) * carry + lk * local + alpha * old + lk * fabs(u);
@@ -222,7 +243,16 @@ static double rule_limit(const struct self_test *s, const struct rule_case *c)
                            : c->dtype == GDN_BF16        ? 5 * 0x1p16
                                                          : (c->raw ? 8 : 5) * 0x1p13;
     return 2 * sum + 8 + 2 + (c->decode ? 0 : 32 + 12 + 8) + (c->raw ? 10 : 2) * gates +
-           (c->raw ? 3 * (sum / 2 + 4) + 5 : 0) + factors;
+           (c->raw ? 3 * (sum / 2 + 4) + 5 : 0) + factors +
+           (c->channels && !c->decode ? GDN_CHUNK : 0); /* products of gates */
+}
+
+/* Returns true if a GPU has no kernel for the call. A CPU has all. */
+static bool lacks(struct self_test *s, const struct rule_case *c, const gdn_rule_args *a)
+{
+    return s->ctx->backend == &gdn_cuda_backend &&
+           gdn_supported(s->ctx, c->decode ? GDN_OP_DECODE : GDN_OP_PREFILL, a) ==
+               GDN_E_UNSUPPORTED;
 }
 
 static gdn_status test_rule(struct self_test *s, const struct rule_case *c)
@@ -230,15 +260,19 @@ static gdn_status test_rule(struct self_test *s, const struct rule_case *c)
     static const char *const dtypes[] = { "f32", "bf16", "f16" };
     const int T = c->decode ? T_SHORT : T_LONG;
     struct rule_inputs in = { c, T, -0.5, 0.25 };
-    float A_log[H] = { -0.5f, -0.5f }, dt[H] = { 0.25f, 0.25f };
+    const int channels = c->channels ? K : 1;
+    float A_log[H] = { -0.5f, -0.5f }, dt[H * K];
     gdn_rule_args a = gdn_rule_args_init();
-    snprintf(s->name, sizeof s->name, "%s %s, state %s %s", c->decode ? "decode" : "prefill",
-             dtypes[c->dtype], dtypes[c->state_dtype], c->layout ? "k-first" : "k-last");
+    for (int i = 0; i < H * K; i++) dt[i] = 0.25f;
+    snprintf(s->name, sizeof s->name, "%s %s, state %s %s%s", c->decode ? "decode" : "prefill",
+             dtypes[c->dtype], dtypes[c->state_dtype], c->layout ? "k-first" : "k-last",
+             c->channels ? ", a gate per channel" : "");
     /* So short that the length of a key is near 1 without a norm too. */
     a.q = shaped(draw(s, QQ, c->dtype, T * K, -0.25, 0.25), 4, 1, T, 1, K);
     a.k = shaped(draw(s, KK, c->dtype, T * K, -0.25, 0.25), 4, 1, T, 1, K);
     a.v = shaped(draw(s, VV, c->dtype, T * H * V, -1, 1), 4, 1, T, H, V);
-    a.g = shaped(draw(s, GG, GDN_F32, T * H, -0.5, 0), 3, 1, T, H, 0);
+    a.g = draw(s, GG, GDN_F32, T * H * channels, -0.5, 0);
+    a.g = gdn_dense(a.g.data, GDN_F32, c->channels ? 4 : 3, 1, T, H, K);
     a.beta = shaped(draw(s, BB, GDN_F32, T * H, 0, 1), 3, 1, T, H, 0);
     a.state = shaped(draw(s, SS, c->state_dtype, H * K * V, -1, 1), 4, 1, H, c->layout ? K : V,
                      c->layout ? V : K);
@@ -247,12 +281,14 @@ static gdn_status test_rule(struct self_test *s, const struct rule_case *c)
     if (c->raw) {
         a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
         a.A_log = gdn_dense(A_log, GDN_F32, 1, H, 0, 0, 0);
-        a.dt_bias = gdn_dense(dt, GDN_F32, 1, H, 0, 0, 0);
+        a.dt_bias = gdn_dense(dt, GDN_F32, c->channels ? 2 : 1, H, K, 0, 0);
     } else if (!c->decode) {
-        s->x[GG][FORGETS * H + 1] = -(double)INFINITY;
-        s->stored[GG][FORGETS * H + 1] = -INFINITY;
+        s->x[GG][(FORGETS * H + 1) * channels] = -(double)INFINITY;
+        s->stored[GG][(FORGETS * H + 1) * channels] = -INFINITY;
     }
+    if (c->channels && lacks(s, c, &a)) return GDN_OK;
     TRY(gdn_call_op(s->ctx, c->decode ? GDN_OP_DECODE : GDN_OP_PREFILL, &a));
+    decay_gates(s, &in, T * H * channels);
     for (int h = 0; h < H; h++)
         for (int j = 0; j < V; j++)
             TRY(judge_column(s, &in, rule_limit(s, c), &a.out, &a.state, h, j));
@@ -347,14 +383,18 @@ static gdn_status test_norms(struct self_test *s, int32_t dtype)
 static gdn_status run(struct self_test *s)
 {
     static const struct rule_case cases[] = {
-        { false, false, GDN_F32, GDN_F32, GDN_STATE_VK },
-        { false, true, GDN_BF16, GDN_F16, GDN_STATE_KV },
-        { true, false, GDN_F32, GDN_F32, GDN_STATE_VK },
-        { true, true, GDN_F16, GDN_F32, GDN_STATE_KV },
-        { true, false, GDN_BF16, GDN_BF16, GDN_STATE_VK },
-        { true, true, GDN_F32, GDN_BF16, GDN_STATE_KV },
-        { true, true, GDN_BF16, GDN_F16, GDN_STATE_VK },
-        { true, false, GDN_F16, GDN_F16, GDN_STATE_KV },
+        { .dtype = GDN_F32, .channels = true },
+        { .raw = true, .dtype = GDN_BF16, .layout = GDN_STATE_KV, .channels = true },
+        { .decode = true, .dtype = GDN_BF16, .state_dtype = GDN_BF16, .channels = true },
+        { .decode = true, .raw = true, .layout = GDN_STATE_KV, .channels = true },
+        { false, false, GDN_F32, GDN_F32, GDN_STATE_VK, false },
+        { false, true, GDN_BF16, GDN_F16, GDN_STATE_KV, false },
+        { true, false, GDN_F32, GDN_F32, GDN_STATE_VK, false },
+        { true, true, GDN_F16, GDN_F32, GDN_STATE_KV, false },
+        { true, false, GDN_BF16, GDN_BF16, GDN_STATE_VK, false },
+        { true, true, GDN_F32, GDN_BF16, GDN_STATE_KV, false },
+        { true, true, GDN_BF16, GDN_F16, GDN_STATE_VK, false },
+        { true, false, GDN_F16, GDN_F16, GDN_STATE_KV, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) TRY(test_rule(s, &cases[i]));
     for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++) {

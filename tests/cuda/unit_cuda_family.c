@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fakes: cuda */
 /*
- * Rules beyond Gated DeltaNet (gdn.h, "The family") on a device, whose kernels have one number per
- * token and head: every op refuses them by the name of the tensor, and launches nothing.
+ * Rules beyond Gated DeltaNet (gdn.h, "The family") on a device: ops without kernels for them refuse
+ * them by the name of the tensor, and launch nothing.
  */
 #include <string.h>
 
@@ -134,35 +134,81 @@ static gdn_record_fold_args make_gdn_record_fold(void)
 
 /* ---- Tests --------------------------------------------------------------------------------- */
 
-#define REFUSE_RULE(OP)                                                                            \
-    do {                                                                                           \
-        REFUSE(#OP " g", OP, gdn_rule, "g: a number per channel", a->g = per_channel(N));          \
-        REFUSE(#OP " beta", OP, gdn_rule, "beta: a number per channel", a->beta = per_channel(N)); \
-        REFUSE(#OP " write", OP, gdn_rule, "write_gate: given",                                    \
-               a->write_gate = fresh(4, B, T, H, V));                                              \
-        REFUSE(#OP " updates", OP, gdn_rule, "updates: 2", a->updates = 2,                         \
-               a->k = per_channel(2 * N), a->v = fresh(4, B, 2 * T, H, V),                         \
-               a->beta = fresh(3, B, 2 * T, H, 0));                                                \
-        REFUSE(#OP " A_log", OP, gdn_rule, "A_log: absent", a->gate = GDN_GATE_RAW,                \
-               a->gate_lower_bound = -5);                                                          \
-    } while (0)
-
-static void test_rule(void)
+/* Expects that a call launches kernels. */
+static void runs(const char *what, gdn_op op, const void *args)
 {
-    REFUSE_RULE(PREFILL);
-    REFUSE_RULE(DECODE);
+    const int *launches = &fake->n_calls[FAKE_cuLaunchKernelEx], before = *launches;
+    ring2_status(ctx, what, gdn_run_op(ctx, op, args), GDN_OK);
+    CHECK(*launches > before, "%s: launched nothing", what);
 }
+
+static gdn_rule_args make_kda(void)
+{
+    gdn_rule_args a = make_gdn_rule();
+    a.g = per_channel(N);
+    return a;
+}
+
+/* gdn_decode and gdn_prefill take the family, but not with trees, records and states of 8 bits. */
+static void test_rule(gdn_op op)
+{
+    gdn_rule_args kda = make_kda(), a = kda;
+    runs("KDA", op, &kda);
+    a.beta = per_channel(N), a.write_gate = fresh(4, B, T, H, V), runs("GDN-2", op, &a);
+    a = make_gdn_rule(), a.updates = 2, a.k = per_channel(2 * N), a.v = fresh(4, B, 2 * T, H, V);
+    a.beta = fresh(3, B, 2 * T, H, 0), runs("DeltaProduct", op, &a);
+    a = make_gdn_rule(), a.gate = GDN_GATE_RAW, a.gate_lower_bound = -5, runs("A_log", op, &a);
+    a = kda, a.state.dtype = GDN_I8, a.state_scales = fresh(3, B, H, V, 0);
+    refused("8 bits", op, &kda, &a, "state: 8 bits");
+}
+
+static void test_prefill(void) { test_rule(GDN_OP_PREFILL); }
+
+static void test_decode(void)
+{
+    const gdn_rule_args kda = make_kda();
+    gdn_batch tree = gdn_batch_init(), slots = gdn_batch_init();
+    gdn_rule_args a = kda;
+    test_rule(GDN_OP_DECODE);
+    slots.read_slots = tree.read_slots =
+        gdn_dense((void *)((uintptr_t)1 << 60), GDN_I32, 1, B, 0, 0, 0);
+    slots.write = tree.write = GDN_WRITE_NONE;
+    tree.parents = gdn_dense((void *)((uintptr_t)1 << 61), GDN_I32, 2, B, T, 0, 0);
+    a.batch = &tree;
+    refused("tree", GDN_OP_DECODE, &kda, &a, "parents: given");
+    a.batch = &slots;
+    a.record_k = fresh(4, B, T, H, K), a.record_u = fresh(4, B, T, H, V);
+    a.record_g = fresh(4, B, T, H, K), a.record_count = fresh(1, B, 0, 0, 0);
+    a.record_count.dtype = GDN_I32;
+    refused("record", GDN_OP_DECODE, &kda, &a, "record_k: given");
+}
+
+/* Expects that gradients are computed, by a kernel of that form, of which the log says why. */
+static void takes(const char *what, gdn_prefill_backward_args *a, const char *kernel)
+{
+    ring2_status(ctx, what, gdn_run_op(ctx, GDN_OP_PREFILL_BACKWARD, a), GDN_OK);
+    const char *ran = gdn_last_kernel(ctx);
+    CHECK(strstr(ran, kernel), "%s: \"%s\", wanted %s", what, ran, kernel);
+}
+
+#define TAKES(what, ...)                                               \
+    do {                                                               \
+        gdn_prefill_backward_args valid = make_gdn_prefill_backward(); \
+        gdn_prefill_backward_args *a = &valid;                         \
+        __VA_ARGS__;                                                   \
+        takes(what, a, "gdn_backward_channels_pieces");                \
+    } while (0)
 
 static void test_gradients(void)
 {
-    REFUSE("g", PREFILL_BACKWARD, gdn_prefill_backward, "g: a number per channel",
-           a->g = per_channel(N), a->dg = per_channel(N));
-    REFUSE("beta", PREFILL_BACKWARD, gdn_prefill_backward, "beta: a number per channel",
-           a->beta = per_channel(N));
-    REFUSE("write", PREFILL_BACKWARD, gdn_prefill_backward, "write_gate: given",
-           a->write_gate = fresh(4, B, T, H, V));
-    REFUSE("A_log", PREFILL_BACKWARD, gdn_prefill_backward, "A_log: absent", a->gate = GDN_GATE_RAW,
-           a->gate_lower_bound = -5);
+    gdn_prefill_backward_args plain = make_gdn_prefill_backward();
+    takes("plain", &plain, "gdn_backward_general_chunk");
+    TAKES("g", a->g = per_channel(N), a->dg = per_channel(N));
+    TAKES("beta", a->beta = per_channel(N), a->dbeta = per_channel(N));
+    TAKES("write", a->write_gate = fresh(4, B, T, H, V), a->dwrite_gate = fresh(4, B, T, H, V));
+    TAKES("updates", a->updates = 2, a->k = per_channel(2 * N), a->v = fresh(4, B, 2 * T, H, V),
+          a->beta = fresh(3, B, 2 * T, H, 0));
+    TAKES("A_log", a->gate = GDN_GATE_RAW, a->gate_lower_bound = -5);
 }
 
 static void test_summary(void)
@@ -175,12 +221,16 @@ static void test_summary(void)
 
 static void test_gates(void)
 {
-    REFUSE("gates", GATES, gdn_gates, "dt_bias: [H][K]", a->a = fresh(3, N, H, K, 0),
-           a->g = fresh(3, N, H, K, 0), a->dt_bias = fresh(2, H, K, 0, 0));
-    REFUSE("gradients", GATES_BACKWARD, gdn_gates_backward, "dt_bias: [H][K]",
-           a->a = fresh(3, N, H, K, 0), a->da = fresh(3, N, H, K, 0), a->dg = fresh(3, N, H, K, 0),
-           a->dt_bias = fresh(2, H, K, 0, 0));
-    REFUSE("step", STEP, gdn_step, "a: a number per channel", a->a = per_channel(N));
+    gdn_gates_args g = make_gdn_gates();
+    gdn_gates_backward_args d = make_gdn_gates_backward();
+    g.a = fresh(3, N, H, K, 0), g.g = fresh(3, N, H, K, 0), g.dt_bias = fresh(2, H, K, 0, 0);
+    runs("gates", GDN_OP_GATES, &g);
+    g.A_log.data = NULL, g.gate_lower_bound = -5, runs("A_log", GDN_OP_GATES, &g);
+    d.a = fresh(3, N, H, K, 0), d.da = fresh(3, N, H, K, 0), d.dg = fresh(3, N, H, K, 0);
+    d.dt_bias = fresh(2, H, K, 0, 0);
+    runs("gradients", GDN_OP_GATES_BACKWARD, &d);
+    gdn_step_args s = make_gdn_step();
+    s.a = per_channel(N), s.dt_bias = fresh(2, H, K, 0, 0), runs("step", GDN_OP_STEP, &s);
 }
 
 static void test_records(void)
@@ -194,9 +244,9 @@ static void test_records(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "prefill and decode", test_rule }, { "gradients", test_gradients },
-        { "summary", test_summary },         { "gates and steps", test_gates },
-        { "records", test_records },
+        { "prefill", test_prefill },       { "decode", test_decode },
+        { "gradients", test_gradients },   { "summary", test_summary },
+        { "gates and steps", test_gates }, { "records", test_records },
     };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     fake = driver ? dlsym(driver, "fake_cuda") : NULL;

@@ -5,6 +5,36 @@
 
 #include "fake_ctx.h"
 
+/* ---- The log --------------------------------------------------------------------------------- */
+
+enum { MOST_LINES = 12 };
+struct told {
+    int n;
+    char lines[MOST_LINES][256];
+};
+
+static void tell(void *user, const char *line)
+{
+    struct told *t = user;
+    if (t->n < MOST_LINES) snprintf(t->lines[t->n], sizeof t->lines[0], "%s", line);
+    t->n++;
+}
+
+static void listen(gdn_ctx *ctx, struct told *told)
+{
+    *told = (struct told){ 0 };
+    ctx->options.log = tell;
+    ctx->options.log_user = told;
+}
+
+/* Checks that a line was told. */
+static void expect_line(const struct told *told, const char *line)
+{
+    for (int i = 0; i < told->n && i < MOST_LINES; i++)
+        if (!strcmp(told->lines[i], line)) return;
+    CHECK(false, "no line \"%s\" among %d, the first is \"%s\"", line, told->n, told->lines[0]);
+}
+
 /* ---- A layer --------------------------------------------------------------------------------- */
 
 /* A layer with GDN_EXACT, so without cuBLAS; 4 tokens of each of 3 sequences. What it points to is
@@ -51,14 +81,18 @@ static void test_layer(void)
     gdn_ctx *ctx = hopper_ctx();
     gdn_block_args a = layer_args(memory);
     gdn_batch b = gdn_batch_init();
+    struct told told;
     size_t bytes, keeping;
     if (!ctx) return;
     a.batch = &b;
+    listen(ctx, &told);
     ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_BLOCK, &a, &bytes), GDN_OK);
     CHECK(bytes <= 4 * 12 * (4 * 2 * 16 + 3 * 4 * 24) + 16 * 12 * 4 + 1024, "%zu bytes", bytes);
     a.workspace = (void *)(((uintptr_t)memory + sizeof memory / 2) & ~(uintptr_t)63);
     a.workspace_bytes = bytes;
     ring2_status(ctx, "the first call", gdn_block(ctx, &a), GDN_OK);
+    expect_line(&told, "block: woven rows");
+    expect_line(&told, "block projections: layer_project (cublas: GDN_EXACT is set)");
     memset(fake->n_calls, 0, sizeof fake->n_calls);
     ring2_status(ctx, "the call", gdn_block(ctx, &a), GDN_OK);
     for (int i = 0; i < FAKE_N_CALLS; i++) {
@@ -91,8 +125,10 @@ static void test_far_rows(void)
     static char memory[1 << 20];
     gdn_ctx *ctx = hopper_ctx();
     gdn_block_args a = layer_args(memory);
+    struct told told;
     if (!ctx) return;
     a.flags = 0;
+    listen(ctx, &told);
     a.hidden.data = (void *)((uintptr_t)1 << 44);
     a.out.data = (void *)((uintptr_t)1 << 45);
     a.hidden.stride[1] = a.out.stride[1] = (int64_t)1 << 31;
@@ -101,6 +137,8 @@ static void test_far_rows(void)
     CHECK(strstr(gdn_last_kernel(ctx), "gdn_layer_project") &&
               !strstr(gdn_last_kernel(ctx), "cublas"),
           "%s", gdn_last_kernel(ctx));
+    expect_line(&told, "block projections: layer_project (cublas: a size or stride does not fit 32 "
+                       "bits)");
     gdn_ctx_destroy(ctx);
 }
 
@@ -127,19 +165,6 @@ static gdn_step_args step_args(void)
     return a;
 }
 
-enum { MOST_LINES = 8 };
-struct told {
-    int n;
-    char lines[MOST_LINES][256];
-};
-
-static void tell(void *user, const char *line)
-{
-    struct told *t = user;
-    if (t->n < MOST_LINES) snprintf(t->lines[t->n], sizeof t->lines[0], "%s", line);
-    t->n++;
-}
-
 /* The log gets six lines for equal calls: the workspace, the forms of the step and of its parts,
  * and all kernels. A call that failed has run none. */
 static void test_step(void)
@@ -158,12 +183,11 @@ static void test_step(void)
     };
     enum { N_LINES = sizeof lines / sizeof *lines };
     const gdn_step_args a = step_args();
-    struct told told = { 0 };
+    struct told told;
     char text[512];
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
-    ctx->options.log = tell;
-    ctx->options.log_user = &told;
+    listen(ctx, &told);
     for (int i = 0; i < 3; i++) ring2_status(ctx, "step", gdn_step(ctx, &a), GDN_OK);
     CHECK(told.n == N_LINES, "%d lines", told.n);
     for (int i = 0; i < N_LINES; i++)

@@ -85,7 +85,20 @@ def test_layouts():
     check(text.count("\n  mild") == 2 * 18, text)
 
 
+def test_rules():
+    """Rules of the family are right in float32, and err less in it than in 16 and 8 bits."""
+    for rule in ("kda", "gdn2", "product"):
+        rows = lines("--tokens", "300", "--dim", "32/24", "--rule", rule)
+        check(all(row["rule"] == rule for row in rows), rows[0])
+        for gates in GATES:
+            errors = [row["out_rms_error"] for row in rows
+                      if row["gates"] == gates and row["tokens_per_call"] == 1 and
+                      row["rounding"] == "nearest" and row["state"] in ("f32", "f16", "i8")]
+            check(errors == sorted(errors) and 0 < errors[0] < 1e-6, rule, gates, errors)
+
+
 def test_refused():
+    refused("accuracy", "--rule", "delta", names=["--rule", "delta"])
     refused("accuracy", "--dim", "0", names=["--dim"])
     refused("accuracy", "--dim", "12x", names=["--dim"])
     refused("accuracy", "--dim", "300", names=["--dim"])

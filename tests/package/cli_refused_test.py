@@ -295,7 +295,9 @@ def test_bad_arguments():
         "prefill --seqlens=", "prefill --seqlens 1,,2", "prefill --batch 2", "decode --seqlens 12",
         "prefill --seqlens 99999999999", "decode --batch 0", "decode --seconds nan",
         "decode --layout left", "block --heads 8/4", "decode --isa mmx", "conv --gates all",
-        "prefill --gates weak",
+        "prefill --gates weak", "prefill --rule fly", "conv --rule kda", "block --rule kda",
+        "step --rule gdn2", "prefill --updates 2", "prefill --rule product --updates 9",
+        "prefill --rule kda --exact --state bf16",
     ):
         refused("bench", *args.split())
     refused("run", good, "--isa", "mmx", names=["mmx"])

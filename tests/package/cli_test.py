@@ -606,9 +606,33 @@ def test_bench_of_gates():
         lines = [json.loads(line) for line in out.splitlines()]
         check(status == OK and err == "", name, status, err)
         check([line["gates"] for line in lines] == ["recipe", "none", "model", "strong"], lines)
+    status, out, err = gdn("bench", "prefill", "--gates", "trained", "--heads", "2/4", "--seqlens",
+                           "90", "--dim", "32", "--seconds", "0.02", "--json")
+    check(status == OK and json.loads(out)["gates"] == "trained", out, err)
     status, out, err = gdn("bench", "decode", "--gates", "model", "--heads", "2/4", "--batch", "2",
                            "--seconds", "0.02")
     check(status == OK and "gates model" in out, out, err)
+
+
+def test_bench_of_rules():
+    """The rules of the family are right by the judge, values and gradients; the line names them."""
+    sizes = ("--heads", "2/4", "--dim", "24/40", "--seconds", "0.01", "--json")
+    runs = (("prefill", "--seqlens", "70,3"), ("prefill", "--raw", "--seqlens", "40,20"),
+            ("decode", "--batch", "2", "--tokens", "3", "--layout", "k_first"),
+            ("decode", "--raw", "--pool", "--batch", "2"),
+            ("prefill_backward", "--seqlens", "70,3"))
+    for rule in ("kda", "gdn2", "product"):
+        for run in (*runs, ("step", "--gated", "--batch", "2")) if rule == "kda" else runs:
+            for gates in ("trained", "strong") if run == runs[0] else ("trained",):
+                status, out, err = gdn("bench", *run, *sizes, "--rule", rule, "--gates", gates)
+                check(status == OK and err == "", rule, run, gates, err)
+                line = json.loads(out)
+                check((line["rule"], line["gates"]) == (rule, gates), line)
+                check(0 < line["error"] < 1e-4, line)
+                check(line.get("updates") == (2 if rule == "product" else None), line)
+    status, out, err = gdn("bench", "decode", *sizes[:-1], "--rule", "product", "--updates", "3",
+                           "--batch", "1", "--tokens", "2")
+    check(status == OK and "rule product" in out, out, err)
 
 
 def test_run_all():

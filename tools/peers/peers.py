@@ -105,6 +105,9 @@ def fla(device):
         on_cpu.pretend()
 
 
+fla_family = fla
+
+
 def fla_ranks(device):
     """FLA's context of several ranks, and the rule of gdn; see fla_ranks.py."""
     import fla_ranks as ranks

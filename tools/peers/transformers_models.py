@@ -48,9 +48,10 @@ def never(*_):
 @contextlib.contextmanager
 def functions(of_gdn):
     """The models' functions: gdn's, or transformers' own in torch whatever else is installed."""
-    modules = list(gdn.transformers.modules().values())
-    names = [f.__name__ for f in gdn.transformers._FUNCTIONS]
-    kept = [{name: getattr(module, name) for name in names} for module in modules]
+    models = gdn.transformers.modules()
+    modules = list(models.values())
+    kept = [{f.__name__: getattr(module, f.__name__) for f in gdn.transformers.functions(name)}
+            for name, module in models.items()]
     is_step = by_step._is_step
     if of_gdn:
         gdn.install("transformers")

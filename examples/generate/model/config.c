@@ -5,23 +5,10 @@
 #include <string.h>
 
 #include "program/command_line.h"
+#include "program/json_values.h"
 #include "model/config_keys.h"
 
-static const cJSON *get(const cJSON *json, const char *key)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    return cJSON_IsNull(item) ? NULL : item;
-}
-
 /* ---- Single values --------------------------------------------------------------------------- */
-
-static bool whole_number(const cJSON *item, double min, double max, int64_t *value)
-{
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= min && item->valuedouble <= max))
-        return false;
-    *value = (int64_t)item->valuedouble;
-    return (double)*value == item->valuedouble;
-}
 
 static int read_sizes(struct config *c, const cJSON *json, const char *name)
 {
@@ -41,7 +28,7 @@ static int read_sizes(struct config *c, const cJSON *json, const char *name)
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int64_t n;
-        if (!whole_number(get(json, sizes[i].key), 1, (double)sizes[i].max, &n))
+        if (!json_whole_number(json_get(json, sizes[i].key), 1, (double)sizes[i].max, &n))
             return cli_bad("%s: %s is not a whole number from 1 to %lld", name, sizes[i].key,
                            (long long)sizes[i].max);
         *sizes[i].to = (int32_t)n;
@@ -61,11 +48,11 @@ static int read_widths(struct config *c, const cJSON *json, const char *name)
     };
     int64_t taps = 4;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
-        if (!whole_number(get(json, widths[i].key), 1, 1 << 24, widths[i].to))
+        if (!json_whole_number(json_get(json, widths[i].key), 1, 1 << 24, widths[i].to))
             return cli_bad("%s: %s is not a whole number from 1 to %d", name, widths[i].key,
                            1 << 24);
-    if (get(json, "linear_conv_kernel_dim") &&
-        !whole_number(get(json, "linear_conv_kernel_dim"), 2, 64, &taps))
+    if (json_get(json, "linear_conv_kernel_dim") &&
+        !json_whole_number(json_get(json, "linear_conv_kernel_dim"), 2, 64, &taps))
         return cli_bad("%s: linear_conv_kernel_dim is not a whole number from 2 to 64", name);
     c->taps = (int32_t)taps;
     if (c->n_heads % c->n_kv_heads)
@@ -79,7 +66,7 @@ static int read_widths(struct config *c, const cJSON *json, const char *name)
 static int read_real(const cJSON *json, const char *key, double min, double max, double *value,
                      const char *name)
 {
-    const cJSON *item = get(json, key);
+    const cJSON *item = json_get(json, key);
     if (!item) return CLI_OK;
     if (!cJSON_IsNumber(item) || !(item->valuedouble > min && item->valuedouble <= max))
         return cli_bad("%s: %s is not a number above %g, at most %g", name, key, min, max);
@@ -109,7 +96,7 @@ static int read_rope(struct config *c, const cJSON *json, const char *name)
     c->rope_theta = 10000;
     if (read_rope_values(c, &factor, json, name)) return CLI_BAD;
     for (int i = 0; i < 2; i++) {
-        const cJSON *rope = get(json, objects[i]);
+        const cJSON *rope = json_get(json, objects[i]);
         if (!rope) continue;
         snprintf(full, sizeof full, "%s: %s", name, objects[i]);
         if (json_check_keys(rope, config_rope_keys, full) ||
@@ -126,11 +113,12 @@ static int read_rope(struct config *c, const cJSON *json, const char *name)
 
 static int read_layer_types(struct config *c, const cJSON *json, const char *name)
 {
-    const cJSON *types = get(json, "layer_types"), *type;
+    const cJSON *types = json_get(json, "layer_types"), *type;
     int64_t interval = 4;
     int32_t i = 0;
-    if (get(json, "full_attention_interval") &&
-        !whole_number(get(json, "full_attention_interval"), 1, CONFIG_MAX_LAYERS, &interval))
+    if (json_get(json, "full_attention_interval") &&
+        !json_whole_number(json_get(json, "full_attention_interval"), 1, CONFIG_MAX_LAYERS,
+                           &interval))
         return cli_bad("%s: full_attention_interval is not a whole number from 1 to %d", name,
                        CONFIG_MAX_LAYERS);
     for (; i < c->n_layers; i++) c->is_full[i] = (i + 1) % interval == 0;
@@ -157,8 +145,8 @@ static int read_ends(struct config *c, const cJSON *ends, const char *name)
     if (n > CONFIG_MAX_ENDS)
         return cli_bad("%s: eos_token_id has %d tokens, more than %d", name, n, CONFIG_MAX_ENDS);
     for (int i = 0; i < n; i++)
-        if (!whole_number(cJSON_IsArray(ends) ? cJSON_GetArrayItem(ends, i) : ends, 0, 1 << 24,
-                          &c->ends[i]))
+        if (!json_whole_number(cJSON_IsArray(ends) ? cJSON_GetArrayItem(ends, i) : ends, 0, 1 << 24,
+                               &c->ends[i]))
             return cli_bad("%s: eos_token_id is not a token or a list of tokens", name);
     c->n_ends = n;
     return CLI_OK;
@@ -167,7 +155,7 @@ static int read_ends(struct config *c, const cJSON *ends, const char *name)
 int config_read_generation(struct config *config, const cJSON *json, const char *name)
 {
     if (json_check_keys(json, config_generation_keys, name)) return CLI_BAD;
-    const cJSON *ends = get(json, "eos_token_id");
+    const cJSON *ends = json_get(json, "eos_token_id");
     return ends ? read_ends(config, ends, name) : CLI_OK;
 }
 
@@ -175,8 +163,8 @@ int config_read_generation(struct config *config, const cJSON *json, const char 
 
 static int check_kind(const cJSON *json, const char *name)
 {
-    const char *type = cJSON_GetStringValue(get(json, "model_type"));
-    const cJSON *experts = get(json, "num_experts");
+    const char *type = cJSON_GetStringValue(json_get(json, "model_type"));
+    const cJSON *experts = json_get(json, "num_experts");
     if ((experts && !(cJSON_IsNumber(experts) && experts->valuedouble == 0)) ||
         (type && strstr(type, "_moe")))
         return cli_bad("%s: a mixture of experts (model_type '%.30s', num_experts), which is not "
@@ -185,7 +173,7 @@ static int check_kind(const cJSON *json, const char *name)
     if (!type || (strcmp(type, "qwen3_5_text") && strcmp(type, "qwen3_5")))
         return cli_bad("%s: model_type is '%.30s'; only qwen3_5_text is supported (dense Qwen3.5)",
                        name, type ? type : "absent");
-    if (get(json, "quantization_config"))
+    if (json_get(json, "quantization_config"))
         return cli_bad("%s: quantised weights (quantization_config), which are not supported",
                        name);
     return json_check_keys(json, config_keys, name);
@@ -193,14 +181,15 @@ static int check_kind(const cJSON *json, const char *name)
 
 int config_read(struct config *config, const cJSON *json, const char *name)
 {
-    const cJSON *text = get(json, "text_config"), *tied = get(json, "tie_word_embeddings");
+    const cJSON *text = json_get(json, "text_config"),
+                *tied = json_get(json, "tie_word_embeddings");
     double eps = 1e-6;
     memset(config, 0, sizeof *config);
     if (!cJSON_IsObject(json)) return cli_bad("%s: not an object of JSON", name);
     if (check_kind(json, name)) return CLI_BAD;
     if (text) {
         if (!cJSON_IsObject(text)) return cli_bad("%s: text_config is not an object", name);
-        if (get(text, "tie_word_embeddings")) tied = get(text, "tie_word_embeddings");
+        if (json_get(text, "tie_word_embeddings")) tied = json_get(text, "tie_word_embeddings");
         if (check_kind(text, name)) return CLI_BAD;
     } else {
         text = json;
@@ -211,6 +200,6 @@ int config_read(struct config *config, const cJSON *json, const char *name)
         read_real(text, "rms_norm_eps", 0, 1, &eps, name))
         return CLI_BAD;
     config->eps = (float)eps;
-    const cJSON *ends = get(text, "eos_token_id");
-    return read_ends(config, ends ? ends : get(json, "eos_token_id"), name);
+    const cJSON *ends = json_get(text, "eos_token_id");
+    return read_ends(config, ends ? ends : json_get(json, "eos_token_id"), name);
 }

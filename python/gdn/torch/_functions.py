@@ -45,8 +45,9 @@ def _refuse_pool(state_out, options):
 
 def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, save_every, out,
           options):
-    inputs = q, k, v, g, beta, A_log, dt_bias, state
+    inputs = q, k, v, g, beta, A_log, dt_bias, state, options.get("write_gate")
     if needs_grad(inputs):
+        options.pop("write_gate", None)
         return _gradients.rule(op, inputs, state_out, return_state, save_every, out, options)
     if return_state:
         _refuse_pool(state_out, options)
@@ -66,11 +67,12 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
     The gated delta rule over whole sequences, in chunks.
 
     q [N][Hq][K], k [N][Hk][K], v [N][Hv][V]. g, beta [N][H]: log gates and write strengths, or raw
-    ones with gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, A_log and dt_bias [H]. Every tensor has
-    a dtype of its own: float32, bfloat16 or float16. On a GPU a prefill is fast if q, k, v and out
-    have one dtype. state [P][H][V][K] is read and written in place (state_layout=gdn.STATE_KV for
-    [K][V]), or written to state_out. q and k are normalised with norm=gdn.NORM_L2. scale 0 is
-    1 / sqrt(K). [N] without cu_seqlens is one sequence.
+    ones with gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, A_log and dt_bias [H]. For KDA, GDN-2
+    and DeltaProduct, g and beta [N][H][K], write_gate and updates are as "The family" in gdn.h
+    says. Every tensor has a dtype of its own: float32, bfloat16 or float16. On a GPU a prefill is
+    fast if q, k, v and out have one dtype. state [P][H][V][K] is read and written in place
+    (state_layout=gdn.STATE_KV for [K][V]), or written to state_out. q and k are normalised with
+    norm=gdn.NORM_L2. scale 0 is 1 / sqrt(K). [N] without cu_seqlens is one sequence.
 
     Gradients flow to every tensor. Where one is needed, state [B][H][V][K] is read alone: pass
     write=gdn.WRITE_NONE, or return_state=True. Slots, checkpoints, out and state_out are then
@@ -149,16 +151,17 @@ def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
     The gates of the rule from their raw inputs: g = -exp(A_log) softplus(a + dt_bias) (natural
     logarithm of the decay), beta = sigmoid(b).
 
-    a, b [...][H] float32, bfloat16 or float16; A_log, dt_bias [H]. gate=gdn.GATE_LINEAR gives
-    exp(g), beta_kind=gdn.BETA_TWICE_SIGMOID twice the sigmoid.
+    a, b [...][H] float32, bfloat16 or float16; A_log, dt_bias [H]. With dt_bias [H][K] each key
+    channel has a gate, a is [...][H][K]. gate=gdn.GATE_LINEAR gives exp(g),
+    beta_kind=gdn.BETA_TWICE_SIGMOID twice the sigmoid, gate_lower_bound below 0 the bounded gate.
 
-    Returns g and beta, both [...][H] float32. Gradients flow to every tensor.
+    Returns g like a and beta like b in float32; None for b None. Gradients flow to every tensor.
     """
     if needs_grad((a, b, A_log, dt_bias)):
         return _row_gradients.gates(a, b, A_log, dt_bias, g, beta, options)
     if g is None:
         g = torch.empty(a.shape, dtype=torch.float32, device=a.device)
-    if beta is None:
+    if beta is None and b is not None:
         beta = torch.empty(b.shape, dtype=torch.float32, device=b.device)
     overload("gates", options)(a, b, A_log, dt_bias, g, beta, **options)
     return g, beta

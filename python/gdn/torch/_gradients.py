@@ -11,9 +11,9 @@ from ._autograd import (BATCH, begin, first_order, given, gradient, in_dtypes, n
                         refuse_in_place, refuse_others, rows)
 from ._operators import overload
 
-_INPUTS = "q", "k", "v", "g", "beta", "A_log", "dt_bias", "state"
+_INPUTS = "q", "k", "v", "g", "beta", "A_log", "dt_bias", "state", "write_gate"
 _NUMBERS = ("gate", "beta_kind", "head_map", "state_layout", "norm", "norm_eps", "scale",
-            "gate_lower_bound")
+            "gate_lower_bound", "updates")
 _FORWARD = "flags", "max_seqlen"  # of the forward call alone, but for
 BOTH_WAYS = gdn.BATCH_INVARIANT | gdn.NO_EARLY_STOP | gdn.ZERO_AS_GIVEN
 
@@ -55,15 +55,15 @@ def _checkpoints(q, v, every, options):
 
 
 def rule_gradients(inputs, is_needed, dout, dstate_out, options):
-    """The gradients of the inputs (q, k, v, g, beta, A_log, dt_bias, state) that are needed, each
-    in the dtype of its input; None for the others."""
+    """The gradients of the inputs (q, k, v, g, beta, A_log, dt_bias, state, and write_gate unless
+    left out) that are needed, each in the dtype of its input; None for the others."""
     gradients = [gradient(x, needed, x.dtype if i < 3 else torch.float32)
                  if x is not None else None for i, (x, needed) in enumerate(zip(inputs, is_needed))]
     options = {**options, **given(["d" + name for name in _INPUTS], gradients)}
     if dstate_out is not None:
         options["dstate_out"] = dstate_out.contiguous()
-    overload("prefill_backward", options)(**dict(zip(_INPUTS, inputs)), dout=dout.contiguous(),
-                                          **options)
+    options.update(given(_INPUTS, inputs))
+    overload("prefill_backward", options)(dout=dout.contiguous(), **options)
     return in_dtypes(gradients, inputs)
 
 
@@ -72,7 +72,7 @@ class _Rule(torch.autograd.Function):
     def forward(op, return_state, save_every, forward_numbers, rule_numbers, cu_seqlens,
                 token_start, token_count, *inputs):
         q, v, state = inputs[0], inputs[2], inputs[7]
-        options = given(BATCH, (cu_seqlens, token_start, token_count))
+        options = given((*BATCH, *_INPUTS[8:]), (cu_seqlens, token_start, token_count, *inputs[8:]))
         options.update(zip(_NUMBERS, rule_numbers))
         final = final_state(q, v, state, options) if return_state else None
         options.update(zip(_FORWARD, forward_numbers))
@@ -83,7 +83,7 @@ class _Rule(torch.autograd.Function):
         elif state is not None:
             options["write"] = gdn.WRITE_NONE
         out = rows(q, (*q.shape[:-2], max(q.shape[-2], v.shape[-2]), v.shape[-1]), options)
-        overload(op, options)(*inputs, out=out, **options)
+        overload(op, options)(*inputs[:8], out=out, **options)
         return out, final, saved.get("checkpoints")
 
     @staticmethod

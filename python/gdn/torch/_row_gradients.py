@@ -41,7 +41,7 @@ class _Gates(torch.autograd.Function):
     @staticmethod
     def forward(gate_numbers, *inputs):
         options = dict(zip(_GATE_NUMBERS, gate_numbers))
-        g, beta = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in inputs[:2])
+        g, beta = (gradient(x, x is not None) for x in inputs[:2])
         overload("gates", options)(*inputs, g, beta, **options)
         return g, beta
 
@@ -55,6 +55,7 @@ class _Gates(torch.autograd.Function):
     def backward(ctx, saved, dg, dbeta):
         inputs = saved
         gradients = [gradient(x, needed, x.dtype if i < 2 else torch.float32)
+                     if x is not None else None
                      for i, (x, needed) in enumerate(zip(inputs, ctx.needs_input_grad[1:]))]
         options = dict(zip(_GATE_NUMBERS, ctx.numbers))
         options.update(given(("a", "b", "A_log", "dt_bias"), inputs))

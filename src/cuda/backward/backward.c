@@ -5,170 +5,16 @@
 
 #include "calls/backward.h"
 #include "calls/op_backends.h"
+#include "cuda/backward/channels/channels.h"
 #include "cuda/backward/select.h"
+#include "cuda/backward/windows.h"
 #include "cuda/decode/decode.h"
 #include "cuda/driver/contents.h"
 #include "cuda/prefill/prefill.h"
 
-/* STRIP: columns of a state in a block (stages.cuh). LEAST_CHUNKS: the least chunks of a sequence
- * in a window. MOST_WINDOWS: a window is several launches. For tensor cores: DEEP is the most of K
- * and V at a time, WINDOW_BYTES the memory of a window, LEAST_WINDOW the chunks that it has even if
- * memory has fewer, FEW the most sequences for which windows without work cost less than idle
- * multiprocessors. */
-enum {
-    STRIP = 32,
-    LEAST_CHUNKS = 8,
-    MOST_WINDOWS = 32,
-    DEEP = 128,
-    WINDOW_BYTES = 640 << 20,
-    LEAST_WINDOW = 128,
-    FEW = 16,
-    TILE = GDN_CU_BACKWARD_TILE
-};
-
-static int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
-
-static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* Returns true if states before windows are, or may be, checkpoints of the caller. */
-static bool has_checkpoints(const struct gdn_cu_backward *a)
-{
-    return a->rule.batch.checkpoint_pool >= 0;
-}
-
-/* Returns how many chunks a window should have on tensor cores. */
-static int64_t chunks_in_memory(const struct gdn_cu_backward *a)
-{
-    const struct gdn_cu_rule *r = &a->rule;
-    return max_of(LEAST_WINDOW,
-                  WINDOW_BYTES / ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
-}
-
-/* Returns what a test wants (sm90/cache.h), else 0. */
-static int64_t of_tests(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
-{
-    return a->n_blocks ? ctx->cuda->sm90->window_chunks : 0;
-}
-
-/* Returns how many chunks a window of one sequence should have, out of `most`. */
-static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t most)
-{
-    const int64_t wanted = of_tests(ctx, a);
-    if (!a->n_blocks) return max_of(LEAST_CHUNKS, ceil_of(most, MOST_WINDOWS));
-    if (wanted > 0) return wanted;
-    return max_of(LEAST_CHUNKS, chunks_in_memory(a) / max_of(a->n_parts, 1));
-}
-
-/* Returns the numbers of the chunks of a batch (backward.cuh), at most. */
-static int64_t count_numbers(const struct gdn_cu_batch *b)
-{
-    const int64_t C = GDN_CU_BACKWARD_CHUNK;
-    return b->cu_seqlens.data ? b->N / C + b->B : b->B * ceil_of(b->T, C);
-}
-
-/* Returns the chunks between checkpoints of the caller; 1: there are none. */
-static int64_t chunks_between(const struct gdn_cu_backward *a)
-{
-    return has_checkpoints(a) ? a->rule.batch.checkpoint_every / GDN_CU_BACKWARD_CHUNK : 1;
-}
-
-/*
- * Returns how many chunks windows through a packed batch should have; 0: windows should be those of
- * each sequence, as a has them. Lengths are on the device alone, so these are as many as one
- * sequence of all tokens has, and most find little work. Those through the batch are full, but may
- * have one sequence alone. Its heads, and those of as many as begin there on average, have four
- * blocks each: these should be enough for all multiprocessors, unless B is large.
- */
-static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
-{
-    const int64_t B = a->rule.batch.B, numbers = count_numbers(&a->rule.batch);
-    const int64_t wanted = of_tests(ctx, a);
-    if (wanted < 0 && !a->cut.units) return -wanted;
-    if (a->n_chunks > numbers) return numbers;
-    if (!a->n_blocks || a->cut.units || a->n_windows < 2 || wanted || B < 1) return 0;
-    const int64_t n = chunks_in_memory(a);
-    return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
-}
-
-/* The same for a padded batch: through it if a window has whole sequences, but not all of them. */
-static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
-{
-    const struct gdn_cu_batch *b = &a->rule.batch;
-    const int64_t each = ceil_of(b->T, GDN_CU_BACKWARD_CHUNK), wanted = of_tests(ctx, a);
-    if (!a->n_blocks || a->cut.units || wanted > 0 || each < 1) return 0;
-    const int64_t rows = (wanted ? -wanted : chunks_in_memory(a)) / each;
-    return rows < 1 || rows >= b->B ? 0 : rows * each;
-}
-
-/* Cuts a batch into windows through it, of at most n chunks each. The plan on the device makes a
- * window two thirds full or fuller (plan.cuh). */
-static void cut_through(struct gdn_cu_backward *a, int64_t n)
-{
-    const struct gdn_cu_batch *b = &a->rule.batch;
-    const int64_t numbers = count_numbers(b), every = chunks_between(a);
-    const bool packed = b->cu_seqlens.data != NULL;
-    const int64_t full = packed && every <= n ? n - n % every : n;
-    a->window_chunks = 0;
-    a->n_chunks = n < numbers ? n : numbers;
-    a->n_windows = packed && b->B > 1 ? ceil_of(3 * numbers, 2 * n) + 1 : ceil_of(numbers, full);
-    if (n >= numbers) a->n_windows = 1;
-    if (a->n_windows > 1 && a->n_parts > n) a->n_parts = n;
-}
-
-static bool goes_through(const struct gdn_cu_backward *a)
-{
-    return !a->window_chunks && a->n_windows > 1;
-}
-
-/* Returns true if some sequence may go on from a window to the next. */
-static bool has_states_between(const struct gdn_cu_backward *a)
-{
-    return a->n_windows > 1 && (a->window_chunks || a->rule.batch.cu_seqlens.data);
-}
-
-/* Cuts sequences or parts of `most` chunks into windows of n chunks of each. */
-static void cut_each(struct gdn_cu_backward *a, int64_t most, int64_t n)
-{
-    a->window_chunks = n;
-    a->n_chunks = a->n_parts * n;
-    a->n_windows = most ? ceil_of(most, n) : 1;
-}
-
-/* Lets windows begin at checkpoints of the caller, if these are close enough. A window through the
- * batch leaves out at most a third. */
-static void cut_at_checkpoints(struct gdn_cu_backward *a, int64_t most)
-{
-    struct gdn_cu_batch *b = &a->rule.batch;
-    const int64_t every = chunks_between(a), n = a->window_chunks;
-    if (!has_checkpoints(a)) return;
-    if (!has_states_between(a) || (n ? every > n : 3 * every > a->n_chunks)) {
-        b->checkpoint_pool = -1;
-        return;
-    }
-    a->starts_every = (int32_t)b->checkpoint_every;
-    if (n) cut_each(a, most, n - n % every);
-}
-
-/*
- * Cuts sequences, or parts of them (parts.cuh), into windows of window_chunks chunks of
- * each, or a batch into windows through it (backward.cuh): on tensor cores, where
- * chunks_through_...() say so, and one window if the tensors have fewer chunks than windows of each
- * sequence would.
- */
-static void cut_windows(const gdn_ctx *ctx, struct gdn_cu_backward *a)
-{
-    const struct gdn_cu_batch *b = &a->rule.batch;
-    const bool packed = b->cu_seqlens.data != NULL;
-    int64_t most = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
-    if (a->cut.units && most > a->cut.each / GDN_CU_BACKWARD_CHUNK)
-        most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
-    a->n_parts = b->B + a->cut.units;
-    const int64_t wanted = wanted_chunks(ctx, a, most);
-    cut_each(a, most, wanted < most ? wanted : max_of(most, 1));
-    const int64_t n = packed ? chunks_through_packed(ctx, a) : chunks_through_padded(ctx, a);
-    if (n) cut_through(a, n);
-    cut_at_checkpoints(a, most);
-}
+/* STRIP: columns of a state in a block (stages.cuh). For tensor cores: DEEP is the most of K and V
+ * at a time, LEAST_WINDOW the chunks that a window has even if memory has fewer. */
+enum { STRIP = 32, DEEP = 128, LEAST_WINDOW = 128, TILE = GDN_CU_BACKWARD_TILE };
 
 /* Returns the rows of all chunks' tokens in memory: n_heads heads of n numbers. */
 static struct gdn_rows chunk_rows(int64_t n_heads, int64_t n)
@@ -192,27 +38,6 @@ static bool is_wide(const struct gdn_cu_backward *a) { return is_deep(a) || a->r
 
 static bool is_portable(const struct gdn_cu_backward *a) { return a->walk_bytes != 0; }
 
-/* Returns how many states before windows memory has: at most one sequence goes on from a window
- * through the batch. */
-static int64_t n_starts(const struct gdn_cu_backward *a)
-{
-    if (!has_states_between(a) || has_checkpoints(a)) return 0;
-    return goes_through(a) ? a->n_windows : a->n_parts * a->n_windows;
-}
-
-/* Returns how many gradients of states before windows memory has. */
-static int64_t n_carried(const struct gdn_cu_backward *a)
-{
-    if (!has_states_between(a)) return 0;
-    return goes_through(a) ? 2 : a->n_parts;
-}
-
-/* Returns the entries of the plan (plan.cuh). */
-static int64_t n_planned(const struct gdn_cu_backward *a)
-{
-    return goes_through(a) ? 2 * (a->n_windows + 1) + 2 * a->rule.batch.B + 1 + a->n_windows : 0;
-}
-
 /* Returns the call of gdn_prefill's kernels that computes the states before each window. */
 static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
 {
@@ -224,9 +49,9 @@ static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
     r.checkpoints = a->starts;
     r.batch.read_pool = r.from.data ? r.batch.B : -1;
     r.batch.write_pool = -1;
-    r.batch.checkpoint_pool = r.batch.n_checkpoints = n_starts(a);
+    r.batch.checkpoint_pool = r.batch.n_checkpoints = gdn_windows_starts(a);
     r.batch.checkpoint_every = a->window_chunks * GDN_CU_BACKWARD_CHUNK;
-    if (!goes_through(a)) return r;
+    if (!gdn_windows_go_through(a)) return r;
     const int64_t W = a->n_windows, starts = 2 * (W + 1), positions = starts + r.batch.B + 1;
     const struct gdn_cu_array list = { .data = a->plan, .stride = { 1, 0 }, .dtype = GDN_I64 };
     r.batch.checkpoint_starts = r.batch.checkpoint_positions = r.batch.token_count = list;
@@ -286,11 +111,11 @@ static struct gdn_cuda_cut_options options_of(const struct gdn_backward_call *c)
 static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                            struct gdn_cu_backward *a)
 {
-    if (has_checkpoints(a)) return;
+    if (gdn_windows_have_checkpoints(a)) return;
     const struct gdn_cu_rule first = first_pass(a);
     a->starts.k_first = false;
     a->starts.ld = a->rule.K;
-    if (!has_states_between(a) || options.whole || is_portable(a) ||
+    if (!gdn_windows_have_states(a) || options.whole || is_portable(a) ||
         gdn_cuda_prefill_sm90_why_not(ctx, &first))
         return;
     a->starts_every = (int32_t)(max_of(a->window_chunks, 1) * GDN_CU_BACKWARD_CHUNK);
@@ -298,7 +123,7 @@ static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options optio
 
 static bool is_by_prefill(const struct gdn_cu_backward *a)
 {
-    return a->starts_every && !has_checkpoints(a);
+    return a->starts_every && !gdn_windows_have_checkpoints(a);
 }
 
 /* Finds the bytes of what memory has of a chunk: tiles of 64 keys or columns. */
@@ -340,7 +165,8 @@ static void size_portable(const gdn_ctx *ctx, struct gdn_cu_backward *a)
                                                          : GDN_CU_PORTABLE_HEADS_LEAST;
 }
 
-static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c)
+/* Returns what the arguments of every form have. */
+static struct gdn_cu_backward base_of(const struct gdn_backward_call *c)
 {
     const struct gdn_backward *w = &c->work;
     const gdn_prefill_backward_args *args = &c->args;
@@ -363,11 +189,20 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     };
     gdn_cuda_fill_rule(&a.rule, r, &args->A_log, &args->dt_bias, &c->plan, &c->tokens, &c->pools);
     a.rule.to = w->dstate;
+    return a;
+}
+
+/* Returns the arguments of Gated DeltaNet's forms. */
+static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c,
+                                      const struct gdn_cu_backward *base)
+{
+    const struct gdn_rule *r = &c->work.rule;
+    const enum gdn_backward_form form = gdn_cuda_backward_form(ctx, base);
+    struct gdn_cu_backward a = *base;
     a.rule.q = chunk_rows(r->Hq, r->K), a.rule.k = chunk_rows(r->Hk, r->K);
     a.u = a.z = chunk_rows(r->H, r->V);
     a.head_dq = a.head_dk = chunk_rows(r->H, r->K);
     a.starts = a.carry = a.S = a.J = states(&a.rule);
-    const enum gdn_backward_form form = gdn_cuda_backward_form(ctx, &a);
     if (form != GDN_BACKWARD_GENERAL) {
         a.n_blocks = ctx->cuda->sm_count;
         a.walk_bytes = form == GDN_BACKWARD_PORTABLE ? GDN_CU_PORTABLE_WALK_LEAST : 0;
@@ -379,12 +214,12 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
         if (wants_state_alone(&a)) cut_walk(ctx, options_of(c), &a);
     }
     if (options_of(c).whole) a.rule.batch.checkpoint_pool = -1;
-    cut_windows(ctx, &a);
-    if (has_checkpoints(&a)) a.starts = w->checkpoints;
+    gdn_windows_cut(ctx, &a, LEAST_WINDOW);
+    if (gdn_windows_have_checkpoints(&a)) a.starts = c->work.checkpoints;
     if (!a.n_blocks) return a;
-    const int64_t n_rows = goes_through(&a)
-                               ? ceil_of(a.rule.batch.B * a.n_chunks, count_numbers(&a.rule.batch))
-                               : a.rule.batch.B;
+    const int64_t n_rows = gdn_windows_go_through(&a) ? ceil_of(a.rule.batch.B * a.n_chunks,
+                                                                gdn_windows_numbers(&a.rule.batch))
+                                                      : a.rule.batch.B;
     const int64_t n_heads = (a.cut.units ? a.cut.units : n_rows) * a.rule.H;
     a.n_strips = find_strips(&a, n_heads);
     if (is_portable(&a)) size_portable(ctx, &a);
@@ -414,9 +249,9 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     const size_t chunks = (size_t)a->n_chunks, H = (size_t)r->H;
     const size_t rows = 4 * chunks * GDN_CU_BACKWARD_CHUNK, state = 4 * (size_t)a->S.slot;
     const size_t K = (size_t)r->K, V = (size_t)r->V;
-    const size_t starts = all * (size_t)n_starts(a) * state;
-    const size_t between = (size_t)n_carried(a) * state;
-    void *const checkpoints = has_checkpoints(a) ? a->starts.data : NULL;
+    const size_t starts = all * (size_t)gdn_windows_starts(a) * state;
+    const size_t between = (size_t)gdn_windows_carried(a) * state;
+    void *const checkpoints = gdn_windows_have_checkpoints(a) ? a->starts.data : NULL;
     const struct gdn_room rooms[] = {
         { &a->rule.q.data, rows * (size_t)r->Hq * K },
         { &a->rule.k.data, rows * (size_t)r->Hk * K },
@@ -434,7 +269,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
         { &a->records, chunks * H * (size_t)a->record_bytes },
         { &a->keys, chunks * (size_t)r->Hk * (size_t)a->key_bytes },
         { &a->places, chunks * sizeof *a->places },
-        { &a->plan, (size_t)n_planned(a) * sizeof *a->plan },
+        { &a->plan, (size_t)gdn_windows_planned(a) * sizeof *a->plan },
         { &a->carry.data, between },
         { &a->starts.data, starts },
         { &a->scratch, scratch_bytes(ctx, options, a) },
@@ -445,7 +280,7 @@ static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                     : gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
     if (checkpoints) a->starts.data = checkpoints;
     if (!has_sums(a)) a->sums = NULL;
-    if (!goes_through(a)) a->plan = NULL;
+    if (!gdn_windows_go_through(a)) a->plan = NULL;
     if (memory && a->cut.first) walk_bytes(ctx, options, a, a->scratch);
     if (memory && a->n_blocks) a->J.data = (char *)a->cut.states;
     return bytes;
@@ -654,7 +489,7 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
         const struct gdn_cuda_chunks how = { .memory = a->scratch, .options = options };
         TRY(gdn_cuda_prefill_sm90(ctx, &first, &how, &ran, stream));
     }
-    const int64_t n_first = has_states_between(a) && !a->starts_every ? a->n_windows - 1 : 0;
+    const int64_t n_first = gdn_windows_have_states(a) && !a->starts_every ? a->n_windows - 1 : 0;
     for (int64_t i = 0; i < n_first; i++) TRY(launch_window(ctx, a, i, false, stream));
     for (int64_t i = a->n_windows - 1; i >= 0; i--) TRY(launch_window(ctx, a, i, true, stream));
     if (has_rest(a)) {
@@ -674,20 +509,20 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_backward_call *c = call;
     struct gdn_cu_backward *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
-    TRY(gdn_cuda_check_family(ctx, &c->work.rule, "g", &c->args.A_log));
-    *args = args_of(ctx, c);
+    const struct gdn_cu_backward base = base_of(c);
+    if (gdn_cuda_backward_form(ctx, &base) == GDN_BACKWARD_CHANNELS) {
+        gdn_cuda_channels_plan(ctx, c, &base);
+        return GDN_OK;
+    }
+    *args = args_of(ctx, c, &base);
     struct gdn_cu_backward copy = *args;
     c->base.bytes = lay_out(ctx, options_of(c), &copy, NULL);
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c,
+                          struct gdn_cu_backward *args, void *memory)
 {
-    const struct gdn_backward_call *c = call;
-    struct gdn_cu_backward *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
-    const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
-    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
-    gdn_cuda_backward_log(ctx, args);
     lay_out(ctx, options_of(c), args, memory);
     if (args->n_blocks && !is_portable(args)) {
         const struct gdn_cu_rule *r = &args->rule;
@@ -697,6 +532,18 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
                               &args->dout_map));
     }
     return launch_all(ctx, options_of(c), args, c->base.stream);
+}
+
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_backward_call *c = call;
+    struct gdn_cu_backward *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
+    const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
+    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
+    gdn_cuda_backward_log(ctx, args);
+    return gdn_cuda_backward_form(ctx, args) == GDN_BACKWARD_CHANNELS
+               ? gdn_cuda_channels_run(ctx, c, memory)
+               : run_gdn(ctx, c, args, memory);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill_backward = { plan, run };

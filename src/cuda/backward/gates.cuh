@@ -12,10 +12,10 @@ struct gate_gradient {
 
 /* Returns the gradient of a raw gate: with x = a + dt_bias, log alpha is -A softplus(x), or bound
  * sigmoid(A x). */
-GDN_DEVICE struct gate_gradient through_raw(const struct gdn_cu_rule &r, int head, float given,
-                                            float dg)
+GDN_DEVICE struct gate_gradient through_raw(const struct gdn_cu_rule &r, int head, float dt_bias,
+                                            float given, float dg)
 {
-    const float x = given + load_vector(r.dt_bias, head, 0);
+    const float x = given + dt_bias;
     const float A = expf(load_vector(r.A_log, head, 0));
     float slope = -A * sigmoid(x), by_A = -A * softplus(x);
     if (r.bound < 0) {
@@ -32,7 +32,7 @@ GDN_DEVICE struct gate_gradient through_gate(const struct gdn_cu_rule &r,
     if (!r.g.data || r.gate == GDN_GATE_LOG || dg == 0) return { dg, 0, 0 };
     const float given = load_float(row_at(r.g, c.seq, c.t0 + t, head), 0, r.g.dtype);
     if (r.gate == GDN_GATE_LINEAR) return { dg / given, 0, 0 };
-    return through_raw(r, head, given, dg);
+    return through_raw(r, head, load_vector(r.dt_bias, head, 0), given, dg);
 }
 
 GDN_DEVICE float through_beta(const struct gdn_cu_rule &r, const struct stage_chunk &c, int t,

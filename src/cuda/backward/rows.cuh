@@ -148,20 +148,29 @@ GDN_DEVICE void zero_row(const struct gdn_rows &rows, const struct gdn_cu_seq &t
         store_float(row_at(rows, token, 0, i / D), i % D, rows.dtype, 0);
 }
 
-GDN_DEVICE void backward_rest(const struct gdn_cu_backward &a)
+/* Returns the token of a warp, in the row of its tensors; row -1: it counts, or there is none. */
+GDN_DEVICE struct gdn_cu_seq masked_token(const struct gdn_cu_backward &a)
 {
-    const struct gdn_cu_rule &r = a.rule;
-    const struct gdn_cu_batch &b = r.batch;
+    const struct gdn_cu_batch &b = a.rule.batch;
     const int64_t number = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / 32;
-    struct gdn_cu_seq token = {};
-    if (number >= a.n_tokens) return;
+    struct gdn_cu_seq token = {}, none = {};
+    none.row = -1;
+    if (number >= a.n_tokens) return none;
     token.batch = b.padded ? number / b.T : 0;
     token.first = b.padded ? number % b.T : number;
     const int64_t row = b.padded ? token.batch : find_sequence(b, number);
     if (row >= 0) {
         const struct gdn_cu_seq s = range_of(b, row);
-        if (token.first >= s.first && token.first < s.first + s.n_valid) return;
+        if (token.first >= s.first && token.first < s.first + s.n_valid) return none;
     }
+    return token;
+}
+
+GDN_DEVICE void backward_rest(const struct gdn_cu_backward &a)
+{
+    const struct gdn_cu_rule &r = a.rule;
+    const struct gdn_cu_seq token = masked_token(a);
+    if (token.row < 0) return;
     zero_row(a.dq, token, r.Hq, r.K), zero_row(a.dk, token, r.Hk, r.K);
     zero_row(a.dv, token, r.Hv, r.V);
     zero_row(a.dg, token, r.H, 1), zero_row(a.dbeta, token, r.H, 1);

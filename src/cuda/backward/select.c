@@ -48,8 +48,20 @@ static const char *why_not_portable(const gdn_ctx *ctx, const struct gdn_cu_back
     return ctx->cuda->shared_most < GDN_CU_PORTABLE_WALK_LEAST ? "too little shared memory" : NULL;
 }
 
+/* Returns what of the family the forms of Gated DeltaNet do not take; NULL: nothing. */
+static const char *why_not_gdn(const struct gdn_cu_backward *a)
+{
+    const struct gdn_family *f = &a->rule.family;
+    if (f->g_rows) return "g has a number per channel";
+    if (f->beta_rows) return "beta has a number per channel";
+    if (f->write.data) return "there is a write gate";
+    if (f->is) return "a token has several updates";
+    return a->rule.gate == GDN_GATE_RAW && !a->rule.A_log.data ? "A_log is absent" : NULL;
+}
+
 enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
+    if (why_not_gdn(a)) return GDN_BACKWARD_CHANNELS;
     if (why_not_tiles(a)) return GDN_BACKWARD_GENERAL;
     if (!why_not_sm90(ctx, a)) return GDN_BACKWARD_SM90;
     return why_not_portable(ctx, a) ? GDN_BACKWARD_GENERAL : GDN_BACKWARD_PORTABLE;
@@ -57,9 +69,10 @@ enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct g
 
 void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
-    const char *tiles = why_not_tiles(a);
+    const char *gdn = why_not_gdn(a), *tiles = gdn ? gdn : why_not_tiles(a);
     const struct gdn_cuda_form list[] = { { "sm90", tiles ? tiles : why_not_sm90(ctx, a) },
                                           { "portable", tiles ? tiles : why_not_portable(ctx, a) },
-                                          { "general", NULL } };
+                                          { "general", gdn },
+                                          { "channels", NULL } };
     gdn_cuda_log_forms(ctx, GDN_CUDA_GRADIENTS_CHOICE, "prefill_backward", list);
 }

@@ -6,8 +6,13 @@
 #include "cuda/backward/args.h"
 #include "cuda/driver/launch.h"
 
-/* Hopper's products; mma.sync; float32. */
-enum gdn_backward_form { GDN_BACKWARD_SM90, GDN_BACKWARD_PORTABLE, GDN_BACKWARD_GENERAL };
+/* Hopper's products; mma.sync; float32; float32 for the family. */
+enum gdn_backward_form {
+    GDN_BACKWARD_SM90,
+    GDN_BACKWARD_PORTABLE,
+    GDN_BACKWARD_GENERAL,
+    GDN_BACKWARD_CHANNELS
+};
 
 enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
 

@@ -11,7 +11,7 @@ struct gdn_cu_decode {
     int32_t n_parts;  /* blocks of a state */
     int32_t rounding; /* the dtype of the state after each token; GDN_F32: as it is */
     int32_t simple;   /* nothing in the batch but cu_seqlens and slots */
-    int32_t pad;
+    int32_t wide;     /* GDN_CU_WIDE_... */
 };
 GDN_CU_SIZE(gdn_cu_decode, 1336 + 4 * 4);
 
@@ -132,12 +132,10 @@ struct gdn_cu_walk {
     int64_t block_bytes;
     int64_t n_pieces;    /* of work: parts of all states of all sequences */
     int64_t most_tokens; /* of a tree */
-    int32_t wide;        /* GDN_CU_WIDE_... */
     int32_t fold;        /* there are no tokens: the record goes into the state */
     int32_t n_levels;    /* of a tree: states that have a place in memory */
-    int32_t pad;
 };
-GDN_CU_SIZE(gdn_cu_walk, 1352 + 4 * 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_walk, 1352 + 4 * 8 + 2 * 4);
 
 /* gdn_record_commit; gdn_record_fold, of which n_accepted is absent. */
 struct gdn_cu_record {

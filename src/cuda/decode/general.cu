@@ -4,5 +4,5 @@
 
 #define GDN_IMAGE_decode_general GDN_THIS_IMAGE
 #define GDN_KERNEL_decode_general(threads, shared, layout, KC) \
-    DECODE_KERNEL(threads, gdn_decode_general_##layout##_##KC, tile_##layout, KC)
+    DECODE_KERNEL(threads, 2, gdn_decode_general_##layout##_##KC, tile_##layout<KC>, KC)
 #include "cuda/driver/kernels.cuh"

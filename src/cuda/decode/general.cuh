@@ -7,7 +7,8 @@
  *     S <- S + k u^T
  *
  * A block of 128 threads has 32 columns of one state of one sequence, all of K, in registers for
- * the whole call: read once, element by element, and written where the caller wants it. What the
+ * the whole call: read once and written where the caller wants it, in chunks of four elements if they
+ * are whole and aligned (a.wide), else element by element. What the
  * tokens need comes beside it in windows (general_tokens.cuh), so that a pass over the state is one
  * token's decay, sums and update.
  */
@@ -16,10 +17,11 @@
 
 #include "cuda/decode/args.h"
 #include "cuda/decode/general_tile.cuh"
+#include "cuda/device/q8.cuh"
 
-template <class Tile, int KC> struct decode_shared {
+template <class Tile, int KC, int n_windows = 2> struct decode_shared {
     struct decode_work work;
-    struct decode_window<KC> windows[2];
+    typename Tile::Window windows[n_windows];
     typename Tile::shared tile;
 };
 
@@ -30,31 +32,40 @@ struct decode_place {
     char *data;
     int32_t dtype;
     int rows, columns;             /* where they end */
-    int64_t row_step, column_step; /* in elements */
+    int64_t row_step, column_step; /* in bytes */
+    bool wide;                     /* whole, aligned chunks */
 };
 
+/* wide: GDN_CU_WIDE_... of the pool if it is. The steps come from what the compiler does not know:
+ * otherwise it keeps the places of all chunks of all pools in registers, from the start on. */
 template <class Tile>
-GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struct decode_work &w,
-                                        const struct gdn_pool_view &view, int64_t slot, int bytes)
+GDN_DEVICE struct decode_place place_of(const struct gdn_cu_decode &a, const struct decode_work &w,
+                                        const struct gdn_pool_view &view, int64_t slot, int wide)
 {
     const bool turned = view.k_first != Tile::K_FIRST;
-    const int64_t step = 1 + view.gap;
+    const int bytes = opaque(state_bytes(view.dtype));
+    const int64_t ld = view.ld * bytes, step = (1 + view.gap) * bytes;
     struct decode_place p;
     p.dtype = view.dtype;
-    p.rows = Tile::K_FIRST ? r.K : w.n_columns;
-    p.columns = Tile::K_FIRST ? w.n_columns : r.K;
-    p.row_step = turned ? step : view.ld;
-    p.column_step = turned ? view.ld : step;
-    p.data = view.data + (pool_at(view, slot, w.head) +
-                          w.column * (Tile::K_FIRST ? p.column_step : p.row_step)) *
-                             bytes;
+    p.rows = Tile::K_FIRST ? a.rule.K : w.n_columns;
+    p.columns = Tile::K_FIRST ? w.n_columns : a.rule.K;
+    p.row_step = turned ? step : ld;
+    p.column_step = turned ? ld : step;
+    p.data = view.data + pool_at(view, slot, w.head) * bytes +
+             w.column * (Tile::K_FIRST ? p.column_step : p.row_step);
+    p.wide = a.wide & wide;
     return p;
 }
-template <class Tile>
-GDN_DEVICE struct decode_place place_of(const struct gdn_cu_rule &r, const struct decode_work &w,
-                                        const struct gdn_pool_view &view, int64_t slot)
+
+/* Returns the place of chunk n, and whether it exists. bytes: of an element; 0: any step. */
+template <class Tile, int bytes = 0>
+GDN_DEVICE char *chunk_at(const struct decode_place &p, int n, bool &there)
 {
-    return place_of<Tile>(r, w, view, slot, float_bytes(view.dtype));
+    const int r = Tile::row(), c = Tile::column();
+    const int64_t step = bytes ? bytes : p.column_step;
+    there = r < p.rows - Tile::row_step(n) && c < p.columns - Tile::column_step(n);
+    return p.data + r * p.row_step + c * step +
+           (Tile::row_step(n) * p.row_step + Tile::column_step(n) * step);
 }
 
 /* Loads element by element; the copy is for the loops, which are not unrolled whole. */
@@ -67,7 +78,7 @@ template <class Tile> GDN_DEVICE void load_any(Tile &tile, const struct decode_p
         const int c = Tile::column() + Tile::column_step(i / 4) + i % 4;
         const bool there = r < from.rows && c < from.columns;
         S[i] = bits_to_f32(
-            load_bits(from.data, r * from.row_step + c * from.column_step, from.dtype, there),
+            load_bits(from.data + r * from.row_step + c * from.column_step, 0, from.dtype, there),
             from.dtype);
     }
     for (int i = 0; i < Tile::N * 4; i++) tile.S[i / 4][i % 4] = S[i];
@@ -82,8 +93,53 @@ template <class Tile> GDN_DEVICE void store_any(const Tile &tile, const struct d
         const int r = Tile::row() + Tile::row_step(i / 4);
         const int c = Tile::column() + Tile::column_step(i / 4) + i % 4;
         if (r < to.rows && c < to.columns)
-            store_float(to.data, r * to.row_step + c * to.column_step, to.dtype, S[i]);
+            store_float(to.data + r * to.row_step + c * to.column_step, 0, to.dtype, S[i]);
     }
+}
+
+/* Loads all chunks before it expands one. */
+template <int dtype, class Tile>
+GDN_DEVICE void load_chunks(Tile &tile, const struct decode_place &from)
+{
+    uint32_t x[Tile::N][4];
+    for (int n = 0; n < Tile::N; n++) {
+        bool there;
+        const char *at = chunk_at < Tile, dtype == GDN_F32 ? 4 : 2 > (from, n, there);
+        load_chunk(x[n], at, dtype, there);
+    }
+    expand_chunks(tile.S, x, from.dtype);
+}
+
+template <class Tile> GDN_DEVICE void load_floats(Tile &tile, const struct decode_place &from)
+{
+    if (!from.wide)
+        load_any(tile, from);
+    else if (from.dtype == GDN_F32)
+        load_chunks<GDN_F32>(tile, from);
+    else
+        load_chunks<GDN_BF16>(tile, from);
+}
+
+template <int dtype, class Tile>
+GDN_DEVICE void store_chunks(const struct decode_place &to, const Tile &tile)
+{
+    for (int n = 0; n < Tile::N; n++) {
+        bool there;
+        char *const at = chunk_at < Tile, dtype == GDN_F32 ? 4 : 2 > (to, n, there);
+        if (there) store_chunk(at, tile.S[n], dtype);
+    }
+}
+
+template <class Tile> GDN_DEVICE void store_floats(const struct decode_place &to, const Tile &tile)
+{
+    if (!to.wide)
+        store_any(tile, to);
+    else if (to.dtype == GDN_F32)
+        store_chunks<GDN_F32>(to, tile);
+    else if (to.dtype == GDN_BF16)
+        store_chunks<GDN_BF16>(to, tile);
+    else
+        store_chunks<GDN_F16>(to, tile);
 }
 
 /* Copies bit for bit, between places of one dtype (G9). By all threads, which copy what is others'
@@ -94,13 +150,13 @@ GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_pla
 #pragma unroll 1
     for (int i = threadIdx.x; i < to.rows * to.columns; i += DECODE_THREADS) {
         const int r = i / to.columns, c = i % to.columns;
-        const int64_t at = r * to.row_step + c * to.column_step;
+        char *const at = to.data + r * to.row_step + c * to.column_step;
         const uint32_t x =
-            load_bits(from.data, r * from.row_step + c * from.column_step, from.dtype);
+            load_bits(from.data + r * from.row_step + c * from.column_step, 0, from.dtype);
         if (to.dtype == GDN_F32)
-            ((uint32_t *)to.data)[at] = x;
+            *(uint32_t *)at = x;
         else
-            ((uint16_t *)to.data)[at] = (uint16_t)x;
+            *(uint16_t *)at = (uint16_t)x;
     }
     __syncthreads();
 }
@@ -108,24 +164,26 @@ GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_pla
 /* Stores the state as it is now, to a slot; `changed`: it is no longer what was there at the
  * start. */
 template <class Tile>
-GDN_DEVICE void leave(const Tile &tile, bool changed, const struct gdn_cu_rule &r,
-                      const struct decode_work &w, const struct gdn_pool_view &view, int64_t slot)
+GDN_DEVICE void leave(const Tile &tile, bool changed, const struct gdn_cu_decode &a,
+                      const struct decode_work &w, const struct gdn_pool_view &view, int64_t slot,
+                      int wide)
 {
-    const struct decode_place to = place_of<Tile>(r, w, view, slot);
-    if (!changed && w.seq.read >= 0 && r.from.dtype == to.dtype)
-        copy_part(to, place_of<Tile>(r, w, r.from, w.seq.read));
+    const struct gdn_pool_view &from = a.rule.from;
+    const struct decode_place to = place_of<Tile>(a, w, view, slot, wide);
+    if (!changed && w.seq.read >= 0 && from.dtype == to.dtype)
+        copy_part(to, place_of<Tile>(a, w, from, w.seq.read, GDN_CU_WIDE_FROM));
     else
-        store_any(tile, to);
+        store_floats(to, tile);
 }
 
 template <class Tile>
-GDN_DEVICE void enter(Tile &tile, const struct gdn_cu_rule &r, const struct decode_work &w)
+GDN_DEVICE void enter(Tile &tile, const struct gdn_cu_decode &a, const struct decode_work &w)
 {
     if (w.seq.read < 0) {
         decay(tile.S, 0);
         return;
     }
-    load_any(tile, place_of<Tile>(r, w, r.from, w.seq.read));
+    load_floats(tile, place_of<Tile>(a, w, a.rule.from, w.seq.read, GDN_CU_WIDE_FROM));
 }
 
 /* ---- A block --------------------------------------------------------------------------------- */
@@ -220,82 +278,104 @@ GDN_DEVICE void seek_checkpoint(struct decode_checkpoints &c, const struct gdn_c
     c.at = INT64_MAX;
 }
 
-/* Stores the state after t tokens, of which the last is number i of the window, to where it is
- * wanted. */
-template <class Tile, int KC>
+/* Stores the state after t tokens to where it is wanted: a slot (-1: none), and checkpoints. */
+template <class Tile>
 GDN_DEVICE void leave_all(const Tile &tile, bool changed, struct decode_checkpoints &points,
-                          const struct gdn_cu_rule &r, const struct decode_work &w, int64_t slot,
+                          const struct gdn_cu_decode &a, const struct decode_work &w, int64_t slot,
                           int64_t t)
 {
-    if (slot >= 0) leave<Tile>(tile, changed, r, w, r.to, slot);
-    while (points.at == t) {
-        if (points.slot >= 0) leave<Tile>(tile, changed, r, w, r.checkpoints, points.slot);
-        points.next++;
-        seek_checkpoint(points, r.batch, w, t);
+#pragma unroll 1
+    for (bool final = true;; final = false) {
+        const struct gdn_pool_view &view = final ? a.rule.to : a.rule.checkpoints;
+        const int wide = final ? GDN_CU_WIDE_TO : GDN_CU_WIDE_CHECKPOINTS;
+        if (slot >= 0) leave<Tile>(tile, changed, a, w, view, slot, wide);
+        if (!final) {
+            points.next++;
+            seek_checkpoint(points, a.rule.batch, w, t);
+        }
+        if (points.at != t) return;
+        slot = points.slot;
     }
 }
 
+/* Fetches row `row` of a sequence, by a warp. */
 template <class Tile, int KC>
-GDN_DEVICE void compute_tokens(Tile &tile, struct decode_shared<Tile, KC> &sh,
-                               struct decode_fetched<KC> &fetched, const struct gdn_cu_decode &a)
+GDN_DEVICE void fetch(typename Tile::Window::fetched &f, const struct gdn_cu_decode &a,
+                      const struct decode_work &w, int64_t row)
 {
+    if (a.wide & GDN_CU_WIDE_ROWS)
+        fetch_token<KC, true>(f, a.rule, w, row);
+    else
+        fetch_token<KC, false>(f, a.rule, w, row);
+}
+
+/* few: one window holds the rows of any sequence. */
+template <class Tile, int KC, bool few>
+GDN_DEVICE void compute_tokens(Tile &tile, struct decode_shared<Tile, KC, few ? 1 : 2> &sh,
+                               typename Tile::Window::fetched &fetched,
+                               const struct gdn_cu_decode &a)
+{
+    typedef typename Tile::Window Window;
     const struct gdn_cu_rule &r = a.rule;
     const struct decode_work &w = sh.work;
     const int warp = threadIdx.x / 32;
-    const int64_t T = w.seq.n_valid;
+    const int64_t T = Window::n_rows(r, w.seq.n_valid);
     struct decode_checkpoints points = { w.checkpoints.first, 0, 0 };
     bool changed = false;
     seek_checkpoint(points, r.batch, w, 1);
     for (int64_t t0 = 0; t0 < T; t0 += DECODE_WINDOW) {
-        struct decode_window<KC> &window = sh.windows[t0 / DECODE_WINDOW % 2];
+        Window &window = sh.windows[few ? 0 : t0 / DECODE_WINDOW % 2];
         const int64_t next = t0 + DECODE_WINDOW;
         if (t0 + warp < T) commit_token<KC>(window, fetched, r, w);
         __syncthreads();
-        if (next + warp < T) fetch_token<KC, false>(fetched, r, w, next + warp);
+        if (!few && next + warp < T) fetch<Tile, KC>(fetched, a, w, next + warp);
 #pragma unroll 1
         for (int i = 0; i < DECODE_WINDOW && t0 + i < T; i++) {
-            void *const out = r.out.data ? row_at(r.out, w.seq, t0 + i, w.head) : NULL;
+            const int64_t t = window.ends(i, t0 + i);
+            void *const out = r.out.data && t >= 0 ? row_at(r.out, w.seq, t, w.head) : NULL;
             tile.step({ &window, i, out, r.out.dtype, w.column, w.n_columns }, sh.tile);
-            changed |= window.alpha[i] != 1 || window.beta[i] != 0;
+            changed |= window.changes(i);
             if (a.rounding != GDN_F32)
                 for (int n = 0; n < 4 * Tile::N; n++)
                     tile.S[n / 4][n % 4] = round_to(tile.S[n / 4][n % 4], a.rounding);
-            leave_all<Tile, KC>(tile, changed, points, r, w, window.to[i], t0 + i + 1);
+            if (t >= 0) leave_all<Tile>(tile, changed, points, a, w, window.to[i], t + 1);
         }
+        if (few) break;
     }
 }
 
-template <class Tile, int KC> GDN_DEVICE void decode(const struct gdn_cu_decode &a)
+template <class Tile, int KC, bool few = false>
+GDN_DEVICE void decode(const struct gdn_cu_decode &a)
 {
-    __shared__ struct decode_shared<Tile, KC> sh;
+    __shared__ struct decode_shared<Tile, KC, few ? 1 : 2> sh;
     const struct gdn_cu_rule &r = a.rule;
     const struct decode_work &w = sh.work;
     const int warp = threadIdx.x / 32;
     Tile tile;
-    struct decode_fetched<KC> fetched;
+    typename Tile::Window::fetched fetched;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (warp == 0) read_work(sh.work, a, blockIdx.x, blockIdx.y + (int64_t)blockIdx.z * gridDim.y);
     __syncthreads();
     if (w.seq.n_tokens == 0) return;
     if (!w.seq.padding) {
-        if (warp < w.seq.n_valid) fetch_token<KC, false>(fetched, r, w, warp);
-        enter<Tile>(tile, r, w);
-        compute_tokens<Tile, KC>(tile, sh, fetched, a);
+        if (warp < Tile::Window::n_rows(r, w.seq.n_valid)) fetch<Tile, KC>(fetched, a, w, warp);
+        enter<Tile>(tile, a, w);
+        compute_tokens<Tile, KC, few>(tile, sh, fetched, a);
         if (w.seq.n_valid == 0 && r.batch.write == GDN_WRITE_FINAL && w.seq.write >= 0)
-            leave<Tile>(tile, false, r, w, r.to, w.seq.write);
+            leave<Tile>(tile, false, a, w, r.to, w.seq.write, GDN_CU_WIDE_TO);
     }
     if (!r.out.data || w.seq.keep_out) return;
     zero_tokens(r, w, -w.seq.n_before, 0);
     zero_tokens(r, w, w.seq.n_valid, w.seq.n_tokens - w.seq.n_before);
 }
 
-#define DECODE_KERNEL(threads, name, tile, KC)                              \
-    extern "C" __global__ void __launch_bounds__(threads, 2)                \
+#define DECODE_KERNEL(threads, blocks, name, ...)                           \
+    extern "C" __global__ void __launch_bounds__(threads, blocks)           \
         name(const __grid_constant__ struct gdn_cu_decode a)                \
     {                                                                       \
         static_assert(threads == DECODE_THREADS, "as the code is written"); \
-        decode<tile<KC>, KC>(a);                                            \
+        decode<__VA_ARGS__>(a);                                             \
     }
 
 #endif

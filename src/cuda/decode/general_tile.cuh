@@ -18,8 +18,8 @@
 
 /* A token of a window, and where its output goes (NULL: nowhere; else from column 0 of the head
  * on). */
-template <int KC> struct decode_step {
-    const struct decode_window<KC> *window;
+template <class Window> struct decode_step {
+    const Window *window;
     int i;
     void *out;
     int out_dtype, column, n_columns;
@@ -44,9 +44,17 @@ template <int N> GDN_DEVICE void decay(float (&S)[N][4], float alpha)
     }
 }
 
+/* The same by token i of a window; that of the family has one of its own. */
+template <class Tile, int KC>
+GDN_DEVICE void decay(Tile &tile, const struct decode_window<KC> &w, int i)
+{
+    decay(tile.S, w.alpha[i]);
+}
+
 /* ---- Rows of v ------------------------------------------------------------------------------ */
 
-template <int KC> struct tile_vk {
+template <int KC, class Window_ = struct decode_window<KC>> struct tile_vk {
+    typedef Window_ Window;
     enum { J = KC / 64, N = 4 * J, K_FIRST = 0 };
     struct shared {
     };
@@ -59,17 +67,21 @@ template <int KC> struct tile_vk {
     GDN_DEVICE int row_step(int n) { return n / J * 2; }
     GDN_DEVICE int column_step(int n) { return n % J * 64; }
 
-    __device__ __forceinline__ void step(const struct decode_step<KC> &t, struct shared &)
+    /* Reads numbers of k that the thread has; of them, that of chunk n and its element e. */
+    GDN_DEVICE void read(float (&x)[J][4], const float *row)
     {
-        const struct decode_window<KC> &w = *t.window;
-        const float beta = w.beta[t.i];
+        for (int j = 0; j < J; j++) read_four(x[j], row + column() + column_step(j));
+    }
+    GDN_DEVICE float of(const float (&x)[J][4], int n, int e) { return x[n % J][e]; }
+
+    __device__ __forceinline__ void step(const struct decode_step<Window> &t, struct shared &)
+    {
+        const Window &w = *t.window;
         const int lane = threadIdx.x % 32;
         float x[8] = {}, k[J][4], q[J][4]; /* x: p of the rows, then z */
-        for (int j = 0; j < J; j++) {
-            read_four(k[j], w.k[t.i] + column() + column_step(j));
-            read_four(q[j], w.q[t.i] + column() + column_step(j));
-        }
-        decay(S, w.alpha[t.i]);
+        decay(*this, w, t.i);
+        read(k, w.erased(t.i));
+        read(q, w.q[t.i]);
         for (int n = 0; n < N; n++)
             for (int e = 0; e < 4; e++) {
                 x[n / J] = fmaf(S[n][e], k[n % J][e], x[n / J]);
@@ -83,11 +95,12 @@ template <int KC> struct tile_vk {
         /* Now each lane has a sum of one of the rows, and gets the other. */
         const float other = __shfl_xor_sync(0xffffffff, x[0], 8);
         const int mine = row() + (lane & 1) * 4 + (lane & 2);
-        const float u = rule_u(beta, w.v[t.i][mine], lane & 8 ? other : x[0]);
+        const float u = w.u(t.i, mine, lane & 8 ? other : x[0]);
         if (t.out && (lane & 12) == 0 && mine < t.n_columns)
             store_float(t.out, t.column + mine, t.out_dtype, rule_o(w.kq[t.i], other, u));
         if (t.u && (lane & 12) == 0) t.u[mine] = u;
-        if (beta == 0) return;
+        if (!w.writes(t.i)) return;
+        if (Window::ERASES) read(k, w.k[t.i]);
         for (int r = 0; r < 4; r++) {
             const float u_r = __shfl_sync(0xffffffff, u, (lane & 16) | r / 2 | r % 2 * 2);
             for (int n = r * J; n < (r + 1) * J; n++)
@@ -98,7 +111,8 @@ template <int KC> struct tile_vk {
 
 /* ---- Rows of k ------------------------------------------------------------------------------ */
 
-template <int KC> struct tile_kv {
+template <int KC, class Window_ = struct decode_window<KC>> struct tile_kv {
+    typedef Window_ Window;
     enum { J = KC / 64, N = 4 * J, K_FIRST = 1 };
     struct shared {
         /* of even and odd tokens; p and z */
@@ -118,6 +132,12 @@ template <int KC> struct tile_kv {
     GDN_DEVICE int row_step(int n) { return n / 4 * 64 + n % 4; }
     GDN_DEVICE int column_step(int) { return 0; }
 
+    GDN_DEVICE void read(float (&x)[J][4], const float *row_of_k)
+    {
+        for (int j = 0; j < J; j++) read_four(x[j], row_of_k + row() + 64 * j);
+    }
+    GDN_DEVICE float of(const float (&x)[J][4], int n, int) { return x[n / 4][n % 4]; }
+
     /* The sums of this thread's four columns. */
     GDN_DEVICE void read_sums(float (&to)[4], const float (*sums)[2][DECODE_COLUMNS], int which)
     {
@@ -127,16 +147,15 @@ template <int KC> struct tile_kv {
         for (int c = 0; c < 4; c++) to[c] = (x[0][c] + x[1][c]) + (x[2][c] + x[3][c]);
     }
 
-    __device__ __forceinline__ void step(const struct decode_step<KC> &t, struct shared &sh)
+    __device__ __forceinline__ void step(const struct decode_step<Window> &t, struct shared &sh)
     {
-        const struct decode_window<KC> &w = *t.window;
-        const float beta = w.beta[t.i];
+        const Window &w = *t.window;
         float(*const sums)[2][DECODE_COLUMNS] = sh.sums[t.i % 2];
         float x[8] = {}, k[J][4]; /* x: p of the columns, then z */
-        decay(S, w.alpha[t.i]);
+        decay(*this, w, t.i);
+        read(k, w.erased(t.i));
         for (int j = 0; j < J; j++) {
             float q[4];
-            read_four(k[j], w.k[t.i] + row() + 64 * j);
             read_four(q, w.q[t.i] + row() + 64 * j);
             for (int e = 0; e < 4; e++)
                 for (int c = 0; c < 4; c++) {
@@ -152,17 +171,17 @@ template <int KC> struct tile_kv {
 
         float p[4], u[4];
         read_sums(p, sums, 0);
-        read_four(u, w.v[t.i] + column());
-        for (int c = 0; c < 4; c++) u[c] = rule_u(beta, u[c], p[c]);
+        for (int c = 0; c < 4; c++) u[c] = w.u(t.i, column() + c, p[c]);
         if (t.out && threadIdx.x < 8) store_out(t, sums, u);
         if (t.u && threadIdx.x < 8)
             *(float4 *)(t.u + column()) = make_float4(u[0], u[1], u[2], u[3]);
-        if (beta == 0) return;
+        if (!w.writes(t.i)) return;
+        if (Window::ERASES) read(k, w.k[t.i]);
         for (int n = 0; n < N; n++)
-            for (int c = 0; c < 4; c++) S[n][c] = fmaf(k[n / 4][n % 4], u[c], S[n][c]);
+            for (int c = 0; c < 4; c++) S[n][c] = fmaf(of(k, n, c), u[c], S[n][c]);
     }
 
-    GDN_DEVICE void store_out(const struct decode_step<KC> &t,
+    GDN_DEVICE void store_out(const struct decode_step<Window> &t,
                               const float (*sums)[2][DECODE_COLUMNS], const float (&u)[4])
     {
         float z[4];

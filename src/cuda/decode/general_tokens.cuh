@@ -27,20 +27,44 @@ struct decode_work {
     float A_log, dt_bias;
 };
 
-/* A window; k and q are zero from K on. */
+/* A warp's rows of k and q: lanes 0 to 15 have every 16th chunk of k from their own on, the others
+ * of q. */
+template <int KC> struct decode_fetched_rows {
+    uint32_t x[KC / 64][4];
+};
+
+/* A warp's token. */
+template <int KC> struct decode_fetched {
+    struct decode_fetched_rows<KC> rows;
+    uint32_t v, g, beta;
+    int64_t to;
+};
+
+/* A window; k and q are zero from K on. In the family it is another (channels_tokens.cuh), and each
+ * of its numbers i is one update of a token. */
 template <int KC> struct decode_window {
+    typedef struct decode_fetched<KC> fetched;
+    enum { ERASES = false }; /* p is of k itself */
+
     alignas(16) float k[DECODE_WINDOW][KC];
     float q[DECODE_WINDOW][KC];
     float v[DECODE_WINDOW][DECODE_COLUMNS];
     int64_t to[DECODE_WINDOW]; /* the slot of the state after the token; -1: none */
     float alpha[DECODE_WINDOW], beta[DECODE_WINDOW], kq[DECODE_WINDOW];
-};
 
-/* A warp's token: lanes 0 to 15 have every 16th chunk of k from their own on, the others of q. */
-template <int KC> struct decode_fetched {
-    uint32_t kq[KC / 64][4];
-    uint32_t v, g, beta;
-    int64_t to;
+    /* Returns the rows of n tokens: their updates; and the token whose last one is number i, row
+     * `row` of a sequence, or -1. */
+    GDN_DEVICE int64_t n_rows(const struct gdn_cu_rule &, int64_t n) { return n; }
+    __device__ __forceinline__ int64_t ends(int, int64_t row) const { return row; }
+
+    __device__ __forceinline__ const float *erased(int i) const { return k[i]; }
+    /* Returns u of column v. */
+    __device__ __forceinline__ float u(int i, int column, float p) const
+    {
+        return rule_u(beta[i], v[i][column], p);
+    }
+    __device__ __forceinline__ bool writes(int i) const { return beta[i] != 0; }
+    __device__ __forceinline__ bool changes(int i) const { return alpha[i] != 1 || writes(i); }
 };
 
 /* The one order of summation over K, in every kernel of this family: 16 partial sums, of which
@@ -66,25 +90,59 @@ GDN_DEVICE int row_dtype(const struct gdn_cu_rule &r)
     return threadIdx.x % 32 < 16 ? r.k.dtype : r.q.dtype;
 }
 
-/* Token t, by a whole warp. wide: its chunks are whole and aligned. */
+/* Fetches a row of k and one of q, by a whole warp. wide: their chunks are whole and aligned. */
 template <int KC, bool wide>
-GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_rule &r,
-                            const struct decode_work &w, int64_t t)
+GDN_DEVICE void fetch_rows(struct decode_fetched_rows<KC> &f, const struct gdn_cu_rule &r,
+                           const char *k, const char *q)
 {
     const int lane = threadIdx.x % 32, io = row_dtype(r);
-    const char *row = lane < 16 ? row_at(r.k, w.seq, t, w.hk) : row_at(r.q, w.seq, t, w.hq);
+    const char *const row = lane < 16 ? k : q;
     for (int j = 0; j < KC / 64; j++) {
         const int first = lane % 16 * 4 + 64 * j;
         const char *at = row + first * float_bytes(io);
         if (wide)
-            load_chunk(f.kq[j], at, io, first < r.K);
+            load_chunk(f.x[j], at, io, first < r.K);
         else
-            load_part(f.kq[j], at, io, r.K - first);
+            load_part(f.x[j], at, io, r.K - first);
     }
+}
+
+/* Token t, by a whole warp. */
+template <int KC, bool wide>
+GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_rule &r,
+                            const struct decode_work &w, int64_t t)
+{
+    const int lane = threadIdx.x % 32;
+    fetch_rows<KC, wide>(f.rows, r, row_at(r.k, w.seq, t, w.hk), row_at(r.q, w.seq, t, w.hq));
     f.v = load_bits(row_at(r.v, w.seq, t, w.hv), w.column + lane, r.v.dtype, lane < w.n_columns);
     f.g = load_parts(row_at(r.g, w.seq, t, w.head), 0, r.g.dtype, r.g.data);
     f.beta = load_parts(row_at(r.beta, w.seq, t, w.head), 0, r.beta.dtype, r.beta.data);
     f.to = slot_after(r, w.seq, t);
+}
+
+/* Commits rows of k and q, normalised, q times the scale. Returns k . q. */
+template <int KC>
+GDN_DEVICE float commit_rows(float *k, float *q, const struct decode_fetched_rows<KC> &f,
+                             const struct gdn_cu_rule &r)
+{
+    const int lane = threadIdx.x % 32;
+    const bool is_q = lane >= 16;
+    float x[KC / 64][4], squares = 0, kq = 0, length = 1;
+    expand_chunks(x, f.x, row_dtype(r));
+    if (r.norm != GDN_NO_NORM) {
+        for (int j = 0; j < KC / 64; j++)
+            for (int e = 0; e < 4; e++) squares = fmaf(x[j][e], x[j][e], squares);
+        length = inverse_length(sum_of_16(squares), r.norm, r.norm_eps);
+    }
+    if (is_q) length *= r.scale;
+    for (int j = 0; j < KC / 64; j++) {
+        float *row = (is_q ? q : k) + lane % 16 * 4 + 64 * j;
+        for (int e = 0; e < 4; e++) x[j][e] *= length;
+        *(float4 *)row = make_float4(x[j][0], x[j][1], x[j][2], x[j][3]);
+        for (int e = 0; e < 4; e++)
+            kq = fmaf(x[j][e], __shfl_xor_sync(0xffffffff, x[j][e], 16), kq);
+    }
+    return sum_of_16(kq);
 }
 
 /* The warp's token becomes number threadIdx.x / 32 of the window. */
@@ -93,23 +151,7 @@ GDN_DEVICE void commit_token(struct decode_window<KC> &to, const struct decode_f
                              const struct gdn_cu_rule &r, const struct decode_work &w)
 {
     const int lane = threadIdx.x % 32, i = threadIdx.x / 32;
-    const bool is_q = lane >= 16;
-    float x[KC / 64][4], squares = 0, kq = 0, length = 1;
-    expand_chunks(x, f.kq, row_dtype(r));
-    if (r.norm != GDN_NO_NORM) {
-        for (int j = 0; j < KC / 64; j++)
-            for (int e = 0; e < 4; e++) squares = fmaf(x[j][e], x[j][e], squares);
-        length = inverse_length(sum_of_16(squares), r.norm, r.norm_eps);
-    }
-    if (is_q) length *= r.scale;
-    for (int j = 0; j < KC / 64; j++) {
-        float *row = (is_q ? to.q[i] : to.k[i]) + lane % 16 * 4 + 64 * j;
-        for (int e = 0; e < 4; e++) x[j][e] *= length;
-        *(float4 *)row = make_float4(x[j][0], x[j][1], x[j][2], x[j][3]);
-        for (int e = 0; e < 4; e++)
-            kq = fmaf(x[j][e], __shfl_xor_sync(0xffffffff, x[j][e], 16), kq);
-    }
-    kq = sum_of_16(kq);
+    const float kq = commit_rows<KC>(to.k[i], to.q[i], f.rows, r);
     to.v[i][lane] = bits_to_f32(f.v, r.v.dtype);
     if (lane != 0) return;
     to.kq[i] = kq;

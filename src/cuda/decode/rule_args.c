@@ -76,6 +76,31 @@ gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *r, const c
     return GDN_OK;
 }
 
+/* Refuses a tensor in a call of the family. */
+static gdn_status refuse(gdn_ctx *ctx, const char *name, const char *what)
+{
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                    "%s: %s, wanted none with channels, a write gate or updates on a GPU", name,
+                    what);
+}
+
+gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_rule *r)
+{
+    const struct {
+        const struct gdn_pool_view *pool;
+        const char *name;
+    } pools[] = { { &r->from, "state" },
+                  { &r->to, "state_out" },
+                  { &r->checkpoints, "checkpoints" } };
+    if (!r->family.is) return GDN_OK;
+    if (r->tree) return refuse(ctx, "parents", "given");
+    if (r->record) return refuse(ctx, "record_k", "given");
+    for (int i = 0; i < 3; i++)
+        if (pools[i].pool->data && gdn_is_q8(pools[i].pool->dtype))
+            return refuse(ctx, pools[i].name, "8 bits");
+    return GDN_OK;
+}
+
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *c)
 {
     return c->rule.record
@@ -99,7 +124,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
-    TRY(gdn_cuda_check_family(ctx, &c->rule, "g", &c->args.A_log));
+    TRY(gdn_cuda_check_channels(ctx, &c->rule));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
     gdn_cuda_fill_call(args, c);
     if (c->rule.tree) c->base.bytes = gdn_cuda_decode_bytes(ctx, args);

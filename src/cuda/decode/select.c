@@ -157,6 +157,7 @@ static const char *why_not_batch(const struct gdn_cu_batch *b)
 static const char *why_not_steps(const struct gdn_cu_rule *r)
 {
     const char *why = why_not_chain(r);
+    if (!why && r->family.is) why = "the rule has channels, a write gate or updates";
     if (!why) why = why_not_batch(&r->batch);
     if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
     if (!why && gdn_cuda_mixes_dtypes(r)) why = "q, k, v and out have several dtypes";
@@ -426,6 +427,24 @@ static void log_choice(const struct gdn_decode_call *c, int i)
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
+/* Returns why one window does not hold the updates of every sequence. */
+static const char *why_not_few(const struct gdn_cu_rule *r)
+{
+    const struct gdn_cu_batch *b = &r->batch;
+    const int64_t n = b->cu_seqlens.data ? b->N : b->T;
+    return n <= GENERAL_WINDOW / r->family.updates ? NULL
+                                                   : "a sequence may have more than 4 updates";
+}
+
+/* The family has two forms of its own. */
+static gdn_status launch_family(const struct gdn_decode_call *c)
+{
+    const struct gdn_cuda_form list[] = { { "channels few", why_not_few(c->rule) },
+                                          { "channels", NULL } };
+    gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, c->op, list);
+    return list->why_not ? gdn_decode_launch_channels(c) : gdn_decode_launch_channels_few(c);
+}
+
 /* Fills in the fields that follow from these. */
 static void describe(struct gdn_decode_call *c, gdn_ctx *ctx, const char *op,
                      const struct gdn_cu_rule *r)
@@ -450,6 +469,7 @@ static void describe(struct gdn_decode_call *c, gdn_ctx *ctx, const char *op,
 static gdn_status launch(struct gdn_decode_call *c)
 {
     int i = 0;
+    if (c->rule->family.is) return launch_family(c);
     while (why_not(c, i)) i++;
     log_choice(c, i);
     return forms[i].launch(c);

@@ -47,6 +47,8 @@ gdn_status gdn_decode_launch_window_k128(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_window(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_warp(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_general(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_channels(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_channels_few(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c);
 
 /* Returns the launch that gdn_cuda_decode_singles() makes. */
@@ -75,7 +77,7 @@ int gdn_decode_runs(const struct gdn_cu_rule *r);
 struct gdn_cu_rule gdn_decode_run(const struct gdn_cu_rule *r, int n_runs, int i);
 
 /* Returns the arguments of the general kernels; V is divided into parts of so many columns. */
-enum { GENERAL_COLUMNS = 32 };
+enum { GENERAL_COLUMNS = 32, GENERAL_WINDOW = 4 /* tokens or updates */ };
 struct gdn_cu_decode gdn_decode_general_args(const struct gdn_cu_rule *r);
 
 /* Checks that each sequence has a slot of its own number, to read and to write. */

@@ -6,29 +6,6 @@
 
 enum { TREE_TOKEN_BYTES = 6 * 4 + 8 /* a node and a visit (tree.cuh) */ };
 
-/* Checks that the pool, if there is one, can be read and written in chunks of four elements by a
- * kernel for that layout. */
-static bool is_wide_pool(const struct gdn_pool_view *view, bool k_first, int columns)
-{
-    const int64_t chunk = 4 * (int64_t)gdn_dtype_bytes(view->dtype);
-    if (!view->data) return true;
-    return view->k_first == k_first && !view->gap &&
-           (uintptr_t)view->data % (uintptr_t)chunk == 0 && columns % 4 == 0 &&
-           view->slot % 4 == 0 && view->head % 4 == 0 && view->ld % 4 == 0;
-}
-
-/* Returns GDN_CU_WIDE_... of a call whose states lie as in `pool`. */
-static int what_is_wide(const struct gdn_cu_rule *r, const struct gdn_pool_view *pool)
-{
-    const bool k_first = pool->k_first;
-    const int columns = k_first ? r->V : r->K;
-    return (is_wide_pool(&r->from, k_first, columns) ? GDN_CU_WIDE_FROM : 0) |
-           (is_wide_pool(&r->to, k_first, columns) ? GDN_CU_WIDE_TO : 0) |
-           (is_wide_pool(&r->checkpoints, k_first, columns) ? GDN_CU_WIDE_CHECKPOINTS : 0) |
-           (gdn_decode_is_wide(&r->q, r->K) && gdn_decode_is_wide(&r->k, r->K) ? GDN_CU_WIDE_ROWS
-                                                                               : 0);
-}
-
 /* Plans for a tree: the most tokens that a sequence may have, and memory for their states. */
 static void plan_tree(const gdn_ctx *ctx, struct gdn_cu_walk *a, int64_t *n_blocks)
 {
@@ -47,8 +24,7 @@ static void plan_tree(const gdn_ctx *ctx, struct gdn_cu_walk *a, int64_t *n_bloc
 static struct gdn_cu_walk walk_args(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                     int64_t *n_blocks)
 {
-    struct gdn_cu_walk a = { .decode = gdn_decode_general_args(r),
-                             .wide = what_is_wide(r, gdn_decode_pool(r)) };
+    struct gdn_cu_walk a = { .decode = gdn_decode_general_args(r) };
     a.n_pieces = gdn_decode_sequences(r) * r->H * a.decode.n_parts;
     *n_blocks = a.n_pieces < INT32_MAX ? a.n_pieces : INT32_MAX;
     if (r->batch.parents.data) plan_tree(ctx, &a, n_blocks);

@@ -75,7 +75,7 @@ template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
     }
     const struct decode_slot from = slot_of<Tile>(m.a, w, r.from, w.seq.read, GDN_CU_WIDE_FROM);
     if (!is_q8(r.from.dtype)) {
-        load_floats(m.tile, from);
+        load_floats(m.tile, from.p);
         return;
     }
     load_codes(m.codes, m.sh.held, from);
@@ -109,7 +109,7 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
         if (!held) encode_8bit(codes, m.sh.scales, m.tile, w, view, n_tokens);
         store_codes(to, codes, held ? m.sh.held : m.sh.scales);
     } else {
-        store_floats(to, m.tile);
+        store_floats(to.p, m.tile);
     }
     if (view.data == r.from.data && slot == w.seq.read) m.intact = false;
 }
@@ -231,12 +231,7 @@ GDN_DEVICE void store_row(const struct walk<Tile, KC> &m, const struct decode_wi
 template <class Tile, int KC>
 GDN_DEVICE void fetch_visit(struct decode_fetched<KC> &f, const struct walk<Tile, KC> &m, int64_t i)
 {
-    const struct gdn_cu_rule &r = m.a.decode.rule;
-    const struct decode_work &w = m.sh.decode.work;
-    if (m.a.wide & GDN_CU_WIDE_ROWS)
-        fetch_token<KC, true>(f, r, w, visit_at(m, i).token);
-    else
-        fetch_token<KC, false>(f, r, w, visit_at(m, i).token);
+    fetch<Tile, KC>(f, m.a.decode, m.sh.decode.work, visit_at(m, i).token);
 }
 
 /* Stores the state after n_tokens to where it is wanted: a slot (-1: none), and checkpoints. */

@@ -35,33 +35,22 @@ struct decode_scales {
     float scale[DECODE_COLUMNS], inverse[DECODE_COLUMNS];
 };
 
-/* A place, what lies beside it if it is of 8 bits, and whether whole chunks can be moved. */
+/* A place, and what lies beside it if it is of 8 bits. */
 struct decode_slot {
     struct decode_place p;
     float *scales; /* from the block's first column on; NULL: none */
-    bool wide;
 };
 
 template <class Tile>
 GDN_DEVICE struct decode_slot slot_of(const struct gdn_cu_walk &a, const struct decode_work &w,
                                       const struct gdn_pool_view &view, int64_t slot, int wide)
 {
-    const struct gdn_cu_rule &r = a.decode.rule;
     struct decode_slot s;
-    s.p = place_of<Tile>(r, w, view, slot, state_bytes(view.dtype));
+    s.p = place_of<Tile>(a.decode, w, view, slot, wide);
     s.scales = view.scales
                    ? view.scales + slot * view.scales_slot + w.head * view.scales_head + w.column
                    : NULL;
-    s.wide = a.wide & wide;
     return s;
-}
-
-/* Returns the place of chunk n, and whether it exists. */
-template <class Tile> GDN_DEVICE char *chunk_at(const struct decode_place &p, int n, bool &there)
-{
-    const int r = Tile::row() + Tile::row_step(n), c = Tile::column() + Tile::column_step(n);
-    there = r < p.rows && c < p.columns;
-    return p.data + (r * p.row_step + c * p.column_step) * state_bytes(p.dtype);
 }
 
 /* ---- Codes ----------------------------------------------------------------------------------- */
@@ -74,8 +63,8 @@ GDN_DEVICE void load_codes(struct decode_codes<Tile> &to, struct decode_scales &
     for (int n = 0; n < Tile::N; n++) {
         bool there;
         const char *at = chunk_at<Tile>(from.p, n, there);
-        to.x[n] = ld_b32_b16(at, there && from.wide, false);
-        for (int e = 0; e < 4 && !from.wide; e++)
+        to.x[n] = ld_b32_b16(at, there && from.p.wide, false);
+        for (int e = 0; e < 4 && !from.p.wide; e++)
             if (there && Tile::column() + Tile::column_step(n) + e < from.p.columns)
                 to.x[n] |= (uint32_t)(uint8_t)at[e * from.p.column_step] << 8 * e;
     }
@@ -92,8 +81,8 @@ GDN_DEVICE void store_codes(const struct decode_slot &to, const struct decode_co
     for (int n = 0; n < Tile::N; n++) {
         bool there;
         char *const at = chunk_at<Tile>(to.p, n, there);
-        if (there && to.wide) *(uint32_t *)at = from.x[n];
-        for (int e = 0; e < 4 && !to.wide; e++)
+        if (there && to.p.wide) *(uint32_t *)at = from.x[n];
+        for (int e = 0; e < 4 && !to.p.wide; e++)
             if (there && Tile::column() + Tile::column_step(n) + e < to.p.columns)
                 at[e * to.p.column_step] = (char)(from.x[n] >> 8 * e);
     }
@@ -166,36 +155,6 @@ GDN_DEVICE void copy_codes(const struct decode_slot &to, const struct decode_slo
     }
     if (to.scales && threadIdx.x < n_columns) to.scales[threadIdx.x] = from.scales[threadIdx.x];
     __syncthreads();
-}
-
-/* ---- Tiles ----------------------------------------------------------------------------------- */
-
-template <class Tile> GDN_DEVICE void load_floats(Tile &tile, const struct decode_slot &from)
-{
-    uint32_t x[Tile::N][4];
-    if (!from.wide) {
-        load_any(tile, from.p);
-        return;
-    }
-    for (int n = 0; n < Tile::N; n++) {
-        bool there;
-        const char *at = chunk_at<Tile>(from.p, n, there);
-        load_chunk(x[n], at, from.p.dtype, there);
-    }
-    expand_chunks(tile.S, x, from.p.dtype);
-}
-
-template <class Tile> GDN_DEVICE void store_floats(const struct decode_slot &to, const Tile &tile)
-{
-    if (!to.wide) {
-        store_any(tile, to.p);
-        return;
-    }
-    for (int n = 0; n < Tile::N; n++) {
-        bool there;
-        char *const at = chunk_at<Tile>(to.p, n, there);
-        if (there) store_chunk(at, tile.S[n], to.p.dtype);
-    }
 }
 
 #endif

@@ -10,12 +10,64 @@
 
 #include "cuda/device/rule.cuh"
 
+/* Numbers of a head, `step` bytes from one channel to the next; at NULL: there are none. */
+struct family_row {
+    const char *at;
+    int64_t step;
+    int dtype;
+};
+
+/* Return the numbers of a token: a, or what makes it; the dt_bias of that; b and w. */
+GDN_DEVICE struct family_row find_gate(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s,
+                                       int64_t t, int head)
+{
+    return { r.g.data ? row_at(r.g, s, t, head) : NULL, r.family.g_channel, r.g.dtype };
+}
+GDN_DEVICE struct family_row find_bias(const struct gdn_cu_rule &r, int head)
+{
+    const struct gdn_cu_array &v = r.dt_bias;
+    const int bytes = v.dtype == GDN_F32 ? 4 : 2;
+    const char *const data = (const char *)v.data;
+    return { data ? data + head * v.stride[0] * bytes : NULL,
+             r.family.g_rows ? v.stride[1] * bytes : 0, v.dtype };
+}
+GDN_DEVICE struct family_row find_b(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s,
+                                    int64_t t, int head, int j)
+{
+    return { r.beta.data ? row_at(r.beta, s, t, head) + j * r.family.beta_update : NULL,
+             r.family.beta_channel, r.beta.dtype };
+}
+GDN_DEVICE struct family_row find_w(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s,
+                                    int64_t t, int head, int j)
+{
+    const struct gdn_rows &w = r.family.write;
+    if (w.data)
+        return { row_at(w, s, t, head) + j * r.family.write_update, w.dtype == GDN_F32 ? 4 : 2,
+                 w.dtype };
+    if (r.family.beta_rows) return { NULL, 0, w.dtype };
+    return find_b(r, s, t, head, j);
+}
+
+GDN_DEVICE float load_number(const struct family_row &x, int channel)
+{
+    return x.at ? load_float(x.at + channel * x.step, 0, x.dtype) : 0;
+}
+
 /* Returns dt_bias of a head and channel; absent: 0. */
 GDN_DEVICE float load_bias(const struct gdn_cu_rule &r, int head, int channel)
 {
-    if (!r.dt_bias.data) return 0;
-    const int64_t at = head * r.dt_bias.stride[0] + channel * r.dt_bias.stride[1];
-    return load_float(r.dt_bias.data, at, r.dt_bias.dtype);
+    return load_number(find_bias(r, head), channel);
+}
+
+/* Return b and w from what was given. */
+GDN_DEVICE float family_b_value(const struct gdn_cu_rule &r, float b)
+{
+    return r.beta.data ? beta_value(r, b) : 1;
+}
+GDN_DEVICE float family_w_value(const struct gdn_cu_rule &r, float w)
+{
+    if (!r.family.write.data) return r.family.beta_rows ? 1 : family_b_value(r, w);
+    return r.beta_kind == GDN_NO_SIGMOID ? w : sigmoid(w);
 }
 
 /* Returns the gate of a token, as a, or as its logarithm. If gates are one number per head, every
@@ -24,31 +76,22 @@ GDN_DEVICE float family_gate(const struct gdn_cu_rule &r, const struct gdn_cu_se
                              int head, int channel, bool linear)
 {
     if (!r.g.data) return linear ? 1 : 0;
-    if (!r.family.g_rows) channel = 0;
-    const char *at = row_at(r.g, s, t, head) + channel * r.family.g_channel;
-    return gate_value(r, load_float(at, 0, r.g.dtype), load_vector(r.A_log, head, 0),
-                      load_bias(r, head, channel), linear);
+    return gate_value(r, load_number(find_gate(r, s, t, head), channel),
+                      load_vector(r.A_log, head, 0), load_bias(r, head, channel), linear);
 }
 
 /* Returns b, the erase gate; without rows of beta it is one number per head. */
 GDN_DEVICE float family_b(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                           int head, int j, int channel)
 {
-    if (!r.beta.data) return 1;
-    const char *at = row_at(r.beta, s, t, head) + j * r.family.beta_update +
-                     (r.family.beta_rows ? channel * r.family.beta_channel : 0);
-    return beta_value(r, load_float(at, 0, r.beta.dtype));
+    return family_b_value(r, load_number(find_b(r, s, t, head, j), channel));
 }
 
 /* Returns w, the write gate; absent: beta if that is one number per head, else 1. */
 GDN_DEVICE float family_w(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                           int head, int j, int column)
 {
-    const struct gdn_rows &rows = r.family.write;
-    if (!rows.data) return r.family.beta_rows ? 1 : family_b(r, s, t, head, j, 0);
-    const float w =
-        load_float(row_at(rows, s, t, head) + j * r.family.write_update, column, rows.dtype);
-    return r.beta_kind == GDN_NO_SIGMOID ? w : sigmoid(w);
+    return family_w_value(r, load_number(find_w(r, s, t, head, j), column));
 }
 
 /* Returns w v. If w is 0, v counts for nothing, a NaN neither (G8). */

@@ -28,7 +28,7 @@ static double now(void)
 bool gdn_cuda_has_image(const struct gdn_cuda *c, enum gdn_image_id image)
 {
     const struct gdn_image *i = &gdn_images[image];
-    return i->fatbin && (!i->only || i->only == c->chips);
+    return c->libraries[image] || (i->fatbin && (!i->only || i->only == c->chips));
 }
 
 /* Returns true if this build has code for the device, which then needs no PTX. Code for a chip runs

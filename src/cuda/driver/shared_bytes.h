@@ -12,6 +12,8 @@ enum { GDN_CU_CHUNKS_64 = 72192, GDN_CU_CHUNKS_128 = 92416 };
 
 /* Gradients in float32. */
 enum { GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
+/* Walks of the family; K above 128. */
+enum { GDN_CU_CHANNELS_WALK_BYTES = 34880, GDN_CU_CHANNELS_DEEP_BYTES = 67648 };
 /* On tensor cores. */
 enum {
     GDN_CU_PREPARE_BYTES = 50048,

@@ -13,6 +13,7 @@
 #include "cuda/conv/conv.h"
 #include "cuda/decode/decode.h"
 #include "cuda/driver/blas.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/contents.h"
 #include "cuda/driver/lines.h"
 #include "cuda/layer/args.h"
@@ -34,12 +35,17 @@ struct buffers {
     char *blas;      /* what cuBLAS wants for itself */
 };
 
-/* Returns true if Qwen3-Next's rows stay as they are projected. The convolution takes eight
- * channels at once from where they are. Else every head's rows are projected to their place. */
-static bool is_woven(const struct gdn_block *b)
+/* Returns why Qwen3-Next's rows cannot stay as they are projected, or NULL. The convolution takes
+ * eight channels at once from where they are. Else every head's rows are projected to their
+ * place. */
+static const char *why_not_woven(const struct gdn_block *b)
 {
-    return b->fused && b->K % 8 == 0 && b->Hv / b->Hk * b->V % 8 == 0;
+    if (!b->fused) return "in_proj_qkvz is not given";
+    if (b->K % 8) return "key_head_dim is not a multiple of 8";
+    return b->Hv / b->Hk * b->V % 8 ? "a key head's values are not a multiple of 8" : NULL;
 }
+
+static bool is_woven(const struct gdn_block *b) { return !why_not_woven(b); }
 
 static bool spares_padding(const struct gdn_block *b)
 {
@@ -175,10 +181,10 @@ static struct gdn_blas_matrix matrix_of(const struct gdn_rows *r, struct shape s
                                      r->batch / unit };
 }
 
-/* The product as cuBLAS would compute it, m[] being out, x and weight. False: it cannot, or not
- * in an order of summation that is the same for every number of tokens. */
-static bool by_blas(const struct gdn_block *b, const struct product *p, struct gdn_blas_matrix *m,
-                    struct shape *s)
+/* Fills the product as cuBLAS would compute it, m[] being out, x and weight. Returns why it cannot,
+ * or not in an order of summation that is the same for every number of tokens; NULL: it can. */
+static const char *why_not_blas(const struct gdn_block *b, const struct product *p,
+                                struct gdn_blas_matrix *m, struct shape *s)
 {
     const int64_t T = b->tokens->T, B = b->tokens->padded ? b->tokens->B : 1;
     const int64_t n_in = p->weight->size[1];
@@ -189,9 +195,13 @@ static bool by_blas(const struct gdn_block *b, const struct product *p, struct g
     m[1] = matrix_of(&p->x, *s, T, n_in);
     m[2] = (struct gdn_blas_matrix){ gdn_at(p->weight, p->row * p->weight->stride[0]),
                                      p->weight->dtype, p->n == 1 ? n_in : p->weight->stride[0], 0 };
-    return !b->rule.exact && p->weight->dtype == p->x.dtype && m[0].ld >= p->n && m[1].ld >= n_in &&
-           m[2].ld >= n_in && m[0].batch >= 0 && m[1].batch >= 0 &&
-           gdn_blas_counts(&m[0], &m[1], &m[2], s->n, s->n_rows, p->n, n_in);
+    if (b->rule.exact) return "GDN_EXACT is set";
+    if (p->weight->dtype != p->x.dtype) return "a weight has another dtype than hidden";
+    if (m[0].ld < p->n || m[1].ld < n_in || m[2].ld < n_in || m[0].batch < 0 || m[1].batch < 0)
+        return "rows overlap or go backwards";
+    return gdn_blas_counts(&m[0], &m[1], &m[2], s->n, s->n_rows, p->n, n_in)
+               ? NULL
+               : "a size or stride does not fit 32 bits";
 }
 
 static bool needs_blas(const struct gdn_block *b)
@@ -201,9 +211,29 @@ static bool needs_blas(const struct gdn_block *b)
     struct shape s;
     for (int i = 0; i < n_products(b); i++) {
         const struct product p = product_of(b, &none, i);
-        if (by_blas(b, &p, m, &s)) return true;
+        if (!why_not_blas(b, &p, m, &s)) return true;
     }
     return false;
+}
+
+/* ---- The log ------------------------------------------------------------------------------- */
+
+/* Logs how rows are projected, and why not by cuBLAS if one product is not. */
+static void log_forms(gdn_ctx *ctx, const struct gdn_block *b)
+{
+    const struct buffers none = { 0 };
+    const char *why = NULL;
+    for (int i = 0; i < n_products(b) && !why; i++) {
+        const struct product p = product_of(b, &none, i);
+        struct gdn_blas_matrix m[3];
+        struct shape s;
+        why = why_not_blas(b, &p, m, &s);
+    }
+    gdn_cuda_log_forms(ctx, GDN_CUDA_BLOCK_CHOICE, "block",
+                       (struct gdn_cuda_form[]){ { "woven rows", why_not_woven(b) },
+                                                 { "rows of each head", NULL } });
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PROJECTION_CHOICE, "block projections",
+                       (struct gdn_cuda_form[]){ { "cublas", why }, { "layer_project", NULL } });
 }
 
 /* ---- The call ------------------------------------------------------------------------------ */
@@ -231,7 +261,7 @@ static gdn_status project(struct layer *l, int i)
     const struct product p = product_of(b, &l->m, i);
     struct gdn_blas_matrix m[3];
     struct shape s;
-    if (by_blas(b, &p, m, &s)) {
+    if (!why_not_blas(b, &p, m, &s)) {
         TRY(gdn_blas_project(l->ctx, &m[0], &m[1], &m[2], s.n, s.n_rows, p.n, p.weight->size[1]));
         return gdn_cuda_note(l->ctx, "block", GDN_CU_cublas);
     }
@@ -400,6 +430,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, void *memo
     const size_t blas = blas_bytes(ctx, b);
     bool pushed;
     if (b->n_tokens == 0) return gdn_note_line(ctx, "block", "none");
+    log_forms(ctx, b);
     lay_out(ctx, &l.m, b, blas, memory);
     TRY(gdn_cuda_enter(ctx, &pushed));
     gdn_status status = GDN_OK;

@@ -192,29 +192,29 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_rule_call *c)
     return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
-/* Returns true if the call goes token by token, as decode: with GDN_EXACT, and if its rows have
- * several dtypes, which chunks do not take. */
+/* Returns true if the call goes token by token, as decode: with GDN_EXACT, and if chunks take
+ * neither its rule nor rows of several dtypes. */
 static bool goes_by_tokens(const struct gdn_rule_call *c, const struct gdn_cu_rule *args)
 {
-    return c->rule.exact || gdn_cuda_mixes_dtypes(args);
+    return c->rule.exact || c->rule.family.is || gdn_cuda_mixes_dtypes(args);
 }
 
-/* Returns true if the kernels of prefill/channels take the call. */
-static bool goes_by_channels(const gdn_ctx *ctx, const struct gdn_rule_call *c,
-                             const struct gdn_cu_rule *args)
+/* Returns why the kernels of prefill/channels do not take a call of the family. */
+static const char *why_not_channels(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
 {
-    return args->family.is && !c->rule.exact && !gdn_cuda_prefill_channels_why_not(ctx, args);
+    return args->exact ? "GDN_EXACT is set" : gdn_cuda_prefill_channels_why_not(ctx, args);
 }
 
-/* Logs the form of a call of the family. */
-static void log_family(gdn_ctx *ctx, const struct gdn_rule_call *c, const struct gdn_cu_rule *args)
+static bool goes_by_channels(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
 {
-    const struct gdn_cuda_form list[] = {
-        { "channels",
-          c->rule.exact ? "the call is exact" : gdn_cuda_prefill_channels_why_not(ctx, args) },
-        { "tokens", NULL },
-    };
-    if (args->family.is) gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
+    return args->family.is && !why_not_channels(ctx, args);
+}
+
+static void log_family(gdn_ctx *ctx, const struct gdn_cu_rule *args)
+{
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill",
+                       (struct gdn_cuda_form[]){ { "channels", why_not_channels(ctx, args) },
+                                                 { "tokens", NULL } });
 }
 
 static gdn_status run_channels(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
@@ -230,12 +230,12 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    TRY(gdn_cuda_check_channels(ctx, &c->rule));
     gdn_cuda_fill_call(args, c);
-    if (goes_by_channels(ctx, c, args)) {
+    if (goes_by_channels(ctx, args)) {
         c->base.bytes = gdn_cuda_prefill_channels_bytes(ctx, args);
         return GDN_OK;
     }
-    TRY(gdn_cuda_check_family(ctx, &c->rule, "g", &c->args.A_log));
     if (!goes_by_tokens(c, args))
         c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
     return GDN_OK;
@@ -246,8 +246,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c = call;
     const struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    log_family(ctx, c, args);
-    if (goes_by_channels(ctx, c, args)) return run_channels(ctx, args, memory, c->base.stream);
+    if (args->family.is) log_family(ctx, args);
+    if (goes_by_channels(ctx, args)) return run_channels(ctx, args, memory, c->base.stream);
     if (goes_by_tokens(c, args))
         return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
     return gdn_cuda_prefill(ctx, args, cut_options_of(c), memory, c->base.stream);

@@ -11,15 +11,17 @@ struct gdn_cu_gates {
     struct gdn_cu_lines a, b, g, beta;
     struct gdn_cu_array A_log, dt_bias;
     int64_t n_lines, H;
+    int64_t n_heads;     /* 0; else H are the channels of a line, and lines go from head to head */
     float bound, factor; /* of beta: 1 or 2 */
     int32_t linear;
     int32_t each;           /* lines of a thread */
     uint32_t wide, inverse; /* threads of a line, up to 256; 65536 / wide, rounded up */
 };
-GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 64 + 2 * 32 + 16 + 24);
+GDN_CU_SIZE(gdn_cu_gates, 48 + 4 * 64 + 2 * 32 + 24 + 24);
 
 /* gdn_gates_backward. Blocks of `rows` lines write to sums[block][2][H] what dA_log and ddt_bias
- * get from them. */
+ * get from them; to [H + H K] with channels, of which a line has K, and lines go from head to
+ * head. */
 struct gdn_cu_gates_backward {
     struct gdn_cu_leads leads;
     struct gdn_cu_lines a, b, dg, dbeta, da, db;
@@ -30,7 +32,7 @@ struct gdn_cu_gates_backward {
     int32_t linear;
     int32_t adds;    /* to what the gradients hold */
     int32_t wants_a; /* da, dA_log or ddt_bias */
-    int32_t pad;
+    int32_t K;       /* channels; 0: none */
 };
 GDN_CU_SIZE(gdn_cu_gates_backward, 48 + 6 * 64 + 4 * 32 + 40 + 24);
 

@@ -25,7 +25,7 @@ static bool is_flat(const struct gdn_cu_gates *a)
     for (int i = 0; i < 2; i++)
         if (vectors[i]->data && !is_quads(vectors[i], a->H)) return false;
     if (a->a.data && a->b.data && a->a.dtype != a->b.dtype) return false;
-    return a->leads.n == 1 && a->H <= HEADS * THREADS;
+    return a->leads.n == 1 && a->H <= HEADS * THREADS && !a->n_heads;
 }
 
 static enum gdn_kernel_id choose(const struct gdn_cu_gates *a)
@@ -51,57 +51,58 @@ static int64_t spread(struct gdn_cu_gates *a, int64_t places, int most, int sm_c
     return (a->n_lines + a->each * lines - 1) / (a->each * lines);
 }
 
-static struct gdn_cu_gates args_of(const struct gdn_gates_call *s)
+/* of_a, of_b: these and what comes of them. */
+static struct gdn_cu_gates args_of(const struct gdn_gates_call *s, bool of_a, bool of_b)
 {
+    static const gdn_tensor none = { .data = NULL };
     const gdn_gates_args *a = &s->args;
     struct gdn_cu_gates args = {
-        .A_log = gdn_cuda_array(&a->A_log),
-        .dt_bias = gdn_cuda_array(&a->dt_bias),
-        .n_lines = s->n_rows,
-        .H = s->H,
+        .A_log = gdn_cuda_array(of_a ? &a->A_log : &none),
+        .dt_bias = gdn_cuda_array(of_a ? &a->dt_bias : &none),
+        .n_lines = of_a ? s->n_rows : s->b_rows,
+        .H = !of_a  ? s->b_size
+             : s->K ? s->K
+                    : s->H,
+        .n_heads = of_a && s->K ? s->H : 0,
         .bound = a->gate_lower_bound,
         .factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f,
         .linear = a->gate == GDN_GATE_LINEAR,
     };
-    const gdn_tensor *tensors[] = { &a->a, &a->b, &a->g, &a->beta };
+    const gdn_tensor *tensors[] = { of_a ? &a->a : &none, of_b ? &a->b : &none,
+                                    of_a ? &a->g : &none, of_b ? &a->beta : &none };
     struct gdn_cu_lines *lines[] = { &args.a, &args.b, &args.g, &args.beta };
-    const int first = a->a.data ? 0 : 1; /* one that is there */
+    const int first = tensors[0]->data ? 0 : 1; /* one that is there */
     gdn_cuda_lines(tensors + first, 4 - first, &args.leads, lines + first);
     return args;
 }
 
-gdn_status gdn_cuda_check_gates(gdn_ctx *ctx, int64_t channels, const gdn_tensor *a,
-                                const gdn_tensor *A_log)
+static gdn_status launch(gdn_ctx *ctx, struct gdn_cu_gates a, struct gdn_cuda_ran *ran,
+                         void *stream)
 {
-    if (channels) return gdn_fail(ctx, GDN_E_UNSUPPORTED, "dt_bias: [H][K], wanted [H] on a GPU");
-    if (a->data && !A_log->data)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "A_log: absent, wanted on a GPU");
-    return GDN_OK;
-}
-
-static gdn_status plan(gdn_ctx *ctx, void *call)
-{
-    const struct gdn_gates_call *s = call;
-    return gdn_cuda_check_gates(ctx, s->K, &s->args.a, &s->args.A_log);
-}
-
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
-{
-    const struct gdn_gates_call *s = call;
-    struct gdn_cu_gates a = args_of(s);
     const enum gdn_kernel_id kernel = choose(&a);
     const bool ones = kernel == GDN_CU_gates_heads;
     const int64_t places = ones ? a.H : a.H / HEADS;
     const int most = ones ? ONES : LINES;
-    const struct gdn_cuda_call launch = {
+    const struct gdn_cuda_call call = {
         .kernel = kernel,
         .grid = { places ? spread(&a, places, most, ctx->cuda->sm_count) : 0, 1, 1 },
-        .stream = s->base.stream,
+        .stream = stream,
         .args = &a,
     };
-    (void)memory;
-    TRY(gdn_cuda_launch(ctx, &launch));
-    return gdn_cuda_note(ctx, s->base.op, launch.kernel);
+    gdn_cuda_ran_add(ran, kernel);
+    return gdn_cuda_launch(ctx, &call);
 }
 
-const struct gdn_op_backend gdn_cuda_op_gates = { plan, run };
+/* With channels b has other lines than a. */
+static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_gates_call *s = call;
+    const bool has_a = s->args.a.data, has_b = s->args.b.data, apart = s->K && has_b;
+    struct gdn_cuda_ran ran = { .n = 0 };
+    (void)memory;
+    TRY(launch(ctx, args_of(s, has_a, has_b && !apart), &ran, s->base.stream));
+    if (apart) TRY(launch(ctx, args_of(s, false, true), &ran, s->base.stream));
+    return gdn_cuda_note_all(ctx, s->base.op, ran.kernels, ran.n);
+}
+
+const struct gdn_op_backend gdn_cuda_op_gates = { .run = run };

@@ -5,7 +5,7 @@
  * after all its first ones, and so on. How many a thread has, the host says: where there are few,
  * one, so that they are many threads'.
  *
- *     heads           all, of any strides; a place is one head
+ *     heads           all, of any strides; a place is one head, or one channel of a line's head
  *     flat_<dtype>    a and b of that dtype; four heads, which move at once, of outputs, A_log and
  *                     dt_bias too, and lines are a step apart
  */
@@ -214,12 +214,38 @@ GDN_DEVICE void write_head(const struct gdn_cu_gates &a, const struct place &p,
     }
 }
 
+/* Writes the channels of lines, each of which is one head's. */
+GDN_DEVICE void write_channels(const struct gdn_cu_gates &a, const struct place &p)
+{
+    const struct gdn_cu_array &bias = a.dt_bias;
+#pragma unroll 1
+    for (int i = 0; i * p.step < p.left; i++) {
+        const int64_t line = p.line + i * p.step, head = line - divide(line, a.n_heads) * a.n_heads;
+        const struct gdn_line at = find_line(a.leads, line);
+        const char *const from = line_at(a.leads, a.a, at);
+        char *const to = line_at(a.leads, a.g, at);
+        const float A[1] = { factor_of_g(a, load_vector(a.A_log, head, 0)) };
+#pragma unroll 1
+        for (int64_t x = p.at; x < a.H; x += a.wide) {
+            const int64_t in_bias = head * bias.stride[0] + x * bias.stride[1];
+            const float dt[1] = { load_float(bias.data, in_bias, bias.dtype) };
+            float y[1] = { load_float(from, x * a.a.element, a.a.dtype) };
+            make_g(y, a, A, dt);
+            store_float(to, x * a.g.element, a.g.dtype, y[0]);
+        }
+    }
+}
+
 /* Writes the heads of a line, in turns if there are more than threads of the block. */
 GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
 {
     const struct place p = find_place(a);
     struct lines l = {};
     if (p.left <= 0) return;
+    if (a.n_heads) {
+        write_channels(a, p);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < ONES; i++)
         if (i * p.step < p.left) find(l, i, a, p.line + i * p.step);

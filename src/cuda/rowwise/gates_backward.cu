@@ -58,6 +58,12 @@ GDN_DEVICE void store(const struct gdn_cu_gates_backward &a, const struct gdn_cu
     store_float(line_at(a.leads, l, at), head * l.element, l.dtype, x);
 }
 
+/* The sums of a block: of dA_log [H], then of ddt_bias [H] or [H][K]. */
+GDN_DEVICE int64_t n_sums(const struct gdn_cu_gates_backward &a)
+{
+    return a.H * (a.K ? 1 + a.K : 2);
+}
+
 /* Writes a head of one line. */
 GDN_DEVICE void write_line(const struct gdn_cu_gates_backward &a, struct head &h, int64_t line,
                            int64_t head)
@@ -74,8 +80,47 @@ GDN_DEVICE void write_line(const struct gdn_cu_gates_backward &a, struct head &h
     }
 }
 
+/* Writes the channels of head blockIdx.y in the block's lines, 32 at a time: a lane is a channel. */
+GDN_DEVICE void write_channels(const struct gdn_cu_gates_backward &a)
+{
+    __shared__ float sums[2][WARPS][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t head = blockIdx.y, first = blockIdx.x * a.rows;
+    const int64_t end = a.n_lines - first < a.rows ? a.n_lines : first + a.rows;
+    const int64_t skip = head - first % a.H, start = first + (skip < 0 ? skip + a.H : skip);
+    float *const block = a.sums + blockIdx.x * n_sums(a);
+    float dA_log = 0;
+    for (int x = 0; x < a.K; x += 32) {
+        const int channel = x + lane;
+        struct head h = { expf(load_vector(a.A_log, head, 0)), 0, 0, 0 };
+        if (channel < a.K) {
+            h.dt = load_float(a.dt_bias.data,
+                              head * a.dt_bias.stride[0] + channel * a.dt_bias.stride[1],
+                              a.dt_bias.dtype);
+            for (int64_t line = start + warp * a.H; line < end; line += WARPS * a.H)
+                write_line(a, h, line, channel);
+        }
+        sums[0][warp][lane] = h.dA_log;
+        sums[1][warp][lane] = h.ddt_bias;
+        __syncthreads();
+        if (a.sums && warp < 2) {
+            float sum = 0;
+            for (int i = 0; i < WARPS; i++) sum += sums[warp][i][lane];
+            if (warp == 1 && channel < a.K) block[a.H + head * a.K + channel] = sum;
+            dA_log += sum;
+        }
+        __syncthreads();
+    }
+    dA_log = sum_lanes(dA_log, 32);
+    if (a.sums && threadIdx.x == 0) block[head] = dA_log;
+}
+
 GDN_DEVICE void gates_backward_rows(const struct gdn_cu_gates_backward &a)
 {
+    if (a.K) {
+        write_channels(a);
+        return;
+    }
     __shared__ float sums[2][WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t head = (int64_t)blockIdx.y * 32 + lane, first = blockIdx.x * a.rows;
@@ -101,11 +146,18 @@ GDN_DEVICE void gates_backward_rows(const struct gdn_cu_gates_backward &a)
 
 GDN_DEVICE void gates_backward_sums(const struct gdn_cu_gates_backward &a)
 {
-    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, n = n_sums(a);
     const bool is_bias = i >= a.H;
-    const struct gdn_cu_array &to = is_bias ? a.ddt_bias : a.dA_log;
-    if (i < 2 * a.H && to.data)
-        add_blocks(to, is_bias ? i - a.H : i, a.sums + i, a.n_blocks, 2 * a.H, a.adds);
+    struct gdn_cu_array to = is_bias ? a.ddt_bias : a.dA_log;
+    int64_t element = is_bias ? i - a.H : i;
+    if (i >= n || !to.data) return;
+    if (is_bias && a.K) { /* [H][K] */
+        const int64_t head = divide(element, a.K);
+        element -= head * a.K;
+        to.data = (const float *)to.data + head * to.stride[0];
+        to.stride[0] = to.stride[1];
+    }
+    add_blocks(to, element, a.sums + i, a.n_blocks, n, a.adds);
 }
 
 #define GDN_IMAGE_gates_backward GDN_THIS_IMAGE

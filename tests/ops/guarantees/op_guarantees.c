@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu, gpu, sm_80 "G3" */
+/* runs: cpu, gpu, sm_80 "G3" --every=2 */
 /*
  * The guarantees that every op of ops.def gives alike, for random calls of each. Any number of
  * threads and sequences one by one (G2), runs after the first (G3), float environments (G12) and

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu, gpu, sm_80 */
+/* runs: cpu, gpu, sm_80 --every=4 */
 /*
  * gdn_prefill and gdn_decode: properties of the rule, speculative decoding, and the places
  * where implementations of it are known to disagree, each a test of its own.

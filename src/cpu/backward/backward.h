@@ -10,7 +10,7 @@ void gdn_backward_families(struct gdn_backward *w);
 size_t gdn_backward_scratch(const struct gdn_backward *w, const struct gdn_kernels *kr);
 void gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratch);
 
-/* ---- Token by token, for the family: backward_tokens.c -------------------------------------- */
+/* ---- Token by token, for the family: tokens.c -------------------------------------- */
 
 struct gdn_backward_tokens {
     const struct gdn_backward *work;
@@ -33,7 +33,7 @@ void gdn_backward_tokens_chunk(struct gdn_backward_tokens *s, const struct gdn_s
                                int64_t t0, int n, const float *S, float *J, float *dq, float *dk,
                                float *dv, ptrdiff_t ld_k);
 
-/* ---- Rows: backward_rows.c ----------------------------------------------------------------- */
+/* ---- Rows: rows.c ----------------------------------------------------------------- */
 
 /* Stores n floats in a row of the dtype, or adds them to what is there. x is changed. */
 void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, bool adds, float *x,

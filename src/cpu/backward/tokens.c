@@ -2,11 +2,11 @@
 /*
  * Gradients of the family (gdn.h), token by token: the recurrence in reverse (docs/design/math.md).
  * A row is an update. The states before the rows of a chunk are kept; states are rows of k, ld
- * floats apart, as in backward.c.
+ * floats apart, as in sweep.h.
  */
 #include <string.h>
 
-#include "cpu/backward.h"
+#include "cpu/backward/backward.h"
 
 enum { C = GDN_CHUNK };
 

@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "core/tensor_check.h"
-#include "cpu/backward.h"
+#include "cpu/backward/backward.h"
 
 void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, bool adds, float *x,
                         int n)

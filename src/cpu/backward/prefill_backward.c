@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill_backward: the gradients of gdn_prefill, by backward.c, and their sums. */
+/* gdn_prefill_backward: the gradients of gdn_prefill, by run.c, and their sums. */
 #include <string.h>
 
 #include "calls/op_backends.h"
 #include "core/tensor_check.h"
-#include "cpu/backward.h"
+#include "cpu/backward/backward.h"
 
 /* Stores n sums of each head over sequences, in their order, from number `first` on. */
 static void store_sums(const struct gdn_backward_call *c, const gdn_tensor *t, int64_t first,

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What KDA, GDN-2 and Gated DeltaProduct of FLA 0.6 share, and the latter two under FLA's names and
+signatures. All run on a CPU: on a GPU they raise NotImplementedError.
+"""
+
+import warnings
+
+import torch
+
+import gdn
+import gdn.torch
+
+from . import _drop_in
+from .torch._named import renamed
+
+
+def refuse(**given):
+    """Raises NotImplementedError that names the first of these arguments which is given."""
+    for name, x in given.items():
+        if x is not None and x is not False:
+            raise NotImplementedError(f"gdn.fla: {name} is not supported")
+
+
+def first_of_v(state_v_first, kwargs):
+    """state_v_first, which kwargs may have under its old name. Called by FLA's function itself."""
+    if "transpose_state_layout" not in kwargs:
+        return state_v_first
+    if state_v_first:
+        raise ValueError("state_v_first and transpose_state_layout are two names of one option")
+    warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning, stacklevel=3)
+    return kwargs["transpose_state_layout"]
+
+
+def check_chunk(kwargs, rule, *sizes):
+    """Raises ValueError for a chunk_size that FLA does not have. It changes nothing here."""
+    size = kwargs.get("chunk_size", sizes[-1])
+    if size not in sizes:
+        wanted = " or ".join(map(str, sizes))
+        raise ValueError(f"`chunk_size` must be {'either ' * (len(sizes) > 1)}{wanted} for {rule}, "
+                         f"got {size}.")
+
+
+def on_cpu(x):
+    """Raises NotImplementedError for a tensor on another device."""
+    if x.device.type != "cpu":
+        raise NotImplementedError("gdn.fla: KDA, GDN-2 and DeltaProduct run on a CPU alone")
+
+
+def raw_gates(g, A_log, dt_bias, lower_bound):
+    """The options for raw gates [B, T, HV, K]. dt_bias None is 0."""
+    _drop_in.optional(A_log=A_log, dt_bias=dt_bias)
+    if A_log is None and lower_bound is None:
+        raise ValueError("A_log: absent, wanted where lower_bound is None")
+    bias = g.new_zeros(g.shape[-2:], dtype=torch.float32) if dt_bias is None else dt_bias
+    return dict(A_log=A_log if A_log is None else A_log.reshape(-1),
+                dt_bias=bias.reshape(g.shape[-2:]), gate_lower_bound=float(lower_bound or 0))
+
+
+def call(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, *, l2norm,
+         v_first=False, **options):
+    """The rule on tensors [B, T, H, D]; options are further ones of gdn.torch.prefill()."""
+    _drop_in.wanted(q=q, k=k, v=v)
+    _drop_in.optional(initial_state=initial_state, cu_seqlens=cu_seqlens)
+    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
+    on_cpu(q)
+    if cu_seqlens is not None and q.shape[0] != 1:
+        raise ValueError(f"the batch size must be 1 with cu_seqlens, found {q.shape[0]}")
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    return _drop_in.rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
+                         state_layout=gdn.STATE_VK if v_first else gdn.STATE_KV,
+                         norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE, **options)
+
+
+@renamed(beta="b", write_gate="w")
+def _gdn2(op, q, k, v, g, b, w, raw, scale, initial_state, output_final_state, cu_seqlens, options):
+    _drop_in.wanted(g=g, b=b, w=w)
+    _drop_in.dimensions(g=(g, 4), b=(b, 4), w=(w, 4))
+    write = _drop_in.unit_stride(_drop_in.gate(w))
+    if raw is not None:
+        options.update(raw_gates(g, *raw), gate=gdn.GATE_RAW)
+    return call(op, q, k, v, g, b, scale, initial_state, output_final_state, cu_seqlens,
+                write_gate=write if cu_seqlens is None else write[0], **options)
+
+
+def chunk_gdn2(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    b: torch.Tensor,
+    w: torch.Tensor,
+    scale: "float | None" = None,
+    initial_state: "torch.Tensor | None" = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    cu_seqlens: "torch.LongTensor | None" = None,
+    cu_seqlens_cpu: "torch.LongTensor | None" = None,
+    safe_gate: bool = False,
+    lower_bound: "float | None" = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    **kwargs,
+):
+    """
+    GDN-2 over whole sequences: b [B, T, HV, K] erases, w [B, T, HV, V] writes. All else is as in
+    chunk_kda(), without its options of beta.
+
+    Raises NotImplementedError for return_intermediate_states and for kwargs other than A_log,
+    dt_bias, transpose_state_layout and a chunk_size of 64; ValueError for another chunk_size.
+    """
+    _drop_in.only("chunk_gdn2", kwargs, "A_log", "dt_bias", "chunk_size", "transpose_state_layout")
+    check_chunk(kwargs, "GDN-2", 64)
+    refuse(return_intermediate_states=return_intermediate_states)
+    raw = kwargs.get("A_log"), kwargs.get("dt_bias"), lower_bound
+    return _gdn2(gdn.torch.prefill, q, k, v, g, b, w, raw if use_gate_in_kernel else None, scale,
+                 initial_state, output_final_state, cu_seqlens,
+                 dict(l2norm=use_qk_l2norm_in_kernel, v_first=first_of_v(state_v_first, kwargs)))
+
+
+def fused_recurrent_gdn2(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    b: torch.Tensor,
+    w: torch.Tensor,
+    A_log: "torch.Tensor | None" = None,
+    dt_bias: "torch.Tensor | None" = None,
+    scale: "float | None" = None,
+    initial_state: "torch.Tensor | None" = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    lower_bound: "float | None" = None,
+    state_v_first: bool = False,
+    cu_seqlens: "torch.LongTensor | None" = None,
+    **kwargs,
+):
+    """
+    GDN-2 token by token: arguments and results of chunk_gdn2(). Gradients flow, which FLA does not
+    have. Raises NotImplementedError for kwargs other than transpose_state_layout.
+    """
+    _drop_in.only("fused_recurrent_gdn2", kwargs, "transpose_state_layout")
+    return _gdn2(gdn.torch.decode, q, k, v, g, b, w,
+                 (A_log, dt_bias, lower_bound) if use_gate_in_kernel else None, scale,
+                 initial_state, output_final_state, cu_seqlens,
+                 dict(l2norm=use_qk_l2norm_in_kernel, v_first=first_of_v(state_v_first, kwargs)))
+
+
+def chunk_gated_delta_product(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    num_householder: int,
+    scale: float = None,
+    initial_state: torch.Tensor = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: "torch.LongTensor | None" = None,
+    cu_seqlens_cpu: "torch.LongTensor | None" = None,
+):
+    """
+    Gated DeltaProduct over whole sequences: num_householder n, up to 8, pairs of k and v a token.
+    k [B, n T, H, K], v [B, n T, HV, V], beta [B, n T, HV]; g [B, T, HV], or None for no decay.
+    float32 too, which FLA refuses. All else is as in chunk_gated_delta_rule().
+    """
+    _drop_in.wanted(beta=beta)
+    _drop_in.optional(g=g)
+    if beta.dim() != 3:
+        raise NotImplementedError("gdn.fla: beta has one value per head, [B, n T, HV]")
+    if g is not None:
+        _drop_in.dimensions(g=(g, 3))
+    return call(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state, output_final_state,
+                cu_seqlens, l2norm=use_qk_l2norm_in_kernel, updates=num_householder)

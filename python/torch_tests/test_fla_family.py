@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gdn.fla's GDN-2, Gated DeltaProduct and gates of KDA beside float64 under torch's autograd."""
+
+import pytest
+import torch
+
+import gdn.fla
+from gdn import fla
+
+B, T, H, HV, K, V = 2, 37, 2, 4, 32, 24
+
+
+def recurrence(q, k, v, g, b, w, S):
+    """The family's rule, n updates a token: q [B, T, H, K], g [B, T, HV, K or 1], rows of k, v, b
+    and w [B, n T, heads, size]."""
+    n = k.shape[1] // q.shape[1]
+    q, k = (x.repeat_interleave(HV // x.shape[2], 2) for x in (q * K**-0.5, k))
+    out = []
+    for t in range(q.shape[1]):
+        S = S * g[:, t].exp()[..., None]
+        for r in range(n * t, n * t + n):
+            u = w[:, r] * v[:, r] - torch.einsum("bhk,bhkv->bhv", b[:, r] * k[:, r], S)
+            S = S + k[:, r][..., None] * u[..., None, :]
+        out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return torch.stack(out, 1), S
+
+
+def normalised(x):
+    return x / (x.pow(2).sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def leaf(*shape):
+    return torch.randn(*shape).requires_grad_()
+
+
+def near(got, want, share=5e-5):
+    assert got.dtype == torch.float32
+    assert (got.double() - want).abs().max() <= share * want.pow(2).mean().sqrt() + 1e-6
+
+
+def check(ours, wanted, inputs):
+    """Results and gradients of ours beside those of wanted in float64, from these inputs."""
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    got, right = ours(*inputs), wanted(*exact)
+    weights = [torch.randn_like(x) for x in got]
+    loss = sum((x * w).sum() for x, w in zip(got, weights))
+    double = sum((x * w.double()).sum() for x, w in zip(right, weights))
+    for a, b in zip((*got, *torch.autograd.grad(loss, inputs)),
+                    (*right, *torch.autograd.grad(double, exact))):
+        near(a, b)
+
+
+@pytest.mark.parametrize("op", [fla.chunk_gdn2, fla.fused_recurrent_gdn2])
+@pytest.mark.parametrize("raw", [None, "softplus", "bounded", "bounded, no A_log"])
+@torch.enable_grad()
+def test_gdn2(op, raw):
+    inputs = [leaf(B, T, H, K), leaf(B, T, H, K), leaf(B, T, HV, V), leaf(B, T, HV, K),
+              leaf(B, T, HV, K), leaf(B, T, HV, V), leaf(B, HV, K, V)]
+    if raw is not None:
+        inputs += [leaf(HV * K)] if "no" in raw else [leaf(HV * K), leaf(HV)]
+    bound = -5.0 if raw and "bounded" in raw else None
+
+    def ours(q, k, v, g, b, w, S, *of_gates):
+        more = dict(zip(("dt_bias", "A_log"), of_gates))
+        if raw is None:
+            g = torch.nn.functional.logsigmoid(g)
+        return op(q, k, v, g, b.sigmoid(), w.sigmoid(), initial_state=S, output_final_state=True,
+                  use_qk_l2norm_in_kernel=True, use_gate_in_kernel=raw is not None,
+                  lower_bound=bound, **more)
+
+    def wanted(q, k, v, g, b, w, S, *of_gates):
+        if raw is None:
+            g = torch.nn.functional.logsigmoid(g)
+        else:
+            x, A = g + of_gates[0].view(HV, K), 1
+            if len(of_gates) > 1:
+                A = of_gates[1].exp()[:, None]
+            g = bound * torch.sigmoid(A * x) if bound else -A * torch.nn.functional.softplus(x)
+        return recurrence(normalised(q), normalised(k), v, g, b.sigmoid(), w.sigmoid(), S)
+
+    check(ours, wanted, inputs)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("decays", [False, True])
+@torch.enable_grad()
+def test_delta_product(n, decays):
+    inputs = [leaf(B, T, HV, K), leaf(B, n * T, HV, K), leaf(B, n * T, HV, V),
+              leaf(B, n * T, HV), leaf(B, HV, K, V)] + [leaf(B, T, HV)] * decays
+
+    def ours(q, k, v, beta, S, g=None):
+        g = None if g is None else torch.nn.functional.logsigmoid(g)
+        return fla.chunk_gated_delta_product(q, k, v, g, beta.sigmoid(), n, initial_state=S,
+                                             output_final_state=True, use_qk_l2norm_in_kernel=True)
+
+    def wanted(q, k, v, beta, S, g=None):
+        g = q.new_zeros(B, T, HV) if g is None else torch.nn.functional.logsigmoid(g)
+        b = beta.sigmoid()[..., None]
+        return recurrence(normalised(q), normalised(k), v, g[..., None], b, b, S)
+
+    check(ours, wanted, inputs)
+
+
+def test_packed():
+    """Sequences of 5 and 32 tokens, and one without, beside each alone."""
+    n, cu, parts = 2, torch.tensor([0, 5, 5, T]), (slice(0, 5), slice(5, T))
+    q, g = torch.randn(1, T, HV, K), -torch.rand(1, T, HV, K)
+    k, v = (normalised(torch.randn(1, n * T, HV, size)) for size in (K, V))
+    b, w, beta = torch.rand(1, T, HV, K), torch.rand(1, T, HV, V), torch.rand(1, n * T, HV)
+    S = torch.randn(3, HV, K, V)
+    rows = [slice(n * p.start, n * p.stop) for p in parts]
+    calls = {
+        "product": (lambda s, r, **o: fla.chunk_gated_delta_product(
+            q[:, s], k[:, r], v[:, r], g[:, s, :, 0], beta[:, r], n, output_final_state=True, **o)),
+        "gdn2": (lambda s, r, **o: fla.chunk_gdn2(
+            q[:, s], k[:, s], v[:, s], g[:, s], b[:, s], w[:, s], output_final_state=True, **o)),
+    }
+    for name, call in calls.items():
+        o, final = call(slice(0, T), slice(0, n * T), cu_seqlens=cu, initial_state=S)
+        alone = [call(s, r, initial_state=S[i:i + 1]) for i, s, r in zip((0, 2), parts, rows)]
+        torch.testing.assert_close(o, torch.cat([x for x, _ in alone], 1), msg=name)
+        torch.testing.assert_close(final, torch.cat([alone[0][1], S[1:2], alone[1][1]]), msg=name)
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+@pytest.mark.parametrize("given", [("A_log", "dt_bias"), ("A_log",), ("dt_bias",), ()])
+@torch.enable_grad()
+def test_gates(bound, given):
+    if bound is None and "A_log" not in given:
+        with pytest.raises(ValueError, match="^A_log: absent"):
+            fla.fused_kda_gate(torch.randn(T, HV, K))
+        return
+    g, of = leaf(B, T, HV, K), {"A_log": leaf(1, 1, HV, 1), "dt_bias": leaf(HV * K)}
+    inputs = [g, *(of[name] for name in given)]
+
+    def ours(g, *rest):
+        return [fla.fused_kda_gate(g, **dict(zip(given, rest)), lower_bound=bound)]
+
+    def wanted(g, *rest):
+        more = dict(zip(given, rest))
+        x = g + more["dt_bias"].view(HV, K) if "dt_bias" in more else g
+        A = more["A_log"].exp() if "A_log" in more else 1
+        return [bound * torch.sigmoid(A * x) if bound else -A * torch.nn.functional.softplus(x)]
+
+    check(ours, wanted, inputs)
+    named, dy = dict(zip(given, inputs[1:])), torch.randn_like(g)
+    by_autograd = torch.autograd.grad((ours(*inputs)[0] * dy).sum(), inputs)
+    y = fla.kda_gate_fwd(g, **named, lower_bound=bound, output_dtype=torch.bfloat16)
+    assert torch.equal(y, ours(*inputs)[0].bfloat16()) and not y.requires_grad
+    halves = fla.kda_gate_bwd(g, **named, dyg=dy, lower_bound=bound)
+    for name, got in zip(("g", "A_log", "dt_bias"), halves):
+        if name == "g" or name in named:
+            right = by_autograd[("g", *given).index(name)]
+            assert torch.equal(got, right) and got.shape == right.shape
+        else:
+            assert got is None
+
+
+@pytest.mark.parametrize("op", [fla.chunk_kda, fla.fused_recurrent_kda, fla.chunk_gdn2,
+                                fla.fused_recurrent_gdn2])
+def test_the_old_name_of_a_layout(op):
+    """transpose_state_layout is state_v_first."""
+    q, v, g = torch.randn(1, T, HV, K), torch.randn(1, T, HV, V), -torch.rand(1, T, HV, K)
+    gates = (torch.rand(1, T, HV),) if "kda" in op.__name__ else (torch.rand(1, T, HV, K),
+                                                                   torch.rand(1, T, HV, V))
+    S = torch.randn(1, HV, V, K)
+    wanted = op(q, q, v, g, *gates, initial_state=S, state_v_first=True)[0]
+    with pytest.warns(DeprecationWarning, match="state_v_first") as found:
+        got = op(q, q, v, g, *gates, initial_state=S, transpose_state_layout=True)[0]
+    assert torch.equal(got, wanted) and found[0].filename == __file__
+    with pytest.raises(ValueError, match="two names"):
+        op(q, q, v, g, *gates, state_v_first=True, transpose_state_layout=True)
+
+
+def test_refusals():
+    q, v, wide = torch.randn(1, T, HV, K), torch.randn(1, T, HV, V), torch.rand(1, T, HV, V)
+    g, beta = -torch.rand(1, T, HV, K), torch.rand(1, T, HV)
+    for call in (fla.chunk_kda, fla.fused_recurrent_kda):
+        with pytest.raises(NotImplementedError, match="beta has one value per head"):
+            call(q, q, v, g, wide)
+    with pytest.raises(NotImplementedError, match="beta has one value per head"):
+        fla.chunk_gated_delta_product(q, q, v, beta, wide, 1)
+    with pytest.raises(ValueError, match="must be 64"):
+        fla.chunk_gdn2(q, q, v, g, g, wide, chunk_size=32)
+    with pytest.raises(NotImplementedError, match="return_intermediate_states"):
+        fla.chunk_gdn2(q, q, v, g, g, wide, return_intermediate_states=True)
+    with pytest.raises(ValueError, match="must be either 32 or 64"):
+        fla.chunk_kda(q, q, v, g, beta, chunk_size=16)
+    for name in ("ssm_state_indices", "out"):
+        with pytest.raises(NotImplementedError, match=name):
+            fla.fused_recurrent_kda(q, q, v, g, beta, **{name: torch.zeros(1)})
+    with pytest.raises(TypeError, match="^w: None"):
+        fla.fused_recurrent_gdn2(q, q, v, g, g, None)
+    with pytest.raises(RuntimeError, match=": w: "):
+        fla.chunk_gdn2(q, q, v, g, g, wide[..., 1:])
+    for call in (lambda x: fla.chunk_gdn2(x, x, x, x, x, x), lambda x: fla.fused_kda_gate(x, x),
+                 lambda x: fla.chunk_kda(x, x, x, x, x[..., 0])):
+        with pytest.raises(NotImplementedError, match="on a CPU alone"):
+            call(q.to("meta"))
+    assert gdn.fla.chunk_gdn is fla.chunk_gated_delta_rule  # GDN's name is not GDN-2's

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/backward/windows.h"
+
+#include "cuda/driver/contents.h"
+#include "cuda/prefill/prefill.h"
+
+/* LEAST_CHUNKS: the least chunks of a sequence in a window. MOST_WINDOWS: a window is several
+ * launches. Of forms that have n_blocks: WINDOW_BYTES is the memory of a window, FEW the most
+ * sequences for which windows without work cost less than idle multiprocessors. */
+enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_BYTES = 640 << 20, FEW = 16 };
+
+/* Returns how many chunks a window should have, of a form with n_blocks: at least `least`, even if
+ * memory has fewer. */
+static int64_t chunks_in_memory(const struct gdn_cu_backward *a, int64_t least)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    return max_of(least,
+                  WINDOW_BYTES / ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
+}
+
+/* Returns what a test wants (sm90/cache.h), else 0. */
+static int64_t of_tests(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    return a->n_blocks ? ctx->cuda->sm90->window_chunks : 0;
+}
+
+/* Returns how many chunks a window of one sequence should have, out of `most`. */
+static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t least,
+                             int64_t most)
+{
+    const int64_t wanted = of_tests(ctx, a);
+    if (!a->n_blocks) return max_of(LEAST_CHUNKS, ceil_of(most, MOST_WINDOWS));
+    if (wanted > 0) return wanted;
+    return max_of(LEAST_CHUNKS, chunks_in_memory(a, least) / max_of(a->n_parts, 1));
+}
+
+/* Returns the numbers of the chunks of a batch (backward.cuh), at most. */
+int64_t gdn_windows_numbers(const struct gdn_cu_batch *b)
+{
+    const int64_t C = GDN_CU_BACKWARD_CHUNK;
+    return b->cu_seqlens.data ? b->N / C + b->B : b->B * ceil_of(b->T, C);
+}
+
+/* Returns the chunks between checkpoints of the caller; 1: there are none. */
+static int64_t chunks_between(const struct gdn_cu_backward *a)
+{
+    return gdn_windows_have_checkpoints(a) ? a->rule.batch.checkpoint_every / GDN_CU_BACKWARD_CHUNK
+                                           : 1;
+}
+
+/*
+ * Returns how many chunks windows through a packed batch should have; 0: windows should be those of
+ * each sequence, as a has them. Lengths are on the device alone, so these are as many as one
+ * sequence of all tokens has, and most find little work. Those through the batch are full, but may
+ * have one sequence alone. Its heads, and those of as many as begin there on average, have four
+ * blocks each: these should be enough for all multiprocessors, unless B is large.
+ */
+static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
+                                     int64_t least)
+{
+    const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
+    const int64_t wanted = of_tests(ctx, a);
+    if (wanted < 0 && !a->cut.units) return -wanted;
+    if (a->n_chunks > numbers) return numbers;
+    if (!a->n_blocks || a->cut.units || a->n_windows < 2 || wanted || B < 1) return 0;
+    const int64_t n = chunks_in_memory(a, least);
+    return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
+}
+
+/* The same for a padded batch: through it if a window has whole sequences, but not all of them. */
+static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
+                                     int64_t least)
+{
+    const struct gdn_cu_batch *b = &a->rule.batch;
+    const int64_t each = ceil_of(b->T, GDN_CU_BACKWARD_CHUNK), wanted = of_tests(ctx, a);
+    if (!a->n_blocks || a->cut.units || wanted > 0 || each < 1) return 0;
+    const int64_t rows = (wanted ? -wanted : chunks_in_memory(a, least)) / each;
+    return rows < 1 || rows >= b->B ? 0 : rows * each;
+}
+
+/* Cuts a batch into windows through it, of at most n chunks each. The plan on the device makes a
+ * window two thirds full or fuller (plan.cuh). */
+static void cut_through(struct gdn_cu_backward *a, int64_t n)
+{
+    const struct gdn_cu_batch *b = &a->rule.batch;
+    const int64_t numbers = gdn_windows_numbers(b), every = chunks_between(a);
+    const bool packed = b->cu_seqlens.data != NULL;
+    const int64_t full = packed && every <= n ? n - n % every : n;
+    a->window_chunks = 0;
+    a->n_chunks = n < numbers ? n : numbers;
+    a->n_windows = packed && b->B > 1 ? ceil_of(3 * numbers, 2 * n) + 1 : ceil_of(numbers, full);
+    if (n >= numbers) a->n_windows = 1;
+    if (a->n_windows > 1 && a->n_parts > n) a->n_parts = n;
+}
+
+bool gdn_windows_go_through(const struct gdn_cu_backward *a)
+{
+    return !a->window_chunks && a->n_windows > 1;
+}
+
+/* Returns true if some sequence may go on from a window to the next. */
+bool gdn_windows_have_states(const struct gdn_cu_backward *a)
+{
+    return a->n_windows > 1 && (a->window_chunks || a->rule.batch.cu_seqlens.data);
+}
+
+/* Cuts sequences or parts of `most` chunks into windows of n chunks of each. */
+static void cut_each(struct gdn_cu_backward *a, int64_t most, int64_t n)
+{
+    a->window_chunks = n;
+    a->n_chunks = a->n_parts * n;
+    a->n_windows = most ? ceil_of(most, n) : 1;
+}
+
+/* Lets windows begin at checkpoints of the caller, if these are close enough. A window through the
+ * batch leaves out at most a third. */
+static void cut_at_checkpoints(struct gdn_cu_backward *a, int64_t most)
+{
+    struct gdn_cu_batch *b = &a->rule.batch;
+    const int64_t every = chunks_between(a), n = a->window_chunks;
+    if (!gdn_windows_have_checkpoints(a)) return;
+    if (!gdn_windows_have_states(a) || (n ? every > n : 3 * every > a->n_chunks)) {
+        b->checkpoint_pool = -1;
+        return;
+    }
+    a->starts_every = (int32_t)b->checkpoint_every;
+    if (n) cut_each(a, most, n - n % every);
+}
+
+/*
+ * Cuts sequences, or parts of them (parts.cuh), into windows of window_chunks chunks of
+ * each, or a batch into windows through it (backward.cuh): on tensor cores, where
+ * chunks_through_...() say so, and one window if the tensors have fewer chunks than windows of each
+ * sequence would.
+ */
+void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t least)
+{
+    const struct gdn_cu_batch *b = &a->rule.batch;
+    const bool packed = b->cu_seqlens.data != NULL;
+    int64_t most = ceil_of(packed ? b->N : b->T, GDN_CU_BACKWARD_CHUNK);
+    if (a->cut.units && most > a->cut.each / GDN_CU_BACKWARD_CHUNK)
+        most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
+    a->n_parts = b->B + a->cut.units;
+    const int64_t wanted = wanted_chunks(ctx, a, least, most);
+    cut_each(a, most, wanted < most ? wanted : max_of(most, 1));
+    const int64_t n =
+        packed ? chunks_through_packed(ctx, a, least) : chunks_through_padded(ctx, a, least);
+    if (n) cut_through(a, n);
+    cut_at_checkpoints(a, most);
+}
+
+/* Returns how many states before windows memory has: at most one sequence goes on from a window
+ * through the batch. */
+int64_t gdn_windows_starts(const struct gdn_cu_backward *a)
+{
+    if (!gdn_windows_have_states(a) || gdn_windows_have_checkpoints(a)) return 0;
+    return gdn_windows_go_through(a) ? a->n_windows : a->n_parts * a->n_windows;
+}
+
+/* Returns how many gradients of states before windows memory has. */
+int64_t gdn_windows_carried(const struct gdn_cu_backward *a)
+{
+    if (!gdn_windows_have_states(a)) return 0;
+    return gdn_windows_go_through(a) ? 2 : a->n_parts;
+}
+
+/* Returns the entries of the plan (plan.cuh). */
+int64_t gdn_windows_planned(const struct gdn_cu_backward *a)
+{
+    return gdn_windows_go_through(a)
+               ? 2 * (a->n_windows + 1) + 2 * a->rule.batch.B + 1 + a->n_windows
+               : 0;
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Windows of a batch (backward.cuh): what gradients keep in memory at a time, and how much that
+ * is. */
+#ifndef GDN_CUDA_BACKWARD_WINDOWS_H
+#define GDN_CUDA_BACKWARD_WINDOWS_H
+
+#include "cuda/backward/args.h"
+#include "cuda/driver/launch.h"
+
+static inline int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
+static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Returns true if states before windows are, or may be, checkpoints of the caller. */
+static inline bool gdn_windows_have_checkpoints(const struct gdn_cu_backward *a)
+{
+    return a->rule.batch.checkpoint_pool >= 0;
+}
+
+/* Cuts the batch into windows, of `least` chunks or more if there are n_blocks. These and
+ * record_bytes and key_bytes are set before. */
+void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t least);
+
+/* Returns true if there are several, and they go through the batch: then there is a plan. */
+bool gdn_windows_go_through(const struct gdn_cu_backward *a);
+
+/* Returns true if some sequence may go on from a window to the next. */
+bool gdn_windows_have_states(const struct gdn_cu_backward *a);
+
+/* Return the numbers of the chunks of a batch, at most; and how much of each memory has: states
+ * before windows, gradients of these, entries of the plan. */
+int64_t gdn_windows_numbers(const struct gdn_cu_batch *b);
+int64_t gdn_windows_starts(const struct gdn_cu_backward *a);
+int64_t gdn_windows_carried(const struct gdn_cu_backward *a);
+int64_t gdn_windows_planned(const struct gdn_cu_backward *a);
+
+#endif

@@ -12,12 +12,14 @@
 #include "core/ctx.h"
 
 /* X(number, name). sm90: every kernel for Hopper alone; and clusters, and launches that overlap.
- * Those of gradients: the forms on tensor cores (backward/select.c). The others are forms of
+ * Those of gradients: the forms on tensor cores (backward/select.c). channels: chunks with a gate
+ * per key channel (prefill/channels). The others are forms of
  * gdn_decode (decode/select.c), whose last one takes every call. */
 #define GDN_CUDA_FAMILIES(X)                    \
     X(SM90, "sm90")                             \
     X(SM90_GRADIENTS, "sm90 gradients")         \
     X(PORTABLE_GRADIENTS, "portable gradients") \
+    X(CHANNELS, "channels")                     \
     X(TOKEN_SLOTS, "token slots")               \
     X(TOKEN, "token")                           \
     X(TOKEN_PACKED, "token packed")             \

@@ -30,9 +30,9 @@ GDN_CU_SIZE(gdn_cu_channels, sizeof(struct gdn_cu_rule) + 7 * 8 + 4 * 4);
 #define GDN_CHANNELS_WRITTEN(deep) (GDN_CHANNELS_FACTORS(deep) + GDN_CHANNELS_FACTORS_BYTES(deep))
 
 /* Bytes of shared memory: of a record with `columns` of V; and of the sequence before it. */
-#define GDN_CHANNELS_STAGE_BYTES(deep, columns)                                    \
-    (64 * (3 * GDN_PREFILL_ROW(deep, 2) + 2 * GDN_PREFILL_ROW(64, 2) +             \
-           GDN_PREFILL_ROW(columns, 2)) +                                          \
+#define GDN_CHANNELS_STAGE_BYTES(deep, columns)                        \
+    (64 * (3 * GDN_PREFILL_ROW(deep, 2) + 2 * GDN_PREFILL_ROW(64, 2) + \
+           GDN_PREFILL_ROW(columns, 2)) +                              \
      GDN_CHANNELS_FACTORS_BYTES(deep))
 enum { GDN_CHANNELS_HEAD_BYTES = 256 };
 

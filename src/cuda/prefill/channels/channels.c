@@ -14,15 +14,15 @@ enum {
 /* Returns true if rows, and all elements of one `bytes` on, are aligned to so many bytes. */
 static bool is_aligned(const struct gdn_rows *r, uint64_t bytes)
 {
-    const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
-                         (uint64_t)r->head;
+    const uint64_t all =
+        (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token | (uint64_t)r->head;
     return all % bytes == 0;
 }
 
 const char *gdn_cuda_prefill_channels_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const int dtype = r->v.dtype;
-    (void)ctx;
+    if (gdn_cuda_is_off(ctx, GDN_CUDA_CHANNELS)) return "it is switched off";
     if (!r->family.is) return "a gate is one number per head";
     if (r->family.updates > 1) return "a token has several updates";
     if (dtype == GDN_F32) return "q, k and v are float32";
@@ -30,11 +30,12 @@ const char *gdn_cuda_prefill_channels_why_not(const gdn_ctx *ctx, const struct g
         return "q, k, v and out differ in dtype";
     if (r->K > GDN_CHANNELS_MOST_K) return "K is above 128";
     if (r->K % 2 || r->V % 8) return "K is odd, or V is not a multiple of 8";
-    if (!is_aligned(&r->q, 4) || !is_aligned(&r->k, 4))
-        return "q or k is not aligned to 4 bytes";
+    if (!is_aligned(&r->q, 4) || !is_aligned(&r->k, 4)) return "q or k is not aligned to 4 bytes";
     if (!is_aligned(&r->v, 16) || !is_aligned(&r->out, 16))
         return "v or out is not aligned to 16 bytes";
-    if (r->batch.checkpoint_pool >= 0) return "there are checkpoints";
+    if (r->batch.checkpoint_pool >= 0 &&
+        (r->batch.checkpoint_starts.data || r->batch.checkpoint_every % CHUNK))
+        return "checkpoints are not at multiples of 64 tokens";
     if (gdn_cuda_prefill_is_apart(r)) return "a state has 8 bits, or no stride of 1";
     return NULL;
 }
@@ -104,9 +105,8 @@ static enum gdn_kernel_id kernel_of(const struct gdn_cu_rule *r, bool scan)
     return kernels[r->v.dtype == GDN_F16][r->K > 64][scan];
 }
 
-static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_channels *a, bool scan,
-                         int64_t n_blocks, int n_threads, size_t shared, struct gdn_cuda_ran *ran,
-                         void *stream)
+static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_channels *a, bool scan, int64_t n_blocks,
+                         int n_threads, size_t shared, struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cuda_call call = {
         .kernel = kernel_of(&a->rule, scan),
@@ -126,7 +126,7 @@ static gdn_status run_window(gdn_ctx *ctx, struct gdn_cu_channels *a, int column
 {
     const struct gdn_cu_rule *r = &a->rule;
     const int deep = deep_of(r);
-    const size_t chunks = deep == 64 ? GDN_CU_CHANNELS_64_BYTES : GDN_CU_CHANNELS_128_BYTES;
+    const size_t chunks = deep == 64 ? GDN_CU_CHUNKS_64 : GDN_CU_CHUNKS_128;
     const size_t stage = (size_t)GDN_CHANNELS_STAGE_BYTES(deep, columns);
     const bool rest = a->through && a->number == 0 && r->out.data; /* tokens of no sequence */
     const int64_t n = (a->through ? 1 : a->n_rows) * a->each * r->H;
@@ -150,8 +150,7 @@ gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *r, 
     const int columns = r->V <= 16 ? 16 : r->V <= 32 ? 32 : r->V <= 64 ? 64 : most;
     const size_t stage = (size_t)GDN_CHANNELS_STAGE_BYTES(deep, columns);
     a.n_slices = (r->V + columns - 1) / columns;
-    a.n_stages =
-        GDN_CHANNELS_HEAD_BYTES + 2 * stage <= (size_t)ctx->cuda->shared_most ? 2 : 1;
+    a.n_stages = GDN_CHANNELS_HEAD_BYTES + 2 * stage <= (size_t)ctx->cuda->shared_most ? 2 : 1;
     for (a.row = 0; a.row < r->batch.B; a.row += w.n_rows) {
         a.n_rows = clamp(r->batch.B - a.row, 0, w.n_rows);
         a.number = 0;

@@ -62,8 +62,8 @@ template <int deep> struct chunks_shared {
     alignas(16) channels_factors<deep> factors;
     struct stage_chunk chunk;
 };
-static_assert(sizeof(chunks_shared<64>) <= GDN_CU_CHANNELS_64_BYTES, "chunks_shared");
-static_assert(sizeof(chunks_shared<128>) <= GDN_CU_CHANNELS_128_BYTES, "chunks_shared");
+static_assert(sizeof(chunks_shared<64>) <= GDN_CU_CHUNKS_64, "chunks_shared");
+static_assert(sizeof(chunks_shared<128>) <= GDN_CU_CHUNKS_128, "chunks_shared");
 
 /* A lane's two channels of the 16 tokens of its warp. */
 struct chunk_rows {
@@ -111,16 +111,16 @@ template <int io, int deep> struct chunk_maker {
 /* ---- Loads --------------------------------------------------------------------------------- */
 
 template <int io, int deep>
-__device__ __forceinline__ void chunk_maker<io, deep>::load_keys(float (&to)[16][2],
-                                                                 const struct gdn_rows &rows,
-                                                                 int n_heads)
+__device__ __forceinline__ void
+chunk_maker<io, deep>::load_keys(float (&to)[16][2], const struct gdn_rows &rows, int n_heads)
 {
-    const char *at = row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0),
-                            source_head(r, head, n_heads)) +
-                     2 * channel;
+    const char *at =
+        row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), source_head(r, head, n_heads)) +
+        2 * channel;
     uint32_t words[16];
 #pragma unroll
-    for (int t = 0; t < 16; t++) words[t] = rows.data && has(t) ? *(const uint32_t *)(at + t * rows.token) : 0;
+    for (int t = 0; t < 16; t++)
+        words[t] = rows.data && has(t) ? *(const uint32_t *)(at + t * rows.token) : 0;
 #pragma unroll
     for (int t = 0; t < 16; t++) {
         to[t][0] = pairs::low(words[t]);
@@ -147,7 +147,8 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     const float A = raw ? expf(load_vector(r.A_log, head, 0)) : 0;
     const float bias[2] = { raw && there ? load_bias(r, head, step ? channel : 0) : 0,
                             raw && there ? load_bias(r, head, step ? channel + 1 : 0) : 0 };
-    const bool pairs_lie = step == bytes && ((uint64_t)(uintptr_t)at | rows.token) % (2 * bytes) == 0;
+    const bool pairs_lie =
+        step == bytes && ((uint64_t)(uintptr_t)at | rows.token) % (2 * bytes) == 0;
     if (!rows.data) {
 #pragma unroll
         for (int t = 0; t < 16; t++) x.a[t][0] = x.a[t][1] = 1;
@@ -190,9 +191,8 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     const int t = threadIdx.x;
     if (t >= CHUNK) return;
     const bool counts = t < sh.chunk.n;
-    const float beta = counts && !r.family.beta_rows
-                           ? family_b(r, sh.chunk.seq, sh.chunk.t0 + t, head, 0, 0)
-                           : 0;
+    const float beta =
+        counts && !r.family.beta_rows ? family_b(r, sh.chunk.seq, sh.chunk.t0 + t, head, 0, 0) : 0;
     const float w = r.family.write.data || r.family.beta_rows ? 1 : beta;
     sh.b[t] = beta;
     sh.factors.w[t] = counts ? w : 0;
@@ -200,8 +200,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
 }
 
 /* Returns b of a token. */
-template <int io, int deep>
-__device__ __forceinline__ float2 chunk_maker<io, deep>::b(int t) const
+template <int io, int deep> __device__ __forceinline__ float2 chunk_maker<io, deep>::b(int t) const
 {
     if (!r.family.beta_rows) return make_float2(sh.b[token(t)], sh.b[token(t)]);
     if (!has(t)) return make_float2(0, 0);
@@ -210,11 +209,20 @@ __device__ __forceinline__ float2 chunk_maker<io, deep>::b(int t) const
                        family_b(r, sh.chunk.seq, at, head, 0, channel + 1));
 }
 
-/* Returns, to lane i, the sum of x[i] over the lanes. */
-GDN_DEVICE float sum_to_lanes(float (&x)[32])
+/* Returns, to lanes i and i + 16, the sum of x[i] over all lanes. */
+GDN_DEVICE float sum_to_lanes(float (&x)[16])
 {
-    halve<16>(x, 16), halve<8>(x, 8), halve<4>(x, 4), halve<2>(x, 2), halve<1>(x, 1);
-    return x[0];
+    halve<8>(x, 8), halve<4>(x, 4), halve<2>(x, 2), halve<1>(x, 1);
+    return x[0] + __shfl_xor_sync(0xffffffff, x[0], 16);
+}
+
+/* The same of squares of the lane's two channels. */
+GDN_DEVICE float sum_squares(const float (&x)[16][2])
+{
+    float square[16];
+#pragma unroll
+    for (int t = 0; t < 16; t++) square[t] = fmaf(x[t][0], x[t][0], x[t][1] * x[t][1]);
+    return sum_to_lanes(square);
 }
 
 /* Makes keys and queries rows of length one, and gives the scale to queries. */
@@ -222,13 +230,8 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
 {
     float length = lane < 16 ? 1 : r.scale;
     if (r.norm != GDN_NO_NORM) {
-        float square[32];
-#pragma unroll
-        for (int t = 0; t < 16; t++) {
-            square[t] = fmaf(x.k[t][0], x.k[t][0], x.k[t][1] * x.k[t][1]);
-            square[16 + t] = fmaf(x.q[t][0], x.q[t][0], x.q[t][1] * x.q[t][1]);
-        }
-        sh.sums[half][group][lane] = sum_to_lanes(square);
+        const float k = sum_squares(x.k), q = sum_squares(x.q);
+        sh.sums[half][group][lane] = lane < 16 ? k : q;
         __syncthreads();
         float sum = 0;
         for (int i = 0; i < shared::halves; i++) sum += sh.sums[i][group][lane];
@@ -244,7 +247,10 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
 
 /* ---- Factors of a level, as rows of tiles --------------------------------------------------- */
 
-GDN_DEVICE float2 times(float2 f, const float (&a)[2]) { return make_float2(f.x * a[0], f.y * a[1]); }
+GDN_DEVICE float2 times(float2 f, const float (&a)[2])
+{
+    return make_float2(f.x * a[0], f.y * a[1]);
+}
 
 /* Token t as row e f of one tile and q f of another, at the lane's place; or as column k f. */
 template <int io, int deep>
@@ -311,17 +317,18 @@ __device__ __forceinline__ void chunk_maker<io, deep>::own_level()
 /* Pairs of neighbours, and the diagonal of P, without products of matrices. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::last_level()
 {
-    float dots[32];
+    float near[16], own[16];
 #pragma unroll
-    for (int t = 0; t < 16; t++) {
-        dots[16 + t] = fmaf(x.q[t][0], x.k[t][0], x.q[t][1] * x.k[t][1]);
-        if (t % 2 == 0) continue;
+    for (int t = 0; t < 16; t++) own[t] = fmaf(x.q[t][0], x.k[t][0], x.q[t][1] * x.k[t][1]);
+    const float diagonal = sum_to_lanes(own);
+#pragma unroll
+    for (int t = 1; t < 16; t += 2) {
         const float2 e = b(t);
         const float k0 = x.k[t - 1][0] * x.a[t][0], k1 = x.k[t - 1][1] * x.a[t][1];
-        dots[t / 2] = fmaf(e.x * x.k[t][0], k0, e.y * x.k[t][1] * k1);
-        dots[8 + t / 2] = fmaf(x.q[t][0], k0, x.q[t][1] * k1);
+        near[t / 2] = fmaf(e.x * x.k[t][0], k0, e.y * x.k[t][1] * k1);
+        near[8 + t / 2] = fmaf(x.q[t][0], k0, x.q[t][1] * k1);
     }
-    const float sum = sum_to_lanes(dots);
+    const float pair = sum_to_lanes(near), sum = lane < 16 ? pair : diagonal;
     const int i = lane < 16 ? lane % 8 * 2 + 1 : lane - 16, j = lane < 16 ? i - 1 : i;
     sh.parts[half][group][lane >= 8][i * PART_LD + j] = sum;
 }
@@ -412,7 +419,8 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
         }
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
-            const int i = 32 * pair + 16 + block_row(e), j = 32 * pair + columns + block_column(0, 0);
+            const int i = 32 * pair + 16 + block_row(e),
+                      j = 32 * pair + columns + block_column(0, 0);
             if (is_p)
                 tiles::store_pair(sh.P + i * SQUARE_ROW + 2 * j, sum[e], sum[e + 1]);
             else
@@ -436,8 +444,8 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
         const bool is_p = unit / 4;
         const char *rows = (is_p ? sh.level.q : sh.level.k + 32 * shared::row) + row * shared::row;
         const uint32_t left = shared_address(rows) + tiles::lane(shared::row);
-        const uint32_t right = shared_address(sh.level.k + column * shared::row) +
-                               tiles::lane(shared::row);
+        const uint32_t right =
+            shared_address(sh.level.k + column * shared::row) + tiles::lane(shared::row);
         mma_block sum = {};
 #pragma unroll
         for (int y = 0; y < deep; y += 16) {
@@ -478,7 +486,8 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
 }
 
 /* Stores K~, Q~ and K^. */
-template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::store_keys() const
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::store_keys() const
 {
     enum { MATRIX = CHUNK * deep * 2 };
     char *const own = record + (16 * group * deep + channel) * 2;
@@ -545,9 +554,17 @@ template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_chann
     if (sh.chunk.n == 0) return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp % shared::halves;
     const int channel = 64 * half + 2 * lane;
-    chunk_maker<io, deep> m = { a, r, sh, a.records + (int64_t)blockIdx.x * a.record_bytes,
-                                (int)(blockIdx.x % r.H), lane, warp, warp / shared::halves, half,
-                                channel, channel < r.K };
+    chunk_maker<io, deep> m = { a,
+                                r,
+                                sh,
+                                a.records + (int64_t)blockIdx.x * a.record_bytes,
+                                (int)(blockIdx.x % r.H),
+                                lane,
+                                warp,
+                                warp / shared::halves,
+                                half,
+                                channel,
+                                channel < r.K };
     m.load_keys(m.x.k, r.k, r.Hk);
     m.load_keys(m.x.q, r.q, r.Hq);
     m.load_gates();
@@ -565,8 +582,9 @@ template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_chann
     m.level_32();
     m.store_keys();
     m.join_diagonal();
-    if (threadIdx.x < deep) sh.factors.decay[threadIdx.x] = sh.total[0][threadIdx.x] *
-        sh.total[1][threadIdx.x] * (sh.total[2][threadIdx.x] * sh.total[3][threadIdx.x]);
+    if (threadIdx.x < deep)
+        sh.factors.decay[threadIdx.x] = sh.total[0][threadIdx.x] * sh.total[1][threadIdx.x] *
+                                        (sh.total[2][threadIdx.x] * sh.total[3][threadIdx.x]);
     __syncthreads();
     m.make_T();
     __syncthreads();

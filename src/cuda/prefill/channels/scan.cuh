@@ -19,6 +19,7 @@
 struct scan_head {
     struct gdn_cu_seq s;
     struct channels_part part;
+    struct gdn_cu_checkpoints checkpoints;
 };
 static_assert(sizeof(struct scan_head) <= GDN_CHANNELS_HEAD_BYTES, "args.h");
 
@@ -39,6 +40,7 @@ template <int io, int deep> struct scan_block {
     const struct gdn_cu_rule &r;
     const struct gdn_cu_seq &s;
     const struct channels_part &part;
+    const struct gdn_cu_checkpoints &checkpoints;
     int head, slice, first_column, columns, v_row, stage_bytes;
 
     __device__ __forceinline__ stage &at(int i) const
@@ -93,7 +95,7 @@ GDN_DEVICE void begin_chunk(const scan_block<io, deep> &b, int64_t c, int i)
 
 /* ---- A chunk: by a warp ---------------------------------------------------------------------- */
 
-/* What a warp keeps from chunk to chunk. */
+/* The values that a warp keeps from chunk to chunk. */
 template <int io, int deep> struct scan_warp {
     typedef mma_tiles<io> tiles;
     typedef typename tiles::operand operand;
@@ -104,12 +106,13 @@ template <int io, int deep> struct scan_warp {
     struct state_part part;
     mma_block S[deep / 16];
 
-    __device__ __forceinline__ bool make_r(operands &r, scan_stage<deep> &in, const char *v) const;
-    __device__ __forceinline__ bool make_u(operands &u, const operands &r,
+    __device__ __forceinline__ void make_r(operands &r, scan_stage<deep> &in, const char *v) const;
+    __device__ __forceinline__ void make_u(operands &u, const operands &r,
                                            scan_stage<deep> &in) const;
-    __device__ __forceinline__ bool make_o(scan_stage<deep> &in, const operands &u, char *v) const;
+    __device__ __forceinline__ void make_o(scan_stage<deep> &in, const operands &u, char *v) const;
     __device__ __forceinline__ void update(scan_stage<deep> &in, const operands &u);
-    __device__ __forceinline__ bool is_lost() const;
+    __device__ __forceinline__ bool are_fine(const operands &r, const operands &u) const;
+    __device__ __forceinline__ bool were_lost(const operands &r, const operands &u) const;
     __device__ __forceinline__ void mend(int64_t c);
     __device__ __forceinline__ void run(scan_stage<deep> &in, int64_t c, int column);
 
@@ -120,16 +123,15 @@ template <int io, int deep> struct scan_warp {
     }
 };
 
-/* Computes R^T. Returns true if all of it is finite; so do the next two of theirs. */
+/* Computes R^T. */
 template <int io, int deep>
-__device__ __forceinline__ bool scan_warp<io, deep>::make_r(operands &r, scan_stage<deep> &in,
+__device__ __forceinline__ void scan_warp<io, deep>::make_r(operands &r, scan_stage<deep> &in,
                                                             const char *v) const
 {
     const uint32_t keys = shared_address(in.keys[0]) + tiles::lane(row);
     const uint32_t values = shared_address(v) + tiles::lane_turned(b.v_row);
     mma_block x[GROUPS];
     operand s, m;
-    typename tiles::taint taint = 0;
     clear_blocks(x);
 #pragma unroll
     for (int y = 0; y < deep / 16; y++) {
@@ -153,18 +155,15 @@ __device__ __forceinline__ bool scan_warp<io, deep>::make_r(operands &r, scan_st
                 x[j][h][e] = family_written(e % 2 ? w.y : w.x, y[h][e]) - x[j][h][e];
         }
         tiles::pack(r[j], x[j]);
-        tiles::collect(taint, r[j]);
     }
-    return !tiles::is_tainted(taint);
 }
 
 /* Computes U^T. */
 template <int io, int deep>
-__device__ __forceinline__ bool scan_warp<io, deep>::make_u(operands &u, const operands &r,
+__device__ __forceinline__ void scan_warp<io, deep>::make_u(operands &u, const operands &r,
                                                             scan_stage<deep> &in) const
 {
     const uint32_t T = shared_address(in.squares[0]) + tiles::lane(SQUARE_ROW);
-    typename tiles::taint taint = 0;
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) {
         mma_block x = {};
@@ -175,21 +174,18 @@ __device__ __forceinline__ bool scan_warp<io, deep>::make_u(operands &u, const o
             tiles::multiply(x, r[j], m);
         }
         tiles::pack(u[i], x);
-        tiles::collect(taint, u[i]);
     }
-    return !tiles::is_tainted(taint);
 }
 
 /* Computes the output, to where V was. */
 template <int io, int deep>
-__device__ __forceinline__ bool scan_warp<io, deep>::make_o(scan_stage<deep> &in,
-                                                            const operands &u, char *v) const
+__device__ __forceinline__ void scan_warp<io, deep>::make_o(scan_stage<deep> &in, const operands &u,
+                                                            char *v) const
 {
     const uint32_t queries = shared_address(in.keys[1]) + tiles::lane(row);
     const uint32_t P = shared_address(in.squares[1]) + tiles::lane(SQUARE_ROW);
     mma_block o[GROUPS];
     operand s, m;
-    typename tiles::taint taint = 0;
     clear_blocks(o);
 #pragma unroll
     for (int y = 0; y < deep / 16; y++) {
@@ -208,19 +204,16 @@ __device__ __forceinline__ bool scan_warp<io, deep>::make_o(scan_stage<deep> &in
             tiles::multiply(o[i], m, u[j]);
         }
         tiles::pack(m, o[i]);
-        tiles::collect(taint, m);
 #pragma unroll
         for (int e = 0; e < 4; e++)
             *(uint32_t *)(v + (16 * i + block_row(e % 2 * 2)) * b.v_row +
                           2 * block_column(e / 2, 0)) = m.x[e];
     }
-    return !tiles::is_tainted(taint);
 }
 
 /* S after the chunk. */
 template <int io, int deep>
-__device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in,
-                                                            const operands &u)
+__device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in, const operands &u)
 {
     const uint32_t keys = shared_address(in.keys[2]) + tiles::lane_turned(row);
     if (!in.factors.busy) return; /* every bit stays (G9) */
@@ -247,17 +240,47 @@ __device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in
 /*
  * What is not finite in one token must not reach those before it, and a channel that forgets must
  * forget it; but products of matrices take all of them times zero. So the warp then walks through
- * the chunk token by token, in float32. It does not for a state that has such values already, since
- * all that it gives has them too, if no channel forgets.
+ * the chunk token by token, in float32. R and U say so: every token reads S in R, and what a token
+ * writes is in U. It need not walk for columns whose state is lost before the chunk, since all that
+ * they give is lost too, if no channel forgets.
  */
 
-/* Returns true if an element of S is not finite. */
-template <int io, int deep> __device__ __forceinline__ bool scan_warp<io, deep>::is_lost() const
+/* Returns true if all of R and U is finite. By a warp. */
+template <int io, int deep>
+__device__ __forceinline__ bool scan_warp<io, deep>::are_fine(const operands &r,
+                                                              const operands &u) const
 {
-    bool lost = false;
+    typename tiles::taint taint = 0;
 #pragma unroll
-    for (int i = 0; i < deep / 2; i++) lost |= !is_finite(S[i / 8][i / 4 % 2][i % 4]);
-    return in_warp(lost);
+    for (int j = 0; j < GROUPS; j++) {
+        tiles::collect(taint, r[j]);
+        tiles::collect(taint, u[j]);
+    }
+    return !in_warp(tiles::is_tainted(taint));
+}
+
+/* Returns true if in each column where they are not, an element of S is not. By a warp. */
+template <int io, int deep>
+__device__ __forceinline__ bool scan_warp<io, deep>::were_lost(const operands &r,
+                                                               const operands &u) const
+{
+    bool were = true;
+#pragma unroll
+    for (int d = 0; d < 2; d++) { /* columns are rows g and g + 8 */
+        typename tiles::taint taint = 0;
+        bool lost = false;
+#pragma unroll
+        for (int j = 0; j < 2 * GROUPS; j++) {
+            taint = tiles::pairs::taint(taint, r[j / 2].x[2 * (j % 2) + d]);
+            taint = tiles::pairs::taint(taint, u[j / 2].x[2 * (j % 2) + d]);
+        }
+#pragma unroll
+        for (int i = 0; i < deep / 4; i++) lost |= !is_finite(S[i / 4][i / 2 % 2][i % 2 + 2 * d]);
+        const unsigned row = 15u << (threadIdx.x % 32 & ~3u);
+        const bool bad = __ballot_sync(0xffffffff, tiles::is_tainted(taint)) & row;
+        were &= !bad || (__ballot_sync(0xffffffff, lost) & row);
+    }
+    return !in_warp(!were);
 }
 
 /* Sums over the four lanes that share rows. */
@@ -369,14 +392,14 @@ __device__ __forceinline__ void scan_warp<io, deep>::run(scan_stage<deep> &in, i
     const struct gdn_cu_rule &r = b.r;
     char *const v = in.v() + 2 * column;
     operands x, u;
-    bool fine = make_r(x, in, v);
-    fine &= make_u(u, x, in);
-    __syncwarp(); /* all lanes have read V */
-    if (r.out.data) fine &= make_o(in, u, v);
-    if (in_warp(!fine) && (in.factors.forgets || !is_lost())) {
+    make_r(x, in, v);
+    make_u(u, x, in);
+    if (!are_fine(x, u) && (in.factors.forgets || !were_lost(x, u))) {
         mend(c);
         return;
     }
+    __syncwarp(); /* all lanes have read V */
+    if (r.out.data) make_o(in, u, v);
     update(in, u);
     __syncwarp();
     if (!r.out.data) return;
@@ -389,8 +412,7 @@ __device__ __forceinline__ void scan_warp<io, deep>::run(scan_stage<deep> &in, i
 }
 
 /* A warp's part of the state between windows: elements in the order of its lanes. */
-template <int io, int deep>
-GDN_DEVICE float *carried(const scan_block<io, deep> &b, int64_t place)
+template <int io, int deep> GDN_DEVICE float *carried(const scan_block<io, deep> &b, int64_t place)
 {
     const int64_t strip = (place * b.r.H + b.head) * b.a.n_slices + b.slice;
     return b.a.carry + strip * b.columns * deep + threadIdx.x / 32 * 16 * deep + threadIdx.x % 32;
@@ -420,6 +442,22 @@ GDN_DEVICE void end_state(const scan_warp<io, deep> &w, const scan_block<io, dee
     }
 }
 
+/* Stores the checkpoint after n tokens, whole chunks, if there is one. */
+template <int io, int deep>
+GDN_DEVICE void leave_checkpoint(const scan_warp<io, deep> &w, const scan_block<io, deep> &b,
+                                 int64_t n)
+{
+    const struct gdn_cu_batch &batch = b.r.batch;
+    if (batch.checkpoint_pool < 0 || n % batch.checkpoint_every || n > b.s.n_valid) return;
+    const int64_t number = b.checkpoints.first + n / batch.checkpoint_every - 1;
+    int64_t slot = -1;
+    if (number < b.checkpoints.end) checkpoint_at(batch, b.checkpoints, number, slot);
+    const struct state_place place = place_of(b.r.checkpoints, slot, b.head);
+    if (!place.data) return;
+#pragma unroll
+    for (int x = 0; x < deep / 16; x++) store_block(w.S[x], place, w.part, 16 * x);
+}
+
 template <int io, int deep> GDN_DEVICE void run_chunks(const scan_block<io, deep> &b)
 {
     const int column = threadIdx.x / 32 * 16;
@@ -439,6 +477,7 @@ template <int io, int deep> GDN_DEVICE void run_chunks(const scan_block<io, deep
         __syncthreads();
         if (two) begin_chunk(b, c + 1, now ^ 1);
         if (active) w.run(b.at(now), c, column);
+        if (active) leave_checkpoint(w, b, (c + 1) * CHUNK);
     }
     copy_wait<0>();
     if (active) end_state(w, b);
@@ -471,10 +510,11 @@ template <int io, int deep> GDN_DEVICE void scan_window(const struct gdn_cu_chan
             part = find_part(a, s);
         else
             part.is_first = true;
-        if (threadIdx.x == 0) sh.s = s, sh.part = part;
+        const struct gdn_cu_checkpoints list = read_checkpoints(r.batch, s);
+        if (threadIdx.x == 0) sh.s = s, sh.part = part, sh.checkpoints = list;
     }
     __syncthreads();
-    scan_block<io, deep> b = { a, r, sh.s, sh.part };
+    scan_block<io, deep> b = { a, r, sh.s, sh.part, sh.checkpoints };
     b.head = (int)(blockIdx.x % each / a.n_slices);
     b.slice = (int)(blockIdx.x % a.n_slices);
     b.columns = blockDim.x / 2;

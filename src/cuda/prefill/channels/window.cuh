@@ -14,7 +14,7 @@
  * count. */
 struct channels_part {
     int64_t begin, end, n_chunks;
-    int64_t record; /* of chunk `begin` */
+    int64_t record;   /* of chunk `begin` */
     int64_t from, to; /* places of the state before and after them, between windows */
     bool is_first;
 };

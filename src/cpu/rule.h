@@ -90,6 +90,9 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
 void gdn_family_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                            const struct gdn_seq *seq, int head, int64_t t0, int n, float *a,
                            float *b, ptrdiff_t ld, float *alpha, float *beta);
+/* n numbers, `step` bytes apart; step 0: one number, which all of them are. */
+void gdn_family_load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype,
+                             const char *from, int64_t step, int n);
 void gdn_family_load_w(const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_seq *seq, int head, int64_t t0, int n, int col, int cols,
                        float *w, ptrdiff_t ld);

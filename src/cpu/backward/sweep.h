@@ -23,8 +23,8 @@ struct gdn_sweep_next {
     const float *S, *R, *U;
 };
 
-/* Scratch for vectors of gates: rows of K, ld apart, of the 16 updates of a chunk where nothing else
- * is said. Columns are [K][16]. */
+/* Scratch for vectors of gates: rows of K, ld apart, of the 16 updates of a chunk where nothing
+ * else is said. Columns are [K][16]. */
 struct gdn_sweep_vectors {
     float *a, *b, *e;                   /* e = b k */
     float *scaled, *end;                /* e and q by the decays from the start; k to the end */
@@ -78,8 +78,8 @@ void gdn_sweep_prefetch_next(const struct gdn_sweep *s, int i, int n);
 /* Loads rows of n tokens. Rows after them, and rows where `but` (may be NULL) is zero, are zero. */
 void gdn_sweep_load_v(const struct gdn_sweep *s, float *to, const struct gdn_rows *rows, int64_t t,
                       int n, int head, const float *but);
-/* Returns true if the keys of n tokens, and their queries, have been loaded; else marks that they are
- * about to be. */
+/* Returns true if the keys of n tokens, and their queries, have been loaded; else marks that they
+ * are about to be. */
 bool gdn_sweep_has_keys(struct gdn_sweep *s, int head, int64_t t, int n, bool queries);
 /* Loads keys of n tokens and computes their products, unless a head before has done so. */
 void gdn_sweep_load_keys(struct gdn_sweep *s, int head, int64_t t, int n, bool queries);
@@ -96,7 +96,7 @@ void gdn_sweep_backward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, co
 /* The same for J alone, which does not depend on any state. */
 void gdn_sweep_state(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, float *J);
 
-/* ---- family.c: the same for the family ---------------------------------------------------------- */
+/* ---- family.c: the same for the family ----------------------------------------------------- */
 
 void gdn_sweep_family_forward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x,
                               const float *from, float *to);

@@ -12,9 +12,8 @@ static void fill(float *to, float x, int n)
     for (int i = 0; i < n; i++) to[i] = x;
 }
 
-/* Loads a row of n numbers, `step` bytes apart; step 0: one number, which all of them are. */
-static void load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype, const char *from,
-                         int64_t step, int n)
+void gdn_family_load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype,
+                             const char *from, int64_t step, int n)
 {
     if (step == (int64_t)gdn_dtype_bytes(dtype)) {
         kr->load_row[dtype](to, from, (size_t)n);
@@ -43,9 +42,15 @@ static void load_a(const struct gdn_rule *r, const struct gdn_kernels *kr,
         fill(a, 1, r->K);
         return;
     }
-    load_numbers(a, kr, r->g.dtype, gdn_row(&r->g, seq, t, head), r->family.g_channel, n);
-    if (r->gate == GDN_GATE_RAW) raw_row(r, kr, head, a);
-    if (r->gate != GDN_GATE_LINEAR) kr->exp_row(a, a, (size_t)n);
+    const char *g = gdn_row(&r->g, seq, t, head);
+    if (r->gate == GDN_GATE_LOG && r->g.dtype == GDN_F32 &&
+        r->family.g_channel == (int64_t)sizeof *a) {
+        kr->exp_row(a, (const float *)(const void *)g, (size_t)n);
+    } else {
+        gdn_family_load_numbers(a, kr, r->g.dtype, g, r->family.g_channel, n);
+        if (r->gate == GDN_GATE_RAW) raw_row(r, kr, head, a);
+        if (r->gate != GDN_GATE_LINEAR) kr->exp_row(a, a, (size_t)n);
+    }
     if (n == 1) fill(a, a[0], r->K);
 }
 
@@ -58,7 +63,7 @@ static void load_beta(const struct gdn_rule *r, const struct gdn_kernels *kr,
     to[0] = 1;
     if (r->beta.data) {
         const char *from = (const char *)gdn_row(&r->beta, seq, t, head) + j * f->beta_update;
-        load_numbers(to, kr, r->beta.dtype, from, f->beta_channel, some);
+        gdn_family_load_numbers(to, kr, r->beta.dtype, from, f->beta_channel, some);
         if (r->beta_kind != GDN_NO_SIGMOID)
             kr->sigmoid_row(to, to, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f,
                             (size_t)some);
@@ -114,6 +119,25 @@ void gdn_family_load_gates(const struct gdn_rule *r, const struct gdn_kernels *k
             *alpha = kr->decay_kind(a, (size_t)r->K);
             *beta = writes_any(r, kr, seq, head, t0 + t, j, b) ? 1 : 0;
         }
+}
+
+void gdn_family_load_decays(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                            const struct gdn_seq *seq, int head, int64_t t0, int n, float *a,
+                            ptrdiff_t ld)
+{
+    const int u = gdn_rule_updates(r);
+    for (int i = 0; i < n * u; i++, a += ld)
+        if (i % u)
+            fill(a, 1, r->K);
+        else
+            load_a(r, kr, seq, head, t0 + i / u, a);
+}
+
+void gdn_family_load_betas(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                           const struct gdn_seq *seq, int head, int64_t t0, int n, float *beta)
+{
+    const int u = gdn_rule_updates(r);
+    for (int i = 0; i < n * u; i++) load_beta(r, kr, seq, head, t0 + i / u, i % u, beta + i, 1);
 }
 
 void gdn_family_load_w(const struct gdn_rule *r, const struct gdn_kernels *kr,

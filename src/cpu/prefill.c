@@ -12,7 +12,8 @@
  *
  * In the family (gdn.h) each head has a decay per channel, so K and Q are scaled for each head by
  * the decays from the start, and products of pairs come from a walk (channel_walk()). A row is an
- * update. A gate that forgets a channel is a factor of 0 there, unless U is not finite then: the
+ * update. If b and w are one number, it stays apart from keys and values, as for one decay. A gate
+ * that forgets a channel is a factor of 0 there, unless U is not finite then: the
  * rows run one after the other.
  */
 #include <math.h>
@@ -180,6 +181,12 @@ static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_k
     const size_t elem = gdn_dtype_bytes(r->v.dtype);
     const size_t wide = (size_t)((p->last - p->first) * kr->strip);
     for (int t = 0; r->family.is && t < C; t++) memset(c->v + t * c->ld_v, 0, wide * sizeof *c->v);
+    if (r->family.is && gdn_family_has_one_beta(r)) {
+        gdn_family_load_v(r, kr, seq, p->head, t0, n, p->col, p->n, c->v, c->ld_v);
+        for (int i = 0; i < n * gdn_rule_updates(r); i++)
+            if (c->all_beta[i] == 0) memset(c->v + i * c->ld_v, 0, wide * sizeof *c->v);
+        return;
+    }
     if (r->family.is) {
         gdn_family_load_written(r, kr, seq, p->head, t0, n, p->col, p->n, c->v, c->ld_v);
         return;
@@ -264,23 +271,43 @@ static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct ra
     x->decay = c->start[C - 1];
 }
 
-/* Loads a and e = b k of a head, by rows and by channels. Rows past n tokens change nothing. */
+/* Finds what the decays of each of some rows do: alpha, as struct gdn_recur has it. If all write,
+ * only zeros count. */
+static void find_kinds(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                       int rows)
+{
+    bool all_write = c->ld == r->K;
+    for (int i = 0; i < rows; i++) all_write &= c->all_beta[i] != 0;
+    const float kind = all_write ? kr->decay_kind(c->a, (size_t)(rows * c->ld)) : 0;
+    for (int i = 0; i < rows; i++)
+        c->alpha[i] = kind != 0 ? kind : kr->decay_kind(c->a + i * c->ld, (size_t)r->K);
+}
+
+/* Loads a and e = b k of a head, by rows and by channels. Rows past n tokens change nothing. With
+ * one beta e is k. */
 static void load_vectors(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t0, int n)
 {
     const int rows = n * gdn_rule_updates(r);
-    gdn_family_load_gates(r, kr, seq, head, t0, n, c->a, c->e, c->ld, c->alpha, c->all_beta);
+    const bool one = gdn_family_has_one_beta(r);
+    if (one) {
+        gdn_family_load_decays(r, kr, seq, head, t0, n, c->a, c->ld);
+        gdn_family_load_betas(r, kr, seq, head, t0, n, c->all_beta);
+        find_kinds(c, r, kr, rows);
+    } else {
+        gdn_family_load_gates(r, kr, seq, head, t0, n, c->a, c->e, c->ld, c->alpha, c->all_beta);
+    }
     for (int i = 0; i < C; i++) {
         float *a = c->a + i * c->ld, *e = c->e + i * c->ld;
         const float *k = c->kq + i * c->ld;
-        if (i < rows) kr->norm_row(e, e, 1, k, NULL, false, (size_t)r->K);
+        if (i < rows && !one) kr->norm_row(e, e, 1, k, NULL, false, (size_t)r->K);
         for (int x = 0; i >= rows && x < r->K; x++) a[x] = 1, e[x] = 0;
         if (i >= rows) c->alpha[i] = 1, c->all_beta[i] = 0;
     }
     kr->transpose(c->at, C, c->a, c->ld, C, r->K);
-    kr->transpose(c->et, C, c->e, c->ld, C, r->K);
-    kr->channel_scale(c->scaled, c->scaled + C * c->ld, c->decays, c->a, c->e, c->kq + C * c->ld,
-                      c->ld, r->K);
+    if (!one) kr->transpose(c->et, C, c->e, c->ld, C, r->K);
+    kr->channel_scale(c->scaled, c->scaled + C * c->ld, c->decays, c->a, one ? c->kq : c->e,
+                      c->kq + C * c->ld, c->ld, r->K);
 }
 
 /* start_range() for the family: what its tokens, which are the first of the chunk, do. */
@@ -293,13 +320,19 @@ static void start_vectors(struct chunk *c, const struct gdn_rule *r, struct rang
         x->forgets |= c->alpha[t] == 0;
         x->stays &= c->alpha[t] == 1;
     }
-    for (int t = 0; t < C; t++) c->start[t] = x->end[t] = c->beta[t] = 1;
+    for (int t = 0; t < C; t++) {
+        c->start[t] = x->end[t] = 1;
+        c->beta[t] = gdn_family_has_one_beta(r) ? c->all_beta[t] : 1;
+    }
 }
 
 /* Computes A, B and what is left of keys at the end, as rows of keys; both of the whole chunk. */
 static void walk_pairs(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
-    kr->channel_walk(c->A, c->B, c->y, c->at, c->et, c->qt, c->kt, r->K);
+    const bool one = gdn_family_has_one_beta(r);
+    kr->channel_walk(c->A, c->B, c->y, c->at, one ? c->kt : c->et, c->qt, c->kt, r->K);
+    for (int i = 0; one && i < C; i++)
+        for (int j = 0; j < C; j++) c->A[i * C + j] *= c->all_beta[i];
     kr->transpose(c->copy_k, c->ld, c->y, C, r->K, C);
 }
 
@@ -351,22 +384,25 @@ static bool are_finite(const float *x, int n)
 static void run_rows(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct range *x, float *S, ptrdiff_t at)
 {
-    float ak[GDN_MAX_HEAD], aq[GDN_MAX_HEAD];
+    float ak[GDN_MAX_HEAD], aq[GDN_MAX_HEAD], v[GDN_MAX_STRIP];
+    const bool one = gdn_family_has_one_beta(r);
     for (int i = 0; i < x->m * gdn_rule_updates(r); i++) {
-        const float *a = c->a + i * c->ld, *e = c->e + i * c->ld;
-        const float *k = c->kq + i * c->ld, *q = k + C * c->ld;
-        for (int j = 0; j < r->K; j++) ak[j] = a[j] * e[j], aq[j] = a[j] * q[j];
-        const float kq = kr->dot(k, q, (size_t)r->K);
+        const float *a = c->a + i * c->ld, *k = c->kq + i * c->ld, *q = k + C * c->ld;
+        const float *e = one ? k : c->e + i * c->ld, by = one ? c->all_beta[i] : 1;
+        for (int j = 0; j < r->K; j++)
+            ak[j] = by == 0 ? 0 : a[j] * (by * e[j]), aq[j] = a[j] * q[j];
+        for (int j = 0; j < kr->strip; j++) v[j] = by * c->v[i * c->ld_v + at + j];
+        const float kq = kr->dot(k, q, (size_t)r->K), writes = c->all_beta[i] != 0;
         const struct gdn_recur step = {
             .q = q,
             .k = k,
             .a = a,
             .ak = ak,
             .aq = aq,
-            .v = c->v + i * c->ld_v + at,
+            .v = v,
             .o = c->o + i * c->ld_v + at,
             .alpha = c->alpha + i,
-            .beta = c->all_beta + i,
+            .beta = &writes,
             .kq = &kq,
             .T = 1,
             .K = r->K,

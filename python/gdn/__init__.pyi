@@ -215,8 +215,10 @@ class _block_args(_batch_fields, total=False):
     state_layout: int
     rms_eps: float
     rounding: int
+    activation: int
     seed: int
     stream: Stream | None
+    beta_kind: int
 
 class _state_copy_args(TypedDict, total=False):
     flags: int
@@ -378,6 +380,7 @@ class _step_args(_batch_fields, total=False):
     scale: float
     gate_lower_bound: float
     rounding: int
+    activation: int
     seed: int
     stream: Stream | None
 
@@ -514,6 +517,8 @@ class _block_backward_args(_batch_fields, total=False):
     state_layout: int
     rms_eps: float
     stream: Stream | None
+    activation: int
+    beta_kind: int
 
 class _summary_fold_args(TypedDict, total=False):
     flags: int

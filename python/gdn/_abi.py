@@ -171,7 +171,7 @@ gdn_step_args = _struct("gdn_step_args", """
     int32 n_key_heads n_value_heads key_head_dim value_head_dim
     int32 beta_kind head_map state_layout norm
     float norm_eps rms_eps scale gate_lower_bound
-    int32 rounding reserved
+    int32 rounding activation
     uint64 seed
 """, needs="x a b A_log",
     outputs=("conv_state", "state", "state_scales", "out"))
@@ -183,9 +183,10 @@ gdn_block_args = _struct("gdn_block_args", """
     batch batch
     int32 n_key_heads n_value_heads key_head_dim value_head_dim state_layout
     float rms_eps
-    int32 rounding reserved
+    int32 rounding activation
     uint64 seed
-""", needs="hidden conv_weight A_log dt_bias norm_weight out_proj out",
+""", later="int32 beta_kind reserved",
+    needs="hidden conv_weight A_log dt_bias norm_weight out_proj out",
     outputs=("conv_state", "state", "out", "checkpoints", "conv_checkpoints", "state_scales",
               "checkpoint_scales"))
 
@@ -298,7 +299,8 @@ gdn_block_backward_args = _struct("gdn_block_backward_args", """
     int32 n_key_heads n_value_heads key_head_dim value_head_dim
     int32 state_layout
     float rms_eps
-""", needs="hidden conv_weight A_log dt_bias norm_weight out_proj dout",
+""", later="int32 activation beta_kind",
+    needs="hidden conv_weight A_log dt_bias norm_weight out_proj dout",
     outputs=("dhidden", "din_proj_qkvz", "din_proj_ba", "din_proj_qkv", "din_proj_z",
              "din_proj_b", "din_proj_a", "dconv_weight", "dconv_bias", "dA_log", "ddt_bias",
              "dnorm_weight", "dout_proj", "dconv_state", "dstate"))

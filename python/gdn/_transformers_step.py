@@ -26,10 +26,11 @@ def _norm(layer):
 
 
 def _is_known(layer):
-    """Whether the norm is that of the layer's module of transformers, and calls of the norm and of
-    the convolution do no more than their forward()."""
-    norm, gate = _norm(layer), getattr(layer, "forget_gate", None)
-    return (not is_hooked(norm) and (gate is None or not is_hooked(gate)) and not is_hooked(layer.conv1d) and not has_global_hooks()
+    """Whether the norm is that of the layer's module of transformers, and calls of the norm, the
+    convolution and KDA's gate do no more than their forward()."""
+    norm = _norm(layer)
+    whole = [norm, layer.conv1d, *([layer.forget_gate] if hasattr(layer, "forget_gate") else [])]
+    return (not any(map(is_hooked, whole)) and not has_global_hooks()
             and type(norm).__module__ in [each.__module__ for each in type(layer).__mro__]
             and getattr(norm, "activation", None) in _GATES)
 

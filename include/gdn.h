@@ -970,7 +970,7 @@ typedef struct gdn_step_args {
     float scale;                          /* 0: 1 / sqrt(K) */
     float gate_lower_bound;               /* 0: none; else below 0 */
     int32_t rounding;                     /* gdn_rounding, of 8-bit states */
-    int32_t reserved;                     /* 0 */
+    int32_t activation;                   /* of z: SILU or SIGMOID; 0: SILU */
     uint64_t seed;                        /* for GDN_ROUND_STOCHASTIC */
     void *workspace;
     size_t workspace_bytes;
@@ -985,7 +985,7 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
 
 /*
  * gdn_block - computes one Gated DeltaNet layer as Hugging Face saves it: projections, convolution
- * with SiLU, q/k L2 norm (eps 1e-6), gates, rule (scale 1 / sqrt(K)), gated RMSNorm (SiLU),
+ * with SiLU, q/k L2 norm (eps 1e-6), gates, rule (scale 1 / sqrt(K)), gated RMSNorm,
  * output projection. Prefill and decode are the same call: states are carried in the pools.
  *
  *     hidden        [N][hidden]              A      dense; or [B][T][hidden]
@@ -1019,9 +1019,9 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  * starts from zero and is dropped. GDN_WRITE_EACH is not supported. Guarantees: G1, G2, G3, G5, G6,
  * G10 to G13, G18.
  *
- * On a CPU values between the steps stay float32. The projections sum over hidden in an order that
- * depends on hidden alone. With GDN_EXACT and a float32 conv_state, any split of the tokens over
- * calls gives the same bits, per instruction set.
+ * On a CPU values between the steps stay float32. The order of a projection's sums depends on
+ * hidden alone. With GDN_EXACT and a float32 conv_state, any split of the tokens over calls gives
+ * the same bits, per instruction set.
  *
  * On a GPU values between the steps are rounded to A, except b and a of the gates.
  *
@@ -1045,13 +1045,14 @@ typedef struct gdn_block_args {
     int32_t n_key_heads, n_value_heads;   /* Hk, Hv */
     int32_t key_head_dim, value_head_dim; /* K, V */
     int32_t state_layout;
-    float rms_eps;    /* of the gated RMSNorm; 0: 1e-6 */
-    int32_t rounding; /* gdn_rounding, of 8-bit states */
-    int32_t reserved; /* 0 */
-    uint64_t seed;    /* for GDN_ROUND_STOCHASTIC */
+    float rms_eps;      /* of the gated RMSNorm; 0: 1e-6 */
+    int32_t rounding;   /* gdn_rounding, of 8-bit states */
+    int32_t activation; /* as in gdn_step() */
+    uint64_t seed;      /* for GDN_ROUND_STOCHASTIC */
     void *workspace;
     size_t workspace_bytes;
     void *stream;
+    int32_t beta_kind, reserved; /* as in gdn_step(); 0 */
 } gdn_block_args;
 
 GDN_DEFINE_INIT(gdn_block_args, gdn_block_args_init)

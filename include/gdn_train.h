@@ -264,8 +264,8 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  * hidden, of every parameter and of the initial states. It computes all values again from hidden,
  * so it needs no result of the forward call.
  *
- *     hidden, the weights   as in gdn_block(), and so are head counts, head sizes, state_layout and
- *                           rms_eps
+ *     hidden, the weights   as in gdn_block(), and so are head counts, head sizes, state_layout,
+ *                           rms_eps, activation and beta_kind
  *     conv_state            [B][2 Hk K + Hv V][S]  f32, bf16, f16; initial states. Absent: zero.
  *     state                 [B][Hv][V][K]          f32, bf16, f16; initial states. Absent: zero.
  *     dout                  as out in gdn_block()  f32 or A
@@ -307,6 +307,7 @@ typedef struct gdn_block_backward_args {
     void *workspace;
     size_t workspace_bytes;
     void *stream;
+    int32_t activation, beta_kind;
 } gdn_block_backward_args;
 
 GDN_DEFINE_INIT(gdn_block_backward_args, gdn_block_backward_args_init)

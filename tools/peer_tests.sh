@@ -3,15 +3,16 @@
 #
 # peer_tests.sh PEER PATH [--device cuda] [pytest arguments] - a peer's own tests, from its checkout
 # at PATH, which is only read, through gdn's drop-in. PEER: flashinfer, flashqla, fla, fla_family,
-# fla_ranks, gdn_cuda, transformers. For ggml PATH is a build of it with its tests, GDN_GGML the backend's .so.
-# For megatron PATH is a folder with the package, and the tests are tools/peers/test_megatron.py.
-# Prints passed, failed, skipped, how many went through libgdn, and what was converted or copied.
+# fla_ranks, gdn_cuda, transformers. For ggml PATH is a build of it with its tests, GDN_GGML the
+# backend's .so. For megatron PATH is a folder with the package, and the tests are
+# tools/peers/test_megatron.py. Prints passed, failed, skipped, how many went through libgdn, and
+# what was converted or copied.
 #
 # The Python of PYTHON (python3) has torch, pytest, einops and gdn (installed, or by PYTHONPATH,
-# GDN_LIBRARY and GDN_NATIVE); for fla, fla_family and gdn_cuda also FLA. GDN_PEER_SPOIL=1.05 multiplies
-# every result: tests that still pass look at something else.
+# GDN_LIBRARY and GDN_NATIVE); for fla, fla_family and gdn_cuda also FLA. GDN_PEER_SPOIL=1.05
+# multiplies every result: tests that still pass look at something else.
 set -euo pipefail
-usage() { sed -n '4,8s/^# //p' "$0"; exit 2; }
+usage() { sed -n '4,9s/^# //p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 peer=$1 checkout=$(realpath "$2")
 shift 2
@@ -32,10 +33,10 @@ fla) tests="tests/ops/test_gdn.py tests/modules/test_l2norm.py
     tests/modules/test_layernorm_gated.py tests/modules/test_conv.py"
     # What FLA chooses for FlashQLA is no business of gdn, nor is a norm with a mean.
     set -- -k "not flash_qla and not test_layernorm_gated[ and not rmsFalse" "$@" ;;
-# KDA, GDN-2 and DeltaProduct. Other libraries, intermediate states and private kernels are left out.
+# KDA, GDN-2, DeltaProduct; without other libraries, intermediate states and private kernels.
 fla_family) tests="tests/ops/test_kda.py tests/ops/test_gdn2.py tests/ops/test_delta_product.py"
-    set -- -k "not flash_kda and not ascend and not vllm_decode and not intermediate_states
-        and not test_layer and not test_naive" "$@" ;;
+    left="not flash_kda and not ascend and not vllm_decode and not intermediate_states"
+    set -- -k "$left and not test_layer and not test_naive" "$@" ;;
 # Several ranks: processes of a CPU, or GPUs. FLA need not be installed.
 fla_ranks) tests=tests/context_parallel/test_cp_gdn.py ;;
 gdn_cuda) tests="test/test_py/fla_comparison.py test/test_py/test_fla_recurrent_comparison.py" ;;

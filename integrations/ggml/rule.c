@@ -39,6 +39,12 @@ static bool is_key(const struct ggml_tensor *key, int64_t heads, const struct ex
     return has_sizes(key, x->S, heads, x->T, x->N) || has_sizes(key, x->S, heads, x->T, 1);
 }
 
+/* One gate per head, or of each key channel (KDA). */
+static bool is_gate(const struct ggml_tensor *g, const struct extents *x)
+{
+    return has_sizes(g, 1, x->H, x->T, x->N) || has_sizes(g, x->S, x->H, x->T, x->N);
+}
+
 /* A state or an output of other sizes holds more than states, such as tokens to replay. */
 static bool has_known_sizes(const struct ggml_tensor *node)
 {
@@ -46,7 +52,7 @@ static bool has_known_sizes(const struct ggml_tensor *node)
     const struct extents x = extents_of(node);
     const int64_t states = snapshots_of(node) * x.S * x.S * x.H * x.N;
     return is_key(src[0], src[1]->ne[1], &x) && is_key(src[1], src[1]->ne[1], &x) &&
-           has_sizes(src[3], 1, x.H, x.T, x.N) && has_sizes(src[4], 1, x.H, x.T, x.N) &&
+           is_gate(src[3], &x) && has_sizes(src[4], 1, x.H, x.T, x.N) &&
            has_sizes(src[5], x.S, x.S, x.H, x.N) &&
            ggml_nelements(node) == x.S * x.H * x.T * x.N + states;
 }
@@ -68,14 +74,6 @@ static gdn_tensor per_sequence(const struct ggml_tensor *x, int64_t N)
         view.size[0] = N;
         view.stride[0] = 0;
     }
-    return view;
-}
-
-/* Gates and betas without their innermost dimension of 1. */
-static gdn_tensor per_head(const struct ggml_tensor *x)
-{
-    gdn_tensor view = gdn_ggml_view(x, 4);
-    view.ndim = 3;
     return view;
 }
 
@@ -120,8 +118,8 @@ gdn_status gdn_ggml_rule(struct gdn_ggml *backend, const struct ggml_tensor *nod
     a.q = per_sequence(src[0], x.N);
     a.k = per_sequence(src[1], x.N);
     a.v = gdn_ggml_view(src[2], 4);
-    a.g = per_head(src[3]);
-    a.beta = per_head(src[4]);
+    a.g = gdn_ggml_view(src[3], 4);
+    a.beta = gdn_ggml_view(src[4], 4);
     a.head_map = GDN_HEADS_INTERLEAVED;
     a.state = gdn_ggml_view(src[5], 4);
     a.out = gdn_dense(out, GDN_F32, 4, x.N, x.T, x.H, x.S);

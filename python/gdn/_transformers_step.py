@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-One token of each cached sequence through a Gated DeltaNet layer of transformers: the projections,
-which stay the layer's modules, and one call of gdn.torch.step between them, which updates the
-cache's states in place.
+One token of each cached sequence through a Gated DeltaNet or KDA layer of transformers: the
+projections, which stay the layer's modules, and one call of gdn.torch.step between them, which
+updates the cache's states in place.
 """
 
 import functools
@@ -16,6 +16,7 @@ from . import _drop_in
 from .torch._plain import has_global_hooks, is_hooked
 
 _CACHE = "cache", "cache_params"  # the parameter's name in transformers 5.24, and in 5.17 to 5.19
+_GATES = {"silu": gdn.ACT_SILU, "sigmoid": gdn.ACT_SIGMOID}  # of the norm
 _REFUSED = "attention_mask", "cu_seq_lens_q", "seq_idx"
 
 
@@ -25,12 +26,13 @@ def _norm(layer):
 
 
 def _is_known(layer):
-    """Whether the norm is that of the layer's module of transformers, and calls of the norm and of
-    the convolution do no more than their forward()."""
+    """Whether the norm is that of the layer's module of transformers, and calls of the norm, the
+    convolution and KDA's gate do no more than their forward()."""
     norm = _norm(layer)
-    return (not is_hooked(norm) and not is_hooked(layer.conv1d) and not has_global_hooks()
+    whole = [norm, layer.conv1d, *([layer.forget_gate] if hasattr(layer, "forget_gate") else [])]
+    return (not any(map(is_hooked, whole)) and not has_global_hooks()
             and type(norm).__module__ in [each.__module__ for each in type(layer).__mro__]
-            and getattr(norm, "activation", None) == "silu")
+            and getattr(norm, "activation", None) in _GATES)
 
 
 def _states(layer, cache):
@@ -46,6 +48,7 @@ def _is_step(layer, x, given):
     """Whether step() computes what the layer's own forward() would with the arguments given, if the
     cache has the states."""
     return (not torch.is_grad_enabled() and x.shape[1] == 1 and x.dtype in _drop_in.FLOATS
+            and (x.device.type == "cpu" or not hasattr(layer, "forget_gate"))
             and all(given.get(name) is None for name in _REFUSED)
             and layer.activation in ("silu", "swish") and _is_known(layer))
 
@@ -58,22 +61,52 @@ def _projected(layer, x):
         return torch.cat([part.flatten(2) for part in (q, k, v)], -1), a, b, z
     if hasattr(layer, "q_proj"):
         mixed = torch.cat([layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)], -1)
-        z = layer.g_proj(x).unflatten(-1, (-1, layer.head_v_dim))
-        return mixed, layer.a_proj(x), layer.b_proj(x), z
-    z = layer.in_proj_z(x).unflatten(-1, (-1, layer.head_v_dim))
+        return mixed, _raw_gates(layer, x), layer.b_proj(x), _by_head(layer, _output_gate(layer, x))
+    z = _by_head(layer, layer.in_proj_z(x))
     return layer.in_proj_qkv(x), layer.in_proj_a(x), layer.in_proj_b(x), z
+
+
+def _by_head(layer, z):
+    return z.unflatten(-1, (-1, layer.head_v_dim if hasattr(layer, "head_v_dim")
+                            else layer.head_dim))
+
+
+def _output_gate(layer, x):
+    return layer.g_proj(x) if hasattr(layer, "g_proj") else layer.g_b_proj(layer.g_a_proj(x))
+
+
+def _raw_gates(layer, x):
+    if not hasattr(layer, "forget_gate"):
+        return layer.a_proj(x)
+    gate = layer.forget_gate
+    a = gate.f_proj(x) if hasattr(gate, "f_proj") else gate.f_b_proj(gate.f_a_proj(x))
+    return a.unflatten(-1, (layer.num_heads, -1))
+
+
+def _gates(layer):
+    """A_log, dt_bias and what else gdn.torch.step() is told of gates, heads and sizes."""
+    if not hasattr(layer, "forget_gate"):
+        twice = getattr(layer, "allow_neg_eigval", False)
+        return dict(A_log=layer.A_log, dt_bias=layer.dt_bias, key_heads=layer.num_k_heads,
+                    value_heads=layer.num_v_heads, key_dim=layer.head_k_dim,
+                    value_dim=layer.head_v_dim,
+                    beta_kind=gdn.BETA_TWICE_SIGMOID if twice else gdn.BETA_SIGMOID)
+    gate, heads, dim = layer.forget_gate, layer.num_heads, layer.head_dim
+    bound = getattr(gate, "safe_gate_lower_bound", None)
+    if getattr(gate, "safe_gate", False):
+        bound = gate.lower_bound
+    return dict(A_log=gate.A_log.flatten(), dt_bias=gate.dt_bias.view(heads, dim),
+                key_heads=heads, value_heads=heads, key_dim=dim, value_dim=dim,
+                gate_lower_bound=float(bound or 0), beta_kind=gdn.BETA_SIGMOID)
 
 
 def _step(layer, x, conv_state, state):
     mixed, a, b, z = _projected(layer, x)
-    norm, twice = _norm(layer), getattr(layer, "allow_neg_eigval", False)
+    norm = _norm(layer)
     out = gdn.torch.step(
-        mixed, a, b, layer.conv1d.weight, layer.A_log, key_heads=layer.num_k_heads,
-        value_heads=layer.num_v_heads, key_dim=layer.head_k_dim, value_dim=layer.head_v_dim, z=z,
-        conv_bias=layer.conv1d.bias, dt_bias=layer.dt_bias, norm_weight=norm.weight,
-        conv_state=conv_state, state=state, state_layout=gdn.STATE_KV,
-        beta_kind=gdn.BETA_TWICE_SIGMOID if twice else gdn.BETA_SIGMOID,
-        rms_eps=norm.variance_epsilon)
+        mixed, a, b, layer.conv1d.weight, z=z, conv_bias=layer.conv1d.bias,
+        norm_weight=norm.weight, conv_state=conv_state, state=state, state_layout=gdn.STATE_KV,
+        activation=_GATES[norm.activation], rms_eps=norm.variance_epsilon, **_gates(layer))
     return (layer.o_proj if hasattr(layer, "o_proj") else layer.out_proj)(out.flatten(2))
 
 

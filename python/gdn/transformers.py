@@ -13,7 +13,7 @@ one of the others leaves it out.
 
 KDA runs by libgdn on a CPU. On another device transformers' own functions of KDA run.
 
-It also gives the class of a Gated DeltaNet layer a forward() in which one token of each sequence
+It also gives the class of the layer a forward() in which one token of each sequence
 with a cache is one call of gdn.torch.step() between the layer's projections: convolution, gates,
 rule and gated RMSNorm in one operator, which updates the cache's states in place. The layer's own
 forward() runs with these functions where gradients are on, the cache records its past or is
@@ -40,7 +40,9 @@ MODELS = {"qwen3_next": "Qwen3NextGatedDeltaNet", "qwen3_5": "Qwen3_5GatedDeltaN
           "qwen3_5_moe": "Qwen3_5MoeGatedDeltaNet", "qwen4_exp": "Qwen4ExpTextGatedDeltaNet",
           "lara_mini": "LaraMiniGatedDeltaNet",
           "olmo_hybrid": "OlmoHybridGatedDeltaNet"}  # the class of the layer
-KDA_MODELS = "kimi_linear", "glm5_next", "bailing_hybrid"
+KDA_MODELS = {"kimi_linear": "KimiLinearDeltaAttention",
+              "glm5_next": "Glm5NextTextLinearAttention",
+              "bailing_hybrid": "BailingHybridDeltaAttention"}
 _LATER = "qwen4_exp", "lara_mini", "olmo_hybrid", *KDA_MODELS  # older versions have others, or none
 
 
@@ -220,7 +222,7 @@ def _check(name, module):
 def install():
     """
     Assigns the functions of this module in the modeling modules of MODELS and KDA_MODELS, and
-    forward() in the classes of the layers of MODELS. Raises ImportError where transformers, or one
+    forward() in the classes of their layers. Raises ImportError where transformers, or one
     of its first three models, is absent, or where their functions have other parameters; of the
     others, one line warns. A second call changes nothing.
     """
@@ -236,5 +238,4 @@ def install():
     for name, module in found.items():
         for function in functions(name):
             _assign(module, function)
-        if name in MODELS:
-            _add_step(getattr(module, MODELS[name]))
+        _add_step(getattr(module, {**MODELS, **KDA_MODELS}[name]))

@@ -68,7 +68,7 @@ def modeling(monkeypatch):
         for function in ours.functions(name):  # unwrapped: not an installed FLA's code
             theirs = inspect.unwrap(getattr(each, function.__name__))
             monkeypatch.setattr(each, function.__name__, theirs)
-    for name, of_layer in ours.MODELS.items():
+    for name, of_layer in {**ours.MODELS, **ours.KDA_MODELS}.items():
         layer = getattr(modules.get(name), of_layer, None)
         if layer is not None:
             monkeypatch.setattr(layer, "forward", layer.forward)

@@ -4,6 +4,7 @@
 import copy
 import types
 
+import gdn
 import gdn.torch
 import pytest
 import ranks
@@ -21,9 +22,9 @@ def config_of(**fields):
 
 
 @pytest.mark.parametrize("key, value", [
-    ("model_type", "olmo_hybrid"), ("model_type", "kimi_linear"), ("model_type", "absent"),
+    ("model_type", "kimi_linear"), ("model_type", "absent"),
     ("hidden_act", "gelu"), ("hidden_act", "sigmoid"), ("output_gate_type", "tanh"),
-    ("linear_allow_neg_eigval", True), ("linear_num_key_heads", "absent"),
+    ("linear_window", 4), ("linear_num_key_heads", "absent"),
     ("linear_conv_kernel_dim", None)])
 def test_what_the_layer_lacks(key, value):
     for config in (config_of(**{key: value}), vars(config_of(**{key: value}))):
@@ -75,6 +76,24 @@ def test_a_sigmoid_gate(grad):
     other.norm.forward = gated
     with torch.set_grad_enabled(grad):
         torch.testing.assert_close(layer(x), other(x), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_twice_the_sigmoid(grad, monkeypatch):
+    """linear_allow_neg_eigval doubles beta, in the whole layer and in its parts."""
+    layer = gdn.torch.GatedDeltaNet.from_config(config_of(linear_allow_neg_eigval=True))
+    other, x = copy.deepcopy(layer), torch.randn(2, 9, 24)
+    other.beta_kind, rule = gdn.BETA_SIGMOID, gdn.torch._functions.prefill
+
+    def doubled(q, k, v, g, beta, beta_kind, **options):
+        assert beta_kind == gdn.BETA_SIGMOID
+        return rule(q, k, v, g, 2 * beta.sigmoid(), **options)
+
+    with torch.set_grad_enabled(grad):
+        got = layer(x)
+        monkeypatch.setattr(gdn.torch._functions, "prefill", doubled)
+        monkeypatch.setattr(other, "_plain_weights", lambda: None)
+        torch.testing.assert_close(got, other(x), atol=1e-6, rtol=1e-5)
 
 
 # ---- A_log and dt_bias ---------------------------------------------------------------------------

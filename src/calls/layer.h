@@ -26,6 +26,7 @@ struct gdn_block {
     int64_t n_tokens, window; /* in all; of a CPU: of a window, at most */
     float rms_eps;
     bool fused;
+    bool sigmoid; /* gates the norm, else SiLU */
 };
 
 /* A checked call of gdn_block. */

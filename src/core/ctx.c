@@ -32,6 +32,8 @@ static const struct gdn_old_size old_sizes[] = {
     { "gdn_rule_args", offsetof(gdn_rule_args, write_gate) },
     { "gdn_prefill_backward_args", offsetof(gdn_prefill_backward_args, write_gate) },
     { "gdn_summary_args", offsetof(gdn_summary_args, write_gate) },
+    { "gdn_block_args", offsetof(gdn_block_args, beta_kind) },
+    { "gdn_block_backward_args", offsetof(gdn_block_backward_args, activation) },
     { NULL, 0 },
 };
 

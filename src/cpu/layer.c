@@ -140,7 +140,7 @@ static void store_piece(void *arg, int64_t piece, int thread)
     move_piece(arg, piece, true);
 }
 
-/* Computes the gated RMSNorm of one token: o <- o / rms(o) norm_weight silu(z), head by head. */
+/* Computes the gated RMSNorm of one token: o <- o / rms(o) norm_weight act(z), head by head. */
 static void norm_token(void *arg, int64_t t, int thread)
 {
     (void)thread;
@@ -152,7 +152,7 @@ static void norm_token(void *arg, int64_t t, int thread)
         float *o = w->m->o + (t * b->Hv + h) * b->V;
         const float *z = w->m->y + t * b->columns.all + b->columns.z + h * b->V;
         const float s = 1.0f / sqrtf(kr->dot(o, o, V) / (float)b->V + b->rms_eps);
-        kr->norm_row(o, o, s, w->m->norm, z, false, V);
+        kr->norm_row(o, o, s, w->m->norm, z, b->sigmoid, V);
     }
 }
 

@@ -131,8 +131,9 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
     r->checkpoints.streamed = a->checkpoints.data;
     r->to = r->from;
     r->Hq = r->Hk = (int)b->Hk, r->Hv = r->H = (int)b->Hv, r->K = (int)b->K, r->V = (int)b->V;
-    gdn_rule_set_formulas(r, &(struct gdn_rule_formulas){ .gate = GDN_GATE_RAW }, GDN_BETA_SIGMOID,
-                          GDN_NORM_L2);
+    gdn_rule_set_formulas(
+        r, &(struct gdn_rule_formulas){ .gate = GDN_GATE_RAW, .beta_kind = a->beta_kind },
+        GDN_BETA_SIGMOID, GDN_NORM_L2);
     r->exact = a->flags & GDN_EXACT;
     r->n_seqs = 1;
     return GDN_OK;
@@ -193,6 +194,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     b->in = gdn_rows_of(&a->hidden, &c->tokens);
     b->out = gdn_rows_of(&a->out, &c->tokens);
     b->rms_eps = gdn_eps_of(a->rms_eps, a->flags);
+    b->sigmoid = a->activation == GDN_ACT_SIGMOID;
     b->args = a;
     b->tokens = &c->tokens;
     b->plan = &c->plan;

@@ -280,6 +280,11 @@ static gdn_conv1d_args conv(const struct layer_backward *c)
     return a;
 }
 
+static int32_t beta_kind(const struct layer_backward *c)
+{
+    return c->args.beta_kind ? c->args.beta_kind : GDN_BETA_SIGMOID;
+}
+
 static gdn_rule_args rule(const struct layer_backward *c)
 {
     gdn_rule_args a = gdn_rule_args_init();
@@ -287,7 +292,7 @@ static gdn_rule_args rule(const struct layer_backward *c)
     a.beta = of_gates(c, c->m.gates, false), a.g = of_gates(c, c->m.gates, true);
     a.A_log = c->args.A_log, a.dt_bias = c->args.dt_bias, a.state = c->args.state;
     a.out = values(c, c->m.o);
-    a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
+    a.gate = GDN_GATE_RAW, a.beta_kind = beta_kind(c), a.norm = GDN_NORM_L2;
     a.state_layout = c->args.state_layout;
     a.batch = &c->batch;
     IN_PART(a, c);
@@ -299,7 +304,7 @@ static gdn_rmsnorm_gated_args norm(const struct layer_backward *c)
     gdn_rmsnorm_gated_args a = gdn_rmsnorm_gated_args_init();
     a.x = values(c, c->m.o), a.z = of_z(c, c->m.y), a.out = values(c, c->m.n);
     a.weight = c->args.norm_weight;
-    a.eps = c->args.rms_eps;
+    a.eps = c->args.rms_eps, a.activation = c->args.activation;
     IN_PART(a, c);
     return a;
 }
@@ -310,7 +315,7 @@ static gdn_rmsnorm_gated_backward_args norm_backward(const struct layer_backward
     a.x = values(c, c->m.o), a.z = of_z(c, c->m.y), a.dout = values(c, c->m.dn);
     a.dx = values(c, c->m.n), a.dz = of_z(c, c->m.dy);
     a.weight = c->args.norm_weight, a.dweight = c->args.dnorm_weight;
-    a.eps = c->args.rms_eps;
+    a.eps = c->args.rms_eps, a.activation = c->args.activation;
     a.flags = c->args.flags & GDN_ACCUMULATE;
     IN_PART(a, c);
     return a;
@@ -326,7 +331,7 @@ static gdn_prefill_backward_args rule_backward(const struct layer_backward *c)
     a.dq = keys(c, c->m.dc, 0), a.dk = keys(c, c->m.dc, c->Hk * c->K), a.dv = of_v(c, c->m.dc);
     a.dbeta = of_gates(c, c->m.dgates, false), a.dg = of_gates(c, c->m.dgates, true);
     a.dA_log = c->args.dA_log, a.ddt_bias = c->args.ddt_bias, a.dstate = c->args.dstate;
-    a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
+    a.gate = GDN_GATE_RAW, a.beta_kind = beta_kind(c), a.norm = GDN_NORM_L2;
     a.state_layout = c->args.state_layout;
     a.batch = c->args.batch;
     a.flags = c->args.flags & GDN_ACCUMULATE;

@@ -115,6 +115,7 @@ static void describe_norm(struct gdn_step_call *m)
                                      .weight = a->norm_weight,
                                      .out = a->out,
                                      .formula = GDN_NO_NORM,
+                                     .sigmoid = a->activation == GDN_ACT_SIGMOID,
                                      .D = m->rule.V };
     m->norm.eps = gdn_eps_of(a->rms_eps, a->flags);
     m->norm.n_rows = m->tokens.N * m->rule.H;

@@ -175,14 +175,15 @@ static inline void run_head(const struct layer *l, const double *conv, int h, do
         alpha[t] = exp(oracle_gate(l->alog[t * HV + h], ring2_get(&a->A_log, h),
                                    ring2_get(&a->dt_bias, h), 0));
         beta[t] = oracle_sigmoid(l->b[t * HV + h]);
+        if (a->beta_kind == GDN_BETA_TWICE_SIGMOID) beta[t] *= 2;
     }
     if (l->noise)
         run_rounded(l, &r, k);
     else
         oracle_rule(&r);
     for (int64_t t = 0; t < l->T; t++)
-        oracle_rmsnorm_gated(y + (t * HV + h) * V, o + t * V, w, l->z + (t * HV + h) * V, false,
-                             1e-6, V);
+        oracle_rmsnorm_gated(y + (t * HV + h) * V, o + t * V, w, l->z + (t * HV + h) * V,
+                             a->activation == GDN_ACT_SIGMOID, 1e-6, V);
 }
 
 static inline void run_layer(struct layer *l)

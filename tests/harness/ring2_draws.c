@@ -397,6 +397,7 @@ static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct s
     }
     a->n_key_heads = (int32_t)Hk, a->n_value_heads = (int32_t)Hv;
     a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
+    if (one_in(3)) a->activation = GDN_ACT_SIGMOID, a->beta_kind = GDN_BETA_TWICE_SIGMOID;
 }
 
 static void draw_block_backward(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
@@ -434,6 +435,7 @@ static void draw_block_backward(struct ring2_draw *d, union ring2_call *c, const
     if (one_in(3)) a->flags = GDN_ACCUMULATE;
     a->n_key_heads = (int32_t)Hk, a->n_value_heads = (int32_t)Hv;
     a->key_head_dim = (int32_t)K, a->value_head_dim = (int32_t)V;
+    if (one_in(3)) a->activation = GDN_ACT_SIGMOID, a->beta_kind = GDN_BETA_TWICE_SIGMOID;
 }
 
 static void draw_step(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
@@ -463,6 +465,7 @@ static void draw_step(struct ring2_draw *d, union ring2_call *c, const struct si
     a->n_key_heads = (int32_t)h.k, a->n_value_heads = (int32_t)h.v;
     a->key_head_dim = (int32_t)h.K, a->value_head_dim = (int32_t)h.V;
     a->state_layout = kv, a->norm = (int32_t)below(5), a->head_map = (int32_t)below(2);
+    if (one_in(3)) a->activation = GDN_ACT_SIGMOID;
 }
 
 static gdn_tensor draw_states(struct ring2_draw *d, int64_t P, const int64_t *s, bool turned,

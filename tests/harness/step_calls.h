@@ -70,6 +70,7 @@ static inline void norm_alone(gdn_ctx *ctx, const gdn_step_args *a)
     gdn_tensor y = ring2_clone(&a->out);
     gdn_rmsnorm_gated_args n = gdn_rmsnorm_gated_args_init();
     n.x = a->out, n.z = a->z, n.weight = a->norm_weight, n.out = y, n.eps = a->rms_eps;
+    n.activation = a->activation;
     ring2_status(ctx, "gdn_rmsnorm_gated", gdn_rmsnorm_gated(ctx, &n), GDN_OK);
     const bool any = a->state.data || a->conv_state.data;
     const int64_t row = (int64_t)a->n_value_heads * a->value_head_dim;

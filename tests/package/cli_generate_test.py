@@ -76,6 +76,11 @@ def test_logits_bf16_own_head():
     judge(path, config, values)
 
 
+def test_a_sigmoid_gate():
+    path, config, _, values = model(4, output_gate_type="sigmoid")
+    judge(path, config, values, 4)
+
+
 def test_logits_f16():
     path, config, _, values = model(3, "F16")
     judge(path, config, values, 4)
@@ -428,7 +433,7 @@ def test_refused():
         ({"rope_scaling": "yarn"}, "rope_scaling"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         ({"rope_parameters": {"rope_theta": 1e4, "type": "dynamic"}}, "dynamic"),
-        ({"output_gate_type": "sigmoid"}, "output_gate_type"),
+        ({"output_gate_type": "tanh"}, "output_gate_type"),
         ({"attn_output_gate": False}, "attn_output_gate"),
         ({"mlp_bias": True}, "mlp_bias"), ({"use_sliding_window": True}, "use_sliding_window"),
         ({"logits_soft_cap": 30.0}, "logits_soft_cap"), ({"auto_map": {}}, "auto_map"),

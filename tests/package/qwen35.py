@@ -169,7 +169,8 @@ class Model:
                 states[h][i] = row = [s + u * y for s, y in zip(row, k)]
                 o.append(dot(row, q) * K**-0.5)
             scale = (dot(o, o) / V + c["rms_norm_eps"]) ** -0.5
-            out += [y * scale * w * silu(g) for y, w, g in
+            gate = sigmoid if c.get("output_gate_type") == "sigmoid" else silu
+            out += [y * scale * w * gate(g) for y, w, g in
                     zip(o, v[at + "norm.weight"], z[h * V : (h + 1) * V])]
         return self.product(at + "out_proj.weight", out)
 

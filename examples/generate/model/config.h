@@ -16,6 +16,7 @@ struct config {
     int32_t linear_key_heads, linear_value_heads, linear_key_dim, linear_value_dim, taps;
     float rope_theta, eps;
     bool tied;                       /* the head is the embedding */
+    bool sigmoid;                    /* gates the output of a GDN layer, else SiLU */
     bool is_full[CONFIG_MAX_LAYERS]; /* attention over all tokens, in place of GDN */
     int64_t ends[CONFIG_MAX_ENDS];   /* tokens that end a text */
     int n_ends;

@@ -65,7 +65,7 @@ const struct json_key config_keys[] = {
     { "attention_bias", "false" },
     { "mlp_bias", "false" },
     { "attn_output_gate", "true" },
-    { "output_gate_type", "\"silu\"|\"swish\"" },
+    { "output_gate_type", "\"silu\"|\"swish\"|\"sigmoid\"" },
     { "use_sliding_window", "false" },
     { "num_experts", "0" },
     { "mlp_only_layers", "[]" },

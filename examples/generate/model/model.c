@@ -89,6 +89,7 @@ static int find_gdn(const struct place *at, gdn_block_args *a)
     a->key_head_dim = c->linear_key_dim;
     a->value_head_dim = c->linear_value_dim;
     a->rms_eps = c->eps;
+    if (c->sigmoid) a->activation = GDN_ACT_SIGMOID;
     return find(at, "linear_attn.in_proj_qkv.weight", 2 * keys + values, hidden, &a->in_proj_qkv) ||
                    find(at, "linear_attn.in_proj_z.weight", values, hidden, &a->in_proj_z) ||
                    find(at, "linear_attn.in_proj_b.weight", Hv, hidden, &a->in_proj_b) ||

@@ -94,11 +94,25 @@ static void test_sizes(void)
     CHECK(rule->takes(&rule->node), "not taken");
 }
 
+/* A gate of each key channel (KDA), and a beta of each, which is another rule. */
+static void test_channels(void)
+{
+    struct node nodes[3];
+    fill_nodes(nodes);
+    struct node *rule = &nodes[0];
+    join(rule);
+    rule->sources[3] = tensor(16, 2, T, 3);
+    CHECK(rule->takes(&rule->node), "not taken with a gate of each key channel");
+    rule->sources[4] = tensor(16, 2, T, 3);
+    CHECK(!rule->takes(&rule->node), "taken with a beta of each channel");
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "nodes with more than is known", test_takes },
         { "tensors of other sizes", test_sizes },
+        { "gates of each key channel", test_channels },
     };
-    return ring2_main(argc, argv, tests, 2);
+    return ring2_main(argc, argv, tests, 3);
 }

@@ -17,16 +17,21 @@ from ._named import named
 from ._operators import overload
 from ._places import refuse_mixed
 
-_RULE = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID, norm=gdn.NORM_L2)
 _TENSORS = ("hidden", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b",
             "in_proj_a", "conv_weight", "conv_bias", "A_log", "dt_bias", "norm_weight", "out_proj",
             "conv_state", "state")
-_KNOWN = {*BATCH, "flags", "max_seqlen", "rms_eps", "state_layout", "write"}
+_KNOWN = {*BATCH, "activation", "beta_kind", "flags", "max_seqlen", "rms_eps", "state_layout",
+          "write"}
 
 
 def operators_of(token_layout):
     """conv1d() and prefill() for tokens of this process, or of a rank."""
     return _functions if token_layout is None else distributed
+
+
+def raw(beta_kind):
+    """What a layer asks of prefill(): raw gates, and q and k that are not normalised yet."""
+    return dict(gate=gdn.GATE_RAW, beta_kind=beta_kind or gdn.BETA_SIGMOID, norm=gdn.NORM_L2)
 
 
 def projected(hidden, in_proj, heads, dims):
@@ -42,13 +47,13 @@ def projected(hidden, in_proj, heads, dims):
 
 
 def composed(hidden, in_proj, conv, rule, norm, out_proj, heads, dims):
-    """A layer of its parts, which are functions: conv(channels), rule(q, k, v, a, b, **options),
-    norm(out, z)."""
+    """A layer of its parts, which are functions: conv(channels), rule(q, k, v, a, b), norm(out, z).
+    """
     mixed, z, b, a = projected(hidden, in_proj, heads, dims)
     keys = heads[0] * dims[0]
     q, k, v = (x.unflatten(-1, (-1, dim)) for x, dim in zip(
         conv(mixed).split((keys, keys, heads[1] * dims[1]), -1), (dims[0], dims[0], dims[1])))
-    out = norm(rule(q, k, v, a, b, **_RULE), z.unflatten(-1, (-1, dims[1])))
+    out = norm(rule(q, k, v, a, b), z.unflatten(-1, (-1, dims[1])))
     return out_proj(out.flatten(-2))
 
 
@@ -66,10 +71,11 @@ def _by_parts(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weig
                    activation=gdn.ACT_SILU, **batch)
     rule = partial(ops.prefill, A_log=A_log, dt_bias=dt_bias, state=state,
                    state_layout=options.get("state_layout", 0),
-                   flags=flags & ~gdn.ZERO_AS_GIVEN, **batch)
+                   flags=flags & ~gdn.ZERO_AS_GIVEN, **raw(options.get("beta_kind", 0)), **batch)
     if eps == 0 and flags & gdn.ZERO_AS_GIVEN:
         eps = 2.0 ** -126
-    norm = partial(rmsnorm_gated, weight=norm_weight, eps=eps)
+    norm = partial(rmsnorm_gated, weight=norm_weight, eps=eps,
+                   activation=options.get("activation", 0))
     in_proj = [partial(linear, weight=weight) for weight in in_proj if weight is not None]
     return composed(hidden, in_proj, conv, rule, norm, partial(linear, weight=out_proj), heads,
                     dims)

@@ -3,6 +3,7 @@
 
 from functools import partial
 
+import gdn
 import torch
 from torch.func import functional_call
 
@@ -109,6 +110,8 @@ class HeadShare(GatedDeltaNet):
     """
 
     def __init__(self, layer, group=None):
+        if layer.layout not in ("qwen3_next", "qwen3_5"):
+            raise TypeError(f"layer: of the layout {layer.layout}, wanted qwen3_next or qwen3_5")
         names = [name for name, weight in layer._child_weights().items() if weight is None]
         if names or layer.conv1d.bias is not None:
             raise TypeError(f"layer: {', '.join(names or ['conv1d'])}: more than a weight (an "
@@ -120,7 +123,8 @@ class HeadShare(GatedDeltaNet):
         weight = layer.out_proj.weight
         super().__init__(weight.shape[0], len(keys), end - first, sizes["key_dim"],
                          sizes["value_dim"], layer.conv1d.weight.shape[-1], layer.norm.eps,
-                         output_gate=layer.norm.gate, device=weight.device, dtype=weight.dtype)
+                         output_gate=layer.norm.gate, device=weight.device, dtype=weight.dtype,
+                         allow_neg_eigval=layer.beta_kind == gdn.BETA_TWICE_SIGMOID)
         self._group, self._key_heads = group, [share[2] for share in shares]
         copies = [head for heads in self._key_heads for head in heads]
         self._has_copies = len(copies) > len(set(copies))

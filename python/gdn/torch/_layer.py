@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Gated DeltaNet layer of Qwen3-Next and Qwen3.5 as a module over the operator block."""
+"""The Gated DeltaNet layer of Qwen3-Next, Qwen3.5 and OLMo-Hybrid as a module over operators."""
 
 import re
 from functools import partial
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ._autograd import given, needs_grad
-from ._block import block, composed, operators_of
+from ._block import block, composed, operators_of, raw
 from ._config import arguments_of
 from ._functions import rmsnorm_gated
 from ._named import renamed
@@ -43,9 +43,13 @@ class _Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size, **options))
         self.eps, self.gate = eps, gate
 
+    @property
+    def activation(self):
+        """The gate's function as a number of gdn.h."""
+        return gdn.ACT_SIGMOID if self.gate == "sigmoid" else gdn.ACT_SILU
+
     def forward(self, x, z):
-        activation = gdn.ACT_SIGMOID if self.gate == "sigmoid" else gdn.ACT_SILU
-        return rmsnorm_gated(x, z, self.weight, eps=self.eps, activation=activation)
+        return rmsnorm_gated(x, z, self.weight, eps=self.eps, activation=self.activation)
 
 
 class _Conv(nn.Conv1d):
@@ -54,6 +58,11 @@ class _Conv(nn.Conv1d):
 
     def forward(self, x, operator, **options):
         return operator(x, self.weight, self.bias, activation=gdn.ACT_SILU, **options)
+
+
+def _joined(projections):
+    """The channels of several projections, one behind the other."""
+    return lambda x: torch.cat([project(x) for project in projections], -1)
 
 
 def _refuse_meta(name, module, x):
@@ -65,13 +74,21 @@ def _refuse_meta(name, module, x):
 
 
 _GATE = re.compile(r"(parametrizations\.)?(A_log|dt_bias)(\.original\d*)?$")
+# The input projections (where block() computes the layer, in its order), norm and last projection.
+_NAMES = {
+    "qwen3_next": (("in_proj_qkvz", "in_proj_ba"), "norm", "out_proj"),
+    "qwen3_5": (("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), "norm", "out_proj"),
+    "olmo_hybrid": (("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), "o_norm",
+                    "o_proj"),
+}
 _LINEAR, _CONVS, _NORM = (nn.Linear,), (_Conv, nn.Conv1d), (_Norm,)
 
 
 class GatedDeltaNet(nn.Module):
     """
-    The layer `linear_attn` of Qwen3-Next (layout "qwen3_next": in_proj_qkvz, in_proj_ba) or of
-    Qwen3.5 (layout "qwen3_5": in_proj_qkv, in_proj_z, in_proj_b, in_proj_a). Parameters have the
+    The layer `linear_attn` of Qwen3-Next (layout "qwen3_next": in_proj_qkvz, in_proj_ba), of
+    Qwen3.5 (layout "qwen3_5": in_proj_qkv, in_proj_z, in_proj_b, in_proj_a) or of OLMo-Hybrid
+    (layout "olmo_hybrid": q_proj, k_proj, v_proj, g_proj, b_proj, a_proj). Parameters have the
     names and shapes of transformers, so load_state_dict() takes a checkpoint's tensors.
 
         layer = GatedDeltaNet.from_config(config).load_layer(tensors, "model.layers.0.linear_attn.")
@@ -80,41 +97,48 @@ class GatedDeltaNet(nn.Module):
             y = layer(prompt, cache)            # [B][T][hidden], any T
             y = layer(next_token, cache)        # [B][1][hidden]
 
+    output_gate: "silu" or "sigmoid". allow_neg_eigval: beta is twice the sigmoid.
+
     Gradients flow to the hidden states and to every parameter, but not through a cache.
-    Source: transformers' Qwen3NextGatedDeltaNet and Qwen3_5GatedDeltaNet.
+    Source: transformers' Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet and OlmoHybridGatedDeltaNet.
     """
 
     def __init__(self, hidden_size, key_heads, value_heads, key_dim=128, value_dim=128,
                  conv_kernel=4, rms_eps=1e-6, layout="qwen3_5", output_gate="silu", device=None,
-                 dtype=None):
+                 dtype=None, allow_neg_eigval=False):
         super().__init__()
-        if layout not in ("qwen3_next", "qwen3_5"):
-            raise ValueError(f"layout: {layout!r}, wanted 'qwen3_next' or 'qwen3_5'")
+        if layout not in _NAMES:
+            raise ValueError(f"layout: {layout!r}, wanted one of {', '.join(_NAMES)}")
         if output_gate not in ("silu", "sigmoid"):
             raise ValueError(f"output_gate: {output_gate!r}, wanted 'silu' or 'sigmoid'")
+        keys, values = key_heads * key_dim, value_heads * value_dim
+        outputs = {"in_proj_qkvz": 2 * (keys + values), "in_proj_ba": 2 * value_heads,
+                   "in_proj_qkv": 2 * keys + values, "in_proj_z": values, "g_proj": values,
+                   "q_proj": keys, "k_proj": keys, "v_proj": values}
+        self.layout, self.rms_eps = layout, rms_eps
         self.sizes = dict(key_heads=key_heads, value_heads=value_heads, key_dim=key_dim,
                           value_dim=value_dim)
-        self.rms_eps, self.layout = rms_eps, layout
-        keys, values = key_heads * key_dim, value_heads * value_dim
-        channels, options = 2 * keys + values, dict(device=device, dtype=dtype)
+        self.beta_kind = gdn.BETA_TWICE_SIGMOID if allow_neg_eigval else gdn.BETA_SIGMOID
+        shapes = {name: (hidden_size, outputs.get(name, value_heads))  # of b and a: heads
+                  for name in self._projections()}
+        self._make(shapes, hidden_size, conv_kernel, value_heads, output_gate,
+                   dict(device=device, dtype=dtype))
 
-        def linear(outputs, inputs=hidden_size):
-            return nn.Linear(inputs, outputs, bias=False, **options)
-
-        if layout == "qwen3_next":
-            self.in_proj_qkvz = linear(channels + values)
-            self.in_proj_ba = linear(2 * value_heads)
-        else:
-            self.in_proj_qkv = linear(channels)
-            self.in_proj_z = linear(values)
-            self.in_proj_b = linear(value_heads)
-            self.in_proj_a = linear(value_heads)
+    def _make(self, shapes, hidden_size, conv_kernel, biases, output_gate, options):
+        """The parts of a layer whose sizes are known: projections of these shapes, gates with so
+        many biases, and the others."""
+        sizes, (_, norm, out_proj) = self.sizes, self._names()
+        values = sizes["value_heads"] * sizes["value_dim"]
+        channels = 2 * sizes["key_heads"] * sizes["key_dim"] + values
+        of_gates = dict(device=options["device"], dtype=torch.float32)
+        for name, (inputs, outputs) in shapes.items():
+            setattr(self, name, nn.Linear(inputs, outputs, bias=False, **options))
         self.conv1d = _Conv(channels, channels, conv_kernel, groups=channels, bias=False,
                             padding=conv_kernel - 1, **options)
-        self.dt_bias = nn.Parameter(torch.ones(value_heads, device=device, dtype=torch.float32))
-        self.A_log = nn.Parameter(torch.zeros(value_heads, device=device, dtype=torch.float32))
-        self.norm = _Norm(value_dim, rms_eps, output_gate, **options)
-        self.out_proj = linear(hidden_size, values)
+        self.dt_bias = nn.Parameter(torch.ones(biases, **of_gates))
+        self.A_log = nn.Parameter(torch.zeros(sizes["value_heads"], **of_gates))
+        setattr(self, norm, _Norm(sizes["value_dim"], self.rms_eps, output_gate, **options))
+        setattr(self, out_proj, nn.Linear(values, hidden_size, bias=False, **options))
 
     @classmethod
     def from_config(cls, config, *, layout=None, **options):
@@ -162,28 +186,29 @@ class GatedDeltaNet(nn.Module):
 
     # ---- Parts ---------------------------------------------------------------------------------
 
+    def _names(self):
+        """The names of the input projections, of the norm and of the last projection."""
+        return _NAMES[self.layout]
+
     def _projections(self):
-        """The names of the input projections, in the order of block()."""
-        if self.layout == "qwen3_next":
-            return "in_proj_qkvz", "in_proj_ba"
-        return "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
+        return self._names()[0]
 
     def _child_weights(self):
         """{name of a child: its weight, or None if that does not say all that a call does}."""
-        parts = self._modules
-        weights = {name: weight_of(parts[name], _LINEAR)
-                   for name in (*self._projections(), "out_proj")}
+        parts, (inputs, norm, out_proj) = self._modules, self._names()
+        weights = {name: weight_of(parts[name], _LINEAR) for name in (*inputs, out_proj)}
         weights["conv1d"] = weight_of(parts["conv1d"], _CONVS, takes_bias=True)
-        weights["norm"] = weight_of(parts["norm"], _NORM)
+        weights[norm] = weight_of(parts[norm], _NORM)
         return weights
 
     def _plain_weights(self):
         """All weights as block() takes them, or None if it would compute something else."""
+        if self.layout not in ("qwen3_next", "qwen3_5"):
+            return None
         weights, own = self._child_weights(), self._parameters
         conv_weight, norm_weight = weights.pop("conv1d"), weights.pop("norm")
         if (conv_weight is None or norm_weight is None or has_global_hooks()
-                or any(weight is None for weight in weights.values())
-                or self._modules["norm"].gate != "silu"):
+                or any(weight is None for weight in weights.values())):
             return None
         return dict(weights, conv_weight=conv_weight, norm_weight=norm_weight,
                     conv_bias=self._modules["conv1d"].__dict__["_parameters"]["bias"],
@@ -208,24 +233,34 @@ class GatedDeltaNet(nn.Module):
                              "dilation 1")
         return _Conv.forward(conv, x, **options)
 
+    def _inputs(self):
+        """The input projections as composed() takes them."""
+        calls = [partial(self._call, name) for name in self._projections()]
+        return [_joined(calls[:3]), *calls[3:]] if len(calls) == 6 else calls
+
+    def _rule(self, prefill, **options):
+        """The rule of a call: a function of q, k, v, a and b."""
+        return partial(prefill, A_log=self.A_log, dt_bias=self.dt_bias, **raw(self.beta_kind),
+                       **options)
+
     def _composed(self, x, conv_state, state, token_layout, batch):
         """The layer by calls of its children."""
         operators, sizes = operators_of(token_layout), self.sizes
+        _, norm, out_proj = self._names()
         if token_layout is not None:
             batch = {"layout": token_layout}
         conv = partial(self._convolve, operator=operators.conv1d, state=conv_state, **batch)
-        rule = partial(operators.prefill, A_log=self.A_log, dt_bias=self.dt_bias, state=state,
-                       **batch)
-        return composed(x, [partial(self._call, name) for name in self._projections()], conv, rule,
-                        partial(self._call, "norm"), partial(self._call, "out_proj"),
-                        (sizes["key_heads"], sizes["value_heads"]),
+        rule = self._rule(operators.prefill, state=state, **batch)
+        return composed(x, self._inputs(), conv, rule, partial(self._call, norm),
+                        partial(self._call, out_proj), (sizes["key_heads"], sizes["value_heads"]),
                         (sizes["key_dim"], sizes["value_dim"]))
 
     def _run(self, x, conv_state, state, token_layout, batch):
         weights = None if token_layout is not None else self._plain_weights()
         if weights is not None and not needs_grad((x, *weights.values())):
-            return block(x, **weights, **self.sizes, rms_eps=self._modules["norm"].eps,
-                         conv_state=conv_state, state=state, **batch)
+            norm = self._modules["norm"]
+            return block(x, **weights, **self.sizes, rms_eps=norm.eps, activation=norm.activation,
+                         beta_kind=self.beta_kind, conv_state=conv_state, state=state, **batch)
         out = self._composed(x, conv_state, state, token_layout, batch)
         if weights is None and "cu_seqlens" in batch:  # a bias of a child would show
             out = out.masked_fill(outside(batch["cu_seqlens"], len(out))[:, None], 0)

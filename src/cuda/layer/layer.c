@@ -364,7 +364,7 @@ static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *ro
     return t;
 }
 
-/* Computes o <- o / rms(o) norm_weight silu(z), head by head. Tokens that do not count have o = 0
+/* Computes o <- o / rms(o) norm_weight act(z), head by head. Tokens that do not count have o = 0
  * and may have any z; they stay zero, and so does what is projected from them. */
 static gdn_status norm(struct layer *l)
 {
@@ -381,6 +381,7 @@ static gdn_status norm(struct layer *l)
         .D = b->V,
         .formula = GDN_NO_NORM,
         .eps = b->rms_eps,
+        .sigmoid = b->sigmoid,
         .zeros = true,
     };
     gdn_cuda_lines((const gdn_tensor *const[]){ &o, &z, &o }, 3, &a.leads,

@@ -55,6 +55,7 @@ static const char *why_not_one_launch(const struct gdn_step_call *m, const struc
 {
     const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
     const struct gdn_rows z = gdn_rows_of(&m->args.z, &m->tokens);
+    if (m->norm.sigmoid) return "the gate of the norm is a sigmoid";
     if (!r->from.data) return "state is absent";
     if (r->K > MOST || r->V > MOST) return "K or V is above 128";
     if (m->conv.W != TAPS) return "the convolution has not 4 taps";

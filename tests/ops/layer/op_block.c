@@ -14,18 +14,23 @@ struct kind {
     bool fused;        /* in_proj_qkvz and in_proj_ba */
     int64_t conv_rows; /* S */
     int64_t taps;
+    int32_t activation, beta_kind;
 };
 
 static const struct kind kinds[] = {
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, W },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_KV, false, 4, W },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4, W },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 7, W },
-    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, true, 3, W },
-    { GDN_F32, GDN_F16, GDN_F32, GDN_STATE_KV, false, 3, W },
-    { GDN_BF16, GDN_F32, GDN_BF16, GDN_STATE_VK, true, 3, W },
-    { GDN_F16, GDN_F16, GDN_F16, GDN_STATE_KV, false, 4, W },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, 17, 16 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, W, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_KV, false, 4, W, 0, 0 },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4, W, 0, 0 },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 7, W, 0, 0 },
+    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, true, 3, W, 0, 0 },
+    { GDN_F32, GDN_F16, GDN_F32, GDN_STATE_KV, false, 3, W, 0, 0 },
+    { GDN_BF16, GDN_F32, GDN_BF16, GDN_STATE_VK, true, 3, W, 0, 0 },
+    { GDN_F16, GDN_F16, GDN_F16, GDN_STATE_KV, false, 4, W, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, 17, 16, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, W, GDN_ACT_SIGMOID, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, 3, W, 0, GDN_BETA_TWICE_SIGMOID },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 3, W, GDN_ACT_SIGMOID,
+      GDN_BETA_TWICE_SIGMOID },
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -61,6 +66,7 @@ static gdn_block_args make_call(const struct kind *k, int64_t N, int64_t P)
     a.out_proj = weight(w, HIDDEN, HV * V, 0.2);
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
     a.state_layout = k->layout;
+    a.activation = k->activation, a.beta_kind = k->beta_kind;
     a.flags = GDN_BATCH_INVARIANT;
     if (!P) return a;
     a.conv_state = ring2_new(k->states, 0, 3, P, D, k->conv_rows, 0);

@@ -167,6 +167,8 @@ static void add_key(struct sequence *s, const double *dk, int first)
     }
 }
 
+static double most_beta(const args *a) { return a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1; }
+
 static void gates_backward(struct sequence *s, int h, const double *dgate, const double *dbeta)
 {
     for (int64_t t = 0; t < s->l.T; t++) {
@@ -176,7 +178,7 @@ static void gates_backward(struct sequence *s, int h, const double *dgate, const
             dgate[t] * oracle_gate_slope(s->l.alog[t * HV + h], ring2_get(&s->a->A_log, h),
                                          ring2_get(&s->a->dt_bias, h), 0, &by_A_log);
         double *to = s->dy + t * ALL_COLUMNS + D + HV * V;
-        to[h] = dbeta[t] * oracle_sigmoid(b) * oracle_sigmoid(-b);
+        to[h] = dbeta[t] * most_beta(s->a) * oracle_sigmoid(b) * oracle_sigmoid(-b);
         to[HV + h] = da;
         s->g.of[GDT][h] += da;
         s->g.of[GA_LOG][h] += dgate[t] * by_A_log;
@@ -187,10 +189,11 @@ static void gates_backward(struct sequence *s, int h, const double *dgate, const
 static void norm_backward(struct sequence *s, int h, const double *o, double *dO)
 {
     const double *w = ring2_doubles(&s->a->norm_weight);
+    const bool sigmoid = s->a->activation == GDN_ACT_SIGMOID;
     double dw[V];
     for (int64_t t = 0; t < s->l.T; t++) {
         const struct oracle_rmsnorm n = {
-            o + t * V, w, s->l.z + (t * HV + h) * V, s->dn + (t * HV + h) * V, false, 1e-6, V
+            o + t * V, w, s->l.z + (t * HV + h) * V, s->dn + (t * HV + h) * V, sigmoid, 1e-6, V,
         };
         oracle_rmsnorm_backward(&n, dO + t * V, s->dy + t * ALL_COLUMNS + D + h * V, dw);
         for (int i = 0; i < V; i++) s->g.of[GNORM][i] += dw[i];
@@ -220,7 +223,7 @@ static void head_backward(struct sequence *s, int h)
         memcpy(v + t * V, row + 2 * HK * K + h * V, V * 8);
         alpha[t] = exp(oracle_gate(s->l.alog[t * HV + h], ring2_get(&s->a->A_log, h),
                                    ring2_get(&s->a->dt_bias, h), 0));
-        beta[t] = oracle_sigmoid(s->l.b[t * HV + h]);
+        beta[t] = most_beta(s->a) * oracle_sigmoid(s->l.b[t * HV + h]);
     }
     const struct oracle_rule r = { .T = T,
                                    .K = K,
@@ -239,7 +242,8 @@ static void head_backward(struct sequence *s, int h)
         oracle_rule(&r);
     for (int64_t t = 0; t < T; t++)
         oracle_rmsnorm_gated(s->n + (t * HV + h) * V, o + t * V, ring2_doubles(&s->a->norm_weight),
-                             s->l.z + (t * HV + h) * V, false, 1e-6, V);
+                             s->l.z + (t * HV + h) * V, s->a->activation == GDN_ACT_SIGMOID, 1e-6,
+                             V);
     norm_backward(s, h, o, dO);
     round_all(&s->l, dO, T * V);
     const struct oracle_backward b = { .T = T,
@@ -362,13 +366,18 @@ struct kind {
     int32_t dtype, weights, states, layout;
     bool fused;
     int64_t conv_rows;
+    int32_t activation, beta_kind;
 };
 
 static const struct kind kinds[] = {
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3 },
-    { GDN_F32, GDN_F32, GDN_BF16, GDN_STATE_KV, false, 4 },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4 },
-    { GDN_F16, GDN_BF16, GDN_F16, GDN_STATE_KV, false, 3 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_BF16, GDN_STATE_KV, false, 4, 0, 0 },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4, 0, 0 },
+    { GDN_F16, GDN_BF16, GDN_F16, GDN_STATE_KV, false, 3, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, GDN_ACT_SIGMOID, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, 3, 0, GDN_BETA_TWICE_SIGMOID },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 3, GDN_ACT_SIGMOID,
+      GDN_BETA_TWICE_SIGMOID },
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -417,6 +426,7 @@ static args make_call(const struct kind *k, int64_t B, int64_t N, int64_t S)
     }
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
     a.state_layout = k->layout;
+    a.activation = k->activation, a.beta_kind = k->beta_kind;
     return a;
 }
 

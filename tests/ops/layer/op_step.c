@@ -113,6 +113,7 @@ static void run_case(const int *level, int number)
     a.gate_lower_bound = level[KIND] == 1 ? -4 : 0;
     a.beta_kind = level[KIND] == 2 ? GDN_BETA_TWICE_SIGMOID : 0;
     a.norm = number % 5;
+    a.activation = number % 3; /* with a z or without one */
     a.flags = level[EXACT] ? GDN_EXACT : 0;
     a.rounding = number % 7 == 3;
     a.seed = (uint64_t)number;
@@ -309,6 +310,7 @@ static void step_head(const struct layer *l, const gdn_step_args *a, int h, doub
         alpha[t] = exp(oracle_gate(l->alog[t * HV + h], ring2_get(&a->A_log, h),
                                    ring2_get(&a->dt_bias, h), 0));
         beta[t] = oracle_sigmoid(l->b[t * HV + h]);
+        if (a->beta_kind == GDN_BETA_TWICE_SIGMOID) beta[t] *= 2;
     }
     oracle_rule(&r);
     for (int64_t t = 0; t < l->T; t++) {
@@ -317,7 +319,8 @@ static void step_head(const struct layer *l, const gdn_step_args *a, int h, doub
         if (a->z.data || a->norm_weight.data)
             oracle_rmsnorm_gated(to, to,
                                  a->norm_weight.data ? ring2_doubles(&a->norm_weight) : NULL,
-                                 a->z.data ? l->z + (t * HV + h) * V : NULL, false, 1e-6, V);
+                                 a->z.data ? l->z + (t * HV + h) * V : NULL,
+                                 a->activation == GDN_ACT_SIGMOID, 1e-6, V);
     }
 }
 
@@ -350,7 +353,10 @@ static void against_the_oracle(void)
 {
     for (int i = 0; i < 3 * N_KINDS && !ring2_failed(); i++) {
         const struct kind *k = &kinds[i / 3];
-        const gdn_step_args a = make_call(k, 3, 1 + i % 3 * 4, 4), b = clone(&a);
+        gdn_step_args a = make_call(k, 3, 1 + i % 3 * 4, 4);
+        a.activation = i % 2 ? GDN_ACT_SIGMOID : GDN_ACT_SILU;
+        a.beta_kind = i % 4 / 2 ? GDN_BETA_TWICE_SIGMOID : GDN_BETA_SIGMOID;
+        const gdn_step_args b = clone(&a);
         const gdn_tensor conv = convolve_alone(ring2_ctx(1), &b);
         struct model m;
         expect_none(&m.out, &a.out, false);

@@ -2,7 +2,8 @@
 /* runs: cpu */
 /*
  * Gradients of the family of gdn.h beside other calls of the library: raw gates inside a call, what
- * is forgotten, dstate alone, and gradients that are added. op_family_backward.c compares with float64.
+ * is forgotten, dstate alone, and gradients that are added. op_family_backward.c compares with
+ * float64.
  */
 #include <math.h>
 

@@ -2,7 +2,9 @@
 """What gdn.torch.distributed computes on the ranks of a group, against one device. Processes of a
 test import it quickly."""
 
+import copy
 import datetime
+import importlib
 import importlib.util
 import pathlib
 import types
@@ -141,6 +143,31 @@ def _train():
     return "" if error <= 1e-5 else f"losses {one}, {tokens}, {heads}"
 
 
+def _fully_shard(rank, group):
+    """FSDP2 on projections and on the layer around them: each rank has half of the rows, and the
+    gradients are the mean over the ranks."""
+    fsdp = importlib.import_module("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        return ""
+    torch.manual_seed(3)
+    layer, x = gdn.torch.GatedDeltaNet(24, 1, 2, 8, 8), torch.randn(2, 9, 24)
+    plain = copy.deepcopy(layer)
+    mesh = torch.distributed.device_mesh.DeviceMesh.from_group(group, "cpu")
+    for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"):
+        fsdp.fully_shard(getattr(layer, name), mesh=mesh)
+    fsdp.fully_shard(layer, mesh=mesh)
+    with torch.enable_grad():
+        out, want = layer(x[rank:rank + 1]), plain(x)
+        out.square().sum().backward()
+        (want.square().sum() / 2).backward()
+    found = [(name, p.grad.full_tensor(), q.grad) for (name, p), q in
+             zip(layer.named_parameters(), plain.parameters())]
+    found.append(("out", out, want[rank:rank + 1]))
+    wrong = [name for name, got, wanted in found
+             if not torch.allclose(got, wanted, atol=1e-6, rtol=1e-4)]
+    return f"other values: {wrong}" if wrong else ""
+
+
 # ---- Processes -----------------------------------------------------------------------------------
 
 
@@ -172,6 +199,7 @@ def process(rank, folder):
             texts[name] = ""
         except (AssertionError, RuntimeError, ValueError) as error:
             texts[name] = str(error)
+    texts["fully_shard"] = _fully_shard(rank, pair) if rank < 2 else ""
     with torch.enable_grad():
         texts["train"] = _train()
     texts["context"] = _layout_of_context(rank)

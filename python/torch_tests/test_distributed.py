@@ -271,7 +271,7 @@ def processes(tmp_path_factory):
     return [torch.load(folder / str(rank)) for rank in range(3)]
 
 
-@pytest.mark.parametrize("case", [*CASES, "train", "context"])
+@pytest.mark.parametrize("case", [*CASES, "train", "context", "fully_shard"])
 def test_processes(processes, case):
     assert [texts.get(case, "") for texts in processes] == ["", "", ""]
 

@@ -195,6 +195,41 @@ def test_projections_of_eight_bits(layout, grad):
     near(torch.cat([layer(part.detach(), cache) for part in x.split(5, 1)], 1), other(x))
 
 
+def by_torchao(layer):
+    torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    torchao.quantize_(layer, torchao.Int8WeightOnlyConfig())
+
+
+def by_bitsandbytes(layer):
+    bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed").nn
+    for name, child in list(layer.named_children()):
+        if type(child) is nn.Linear:
+            small = bnb.Linear8bitLt(child.in_features, child.out_features, bias=False,
+                                     has_fp16_weights=False)
+            small.weight = bnb.Int8Params(child.weight.detach().clone(), requires_grad=False,
+                                          has_fp16_weights=False)
+            setattr(layer, name, small.to("cpu"))
+
+
+@with_and_without
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("quantise", [by_torchao, by_bitsandbytes])
+def test_packages_of_eight_bits(quantise, layout, grad):
+    """Their projections stand around the rule; each is linear, so its weights show by a unit."""
+    layer, x = layer_of(layout), sample().requires_grad_(grad)
+    other = copy.deepcopy(layer)
+    quantise(layer)
+    for name in (*LAYOUTS[layout], "out_proj"):
+        child = getattr(other, name)
+        child.weight.copy_(getattr(layer, name)(torch.eye(child.in_features)).T)
+    with torch.set_grad_enabled(grad):
+        out = layer(x)
+    near(out, other(x))
+    if grad:
+        backward(out)
+        assert x.grad.any()
+
+
 class Linear(nn.Linear):
     """A subclass that computes something else."""
 

@@ -15,7 +15,18 @@ def needs_grad(tensors):
     forward-mode differentiation, which operators would drop."""
     if forward_ad._current_level >= 0:
         _refuse_tangents(tensors)
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if not torch.is_grad_enabled():
+        return False
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
+        tensors = map(_inside, tensors)
+    return any(x is not None and x.requires_grad for x in tensors)
+
+
+def _inside(x):
+    """The tensor in the wrappers of torch.func.vmap(), which hide what requires a gradient."""
+    while x is not None and torch._C._functorch.is_batchedtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 def _refuse_tangents(tensors):
@@ -37,7 +48,7 @@ def numbers(names, options):
 
 def gradient(x, is_needed, dtype=torch.float32):
     """Returns room for the gradient of x, or None."""
-    return torch.empty(x.shape, dtype=dtype, device=x.device) if is_needed else None
+    return x.new_empty(x.shape, dtype=dtype) if is_needed else None
 
 
 def rows(like, shape, options, dtype=None):
@@ -72,6 +83,8 @@ def begin(final, state, options, n_tokens):
 
 class _Final(torch.autograd.Function):
     """Gradients (the first n tensors) that depend on the other tensors and have none themselves."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(op, n, *tensors):

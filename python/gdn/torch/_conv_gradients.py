@@ -20,11 +20,13 @@ def final_window(x, weight, state, options):
     else:
         size, dtype = state.shape[-1], state.dtype
     count = n_sequences(lead, options.get("cu_seqlens"))
-    final = torch.empty(count, size, x.shape[-1], dtype=dtype, device=x.device).transpose(1, 2)
+    final = x.new_empty(count, size, x.shape[-1], dtype=dtype).transpose(1, 2)
     return begin(final, state, options, lead[-1])
 
 
 class _Conv1d(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(return_state, activation, forward_numbers, cu_seqlens, token_start, token_count,
                 *inputs):

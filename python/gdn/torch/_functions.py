@@ -23,6 +23,7 @@ from . import _conv_gradients, _gradients, _row_gradients
 from ._autograd import needs_grad, rows
 from ._named import named
 from ._operators import overload
+from ._vmap import spread
 
 _POOL = "read_slots", "write_slots", "has_initial_state", "state_scales", "state_out_scales"
 
@@ -61,6 +62,7 @@ def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, 
 
 
 @named("prefill", q=3, k=3, v=3, cu_seqlens=1)
+@spread("q", "k", "v", "g", "beta", "A_log", "dt_bias", "state")
 def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
             return_state=False, save_every=None, out=None, **options):
     """
@@ -90,6 +92,7 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
 
 
 @named("decode", q=3, k=3, v=3, cu_seqlens=1)
+@spread("q", "k", "v", "g", "beta", "A_log", "dt_bias", "state")
 def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
            return_state=False, save_every=0, out=None, **options):
     """
@@ -101,6 +104,7 @@ def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, 
 
 
 @named("conv1d", x=2, weight=2, cu_seqlens=1)
+@spread("x", "weight", "bias", "state")
 def conv1d(x, weight, bias=None, *, state=None, state_out=None, return_state=False, out=None,
            **options):
     """
@@ -146,6 +150,7 @@ def conv1d_update(x, weight, bias=None, *, state, out=None, **options):
 
 
 @named("gates", a=0, b=0)
+@spread("a", "b", "A_log", "dt_bias")
 def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
     """
     The gates of the rule from their raw inputs: g = -exp(A_log) softplus(a + dt_bias) (natural
@@ -160,14 +165,15 @@ def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
     if needs_grad((a, b, A_log, dt_bias)):
         return _row_gradients.gates(a, b, A_log, dt_bias, g, beta, options)
     if g is None:
-        g = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+        g = a.new_empty(a.shape, dtype=torch.float32)
     if beta is None and b is not None:
-        beta = torch.empty(b.shape, dtype=torch.float32, device=b.device)
+        beta = b.new_empty(b.shape, dtype=torch.float32)
     overload("gates", options)(a, b, A_log, dt_bias, g, beta, **options)
     return g, beta
 
 
 @named("l2norm")
+@spread("x")
 def l2norm(x, *, out=None, **options):
     """
     Rows of length 1: x / sqrt(sum x^2 + eps), eps 0 being 1e-6; norm= chooses another formula.
@@ -183,6 +189,7 @@ def l2norm(x, *, out=None, **options):
 
 
 @named("rmsnorm_gated")
+@spread("x", "z", "weight")
 def rmsnorm_gated(x, z=None, weight=None, *, out=None, **options):
     """
     x / sqrt(mean x^2 + eps) weight silu(z), eps 0 being 1e-6; activation=gdn.ACT_SIGMOID for the

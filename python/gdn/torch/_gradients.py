@@ -23,8 +23,7 @@ def _room(count, q, v, options):
     last = v.shape[-1], q.shape[-1]
     if options.get("state_layout", 0) == gdn.STATE_KV:
         last = last[::-1]
-    return torch.empty(count, max(q.shape[-2], v.shape[-2]), *last, dtype=torch.float32,
-                       device=q.device)
+    return q.new_empty(count, max(q.shape[-2], v.shape[-2]), *last, dtype=torch.float32)
 
 
 def final_state(q, v, state, options):
@@ -68,6 +67,8 @@ def rule_gradients(inputs, is_needed, dout, dstate_out, options):
 
 
 class _Rule(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(op, return_state, save_every, forward_numbers, rule_numbers, cu_seqlens,
                 token_start, token_count, *inputs):

@@ -15,7 +15,7 @@ import string
 import torch
 
 from .. import _fast
-from . import _bits, _places
+from . import _bits, _places, _vmap
 
 if _fast.native is None:
     raise ImportError("gdn.torch: this Python cannot import the extension gdn._native (it needs "
@@ -131,6 +131,8 @@ def _define():
         kernel = _bits.kernel(operator, names, {f[0] for f in fields if f[3]})
         for key in _bits.KEYS:
             _library.impl(name, kernel, key)
+        _library.impl(name, _vmap.kernel(operator, names, {f[0] for f in fields if f[3]}),
+                      _vmap.KEY)
 
 
 def _register():

@@ -8,6 +8,8 @@ from ._operators import overload
 
 
 class _L2norm(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x, norm, eps):
         out = torch.empty_like(x)
@@ -38,10 +40,13 @@ _GATE_NUMBERS = "gate", "beta_kind", "gate_lower_bound"
 
 
 class _Gates(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(gate_numbers, *inputs):
         options = dict(zip(_GATE_NUMBERS, gate_numbers))
-        g, beta = (gradient(x, x is not None) for x in inputs[:2])
+        g, beta = (x if x is None else x.new_empty(x.shape, dtype=torch.float32)
+                   for x in inputs[:2])
         overload("gates", options)(*inputs, g, beta, **options)
         return g, beta
 
@@ -71,6 +76,8 @@ def gates(a, b, A_log, dt_bias, g, beta, options):
 
 
 class _RmsnormGated(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(activation, eps, x, z, weight):
         out = torch.empty_like(x)

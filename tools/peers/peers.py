@@ -105,9 +105,6 @@ def fla(device):
         on_cpu.pretend()
 
 
-fla_family = fla
-
-
 def fla_ranks(device):
     """FLA's context of several ranks, and the rule of gdn; see fla_ranks.py."""
     import fla_ranks as ranks
@@ -145,6 +142,17 @@ def reference(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
             out[:, t] = scale * torch.einsum("bhk,bhkv->bhv", qt, state)
         finals.append(state)
     return out.to(q.dtype), torch.cat(finals).float() if output_final_state else None
+
+
+def fla_family(device):
+    """fla(), and float64 for the kernels that the reference of DeltaProduct calls."""
+    fla(device)
+    import fla.ops.gated_delta_product.chunk_ref as product
+
+    product.chunk_gated_delta_rule = reference
+    product.chunk_delta_rule = lambda q, k, v, beta, **more: reference(
+        q, k, v, torch.zeros_like(beta), beta, **more)
+    notes.append("DeltaProduct is compared with float64")
 
 
 def megatron(device):

@@ -195,7 +195,7 @@ int config_read(struct config *config, const cJSON *json, const char *name)
         text = json;
     }
     config->tied = cJSON_IsTrue(tied);
-    const char *gate = cJSON_GetStringValue(get(text, "output_gate_type"));
+    const char *gate = cJSON_GetStringValue(json_get(text, "output_gate_type"));
     config->sigmoid = gate && !strcmp(gate, "sigmoid");
     if (read_sizes(config, text, name) || read_widths(config, text, name) ||
         read_rope(config, text, name) || read_layer_types(config, text, name) ||

@@ -36,7 +36,7 @@ static void refuse_fields(void)
 {
     REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = 16);
-    REFUSE("reserved", GDN_E_ARG, "reserved", a->reserved = 1);
+    REFUSE("activation", GDN_E_ARG, "activation", a->activation = 3);
     REFUSE("no key heads", GDN_E_ARG, "n_key_heads", a->n_key_heads = 0);
     REFUSE("3 value heads of 2", GDN_E_ARG, "n_value_heads", a->n_value_heads = 3);
     REFUSE("K 257", GDN_E_UNSUPPORTED, "key_head_dim", a->key_head_dim = 257);

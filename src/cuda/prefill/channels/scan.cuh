@@ -278,7 +278,8 @@ __device__ __forceinline__ bool scan_warp<io, deep>::were_lost(const operands &r
         for (int i = 0; i < deep / 4; i++) lost |= !is_finite(S[i / 4][i / 2 % 2][i % 2 + 2 * d]);
         const unsigned row = 15u << (threadIdx.x % 32 & ~3u);
         const bool bad = __ballot_sync(0xffffffff, tiles::is_tainted(taint)) & row;
-        were &= !bad || (__ballot_sync(0xffffffff, lost) & row);
+        const bool is_lost = __ballot_sync(0xffffffff, lost) & row; /* by all lanes */
+        were &= !bad || is_lost;
     }
     return !in_warp(!were);
 }

@@ -8,6 +8,8 @@
 /* Updates of a piece, at most; a chunk has whole pieces. Columns of a strip. What is known of an
  * update beside its rows: it writes; a channel forgets before it. */
 enum { GDN_CU_PIECE = 16, GDN_CU_CHANNELS_STRIP = 32 };
+/* Blocks that share the rows of a chunk and a head, where rows do not meet. */
+enum { GDN_CU_ROW_BLOCKS = 4 };
 enum { GDN_CU_WRITES = 1, GDN_CU_FORGETS = 2 };
 
 /*

@@ -4,8 +4,9 @@
 
 #include "cuda/backward/windows.h"
 
-/* Chunks that a window has even if memory has fewer: enough pieces for all multiprocessors. */
-enum { LEAST_WINDOW = 16, WIDE = 64, DEEP = 128 };
+/* Chunks that a window has even if memory has fewer: what does not fit one window is walked
+ * twice. */
+enum { LEAST_WINDOW = 64, WIDE = 64, DEEP = 128 };
 
 /* Returns the pieces of a chunk, and the bytes of their states. */
 static int64_t pieces(const struct gdn_cu_channels *a) { return GDN_CU_BACKWARD_CHUNK / a->tokens; }
@@ -171,8 +172,9 @@ static gdn_status launch_walk(struct launches *l, bool reverse)
 static gdn_status launch_rows(struct launches *l)
 {
     const struct gdn_cu_backward *b = &l->a->base;
-    TRY(launch(l, GDN_CU_backward_channels_load, b->n_chunks * (b->rule.Hq + b->rule.Hk)));
-    return launch(l, GDN_CU_backward_channels_gates, b->n_chunks * b->rule.H);
+    const int64_t blocks = b->n_chunks * GDN_CU_ROW_BLOCKS;
+    TRY(launch(l, GDN_CU_backward_channels_load, blocks * (b->rule.Hq + b->rule.Hk)));
+    return launch(l, GDN_CU_backward_channels_gates, blocks * b->rule.H);
 }
 
 /* Launches a window to the state after it. */
@@ -189,13 +191,15 @@ static gdn_status launch_window(struct launches *l, int64_t window, bool alone)
     const struct gdn_cu_channels *a = l->a;
     const struct gdn_cu_rule *r = &a->base.rule;
     const int64_t chunks = a->base.n_chunks, slices = ceil_of(r->K, WIDE);
+    const int64_t blocks = chunks * GDN_CU_ROW_BLOCKS;
     l->a->base.window = window;
     TRY(launch_rows(l));
     if (!alone) TRY(launch_walk(l, false));
     TRY(launch_walk(l, true));
     if (alone) return GDN_OK;
     TRY(launch(l, GDN_CU_backward_channels_pieces, chunks * pieces(a) * r->H * slices));
-    TRY(launch(l, GDN_CU_backward_channels_store, chunks * (r->Hq + r->Hk + r->Hv)));
+    TRY(launch(l, GDN_CU_backward_channels_store, blocks * (r->Hq + r->Hk + r->Hv)));
+    TRY(launch(l, GDN_CU_backward_channels_betas, blocks * r->H));
     return launch(l, GDN_CU_backward_channels_given, chunks * r->H);
 }
 

@@ -7,7 +7,7 @@
  *     forward           states and u, token by token           walk.cuh
  *     reverse           their gradients J and z                walk.cuh
  *     pieces            gradients of each state head           pieces.cuh
- *     store, given      sums over heads; through the gates     store.cuh
+ *     store, betas, given   sums over heads; through gates     store.cuh
  *
  * load, gates and forward go through all windows first, for the states between them. In the end
  * come `rest`, zeros for tokens that do not count, and `sums`, dA_log and ddt_bias.

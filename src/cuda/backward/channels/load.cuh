@@ -8,16 +8,16 @@
 
 #include "cuda/backward/channels/channels.cuh"
 
-/* A block has a chunk, and a head of q or k. */
+/* Some blocks have a chunk, and a head of q or k. */
 GDN_DEVICE void channels_load(const struct gdn_cu_channels &a)
 {
     const struct gdn_cu_rule &r = a.base.rule;
-    const int item = (int)(blockIdx.x % (r.Hq + r.Hk));
+    const int item = (int)(rows_item() % (r.Hq + r.Hk));
     const bool is_q = item < r.Hq;
     const int head = is_q ? item : item - r.Hq, n = is_q ? 1 : a.n_updates;
     const struct gdn_rows &from = is_q ? a.base.q : a.base.k, &to = is_q ? r.q : r.k;
-    const struct backward_chunk c = chunk_in(a, blockIdx.x / (r.Hq + r.Hk));
-    for (int i = threadIdx.x / 32; i < c.in.n * n; i += ROW_WARPS) {
+    const struct backward_chunk c = chunk_in(a, rows_item() / (r.Hq + r.Hk));
+    for (int i = warp_row(); i < c.in.n * n; i += ROW_STEP) {
         float x[ROW_PARTS];
         load_row(x, update_at(from, c.in, i / n, head, i % n, r.family.k_update), from.dtype, r.K);
         const float scale =
@@ -65,12 +65,12 @@ GDN_DEVICE bool load_erased(const struct gdn_cu_channels &a, const struct backwa
     return __any_sync(0xffffffff, writes);
 }
 
-/* A block has a chunk and a state head. */
+/* Some blocks have a chunk and a state head. */
 GDN_DEVICE void channels_gates(const struct gdn_cu_channels &a)
 {
-    const int H = a.base.rule.H, head = (int)(blockIdx.x % H);
-    const struct backward_chunk c = chunk_in(a, blockIdx.x / H);
-    for (int t = threadIdx.x / 32; t < c.in.n; t += ROW_WARPS) {
+    const int H = a.base.rule.H, head = (int)(rows_item() % H);
+    const struct backward_chunk c = chunk_in(a, rows_item() / H);
+    for (int t = warp_row(); t < c.in.n; t += ROW_STEP) {
         int known = load_decays(a, c, t, head) ? GDN_CU_FORGETS : 0;
         for (int j = 0; j < a.n_updates; j++, known = 0) {
             if (load_erased(a, c, t, head, j)) known |= GDN_CU_WRITES;

@@ -149,18 +149,18 @@ GDN_DEVICE void keep_pair(struct pieces_shared &sh, float (&sums)[2 * N_SUMS], i
     if (lane % 4 == 0) to = first ? sums[0] : to + sums[0];
 }
 
-/* Goes through the piece, once it is known of which updates tokens begin and end. */
+/* Goes through the piece. n: the updates of a token. writes: which updates write, a bit each. */
 GDN_DEVICE void pass_pair(struct pieces_shared &sh, struct pair S, struct pair J, int rows, int n,
-                          int x, bool first)
+                          uint32_t writes, int x, bool first)
 {
     struct pair before[PIECE];
     const int v = threadIdx.x % 32 * 2;
 #pragma unroll
     for (int i = 0; i < PIECE; i++) {
         if (i >= rows) break;
-        if (i % n == 0) decay(S, two_of(sh.a, i, x));
+        if (n == 1 || i % n == 0) decay(S, two_of(sh.a, i, x));
         before[i] = S;
-        if (sh.flags[i] & GDN_CU_WRITES) add(S, two_of(sh.k, i, x), two_of(sh.u, i, v));
+        if (writes >> i & 1) add(S, two_of(sh.k, i, x), two_of(sh.u, i, v));
     }
 #pragma unroll
     for (int i = PIECE - 1; i >= 0; i--) {
@@ -168,17 +168,17 @@ GDN_DEVICE void pass_pair(struct pieces_shared &sh, struct pair S, struct pair J
         float sums[2 * N_SUMS] = {};
         const float2 u = two_of(sh.u, i, v), z = two_of(sh.z, i, v);
         const float2 k = two_of(sh.k, i, x), b = two_of(sh.b, i, x);
-        if (i % n == n - 1) {
+        if (n == 1 || i % n == n - 1) {
             const float2 dout = two_of(sh.dout, i, v);
             struct pair after = before[i];
-            if (sh.flags[i] & GDN_CU_WRITES) add(after, k, u);
+            if (writes >> i & 1) add(after, k, u);
             multiply(sums + 2 * BY_DOUT, after, dout);
             add(J, two_of(sh.q, i, x), dout);
         }
         multiply(sums + 2 * BY_U, J, u);
         multiply(sums + 2 * BY_Z, before[i], z);
         add(J, make_float2(-(b.x * k.x), -(b.y * k.y)), z);
-        if (i % n == 0) {
+        if (n == 1 || i % n == 0) {
 #pragma unroll
             for (int c = 0; c < 2; c++)
                 sums[2 * BY_S + c] =
@@ -186,6 +186,20 @@ GDN_DEVICE void pass_pair(struct pieces_shared &sh, struct pair S, struct pair J
             decay(J, two_of(sh.a, i, x));
         }
         keep_pair(sh, sums, i, x, first);
+    }
+}
+
+/* Goes through columns [v0, v0 + 64), every channel of the block. */
+GDN_DEVICE void pass_columns(struct pieces_shared &sh, const struct gdn_cu_channels &a,
+                             const struct pieces_item &p, int v0, int n)
+{
+    const int lane = threadIdx.x % 32, v = v0 + lane * 2;
+    const uint32_t writes =
+        __ballot_sync(0xffffffff, lane < p.rows && (sh.flags[lane % PIECE] & GDN_CU_WRITES) != 0);
+    for (int x = threadIdx.x / 32 * 2; x < WIDE && p.x0 + x < a.base.rule.K; x += THREADS / 16) {
+        const struct pair S = load_pair(a, a.base.S, p, p.x0 + x, v);
+        const struct pair J = load_pair(a, a.base.J, p, p.x0 + x, v);
+        pass_pair(sh, S, J, p.rows, n, writes, x, v0 == 0);
     }
 }
 
@@ -221,13 +235,10 @@ GDN_DEVICE void channels_pieces(const struct gdn_cu_channels &a)
         __syncthreads();
         load_columns(sh, a, p, v0);
         __syncthreads();
-        for (int x = threadIdx.x / 32 * 2; x < WIDE && p.x0 + x < a.base.rule.K;
-             x += THREADS / 16) {
-            const int v = v0 + threadIdx.x % 32 * 2;
-            const struct pair S = load_pair(a, a.base.S, p, p.x0 + x, v);
-            const struct pair J = load_pair(a, a.base.J, p, p.x0 + x, v);
-            pass_pair(sh, S, J, p.rows, a.n_updates, x, v0 == 0);
-        }
+        if (a.n_updates == 1)
+            pass_columns(sh, a, p, v0, 1);
+        else
+            pass_columns(sh, a, p, v0, a.n_updates);
     }
     __syncthreads();
     store_channels(sh, a, p);

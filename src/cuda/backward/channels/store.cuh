@@ -4,8 +4,9 @@
  *
  *     store    dq, dk and dv: sums over the state heads that read a row, in their order, and the
  *              gradient of the norm; a warp for a row
- *     given    dg, dbeta and dwrite, through what makes gates of what was given, and a chunk's sums
- *              for dA_log and ddt_bias
+ *     given    dg, through what makes gates of what was given, and a chunk's sums for dA_log and
+ *              ddt_bias
+ *     betas    dbeta and dwrite, the same way; a warp for a row
  *     rest     zeros for tokens that do not count, in every gradient; a warp for a token
  *     sums     dA_log and ddt_bias; a block for one of their numbers
  */
@@ -75,15 +76,15 @@ GDN_DEVICE void store_channels_row(const struct gdn_cu_channels &a, const struct
     }
 }
 
-/* A block has a chunk, and a head of q, k or v. */
+/* Some blocks have a chunk, and a head of q, k or v. */
 GDN_DEVICE void channels_store(const struct gdn_cu_channels &a)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const int n_items = r.Hq + r.Hk + r.Hv;
-    const struct channels_tensor x = find_channels_tensor(a, (int)(blockIdx.x % n_items));
-    const struct backward_chunk c = chunk_in(a, blockIdx.x / n_items);
+    const struct channels_tensor x = find_channels_tensor(a, (int)(rows_item() % n_items));
+    const struct backward_chunk c = chunk_in(a, rows_item() / n_items);
     if (!x.to.data) return;
-    for (int i = threadIdx.x / 32; i < c.in.n * x.n; i += ROW_WARPS)
+    for (int i = warp_row(); i < c.in.n * x.n; i += ROW_STEP)
         for (int from = 0; from < x.D; from += ROW_WIDE) store_channels_row(a, x, c, i, from);
 }
 
@@ -125,6 +126,8 @@ GDN_DEVICE void keep_sum(const struct gdn_cu_channels &a, int64_t place, int hea
     *to = a.base.window == a.base.n_windows - 1 ? sum : *to + sum;
 }
 
+enum { AHEAD = 8 }; /* tokens that are read at a time */
+
 /* A gate per channel: a thread for a channel. */
 GDN_DEVICE void store_channel_gates(const struct gdn_cu_channels &a, const struct backward_chunk &c,
                                     int64_t place, int head)
@@ -132,8 +135,15 @@ GDN_DEVICE void store_channel_gates(const struct gdn_cu_channels &a, const struc
     __shared__ double by_A[THREADS];
     const int x = threadIdx.x, K = a.base.rule.K;
     double sums[2] = {};
-    for (int t = 0; t < c.in.n && x < K; t++)
-        store_gate(a, c, t, head, x, memory_row(a.a, token_number(c, t), head)[x], sums);
+    for (int first = 0; first < c.in.n && x < K; first += AHEAD) {
+        float dg[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + i < c.in.n) dg[i] = memory_row(a.a, token_number(c, first + i), head)[x];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + i < c.in.n) store_gate(a, c, first + i, head, x, dg[i], sums);
+    }
     by_A[x] = sums[0];
     __syncthreads();
     if (x < K) keep_sum(a, place, head, K, 1 + x, sums[1]);
@@ -163,6 +173,18 @@ GDN_DEVICE void store_head_gates(const struct gdn_cu_channels &a, const struct b
     double sum = 0;
     for (int t = 0; t < c.in.n; t++) sum += parts[t][threadIdx.x];
     keep_sum(a, place, head, 1, threadIdx.x, sum);
+}
+
+/* A block has a chunk and a state head. */
+GDN_DEVICE void channels_given(const struct gdn_cu_channels &a)
+{
+    const int H = a.base.rule.H, head = (int)(blockIdx.x % H);
+    const int64_t place = blockIdx.x / H;
+    const struct backward_chunk c = chunk_in(a, place);
+    if (a.base.rule.family.g_rows)
+        store_channel_gates(a, c, place, head);
+    else
+        store_head_gates(a, c, place, head);
 }
 
 /* ---- Beta and the write gate ----------------------------------------------------------------- */
@@ -233,20 +255,15 @@ GDN_DEVICE void store_writes(const struct gdn_cu_channels &a, const struct backw
     }
 }
 
-/* A block has a chunk and a state head. */
-GDN_DEVICE void channels_given(const struct gdn_cu_channels &a)
+/* Some blocks have a chunk and a state head. */
+GDN_DEVICE void channels_betas(const struct gdn_cu_channels &a)
 {
-    const int H = a.base.rule.H, head = (int)(blockIdx.x % H), n = a.n_updates;
-    const int64_t place = blockIdx.x / H;
-    const struct backward_chunk c = chunk_in(a, place);
-    for (int i = threadIdx.x / 32; i < c.in.n * n; i += ROW_WARPS) {
+    const int H = a.base.rule.H, head = (int)(rows_item() % H), n = a.n_updates;
+    const struct backward_chunk c = chunk_in(a, rows_item() / H);
+    for (int i = warp_row(); i < c.in.n * n; i += ROW_STEP) {
         store_betas(a, c, i / n, head, i % n);
         store_writes(a, c, i / n, head, i % n);
     }
-    if (a.base.rule.family.g_rows)
-        store_channel_gates(a, c, place, head);
-    else
-        store_head_gates(a, c, place, head);
 }
 
 /* ---- Rest and sums --------------------------------------------------------------------------- */

@@ -26,16 +26,20 @@ template <int depth> struct walk_rows {
 };
 template <int depth> struct walk_shared {
     struct walk_rows<depth> rows[2];
+    float out[2][UPDATES][STRIP]; /* u or z */
 };
 extern __shared__ __align__(128) char gdn_shared[];
 
 static_assert(sizeof(struct walk_shared<128>) <= GDN_CU_CHANNELS_WALK_BYTES, "walk_shared");
 static_assert(sizeof(struct walk_shared<256>) <= GDN_CU_CHANNELS_DEEP_BYTES, "walk_shared");
 
-/* A lane's part of a state. */
+/* A lane's part of a state, and of a row. */
 template <int depth> struct lane_state {
     enum { GROUPS = depth / 32 };
     float x[GROUPS][4];
+};
+template <int depth> struct lane_row {
+    float4 x[depth / 32];
 };
 
 /* A walk: its share, and its part of a window. */
@@ -212,30 +216,54 @@ GDN_DEVICE void finish_rows(struct walk_rows<depth> &to, const struct walk_part 
     __syncthreads();
 }
 
+/* Stores u or z of half a piece: a thread has one number. */
+GDN_DEVICE void store_out(const struct gdn_rows &to, const float (*out)[STRIP],
+                          const struct gdn_cu_channels &a, const struct channels_walk &w,
+                          const struct walk_half &h)
+{
+    const int i = threadIdx.x / STRIP, v = threadIdx.x % STRIP;
+    const int64_t first = (w.in.first * GDN_CU_BACKWARD_CHUNK + h.t0) * a.n_updates;
+    if (i < h.n * a.n_updates && v < w.item.n)
+        memory_row(to, first + i, w.item.head)[w.item.col + v] = out[i][v];
+}
+
 /* ---- Steps --------------------------------------------------------------------------------- */
 
+template <int depth> GDN_DEVICE void load_lane(struct lane_row<depth> &to, const float *row)
+{
+#pragma unroll
+    for (int i = 0; i < depth / 32; i++) to.x[i] = *(const float4 *)(row + 4 * lane_group(i));
+}
+
+/* S <- diag(a) S */
 template <int depth>
-GDN_DEVICE void decay_rows(struct lane_state<depth> &S, const float *a, bool forgets)
+GDN_DEVICE void decay_rows(struct lane_state<depth> &S, const struct lane_row<depth> &a,
+                           bool forgets)
 {
 #pragma unroll
     for (int i = 0; i < S.GROUPS; i++) {
-        const float4 four = *(const float4 *)(a + 4 * lane_group(i));
-        const float x[4] = { four.x, four.y, four.z, four.w };
-#pragma unroll
-        for (int j = 0; j < 4; j++) S.x[i][j] = forgets && x[j] == 0 ? 0 : x[j] * S.x[i][j];
+        S.x[i][0] *= a.x[i].x, S.x[i][1] *= a.x[i].y;
+        S.x[i][2] *= a.x[i].z, S.x[i][3] *= a.x[i].w;
     }
+    if (forgets)
+#pragma unroll
+        for (int i = 0; i < S.GROUPS; i++) {
+            if (a.x[i].x == 0) S.x[i][0] = 0;
+            if (a.x[i].y == 0) S.x[i][1] = 0;
+            if (a.x[i].z == 0) S.x[i][2] = 0;
+            if (a.x[i].w == 0) S.x[i][3] = 0;
+        }
 }
 
 /* Returns the product of a row with the lane's column, by the eight lanes that have it. */
 template <int depth>
-GDN_DEVICE float times_column(const struct lane_state<depth> &S, const float *row)
+GDN_DEVICE float times_column(const struct lane_state<depth> &S, const struct lane_row<depth> &row)
 {
     float sum[4] = {};
 #pragma unroll
     for (int i = 0; i < S.GROUPS; i++) {
-        const float4 four = *(const float4 *)(row + 4 * lane_group(i));
-        sum[0] = fmaf(four.x, S.x[i][0], sum[0]), sum[1] = fmaf(four.y, S.x[i][1], sum[1]);
-        sum[2] = fmaf(four.z, S.x[i][2], sum[2]), sum[3] = fmaf(four.w, S.x[i][3], sum[3]);
+        sum[0] = fmaf(row.x[i].x, S.x[i][0], sum[0]), sum[1] = fmaf(row.x[i].y, S.x[i][1], sum[1]);
+        sum[2] = fmaf(row.x[i].z, S.x[i][2], sum[2]), sum[3] = fmaf(row.x[i].w, S.x[i][3], sum[3]);
     }
     float all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
 #pragma unroll
@@ -245,41 +273,55 @@ GDN_DEVICE float times_column(const struct lane_state<depth> &S, const float *ro
 
 /* S += row x^T */
 template <int depth>
-GDN_DEVICE void add_outer(struct lane_state<depth> &S, const float *row, float x)
+GDN_DEVICE void add_outer(struct lane_state<depth> &S, const struct lane_row<depth> &row, float x)
 {
 #pragma unroll
     for (int i = 0; i < S.GROUPS; i++) {
-        const float4 four = *(const float4 *)(row + 4 * lane_group(i));
-        S.x[i][0] = fmaf(four.x, x, S.x[i][0]), S.x[i][1] = fmaf(four.y, x, S.x[i][1]);
-        S.x[i][2] = fmaf(four.z, x, S.x[i][2]), S.x[i][3] = fmaf(four.w, x, S.x[i][3]);
+        S.x[i][0] = fmaf(row.x[i].x, x, S.x[i][0]), S.x[i][1] = fmaf(row.x[i].y, x, S.x[i][1]);
+        S.x[i][2] = fmaf(row.x[i].z, x, S.x[i][2]), S.x[i][3] = fmaf(row.x[i].w, x, S.x[i][3]);
     }
 }
 
-/* Stores the lane's column of a row of u or z. */
-GDN_DEVICE void store_column(const struct gdn_rows &rows, const struct channels_walk &w,
-                             int64_t number, float x)
-{
-    if (threadIdx.x % 8 == 0 && w.has_column) memory_row(rows, number, w.item.head)[w.column] = x;
-}
+/* What a lane reads of an update before the update before it is done; with many channels registers
+ * have no room for that. The rest comes while it is worked on. */
+template <int depth> struct lane_update {
+    struct lane_row<depth> first, second; /* a, e; or q, k */
+    float x;
+    int flags;
+};
+template <int depth> GDN_DEVICE bool reads_ahead(void) { return depth <= 128; }
 
 /* ---- Forward ------------------------------------------------------------------------------- */
 
 template <int depth>
-GDN_DEVICE void forward_token(struct lane_state<depth> &S, const struct walk_rows<depth> &rows,
-                              const struct gdn_cu_channels &a, const struct channels_walk &w,
-                              const struct walk_half &h, int t)
+GDN_DEVICE void read_forward(struct lane_update<depth> &to, const struct walk_rows<depth> &rows,
+                             int i, int n)
 {
-    const int n = a.n_updates;
-    const int64_t number = (w.in.first * GDN_CU_BACKWARD_CHUNK + h.t0 + t) * n;
-    decay_rows(S, rows.a[t], rows.flags[t * n] & GDN_CU_FORGETS);
-    for (int j = 0; j < n; j++) {
-        const int i = t * n + j;
+    to.flags = rows.flags[i];
+    to.x = rows.x[i][threadIdx.x / 8];
+    if (n == 1 || i % n == 0) load_lane(to.first, rows.a[n == 1 ? i : i / n]);
+    load_lane(to.second, rows.e[i]);
+}
+
+template <int depth>
+GDN_DEVICE void forward_half(struct lane_state<depth> &S, float (*out)[STRIP],
+                             const struct walk_rows<depth> &rows, int n_rows, int n)
+{
+    struct lane_update<depth> now, next;
+    read_forward(now, rows, 0, n);
+    for (int i = 0; i < n_rows; i++) {
+        struct lane_row<depth> k;
         float u = 0;
-        if (rows.flags[i] & GDN_CU_WRITES) {
-            u = rows.x[i][threadIdx.x / 8] - times_column(S, rows.e[i]);
-            add_outer(S, rows.k[i], u);
+        load_lane(k, rows.k[i]);
+        if (reads_ahead<depth>() && i + 1 < n_rows) read_forward(next, rows, i + 1, n);
+        if (n == 1 || i % n == 0) decay_rows(S, now.first, now.flags & GDN_CU_FORGETS);
+        if (now.flags & GDN_CU_WRITES) {
+            u = now.x - times_column(S, now.second);
+            add_outer(S, k, u);
         }
-        store_column(a.base.u, w, number + j, u);
+        if (threadIdx.x % 8 == 0) out[i][threadIdx.x / 8] = u;
+        if (!reads_ahead<depth>() && i + 1 < n_rows) read_forward(next, rows, i + 1, n);
+        now = next;
     }
 }
 
@@ -296,31 +338,56 @@ template <int depth> GDN_DEVICE void channels_forward(const struct gdn_cu_channe
         load_given(S, a, a.base.rule.from, w);
     struct walk_part part = start_rows<false>(sh.rows[0], a, w, half_at(a, w, 0));
     for (int64_t i = 0; i < n; i++) {
+        const int at = i % 2;
         const struct walk_half h = half_at(a, w, i);
-        finish_rows(sh.rows[i % 2], part);
-        if (i + 1 < n) part = start_rows<false>(sh.rows[(i + 1) % 2], a, w, half_at(a, w, i + 1));
-        if (i % 2 == 0) store_own(S, a, a.base.S, piece_number(a, w.in, i / 2), w);
-        for (int t = 0; t < h.n; t++) forward_token(S, sh.rows[i % 2], a, w, h, t);
+        finish_rows(sh.rows[at], part);
+        if (i) store_out(a.base.u, sh.out[1 - at], a, w, half_at(a, w, i - 1));
+        if (i + 1 < n) part = start_rows<false>(sh.rows[1 - at], a, w, half_at(a, w, i + 1));
+        if (at == 0) store_own(S, a, a.base.S, piece_number(a, w.in, i / 2), w);
+        if (a.n_updates == 1)
+            forward_half(S, sh.out[at], sh.rows[at], h.n, 1);
+        else
+            forward_half(S, sh.out[at], sh.rows[at], h.n * a.n_updates, a.n_updates);
     }
+    __syncthreads();
+    if (n) store_out(a.base.u, sh.out[(n - 1) % 2], a, w, half_at(a, w, n - 1));
     if (!w.in.is_last) store_own(S, a, a.base.starts, own_start(a.base, b, a.base.window + 1), w);
 }
 
 /* ---- Reverse ------------------------------------------------------------------------------- */
 
 template <int depth>
-GDN_DEVICE void reverse_token(struct lane_state<depth> &J, const struct walk_rows<depth> &rows,
-                              const struct gdn_cu_channels &a, const struct channels_walk &w,
-                              const struct walk_half &h, int t)
+GDN_DEVICE void read_reverse(struct lane_update<depth> &to, const struct walk_rows<depth> &rows,
+                             int i, int n)
 {
-    const int n = a.n_updates;
-    const int64_t number = (w.in.first * GDN_CU_BACKWARD_CHUNK + h.t0 + t) * n;
-    add_outer(J, rows.q[t], rows.x[t][threadIdx.x / 8]);
-    for (int j = n - 1; j >= 0; j--) {
-        const float z = times_column(J, rows.k[t * n + j]);
-        add_outer(J, rows.e[t * n + j], -z);
-        store_column(a.base.z, w, number + j, z);
+    const int t = n == 1 ? i : i / n;
+    if (n == 1 || i % n == n - 1) {
+        to.x = rows.x[t][threadIdx.x / 8];
+        load_lane(to.first, rows.q[t]);
     }
-    decay_rows(J, rows.a[t], rows.flags[t * n] & GDN_CU_FORGETS);
+    load_lane(to.second, rows.k[i]);
+    to.flags = rows.flags[i];
+}
+
+template <int depth>
+GDN_DEVICE void reverse_half(struct lane_state<depth> &J, float (*out)[STRIP],
+                             const struct walk_rows<depth> &rows, int n_rows, int n)
+{
+    struct lane_update<depth> now, next;
+    read_reverse(now, rows, n_rows - 1, n);
+    for (int i = n_rows - 1; i >= 0; i--) {
+        struct lane_row<depth> e, a;
+        load_lane(e, rows.e[i]);
+        if (n == 1 || i % n == 0) load_lane(a, rows.a[n == 1 ? i : i / n]);
+        if (reads_ahead<depth>() && i) read_reverse(next, rows, i - 1, n);
+        if (n == 1 || i % n == n - 1) add_outer(J, now.first, now.x);
+        const float z = times_column(J, now.second);
+        add_outer(J, e, -z);
+        if (n == 1 || i % n == 0) decay_rows(J, a, now.flags & GDN_CU_FORGETS);
+        if (threadIdx.x % 8 == 0) out[i][threadIdx.x / 8] = z;
+        if (!reads_ahead<depth>() && i) read_reverse(next, rows, i - 1, n);
+        now = next;
+    }
 }
 
 /* Returns the slot of J before a window. With a plan one block may read the slot of the window
@@ -346,10 +413,16 @@ template <int depth> GDN_DEVICE void channels_reverse(const struct gdn_cu_channe
         const struct walk_half h = half_at(a, w, i);
         const int at = (n - 1 - i) % 2;
         finish_rows(sh.rows[at], part);
+        if (i + 1 < n) store_out(a.base.z, sh.out[1 - at], a, w, half_at(a, w, i + 1));
         if (i) part = start_rows<true>(sh.rows[1 - at], a, w, half_at(a, w, i - 1));
         if (i % 2 || i == n - 1) store_own(J, a, a.base.J, piece_number(a, w.in, i / 2), w);
-        for (int t = h.n - 1; t >= 0; t--) reverse_token(J, sh.rows[at], a, w, h, t);
+        if (a.n_updates == 1)
+            reverse_half(J, sh.out[at], sh.rows[at], h.n, 1);
+        else
+            reverse_half(J, sh.out[at], sh.rows[at], h.n * a.n_updates, a.n_updates);
     }
+    __syncthreads();
+    if (n) store_out(a.base.z, sh.out[(n - 1) % 2], a, w, half_at(a, w, 0));
     if (w.in.before)
         store_own(J, a, a.base.carry, carried(a, b, window), w);
     else if (a.base.rule.to.data)

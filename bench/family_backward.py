@@ -65,7 +65,7 @@ def main():
             fields = draw(rule, B, T, H)
             ms, least = measure(ctx, fields, RULES[rule][3])
             print(json.dumps(dict(
-                commit=commit, command="bench/family_backward.py", version=gdn.version(),
+                commit=commit, command="python bench/family_backward.py", version=gdn.version(),
                 without=os.environ.get("GDN_CUDA_WITHOUT", ""), op="prefill_backward",
                 device=torch.cuda.get_device_name(), rule=rule, heads=f"{H}/{H}", dim=D, B=B, T=T,
                 dtype="bf16", ms=round(ms, 4), least_ms=round(least, 4),

@@ -49,8 +49,8 @@ GDN_DEVICE char *update_at(const struct gdn_rows &rows, const struct stage_chunk
     return row_at(rows, c.seq, c.t0 + t, head) + j * step;
 }
 
-/* Of blocks that share the rows of a chunk: the block's item, the first row of a warp, and the step
- * to its next one. */
+/* Blocks that share the rows of a chunk: the block's item, the first row of a warp, and the step to
+ * its next one. */
 enum { ROW_STEP = GDN_CU_ROW_BLOCKS * ROW_WARPS };
 GDN_DEVICE int64_t rows_item(void) { return blockIdx.x / GDN_CU_ROW_BLOCKS; }
 GDN_DEVICE int warp_row(void)

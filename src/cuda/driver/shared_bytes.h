@@ -7,6 +7,9 @@
 /* The stages: blocks that solve for columns, and those that have a strip of a state. */
 enum { GDN_CU_COLUMNS_BYTES = 85008, GDN_CU_STRIP_BYTES = 81936 };
 
+/* T and P of chunks, by mma.sync. */
+enum { GDN_CU_CHUNKS_BYTES = 49152 };
+
 /* Gradients in float32. */
 enum { GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
 /* On tensor cores. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu, gpu, sm_80 "G18 later tokens" */
+/* runs: cpu, gpu */
 /*
  * Checkpoints of gdn_prefill and gdn_decode. What one must hold needs no oracle of its own: the
  * final state of a call that ends there, to the bit, and that call has its oracle elsewhere.

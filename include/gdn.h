@@ -475,10 +475,10 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  *
  * On a GPU these ops take none: gdn_decode without parents, gdn_prefill with GDN_EXACT, gdn_conv1d
  * if out is not x, gdn_gates, gdn_l2norm, gdn_rmsnorm_gated, gdn_state_copy, gdn_record_commit and
- * gdn_record_fold. Segments of gdn_prefill take at most 83 MiB on an H100 with K = V = 128, for
- * any batch. States of 8 bits, or without a stride of 1 in V or K, add 4 H K V bytes for each
- * sequence and checkpoint, in which gdn_prefill converts them to float32. gdn_step,
- * gdn_block, gradients and summaries grow with the number of tokens.
+ * gdn_record_fold. Segments of gdn_prefill take at most 83 MiB on an H100 with K = V = 128. GPUs
+ * other than Hopper take 12 KiB more for 64 tokens of 16 bits and a head. States of 8 bits, or
+ * without a stride of 1 in V or K, add 4 H K V bytes for each sequence and checkpoint, as float32.
+ * gdn_step, gdn_block, gradients and summaries grow with the number of tokens.
  */
 GDN_API gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes);
 
@@ -715,8 +715,8 @@ typedef enum gdn_rounding {
  *               have one dtype, the call goes token by token, which is slow for prompts.
  *   single      On Hopper kernels of gdn_decode may compute sequences of one token among prompts.
  *   tokens      Their bits are those of gdn_decode.
- *   Splitting   On Hopper few long sequences of 16 bits are cut into segments at multiples of 64
- *               tokens. Each cut rounds once more, and depends on the batch. Without
+ *   Splitting   Few long sequences of 16 bits are cut into segments at multiples of 64 tokens. Each
+ *               cut rounds once more, and depends on the batch. On Hopper, without
  *               GDN_NO_EARLY_STOP, if `norm` normalises keys, first tokens of a segment are skipped
  *               if they change its last state by at most 2^-24 of the state's length.
  *

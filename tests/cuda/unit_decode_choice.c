@@ -411,10 +411,9 @@ static void test_prefill_log(void)
 {
     static const struct logged calls[] = {
         { 0, GDN_I32, GDN_BF16, 4, 70, 128, true, "prefill: sm90" },
-        { 0, GDN_I32, GDN_F32, 4, 70, 128, true,
-          "prefill: general (sm90: q, k and v are float32)" },
+        { 0, GDN_I32, GDN_F32, 4, 70, 128, true, "prefill: general (q, k and v are float32)" },
         { 0, GDN_I32, GDN_BF16, 4, 70, 100, true,
-          "prefill: general (sm90: K or V is not a multiple of 8)" },
+          "prefill: portable (sm90: K or V is not a multiple of 8)" },
     };
     static const struct logged other = { 0, GDN_I32, GDN_BF16, 4, 1, 128, true, NULL };
     struct told told = { 0 };

@@ -89,14 +89,18 @@ static void prefill_is_bounded(void)
     CHECK(n_segments > 0, "no case has segments");
 }
 
-/* Rows that a tensor map cannot describe have kernels without segments. */
+/* Rows that a tensor map cannot describe have kernels whose records grow with the tokens. */
 static void alignment_counts(void)
 {
+    enum { RECORD = 12064, CHUNKS = 8192 / 64 };
     const struct rule r = { 1, 8192, 128, 128, GDN_BF16, GDN_F32, gdn_batch_init() };
     gdn_rule_args a = rule_of(&r);
     CHECK(bytes_of(GDN_OP_PREFILL, &a) > 0, "no segments");
+    a.flags = GDN_BATCH_INVARIANT;
+    CHECK(bytes_of(GDN_OP_PREFILL, &a) == 0, "whole sequences");
     a.q.data = (char *)a.q.data + 2;
-    CHECK(bytes_of(GDN_OP_PREFILL, &a) == 0, "segments of rows at odd addresses");
+    const size_t bytes = bytes_of(GDN_OP_PREFILL, &a), least = (size_t)H * CHUNKS * RECORD;
+    CHECK(bytes >= least && bytes < least + 4096, "%zu bytes of rows at odd addresses", bytes);
 }
 
 static void trees_alone_count(void)

@@ -69,15 +69,22 @@ bool ring2_on_device(void)
 
 bool ring2_on_hopper(void) { return ring2_on_device() && gdn_cuda_runs_sm_90a(ring2_ctx(1)->cuda); }
 
-gdn_ctx *ring2_hopper(int64_t first, int64_t each)
+gdn_ctx *ring2_segments(int64_t first, int64_t each)
 {
-    if (!ring2_on_hopper()) {
-        ring2_skip("on Hopper");
+    if (!ring2_on_device()) {
+        ring2_skip("on a GPU");
         return NULL;
     }
     gdn_ctx *ctx = ring2_ctx(1);
     ctx->cuda->sm90->cut = (struct gdn_cuda_cut){ .first = first, .each = each };
     return ctx;
+}
+
+gdn_ctx *ring2_hopper(int64_t first, int64_t each)
+{
+    if (ring2_on_hopper()) return ring2_segments(first, each);
+    ring2_skip("on Hopper");
+    return NULL;
 }
 
 gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each)

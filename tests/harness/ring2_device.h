@@ -19,8 +19,11 @@ bool ring2_on_device(void);
 /* The same of a Hopper that runs its own kernels. */
 bool ring2_on_hopper(void);
 
-/* A context on Hopper, which cuts sequences into segments of so many tokens (first 0: as the
- * planner wants them); NULL, and the test is skipped: no device, or another one. */
+/* A context on a GPU, which cuts sequences into segments of so many tokens (first 0: as the planner
+ * wants them); NULL, and the test is skipped: no device. */
+gdn_ctx *ring2_segments(int64_t first, int64_t each);
+
+/* The same on Hopper; NULL, too: another GPU. */
 gdn_ctx *ring2_hopper(int64_t first, int64_t each);
 
 /* The same, where sequences of up to `whole` tokens stay whole, and the others have launches of

@@ -25,14 +25,9 @@ struct backward_window {
     bool is_last;   /* no tokens come after the window */
 };
 
-/* Returns the number of a sequence's first chunk, counted from the first sequence. row = B: the
- * number behind the last. */
 GDN_DEVICE int64_t first_number(const struct gdn_cu_batch &b, int64_t row)
 {
-    if (!b.cu_seqlens.data) return row * chunks_of(b.T, GDN_CU_BACKWARD_CHUNK);
-    const int64_t start = clamp64(load_index(b.cu_seqlens, 0), 0, b.N);
-    const int64_t first = clamp64(load_index(b.cu_seqlens, row), start, b.N);
-    return (first - start) / GDN_CU_BACKWARD_CHUNK + row;
+    return first_number(b, row, GDN_CU_BACKWARD_CHUNK);
 }
 
 /* The numbers of a window through the batch. */
@@ -143,17 +138,6 @@ template <class T> GDN_DEVICE T sum_warp(T x)
 #pragma unroll
     for (int step = 16; step; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
     return x;
-}
-
-/* Return the first state head that reads a head of a tensor with n_heads, and the step to the next
- * reader. H / n_heads state heads read each. */
-GDN_DEVICE int first_reader(const struct gdn_cu_rule &r, int head, int n_heads)
-{
-    return r.head_map == GDN_HEADS_GROUPED ? head * (r.H / n_heads) : head;
-}
-GDN_DEVICE int reader_step(const struct gdn_cu_rule &r, int n_heads)
-{
-    return r.head_map == GDN_HEADS_GROUPED ? 1 : n_heads;
 }
 
 #endif

@@ -12,11 +12,12 @@
 #include "core/ctx.h"
 
 /* X(number, name). sm90: every kernel for Hopper alone; and clusters, and launches that overlap.
- * Those of gradients: the forms on tensor cores (backward/select.c). channels: chunks with a gate
- * per key channel (prefill/channels). The others are forms of
- * gdn_decode (decode/select.c), whose last one takes every call. */
+ * portable prefill: the form on tensor cores (prefill/select.c). Those of gradients: the same
+ * (backward/select.c). channels: chunks with a gate per key channel (prefill/channels). The others
+ * are forms of gdn_decode (decode/select.c), whose last one takes every call. */
 #define GDN_CUDA_FAMILIES(X)                    \
     X(SM90, "sm90")                             \
+    X(PORTABLE_PREFILL, "portable prefill")     \
     X(SM90_GRADIENTS, "sm90 gradients")         \
     X(PORTABLE_GRADIENTS, "portable gradients") \
     X(CHANNELS, "channels")                     \

@@ -10,6 +10,9 @@ enum { GDN_CU_COLUMNS_BYTES = 85008, GDN_CU_STRIP_BYTES = 81936 };
 /* Chunks of gates per channel, K of up to 64 and 128. */
 enum { GDN_CU_CHUNKS_64 = 72192, GDN_CU_CHUNKS_128 = 92416 };
 
+/* T and P of chunks, by mma.sync. */
+enum { GDN_CU_CHUNKS_BYTES = 49152 };
+
 /* Gradients in float32. */
 enum { GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
 /* Walks of the family; K above 128. */

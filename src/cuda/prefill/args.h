@@ -32,6 +32,11 @@ struct gdn_cu_product {
 };
 GDN_CU_SIZE(gdn_cu_product, 4 * 80 + 32 + 16 + 6 * 4);
 
+/* Columns of a head's state that a block of combine.cuh has; what is known of a segment's M:
+ * identity, zero. */
+enum { GDN_SEGMENT_COLUMNS = 8 };
+enum { GDN_SEGMENT_IDLE = 1, GDN_SEGMENT_FORGETS = 2 };
+
 /* A sequence of more than `whole` tokens as segments (segments.cuh): the tokens of the first, and
  * of those after it, both multiples of 64; and the token where unit 1 begins: `first`, or 0
  * in gdn_summary and in gradients, where the first segment of a longer sequence is a unit too. */

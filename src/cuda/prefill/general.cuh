@@ -14,7 +14,8 @@
 #ifndef GDN_CUDA_PREFILL_CUH
 #define GDN_CUDA_PREFILL_CUH
 
-#include "cuda/prefill/general_state.cuh"
+#include "cuda/prefill/general_loads.cuh"
+#include "cuda/prefill/general_walk.cuh"
 
 extern __shared__ __align__(128) char gdn_shared[];
 
@@ -29,8 +30,10 @@ struct prefill_head {
 static_assert(sizeof(prefill_head) <= GDN_PREFILL_HEAD_BYTES, "general.h");
 
 /* The values that every thread of a block holds. */
-template <int io, int deep> struct prefill_block {
+template <int io_, int deep> struct prefill_block {
+    static constexpr int io = io_;
     typedef mma_tiles<io> tiles;
+    typedef chunk_work<io, deep> work;
     static constexpr int chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
     static constexpr int k_row = GDN_PREFILL_ROW(deep, tiles::bytes), k_bytes = chunk * k_row;
     static constexpr int t_row = GDN_PREFILL_ROW(chunk, tiles::bytes), t_bytes = chunk * t_row;
@@ -57,6 +60,9 @@ template <int io, int deep> struct prefill_block {
     __device__ char *k(int i) const { return slot(a.n_slots) + i * stage_bytes; }
     __device__ char *q(int i) const { return k(i) + k_bytes; }
     __device__ char *v(int i) const { return k(i) + 2 * k_bytes; }
+    /* They come with the rest of the slot. */
+    __device__ void await_queries(int64_t) const {}
+    __device__ void release_queries(int64_t) const {}
     /* Tokens of chunk c. */
     __device__ int tokens(int64_t c) const
     {
@@ -69,65 +75,6 @@ template <int io, int deep> struct prefill_block {
 };
 
 /* ---- Loads: 128 threads ---------------------------------------------------------------------- */
-
-/* Loads n rows of `bytes` into a tile, zeros for the rows after them; 2^log_lanes threads per
- * row. */
-template <int wide>
-GDN_DEVICE void load_rows(char *to, int to_row, const char *from, int64_t from_row, int rows, int n,
-                          int bytes, int log_lanes)
-{
-    const int thread = threadIdx.x % 128;
-    const uint32_t at = shared_address(to);
-    for (int i = thread >> log_lanes; i < rows; i += 128 >> log_lanes)
-        for (int b = (thread & ((1 << log_lanes) - 1)) * wide; b < bytes; b += wide << log_lanes) {
-            const char *x = i < n ? from + i * from_row + b : from;
-            const int valid = i >= n ? 0 : bytes - b < wide ? bytes - b : wide;
-            if constexpr (wide >= 4)
-                copy_async<wide>(at + i * to_row + b, x, valid);
-            else
-                *(uint16_t *)(to + i * to_row + b) = valid ? *(const uint16_t *)x : 0;
-        }
-}
-
-/* The same of whole rows, of 16 bytes at a time, whose number and length are known when
- * compiling. */
-template <int rows, int bytes>
-GDN_DEVICE void load_whole_rows(char *to, int to_row, const char *from, int64_t from_row, int n)
-{
-    enum { LANES = bytes / 16, AT_ONCE = 128 / LANES };
-    const int first = threadIdx.x % 128 / LANES, at = threadIdx.x % LANES * 16;
-    uint32_t place = shared_address(to) + first * to_row + at;
-    const char *x = from + first * from_row + at;
-#pragma unroll
-    for (int i = 0; i < rows; i += AT_ONCE, place += AT_ONCE * to_row, x += AT_ONCE * from_row)
-        copy_async<16>(place, first + i < n ? x : from, first + i < n ? 16 : 0);
-}
-
-GDN_DEVICE void load_tile(char *to, int to_row, const char *from, int64_t from_row, int rows, int n,
-                          int bytes, int wide, int log_lanes)
-{
-    switch (wide) {
-    case 16: load_rows<16>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
-    case 8: load_rows<8>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
-    case 4: load_rows<4>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
-    default: load_rows<2>(to, to_row, from, from_row, rows, n, bytes, log_lanes); break;
-    }
-}
-
-/* Keys or queries; of the most that the tile has room for, and aligned, by the shorter code, if it
- * is that. */
-template <int rows, int most>
-GDN_DEVICE void load_keys(char *to, int to_row, const char *from, int64_t from_row, int n,
-                          int bytes, int wide)
-{
-    if (most <= 512 && wide == 16 && bytes == most)
-        load_whole_rows<rows, most>(to, to_row, from, from_row, n);
-    else
-        load_tile(to, to_row, from, from_row, rows, n, bytes, wide,
-                  most >= 512   ? 5
-                  : most == 256 ? 4
-                                : 3);
-}
 
 /* The sources of the rows of a block's tiles. */
 struct prefill_sources {
@@ -160,29 +107,15 @@ GDN_DEVICE void load_chunk(const prefill_block<io, deep> &b, const struct prefil
     if (c < b.n_chunks) {
         const int n = b.tokens(c), K = b.r.K * bytes;
         const int64_t t = c * block::chunk;
-        load_keys<block::chunk, most>(b.k(stage), block::k_row, f.k + t * b.r.k.token, b.r.k.token,
-                                      n, K, b.a.k_wide);
+        load_keys<block::chunk, most, 128>(b.k(stage), block::k_row, f.k + t * b.r.k.token,
+                                           b.r.k.token, n, K, b.a.k_wide);
         if (f.q)
-            load_keys<block::chunk, most>(b.q(stage), block::k_row, f.q + t * b.r.q.token,
-                                          b.r.q.token, n, K, b.a.q_wide);
-        load_tile(b.v(stage), b.v_row, f.v + t * b.r.v.token, b.r.v.token, block::chunk, n,
-                  f.v_bytes, b.a.v_wide, f.v_log_lanes);
+            load_keys<block::chunk, most, 128>(b.q(stage), block::k_row, f.q + t * b.r.q.token,
+                                               b.r.q.token, n, K, b.a.q_wide);
+        load_tile<128>(b.v(stage), b.v_row, f.v + t * b.r.v.token, b.r.v.token, block::chunk, n,
+                       f.v_bytes, b.a.v_wide, f.v_log_lanes);
     }
     copy_commit();
-}
-
-/* Clears v where beta is zero (G8): it may be NaN. 128 threads that waited for the tile call it. */
-template <int io, int deep>
-GDN_DEVICE void drop_rows(const prefill_block<io, deep> &b, int slot, int stage)
-{
-    const token_mask writers = tokens_of(b.gates(slot).writers);
-    const int n = b.gates(slot).n;
-    if ((writers & tokens_below(n)) == tokens_below(n)) return;
-    for (int t = threadIdx.x % 128 / 8; t < n; t += 16) {
-        if (writers >> t & 1) continue;
-        for (int i = threadIdx.x % 8 * 16; i < b.v_row; i += 128)
-            *(uint4 *)(b.v(stage) + t * b.v_row + i) = make_uint4(0, 0, 0, 0);
-    }
 }
 
 /* ---- The roles ------------------------------------------------------------------------------- */
@@ -252,7 +185,7 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
             write_lengths<io, deep>(b.gates(slot), b.k(stage), f.q ? b.q(stage) : NULL, b.r);
             barrier_wait(BARRIER_LOADED, 32 * b.a.n_aux);
         }
-        if (loads) drop_rows(b, slot, stage);
+        if (loads) drop_rows<128>(b.v(stage), b.v_row, b.gates(slot), b.tokens(c));
         if (makes_t) make_t(b, slot, stage);
         if (loads && f.q) make_p(b, slot, stage);
         barrier_arrive(BARRIER_FULL + slot, b.n_full());
@@ -262,103 +195,13 @@ template <int io, int deep> GDN_DEVICE void run_aux(const prefill_block<io, deep
     }
 }
 
-/* Stores the output of a chunk, from where V was. By a warp. */
-template <int io, int deep>
-GDN_DEVICE void store_output(const prefill_block<io, deep> &b, const char *from, char *to,
-                             int64_t c, int n_columns)
-{
-    constexpr int bytes = mma_tiles<io>::bytes; /* as many times 16 bytes per row, too */
-    const int lane = threadIdx.x % 32, part = lane % bytes, n = b.tokens(c);
-    const int rest = n_columns * bytes - 16 * part;
-    to += c * b.chunk * b.r.out.token + 16 * part;
-    for (int t = lane / bytes; t < n; t += 32 / bytes)
-        if (rest > 0)
-            copy_out(to + t * b.r.out.token, from + t * b.v_row + 16 * part, min(rest, 16),
-                     b.a.out_wide);
-}
-
-/* The values that a warp of the state keeps from chunk to chunk. */
-template <int io, int deep> struct state_warp {
-    const prefill_block<io, deep> &b;
-    struct prefill_cursor &cursor;
-    struct state_part part;
-    char *out; /* its columns of token 0; NULL: none wanted */
-    typename chunk_work<io, deep>::state S;
-};
-
-/* Stores checkpoints after tokens of chunk c. */
-template <int io, int deep>
-GDN_DEVICE void leave_checkpoints(state_warp<io, deep> &w, const chunk_work<io, deep> &work,
-                                  const typename chunk_work<io, deep>::tokens &U, int64_t c)
-{
-    const struct gdn_cu_rule &r = w.b.r;
-    while (w.cursor.at <= c * work.chunk + work.vectors->n) {
-        const int64_t n = w.cursor.at - c * work.chunk;
-        if (n > 0 && w.cursor.slot >= 0)
-            work.leave(
-                w.S, U, (int)n,
-                place_of(r.checkpoints,
-                         w.b.a.by_number & GDN_PREFILL_CHECKPOINTS ? w.cursor.c : w.cursor.slot,
-                         w.b.head),
-                w.part);
-        set_cursor(w.cursor, w.cursor.c + 1, r.batch, w.b.shared.checkpoints);
-    }
-}
-
-template <int io, int deep>
-GDN_DEVICE void run_chunk(state_warp<io, deep> &w, const chunk_work<io, deep> &work, int64_t c)
-{
-    typedef mma_tiles<io> tiles;
-    typename chunk_work<io, deep>::operands u, weighed;
-    typename chunk_work<io, deep>::tokens U;
-    typename tiles::taint taint = 0;
-    struct spoilt_rows spoilt;
-    bool slow = !work.make_r(u, w.S) || tokens_of(work.vectors->dead) != 0;
-    if (slow) {
-        spoilt = work.mend_r(u);
-        renew(w.S);
-    }
-    work.make_u(U, u);
-    if (slow) spoil(U, spoilt, tokens_of(work.vectors->resets));
-    leave_checkpoints(w, work, U, c);
-    work.weigh_u(weighed, U, 0);
-#pragma unroll
-    for (int j = 0; j < work.blocks; j++) {
-        tiles::pack(u[j], U[j]);
-        tiles::collect(taint, u[j]);
-    }
-    if (__any_sync(0xffffffff, tiles::is_tainted(taint)) || slow) {
-        slow = true;
-        spoilt = work.mend_u(u);
-    }
-    if (w.out) {
-        __syncwarp(); /* all lanes have read V */
-        work.make_o(w.S, u, slow ? &spoilt : NULL);
-    }
-    if (slow && tokens_of(work.vectors->resets))
-        work.template update<true>(w.S, weighed);
-    else
-        work.template update<false>(w.S, weighed);
-    __syncwarp(); /* all lanes have put their output where V was */
-    if (w.out) store_output(w.b, work.out, w.out, c, w.part.V - w.part.v);
-}
-
-/* Returns the place of the sequence's state in a pool; the pool: GDN_PREFILL_... */
-template <int io, int deep>
-GDN_DEVICE struct state_place sequence_place(const prefill_block<io, deep> &b,
-                                             const struct gdn_pool_view &view, int64_t slot,
-                                             int pool)
-{
-    return place_of(view, slot >= 0 && b.a.by_number & pool ? b.s.row : slot, b.head);
-}
-
 template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, deep> &b)
 {
     typedef prefill_block<io, deep> block;
     typedef mma_tiles<io> tiles;
     const int i = threadIdx.x / 32 - b.a.n_aux, column = b.first_column + 16 * i;
     const bool active = column < b.r.V;
-    state_warp<io, deep> w = { b, b.shared.cursors[i], { column, b.r.V, b.r.K }, NULL };
+    state_warp<block> w = { b, b.shared.cursors[i], { column, b.r.V, b.r.K }, NULL };
     if (b.r.out.data) w.out = row_at(b.r.out, b.s, 0, b.head) + column * tiles::bytes;
     load_state(w.S, sequence_place(b, b.r.from, active ? b.s.read : -1, GDN_PREFILL_FROM), w.part);
     set_cursor(w.cursor, b.shared.checkpoints.first, b.r.batch, b.shared.checkpoints);
@@ -389,18 +232,6 @@ template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, de
 }
 
 /* ---- A block --------------------------------------------------------------------------------- */
-
-/* Writes zeros to the block's columns of tokens [from, to), counted as row_at() does. */
-template <int io, int deep>
-GDN_DEVICE void zero_tokens(const prefill_block<io, deep> &b, int64_t from, int64_t to)
-{
-    typedef typename gdn_io<io>::type element;
-    const int n = min(16 * b.a.n_state, b.r.V - b.first_column);
-    for (int64_t t = from + threadIdx.x / 32; t < to; t += blockDim.x / 32) {
-        element *row = (element *)row_at(b.r.out, b.s, t, b.head) + b.first_column;
-        for (int i = threadIdx.x % 32; i < n; i += 32) row[i] = 0;
-    }
-}
 
 template <int io, int deep> GDN_DEVICE void run_prefill(const struct gdn_cu_prefill &a)
 {

@@ -55,7 +55,7 @@ size_t gdn_cuda_prefill_q8_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r
                                  struct gdn_cuda_cut_options options)
 {
     char *states, *checkpoints, *rest;
-    return lay_out(r, gdn_cuda_prefill_sm90_bytes(ctx, r, options), &states, &checkpoints, &rest,
+    return lay_out(r, gdn_cuda_prefill_chunks_bytes(ctx, r, options), &states, &checkpoints, &rest,
                    NULL);
 }
 
@@ -78,7 +78,8 @@ gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     struct gdn_cu_rule inner = *r;
     struct gdn_cuda_chunks how = { .options = options };
     struct gdn_cuda_ran ran = { .n = 0 };
-    lay_out(r, gdn_cuda_prefill_sm90_bytes(ctx, r, options), &states, &checkpoints, &rest, memory);
+    lay_out(r, gdn_cuda_prefill_chunks_bytes(ctx, r, options), &states, &checkpoints, &rest,
+            memory);
     how.memory = rest;
     if (is_apart(&r->checkpoints)) inner.batch.n_checkpoints = count_checkpoints(r);
     struct gdn_cu_prefill_q8 a = { .rule = *r };

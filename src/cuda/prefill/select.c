@@ -39,8 +39,7 @@ static struct form find_form(int dtype, int K)
     return (struct form){ kernel, dtype, 64 << size, gdn_cuda_kernel_threads(kernel) / 32 };
 }
 
-/* Returns how many bytes of its rows move at once: as many as data and steps are aligned to. */
-static int32_t width_of(const struct gdn_rows *r)
+int32_t gdn_cuda_rows_wide(const struct gdn_rows *r)
 {
     const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token |
                          (uint64_t)r->head | 16;
@@ -94,10 +93,10 @@ static gdn_status launch_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 {
     const struct form f = find_form(rule->q.dtype, rule->K);
     struct gdn_cu_prefill p = { .rule = *rule, .by_number = how->by_number };
-    p.q_wide = width_of(&rule->q);
-    p.k_wide = width_of(&rule->k);
-    p.v_wide = width_of(&rule->v);
-    p.out_wide = width_of(&rule->out);
+    p.q_wide = gdn_cuda_rows_wide(&rule->q);
+    p.k_wide = gdn_cuda_rows_wide(&rule->k);
+    p.v_wide = gdn_cuda_rows_wide(&rule->v);
+    p.out_wide = gdn_cuda_rows_wide(&rule->out);
     cut_columns(&p, &f, rule->batch.B * rule->H, ctx->cuda->sm_count);
     size_t shared = cut_memory(&p, &f, ctx->cuda->shared_most);
     while (!shared && p.n_state > 1) {
@@ -121,6 +120,13 @@ static gdn_status launch_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 
 /* ---- The families ---------------------------------------------------------------------------- */
 
+static size_t no_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                       struct gdn_cuda_cut_options options)
+{
+    (void)ctx, (void)rule, (void)options;
+    return 0;
+}
+
 static const char *why_not_general(const gdn_ctx *ctx, const struct gdn_cu_rule *rule)
 {
     (void)ctx, (void)rule;
@@ -130,12 +136,24 @@ static const char *why_not_general(const gdn_ctx *ctx, const struct gdn_cu_rule 
 static const struct family {
     const char *name;
     const char *(*why_not)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule);
+    size_t (*bytes)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                    struct gdn_cuda_cut_options options);
     gdn_status (*launch)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                          const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran, void *stream);
 } families[] = {
-    { "sm90", gdn_cuda_prefill_sm90_why_not, gdn_cuda_prefill_sm90 },
-    { "general", why_not_general, launch_general },
+    { "sm90", gdn_cuda_prefill_sm90_why_not, gdn_cuda_prefill_sm90_bytes, gdn_cuda_prefill_sm90 },
+    { "portable", gdn_cuda_prefill_portable_why_not, gdn_cuda_prefill_portable_bytes,
+      gdn_cuda_prefill_portable },
+    { "general", why_not_general, no_bytes, launch_general },
 };
+
+size_t gdn_cuda_prefill_chunks_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                                     struct gdn_cuda_cut_options options)
+{
+    int i = 0;
+    while (families[i].why_not(ctx, rule)) i++;
+    return families[i].bytes(ctx, rule, options);
+}
 
 gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
@@ -154,7 +172,7 @@ size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule
                               struct gdn_cuda_cut_options options)
 {
     return gdn_cuda_prefill_is_apart(rule) ? gdn_cuda_prefill_q8_bytes(ctx, rule, options)
-                                           : gdn_cuda_prefill_sm90_bytes(ctx, rule, options);
+                                           : gdn_cuda_prefill_chunks_bytes(ctx, rule, options);
 }
 
 /* Returns true if decode takes the sequences of one token, and then fills in their launch. There

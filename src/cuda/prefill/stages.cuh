@@ -98,6 +98,27 @@ GDN_DEVICE int64_t first_chunk(const struct gdn_cu_batch &b, int64_t row, int64_
     return first;
 }
 
+/* The same if chunks are numbered by the start of their sequence, without a sum over sequences: a
+ * sequence has one number too many at most. row = B: the number behind the last. */
+GDN_DEVICE int64_t first_number(const struct gdn_cu_batch &b, int64_t row, int64_t C)
+{
+    if (!b.cu_seqlens.data) return row * chunks_of(b.T, C);
+    const int64_t start = clamp64(load_index(b.cu_seqlens, 0), 0, b.N);
+    const int64_t first = clamp64(load_index(b.cu_seqlens, row), start, b.N);
+    return (first - start) / C + row;
+}
+
+/* Return the first state head that reads a head of a tensor with n_heads, and the step to the next
+ * reader. H / n_heads state heads read each. */
+GDN_DEVICE int first_reader(const struct gdn_cu_rule &r, int head, int n_heads)
+{
+    return r.head_map == GDN_HEADS_GROUPED ? head * (r.H / n_heads) : head;
+}
+GDN_DEVICE int reader_step(const struct gdn_cu_rule &r, int n_heads)
+{
+    return r.head_map == GDN_HEADS_GROUPED ? 1 : n_heads;
+}
+
 /* Returns chunk `number` of the batch. Those past the last have the tokens of no sequence, C each.
  * By all threads of a warp. */
 GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t number, int64_t C)

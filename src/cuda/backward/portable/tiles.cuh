@@ -7,6 +7,7 @@
 #define GDN_CUDA_BACKWARD_PORTABLE_TILES_CUH
 
 #include "cuda/backward/tiles.cuh"
+#include "cuda/prefill/portable/turned.cuh"
 
 extern __shared__ __align__(128) char gdn_shared[];
 
@@ -54,20 +55,6 @@ template <int n> GDN_DEVICE void begin_rows(char *to, const struct row_source &f
 }
 
 /* ---- Tiles in shared memory ------------------------------------------------------------------ */
-
-/* The place of a block of 16 x 16 in rows of `row` bytes, and a store of a block, turned. */
-typedef char *turned_place;
-GDN_DEVICE turned_place turned_place_of(char *rows, int row)
-{
-    const int l = threadIdx.x % 32;
-    return rows + l / 4 * row + l % 4 * 4;
-}
-GDN_DEVICE void store_turned(turned_place at, int row, const uint32_t (&x)[4])
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        *(uint32_t *)(at + i / 2 * 8 * row + i % 2 * 16) = turn_matrix(x[i]);
-}
 
 /* Copies 16 rows of a tile in shared memory, that the warp has written, to the same in memory. */
 GDN_DEVICE void copy_rows_out(char *to, const char *from)

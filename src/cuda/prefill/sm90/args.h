@@ -5,10 +5,8 @@
 
 #include "cuda/prefill/args.h"
 
-/* Columns of a head's state that a block of segments.cu has, and of join.cuh; what is known of a
- * segment's M: identity, zero. */
-enum { GDN_SEGMENT_COLUMNS = 8, GDN_JOIN_COLUMNS = 32, GDN_JOIN_BYTES = 49152 };
-enum { GDN_SEGMENT_IDLE = 1, GDN_SEGMENT_FORGETS = 2 };
+/* Columns of a head's state that a block of join.cuh has. */
+enum { GDN_JOIN_COLUMNS = 32, GDN_JOIN_BYTES = 49152 };
 
 /* The sequences of a launch of first segments: all; long ones; the others. */
 enum { GDN_SEQUENCES_ALL, GDN_SEQUENCES_LONG, GDN_SEQUENCES_SHORT };

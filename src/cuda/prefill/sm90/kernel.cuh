@@ -91,7 +91,7 @@ enum { HOPPER_RARE = 1, HOPPER_GATED = 2, HOPPER_UNEVEN = 4 };
  * the state. */
 struct hopper_head {
     struct gdn_cu_seq s;
-    struct hopper_segment segment;
+    struct sequence_segment segment;
     struct gdn_cu_checkpoints checkpoints;
     struct prefill_cursor cursors[4 * HOPPER_GROUPS];
 };

@@ -13,7 +13,7 @@
 #include "cuda/prefill/sm90/early_stop.cuh"
 
 /* Returns true if no gradient comes from behind the unit, and says so to join.cuh. By a warp. */
-GDN_DEVICE bool is_walk_end(const struct hopper_block &b, const struct hopper_segment &g,
+GDN_DEVICE bool is_walk_end(const struct hopper_block &b, const struct sequence_segment &g,
                             int64_t row)
 {
     const struct gdn_cu_segments &cut = b.a.cut;
@@ -32,7 +32,7 @@ GDN_DEVICE void find_range(const struct hopper_block &b)
     const struct gdn_cu_batch &batch = b.r.batch;
     const struct gdn_cu_segments &cut = b.a.cut;
     struct gdn_cu_seq s = {};
-    struct hopper_segment g = { 0, -1, -1, 0, true };
+    struct sequence_segment g = { 0, -1, -1, 0, true };
     const int64_t number = blockIdx.x / HOPPER_BLOCKS / b.r.H + (b.a.back ? batch.B : 0);
     const bool is_unit = number >= batch.B;
     int64_t row = number, i = number - batch.B, unit = i;
@@ -66,7 +66,7 @@ GDN_DEVICE int find_range_tail(const struct hopper_block &b)
 {
     struct left_sums &sh = *(struct left_sums *)(gdn_shared + HOPPER_GATES);
     const struct gdn_cu_segments &cut = b.a.cut;
-    const struct hopper_segment &g = b.common().segment;
+    const struct sequence_segment &g = b.common().segment;
     const int64_t first = left_place(b.r.batch, b.s().row, b.s().first - g.start) + g.start / 64;
     const float *left = cut.left + b.head * cut.n_left + first;
     float sum = 0;

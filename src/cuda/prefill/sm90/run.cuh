@@ -80,7 +80,7 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
             s.n_valid = s.n_tokens = 0;
     }
     if (HOPPER_OUTPUTS) list = read_checkpoints(batch, s);
-    struct hopper_segment segment = { 0, -1, -1, list.first, true };
+    struct sequence_segment segment = { 0, -1, -1, list.first, true };
     if (HOPPER_CUTS) segment = cut_segment(s, cut, i, unit);
     segment.checkpoint =
         HOPPER_CUTS && i ? checkpoint_after(batch, list, segment.start) : list.first;

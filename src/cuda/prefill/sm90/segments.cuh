@@ -15,15 +15,7 @@
 #define GDN_CUDA_PREFILL_SEGMENTS_CUH
 
 #include "cuda/prefill/sm90/args.h"
-#include "cuda/prefill/general_state.cuh"
-#include "cuda/prefill/sm90/units.cuh"
-
-/* The tokens of a block: those of its sequence from `start` on. from, to: places of the states it
- * starts from and leaves, -1: those of the sequence. */
-struct hopper_segment {
-    int64_t start, from, to, checkpoint; /* checkpoint: the first one after `start` */
-    bool last;
-};
+#include "cuda/prefill/segment.cuh"
 
 /* Waits for the plan of the call. Returns the number of segments after first ones. wide: whether they
  * have wide blocks. */
@@ -63,55 +55,6 @@ GDN_DEVICE int64_t find_long(const struct gdn_cu_prefill_sm90 &a, int64_t of)
         if (some) return row + __ffs((int)some) - 1;
     }
     return b.B;
-}
-
-/* Returns the first checkpoint after n tokens. Checkpoints ascend. */
-GDN_DEVICE int64_t checkpoint_after(const struct gdn_cu_batch &b,
-                                    const struct gdn_cu_checkpoints &list, int64_t n)
-{
-    int64_t low = list.first, high = list.end, slot;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (checkpoint_at(b, list, middle, slot) > n)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-
-/* Replaces a sequence by its segment i. `unit` is that of segment 1. A result without tokens means
- * that the segment does not exist, or that overlapping lengths leave it no place for its state. */
-GDN_DEVICE struct hopper_segment
-cut_segment(struct gdn_cu_seq &s, const struct gdn_cu_segments &cut, int64_t i, int64_t unit)
-{
-    const int64_t most = i == 0 ? cut.first : cut.each;
-    struct hopper_segment g = { 0, -1, -1, 0, i >= later_segments(cut, s.n_valid) };
-    if (i > 0) {
-        g.start = cut.start + (i - 1) * cut.each;
-        g.from = unit + i - 1;
-        s.first += g.start;
-        s.n_tokens -= s.n_before + g.start;
-        s.n_valid -= g.start;
-        s.n_before = 0;
-        if (s.n_valid <= 0) s.n_valid = s.n_tokens = 0;
-    }
-    if (g.last) return g;
-    s.n_valid = most;
-    s.n_tokens = s.n_before + most;
-    if (unit + i >= cut.units) s.n_valid = s.n_tokens = 0;
-    s.write = -1;
-    if (i == 0) g.to = unit;
-    return g;
-}
-
-/* Returns the place of a head's state (number `at`), or of M: columns by columns. */
-GDN_DEVICE struct state_place segment_place(float *states, const struct gdn_cu_rule &r, int columns,
-                                            int64_t at, int head)
-{
-    const struct state_place p = { (char *)(states + (at * r.H + head) * columns * r.K), r.K * 4, 4,
-                                   GDN_F32 };
-    return p;
 }
 
 #endif

@@ -302,14 +302,14 @@ GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
  * block's columns). */
 GDN_DEVICE struct state_place first_place(const struct hopper_block &b)
 {
-    const struct hopper_segment &s = b.common().segment;
+    const struct sequence_segment &s = b.common().segment;
     if (!HOPPER_CUTS || s.from < 0)
         return sequence_place(b, b.r.from, b.s().read, GDN_PREFILL_FROM);
     return segment_place(b.a.cut.states, b.r, b.r.V, s.from, b.head);
 }
 GDN_DEVICE struct state_place final_place(const struct hopper_block &b)
 {
-    const struct hopper_segment &s = b.common().segment;
+    const struct sequence_segment &s = b.common().segment;
     if (!HOPPER_CUTS || s.to < 0) return sequence_place(b, b.r.to, b.s().write, GDN_PREFILL_TO);
     return segment_place(b.a.cut.states, b.r, b.r.V, s.to, b.head);
 }

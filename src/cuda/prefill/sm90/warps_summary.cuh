@@ -101,7 +101,7 @@ GDN_DEVICE void set_identity(hopper_share &S, int first, uint32_t lane)
  * gradients M is transposed. */
 GDN_DEVICE struct state_place summary_place(const struct hopper_block &b, int columns)
 {
-    const struct hopper_segment &s = b.common().segment;
+    const struct sequence_segment &s = b.common().segment;
     if (s.from < 0) return place_of(b.rank ? b.a.M : b.r.to, s.to, b.head);
     if (!b.rank) return segment_place(b.a.cut.states, b.r, columns, s.from + !b.a.summary, b.head);
     const struct state_place M = segment_place(b.a.cut.M, b.r, columns, s.from, b.head);

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The division of a call: what takes least time by the costs of a chunk. */
+#include "cuda/prefill/portable/plan.h"
+
+#include "cuda/prefill/sm90/plan_segments.h"
+
+enum { CHUNK = GDN_PORTABLE_CHUNK, COLUMNS = 16, MOST_STATE = 4 };
+
+/* Segments of a sequence at most; chunks of one at least; a cut is to take at most so many
+ * hundredths of the time of whole sequences. */
+enum { MOST_SEGMENTS = 64, LEAST_CHUNKS = 4, WIN = 90 };
+
+/* Nanoseconds of a chunk by the number of warps with the state, with the output and without it; of
+ * what a cut adds to a call; and of a unit in combine.cuh. Measured on an H100. */
+static const int with_output[] = { 0, 3500, 3800, 3850, 3900 };
+static const int without[] = { 0, 2500, 2550, 2600, 2600 };
+enum { CUT = 40000, COMBINE = 2300 };
+
+static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
+
+static int deep_of(const struct gdn_cu_rule *r) { return r->K <= 64 ? 64 : GDN_PORTABLE_DEEP; }
+
+/* Finds as many stages as there is room for. */
+static struct gdn_portable_blocks find_stages(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                              int n_state)
+{
+    static const int stages[][2] = { { 3, 2 }, { 2, 2 }, { 2, 1 }, { 1, 1 } };
+    struct gdn_portable_blocks b = { n_state, 0, 0, 0 };
+    for (int i = 0; i < 4 && !b.shared; i++) {
+        const int bytes = GDN_PORTABLE_HEAD_BYTES +
+                          stages[i][0] * GDN_PORTABLE_STAGE_BYTES(deep_of(r), n_state) +
+                          stages[i][1] * GDN_PORTABLE_QUERIES_BYTES(deep_of(r));
+        if (bytes > ctx->cuda->shared_most) continue;
+        b = (struct gdn_portable_blocks){ n_state, stages[i][0], stages[i][1], (size_t)bytes };
+    }
+    return b;
+}
+
+/* Returns the time of n sequences and heads with these blocks, without what a launch takes. */
+static int64_t time_of(const gdn_ctx *ctx, const struct gdn_portable_blocks *b, int64_t n,
+                       int n_columns, const int *costs)
+{
+    const int64_t slices = divide_up(n_columns, COLUMNS * b->n_state);
+    const int64_t waves = divide_up(n * slices, ctx->cuda->sm_count);
+    const int alone = b->n_stages == 1 ? 2 : 1; /* loads are waited for */
+    return waves * costs[b->n_state] * alone;
+}
+
+struct gdn_portable_blocks gdn_cuda_portable_blocks(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                                    int64_t n, int n_columns)
+{
+    const int groups = (int)divide_up(n_columns, COLUMNS);
+    struct gdn_portable_blocks best = { 0, 0, 0, 0 };
+    int64_t least = INT64_MAX;
+    for (int i = groups < MOST_STATE ? groups : MOST_STATE; i > 0; i--) {
+        const struct gdn_portable_blocks b = find_stages(ctx, r, i);
+        if (!b.shared) continue;
+        const int64_t time = time_of(ctx, &b, n, n_columns, with_output);
+        if (time >= least) continue;
+        least = time;
+        best = b;
+    }
+    return best;
+}
+
+/* ---- Segments -------------------------------------------------------------------------------- */
+
+/* Returns the time of the walks of n sequences and heads through one chunk each. */
+static int64_t chunk_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int n_columns,
+                          const int *costs)
+{
+    const struct gdn_portable_blocks b = gdn_cuda_portable_blocks(ctx, r, n, n_columns);
+    return time_of(ctx, &b, n, n_columns, costs);
+}
+
+/* Returns the time of a chunk of first segments with the output and, behind them in one launch, of
+ * so many maps. */
+static int64_t first_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int64_t maps)
+{
+    const struct gdn_portable_blocks b =
+        gdn_cuda_portable_blocks(ctx, r, maps ? maps : n, maps ? r->V + r->K : r->V);
+    const int64_t columns = COLUMNS * b.n_state, sms = ctx->cuda->sm_count;
+    const int64_t first = n * divide_up(r->V, columns), rest = first % sms;
+    const int64_t behind = maps * (divide_up(r->V, columns) + divide_up(r->K, columns));
+    const int64_t each = with_output[b.n_state], map = without[b.n_state];
+    int64_t time = 0, done = 0;
+    while (done < behind) { /* by processors that have no first segment, then by all */
+        time += map;
+        done = time / map * (sms - rest) + (time > each ? (time - each) / map * rest : 0);
+    }
+    return first / sms * each + (rest && time < each ? each : time);
+}
+
+/* Returns the time of n sequences and heads as segments of so many chunks. */
+static int64_t cut_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int64_t chunks,
+                        int64_t each)
+{
+    const int64_t segments = divide_up(chunks, each);
+    const int64_t first = first_time(ctx, r, n, n * (segments - 2));
+    const int64_t later = chunk_time(ctx, r, n * (segments - 1), r->V, with_output);
+    const int64_t slices = divide_up(n * r->V / GDN_SEGMENT_COLUMNS, ctx->cuda->sm_count);
+    return each * (first + later) + CUT + slices * (segments - 2) * COMBINE;
+}
+
+/* Returns the chunks of a segment that take least time; 0: whole sequences do. */
+static int64_t find_each(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+{
+    const struct gdn_cu_batch *b = &r->batch;
+    const int64_t tokens = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0;
+    const int64_t chunks = divide_up(tokens, CHUNK), n = b->B * r->H;
+    int64_t least = chunks * chunk_time(ctx, r, n, r->V, with_output) * WIN / 100, best = 0;
+    for (int64_t segments = 2; segments <= MOST_SEGMENTS; segments++) {
+        const int64_t each = divide_up(chunks, segments);
+        if (each < LEAST_CHUNKS) break;
+        const int64_t time = cut_time(ctx, r, n, chunks, each);
+        if (time >= least) continue;
+        least = time;
+        best = each;
+    }
+    return best;
+}
+
+static bool may_be_cut(const struct gdn_cu_rule *r, struct gdn_cuda_cut_options options)
+{
+    return !options.whole && r->K % 4 == 0 && r->V % GDN_SEGMENT_COLUMNS == 0;
+}
+
+struct gdn_portable_cut gdn_cuda_portable_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                              struct gdn_cuda_cut_options options)
+{
+    const struct gdn_cu_batch *b = &r->batch;
+    const struct gdn_cuda_cut *wanted = &ctx->cuda->sm90->cut; /* by a test */
+    struct gdn_portable_cut c = { INT64_MAX, CHUNK, 0, 0 };
+    if (!may_be_cut(r, options) || b->B < 1) return c;
+    const int64_t each = wanted->first ? wanted->each : CHUNK * find_each(ctx, r);
+    if (!each) return c;
+    c.first = wanted->first ? wanted->first : each;
+    c.each = each;
+    const int64_t some = b->padded                     ? b->T > c.first ? b->B : 0
+                         : b->N / (c.first + 1) < b->B ? b->N / (c.first + 1)
+                                                       : b->B;
+    c.several = some;
+    c.units = b->padded ? some * divide_up(b->T - c.first, each) : some ? b->N / each + some : 0;
+    return c;
+}

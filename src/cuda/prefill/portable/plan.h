@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How the kernels of prefill/portable divide a call: blocks, stages, segments. */
+#ifndef GDN_CUDA_PREFILL_PORTABLE_PLAN_H
+#define GDN_CUDA_PREFILL_PORTABLE_PLAN_H
+
+#include "cuda/driver/launch.h"
+#include "cuda/prefill/portable/args.h"
+#include "cuda/prefill/prefill.h"
+
+/* Segments of sequences of more than `first` tokens: the first one, and later ones of `each`
+ * tokens. units: later ones, at most; several: sequences with more than one of these, at most.
+ * units 0: all sequences are whole. */
+struct gdn_portable_cut {
+    int64_t first, each, units, several;
+};
+
+/* Blocks of `scan`: warps with 16 columns each, and stages of shared memory. shared 0: there is no
+ * room for one. */
+struct gdn_portable_blocks {
+    int n_state, n_stages, n_queries;
+    size_t shared;
+};
+
+struct gdn_portable_cut gdn_cuda_portable_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                              struct gdn_cuda_cut_options options);
+/* n_columns: of a head and sequence, or segment, of which there are n. */
+struct gdn_portable_blocks gdn_cuda_portable_blocks(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                                    int64_t n, int n_columns);
+
+#endif

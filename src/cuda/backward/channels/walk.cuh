@@ -282,8 +282,8 @@ GDN_DEVICE void add_outer(struct lane_state<depth> &S, const struct lane_row<dep
     }
 }
 
-/* Rows of an update that a lane reads before the update before it is done; with many channels registers
- * have no room for that. The rest comes while it is worked on. */
+/* Rows of an update that a lane reads before the update before it is done. With many channels
+ * registers have no room for that. The rest comes while it is worked on. */
 template <int depth> struct lane_update {
     struct lane_row<depth> first, second; /* a, e; or q, k */
     float x;

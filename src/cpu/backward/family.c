@@ -313,6 +313,26 @@ static void store_dwrite(const struct gdn_sweep *s, const struct gdn_sweep_chunk
     gdn_backward_store(s->kr, to, GDN_F32, w->adds, dw, V);
 }
 
+/* Adds to dk and dv of an update, from the gradients of its e and of what it writes: Z. w: a row of
+ * V, with one beta not read. */
+static void add_update(struct gdn_sweep *s, ptrdiff_t at, float *dk, float *dv, const float *de,
+                       const float *Z, const float *w)
+{
+    const struct gdn_rule *r = &s->w->rule;
+    const struct gdn_kernels *kr = s->kr;
+    const float one = 1, *b = s->f.b + at;
+    kr->add_outer(dk, 1, r->K, 1, &one, s->f.dk + at);
+    if (gdn_family_has_one_beta(r)) {
+        if (*b == 0) return;
+        kr->add_outer(dk, 1, r->K, 1, b, de);
+        kr->add_outer(dv, 1, r->V, 1, b, Z);
+        return;
+    }
+    for (int i = 0; i < r->V; i++) dv[i] += w[i] == 0 ? 0 : w[i] * Z[i];
+    kr->norm_row(s->rows, de, 1, b, NULL, false, (size_t)r->K);
+    kr->add_outer(dk, 1, r->K, 1, &one, s->rows);
+}
+
 /* Adds to dk and dv of update j of token t, and stores the gradients of its b and w. v and w are
  * rows of V. */
 static void store_update(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, int t, int j,
@@ -320,14 +340,10 @@ static void store_update(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, i
 {
     const struct gdn_rule *r = &s->w->rule;
     const struct gdn_kernels *kr = s->kr;
-    const float one = 1;
     const ptrdiff_t row = t * gdn_rule_updates(r) + j, at = row * s->ld;
-    float *de = s->f.de + at, *dv = x->dv + row * s->ld_v, dw[GDN_MAX_VALUE];
+    float *de = s->f.de + at, dw[GDN_MAX_VALUE];
     const float *Z = s->dz + (C + row) * s->ld_v;
-    for (int i = 0; i < r->V; i++) dv[i] += w[i] == 0 ? 0 : w[i] * Z[i];
-    kr->norm_row(s->rows, de, 1, s->f.b + at, NULL, false, (size_t)r->K);
-    kr->add_outer(x->dk + at, 1, r->K, 1, &one, s->f.dk + at);
-    kr->add_outer(x->dk + at, 1, r->K, 1, &one, s->rows);
+    add_update(s, at, x->dk + at, x->dv + row * s->ld_v, de, Z, w);
     if (s->w->dbeta.data && r->beta.data) {
         const float *k = s->kq + at;
         if (r->family.beta_rows)
@@ -350,7 +366,8 @@ static void store_all(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, bool
     const int u = gdn_rule_updates(r);
     float *v = s->v, *w = s->r; /* free by now */
     gdn_family_load_v(r, kr, s->seq, x->head, x->t, x->n, 0, r->V, v, s->ld_v);
-    gdn_family_load_w(r, kr, s->seq, x->head, x->t, x->n, 0, r->V, w, s->ld_v);
+    if (!gdn_family_has_one_beta(r))
+        gdn_family_load_w(r, kr, s->seq, x->head, x->t, x->n, 0, r->V, w, s->ld_v);
     for (int i = 0; cut && i < r->K; i++)
         if (f->first[i] == 0) f->dg[i] = 0;
     for (int t = 0; t < x->n; t++) {

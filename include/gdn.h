@@ -682,8 +682,8 @@ typedef enum gdn_rounding {
  *   G7        A channel with a = 0 forgets its row of S alone.
  *   G8        v is not read where w is 0. Nothing is written if b and w of a row are all 0.
  *   G9        All g, b and w of the call are 0.
- *   where     On a CPU. A GPU refuses shapes other than Gated DeltaNet's with GDN_E_UNSUPPORTED, as
- *             do records and trees with updates above 1. GDN_BF16_PRODUCTS has no effect.
+ *   where     A GPU has no summaries, trees, records or 8-bit states of these shapes. Records and
+ *             trees take one update. GDN_BF16_PRODUCTS has no effect.
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
  * token_count is 0 is the state that it started from.
@@ -848,7 +848,7 @@ GDN_API gdn_status gdn_conv1d(gdn_ctx *ctx, const gdn_conv1d_args *args);
  *     g beta        as a, b     f32, bf16 or f16, any strides; may be the very view a, b
  *
  * If dt_bias is [H][K], a gate is per key channel: a and g are [...][H][K], and b and beta that or
- * [...][H]. Not on a GPU.
+ * [...][H].
  *
  * gate: GDN_GATE_LOG writes g, GDN_GATE_LINEAR exp(g). Guarantees: G1, G2, G3, G6, G12, G13.
  */
@@ -930,7 +930,7 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     x             [N][2 Hk K + Hv V]       A      dense; or [B][T][..]. Channels of q, then of
  *                                            k, then of v, head by head, as projected
  *     a b           [N][Hv]                  f32, bf16 or f16; any strides. a may be [N][Hv][K]
- *                                            and dt_bias then [Hv][K]: KDA, on a CPU
+ *                                            and dt_bias then [Hv][K]: KDA
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
  *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]. Absent: x is what the
  *                                            convolution gave; conv_bias and conv_state are then

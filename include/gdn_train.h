@@ -36,8 +36,9 @@ extern "C" {
  *     dstate        [B][H][V][K]   f32
  *     write_gate dwrite_gate       as in gdn_prefill(), with updates; as write_gate, f32
  *
- * Shapes of "The family" at gdn_prefill() are taken on a CPU, which computes their gradients token
- * by token and reads no checkpoints. A channel that forgets has the dg 0.
+ * Shapes of "The family" at gdn_prefill() are taken too, and checkpoints are not read for them. A
+ * channel that forgets has the dg 0. On a GPU these gradients are computed token by token, in
+ * float32: KDA takes 15 to 21 times as long as Gated DeltaNet by tensor cores.
  *
  * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
  * no states and is several times faster; on tensor cores see below. state, dstate_out, checkpoints

@@ -38,7 +38,7 @@ extern "C" {
  *
  * Shapes of "The family" at gdn_prefill() are taken too, and checkpoints are not read for them. A
  * channel that forgets has the dg 0. On a GPU these gradients are computed token by token, in
- * float32: KDA takes 15 to 21 times as long as Gated DeltaNet by tensor cores.
+ * float32: KDA takes 10 to 19 times as long as Gated DeltaNet by tensor cores.
  *
  * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
  * no states and is several times faster; on tensor cores see below. state, dstate_out, checkpoints

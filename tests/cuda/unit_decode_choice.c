@@ -248,7 +248,7 @@ static bool is_decode(int id)
 {
     const char *name = gdn_cuda_kernel_name((enum gdn_kernel_id)id);
     return begins_with(name, "gdn_decode_") && !begins_with(name, "gdn_decode_token_single_") &&
-           !begins_with(name, "gdn_decode_record_");
+           !begins_with(name, "gdn_decode_record_") && !begins_with(name, "gdn_decode_channels_");
 }
 
 /* Compares the names of two kernels up to their K, which the call has. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu, gpu, sm_80 --every=3 */
+/* runs: cpu, gpu, sm_80 --every=9 */
 /*
  * gdn_conv1d against the float64 oracle over cases in which every pair of levels meets, and
  * its guarantees and traps by name.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu, gpu, sm_80 --every=4 */
+/* runs: cpu, gpu, sm_80 --every=8 */
 /*
  * GDN_CTX_CHECK_CONTENTS: a context of a device that checks contents refuses what a context of a
  * CPU refuses, in the same words, and then writes nothing. Calls of every op are drawn at random;

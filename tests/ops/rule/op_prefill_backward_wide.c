@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu, gpu, sm_80 --every=8, sm_90 "tensor cores" */
+/* runs: cpu, gpu, sm_80 --every=8, sm_90 "tensor cores" --every=2 */
 /*
  * gdn_prefill_backward() of longer and wider calls: checkpoints of the forward call, NaN, tensor
  * cores.

@@ -3,7 +3,8 @@
 /*
  * The host part of every op on CUDA, for calls drawn at random and of any size, on the driver of
  * fake_cuda.c: of Hopper, of an older device and of a newer one, and without the fastest portable
- * kernels. A build with AddressSanitizer checks what the host part does with its arrays. Every build checks the list of kernels that ran.
+ * kernels. A build with AddressSanitizer checks what the host part does with its arrays. Every
+ * build checks the list of kernels that ran.
  */
 #include "fake_ctx.h"
 

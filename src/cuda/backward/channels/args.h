@@ -17,7 +17,7 @@ enum { GDN_CU_WRITES = 1, GDN_CU_FORGETS = 2 };
  * and dk in memory are float32, ld numbers or V; a row of k, e, u, z and dk is an update. States in
  * memory, S before a piece and J after it: [piece][H][ld / 4][V][4].
  */
-struct gdn_cu_channels {
+struct gdn_cu_backward_channels {
     struct gdn_cu_backward base; /* rule.q, rule.k, u, z, head_dq, head_dk: rows in memory; S, J,
                                     starts, carry: states in memory */
     struct gdn_rows a, e;        /* decays and b * k; in the end dg of their logarithms, and db */
@@ -29,6 +29,6 @@ struct gdn_cu_channels {
     int32_t tokens, n_updates; /* of a piece; of a token */
     int32_t pad;
 };
-GDN_CU_SIZE(gdn_cu_channels, 2816 + 3 * 40 + 6 * 8 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_backward_channels, 2816 + 3 * 40 + 6 * 8 + 8 + 4 * 4);
 
 #endif

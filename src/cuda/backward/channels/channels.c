@@ -9,8 +9,11 @@
 enum { LEAST_WINDOW = 64, WIDE = 64, DEEP = 128 };
 
 /* Returns the pieces of a chunk, and the bytes of their states. */
-static int64_t pieces(const struct gdn_cu_channels *a) { return GDN_CU_BACKWARD_CHUNK / a->tokens; }
-static int64_t state_bytes(const struct gdn_cu_channels *a)
+static int64_t pieces(const struct gdn_cu_backward_channels *a)
+{
+    return GDN_CU_BACKWARD_CHUNK / a->tokens;
+}
+static int64_t state_bytes(const struct gdn_cu_backward_channels *a)
 {
     return (int64_t)a->ld * a->base.rule.V * 4;
 }
@@ -22,7 +25,7 @@ static struct gdn_rows rows(int64_t n_heads, int64_t n)
 }
 
 /* Returns how many numbers of dt_bias a head has. */
-static int64_t channels(const struct gdn_cu_channels *a)
+static int64_t channels(const struct gdn_cu_backward_channels *a)
 {
     return a->base.rule.family.g_rows ? a->base.rule.K : 1;
 }
@@ -35,13 +38,13 @@ static int piece_tokens(int n_updates)
     return tokens;
 }
 
-static bool has_sums(const struct gdn_cu_channels *a)
+static bool has_sums(const struct gdn_cu_backward_channels *a)
 {
     return a->base.dA_log.data || a->base.ddt_bias.data;
 }
 
 /* Returns true if the gradient of the initial states is the only one. It needs no states. */
-static bool wants_state_alone(const struct gdn_cu_channels *a)
+static bool wants_state_alone(const struct gdn_cu_backward_channels *a)
 {
     const struct gdn_cu_backward *b = &a->base;
     return !b->dq.data && !b->dk.data && !b->dv.data && !b->dg.data && !b->dbeta.data &&
@@ -49,7 +52,7 @@ static bool wants_state_alone(const struct gdn_cu_channels *a)
 }
 
 /* Finds the bytes of a chunk: of a state head, and of a head of k and q. */
-static void size_chunk(struct gdn_cu_channels *a)
+static void size_chunk(struct gdn_cu_backward_channels *a)
 {
     const struct gdn_cu_rule *r = &a->base.rule;
     const int64_t tokens = GDN_CU_BACKWARD_CHUNK, n = tokens * a->n_updates, row = 4 * a->ld;
@@ -58,10 +61,10 @@ static void size_chunk(struct gdn_cu_channels *a)
     a->base.key_bytes = (int32_t)((n + tokens * r->Hq / r->Hk) * row);
 }
 
-static struct gdn_cu_channels args_of(const gdn_ctx *ctx, const struct gdn_backward *w,
-                                      const struct gdn_cu_backward *base)
+static struct gdn_cu_backward_channels args_of(const gdn_ctx *ctx, const struct gdn_backward *w,
+                                               const struct gdn_cu_backward *base)
 {
-    struct gdn_cu_channels a = {
+    struct gdn_cu_backward_channels a = {
         .base = *base,
         .dwrite = w->dwrite,
         .dk_update = w->dk_update,
@@ -86,7 +89,7 @@ static struct gdn_cu_channels args_of(const gdn_ctx *ctx, const struct gdn_backw
     return a;
 }
 
-static size_t lay_out(struct gdn_cu_channels *a, char *memory)
+static size_t lay_out(struct gdn_cu_backward_channels *a, char *memory)
 {
     struct gdn_cu_backward *b = &a->base;
     const struct gdn_cu_rule *r = &b->rule;
@@ -121,20 +124,20 @@ static size_t lay_out(struct gdn_cu_channels *a, char *memory)
 void gdn_cuda_channels_plan(const gdn_ctx *ctx, struct gdn_backward_call *c,
                             const struct gdn_cu_backward *base)
 {
-    struct gdn_cu_channels *args = GDN_PLANNED(struct gdn_cu_channels, &c->base);
+    struct gdn_cu_backward_channels *args = GDN_PLANNED(struct gdn_cu_backward_channels, &c->base);
     *args = args_of(ctx, &c->work, base);
-    struct gdn_cu_channels copy = *args;
+    struct gdn_cu_backward_channels copy = *args;
     c->base.bytes = lay_out(&copy, NULL);
 }
 
-_Static_assert(sizeof(struct gdn_cu_channels) <= GDN_PLAN_ROOM, "a plan has room");
+_Static_assert(sizeof(struct gdn_cu_backward_channels) <= GDN_PLAN_ROOM, "a plan has room");
 
 /* ---- Launches ------------------------------------------------------------------------------ */
 
 /* A call's launches. */
 struct launches {
     gdn_ctx *ctx;
-    struct gdn_cu_channels *a;
+    struct gdn_cu_backward_channels *a;
     struct gdn_cuda_ran ran;
     void *stream;
 };
@@ -188,7 +191,7 @@ static gdn_status launch_forward(struct launches *l, int64_t window)
 /* Launches the gradients of a window. */
 static gdn_status launch_window(struct launches *l, int64_t window, bool alone)
 {
-    const struct gdn_cu_channels *a = l->a;
+    const struct gdn_cu_backward_channels *a = l->a;
     const struct gdn_cu_rule *r = &a->base.rule;
     const int64_t chunks = a->base.n_chunks, slices = ceil_of(r->K, WIDE);
     const int64_t blocks = chunks * GDN_CU_ROW_BLOCKS;
@@ -228,7 +231,7 @@ static gdn_status launch_all(struct launches *l)
 
 gdn_status gdn_cuda_channels_run(gdn_ctx *ctx, const struct gdn_backward_call *c, void *memory)
 {
-    struct gdn_cu_channels *args = GDN_PLANNED(struct gdn_cu_channels, &c->base);
+    struct gdn_cu_backward_channels *args = GDN_PLANNED(struct gdn_cu_backward_channels, &c->base);
     struct launches l = { .ctx = ctx, .a = args, .stream = c->base.stream };
     lay_out(args, memory);
     return launch_all(&l);

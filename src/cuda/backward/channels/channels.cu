@@ -22,16 +22,16 @@
 #include "cuda/backward/channels/walk.cuh"
 
 #define GDN_IMAGE_backward_channels GDN_THIS_IMAGE
-#define GDN_KERNEL_backward_channels(threads, shared, what)                            \
-    extern "C" __global__ void __launch_bounds__(threads, 2)                           \
-        gdn_backward_channels_##what(const __grid_constant__ struct gdn_cu_channels a) \
-    {                                                                                  \
-        channels_##what(a);                                                            \
+#define GDN_KERNEL_backward_channels(threads, shared, what)                                     \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                                    \
+        gdn_backward_channels_##what(const __grid_constant__ struct gdn_cu_backward_channels a) \
+    {                                                                                           \
+        channels_##what(a);                                                                     \
     }
 #define GDN_KERNEL_backward_channels_walk(threads, shared, what, depth) \
     extern "C" __global__ void __launch_bounds__(threads, 1)            \
         gdn_backward_channels_walk_##what##_##depth(                    \
-            const __grid_constant__ struct gdn_cu_channels a)           \
+            const __grid_constant__ struct gdn_cu_backward_channels a)  \
     {                                                                   \
         channels_##what<depth>(a);                                      \
     }

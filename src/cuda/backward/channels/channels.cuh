@@ -26,15 +26,15 @@ GDN_DEVICE int64_t token_number(const struct backward_chunk &c, int64_t t)
 {
     return c.in.number * GDN_CU_BACKWARD_CHUNK + t;
 }
-GDN_DEVICE int64_t update_number(const struct gdn_cu_channels &a, const struct backward_chunk &c,
-                                 int64_t t)
+GDN_DEVICE int64_t update_number(const struct gdn_cu_backward_channels &a,
+                                 const struct backward_chunk &c, int64_t t)
 {
     return token_number(c, t) * a.n_updates;
 }
 
 /* Returns the chunk at a place in memory. n is 0 if there is none; windows through the batch may
  * have fewer chunks than memory has places. */
-GDN_DEVICE struct backward_chunk chunk_in(const struct gdn_cu_channels &a, int64_t place)
+GDN_DEVICE struct backward_chunk chunk_in(const struct gdn_cu_backward_channels &a, int64_t place)
 {
     const int64_t row = row_of_chunk(a.base, place);
     if (row >= a.base.rule.batch.B) return {};
@@ -61,16 +61,17 @@ GDN_DEVICE int warp_row(void)
 /* ---- States in memory ------------------------------------------------------------------------ */
 
 /* Returns four channels of a column of a state in memory. */
-GDN_DEVICE float *state_at(const struct gdn_cu_channels &a, const struct gdn_pool_view &view,
-                           int64_t slot, int head, int group, int column)
+GDN_DEVICE float *state_at(const struct gdn_cu_backward_channels &a,
+                           const struct gdn_pool_view &view, int64_t slot, int head, int group,
+                           int column)
 {
     const int64_t state = slot * a.base.rule.H + head;
     return (float *)view.data + ((state * (a.ld / 4) + group) * a.base.rule.V + column) * 4;
 }
 
 /* Returns the number in memory of piece i of a window. */
-GDN_DEVICE int64_t piece_number(const struct gdn_cu_channels &a, const struct backward_window &w,
-                                int64_t i)
+GDN_DEVICE int64_t piece_number(const struct gdn_cu_backward_channels &a,
+                                const struct backward_window &w, int64_t i)
 {
     return w.first * (GDN_CU_BACKWARD_CHUNK / a.tokens) + i;
 }

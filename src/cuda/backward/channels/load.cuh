@@ -9,7 +9,7 @@
 #include "cuda/backward/channels/channels.cuh"
 
 /* Some blocks have a chunk, and a head of q or k. */
-GDN_DEVICE void channels_load(const struct gdn_cu_channels &a)
+GDN_DEVICE void channels_load(const struct gdn_cu_backward_channels &a)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const int item = (int)(rows_item() % (r.Hq + r.Hk));
@@ -32,8 +32,8 @@ GDN_DEVICE void channels_load(const struct gdn_cu_channels &a)
 }
 
 /* Leaves a of a token. Returns true if a channel forgets. */
-GDN_DEVICE bool load_decays(const struct gdn_cu_channels &a, const struct backward_chunk &c, int t,
-                            int head)
+GDN_DEVICE bool load_decays(const struct gdn_cu_backward_channels &a,
+                            const struct backward_chunk &c, int t, int head)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     float *row = memory_row(a.a, token_number(c, t), head);
@@ -46,8 +46,8 @@ GDN_DEVICE bool load_decays(const struct gdn_cu_channels &a, const struct backwa
 }
 
 /* Leaves e of an update. Returns true if it writes something: not all b and w are 0. */
-GDN_DEVICE bool load_erased(const struct gdn_cu_channels &a, const struct backward_chunk &c, int t,
-                            int head, int j)
+GDN_DEVICE bool load_erased(const struct gdn_cu_backward_channels &a,
+                            const struct backward_chunk &c, int t, int head, int j)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const int64_t number = update_number(a, c, t) + j;
@@ -66,7 +66,7 @@ GDN_DEVICE bool load_erased(const struct gdn_cu_channels &a, const struct backwa
 }
 
 /* Some blocks have a chunk and a state head. */
-GDN_DEVICE void channels_gates(const struct gdn_cu_channels &a)
+GDN_DEVICE void channels_gates(const struct gdn_cu_backward_channels &a)
 {
     const int H = a.base.rule.H, head = (int)(rows_item() % H);
     const struct backward_chunk c = chunk_in(a, rows_item() / H);

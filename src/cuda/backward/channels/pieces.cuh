@@ -39,7 +39,7 @@ struct pieces_item {
     int t0, n;      /* tokens of the chunk */
     int rows;       /* updates */
 };
-GDN_DEVICE struct pieces_item find_piece(const struct gdn_cu_channels &a)
+GDN_DEVICE struct pieces_item find_piece(const struct gdn_cu_backward_channels &a)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const int slices = (r.K + WIDE - 1) / WIDE, pieces = GDN_CU_BACKWARD_CHUNK / a.tokens;
@@ -57,7 +57,7 @@ GDN_DEVICE struct pieces_item find_piece(const struct gdn_cu_channels &a)
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
 /* Loads rows of channels, zeros beyond K. */
-GDN_DEVICE void load_channels(struct pieces_shared &sh, const struct gdn_cu_channels &a,
+GDN_DEVICE void load_channels(struct pieces_shared &sh, const struct gdn_cu_backward_channels &a,
                               const struct pieces_item &p)
 {
     const struct gdn_cu_rule &r = a.base.rule;
@@ -75,7 +75,7 @@ GDN_DEVICE void load_channels(struct pieces_shared &sh, const struct gdn_cu_chan
 }
 
 /* Loads columns [v0, v0 + 64) of rows, zeros beyond V. */
-GDN_DEVICE void load_columns(struct pieces_shared &sh, const struct gdn_cu_channels &a,
+GDN_DEVICE void load_columns(struct pieces_shared &sh, const struct gdn_cu_backward_channels &a,
                              const struct pieces_item &p, int v0)
 {
     const struct gdn_rows &dout = a.base.dout;
@@ -98,8 +98,9 @@ struct pair {
     float x[2][2]; /* [channel][column] */
 };
 
-GDN_DEVICE struct pair load_pair(const struct gdn_cu_channels &a, const struct gdn_pool_view &view,
-                                 const struct pieces_item &p, int x, int v)
+GDN_DEVICE struct pair load_pair(const struct gdn_cu_backward_channels &a,
+                                 const struct gdn_pool_view &view, const struct pieces_item &p,
+                                 int x, int v)
 {
     struct pair S = {};
 #pragma unroll
@@ -190,7 +191,7 @@ GDN_DEVICE void pass_pair(struct pieces_shared &sh, struct pair S, struct pair J
 }
 
 /* Goes through columns [v0, v0 + 64), every channel of the block. */
-GDN_DEVICE void pass_columns(struct pieces_shared &sh, const struct gdn_cu_channels &a,
+GDN_DEVICE void pass_columns(struct pieces_shared &sh, const struct gdn_cu_backward_channels &a,
                              const struct pieces_item &p, int v0, int n)
 {
     const int lane = threadIdx.x % 32, v = v0 + lane * 2;
@@ -206,7 +207,8 @@ GDN_DEVICE void pass_columns(struct pieces_shared &sh, const struct gdn_cu_chann
 /* ---- Store --------------------------------------------------------------------------------- */
 
 /* Stores what the sums make: dq without its scale, dk, db, and dg of the logarithm of a. */
-GDN_DEVICE void store_channels(const struct pieces_shared &sh, const struct gdn_cu_channels &a,
+GDN_DEVICE void store_channels(const struct pieces_shared &sh,
+                               const struct gdn_cu_backward_channels &a,
                                const struct pieces_item &p)
 {
     const int n = a.n_updates;
@@ -225,7 +227,7 @@ GDN_DEVICE void store_channels(const struct pieces_shared &sh, const struct gdn_
     }
 }
 
-GDN_DEVICE void channels_pieces(const struct gdn_cu_channels &a)
+GDN_DEVICE void channels_pieces(const struct gdn_cu_backward_channels &a)
 {
     __shared__ __align__(16) struct pieces_shared sh;
     const struct pieces_item p = find_piece(a);

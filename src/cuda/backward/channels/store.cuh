@@ -23,7 +23,8 @@ struct channels_tensor {
     int head, n_heads, D, n; /* n: rows of a token */
     int64_t step, to_step;   /* from one of these to the next */
 };
-GDN_DEVICE struct channels_tensor find_channels_tensor(const struct gdn_cu_channels &a, int item)
+GDN_DEVICE struct channels_tensor find_channels_tensor(const struct gdn_cu_backward_channels &a,
+                                                       int item)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const struct gdn_family &f = r.family;
@@ -37,7 +38,7 @@ GDN_DEVICE struct channels_tensor find_channels_tensor(const struct gdn_cu_chann
 }
 
 /* Returns what a head adds to an element: dv is w z. */
-GDN_DEVICE float part_of(const struct gdn_cu_channels &a, const struct channels_tensor &x,
+GDN_DEVICE float part_of(const struct gdn_cu_backward_channels &a, const struct channels_tensor &x,
                          const struct backward_chunk &c, int i, int head, int at)
 {
     const float part = memory_row(x.parts, token_number(c, 0) * x.n + i, head)[at];
@@ -47,8 +48,9 @@ GDN_DEVICE float part_of(const struct gdn_cu_channels &a, const struct channels_
 }
 
 /* Row i of a chunk, elements `from` on. */
-GDN_DEVICE void store_channels_row(const struct gdn_cu_channels &a, const struct channels_tensor &x,
-                                   const struct backward_chunk &c, int i, int from)
+GDN_DEVICE void store_channels_row(const struct gdn_cu_backward_channels &a,
+                                   const struct channels_tensor &x, const struct backward_chunk &c,
+                                   int i, int from)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const int lane = from + threadIdx.x % 32;
@@ -77,7 +79,7 @@ GDN_DEVICE void store_channels_row(const struct gdn_cu_channels &a, const struct
 }
 
 /* Some blocks have a chunk, and a head of q, k or v. */
-GDN_DEVICE void channels_store(const struct gdn_cu_channels &a)
+GDN_DEVICE void channels_store(const struct gdn_cu_backward_channels &a)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const int n_items = r.Hq + r.Hk + r.Hv;
@@ -106,8 +108,8 @@ GDN_DEVICE struct gate_gradient through_channel(const struct gdn_cu_rule &r,
 }
 
 /* Stores da of channel x; and adds to the thread's sums. */
-GDN_DEVICE void store_gate(const struct gdn_cu_channels &a, const struct backward_chunk &c, int t,
-                           int head, int x, float dg, double (&sums)[2])
+GDN_DEVICE void store_gate(const struct gdn_cu_backward_channels &a, const struct backward_chunk &c,
+                           int t, int head, int x, float dg, double (&sums)[2])
 {
     const struct gate_gradient d = through_channel(a.base.rule, c.in, t, head, x, dg);
     if (a.base.dg.data)
@@ -118,8 +120,8 @@ GDN_DEVICE void store_gate(const struct gdn_cu_channels &a, const struct backwar
 
 /* Keeps a chunk's sums: of A_log, then of each channel's dt_bias; added to those that its place had
  * in the windows before. */
-GDN_DEVICE void keep_sum(const struct gdn_cu_channels &a, int64_t place, int head, int64_t channels,
-                         int64_t i, double sum)
+GDN_DEVICE void keep_sum(const struct gdn_cu_backward_channels &a, int64_t place, int head,
+                         int64_t channels, int64_t i, double sum)
 {
     if (!a.base.sums) return;
     double *to = a.base.sums + (place * a.base.rule.H + head) * (1 + channels) + i;
@@ -129,8 +131,8 @@ GDN_DEVICE void keep_sum(const struct gdn_cu_channels &a, int64_t place, int hea
 enum { AHEAD = 8 }; /* tokens that are read at a time */
 
 /* A gate per channel: a thread for a channel. */
-GDN_DEVICE void store_channel_gates(const struct gdn_cu_channels &a, const struct backward_chunk &c,
-                                    int64_t place, int head)
+GDN_DEVICE void store_channel_gates(const struct gdn_cu_backward_channels &a,
+                                    const struct backward_chunk &c, int64_t place, int head)
 {
     __shared__ double by_A[THREADS];
     const int x = threadIdx.x, K = a.base.rule.K;
@@ -154,8 +156,8 @@ GDN_DEVICE void store_channel_gates(const struct gdn_cu_channels &a, const struc
 }
 
 /* One gate for all channels: a warp for a token. */
-GDN_DEVICE void store_head_gates(const struct gdn_cu_channels &a, const struct backward_chunk &c,
-                                 int64_t place, int head)
+GDN_DEVICE void store_head_gates(const struct gdn_cu_backward_channels &a,
+                                 const struct backward_chunk &c, int64_t place, int head)
 {
     __shared__ double parts[CHUNK][2];
     const int lane = threadIdx.x % 32;
@@ -176,7 +178,7 @@ GDN_DEVICE void store_head_gates(const struct gdn_cu_channels &a, const struct b
 }
 
 /* A block has a chunk and a state head. */
-GDN_DEVICE void channels_given(const struct gdn_cu_channels &a)
+GDN_DEVICE void channels_given(const struct gdn_cu_backward_channels &a)
 {
     const int H = a.base.rule.H, head = (int)(blockIdx.x % H);
     const int64_t place = blockIdx.x / H;
@@ -200,8 +202,8 @@ GDN_DEVICE float most_of_beta(const struct gdn_cu_rule &r)
 }
 
 /* Stores dbeta of one number of an update. */
-GDN_DEVICE void store_beta(const struct gdn_cu_channels &a, const struct backward_chunk &c, int t,
-                           int head, int j, int x, float db)
+GDN_DEVICE void store_beta(const struct gdn_cu_backward_channels &a, const struct backward_chunk &c,
+                           int t, int head, int j, int x, float db)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const char *given =
@@ -212,8 +214,8 @@ GDN_DEVICE void store_beta(const struct gdn_cu_channels &a, const struct backwar
 }
 
 /* Returns dw of a column: z v. */
-GDN_DEVICE float gradient_of_w(const struct gdn_cu_channels &a, const struct backward_chunk &c,
-                               int t, int head, int j, int v)
+GDN_DEVICE float gradient_of_w(const struct gdn_cu_backward_channels &a,
+                               const struct backward_chunk &c, int t, int head, int j, int v)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const char *row = update_at(r.v, c.in, t, source_head(r, head, r.Hv), j, r.family.v_update);
@@ -221,8 +223,8 @@ GDN_DEVICE float gradient_of_w(const struct gdn_cu_channels &a, const struct bac
            load_float(row, v, r.v.dtype);
 }
 
-GDN_DEVICE void store_betas(const struct gdn_cu_channels &a, const struct backward_chunk &c, int t,
-                            int head, int j)
+GDN_DEVICE void store_betas(const struct gdn_cu_backward_channels &a,
+                            const struct backward_chunk &c, int t, int head, int j)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const int lane = threadIdx.x % 32;
@@ -241,8 +243,8 @@ GDN_DEVICE void store_betas(const struct gdn_cu_channels &a, const struct backwa
     if (lane == 0) store_beta(a, c, t, head, j, 0, (float)sum);
 }
 
-GDN_DEVICE void store_writes(const struct gdn_cu_channels &a, const struct backward_chunk &c, int t,
-                             int head, int j)
+GDN_DEVICE void store_writes(const struct gdn_cu_backward_channels &a,
+                             const struct backward_chunk &c, int t, int head, int j)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const struct gdn_rows &write = r.family.write;
@@ -256,7 +258,7 @@ GDN_DEVICE void store_writes(const struct gdn_cu_channels &a, const struct backw
 }
 
 /* Some blocks have a chunk and a state head. */
-GDN_DEVICE void channels_betas(const struct gdn_cu_channels &a)
+GDN_DEVICE void channels_betas(const struct gdn_cu_backward_channels &a)
 {
     const int H = a.base.rule.H, head = (int)(rows_item() % H), n = a.n_updates;
     const struct backward_chunk c = chunk_in(a, rows_item() / H);
@@ -278,7 +280,8 @@ GDN_DEVICE void zero_numbers(const struct gdn_rows &rows, const struct gdn_cu_se
 }
 
 /* Zeroes update j of every gradient that has updates. */
-GDN_DEVICE void zero_update(const struct gdn_cu_channels &a, const struct gdn_cu_seq &token, int j)
+GDN_DEVICE void zero_update(const struct gdn_cu_backward_channels &a,
+                            const struct gdn_cu_seq &token, int j)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     struct gdn_rows dk = a.base.dk, dv = a.base.dv, dwrite = a.dwrite;
@@ -291,7 +294,7 @@ GDN_DEVICE void zero_update(const struct gdn_cu_channels &a, const struct gdn_cu
                  j * a.dbeta_update);
 }
 
-GDN_DEVICE void channels_rest(const struct gdn_cu_channels &a)
+GDN_DEVICE void channels_rest(const struct gdn_cu_backward_channels &a)
 {
     const struct gdn_cu_rule &r = a.base.rule;
     const struct gdn_cu_seq token = masked_token(a.base);
@@ -302,7 +305,7 @@ GDN_DEVICE void channels_rest(const struct gdn_cu_channels &a)
 }
 
 /* Each thread adds some chunks, then one thread adds those sums. */
-GDN_DEVICE void channels_sums(const struct gdn_cu_channels &a)
+GDN_DEVICE void channels_sums(const struct gdn_cu_backward_channels &a)
 {
     __shared__ double parts[THREADS];
     const int64_t size = 1 + (a.base.rule.family.g_rows ? a.base.rule.K : 1);

@@ -49,7 +49,7 @@ struct channels_walk {
     int column; /* the lane's, of the state */
     bool is_there, has_column;
 };
-GDN_DEVICE struct channels_walk find_walk(const struct gdn_cu_channels &a)
+GDN_DEVICE struct channels_walk find_walk(const struct gdn_cu_backward_channels &a)
 {
     struct channels_walk w = {};
     w.item = find_item(a.base);
@@ -68,7 +68,7 @@ GDN_DEVICE int lane_group(int i) { return threadIdx.x % 8 + 8 * i; }
 
 /* Calls what(x, at) for each element of the lane, at its place in a pool of any layout. */
 template <int depth, class What>
-GDN_DEVICE void each_place(struct lane_state<depth> &S, const struct gdn_cu_channels &a,
+GDN_DEVICE void each_place(struct lane_state<depth> &S, const struct gdn_cu_backward_channels &a,
                            const struct gdn_pool_view &view, const struct channels_walk &w,
                            const What &what)
 {
@@ -84,7 +84,7 @@ GDN_DEVICE void each_place(struct lane_state<depth> &S, const struct gdn_cu_chan
         }
 }
 template <int depth>
-GDN_DEVICE void load_given(struct lane_state<depth> &S, const struct gdn_cu_channels &a,
+GDN_DEVICE void load_given(struct lane_state<depth> &S, const struct gdn_cu_backward_channels &a,
                            const struct gdn_pool_view &view, const struct channels_walk &w)
 {
     S = {};
@@ -93,7 +93,7 @@ GDN_DEVICE void load_given(struct lane_state<depth> &S, const struct gdn_cu_chan
                [&](float &x, int64_t at) { x = load_float(view.data, at, view.dtype); });
 }
 template <int depth>
-GDN_DEVICE void store_given(struct lane_state<depth> &S, const struct gdn_cu_channels &a,
+GDN_DEVICE void store_given(struct lane_state<depth> &S, const struct gdn_cu_backward_channels &a,
                             const struct gdn_pool_view &view, const struct channels_walk &w)
 {
     each_place(S, a, view, w, [&](float &x, int64_t at) {
@@ -103,7 +103,7 @@ GDN_DEVICE void store_given(struct lane_state<depth> &S, const struct gdn_cu_cha
 }
 
 template <int depth>
-GDN_DEVICE void load_own(struct lane_state<depth> &S, const struct gdn_cu_channels &a,
+GDN_DEVICE void load_own(struct lane_state<depth> &S, const struct gdn_cu_backward_channels &a,
                          const struct gdn_pool_view &view, int64_t slot,
                          const struct channels_walk &w)
 {
@@ -117,9 +117,9 @@ GDN_DEVICE void load_own(struct lane_state<depth> &S, const struct gdn_cu_channe
     }
 }
 template <int depth>
-GDN_DEVICE void store_own(const struct lane_state<depth> &S, const struct gdn_cu_channels &a,
-                          const struct gdn_pool_view &view, int64_t slot,
-                          const struct channels_walk &w)
+GDN_DEVICE void
+store_own(const struct lane_state<depth> &S, const struct gdn_cu_backward_channels &a,
+          const struct gdn_pool_view &view, int64_t slot, const struct channels_walk &w)
 {
 #pragma unroll
     for (int i = 0; i < S.GROUPS; i++)
@@ -135,13 +135,14 @@ struct walk_half {
     int64_t t0;
     int n;
 };
-GDN_DEVICE int half_tokens(const struct gdn_cu_channels &a) { return a.tokens / 2; }
-GDN_DEVICE int64_t count_halves(const struct gdn_cu_channels &a, const struct channels_walk &w)
+GDN_DEVICE int half_tokens(const struct gdn_cu_backward_channels &a) { return a.tokens / 2; }
+GDN_DEVICE int64_t count_halves(const struct gdn_cu_backward_channels &a,
+                                const struct channels_walk &w)
 {
     return chunks_of(w.in.seq.n_valid, half_tokens(a));
 }
-GDN_DEVICE struct walk_half half_at(const struct gdn_cu_channels &a, const struct channels_walk &w,
-                                    int64_t i)
+GDN_DEVICE struct walk_half half_at(const struct gdn_cu_backward_channels &a,
+                                    const struct channels_walk &w, int64_t i)
 {
     const int most = half_tokens(a);
     return { i * most, (int)clamp64(w.in.seq.n_valid - i * most, 0, most) };
@@ -149,7 +150,7 @@ GDN_DEVICE struct walk_half half_at(const struct gdn_cu_channels &a, const struc
 
 /* Starts copies of n rows in memory, from `first` on. Zeros beyond ld. */
 template <int depth>
-GDN_DEVICE void copy_rows(float (*to)[depth], const struct gdn_cu_channels &a,
+GDN_DEVICE void copy_rows(float (*to)[depth], const struct gdn_cu_backward_channels &a,
                           const struct gdn_rows &from, int64_t first, int n, int head)
 {
     enum { PARTS = depth / 4 };
@@ -168,7 +169,7 @@ struct walk_part {
 };
 
 /* Returns w v of the thread's update and column. */
-GDN_DEVICE float written_at(const struct gdn_cu_channels &a, const struct channels_walk &w,
+GDN_DEVICE float written_at(const struct gdn_cu_backward_channels &a, const struct channels_walk &w,
                             const struct walk_half &h)
 {
     const struct gdn_cu_rule &r = a.base.rule;
@@ -180,7 +181,7 @@ GDN_DEVICE float written_at(const struct gdn_cu_channels &a, const struct channe
         row_at(r.v, w.in.seq, t, source_head(r, w.item.head, r.Hv)) + i % n * r.family.v_update;
     return write == 0 ? 0 : family_written(write, load_float(row, v, r.v.dtype));
 }
-GDN_DEVICE float dout_at(const struct gdn_cu_channels &a, const struct channels_walk &w,
+GDN_DEVICE float dout_at(const struct gdn_cu_backward_channels &a, const struct channels_walk &w,
                          const struct walk_half &h)
 {
     const struct gdn_rows &dout = a.base.dout;
@@ -191,7 +192,8 @@ GDN_DEVICE float dout_at(const struct gdn_cu_channels &a, const struct channels_
 
 /* Starts copies of the rows of half a piece, and loads the thread's part of the others. */
 template <bool reverse, int depth>
-GDN_DEVICE struct walk_part start_rows(struct walk_rows<depth> &to, const struct gdn_cu_channels &a,
+GDN_DEVICE struct walk_part start_rows(struct walk_rows<depth> &to,
+                                       const struct gdn_cu_backward_channels &a,
                                        const struct channels_walk &w, const struct walk_half &h)
 {
     const struct gdn_cu_rule &r = a.base.rule;
@@ -218,7 +220,7 @@ GDN_DEVICE void finish_rows(struct walk_rows<depth> &to, const struct walk_part 
 
 /* Stores u or z of half a piece: a thread has one number. */
 GDN_DEVICE void store_out(const struct gdn_rows &to, const float (*out)[STRIP],
-                          const struct gdn_cu_channels &a, const struct channels_walk &w,
+                          const struct gdn_cu_backward_channels &a, const struct channels_walk &w,
                           const struct walk_half &h)
 {
     const int i = threadIdx.x / STRIP, v = threadIdx.x % STRIP;
@@ -325,7 +327,7 @@ GDN_DEVICE void forward_half(struct lane_state<depth> &S, float (*out)[STRIP],
     }
 }
 
-template <int depth> GDN_DEVICE void channels_forward(const struct gdn_cu_channels &a)
+template <int depth> GDN_DEVICE void channels_forward(const struct gdn_cu_backward_channels &a)
 {
     struct walk_shared<depth> &sh = *(struct walk_shared<depth> *)gdn_shared;
     const struct channels_walk w = find_walk(a);
@@ -392,12 +394,12 @@ GDN_DEVICE void reverse_half(struct lane_state<depth> &J, float (*out)[STRIP],
 
 /* Returns the slot of J before a window. With a plan one block may read the slot of the window
  * behind while another writes that of its own. */
-GDN_DEVICE int64_t carried(const struct gdn_cu_channels &a, int64_t row, int64_t window)
+GDN_DEVICE int64_t carried(const struct gdn_cu_backward_channels &a, int64_t row, int64_t window)
 {
     return a.base.plan ? window % 2 : row;
 }
 
-template <int depth> GDN_DEVICE void channels_reverse(const struct gdn_cu_channels &a)
+template <int depth> GDN_DEVICE void channels_reverse(const struct gdn_cu_backward_channels &a)
 {
     struct walk_shared<depth> &sh = *(struct walk_shared<depth> *)gdn_shared;
     const struct channels_walk w = find_walk(a);

@@ -8,7 +8,7 @@
 enum { GDN_CHANNELS_CHUNK = 64, GDN_CHANNELS_MOST_K = 128 };
 
 /* A launch for a window of chunks (channels/window.cuh). */
-struct gdn_cu_channels {
+struct gdn_cu_prefill_channels {
     struct gdn_cu_rule rule;
     char *records;       /* [chunks of the window][H], record_bytes each */
     float *carry;        /* states between windows, [places][H][slices] */
@@ -19,7 +19,7 @@ struct gdn_cu_channels {
     int32_t n_slices;        /* of a head's value columns */
     int32_t n_stages;        /* records in shared memory */
 };
-GDN_CU_SIZE(gdn_cu_channels, sizeof(struct gdn_cu_rule) + 7 * 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_prefill_channels, sizeof(struct gdn_cu_rule) + 7 * 8 + 4 * 4);
 
 /*
  * A record: K~, Q~ and K^, rows of `deep` elements of 16 bits; T and P, rows of 64; then factors

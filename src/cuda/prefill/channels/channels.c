@@ -105,8 +105,9 @@ static enum gdn_kernel_id kernel_of(const struct gdn_cu_rule *r, bool scan)
     return kernels[r->v.dtype == GDN_F16][r->K > 64][scan];
 }
 
-static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_channels *a, bool scan, int64_t n_blocks,
-                         int n_threads, size_t shared, struct gdn_cuda_ran *ran, void *stream)
+static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_prefill_channels *a, bool scan,
+                         int64_t n_blocks, int n_threads, size_t shared, struct gdn_cuda_ran *ran,
+                         void *stream)
 {
     const struct gdn_cuda_call call = {
         .kernel = kernel_of(&a->rule, scan),
@@ -121,7 +122,7 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_channels *a, bool sca
 }
 
 /* Both kernels for a window. */
-static gdn_status run_window(gdn_ctx *ctx, struct gdn_cu_channels *a, int columns,
+static gdn_status run_window(gdn_ctx *ctx, struct gdn_cu_prefill_channels *a, int columns,
                              struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cu_rule *r = &a->rule;
@@ -141,7 +142,9 @@ gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *r, 
     const struct windows w = cut(ctx, r);
     const int deep = deep_of(r);
     char *carry;
-    struct gdn_cu_channels a = { .rule = *r, .record_bytes = w.record_bytes, .each = w.each };
+    struct gdn_cu_prefill_channels a = { .rule = *r,
+                                         .record_bytes = w.record_bytes,
+                                         .each = w.each };
     lay_out(r, &w, &a.records, &carry, memory);
     a.carry = (float *)(void *)carry;
     a.through = w.through;

@@ -75,7 +75,7 @@ template <int io, int deep> struct chunk_maker {
     typedef typename tiles::pairs pairs;
     typedef chunks_shared<deep> shared;
 
-    const struct gdn_cu_channels &args;
+    const struct gdn_cu_prefill_channels &args;
     const struct gdn_cu_rule &r;
     shared &sh;
     char *record;
@@ -537,7 +537,7 @@ GDN_DEVICE void store_written(chunks_shared<deep> &sh, char *to, const struct gd
     }
 }
 
-template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_channels &a)
+template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_prefill_channels &a)
 {
     typedef chunks_shared<deep> shared;
     shared &sh = *(shared *)gdn_shared;

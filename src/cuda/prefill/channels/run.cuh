@@ -10,11 +10,12 @@
 
 #include "cuda/prefill/channels/scan.cuh"
 
-template <int io, int deep> GDN_DEVICE void run_chunks_kernel(const struct gdn_cu_channels &a)
+template <int io, int deep>
+GDN_DEVICE void run_chunks_kernel(const struct gdn_cu_prefill_channels &a)
 {
     make_chunk<io, deep>(a);
 }
-template <int io, int deep> GDN_DEVICE void run_scan_kernel(const struct gdn_cu_channels &a)
+template <int io, int deep> GDN_DEVICE void run_scan_kernel(const struct gdn_cu_prefill_channels &a)
 {
     scan_window<io, deep>(a);
 }
@@ -25,7 +26,7 @@ enum { CHANNELS_BLOCKS_chunks = 2, CHANNELS_BLOCKS_scan = 1 };
 #define CHANNELS_KERNEL(threads, shared, what, io, deep)                          \
     extern "C" __global__ void __launch_bounds__(threads, CHANNELS_BLOCKS_##what) \
         gdn_prefill_channels_##what##_##io##_##deep(                              \
-            const __grid_constant__ struct gdn_cu_channels a)                     \
+            const __grid_constant__ struct gdn_cu_prefill_channels a)             \
     {                                                                             \
         run_##what##_kernel<GDN_##io, deep>(a);                                   \
     }

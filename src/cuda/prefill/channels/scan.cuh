@@ -36,7 +36,7 @@ template <int deep> struct scan_stage {
 template <int io, int deep> struct scan_block {
     typedef scan_stage<deep> stage;
 
-    const struct gdn_cu_channels &a;
+    const struct gdn_cu_prefill_channels &a;
     const struct gdn_cu_rule &r;
     const struct gdn_cu_seq &s;
     const struct channels_part &part;
@@ -495,7 +495,7 @@ GDN_DEVICE void zero_tokens(const scan_block<io, deep> &b, int64_t from, int64_t
     }
 }
 
-template <int io, int deep> GDN_DEVICE void scan_window(const struct gdn_cu_channels &a)
+template <int io, int deep> GDN_DEVICE void scan_window(const struct gdn_cu_prefill_channels &a)
 {
     struct scan_head &sh = *(struct scan_head *)gdn_shared;
     const struct gdn_cu_rule &r = a.rule;

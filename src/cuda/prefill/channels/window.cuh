@@ -20,7 +20,7 @@ struct channels_part {
 };
 
 /* Returns the i-th chunk of the window. By all threads of a warp. */
-GDN_DEVICE struct stage_chunk find_window_chunk(const struct gdn_cu_channels &a, int64_t i)
+GDN_DEVICE struct stage_chunk find_window_chunk(const struct gdn_cu_prefill_channels &a, int64_t i)
 {
     struct stage_chunk c = {};
     if (a.through) return find_chunk(a.rule.batch, a.first + i, CHUNK);
@@ -30,7 +30,7 @@ GDN_DEVICE struct stage_chunk find_window_chunk(const struct gdn_cu_channels &a,
 }
 
 /* Returns the part of a sequence that the window has. By all threads of a warp. */
-GDN_DEVICE struct channels_part find_part(const struct gdn_cu_channels &a,
+GDN_DEVICE struct channels_part find_part(const struct gdn_cu_prefill_channels &a,
                                           const struct gdn_cu_seq &s)
 {
     struct channels_part p = {};

@@ -479,8 +479,9 @@ static struct gradients noise_of(args *a, const struct gradients *g)
 
 /* In float32 twice the project's limit for the layer, relative to a tensor's root mean square: what
  * goes back has the errors of the forward steps and its own. A rounding error of v - S^T k comes
- * times beta, so the limit has its largest value, 1 or 2, as a factor. Where 16 bits pass from step to step,
- * 6 times the noise beside it: that of the element, and the tensor's, as the runs are few. */
+ * times beta, so the limit has its largest value, 1 or 2, as a factor. Where 16 bits pass from step
+ * to step, 6 times the noise beside it: that of the element, and the tensor's, as the runs are
+ * few. */
 static void compare_gradient(args *a, int i, const double *want, const double *noise,
                              const double *old)
 {

@@ -361,41 +361,6 @@ static void channel_scale(float *to_e, float *to_q, float *decay, const float *a
     }
 }
 
-static void channel_return(float *dq, float *de, float *dk, float *dg, const float *carried,
-                           const float *a, const float *e, const float *q, const float *k,
-                           ptrdiff_t ld, const float *X, const float *Y, int K)
-{
-    for (int x = 0; x < K; x++) {
-        float G = carried[x], end = 1;
-        for (int j = C - 1; j >= 0; j--) {
-            const ptrdiff_t at = j * ld + x;
-            G += k[at] * end * dk[at];
-            end *= a[at];
-        }
-        for (int i = 0; i < C; i++) {
-            const ptrdiff_t at = i * ld + x;
-            for (int j = 0; j <= i; j++) {
-                const ptrdiff_t by = j * ld + x;
-                dq[at] = dq[at] * a[by] + Y[i * C + j] * k[by];
-                de[at] = de[at] * a[by] + (j < i ? X[i * C + j] * k[by] : 0);
-            }
-        }
-        for (int j = 0; j < C; j++) {
-            const ptrdiff_t at = j * ld + x;
-            for (int i = C - 1; i > j; i--) {
-                const ptrdiff_t by = i * ld + x;
-                dk[at] = (dk[at] + X[i * C + j] * e[by] + Y[i * C + j] * q[by]) * a[by];
-            }
-            dk[at] += Y[j * C + j] * q[at];
-        }
-        for (int i = C - 1; i >= 0; i--) {
-            const ptrdiff_t at = i * ld + x;
-            G += q[at] * dq[at] + e[at] * de[at] - k[at] * dk[at];
-            dg[at] = a[at] == 0 ? 0 : G;
-        }
-    }
-}
-
 /* ---- The recurrence: sums over K in 16 lanes, in the order of the vector tables ---- */
 
 enum { LANES = 16 };
@@ -624,7 +589,6 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .channel_update = channel_update,
     .channel_walk = channel_walk,
     .channel_scale = channel_scale,
-    .channel_return = channel_return,
     .chunk_write = chunk_write,
     .chunk_return = chunk_return,
     .recur_vk = BY_DTYPE(recur_vk),

@@ -223,22 +223,15 @@ static const char *why_not_channels(const gdn_ctx *ctx, const struct gdn_cu_rule
     return args->exact ? "GDN_EXACT is set" : gdn_cuda_prefill_channels_why_not(ctx, args);
 }
 
-static bool goes_by_channels(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
+/* Runs a call of the family: by chunks if they take it, else token by token. */
+static gdn_status run_family(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
+                             void *memory, void *stream)
 {
-    return args->family.is && !why_not_channels(ctx, args);
-}
-
-static void log_family(gdn_ctx *ctx, const struct gdn_cu_rule *args)
-{
-    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill",
-                       (struct gdn_cuda_form[]){ { "channels", why_not_channels(ctx, args) },
-                                                 { "tokens", NULL } });
-}
-
-static gdn_status run_channels(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
-                               void *stream)
-{
+    const struct gdn_cuda_form list[] = { { "channels", why_not_channels(ctx, args) },
+                                          { "tokens", NULL } };
     struct gdn_cuda_ran ran = { .n = 0 };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
+    if (list->why_not) return gdn_cuda_decode(ctx, op, args, memory, stream);
     TRY(gdn_cuda_prefill_channels(ctx, args, memory, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
@@ -250,11 +243,9 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
     gdn_cuda_fill_call(args, c);
-    if (goes_by_channels(ctx, args)) {
+    if (args->family.is && !why_not_channels(ctx, args))
         c->base.bytes = gdn_cuda_prefill_channels_bytes(ctx, args);
-        return GDN_OK;
-    }
-    if (!goes_by_tokens(c, args))
+    else if (!goes_by_tokens(c, args))
         c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
     return GDN_OK;
 }
@@ -264,8 +255,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c = call;
     const struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    if (args->family.is) log_family(ctx, args);
-    if (goes_by_channels(ctx, args)) return run_channels(ctx, args, memory, c->base.stream);
+    if (args->family.is) return run_family(ctx, c->base.op, args, memory, c->base.stream);
     if (goes_by_tokens(c, args))
         return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
     return gdn_cuda_prefill(ctx, args, cut_options_of(c), memory, c->base.stream);

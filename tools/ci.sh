@@ -201,7 +201,7 @@ stage_arm() {
     build_gcc
     cmake --preset release -B build/arm --toolchain cmake/aarch64.cmake -DGDN_WERROR=ON \
         -DGDN_CUDA=OFF
-    cmake --build build/arm --target libgdn.so gdn_cli ring1 unit_detect op_gates op_norm \
+    cmake --build build/arm --target libgdn.so ring1 unit_detect op_gates op_norm \
         op_conv1d op_exact op_rule exact_sums
     if command -v clang >/dev/null; then
         clang --target=aarch64-linux-gnu -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wpedantic \

@@ -47,9 +47,9 @@ loops avx2 "*_row"
 loops scalar "*_row"
 loops avx512 "*_row"
 
-# Threads, memory and errors; then ops, of which each 24th case.
+# Threads, memory and errors; then ops, of which each 60th case.
 for test in $units; do on "tests/$test"; done
-export GDN_TEST_EVERY=24
+export GDN_TEST_EVERY=60
 for test in $ops; do
     on "tests/$test" | tail -n 1
 done

@@ -252,10 +252,10 @@ stage_tsan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
     export GDN_TEST_EVERY=60
-    local alone='checkpoints|block_checkpoints|exact|stages|tree|conv_tree|mixed|huge|bf16_products'
-    alone="$alone|refused.*|summary_products|strong_gates|.*_properties|.*_wide"
+    local alone='checkpoints|block_checkpoints|exact|chunk_stage|tree|conv_tree|mixed|huge|bf16_products'
+    alone="$alone|refused.*|summary_product|strong_gates|.*_properties|.*_wide"
     local which=(-L ring2
-        -E "[.](scalar|avx2)\$|^unit_(fuzz|cuda|decode_choice|segments|workspace)|^op_($alone)\$")
+        -E "[.](scalar|avx2)\$|^unit_(fuzz|cuda|workspace)|^op_($alone)\$")
     build_tests tsan tsan "${which[@]}"
     run_tests tsan "${which[@]}"
 }

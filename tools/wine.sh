@@ -14,7 +14,7 @@ native=${2:-}
 export WINEPREFIX=$PWD/build/wine WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml,winedbg.exe="
 unset GDN_CPU DISPLAY
 units="unit_ctx unit_busy unit_self_test unit_blob"
-ops="op_norm op_gates op_conv1d op_decode op_rule op_state op_block op_conv1d_backward"
+ops="op_norm op_gates op_conv1d op_decode op_rule op_state_copy op_block op_conv1d_backward"
 
 on() { # on PROGRAM [ARG...]
     echo "+ $*" >&2

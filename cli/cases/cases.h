@@ -79,6 +79,7 @@ struct case_dims {
     bool fused;           /* the layer as Qwen3-Next has it */
     bool keep;            /* GDN_PAD_KEEP, the layer */
     bool gated;           /* the step: with the gated norm */
+    bool judge_all;       /* the judge follows all tokens, not the first RULE_TOKENS alone */
 };
 
 uint32_t case_flags(const struct case_dims *dims);

@@ -8,7 +8,7 @@
 
 #include "commands/bench_options.h"
 #include "device.h"
-#include "internal.h"
+#include "internal/internal.h"
 #include "report.h"
 #include "table.h"
 
@@ -154,7 +154,7 @@ static void print_json(const struct bench_options *o, const struct bench *b,
     cJSON_AddStringToObject(line, "bound", b->by_memory ? "memory" : "flops");
     cJSON_AddNumberToObject(line, b->by_memory ? "peak_gbs" : "peak_gflops", 1e-9 * b->peak);
     cJSON_AddNumberToObject(line, "share", bench_share(b));
-    if (b->ctx->cuda) {
+    if (gdn_internal_device(b->ctx)) {
         cJSON_AddNumberToObject(line, "copy_gbs", 1e-9 * b->copy);
         cJSON_AddNumberToObject(line, "product_tflops", 1e-12 * b->product);
     }
@@ -212,10 +212,10 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     else
         printf("  rate      %s GB/s\n", table_number(c, per_second(b->bytes, b)));
     printf("  share     %.1f %% of %s %s\n", 100 * bench_share(b), table_number(a, 1e-9 * b->peak),
-           b->by_memory   ? "GB/s in place on the same footprint"
-           : b->ctx->cuda ? "GFLOP/s bf16 matrix product"
-                          : "GFLOP/s float32 multiply-add");
-    if (b->ctx->cuda)
+           b->by_memory                  ? "GB/s in place on the same footprint"
+           : gdn_internal_device(b->ctx) ? "GFLOP/s bf16 matrix product"
+                                         : "GFLOP/s float32 multiply-add");
+    if (gdn_internal_device(b->ctx))
         printf("  beside    a copy at %s GB/s, a bf16 matrix product at %s TFLOP/s\n",
                table_number(a, 1e-9 * b->copy), table_number(c, 1e-12 * b->product));
     if (o->op == STEP)
@@ -243,7 +243,7 @@ static int time_and_print(const struct bench_options *o, struct bench *b, double
                 bench_op_names[o->op], b->judged.max_error, b->judged.rms, b->judged.max_limit);
         return CLI_OUTSIDE;
     }
-    if ((b->ctx->cuda ? device_rounds : bench_rounds)(b)) return CLI_BAD;
+    if ((gdn_internal_device(b->ctx) ? device_rounds : bench_rounds)(b)) return CLI_BAD;
     const bool inside = o->op == BLOCK;
     struct projections p = { 0, 0, 0 };
     if (inside) p = projections_of(b, projections);
@@ -266,7 +266,7 @@ static int bench_rule(const struct bench_options *o, struct bench *b)
         b->n_calls = 1;
         b->by_memory = o->op == DECODE;
         b->footprint = (size_t)rule_case_state_bytes(&c);
-        b->flops = rule_case_flops(&c, b->ctx->cuda && !b->by_memory);
+        b->flops = rule_case_flops(&c, gdn_internal_device(b->ctx) && !b->by_memory);
         b->bytes = rule_case_bytes(&c);
         code = time_and_print(o, b, 0);
     }

@@ -10,7 +10,8 @@
 
 #include "cases/cases.h"
 #include "cli.h"
-#include "internal.h"
+#include "core/os/program.h"
+#include "internal/internal.h"
 #include "matches.h"
 #include "oracle.h"
 
@@ -19,7 +20,7 @@ struct check {
     const char *pattern; /* of the names of cases; NULL: all */
     bool verbose;
     int n_cases, n_failed, n_refused;
-    bool seen[GDN_N_KERNELS];
+    bool *has_run; /* of each kernel of the build */
 };
 
 static const char *const dtype_names[] = { "f32", "bf16", "f16", "i8", "e4m3", "e5m2" };
@@ -28,10 +29,11 @@ static const char *const dtype_names[] = { "f32", "bf16", "f16", "i8", "e4m3", "
 static void mark(struct check *k)
 {
     const char *line = gdn_last_kernel(k->ctx);
-    for (int i = 0; i < GDN_N_KERNELS; i++) {
-        const char *name = gdn_cuda_kernel_name((enum gdn_kernel_id)i), *at = strstr(line, name);
+    const char *name;
+    for (int i = 0; (name = gdn_internal_kernel(i)); i++) {
+        const char *at = strstr(line, name);
         const size_t n = strlen(name);
-        if (at && (at[n] == 0 || at[n] == ' ')) k->seen[i] = true;
+        if (at && (at[n] == 0 || at[n] == ' ')) k->has_run[i] = true;
     }
 }
 
@@ -53,24 +55,26 @@ static void judge(struct check *k, const char *name, int code, const struct comp
 
 /* ---- Cases ------------------------------------------------------------------------------- */
 
-static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, int64_t T)
+/* Checks a batch of B sequences. */
+static void check_batch(struct check *k, const struct case_dims *d, gdn_op op,
+                        const int64_t *lengths, int B)
 {
-    const int64_t lengths[] = { T, 1, T > 70 ? 65 : T };
+    const int64_t T = lengths[0];
     char name[128];
     struct rule_case c;
     struct comparison found = { 0 };
-    snprintf(name, sizeof name, "%s%s%s %s state %s %s %lldx%lld heads %lld/%lld T%lld%s%s%s%s",
+    snprintf(name, sizeof name, "%s%s%s %s state %s %s %lldx%lld heads %lld/%lld T%lld%s%s%s%s%s",
              d->rule ? case_rule_names[d->rule] : "", d->rule ? " " : "",
              op == GDN_OP_DECODE ? "decode" : "prefill", dtype_names[d->dtype],
              dtype_names[d->state_dtype], d->state_layout == GDN_STATE_KV ? "k_first" : "k_last",
              (long long)d->K, (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
-             d->raw ? " raw" : "", d->pooled ? " pool" : "", d->each ? " each" : "",
+             B == 1 ? " alone" : "", d->raw ? " raw" : "", d->pooled ? " pool" : "",
+             d->each ? " each" : "",
              d->exact  ? " exact"
              : d->rows ? " rows"
                        : "");
     if (!wanted(k, name)) return;
-    const bool even = d->each || d->rows;
-    int code = rule_case_make(&c, d, even ? (int64_t[]){ T, T, T } : lengths, 3);
+    int code = rule_case_make(&c, d, lengths, B);
     /* The device may refuse what gdn.h says it refuses. */
     const bool refused = !code && gdn_supported(k->ctx, op, &c.args) == GDN_E_UNSUPPORTED;
     if (!code && !refused) code = rule_case_check(&c, k->ctx, op, &found);
@@ -79,6 +83,14 @@ static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, in
         k->n_refused++;
     else
         judge(k, name, code, &found);
+}
+
+/* Checks three sequences, of which the first has T tokens. */
+static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, int64_t T)
+{
+    const bool even = d->each || d->rows;
+    const int64_t lengths[] = { T, even ? T : 1, even || T <= 70 ? T : 65 };
+    check_batch(k, d, op, lengths, 3);
 }
 
 static void check_rules(struct check *k)
@@ -165,31 +177,23 @@ static void check_many_heads(struct check *k)
     }
 }
 
-/* Checks a long sequence as segments, so short that all of it is compared. */
+/* Checks long sequences, which Hopper cuts into segments: alone, where the host finds the cut, and
+ * beside others, where a kernel does. All of the sequence is compared. */
 static void check_segments(struct check *k)
 {
+    enum { LONG = 2560 };
     static const int64_t sizes[][2] = { { 72, 64 }, { 128, 128 }, { 72, 200 }, { 64, 48 } };
-    struct gdn_cuda_cut *cut = &k->ctx->cuda->sm90->cut;
     for (int i = 0; i < 16; i++) {
         const struct case_dims d = { .Hq = 2,
                                      .Hv = 4,
                                      .K = sizes[i / 4][0],
                                      .V = sizes[i / 4][1],
                                      .dtype = i % 2 ? GDN_F16 : GDN_BF16,
-                                     .raw = i / 2 % 2 };
-        *cut = (struct gdn_cuda_cut){ .first = 64 * (1 + i % 3), .each = 64 * (1 + i % 4) };
-        check_rule(k, &d, GDN_OP_PREFILL, 500);
+                                     .raw = i / 2 % 2,
+                                     .judge_all = true };
+        check_batch(k, &d, GDN_OP_PREFILL, (int64_t[]){ LONG }, 1);
+        if (!d.raw) check_rule(k, &d, GDN_OP_PREFILL, LONG);
     }
-    for (int i = 0; i < 4; i++) { /* a kernel finds the cut, and one is always found */
-        const struct case_dims d = { .Hq = 2,
-                                     .Hv = 4,
-                                     .K = 64 << i / 2,
-                                     .V = 64 << i / 2,
-                                     .dtype = i % 2 ? GDN_F16 : GDN_BF16 };
-        *cut = (struct gdn_cuda_cut){ .first = 64, .each = 64, .whole = 128, .win = 30000 };
-        check_rule(k, &d, GDN_OP_PREFILL, 720);
-    }
-    *cut = (struct gdn_cuda_cut){ 0 };
 }
 
 /* Checks decode of rows of given lengths: one token, a few, and more than a few; of states in
@@ -490,11 +494,9 @@ static void check_layer_gradients(struct check *k)
 
 static void mark_call(void *check) { mark(check); }
 
-/* Checks the stages of the chunked form, and summaries. On Hopper these are of units of one chunk,
- * or of whole sequences. */
+/* Checks the stages of the chunked form, and summaries. */
 static void check_stages(struct check *k)
 {
-    struct gdn_cuda_cut *cut = &k->ctx->cuda->sm90->cut;
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 1, 3 } };
     static const int64_t lengths[] = { 131, 1, 0, 64 };
     for (int i = 0; i < 24; i++) {
@@ -512,13 +514,11 @@ static void check_stages(struct check *k)
                  d.state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d.K,
                  (long long)d.V);
         if (!wanted(k, name)) continue;
-        *cut = (struct gdn_cuda_cut){ .first = i / 12 * 64, .each = 64 };
         int code = rule_case_make(&c, &d, lengths, 4);
         if (!code) code = rule_case_check_by(&c, k->ctx, stages_case_run, &s, &found);
         memory_free(&c.memory);
         judge(k, name, code, s.sums.ok ? &found : &s.sums);
     }
-    *cut = (struct gdn_cuda_cut){ 0 };
 }
 
 /* Checks that ddt_bias is the sum of dg, as for raw gates. */
@@ -569,45 +569,67 @@ static int check_state_alone(struct check *k, struct gradient_case *c, struct co
     return CLI_OK;
 }
 
+static void check_gradients_of(struct check *k, const struct case_dims *d, const int64_t *lengths,
+                               const char *remark)
+{
+    struct gradient_case c;
+    struct comparison found = { 0 };
+    char name[96];
+    snprintf(name, sizeof name, "prefill_backward %s state %s %lldx%lld heads %lld T%lld%s",
+             dtype_names[d->dtype], d->state_layout == GDN_STATE_KV ? "k_first" : "k_last",
+             (long long)d->K, (long long)d->V, (long long)d->Hv, (long long)lengths[0], remark);
+    if (!wanted(k, name)) return;
+    int code = gradient_case_make(&c, d, lengths, 4);
+    if (!code) code = gradient_case_check(&c, k->ctx, &found);
+    mark(k);
+    if (!code) code = check_gate_sums(k, &c, &found);
+    if (!code) code = check_state_alone(k, &c, &found);
+    memory_free(&c.rule.memory);
+    judge(k, name, code, &found);
+}
+
+/* Checks each dtype. Those of 16 bits are also checked with heads that fill a device, with so many
+ * tokens and heads that memory has a window of them, and with a long sequence, whose walk to dstate
+ * is cut. */
 static void check_gradients(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 64, 72 } };
-    static const int64_t lengths[] = { 131, 1, 0, 64 };
-    int64_t *const window = &k->ctx->cuda->sm90->window_chunks;
-    uint32_t *const without = &k->ctx->cuda->without, before = *without;
-    /* The last ones, of 16 bits, fill a device, or have windows, or do without Hopper's kernels. */
+    static const int64_t few[] = { 131, 1, 0, 64 }, many[] = { 9800, 1, 0, 195 };
     for (int i = 0; i < 18; i++) {
-        const bool portable = i >= 16, through = i >= 14 && !portable, fills = i >= 12 && i < 14;
+        const bool fills = i == 12 || i == 13, has_windows = i == 14 || i == 15;
         const int64_t *const size = sizes[i < 12 ? i % 4 : 0];
         const struct case_dims d = { .Hq = 2,
-                                     .Hv = fills ? 36 : 4,
+                                     .Hv = fills         ? 36
+                                           : has_windows ? 128
+                                                         : 4,
                                      .K = size[0],
-                                     .V = size[1],
+                                     .V = has_windows ? 8 : size[1],
                                      .dtype = i < 12 ? i / 4 : 1 + i % 2,
                                      .state_layout = (i / 4 + i) % 2 };
-        struct gradient_case c;
-        struct comparison found = { 0 };
-        char name[64];
-        snprintf(name, sizeof name, "prefill_backward %s state %s %lldx%lld%s",
-                 dtype_names[d.dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
-                 (long long)d.K, (long long)d.V,
-                 fills      ? " 36 heads"
-                 : through  ? " windows"
-                 : portable ? " portable"
-                            : "");
-        if (!wanted(k, name)) continue;
-        *window = through ? -1 : 0; /* of one chunk, through the batch */
-        *without = portable ? before | UINT32_C(1) << GDN_CUDA_SM90_GRADIENTS : before;
-        int code = gradient_case_make(&c, &d, lengths, 4);
-        if (!code) code = gradient_case_check(&c, k->ctx, &found);
-        mark(k);
-        if (!code) code = check_gate_sums(k, &c, &found);
-        if (!code) code = check_state_alone(k, &c, &found);
-        memory_free(&c.rule.memory);
-        judge(k, name, code, &found);
+        check_gradients_of(k, &d, i < 14 ? few : many, "");
     }
-    *window = 0;
-    *without = before;
+}
+
+/* Checks gradients by the portable kernels, which Hopper runs if it does without its own. */
+static int check_portable_gradients(struct check *k)
+{
+    static const int64_t lengths[] = { 131, 1, 0, 64 };
+    struct cli_device device = { .backend = "cuda" };
+    const char *name = "GDN_CUDA_WITHOUT", *before = getenv(name);
+    gdn_ctx *own = k->ctx;
+    if (before) return CLI_OK; /* the user said which kernels run */
+    gdn_os_set_environment(name, "sm90 gradients");
+    const int code = cli_open(&device, &k->ctx);
+    gdn_os_set_environment(name, NULL);
+    for (int i = 0; i < 2 && !code; i++) {
+        const struct case_dims d = {
+            .Hq = 2, .Hv = 4, .K = 128, .V = 128, .dtype = 1 + i, .state_layout = i
+        };
+        check_gradients_of(k, &d, lengths, " portable");
+    }
+    if (!code) gdn_ctx_destroy(k->ctx);
+    k->ctx = own;
+    return code;
 }
 
 /* Checks drafted tokens by a record. */
@@ -643,22 +665,45 @@ static void check_records(struct check *k)
 /* ---- All --------------------------------------------------------------------------------- */
 
 /* The yardsticks are no op's. */
-static void report_unseen(struct check *k)
+static void report_idle(struct check *k)
 {
-    for (int i = 0; i < GDN_N_KERNELS && !k->pattern; i++) {
-        const enum gdn_kernel_id kernel = (enum gdn_kernel_id)i;
-        const char *name = gdn_cuda_kernel_name(kernel);
-        if (k->seen[i] || !gdn_cuda_has_kernel(k->ctx, kernel)) continue;
+    const char *name;
+    for (int i = 0; !k->pattern && (name = gdn_internal_kernel(i)); i++) {
+        if (k->has_run[i] || !gdn_internal_runs_kernel(k->ctx, i)) continue;
         if (strstr(name, "yardstick")) continue;
         printf("%-64s FAILED: no case has run it\n", name);
         k->n_failed++;
     }
 }
 
+/* Runs all cases. CLI_OK, or CLI_BAD after one line. */
+static int check_all(struct check *k)
+{
+    check_rows(k);
+    check_convs(k);
+    check_conv_gradients(k);
+    check_steps(k);
+    check_copies(k);
+    check_rules(k);
+    check_family(k);
+    check_many_heads(k);
+    check_segments(k);
+    check_decode_rows(k);
+    check_stages(k);
+    check_gradients(k);
+    if (check_portable_gradients(k)) return CLI_BAD;
+    check_records(k);
+    check_blocks(k);
+    check_layer_gradients(k);
+    report_idle(k);
+    return CLI_OK;
+}
+
 int check_device(int argc, char **argv)
 {
     struct check k = { .n_cases = 0 };
     struct cli_device device = { .backend = "cuda" };
+    int n_kernels = 0;
     const struct cli_option options[] = {
         { "--backend", CLI_TEXT, &device.backend, 0, 0 },
         { "--function", CLI_TEXT, &k.pattern, 0, 0 },
@@ -666,27 +711,17 @@ int check_device(int argc, char **argv)
         { NULL, CLI_FLAG, NULL, 0, 0 },
     };
     if (cli_parse(argc, argv, options, NULL, NULL) || cli_open(&device, &k.ctx)) return CLI_BAD;
-    if (!k.ctx->cuda) {
+    if (!gdn_internal_device(k.ctx)) {
         gdn_ctx_destroy(k.ctx);
         return cli_bad("--backend: wanted cuda; without it, gdn check tests this CPU's loops");
     }
-    check_rows(&k);
-    check_convs(&k);
-    check_conv_gradients(&k);
-    check_steps(&k);
-    check_copies(&k);
-    check_rules(&k);
-    check_family(&k);
-    check_many_heads(&k);
-    check_segments(&k);
-    check_decode_rows(&k);
-    check_stages(&k);
-    check_gradients(&k);
-    check_records(&k);
-    check_blocks(&k);
-    check_layer_gradients(&k);
-    report_unseen(&k);
+    while (gdn_internal_kernel(n_kernels)) n_kernels++;
+    k.has_run = calloc((size_t)n_kernels + 1, sizeof *k.has_run);
+    if (!k.has_run) cli_no_memory();
+    const int code = check_all(&k);
+    free(k.has_run);
     gdn_ctx_destroy(k.ctx);
+    if (code) return code;
     if (!k.n_cases && !k.n_refused)
         return cli_bad("--function: no case is called '%s' (without it, --verbose names them)",
                        k.pattern ? k.pattern : "");

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "gdn_train.h"
-#include "internal.h"
+#include "internal/internal.h"
 #include "plan/chip.h"
 #include "program/command_line.h"
 
@@ -220,8 +220,9 @@ static void note_kernels(gdn_ctx *ctx, struct plan_answer *a)
 {
     const char *line = gdn_last_kernel(ctx), *names = strstr(line, ": ");
     snprintf(a->kernels, sizeof a->kernels, "%s", names ? names + 2 : line);
-    for (int i = 0; ctx->cuda && a->n_choices < 4 && plan_chip_choice(ctx, i); i++)
-        snprintf(a->choices[a->n_choices++], sizeof a->choices[0], "%s", plan_chip_choice(ctx, i));
+    const char *choice;
+    for (int i = 0; a->n_choices < 4 && (choice = gdn_internal_choice(ctx, i)); i++)
+        snprintf(a->choices[a->n_choices++], sizeof a->choices[0], "%s", choice);
 }
 
 static void note_refusal(gdn_ctx *ctx, struct plan_answer *a, gdn_status status)
@@ -256,7 +257,7 @@ int plan_ask(gdn_ctx *ctx, const struct plan_model *m, const struct plan_sizes *
     fill(&maker, &c, m, sizes, kind);
     gdn_status status = gdn_supported(ctx, c.op, &c.args);
     if (!status) status = gdn_workspace_bytes(ctx, c.op, &c.args, &a->workspace);
-    if (!status && !ctx->cuda) return run_short(ctx, m, *sizes, kind, a);
+    if (!status && !gdn_internal_device(ctx)) return run_short(ctx, m, *sizes, kind, a);
     if (!status) status = run(ctx, &c, (void *)nowhere, a->workspace);
     if (status)
         note_refusal(ctx, a, status);

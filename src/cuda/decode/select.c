@@ -386,7 +386,7 @@ static const char *why_not_walk(const struct gdn_decode_call *c)
     return NULL;
 }
 
-/* The order is behaviour: tests/cuda/unit_decode_choice.c compares the choice with a list. */
+/* The order is behaviour: tests/cuda/unit_cuda_decode_select.c compares the choice with a list. */
 static const struct decode_form {
     enum gdn_cuda_family family;
     const char *(*why_not)(const struct gdn_decode_call *c);

@@ -35,8 +35,8 @@
 
 const struct json_key config_generation_keys[] = { GENERATION_KEYS, { NULL, NULL } };
 
-/* Of every family: what the model is made from; what has no other form; training, and notes. `quantization` is
- * that of MLX: its tensors are refused by their names. */
+/* Keys of every family: those that the model is made from, those that have no other form, those of
+ * training, and notes. `quantization` is that of MLX: its tensors are refused by their names. */
 #define MODEL_KEYS                                                                          \
     { "model_type", NULL }, { "num_hidden_layers", NULL }, { "num_attention_heads", NULL }, \
         { "vocab_size", NULL }, { "hidden_size", NULL }, { "intermediate_size", NULL },     \
@@ -151,7 +151,7 @@ static const struct json_key kimi_keys[] = {
     /* The model: it has no other form. */
     { "q_lora_rank", "null" },
     { "mla_use_nope", "true" },
-    /* Of mixtures of experts, which no layer may be; and what follows from other keys. */
+    /* Keys of mixtures of experts, which no layer may be; and those that follow from others. */
     { "num_key_value_heads", NULL },
     { "head_dim", NULL },
     { "qk_head_dim", NULL },

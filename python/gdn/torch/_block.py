@@ -153,8 +153,8 @@ def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_hea
                                    "needed; pass write=gdn.WRITE_NONE")
         given = hidden, *in_proj, *weights, conv_state, state, *apart  # linear() takes any mixture
         refuse_mixed("block", dict(zip(_TENSORS + _APART, given)))
-        return _by_parts(hidden, _of_weights(in_proj, apart), *weights, conv_state, state, (key_heads, value_heads),
-                         (key_dim, value_dim), token_layout, options)
+        return _by_parts(hidden, _of_weights(in_proj, apart), *weights, conv_state, state,
+                         (key_heads, value_heads), (key_dim, value_dim), token_layout, options)
     options.update((name, x) for name, x in zip(_APART, apart) if x is not None)
     if out is None:
         out = rows(hidden, None, options)

@@ -252,8 +252,8 @@ stage_tsan() {
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
     export GDN_TEST_EVERY=30
-    local alone='checkpoints|block_checkpoints|exact|chunk_stage|tree|conv_tree|mixed|huge|bf16_products'
-    alone="$alone|refused.*|summary_product|strong_gates|.*_properties|.*_wide"
+    local alone='checkpoints|block_checkpoints|exact|chunk_stage|tree|conv_tree|mixed|huge'
+    alone="$alone|bf16_products|refused.*|summary_product|strong_gates|.*_properties|.*_wide"
     local which=(-L ring2
         -E "[.](scalar|avx2)\$|^unit_(fuzz|cuda|workspace)|^op_($alone)\$")
     build_tests tsan tsan "${which[@]}"

@@ -32,7 +32,8 @@ mapfile -t files < <(find include src examples cli tests -type f |
         return name == room "/args.h" || name == room "/" substr(room, 6) ".h"
     }
     BEGIN {
-        search = "itself src/ include/ cli/ examples/ examples/generate/ tests/harness/"
+        search = "itself src/ include/ cli/ examples/ examples/generate/ tests/harness/" \
+            " tests/harness/draw/"
         n_folders = split(search, folders, " ")
         n = split(parts, list, " ")
         for (i = 1; i <= n; i++) is_part[list[i]] = 1

@@ -41,7 +41,9 @@ gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *nam
         tokens->T = like->size[0];
     }
     if (__builtin_mul_overflow(tokens->B, tokens->T, &tokens->N))
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: too many tokens", name);
+        return gdn_fail(ctx, GDN_E_SHAPE,
+                        "%s: %lld sequences of %lld tokens, wanted at most 2^63 - 1 tokens", name,
+                        (long long)tokens->B, (long long)tokens->T);
     return GDN_OK;
 }
 

@@ -76,7 +76,7 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_block *b)
 }
 
 /* Returns the rule's bytes; the addresses of rows do not matter. */
-static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
+static size_t rule_bytes(gdn_ctx *ctx, const struct gdn_block *b)
 {
     struct gdn_rule rule = b->rule;
     rule.q.dtype = b->in.dtype;
@@ -90,7 +90,7 @@ static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
 static int64_t n_gates(const struct gdn_block *b) { return b->columns.all - b->columns.b; }
 
 /* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
-static size_t lay_out(const gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
+static size_t lay_out(gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
                       char *memory)
 {
     const size_t N = (size_t)b->n_tokens, unit = gdn_dtype_bytes(b->in.dtype);

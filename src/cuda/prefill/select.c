@@ -120,7 +120,7 @@ static gdn_status launch_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 
 /* ---- The families ---------------------------------------------------------------------------- */
 
-static size_t no_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+static size_t no_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                        struct gdn_cuda_cut_options options)
 {
     (void)ctx, (void)rule, (void)options;
@@ -136,7 +136,7 @@ static const char *why_not_general(const gdn_ctx *ctx, const struct gdn_cu_rule 
 static const struct family {
     const char *name;
     const char *(*why_not)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule);
-    size_t (*bytes)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+    size_t (*bytes)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                     struct gdn_cuda_cut_options options);
     gdn_status (*launch)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                          const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran, void *stream);
@@ -147,7 +147,7 @@ static const struct family {
     { "general", why_not_general, no_bytes, launch_general },
 };
 
-size_t gdn_cuda_prefill_chunks_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+size_t gdn_cuda_prefill_chunks_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                                      struct gdn_cuda_cut_options options)
 {
     int i = 0;
@@ -168,7 +168,7 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     return families[i - 1].launch(ctx, rule, how, ran, stream);
 }
 
-size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+size_t gdn_cuda_prefill_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                               struct gdn_cuda_cut_options options)
 {
     return gdn_cuda_prefill_is_apart(rule) ? gdn_cuda_prefill_q8_bytes(ctx, rule, options)

@@ -61,8 +61,8 @@ done < <(sed -nE 's/^GDN_IMAGE\(([a-z0-9_]+), [a-z0-9_]+, "([a-z0-9_\/]+)"\)$/\1
 
 # A struct gdn_... of one name in two headers: kernels and hosts would disagree about it.
 while read -r name; do
-    echo "src: struct $name is in several headers:" \
-        "$(grep -lrE "^struct $name \{" src include --include='*.h' --include='*.cuh' | tr '\n' ' ')"
+    files=$(grep -lrE "^struct $name \{" src include --include='*.h' --include='*.cuh')
+    echo "src: struct $name is in several headers:" $files
     bad=1
 done < <(grep -rhoE '^struct gdn_[a-z0-9_]+ \{' src include --include='*.h' --include='*.cuh' |
     sed -E 's/struct (.*) \{/\1/' | sort | uniq -d)

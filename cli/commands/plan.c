@@ -113,8 +113,8 @@ static void warn_gates(struct plan *p)
         plan_warn(&p->warnings, "the decay has a bound: set gate_lower_bound to %g",
                   m->lower_bound);
     if (m->sigmoid_gate)
-        plan_warn(&p->warnings, "the output gate is a sigmoid: gdn_step is planned without its "
-                                "gated norm");
+        plan_warn(&p->warnings, "the output gate is a sigmoid: set activation of gdn_step and "
+                                "gdn_rmsnorm_gated to GDN_ACT_SIGMOID");
 }
 
 static void warn(struct plan *p)

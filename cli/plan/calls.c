@@ -128,10 +128,9 @@ static void fill_step(struct maker *m, struct call *c, const struct plan_model *
     a->x = make(m, s->dtype, 3, s->B, 1, D, 0);
     a->a = make(m, s->dtype, model->per_channel ? 4 : 3, s->B, 1, s->Hv, s->K);
     a->b = make(m, s->dtype, 3, s->B, 1, s->Hv, 0);
-    if (!model->sigmoid_gate) {
-        a->z = make(m, s->dtype, 4, s->B, 1, s->Hv, s->V);
-        a->norm_weight = make(m, s->dtype, 1, s->V, 0, 0, 0);
-    }
+    a->z = make(m, s->dtype, 4, s->B, 1, s->Hv, s->V);
+    a->norm_weight = make(m, s->dtype, 1, s->V, 0, 0, 0);
+    a->activation = model->sigmoid_gate ? GDN_ACT_SIGMOID : GDN_ACT_SILU;
     a->conv_weight = make(m, s->dtype, 2, D, s->W, 0, 0);
     a->conv_state = make(m, s->dtype, 3, s->B, D, s->W - 1, 0);
     a->A_log = make(m, GDN_F32, 1, s->Hv, 0, 0, 0);

@@ -197,7 +197,7 @@ static int read_activations(struct plan_model *m, struct plan_warnings *w, const
             m->sigmoid_gate = true;
         else
             plan_warn(w, "unknown gate: %s is '%.30s'; the library has SiLU%s", keys[i], text,
-                      i ? " and, in calls of their own, the sigmoid" : "");
+                      i ? " and the sigmoid" : "");
     }
     return read_flag(json, "linear_allow_neg_eigval", &m->twice_beta, name);
 }

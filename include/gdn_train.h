@@ -37,7 +37,7 @@ extern "C" {
  *     write_gate dwrite_gate       as in gdn_prefill(), with updates; as write_gate, f32
  *
  * Shapes of "The family" at gdn_prefill() are taken too, and checkpoints are not read for them. A
- * channel that forgets has the dg 0. These gradients are computed token by token, on a GPU in
+ * channel that forgets has the dg 0. On a GPU these gradients are computed token by token, in
  * float32: KDA takes 10 to 19 times as long as Gated DeltaNet by tensor cores.
  *
  * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes

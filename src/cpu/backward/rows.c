@@ -76,6 +76,37 @@ double gdn_backward_gate(const struct gdn_rule *r, const struct gdn_kernels *kr,
     return through_raw(r, head, x, given, dg, sums);
 }
 
+void gdn_backward_gate_row(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                           const float *given, int head, float *dg, double *sums)
+{
+    const float *dt = r->dt + (ptrdiff_t)head * r->K, A = r->gate == GDN_GATE_RAW ? r->A[head] : 0;
+    float slope[GDN_MAX_HEAD], factor[GDN_MAX_HEAD], z[GDN_MAX_HEAD];
+    const size_t K = (size_t)r->K;
+    if (r->gate == GDN_GATE_LOG) return;
+    for (size_t i = 0; i < K && r->gate == GDN_GATE_LINEAR; i++)
+        dg[i] = dg[i] ? dg[i] / given[i] : 0;
+    if (r->gate == GDN_GATE_LINEAR) return;
+    for (size_t i = 0; i < K; i++) z[i] = (r->bound < 0 ? A : 1) * (given[i] + dt[i]);
+    if (r->bound < 0) {
+        kr->slope_row(NULL, slope, z, true, K);
+    } else {
+        for (size_t i = 0; i < K; i++) factor[i] = A;
+        kr->gate_row(factor, given, factor, dt, K);
+        kr->sigmoid_row(slope, z, 1, K);
+    }
+    const float by = r->bound < 0 ? A * r->bound : A;
+    double dA = 0;
+    for (size_t i = 0; i < K; i++) {
+        const double to_log = (double)dg[i];
+        if (to_log == 0) continue; /* what it is multiplied by may be infinite */
+        dg[i] *= by * slope[i];
+        dA +=
+            r->bound < 0 ? (double)dg[i] * (double)(given[i] + dt[i]) : to_log * (double)factor[i];
+        if (sums) sums[1 + i] += (double)dg[i];
+    }
+    if (sums) sums[0] += dA;
+}
+
 double gdn_backward_beta(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *beta,
                          double dbeta)
 {

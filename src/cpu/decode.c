@@ -527,6 +527,7 @@ static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
     if (!gdn_pending_begin(p, r, kr, &step, c->v, b->col)) return false;
     memset(c->to, 0, sizeof c->to);
     if (staged) stage(c->state, r, kr, b);
+    if (b->head + 1 < r->H) gdn_pending_prefetch(r, seq->slot, b->head + 1);
     (view->k_first ? kr->recur_kv : kr->recur_vk)[staged ? GDN_F32 : view->dtype](&step);
     for (int t = 0; r->out.data && t < T; t++)
         for (int j = 0; j < b->n; j++) c->o[t * COLUMNS + j] += p->sums[(T + t) * b->n + j];

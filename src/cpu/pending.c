@@ -61,7 +61,7 @@ static void prefetch_rows(const struct gdn_record_rows *rows, int64_t slot, int6
 {
     for (int64_t row = 0; row < n; row++) {
         const char *at = gdn_record_at(rows, slot, row, head);
-        for (size_t i = 0; i < bytes; i += LINE) __builtin_prefetch(at + i);
+        for (size_t i = 0; i < bytes; i += LINE) __builtin_prefetch(at + i, 0, 2);
     }
 }
 

@@ -244,6 +244,10 @@ struct case_called {
     void *arg;
 };
 
+/* Makes a case that accepts its tokens at once, with records of R rows in the dtype of the inputs
+ * that are filled to different rows, and states of its own. Returns whether there is memory. */
+bool rule_case_lazy(struct rule_case *c, int64_t R, gdn_rule_args *lazy);
+
 /* Such calls: outputs by the stages of the chunked form, states by gdn_summary and its products.
  * A case in float32 states without gates of its own or a pool; sums: gdn_chunk_cumsum's. */
 struct stages_case {

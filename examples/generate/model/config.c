@@ -186,8 +186,8 @@ static int read_full_layers(struct config *c, const cJSON *list, const char *nam
     return CLI_OK;
 }
 
-/* Reads a list of names, one of each layer: *is says which are `yes`; the others are `no`, or, NULL,
- * refused. */
+/* Reads a list of names, one of each layer. is says which are `yes`. The others are `no`. If `no`
+ * is NULL, they are refused. */
 static int read_names(const struct config *c, const cJSON *list, const char *key, const char *yes,
                       const char *no, bool *is, const char *name)
 {

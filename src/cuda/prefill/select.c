@@ -168,7 +168,7 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     return families[i - 1].launch(ctx, rule, how, ran, stream);
 }
 
-/* ---- Rules of the family ----------------------------------------------------------------------- */
+/* ---- Rules of the family --------------------------------------------------------------------- */
 
 /* Returns why the kernels of prefill/channels do not take a call of the family. */
 static const char *why_not_channels(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
@@ -189,7 +189,7 @@ static gdn_status run_family(gdn_ctx *ctx, const struct gdn_cu_rule *args, void 
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
 
-/* ---- Every rule --------------------------------------------------------------------------------- */
+/* ---- Every rule ------------------------------------------------------------------------------ */
 
 size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                               struct gdn_cuda_cut_options options)

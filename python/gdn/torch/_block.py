@@ -151,7 +151,7 @@ def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_hea
             if x is not None and options.get("write", 0) != gdn.WRITE_NONE:
                 raise RuntimeError(f"{name}: would be written in place, where gradients are "
                                    "needed; pass write=gdn.WRITE_NONE")
-        given = hidden, *in_proj, *weights, conv_state, state, *apart  # linear() takes any mixture
+        given = hidden, *in_proj, *weights, conv_state, state, *apart  # linear() takes any mix
         refuse_mixed("block", dict(zip(_TENSORS + _APART, given)))
         return _by_parts(hidden, _of_weights(in_proj, apart), *weights, conv_state, state,
                          (key_heads, value_heads), (key_dim, value_dim), token_layout, options)

@@ -224,10 +224,13 @@ static void note_kernels(gdn_ctx *ctx, struct plan_answer *a)
         snprintf(a->choices[a->n_choices++], sizeof a->choices[0], "%s", choice);
 }
 
-static void note_refusal(gdn_ctx *ctx, struct plan_answer *a, gdn_status status)
+/* Notes that the library refuses the call. Memory that this machine lacks now is no answer. */
+static int note_refusal(gdn_ctx *ctx, struct plan_answer *a, gdn_status status)
 {
+    if (status == GDN_E_MEMORY) return cli_failed(ctx, status);
     a->status = status;
     snprintf(a->refused, sizeof a->refused, "%s", gdn_last_error(ctx));
+    return CLI_OK;
 }
 
 /* Computes one sequence of at most 16 tokens. */
@@ -241,10 +244,15 @@ static int run_short(gdn_ctx *ctx, const struct plan_model *m, struct plan_sizes
     if (s.T > 16) s.T = 16;
     fill(&maker, &c, m, &s, kind);
     const gdn_status status = maker.failed ? GDN_OK : run(ctx, &c, NULL, 0);
-    if (status) note_refusal(ctx, a, status);
-    if (!status && !maker.failed) note_kernels(ctx, a);
+    int answer = CLI_OK;
+    if (maker.failed)
+        answer = cli_bad("no memory for a call of 16 tokens");
+    else if (status)
+        answer = note_refusal(ctx, a, status);
+    else
+        note_kernels(ctx, a);
     memory_free(&memory);
-    return maker.failed ? cli_bad("no memory for a call of 16 tokens") : CLI_OK;
+    return answer;
 }
 
 int plan_ask(gdn_ctx *ctx, const struct plan_model *m, const struct plan_sizes *sizes,
@@ -258,9 +266,7 @@ int plan_ask(gdn_ctx *ctx, const struct plan_model *m, const struct plan_sizes *
     if (!status) status = gdn_workspace_bytes(ctx, c.op, &c.args, &a->workspace);
     if (!status && !gdn_internal_device(ctx)) return run_short(ctx, m, *sizes, kind, a);
     if (!status) status = run(ctx, &c, (void *)nowhere, a->workspace);
-    if (status)
-        note_refusal(ctx, a, status);
-    else
-        note_kernels(ctx, a);
+    if (status) return note_refusal(ctx, a, status);
+    note_kernels(ctx, a);
     return CLI_OK;
 }

@@ -159,6 +159,13 @@ def test_what_the_layer_lacks(key, value):
     for config in ({**FIELDS, key: value}, types.SimpleNamespace(**{**FIELDS, key: value})):
         with pytest.raises(ValueError, match=f"^{key}: "):
             KimiDeltaAttention.from_config(config)
+    for more in (dict(linear_allow_neg_eigval=True), dict(kda_other=1),
+                 dict(output_gate_type="silu")):
+        with pytest.raises(ValueError, match=f"^{next(iter(more))}: "):
+            KimiDeltaAttention.from_config({**FIELDS, **more})
+    part = dict(FIELDS["linear_attn_config"], allow_neg_eigval=True)
+    with pytest.raises(ValueError, match="^linear_attn_config: allow_neg_eigval: True"):
+        KimiDeltaAttention.from_config({**FIELDS, "linear_attn_config": part})
     with pytest.raises(ValueError, match="^linear_num_heads: the configuration has none"):
         KimiDeltaAttention.from_config({**FIELDS, "linear_attn_config": {}})
 

@@ -150,6 +150,8 @@ def test_gates():
     """A gate that the library does not have is a warning, with its key."""
     warned(plan({**QWEN3_NEXT, "hidden_act": "gelu"}), "unknown gate", "hidden_act", "gelu")
     warned(plan({**QWEN3_NEXT, "linear_gate_rank": 3}), "unknown gate", "linear_gate_rank")
+    part = {**KIMI["linear_attn_config"], "gate_rank": 3}
+    warned(plan({**KIMI, "linear_attn_config": part}), "unknown gate", "gate_rank")
     warned(plan({**QWEN3_NEXT, "output_gate_type": "sigmoid"}), "sigmoid")
     warned(plan({**QWEN3_NEXT, "output_gate_type": "tanh"}), "unknown gate", "output_gate_type")
     big = plan({**QWEN3_NEXT, "linear_key_head_dim": 512})

@@ -47,6 +47,8 @@ class KimiDeltaAttention(GatedDeltaNet):
     def __init__(self, hidden_size, heads, head_dim=128, conv_kernel=4, rms_eps=1e-5,
                  gate_lower_bound=None, full_rank=False, device=None, dtype=None):
         nn.Module.__init__(self)
+        if gate_lower_bound is not None and not gate_lower_bound < 0:  # 0 would be none
+            raise ValueError(f"gate_lower_bound: {gate_lower_bound}, wanted below 0, or None")
         self._full_rank, self.gate_lower_bound = full_rank, gate_lower_bound
         self.layout, self.rms_eps, self.beta_kind = "kimi_linear", rms_eps, gdn.BETA_SIGMOID
         self.sizes = dict(key_heads=heads, value_heads=heads, key_dim=head_dim, value_dim=head_dim)

@@ -102,18 +102,20 @@ def chunk_gdn2(
     disable_recompute: bool = False,
     return_intermediate_states: bool = False,
     state_v_first: bool = False,
+    cp_context=None,
     **kwargs,
 ):
     """
     GDN-2 over whole sequences: b [B, T, HV, K] erases, w [B, T, HV, V] writes. All else is as in
     chunk_kda(), without its options of beta.
 
-    Raises NotImplementedError for return_intermediate_states and for kwargs other than A_log,
-    dt_bias, transpose_state_layout and a chunk_size of 64; ValueError for another chunk_size.
+    Raises NotImplementedError for return_intermediate_states, cp_context and for kwargs other than
+    A_log, dt_bias, transpose_state_layout and a chunk_size of 64; ValueError for another
+    chunk_size.
     """
     _drop_in.only("chunk_gdn2", kwargs, "A_log", "dt_bias", "chunk_size", "transpose_state_layout")
     check_chunk(kwargs, "GDN-2", 64)
-    refuse(return_intermediate_states=return_intermediate_states)
+    refuse(cp_context=cp_context, return_intermediate_states=return_intermediate_states)
     raw = kwargs.get("A_log"), kwargs.get("dt_bias"), lower_bound, safe_gate
     return _gdn2(gdn.torch.prefill, q, k, v, g, b, w, raw if use_gate_in_kernel else None, scale,
                  initial_state, output_final_state, cu_seqlens,
@@ -163,12 +165,15 @@ def chunk_gated_delta_product(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: "torch.LongTensor | None" = None,
     cu_seqlens_cpu: "torch.LongTensor | None" = None,
+    cp_context=None,
 ):
     """
     Gated DeltaProduct over whole sequences: num_householder n, up to 8, pairs of k and v a token.
     k [B, n T, H, K], v [B, n T, HV, V], beta [B, n T, HV]; g [B, T, HV], or None for no decay.
-    float32 too, which FLA refuses. All else is as in chunk_gated_delta_rule().
+    float32 too, which FLA refuses. All else is as in chunk_gated_delta_rule(). Raises
+    NotImplementedError for cp_context.
     """
+    refuse(cp_context=cp_context)
     _drop_in.wanted(beta=beta)
     _drop_in.optional(g=g)
     if beta.dim() != 3:

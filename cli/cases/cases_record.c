@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A case of decode by a record: the tokens drafted, accepted and folded into the states; or accepted
- * at once. */
+/* A case of decode by a record: the tokens drafted, accepted and folded into the states; or
+ * accepted at once. */
 #include <string.h>
 
 #include "cases/cases.h"

@@ -60,10 +60,11 @@ done < <(sed -nE 's/^GDN_IMAGE\(([a-z0-9_]+), [a-z0-9_]+, "([a-z0-9_\/]+)"\)$/\1
     src/cuda/driver/kernels.def)
 
 # A struct gdn_... of one name in two headers: kernels and hosts would disagree about it.
+headers=(--include='*.h' --include='*.cuh')
 while read -r name; do
-    files=$(grep -lrE "^struct $name \{" src include --include='*.h' --include='*.cuh')
-    echo "src: struct $name is in several headers:" $files
+    echo "src: struct $name is in several headers:" \
+        "$(grep -lrE "^struct $name \{" src include "${headers[@]}" | tr '\n' ' ')"
     bad=1
-done < <(grep -rhoE '^struct gdn_[a-z0-9_]+ \{' src include --include='*.h' --include='*.cuh' |
+done < <(grep -rhoE '^struct gdn_[a-z0-9_]+ \{' src include "${headers[@]}" |
     sed -E 's/struct (.*) \{/\1/' | sort | uniq -d)
 exit $bad

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The convolution and the whole layer, with random inputs and a float64 judge. A device rounds to
- * the dtype of the activations between the steps of a layer; what that may do to the output is
- * asked of the judge, see oracle.h.
+ * the dtype of the activations between the steps of a layer. The judge says how far that may move
+ * the output, see oracle.h.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -401,7 +401,7 @@ static bool find_noise(const struct block_case *c, const struct projected *p, in
     return true;
 }
 
-/* From what was projected; `noise` is zero. */
+/* Judges a block by the projected rows. `noise` is zero. */
 static bool judge_block(const struct block_case *c, const struct projected *p, int64_t T,
                         bool rounds, double *got, double *noise, struct comparison *found)
 {

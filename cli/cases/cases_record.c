@@ -22,7 +22,7 @@ static void shift_rows(const gdn_tensor *t, int64_t T)
     }
 }
 
-/* As many as a sequence has tokens, and the rows that they are in now. */
+/* Accepts all tokens of each sequence, in the rows that they have now. */
 static bool accept_all(struct rule_case *c, int64_t T, gdn_record_commit_args *a)
 {
     const int64_t size[] = { c->tokens.B, T };

@@ -163,7 +163,7 @@ static void check_family(struct check *k)
     }
 }
 
-/* So many heads that Hopper takes wide blocks, whatever is known of lengths. */
+/* Checks so many heads that Hopper takes wide blocks for any lengths. */
 static void check_many_heads(struct check *k)
 {
     for (int i = 0; i < 8; i++) {
@@ -364,8 +364,8 @@ static gdn_status copy(struct check *k, const struct pool *from, int32_t from_la
     return status;
 }
 
-/* From float32 through two dtypes and back. Their steps are at most these parts of the largest
- * value. */
+/* Copies from float32 through two dtypes and back. Their steps are at most these parts of the
+ * largest value. */
 static void check_copy(struct check *k, int32_t first, int32_t second, int32_t layout)
 {
     static const double steps[] = { [GDN_BF16] = 1.0 / 256,

@@ -55,7 +55,7 @@ struct gdn_token_rows {
 };
 
 struct gdn_layer_steps {
-    bool is_f32; /* what goes from one step to the next, else it has the dtype of hidden */
+    bool is_f32; /* rows between steps are float32; else they have the dtype of hidden */
     /* Bytes of scratch of products whose out has so many rows at most where a lies in columns. */
     gdn_status (*scratch)(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes);
     /* Reads or checks the contents of the batch, before anything is written. */

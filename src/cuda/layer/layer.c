@@ -334,7 +334,7 @@ static void drop_keep(struct gdn_cu_batch *batch)
     if (batch->pad_policy == GDN_PAD_KEEP) batch->pad_policy = GDN_PAD_ZERO;
 }
 
-/* From the projected rows, in either order, to channels in order. */
+/* Copies the projected rows, which may have either order, to channels in order. */
 static gdn_status convolve(struct layer *l)
 {
     const struct gdn_block *b = l->b;
@@ -449,7 +449,7 @@ static gdn_status run(struct layer *l)
     return spares_padding(l->b) ? store(l) : GDN_OK;
 }
 
-/* With room to align what cuBLAS gets. */
+/* Returns the bytes of the scratch of cuBLAS, with room to align it. */
 static size_t blas_bytes(gdn_ctx *ctx, const struct gdn_block *b)
 {
     return needs_blas(b) ? gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN : 0;

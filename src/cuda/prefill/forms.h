@@ -8,7 +8,8 @@
 /* Returns true if chunks work on copies of some states: of 8 bits, or without a stride of 1. */
 bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
 
-/* With such states; by the kernels that take all other calls. ran: which ran is added. */
+/* The call with such states: its bytes, and its launches. The last two are the same for all other
+ * calls. ran: the kernels that ran are added. */
 size_t gdn_cuda_prefill_q8_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                  struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *args,

@@ -171,6 +171,32 @@ static void store_o(const struct step_scratch *c, const struct gdn_rule *r,
     }
 }
 
+/* Returns the loop's call for `rows` updates of a block, which are loaded; no state is set. */
+static struct gdn_recur recur_of(struct step_scratch *c, const struct gdn_rule *r,
+                                 const struct block *b, int rows)
+{
+    return (struct gdn_recur){
+        .q = c->kq + rows * r->K,
+        .k = c->kq,
+        .a = c->a,
+        .ak = c->ak,
+        .aq = c->aq,
+        .v = c->v,
+        .o = r->out.data ? c->o : NULL,
+        .alpha = c->alpha,
+        .beta = c->beta,
+        .kq = c->dots,
+        .to = c->to,
+        .scratch = c->state,
+        .ld_v = COLUMNS,
+        .ld_o = COLUMNS,
+        .T = rows,
+        .K = r->K,
+        .n = b->n,
+        .round = gdn_rule_rounding(r),
+    };
+}
+
 /* Tokens [t0, t0 + n) of one block. */
 static void step_block(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_rule_item *item,
@@ -184,31 +210,12 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
         const struct gdn_place to = gdn_rule_to(r, item->seq, t0 + t, b->head);
         c->to[t * u + u - 1] = column_at(&to, b->col);
     }
-    const struct gdn_recur step = {
-        .q = c->kq + rows * r->K,
-        .k = c->kq,
-        .a = c->a,
-        .ak = c->ak,
-        .aq = c->aq,
-        .v = c->v,
-        .o = r->out.data ? c->o : NULL,
-        .alpha = c->alpha,
-        .beta = c->beta,
-        .kq = c->dots,
-        .from = column_at(&b->from, b->col),
-        .to = c->to,
-        .scratch = c->state,
-        .ld_v = COLUMNS,
-        .ld_o = COLUMNS,
-        .ld_from = b->from.view->ld,
-        .ld_to = b->to_view->ld,
-        .T = rows,
-        .K = r->K,
-        .n = b->n,
-        .resume = resume,
-        .exact = r->exact,
-        .round = gdn_rule_rounding(r),
-    };
+    struct gdn_recur step = recur_of(c, r, b, rows);
+    step.from = column_at(&b->from, b->col);
+    step.ld_from = b->from.view->ld;
+    step.ld_to = b->to_view->ld;
+    step.resume = resume;
+    step.exact = r->exact;
     if (b->to_view->k_first)
         kr->recur_kv[b->to_view->dtype](&step);
     else
@@ -500,30 +507,12 @@ static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
     load_tokens(c, r, kr, item, b->head, 0, T);
     if (!gdn_pending_load(p, r, kr, seq->slot, b->head)) return false;
     load_v(c, r, kr, seq, b, 0, T);
-    struct gdn_recur step = {
-        .q = c->kq + T * r->K,
-        .k = c->kq,
-        .a = c->a,
-        .ak = c->ak,
-        .aq = c->aq,
-        .v = c->v,
-        .o = r->out.data ? c->o : NULL,
-        .u = c->u,
-        .alpha = c->alpha,
-        .beta = c->beta,
-        .kq = c->dots,
-        .from = column_at(&b->from, b->col),
-        .to = c->to,
-        .scratch = c->state,
-        .ld_v = COLUMNS,
-        .ld_o = COLUMNS,
-        .ld_from = view->ld,
-        .T = T,
-        .K = r->K,
-        .n = b->n,
-        .resume = staged,
-        .round = GDN_F32,
-    };
+    struct gdn_recur step = recur_of(c, r, b, T);
+    step.u = c->u;
+    step.from = column_at(&b->from, b->col);
+    step.ld_from = view->ld;
+    step.resume = staged;
+    step.round = GDN_F32;
     if (!gdn_pending_begin(p, r, kr, &step, c->v, b->col)) return false;
     memset(c->to, 0, sizeof c->to);
     if (staged) stage(c->state, r, kr, b);
@@ -552,18 +541,7 @@ static bool step_q8(struct step_scratch *c, const struct gdn_rule *r, const stru
     if (r->checkpoints.data && seq->n_checkpoints > 0) return false;
     load_tokens(c, r, kr, item, b->head, 0, 1);
     load_v(c, r, kr, seq, b, 0, 1);
-    const struct gdn_recur step = {
-        .q = c->kq + r->K,
-        .k = c->kq,
-        .v = c->v,
-        .o = r->out.data ? c->o : NULL,
-        .alpha = c->alpha,
-        .beta = c->beta,
-        .kq = c->dots,
-        .T = 1,
-        .K = r->K,
-        .n = b->n,
-    };
+    const struct gdn_recur step = recur_of(c, r, b, 1);
     if (to.view->random) gdn_noise_keys(keys, to.noise, b->col, b->n);
     if (!kr->recur8_vk[to.view->dtype - GDN_I8](&step, column_at(&to, b->col), to.view->ld,
                                                 to.scales + b->col, to.view->random ? keys : NULL))

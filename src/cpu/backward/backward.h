@@ -56,10 +56,10 @@ void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, 
 void gdn_backward_norm(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *x,
                        int32_t dtype, float *dy, float *y);
 
-/* Return the gradients of a given gate, of channel x (0: of all), and of a given beta, from those
+/* Return the gradients of a given gate of a head, and of a given beta, from those
  * of log a and of beta itself. sums (NULL: not wanted) gets the parts of A_log and dt_bias. */
 double gdn_backward_gate(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *g,
-                         int head, int64_t x, double dg, double *sums);
+                         int head, double dg, double *sums);
 double gdn_backward_beta(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *beta,
                          double dbeta);
 

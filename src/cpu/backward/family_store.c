@@ -21,7 +21,7 @@ void gdn_family_store_dg(const struct gdn_backward *w, const struct gdn_kernels 
     const char *g = gdn_row(&r->g, seq, t, head);
     if (n == 1) {
         for (int i = 0; i < r->K; i++) sum += (double)dg[i];
-        dg[0] = (float)gdn_backward_gate(r, kr, g, head, 0, sum, sums);
+        dg[0] = (float)gdn_backward_gate(r, kr, g, head, sum, sums);
     } else if (r->gate != GDN_GATE_LOG) {
         float given[GDN_MAX_HEAD];
         gdn_family_load_numbers(given, kr, r->g.dtype, g, r->family.g_channel, r->K);

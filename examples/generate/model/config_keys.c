@@ -44,6 +44,12 @@ const struct json_key config_generation_keys[] = { GENERATION_KEYS, { NULL, NULL
     {                                                                                       \
         "linear_conv_kernel_dim", NULL                                                      \
     }
+#define HEAD_KEYS                                                                            \
+    { "num_key_value_heads", NULL }, { "head_dim", NULL }, { "linear_num_key_heads", NULL }, \
+        { "linear_num_value_heads", NULL }, { "linear_key_head_dim", NULL },                 \
+    {                                                                                        \
+        "linear_value_head_dim", NULL                                                        \
+    }
 #define FORM_KEYS                                                                    \
     { "tie_word_embeddings", "true|false" }, { "hidden_act", "\"silu\"|\"swish\"" }, \
         { "attention_bias", "false" }, { "is_encoder_decoder", "false" },            \
@@ -71,12 +77,7 @@ static const struct json_key qwen_keys[] = {
     FORM_KEYS,
     NOTE_KEYS,
     /* The model: config.c reads these. */
-    { "num_key_value_heads", NULL },
-    { "head_dim", NULL },
-    { "linear_num_key_heads", NULL },
-    { "linear_num_value_heads", NULL },
-    { "linear_key_head_dim", NULL },
-    { "linear_value_head_dim", NULL },
+    HEAD_KEYS,
     { "full_attention_interval", NULL },
     { "rope_parameters", NULL },
     { "rope_scaling", NULL },
@@ -112,12 +113,7 @@ static const struct json_key olmo_keys[] = {
     FORM_KEYS,
     NOTE_KEYS,
     /* The model: config.c reads these. */
-    { "num_key_value_heads", NULL },
-    { "head_dim", NULL },
-    { "linear_num_key_heads", NULL },
-    { "linear_num_value_heads", NULL },
-    { "linear_key_head_dim", NULL },
-    { "linear_value_head_dim", NULL },
+    HEAD_KEYS,
     { "rope_parameters", NULL },
     { "rope_scaling", NULL },
     { "rope_theta", NULL },

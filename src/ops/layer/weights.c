@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ops/layer_weights.h"
+#include "ops/layer/weights.h"
 
 #include "core/limits.h"
 #include "core/tensor_check.h"

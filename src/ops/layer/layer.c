@@ -5,7 +5,7 @@
 #include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
-#include "ops/layer_weights.h"
+#include "ops/layer/weights.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 

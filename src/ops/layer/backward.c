@@ -18,7 +18,7 @@
 #include "ops/entry.h"
 #include "ops/family.h"
 #include "ops/fields.h"
-#include "ops/layer_weights.h"
+#include "ops/layer/weights.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"

@@ -127,9 +127,11 @@ static size_t rule_bytes(gdn_ctx *ctx, const struct gdn_block *b)
     const struct buffers nowhere = { NULL };
     const struct gdn_rule rule = rule_of(b, &nowhere);
     struct gdn_cu_rule args;
+    struct gdn_cuda_prefill_plan plan;
     if (rule.exact || are_short(b)) return 0;
     fill_rule(&args, b, &rule);
-    return gdn_cuda_prefill_bytes(ctx, &args, cut_options_of(b));
+    gdn_cuda_prefill_plan(ctx, &args, cut_options_of(b), &plan);
+    return plan.bytes;
 }
 
 /* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */

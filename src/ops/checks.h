@@ -45,6 +45,9 @@ gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
 
 /* chunk_size, 16, 32 or 64. */
 gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C);
+/* Checks that there is a state for every chunk, if shapes say how many chunks there are. */
+gdn_status gdn_stage_states(gdn_ctx *ctx, const gdn_tensor *states, const struct gdn_plan *plan,
+                            const struct gdn_tokens *tokens, int32_t C);
 
 /* ---- The convolution: conv.c ---------------------------------------------------------------- */
 

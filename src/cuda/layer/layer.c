@@ -269,6 +269,7 @@ static void log_forms(gdn_ctx *ctx, const struct gdn_block *b)
 {
     const struct buffers none = { 0 };
     const char *why = NULL;
+    if (!ctx->options.log) return;
     for (int i = 0; i < n_products(b) && !why; i++) {
         const struct product p = product_of(b, &none, i);
         struct gdn_blas_matrix m[3];

@@ -176,21 +176,6 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 
 /* ---- Rules of the family --------------------------------------------------------------------- */
 
-/* Returns why the kernels of prefill/channels do not take a call of the family. */
-static const char *why_not_channels(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
-{
-    return args->exact ? "GDN_EXACT is set" : gdn_cuda_prefill_channels_why_not(ctx, args);
-}
-
-/* Logs by what a call of the family is computed: by chunks if they take it, else token by token. */
-static void log_family(gdn_ctx *ctx, const struct gdn_cu_rule *args)
-{
-    if (!ctx->options.log) return;
-    const struct gdn_cuda_form list[] = { { "channels", why_not_channels(ctx, args) },
-                                          { "tokens", NULL } };
-    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
-}
-
 static void plan_windows(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                          struct gdn_cuda_prefill_plan *p)
 {
@@ -241,18 +226,30 @@ static gdn_status run_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
 
-/* Returns true if the call goes token by token, as decode: with GDN_EXACT, if rows have several
- * dtypes, and if chunks do not take a call of the family. */
-static bool goes_by_tokens(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
+/* Returns why no chunks take the call, which then goes token by token, as decode; NULL: some do. */
+static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
 {
-    return args->family.is ? why_not_channels(ctx, args) != NULL
-                           : args->exact || gdn_cuda_mixes_dtypes(args);
+    if (args->exact) return "GDN_EXACT is set";
+    if (args->family.is) return gdn_cuda_prefill_channels_why_not(ctx, args);
+    return gdn_cuda_mixes_dtypes(args) ? "q, k, v and out differ in dtype" : NULL;
+}
+
+/* Logs whether the call goes by chunks. Those of Gated DeltaNet log their forms. */
+static void log_way(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                    const struct gdn_cuda_prefill_plan *p)
+{
+    const bool by_forms = p->way == GDN_PREFILL_BY_CHUNKS || p->way == GDN_PREFILL_APART;
+    if (!ctx->options.log || by_forms) return;
+    const struct gdn_cuda_form list[] = {
+        { args->family.is ? "channels" : "chunks", why_not_chunks(ctx, args) }, { "tokens", NULL }
+    };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
 }
 
 void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                            struct gdn_cuda_cut_options options, struct gdn_cuda_prefill_plan *p)
 {
-    if (goes_by_tokens(ctx, rule)) {
+    if (why_not_chunks(ctx, rule)) {
         p->way = GDN_PREFILL_BY_TOKENS;
         p->bytes = 0;
         gdn_cuda_decode_plan(ctx, "prefill", rule, &p->decode);
@@ -266,7 +263,7 @@ void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                                 struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
 {
-    if (rule->family.is) log_family(ctx, rule);
+    log_way(ctx, rule, p);
     switch (p->way) {
     case GDN_PREFILL_BY_TOKENS: return gdn_cuda_decode_run(&p->decode, memory, stream);
     case GDN_PREFILL_BY_CHANNELS: return run_windows(ctx, rule, p, memory, stream);

@@ -148,8 +148,6 @@ static gdn_status run_states(gdn_ctx *ctx, void *call, void *memory)
     a.u = c->u, a.w = c->w, a.states = c->states;
     a.rule.from = c->state, a.rule.to = c->state_out;
     a.n_states = c->args.states.size[0];
-    if (c->states.data && !c->plan.batch.cu_seqlens.data)
-        TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
     return launch_states(ctx, &a, c->base.stream);
 }
@@ -160,8 +158,6 @@ static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_cu_stage a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
     (void)memory;
     a.u = c->u, a.w = c->w, a.states = c->states, a.n_states = c->args.states.size[0];
-    if (!c->plan.batch.cu_seqlens.data)
-        TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
     return launch_output(ctx, &a, c->base.stream);
 }

@@ -306,7 +306,7 @@ size_t gdn_lay_out_rooms(const struct gdn_room *rooms, size_t n, char *memory)
     return bytes;
 }
 
-gdn_status gdn_check_lender(gdn_ctx *ctx)
+static gdn_status check_lender(gdn_ctx *ctx)
 {
     const char *broken = gdn_threads_broken(ctx->threads);
     if (!broken) return GDN_OK;
@@ -340,7 +340,7 @@ gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name)
 
 gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
 {
-    TRY(gdn_check_lender(ctx));
+    TRY(check_lender(ctx));
     char line[sizeof ctx->kernel];
     int n = snprintf(line, sizeof line, "%s:", op);
     while (*loops && n < (int)sizeof line) {

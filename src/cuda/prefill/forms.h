@@ -8,10 +8,8 @@
 /* Returns true if chunks work on copies of some states: of 8 bits, or without a stride of 1. */
 bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
 
-/* Chunks of every rule but those of the family: the form that takes the call, its cut and bytes;
- * and the launches. how->options are set before. ran: the kernels that ran are added. */
-void gdn_cuda_prefill_chunks_plan(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                  struct gdn_cuda_chunks *how);
+/* Launches chunks of every rule but those of the family, as planned. ran: the kernels that ran are
+ * added. */
 gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream);

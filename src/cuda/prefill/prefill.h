@@ -9,12 +9,9 @@
 #include "cuda/prefill/sm90/cache.h"
 #include "cuda/prefill/wanted.h"
 
-/* Plans a call, and runs it. The address of the rule is kept until then. gdn_cuda_prefill() does
- * both. */
+/* Plans a call, or plans and runs it. A plan keeps the address of the rule. */
 void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                            struct gdn_cuda_cut_options options, struct gdn_cuda_prefill_plan *plan);
-gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                struct gdn_cuda_prefill_plan *plan, void *memory, void *stream);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                             struct gdn_cuda_cut_options options, void *memory, void *stream);
 

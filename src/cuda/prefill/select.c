@@ -147,8 +147,8 @@ static const struct family {
 };
 enum { SM90 }; /* the place in the list */
 
-void gdn_cuda_prefill_chunks_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                                  struct gdn_cuda_chunks *how)
+/* Decides the form, its cut and its bytes. how->options are set before. */
+static void choose_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule, struct gdn_cuda_chunks *how)
 {
     how->form = 0;
     while (families[how->form].why_not(ctx, rule)) how->form++;
@@ -211,7 +211,7 @@ static void plan_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     const bool apart = gdn_cuda_prefill_is_apart(rule);
     p->way = apart ? GDN_PREFILL_APART : GDN_PREFILL_BY_CHUNKS;
     p->chunks = (struct gdn_cuda_chunks){ .options = options };
-    gdn_cuda_prefill_chunks_plan(ctx, rule, &p->chunks);
+    choose_chunks(ctx, rule, &p->chunks);
     p->bytes = apart ? gdn_cuda_prefill_q8_bytes(rule, &p->chunks) : p->chunks.bytes;
     p->chunks.singles = !apart && leaves_singles(ctx, rule, &p->chunks, &p->singles);
 }
@@ -260,8 +260,8 @@ void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     }
 }
 
-gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                                struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
+static gdn_status run_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                           struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
 {
     log_way(ctx, rule, p);
     switch (p->way) {
@@ -277,7 +277,7 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 {
     struct gdn_cuda_prefill_plan plan;
     gdn_cuda_prefill_plan(ctx, rule, options, &plan);
-    return gdn_cuda_prefill_run(ctx, rule, &plan, memory, stream);
+    return run_plan(ctx, rule, &plan, memory, stream);
 }
 
 /* ---- gdn_prefill --------------------------------------------------------------------------- */
@@ -306,7 +306,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    return gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
+    return run_plan(ctx, &p->rule, &p->plan, memory, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill = { plan, run };

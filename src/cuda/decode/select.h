@@ -19,7 +19,7 @@ gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
                                  const struct gdn_tokens *tokens, const struct gdn_record *record,
                                  void *stream);
 
-/* Applies records to the states that they are of: the rule's sizes, pool and record count. */
+/* Applies records to their states. Of the rule, sizes, pool and record are set. */
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
 
 /* One launch for each form of select.c. */

@@ -53,8 +53,9 @@ static bool spares_padding(const struct gdn_block *b)
     return b->plan->batch.pad_policy == GDN_PAD_KEEP;
 }
 
-/* Lengths of sequences are known on the device alone; here, what none exceeds and their mean. These
- * are the batch's, so with GDN_BATCH_INVARIANT nothing follows from them. */
+/* Returns true if decode takes the sequences: if none can be long, or if they have one token on
+ * average. Lengths are known on the device alone. The mean depends on the batch, so it does not
+ * count with GDN_BATCH_INVARIANT. */
 static bool are_short(const struct gdn_block *b)
 {
     if (b->args->flags & GDN_BATCH_INVARIANT) return false;
@@ -134,7 +135,7 @@ static size_t rule_bytes(gdn_ctx *ctx, const struct gdn_block *b)
     return plan.bytes;
 }
 
-/* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
+/* Lays out all buffers, `blas` bytes for cuBLAS among them. memory NULL: only counts the bytes. */
 static size_t lay_out(gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
                       char *memory)
 {
@@ -330,7 +331,8 @@ static gdn_status project(struct layer *l, int i)
     return launch(l, GDN_CU_layer_project, row_tiles * out_tiles, &a);
 }
 
-/* Splits b and a of each key head to those of all. */
+/* Splits the rows of b and a, which lie key head by key head, into b of all heads and a of all
+ * heads. */
 static gdn_status split(struct layer *l)
 {
     const struct gdn_block *b = l->b;

@@ -14,8 +14,8 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream);
 
-/* The same for a call with such states: the bytes of copies and of the planned chunks, and the
- * launches. */
+/* For a call with such states: returns the bytes of copies and of the planned chunks; and launches
+ * the copies and the chunks. */
 size_t gdn_cuda_prefill_q8_bytes(const struct gdn_cu_rule *args, const struct gdn_cuda_chunks *how);
 gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                const struct gdn_cuda_chunks *planned, void *memory, void *stream);

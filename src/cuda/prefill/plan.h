@@ -34,8 +34,8 @@ struct gdn_channels_windows {
     int64_t record_bytes;
 };
 
-/* Units of `each` tokens (sm90/ranges.c); of all longer sequences at most; and so many of these, at
- * most. */
+/* Units of `each` tokens (sm90/ranges.c). units: of all longer sequences, at most; several: of
+ * these sequences, at most. */
 struct gdn_range_cut {
     int64_t each, units, several;
 };

@@ -7,7 +7,7 @@
 
 enum { MOST_SLICES = 64 }; /* that share the checkpoints of a sequence */
 
-/* Returns float32, one after the other, v by v. */
+/* Returns a view of dense float32 states, [H][V][K] each. */
 static struct gdn_pool_view wide_view(const struct gdn_cu_rule *r, char *data)
 {
     const int64_t head = (int64_t)r->K * r->V;

@@ -57,7 +57,7 @@ static int64_t spread(struct gdn_cu_gates *a, int64_t places, int most, int sm_c
     return (a->n_lines + a->each * lines - 1) / (a->each * lines);
 }
 
-/* of_a, of_b: these and what comes of them. */
+/* Returns the arguments of a launch for a and g (of_a), for b and beta (of_b), or for all. */
 static struct gdn_cu_gates args_of(const struct gdn_gates_call *s, bool of_a, bool of_b)
 {
     static const gdn_tensor none = { .data = NULL };

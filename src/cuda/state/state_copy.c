@@ -35,7 +35,8 @@ static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
     return 2;
 }
 
-/* Merges what lies behind each other on both sides, from the last dimension up. */
+/* Merges a dimension into the next one if both sides have their parts one behind the other, from
+ * the last dimension up. */
 static void merge(struct dim *d, bool keeps_columns)
 {
     for (int i = 1; i >= 0; i--) {

@@ -7,8 +7,8 @@
 #include "cuda/backward/channels/args.h"
 #include "cuda/driver/launch.h"
 
-/* Plans a call, and returns the bytes of its workspace; and its launches. base: what the arguments
- * of all forms have. */
+/* Plan a call and return the bytes of its workspace; run the call. base: what the arguments of all
+ * forms have. */
 size_t gdn_cuda_channels_plan(const gdn_ctx *ctx, const struct gdn_backward *work,
                               const struct gdn_cu_backward *base,
                               struct gdn_cu_backward_channels *args);

@@ -64,7 +64,8 @@ struct gdn_channels_windows gdn_cuda_prefill_channels_cut(const gdn_ctx *ctx,
     return w;
 }
 
-/* A state of places between windows: of every row, or of two windows through the batch. */
+/* Lays out records, and the states between windows: one for each row, or for two windows through
+ * the batch. */
 static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_channels_windows *w,
                       char **records, char **carry, char *memory)
 {

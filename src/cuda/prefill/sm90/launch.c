@@ -13,9 +13,9 @@
 
 enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
 
-/* Clusters, of whole sequences and of segments, wide blocks, blocks of small heads, and M and U of
- * segments. All but the last give the same bits. Deep ones take larger heads, so many blocks for
- * every 128 columns. */
+/* CLUSTER: whole sequences in clusters; PART: segments in clusters; WIDE: wide blocks; SMALL:
+ * blocks of small heads; SUMMARY: M and U of segments; DEEP: K above 128, n_blocks for every 128
+ * columns. CLUSTER, PART, WIDE and SMALL give the same bits. */
 enum form { CLUSTER, PART, WIDE, SMALL, SUMMARY, DEEP };
 static const struct {
     int n_blocks; /* of a sequence and head */
@@ -192,7 +192,7 @@ static void skip_columns(struct gdn_pool_view *p, int n)
     if (p->data) p->data += n * step * (int64_t)gdn_dtype_bytes(p->dtype);
 }
 
-/* Leaves of a rule the columns of V from `first` on, as many as a launch takes. */
+/* Narrows a rule to the columns of V from `first` on, as many as one launch takes. */
 static void cut_slice(struct gdn_cu_rule *r, int first)
 {
     const size_t bytes = (size_t)first * gdn_dtype_bytes(r->q.dtype);

@@ -16,17 +16,17 @@
 
 enum { SHARED = 232448, CHUNK = 64, MOST = 128, CLUSTER = 2, WARP = 32, LEFT_WARPS = 8 };
 
-/* Chunks of a unit at least, and with GDN_BATCH_INVARIANT; units of a sequence of mean length, and
- * of all sequences, at most. */
+/* LEAST_CHUNKS: of a unit; FIXED_CHUNKS: of a unit with GDN_BATCH_INVARIANT. MOST_UNITS: of a
+ * sequence of mean length; MOST_LONG: of all sequences. */
 enum { LEAST_CHUNKS = 8, FIXED_CHUNKS = 128, MOST_UNITS = 64, MOST_LONG = 256 };
 
-/* Nanoseconds: of a round of clusters, to begin and for a chunk, and where their units are left
- * out; to begin to join, and of a round of its blocks for a unit. Where gates may forget, three in
- * four units are left out, which is four times as likely as not. */
+/* Nanoseconds. A round of clusters takes START and EACH_CHUNK, or LEFT_OUT if its units are left
+ * out. The join takes JOIN_START, and JOIN_EACH for a unit in a round of blocks. LIKELY: if gates
+ * may forget, it is four times as likely as not that three in four units are left out. */
 enum { START = 20000, EACH_CHUNK = 1500, LEFT_OUT = 30000, JOIN_START = 4000, JOIN_EACH = 3300 };
 enum { LIKELY = 4 };
 
-/* The same of a chunk of a walk back, of 64 columns of a head by a block, and of all. */
+/* Nanoseconds of a chunk of a walk back: of a block with 64 columns of a head, and with all. */
 enum { WALK_HALF = 1500, WALK_WHOLE = 2300 };
 
 static enum gdn_kernel_id kernel_of(int dtype)

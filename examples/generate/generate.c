@@ -230,7 +230,7 @@ static void print_speed(const struct generation *g)
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* For the logits of guesses, and to forget them. */
+/* Makes memory for the logits of guesses, and for the states that are needed to forget guesses. */
 static int make_checks(struct generation *g)
 {
     const int64_t n = 1 + g->o->draft;

@@ -26,7 +26,7 @@ struct gdn_block {
     struct gdn_rule rule; /* all but rows, sequences and carry data */
     struct gdn_block_columns columns;
     int64_t hidden, Hk, Hv, K, V;
-    int64_t n_tokens, window; /* in all; of a CPU: of a window, at most */
+    int64_t n_tokens, window; /* window: of a CPU, the most tokens that pass at once */
     float rms_eps;
     int64_t channels; /* numbers of a gate: 1, or K of KDA */
     int64_t rank;     /* the most columns between two projections; 0: there are none */

@@ -12,7 +12,7 @@ struct gdn_step_call {
     gdn_step_args args;
     struct gdn_tokens tokens;
     struct gdn_plan plan;
-    struct gdn_conv conv;     /* all but out; W 0: x is behind it */
+    struct gdn_conv conv;     /* all but out; W is 0 if x is convolved already */
     struct gdn_rule rule;     /* all but q, k, v */
     struct gdn_norm_job norm; /* in place, of all rows of out */
     bool normed;

@@ -40,14 +40,14 @@ void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t
 /* Returns true if the call writes the state of a sequence, which has a slot, for its tokens fill
  * the record. */
 bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq);
-/* Counts the tokens of such a call, which is done. */
+/* Adds the tokens of such a call to the counts, after the call. */
 void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan);
 
 /* ---- Checked calls ------------------------------------------------------------------------- */
 
 /* The part of both ops: a record and slots. */
 struct gdn_record_call {
-    struct gdn_tokens tokens; /* one for each sequence: there are none, but plans have some */
+    struct gdn_tokens tokens; /* one for each sequence, since a plan needs tokens */
     struct gdn_plan plan;
     struct gdn_record record;
     size_t plan_bytes;
@@ -66,11 +66,12 @@ struct gdn_fold_call {
     struct gdn_record_call c;
     struct gdn_rule rule; /* sizes, heads, the pool and the record */
     const struct gdn_kernels *kr;
-    char *scratch; /* of each thread: the columns of a block */
+    char *scratch; /* thread_bytes for each thread: the columns of a block */
     size_t thread_bytes;
 };
 
-/* The contents of either, and memory for them; and what n_accepted and path hold. */
+/* The contents of both ops. bytes: memory for them. read: loads the slots and counts. check:
+ * refuses what n_accepted and path may not hold. */
 size_t gdn_record_contents_bytes(const struct gdn_record_call *call);
 gdn_status gdn_record_read_contents(gdn_ctx *ctx, struct gdn_record_call *call, void *memory);
 gdn_status gdn_record_check_accepted(gdn_ctx *ctx, const struct gdn_commit_call *call);

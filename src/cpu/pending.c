@@ -156,7 +156,8 @@ static void load_u(struct gdn_pending *p, const struct gdn_rule *r, const struct
 
 /* ---- Tokens -------------------------------------------------------------------------------- */
 
-/* e: k and q of the tokens as they meet the state before the call, decays of channels included. */
+/* Returns k and q of the tokens, times the decays of channels since the call began. With these
+ * factors they can be multiplied with the state before the call. */
 static const float *meet(struct gdn_pending *p, const struct gdn_kernels *kr,
                          const struct gdn_recur *s)
 {
@@ -172,7 +173,7 @@ static const float *meet(struct gdn_pending *p, const struct gdn_kernels *kr,
     return p->e;
 }
 
-/* Sums what the rows hold for k and q of the tokens, in n columns. */
+/* Adds to n columns the products of the pending rows with k and q of the tokens. */
 static void add_rows(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct gdn_recur *s, int col)
 {

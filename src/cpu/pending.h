@@ -12,7 +12,8 @@
 
 #include "cpu/record.h"
 
-enum { GDN_PENDING_TOKENS = GDN_CHUNK }; /* most tokens on a state that stays */
+/* The most tokens that are kept beside a state before they are written to it. */
+enum { GDN_PENDING_TOKENS = GDN_CHUNK };
 
 /* The rows of one slot and head. Heads that share keys share y and dots, if a row has one decay. */
 struct gdn_pending {
@@ -46,7 +47,8 @@ bool gdn_pending_load(struct gdn_pending *p, const struct gdn_rule *r, const str
 bool gdn_pending_begin(struct gdn_pending *p, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, struct gdn_recur *step, float *v, int col);
 
-/* S <- the state, of columns [col, col + n), as gdn_record_apply() has it; for sizes of strips. */
+/* takes: returns true if fold() can do it. fold: sets S to columns [col, col + n) of the state, as
+ * gdn_record_apply() does. */
 bool gdn_pending_takes(const struct gdn_rule *r, const struct gdn_kernels *kr);
 void gdn_pending_fold(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr,
                       int col, int n, bool k_first, float *S);

@@ -39,7 +39,7 @@ struct chunk {
     float *S;                /* strips of [K][strip] */
     float *a, *e, *decays;   /* of the family: [16][ld] twice, [K] */
     float *scaled;           /* [32][ld]; keys and decays for a checkpoint */
-    float *at, *et, *qt, *y; /* ... the same by channels, [K][16] */
+    float *at, *et, *qt, *y; /* the rows of the line above by channels, [K][16] */
     float *alpha, *dots;     /* [16] of the chunk */
     float *rows16, *pairs;   /* kq and S rounded (cpu/loops/bf16.h), with r->products */
     float *copy, *copy_k;    /* a strip up to a checkpoint; k of some tokens */
@@ -310,7 +310,8 @@ static void load_vectors(struct chunk *c, const struct gdn_rule *r, const struct
                       c->kq + C * c->ld, c->ld, r->K);
 }
 
-/* start_range() for the family: what its tokens, which are the first of the chunk, do. */
+/* start_range() for the family, whose range begins with the chunk: finds out whether its tokens
+ * write, forget, or leave the state as it is. */
 static void start_vectors(struct chunk *c, const struct gdn_rule *r, struct range *x)
 {
     x->writes = x->forgets = false;
@@ -427,8 +428,8 @@ static void finish_vectors(struct chunk *c, const struct gdn_rule *r, const stru
         kr->channel_update(S, S, kr->strip, decays, k, c->ld, c->w, kr->strip, C, r->K);
 }
 
-/* Ends S, columns `at` of the piece, from before the range to after it; pairs: its rounded copy, if
- * there is one. */
+/* Takes S, the columns of the piece from `at` on, from the state before the range to the state
+ * after it. pairs: the rounded copy of S, or NULL. */
 static void finish_range(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct range *x, float *S, uint16_t *pairs, const float *k,
                          ptrdiff_t at)
@@ -476,7 +477,8 @@ static void store_checkpoints(const struct chunk *c, const struct gdn_rule *r,
     }
 }
 
-/* On copies, in which the tokens after the range are not there. */
+/* Stores checkpoints within the chunk. Copies of the state and of keys leave out the tokens behind
+ * each one. */
 static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
                               const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                               const struct range *x, int strip, ptrdiff_t at)

@@ -20,11 +20,12 @@ struct gdn_rule_formulas {
     float norm_eps, scale, bound;
     uint32_t flags; /* GDN_ZERO_AS_GIVEN */
 };
-/* Sets those of the rule, whose K is known. The defaults of beta_kind and norm are the op's. */
+/* Sets the formulas of a rule whose K is set. The op gives its defaults of beta_kind and norm. */
 void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f,
                            int32_t default_beta, int32_t default_norm);
 
-/* Check that flags name one form at most; and, where chunks are, that it takes the dtype. */
+/* forms: checks that flags name one form at most. products: checks also that GDN_BF16_PRODUCTS
+ * takes the dtype. */
 gdn_status gdn_check_forms(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
@@ -45,6 +46,9 @@ gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
 
 /* chunk_size, 16, 32 or 64. */
 gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C);
+/* Checks that there is a state for every chunk, if shapes say how many chunks there are. */
+gdn_status gdn_stage_states(gdn_ctx *ctx, const gdn_tensor *states, const struct gdn_plan *plan,
+                            const struct gdn_tokens *tokens, int32_t C);
 
 /* ---- The convolution: conv.c ---------------------------------------------------------------- */
 

@@ -24,14 +24,17 @@ static gdn_tensor fresh(int ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3
 }
 static gdn_tensor per_channel(int64_t n_rows) { return fresh(4, B, n_rows / B, H, K); }
 
-/* Expects that a valid call runs and that the spoilt one is refused by that name. */
+/* Expects that a valid call runs, and that the spoilt one is refused by that name: where it would
+ * run, and where its workspace is asked for. */
 static void refused(const char *what, gdn_op op, const void *valid, const void *spoilt,
                     const char *name)
 {
     const int *launches = &fake->n_calls[FAKE_cuLaunchKernelEx];
     ring2_status(ctx, what, gdn_run_op(ctx, op, valid), GDN_OK);
     const int before = *launches;
+    size_t bytes;
     CHECK(before > 0, "%s: the valid call launched nothing", what);
+    ring2_status(ctx, what, gdn_workspace_bytes(ctx, op, spoilt, &bytes), GDN_E_UNSUPPORTED);
     ring2_status(ctx, what, gdn_run_op(ctx, op, spoilt), GDN_E_UNSUPPORTED);
     const char *said = gdn_last_error(ctx);
     CHECK(strstr(said, name), "%s: \"%s\", wanted %s", what, said, name);

@@ -47,7 +47,7 @@ static void add_rows(const struct forward *f, float *x, const float *y, int64_t 
     for (int64_t i = 0; i < n * f->m->config.hidden; i++) x[i] += y[i];
 }
 
-/* Parts go from y to z. Here all tokens in one call. */
+/* Computes z from y, as each part of a layer does: all tokens in one call. */
 static int run_gdn(struct forward *f, const struct layer *l, struct past_layer *past, int64_t n)
 {
     gdn_block_args a = l->mixer.gdn;

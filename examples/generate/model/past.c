@@ -54,7 +54,7 @@ int past_make(struct past *p, const struct model *m, int64_t capacity)
 
 /* ---- Undoing --------------------------------------------------------------------------------- */
 
-/* Like a state, n of them. */
+/* Makes n tensors like a state. */
 static int make_steps(struct past *p, const struct model *m, const gdn_tensor *state, int64_t n,
                       gdn_tensor *steps)
 {

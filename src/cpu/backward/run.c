@@ -16,8 +16,8 @@ enum { C = GDN_CHUNK };
 /* A segment has as many chunks as fit in these bytes, but no fewer than this. */
 enum { SEGMENT_BYTES = 32 << 20, SEGMENT_LEAST = 16 };
 
-/* Returns an odd number of 64-byte lines for rows: 128 of them would share few places of a
- * cache. */
+/* Returns the floats from row to row: an odd number of 64-byte lines, since rows at powers of two
+ * would share few places of a cache. */
 static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
     const int wide = (r->V + kr->strip - 1) / kr->strip * kr->strip;
@@ -212,7 +212,8 @@ static void backward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, const
 
 /* ---- Sequences ----------------------------------------------------------------------------- */
 
-/* Rows of a gradient, and of what it is the gradient of: `updates` of each token, by bytes. */
+/* Rows of a gradient, and of the tensor that it belongs to: `updates` of each token, so many bytes
+ * apart. */
 struct gradient {
     const struct gdn_rows *rows, *of;
     int updates;

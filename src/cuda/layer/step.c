@@ -410,7 +410,7 @@ static gdn_status run_several(struct step *s, const char *why, char *memory)
 
 /* The decisions of plan_call(). */
 struct planned {
-    const char *why_not_one;  /* launch; NULL: it is one */
+    const char *why_not_one;  /* why the call is not one launch; NULL: it is */
     struct gdn_cu_rule whole; /* fill_whole() */
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");

@@ -64,7 +64,8 @@ void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, i
     if (!rows->data || t >= seq->n_valid) return;
     const size_t elem = gdn_dtype_bytes(rows->dtype);
     const char *at = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
-    for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
+    const char *line = at - (uintptr_t)at % 64, *end = at + (size_t)n * elem;
+    for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
 }
 
 /* Gathers n values of a [tokens][H] tensor for one head. */

@@ -165,24 +165,28 @@ static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct g
     if (r->products) r->products->round_rows((uint16_t *)(void *)c->rows16, c->kq, c->ld, r->K);
 }
 
+/* load_v() for the family. Rows past n tokens are zero. */
+static void load_written(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, const struct piece *p, int64_t t0, int n)
+{
+    const int wide = (p->last - p->first) * kr->strip, rows = n * gdn_rule_updates(r);
+    const bool one = gdn_family_has_one_beta(r);
+    (one ? gdn_family_load_v : gdn_family_load_written)(r, kr, seq, p->head, t0, n, p->col, p->n,
+                                                        c->v, c->ld_v);
+    for (int i = 0; i < C; i++) {
+        const bool writes = i < rows && !(one && c->all_beta[i] == 0);
+        const int from = writes ? p->n : 0;
+        memset(c->v + i * c->ld_v + from, 0, (size_t)(wide - from) * sizeof *c->v);
+    }
+}
+
 /* Loads v of a piece, zero where beta is zero (G8). */
 static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                   const struct gdn_seq *seq, const struct piece *p, int64_t t0, int n)
+                   const struct gdn_seq *seq, const struct piece *p, int64_t t0)
 {
     const int hv = gdn_rule_source(r, p->head, r->Hv);
     const size_t elem = gdn_dtype_bytes(r->v.dtype);
     const size_t wide = (size_t)((p->last - p->first) * kr->strip);
-    for (int t = 0; r->family.is && t < C; t++) memset(c->v + t * c->ld_v, 0, wide * sizeof *c->v);
-    if (r->family.is && gdn_family_has_one_beta(r)) {
-        gdn_family_load_v(r, kr, seq, p->head, t0, n, p->col, p->n, c->v, c->ld_v);
-        for (int i = 0; i < n * gdn_rule_updates(r); i++)
-            if (c->all_beta[i] == 0) memset(c->v + i * c->ld_v, 0, wide * sizeof *c->v);
-        return;
-    }
-    if (r->family.is) {
-        gdn_family_load_written(r, kr, seq, p->head, t0, n, p->col, p->n, c->v, c->ld_v);
-        return;
-    }
     for (int t = 0; t < C; t++) {
         float *row = c->v + t * c->ld_v;
         if (c->beta[t] == 0) {
@@ -264,15 +268,15 @@ static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct ra
 }
 
 /* Finds what the decays of each of some rows do: alpha, as struct gdn_recur has it. If all write,
- * only zeros count, and a product above 0 has no such factor. */
+ * only zeros count, and a product that is finite and not 0 has no such factor. */
 static void find_kinds(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                        int rows)
 {
-    bool known = true;
+    static const float zeros[GDN_MAX_HEAD];
+    const size_t K = (size_t)r->K;
+    bool known = kr->decay_kind(c->decays, K) != 0 && kr->dot(c->decays, zeros, K) == 0;
     for (int i = 0; i < rows; i++) known &= c->all_beta[i] != 0;
-    for (int x = 0; x < r->K; x++) known &= c->decays[x] > 0;
-    for (int i = 0; i < rows; i++)
-        c->alpha[i] = known ? 0.5f : kr->decay_kind(c->a + i * c->ld, (size_t)r->K);
+    for (int i = 0; i < rows; i++) c->alpha[i] = known ? 0.5f : kr->decay_kind(c->a + i * c->ld, K);
 }
 
 /* Loads a and e = b k of a head. Rows past n tokens change nothing. With
@@ -323,7 +327,7 @@ static void walk_pairs(struct chunk *c, const struct gdn_rule *r, const struct g
     kr->channel_walk(c->A, c->B, c->copy_k, c->a, one ? c->kq : c->e, c->kq + C * c->ld, c->kq,
                      c->ld, r->K);
     for (int i = 0; one && i < C; i++)
-        for (int j = 0; j < C; j++) c->A[i * C + j] *= c->all_beta[i];
+        kr->norm_row(c->A + i * C, c->A + i * C, c->all_beta[i], NULL, NULL, false, C);
 }
 
 /* Ends keys and decays after the first `rows` of the chunk, for a checkpoint. */
@@ -498,7 +502,10 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
         start_vectors(c, r, &whole), walk_pairs(c, r, kr);
     else
         start_range(c, kr, &whole);
-    load_v(c, r, kr, item->seq, p, t0, n);
+    if (r->family.is)
+        load_written(c, r, kr, item->seq, p, t0, n);
+    else
+        load_v(c, r, kr, item->seq, p, t0);
     for (int s = p->first; s < p->last; s++) {
         float *S = strip_at(c, r, kr, item, s);
         const ptrdiff_t at = (s - p->first) * kr->strip;

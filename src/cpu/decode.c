@@ -88,15 +88,25 @@ static void load_kq(struct step_scratch *c, const struct gdn_rule *r, const stru
                          r->K, n * gdn_rule_updates(r));
 }
 
-/* The vectors of `rows` updates from row `at` on, whose gates are loaded and b lies in ak. */
-static void make_vectors(struct step_scratch *c, int K, int at, int rows, int q_row)
+/* Loads a, and e = b k in ak, of n tokens. With one beta e is a product of rows, not of vectors. */
+static void load_updates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, int head, int64_t token, int n, const float *k,
+                         float *a, float *ak, float *alpha, float *beta)
 {
-    const float *k = c->kq + (ptrdiff_t)at * K, *q = k + (ptrdiff_t)q_row * K;
-    const float *a = c->a + (ptrdiff_t)at * K;
-    float *ak = c->ak + (ptrdiff_t)at * K, *aq = c->aq + (ptrdiff_t)at * K;
-    for (int i = 0; i < rows * K; i++) {
-        ak[i] = a[i] * (ak[i] * k[i]);
-        aq[i] = a[i] * q[i];
+    const size_t K = (size_t)r->K;
+    const int rows = n * gdn_rule_updates(r);
+    if (!gdn_family_has_one_beta(r)) {
+        gdn_family_load_gates(r, kr, seq, head, token, n, a, ak, r->K, alpha, beta);
+        for (int i = 0; i < rows; i++)
+            kr->norm_row(ak + i * r->K, ak + i * r->K, 1, k + i * r->K, NULL, false, K);
+        return;
+    }
+    gdn_family_load_decays(r, kr, seq, head, token, n, a, r->K);
+    gdn_family_load_betas(r, kr, seq, head, token, n, beta);
+    for (int i = 0; i < rows; i++) {
+        kr->norm_row(ak + i * r->K, k + i * r->K, beta[i], NULL, NULL, false, K);
+        alpha[i] = kr->decay_kind(a + i * r->K, K);
+        beta[i] = beta[i] != 0;
     }
 }
 
@@ -105,12 +115,18 @@ static void load_vectors(struct step_scratch *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_rule_item *item, int head,
                          int64_t t0, int n)
 {
-    const int some = r->visits ? 1 : n, u = gdn_rule_updates(r);
+    const int some = r->visits ? 1 : n, u = gdn_rule_updates(r), K = r->K;
+    const float *q = c->kq + n * u * K;
     for (int t = 0; t < n; t += some)
-        gdn_family_load_gates(r, kr, item->seq, head, visit_at(r, item->seq, t0 + t).token, some,
-                              c->a + t * u * r->K, c->ak + t * u * r->K, r->K, c->alpha + t * u,
-                              c->beta + t * u);
-    make_vectors(c, r->K, 0, n * u, n * u);
+        load_updates(r, kr, item->seq, head, visit_at(r, item->seq, t0 + t).token, some,
+                     c->kq + t * u * K, c->a + t * u * K, c->ak + t * u * K, c->alpha + t * u,
+                     c->beta + t * u);
+    for (int i = 0; i < n * u * K; i += K) {
+        kr->norm_row(c->ak + i, c->ak + i, 1, c->a + i, NULL, false, (size_t)K);
+        kr->norm_row(c->aq + i, q + i, 1, c->a + i, NULL, false, (size_t)K);
+    }
+    if (r->family.g_rows && head + 1 < r->H)
+        gdn_rule_prefetch(&r->g, item->seq, t0, head + 1, 0, K);
 }
 
 static void load_gates(struct step_scratch *c, const struct gdn_rule *r,

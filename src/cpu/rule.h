@@ -75,6 +75,9 @@ void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
 /* Asks the L2 cache for n elements of a row from col on, if there are such a tensor and token. */
 void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
                        int col, int n);
+/* n numbers, `step` bytes apart; step 0: one number, which all of them are. */
+void gdn_rule_load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype, const char *from,
+                           int64_t step, int n);
 /* n gates of one head, logarithms or alphas, and betas. */
 void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
@@ -85,7 +88,7 @@ void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
 void gdn_family_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                            const struct gdn_seq *seq, int head, int64_t t0, int n, float *a,
                            float *b, ptrdiff_t ld, float *alpha, float *beta);
-/* The same for a alone; for beta alone, if it is one number for b and w. */
+/* The same for a alone; for beta alone, which is one number for b and w, of at most 16 tokens. */
 void gdn_family_load_decays(const struct gdn_rule *r, const struct gdn_kernels *kr,
                             const struct gdn_seq *seq, int head, int64_t t0, int n, float *a,
                             ptrdiff_t ld);
@@ -95,9 +98,6 @@ static inline bool gdn_family_has_one_beta(const struct gdn_rule *r)
 {
     return !r->family.beta_rows && !r->family.write.data;
 }
-/* n numbers, `step` bytes apart; step 0: one number, which all of them are. */
-void gdn_family_load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype,
-                             const char *from, int64_t step, int n);
 void gdn_family_load_w(const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_seq *seq, int head, int64_t t0, int n, int col, int cols,
                        float *w, ptrdiff_t ld);

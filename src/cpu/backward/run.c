@@ -56,7 +56,7 @@ static size_t lay_out(struct gdn_sweep *s, const struct gdn_backward *w,
     const bool family = r->family.is;
     const size_t tokens = family ? gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, NULL) : 0;
     float *token_memory;
-    const size_t row_f = family ? row_k : 0, column_f = family ? C * K : 0, one_f = family ? K : 0;
+    const size_t row_f = family ? row_k : 0, one_f = family ? K : 0;
     const struct gdn_part parts[] = {
         { &s->kq, 2 * row_k },
         { &s->kqt, 2 * kc },
@@ -102,11 +102,6 @@ static size_t lay_out(struct gdn_sweep *s, const struct gdn_backward *w,
         { &s->f.de, 2 * row_f }, /* and dq */
         { &s->f.dk, row_f },
         { &s->f.dg, row_f },
-        { &s->f.at, column_f },
-        { &s->f.et, column_f },
-        { &s->f.kt, column_f },
-        { &s->f.qt, column_f },
-        { &s->f.columns, column_f },
         { &s->f.alpha, C },
         { &s->f.written, C },
         { &s->f.decays, one_f },

@@ -24,14 +24,13 @@ struct gdn_sweep_next {
 };
 
 /* Scratch for vectors of gates: rows of K, ld apart, of the 16 updates of a chunk where nothing
- * else is said. Columns are [K][16]. */
+ * else is said. */
 struct gdn_sweep_vectors {
-    float *a, *b, *e;                   /* e = b k */
-    float *scaled, *end;                /* e and q by the decays from the start; k to the end */
-    float *dq, *de, *dk, *dg;           /* gradients of q, e, k and log a */
-    float *at, *et, *kt, *qt, *columns; /* the last: a scratch */
-    float *alpha, *written;             /* [16], as gdn_family_load_gates() has them */
-    float *decays, *carried;            /* [K]: of the chunk; gradients of these */
+    float *a, *b, *e;         /* e = b k */
+    float *scaled, *end;      /* e and q by the decays from the start; k to the end */
+    float *dq, *de, *dk, *dg; /* gradients of q, e, k and log a */
+    float *alpha, *written;   /* [16], as gdn_family_load_gates() has them */
+    float *decays, *carried;  /* [K]: of the chunk; gradients of these */
 };
 
 /* Scratch of one thread; all 64-byte aligned. */

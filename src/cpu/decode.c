@@ -252,7 +252,7 @@ static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
 static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
     return r->record && seq->slot >= 0 &&
-           (!gdn_record_folds(r->record, seq) || gdn_record_count(r->record, seq->slot) > 0);
+           (!gdn_record_folds(r->record, seq) || gdn_record_pending(r->record, seq) > 0);
 }
 
 static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq, const struct block *b)

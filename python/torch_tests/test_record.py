@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gdn.torch.Record: an engine with lazy states beside one without, with prompts, forks, evictions."""
+"""gdn.torch.Record: an engine with lazy states beside one without; prompts, forks, evictions."""
 
 import gdn
 import gdn.torch

@@ -21,11 +21,11 @@ static size_t lay_out(struct gdn_pending *p, const struct gdn_rule *r, float *me
     const int64_t R = r->record->R, K = r->K, rows = r->family.is ? TOKENS * K : 0;
     const struct part parts[] = {
         { &p->decay, K },
-        { &p->y, R * K },
-        { &p->scale, R },
-        { &p->u, R * COLUMNS },
+        { &p->y, (R + TOKENS) * K },
+        { &p->scale, R + TOKENS },
+        { &p->u, (R + TOKENS) * COLUMNS },
         { &p->dots, 2 * TOKENS * R },
-        { &p->columns, COLUMNS * R },
+        { &p->columns, COLUMNS * (R + TOKENS) },
         { &p->sums, 2 * TOKENS * COLUMNS },
         { &p->alpha, TOKENS },
         { &p->a, rows },
@@ -139,6 +139,7 @@ bool gdn_pending_load(struct gdn_pending *p, const struct gdn_rule *r, const str
     const int hk = gdn_rule_source(r, head, r->Hk);
     p->slot = slot, p->head = head;
     p->n = gdn_record_count(r->record, slot);
+    p->tokens = 0;
     if (r->record->channels > 1) return load_channels(p, r, kr, hk);
     load_scaled(p, r, kr, hk);
     return true;
@@ -228,53 +229,89 @@ bool gdn_pending_takes(const struct gdn_rule *r, const struct gdn_kernels *kr)
     return r->K % kr->strip == 0 && r->V % kr->strip == 0;
 }
 
-/* Loads u times its scale, of n columns. Rows that are left out become zeros. */
-static void load_scaled_u(struct gdn_pending *p, const struct gdn_rule *r,
-                          const struct gdn_kernels *kr, int col, int n)
+/* Multiplies rows, and the decays of S, by the decays of a token. */
+static void decay_rows(struct gdn_pending *p, const struct gdn_kernels *kr,
+                       const struct gdn_recur *s, int t)
 {
-    for (int64_t row = p->first; row < p->n; row++) {
+    const int K = s->K;
+    const float *a = s->a ? s->a + t * K : NULL;
+    for (int64_t row = p->first; row < p->n + t; row++) {
+        float *y = p->y + row * K;
+        if (a)
+            kr->norm_row(y, y, 1, a, NULL, false, (size_t)K);
+        else
+            p->scale[row] *= s->alpha[t];
+    }
+    for (int x = 0; x < K; x++) p->decay[x] *= a ? a[x] : s->alpha[t];
+}
+
+void gdn_pending_append(struct gdn_pending *p, const struct gdn_kernels *kr,
+                        const struct gdn_recur *s)
+{
+    for (int t = 0; t < s->T; t++) {
+        decay_rows(p, kr, s, t);
+        memcpy(p->y + (p->n + t) * s->K, s->k + t * s->K, (size_t)s->K * sizeof(float));
+        p->scale[p->n + t] = s->beta[t] == 0 ? 0 : 1;
+    }
+    p->tokens = s->T;
+}
+
+/* Loads u times its scale. Rows that are left out become zeros. */
+static void load_scaled_u(struct gdn_pending *p, const struct gdn_rule *r,
+                          const struct gdn_kernels *kr, const struct gdn_pending_block *b)
+{
+    const size_t n = (size_t)b->n;
+    for (int64_t row = p->first; row < p->n + p->tokens; row++) {
         float *u = p->u + row * COLUMNS;
         if (p->scale[row] == 0) {
-            memset(u, 0, (size_t)n * sizeof *u);
+            memset(u, 0, n * sizeof *u);
             memset(p->y + row * r->K, 0, (size_t)r->K * sizeof *p->y);
             p->source = -1; /* y is of this head alone */
             continue;
         }
-        load_u(p, r, kr, row, col, n);
-        if (p->scale[row] != 1) kr->norm_row(u, u, p->scale[row], NULL, NULL, false, (size_t)n);
+        if (row < p->n)
+            load_u(p, r, kr, row, b->col, b->n);
+        else
+            memcpy(u, b->u + (row - p->n) * COLUMNS, n * sizeof *u);
+        if (p->scale[row] != 1) kr->norm_row(u, u, p->scale[row], NULL, NULL, false, n);
     }
 }
 
 /* Rows of S are columns of the state. */
-static void fold_vk(struct gdn_pending *p, const struct gdn_kernels *kr, int K, int n, float *S)
+static void fold_vk(struct gdn_pending *p, const struct gdn_kernels *kr, int K,
+                    const struct gdn_pending_block *b)
 {
-    const int rows = (int)(p->n - p->first);
-    kr->transpose(p->columns, rows, p->u + p->first * COLUMNS, COLUMNS, rows, n);
+    const int rows = (int)(p->n + p->tokens - p->first);
+    kr->transpose(p->columns, rows, p->u + p->first * COLUMNS, COLUMNS, rows, b->n);
     for (int x = 0; x < K; x += kr->strip)
-        kr->strip_mul(S + x, K, p->columns, rows, p->y + p->first * K + x, K, n, rows, kr->strip,
-                      p->decay + x);
+        kr->strip_mul(b->S + x, b->ld, p->columns, rows, p->y + p->first * K + x, K, b->n, rows,
+                      kr->strip, p->decay + x);
 }
 
-static void fold_kv(struct gdn_pending *p, const struct gdn_kernels *kr, int K, int n, float *S)
+static void fold_kv(struct gdn_pending *p, const struct gdn_kernels *kr, int K,
+                    const struct gdn_pending_block *b)
 {
+    const int64_t rows = p->n + p->tokens;
     float ones[GDN_MAX_HEAD];
     for (int x = 0; x < K; x++) ones[x] = 1;
-    for (int64_t i = p->first; i < p->n; i += FOLDED) {
-        const int some = p->n - i < FOLDED ? (int)(p->n - i) : FOLDED;
-        for (int j = 0; j < n; j += kr->strip)
-            kr->channel_update(S + j, S + j, n, i > p->first ? ones : p->decay, p->y + i * K, K,
-                               p->u + i * COLUMNS + j, COLUMNS, some, K);
+    for (int64_t i = p->first; i < rows; i += FOLDED) {
+        const int some = rows - i < FOLDED ? (int)(rows - i) : FOLDED;
+        for (int j = 0; j < b->n; j += kr->strip)
+            kr->channel_update(b->S + j, b->S + j, b->ld, i > p->first ? ones : p->decay,
+                               p->y + i * K, K, p->u + i * COLUMNS + j, COLUMNS, some, K);
     }
 }
 
 void gdn_pending_fold(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      int col, int n, bool k_first, float *S)
+                      const struct gdn_pending_block *b)
 {
-    load_scaled_u(p, r, kr, col, n);
-    if (p->decay[0] == 0 && r->record->channels == 1) memset(S, 0, (size_t)(r->K * n) * sizeof *S);
-    if (p->first == p->n) return;
-    if (k_first)
-        fold_kv(p, kr, r->K, n, S);
+    const int n_rows = b->k_first ? r->K : b->n;
+    const size_t row = (size_t)(b->k_first ? b->n : r->K) * sizeof(float);
+    load_scaled_u(p, r, kr, b);
+    for (int i = 0; p->decay[0] == 0 && r->record->channels == 1 && i < n_rows; i++)
+        memset(b->S + i * b->ld, 0, row);
+    if (b->k_first)
+        fold_kv(p, kr, r->K, b);
     else
-        fold_vk(p, kr, r->K, n, S);
+        fold_vk(p, kr, r->K, b);
 }

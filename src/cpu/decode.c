@@ -482,22 +482,15 @@ static void fold_pending(struct step_scratch *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_seq *seq,
                          const struct block *b)
 {
-    const struct gdn_recur tokens = recur_of(c, r, b, (int)seq->n_valid);
+    struct gdn_recur tokens = recur_of(c, r, b, (int)seq->n_valid);
     const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
-    const struct gdn_pool_view *view = to.view;
-    const bool there = view->dtype == GDN_F32 && !view->gap, k_first = view->k_first;
-    const struct gdn_pending_block block = {
-        .S = there ? (float *)(void *)column_at(&to, b->col) : c->state,
-        .ld = there ? view->ld : k_first ? b->n : r->K,
-        .u = c->u,
-        .col = b->col,
-        .n = b->n,
-        .k_first = k_first,
-    };
-    gdn_pending_append(&c->pending, kr, &tokens);
-    if (!there) gdn_load_columns(c->state, k_first, kr, b->from, r->K, b->col, b->n);
-    gdn_pending_fold(&c->pending, r, kr, &block);
-    if (!there) gdn_store_columns(c->state, k_first, kr, to, r->K, b->col, b->n);
+    const bool there = to.view->dtype == GDN_F32 && !to.view->gap, k_first = to.view->k_first;
+    float *S = there ? (float *)(void *)column_at(&to, b->col) : c->state;
+    const ptrdiff_t dense = k_first ? b->n : r->K;
+    tokens.u = c->u;
+    if (!there) gdn_load_columns(S, k_first, kr, b->from, r->K, b->col, b->n);
+    gdn_pending_fold(&c->pending, kr, &tokens, k_first, S, there ? to.view->ld : dense);
+    if (!there) gdn_store_columns(S, k_first, kr, to, r->K, b->col, b->n);
 }
 
 /* Tokens of a record that are accepted at once. Returns false where they were not such. */

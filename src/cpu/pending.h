@@ -47,9 +47,9 @@ bool gdn_pending_load(struct gdn_pending *p, const struct gdn_rule *r, const str
 bool gdn_pending_begin(struct gdn_pending *p, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, struct gdn_recur *step, float *v, int col);
 
-/* After that, where the record is full: S <- S with all rows and tokens, which are as they were before
- * gdn_pending_begin() and have their u. S has the columns of the tokens, in rows ld floats apart; for
- * sizes of strips. */
+/* After that, where the record is full: S <- S with all rows and tokens. These are as they were
+ * before gdn_pending_begin(), with their u. S has their columns, in rows ld floats apart. For sizes
+ * of strips alone. */
 bool gdn_pending_takes(const struct gdn_rule *r, const struct gdn_kernels *kr);
 void gdn_pending_fold(struct gdn_pending *p, const struct gdn_kernels *kr,
                       const struct gdn_recur *tokens, bool k_first, float *S, ptrdiff_t ld);

@@ -943,8 +943,8 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     record_...    see gdn_record.h
  *
  * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
- * for gdn_decode(), with the same slots in both pools. No tensor that is written may overlap another
- * one.
+ * for gdn_decode(), with the same slots in both pools. No tensor that is written may overlap
+ * another one.
  *
  * On a CPU the result has the bits that the separate calls give. q, k and v are rounded to A after
  * the convolution, and o before its norm. The gates and the normalised q and k stay float32. On a

@@ -54,7 +54,7 @@ class Record:
         return _functions.step(*tensors, **self.fields, **self._numbers, **options)
 
     def prefill(self, q, k, v, g=None, beta=None, **options):
-        """gdn.torch.prefill(). It folds the slots that it reads; those that it writes have no rows."""
+        """gdn.torch.prefill(). It folds the slots that it reads; what it writes has no rows."""
         return _functions.prefill(q, k, v, g, beta, **self.fields, **self._numbers, **options)
 
     def block(self, *tensors, **options):

@@ -30,7 +30,7 @@ static const char help[] =
     "  --exact           any split of a text over prompts, tokens and states gives the same bits\n"
     "  --draft N         check up to N guessed tokens (7 at most) in one call: the same text, in\n"
     "                    fewer calls where it repeats itself\n"
-    "  --lazy R          keep up to R tokens beside each state, and then write it once (CPU alone)\n"
+    "  --lazy R          keep up to R tokens beside each state, then write it once (CPU alone)\n"
     "  --logits F        write tokens and the logits after each to a safetensors file\n"
     "  --speed           times on stderr, in one line\n"
     "  --backend B       cpu (default); cuda: GDN layers and products of matrices on device 0, in\n"

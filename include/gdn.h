@@ -61,7 +61,7 @@
  *     gdn_state_copy      slots are copied, forked, zeroed or converted
  *
  *     in other headers    use it when
- *     gdn_record.h        drafted tokens are recorded by gdn_decode, and some are accepted
+ *     gdn_record.h        tokens are recorded: drafts, or lazy states
  *     gdn_train.h         you train: gdn_<op>_backward, the gradients of each op
  *     gdn_blob.h          states go to a file or to another machine, whole or by rank
  *     gdn_parallel.h      the tokens of a prompt lie on several GPUs
@@ -650,7 +650,7 @@ typedef enum gdn_rounding {
  *                                  the very view that final states are written to.
  *                                  Absent: none are written.
  *     write_gate    [N][H][V]      f32, bf16 or f16; dense; see "The family"
- *     record_...                   for gdn_decode: see gdn_record.h
+ *     record_...                   see gdn_record.h
  *
  * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. K is 1 to 256 and V
  * 1 to 1024. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says which head of q, k and v a
@@ -926,7 +926,7 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *                            -> gdn_rmsnorm_gated(), if there is a z or a norm_weight
  *
  *     x             [N][2 Hk K + Hv V]       A      dense; or [B][T][..]. Channels of q, then of
- *                                            k, then of v, head by head, as projected
+ *                                            k, then of v, head by head
  *     a b           [N][Hv]                  f32, bf16 or f16; any strides. a may be [N][Hv][K]
  *                                            and dt_bias then [Hv][K]: KDA
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
@@ -940,10 +940,11 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     state         [P][Hv][V][K]            as in gdn_decode(), state_layout as there
  *     state_scales  [P][Hv][V]               for a state of 8 bits, as in gdn_decode()
  *     out           [N][Hv][V]               A      dense; absent: only states change
+ *     record_...    see gdn_record.h
  *
  * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
- * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. No
- * tensor that is written may overlap another one.
+ * for gdn_decode(), with the same slots in both pools. No tensor that is written may overlap
+ * another one.
  *
  * On a CPU the result has the bits that the separate calls give. q, k and v are rounded to A after
  * the convolution, and o before its norm. The gates and the normalised q and k stay float32. On a
@@ -973,6 +974,7 @@ typedef struct gdn_step_args {
     void *workspace;
     size_t workspace_bytes;
     void *stream;
+    gdn_tensor record_k, record_u, record_g, record_count;
 } gdn_step_args;
 
 GDN_DEFINE_INIT(gdn_step_args, gdn_step_args_init)
@@ -1012,6 +1014,7 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  *                                            Each may be the very view state or conv_state
  *     state_scales  [P][Hv][V]               for state and checkpoints of 8 bits, as in
  *     checkpoint_scales [P'][Hv][V]          gdn_prefill()
+ *     record_...    see gdn_record.h
  *
  * Weights are f32, bf16 or f16, and dense. States are updated in place. If a state is absent, it
  * starts from zero and is dropped. GDN_WRITE_EACH is not supported. Guarantees: G1, G2, G3, G5, G6,
@@ -1053,6 +1056,7 @@ typedef struct gdn_block_args {
     int32_t beta_kind;      /* as in gdn_step() */
     float gate_lower_bound; /* as in gdn_step() */
     gdn_tensor in_proj_q, in_proj_k, in_proj_v, in_proj_z_down, in_proj_a_down;
+    gdn_tensor record_k, record_u, record_g, record_count;
 } gdn_block_args;
 
 GDN_DEFINE_INIT(gdn_block_args, gdn_block_args_init)

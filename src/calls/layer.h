@@ -5,6 +5,7 @@
 
 #include "calls/conv.h"
 #include "calls/project.h"
+#include "calls/record.h"
 #include "calls/rule.h"
 #include "core/backend.h"
 
@@ -42,7 +43,8 @@ struct gdn_block_call {
     struct gdn_plan plan;
     struct gdn_plan_pools pools;
     struct gdn_block block;
-    size_t plan_bytes; /* of a CPU */
+    struct gdn_record record;
+    size_t plan_bytes, record_bytes; /* of a CPU */
 };
 
 /* The rows of the weights that make columns of hidden. */

@@ -5,6 +5,7 @@
 
 #include "calls/conv.h"
 #include "calls/norm.h"
+#include "calls/record.h"
 #include "calls/rule.h"
 
 struct gdn_step_call {
@@ -14,6 +15,7 @@ struct gdn_step_call {
     struct gdn_plan plan;
     struct gdn_conv conv;     /* all but out; W is 0 if x is convolved already */
     struct gdn_rule rule;     /* all but q, k, v */
+    struct gdn_record record;
     struct gdn_norm_job norm; /* in place, of all rows of out */
     bool normed;
     struct gdn_plan_pools pools;

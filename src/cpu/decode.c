@@ -9,8 +9,8 @@
  * scratch, one for each level of the tree, and the loops only move them on. What is stored is
  * stored from there.
  *
- * If tokens are accepted at once with a record that they do not fill, the state stays as it lies
- * (pending.h): it is read once, and the tokens become rows.
+ * If tokens are accepted at once with a record, the state stays as it lies (pending.h): it is read
+ * once, and the tokens become rows. If they fill the record, all rows then go into the state.
  */
 #include <math.h>
 #include <string.h>
@@ -268,7 +268,7 @@ static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
 static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
     return r->record && seq->slot >= 0 &&
-           (!gdn_record_folds(r->record, seq) || gdn_record_count(r->record, seq->slot) > 0);
+           (!gdn_record_folds(r->record, seq) || gdn_record_pending(r->record, seq) > 0);
 }
 
 static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq, const struct block *b)
@@ -456,20 +456,6 @@ static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
     }
 }
 
-/* Applies the rows of the record to the state in scratch. Where the bits may be others than those
- * of the tokens, all rows at once. */
-static void apply_record(struct step_scratch *c, const struct gdn_rule *r,
-                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
-                         const struct block *b)
-{
-    const bool k_first = b->to_view->k_first;
-    if (r->record->accepts && !r->exact && gdn_pending_takes(r, kr) &&
-        gdn_pending_load(&c->pending, r, kr, seq->slot, b->head))
-        gdn_pending_fold(&c->pending, r, kr, b->col, b->n, k_first, c->state);
-    else
-        gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, k_first, c->state);
-}
-
 static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                  const struct gdn_rule_item *item, const struct block *b)
 {
@@ -481,7 +467,8 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
     if (gdn_rule_rounding8(r) || (r->visits && gdn_is_q8(b->from.view->dtype)))
         stage_codes(c, r, b);
     c->changed = has_record(r, seq) && gdn_record_count(r->record, seq->slot) > 0;
-    if (has_record(r, seq)) apply_record(c, r, kr, seq, b);
+    if (has_record(r, seq))
+        gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, b->to_view->k_first, c->state);
     const int most = window_tokens(r);
     for (int64_t t0 = 0; t0 < T; t0 += most) {
         const int n = T - t0 < most ? (int)(T - t0) : most;
@@ -506,7 +493,23 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
 
 /* ---- A state that stays -------------------------------------------------------------------- */
 
-/* Tokens that do not fill the record. Returns false where they were not such. */
+/* The tokens fill the record: all rows, and they, go into the state, which is in the L2 cache. */
+static void fold_pending(struct step_scratch *c, const struct gdn_rule *r,
+                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
+                         const struct block *b)
+{
+    struct gdn_recur tokens = recur_of(c, r, b, (int)seq->n_valid);
+    const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
+    const bool there = to.view->dtype == GDN_F32 && !to.view->gap, k_first = to.view->k_first;
+    float *S = there ? (float *)(void *)column_at(&to, b->col) : c->state;
+    const ptrdiff_t dense = k_first ? b->n : r->K;
+    tokens.u = c->u;
+    if (!there) gdn_load_columns(S, k_first, kr, b->from, r->K, b->col, b->n);
+    gdn_pending_fold(&c->pending, kr, &tokens, k_first, S, there ? to.view->ld : dense);
+    if (!there) gdn_store_columns(S, k_first, kr, to, r->K, b->col, b->n);
+}
+
+/* Tokens of a record that are accepted at once. Returns false where they were not such. */
 static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                          const struct block *b)
@@ -516,7 +519,8 @@ static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
     const bool staged = view->gap || gdn_is_q8(view->dtype);
     const int T = (int)seq->n_valid;
     struct gdn_pending *p = &c->pending;
-    if (!r->record->accepts || gdn_record_folds(r->record, seq) || r->exact) return false;
+    const bool folds = gdn_record_folds(r->record, seq);
+    if (!r->record->accepts || r->exact || (folds && !gdn_pending_takes(r, kr))) return false;
     if (seq->n_valid > GDN_PENDING_TOKENS || (r->checkpoints.data && seq->n_checkpoints > 0))
         return false;
     gdn_pending_prefetch(r, seq->slot, b->head);
@@ -537,7 +541,10 @@ static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
     for (int t = 0; r->out.data && t < T; t++)
         for (int j = 0; j < b->n; j++) c->o[t * COLUMNS + j] += p->sums[(T + t) * b->n + j];
     store_o(c, r, kr, seq, b, 0, T);
-    store_record(c, r, kr, seq, b, 0, T);
+    if (folds)
+        fold_pending(c, r, kr, seq, b);
+    else
+        store_record(c, r, kr, seq, b, 0, T);
     return true;
 }
 
@@ -568,7 +575,7 @@ static bool step_q8(struct step_scratch *c, const struct gdn_rule *r, const stru
 
 /* ---- Items --------------------------------------------------------------------------------- */
 
-/* Columns of a block: as many as there is room for the states of all levels. */
+/* Columns of a block: no more than there is room for the states of all levels. */
 static int block_columns(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
     if (!r->visits) return COLUMNS;

@@ -101,6 +101,19 @@ struct gdn_record_tensors {
 gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
                            struct gdn_record *record);
 
+/* A record as a call of the rule has it. */
+struct gdn_record_use {
+    struct gdn_record_tensors tensors;
+    const gdn_tensor *state, *state_out; /* state_out may be absent */
+    const gdn_batch *batch;
+    uint32_t flags;
+    bool is_step;        /* each token goes to the record: gdn_decode and gdn_step. Else ... */
+    int64_t lazy_tokens; /* ... those of sequences of so many at most */
+};
+/* Checks the record, if one of its tensors is there, and sets it in the rule, whose family is. */
+gdn_status gdn_record_describe(gdn_ctx *ctx, const struct gdn_record_use *use,
+                               struct gdn_rule *rule, struct gdn_record *record);
+
 /* Checks the descriptors. The names in `m` are set. */
 gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,
                               struct gdn_state_move *m);

@@ -57,6 +57,8 @@ static int run_gdn(struct forward *f, const struct layer *l, struct past_layer *
     a.out = gdn_dense(f->z, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
     a.conv_state = past->conv_state;
     a.state = past->state;
+    a.record_k = past->record_k, a.record_u = past->record_u;
+    a.record_g = past->record_g, a.record_count = past->record_count;
     if (n <= f->past->n_steps) {
         batch.checkpoint_every = 1;
         a.batch = &batch;

@@ -17,6 +17,8 @@ void gdn_cuda_fill_rule(struct gdn_cu_rule *to, const struct gdn_rule *rule,
 /* For a checked call: fills in the kernels' arguments; checks the contents that the context has to
  * check; checks that a tree has no more tokens than kernels count. */
 void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *call);
+/* Refuses a record, for ops other than gdn_decode. */
+gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *rule);
 /* Refuse, by the name of its tensor, what kernels do not take of the family (gdn.h): any of it, for
  * ops that have no kernel for it, g being the name of the gates; and what gdn_decode, gdn_prefill
  * and gdn_step do not take beside it. */

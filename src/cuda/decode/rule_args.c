@@ -77,6 +77,14 @@ gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *r, const c
 }
 
 /* Refuses a tensor in a call of the family. */
+gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
+{
+    if (!r->record) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                    "record_k: given, wanted none but in gdn_decode on a GPU: gdn_record_fold() "
+                    "first");
+}
+
 static gdn_status refuse(gdn_ctx *ctx, const char *name, const char *what)
 {
     return gdn_fail(ctx, GDN_E_UNSUPPORTED,

@@ -499,6 +499,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     if (b->n_tokens > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
+    TRY(gdn_cuda_refuse_record(ctx, &b->rule));
     TRY(gdn_cuda_check_channels(ctx, &b->rule));
     const size_t blas = blas_bytes(ctx, b);
     c->base.bytes = lay_out(ctx, &m, b, blas, NULL);

@@ -420,6 +420,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     struct gdn_step_call *m = call;
     struct planned *p = GDN_PLANNED(struct planned, &m->base);
     struct buffers b;
+    TRY(gdn_cuda_refuse_record(ctx, &m->rule));
     TRY(gdn_cuda_check_channels(ctx, &m->rule));
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
     fill_whole(&p->whole, m);

@@ -78,13 +78,13 @@ struct case_dims {
     int64_t entries;      /* of its states; 0: W - 1 */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
-    int gates;       /* enum case_gates */
-    int rule;        /* enum case_rule: the rule and its gradients; the step: not GDN2, PRODUCT */
-    int layer;       /* enum case_layer, which has its own rule */
-    double lower_bound; /* of the layer's log gates; 0: none */
-    int64_t updates; /* of a token, CASE_RULE_PRODUCT; 0: 2 */
-    int call;        /* enum case_call: the rule by rows */
-    bool exact;      /* GDN_EXACT: the rule and the layer */
+    int gates; /* enum case_gates */
+    int rule;  /* enum case_rule: the rule and its gradients; the step: not GDN2, PRODUCT */
+    int layer; /* enum case_layer, which has its own rule */
+    double lower_bound;   /* of the layer's log gates; 0: none */
+    int64_t updates;      /* of a token, CASE_RULE_PRODUCT; 0: 2 */
+    int call;             /* enum case_call: the rule by rows */
+    bool exact;           /* GDN_EXACT: the rule and the layer */
     bool bf16_products;   /* GDN_BF16_PRODUCTS: the rule and the layer */
     bool batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */
     bool no_early_stop;   /* GDN_NO_EARLY_STOP: the rule and the layer */
@@ -286,7 +286,7 @@ double conv_case_flops(const struct conv_case *c);
 double conv_case_bytes(const struct conv_case *c);
 double block_case_flops(const struct block_case *c, double *projections);
 double block_case_weights(const struct block_case *c); /* numbers of the input projections */
-double block_case_bytes(const struct block_case *c); /* weights, hidden, out, states */
+double block_case_bytes(const struct block_case *c);   /* weights, hidden, out, states */
 
 /* ---- For the cases ---- */
 

@@ -43,16 +43,22 @@ int layer_gradient_case_make(struct layer_gradient_case *c, const struct case_di
     const struct {
         gdn_tensor *to;
         const gdn_tensor *from;
-    } weights[] = {
-        { &a->din_proj_qkv, &f->in_proj_qkv },       { &a->din_proj_z, &f->in_proj_z },
-        { &a->din_proj_b, &f->in_proj_b },           { &a->din_proj_a, &f->in_proj_a },
-        { &a->din_proj_qkvz, &f->in_proj_qkvz },     { &a->din_proj_ba, &f->in_proj_ba },
-        { &a->din_proj_q, &f->in_proj_q },           { &a->din_proj_k, &f->in_proj_k },
-        { &a->din_proj_v, &f->in_proj_v },           { &a->din_proj_z_down, &f->in_proj_z_down },
-        { &a->din_proj_a_down, &f->in_proj_a_down }, { &a->dconv_weight, &f->conv_weight },
-        { &a->dA_log, &f->A_log },                   { &a->ddt_bias, &f->dt_bias },
-        { &a->dnorm_weight, &f->norm_weight },       { &a->dout_proj, &f->out_proj }
-    };
+    } weights[] = { { &a->din_proj_qkv, &f->in_proj_qkv },
+                    { &a->din_proj_z, &f->in_proj_z },
+                    { &a->din_proj_b, &f->in_proj_b },
+                    { &a->din_proj_a, &f->in_proj_a },
+                    { &a->din_proj_qkvz, &f->in_proj_qkvz },
+                    { &a->din_proj_ba, &f->in_proj_ba },
+                    { &a->din_proj_q, &f->in_proj_q },
+                    { &a->din_proj_k, &f->in_proj_k },
+                    { &a->din_proj_v, &f->in_proj_v },
+                    { &a->din_proj_z_down, &f->in_proj_z_down },
+                    { &a->din_proj_a_down, &f->in_proj_a_down },
+                    { &a->dconv_weight, &f->conv_weight },
+                    { &a->dA_log, &f->A_log },
+                    { &a->ddt_bias, &f->dt_bias },
+                    { &a->dnorm_weight, &f->norm_weight },
+                    { &a->dout_proj, &f->out_proj } };
     bool there = a->dout.data && a->dhidden.data;
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
         if (!weights[i].from->data) continue; /* of the other kind */
@@ -153,8 +159,8 @@ double layer_gradient_case_flops(const struct layer_gradient_case *c)
     const struct case_dims *d = &c->block.dims;
     const double N = (double)c->block.tokens.N, in = block_case_weights(&c->block);
     const int64_t out = d->hidden * d->Hv * d->V;
-    return N * (6 * in + (double)(4 * out + 16 * d->Hv * d->K * d->V +
-                                  6 * layer_channels(d) * d->W));
+    return N *
+           (6 * in + (double)(4 * out + 16 * d->Hv * d->K * d->V + 6 * layer_channels(d) * d->W));
 }
 
 /* Counts a weight and its gradient, in float32. */

@@ -114,8 +114,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
         cJSON_AddNumberToObject(line, "value_dim", (double)o->dims.V);
         cJSON_AddStringToObject(line, "layout", o->layout);
     }
-    if (bench_has_layer(o))
-        cJSON_AddNumberToObject(line, "hidden", (double)o->dims.hidden);
+    if (bench_has_layer(o)) cJSON_AddNumberToObject(line, "hidden", (double)o->dims.hidden);
     if (o->batch) {
         cJSON_AddNumberToObject(line, "batch", (double)o->batch);
         cJSON_AddNumberToObject(line, "tokens", (double)o->lengths[0]);
@@ -193,8 +192,7 @@ static void print_text(const struct bench_options *o, const struct bench *b,
         printf("%lld channels, ", (long long)o->dims.D);
     else
         printf("heads %s, dim %s, %s, ", o->heads, o->dim, o->layout);
-    if (bench_has_layer(o))
-        printf("hidden %lld, ", (long long)o->dims.hidden);
+    if (bench_has_layer(o)) printf("hidden %lld, ", (long long)o->dims.hidden);
     if (o->batch)
         printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
     else

@@ -9,7 +9,7 @@
 /* The judge follows so many tokens of sequence 0. */
 enum { LAYER_TOKENS = 4 };
 
-/* What hidden meets: rows [T] of the products with c->qkv, c->z, c->b and c->a. */
+/* The rows [T] that hidden gives: products with c->qkv, c->z, c->b and c->a. */
 struct layer_projected {
     double *mixed, *z, *b, *a;
 };

@@ -39,6 +39,7 @@ def test_check_names_every_kernel_of_gradients():
                           ("rmsnorm_backward f32 D7", "rmsnorm_backward_sums"),
                           ("layer kimi_linear bf16 V64 prefill",
                            "prefill_channels_chunks_BF16_64"),
+                          ("layer_backward kimi_linear f32 V51", "backward_channels_gates"),
                           ("layer_backward qwen3_5 f32 V64",
                            "conv_backward_tokens_4 layer_add")):
         out, _ = device("check", "--backend", "cuda", "--function", case, "--verbose")

@@ -97,7 +97,7 @@ static double loss_beside(const struct layer_gradient_case *c, const struct laye
     return sum;
 }
 
-/* Where a GPU rounds, so many that their RMS is that of the roundings. */
+/* A GPU rounds: then so many that their RMS is that of the roundings. */
 enum { DIRECTIONS = 3, ROUNDED_DIRECTIONS = 12 };
 
 /* Along one direction of ones and minus ones: what the differences of the loss say, and dhidden. */

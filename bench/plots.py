@@ -347,6 +347,44 @@ def accuracy(folder):
     save(figure, folder, "accuracy")
 
 
+RULES = {"kda": ("KDA", OTHER), "gdn2": ("GDN-2", "#7a5195")}
+OPS = {("prefill", 1): "prefill, 2048 tokens", ("prefill_backward", 1): "gradients, 2048 tokens",
+       ("decode", 1): "decode, B = 1", ("decode", 8): "decode, B = 8",
+       ("decode", 32): "decode, B = 32"}
+
+
+def family(folder):
+    """Rules of the family beside Gated DeltaNet: time on a CPU over GDN's, and prefill on an
+    H100."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4))
+    runs = newest("family/xeon.jsonl", lambda r: (r["op"], r["B"]), isa="avx512")
+    for i, (rule, (title, color)) in enumerate(RULES.items()):
+        places = [p + 0.4 * i - 0.2 for p in range(len(OPS))]
+        times = [runs[case][f"{rule}_of_gdn_median"] for case in OPS]
+        axes[0].barh(places, times, 0.38, color=color, label=title)
+        for p, t in zip(places, times):
+            axes[0].text(t, p, f" {t:.2f}", va="center", fontsize=8)
+    axes[0].axvline(1, color=LIMIT, linewidth=0.8, linestyle=":")
+    axes[0].set(title="Xeon, one thread, 16/32 heads, f32", xlabel="time over GDN's", xlim=(0, 2.1))
+    axes[0].set_yticks(range(len(OPS)), OPS.values())
+    runs = newest("family/h100.jsonl", lambda r: (r["heads"], r.get("seqlens"), r["rule"]),
+                  op="prefill")
+    cases = [key[:2] for key in runs if key[2] == "gdn"]
+    for i, (rule, title, color) in enumerate((("gdn", "GDN", OURS), ("kda", "KDA", OTHER))):
+        places = [p + 0.4 * i - 0.2 for p in range(len(cases))]
+        times = [runs[(*case, rule)]["ms"] for case in cases]
+        axes[1].barh(places, times, 0.38, color=color, label=title)
+        for p, t in zip(places, times):
+            axes[1].text(t, p, f" {t:.2f}", va="center", fontsize=8)
+    axes[1].set(title="Prefill on an H100, bf16, weak gates", xlabel="milliseconds")
+    axes[1].set_yticks(range(len(cases)), [f"{heads}, {seqlens}" for heads, seqlens in cases])
+    for axis in axes:
+        axis.invert_yaxis()
+        axis.legend(loc="lower right")
+    axes[1].set_xlim(right=1.12 * axes[1].dataLim.x1)
+    save(figure, folder, "family")
+
+
 MODELS = {"qwen3_next": "Qwen3-Next", "olmo_hybrid": "OLMo-Hybrid", "kimi_linear": "Kimi-Linear",
           "glm5_next_text": "GLM-5 Next"}
 
@@ -381,7 +419,8 @@ def plan(folder):
 
 
 PLOTS = (summary, prefill_length, prefill_batch, prefill_peers, prefill_gates, prefill_share,
-         decode_share, decode_peers, cpu_peers, cpu_scaling, accuracy, plan)
+         decode_share, decode_peers, cpu_peers, cpu_scaling, accuracy,
+         family, plan)
 
 
 def main():

@@ -47,6 +47,20 @@ enum case_rule {
 };
 extern const char *const case_rule_names[CASE_RULES];
 
+/* The layers of families of models (gdn.h, gdn_block). */
+enum case_layer {
+    CASE_LAYER_QWEN3_5,
+    CASE_LAYER_QWEN3_NEXT,  /* projections fused, in rows by key head */
+    CASE_LAYER_OLMO_HYBRID, /* q, k and v apart, beta up to 2 */
+    CASE_LAYER_KIMI_LINEAR, /* KDA: q, k and v apart, gates of low rank, a sigmoid of z */
+    CASE_LAYERS
+};
+extern const char *const case_layer_names[CASE_LAYERS];
+static inline int case_layer_rule(int layer)
+{
+    return layer == CASE_LAYER_KIMI_LINEAR ? CASE_RULE_KDA : CASE_RULE_GDN;
+}
+
 /* A call of the rule may have more. Fast kernels of a device refuse some of that. */
 enum case_call {
     CASE_CALL_PLAIN,
@@ -64,9 +78,11 @@ struct case_dims {
     int64_t entries;      /* of its states; 0: W - 1 */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
-    int gates;            /* enum case_gates */
-    int rule;             /* enum case_rule; a step has no GDN2 and no PRODUCT */
-    int64_t updates;      /* of a token, of CASE_RULE_PRODUCT; 0 means 2 */
+    int gates;          /* enum case_gates */
+    int rule;           /* enum case_rule: the rule and its gradients; a step: not GDN2, PRODUCT */
+    int layer;          /* enum case_layer, which has its own rule */
+    double lower_bound; /* of the layer's log gates; 0: none */
+    int64_t updates;    /* of a token, of CASE_RULE_PRODUCT; 0 means 2 */
     int call;             /* enum case_call: the rule by rows */
     bool exact;           /* GDN_EXACT: the rule and the layer */
     bool bf16_products;   /* GDN_BF16_PRODUCTS: the rule and the layer */
@@ -76,7 +92,6 @@ struct case_dims {
     bool pooled;          /* states in every other slot of a pool, backwards */
     bool each;            /* GDN_WRITE_EACH */
     bool rows;            /* sequences, of one length, as rows of a batch; false: by cu_seqlens */
-    bool fused;           /* the layer as Qwen3-Next has it */
     bool keep;            /* GDN_PAD_KEEP, the layer */
     bool gated;           /* the step: with the gated norm */
     bool judge_all;       /* the judge follows all tokens, not the first RULE_TOKENS alone */
@@ -124,7 +139,8 @@ struct block_case {
     struct case_batch tokens;
     struct case_dims dims;
     gdn_batch batch;
-    gdn_tensor qkv, z, b, a; /* its projections as Qwen3.5 has them */
+    gdn_tensor qkv, z, b, a; /* what hidden meets: projections as Qwen3.5 has them */
+    gdn_tensor z_up, a_up;   /* then, of low rank; else empty */
     gdn_block_args args;
 };
 
@@ -270,7 +286,8 @@ double rule_case_state_bytes(const struct rule_case *c); /* B states */
 double conv_case_flops(const struct conv_case *c);
 double conv_case_bytes(const struct conv_case *c);
 double block_case_flops(const struct block_case *c, double *projections);
-double block_case_bytes(const struct block_case *c); /* weights, hidden, out, states */
+double block_case_weights(const struct block_case *c); /* numbers of the input projections */
+double block_case_bytes(const struct block_case *c);   /* weights, hidden, out, states */
 
 /* ---- For the cases ---- */
 

@@ -39,6 +39,8 @@ static const char *const help[] = {
     "  --rule R         prefill, decode, step, prefill_backward: gdn (default), kda (a decay for\n"
     "                   each key channel), gdn2 (kda, with an erase and a write gate; not step),\n"
     "                   product (Gated DeltaProduct; not step)\n"
+    "  --layer MODEL    block, layer_backward: qwen3_5 (default), qwen3_next, olmo_hybrid,\n"
+    "                   kimi_linear (KDA; the rank of its gates is K)\n"
     "  --updates N      updates of each token, product (default 2)\n"
     "  --gates KIND     prefill, decode, block, step, gradients: recipe (default), none, model,\n"
     "                   strong, trained, or all: a result for each of the first four.\n"
@@ -112,8 +114,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
         cJSON_AddNumberToObject(line, "value_dim", (double)o->dims.V);
         cJSON_AddStringToObject(line, "layout", o->layout);
     }
-    if (o->op == BLOCK || o->op == LAYER_BACKWARD)
-        cJSON_AddNumberToObject(line, "hidden", (double)o->dims.hidden);
+    if (bench_has_layer(o)) cJSON_AddNumberToObject(line, "hidden", (double)o->dims.hidden);
     if (o->batch) {
         cJSON_AddNumberToObject(line, "batch", (double)o->batch);
         cJSON_AddNumberToObject(line, "tokens", (double)o->lengths[0]);
@@ -124,6 +125,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     cJSON_AddStringToObject(line, "state", o->state);
     if (bench_has_gates(o)) cJSON_AddStringToObject(line, "gates", case_gates_names[o->dims.gates]);
     if (o->dims.rule) cJSON_AddStringToObject(line, "rule", case_rule_names[o->dims.rule]);
+    if (o->dims.layer) cJSON_AddStringToObject(line, "layer", case_layer_names[o->dims.layer]);
     if (o->dims.rule == CASE_RULE_PRODUCT)
         cJSON_AddNumberToObject(line, "updates", (double)case_updates(&o->dims));
     if (o->dims.exact) cJSON_AddBoolToObject(line, "exact", true);
@@ -190,14 +192,14 @@ static void print_text(const struct bench_options *o, const struct bench *b,
         printf("%lld channels, ", (long long)o->dims.D);
     else
         printf("heads %s, dim %s, %s, ", o->heads, o->dim, o->layout);
-    if (o->op == BLOCK || o->op == LAYER_BACKWARD)
-        printf("hidden %lld, ", (long long)o->dims.hidden);
+    if (bench_has_layer(o)) printf("hidden %lld, ", (long long)o->dims.hidden);
     if (o->batch)
         printf("batch %lld, tokens %lld, ", (long long)o->B, (long long)o->lengths[0]);
     else
         printf("sequences %s, ", o->seqlens);
     if (bench_has_gates(o)) printf("gates %s, ", case_gates_names[o->dims.gates]);
     if (o->dims.rule) printf("rule %s, ", case_rule_names[o->dims.rule]);
+    if (o->dims.layer) printf("layer of %s, ", case_layer_names[o->dims.layer]);
     printf("%s, state %s%s%s\n  kernel    %s\n", o->dtype, o->state,
            o->dims.exact           ? ", exact"
            : o->dims.bf16_products ? ", bf16 products"
@@ -483,6 +485,7 @@ int bench_main(int argc, char **argv)
         { "--gates", CLI_TEXT, &o.gates, 0, 0 },
         { "--call", CLI_TEXT, &o.call, 0, 0 },
         { "--rule", CLI_TEXT, &o.rule, 0, 0 },
+        { "--layer", CLI_TEXT, &o.model, 0, 0 },
         { "--updates", CLI_INT, &o.dims.updates, 1, 8 },
         { "--batch", CLI_INT, &o.batch, 1, 1 << 20 },
         { "--tokens", CLI_INT, &o.tokens, 1, 1 << 20 },

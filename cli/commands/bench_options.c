@@ -86,6 +86,11 @@ bool bench_has_gates(const struct bench_options *o)
            bench_is_backward(o);
 }
 
+bool bench_has_layer(const struct bench_options *o)
+{
+    return o->op == BLOCK || o->op == LAYER_BACKWARD;
+}
+
 bool bench_has_rule(const struct bench_options *o)
 {
     return o->op == PREFILL || o->op == DECODE || o->op == STEP || o->op == BACKWARD;
@@ -147,12 +152,23 @@ static int parse_rule(struct bench_options *o)
     return CLI_OK;
 }
 
+/* The layer of a model has its rule. */
+static int parse_layer(struct bench_options *o)
+{
+    struct case_dims *d = &o->dims;
+    if (o->model && !bench_has_layer(o))
+        return cli_bad("--layer: not for %s", bench_op_names[o->op]);
+    if (parse_name("--layer", o->model, case_layer_names, CASE_LAYERS, &d->layer)) return CLI_BAD;
+    if (bench_has_layer(o)) d->rule = case_layer_rule(d->layer);
+    return CLI_OK;
+}
+
 static int parse_dims(struct bench_options *o)
 {
     struct case_dims *d = &o->dims;
     if (!parse_pair(o->heads, '/', 1024, &d->Hq, &d->Hv) || !d->Hv)
         return cli_bad("--heads: '%s', wanted two numbers from 1 to 1024, Q/V", o->heads);
-    const bool layer = o->op == BLOCK || o->op == STEP || o->op == LAYER_BACKWARD;
+    const bool layer = o->op == STEP || bench_has_layer(o);
     /* which has fewer heads of keys */
     if ((d->Hq > d->Hv ? d->Hq % d->Hv : d->Hv % d->Hq) || (layer && d->Hq > d->Hv))
         return cli_bad("--heads: '%s', wanted %s", o->heads,
@@ -202,6 +218,6 @@ int bench_settle(struct bench_options *o, int *first, int *last)
     if (o->seqlens && (o->batch || o->tokens))
         return cli_bad("--seqlens and --batch or --tokens: wanted one of them");
     if ((o->op == DECODE || o->op == STEP || o->tokens) && !o->batch) o->batch = 32;
-    if (!o->seqlens) o->seqlens = o->op == BLOCK || o->op == LAYER_BACKWARD ? "512" : "2048";
-    return parse_call(o) || parse_rule(o) || parse_dims(o) || parse_lengths(o);
+    if (!o->seqlens) o->seqlens = bench_has_layer(o) ? "512" : "2048";
+    return parse_call(o) || parse_rule(o) || parse_layer(o) || parse_dims(o) || parse_lengths(o);
 }

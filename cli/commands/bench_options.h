@@ -24,7 +24,7 @@ extern const char *const bench_op_names[N_BENCH_OPS];
 struct bench_options {
     struct cli_device device;
     enum bench_op op;
-    const char *heads, *dim, *seqlens, *dtype, *state, *layout, *gates, *call, *rule;
+    const char *heads, *dim, *seqlens, *dtype, *state, *layout, *gates, *call, *rule, *model;
     int64_t batch, tokens, channels, hidden, save_every, record;
     double seconds;
     bool json, help;
@@ -35,6 +35,8 @@ struct bench_options {
 
 bool bench_is_backward(const struct bench_options *o);
 bool bench_has_gates(const struct bench_options *o);
+/* Returns true if the op is a layer, or its gradients. */
+bool bench_has_layer(const struct bench_options *o);
 /* Returns true if the op has a rule of the family. */
 bool bench_has_rule(const struct bench_options *o);
 

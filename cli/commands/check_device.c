@@ -386,12 +386,12 @@ static void check_rows(struct check *k)
             }
 }
 
-/* Checks both kinds of weights, prefill and decode, cuBLAS's projections and our own. */
+/* Checks the layers of models, prefill and decode, cuBLAS's projections and our own. */
 static void check_blocks(struct check *k)
 {
     static const int64_t lengths[][3] = { { 130, 1, 40 }, { 1, 1, 1 } };
     for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 16; i++) {
             struct case_dims d = { .Hq = 2,
                                    .Hv = 4,
                                    .K = 64,
@@ -399,14 +399,15 @@ static void check_blocks(struct check *k)
                                    .W = 4,
                                    .hidden = 256,
                                    .dtype = dtype,
+                                   .layer = i % 2 + i / 8 * 2,
+                                   .lower_bound = i == 13 ? -5 : 0,
                                    .exact = i % 3 == 2,
-                                   .fused = i % 2,
                                    .keep = i == 3 };
             struct block_case c;
             struct comparison found = { 0 };
             char name[64];
-            snprintf(name, sizeof name, "layer %s%s V%lld %s%s%s", check_device_dtypes[dtype],
-                     d.fused ? " fused" : "", (long long)d.V, i & 2 ? "decode" : "prefill",
+            snprintf(name, sizeof name, "layer %s %s V%lld %s%s%s", case_layer_names[d.layer],
+                     check_device_dtypes[dtype], (long long)d.V, i & 2 ? "decode" : "prefill",
                      d.exact ? " exact" : "", d.keep ? " keep" : "");
             if (!check_device_wants(k, name)) continue;
             int code = block_case_make(&c, &d, lengths[i / 2 % 2], 3);

@@ -57,7 +57,7 @@ void check_conv_gradients(struct check *k)
 void check_layer_gradients(struct check *k)
 {
     static const int64_t lengths[] = { 130, 1, 40 };
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 12; i++) {
         const struct case_dims d = { .Hq = 2,
                                      .Hv = 4,
                                      .K = 64,
@@ -65,12 +65,13 @@ void check_layer_gradients(struct check *k)
                                      .W = 4,
                                      .hidden = 256,
                                      .dtype = i % 3,
-                                     .fused = i % 2 };
+                                     .layer = i % 2 + i / 6 * 2,
+                                     .lower_bound = i == 11 ? -5 : 0 };
         struct layer_gradient_case c;
         struct comparison found = { 0 };
         char name[64];
-        snprintf(name, sizeof name, "layer_backward %s%s V%lld", check_device_dtypes[d.dtype],
-                 d.fused ? " fused" : "", (long long)d.V);
+        snprintf(name, sizeof name, "layer_backward %s %s V%lld", case_layer_names[d.layer],
+                 check_device_dtypes[d.dtype], (long long)d.V);
         if (!check_device_wants(k, name)) continue;
         int code = layer_gradient_case_make(&c, &d, lengths, 3);
         if (!code) code = layer_gradient_case_check(&c, k->ctx, &found);

@@ -64,7 +64,7 @@ static double slot_bytes(const struct plan *p, int32_t dtype)
     const struct plan_sizes *s = &p->sizes;
     const double state = (double)s->Hv * (double)(s->K * s->V) * (double)gdn_dtype_bytes(dtype);
     const double scales = dtype >= GDN_I8 ? 4.0 * (double)(s->Hv * s->V) : 0;
-    const double conv = (double)(2 * s->Hk * s->K + s->Hv * s->V) * (double)(s->W - 1) *
+    const double conv = (double)plan_channels(&p->model, s) * (double)(s->W - 1) *
                         (double)gdn_dtype_bytes(s->dtype);
     return state + scales + conv;
 }
@@ -107,7 +107,7 @@ static void warn_gates(struct plan *p)
 {
     const struct plan_model *m = &p->model;
     if (m->twice_beta)
-        plan_warn(&p->warnings, "beta is 2 sigmoid(b) (linear_allow_neg_eigval): set beta_kind to "
+        plan_warn(&p->warnings, "beta is 2 sigmoid(b) (allow_neg_eigval): set beta_kind to "
                                 "GDN_BETA_TWICE_SIGMOID");
     if (m->lower_bound < 0)
         plan_warn(&p->warnings, "the decay has a bound: set gate_lower_bound to %g",
@@ -117,12 +117,26 @@ static void warn_gates(struct plan *p)
                                 "gdn_rmsnorm_gated to GDN_ACT_SIGMOID");
 }
 
+static void warn_rule(struct plan *p)
+{
+    const struct plan_model *m = &p->model;
+    if (m->updates > 1)
+        plan_warn(&p->warnings, "k, v and beta have %d rows for each token: set updates",
+                  m->updates);
+    if (!plan_has_step(m))
+        plan_warn(&p->warnings,
+                  "gdn_step and gdn_block have no %s: a token is gdn_conv1d, "
+                  "gdn_decode and gdn_rmsnorm_gated",
+                  plan_rule_name(m));
+}
+
 static void warn(struct plan *p)
 {
     const bool hopper = p->chip && p->chip->capability == HOPPER;
     if (p->chip && !hopper)
         plan_warn(&p->warnings, "%s: portable kernels, which never ran on such a GPU",
                   p->chip->name);
+    warn_rule(p);
     warn_gates(p);
     warn_layouts(p);
     for (int i = 0; i < PLAN_N_CALLS; i++) {
@@ -220,7 +234,7 @@ static void print_heading(const struct plan *p)
     const struct plan_model *m = &p->model;
     const struct plan_sizes *s = &p->sizes;
     printf("%s, %d layers\n", m->type, m->n_layers);
-    printf("  %-9s %d layers: ", m->per_channel ? "KDA" : "GDN", m->n_linear);
+    printf("  %-9s %d layers: ", plan_rule_name(m), m->n_linear);
     print_layers(m);
     printf("\n  heads     %lld of keys, %lld of values%s, K %lld, V %lld, %lld taps\n",
            (long long)s->Hk, (long long)s->Hv, p->tp > 1 ? " on a rank" : "", (long long)s->K,
@@ -336,7 +350,7 @@ static void add_model(cJSON *line, const struct plan *p)
     const struct plan_model *m = &p->model;
     const struct plan_sizes *s = &p->sizes;
     cJSON_AddStringToObject(line, "model_type", m->type);
-    cJSON_AddStringToObject(line, "rule", m->per_channel ? "KDA" : "GDN");
+    cJSON_AddStringToObject(line, "rule", plan_rule_name(m));
     cJSON *layers = cJSON_AddArrayToObject(line, "layer_types");
     for (int32_t i = 0; i < m->n_layers; i++)
         cJSON_AddItemToArray(layers, cJSON_CreateString(m->layers[i]));

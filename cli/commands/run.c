@@ -60,7 +60,7 @@ static const char *const help[] = {
     "                    conv1d if weight has 2 or more dimensions, rmsnorm_gated if there is z\n"
     "                    or weight, else l2norm; with a or b alone gates\n"
     "  gate              log, linear, raw. Default: by the tensor's name. For gates: log, linear\n"
-    "  gate_lower_bound  below 0: the bounded gate of Kimi Linear\n"
+    "  gate_lower_bound  below 0: the bounded gate of KDA; layers too\n"
     "  beta              given, sigmoid, twice_sigmoid. Default: given for beta, sigmoid for b\n"
     "  head_map          grouped (default), interleaved\n"
     "  norm              none, l2, l2_add, l2_max; of q and k, or of l2norm\n"
@@ -77,7 +77,9 @@ static const char *const help[] = {
     "  updates           rows of k, v, beta and write for each token. Default: 1\n"
     "  activation        conv1d: none (default), silu; rmsnorm_gated: silu (default), sigmoid\n"
     "  config            layers: JSON with linear_num_key_heads, linear_num_value_heads,\n"
-    "                    linear_key_head_dim, linear_value_head_dim, rms_norm_eps\n"
+    "                    linear_key_head_dim, linear_value_head_dim; of KDA linear_num_heads,\n"
+    "                    linear_head_dim; rms_norm_eps, output_gate_type,\n"
+    "                    linear_allow_neg_eigval\n"
     "  prefill_tokens    layer: so many in one call, the rest one by one. Default: all\n"
     "  kind              layers: not needed, the tensors say it\n",
 

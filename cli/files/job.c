@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "files/job.h"
+#include "files/layer_weights.h"
 #include "measure.h"
 
 #include <math.h>
@@ -7,21 +8,19 @@
 
 #include "cli.h"
 
+#define ALIAS(name, field) { #field, "layer." name },
 /* The names that files have for arguments of the library, for errors. */
 static const struct {
     const char *argument, *tensor;
-} aliases[] = {
-    { "g", "g_log" },
-    { "g", "a" },
-    { "beta", "b" },
-    { "write_gate", "write" },
-    { "state", "initial_state" },
-    { "hidden", "hidden_states" },
-    { "dout", "grad_output" },
-    { "dstate_out", "grad_final_state" },
-    { "conv_weight", "layer.conv1d.weight" },
-    { "norm_weight", "layer.norm.weight" },
-};
+} aliases[] = { { "g", "g_log" },
+                { "g", "a" },
+                { "beta", "b" },
+                { "write_gate", "write" },
+                { "state", "initial_state" },
+                { "hidden", "hidden_states" },
+                { "dout", "grad_output" },
+                { "dstate_out", "grad_final_state" },
+                LAYER_WEIGHTS(ALIAS) };
 
 /* ---- Which op ---------------------------------------------------------------------------- */
 

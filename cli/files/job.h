@@ -28,7 +28,7 @@ struct job_phase {
     char kernel[640]; /* what ran */
 };
 
-enum { JOB_OUTPUTS = 13 }; /* at most */
+enum { JOB_OUTPUTS = 16 }; /* at most */
 
 struct job {
     struct st_file file;

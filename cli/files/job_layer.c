@@ -9,26 +9,14 @@
 
 #include "cli.h"
 #include "files/job.h"
+#include "files/layer_weights.h"
 #include "oracle.h"
 
-static const char *const tensors[] = { "hidden_states",
-                                       "token_ids",
-                                       "embedding",
-                                       "layer.in_proj_qkvz.weight",
-                                       "layer.in_proj_ba.weight",
-                                       "layer.in_proj_qkv.weight",
-                                       "layer.in_proj_z.weight",
-                                       "layer.in_proj_b.weight",
-                                       "layer.in_proj_a.weight",
-                                       "layer.conv1d.weight",
-                                       "layer.conv1d.bias",
-                                       "layer.A_log",
-                                       "layer.dt_bias",
-                                       "layer.norm.weight",
-                                       "layer.out_proj.weight",
-                                       "expected.output",
-                                       NULL };
-static const char *const metadata[] = { "kind", "config", "prefill_tokens", NULL };
+#define NAME(name, field) "layer." name,
+static const char *const tensors[] = { "hidden_states", "token_ids", "embedding",
+                                       LAYER_WEIGHTS(NAME) "expected.output", NULL };
+static const char *const metadata[] = { "kind", "config", "prefill_tokens", "gate_lower_bound",
+                                        NULL };
 
 /* ---- The configuration ------------------------------------------------------------------- */
 
@@ -43,19 +31,55 @@ static int config_size(const struct job *job, const cJSON *config, const char *k
     return CLI_OK;
 }
 
+/* A layer of KDA has values of the size of its keys. */
+static int config_heads(const struct job *job, const cJSON *config, gdn_block_args *a)
+{
+    if (cJSON_HasObjectItem(config, "linear_num_heads")) {
+        if (config_size(job, config, "linear_num_heads", &a->n_key_heads) ||
+            config_size(job, config, "linear_head_dim", &a->key_head_dim))
+            return CLI_BAD;
+        a->n_value_heads = a->n_key_heads;
+        a->value_head_dim = a->key_head_dim;
+        return CLI_OK;
+    }
+    return config_size(job, config, "linear_num_key_heads", &a->n_key_heads) ||
+                   config_size(job, config, "linear_num_value_heads", &a->n_value_heads) ||
+                   config_size(job, config, "linear_key_head_dim", &a->key_head_dim) ||
+                   config_size(job, config, "linear_value_head_dim", &a->value_head_dim)
+               ? CLI_BAD
+               : CLI_OK;
+}
+
+/* Reads the gate of the output; absent: stays. */
+static int config_gate(const struct job *job, const cJSON *config, int32_t *activation)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "output_gate_type");
+    const char *text = cJSON_GetStringValue(item);
+    if (!item || cJSON_IsNull(item)) return CLI_OK;
+    if (!text || (strcmp(text, "silu") && strcmp(text, "swish") && strcmp(text, "sigmoid")))
+        return cli_bad("%s: metadata 'config': output_gate_type is '%.30s', wanted silu, swish or "
+                       "sigmoid",
+                       job->file.path, text ? text : "no text");
+    *activation = strcmp(text, "sigmoid") ? GDN_ACT_SILU : GDN_ACT_SIGMOID;
+    return CLI_OK;
+}
+
 static int read_config(struct job *job, const cJSON *config)
 {
     gdn_block_args *a = &job->args.block;
     const cJSON *eps = cJSON_GetObjectItemCaseSensitive(config, "rms_norm_eps");
-    if (config_size(job, config, "linear_num_key_heads", &a->n_key_heads) ||
-        config_size(job, config, "linear_num_value_heads", &a->n_value_heads) ||
-        config_size(job, config, "linear_key_head_dim", &a->key_head_dim) ||
-        config_size(job, config, "linear_value_head_dim", &a->value_head_dim))
-        return CLI_BAD;
+    const cJSON *twice = cJSON_GetObjectItemCaseSensitive(config, "linear_allow_neg_eigval");
+    if (config_heads(job, config, a) || config_gate(job, config, &a->activation)) return CLI_BAD;
     if (eps && !(cJSON_IsNumber(eps) && eps->valuedouble > 0 && eps->valuedouble < 1))
         return cli_bad("%s: metadata 'config': rms_norm_eps is not a number between 0 and 1",
                        job->file.path);
-    if (eps) a->rms_eps = (float)eps->valuedouble;
+    if (twice && !cJSON_IsBool(twice))
+        return cli_bad("%s: metadata 'config': linear_allow_neg_eigval is not true or false",
+                       job->file.path);
+    /* OLMo-Hybrid's module has an eps of its own, and beta up to 2 where its file is silent. */
+    const bool is_olmo = job_tensor(job, "layer.a_proj.weight").data;
+    if (is_olmo || eps) a->rms_eps = is_olmo ? 1e-5f : (float)eps->valuedouble;
+    if (cJSON_IsTrue(twice) || (is_olmo && !twice)) a->beta_kind = GDN_BETA_TWICE_SIGMOID;
     return CLI_OK;
 }
 
@@ -124,21 +148,43 @@ static int check_prompt(struct job *job, const gdn_tensor *hidden)
 
 /* ---- The call ---------------------------------------------------------------------------- */
 
-static void read_parameters(struct job *job)
+#define FIELD(name, field) { "layer." name, offsetof(gdn_block_args, field) },
+static const struct {
+    const char *name;
+    size_t at;
+} weights[] = { LAYER_WEIGHTS(FIELD) };
+
+/* Two families of models may have two names for one parameter. */
+static int read_parameters(struct job *job)
 {
     gdn_block_args *a = &job->args.block;
-    a->in_proj_qkvz = job_tensor(job, "layer.in_proj_qkvz.weight");
-    a->in_proj_ba = job_tensor(job, "layer.in_proj_ba.weight");
-    a->in_proj_qkv = job_tensor(job, "layer.in_proj_qkv.weight");
-    a->in_proj_z = job_tensor(job, "layer.in_proj_z.weight");
-    a->in_proj_b = job_tensor(job, "layer.in_proj_b.weight");
-    a->in_proj_a = job_tensor(job, "layer.in_proj_a.weight");
-    a->conv_weight = job_tensor(job, "layer.conv1d.weight");
-    a->conv_bias = job_tensor(job, "layer.conv1d.bias");
-    a->A_log = job_tensor(job, "layer.A_log");
-    a->dt_bias = job_tensor(job, "layer.dt_bias");
-    a->norm_weight = job_tensor(job, "layer.norm.weight");
-    a->out_proj = job_tensor(job, "layer.out_proj.weight");
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+        const gdn_tensor t = job_tensor(job, weights[i].name);
+        gdn_tensor *to = (gdn_tensor *)((char *)a + weights[i].at);
+        if (t.data && to->data)
+            return cli_bad("%s: tensor '%s': there under another name too", job->file.path,
+                           weights[i].name);
+        if (t.data) *to = t;
+    }
+    return CLI_OK;
+}
+
+static int64_t elements(const gdn_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->ndim; i++) n *= t->size[i];
+    return n;
+}
+
+/* Files have A_log as [1][1][H][1] too, and dt_bias of KDA as [H K]. */
+static void shape_gates(gdn_block_args *a)
+{
+    const int64_t H = a->n_value_heads, K = a->key_head_dim, n = elements(&a->dt_bias);
+    if (a->A_log.data && elements(&a->A_log) == H)
+        a->A_log = gdn_dense(a->A_log.data, a->A_log.dtype, 1, H, 0, 0, 0);
+    if (!a->dt_bias.data || n != H * K || n == H) return;
+    a->dt_bias = gdn_dense(a->dt_bias.data, a->dt_bias.dtype, 2, H, K, 0, 0);
+    if (!a->activation) a->activation = GDN_ACT_SIGMOID; /* as all models of KDA have it */
 }
 
 static int make_states(struct job *job)
@@ -163,8 +209,10 @@ static int prepare(struct job *job)
     const char *prefill = st_metadata(&job->file, "prefill_tokens");
     *a = gdn_block_args_init();
     a->hidden = job_tensor(job, "hidden_states");
-    if (job_need(job, &a->hidden, "hidden_states") || parse_config(job)) return CLI_BAD;
-    read_parameters(job);
+    if (job_need(job, &a->hidden, "hidden_states") || parse_config(job) || read_parameters(job) ||
+        job_number(job, "gate_lower_bound", &a->gate_lower_bound))
+        return CLI_BAD;
+    shape_gates(a);
     if (a->hidden.ndim != 3 || a->hidden.dtype > GDN_F16)
         return cli_bad("%s: tensor 'hidden_states': wanted floats [B,T,hidden]", job->file.path);
     if (job_need(job, &a->conv_weight, "layer.conv1d.weight")) return CLI_BAD;

@@ -3,48 +3,49 @@
  * and of hidden_states. */
 #include "cli.h"
 #include "files/job.h"
+#include "files/layer_weights.h"
 
-static const char *const tensors[] = { "hidden_states",
-                                       "grad_output",
-                                       "layer.in_proj_qkvz.weight",
-                                       "layer.in_proj_ba.weight",
-                                       "layer.in_proj_qkv.weight",
-                                       "layer.in_proj_z.weight",
-                                       "layer.in_proj_b.weight",
-                                       "layer.in_proj_a.weight",
-                                       "layer.conv1d.weight",
-                                       "layer.conv1d.bias",
-                                       "layer.A_log",
-                                       "layer.dt_bias",
-                                       "layer.norm.weight",
-                                       "layer.out_proj.weight",
-                                       "expected.output",
-                                       "expected.dhidden_states",
-                                       "expected.din_proj_qkvz.weight",
-                                       "expected.din_proj_ba.weight",
-                                       "expected.din_proj_qkv.weight",
-                                       "expected.din_proj_z.weight",
-                                       "expected.din_proj_b.weight",
-                                       "expected.din_proj_a.weight",
-                                       "expected.dconv1d.weight",
-                                       "expected.dconv1d.bias",
-                                       "expected.dA_log",
-                                       "expected.ddt_bias",
-                                       "expected.dnorm.weight",
-                                       "expected.dout_proj.weight",
-                                       NULL };
-static const char *const metadata[] = { "kind", "config", NULL };
+#define NAME(name, field) "layer." name,
+#define EXPECTED(name, field) "expected.d" name,
+static const char *const tensors[] = { "hidden_states", "grad_output",
+                                       LAYER_WEIGHTS(NAME)
+                                           LAYER_WEIGHTS(EXPECTED) "expected.output",
+                                       "expected.dhidden_states", NULL };
+static const char *const metadata[] = { "kind", "config", "gate_lower_bound", NULL };
+
+#define FIELD(name, field)                                      \
+    { "layer." name, "d" name, offsetof(gdn_block_args, field), \
+      offsetof(gdn_block_backward_args, field), offsetof(gdn_block_backward_args, d##field) },
+static const struct {
+    const char *name, *gradient;
+    size_t of_layer, to, to_gradient;
+} weights[] = { LAYER_WEIGHTS(FIELD) };
+
+static gdn_tensor *field(void *args, size_t at) { return (gdn_tensor *)((char *)args + at); }
 
 static void take_inputs(gdn_block_backward_args *a, const gdn_block_args *f)
 {
     *a = gdn_block_backward_args_init();
-    a->hidden = f->hidden, a->out_proj = f->out_proj, a->in_proj_qkvz = f->in_proj_qkvz;
-    a->in_proj_ba = f->in_proj_ba, a->in_proj_qkv = f->in_proj_qkv, a->in_proj_z = f->in_proj_z;
-    a->in_proj_b = f->in_proj_b, a->in_proj_a = f->in_proj_a, a->conv_weight = f->conv_weight;
-    a->conv_bias = f->conv_bias, a->A_log = f->A_log, a->dt_bias = f->dt_bias;
-    a->norm_weight = f->norm_weight, a->rms_eps = f->rms_eps, a->n_key_heads = f->n_key_heads;
-    a->n_value_heads = f->n_value_heads, a->key_head_dim = f->key_head_dim;
-    a->value_head_dim = f->value_head_dim;
+    a->hidden = f->hidden, a->rms_eps = f->rms_eps, a->activation = f->activation;
+    a->beta_kind = f->beta_kind, a->gate_lower_bound = f->gate_lower_bound;
+    a->n_key_heads = f->n_key_heads, a->n_value_heads = f->n_value_heads;
+    a->key_head_dim = f->key_head_dim, a->value_head_dim = f->value_head_dim;
+}
+
+/* Takes a weight, and makes its gradient, which the file has in the shape of its weight. */
+static int add_weight(struct job *job, size_t i)
+{
+    const gdn_tensor own = job_tensor(job, weights[i].name);
+    gdn_tensor *weight = field(&job->gradients.block, weights[i].to);
+    gdn_tensor made = { 0 }, *gradient = field(&job->gradients.block, weights[i].to_gradient);
+    if (!own.data) return CLI_OK;
+    *weight = *field(&job->args.block, weights[i].of_layer);
+    if (job_gradient(job, weights[i].gradient, GDN_F32, &own, false, job->args.block.hidden.dtype,
+                     &made))
+        return CLI_BAD;
+    *gradient = *weight;
+    gradient->data = made.data, gradient->dtype = GDN_F32;
+    return CLI_OK;
 }
 
 static int prepare(struct job *job)
@@ -55,28 +56,9 @@ static int prepare(struct job *job)
     take_inputs(a, &job->args.block);
     a->dout = job_tensor(job, "grad_output");
     if (job_need(job, &a->dout, "grad_output")) return CLI_BAD;
-    const struct {
-        const char *name;
-        const gdn_tensor *of;
-        gdn_tensor *made;
-    } weights[] = {
-        { "din_proj_qkvz.weight", &a->in_proj_qkvz, &a->din_proj_qkvz },
-        { "din_proj_ba.weight", &a->in_proj_ba, &a->din_proj_ba },
-        { "din_proj_qkv.weight", &a->in_proj_qkv, &a->din_proj_qkv },
-        { "din_proj_z.weight", &a->in_proj_z, &a->din_proj_z },
-        { "din_proj_b.weight", &a->in_proj_b, &a->din_proj_b },
-        { "din_proj_a.weight", &a->in_proj_a, &a->din_proj_a },
-        { "dconv1d.weight", &a->conv_weight, &a->dconv_weight },
-        { "dconv1d.bias", &a->conv_bias, &a->dconv_bias },
-        { "dA_log", &a->A_log, &a->dA_log },
-        { "ddt_bias", &a->dt_bias, &a->ddt_bias },
-        { "dnorm.weight", &a->norm_weight, &a->dnorm_weight },
-        { "dout_proj.weight", &a->out_proj, &a->dout_proj },
-    };
     int code = job_gradient(job, "dhidden_states", A, &a->hidden, false, A, &a->dhidden);
     for (size_t i = 0; i < sizeof weights / sizeof *weights && !code; i++)
-        code =
-            job_gradient(job, weights[i].name, GDN_F32, weights[i].of, false, A, weights[i].made);
+        code = add_weight(job, i);
     return code;
 }
 

@@ -71,17 +71,23 @@ static void fill_batch(struct maker *m, gdn_batch *b, const struct plan_sizes *s
     if (m->memory && !m->failed) ((int32_t *)b->cu_seqlens.data)[1] = (int32_t)s->T; /* B is 1 */
 }
 
-static int64_t channels(const struct plan_sizes *s) { return 2 * s->Hk * s->K + s->Hv * s->V; }
+int64_t plan_channels(const struct plan_model *m, const struct plan_sizes *s)
+{
+    return s->Hk * s->K * (1 + m->updates) + m->updates * s->Hv * s->V;
+}
+
+bool plan_has_step(const struct plan_model *m) { return !m->erases && m->updates == 1; }
 
 static int32_t beta_kind(const struct plan_model *m)
 {
     return m->twice_beta ? GDN_BETA_TWICE_SIGMOID : GDN_BETA_SIGMOID;
 }
 
-static void fill_conv(struct maker *m, struct call *c, const struct plan_sizes *s)
+static void fill_conv(struct maker *m, struct call *c, const struct plan_model *model,
+                      const struct plan_sizes *s)
 {
     gdn_conv1d_args *a = &c->args.conv;
-    const int64_t N = s->B * s->T, D = channels(s);
+    const int64_t N = s->B * s->T, D = plan_channels(model, s);
     c->op = GDN_OP_CONV1D;
     *a = gdn_conv1d_args_init();
     a->x = make(m, s->dtype, 2, N, D, 0, 0);
@@ -93,24 +99,28 @@ static void fill_conv(struct maker *m, struct call *c, const struct plan_sizes *
     fill_batch(m, &c->batch, s, true);
 }
 
-static void fill_prefill(struct maker *m, struct call *c, const struct plan_model *model,
-                         const struct plan_sizes *s)
+/* Fills a call of packed sequences. */
+static void fill_rule(struct maker *m, struct call *c, const struct plan_model *model,
+                      const struct plan_sizes *s)
 {
     gdn_rule_args *a = &c->args.rule;
-    const int64_t N = s->B * s->T;
-    c->op = GDN_OP_PREFILL;
+    const int64_t N = s->B * s->T, rows = N * model->updates;
     *a = gdn_rule_args_init();
     a->q = make(m, s->dtype, 3, N, s->Hk, s->K, 0);
-    a->k = make(m, s->dtype, 3, N, s->Hk, s->K, 0);
-    a->v = make(m, s->dtype, 3, N, s->Hv, s->V, 0);
+    a->k = make(m, s->dtype, 3, rows, s->Hk, s->K, 0);
+    a->v = make(m, s->dtype, 3, rows, s->Hv, s->V, 0);
     a->out = make(m, s->dtype, 3, N, s->Hv, s->V, 0);
-    a->g = make_gate(m, model, s->dtype, N, s);
-    a->beta = make(m, s->dtype, 2, N, s->Hv, 0, 0);
-    a->A_log = make(m, GDN_F32, 1, s->Hv, 0, 0, 0);
-    a->dt_bias = make_bias(m, model, s);
+    if (!model->has_no_decay) {
+        a->g = make_gate(m, model, s->dtype, N, s);
+        a->A_log = make(m, GDN_F32, 1, s->Hv, 0, 0, 0);
+        a->dt_bias = make_bias(m, model, s);
+        a->gate = GDN_GATE_RAW;
+    }
+    a->beta = make(m, s->dtype, model->erases ? 3 : 2, rows, s->Hv, s->K, 0);
+    if (model->erases) a->write_gate = make(m, s->dtype, 3, rows, s->Hv, s->V, 0);
+    if (model->updates > 1) a->updates = model->updates;
     a->state = make_state(m, s);
     if (is_q8(s->state_dtype)) a->state_scales = make(m, GDN_F32, 3, s->B, s->Hv, s->V, 0);
-    a->gate = GDN_GATE_RAW;
     a->gate_lower_bound = (float)model->lower_bound;
     a->beta_kind = beta_kind(model);
     a->norm = GDN_NORM_L2;
@@ -118,11 +128,28 @@ static void fill_prefill(struct maker *m, struct call *c, const struct plan_mode
     fill_batch(m, &c->batch, s, true);
 }
 
+static void fill_prefill(struct maker *m, struct call *c, const struct plan_model *model,
+                         const struct plan_sizes *s)
+{
+    c->op = GDN_OP_PREFILL;
+    fill_rule(m, c, model, s);
+}
+
+/* A token of each sequence, where gdn_step() has not the rule. */
+static void fill_decode(struct maker *m, struct call *c, const struct plan_model *model,
+                        const struct plan_sizes *s)
+{
+    struct plan_sizes one = *s;
+    one.T = 1;
+    c->op = GDN_OP_DECODE;
+    fill_rule(m, c, model, &one);
+}
+
 static void fill_step(struct maker *m, struct call *c, const struct plan_model *model,
                       const struct plan_sizes *s)
 {
     gdn_step_args *a = &c->args.step;
-    const int64_t D = channels(s);
+    const int64_t D = plan_channels(model, s);
     c->op = GDN_OP_STEP;
     *a = gdn_step_args_init();
     a->x = make(m, s->dtype, 3, s->B, 1, D, 0);
@@ -151,19 +178,30 @@ static void fill_backward(struct maker *m, struct call *c, const struct plan_mod
                           const struct plan_sizes *s)
 {
     gdn_prefill_backward_args *a = &c->args.backward;
-    const int64_t N = s->B * s->T;
+    const int64_t N = s->B * s->T, rows = N * model->updates;
+    const int of_beta = model->erases ? 3 : 2;
     c->op = GDN_OP_PREFILL_BACKWARD;
     *a = gdn_prefill_backward_args_init();
     a->q = make(m, s->dtype, 3, N, s->Hk, s->K, 0), a->dq = make(m, s->dtype, 3, N, s->Hk, s->K, 0);
-    a->k = make(m, s->dtype, 3, N, s->Hk, s->K, 0), a->dk = make(m, s->dtype, 3, N, s->Hk, s->K, 0);
-    a->v = make(m, s->dtype, 3, N, s->Hv, s->V, 0), a->dv = make(m, s->dtype, 3, N, s->Hv, s->V, 0);
-    a->g = make_gate(m, model, s->dtype, N, s), a->dg = make_gate(m, model, GDN_F32, N, s);
-    a->beta = make(m, s->dtype, 2, N, s->Hv, 0, 0), a->dbeta = make(m, GDN_F32, 2, N, s->Hv, 0, 0);
-    a->A_log = make(m, GDN_F32, 1, s->Hv, 0, 0, 0);
-    a->dA_log = make(m, GDN_F32, 1, s->Hv, 0, 0, 0);
-    a->dt_bias = make_bias(m, model, s), a->ddt_bias = make_bias(m, model, s);
+    a->k = make(m, s->dtype, 3, rows, s->Hk, s->K, 0);
+    a->dk = make(m, s->dtype, 3, rows, s->Hk, s->K, 0);
+    a->v = make(m, s->dtype, 3, rows, s->Hv, s->V, 0);
+    a->dv = make(m, s->dtype, 3, rows, s->Hv, s->V, 0);
+    a->beta = make(m, s->dtype, of_beta, rows, s->Hv, s->K, 0);
+    a->dbeta = make(m, GDN_F32, of_beta, rows, s->Hv, s->K, 0);
+    if (model->erases) {
+        a->write_gate = make(m, s->dtype, 3, rows, s->Hv, s->V, 0);
+        a->dwrite_gate = make(m, GDN_F32, 3, rows, s->Hv, s->V, 0);
+    }
+    if (model->updates > 1) a->updates = model->updates;
+    if (!model->has_no_decay) {
+        a->g = make_gate(m, model, s->dtype, N, s), a->dg = make_gate(m, model, GDN_F32, N, s);
+        a->A_log = make(m, GDN_F32, 1, s->Hv, 0, 0, 0);
+        a->dA_log = make(m, GDN_F32, 1, s->Hv, 0, 0, 0);
+        a->dt_bias = make_bias(m, model, s), a->ddt_bias = make_bias(m, model, s);
+        a->gate = GDN_GATE_RAW;
+    }
     a->dout = make(m, s->dtype, 3, N, s->Hv, s->V, 0);
-    a->gate = GDN_GATE_RAW;
     a->gate_lower_bound = (float)model->lower_bound;
     a->beta_kind = beta_kind(model);
     a->norm = GDN_NORM_L2;
@@ -187,9 +225,9 @@ static void fill(struct maker *m, struct call *c, const struct plan_model *model
                  const struct plan_sizes *s, enum plan_call_kind kind)
 {
     switch (kind) {
-    case PLAN_CONV: fill_conv(m, c, s); break;
+    case PLAN_CONV: fill_conv(m, c, model, s); break;
     case PLAN_PREFILL: fill_prefill(m, c, model, s); break;
-    case PLAN_STEP: fill_step(m, c, model, s); break;
+    case PLAN_STEP: (plan_has_step(model) ? fill_step : fill_decode)(m, c, model, s); break;
     default: fill_backward(m, c, model, s);
     }
 }
@@ -208,6 +246,7 @@ static gdn_status run(gdn_ctx *ctx, struct call *c, void *workspace, size_t byte
     switch (c->op) {
     case GDN_OP_CONV1D: return RUN(conv, gdn_conv1d);
     case GDN_OP_PREFILL: return RUN(rule, gdn_prefill);
+    case GDN_OP_DECODE: return RUN(rule, gdn_decode);
     case GDN_OP_STEP: return RUN(step, gdn_step);
     default: return RUN(backward, gdn_prefill_backward);
     }
@@ -261,6 +300,7 @@ int plan_ask(gdn_ctx *ctx, const struct plan_model *m, const struct plan_sizes *
     struct maker maker = { .memory = NULL };
     struct call c;
     *a = (struct plan_answer){ .use = calls[kind].use, .op = calls[kind].op };
+    if (kind == PLAN_STEP && !plan_has_step(m)) a->op = "gdn_decode";
     fill(&maker, &c, m, sizes, kind);
     gdn_status status = gdn_supported(ctx, c.op, &c.args);
     if (!status) status = gdn_workspace_bytes(ctx, c.op, &c.args, &a->workspace);

@@ -5,10 +5,22 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "plan/fla.h"
+#include "plan/values.h"
 #include "program/command_line.h"
 #include "program/json_values.h"
 
 static const char linear[] = "linear_attention", full[] = "full_attention";
+
+const char *plan_layer_type(bool is_linear) { return is_linear ? linear : full; }
+
+const char *plan_rule_name(const struct plan_model *m)
+{
+    return m->updates > 1   ? "Gated DeltaProduct"
+           : m->erases      ? "GDN-2"
+           : m->per_channel ? "KDA"
+                            : "GDN";
+}
 
 void plan_warn(struct plan_warnings *w, const char *format, ...)
 {
@@ -30,27 +42,32 @@ bool plan_is_linear(const struct plan_model *m, int32_t layer)
 static const struct family {
     const char *type;
     bool per_channel, woven;
-    bool heads_of_attention; /* sizes that are absent follow from those of attention */
-    const char *interval;    /* key of n: every n-th layer is no linear one; NULL: none */
-    int every;               /* the default of interval */
-    double lower_bound;      /* the default, if the file has none */
+    bool heads_of_attention;    /* sizes that are absent follow from those of attention */
+    const char *interval;       /* key of n: every n-th layer is no linear one; NULL: none */
+    int every;                  /* the default of interval */
+    double lower_bound;         /* the default, if the file has none */
+    const struct plan_fla *fla; /* of FLA's own models, which have other keys */
 } families[] = {
-    { "qwen3_next", false, true, false, "full_attention_interval", 4, 0 },
-    { "qwen3_5_text", false, false, false, "full_attention_interval", 4, 0 },
-    { "qwen3_5", false, false, false, "full_attention_interval", 4, 0 },
-    { "qwen3_5_moe_text", false, false, false, "full_attention_interval", 4, 0 },
-    { "qwen3_5_moe", false, false, false, "full_attention_interval", 4, 0 },
-    { "qwen4_exp_text", false, false, false, "full_attention_interval", 4, 0 },
-    { "lara_mini", false, false, false, NULL, 0, 0 },
-    { "olmo_hybrid", false, false, true, "full_attention_interval", 4, 0 },
-    { "kimi_linear", true, false, false, NULL, 0, 0 },
-    { "glm5_next_text", true, false, false, "full_attention_interval", 4, -5 },
-    { "bailing_hybrid", true, false, true, "layer_group_size", 6, -5 },
+    { "qwen3_next", false, true, false, "full_attention_interval", 4, 0, NULL },
+    { "qwen3_5_text", false, false, false, "full_attention_interval", 4, 0, NULL },
+    { "qwen3_5", false, false, false, "full_attention_interval", 4, 0, NULL },
+    { "qwen3_5_moe_text", false, false, false, "full_attention_interval", 4, 0, NULL },
+    { "qwen3_5_moe", false, false, false, "full_attention_interval", 4, 0, NULL },
+    { "qwen4_exp_text", false, false, false, "full_attention_interval", 4, 0, NULL },
+    { "lara_mini", false, false, false, NULL, 0, 0, NULL },
+    { "olmo_hybrid", false, false, true, "full_attention_interval", 4, 0, NULL },
+    { "kimi_linear", true, false, false, NULL, 0, 0, NULL },
+    { "glm5_next_text", true, false, false, "full_attention_interval", 4, -5, NULL },
+    { "bailing_hybrid", true, false, true, "layer_group_size", 6, -5, NULL },
+    { "gated_deltanet", false, false, false, NULL, 0, 0, &plan_fla_gated_deltanet },
+    { "kda", true, false, false, NULL, 0, 0, &plan_fla_kda },
+    { "gdn2", true, false, false, NULL, 0, 0, &plan_fla_gdn2 },
+    { "gated_deltaproduct", false, false, false, NULL, 0, 0, &plan_fla_gated_deltaproduct },
 };
 
 static int find_family(const cJSON *json, const char *name, const struct family **found)
 {
-    char known[256] = "";
+    char known[320] = "";
     const char *type = cJSON_GetStringValue(json_get(json, "model_type"));
     if (!type) return cli_bad("%s: model_type is absent, or no text", name);
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
@@ -62,51 +79,6 @@ static int find_family(const cJSON *json, const char *name, const struct family 
     return cli_bad("%s: model_type is '%.40s', wanted one of: %s", name, type, known);
 }
 
-/* ---- Values ---------------------------------------------------------------------------------- */
-
-/* Reads the first key that is there, of up to three; else *to stays, or, 0, is an error. */
-static int read_size(const cJSON *json, const char *const *keys, int64_t max, int32_t *to,
-                     const char *name)
-{
-    int64_t n;
-    for (int i = 0; i < 3 && keys[i]; i++) {
-        const cJSON *item = json_get(json, keys[i]);
-        if (!item) continue;
-        if (!json_whole_number(item, 1, (double)max, &n))
-            return cli_bad("%s: %s is not a whole number from 1 to %lld", name, keys[i],
-                           (long long)max);
-        *to = (int32_t)n;
-        return CLI_OK;
-    }
-    return *to ? CLI_OK : cli_bad("%s: %s is absent", name, keys[0]);
-}
-
-#define KEYS(...) ((const char *const[]){ __VA_ARGS__, NULL })
-
-static int read_flag(const cJSON *json, const char *key, bool *value, const char *name)
-{
-    const cJSON *item = json_get(json, key);
-    if (!item) return CLI_OK;
-    if (!cJSON_IsBool(item)) return cli_bad("%s: %s is not true or false", name, key);
-    *value = cJSON_IsTrue(item);
-    return CLI_OK;
-}
-
-static int read_dtype(const cJSON *json, const char *key, int32_t *dtype, const char *name)
-{
-    static const char *const names[] = { "float32", "bfloat16", "float16" };
-    const cJSON *item = json_get(json, key);
-    const char *text = cJSON_GetStringValue(item);
-    if (!item) return CLI_OK;
-    for (int32_t i = 0; i < 3 && text; i++)
-        if (!strcmp(text, names[i])) {
-            *dtype = i;
-            return CLI_OK;
-        }
-    return cli_bad("%s: %s is '%.30s', wanted float32, bfloat16 or float16", name, key,
-                   text ? text : "no text");
-}
-
 /* ---- Sizes of heads -------------------------------------------------------------------------- */
 
 /* The sizes of Qwen's layers; OLMo's may follow from its attention. */
@@ -115,18 +87,18 @@ static int read_heads(struct plan_model *m, const struct family *f, const cJSON 
 {
     int32_t heads = 0, hidden = 0;
     if (f->heads_of_attention) {
-        if (read_size(json, KEYS("num_attention_heads"), 65536, &heads, name) ||
-            read_size(json, KEYS("hidden_size"), 1 << 24, &hidden, name))
+        if (plan_read_size(json, KEYS("num_attention_heads"), 65536, &heads, name) ||
+            plan_read_size(json, KEYS("hidden_size"), 1 << 24, &hidden, name))
             return CLI_BAD;
         m->key_heads = m->value_heads = heads;
     }
-    if (read_size(json, KEYS("linear_num_key_heads"), 65536, &m->key_heads, name) ||
-        read_size(json, KEYS("linear_num_value_heads"), 65536, &m->value_heads, name))
+    if (plan_read_size(json, KEYS("linear_num_key_heads"), 65536, &m->key_heads, name) ||
+        plan_read_size(json, KEYS("linear_num_value_heads"), 65536, &m->value_heads, name))
         return CLI_BAD;
     if (f->heads_of_attention) m->key_dim = (int32_t)(0.75 * hidden / m->key_heads);
-    if (read_size(json, KEYS("linear_key_head_dim"), 65536, &m->key_dim, name)) return CLI_BAD;
+    if (plan_read_size(json, KEYS("linear_key_head_dim"), 65536, &m->key_dim, name)) return CLI_BAD;
     if (f->heads_of_attention) m->value_dim = 2 * m->key_dim;
-    return read_size(json, KEYS("linear_value_head_dim"), 65536, &m->value_dim, name);
+    return plan_read_size(json, KEYS("linear_value_head_dim"), 65536, &m->value_dim, name);
 }
 
 /* The sizes of KDA layers: in an object of their own, or beside the others. */
@@ -137,14 +109,15 @@ static int read_channel_heads(struct plan_model *m, const struct family *f, cons
     const bool attention = f->heads_of_attention;
     snprintf(inner, sizeof inner, "%s: linear_attn_config", name);
     if (own) {
-        if (read_size(own, KEYS("head_dim"), 65536, &m->key_dim, inner) ||
-            read_size(own, KEYS("num_heads"), 65536, &m->key_heads, inner) ||
-            read_size(own, KEYS("short_conv_kernel_size"), 64, &m->taps, inner))
+        if (plan_read_size(own, KEYS("head_dim"), 65536, &m->key_dim, inner) ||
+            plan_read_size(own, KEYS("num_heads"), 65536, &m->key_heads, inner) ||
+            plan_read_size(own, KEYS("short_conv_kernel_size"), 64, &m->taps, inner))
             return CLI_BAD;
-    } else if (read_size(json, KEYS("linear_head_dim", attention ? "head_dim" : NULL), 65536,
-                         &m->key_dim, name) ||
-               read_size(json, KEYS("linear_num_heads", attention ? "num_attention_heads" : NULL),
-                         65536, &m->key_heads, name)) {
+    } else if (plan_read_size(json, KEYS("linear_head_dim", attention ? "head_dim" : NULL), 65536,
+                              &m->key_dim, name) ||
+               plan_read_size(json,
+                              KEYS("linear_num_heads", attention ? "num_attention_heads" : NULL),
+                              65536, &m->key_heads, name)) {
         return CLI_BAD;
     }
     m->value_dim = m->key_dim;
@@ -154,29 +127,39 @@ static int read_channel_heads(struct plan_model *m, const struct family *f, cons
 
 /* ---- The gate -------------------------------------------------------------------------------- */
 
-/* Reads the bound of the decay. A model may switch it off. */
-static int read_bound(struct plan_model *m, const struct family *f, const cJSON *json,
-                      const cJSON *own, const char *name)
+/* Returns the value that says the bound: the first key that is there, null too. */
+static const cJSON *find_bound(const cJSON *json, const cJSON *own, const char **key)
 {
-    const struct {
-        const cJSON *in;
-        const char *key;
-    } places[] = { { own, "gate_lower_bound" },
-                   { json, "linear_lower_bound" },
-                   { json, "kda_lower_bound" } };
-    bool safe = f->lower_bound < 0;
-    m->lower_bound = f->lower_bound;
-    if (read_flag(json, "kda_safe_gate", &safe, name)) return CLI_BAD;
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        const cJSON *item = places[i].in ? json_get(places[i].in, places[i].key) : NULL;
-        if (!item) continue;
-        if (!cJSON_IsNumber(item) || !(item->valuedouble < 0 && item->valuedouble > -1e30))
-            return cli_bad("%s: %s is not a number below 0", name, places[i].key);
-        m->lower_bound = item->valuedouble;
-        safe = i < 2 || safe;
-        break;
+    static const char *const keys[] = { "gate_lower_bound", "linear_lower_bound",
+                                        "kda_lower_bound" };
+    for (int i = 0; i < 3; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(i ? json : own, *key = keys[i]);
+        if (item) return item;
     }
-    if (!safe) m->lower_bound = 0;
+    return NULL;
+}
+
+/* Reads the bound of the decay. A model may switch it off, by null or by a flag. */
+static int read_bound(struct plan_model *m, struct plan_warnings *w, const struct family *f,
+                      const cJSON *json, const cJSON *own, const char *name)
+{
+    const char *key;
+    const cJSON *item = find_bound(json, own, &key);
+    bool kda_safe = true, own_safe = f->lower_bound < 0;
+    m->lower_bound = item ? 0 : f->lower_bound;
+    if (plan_read_flag(json, "kda_safe_gate", &kda_safe, name) ||
+        plan_read_flag(own, "safe_gate", &own_safe, name))
+        return CLI_BAD;
+    if (item && !cJSON_IsNull(item)) {
+        if (!cJSON_IsNumber(item) || !(item->valuedouble < 0 && item->valuedouble > -1e30))
+            return cli_bad("%s: %s is not a number below 0", name, key);
+        m->lower_bound = item->valuedouble;
+    }
+    if (!kda_safe) m->lower_bound = 0;
+    if (!own || !own_safe || m->lower_bound < 0) return CLI_OK;
+    m->lower_bound = f->lower_bound; /* as GLM's model has it */
+    if (!m->lower_bound)
+        plan_warn(w, "unknown gate: safe_gate is true, but no gate_lower_bound says the bound");
     return CLI_OK;
 }
 
@@ -199,7 +182,7 @@ static int read_activations(struct plan_model *m, struct plan_warnings *w, const
             plan_warn(w, "unknown gate: %s is '%.30s'; the library has SiLU%s", keys[i], text,
                       i ? " and the sigmoid" : "");
     }
-    return read_flag(json, "linear_allow_neg_eigval", &m->twice_beta, name);
+    return plan_read_flag(json, "linear_allow_neg_eigval", &m->twice_beta, name);
 }
 
 /* Returns true if the key may change the rule, and no line here reads it. */
@@ -294,7 +277,7 @@ static int read_layers(struct plan_model *m, const struct family *f, const cJSON
 {
     const cJSON *types = json_get(json, "layer_types");
     int32_t every = f->every;
-    if (read_size(json, KEYS("num_hidden_layers"), PLAN_MAX_LAYERS, &m->n_layers, name))
+    if (plan_read_size(json, KEYS("num_hidden_layers"), PLAN_MAX_LAYERS, &m->n_layers, name))
         return CLI_BAD;
     if (types) {
         if (read_types(m, types, name)) return CLI_BAD;
@@ -303,7 +286,7 @@ static int read_layers(struct plan_model *m, const struct family *f, const cJSON
     } else if (!f->interval) {
         return cli_bad("%s: layer_types is absent", name);
     } else {
-        if (read_size(json, KEYS(f->interval), PLAN_MAX_LAYERS, &every, name)) return CLI_BAD;
+        if (plan_read_size(json, KEYS(f->interval), PLAN_MAX_LAYERS, &every, name)) return CLI_BAD;
         for (int32_t i = 0; i < m->n_layers; i++) m->layers[i] = (i + 1) % every ? linear : full;
     }
     for (int32_t i = 0; i < m->n_layers; i++) m->n_linear += plan_is_linear(m, i);
@@ -324,12 +307,14 @@ static int read_text(struct plan_model *m, struct plan_warnings *w, const cJSON 
     m->per_channel = f->per_channel;
     m->woven = f->woven;
     m->taps = 4;
+    m->updates = 1;
+    if (f->fla) return plan_fla_read(m, w, f->fla, json, name);
     if (read_layers(m, f, json, own, name) ||
-        read_size(json, KEYS("linear_conv_kernel_dim", "short_conv_kernel_size"), 64, &m->taps,
-                  name) ||
+        plan_read_size(json, KEYS("linear_conv_kernel_dim", "short_conv_kernel_size"), 64, &m->taps,
+                       name) ||
         (f->per_channel ? read_channel_heads(m, f, json, own, name)
                         : read_heads(m, f, json, name)) ||
-        read_bound(m, f, json, own, name) || read_activations(m, w, json, name))
+        read_bound(m, w, f, json, own, name) || read_activations(m, w, json, name))
         return CLI_BAD;
     if (m->value_heads % m->key_heads)
         return cli_bad("%s: linear_num_value_heads is %d, wanted a multiple of "
@@ -349,14 +334,15 @@ int plan_model_read(struct plan_model *m, struct plan_warnings *w, const cJSON *
     memset(m, 0, sizeof *m);
     m->dtype = GDN_BF16;
     m->state_dtype = GDN_F32;
-    if (read_dtype(json, "torch_dtype", &m->dtype, name) ||
-        read_dtype(json, "dtype", &m->dtype, name))
+    if (plan_read_dtype(json, "torch_dtype", &m->dtype, name) ||
+        plan_read_dtype(json, "dtype", &m->dtype, name))
         return CLI_BAD;
-    if (text && (read_dtype(text, "torch_dtype", &m->dtype, name) ||
-                 read_dtype(text, "dtype", &m->dtype, name)))
+    if (text && (plan_read_dtype(text, "torch_dtype", &m->dtype, name) ||
+                 plan_read_dtype(text, "dtype", &m->dtype, name)))
         return CLI_BAD;
     if (!text) text = json;
-    return read_dtype(text, "mamba_ssm_dtype", &m->state_dtype, name) || read_text(m, w, text, name)
+    return plan_read_dtype(text, "mamba_ssm_dtype", &m->state_dtype, name) ||
+                   read_text(m, w, text, name)
                ? CLI_BAD
                : CLI_OK;
 }

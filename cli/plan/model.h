@@ -26,12 +26,19 @@ struct plan_model {
     int32_t key_heads, value_heads, key_dim, value_dim, taps;
     int32_t dtype, state_dtype; /* gdn_dtype, of activations and states */
     bool per_channel;           /* the decay: KDA */
-    bool twice_beta;            /* beta is 2 sigmoid(b) */
-    bool sigmoid_gate;          /* of the output, not SiLU */
-    bool woven;                 /* projections in rows by key head */
-    double lower_bound;         /* of the log gate; 0: none */
+    bool erases;                /* by a gate per channel, and has a write gate: GDN-2 */
+    bool has_no_decay;
+    int32_t updates;    /* of a token: Gated DeltaProduct */
+    bool twice_beta;    /* beta is 2 sigmoid(b) */
+    bool sigmoid_gate;  /* of the output, not SiLU */
+    bool woven;         /* projections in rows by key head */
+    double lower_bound; /* of the log gate; 0: none */
 };
 
+/* "GDN", "KDA", "GDN-2" or "Gated DeltaProduct". */
+const char *plan_rule_name(const struct plan_model *m);
+
+const char *plan_layer_type(bool is_linear);
 /* "linear_attention" is the type of a layer with a delta rule. */
 bool plan_is_linear(const struct plan_model *m, int32_t layer);
 

@@ -52,7 +52,7 @@ static struct row row_of(const struct plan_model *m, const struct plan_sizes *s,
                      .dtype = s->dtype,
                      .state = s->state_dtype };
     if (kind != PLAN_CONV) return r;
-    r.V = (int)(2 * s->Hk * s->K + s->Hv * s->V);
+    r.V = (int)plan_channels(m, s);
     r.Hk = r.Hv = r.K = 1;
     return r;
 }
@@ -109,7 +109,7 @@ struct plan_time plan_time_of(const char *device, bool cuda, int threads,
     const enum machine wanted = machine_of(device, cuda);
     const bool hopper = strstr(answer->kernels, "sm90") != NULL;
     struct plan_time t = { 0 };
-    if (answer->status) return t;
+    if (answer->status || (kind != PLAN_CONV && !plan_has_step(m))) return t; /* not measured */
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (is_like(&rows[i], &call, cuda, hopper) &&
             (!best || distance(&call, &rows[i], wanted) < distance(&call, best, wanted)))

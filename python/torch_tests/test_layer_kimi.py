@@ -146,6 +146,12 @@ def test_config_json():
     assert layer.gate_lower_bound is None and layer.o_norm.eps == 1e-5
     glm = {**FIELDS, "model_type": "glm5_next_text"}
     assert KimiDeltaAttention.from_config(glm).gate_lower_bound == -5
+    part = dict(glm["linear_attn_config"], gate_lower_bound=None, safe_gate=False)
+    layer = KimiDeltaAttention.from_config({**glm, "linear_attn_config": part})
+    assert layer.gate_lower_bound is None
+    glm = dict(model_type="glm5_next_text", hidden_size=32, rms_norm_eps=1e-6,
+               linear_num_heads=2, linear_head_dim=16, linear_conv_kernel_dim=4)
+    assert KimiDeltaAttention.from_config(glm).gate_lower_bound == -5  # as transformers has it
     ling = dict(model_type="bailing_hybrid", hidden_size=32, hidden_act="silu", rms_norm_eps=1e-6,
                 num_attention_heads=2, head_dim=16, short_conv_kernel_size=4)
     assert KimiDeltaAttention.from_config(ling).gate_lower_bound == -5

@@ -86,15 +86,19 @@ def test_logits(modeling, monkeypatch, name, more):
     assert calls == ["conv1d", "prefill", *steps, "conv1d", "prefill"]
 
 
+@pytest.mark.parametrize("padding", [0, 20])
 @pytest.mark.parametrize("name", gdn.transformers.KDA_MODELS)
-def test_greedy_tokens(modeling, name):
-    """Greedy tokens behind a prompt of more than a chunk; the prompt's logits in bfloat16."""
+def test_greedy_tokens(modeling, name, padding):
+    """Greedy tokens behind prompts of more than a chunk, one with padding at its left; the logits
+    of prompts in bfloat16."""
     model, tokens, found = tiny(name).eval(), torch.randint(0, 64, (2, 75)), []
-    half = copy.deepcopy(model).bfloat16()
+    half, mask = copy.deepcopy(model).bfloat16(), torch.ones_like(tokens)
+    mask[0, :padding] = 0
     for installs in (False, True):
         if installs:
             gdn.install("transformers")
-        out = model.generate(tokens, do_sample=False, max_new_tokens=8, pad_token_id=0)
+        out = model.generate(tokens, attention_mask=mask, do_sample=False, max_new_tokens=8,
+                             pad_token_id=0)
         found.append((out, half(tokens).logits))
     (wanted, logits), (got, ours) = found
     assert wanted.shape == (2, 83) and torch.equal(got, wanted)

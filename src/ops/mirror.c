@@ -6,10 +6,6 @@
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
-enum {
-    N_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
-};
-
 /* Returns the bytes that a tensor spans. */
 static struct gdn_mirror_block span_of(const gdn_tensor *t)
 {
@@ -74,21 +70,21 @@ gdn_status gdn_mirror_open(gdn_ctx *ctx, gdn_op op, const void *args, struct gdn
     TRY(gdn_copy_args(ctx, &m->args, shape->bytes, args, shape->args));
     const struct gdn_tensor_row *own = gdn_tensor_rows(op);
     gdn_tensor *lists = &m->batch.cu_seqlens;
-    if (shape->batch_at) memcpy(&batch, m->args.bytes + shape->batch_at, sizeof(void *));
+    if (shape->batch_at) memcpy(&batch, (char *)&m->args + shape->batch_at, sizeof(void *));
     if (batch) TRY(gdn_copy_args(ctx, &m->batch, sizeof m->batch, batch, "batch"));
 
     for (size_t i = 0; i < shape->n_tensors; i++) add_span(m, gdn_tensor_of(&own[i], &m->args));
-    for (int i = 0; batch && i < N_BATCH_TENSORS; i++) add_span(m, lists + i);
+    for (int i = 0; batch && i < GDN_BATCH_TENSORS; i++) add_span(m, lists + i);
     const gdn_status status = upload(m);
     if (status != GDN_OK) {
         gdn_mirror_close(m);
         return status;
     }
     for (size_t i = 0; i < shape->n_tensors; i++) move(m, gdn_tensor_of(&own[i], &m->args));
-    for (int i = 0; batch && i < N_BATCH_TENSORS; i++) move(m, lists + i);
+    for (int i = 0; batch && i < GDN_BATCH_TENSORS; i++) move(m, lists + i);
     batch = &m->batch;
     if (shape->batch_at && m->batch.struct_size)
-        memcpy(m->args.bytes + shape->batch_at, &batch, sizeof(void *));
+        memcpy((char *)&m->args + shape->batch_at, &batch, sizeof(void *));
     return GDN_OK;
 }
 

@@ -7,15 +7,21 @@
 #define GDN_MIRROR_H
 
 #include "core/ctx.h"
+#include "gdn_record.h"
+#include "gdn_research.h"
+#include "gdn_train.h"
 
-enum { GDN_MIRROR_BLOCKS = 40 };
+enum {
+    GDN_MIRROR_BLOCKS = 64, /* a tensor may need one: op_table.c */
+    GDN_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
+};
 
 struct gdn_mirror {
     gdn_ctx *ctx;
     union {
-        uint32_t struct_size;
-        gdn_rule_args rule; /* the first fields of all: struct_size, flags, tensors */
-        char bytes[4096];
+        uint32_t struct_size; /* the first field of all */
+#define GDN_ARGS_ROW(args, first, last, batch) gdn_##args##_args args;
+#include "calls/ops.def"
     } args;          /* as the caller's, data being on the device */
     gdn_batch batch; /* as the caller's, data being on the device */
     struct gdn_mirror_block {

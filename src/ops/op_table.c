@@ -4,6 +4,7 @@
 #include "ops/op_table.h"
 
 #include "core/ctx.h"
+#include "ops/mirror.h"
 
 /* The rows of ops.def are in the order of gdn_op. */
 #define GDN_OP_ROW(NUMBER, name, args) \
@@ -54,6 +55,11 @@ enum {
     BATCH_AT_##args = PLACE_OF_##batch(gdn_##args##_args),
 #include "calls/ops.def"
 };
+
+/* Each tensor of a call may be a block of its mirror. */
+#define GDN_ARGS_ROW(args, first, last, batch) \
+    _Static_assert((int)N_TENSORS_##args + (int)GDN_BATCH_TENSORS <= (int)GDN_MIRROR_BLOCKS, #args);
+#include "calls/ops.def"
 
 const struct gdn_op_shape gdn_op_shapes[GDN_N_OPS] = {
 #define GDN_OP_ROW(NUMBER, name, args)               \

@@ -37,7 +37,11 @@ def test_check_names_every_kernel_of_gradients():
                            "conv_backward_states_8 conv_backward_sums_0"),
                           ("gates_backward f32 D7", "gates_backward_rows gates_backward_sums"),
                           ("rmsnorm_backward f32 D7", "rmsnorm_backward_sums"),
-                          ("layer_backward f32 V64", "conv_backward_tokens_4 layer_add")):
+                          ("layer kimi_linear bf16 V64 prefill",
+                           "prefill_channels_chunks_BF16_64"),
+                          ("layer_backward kimi_linear f32 V51", "backward_channels_gates"),
+                          ("layer_backward qwen3_5 f32 V64",
+                           "conv_backward_tokens_4 layer_add")):
         out, _ = device("check", "--backend", "cuda", "--function", case, "--verbose")
         ran = out.split()
         check(all("gdn_" + k in out for k in kernels.split()) and "FAILED" not in ran, out)

@@ -29,6 +29,14 @@ GLM = {
     "model_type": "glm5_next", "text_config": {
         "model_type": "glm5_next_text", "num_hidden_layers": 5, "linear_head_dim": 128,
         "linear_num_heads": 64, "linear_lower_bound": -4.5}}
+FLA = {  # of fla.models
+    "gated_deltanet": {"head_dim": 32, "num_heads": 2, "num_v_heads": None, "expand_v": 1.5,
+                       "allow_neg_eigval": True, "attn": {"layers": [1, 3], "num_heads": 4}},
+    "kda": {"head_dim": 32, "num_heads": 2, "num_v_heads": 4, "safe_gate": True,
+            "lower_bound": -4, "attn": [{"layers": [0]}, {"layers": [2]}]},
+    "gdn2": {"head_dim": 32, "num_heads": 2},
+    "gated_deltaproduct": {"head_dim": 32, "num_heads": 2, "expand_v": 1.0, "num_householder": 3,
+                           "use_forget_gate": True}}
 CALLS = ["gdn_conv1d", "gdn_prefill", "gdn_step", "gdn_prefill_backward"]
 
 
@@ -41,7 +49,9 @@ def plan(values, *args):
     status, text, err = gdn("plan", config(values), *args, "--json")
     check(status == OK, status, err)
     found = json.loads(text)
-    check([c["op"] for c in found["calls"]] == CALLS, found["calls"])
+    token = "gdn_step" if found["rule"] in ("GDN", "KDA") else "gdn_decode"
+    wanted = [token if op == "gdn_step" else op for op in CALLS]
+    check([c["op"] for c in found["calls"]] == wanted, found["calls"])
     found["by"] = {c["op"]: c for c in found["calls"]}
     return found
 
@@ -127,6 +137,60 @@ def test_channels():
     check(any("norm" in name for name in by["gdn_step"]["kernels"]), by["gdn_step"])
     check("layer_ms" not in by["gdn_step"], by["gdn_step"])
     warned(plan(GLM), "gate_lower_bound to -4.5")
+
+
+def fla(type_, **more):
+    return {"model_type": type_, "num_hidden_layers": 4, **FLA[type_], **more}
+
+
+def test_fla():
+    """Models of FLA itself, whose configurations have names of their own."""
+    rules = {"gated_deltanet": "GDN", "kda": "KDA", "gdn2": "GDN-2",
+             "gated_deltaproduct": "Gated DeltaProduct"}
+    for type_, rule in rules.items():
+        found = plan(fla(type_), "--batch", "2", "--context", "40")
+        check(found["rule"] == rule and found["key_heads"] == 2, found)
+        check(all(call["kernels"] for call in found["calls"]), found["calls"])
+        there = plan(fla(type_), "--gpu", "H100", "--batch", "2", "--context", "40")
+        check(not any("refused" in call for call in there["calls"]), there["calls"])
+    found = plan(fla("gated_deltanet"))
+    check((found["value_dim"], found["value_heads"]) == (48, 2), found)
+    check(found["layer_types"] == ["linear_attention", "full_attention"] * 2, found)
+    warned(found, "GDN_BETA_TWICE_SIGMOID")
+    found = plan(fla("kda"))
+    check(found["layer_types"] == ["full_attention", "linear_attention"] * 2, found)
+    warned(found, "gate_lower_bound to -4")
+    warned(found, "GDN_ACT_SIGMOID")
+    found = plan(fla("gated_deltaproduct", use_forget_gate=False, use_output_gate=False))
+    warned(found, "3 rows for each token")
+    warned(found, "use_output_gate is false")
+    conv = (2 * 32 * 4 + 3 * 2 * 32) * 3 * 2  # q, three k, three v; bf16
+    check(found["slots"][0]["layer_bytes"] == 2 * 32 * 32 * 4 + conv, found["slots"])
+    found = plan({"model_type": "kda"}, "--batch", "1", "--context", "16")  # all by default
+    check((found["key_heads"], found["key_dim"]) == (16, 128), found)
+    for key, value in (("expand_v", 1.3), ("expand_v", "x"), ("num_v_heads", 3), ("head_dim", 0),
+                       ("lower_bound", 1), ("attn", {"layers": [4]}), ("attn", {"layers": 3}),
+                       ("attn", {"layers": [0, 1, 2, 3]}), ("use_short_conv", 1)):
+        bad(fla("kda", **{key: value}), key)
+
+
+def test_bounds():
+    """A bound of null is none, but for safe_gate of GLM's checkpoints."""
+    def bound(model, **own):
+        found = plan({**model, "linear_attn_config": {**KIMI["linear_attn_config"], **own}},
+                     "--batch", "1", "--context", "16")
+        return [w.split()[-1] for w in found["warnings"] if "gate_lower_bound to" in w], found
+
+    glm = {**GLM["text_config"], "num_hidden_layers": 8, "linear_lower_bound": None}
+    check(bound(glm, gate_lower_bound=None, safe_gate=False)[0] == [], "null")
+    check(bound(glm, gate_lower_bound=None)[0] == ["-5"], "safe_gate is true by default")
+    check(bound(glm, gate_lower_bound=-3, safe_gate=True)[0] == ["-3"], "a number")
+    check(bound(KIMI)[0] == [], "Kimi-Linear")
+    found, kimi = bound(KIMI, safe_gate=True)
+    check(found == [], found)
+    warned(kimi, "unknown gate", "safe_gate")
+    check(bound(KIMI, safe_gate=True, gate_lower_bound=-5)[0] == ["-5"], "K3")
+    bad({**KIMI, "linear_attn_config": {**KIMI["linear_attn_config"], "safe_gate": 1}}, "safe_gate")
 
 
 def test_cpu():

@@ -204,6 +204,26 @@ def test_wrong_layers():
         refused_file(save("damaged.safetensors", metadata, bad), "token_ids", "256")
 
 
+def test_layers_of_the_family():
+    """What a file or its configuration has twice, or the layer has not, is named."""
+    metadata, tensors = load(vector("family/layer_kimi_linear"))
+    config = json.loads(metadata["config"])
+    for key, value in (("linear_num_heads", 0), ("linear_head_dim", None),
+                       ("output_gate_type", "tanh"), ("linear_allow_neg_eigval", 1)):
+        changed = dict(metadata, config=json.dumps({**config, key: value}))
+        refused_file(save("damaged.safetensors", changed, tensors), key)
+    changed = dict(metadata, gate_lower_bound="5")
+    refused_file(save("damaged.safetensors", changed, tensors), "gate_lower_bound")
+    twice = dict(tensors, **{"layer.A_log": tensors["layer.forget_gate.A_log"]})
+    refused_file(save("damaged.safetensors", metadata, twice), "layer.A_log", "another name")
+    rest = without(tensors, "layer.g_a_proj.weight")
+    refused_file(save("damaged.safetensors", metadata, rest), "layer.g_b_proj.weight")
+    for name, value in (("output_gate_type", "silu"), ("gate_lower_bound", None)):  # not as it is
+        changed = (dict(metadata, config=json.dumps({**config, name: value})) if value else
+                   dict(metadata, **{name: "-5"}))
+        run_json(save("other.safetensors", changed, tensors), want=OUTSIDE)
+
+
 def test_layer_gradients():
     """The op is known by its tensors; each parameter that is there has a gradient."""
     metadata, tensors = load(vector("backward_layer_qwen3_5"))
@@ -298,6 +318,8 @@ def test_bad_arguments():
         "prefill --gates weak", "prefill --rule fly", "conv --rule kda", "block --rule kda",
         "step --rule gdn2", "prefill --updates 2", "prefill --rule product --updates 9",
         "prefill --rule kda --exact --state bf16",
+        "prefill --layer kimi_linear",
+        "block --layer kimi",
     ):
         refused("bench", *args.split())
     refused("run", good, "--isa", "mmx", names=["mmx"])

@@ -187,11 +187,11 @@ def test_vectors():
 
 
 def test_family():
-    """KDA, GDN-2 and Gated DeltaProduct, which a CPU alone computes."""
+    """KDA, GDN-2 and Gated DeltaProduct; layers of Kimi-Linear and OLMo-Hybrid."""
     folder = os.path.join(VECTORS, "family")
     paths = sorted(os.path.join(folder, n) for n in os.listdir(folder)
                    if n.endswith(".safetensors"))
-    check(len(paths) >= 15, "only", len(paths), "vectors in", folder)
+    check(len(paths) >= 19, "only", len(paths), "vectors in", folder)
     for line in run_json("--threads", "2", *paths):
         check(line["ok"] and line["compared"], line)
     for table in info()["tables"]:
@@ -637,6 +637,18 @@ def test_bench_of_rules():
     status, out, err = gdn("bench", "decode", *sizes[:-1], "--rule", "product", "--updates", "3",
                            "--batch", "1", "--tokens", "2")
     check(status == OK and "rule product" in out, out, err)
+
+
+def test_bench_of_layers():
+    """The layers of other models are right by the judge, values and gradients."""
+    sizes = "--heads 2/4 --dim 16/24 --hidden 48 --seqlens 40,3 --seconds 0.01 --json".split()
+    for layer, rule in (("qwen3_next", None), ("olmo_hybrid", None), ("kimi_linear", "kda")):
+        for op in ("block", "layer_backward"):
+            status, out, err = gdn("bench", op, "--layer", layer, *sizes)
+            check(status == OK and err == "", layer, op, err)
+            line = json.loads(out)
+            check((line["layer"], line.get("rule")) == (layer, rule), line)
+            check(0 < line["error"] < 1e-4, line)
 
 
 def test_run_all():

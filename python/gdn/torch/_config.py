@@ -83,7 +83,8 @@ def _bound(model, fields, part):
     """The lower bound of the gates, or None."""
     if model == "bailing_hybrid":
         return fields.get("kda_lower_bound", -5.0) if fields.get("kda_safe_gate", True) else None
-    bound = part.get("gate_lower_bound", fields.get("linear_lower_bound"))
+    default = -5.0 if model == "glm5_next" else None
+    bound = part.get("gate_lower_bound", fields.get("linear_lower_bound", default))
     if model == "glm5_next" and bound is None and part and part.get("safe_gate", True):
         return -5.0
     return bound

@@ -83,9 +83,9 @@ struct case_dims {
     int layer;          /* enum case_layer, which has its own rule */
     double lower_bound; /* of the layer's log gates; 0: none */
     int64_t updates;    /* of a token, of CASE_RULE_PRODUCT; 0 means 2 */
-    int call;             /* enum case_call: the rule by rows */
-    bool exact;           /* GDN_EXACT: the rule and the layer */
-    bool bf16_products;   /* GDN_BF16_PRODUCTS: the rule and the layer */
+    int call;           /* enum case_call: the rule by rows */
+    bool exact;         /* GDN_EXACT: the rule and the layer */
+    bool bf16_products; /* GDN_BF16_PRODUCTS: the rule and the layer */
     bool batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */
     bool no_early_stop;   /* GDN_NO_EARLY_STOP: the rule and the layer */
     bool raw;             /* gates and norms inside the call */

@@ -13,8 +13,8 @@ struct gdn_step_call {
     gdn_step_args args;
     struct gdn_tokens tokens;
     struct gdn_plan plan;
-    struct gdn_conv conv;     /* all but out; W is 0 if x is convolved already */
-    struct gdn_rule rule;     /* all but q, k, v */
+    struct gdn_conv conv; /* all but out; W is 0 if x is convolved already */
+    struct gdn_rule rule; /* all but q, k, v */
     struct gdn_record record;
     struct gdn_norm_job norm; /* in place, of all rows of out */
     bool normed;

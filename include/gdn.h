@@ -61,7 +61,7 @@
  *     gdn_state_copy      slots are copied, forked, zeroed or converted
  *
  *     in other headers    use it when
- *     gdn_record.h        drafted tokens are recorded by gdn_decode, and some are accepted
+ *     gdn_record.h        drafts are recorded, some are accepted; or no split changes bits
  *     gdn_train.h         you train: gdn_<op>_backward, the gradients of each op
  *     gdn_blob.h          states go to a file or to another machine, whole or by rank
  *     gdn_parallel.h      the tokens of a prompt lie on several GPUs
@@ -121,7 +121,7 @@
  * GUARANTEES
  *
  * Each one is held by the test of that name (tools/guarantees.py lists them). In G2, G3 and G17
- * all NaNs count as equal. G15 and G16 are in gdn_blob.h.
+ * all NaNs count as equal. G15 and G16 are in gdn_blob.h, G23 in gdn_record.h.
  *
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
@@ -616,8 +616,9 @@ typedef enum gdn_flag {
     GDN_BATCH_INVARIANT = 4, /* the same bits for any batch, on a GPU too */
     GDN_NO_EARLY_STOP = 8,   /* every token of a segment counts: see gdn_prefill() */
     GDN_ACCUMULATE = 16,     /* backward ops: gradients are added to what the tensors hold */
-    GDN_ZERO_AS_GIVEN = 32   /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
+    GDN_ZERO_AS_GIVEN = 32,  /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
                                 eps is then 2^-126, so that a row of zeros stays zero */
+    GDN_SPLIT_INVARIANT = 64 /* G23, in gdn_record.h */
 } gdn_flag;
 
 /* Roundings of 8-bit states. */
@@ -650,7 +651,7 @@ typedef enum gdn_rounding {
  *                                  the very view that final states are written to.
  *                                  Absent: none are written.
  *     write_gate    [N][H][V]      f32, bf16 or f16; dense; see "The family"
- *     record_...                   for gdn_decode: see gdn_record.h
+ *     record_...                   see gdn_record.h
  *
  * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. K is 1 to 256 and V
  * 1 to 1024. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says which head of q, k and v a
@@ -720,8 +721,8 @@ typedef enum gdn_rounding {
  *
  * docs/design/guarantees.md has the conditions and the limit.
  *
- * Precision: see the head of this file. In gdn_prefill without GDN_EXACT, GDN_GATE_LINEAR is
- * computed through its logarithm. Guarantees: G1 to G13, G17 to G20.
+ * Precision: in gdn_prefill without GDN_EXACT, GDN_GATE_LINEAR is computed through its logarithm.
+ * Guarantees: G1 to G13, G17 to G20, G23.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
  * GDN_E_UNSUPPORTED (K above 256, V above 1024; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.

@@ -22,7 +22,8 @@ void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t
 bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq)
 {
     return record->accepts && seq->n_valid > 0 &&
-           gdn_record_count(record, seq->slot) + seq->n_valid >= record->R;
+           gdn_record_count(record, seq->slot) + seq->n_valid >=
+               (record->chunk ? record->chunk : record->R);
 }
 
 void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan)
@@ -31,7 +32,8 @@ void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *p
         const struct gdn_seq *s = &plan->seqs[b];
         if (s->slot < 0) continue;
         const int64_t c = gdn_record_count(record, s->slot) + s->n_valid;
-        gdn_record_set_count(record, s->slot, gdn_record_folds(record, s) ? 0 : c);
+        const int64_t rest = record->chunk ? c % record->chunk : 0;
+        gdn_record_set_count(record, s->slot, gdn_record_folds(record, s) ? rest : c);
     }
 }
 

@@ -13,6 +13,8 @@
 #include "core/tensor_check.h"
 #include "gdn_record.h"
 
+enum { GDN_RECORD_SPLIT_ROWS = 64 }; /* least rows with GDN_SPLIT_INVARIANT */
+
 static inline void *gdn_record_at(const struct gdn_record_rows *r, int64_t slot, int64_t row,
                                   int64_t head)
 {
@@ -25,6 +27,7 @@ struct gdn_record {
     int64_t P, R;
     int64_t channels, g_channel; /* numbers of g for a head, bytes between them */
     bool accepts;                /* tokens at once: GDN_WRITE_FINAL */
+    int chunk;                   /* tokens of a chunk, whose end writes the state; 0: row R does */
 };
 
 /* The contents: no slot twice, counts not negative and at most R; if drafts append, so are they
@@ -38,7 +41,7 @@ int64_t gdn_record_count(const struct gdn_record *record, int64_t slot);
 void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count);
 
 /* Returns true if the call writes the state of a sequence, which has a slot, for its tokens fill
- * the record. */
+ * the record or a chunk. */
 bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq);
 /* Counts the tokens of such a call, which is done. */
 void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan);

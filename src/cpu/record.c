@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "calls/op_backends.h"
+#include "cpu/open_chunk.h"
 
 enum { COLUMNS = GDN_RECUR_COLUMNS };
 
@@ -143,6 +144,11 @@ static gdn_status plan_fold(gdn_ctx *ctx, void *call)
     struct gdn_fold_call *m = call;
     m->kr = ctx->kr;
     m->thread_bytes = gdn_align64((size_t)m->rule.K * COLUMNS * sizeof(float));
+    if (m->rule.split) {
+        m->c.record.chunk = GDN_CHUNK;
+        gdn_rule_cut(&m->rule, ctx->kr, gdn_threads_count(ctx->threads));
+        m->thread_bytes = gdn_open_scratch(&m->rule, ctx->kr);
+    }
     m->base.bytes = gdn_record_contents_bytes(&m->c) +
                     m->thread_bytes * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
@@ -153,6 +159,12 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_fold_call *m = call;
     TRY(gdn_record_read_contents(ctx, &m->c, memory));
     m->scratch = (char *)memory + gdn_record_contents_bytes(&m->c);
+    if (m->rule.split) {
+        for (int64_t b = 0; b < m->c.plan.B; b++) m->c.plan.seqs[b].n_valid = 0;
+        m->rule.seqs = m->c.plan.seqs;
+        gdn_open_fold(ctx, &m->rule, m->scratch);
+        return gdn_note_kernel(ctx, m->base.op, "chunk_update");
+    }
     gdn_parallel_for(ctx->threads, m->c.plan.B * m->rule.H * n_blocks(&m->rule), fold_item, m);
     for (int64_t b = 0; b < m->c.plan.B; b++) {
         const int64_t slot = m->c.plan.seqs[b].slot;

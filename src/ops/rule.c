@@ -24,6 +24,9 @@ gdn_status gdn_check_forms(gdn_ctx *ctx, uint32_t flags)
     if (flags & GDN_EXACT && flags & GDN_BF16_PRODUCTS)
         return gdn_fail(ctx, GDN_E_ARG,
                         "flags: GDN_EXACT and GDN_BF16_PRODUCTS, wanted one of the two");
+    if (flags & GDN_SPLIT_INVARIANT && flags & (GDN_EXACT | GDN_BF16_PRODUCTS))
+        return gdn_fail(ctx, GDN_E_ARG, "flags: GDN_SPLIT_INVARIANT and %s, wanted one of the two",
+                        flags & GDN_EXACT ? "GDN_EXACT" : "GDN_BF16_PRODUCTS");
     return GDN_OK;
 }
 
@@ -112,6 +115,7 @@ static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, struct gdn_rule_call *c)
         .Hv = r->Hv,
         .K = r->K,
         .V = r->V,
+        .G = a->flags & GDN_SPLIT_INVARIANT ? 2 : r->K,
         .P = a->state.data ? a->state.size[0] : -1,
         .R = a->record_k.data && a->record_k.ndim == 4 ? a->record_k.size[1] : -1,
         .tokens = &c->tokens,
@@ -159,6 +163,46 @@ static gdn_status check_accepting(gdn_ctx *ctx, const struct gdn_rule_call *c)
     return GDN_OK;
 }
 
+/* Refuses what GDN_SPLIT_INVARIANT cannot have; after the record, which it needs in decode. */
+static gdn_status check_split(gdn_ctx *ctx, const struct gdn_rule_call *c, bool decode)
+{
+    const gdn_rule_args *a = &c->args;
+    const struct gdn_rule *r = &c->rule;
+    if (!(a->flags & GDN_SPLIT_INVARIANT)) return GDN_OK;
+    if (r->family.is)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "%s: of the family, wanted g and beta of a number for each head and one "
+                        "update with GDN_SPLIT_INVARIANT",
+                        r->family.g_rows       ? "g"
+                        : r->family.beta_rows  ? "beta"
+                        : r->family.write.data ? "write_gate"
+                                               : "updates");
+    TRY(gdn_check_split_state(ctx, &a->state, "state"));
+    TRY(gdn_check_split_state(ctx, &a->state_out, "state_out"));
+    if (c->plan.batch.parents.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "parents: given, wanted none with GDN_SPLIT_INVARIANT");
+    if (!r->record && decode)
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "record_k: absent, wanted in gdn_decode with GDN_SPLIT_INVARIANT");
+    return GDN_OK;
+}
+
+/* Checks what a record must be that holds an open chunk. */
+static gdn_status check_open_chunk(gdn_ctx *ctx, const struct gdn_rule_call *c, bool decode)
+{
+    const gdn_rule_args *a = &c->args;
+    TRY(gdn_check_open_rows(ctx, &a->record_k, &a->record_u));
+    if (a->checkpoints.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "checkpoints: given, wanted none with a record and GDN_SPLIT_INVARIANT");
+    if (!decode && c->plan.batch.write != GDN_WRITE_FINAL)
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "write: GDN_WRITE_NONE, wanted GDN_WRITE_FINAL with a record in "
+                        "gdn_prefill");
+    return GDN_OK;
+}
+
 /* Checks the record, if one of its tensors is there. */
 static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
@@ -168,7 +212,8 @@ static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decod
     const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
                                           &a->record_count };
     if (!t.k->data && !t.u->data && !t.g->data && !t.count->data) return GDN_OK;
-    if (!decode)
+    const bool split = a->flags & GDN_SPLIT_INVARIANT;
+    if (!decode && !split)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "record_k: given, wanted none in gdn_prefill, but gdn_record_fold() first");
     if (!a->state.data) return gdn_fail(ctx, GDN_E_ARG, "state: absent, wanted with a record");
@@ -183,11 +228,14 @@ static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decod
     if (a->flags & GDN_EXACT && final_pool(a)->dtype != GDN_F32)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "flags: GDN_EXACT, wanted a float32 state with a record");
-    if ((a->record_g.ndim == 4) != r->family.g_rows)
+    if ((a->record_g.ndim == 4) != (r->family.g_rows || split))
         return gdn_fail(ctx, GDN_E_SHAPE, "record_g: %d dimensions, wanted %s",
                         (int)a->record_g.ndim,
-                        r->family.g_rows ? "[P][R][H][K], as g has channels" : "[P][R][H]");
+                        split              ? "[P][R][H][2] with GDN_SPLIT_INVARIANT"
+                        : r->family.g_rows ? "[P][R][H][K], as g has channels"
+                                           : "[P][R][H]");
     TRY(gdn_record_view(ctx, &t, &c->record));
+    if (split) TRY(check_open_chunk(ctx, c, decode));
     c->record.accepts = b->write == GDN_WRITE_FINAL;
     r->record = &c->record;
     return GDN_OK;
@@ -245,6 +293,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     TRY(gdn_family_fill(ctx, &t, a->updates, &c->tokens, r));
     TRY(check_updates(ctx, c));
     TRY(check_record(ctx, c, decode));
+    TRY(check_split(ctx, c, decode));
     TRY(check_states(ctx, c));
 
     r->q = gdn_rows_of(&a->q, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
@@ -256,6 +305,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->decode = decode;
     r->tree = c->plan.batch.parents.data;
     r->exact = a->flags & GDN_EXACT;
+    r->split = a->flags & GDN_SPLIT_INVARIANT;
     r->n_seqs = c->plan.B;
     c->pools = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
     return GDN_OK;

@@ -248,6 +248,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    TRY(gdn_cuda_check_split(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
     gdn_cuda_fill_call(args, c);
     if (!goes_by_tokens(args)) c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));

@@ -143,6 +143,7 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
         .head_map = r->head_map,
     };
     (void)memory;
+    TRY(gdn_cuda_check_split(ctx, r));
     TRY(check_channels(ctx, &m->args.record_g));
     TRY(check_fold(ctx, m));
     TRY(gdn_cuda_fold(ctx, &rule, m->base.stream));

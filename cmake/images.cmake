@@ -56,7 +56,7 @@ endif()
 # 100-real code alone, 80-virtual PTX alone; native is code for the GPUs of this machine. All code
 # but Hopper's comes from one PTX, that of compute_80, so a chip runs the same kernels with code of
 # its own and without. "once" compiles each image once, which takes half of the time and shows
-# whether it compiles: Hopper's own for sm_90a, the others for sm_80.
+# whether it compiles: Hopper's own for sm_90a, the others for sm_80, twins for f16 as PTX alone.
 set(GDN_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CACHE STRING
     "Device code: architectures; empty or all: 80;90a-real;100-real;120-real; native; once")
 function(read_architectures)
@@ -143,6 +143,10 @@ foreach(row ${long} ${images})
     list(GET row 2 source)
     set(fatbin ${images_folder}/${image}.fatbin)
     set(gencode ${gencode_${chip}})
+    if(GDN_CUDA_ARCHITECTURES STREQUAL once AND image MATCHES "_f16")
+        string(REGEX REPLACE "arch=(compute_[0-9a]+),code=.*" "arch=\\1,code=\\1" gencode
+            "${gencode}")
+    endif()
     if(image STREQUAL yardstick AND NOT "${gencode}" MATCHES sm_90a)
         list(APPEND gencode ${gencode_sm_90a}) # by its code a context finds what the build has
     endif()

@@ -61,7 +61,7 @@
  *     gdn_state_copy      slots are copied, forked, zeroed or converted
  *
  *     in other headers    use it when
- *     gdn_record.h        drafts are recorded, some are accepted; or no split changes bits
+ *     gdn_record.h        tokens are recorded: drafts, or lazy states
  *     gdn_train.h         you train: gdn_<op>_backward, the gradients of each op
  *     gdn_blob.h          states go to a file or to another machine, whole or by rank
  *     gdn_parallel.h      the tokens of a prompt lie on several GPUs
@@ -618,7 +618,7 @@ typedef enum gdn_flag {
     GDN_ACCUMULATE = 16,     /* backward ops: gradients are added to what the tensors hold */
     GDN_ZERO_AS_GIVEN = 32,  /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
                                 eps is then 2^-126, so that a row of zeros stays zero */
-    GDN_SPLIT_INVARIANT = 64 /* G23, in gdn_record.h */
+    GDN_SPLIT_INVARIANT = 64 /* G23: gdn_record.h */
 } gdn_flag;
 
 /* Roundings of 8-bit states. */
@@ -688,7 +688,7 @@ typedef enum gdn_rounding {
  * token_count is 0 is the state that it started from.
  *
  * Aliasing. out may be the very view v (if Hv = H). state_out may be the very view state. No other
- * tensor that is written may overlap another tensor.
+ * written tensor may overlap another.
  *
  * Flags:
  *
@@ -703,7 +703,7 @@ typedef enum gdn_rounding {
  *                        value. Elsewhere, in gdn_decode and in gdn_step it changes nothing.
  *   GDN_BATCH_INVARIANT  gdn_prefill on a GPU does not split sequences: few long ones take up to
  *                        4 times as long. No effect on a CPU, where bits never depend on the batch.
- *   GDN_NO_EARLY_STOP    gdn_prefill on a GPU: see "Splitting" below. No effect on a CPU.
+ *   GDN_NO_EARLY_STOP    gdn_prefill on a GPU: see "Splitting". No effect on a CPU.
  *   GDN_ZERO_AS_GIVEN    see gdn_flag
  *
  * gdn_prefill on a GPU:
@@ -927,7 +927,7 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *                            -> gdn_rmsnorm_gated(), if there is a z or a norm_weight
  *
  *     x             [N][2 Hk K + Hv V]       A      dense; or [B][T][..]. Channels of q, then of
- *                                            k, then of v, head by head, as projected
+ *                                            k, then of v, head by head
  *     a b           [N][Hv]                  f32, bf16 or f16; any strides. a may be [N][Hv][K]
  *                                            and dt_bias then [Hv][K]: KDA
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
@@ -941,10 +941,11 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     state         [P][Hv][V][K]            as in gdn_decode(), state_layout as there
  *     state_scales  [P][Hv][V]               for a state of 8 bits, as in gdn_decode()
  *     out           [N][Hv][V]               A      dense; absent: only states change
+ *     record_...    see gdn_record.h
  *
  * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
- * for gdn_decode(), GDN_WRITE_EACH and parents included, with the same slots in both pools. No
- * tensor that is written may overlap another one.
+ * for gdn_decode(), with the same slots in both pools. No tensor that is written may overlap
+ * another one.
  *
  * On a CPU the result has the bits that the separate calls give. q, k and v are rounded to A after
  * the convolution, and o before its norm. The gates and the normalised q and k stay float32. On a
@@ -974,6 +975,7 @@ typedef struct gdn_step_args {
     void *workspace;
     size_t workspace_bytes;
     void *stream;
+    gdn_tensor record_k, record_u, record_g, record_count;
 } gdn_step_args;
 
 GDN_DEFINE_INIT(gdn_step_args, gdn_step_args_init)
@@ -1013,6 +1015,7 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  *                                            Each may be the very view state or conv_state
  *     state_scales  [P][Hv][V]               for state and checkpoints of 8 bits, as in
  *     checkpoint_scales [P'][Hv][V]          gdn_prefill()
+ *     record_...    see gdn_record.h
  *
  * Weights are f32, bf16 or f16, and dense. States are updated in place. If a state is absent, it
  * starts from zero and is dropped. GDN_WRITE_EACH is not supported. Guarantees: G1, G2, G3, G5, G6,
@@ -1054,6 +1057,7 @@ typedef struct gdn_block_args {
     int32_t beta_kind;      /* as in gdn_step() */
     float gate_lower_bound; /* as in gdn_step() */
     gdn_tensor in_proj_q, in_proj_k, in_proj_v, in_proj_z_down, in_proj_a_down;
+    gdn_tensor record_k, record_u, record_g, record_count;
 } gdn_block_args;
 
 GDN_DEFINE_INIT(gdn_block_args, gdn_block_args_init)

@@ -46,14 +46,16 @@ extern "C" {
  *                                                            set where beta = 0
  *     record_count  [P]            I32 or I64: rows in use, c. From 0 to R.
  *
- * gdn_decode with a record starts from the state S of its slot with those c rows applied,
+ * gdn_decode or gdn_step with a record starts from the state S of its slot with those c rows
+ * applied,
  *
  *     S <- |alpha| S + k u^T    row by row; a row with the sign set only scales, whatever its k
  *
  * and writes what token t adds to row c + t. In a tree, tokens whose parent is -1 follow the c
  * rows. The call needs all four tensors and a state. The batch has GDN_WRITE_NONE or
  * GDN_WRITE_FINAL, no has_initial_state, no num_accepted_tokens, and no slot twice. out may be
- * absent. Padding rows have no record. GDN_EXACT needs float32 states.
+ * absent. Padding rows have no record. GDN_EXACT needs float32 states. On a GPU gdn_step has no
+ * record (GDN_E_UNSUPPORTED).
  *
  *     GDN_WRITE_NONE   The tokens are drafts: c stays, and c + T is at most R.
  *     GDN_WRITE_FINAL  The tokens are accepted at once (a lazy state). If c + T is less than R,
@@ -66,9 +68,17 @@ extern "C" {
  * those of plain decode to rounding. With GDN_EXACT, and rows and states of float32, they are its
  * bits. If R is 1, each call is plain decode. docs/start/lazy-states.md shows its use.
  *
- * Every other op that reads a state wants a folded one: gdn_step, gdn_block, summaries, blobs,
- * gdn_state_copy, and gdn_prefill (but see "One set of bits"). Or copy the rows and the count with
- * the state.
+ * Other calls that read a state (for GDN_SPLIT_INVARIANT see "One set of bits"):
+ *
+ *     gdn_prefill   takes a record with GDN_WRITE_FINAL. It folds the slots that it reads, as
+ *                   gdn_record_fold() does, before its tokens. The slots that it writes, those of
+ *                   checkpoints in this pool too, then have c = 0. The batch may have
+ *                   has_initial_state, write_slots and checkpoints; state_out is absent or state.
+ *     gdn_block     the same. But a sequence of at most 8 tokens, whose state stays in its slot,
+ *                   is lazy as in gdn_decode().
+ *     others        want a folded state: gdn_state_copy(), blobs, summaries, and on a GPU
+ *                   gdn_prefill() and gdn_block() (GDN_E_UNSUPPORTED). Call gdn_record_fold()
+ *                   first, or copy the rows and the count with the state.
  *
  * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
  *                    move to the rows from c on, and c grows by n.
@@ -151,8 +161,9 @@ GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *arg
  * On a CPU a chunk has 16 tokens. After a multiple of 64 tokens, and a fold if there were drafts, c
  * is 0, and the state alone is the sequence. Elsewhere copy its rows and its count too.
  *
- * Refused by name: states and rows other than f32; the family; parents; checkpoints beside a
- * record; GDN_EXACT and GDN_BF16_PRODUCTS; gdn_decode without a record; a GPU (GDN_E_UNSUPPORTED).
+ * Refused by name: states and rows other than f32; the family; parents; has_initial_state,
+ * write_slots and checkpoints beside a record; GDN_EXACT and GDN_BF16_PRODUCTS; gdn_decode without
+ * a record; a GPU (GDN_E_UNSUPPORTED).
  * docs/design/one-set-of-bits.md says how it works and what it costs.
  */
 

@@ -101,6 +101,15 @@ pip_install() {
     "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@" 2>build/pip.log
 }
 
+# It takes minutes, most of them the network's.
+make_torch() {
+    rm -rf build/torch
+    python3 -m venv build/torch &&
+        build/torch/bin/python -m pip install -q --disable-pip-version-check torch numpy \
+            pytest transformers peft accelerate 2>build/torch.log && touch build/torch/ready ||
+        echo "bootstrap: no torch, so no tests of gdn.torch (see build/torch.log)"
+}
+
 # What is missing at this level, by its packages' names.
 missing() {
     needed
@@ -142,12 +151,9 @@ if [ "$level" = test ]; then
         dpkg --add-architecture arm64 && apt-get update >>build/bootstrap.log 2>&1 || true
     fi
     if [ -z "${GDN_NO_TORCH:-}" ] && [ ! -f build/torch/ready ]; then
-        echo "bootstrap: installing torch into build/torch"
-        rm -rf build/torch
-        python3 -m venv build/torch &&
-            build/torch/bin/python -m pip install -q --disable-pip-version-check torch numpy \
-                pytest transformers peft accelerate 2>>build/pip.log && touch build/torch/ready ||
-            echo "bootstrap: no torch, so no tests of gdn.torch (see build/pip.log)"
+        echo "bootstrap: installing torch into build/torch, beside what follows"
+        make_torch &
+        echo $! >build/torch.pid # stage torch waits for it
     fi
 fi
 

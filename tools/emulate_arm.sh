@@ -17,8 +17,7 @@ on() { # on TABLE PROGRAM [ARG...]
     GDN_CPU=$table qemu-aarch64 -L /usr/aarch64-linux-gnu "$@"
 }
 
-ops() { # ops TABLE: the loops and what is made of little else
-    on "$1" "$arm/ring1" --isa="$1"
+ops() { # ops TABLE
     for op in op_gates op_norm op_conv1d; do on "$1" "$arm/$op"; done
 }
 
@@ -28,11 +27,12 @@ export GDN_TEST_EVERY=24
 on "" "$arm/unit_detect"
 {
     ops scalar
+    ops neon
     on neon "$arm/op_exact" --every=20
+    on neon "$arm/op_rule" --every=20
 } &
 other=$!
-ops neon
-on neon "$arm/op_rule" --every=20
+on neon "$arm/ring1" --isa=neon # the loops; the scalar ones are plain C
 wait $other
 
 sums=$arm/exact_sums

@@ -64,11 +64,11 @@ struct case_dims {
     int64_t entries;      /* of its states; 0: W - 1 */
     int64_t hidden;
     int32_t dtype, state_dtype, state_layout;
-    int gates;       /* enum case_gates */
-    int rule;        /* enum case_rule: the rule and its gradients; the step: not GDN2, PRODUCT */
-    int64_t updates; /* of a token, CASE_RULE_PRODUCT; 0: 2 */
-    int call;        /* enum case_call: the rule by rows */
-    bool exact;      /* GDN_EXACT: the rule and the layer */
+    int gates;            /* enum case_gates */
+    int rule;             /* enum case_rule; a step has no GDN2 and no PRODUCT */
+    int64_t updates;      /* of a token, of CASE_RULE_PRODUCT; 0 means 2 */
+    int call;             /* enum case_call: the rule by rows */
+    bool exact;           /* GDN_EXACT: the rule and the layer */
     bool bf16_products;   /* GDN_BF16_PRODUCTS: the rule and the layer */
     bool batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */
     bool no_early_stop;   /* GDN_NO_EARLY_STOP: the rule and the layer */
@@ -183,8 +183,8 @@ struct gradient_case {
 int gradient_case_make(struct gradient_case *c, const struct case_dims *dims,
                        const int64_t *lengths, int64_t B);
 int gradient_case_check(struct gradient_case *c, gdn_ctx *ctx, struct comparison *found);
-/* Runs prefill, which saves states after each `every` tokens for the gradients, and these; 0: does
- * nothing. Call it after gradient_case_check(). */
+/* Runs prefill, which saves states after each `every` tokens, and gradients that begin at these
+ * states. every 0: does nothing. Call it after gradient_case_check(). */
 int gradient_case_save(struct gradient_case *c, gdn_ctx *ctx, int64_t every);
 double gradient_case_flops(const struct gradient_case *c); /* 16 K V per token and head */
 double gradient_case_bytes(const struct gradient_case *c);
@@ -233,7 +233,8 @@ int conv_case_check(struct conv_case *c, gdn_ctx *ctx, struct comparison *found)
 /* The same for states that are rounded after each token (GDN_EXACT), see cases_exact.c. */
 int rule_case_check_tokens(struct rule_case *c, gdn_ctx *ctx, gdn_op op, struct comparison *found);
 
-/* The same with calls that have the result of one op: a status, or the first one that is none. */
+/* The same for several calls that together have the result of one op. `run` makes them, and returns
+ * GDN_OK or the first error. */
 typedef gdn_status (*rule_case_run)(struct rule_case *c, gdn_ctx *ctx, void *arg);
 int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, void *arg,
                        struct comparison *found);
@@ -296,7 +297,7 @@ gdn_tensor case_betas(struct memory *m, const struct case_dims *dims, int ndim,
                       const int64_t *size);
 /* Keys [N][H][K] of length 1, as dims->gates has them. */
 gdn_tensor case_keys(struct memory *m, const struct case_dims *dims, const int64_t *size);
-/* Rows of length 1, and slots of any stored values of a dtype of 8 bits. */
+/* Make a tensor: of rows of length 1; of slots with any values that a dtype of 8 bits can store. */
 gdn_tensor case_unit_rows(struct memory *m, int32_t dtype, const int64_t *size);
 gdn_tensor case_codes(struct memory *m, int32_t dtype, const int64_t *size);
 static inline bool case_is_q8(int32_t dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }

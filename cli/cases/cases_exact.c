@@ -11,7 +11,8 @@
 #include "cases/cases.h"
 #include "cli.h"
 
-/* Sequence 0 in a slot of its own, its token t being all that a call has. */
+/* Sequence 0 token by token: each call has its token t alone, and the sequence has a slot of its
+ * own. */
 struct walk {
     const struct rule_case *whole;
     struct rule_case one;

@@ -24,7 +24,7 @@ static void draw_head(uint64_t *seed, double *A, double *dt_bias)
     *dt_bias = log(expm1(step)); /* softplus of it is the step */
 }
 
-/* The values of a tensor beside a head: one, or those of its channels. */
+/* Returns how many gates a head has: one, or one for each channel of its keys. */
 static int64_t values_of(const struct case_dims *dims)
 {
     return case_has_channels(dims) ? dims->K : 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rule's gradients; those of the first tokens of sequence 0 are judged, of some heads. */
+/* The rule's gradients. Of these, the first tokens of sequence 0 are judged, in some heads. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -160,7 +160,7 @@ static void fuse(struct block_case *c)
     }
 }
 
-/* Projections that the memory is not there for have no data. */
+/* Makes the projections. If memory runs out, their data is NULL. */
 static void make_projections(struct block_case *c)
 {
     const struct case_dims *d = &c->dims;
@@ -258,7 +258,7 @@ static double *project(const double *x, const gdn_tensor *w, int64_t T)
     return y;
 }
 
-/* In place over mixed [T][D]: the convolution with SiLU from an empty history. */
+/* Convolves mixed [T][D] in place, with SiLU, from an empty history. */
 static void convolve(const struct block_case *c, double *mixed, int64_t T)
 {
     const int64_t D = channels(&c->dims);
@@ -283,7 +283,7 @@ static bool takes_tokens(const struct block_case *c)
     return c->dims.exact || b->N <= SHORT || b->N <= b->B;
 }
 
-/* ... rounded on the way, where there is noise. */
+/* Runs the rule of the oracle. With noise, it rounds where the chunks of a device round. */
 static void run_rule(const struct block_case *c, const struct oracle_rule *r, double *k,
                      struct oracle_noise *noise)
 {
@@ -524,7 +524,8 @@ static double loss_beside(const struct layer_gradient_case *c, const struct proj
 
 enum { DIRECTIONS = 3 };
 
-/* Along one direction of ones and minus ones: what the differences of the loss say, and dhidden. */
+/* Computes the slope of the loss along one direction of ones and minus ones: *want from differences
+ * of the loss, *got from dhidden. */
 static bool judge_direction(const struct layer_gradient_case *c, const struct projected *p,
                             int64_t T, uint64_t *seed, double *want, double *got)
 {
@@ -544,9 +545,9 @@ static bool judge_direction(const struct layer_gradient_case *c, const struct pr
     return there && !isnan(*want);
 }
 
-/* Checks a call in which no more tokens count than are followed. Where a GPU rounds, a dozen
- * roundings follow each other, and what they do to a sum along a direction is to that sum's usual
- * size, the length of dhidden, as it is to an element. */
+/* Checks a call in which no more tokens count than the case follows. A GPU rounds a dozen times in
+ * a row. The error of a sum along a direction, relative to the length of dhidden, is then as large
+ * as the error of an element relative to that element. */
 int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     const int64_t *cu = c->block.tokens.cu_seqlens, B = c->block.tokens.B;
@@ -578,7 +579,8 @@ int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx, struc
     return CLI_OK;
 }
 
-/* Returns the input projections thrice, that of the output twice; 16 K V and two convolutions. */
+/* Returns the flops: each input projection three times, the output projection twice, 16 K V for
+ * each token and head, and the convolution three times. */
 double layer_gradient_case_flops(const struct layer_gradient_case *c)
 {
     const struct case_dims *d = &c->block.dims;

@@ -78,7 +78,8 @@ static void load_gates(const struct step_case *c, int64_t h, int64_t T, double *
     for (int64_t i = 0; i < T * V; i++) w[i] = b[i / V * K];
 }
 
-/* Follows value head h of sequence 0, to want [T][V]; before the call, which changes the states. */
+/* Computes want [T][V] of value head h of sequence 0. It runs before the call, which changes the
+ * states. */
 static bool follow(const struct step_case *c, int64_t h, int64_t T, double *want)
 {
     const struct case_dims *d = &c->dims;

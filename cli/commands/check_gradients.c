@@ -146,9 +146,9 @@ static void check_gradients_of(struct check *k, const struct case_dims *d, const
     check_device_judge(k, name, code, &found);
 }
 
-/* Checks each dtype. Those of 16 bits are also checked with heads that fill a device, with so many
- * tokens and heads that memory has a window of them, and with a long sequence, whose walk to dstate
- * is cut. */
+/* Checks each dtype. The two of 16 bits are checked three more times: with heads that fill a
+ * device, with more tokens than one window has, and with a long sequence, whose walk to dstate is
+ * cut. */
 void check_gradients(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 64, 72 } };

@@ -352,7 +352,7 @@ static int merge(struct state_call *c, const char **files, int n)
 
 /* ---- diff ---------------------------------------------------------------------------------- */
 
-/* Pairs of values of one part. */
+/* The differences of one part of two blobs, over pairs of values. */
 struct difference {
     const char *name;
     int64_t n, n_different; /* by their bits */

@@ -91,8 +91,8 @@ int job_either(const struct job *job, const char *a, const char *b, gdn_tensor *
 /* Refuses if absent. */
 int job_need(const struct job *job, const gdn_tensor *t, const char *name);
 
-/* Metadata: one of `names` (NULL at the end), whose index goes to *value; a number; left as
- * they are where the key is absent. */
+/* Read metadata into *value: choice, the index of one of `names` (NULL at the end); number, a
+ * number. If the key is absent, *value stays. */
 int job_choice(const struct job *job, const char *key, const char *const *names, int32_t *value);
 /* The same for an enumeration whose 0 is the default of an op: the names are of 1, 2, ... */
 int job_formula(const struct job *job, const char *key, const char *const *names, int32_t *value);
@@ -107,7 +107,8 @@ int job_output(struct job *job, const char *name, const char *alias, gdn_tensor 
 /* Such an output in new memory. */
 int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim, const int64_t *size,
                    gdn_tensor *made);
-/* The gradient of a tensor of these sizes, of activations of dtype A; none where that is absent. */
+/* Adds the gradient of a tensor, with its sizes; A: the dtype of activations. If the tensor is
+ * absent, there is none. */
 int job_gradient(struct job *job, const char *name, int32_t dtype, const gdn_tensor *of,
                  bool of_gate, int32_t A, gdn_tensor *made);
 /* The pool of states: starts as `from`, or, absent, as zeros of these sizes. An output. */

@@ -10,7 +10,7 @@ static int64_t elements(const gdn_tensor *t)
     return n;
 }
 
-/* Computes one call; a token is a row of the last dimension. */
+/* Computes one call, for which each row of the last dimension counts as a token. */
 static int compute(struct job *job, gdn_ctx *ctx)
 {
     const gdn_tensor *t = &job->outputs[0].got;

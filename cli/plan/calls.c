@@ -196,7 +196,7 @@ static void fill(struct maker *m, struct call *c, const struct plan_model *model
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
-/* A chip that is not there has its workspace here. */
+/* The address of a workspace of a chip that need not be there. */
 static const uintptr_t nowhere = (uintptr_t)1 << 47;
 
 /* Makes the call, with this workspace. */

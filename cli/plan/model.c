@@ -31,9 +31,9 @@ static const struct family {
     const char *type;
     bool per_channel, woven;
     bool heads_of_attention; /* sizes that are absent follow from those of attention */
-    const char *interval;    /* the key of: each such layer is no linear one; NULL: none */
-    int every;               /* and its default */
-    double lower_bound;      /* the default */
+    const char *interval;    /* key of n: every n-th layer is no linear one; NULL: none */
+    int every;               /* the default of interval */
+    double lower_bound;      /* the default, if the file has none */
 } families[] = {
     { "qwen3_next", false, true, false, "full_attention_interval", 4, 0 },
     { "qwen3_5_text", false, false, false, "full_attention_interval", 4, 0 },

@@ -64,7 +64,8 @@ static double work_of(const struct row *r)
 
 static double apart(int a, int b) { return fabs(log2((double)a / b)); }
 
-/* How unlike two calls are. Another machine is farther than any size; then come dtypes. */
+/* Returns how unlike two calls are. Another machine counts more than all sizes together, and a
+ * dtype more than one size. */
 static double distance(const struct row *a, const struct row *b, enum machine wanted)
 {
     return (b->machine != wanted ? 1000 : 0) + (b->call != a->call ? 200 : 0) +

@@ -8,7 +8,9 @@
 
 #include "program/memory.h"
 
-enum { DRAFT_MOST = 7 }; /* with the token before them, a call whose rule goes token by token */
+enum {
+    DRAFT_MOST = 7
+}; /* one token and so many guesses are a call whose rule goes token by token */
 
 struct draft {
     int32_t *tokens; /* the text so far */

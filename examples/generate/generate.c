@@ -30,6 +30,7 @@ static const char help[] =
     "  --exact           any split of a text over prompts, tokens and states gives the same bits\n"
     "  --draft N         check up to N guessed tokens (7 at most) in one call: the same text, in\n"
     "                    fewer calls where it repeats itself\n"
+    "  --lazy R          keep up to R tokens beside each state, then write it once (CPU alone)\n"
     "  --logits F        write tokens and the logits after each to a safetensors file\n"
     "  --speed           times on stderr, in one line\n"
     "  --backend B       cpu (default); cuda: GDN layers and products of matrices on device 0, in\n"
@@ -43,7 +44,7 @@ struct generate_options {
     const char *prompt, *save, *load, *logits;
     double temperature; /* below 0: not given */
     int64_t seed, n;    /* seed below 0: not given */
-    int64_t draft;
+    int64_t draft, lazy;
     bool exact, speed, help;
 };
 
@@ -230,7 +231,7 @@ static void print_speed(const struct generation *g)
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* For the logits of guesses, and to forget them. */
+/* Makes memory for the logits of guesses, and for the states that are needed to forget guesses. */
 static int make_checks(struct generation *g)
 {
     const int64_t n = 1 + g->o->draft;
@@ -253,7 +254,8 @@ static int begin(struct generation *g)
     if (o->seed >= 0) g->sampler.seed = (uint64_t)o->seed;
     const int64_t most = larger(1 + o->draft, g->n_prompt);
     if (forward_make(&g->forward, &g->model, &g->past, most) ||
-        draft_make(&g->draft, &g->memory, more) || (o->draft && make_checks(g)))
+        draft_make(&g->draft, &g->memory, more) || (o->draft && make_checks(g)) ||
+        (o->lazy && past_be_lazy(&g->past, &g->model, o->lazy)))
         return CLI_BAD;
     if (o->exact) g->forward.flags = GDN_EXACT;
     return make_recording(g);
@@ -269,6 +271,7 @@ static int generate(struct generation *g, gdn_ctx *ctx, struct threads *threads,
         take_prompt(g) || add_tokens(g) || write_recording(g))
         return CLI_BAD;
     if (g->o->speed) print_speed(g);
+    if (past_fold(&g->past, &g->model)) return CLI_BAD;
     return g->o->save ? past_save(&g->past, &g->model, &g->sampler, g->logits, g->o->save) : CLI_OK;
 }
 
@@ -292,6 +295,7 @@ static int run(const struct generate_options *o, const char *path)
     struct threads *threads = NULL;
     gdn_ctx *ctx = NULL;
     const bool on_gpu = host.backend && !strcmp(host.backend, "cuda");
+    if (on_gpu && o->lazy) return cli_bad("--lazy: given, wanted none with --backend cuda");
     if (on_gpu) host.backend = NULL;
     int code = open_host(&host, &ctx, &threads);
     if (!code && on_gpu) code = gpu_open(&gpu, o->exact);
@@ -318,6 +322,7 @@ int generate_main(int argc, char **argv)
         { "--load-state", CLI_TEXT, &o.load, 0, 0 },
         { "--exact", CLI_FLAG, &o.exact, 0, 0 },
         { "--draft", CLI_INT, &o.draft, 0, DRAFT_MOST },
+        { "--lazy", CLI_INT, &o.lazy, 0, 1 << 16 },
         { "--logits", CLI_TEXT, &o.logits, 0, 0 },
         { "--speed", CLI_FLAG, &o.speed, 0, 0 },
         { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },

@@ -36,7 +36,7 @@ int st_open(struct st_file *file, const char *path);
  * not align it to its dtype. The file must not become shorter before st_close(). Tensors of other
  * dtypes, or of more dimensions than a gdn_tensor has, are foreign; st_open() refuses them. */
 int st_map(struct st_file *file, const char *path);
-void st_close(struct st_file *file); /* of a zeroed one too */
+void st_close(struct st_file *file); /* a zeroed one may be closed */
 
 const struct st_tensor *st_find(const struct st_file *file, const char *name);
 /* Returns the metadata's value, or NULL. */

@@ -5,7 +5,7 @@
 
 #include "describe.h"
 
-#define MAX_TORCH_OPS 40
+#define MAX_TORCH_OPS 42
 
 /* Registers a kernel for every operator at a dispatch key ("CPU", "CUDA"). The operators are
  * defined already; their arguments are the fields of the description, in its order. The

@@ -90,6 +90,10 @@ def of(op, device):
         if op == "chunk_states":
             return dict(tokens, state=n(B, HV, V, K))
         return dict(tokens, q=n(B, T, HK, K), out=n(B, T, HV, V))
+    if op == "record_fold":
+        return dict(**pools, record_k=n(P, 3, HK, K), record_u=n(P, 3, HV, V),
+                    record_g=torch.rand(P, 3, HV, device=device),
+                    record_count=torch.full((P,), 2, dtype=torch.int32, device=device))
     assert op == "state_copy"
     return dict(from_pool=n(P, HV, V, K), to_pool=n(P, HV, V, K), from_slots=slots(device),
                 to_slots=slots(device))
@@ -103,6 +107,8 @@ def more(op, device):
     if op in ("l2norm", "rmsnorm_gated", "summary_fold", "l2norm_backward",
               "rmsnorm_gated_backward"):
         return dict(flags=0)
+    if op == "record_fold":
+        return dict(rounding=1, seed=3)
     if op in ("gates", "gates_backward"):
         return dict(gate_lower_bound=-5.0)
     return dict(token_count=torch.full((B,), T - 1, device=device))

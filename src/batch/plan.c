@@ -211,16 +211,6 @@ void gdn_plan_add_extents(const gdn_batch *b, struct gdn_extents *all)
     }
 }
 
-gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *b, const gdn_tensor *written,
-                                   const char *name)
-{
-    struct gdn_extents all;
-    all.n = 0;
-    gdn_plan_add_extents(b, &all);
-    gdn_add_extent(&all, written, name);
-    return gdn_check_apart(ctx, &all, &all.of[all.n - 1], NULL, NULL);
-}
-
 /* Returns slots that a call may write, at most. */
 static int64_t max_writes(const struct gdn_plan *plan, const struct gdn_tokens *tokens)
 {

@@ -85,10 +85,6 @@ gdn_status gdn_plan_describe(gdn_ctx *ctx, const gdn_batch *batch, const struct 
 struct gdn_extents;
 void gdn_plan_add_extents(const gdn_batch *batch, struct gdn_extents *all);
 
-/* Refuses a written tensor that may overlap one of them. */
-gdn_status gdn_plan_check_overlaps(gdn_ctx *ctx, const gdn_batch *batch, const gdn_tensor *written,
-                                   const char *name);
-
 /* Returns bytes of memory for gdn_plan_batch(). */
 size_t gdn_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *tokens);
 

@@ -46,7 +46,7 @@ static struct entry *map_find(const struct slot_map *map, int64_t key)
     return &map->entries[i];
 }
 
-/* A writer of slots: two pools have keys of their own in the one map. */
+/* A writer of slots. The slots of two pools are in one map, under different keys. */
 struct writer {
     gdn_ctx *ctx;
     struct slot_map map;
@@ -102,7 +102,8 @@ static gdn_status add_checkpoints(const struct writer *w, const struct gdn_plan 
     return GDN_OK;
 }
 
-/* Checkpoints of the pool where states start too: not even their own sequence's. */
+/* Returns true if a read slot is written: by another sequence, or as a checkpoint of its own one,
+ * if checkpoints are in the pool that is read. */
 static bool conflicts(const struct entry *e, const struct gdn_seq *s, int64_t b,
                       const struct gdn_plan *plan, bool checkpoints)
 {

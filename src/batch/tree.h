@@ -11,7 +11,7 @@
 
 struct gdn_visit {
     int64_t token;
-    int32_t level; /* which state it moves on, from 0, where the initial state is */
+    int32_t level; /* the state that the token changes; 0 begins as the initial state */
     bool copies;   /* that state becomes a copy of the one below first */
 };
 

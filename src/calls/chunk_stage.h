@@ -93,7 +93,7 @@ struct gdn_summary_call {
 struct gdn_product {
     struct gdn_pool_view M, S, U, out; /* S and U: data NULL for zero */
     gdn_tensor order;                  /* [B][n] ranges; data NULL: b, b + B, b + 2 B, ... */
-    int64_t B, P, n;                   /* slots, ranges, and those that a slot passes */
+    int64_t B, P, n;                   /* P ranges in all; a slot passes n of them */
     int H, K, V, n_strips;
 };
 struct gdn_product_call {
@@ -102,8 +102,8 @@ struct gdn_product_call {
     int n;
 };
 
-/* Returns how many ranges a slot passes, and the i-th of slot b, which is none if it is negative.
- * order is in host memory. */
+/* Return how many ranges a slot passes, and range i of slot b (negative: no range). order is in
+ * host memory. */
 int64_t gdn_product_n_ranges(const struct gdn_product *a);
 int64_t gdn_product_range(const struct gdn_product *a, int64_t b, int64_t i);
 

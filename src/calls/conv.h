@@ -12,8 +12,9 @@ struct gdn_conv {
     bool strided;           /* heads are the steps of channels; else these are dense */
     struct gdn_conv_view weight, bias;
     struct gdn_conv_view from, to, checkpoints;
-    struct gdn_conv_view carry_from, carry_to; /* one slot each, for windows of a sequence */
-    const struct gdn_plan *plan; /* for trees, paths and the slots of states, not its seqs */
+    struct gdn_conv_view carry_from, carry_to; /* one slot: between windows of a sequence */
+    const struct gdn_plan
+        *plan; /* read for trees, paths and slots of states; the sequences are below */
     const struct gdn_seq *seqs;
     int64_t n_seqs, D;
     int W;

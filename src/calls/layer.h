@@ -5,6 +5,7 @@
 
 #include "calls/conv.h"
 #include "calls/project.h"
+#include "calls/record.h"
 #include "calls/rule.h"
 #include "core/backend.h"
 
@@ -26,7 +27,7 @@ struct gdn_block {
     struct gdn_rule rule; /* all but rows, sequences and carry data */
     struct gdn_block_columns columns;
     int64_t hidden, Hk, Hv, K, V;
-    int64_t n_tokens, window; /* in all; of a CPU: of a window, at most */
+    int64_t n_tokens, window; /* window: of a CPU, the most tokens that pass at once */
     float rms_eps;
     int64_t channels; /* numbers of a gate: 1, or K of KDA */
     int64_t rank;     /* the most columns between two projections; 0: there are none */
@@ -42,7 +43,8 @@ struct gdn_block_call {
     struct gdn_plan plan;
     struct gdn_plan_pools pools;
     struct gdn_block block;
-    size_t plan_bytes; /* of a CPU */
+    struct gdn_record record;
+    size_t plan_bytes, record_bytes; /* of a CPU */
 };
 
 /* The rows of the weights that make columns of hidden. */

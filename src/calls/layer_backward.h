@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The gradients of a layer (ops/layer/backward.c) are steps that are ops of their own, and those
- * below, which each backend has: matrix products, tokens' rows in and out, columns in another
- * order.
- */
+/* The gradients of a layer (ops/layer/backward.c) consist of other ops and of the steps below. Each
+ * backend has these: matrix products, tokens' rows in and out, columns in another order. */
 #ifndef GDN_LAYER_BACKWARD_H
 #define GDN_LAYER_BACKWARD_H
 

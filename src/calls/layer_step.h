@@ -5,6 +5,7 @@
 
 #include "calls/conv.h"
 #include "calls/norm.h"
+#include "calls/record.h"
 #include "calls/rule.h"
 
 struct gdn_step_call {
@@ -12,8 +13,9 @@ struct gdn_step_call {
     gdn_step_args args;
     struct gdn_tokens tokens;
     struct gdn_plan plan;
-    struct gdn_conv conv;     /* all but out; W 0: x is behind it */
+    struct gdn_conv conv;     /* all but out; W is 0 if x is convolved already */
     struct gdn_rule rule;     /* all but q, k, v */
+    struct gdn_record record;
     struct gdn_norm_job norm; /* in place, of all rows of out */
     bool normed;
     struct gdn_plan_pools pools;

@@ -19,21 +19,54 @@ void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t
         *(int64_t *)at = count;
 }
 
-bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq)
+int64_t gdn_record_pending(const struct gdn_record *record, const struct gdn_seq *seq)
 {
-    return record->accepts && seq->n_valid > 0 &&
-           gdn_record_count(record, seq->slot) + seq->n_valid >=
-               (record->chunk ? record->chunk : record->R);
+    return seq->read == seq->slot ? gdn_record_count(record, seq->slot) : 0;
 }
 
-void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan)
+/* Returns true if the state after the call is where it was before. */
+static bool stays(const struct gdn_seq *seq)
+{
+    return seq->read == seq->slot && seq->write == seq->slot;
+}
+
+bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq)
+{
+    if (!record->accepts) return false;
+    if (!stays(seq)) return true;
+    const int64_t c = gdn_record_count(record, seq->slot) + seq->n_valid;
+    const int64_t full = record->chunk ? record->chunk : record->R;
+    return seq->n_valid > 0 && (seq->total > record->lazy_tokens || c >= full);
+}
+
+bool gdn_record_folds_first(const struct gdn_record *record, const struct gdn_seq *seq)
+{
+    return seq->read == seq->slot && gdn_record_folds(record, seq) &&
+           (!stays(seq) || seq->total > record->lazy_tokens);
+}
+
+static void forget_checkpoints(const struct gdn_record *record, const struct gdn_plan *plan,
+                               const struct gdn_seq *seq)
+{
+    int64_t slot;
+    for (int64_t i = 0; i < seq->n_checkpoints; i++) {
+        gdn_plan_checkpoint(plan, seq, i, &slot);
+        if (slot >= 0) gdn_record_set_count(record, slot, 0);
+    }
+}
+
+void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan,
+                       bool has_checkpoints)
 {
     for (int64_t b = 0; record->accepts && b < plan->B; b++) {
         const struct gdn_seq *s = &plan->seqs[b];
         if (s->slot < 0) continue;
+        if (has_checkpoints) forget_checkpoints(record, plan, s);
         const int64_t c = gdn_record_count(record, s->slot) + s->n_valid;
-        const int64_t rest = record->chunk ? c % record->chunk : 0;
-        gdn_record_set_count(record, s->slot, gdn_record_folds(record, s) ? rest : c);
+        if (!gdn_record_folds(record, s))
+            gdn_record_set_count(record, s->slot, c);
+        else if (s->write >= 0)
+            gdn_record_set_count(record, s->write, record->chunk ? c % record->chunk : 0);
     }
 }
 

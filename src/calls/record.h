@@ -27,6 +27,7 @@ struct gdn_record {
     int64_t P, R;
     int64_t channels, g_channel; /* numbers of g for a head, bytes between them */
     bool accepts;                /* tokens at once: GDN_WRITE_FINAL */
+    int64_t lazy_tokens;         /* ... of a sequence of so many at most; others fold first */
     int chunk;                   /* tokens of a chunk, whose end writes the state; 0: row R does */
 };
 
@@ -40,17 +41,24 @@ gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
 int64_t gdn_record_count(const struct gdn_record *record, int64_t slot);
 void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count);
 
-/* Returns true if the call writes the state of a sequence, which has a slot, for its tokens fill
- * the record or a chunk. */
+/* Returns the rows that belong to the state that a sequence starts from; it has a slot. */
+int64_t gdn_record_pending(const struct gdn_record *record, const struct gdn_seq *seq);
+
+/* Returns true if the call writes the state of a sequence, which has a slot: its tokens fill the
+ * record or a chunk, or are too many, or the state is not where the sequence starts. */
 bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq);
-/* Counts the tokens of such a call, which is done. */
-void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan);
+/* Returns true if the rows go into the state before the call, which then has none of them. */
+bool gdn_record_folds_first(const struct gdn_record *record, const struct gdn_seq *seq);
+/* Counts the tokens of such a call, which is done. States that it wrote have no rows: those of
+ * checkpoints too, if they are in the pool. */
+void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan,
+                       bool has_checkpoints);
 
 /* ---- Checked calls ------------------------------------------------------------------------- */
 
 /* The part of both ops: a record and slots. */
 struct gdn_record_call {
-    struct gdn_tokens tokens; /* one for each sequence: there are none, but plans have some */
+    struct gdn_tokens tokens; /* one for each sequence, since a plan needs tokens */
     struct gdn_plan plan;
     struct gdn_record record;
     size_t plan_bytes;
@@ -68,12 +76,10 @@ struct gdn_fold_call {
     gdn_record_fold_args args;
     struct gdn_record_call c;
     struct gdn_rule rule; /* sizes, heads, the pool and the record */
-    const struct gdn_kernels *kr;
-    char *scratch; /* of each thread: the columns of a block */
-    size_t thread_bytes;
 };
 
-/* The contents of either, and memory for them; and what n_accepted and path hold. */
+/* The contents of both ops. bytes: memory for them. read: loads the slots and counts. check:
+ * refuses what n_accepted and path may not hold. */
 size_t gdn_record_contents_bytes(const struct gdn_record_call *call);
 gdn_status gdn_record_read_contents(gdn_ctx *ctx, struct gdn_record_call *call, void *memory);
 gdn_status gdn_record_check_accepted(gdn_ctx *ctx, const struct gdn_commit_call *call);

@@ -23,22 +23,23 @@ struct gdn_rule {
     struct gdn_family family;
     struct gdn_pool_view from, to;
     struct gdn_pool_view checkpoints;
-    struct gdn_pool_view carry_from, carry_to; /* one slot each, for windows of a sequence */
-    const struct gdn_plan *plan; /* for GDN_WRITE_EACH and checkpoints, not its seqs */
+    struct gdn_pool_view carry_from, carry_to; /* one slot: between windows of a sequence */
+    const struct gdn_plan
+        *plan; /* read for GDN_WRITE_EACH and checkpoints; the sequences are below */
     const struct gdn_seq *seqs;
     int64_t n_seqs;
     int Hq, Hk, Hv, H, K, V;
     int head_map, gate, beta_kind, norm;
     float norm_eps, scale, bound;
     const struct gdn_tokens *tokens; /* for trees */
-    const struct gdn_visit *visits;  /* ... their order; NULL: tokens in theirs */
+    const struct gdn_visit *visits;  /* of a tree: the order of its tokens; NULL: as they lie */
     const struct gdn_record *record; /* NULL: none */
     const float *A, *dt;             /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound;
                                       dt [H][K] for gates per channel */
     bool decode;                     /* token by token whatever the length */
     const struct gdn_bf16_products *products; /* of a CPU, for chunks; NULL: float32 */
-    bool tree;                                /* ... which form one */
-    bool exact;                               /* ... in the one order of summation */
+    bool tree;                                /* tokens are a tree */
+    bool exact;                               /* GDN_EXACT: sums have one order */
     bool split; /* chunks whatever the length, and a record's tokens as a part of theirs */
 
     /* The CPU's: how a sequence is cut into items (cpu/rule.h). A group is the heads that share q

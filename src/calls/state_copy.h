@@ -9,7 +9,7 @@
 #include "core/backend.h"
 #include "core/ctx.h"
 
-enum { GDN_STATE_CHANNELS = 1024 }; /* of a convolution's state in one part */
+enum { GDN_STATE_CHANNELS = 1024 }; /* of a convolution's state that are copied at once */
 
 /* A pool as matrices: [slot][head] of rows (v, or a channel) x columns (k, or an entry).
  * Strides in elements. */

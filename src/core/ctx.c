@@ -114,7 +114,7 @@ static gdn_status fail_isa(gdn_ctx *ctx, uint32_t flags, const char *source, con
     return gdn_fail(ctx, GDN_E_ARG, "%s: \"%.64s\", this machine runs:%s", source, name, names);
 }
 
-/* A name can only lower the choice: of the table so far and the named one, the weaker. */
+/* Lowers the choice to the named table. If the table chosen so far is the weaker one, it stays. */
 static gdn_status lower_isa(gdn_ctx *ctx, uint32_t flags, const char *source, const char *name)
 {
     if (!name) return GDN_OK;
@@ -166,7 +166,7 @@ static gdn_status create(gdn_ctx *draft, const gdn_options *given, gdn_ctx **ctx
         return status;
     }
     *made = *draft;
-    made->options.error_text = NULL; /* was for this call alone */
+    made->options.error_text = NULL; /* the caller gave it for this call alone */
     made->options.error_text_bytes = 0;
     *ctx = made;
     return GDN_OK;
@@ -306,7 +306,7 @@ size_t gdn_lay_out_rooms(const struct gdn_room *rooms, size_t n, char *memory)
     return bytes;
 }
 
-gdn_status gdn_check_lender(gdn_ctx *ctx)
+static gdn_status check_lender(gdn_ctx *ctx)
 {
     const char *broken = gdn_threads_broken(ctx->threads);
     if (!broken) return GDN_OK;
@@ -340,7 +340,7 @@ gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name)
 
 gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
 {
-    TRY(gdn_check_lender(ctx));
+    TRY(check_lender(ctx));
     char line[sizeof ctx->kernel];
     int n = snprintf(line, sizeof line, "%s:", op);
     while (*loops && n < (int)sizeof line) {

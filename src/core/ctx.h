@@ -47,11 +47,9 @@ gdn_status gdn_copy_sized(gdn_ctx *ctx, void *own, size_t own_bytes, const void 
 gdn_status gdn_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
                              void **memory);
 
-/* Returns GDN_E_ARG if the caller's parallel_for did not do what gdn_options says, in this call. */
-gdn_status gdn_check_lender(gdn_ctx *ctx) __attribute__((warn_unused_result));
-
-/* Ends a call that ran: that check, then names the loops, for gdn_last_kernel() and the log, as
- * "op: loop.isa loop.isa" from their names with spaces between. */
+/* Ends a call that ran: checks that the caller's parallel_for did what gdn_options says (else
+ * GDN_E_ARG). Then it names the loops for gdn_last_kernel() and the log, as "op: loop.isa
+ * loop.isa". loops: their names with spaces between. */
 gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
     __attribute__((warn_unused_result));
 

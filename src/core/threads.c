@@ -66,7 +66,7 @@ struct gdn_threads {
     void *user;
 
     struct gdn_lender lender;
-    _Atomic int64_t n_lent, n_done; /* items of the call that the lender has, had run */
+    _Atomic int64_t n_lent, n_done; /* of the lender's call: its items; those that have run */
     _Atomic(const char *) broken;
 
     struct seat *seats;     /* n_threads of them if there is a lender, else */

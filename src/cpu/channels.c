@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * See channels.h. Where the tokens of a channel lie side by side (channels first), whole lines of
- * them are moved and turned; where nothing does, each element by itself.
- */
+/* See channels.h. If the tokens of a channel lie side by side (channels first), whole lines are
+ * moved and turned. If no elements do, each is moved by itself. */
 #include "cpu/channels.h"
 
 typedef float lines[GDN_CHANNEL_TILE * GDN_CHANNEL_TILE];

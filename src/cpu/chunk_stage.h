@@ -29,7 +29,7 @@ static inline int64_t gdn_chunk_total(const struct gdn_chunk_list *list)
 struct gdn_chunk_gates {
     float g[GDN_MAX_CHUNK], beta[GDN_MAX_CHUNK];
     float from_start[GDN_MAX_CHUNK]; /* exp of the sum of g up to the token, 0 from `first` on */
-    float to_end[GDN_MAX_CHUNK];     /* exp of the sum of g after the token, 0 before `last` */
+    float to_end[GDN_MAX_CHUNK];     /* exp of the sum of g behind the token; 0 before `last` */
     float decay;                     /* of the whole chunk */
     int first, last; /* tokens before first see the start, those from last on reach the end */
 };

@@ -52,8 +52,8 @@ struct strip {
     int head, col, n;
 };
 
-/* Loads rows of d for one block; those that a gate parts from the start do not look at S (G7),
- * those that one parts from the end stay 0. */
+/* Loads rows of d for one block. A row behind a gate that forgets does not depend on S (G7). A row
+ * ahead of such a gate is 0. */
 static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int first)
 {
     const struct gdn_states_call *c = p->c;

@@ -14,7 +14,7 @@
 #include "core/tensor_check.h"
 #include "cpu/chunk_stage.h"
 
-enum { B16 = GDN_CHUNK, CC = GDN_MAX_CHUNK };
+enum { B16 = GDN_CHUNK };
 enum { U = GDN_UW_U, W = GDN_UW_W, T = GDN_UW_T, N_OUTPUTS = GDN_N_UW };
 
 /* Scratch of one thread; all 64-byte aligned. */

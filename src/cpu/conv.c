@@ -12,12 +12,13 @@
 #include "cpu/conv.h"
 
 enum {
-    CHANNELS = 1024, /* of an item at most: 2 W rows of them are the scratch of a thread. With a
-                        tree half as many, for its tokens' windows lie in the other half */
-    TOKENS = 16,     /* per call of the inner loop: few enough rows in and out at once */
-    TILE = GDN_CHANNEL_TILE, /* and channels, where they do not lie side by side */
-    LANES = 64,              /* channels per transposed tile, */
-    ENTRIES = 16             /* and entries */
+    /* Channels of an item, at most. A thread's scratch is 2 W rows of them. A tree has half as many
+     * channels: windows of its tokens take the other half. */
+    CHANNELS = 1024,
+    TOKENS = 16,             /* per call of the inner loop: few enough rows in and out at once */
+    TILE = GDN_CHANNEL_TILE, /* channels of that call, if they do not lie side by side */
+    LANES = 64,              /* channels of a transposed tile */
+    ENTRIES = 16             /* entries of a transposed tile */
 };
 _Static_assert(2 * 8 * CHANNELS * sizeof(float) <= 65536, "64 KiB a thread for 8 taps");
 _Static_assert((int)ENTRIES >= (int)GDN_MAX_TAPS, "weights and windows are one tile");

@@ -9,8 +9,8 @@
  * scratch, one for each level of the tree, and the loops only move them on. What is stored is
  * stored from there.
  *
- * If tokens are accepted at once with a record that they do not fill, the state stays as it lies
- * (pending.h): it is read once, and the tokens become rows.
+ * If tokens are accepted at once with a record, the state stays as it lies (pending.h): it is read
+ * once, and the tokens become rows. If they fill the record, all rows then go into the state.
  */
 #include <math.h>
 #include <string.h>
@@ -88,15 +88,25 @@ static void load_kq(struct step_scratch *c, const struct gdn_rule *r, const stru
                          r->K, n * gdn_rule_updates(r));
 }
 
-/* The vectors of `rows` updates from row `at` on, whose gates are loaded and b lies in ak. */
-static void make_vectors(struct step_scratch *c, int K, int at, int rows, int q_row)
+/* Loads a, and e = b k in ak, of n tokens. With one beta e is a product of rows, not of vectors. */
+static void load_updates(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, int head, int64_t token, int n, const float *k,
+                         float *a, float *ak, float *alpha, float *beta)
 {
-    const float *k = c->kq + (ptrdiff_t)at * K, *q = k + (ptrdiff_t)q_row * K;
-    const float *a = c->a + (ptrdiff_t)at * K;
-    float *ak = c->ak + (ptrdiff_t)at * K, *aq = c->aq + (ptrdiff_t)at * K;
-    for (int i = 0; i < rows * K; i++) {
-        ak[i] = a[i] * (ak[i] * k[i]);
-        aq[i] = a[i] * q[i];
+    const size_t K = (size_t)r->K;
+    const int rows = n * gdn_rule_updates(r);
+    if (!gdn_family_has_one_beta(r)) {
+        gdn_family_load_gates(r, kr, seq, head, token, n, a, ak, r->K, alpha, beta);
+        for (int i = 0; i < rows; i++)
+            kr->norm_row(ak + i * r->K, ak + i * r->K, 1, k + i * r->K, NULL, false, K);
+        return;
+    }
+    gdn_family_load_decays(r, kr, seq, head, token, n, a, r->K);
+    gdn_family_load_betas(r, kr, seq, head, token, n, beta);
+    for (int i = 0; i < rows; i++) {
+        kr->norm_row(ak + i * r->K, k + i * r->K, beta[i], NULL, NULL, false, K);
+        alpha[i] = kr->decay_kind(a + i * r->K, K);
+        beta[i] = beta[i] != 0;
     }
 }
 
@@ -105,12 +115,18 @@ static void load_vectors(struct step_scratch *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_rule_item *item, int head,
                          int64_t t0, int n)
 {
-    const int some = r->visits ? 1 : n, u = gdn_rule_updates(r);
+    const int some = r->visits ? 1 : n, u = gdn_rule_updates(r), K = r->K;
+    const float *q = c->kq + n * u * K;
     for (int t = 0; t < n; t += some)
-        gdn_family_load_gates(r, kr, item->seq, head, visit_at(r, item->seq, t0 + t).token, some,
-                              c->a + t * u * r->K, c->ak + t * u * r->K, r->K, c->alpha + t * u,
-                              c->beta + t * u);
-    make_vectors(c, r->K, 0, n * u, n * u);
+        load_updates(r, kr, item->seq, head, visit_at(r, item->seq, t0 + t).token, some,
+                     c->kq + t * u * K, c->a + t * u * K, c->ak + t * u * K, c->alpha + t * u,
+                     c->beta + t * u);
+    for (int i = 0; i < n * u * K; i += K) {
+        kr->norm_row(c->ak + i, c->ak + i, 1, c->a + i, NULL, false, (size_t)K);
+        kr->norm_row(c->aq + i, q + i, 1, c->a + i, NULL, false, (size_t)K);
+    }
+    if (r->family.g_rows && head + 1 < r->H)
+        gdn_rule_prefetch(&r->g, item->seq, t0, head + 1, 0, K);
 }
 
 static void load_gates(struct step_scratch *c, const struct gdn_rule *r,
@@ -252,7 +268,7 @@ static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
 static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
     return r->record && seq->slot >= 0 &&
-           (!gdn_record_folds(r->record, seq) || gdn_record_count(r->record, seq->slot) > 0);
+           (!gdn_record_folds(r->record, seq) || gdn_record_pending(r->record, seq) > 0);
 }
 
 static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq, const struct block *b)
@@ -440,20 +456,6 @@ static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
     }
 }
 
-/* Applies the rows of the record to the state in scratch. Where the bits may be others than those
- * of the tokens, all rows at once. */
-static void apply_record(struct step_scratch *c, const struct gdn_rule *r,
-                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
-                         const struct block *b)
-{
-    const bool k_first = b->to_view->k_first;
-    if (r->record->accepts && !r->exact && gdn_pending_takes(r, kr) &&
-        gdn_pending_load(&c->pending, r, kr, seq->slot, b->head))
-        gdn_pending_fold(&c->pending, r, kr, b->col, b->n, k_first, c->state);
-    else
-        gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, k_first, c->state);
-}
-
 static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                  const struct gdn_rule_item *item, const struct block *b)
 {
@@ -465,7 +467,8 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
     if (gdn_rule_rounding8(r) || (r->visits && gdn_is_q8(b->from.view->dtype)))
         stage_codes(c, r, b);
     c->changed = has_record(r, seq) && gdn_record_count(r->record, seq->slot) > 0;
-    if (has_record(r, seq)) apply_record(c, r, kr, seq, b);
+    if (has_record(r, seq))
+        gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, b->to_view->k_first, c->state);
     const int most = window_tokens(r);
     for (int64_t t0 = 0; t0 < T; t0 += most) {
         const int n = T - t0 < most ? (int)(T - t0) : most;
@@ -490,7 +493,23 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
 
 /* ---- A state that stays -------------------------------------------------------------------- */
 
-/* Tokens that do not fill the record. Returns false where they were not such. */
+/* The tokens fill the record: all rows, and they, go into the state, which is in the L2 cache. */
+static void fold_pending(struct step_scratch *c, const struct gdn_rule *r,
+                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
+                         const struct block *b)
+{
+    struct gdn_recur tokens = recur_of(c, r, b, (int)seq->n_valid);
+    const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, b->head);
+    const bool there = to.view->dtype == GDN_F32 && !to.view->gap, k_first = to.view->k_first;
+    float *S = there ? (float *)(void *)column_at(&to, b->col) : c->state;
+    const ptrdiff_t dense = k_first ? b->n : r->K;
+    tokens.u = c->u;
+    if (!there) gdn_load_columns(S, k_first, kr, b->from, r->K, b->col, b->n);
+    gdn_pending_fold(&c->pending, kr, &tokens, k_first, S, there ? to.view->ld : dense);
+    if (!there) gdn_store_columns(S, k_first, kr, to, r->K, b->col, b->n);
+}
+
+/* Tokens of a record that are accepted at once. Returns false where they were not such. */
 static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                          const struct block *b)
@@ -500,7 +519,8 @@ static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
     const bool staged = view->gap || gdn_is_q8(view->dtype);
     const int T = (int)seq->n_valid;
     struct gdn_pending *p = &c->pending;
-    if (!r->record->accepts || gdn_record_folds(r->record, seq) || r->exact) return false;
+    const bool folds = gdn_record_folds(r->record, seq);
+    if (!r->record->accepts || r->exact || (folds && !gdn_pending_takes(r, kr))) return false;
     if (seq->n_valid > GDN_PENDING_TOKENS || (r->checkpoints.data && seq->n_checkpoints > 0))
         return false;
     gdn_pending_prefetch(r, seq->slot, b->head);
@@ -521,7 +541,10 @@ static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
     for (int t = 0; r->out.data && t < T; t++)
         for (int j = 0; j < b->n; j++) c->o[t * COLUMNS + j] += p->sums[(T + t) * b->n + j];
     store_o(c, r, kr, seq, b, 0, T);
-    store_record(c, r, kr, seq, b, 0, T);
+    if (folds)
+        fold_pending(c, r, kr, seq, b);
+    else
+        store_record(c, r, kr, seq, b, 0, T);
     return true;
 }
 
@@ -552,7 +575,7 @@ static bool step_q8(struct step_scratch *c, const struct gdn_rule *r, const stru
 
 /* ---- Items --------------------------------------------------------------------------------- */
 
-/* Columns of a block: as many as there is room for the states of all levels. */
+/* Columns of a block: no more than there is room for the states of all levels. */
 static int block_columns(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
     if (!r->visits) return COLUMNS;

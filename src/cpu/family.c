@@ -12,18 +12,6 @@ static void fill(float *to, float x, int n)
     for (int i = 0; i < n; i++) to[i] = x;
 }
 
-void gdn_family_load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype,
-                             const char *from, int64_t step, int n)
-{
-    if (step == (int64_t)gdn_dtype_bytes(dtype)) {
-        kr->load_row[dtype](to, from, (size_t)n);
-        return;
-    }
-    kr->load_row[dtype](to, from, 1);
-    for (int i = 1; i < n && step; i++) kr->load_row[dtype](to + i, from + i * step, 1);
-    if (!step) fill(to, to[0], n);
-}
-
 /* Raw numbers of a token and head become log gates. */
 static void raw_row(const struct gdn_rule *r, const struct gdn_kernels *kr, int head, float *g)
 {
@@ -47,11 +35,19 @@ static void load_a(const struct gdn_rule *r, const struct gdn_kernels *kr,
         r->family.g_channel == (int64_t)sizeof *a) {
         kr->exp_row(a, (const float *)(const void *)g, (size_t)n);
     } else {
-        gdn_family_load_numbers(a, kr, r->g.dtype, g, r->family.g_channel, n);
+        gdn_rule_load_numbers(a, kr, r->g.dtype, g, r->family.g_channel, n);
         if (r->gate == GDN_GATE_RAW) raw_row(r, kr, head, a);
         if (r->gate != GDN_GATE_LINEAR) kr->exp_row(a, a, (size_t)n);
     }
     if (n == 1) fill(a, a[0], r->K);
+}
+
+/* Numbers of beta become what the rule takes. */
+static void make_betas(const struct gdn_rule *r, const struct gdn_kernels *kr, float *beta, int n)
+{
+    if (r->beta.data && r->beta_kind != GDN_NO_SIGMOID)
+        kr->sigmoid_row(beta, beta, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f,
+                        (size_t)n);
 }
 
 /* Loads one or n numbers of beta of update j of a token. */
@@ -63,11 +59,9 @@ static void load_beta(const struct gdn_rule *r, const struct gdn_kernels *kr,
     to[0] = 1;
     if (r->beta.data) {
         const char *from = (const char *)gdn_row(&r->beta, seq, t, head) + j * f->beta_update;
-        gdn_family_load_numbers(to, kr, r->beta.dtype, from, f->beta_channel, some);
-        if (r->beta_kind != GDN_NO_SIGMOID)
-            kr->sigmoid_row(to, to, r->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f,
-                            (size_t)some);
+        gdn_rule_load_numbers(to, kr, r->beta.dtype, from, f->beta_channel, some);
     }
+    make_betas(r, kr, to, some);
     if (some < n) fill(to, to[0], n);
 }
 
@@ -137,7 +131,16 @@ void gdn_family_load_betas(const struct gdn_rule *r, const struct gdn_kernels *k
                            const struct gdn_seq *seq, int head, int64_t t0, int n, float *beta)
 {
     const int u = gdn_rule_updates(r);
-    for (int i = 0; i < n * u; i++) load_beta(r, kr, seq, head, t0 + i / u, i % u, beta + i, 1);
+    float some[GDN_CHUNK]; /* of one update of each token */
+    for (int j = 0; j < u; j++) {
+        const char *from = gdn_row(&r->beta, seq, t0, head);
+        fill(some, 1, n);
+        if (r->beta.data)
+            gdn_rule_load_numbers(some, kr, r->beta.dtype, from + j * r->family.beta_update,
+                                  r->beta.token, n);
+        make_betas(r, kr, some, n);
+        for (int t = 0; t < n; t++) beta[t * u + j] = some[t];
+    }
 }
 
 void gdn_family_load_w(const struct gdn_rule *r, const struct gdn_kernels *kr,

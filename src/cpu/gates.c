@@ -73,7 +73,7 @@ static void run_item(void *arg, int64_t item, int thread)
         p.n = (size_t)(s->H - p.first < GDN_PIECE ? s->H - p.first : GDN_PIECE);
         write_g(s, &p);
     }
-    if (p.end > s->b_rows) p.end = s->b_rows; /* as many as a has, or one for H of them */
+    if (p.end > s->b_rows) p.end = s->b_rows; /* b has as many rows as a, or one for H of them */
     for (p.first = 0; p.first < s->b_size; p.first += GDN_PIECE) {
         p.n = (size_t)(s->b_size - p.first < GDN_PIECE ? s->b_size - p.first : GDN_PIECE);
         write_beta(s, &p);

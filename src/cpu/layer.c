@@ -15,6 +15,7 @@
 #include "core/tensor_check.h"
 #include "cpu/conv.h"
 #include "cpu/project.h"
+#include "cpu/record.h"
 #include "cpu/rule.h"
 
 enum {
@@ -265,7 +266,8 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     thread = thread > gdn_project_scratch() ? thread : gdn_project_scratch();
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     thread *= (size_t)gdn_threads_count(ctx->threads);
-    c->base.bytes = c->plan_bytes + bytes_of(b) + thread;
+    c->record_bytes = b->rule.record ? gdn_record_slots_bytes(&c->record) : 0;
+    c->base.bytes = c->plan_bytes + c->record_bytes + bytes_of(b) + thread;
     return GDN_OK;
 }
 
@@ -283,7 +285,13 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_block_call *c = call;
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
-    run_windows(ctx, &c->block, (char *)memory + c->plan_bytes);
+    const struct gdn_rule *r = &c->block.rule;
+    char *record = (char *)memory + c->plan_bytes, *rest = record + c->record_bytes;
+    if (r->record)
+        TRY(gdn_record_begin(ctx, r, &c->plan, record, rest + bytes_of(&c->block),
+                             gdn_rule_scratch(r, ctx->kr)));
+    run_windows(ctx, &c->block, rest);
+    if (r->record) gdn_record_accept(r->record, &c->plan, c->pools.checkpoint_in_write);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->block.out, 1, c->block.hidden);
     return note(ctx, c);
 }

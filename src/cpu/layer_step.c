@@ -8,11 +8,12 @@
 #include "calls/op_backends.h"
 #include "cpu/conv.h"
 #include "cpu/norm.h"
+#include "cpu/record.h"
 #include "cpu/rule.h"
 
 /* The workspace of a run. */
 struct buffers {
-    char *plan, *tree, *convolved, *threads;
+    char *plan, *record, *tree, *convolved, *threads;
     float *A;
 };
 
@@ -23,6 +24,7 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffer
     const size_t thread = rule > conv ? rule : conv;
     const struct gdn_room rooms[] = {
         { &b->plan, gdn_plan_bytes(&m->plan, &m->tokens) },
+        { &b->record, m->rule.record ? gdn_record_slots_bytes(&m->record) : 0 },
         { &b->tree, m->rule.tree ? gdn_tree_bytes(&m->tokens) : 0 },
         { &b->convolved, gdn_step_call_bytes(m) },
         { &b->A, gdn_rule_decay_bytes(&m->rule) },
@@ -67,6 +69,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     struct buffers b;
     lay_out(ctx, m, &b, memory);
     TRY(gdn_plan_batch(ctx, &m->tokens, &m->pools, b.plan, &m->plan));
+    if (r->record)
+        TRY(gdn_record_begin(ctx, r, &m->plan, b.record, b.threads, gdn_rule_scratch(r, ctx->kr)));
     if (r->tree) {
         gdn_tree_order(&m->plan, &m->tokens, b.tree);
         r->tokens = &m->tokens;
@@ -81,6 +85,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     m->conv.out = gdn_step_call_rows(m, b.convolved, 0, 0);
     if (gdn_step_convolves(m)) gdn_conv_run(ctx, &m->conv, b.threads);
     gdn_rule_run(ctx, r, b.threads);
+    if (r->record) gdn_record_accept(r->record, &m->plan, false);
     if (m->normed) gdn_parallel_for(ctx->threads, m->plan.B, norm_item, m);
     gdn_plan_zero_rest(&m->plan, &m->tokens, &r->out, r->H, r->V);
     return note(ctx, m);

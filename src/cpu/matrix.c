@@ -76,7 +76,8 @@ static void copy_strided(const struct gdn_kernels *kr, const struct gdn_state_ma
     }
 }
 
-/* Rows of `to` and columns of `from` are dense, and the dtypes are not one of 16 bits. */
+/* Copies a tile. Rows of `to` and columns of `from` are dense. If both sides have one dtype, it is
+ * not one of 16 bits. */
 static void copy_tile(const struct gdn_kernels *kr, const struct gdn_state_matrix *to,
                       const struct gdn_state_matrix *from, int64_t row, int64_t column, int rows,
                       int columns)

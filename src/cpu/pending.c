@@ -21,11 +21,12 @@ static size_t lay_out(struct gdn_pending *p, const struct gdn_rule *r, float *me
     const int64_t R = r->record->R, K = r->K, rows = r->family.is ? TOKENS * K : 0;
     const struct part parts[] = {
         { &p->decay, K },
-        { &p->y, R * K },
-        { &p->scale, R },
-        { &p->u, R * COLUMNS },
+        { &p->y, (R + TOKENS) * K },
+        { &p->scale, R + TOKENS },
+        { &p->u, (R + TOKENS) * COLUMNS },
         { &p->dots, 2 * TOKENS * R },
-        { &p->columns, COLUMNS * R },
+        { &p->weights, 2 * TOKENS * R },
+        { &p->columns, COLUMNS * (R + TOKENS) },
         { &p->sums, 2 * TOKENS * COLUMNS },
         { &p->alpha, TOKENS },
         { &p->a, rows },
@@ -82,11 +83,24 @@ static float gate_at(const struct gdn_record *rec, int64_t slot, int64_t row, in
     return *(const float *)(const void *)(g + x * rec->g_channel);
 }
 
-static void load_key(struct gdn_pending *p, const struct gdn_record *rec,
-                     const struct gdn_kernels *kr, int64_t row, int K)
+/* Loads columns [col, col + n) of rows [first, end), ld floats apart. */
+static void load_rows(float *to, int ld, const struct gdn_pending *p, const struct gdn_kernels *kr,
+                      const struct gdn_record_rows *rows, int head, int64_t first, int64_t end,
+                      int col, int n)
 {
-    kr->load_row[rec->k.dtype](p->y + row * K, gdn_record_at(&rec->k, p->slot, row, p->source),
-                               (size_t)K);
+    const int64_t unit = (int64_t)gdn_dtype_bytes(rows->dtype);
+    const char *at = (char *)gdn_record_at(rows, p->slot, first, head) + col * unit;
+    if (ld == n && rows->row == n * unit) { /* in one piece */
+        kr->load_row[rows->dtype](to, at, (size_t)((end - first) * n));
+        return;
+    }
+    for (int64_t i = first; i < end; i++, at += rows->row)
+        kr->load_row[rows->dtype](to + (i - first) * ld, at, (size_t)n);
+}
+
+static void load_keys(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr)
+{
+    load_rows(p->y, r->K, p, kr, &r->record->k, p->source, 0, p->n, 0, r->K);
 }
 
 /* Keys as they are, whose scales are the decays behind them. */
@@ -99,7 +113,7 @@ static void load_scaled(struct gdn_pending *p, const struct gdn_rule *r,
     if (p->source != hk) {
         p->source = hk;
         p->has_dots = false;
-        for (int64_t i = 0; i < p->n; i++) load_key(p, rec, kr, i, r->K);
+        load_keys(p, r, kr);
     }
     while (row > 0 && decay != 0) {
         const float g = gate_at(rec, p->slot, --row, p->head, 0);
@@ -107,7 +121,8 @@ static void load_scaled(struct gdn_pending *p, const struct gdn_rule *r,
         decay *= fabsf(g);
     }
     p->first = row;
-    for (int x = 0; x < r->K; x++) p->decay[x] = decay;
+    p->decay[0] = decay;
+    p->forgets = decay == 0;
 }
 
 /* Keys times the decays of their channels. Returns false if one of these is 0. */
@@ -117,12 +132,12 @@ static bool load_channels(struct gdn_pending *p, const struct gdn_rule *r,
     const struct gdn_record *rec = r->record;
     p->first = 0;
     p->source = hk;
-    p->has_dots = false;
+    p->has_dots = p->forgets = false;
     for (int x = 0; x < r->K; x++) p->decay[x] = 1;
+    load_keys(p, r, kr);
     for (int64_t row = p->n - 1; row >= 0; row--) {
         float *y = p->y + row * r->K;
         p->scale[row] = signbit(gate_at(rec, p->slot, row, p->head, 0)) ? 0 : 1;
-        load_key(p, rec, kr, row, r->K);
         kr->norm_row(y, y, 1, p->decay, NULL, false, (size_t)r->K);
         for (int x = 0; x < r->K; x++) {
             const float a = fabsf(gate_at(rec, p->slot, row, p->head, x));
@@ -139,24 +154,24 @@ bool gdn_pending_load(struct gdn_pending *p, const struct gdn_rule *r, const str
     const int hk = gdn_rule_source(r, head, r->Hk);
     p->slot = slot, p->head = head;
     p->n = gdn_record_count(r->record, slot);
+    p->tokens = 0;
     if (r->record->channels > 1) return load_channels(p, r, kr, hk);
     load_scaled(p, r, kr, hk);
     return true;
 }
 
-/* Loads columns of u of a row. */
+/* Loads columns [col, col + n) of u of the record's rows. */
 static void load_u(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                   int64_t row, int col, int n)
+                   int col, int n)
 {
-    const struct gdn_record_rows *u = &r->record->u;
-    const char *at = gdn_record_at(u, p->slot, row, p->head);
-    kr->load_row[u->dtype](p->u + row * COLUMNS, at + (size_t)col * gdn_dtype_bytes(u->dtype),
-                           (size_t)n);
+    load_rows(p->u + p->first * COLUMNS, COLUMNS, p, kr, &r->record->u, p->head, p->first, p->n,
+              col, n);
 }
 
 /* ---- Tokens -------------------------------------------------------------------------------- */
 
-/* e: k and q of the tokens as they meet the state before the call, decays of channels included. */
+/* Returns k and q of the tokens, times the decays of channels since the call began. With these
+ * factors they can be multiplied with the state before the call. */
 static const float *meet(struct gdn_pending *p, const struct gdn_kernels *kr,
                          const struct gdn_recur *s)
 {
@@ -172,23 +187,39 @@ static const float *meet(struct gdn_pending *p, const struct gdn_kernels *kr,
     return p->e;
 }
 
-/* Sums what the rows hold for k and q of the tokens, in n columns. */
+/* Dots of k and q with the rows, times the decays behind these. */
+static void weigh(struct gdn_pending *p, const struct gdn_kernels *kr, const struct gdn_recur *s)
+{
+    const int T = s->T, rows = (int)p->n;
+    float since = 1;
+    if (!p->has_dots)
+        kr->gemm_nt(p->dots, rows, meet(p, kr, s), s->K, p->y, s->K, 2 * T, rows, s->K, false);
+    p->has_dots = true;
+    for (int t = 0; t < 2 * T; t++) {
+        since = s->a ? 1 : s->alpha[t % T] * (t % T > 0 ? since : 1);
+        for (int64_t i = p->first; i < rows; i++) {
+            const float scale = p->scale[i] * since;
+            p->weights[t * rows + i] = p->scale[i] == 0 ? 0 : p->dots[t * rows + i] * scale;
+        }
+    }
+}
+
+/* Sums what the rows hold for k and q of the tokens, in n columns: one product of all rows. */
 static void add_rows(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct gdn_recur *s, int col)
 {
-    const int T = s->T, rows = (int)p->n;
-    float since[TOKENS], weights[2 * TOKENS];
-    for (int t = 0; t < T; t++) since[t] = s->a ? 1 : s->alpha[t] * (t > 0 ? since[t - 1] : 1);
-    if (!p->has_dots && rows > 0)
-        kr->gemm_nt(p->dots, rows, meet(p, kr, s), s->K, p->y, s->K, 2 * T, rows, s->K, false);
-    p->has_dots = true;
-    memset(p->sums, 0, (size_t)(2 * T * s->n) * sizeof *p->sums);
-    for (int64_t row = p->first; row < rows; row++) {
-        if (p->scale[row] == 0) continue;
-        load_u(p, r, kr, row, col, s->n);
-        for (int t = 0; t < 2 * T; t++)
-            weights[t] = p->dots[t * rows + row] * p->scale[row] * since[t % T];
-        kr->add_outer(p->sums, 2 * T, s->n, 1, weights, p->u + row * COLUMNS);
+    const int T = s->T, n = s->n, strip = kr->strip, rows = (int)p->n, some = rows - (int)p->first;
+    const float *w = p->weights + p->first, *u = p->u + p->first * COLUMNS;
+    int j = 0;
+    if (rows > 0) weigh(p, kr, s);
+    load_u(p, r, kr, col, n);
+    for (; some > 0 && j + strip <= n; j += strip)
+        kr->strip_mul(p->sums + j, n, w, rows, u + j, COLUMNS, 2 * T, some, strip, NULL);
+    for (int t = 0; t < 2 * T && j < n; t++) {
+        float *sum = p->sums + t * n + j;
+        memset(sum, 0, (size_t)(n - j) * sizeof *sum);
+        for (int i = 0; i < some; i++)
+            kr->add_outer(sum, 1, n - j, 1, w + t * rows + i, u + i * COLUMNS + j);
     }
 }
 
@@ -228,53 +259,87 @@ bool gdn_pending_takes(const struct gdn_rule *r, const struct gdn_kernels *kr)
     return r->K % kr->strip == 0 && r->V % kr->strip == 0;
 }
 
-/* Loads u times its scale, of n columns. Rows that are left out become zeros. */
-static void load_scaled_u(struct gdn_pending *p, const struct gdn_rule *r,
-                          const struct gdn_kernels *kr, int col, int n)
+/* Multiplies rows, and the decays of S, by the decays of a token. */
+static void decay_rows(struct gdn_pending *p, const struct gdn_kernels *kr,
+                       const struct gdn_recur *s, int t)
 {
-    for (int64_t row = p->first; row < p->n; row++) {
+    const int K = s->K;
+    const float *a = s->a ? s->a + t * K : NULL;
+    for (int64_t row = p->first; row < p->n + t; row++) {
+        float *y = p->y + row * K;
+        if (a)
+            kr->norm_row(y, y, 1, a, NULL, false, (size_t)K);
+        else
+            p->scale[row] *= s->alpha[t];
+    }
+    for (int x = 0; x < K; x++) p->decay[x] *= a ? a[x] : s->alpha[t];
+}
+
+/* Multiplies u by the scales. Rows that are left out become zeros. */
+static void scale_rows(struct gdn_pending *p, const struct gdn_kernels *kr, int K, int n)
+{
+    for (int64_t row = p->first; row < p->n + p->tokens; row++) {
         float *u = p->u + row * COLUMNS;
         if (p->scale[row] == 0) {
             memset(u, 0, (size_t)n * sizeof *u);
-            memset(p->y + row * r->K, 0, (size_t)r->K * sizeof *p->y);
+            memset(p->y + row * K, 0, (size_t)K * sizeof *p->y);
             p->source = -1; /* y is of this head alone */
-            continue;
+        } else if (p->scale[row] != 1) {
+            kr->norm_row(u, u, p->scale[row], NULL, NULL, false, (size_t)n);
         }
-        load_u(p, r, kr, row, col, n);
-        if (p->scale[row] != 1) kr->norm_row(u, u, p->scale[row], NULL, NULL, false, (size_t)n);
     }
 }
 
-/* Rows of S are columns of the state. */
-static void fold_vk(struct gdn_pending *p, const struct gdn_kernels *kr, int K, int n, float *S)
+/* Tokens become rows too, which no record has. */
+static void append(struct gdn_pending *p, const struct gdn_kernels *kr, const struct gdn_recur *s)
 {
-    const int rows = (int)(p->n - p->first);
+    const int K = s->K;
+    for (int x = 1; x < K && !s->a; x++) p->decay[x] = p->decay[0];
+    for (int t = 0; t < s->T; t++) {
+        const int64_t row = p->n + t;
+        decay_rows(p, kr, s, t);
+        memcpy(p->y + row * K, s->k + t * K, (size_t)K * sizeof(float));
+        memcpy(p->u + row * COLUMNS, s->u + t * s->ld_o, (size_t)s->n * sizeof(float));
+        p->scale[row] = s->beta[t] == 0 ? 0 : 1;
+    }
+    p->tokens = s->T;
+    scale_rows(p, kr, K, s->n);
+}
+
+/* Rows of S are columns of the state. */
+static void fold_vk(struct gdn_pending *p, const struct gdn_kernels *kr, int K, int n, float *S,
+                    ptrdiff_t ld)
+{
+    const int rows = (int)(p->n + p->tokens - p->first);
     kr->transpose(p->columns, rows, p->u + p->first * COLUMNS, COLUMNS, rows, n);
     for (int x = 0; x < K; x += kr->strip)
-        kr->strip_mul(S + x, K, p->columns, rows, p->y + p->first * K + x, K, n, rows, kr->strip,
+        kr->strip_mul(S + x, ld, p->columns, rows, p->y + p->first * K + x, K, n, rows, kr->strip,
                       p->decay + x);
 }
 
-static void fold_kv(struct gdn_pending *p, const struct gdn_kernels *kr, int K, int n, float *S)
+static void fold_kv(struct gdn_pending *p, const struct gdn_kernels *kr, int K, int n, float *S,
+                    ptrdiff_t ld)
 {
+    const int64_t rows = p->n + p->tokens;
     float ones[GDN_MAX_HEAD];
     for (int x = 0; x < K; x++) ones[x] = 1;
-    for (int64_t i = p->first; i < p->n; i += FOLDED) {
-        const int some = p->n - i < FOLDED ? (int)(p->n - i) : FOLDED;
+    for (int64_t i = p->first; i < rows; i += FOLDED) {
+        const int some = rows - i < FOLDED ? (int)(rows - i) : FOLDED;
         for (int j = 0; j < n; j += kr->strip)
-            kr->channel_update(S + j, S + j, n, i > p->first ? ones : p->decay, p->y + i * K, K,
+            kr->channel_update(S + j, S + j, ld, i > p->first ? ones : p->decay, p->y + i * K, K,
                                p->u + i * COLUMNS + j, COLUMNS, some, K);
     }
 }
 
-void gdn_pending_fold(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      int col, int n, bool k_first, float *S)
+void gdn_pending_fold(struct gdn_pending *p, const struct gdn_kernels *kr,
+                      const struct gdn_recur *s, bool k_first, float *S, ptrdiff_t ld)
 {
-    load_scaled_u(p, r, kr, col, n);
-    if (p->decay[0] == 0 && r->record->channels == 1) memset(S, 0, (size_t)(r->K * n) * sizeof *S);
-    if (p->first == p->n) return;
+    const int K = s->K, n = s->n;
+    append(p, kr, s);
+    for (int i = 0; p->forgets && i < (k_first ? K : n); i++)
+        memset(S + i * ld, 0, (size_t)(k_first ? n : K) * sizeof *S);
     if (k_first)
-        fold_kv(p, kr, r->K, n, S);
+        fold_kv(p, kr, K, n, S, ld);
     else
-        fold_vk(p, kr, r->K, n, S);
+        fold_vk(p, kr, K, n, S, ld);
 }

@@ -12,19 +12,21 @@
 
 #include "cpu/record.h"
 
-enum { GDN_PENDING_TOKENS = GDN_CHUNK }; /* most tokens on a state that stays */
+/* The most tokens that are kept beside a state before they are written to it. */
+enum { GDN_PENDING_TOKENS = GDN_CHUNK };
 
 /* The rows of one slot and head. Heads that share keys share y and dots, if a row has one decay. */
 struct gdn_pending {
     int64_t slot, first, n; /* rows [first, n) count: from the last on that forgets the state */
+    int tokens;             /* rows behind them, in a fold: tokens of the call */
     int head, source;       /* source: the head of k that y is of; -1: none */
-    bool has_dots;
-    float *decay;                   /* [K], d */
-    float *y, *scale;               /* [n][K] and [n]: y_j is the product, scale 0 leaves it out */
-    float *u;                       /* [n][GDN_RECUR_COLUMNS] */
-    float *dots;                    /* [2 tokens][n]: of k and q with y */
-    float *columns;                 /* [GDN_RECUR_COLUMNS][n]: u, transposed */
-    float *sums;                    /* [2 tokens][columns] */
+    bool has_dots, forgets; /* forgets: S, before its first row that counts */
+    float *decay;           /* [K], d; where all are equal, before a fold, the first alone */
+    float *y, *scale;       /* [n][K] and [n]: y_j is the product, scale 0 leaves it out */
+    float *u;               /* [n][GDN_RECUR_COLUMNS]; here n has the tokens */
+    float *dots, *weights;  /* [2 tokens][n]: of k and q with y; those with decays */
+    float *columns;         /* [GDN_RECUR_COLUMNS][n]: u of rows [first, n), transposed */
+    float *sums;            /* [2 tokens][columns] */
     float *alpha, *a, *ak, *aq, *e; /* of tokens: [T], [T][K]; e [2 T][K] */
 };
 
@@ -46,9 +48,11 @@ bool gdn_pending_load(struct gdn_pending *p, const struct gdn_rule *r, const str
 bool gdn_pending_begin(struct gdn_pending *p, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, struct gdn_recur *step, float *v, int col);
 
-/* S <- the state, of columns [col, col + n), as gdn_record_apply() has it; for sizes of strips. */
+/* After that, where the record is full: S <- S with all rows and tokens. These are as they were
+ * before gdn_pending_begin(), with their u. S has their columns, in rows ld floats apart. For sizes
+ * of strips alone. */
 bool gdn_pending_takes(const struct gdn_rule *r, const struct gdn_kernels *kr);
-void gdn_pending_fold(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      int col, int n, bool k_first, float *S);
+void gdn_pending_fold(struct gdn_pending *p, const struct gdn_kernels *kr,
+                      const struct gdn_recur *tokens, bool k_first, float *S, ptrdiff_t ld);
 
 #endif

@@ -39,7 +39,6 @@ struct chunk {
     float *S;                /* strips of [K][strip] */
     float *a, *e, *decays;   /* of the family: [16][ld] twice, [K] */
     float *scaled;           /* [32][ld]; keys and decays for a checkpoint */
-    float *at, *et, *qt, *y; /* ... the same by channels, [K][16] */
     float *alpha, *dots;     /* [16] of the chunk */
     float *rows16, *pairs;   /* kq and S rounded (cpu/loops/bf16.h), with r->products */
     float *copy, *copy_k;    /* a strip up to a checkpoint; k of some tokens */
@@ -56,7 +55,7 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
     const size_t strip = (size_t)kr->strip, K = (size_t)r->K;
     c->ld = gdn_strip_ld(r->K);
     c->ld_v = (ptrdiff_t)(strip * (size_t)r->n_strips);
-    const size_t row = r->family.is ? C * (size_t)c->ld : 0, column = r->family.is ? K * C : 0;
+    const size_t row = r->family.is ? C * (size_t)c->ld : 0, channels = r->family.is ? K : 0;
     const struct gdn_part parts[] = {
         { &c->kq, 2 * C * (size_t)c->ld },
         { &c->kt, K * C },
@@ -78,14 +77,10 @@ static size_t lay_out(struct chunk *c, const struct gdn_rule *r, const struct gd
         { &c->S, (size_t)r->part_strips * K * strip },
         { &c->a, row },
         { &c->e, row },
-        { &c->scaled, 3 * row + column / C },
-        { &c->decays, column / C },
-        { &c->at, column },
-        { &c->et, column },
-        { &c->qt, column },
-        { &c->y, column },
-        { &c->alpha, column ? C : 0 },
-        { &c->dots, column ? C : 0 },
+        { &c->scaled, 3 * row + channels },
+        { &c->decays, channels },
+        { &c->alpha, channels ? C : 0 },
+        { &c->dots, channels ? C : 0 },
         { &c->rows16, r->products ? C * GDN_MAX_HEAD : 0 },
         { &c->pairs, r->products ? (size_t)r->part_strips * pair_floats(r) : 0 },
     };
@@ -164,33 +159,34 @@ static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct g
 {
     if (n * gdn_rule_updates(r) < C) memset(c->kq, 0, 2 * C * (size_t)c->ld * sizeof *c->kq);
     gdn_rule_load_kq(r, kr, item, t0, n, c->kq, c->ld, C);
+    if (r->family.is) return;
     kr->transpose(c->kt, C, c->kq, c->ld, C, r->K);
-    if (r->family.is) {
-        kr->transpose(c->qt, C, c->kq + C * c->ld, c->ld, C, r->K);
-        return;
-    }
     kr->strip_mul(c->gram, C, c->kq, c->ld, c->kt, C, 2 * C, r->K, C, NULL);
     if (r->products) r->products->round_rows((uint16_t *)(void *)c->rows16, c->kq, c->ld, r->K);
 }
 
+/* load_v() for the family. Rows past n tokens are zero. */
+static void load_written(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, const struct piece *p, int64_t t0, int n)
+{
+    const int wide = (p->last - p->first) * kr->strip, rows = n * gdn_rule_updates(r);
+    const bool one = gdn_family_has_one_beta(r);
+    (one ? gdn_family_load_v : gdn_family_load_written)(r, kr, seq, p->head, t0, n, p->col, p->n,
+                                                        c->v, c->ld_v);
+    for (int i = 0; i < C; i++) {
+        const bool writes = i < rows && !(one && c->all_beta[i] == 0);
+        const int from = writes ? p->n : 0;
+        memset(c->v + i * c->ld_v + from, 0, (size_t)(wide - from) * sizeof *c->v);
+    }
+}
+
 /* Loads v of a piece, zero where beta is zero (G8). */
 static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                   const struct gdn_seq *seq, const struct piece *p, int64_t t0, int n)
+                   const struct gdn_seq *seq, const struct piece *p, int64_t t0)
 {
     const int hv = gdn_rule_source(r, p->head, r->Hv);
     const size_t elem = gdn_dtype_bytes(r->v.dtype);
     const size_t wide = (size_t)((p->last - p->first) * kr->strip);
-    for (int t = 0; r->family.is && t < C; t++) memset(c->v + t * c->ld_v, 0, wide * sizeof *c->v);
-    if (r->family.is && gdn_family_has_one_beta(r)) {
-        gdn_family_load_v(r, kr, seq, p->head, t0, n, p->col, p->n, c->v, c->ld_v);
-        for (int i = 0; i < n * gdn_rule_updates(r); i++)
-            if (c->all_beta[i] == 0) memset(c->v + i * c->ld_v, 0, wide * sizeof *c->v);
-        return;
-    }
-    if (r->family.is) {
-        gdn_family_load_written(r, kr, seq, p->head, t0, n, p->col, p->n, c->v, c->ld_v);
-        return;
-    }
     for (int t = 0; t < C; t++) {
         float *row = c->v + t * c->ld_v;
         if (c->beta[t] == 0) {
@@ -272,18 +268,18 @@ static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct ra
 }
 
 /* Finds what the decays of each of some rows do: alpha, as struct gdn_recur has it. If all write,
- * only zeros count. */
+ * only zeros count, and a product that is finite and not 0 has no such factor. */
 static void find_kinds(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                        int rows)
 {
-    bool all_write = c->ld == r->K;
-    for (int i = 0; i < rows; i++) all_write &= c->all_beta[i] != 0;
-    const float kind = all_write ? kr->decay_kind(c->a, (size_t)(rows * c->ld)) : 0;
-    for (int i = 0; i < rows; i++)
-        c->alpha[i] = kind != 0 ? kind : kr->decay_kind(c->a + i * c->ld, (size_t)r->K);
+    static const float zeros[GDN_MAX_HEAD];
+    const size_t K = (size_t)r->K;
+    bool known = kr->decay_kind(c->decays, K) != 0 && kr->dot(c->decays, zeros, K) == 0;
+    for (int i = 0; i < rows; i++) known &= c->all_beta[i] != 0;
+    for (int i = 0; i < rows; i++) c->alpha[i] = known ? 0.5f : kr->decay_kind(c->a + i * c->ld, K);
 }
 
-/* Loads a and e = b k of a head, by rows and by channels. Rows past n tokens change nothing. With
+/* Loads a and e = b k of a head. Rows past n tokens change nothing. With
  * one beta e is k. */
 static void load_vectors(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t0, int n)
@@ -293,7 +289,6 @@ static void load_vectors(struct chunk *c, const struct gdn_rule *r, const struct
     if (one) {
         gdn_family_load_decays(r, kr, seq, head, t0, n, c->a, c->ld);
         gdn_family_load_betas(r, kr, seq, head, t0, n, c->all_beta);
-        find_kinds(c, r, kr, rows);
     } else {
         gdn_family_load_gates(r, kr, seq, head, t0, n, c->a, c->e, c->ld, c->alpha, c->all_beta);
     }
@@ -304,13 +299,13 @@ static void load_vectors(struct chunk *c, const struct gdn_rule *r, const struct
         for (int x = 0; i >= rows && x < r->K; x++) a[x] = 1, e[x] = 0;
         if (i >= rows) c->alpha[i] = 1, c->all_beta[i] = 0;
     }
-    kr->transpose(c->at, C, c->a, c->ld, C, r->K);
-    if (!one) kr->transpose(c->et, C, c->e, c->ld, C, r->K);
     kr->channel_scale(c->scaled, c->scaled + C * c->ld, c->decays, c->a, one ? c->kq : c->e,
                       c->kq + C * c->ld, c->ld, r->K);
+    if (one) find_kinds(c, r, kr, rows);
 }
 
-/* start_range() for the family: what its tokens, which are the first of the chunk, do. */
+/* start_range() for the family, whose range begins with the chunk: finds out whether its tokens
+ * write, forget, or leave the state as it is. */
 static void start_vectors(struct chunk *c, const struct gdn_rule *r, struct range *x)
 {
     x->writes = x->forgets = false;
@@ -330,10 +325,10 @@ static void start_vectors(struct chunk *c, const struct gdn_rule *r, struct rang
 static void walk_pairs(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
     const bool one = gdn_family_has_one_beta(r);
-    kr->channel_walk(c->A, c->B, c->y, c->at, one ? c->kt : c->et, c->qt, c->kt, r->K);
+    kr->channel_walk(c->A, c->B, c->copy_k, c->a, one ? c->kq : c->e, c->kq + C * c->ld, c->kq,
+                     c->ld, r->K);
     for (int i = 0; one && i < C; i++)
-        for (int j = 0; j < C; j++) c->A[i * C + j] *= c->all_beta[i];
-    kr->transpose(c->copy_k, c->ld, c->y, C, r->K, C);
+        kr->norm_row(c->A + i * C, c->A + i * C, c->all_beta[i], NULL, NULL, false, C);
 }
 
 /* Ends keys and decays after the first `rows` of the chunk, for a checkpoint. */
@@ -427,8 +422,8 @@ static void finish_vectors(struct chunk *c, const struct gdn_rule *r, const stru
         kr->channel_update(S, S, kr->strip, decays, k, c->ld, c->w, kr->strip, C, r->K);
 }
 
-/* Ends S, columns `at` of the piece, from before the range to after it; pairs: its rounded copy, if
- * there is one. */
+/* Takes S, the columns of the piece from `at` on, from the state before the range to the state
+ * after it. pairs: the rounded copy of S, or NULL. */
 static void finish_range(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct range *x, float *S, uint16_t *pairs, const float *k,
                          ptrdiff_t at)
@@ -476,7 +471,8 @@ static void store_checkpoints(const struct chunk *c, const struct gdn_rule *r,
     }
 }
 
-/* On copies, in which the tokens after the range are not there. */
+/* Stores checkpoints within the chunk. Copies of the state and of keys leave out the tokens behind
+ * each one. */
 static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
                               const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                               const struct range *x, int strip, ptrdiff_t at)
@@ -508,7 +504,10 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
         start_vectors(c, r, &whole), walk_pairs(c, r, kr);
     else
         start_range(c, kr, &whole);
-    load_v(c, r, kr, item->seq, p, t0, n);
+    if (r->family.is)
+        load_written(c, r, kr, item->seq, p, t0, n);
+    else
+        load_v(c, r, kr, item->seq, p, t0);
     for (int s = p->first; s < p->last; s++) {
         float *S = strip_at(c, r, kr, item, s);
         const ptrdiff_t at = (s - p->first) * kr->strip;

@@ -11,4 +11,11 @@
 void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t slot,
                       int head, int col, int n, bool k_first, float *S);
 
+/* Before the tokens of a call with a record: reads its contents, and folds the rows that go into
+ * their states first. memory: gdn_record_slots_bytes(). scratch: thread_bytes of each thread, at
+ * least gdn_record_fold_scratch(). */
+gdn_status gdn_record_begin(gdn_ctx *ctx, const struct gdn_rule *rule, const struct gdn_plan *plan,
+                            void *memory, char *scratch, size_t thread_bytes);
+size_t gdn_record_fold_scratch(const struct gdn_rule *rule);
+
 #endif

@@ -20,8 +20,8 @@ static inline const float *gdn_row_floats(const struct gdn_kernels *kr, const gd
     return buffer;
 }
 
-/* Return how many elements of a row, of n from some element on, lie side by side; and the address
- * of element `first` by the row's own stride. */
+/* Return how many of n elements of a row can be taken at once: all that lie side by side, else one;
+ * and the address of element `first` of a row. */
 static inline size_t gdn_at_once(const gdn_tensor *t, size_t n)
 {
     return t->stride[t->ndim - 1] == 1 ? n : 1;

@@ -4,6 +4,7 @@
 #include "calls/op_backends.h"
 #include "calls/rule_call.h"
 #include "cpu/open_chunk.h"
+#include "cpu/record.h"
 #include "cpu/rule.h"
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
@@ -30,7 +31,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     char *at = memory;
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, at, &c->plan));
     at += c->plan_bytes;
-    if (r->record) TRY(gdn_record_check_slots(ctx, r->record, &c->plan, true, at));
+    char *slots = at;
     at += c->record_bytes;
     if (r->tree) {
         gdn_tree_order(&c->plan, &c->tokens, at);
@@ -46,9 +47,10 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     at += c->gate_bytes;
     r->plan = &c->plan;
     r->seqs = c->plan.seqs;
+    if (r->record) TRY(gdn_record_begin(ctx, r, &c->plan, slots, at, gdn_rule_scratch(r, ctx->kr)));
     gdn_rule_run(ctx, r, at);
     if (r->record && r->split) gdn_open_leave_rows(ctx, r);
-    if (r->record) gdn_record_accept(r->record, &c->plan);
+    if (r->record) gdn_record_accept(r->record, &c->plan, c->pools.checkpoint_in_write);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &r->out, r->H, r->V);
     return gdn_note_kernel(ctx, c->base.op, gdn_rule_loops(r));
 }

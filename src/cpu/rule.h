@@ -34,8 +34,8 @@ static inline int gdn_rule_source(const struct gdn_rule *r, int head, int n_head
     return r->head_map == GDN_HEADS_GROUPED ? head / (r->H / n_heads) : head % n_heads;
 }
 
-/* A and dt from A_log and dt_bias (absent: 0), which has so many channels of each head; and the
- * floats of both. */
+/* Loads A and dt from A_log and dt_bias (absent: 0). dt_bias has so many channels per head.
+ * decay_bytes: the bytes of both. */
 void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,
                          int64_t H, int64_t channels, float bound);
 static inline size_t gdn_rule_decay_bytes(const struct gdn_rule *r)
@@ -80,18 +80,20 @@ void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
 /* Asks the L2 cache for n elements of a row from col on, if there are such a tensor and token. */
 void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
                        int col, int n);
+/* n numbers, `step` bytes apart; step 0: one number, which all of them are. */
+void gdn_rule_load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype, const char *from,
+                           int64_t step, int n);
 /* n gates of one head, logarithms or alphas, and betas. */
 void gdn_rule_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t0, int n, bool linear,
                          float *g, float *beta);
 
-/* Rows of n tokens of the family, one for each update, ld floats apart: a, which is 1 from the
- * second update on, and b [K]; alpha and beta as struct gdn_recur has them. w, v, and w v with
- * zeros where w is 0, of columns [col, col + cols). */
+/* Load rows of n tokens of the family, one row for each update, ld floats apart. load_gates: a (1
+ * from the second update on) and b, [K] each; alpha and beta as in struct gdn_recur. */
 void gdn_family_load_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
                            const struct gdn_seq *seq, int head, int64_t t0, int n, float *a,
                            float *b, ptrdiff_t ld, float *alpha, float *beta);
-/* The same of a alone; and of beta, which is one number for b and w. */
+/* The same for a alone; for beta alone, which is one number for b and w, of at most 16 tokens. */
 void gdn_family_load_decays(const struct gdn_rule *r, const struct gdn_kernels *kr,
                             const struct gdn_seq *seq, int head, int64_t t0, int n, float *a,
                             ptrdiff_t ld);
@@ -101,9 +103,6 @@ static inline bool gdn_family_has_one_beta(const struct gdn_rule *r)
 {
     return !r->family.beta_rows && !r->family.write.data;
 }
-/* n numbers, `step` bytes apart; step 0: one number, which all of them are. */
-void gdn_family_load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype,
-                             const char *from, int64_t step, int n);
 void gdn_family_load_w(const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_seq *seq, int head, int64_t t0, int n, int col, int cols,
                        float *w, ptrdiff_t ld);
@@ -120,14 +119,15 @@ struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s
 struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t,
                              int head);
 
-/* A strip, the state of columns from col on after n_tokens, to a pool; or, where no token changed
- * it, what is there (G9). rows: as for gdn_store_strip(). */
+/* Stores a strip, the columns of the state from col on after n_tokens, to a pool. If no token
+ * changed the state, it stores the columns that the sequence began with (G9). rows: as for
+ * gdn_store_strip(). */
 void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr,
                           const struct gdn_seq *seq, int head, int col, const float *S,
                           struct gdn_place to, int64_t n_tokens, float *rows);
 
-/* The float dtype that the state is rounded to after each token; GDN_F32: it is not, or to 8
- * bits, as the second one has it (NULL: it is not). */
+/* Return how the state is rounded after each token: to a float dtype (GDN_F32: it is not), or to
+ * the 8 bits of a pool (NULL: it is not). */
 int gdn_rule_rounding(const struct gdn_rule *r);
 const struct gdn_pool_view *gdn_rule_rounding8(const struct gdn_rule *r);
 

@@ -64,15 +64,26 @@ void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, i
     if (!rows->data || t >= seq->n_valid) return;
     const size_t elem = gdn_dtype_bytes(rows->dtype);
     const char *at = (const char *)gdn_row(rows, seq, t, head) + (size_t)col * elem;
-    for (size_t i = 0; i < (size_t)n * elem; i += 64) __builtin_prefetch(at + i, 0, 2);
+    const char *line = at - (uintptr_t)at % 64, *end = at + (size_t)n * elem;
+    for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
+}
+
+void gdn_rule_load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype, const char *from,
+                           int64_t step, int n)
+{
+    if (step == (int64_t)gdn_dtype_bytes(dtype))
+        kr->load_row[dtype](to, from, (size_t)n);
+    else if (dtype == GDN_F32)
+        for (int i = 0; i < n; i++) memcpy(to + i, from + i * step, sizeof *to);
+    else
+        for (int i = 0; i < n; i++) kr->load_row[dtype](to + i, from + i * step, 1);
 }
 
 /* Gathers n values of a [tokens][H] tensor for one head. */
 static void gather(float *dst, const struct gdn_kernels *kr, const struct gdn_rows *rows,
                    const struct gdn_seq *seq, int head, int64_t t0, int n)
 {
-    for (int t = 0; t < n; t++)
-        kr->load_row[rows->dtype](dst + t, gdn_row(rows, seq, t0 + t, head), 1);
+    gdn_rule_load_numbers(dst, kr, rows->dtype, gdn_row(rows, seq, t0, head), rows->token, n);
 }
 
 void gdn_rule_load_decay(float *A, float *dt, const gdn_tensor *A_log, const gdn_tensor *dt_bias,

@@ -55,8 +55,8 @@ int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips)
     return strips * kr->strip + GDN_CHUNK;
 }
 
-/* A batch as far as cutting goes: `whole` sequences as long as the longest, and one of what is
- * left of all tokens. */
+/* The load of a batch, as it is cut: `whole` sequences of the longest length, and one sequence with
+ * the rest of all tokens. */
 struct load {
     int64_t longest, whole, rest;
 };
@@ -70,8 +70,9 @@ static struct load load_of(const struct gdn_rule *r)
     return (struct load){ longest, sum / longest, sum % longest };
 }
 
-/* When the last thread is done, in tokens of an item: whole sequences come in rounds of an item
- * per thread, the rest fills the last one and goes on. */
+/* Returns when the last thread is done, in tokens of an item. Whole sequences take rounds of one
+ * item per thread. Items of the rest fill the gaps of the last round, and then take rounds of their
+ * own. */
 static int64_t tokens_to_end(const struct load *l, int64_t items, int n_threads)
 {
     const int64_t rounds = (l->whole * items + n_threads - 1) / n_threads;
@@ -81,7 +82,8 @@ static int64_t tokens_to_end(const struct load *l, int64_t items, int n_threads)
     return rounds * l->longest + more * l->rest;
 }
 
-/* Strips of an item, at most `most`, so that the last thread is done soonest; the coarsest. */
+/* Returns the strips of an item, at most `most`, with which the last thread is done soonest. Of
+ * equal ones it takes the largest. */
 static int64_t best_cut(const struct gdn_rule *r, const struct gdn_kernels *kr, int64_t strips,
                         int64_t most, int n_threads)
 {

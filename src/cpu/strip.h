@@ -40,7 +40,7 @@ static inline bool gdn_are_twins(const struct gdn_place *from, const struct gdn_
     return from->data && to->data && gdn_is_q8(to->view->dtype) &&
            gdn_store_alike(from->view, to->view);
 }
-/* Copies n of them with their scales, if there are some, bit for bit, between twins. */
+/* Copies n columns between twins, bit for bit, and their scales if there are some. */
 void gdn_copy_columns(struct gdn_place to, int to_col, struct gdn_place from, int from_col, int K,
                       int n);
 

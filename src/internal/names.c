@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names of what a build has, and of what a machine has. */
 #include <stdio.h>
+#include <string.h>
 
 #include "cpu/loops/kernels.h"
 #include "cuda/driver/images.h"
@@ -8,16 +9,19 @@
 #include "internal/internal.h"
 #include "ops/op_table.h"
 
-/* The fields of struct gdn_kernels that are loops; gdn_last_kernel() has "<loop>.<isa>". */
+/* gdn_last_kernel() has "<loop>.<isa>". */
 static const char *const loops[] = {
-    "load_row",     "store_row",      "dot",          "norm_row",      "exp_row",
-    "sigmoid_row",  "slope_row",      "gate_row",     "decay_kind",    "transpose",
-    "gemm_nt",      "gemv",           "strip_mul",    "chunk_gates",   "chunk_solve",
-    "chunk_update", "channel_update", "channel_walk", "channel_scale", "chunk_write",
-    "chunk_return", "recur_vk",       "recur_kv",     "recur_strip",   "add_outer",
-    "conv",         "conv_update",    "conv_sums",    "load8_vk",      "load8_kv",
-    "store8_vk",    "store8_kv",      "recur8_vk",
+#define GDN_LOOP(field) #field,
+#include "internal/loops.def"
 };
+
+enum {
+    LISTED_BYTES = 0
+#define GDN_LOOP(field) +sizeof((struct gdn_kernels *)0)->field
+#include "internal/loops.def"
+};
+_Static_assert(offsetof(struct gdn_kernels, load_row) + LISTED_BYTES == sizeof(struct gdn_kernels),
+               "every loop is listed, once");
 
 static const struct {
     uint32_t flag;
@@ -37,10 +41,12 @@ const char *gdn_internal_feature(int i, bool *is_here)
     return features[i].name;
 }
 
+/* An instruction set may have two tables, one after the other. It is listed once. */
 const char *gdn_internal_table(int i, bool *runs)
 {
-    for (const struct gdn_kernels *const *t = gdn_cpu_tables; *t; t++)
-        if (i-- == 0) {
+    const char *name = "";
+    for (const struct gdn_kernels *const *t = gdn_cpu_tables; *t; name = (*t++)->name)
+        if (strcmp((*t)->name, name) && i-- == 0) {
             *runs = !((*t)->needs & ~gdn_cpu_detect());
             return (*t)->name;
         }

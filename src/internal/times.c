@@ -65,7 +65,7 @@ static gdn_status time_once(const struct timer *t, struct timed *work, double *s
     return GDN_OK;
 }
 
-/* Times n rounds of the work after so many others, with a timer of its own. */
+/* Times n rounds of the work, after warm_up rounds that do not count. */
 static gdn_status time_work(struct timed *work, int warm_up, int n, double *seconds)
 {
     struct timer timer;

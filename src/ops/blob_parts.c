@@ -103,7 +103,7 @@ static void move_parts(const struct side *whole, const struct side *part, bool t
     const struct gdn_blob_places *p = &part->p, *w = &whole->p;
     const struct {
         int32_t n, copies;
-        uint64_t bytes, part, whole, part_row, whole_row; /* part, whole: 0: after the one before */
+        uint64_t bytes, part, whole, part_row, whole_row; /* part, whole: 0: behind the last */
     } kinds[] = {
         { state_heads(h), 1, has_state ? K * V * gdn_dtype_bytes(h->state_dtype) : 0, p->state,
           w->state, p->state_bytes, w->state_bytes },
@@ -159,7 +159,7 @@ static void begin_out(const struct side *out, const struct side *from)
            (size_t)out->h.n_sequences * sizeof(int64_t));
 }
 
-/* Cuts heads of a part, and how many ranks have each, from those of the whole. */
+/* Changes the heads of the whole into those of a part. *copies: how many ranks have each head. */
 static void cut_heads(int32_t *heads, int32_t *copies, int32_t n_ranks)
 {
     *copies = *heads < n_ranks ? n_ranks / *heads : 1;

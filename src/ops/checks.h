@@ -20,11 +20,12 @@ struct gdn_rule_formulas {
     float norm_eps, scale, bound;
     uint32_t flags; /* GDN_ZERO_AS_GIVEN */
 };
-/* Sets those of the rule, whose K is known. The defaults of beta_kind and norm are the op's. */
+/* Sets the formulas of a rule whose K is set. The op gives its defaults of beta_kind and norm. */
 void gdn_rule_set_formulas(struct gdn_rule *r, const struct gdn_rule_formulas *f,
                            int32_t default_beta, int32_t default_norm);
 
-/* Check that flags name one form at most; and, where chunks are, that it takes the dtype. */
+/* forms: checks that flags name one form at most. products: checks also that GDN_BF16_PRODUCTS
+ * takes the dtype. */
 gdn_status gdn_check_forms(gdn_ctx *ctx, uint32_t flags);
 gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
@@ -45,6 +46,9 @@ gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
 
 /* chunk_size, 16, 32 or 64. */
 gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C);
+/* Checks that there is a state for every chunk, if shapes say how many chunks there are. */
+gdn_status gdn_stage_states(gdn_ctx *ctx, const gdn_tensor *states, const struct gdn_plan *plan,
+                            const struct gdn_tokens *tokens, int32_t C);
 
 /* ---- The convolution: conv.c ---------------------------------------------------------------- */
 
@@ -99,6 +103,19 @@ gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
 /* Check what GDN_SPLIT_INVARIANT needs: rows of a record; a pool of states, which may be absent. */
 gdn_status gdn_check_open_rows(gdn_ctx *ctx, const gdn_tensor *k, const gdn_tensor *u);
 gdn_status gdn_check_split_state(gdn_ctx *ctx, const gdn_tensor *state, const char *name);
+
+/* A record as a call of the rule has it. */
+struct gdn_record_use {
+    struct gdn_record_tensors tensors;
+    const gdn_tensor *state, *state_out; /* state_out may be absent */
+    const gdn_batch *batch;
+    uint32_t flags;
+    bool is_step;        /* each token goes to the record: gdn_decode and gdn_step. Else ... */
+    int64_t lazy_tokens; /* ... those of sequences of so many at most */
+};
+/* Checks the record, if one of its tensors is there, and sets it in the rule, whose family is. */
+gdn_status gdn_record_describe(gdn_ctx *ctx, const struct gdn_record_use *use,
+                               struct gdn_rule *rule, struct gdn_record *record);
 
 /* Checks the descriptors. The names in `m` are set. */
 gdn_status gdn_state_describe(gdn_ctx *ctx, const gdn_state_copy_args *args,

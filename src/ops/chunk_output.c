@@ -48,6 +48,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_stage_chunk_size(ctx, a->chunk_size));
     c->C = a->chunk_size;
     TRY(check_tensors(ctx, c));
+    TRY(gdn_stage_states(ctx, &a->states, &c->plan, &c->tokens, a->chunk_size));
     TRY(gdn_state_view(ctx, &a->states, "states", a->state_layout, r->H, r->K, r->V, &c->states));
     r->q = gdn_rows_of(&a->q, &c->tokens), r->k = gdn_rows_of(&a->k, &c->tokens);
     r->g = gdn_rows_of(&a->g, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);

@@ -2,6 +2,7 @@
 /* Checks that the stages and summaries share; see checks.h. */
 #include "ops/checks.h"
 
+#include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 
 gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
@@ -61,4 +62,12 @@ gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C)
 {
     if (C == 16 || C == 32 || C == 64) return GDN_OK;
     return gdn_fail(ctx, GDN_E_UNSUPPORTED, "chunk_size: %d, wanted 16, 32 or 64", (int)C);
+}
+
+gdn_status gdn_stage_states(gdn_ctx *ctx, const gdn_tensor *states, const struct gdn_plan *plan,
+                            const struct gdn_tokens *tokens, int32_t C)
+{
+    const int64_t each = tokens->T / C + (tokens->T % C != 0);
+    if (!states->data || plan->batch.cu_seqlens.data) return GDN_OK;
+    return gdn_stage_check_states(ctx, states, plan->B * each);
 }

@@ -46,6 +46,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_stage_chunk_size(ctx, a->chunk_size));
     c->C = a->chunk_size;
     TRY(check_tensors(ctx, c));
+    TRY(gdn_stage_states(ctx, &a->states, &c->plan, &c->tokens, a->chunk_size));
     const int64_t H = r->H, K = r->K, V = r->V;
     TRY(gdn_state_view(ctx, &a->state, "state", a->state_layout, H, K, V, &c->state));
     TRY(gdn_state_view(ctx, &a->states, "states", a->state_layout, H, K, V, &c->states));

@@ -12,8 +12,8 @@ struct gdn_family_tensors {
     gdn_tensor *k, *v, *g, *beta, *write, *dt_bias;
 };
 
-/* Drops a last size of 1 of g and beta, which is that of one number per head; sets *updates to
- * the rows of k: so many for each token. */
+/* Drops a last size of 1 of g and beta: it means one number per head. Sets *updates to the tokens
+ * as k has them, with n_updates rows each. */
 gdn_status gdn_family_tokens(gdn_ctx *ctx, const struct gdn_family_tensors *t, int32_t n_updates,
                              const struct gdn_tokens *tokens, struct gdn_tokens *updates);
 

@@ -29,8 +29,8 @@ enum {
 #include "calls/ops.def"
     N_ROWS
 };
-/* Ops by their numbers: where the rows of their structs begin. That of flags is the first, and no
- * field lies before it. */
+/* The first row of each op's struct, by the op's number: that of flags, the field that comes
+ * first. */
 static const int first_of[GDN_N_OPS] = {
 #define GDN_OP_ROW(NUMBER, name, args) [GDN_OP_##NUMBER] = ROW_##args##_flags,
 #include "calls/ops.def"

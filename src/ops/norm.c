@@ -49,7 +49,6 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
 }
 
 GDN_OP_ENTRY(L2NORM, l2norm, gdn_l2norm_args, describe_l2norm, struct gdn_norm_call)
-GDN_OP_PART(l2norm, gdn_l2norm_args, struct gdn_norm_call)
 
 /* ---- Gated RMSNorm ------------------------------------------------------------------------- */
 

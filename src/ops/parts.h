@@ -11,7 +11,6 @@
 gdn_status gdn_conv1d_part(gdn_ctx *ctx, const gdn_conv1d_args *args);
 gdn_status gdn_conv1d_backward_part(gdn_ctx *ctx, const gdn_conv1d_backward_args *args);
 gdn_status gdn_gates_part(gdn_ctx *ctx, const gdn_gates_args *args);
-gdn_status gdn_l2norm_part(gdn_ctx *ctx, const gdn_l2norm_args *args);
 gdn_status gdn_prefill_part(gdn_ctx *ctx, const gdn_rule_args *args);
 gdn_status gdn_prefill_backward_part(gdn_ctx *ctx, const gdn_prefill_backward_args *args);
 gdn_status gdn_rmsnorm_gated_part(gdn_ctx *ctx, const gdn_rmsnorm_gated_args *args);

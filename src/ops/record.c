@@ -70,6 +70,66 @@ gdn_status gdn_check_split_state(gdn_ctx *ctx, const gdn_tensor *state, const ch
                     name);
 }
 
+/* ---- A record beside the tokens of a call --------------------------------------------------- */
+
+static gdn_status check_write(gdn_ctx *ctx, const struct gdn_record_use *use)
+{
+    if (use->batch->write == GDN_WRITE_FINAL) return GDN_OK;
+    if (use->batch->write == GDN_WRITE_NONE && use->is_step) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_ARG, "write: GDN_WRITE_%s, wanted %sGDN_WRITE_FINAL with a record",
+                    use->batch->write == GDN_WRITE_NONE ? "NONE" : "EACH",
+                    use->is_step ? "GDN_WRITE_NONE or " : "");
+}
+
+/* Refuses what a record cannot have: beside drafts, and beside tokens that are accepted at once. */
+static gdn_status check_others(gdn_ctx *ctx, const struct gdn_record_use *use)
+{
+    const gdn_batch *b = use->batch;
+    const bool accepts = b->write == GDN_WRITE_FINAL;
+    const bool stays = use->is_step || use->flags & GDN_SPLIT_INVARIANT;
+    const struct {
+        bool given;
+        const char *name, *with;
+    } others[] = {
+        { b->num_accepted_tokens.data, "num_accepted_tokens", "" },
+        { stays && b->has_initial_state.data, "has_initial_state", "" },
+        { stays && accepts && b->write_slots.data, "write_slots", " and GDN_WRITE_FINAL" },
+        { accepts && b->parents.data, "parents", " and GDN_WRITE_FINAL" },
+        { accepts && use->state_out->data && use->state_out->data != use->state->data, "state_out",
+          " and GDN_WRITE_FINAL" },
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].given)
+            return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none with a record%s",
+                            others[i].name, others[i].with);
+    return GDN_OK;
+}
+
+gdn_status gdn_record_describe(gdn_ctx *ctx, const struct gdn_record_use *use, struct gdn_rule *r,
+                               struct gdn_record *record)
+{
+    const struct gdn_record_tensors *t = &use->tensors;
+    if (!t->k->data && !t->u->data && !t->g->data && !t->count->data) return GDN_OK;
+    if (!use->state->data) return gdn_fail(ctx, GDN_E_ARG, "state: absent, wanted with a record");
+    TRY(check_write(ctx, use));
+    TRY(check_others(ctx, use));
+    const gdn_tensor *final = use->state_out->data ? use->state_out : use->state;
+    if (use->flags & GDN_EXACT && final->dtype != GDN_F32)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "flags: GDN_EXACT, wanted a float32 state with a record");
+    const bool split = use->flags & GDN_SPLIT_INVARIANT;
+    if ((t->g->ndim == 4) != (r->family.g_rows || split))
+        return gdn_fail(ctx, GDN_E_SHAPE, "record_g: %d dimensions, wanted %s", (int)t->g->ndim,
+                        split              ? "[P][R][H][2] with GDN_SPLIT_INVARIANT"
+                        : r->family.g_rows ? "[P][R][H][K], as g has channels"
+                                           : "[P][R][H]");
+    TRY(gdn_record_view(ctx, t, record));
+    record->accepts = use->batch->write == GDN_WRITE_FINAL;
+    record->lazy_tokens = use->is_step || split ? INT64_MAX : use->lazy_tokens;
+    r->record = record;
+    return GDN_OK;
+}
+
 /* Checks the ranks that sizes are read from. */
 static gdn_status check_ranks(gdn_ctx *ctx, const struct gdn_record_tensors *t)
 {
@@ -151,7 +211,7 @@ GDN_OP_ENTRY(RECORD_COMMIT, record_commit, gdn_record_commit_args, describe_comm
 static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_fold_call *m = call;
-    *m = (struct gdn_fold_call){ .scratch = NULL };
+    *m = (struct gdn_fold_call){ 0 };
     gdn_record_fold_args *a = &m->args;
     struct gdn_rule *r = &m->rule;
     TRY(gdn_copy_args(ctx, a, sizeof *a, args, "gdn_record_fold_args"));

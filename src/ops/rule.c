@@ -145,24 +145,6 @@ static const gdn_tensor *final_pool(const gdn_rule_args *a)
     return a->state_out.data ? &a->state_out : &a->state;
 }
 
-/* Refuses what a record cannot have whose tokens are accepted at once. */
-static gdn_status check_accepting(gdn_ctx *ctx, const struct gdn_rule_call *c)
-{
-    const gdn_tensor *state_out = &c->args.state_out;
-    const struct {
-        bool given;
-        const char *name;
-    } others[] = { { c->plan.batch.write_slots.data, "write_slots" },
-                   { c->plan.batch.parents.data, "parents" },
-                   { state_out->data && state_out->data != c->args.state.data, "state_out" } };
-    for (int i = 0; i < 3; i++)
-        if (others[i].given)
-            return gdn_fail(ctx, GDN_E_ARG,
-                            "%s: given, wanted none with a record and GDN_WRITE_FINAL",
-                            others[i].name);
-    return GDN_OK;
-}
-
 /* Refuses what GDN_SPLIT_INVARIANT cannot have; after the record, which it needs in decode. */
 static gdn_status check_split(gdn_ctx *ctx, const struct gdn_rule_call *c, bool decode)
 {
@@ -185,60 +167,25 @@ static gdn_status check_split(gdn_ctx *ctx, const struct gdn_rule_call *c, bool 
     if (!r->record && decode)
         return gdn_fail(ctx, GDN_E_ARG,
                         "record_k: absent, wanted in gdn_decode with GDN_SPLIT_INVARIANT");
-    return GDN_OK;
-}
-
-/* Checks what a record must be that holds an open chunk. */
-static gdn_status check_open_chunk(gdn_ctx *ctx, const struct gdn_rule_call *c, bool decode)
-{
-    const gdn_rule_args *a = &c->args;
-    TRY(gdn_check_open_rows(ctx, &a->record_k, &a->record_u));
+    if (!r->record) return GDN_OK;
     if (a->checkpoints.data)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "checkpoints: given, wanted none with a record and GDN_SPLIT_INVARIANT");
-    if (!decode && c->plan.batch.write != GDN_WRITE_FINAL)
-        return gdn_fail(ctx, GDN_E_ARG,
-                        "write: GDN_WRITE_NONE, wanted GDN_WRITE_FINAL with a record in "
-                        "gdn_prefill");
-    return GDN_OK;
+    return gdn_check_open_rows(ctx, &a->record_k, &a->record_u);
 }
 
-/* Checks the record, if one of its tensors is there. */
+/* In gdn_prefill all rows go into the state first, but not with GDN_SPLIT_INVARIANT. */
 static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
     const gdn_rule_args *a = &c->args;
-    const gdn_batch *b = &c->plan.batch;
-    struct gdn_rule *r = &c->rule;
-    const struct gdn_record_tensors t = { &a->record_k, &a->record_u, &a->record_g,
-                                          &a->record_count };
-    if (!t.k->data && !t.u->data && !t.g->data && !t.count->data) return GDN_OK;
-    const bool split = a->flags & GDN_SPLIT_INVARIANT;
-    if (!decode && !split)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                        "record_k: given, wanted none in gdn_prefill, but gdn_record_fold() first");
-    if (!a->state.data) return gdn_fail(ctx, GDN_E_ARG, "state: absent, wanted with a record");
-    if (b->write == GDN_WRITE_EACH)
-        return gdn_fail(ctx, GDN_E_ARG,
-                        "write: GDN_WRITE_EACH, wanted GDN_WRITE_NONE or GDN_WRITE_FINAL with a "
-                        "record");
-    if (b->write == GDN_WRITE_FINAL) TRY(check_accepting(ctx, c));
-    if (b->has_initial_state.data || b->num_accepted_tokens.data)
-        return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none with a record",
-                        b->has_initial_state.data ? "has_initial_state" : "num_accepted_tokens");
-    if (a->flags & GDN_EXACT && final_pool(a)->dtype != GDN_F32)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                        "flags: GDN_EXACT, wanted a float32 state with a record");
-    if ((a->record_g.ndim == 4) != (r->family.g_rows || split))
-        return gdn_fail(ctx, GDN_E_SHAPE, "record_g: %d dimensions, wanted %s",
-                        (int)a->record_g.ndim,
-                        split              ? "[P][R][H][2] with GDN_SPLIT_INVARIANT"
-                        : r->family.g_rows ? "[P][R][H][K], as g has channels"
-                                           : "[P][R][H]");
-    TRY(gdn_record_view(ctx, &t, &c->record));
-    if (split) TRY(check_open_chunk(ctx, c, decode));
-    c->record.accepts = b->write == GDN_WRITE_FINAL;
-    r->record = &c->record;
-    return GDN_OK;
+    const struct gdn_record_use use = { .tensors = { &a->record_k, &a->record_u, &a->record_g,
+                                                     &a->record_count },
+                                        .state = &a->state,
+                                        .state_out = &a->state_out,
+                                        .batch = &c->plan.batch,
+                                        .flags = a->flags,
+                                        .is_step = decode };
+    return gdn_record_describe(ctx, &use, &c->rule, &c->record);
 }
 
 static gdn_status check_states(gdn_ctx *ctx, struct gdn_rule_call *c)

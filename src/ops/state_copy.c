@@ -145,7 +145,8 @@ static gdn_status check_lists(gdn_ctx *ctx, struct gdn_state_move *m)
     return check_default(ctx, to, m->to_slots_name, &a->to_pool, m->to_name, m->n_pairs);
 }
 
-/* Rows, columns and heads of a slot; of a convolution's states the newest entries of both. */
+/* Finds the rows, columns and heads of a slot. Of states of a convolution these are the newest
+ * entries that both sides have. */
 static void find_matrices(struct gdn_state_move *m)
 {
     const gdn_state_copy_args *a = &m->args;

@@ -70,7 +70,8 @@ static const struct gdn_tensor_row rows[N_ROWS] = {
 #include "calls/ops.def"
 };
 
-/* Structs by their names of ops.def: where the names of their tensors begin, and how many. */
+/* For each struct of ops.def: its number, the row of its first tensor, and how many tensors it
+ * has. */
 enum {
 #define GDN_ARGS_ROW(args, first, last, batch) ARGS_##args,
 #include "calls/ops.def"
@@ -95,7 +96,7 @@ static const struct {
                    "ops.def: " #args ", " #tensor);
 #include "calls/ops.def"
 
-/* Beside the arrays of a batch, all of them are checked against each other. */
+/* All tensors of a call, and the arrays of its batch, are checked for overlaps at once. */
 enum {
     N_BATCH_ARRAYS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
 };
@@ -204,7 +205,7 @@ static const struct written {
     _Static_assert(NUMBER(args, other) != 0, "ops.def: " #args ", " #other);
 #include "calls/ops.def"
 
-/* The tensor may be the view `other`; or, of scales, belongs to it. */
+/* Two tensors of a struct: one may be the view `other`; or it has the scales of `other`. */
 struct pair {
     int args, tensor, other;
 };

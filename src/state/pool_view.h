@@ -18,8 +18,8 @@ struct gdn_scaled {
 };
 gdn_status gdn_scaled_view(gdn_ctx *ctx, const struct gdn_scaled *s, int32_t layout, int64_t H,
                            int64_t K, int64_t V, struct gdn_pool_view *view);
-/* Scales: there where wanted (8-bit floats may have none), float32, [P][H][V]. Pools that are one
- * memory have one memory of scales too. */
+/* Check scales, float32 [P][H][V]: states of i8 have them, 8-bit floats may, others do not; and
+ * that two pools in one memory have their scales in one memory too. */
 gdn_status gdn_check_scales(gdn_ctx *ctx, const struct gdn_scaled *s, int64_t H, int64_t V);
 gdn_status gdn_check_twins(gdn_ctx *ctx, const struct gdn_scaled *a, const struct gdn_scaled *b);
 

@@ -73,9 +73,11 @@ static void test_windows(void)
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         static _Alignas(64) char memory[64];
         const struct gdn_cu_rule r = make(calls[i].B, calls[i].T, calls[i].K);
+        const struct gdn_channels_windows w = gdn_cuda_prefill_channels_cut(ctx, &r);
         struct gdn_cuda_ran ran = { .n = 0 };
         const int *launches = &fake->n_calls[FAKE_cuLaunchKernelEx], before = *launches;
-        ring2_status(ctx, "launch", gdn_cuda_prefill_channels(ctx, &r, memory, &ran, NULL), GDN_OK);
+        ring2_status(ctx, "launch", gdn_cuda_prefill_channels(ctx, &r, &w, memory, &ran, NULL),
+                     GDN_OK);
         CHECK(*launches - before == calls[i].launches, "call %d: %d launches, wanted %d", (int)i,
               *launches - before, calls[i].launches);
         CHECK(ran.n == 2, "call %d: %d kernels", (int)i, ran.n);

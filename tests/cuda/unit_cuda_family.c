@@ -24,14 +24,17 @@ static gdn_tensor fresh(int ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3
 }
 static gdn_tensor per_channel(int64_t n_rows) { return fresh(4, B, n_rows / B, H, K); }
 
-/* Expects that a valid call runs and that the spoilt one is refused by that name. */
+/* Expects that a valid call runs, and that the spoilt one is refused by that name: where it would
+ * run, and where its workspace is asked for. */
 static void refused(const char *what, gdn_op op, const void *valid, const void *spoilt,
                     const char *name)
 {
     const int *launches = &fake->n_calls[FAKE_cuLaunchKernelEx];
     ring2_status(ctx, what, gdn_run_op(ctx, op, valid), GDN_OK);
     const int before = *launches;
+    size_t bytes;
     CHECK(before > 0, "%s: the valid call launched nothing", what);
+    ring2_status(ctx, what, gdn_workspace_bytes(ctx, op, spoilt, &bytes), GDN_E_UNSUPPORTED);
     ring2_status(ctx, what, gdn_run_op(ctx, op, spoilt), GDN_E_UNSUPPORTED);
     const char *said = gdn_last_error(ctx);
     CHECK(strstr(said, name), "%s: \"%s\", wanted %s", what, said, name);
@@ -241,6 +244,19 @@ static void test_records(void)
            a->record_g = fresh(4, B, R, H, K));
 }
 
+#define GIVE_RECORD(a)                                                          \
+    a->record_k = fresh(4, B, R, H, K), a->record_u = fresh(4, B, R, H, V);     \
+    a->record_g = fresh(3, B, R, H, 0), a->record_count = fresh(1, B, 0, 0, 0); \
+    a->record_count.dtype = GDN_I32
+
+/* Lazy states: no kernel takes a record beside the tokens of these calls. */
+static void test_lazy(void)
+{
+    REFUSE("a prompt", PREFILL, gdn_rule, "record_k: given", GIVE_RECORD(a));
+    REFUSE("a step", STEP, gdn_step, "record_k: given", GIVE_RECORD(a));
+    REFUSE("decode", DECODE, gdn_rule, "write: GDN_WRITE_FINAL", GIVE_RECORD(a));
+}
+
 /* A record as that flag has it, and what gdn_decode wants beside it. */
 static void set_open_chunk(gdn_rule_args *a)
 {
@@ -270,7 +286,7 @@ int main(int argc, char **argv)
         { "prefill", test_prefill },       { "decode", test_decode },
         { "gradients", test_gradients },   { "summary", test_summary },
         { "gates and steps", test_gates }, { "records", test_records },
-        { "splits", test_split },
+        { "lazy states", test_lazy },      { "splits", test_split },
     };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     fake = driver ? dlsym(driver, "fake_cuda") : NULL;

@@ -4,36 +4,7 @@
 #include <string.h>
 
 #include "fake_ctx.h"
-
-/* ---- The log --------------------------------------------------------------------------------- */
-
-enum { MOST_LINES = 12 };
-struct told {
-    int n;
-    char lines[MOST_LINES][256];
-};
-
-static void tell(void *user, const char *line)
-{
-    struct told *t = user;
-    if (t->n < MOST_LINES) snprintf(t->lines[t->n], sizeof t->lines[0], "%s", line);
-    t->n++;
-}
-
-static void listen(gdn_ctx *ctx, struct told *told)
-{
-    *told = (struct told){ 0 };
-    ctx->options.log = tell;
-    ctx->options.log_user = told;
-}
-
-/* Checks that a line was told. */
-static void expect_line(const struct told *told, const char *line)
-{
-    for (int i = 0; i < told->n && i < MOST_LINES; i++)
-        if (!strcmp(told->lines[i], line)) return;
-    CHECK(false, "no line \"%s\" among %d, the first is \"%s\"", line, told->n, told->lines[0]);
-}
+#include "told.h"
 
 /* ---- A layer --------------------------------------------------------------------------------- */
 

@@ -212,6 +212,34 @@ static void blocks_grow(void)
     }
 }
 
+/* The layer has room for what the rule needs: with GDN_EXACT that is nothing. */
+static void blocks_have_the_rules_bytes(void)
+{
+    static const int64_t sizes[][2] = { { 2, 300 }, { 1, 8192 } };
+    for (int i = 0; i < 2 * 2 * 2; i++) {
+        const int64_t *n = sizes[i % 2];
+        const struct rule r = {
+            n[0], n[1], K, V, i / 2 % 2 ? GDN_F16 : GDN_BF16, GDN_F32, gdn_batch_init()
+        };
+        gdn_block_args block = block_of(&r);
+        gdn_rule_args a = rule_of(&r);
+        a.g = fake(GDN_F32, i / 4 ? 4 : 3, r.B, r.T, H, K);
+        if (i / 4) { /* KDA */
+            block.in_proj_qkvz.data = block.in_proj_ba.data = NULL;
+            block.in_proj_qkv = fake(GDN_F32, 2, D, HIDDEN, 0, 0);
+            block.in_proj_z = fake(GDN_F32, 2, H * V, HIDDEN, 0, 0);
+            block.in_proj_b = fake(GDN_F32, 2, H, HIDDEN, 0, 0);
+            block.in_proj_a = fake(GDN_F32, 2, H * K, HIDDEN, 0, 0);
+            block.dt_bias = fake(GDN_F32, 2, H, K, 0, 0);
+        }
+        const size_t all = bytes_of(GDN_OP_BLOCK, &block), rule = bytes_of(GDN_OP_PREFILL, &a);
+        block.flags = GDN_EXACT;
+        const size_t rest = bytes_of(GDN_OP_BLOCK, &block);
+        CHECK(all - rest == rule, "case %d: %zu bytes, wanted %zu", i, all - rest, rule);
+        CHECK(rule > 0 || i / 4 == 0, "case %d: KDA needs no bytes", i);
+    }
+}
+
 /* ---- Others ---- */
 
 static void copies_and_records_need_none(void)
@@ -269,6 +297,7 @@ int main(int argc, char **argv)
         { "conv1d in place alone counts", conv_in_place_alone_counts },
         { "steps grow", steps_grow },
         { "blocks grow", blocks_grow },
+        { "blocks have the rule's bytes", blocks_have_the_rules_bytes },
         { "copies and records need none", copies_and_records_need_none },
         { "rows need none", rows_need_none },
     };

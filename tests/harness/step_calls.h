@@ -47,6 +47,8 @@ static inline void decode_alone(gdn_ctx *ctx, const gdn_step_args *a, const gdn_
     r.dt_bias = a->dt_bias;
     r.state = a->state;
     r.state_scales = a->state_scales;
+    r.record_k = a->record_k, r.record_u = a->record_u;
+    r.record_g = a->record_g, r.record_count = a->record_count;
     r.out = a->out;
     r.gate = GDN_GATE_RAW;
     r.beta_kind = a->beta_kind ? a->beta_kind : GDN_BETA_SIGMOID;

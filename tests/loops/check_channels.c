@@ -61,7 +61,8 @@ static void check_zeros(const char *what, const float *got, const double *mag, s
 
 struct walk {
     int K;
-    float *a, *e, *q, *k; /* [K][16] */
+    ptrdiff_t ld;
+    float *a, *e, *q, *k; /* [16][ld] */
     float *A, *B, *y;
 };
 
@@ -69,14 +70,16 @@ static void make_room(struct walk *x)
 {
     x->A = check_bytes(C * C * sizeof(float), LINE);
     x->B = check_bytes(C * C * sizeof(float), LINE);
-    x->y = check_bytes((size_t)(x->K * C) * sizeof(float), LINE);
+    x->y = check_bytes((size_t)(x->ld * C) * sizeof(float), LINE);
 }
 
 static struct walk make_walk(int K, enum kind kind)
 {
-    const size_t n = (size_t)(K * C);
+    const ptrdiff_t ld = K + (ptrdiff_t)check_below(5);
+    const size_t n = (size_t)(ld * C);
     const double low = kind == ONES ? 0.1 : -1, high = kind == ONES ? 0.1 : 1;
     struct walk x = { K,
+                      ld,
                       check_lines(n, 0, 0),
                       check_lines(n, low, high),
                       check_lines(n, low, high),
@@ -84,14 +87,14 @@ static struct walk make_walk(int K, enum kind kind)
                       NULL,
                       NULL,
                       NULL };
-    make_decays(x.a, kind, K, C, 1);
+    make_decays(x.a, kind, K, 1, ld);
     make_room(&x);
     return x;
 }
 
 static void walk(const struct gdn_kernels *kr, const struct walk *x)
 {
-    CALL(kr->channel_walk)(x->A, x->B, x->y, x->a, x->e, x->q, x->k, x->K);
+    CALL(kr->channel_walk)(x->A, x->B, x->y, x->a, x->e, x->q, x->k, x->ld, x->K);
 }
 
 static void judge_walk(const struct walk *w, double limit)
@@ -100,47 +103,48 @@ static void judge_walk(const struct walk *w, double limit)
     double *y = check_doubles((size_t)(w->K * C)), *y_mag = check_doubles((size_t)(w->K * C));
     for (int x = 0; x < w->K; x++)
         for (int j = 0; j < C; j++) {
-            const float *e = w->e + x * C, *q = w->q + x * C;
-            const double k = w->k[x * C + j];
+            const float *e = w->e + x, *q = w->q + x;
+            const double k = w->k[j * w->ld + x];
             double D = 1;
             for (int i = j; i < C; i++) {
                 if (i > j) {
-                    D *= w->a[x * C + i];
-                    A[i * C + j] += e[i] * k * D;
-                    A_mag[i * C + j] += magnitude(e[i] * k, D);
+                    D *= w->a[i * w->ld + x];
+                    A[i * C + j] += e[i * w->ld] * k * D;
+                    A_mag[i * C + j] += magnitude(e[i * w->ld] * k, D);
                 }
-                B[i * C + j] += q[i] * k * D;
-                B_mag[i * C + j] += magnitude(q[i] * k, D);
+                B[i * C + j] += q[i * w->ld] * k * D;
+                B_mag[i * C + j] += magnitude(q[i * w->ld] * k, D);
             }
-            y[x * C + j] = k * D;
-            y_mag[x * C + j] = magnitude(k, D);
+            y[j * w->K + x] = k * D;
+            y_mag[j * w->K + x] = magnitude(k, D);
         }
     check_error("A", f32_matrix(w->A, C, C, C), A, A_mag, limit);
     check_error("B", f32_matrix(w->B, C, C, C), B, B_mag, limit);
-    check_error("y", f32_matrix(w->y, w->K, C, C), y, y_mag, 15);
+    check_error("y", f32_matrix(w->y, C, w->K, w->ld), y, y_mag, 15);
     check_zeros("A", w->A, A_mag, C * C);
     check_zeros("B", w->B, B_mag, C * C);
-    check_zeros("y", w->y, y_mag, (size_t)(w->K * C));
+    for (int i = 0; i < C; i++) check_zeros("y", w->y + i * w->ld, y_mag + i * w->K, (size_t)w->K);
 }
 
 /* y of a channel has the same bits alone. */
 static void walk_alone(const struct gdn_kernels *kr, const struct walk *all)
 {
-    struct walk one = { .K = 1 };
+    struct walk one = { .K = 1, .ld = all->ld };
     make_room(&one);
     for (ptrdiff_t x = 0; x < all->K; x++) {
-        const ptrdiff_t at = x * C;
-        kr->channel_walk(one.A, one.B, one.y, all->a + at, all->e + at, all->q + at, all->k + at,
-                         1);
-        check_same("y of a channel alone", all->y + at, one.y, C * sizeof *one.y);
+        kr->channel_walk(one.A, one.B, one.y, all->a + x, all->e + x, all->q + x, all->k + x,
+                         all->ld, 1);
+        for (int i = 0; i < C; i++)
+            check_same("y of a channel alone", all->y + i * all->ld + x, one.y + i * all->ld,
+                       sizeof *one.y);
     }
 }
 
-static const float *poisoned(const float *from, int K, int t)
+static const float *poisoned(const float *from, const struct walk *w, int t)
 {
     static const float wild[] = { NAN, INFINITY, -INFINITY };
-    float *copy = check_copy(from, (size_t)(K * C) * sizeof *from, LINE);
-    for (int x = 0; x < K; x++) copy[x * C + t] = wild[check_below(3)];
+    float *copy = check_copy(from, (size_t)(w->ld * C) * sizeof *from, LINE);
+    for (int x = 0; x < w->K; x++) copy[t * w->ld + x] = wild[check_below(3)];
     return copy;
 }
 
@@ -148,14 +152,14 @@ static const float *poisoned(const float *from, int K, int t)
  * its row alone, as k its column alone, as a the pairs from before t to t and later. */
 static void walk_spoilt(const struct gdn_kernels *kr, const struct walk *all, int t)
 {
-    struct walk bad = { .K = all->K };
+    struct walk bad = { .K = all->K, .ld = all->ld };
     make_room(&bad);
     for (int what = 0; what < 3; what++) {
-        const float *a = what == 0 ? poisoned(all->a, all->K, t) : all->a;
-        const float *e = what == 1 ? poisoned(all->e, all->K, t) : all->e;
-        const float *q = what == 1 ? poisoned(all->q, all->K, t) : all->q;
-        const float *k = what == 2 ? poisoned(all->k, all->K, t) : all->k;
-        kr->channel_walk(bad.A, bad.B, bad.y, a, e, q, k, all->K);
+        const float *a = what == 0 ? poisoned(all->a, all, t) : all->a;
+        const float *e = what == 1 ? poisoned(all->e, all, t) : all->e;
+        const float *q = what == 1 ? poisoned(all->q, all, t) : all->q;
+        const float *k = what == 2 ? poisoned(all->k, all, t) : all->k;
+        kr->channel_walk(bad.A, bad.B, bad.y, a, e, q, k, all->ld, all->K);
         for (int i = 0; i < C; i++)
             for (int j = 0; j < C; j++) {
                 const int at = i * C + j;
@@ -163,11 +167,12 @@ static void walk_spoilt(const struct gdn_kernels *kr, const struct walk *all, in
                 check_same("A beside a bad token", bad.A + at, all->A + at, sizeof *bad.A);
                 check_same("B beside a bad token", bad.B + at, all->B + at, sizeof *bad.B);
             }
-        for (int at = 0; at < all->K * C; at++) {
-            const int j = at % C;
-            if (what == 0 ? j < t : what == 2 && j == t) continue;
-            check_same("y beside a bad token", bad.y + at, all->y + at, sizeof *bad.y);
-        }
+        for (int j = 0; j < C; j++)
+            for (int x = 0; x < all->K; x++) {
+                const ptrdiff_t at = j * all->ld + x;
+                if (what == 0 ? j < t : what == 2 && j == t) continue;
+                check_same("y beside a bad token", bad.y + at, all->y + at, sizeof *bad.y);
+            }
     }
 }
 

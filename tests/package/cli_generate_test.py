@@ -284,6 +284,25 @@ def test_draft():
     check(generate(path, "-n", "9", "--draft", "7") == generate(path, "-n", "9"), "without --save")
 
 
+def test_lazy():
+    """Lazy states: the same tokens; with --exact the same bits, those of saved states too."""
+    path, *_ = model()
+    for options in ([], ["--draft", "3"], ["-t", "0.4", "--seed", "3"]):
+        plain = generate(path, "-n", "60", *options)
+        for rows in ("1", "7", "100"):
+            found = generate(path, "-n", "60", "--lazy", rows, *options)
+            check(found[:2] == plain[:2], "--lazy", rows, options, found[0], plain[0])
+    exact = ["-n", "40", "--exact", "--save-state"]
+    plain = generate(path, *exact, out("plain"))
+    for more in ([], ["--draft", "2"]):
+        check(generate(path, *exact, out("s"), "--lazy", "16", *more) == plain, "other bits", more)
+        check(load(out("s")) == load(out("plain")), "other states", more)
+    rest = ["-n", "20", "--load-state", out("s")]
+    check(generate(path, *rest, "--lazy", "5")[:2] == generate(path, *rest)[:2], "after a state")
+    refused("generate", path, "-p", "a", "--lazy", "4", "--backend", "cuda",
+            names=("--lazy", "cuda"))
+
+
 def test_draft_saves_calls():
     """Of a text that repeats itself; and it ends where the model ends it."""
     page = ["generate", "examples/tinylm/model", "-p", "The ", "-n", "200"]

@@ -48,6 +48,14 @@ def test_kimi():
     judge("kimi", "F16", 2)
 
 
+def test_lazy():
+    """Lazy states of both rules, KDA with a gate for each channel: the bits of plain ones."""
+    for name in MODELS:
+        path, *_ = model(name)
+        plain = generate(path, "-n", "12", "--exact")
+        check(generate(path, "-n", "12", "--exact", "--lazy", "5") == plain, name, "other bits")
+
+
 def test_kimi_config_of_its_own():
     """The keys of Kimi-Linear's own files."""
     path, config, tensors, _ = model("kimi")

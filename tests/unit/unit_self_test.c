@@ -128,9 +128,9 @@ static void bad_channel_update(float *to, const float *from, ptrdiff_t ld, const
 }
 
 static void bad_channel_walk(float *A, float *B, float *y, const float *a, const float *e,
-                             const float *q, const float *k, int K)
+                             const float *q, const float *k, ptrdiff_t ld, int K)
 {
-    good->channel_walk(A, B, y, a, e, q, k, K);
+    good->channel_walk(A, B, y, a, e, q, k, ld, K);
     A[16 * 7] = off(A[16 * 7]);
 }
 

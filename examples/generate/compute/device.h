@@ -25,7 +25,7 @@ struct device {
 
 /* All that return int: CLI_OK, or CLI_BAD after one line. */
 int device_open(struct device *d, int number); /* makes it the current one of this thread */
-void device_close(struct device *d);           /* of a zeroed one too */
+void device_close(struct device *d);           /* a zeroed one may be closed */
 
 int device_alloc(const struct device *d, void **memory, size_t bytes);
 void device_free(const struct device *d, void *memory);

@@ -23,7 +23,7 @@ struct config {
     bool gated; /* attention has a gate */
     int32_t linear_key_heads, linear_value_heads, linear_key_dim, linear_value_dim, taps;
     float rope_theta, eps, gated_eps; /* gated_eps: of the norm of a GDN layer */
-    float norm_center;                /* is added to the weights of the other norms */
+    float norm_center;                /* added to the weights of all norms but that one */
     bool tied;                        /* the head is the embedding */
     bool sigmoid;                     /* gates the output of a GDN layer, else SiLU */
     bool twice;                       /* beta is twice the sigmoid */

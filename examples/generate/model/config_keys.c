@@ -84,7 +84,7 @@ static const struct json_key qwen_keys[] = {
     { "rope_theta", NULL },
     { "partial_rotary_factor", NULL },
     { "text_config", NULL },
-    /* The model: it has no other form. */
+    /* Keys of the model that have one value here, since it has no other form. */
     { "mlp_bias", "false" },
     { "attn_output_gate", "true" },
     { "output_gate_type", "\"silu\"|\"swish\"|\"sigmoid\"" },

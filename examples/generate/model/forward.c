@@ -47,7 +47,7 @@ static void add_rows(const struct forward *f, float *x, const float *y, int64_t 
     for (int64_t i = 0; i < n * f->m->config.hidden; i++) x[i] += y[i];
 }
 
-/* Parts go from y to z. Here all tokens in one call. */
+/* Computes z from y, as each part of a layer does: all tokens in one call. */
 static int run_gdn(struct forward *f, const struct layer *l, struct past_layer *past, int64_t n)
 {
     gdn_block_args a = l->mixer.gdn;
@@ -57,6 +57,8 @@ static int run_gdn(struct forward *f, const struct layer *l, struct past_layer *
     a.out = gdn_dense(f->z, GDN_F32, 2, n, f->m->config.hidden, 0, 0);
     a.conv_state = past->conv_state;
     a.state = past->state;
+    a.record_k = past->record_k, a.record_u = past->record_u;
+    a.record_g = past->record_g, a.record_count = past->record_count;
     if (n <= f->past->n_steps) {
         batch.checkpoint_every = 1;
         a.batch = &batch;

@@ -52,7 +52,8 @@ static int find_olmo(const struct place *at, gdn_block_args *a)
            weights_find(at, "linear_attn.o_proj.weight", hidden, n.values, &a->out_proj);
 }
 
-/* KDA. Its ranks are those of a head. */
+/* Finds the weights of a KDA layer. The ranks of its low-rank projections are the sizes of a
+ * head. */
 static int find_kimi(const struct place *at, gdn_block_args *a)
 {
     const struct config *c = &at->m->config;

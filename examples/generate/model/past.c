@@ -54,7 +54,7 @@ int past_make(struct past *p, const struct model *m, int64_t capacity)
 
 /* ---- Undoing --------------------------------------------------------------------------------- */
 
-/* Like a state, n of them. */
+/* Makes n tensors like a state. */
 static int make_steps(struct past *p, const struct model *m, const gdn_tensor *state, int64_t n,
                       gdn_tensor *steps)
 {
@@ -99,6 +99,7 @@ int past_undo(struct past *p, const struct model *m, int64_t n, int64_t kept)
         if (take_step(m, &l->conv_steps, kept - 1, &l->conv_state) ||
             take_step(m, &l->steps, kept - 1, &l->state))
             return CLI_BAD;
+        if (l->record_count.data) *(int32_t *)l->record_count.data = 0; /* a step has all tokens */
     }
     return CLI_OK;
 }

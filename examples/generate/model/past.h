@@ -12,8 +12,9 @@
 struct past_layer {
     gdn_tensor conv_state, state; /* GDN */
     gdn_tensor conv_steps, steps; /* after each token of a call of a few: [n_steps] of them */
-    float *keys;                  /* [capacity][n_kv_heads][head_dim] */
-    float *values;                /* [n_kv_heads][value_dim][capacity] */
+    gdn_tensor record_k, record_u, record_g, record_count; /* of a lazy state: past_lazy.c */
+    float *keys;                                           /* [capacity][n_kv_heads][head_dim] */
+    float *values;                                         /* [n_kv_heads][value_dim][capacity] */
 };
 
 struct past {
@@ -35,6 +36,11 @@ void past_free(struct past *p);
 
 /* Room to undo calls of up to n_steps tokens. CLI_OK, or CLI_BAD after one line. */
 int past_keep_steps(struct past *p, const struct model *m, int64_t n_steps);
+
+/* States are lazy: the tokens of short calls go to records of so many rows. CLI_OK, or CLI_BAD
+ * after one line. past_fold() writes these tokens to the states, for those who read them. */
+int past_be_lazy(struct past *p, const struct model *m, int64_t rows);
+int past_fold(struct past *p, const struct model *m);
 
 /* After a call of n tokens, n <= n_steps: forgets all but the first `kept` > 0 of them. */
 int past_undo(struct past *p, const struct model *m, int64_t n, int64_t kept);

@@ -60,7 +60,8 @@ static int take_state(struct list *l, const struct model *m, gdn_tensor *view, g
     return view->data ? CLI_OK : cli_bad("no memory for the state's file");
 }
 
-/* The tensors get the data of the past; values are filled in by copies. */
+/* Points the tensors to the data of the past: keys and values where they lie, states to copies that
+ * are filled in later. */
 static int take_data(struct list *l, const struct past *p, const struct model *m,
                      const float *logits)
 {

@@ -67,7 +67,7 @@ int weights_find(const struct place *at, const char *names, int64_t rows, int64_
     return CLI_OK;
 }
 
-/* A copy in f32, of 16 bits or not. */
+/* Makes *t a copy of itself in float32. */
 static int widen(struct model *m, gdn_tensor *t)
 {
     gdn_tensor wide = memory_tensor(&m->memory, GDN_F32, t->ndim, t->size);
@@ -88,7 +88,8 @@ int weights_find_vector(const struct place *at, const char *names, int64_t n, co
 
 /* ---- Convolutions ---------------------------------------------------------------------------- */
 
-/* Channels of one of three convolutions; a file may cut them at other places than q, k and v. */
+/* Finds the channels of one of three convolutions. In some files the cuts are not those between q,
+ * k and v. */
 static int find_part(const struct place *at, const char *name, int64_t most, gdn_tensor *to)
 {
     char full[NAME];

@@ -343,7 +343,7 @@ static const struct added *added_at(const struct bpe *b, const char *text, size_
 static int64_t encode_between(struct encoding *e, const char *text, size_t bytes, bool normalized,
                               int32_t *tokens);
 
-/* Encodes text between the tokens that are looked for in the text as it is. */
+/* Encodes text that has none of the tokens which are found before the text is normalized. */
 static int64_t encode_normalized(struct encoding *e, const char *text, size_t bytes,
                                  int32_t *tokens)
 {

@@ -12,8 +12,8 @@
 /* The expressions as tokenizer.json has them. */
 extern const char split_qwen35[], split_qwen2[];
 
-/* Returns the bytes of the first piece of n > 0 bytes of UTF-8; a byte that is none is a
- * character. */
+/* Returns the bytes of the first piece of n > 0 bytes of UTF-8. A byte that is not UTF-8 counts as
+ * a character. */
 size_t split_piece(const char *text, size_t n, bool marks_are_letters);
 
 #endif

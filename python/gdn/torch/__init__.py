@@ -8,7 +8,7 @@ decode, prefill, conv1d, conv1d_update, gates, l2norm, rmsnorm_gated, step, bloc
 the stages chunk_cumsum, chunk_uw, chunk_states and chunk_output are functions over the operators
 torch.ops.gdn.*, which torch.compile, torch.export and CUDA graphs take as they are. GatedDeltaNet
 is the layer of Qwen3-Next, Qwen3.5 and OLMo-Hybrid as a module, KimiDeltaAttention that of
-Kimi-Linear. Gradients flow through all but step and the
+Kimi-Linear. Record is a pool of lazy states. Gradients flow through all but step and the
 stages: there a tensor that requires a gradient is refused unless gradients are off.
 
 Kernels run on the current stream of the tensors' device, and take scratch memory from torch's
@@ -31,9 +31,10 @@ from ._kimi import KimiDeltaAttention
 from ._layer import Cache, GatedDeltaNet
 from ._operators import NUMBERS, OPERATORS, arguments, schema
 from ._packing import cu_seqlens_of
+from ._record import Record
 from ._stages import chunk_cumsum, chunk_output, chunk_states, chunk_uw
 from ._warm_up import warm_up
 
 __all__ = ["Cache", "GatedDeltaNet", "HeadShare", "KimiDeltaAttention", "NUMBERS", "OPERATORS",
-           "arguments", "block", "conv1d", "conv1d_update", "cu_seqlens_of", "decode", "gates",
-           "l2norm", "prefill", "rmsnorm_gated", "schema", "state_copy", "step", "warm_up"]
+           "Record", "arguments", "block", "conv1d", "conv1d_update", "cu_seqlens_of", "decode",
+           "gates", "l2norm", "prefill", "rmsnorm_gated", "schema", "state_copy", "step", "warm_up"]

@@ -22,9 +22,9 @@ if _fast.native is None:
                       "CPython from 3.9 on with the GIL); gdn.Context works without it")
 
 OPERATORS = ("prefill", "decode", "conv1d", "gates", "l2norm", "rmsnorm_gated", "step", "block",
-             "state_copy", "summary", "summary_fold", "chunk_cumsum", "chunk_uw", "chunk_states",
-             "chunk_output", "prefill_backward", "conv1d_backward", "gates_backward",
-             "l2norm_backward", "rmsnorm_gated_backward")
+             "state_copy", "record_fold", "summary", "summary_fold", "chunk_cumsum", "chunk_uw",
+             "chunk_states", "chunk_output", "prefill_backward", "conv1d_backward",
+             "gates_backward", "l2norm_backward", "rmsnorm_gated_backward")
 
 # Not in the overload `default`: torch spends up to 0.1 us on every argument of a schema, given or
 # not, so that one has what the steps of an engine need. torch.ops.gdn.decode finds the overload by

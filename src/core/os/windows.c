@@ -83,7 +83,8 @@ int gdn_os_processors(void)
 
 const char *gdn_os_environment(const char *name) { return getenv(name); }
 
-/* Seconds and the rest apart, since their product would not fit after some minutes. */
+/* Converts whole seconds and the rest apart: ticks times 10^9 would not fit 64 bits after some
+ * minutes. */
 int64_t gdn_os_now_ns(void)
 {
     LARGE_INTEGER per_second, ticks;

@@ -173,7 +173,8 @@ static void write_tokens(struct block *b, int64_t t, int n)
     if (b->conv->dx.data) store_dx(b, t, n);
 }
 
-/* Entry S + t for t < 0; those before the last W - 1 enter no sum. */
+/* Writes the gradient of each entry of the state. Token t < 0 is entry S + t. Entries before the
+ * last W - 1 have gradient 0. */
 static void write_dstate(struct block *b)
 {
     const struct gdn_conv_view *v = &b->conv->dstate;

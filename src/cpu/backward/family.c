@@ -27,8 +27,6 @@ static void load_keys(struct gdn_sweep *s, const struct gdn_sweep_chunk *x)
     if (gdn_sweep_has_keys(s, x->head, x->t, x->n, true)) return;
     if (x->n * u < C) memset(s->kq, 0, 2 * C * (size_t)s->ld * sizeof *s->kq);
     gdn_rule_load_kq(r, kr, &item, x->t, x->n, s->kq, s->ld, C);
-    kr->transpose(s->f.kt, C, s->kq, s->ld, C, r->K);
-    kr->transpose(s->f.qt, C, s->kq + C * s->ld, s->ld, C, r->K);
 }
 
 /* Rows of a and e, and all that follows from them: A and B, which are of pairs, keys and queries by
@@ -47,12 +45,9 @@ static void load_vectors(struct gdn_sweep *s, const struct gdn_sweep_chunk *x)
                      (size_t)r->K);
     fill_rows(s, f->a, n, 1);
     fill_rows(s, f->e, n, 0);
-    kr->transpose(f->at, C, f->a, s->ld, C, r->K);
-    kr->transpose(f->et, C, f->e, s->ld, C, r->K);
     kr->channel_scale(f->scaled, f->scaled + C * s->ld, f->decays, f->a, f->e, s->kq + C * s->ld,
                       s->ld, r->K);
-    kr->channel_walk(s->A, s->B, f->columns, f->at, f->et, f->qt, f->kt, r->K);
-    kr->transpose(f->end, s->ld, f->columns, C, r->K, C);
+    kr->channel_walk(s->A, s->B, f->end, f->a, f->e, s->kq + C * s->ld, s->kq, s->ld, r->K);
 }
 
 /* Returns true if n numbers, at most GDN_MAX_VALUE, of each of some rows are finite. */

@@ -24,7 +24,7 @@ void gdn_family_store_dg(const struct gdn_backward *w, const struct gdn_kernels 
         dg[0] = (float)gdn_backward_gate(r, kr, g, head, sum, sums);
     } else if (r->gate != GDN_GATE_LOG) {
         float given[GDN_MAX_HEAD];
-        gdn_family_load_numbers(given, kr, r->g.dtype, g, r->family.g_channel, r->K);
+        gdn_rule_load_numbers(given, kr, r->g.dtype, g, r->family.g_channel, r->K);
         gdn_backward_gate_row(r, kr, given, head, dg, sums);
     }
     if (w->dg.data) put(w, kr, gdn_row(&w->dg, seq, t, head), w->dg_channel, dg, (int)n);

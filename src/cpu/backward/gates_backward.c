@@ -9,7 +9,7 @@
 #include "calls/op_backends.h"
 #include "cpu/rows.h"
 
-/* Some heads of a block's rows. */
+/* Some heads of some rows. */
 struct piece {
     int64_t row, end, first; /* rows row..end-1, heads from first on */
     size_t n;
@@ -93,7 +93,7 @@ static void write_da(const struct gdn_gates_backward_call *s, const struct piece
     memcpy(sums + s->H + p->first, d.ddt_bias, p->n * sizeof *sums);
 }
 
-/* The same of a block of rows of the channels of one head each. */
+/* Does the same for a block of rows whose heads have channels. */
 static void write_da_channels(const struct gdn_gates_backward_call *s, int64_t first, int64_t end,
                               float *sums)
 {

@@ -15,8 +15,8 @@
 #include "calls/op_backends.h"
 #include "cpu/rows.h"
 
-/* The part of a row in work, from element `first` on. e: the gradient of x r. The
- * buffers ..._row are for rows that are not float32 where they lie. */
+/* The part of a row in work, from element `first` on. e: the gradient of x r. x_row, z_row and
+ * dout_row hold rows that are not dense float32 in their tensors. */
 struct piece {
     int64_t row, first;
     size_t n;

@@ -16,8 +16,8 @@ enum { C = GDN_CHUNK };
 /* A segment has as many chunks as fit in these bytes, but no fewer than this. */
 enum { SEGMENT_BYTES = 32 << 20, SEGMENT_LEAST = 16 };
 
-/* Returns an odd number of 64-byte lines for rows: 128 of them would share few places of a
- * cache. */
+/* Returns the floats from row to row: an odd number of 64-byte lines, since rows at powers of two
+ * would share few places of a cache. */
 static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
     const int wide = (r->V + kr->strip - 1) / kr->strip * kr->strip;
@@ -56,7 +56,7 @@ static size_t lay_out(struct gdn_sweep *s, const struct gdn_backward *w,
     const bool family = r->family.is;
     const size_t tokens = family ? gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, NULL) : 0;
     float *token_memory;
-    const size_t row_f = family ? row_k : 0, column_f = family ? C * K : 0, one_f = family ? K : 0;
+    const size_t row_f = family ? row_k : 0, one_f = family ? K : 0;
     const struct gdn_part parts[] = {
         { &s->kq, 2 * row_k },
         { &s->kqt, 2 * kc },
@@ -102,11 +102,6 @@ static size_t lay_out(struct gdn_sweep *s, const struct gdn_backward *w,
         { &s->f.de, 2 * row_f }, /* and dq */
         { &s->f.dk, row_f },
         { &s->f.dg, row_f },
-        { &s->f.at, column_f },
-        { &s->f.et, column_f },
-        { &s->f.kt, column_f },
-        { &s->f.qt, column_f },
-        { &s->f.columns, column_f },
         { &s->f.alpha, C },
         { &s->f.written, C },
         { &s->f.decays, one_f },
@@ -212,7 +207,8 @@ static void backward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, const
 
 /* ---- Sequences ----------------------------------------------------------------------------- */
 
-/* Rows of a gradient, and of what it is the gradient of: `updates` of each token, by bytes. */
+/* Rows of a gradient, and of the tensor that it belongs to: `updates` of each token, so many bytes
+ * apart. */
 struct gradient {
     const struct gdn_rows *rows, *of;
     int updates;

@@ -15,7 +15,7 @@
 struct gdn_sweep_loaded {
     int hk, hq, n;
     int64_t t;
-    bool queries, shared; /* by the head that is worked on, with the one before */
+    bool queries, shared; /* q is loaded too; the head before loaded the same rows */
 };
 
 /* State, R and U that the next head works on. NULL: there is none. */
@@ -24,14 +24,13 @@ struct gdn_sweep_next {
 };
 
 /* Scratch for vectors of gates: rows of K, ld apart, of the 16 updates of a chunk where nothing
- * else is said. Columns are [K][16]. */
+ * else is said. */
 struct gdn_sweep_vectors {
-    float *a, *b, *e;                   /* e = b k */
-    float *scaled, *end;                /* e and q by the decays from the start; k to the end */
-    float *dq, *de, *dk, *dg;           /* gradients of q, e, k and log a */
-    float *at, *et, *kt, *qt, *columns; /* the last: a scratch */
-    float *alpha, *written;             /* [16], as gdn_family_load_gates() has them */
-    float *decays, *carried;            /* [K]: of the chunk; gradients of these */
+    float *a, *b, *e;         /* e = b k */
+    float *scaled, *end;      /* e and q by the decays from the start; k to the end */
+    float *dq, *de, *dk, *dg; /* gradients of q, e, k and log a */
+    float *alpha, *written;   /* [16], as gdn_family_load_gates() has them */
+    float *decays, *carried;  /* [K]: of the chunk; gradients of these */
 };
 
 /* Scratch of one thread; all 64-byte aligned. */
@@ -58,7 +57,7 @@ struct gdn_sweep {
     float *by, *rows;                      /* [K][32]: dK, dQ; as rows */
     float *S, *J, *strip, *column;         /* states of every head of the family */
     float *first, *states, *R, *U;         /* of segments; of the chunks of one */
-    float *dq, *dk, *dv;                   /* of a chunk, of all heads that are shared */
+    float *dq, *dk, *dv; /* of a chunk: sums over the heads that share q, k or v */
 };
 
 /* A chunk or a piece of one, of one head: n tokens from token t on. */
@@ -74,7 +73,7 @@ struct gdn_sweep_chunk {
 /* Prefetches the i-th of n parts of the rows of the chunk at token t, if the chunk is there. */
 void gdn_sweep_prefetch(const struct gdn_sweep *s, const struct gdn_rows *rows, int head, int D,
                         int64_t t, int i, int n);
-/* Prefetches the i-th of n parts of what is next. */
+/* Prefetches the i-th of n parts of the rows of the next chunk. */
 void gdn_sweep_prefetch_next(const struct gdn_sweep *s, int i, int n);
 /* Loads rows of n tokens. Rows after them, and rows where `but` (may be NULL) is zero, are zero. */
 void gdn_sweep_load_v(const struct gdn_sweep *s, float *to, const struct gdn_rows *rows, int64_t t,

@@ -181,6 +181,12 @@ static inline void store_8bit(uint8_t *p, __m256i x)
                      _mm_unpacklo_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
 }
 
+/* Returns 4 floats in each lane. */
+static inline vf vf_load4(const float *p)
+{
+    return _mm256_broadcast_ps((const __m128 *)(const void *)p);
+}
+
 /* Lane i, of 4 floats, to or from p + i ld: the first n floats, n > 0; zero beyond. */
 static inline vf vf_load_lanes(const float *p, ptrdiff_t ld, int n)
 {

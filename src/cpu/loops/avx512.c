@@ -178,10 +178,19 @@ static inline void store_8bit(uint8_t *p, __m512i x)
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x));
 }
 
+/* Returns 4 floats in each lane. */
+static inline vf vf_load4(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+
 /* Lane i, of 4 floats, to or from p + i ld: the first n floats, n > 0; zero beyond. */
 static inline vf vf_load_lanes(const float *p, ptrdiff_t ld, int n)
 {
     const __mmask8 m = (__mmask8)first_n(n);
+    if (n == 4) {
+        const __m256 low = _mm256_setr_m128(_mm_loadu_ps(p), _mm_loadu_ps(p + ld));
+        const __m512 x =
+            _mm512_insertf32x4(_mm512_castps256_ps512(low), _mm_loadu_ps(p + 2 * ld), 2);
+        return _mm512_insertf32x4(x, _mm_loadu_ps(p + 3 * ld), 3);
+    }
     vf x = _mm512_castps128_ps512(_mm_maskz_loadu_ps(m, p));
     x = _mm512_insertf32x4(x, _mm_maskz_loadu_ps(m, p + ld), 1);
     x = _mm512_insertf32x4(x, _mm_maskz_loadu_ps(m, p + 2 * ld), 2);

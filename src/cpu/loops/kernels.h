@@ -161,14 +161,14 @@ struct gdn_kernels {
                            const float *k, ptrdiff_t ld_k, const float *w, ptrdiff_t ld_w, int T,
                            int K);
     /*
-     * Pairs of the 16 tokens of a chunk whose channels each have a decay a. All are channel by
-     * channel, [K][16] dense, 64-byte aligned. With D_ij the product of a_l for j < l <= i:
+     * Pairs of the 16 tokens of a chunk whose channels each have a decay a. All but A and B are
+     * rows of K, ld apart. With D_ij the product of a_l for j < l <= i:
      *     A[i][j] = sum_x e_i k_j D_ij,  j < i, else 0     B[i][j] = sum_x q_i k_j D_ij, j <= i
      *     y_j = k_j D_15j
      * No quotient and no exponential: right for a from 0 on. Limit 24 + K / 16, of y 15.
      */
     void (*channel_walk)(float *A, float *B, float *y, const float *a, const float *e,
-                         const float *q, const float *k, int K);
+                         const float *q, const float *k, ptrdiff_t ld, int K);
     /* Rows of K, ld apart, 16 tokens each: to_e_i = e_i D_i and to_q_i = q_i D_i, with D_i the
      * product of a_l for l <= i, and decay = D_15. Limit 17. */
     void (*channel_scale)(float *to_e, float *to_q, float *decay, const float *a, const float *e,

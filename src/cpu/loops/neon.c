@@ -173,6 +173,9 @@ static inline void vf_transpose(vf r[VF])
     r[3] = high_halves(b, d);
 }
 
+/* Returns 4 floats in each lane. */
+static inline vf vf_load4(const float *p) { return vf_load(p); }
+
 /* The one lane of 4 floats that there is: the first n, n > 0; zero beyond. */
 static inline vf vf_load_lanes(const float *p, ptrdiff_t ld, int n)
 {

@@ -322,19 +322,19 @@ static void channel_update(float *to, const float *from, ptrdiff_t ld, const flo
 }
 
 static void channel_walk(float *A, float *B, float *y, const float *a, const float *e,
-                         const float *q, const float *k, int K)
+                         const float *q, const float *k, ptrdiff_t ld, int K)
 {
     memset(A, 0, C * C * sizeof *A);
     memset(B, 0, C * C * sizeof *B);
-    for (int x = 0; x < K; x++, y += C, a += C, e += C, q += C, k += C)
+    for (int x = 0; x < K; x++, y++, a++, e++, q++, k++)
         for (int i = 0; i < C; i++) {
             for (int j = 0; j < i; j++) {
-                y[j] *= a[i];
-                A[i * C + j] += e[i] * y[j];
-                B[i * C + j] += q[i] * y[j];
+                y[j * ld] *= a[i * ld];
+                A[i * C + j] += e[i * ld] * y[j * ld];
+                B[i * C + j] += q[i * ld] * y[j * ld];
             }
-            y[i] = k[i];
-            B[i * C + i] += q[i] * y[i];
+            y[i * ld] = k[i * ld];
+            B[i * C + i] += q[i * ld] * y[i * ld];
         }
 }
 

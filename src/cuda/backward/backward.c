@@ -16,6 +16,21 @@
  * at a time, LEAST_WINDOW the chunks that a window has even if memory has fewer. */
 enum { STRIP = 32, DEEP = 128, LEAST_WINDOW = 128, TILE = GDN_CU_BACKWARD_TILE };
 
+/* The decisions about a call. */
+struct planned {
+    enum gdn_backward_form form;
+    union {
+        struct gdn_cu_backward_channels channels; /* of that form; else */
+        struct {
+            struct gdn_cu_backward args;
+            struct gdn_cuda_cut_options options;
+            struct gdn_cuda_chunks first; /* if gdn_prefill's kernels do the first pass */
+            struct gdn_range_cut walk;    /* if args.cut.first is set */
+        };
+    };
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
+
 /* Returns the rows of all chunks' tokens in memory: n_heads heads of n numbers. */
 static struct gdn_rows chunk_rows(int64_t n_heads, int64_t n)
 {
@@ -72,53 +87,48 @@ static bool wants_state_alone(const struct gdn_cu_backward *a)
 }
 
 /* Returns the walk to dstate, whose maps are those of the keys as they are given. */
-static struct gdn_cuda_summary walk_of(const struct gdn_cu_backward *a,
-                                       struct gdn_cuda_cut_options options)
+static struct gdn_cuda_summary walk_of(const struct planned *p)
 {
-    struct gdn_cuda_summary s = { .rule = a->rule,
-                                  .batch_invariant = options.whole,
-                                  .every_token = options.every_token,
+    struct gdn_cuda_summary s = { .rule = p->args.rule,
+                                  .batch_invariant = p->options.whole,
+                                  .every_token = p->options.every_token,
                                   .back = true };
-    s.rule.q = s.rule.k = a->k;
+    s.rule.q = s.rule.k = p->args.k;
     s.rule.v.data = s.rule.from.data = NULL;
     return s;
 }
 
 /* Plans parts and stops of the walk to dstate. What they leave is stored, not added. */
-static void cut_walk(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
-                     struct gdn_cu_backward *a)
+static void cut_walk(const gdn_ctx *ctx, struct planned *p)
 {
-    const struct gdn_cuda_summary s = walk_of(a, options);
-    a->record_bytes = GDN_CU_BACKWARD_SQUARES;
-    if (!a->adds && !gdn_cuda_summary_hopper_why_not(ctx, &s))
-        gdn_cuda_walk_cut(ctx, &s, &a->cut, NULL);
+    const struct gdn_cuda_summary s = walk_of(p);
+    p->args.record_bytes = GDN_CU_BACKWARD_SQUARES;
+    if (p->args.adds || gdn_cuda_summary_sm90_why_not(ctx, &s)) return;
+    p->walk = gdn_cuda_summary_sm90_cut(ctx, &s);
+    gdn_cuda_walk_cut(&s, &p->walk, &p->args.cut, NULL);
 }
 
-static size_t walk_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
-                         struct gdn_cu_backward *a, char *memory)
+static size_t walk_bytes(struct planned *p, char *memory)
 {
-    const struct gdn_cuda_summary s = walk_of(a, options);
-    return a->cut.first ? gdn_cuda_walk_cut(ctx, &s, &a->cut, memory) : 0;
-}
-
-static struct gdn_cuda_cut_options options_of(const struct gdn_backward_call *c)
-{
-    return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
+    const struct gdn_cuda_summary s = walk_of(p);
+    return p->args.cut.first ? gdn_cuda_walk_cut(&s, &p->walk, &p->args.cut, memory) : 0;
 }
 
 /* Plans the first pass: gdn_prefill's kernels compute the states before windows. Their cut depends
  * on the batch, so GDN_BATCH_INVARIANT does without them. */
-static void cut_first_pass(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
-                           struct gdn_cu_backward *a)
+static void cut_first_pass(gdn_ctx *ctx, struct planned *p)
 {
+    struct gdn_cu_backward *a = &p->args;
     if (gdn_windows_have_checkpoints(a)) return;
     const struct gdn_cu_rule first = first_pass(a);
     a->starts.k_first = false;
     a->starts.ld = a->rule.K;
-    if (!gdn_windows_have_states(a) || options.whole || is_portable(a) ||
+    if (!gdn_windows_have_states(a) || p->options.whole || is_portable(a) ||
         gdn_cuda_prefill_sm90_why_not(ctx, &first))
         return;
     a->starts_every = (int32_t)(max_of(a->window_chunks, 1) * GDN_CU_BACKWARD_CHUNK);
+    p->first = (struct gdn_cuda_chunks){ .options = p->options };
+    gdn_cuda_prefill_sm90_plan(ctx, &first, &p->first);
 }
 
 static bool is_by_prefill(const struct gdn_cu_backward *a)
@@ -192,58 +202,47 @@ static struct gdn_cu_backward base_of(const struct gdn_backward_call *c)
     return a;
 }
 
-/* Returns the arguments of Gated DeltaNet's forms. */
-static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backward_call *c,
-                                      const struct gdn_cu_backward *base)
+/* Plans a form of Gated DeltaNet; p->args are what every form has. */
+static void plan_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c, struct planned *p)
 {
     const struct gdn_rule *r = &c->work.rule;
-    const enum gdn_backward_form form = gdn_cuda_backward_form(ctx, base);
-    struct gdn_cu_backward a = *base;
-    a.rule.q = chunk_rows(r->Hq, r->K), a.rule.k = chunk_rows(r->Hk, r->K);
-    a.u = a.z = chunk_rows(r->H, r->V);
-    a.head_dq = a.head_dk = chunk_rows(r->H, r->K);
-    a.starts = a.carry = a.S = a.J = states(&a.rule);
-    if (form != GDN_BACKWARD_GENERAL) {
-        a.n_blocks = ctx->cuda->sm_count;
-        a.walk_bytes = form == GDN_BACKWARD_PORTABLE ? GDN_CU_PORTABLE_WALK_LEAST : 0;
-        size_records(&a);
-        a.drop = drop_of(&a);
-        a.rule.scale /= a.drop;
-        a.J.k_first = false;
-        a.J.ld = r->K;
-        if (wants_state_alone(&a)) cut_walk(ctx, options_of(c), &a);
+    struct gdn_cu_backward *a = &p->args;
+    a->rule.q = chunk_rows(r->Hq, r->K), a->rule.k = chunk_rows(r->Hk, r->K);
+    a->u = a->z = chunk_rows(r->H, r->V);
+    a->head_dq = a->head_dk = chunk_rows(r->H, r->K);
+    a->starts = a->carry = a->S = a->J = states(&a->rule);
+    if (p->form != GDN_BACKWARD_GENERAL) {
+        a->n_blocks = ctx->cuda->sm_count;
+        a->walk_bytes = p->form == GDN_BACKWARD_PORTABLE ? GDN_CU_PORTABLE_WALK_LEAST : 0;
+        size_records(a);
+        a->drop = drop_of(a);
+        a->rule.scale /= a->drop;
+        a->J.k_first = false;
+        a->J.ld = r->K;
+        if (wants_state_alone(a)) cut_walk(ctx, p);
     }
-    if (options_of(c).whole) a.rule.batch.checkpoint_pool = -1;
-    gdn_windows_cut(ctx, &a, LEAST_WINDOW);
-    if (gdn_windows_have_checkpoints(&a)) a.starts = c->work.checkpoints;
-    if (!a.n_blocks) return a;
-    const int64_t n_rows = gdn_windows_go_through(&a) ? ceil_of(a.rule.batch.B * a.n_chunks,
-                                                                gdn_windows_numbers(&a.rule.batch))
-                                                      : a.rule.batch.B;
-    const int64_t n_heads = (a.cut.units ? a.cut.units : n_rows) * a.rule.H;
-    a.n_strips = find_strips(&a, n_heads);
-    if (is_portable(&a)) size_portable(ctx, &a);
-    if (!wants_state_alone(&a)) cut_first_pass(ctx, options_of(c), &a);
-    return a;
+    if (p->options.whole) a->rule.batch.checkpoint_pool = -1;
+    gdn_windows_cut(ctx, a, LEAST_WINDOW);
+    if (gdn_windows_have_checkpoints(a)) a->starts = c->work.checkpoints;
+    if (!a->n_blocks) return;
+    const int64_t n_rows = gdn_windows_go_through(a) ? ceil_of(a->rule.batch.B * a->n_chunks,
+                                                               gdn_windows_numbers(&a->rule.batch))
+                                                     : a->rule.batch.B;
+    const int64_t n_heads = (a->cut.units ? a->cut.units : n_rows) * a->rule.H;
+    a->n_strips = find_strips(a, n_heads);
+    if (is_portable(a)) size_portable(ctx, a);
+    if (!wants_state_alone(a)) cut_first_pass(ctx, p);
 }
 
-static size_t first_pass_bytes(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
-                               const struct gdn_cu_backward *a)
+static size_t scratch_bytes(struct planned *p)
 {
-    const struct gdn_cu_rule first = first_pass(a);
-    return is_by_prefill(a) ? gdn_cuda_prefill_sm90_bytes(ctx, &first, options) : 0;
+    if (wants_state_alone(&p->args)) return walk_bytes(p, NULL);
+    return is_by_prefill(&p->args) ? p->first.bytes : 0;
 }
 
-static size_t scratch_bytes(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
-                            struct gdn_cu_backward *a)
+static size_t lay_out(struct planned *p, char *memory)
 {
-    return wants_state_alone(a) ? walk_bytes(ctx, options, a, NULL)
-                                : first_pass_bytes(ctx, options, a);
-}
-
-static size_t lay_out(gdn_ctx *ctx, struct gdn_cuda_cut_options options, struct gdn_cu_backward *a,
-                      char *memory)
-{
+    struct gdn_cu_backward *a = &p->args;
     const struct gdn_cu_rule *r = &a->rule;
     const size_t all = wants_state_alone(a) ? 0 : 1;
     const size_t chunks = (size_t)a->n_chunks, H = (size_t)r->H;
@@ -272,7 +271,7 @@ static size_t lay_out(gdn_ctx *ctx, struct gdn_cuda_cut_options options, struct 
         { &a->plan, (size_t)gdn_windows_planned(a) * sizeof *a->plan },
         { &a->carry.data, between },
         { &a->starts.data, starts },
-        { &a->scratch, scratch_bytes(ctx, options, a) },
+        { &a->scratch, scratch_bytes(p) },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const size_t bytes =
@@ -281,7 +280,7 @@ static size_t lay_out(gdn_ctx *ctx, struct gdn_cuda_cut_options options, struct 
     if (checkpoints) a->starts.data = checkpoints;
     if (!has_sums(a)) a->sums = NULL;
     if (!gdn_windows_go_through(a)) a->plan = NULL;
-    if (memory && a->cut.first) walk_bytes(ctx, options, a, a->scratch);
+    if (memory && a->cut.first) walk_bytes(p, a->scratch);
     if (memory && a->n_blocks) a->J.data = (char *)a->cut.states;
     return bytes;
 }
@@ -439,11 +438,11 @@ static gdn_status launch_plan(gdn_ctx *ctx, const struct gdn_cu_backward *a,
 }
 
 /* Launches the walk to dstate, from the last window to the first, on tensor cores. */
-static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
-                               struct gdn_cu_backward *a, void *stream)
+static gdn_status launch_parts(gdn_ctx *ctx, struct planned *p, void *stream)
 {
+    struct gdn_cu_backward *a = &p->args;
     const struct gdn_cu_rule *r = &a->rule;
-    const struct gdn_cuda_summary s = walk_of(a, options);
+    const struct gdn_cuda_summary s = walk_of(p);
     const enum gdn_kernel_id walk = mma_walks(a);
     struct gdn_cuda_ran ran = { .n = 0 };
     if (a->cut.first) TRY(gdn_cuda_walk_maps(ctx, &s, &a->cut, &ran, stream));
@@ -454,7 +453,7 @@ static gdn_status launch_parts(gdn_ctx *ctx, struct gdn_cuda_cut_options options
         TRY(launch_prepare(ctx, a, stream));
         TRY(launch(ctx, a, walk, a->n_parts * r->H * a->n_strips, walk_shared(a), stream));
     }
-    if (a->cut.units) TRY(gdn_cuda_walk_join(ctx, &s, &a->cut, &ran, stream));
+    if (a->cut.units) TRY(gdn_cuda_walk_join(ctx, &s, &p->walk, &a->cut, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill_backward", ran.kernels, ran.n);
 }
 
@@ -470,13 +469,12 @@ static gdn_status launch_state_alone(gdn_ctx *ctx, struct gdn_cu_backward *a, vo
     return gdn_cuda_note_all(ctx, "prefill_backward", ran, 2);
 }
 
-static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
-                             struct gdn_cu_backward *a, void *stream)
+static gdn_status launch_all(gdn_ctx *ctx, struct planned *p, void *stream)
 {
     enum { WARPS = 8 };
+    struct gdn_cu_backward *a = &p->args;
     if (wants_state_alone(a))
-        return a->n_blocks ? launch_parts(ctx, options, a, stream)
-                           : launch_state_alone(ctx, a, stream);
+        return a->n_blocks ? launch_parts(ctx, p, stream) : launch_state_alone(ctx, a, stream);
     struct gdn_cuda_ran ran = { 5,
                                 { GDN_CU_backward_general_load, GDN_CU_backward_general_forward,
                                   GDN_CU_backward_general_reverse, GDN_CU_backward_general_chunk,
@@ -486,8 +484,8 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     TRY(launch_plan(ctx, a, &ran, stream));
     if (is_by_prefill(a)) {
         const struct gdn_cu_rule first = first_pass(a);
-        const struct gdn_cuda_chunks how = { .memory = a->scratch, .options = options };
-        TRY(gdn_cuda_prefill_sm90(ctx, &first, &how, &ran, stream));
+        p->first.memory = a->scratch;
+        TRY(gdn_cuda_prefill_sm90(ctx, &first, &p->first, &ran, stream));
     }
     const int64_t n_first = gdn_windows_have_states(a) && !a->starts_every ? a->n_windows - 1 : 0;
     for (int64_t i = 0; i < n_first; i++) TRY(launch_window(ctx, a, i, false, stream));
@@ -503,47 +501,46 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
     return gdn_cuda_note_all(ctx, "prefill_backward", ran.kernels, ran.n);
 }
 
-_Static_assert(sizeof(struct gdn_cu_backward) <= GDN_PLAN_ROOM, "a plan has room");
-
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_backward_call *c = call;
-    struct gdn_cu_backward *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
     const struct gdn_cu_backward base = base_of(c);
-    if (gdn_cuda_backward_form(ctx, &base) == GDN_BACKWARD_CHANNELS) {
-        gdn_cuda_channels_plan(ctx, c, &base);
+    p->form = gdn_cuda_backward_form(ctx, &base);
+    if (p->form == GDN_BACKWARD_CHANNELS) {
+        c->base.bytes = gdn_cuda_channels_plan(ctx, &c->work, &base, &p->channels);
         return GDN_OK;
     }
-    *args = args_of(ctx, c, &base);
-    struct gdn_cu_backward copy = *args;
-    c->base.bytes = lay_out(ctx, options_of(c), &copy, NULL);
+    p->args = base;
+    p->options = gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
+    plan_gdn(ctx, c, p);
+    c->base.bytes = lay_out(p, NULL);
     return GDN_OK;
 }
 
-static gdn_status run_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c,
-                          struct gdn_cu_backward *args, void *memory)
+static gdn_status run_gdn(gdn_ctx *ctx, struct planned *p, void *memory, void *stream)
 {
-    lay_out(ctx, options_of(c), args, memory);
-    if (args->n_blocks && !is_portable(args)) {
-        const struct gdn_cu_rule *r = &args->rule;
+    struct gdn_cu_backward *a = &p->args;
+    lay_out(p, memory);
+    if (p->form == GDN_BACKWARD_SM90) {
+        const struct gdn_cu_rule *r = &a->rule;
         const int map = GDN_CUDA_MAP_BACK;
-        TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, &r->batch, r->H, r->V, &args->v_map));
-        TRY(gdn_cuda_find_map(ctx, "dout", map + 1, &args->dout, &r->batch, r->H, r->V,
-                              &args->dout_map));
+        TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, &r->batch, r->H, r->V, &a->v_map));
+        TRY(gdn_cuda_find_map(ctx, "dout", map + 1, &a->dout, &r->batch, r->H, r->V, &a->dout_map));
     }
-    return launch_all(ctx, options_of(c), args, c->base.stream);
+    return launch_all(ctx, p, stream);
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_backward_call *c = call;
-    struct gdn_cu_backward *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
     const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
+    const bool by_channels = p->form == GDN_BACKWARD_CHANNELS;
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
-    gdn_cuda_backward_log(ctx, args);
-    return gdn_cuda_backward_form(ctx, args) == GDN_BACKWARD_CHANNELS
-               ? gdn_cuda_channels_run(ctx, c, memory)
-               : run_gdn(ctx, c, args, memory);
+    gdn_cuda_backward_log(ctx, by_channels ? &p->channels.base : &p->args);
+    return by_channels ? gdn_cuda_channels_run(ctx, &p->channels, memory, c->base.stream)
+                       : run_gdn(ctx, p, memory, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill_backward = { plan, run };

@@ -16,8 +16,8 @@ static bool are_whole(const struct gdn_rows *r, int dtype)
     return r->dtype == dtype && all % 16 == 0;
 }
 
-/* Return why kernels on tensor cores do not take the call, of any form and of each; NULL: they
- * do. */
+/* tiles: returns why no kernel on tensor cores takes the call. sm90, portable: why that form does
+ * not, if tiles has no reason. NULL: it does. */
 static const char *why_not_tiles(const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;

@@ -4,9 +4,9 @@
 #include "cuda/driver/contents.h"
 #include "cuda/prefill/prefill.h"
 
-/* LEAST_CHUNKS: the least chunks of a sequence in a window. MOST_WINDOWS: a window is several
- * launches. Of forms that have n_blocks: WINDOW_BYTES is the memory of a window, FEW the most
- * sequences for which windows without work cost less than idle multiprocessors. */
+/* LEAST_CHUNKS: of a sequence in a window. MOST_WINDOWS: of a call, since each window is several
+ * launches. Of forms with n_blocks, WINDOW_BYTES is the memory of a window. FEW: if there are more
+ * sequences, windows without work cost more than idle multiprocessors. */
 enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_BYTES = 640 << 20, FEW = 16 };
 
 /* Returns how many chunks a window should have, of a form with n_blocks: at least `least`, even if

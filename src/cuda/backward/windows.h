@@ -26,8 +26,8 @@ bool gdn_windows_go_through(const struct gdn_cu_backward *a);
 /* Returns true if some sequence may go on from a window to the next. */
 bool gdn_windows_have_states(const struct gdn_cu_backward *a);
 
-/* Return the numbers of the chunks of a batch, at most; and how much of each memory has: states
- * before windows, gradients of these, entries of the plan. */
+/* Return, at most, how many numbers the chunks of a batch have. Return how much memory has: of
+ * states before windows, of their gradients, of entries of the plan. */
 int64_t gdn_windows_numbers(const struct gdn_cu_batch *b);
 int64_t gdn_windows_starts(const struct gdn_cu_backward *a);
 int64_t gdn_windows_carried(const struct gdn_cu_backward *a);

@@ -10,7 +10,7 @@
  * conv_walk.cuh. Kernels of one dtype have so many taps. */
 enum { CHANNELS = 128, WARPS = 4, TYPED_TAPS = 8 };
 
-/* Blocks that a multiprocessor has at once, as there. */
+/* Blocks that a multiprocessor has at once, as in conv.cu. */
 enum { BUSY_TILE = 4 };
 
 enum {
@@ -122,8 +122,8 @@ static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
     return is_typed(c) ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
 }
 
-/* Tiles for all warps at once, beside those that walk; or where rows are too many for that to come
- * out even, several times as many. */
+/* Chooses the tokens of a tile. Tiles are as many as the warps that run at once and do not walk. If
+ * rows do not divide so many evenly, tiles are four times as many. */
 static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
 {
     const int64_t rows = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
@@ -267,7 +267,7 @@ static gdn_status walk(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
     return gdn_cuda_note(ctx, "conv1d", walk_kernel(args));
 }
 
-/* In tiles, those that walk first: they take longest to begin. */
+/* Launches tiles. Their walks come first, because these take longest to begin. */
 static gdn_status tiles(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id kernel = tile_kernel(args);
@@ -307,7 +307,8 @@ static gdn_status rows(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
     return gdn_cuda_note_all(ctx, "conv1d", both, starts ? 1 : 2);
 }
 
-/* In place they wait until what others need of x is saved, and walks have read it. */
+/* Launches tiles in place: after the kernel that saves the inputs before each tile, and after the
+ * walks that read x. */
 static gdn_status tiles_in_place(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id kernels[] = { is_any(args) ? GDN_CU_conv_edge_apart_16

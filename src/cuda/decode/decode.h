@@ -17,6 +17,8 @@ void gdn_cuda_fill_rule(struct gdn_cu_rule *to, const struct gdn_rule *rule,
 /* For a checked call: fills in the kernels' arguments; checks the contents that the context has to
  * check; checks that a tree has no more tokens than kernels count. */
 void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *call);
+/* Refuses a record, for ops other than gdn_decode. */
+gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *rule);
 /* Refuse, by the name of its tensor, what kernels do not take of the family (gdn.h): any of it, for
  * ops that have no kernel for it, g being the name of the gates; and what gdn_decode, gdn_prefill
  * and gdn_step do not take beside it. */
@@ -29,9 +31,35 @@ gdn_status gdn_cuda_check_split(gdn_ctx *ctx, const struct gdn_rule *rule);
 gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *batch,
                                const struct gdn_tokens *tokens);
 
+/* A call, and what its form depends on. */
+struct gdn_decode_call {
+    gdn_ctx *ctx;
+    const char *op; /* for the log */
+    const struct gdn_cu_rule *rule;
+    int n_runs;                       /* calls like this one, see gdn_decode_runs() */
+    const struct gdn_pool_view *pool; /* has the dtype and the layout of the states */
+    const char *not_step;             /* why no kernel of 32-bit strides takes the call, 8-bit
+                                              states aside */
+    const char *not_warp;             /* why the kernels of 32-bit strides refuse the call */
+    const char *not_token;            /* why those of token.cuh and window_k128.cuh do */
+    struct gdn_cu_warp warp;          /* if not_step is NULL */
+    void *memory;                     /* gdn_cuda_decode_bytes() */
+    void *stream;
+};
+
+/* A planned call, token by token: the form, and the call as that form takes it. */
+struct gdn_cuda_decode_plan {
+    int form; /* of the lists in select.c */
+    const struct gdn_cu_rule *rule;
+    struct gdn_decode_call call; /* the first run of heads */
+};
+
 /* Token by token (gdn_decode; gdn_prefill with GDN_EXACT). memory, of gdn_cuda_decode_bytes(): for
- * the states of trees. */
+ * the states of trees. The plan keeps the address of the rule. gdn_cuda_decode() plans and runs. */
 size_t gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+void gdn_cuda_decode_plan(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
+                          struct gdn_cuda_decode_plan *plan);
+gdn_status gdn_cuda_decode_run(struct gdn_cuda_decode_plan *plan, void *memory, void *stream);
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream);
 /* The sequences of one token of a packed call of gdn_prefill (decode/token_single.cuh).

@@ -106,6 +106,19 @@ static gdn_status check_channels(gdn_ctx *ctx, const gdn_tensor *record_g)
     return gdn_fail(ctx, GDN_E_UNSUPPORTED, "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
 }
 
+static gdn_status plan_commit(gdn_ctx *ctx, void *call)
+{
+    const struct gdn_commit_call *m = call;
+    return check_channels(ctx, &m->args.record_g);
+}
+
+static gdn_status plan_fold(gdn_ctx *ctx, void *call)
+{
+    const struct gdn_fold_call *m = call;
+    TRY(gdn_cuda_check_split(ctx, &m->rule));
+    return check_channels(ctx, &m->args.record_g);
+}
+
 static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_commit_call *m = call;
@@ -115,7 +128,6 @@ static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
     args.V = (int32_t)m->V;
     args.n_accepted = gdn_cuda_array(&m->args.n_accepted);
     args.path = gdn_cuda_array(&m->args.path);
-    TRY(check_channels(ctx, &m->args.record_g));
     TRY(check_commit(ctx, m));
     return launch(ctx, m->base.op, &args, m->base.stream);
 }
@@ -143,12 +155,10 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
         .head_map = r->head_map,
     };
     (void)memory;
-    TRY(gdn_cuda_check_split(ctx, r));
-    TRY(check_channels(ctx, &m->args.record_g));
     TRY(check_fold(ctx, m));
     TRY(gdn_cuda_fold(ctx, &rule, m->base.stream));
     return launch(ctx, m->base.op, &record, m->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_record_commit = { .run = run_commit };
-const struct gdn_op_backend gdn_cuda_op_record_fold = { .run = run_fold };
+const struct gdn_op_backend gdn_cuda_op_record_commit = { plan_commit, run_commit };
+const struct gdn_op_backend gdn_cuda_op_record_fold = { plan_fold, run_fold };

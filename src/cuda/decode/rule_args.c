@@ -77,6 +77,14 @@ gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *r, const c
 }
 
 /* Refuses a tensor in a call of the family. */
+gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
+{
+    if (!r->record) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                    "record_k: given, wanted none but in gdn_decode on a GPU: gdn_record_fold() "
+                    "first");
+}
+
 static gdn_status refuse(gdn_ctx *ctx, const char *name, const char *what)
 {
     return gdn_fail(ctx, GDN_E_UNSUPPORTED,
@@ -123,7 +131,12 @@ gdn_status gdn_cuda_check_split(gdn_ctx *ctx, const struct gdn_rule *r)
 
 /* ---- gdn_decode ---------------------------------------------------------------------------- */
 
-_Static_assert(sizeof(struct gdn_cu_rule) <= GDN_PLAN_ROOM, "a plan has room");
+/* The decisions about a call. */
+struct planned {
+    struct gdn_cu_rule rule;
+    struct gdn_cuda_decode_plan plan;
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
 /* The kernels fold all rows or none: which slots are full, they do not know. */
 static gdn_status check_accepting(gdn_ctx *ctx, const struct gdn_rule *r)
@@ -137,22 +150,23 @@ static gdn_status check_accepting(gdn_ctx *ctx, const struct gdn_rule *r)
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
-    struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_split(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
     TRY(check_accepting(ctx, &c->rule));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
-    gdn_cuda_fill_call(args, c);
-    if (c->rule.tree) c->base.bytes = gdn_cuda_decode_bytes(ctx, args);
+    gdn_cuda_fill_call(&p->rule, c);
+    gdn_cuda_decode_plan(ctx, c->base.op, &p->rule, &p->plan);
+    if (c->rule.tree) c->base.bytes = gdn_cuda_decode_bytes(ctx, &p->rule);
     return GDN_OK;
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_rule_call *c = call;
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    return gdn_cuda_decode(ctx, c->base.op, GDN_PLANNED(struct gdn_cu_rule, &c->base), memory,
-                           c->base.stream);
+    return gdn_cuda_decode_run(&p->plan, memory, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_decode = { plan, run };

@@ -425,7 +425,7 @@ static void log_choice(const struct gdn_decode_call *c, int i)
     gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, op, list);
 }
 
-/* ---- The call ------------------------------------------------------------------------------ */
+/* ---- The family ----------------------------------------------------------------------------- */
 
 /* Returns why one window does not hold the updates of every sequence. */
 static const char *why_not_few(const struct gdn_cu_rule *r)
@@ -437,58 +437,107 @@ static const char *why_not_few(const struct gdn_cu_rule *r)
 }
 
 /* The family has two forms of its own. */
-static gdn_status launch_family(const struct gdn_decode_call *c)
+enum { CHANNELS_FEW, CHANNELS };
+
+static int choose_family(const struct gdn_decode_call *c)
+{
+    return why_not_few(c->rule) ? CHANNELS : CHANNELS_FEW;
+}
+
+static gdn_status launch_family(const struct gdn_decode_call *c, int form)
 {
     const struct gdn_cuda_form list[] = { { "channels few", why_not_few(c->rule) },
                                           { "channels", NULL } };
     gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, c->op, list);
-    return list->why_not ? gdn_decode_launch_channels(c) : gdn_decode_launch_channels_few(c);
+    return form == CHANNELS ? gdn_decode_launch_channels(c) : gdn_decode_launch_channels_few(c);
 }
 
-/* Fills in the fields that follow from these. */
-static void describe(struct gdn_decode_call *c, gdn_ctx *ctx, const char *op,
-                     const struct gdn_cu_rule *r)
+/* ---- The call ------------------------------------------------------------------------------ */
+
+/* Finds out why whole kinds of forms do not take the call. */
+static void find_reasons(struct gdn_decode_call *c)
 {
-    c->ctx = ctx;
-    c->op = op;
-    c->rule = r;
-    c->pool = gdn_decode_pool(r);
+    const struct gdn_cu_rule *r = c->rule;
     c->not_step = why_not_steps(r);
     if (!c->not_step && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
         c->not_step = "rows of q or k are not in aligned chunks of four";
     c->not_warp = why_walk(r);
     if (!c->not_warp) c->not_warp = c->not_step;
     c->not_token = c->not_warp;
+}
+
+/* Fills in the fields that follow from the rule and from the reasons. */
+static void fill(struct gdn_decode_call *c, const struct gdn_cu_rule *r)
+{
+    c->rule = r;
+    c->pool = gdn_decode_pool(r);
     if (c->not_step) return;
     gdn_cuda_fill_warp(&c->warp, r);
     if (!are_pieces(&c->warp.q) || !are_pieces(&c->warp.k))
         c->warp.whole = c->warp.products = false;
+}
+
+static void describe(struct gdn_decode_call *c, gdn_ctx *ctx, const char *op,
+                     const struct gdn_cu_rule *r)
+{
+    c->ctx = ctx;
+    c->op = op;
+    c->rule = r;
+    find_reasons(c);
+    fill(c, r);
     if (!c->not_token) c->not_token = why_not_small(r, &c->warp);
 }
 
-static gdn_status launch(struct gdn_decode_call *c)
+static int choose(const struct gdn_decode_call *c)
 {
     int i = 0;
-    if (c->rule->family.is) return launch_family(c);
+    if (c->rule->family.is) return choose_family(c);
     while (why_not(c, i)) i++;
-    log_choice(c, i);
-    return forms[i].launch(c);
+    return i;
+}
+
+static gdn_status launch(const struct gdn_decode_call *c, int form)
+{
+    if (c->rule->family.is) return launch_family(c, form);
+    log_choice(c, form);
+    return forms[form].launch(c);
+}
+
+/* The runs of a call differ by multiples of strides between heads, so they have one form. */
+void gdn_cuda_decode_plan(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
+                          struct gdn_cuda_decode_plan *plan)
+{
+    const int n_runs = gdn_decode_runs(args);
+    struct gdn_cu_rule run;
+    if (n_runs > 1) run = gdn_decode_run(args, n_runs, 0);
+    plan->rule = args;
+    plan->call.n_runs = n_runs;
+    describe(&plan->call, ctx, op, n_runs > 1 ? &run : args);
+    plan->form = choose(&plan->call);
+    plan->call.rule = args;
+}
+
+gdn_status gdn_cuda_decode_run(struct gdn_cuda_decode_plan *plan, void *memory, void *stream)
+{
+    struct gdn_decode_call *c = &plan->call;
+    struct gdn_cu_rule run;
+    c->memory = memory;
+    c->stream = stream;
+    if (c->n_runs == 1) return launch(c, plan->form);
+    for (int i = 0; i < c->n_runs; i++) {
+        run = gdn_decode_run(plan->rule, c->n_runs, i);
+        fill(c, &run);
+        TRY(launch(c, plan->form));
+    }
+    return GDN_OK;
 }
 
 gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                            void *memory, void *stream)
 {
-    struct gdn_cu_rule run;
-    struct gdn_decode_call c;
-    c.n_runs = gdn_decode_runs(args);
-    c.memory = memory;
-    c.stream = stream;
-    for (int i = 0; i < c.n_runs; i++) {
-        if (c.n_runs > 1) run = gdn_decode_run(args, c.n_runs, i);
-        describe(&c, ctx, op, c.n_runs > 1 ? &run : args);
-        TRY(launch(&c));
-    }
-    return GDN_OK;
+    struct gdn_cuda_decode_plan plan;
+    gdn_cuda_decode_plan(ctx, op, args, &plan);
+    return gdn_cuda_decode_run(&plan, memory, stream);
 }
 
 bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,

@@ -14,28 +14,12 @@ enum {
     FEW_TOKENS = 4      /* of a window */
 };
 
-/* A call, and what the forms of it depend on. */
-struct gdn_decode_call {
-    gdn_ctx *ctx;
-    const char *op; /* for the log */
-    const struct gdn_cu_rule *rule;
-    int n_runs;                       /* calls like this one, see gdn_decode_runs() */
-    const struct gdn_pool_view *pool; /* has the dtype and the layout of the states */
-    const char *not_step;             /* why no kernel of 32-bit strides takes the call, 8-bit
-                                              states aside */
-    const char *not_warp;             /* why the kernels of 32-bit strides refuse the call */
-    const char *not_token;            /* why those of token.cuh and window_k128.cuh do */
-    struct gdn_cu_warp warp;          /* if not_step is NULL */
-    void *memory;                     /* gdn_cuda_decode_bytes() */
-    void *stream;
-};
-
 /* Contents of a gdn_decode with a record, if the context checks them. */
 gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
                                  const struct gdn_tokens *tokens, const struct gdn_record *record,
                                  void *stream);
 
-/* Applies records to the states that they are of: the rule's sizes, pool and record count. */
+/* Applies records to their states. Of the rule, sizes, pool and record are set. */
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
 
 /* One launch for each form of select.c. */

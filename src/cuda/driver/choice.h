@@ -5,8 +5,6 @@
 
 #include "cuda/driver/launch.h"
 
-enum { GDN_CUDA_MOST_FORMS = 12 };
-
 /* A form, and why it does not take the call; NULL: it does. */
 struct gdn_cuda_form {
     const char *name, *why_not;

@@ -23,7 +23,8 @@ gdn_status gdn_cuda_contents_open(gdn_ctx *ctx, void *stream, gdn_tensor *const 
                                   size_t extra, void **memory);
 void gdn_cuda_contents_close(gdn_ctx *ctx, void *memory);
 
-/* Checks all of it for a call whose only arrays are those of its batch. */
+/* Opens, checks and closes the contents of a call whose only arrays of indices are those of its
+ * batch. */
 gdn_status gdn_cuda_check_batch(gdn_ctx *ctx, const struct gdn_plan *plan,
                                 const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools,
                                 void *stream);

@@ -141,8 +141,8 @@ void gdn_cuda_leave(gdn_ctx *ctx, bool pushed)
     if (pushed) ctx->cuda->api.cuCtxPopCurrent(&popped);
 }
 
-/* A larger buffer in place of the old one, which no kernel reads any more once it can be freed:
- * the driver waits for the device. */
+/* Replaces the buffer by a larger one. cuMemFree() waits for the device, so no kernel still reads
+ * the old one. */
 static gdn_status grow(gdn_ctx *ctx, size_t needed)
 {
     struct gdn_cuda *c = ctx->cuda;

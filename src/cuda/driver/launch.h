@@ -47,9 +47,13 @@ enum gdn_cuda_choice {
     GDN_CUDA_GRADIENTS_CHOICE,
     GDN_CUDA_CONV_CHOICE,
     GDN_CUDA_NORM_CHOICE,
+    GDN_CUDA_NORM_GRADIENTS_CHOICE,
+    GDN_CUDA_GATES_CHOICE,
+    GDN_CUDA_COPY_CHOICE,
     GDN_CUDA_STEP_CHOICE,
     GDN_CUDA_BLOCK_CHOICE,
     GDN_CUDA_PROJECTION_CHOICE,
+    GDN_CUDA_PRODUCT_CHOICE,
     GDN_CUDA_N_CHOICES
 };
 
@@ -67,7 +71,8 @@ struct gdn_cuda {
     gdn_cu_library libraries[GDN_N_IMAGES]; /* NULL: not for this device, or not used yet */
     gdn_cu_kernel kernels[GDN_N_KERNELS];   /* the same */
     struct gdn_blas *blas;                  /* cuBLAS; NULL: not opened yet */
-    struct gdn_cuda_ran *layer; /* of gdn_block, gdn_step: takes what parts note; else NULL */
+    struct gdn_cuda_ran
+        *layer; /* collects the kernels of the parts of a gdn_block or gdn_step; else NULL */
     gdn_cu_memory workspace;
     size_t workspace_bytes;
     struct gdn_cuda_sm90 *sm90; /* caches of prefill/sm90 (cache.h), of the table of backends */

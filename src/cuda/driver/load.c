@@ -15,7 +15,7 @@
 /* CUresult */
 enum { NO_BINARY = 209, NOT_FOUND = 500 };
 
-/* In seconds: compiled code is loaded in less. */
+/* Seconds. Code that needs no compiling is loaded in less. */
 static const double slow = 0.1;
 
 static double now(void)

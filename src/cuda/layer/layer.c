@@ -53,8 +53,9 @@ static bool spares_padding(const struct gdn_block *b)
     return b->plan->batch.pad_policy == GDN_PAD_KEEP;
 }
 
-/* Lengths of sequences are known on the device alone; here, what none exceeds and their mean. These
- * are the batch's, so with GDN_BATCH_INVARIANT nothing follows from them. */
+/* Returns true if decode takes the sequences: if none can be long, or if they have one token on
+ * average. Lengths are known on the device alone. The mean depends on the batch, so it does not
+ * count with GDN_BATCH_INVARIANT. */
 static bool are_short(const struct gdn_block *b)
 {
     if (b->args->flags & GDN_BATCH_INVARIANT) return false;
@@ -75,38 +76,8 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_block *b)
     return gdn_cuda_cut_options_of(b->args->flags, &b->plan->batch);
 }
 
-/* Returns the rule's bytes; the addresses of rows do not matter. */
-static size_t rule_bytes(gdn_ctx *ctx, const struct gdn_block *b)
-{
-    struct gdn_rule rule = b->rule;
-    rule.q.dtype = b->in.dtype;
-    struct gdn_cu_rule args;
-    if (b->rule.exact || are_short(b)) return 0;
-    fill_rule(&args, b, &rule);
-    return gdn_cuda_prefill_bytes(ctx, &args, cut_options_of(b));
-}
-
 /* Returns the columns of b and a. */
 static int64_t n_gates(const struct gdn_block *b) { return b->columns.all - b->columns.b; }
-
-/* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
-static size_t lay_out(gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
-                      char *memory)
-{
-    const size_t N = (size_t)b->n_tokens, unit = gdn_dtype_bytes(b->in.dtype);
-    const size_t gates = N * (size_t)n_gates(b) * sizeof(float);
-    const struct gdn_room rooms[] = {
-        { &m->projected, N * (size_t)b->columns.b * unit },
-        { &m->woven, is_woven(b) ? gates : 0 },
-        { &m->gates, gates },
-        { &m->low, N * (size_t)b->rank * unit },
-        { &m->conv, N * (size_t)b->columns.z * unit },
-        { &m->out, spares_padding(b) ? N * (size_t)b->hidden * unit : 0 },
-        { &m->rule, rule_bytes(ctx, b) },
-        { &m->blas, blas },
-    };
-    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
-}
 
 /* Returns tokens of a buffer of so many columns, from one of them on; `head` elements to a head. */
 static struct gdn_rows rows_of(const struct gdn_block *b, void *buffer, int32_t dtype,
@@ -135,6 +106,52 @@ static struct gdn_rows conv_rows(const struct gdn_block *b, const struct buffers
 static struct gdn_rows gate_rows(const struct gdn_block *b, float *buffer, int64_t first)
 {
     return rows_of(b, buffer, GDN_F32, n_gates(b), first, 1);
+}
+
+/* Returns the rule, whose rows are in the buffers. */
+static struct gdn_rule rule_of(const struct gdn_block *b, const struct buffers *m)
+{
+    struct gdn_rule rule = b->rule;
+    rule.q = conv_rows(b, m, 0, b->K);
+    rule.k = conv_rows(b, m, b->columns.k, b->K);
+    rule.v = conv_rows(b, m, b->columns.v, b->V);
+    rule.beta = gate_rows(b, m->gates, 0);
+    rule.g = gate_rows(b, m->gates, b->Hv);
+    rule.g.head *= b->channels;
+    rule.out = rule.v;
+    return rule;
+}
+
+/* Returns the bytes of the rule. Buffers are aligned, so their addresses do not matter. */
+static size_t rule_bytes(gdn_ctx *ctx, const struct gdn_block *b)
+{
+    const struct buffers nowhere = { NULL };
+    const struct gdn_rule rule = rule_of(b, &nowhere);
+    struct gdn_cu_rule args;
+    struct gdn_cuda_prefill_plan plan;
+    if (rule.exact || are_short(b)) return 0;
+    fill_rule(&args, b, &rule);
+    gdn_cuda_prefill_plan(ctx, &args, cut_options_of(b), &plan);
+    return plan.bytes;
+}
+
+/* Lays out all buffers, `blas` bytes for cuBLAS among them. memory NULL: only counts the bytes. */
+static size_t lay_out(gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
+                      char *memory)
+{
+    const size_t N = (size_t)b->n_tokens, unit = gdn_dtype_bytes(b->in.dtype);
+    const size_t gates = N * (size_t)n_gates(b) * sizeof(float);
+    const struct gdn_room rooms[] = {
+        { &m->projected, N * (size_t)b->columns.b * unit },
+        { &m->woven, is_woven(b) ? gates : 0 },
+        { &m->gates, gates },
+        { &m->low, N * (size_t)b->rank * unit },
+        { &m->conv, N * (size_t)b->columns.z * unit },
+        { &m->out, spares_padding(b) ? N * (size_t)b->hidden * unit : 0 },
+        { &m->rule, rule_bytes(ctx, b) },
+        { &m->blas, blas },
+    };
+    return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
 /* ---- Projections --------------------------------------------------------------------------- */
@@ -253,6 +270,7 @@ static void log_forms(gdn_ctx *ctx, const struct gdn_block *b)
 {
     const struct buffers none = { 0 };
     const char *why = NULL;
+    if (!ctx->options.log) return;
     for (int i = 0; i < n_products(b) && !why; i++) {
         const struct product p = product_of(b, &none, i);
         struct gdn_blas_matrix m[3];
@@ -313,7 +331,8 @@ static gdn_status project(struct layer *l, int i)
     return launch(l, GDN_CU_layer_project, row_tiles * out_tiles, &a);
 }
 
-/* Splits b and a of each key head to those of all. */
+/* Splits the rows of b and a, which lie key head by key head, into b of all heads and a of all
+ * heads. */
 static gdn_status split(struct layer *l)
 {
     const struct gdn_block *b = l->b;
@@ -357,14 +376,7 @@ static gdn_status convolve(struct layer *l)
 static gdn_status run_rule(struct layer *l)
 {
     const struct gdn_block *b = l->b;
-    struct gdn_rule rule = b->rule;
-    rule.q = conv_rows(b, &l->m, 0, b->K);
-    rule.k = conv_rows(b, &l->m, b->columns.k, b->K);
-    rule.v = conv_rows(b, &l->m, b->columns.v, b->V);
-    rule.beta = gate_rows(b, l->m.gates, 0);
-    rule.g = gate_rows(b, l->m.gates, b->Hv);
-    rule.g.head *= b->channels;
-    rule.out = rule.v;
+    const struct gdn_rule rule = rule_of(b, &l->m);
     struct gdn_cu_rule a;
     fill_rule(&a, b, &rule);
     drop_keep(&a.batch);
@@ -487,6 +499,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     if (b->n_tokens > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
+    TRY(gdn_cuda_refuse_record(ctx, &b->rule));
     TRY(gdn_cuda_check_channels(ctx, &b->rule));
     const size_t blas = blas_bytes(ctx, b);
     c->base.bytes = lay_out(ctx, &m, b, blas, NULL);

@@ -4,6 +4,7 @@
 #include "calls/layer_backward.h"
 #include "calls/op_backends.h"
 #include "cuda/driver/blas.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/contents.h"
 #include "cuda/layer/args.h"
 
@@ -133,11 +134,26 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return c->plan(ctx, call, &steps);
 }
 
+/* Logs how products were computed. cuBLAS refuses some with GDN_EXACT all, else those of two dtypes
+ * or without dense rows. */
+static void log_products(gdn_ctx *ctx, const struct gdn_cuda_ran *ran)
+{
+    bool by_blas = false, by_own = false;
+    for (int i = 0; i < ran->n; i++) {
+        by_blas |= ran->kernels[i] == GDN_CU_cublas;
+        by_own |= ran->kernels[i] == GDN_CU_layer_project;
+    }
+    const char *why = !by_own   ? NULL
+                      : by_blas ? "some products have two dtypes, or rows that are not dense"
+                                : "GDN_EXACT is set, or no product has one dtype and dense rows";
+    const struct gdn_cuda_form list[] = { { "cublas", why }, { "layer_project", NULL } };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PRODUCT_CHOICE, "block_backward products", list);
+}
+
 /* Runs the kernels of all parts under the name of the call. */
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_layer_backward_call *c = call;
-
     struct gdn_cuda_ran ran = { .n = 0 };
     bool pushed;
     TRY(gdn_cuda_enter(ctx, &pushed));
@@ -145,6 +161,7 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     const gdn_status status = c->run(ctx, call, memory);
     ctx->cuda->layer = NULL;
     gdn_cuda_leave(ctx, pushed);
+    if (status == GDN_OK) log_products(ctx, &ran);
     return status == GDN_OK ? gdn_cuda_note_all(ctx, c->call.op, ran.kernels, ran.n) : status;
 }
 

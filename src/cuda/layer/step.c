@@ -410,7 +410,7 @@ static gdn_status run_several(struct step *s, const char *why, char *memory)
 
 /* The decisions of plan_call(). */
 struct planned {
-    const char *why_not_one;  /* launch; NULL: it is one */
+    const char *why_not_one;  /* why the call is not one launch; NULL: it is */
     struct gdn_cu_rule whole; /* fill_whole() */
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
@@ -420,6 +420,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     struct gdn_step_call *m = call;
     struct planned *p = GDN_PLANNED(struct planned, &m->base);
     struct buffers b;
+    TRY(gdn_cuda_refuse_record(ctx, &m->rule));
     TRY(gdn_cuda_check_channels(ctx, &m->rule));
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
     fill_whole(&p->whole, m);

@@ -5,39 +5,21 @@
 
 #include "cuda/driver/launch.h"
 #include "cuda/prefill/args.h"
+#include "cuda/prefill/plan.h"
 #include "cuda/prefill/sm90/cache.h"
 #include "cuda/prefill/wanted.h"
 
-/* The options of a call for cuts into segments: none; no early stop; tokens of the longest
- * sequence, 0: unknown. */
-struct gdn_cuda_cut_options {
-    bool whole, every_token;
-    int64_t longest;
-};
-static inline struct gdn_cuda_cut_options gdn_cuda_cut_options_of(uint32_t flags,
-                                                                  const gdn_batch *b)
-{
-    return (struct gdn_cuda_cut_options){ flags & GDN_BATCH_INVARIANT, flags & GDN_NO_EARLY_STOP,
-                                          b->max_seqlen };
-}
-
-/* How chunks are done. */
-struct gdn_cuda_chunks {
-    void *memory; /* of the workspace */
-    struct gdn_cuda_cut_options options;
-    int by_number; /* see prefill/general.h */
-    bool singles;  /* sequences of one token are left to decode */
-};
-size_t gdn_cuda_prefill_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                              struct gdn_cuda_cut_options options);
+/* Plans a call, or plans and runs it. A plan keeps the address of the rule. */
+void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                           struct gdn_cuda_cut_options options, struct gdn_cuda_prefill_plan *plan);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                             struct gdn_cuda_cut_options options, void *memory, void *stream);
 
 /* The kernels of prefill/sm90. why_not returns why they do not take a call, as text for the log, or
- * NULL. */
+ * NULL. plan decides the cut and the bytes. */
 const char *gdn_cuda_prefill_sm90_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
-size_t gdn_cuda_prefill_sm90_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                                   struct gdn_cuda_cut_options options);
+void gdn_cuda_prefill_sm90_plan(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                struct gdn_cuda_chunks *how);
 gdn_status gdn_cuda_prefill_sm90(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                  const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                  void *stream);
@@ -49,18 +31,20 @@ struct gdn_cuda_summary {
     bool batch_invariant, every_token; /* of the call's flags */
     bool back;                         /* a walk back of the gradient of states, see below */
 };
-const char *gdn_cuda_summary_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
+const char *gdn_cuda_summary_sm90_why_not(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
+struct gdn_range_cut gdn_cuda_summary_sm90_cut(const gdn_ctx *ctx,
+                                               const struct gdn_cuda_summary *s);
 
-/* The same units for a walk back to dstate (backward.c), which is rule.to. cut: how the walk finds
- * them, in bytes of memory; without any, all of the sequences is walked through. maps: stops and M,
- * which go before the walk. join: of the D of units, behind it. */
-size_t gdn_cuda_walk_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s,
+/* The same units for a walk back to dstate (backward.c), which is rule.to. walk_cut: how the walk
+ * finds the units of c, in bytes of memory; without any, all of the sequences is walked through.
+ * maps: stops and M, which go before the walk. join: of the D of units, behind it. */
+size_t gdn_cuda_walk_cut(const struct gdn_cuda_summary *s, const struct gdn_range_cut *c,
                          struct gdn_cu_segments *cut, char *memory);
 gdn_status gdn_cuda_walk_maps(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
                               const struct gdn_cu_segments *cut, struct gdn_cuda_ran *ran,
                               void *stream);
 gdn_status gdn_cuda_walk_join(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
-                              const struct gdn_cu_segments *cut, struct gdn_cuda_ran *ran,
-                              void *stream);
+                              const struct gdn_range_cut *c, const struct gdn_cu_segments *cut,
+                              struct gdn_cuda_ran *ran, void *stream);
 
 #endif

@@ -7,7 +7,7 @@
 
 enum { MOST_SLICES = 64 }; /* that share the checkpoints of a sequence */
 
-/* Returns float32, one after the other, v by v. */
+/* Returns a view of dense float32 states, [H][V][K] each. */
 static struct gdn_pool_view wide_view(const struct gdn_cu_rule *r, char *data)
 {
     const int64_t head = (int64_t)r->K * r->V;
@@ -51,12 +51,10 @@ static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, c
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-size_t gdn_cuda_prefill_q8_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                 struct gdn_cuda_cut_options options)
+size_t gdn_cuda_prefill_q8_bytes(const struct gdn_cu_rule *r, const struct gdn_cuda_chunks *how)
 {
     char *states, *checkpoints, *rest;
-    return lay_out(r, gdn_cuda_prefill_chunks_bytes(ctx, r, options), &states, &checkpoints, &rest,
-                   NULL);
+    return lay_out(r, how->bytes, &states, &checkpoints, &rest, NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, const struct gdn_cu_prefill_q8 *a,
@@ -72,14 +70,13 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, const struct g
 }
 
 gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                               struct gdn_cuda_cut_options options, void *memory, void *stream)
+                               const struct gdn_cuda_chunks *planned, void *memory, void *stream)
 {
     char *states, *checkpoints, *rest;
     struct gdn_cu_rule inner = *r;
-    struct gdn_cuda_chunks how = { .options = options };
+    struct gdn_cuda_chunks how = *planned;
     struct gdn_cuda_ran ran = { .n = 0 };
-    lay_out(r, gdn_cuda_prefill_chunks_bytes(ctx, r, options), &states, &checkpoints, &rest,
-            memory);
+    lay_out(r, how.bytes, &states, &checkpoints, &rest, memory);
     how.memory = rest;
     if (is_apart(&r->checkpoints)) inner.batch.n_checkpoints = count_checkpoints(r);
     struct gdn_cu_prefill_q8 a = { .rule = *r };

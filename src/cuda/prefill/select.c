@@ -120,11 +120,10 @@ static gdn_status launch_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 
 /* ---- The families ---------------------------------------------------------------------------- */
 
-static size_t no_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                       struct gdn_cuda_cut_options options)
+static void plan_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule, struct gdn_cuda_chunks *how)
 {
-    (void)ctx, (void)rule, (void)options;
-    return 0;
+    (void)ctx, (void)rule;
+    how->bytes = 0;
 }
 
 static const char *why_not_general(const gdn_ctx *ctx, const struct gdn_cu_rule *rule)
@@ -133,135 +132,183 @@ static const char *why_not_general(const gdn_ctx *ctx, const struct gdn_cu_rule 
     return NULL;
 }
 
+/* plan decides the cut and the bytes. */
 static const struct family {
     const char *name;
     const char *(*why_not)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule);
-    size_t (*bytes)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                    struct gdn_cuda_cut_options options);
+    void (*plan)(gdn_ctx *ctx, const struct gdn_cu_rule *rule, struct gdn_cuda_chunks *how);
     gdn_status (*launch)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                          const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran, void *stream);
 } families[] = {
-    { "sm90", gdn_cuda_prefill_sm90_why_not, gdn_cuda_prefill_sm90_bytes, gdn_cuda_prefill_sm90 },
-    { "portable", gdn_cuda_prefill_portable_why_not, gdn_cuda_prefill_portable_bytes,
+    { "sm90", gdn_cuda_prefill_sm90_why_not, gdn_cuda_prefill_sm90_plan, gdn_cuda_prefill_sm90 },
+    { "portable", gdn_cuda_prefill_portable_why_not, gdn_cuda_prefill_portable_plan,
       gdn_cuda_prefill_portable },
-    { "general", why_not_general, no_bytes, launch_general },
+    { "general", why_not_general, plan_general, launch_general },
 };
+enum { SM90 }; /* the place in the list */
 
-size_t gdn_cuda_prefill_chunks_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                                     struct gdn_cuda_cut_options options)
+/* Decides the form, its cut and its bytes. how->options are set before. */
+static void choose_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule, struct gdn_cuda_chunks *how)
 {
-    int i = 0;
-    while (families[i].why_not(ctx, rule)) i++;
-    return families[i].bytes(ctx, rule, options);
+    how->form = 0;
+    while (families[how->form].why_not(ctx, rule)) how->form++;
+    families[how->form].plan(ctx, rule, how);
+}
+
+/* Logs the family, and why those before it do not take the call. */
+static void log_choice(gdn_ctx *ctx, const struct gdn_cu_rule *rule, int form)
+{
+    enum { N = sizeof families / sizeof *families };
+    struct gdn_cuda_form list[N];
+    if (!ctx->options.log) return;
+    for (int i = 0; i <= form; i++)
+        list[i] = (struct gdn_cuda_form){ families[i].name, families[i].why_not(ctx, rule) };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
 }
 
 gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                    void *stream)
 {
-    enum { N = sizeof families / sizeof *families };
-    struct gdn_cuda_form list[N];
-    int i = 0;
-    for (; i == 0 || list[i - 1].why_not; i++)
-        list[i] = (struct gdn_cuda_form){ families[i].name, families[i].why_not(ctx, rule) };
-    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
-    return families[i - 1].launch(ctx, rule, how, ran, stream);
+    log_choice(ctx, rule, how->form);
+    return families[how->form].launch(ctx, rule, how, ran, stream);
 }
 
 /* ---- Rules of the family --------------------------------------------------------------------- */
 
-/* Returns why the kernels of prefill/channels do not take a call of the family. */
-static const char *why_not_channels(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
+static void plan_windows(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                         struct gdn_cuda_prefill_plan *p)
 {
-    return args->exact ? "GDN_EXACT is set" : gdn_cuda_prefill_channels_why_not(ctx, args);
+    p->way = GDN_PREFILL_BY_CHANNELS;
+    p->windows = gdn_cuda_prefill_channels_cut(ctx, args);
+    p->bytes = gdn_cuda_prefill_channels_bytes(args, &p->windows);
 }
 
-/* Runs a call of the family: by chunks if they take it, else token by token. */
-static gdn_status run_family(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
-                             void *stream)
+static gdn_status run_windows(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                              const struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
 {
-    const struct gdn_cuda_form list[] = { { "channels", why_not_channels(ctx, args) },
-                                          { "tokens", NULL } };
     struct gdn_cuda_ran ran = { .n = 0 };
-    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
-    if (list->why_not) return gdn_cuda_decode(ctx, "prefill", args, memory, stream);
-    TRY(gdn_cuda_prefill_channels(ctx, args, memory, &ran, stream));
+    TRY(gdn_cuda_prefill_channels(ctx, args, &p->windows, memory, &ran, stream));
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
 
 /* ---- Every rule ------------------------------------------------------------------------------ */
 
-size_t gdn_cuda_prefill_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                              struct gdn_cuda_cut_options options)
-{
-    if (rule->family.is)
-        return why_not_channels(ctx, rule) ? 0 : gdn_cuda_prefill_channels_bytes(ctx, rule);
-    return gdn_cuda_prefill_is_apart(rule) ? gdn_cuda_prefill_q8_bytes(ctx, rule, options)
-                                           : gdn_cuda_prefill_chunks_bytes(ctx, rule, options);
-}
-
 /* Returns true if decode takes the sequences of one token, and then fills in their launch. There
  * may be many of them if sequences are short on average. How one of them is computed then depends
  * on the batch. */
 static bool leaves_singles(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                           struct gdn_cuda_cut_options options, struct gdn_cuda_singles *singles)
+                           const struct gdn_cuda_chunks *how, struct gdn_cuda_singles *singles)
 {
     const struct gdn_cu_batch *b = &rule->batch;
-    return b->cu_seqlens.data && b->B > 1 && b->N < b->B * MEAN_OF_SINGLES && !options.whole &&
-           !gdn_cuda_prefill_sm90_why_not(ctx, rule) && gdn_cuda_takes_singles(ctx, rule, singles);
+    return how->form == SM90 && b->cu_seqlens.data && b->B > 1 && b->N < b->B * MEAN_OF_SINGLES &&
+           !how->options.whole && gdn_cuda_takes_singles(ctx, rule, singles);
+}
+
+static void plan_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                        struct gdn_cuda_cut_options options, struct gdn_cuda_prefill_plan *p)
+{
+    const bool apart = gdn_cuda_prefill_is_apart(rule);
+    p->way = apart ? GDN_PREFILL_APART : GDN_PREFILL_BY_CHUNKS;
+    p->chunks = (struct gdn_cuda_chunks){ .options = options };
+    choose_chunks(ctx, rule, &p->chunks);
+    p->bytes = apart ? gdn_cuda_prefill_q8_bytes(rule, &p->chunks) : p->chunks.bytes;
+    p->chunks.singles = !apart && leaves_singles(ctx, rule, &p->chunks, &p->singles);
+}
+
+static gdn_status run_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                             struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
+{
+    struct gdn_cuda_ran ran = { .n = 0 };
+    p->chunks.memory = memory;
+    TRY(gdn_cuda_prefill_chunks(ctx, rule, &p->chunks, &ran, stream));
+    if (p->chunks.singles) TRY(gdn_cuda_decode_singles(ctx, &p->singles, &ran, stream));
+    return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
+}
+
+/* Returns why no chunks take the call, which then goes token by token, as decode; NULL: some do. */
+static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
+{
+    if (args->exact) return "GDN_EXACT is set";
+    if (args->family.is) return gdn_cuda_prefill_channels_why_not(ctx, args);
+    return gdn_cuda_mixes_dtypes(args) ? "q, k, v and out differ in dtype" : NULL;
+}
+
+/* Logs whether the call goes by chunks. Those of Gated DeltaNet log their forms. */
+static void log_way(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                    const struct gdn_cuda_prefill_plan *p)
+{
+    const bool by_forms = p->way == GDN_PREFILL_BY_CHUNKS || p->way == GDN_PREFILL_APART;
+    if (!ctx->options.log || by_forms) return;
+    const struct gdn_cuda_form list[] = {
+        { args->family.is ? "channels" : "chunks", why_not_chunks(ctx, args) }, { "tokens", NULL }
+    };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
+}
+
+void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                           struct gdn_cuda_cut_options options, struct gdn_cuda_prefill_plan *p)
+{
+    if (why_not_chunks(ctx, rule)) {
+        p->way = GDN_PREFILL_BY_TOKENS;
+        p->bytes = 0;
+        gdn_cuda_decode_plan(ctx, "prefill", rule, &p->decode);
+    } else if (rule->family.is) {
+        plan_windows(ctx, rule, p);
+    } else {
+        plan_chunks(ctx, rule, options, p);
+    }
+}
+
+static gdn_status run_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                           struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
+{
+    log_way(ctx, rule, p);
+    switch (p->way) {
+    case GDN_PREFILL_BY_TOKENS: return gdn_cuda_decode_run(&p->decode, memory, stream);
+    case GDN_PREFILL_BY_CHANNELS: return run_windows(ctx, rule, p, memory, stream);
+    case GDN_PREFILL_APART: return gdn_cuda_prefill_q8(ctx, rule, &p->chunks, memory, stream);
+    default: return run_chunks(ctx, rule, p, memory, stream);
+    }
 }
 
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                             struct gdn_cuda_cut_options options, void *memory, void *stream)
 {
-    struct gdn_cuda_ran ran = { .n = 0 };
-    if (rule->family.is) return run_family(ctx, rule, memory, stream);
-    if (gdn_cuda_prefill_is_apart(rule))
-        return gdn_cuda_prefill_q8(ctx, rule, options, memory, stream);
-    struct gdn_cuda_singles singles;
-    const struct gdn_cuda_chunks how = { .memory = memory,
-                                         .options = options,
-                                         .singles = leaves_singles(ctx, rule, options, &singles) };
-    TRY(gdn_cuda_prefill_chunks(ctx, rule, &how, &ran, stream));
-    if (how.singles) TRY(gdn_cuda_decode_singles(ctx, &singles, &ran, stream));
-    return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
+    struct gdn_cuda_prefill_plan plan;
+    gdn_cuda_prefill_plan(ctx, rule, options, &plan);
+    return run_plan(ctx, rule, &plan, memory, stream);
 }
 
 /* ---- gdn_prefill --------------------------------------------------------------------------- */
 
-_Static_assert(sizeof(struct gdn_cu_rule) <= GDN_PLAN_ROOM, "a plan has room");
+/* The decisions about a call. */
+struct planned {
+    struct gdn_cu_rule rule;
+    struct gdn_cuda_prefill_plan plan;
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-static struct gdn_cuda_cut_options cut_options_of(const struct gdn_rule_call *c)
-{
-    return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
-}
-
-/* Returns true if the call goes token by token, as decode: with GDN_EXACT, and if rows have several
- * dtypes. Rules of the family choose for themselves. */
-static bool goes_by_tokens(const struct gdn_cu_rule *args)
-{
-    return !args->family.is && (args->exact || gdn_cuda_mixes_dtypes(args));
-}
-
-/* Plans the workspace for segments and states of 8 bits. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
-    struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_split(ctx, &c->rule));
+    TRY(gdn_cuda_refuse_record(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
-    gdn_cuda_fill_call(args, c);
-    if (!goes_by_tokens(args)) c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
+    gdn_cuda_fill_call(&p->rule, c);
+    gdn_cuda_prefill_plan(ctx, &p->rule, gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch),
+                          &p->plan);
+    c->base.bytes = p->plan.bytes;
     return GDN_OK;
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_rule_call *c = call;
-    const struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    if (goes_by_tokens(args)) return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
-    return gdn_cuda_prefill(ctx, args, cut_options_of(c), memory, c->base.stream);
+    return run_plan(ctx, &p->rule, &p->plan, memory, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill = { plan, run };

@@ -148,8 +148,6 @@ static gdn_status run_states(gdn_ctx *ctx, void *call, void *memory)
     a.u = c->u, a.w = c->w, a.states = c->states;
     a.rule.from = c->state, a.rule.to = c->state_out;
     a.n_states = c->args.states.size[0];
-    if (c->states.data && !c->plan.batch.cu_seqlens.data)
-        TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
     return launch_states(ctx, &a, c->base.stream);
 }
@@ -160,15 +158,19 @@ static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_cu_stage a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
     (void)memory;
     a.u = c->u, a.w = c->w, a.states = c->states, a.n_states = c->args.states.size[0];
-    if (!c->plan.batch.cu_seqlens.data)
-        TRY(gdn_stage_check_states(ctx, &c->args.states, a.n_chunks));
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
     return launch_output(ctx, &a, c->base.stream);
 }
 
 /* ---- gdn_summary ----------------------------------------------------------------------------- */
 
-_Static_assert(sizeof(struct gdn_cuda_summary) <= GDN_PLAN_ROOM, "a plan has room");
+/* The decisions about a call. why_not: why the kernels of sm90 do not take it, or NULL. */
+struct planned_summary {
+    struct gdn_cuda_summary summary;
+    const char *why_not;
+    struct gdn_range_cut cut; /* if they do */
+};
+_Static_assert(sizeof(struct planned_summary) <= GDN_PLAN_ROOM, "a plan has room");
 
 /* The general kernel takes keys of length 1 as float32, from the workspace. */
 static gdn_tensor unit_keys(const struct gdn_summary_call *c, void *memory)
@@ -193,15 +195,17 @@ static size_t unit_key_bytes(const struct gdn_summary_call *c)
 static gdn_status plan_summary(gdn_ctx *ctx, void *call)
 {
     struct gdn_summary_call *c = call;
-    struct gdn_cuda_summary *s = GDN_PLANNED(struct gdn_cuda_summary, &c->base);
+    struct planned_summary *p = GDN_PLANNED(struct planned_summary, &c->base);
     TRY(gdn_cuda_check_family(ctx, &c->offset, "g", NULL));
     const struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
-    *s = (struct gdn_cuda_summary){ .rule = a.rule,
-                                    .M = c->transition.to,
-                                    .batch_invariant = c->args.flags & GDN_BATCH_INVARIANT,
-                                    .every_token = c->args.flags & GDN_NO_EARLY_STOP };
-    c->base.bytes = gdn_cuda_summary_hopper_why_not(ctx, s) ? unit_key_bytes(c)
-                                                            : gdn_cuda_summary_hopper_bytes(ctx, s);
+    p->summary = (struct gdn_cuda_summary){ .rule = a.rule,
+                                            .M = c->transition.to,
+                                            .batch_invariant = c->args.flags & GDN_BATCH_INVARIANT,
+                                            .every_token = c->args.flags & GDN_NO_EARLY_STOP };
+    p->why_not = gdn_cuda_summary_sm90_why_not(ctx, &p->summary);
+    if (!p->why_not) p->cut = gdn_cuda_summary_sm90_cut(ctx, &p->summary);
+    c->base.bytes =
+        p->why_not ? unit_key_bytes(c) : gdn_cuda_summary_sm90_bytes(&p->summary, &p->cut);
     return GDN_OK;
 }
 
@@ -227,16 +231,15 @@ static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_cal
 static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_summary_call *c = call;
-    const struct gdn_cuda_summary *s = GDN_PLANNED(struct gdn_cuda_summary, &c->base);
-    const char *why = gdn_cuda_summary_hopper_why_not(ctx, s);
+    const struct planned_summary *p = GDN_PLANNED(struct planned_summary, &c->base);
     struct gdn_cuda_ran ran = { .n = 0 };
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
-    if (why) {
-        gdn_cuda_log_forms(ctx, GDN_CUDA_SUMMARY_CHOICE, "summary",
-                           (struct gdn_cuda_form[]){ { "sm90", why }, { "general", NULL } });
+    if (p->why_not) {
+        const struct gdn_cuda_form list[] = { { "sm90", p->why_not }, { "general", NULL } };
+        gdn_cuda_log_forms(ctx, GDN_CUDA_SUMMARY_CHOICE, "summary", list);
         return run_general_summary(ctx, c, memory);
     }
-    TRY(gdn_cuda_summary_hopper(ctx, s, memory, &ran, c->base.stream));
+    TRY(gdn_cuda_summary_sm90(ctx, &p->summary, &p->cut, memory, &ran, c->base.stream));
     return gdn_cuda_note_all(ctx, "summary", ran.kernels, ran.n);
 }
 

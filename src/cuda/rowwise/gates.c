@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "calls/gates.h"
 #include "calls/op_backends.h"
-#include "cuda/driver/launch.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/lines.h"
 #include "cuda/rowwise/args.h"
 #include "cuda/rowwise/rowwise.h"
@@ -16,26 +16,32 @@ static bool is_quads(const struct gdn_cu_array *v, int64_t n)
     return v->stride[0] == 1 && gdn_cuda_access(v->data, v->dtype, NULL, 0, n);
 }
 
-static bool is_flat(const struct gdn_cu_gates *a)
+/* Returns why a thread does not take four heads at a time, as text for the log; NULL: it does. */
+static const char *why_not_flat(const struct gdn_cu_gates *a)
 {
     const struct gdn_cu_lines *const lines[] = { &a->a, &a->b, &a->g, &a->beta };
     const struct gdn_cu_array *const vectors[] = { &a->A_log, &a->dt_bias };
+    if (a->n_heads) return "a has channels";
     for (int i = 0; i < 4; i++)
-        if (lines[i]->data && !lines[i]->access) return false;
+        if (lines[i]->data && !lines[i]->access) return "four heads of a row do not move at once";
     for (int i = 0; i < 2; i++)
-        if (vectors[i]->data && !is_quads(vectors[i], a->H)) return false;
-    if (a->a.data && a->b.data && a->a.dtype != a->b.dtype) return false;
-    return a->leads.n == 1 && a->H <= HEADS * THREADS && !a->n_heads;
+        if (vectors[i]->data && !is_quads(vectors[i], a->H))
+            return "four heads of A_log or dt_bias do not move at once";
+    if (a->a.data && a->b.data && a->a.dtype != a->b.dtype) return "a and b differ in dtype";
+    if (a->leads.n != 1) return "rows are not one step apart";
+    return a->H > HEADS * THREADS ? "there are more than 1024 heads" : NULL;
 }
 
-static enum gdn_kernel_id choose(const struct gdn_cu_gates *a)
+static enum gdn_kernel_id choose(gdn_ctx *ctx, const struct gdn_cu_gates *a)
 {
     static const enum gdn_kernel_id flat[] = {
         [GDN_F32] = GDN_CU_gates_flat_f32,
         [GDN_BF16] = GDN_CU_gates_flat_bf16,
         [GDN_F16] = GDN_CU_gates_flat_f16,
     };
-    return is_flat(a) ? flat[a->a.data ? a->a.dtype : a->b.dtype] : GDN_CU_gates_heads;
+    const struct gdn_cuda_form list[] = { { "flat", why_not_flat(a) }, { "heads", NULL } };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_GATES_CHOICE, "gates", list);
+    return list->why_not ? GDN_CU_gates_heads : flat[a->a.data ? a->a.dtype : a->b.dtype];
 }
 
 /* Chooses the lines of a thread, `most` at most, and returns the blocks. */
@@ -51,7 +57,7 @@ static int64_t spread(struct gdn_cu_gates *a, int64_t places, int most, int sm_c
     return (a->n_lines + a->each * lines - 1) / (a->each * lines);
 }
 
-/* of_a, of_b: these and what comes of them. */
+/* Returns the arguments of a launch for a and g (of_a), for b and beta (of_b), or for all. */
 static struct gdn_cu_gates args_of(const struct gdn_gates_call *s, bool of_a, bool of_b)
 {
     static const gdn_tensor none = { .data = NULL };
@@ -79,7 +85,7 @@ static struct gdn_cu_gates args_of(const struct gdn_gates_call *s, bool of_a, bo
 static gdn_status launch(gdn_ctx *ctx, struct gdn_cu_gates a, struct gdn_cuda_ran *ran,
                          void *stream)
 {
-    const enum gdn_kernel_id kernel = choose(&a);
+    const enum gdn_kernel_id kernel = choose(ctx, &a);
     const bool ones = kernel == GDN_CU_gates_heads;
     const int64_t places = ones ? a.H : a.H / HEADS;
     const int most = ones ? ONES : LINES;

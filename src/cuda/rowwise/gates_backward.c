@@ -9,7 +9,8 @@
 enum { WARPS = 8, HEADS = 32 }; /* of a block; as in gates_backward.cu */
 enum { LEAST_ROWS = 32 };       /* of a block */
 
-/* of_a, of_b: these and the gradients that come of them. */
+/* Returns the arguments of a launch for a and its gradients (of_a), for b and its gradient (of_b),
+ * or for all. */
 static struct gdn_cu_gates_backward args_of(const struct gdn_gates_backward_call *s, bool of_a,
                                             bool of_b, float *sums)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "calls/norm.h"
 #include "calls/op_backends.h"
-#include "cuda/driver/launch.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/lines.h"
 #include "cuda/rowwise/args.h"
 
@@ -27,7 +27,11 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_l2norm_backward *s = call;
     struct gdn_cu_l2norm_backward args = args_of(s);
     const bool wide = args.D > LONGEST_ROW;
+    const struct gdn_cuda_form list[] = {
+        { "row", wide ? "rows are of more than 1024 elements" : NULL }, { "wide", NULL }
+    };
     (void)memory;
+    gdn_cuda_log_forms(ctx, GDN_CUDA_NORM_GRADIENTS_CHOICE, s->base.op, list);
     args.lanes = LEAST_LANES;
     while (args.lanes < 32 && args.lanes * PACK < args.D) args.lanes *= 2;
     const int64_t lines = wide ? 1 : THREADS / args.lanes; /* of a block */

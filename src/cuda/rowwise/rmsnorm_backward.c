@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "calls/norm.h"
 #include "calls/op_backends.h"
-#include "cuda/driver/launch.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/lines.h"
 #include "cuda/rowwise/args.h"
 
@@ -39,14 +39,26 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
+static enum gdn_kernel_id choose(gdn_ctx *ctx, int64_t D)
+{
+    static const enum gdn_kernel_id kernels[] = { GDN_CU_rmsnorm_backward_row,
+                                                  GDN_CU_rmsnorm_backward_long,
+                                                  GDN_CU_rmsnorm_backward_wide };
+    const struct gdn_cuda_form list[] = {
+        { "row", D > LONGEST_ROW ? "rows are of more than 256 elements" : NULL },
+        { "long", D > LONGEST_LONG ? "rows are of more than 1024 elements" : NULL },
+        { "wide", NULL },
+    };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_NORM_GRADIENTS_CHOICE, "rmsnorm_gated_backward", list);
+    return kernels[D <= LONGEST_ROW ? 0 : D <= LONGEST_LONG ? 1 : 2];
+}
+
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_rmsnorm_backward *s = call;
     const struct gdn_cu_rmsnorm_backward args = args_of(s, s->base.bytes ? (float *)memory : NULL);
     const struct gdn_cuda_call rows = {
-        .kernel = args.D <= LONGEST_ROW    ? GDN_CU_rmsnorm_backward_row
-                  : args.D <= LONGEST_LONG ? GDN_CU_rmsnorm_backward_long
-                                           : GDN_CU_rmsnorm_backward_wide,
+        .kernel = choose(ctx, args.D),
         .grid = { args.n_blocks, 1, 1 },
         .stream = s->base.stream,
         .args = &args,

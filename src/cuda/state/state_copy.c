@@ -3,7 +3,7 @@
 #include "calls/state_copy.h"
 #include "core/tensor_check.h"
 #include "cuda/driver/contents.h"
-#include "cuda/driver/launch.h"
+#include "cuda/driver/choice.h"
 #include "cuda/driver/lines.h"
 #include "cuda/state/args.h"
 
@@ -35,7 +35,8 @@ static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
     return 2;
 }
 
-/* Merges what lies behind each other on both sides, from the last dimension up. */
+/* Merges a dimension into the next one if both sides have their parts one behind the other, from
+ * the last dimension up. */
 static void merge(struct dim *d, bool keeps_columns)
 {
     for (int i = 1; i >= 0; i--) {
@@ -192,6 +193,16 @@ static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
     return s;
 }
 
+static void log_form(gdn_ctx *ctx, bool eight, bool turned)
+{
+    const struct gdn_cuda_form list[] = {
+        { "eight", eight ? NULL : "no 8 bits become another dtype, or come of one" },
+        { "turn", turned ? NULL : "both sides have their elements side by side in one order" },
+        { "rows", NULL },
+    };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_COPY_CHOICE, "state_copy", list);
+}
+
 static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_state_move *m)
 {
     struct gdn_cu_copy c = box_of(m);
@@ -199,6 +210,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_state_move *m)
     const bool scaled = c.to.scales;
     if (gdn_count(&m->args.to_pool) == 0) return gdn_note_line(ctx, "state_copy", "");
     if (c.from.data && gdn_state_converts_q8(&m->to, &m->from)) {
+        log_form(ctx, true, false);
         c.n_units = c.size[0] * ((c.size[1] + COLUMNS - 1) / COLUMNS);
         TRY(launch(ctx, &c, kernels[0], COLUMNS * (MOST_K + 1) * sizeof(float), m->args.stream));
         return gdn_cuda_note(ctx, "state_copy", kernels[0]);
@@ -208,6 +220,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_state_move *m)
         TRY(copy(ctx, &s, m->args.stream, &kernels[1]));
     }
     TRY(copy(ctx, &c, m->args.stream, &kernels[0]));
+    log_form(ctx, false, c.turned >= 0);
     return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + scaled);
 }
 

@@ -23,7 +23,8 @@
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
-/* The workspace of a call, rows of all tokens. Of dtype, the gates and dx float32. */
+/* The workspace of a call: rows of all tokens. They have c->dtype; those that are float * here are
+ * float32. */
 struct buffers {
     char *plan;
     char *x, *dout;        /* [N][hidden], zero where tokens do not count */
@@ -32,7 +33,7 @@ struct buffers {
     char *low[2], *dlow;   /* [N] of low rank: before z, before a; of one of them */
     char *woven_gates;     /* woven, and what goes back to the weights in dtype */
     char *c, *dc;          /* [N] q, k, v */
-    char *o, *n, *dn;      /* [N][Hv V]; do in place of n */
+    char *o, *n, *dn;      /* [N][Hv V]; the gradient of o takes the place of n */
     float *dx;             /* [N][hidden] */
     char *part, *products; /* workspace of the ops; scratch of products */
 };
@@ -565,7 +566,7 @@ static gdn_status run_backward(const struct layer_backward *c)
     return gdn_conv1d_backward_part(ctx, &conv_args);
 }
 
-/* To the order of the weights' rows. */
+/* Brings gradients of projected rows into the order of the weights' rows. */
 static gdn_status weave_gradients(const struct layer_backward *c)
 {
     if (c->fused)

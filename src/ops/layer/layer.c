@@ -60,8 +60,11 @@ static gdn_status check_weights(gdn_ctx *ctx, struct gdn_block_call *c)
     const struct gdn_layer_weights w = { .of = GDN_PROJECTIONS(a, ), .dt_bias = &a->dt_bias };
     struct gdn_sizes s = { .hidden = b->hidden,
                            .H = b->Hv,
+                           .Hk = b->Hk,
                            .K = b->K,
                            .V = b->V,
+                           .P = a->state.data ? a->state.size[0] : -1,
+                           .R = a->record_k.ndim == 4 ? a->record_k.size[1] : -1,
                            .tokens = &c->tokens,
                            .like = &c->args.hidden };
     TRY(gdn_check_weights(ctx, &w, &b->projections));
@@ -133,6 +136,20 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
     return GDN_OK;
 }
 
+/* Sequences that go token by token are lazy. */
+static gdn_status check_record(gdn_ctx *ctx, struct gdn_block_call *c)
+{
+    const gdn_block_args *a = &c->args;
+    const struct gdn_record_use use = { .tensors = { &a->record_k, &a->record_u, &a->record_g,
+                                                     &a->record_count },
+                                        .state = &a->state,
+                                        .state_out = &(gdn_tensor){ 0 },
+                                        .batch = &c->plan.batch,
+                                        .flags = a->flags,
+                                        .lazy_tokens = GDN_SHORT_SEQUENCE };
+    return gdn_record_describe(ctx, &use, &c->block.rule, &c->record);
+}
+
 gdn_status gdn_check_pair(gdn_ctx *ctx, const gdn_tensor *a, const char *a_name,
                           const gdn_tensor *b, const char *b_name)
 {
@@ -182,6 +199,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_check_present(ctx, GDN_OP_BLOCK, &c->args));
     TRY(check_tokens(ctx, c));
     TRY(describe_parts(ctx, c));
+    TRY(check_record(ctx, c));
     TRY(check_states(ctx, c));
 
     b->in = gdn_rows_of(&a->hidden, &c->tokens);

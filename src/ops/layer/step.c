@@ -52,10 +52,26 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
                                  .H = a->n_value_heads,
                                  .V = a->value_head_dim,
                                  .K = a->key_head_dim,
+                                 .Hk = a->n_key_heads,
+                                 .P = a->state.data ? a->state.size[0] : -1,
+                                 .R = a->record_k.ndim == 4 ? a->record_k.size[1] : -1,
                                  .tokens = &m->tokens,
                                  .like = &a->x };
     TRY(gdn_check_shapes(ctx, GDN_OP_STEP, a, &s));
     return gdn_plan_describe(ctx, a->batch, &m->tokens, GDN_PLAN_EACH | GDN_PLAN_TREE, &m->plan);
+}
+
+static gdn_status check_record(gdn_ctx *ctx, struct gdn_step_call *m)
+{
+    const gdn_step_args *a = &m->args;
+    const struct gdn_record_use use = { .tensors = { &a->record_k, &a->record_u, &a->record_g,
+                                                     &a->record_count },
+                                        .state = &a->state,
+                                        .state_out = &(gdn_tensor){ 0 },
+                                        .batch = &m->plan.batch,
+                                        .flags = a->flags,
+                                        .is_step = true };
+    return gdn_record_describe(ctx, &use, &m->rule, &m->record);
 }
 
 static gdn_status check_states(gdn_ctx *ctx, struct gdn_step_call *m)
@@ -68,7 +84,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_step_call *m)
     TRY(gdn_scaled_view(ctx, &state, a->state_layout, r->H, r->K, r->V, &r->from));
     TRY(gdn_check_tree(ctx, &m->plan.batch, r->exact, a->state.dtype));
     TRY(gdn_check_pair(ctx, &a->state, "state", &a->conv_state, "conv_state"));
-    if (!a->out.data && !(writes && (a->state.data || a->conv_state.data)))
+    if (!a->out.data && !r->record && !(writes && (a->state.data || a->conv_state.data)))
         return gdn_fail(ctx, GDN_E_ARG, "out: absent, and no state is written");
     TRY(gdn_check_written(ctx, GDN_OP_STEP, a, &m->plan.batch));
     r->from.random = a->rounding == GDN_ROUND_STOCHASTIC;
@@ -150,6 +166,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_tensors(ctx, m));
     TRY(describe_conv(ctx, m));
     TRY(describe_rule(ctx, m));
+    TRY(check_record(ctx, m));
     TRY(check_states(ctx, m));
     describe_norm(m);
     m->pools = pools_of(a);

@@ -265,6 +265,8 @@ static void refusals(void)
     REFUSE("out absent", GDN_E_ARG, "out", a->out.data = NULL);
     REFUSE("q of 3 heads", GDN_E_SHAPE, "q", a->q.size[1] = 3);
     REFUSE("out on u", GDN_E_ARG, "overlaps", a->out = a->u);
+    REFUSE("too few states of one sequence", GDN_E_SHAPE, "states", a->batch = NULL,
+           a->states.size[0] = 1);
     REFUSE_SEEN(RING2_CONTENTS, GDN_OP_CHUNK_OUTPUT, chunk_output, "too few states", GDN_E_SHAPE,
                 "states", a->states.size[0] = spoilt.NC - 1);
 #undef REFUSE

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu, gpu, sm_80 batch --every=2 */
+/* runs: cpu, gpu, sm_80 batch --every=4 */
 /*
  * gdn_block_backward against the chain rule in float64 over the oracle's pieces, which finite
  * differences of the forward model judge; and its guarantees by name.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: gpu, sm_90 "bf16" --every=4 */
+/* runs: gpu, sm_90 "bf16" --every=8 */
 /*
  * gdn_prefill on Hopper by each of its forms, with more chunks than any ring of theirs has
  * places: against float64, and once more to the same bits. On an emulated device what goes on

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: gpu, sm_90 --every=4 */
+/* runs: gpu, sm_90 --every=8 */
 /*
  * gdn_prefill on Hopper of packed prompts among sequences of one token, which decode takes: all
  * against float64.

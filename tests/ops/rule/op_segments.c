@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: gpu, sm_90 "segments: checkpoints" --every=2 */
+/* runs: gpu, sm_90 "segments: checkpoints" --every=4 */
 /*
  * gdn_prefill with sequences cut into segments: where the planner cuts, and where this test has it
  * cut, so that short ones have many segments. Held to the limits of whole sequences. What Hopper

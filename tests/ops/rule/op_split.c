@@ -307,6 +307,8 @@ static void refused(int number)
     REFUSE(DECODE, GDN_E_SHAPE, "record_k: 63 rows", a.record_k = ring2_narrow(&r.k, 1, 0, 63),
            a.record_u = ring2_narrow(&r.u, 1, 0, 63), a.record_g = ring2_narrow(&r.g, 1, 0, 63));
     REFUSE(PREFILL, GDN_E_ARG, "write", b.write = GDN_WRITE_NONE);
+    REFUSE(PREFILL, GDN_E_ARG, "has_initial_state",
+           b.has_initial_state = ring2_new(GDN_I32, 0, 1, B, 0, 0, 0));
     REFUSE(PREFILL, GDN_E_UNSUPPORTED, "checkpoints", b.checkpoint_every = UNIT,
            a.checkpoints = new_pool(r.m, r.layout, P));
 }

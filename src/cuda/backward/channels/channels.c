@@ -121,16 +121,13 @@ static size_t lay_out(struct gdn_cu_backward_channels *a, char *memory)
     return bytes;
 }
 
-void gdn_cuda_channels_plan(const gdn_ctx *ctx, struct gdn_backward_call *c,
-                            const struct gdn_cu_backward *base)
+size_t gdn_cuda_channels_plan(const gdn_ctx *ctx, const struct gdn_backward *work,
+                              const struct gdn_cu_backward *base,
+                              struct gdn_cu_backward_channels *args)
 {
-    struct gdn_cu_backward_channels *args = GDN_PLANNED(struct gdn_cu_backward_channels, &c->base);
-    *args = args_of(ctx, &c->work, base);
-    struct gdn_cu_backward_channels copy = *args;
-    c->base.bytes = lay_out(&copy, NULL);
+    *args = args_of(ctx, work, base);
+    return lay_out(args, NULL);
 }
-
-_Static_assert(sizeof(struct gdn_cu_backward_channels) <= GDN_PLAN_ROOM, "a plan has room");
 
 /* ---- Launches ------------------------------------------------------------------------------ */
 
@@ -229,10 +226,10 @@ static gdn_status launch_all(struct launches *l)
     return gdn_cuda_note_all(l->ctx, "prefill_backward", l->ran.kernels, l->ran.n);
 }
 
-gdn_status gdn_cuda_channels_run(gdn_ctx *ctx, const struct gdn_backward_call *c, void *memory)
+gdn_status gdn_cuda_channels_run(gdn_ctx *ctx, struct gdn_cu_backward_channels *args, void *memory,
+                                 void *stream)
 {
-    struct gdn_cu_backward_channels *args = GDN_PLANNED(struct gdn_cu_backward_channels, &c->base);
-    struct launches l = { .ctx = ctx, .a = args, .stream = c->base.stream };
+    struct launches l = { .ctx = ctx, .a = args, .stream = stream };
     lay_out(args, memory);
     return launch_all(&l);
 }

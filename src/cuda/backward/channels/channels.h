@@ -7,10 +7,12 @@
 #include "cuda/backward/channels/args.h"
 #include "cuda/driver/launch.h"
 
-/* The call's plan and its launches, as those of a gdn_op_backend. base: what the arguments of all
- * forms have. The struct that is planned begins with one like it. */
-void gdn_cuda_channels_plan(const gdn_ctx *ctx, struct gdn_backward_call *call,
-                            const struct gdn_cu_backward *base);
-gdn_status gdn_cuda_channels_run(gdn_ctx *ctx, const struct gdn_backward_call *call, void *memory);
+/* Plan a call and return the bytes of its workspace; run the call. base: what the arguments of all
+ * forms have. */
+size_t gdn_cuda_channels_plan(const gdn_ctx *ctx, const struct gdn_backward *work,
+                              const struct gdn_cu_backward *base,
+                              struct gdn_cu_backward_channels *args);
+gdn_status gdn_cuda_channels_run(gdn_ctx *ctx, struct gdn_cu_backward_channels *args, void *memory,
+                                 void *stream);
 
 #endif

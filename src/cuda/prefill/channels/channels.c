@@ -42,14 +42,6 @@ const char *gdn_cuda_prefill_channels_why_not(const gdn_ctx *ctx, const struct g
 
 /* ---- Windows --------------------------------------------------------------------------------- */
 
-/* How a call is cut: so many rows of the batch, and chunks of each, or of all of them. */
-struct windows {
-    bool through;
-    int64_t n_chunks, each; /* of a row, or of the batch; of a window */
-    int64_t n_rows;         /* of a window */
-    int64_t record_bytes;
-};
-
 static int64_t clamp(int64_t x, int64_t low, int64_t high)
 {
     return x < low ? low : x > high ? high : x;
@@ -57,11 +49,12 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high)
 
 static int deep_of(const struct gdn_cu_rule *r) { return r->K <= 64 ? 64 : 128; }
 
-static struct windows cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+struct gdn_channels_windows gdn_cuda_prefill_channels_cut(const gdn_ctx *ctx,
+                                                          const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
     const int deep = deep_of(r);
-    struct windows w = { .through = b->cu_seqlens.data != NULL, .n_rows = b->B };
+    struct gdn_channels_windows w = { .through = b->cu_seqlens.data != NULL, .n_rows = b->B };
     w.record_bytes = GDN_CHANNELS_WRITTEN(deep) + (r->family.write.data ? CHUNK * 2 * r->V : 0);
     const int64_t bytes = (int64_t)WINDOW_BYTES * ctx->cuda->sm_count;
     const int64_t most = clamp(bytes / (w.record_bytes * r->H), 1, INT64_MAX);
@@ -71,9 +64,10 @@ static struct windows cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
     return w;
 }
 
-/* A state of places between windows: of every row, or of two windows through the batch. */
-static size_t lay_out(const struct gdn_cu_rule *r, const struct windows *w, char **records,
-                      char **carry, char *memory)
+/* Lays out records, and the states between windows: one for each row, or for two windows through
+ * the batch. */
+static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_channels_windows *w,
+                      char **records, char **carry, char *memory)
 {
     const int64_t n = (w->through ? 1 : w->n_rows) * w->each * r->H;
     const int64_t columns = (r->V + 127) / 128 * 128;
@@ -85,11 +79,11 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct windows *w, char
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-size_t gdn_cuda_prefill_channels_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+size_t gdn_cuda_prefill_channels_bytes(const struct gdn_cu_rule *r,
+                                       const struct gdn_channels_windows *w)
 {
-    const struct windows w = cut(ctx, r);
     char *records, *carry;
-    return lay_out(r, &w, &records, &carry, NULL);
+    return lay_out(r, w, &records, &carry, NULL);
 }
 
 /* ---- Launches -------------------------------------------------------------------------------- */
@@ -136,33 +130,33 @@ static gdn_status run_window(gdn_ctx *ctx, struct gdn_cu_prefill_channels *a, in
                   GDN_CHANNELS_HEAD_BYTES + (size_t)a->n_stages * stage, ran, stream);
 }
 
-gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *r, void *memory,
+gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                     const struct gdn_channels_windows *w, void *memory,
                                      struct gdn_cuda_ran *ran, void *stream)
 {
-    const struct windows w = cut(ctx, r);
     const int deep = deep_of(r);
     char *carry;
     struct gdn_cu_prefill_channels a = { .rule = *r,
-                                         .record_bytes = w.record_bytes,
-                                         .each = w.each };
-    lay_out(r, &w, &a.records, &carry, memory);
+                                         .record_bytes = w->record_bytes,
+                                         .each = w->each };
+    lay_out(r, w, &a.records, &carry, memory);
     a.carry = (float *)(void *)carry;
-    a.through = w.through;
+    a.through = w->through;
     /* more blocks, if so many heads do not fill the device */
     const int most = r->batch.B * r->H >= ctx->cuda->sm_count ? 128 : 64;
     const int columns = r->V <= 16 ? 16 : r->V <= 32 ? 32 : r->V <= 64 ? 64 : most;
     const size_t stage = (size_t)GDN_CHANNELS_STAGE_BYTES(deep, columns);
     a.n_slices = (r->V + columns - 1) / columns;
     a.n_stages = GDN_CHANNELS_HEAD_BYTES + 2 * stage <= (size_t)ctx->cuda->shared_most ? 2 : 1;
-    for (a.row = 0; a.row < r->batch.B; a.row += w.n_rows) {
-        a.n_rows = clamp(r->batch.B - a.row, 0, w.n_rows);
+    for (a.row = 0; a.row < r->batch.B; a.row += w->n_rows) {
+        a.n_rows = clamp(r->batch.B - a.row, 0, w->n_rows);
         a.number = 0;
         a.first = 0;
         do {
             TRY(run_window(ctx, &a, columns, ran, stream));
             a.number++;
             a.first += a.each;
-        } while (a.first < w.n_chunks);
+        } while (a.first < w->n_chunks);
     }
     return GDN_OK;
 }

@@ -71,11 +71,11 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_portable_cut
     return bytes;
 }
 
-size_t gdn_cuda_prefill_portable_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                       struct gdn_cuda_cut_options options)
+void gdn_cuda_prefill_portable_plan(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                    struct gdn_cuda_chunks *how)
 {
-    const struct gdn_portable_cut c = gdn_cuda_portable_cut(ctx, r, options);
-    return lay_out(r, &c, NULL, NULL);
+    how->cut.portable = gdn_cuda_portable_cut(ctx, r, how->options);
+    how->bytes = lay_out(r, &how->cut.portable, NULL, NULL);
 }
 
 /* ---- A call ---------------------------------------------------------------------------------- */
@@ -147,7 +147,7 @@ gdn_status gdn_cuda_prefill_portable(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                      void *stream)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    const struct gdn_portable_cut c = gdn_cuda_portable_cut(ctx, r, how->options);
+    const struct gdn_portable_cut c = how->cut.portable;
     struct gdn_cu_prefill_portable p = { .rule = *r, .by_number = how->by_number };
     p.q_wide = gdn_cuda_rows_wide(&r->q);
     p.k_wide = gdn_cuda_rows_wide(&r->k);

@@ -2,7 +2,7 @@
 /* The division of a call: what takes least time by the costs of a chunk. */
 #include "cuda/prefill/portable/plan.h"
 
-#include "cuda/prefill/sm90/plan_segments.h"
+#include "cuda/prefill/wanted.h"
 
 enum { CHUNK = GDN_PORTABLE_CHUNK, COLUMNS = 16, MOST_STATE = 4 };
 

@@ -4,15 +4,8 @@
 #define GDN_CUDA_PREFILL_PORTABLE_PLAN_H
 
 #include "cuda/driver/launch.h"
+#include "cuda/prefill/plan.h"
 #include "cuda/prefill/portable/args.h"
-#include "cuda/prefill/prefill.h"
-
-/* Segments of sequences of more than `first` tokens: the first one, and later ones of `each`
- * tokens. units: later ones, at most; several: sequences with more than one of these, at most.
- * units 0: all sequences are whole. */
-struct gdn_portable_cut {
-    int64_t first, each, units, several;
-};
 
 /* Blocks of `scan`: warps with 16 columns each, and stages of shared memory. shared 0: there is no
  * room for one. */

@@ -13,9 +13,9 @@
 
 enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
 
-/* Clusters, of whole sequences and of segments, wide blocks, blocks of small heads, and M and U of
- * segments. All but the last give the same bits. Deep ones take larger heads, so many blocks for
- * every 128 columns. */
+/* CLUSTER: whole sequences in clusters; PART: segments in clusters; WIDE: wide blocks; SMALL:
+ * blocks of small heads; SUMMARY: M and U of segments; DEEP: K above 128, n_blocks for every 128
+ * columns. CLUSTER, PART, WIDE and SMALL give the same bits. */
 enum form { CLUSTER, PART, WIDE, SMALL, SUMMARY, DEEP };
 static const struct {
     int n_blocks; /* of a sequence and head */
@@ -61,9 +61,9 @@ static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_cut_options op
     return r->norm != GDN_NO_NORM && !options.every_token;
 }
 
-/* Returns the cut of the whole call. Larger heads have no segments. A call needs the cut twice, for
- * its workspace and to launch. Layers of a model make the same call, and a plan takes 5 to 60 us
- * (docs/gpu/hopper-prefill.md, "The planner"). So the context keeps the cut of the last shape. */
+/* Returns the cut of the whole call. Larger heads have no segments. Layers of a model make the same
+ * call, and a cut takes 5 to 60 us (docs/gpu/hopper-prefill.md, "The planner"). So the context
+ * keeps the cut of the last shape. */
 static struct gdn_cuda_cut find_cut(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                     struct gdn_cuda_cut_options options)
 {
@@ -112,11 +112,11 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
     return bytes;
 }
 
-size_t gdn_cuda_prefill_sm90_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                                   struct gdn_cuda_cut_options options)
+void gdn_cuda_prefill_sm90_plan(gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                                struct gdn_cuda_chunks *how)
 {
-    const struct gdn_cuda_cut c = find_cut(ctx, r, options);
-    return gdn_cuda_prefill_sm90_why_not(ctx, r) ? 0 : lay_out(r, &c, NULL, NULL);
+    how->cut.sm90 = find_cut(ctx, r, how->options);
+    how->bytes = lay_out(r, &how->cut.sm90, NULL, NULL);
 }
 
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks,
@@ -192,7 +192,7 @@ static void skip_columns(struct gdn_pool_view *p, int n)
     if (p->data) p->data += n * step * (int64_t)gdn_dtype_bytes(p->dtype);
 }
 
-/* Leaves of a rule the columns of V from `first` on, as many as a launch takes. */
+/* Narrows a rule to the columns of V from `first` on, as many as one launch takes. */
 static void cut_slice(struct gdn_cu_rule *r, int first)
 {
     const size_t bytes = (size_t)first * gdn_dtype_bytes(r->q.dtype);
@@ -204,12 +204,12 @@ static void cut_slice(struct gdn_cu_rule *r, int first)
     skip_columns(&r->checkpoints, first);
 }
 
-/* Launches one slice of columns; `slice` others come before it. c: the call's. Deep heads are not
- * cut. */
+/* Launches one slice of columns; `slice` others come before it. Deep heads are not cut. */
 static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                            const struct gdn_cuda_chunks *how, struct gdn_cuda_cut c, int slice,
-                            struct gdn_cuda_ran *ran, void *stream)
+                            const struct gdn_cuda_chunks *how, int slice, struct gdn_cuda_ran *ran,
+                            void *stream)
 {
+    const struct gdn_cuda_cut c = how->cut.sm90;
     struct gdn_cu_prefill_sm90 p = { .rule = *rule,
                                      .by_number = how->by_number,
                                      .singles = how->singles,
@@ -263,8 +263,7 @@ gdn_status gdn_cuda_prefill_sm90(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                  const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                  void *stream)
 {
-    const struct gdn_cuda_cut c = find_cut(ctx, r, how->options);
-    if (is_deep(r)) return run_slice(ctx, r, how, c, 0, ran, stream);
-    for (int i = 0; i * COLUMNS < r->V; i++) TRY(run_slice(ctx, r, how, c, i, ran, stream));
+    if (is_deep(r)) return run_slice(ctx, r, how, 0, ran, stream);
+    for (int i = 0; i * COLUMNS < r->V; i++) TRY(run_slice(ctx, r, how, i, ran, stream));
     return GDN_OK;
 }

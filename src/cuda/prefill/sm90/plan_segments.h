@@ -7,12 +7,13 @@
 
 #include "cuda/driver/args.h"
 
-/* Sequences of more than `whole` tokens are cut. apart: those of more than `split` tokens have a
- * launch of their own, in clusters. n_long: how many of these there may be. Tokens of the first
- * segment, INT64_MAX: whole sequences; of those after it; how many of them there may be in all, and
- * sequences with several. planned: a kernel finds the sizes of segments, which take at most `win`
- * hundredths of the time of whole sequences (choose_cut.cuh), and may set `split` aside. wide:
- * blocks in place of clusters, for first segments; for the others. small: k64.cu, for all. */
+/* How sequences of more than `whole` tokens are cut. first, each: tokens of the first segment
+ * (INT64_MAX: nothing is cut) and of later ones. units: later segments in all, at most. several:
+ * sequences with several of them, at most. apart: sequences of more than `split` tokens have a
+ * launch of their own, in clusters. n_long: how many of these there may be. planned: a kernel finds
+ * the sizes of segments, which take at most `win` hundredths of the time of whole sequences
+ * (choose_cut.cuh), and may set `split` aside. wide, later_wide: wide blocks in place of clusters,
+ * for first segments and for later ones. small: k64.cu takes all. */
 struct gdn_cuda_cut {
     int64_t whole, split, n_long, first, each, units, several;
     int win;

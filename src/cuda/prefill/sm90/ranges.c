@@ -16,17 +16,17 @@
 
 enum { SHARED = 232448, CHUNK = 64, MOST = 128, CLUSTER = 2, WARP = 32, LEFT_WARPS = 8 };
 
-/* Chunks of a unit at least, and with GDN_BATCH_INVARIANT; units of a sequence of mean length, and
- * of all sequences, at most. */
+/* LEAST_CHUNKS: of a unit; FIXED_CHUNKS: of a unit with GDN_BATCH_INVARIANT. MOST_UNITS: of a
+ * sequence of mean length; MOST_LONG: of all sequences. */
 enum { LEAST_CHUNKS = 8, FIXED_CHUNKS = 128, MOST_UNITS = 64, MOST_LONG = 256 };
 
-/* Nanoseconds: of a round of clusters, to begin and for a chunk, and where their units are left
- * out; to begin to join, and of a round of its blocks for a unit. Where gates may forget, three in
- * four units are left out, which is four times as likely as not. */
+/* Nanoseconds. A round of clusters takes START and EACH_CHUNK, or LEFT_OUT if its units are left
+ * out. The join takes JOIN_START, and JOIN_EACH for a unit in a round of blocks. LIKELY: if gates
+ * may forget, it is four times as likely as not that three in four units are left out. */
 enum { START = 20000, EACH_CHUNK = 1500, LEFT_OUT = 30000, JOIN_START = 4000, JOIN_EACH = 3300 };
 enum { LIKELY = 4 };
 
-/* The same of a chunk of a walk back, of 64 columns of a head by a block, and of all. */
+/* Nanoseconds of a chunk of a walk back: of a block with 64 columns of a head, and with all. */
 enum { WALK_HALF = 1500, WALK_WHOLE = 2300 };
 
 static enum gdn_kernel_id kernel_of(int dtype)
@@ -34,7 +34,7 @@ static enum gdn_kernel_id kernel_of(int dtype)
     return dtype == GDN_BF16 ? GDN_CU_prefill_sm90_summary_BF16 : GDN_CU_prefill_sm90_summary_F16;
 }
 
-const char *gdn_cuda_summary_hopper_why_not(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
+const char *gdn_cuda_summary_sm90_why_not(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 {
     const struct gdn_cu_rule *r = &s->rule;
     const struct gdn_cu_batch *b = &r->batch;
@@ -52,11 +52,6 @@ const char *gdn_cuda_summary_hopper_why_not(const gdn_ctx *ctx, const struct gdn
 }
 
 /* ---- Units --------------------------------------------------------------------------------- */
-
-/* Units of `each` tokens; of all longer sequences at most; and so many of these, at most. */
-struct cut {
-    int64_t each, units, several;
-};
 
 static int64_t n_tokens(const struct gdn_cu_batch *b) { return b->padded ? b->B * b->T : b->N; }
 
@@ -116,11 +111,11 @@ static int64_t find_chunks(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
     return best > floor ? best > LEAST_CHUNKS ? best : LEAST_CHUNKS : floor;
 }
 
-static struct cut find_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
+struct gdn_range_cut gdn_cuda_summary_sm90_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 {
     const struct gdn_cu_batch *b = &s->rule.batch;
     const struct gdn_cuda_cut *wanted = &gdn_cuda_wanted(ctx)->cut;
-    struct cut c = { 0, 0, 0 };
+    struct gdn_range_cut c = { 0, 0, 0 };
     if (b->B < 1) return c;
     c.each = wanted->first ? wanted->each
                            : CHUNK * (s->batch_invariant ? FIXED_CHUNKS : find_chunks(ctx, s));
@@ -135,7 +130,7 @@ static struct cut find_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 }
 
 /* Lays out the maps of units, and the sums of left.cuh for the chunks of every sequence. */
-static size_t lay_out(const struct gdn_cuda_summary *call, const struct cut *c,
+static size_t lay_out(const struct gdn_cuda_summary *call, const struct gdn_range_cut *c,
                       struct gdn_cu_segments *s, char *memory)
 {
     const struct gdn_cu_rule *r = &call->rule;
@@ -164,11 +159,10 @@ static size_t lay_out(const struct gdn_cuda_summary *call, const struct cut *c,
     return bytes;
 }
 
-size_t gdn_cuda_summary_hopper_bytes(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
+size_t gdn_cuda_summary_sm90_bytes(const struct gdn_cuda_summary *s, const struct gdn_range_cut *c)
 {
-    const struct cut c = find_cut(ctx, s);
     struct gdn_cu_segments cut;
-    return lay_out(s, &c, &cut, NULL);
+    return lay_out(s, c, &cut, NULL);
 }
 
 /* ---- A call -------------------------------------------------------------------------------- */
@@ -213,7 +207,7 @@ static gdn_status find_maps(gdn_ctx *ctx, struct gdn_cu_prefill_sm90 *p)
 }
 
 static void log_units(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *op,
-                      const struct cut *c)
+                      const struct gdn_range_cut *c)
 {
     char line[120];
     if (!ctx->options.log) return;
@@ -225,43 +219,42 @@ static void log_units(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *op,
     gdn_cuda_log_choice(ctx, choice, line);
 }
 
-gdn_status gdn_cuda_summary_hopper(gdn_ctx *ctx, const struct gdn_cuda_summary *s, void *memory,
-                                   struct gdn_cuda_ran *ran, void *stream)
+gdn_status gdn_cuda_summary_sm90(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
+                                 const struct gdn_range_cut *c, void *memory,
+                                 struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cu_rule *r = &s->rule;
     const struct gdn_cu_batch *b = &r->batch;
-    const struct cut c = find_cut(ctx, s);
     struct gdn_cu_prefill_sm90 p = { .rule = *r,
                                      .M = s->M,
                                      .summary = true,
                                      .early_stop = may_stop(s),
                                      .source_k = gdn_cuda_source_of(r, r->Hk),
                                      .source_v = gdn_cuda_source_of(r, r->Hv) };
-    if (c.units || p.early_stop)
-        lay_out(s, &c, &p.cut, memory);
+    if (c->units || p.early_stop)
+        lay_out(s, c, &p.cut, memory);
     else
         p.cut = (struct gdn_cu_segments){ .whole = INT64_MAX, .each = CHUNK };
     TRY(find_maps(ctx, &p));
-    log_units(ctx, GDN_CUDA_SUMMARY_CHOICE, "summary", &c);
+    log_units(ctx, GDN_CUDA_SUMMARY_CHOICE, "summary", c);
     if (p.early_stop) TRY(launch_left(ctx, &p, ran, stream));
-    TRY(launch(ctx, kernel_of(r->k.dtype), CLUSTER * r->H * (b->B + c.units), SHARED, &p, ran,
+    TRY(launch(ctx, kernel_of(r->k.dtype), CLUSTER * r->H * (b->B + c->units), SHARED, &p, ran,
                stream));
-    if (!c.units) return GDN_OK;
-    return launch(ctx, GDN_CU_prefill_sm90_segments_maps, n_slices(s) * r->H * c.several,
+    if (!c->units) return GDN_OK;
+    return launch(ctx, GDN_CU_prefill_sm90_segments_maps, n_slices(s) * r->H * c->several,
                   GDN_JOIN_BYTES, &p, ran, stream);
 }
 
 /* ---- A walk back --------------------------------------------------------------------------- */
 
-size_t gdn_cuda_walk_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s,
+size_t gdn_cuda_walk_cut(const struct gdn_cuda_summary *s, const struct gdn_range_cut *c,
                          struct gdn_cu_segments *cut, char *memory)
 {
-    const struct cut c = find_cut(ctx, s);
-    const size_t bytes = lay_out(s, &c, cut, memory);
+    const size_t bytes = lay_out(s, c, cut, memory);
     if (memory || !bytes) return bytes;
-    cut->units = (int32_t)c.units;
-    cut->first = c.units ? c.each : INT64_MAX;
-    cut->each = c.each;
+    cut->units = (int32_t)c->units;
+    cut->first = c->units ? c->each : INT64_MAX;
+    cut->each = c->each;
     return bytes;
 }
 
@@ -282,7 +275,7 @@ gdn_status gdn_cuda_walk_maps(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
 {
     const struct gdn_cu_rule *r = &s->rule;
     struct gdn_cu_prefill_sm90 p = walk_args(s, cut);
-    const struct cut c = { cut->each, cut->units, 0 };
+    const struct gdn_range_cut c = { cut->each, cut->units, 0 };
     log_units(ctx, GDN_CUDA_BACKWARD_CHOICE, "prefill_backward", &c);
     if (cut->stops) {
         TRY(launch_left(ctx, &p, ran, stream));
@@ -297,12 +290,11 @@ gdn_status gdn_cuda_walk_maps(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
 }
 
 gdn_status gdn_cuda_walk_join(gdn_ctx *ctx, const struct gdn_cuda_summary *s,
-                              const struct gdn_cu_segments *cut, struct gdn_cuda_ran *ran,
-                              void *stream)
+                              const struct gdn_range_cut *c, const struct gdn_cu_segments *cut,
+                              struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cu_prefill_sm90 p = walk_args(s, cut);
-    const struct cut c = find_cut(ctx, s);
     if (!cut->units) return GDN_OK;
-    return launch(ctx, GDN_CU_prefill_sm90_segments_maps, n_slices(s) * s->rule.H * c.several,
+    return launch(ctx, GDN_CU_prefill_sm90_segments_maps, n_slices(s) * s->rule.H * c->several,
                   GDN_JOIN_BYTES, &p, ran, stream);
 }

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lazy states: records of tokens beside the slots of a pool. Manual: gdn_record.h."""
+
+import gdn
+import torch
+
+from . import _block, _functions
+from ._operators import overload
+
+
+class Record:
+    """
+    A pool of states whose tokens go to records first: decoding reads a state, and writes it once in
+    `rows` tokens. On a CPU; a GPU refuses the calls.
+
+        record = gdn.torch.Record(pool, key_heads=16)
+        record.prefill(q, k, v, g, beta, cu_seqlens=cu, read_slots=slots)
+        out = record.decode(q, k, v, g, beta, read_slots=slots)
+
+    state [P][H][V][K] is the pool ([P][H][K][V] with state_layout=gdn.STATE_KV), state_scales its
+    scales if it has 8 bits. dtype is that of the rows of k and u. channels: g has a last size K, as
+    in KDA. The record owns its rows and counts; the pool stays the caller's. Who else reads a slot
+    of the pool folds it first.
+    """
+
+    def __init__(self, state, key_heads, rows=16, *, dtype=torch.float32, state_scales=None,
+                 state_layout=gdn.STATE_VK, head_map=gdn.HEADS_GROUPED, channels=False):
+        slots, heads, V, K = state.shape
+        if state_layout == gdn.STATE_KV:
+            V, K = K, V
+
+        def by_head(n, *size, dtype=dtype):
+            """The rows of a head lie together, so that it reads them in one piece."""
+            return state.new_zeros((slots, n, rows, *size), dtype=dtype).transpose(1, 2)
+
+        self.state, self.state_scales = state, state_scales
+        self.count = state.new_zeros(slots, dtype=torch.int32)
+        self.k, self.u = by_head(key_heads, K), by_head(heads, V)
+        self.g = by_head(heads, *((K,) if channels else ()), dtype=torch.float32)
+        self._numbers = dict(state_layout=state_layout, head_map=head_map)
+
+    @property
+    def fields(self):
+        """What a call of gdn.torch takes, by the names of gdn.h."""
+        return dict(state=self.state, state_scales=self.state_scales, record_k=self.k,
+                    record_u=self.u, record_g=self.g, record_count=self.count)
+
+    def decode(self, q, k, v, g=None, beta=None, **options):
+        """gdn.torch.decode(): the tokens are accepted at once."""
+        return _functions.decode(q, k, v, g, beta, **self.fields, **self._numbers, **options)
+
+    def step(self, *tensors, **options):
+        """gdn.torch.step(), the same."""
+        return _functions.step(*tensors, **self.fields, **self._numbers, **options)
+
+    def prefill(self, q, k, v, g=None, beta=None, **options):
+        """gdn.torch.prefill(). It folds the slots that it reads; what it writes has no rows."""
+        return _functions.prefill(q, k, v, g, beta, **self.fields, **self._numbers, **options)
+
+    def block(self, *tensors, **options):
+        """gdn.torch.block(): sequences of up to 8 tokens as decode(), others as prefill()."""
+        layout = dict(state_layout=self._numbers["state_layout"])
+        return _block.block(*tensors, **self.fields, **layout, **options)
+
+    def fold(self, slots=None):
+        """Writes the rows of these slots, [M], to their states; None: of all."""
+        options = dict(self.fields, **self._numbers, read_slots=slots)
+        overload("record_fold", options)(**options)
+
+    def fork(self, from_slots, to_slots):
+        """Makes slots [M] equal to others: states, rows and counts. The convolution's pool is the
+        caller's to copy."""
+        _functions.state_copy(self.state, self.state, from_slots=from_slots, to_slots=to_slots,
+                              from_scales=self.state_scales, to_scales=self.state_scales)
+        for rows in self.k, self.u, self.g, self.count:
+            rows[to_slots.long()] = rows[from_slots.long()]
+
+    def clear(self, slots):
+        """Empties slots [M] for new sequences: states of zero, no rows."""
+        _functions.state_copy(self.state, to_slots=slots, to_scales=self.state_scales)
+        self.count[slots.long()] = 0

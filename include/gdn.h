@@ -121,7 +121,7 @@
  * GUARANTEES
  *
  * Each one is held by the test of that name (tools/guarantees.py lists them). In G2, G3 and G17
- * all NaNs count as equal. G15 and G16 are in gdn_blob.h.
+ * all NaNs count as equal. G15 and G16 are in gdn_blob.h, G23 in gdn_record.h.
  *
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
@@ -616,8 +616,9 @@ typedef enum gdn_flag {
     GDN_BATCH_INVARIANT = 4, /* the same bits for any batch, on a GPU too */
     GDN_NO_EARLY_STOP = 8,   /* every token of a segment counts: see gdn_prefill() */
     GDN_ACCUMULATE = 16,     /* backward ops: gradients are added to what the tensors hold */
-    GDN_ZERO_AS_GIVEN = 32   /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
+    GDN_ZERO_AS_GIVEN = 32,  /* 0 in scale, norm_eps, rms_eps and eps is that number, no default. An
                                 eps is then 2^-126, so that a row of zeros stays zero */
+    GDN_SPLIT_INVARIANT = 64 /* G23: gdn_record.h */
 } gdn_flag;
 
 /* Roundings of 8-bit states. */
@@ -687,7 +688,7 @@ typedef enum gdn_rounding {
  * token_count is 0 is the state that it started from.
  *
  * Aliasing. out may be the very view v (if Hv = H). state_out may be the very view state. No other
- * tensor that is written may overlap another tensor.
+ * written tensor may overlap another.
  *
  * Flags:
  *
@@ -702,7 +703,7 @@ typedef enum gdn_rounding {
  *                        value. Elsewhere, in gdn_decode and in gdn_step it changes nothing.
  *   GDN_BATCH_INVARIANT  gdn_prefill on a GPU does not split sequences: few long ones take up to
  *                        4 times as long. No effect on a CPU, where bits never depend on the batch.
- *   GDN_NO_EARLY_STOP    gdn_prefill on a GPU: see "Splitting" below. No effect on a CPU.
+ *   GDN_NO_EARLY_STOP    gdn_prefill on a GPU: see "Splitting". No effect on a CPU.
  *   GDN_ZERO_AS_GIVEN    see gdn_flag
  *
  * gdn_prefill on a GPU:
@@ -720,8 +721,8 @@ typedef enum gdn_rounding {
  *
  * docs/design/guarantees.md has the conditions and the limit.
  *
- * Precision: see the head of this file. In gdn_prefill without GDN_EXACT, GDN_GATE_LINEAR is
- * computed through its logarithm. Guarantees: G1 to G13, G17 to G20.
+ * Precision: in gdn_prefill without GDN_EXACT, GDN_GATE_LINEAR is computed through its logarithm.
+ * Guarantees: G1 to G13, G17 to G20, G23.
  *
  * Errors: GDN_E_ARG (flags, slots, cu_seqlens, overlaps), GDN_E_SHAPE, GDN_E_DTYPE,
  * GDN_E_UNSUPPORTED (K above 256, V above 1024; GDN_WRITE_EACH in gdn_prefill), GDN_E_MEMORY.

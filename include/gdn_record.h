@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_record.h - records of tokens beside a state: to accept some drafts without a copy of the
- * state, and to decode without writing the state each time.
+ * gdn_record.h - records of tokens beside a state. Drafts are accepted without a copy of the state.
+ * Decode need not write the state each time. However a sequence is cut into calls, its bits may be
+ * the same.
  *
  * This header is the manual of these calls. Letters, conventions and guarantees are those of gdn.h.
  */
@@ -67,7 +68,7 @@ extern "C" {
  * those of plain decode to rounding. With GDN_EXACT, and rows and states of float32, they are its
  * bits. If R is 1, each call is plain decode. docs/start/lazy-states.md shows its use.
  *
- * Other calls that read a state:
+ * Other calls that read a state (for GDN_SPLIT_INVARIANT see "One set of bits"):
  *
  *     gdn_prefill   takes a record with GDN_WRITE_FINAL. It folds the slots that it reads, as
  *                   gdn_record_fold() does, before its tokens. The slots that it writes, those of
@@ -111,7 +112,7 @@ GDN_API gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args 
 
 typedef struct gdn_record_fold_args {
     uint32_t struct_size;
-    uint32_t flags; /* 0 */
+    uint32_t flags; /* gdn_flag: GDN_SPLIT_INVARIANT */
     gdn_tensor state, state_scales, record_k, record_u, record_g, record_count;
     const gdn_batch *batch;
     int32_t head_map;     /* gdn_head_map */
@@ -127,6 +128,44 @@ typedef struct gdn_record_fold_args {
 GDN_DEFINE_INIT(gdn_record_fold_args, gdn_record_fold_args_init)
 
 GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *args);
+
+/* ---- One set of bits ------------------------------------------------------------------------- */
+
+/*
+ * GDN_SPLIT_INVARIANT: a flag of gdn_prefill, gdn_decode and gdn_record_fold.
+ *
+ *   G23  With GDN_SPLIT_INVARIANT each output of a sequence, and its state after each multiple of
+ *        64 tokens, has the same bits for any split of its tokens over gdn_prefill, gdn_decode,
+ *        and drafts of which some are accepted. Batch, slots, threads and the layout of the state
+ *        change nothing. All these calls have the same dtypes and options, and run with one
+ *        instruction set.
+ *
+ * Tokens are computed in chunks that begin at multiples of a sequence's tokens. A record holds the
+ * tokens of the open chunk, so it says where in a chunk the next token stands:
+ *
+ *     record_k      [P][R][Hk][K]  f32, dense
+ *     record_u      [P][R][H][V]   f32, dense
+ *     record_g      [P][R][H][2]   f32: g = log alpha and beta, as the rule uses them
+ *     record_count  [P]            rows in use, c. R is at least 64.
+ *
+ *     gdn_prefill, gdn_decode with GDN_WRITE_FINAL   The tokens follow the c rows. Where a chunk
+ *                      is full, the state goes on to its end. c becomes the tokens of the open
+ *                      chunk. gdn_prefill takes no other write with a record.
+ *     gdn_decode with GDN_WRITE_NONE   The tokens are drafts, in rows from c on; c + T is at most
+ *                      R. gdn_record_commit (without path) accepts the first of them.
+ *     gdn_record_fold  moves the state to the end of the last full chunk, and the rows behind it
+ *                      up. Call it when drafts need more rows. The open chunk stays.
+ *     gdn_prefill without a record   Sequences begin at a multiple of 64 tokens: from zero, or
+ *                      from the state there. This is the call of a trainer.
+ *
+ * On a CPU a chunk has 16 tokens. After a multiple of 64 tokens, and a fold if there were drafts, c
+ * is 0, and the state alone is the sequence. Elsewhere copy its rows and its count too.
+ *
+ * Refused by name: states and rows other than f32; the family; parents; has_initial_state,
+ * write_slots and checkpoints beside a record; GDN_EXACT and GDN_BF16_PRODUCTS; gdn_decode without
+ * a record; a GPU (GDN_E_UNSUPPORTED).
+ * docs/design/one-set-of-bits.md says how it works and what it costs.
+ */
 
 #ifdef __cplusplus
 }

@@ -34,8 +34,9 @@ bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq
 {
     if (!record->accepts) return false;
     if (!stays(seq)) return true;
-    return seq->n_valid > 0 && (seq->total > record->lazy_tokens ||
-                                gdn_record_count(record, seq->slot) + seq->n_valid >= record->R);
+    const int64_t c = gdn_record_count(record, seq->slot) + seq->n_valid;
+    const int64_t full = record->chunk ? record->chunk : record->R;
+    return seq->n_valid > 0 && (seq->total > record->lazy_tokens || c >= full);
 }
 
 bool gdn_record_folds_first(const struct gdn_record *record, const struct gdn_seq *seq)
@@ -61,10 +62,11 @@ void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *p
         const struct gdn_seq *s = &plan->seqs[b];
         if (s->slot < 0) continue;
         if (has_checkpoints) forget_checkpoints(record, plan, s);
+        const int64_t c = gdn_record_count(record, s->slot) + s->n_valid;
         if (!gdn_record_folds(record, s))
-            gdn_record_set_count(record, s->slot, gdn_record_count(record, s->slot) + s->n_valid);
+            gdn_record_set_count(record, s->slot, c);
         else if (s->write >= 0)
-            gdn_record_set_count(record, s->write, 0);
+            gdn_record_set_count(record, s->write, record->chunk ? c % record->chunk : 0);
     }
 }
 

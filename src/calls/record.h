@@ -13,6 +13,8 @@
 #include "core/tensor_check.h"
 #include "gdn_record.h"
 
+enum { GDN_RECORD_SPLIT_ROWS = 64 }; /* least rows with GDN_SPLIT_INVARIANT */
+
 static inline void *gdn_record_at(const struct gdn_record_rows *r, int64_t slot, int64_t row,
                                   int64_t head)
 {
@@ -26,6 +28,7 @@ struct gdn_record {
     int64_t channels, g_channel; /* numbers of g for a head, bytes between them */
     bool accepts;                /* tokens at once: GDN_WRITE_FINAL */
     int64_t lazy_tokens;         /* ... of a sequence of so many at most; others fold first */
+    int chunk;                   /* tokens of a chunk, whose end writes the state; 0: row R does */
 };
 
 /* The contents: no slot twice, counts not negative and at most R; if drafts append, so are they
@@ -42,7 +45,7 @@ void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t
 int64_t gdn_record_pending(const struct gdn_record *record, const struct gdn_seq *seq);
 
 /* Returns true if the call writes the state of a sequence, which has a slot: its tokens fill the
- * record, or are too many, or the state is not where the sequence starts. */
+ * record or a chunk, or are too many, or the state is not where the sequence starts. */
 bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq);
 /* Returns true if the rows go into the state before the call, which then has none of them. */
 bool gdn_record_folds_first(const struct gdn_record *record, const struct gdn_seq *seq);

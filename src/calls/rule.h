@@ -40,6 +40,7 @@ struct gdn_rule {
     const struct gdn_bf16_products *products; /* of a CPU, for chunks; NULL: float32 */
     bool tree;                                /* tokens are a tree */
     bool exact;                               /* GDN_EXACT: sums have one order */
+    bool split; /* chunks whatever the length, and a record's tokens as a part of theirs */
 
     /* The CPU's: how a sequence is cut into items (cpu/rule.h). A group is the heads that share q
      * and k; its columns, in strips, are dealt to n_parts items. */

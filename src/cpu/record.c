@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "calls/op_backends.h"
+#include "cpu/open_chunk.h"
 
 enum { COLUMNS = GDN_RECUR_COLUMNS };
 
@@ -185,11 +186,20 @@ gdn_status gdn_record_begin(gdn_ctx *ctx, const struct gdn_rule *r, const struct
     return GDN_OK;
 }
 
+static size_t scratch_of(const struct gdn_ctx *ctx, const struct gdn_rule *r)
+{
+    return r->split ? gdn_open_scratch(r, ctx->kr) : gdn_record_fold_scratch(r);
+}
+
 static gdn_status plan_fold(gdn_ctx *ctx, void *call)
 {
     struct gdn_fold_call *m = call;
+    if (m->rule.split) {
+        m->c.record.chunk = GDN_CHUNK;
+        gdn_rule_cut(&m->rule, ctx->kr, gdn_threads_count(ctx->threads));
+    }
     m->base.bytes = gdn_record_contents_bytes(&m->c) +
-                    gdn_record_fold_scratch(&m->rule) * (size_t)gdn_threads_count(ctx->threads);
+                    scratch_of(ctx, &m->rule) * (size_t)gdn_threads_count(ctx->threads);
     return GDN_OK;
 }
 
@@ -203,6 +213,12 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
                             .scratch = (char *)memory + gdn_record_contents_bytes(&m->c),
                             .thread_bytes = gdn_record_fold_scratch(&m->rule) };
     TRY(gdn_record_read_contents(ctx, &m->c, memory));
+    if (m->rule.split) {
+        for (int64_t b = 0; b < m->c.plan.B; b++) m->c.plan.seqs[b].n_valid = 0;
+        m->rule.seqs = m->c.plan.seqs;
+        gdn_open_fold(ctx, &m->rule, f.scratch);
+        return gdn_note_kernel(ctx, m->base.op, "chunk_update");
+    }
     fold_all(ctx, &f);
     return gdn_note_kernel(ctx, m->base.op, "add_outer");
 }

@@ -3,6 +3,7 @@
 #include "batch/tree.h"
 #include "calls/op_backends.h"
 #include "calls/rule_call.h"
+#include "cpu/open_chunk.h"
 #include "cpu/record.h"
 #include "cpu/rule.h"
 
@@ -11,6 +12,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_rule_call *c = call;
     struct gdn_rule *r = &c->rule;
     r->products = c->args.flags & GDN_BF16_PRODUCTS && !r->family.is ? ctx->products : NULL;
+    c->record.chunk = r->split ? GDN_CHUNK : 0;
     gdn_rule_cut(r, ctx->kr, gdn_threads_count(ctx->threads));
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes = gdn_align64(gdn_rule_decay_bytes(r));
@@ -47,6 +49,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     r->seqs = c->plan.seqs;
     if (r->record) TRY(gdn_record_begin(ctx, r, &c->plan, slots, at, gdn_rule_scratch(r, ctx->kr)));
     gdn_rule_run(ctx, r, at);
+    if (r->record && r->split) gdn_open_leave_rows(ctx, r);
     if (r->record) gdn_record_accept(r->record, &c->plan, c->pools.checkpoint_in_write);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &r->out, r->H, r->V);
     return gdn_note_kernel(ctx, c->base.op, gdn_rule_loops(r));

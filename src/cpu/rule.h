@@ -66,6 +66,11 @@ void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_seq *seq, const struct gdn_rows *rows, int head,
                         int64_t t0, int n, float scale, float *to, ptrdiff_t ld);
 
+/* Loads rows of k of one head, n tokens from t0 on, one row for each update. */
+void gdn_rule_load_keys(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_seq *seq, int head, int64_t t0, int n, float *to,
+                        ptrdiff_t ld);
+
 /* Rows of n tokens of q and k from token t0, normalised and scaled, into kq: k_t at row t,
  * q_t at row q_row + t, ld floats apart. A token has as many rows as updates, and q in the last of
  * them, behind zeros. */

@@ -35,10 +35,9 @@ void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
     }
 }
 
-/* Loads rows of k of one head, n tokens from t0 on, one row for each update. */
-static void load_keys(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      const struct gdn_seq *seq, int head, int64_t t0, int n, float *to,
-                      ptrdiff_t ld)
+void gdn_rule_load_keys(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                        const struct gdn_seq *seq, int head, int64_t t0, int n, float *to,
+                        ptrdiff_t ld)
 {
     const int u = gdn_rule_updates(r);
     struct gdn_rows rows = r->k;
@@ -54,7 +53,7 @@ void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
     const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     const int u = gdn_rule_updates(r);
     float *q = kq + q_row * ld;
-    load_keys(r, kr, item->seq, hk, t0, n, kq, ld);
+    gdn_rule_load_keys(r, kr, item->seq, hk, t0, n, kq, ld);
     for (int i = 0; u > 1 && i < n * u; i++) memset(q + i * ld, 0, (size_t)r->K * sizeof *q);
     gdn_rule_load_rows(r, kr, item->seq, &r->q, hq, t0, n, r->scale, q + (u - 1) * ld, u * ld);
 }

@@ -7,12 +7,14 @@
 
 #include "cpu/loops/bf16.h"
 #include "cpu/loops/stream.h"
+#include "cpu/open_chunk.h"
 #include "cpu/rule.h"
 
-enum form { STEPS, CHUNKS, STRIPS };
+enum form { STEPS, CHUNKS, STRIPS, OPEN };
 
 static enum form form_of(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
+    if (r->split) return r->record && seq->slot >= 0 ? OPEN : CHUNKS;
     if (r->decode || seq->total <= GDN_SHORT_SEQUENCE) return STEPS;
     if (gdn_rule_rounding8(r)) return STEPS;
     return r->exact ? STRIPS : CHUNKS;
@@ -134,10 +136,11 @@ struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *r, int64_t first, i
 
 size_t gdn_rule_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
-    const size_t step = gdn_decode_scratch(r);
-    const size_t long_one = r->decode  ? 0
-                            : r->exact ? gdn_exact_scratch(r, kr)
-                                       : gdn_chunk_scratch(r, kr);
+    const size_t step = r->split && r->record ? gdn_open_scratch(r, kr) : gdn_decode_scratch(r);
+    const size_t long_one = r->split    ? gdn_chunk_scratch(r, kr)
+                            : r->decode ? 0
+                            : r->exact  ? gdn_exact_scratch(r, kr)
+                                        : gdn_chunk_scratch(r, kr);
     return gdn_align64(step > long_one ? step : long_one);
 }
 
@@ -158,6 +161,7 @@ static void run_item(void *arg, int64_t i, int thread)
     if (item.seq->n_tokens == 0) return;
     switch (form_of(r, item.seq)) {
     case CHUNKS: gdn_chunk_item(r, a->kr, &item, scratch); break;
+    case OPEN: gdn_open_item(r, a->kr, &item, scratch); break;
     case STRIPS: gdn_exact_item(r, a->kr, &item, scratch); break;
     default: gdn_decode_item(r, a->kr, &item, scratch); break;
     }

@@ -65,8 +65,9 @@ static void list_flags(struct text *t, uint32_t takes)
         const char *name;
     } flags[] = {
 #define FLAG(name) { name, #name }
-        FLAG(GDN_EXACT),         FLAG(GDN_BF16_PRODUCTS), FLAG(GDN_BATCH_INVARIANT),
-        FLAG(GDN_NO_EARLY_STOP), FLAG(GDN_ACCUMULATE),    FLAG(GDN_ZERO_AS_GIVEN),
+        FLAG(GDN_EXACT),           FLAG(GDN_BF16_PRODUCTS), FLAG(GDN_BATCH_INVARIANT),
+        FLAG(GDN_NO_EARLY_STOP),   FLAG(GDN_ACCUMULATE),    FLAG(GDN_ZERO_AS_GIVEN),
+        FLAG(GDN_SPLIT_INVARIANT),
     };
     const char *separator = takes & (takes - 1) ? " or any of " : " or ";
     add(t, "", "0");

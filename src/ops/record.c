@@ -52,6 +52,24 @@ gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
     return GDN_OK;
 }
 
+gdn_status gdn_check_open_rows(gdn_ctx *ctx, const gdn_tensor *k, const gdn_tensor *u)
+{
+    if (k->size[1] < GDN_RECORD_SPLIT_ROWS)
+        return gdn_fail(ctx, GDN_E_SHAPE,
+                        "record_k: %lld rows, wanted at least %d with GDN_SPLIT_INVARIANT",
+                        (long long)k->size[1], GDN_RECORD_SPLIT_ROWS);
+    if (k->dtype == GDN_F32 && u->dtype == GDN_F32) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: not float32, wanted that with GDN_SPLIT_INVARIANT",
+                    k->dtype != GDN_F32 ? "record_k" : "record_u");
+}
+
+gdn_status gdn_check_split_state(gdn_ctx *ctx, const gdn_tensor *state, const char *name)
+{
+    if (!state->data || state->dtype == GDN_F32) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: not float32, wanted that with GDN_SPLIT_INVARIANT",
+                    name);
+}
+
 /* ---- A record beside the tokens of a call --------------------------------------------------- */
 
 static gdn_status check_write(gdn_ctx *ctx, const struct gdn_record_use *use)
@@ -68,13 +86,14 @@ static gdn_status check_others(gdn_ctx *ctx, const struct gdn_record_use *use)
 {
     const gdn_batch *b = use->batch;
     const bool accepts = b->write == GDN_WRITE_FINAL;
+    const bool stays = use->is_step || use->flags & GDN_SPLIT_INVARIANT;
     const struct {
         bool given;
         const char *name, *with;
     } others[] = {
         { b->num_accepted_tokens.data, "num_accepted_tokens", "" },
-        { use->is_step && b->has_initial_state.data, "has_initial_state", "" },
-        { use->is_step && accepts && b->write_slots.data, "write_slots", " and GDN_WRITE_FINAL" },
+        { stays && b->has_initial_state.data, "has_initial_state", "" },
+        { stays && accepts && b->write_slots.data, "write_slots", " and GDN_WRITE_FINAL" },
         { accepts && b->parents.data, "parents", " and GDN_WRITE_FINAL" },
         { accepts && use->state_out->data && use->state_out->data != use->state->data, "state_out",
           " and GDN_WRITE_FINAL" },
@@ -98,12 +117,15 @@ gdn_status gdn_record_describe(gdn_ctx *ctx, const struct gdn_record_use *use, s
     if (use->flags & GDN_EXACT && final->dtype != GDN_F32)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "flags: GDN_EXACT, wanted a float32 state with a record");
-    if ((t->g->ndim == 4) != r->family.g_rows)
+    const bool split = use->flags & GDN_SPLIT_INVARIANT;
+    if ((t->g->ndim == 4) != (r->family.g_rows || split))
         return gdn_fail(ctx, GDN_E_SHAPE, "record_g: %d dimensions, wanted %s", (int)t->g->ndim,
-                        r->family.g_rows ? "[P][R][H][K], as g has channels" : "[P][R][H]");
+                        split              ? "[P][R][H][2] with GDN_SPLIT_INVARIANT"
+                        : r->family.g_rows ? "[P][R][H][K], as g has channels"
+                                           : "[P][R][H]");
     TRY(gdn_record_view(ctx, t, record));
     record->accepts = use->batch->write == GDN_WRITE_FINAL;
-    record->lazy_tokens = use->is_step ? INT64_MAX : use->lazy_tokens;
+    record->lazy_tokens = use->is_step || split ? INT64_MAX : use->lazy_tokens;
     r->record = record;
     return GDN_OK;
 }
@@ -144,6 +166,12 @@ static gdn_status describe_plan(gdn_ctx *ctx, const gdn_batch *batch, int64_t B,
     return GDN_OK;
 }
 
+/* Returns the numbers of a gate in a record: of GDN_SPLIT_INVARIANT, g and beta. */
+static int64_t gate_size(const gdn_tensor *record_g, int64_t K)
+{
+    return record_g->ndim == 4 && record_g->size[3] == 2 ? 2 : K;
+}
+
 /* ---- Commit -------------------------------------------------------------------------------- */
 
 static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
@@ -164,6 +192,7 @@ static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
                                  .R = a->record_k.size[1],
                                  .Hk = m->Hk,
                                  .K = m->K,
+                                 .G = gate_size(&a->record_g, m->K),
                                  .H = m->H,
                                  .V = m->V,
                                  .B = a->n_accepted.size[0] };
@@ -203,9 +232,13 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_scaled_view(ctx, &state, a->state_layout, H, r->K, r->V, &r->to));
     r->to.random = a->rounding == GDN_ROUND_STOCHASTIC;
     r->to.seed = a->seed;
-    const struct gdn_sizes s = {
-        .P = a->state.size[0], .R = a->record_k.size[1], .Hk = r->Hk, .K = r->K, .H = H, .V = r->V
-    };
+    const struct gdn_sizes s = { .P = a->state.size[0],
+                                 .R = a->record_k.size[1],
+                                 .Hk = r->Hk,
+                                 .K = r->K,
+                                 .H = H,
+                                 .V = r->V,
+                                 .G = a->flags & GDN_SPLIT_INVARIANT ? 2 : r->K };
     TRY(gdn_check_shapes(ctx, GDN_OP_RECORD_FOLD, a, &s));
     TRY(gdn_record_view(ctx, &t, &m->c.record));
 
@@ -216,7 +249,17 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_check_written(ctx, GDN_OP_RECORD_FOLD, a, &m->c.plan.batch));
     r->head_map = a->head_map;
     r->record = &m->c.record;
-    return GDN_OK;
+    if (!(a->flags & GDN_SPLIT_INVARIANT)) return GDN_OK;
+    if (a->record_g.ndim != 4)
+        return gdn_fail(ctx, GDN_E_SHAPE,
+                        "record_g: 3 dimensions, wanted [P][R][H][2] with GDN_SPLIT_INVARIANT");
+    r->split = true;
+    r->from = r->to;
+    r->Hq = r->Hv = r->H;
+    r->n_seqs = m->c.plan.B;
+    m->c.record.accepts = true;
+    TRY(gdn_check_split_state(ctx, &a->state, "state"));
+    return gdn_check_open_rows(ctx, &a->record_k, &a->record_u);
 }
 
 GDN_OP_ENTRY(RECORD_FOLD, record_fold, gdn_record_fold_args, describe_fold, struct gdn_fold_call)

@@ -24,6 +24,9 @@ gdn_status gdn_check_forms(gdn_ctx *ctx, uint32_t flags)
     if (flags & GDN_EXACT && flags & GDN_BF16_PRODUCTS)
         return gdn_fail(ctx, GDN_E_ARG,
                         "flags: GDN_EXACT and GDN_BF16_PRODUCTS, wanted one of the two");
+    if (flags & GDN_SPLIT_INVARIANT && flags & (GDN_EXACT | GDN_BF16_PRODUCTS))
+        return gdn_fail(ctx, GDN_E_ARG, "flags: GDN_SPLIT_INVARIANT and %s, wanted one of the two",
+                        flags & GDN_EXACT ? "GDN_EXACT" : "GDN_BF16_PRODUCTS");
     return GDN_OK;
 }
 
@@ -112,6 +115,7 @@ static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, struct gdn_rule_call *c)
         .Hv = r->Hv,
         .K = r->K,
         .V = r->V,
+        .G = a->flags & GDN_SPLIT_INVARIANT ? 2 : r->K,
         .P = a->state.data ? a->state.size[0] : -1,
         .R = a->record_k.data && a->record_k.ndim == 4 ? a->record_k.size[1] : -1,
         .tokens = &c->tokens,
@@ -141,7 +145,36 @@ static const gdn_tensor *final_pool(const gdn_rule_args *a)
     return a->state_out.data ? &a->state_out : &a->state;
 }
 
-/* In gdn_prefill all rows go into the state first. */
+/* Refuses what GDN_SPLIT_INVARIANT cannot have; after the record, which it needs in decode. */
+static gdn_status check_split(gdn_ctx *ctx, const struct gdn_rule_call *c, bool decode)
+{
+    const gdn_rule_args *a = &c->args;
+    const struct gdn_rule *r = &c->rule;
+    if (!(a->flags & GDN_SPLIT_INVARIANT)) return GDN_OK;
+    if (r->family.is)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "%s: of the family, wanted g and beta of a number for each head and one "
+                        "update with GDN_SPLIT_INVARIANT",
+                        r->family.g_rows       ? "g"
+                        : r->family.beta_rows  ? "beta"
+                        : r->family.write.data ? "write_gate"
+                                               : "updates");
+    TRY(gdn_check_split_state(ctx, &a->state, "state"));
+    TRY(gdn_check_split_state(ctx, &a->state_out, "state_out"));
+    if (c->plan.batch.parents.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "parents: given, wanted none with GDN_SPLIT_INVARIANT");
+    if (!r->record && decode)
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "record_k: absent, wanted in gdn_decode with GDN_SPLIT_INVARIANT");
+    if (!r->record) return GDN_OK;
+    if (a->checkpoints.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "checkpoints: given, wanted none with a record and GDN_SPLIT_INVARIANT");
+    return gdn_check_open_rows(ctx, &a->record_k, &a->record_u);
+}
+
+/* In gdn_prefill all rows go into the state first, but not with GDN_SPLIT_INVARIANT. */
 static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
     const gdn_rule_args *a = &c->args;
@@ -207,6 +240,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     TRY(gdn_family_fill(ctx, &t, a->updates, &c->tokens, r));
     TRY(check_updates(ctx, c));
     TRY(check_record(ctx, c, decode));
+    TRY(check_split(ctx, c, decode));
     TRY(check_states(ctx, c));
 
     r->q = gdn_rows_of(&a->q, &c->tokens), r->out = gdn_rows_of(&a->out, &c->tokens);
@@ -218,6 +252,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     r->decode = decode;
     r->tree = c->plan.batch.parents.data;
     r->exact = a->flags & GDN_EXACT;
+    r->split = a->flags & GDN_SPLIT_INVARIANT;
     r->n_seqs = c->plan.B;
     c->pools = gdn_plan_pools_of(&a->state, final_pool(a), &a->checkpoints);
     return GDN_OK;

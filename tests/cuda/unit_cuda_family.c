@@ -2,7 +2,7 @@
 /* fakes: cuda */
 /*
  * Rules beyond Gated DeltaNet (gdn.h, "The family") on a device: ops without kernels for them
- * refuse them by the name of the tensor, and launch nothing.
+ * refuse them by the name of the tensor, and launch nothing. So do all ops GDN_SPLIT_INVARIANT.
  */
 #include <string.h>
 
@@ -257,13 +257,36 @@ static void test_lazy(void)
     REFUSE("decode", DECODE, gdn_rule, "write: GDN_WRITE_FINAL", GIVE_RECORD(a));
 }
 
+/* A record as that flag has it, and what gdn_decode wants beside it. */
+static void set_open_chunk(gdn_rule_args *a)
+{
+    enum { ROWS = 64 };
+    a->flags = GDN_SPLIT_INVARIANT;
+    a->record_k = fresh(4, B, ROWS, H, K), a->record_u = fresh(4, B, ROWS, H, V);
+    a->record_g = fresh(4, B, ROWS, H, 2), a->record_count = fresh(1, B, 0, 0, 0);
+    a->record_count.dtype = GDN_I32;
+}
+
+static void test_split(void)
+{
+    gdn_rule_args rows = make_gdn_rule();
+    set_open_chunk(&rows);
+    REFUSE("whole", PREFILL, gdn_rule, "flags: GDN_SPLIT", a->flags = GDN_SPLIT_INVARIANT);
+    REFUSE("prefill", PREFILL, gdn_rule, "flags: GDN_SPLIT", set_open_chunk(a));
+    REFUSE("decode", DECODE, gdn_rule, "flags: GDN_SPLIT", set_open_chunk(a));
+    REFUSE("fold", RECORD_FOLD, gdn_record_fold, "flags: GDN_SPLIT", a->flags = rows.flags,
+           a->record_k = rows.record_k, a->record_u = rows.record_u, a->record_g = rows.record_g);
+    REFUSE("commit", RECORD_COMMIT, gdn_record_commit,
+           "record_g:", a->record_g = fresh(4, B, R, H, 2));
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "prefill", test_prefill },       { "decode", test_decode },
         { "gradients", test_gradients },   { "summary", test_summary },
         { "gates and steps", test_gates }, { "records", test_records },
-        { "lazy states", test_lazy },
+        { "lazy states", test_lazy },      { "splits", test_split },
     };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     fake = driver ? dlsym(driver, "fake_cuda") : NULL;

@@ -26,6 +26,8 @@ gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *rule, cons
                                  const gdn_tensor *A_log);
 gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_rule *rule);
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *call);
+/* Refuses GDN_SPLIT_INVARIANT, which kernels do not have. */
+gdn_status gdn_cuda_check_split(gdn_ctx *ctx, const struct gdn_rule *rule);
 gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *batch,
                                const struct gdn_tokens *tokens);
 

@@ -115,6 +115,7 @@ static gdn_status plan_commit(gdn_ctx *ctx, void *call)
 static gdn_status plan_fold(gdn_ctx *ctx, void *call)
 {
     const struct gdn_fold_call *m = call;
+    TRY(gdn_cuda_check_split(ctx, &m->rule));
     return check_channels(ctx, &m->args.record_g);
 }
 

@@ -123,6 +123,12 @@ gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *b, const struct gd
                     (long long)tokens->N);
 }
 
+gdn_status gdn_cuda_check_split(gdn_ctx *ctx, const struct gdn_rule *r)
+{
+    if (!r->split) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "flags: GDN_SPLIT_INVARIANT, wanted without on a GPU");
+}
+
 /* ---- gdn_decode ---------------------------------------------------------------------------- */
 
 /* The decisions about a call. */
@@ -145,6 +151,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
+    TRY(gdn_cuda_check_split(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
     TRY(check_accepting(ctx, &c->rule));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));

@@ -293,6 +293,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
+    TRY(gdn_cuda_check_split(ctx, &c->rule));
     TRY(gdn_cuda_refuse_record(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
     gdn_cuda_fill_call(&p->rule, c);

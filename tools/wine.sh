@@ -28,7 +28,13 @@ mkdir -p "$WINEPREFIX" # or the server does not start
 # Wine's own services start once, not with each program.
 wineserver -k || true
 wineserver -p
-trap 'wineserver -k' EXIT
+# Its drives are links to all files of this machine, which the builder of wheels would walk.
+finish() {
+    wineserver -k || true
+    wineserver -w || true
+    rm -rf "$WINEPREFIX"
+}
+trap finish EXIT
 wine wineboot -i
 
 # shellcheck disable=SC2086 # names are words

@@ -102,7 +102,31 @@ def test_dtypes():
         assert errors[0] < 0.5 * errors[1]
 
 
+@pytest.mark.parametrize("layout", [gdn.STATE_VK, gdn.STATE_KV])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_negative_slots(layout, dtype):
+    """As in state_copy(): a target is left out, or has a state of zero. Other slots stay."""
+    scales = torch.zeros(SLOTS, H, V) if dtype == torch.int8 else None
+    record = gdn.torch.Record(pool(layout, dtype), HK, ROWS, state_scales=scales,
+                              state_layout=layout)
+    for _ in range(ROWS + 2):  # 2 rows beside a state that is not zero
+        record.decode(*tokens(SLOTS), norm=gdn.NORM_L2)
+    record.fold(torch.tensor([0]))
+    before, last = record.count.clone(), record.state[-1].clone()
+    record.clear(torch.tensor([-1, 2]))
+    record.fork(torch.tensor([-1, 0, 1]), torch.tensor([3, -1, 4]))
+    before[[2, 3]] = 0
+    assert torch.equal(record.count, before) and before[-1] == 2
+    assert torch.equal(record.state[-1], last) and torch.equal(record.k[4], record.k[1])
+    assert not record.state[2].any() and not record.state[3].any()
+    assert torch.equal(record.state[4], record.state[1]) and record.state[1].any()
+
+
 def test_refusals():
+    for name, change in ("rows", dict(rows=0)), ("key_heads", dict(key_heads=0)), \
+            ("state", dict(state=pool()[0])):
+        with pytest.raises(ValueError, match=f"{name}: "):
+            gdn.torch.Record(**dict(dict(state=pool(), key_heads=HK), **change))
     record = gdn.torch.Record(pool(), HK, ROWS)
     given = tokens(SLOTS)
     with pytest.raises(RuntimeError, match="write_slots"):

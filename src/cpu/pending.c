@@ -125,7 +125,8 @@ static void load_scaled(struct gdn_pending *p, const struct gdn_rule *r,
     p->forgets = decay == 0;
 }
 
-/* Keys times the decays of their channels. Returns false if one of these is 0. */
+/* Keys times the decays of their channels, which the tokens of the family have, even if each gate
+ * is one number. Returns false if a decay is 0. */
 static bool load_channels(struct gdn_pending *p, const struct gdn_rule *r,
                           const struct gdn_kernels *kr, int hk)
 {
@@ -155,7 +156,7 @@ bool gdn_pending_load(struct gdn_pending *p, const struct gdn_rule *r, const str
     p->slot = slot, p->head = head;
     p->n = gdn_record_count(r->record, slot);
     p->tokens = 0;
-    if (r->record->channels > 1) return load_channels(p, r, kr, hk);
+    if (r->family.is) return load_channels(p, r, kr, hk);
     load_scaled(p, r, kr, hk);
     return true;
 }

@@ -15,7 +15,8 @@
 /* The most tokens that are kept beside a state before they are written to it. */
 enum { GDN_PENDING_TOKENS = GDN_CHUNK };
 
-/* The rows of one slot and head. Heads that share keys share y and dots, if a row has one decay. */
+/* The rows of one slot and head. Heads that share keys share y and dots, but not in
+ * the family. */
 struct gdn_pending {
     int64_t slot, first, n; /* rows [first, n) count: from the last on that forgets the state */
     int tokens;             /* rows behind them, in a fold: tokens of the call */

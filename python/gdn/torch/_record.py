@@ -25,6 +25,11 @@ class Record:
 
     def __init__(self, state, key_heads, rows=16, *, dtype=torch.float32, state_scales=None,
                  state_layout=gdn.STATE_VK, head_map=gdn.HEADS_GROUPED, channels=False):
+        if state.dim() != 4:
+            raise ValueError(f"state: {state.dim()} dimensions, wanted 4")
+        for name, n in ("key_heads", key_heads), ("rows", rows):
+            if n < 1:
+                raise ValueError(f"{name}: {n}, wanted at least 1")
         slots, heads, V, K = state.shape
         if state_layout == gdn.STATE_KV:
             V, K = K, V
@@ -68,14 +73,23 @@ class Record:
         overload("record_fold", options)(**options)
 
     def fork(self, from_slots, to_slots):
-        """Makes slots [M] equal to others: states, rows and counts. The convolution's pool is the
-        caller's to copy."""
-        _functions.state_copy(self.state, self.state, from_slots=from_slots, to_slots=to_slots,
-                              from_scales=self.state_scales, to_scales=self.state_scales)
+        """
+        Makes slots [M] equal to others: states, rows and counts. Negative slots are as in
+        gdn.torch.state_copy(). The convolution's pool is the caller's to copy.
+        """
+        self._copy(to_slots, self.state, from_slots=from_slots, from_scales=self.state_scales,
+                   from_layout=self._numbers["state_layout"])
+        kept = to_slots >= 0
+        sources, targets = from_slots[kept].long(), to_slots[kept].long()
         for rows in self.k, self.u, self.g, self.count:
-            rows[to_slots.long()] = rows[from_slots.long()]
+            rows[targets] = rows[sources.clamp(min=0)]
+        self.count[targets[sources < 0]] = 0
 
     def clear(self, slots):
-        """Empties slots [M] for new sequences: states of zero, no rows."""
-        _functions.state_copy(self.state, to_slots=slots, to_scales=self.state_scales)
-        self.count[slots.long()] = 0
+        """Empties slots [M] for new sequences: states of zero, no rows. Negative: skipped."""
+        self._copy(slots)
+        self.count[slots[slots >= 0].long()] = 0
+
+    def _copy(self, to_slots, *pool, **options):
+        _functions.state_copy(self.state, *pool, to_slots=to_slots, to_scales=self.state_scales,
+                              to_layout=self._numbers["state_layout"], **options)

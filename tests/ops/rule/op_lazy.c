@@ -18,23 +18,27 @@ static const struct layer {
     bool channels, exact;
     int heads[3];
     int64_t K, V, R;
+    bool gated; /* a write gate */
 } layers[] = {
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 16 },
-    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 40 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, 0, { 2, 2, 4 }, 33, 20, 5 },
-    { GDN_F32, GDN_BF16, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, 0, { 4, 2, 2 }, 20, 150, 9 },
-    { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 128, 128, 16 },
-    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 64, 32, 8 },
-    { GDN_F16, GDN_F16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 3 }, 32, 17, 12 },
-    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 16 },
-    { GDN_E4M3, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 1, 2 }, 32, 32, 11 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 64, 64, 16 },
-    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 2 }, 32, 32, 7 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 24, 12, 16 },
-    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 32, 32, 3 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1 },
-    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 1 },
-    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 16, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 40, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, 0, { 2, 2, 4 }, 33, 20, 5, 0 },
+    { GDN_F32, GDN_BF16, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, 0, { 4, 2, 2 }, 20, 150, 9, 0 },
+    { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 128, 128, 16, 0 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 64, 32, 8, 0 },
+    { GDN_F16, GDN_F16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 3 }, 32, 17, 12, 0 },
+    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 16, 0 },
+    { GDN_E4M3, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 1, 2 }, 32, 32, 11, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 64, 64, 16, 0 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 2 }, 32, 32, 7, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 24, 12, 16, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 32, 32, 3, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1, 0 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 1, 0 },
+    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 16, 1 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 32, 32, 7, 1 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 20, 9, 1 },
 };
 enum { N_LAYERS = sizeof layers / sizeof *layers };
 
@@ -96,7 +100,7 @@ static double *state_of(const struct run *r, int64_t slot)
 
 struct tokens {
     int64_t T, slots[B], count[B];
-    gdn_tensor q, k, v, g, beta;
+    gdn_tensor q, k, v, g, beta, write_gate;
 };
 
 /* Different slots, some of them padding; different lengths, some of them 0. */
@@ -111,6 +115,8 @@ static struct tokens draw(const struct layer *m, int64_t most)
     t.beta = ring2_new(GDN_F32, 0, 3, B, t.T, H, 0);
     ring2_fill(&t.q, -1, 1), ring2_fill(&t.k, -1, 1), ring2_fill(&t.v, -1, 1);
     ring2_fill(&t.g, -0.2, 0), ring2_fill(&t.beta, 0, 1);
+    if (m->gated) t.write_gate = ring2_new(GDN_F32, 0, 4, B, t.T, H, m->V);
+    if (m->gated) ring2_fill(&t.write_gate, 0, 1);
     for (int64_t i = 0; i < ring2_count(&t.g); i++)
         if (ring2_below(m->channels ? 20000 : 60) == 0) ring2_set(&t.g, i, -(double)INFINITY);
     for (int64_t i = 0; i < ring2_count(&t.beta); i++)
@@ -130,6 +136,7 @@ static gdn_rule_args args_of(const struct layer *m, const struct tokens *t, cons
     b->read_slots = ring2_indices(GDN_I32, B, t->slots);
     b->token_count = ring2_indices(GDN_I32, B, t->count);
     a.q = t->q, a.k = t->k, a.v = t->v, a.g = t->g, a.beta = t->beta;
+    a.write_gate = t->write_gate;
     a.state = s->state, a.state_scales = s->scales;
     a.out = ring2_new(GDN_F32, 0, 4, B, t->T, state_heads(m), m->V);
     a.norm = GDN_NORM_L2;
@@ -181,7 +188,8 @@ static void judge_token(struct run *r, const struct tokens *t, double *S, int64_
     for (int64_t j = 0; j < V; j++) {
         double p = 0, o = 0;
         for (int64_t x = 0; x < K; x++) p += S[x * V + j] * k[x];
-        const double u = beta * (ring2_get(&t->v, va + j) - p);
+        const double w = m->gated ? ring2_get(&t->write_gate, (row * H + h) * V + j) : beta;
+        const double u = w * ring2_get(&t->v, va + j) - beta * p;
         for (int64_t x = 0; x < K; x++) {
             S[x * V + j] += k[x] * u;
             o += S[x * V + j] * q[x];
@@ -352,9 +360,9 @@ static void alone(int number)
         ring2_status(ring2_ctx(3), "all", gdn_decode(ring2_ctx(3), &all), GDN_OK);
         for (int64_t s = B - 1; s >= 0; s--) {
             gdn_rule_args x = one;
-            gdn_tensor *const rows[] = { &x.q, &x.k, &x.v, &x.g, &x.beta, &x.out };
+            gdn_tensor *const rows[] = { &x.q, &x.k, &x.v, &x.g, &x.beta, &x.out, &x.write_gate };
             gdn_batch its = each;
-            for (int j = 0; j < 6; j++) *rows[j] = ring2_narrow(rows[j], 0, s, 1);
+            for (int j = 0; j < 6 + m->gated; j++) *rows[j] = ring2_narrow(rows[j], 0, s, 1);
             its.read_slots = ring2_narrow(&its.read_slots, 0, s, 1);
             its.token_count = ring2_narrow(&its.token_count, 0, s, 1);
             x.batch = &its;
@@ -381,6 +389,8 @@ static void odd(int number)
             for (int64_t h = 0; h < H; h++) {
                 const int64_t at = b * t.T * H + h;
                 if (i % 8 == 3) ring2_set(&t.beta, at, 0);
+                for (int64_t j = 0; i % 8 == 3 && m->gated && j < m->V; j++)
+                    ring2_set(&t.write_gate, at * m->V + j, 0);
                 for (int64_t x = 0; i % 8 == 5 && x < (m->channels ? m->K : 1); x++)
                     ring2_set(&t.g, m->channels ? at * m->K + x : at, -(double)INFINITY);
             }

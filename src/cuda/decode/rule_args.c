@@ -76,7 +76,6 @@ gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *r, const c
     return GDN_OK;
 }
 
-/* Refuses a tensor in a call of the family. */
 gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
 {
     if (!r->record) return GDN_OK;
@@ -85,6 +84,7 @@ gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
                     "first");
 }
 
+/* Refuses a tensor in a call of the family. */
 static gdn_status refuse(gdn_ctx *ctx, const char *name, const char *what)
 {
     return gdn_fail(ctx, GDN_E_UNSUPPORTED,

@@ -125,7 +125,7 @@ static struct gdn_rule rule_of(const struct gdn_block *b, const struct buffers *
 /* Returns the bytes of the rule. Buffers are aligned, so their addresses do not matter. */
 static size_t rule_bytes(gdn_ctx *ctx, const struct gdn_block *b)
 {
-    const struct buffers nowhere = { NULL };
+    const struct buffers nowhere = { 0 };
     const struct gdn_rule rule = rule_of(b, &nowhere);
     struct gdn_cu_rule args;
     struct gdn_cuda_prefill_plan plan;

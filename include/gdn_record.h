@@ -44,6 +44,7 @@ extern "C" {
  *     record_u      [P][R][H][V]   f32, bf16 or f16, dense   u = beta (v - S^T k)
  *     record_g      [P][R][H]      f32                       alpha = exp(g); its sign bit is
  *                                                            set where beta = 0
+ *                                                            (KDA: [P][R][H][K], as g)
  *     record_count  [P]            I32 or I64: rows in use, c. From 0 to R.
  *
  * gdn_decode or gdn_step with a record starts from the state S of its slot with those c rows

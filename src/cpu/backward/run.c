@@ -112,7 +112,7 @@ static size_t lay_out(struct gdn_sweep *s, const struct gdn_backward *w,
     if (tokens)
         gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, memory ? (char *)token_memory : NULL);
     s->tokens.kr = kr;
-    s->f.dq = s->f.de + row_f;
+    if (memory) s->f.dq = s->f.de + row_f;
     return bytes;
 }
 

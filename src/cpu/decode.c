@@ -16,8 +16,8 @@
 #include <string.h>
 
 #include "batch/tree.h"
-#include "cpu/pending.h"
-#include "cpu/record.h"
+#include "cpu/record/pending.h"
+#include "cpu/record/record.h"
 #include "cpu/rule.h"
 
 enum { TOKENS = GDN_CHUNK, COLUMNS = GDN_RECUR_COLUMNS };

@@ -15,7 +15,7 @@
 #include "core/tensor_check.h"
 #include "cpu/conv.h"
 #include "cpu/project.h"
-#include "cpu/record.h"
+#include "cpu/record/record.h"
 #include "cpu/rule.h"
 
 enum {

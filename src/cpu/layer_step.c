@@ -8,7 +8,7 @@
 #include "calls/op_backends.h"
 #include "cpu/conv.h"
 #include "cpu/norm.h"
-#include "cpu/record.h"
+#include "cpu/record/record.h"
 #include "cpu/rule.h"
 
 /* The workspace of a run. */

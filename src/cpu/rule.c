@@ -3,8 +3,8 @@
 #include "batch/tree.h"
 #include "calls/op_backends.h"
 #include "calls/rule_call.h"
-#include "cpu/open_chunk.h"
-#include "cpu/record.h"
+#include "cpu/record/open_chunk.h"
+#include "cpu/record/record.h"
 #include "cpu/rule.h"
 
 static gdn_status plan(gdn_ctx *ctx, void *call)

@@ -7,7 +7,7 @@
 
 #include "cpu/loops/bf16.h"
 #include "cpu/loops/stream.h"
-#include "cpu/open_chunk.h"
+#include "cpu/record/open_chunk.h"
 #include "cpu/rule.h"
 
 enum form { STEPS, CHUNKS, STRIPS, OPEN };

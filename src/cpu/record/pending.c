@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See pending.h. */
-#include "cpu/pending.h"
+#include "cpu/record/pending.h"
 
 #include <math.h>
 #include <string.h>

@@ -10,7 +10,7 @@
  * in the order of chunk_solve(), by products of one row. When row 15 is there, the chunk is closed:
  * S becomes what chunk_update() makes of it. Whole chunks of a call run as in prefill.c.
  */
-#include "cpu/open_chunk.h"
+#include "cpu/record/open_chunk.h"
 
 #include <string.h>
 

@@ -3,13 +3,13 @@
  * gdn_record_commit, gdn_record_fold, and what gdn_decode needs of records. Accepting moves
  * rows, if any; the state itself is written by the fold alone.
  */
-#include "cpu/record.h"
+#include "cpu/record/record.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "calls/op_backends.h"
-#include "cpu/open_chunk.h"
+#include "cpu/record/open_chunk.h"
 
 enum { COLUMNS = GDN_RECUR_COLUMNS };
 

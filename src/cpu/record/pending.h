@@ -10,7 +10,7 @@
 #ifndef GDN_CPU_PENDING_H
 #define GDN_CPU_PENDING_H
 
-#include "cpu/record.h"
+#include "cpu/record/record.h"
 
 /* The most tokens that are kept beside a state before they are written to it. */
 enum { GDN_PENDING_TOKENS = GDN_CHUNK };

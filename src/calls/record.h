@@ -31,6 +31,14 @@ struct gdn_record {
     int chunk;                   /* tokens of a chunk, whose end writes the state; 0: row R does */
 };
 
+/* Returns number x of the gate of a head. */
+static inline float *gdn_record_gate(const struct gdn_record *record, int64_t slot, int64_t row,
+                                     int64_t head, int64_t x)
+{
+    char *g = gdn_record_at(&record->g, slot, row, head);
+    return (float *)(void *)(g + x * record->g_channel);
+}
+
 /* The contents: no slot twice, counts not negative and at most R; if drafts append, so are they
  * with the sequence's tokens. memory: gdn_record_slots_bytes(). */
 size_t gdn_record_slots_bytes(const struct gdn_record *record);

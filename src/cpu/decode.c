@@ -447,9 +447,9 @@ static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
                                     c->u + t * COLUMNS, (size_t)b->n);
         if (b->col > 0) continue;
         const float *a = c->a ? c->a + t * r->K : c->alpha + t;
-        char *g = gdn_record_at(&rec->g, seq->slot, row, b->head);
-        for (int64_t x = 0; x < rec->channels; x++, g += rec->g_channel)
-            *(float *)(void *)g = copysignf(a[x], c->beta[t] == 0 ? -1.0f : 1.0f);
+        for (int64_t x = 0; x < rec->channels; x++)
+            *gdn_record_gate(rec, seq->slot, row, b->head, x) =
+                copysignf(a[x], c->beta[t] == 0 ? -1.0f : 1.0f);
         if (has_k)
             kr->store_row[rec->k.dtype](gdn_record_at(&rec->k, seq->slot, row, hk),
                                         c->kq + t * r->K, (size_t)r->K);

@@ -60,7 +60,7 @@ static struct strip strip_at(const struct exact *c, const struct gdn_rule *r,
         .S = c->S + (ptrdiff_t)(s - item->first) * r->K * kr->strip,
         .head = gdn_rule_head(r, item->group, s / r->n_strips),
         .col = col,
-        .n = r->V - col < kr->strip ? r->V - col : kr->strip,
+        .n = gdn_strip_columns(r, kr, col),
     };
 }
 

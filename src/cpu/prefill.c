@@ -121,8 +121,8 @@ static uint16_t *pairs_at(const struct chunk *c, const struct gdn_rule *r,
 static void load_strip(float *S, const struct chunk *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_seq *seq, int head, int col)
 {
-    const int n = r->V - col < kr->strip ? r->V - col : kr->strip;
-    gdn_load_strip(S, kr, gdn_rule_from(r, seq, head), r->K, col, n, c->rows);
+    gdn_load_strip(S, kr, gdn_rule_from(r, seq, head), r->K, col, gdn_strip_columns(r, kr, col),
+                   c->rows);
 }
 
 /* Stores the state after n_tokens. */
@@ -134,24 +134,6 @@ static void store_strip(const float *S, const struct chunk *c, const struct gdn_
 }
 
 /* ---- One chunk ------------------------------------------------------------------------------ */
-
-/* Strips [first, last) of one head: columns [col, col + n) of it. */
-struct piece {
-    int head, first, last, col, n;
-};
-
-static struct piece piece_at(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                             const struct gdn_rule_item *item, int strip)
-{
-    struct piece p = { .head = gdn_rule_head(r, item->group, strip / r->n_strips) };
-    const int end = (strip / r->n_strips + 1) * r->n_strips;
-    p.first = strip;
-    p.last = end < item->last ? end : item->last;
-    p.col = strip % r->n_strips * kr->strip;
-    p.n = (p.last - p.first) * kr->strip;
-    if (p.n > r->V - p.col) p.n = r->V - p.col;
-    return p;
-}
 
 /* Loads k, q and their products: rows past n tokens are zero, so they change nothing. */
 static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
@@ -167,7 +149,8 @@ static void load_chunk(struct chunk *c, const struct gdn_rule *r, const struct g
 
 /* load_v() for the family. Rows past n tokens are zero. */
 static void load_written(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                         const struct gdn_seq *seq, const struct piece *p, int64_t t0, int n)
+                         const struct gdn_seq *seq, const struct gdn_rule_piece *p, int64_t t0,
+                         int n)
 {
     const int wide = (p->last - p->first) * kr->strip, rows = n * gdn_rule_updates(r);
     const bool one = gdn_family_has_one_beta(r);
@@ -182,7 +165,7 @@ static void load_written(struct chunk *c, const struct gdn_rule *r, const struct
 
 /* Loads v of a piece, zero where beta is zero (G8). */
 static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                   const struct gdn_seq *seq, const struct piece *p, int64_t t0)
+                   const struct gdn_seq *seq, const struct gdn_rule_piece *p, int64_t t0)
 {
     const int hv = gdn_rule_source(r, p->head, r->Hv);
     const size_t elem = gdn_dtype_bytes(r->v.dtype);
@@ -200,7 +183,8 @@ static void load_v(struct chunk *c, const struct gdn_rule *r, const struct gdn_k
 }
 
 static void store_o(const struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                    const struct gdn_seq *seq, const struct piece *p, int64_t t0, int a, int b)
+                    const struct gdn_seq *seq, const struct gdn_rule_piece *p, int64_t t0, int a,
+                    int b)
 {
     const size_t elem = gdn_dtype_bytes(r->out.dtype);
     const int u = gdn_rule_updates(r);
@@ -214,7 +198,7 @@ static void store_o(const struct chunk *c, const struct gdn_rule *r, const struc
 /* Asks for rows that the chunk from t0 on will touch, a few with each strip: those of v and out
  * with the strips of their piece, of k and q with those of the item. */
 static void prefetch_rows(const struct gdn_rule *r, const struct gdn_rule_item *item,
-                          const struct piece *p, int s, int64_t t0)
+                          const struct gdn_rule_piece *p, int s, int64_t t0)
 {
     const struct gdn_seq *seq = item->seq;
     const int hq = gdn_rule_source(r, p->head, r->Hq), hk = gdn_rule_source(r, p->head, r->Hk);
@@ -251,17 +235,23 @@ void gdn_forget_tokens(float *A, float *B, int a)
     }
 }
 
+bool gdn_cut_gates(float *g, float *beta, const float *all_g, const float *all_beta, int a, int m)
+{
+    bool writes = false;
+    for (int t = 0; t < C; t++) {
+        const bool in = t >= a && t < m;
+        g[t] = in ? all_g[t] : 0;
+        beta[t] = in ? all_beta[t] : 0;
+        writes |= beta[t] != 0;
+    }
+    return writes;
+}
+
 /* The other tokens have g = 0 and beta = 0. A, B, start and beta are those of the last call; up
  * to token m they are the same for every m. */
 static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct range *x)
 {
-    x->writes = false;
-    for (int t = 0; t < C; t++) {
-        const bool in = t >= x->a && t < x->m;
-        c->g[t] = in ? c->all_g[t] : 0;
-        c->beta[t] = in ? c->all_beta[t] : 0;
-        x->writes |= c->beta[t] != 0;
-    }
+    x->writes = gdn_cut_gates(c->g, c->beta, c->all_g, c->all_beta, x->a, x->m);
     kr->chunk_gates(c->A, c->B, c->start, x->end, c->g, c->beta, c->gram);
     gdn_forget_tokens(c->A, c->B, x->a);
     x->decay = c->start[C - 1];
@@ -461,7 +451,7 @@ static void store_checkpoints(const struct chunk *c, const struct gdn_rule *r,
                               const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                               int strip, int64_t first, int64_t last, const float *S)
 {
-    const struct piece p = piece_at(r, kr, item, strip);
+    const struct gdn_rule_piece p = gdn_rule_piece_at(r, kr, item, strip);
     for (int64_t i = first; i < last; i++) {
         int64_t slot;
         const int64_t n = gdn_plan_checkpoint(r->plan, item->seq, i, &slot);
@@ -490,8 +480,8 @@ static void leave_checkpoints(struct chunk *c, const struct gdn_rule *r,
 
 /* Runs tokens [a, b) of the chunk's n, none of which forgets. */
 static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                       const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int a,
-                       int b, int n)
+                       const struct gdn_rule_item *item, const struct gdn_rule_piece *p, int64_t t0,
+                       int a, int b, int n)
 {
     struct range whole = { .a = a, .m = b }, inside[C];
     const int n_inside = find_inside(c, r, item->seq, t0, a, b, n, inside);
@@ -529,7 +519,8 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
  * NaN (G7); products with those tokens are zeros, by selection too.
  */
 static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                        const struct gdn_rule_item *item, const struct piece *p, int64_t t0, int n)
+                        const struct gdn_rule_item *item, const struct gdn_rule_piece *p,
+                        int64_t t0, int n)
 {
     if (r->family.is) {
         load_vectors(c, r, kr, item->seq, p->head, t0, n);
@@ -581,11 +572,11 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
 {
     struct chunk c = { .first = 0 };
     const struct gdn_seq *seq = item->seq;
-    struct piece p;
+    struct gdn_rule_piece p;
     lay_out(&c, r, kr, scratch);
 
     for (int s = item->first; s < item->last; s++) {
-        p = piece_at(r, kr, item, s);
+        p = gdn_rule_piece_at(r, kr, item, s);
         load_strip(strip_at(&c, r, kr, item, s), &c, r, kr, seq, p.head, p.col);
         if (r->products)
             r->products->round_strip(pairs_at(&c, r, item, s), strip_at(&c, r, kr, item, s), r->K);
@@ -596,13 +587,13 @@ void gdn_chunk_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
         load_chunk(&c, r, kr, item, t0, n);
         find_checkpoints(&c, r, seq, t0, n);
         for (int s = item->first; s < item->last; s = p.last) {
-            p = piece_at(r, kr, item, s);
+            p = gdn_rule_piece_at(r, kr, item, s);
             chunk_piece(&c, r, kr, item, &p, t0, n);
         }
         leave_at_end(&c, r, kr, item, t0 + n);
     }
     for (int s = item->first; s < item->last; s++) {
-        p = piece_at(r, kr, item, s);
+        p = gdn_rule_piece_at(r, kr, item, s);
         const struct gdn_place to = gdn_rule_to(r, seq, seq->n_valid - 1, p.head);
         if (to.data)
             store_strip(strip_at(&c, r, kr, item, s), &c, r, kr, seq, p.head, p.col, to,

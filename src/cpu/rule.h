@@ -22,6 +22,9 @@ static inline bool gdn_forgets(float g) { return g < -104.0f; }
 /* Zeros in A and B of chunk_gates() for products with the first a of the 16 tokens, which have been
  * forgotten and may not be finite. */
 void gdn_forget_tokens(float *A, float *B, int a);
+/* Copies g and beta of tokens [a, m) of a chunk; the others get 0, so that they change nothing.
+ * Returns true if one of these tokens writes. */
+bool gdn_cut_gates(float *g, float *beta, const float *all_g, const float *all_beta, int a, int m);
 
 /* Return the state head of member i of a group; the head of a tensor that a state head
  * reads. */
@@ -53,6 +56,21 @@ struct gdn_rule_item {
  * longest. */
 int64_t gdn_rule_items(const struct gdn_rule *rule);
 struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first, int64_t i);
+
+/* Strips [first, last) of one head: columns [col, col + n) of it. */
+struct gdn_rule_piece {
+    int head, first, last, col, n;
+};
+
+/* Returns the strips of an item from `strip` on, as far as they are of one head. */
+struct gdn_rule_piece gdn_rule_piece_at(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                                        const struct gdn_rule_item *item, int strip);
+/* Returns the columns of the strip that begins with column col: fewer if it is the last. */
+static inline int gdn_strip_columns(const struct gdn_rule *r, const struct gdn_kernels *kr, int col)
+{
+    return r->V - col < kr->strip ? r->V - col : kr->strip;
+}
+
 /* Returns the cost of a token for an item of so many strips, in columns of state: the grams of
  * its group, which each item makes for itself, are 16 more. */
 int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);

@@ -191,7 +191,7 @@ void gdn_rule_store_strip(const struct gdn_rule *r, const struct gdn_kernels *kr
                           const struct gdn_seq *seq, int head, int col, const float *S,
                           struct gdn_place to, int64_t n_tokens, float *rows)
 {
-    const int n = r->V - col < kr->strip ? r->V - col : kr->strip;
+    const int n = gdn_strip_columns(r, kr, col);
     const struct gdn_place from = gdn_rule_from(r, seq, head);
     if (gdn_are_twins(&from, &to) && are_idle(r, kr, seq, head, n_tokens))
         gdn_copy_columns(to, col, from, col, r->K, n);

@@ -132,15 +132,27 @@ struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *r, int64_t first, i
     return item;
 }
 
+struct gdn_rule_piece gdn_rule_piece_at(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                                        const struct gdn_rule_item *item, int strip)
+{
+    struct gdn_rule_piece p = { .head = gdn_rule_head(r, item->group, strip / r->n_strips) };
+    const int end = (strip / r->n_strips + 1) * r->n_strips;
+    p.first = strip;
+    p.last = end < item->last ? end : item->last;
+    p.col = strip % r->n_strips * kr->strip;
+    p.n = (p.last - p.first) * kr->strip;
+    if (p.n > r->V - p.col) p.n = r->V - p.col;
+    return p;
+}
+
 /* ---- Running ---------------------------------------------------------------------------- */
 
 size_t gdn_rule_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
     const size_t step = r->split && r->record ? gdn_open_scratch(r, kr) : gdn_decode_scratch(r);
-    const size_t long_one = r->split    ? gdn_chunk_scratch(r, kr)
-                            : r->decode ? 0
-                            : r->exact  ? gdn_exact_scratch(r, kr)
-                                        : gdn_chunk_scratch(r, kr);
+    const size_t long_one = r->decode && !r->split ? 0
+                            : r->exact             ? gdn_exact_scratch(r, kr)
+                                                   : gdn_chunk_scratch(r, kr);
     return gdn_align64(step > long_one ? step : long_one);
 }
 

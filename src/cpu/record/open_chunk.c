@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-#include "calls/record.h"
+#include "cpu/record/record.h"
 
 enum { C = GDN_CHUNK, ROWS = 4 /* of a tile of strip_mul() */ };
 enum { SLICE = 32, LINE = 16 /* keys, floats */ };
@@ -123,25 +123,8 @@ static void load_keys(struct open *c, const struct gdn_rule *r, const struct gdn
 
 /* ---- Strips of a head ---------------------------------------------------------------------- */
 
-/* Strips [first, last) of one head: columns [col, col + n) of it. */
-struct piece {
-    int head, first, last, col, n;
-};
-
-static struct piece piece_at(const struct gdn_rule *r, const struct gdn_kernels *kr,
-                             const struct gdn_rule_item *item, int strip)
-{
-    const int end = (strip / r->n_strips + 1) * r->n_strips;
-    struct piece p = { .head = gdn_rule_head(r, item->group, strip / r->n_strips) };
-    p.first = strip;
-    p.last = end < item->last ? end : item->last;
-    p.col = strip % r->n_strips * kr->strip;
-    p.n = (p.last - p.first) * kr->strip;
-    if (p.n > r->V - p.col) p.n = r->V - p.col;
-    return p;
-}
-
-static float *u_at(const struct gdn_rule *r, int64_t slot, int64_t row, const struct piece *p)
+static float *u_at(const struct gdn_rule *r, int64_t slot, int64_t row,
+                   const struct gdn_rule_piece *p)
 {
     return (float *)gdn_record_at(&r->record->u, slot, row, p->head) + p->col;
 }
@@ -152,9 +135,8 @@ static void load_gates(struct open *c, const struct gdn_rule *r, const struct gd
 {
     const struct gdn_record *rec = r->record;
     for (int i = 0; i < w->h; i++) {
-        const char *g = gdn_record_at(&rec->g, seq->slot, w->row + i, head);
-        c->all_g[i] = *(const float *)(const void *)g;
-        c->all_beta[i] = *(const float *)(const void *)(g + rec->g_channel);
+        c->all_g[i] = *gdn_record_gate(rec, seq->slot, w->row + i, head, 0);
+        c->all_beta[i] = *gdn_record_gate(rec, seq->slot, w->row + i, head, 1);
     }
     if (w->n > 0)
         gdn_rule_load_gates(r, kr, seq, head, w->t0, w->n, false, c->all_g + w->h,
@@ -163,7 +145,8 @@ static void load_gates(struct open *c, const struct gdn_rule *r, const struct gd
 
 /* Loads u of the record, and v of new rows: zero where beta is zero (G8). */
 static void load_columns(struct open *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                         const struct gdn_seq *seq, const struct piece *p, const struct window *w)
+                         const struct gdn_seq *seq, const struct gdn_rule_piece *p,
+                         const struct window *w)
 {
     const int hv = gdn_rule_source(r, p->head, r->Hv);
     const size_t wide = (size_t)((p->last - p->first) * kr->strip) * sizeof(float);
@@ -184,7 +167,7 @@ static void load_columns(struct open *c, const struct gdn_rule *r, const struct 
 
 /* Stores rows [a, b) of u, unless the call closes the chunk: then the state has them. */
 static void store_u(const struct open *c, const struct gdn_rule *r, const struct gdn_seq *seq,
-                    const struct piece *p, const struct window *w, int a, int b)
+                    const struct gdn_rule_piece *p, const struct window *w, int a, int b)
 {
     const bool closes = r->record->accepts && w->h + w->n == C;
     const int64_t row = r->record->accepts ? 0 : w->row;
@@ -193,7 +176,8 @@ static void store_u(const struct open *c, const struct gdn_rule *r, const struct
 }
 
 static void store_o(const struct open *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                    const struct gdn_seq *seq, const struct piece *p, const struct window *w)
+                    const struct gdn_seq *seq, const struct gdn_rule_piece *p,
+                    const struct window *w)
 {
     const size_t at = (size_t)p->col * gdn_dtype_bytes(r->out.dtype);
     for (int t = 0; r->out.data && t < w->n; t++) {
@@ -216,12 +200,7 @@ static struct range start_range(struct open *c, const struct gdn_kernels *kr, in
     struct range x = { .a = a, .b = b, .first = a > h ? a : h };
     x.forgets = gdn_forgets(c->all_g[a]);
     if (x.forgets) c->all_g[a] = 0;
-    for (int i = 0; i < C; i++) {
-        const bool in = i >= a && i < b;
-        c->g[i] = in ? c->all_g[i] : 0;
-        c->beta[i] = in ? c->all_beta[i] : 0;
-        x.writes |= c->beta[i] != 0;
-    }
+    x.writes = gdn_cut_gates(c->g, c->beta, c->all_g, c->all_beta, a, b);
     kr->chunk_gates(c->A, c->B, c->start, c->end, c->g, c->beta, c->gram);
     gdn_forget_tokens(c->A, c->B, a);
     for (int i = 0; i < a; i++) memset(c->u + i * c->ld_v, 0, (size_t)c->ld_v * sizeof *c->u);
@@ -270,16 +249,16 @@ static void close_chunk(struct open *c, const struct gdn_rule *r, const struct g
 
 /* Returns strip s with the state before the range. */
 static float *load_strip(struct open *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                         const struct gdn_rule_item *item, const struct piece *p,
+                         const struct gdn_rule_item *item, const struct gdn_rule_piece *p,
                          const struct window *w, const struct range *x, int s)
 {
     float *S = c->S + (c->keeps ? (ptrdiff_t)(s - item->first) * r->K * kr->strip : 0);
-    const int col = s % r->n_strips * kr->strip, rest = r->V - col;
+    const int col = s % r->n_strips * kr->strip;
     if (x->forgets)
         memset(S, 0, (size_t)(r->K * kr->strip) * sizeof *S);
     else if (!c->keeps || w->row == 0)
         gdn_load_strip(S, kr, gdn_place_of(&r->from, item->seq->slot, p->head, 0), r->K, col,
-                       rest < kr->strip ? rest : kr->strip, c->rows);
+                       gdn_strip_columns(r, kr, col), c->rows);
     return S;
 }
 
@@ -307,8 +286,7 @@ static void prefetch(const struct gdn_rule *r, const struct gdn_kernels *kr,
 {
     if (s >= item->last || r->from.gap) return;
     const struct lying S = lying_at(r, kr, item, s);
-    const int rest = r->V - s % r->n_strips * kr->strip;
-    const int cols = rest < kr->strip ? rest : kr->strip;
+    const int cols = gdn_strip_columns(r, kr, s % r->n_strips * kr->strip);
     const int rows = S.k_first ? r->K : cols, wide = S.k_first ? cols : r->K;
     for (int i = rows * x / r->K; i < rows * (x + n) / r->K; i++)
         for (int j = 0; j < wide; j += LINE) __builtin_prefetch(S.at + i * S.ld + j, 0, 2);
@@ -335,20 +313,20 @@ static bool stays(const struct open *c, const struct gdn_rule *r, const struct g
                   const struct range *x, int s)
 {
     return !c->keeps && !x->forgets && x->b < C && !r->from.gap &&
-           r->V - s % r->n_strips * kr->strip >= kr->strip;
+           gdn_strip_columns(r, kr, s % r->n_strips * kr->strip) == kr->strip;
 }
 
 static void store_strip(const struct open *c, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct gdn_rule_item *item,
-                        const struct piece *p, int s, const float *S)
+                        const struct gdn_rule_piece *p, int s, const float *S)
 {
-    const int col = s % r->n_strips * kr->strip, rest = r->V - col;
+    const int col = s % r->n_strips * kr->strip;
     gdn_store_strip(S, kr, gdn_place_of(&r->to, item->seq->slot, p->head, 0), r->K, col,
-                    rest < kr->strip ? rest : kr->strip, c->rows);
+                    gdn_strip_columns(r, kr, col), c->rows);
 }
 
 static void run_range(struct open *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      const struct gdn_rule_item *item, const struct piece *p,
+                      const struct gdn_rule_item *item, const struct gdn_rule_piece *p,
                       const struct window *w, int a, int b)
 {
     const struct range x = start_range(c, kr, a, b, w->h);
@@ -373,7 +351,7 @@ static void run_range(struct open *c, const struct gdn_rule *r, const struct gdn
 
 /* A gate that forgets begins a range, as in prefill.c. Of old rows the last range counts. */
 static void run_piece(struct open *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
-                      const struct gdn_rule_item *item, const struct piece *p,
+                      const struct gdn_rule_item *item, const struct gdn_rule_piece *p,
                       const struct window *w)
 {
     const int rows = w->h + w->n;
@@ -395,11 +373,11 @@ static void run_piece(struct open *c, const struct gdn_rule *r, const struct gdn
 static void run_window(struct open *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                        const struct gdn_rule_item *item, const struct window *w)
 {
-    struct piece p;
+    struct gdn_rule_piece p;
     prefetch(r, kr, item, item->first, 0, r->K);
     load_keys(c, r, kr, item, w);
     for (int s = item->first; s < item->last; s = p.last) {
-        p = piece_at(r, kr, item, s);
+        p = gdn_rule_piece_at(r, kr, item, s);
         run_piece(c, r, kr, item, &p, w);
     }
 }
@@ -456,13 +434,6 @@ struct leave {
     bool folds; /* sequences without tokens too */
 };
 
-/* Moves row `from` of a head to row `to`. */
-static void move_row(const struct gdn_record_rows *rows, int64_t slot, int64_t to, int64_t from,
-                     int64_t head, size_t bytes)
-{
-    memcpy(gdn_record_at(rows, slot, to, head), gdn_record_at(rows, slot, from, head), bytes);
-}
-
 /* Stores tokens [t, t + n) of a head of k, or gates of a head, in rows from `row` on. */
 static void leave_keys(const struct leave *x, const struct gdn_seq *seq, int head, int64_t t, int n,
                        int64_t row)
@@ -479,9 +450,8 @@ static void leave_gates(const struct leave *x, const struct gdn_seq *seq, int he
     float g[C], beta[C];
     gdn_rule_load_gates(x->rule, x->kr, seq, head, t, n, false, g, beta);
     for (int i = 0; i < n; i++) {
-        char *at = gdn_record_at(&rec->g, seq->slot, row + i, head);
-        *(float *)(void *)at = g[i];
-        *(float *)(void *)(at + rec->g_channel) = beta[i];
+        *gdn_record_gate(rec, seq->slot, row + i, head, 0) = g[i];
+        *gdn_record_gate(rec, seq->slot, row + i, head, 1) = beta[i];
     }
 }
 
@@ -499,13 +469,9 @@ static void leave_item(void *arg, int64_t i, int thread)
     const int64_t gone = rec->accepts ? all / C * C : 0;
     for (int64_t row = gone; gone > 0 && row < count; row++)
         if (gates < 0)
-            move_row(&rec->k, seq->slot, row - gone, row, head, (size_t)r->K * sizeof(float));
+            gdn_record_move_row(&rec->k, seq->slot, row - gone, row, head, r->K);
         else
-            for (int64_t y = 0; y < 2; y++)
-                memcpy((char *)gdn_record_at(&rec->g, seq->slot, row - gone, gates) +
-                           y * rec->g_channel,
-                       (char *)gdn_record_at(&rec->g, seq->slot, row, gates) + y * rec->g_channel,
-                       sizeof(float));
+            gdn_record_move_gates(rec, seq->slot, row - gone, row, gates);
     for (int64_t row = gone > count ? gone : count; row < all; row += C) {
         const int n = least(all - row, C);
         if (gates < 0)
@@ -527,6 +493,7 @@ struct fold {
     const struct gdn_rule *rule;
     const struct gdn_kernels *kr;
     char *scratch;
+    size_t thread_bytes;
 };
 
 static void fold_item(void *arg, int64_t i, int thread)
@@ -534,12 +501,12 @@ static void fold_item(void *arg, int64_t i, int thread)
     const struct fold *x = arg;
     const struct gdn_rule_item item = gdn_rule_item_at(x->rule, 0, i);
     if (item.seq->slot < 0) return;
-    run_item(x->rule, x->kr, &item, x->scratch + (size_t)thread * gdn_open_scratch(x->rule, x->kr));
+    run_item(x->rule, x->kr, &item, x->scratch + (size_t)thread * x->thread_bytes);
 }
 
 void gdn_open_fold(gdn_ctx *ctx, const struct gdn_rule *r, void *scratch)
 {
-    struct fold x = { r, ctx->kr, scratch };
+    struct fold x = { r, ctx->kr, scratch, gdn_open_scratch(r, ctx->kr) };
     struct leave rows = { r, ctx->kr, true };
     gdn_parallel_for(ctx->threads, gdn_rule_items(r), fold_item, &x);
     gdn_parallel_for(ctx->threads, r->n_seqs * (r->Hk + r->H), leave_item, &rows);

@@ -10,16 +10,11 @@ enum { LINE = 64 };
 
 /* ---- Scratch ------------------------------------------------------------------------------- */
 
-struct part {
-    float **at;
-    int64_t n;
-};
-
-/* Lays out the arrays of p for R rows. Returns their floats. */
-static size_t lay_out(struct gdn_pending *p, const struct gdn_rule *r, float *memory)
+/* Lays out the arrays of p for R rows. Returns their bytes. */
+static size_t lay_out(struct gdn_pending *p, const struct gdn_rule *r, void *memory)
 {
-    const int64_t R = r->record->R, K = r->K, rows = r->family.is ? TOKENS * K : 0;
-    const struct part parts[] = {
+    const size_t R = (size_t)r->record->R, K = (size_t)r->K, rows = r->family.is ? TOKENS * K : 0;
+    const struct gdn_part parts[] = {
         { &p->decay, K },
         { &p->y, (R + TOKENS) * K },
         { &p->scale, R + TOKENS },
@@ -34,19 +29,13 @@ static size_t lay_out(struct gdn_pending *p, const struct gdn_rule *r, float *me
         { &p->aq, rows },
         { &p->e, 2 * rows },
     };
-    size_t floats = 0;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        *parts[i].at = memory ? memory + floats : NULL;
-        floats += (size_t)((parts[i].n + 15) & ~(int64_t)15);
-    }
-    return floats;
+    return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
 
 size_t gdn_pending_scratch(const struct gdn_rule *r)
 {
     struct gdn_pending p;
-    if (!r->record || !r->record->accepts) return 0;
-    return lay_out(&p, r, NULL) * sizeof(float);
+    return r->record && r->record->accepts ? lay_out(&p, r, NULL) : 0;
 }
 
 void gdn_pending_open(struct gdn_pending *p, const struct gdn_rule *r, void *scratch)
@@ -75,12 +64,6 @@ void gdn_pending_prefetch(const struct gdn_rule *r, int64_t slot, int head)
     prefetch_rows(&rec->g, slot, n, head, 1);
     prefetch_rows(&rec->k, slot, n, gdn_rule_source(r, head, r->Hk), k);
     prefetch_rows(&rec->u, slot, n, head, u);
-}
-
-static float gate_at(const struct gdn_record *rec, int64_t slot, int64_t row, int head, int64_t x)
-{
-    const char *g = gdn_record_at(&rec->g, slot, row, head);
-    return *(const float *)(const void *)(g + x * rec->g_channel);
 }
 
 /* Loads columns [col, col + n) of rows [first, end), ld floats apart. */
@@ -116,7 +99,7 @@ static void load_scaled(struct gdn_pending *p, const struct gdn_rule *r,
         load_keys(p, r, kr);
     }
     while (row > 0 && decay != 0) {
-        const float g = gate_at(rec, p->slot, --row, p->head, 0);
+        const float g = *gdn_record_gate(rec, p->slot, --row, p->head, 0);
         p->scale[row] = signbit(g) ? 0 : decay;
         decay *= fabsf(g);
     }
@@ -138,10 +121,10 @@ static bool load_channels(struct gdn_pending *p, const struct gdn_rule *r,
     load_keys(p, r, kr);
     for (int64_t row = p->n - 1; row >= 0; row--) {
         float *y = p->y + row * r->K;
-        p->scale[row] = signbit(gate_at(rec, p->slot, row, p->head, 0)) ? 0 : 1;
+        p->scale[row] = signbit(*gdn_record_gate(rec, p->slot, row, p->head, 0)) ? 0 : 1;
         kr->norm_row(y, y, 1, p->decay, NULL, false, (size_t)r->K);
         for (int x = 0; x < r->K; x++) {
-            const float a = fabsf(gate_at(rec, p->slot, row, p->head, x));
+            const float a = fabsf(*gdn_record_gate(rec, p->slot, row, p->head, x));
             if (a == 0) return false;
             p->decay[x] *= a;
         }

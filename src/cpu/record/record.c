@@ -18,10 +18,8 @@ static void decay_channels(const struct gdn_rule *r, const struct gdn_kernels *k
                            int64_t row, int head, int n, bool k_first, float *S)
 {
     const struct gdn_record *rec = r->record;
-    const char *g = gdn_record_at(&rec->g, slot, row, head);
     float a[GDN_MAX_HEAD];
-    for (int x = 0; x < r->K; x++, g += rec->g_channel)
-        a[x] = fabsf(*(const float *)(const void *)g);
+    for (int x = 0; x < r->K; x++) a[x] = fabsf(*gdn_record_gate(rec, slot, row, head, x));
     for (int x = 0; x < r->K; x++)
         for (int i = 0; a[x] == 0 && i < n; i++) S[k_first ? x * n + i : i * r->K + x] = 0;
     for (int x = 0; k_first && x < r->K; x++)
@@ -39,7 +37,7 @@ void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, in
     const int hk = gdn_rule_source(r, head, r->Hk);
     float k[GDN_MAX_HEAD], u[GDN_RECUR_COLUMNS];
     for (int64_t row = 0; row < n_rows; row++) {
-        const float g = *(const float *)gdn_record_at(&rec->g, slot, row, head);
+        const float g = *gdn_record_gate(rec, slot, row, head, 0);
         const bool writes = !signbit(g);
         const float alpha = rec->channels > 1 ? 1 : fabsf(g);
         if (rec->channels > 1) decay_channels(r, kr, slot, row, head, n, k_first, S);
@@ -54,19 +52,18 @@ void gdn_record_apply(const struct gdn_rule *r, const struct gdn_kernels *kr, in
     }
 }
 
-static void move_head(const struct gdn_record_rows *r, int64_t slot, int64_t to, int64_t from,
-                      int64_t head, int64_t n)
+void gdn_record_move_row(const struct gdn_record_rows *r, int64_t slot, int64_t to, int64_t from,
+                         int64_t head, int64_t n)
 {
     memcpy(gdn_record_at(r, slot, to, head), gdn_record_at(r, slot, from, head),
            (size_t)n * gdn_dtype_bytes(r->dtype));
 }
 
-static void move_gates(const struct gdn_record *rec, int64_t slot, int64_t to, int64_t from,
-                       int64_t head)
+void gdn_record_move_gates(const struct gdn_record *rec, int64_t slot, int64_t to, int64_t from,
+                           int64_t head)
 {
-    char *a = gdn_record_at(&rec->g, slot, to, head), *b = gdn_record_at(&rec->g, slot, from, head);
-    for (int64_t x = 0; x < rec->channels; x++, a += rec->g_channel, b += rec->g_channel)
-        *(float *)(void *)a = *(float *)(void *)b;
+    for (int64_t x = 0; x < rec->channels; x++)
+        *gdn_record_gate(rec, slot, to, head, x) = *gdn_record_gate(rec, slot, from, head, x);
 }
 
 /* Commits the rows of one state head of one sequence, and of a key head with it. Rows only move
@@ -83,9 +80,9 @@ static void commit_item(void *arg, int64_t item, int thread)
     for (int64_t i = 0; i < n; i++) {
         const int64_t from = c + gdn_record_row(&m->args, b, i);
         if (from == c + i) continue;
-        if (h < m->Hk) move_head(&rec->k, slot, c + i, from, h, m->K);
-        if (h < m->H) move_head(&rec->u, slot, c + i, from, h, m->V);
-        if (h < m->H) move_gates(rec, slot, c + i, from, h);
+        if (h < m->Hk) gdn_record_move_row(&rec->k, slot, c + i, from, h, m->K);
+        if (h < m->H) gdn_record_move_row(&rec->u, slot, c + i, from, h, m->V);
+        if (h < m->H) gdn_record_move_gates(rec, slot, c + i, from, h);
     }
 }
 

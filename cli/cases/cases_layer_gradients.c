@@ -97,10 +97,11 @@ static double loss_beside(const struct layer_gradient_case *c, const struct laye
     return sum;
 }
 
-/* A GPU rounds: then so many that their RMS is that of the roundings. */
+/* Directions of a check. If a GPU rounds, the RMS of the errors is judged, which needs more. */
 enum { DIRECTIONS = 3, ROUNDED_DIRECTIONS = 12 };
 
-/* Along one direction of ones and minus ones: what the differences of the loss say, and dhidden. */
+/* Computes the slope of the loss along a direction of ones and minus ones: `want` by differences,
+ * `got` by dhidden. */
 static bool judge_direction(const struct layer_gradient_case *c, const struct layer_projected *p,
                             int64_t T, uint64_t *seed, double *want, double *got)
 {
@@ -120,9 +121,9 @@ static bool judge_direction(const struct layer_gradient_case *c, const struct la
     return there && !isnan(*want);
 }
 
-/* Checks a call in which no more tokens count than are followed. Where a GPU rounds, a dozen
- * roundings follow each other, and what they do to a sum along a direction is to that sum's usual
- * size, the length of dhidden, as it is to an element. */
+/* Checks a call in which no more tokens count than the judge follows. If a GPU rounds, a dozen
+ * roundings follow each other. The usual size of a sum along a direction is the length of dhidden,
+ * so the error is relative to that. */
 int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     const int64_t *cu = c->block.tokens.cu_seqlens, B = c->block.tokens.B;

@@ -79,8 +79,8 @@ static double *rounded(double *x, int64_t n, struct oracle_noise *noise)
     return x;
 }
 
-/* Returns what follows from the products with `down`: themselves, or, of low rank, their products
- * with `up`; NULL without memory. */
+/* Returns x, the products with `down`. If there is an `up`, returns the products of x with it. NULL
+ * without memory. */
 static double *raise(const double *x, const gdn_tensor *down, const gdn_tensor *up, int64_t T,
                      struct oracle_noise *noise)
 {
@@ -106,7 +106,7 @@ static bool project_up(const struct block_case *c, const struct layer_projected 
 
 /* ---- Convolution and rule ---------------------------------------------------------------- */
 
-/* In place over mixed [T][D]: the convolution with SiLU from an empty history. */
+/* Convolves mixed [T][D] in place, with SiLU, from an empty history. */
 static void convolve(const struct block_case *c, double *mixed, int64_t T)
 {
     const int64_t D = layer_channels(&c->dims), W = c->dims.W;
@@ -126,7 +126,7 @@ static bool takes_tokens(const struct block_case *c)
     return c->dims.exact || b->N <= SHORT || b->N <= b->B;
 }
 
-/* ... rounded on the way, where there is noise. */
+/* Runs the rule with one gate for each head. With noise, it rounds where a device does. */
 static void run_head_gates(const struct block_case *c, const struct oracle_rule *r, double *k,
                            struct oracle_noise *noise)
 {
@@ -139,7 +139,8 @@ static void run_head_gates(const struct block_case *c, const struct oracle_rule 
     oracle_rule_chunks(r, LAYER_TOKENS, noise); /* later tokens of a chunk change nothing */
 }
 
-/* The same with gates g [T][K]. In chunks a device rounds factors of q and k. */
+/* Runs the rule with gates g [T][K]. With noise, q and k are rounded too: a device rounds their
+ * factors in chunks. */
 static void run_channel_gates(const struct oracle_rule *r, const double *g, double *q, double *k,
                               struct oracle_noise *noise)
 {

@@ -8,9 +8,8 @@
 
 #include "program/memory.h"
 
-enum {
-    DRAFT_MOST = 7
-}; /* one token and so many guesses are a call whose rule goes token by token */
+/* The most guesses. With the token before them, such a call goes token by token. */
+enum { DRAFT_MOST = 7 };
 
 struct draft {
     int32_t *tokens; /* the text so far */

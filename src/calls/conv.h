@@ -13,8 +13,7 @@ struct gdn_conv {
     struct gdn_conv_view weight, bias;
     struct gdn_conv_view from, to, checkpoints;
     struct gdn_conv_view carry_from, carry_to; /* one slot: between windows of a sequence */
-    const struct gdn_plan
-        *plan; /* read for trees, paths and slots of states; the sequences are below */
+    const struct gdn_plan *plan;               /* has the trees, paths and slots of states */
     const struct gdn_seq *seqs;
     int64_t n_seqs, D;
     int W;

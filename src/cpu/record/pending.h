@@ -43,15 +43,15 @@ void gdn_pending_prefetch(const struct gdn_rule *r, int64_t slot, int head);
 bool gdn_pending_load(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr,
                       int64_t slot, int head);
 
-/* Puts T tokens of a step onto S alone: its first decay becomes that of S too, and v loses what
- * the rows hold for k. What they hold for q is in p->sums, from row T on. Returns false, and has
- * done nothing, if a token forgets. v: n columns from col on; q follows k. */
+/* Changes a step of T tokens so that it needs S alone. The first decay takes those of S in, and v
+ * loses the sums of the rows with k. The sums with q are in p->sums, from row T on. If a token
+ * forgets, it returns false and has changed nothing. v: n columns from col on; q follows k. */
 bool gdn_pending_begin(struct gdn_pending *p, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, struct gdn_recur *step, float *v, int col);
 
-/* After that, where the record is full: S <- S with all rows and tokens. These are as they were
- * before gdn_pending_begin(), with their u. S has their columns, in rows ld floats apart. For sizes
- * of strips alone. */
+/* Puts all rows and tokens into S, if the record is full. tokens: as before gdn_pending_begin(),
+ * with their u. S: their columns, in rows ld floats apart. takes: returns true if K and V are
+ * multiples of a strip, which fold wants. */
 bool gdn_pending_takes(const struct gdn_rule *r, const struct gdn_kernels *kr);
 void gdn_pending_fold(struct gdn_pending *p, const struct gdn_kernels *kr,
                       const struct gdn_recur *tokens, bool k_first, float *S, ptrdiff_t ld);

@@ -71,8 +71,7 @@ struct gdn_cuda {
     gdn_cu_library libraries[GDN_N_IMAGES]; /* NULL: not for this device, or not used yet */
     gdn_cu_kernel kernels[GDN_N_KERNELS];   /* the same */
     struct gdn_blas *blas;                  /* cuBLAS; NULL: not opened yet */
-    struct gdn_cuda_ran
-        *layer; /* collects the kernels of the parts of a gdn_block or gdn_step; else NULL */
+    struct gdn_cuda_ran *layer; /* takes the kernels of a layer's parts; NULL: no layer runs */
     gdn_cu_memory workspace;
     size_t workspace_bytes;
     struct gdn_cuda_sm90 *sm90; /* caches of prefill/sm90 (cache.h), of the table of backends */

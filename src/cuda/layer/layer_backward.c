@@ -134,8 +134,8 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return c->plan(ctx, call, &steps);
 }
 
-/* Logs how products were computed. cuBLAS refuses some with GDN_EXACT all, else those of two dtypes
- * or without dense rows. */
+/* Logs how products were computed. cuBLAS computes none with GDN_EXACT. Else it computes those of
+ * one dtype and dense rows. */
 static void log_products(gdn_ctx *ctx, const struct gdn_cuda_ran *ran)
 {
     bool by_blas = false, by_own = false;

@@ -12,7 +12,14 @@
 #include "core/limits.h"
 #include "cuda/driver/choice.h"
 
-enum { SLOTS_K = 128, PACKED_K = 128, SINGLE_K = 128, EIGHT_K = 128, WINDOW_K = 128 };
+enum {
+    SLOTS_K = 128,
+    PACKED_K = 128,
+    SINGLE_K = 128,
+    EIGHT_K = 128,
+    WINDOW_K = 128,
+    CHANNELS_K = 128
+};
 
 /* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
@@ -154,10 +161,10 @@ static const char *why_not_batch(const struct gdn_cu_batch *b)
     return NULL;
 }
 
-static const char *why_not_steps(const struct gdn_cu_rule *r)
+/* The rule aside. */
+static const char *why_not_form(const struct gdn_cu_rule *r)
 {
     const char *why = why_not_chain(r);
-    if (!why && r->family.is) why = "the rule has channels, a write gate or updates";
     if (!why) why = why_not_batch(&r->batch);
     if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
     if (!why && gdn_cuda_mixes_dtypes(r)) why = "q, k, v and out have several dtypes";
@@ -166,6 +173,11 @@ static const char *why_not_steps(const struct gdn_cu_rule *r)
     if (!why) why = why_not_pool(r, &r->to);
     if (!why && !are_near(r)) why = "a stride does not fit 32 bits";
     return why;
+}
+
+static const char *why_not_steps(const struct gdn_cu_rule *r)
+{
+    return r->family.is ? "the rule has channels, a write gate or updates" : why_not_form(r);
 }
 
 static const char *why_not_warps(const struct gdn_cu_rule *r)
@@ -436,13 +448,48 @@ static const char *why_not_few(const struct gdn_cu_rule *r)
                                                    : "a sequence may have more than 4 updates";
 }
 
-/* The family has two forms of its own. */
-static gdn_status launch_family(const struct gdn_decode_call *c)
+/* Returns why the rule is not one of gates per channel and one beta, or why the gates are not in
+ * pieces of 16 bytes. */
+static const char *why_not_channels(const struct gdn_cu_rule *r)
 {
-    const struct gdn_cuda_form list[] = { { "channels few", why_not_few(c->rule) },
+    const int64_t bytes = (int64_t)gdn_dtype_bytes(r->g.dtype);
+    if (!r->family.g_rows || r->family.beta_rows || r->family.write.data || r->family.updates > 1)
+        return "the rule has an erase gate, a write gate or updates";
+    if (r->family.g_channel != bytes) return "gates of a head do not lie side by side";
+    if (((uintptr_t)r->g.data | (uint64_t)r->g.batch | (uint64_t)r->g.token | (uint64_t)r->g.head) %
+        16)
+        return "gates are not aligned to 16 bytes";
+    if (r->dt_bias.data && (r->dt_bias.stride[1] != 1 || (uintptr_t)r->dt_bias.data % 16 ||
+                            r->dt_bias.stride[0] * (int64_t)gdn_dtype_bytes(r->dt_bias.dtype) % 16))
+        return "dt_bias is not in pieces of 16 bytes";
+    return NULL;
+}
+
+/* The same for channels_token.cuh. Fills in c->warp if it may take the call. */
+static const char *why_not_channels_token(struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    const char *why = gdn_cuda_is_off(c->ctx, GDN_CUDA_TOKEN) ? "it is switched off" : why_walk(r);
+    if (!why) why = why_not_channels(r);
+    if (!why) why = why_not_form(r);
+    if (why) return why;
+    gdn_cuda_fill_warp(&c->warp, r);
+    why = why_not_small(r, &c->warp);
+    if (!why) why = why_not_rows_of_one(r, &c->warp);
+    if (!why) why = why_not_tiles(r, &c->warp);
+    if (!why && r->K != CHANNELS_K) why = "K is not 128";
+    return !why && c->pool->k_first ? "states are k-first" : why;
+}
+
+/* The family has three forms of its own. */
+static gdn_status launch_family(struct gdn_decode_call *c)
+{
+    const struct gdn_cuda_form list[] = { { "channels token", why_not_channels_token(c) },
+                                          { "channels few", why_not_few(c->rule) },
                                           { "channels", NULL } };
     gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, c->op, list);
-    return list->why_not ? gdn_decode_launch_channels(c) : gdn_decode_launch_channels_few(c);
+    if (!list[0].why_not) return gdn_decode_launch_channels_token(c);
+    return list[1].why_not ? gdn_decode_launch_channels(c) : gdn_decode_launch_channels_few(c);
 }
 
 /* Fills in the fields that follow from these. */

@@ -347,8 +347,41 @@ def accuracy(folder):
     save(figure, folder, "accuracy")
 
 
+MODELS = {"qwen3_next": "Qwen3-Next", "olmo_hybrid": "OLMo-Hybrid", "kimi_linear": "Kimi-Linear",
+          "glm5_next_text": "GLM-5 Next"}
+
+
+def plan(folder):
+    """What `gdn plan` says of four models: sequences that fit, and the time of prompts."""
+    runs = newest("plan.jsonl", lambda r: r["model_type"])
+    layers = {m: runs[m]["layer_types"].count("linear_attention") for m in MODELS}
+    names = [f"{title}\n{layers[m]} {runs[m]['rule']} layers" for m, title in MODELS.items()]
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
+    colors = {"i8": "#b8bfc6", "bf16": STATES["bf16"], "f32": STATES["f32"]}
+    for place, (state, color) in enumerate(colors.items()):
+        slots = [next(s["slots"] for s in runs[m]["slots"] if s["state"] == state) for m in MODELS]
+        places = [p + 0.27 * (1 - place) for p in range(len(MODELS))]
+        axes[0].barh(places, slots, 0.25, color=color, label=f"states {state}")
+        for p, n in zip(places, slots):
+            axes[0].text(n, p, f" {n}", va="center", fontsize=8)
+    axes[0].set_title("Sequences whose states fit into 80 GiB")
+    begin = [0] * len(MODELS)
+    for op, color in (("gdn_conv1d", THEIRS), ("gdn_prefill", OURS)):
+        ms = [next(c["layer_ms"] for c in runs[m]["calls"] if c["op"] == op) for m in MODELS]
+        axes[1].barh(range(len(MODELS)), ms, 0.5, begin, color=color, label=op)
+        begin = [a + b for a, b in zip(begin, ms)]
+    axes[1].set(title="A layer's time for 32 prompts of 8192 tokens, H100",
+                xlabel="milliseconds, from the nearest measurement")
+    axes[0].set_yticks(range(len(MODELS)), names)
+    axes[0].invert_yaxis()
+    for axis, place in zip(axes, ("lower right", "upper right")):
+        axis.set_xlim(right=1.12 * axis.dataLim.x1)
+        axis.legend(loc=place)
+    save(figure, folder, "plan")
+
+
 PLOTS = (summary, prefill_length, prefill_batch, prefill_peers, prefill_gates, prefill_share,
-         decode_share, decode_peers, cpu_peers, cpu_scaling, accuracy)
+         decode_share, decode_peers, cpu_peers, cpu_scaling, accuracy, plan)
 
 
 def main():

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "cli.h"
-#include "internal.h"
+#include "internal/internal.h"
 #include "measure.h"
 #include "table.h"
 
@@ -14,7 +14,8 @@
 /* Returns the name of the device that computes. */
 static const char *device_name(const gdn_ctx *ctx, char *text, size_t bytes)
 {
-    return ctx->cuda ? ctx->cuda->name : measure_cpu(text, bytes);
+    const char *device = gdn_internal_device(ctx);
+    return device ? device : measure_cpu(text, bytes);
 }
 
 cJSON *report_line(gdn_ctx *ctx)
@@ -22,7 +23,7 @@ cJSON *report_line(gdn_ctx *ctx)
     char cpu[128];
     cJSON *line = cJSON_CreateObject();
     cJSON_AddStringToObject(line, "version", cli_version());
-    cJSON_AddStringToObject(line, "backend", ctx->cuda ? "cuda" : "cpu");
+    cJSON_AddStringToObject(line, "backend", gdn_internal_device(ctx) ? "cuda" : "cpu");
     cJSON_AddStringToObject(line, "device", device_name(ctx, cpu, sizeof cpu));
     cJSON_AddStringToObject(line, "isa", gdn_isa(ctx));
     cJSON_AddNumberToObject(line, "threads", gdn_n_threads(ctx));

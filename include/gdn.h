@@ -35,8 +35,8 @@
  *     S <- alpha S;    u = beta (v - S^T k);    S <- S + k u^T;    o = scale S^T q
  *
  * (Yang, Kautz, Hatamizadeh: Gated Delta Networks, 2024.) This is one case of a rule with vectors
- * a, b and w, which "The family" at gdn_prefill() describes: KDA, GDN-2 and Gated DeltaProduct are
- * others, and shapes say which one a call means. Letters, here and everywhere:
+ * a, b and w, which "The family" at gdn_prefill() describes: KDA is another. Shapes say which one a
+ * call means. Letters, here and everywhere:
  *
  *     B  sequences            N  tokens in all       T  tokens of one sequence
  *     Hq Hk Hv  heads of q, k, v                     H  state heads, max(Hq, Hv)
@@ -78,7 +78,7 @@
  *
  * Fused projections: Qwen3-Next groups the rows of in_proj_qkvz by key head. With r = Hv / Hk, the
  * rows of one key head are K of q, K of k, r V of v, r V of z. The rows of in_proj_ba are r of b,
- * r of a. Qwen3.5 has one tensor for q, k, v, which are not grouped: all q, then all k, then all v.
+ * r of a. Qwen3.5 has one tensor for q, k, v: all q, then all k, then all v.
  *
  *
  * CONVENTIONS
@@ -95,10 +95,9 @@
  *               nothing. "Dense": the last dimension has stride 1. The alignment of one element
  *               is enough; 64 bytes is faster.
  *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
- *   Threads     A context serves one call at a time. If a second call comes while one runs in the
- *               same context, also from the caller's parallel_for, then the second call returns
- *               GDN_E_ARG ("busy") at once and changes nothing. Different contexts are
- *               independent: make one for each thread that calls.
+ *   Threads     A context serves one call at a time. A second call while one runs in it, also from
+ *               the caller's parallel_for, returns GDN_E_ARG ("busy") at once and changes nothing.
+ *               Different contexts are independent: make one for each thread that calls.
  *   Streams     On a GPU a call enqueues on `stream` (a CUstream; NULL: the default one) and
  *               returns without waiting. The caller may then free args and batch.
  *   Policies    g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
@@ -107,7 +106,7 @@
  *               the dtypes, with two exceptions: GDN_BF16_PRODUCTS on a CPU, and tensor cores on a
  *               GPU. On tensor cores, gdn_prefill and gdn_block round factors of 16-bit inputs to
  *               that dtype. Other products take float32 factors as two TF32 terms, 22 bits.
- *               docs/design/numerics.md derives the error bounds and says how each is tested.
+ *               docs/design/numerics.md derives the error bounds.
  *
  *
  * GLOSSARY (more in docs/design/architecture.md)
@@ -122,7 +121,7 @@
  * GUARANTEES
  *
  * Each one is held by the test of that name (tools/guarantees.py lists them). In G2, G3 and G17
- * all NaNs count as equal. G15 and G16 are those of blobs, in gdn_blob.h.
+ * all NaNs count as equal. G15 and G16 are in gdn_blob.h.
  *
  *   G1   A refused call leaves every output and every state untouched.
  *   G2   A sequence's result has the same bits whatever else is in the batch, in whatever
@@ -342,9 +341,8 @@ typedef struct gdn_options {
     void *(*alloc)(void *user, size_t bytes, size_t align);
     void (*release)(void *user, void *memory);
     void *alloc_user;
-    /* Takes one line without newline per event; NULL: silence. Events: a kernel is chosen, a
-     * sequence is cut into segments, a buffer grows. On a GPU a line also says why no faster
-     * kernel was chosen. */
+    /* Takes one line without newline per event; NULL: silence. Events: a kernel is chosen
+     * (on a GPU: and why no faster one), a sequence is cut into segments, a buffer grows. */
     void (*log)(void *user, const char *line);
     void *log_user;
     char *error_text; /* where gdn_ctx_create() explains a failure; may be NULL */
@@ -392,8 +390,8 @@ GDN_DEFINE_INIT(gdn_options, gdn_options_init)
  *             this build has no code for the GPU, the driver first compiles it, in seconds.
  *   graphs    A call may be captured. Launches depend on descriptors alone, so a replay may find
  *             other lengths and slots in the same arrays. A captured graph keeps a pointer to its
- *             workspace. A later, larger call frees the context's own workspace, and so does
- *             gdn_ctx_destroy(). So pass your own workspace to a graph that is to live longer.
+ *             workspace. A larger call and gdn_ctx_destroy() free the context's own, so pass
+ *             yours to a graph that is to live longer.
  *   checking  With GDN_CTX_CHECK_CONTENTS each call copies its index arrays to the host and checks
  *             them as a call on a CPU always does. A wrong entry is GDN_E_ARG or GDN_E_SHAPE, the
  *             text names the array and the row, and nothing is enqueued. Such a call waits for its
@@ -655,8 +653,8 @@ typedef enum gdn_rounding {
  *     record_...                   for gdn_decode: see gdn_record.h
  *
  * Instead of [N] all of q k v g beta out may begin with [B][T], a padded batch. K is 1 to 256 and V
- * 1 to 1024; they need not be equal. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says
- * which head of q, k and v a state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
+ * 1 to 1024. H = max(Hq, Hv), and Hq, Hk and Hv divide H. head_map says which head of q, k and v a
+ * state head reads (GVA: Hv > Hq = Hk; GQA: Hq > Hk = Hv).
  *
  * The family. A token has n = updates pairs of k and v. With a, b and w of each token and head:
  *
@@ -720,7 +718,7 @@ typedef enum gdn_rounding {
  *               GDN_NO_EARLY_STOP, if `norm` normalises keys, first tokens of a segment are skipped
  *               if they change its last state by at most 2^-24 of the state's length.
  *
- * docs/design/guarantees.md has the conditions of the last two, and the exact limit.
+ * docs/design/guarantees.md has the conditions and the limit.
  *
  * Precision: see the head of this file. In gdn_prefill without GDN_EXACT, GDN_GATE_LINEAR is
  * computed through its logarithm. Guarantees: G1 to G13, G17 to G20.
@@ -984,9 +982,9 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
 /* ---- The whole layer ------------------------------------------------------------------------ */
 
 /*
- * gdn_block - computes one Gated DeltaNet layer as Hugging Face saves it: projections, convolution
- * with SiLU, q/k L2 norm (eps 1e-6), gates, rule (scale 1 / sqrt(K)), gated RMSNorm,
- * output projection. Prefill and decode are the same call: states are carried in the pools.
+ * gdn_block - computes one layer of Gated DeltaNet or KDA as Hugging Face saves it: projections,
+ * convolution with SiLU, q/k L2 norm (eps 1e-6), gates, rule (scale 1 / sqrt(K)), gated RMSNorm,
+ * output projection. Prefill and decode are one call, with states in pools.
  *
  *     hidden        [N][hidden]              A      dense; or [B][T][hidden]
  *     out           [N][hidden]              A      dense
@@ -995,16 +993,16 @@ GDN_API gdn_status gdn_step(gdn_ctx *ctx, const gdn_step_args *args);
  *     in_proj_qkvz  [2 Hk K + 2 Hv V][hidden]
  *     in_proj_ba    [2 Hv][hidden]
  *
- * or (Qwen3.5)
- *     in_proj_qkv   [2 Hk K + Hv V][hidden]
- *     in_proj_z     [Hv V][hidden]
+ * or
+ *     in_proj_qkv   [2 Hk K + Hv V][hidden]  Qwen3.5; or in_proj_q, in_proj_k and in_proj_v apart
+ *     in_proj_z     [Hv V][hidden]           or low rank: [..][R] after in_proj_z_down [R][hidden]
  *     in_proj_b     [Hv][hidden]
- *     in_proj_a     [Hv][hidden]
+ *     in_proj_a     [Hv][hidden]             KDA: [Hv K]; low rank, with its own R: in_proj_a_down
  *
  * and
- *     conv_weight   [2 Hk K + Hv V][W]       or [..][1][W]
+ *     conv_weight   [2 Hk K + Hv V][W]       or [..][1][W]; of q, then k, then v
  *     conv_bias     [2 Hk K + Hv V]          absent: 0
- *     A_log dt_bias [Hv]
+ *     A_log dt_bias [Hv]                     KDA: dt_bias [Hv][K]
  *     norm_weight   [V]
  *     out_proj      [hidden][Hv V]
  *     conv_state    [P][2 Hk K + Hv V][S]    as in gdn_conv1d()
@@ -1052,7 +1050,9 @@ typedef struct gdn_block_args {
     void *workspace;
     size_t workspace_bytes;
     void *stream;
-    int32_t beta_kind, reserved; /* as in gdn_step(); 0 */
+    int32_t beta_kind;      /* as in gdn_step() */
+    float gate_lower_bound; /* as in gdn_step() */
+    gdn_tensor in_proj_q, in_proj_k, in_proj_v, in_proj_z_down, in_proj_a_down;
 } gdn_block_args;
 
 GDN_DEFINE_INIT(gdn_block_args, gdn_block_args_init)

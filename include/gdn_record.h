@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_record.h - records of drafted tokens, to accept some of them without a copy of the state.
+ * gdn_record.h - records of tokens beside a state: to accept some drafts without a copy of the
+ * state, and to decode without writing the state each time.
  *
  * This header is the manual of these calls. Letters, conventions and guarantees are those of gdn.h.
  */
@@ -48,15 +49,29 @@ extern "C" {
  *
  *     S <- |alpha| S + k u^T    row by row; a row with the sign set only scales, whatever its k
  *
- * and writes what token t adds to row c + t (c + T is at most R); c does not change. In a tree,
- * tokens whose parent is -1 follow the c rows. The call needs all four tensors and a state. The
- * batch has GDN_WRITE_NONE, no has_initial_state, no num_accepted_tokens, and no slot twice. out
- * may be absent. Padding rows have no record. GDN_EXACT needs float32 states.
+ * and writes what token t adds to row c + t. In a tree, tokens whose parent is -1 follow the c
+ * rows. The call needs all four tensors and a state. The batch has GDN_WRITE_NONE or
+ * GDN_WRITE_FINAL, no has_initial_state, no num_accepted_tokens, and no slot twice. out may be
+ * absent. Padding rows have no record. GDN_EXACT needs float32 states.
+ *
+ *     GDN_WRITE_NONE   The tokens are drafts: c stays, and c + T is at most R.
+ *     GDN_WRITE_FINAL  The tokens are accepted at once (a lazy state). If c + T is less than R,
+ *                      c grows by T and the state is not written. Else the call writes the state
+ *                      after its tokens to the slot, and c becomes 0: the call folds. T and R are
+ *                      free. Each slot has its own c. The batch has no parents and no write_slots,
+ *                      and state_out is absent or state. A GPU refuses it (GDN_E_UNSUPPORTED).
+ *
+ * With GDN_WRITE_FINAL the pending rows are sums beside the state, which is only read. Results are
+ * those of plain decode to rounding. With GDN_EXACT, and rows and states of float32, they are its
+ * bits. If R is 1, each call is plain decode. docs/start/lazy-states.md shows its use.
+ *
+ * Every other op that reads a state wants a folded one: gdn_prefill, gdn_step, gdn_block,
+ * summaries, blobs and gdn_state_copy. Or copy the rows and the count with the state.
  *
  * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
  *                    move to the rows from c on, and c grows by n.
  * gdn_record_fold    writes S with the c rows applied to the slot, and sets c to 0. Call it when
- *                    rows run out, and before another op reads the state.
+ *                    drafts need more rows, and before another op reads the state.
  *
  * A new sequence in a slot starts with c = 0. Sequence b has the slot read_slots[b]; without
  * read_slots, slot b. In these two ops a batch has only read_slots (pad_policy and write have no

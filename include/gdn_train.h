@@ -37,7 +37,7 @@ extern "C" {
  *     write_gate dwrite_gate       as in gdn_prefill(), with updates; as write_gate, f32
  *
  * Shapes of "The family" at gdn_prefill() are taken too, and checkpoints are not read for them. A
- * channel that forgets has the dg 0. These gradients are computed token by token, on a GPU in
+ * channel that forgets has the dg 0. On a GPU these gradients are computed token by token, in
  * float32: KDA takes 10 to 19 times as long as Gated DeltaNet by tensor cores.
  *
  * Every gradient may be absent, but not all of them. If dstate is the only one, the call computes
@@ -266,7 +266,7 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  * so it needs no result of the forward call.
  *
  *     hidden, the weights   as in gdn_block(), and so are head counts, head sizes, state_layout,
- *                           rms_eps, activation and beta_kind
+ *                           rms_eps, activation, beta_kind and gate_lower_bound
  *     conv_state            [B][2 Hk K + Hv V][S]  f32, bf16, f16; initial states. Absent: zero.
  *     state                 [B][Hv][V][K]          f32, bf16, f16; initial states. Absent: zero.
  *     dout                  as out in gdn_block()  f32 or A
@@ -279,10 +279,9 @@ GDN_API gdn_status gdn_rmsnorm_gated_backward(gdn_ctx *ctx,
  *     dconv_state           as conv_state          f32; allowed without a conv_state
  *     dstate                as state               f32; allowed without a state
  *
- * Every gradient may be absent, but not all of them. The gradients of projections have the form
- * (Qwen3-Next or Qwen3.5) that the weights have. Sequences are as for gdn_block(). Of batch, only
- * cu_seqlens, token_start and token_count may be set. Masked tokens have the gradient zero, and no
- * other gradient depends on them.
+ * Every gradient may be absent, but not all of them. A projection that is absent has no gradient.
+ * Sequences are as for gdn_block(). Of batch, only cu_seqlens, token_start and token_count may be
+ * set. Masked tokens have the gradient zero, and no other gradient depends on them.
  *
  * GDN_ACCUMULATE in flags: gradients are added to what the tensors hold, and each sum is rounded
  * once to its dtype. GDN_EXACT: on a GPU the library's own kernels compute the matrix products, in
@@ -309,6 +308,10 @@ typedef struct gdn_block_backward_args {
     size_t workspace_bytes;
     void *stream;
     int32_t activation, beta_kind;
+    float gate_lower_bound; /* as in gdn_block() */
+    int32_t reserved;       /* 0 */
+    gdn_tensor in_proj_q, in_proj_k, in_proj_v, in_proj_z_down, in_proj_a_down;
+    gdn_tensor din_proj_q, din_proj_k, din_proj_v, din_proj_z_down, din_proj_a_down;
 } gdn_block_backward_args;
 
 GDN_DEFINE_INIT(gdn_block_backward_args, gdn_block_backward_args_init)

@@ -51,8 +51,8 @@ build_tests() {
 # run_tests FOLDER [CTEST ARGUMENT...]: under $launcher; keeps each test's line for the count.
 launcher=
 #
-# Tests take each eighth case of a table alone, and each 30th or so where they take many times as
-# long (GDN_TEST_EVERY, tests/harness/ring2.c). `make check` takes all.
+# Tests take each 16th case of a table alone, and each 60th where they take many times as long
+# (GDN_TEST_EVERY, tests/harness/ring2.c). `make check` takes all.
 run_tests() {
     local folder=build/$1 status=0
     shift
@@ -108,7 +108,7 @@ stage_images() {
 
 stage_gcc() {
     build_gcc
-    export GDN_TEST_EVERY=8
+    export GDN_TEST_EVERY=16
     run_tests gcc
 }
 
@@ -147,14 +147,14 @@ assert gdn._fast.native")
     tools/import_arm.sh dist/*aarch64.whl || { [ $? = 77 ] && skip "no Python for arm64"; }
 }
 
-# Wheels for musl, Windows and macOS. Wine runs what is for Windows. Nothing here runs what is for
-# macOS, so the compiler may be quick there; its loops are those of stage arm. A release has one for
+# Wheels for musl, Windows and macOS. Wine runs what is for Windows. Nothing here runs the others,
+# so the compiler may be quick there; macOS has the loops of stage arm. A release has a wheel for
 # Intel's macOS too.
 stage_systems() {
     python3 -c "import build, scikit_build_core, ziglang" || skip "no ziglang or build"
     need llvm-readobj
-    tools/wheel.sh musllinux_x86_64 win_amd64
-    GDN_BUILD_TYPE=MinSizeRel tools/wheel.sh macosx_arm64
+    tools/wheel.sh win_amd64
+    GDN_BUILD_TYPE=MinSizeRel tools/wheel.sh musllinux_x86_64 macosx_arm64
     tools/wheel_check.sh dist/*musllinux*.whl dist/*win_amd64.whl dist/*macosx*.whl
     need wine
     build_gcc
@@ -201,7 +201,7 @@ stage_arm() {
     build_gcc
     cmake --preset release -B build/arm --toolchain cmake/aarch64.cmake -DGDN_WERROR=ON \
         -DGDN_CUDA=OFF
-    cmake --build build/arm --target libgdn.so gdn_cli ring1 unit_detect op_gates op_norm \
+    cmake --build build/arm --target libgdn.so ring1 unit_detect op_gates op_norm \
         op_conv1d op_exact op_rule exact_sums
     if command -v clang >/dev/null; then
         clang --target=aarch64-linux-gnu -std=c11 -O3 -ffp-contract=off -Wall -Wextra -Wpedantic \
@@ -214,7 +214,7 @@ stage_arm() {
 stage_clang() {
     need clang
     build clang clang -DGDN_EMULATED=OFF
-    export GDN_TEST_EVERY=40
+    export GDN_TEST_EVERY=60
     # What takes longest with the best instruction set alone; gcc's build runs it with the others.
     local long='rule_properties|checkpoints|guarantees|mixed|q8_states_wide|block_checkpoints'
     run_tests clang -L 'ring1|ring2' -E "^check[.](scalar|avx2)$|^op_($long)[.](scalar|avx2)$"
@@ -224,7 +224,7 @@ stage_asan() {
     build asan asan
     # Failing allocations are part of the tests.
     export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-    export GDN_TEST_EVERY=30
+    export GDN_TEST_EVERY=60
     # Ops on AVX2 are AVX-512's loops at another width, whose own tests run here; the longest ones
     # with the best instruction set alone.
     local long='checkpoints|stages|tree|exact|rule.*|mixed|block.*|step.*|summary.*|decode.*'
@@ -239,7 +239,7 @@ stage_asan() {
 stage_ubsan() {
     need clang
     build clang ubsan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=undefined -DGDN_EMULATED=OFF
-    export GDN_TEST_EVERY=30
+    export GDN_TEST_EVERY=60
     run_tests ubsan -L ring2 -R '^unit_|^fuzz_|[.]scalar$' \
         -E '^op_(checkpoints|stages|exact|mixed|block_checkpoints|strong_gates)[.]'
 }
@@ -251,11 +251,11 @@ stage_tsan() {
     # Where addresses are too random for TSan's shadow, without randomisation.
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
-    export GDN_TEST_EVERY=30
-    local alone='checkpoints|block_checkpoints|exact|stages|tree|conv_tree|mixed|huge|bf16_products'
-    alone="$alone|refused.*|summary_products|strong_gates|.*_properties|.*_wide"
+    export GDN_TEST_EVERY=60
+    local alone='checkpoints|block_checkpoints|exact|chunk_stage|tree|conv_tree|mixed|huge'
+    alone="$alone|bf16_products|refused.*|summary_product|strong_gates|.*_properties|.*_wide"
     local which=(-L ring2
-        -E "[.](scalar|avx2)\$|^unit_(fuzz|cuda|decode_choice|segments|workspace)|^op_($alone)\$")
+        -E "[.](scalar|avx2)\$|^unit_(fuzz|cuda|workspace)|^op_($alone)\$")
     build_tests tsan tsan "${which[@]}"
     run_tests tsan "${which[@]}"
 }
@@ -267,7 +267,7 @@ stage_msan() {
     clang -fsanitize=memory -o "$logs/probe" "$logs/probe.c" || skip "clang has no MSan"
     "$logs/probe" || launcher="setarch $(uname -m) -R"
     $launcher "$logs/probe" || skip "MSan does not start here, see vm.mmap_rnd_bits"
-    export GDN_TEST_EVERY=30
+    export GDN_TEST_EVERY=60
     local long='checkpoints|stages|exact|mixed|rule_.*|block_checkpoints|strong_gates|guarantees'
     long="$long|refused.*|.*_wide"
     local which=(-L ring2 -R '[.]scalar$' -E "^op_($long)[.]")

@@ -32,7 +32,8 @@ mapfile -t files < <(find include src examples cli tests -type f |
         return name == room "/args.h" || name == room "/" substr(room, 6) ".h"
     }
     BEGIN {
-        search = "itself src/ include/ cli/ examples/ examples/generate/ tests/harness/"
+        search = "itself src/ include/ cli/ examples/ examples/generate/ tests/harness/" \
+            " tests/harness/draw/"
         n_folders = split(search, folders, " ")
         n = split(parts, list, " ")
         for (i = 1; i <= n; i++) is_part[list[i]] = 1
@@ -45,11 +46,12 @@ mapfile -t files < <(find include src examples cli tests -type f |
         if (target == "") why = "is in no folder of the search path"
         else if (a == b || a == "tests" || (a == "cli" && target ~ /^tests\/harness\//)) next
         else if (a == "examples" && b == "include") next
+        else if ($1 == "src/internal/internal.h" && b != "include") why = "is no public header"
         else if (a == "examples") why = "is neither gdn.h nor of an example"
         else if (a == "cli" && b == "examples" && target !~ /(program\/|generate\/generate\.h)/)
             why = "is the inside of an example"
-        else if (a == "cli" && b !~ /^(include|internal\.h|examples)$/ &&
-                 target !~ /^src\/core\/os\//)
+        else if (a == "cli" && b !~ /^(include|examples)$/ && target !~ /^src\/core\/os\// &&
+                 target != "src/internal/internal.h")
             why = "belongs to the library, not to its interface"
         else if (wall(a, b)) why = wall(a, b)
         else if (is_family(a) && is_family(b) && !is_face($2, b) &&

@@ -4,7 +4,8 @@
 # names.sh - names in back ticks that are nowhere: functions and kernels gdn_..., and paths of the
 # repository. In docs/design and docs/gpu also names without that prefix (a_name, a_call()), and
 # files by the end of their path. Logs and changes tell of the past and are left out, and
-# behaviours.md tells of other projects. tools/style.sh runs this.
+# behaviours.md tells of other projects. Also images that are not called as their files, and structs
+# of one name that two headers have. tools/style.sh runs this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -57,4 +58,13 @@ while IFS=$'\t' read -r image source; do
     bad=1
 done < <(sed -nE 's/^GDN_IMAGE\(([a-z0-9_]+), [a-z0-9_]+, "([a-z0-9_\/]+)"\)$/\1\t\2/p' \
     src/cuda/driver/kernels.def)
+
+# A struct gdn_... of one name in two headers: kernels and hosts would disagree about it.
+headers=(--include='*.h' --include='*.cuh')
+while read -r name; do
+    echo "src: struct $name is in several headers:" \
+        "$(grep -lrE "^struct $name \{" src include "${headers[@]}" | tr '\n' ' ')"
+    bad=1
+done < <(grep -rhoE '^struct gdn_[a-z0-9_]+ \{' src include "${headers[@]}" |
+    sed -E 's/struct (.*) \{/\1/' | sort | uniq -d)
 exit $bad

@@ -13,16 +13,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILE = ROOT / "cli/plan/times.inc"
 # The kept runs, and the machine's name in times.c.
 RUNS = (("cuda-h200", "H200"), ("cuda-h100", "H100"), ("cpu-emerald-rapids", "EMERALD_RAPIDS"),
-        ("cpu-zen4", "ZEN4"))
+        ("cpu-zen4", "ZEN4"), ("family/h100", "H100"))
 OPS = {"conv": "CONV", "prefill": "PREFILL", "step": "STEP", "decode": "DECODE",
        "prefill_backward": "BACKWARD"}
 FORMS = ("exact", "each", "call", "save_every", "bf16_products", "batch_invariant",
-         "no_early_stop", "pool", "raw", "rule")
+         "no_early_stop", "pool", "raw")
 DTYPES = {"f32": "GDN_F32", "bf16": "GDN_BF16", "f16": "GDN_F16"}
 HEAD = """\
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Made by tools/plan_times.py from bench/results. Do not edit. */
-/* machine, call, hopper, key heads, value heads, K, V, sequences, tokens, threads, dtypes, us */
+/* machine, call, hopper, channels, heads of keys, of values, K, V, sequences, tokens, threads,
+ * dtypes, us */
 """
 
 
@@ -41,9 +42,11 @@ def is_kept(r):
     environment = r["command"].split("gdn bench")[0]
     if r["op"] == "decode" and r["backend"] == "cuda":
         return False  # the step was measured there
+    if environment.strip() not in ("", "GDN_CUDA_WITHOUT=sm90"):
+        return False
     return (r["op"] in OPS and lengths(r) and not any(r.get(form) for form in FORMS) and
+            r.get("rule") in (None, "kda") and
             r.get("layout", "k_last") == "k_last" and "--isa" not in r["command"] and
-            environment.strip() in ("", "GDN_CUDA_WITHOUT=sm90") and
             r.get("gates", "recipe") == "recipe" and
             r["dtype"] in DTYPES and r.get("state", "f32") in DTYPES)
 
@@ -57,7 +60,7 @@ def case(r, machine):
     else:
         sizes = (1, 1, 1, r["channels"])
     without = "GDN_CUDA_WITHOUT=sm90" in r["command"]
-    return (machine, OPS[r["op"]], without, *sizes, B, T, r["threads"],
+    return (machine, OPS[r["op"]], without, int("rule" in r), *sizes, B, T, r["threads"],
             DTYPES[r["dtype"]], DTYPES[r.get("state", "f32")])
 
 

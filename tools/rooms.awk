@@ -3,7 +3,7 @@
 # The rooms of the source and their floors (docs/design/architecture.md), for includes.sh and
 # calls.sh. A room may use itself and rooms of lower floors. ops, cpu and cuda are wings, and none
 # uses another. Families of kernels are the folders of src/cuda but driver and device. The limits of
-# the interface are below the loops, and src/internal.h is what the command may use beside gdn.h.
+# the interface are below the loops, and src/internal is what the command may use beside gdn.h.
 
 function room_of(path,    part) {
     split(path, part, "/")
@@ -30,6 +30,6 @@ BEGIN {
     count = split("include 0 core/limits.h 1 cpu/loops 2 core 3 batch 4 state 5 calls 6 ops 7 " \
         "cpu 7 cuda/driver 7 cuda/device 8 cuda/image 9 cuda/conv 9 cuda/decode 9 " \
         "cuda/rowwise 9 cuda/state 9 cuda/prefill 10 cuda/backward 11 cuda/layer 12 " \
-        "examples 13 internal.h 13 cli 14 tests 15", word, " ")
+        "examples 13 internal 13 cli 14 tests 15", word, " ")
     for (i = 1; i < count; i += 2) floor[word[i]] = word[i + 1]
 }

@@ -14,7 +14,7 @@ native=${2:-}
 export WINEPREFIX=$PWD/build/wine WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml,winedbg.exe="
 unset GDN_CPU DISPLAY
 units="unit_ctx unit_busy unit_self_test unit_blob"
-ops="op_norm op_gates op_conv1d op_decode op_rule op_state op_block op_conv1d_backward"
+ops="op_norm op_gates op_conv1d op_decode op_rule op_state_copy op_block op_conv1d_backward"
 
 on() { # on PROGRAM [ARG...]
     echo "+ $*" >&2
@@ -47,9 +47,9 @@ loops avx2 "*_row"
 loops scalar "*_row"
 loops avx512 "*_row"
 
-# Threads, memory and errors; then ops, of which each 24th case.
+# Threads, memory and errors; then ops, of which each 60th case.
 for test in $units; do on "tests/$test"; done
-export GDN_TEST_EVERY=24
+export GDN_TEST_EVERY=60
 for test in $ops; do
     on "tests/$test" | tail -n 1
 done

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "internal.h"
 #include "oracle.h"
 
 /* ---- Batches ----------------------------------------------------------------------------- */
@@ -205,23 +204,29 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     return cli_bad("no memory for %lld tokens and %lld sequences", (long long)N, (long long)B);
 }
 
-/* Reads column by column, by the library's plain loop, which `gdn check` holds to the codes'
- * values. */
+/* Returns the value of a code of 8 bits, of a sign, an exponent and a mantissa. NaN and infinity do
+ * not occur in states. */
+static double code_value(int32_t dtype, uint8_t code)
+{
+    const int bits = dtype == GDN_E4M3 ? 3 : 2, bias = dtype == GDN_E4M3 ? 7 : 15;
+    const int exponent = code >> bits & (0x7f >> bits), mantissa = code & ((1 << bits) - 1);
+    if (dtype == GDN_I8) return (int8_t)code;
+    const double size = exponent ? ldexp((1 << bits) + mantissa, exponent - bias - bits)
+                                 : ldexp(mantissa, 1 - bias - bits);
+    return code & 0x80 ? -size : size;
+}
+
 static void read_codes(const struct rule_case *c, int64_t b, int64_t h, double *state)
 {
     const gdn_tensor *t = &c->args.state, *s = &c->args.state_scales;
-    const int K = (int)c->dims.K, V = (int)c->dims.V, loop = t->dtype - GDN_I8;
+    const int64_t K = c->dims.K, V = c->dims.V;
     const bool kv = c->dims.state_layout == GDN_STATE_KV;
     const uint8_t *codes = (const uint8_t *)t->data + b * t->stride[0] + h * t->stride[1];
     const float *scale = (const float *)s->data + b * s->stride[0] + h * s->stride[1];
-    float column[256];
-    for (int j = 0; j < V; j++) {
-        if (kv)
-            gdn_kernels_scalar.load8_kv[loop](column, 1, codes + j, V, scale + j, K, 1);
-        else
-            gdn_kernels_scalar.load8_vk[loop](column, K, codes + j * K, K, scale + j, K, 1);
-        for (int i = 0; i < K; i++) state[j * K + i] = (double)column[i];
-    }
+    for (int64_t j = 0; j < V; j++)
+        for (int64_t i = 0; i < K; i++)
+            state[j * K + i] =
+                (double)((float)code_value(t->dtype, codes[kv ? i * V + j : j * K + i]) * scale[j]);
 }
 
 void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double *state)

@@ -79,6 +79,7 @@ struct case_dims {
     bool fused;           /* the layer as Qwen3-Next has it */
     bool keep;            /* GDN_PAD_KEEP, the layer */
     bool gated;           /* the step: with the gated norm */
+    bool judge_all;       /* the judge follows all tokens, not the first RULE_TOKENS alone */
 };
 
 uint32_t case_flags(const struct case_dims *dims);
@@ -242,6 +243,10 @@ struct case_called {
     void (*called)(void *arg);
     void *arg;
 };
+
+/* Makes a case that accepts its tokens at once, with records of R rows in the dtype of the inputs
+ * that are filled to different rows, and states of its own. Returns whether there is memory. */
+bool rule_case_lazy(struct rule_case *c, int64_t R, gdn_rule_args *lazy);
 
 /* Such calls: outputs by the stages of the chunked form, states by gdn_summary and its products.
  * A case in float32 states without gates of its own or a pool; sums: gdn_chunk_cumsum's. */

@@ -8,12 +8,19 @@
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Returns how many tokens of sequence 0 are followed by the judge. */
+static int64_t judged(const struct rule_case *c)
+{
+    const int64_t T = c->tokens.cu_seqlens[1];
+    return c->dims.judge_all ? T : smaller(T, RULE_TOKENS);
+}
+
 /* Compares three heads of sequence 0; its final state too if it is short enough to be followed. */
 static bool compare_heads(const struct rule_case *c, double *state, double *want, double *got,
                           struct comparison *found)
 {
     const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
-    const int64_t T = c->tokens.cu_seqlens[1], n = smaller(T, RULE_TOKENS);
+    const int64_t T = c->tokens.cu_seqlens[1], n = judged(c);
     int64_t used = 0;
     for (int i = 0; i < RULE_HEADS; i++) {
         const int64_t h = rule_case_head(i, H);
@@ -35,7 +42,7 @@ int rule_case_check_by(struct rule_case *c, gdn_ctx *ctx, rule_case_run run, voi
                        struct comparison *found)
 {
     const int64_t K = c->dims.K, V = c->dims.V, H = c->args.out.size[1];
-    const size_t rows = (size_t)larger(smaller(c->tokens.cu_seqlens[1], RULE_TOKENS), K);
+    const size_t rows = (size_t)larger(judged(c), K);
     const size_t n = RULE_HEADS * (size_t)V * rows;
     double *state = malloc(RULE_HEADS * (size_t)(K * V) * sizeof *state);
     double *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);

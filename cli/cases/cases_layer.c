@@ -1,18 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The convolution and the whole layer, with random inputs and a float64 judge. A device rounds to
- * the dtype of the activations between the steps of a layer; what that may do to the output is
- * asked of the judge, see oracle.h.
+ * the dtype of the activations between the steps of a layer. The judge says how far that may move
+ * the output, see oracle.h.
  */
 #include <math.h>
 #include <stdlib.h>
 
 #include "cases/cases.h"
 #include "cli.h"
-#include "internal.h"
+#include "internal/internal.h"
 #include "oracle.h"
 
-enum { CHECKED_CHANNELS = 16, CHECKED_CONV_TOKENS = 512, CHECKED_BLOCK_TOKENS = 4, RUNS = 32 };
+/* SHORT: the most tokens that gdn_block takes one by one (gdn.h, G2). */
+enum {
+    CHECKED_CHANNELS = 16,
+    CHECKED_CONV_TOKENS = 512,
+    CHECKED_BLOCK_TOKENS = 4,
+    RUNS = 32,
+    SHORT = 8
+};
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -273,7 +280,7 @@ struct projected {
 static bool takes_tokens(const struct block_case *c)
 {
     const struct case_batch *b = &c->tokens;
-    return c->dims.exact || b->N <= GDN_SHORT_SEQUENCE || b->N <= b->B;
+    return c->dims.exact || b->N <= SHORT || b->N <= b->B;
 }
 
 /* ... rounded on the way, where there is noise. */
@@ -394,7 +401,7 @@ static bool find_noise(const struct block_case *c, const struct projected *p, in
     return true;
 }
 
-/* From what was projected; `noise` is zero. */
+/* Judges a block by the projected rows. `noise` is zero. */
 static bool judge_block(const struct block_case *c, const struct projected *p, int64_t T,
                         bool rounds, double *got, double *noise, struct comparison *found)
 {
@@ -414,7 +421,7 @@ static bool judge_block(const struct block_case *c, const struct projected *p, i
 int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     const int64_t T = smaller(c->tokens.cu_seqlens[1], CHECKED_BLOCK_TOKENS);
-    const bool rounds = ctx->cuda && c->dims.dtype != GDN_F32;
+    const bool rounds = gdn_internal_device(ctx) && c->dims.dtype != GDN_F32;
     const gdn_status status = cli_call(ctx, GDN_OP_BLOCK, &c->args);
     if (status) return cli_failed(ctx, status);
     struct projected p = { NULL, NULL, NULL, NULL };
@@ -565,8 +572,9 @@ int layer_gradient_case_check(struct layer_gradient_case *c, gdn_ctx *ctx, struc
     if (!done) return cli_bad("no memory for the check");
     for (int i = 0; i < DIRECTIONS; i++)
         noise[i] = size * sqrt(12) * (dtype == GDN_BF16 ? 0x1p-9 : 0x1p-12);
-    *found = ctx->cuda && dtype != GDN_F32 ? compare_noisy(got, want, noise, DIRECTIONS)
-                                           : compare_doubles(got, want, DIRECTIONS, dtype);
+    *found = gdn_internal_device(ctx) && dtype != GDN_F32
+                 ? compare_noisy(got, want, noise, DIRECTIONS)
+                 : compare_doubles(got, want, DIRECTIONS, dtype);
     return CLI_OK;
 }
 

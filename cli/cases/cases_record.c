@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A case of decode by a record: the tokens drafted, accepted and folded into the states. */
+/* A case of decode by a record: the tokens drafted, accepted and folded into the states; or
+ * accepted at once. */
 #include <string.h>
 
 #include "cases/cases.h"
@@ -21,7 +22,7 @@ static void shift_rows(const gdn_tensor *t, int64_t T)
     }
 }
 
-/* As many as a sequence has tokens, and the rows that they are in now. */
+/* Accepts all tokens of each sequence, in the rows that they have now. */
 static bool accept_all(struct rule_case *c, int64_t T, gdn_record_commit_args *a)
 {
     const int64_t size[] = { c->tokens.B, T };
@@ -82,4 +83,37 @@ gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
         shift_rows(&r.record_g, T);
     }
     return GDN_OK;
+}
+
+/* [slots][R][heads][D] of which the rows of a head lie together. */
+static gdn_tensor make_by_head(struct rule_case *c, int32_t dtype, int64_t R, int64_t heads,
+                               int64_t D)
+{
+    const int64_t size[] = { c->args.state.size[0], heads, R, D };
+    gdn_tensor t = memory_tensor(&c->memory, dtype, 4, size);
+    t.size[1] = R, t.size[2] = heads;
+    t.stride[1] = D, t.stride[2] = R * D;
+    return t;
+}
+
+bool rule_case_lazy(struct rule_case *c, int64_t R, gdn_rule_args *lazy)
+{
+    const gdn_rule_args *a = &c->args;
+    const int64_t H = a->state.size[1], P = a->state.size[0];
+    const int64_t g = case_has_channels(&c->dims) ? c->dims.K : 1;
+    *lazy = c->call;
+    lazy->state = memory_tensor(&c->memory, a->state.dtype, 4, a->state.size);
+    if (a->state_scales.data)
+        lazy->state_scales = memory_tensor(&c->memory, GDN_F32, 3, a->state_scales.size);
+    lazy->record_k = make_by_head(c, c->dims.dtype, R, a->k.size[1], c->dims.K);
+    lazy->record_u = make_by_head(c, c->dims.dtype, R, H, c->dims.V);
+    lazy->record_g = make_by_head(c, GDN_F32, R, H, g);
+    if (g == 1) lazy->record_g.ndim = 3;
+    lazy->record_count = memory_tensor(&c->memory, GDN_I32, 1, &P);
+    if (!lazy->state.data || !lazy->record_k.data || !lazy->record_u.data || !lazy->record_g.data ||
+        !lazy->record_count.data)
+        return false;
+    for (int64_t i = 0; i < P * R * H * g; i++) ((float *)lazy->record_g.data)[i] = 1;
+    for (int64_t p = 0; p < P; p++) ((int32_t *)lazy->record_count.data)[p] = (int32_t)(p % R);
+    return true;
 }

@@ -8,7 +8,7 @@
 
 #include "commands/bench_options.h"
 #include "device.h"
-#include "internal.h"
+#include "internal/internal.h"
 #include "report.h"
 #include "table.h"
 
@@ -51,6 +51,8 @@ static const char *const help[] = {
     "                   2.7, dt_bias from -7 to -2\n"
     "  --pool           prefill, decode: states in every other slot of a pool\n"
     "  --each           decode: the state after every token, in a slot of its own\n"
+    "  --record R       decode: with records of R rows whose tokens are accepted at once; each\n"
+    "                   slot folds at its own time. Plain decode, the judge, is beside it\n"
     "  --call KIND      decode: plain (default), packed (by cu_seqlens), counts (token_count),\n"
     "                   interleaved (heads), slots64 (int64 slots, with --pool or --each)\n"
     "  --gated          step: the gated norm too\n"
@@ -133,6 +135,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     if (o->dims.each) cJSON_AddBoolToObject(line, "each", true);
     if (o->dims.gated) cJSON_AddBoolToObject(line, "gated", true);
     if (o->save_every) cJSON_AddNumberToObject(line, "save_every", (double)o->save_every);
+    if (o->record) cJSON_AddNumberToObject(line, "record", (double)o->record);
     if (o->dims.call) cJSON_AddStringToObject(line, "call", case_call_names[o->dims.call]);
 }
 
@@ -154,7 +157,7 @@ static void print_json(const struct bench_options *o, const struct bench *b,
     cJSON_AddStringToObject(line, "bound", b->by_memory ? "memory" : "flops");
     cJSON_AddNumberToObject(line, b->by_memory ? "peak_gbs" : "peak_gflops", 1e-9 * b->peak);
     cJSON_AddNumberToObject(line, "share", bench_share(b));
-    if (b->ctx->cuda) {
+    if (gdn_internal_device(b->ctx)) {
         cJSON_AddNumberToObject(line, "copy_gbs", 1e-9 * b->copy);
         cJSON_AddNumberToObject(line, "product_tflops", 1e-12 * b->product);
     }
@@ -165,6 +168,7 @@ static void print_json(const struct bench_options *o, const struct bench *b,
         cJSON_AddNumberToObject(line, "conv_ms", b->calls[1].ms.median);
         cJSON_AddNumberToObject(line, "decode_ms", b->calls[2].ms.median);
     }
+    if (o->record) cJSON_AddNumberToObject(line, "plain_ms", b->calls[1].ms.median);
     if (bench_is_backward(o)) cJSON_AddNumberToObject(line, "forward_ms", b->calls[1].ms.median);
     if (p) {
         cJSON *item = cJSON_AddObjectToObject(line, "projections");
@@ -212,15 +216,18 @@ static void print_text(const struct bench_options *o, const struct bench *b,
     else
         printf("  rate      %s GB/s\n", table_number(c, per_second(b->bytes, b)));
     printf("  share     %.1f %% of %s %s\n", 100 * bench_share(b), table_number(a, 1e-9 * b->peak),
-           b->by_memory   ? "GB/s in place on the same footprint"
-           : b->ctx->cuda ? "GFLOP/s bf16 matrix product"
-                          : "GFLOP/s float32 multiply-add");
-    if (b->ctx->cuda)
+           b->by_memory                  ? "GB/s in place on the same footprint"
+           : gdn_internal_device(b->ctx) ? "GFLOP/s bf16 matrix product"
+                                         : "GFLOP/s float32 multiply-add");
+    if (gdn_internal_device(b->ctx))
         printf("  beside    a copy at %s GB/s, a bf16 matrix product at %s TFLOP/s\n",
                table_number(a, 1e-9 * b->copy), table_number(c, 1e-12 * b->product));
     if (o->op == STEP)
         printf("  apart     convolution %s ms, rule %s ms\n",
                table_number(a, b->calls[1].ms.median), table_number(c, b->calls[2].ms.median));
+    if (o->record)
+        printf("  plain     %s ms, %s times this\n", table_number(a, b->calls[1].ms.median),
+               table_number(c, b->calls[1].ms.median / ms->median));
     if (bench_is_backward(o))
         printf("  forward   %s ms, of which this is %s times\n",
                table_number(a, b->calls[1].ms.median),
@@ -243,7 +250,7 @@ static int time_and_print(const struct bench_options *o, struct bench *b, double
                 bench_op_names[o->op], b->judged.max_error, b->judged.rms, b->judged.max_limit);
         return CLI_OUTSIDE;
     }
-    if ((b->ctx->cuda ? device_rounds : bench_rounds)(b)) return CLI_BAD;
+    if ((gdn_internal_device(b->ctx) ? device_rounds : bench_rounds)(b)) return CLI_BAD;
     const bool inside = o->op == BLOCK;
     struct projections p = { 0, 0, 0 };
     if (inside) p = projections_of(b, projections);
@@ -256,6 +263,7 @@ static int time_and_print(const struct bench_options *o, struct bench *b, double
 static int bench_rule(const struct bench_options *o, struct bench *b)
 {
     struct rule_case c;
+    gdn_rule_args lazy;
     const gdn_op op = o->op == DECODE ? GDN_OP_DECODE : GDN_OP_PREFILL;
     struct case_dims d = o->dims;
     d.rows = o->op == DECODE;
@@ -264,11 +272,14 @@ static int bench_rule(const struct bench_options *o, struct bench *b)
     if (!code) {
         b->calls[0] = (struct bench_call){ .op = op, .args = &c.call };
         b->n_calls = 1;
+        if (o->record && !rule_case_lazy(&c, o->record, &lazy))
+            code = cli_bad("bench: no memory for %lld rows", (long long)o->record);
+        if (o->record) b->calls[b->n_calls++] = b->calls[0], b->calls[0].args = &lazy;
         b->by_memory = o->op == DECODE;
         b->footprint = (size_t)rule_case_state_bytes(&c);
-        b->flops = rule_case_flops(&c, b->ctx->cuda && !b->by_memory);
+        b->flops = rule_case_flops(&c, gdn_internal_device(b->ctx) && !b->by_memory);
         b->bytes = rule_case_bytes(&c);
-        code = time_and_print(o, b, 0);
+        if (!code) code = time_and_print(o, b, 0);
     }
     memory_free(&c.memory);
     return code;
@@ -486,6 +497,7 @@ int bench_main(int argc, char **argv)
         { "--pool", CLI_FLAG, &o.dims.pooled, 0, 0 },
         { "--each", CLI_FLAG, &o.dims.each, 0, 0 },
         { "--gated", CLI_FLAG, &o.dims.gated, 0, 0 },
+        { "--record", CLI_INT, &o.record, 1, 1 << 16 },
         { "--save-every", CLI_INT, &o.save_every, 64, 1 << 30 },
         { "--bf16-products", CLI_FLAG, &o.dims.bf16_products, 0, 0 },
         { "--batch-invariant", CLI_FLAG, &o.dims.batch_invariant, 0, 0 },

@@ -184,6 +184,8 @@ int bench_settle(struct bench_options *o, int *first, int *last)
         return cli_bad("--raw, --pool: not for %s", bench_op_names[o->op]);
     if (o->dims.each && o->op != DECODE)
         return cli_bad("--each: not for %s", bench_op_names[o->op]);
+    if (o->record && (o->op != DECODE || o->dims.each))
+        return cli_bad("--record: for decode alone, without --each");
     if (o->dims.bf16_products && ((o->op != PREFILL && o->op != BLOCK) || strcmp(o->dtype, "bf16")))
         return cli_bad("--bf16-products: for prefill and block of bf16 alone");
     if (o->dims.bf16_products && o->dims.exact) return cli_bad("--bf16-products: not with --exact");

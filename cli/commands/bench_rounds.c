@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A round is every call and then the yardstick, so that all see the machine in the same state;
- * the median of a call's rounds is held against the best of the yardstick: a limit is what the
- * machine can do, and other work on it only lowers it. Before each timed batch of calls comes an
- * untimed one, which brings back what the others pushed out of the caches.
+ * A round times every call and then the yardstick, so that the machine has the same state for all.
+ * The median of a call's rounds is compared with the best round of the yardstick. A limit is the
+ * most that the machine can do, and other work on it only lowers a round. Before each timed batch
+ * of calls comes an untimed one. It loads into the caches what other calls pushed out.
  */
 #include <string.h>
 

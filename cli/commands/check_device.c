@@ -10,42 +10,36 @@
 
 #include "cases/cases.h"
 #include "cli.h"
-#include "internal.h"
+#include "commands/check_device.h"
+#include "core/os/program.h"
+#include "internal/internal.h"
 #include "matches.h"
 #include "oracle.h"
 
-struct check {
-    gdn_ctx *ctx;
-    const char *pattern; /* of the names of cases; NULL: all */
-    bool verbose;
-    int n_cases, n_failed, n_refused;
-    bool seen[GDN_N_KERNELS];
-};
+const char *const check_device_dtypes[] = { "f32", "bf16", "f16", "i8", "e4m3", "e5m2" };
 
-static const char *const dtype_names[] = { "f32", "bf16", "f16", "i8", "e4m3", "e5m2" };
-
-/* Marks the kernels that the last call named. */
-static void mark(struct check *k)
+void check_device_mark(struct check *k)
 {
     const char *line = gdn_last_kernel(k->ctx);
-    for (int i = 0; i < GDN_N_KERNELS; i++) {
-        const char *name = gdn_cuda_kernel_name((enum gdn_kernel_id)i), *at = strstr(line, name);
+    const char *name;
+    for (int i = 0; (name = gdn_internal_kernel(i)); i++) {
+        const char *at = strstr(line, name);
         const size_t n = strlen(name);
-        if (at && (at[n] == 0 || at[n] == ' ')) k->seen[i] = true;
+        if (at && (at[n] == 0 || at[n] == ' ')) k->has_run[i] = true;
     }
 }
 
-static bool wanted(struct check *k, const char *name)
+bool check_device_wants(const struct check *k, const char *name)
 {
     return !k->pattern || matches(k->pattern, name);
 }
 
-static void judge(struct check *k, const char *name, int code, const struct comparison *c)
+void check_device_judge(struct check *k, const char *name, int code, const struct comparison *c)
 {
     const bool ok = !code && c->ok;
     k->n_cases++;
     k->n_failed += !ok;
-    mark(k);
+    check_device_mark(k);
     if (ok && !k->verbose) return;
     printf("%-64s %s  error %.3g of RMS  [%s]\n", name, ok ? "ok" : "FAILED",
            compare_relative(c->max_error, c->rms), gdn_last_kernel(k->ctx));
@@ -53,24 +47,27 @@ static void judge(struct check *k, const char *name, int code, const struct comp
 
 /* ---- Cases ------------------------------------------------------------------------------- */
 
-static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, int64_t T)
+/* Checks a batch of B sequences. */
+static void check_batch(struct check *k, const struct case_dims *d, gdn_op op,
+                        const int64_t *lengths, int B)
 {
-    const int64_t lengths[] = { T, 1, T > 70 ? 65 : T };
+    const int64_t T = lengths[0];
     char name[128];
     struct rule_case c;
     struct comparison found = { 0 };
-    snprintf(name, sizeof name, "%s%s%s %s state %s %s %lldx%lld heads %lld/%lld T%lld%s%s%s%s",
+    snprintf(name, sizeof name, "%s%s%s %s state %s %s %lldx%lld heads %lld/%lld T%lld%s%s%s%s%s",
              d->rule ? case_rule_names[d->rule] : "", d->rule ? " " : "",
-             op == GDN_OP_DECODE ? "decode" : "prefill", dtype_names[d->dtype],
-             dtype_names[d->state_dtype], d->state_layout == GDN_STATE_KV ? "k_first" : "k_last",
-             (long long)d->K, (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
-             d->raw ? " raw" : "", d->pooled ? " pool" : "", d->each ? " each" : "",
+             op == GDN_OP_DECODE ? "decode" : "prefill", check_device_dtypes[d->dtype],
+             check_device_dtypes[d->state_dtype],
+             d->state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d->K,
+             (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
+             B == 1 ? " alone" : "", d->raw ? " raw" : "", d->pooled ? " pool" : "",
+             d->each ? " each" : "",
              d->exact  ? " exact"
              : d->rows ? " rows"
                        : "");
-    if (!wanted(k, name)) return;
-    const bool even = d->each || d->rows;
-    int code = rule_case_make(&c, d, even ? (int64_t[]){ T, T, T } : lengths, 3);
+    if (!check_device_wants(k, name)) return;
+    int code = rule_case_make(&c, d, lengths, B);
     /* The device may refuse what gdn.h says it refuses. */
     const bool refused = !code && gdn_supported(k->ctx, op, &c.args) == GDN_E_UNSUPPORTED;
     if (!code && !refused) code = rule_case_check(&c, k->ctx, op, &found);
@@ -78,7 +75,15 @@ static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, in
     if (refused)
         k->n_refused++;
     else
-        judge(k, name, code, &found);
+        check_device_judge(k, name, code, &found);
+}
+
+/* Checks three sequences, of which the first has T tokens. */
+static void check_rule(struct check *k, const struct case_dims *d, gdn_op op, int64_t T)
+{
+    const bool even = d->each || d->rows;
+    const int64_t lengths[] = { T, even ? T : 1, even || T <= 70 ? T : 65 };
+    check_batch(k, d, op, lengths, 3);
 }
 
 static void check_rules(struct check *k)
@@ -111,26 +116,6 @@ static void check_rules(struct check *k)
                     }
 }
 
-static void check_family_gradients(struct check *k, const struct case_dims *d)
-{
-    static const int64_t lengths[] = { 131, 1, 0, 64 };
-    struct gradient_case c;
-    struct comparison found = { 0 };
-    char name[64];
-    snprintf(name, sizeof name, "%s prefill_backward %s %lldx%lld", case_rule_names[d->rule],
-             dtype_names[d->dtype], (long long)d->K, (long long)d->V);
-    if (!wanted(k, name)) return;
-    int code = gradient_case_make(&c, d, lengths, 4);
-    const bool refused =
-        !code && gdn_supported(k->ctx, GDN_OP_PREFILL_BACKWARD, &c.args) == GDN_E_UNSUPPORTED;
-    if (!code && !refused) code = gradient_case_check(&c, k->ctx, &found);
-    memory_free(&c.rule.memory);
-    if (refused)
-        k->n_refused++;
-    else
-        judge(k, name, code, &found);
-}
-
 /* Checks rules of the family, if the device has them. */
 static void check_family(struct check *k)
 {
@@ -151,7 +136,7 @@ static void check_family(struct check *k)
     }
 }
 
-/* So many heads that Hopper takes wide blocks, whatever is known of lengths. */
+/* Checks so many heads that Hopper takes wide blocks for any lengths. */
 static void check_many_heads(struct check *k)
 {
     for (int i = 0; i < 8; i++) {
@@ -165,31 +150,23 @@ static void check_many_heads(struct check *k)
     }
 }
 
-/* Checks a long sequence as segments, so short that all of it is compared. */
+/* Checks long sequences, which Hopper cuts into segments: alone, where the host finds the cut, and
+ * beside others, where a kernel does. All of the sequence is compared. */
 static void check_segments(struct check *k)
 {
+    enum { LONG = 2560 };
     static const int64_t sizes[][2] = { { 72, 64 }, { 128, 128 }, { 72, 200 }, { 64, 48 } };
-    struct gdn_cuda_cut *cut = &k->ctx->cuda->sm90->cut;
     for (int i = 0; i < 16; i++) {
         const struct case_dims d = { .Hq = 2,
                                      .Hv = 4,
                                      .K = sizes[i / 4][0],
                                      .V = sizes[i / 4][1],
                                      .dtype = i % 2 ? GDN_F16 : GDN_BF16,
-                                     .raw = i / 2 % 2 };
-        *cut = (struct gdn_cuda_cut){ .first = 64 * (1 + i % 3), .each = 64 * (1 + i % 4) };
-        check_rule(k, &d, GDN_OP_PREFILL, 500);
+                                     .raw = i / 2 % 2,
+                                     .judge_all = true };
+        check_batch(k, &d, GDN_OP_PREFILL, (int64_t[]){ LONG }, 1);
+        if (!d.raw) check_rule(k, &d, GDN_OP_PREFILL, LONG);
     }
-    for (int i = 0; i < 4; i++) { /* a kernel finds the cut, and one is always found */
-        const struct case_dims d = { .Hq = 2,
-                                     .Hv = 4,
-                                     .K = 64 << i / 2,
-                                     .V = 64 << i / 2,
-                                     .dtype = i % 2 ? GDN_F16 : GDN_BF16 };
-        *cut = (struct gdn_cuda_cut){ .first = 64, .each = 64, .whole = 128, .win = 30000 };
-        check_rule(k, &d, GDN_OP_PREFILL, 720);
-    }
-    *cut = (struct gdn_cuda_cut){ 0 };
 }
 
 /* Checks decode of rows of given lengths: one token, a few, and more than a few; of states in
@@ -235,16 +212,16 @@ static void check_conv(struct check *k, const struct case_dims *d, const int64_t
     struct conv_case c;
     struct comparison found = { 0 };
     char name[64];
-    snprintf(name, sizeof name, "conv %s state %s W%lld D%lld T%lld%s%s", dtype_names[d->dtype],
-             dtype_names[d->state_dtype], (long long)d->W, (long long)d->D, (long long)lengths[0],
-             forms[form], d->entries ? " long states" : "");
-    if (!wanted(k, name)) return;
+    snprintf(name, sizeof name, "conv %s state %s W%lld D%lld T%lld%s%s",
+             check_device_dtypes[d->dtype], check_device_dtypes[d->state_dtype], (long long)d->W,
+             (long long)d->D, (long long)lengths[0], forms[form], d->entries ? " long states" : "");
+    if (!check_device_wants(k, name)) return;
     int code = conv_case_make(&c, d, lengths, 4);
     if (form == IN_PLACE) c.args.out = c.args.x;
     if (form == CHANNELS_FIRST) turn(&c.args.x), turn(&c.args.out);
     if (!code) code = conv_case_check(&c, k->ctx, &found);
     memory_free(&c.memory);
-    judge(k, name, code, &found);
+    check_device_judge(k, name, code, &found);
 }
 
 /* Checks channels that move in fours and others; long sequences and short ones. */
@@ -269,29 +246,6 @@ static void check_convs(struct check *k)
             }
 }
 
-/* Checks four taps, and more. */
-static void check_conv_gradients(struct check *k)
-{
-    static const int64_t lengths[] = { 130, 1, 0, 65 };
-    for (int i = 0; i < 9; i++) {
-        const struct case_dims d = { .D = 300,
-                                     .W = i < 3   ? 4
-                                          : i < 6 ? 5 + i % 3
-                                                  : 16,
-                                     .dtype = i % 3,
-                                     .state_dtype = i % 3 };
-        struct conv_gradient_case c;
-        struct comparison found = { 0 };
-        char name[64];
-        snprintf(name, sizeof name, "conv_backward %s W%lld", dtype_names[d.dtype], (long long)d.W);
-        if (!wanted(k, name)) continue;
-        int code = conv_gradient_case_make(&c, &d, lengths, 4);
-        if (!code) code = conv_gradient_case_check(&c, k->ctx, &found);
-        memory_free(&c.conv.memory);
-        judge(k, name, code, &found);
-    }
-}
-
 /* ---- Steps ------------------------------------------------------------------------------- */
 
 static void check_step(struct check *k, const struct case_dims *d, int64_t T)
@@ -300,15 +254,15 @@ static void check_step(struct check *k, const struct case_dims *d, int64_t T)
     struct comparison found = { 0 };
     char name[96];
     snprintf(name, sizeof name, "step %s state %s %s %lldx%lld heads %lld/%lld T%lld%s",
-             dtype_names[d->dtype], dtype_names[d->state_dtype],
+             check_device_dtypes[d->dtype], check_device_dtypes[d->state_dtype],
              d->state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d->K,
              (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
              d->gated ? " gated" : "");
-    if (!wanted(k, name)) return;
+    if (!check_device_wants(k, name)) return;
     int code = step_case_make(&c, d, 3, T);
     if (!code) code = step_case_check(&c, k->ctx, &found);
     memory_free(&c.memory);
-    judge(k, name, code, &found);
+    check_device_judge(k, name, code, &found);
 }
 
 /* In one launch, and (33 x 17) in several. */
@@ -356,12 +310,12 @@ static gdn_status copy(struct check *k, const struct pool *from, int32_t from_la
     a.to_pool = to->t, a.to_scales = to->scales, a.to_layout = to_layout;
     const gdn_status status = cli_call(k->ctx, GDN_OP_STATE_COPY, &a);
     if (status) cli_failed(k->ctx, status);
-    mark(k);
+    check_device_mark(k);
     return status;
 }
 
-/* From float32 through two dtypes and back. Their steps are at most these parts of the largest
- * value. */
+/* Copies from float32 through two dtypes and back. Their steps are at most these parts of the
+ * largest value. */
 static void check_copy(struct check *k, int32_t first, int32_t second, int32_t layout)
 {
     static const double steps[] = { [GDN_BF16] = 1.0 / 256,
@@ -373,9 +327,9 @@ static void check_copy(struct check *k, int32_t first, int32_t second, int32_t l
     struct comparison found = { .ok = true };
     char name[64];
     const int64_t size[] = { 3, 2, 20, 20 };
-    snprintf(name, sizeof name, "state_copy f32 %s %s f32 %s", dtype_names[first],
-             dtype_names[second], layout ? "turned" : "");
-    if (!wanted(k, name)) return;
+    snprintf(name, sizeof name, "state_copy f32 %s %s f32 %s", check_device_dtypes[first],
+             check_device_dtypes[second], layout ? "turned" : "");
+    if (!check_device_wants(k, name)) return;
     const struct pool a = { .t = case_tensor(&m, GDN_F32, 4, size, -1, 1) };
     const struct pool b = make_pool(&m, first), c = make_pool(&m, second);
     const struct pool d = make_pool(&m, GDN_F32);
@@ -388,7 +342,7 @@ static void check_copy(struct check *k, int32_t first, int32_t second, int32_t l
         if (fabs(x - y) > found.max_error) found.max_error = fabs(x - y);
     }
     memory_free(&m);
-    judge(k, name, code, &found);
+    check_device_judge(k, name, code, &found);
 }
 
 static void check_copies(struct check *k)
@@ -422,13 +376,13 @@ static void check_rows(struct check *k)
                 struct rows_case c;
                 struct comparison found = { 0 };
                 char name[64];
-                snprintf(name, sizeof name, "%s %s D%lld", ops[i].name, dtype_names[dtype],
+                snprintf(name, sizeof name, "%s %s D%lld", ops[i].name, check_device_dtypes[dtype],
                          (long long)D);
-                if (!wanted(k, name)) continue;
+                if (!check_device_wants(k, name)) continue;
                 int code = rows_case_make(&c, &d, ops[i].op, 200);
                 if (!code) code = rows_case_check(&c, k->ctx, &found);
                 memory_free(&c.memory);
-                judge(k, name, code, &found);
+                check_device_judge(k, name, code, &found);
             }
 }
 
@@ -451,50 +405,22 @@ static void check_blocks(struct check *k)
             struct block_case c;
             struct comparison found = { 0 };
             char name[64];
-            snprintf(name, sizeof name, "layer %s%s V%lld %s%s%s", dtype_names[dtype],
+            snprintf(name, sizeof name, "layer %s%s V%lld %s%s%s", check_device_dtypes[dtype],
                      d.fused ? " fused" : "", (long long)d.V, i & 2 ? "decode" : "prefill",
                      d.exact ? " exact" : "", d.keep ? " keep" : "");
-            if (!wanted(k, name)) continue;
+            if (!check_device_wants(k, name)) continue;
             int code = block_case_make(&c, &d, lengths[i / 2 % 2], 3);
             if (!code) code = block_case_check(&c, k->ctx, &found);
             memory_free(&c.memory);
-            judge(k, name, code, &found);
+            check_device_judge(k, name, code, &found);
         }
 }
 
-/* The layer's, along a few directions of hidden. */
-static void check_layer_gradients(struct check *k)
-{
-    static const int64_t lengths[] = { 130, 1, 40 };
-    for (int i = 0; i < 6; i++) {
-        const struct case_dims d = { .Hq = 2,
-                                     .Hv = 4,
-                                     .K = 64,
-                                     .V = i % 2 ? 51 : 64,
-                                     .W = 4,
-                                     .hidden = 256,
-                                     .dtype = i % 3,
-                                     .fused = i % 2 };
-        struct layer_gradient_case c;
-        struct comparison found = { 0 };
-        char name[64];
-        snprintf(name, sizeof name, "layer_backward %s%s V%lld", dtype_names[d.dtype],
-                 d.fused ? " fused" : "", (long long)d.V);
-        if (!wanted(k, name)) continue;
-        int code = layer_gradient_case_make(&c, &d, lengths, 3);
-        if (!code) code = layer_gradient_case_check(&c, k->ctx, &found);
-        memory_free(&c.block.memory);
-        judge(k, name, code, &found);
-    }
-}
+static void mark_call(void *check) { check_device_mark(check); }
 
-static void mark_call(void *check) { mark(check); }
-
-/* Checks the stages of the chunked form, and summaries. On Hopper these are of units of one chunk,
- * or of whole sequences. */
+/* Checks the stages of the chunked form, and summaries. */
 static void check_stages(struct check *k)
 {
-    struct gdn_cuda_cut *cut = &k->ctx->cuda->sm90->cut;
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 1, 3 } };
     static const int64_t lengths[] = { 131, 1, 0, 64 };
     for (int i = 0; i < 24; i++) {
@@ -508,106 +434,15 @@ static void check_stages(struct check *k)
         struct rule_case c;
         struct comparison found = { 0 };
         char name[64];
-        snprintf(name, sizeof name, "stages %s state %s %lldx%lld", dtype_names[d.dtype],
+        snprintf(name, sizeof name, "stages %s state %s %lldx%lld", check_device_dtypes[d.dtype],
                  d.state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d.K,
                  (long long)d.V);
-        if (!wanted(k, name)) continue;
-        *cut = (struct gdn_cuda_cut){ .first = i / 12 * 64, .each = 64 };
+        if (!check_device_wants(k, name)) continue;
         int code = rule_case_make(&c, &d, lengths, 4);
         if (!code) code = rule_case_check_by(&c, k->ctx, stages_case_run, &s, &found);
         memory_free(&c.memory);
-        judge(k, name, code, s.sums.ok ? &found : &s.sums);
+        check_device_judge(k, name, code, s.sums.ok ? &found : &s.sums);
     }
-    *cut = (struct gdn_cuda_cut){ 0 };
-}
-
-/* Checks that ddt_bias is the sum of dg, as for raw gates. */
-static int check_gate_sums(struct check *k, struct gradient_case *c, struct comparison *found)
-{
-    gdn_prefill_backward_args a = c->args;
-    const int64_t H = a.dg.size[1];
-    struct memory *m = &c->rule.memory;
-    a.gate = GDN_GATE_RAW;
-    a.A_log = case_tensor(m, GDN_F32, 1, &H, -1, 1);
-    a.dA_log = memory_tensor(m, GDN_F32, 1, &H), a.ddt_bias = memory_tensor(m, GDN_F32, 1, &H);
-    if (!a.A_log.data || !a.dA_log.data || !a.ddt_bias.data) return cli_bad("no memory for sums");
-    const gdn_status status = cli_call(k->ctx, GDN_OP_PREFILL_BACKWARD, &a);
-    if (status) return cli_failed(k->ctx, status);
-    for (int64_t h = 0; h < H; h++) {
-        double sum = 0, size = 0;
-        for (int64_t t = 0; t < a.dg.size[0]; t++) {
-            const double dg = oracle_load(a.dg.data, GDN_F32, t * H + h);
-            sum += dg, size += fabs(dg);
-        }
-        found->ok &= fabs(oracle_load(a.ddt_bias.data, GDN_F32, h) - sum) <= 1e-6 * size;
-    }
-    return CLI_OK;
-}
-
-/* Checks that dstate alone, which has kernels of its own, is that of all gradients. */
-static int check_state_alone(struct check *k, struct gradient_case *c, struct comparison *found)
-{
-    enum { ROUNDING = 10000 }; /* of the squares of bf16 numbers */
-    gdn_prefill_backward_args a = c->args;
-    const gdn_tensor d = a.dstate;
-    const int64_t n = d.size[0] * d.size[1] * d.size[2] * d.size[3];
-    double off = 0, all = 0, *want = malloc((size_t)n * sizeof *want);
-    if (!want) return cli_bad("no memory for the check");
-    a.norm = GDN_NORM_L2;
-    gdn_status status = cli_call(k->ctx, GDN_OP_PREFILL_BACKWARD, &a);
-    for (int64_t i = 0; i < n; i++) want[i] = oracle_load(d.data, d.dtype, i);
-    a.dq = a.dk = a.dv = a.dg = a.dbeta = (gdn_tensor){ 0 };
-    if (!status) status = cli_call(k->ctx, GDN_OP_PREFILL_BACKWARD, &a);
-    mark(k);
-    for (int64_t i = 0; i < n; i++) {
-        const double x = oracle_load(d.data, d.dtype, i) - want[i];
-        off += x * x, all += want[i] * want[i];
-    }
-    free(want);
-    if (status) return cli_failed(k->ctx, status);
-    found->ok &= off * ROUNDING <= all;
-    return CLI_OK;
-}
-
-static void check_gradients(struct check *k)
-{
-    static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 256, 40 }, { 64, 72 } };
-    static const int64_t lengths[] = { 131, 1, 0, 64 };
-    int64_t *const window = &k->ctx->cuda->sm90->window_chunks;
-    uint32_t *const without = &k->ctx->cuda->without, before = *without;
-    /* The last ones, of 16 bits, fill a device, or have windows, or do without Hopper's kernels. */
-    for (int i = 0; i < 18; i++) {
-        const bool portable = i >= 16, through = i >= 14 && !portable, fills = i >= 12 && i < 14;
-        const int64_t *const size = sizes[i < 12 ? i % 4 : 0];
-        const struct case_dims d = { .Hq = 2,
-                                     .Hv = fills ? 36 : 4,
-                                     .K = size[0],
-                                     .V = size[1],
-                                     .dtype = i < 12 ? i / 4 : 1 + i % 2,
-                                     .state_layout = (i / 4 + i) % 2 };
-        struct gradient_case c;
-        struct comparison found = { 0 };
-        char name[64];
-        snprintf(name, sizeof name, "prefill_backward %s state %s %lldx%lld%s",
-                 dtype_names[d.dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
-                 (long long)d.K, (long long)d.V,
-                 fills      ? " 36 heads"
-                 : through  ? " windows"
-                 : portable ? " portable"
-                            : "");
-        if (!wanted(k, name)) continue;
-        *window = through ? -1 : 0; /* of one chunk, through the batch */
-        *without = portable ? before | UINT32_C(1) << GDN_CUDA_SM90_GRADIENTS : before;
-        int code = gradient_case_make(&c, &d, lengths, 4);
-        if (!code) code = gradient_case_check(&c, k->ctx, &found);
-        mark(k);
-        if (!code) code = check_gate_sums(k, &c, &found);
-        if (!code) code = check_state_alone(k, &c, &found);
-        memory_free(&c.rule.memory);
-        judge(k, name, code, &found);
-    }
-    *window = 0;
-    *without = before;
 }
 
 /* Checks drafted tokens by a record. */
@@ -629,36 +464,60 @@ static void check_records(struct check *k)
         struct rule_case c;
         struct comparison found = { 0 };
         char name[80];
-        snprintf(name, sizeof name, "record %s state %s %s %lldx%lld", dtype_names[d.dtype],
-                 dtype_names[d.state_dtype], d.state_layout == GDN_STATE_KV ? "k_first" : "k_last",
-                 (long long)d.K, (long long)d.V);
-        if (!wanted(k, name)) continue;
+        snprintf(name, sizeof name, "record %s state %s %s %lldx%lld", check_device_dtypes[d.dtype],
+                 check_device_dtypes[d.state_dtype],
+                 d.state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d.K,
+                 (long long)d.V);
+        if (!check_device_wants(k, name)) continue;
         int code = rule_case_make(&c, &d, lengths, 3);
         if (!code) code = rule_case_check_by(&c, k->ctx, record_case_run, &each, &found);
         memory_free(&c.memory);
-        judge(k, name, code, &found);
+        check_device_judge(k, name, code, &found);
     }
 }
 
 /* ---- All --------------------------------------------------------------------------------- */
 
 /* The yardsticks are no op's. */
-static void report_unseen(struct check *k)
+static void report_idle(struct check *k)
 {
-    for (int i = 0; i < GDN_N_KERNELS && !k->pattern; i++) {
-        const enum gdn_kernel_id kernel = (enum gdn_kernel_id)i;
-        const char *name = gdn_cuda_kernel_name(kernel);
-        if (k->seen[i] || !gdn_cuda_has_kernel(k->ctx, kernel)) continue;
+    const char *name;
+    for (int i = 0; !k->pattern && (name = gdn_internal_kernel(i)); i++) {
+        if (k->has_run[i] || !gdn_internal_runs_kernel(k->ctx, i)) continue;
         if (strstr(name, "yardstick")) continue;
         printf("%-64s FAILED: no case has run it\n", name);
         k->n_failed++;
     }
 }
 
+/* Runs all cases. CLI_OK, or CLI_BAD after one line. */
+static int check_all(struct check *k)
+{
+    check_rows(k);
+    check_convs(k);
+    check_conv_gradients(k);
+    check_steps(k);
+    check_copies(k);
+    check_rules(k);
+    check_family(k);
+    check_many_heads(k);
+    check_segments(k);
+    check_decode_rows(k);
+    check_stages(k);
+    check_gradients(k);
+    if (check_portable_gradients(k)) return CLI_BAD;
+    check_records(k);
+    check_blocks(k);
+    check_layer_gradients(k);
+    report_idle(k);
+    return CLI_OK;
+}
+
 int check_device(int argc, char **argv)
 {
     struct check k = { .n_cases = 0 };
     struct cli_device device = { .backend = "cuda" };
+    int n_kernels = 0;
     const struct cli_option options[] = {
         { "--backend", CLI_TEXT, &device.backend, 0, 0 },
         { "--function", CLI_TEXT, &k.pattern, 0, 0 },
@@ -666,27 +525,17 @@ int check_device(int argc, char **argv)
         { NULL, CLI_FLAG, NULL, 0, 0 },
     };
     if (cli_parse(argc, argv, options, NULL, NULL) || cli_open(&device, &k.ctx)) return CLI_BAD;
-    if (!k.ctx->cuda) {
+    if (!gdn_internal_device(k.ctx)) {
         gdn_ctx_destroy(k.ctx);
         return cli_bad("--backend: wanted cuda; without it, gdn check tests this CPU's loops");
     }
-    check_rows(&k);
-    check_convs(&k);
-    check_conv_gradients(&k);
-    check_steps(&k);
-    check_copies(&k);
-    check_rules(&k);
-    check_family(&k);
-    check_many_heads(&k);
-    check_segments(&k);
-    check_decode_rows(&k);
-    check_stages(&k);
-    check_gradients(&k);
-    check_records(&k);
-    check_blocks(&k);
-    check_layer_gradients(&k);
-    report_unseen(&k);
+    while (gdn_internal_kernel(n_kernels)) n_kernels++;
+    k.has_run = calloc((size_t)n_kernels + 1, sizeof *k.has_run);
+    if (!k.has_run) cli_no_memory();
+    const int code = check_all(&k);
+    free(k.has_run);
     gdn_ctx_destroy(k.ctx);
+    if (code) return code;
     if (!k.n_cases && !k.n_refused)
         return cli_bad("--function: no case is called '%s' (without it, --verbose names them)",
                        k.pattern ? k.pattern : "");

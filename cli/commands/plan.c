@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cli.h"
-#include "internal.h"
 #include "measure.h"
 #include "plan/calls.h"
 #include "plan/chip.h"
@@ -38,7 +37,7 @@ static const char help[] =
     "ratio of their work; the line says which. Projections, norms and other layers are not in it.\n"
     "Workspace and slots are those of one rank.\n";
 
-enum { N_DTYPES = 6 };
+enum { N_DTYPES = 6, HOPPER = 90 /* its compute capability */ };
 static const char *const dtype_names[N_DTYPES] = { "f32", "bf16", "f16", "i8", "e4m3", "e5m2" };
 
 struct plan {
@@ -114,13 +113,13 @@ static void warn_gates(struct plan *p)
         plan_warn(&p->warnings, "the decay has a bound: set gate_lower_bound to %g",
                   m->lower_bound);
     if (m->sigmoid_gate)
-        plan_warn(&p->warnings, "the output gate is a sigmoid: gdn_step is planned without its "
-                                "gated norm");
+        plan_warn(&p->warnings, "the output gate is a sigmoid: set activation of gdn_step and "
+                                "gdn_rmsnorm_gated to GDN_ACT_SIGMOID");
 }
 
 static void warn(struct plan *p)
 {
-    const bool hopper = p->chip && p->chip->capability == GDN_CHIPS_sm_90a;
+    const bool hopper = p->chip && p->chip->capability == HOPPER;
     if (p->chip && !hopper)
         plan_warn(&p->warnings, "%s: portable kernels, which never ran on such a GPU",
                   p->chip->name);

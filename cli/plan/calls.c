@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "gdn_train.h"
-#include "internal.h"
+#include "internal/internal.h"
 #include "plan/chip.h"
 #include "program/command_line.h"
 
@@ -128,10 +128,9 @@ static void fill_step(struct maker *m, struct call *c, const struct plan_model *
     a->x = make(m, s->dtype, 3, s->B, 1, D, 0);
     a->a = make(m, s->dtype, model->per_channel ? 4 : 3, s->B, 1, s->Hv, s->K);
     a->b = make(m, s->dtype, 3, s->B, 1, s->Hv, 0);
-    if (!model->sigmoid_gate) {
-        a->z = make(m, s->dtype, 4, s->B, 1, s->Hv, s->V);
-        a->norm_weight = make(m, s->dtype, 1, s->V, 0, 0, 0);
-    }
+    a->z = make(m, s->dtype, 4, s->B, 1, s->Hv, s->V);
+    a->norm_weight = make(m, s->dtype, 1, s->V, 0, 0, 0);
+    a->activation = model->sigmoid_gate ? GDN_ACT_SIGMOID : GDN_ACT_SILU;
     a->conv_weight = make(m, s->dtype, 2, D, s->W, 0, 0);
     a->conv_state = make(m, s->dtype, 3, s->B, D, s->W - 1, 0);
     a->A_log = make(m, GDN_F32, 1, s->Hv, 0, 0, 0);
@@ -220,14 +219,18 @@ static void note_kernels(gdn_ctx *ctx, struct plan_answer *a)
 {
     const char *line = gdn_last_kernel(ctx), *names = strstr(line, ": ");
     snprintf(a->kernels, sizeof a->kernels, "%s", names ? names + 2 : line);
-    for (int i = 0; ctx->cuda && a->n_choices < 4 && plan_chip_choice(ctx, i); i++)
-        snprintf(a->choices[a->n_choices++], sizeof a->choices[0], "%s", plan_chip_choice(ctx, i));
+    const char *choice;
+    for (int i = 0; a->n_choices < 4 && (choice = gdn_internal_choice(ctx, i)); i++)
+        snprintf(a->choices[a->n_choices++], sizeof a->choices[0], "%s", choice);
 }
 
-static void note_refusal(gdn_ctx *ctx, struct plan_answer *a, gdn_status status)
+/* Notes that the library refuses the call. Memory that this machine lacks now is no answer. */
+static int note_refusal(gdn_ctx *ctx, struct plan_answer *a, gdn_status status)
 {
+    if (status == GDN_E_MEMORY) return cli_failed(ctx, status);
     a->status = status;
     snprintf(a->refused, sizeof a->refused, "%s", gdn_last_error(ctx));
+    return CLI_OK;
 }
 
 /* Computes one sequence of at most 16 tokens. */
@@ -241,10 +244,15 @@ static int run_short(gdn_ctx *ctx, const struct plan_model *m, struct plan_sizes
     if (s.T > 16) s.T = 16;
     fill(&maker, &c, m, &s, kind);
     const gdn_status status = maker.failed ? GDN_OK : run(ctx, &c, NULL, 0);
-    if (status) note_refusal(ctx, a, status);
-    if (!status && !maker.failed) note_kernels(ctx, a);
+    int answer = CLI_OK;
+    if (maker.failed)
+        answer = cli_bad("no memory for a call of 16 tokens");
+    else if (status)
+        answer = note_refusal(ctx, a, status);
+    else
+        note_kernels(ctx, a);
     memory_free(&memory);
-    return maker.failed ? cli_bad("no memory for a call of 16 tokens") : CLI_OK;
+    return answer;
 }
 
 int plan_ask(gdn_ctx *ctx, const struct plan_model *m, const struct plan_sizes *sizes,
@@ -256,11 +264,9 @@ int plan_ask(gdn_ctx *ctx, const struct plan_model *m, const struct plan_sizes *
     fill(&maker, &c, m, sizes, kind);
     gdn_status status = gdn_supported(ctx, c.op, &c.args);
     if (!status) status = gdn_workspace_bytes(ctx, c.op, &c.args, &a->workspace);
-    if (!status && !ctx->cuda) return run_short(ctx, m, *sizes, kind, a);
+    if (!status && !gdn_internal_device(ctx)) return run_short(ctx, m, *sizes, kind, a);
     if (!status) status = run(ctx, &c, (void *)nowhere, a->workspace);
-    if (status)
-        note_refusal(ctx, a, status);
-    else
-        note_kernels(ctx, a);
+    if (status) return note_refusal(ctx, a, status);
+    note_kernels(ctx, a);
     return CLI_OK;
 }

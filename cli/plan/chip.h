@@ -23,7 +23,4 @@ const char *plan_chip_names(char *text, size_t bytes);
  */
 int plan_chip_open(const struct plan_chip *chip, gdn_ctx **ctx);
 
-/* Lines about the choice of kernels of the context's calls so far: number i, or NULL. */
-const char *plan_chip_choice(const gdn_ctx *ctx, int i);
-
 #endif

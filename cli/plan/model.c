@@ -197,7 +197,7 @@ static int read_activations(struct plan_model *m, struct plan_warnings *w, const
             m->sigmoid_gate = true;
         else
             plan_warn(w, "unknown gate: %s is '%.30s'; the library has SiLU%s", keys[i], text,
-                      i ? " and, in calls of their own, the sigmoid" : "");
+                      i ? " and the sigmoid" : "");
     }
     return read_flag(json, "linear_allow_neg_eigval", &m->twice_beta, name);
 }
@@ -221,12 +221,23 @@ static bool is_foreign(const char *key)
     return false;
 }
 
-static void warn_foreign(struct plan_warnings *w, const cJSON *json)
+/* The same for a key of linear_attn_config. */
+static bool is_foreign_part(const char *key)
+{
+    static const char *const known[] = { "head_dim",         "num_heads", "short_conv_kernel_size",
+                                         "gate_lower_bound", "safe_gate", "kda_layers",
+                                         "full_attn_layers" };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(key, known[i])) return false;
+    return true;
+}
+
+static void warn_foreign(struct plan_warnings *w, const cJSON *json, bool (*is)(const char *))
 {
     const cJSON *item;
     cJSON_ArrayForEach(item, json)
     {
-        if (!cJSON_IsNull(item) && is_foreign(item->string))
+        if (!cJSON_IsNull(item) && is(item->string))
             plan_warn(w, "unknown gate: %.60s may change the rule, and the plan does not read it",
                       item->string);
     }
@@ -324,7 +335,8 @@ static int read_text(struct plan_model *m, struct plan_warnings *w, const cJSON 
         return cli_bad("%s: linear_num_value_heads is %d, wanted a multiple of "
                        "linear_num_key_heads, which is %d",
                        name, m->value_heads, m->key_heads);
-    warn_foreign(w, json);
+    warn_foreign(w, json, is_foreign);
+    warn_foreign(w, own, is_foreign_part);
     return CLI_OK;
 }
 

@@ -19,7 +19,8 @@ enum call { CONV, PREFILL, STEP, BACKWARD, DECODE };
 static const struct row {
     enum machine machine;
     enum call call;
-    bool hopper; /* by kernels for Hopper alone */
+    bool hopper;   /* by kernels for Hopper alone */
+    bool channels; /* a decay per channel */
     int Hk, Hv, K, V, B, T, threads;
     int32_t dtype, state;
     double us;
@@ -35,10 +36,12 @@ static enum machine machine_of(const char *device, bool cuda)
 }
 
 /* The call as rows have it. */
-static struct row row_of(const struct plan_sizes *s, enum plan_call_kind kind, int threads)
+static struct row row_of(const struct plan_model *m, const struct plan_sizes *s,
+                         enum plan_call_kind kind, int threads)
 {
     static const enum call of[PLAN_N_CALLS] = { CONV, PREFILL, STEP, BACKWARD };
     struct row r = { .call = of[kind],
+                     .channels = m->per_channel && kind != PLAN_CONV,
                      .Hk = (int)s->Hk,
                      .Hv = (int)s->Hv,
                      .K = (int)s->K,
@@ -76,7 +79,8 @@ static bool is_like(const struct row *r, const struct row *call, bool cuda, bool
 {
     if (cuda && (r->dtype == GDN_F32) != (call->dtype == GDN_F32)) return false;
     const bool same = r->call == call->call || (call->call == STEP && r->call == DECODE);
-    return machines[r->machine].cuda == cuda && same && r->hopper == hopper;
+    return machines[r->machine].cuda == cuda && same && r->hopper == hopper &&
+           r->channels == call->channels;
 }
 
 static const char *dtype_name(int32_t dtype)
@@ -100,11 +104,11 @@ struct plan_time plan_time_of(const char *device, bool cuda, int threads,
                               const struct plan_model *m, const struct plan_sizes *sizes,
                               enum plan_call_kind kind, const struct plan_answer *answer)
 {
-    const struct row call = row_of(sizes, kind, cuda ? 1 : threads), *best = NULL;
+    const struct row call = row_of(m, sizes, kind, cuda ? 1 : threads), *best = NULL;
     const enum machine wanted = machine_of(device, cuda);
     const bool hopper = strstr(answer->kernels, "sm90") != NULL;
     struct plan_time t = { 0 };
-    if (answer->status || (m->per_channel && kind != PLAN_CONV)) return t;
+    if (answer->status) return t;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (is_like(&rows[i], &call, cuda, hopper) &&
             (!best || distance(&call, &rows[i], wanted) < distance(&call, best, wanted)))

@@ -13,8 +13,7 @@ struct plan_time {
     char what[160]; /* "NVIDIA H200: 16/32 heads, K 128, V 128, 32 x 1 tokens, bf16, f32" */
 };
 
-/* device: what the plan is for, such as "H100" or a CPU's name. threads: of a CPU. Nothing of a
- * decay per channel is kept. */
+/* device: what the plan is for, such as "H100" or a CPU's name. threads: of a CPU. */
 struct plan_time plan_time_of(const char *device, bool cuda, int threads,
                               const struct plan_model *m, const struct plan_sizes *sizes,
                               enum plan_call_kind kind, const struct plan_answer *answer);

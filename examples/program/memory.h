@@ -16,8 +16,8 @@ struct memory {
 void *memory_get(struct memory *m, size_t bytes);
 void memory_free(struct memory *m);
 
-/* A new dense zeroed tensor of these sizes; data NULL where there is no memory, or too much
- * was asked for. */
+/* Returns a new dense tensor of zeros. Its data is NULL if there is no memory, or if the sizes are
+ * too large. */
 gdn_tensor memory_tensor(struct memory *m, int32_t dtype, int32_t ndim, const int64_t *size);
 
 /* Bytes of n sizes of a dtype; false if that is more than fits in int64_t. */

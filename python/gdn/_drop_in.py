@@ -10,6 +10,7 @@ import gdn.torch
 import torch
 from gdn.torch import distributed
 from gdn.torch._named import explained_by, needed_by, renamed
+from gdn.torch._places import refuse_mixed
 from torch.nn import functional
 
 CHUNK_SIZE = 64  # of FLA and FlashQLA
@@ -33,9 +34,9 @@ def optional(**tensors):
 
 def dimensions(**counts):
     """Raises ValueError that names the first argument with another number of dimensions:
-    name=(tensor, number)."""
+    name=(tensor or None, number)."""
     for name, (x, count) in counts.items():
-        if x.dim() != count:
+        if x is not None and x.dim() != count:
             raise ValueError(f"{name}: {list(x.shape)}, wanted {count} dimensions")
 
 
@@ -73,9 +74,17 @@ def unit_stride(x):
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
 
 
+def on_cpu(function, **tensors):
+    """Raises NotImplementedError for tensors on another device than the CPU, and RuntimeError that
+    names the one which is apart."""
+    if next(iter(tensors.values())).device.type != "cpu":
+        refuse_mixed(function, tensors)
+        raise NotImplementedError("gdn: KDA, GDN-2 and DeltaProduct run on a CPU alone")
+
+
 def gate(x):
-    """Returns x, as float32 if it is no float of 16 or 32 bits."""
-    return x if x is None or x.dtype in FLOATS else x.float()
+    """Returns x, as float32 if it is a real number other than a float of 16 or 32 bits."""
+    return x if x is None or x.dtype in FLOATS or x.is_complex() else x.float()
 
 
 def gates_of_sums(sums, cu_seqlens):
@@ -96,8 +105,9 @@ def scaled(scale):
 
 
 def cast(x, dtype):
-    """Returns x in that dtype."""
-    return x if x.dtype == dtype else x.to(dtype)
+    """Returns x in that dtype, or as it is where one of them is complex: operators refuse that."""
+    is_same = x.dtype == dtype or x.is_complex() or dtype.is_complex
+    return x if is_same else x.to(dtype)
 
 
 def difference(ours, theirs):
@@ -253,7 +263,7 @@ def explained(**least):
     return explained_by(explain)
 
 
-@renamed(state="initial_state")
+@renamed(state="initial_state", gate_lower_bound="lower_bound")
 def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):
     """
     Runs op (gdn.torch.prefill or decode) on tensors [B][T][H][D] and returns (out, final state).

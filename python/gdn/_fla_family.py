@@ -41,17 +41,17 @@ def check_chunk(kwargs, rule, *sizes):
                          f"got {size}.")
 
 
-def on_cpu(x):
-    """Raises NotImplementedError for a tensor on another device."""
-    if x.device.type != "cpu":
-        raise NotImplementedError("gdn.fla: KDA, GDN-2 and DeltaProduct run on a CPU alone")
-
-
-def raw_gates(g, A_log, dt_bias, lower_bound):
+def raw_gates(g, A_log, dt_bias, lower_bound, safe_gate=False):
     """The options for raw gates [B, T, HV, K]. dt_bias None is 0."""
     _drop_in.optional(A_log=A_log, dt_bias=dt_bias)
     if A_log is None and lower_bound is None:
         raise ValueError("A_log: absent, wanted where lower_bound is None")
+    if lower_bound is not None and not lower_bound < 0:  # 0 would be none, and NaN is refused
+        raise ValueError(f"lower_bound: {lower_bound}, wanted below 0")
+    if safe_gate and (lower_bound is None or lower_bound < -5):
+        raise ValueError(f"lower_bound: {lower_bound}, wanted from -5 to below 0 with safe_gate")
+    if dt_bias is not None and dt_bias.numel() != g.shape[-2:].numel():
+        raise ValueError(f"dt_bias: {list(dt_bias.shape)}, wanted {g.shape[-2:].numel()} numbers")
     bias = g.new_zeros(g.shape[-2:], dtype=torch.float32) if dt_bias is None else dt_bias
     return dict(A_log=A_log if A_log is None else A_log.reshape(-1),
                 dt_bias=bias.reshape(g.shape[-2:]), gate_lower_bound=float(lower_bound or 0))
@@ -63,7 +63,7 @@ def call(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     _drop_in.wanted(q=q, k=k, v=v)
     _drop_in.optional(initial_state=initial_state, cu_seqlens=cu_seqlens)
     _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
-    on_cpu(q)
+    _drop_in.on_cpu("prefill", q=q, k=k, v=v, g=g, beta=beta)
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(f"the batch size must be 1 with cu_seqlens, found {q.shape[0]}")
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -102,19 +102,21 @@ def chunk_gdn2(
     disable_recompute: bool = False,
     return_intermediate_states: bool = False,
     state_v_first: bool = False,
+    cp_context=None,
     **kwargs,
 ):
     """
     GDN-2 over whole sequences: b [B, T, HV, K] erases, w [B, T, HV, V] writes. All else is as in
     chunk_kda(), without its options of beta.
 
-    Raises NotImplementedError for return_intermediate_states and for kwargs other than A_log,
-    dt_bias, transpose_state_layout and a chunk_size of 64; ValueError for another chunk_size.
+    Raises NotImplementedError for return_intermediate_states, cp_context and for kwargs other than
+    A_log, dt_bias, transpose_state_layout and a chunk_size of 64; ValueError for another
+    chunk_size.
     """
     _drop_in.only("chunk_gdn2", kwargs, "A_log", "dt_bias", "chunk_size", "transpose_state_layout")
     check_chunk(kwargs, "GDN-2", 64)
-    refuse(return_intermediate_states=return_intermediate_states)
-    raw = kwargs.get("A_log"), kwargs.get("dt_bias"), lower_bound
+    refuse(cp_context=cp_context, return_intermediate_states=return_intermediate_states)
+    raw = kwargs.get("A_log"), kwargs.get("dt_bias"), lower_bound, safe_gate
     return _gdn2(gdn.torch.prefill, q, k, v, g, b, w, raw if use_gate_in_kernel else None, scale,
                  initial_state, output_final_state, cu_seqlens,
                  dict(l2norm=use_qk_l2norm_in_kernel, v_first=first_of_v(state_v_first, kwargs)))
@@ -163,17 +165,25 @@ def chunk_gated_delta_product(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: "torch.LongTensor | None" = None,
     cu_seqlens_cpu: "torch.LongTensor | None" = None,
+    cp_context=None,
 ):
     """
     Gated DeltaProduct over whole sequences: num_householder n, up to 8, pairs of k and v a token.
     k [B, n T, H, K], v [B, n T, HV, V], beta [B, n T, HV]; g [B, T, HV], or None for no decay.
-    float32 too, which FLA refuses. All else is as in chunk_gated_delta_rule().
+    float32 too, which FLA refuses. All else is as in chunk_gated_delta_rule(). Raises
+    NotImplementedError for cp_context.
     """
+    refuse(cp_context=cp_context)
     _drop_in.wanted(beta=beta)
     _drop_in.optional(g=g)
     if beta.dim() != 3:
         raise NotImplementedError("gdn.fla: beta has one value per head, [B, n T, HV]")
-    if g is not None:
-        _drop_in.dimensions(g=(g, 3))
+    _drop_in.dimensions(g=(g, 3))
+    if not isinstance(num_householder, int):
+        raise TypeError(f"num_householder: {type(num_householder).__name__}, wanted an int")
+    if num_householder < 1:  # 0 would be the operator's default, 1
+        raise ValueError(f"num_householder: {num_householder}, wanted 1 to 8")
+    if num_householder > 8:
+        raise NotImplementedError(f"gdn.fla: num_householder is at most 8, found {num_householder}")
     return call(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state, output_final_state,
                 cu_seqlens, l2norm=use_qk_l2norm_in_kernel, updates=num_householder)

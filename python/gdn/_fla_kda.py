@@ -10,12 +10,13 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
-from ._fla_family import call, check_chunk, first_of_v, on_cpu, raw_gates, refuse
+from ._fla_family import call, check_chunk, first_of_v, raw_gates, refuse
+from .torch._named import renamed
 from .torch._operators import overload
 
 
 def _call(op, q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, l2norm,
-          raw, sigmoid, neg, lower_bound, v_first, cu_seqlens):
+          raw, sigmoid, neg, lower_bound, v_first, cu_seqlens, safe_gate=False):
     _drop_in.wanted(g=g, beta=beta)
     _drop_in.dimensions(g=(g, 4))
     if beta.dim() != 3:  # FLA's kernels take a beta of each value column for this shape
@@ -25,7 +26,7 @@ def _call(op, q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_fin
     kind = gdn.BETA_TWICE_SIGMOID if neg else gdn.BETA_SIGMOID
     options = dict(beta_kind=kind if sigmoid else gdn.BETA_GIVEN)
     if raw:
-        options.update(raw_gates(g, A_log, dt_bias, lower_bound), gate=gdn.GATE_RAW)
+        options.update(raw_gates(g, A_log, dt_bias, lower_bound, safe_gate), gate=gdn.GATE_RAW)
     return call(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
                 l2norm=l2norm, v_first=v_first, **options)
 
@@ -62,14 +63,15 @@ def chunk_kda(
     the logarithm of the decay of each key channel, or with use_gate_in_kernel its raw value beside
     A_log [HV] and dt_bias [HV K] of kwargs; beta [B, T, HV]. lower_bound makes raw gates
     lower_bound sigmoid(exp(A_log) (g + dt_bias)). States and cu_seqlens are as for
-    chunk_gated_delta_rule(). safe_gate, disable_recompute, cu_seqlens_cpu, use_graph and
-    max_num_seqs change nothing here.
+    chunk_gated_delta_rule(). With safe_gate, lower_bound of raw gates must be -5 or more.
+    disable_recompute, cu_seqlens_cpu, use_graph and max_num_seqs change nothing here.
 
     Gradients flow to every tensor. Returns o [B, T, HV, V] and the final state in float32, or None.
 
     Raises NotImplementedError for a beta of [B, T, HV, V], cp_context, return_intermediate_states
     and kwargs other than A_log, dt_bias, chunk_size and transpose_state_layout; ValueError for a
-    chunk_size that FLA does not have; other errors as chunk_gated_delta_rule().
+    chunk_size that FLA does not have, and for a lower_bound of 0 or more; other errors as
+    chunk_gated_delta_rule().
     """
     _drop_in.only("chunk_kda", kwargs, "A_log", "dt_bias", "chunk_size", "transpose_state_layout")
     check_chunk(kwargs, "KDA", 32, 64)
@@ -77,7 +79,7 @@ def chunk_kda(
     return _call(gdn.torch.prefill, q, k, v, g, beta, kwargs.get("A_log"), kwargs.get("dt_bias"),
                  scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
                  use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound,
-                 first_of_v(state_v_first, kwargs), cu_seqlens)
+                 first_of_v(state_v_first, kwargs), cu_seqlens, safe_gate)
 
 
 def fused_recurrent_kda(
@@ -117,12 +119,14 @@ def fused_recurrent_kda(
 def _options(g, A_log, dt_bias, lower_bound):
     """a [.., H, K], and A_log, dt_bias and gate_lower_bound of gdn.torch.gates()."""
     _drop_in.wanted(g=g)
-    on_cpu(g)
+    _drop_in.optional(A_log=A_log, dt_bias=dt_bias)
+    _drop_in.on_cpu("gates", g=g, A_log=A_log, dt_bias=dt_bias)
     if g.dim() < 3:
         raise ValueError(f"g: {list(g.shape)}, wanted [..., H, K]")
     return _drop_in.unit_stride(_drop_in.gate(g)), raw_gates(g, A_log, dt_bias, lower_bound)
 
 
+@renamed(a="g", gate_lower_bound="lower_bound")
 def fused_kda_gate(
     g: torch.Tensor,
     A_log: "torch.Tensor | None" = None,
@@ -152,6 +156,7 @@ def kda_gate_fwd(
 
 
 @torch.no_grad()
+@renamed(a="g", dg="dyg", gate_lower_bound="lower_bound")
 def kda_gate_bwd(
     g: torch.Tensor,
     A_log: "torch.Tensor | None" = None,
@@ -161,9 +166,10 @@ def kda_gate_bwd(
 ):
     """The gradients of kda_gate_fwd() from dyg, that of its result: of g, A_log and dt_bias, each
     in the shape and dtype of its input; None for what was not given."""
+    _drop_in.wanted(dyg=dyg)
     a, options = _options(g, A_log, dt_bias, lower_bound)
     options = {name: x for name, x in dict(options, a=a).items() if x is not None}
-    found = {f"d{name}": torch.empty(x.shape) for name, x in options.items()
+    found = {f"d{name}": torch.empty(x.shape, device=x.device) for name, x in options.items()
              if isinstance(x, torch.Tensor)}
     overload("gates_backward", options)(dg=dyg.contiguous(), **options, **found)
     return tuple(None if x is None else found[name].view(x.shape).to(x.dtype)

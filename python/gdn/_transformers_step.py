@@ -26,13 +26,28 @@ def _norm(layer):
 
 
 def _is_known(layer):
-    """Whether the norm is that of the layer's module of transformers, and calls of the norm, the
-    convolution and KDA's gate do no more than their forward()."""
+    """Whether the norm and KDA's gate are those of the layer's module of transformers, and calls of
+    these and of the convolution do no more than their forward()."""
     norm = _norm(layer)
     whole = [norm, layer.conv1d, *([layer.forget_gate] if hasattr(layer, "forget_gate") else [])]
+    known = {each.__module__ for each in type(layer).__mro__}
     return (not any(map(is_hooked, whole)) and not has_global_hooks()
-            and type(norm).__module__ in [each.__module__ for each in type(layer).__mro__]
-            and getattr(norm, "activation", None) in _GATES)
+            and all(type(part).__module__ in known for part in whole if part is not layer.conv1d)
+            and getattr(norm, "activation", None) in _GATES and _has_known_bound(layer))
+
+
+def _bound(layer):
+    """The lower bound of KDA's gates, or None."""
+    gate = getattr(layer, "forget_gate", None)
+    if getattr(gate, "safe_gate", False):
+        return gate.lower_bound
+    return getattr(gate, "safe_gate_lower_bound", None)
+
+
+def _has_known_bound(layer):
+    """step() takes a bound of 0 for none, and none above."""
+    bound = _bound(layer)
+    return bound is None or bound < 0
 
 
 def _states(layer, cache):
@@ -92,12 +107,9 @@ def _gates(layer):
                     value_dim=layer.head_v_dim,
                     beta_kind=gdn.BETA_TWICE_SIGMOID if twice else gdn.BETA_SIGMOID)
     gate, heads, dim = layer.forget_gate, layer.num_heads, layer.head_dim
-    bound = getattr(gate, "safe_gate_lower_bound", None)
-    if getattr(gate, "safe_gate", False):
-        bound = gate.lower_bound
     return dict(A_log=gate.A_log.flatten(), dt_bias=gate.dt_bias.view(heads, dim),
                 key_heads=heads, value_heads=heads, key_dim=dim, value_dim=dim,
-                gate_lower_bound=float(bound or 0), beta_kind=gdn.BETA_SIGMOID)
+                gate_lower_bound=float(_bound(layer) or 0), beta_kind=gdn.BETA_SIGMOID)
 
 
 def _step(layer, x, conv_state, state):

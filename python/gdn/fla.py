@@ -36,7 +36,7 @@ def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm
     _drop_in.wanted(q=q, k=k, v=v)
     _drop_in.optional(g=g, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
                       A_log=A_log, dt_bias=dt_bias)
-    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
+    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4), g=(g, 3))  # g of four would be KDA's
     if kwargs.get("head_first"):
         raise NotImplementedError("gdn.fla: head_first=True is not supported; wanted [B, T, H, D]")
     if beta is not None and beta.dim() != 3:

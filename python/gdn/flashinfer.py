@@ -145,9 +145,8 @@ def chunk_gated_delta_rule(
     _drop_in.wanted(q=q, k=k, v=v, cu_seqlens=cu_seqlens)
     _drop_in.optional(g=g, beta=beta, initial_state=initial_state, output=output,
                       output_state=output_state, state_indices=state_indices)
-    _drop_in.dimensions(q=(q, 3), k=(k, 3), v=(v, 3))
-    if initial_state is not None:
-        _drop_in.dimensions(initial_state=(initial_state, 4))
+    _drop_in.dimensions(q=(q, 3), k=(k, 3), v=(v, 3), g=(g, 2), beta=(beta, 2),
+                        initial_state=(initial_state, 4))
     _backend(backend, ("auto", "flashinfer"), ("cake_gdn", "cudnn"))
     if use_cp not in ("auto", True, False):
         raise ValueError(f'use_cp must be "auto", True, or False, got {use_cp!r}')
@@ -231,12 +230,13 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
 def _sizes(q, k, v, a, b, A_log, dt_bias):
     """B, T, HV, K, V of the arguments of a decode function."""
     _drop_in.wanted(q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias)
-    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
+    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4), a=(a, 3), b=(b, 3))
     return *q.shape[:2], v.shape[2], q.shape[3], v.shape[3]
 
 
 @_drop_in.explained(q=4, k=4, v=4, initial_state=4, initial_state_indices=1)
-@renamed(read_slots="initial_state_indices", write_slots="output_state_indices", out="output")
+@renamed(g="a", beta="b", read_slots="initial_state_indices", write_slots="output_state_indices",
+         out="output")
 def gated_delta_rule_decode_pretranspose(
     q,
     k,
@@ -371,7 +371,7 @@ def _check_each(slots, buffer, frozen, B, T):
 
 
 @_drop_in.explained(q=4, k=4, v=4, initial_state=4, initial_state_indices=0)
-@renamed(state="initial_state", read_slots="initial_state_indices",
+@renamed(g="a", beta="b", state="initial_state", read_slots="initial_state_indices",
          write_slots="output_state_indices", out="output")
 def gated_delta_rule_mtp(
     q,

@@ -32,12 +32,11 @@ def _refuse_context(cp_context):
                                   "alone")
 
 
-def _check(q, k, v, cu_seqlens, initial_state):
+def _check(q, k, v, g, beta, cu_seqlens, initial_state):
     _drop_in.wanted(q=q, k=k, v=v)
-    _drop_in.optional(cu_seqlens=cu_seqlens, initial_state=initial_state)
-    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
-    if initial_state is not None:
-        _drop_in.dimensions(initial_state=(initial_state, 4))
+    _drop_in.optional(g=g, beta=beta, cu_seqlens=cu_seqlens, initial_state=initial_state)
+    _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4), g=(g, 3), beta=(beta, 3),
+                        initial_state=(initial_state, 4))
     if not q.dtype == k.dtype == v.dtype:
         raise AssertionError(f"q, k, v: {q.dtype}, {k.dtype}, {v.dtype}, wanted one dtype")
     if v.shape[2] % k.shape[2]:
@@ -86,7 +85,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     op = gdn.torch.prefill
     if cp_context is not None:
         op, cu_seqlens = _drop_in.on_ranks(cp_context, q, initial_state, output_final_state)
-    _check(q, k, v, cu_seqlens, initial_state)
+    _check(q, k, v, g, beta, cu_seqlens, initial_state)
     return _drop_in.rule(op, q, k, v, g, beta, scale, initial_state,
                          output_final_state, cu_seqlens, state_layout=_layout(state_v_first),
                          norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE)
@@ -107,7 +106,7 @@ def chunk_gated_delta_rule_fwd(q, k, v, g, beta, scale=None, initial_state=None,
     waits for the device.
     """
     _refuse_context(cp_context)
-    _check(q, k, v, cu_seqlens, initial_state)
+    _check(q, k, v, g, beta, cu_seqlens, initial_state)
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     layout = _layout(state_v_first)
     o, final = _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state,
@@ -164,7 +163,7 @@ def chunk_gated_delta_rule_bwd(q, k, v, g, beta, A, do, dht=None, scale=None, in
     Raises NotImplementedError for a cp_context, RuntimeError for what libgdn refuses.
     """
     _refuse_context(cp_context)
-    _check(q, k, v, cu_seqlens, initial_state)
+    _check(q, k, v, g, beta, cu_seqlens, initial_state)
     options = dict(_drop_in.scaled(scale), state_layout=_layout(state_v_first))
     inputs = [_drop_in.unit_stride(x) for x in (q, k, v)]
     inputs += [_drop_in.gates_of_sums(g, cu_seqlens), beta]

@@ -25,7 +25,12 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
+from .torch._named import renamed
 from .torch._operators import overload
+
+_SHAPES = dict(query=3, key=3, value=3, beta=2, gate=2, initial_state=4, cu_seqlens=1)
+_renamed = renamed(q="query", k="key", v="value", g="gate", state="initial_state",
+                   token_count="num_accepted_tokens")
 
 
 class InferenceMode(enum.IntEnum):
@@ -55,6 +60,8 @@ def _states(value, key, lead, start, is_written):
     return value.new_zeros(shape) if start is None else start.to(value.dtype, copy=True)
 
 
+@_drop_in.explained(**_SHAPES)
+@_renamed
 def chunked_forward(query, key, value, beta, gate, scale=None, initial_state=None, cu_seqlens=None,
                     chunk_indices=None, cu_chunks=None, total_chunks=None):
     """
@@ -78,11 +85,15 @@ def chunked_forward(query, key, value, beta, gate, scale=None, initial_state=Non
 
 
 def _rule(op, query, key, value, beta, gate, scale, **options):
+    lead = value.dim() - 1
+    _drop_in.dimensions(gate=(gate, lead), beta=(beta, lead))
     query, key, value = (_drop_in.unit_stride(x) for x in (query, key, value))
     gate, beta = (_drop_in.gate(x) for x in (gate, beta))
     return op(query, key, value, gate, beta, scale=scale or 0.0, **options)
 
 
+@_drop_in.explained(**_SHAPES, num_accepted_tokens=1)
+@_renamed
 def recurrent_forward(query, key, value, initial_state=None, beta=None, gate=None, cu_seqlens=None,
                       num_accepted_tokens=None, inference_mode=0, is_qk_norm=False, scale=None):
     """
@@ -117,6 +128,7 @@ def recurrent_forward(query, key, value, initial_state=None, beta=None, gate=Non
     return out, states
 
 
+@_drop_in.explained(A_log=1, dt_bias=1, a=1, b=1)
 def fused_gdn_gating(A_log, dt_bias, a, b, is_var_len=False):
     """
     beta = sigmoid(b) and gate = -exp(A_log) softplus(a + dt_bias).
@@ -182,6 +194,8 @@ def _difference(sums, like, cu_seqlens):
     return (sums - before.masked_fill(first[:, None], 0)).nan_to_num(nan=0.0, neginf=-torch.inf)
 
 
+@_drop_in.explained(k=3, v=3, u=3, w=3, beta=2, gate=2, cu_seqlens=1)
+@renamed(g="gate")
 def bf16_gdn_compute_u_w(k, v, u, w, beta, gate=None, compiled_dims="t", cu_seqlens=None,
                          chunk_indices=None):
     """
@@ -196,6 +210,8 @@ def bf16_gdn_compute_u_w(k, v, u, w, beta, gate=None, compiled_dims="t", cu_seql
                                   chunk_size=64, **options)
 
 
+@_drop_in.explained(k=3, u=3, w=3, initial_state=4, state=4, final_state=4, gate=2, cu_seqlens=1)
+@renamed(g="gate", states="state", state="initial_state", state_out="final_state")
 def bf16_chunked_seq_state_update(k, u, w, initial_state, state, final_state, gate=None,
                                   compiled_dims="t", cu_seqlens=None, cu_chunks=None,
                                   total_chunks=None, chunk_size=64):
@@ -221,6 +237,8 @@ def bf16_chunked_seq_state_update(k, u, w, initial_state, state, final_state, ga
     u.sub_(product)
 
 
+@_drop_in.explained(q=3, state=4, k=3, u=3, o=3, gate=2, cu_seqlens=1)
+@renamed(g="gate", states="state", out="o")
 def bf16_gdn_chunked_compute_O(q, state, k, u, o, gate=None, scale=None, compiled_dims="t",
                                cu_seqlens=None, chunk_indices=None, cu_chunks=None, chunk_size=64):
     """

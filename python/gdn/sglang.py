@@ -23,10 +23,16 @@ import torch
 
 import gdn
 import gdn.torch
+from gdn.torch._named import renamed
 
 from . import _drop_in
 
 DISPATCHER = "sglang.srt.layers.attention.linear.gdn_backend.GDNKernelDispatcher.__init__"
+
+
+_NAMES = dict(state="ssm_states", read_slots="cache_indices", cu_seqlens="query_start_loc")
+_SHAPES = dict(q=3, k=3, v=3, ssm_states=4, cache_indices=1, query_start_loc=1)
+_RAW = dict(a=1, b=1, A_log=1, dt_bias=1)
 
 
 def _rule(op, q, k, v, g, beta, **options):
@@ -37,6 +43,8 @@ def _rule(op, q, k, v, g, beta, **options):
     return op(q, k, v, g, beta, norm=gdn.NORM_L2, **options)[None]
 
 
+@_drop_in.explained(**_SHAPES, **_RAW)
+@renamed(**_NAMES, g="a", beta="b")
 def decode(q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, query_start_loc, **kwargs):
     """
     The next tokens of each sequence, with raw gates.
@@ -48,6 +56,8 @@ def decode(q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, query_st
                  read_slots=cache_indices, cu_seqlens=query_start_loc, **_drop_in.RAW_GATES)
 
 
+@_drop_in.explained(mixed_qkv=2, ssm_states=4, cache_indices=1, **_RAW)
+@renamed(**_NAMES, q="mixed_qkv", k="mixed_qkv", v="mixed_qkv", g="a", beta="b")
 def packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, num_v_heads,
                   head_v_dim, **kwargs):
     """
@@ -59,6 +69,7 @@ def packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_i
         raise NotImplementedError("gdn.sglang: ReplaySSM is not supported")
     q, k, v = _drop_in.split(_drop_in.unit_stride(mixed_qkv), ssm_states)
     _drop_in.refuse_grad(mixed_qkv=mixed_qkv, a=a, b=b)
+    _drop_in.dimensions(a=(a, 2), b=(b, 2))
     a, b = (_drop_in.gate(x)[:, None] for x in (a, b))
     out = gdn.torch.decode(q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=ssm_states,
                            read_slots=cache_indices, scale=scale, norm=gdn.NORM_L2,
@@ -66,6 +77,8 @@ def packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_i
     return out.transpose(0, 1)
 
 
+@_drop_in.explained(**_SHAPES, g=1, beta=1)
+@renamed(**_NAMES, out="output")
 def extend(q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, inplace_update=True,
            output=None, num_state_checkpoints=0, state_checkpoint_every_n_tokens=0, **kwargs):
     """
@@ -98,6 +111,10 @@ def _snapshots(buffer, rows, steps):
     return slots, places.where(rows[:, None] >= 0, -1).flatten()
 
 
+@_drop_in.explained(**_SHAPES, **_RAW, intermediate_states_buffer=5, intermediate_state_indices=1,
+                    retrieve_parent_token=2)
+@renamed(**_NAMES, g="a", beta="b", checkpoints="intermediate_states_buffer",
+         checkpoint_slots="intermediate_state_indices", parents="retrieve_parent_token")
 def target_verify(A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, query_start_loc,
                   intermediate_states_buffer=None, intermediate_state_indices=None,
                   cache_steps=None, retrieve_parent_token=None, **kwargs):
@@ -113,6 +130,7 @@ def target_verify(A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, q
     count = query_start_loc.numel() - 1
     steps, options = q.shape[1] // count, {}
     if intermediate_states_buffer is not None:
+        _drop_in.wanted(intermediate_state_indices=intermediate_state_indices)
         slots, places = _snapshots(intermediate_states_buffer, intermediate_state_indices[:count],
                                    steps)
         options.update(checkpoints=slots, checkpoint_slots=places, checkpoint_every=1)

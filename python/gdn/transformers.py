@@ -31,6 +31,7 @@ import warnings
 
 import gdn
 import gdn.torch
+from gdn.torch._named import renamed
 
 from . import _drop_in
 from . import _transformers_step as _by_step
@@ -51,10 +52,11 @@ def _one_row(name, x):
         raise ValueError(f"{name}: given for {len(x)} rows, wanted one packed row")
 
 
+@renamed(q="query", k="key", v="value")
 def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2norm, packing):
-    _drop_in.wanted(query=query, key=key, value=value, g=g, beta=beta)
+    _drop_in.wanted(beta=beta)
     _drop_in.optional(initial_state=initial_state)
-    _drop_in.dimensions(query=(query, 4), key=(key, 4), value=(value, 4))
+    _drop_in.dimensions(query=(query, 4), key=(key, 4), value=(value, 4), beta=(beta, 3))
     tensors, (cu_seqlens, seq_idx) = (query, key, value, g, beta), packing
     if cu_seqlens is not None:
         _drop_in.wanted(cu_seqlens=cu_seqlens)
@@ -70,7 +72,10 @@ def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2n
 
 
 def _packing(kwargs):
-    return kwargs.get("cu_seqlens"), kwargs.get("seq_idx")
+    """What says where sequences begin. The GDN models hand cu_seq_lens_q on as cu_seqlens, the KDA
+    models under its own name."""
+    cu_seqlens = kwargs.get("cu_seqlens")
+    return kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens, kwargs.get("seq_idx")
 
 
 def torch_chunk_gated_delta_rule(query, key, value, g, beta, chunk_size=64, initial_state=None,
@@ -80,9 +85,9 @@ def torch_chunk_gated_delta_rule(query, key, value, g, beta, chunk_size=64, init
 
     query, key [B, T, H, K], value [B, T, HV, V] of one dtype: float32, bfloat16 or float16. g (the
     logarithm of the decay), beta [B, T, HV]. initial_state [N, HV, K, V] is read only. kwargs:
-    cu_seqlens [N + 1] packs sequences into B = 1; without it, seq_idx [B, T] does, and on a GPU the
-    call waits for the device then; other names are ignored, as by transformers. chunk_size is
-    ignored.
+    cu_seqlens or cu_seq_lens_q [N + 1] packs sequences into B = 1; without them, seq_idx [B, T]
+    does, and on a GPU the call waits for the device then; other names are ignored, as by
+    transformers. chunk_size is ignored.
 
     Returns out [B, T, HV, V] and the final state in float32, or None. With cu_seqlens the final
     state begins as a copy of initial_state.
@@ -92,8 +97,8 @@ def torch_chunk_gated_delta_rule(query, key, value, g, beta, chunk_size=64, init
     Raises ValueError for B other than 1 with cu_seqlens, and for another number of initial states;
     TypeError for what is no tensor; RuntimeError for what else libgdn refuses.
     """
-    return _rule(gdn.torch.prefill, query, key, value, g, beta, initial_state, output_final_state,
-                 use_qk_l2norm_in_kernel, _packing(kwargs))
+    return _gdn(gdn.torch.prefill, query, key, value, g, beta, initial_state, output_final_state,
+                use_qk_l2norm_in_kernel, _packing(kwargs))
 
 
 def torch_recurrent_gated_delta_rule(query, key, value, g, beta, initial_state=None,
@@ -103,15 +108,21 @@ def torch_recurrent_gated_delta_rule(query, key, value, g, beta, initial_state=N
     The rule token by token. Shapes, conversions, results and errors are those of
     torch_chunk_gated_delta_rule().
     """
-    return _rule(gdn.torch.decode, query, key, value, g, beta, initial_state, output_final_state,
-                 use_qk_l2norm_in_kernel, _packing(kwargs))
+    return _gdn(gdn.torch.decode, query, key, value, g, beta, initial_state, output_final_state,
+                use_qk_l2norm_in_kernel, _packing(kwargs))
 
 
-def _kda(op, query, key, value, g, *args):
-    _drop_in.dimensions(g=(g, 4))
-    if query.device.type != "cpu":
-        raise NotImplementedError("gdn.transformers: KDA runs on a CPU alone")
+def _gdn(op, query, key, value, g, *args):
+    _drop_in.wanted(query=query, key=key, value=value, g=g)
+    _drop_in.dimensions(g=(g, 3))  # of four, they would be KDA's
     return _rule(op, query, key, value, g, *args)
+
+
+def _kda(op, query, key, value, g, beta, *args):
+    _drop_in.wanted(query=query, key=key, value=value, g=g, beta=beta)
+    _drop_in.dimensions(g=(g, 4))
+    _drop_in.on_cpu("prefill", query=query, key=key, value=value, g=g, beta=beta)
+    return _rule(op, query, key, value, g, beta, *args)
 
 
 def chunk_kimi_delta_attention(query, key, value, g, beta, chunk_size=64, initial_state=None,

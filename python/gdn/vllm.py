@@ -49,6 +49,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     """
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     _check_packed(q, cu_seqlens, initial_state)
+    _drop_in.dimensions(g=(g, 3), beta=(beta, 3))
     options = dict(norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE)
     if core_attn_out is not None:
         out = core_attn_out.view(-1)[:v.numel()].view(v.shape)
@@ -136,10 +137,14 @@ def fused_recurrent_gated_delta_rule(q, k, v, g, beta=None, scale=None, initial_
     those of chunk_gated_delta_rule().
     """
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
+    _drop_in.dimensions(g=(g, 3), beta=(beta, 3))
     return _decode(q, k, v, g, beta, scale, initial_state, inplace_final_state, cu_seqlens,
                    ssm_state_indices, num_accepted_tokens, use_qk_l2norm_in_kernel)
 
 
+@_drop_in.explained(A_log=1, a=2, b=2, dt_bias=1, q=4, k=4, v=4, initial_state=4, cu_seqlens=1,
+                    ssm_state_indices=1)
+@renamed(g="a", beta="b", state="initial_state", read_slots="ssm_state_indices")
 def fused_sigmoid_gating_delta_rule_update(A_log, a, b, dt_bias, q, k, v, beta=1.0, threshold=20.0,
                                            scale=None, initial_state=None,
                                            inplace_final_state=True, cu_seqlens=None,
@@ -161,6 +166,10 @@ def fused_sigmoid_gating_delta_rule_update(A_log, a, b, dt_bias, q, k, v, beta=1
                    dt_bias=dt_bias, **_drop_in.RAW_GATES)
 
 
+@_drop_in.explained(mixed_qkv=2, a=2, b=2, A_log=1, dt_bias=1, initial_state=4, out=4,
+                    ssm_state_indices=1)
+@renamed(q="mixed_qkv", k="mixed_qkv", v="mixed_qkv", g="a", beta="b", state="initial_state",
+         read_slots="ssm_state_indices")
 def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bias, scale,
                                                    initial_state, out, ssm_state_indices,
                                                    use_qk_l2norm_in_kernel=False):
@@ -183,6 +192,7 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     _drop_in.refuse_grad(mixed_qkv=mixed_qkv, a=a, b=b, A_log=A_log, dt_bias=dt_bias,
                          initial_state=initial_state)
     q, k, v = _drop_in.split(mixed_qkv, initial_state)
+    _drop_in.dimensions(a=(a, 2), b=(b, 2))
     a, b = (_drop_in.gate(x)[:, None] for x in (a, b))
     gdn.torch.decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=initial_state, out=out,
@@ -208,6 +218,9 @@ def _conv_slots(slots, null_block_id):
     return dict(read_slots=slots)
 
 
+@_drop_in.explained(x=2, weight=2, bias=1, conv_states=3, query_start_loc=1, cache_indices=1,
+                    has_initial_state=1)
+@renamed(state="conv_states", cu_seqlens="query_start_loc", read_slots="cache_indices")
 def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indices=None,
                      has_initial_state=None, activation="silu", pad_slot_id=-1, null_block_id=0,
                      metadata=None, validate_data=False):
@@ -229,12 +242,15 @@ def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indice
         options.update(_conv_slots(cache_indices, null_block_id))
     if has_initial_state is not None:
         options["has_initial_state"] = has_initial_state
-    rows = x.t().to(conv_states.dtype)
+    rows = _drop_in.cast(x.t(), conv_states.dtype)
     out = gdn.torch.conv1d(rows, weight, bias, state=conv_states[..., :weight.shape[1] - 1],
                            **options)
     return out.to(x.dtype).t()
 
 
+@_drop_in.explained(x=2, conv_state=3, weight=2, bias=1, conv_state_indices=1, query_start_loc=1,
+                    out=2)
+@renamed(state="conv_state", cu_seqlens="query_start_loc", read_slots="conv_state_indices")
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None,
                          conv_state_indices=None, num_accepted_tokens=None, query_start_loc=None,
                          max_query_len=-1, null_block_id=0, validate_data=False, out=None):
@@ -270,7 +286,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None,
         rows, to = x[:, None], out[:, None]
     else:
         rows, to = x.transpose(1, 2), out.transpose(1, 2)
-    rows, result = (y.to(conv_state.dtype) for y in (rows, to))
+    rows, result = (_drop_in.cast(y, conv_state.dtype) for y in (rows, to))
     gdn.torch.conv1d(rows, weight, bias, state=conv_state[..., :weight.shape[1] - 1], out=result,
                      **options)
     if result is not to:

@@ -13,8 +13,8 @@
 
 #include "gdn.h"
 
-#define MAX_FIELDS 64
-#define MAX_ARGS 4096  /* bytes of the largest struct of an op */
+#define MAX_FIELDS 96
+#define MAX_ARGS 8192  /* bytes of the largest struct of an op */
 #define MAX_BATCH 2048 /* bytes of gdn_batch */
 
 enum field_kind {

@@ -184,7 +184,7 @@ def test_one_tensor_on_meta(call, is_on):
     a, cu = packed()
     with torch.set_grad_enabled(is_on):
         for name in a:
-            with pytest.raises(RuntimeError, match=f"{name}: on meta"):
+            with pytest.raises(RuntimeError, match=rf"{name}\w*: on meta"):
                 WHOLE[call]({**a, name: a[name].to("meta")}, cu)
         with pytest.raises(RuntimeError, match="meta"):
             WHOLE[call](a, cu.to("meta"))

@@ -133,6 +133,19 @@ def test_refusals(call):
         call(**a, transpose_state_layout=True)
 
 
+@pytest.mark.parametrize("call", BOTH)
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_states_of_other_sizes(call, needs_grad):
+    """A packed batch copies the states before its operator checks them."""
+    a = {n: x[:1] for n, x in arguments().items()}
+    a["q"].requires_grad_(needs_grad)
+    cuts = torch.tensor([0, 2, a["q"].shape[1]], dtype=torch.int32)
+    for wrong in ((2, HV, K + 1, V), (2, HV - 1, K, V)):
+        text = "".join(f"\\[{n}\\]" for n in wrong)
+        with pytest.raises(RuntimeError, match=rf"initial_state: {text}, wanted \[.\]\[{HV}\]"):
+            call(**a, initial_state=torch.zeros(wrong), cu_seqlens=cuts, output_final_state=True)
+
+
 def test_registered():
     fla = pytest.importorskip("fla.ops.gated_delta_rule", reason="FLA is not installed",
                               exc_type=Exception)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gdn.fla's GDN-2, Gated DeltaProduct and gates of KDA beside float64 under torch's autograd."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -180,6 +182,12 @@ def test_refusals():
             call(q, q, v, g, wide)
     with pytest.raises(NotImplementedError, match="beta has one value per head"):
         fla.chunk_gated_delta_product(q, q, v, beta, wide, 1)
+    for context, has in ((None, False), (object(), True)):  # all three have it in FLA 0.6
+        for call in (lambda **o: fla.chunk_gdn2(q, q, v, g, g, wide, **o),
+                     lambda **o: fla.chunk_gated_delta_product(q, q, v, beta, beta, 1, **o),
+                     lambda **o: fla.chunk_kda(q, q, v, g, beta, **o)):
+            with pytest.raises(NotImplementedError, match="cp_context") if has else nullcontext():
+                call(cp_context=context)
     with pytest.raises(ValueError, match="must be 64"):
         fla.chunk_gdn2(q, q, v, g, g, wide, chunk_size=32)
     with pytest.raises(NotImplementedError, match="return_intermediate_states"):

@@ -230,6 +230,13 @@ def test_inside_operators():
     assert all(torch.isfinite(x).all() and x.any() for x in (o, dq, y, dx))
 
 
+def test_short_names():
+    from fla.modules.l2norm import l2_norm, l2norm
+    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule, fused_recurrent_gdn
+
+    assert l2_norm is l2norm and fused_recurrent_gdn is fused_recurrent_gated_delta_rule
+
+
 def test_names_that_trainers_import():
     for name, names in {
             "fla.modules.conv": ["causal_conv1d"],
@@ -376,8 +383,13 @@ def test_numbers():
     assert utils.prepare_lens(cu).tolist() == [70, 0, 3]
     assert utils.prepare_position_ids(cu).tolist() == [*range(70), 0, 1, 2]
     assert utils.prepare_sequence_ids(cu).tolist() == [0] * 70 + [1] * 3
+    sequence, place = utils.prepare_token_indices(cu).t()  # FLA's passes over empty sequences
+    assert sequence.tolist() == [0] * 70 + [2] * 3
+    assert torch.equal(place, utils.prepare_position_ids(cu))
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    assert utils.prepare_lens_from_mask(mask).tolist() == [2, 1]
     assert utils.prepare_cu_seqlens_from_mask(mask).tolist() == [0, 2, 3]
+    assert utils.prepare_cu_seqlens_from_lens(torch.tensor([2, 0, 1])).tolist() == [0, 2, 2, 3]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
@@ -415,7 +427,8 @@ def test_one_rank(tmp_path):
     """A context of one rank through the rule and the convolution."""
     import fla.modules.convolution
     import fla.ops.gated_delta_rule
-    from fla.ops.cp import all_reduce_sum, build_cp_context, send_recv_fwd
+    from fla.ops.cp import (FLACPContext, all_reduce_sum, build_cp_context, send_recv_bwd,
+                            send_recv_fwd)
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0,
                                          world_size=1)
@@ -424,12 +437,14 @@ def test_one_rank(tmp_path):
         del a["out"]
         cu = torch.tensor([0, 5, 12])
         context = build_cp_context(cu, torch.distributed.group.WORLD)
+        assert isinstance(context, FLACPContext)
         call = fla.ops.gated_delta_rule.chunk_gated_delta_rule
         close(call(**a, cp_context=context)[0], call(**a, cu_seqlens=cu)[0])
         x, weight = torch.randn(1, 12, D), torch.randn(D, W)
         call = fla.modules.convolution.causal_conv1d
         close(call(x, weight, cp_context=context)[0], call(x, weight, cu_seqlens=cu)[0])
         assert not send_recv_fwd(x, context.group).any()
+        assert not send_recv_bwd(x, context.group).any()
         assert torch.equal(all_reduce_sum(x.clone(), context.group)[0], x)
     finally:
         torch.distributed.destroy_process_group()

@@ -152,7 +152,7 @@ def test_refusals():
     with pytest.raises(TypeError, match="beta and gate"):
         gdn_cuda.recurrent_forward(q, k, v)
     with pytest.raises(NotImplementedError, match="chunk_size"):
-        gdn_cuda.bf16_gdn_chunked_compute_O(q, None, k, v, v, chunk_size=32)
+        gdn_cuda.bf16_gdn_chunked_compute_O(q, torch.zeros(1, 1, 1, 1), k, v, v, chunk_size=32)
 
 
 def test_installed(monkeypatch):

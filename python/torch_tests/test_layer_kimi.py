@@ -86,6 +86,38 @@ def test_a_cache(modeling, key):
     torch.testing.assert_close(packed.view(2, 13, 32), wanted, atol=2e-5, rtol=2e-4)
 
 
+@pytest.mark.parametrize("key", MODELS)
+def test_one_call(modeling, key, monkeypatch):
+    """Without gradients the layer is one call of block(), with the values of its parts."""
+    _, ours = pair(key)
+    x, caches = torch.randn(2, 21, 32), [ours.new_cache(2), ours.new_cache(2)]
+    parts = ours._composed(x, caches[0].conv_state, caches[0].state, None, {})
+    monkeypatch.setattr("gdn.torch._layer.composed", None)
+    torch.testing.assert_close(ours(x, caches[1]), parts, atol=2e-5, rtol=2e-4)
+    for name in ("conv_state", "state"):
+        torch.testing.assert_close(*(getattr(cache, name) for cache in caches), atol=2e-5,
+                                   rtol=2e-4)
+
+
+@pytest.mark.parametrize("key", ["kimi_linear", "olmo_hybrid", "bailing_hybrid"])
+@torch.enable_grad()
+def test_gradients_of_block(modeling, key):
+    """block() with gradients is the layer with gradients."""
+    _, ours = pair(key)
+    x, weights = torch.randn(2, 9, 32), ours._plain_weights()
+    weights = {n: w.detach().requires_grad_() for n, w in weights.items() if w is not None}
+    norm = getattr(ours, ours._names()[1])
+    y = gdn.torch.block(x, **weights, **ours.sizes, rms_eps=norm.eps, activation=norm.activation,
+                        beta_kind=ours.beta_kind, gate_lower_bound=ours.gate_lower_bound or 0)
+    assert torch.equal(y, ours(x))
+    for loss in (y, ours(x)):
+        loss.square().sum().backward()
+    right = {n: p.grad for n, p in ours.named_parameters()}
+    for ours_name, name in (("q_proj.weight", "in_proj_q"), ("dt_bias", "dt_bias"),
+                            ("conv1d.weight", "conv_weight"), ("o_proj.weight", "out_proj")):
+        assert torch.equal(weights[name].grad.flatten(), right[ours_name].flatten()), name
+
+
 def test_names_of_checkpoints(modeling):
     """Kimi's checkpoints have three convolutions, and A_log of four dimensions."""
     theirs, ours = pair("kimi_linear")
@@ -127,6 +159,13 @@ def test_what_the_layer_lacks(key, value):
     for config in ({**FIELDS, key: value}, types.SimpleNamespace(**{**FIELDS, key: value})):
         with pytest.raises(ValueError, match=f"^{key}: "):
             KimiDeltaAttention.from_config(config)
+    for more in (dict(linear_allow_neg_eigval=True), dict(kda_other=1),
+                 dict(output_gate_type="silu")):
+        with pytest.raises(ValueError, match=f"^{next(iter(more))}: "):
+            KimiDeltaAttention.from_config({**FIELDS, **more})
+    part = dict(FIELDS["linear_attn_config"], allow_neg_eigval=True)
+    with pytest.raises(ValueError, match="^linear_attn_config: allow_neg_eigval: True"):
+        KimiDeltaAttention.from_config({**FIELDS, "linear_attn_config": part})
     with pytest.raises(ValueError, match="^linear_num_heads: the configuration has none"):
         KimiDeltaAttention.from_config({**FIELDS, "linear_attn_config": {}})
 

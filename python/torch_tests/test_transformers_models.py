@@ -101,6 +101,61 @@ def test_greedy_tokens(modeling, name):
     assert (ours - logits).norm() < 0.05 * logits.norm()  # a router may choose another expert
 
 
+def layer_of(name, model):
+    """The model's first layer of linear attention; its class has step() after install()."""
+    kinds = {**gdn.transformers.MODELS, **gdn.transformers.KDA_MODELS}
+    return next(each for each in model.modules() if type(each).__name__ == kinds[name])
+
+
+@pytest.mark.parametrize("name", MADE)
+@torch.enable_grad()
+def test_packed_layer(modeling, name):
+    """cu_seq_lens_q or seq_idx alone cuts a whole layer. KDA's layers hand the former on under its
+    own name."""
+    layer, x = layer_of(name, tiny(name)), torch.randn(1, 9, 32)
+    gdn.install("transformers")
+    cu, seq_idx = torch.tensor([0, 4, 9]), torch.tensor([[0] * 4 + [1] * 5])
+
+    def run(x, **more):
+        out = layer(x, **more)
+        return out[0] if isinstance(out, tuple) else out
+
+    wanted = torch.cat([run(x[:, :4]), run(x[:, 4:])], 1)
+    for more in (dict(cu_seq_lens_q=cu), dict(cu_seq_lens_q=cu.int()), dict(seq_idx=seq_idx),
+                 dict(cu_seq_lens_q=cu, seq_idx=seq_idx)):
+        torch.testing.assert_close(run(x, **more), wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name, key, bound", [
+    ("glm5_next", "linear_lower_bound", 0.0), ("bailing_hybrid", "kda_lower_bound", 0.0),
+    ("bailing_hybrid", "kda_lower_bound", 0.5)])
+def test_a_bound_that_step_has_not(modeling, name, key, bound):
+    """step() takes a bound of 0 for none; the layer's own forward() computes it."""
+    from transformers import DynamicCache
+
+    model, found = tiny(name, **{key: bound}), []
+    layer = layer_of(name, model)
+    for p in layer.parameters():
+        p.data.normal_(std=0.3)
+    x = torch.randn(2, 3, 32)
+    for installs in (False, True):
+        if installs:
+            gdn.install("transformers")
+        cache = DynamicCache(config=model.config)
+        found.append([layer(x[:, :2], cache), layer(x[:, 2:], cache)])
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
+
+
+def test_another_forget_gate(modeling):
+    """A gate of another class has a forward() of its own, which is called."""
+    layer = layer_of("kimi_linear", tiny("kimi_linear"))
+    known = gdn.transformers._by_step._is_known
+    assert known(layer)
+    gate = layer.forget_gate
+    gate.__class__ = type("Twice", (type(gate),), {"__module__": __name__})
+    assert not known(layer)
+
+
 def test_kda_off_a_cpu(modeling):
     """A function of KDA leaves other devices to the model's own."""
     module = gdn.transformers.modules().get("kimi_linear")
@@ -108,7 +163,7 @@ def test_kda_off_a_cpu(modeling):
         pytest.skip("transformers has no kimi_linear")
     gdn.install("transformers")
     q = torch.empty(1, 3, 2, 16, device="meta")
-    with pytest.raises(NotImplementedError, match="KDA runs on a CPU alone"):
+    with pytest.raises(NotImplementedError, match="run on a CPU alone"):
         gdn.transformers.chunk_kimi_delta_attention(q, q, q, q, q[..., 0])
     out, final = module.chunk_kimi_delta_attention(q, q, q, g=q, beta=q[..., 0])
     assert out.device.type == "meta" and final is None

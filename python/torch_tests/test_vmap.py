@@ -18,11 +18,16 @@ def rule(op):
     return run
 
 
+def gdn2(q, k, v, g, b, w):
+    return gdn.torch.prefill(q, k, v, -g.abs(), b, write_gate=w)
+
+
 # Sizes of one element.
 RULE = [(1, 20, 2, 8)] * 3 + [(1, 20, 2)] * 2 + [(2,)] * 2 + [(1, 2, 8, 8)]
 CASES = [(rule(gdn.torch.prefill), RULE, (0,) * 5 + (None,) * 3),
          (rule(gdn.torch.prefill), RULE, (None, 1) + (None,) * 6),
          (rule(gdn.torch.prefill), RULE, (None,) * 5 + (0, None, None)),
+         (gdn2, [(1, 20, 2, 8)] * 6, (None,) * 5 + (0,)),
          (rule(gdn.torch.decode), RULE, (None,) * 7 + (0,)),
          (gdn.torch.conv1d, [(2, 9, 6), (6, 4)], (0, None)),
          (gdn.torch.conv1d, [(2, 9, 6), (6, 4)], (None, 2)),

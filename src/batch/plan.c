@@ -15,7 +15,7 @@
 #include "core/ctx.h"
 #include "core/tensor_check.h"
 
-/* So many sequences, or slots written, per call: keeps byte counts far from overflow. */
+/* The most sequences, or slots written, of a call. It keeps byte counts far from overflow. */
 #define MAX_ENTRIES ((int64_t)1 << 31)
 
 /* gdn_workspace_bytes() promises 192 bytes per sequence: these, below 64 in the slot map, and
@@ -41,7 +41,9 @@ gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *nam
         tokens->T = like->size[0];
     }
     if (__builtin_mul_overflow(tokens->B, tokens->T, &tokens->N))
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: too many tokens", name);
+        return gdn_fail(ctx, GDN_E_SHAPE,
+                        "%s: %lld sequences of %lld tokens, wanted at most 2^63 - 1 tokens", name,
+                        (long long)tokens->B, (long long)tokens->T);
     return GDN_OK;
 }
 
@@ -130,7 +132,7 @@ static gdn_status check_checkpoints(gdn_ctx *ctx, struct gdn_plan *plan,
     return GDN_OK;
 }
 
-/* An op whose tensor for checkpoints is absent: nothing of the batch may ask for some. */
+/* Refuses a batch with fields of checkpoints, if the op's tensor for checkpoints is absent. */
 static gdn_status refuse_checkpoints(gdn_ctx *ctx, const gdn_batch *b)
 {
     const char *given = b->checkpoint_every            ? "checkpoint_every"

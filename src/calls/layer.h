@@ -14,6 +14,9 @@ struct gdn_block_columns {
     int64_t k, v, z, b, a, all;
 };
 
+/* By what a layer projects q, k and v: in_proj_qkvz; in_proj_qkv; or one weight of each. */
+enum gdn_projections { GDN_FUSED, GDN_JOINED, GDN_APART };
+
 struct gdn_block {
     const gdn_block_args *args;
     const struct gdn_tokens *tokens;
@@ -25,7 +28,9 @@ struct gdn_block {
     int64_t hidden, Hk, Hv, K, V;
     int64_t n_tokens, window; /* in all; of a CPU: of a window, at most */
     float rms_eps;
-    bool fused;
+    int64_t channels; /* numbers of a gate: 1, or K of KDA */
+    int64_t rank;     /* the most columns between two projections; 0: there are none */
+    enum gdn_projections projections;
     bool sigmoid; /* gates the norm, else SiLU */
 };
 
@@ -40,8 +45,15 @@ struct gdn_block_call {
     size_t plan_bytes; /* of a CPU */
 };
 
-/* The rows of the weights that make the columns. */
+/* The rows of the weights that make columns of hidden. */
 int gdn_block_n_segments(const struct gdn_block *block);
 struct gdn_segment gdn_block_segment(const struct gdn_block *block, int i);
+
+/* z and a may be of low rank: what `down` makes of hidden, `up` makes columns of. */
+struct gdn_low_rank {
+    struct gdn_segment down, up;
+};
+int gdn_block_n_low_ranks(const struct gdn_block *block);
+struct gdn_low_rank gdn_block_low_rank(const struct gdn_block *block, int i);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gradients of a layer (ops/layer_backward.c) are steps that are ops of their own, and those
+ * The gradients of a layer (ops/layer/backward.c) are steps that are ops of their own, and those
  * below, which each backend has: matrix products, tokens' rows in and out, columns in another
  * order.
  */
@@ -55,7 +55,7 @@ struct gdn_token_rows {
 };
 
 struct gdn_layer_steps {
-    bool is_f32; /* what goes from one step to the next, else it has the dtype of hidden */
+    bool is_f32; /* rows between steps are float32; else they have the dtype of hidden */
     /* Bytes of scratch of products whose out has so many rows at most where a lies in columns. */
     gdn_status (*scratch)(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes);
     /* Reads or checks the contents of the batch, before anything is written. */
@@ -68,7 +68,7 @@ struct gdn_layer_steps {
     gdn_status (*clear)(const struct gdn_layer_run *run, void *memory, size_t bytes);
 };
 
-/* The beginning of a checked call, with the functions of ops/layer_backward.c that plan and run its
+/* The beginning of a checked call, with the functions of ops/layer/backward.c that plan and run its
  * parts. A backend hands its steps to plan(), which sets the bytes of workspace. */
 struct gdn_layer_backward_call {
     struct gdn_call call;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the convolution of gdn_step to its rule; see layer_step.h. */
+/* Makes the rule's call of gdn_step after its convolution; see layer_step.h. */
 #include "calls/layer_step.h"
 
 #include "core/tensor_check.h"

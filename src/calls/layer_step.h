@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_step as it is once checked: what src/ops/layer_step.c and src/cuda/layer/step.c compute. */
+/* gdn_step as it is once checked: what src/ops/layer/step.c and src/cuda/layer/step.c compute. */
 #ifndef GDN_STEP_H
 #define GDN_STEP_H
 

@@ -19,6 +19,22 @@ void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t
         *(int64_t *)at = count;
 }
 
+bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq)
+{
+    return record->accepts && seq->n_valid > 0 &&
+           gdn_record_count(record, seq->slot) + seq->n_valid >= record->R;
+}
+
+void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan)
+{
+    for (int64_t b = 0; record->accepts && b < plan->B; b++) {
+        const struct gdn_seq *s = &plan->seqs[b];
+        if (s->slot < 0) continue;
+        const int64_t c = gdn_record_count(record, s->slot) + s->n_valid;
+        gdn_record_set_count(record, s->slot, gdn_record_folds(record, s) ? 0 : c);
+    }
+}
+
 size_t gdn_record_slots_bytes(const struct gdn_record *record)
 {
     return gdn_align64((size_t)(record->P / 8 + 1));
@@ -38,11 +54,12 @@ gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
                             "read_slots[%lld]: slot %lld a second time, wanted once", (long long)b,
                             (long long)slot);
         seen[slot / 8] |= (unsigned char)(1 << slot % 8);
-        const int64_t c = gdn_record_count(record, slot), added = append ? s->n_valid : 0;
+        const bool drafts = append && !record->accepts;
+        const int64_t c = gdn_record_count(record, slot), added = drafts ? s->n_valid : 0;
         if (c < 0 || c > record->R - added)
             return gdn_fail(ctx, GDN_E_ARG, "record_count[%lld]: %lld, wanted 0 to %lld%s",
                             (long long)slot, (long long)c, (long long)record->R,
-                            append ? " with the tokens of the sequence" : "");
+                            drafts ? " with the tokens of the sequence" : "");
     }
     return GDN_OK;
 }

@@ -24,9 +24,10 @@ struct gdn_record {
     gdn_tensor count;
     int64_t P, R;
     int64_t channels, g_channel; /* numbers of g for a head, bytes between them */
+    bool accepts;                /* tokens at once: GDN_WRITE_FINAL */
 };
 
-/* The contents: no slot twice, counts not negative and at most R; if they append, so are they
+/* The contents: no slot twice, counts not negative and at most R; if drafts append, so are they
  * with the sequence's tokens. memory: gdn_record_slots_bytes(). */
 size_t gdn_record_slots_bytes(const struct gdn_record *record);
 gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
@@ -35,6 +36,12 @@ gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
 /* Returns rows in use of a slot; and sets their number. */
 int64_t gdn_record_count(const struct gdn_record *record, int64_t slot);
 void gdn_record_set_count(const struct gdn_record *record, int64_t slot, int64_t count);
+
+/* Returns true if the call writes the state of a sequence, which has a slot, for its tokens fill
+ * the record. */
+bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq);
+/* Counts the tokens of such a call, which is done. */
+void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan);
 
 /* ---- Checked calls ------------------------------------------------------------------------- */
 

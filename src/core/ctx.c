@@ -313,7 +313,7 @@ gdn_status gdn_check_lender(gdn_ctx *ctx)
     return gdn_fail(ctx, GDN_E_ARG, "parallel_for: %s, wanted each item once", broken);
 }
 
-/* Remembers a line, and tells it if it is new. */
+/* Keeps a line, and logs it if it is new. */
 static gdn_status note(gdn_ctx *ctx, const char *line)
 {
     if (strcmp(line, ctx->kernel) == 0) return GDN_OK;

@@ -58,9 +58,9 @@ gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
 /* Notes the same with one name for all that ran: "op: name". */
 gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 
-/* To the caller's log, if there is one. */
+/* Writes the line to the caller's log, if there is one. */
 void gdn_log_line(const gdn_ctx *ctx, const char *line);
-/* That the context's workspace has so many bytes now. */
+/* Logs the new size of the context's workspace. */
 void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes);
 
 /* Returns a variable of the environment that is not empty, else NULL. None steers a setuid program:

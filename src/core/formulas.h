@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Formulas of a checked call. Each op resolves its defaults where it checks the call, on the host.
- * From there on 0 means that nothing is to be done: kernels test for 0, and a struct of zeros asks
- * for nothing. The other values are those of gdn.h. Device code includes this too.
+ * Formulas of a checked call. Each op resolves its defaults on the host, when it checks the call.
+ * From there on 0 means "no formula": kernels test for 0, and a struct of zeros has none. The other
+ * values are those of gdn.h. Device code includes this too.
  */
 #ifndef GDN_FORMULAS_H
 #define GDN_FORMULAS_H

@@ -7,7 +7,8 @@ enum {
     GDN_MAX_HEAD = 256,   /* K */
     GDN_MAX_VALUE = 1024, /* V */
     GDN_MAX_TAPS = 16,    /* W */
-    GDN_MAX_UPDATES = 8   /* of a token */
+    GDN_MAX_UPDATES = 8,  /* of a token */
+    GDN_MAX_HIDDEN = 1 << 20
 };
 
 #endif

@@ -43,7 +43,7 @@ gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const c
 /* The same for calls of many tensors: where each of them lies, and the check of one of them
  * against all others. Tensors are there and have passed gdn_check_tensor(); empty ones lie nowhere.
  * may_be_same, NULL for never, is asked of those that overlap. */
-enum { GDN_MAX_EXTENTS = 48 }; /* tensors of a struct and of its batch: ops/tensors.c counts them */
+enum { GDN_MAX_EXTENTS = 64 }; /* tensors of a struct and of its batch: ops/tensors.c counts them */
 struct gdn_extents {
     int n;
     struct gdn_extent {

@@ -8,11 +8,15 @@
  * states that the loops do not have at hand. Such a sequence is walked: its states are float32 in
  * scratch, one for each level of the tree, and the loops only move them on. What is stored is
  * stored from there.
+ *
+ * If tokens are accepted at once with a record that they do not fill, the state stays as it lies
+ * (pending.h): it is read once, and the tokens become rows.
  */
 #include <math.h>
 #include <string.h>
 
 #include "batch/tree.h"
+#include "cpu/pending.h"
 #include "cpu/record.h"
 #include "cpu/rule.h"
 
@@ -25,11 +29,12 @@ struct step_scratch {
     float v[TOKENS * COLUMNS], o[TOKENS * COLUMNS], u[TOKENS * COLUMNS];
     float alpha[TOKENS], beta[TOKENS], dots[TOKENS];
     void *to[TOKENS];
-    int head;           /* whose gates are loaded, of tokens from t0 */
-    int64_t t0;         /* whose k and q are loaded */
-    uint64_t changed;   /* a bit for each level: its state is not what was read */
-    float *a, *ak, *aq; /* [TOKENS][K] behind the state, in the family */
-    bool has_codes;     /* the block's state as 8 bits, with GDN_EXACT; in a tree what was read */
+    int head;                   /* whose gates are loaded, of tokens from t0 */
+    int64_t t0;                 /* whose k and q are loaded */
+    uint64_t changed;           /* a bit for each level: its state is not what was read */
+    float *a, *ak, *aq;         /* [TOKENS][K] behind the state, in the family */
+    struct gdn_pending pending; /* its arrays are behind those */
+    bool has_codes; /* the block's state as 8 bits, with GDN_EXACT; in a tree what was read */
     float scales[COLUMNS];
     uint8_t codes[STATE];
     _Alignas(64) float state[]; /* of a block; in a tree, of its levels one after the other */
@@ -45,7 +50,8 @@ static size_t vector_floats(const struct gdn_rule *r)
 size_t gdn_decode_scratch(const struct gdn_rule *r)
 {
     const size_t floats = state_floats(r) + 3 * vector_floats(r);
-    return gdn_align64(sizeof(struct step_scratch) + floats * sizeof(float));
+    return gdn_align64(sizeof(struct step_scratch) + floats * sizeof(float) +
+                       gdn_pending_scratch(r));
 }
 
 /* Returns the tokens of a window, whose updates are TOKENS rows at most. */
@@ -165,6 +171,32 @@ static void store_o(const struct step_scratch *c, const struct gdn_rule *r,
     }
 }
 
+/* Returns the loop's call for `rows` updates of a block, which are loaded; no state is set. */
+static struct gdn_recur recur_of(struct step_scratch *c, const struct gdn_rule *r,
+                                 const struct block *b, int rows)
+{
+    return (struct gdn_recur){
+        .q = c->kq + rows * r->K,
+        .k = c->kq,
+        .a = c->a,
+        .ak = c->ak,
+        .aq = c->aq,
+        .v = c->v,
+        .o = r->out.data ? c->o : NULL,
+        .alpha = c->alpha,
+        .beta = c->beta,
+        .kq = c->dots,
+        .to = c->to,
+        .scratch = c->state,
+        .ld_v = COLUMNS,
+        .ld_o = COLUMNS,
+        .T = rows,
+        .K = r->K,
+        .n = b->n,
+        .round = gdn_rule_rounding(r),
+    };
+}
+
 /* Tokens [t0, t0 + n) of one block. */
 static void step_block(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_rule_item *item,
@@ -178,31 +210,12 @@ static void step_block(struct step_scratch *c, const struct gdn_rule *r,
         const struct gdn_place to = gdn_rule_to(r, item->seq, t0 + t, b->head);
         c->to[t * u + u - 1] = column_at(&to, b->col);
     }
-    const struct gdn_recur step = {
-        .q = c->kq + rows * r->K,
-        .k = c->kq,
-        .a = c->a,
-        .ak = c->ak,
-        .aq = c->aq,
-        .v = c->v,
-        .o = r->out.data ? c->o : NULL,
-        .alpha = c->alpha,
-        .beta = c->beta,
-        .kq = c->dots,
-        .from = column_at(&b->from, b->col),
-        .to = c->to,
-        .scratch = c->state,
-        .ld_v = COLUMNS,
-        .ld_o = COLUMNS,
-        .ld_from = b->from.view->ld,
-        .ld_to = b->to_view->ld,
-        .T = rows,
-        .K = r->K,
-        .n = b->n,
-        .resume = resume,
-        .exact = r->exact,
-        .round = gdn_rule_rounding(r),
-    };
+    struct gdn_recur step = recur_of(c, r, b, rows);
+    step.from = column_at(&b->from, b->col);
+    step.ld_from = b->from.view->ld;
+    step.ld_to = b->to_view->ld;
+    step.resume = resume;
+    step.exact = r->exact;
     if (b->to_view->k_first)
         kr->recur_kv[b->to_view->dtype](&step);
     else
@@ -235,9 +248,11 @@ static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
 
 /* ---- Walking ------------------------------------------------------------------------------- */
 
+/* Returns true if rows are applied to the state, or written. */
 static bool has_record(const struct gdn_rule *r, const struct gdn_seq *seq)
 {
-    return r->record && seq->slot >= 0;
+    return r->record && seq->slot >= 0 &&
+           (!gdn_record_folds(r->record, seq) || gdn_record_count(r->record, seq->slot) > 0);
 }
 
 static bool is_walked(const struct gdn_rule *r, const struct gdn_seq *seq, const struct block *b)
@@ -403,6 +418,7 @@ static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
                          const struct block *b, int64_t t0, int n)
 {
     const struct gdn_record *rec = r->record;
+    if (gdn_record_folds(rec, seq)) return;
     const int64_t first = gdn_record_count(rec, seq->slot);
     const int64_t u_bytes = b->col * (int64_t)gdn_dtype_bytes(rec->u.dtype);
     const int hk = gdn_rule_source(r, b->head, r->Hk);
@@ -424,6 +440,20 @@ static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
     }
 }
 
+/* Applies the rows of the record to the state in scratch. Where the bits may be others than those
+ * of the tokens, all rows at once. */
+static void apply_record(struct step_scratch *c, const struct gdn_rule *r,
+                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
+                         const struct block *b)
+{
+    const bool k_first = b->to_view->k_first;
+    if (r->record->accepts && !r->exact && gdn_pending_takes(r, kr) &&
+        gdn_pending_load(&c->pending, r, kr, seq->slot, b->head))
+        gdn_pending_fold(&c->pending, r, kr, b->col, b->n, k_first, c->state);
+    else
+        gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, k_first, c->state);
+}
+
 static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                  const struct gdn_rule_item *item, const struct block *b)
 {
@@ -435,8 +465,7 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
     if (gdn_rule_rounding8(r) || (r->visits && gdn_is_q8(b->from.view->dtype)))
         stage_codes(c, r, b);
     c->changed = has_record(r, seq) && gdn_record_count(r->record, seq->slot) > 0;
-    if (has_record(r, seq))
-        gdn_record_apply(r, kr, seq->slot, b->head, b->col, b->n, b->to_view->k_first, c->state);
+    if (has_record(r, seq)) apply_record(c, r, kr, seq, b);
     const int most = window_tokens(r);
     for (int64_t t0 = 0; t0 < T; t0 += most) {
         const int n = T - t0 < most ? (int)(T - t0) : most;
@@ -459,6 +488,43 @@ static void walk(struct step_scratch *c, const struct gdn_rule *r, const struct 
     }
 }
 
+/* ---- A state that stays -------------------------------------------------------------------- */
+
+/* Tokens that do not fill the record. Returns false where they were not such. */
+static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
+                         const struct gdn_kernels *kr, const struct gdn_rule_item *item,
+                         const struct block *b)
+{
+    const struct gdn_seq *seq = item->seq;
+    const struct gdn_pool_view *view = b->from.view;
+    const bool staged = view->gap || gdn_is_q8(view->dtype);
+    const int T = (int)seq->n_valid;
+    struct gdn_pending *p = &c->pending;
+    if (!r->record->accepts || gdn_record_folds(r->record, seq) || r->exact) return false;
+    if (seq->n_valid > GDN_PENDING_TOKENS || (r->checkpoints.data && seq->n_checkpoints > 0))
+        return false;
+    gdn_pending_prefetch(r, seq->slot, b->head);
+    load_tokens(c, r, kr, item, b->head, 0, T);
+    if (!gdn_pending_load(p, r, kr, seq->slot, b->head)) return false;
+    load_v(c, r, kr, seq, b, 0, T);
+    struct gdn_recur step = recur_of(c, r, b, T);
+    step.u = c->u;
+    step.from = column_at(&b->from, b->col);
+    step.ld_from = view->ld;
+    step.resume = staged;
+    step.round = GDN_F32;
+    if (!gdn_pending_begin(p, r, kr, &step, c->v, b->col)) return false;
+    memset(c->to, 0, sizeof c->to);
+    if (staged) stage(c->state, r, kr, b);
+    if (b->head + 1 < r->H) gdn_pending_prefetch(r, seq->slot, b->head + 1);
+    (view->k_first ? kr->recur_kv : kr->recur_vk)[staged ? GDN_F32 : view->dtype](&step);
+    for (int t = 0; r->out.data && t < T; t++)
+        for (int j = 0; j < b->n; j++) c->o[t * COLUMNS + j] += p->sums[(T + t) * b->n + j];
+    store_o(c, r, kr, seq, b, 0, T);
+    store_record(c, r, kr, seq, b, 0, T);
+    return true;
+}
+
 /* ---- One token on 8 bits --------------------------------------------------------------------- */
 
 /* One token whose state stays where it is, by the loop made for that. Returns false where it was
@@ -475,18 +541,7 @@ static bool step_q8(struct step_scratch *c, const struct gdn_rule *r, const stru
     if (r->checkpoints.data && seq->n_checkpoints > 0) return false;
     load_tokens(c, r, kr, item, b->head, 0, 1);
     load_v(c, r, kr, seq, b, 0, 1);
-    const struct gdn_recur step = {
-        .q = c->kq + r->K,
-        .k = c->kq,
-        .v = c->v,
-        .o = r->out.data ? c->o : NULL,
-        .alpha = c->alpha,
-        .beta = c->beta,
-        .kq = c->dots,
-        .T = 1,
-        .K = r->K,
-        .n = b->n,
-    };
+    const struct gdn_recur step = recur_of(c, r, b, 1);
     if (to.view->random) gdn_noise_keys(keys, to.noise, b->col, b->n);
     if (!kr->recur8_vk[to.view->dtype - GDN_I8](&step, column_at(&to, b->col), to.view->ld,
                                                 to.scales + b->col, to.view->random ? keys : NULL))
@@ -519,6 +574,7 @@ static void step_columns(struct step_scratch *c, const struct gdn_rule *r,
     }
     if (is_walked(r, seq, b)) {
         if (step_q8(c, r, kr, item, b)) return;
+        if (has_record(r, seq) && step_pending(c, r, kr, item, b)) return;
         walk(c, r, kr, item, b);
         return;
     }
@@ -543,6 +599,7 @@ void gdn_decode_item(const struct gdn_rule *r, const struct gdn_kernels *kr,
     c->a = r->family.is ? c->state + state_floats(r) : NULL;
     c->ak = r->family.is ? c->a + vector_floats(r) : NULL;
     c->aq = r->family.is ? c->ak + vector_floats(r) : NULL;
+    gdn_pending_open(&c->pending, r, c->state + state_floats(r) + 3 * vector_floats(r));
     for (int s = item->first; s < item->last;) {
         const int end = (s / r->n_strips + 1) * r->n_strips;
         const int last = end < item->last ? end : item->last;

@@ -29,7 +29,8 @@ struct buffers {
     struct gdn_seq *pieces;
     struct gdn_segment *segments;
     float *x, *y, *o;          /* [window][hidden], [window][columns], [window][Hv V] */
-    float *A, *dt, *norm;      /* [Hv], [Hv], [V] */
+    float *low;                /* [window][rank] */
+    float *A, *norm;           /* [Hv] and dt [Hv][channels], [V] */
     float *state[2], *conv[2]; /* carries: [Hv][V][K], [channels][length] */
     char *threads;
 };
@@ -49,8 +50,8 @@ static size_t lay_out(struct buffers *m, const struct gdn_block *b, char *memory
         { &m->x, window * (size_t)b->hidden * sizeof(float) },
         { &m->y, window * (size_t)b->columns.all * sizeof(float) },
         { &m->o, window * Hv * V * sizeof(float) },
-        { &m->A, Hv * sizeof(float) },
-        { &m->dt, Hv * sizeof(float) },
+        { &m->low, window * (size_t)b->rank * sizeof(float) },
+        { &m->A, gdn_rule_decay_bytes(&b->rule) },
         { &m->norm, V * sizeof(float) },
         { &m->state[0], state },
         { &m->state[1], state },
@@ -156,17 +157,36 @@ static void norm_token(void *arg, int64_t t, int thread)
     }
 }
 
+/* Projects one segment of the window's rows x to rows y. */
+static void project(const struct window *w, float *y, int64_t ld_y, const float *x, int64_t n_in,
+                    const struct gdn_segment *segment)
+{
+    gdn_project(w->ctx, y, ld_y, x, w->n_tokens, n_in, segment, 1, w->m->threads);
+}
+
+static void project_all(const struct window *w)
+{
+    const struct gdn_block *b = w->b;
+    struct buffers *m = w->m;
+    const int64_t columns = b->columns.all;
+    gdn_project(w->ctx, m->y, columns, m->x, w->n_tokens, b->hidden, m->segments,
+                gdn_block_n_segments(b), m->threads);
+    for (int i = 0; i < gdn_block_n_low_ranks(b); i++) {
+        const struct gdn_low_rank low = gdn_block_low_rank(b, i);
+        project(w, m->low, low.down.n, m->x, b->hidden, &low.down);
+        project(w, m->y, columns, m->low, low.down.n, &low.up);
+    }
+}
+
 static void run_window(const struct window *w, int carry)
 {
     const struct gdn_block *b = w->b;
     struct buffers *m = w->m;
-    const int64_t columns = b->columns.all, VV = b->Hv * b->V;
     struct gdn_conv conv = b->conv;
     struct gdn_rule rule = b->rule;
     const struct gdn_segment out = { &b->args->out_proj, 0, b->hidden, 0 };
     gdn_parallel_for(w->ctx->threads, w->n_pieces, load_piece, (void *)w);
-    gdn_project(w->ctx, m->y, columns, m->x, w->n_tokens, b->hidden, m->segments,
-                gdn_block_n_segments(b), m->threads);
+    project_all(w);
     conv.seqs = rule.seqs = m->pieces;
     conv.n_seqs = rule.n_seqs = w->n_pieces;
     conv.carry_from.data = (char *)m->conv[carry], conv.carry_to.data = (char *)m->conv[!carry];
@@ -174,7 +194,7 @@ static void run_window(const struct window *w, int carry)
     rule.carry_from.data = (char *)m->state[carry], rule.carry_to.data = (char *)m->state[!carry];
     gdn_rule_run(w->ctx, &rule, m->threads);
     gdn_parallel_for(w->ctx->threads, w->n_tokens, norm_token, (void *)w);
-    gdn_project(w->ctx, m->x, b->hidden, m->o, w->n_tokens, VV, &out, 1, m->threads);
+    project(w, m->x, b->hidden, m->o, b->Hv * b->V, &out);
     gdn_parallel_for(w->ctx->threads, w->n_pieces, store_piece, (void *)w);
 }
 
@@ -192,7 +212,8 @@ static void run_windows(gdn_ctx *ctx, struct gdn_block *b, char *memory)
     const int64_t all = at->all;
     lay_out(&m, b, memory);
     for (int i = 0; i < gdn_block_n_segments(b); i++) m.segments[i] = gdn_block_segment(b, i);
-    gdn_rule_load_decay(m.A, m.dt, &b->args->A_log, &b->args->dt_bias, b->Hv, 1, 0);
+    gdn_rule_load_decay(m.A, m.A + b->Hv, &b->args->A_log, &b->args->dt_bias, b->Hv, b->channels,
+                        b->rule.bound);
     gdn_load_vector(m.norm, &b->args->norm_weight, b->V, 1);
 
     b->conv.x = b->conv.out = window_rows(m.y, all, 0);
@@ -200,9 +221,9 @@ static void run_windows(gdn_ctx *ctx, struct gdn_block *b, char *memory)
     b->rule.k = window_rows(m.y + at->k, all, b->K);
     b->rule.v = window_rows(m.y + at->v, all, b->V);
     b->rule.beta = window_rows(m.y + at->b, all, 1);
-    b->rule.g = window_rows(m.y + at->a, all, 1);
+    b->rule.g = window_rows(m.y + at->a, all, b->channels);
     b->rule.out = window_rows(m.o, b->Hv * b->V, b->V);
-    b->rule.A = m.A, b->rule.dt = m.dt;
+    b->rule.A = m.A, b->rule.dt = m.A + b->Hv;
     b->rule.plan = b->conv.plan = b->plan;
 
     struct window w = { .b = b, .ctx = ctx, .m = &m };
@@ -236,7 +257,8 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     struct gdn_block_call *c = call;
     struct gdn_block *b = &c->block;
     plan_windows(b);
-    b->rule.products = c->args.flags & GDN_BF16_PRODUCTS ? ctx->products : NULL;
+    const bool rounds = c->args.flags & GDN_BF16_PRODUCTS && !b->rule.family.is;
+    b->rule.products = rounds ? ctx->products : NULL;
     gdn_rule_cut(&b->rule, ctx->kr, gdn_threads_count(ctx->threads));
     size_t thread = gdn_rule_scratch(&b->rule, ctx->kr), conv = gdn_conv_scratch(&b->conv);
     thread = thread > conv ? thread : conv;

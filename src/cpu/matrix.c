@@ -13,14 +13,14 @@ enum {
     TILE = 32  /* rows and columns of a transposed tile */
 };
 
-static char *at(const struct gdn_matrix *m, int64_t row, int64_t column)
+static char *at(const struct gdn_state_matrix *m, int64_t row, int64_t column)
 {
     return m->data + row * m->row + column * m->column;
 }
 
-static struct gdn_matrix turned(const struct gdn_matrix *m)
+static struct gdn_state_matrix turned(const struct gdn_state_matrix *m)
 {
-    struct gdn_matrix t = *m;
+    struct gdn_state_matrix t = *m;
     t.row = m->column;
     t.column = m->row;
     return t;
@@ -58,8 +58,8 @@ static void copy_elements(char *to, int64_t to_step, const char *from, int64_t f
 }
 
 /* Copies a row with any steps: its elements are brought together, converted, and dealt out. */
-static void copy_strided(const struct gdn_kernels *kr, const struct gdn_matrix *to,
-                         const struct gdn_matrix *from, int64_t row, int64_t columns)
+static void copy_strided(const struct gdn_kernels *kr, const struct gdn_state_matrix *to,
+                         const struct gdn_state_matrix *from, int64_t row, int64_t columns)
 {
     float buffer[2][ROW];
     char *in = (char *)buffer[0], *out = (char *)buffer[1];
@@ -77,8 +77,8 @@ static void copy_strided(const struct gdn_kernels *kr, const struct gdn_matrix *
 }
 
 /* Rows of `to` and columns of `from` are dense, and the dtypes are not one of 16 bits. */
-static void copy_tile(const struct gdn_kernels *kr, const struct gdn_matrix *to,
-                      const struct gdn_matrix *from, int64_t row, int64_t column, int rows,
+static void copy_tile(const struct gdn_kernels *kr, const struct gdn_state_matrix *to,
+                      const struct gdn_state_matrix *from, int64_t row, int64_t column, int rows,
                       int columns)
 {
     float in[TILE * TILE], out[TILE * TILE], *a = in, *b = out;
@@ -98,8 +98,8 @@ static void copy_tile(const struct gdn_kernels *kr, const struct gdn_matrix *to,
         kr->store_row[to->dtype](at(to, row + r, column), out + r * TILE, (size_t)columns);
 }
 
-static void copy_transposed(const struct gdn_kernels *kr, const struct gdn_matrix *to,
-                            const struct gdn_matrix *from, int64_t rows, int64_t columns)
+static void copy_transposed(const struct gdn_kernels *kr, const struct gdn_state_matrix *to,
+                            const struct gdn_state_matrix *from, int64_t rows, int64_t columns)
 {
     for (int64_t r = 0; r < rows; r += TILE)
         for (int64_t c = 0; c < columns; c += TILE)
@@ -107,17 +107,17 @@ static void copy_transposed(const struct gdn_kernels *kr, const struct gdn_matri
                       columns - c < TILE ? (int)(columns - c) : TILE);
 }
 
-static bool has_dense_rows(const struct gdn_matrix *m, int64_t columns)
+static bool has_dense_rows(const struct gdn_state_matrix *m, int64_t columns)
 {
     return columns < 2 || m->column == m->unit;
 }
 
-static bool has_dense_columns(const struct gdn_matrix *m, int64_t rows)
+static bool has_dense_columns(const struct gdn_state_matrix *m, int64_t rows)
 {
     return rows < 2 || m->row == m->unit;
 }
 
-static bool is_whole(const struct gdn_matrix *m, int64_t columns)
+static bool is_whole(const struct gdn_state_matrix *m, int64_t columns)
 {
     return m->row == columns * m->unit;
 }
@@ -125,8 +125,8 @@ static bool is_whole(const struct gdn_matrix *m, int64_t columns)
 enum form { ROWS, TILES, ELEMENTS };
 
 /* How a matrix is copied whose target has its dense dimension, if it has one, as columns. */
-static enum form form_of(const struct gdn_matrix *to, const struct gdn_matrix *from, int64_t rows,
-                         int64_t columns)
+static enum form form_of(const struct gdn_state_matrix *to, const struct gdn_state_matrix *from,
+                         int64_t rows, int64_t columns)
 {
     if (!has_dense_rows(to, columns)) return ELEMENTS;
     if (has_dense_rows(from, columns)) return ROWS;
@@ -135,13 +135,13 @@ static enum form form_of(const struct gdn_matrix *to, const struct gdn_matrix *f
 }
 
 /* Returns true if form_of() takes the rows of the target as columns. */
-static bool is_turned(const struct gdn_matrix *to, int64_t rows, int64_t columns)
+static bool is_turned(const struct gdn_state_matrix *to, int64_t rows, int64_t columns)
 {
     return !has_dense_rows(to, columns) && has_dense_columns(to, rows);
 }
 
-static void copy_matrix(const struct gdn_kernels *kr, const struct gdn_matrix *to,
-                        const struct gdn_matrix *from, int64_t rows, int64_t columns)
+static void copy_matrix(const struct gdn_kernels *kr, const struct gdn_state_matrix *to,
+                        const struct gdn_state_matrix *from, int64_t rows, int64_t columns)
 {
     const enum form form = form_of(to, from, rows, columns);
     if (form == TILES) {
@@ -157,7 +157,7 @@ static void copy_matrix(const struct gdn_kernels *kr, const struct gdn_matrix *t
     }
 }
 
-static void zero_matrix(const struct gdn_matrix *m, int64_t rows, int64_t columns)
+static void zero_matrix(const struct gdn_state_matrix *m, int64_t rows, int64_t columns)
 {
     for (int64_t r = 0; r < rows; r++) {
         if (has_dense_rows(m, columns)) {
@@ -168,29 +168,29 @@ static void zero_matrix(const struct gdn_matrix *m, int64_t rows, int64_t column
     }
 }
 
-void gdn_matrix_copy(const struct gdn_kernels *kr, const struct gdn_matrix *to,
-                     const struct gdn_matrix *from, int64_t rows, int64_t columns)
+void gdn_state_matrix_copy(const struct gdn_kernels *kr, const struct gdn_state_matrix *to,
+                           const struct gdn_state_matrix *from, int64_t rows, int64_t columns)
 {
-    const struct gdn_matrix t = turned(to), f = turned(from);
+    const struct gdn_state_matrix t = turned(to), f = turned(from);
     if (is_turned(to, rows, columns))
         copy_matrix(kr, &t, &f, columns, rows);
     else
         copy_matrix(kr, to, from, rows, columns);
 }
 
-void gdn_matrix_zero(const struct gdn_matrix *m, int64_t rows, int64_t columns)
+void gdn_state_matrix_zero(const struct gdn_state_matrix *m, int64_t rows, int64_t columns)
 {
-    const struct gdn_matrix t = turned(m);
+    const struct gdn_state_matrix t = turned(m);
     if (is_turned(m, rows, columns))
         zero_matrix(&t, columns, rows);
     else
         zero_matrix(m, rows, columns);
 }
 
-bool gdn_matrix_is_tiled(const struct gdn_matrix *to, const struct gdn_matrix *from, int64_t rows,
-                         int64_t columns)
+bool gdn_state_matrix_is_tiled(const struct gdn_state_matrix *to,
+                               const struct gdn_state_matrix *from, int64_t rows, int64_t columns)
 {
-    const struct gdn_matrix t = turned(to), f = turned(from);
+    const struct gdn_state_matrix t = turned(to), f = turned(from);
     if (is_turned(to, rows, columns)) return form_of(&t, &f, columns, rows) == TILES;
     return form_of(to, from, rows, columns) == TILES;
 }

@@ -45,6 +45,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     r->plan = &c->plan;
     r->seqs = c->plan.seqs;
     gdn_rule_run(ctx, r, at);
+    if (r->record) gdn_record_accept(r->record, &c->plan);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &r->out, r->H, r->V);
     return gdn_note_kernel(ctx, c->base.op, gdn_rule_loops(r));
 }

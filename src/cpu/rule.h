@@ -60,12 +60,13 @@ int64_t gdn_rule_cost(const struct gdn_kernels *kr, int64_t strips);
 /* Returns 1 / the length of a row in the formula of `norm`. */
 float gdn_rule_inverse_length(float sum_of_squares, int norm, float eps);
 
-/* Rows of n tokens of k or q, ld floats apart: `head` of it, normalised and scaled. */
+/* Loads rows of k or q of one head, n tokens from t0 on. They are normalised and scaled, and lie ld
+ * floats apart. */
 void gdn_rule_load_rows(const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_seq *seq, const struct gdn_rows *rows, int head,
                         int64_t t0, int n, float scale, float *to, ptrdiff_t ld);
 
-/* Rows of n tokens of k: `head` of it, one for each update. */
+/* Loads rows of k of one head, n tokens from t0 on, one row for each update. */
 void gdn_rule_load_keys(const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_seq *seq, int head, int64_t t0, int n, float *to,
                         ptrdiff_t ld);

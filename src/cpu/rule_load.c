@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "calls/record.h"
 #include "core/tensor_check.h"
 #include "cpu/rows.h"
 #include "cpu/rule.h"
@@ -150,6 +151,7 @@ struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, 
 {
     const struct gdn_pool_view *view = s->to_carry ? &r->carry_to : &r->to;
     int64_t slot = t == s->n_valid - 1 ? s->to_carry ? 0 : s->write : -1;
+    if (r->record && s->slot >= 0 && !gdn_record_folds(r->record, s)) slot = -1;
     if (r->plan && r->plan->batch.write == GDN_WRITE_EACH)
         slot = t >= 0 && t < s->n_valid ? gdn_plan_each_slot(r->plan, s, t) : -1;
     if (slot >= 0) return gdn_place_of(view, slot, head, s->base + t + 1);

@@ -18,16 +18,16 @@ static int64_t slot_of(const gdn_tensor *slots, int64_t pair)
 }
 
 /* Returns rows and columns from (row, column) on of one head. */
-static struct gdn_matrix matrix_of(const struct gdn_state_side *s, int64_t slot, int64_t head,
-                                   int64_t row, int64_t column)
+static struct gdn_state_matrix matrix_of(const struct gdn_state_side *s, int64_t slot, int64_t head,
+                                         int64_t row, int64_t column)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(s->dtype);
     const int64_t first = slot * s->slot + head * s->head + row * s->row + column * s->column;
-    return (struct gdn_matrix){ .data = s->data + first * unit,
-                                .dtype = s->dtype,
-                                .unit = unit,
-                                .row = s->row * unit,
-                                .column = s->column * unit };
+    return (struct gdn_state_matrix){ .data = s->data + first * unit,
+                                      .dtype = s->dtype,
+                                      .unit = unit,
+                                      .row = s->row * unit,
+                                      .column = s->column * unit };
 }
 
 static float *scales_of(const struct gdn_state_side *s, int64_t slot, int64_t head, int64_t row)
@@ -36,34 +36,34 @@ static float *scales_of(const struct gdn_state_side *s, int64_t slot, int64_t he
 }
 
 /* Returns rows of float32 or of codes, side by side. */
-static struct gdn_matrix dense(void *data, int32_t dtype, int64_t columns)
+static struct gdn_state_matrix dense(void *data, int32_t dtype, int64_t columns)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(dtype);
-    return (struct gdn_matrix){ data, dtype, unit, columns * unit, unit };
+    return (struct gdn_state_matrix){ data, dtype, unit, columns * unit, unit };
 }
 
 /* n rows of float32 from or to a matrix of any dtype; scales: of 8-bit ones, NULL: none. */
-static void load_rows(float *S, const struct gdn_kernels *kr, const struct gdn_matrix *from,
+static void load_rows(float *S, const struct gdn_kernels *kr, const struct gdn_state_matrix *from,
                       const float *scales, int n, int columns)
 {
     uint8_t codes[COLUMNS * GDN_MAX_HEAD];
     const bool is_q8 = gdn_is_q8(from->dtype);
-    const struct gdn_matrix to =
+    const struct gdn_state_matrix to =
         is_q8 ? dense(codes, from->dtype, columns) : dense(S, GDN_F32, columns);
-    gdn_matrix_copy(kr, &to, from, n, columns);
+    gdn_state_matrix_copy(kr, &to, from, n, columns);
     if (is_q8) kr->load8_vk[from->dtype - GDN_I8](S, columns, codes, columns, scales, columns, n);
 }
 
-static void store_rows(float *S, const struct gdn_kernels *kr, const struct gdn_matrix *to,
+static void store_rows(float *S, const struct gdn_kernels *kr, const struct gdn_state_matrix *to,
                        float *scales, const uint32_t *keys, int n, int columns)
 {
     uint8_t codes[COLUMNS * GDN_MAX_HEAD];
     const bool is_q8 = gdn_is_q8(to->dtype);
-    const struct gdn_matrix from =
+    const struct gdn_state_matrix from =
         is_q8 ? dense(codes, to->dtype, columns) : dense(S, GDN_F32, columns);
     if (is_q8)
         kr->store8_vk[to->dtype - GDN_I8](codes, columns, scales, S, columns, keys, columns, n);
-    gdn_matrix_copy(kr, to, &from, n, columns);
+    gdn_state_matrix_copy(kr, to, &from, n, columns);
 }
 
 /* Converts one head, of which one side is of 8 bits. */
@@ -76,8 +76,8 @@ static void convert_head(const struct gdn_state_move *m, int64_t from, int64_t t
     uint32_t keys[COLUMNS];
     for (int64_t v = 0; v < m->rows; v += COLUMNS) {
         const int n = m->rows - v < COLUMNS ? (int)(m->rows - v) : COLUMNS;
-        const struct gdn_matrix source = matrix_of(&m->from, from, head, v, 0);
-        const struct gdn_matrix target = matrix_of(&m->to, to, head, v, 0);
+        const struct gdn_state_matrix source = matrix_of(&m->from, from, head, v, 0);
+        const struct gdn_state_matrix target = matrix_of(&m->to, to, head, v, 0);
         gdn_noise_keys(keys, noise, v, n);
         load_rows(S, m->kr, &source, scales_of(&m->from, from, head, v), n, K);
         store_rows(S, m->kr, &target, scales_of(&m->to, to, head, v),
@@ -112,8 +112,8 @@ static void run_item(void *arg, int64_t item, int thread)
     if (is_conv && rows > GDN_STATE_CHANNELS) rows = GDN_STATE_CHANNELS;
 
     if (n_zero > 0) {
-        const struct gdn_matrix old = matrix_of(&m->to, to, head, row, 0);
-        gdn_matrix_zero(&old, rows, n_zero);
+        const struct gdn_state_matrix old = matrix_of(&m->to, to, head, row, 0);
+        gdn_state_matrix_zero(&old, rows, n_zero);
     }
     if (!is_zero && gdn_state_converts_q8(&m->to, &m->from)) {
         convert_head(m, from, to, head);
@@ -121,9 +121,9 @@ static void run_item(void *arg, int64_t item, int thread)
     }
     copy_scales(m, is_zero ? -1 : from, to, head);
     if (is_zero || m->columns == 0) return;
-    const struct gdn_matrix target = matrix_of(&m->to, to, head, row, m->n_old);
-    const struct gdn_matrix source = matrix_of(&m->from, from, head, row, m->n_skipped);
-    gdn_matrix_copy(m->kr, &target, &source, rows, m->columns);
+    const struct gdn_state_matrix target = matrix_of(&m->to, to, head, row, m->n_old);
+    const struct gdn_state_matrix source = matrix_of(&m->from, from, head, row, m->n_skipped);
+    gdn_state_matrix_copy(m->kr, &target, &source, rows, m->columns);
 }
 
 static const char *loops_of(const struct gdn_state_move *m)
@@ -138,9 +138,9 @@ static const char *loops_of(const struct gdn_state_move *m)
         return !gdn_is_q8(m->to.dtype)     ? "load8_vk"
                : !gdn_is_q8(m->from.dtype) ? "store8_vk"
                                            : "load8_vk store8_vk";
-    const struct gdn_matrix to = matrix_of(&m->to, 0, 0, 0, 0);
-    const struct gdn_matrix from = matrix_of(&m->from, 0, 0, 0, 0);
-    const bool tiled = gdn_matrix_is_tiled(&to, &from, m->rows, m->columns);
+    const struct gdn_state_matrix to = matrix_of(&m->to, 0, 0, 0, 0);
+    const struct gdn_state_matrix from = matrix_of(&m->from, 0, 0, 0, 0);
+    const bool tiled = gdn_state_matrix_is_tiled(&to, &from, m->rows, m->columns);
     const bool other = to.dtype != from.dtype;
     return names[tiled][(other && from.dtype != GDN_F32) + 2 * (other && to.dtype != GDN_F32)];
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See strip.h. What lies in the other orientation is transposed on its way. */
+/* See strip.h. States of the other orientation are transposed by the copy. */
 #include "cpu/strip.h"
 
 #include <string.h>

@@ -19,7 +19,9 @@ gdn_status gdn_family_tokens(gdn_ctx *ctx, const struct gdn_family_tensors *t, i
     *updates = *tokens;
     if (__builtin_mul_overflow(tokens->T, n, &updates->T) ||
         __builtin_mul_overflow(tokens->N, n, &updates->N))
-        return gdn_fail(ctx, GDN_E_SHAPE, "k: too many rows");
+        return gdn_fail(ctx, GDN_E_SHAPE,
+                        "k: %lld tokens of %lld updates, wanted at most 2^63 - 1 rows",
+                        (long long)tokens->N, (long long)n);
     drop_channel(t->g, tokens);
     drop_channel(t->beta, tokens);
     return GDN_OK;

@@ -238,7 +238,8 @@ static gdn_status check_rule(gdn_ctx *ctx, const struct parallel *c)
                             i ? "state_out" : "state", (long long)pools[i]->size[0],
                             (long long)c->B);
     if (c->B > (INT64_MAX >> 40) / c->H / c->group.size)
-        return gdn_fail(ctx, GDN_E_SHAPE, "batch: %lld sequences, too many", (long long)c->B);
+        return gdn_fail(ctx, GDN_E_SHAPE, "batch: %lld sequences, wanted at most %lld",
+                        (long long)c->B, (long long)((INT64_MAX >> 40) / c->H / c->group.size));
     return GDN_OK;
 }
 

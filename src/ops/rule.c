@@ -141,6 +141,24 @@ static const gdn_tensor *final_pool(const gdn_rule_args *a)
     return a->state_out.data ? &a->state_out : &a->state;
 }
 
+/* Refuses what a record cannot have whose tokens are accepted at once. */
+static gdn_status check_accepting(gdn_ctx *ctx, const struct gdn_rule_call *c)
+{
+    const gdn_tensor *state_out = &c->args.state_out;
+    const struct {
+        bool given;
+        const char *name;
+    } others[] = { { c->plan.batch.write_slots.data, "write_slots" },
+                   { c->plan.batch.parents.data, "parents" },
+                   { state_out->data && state_out->data != c->args.state.data, "state_out" } };
+    for (int i = 0; i < 3; i++)
+        if (others[i].given)
+            return gdn_fail(ctx, GDN_E_ARG,
+                            "%s: given, wanted none with a record and GDN_WRITE_FINAL",
+                            others[i].name);
+    return GDN_OK;
+}
+
 /* Checks the record, if one of its tensors is there. */
 static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decode)
 {
@@ -151,11 +169,14 @@ static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decod
                                           &a->record_count };
     if (!t.k->data && !t.u->data && !t.g->data && !t.count->data) return GDN_OK;
     if (!decode)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "record_k: given, wanted none in gdn_prefill");
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                        "record_k: given, wanted none in gdn_prefill, but gdn_record_fold() first");
     if (!a->state.data) return gdn_fail(ctx, GDN_E_ARG, "state: absent, wanted with a record");
-    if (b->write != GDN_WRITE_NONE)
-        return gdn_fail(ctx, GDN_E_ARG, "write: %d, wanted GDN_WRITE_NONE with a record",
-                        (int)b->write);
+    if (b->write == GDN_WRITE_EACH)
+        return gdn_fail(ctx, GDN_E_ARG,
+                        "write: GDN_WRITE_EACH, wanted GDN_WRITE_NONE or GDN_WRITE_FINAL with a "
+                        "record");
+    if (b->write == GDN_WRITE_FINAL) TRY(check_accepting(ctx, c));
     if (b->has_initial_state.data || b->num_accepted_tokens.data)
         return gdn_fail(ctx, GDN_E_ARG, "%s: given, wanted none with a record",
                         b->has_initial_state.data ? "has_initial_state" : "num_accepted_tokens");
@@ -167,6 +188,7 @@ static gdn_status check_record(gdn_ctx *ctx, struct gdn_rule_call *c, bool decod
                         (int)a->record_g.ndim,
                         r->family.g_rows ? "[P][R][H][K], as g has channels" : "[P][R][H]");
     TRY(gdn_record_view(ctx, &t, &c->record));
+    c->record.accepts = b->write == GDN_WRITE_FINAL;
     r->record = &c->record;
     return GDN_OK;
 }

@@ -20,8 +20,10 @@ static gdn_status read_sizes(gdn_ctx *ctx, const gdn_tensor *M, const char *name
     TRY(gdn_stage_head_size(ctx, M, name, GDN_MAX_HEAD, &a->K));
     a->B = a->P = M->size[0], a->n = 1;
     if (M->size[1] > INT32_MAX || M->size[1] > (INT64_MAX >> 8) / (a->B > 0 ? a->B : 1))
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads of %lld slots, too many", name,
-                        (long long)M->size[1], (long long)a->B);
+        return gdn_fail(
+            ctx, GDN_E_SHAPE,
+            "%s: %lld heads of %lld slots, wanted at most 2^31 - 1 heads, 2^55 - 1 in all", name,
+            (long long)M->size[1], (long long)a->B);
     a->H = (int)M->size[1];
     if (!like->data) return GDN_OK;
     gdn_tensor last = *like;
@@ -133,8 +135,9 @@ static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
     TRY(gdn_check_shape(ctx, &a->order, "order", 2, any));
     x->B = a->order.size[0];
     if (x->H > (INT64_MAX >> 8) / (x->B > 0 ? x->B : 1) || a->order.size[1] > INT32_MAX)
-        return gdn_fail(ctx, GDN_E_SHAPE, "order: %lld x %lld, too many", (long long)x->B,
-                        (long long)a->order.size[1]);
+        return gdn_fail(ctx, GDN_E_SHAPE, "order: %lld x %lld, wanted at most %lld x 2^31 - 1",
+                        (long long)x->B, (long long)a->order.size[1],
+                        (long long)((INT64_MAX >> 8) / (x->H > 0 ? x->H : 1)));
     return GDN_OK;
 }
 

@@ -220,10 +220,46 @@ static void test_one_slot(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* KDA: a product for each of q, k, v and b, two for z and for a. A state of 8 bits is refused. */
+static void test_kda(void)
+{
+    enum { HK = 2, HV = 4, K = 16, V = 24, HIDDEN = 40, RANK = 8, N_KERNELS = 4 + 2 + 2 + 1 + 3 };
+    static char memory[1 << 20];
+    gdn_ctx *ctx = hopper_ctx();
+    gdn_block_args a = layer_args(memory);
+    struct told told;
+    if (!ctx) return;
+    a.in_proj_qkvz.data = a.in_proj_ba.data = NULL;
+    a.in_proj_q = gdn_dense(memory, GDN_F32, 2, HK * K, HIDDEN, 0, 0);
+    a.in_proj_k = gdn_dense(memory, GDN_F32, 2, HK * K, HIDDEN, 0, 0);
+    a.in_proj_v = gdn_dense(memory, GDN_F32, 2, HV * V, HIDDEN, 0, 0);
+    a.in_proj_z_down = gdn_dense(memory, GDN_F32, 2, RANK, HIDDEN, 0, 0);
+    a.in_proj_z = gdn_dense(memory, GDN_F32, 2, HV * V, RANK, 0, 0);
+    a.in_proj_b = gdn_dense(memory, GDN_F32, 2, HV, HIDDEN, 0, 0);
+    a.in_proj_a_down = gdn_dense(memory, GDN_F32, 2, RANK, HIDDEN, 0, 0);
+    a.in_proj_a = gdn_dense(memory, GDN_F32, 2, HV * K, RANK, 0, 0);
+    a.dt_bias = gdn_dense(memory, GDN_F32, 2, HV, K, 0, 0);
+    a.out = gdn_dense(memory + sizeof memory / 2, GDN_F32, 3, 3, 4, HIDDEN, 0);
+    a.conv_state.data = NULL;
+    listen(ctx, &told);
+    ring2_status(ctx, "the first call", gdn_block(ctx, &a), GDN_OK);
+    expect_line(&told, "block: rows of each head (woven rows: in_proj_qkvz is not given)");
+    memset(fake->n_calls, 0, sizeof fake->n_calls);
+    ring2_status(ctx, "the call", gdn_block(ctx, &a), GDN_OK);
+    CHECK(fake->n_calls[FAKE_cuLaunchKernelEx] == N_KERNELS, "%d kernels, wanted %d",
+          fake->n_calls[FAKE_cuLaunchKernelEx], N_KERNELS);
+    a.state = gdn_dense(memory + sizeof memory / 4 * 3, GDN_I8, 4, 3, HV, V, K);
+    a.state_scales = gdn_dense(memory + sizeof memory / 8 * 7, GDN_F32, 3, 3, HV, V, 0);
+    ring2_status(ctx, "8 bits", gdn_block(ctx, &a), GDN_E_UNSUPPORTED);
+    CHECK(strstr(gdn_last_error(ctx), "state: 8 bits"), "%s", gdn_last_error(ctx));
+    gdn_ctx_destroy(ctx);
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "cuda: a layer", test_layer },
+        { "cuda: a layer of KDA", test_kda },
         { "cuda: a step of several launches", test_step },
         { "cuda: a step of one slot", test_one_slot },
         { "cuda: a layer of rows far apart", test_far_rows },

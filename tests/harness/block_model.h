@@ -15,6 +15,7 @@
 
 #include "calls/rule.h"
 #include "oracle.h"
+#include "oracle_family.h"
 #include "ring2_batch.h"
 #include "ring2_device.h"
 
@@ -50,6 +51,16 @@ static inline int64_t taps_of(const gdn_block_args *a)
     return a->conv_weight.size[a->conv_weight.ndim - 1];
 }
 
+/* Returns the numbers of a gate: one, or K of KDA. */
+static inline int channels_of(const gdn_block_args *a) { return a->dt_bias.ndim == 2 ? K : 1; }
+
+/* Returns the logarithm of a gate; i counts the numbers of all heads. */
+static inline double gate_of(const gdn_block_args *a, const double *raw, int i)
+{
+    return oracle_gate(raw[i], ring2_get(&a->A_log, i / channels_of(a)), ring2_get(&a->dt_bias, i),
+                       a->gate_lower_bound);
+}
+
 /* One sequence of T tokens; conv [S][D] and state [HV][V][K] move on. noise: of what a device
  * rounds; NULL: nothing is. */
 struct layer {
@@ -57,7 +68,7 @@ struct layer {
     int64_t T, S;
     double *x;                  /* [T][HIDDEN] */
     double *conv, *state, *out; /* out [T][HIDDEN] */
-    double *qkv, *z, *b, *alog; /* [T][D], [T][HV V], [T][HV]: projected */
+    double *qkv, *z, *b, *alog; /* [T][D], [T][HV V], [T][HV] and its channels: projected */
     struct oracle_noise *noise;
 };
 
@@ -99,6 +110,30 @@ static inline void split_fused(struct layer *l)
         }
 }
 
+/* Projects by `down` first, if it is there. */
+static inline double *project_low(const struct layer *l, const gdn_tensor *down,
+                                  const gdn_tensor *w)
+{
+    if (!down->data) return project(l->x, w, l->T);
+    double *low = project(l->x, down, l->T);
+    round_all(l, low, l->T * down->size[0]);
+    return project(low, w, l->T);
+}
+
+/* q, k and v by a weight of each. */
+static inline double *project_apart(const struct layer *l)
+{
+    const gdn_tensor *w[] = { &l->a->in_proj_q, &l->a->in_proj_k, &l->a->in_proj_v };
+    double *qkv = ring2_heap((size_t)(l->T * D) * 8);
+    int64_t first = 0;
+    for (int i = 0; i < 3; first += w[i++]->size[0]) {
+        const int64_t n = w[i]->size[0];
+        const double *y = project(l->x, w[i], l->T);
+        for (int64_t t = 0; t < l->T; t++) memcpy(qkv + t * D + first, y + t * n, (size_t)n * 8);
+    }
+    return qkv;
+}
+
 static inline void project_all(struct layer *l)
 {
     const gdn_block_args *a = l->a;
@@ -109,10 +144,10 @@ static inline void project_all(struct layer *l)
         l->alog = ring2_heap((size_t)(l->T * HV) * 8);
         split_fused(l);
     } else {
-        l->qkv = project(l->x, &a->in_proj_qkv, l->T);
-        l->z = project(l->x, &a->in_proj_z, l->T);
+        l->qkv = a->in_proj_qkv.data ? project(l->x, &a->in_proj_qkv, l->T) : project_apart(l);
+        l->z = project_low(l, &a->in_proj_z_down, &a->in_proj_z);
         l->b = project(l->x, &a->in_proj_b, l->T);
-        l->alog = project(l->x, &a->in_proj_a, l->T);
+        l->alog = project_low(l, &a->in_proj_a_down, &a->in_proj_a);
     }
     round_all(l, l->qkv, l->T * D);
     round_all(l, l->z, l->T * HV * V);
@@ -148,6 +183,40 @@ static inline void run_rounded(const struct layer *l, const struct oracle_rule *
     oracle_rule_chunks(r, 64, l->noise);
 }
 
+/* The rule with gates per channel. A device computes it in 16 bits as that of one gate: factors are
+ * what the noise is of. */
+static inline void run_channels(const struct layer *l, const struct oracle_rule *r, int h)
+{
+    double *g = ring2_heap((size_t)(r->T * K) * 8), *b = ring2_heap((size_t)(r->T * K) * 8);
+    double *w = ring2_heap((size_t)(r->T * V) * 8);
+    for (int64_t t = 0; t < r->T; t++) {
+        for (int i = 0; i < K; i++) {
+            g[t * K + i] = gate_of(l->a, l->alog + t * HV * K, h * K + i);
+            b[t * K + i] = r->beta[t];
+        }
+        for (int i = 0; i < V; i++) w[t * V + i] = r->beta[t];
+    }
+    const struct oracle_family f = { .T = r->T,
+                                     .K = K,
+                                     .V = V,
+                                     .n = 1,
+                                     .scale = r->scale,
+                                     .q = r->q,
+                                     .g = g,
+                                     .k = r->k,
+                                     .b = b,
+                                     .v = r->v,
+                                     .w = w,
+                                     .state = r->state,
+                                     .o = r->o };
+    if (l->noise) {
+        round_all(l, (double *)(uintptr_t)r->q, r->T * K);
+        round_all(l, (double *)(uintptr_t)r->k, r->T * K);
+    }
+    oracle_family(&f);
+    round_all(l, r->o, r->T * V);
+}
+
 /* One value head: the rule and the gated norm, into its columns of y [T][HV V]. */
 static inline void run_head(const struct layer *l, const double *conv, int h, double *y)
 {
@@ -172,12 +241,13 @@ static inline void run_head(const struct layer *l, const double *conv, int h, do
         oracle_l2norm(q + t * K, row + h / R * K, K, GDN_NORM_L2, 1e-6);
         oracle_l2norm(k + t * K, row + HK * K + h / R * K, K, GDN_NORM_L2, 1e-6);
         memcpy(v + t * V, row + 2 * HK * K + h * V, V * 8);
-        alpha[t] = exp(oracle_gate(l->alog[t * HV + h], ring2_get(&a->A_log, h),
-                                   ring2_get(&a->dt_bias, h), 0));
+        if (channels_of(a) == 1) alpha[t] = exp(gate_of(a, l->alog + t * HV, h));
         beta[t] = oracle_sigmoid(l->b[t * HV + h]);
         if (a->beta_kind == GDN_BETA_TWICE_SIGMOID) beta[t] *= 2;
     }
-    if (l->noise)
+    if (channels_of(a) > 1)
+        run_channels(l, &r, h);
+    else if (l->noise)
         run_rounded(l, &r, k);
     else
         oracle_rule(&r);

@@ -31,10 +31,11 @@ static const struct loop {
     LOOP(chunk_gates),    LOOP(chunk_solve),  LOOP(chunk_update),
     LOOP(chunk_write),    LOOP(chunk_return), LOOP(decay_kind),
     LOOP(channel_update), LOOP(channel_walk), LOOP(channel_scale),
-    LOOP(recur_vk),       LOOP(recur_kv),     LOOP(recur_strip),
-    LOOP(add_outer),      LOOP(conv),         LOOP(conv_update),
-    LOOP(conv_sums),      LOOP(load8_vk),     LOOP(load8_kv),
-    LOOP(store8_vk),      LOOP(store8_kv),    LOOP(recur8_vk),
+    LOOP(channel_return), LOOP(recur_vk),     LOOP(recur_kv),
+    LOOP(recur_strip),    LOOP(add_outer),    LOOP(conv),
+    LOOP(conv_update),    LOOP(conv_sums),    LOOP(load8_vk),
+    LOOP(load8_kv),       LOOP(store8_vk),    LOOP(store8_kv),
+    LOOP(recur8_vk),
 #undef LOOP
 };
 

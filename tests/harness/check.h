@@ -45,6 +45,7 @@ void check_chunk_update(const struct gdn_kernels *kr);
 void check_channel_update(const struct gdn_kernels *kr);
 void check_channel_walk(const struct gdn_kernels *kr);
 void check_channel_scale(const struct gdn_kernels *kr);
+void check_channel_return(const struct gdn_kernels *kr);
 void check_chunk_write(const struct gdn_kernels *kr);
 void check_chunk_return(const struct gdn_kernels *kr);
 void check_recur_vk(const struct gdn_kernels *kr);

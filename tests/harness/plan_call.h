@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A batch as an op hands it to the plan, for unit_plan.c and unit_slots.c. */
+/* A batch as an op hands it to the plan, for unit_plan.c and unit_plan_slots.c. */
 #ifndef PLAN_CALL_H
 #define PLAN_CALL_H
 

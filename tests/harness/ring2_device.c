@@ -9,7 +9,7 @@
 #include "core/os/os.h"
 #include "core/os/program.h"
 #include "cuda/driver/launch.h"
-#include "cuda/prefill/sm90/cache.h"
+#include "cuda/prefill/wanted.h"
 #include "ring2.h"
 
 static struct {
@@ -69,6 +69,16 @@ bool ring2_on_device(void)
 
 bool ring2_on_hopper(void) { return ring2_on_device() && gdn_cuda_runs_sm_90a(ring2_ctx(1)->cuda); }
 
+/* The cut that a test wants, and the context whose calls have it. */
+static struct gdn_cuda_wanted wanted;
+static const gdn_ctx *wanted_of;
+
+const struct gdn_cuda_wanted *gdn_cuda_wanted(const gdn_ctx *ctx)
+{
+    static const struct gdn_cuda_wanted nothing;
+    return ctx == wanted_of ? &wanted : &nothing;
+}
+
 gdn_ctx *ring2_segments(int64_t first, int64_t each)
 {
     if (!ring2_on_device()) {
@@ -76,7 +86,8 @@ gdn_ctx *ring2_segments(int64_t first, int64_t each)
         return NULL;
     }
     gdn_ctx *ctx = ring2_ctx(1);
-    ctx->cuda->sm90->cut = (struct gdn_cuda_cut){ .first = first, .each = each };
+    wanted_of = ctx;
+    wanted.cut = (struct gdn_cuda_cut){ .first = first, .each = each };
     return ctx;
 }
 
@@ -91,16 +102,17 @@ gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each)
 {
     gdn_ctx *ctx = ring2_hopper(first, each);
     if (!ctx) return NULL;
-    ctx->cuda->sm90->cut.whole = whole;
-    ctx->cuda->sm90->cut.win = win;
-    ctx->cuda->sm90->cut.apart = true;
+    wanted.cut.whole = whole;
+    wanted.cut.win = win;
+    wanted.cut.apart = true;
     return ctx;
 }
 
 bool ring2_windows(int64_t chunks)
 {
     if (!ring2_on_device()) return false;
-    ring2_ctx(1)->cuda->sm90->window_chunks = chunks;
+    wanted_of = ring2_ctx(1);
+    wanted.window_chunks = chunks;
     return true;
 }
 

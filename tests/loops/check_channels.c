@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * channel_walk and channel_scale, of chunks whose channels each have decays: the
+ * channel_walk, channel_scale and channel_return, of chunks whose channels each have decays: the
  * oracle multiplies the decays between two tokens directly, in double. Beside the limits: what a
  * token that is not finite must not reach.
  */
@@ -291,4 +291,149 @@ void check_channel_scale(const struct gdn_kernels *kr)
     check_case("K 128");
     const struct scale x = make_scale(128, ORDINARY);
     CHECK_BENCH(4 * 5 * 128 * C, 3.0 * 128 * C, scale(kr, &x));
+}
+
+/* ---- channel_return ------------------------------------------------------------------------ */
+
+struct back {
+    int K, ld;
+    float *dq, *de, *dk, *dg; /* [16] rows of K, ld apart; dg becomes */
+    const float *carried, *a, *e, *q, *k, *X, *Y;
+};
+
+static struct back make_back(int K, enum kind kind)
+{
+    const int ld = K + check_below(4);
+    const double low = kind == ONES ? 0.1 : -1, high = kind == ONES ? 0.1 : 1;
+    float *rows[7], *a = check_matrix(C, K, ld, 0, 0);
+    for (int i = 0; i < 7; i++) rows[i] = check_matrix(C, K, ld, low, high);
+    make_decays(a, kind, K, 1, ld);
+    return (struct back){ K,
+                          ld,
+                          rows[0],
+                          rows[1],
+                          rows[2],
+                          rows[3],
+                          check_floats((size_t)K, low, high),
+                          a,
+                          rows[4],
+                          rows[5],
+                          rows[6],
+                          check_lines(C * C, low, high),
+                          check_lines(C * C, low, high) };
+}
+
+static void back(const struct gdn_kernels *kr, const struct back *x)
+{
+    CALL(kr->channel_return)
+    (x->dq, x->de, x->dk, x->dg, x->carried, x->a, x->e, x->q, x->k, x->ld, x->X, x->Y, x->K);
+}
+
+static void add(double *sum, double *mag, double factor, double D)
+{
+    *sum += factor * D;
+    *mag += magnitude(factor, D);
+}
+
+/* The product of decays of channel x from token `from` to token `to`. */
+static double decayed(const struct back *b, int x, int from, int to)
+{
+    double D = 1;
+    for (int i = from; i <= to; i++) D *= b->a[i * b->ld + x];
+    return D;
+}
+
+enum { DQ, DE, DK, DG };
+
+/* Adds what tokens i and j, at most i, have of each other. */
+static void add_pair(const struct back *b, int x, int i, int j, double **want, double **mag)
+{
+    const int K = b->K, at = i * b->ld + x, by = j * b->ld + x;
+    const int to = i * K + x, j_to = j * K + x;
+    const double D = decayed(b, x, j + 1, i), Y = b->Y[i * C + j], X = j < i ? b->X[i * C + j] : 0;
+    add(&want[DQ][to], &mag[DQ][to], Y * b->k[by], D);
+    add(&want[DE][to], &mag[DE][to], X * b->k[by], D);
+    add(&want[DK][j_to], &mag[DK][j_to], X * b->e[at], D);
+    add(&want[DK][j_to], &mag[DK][j_to], Y * b->q[at], D);
+    for (int l = j + 1; l <= i; l++) {
+        add(&want[DG][l * K + x], &mag[DG][l * K + x], X * b->e[at] * b->k[by], D);
+        add(&want[DG][l * K + x], &mag[DG][l * K + x], Y * b->q[at] * b->k[by], D);
+    }
+}
+
+/* was: before the call. */
+static void judge_back(const struct back *was, const struct back *b)
+{
+    const int K = b->K;
+    double *want[4], *mag[4];
+    for (int i = 0; i < 4; i++) {
+        want[i] = check_doubles((size_t)(C * K));
+        mag[i] = check_doubles((size_t)(C * K));
+        for (int j = 0; j < C * K; j++) want[i][j] = mag[i][j] = 0;
+    }
+    for (int x = 0; x < K; x++)
+        for (int i = 0; i < C; i++) {
+            const int to = i * K + x, at = i * b->ld + x;
+            const double end = decayed(b, x, i + 1, C - 1), D = decayed(b, x, 0, i);
+            add(&want[DQ][to], &mag[DQ][to], was->dq[at], D);
+            add(&want[DE][to], &mag[DE][to], was->de[at], D);
+            add(&want[DK][to], &mag[DK][to], was->dk[at], end);
+            add(&want[DG][to], &mag[DG][to], b->carried[x], decayed(b, x, 0, C - 1));
+            for (int l = 0; l <= i; l++) { /* gates of tokens up to i */
+                add(&want[DG][l * K + x], &mag[DG][l * K + x], b->q[at] * was->dq[at], D);
+                add(&want[DG][l * K + x], &mag[DG][l * K + x], b->e[at] * was->de[at], D);
+            }
+            for (int l = i + 1; l < C; l++) /* after it */
+                add(&want[DG][l * K + x], &mag[DG][l * K + x], b->k[at] * was->dk[at], end);
+            for (int j = 0; j <= i; j++) add_pair(b, x, i, j, want, mag);
+        }
+    for (int i = 0; i < C * K; i++)
+        if (b->a[i / K * b->ld + i % K] == 0) want[DG][i] = mag[DG][i] = 0;
+    const float *const got[] = { b->dq, b->de, b->dk, b->dg };
+    static const char *const names[] = { "dq", "de", "dk", "dg" };
+    for (int i = 0; i < 4; i++)
+        check_error(names[i], f32_matrix(got[i], C, K, b->ld), want[i], mag[i], 40);
+}
+
+/* A channel has the same bits alone. */
+static void back_alone(const struct gdn_kernels *kr, const struct back *was, const struct back *all)
+{
+    float rows[8][C]; /* dq, de, dk, dg, a, e, q, k */
+    for (int x = 0; x < all->K; x++) {
+        for (int i = 0; i < C; i++) {
+            const int at = i * all->ld + x;
+            rows[0][i] = was->dq[at], rows[1][i] = was->de[at], rows[2][i] = was->dk[at];
+            rows[4][i] = all->a[at], rows[5][i] = all->e[at];
+            rows[6][i] = all->q[at], rows[7][i] = all->k[at];
+        }
+        kr->channel_return(rows[0], rows[1], rows[2], rows[3], all->carried + x, rows[4], rows[5],
+                           rows[6], rows[7], 1, all->X, all->Y, 1);
+        for (int i = 0; i < C; i++) {
+            const int at = i * all->ld + x;
+            check_same("dq alone", all->dq + at, &rows[0][i], sizeof(float));
+            check_same("de alone", all->de + at, &rows[1][i], sizeof(float));
+            check_same("dk alone", all->dk + at, &rows[2][i], sizeof(float));
+            check_same("dg alone", all->dg + at, &rows[3][i], sizeof(float));
+        }
+    }
+}
+
+void check_channel_return(const struct gdn_kernels *kr)
+{
+    for (size_t d = 0; d < sizeof depths / sizeof *depths; d++)
+        for (int kind = 0; kind < N_KINDS; kind++) {
+            check_case("K %d, %s", depths[d], kind_names[kind]);
+            const struct back was = make_back(depths[d], (enum kind)kind);
+            struct back x = was;
+            const size_t bytes = ((size_t)(C - 1) * (size_t)x.ld + (size_t)x.K) * sizeof(float);
+            x.dq = check_copy(was.dq, bytes, sizeof(float));
+            x.de = check_copy(was.de, bytes, sizeof(float));
+            x.dk = check_copy(was.dk, bytes, sizeof(float));
+            back(kr, &x);
+            judge_back(&was, &x);
+            back_alone(kr, &was, &x);
+        }
+    check_case("K 128");
+    const struct back x = make_back(128, ORDINARY);
+    CHECK_BENCH(4 * 11 * 128 * C, 14.0 * 128 * C * C / 2, back(kr, &x));
 }

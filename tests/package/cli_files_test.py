@@ -16,6 +16,7 @@ import sys
 import time
 
 import cli_generate_test as generate_test
+import cli_plan_test as plan_test
 import cli_state_test as states
 import cli_test as cli
 import cli_tokenizer_test as tokenizer_test
@@ -263,6 +264,9 @@ def commands():
     yield "merge", ["state", "merge", out("s0"), out("s1"), "-o", "OUT"]
     yield "diff", ["state", "diff", whole, out("changed")]
     yield "diff --json", ["state", "diff", whole, out("changed"), "--json"]
+    sizes = plan_test.config(plan_test.QWEN3_NEXT)
+    yield "plan", ["plan", sizes, "--json", *one]
+    yield "plan --gpu", ["plan", sizes, "--json", "--gpu", "H100"]
     yield "generate", ["generate", path, "-p", "abc", "-n", "3", "--draft", "2",
                        "--save-state", "OUT", *one]
     yield "continue", ["generate", path, "--load-state", out("half"), "-n", "3",

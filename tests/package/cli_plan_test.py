@@ -120,9 +120,12 @@ def test_channels():
     for call in found["calls"]:
         check(call["kernels"], call)
         check(("layer_ms" in call) == (call["op"] == "gdn_conv1d"), call)
-    warned(found, "sigmoid")
-    for call in plan(KIMI, "--gpu", "H100")["calls"]:
-        check("kernels" in call or "per channel" in call["refused"], call)
+    warned(found, "GDN_ACT_SIGMOID")
+    by = plan(KIMI, "--gpu", "H100")["by"]
+    for op in ("gdn_prefill", "gdn_prefill_backward"):
+        check(by[op]["measured"].startswith("NVIDIA H100: 32/32 heads"), by[op])
+    check(any("norm" in name for name in by["gdn_step"]["kernels"]), by["gdn_step"])
+    check("layer_ms" not in by["gdn_step"], by["gdn_step"])
     warned(plan(GLM), "gate_lower_bound to -4.5")
 
 
@@ -147,6 +150,8 @@ def test_gates():
     """A gate that the library does not have is a warning, with its key."""
     warned(plan({**QWEN3_NEXT, "hidden_act": "gelu"}), "unknown gate", "hidden_act", "gelu")
     warned(plan({**QWEN3_NEXT, "linear_gate_rank": 3}), "unknown gate", "linear_gate_rank")
+    part = {**KIMI["linear_attn_config"], "gate_rank": 3}
+    warned(plan({**KIMI, "linear_attn_config": part}), "unknown gate", "gate_rank")
     warned(plan({**QWEN3_NEXT, "output_gate_type": "sigmoid"}), "sigmoid")
     warned(plan({**QWEN3_NEXT, "output_gate_type": "tanh"}), "unknown gate", "output_gate_type")
     big = plan({**QWEN3_NEXT, "linear_key_head_dim": 512})

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches: tokens, counts, shapes, rows. Slots are in unit_slots.c. */
+/* Batches: tokens, counts, shapes, rows. Slots are in unit_plan_slots.c. */
 #include <stdio.h>
 
 #include "core/tensor_check.h"

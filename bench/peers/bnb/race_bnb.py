@@ -90,7 +90,7 @@ def main():
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     for op in ("prefill", "gradients"):
         for dtype in (torch.float32, torch.bfloat16):
-            for T in (512, 2048):
+            for T in (128, 512, 2048):
                 race(op, dtype, T, options.seconds, options.clock)
 
 

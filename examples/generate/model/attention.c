@@ -6,19 +6,29 @@
 #include "model/rmsnorm.h"
 #include "program/command_line.h"
 
+/* Returns the columns of k that a head has for itself. */
+static int64_t own_keys(const struct config *c) { return c->head_dim - c->shared_dim; }
+
+/* Room for window rows of so many floats; 0: none is needed. */
+static bool make_rows(struct memory *memory, int64_t window, int64_t columns, float **to)
+{
+    *to = columns ? memory_get(memory, (size_t)(window * columns) * sizeof **to) : NULL;
+    return *to || !columns;
+}
+
 bool attention_make_room(struct attention_room *r, struct memory *memory, const struct model *m,
                          int64_t window, int64_t capacity)
 {
     const struct config *c = &m->config;
-    const int64_t q = window * c->n_heads * c->head_dim;
-    const int64_t kv = window * c->n_kv_heads * c->head_dim;
-    const size_t f = sizeof(float);
-    r->q = memory_get(memory, (size_t)(2 * q) * f);
-    r->out = memory_get(memory, (size_t)q * f);
-    r->k = memory_get(memory, (size_t)kv * f);
-    r->v = memory_get(memory, (size_t)kv * f);
-    r->scores = memory_get(memory, (size_t)(capacity * gdn_n_threads(m->ctx)) * f);
-    return r->q && r->out && r->k && r->v && r->scores;
+    const int64_t heads = c->n_heads, rank = c->kv_rank;
+    return make_rows(memory, window, heads * config_q_width(c), &r->q) &&
+           make_rows(memory, window, heads * c->value_dim, &r->out) &&
+           make_rows(memory, window, (int64_t)c->n_kv_heads * c->head_dim, &r->k) &&
+           make_rows(memory, window, (int64_t)c->n_kv_heads * c->value_dim, &r->v) &&
+           make_rows(memory, window, rank ? rank + c->shared_dim : 0, &r->latent) &&
+           make_rows(memory, window, rank, &r->normed) &&
+           make_rows(memory, window, rank ? heads * (own_keys(c) + c->value_dim) : 0, &r->own) &&
+           make_rows(memory, gdn_n_threads(m->ctx), capacity, &r->scores);
 }
 
 /* ---- Queries, keys, values ------------------------------------------------------------------- */
@@ -38,12 +48,15 @@ static void rotate(const struct config *c, float *head, int64_t position)
     }
 }
 
+/* Heads of one token, `stride` apart; side by side if the norm is of the row. */
 static void prepare_heads(const struct config *c, float *heads, int n_heads, int64_t stride,
                           const float *norm, int64_t position)
 {
+    if (c->norms == NORM_ROWS)
+        rmsnorm(heads, norm, heads, n_heads * stride, c->eps, c->norm_center);
     for (int h = 0; h < n_heads; h++) {
         float *head = heads + h * stride;
-        rmsnorm(head, norm, head, c->head_dim, c->eps);
+        if (c->norms == NORM_HEADS) rmsnorm(head, norm, head, c->head_dim, c->eps, c->norm_center);
         rotate(c, head, position);
     }
 }
@@ -51,9 +64,48 @@ static void prepare_heads(const struct config *c, float *heads, int n_heads, int
 static void keep(const struct config *c, const struct past *past, struct past_layer *layer,
                  int64_t position, const float *k, const float *v)
 {
-    const int64_t width = (int64_t)c->n_kv_heads * c->head_dim;
-    memcpy(layer->keys + position * width, k, (size_t)width * sizeof *k);
-    for (int64_t i = 0; i < width; i++) layer->values[i * past->capacity + position] = v[i];
+    const int64_t keys = (int64_t)c->n_kv_heads * c->head_dim;
+    const int64_t values = (int64_t)c->n_kv_heads * c->value_dim;
+    memcpy(layer->keys + position * keys, k, (size_t)keys * sizeof *k);
+    for (int64_t i = 0; i < values; i++) layer->values[i * past->capacity + position] = v[i];
+}
+
+/* Splits the rows of all heads to k, of which the last columns are the shared ones, and v. */
+static void split_heads(const struct config *c, const struct attention_room *r, int64_t t)
+{
+    const int64_t own = own_keys(c), V = c->value_dim;
+    const float *shared = r->latent + t * (c->kv_rank + c->shared_dim) + c->kv_rank;
+    for (int64_t h = 0; h < c->n_heads; h++) {
+        const int64_t row = t * c->n_heads + h;
+        const float *from = r->own + row * (own + V);
+        float *k = r->k + row * c->head_dim;
+        memcpy(k, from, (size_t)own * sizeof *k);
+        memcpy(k + own, shared, (size_t)c->shared_dim * sizeof *k);
+        memcpy(r->v + row * V, from + own, (size_t)V * sizeof *k);
+    }
+}
+
+/* MLA: k and v of n tokens. */
+static int expand(const struct model *m, const struct attention_weights *w,
+                  const struct attention_room *r, int64_t n, const float *x)
+{
+    const float eps = 1e-6f; /* whatever the config has */
+    const struct config *c = &m->config;
+    const int64_t rank = c->kv_rank;
+    if (model_product(m, &w->kv_a_proj, x, r->latent, n)) return CLI_BAD;
+    for (int64_t t = 0; t < n; t++)
+        rmsnorm(r->latent + t * (rank + c->shared_dim), w->kv_norm, r->normed + t * rank, rank, eps,
+                0);
+    if (model_product(m, &w->kv_b_proj, r->normed, r->own, n)) return CLI_BAD;
+    for (int64_t t = 0; t < n; t++) split_heads(c, r, t);
+    return CLI_OK;
+}
+
+static int make_keys(const struct model *m, const struct attention_weights *w,
+                     const struct attention_room *r, int64_t n, const float *x)
+{
+    if (m->config.kv_rank) return expand(m, w, r, n, x);
+    return model_product(m, &w->k_proj, x, r->k, n) || model_product(m, &w->v_proj, x, r->v, n);
 }
 
 /* ---- One head of one token ------------------------------------------------------------------- */
@@ -84,29 +136,29 @@ static void run_head(void *arg, int64_t item, int32_t thread)
 {
     const struct heads *a = arg;
     const struct config *c = &a->m->config;
-    const int64_t D = c->head_dim, kv_width = c->n_kv_heads * D;
+    const int64_t D = c->head_dim, V = c->value_dim;
     const int64_t h = item % c->n_heads, kv = h / (c->n_heads / c->n_kv_heads);
     const int64_t t = item / c->n_heads, n = a->first + t + 1;
-    const float *q = a->room->q + item * 2 * D, *gate = q + D;
-    float *out = a->room->out + item * D;
+    const float *q = a->room->q + item * config_q_width(c), *gate = q + D;
+    float *out = a->room->out + item * V;
     float *scores = a->room->scores + thread * a->past->capacity;
     const struct product by_keys = { .w = a->layer->keys + kv * D,
                                      .x = q,
                                      .y = scores,
-                                     .w_stride = kv_width,
+                                     .w_stride = c->n_kv_heads * D,
                                      .width = D,
                                      .rows = n };
-    const struct product by_values = { .w = a->layer->values + kv * D * a->past->capacity,
+    const struct product by_values = { .w = a->layer->values + kv * V * a->past->capacity,
                                        .x = scores,
                                        .y = out,
                                        .w_stride = a->past->capacity,
                                        .width = n,
-                                       .rows = D };
+                                       .rows = V };
     a->m->loop(&by_keys);
     for (int64_t i = 0; i < n; i++) scores[i] *= 1 / sqrtf((float)D);
     softmax(scores, n);
     a->m->loop(&by_values);
-    for (int64_t i = 0; i < D; i++) out[i] *= 1 / (1 + expf(-gate[i]));
+    for (int64_t i = 0; c->gated && i < D; i++) out[i] *= 1 / (1 + expf(-gate[i]));
 }
 
 int attention(const struct model *m, const struct attention_weights *w, struct past *past,
@@ -114,16 +166,14 @@ int attention(const struct model *m, const struct attention_weights *w, struct p
               const float *x, float *y)
 {
     const struct config *c = &m->config;
-    const int64_t D = c->head_dim, kv = c->n_kv_heads * D;
+    const int64_t q = config_q_width(c), kv = c->n_kv_heads;
     struct heads heads = { m, past, layer, r, first };
-    if (model_product(m, &w->q_proj, x, r->q, n) || model_product(m, &w->k_proj, x, r->k, n) ||
-        model_product(m, &w->v_proj, x, r->v, n))
-        return CLI_BAD;
+    if (model_product(m, &w->q_proj, x, r->q, n) || make_keys(m, w, r, n, x)) return CLI_BAD;
     for (int64_t t = 0; t < n; t++) {
-        float *k = r->k + t * kv;
-        prepare_heads(c, r->q + t * c->n_heads * 2 * D, c->n_heads, 2 * D, w->q_norm, first + t);
-        prepare_heads(c, k, c->n_kv_heads, D, w->k_norm, first + t);
-        keep(c, past, layer, first + t, k, r->v + t * kv);
+        float *k = r->k + t * kv * c->head_dim;
+        prepare_heads(c, r->q + t * c->n_heads * q, c->n_heads, q, w->q_norm, first + t);
+        prepare_heads(c, k, c->n_kv_heads, c->head_dim, w->k_norm, first + t);
+        keep(c, past, layer, first + t, k, r->v + t * kv * c->value_dim);
     }
     threads_for(m->matrix.threads, n * c->n_heads, run_head, &heads);
     return model_product(m, &w->o_proj, r->out, y, n);

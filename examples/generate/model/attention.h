@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gated attention over all tokens: norms of q and k per head, partial rotary embedding, shared
- * keys and values, softmax, and a sigmoid gate on the output. */
+/* Attention over all tokens: norms of q and k, rotary embedding, shared keys and values, softmax,
+ * a sigmoid gate on the output, where the model has them. MLA keeps the keys and values of all
+ * heads. */
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
 #include "model/past.h"
 
 struct attention_room {
-    float *q;      /* [window][n_heads][2 head_dim], gates included */
-    float *out;    /* [window][n_heads][head_dim] */
-    float *k, *v;  /* [window][n_kv_heads][head_dim] */
+    float *q;      /* [window][n_heads][head_dim, and that of a gate] */
+    float *out;    /* [window][n_heads][value_dim] */
+    float *k, *v;  /* [window][n_kv_heads][head_dim or value_dim] */
+    float *latent; /* MLA: [window][kv_rank + shared_dim] */
+    float *normed; /* [window][kv_rank] */
+    float *own;    /* [window][n_heads][own columns of k, those of v] */
     float *scores; /* [threads][capacity] */
 };
 

@@ -35,46 +35,63 @@
 
 const struct json_key config_generation_keys[] = { GENERATION_KEYS, { NULL, NULL } };
 
-const struct json_key config_keys[] = {
+/* Keys of every family: those that the model is made from, those that have no other form, those of
+ * training, and notes. `quantization` is that of MLX: its tensors are refused by their names. */
+#define MODEL_KEYS                                                                          \
+    { "model_type", NULL }, { "num_hidden_layers", NULL }, { "num_attention_heads", NULL }, \
+        { "vocab_size", NULL }, { "hidden_size", NULL }, { "intermediate_size", NULL },     \
+        { "rms_norm_eps", NULL }, { "layer_types", NULL },                                  \
+    {                                                                                       \
+        "linear_conv_kernel_dim", NULL                                                      \
+    }
+#define HEAD_KEYS                                                                            \
+    { "num_key_value_heads", NULL }, { "head_dim", NULL }, { "linear_num_key_heads", NULL }, \
+        { "linear_num_value_heads", NULL }, { "linear_key_head_dim", NULL },                 \
+    {                                                                                        \
+        "linear_value_head_dim", NULL                                                        \
+    }
+#define FORM_KEYS                                                                    \
+    { "tie_word_embeddings", "true|false" }, { "hidden_act", "\"silu\"|\"swish\"" }, \
+        { "attention_bias", "false" }, { "is_encoder_decoder", "false" },            \
+        { "add_cross_attention", "false" }, { "tie_encoder_decoder", "false" },      \
+    {                                                                                \
+        "pruned_heads", "{}"                                                         \
+    }
+#define NOTE_KEYS                                                                                  \
+    { "architectures", NULL }, { "max_position_embeddings", NULL }, { "attention_dropout", NULL }, \
+        { "initializer_range", NULL }, { "output_router_logits", NULL }, { "dtype", NULL },        \
+        { "torch_dtype", NULL }, { "return_dict", NULL }, { "torchscript", NULL },                 \
+        { "use_bfloat16", NULL }, { "tf_legacy_loss", NULL }, { "chunk_size_feed_forward", NULL }, \
+        { "cross_attention_hidden_size", NULL }, { "is_decoder", NULL },                           \
+        { "finetuning_task", NULL }, { "task_specific_params", NULL }, { "problem_type", NULL },   \
+        { "id2label", NULL }, { "label2id", NULL }, { "num_labels", NULL },                        \
+        { "tokenizer_class", NULL }, { "prefix", NULL }, { "cls_token_id", NULL },                 \
+        { "quantization", NULL }, { "unsloth_fixed", NULL }, { "unsloth_version", NULL },          \
+    {                                                                                              \
+        "model_name", NULL                                                                         \
+    }
+
+static const struct json_key qwen_keys[] = {
     GENERATION_KEYS,
+    MODEL_KEYS,
+    FORM_KEYS,
+    NOTE_KEYS,
     /* The model: config.c reads these. */
-    { "model_type", NULL },
-    { "text_config", NULL },
-    { "num_hidden_layers", NULL },
-    { "num_attention_heads", NULL },
-    { "num_key_value_heads", NULL },
-    { "head_dim", NULL },
-    { "linear_num_key_heads", NULL },
-    { "linear_num_value_heads", NULL },
-    { "linear_key_head_dim", NULL },
-    { "linear_value_head_dim", NULL },
-    { "linear_conv_kernel_dim", NULL },
-    { "vocab_size", NULL },
-    { "hidden_size", NULL },
-    { "intermediate_size", NULL },
-    { "rms_norm_eps", NULL },
-    { "layer_types", NULL },
+    HEAD_KEYS,
     { "full_attention_interval", NULL },
     { "rope_parameters", NULL },
     { "rope_scaling", NULL },
     { "rope_theta", NULL },
     { "partial_rotary_factor", NULL },
+    { "text_config", NULL },
     /* The model: it has no other form. */
-    { "tie_word_embeddings", "true|false" },
-    { "hidden_act", "\"silu\"|\"swish\"" },
-    { "attention_bias", "false" },
     { "mlp_bias", "false" },
     { "attn_output_gate", "true" },
     { "output_gate_type", "\"silu\"|\"swish\"|\"sigmoid\"" },
     { "use_sliding_window", "false" },
     { "num_experts", "0" },
     { "mlp_only_layers", "[]" },
-    { "is_encoder_decoder", "false" },
-    { "add_cross_attention", "false" },
-    { "tie_encoder_decoder", "false" },
-    { "pruned_heads", "{}" },
-    /* Parts that a text alone does not reach, training, and notes. */
-    { "architectures", NULL },
+    /* Parts that a text alone does not reach, and training. */
     { "vision_config", NULL },
     { "image_token_id", NULL },
     { "video_token_id", NULL },
@@ -84,36 +101,86 @@ const struct json_key config_keys[] = {
     { "mtp_num_hidden_layers", NULL },
     { "mtp_use_dedicated_embeddings", NULL },
     { "mamba_ssm_dtype", NULL },
-    { "max_position_embeddings", NULL },
     { "max_window_layers", NULL },
     { "decoder_sparse_step", NULL },
-    { "attention_dropout", NULL },
-    { "initializer_range", NULL },
     { "router_aux_loss_coef", NULL },
-    { "output_router_logits", NULL },
-    { "dtype", NULL },
-    { "torch_dtype", NULL },
-    { "return_dict", NULL },
-    { "torchscript", NULL },
-    { "use_bfloat16", NULL },
-    { "tf_legacy_loss", NULL },
-    { "chunk_size_feed_forward", NULL },
-    { "cross_attention_hidden_size", NULL },
-    { "is_decoder", NULL },
-    { "finetuning_task", NULL },
-    { "task_specific_params", NULL },
-    { "problem_type", NULL },
-    { "id2label", NULL },
-    { "label2id", NULL },
-    { "num_labels", NULL },
-    { "tokenizer_class", NULL },
-    { "prefix", NULL },
-    { "cls_token_id", NULL },
-    { "quantization", NULL }, /* of MLX: the tensors are refused by their names */
-    { "unsloth_fixed", NULL },
-    { "unsloth_version", NULL },
-    { "model_name", NULL },
     { NULL, NULL },
+};
+
+static const struct json_key olmo_keys[] = {
+    GENERATION_KEYS,
+    MODEL_KEYS,
+    FORM_KEYS,
+    NOTE_KEYS,
+    /* The model: config.c reads these. */
+    HEAD_KEYS,
+    { "rope_parameters", NULL },
+    { "rope_scaling", NULL },
+    { "rope_theta", NULL },
+    { "linear_allow_neg_eigval", "true|false" },
+    /* The model: it has no other form. */
+    { "mlp_bias", "false" },
+    /* Parameters before training. */
+    { "linear_a_log_min", NULL },
+    { "linear_a_log_max", NULL },
+    { "linear_dt_min", NULL },
+    { "linear_dt_max", NULL },
+    { "linear_dt_init_floor", NULL },
+    { NULL, NULL },
+};
+
+static const struct json_key kimi_keys[] = {
+    GENERATION_KEYS,
+    MODEL_KEYS,
+    FORM_KEYS,
+    NOTE_KEYS,
+    /* The model: config.c reads these. */
+    { "linear_num_heads", NULL },
+    { "linear_head_dim", NULL },
+    { "linear_attn_config", NULL },
+    { "kv_lora_rank", NULL },
+    { "qk_nope_head_dim", NULL },
+    { "qk_rope_head_dim", NULL },
+    { "v_head_dim", NULL },
+    { "mlp_layer_types", NULL },
+    { "first_k_dense_replace", NULL },
+    /* The model: it has no other form. */
+    { "q_lora_rank", "null" },
+    { "mla_use_nope", "true" },
+    /* Keys of mixtures of experts, which no layer may be; and those that follow from others. */
+    { "num_key_value_heads", NULL },
+    { "head_dim", NULL },
+    { "qk_head_dim", NULL },
+    { "rope_theta", NULL },
+    { "num_experts", NULL },
+    { "num_experts_per_token", NULL },
+    { "num_shared_experts", NULL },
+    { "num_expert_group", NULL },
+    { "topk_group", NULL },
+    { "topk_method", NULL },
+    { "use_grouped_topk", NULL },
+    { "moe_intermediate_size", NULL },
+    { "moe_renormalize", NULL },
+    { "moe_layer_freq", NULL },
+    { "moe_router_activation_func", NULL },
+    { "routed_scaling_factor", NULL },
+    { "num_nextn_predict_layers", "0" },
+    { "model_max_length", NULL },
+    { "pretraining_tp", NULL },
+    { NULL, NULL },
+};
+
+const struct json_key *config_keys(enum family family)
+{
+    static const struct json_key *const keys[] = {
+        [QWEN3_5] = qwen_keys, [OLMO_HYBRID] = olmo_keys, [KIMI_LINEAR] = kimi_keys
+    };
+    return keys[family];
+}
+
+const struct json_key config_kda_keys[] = {
+    { "num_heads", NULL },        { "head_dim", NULL },   { "short_conv_kernel_size", NULL },
+    { "full_attn_layers", NULL }, { "kda_layers", NULL }, { NULL, NULL },
 };
 
 const struct json_key config_rope_keys[] = {

@@ -38,7 +38,8 @@ static void norm_rows(const struct forward *f, const float *x, const float *weig
 {
     const int64_t width = f->m->config.hidden;
     for (int64_t t = 0; t < n; t++)
-        rmsnorm(x + t * width, weight, y + t * width, width, f->m->config.eps);
+        rmsnorm(x + t * width, weight, y + t * width, width, f->m->config.eps,
+                f->m->config.norm_center);
 }
 
 static void add_rows(const struct forward *f, float *x, const float *y, int64_t n)
@@ -79,8 +80,9 @@ static int run_full(struct forward *f, const struct layer *l, struct past_layer 
 }
 
 /* Runs the MLP, SwiGLU. */
-static int run_mlp(struct forward *f, const struct layer *l, int64_t n)
+static int run_mlp(struct forward *f, const struct layer *l, struct past_layer *past, int64_t n)
 {
+    (void)past;
     for (int64_t t = 0; t < n; t += WINDOW) {
         const int64_t some = smaller(n - t, WINDOW), at = t * f->m->config.hidden;
         if (model_product(f->m, &l->gate_proj, f->y + at, f->gate, some) ||
@@ -95,17 +97,29 @@ static int run_mlp(struct forward *f, const struct layer *l, int64_t n)
 
 /* ---- All layers ------------------------------------------------------------------------------ */
 
+typedef int run_part(struct forward *f, const struct layer *l, struct past_layer *past, int64_t n);
+
+/* Adds a part of a layer to x. Its norm is of what it takes, or of what it gives. */
+static int add_part(struct forward *f, int i, run_part *run, const float *norm, int64_t n)
+{
+    const struct layer *l = &f->m->layers[i];
+    if (l->norms_after)
+        memcpy(f->y, f->x, (size_t)(n * f->m->config.hidden) * sizeof *f->y);
+    else
+        norm_rows(f, f->x, norm, f->y, n);
+    if (run(f, l, &f->past->layers[i], n)) return CLI_BAD;
+    if (l->norms_after) norm_rows(f, f->z, norm, f->z, n);
+    add_rows(f, f->x, f->z, n);
+    return CLI_OK;
+}
+
 static int run_layer(struct forward *f, int i, int64_t n)
 {
     const struct layer *l = &f->m->layers[i];
-    struct past_layer *past = &f->past->layers[i];
-    norm_rows(f, f->x, l->input_norm, f->y, n);
-    if ((l->is_full ? run_full : run_gdn)(f, l, past, n)) return CLI_BAD;
-    add_rows(f, f->x, f->z, n);
-    norm_rows(f, f->x, l->post_norm, f->y, n);
-    if (run_mlp(f, l, n)) return CLI_BAD;
-    add_rows(f, f->x, f->z, n);
-    return CLI_OK;
+    return add_part(f, i, l->is_full ? run_full : run_gdn, l->input_norm, n) ||
+                   add_part(f, i, run_mlp, l->post_norm, n)
+               ? CLI_BAD
+               : CLI_OK;
 }
 
 /* Rows of the embedding, as float32. */

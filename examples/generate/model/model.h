@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A dense Qwen3.5 text model: the weights of a checkpoint by their names in Hugging Face's files.
+ * A dense hybrid: the weights of a checkpoint by their names in Hugging Face's files.
  * Matrices stay where the checkpoint has them, f32, bf16 or f16. With a GPU they and all weights
  * of GDN layers are copied there.
  */
@@ -12,16 +12,18 @@
 #include "compute/gpu.h"
 #include "compute/product.h"
 
-/* Attention over all tokens. Rows of q_proj, per head: head_dim of q, then head_dim of a gate. */
+/* Attention over all tokens. Rows of q_proj, per head: head_dim of q; of Qwen3.5, then head_dim of
+ * a gate. MLA: k and v come from kv_a_proj, kv_norm and kv_b_proj. */
 struct attention_weights {
-    gdn_tensor q_proj, k_proj, v_proj, o_proj;
-    const float *q_norm, *k_norm;
+    gdn_tensor q_proj, k_proj, v_proj, o_proj, kv_a_proj, kv_b_proj;
+    const float *q_norm, *k_norm, *kv_norm;
 };
 
 struct layer {
     const float *input_norm, *post_norm;
     gdn_tensor gate_proj, up_proj, down_proj; /* SwiGLU */
     bool is_full;
+    bool norms_after; /* of what a part gives; else of what it takes */
     union {
         gdn_block_args gdn; /* weights and sizes alone */
         struct attention_weights full;

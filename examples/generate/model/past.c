@@ -31,9 +31,11 @@ static int make_gdn(struct past *p, const struct model *m, struct past_layer *l)
 
 static int make_full(struct past *p, const struct model *m, struct past_layer *l)
 {
-    const int64_t size[] = { p->capacity, m->config.n_kv_heads, m->config.head_dim };
-    l->keys = memory_tensor(&p->memory, GDN_F32, 3, size).data;
-    l->values = memory_tensor(&p->memory, GDN_F32, 3, size).data;
+    const struct config *c = &m->config;
+    const int64_t keys[] = { p->capacity, c->n_kv_heads, c->head_dim };
+    const int64_t values[] = { c->n_kv_heads, c->value_dim, p->capacity };
+    l->keys = memory_tensor(&p->memory, GDN_F32, 3, keys).data;
+    l->values = memory_tensor(&p->memory, GDN_F32, 3, values).data;
     return l->keys && l->values
                ? CLI_OK
                : cli_bad("no memory for the states of %lld tokens", (long long)p->capacity);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a model keeps of a text: per GDN layer a state of constant size, per layer of full
- * attention the keys and values of every token. Values lie as [head][head_dim][token], so that
+ * attention the keys and values of every token. Values lie as [head][value_dim][token], so that
  * both halves of attention are products of rows.
  */
 #ifndef PAST_H
@@ -13,7 +13,7 @@ struct past_layer {
     gdn_tensor conv_state, state; /* GDN */
     gdn_tensor conv_steps, steps; /* after each token of a call of a few: [n_steps] of them */
     float *keys;                  /* [capacity][n_kv_heads][head_dim] */
-    float *values;                /* [n_kv_heads][head_dim][capacity] */
+    float *values;                /* [n_kv_heads][value_dim][capacity] */
 };
 
 struct past {

@@ -44,7 +44,7 @@ static int make_list(struct list *l, const struct model *m, int64_t n)
     for (int i = 0; i < c->n_layers; i++) {
         if (m->layers[i].is_full) {
             add(l, "keys", i, 3, (const int64_t[]){ n, c->n_kv_heads, c->head_dim });
-            add(l, "values", i, 3, (const int64_t[]){ c->n_kv_heads, c->head_dim, n });
+            add(l, "values", i, 3, (const int64_t[]){ c->n_kv_heads, c->value_dim, n });
         } else {
             add(l, "conv_state", i, 3, s.conv_state);
             add(l, "state", i, 4, s.state);
@@ -111,7 +111,7 @@ static int64_t elements(const gdn_tensor *t)
 
 static int pack_values(struct list *l, const struct past *p, const struct model *m)
 {
-    const int64_t rows = (int64_t)m->config.n_kv_heads * m->config.head_dim;
+    const int64_t rows = (int64_t)m->config.n_kv_heads * m->config.value_dim;
     for (int i = 0; i < m->config.n_layers; i++) {
         if (!m->layers[i].is_full) continue;
         gdn_tensor *t = &l->tensors[2 + 2 * i].view;

@@ -73,12 +73,20 @@ def n_sequences(lead, cu_seqlens):
     return lead[0] if len(lead) > 1 else 1
 
 
+def _sizes(x):
+    return "".join(f"[{n}]" for n in x.shape)
+
+
 def begin(final, state, options, n_tokens):
     """Writes the initial states to final if a sequence may be empty, because an operator leaves the
     state of an empty sequence alone."""
-    if n_tokens == 0 or any(options.get(name) is not None for name in BATCH):
-        final.zero_() if state is None else final.copy_(state)
-    return final
+    if n_tokens > 0 and all(options.get(name) is None for name in BATCH):
+        return final
+    if state is None:
+        return final.zero_()
+    if state.shape != final.shape:
+        raise RuntimeError(f"state: {_sizes(state)}, wanted {_sizes(final)}")
+    return final.copy_(state)
 
 
 class _Final(torch.autograd.Function):

@@ -20,8 +20,9 @@ from ._places import refuse_mixed
 _TENSORS = ("hidden", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b",
             "in_proj_a", "conv_weight", "conv_bias", "A_log", "dt_bias", "norm_weight", "out_proj",
             "conv_state", "state")
-_KNOWN = {*BATCH, "activation", "beta_kind", "flags", "max_seqlen", "rms_eps", "state_layout",
-          "write"}
+_APART = "in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z_down", "in_proj_a_down"
+_KNOWN = {*BATCH, "activation", "beta_kind", "flags", "gate_lower_bound", "max_seqlen", "rms_eps",
+          "state_layout", "write"}
 
 
 def operators_of(token_layout):
@@ -32,6 +33,30 @@ def operators_of(token_layout):
 def raw(beta_kind):
     """What a layer asks of prefill(): raw gates, and q and k that are not normalised yet."""
     return dict(gate=gdn.GATE_RAW, beta_kind=beta_kind or gdn.BETA_SIGMOID, norm=gdn.NORM_L2)
+
+
+def joined(projections):
+    """The columns of several projections, one behind the other."""
+    return lambda x: torch.cat([project(x) for project in projections], -1)
+
+
+def chained(first, then):
+    """A projection of low rank."""
+    return lambda x: then(first(x))
+
+
+def _of_weights(in_proj, apart):
+    """The projections of weights, as composed() takes them."""
+    def project(weight, down=None):
+        up = partial(linear, weight=weight)
+        return up if down is None else chained(partial(linear, weight=down), up)
+
+    qkvz, ba, qkv, z, b, a = in_proj
+    if qkvz is not None:
+        return project(qkvz), project(ba)
+    q, k, v, z_down, a_down = apart
+    qkv = joined([project(x) for x in (q, k, v)]) if qkv is None else project(qkv)
+    return qkv, project(z, z_down), project(b), project(a, a_down)
 
 
 def projected(hidden, in_proj, heads, dims):
@@ -57,6 +82,15 @@ def composed(hidden, in_proj, conv, rule, norm, out_proj, heads, dims):
     return out_proj(out.flatten(-2))
 
 
+def per_channel(prefill, dt_bias, **options):
+    """The rule of a layer by prefill(): gates are per channel if dt_bias [Hv][K] is."""
+    def run(q, k, v, a, b):
+        a = a.unflatten(-1, dt_bias.shape) if dt_bias.dim() == 2 else a
+        return prefill(q, k, v, a, b, dt_bias=dt_bias, **options)
+
+    return run
+
+
 def _by_parts(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj,
               conv_state, state, heads, dims, token_layout, options):
     """block() by operators that have gradients, or on a rank's part of the tokens."""
@@ -69,14 +103,15 @@ def _by_parts(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weig
     flags, eps = options.get("flags", 0), options.get("rms_eps", 0.0)
     conv = partial(ops.conv1d, weight=conv_weight, bias=conv_bias, state=conv_state,
                    activation=gdn.ACT_SILU, **batch)
-    rule = partial(ops.prefill, A_log=A_log, dt_bias=dt_bias, state=state,
-                   state_layout=options.get("state_layout", 0),
-                   flags=flags & ~gdn.ZERO_AS_GIVEN, **raw(options.get("beta_kind", 0)), **batch)
+    rule = per_channel(ops.prefill, dt_bias, A_log=A_log, state=state,
+                       gate_lower_bound=options.get("gate_lower_bound", 0),
+                       state_layout=options.get("state_layout", 0),
+                       flags=flags & ~gdn.ZERO_AS_GIVEN, **raw(options.get("beta_kind", 0)),
+                       **batch)
     if eps == 0 and flags & gdn.ZERO_AS_GIVEN:
         eps = 2.0 ** -126
     norm = partial(rmsnorm_gated, weight=norm_weight, eps=eps,
                    activation=options.get("activation", 0))
-    in_proj = [partial(linear, weight=weight) for weight in in_proj if weight is not None]
     return composed(hidden, in_proj, conv, rule, norm, partial(linear, weight=out_proj), heads,
                     dims)
 
@@ -84,15 +119,18 @@ def _by_parts(hidden, in_proj, conv_weight, conv_bias, A_log, dt_bias, norm_weig
 @named("block", cu_seqlens=1)
 def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_heads, value_heads,
           key_dim, value_dim, in_proj_qkvz=None, in_proj_ba=None, in_proj_qkv=None, in_proj_z=None,
-          in_proj_b=None, in_proj_a=None, conv_bias=None, conv_state=None, state=None, out=None,
-          token_layout=None, **options):
+          in_proj_b=None, in_proj_a=None, in_proj_q=None, in_proj_k=None, in_proj_v=None,
+          in_proj_z_down=None, in_proj_a_down=None, conv_bias=None, conv_state=None, state=None,
+          out=None, token_layout=None, **options):
     """
     A whole layer: projections, convolution, rule, gated norm, output projection. GatedDeltaNet is
     this function with its weights and its cache.
 
     hidden [N][hidden size] of dtype A. Weights as Hugging Face saves them: in_proj_qkvz and
-    in_proj_ba (Qwen3-Next), or in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5). States as
-    for step(). [N] without cu_seqlens is one sequence.
+    in_proj_ba (Qwen3-Next), or in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5). In place
+    of in_proj_qkv: in_proj_q, in_proj_k and in_proj_v. Of low rank, in_proj_z [Hv V][R] comes after
+    in_proj_z_down [R][hidden size], and a alike. dt_bias [Hv][K] makes gates per channel (KDA).
+    States as for step(). [N] without cu_seqlens is one sequence.
 
     Gradients flow to every tensor. Where one is needed, the layer runs as torch's projections and
     the operators between them, and keeps what these keep. Initial states [B] are read alone then:
@@ -103,18 +141,21 @@ def block(hidden, conv_weight, A_log, dt_bias, norm_weight, out_proj, *, key_hea
     Returns out, of the shape and dtype of hidden.
     """
     in_proj = in_proj_qkvz, in_proj_ba, in_proj_qkv, in_proj_z, in_proj_b, in_proj_a
+    apart = in_proj_q, in_proj_k, in_proj_v, in_proj_z_down, in_proj_a_down
     weights = conv_weight, conv_bias, A_log, dt_bias, norm_weight, out_proj
-    if token_layout is not None or needs_grad((hidden, *in_proj, *weights, conv_state, state)):
+    if token_layout is not None or needs_grad((hidden, *in_proj, *apart, *weights, conv_state,
+                                               state)):
         known = _KNOWN if token_layout is None else _KNOWN - set(BATCH)
         refuse_others("block", known, dict(out=out, **options))
         for name, x in (("conv_state", conv_state), ("state", state)):
             if x is not None and options.get("write", 0) != gdn.WRITE_NONE:
                 raise RuntimeError(f"{name}: would be written in place, where gradients are "
                                    "needed; pass write=gdn.WRITE_NONE")
-        given = hidden, *in_proj, *weights, conv_state, state  # torch's linear() takes any mixture
-        refuse_mixed("block", dict(zip(_TENSORS, given)))
-        return _by_parts(hidden, in_proj, *weights, conv_state, state, (key_heads, value_heads),
-                         (key_dim, value_dim), token_layout, options)
+        given = hidden, *in_proj, *weights, conv_state, state, *apart  # linear() takes any mix
+        refuse_mixed("block", dict(zip(_TENSORS + _APART, given)))
+        return _by_parts(hidden, _of_weights(in_proj, apart), *weights, conv_state, state,
+                         (key_heads, value_heads), (key_dim, value_dim), token_layout, options)
+    options.update((name, x) for name, x in zip(_APART, apart) if x is not None)
     if out is None:
         out = rows(hidden, None, options)
     overload("block", options)(

@@ -36,6 +36,13 @@ def _known(key, value, table):
     return table[value]
 
 
+def _refuse_others(fields, known, begins, place=""):
+    """Refuses a key of the layer's kind that is on and that nothing here reads."""
+    for key, value in fields.items():
+        if key.startswith(begins) and key not in known and value not in (None, False):
+            raise ValueError(f"{place}{key}: {value!r}, but the layer has no such thing")
+
+
 def arguments_of(config, layout=None):
     """
     The arguments of GatedDeltaNet for a configuration: an object of transformers, or a dictionary
@@ -50,10 +57,7 @@ def arguments_of(config, layout=None):
         if fields.get(key) is None:
             raise ValueError(f"{key}: the configuration has none")
     neg = bool(fields.get("linear_allow_neg_eigval"))
-    known = {*_SIZES, *_STARTS, "linear_allow_neg_eigval"}
-    for key, value in fields.items():
-        if key.startswith("linear_") and key not in known and value not in (None, False):
-            raise ValueError(f"{key}: {value!r}, but the layer has no such thing")
+    _refuse_others(fields, {*_SIZES, *_STARTS, "linear_allow_neg_eigval"}, "linear_")
     hidden_act = _known("hidden_act", fields.get("hidden_act"),
                         {name: gate for name, gate in _GATES.items() if gate == "silu"})
     gate = _known("output_gate_type", fields.get("output_gate_type") or hidden_act, _GATES)
@@ -69,6 +73,8 @@ def arguments_of(config, layout=None):
 # In transformers' configurations, and in linear_attn_config of checkpoints.
 _KDA = {"heads": ("linear_num_heads", "num_heads"), "head_dim": ("linear_head_dim", "head_dim"),
         "conv_kernel": ("linear_conv_kernel_dim", "short_conv_kernel_size")}
+_KDA_OTHERS = "linear_attn_config", "linear_lower_bound", "kda_safe_gate", "kda_lower_bound"
+_KDA_PART = "kda_layers", "full_attn_layers", "gate_lower_bound", "safe_gate"
 _KDA_MODELS = {name: name.removesuffix("_text")
                for name in ("kimi_linear", "glm5_next_text", "bailing_hybrid")}
 
@@ -91,7 +97,10 @@ def kda_arguments_of(config):
     if model == "bailing_hybrid" and "linear_num_heads" not in fields:
         part = dict(num_heads=fields.get("num_attention_heads"), head_dim=fields.get("head_dim"),
                     short_conv_kernel_size=fields.get("short_conv_kernel_size"))
-    found = {ours: fields.get(key, part.get(short)) for ours, (key, short) in _KDA.items()}
+    keys, shorts = zip(*_KDA.values())
+    _refuse_others(fields, {*keys, *_KDA_OTHERS, *_SIZES}, ("linear_", "kda_"))
+    _refuse_others(part, {*shorts, *_KDA_PART}, "", "linear_attn_config: ")
+    found = {ours: part.get(short, fields.get(key)) for ours, (key, short) in _KDA.items()}
     found.update(hidden_size=fields.get("hidden_size"), rms_eps=fields.get("rms_norm_eps"))
     for ours, value in found.items():
         if value is None:
@@ -99,5 +108,6 @@ def kda_arguments_of(config):
             raise ValueError(f"{name}: the configuration has none")
     _known("hidden_act", fields.get("hidden_act"),
            {name: gate for name, gate in _GATES.items() if gate == "silu"})
+    _known("output_gate_type", fields.get("output_gate_type"), {None: None, "sigmoid": "sigmoid"})
     is_full = model == "bailing_hybrid"
     return dict(found, gate_lower_bound=_bound(model, fields, part), full_rank=is_full)

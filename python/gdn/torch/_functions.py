@@ -62,7 +62,7 @@ def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, 
 
 
 @named("prefill", q=3, k=3, v=3, cu_seqlens=1)
-@spread("q", "k", "v", "g", "beta", "A_log", "dt_bias", "state")
+@spread("q", "k", "v", "g", "beta", "A_log", "dt_bias", "state", "write_gate")
 def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
             return_state=False, save_every=None, out=None, **options):
     """
@@ -92,7 +92,7 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
 
 
 @named("decode", q=3, k=3, v=3, cu_seqlens=1)
-@spread("q", "k", "v", "g", "beta", "A_log", "dt_bias", "state")
+@spread("q", "k", "v", "g", "beta", "A_log", "dt_bias", "state", "write_gate")
 def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
            return_state=False, save_every=0, out=None, **options):
     """
@@ -149,7 +149,7 @@ def conv1d_update(x, weight, bias=None, *, state, out=None, **options):
     return conv1d(x[:, None], weight, bias, state=state, out=result, **options)[:, 0]
 
 
-@named("gates", a=0, b=0)
+@named("gates", a=0)
 @spread("a", "b", "A_log", "dt_bias")
 def gates(a, b, A_log, dt_bias=None, *, g=None, beta=None, **options):
     """

@@ -7,16 +7,11 @@ import gdn
 import torch
 from torch import nn
 
-from ._block import raw
+from ._block import chained, joined, per_channel, raw
 from ._config import kda_arguments_of
-from ._layer import GatedDeltaNet, _joined
+from ._layer import GatedDeltaNet
 
 _QKV, _CONVS = ("q_proj", "k_proj", "v_proj"), ("q_conv1d", "k_conv1d", "v_conv1d")
-
-
-def _chained(first, then):
-    """A projection of low rank."""
-    return lambda x: then(first(x))
 
 
 def _as_ours(tensors):
@@ -43,7 +38,7 @@ class KimiDeltaAttention(GatedDeltaNet):
 
     load_layer() takes the names of Kimi's checkpoints (q_conv1d, k_conv1d and v_conv1d, A_log
     [1][1][heads][1]) and those of transformers (forget_gate.f_a_proj). Calls, caches and gradients
-    are as in GatedDeltaNet. On a CPU: on a GPU libgdn refuses the gates.
+    are as in GatedDeltaNet.
 
     Source: transformers' KimiLinearDeltaAttention, Glm5NextTextLinearAttention and
     BailingHybridDeltaAttention.
@@ -52,6 +47,8 @@ class KimiDeltaAttention(GatedDeltaNet):
     def __init__(self, hidden_size, heads, head_dim=128, conv_kernel=4, rms_eps=1e-5,
                  gate_lower_bound=None, full_rank=False, device=None, dtype=None):
         nn.Module.__init__(self)
+        if gate_lower_bound is not None and not gate_lower_bound < 0:  # 0 would be none
+            raise ValueError(f"gate_lower_bound: {gate_lower_bound}, wanted below 0, or None")
         self._full_rank, self.gate_lower_bound = full_rank, gate_lower_bound
         self.layout, self.rms_eps, self.beta_kind = "kimi_linear", rms_eps, gdn.BETA_SIGMOID
         self.sizes = dict(key_heads=heads, value_heads=heads, key_dim=head_dim, value_dim=head_dim)
@@ -86,19 +83,16 @@ class KimiDeltaAttention(GatedDeltaNet):
 
     def _inputs(self):
         call = {name: partial(self._call, name) for name in self._projections()}
-        qkv, b = _joined([call[name] for name in _QKV]), call["b_proj"]
+        qkv, b = joined([call[name] for name in _QKV]), call["b_proj"]
         if self._full_rank:
             return qkv, call["g_proj"], b, call["f_proj"]
-        return (qkv, _chained(call["g_a_proj"], call["g_b_proj"]), b,
-                _chained(call["f_a_proj"], call["f_b_proj"]))
+        return (qkv, chained(call["g_a_proj"], call["g_b_proj"]), b,
+                chained(call["f_a_proj"], call["f_b_proj"]))
+
+    def _of_heads(self, dt_bias):
+        return dt_bias.unflatten(0, (self.sizes["value_heads"], -1))
 
     def _rule(self, prefill, **options):
-        heads = self.sizes["value_heads"]
-        bias = self.dt_bias.unflatten(0, (heads, -1))
-
-        def run(q, k, v, a, b):
-            return prefill(q, k, v, a.unflatten(-1, (heads, -1)), b, A_log=self.A_log,
-                           dt_bias=bias, gate_lower_bound=self.gate_lower_bound or 0,
-                           **raw(self.beta_kind), **options)
-
-        return run
+        return per_channel(prefill, self._of_heads(self.dt_bias), A_log=self.A_log,
+                           gate_lower_bound=self.gate_lower_bound or 0, **raw(self.beta_kind),
+                           **options)

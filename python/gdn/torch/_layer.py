@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ._autograd import given, needs_grad
-from ._block import block, composed, operators_of, raw
+from ._block import block, composed, joined, operators_of, raw
 from ._config import arguments_of
 from ._functions import rmsnorm_gated
 from ._named import renamed
@@ -60,11 +60,6 @@ class _Conv(nn.Conv1d):
         return operator(x, self.weight, self.bias, activation=gdn.ACT_SILU, **options)
 
 
-def _joined(projections):
-    """The channels of several projections, one behind the other."""
-    return lambda x: torch.cat([project(x) for project in projections], -1)
-
-
 def _refuse_meta(name, module, x):
     """torch's product with a weight on meta is no error, and computes nothing. A hook of accelerate
     brings the weight."""
@@ -74,13 +69,18 @@ def _refuse_meta(name, module, x):
 
 
 _GATE = re.compile(r"(parametrizations\.)?(A_log|dt_bias)(\.original\d*)?$")
-# The input projections (where block() computes the layer, in its order), norm and last projection.
+# The input projections, norm and last projection.
 _NAMES = {
     "qwen3_next": (("in_proj_qkvz", "in_proj_ba"), "norm", "out_proj"),
     "qwen3_5": (("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), "norm", "out_proj"),
     "olmo_hybrid": (("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), "o_norm",
                     "o_proj"),
 }
+# The names of block(), where a layer has others.
+_OF_BLOCK = {"q_proj": "in_proj_q", "k_proj": "in_proj_k", "v_proj": "in_proj_v",
+             "b_proj": "in_proj_b", "a_proj": "in_proj_a", "f_proj": "in_proj_a",
+             "f_a_proj": "in_proj_a_down", "f_b_proj": "in_proj_a", "g_proj": "in_proj_z",
+             "g_a_proj": "in_proj_z_down", "g_b_proj": "in_proj_z", "o_proj": "out_proj"}
 _LINEAR, _CONVS, _NORM = (nn.Linear,), (_Conv, nn.Conv1d), (_Norm,)
 
 
@@ -102,6 +102,8 @@ class GatedDeltaNet(nn.Module):
     Gradients flow to the hidden states and to every parameter, but not through a cache.
     Source: transformers' Qwen3NextGatedDeltaNet, Qwen3_5GatedDeltaNet and OlmoHybridGatedDeltaNet.
     """
+
+    gate_lower_bound = None
 
     def __init__(self, hidden_size, key_heads, value_heads, key_dim=128, value_dim=128,
                  conv_kernel=4, rms_eps=1e-6, layout="qwen3_5", output_gate="silu", device=None,
@@ -203,17 +205,21 @@ class GatedDeltaNet(nn.Module):
 
     def _plain_weights(self):
         """All weights as block() takes them, or None if it would compute something else."""
-        if self.layout not in ("qwen3_next", "qwen3_5"):
-            return None
         weights, own = self._child_weights(), self._parameters
-        conv_weight, norm_weight = weights.pop("conv1d"), weights.pop("norm")
+        conv_weight, norm_weight = weights.pop("conv1d"), weights.pop(self._names()[1])
         if (conv_weight is None or norm_weight is None or has_global_hooks()
                 or any(weight is None for weight in weights.values())):
             return None
+        weights = {_OF_BLOCK.get(name, name): weight for name, weight in weights.items()}
+        dt_bias = own["dt_bias"] if "dt_bias" in own else self.dt_bias
         return dict(weights, conv_weight=conv_weight, norm_weight=norm_weight,
                     conv_bias=self._modules["conv1d"].__dict__["_parameters"]["bias"],
                     A_log=own["A_log"] if "A_log" in own else self.A_log,
-                    dt_bias=own["dt_bias"] if "dt_bias" in own else self.dt_bias)
+                    dt_bias=self._of_heads(dt_bias))
+
+    def _of_heads(self, dt_bias):
+        """dt_bias as the rule takes it."""
+        return dt_bias
 
     def _call(self, name, *args, **kwargs):
         """Calls a child: so adapters, hooks, parametrisations and offloading work."""
@@ -236,7 +242,7 @@ class GatedDeltaNet(nn.Module):
     def _inputs(self):
         """The input projections as composed() takes them."""
         calls = [partial(self._call, name) for name in self._projections()]
-        return [_joined(calls[:3]), *calls[3:]] if len(calls) == 6 else calls
+        return [joined(calls[:3]), *calls[3:]] if len(calls) == 6 else calls
 
     def _rule(self, prefill, **options):
         """The rule of a call: a function of q, k, v, a and b."""
@@ -258,9 +264,11 @@ class GatedDeltaNet(nn.Module):
     def _run(self, x, conv_state, state, token_layout, batch):
         weights = None if token_layout is not None else self._plain_weights()
         if weights is not None and not needs_grad((x, *weights.values())):
-            norm = self._modules["norm"]
+            norm = self._modules[self._names()[1]]
+            bound = dict(gate_lower_bound=self.gate_lower_bound) if self.gate_lower_bound else {}
             return block(x, **weights, **self.sizes, rms_eps=norm.eps, activation=norm.activation,
-                         beta_kind=self.beta_kind, conv_state=conv_state, state=state, **batch)
+                         beta_kind=self.beta_kind, conv_state=conv_state, state=state, **bound,
+                         **batch)
         out = self._composed(x, conv_state, state, token_layout, batch)
         if weights is None and "cu_seqlens" in batch:  # a bias of a child would show
             out = out.masked_fill(outside(batch["cu_seqlens"], len(out))[:, None], 0)

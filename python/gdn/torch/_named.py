@@ -32,7 +32,7 @@ def _explain(op, least, bound):
     refuse_mixed(op, {name: given.get(name) for name in tensors_of(op)})
 
 
-_FIRST = re.compile(r"(gdn::[\w.]+: )(\w+)")
+_FIRST = re.compile(r"((?:gdn::[\w.]+: )?)(\w+)")
 
 
 def renamed(**names):

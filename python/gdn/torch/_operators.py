@@ -32,7 +32,7 @@ OPERATORS = ("prefill", "decode", "conv1d", "gates", "l2norm", "rmsnorm_gated", 
 _RARE = ("*checkpoint*", "*_scales", "record_*", "parents", "path", "rounding", "seed",
          "sink_slot", "first_slot", "flags", "write_slots", "max_seqlen", "has_initial_state",
          "num_accepted_tokens", "token_*", "state_out", "pad_policy", "write", "head_map",
-         "norm_eps", "gate_lower_bound", "*write_gate", "updates")
+         "norm_eps", "gate_lower_bound", "*write_gate", "updates", "in_proj_[qkv]", "*_down")
 _NEVER = ("struct_size", "batch", "workspace*", "stream", "reserved")
 _TENSOR, _FLOAT = 0, 4  # kinds of fields, see _fast._KINDS
 

@@ -73,14 +73,13 @@ def spread(*inputs):
 
     def decorate(function):
         parameters = list(inspect.signature(function).parameters)
-        places = [(i, name) for i, name in enumerate(parameters) if name in inputs]
 
         @functools.wraps(function)
         def run(*args, **kwargs):
             if torch.compiler.is_compiling() or not _is_on():
                 return function(*args, **kwargs)
             values = dict(zip(parameters, args), **kwargs)
-            tensors = {name: values[name] for _, name in places
+            tensors = {name: values[name] for name in inputs
                        if isinstance(values.get(name), torch.Tensor) and
                        not (name == "state" and _is_written(name, values))}
             if not any(_flat(x)[2] for x in tensors.values()):

@@ -10,7 +10,7 @@ void gdn_backward_families(struct gdn_backward *w);
 size_t gdn_backward_scratch(const struct gdn_backward *w, const struct gdn_kernels *kr);
 void gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratch);
 
-/* ---- Token by token, for the family: tokens.c -------------------------------------- */
+/* ---- Token by token, for chunks of the family that are not finite: tokens.c --------- */
 
 struct gdn_backward_tokens {
     const struct gdn_backward *work;
@@ -33,6 +33,18 @@ void gdn_backward_tokens_chunk(struct gdn_backward_tokens *s, const struct gdn_s
                                int64_t t0, int n, const float *S, float *J, float *dq, float *dk,
                                float *dv, ptrdiff_t ld_k);
 
+/* ---- Gates of the family: family_store.c ------------------------------------------- */
+
+/* Store or add the gradients of a token's gates, [K] of log a; of b of its update j, [K] or one;
+ * and of the w of that update, whose row is given. They are changed. */
+void gdn_family_store_dg(const struct gdn_backward *w, const struct gdn_kernels *kr,
+                         const struct gdn_seq *seq, int head, int64_t t, float *dg);
+void gdn_family_store_dbeta(const struct gdn_backward *w, const struct gdn_kernels *kr,
+                            const struct gdn_seq *seq, int head, int64_t t, int j, float *db);
+void gdn_family_store_dwrite(const struct gdn_backward *w, const struct gdn_kernels *kr,
+                             const struct gdn_seq *seq, int head, int64_t t, int j,
+                             const float *w_row, float *dw);
+
 /* ---- Rows: rows.c ----------------------------------------------------------------- */
 
 /* Stores n floats in a row of the dtype, or adds them to what is there. x is changed. */
@@ -44,12 +56,17 @@ void gdn_backward_store(const struct gdn_kernels *kr, void *row, int32_t dtype, 
 void gdn_backward_norm(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *x,
                        int32_t dtype, float *dy, float *y);
 
-/* Return the gradients of a given gate, of channel x (0: of all), and of a given beta, from those
+/* Return the gradients of a given gate of a head, and of a given beta, from those
  * of log a and of beta itself. sums (NULL: not wanted) gets the parts of A_log and dt_bias. */
 double gdn_backward_gate(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *g,
-                         int head, int64_t x, double dg, double *sums);
+                         int head, double dg, double *sums);
 double gdn_backward_beta(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *beta,
                          double dbeta);
+
+/* The gradients of the log gates of all K channels of a token become those of the given ones, which
+ * are loaded: dg. sums as above. */
+void gdn_backward_gate_row(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                           const float *given, int head, float *dg, double *sums);
 
 /* Changes dg and dbeta of n tokens of one head: from the gradients of log alpha and beta to the
  * gradients of the given gates. sums (NULL: not wanted) gets the parts of A_log and dt_bias. */

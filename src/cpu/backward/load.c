@@ -40,17 +40,25 @@ void gdn_sweep_load_v(const struct gdn_sweep *s, float *to, const struct gdn_row
     }
 }
 
+bool gdn_sweep_has_keys(struct gdn_sweep *s, int head, int64_t t, int n, bool queries)
+{
+    const struct gdn_rule *r = &s->w->rule;
+    const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
+    const struct gdn_sweep_loaded *l = &s->loaded;
+    const bool same = l->n == n && l->t == t && l->hk == hk;
+    const bool shared = same && (!queries || (l->queries && l->hq == hq));
+    if (!shared) s->loaded = (struct gdn_sweep_loaded){ hk, hq, n, t, queries, false };
+    s->loaded.shared = shared;
+    return shared;
+}
+
 void gdn_sweep_load_keys(struct gdn_sweep *s, int head, int64_t t, int n, bool queries)
 {
     const struct gdn_rule *r = &s->w->rule;
     const struct gdn_kernels *kr = s->kr;
     const int hk = gdn_rule_source(r, head, r->Hk), hq = gdn_rule_source(r, head, r->Hq);
     const int rows = queries ? 2 * C : C;
-    const struct gdn_sweep_loaded *l = &s->loaded;
-    s->loaded.shared =
-        l->n == n && l->t == t && l->hk == hk && (!queries || (l->queries && l->hq == hq));
-    if (l->shared) return;
-    s->loaded = (struct gdn_sweep_loaded){ hk, hq, n, t, queries, false };
+    if (gdn_sweep_has_keys(s, head, t, n, queries)) return;
     if (n < C) memset(s->kq, 0, 2 * C * (size_t)s->ld * sizeof *s->kq);
     gdn_rule_load_rows(r, kr, s->seq, &r->k, hk, t, n, 1, s->kq, s->ld);
     if (queries)

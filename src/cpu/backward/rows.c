@@ -48,11 +48,10 @@ static double number_at(const struct gdn_kernels *kr, int32_t dtype, const void 
     return (double)x;
 }
 
-/* dg of a log gate of channel x of a head becomes that of the raw number. */
-static double through_raw(const struct gdn_rule *r, int head, int64_t x, double raw, double dg,
-                          double *sums)
+/* dg of a head's log gate becomes that of the raw number. */
+static double through_raw(const struct gdn_rule *r, int head, double raw, double dg, double *sums)
 {
-    const double z = raw + (double)r->dt[head * gdn_rule_channels(r) + x];
+    const double z = raw + (double)r->dt[head];
     const double A = (double)r->A[head];
     double dz, dA;
     if (r->bound < 0) {
@@ -63,17 +62,48 @@ static double through_raw(const struct gdn_rule *r, int head, int64_t x, double 
         dz = dg * A * sigmoid(z);
         dA = dg * A * (z > 20 ? z : log1p(exp(z)));
     }
-    if (sums) sums[0] += dA, sums[1 + x] += dz;
+    if (sums) sums[0] += dA, sums[1] += dz;
     return dz;
 }
 
 double gdn_backward_gate(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *g,
-                         int head, int64_t x, double dg, double *sums)
+                         int head, double dg, double *sums)
 {
     if (!g || r->gate == GDN_GATE_LOG || dg == 0) return dg;
     const double given = number_at(kr, r->g.dtype, g);
     if (r->gate == GDN_GATE_LINEAR) return dg / given;
-    return through_raw(r, head, x, given, dg, sums);
+    return through_raw(r, head, given, dg, sums);
+}
+
+void gdn_backward_gate_row(const struct gdn_rule *r, const struct gdn_kernels *kr,
+                           const float *given, int head, float *dg, double *sums)
+{
+    const float *dt = r->dt + (ptrdiff_t)head * r->K, A = r->gate == GDN_GATE_RAW ? r->A[head] : 0;
+    float slope[GDN_MAX_HEAD], factor[GDN_MAX_HEAD], z[GDN_MAX_HEAD];
+    const size_t K = (size_t)r->K;
+    if (r->gate == GDN_GATE_LOG) return;
+    for (size_t i = 0; i < K && r->gate == GDN_GATE_LINEAR; i++)
+        dg[i] = dg[i] ? dg[i] / given[i] : 0;
+    if (r->gate == GDN_GATE_LINEAR) return;
+    for (size_t i = 0; i < K; i++) z[i] = (r->bound < 0 ? A : 1) * (given[i] + dt[i]);
+    if (r->bound < 0) {
+        kr->slope_row(NULL, slope, z, true, K);
+    } else {
+        for (size_t i = 0; i < K; i++) factor[i] = A;
+        kr->gate_row(factor, given, factor, dt, K);
+        kr->sigmoid_row(slope, z, 1, K);
+    }
+    const float by = r->bound < 0 ? A * r->bound : A;
+    double dA = 0;
+    for (size_t i = 0; i < K; i++) {
+        const double to_log = (double)dg[i];
+        if (to_log == 0) continue; /* what it is multiplied by may be infinite */
+        dg[i] *= by * slope[i];
+        dA +=
+            r->bound < 0 ? (double)dg[i] * (double)(given[i] + dt[i]) : to_log * (double)factor[i];
+        if (sums) sums[1 + i] += (double)dg[i];
+    }
+    if (sums) sums[0] += dA;
 }
 
 double gdn_backward_beta(const struct gdn_rule *r, const struct gdn_kernels *kr, const void *beta,
@@ -92,7 +122,7 @@ void gdn_backward_gates(const struct gdn_rule *r, const struct gdn_kernels *kr,
     for (int t = 0; t < n; t++) {
         const void *g = r->g.data ? gdn_row(&r->g, seq, t0 + t, head) : NULL;
         const void *beta = r->beta.data ? gdn_row(&r->beta, seq, t0 + t, head) : NULL;
-        dg[t] = (float)gdn_backward_gate(r, kr, g, head, 0, (double)dg[t], sums);
+        dg[t] = (float)gdn_backward_gate(r, kr, g, head, (double)dg[t], sums);
         dbeta[t] = (float)gdn_backward_beta(r, kr, beta, (double)dbeta[t]);
     }
 }

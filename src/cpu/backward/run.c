@@ -4,7 +4,7 @@
  * A first walk leaves the states at the start of each segment; then, from the last segment to the
  * first, a second one leaves those of its chunks with R and U, and the chunks are swept backwards.
  * A sequence of one segment has no first walk, nor has one whose segments begin at checkpoints of
- * the caller. What a chunk of a head is: chunk.c, and tokens.c for the family of gdn.h.
+ * the caller. What a chunk of a head is: chunk.c, and family.c for the family of gdn.h.
  */
 #include <math.h>
 #include <string.h>
@@ -53,9 +53,10 @@ static size_t lay_out(struct gdn_sweep *s, const struct gdn_backward *w,
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v, kc = C * (size_t)s->ld;
     const size_t vc = C * (size_t)s->ld_v, chunks = heads * (size_t)s->segment;
     const size_t segments = (size_t)(w->longest / (s->chunk * s->segment)) + 1;
-    const size_t tokens =
-        r->family.is ? gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, NULL) : 0;
+    const bool family = r->family.is;
+    const size_t tokens = family ? gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, NULL) : 0;
     float *token_memory;
+    const size_t row_f = family ? row_k : 0, column_f = family ? C * K : 0, one_f = family ? K : 0;
     const struct gdn_part parts[] = {
         { &s->kq, 2 * row_k },
         { &s->kqt, 2 * kc },
@@ -88,17 +89,35 @@ static size_t lay_out(struct gdn_sweep *s, const struct gdn_backward *w,
         { &s->column, strip * K },
         { &s->first, segments * heads * s->state },
         { &s->states, chunks * s->state },
-        { &s->R, chunks * row_v },
+        { &s->R, family ? 0 : chunks * row_v },
         { &s->U, chunks * row_v },
         { &s->dq, heads * row_k },
         { &s->dk, heads * row_k },
         { &s->dv, heads * row_v },
+        { &s->f.a, row_f },
+        { &s->f.b, row_f },
+        { &s->f.e, row_f },
+        { &s->f.scaled, 2 * row_f },
+        { &s->f.end, row_f },
+        { &s->f.de, 2 * row_f }, /* and dq */
+        { &s->f.dk, row_f },
+        { &s->f.dg, row_f },
+        { &s->f.at, column_f },
+        { &s->f.et, column_f },
+        { &s->f.kt, column_f },
+        { &s->f.qt, column_f },
+        { &s->f.columns, column_f },
+        { &s->f.alpha, C },
+        { &s->f.written, C },
+        { &s->f.decays, one_f },
+        { &s->f.carried, one_f },
         { &token_memory, tokens / sizeof(float) },
     };
     const size_t bytes = gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
     if (tokens)
         gdn_backward_tokens_lay_out(&s->tokens, w, s->ld_v, memory ? (char *)token_memory : NULL);
     s->tokens.kr = kr;
+    s->f.dq = s->f.de + row_f;
     return bytes;
 }
 
@@ -178,7 +197,7 @@ static void forward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, const 
                     float *to)
 {
     if (s->w->rule.family.is)
-        gdn_backward_tokens_forward(&s->tokens, s->seq, x->head, x->t, x->n, from, to);
+        gdn_sweep_family_forward(s, x, from, to);
     else
         gdn_sweep_forward(s, x, from, to);
 }
@@ -186,8 +205,7 @@ static void forward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, const 
 static void backward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, const float *S, float *J)
 {
     if (s->w->rule.family.is)
-        gdn_backward_tokens_chunk(&s->tokens, s->seq, x->head, x->t, x->n, S, J, x->dq, x->dk,
-                                  x->dv, s->ld);
+        gdn_sweep_family_backward(s, x, S, J);
     else
         gdn_sweep_backward(s, x, S, J);
 }
@@ -322,7 +340,8 @@ static void prepare(struct gdn_sweep *s)
 /* Returns true if dstate is the only gradient. It does not depend on any state. */
 static bool wants_state_alone(const struct gdn_backward *w)
 {
-    return !w->dq.data && !w->dk.data && !w->dv.data && !w->dg.data && !w->dbeta.data && !w->sums;
+    return !w->dq.data && !w->dk.data && !w->dv.data && !w->dg.data && !w->dbeta.data &&
+           !w->dwrite.data && !w->sums;
 }
 
 /* Computes J before the chunks of a head. */
@@ -330,7 +349,10 @@ static void sweep_state(struct gdn_sweep *s, int h, int64_t n_chunks)
 {
     for (int64_t c = n_chunks - 1; c >= 0; c--) {
         const struct gdn_sweep_chunk x = chunk_at(s, h, c);
-        gdn_sweep_state(s, &x, of_head(s->J, s->state, h));
+        if (s->w->rule.family.is)
+            gdn_sweep_family_state(s, &x, of_head(s->J, s->state, h));
+        else
+            gdn_sweep_state(s, &x, of_head(s->J, s->state, h));
     }
 }
 
@@ -365,7 +387,7 @@ static void run_item(struct gdn_sweep *s)
 {
     s->next = (struct gdn_sweep_next){ NULL, NULL, NULL };
     const int64_t n_chunks = (s->seq->n_valid + s->chunk - 1) / s->chunk;
-    const bool alone = wants_state_alone(s->w) && !s->w->rule.family.is;
+    const bool alone = wants_state_alone(s->w);
     prepare(s);
     load_states(s);
     if (!alone) sweep_all(s, n_chunks);

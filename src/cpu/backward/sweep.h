@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Gradients chunk by chunk: what the files of this folder share. An item is a sequence and a family
- * of heads (run.c); a chunk of one head is computed by chunk.c, in the family of gdn.h by tokens.c.
+ * of heads (run.c); a chunk of one head is computed by chunk.c, in the family of gdn.h by family.c.
  *
  * States and all that has columns of V are rows, ld_v apart, so that a state is a matrix on either
  * side of a product.
@@ -23,6 +23,17 @@ struct gdn_sweep_next {
     const float *S, *R, *U;
 };
 
+/* Scratch for vectors of gates: rows of K, ld apart, of the 16 updates of a chunk where nothing
+ * else is said. Columns are [K][16]. */
+struct gdn_sweep_vectors {
+    float *a, *b, *e;                   /* e = b k */
+    float *scaled, *end;                /* e and q by the decays from the start; k to the end */
+    float *dq, *de, *dk, *dg;           /* gradients of q, e, k and log a */
+    float *at, *et, *kt, *qt, *columns; /* the last: a scratch */
+    float *alpha, *written;             /* [16], as gdn_family_load_gates() has them */
+    float *decays, *carried;            /* [K]: of the chunk; gradients of these */
+};
+
 /* Scratch of one thread; all 64-byte aligned. */
 struct gdn_sweep {
     const struct gdn_backward *w;
@@ -36,7 +47,8 @@ struct gdn_sweep {
     ptrdiff_t ld, ld_v;
     size_t state;                          /* floats of a state */
     int chunk;                             /* tokens */
-    struct gdn_backward_tokens tokens;     /* of the family */
+    struct gdn_sweep_vectors f;            /* of the family */
+    struct gdn_backward_tokens tokens;     /* of chunks of it that are not finite */
     float *kq, *kqt, *gram, *ones, *unit;  /* rows of k, then q; their columns */
     float *A, *B, *decay, *unused, *mixed; /* [16][16]; two of them */
     float *start, *end, *g, *beta;         /* [16] */
@@ -67,6 +79,9 @@ void gdn_sweep_prefetch_next(const struct gdn_sweep *s, int i, int n);
 /* Loads rows of n tokens. Rows after them, and rows where `but` (may be NULL) is zero, are zero. */
 void gdn_sweep_load_v(const struct gdn_sweep *s, float *to, const struct gdn_rows *rows, int64_t t,
                       int n, int head, const float *but);
+/* Returns true if the keys of n tokens, and their queries, have been loaded; else marks that they
+ * are about to be. */
+bool gdn_sweep_has_keys(struct gdn_sweep *s, int head, int64_t t, int n, bool queries);
 /* Loads keys of n tokens and computes their products, unless a head before has done so. */
 void gdn_sweep_load_keys(struct gdn_sweep *s, int head, int64_t t, int n, bool queries);
 
@@ -81,5 +96,13 @@ void gdn_sweep_backward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, co
                         float *J);
 /* The same for J alone, which does not depend on any state. */
 void gdn_sweep_state(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, float *J);
+
+/* ---- family.c: the same for the family ----------------------------------------------------- */
+
+void gdn_sweep_family_forward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x,
+                              const float *from, float *to);
+void gdn_sweep_family_backward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, const float *S,
+                               float *J);
+void gdn_sweep_family_state(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, float *J);
 
 #endif

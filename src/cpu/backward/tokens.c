@@ -98,65 +98,17 @@ void gdn_backward_tokens_forward(struct gdn_backward_tokens *s, const struct gdn
     for (int row = 0; row < n * gdn_rule_updates(r); row++) forward_row(s, row, to);
 }
 
-/* ---- Gradients of gates -------------------------------------------------------------------- */
-
-/* Stores one number, or adds it. */
-static void put(const struct gdn_backward_tokens *s, char *to, double x)
+/* Stores the gradient of beta of update j of a token, from db [K] of b and dw [V]. */
+static void store_dbeta(struct gdn_backward_tokens *s, const struct gdn_seq *seq, int head,
+                        int64_t t, int j, float *db, const float *dw)
 {
-    float value = (float)x;
-    gdn_backward_store(s->kr, to, GDN_F32, s->work->adds, &value, 1);
-}
-
-/* dg [K] of log a of a token. */
-static void store_dg(const struct gdn_backward_tokens *s, const struct gdn_seq *seq, int head,
-                     int64_t t, double *sums)
-{
-    const struct gdn_backward *w = s->work;
-    const struct gdn_rule *r = &w->rule;
-    const int64_t n = gdn_rule_channels(r);
-    if (!r->g.data) return;
-    const char *g = gdn_row(&r->g, seq, t, head);
-    char *to = w->dg.data ? gdn_row(&w->dg, seq, t, head) : NULL;
+    const struct gdn_rule *r = &s->work->rule;
     double sum = 0;
-    for (int x = 0; n == 1 && x < r->K; x++) sum += (double)s->dg[x];
-    for (int x = 0; x < n; x++, g += r->family.g_channel) {
-        const double dg = n == 1 ? sum : (double)s->dg[x];
-        const double da = gdn_backward_gate(r, s->kr, g, head, x, dg, sums);
-        if (to) put(s, to + x * w->dg_channel, da);
-    }
-}
-
-/* db [K] of b, and dw [V], of update j of a token. */
-static void store_dbeta(const struct gdn_backward_tokens *s, const struct gdn_seq *seq, int head,
-                        int64_t t, int j, const float *db, const float *dw)
-{
-    const struct gdn_backward *w = s->work;
-    const struct gdn_rule *r = &w->rule;
-    const struct gdn_family *f = &r->family;
-    const int n = f->beta_rows ? r->K : 1;
-    if (!w->dbeta.data || !r->beta.data) return;
-    const char *beta = (const char *)gdn_row(&r->beta, seq, t, head) + j * f->beta_update;
-    char *to = (char *)gdn_row(&w->dbeta, seq, t, head) + j * w->dbeta_update;
-    double sum = 0;
-    for (int x = 0; n == 1 && x < r->K; x++) sum += (double)db[x];
-    for (int i = 0; n == 1 && !f->write.data && i < r->V; i++) sum += (double)dw[i];
-    for (int x = 0; x < n; x++) {
-        const double d = n == 1 ? sum : (double)db[x];
-        put(s, to + x * w->dbeta_channel,
-            gdn_backward_beta(r, s->kr, beta + x * f->beta_channel, d));
-    }
-}
-
-static void store_dwrite(const struct gdn_backward_tokens *s, const struct gdn_seq *seq, int head,
-                         int64_t t, int j, const float *w_row, float *dw)
-{
-    const struct gdn_backward *w = s->work;
-    const struct gdn_rule *r = &w->rule;
-    if (!w->dwrite.data) return;
-    char *to = (char *)gdn_row(&w->dwrite, seq, t, head) + j * w->dwrite_update;
-    for (int i = 0; r->beta_kind != GDN_NO_SIGMOID && i < r->V; i++)
-        dw[i] *= w_row[i] * (1 - w_row[i]);
-    gdn_backward_store(s->kr, to, GDN_F32, w->adds, dw, r->V);
+    if (!s->work->dbeta.data || !r->beta.data) return;
+    for (int x = 0; x < r->K; x++) sum += (double)db[x];
+    for (int i = 0; !r->family.write.data && i < r->V; i++) sum += (double)dw[i];
+    if (!r->family.beta_rows) db[0] = (float)sum;
+    gdn_family_store_dbeta(s->work, s->kr, seq, head, t, j, db);
 }
 
 /* ---- Backward ------------------------------------------------------------------------------ */
@@ -187,7 +139,7 @@ static void backward_row(struct gdn_backward_tokens *s, const struct gdn_seq *se
     s->kr->add_outer(J, r->K, (int)s->ld, 1, s->e, s->du);
     s->kr->add_outer(dk, 1, r->K, 1, &one, s->dk);
     store_dbeta(s, seq, head, t, j, s->de, s->dw);
-    store_dwrite(s, seq, head, t, j, w, s->dw);
+    if (s->work->dwrite.data) gdn_family_store_dwrite(s->work, s->kr, seq, head, t, j, w, s->dw);
 }
 
 /* Adds the gradient of a token's output to J, and to dq. */
@@ -212,8 +164,6 @@ void gdn_backward_tokens_chunk(struct gdn_backward_tokens *s, const struct gdn_s
     const struct gdn_backward *w = s->work;
     const struct gdn_rule *r = &w->rule;
     const int u = gdn_rule_updates(r);
-    const int64_t size = 1 + gdn_rule_channels(r);
-    double *sums = w->sums ? w->sums + size * (seq->row * r->H + head) : NULL;
     gdn_backward_tokens_forward(s, seq, head, t0, n, S, s->after);
     s->rows = n * u;
     for (int t = n - 1; t >= 0; t--) {
@@ -227,6 +177,6 @@ void gdn_backward_tokens_chunk(struct gdn_backward_tokens *s, const struct gdn_s
         for (int x = 0; x < r->K; x++)
             s->dg[x] = a[x] == 0 ? 0 : s->kr->dot(J + x * s->ld, before + x * s->ld, (size_t)r->V);
         decay_rows(s, a, J);
-        store_dg(s, seq, head, t0 + t, sums);
+        gdn_family_store_dg(w, s->kr, seq, head, t0 + t, s->dg);
     }
 }

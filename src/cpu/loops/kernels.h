@@ -174,6 +174,23 @@ struct gdn_kernels {
     void (*channel_scale)(float *to_e, float *to_q, float *decay, const float *a, const float *e,
                           const float *q, ptrdiff_t ld, int K);
     /*
+     * The gradients of both. X (below the diagonal) and Y (up to it, [16][16]) are those of A and
+     * B; all others rows of K, ld apart, 16 tokens each. dq, de and dk begin as the gradients of
+     * q_i D_i, e_i D_i and y_i, carried [K] as that of D_15:
+     *     dq_i <- D_i dq_i + sum_j Y_ij k_j D_ij     de_i <- D_i de_i + sum_j X_ij k_j D_ij
+     *     dk_j <- D_15j dk_j + sum_i (X_ij e_i + Y_ij q_i) D_ij
+     * dg_i, the gradient of log a_i, is a sum of the terms that have a_i in their decays. So it is
+     * small if a_i is, and 0 where a_i is 0:
+     *     dg_i = D_15 carried + sum_{j<i} k_j D_15j dk_j (before)
+     *            + sum_{l>=i} (D_l (q_l dq_l + e_l de_l) (before)
+     *                          + sum_{j<i} (Y_lj q_l + X_lj e_l) k_j D_lj)
+     * Limit 40, of the magnitude of these sums.
+     */
+    void (*channel_return)(float *dq, float *de, float *dk, float *dg, const float *carried,
+                           const float *a, const float *e, const float *q, const float *k,
+                           ptrdiff_t ld, const float *X, const float *Y, int K);
+
+    /*
      * chunk_solve without outputs, but with r_i = v_i - from_start_i p_i and with u, w and u having
      * its bits. All of them are [16] rows of strip floats, ld apart. Limits: r 2, u and w 32 of the
      * magnitude of the recurrence.

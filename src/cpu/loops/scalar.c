@@ -361,6 +361,48 @@ static void channel_scale(float *to_e, float *to_q, float *decay, const float *a
     }
 }
 
+static void return_channel(float *dq, float *de, float *dk, float *dg, float carried,
+                           const float *a, const float *e, const float *q, const float *k,
+                           ptrdiff_t ld, const float *X, const float *Y)
+{
+    float G[C], D = 1;
+    for (int i = C - 1; i >= 0; i--) {
+        G[i] = D;
+        D *= a[i * ld];
+    }
+    for (int i = 0; i < C; i++) {
+        G[i] *= carried;
+        carried = carried * a[i * ld] + k[i * ld] * dk[i * ld];
+    }
+    for (int i = 0; i < C; i++) {
+        float to_j[C]; /* the decays after token j up to i */
+        to_j[i] = 1;
+        for (int j = i; j > 0; j--) to_j[j - 1] = to_j[j] * a[j * ld];
+        for (int j = 0; j <= i; j++) {
+            G[j] += to_j[j] * (q[i * ld] * dq[i * ld] + e[i * ld] * de[i * ld]);
+            dq[i * ld] = dq[i * ld] * a[j * ld] + Y[i * C + j] * k[j * ld];
+            de[i * ld] = de[i * ld] * a[j * ld] + (j < i ? X[i * C + j] * k[j * ld] : 0);
+        }
+    }
+    for (int j = 0; j < C; j++) {
+        for (int i = C - 1; i > j; i--) {
+            const float sum = dk[j * ld] + X[i * C + j] * e[i * ld] + Y[i * C + j] * q[i * ld];
+            dk[j * ld] = sum * a[i * ld];
+        }
+        dk[j * ld] += Y[j * C + j] * q[j * ld];
+        dg[j * ld] = a[j * ld] == 0 ? 0 : a[j * ld] * G[j];
+    }
+}
+
+static void channel_return(float *dq, float *de, float *dk, float *dg, const float *carried,
+                           const float *a, const float *e, const float *q, const float *k,
+                           ptrdiff_t ld, const float *X, const float *Y, int K)
+{
+    for (int x = 0; x < K; x++)
+        return_channel(dq + x, de + x, dk + x, dg + x, carried[x], a + x, e + x, q + x, k + x, ld,
+                       X, Y);
+}
+
 /* ---- The recurrence: sums over K in 16 lanes, in the order of the vector tables ---- */
 
 enum { LANES = 16 };
@@ -589,6 +631,7 @@ const struct gdn_kernels gdn_kernels_scalar = {
     .channel_update = channel_update,
     .channel_walk = channel_walk,
     .channel_scale = channel_scale,
+    .channel_return = channel_return,
     .chunk_write = chunk_write,
     .chunk_return = chunk_return,
     .recur_vk = BY_DTYPE(recur_vk),

@@ -227,22 +227,22 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     return a;
 }
 
-static size_t first_pass_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+static size_t first_pass_bytes(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                                const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule first = first_pass(a);
     return is_by_prefill(a) ? gdn_cuda_prefill_sm90_bytes(ctx, &first, options) : 0;
 }
 
-static size_t scratch_bytes(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
+static size_t scratch_bytes(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
                             struct gdn_cu_backward *a)
 {
     return wants_state_alone(a) ? walk_bytes(ctx, options, a, NULL)
                                 : first_pass_bytes(ctx, options, a);
 }
 
-static size_t lay_out(const gdn_ctx *ctx, struct gdn_cuda_cut_options options,
-                      struct gdn_cu_backward *a, char *memory)
+static size_t lay_out(gdn_ctx *ctx, struct gdn_cuda_cut_options options, struct gdn_cu_backward *a,
+                      char *memory)
 {
     const struct gdn_cu_rule *r = &a->rule;
     const size_t all = wants_state_alone(a) ? 0 : 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From dg of log alpha and dbeta to the gradients of what was given, and the sums that A_log and
- * dt_bias have of them. */
+/* Turns dg of log alpha, and dbeta, into the gradients of the caller's gates, and into the sums
+ * that are the gradients of A_log and dt_bias. */
 #ifndef GDN_CUDA_BACKWARD_GATES_CUH
 #define GDN_CUDA_BACKWARD_GATES_CUH
 

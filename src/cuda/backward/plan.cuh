@@ -23,7 +23,8 @@
 
 #include "cuda/backward/backward.cuh"
 
-/* Returns the last sequence from `row` on whose first number is at most `number`. By a warp. */
+/* Returns the last sequence from `row` on whose first number is at most `number`. A whole warp
+ * calls it. */
 GDN_DEVICE int64_t find_row(const struct gdn_cu_batch &b, int64_t row, int64_t number)
 {
     const int lane = threadIdx.x % 32;
@@ -38,7 +39,7 @@ GDN_DEVICE int64_t find_row(const struct gdn_cu_batch &b, int64_t row, int64_t n
     return row;
 }
 
-/* Finds the numbers with which windows begin, and their sequences. By a warp. */
+/* Finds the numbers with which windows begin, and their sequences. A whole warp calls it. */
 GDN_DEVICE void cut_batch(const struct gdn_cu_backward &a)
 {
     const struct gdn_cu_batch &b = a.rule.batch;

@@ -29,7 +29,7 @@ static const char *why_not_tiles(const struct gdn_cu_backward *a)
         !are_whole(&a->dout, dtype))
         return "rows of q, k, v, dout are not whole 16 bytes of one dtype";
     if (r->batch.N <= 0) return "there are no tokens";
-    return r->batch.N > INT32_MAX - GDN_CU_BACKWARD_CHUNK ? "too many tokens" : NULL;
+    return r->batch.N > INT32_MAX - GDN_CU_BACKWARD_CHUNK ? "there are 2^31 tokens or more" : NULL;
 }
 static const char *why_not_sm90(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
@@ -45,7 +45,9 @@ static const char *why_not_portable(const gdn_ctx *ctx, const struct gdn_cu_back
 {
     if (gdn_cuda_is_off(ctx, GDN_CUDA_PORTABLE_GRADIENTS)) return "it is switched off";
     if (a->rule.K > DEEP) return "K is above 128";
-    return ctx->cuda->shared_most < GDN_CU_PORTABLE_WALK_LEAST ? "too little shared memory" : NULL;
+    return ctx->cuda->shared_most < GDN_CU_PORTABLE_WALK_LEAST
+               ? "a block has too little shared memory"
+               : NULL;
 }
 
 /* Returns what of the family the forms of Gated DeltaNet do not take; NULL: nothing. */

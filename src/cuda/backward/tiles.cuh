@@ -61,8 +61,8 @@ GDN_DEVICE struct record_form form_of(const struct gdn_cu_backward &a)
     return { tiles_of(a.rule.K), tiles_of(a.rule.V) };
 }
 
-/* With a norm, what takes x, the gradient of a row in a tile, to that of the row that was given:
- * outer (x + bend (x . row) row), for rows of k and of q. */
+/* Factors of a norm, for rows of k and of q. If x is the gradient of a normalised row, outer (x +
+ * bend (x . row) row) is the gradient of the caller's row. */
 struct key_norms {
     float outer[2][CHUNK], bend[2][CHUNK];
 };

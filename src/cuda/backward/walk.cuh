@@ -46,8 +46,8 @@ GDN_DEVICE int64_t own_start(const struct gdn_cu_backward &a, int64_t row, int64
     return a.plan ? window : row * a.n_windows + window;
 }
 
-/* Returns the slot of a checkpoint; they are numbered through the batch. By all threads of a
- * warp. */
+/* Returns the slot of a checkpoint. Checkpoints are numbered through the batch. All threads of a
+ * warp call it. */
 GDN_DEVICE int64_t checkpoint_of(const struct gdn_cu_backward &a, int64_t row, int64_t n_chunks)
 {
     long long before = 0;

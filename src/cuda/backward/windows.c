@@ -18,10 +18,10 @@ static int64_t chunks_in_memory(const struct gdn_cu_backward *a, int64_t least)
                   WINDOW_BYTES / ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
 }
 
-/* Returns what a test wants (sm90/cache.h), else 0. */
+/* Returns what a test wants (prefill/wanted.h), else 0. */
 static int64_t of_tests(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
-    return a->n_blocks ? ctx->cuda->sm90->window_chunks : 0;
+    return a->n_blocks ? gdn_cuda_wanted(ctx)->window_chunks : 0;
 }
 
 /* Returns how many chunks a window of one sequence should have, out of `most`. */

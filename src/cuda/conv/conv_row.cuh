@@ -15,9 +15,9 @@ enum { WARPS = 4 }; /* of a block */
 enum { apart = -2, floats = -1, f32 = GDN_F32, bf16 = GDN_BF16, f16 = GDN_F16 };
 
 /*
- * Channels of a lane and of a warp. The dtype of x and out is known when compiling, and then they
- * lie side by side and move at once, 16 bytes; or it is `floats`, and everything is asked; or
- * `apart`, and channels may lie apart.
+ * Channels of a lane and of a warp. If the dtype of x and out is known when compiling, channels lie
+ * side by side, and a lane moves 16 bytes at once. With `floats` the kernel reads the dtypes from
+ * its arguments. With `apart` channels may also lie apart.
  */
 template <int dtype> struct gdn_width {
     enum { LANE = dtype == GDN_BF16 || dtype == GDN_F16 ? 8 : 4, WARP = 32 * LANE };
@@ -285,7 +285,7 @@ struct gdn_run {
     bool keep;
 };
 
-/* That of token t of a tile. */
+/* Returns the sequence of token t of a tile. */
 GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, const struct gdn_tile &tile, int t)
 {
     const int64_t row = a.batch.padded ? tile.row : find_sequence(a.batch, tile.first + t);

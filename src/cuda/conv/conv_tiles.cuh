@@ -70,7 +70,7 @@ GDN_DEVICE void unpack_taps(struct gdn_taps<4, 4> &t, const struct gdn_quad (&q)
     }
 }
 
-/* The same of weights and bias on their way; their dtypes may be known when compiling. */
+/* Weights and bias while they are loaded. Their dtypes may be known when compiling. */
 struct gdn_raw_taps {
     struct gdn_quad weight[4];
     uint32_t bias[1][4];
@@ -158,14 +158,14 @@ GDN_DEVICE void store_state(const float (&state)[n][4], const struct gdn_conv_vi
     }
 }
 
-/* Returns true if the state after a sequence is to be written: it may be where it was. */
+/* Returns true if the state after a sequence must be written. It may have its old place. */
 GDN_DEVICE bool leaves_state(const struct gdn_cu_conv &a, const struct gdn_cu_seq &s)
 {
     return s.write >= 0 && a.to.data &&
            (s.n_valid || a.from.data != a.to.data || s.read != s.write);
 }
 
-/* By a whole warp. */
+/* A whole warp calls it. */
 template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int64_t row)
 {
     const struct gdn_four f = find_four(a);

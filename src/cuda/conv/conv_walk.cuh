@@ -193,7 +193,7 @@ GDN_DEVICE float *waiting_row(const struct gdn_cu_conv &a, int64_t row, int64_t 
     return a.edges + ((a.n_tiles + row) * (a.W - 1) + t) * a.D;
 }
 
-/* Convolves outputs of tokens [t, end) after those of the past; the next row is on its way. */
+/* Convolves tokens [t, end) after those of the past. The load of the next row is under way. */
 template <int io, int TAPS>
 GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_walk &w,
                          float (&past)[TAPS - 1][4], int64_t t, int64_t end)

@@ -44,9 +44,7 @@ bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
 gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cuda_singles *singles,
                                    struct gdn_cuda_ran *ran, void *stream);
 
-/* By warps (decode/warp.cuh): is this a batch, and are these states, that they take? q and k need
- * rows of whole chunks beside, of 16 bytes for `whole` and `products`. And fills in what they
- * take. */
+/* Returns true if the kernels of decode/warp.cuh take the batch and its states. */
 bool gdn_cuda_takes_warps(const struct gdn_cu_rule *args);
 /* Returns true if q, k, v and out do not have one dtype. */
 bool gdn_cuda_mixes_dtypes(const struct gdn_cu_rule *args);

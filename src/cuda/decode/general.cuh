@@ -142,8 +142,9 @@ template <class Tile> GDN_DEVICE void store_floats(const struct decode_place &to
         store_chunks<GDN_F16>(to, tile);
 }
 
-/* Copies bit for bit, between places of one dtype (G9). By all threads, which copy what is others'
- * of the tile: none may go on to a token whose state goes to where this one came from. */
+/* Copies bit for bit between places of one dtype (G9). All threads call it, because a thread copies
+ * elements of the tile that other threads own. A later token may write its state to `from`, so no
+ * thread goes on before all have copied. */
 GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_place &from)
 {
     if (to.data == from.data) return;

@@ -40,7 +40,7 @@ template <int KC> struct decode_fetched {
     int64_t to;
 };
 
-/* A window; k and q are zero from K on. In the family it is another (channels_tokens.cuh), and each
+/* A window; k and q are zero from K on. In the family it is another (channels/tokens.cuh), and each
  * of its numbers i is one update of a token. */
 template <int KC> struct decode_window {
     typedef struct decode_fetched<KC> fetched;

@@ -119,12 +119,21 @@ gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *b, const struct gd
 
 _Static_assert(sizeof(struct gdn_cu_rule) <= GDN_PLAN_ROOM, "a plan has room");
 
+/* The kernels fold all rows or none: which slots are full, they do not know. */
+static gdn_status check_accepting(gdn_ctx *ctx, const struct gdn_rule *r)
+{
+    if (!r->record || !r->record->accepts) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                    "write: GDN_WRITE_FINAL, wanted GDN_WRITE_NONE with a record on a GPU");
+}
+
 /* Only trees need workspace: other kernels keep everything on the chip. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
+    TRY(check_accepting(ctx, &c->rule));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
     gdn_cuda_fill_call(args, c);
     if (c->rule.tree) c->base.bytes = gdn_cuda_decode_bytes(ctx, args);

@@ -104,7 +104,7 @@ const char *gdn_decode_why_not_whole(const struct gdn_cu_rule *r, const struct g
     return NULL;
 }
 
-/* Returns the same for the rows of q and k too. */
+/* Returns why the form does not take the call: its states, as above, or its rows of q and k. */
 static const char *why_not_tiles(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     if (!are_pieces(&a->q) || !are_pieces(&a->k)) return "q or k is not aligned to 16 bytes";
@@ -398,7 +398,7 @@ static const char *why_not_walk(const struct gdn_decode_call *c)
     return NULL;
 }
 
-/* The order is behaviour: tests/cuda/unit_decode_choice.c compares the choice with a list. */
+/* The order is behaviour: tests/cuda/unit_cuda_decode_select.c compares the choice with a list. */
 static const struct decode_form {
     enum gdn_cuda_family family;
     const char *(*why_not)(const struct gdn_decode_call *c);

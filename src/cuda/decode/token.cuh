@@ -67,7 +67,7 @@ GDN_DEVICE void token_store(char *p, const uint32_t (&x)[4])
     *(uint4 *)p = make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-/* Zeros; the branch around this is not to become a selection per word. */
+/* Fills the tile with zeros. The branch around it must not become a selection per word. */
 template <class T> GDN_DEVICE void token_forget(T *x, int n)
 {
     const T zero = (T)opaque(0);
@@ -87,7 +87,8 @@ struct token_place {
 
     /* The state is looked at. */
     static __device__ __forceinline__ bool fresh(void) { return false; }
-    /* Goes on to the token, when the state has been asked for: it is known. */
+    /* Computes the token once the loads of the state have begun. The place of the token is known.
+     * */
     template <int K> static __device__ __forceinline__ bool find(const struct gdn_cu_token &, int)
     {
         return true;
@@ -235,7 +236,7 @@ template <class Tile> GDN_DEVICE int token_own(void)
     return lane % Tile::LANES / (Tile::LANES / Tile::N) * Tile::STEP + lane / Tile::LANES;
 }
 
-/* From and to memory, from the lane's first row on. */
+/* Load and store a tile. `at` is the lane's first row in memory. */
 template <class Tile> GDN_DEVICE void token_load(Tile &tile, const char *at, int64_t row)
 {
 #pragma unroll
@@ -332,8 +333,7 @@ template <class Tile> GDN_DEVICE void token_read(float &p, float &z, const Tile 
     z = token_sums<Tile::LANES, N>(zs);
 }
 
-/* Writes u: of the lane's own row, times what k is to be multiplied by; the row's lane number i has
- * it. */
+/* Writes the token to the tile. Lane i of a row has u of that row, times the factor of k. */
 template <class Tile> GDN_DEVICE void token_write(Tile &tile, float alpha, float u, int i = 0)
 {
     const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES + i;
@@ -410,8 +410,8 @@ template <int KC, int dtype, int io> struct token_columns : columns_shape<KC, dt
     __device__ __forceinline__ float get(int n, int e) const { return shape::piece::get(S[n], e); }
 };
 
-/* parts: of p and of z, raw, by each warp; products: of k . k, q . q and k . q. u: times what k is
- * to be multiplied by. */
+/* parts: the sums p and z of each warp, before scales. products: the sums k . k, q . q and k . q of
+ * each warp. u: times the factor of k. */
 template <class Tile> struct token_shared {
     alignas(16) float k[Tile::KC];
     float q[Tile::KC], parts[2][Tile::WARPS][Tile::COLUMNS], products[Tile::WARPS][4];

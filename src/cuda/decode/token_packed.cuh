@@ -66,7 +66,8 @@ __device__ __forceinline__ void packed_place::bound(void)
     end = max(first, min(end, batch.n));
 }
 
-/* cu_seqlens are asked for behind the state: what waits for them is not to wait for that. */
+/* The loads of cu_seqlens begin after those of the state, so their users need not wait for the
+ * state. */
 template <int K>
 __device__ __forceinline__ bool packed_place::find(const struct gdn_cu_token &a, int column)
 {
@@ -212,7 +213,8 @@ GDN_DEVICE void decode_token_packed_kv(const struct gdn_cu_token_packed &a)
     packed_rest<rest_column<KC, dtype, io, true>>(a.one, w, !real, column, Tile::COLUMNS);
 }
 
-/* As ONE_BLOCKS: with more registers, for all that is to be on its way at once. */
+/* The blocks of a multiprocessor, as ONE_BLOCKS has them. Fewer blocks leave more registers for
+ * loads that are under way together. */
 #define PACKED_BLOCKS_vk(dtype, KC) (KC == 256 ? 12 : GDN_##dtype == GDN_F32 ? 24 : 16)
 #define PACKED_BLOCKS_kv(dtype, KC) 0
 

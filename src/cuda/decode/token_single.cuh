@@ -106,7 +106,8 @@ GDN_DEVICE void decode_token_single_kv(const struct gdn_cu_token_single &a)
     });
 }
 
-/* As PACKED_BLOCKS: a loop goes on around all that is on its way. */
+/* The blocks of a multiprocessor, as PACKED_BLOCKS has them. A loop keeps its own registers beside
+ * those of the loads. */
 #define SINGLE_BLOCKS_vk(dtype) (GDN_##dtype == GDN_F32 ? 24 : 12)
 #define SINGLE_BLOCKS_kv(dtype) 0
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * token.cuh for a few sequences whose states are in slots of a pool: a slot is a trip to memory
- * before the state's, so the token and the arguments are asked for meanwhile. Where there are many
- * sequences, or no slots, the state is better asked for first.
+ * token.cuh for a few sequences whose states are in slots of a pool. The load of the slot comes
+ * before the load of the state. The loads of the token and of the arguments begin meanwhile. With
+ * many sequences, or without slots, it is faster to load the state first.
  */
 #ifndef GDN_CUDA_DECODE_SLOTS_CUH
 #define GDN_CUDA_DECODE_SLOTS_CUH
@@ -15,7 +15,8 @@ struct slots_place : token_place {
     bool is; /* both slots exist */
 
     __device__ __forceinline__ bool real(void) const { return is; }
-    /* When all else has been asked for. What is not there is looked at in slot 0, which is. */
+    /* Reads the slots, after all other loads have begun. A slot that does not exist becomes slot 0,
+     * which does. */
     __device__ __forceinline__ void settle(const struct gdn_cu_token &a)
     {
         await_arguments(arguments);

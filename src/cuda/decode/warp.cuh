@@ -195,7 +195,7 @@ template <int n> struct warp_token {
     float v, alpha, beta, kq;
 };
 
-/* As it lies in memory. */
+/* A token in the dtype of memory. */
 template <int n> struct warp_raw {
     uint32_t k[n][4], q[n][4], v, g, beta;
 };
@@ -403,7 +403,7 @@ GDN_DEVICE struct warp_work warp_find(const struct gdn_cu_warp &a, const struct 
     return w;
 }
 
-/* Stores the state after token t, rounded if it is to be, where it is wanted. */
+/* Stores the state after token t, rounded to the pool's dtype, if a slot takes it. */
 template <class Tile, int dtype>
 GDN_DEVICE void warp_leave(Tile &tile, bool changed, const struct gdn_cu_warp &a,
                            const struct warp_seq &s, const struct warp_place &from, int t, int head,

@@ -16,8 +16,8 @@ struct warp_seq {
     bool padding;
 };
 
-/* As read_sequence() in batch.cuh, of the batches that come here; sequence B is the tokens behind
- * the last one. */
+/* Reads a sequence, as read_sequence() of batch.cuh does. Sequence B is the tokens behind the last
+ * one. */
 GDN_DEVICE struct warp_seq warp_read(const struct gdn_cu_warp &a, int row)
 {
     struct warp_seq s = { row, a.T, 0, row, row, false };

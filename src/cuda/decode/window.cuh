@@ -175,8 +175,8 @@ GDN_DEVICE void mma_lengths(float (&G)[4], const uint32_t (&x)[PAIRS])
 /* Returns alpha x, by selection where nothing is left. */
 GDN_DEVICE float faded(float x, float alpha) { return alpha == 0 ? 0 : alpha * x; }
 
-/* The recurrence. each: every token's u is wanted as it was, not as it is in the end, where what is
- * forgotten has beta = 0: its k is not to be used. */
+/* Computes the recurrence. each: the caller wants the u of every token as it was at that token.
+ * Without it a forgotten token has u = 0 at the end, because its k must not be used. */
 template <int ROWS>
 GDN_DEVICE void mma_recur(struct mma_lane<ROWS> &r, const float (&G)[4], float k, float q, int T,
                           bool each = false)

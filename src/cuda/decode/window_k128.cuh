@@ -321,8 +321,8 @@ GDN_DEVICE struct gdn_cu_window_k128 four_from(const struct gdn_cu_window_k128 &
     return b;
 }
 
-/* Rows from v on of more than four tokens, in windows of four: as four_rows(), a window's asked for
- * while the one before is gone through. */
+/* Computes rows from v on, of more than four tokens in windows of four, as four_rows() does. The
+ * loads of a window begin while the one before it is computed. */
 template <class Tile>
 GDN_DEVICE void four_many(const struct gdn_cu_window_k128 &all, const struct token_place &w, int v)
 {
@@ -406,7 +406,7 @@ struct four_parts {
 GDN_DEVICE uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffff) | b << 16; }
 GDN_DEVICE uint32_t high_halves(uint32_t a, uint32_t b) { return a >> 16 | (b & 0xffff0000); }
 
-/* From rows as they lie in memory. */
+/* Fills the tile from rows of k and q in the dtype of memory. */
 GDN_DEVICE void four_turn(struct four_tile &tile, const uint32_t (&x)[8][4])
 {
 #pragma unroll

@@ -61,7 +61,8 @@ GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
     return named_slot(b, load_index(b.read_slots, row, clamp64(n, 1, b.read_slots.n_columns) - 1));
 }
 
-/* Returns true if a padding row with tokens comes before this one. By all threads of a warp. */
+/* Returns true if a padding row with tokens comes before this one. All threads of a warp call it.
+ * */
 GDN_DEVICE bool sink_is_taken(const struct gdn_cu_batch &b, int64_t row)
 {
     bool taken = false;
@@ -120,8 +121,8 @@ GDN_DEVICE int64_t each_slot(const struct gdn_cu_batch &b, const struct gdn_cu_s
     return slot < b.write_pool ? slot : -1;
 }
 
-/* Returns the last sequence of packed tensors that begins at token t or before; -1: none does. By
- * all threads of a warp. */
+/* Returns the last sequence of packed tensors that begins at token t or before; -1: there is none.
+ * All threads of a warp call it. */
 GDN_DEVICE int64_t find_sequence(const struct gdn_cu_batch &b, int64_t t)
 {
     int64_t found = -1, low = 0, n = b.B; /* it is `found` or one of the n from `low` on */
@@ -152,7 +153,7 @@ struct gdn_cu_checkpoints {
     int64_t first, end;
 };
 
-/* By all threads of a warp. */
+/* All threads of a warp call it. */
 GDN_DEVICE struct gdn_cu_checkpoints read_checkpoints(const struct gdn_cu_batch &b,
                                                       const struct gdn_cu_seq &s)
 {

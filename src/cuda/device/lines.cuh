@@ -168,7 +168,8 @@ GDN_DEVICE float sum_lanes(float x, int lanes, int step = 1)
     return x;
 }
 
-/* That of a block, in all of its threads. sums: one for each warp, in shared memory. */
+/* Returns the sum over a block, to all of its threads. sums: one for each warp, in shared memory.
+ * */
 GDN_DEVICE float sum_block(float x, float *sums)
 {
     const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;

@@ -59,8 +59,8 @@ GDN_DEVICE void cluster_wait(void)
 #endif
 }
 
-/* No instruction: x, of which the compiler no longer knows what it is, so that what is computed
- * from it is computed here and not kept in registers from before a loop. */
+/* Returns x without an instruction. The compiler can no longer derive its value. So values made of
+ * x are computed here, and take no registers from before a loop on. */
 GDN_DEVICE int opaque(int x)
 {
     asm volatile("" : "+r"(x));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As ptx.cuh: stores that happen or not, without a branch. */
+/* Stores with a condition but without a branch, beside those of ptx.cuh. */
 #ifndef GDN_CUDA_PTX_STORE_CUH
 #define GDN_CUDA_PTX_STORE_CUH
 

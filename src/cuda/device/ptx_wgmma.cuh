@@ -113,7 +113,7 @@ GDN_DEVICE void cluster_sync(void)
 
 /* ---- Copies; those into shared memory count their bytes on a barrier there ------------------- */
 
-/* To another block of the cluster. */
+/* Copies to another block of the cluster. */
 GDN_DEVICE void copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
@@ -122,7 +122,7 @@ GDN_DEVICE void copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t ba
                  : "r"(to), "r"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-/* From memory: multiples of 16 bytes. */
+/* Copies from memory to shared memory: multiples of 16 bytes. */
 GDN_DEVICE void copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "

@@ -53,7 +53,7 @@ enum {
     GDN_CU_MAP_L2_256B = 3,
     /* CUstreamCaptureMode */
     GDN_CU_CAPTURE_RELAXED = 2,
-    /* The version of the entry points asked for. */
+    /* The version of the entry points that the library loads. */
     GDN_CU_VERSION = 12000,
 };
 

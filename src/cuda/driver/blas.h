@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Matrix products by cuBLAS, opened at run time when first asked for: the projections of a layer,
+ * Matrix products by cuBLAS, which the first product opens at run time: the projections of a layer,
  * and the yardstick of gdn bench.
  */
 #ifndef GDN_CUDA_BLAS_H

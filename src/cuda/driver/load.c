@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Images are loaded by the first launch of one of their kernels, so a context waits for the code of
- * its calls alone. That matters where an image has no code for the device: the driver then compiles
- * the image's PTX, which takes seconds, and the log has a line for each.
+ * The first launch of one of its kernels loads an image, so a context waits for the code of its
+ * calls alone. If an image has no code for the device, the driver compiles its PTX. That takes
+ * seconds, and the log has a line for each such image.
  */
 #include "cuda/driver/load.h"
 

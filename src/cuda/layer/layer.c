@@ -29,6 +29,7 @@ struct buffers {
     char *projected; /* [N] q, k, v, z of all heads; or, woven, those of each key head */
     float *woven;    /* [N] b, a of each key head */
     float *gates;    /* [N] b of all heads, a of all */
+    char *low;       /* [N] between two projections of low rank */
     char *conv;      /* [N] q, k, v of all heads; then o and its norm in place of v */
     char *out;       /* [N][hidden], where padding keeps its output */
     char *rule;      /* of gdn_cuda_prefill() */
@@ -40,7 +41,7 @@ struct buffers {
  * place. */
 static const char *why_not_woven(const struct gdn_block *b)
 {
-    if (!b->fused) return "in_proj_qkvz is not given";
+    if (b->projections != GDN_FUSED) return "in_proj_qkvz is not given";
     if (b->K % 8) return "key_head_dim is not a multiple of 8";
     return b->Hv / b->Hk * b->V % 8 ? "a key head's values are not a multiple of 8" : NULL;
 }
@@ -75,7 +76,7 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_block *b)
 }
 
 /* Returns the rule's bytes; the addresses of rows do not matter. */
-static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
+static size_t rule_bytes(gdn_ctx *ctx, const struct gdn_block *b)
 {
     struct gdn_rule rule = b->rule;
     rule.q.dtype = b->in.dtype;
@@ -85,16 +86,20 @@ static size_t rule_bytes(const gdn_ctx *ctx, const struct gdn_block *b)
     return gdn_cuda_prefill_bytes(ctx, &args, cut_options_of(b));
 }
 
+/* Returns the columns of b and a. */
+static int64_t n_gates(const struct gdn_block *b) { return b->columns.all - b->columns.b; }
+
 /* All of it, with so many bytes for cuBLAS; memory NULL: only their number. */
-static size_t lay_out(const gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
+static size_t lay_out(gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
                       char *memory)
 {
     const size_t N = (size_t)b->n_tokens, unit = gdn_dtype_bytes(b->in.dtype);
-    const size_t gates = N * 2 * (size_t)b->Hv * sizeof(float);
+    const size_t gates = N * (size_t)n_gates(b) * sizeof(float);
     const struct gdn_room rooms[] = {
         { &m->projected, N * (size_t)b->columns.b * unit },
         { &m->woven, is_woven(b) ? gates : 0 },
         { &m->gates, gates },
+        { &m->low, N * (size_t)b->rank * unit },
         { &m->conv, N * (size_t)b->columns.z * unit },
         { &m->out, spares_padding(b) ? N * (size_t)b->hidden * unit : 0 },
         { &m->rule, rule_bytes(ctx, b) },
@@ -129,7 +134,7 @@ static struct gdn_rows conv_rows(const struct gdn_block *b, const struct buffers
 
 static struct gdn_rows gate_rows(const struct gdn_block *b, float *buffer, int64_t first)
 {
-    return rows_of(b, buffer, GDN_F32, 2 * b->Hv, first, 1);
+    return rows_of(b, buffer, GDN_F32, n_gates(b), first, 1);
 }
 
 /* ---- Projections --------------------------------------------------------------------------- */
@@ -143,29 +148,54 @@ struct product {
 
 static int n_products(const struct gdn_block *b)
 {
-    return (is_woven(b) ? 2 : gdn_block_n_segments(b)) + 1;
+    const int n = is_woven(b) ? 2 : gdn_block_n_segments(b);
+    return n + 2 * gdn_block_n_low_ranks(b) + 1; /* low ranks, then the output, come last */
 }
 
-/* Returns product i of a call; the last one is that of the output. */
-static struct product product_of(const struct gdn_block *b, const struct buffers *m, int i)
+static struct product segment_product(const struct gdn_block *b, const struct buffers *m,
+                                      const struct gdn_segment *s)
+{
+    const int64_t gates = b->columns.b;
+    return (struct product){ s->weight, s->row, s->n, b->in,
+                             s->column < gates ? projected_rows(b, m, s->column)
+                                               : gate_rows(b, m->gates, s->column - gates) };
+}
+
+/* Returns product i of those of low ranks, two of each. */
+static struct product low_product(const struct gdn_block *b, const struct buffers *m, int i)
+{
+    const struct gdn_low_rank low = gdn_block_low_rank(b, i / 2);
+    const struct gdn_rows rows = rows_of(b, m->low, b->in.dtype, low.down.n, 0, 0);
+    struct product p = segment_product(b, m, i % 2 ? &low.up : &low.down);
+    *(i % 2 ? &p.x : &p.out) = rows;
+    return p;
+}
+
+static struct product output_product(const struct gdn_block *b, const struct buffers *m)
+{
+    struct product p = { &b->args->out_proj, 0, b->hidden, conv_rows(b, m, b->columns.v, 0),
+                         b->out };
+    if (spares_padding(b)) p.out = rows_of(b, m->out, b->in.dtype, b->hidden, 0, 0);
+    return p;
+}
+
+static struct product woven_product(const struct gdn_block *b, const struct buffers *m, int i)
 {
     const gdn_block_args *a = b->args;
-    const struct gdn_block_columns *at = &b->columns;
-    struct product p = { .x = b->in };
-    if (i == n_products(b) - 1) {
-        p = (struct product){ &a->out_proj, 0, b->hidden, conv_rows(b, m, at->v, 0), b->out };
-        if (spares_padding(b)) p.out = rows_of(b, m->out, b->in.dtype, b->hidden, 0, 0);
-    } else if (is_woven(b)) {
-        p.weight = i ? &a->in_proj_ba : &a->in_proj_qkvz;
-        p.n = i ? 2 * b->Hv : at->b;
-        p.out = i ? gate_rows(b, m->woven, 0) : projected_rows(b, m, 0);
-    } else {
-        const struct gdn_segment s = gdn_block_segment(b, i);
-        p.weight = s.weight, p.row = s.row, p.n = s.n;
-        p.out = s.column < at->b ? projected_rows(b, m, s.column)
-                                 : gate_rows(b, m->gates, s.column - at->b);
-    }
-    return p;
+    if (i)
+        return (struct product){ &a->in_proj_ba, 0, n_gates(b), b->in, gate_rows(b, m->woven, 0) };
+    return (struct product){ &a->in_proj_qkvz, 0, b->columns.b, b->in, projected_rows(b, m, 0) };
+}
+
+/* Returns product i of a call. */
+static struct product product_of(const struct gdn_block *b, const struct buffers *m, int i)
+{
+    const int last = n_products(b) - 1, first_low = last - 2 * gdn_block_n_low_ranks(b);
+    if (i == last) return output_product(b, m);
+    if (i >= first_low) return low_product(b, m, i - first_low);
+    if (is_woven(b)) return woven_product(b, m, i);
+    const struct gdn_segment s = gdn_block_segment(b, i);
+    return segment_product(b, m, &s);
 }
 
 /* Tokens as cuBLAS takes them: n matrices of n_rows. */
@@ -304,7 +334,7 @@ static void drop_keep(struct gdn_cu_batch *batch)
     if (batch->pad_policy == GDN_PAD_KEEP) batch->pad_policy = GDN_PAD_ZERO;
 }
 
-/* From the projected rows, in either order, to channels in order. */
+/* Copies the projected rows, which may have either order, to channels in order. */
 static gdn_status convolve(struct layer *l)
 {
     const struct gdn_block *b = l->b;
@@ -333,6 +363,7 @@ static gdn_status run_rule(struct layer *l)
     rule.v = conv_rows(b, &l->m, b->columns.v, b->V);
     rule.beta = gate_rows(b, l->m.gates, 0);
     rule.g = gate_rows(b, l->m.gates, b->Hv);
+    rule.g.head *= b->channels;
     rule.out = rule.v;
     struct gdn_cu_rule a;
     fill_rule(&a, b, &rule);
@@ -418,7 +449,7 @@ static gdn_status run(struct layer *l)
     return spares_padding(l->b) ? store(l) : GDN_OK;
 }
 
-/* With room to align what cuBLAS gets. */
+/* Returns the bytes of the scratch of cuBLAS, with room to align it. */
 static size_t blas_bytes(gdn_ctx *ctx, const struct gdn_block *b)
 {
     return needs_blas(b) ? gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN : 0;
@@ -456,6 +487,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     if (b->n_tokens > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
+    TRY(gdn_cuda_check_channels(ctx, &b->rule));
     const size_t blas = blas_bytes(ctx, b);
     c->base.bytes = lay_out(ctx, &m, b, blas, NULL);
     return blas ? gdn_blas_open(ctx) : GDN_OK;

@@ -58,7 +58,7 @@ GDN_DEVICE void step_norms(const struct step_shared &sh, const struct gdn_cu_ste
 
 /* ---- The rule ------------------------------------------------------------------------------ */
 
-/* Column g of X, of T tokens, from shared memory: as mma_fetch() has it from global. */
+/* Loads column g of X, of T tokens, from shared memory. mma_fetch() loads it from global memory. */
 template <class Tile>
 GDN_DEVICE void step_columns(uint32_t (&column)[Tile::PAIRS], const struct step_shared &sh, int K,
                              int T)

@@ -72,8 +72,8 @@ GDN_DEVICE void step_fetch(struct step_one &f, const struct gdn_cu_step_general 
     f.norm_weight = vector_bits(a.norm_weight, threadIdx.x);
 }
 
-/* The state of two channels, which takes in the token: to where it goes, or, as long as other
- * blocks may still read it, to shared memory. */
+/* Adds the token to the state of two channels. The new state goes to its slot, or to shared memory
+ * as long as other blocks may still read the old one. */
 GDN_DEVICE void step_shift(struct step_shared &sh, const float (&old)[6], const float (&x)[2],
                            const struct gdn_cu_step_general &a, const struct step_work &w, int i)
 {

@@ -198,7 +198,8 @@ GDN_DEVICE void rows_tail(struct step_rows_shared &sh, const struct gdn_cu_step_
     }
 }
 
-/* By that warp, once all have left their o; with the sum in the order of norm.cu. */
+/* Computes the gated norm, by one warp, after all warps have stored their o. The order of the sum
+ * is that of norm.cu. */
 template <int io>
 GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
                           const struct token_place &w)
@@ -223,7 +224,7 @@ GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct gdn_cu
 
 /* ---- Rows of a state ----------------------------------------------------------------------- */
 
-/* As token_rows, of eight rows, with k and q as they lie in memory. */
+/* Like token_rows, with eight rows, and with k and q in the dtype of memory. */
 template <int dtype, int io> struct step_rows {
     typedef token_rows<STEP_K, dtype, io> like;
     typedef typename like::piece piece;
@@ -290,7 +291,7 @@ template <class Tile> GDN_DEVICE char *rows_at(int warp, int tile)
     return gdn_shared + pieces * 512 + threadIdx.x % 32 * 16;
 }
 
-/* Sends a tile's rows on their way there; takes them from there. */
+/* rows_ask() begins to copy a tile's rows to shared memory. rows_take() loads them from there. */
 template <class Tile> GDN_DEVICE void rows_ask(const char *from, int64_t row, int warp, int tile)
 {
     uint32_t to = shared_address(rows_at<Tile>(warp, tile));

@@ -45,7 +45,7 @@ struct gdn_cu_segments {
     float *states, *M; /* [units][H][V][K], [units][H][K][K]; states NULL: there are none */
     uint32_t *marks;   /* [units][H][2]: GDN_SEGMENT_... of chunks that are even and odd */
     int32_t later;     /* those after the first are the launch's */
-    int32_t units;     /* there is room for so many, whatever cu_seqlens says */
+    int32_t units;     /* memory has room for so many; cu_seqlens may have fewer */
     float *left;       /* [H][n_left]: with an early stop of those (left.cuh) */
     int64_t n_left;
     int32_t *stops; /* [B][H]: so many first chunks count in a walk back; NULL: all do */

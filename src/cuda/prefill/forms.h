@@ -8,8 +8,9 @@
 /* Returns true if chunks work on copies of some states: of 8 bits, or without a stride of 1. */
 bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
 
-/* With such states; by the kernels that take all other calls. ran: which ran is added. */
-size_t gdn_cuda_prefill_q8_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+/* The call with such states: its bytes, and its launches. The last two are the same for all other
+ * calls. ran: the kernels that ran are added. */
+size_t gdn_cuda_prefill_q8_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                  struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                struct gdn_cuda_cut_options options, void *memory, void *stream);
@@ -28,14 +29,14 @@ int32_t gdn_cuda_rows_wide(const struct gdn_rows *r);
 
 /* Chunks in kernels of their own, then states, on any GPU (portable/run.cuh). */
 const char *gdn_cuda_prefill_portable_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
-size_t gdn_cuda_prefill_portable_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+size_t gdn_cuda_prefill_portable_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                        struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_portable(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                      const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                      void *stream);
 
 /* Returns the workspace of chunks, by the form that takes the call. */
-size_t gdn_cuda_prefill_chunks_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+size_t gdn_cuda_prefill_chunks_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                      struct gdn_cuda_cut_options options);
 
 /* gdn_summary on Hopper. */

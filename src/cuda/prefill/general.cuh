@@ -96,8 +96,8 @@ GDN_DEVICE struct prefill_sources find_sources(const prefill_block<io, deep> &b)
     return f;
 }
 
-/* Begins with the loads of chunk c; nothing after the last. v of tokens with beta 0 is loaded as
- * well: write_gates() knows them later. */
+/* Begins the loads of chunk c; none after the last chunk. It loads v of tokens with beta 0 too,
+ * because write_gates() finds these tokens later. */
 template <int io, int deep>
 GDN_DEVICE void load_chunk(const prefill_block<io, deep> &b, const struct prefill_sources &f,
                            int64_t c, int stage)

@@ -58,7 +58,8 @@ GDN_DEVICE bool are_parted(token_mask resets, int j, int i)
 {
     return resets && (resets & tokens_below(i + 1) & ~tokens_below(j + 1)) != 0;
 }
-/* Returns the tokens that token i sees: it and those before it, from the last one that forgets. */
+/* Returns the tokens that reach token i: i and the tokens before it, from the last one that
+ * forgets. */
 GDN_DEVICE token_mask tokens_seen(token_mask resets, int i)
 {
     const token_mask before = tokens_below(i + 1), forget = resets & before;
@@ -74,7 +75,7 @@ GDN_DEVICE bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000
 
 /* ---- Gates: one warp, lane l has tokens l and l + 32 ----------------------------------------- */
 
-/* As they are in memory, on their way while the chunk before is worked on. */
+/* Gates in the dtype of memory. They are loaded while the warp works on the chunk before. */
 template <int chunk> struct raw_gates {
     static constexpr int each = (chunk + 31) / 32;
     uint32_t g[each], beta[each];
@@ -88,9 +89,9 @@ template <int chunk> struct raw_gates {
     }
 };
 
-/* Those of the chunk; the next will be the one after `each`. Words at first, all on their way
- * before one is awaited, which a load of two bytes to the same register does: the first T waits for
- * this, and there are not registers for both. */
+/* Begins to load the gates of the chunk. The next call takes the chunk after `each`. All loads are
+ * of words: a load of two bytes to the same register would wait for the one before it. There are
+ * too few registers for both, and the first T waits for these loads. */
 template <int each, int chunk>
 GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 {
@@ -115,7 +116,7 @@ GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
     raw.left -= each * chunk;
 }
 
-/* From chunk c on; none is on its way yet. */
+/* Begins to load gates with chunk c, the first one. */
 template <int chunk>
 GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
                             const struct gdn_cu_seq &s, int head, int c)
@@ -197,7 +198,7 @@ template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask reset
     }
 }
 
-/* Fills x for all tokens, before lengths are in it. By a warp. */
+/* Fills x for all tokens, before lengths are in it. A whole warp calls it. */
 template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
 {
     for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;

@@ -37,8 +37,8 @@ GDN_DEVICE struct state_place place_of(const struct gdn_pool_view &view, int64_t
     return p;
 }
 
-/* The same S, which the compiler takes for another: it would keep what a product made of it for the
- * next one in registers that are needed. By all lanes of a warp. */
+/* Makes the compiler take S for new values. Otherwise it keeps the operands of one product for the
+ * next, in registers that are needed. All lanes of a warp call it. */
 template <int n> GDN_DEVICE void renew(mma_block (&S)[n])
 {
 #pragma unroll
@@ -142,7 +142,7 @@ GDN_DEVICE void take_spoilt(struct spoilt_rows &s, mma_block &x, int j)
     }
 }
 
-/* Shares the findings of the lanes of a row. By all lanes of a warp. */
+/* Shares the findings of the lanes of a row. All lanes of a warp call it. */
 GDN_DEVICE void share_spoilt(struct spoilt_rows &s)
 {
     for (int step = 1; step < 4; step *= 2)

@@ -6,6 +6,7 @@
 #include "cuda/driver/launch.h"
 #include "cuda/prefill/args.h"
 #include "cuda/prefill/sm90/cache.h"
+#include "cuda/prefill/wanted.h"
 
 /* The options of a call for cuts into segments: none; no early stop; tokens of the longest
  * sequence, 0: unknown. */
@@ -27,7 +28,7 @@ struct gdn_cuda_chunks {
     int by_number; /* see prefill/general.h */
     bool singles;  /* sequences of one token are left to decode */
 };
-size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+size_t gdn_cuda_prefill_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                               struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                             struct gdn_cuda_cut_options options, void *memory, void *stream);
@@ -35,7 +36,7 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
 /* The kernels of prefill/sm90. why_not returns why they do not take a call, as text for the log, or
  * NULL. */
 const char *gdn_cuda_prefill_sm90_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
-size_t gdn_cuda_prefill_sm90_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args,
+size_t gdn_cuda_prefill_sm90_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                    struct gdn_cuda_cut_options options);
 gdn_status gdn_cuda_prefill_sm90(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                  const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,

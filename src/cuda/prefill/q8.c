@@ -51,7 +51,7 @@ static size_t lay_out(const struct gdn_cu_rule *r, size_t more, char **states, c
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-size_t gdn_cuda_prefill_q8_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+size_t gdn_cuda_prefill_q8_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                  struct gdn_cuda_cut_options options)
 {
     char *states, *checkpoints, *rest;

@@ -120,7 +120,7 @@ static gdn_status launch_general(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 
 /* ---- The families ---------------------------------------------------------------------------- */
 
-static size_t no_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+static size_t no_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                        struct gdn_cuda_cut_options options)
 {
     (void)ctx, (void)rule, (void)options;
@@ -136,7 +136,7 @@ static const char *why_not_general(const gdn_ctx *ctx, const struct gdn_cu_rule 
 static const struct family {
     const char *name;
     const char *(*why_not)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule);
-    size_t (*bytes)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+    size_t (*bytes)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                     struct gdn_cuda_cut_options options);
     gdn_status (*launch)(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                          const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran, void *stream);
@@ -147,7 +147,7 @@ static const struct family {
     { "general", why_not_general, no_bytes, launch_general },
 };
 
-size_t gdn_cuda_prefill_chunks_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+size_t gdn_cuda_prefill_chunks_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                                      struct gdn_cuda_cut_options options)
 {
     int i = 0;
@@ -168,9 +168,34 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     return families[i - 1].launch(ctx, rule, how, ran, stream);
 }
 
-size_t gdn_cuda_prefill_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+/* ---- Rules of the family --------------------------------------------------------------------- */
+
+/* Returns why the kernels of prefill/channels do not take a call of the family. */
+static const char *why_not_channels(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
+{
+    return args->exact ? "GDN_EXACT is set" : gdn_cuda_prefill_channels_why_not(ctx, args);
+}
+
+/* Runs a call of the family: by chunks if they take it, else token by token. */
+static gdn_status run_family(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *memory,
+                             void *stream)
+{
+    const struct gdn_cuda_form list[] = { { "channels", why_not_channels(ctx, args) },
+                                          { "tokens", NULL } };
+    struct gdn_cuda_ran ran = { .n = 0 };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
+    if (list->why_not) return gdn_cuda_decode(ctx, "prefill", args, memory, stream);
+    TRY(gdn_cuda_prefill_channels(ctx, args, memory, &ran, stream));
+    return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
+}
+
+/* ---- Every rule ------------------------------------------------------------------------------ */
+
+size_t gdn_cuda_prefill_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                               struct gdn_cuda_cut_options options)
 {
+    if (rule->family.is)
+        return why_not_channels(ctx, rule) ? 0 : gdn_cuda_prefill_channels_bytes(ctx, rule);
     return gdn_cuda_prefill_is_apart(rule) ? gdn_cuda_prefill_q8_bytes(ctx, rule, options)
                                            : gdn_cuda_prefill_chunks_bytes(ctx, rule, options);
 }
@@ -190,6 +215,7 @@ gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                             struct gdn_cuda_cut_options options, void *memory, void *stream)
 {
     struct gdn_cuda_ran ran = { .n = 0 };
+    if (rule->family.is) return run_family(ctx, rule, memory, stream);
     if (gdn_cuda_prefill_is_apart(rule))
         return gdn_cuda_prefill_q8(ctx, rule, options, memory, stream);
     struct gdn_cuda_singles singles;
@@ -210,30 +236,11 @@ static struct gdn_cuda_cut_options cut_options_of(const struct gdn_rule_call *c)
     return gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch);
 }
 
-/* Returns true if the call goes token by token, as decode: with GDN_EXACT, and if chunks take
- * neither its rule nor rows of several dtypes. */
-static bool goes_by_tokens(const struct gdn_rule_call *c, const struct gdn_cu_rule *args)
+/* Returns true if the call goes token by token, as decode: with GDN_EXACT, and if rows have several
+ * dtypes. Rules of the family choose for themselves. */
+static bool goes_by_tokens(const struct gdn_cu_rule *args)
 {
-    return c->rule.exact || c->rule.family.is || gdn_cuda_mixes_dtypes(args);
-}
-
-/* Returns why the kernels of prefill/channels do not take a call of the family. */
-static const char *why_not_channels(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
-{
-    return args->exact ? "GDN_EXACT is set" : gdn_cuda_prefill_channels_why_not(ctx, args);
-}
-
-/* Runs a call of the family: by chunks if they take it, else token by token. */
-static gdn_status run_family(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
-                             void *memory, void *stream)
-{
-    const struct gdn_cuda_form list[] = { { "channels", why_not_channels(ctx, args) },
-                                          { "tokens", NULL } };
-    struct gdn_cuda_ran ran = { .n = 0 };
-    gdn_cuda_log_forms(ctx, GDN_CUDA_PREFILL_CHOICE, "prefill", list);
-    if (list->why_not) return gdn_cuda_decode(ctx, op, args, memory, stream);
-    TRY(gdn_cuda_prefill_channels(ctx, args, memory, &ran, stream));
-    return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
+    return !args->family.is && (args->exact || gdn_cuda_mixes_dtypes(args));
 }
 
 /* Plans the workspace for segments and states of 8 bits. */
@@ -243,10 +250,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
     gdn_cuda_fill_call(args, c);
-    if (args->family.is && !why_not_channels(ctx, args))
-        c->base.bytes = gdn_cuda_prefill_channels_bytes(ctx, args);
-    else if (!goes_by_tokens(c, args))
-        c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
+    if (!goes_by_tokens(args)) c->base.bytes = gdn_cuda_prefill_bytes(ctx, args, cut_options_of(c));
     return GDN_OK;
 }
 
@@ -255,9 +259,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c = call;
     const struct gdn_cu_rule *args = GDN_PLANNED(struct gdn_cu_rule, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    if (args->family.is) return run_family(ctx, c->base.op, args, memory, c->base.stream);
-    if (goes_by_tokens(c, args))
-        return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
+    if (goes_by_tokens(args)) return gdn_cuda_decode(ctx, c->base.op, args, memory, c->base.stream);
     return gdn_cuda_prefill(ctx, args, cut_options_of(c), memory, c->base.stream);
 }
 

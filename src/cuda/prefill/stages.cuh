@@ -149,8 +149,8 @@ GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t n
     return c;
 }
 
-/* Return true if the state at the start of the chunk reaches row i, and if what row i writes
- * reaches the end. */
+/* sees() returns true if the state at the start of the chunk reaches row i. reaches() returns true
+ * if the write of row i reaches the end of the chunk. */
 GDN_DEVICE bool sees(const struct stage_gates &g, int i) { return g.start[i] < 0; }
 GDN_DEVICE bool reaches(const struct stage_gates &g, int i, int n) { return i >= g.start[n - 1]; }
 

@@ -30,7 +30,7 @@ struct gdn_cu_gates_backward {
     int64_t n_lines, H, rows, n_blocks;
     float bound, factor; /* of beta: 1 or 2 */
     int32_t linear;
-    int32_t adds;    /* to what the gradients hold */
+    int32_t adds;    /* gradients are added to those in memory */
     int32_t wants_a; /* da, dA_log or ddt_bias */
     int32_t K;       /* channels; 0: none */
 };
@@ -74,7 +74,7 @@ struct gdn_cu_rmsnorm_backward {
     float eps;
     int32_t sigmoid;
     int32_t lanes; /* that share a line, a power of two; in the forms that do */
-    int32_t adds;  /* to what the gradients hold */
+    int32_t adds;  /* gradients are added to those in memory */
 };
 GDN_CU_SIZE(gdn_cu_rmsnorm_backward, 48 + 5 * 64 + 2 * 32 + 40 + 16);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: gpu, sm_90 "float64" --every=6 */
+/* runs: gpu, sm_90 "padded rows" --every=6 */
 /*
  * gdn_summary on Hopper, of keys and values of 16 bits: whole sequences, and sequences that are cut
  * into units, where the planner cuts and where this test has it cut. Held to the limits of whole

@@ -9,30 +9,38 @@
 
 /* ---- Calls ---- */
 
+/* in_proj_qkvz; in_proj_qkv; in_proj_q and the others; those, of KDA, with low ranks; KDA without,
+ * whose gates have a bound. */
+enum form { GROUPED, JOINED, APART, KDA, KDA_BOUND };
+
 struct kind {
     int32_t dtype, weights, states, layout;
-    bool fused;        /* in_proj_qkvz and in_proj_ba */
+    enum form form;
     int64_t conv_rows; /* S */
     int64_t taps;
     int32_t activation, beta_kind;
 };
 
 static const struct kind kinds[] = {
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, W, 0, 0 },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_KV, false, 4, W, 0, 0 },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4, W, 0, 0 },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 7, W, 0, 0 },
-    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, true, 3, W, 0, 0 },
-    { GDN_F32, GDN_F16, GDN_F32, GDN_STATE_KV, false, 3, W, 0, 0 },
-    { GDN_BF16, GDN_F32, GDN_BF16, GDN_STATE_VK, true, 3, W, 0, 0 },
-    { GDN_F16, GDN_F16, GDN_F16, GDN_STATE_KV, false, 4, W, 0, 0 },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, 17, 16, 0, 0 },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, W, GDN_ACT_SIGMOID, 0 },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, 3, W, 0, GDN_BETA_TWICE_SIGMOID },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 3, W, GDN_ACT_SIGMOID,
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, GROUPED, 3, W, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_KV, JOINED, 4, W, 0, 0 },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, GROUPED, 4, W, 0, 0 },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, JOINED, 7, W, 0, 0 },
+    { GDN_F16, GDN_BF16, GDN_F32, GDN_STATE_KV, GROUPED, 3, W, 0, 0 },
+    { GDN_F32, GDN_F16, GDN_F32, GDN_STATE_KV, JOINED, 3, W, 0, 0 },
+    { GDN_BF16, GDN_F32, GDN_BF16, GDN_STATE_VK, GROUPED, 3, W, 0, 0 },
+    { GDN_F16, GDN_F16, GDN_F16, GDN_STATE_KV, JOINED, 4, W, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, JOINED, 17, 16, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, GROUPED, 3, W, GDN_ACT_SIGMOID, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, JOINED, 3, W, 0, GDN_BETA_TWICE_SIGMOID },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, JOINED, 3, W, GDN_ACT_SIGMOID,
       GDN_BETA_TWICE_SIGMOID },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, APART, 3, W, 0, GDN_BETA_TWICE_SIGMOID },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, KDA, 3, W, GDN_ACT_SIGMOID, 0 },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_KV, KDA, 4, W, GDN_ACT_SIGMOID, 0 },
+    { GDN_F32, GDN_BF16, GDN_F32, GDN_STATE_KV, KDA_BOUND, 3, W, 0, 0 },
 };
-enum { N_KINDS = sizeof kinds / sizeof *kinds };
+enum { N_KINDS = sizeof kinds / sizeof *kinds, Z_RANK = 8, A_RANK = 24 };
 
 static gdn_tensor weight(int32_t dtype, int64_t rows, int64_t columns, double size)
 {
@@ -42,6 +50,30 @@ static gdn_tensor weight(int32_t dtype, int64_t rows, int64_t columns, double si
     return t;
 }
 
+static void give_projections(gdn_block_args *a, const struct kind *k)
+{
+    const int32_t w = k->weights;
+    const int64_t n_a = k->form < KDA ? HV : HV * K;
+    const bool low = k->form == KDA;
+    if (k->form == GROUPED) {
+        a->in_proj_qkvz = weight(w, D + HV * V, HIDDEN, 0.4);
+        a->in_proj_ba = weight(w, 2 * HV, HIDDEN, 0.4);
+        return;
+    }
+    if (k->form == JOINED) {
+        a->in_proj_qkv = weight(w, D, HIDDEN, 0.4);
+    } else {
+        a->in_proj_q = weight(w, HK * K, HIDDEN, 0.4);
+        a->in_proj_k = weight(w, HK * K, HIDDEN, 0.4);
+        a->in_proj_v = weight(w, HV * V, HIDDEN, 0.4);
+    }
+    if (low) a->in_proj_z_down = weight(w, Z_RANK, HIDDEN, 0.4);
+    a->in_proj_z = weight(w, HV * V, low ? Z_RANK : HIDDEN, 0.4);
+    a->in_proj_b = weight(w, HV, HIDDEN, 0.4);
+    if (low) a->in_proj_a_down = weight(w, A_RANK, HIDDEN, 0.4);
+    a->in_proj_a = weight(w, n_a, low ? A_RANK : HIDDEN, 0.4);
+}
+
 static gdn_block_args make_call(const struct kind *k, int64_t N, int64_t P)
 {
     const int32_t w = k->weights;
@@ -49,19 +81,12 @@ static gdn_block_args make_call(const struct kind *k, int64_t N, int64_t P)
     a.hidden = ring2_new(k->dtype, 3, 2, N, HIDDEN, 0, 0);
     a.out = ring2_new(k->dtype, 5, 2, N, HIDDEN, 0, 0);
     ring2_fill(&a.hidden, -1, 1);
-    if (k->fused) {
-        a.in_proj_qkvz = weight(w, D + HV * V, HIDDEN, 0.4);
-        a.in_proj_ba = weight(w, 2 * HV, HIDDEN, 0.4);
-    } else {
-        a.in_proj_qkv = weight(w, D, HIDDEN, 0.4);
-        a.in_proj_z = weight(w, HV * V, HIDDEN, 0.4);
-        a.in_proj_b = weight(w, HV, HIDDEN, 0.4);
-        a.in_proj_a = weight(w, HV, HIDDEN, 0.4);
-    }
+    give_projections(&a, k);
     a.conv_weight = weight(w, D, k->taps, 0.5);
-    if (!k->fused) a.conv_bias = weight(w, D, 0, 0.1);
+    if (k->form != GROUPED) a.conv_bias = weight(w, D, 0, 0.1);
     a.A_log = weight(GDN_F32, HV, 0, 1);
-    a.dt_bias = weight(w, HV, 0, 1);
+    a.dt_bias = weight(w, HV, k->form < KDA ? 0 : K, 1);
+    if (k->form == KDA_BOUND) a.gate_lower_bound = -5;
     a.norm_weight = weight(w, V, 0, 2);
     a.out_proj = weight(w, HIDDEN, HV * V, 0.2);
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;

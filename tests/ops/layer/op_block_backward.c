@@ -4,380 +4,34 @@
  * gdn_block_backward against the chain rule in float64 over the oracle's pieces, which finite
  * differences of the forward model judge; and its guarantees by name.
  */
-#include "block_model.h"
-#include "gdn_train.h"
-
-typedef gdn_block_backward_args args;
-
-/* ---- Tensors of a call ---- */
-
-enum {
-    GQKVZ,
-    GBA,
-    GQKV,
-    GZ,
-    GB,
-    GA,
-    GCONV,
-    GBIAS,
-    GA_LOG,
-    GDT,
-    GNORM,
-    GOUT,
-    GHIDDEN,
-    GCONV_STATE,
-    GSTATE,
-    N_GRADIENTS
-};
-
-static gdn_tensor *gradient_of(args *a, int i)
-{
-    gdn_tensor *const all[N_GRADIENTS] = { &a->din_proj_qkvz, &a->din_proj_ba,  &a->din_proj_qkv,
-                                           &a->din_proj_z,    &a->din_proj_b,   &a->din_proj_a,
-                                           &a->dconv_weight,  &a->dconv_bias,   &a->dA_log,
-                                           &a->ddt_bias,      &a->dnorm_weight, &a->dout_proj,
-                                           &a->dhidden,       &a->dconv_state,  &a->dstate };
-    return all[i];
-}
-
-/* Returns the tensor that gradient i belongs to. */
-static gdn_tensor *source_of(args *a, int i)
-{
-    gdn_tensor *const all[N_GRADIENTS] = { &a->in_proj_qkvz, &a->in_proj_ba,  &a->in_proj_qkv,
-                                           &a->in_proj_z,    &a->in_proj_b,   &a->in_proj_a,
-                                           &a->conv_weight,  &a->conv_bias,   &a->A_log,
-                                           &a->dt_bias,      &a->norm_weight, &a->out_proj,
-                                           &a->hidden,       &a->conv_state,  &a->state };
-    return all[i];
-}
-
-static const char *const names[N_GRADIENTS] = { "din_proj_qkvz", "din_proj_ba",  "din_proj_qkv",
-                                                "din_proj_z",    "din_proj_b",   "din_proj_a",
-                                                "dconv_weight",  "dconv_bias",   "dA_log",
-                                                "ddt_bias",      "dnorm_weight", "dout_proj",
-                                                "dhidden",       "dconv_state",  "dstate" };
-
-/* The forward call of the same layer; its output has a place of its own. */
-static gdn_block_args forward_of(const args *a)
-{
-    gdn_block_args f = gdn_block_args_init();
-    f.hidden = a->hidden, f.out = ring2_clone(&a->hidden);
-    f.in_proj_qkvz = a->in_proj_qkvz, f.in_proj_ba = a->in_proj_ba;
-    f.in_proj_qkv = a->in_proj_qkv, f.in_proj_z = a->in_proj_z;
-    f.in_proj_b = a->in_proj_b, f.in_proj_a = a->in_proj_a;
-    f.conv_weight = a->conv_weight, f.conv_bias = a->conv_bias, f.A_log = a->A_log;
-    f.dt_bias = a->dt_bias, f.norm_weight = a->norm_weight, f.out_proj = a->out_proj;
-    f.conv_state = a->conv_state, f.state = a->state, f.batch = a->batch;
-    f.n_key_heads = HK, f.n_value_heads = HV, f.key_head_dim = K, f.value_head_dim = V;
-    f.state_layout = a->state_layout;
-    return f;
-}
-
-/* ---- The chain rule in float64 ---- */
-
-enum { ALL_COLUMNS = D + HV * V + 2 * HV }; /* q, k, v, z, b, a */
-
-struct gradients {
-    double *of[N_GRADIENTS];
-};
-
-/* One sequence. dy: of what is projected, [T][ALL_COLUMNS]; dc: of the convolution's output. */
-struct sequence {
-    args *a;
-    struct layer l;
-    int64_t row, first;
-    double *history, *dout, *n, *dn, *conv, *dc, *dy;
-    struct gradients g;
-};
-
-static double *numbers(int64_t n) { return ring2_heap((size_t)n * 8 + 8); }
-
-/* The weight, and its row, of a column. */
-static int weight_of(const struct sequence *s, int column, int64_t *row)
-{
-    const int per_head = 2 * K + 2 * R * V, k = HK * K, v = 2 * k;
-    const int z = D, b = D + HV * V, a = b + HV;
-    if (!s->a->in_proj_qkvz.data) {
-        const int first = column < z ? 0 : column < b ? z : column < a ? b : a;
-        *row = column - first;
-        return column < z ? GQKV : column < b ? GZ : column < a ? GB : GA;
-    }
-    if (column >= b) {
-        const int h = (column - b) % HV;
-        *row = h / R * 2 * R + (column >= a) * R + h % R;
-        return GBA;
-    }
-    const int part = column < k ? 0 : column < v ? 1 : column < z ? 2 : 3;
-    const int first[] = { 0, k, v, z }, size[] = { K, K, R * V, R * V };
-    const int before[] = { 0, K, 2 * K, 2 * K + R * V }, at = column - first[part];
-    *row = at / size[part] * per_head + before[part] + at % size[part];
-    return GQKVZ;
-}
-
-/* Input t of the convolution's channel d, t from -S on. */
-static double input(const struct sequence *s, int64_t t, int d)
-{
-    return t < 0 ? s->history[(s->l.S + t) * D + d] : s->l.qkv[t * D + d];
-}
-
-static int64_t conv_at(const struct sequence *s, int d, int64_t e)
-{
-    return (s->row * D + d) * s->l.S + e;
-}
-
-static void conv_backward(struct sequence *s)
-{
-    const int64_t T = s->l.T, S = s->l.S;
-    const double *w = ring2_doubles(&s->a->conv_weight);
-    double *dz = numbers(T);
-    round_all(&s->l, s->dc, T * D);
-    for (int d = 0; d < D; d++) {
-        for (int64_t t = 0; t < T; t++) {
-            double z = s->a->conv_bias.data ? ring2_get(&s->a->conv_bias, d) : 0;
-            for (int i = 0; i < W; i++) z += w[d * W + i] * input(s, t - W + 1 + i, d);
-            dz[t] = s->dc[t * D + d] * oracle_sigmoid(z) * (1 + z * oracle_sigmoid(-z));
-            for (int i = 0; i < W; i++)
-                s->g.of[GCONV][d * W + i] += dz[t] * input(s, t - W + 1 + i, d);
-            s->g.of[GBIAS][d] += dz[t];
-        }
-        for (int64_t t = -S; t < T; t++) {
-            const int64_t e = t - T + S; /* of the final state */
-            double dx = e >= 0 && s->a->dconv_state_out.data
-                            ? ring2_get(&s->a->dconv_state_out, conv_at(s, d, e))
-                            : 0;
-            for (int i = 0; i < W; i++) {
-                const int64_t of = t + W - 1 - i;
-                if (of >= 0 && of < T) dx += w[d * W + i] * dz[of];
-            }
-            if (t < 0)
-                s->g.of[GCONV_STATE][conv_at(s, d, S + t)] += dx;
-            else
-                s->dy[t * ALL_COLUMNS + d] = dx;
-        }
-    }
-}
-
-/* dq or dk of head h through the norm, to the channels from `first` on. */
-static void add_key(struct sequence *s, const double *dk, int first)
-{
-    double dx[K];
-    for (int64_t t = 0; t < s->l.T; t++) {
-        oracle_l2norm_backward(dx, s->conv + t * D + first, dk + t * K, K, GDN_NORM_L2, 1e-6);
-        for (int i = 0; i < K; i++) s->dc[t * D + first + i] += dx[i];
-    }
-}
-
-static double most_beta(const args *a) { return a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1; }
-
-static void gates_backward(struct sequence *s, int h, const double *dgate, const double *dbeta)
-{
-    for (int64_t t = 0; t < s->l.T; t++) {
-        const double b = s->l.b[t * HV + h];
-        double by_A_log;
-        const double da =
-            dgate[t] * oracle_gate_slope(s->l.alog[t * HV + h], ring2_get(&s->a->A_log, h),
-                                         ring2_get(&s->a->dt_bias, h), 0, &by_A_log);
-        double *to = s->dy + t * ALL_COLUMNS + D + HV * V;
-        to[h] = dbeta[t] * most_beta(s->a) * oracle_sigmoid(b) * oracle_sigmoid(-b);
-        to[HV + h] = da;
-        s->g.of[GDT][h] += da;
-        s->g.of[GA_LOG][h] += dgate[t] * by_A_log;
-    }
-}
-
-/* The gradient of o, from that of n; those of z and of the weight. */
-static void norm_backward(struct sequence *s, int h, const double *o, double *dO)
-{
-    const double *w = ring2_doubles(&s->a->norm_weight);
-    const bool sigmoid = s->a->activation == GDN_ACT_SIGMOID;
-    double dw[V];
-    for (int64_t t = 0; t < s->l.T; t++) {
-        const struct oracle_rmsnorm n = {
-            o + t * V, w, s->l.z + (t * HV + h) * V, s->dn + (t * HV + h) * V, sigmoid, 1e-6, V,
-        };
-        oracle_rmsnorm_backward(&n, dO + t * V, s->dy + t * ALL_COLUMNS + D + h * V, dw);
-        for (int i = 0; i < V; i++) s->g.of[GNORM][i] += dw[i];
-    }
-}
-
-static double *state_of(const struct sequence *s, const gdn_tensor *t, int h)
-{
-    const gdn_block_args f = { .state_layout = s->a->state_layout };
-    double *S = numbers(V * K);
-    for (int i = 0; t->data && i < V * K; i++)
-        S[i] = ring2_get(t, state_at(&f, s->row, h, i / K, i % K));
-    return S;
-}
-
-static void head_backward(struct sequence *s, int h)
-{
-    const int64_t T = s->l.T;
-    double *q = numbers(T * K), *k = numbers(T * K), *v = numbers(T * V), *o = numbers(T * V);
-    double *alpha = numbers(T), *beta = numbers(T), *dO = numbers(T * V);
-    double *state = state_of(s, &s->a->state, h), *first = state_of(s, &s->a->state, h);
-    const gdn_block_args f = { .state_layout = s->a->state_layout };
-    for (int64_t t = 0; t < T; t++) {
-        const double *row = s->conv + t * D;
-        oracle_l2norm(q + t * K, row + h / R * K, K, GDN_NORM_L2, 1e-6);
-        oracle_l2norm(k + t * K, row + HK * K + h / R * K, K, GDN_NORM_L2, 1e-6);
-        memcpy(v + t * V, row + 2 * HK * K + h * V, V * 8);
-        alpha[t] = exp(oracle_gate(s->l.alog[t * HV + h], ring2_get(&s->a->A_log, h),
-                                   ring2_get(&s->a->dt_bias, h), 0));
-        beta[t] = most_beta(s->a) * oracle_sigmoid(s->l.b[t * HV + h]);
-    }
-    const struct oracle_rule r = { .T = T,
-                                   .K = K,
-                                   .V = V,
-                                   .scale = 1 / sqrt(K),
-                                   .q = q,
-                                   .k = k,
-                                   .v = v,
-                                   .alpha = alpha,
-                                   .beta = beta,
-                                   .o = o,
-                                   .state = state };
-    if (s->l.noise)
-        run_rounded(&s->l, &r, k);
-    else
-        oracle_rule(&r);
-    for (int64_t t = 0; t < T; t++)
-        oracle_rmsnorm_gated(s->n + (t * HV + h) * V, o + t * V, ring2_doubles(&s->a->norm_weight),
-                             s->l.z + (t * HV + h) * V, s->a->activation == GDN_ACT_SIGMOID, 1e-6,
-                             V);
-    norm_backward(s, h, o, dO);
-    round_all(&s->l, dO, T * V);
-    const struct oracle_backward b = { .T = T,
-                                       .K = K,
-                                       .V = V,
-                                       .scale = 1 / sqrt(K),
-                                       .q = q,
-                                       .k = k,
-                                       .v = v,
-                                       .alpha = alpha,
-                                       .beta = beta,
-                                       .state = first,
-                                       .dstate_out = state_of(s, &s->a->dstate_out, h),
-                                       .dout = dO,
-                                       .dq = numbers(T * K),
-                                       .dk = numbers(T * K),
-                                       .dv = numbers(T * V),
-                                       .dgate = numbers(T),
-                                       .dbeta = numbers(T),
-                                       .dstate = numbers(V * K) };
-    oracle_rule_backward(&b);
-    add_key(s, b.dq, h / R * K);
-    add_key(s, b.dk, HK * K + h / R * K);
-    for (int64_t i = 0; i < T * V; i++) s->dc[i / V * D + 2 * HK * K + h * V + i % V] += b.dv[i];
-    gates_backward(s, h, b.dgate, b.dbeta);
-    for (int i = 0; i < V * K; i++)
-        s->g.of[GSTATE][state_at(&f, s->row, h, i / K, i % K)] += b.dstate[i];
-}
-
-static void output_backward(struct sequence *s)
-{
-    const double *w = ring2_doubles(&s->a->out_proj);
-    for (int64_t t = 0; t < s->l.T; t++)
-        for (int i = 0; i < HIDDEN; i++)
-            for (int j = 0; j < HV * V; j++)
-                s->dn[t * HV * V + j] += s->dout[t * HIDDEN + i] * w[i * HV * V + j];
-    round_all(&s->l, s->dn, s->l.T * HV * V);
-}
-
-/* Computes the gradients of the weights on both sides, and of hidden. */
-static void projections_backward(struct sequence *s)
-{
-    round_all(&s->l, s->n, s->l.T * HV * V);
-    round_all(&s->l, s->dy, s->l.T * ALL_COLUMNS);
-    for (int64_t t = 0; t < s->l.T; t++)
-        for (int i = 0; i < HIDDEN; i++)
-            for (int j = 0; j < HV * V; j++)
-                s->g.of[GOUT][i * HV * V + j] += s->dout[t * HIDDEN + i] * s->n[t * HV * V + j];
-    for (int c = 0; c < ALL_COLUMNS; c++) {
-        int64_t row;
-        const int which = weight_of(s, c, &row);
-        const double *w = ring2_doubles(source_of(s->a, which)) + row * HIDDEN;
-        double *dw = s->g.of[which] + row * HIDDEN;
-        for (int64_t t = 0; t < s->l.T; t++) {
-            const double dy = s->dy[t * ALL_COLUMNS + c], *x = s->l.x + t * HIDDEN;
-            double *dx = s->g.of[GHIDDEN] + (s->first + t) * HIDDEN;
-            for (int i = 0; i < HIDDEN; i++) dw[i] += dy * x[i], dx[i] += dy * w[i];
-        }
-    }
-}
-
-static void add_sequence(args *a, const struct ring2_sequence *from, struct oracle_noise *noise,
-                         const struct gradients *g)
-{
-    const gdn_block_args f = forward_of(a);
-    const gdn_tensor *state = a->conv_state.data ? &a->conv_state : &a->dconv_state;
-    struct sequence s = { .a = a, .row = from->row, .first = from->first, .g = *g };
-    const int64_t T = from->valid;
-    s.l = (struct layer){
-        .a = &f, .T = T, .S = state->data ? state->size[2] : W - 1, .noise = noise
-    };
-    s.l.x = numbers(T * HIDDEN), s.dout = numbers(T * HIDDEN);
-    for (int64_t i = 0; i < T * HIDDEN; i++) {
-        s.l.x[i] = ring2_get(&a->hidden, s.first * HIDDEN + i);
-        s.dout[i] = ring2_get(&a->dout, s.first * HIDDEN + i);
-    }
-    s.history = numbers(s.l.S * D), s.l.conv = numbers(s.l.S * D);
-    for (int64_t i = 0; a->conv_state.data && i < s.l.S * D; i++)
-        s.history[i] = s.l.conv[i] = ring2_get(&a->conv_state, conv_at(&s, (int)(i % D), i / D));
-    s.n = numbers(T * HV * V), s.dn = numbers(T * HV * V);
-    s.dc = numbers(T * D), s.dy = numbers(T * ALL_COLUMNS);
-    project_all(&s.l);
-    s.conv = convolve(&s.l);
-    output_backward(&s);
-    for (int h = 0; h < HV; h++) head_backward(&s, h);
-    conv_backward(&s);
-    projections_backward(&s);
-}
-
-static int64_t count_of(args *a, int i)
-{
-    const gdn_tensor *t = gradient_of(a, i)->data ? gradient_of(a, i) : source_of(a, i);
-    const int64_t B = a->batch && a->batch->cu_seqlens.data ? ring2_count(&a->batch->cu_seqlens)
-                                                            : a->hidden.size[0];
-    if (t->data) return ring2_count(t);
-    return i == GBIAS ? D : i == GSTATE ? B * HV * V * K : i == GCONV_STATE ? B * D * (W - 1) : 0;
-}
-
-/* noise: of what a device rounds; NULL: nothing is. */
-static struct gradients make_gradients(args *a, struct oracle_noise *noise)
-{
-    struct gradients g;
-    struct ring2_sequence *seqs;
-    const int64_t B = ring2_sequences(a->batch, &a->hidden, 1, false, &seqs);
-    for (int i = 0; i < N_GRADIENTS; i++) g.of[i] = numbers(count_of(a, i));
-    for (int64_t b = 0; b < B; b++) {
-        if (a->batch && a->batch->token_start.data) {
-            const int64_t n = (int64_t)ring2_get(&a->batch->token_start, seqs[b].row);
-            seqs[b].first += n;
-            if (!a->batch->token_count.data) seqs[b].valid -= n;
-        }
-        add_sequence(a, &seqs[b], noise, &g);
-    }
-    return g;
-}
+#include "block_gradients.h"
 
 /* ---- Calls ---- */
 
+/* in_proj_qkvz; in_proj_qkv; in_proj_q and the others; those, of KDA, with low ranks; KDA without,
+ * whose gates have a bound. */
+enum form { GROUPED, JOINED, APART, KDA, KDA_BOUND };
+
 struct kind {
     int32_t dtype, weights, states, layout;
-    bool fused;
+    enum form form;
     int64_t conv_rows;
     int32_t activation, beta_kind;
 };
 
 static const struct kind kinds[] = {
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, 0, 0 },
-    { GDN_F32, GDN_F32, GDN_BF16, GDN_STATE_KV, false, 4, 0, 0 },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, true, 4, 0, 0 },
-    { GDN_F16, GDN_BF16, GDN_F16, GDN_STATE_KV, false, 3, 0, 0 },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, true, 3, GDN_ACT_SIGMOID, 0 },
-    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, false, 3, 0, GDN_BETA_TWICE_SIGMOID },
-    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, false, 3, GDN_ACT_SIGMOID,
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, GROUPED, 3, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_BF16, GDN_STATE_KV, JOINED, 4, 0, 0 },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, GROUPED, 4, 0, 0 },
+    { GDN_F16, GDN_BF16, GDN_F16, GDN_STATE_KV, JOINED, 3, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, GROUPED, 3, GDN_ACT_SIGMOID, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, JOINED, 3, 0, GDN_BETA_TWICE_SIGMOID },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_VK, JOINED, 3, GDN_ACT_SIGMOID,
       GDN_BETA_TWICE_SIGMOID },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, APART, 3, 0, GDN_BETA_TWICE_SIGMOID },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_VK, KDA, 3, GDN_ACT_SIGMOID, 0 },
+    { GDN_BF16, GDN_BF16, GDN_F32, GDN_STATE_KV, KDA, 4, GDN_ACT_SIGMOID, 0 },
+    { GDN_F32, GDN_F32, GDN_F32, GDN_STATE_KV, KDA_BOUND, 3, 0, 0 },
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -388,22 +42,40 @@ static gdn_tensor filled(int32_t dtype, double size, int64_t a, int64_t b, int64
     return t;
 }
 
+static void give_projections(args *a, const struct kind *k)
+{
+    const int32_t w = k->weights;
+    const int64_t z_in = k->form == KDA ? 8 : HIDDEN, a_in = k->form == KDA ? 24 : HIDDEN;
+    if (k->form == GROUPED) {
+        a->in_proj_qkvz = filled(w, 0.4, D + HV * V, HIDDEN, 0, 0);
+        a->in_proj_ba = filled(w, 0.4, 2 * HV, HIDDEN, 0, 0);
+        return;
+    }
+    if (k->form == JOINED) {
+        a->in_proj_qkv = filled(w, 0.4, D, HIDDEN, 0, 0);
+    } else {
+        a->in_proj_q = filled(w, 0.4, HK * K, HIDDEN, 0, 0);
+        a->in_proj_k = filled(w, 0.4, HK * K, HIDDEN, 0, 0);
+        a->in_proj_v = filled(w, 0.4, HV * V, HIDDEN, 0, 0);
+    }
+    if (k->form == KDA) {
+        a->in_proj_z_down = filled(w, 0.4, z_in, HIDDEN, 0, 0);
+        a->in_proj_a_down = filled(w, 0.4, a_in, HIDDEN, 0, 0);
+    }
+    a->in_proj_z = filled(w, 0.4, HV * V, z_in, 0, 0);
+    a->in_proj_b = filled(w, 0.4, HV, HIDDEN, 0, 0);
+    a->in_proj_a = filled(w, 0.4, k->form < KDA ? HV : HV * K, a_in, 0, 0);
+    a->conv_bias = filled(w, 0.1, D, 0, 0, 0);
+}
+
 static void give_weights(args *a, const struct kind *k)
 {
     const int32_t w = k->weights;
-    if (k->fused) {
-        a->in_proj_qkvz = filled(w, 0.4, D + HV * V, HIDDEN, 0, 0);
-        a->in_proj_ba = filled(w, 0.4, 2 * HV, HIDDEN, 0, 0);
-    } else {
-        a->in_proj_qkv = filled(w, 0.4, D, HIDDEN, 0, 0);
-        a->in_proj_z = filled(w, 0.4, HV * V, HIDDEN, 0, 0);
-        a->in_proj_b = filled(w, 0.4, HV, HIDDEN, 0, 0);
-        a->in_proj_a = filled(w, 0.4, HV, HIDDEN, 0, 0);
-        a->conv_bias = filled(w, 0.1, D, 0, 0, 0);
-    }
+    give_projections(a, k);
     a->conv_weight = filled(w, 0.5, D, W, 0, 0);
     a->A_log = filled(GDN_F32, 1, HV, 0, 0, 0);
-    a->dt_bias = filled(w, 1, HV, 0, 0, 0);
+    a->dt_bias = filled(w, 1, HV, k->form < KDA ? 0 : K, 0, 0);
+    if (k->form == KDA_BOUND) a->gate_lower_bound = -5;
     a->norm_weight = filled(w, 2, V, 0, 0, 0);
     a->out_proj = filled(w, 0.2, HIDDEN, HV * V, 0, 0);
 }
@@ -626,9 +298,10 @@ static double difference(const args *a, const gdn_tensor *t, uint64_t seed, doub
 
 static void finite_differences(void)
 {
-    for (int n = 0; n < 2; n++) {
-        struct kind k = kinds[n];
-        k.states = GDN_F32;
+    static const enum form forms[] = { GROUPED, JOINED, APART, KDA, KDA_BOUND };
+    for (size_t n = 0; n < sizeof forms / sizeof *forms; n++) {
+        struct kind k = kinds[0];
+        k.form = forms[n];
         args a = make_call(&k, 0, 7, 1);
         for (int i = 0; i < N_GRADIENTS; i++) coarsen(source_of(&a, i));
         const struct gradients g = make_gradients(&a, NULL);

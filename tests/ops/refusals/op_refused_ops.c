@@ -427,7 +427,7 @@ static void refuse_block_fields(void)
     REFUSE("struct_size", GDN_E_ARG, "struct_size", a->struct_size = 0);
     REFUSE("flags", GDN_E_ARG, "flags", a->flags = 16);
     REFUSE("bf16 products of f32", GDN_E_DTYPE, "flags", a->flags = GDN_BF16_PRODUCTS);
-    REFUSE("reserved", GDN_E_ARG, "reserved: 1", a->reserved = 1);
+    REFUSE("gate_lower_bound 1", GDN_E_ARG, "gate_lower_bound: 1", a->gate_lower_bound = 1);
     REFUSE("n_key_heads 0", GDN_E_ARG, "n_key_heads", a->n_key_heads = 0);
     REFUSE("n_value_heads -1", GDN_E_ARG, "n_value_heads", a->n_value_heads = -1);
     REFUSE("value heads no multiple", GDN_E_ARG, "n_value_heads", a->n_key_heads = 2;
@@ -465,6 +465,10 @@ static void refuse_block_tensors(void)
            a->in_proj_qkvz.data = a->in_proj_ba.data = NULL);
     REFUSE("both kinds of projections", GDN_E_ARG, "in_proj_z",
            a->in_proj_z = ring2_new(GDN_F32, 0, 2, HV * V, HIDDEN, 0, 0));
+    REFUSE("a low rank beside fused ones", GDN_E_ARG, "in_proj_z_down",
+           a->in_proj_z_down = ring2_new(GDN_F32, 0, 2, 3, HIDDEN, 0, 0));
+    REFUSE("channels with in_proj_ba", GDN_E_SHAPE, "dt_bias",
+           a->dt_bias = ring2_new(GDN_F32, 0, 2, HV, K, 0, 0));
     REFUSE("in_proj_ba absent", GDN_E_ARG, "in_proj_ba", a->in_proj_ba.data = NULL);
     REFUSE("in_proj_qkvz of fewer rows", GDN_E_SHAPE, "in_proj_qkvz", a->in_proj_qkvz.size[0]--);
     REFUSE("in_proj_qkvz not dense", GDN_E_SHAPE, "in_proj_qkvz", a->in_proj_qkvz.stride[1] = 2);
@@ -486,7 +490,51 @@ static void refuse_block_tensors(void)
     REFUSE("state on hidden", GDN_E_ARG, "state", a->hidden.data = a->state.data);
     REFUSE("other numbers of slots", GDN_E_SHAPE, "slots", a->state.size[0] = 3);
 }
+#undef REFUSE
 
+enum { RANK = 5 };
+
+typedef gdn_block_args gdn_kda_args; /* as REFUSE_SEEN() wants it */
+
+/* KDA: a weight of each projection, of low rank where there are two. */
+static gdn_kda_args kda(void)
+{
+    gdn_block_args a = block();
+    a.in_proj_qkvz.data = a.in_proj_ba.data = NULL;
+    a.in_proj_q = ring2_new(GDN_F32, 0, 2, HK * K, HIDDEN, 0, 0);
+    a.in_proj_k = ring2_new(GDN_F32, 0, 2, HK * K, HIDDEN, 0, 0);
+    a.in_proj_v = ring2_new(GDN_F32, 0, 2, HV * V, HIDDEN, 0, 0);
+    a.in_proj_z_down = ring2_new(GDN_F32, 0, 2, RANK, HIDDEN, 0, 0);
+    a.in_proj_z = ring2_new(GDN_F32, 0, 2, HV * V, RANK, 0, 0);
+    a.in_proj_b = ring2_new(GDN_F32, 0, 2, HV, HIDDEN, 0, 0);
+    a.in_proj_a_down = ring2_new(GDN_F32, 0, 2, RANK, HIDDEN, 0, 0);
+    a.in_proj_a = ring2_new(GDN_F32, 0, 2, HV * K, RANK, 0, 0);
+    a.dt_bias = ring2_new(GDN_F32, 0, 2, HV, K, 0, 0);
+    return a;
+}
+
+#define REFUSE(...) REFUSE_SEEN(RING2_STRUCT, GDN_OP_BLOCK, kda, __VA_ARGS__)
+
+static void refuse_kda(void)
+{
+    REFUSE("in_proj_k absent", GDN_E_ARG, "in_proj_k: absent", a->in_proj_k.data = NULL);
+    REFUSE("in_proj_q absent", GDN_E_ARG, "in_proj_q: absent", a->in_proj_q.data = NULL);
+    REFUSE("in_proj_qkv too", GDN_E_ARG, "in_proj_q: given beside in_proj_qkv",
+           a->in_proj_qkv = ring2_new(GDN_F32, 0, 2, D, HIDDEN, 0, 0));
+    REFUSE("in_proj_v of fewer rows", GDN_E_SHAPE, "in_proj_v", a->in_proj_v.size[0]--);
+    REFUSE("in_proj_z of another rank", GDN_E_SHAPE, "in_proj_z", a->in_proj_z_down.size[0]--);
+    REFUSE("in_proj_z_down absent", GDN_E_SHAPE, "in_proj_z", a->in_proj_z_down.data = NULL);
+    REFUSE("in_proj_a_down of no rows", GDN_E_SHAPE, "in_proj_a_down",
+           a->in_proj_a_down.size[0] = 0);
+    REFUSE("in_proj_a_down not dense", GDN_E_SHAPE, "in_proj_a_down",
+           a->in_proj_a_down.stride[1] = 2);
+    REFUSE("in_proj_a_down of I32", GDN_E_DTYPE, "in_proj_a_down",
+           a->in_proj_a_down.dtype = GDN_I32);
+    REFUSE("dt_bias of heads alone", GDN_E_SHAPE, "in_proj_a",
+           a->dt_bias = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0));
+    REFUSE("dt_bias of 3 channels", GDN_E_SHAPE, "dt_bias", a->dt_bias.size[1] = 3);
+    REFUSE("out on in_proj_q", GDN_E_ARG, "out", a->in_proj_q.data = a->out.data);
+}
 #undef REFUSE
 
 /* ---- gdn_block_backward ---- */
@@ -522,6 +570,10 @@ static void refuse_block_backward(void)
            a->in_proj_z = ring2_clone(&a->in_proj_ba));
     REFUSE("din_proj_z beside in_proj_qkvz", GDN_E_ARG, "din_proj_z",
            a->din_proj_z = ring2_clone(&a->in_proj_ba));
+    REFUSE("din_proj_z_down alone", GDN_E_ARG, "din_proj_z_down",
+           a->din_proj_z_down = ring2_clone(&a->in_proj_ba));
+    REFUSE("ddt_bias of channels", GDN_E_SHAPE, "ddt_bias",
+           a->ddt_bias = ring2_new(GDN_F32, 0, 2, HV, K, 0, 0));
     REFUSE("dout of I32", GDN_E_DTYPE, "dout", a->dout.dtype = GDN_I32);
     REFUSE("dout_proj of BF16", GDN_E_DTYPE, "dout_proj", a->dout_proj.dtype = GDN_BF16);
     REFUSE("dout of another shape", GDN_E_SHAPE, "dout", a->dout.size[0]--);
@@ -554,6 +606,7 @@ int main(int argc, char **argv)
     refuse_rmsnorm_gated_backward();
     refuse_block_fields();
     refuse_block_tensors();
+    refuse_kda();
     refuse_block_backward();
     return ring2_summary();
 }

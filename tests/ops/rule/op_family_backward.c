@@ -514,10 +514,46 @@ static void forgets_all(int i)
     }
 }
 
-/* dstate has the same bits if it is the only gradient. */
+/* Expects rows [from, from + n) of a gradient to be those of another call. */
+static void expect_rows(int d, gdn_prefill_backward_args *got, gdn_prefill_backward_args *want,
+                        int64_t from, int64_t n)
+{
+    const gdn_tensor a = ring2_narrow(made(got, d), 0, from, n);
+    const gdn_tensor b = ring2_narrow(made(want, d), 0, from, n);
+    near(names[d], &a, ring2_doubles(&b));
+}
+
+/* A NaN in a token reaches only what depends on it. Of v it does not reach gradients of tokens
+ * before it, nor dv of those after it; of dout it does not reach later tokens. */
+static void stays(int i)
+{
+    static const struct way w = {
+        .name = "one", .Hk = 2, .H = 4, .K = 40, .V = 24, .lengths = { 50 }
+    };
+    const int64_t T = w.lengths[0], at = 21, size = w.H * w.V;
+    gdn_prefill_backward_args a = draw(&rules[0], 1, &w), b = a;
+    for (int j = 0; j < N_MADE; j++)
+        if (made(&a, j)->data) *made(&b, j) = ring2_clone(made(&a, j));
+    gdn_tensor *bad = i ? &b.dout : &b.v;
+    *bad = ring2_clone(bad);
+    for (int64_t j = 0; j < size; j++)
+        if (j % 5 == 0) ring2_set(bad, at * size + j, NAN);
+    run(&a), run(&b);
+    for (int j = DQ; j <= DBETA; j++)
+        if (i)
+            expect_rows(j, &b, &a, at + 1, T - at - 1);
+        else
+            expect_rows(j, &b, &a, 0, at);
+    if (i) return;
+    expect_rows(DV, &b, &a, 0, T);
+    near("dstate", &b.dstate, ring2_doubles(&a.dstate));
+}
+
+/* dstate has the same bits if it is the only gradient, and if a state is not finite. */
 static void alone(int i)
 {
-    gdn_prefill_backward_args a = draw(&rules[i], 4, &ways[0]), b = a;
+    gdn_prefill_backward_args a = draw(&rules[i / 2], 4, &ways[0]), b = a;
+    if (i % 2) ring2_set(&a.state, 7, NAN);
     for (int j = 0; j < DSTATE; j++) made(&b, j)->data = NULL;
     b.dstate = ring2_clone(&a.dstate);
     run(&a), run(&b);
@@ -557,7 +593,8 @@ int main(int argc, char **argv)
         { "kinds", kinds, N_RULES * (N_WAYS - 2) },
         { "forgets", forgets, 2 },
         { "forgets_all", forgets_all, 4 },
-        { "alone", alone, N_RULES },
+        { "stays", stays, 2 },
+        { "alone", alone, 2 * N_RULES },
         { "windows", windows, N_RULES },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -10,7 +10,7 @@
 
 #include "core/ctx.h"
 #include "cuda/driver/launch.h"
-#include "cuda/prefill/sm90/cache.h"
+#include "cuda/driver/launch.h"
 #include "ring2_device.h"
 #include "ring2_rule.h"
 
@@ -39,7 +39,6 @@ static gdn_ctx *open_for(const struct form *f)
     gdn_ctx *ctx = ring2_hopper(f->first, f->each);
     if (!ctx) return NULL;
     ctx->cuda->sm_count = f->sm_count;
-    memset(&ctx->cuda->sm90->planned, 0, sizeof ctx->cuda->sm90->planned);
     return ctx;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: gpu, sm_80 --every=8, sm_90 --every=4 */
+/* runs: gpu, sm_80 "windows of whole", sm_90 --every=4 */
 /*
  * gdn_prefill_backward() in windows, through a batch and of each sequence.
  */

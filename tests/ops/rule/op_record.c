@@ -207,7 +207,7 @@ static void refused_decode(void)
     DECODE("no g", GDN_E_ARG, "record_g", a->record_g.data = NULL);
     DECODE("no count", GDN_E_ARG, "record_count", a->record_count.data = NULL);
     DECODE("no state", GDN_E_ARG, "state", a->state.data = NULL);
-    DECODE("final states", GDN_E_ARG, "write", y.b->write = GDN_WRITE_FINAL);
+    DECODE("a tree accepted at once", GDN_E_ARG, "parents", y.b->write = GDN_WRITE_FINAL);
     DECODE("fresh starts", GDN_E_ARG, "has_initial_state",
            y.b->has_initial_state = ring2_indices(GDN_I32, B, ones));
     DECODE("accepted slots", GDN_E_ARG, "num_accepted_tokens",

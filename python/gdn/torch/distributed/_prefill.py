@@ -208,14 +208,15 @@ def prefill(q, k, v, g=None, beta=None, *, layout, A_log=None, dt_bias=None, sta
 
     q [N][Hq][K], k [N][Hk][K], v [N][Hv][V], g, beta [N][H]: this rank's N tokens, or [1][N].
     state [len(layout.begins)][H][V][K] float32: initial states of the sequences that begin on this
-    rank. Options are those of gdn.torch.prefill() that have gradients, without masks of tokens.
+    rank. Options are those of gdn.torch.prefill() that have gradients, without masks of tokens and
+    without updates and write_gate: the rules are GDN and KDA.
     Gradients flow to every tensor. Those of A_log and dt_bias are of this rank's tokens alone; add
     them up over ranks, as those of other weights.
 
     Returns out [N][H][V]; with return_state=True (out, final states [len(layout.ends)][H][V][K] of
     the sequences that end on this rank).
     """
-    refuse_others("distributed.prefill", {*_NUMBERS, *_FORWARD, "write"}, options)
+    refuse_others("distributed.prefill", {*_NUMBERS, *_FORWARD, "write"} - {"updates"}, options)
     rows = [q, k, v, g, beta]
     is_padded = q.dim() == 4
     if is_padded:

@@ -282,7 +282,7 @@ template <class Shared> GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu
     }
 }
 
-/* By a warpgroup. */
+/* A whole warpgroup calls it. */
 template <class Shared> GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
 {
     const struct scan_way &w = sh.way;

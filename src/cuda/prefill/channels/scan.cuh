@@ -245,7 +245,7 @@ __device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in
  * they give is lost too, if no channel forgets.
  */
 
-/* Returns true if all of R and U is finite. By a warp. */
+/* Returns true if all of R and U is finite. A whole warp calls it. */
 template <int io, int deep>
 __device__ __forceinline__ bool scan_warp<io, deep>::are_fine(const operands &r,
                                                               const operands &u) const
@@ -259,7 +259,8 @@ __device__ __forceinline__ bool scan_warp<io, deep>::are_fine(const operands &r,
     return !in_warp(tiles::is_tainted(taint));
 }
 
-/* Returns true if in each column where they are not, an element of S is not. By a warp. */
+/* Returns true if S has an element that is not finite in each column where R or U has one. A whole
+ * warp calls it. */
 template <int io, int deep>
 __device__ __forceinline__ bool scan_warp<io, deep>::were_lost(const operands &r,
                                                                const operands &u) const

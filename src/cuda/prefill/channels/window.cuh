@@ -19,7 +19,7 @@ struct channels_part {
     bool is_first;
 };
 
-/* Returns the i-th chunk of the window. By all threads of a warp. */
+/* Returns the i-th chunk of the window. All threads of a warp call it. */
 GDN_DEVICE struct stage_chunk find_window_chunk(const struct gdn_cu_prefill_channels &a, int64_t i)
 {
     struct stage_chunk c = {};
@@ -29,7 +29,7 @@ GDN_DEVICE struct stage_chunk find_window_chunk(const struct gdn_cu_prefill_chan
     return c;
 }
 
-/* Returns the part of a sequence that the window has. By all threads of a warp. */
+/* Returns the part of a sequence that the window has. All threads of a warp call it. */
 GDN_DEVICE struct channels_part find_part(const struct gdn_cu_prefill_channels &a,
                                           const struct gdn_cu_seq &s)
 {

@@ -71,7 +71,7 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_portable_cut
     return bytes;
 }
 
-size_t gdn_cuda_prefill_portable_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+size_t gdn_cuda_prefill_portable_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                        struct gdn_cuda_cut_options options)
 {
     const struct gdn_portable_cut c = gdn_cuda_portable_cut(ctx, r, options);

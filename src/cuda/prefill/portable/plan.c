@@ -129,7 +129,7 @@ struct gdn_portable_cut gdn_cuda_portable_cut(const gdn_ctx *ctx, const struct g
                                               struct gdn_cuda_cut_options options)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    const struct gdn_cuda_cut *wanted = &ctx->cuda->sm90->cut; /* by a test */
+    const struct gdn_cuda_cut *wanted = &gdn_cuda_wanted(ctx)->cut;
     struct gdn_portable_cut c = { INT64_MAX, CHUNK, 0, 0 };
     if (!may_be_cut(r, options) || b->B < 1) return c;
     const int64_t each = wanted->first ? wanted->each : CHUNK * find_each(ctx, r);

@@ -25,12 +25,9 @@ struct gdn_cuda_sm90 {
     /* The last call of launch.c: q, k, then v and out of every 128 columns. The last one of
      * backward.c: v and dout. */
     struct gdn_cuda_map maps[GDN_CUDA_MAPS];
-    struct gdn_cuda_cut cut;    /* of tests: segments as they want them; else first is 0 */
-    int64_t window_chunks;      /* of tests: of a window of gradients; -n: of one of n chunks
-                                    through the batch; else 0 */
     struct gdn_cuda_cut logged; /* the last one in the log */
     struct {
-        uint64_t of[8]; /* what was planned for last; zeros: nothing yet */
+        uint64_t of[9]; /* the shape of the last plan; zeros: there is none yet */
         struct gdn_cuda_cut cut;
     } planned;
 };

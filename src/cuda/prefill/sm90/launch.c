@@ -61,10 +61,10 @@ static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_cut_options op
     return r->norm != GDN_NO_NORM && !options.every_token;
 }
 
-/* Returns the cut of the whole call. Planning takes up to 5 us, and a call needs the cut twice, for
- * its workspace and to launch. So the cut of the last shape is kept. Larger heads have no
- * segments. */
-static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+/* Returns the cut of the whole call. Larger heads have no segments. A call needs the cut twice, for
+ * its workspace and to launch. Layers of a model make the same call, and a plan takes 5 to 60 us
+ * (docs/gpu/hopper-prefill.md, "The planner"). So the context keeps the cut of the last shape. */
+static struct gdn_cuda_cut find_cut(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                     struct gdn_cuda_cut_options options)
 {
     const struct gdn_cu_batch *b = &r->batch;
@@ -72,13 +72,19 @@ static struct gdn_cuda_cut find_cut(const gdn_ctx *ctx, const struct gdn_cu_rule
     const struct gdn_cuda_shape s = {
         b, r->H, options.longest, is_small(r), may_stop(r, options), ctx->cuda->sm_count
     };
-    const uint64_t of[] = { (uint64_t)b->B, (uint64_t)b->T,
-                            (uint64_t)b->N, (uint64_t)b->padded,
-                            (uint64_t)r->H, (uint64_t)options.longest,
-                            s.small,        s.stops };
+    const struct gdn_cuda_cut *wanted = &gdn_cuda_wanted(ctx)->cut;
+    const uint64_t of[] = { (uint64_t)b->B,
+                            (uint64_t)b->T,
+                            (uint64_t)b->N,
+                            (uint64_t)b->padded,
+                            (uint64_t)r->H,
+                            (uint64_t)options.longest,
+                            s.small,
+                            s.stops,
+                            (uint64_t)s.sm_count };
     _Static_assert(sizeof of == sizeof c->planned.of, "all that a plan depends on");
     if (options.whole || is_deep(r)) return gdn_cuda_no_cut(&s);
-    if (c->cut.first) return gdn_cuda_cut_like(&s, &c->cut);
+    if (wanted->first) return gdn_cuda_cut_like(&s, wanted);
     if (!gdn_cuda_is_key(c->planned.of, of, sizeof of / sizeof *of)) {
         c->planned.cut = gdn_cuda_find_cut(&s);
         memcpy(c->planned.of, of, sizeof of);
@@ -106,7 +112,7 @@ static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
     return bytes;
 }
 
-size_t gdn_cuda_prefill_sm90_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+size_t gdn_cuda_prefill_sm90_bytes(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                    struct gdn_cuda_cut_options options)
 {
     const struct gdn_cuda_cut c = find_cut(ctx, r, options);
@@ -139,9 +145,14 @@ static void log_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
     if (c->whole == logged->whole && c->first == logged->first && c->each == logged->each &&
         c->units == logged->units)
         return;
-    snprintf(line, sizeof line,
-             "prefill: segments of %lld tokens, then of %lld, at most %lld, above %lld tokens",
-             (long long)c->first, (long long)c->each, (long long)c->units, (long long)c->whole);
+    if (c->planned)
+        snprintf(line, sizeof line,
+                 "prefill: segments of tokens that a kernel finds, at most %lld, above %lld tokens",
+                 (long long)c->units, (long long)c->whole);
+    else
+        snprintf(line, sizeof line,
+                 "prefill: segments of %lld tokens, then of %lld, at most %lld, above %lld tokens",
+                 (long long)c->first, (long long)c->each, (long long)c->units, (long long)c->whole);
     gdn_log_line(ctx, line);
     *logged = *c;
 }

@@ -79,7 +79,7 @@ GDN_DEVICE void run_left(const struct gdn_cu_prefill_sm90 &a)
         sum_chunk_left(r, s, i * 64, left < 64 ? (int)left : 64, head);
 }
 
-/* The warps of a block tell each other sums and votes. */
+/* The warps of a block exchange sums and votes. */
 struct left_sums {
     float totals[32];
     uint32_t votes[32];

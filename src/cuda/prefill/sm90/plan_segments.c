@@ -160,8 +160,8 @@ static bool is_step_wide(const struct gdn_cuda_shape *s)
     return step_time(s, &prompt, true) < step_time(s, &prompt, false);
 }
 
-/* Returns true if a step could lose more by whole sequences than an even batch by launches without
- * work. */
+/* Compares two losses: of a step with a long prompt if sequences stay whole, and of an even batch
+ * by launches without work. Returns true if the first may be larger. */
 static bool is_step_long(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *even,
                          bool wide)
 {

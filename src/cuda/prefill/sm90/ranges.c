@@ -119,7 +119,7 @@ static int64_t find_chunks(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 static struct cut find_cut(const gdn_ctx *ctx, const struct gdn_cuda_summary *s)
 {
     const struct gdn_cu_batch *b = &s->rule.batch;
-    const struct gdn_cuda_cut *wanted = &ctx->cuda->sm90->cut; /* by a test */
+    const struct gdn_cuda_cut *wanted = &gdn_cuda_wanted(ctx)->cut;
     struct cut c = { 0, 0, 0 };
     if (b->B < 1) return c;
     c.each = wanted->first ? wanted->each

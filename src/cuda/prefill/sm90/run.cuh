@@ -194,8 +194,8 @@ GDN_DEVICE bool is_not_planned(const struct gdn_cu_prefill_sm90 &a, int64_t unit
     return unit >= n || (HOPPER_OUTPUTS && wide != (HOPPER_BLOCKS == 1));
 }
 
-/* Returns true if the block's sequence has one token, and decode takes it. All threads ask, before
- * anything else: of a batch most blocks may end here. */
+/* Returns true if the block's sequence has one token, and decode takes it. All threads call it
+ * first, because most blocks of a batch may end here. */
 GDN_DEVICE bool is_left_to_decode(const struct gdn_cu_prefill_sm90 &a, int64_t number)
 {
     const struct gdn_cu_batch &b = a.rule.batch;

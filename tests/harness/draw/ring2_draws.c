@@ -364,6 +364,42 @@ static int64_t block_size(struct ring2_draw *d, int64_t most)
     return d->vast ? vast_size(d, most) : up_to(8);
 }
 
+/* The projections of a layer, and dt_bias. */
+struct layer_weights {
+    gdn_tensor *qkvz, *ba, *qkv, *q, *k, *v, *z_down, *z, *b, *a_down, *a, *dt_bias;
+};
+#define LAYER_WEIGHTS(args)                                                                      \
+    {                                                                                            \
+        &(args)->in_proj_qkvz, &(args)->in_proj_ba, &(args)->in_proj_qkv, &(args)->in_proj_q,    \
+            &(args)->in_proj_k, &(args)->in_proj_v, &(args)->in_proj_z_down, &(args)->in_proj_z, \
+            &(args)->in_proj_b, &(args)->in_proj_a_down, &(args)->in_proj_a, &(args)->dt_bias    \
+    }
+
+static void draw_weights(struct ring2_draw *d, const struct layer_weights *w, int64_t Hk,
+                         const struct heads *h, int64_t hidden)
+{
+    const int64_t keys = Hk * h->K, values = h->H * h->V;
+    const bool grouped = one_in(2), channels = !grouped && one_in(3);
+    *w->dt_bias = channels ? PLACE2(GDN_F32, h->H, h->K) : PLACE1(GDN_F32, h->H);
+    if (grouped) {
+        *w->qkvz = PLACE2(GDN_BF16, 2 * keys + 2 * values, hidden);
+        *w->ba = PLACE2(GDN_F32, 2 * h->H, hidden);
+        return;
+    }
+    if (one_in(2)) {
+        *w->qkv = PLACE2(GDN_F32, 2 * keys + values, hidden);
+    } else {
+        *w->q = PLACE2(GDN_F32, keys, hidden), *w->k = PLACE2(GDN_BF16, keys, hidden);
+        *w->v = PLACE2(GDN_F16, values, hidden);
+    }
+    if (one_in(3)) *w->z_down = PLACE2(GDN_F32, up_to(20), hidden);
+    if (one_in(3)) *w->a_down = PLACE2(GDN_BF16, up_to(20), hidden);
+    *w->z = PLACE2(GDN_F16, values, w->z_down->data ? w->z_down->size[0] : hidden);
+    *w->b = PLACE2(GDN_F32, h->H, hidden);
+    *w->a = PLACE2(GDN_F32, channels ? h->H * h->K : h->H,
+                   w->a_down->data ? w->a_down->size[0] : hidden);
+}
+
 static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct sizes *s)
 {
     const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2));
@@ -376,17 +412,9 @@ static void draw_block(struct ring2_draw *d, union ring2_call *c, const struct s
     a->state_layout = kv;
     if (one_in(6)) a->rounding = GDN_ROUND_STOCHASTIC, a->seed = ring2_draw_bits(d);
     a->hidden = PLACE2(GDN_F32, s->N, hidden), a->out = PLACE2(GDN_F32, s->N, hidden);
-    if (one_in(2)) {
-        a->in_proj_qkvz = PLACE2(GDN_BF16, D + Hv * V, hidden);
-        a->in_proj_ba = PLACE2(GDN_F32, 2 * Hv, hidden);
-    } else {
-        a->in_proj_qkv = PLACE2(GDN_F32, D, hidden);
-        a->in_proj_z = PLACE2(GDN_F16, Hv * V, hidden);
-        a->in_proj_b = PLACE2(GDN_F32, Hv, hidden);
-        a->in_proj_a = PLACE2(GDN_F32, Hv, hidden);
-    }
+    draw_weights(d, &(struct layer_weights)LAYER_WEIGHTS(a), Hk, &h, hidden);
     a->conv_weight = PLACE2(GDN_F32, D, 2 + below(7));
-    a->A_log = PLACE1(GDN_F32, Hv), a->dt_bias = PLACE1(GDN_F32, Hv);
+    a->A_log = PLACE1(GDN_F32, Hv);
     a->norm_weight = PLACE1(GDN_F32, V);
     a->out_proj = PLACE2(GDN_F32, hidden, Hv * V);
     a->conv_state = PLACE3(GDN_F32, s->P, D, a->conv_weight.size[1] - one_in(2));
@@ -405,6 +433,7 @@ static void draw_block_backward(struct ring2_draw *d, union ring2_call *c, const
     const int64_t Hk = 1 + below(2), Hv = Hk * (1 + below(2));
     const int64_t K = block_size(d, 256), V = block_size(d, 1024);
     const int64_t D = 2 * Hk * K + Hv * V, hidden = up_to(20), W = 2 + below(7), S = W - 1;
+    const struct heads h = { .H = Hv, .K = K, .V = V };
     const bool kv = one_in(2);
     const int32_t A = any_float(d);
     gdn_block_backward_args *a = &c->block_backward;
@@ -412,20 +441,14 @@ static void draw_block_backward(struct ring2_draw *d, union ring2_call *c, const
     a->state_layout = kv;
     a->hidden = PLACE2(A, s->N, hidden), a->dout = PLACE2(A, s->N, hidden);
     a->dhidden = PLACE2(GDN_F32, s->N, hidden);
-    if (one_in(2)) {
-        a->in_proj_qkvz = PLACE2(GDN_BF16, D + Hv * V, hidden);
-        a->in_proj_ba = PLACE2(GDN_F32, 2 * Hv, hidden);
-        a->din_proj_qkvz = PLACE2(GDN_F32, D + Hv * V, hidden);
-    } else {
-        a->in_proj_qkv = PLACE2(GDN_F32, D, hidden);
-        a->in_proj_z = PLACE2(GDN_F16, Hv * V, hidden);
-        a->in_proj_b = PLACE2(GDN_F32, Hv, hidden);
-        a->in_proj_a = PLACE2(GDN_F32, Hv, hidden);
-        a->din_proj_z = PLACE2(GDN_F32, Hv * V, hidden);
-    }
+    draw_weights(d, &(struct layer_weights)LAYER_WEIGHTS(a), Hk, &h, hidden);
+    if (a->in_proj_qkvz.data) a->din_proj_qkvz = PLACE2(GDN_F32, D + Hv * V, hidden);
+    if (a->in_proj_z.data) a->din_proj_z = PLACE2(GDN_F32, Hv * V, a->in_proj_z.size[1]);
+    if (a->in_proj_a_down.data)
+        a->din_proj_a_down = PLACE2(GDN_F32, a->in_proj_a_down.size[0], hidden);
     a->conv_weight = PLACE2(GDN_F32, D, W), a->dconv_weight = PLACE2(GDN_F32, D, W);
-    a->A_log = PLACE1(GDN_F32, Hv), a->dt_bias = PLACE1(GDN_F32, Hv);
-    a->dA_log = PLACE1(GDN_F32, Hv), a->ddt_bias = PLACE1(GDN_F32, Hv);
+    a->A_log = PLACE1(GDN_F32, Hv), a->dA_log = PLACE1(GDN_F32, Hv);
+    a->ddt_bias = a->dt_bias.ndim == 2 ? PLACE2(GDN_F32, Hv, K) : PLACE1(GDN_F32, Hv);
     a->norm_weight = PLACE1(GDN_F32, V), a->dnorm_weight = PLACE1(GDN_F32, V);
     a->out_proj = PLACE2(GDN_F32, hidden, Hv * V);
     a->dout_proj = PLACE2(GDN_F32, hidden, Hv * V);

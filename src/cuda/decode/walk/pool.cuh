@@ -4,8 +4,8 @@
  * that do more than the chains of general.cuh. A thread has elements of four columns of V, and of
  * each of them all its elements are of the same 32 columns of the block.
  */
-#ifndef GDN_CUDA_DECODE_STATE_CUH
-#define GDN_CUDA_DECODE_STATE_CUH
+#ifndef GDN_CUDA_DECODE_POOL_CUH
+#define GDN_CUDA_DECODE_POOL_CUH
 
 #include "cuda/decode/general.cuh"
 #include "cuda/device/q8.cuh"

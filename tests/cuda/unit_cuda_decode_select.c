@@ -179,7 +179,7 @@ static gdn_rule_args draw_call(gdn_batch *b)
 
 enum { N_CALLS = 3960, WIDTH = 90 };
 
-/* One letter_of() for each call. `unit_decode_choice --print` prints the list. A commit that
+/* One letter_of() for each call. `unit_cuda_decode_select --print` prints the list. A commit that
  * changes the list says which calls take another kernel, and why. */
 static const char *const chosen =
     "AKNDMBKCCEAMKCC&=AMDAB(KBDNMHFK$AEN=D&KCFMKDAAKAK*ALA GLKA* AA/KEMADKAMKKBA!KLGKABM>CBBBMN"

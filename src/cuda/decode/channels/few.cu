@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The same as channels.cu, of sequences whose updates are at most four: without a next window the
  * kernel has fewer registers, so a multiprocessor has more states under way. */
-#include "cuda/decode/channels_tokens.cuh"
+#include "cuda/decode/channels/tokens.cuh"
 #include "cuda/decode/general.cuh"
 
 /* Blocks of a multiprocessor. */

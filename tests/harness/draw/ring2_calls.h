@@ -13,7 +13,7 @@
 #include "ops/tensors.h"
 #include "ring2.h"
 
-enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 16 };
+enum { RING2_ARENA = 1 << 18, RING2_N_OPS = GDN_N_OPS, RING2_MAX_WRITTEN = 24 };
 enum { RING2_LARGE_ARENA = 1 << 24 };
 
 /* A member of the struct's name for each struct of ops.def. */

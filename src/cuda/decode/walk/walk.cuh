@@ -13,7 +13,7 @@
 #ifndef GDN_CUDA_DECODE_WALK_CUH
 #define GDN_CUDA_DECODE_WALK_CUH
 
-#include "cuda/decode/walk_pool.cuh"
+#include "cuda/decode/walk/pool.cuh"
 #include "cuda/device/tree.cuh"
 
 enum { WALK_TOKENS = GDN_CU_TREE_ON_CHIP };

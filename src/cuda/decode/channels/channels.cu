@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decode of the family, of whatever dtypes, sizes, strides and batches there are. */
-#include "cuda/decode/channels_tokens.cuh"
+#include "cuda/decode/channels/tokens.cuh"
 #include "cuda/decode/general.cuh"
 
 /* Blocks of a multiprocessor that have the registers they want. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decode of trees, with records, and on states of 8 bits; of whatever dtypes and strides. */
-#include "cuda/decode/walk.cuh"
+#include "cuda/decode/walk/walk.cuh"
 
 #define GDN_KERNEL_decode_walk(threads, shared, layout, KC)                           \
     extern "C" __global__ void __launch_bounds__(threads, 2)                          \

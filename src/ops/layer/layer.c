@@ -5,6 +5,7 @@
 #include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/fields.h"
+#include "ops/layer/weights.h"
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
@@ -40,50 +41,38 @@ static gdn_status check_sizes(gdn_ctx *ctx, struct gdn_block_call *c)
     TRY(gdn_check_products(ctx, a->flags, a->hidden.dtype));
     b->Hk = a->n_key_heads, b->Hv = a->n_value_heads;
     b->K = a->key_head_dim, b->V = a->value_head_dim;
-    struct gdn_block_columns *at = &b->columns;
-    at->k = b->Hk * b->K, at->v = 2 * at->k, at->z = at->v + b->Hv * b->V;
-    at->b = at->z + b->Hv * b->V, at->a = at->b + b->Hv, at->all = at->a + b->Hv;
     return GDN_OK;
 }
 
-/* Checks that the projections of one kind are present, and those of the other are absent. */
-static gdn_status check_projections(gdn_ctx *ctx, const struct gdn_block_call *c)
+/* Sets where the columns of a projected row are. */
+static void set_columns(struct gdn_block *b, const struct gdn_sizes *s)
+{
+    struct gdn_block_columns *at = &b->columns;
+    at->k = s->keys, at->v = 2 * s->keys, at->z = s->qkv;
+    at->b = s->qkvz, at->a = at->b + b->Hv, at->all = at->a + s->a;
+}
+
+/* Checks the projections, and the shapes of all tensors. */
+static gdn_status check_weights(gdn_ctx *ctx, struct gdn_block_call *c)
 {
     const gdn_block_args *a = &c->args;
-    const bool fused = c->block.fused;
-    const struct {
-        const gdn_tensor *t;
-        const char *name;
-        bool wanted;
-    } all[] = {
-        { &a->in_proj_qkvz, "in_proj_qkvz", fused }, { &a->in_proj_ba, "in_proj_ba", fused },
-        { &a->in_proj_qkv, "in_proj_qkv", !fused },  { &a->in_proj_z, "in_proj_z", !fused },
-        { &a->in_proj_b, "in_proj_b", !fused },      { &a->in_proj_a, "in_proj_a", !fused }
-    };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (!all[i].wanted && all[i].t->data)
-            return gdn_fail(ctx, GDN_E_ARG, "%s: given beside %s, wanted one kind of projections",
-                            all[i].name, fused ? "in_proj_qkvz" : "in_proj_qkv");
-        if (all[i].wanted && !all[i].t->data)
-            return gdn_fail(ctx, GDN_E_ARG, "%s: absent", all[i].name);
-    }
+    struct gdn_block *b = &c->block;
+    const struct gdn_layer_weights w = { .of = GDN_PROJECTIONS(a, ), .dt_bias = &a->dt_bias };
+    struct gdn_sizes s = { .hidden = b->hidden,
+                           .H = b->Hv,
+                           .K = b->K,
+                           .V = b->V,
+                           .tokens = &c->tokens,
+                           .like = &c->args.hidden };
+    TRY(gdn_check_weights(ctx, &w, &b->projections));
+    TRY(gdn_weight_sizes(ctx, &w, b->Hk, &s));
+    set_columns(b, &s);
+    b->channels = s.a / b->Hv;
+    if (a->in_proj_z_down.data) b->rank = s.z_in;
+    if (a->in_proj_a_down.data && s.a_in > b->rank) b->rank = s.a_in;
+    TRY(gdn_check_shapes(ctx, GDN_OP_BLOCK, a, &s));
+    if (b->channels == 1) c->args.dt_bias.ndim = 1; /* [H][1] is [H] */
     return GDN_OK;
-}
-
-static gdn_status check_shapes(gdn_ctx *ctx, const struct gdn_block_call *c)
-{
-    const struct gdn_block *b = &c->block;
-    const int64_t D = b->columns.z, VV = b->Hv * b->V;
-    const struct gdn_sizes s = { .hidden = b->hidden,
-                                 .qkvz = D + VV,
-                                 .ba = 2 * b->Hv,
-                                 .qkv = D,
-                                 .z = VV,
-                                 .H = b->Hv,
-                                 .V = b->V,
-                                 .tokens = &c->tokens,
-                                 .like = &c->args.hidden };
-    return gdn_check_shapes(ctx, GDN_OP_BLOCK, &c->args, &s);
 }
 
 static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_block_call *c)
@@ -92,11 +81,10 @@ static gdn_status check_tokens(gdn_ctx *ctx, struct gdn_block_call *c)
     TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, &c->tokens));
     TRY(gdn_check_dtype(ctx, &a->hidden, "hidden", GDN_FLOATS));
     c->block.hidden = a->hidden.size[a->hidden.ndim - 1];
-    if (c->block.hidden < 1 || c->block.hidden > 1 << 20)
+    if (c->block.hidden < 1 || c->block.hidden > GDN_MAX_HIDDEN)
         return gdn_fail(ctx, GDN_E_SHAPE, "hidden: %lld columns, wanted 1 to 2^20",
                         (long long)c->block.hidden);
-    TRY(check_projections(ctx, c));
-    TRY(check_shapes(ctx, c));
+    TRY(check_weights(ctx, c));
     const bool leaves = a->checkpoints.data || a->conv_checkpoints.data;
     return gdn_plan_describe(ctx, a->batch, &c->tokens,
                              leaves ? GDN_PLAN_CHECKPOINTS : GDN_PLAN_NO_TENSOR, &c->plan);
@@ -131,9 +119,15 @@ static gdn_status describe_parts(gdn_ctx *ctx, struct gdn_block_call *c)
     r->checkpoints.streamed = a->checkpoints.data;
     r->to = r->from;
     r->Hq = r->Hk = (int)b->Hk, r->Hv = r->H = (int)b->Hv, r->K = (int)b->K, r->V = (int)b->V;
-    gdn_rule_set_formulas(
-        r, &(struct gdn_rule_formulas){ .gate = GDN_GATE_RAW, .beta_kind = a->beta_kind },
-        GDN_BETA_SIGMOID, GDN_NORM_L2);
+    if (b->channels > 1) /* gates are float32, side by side */
+        r->family = (struct gdn_family){
+            .is = true, .g_rows = true, .updates = 1, .g_channel = sizeof(float)
+        };
+    gdn_rule_set_formulas(r,
+                          &(struct gdn_rule_formulas){ .gate = GDN_GATE_RAW,
+                                                       .beta_kind = a->beta_kind,
+                                                       .bound = a->gate_lower_bound },
+                          GDN_BETA_SIGMOID, GDN_NORM_L2);
     r->exact = a->flags & GDN_EXACT;
     r->n_seqs = 1;
     return GDN_OK;
@@ -185,7 +179,6 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_args"));
     c->base = GDN_CALL_OF(a);
     TRY(check_sizes(ctx, c));
-    b->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;
     TRY(gdn_check_present(ctx, GDN_OP_BLOCK, &c->args));
     TRY(check_tokens(ctx, c));
     TRY(describe_parts(ctx, c));

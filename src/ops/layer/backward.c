@@ -7,7 +7,7 @@
  *
  * Each arrow is an op or a matrix product; matrix gradients are products of what both lines have.
  * Qwen3-Next's weights keep rows of a key head together, so what is projected by them is woven in
- * that order, and what goes back to them is.
+ * that order, and what goes back to them is. z and a may be projected twice, through a low rank.
  */
 #include "calls/chunk_stage.h"
 #include "calls/conv.h"
@@ -16,7 +16,9 @@
 #include "core/tensor_check.h"
 #include "ops/checks.h"
 #include "ops/entry.h"
+#include "ops/family.h"
 #include "ops/fields.h"
+#include "ops/layer/weights.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
@@ -27,6 +29,7 @@ struct buffers {
     char *x, *dout;        /* [N][hidden], zero where tokens do not count */
     char *y, *dy, *woven;  /* [N] q, k, v, z */
     float *gates, *dgates; /* [N] b, a */
+    char *low[2], *dlow;   /* [N] of low rank: before z, before a; of one of them */
     char *woven_gates;     /* woven, and what goes back to the weights in dtype */
     char *c, *dc;          /* [N] q, k, v */
     char *o, *n, *dn;      /* [N][Hv V]; do in place of n */
@@ -44,8 +47,9 @@ struct layer_backward {
     gdn_batch batch; /* of the forward: final states are not written */
     struct buffers m;
     int64_t hidden, Hk, Hv, K, V, D, VV, qkvz; /* D, VV, qkvz: columns */
-    int64_t N;
-    int32_t dtype; /* of what goes from one step to the next */
+    int64_t N, n_gates, channels;              /* columns of b and a; numbers of a gate */
+    int64_t rank[2];                           /* columns before z, before a; 0: none */
+    int32_t dtype;                             /* of what goes from one step to the next */
     bool fused, adds;
     size_t part_bytes, product_bytes;
 };
@@ -60,8 +64,6 @@ static gdn_status check_fields(gdn_ctx *ctx, struct layer_backward *c)
     c->args.rms_eps = gdn_eps_of(a->rms_eps, a->flags);
     c->Hk = a->n_key_heads, c->Hv = a->n_value_heads;
     c->K = a->key_head_dim, c->V = a->value_head_dim;
-    c->VV = c->Hv * c->V, c->D = 2 * c->Hk * c->K + c->VV, c->qkvz = c->D + c->VV;
-    c->fused = a->in_proj_qkvz.data || a->in_proj_ba.data;
     c->adds = a->flags & GDN_ACCUMULATE;
     return GDN_OK;
 }
@@ -73,7 +75,7 @@ static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
     TRY(gdn_plan_tokens(ctx, &a->hidden, "hidden", 1, &c->tokens));
     TRY(gdn_check_dtype(ctx, &a->hidden, "hidden", GDN_FLOATS));
     c->hidden = a->hidden.size[a->hidden.ndim - 1];
-    if (c->hidden < 1 || c->hidden > 1 << 20)
+    if (c->hidden < 1 || c->hidden > GDN_MAX_HIDDEN)
         return gdn_fail(ctx, GDN_E_SHAPE, "hidden: %lld columns, wanted 1 to 2^20",
                         (long long)c->hidden);
     c->N = c->tokens.padded ? c->tokens.B * c->tokens.T : c->tokens.N;
@@ -83,51 +85,38 @@ static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
     return gdn_stage_plan_padded(ctx, a->batch, &c->tokens, 0, &c->plan);
 }
 
-/* Projections are of one kind, and so are their gradients; those of the kind are there. */
-static gdn_status check_kind(gdn_ctx *ctx, const struct layer_backward *c)
+/* Checks the projections, and the shapes of all tensors. */
+static gdn_status check_weights(gdn_ctx *ctx, struct layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
-    const struct {
-        const gdn_tensor *t, *gradient;
-        const char *name, *gradient_name;
-        bool fused;
-    } all[] = { { &a->in_proj_qkvz, &a->din_proj_qkvz, "in_proj_qkvz", "din_proj_qkvz", true },
-                { &a->in_proj_ba, &a->din_proj_ba, "in_proj_ba", "din_proj_ba", true },
-                { &a->in_proj_qkv, &a->din_proj_qkv, "in_proj_qkv", "din_proj_qkv", false },
-                { &a->in_proj_z, &a->din_proj_z, "in_proj_z", "din_proj_z", false },
-                { &a->in_proj_b, &a->din_proj_b, "in_proj_b", "din_proj_b", false },
-                { &a->in_proj_a, &a->din_proj_a, "in_proj_a", "din_proj_a", false } };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        const bool is_given = all[i].t->data != NULL, wanted = all[i].fused == c->fused;
-        if (!wanted && (is_given || all[i].gradient->data))
-            return gdn_fail(ctx, GDN_E_ARG, "%s: given beside %s, wanted one kind of projections",
-                            is_given ? all[i].name : all[i].gradient_name,
-                            c->fused ? "in_proj_qkvz" : "in_proj_qkv");
-        if (wanted && !is_given) return gdn_fail(ctx, GDN_E_ARG, "%s: absent", all[i].name);
-    }
-    return GDN_OK;
-}
-
-static gdn_status check_shapes(gdn_ctx *ctx, const struct layer_backward *c)
-{
+    const struct gdn_layer_weights w = { GDN_PROJECTIONS(a, ), GDN_PROJECTIONS(a, d), &a->dt_bias };
+    enum gdn_projections kind;
     struct gdn_sizes s = { .B = c->plan.B,
                            .H = c->Hv,
                            .K = c->K,
                            .V = c->V,
                            .hidden = c->hidden,
-                           .qkvz = c->qkvz,
-                           .ba = 2 * c->Hv,
-                           .qkv = c->D,
-                           .z = c->VV,
                            .tokens = &c->tokens,
                            .like = &c->args.hidden };
-    gdn_set_layout(&s, c->args.state_layout);
-    return gdn_check_shapes(ctx, GDN_OP_BLOCK_BACKWARD, &c->args, &s);
+    TRY(gdn_check_weights(ctx, &w, &kind));
+    TRY(gdn_weight_sizes(ctx, &w, c->Hk, &s));
+    gdn_set_layout(&s, a->state_layout);
+    c->fused = kind == GDN_FUSED;
+    c->VV = s.z, c->D = s.qkv, c->qkvz = s.qkvz;
+    c->n_gates = c->Hv + s.a, c->channels = s.a / c->Hv;
+    c->rank[0] = a->in_proj_z_down.data ? s.z_in : 0;
+    c->rank[1] = a->in_proj_a_down.data ? s.a_in : 0;
+    TRY(gdn_check_shapes(ctx, GDN_OP_BLOCK_BACKWARD, a, &s));
+    TRY(gdn_family_alike(ctx, &a->ddt_bias, "ddt_bias", &a->dt_bias, "dt_bias"));
+    if (c->channels == 1) c->args.dt_bias.ndim = c->args.ddt_bias.ndim = 1; /* [H][1] is [H] */
+    return GDN_OK;
 }
 
 static bool has_gradient(const gdn_block_backward_args *a)
 {
     for (const gdn_tensor *t = &a->dhidden; t <= &a->dstate; t++)
+        if (t->data) return true;
+    for (const gdn_tensor *t = &a->din_proj_q; t <= &a->din_proj_a_down; t++)
         if (t->data) return true;
     return false;
 }
@@ -162,9 +151,8 @@ static gdn_status check_states(gdn_ctx *ctx, const struct layer_backward *c,
 static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
+    TRY(check_weights(ctx, c));
     struct gdn_conv conv = { .D = c->D };
-    TRY(check_kind(ctx, c));
-    TRY(check_shapes(ctx, c));
     TRY(gdn_conv_weights(ctx, &a->conv_weight, "conv_weight", &a->conv_bias, &conv));
     TRY(gdn_check_shape(ctx, &a->dconv_weight, "dconv_weight", a->conv_weight.ndim,
                         a->conv_weight.size));
@@ -182,7 +170,8 @@ static size_t lay_out(struct layer_backward *c, char *memory)
     struct buffers *m = &c->m;
     const size_t N = (size_t)c->N, unit = gdn_dtype_bytes(c->dtype);
     const size_t rows = N * (size_t)c->hidden, qkvz = N * (size_t)c->qkvz * unit;
-    const size_t gates = N * 2 * (size_t)c->Hv * sizeof(float), VV = N * (size_t)c->VV * unit;
+    const size_t gates = N * (size_t)c->n_gates * sizeof(float), VV = N * (size_t)c->VV * unit;
+    const size_t z = N * (size_t)c->rank[0] * unit, a = N * (size_t)c->rank[1] * unit;
     const bool moved = c->fused || c->dtype != GDN_F32;
     const struct gdn_room rooms[] = {
         { &m->plan, gdn_plan_bytes(&c->plan, &c->tokens) },
@@ -194,6 +183,9 @@ static size_t lay_out(struct layer_backward *c, char *memory)
         { &m->gates, gates },
         { &m->dgates, gates },
         { &m->woven_gates, moved ? gates : 0 },
+        { &m->low[0], z },
+        { &m->low[1], a },
+        { &m->dlow, z > a ? z : a },
         { &m->c, N * (size_t)c->D * unit },
         { &m->dc, N * (size_t)c->D * unit },
         { &m->o, VV },
@@ -247,9 +239,15 @@ static gdn_tensor of_conv(const struct layer_backward *c, const void *buffer, in
     return view(c, buffer, c->dtype, columns, 0, 0, c->D);
 }
 
-static gdn_tensor of_gates(const struct layer_backward *c, const float *gates, bool is_a)
+static gdn_tensor of_b(const struct layer_backward *c, const float *gates)
 {
-    return view(c, gates, GDN_F32, 2 * c->Hv, is_a ? c->Hv : 0, 0, c->Hv);
+    return view(c, gates, GDN_F32, c->n_gates, 0, 0, c->Hv);
+}
+
+static gdn_tensor of_a(const struct layer_backward *c, const float *gates)
+{
+    if (c->channels > 1) return view(c, gates, GDN_F32, c->n_gates, c->Hv, c->Hv, c->channels);
+    return view(c, gates, GDN_F32, c->n_gates, c->Hv, 0, c->Hv);
 }
 
 static gdn_tensor of_z(const struct layer_backward *c, const void *buffer)
@@ -289,10 +287,11 @@ static gdn_rule_args rule(const struct layer_backward *c)
 {
     gdn_rule_args a = gdn_rule_args_init();
     a.q = keys(c, c->m.c, 0), a.k = keys(c, c->m.c, c->Hk * c->K), a.v = of_v(c, c->m.c);
-    a.beta = of_gates(c, c->m.gates, false), a.g = of_gates(c, c->m.gates, true);
+    a.beta = of_b(c, c->m.gates), a.g = of_a(c, c->m.gates);
     a.A_log = c->args.A_log, a.dt_bias = c->args.dt_bias, a.state = c->args.state;
     a.out = values(c, c->m.o);
     a.gate = GDN_GATE_RAW, a.beta_kind = beta_kind(c), a.norm = GDN_NORM_L2;
+    a.gate_lower_bound = c->args.gate_lower_bound;
     a.state_layout = c->args.state_layout;
     a.batch = &c->batch;
     IN_PART(a, c);
@@ -325,13 +324,14 @@ static gdn_prefill_backward_args rule_backward(const struct layer_backward *c)
 {
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
     a.q = keys(c, c->m.c, 0), a.k = keys(c, c->m.c, c->Hk * c->K), a.v = of_v(c, c->m.c);
-    a.beta = of_gates(c, c->m.gates, false), a.g = of_gates(c, c->m.gates, true);
+    a.beta = of_b(c, c->m.gates), a.g = of_a(c, c->m.gates);
     a.A_log = c->args.A_log, a.dt_bias = c->args.dt_bias, a.state = c->args.state;
     a.dout = values(c, c->m.n), a.dstate_out = c->args.dstate_out;
     a.dq = keys(c, c->m.dc, 0), a.dk = keys(c, c->m.dc, c->Hk * c->K), a.dv = of_v(c, c->m.dc);
-    a.dbeta = of_gates(c, c->m.dgates, false), a.dg = of_gates(c, c->m.dgates, true);
+    a.dbeta = of_b(c, c->m.dgates), a.dg = of_a(c, c->m.dgates);
     a.dA_log = c->args.dA_log, a.ddt_bias = c->args.ddt_bias, a.dstate = c->args.dstate;
     a.gate = GDN_GATE_RAW, a.beta_kind = beta_kind(c), a.norm = GDN_NORM_L2;
+    a.gate_lower_bound = c->args.gate_lower_bound;
     a.state_layout = c->args.state_layout;
     a.batch = c->args.batch;
     a.flags = c->args.flags & GDN_ACCUMULATE;
@@ -378,27 +378,49 @@ static gdn_status check_parts(gdn_ctx *ctx, struct layer_backward *c)
 
 /* ---- Weights ------------------------------------------------------------------------------- */
 
-/* A weight of the projections: its columns of q, k, v, z or of b, a, in its order. */
+/* A weight of the projections, which may be absent: its columns of q, k, v, z or of b, a, in its
+ * order. Of low rank, it projects `low`, which `down` makes of hidden. */
 struct projection {
     const gdn_tensor *weight, *gradient;
     bool of_gates;
     int64_t first;
+    const gdn_tensor *down, *ddown;
+    char *low;
 };
-
-static int n_projections(const struct layer_backward *c) { return c->fused ? 2 : 4; }
+enum { N_PROJECTIONS = 9 };
 
 static struct projection projection_of(const struct layer_backward *c, int i)
 {
+    static const gdn_tensor none = { .data = NULL };
     const gdn_block_backward_args *a = &c->args;
-    const struct projection all[] = {
-        { &a->in_proj_qkvz, &a->din_proj_qkvz, false, 0 },
-        { &a->in_proj_ba, &a->din_proj_ba, true, 0 },
-        { &a->in_proj_qkv, &a->din_proj_qkv, false, 0 },
-        { &a->in_proj_z, &a->din_proj_z, false, c->D },
-        { &a->in_proj_b, &a->din_proj_b, true, 0 },
-        { &a->in_proj_a, &a->din_proj_a, true, c->Hv },
+    const int64_t keys = c->Hk * c->K;
+    char *const *low = c->m.low;
+    const struct projection all[N_PROJECTIONS] = {
+        { &a->in_proj_qkvz, &a->din_proj_qkvz, false, 0, &none, &none, NULL },
+        { &a->in_proj_ba, &a->din_proj_ba, true, 0, &none, &none, NULL },
+        { &a->in_proj_qkv, &a->din_proj_qkv, false, 0, &none, &none, NULL },
+        { &a->in_proj_q, &a->din_proj_q, false, 0, &none, &none, NULL },
+        { &a->in_proj_k, &a->din_proj_k, false, keys, &none, &none, NULL },
+        { &a->in_proj_v, &a->din_proj_v, false, 2 * keys, &none, &none, NULL },
+        { &a->in_proj_z, &a->din_proj_z, false, c->D, &a->in_proj_z_down, &a->din_proj_z_down,
+          low[0] },
+        { &a->in_proj_b, &a->din_proj_b, true, 0, &none, &none, NULL },
+        { &a->in_proj_a, &a->din_proj_a, true, c->Hv, &a->in_proj_a_down, &a->din_proj_a_down,
+          low[1] },
     };
-    return all[c->fused ? i : 2 + i];
+    return all[i];
+}
+
+/* Returns the most rows of a weight. */
+static int64_t most_rows(const struct layer_backward *c)
+{
+    int64_t most = c->hidden;
+    for (int i = 0; i < N_PROJECTIONS; i++) {
+        const struct projection p = projection_of(c, i);
+        if (p.weight->data && p.weight->size[0] > most) most = p.weight->size[0];
+        if (p.down->data && p.down->size[0] > most) most = p.down->size[0];
+    }
+    return most;
 }
 
 static struct gdn_matrix matrix(void *buffer, int32_t dtype, int64_t columns, int64_t first)
@@ -423,7 +445,7 @@ static struct gdn_matrix turned(struct gdn_matrix m)
 static struct gdn_matrix projected(const struct layer_backward *c, const struct projection *p)
 {
     if (p->of_gates)
-        return matrix(c->fused ? (void *)c->m.woven_gates : c->m.gates, GDN_F32, 2 * c->Hv,
+        return matrix(c->fused ? (void *)c->m.woven_gates : c->m.gates, GDN_F32, c->n_gates,
                       p->first);
     return matrix(c->fused ? c->m.woven : c->m.y, c->dtype, c->qkvz, p->first);
 }
@@ -434,7 +456,7 @@ static struct gdn_matrix projected_gradient(const struct layer_backward *c,
 {
     const bool moved = c->fused || c->dtype != GDN_F32;
     if (p->of_gates)
-        return matrix(moved ? (void *)c->m.woven_gates : c->m.dgates, c->dtype, 2 * c->Hv,
+        return matrix(moved ? (void *)c->m.woven_gates : c->m.dgates, c->dtype, c->n_gates,
                       p->first);
     return matrix(c->fused ? c->m.woven : c->m.dy, c->dtype, c->qkvz, p->first);
 }
@@ -445,7 +467,7 @@ static gdn_status weave(const struct layer_backward *c, struct gdn_matrix from,
     const int64_t group = c->Hv / c->Hk, rV = group * c->V;
     struct gdn_weave w = { from, to, c->N, c->Hk, { c->K, c->K, rV, rV }, weaves };
     if (of_gates) w = (struct gdn_weave){ from, to, c->N, c->Hk, { group, group, 0, 0 }, weaves };
-    if (!c->fused) w.heads = 1, w.part[0] = 2 * c->Hv, w.part[1] = 0; /* only another dtype */
+    if (!c->fused) w.heads = 1, w.part[0] = c->n_gates, w.part[1] = 0; /* only another dtype */
     return c->steps->weave(&c->run, &w);
 }
 
@@ -459,19 +481,38 @@ static gdn_status multiply(const struct layer_backward *c, struct gdn_matrix out
     return c->steps->multiply(&c->run, &p);
 }
 
+/* Multiplies n columns of every token by a weight. */
+static gdn_status apply(const struct layer_backward *c, const gdn_tensor *weight,
+                        struct gdn_matrix from, struct gdn_matrix to)
+{
+    const int64_t size[] = { c->N, weight->size[0], weight->size[1] };
+    return multiply(c, to, from, matrix_of(weight), size, false);
+}
+
+static struct gdn_matrix low_of(const struct layer_backward *c, const struct projection *p,
+                                char *buffer)
+{
+    return matrix(buffer, c->dtype, p->down->size[0], 0);
+}
+
 static gdn_status project(const struct layer_backward *c)
 {
-    const struct gdn_matrix x = matrix(c->m.x, c->dtype, c->hidden, 0);
-    for (int i = 0; i < n_projections(c); i++) {
+    for (int i = 0; i < N_PROJECTIONS; i++) {
         const struct projection p = projection_of(c, i);
-        const int64_t size[] = { c->N, p.weight->size[0], c->hidden };
-        TRY(multiply(c, projected(c, &p), x, matrix_of(p.weight), size, false));
+        struct gdn_matrix x = matrix(c->m.x, c->dtype, c->hidden, 0);
+        if (!p.weight->data) continue;
+        if (p.down->data) {
+            const struct gdn_matrix low = low_of(c, &p, p.low);
+            TRY(apply(c, p.down, x, low));
+            x = low;
+        }
+        TRY(apply(c, p.weight, x, projected(c, &p)));
     }
     if (!c->fused) return GDN_OK;
     TRY(weave(c, matrix(c->m.woven, c->dtype, c->qkvz, 0), matrix(c->m.y, c->dtype, c->qkvz, 0),
               false, false));
-    return weave(c, matrix(c->m.woven_gates, GDN_F32, 2 * c->Hv, 0),
-                 matrix(c->m.gates, GDN_F32, 2 * c->Hv, 0), true, false);
+    return weave(c, matrix(c->m.woven_gates, GDN_F32, c->n_gates, 0),
+                 matrix(c->m.gates, GDN_F32, c->n_gates, 0), true, false);
 }
 
 static gdn_status run_forward(const struct layer_backward *c)
@@ -507,7 +548,7 @@ static gdn_status clear(const struct layer_backward *c)
     if (!c->adds) return GDN_OK;
     TRY(c->steps->clear(&c->run, c->m.n, N * (size_t)c->VV * unit));
     TRY(c->steps->clear(&c->run, c->m.dy, N * (size_t)c->qkvz * unit));
-    TRY(c->steps->clear(&c->run, c->m.dgates, N * 2 * (size_t)c->Hv * sizeof(float)));
+    TRY(c->steps->clear(&c->run, c->m.dgates, N * (size_t)c->n_gates * sizeof(float)));
     return c->steps->clear(&c->run, c->m.dc, N * (size_t)c->D * unit);
 }
 
@@ -531,24 +572,45 @@ static gdn_status weave_gradients(const struct layer_backward *c)
         TRY(weave(c, matrix(c->m.dy, c->dtype, c->qkvz, 0),
                   matrix(c->m.woven, c->dtype, c->qkvz, 0), false, true));
     if (!c->fused && c->dtype == GDN_F32) return GDN_OK;
-    return weave(c, matrix(c->m.dgates, GDN_F32, 2 * c->Hv, 0),
-                 matrix(c->m.woven_gates, c->dtype, 2 * c->Hv, 0), true, true);
+    return weave(c, matrix(c->m.dgates, GDN_F32, c->n_gates, 0),
+                 matrix(c->m.woven_gates, c->dtype, c->n_gates, 0), true, true);
+}
+
+/* A weight and its gradient, what it multiplied, and the gradients of both sides. */
+struct step_back {
+    const gdn_tensor *weight, *gradient;
+    struct gdn_matrix x, dy, dx;
+    bool wants_dx, adds_dx;
+};
+
+static gdn_status go_back(const struct layer_backward *c, const struct step_back *s)
+{
+    const int64_t n = s->weight->size[0], width = s->weight->size[1];
+    const int64_t back[] = { c->N, width, n }, sum[] = { n, width, c->N };
+    if (s->wants_dx) TRY(multiply(c, s->dx, s->dy, turned(matrix_of(s->weight)), back, s->adds_dx));
+    if (!s->gradient->data) return GDN_OK;
+    return multiply(c, matrix_of(s->gradient), turned(s->dy), turned(s->x), sum, c->adds);
 }
 
 static gdn_status run_projections(const struct layer_backward *c)
 {
-    const struct gdn_matrix x = matrix(c->m.x, c->dtype, c->hidden, 0);
-    const struct gdn_matrix dx = matrix(c->m.dx, GDN_F32, c->hidden, 0);
+    struct step_back s = { .x = matrix(c->m.x, c->dtype, c->hidden, 0),
+                           .dx = matrix(c->m.dx, GDN_F32, c->hidden, 0),
+                           .wants_dx = c->args.dhidden.data };
     TRY(weave_gradients(c));
-    for (int i = 0; i < n_projections(c); i++) {
+    for (int i = 0; i < N_PROJECTIONS; i++) {
         const struct projection p = projection_of(c, i);
-        const struct gdn_matrix dy = projected_gradient(c, &p);
-        const int64_t n = p.weight->size[0];
-        const int64_t back[] = { c->N, c->hidden, n }, sum[] = { n, c->hidden, c->N };
-        if (c->args.dhidden.data)
-            TRY(multiply(c, dx, dy, turned(matrix_of(p.weight)), back, i > 0));
-        if (p.gradient->data)
-            TRY(multiply(c, matrix_of(p.gradient), turned(dy), turned(x), sum, c->adds));
+        if (!p.weight->data) continue;
+        s.weight = p.weight, s.gradient = p.gradient, s.dy = projected_gradient(c, &p);
+        if (p.down->data) {
+            struct step_back up = s;
+            up.x = low_of(c, &p, p.low), up.dx = low_of(c, &p, c->m.dlow);
+            up.wants_dx = s.wants_dx || p.ddown->data, up.adds_dx = false;
+            TRY(go_back(c, &up));
+            s.weight = p.down, s.gradient = p.ddown, s.dy = up.dx;
+        }
+        TRY(go_back(c, &s));
+        s.adds_dx = true;
     }
     return GDN_OK;
 }
@@ -579,11 +641,10 @@ static gdn_status run_steps(const struct layer_backward *c)
 static gdn_status plan_parts(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps)
 {
     struct layer_backward *c = call;
-    const int64_t most = c->hidden > c->qkvz ? c->hidden : c->qkvz;
     c->steps = steps;
     c->dtype = steps->is_f32 ? GDN_F32 : c->args.hidden.dtype;
     TRY(check_parts(ctx, c));
-    TRY(steps->scratch(ctx, most, c->args.flags & GDN_EXACT, &c->product_bytes));
+    TRY(steps->scratch(ctx, most_rows(c), c->args.flags & GDN_EXACT, &c->product_bytes));
     c->base.call.bytes = lay_out(c, NULL);
     return GDN_OK;
 }

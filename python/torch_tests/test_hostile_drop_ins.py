@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drop-ins with every tensor as what no kernel may read: an error names what the caller passed."""
+
+import re
+
+import pytest
+import torch
+
+import gdn
+import gdn.flashinfer
+import gdn.flashqla
+import gdn.gdn_cuda
+import gdn.sglang
+import gdn.transformers
+import gdn.vllm
+from gdn import fla
+
+N, H, K = 13, 2, 8
+
+
+def tokens(*names, lead=(1, N)):
+    return {name: torch.randn(*lead, H, K) for name in names}
+
+
+def gates(*names, lead=(1, N)):
+    return {name: -torch.rand(*lead, H) for name in names}
+
+
+def heads(*names):
+    return {name: torch.randn(H) for name in names}
+
+
+def pool(name, count=3):
+    return {name: torch.zeros(count, H, K, K)}
+
+
+CU = torch.tensor([0, 5, N])
+ONE = dict(query_start_loc=torch.tensor([0, 1, 2]), cache_indices=torch.tensor([1, 0]))
+QKV, RAW = tokens("q", "k", "v"), heads("A_log", "dt_bias")
+PLACES = dict(ssm_state_indices=torch.tensor([1, 0]), cu_seqlens=CU)
+CHANNELS = {name: -torch.rand(1, N, H, K) for name in "gbw"}
+KDA = dict(QKV, g=CHANNELS["g"], **gates("beta"), **pool("initial_state", 1))
+GDN2 = dict(QKV, **CHANNELS, **pool("initial_state", 1))
+MIXED = dict(mixed_qkv=torch.randn(2, 3 * H * K), **gates("a", "b", lead=(2,)), **RAW)
+CALLS = {
+    "sglang.decode": (gdn.sglang.decode, dict(
+        tokens("q", "k", "v", lead=(1, 2)), **gates("a", "b", lead=(2,)), **RAW,
+        **pool("ssm_states"), **ONE)),
+    "sglang.packed_decode": (gdn.sglang.packed_decode, dict(
+        MIXED, **pool("ssm_states"), cache_indices=ONE["cache_indices"], scale=0.1, num_v_heads=H,
+        head_v_dim=K)),
+    "sglang.extend": (gdn.sglang.extend, dict(
+        QKV, **gates("g", "beta"), **pool("ssm_states"), query_start_loc=CU,
+        cache_indices=ONE["cache_indices"])),
+    "sglang.target_verify": (gdn.sglang.target_verify, dict(
+        tokens("q", "k", "v", lead=(1, 2)), **gates("a", "b", lead=(2,)), **RAW,
+        **pool("ssm_states"), **ONE, intermediate_states_buffer=torch.zeros(3, 1, H, K, K),
+        intermediate_state_indices=torch.tensor([0, 1]))),
+    "vllm.sigmoid": (gdn.vllm.fused_sigmoid_gating_delta_rule_update, dict(
+        QKV, **gates("a", "b", lead=(N,)), **RAW, **pool("initial_state"), **PLACES)),
+    "vllm.packed_decode": (gdn.vllm.fused_recurrent_gated_delta_rule_packed_decode, dict(
+        MIXED, **pool("initial_state"), out=torch.zeros(2, 1, H, K), scale=0.1,
+        ssm_state_indices=torch.tensor([1, 2]))),
+    "vllm.recurrent": (gdn.vllm.fused_recurrent_gated_delta_rule, dict(
+        QKV, **gates("g", "beta"), **pool("initial_state"), **PLACES)),
+    "vllm.chunk": (gdn.vllm.chunk_gated_delta_rule, dict(
+        QKV, **gates("g", "beta"), **pool("initial_state", 1))),
+    "vllm.conv": (gdn.vllm.causal_conv1d_fn, dict(
+        x=torch.randn(6, N), weight=torch.randn(6, 4), bias=torch.randn(6),
+        conv_states=torch.zeros(3, 6, 3), query_start_loc=CU,
+        cache_indices=torch.tensor([1, 2]))),
+    "vllm.conv_update": (gdn.vllm.causal_conv1d_update, dict(
+        x=torch.randn(2, 6), conv_state=torch.zeros(3, 6, 3), weight=torch.randn(6, 4),
+        bias=torch.randn(6), conv_state_indices=torch.tensor([1, 2]), out=torch.zeros(2, 6))),
+    "gdn_cuda.chunked": (gdn.gdn_cuda.chunked_forward, dict(
+        tokens("query", "key", "value"), **gates("gate", "beta"), **pool("initial_state", 1))),
+    "gdn_cuda.recurrent": (gdn.gdn_cuda.recurrent_forward, dict(
+        tokens("query", "key", "value"), **gates("gate", "beta"), **pool("initial_state", 1))),
+    "flashqla": (gdn.flashqla.chunk_gated_delta_rule, dict(
+        QKV, **gates("g", "beta"), **pool("initial_state", 1))),
+    "flashinfer.chunk": (gdn.flashinfer.chunk_gated_delta_rule, dict(
+        tokens("q", "k", "v", lead=(N,)), **gates("g", "beta", lead=(N,)), cu_seqlens=CU,
+        **pool("initial_state", 2))),
+    "flashinfer.decode": (gdn.flashinfer.gated_delta_rule_decode_pretranspose, dict(
+        tokens("q", "k", "v", lead=(2, 1)), **gates("a", "b", lead=(2, 1)), **RAW,
+        **pool("state", 2))),
+    "transformers.gdn": (gdn.transformers.torch_chunk_gated_delta_rule, dict(
+        tokens("query", "key", "value"), **gates("g", "beta"), **pool("initial_state", 1))),
+    "transformers.kda": (gdn.transformers.chunk_kimi_delta_attention, dict(
+        tokens("query", "key", "value"), g=CHANNELS["g"], **gates("beta"),
+        **pool("initial_state", 1))),
+    "fla.gdn": (fla.chunk_gated_delta_rule, dict(
+        QKV, **gates("g", "beta"), **pool("initial_state", 1))),
+    "fla.kda": (fla.chunk_kda, KDA),
+    "fla.kda_recurrent": (fla.fused_recurrent_kda, KDA),
+    "fla.kda_raw": (fla.chunk_kda, dict(
+        KDA, use_gate_in_kernel=True, A_log=RAW["A_log"], dt_bias=torch.randn(H * K))),
+    "fla.gdn2": (fla.chunk_gdn2, GDN2),
+    "fla.gdn2_recurrent": (fla.fused_recurrent_gdn2, GDN2),
+    "fla.product": (fla.chunk_gated_delta_product, dict(
+        tokens("q", lead=(1, 5)), **tokens("k", "v", lead=(1, 10)), **gates("g", lead=(1, 5)),
+        **gates("beta", lead=(1, 10)), **pool("initial_state", 1), num_householder=2)),
+    "fla.gate": (fla.fused_kda_gate, dict(
+        g=CHANNELS["g"], A_log=RAW["A_log"], dt_bias=torch.randn(H * K))),
+    "fla.gate_bwd": (fla.kda_gate_bwd, dict(
+        g=CHANNELS["g"], A_log=RAW["A_log"], dt_bias=torch.randn(H * K), dyg=CHANNELS["b"])),
+}
+KINDS = dict(none=lambda x: None, list=lambda x: x.tolist(), numpy=lambda x: x.numpy(),
+             meta=lambda x: x.to("meta"), complex=lambda x: x.to(torch.complex64))
+OPTIONAL = {"g", "beta", "gate", "initial_state", "ssm_states", "cache_indices", "bias", "out",
+            "ssm_state_indices", "conv_state_indices", "state", "A_log", "dt_bias",
+            "intermediate_states_buffer", "cu_seqlens", "query_start_loc"}
+
+
+def again(args):
+    return {n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in args.items()}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_refused(name):
+    """None may leave a tensor out; all else is refused by the name of the caller's argument."""
+    call, args = CALLS[name]
+    call(**again(args))
+    for at in [n for n, x in args.items() if isinstance(x, torch.Tensor)]:
+        for kind, make in KINDS.items():
+            if kind == "none" and at in OPTIONAL:
+                continue
+            if kind == "complex" and not args[at].is_floating_point():
+                continue
+            with pytest.raises((AssertionError, RuntimeError, TypeError, ValueError)) as error:
+                call(**{**again(args), at: make(args[at])})
+            assert re.search(rf"\b{at}\b", str(error.value)), (at, kind, str(error.value))
+            assert not isinstance(error.value, NotImplementedError), (at, kind)
+
+
+OF_HEADS = [name for name in CALLS if not name.startswith(("fla.g", "fla.k", "vllm.conv", "vllm.s",
+                                                           "sglang.t", "sglang.d", "sglang.e"))]
+
+
+@pytest.mark.parametrize("name", [*OF_HEADS, "fla.gdn", "fla.kda"])
+def test_gates_of_another_rule(name):
+    """A rule of one gate and one beta per head takes none per channel, which would be KDA's or
+    GDN-2's."""
+    call, args = CALLS[name]
+    for at in ("g", "a", "b", "gate", "beta"):
+        if at not in args or args[at].dim() > 3:
+            continue
+        wide = args[at][..., None].expand(*args[at].shape, K).contiguous()
+        with pytest.raises((NotImplementedError, ValueError), match=rf"\b{at}\b"):
+            call(**{**again(args), at: wide})
+
+
+def test_bounds():
+    """A bound of 0 is no bound to the operator, so it is refused; safe_gate wants one."""
+    call, args = CALLS["fla.kda_raw"]
+    for bound in (0, 0.0, 2.0, float("nan")):
+        for run in (lambda b: call(**args, lower_bound=b),
+                    lambda b: fla.fused_kda_gate(args["g"], args["A_log"], lower_bound=b),
+                    lambda b: fla.chunk_gdn2(**GDN2, use_gate_in_kernel=True, lower_bound=b)):
+            with pytest.raises(ValueError, match="^lower_bound: .*below 0"):
+                run(bound)
+        with pytest.raises(ValueError, match="^gate_lower_bound: .*below 0"):
+            gdn.torch.KimiDeltaAttention(32, 2, 16, gate_lower_bound=bound)
+    for more in ({}, dict(lower_bound=-6.0)):
+        with pytest.raises(ValueError, match="^lower_bound: .*safe_gate"):
+            call(**args, safe_gate=True, **more)
+    call(**args, safe_gate=True, lower_bound=-5)
+    with pytest.raises(ValueError, match=r"^dt_bias: \[3\], wanted 16 numbers"):
+        call(**{**args, "dt_bias": torch.zeros(3)})
+    with pytest.raises(RuntimeError, match=r": A_log: \[3\]"):
+        fla.fused_kda_gate(args["g"], torch.zeros(3))
+
+
+@pytest.mark.parametrize("count, error", [(0, ValueError), (-1, ValueError), (2.0, TypeError),
+                                          (None, TypeError), (9, NotImplementedError)])
+def test_number_of_updates(count, error):
+    call, args = CALLS["fla.product"]
+    with pytest.raises(error, match="num_householder"):
+        call(**{**args, "num_householder": count})

@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* runs: cpu */
+/*
+ * Records whose tokens are accepted at once: gdn_decode() with GDN_WRITE_FINAL and a record, over
+ * many tokens, forks, evictions, folds and empty sequences, beside plain decode and the recurrence
+ * in float64.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "gdn_record.h"
+#include "ring2.h"
+
+enum { B = 5, P = 7, MOST = 8 }; /* sequences of a call, slots, tokens of a sequence */
+
+static const struct layer {
+    int32_t state, rows, layout, map;
+    bool channels, exact;
+    int heads[3];
+    int64_t K, V, R;
+} layers[] = {
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 16 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 40 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, 0, { 2, 2, 4 }, 33, 20, 5 },
+    { GDN_F32, GDN_BF16, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, 0, { 4, 2, 2 }, 20, 150, 9 },
+    { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 128, 128, 16 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 64, 32, 8 },
+    { GDN_F16, GDN_F16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 3 }, 32, 17, 12 },
+    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 16 },
+    { GDN_E4M3, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 1, 2 }, 32, 32, 11 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 64, 64, 16 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 2 }, 32, 32, 7 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 24, 12, 16 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 32, 32, 3 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 1 },
+    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1 },
+};
+enum { N_LAYERS = sizeof layers / sizeof *layers };
+
+static int64_t state_heads(const struct layer *m)
+{
+    return m->heads[0] > m->heads[2] ? m->heads[0] : m->heads[2];
+}
+
+/* ---- Pools, three times: with a record, plain, and float64 ---- */
+
+struct states {
+    gdn_tensor state, scales;
+};
+struct lazy {
+    struct states s;
+    gdn_tensor k, u, g, count;
+};
+struct run {
+    const struct layer *m;
+    struct lazy lazy;
+    struct states plain;
+    double *S;                      /* [P][H][K][V] */
+    double errors[2], sum, largest; /* of lazy and plain: squares of errors of outputs */
+};
+
+static struct states new_states(const struct layer *m)
+{
+    const bool vk = m->layout == GDN_STATE_VK, codes = m->state >= GDN_I8;
+    const int64_t H = state_heads(m);
+    struct states s = { .state =
+                            ring2_new(m->state, 0, 4, P, H, vk ? m->V : m->K, vk ? m->K : m->V) };
+    ring2_fill_value(&s.state, 0);
+    if (codes) s.scales = ring2_new(GDN_F32, 0, 3, P, H, m->V, 0);
+    if (codes) ring2_fill_value(&s.scales, 0);
+    return s;
+}
+
+/* Rows of a head lie together. */
+static struct lazy new_lazy(const struct layer *m)
+{
+    const int64_t H = state_heads(m), zeros[P] = { 0 };
+    struct lazy z = { .s = new_states(m) };
+    z.k = ring2_new(m->rows, 1, 4, P, m->heads[1], m->R, m->K);
+    z.u = ring2_new(m->rows, 0, 4, P, H, m->R, m->V);
+    z.g = ring2_new(GDN_F32, 0, m->channels ? 4 : 3, P, H, m->R, m->K);
+    z.k = ring2_swap(&z.k, 1, 2), z.u = ring2_swap(&z.u, 1, 2), z.g = ring2_swap(&z.g, 1, 2);
+    gdn_tensor *const rows[] = { &z.k, &z.u, &z.g };
+    for (int i = 0; i < 3; i++) ring2_fill_value(rows[i], (double)NAN);
+    z.count = ring2_indices(m->K % 2 ? GDN_I64 : GDN_I32, P, zeros);
+    return z;
+}
+
+static double *state_of(const struct run *r, int64_t slot)
+{
+    return r->S + slot * state_heads(r->m) * r->m->K * r->m->V;
+}
+
+/* ---- Tokens ---- */
+
+struct tokens {
+    int64_t T, slots[B], count[B];
+    gdn_tensor q, k, v, g, beta;
+};
+
+/* Different slots, some of them padding; different lengths, some of them 0. */
+static struct tokens draw(const struct layer *m, int64_t most)
+{
+    struct tokens t = { .T = 1 + ring2_below(most) };
+    const int64_t H = state_heads(m), first = ring2_below(P);
+    t.q = ring2_new(GDN_F32, 0, 4, B, t.T, m->heads[0], m->K);
+    t.k = ring2_new(GDN_F32, 0, 4, B, t.T, m->heads[1], m->K);
+    t.v = ring2_new(GDN_F32, 0, 4, B, t.T, m->heads[2], m->V);
+    t.g = ring2_new(GDN_F32, 0, m->channels ? 4 : 3, B, t.T, H, m->K);
+    t.beta = ring2_new(GDN_F32, 0, 3, B, t.T, H, 0);
+    ring2_fill(&t.q, -1, 1), ring2_fill(&t.k, -1, 1), ring2_fill(&t.v, -1, 1);
+    ring2_fill(&t.g, -0.2, 0), ring2_fill(&t.beta, 0, 1);
+    for (int64_t i = 0; i < ring2_count(&t.g); i++)
+        if (ring2_below(m->channels ? 20000 : 60) == 0) ring2_set(&t.g, i, -(double)INFINITY);
+    for (int64_t i = 0; i < ring2_count(&t.beta); i++)
+        if (ring2_below(10) == 0) ring2_set(&t.beta, i, 0);
+    for (int b = 0; b < B; b++) {
+        t.slots[b] = ring2_below(6) ? (first + b) % P : -1;
+        t.count[b] = ring2_below(8) ? 1 + ring2_below(t.T) : 0;
+    }
+    return t;
+}
+
+static gdn_rule_args args_of(const struct layer *m, const struct tokens *t, const struct states *s,
+                             gdn_batch *b)
+{
+    gdn_rule_args a = gdn_rule_args_init();
+    *b = gdn_batch_init();
+    b->read_slots = ring2_indices(GDN_I32, B, t->slots);
+    b->token_count = ring2_indices(GDN_I32, B, t->count);
+    a.q = t->q, a.k = t->k, a.v = t->v, a.g = t->g, a.beta = t->beta;
+    a.state = s->state, a.state_scales = s->scales;
+    a.out = ring2_new(GDN_F32, 0, 4, B, t->T, state_heads(m), m->V);
+    a.norm = GDN_NORM_L2;
+    a.head_map = m->map, a.state_layout = m->layout;
+    a.flags = m->exact ? GDN_EXACT : 0;
+    a.batch = b;
+    return a;
+}
+
+static gdn_rule_args lazy_args(const struct layer *m, const struct tokens *t, const struct lazy *z,
+                               gdn_batch *b)
+{
+    gdn_rule_args a = args_of(m, t, &z->s, b);
+    a.record_k = z->k, a.record_u = z->u, a.record_g = z->g, a.record_count = z->count;
+    return a;
+}
+
+/* ---- The recurrence ---- */
+
+static int64_t source(const struct layer *m, int64_t head, int64_t n)
+{
+    return m->map == GDN_HEADS_GROUPED ? head / (state_heads(m) / n) : head % n;
+}
+
+static double inverse_length(const gdn_tensor *t, int64_t at, int64_t K)
+{
+    double sum = 1e-6;
+    for (int64_t x = 0; x < K; x++) sum += ring2_get(t, at + x) * ring2_get(t, at + x);
+    return 1 / sqrt(sum);
+}
+
+/* One token of one head. row: its number in all tensors. */
+static void judge_token(struct run *r, const struct tokens *t, double *S, int64_t row, int64_t h,
+                        const gdn_tensor out[2])
+{
+    const struct layer *m = r->m;
+    const int64_t H = state_heads(m), K = m->K, V = m->V;
+    const int64_t qa = (row * m->heads[0] + source(m, h, m->heads[0])) * K;
+    const int64_t ka = (row * m->heads[1] + source(m, h, m->heads[1])) * K;
+    const int64_t va = (row * m->heads[2] + source(m, h, m->heads[2])) * V;
+    const double q_scale = inverse_length(&t->q, qa, K) / sqrt((double)K);
+    const double k_scale = inverse_length(&t->k, ka, K), beta = ring2_get(&t->beta, row * H + h);
+    double k[64 * 4], q[64 * 4];
+    for (int64_t x = 0; x < K; x++) {
+        const double g = ring2_get(&t->g, m->channels ? (row * H + h) * K + x : row * H + h);
+        k[x] = ring2_get(&t->k, ka + x) * k_scale, q[x] = ring2_get(&t->q, qa + x) * q_scale;
+        for (int64_t j = 0; j < V; j++) S[x * V + j] *= exp(g);
+    }
+    for (int64_t j = 0; j < V; j++) {
+        double p = 0, o = 0;
+        for (int64_t x = 0; x < K; x++) p += S[x * V + j] * k[x];
+        const double u = beta * (ring2_get(&t->v, va + j) - p);
+        for (int64_t x = 0; x < K; x++) {
+            S[x * V + j] += k[x] * u;
+            o += S[x * V + j] * q[x];
+        }
+        for (int i = 0; i < 2; i++) {
+            const double d = ring2_get(&out[i], (row * H + h) * V + j) - o;
+            r->errors[i] += d * d;
+            if (i == 0 && !(fabs(d) <= r->largest)) r->largest = fabs(d);
+        }
+        r->sum += o * o;
+    }
+}
+
+static void judge(struct run *r, const struct tokens *t, const gdn_tensor out[2])
+{
+    const int64_t H = state_heads(r->m), size = r->m->K * r->m->V;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t i = 0; t->slots[b] >= 0 && i < t->count[b]; i++)
+            for (int64_t h = 0; h < H; h++)
+                judge_token(r, t, state_of(r, t->slots[b]) + h * size, b * t->T + i, h, out);
+}
+
+/* ---- What an engine does between two calls ---- */
+
+static void copy_slot(const gdn_tensor *t, int64_t to, int64_t from)
+{
+    if (!t->data) return;
+    const gdn_tensor a = ring2_narrow(t, 0, to, 1), b = ring2_narrow(t, 0, from, 1);
+    for (int64_t i = 0; i < ring2_count(&a); i++)
+        memcpy(ring2_element(&a, i), ring2_element(&b, i),
+               t->dtype >= GDN_I8 && t->dtype <= GDN_E5M2    ? 1
+               : t->dtype == GDN_BF16 || t->dtype == GDN_F16 ? 2
+               : t->dtype == GDN_I64                         ? 8
+                                                             : 4);
+}
+
+static void fold(const struct layer *m, const struct lazy *z, int64_t slot)
+{
+    gdn_record_fold_args f = gdn_record_fold_args_init();
+    gdn_batch b = gdn_batch_init();
+    b.read_slots = ring2_indices(GDN_I32, 1, &slot);
+    f.state = z->s.state, f.state_scales = z->s.scales;
+    f.record_k = z->k, f.record_u = z->u, f.record_g = z->g, f.record_count = z->count;
+    f.head_map = m->map, f.state_layout = m->layout, f.batch = &b;
+    ring2_status(ring2_ctx(2), "fold", gdn_record_fold(ring2_ctx(2), &f), GDN_OK);
+}
+
+/* Slot `to` becomes slot `from`: rows and all, or the folded state alone. */
+static void fork(struct run *r, int64_t to, int64_t from, bool folded)
+{
+    struct lazy *z = &r->lazy;
+    const gdn_tensor *const all[] = {
+        &z->s.state, &z->s.scales, &z->k, &z->u, &z->g, &z->count, &r->plain.state, &r->plain.scales
+    };
+    if (folded) fold(r->m, z, from);
+    for (int i = 0; i < 8; i++) copy_slot(all[i], to, from);
+    memcpy(state_of(r, to), state_of(r, from),
+           (size_t)(state_heads(r->m) * r->m->K * r->m->V) * sizeof(double));
+}
+
+/* A new sequence in a slot: no rows, a state of zeros. */
+static void evict(struct run *r, int64_t slot)
+{
+    const gdn_tensor *const all[] = { &r->lazy.s.state, &r->lazy.s.scales, &r->plain.state,
+                                      &r->plain.scales };
+    for (int i = 0; i < 4; i++)
+        if (all[i]->data) {
+            const gdn_tensor one = ring2_narrow(all[i], 0, slot, 1);
+            ring2_fill_value(&one, 0);
+        }
+    ring2_set(&r->lazy.count, slot, 0);
+    memset(state_of(r, slot), 0, (size_t)(state_heads(r->m) * r->m->K * r->m->V) * sizeof(double));
+}
+
+static void between(struct run *r)
+{
+    const int64_t a = ring2_below(P), b = ring2_below(P);
+    if (ring2_below(12) == 0 && a != b) fork(r, a, b, ring2_below(2));
+    if (ring2_below(20) == 0) evict(r, a);
+    if (ring2_below(12) == 0) fold(r->m, &r->lazy, a);
+}
+
+/* ---- Many calls ---- */
+
+static void expect_counts(const struct run *r, const struct tokens *t, const int64_t *before)
+{
+    for (int64_t b = 0; b < B; b++) {
+        if (t->slots[b] < 0) continue;
+        const int64_t c = before[t->slots[b]] + t->count[b];
+        const int64_t want = t->count[b] == 0 ? before[t->slots[b]] : c >= r->m->R ? 0 : c;
+        const int64_t got = (int64_t)ring2_get(&r->lazy.count, t->slots[b]);
+        CHECK(got == want, "slot %d counts %d rows, wanted %d", (int)t->slots[b], (int)got,
+              (int)want);
+    }
+}
+
+/* The call with a record may write its outputs, its rows and the states of its slots. */
+static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
+{
+    gdn_batch b, plain_batch;
+    int64_t before[P];
+    gdn_rule_args a = lazy_args(r->m, t, &r->lazy, &b);
+    gdn_rule_args plain = args_of(r->m, t, &r->plain, &plain_batch);
+    const gdn_tensor *const all[] = { &a.state,    &a.state_scales, &a.record_k,
+                                      &a.record_u, &a.record_g,     &a.record_count };
+    for (int64_t p = 0; p < P; p++) before[p] = (int64_t)ring2_get(&r->lazy.count, p);
+    ring2_call_begin();
+    ring2_may_write(&a.out);
+    for (int64_t s = 0; s < B; s++)
+        for (int i = 0; t->slots[s] >= 0 && t->count[s] > 0 && i < 6; i++) {
+            const bool folds = before[t->slots[s]] + t->count[s] >= r->m->R;
+            if (!all[i]->data || (folds ? i >= 2 && i <= 4 : i < 2)) continue;
+            const gdn_tensor one = ring2_narrow(all[i], 0, t->slots[s], 1);
+            ring2_may_write(&one);
+        }
+    ring2_status(ring2_ctx(3), "lazy", gdn_decode(ring2_ctx(3), &a), GDN_OK);
+    ring2_call_end();
+    expect_counts(r, t, before);
+    ring2_status(ring2_ctx(3), "plain", gdn_decode(ring2_ctx(3), &plain), GDN_OK);
+    out[0] = a.out, out[1] = plain.out;
+}
+
+/* Bits are those of plain decode if each call folds, or with GDN_EXACT. */
+static bool has_plain_bits(const struct layer *m) { return m->R == 1 || m->exact; }
+
+static struct run new_run(const struct layer *m)
+{
+    struct run r = { .m = m, .lazy = new_lazy(m), .plain = new_states(m) };
+    r.S = ring2_heap((size_t)(P * state_heads(m) * m->K * m->V) * sizeof *r.S);
+    return r;
+}
+
+/*
+ * Errors of outputs, root mean square beside float64: those of plain decode, of which a state of
+ * less than float32 has one for each token, and a record for each fold; and those of its rows.
+ */
+static void many(int number)
+{
+    const struct layer *m = &layers[number];
+    struct run r = new_run(m);
+    const double rows = m->rows == GDN_F32 ? 0 : m->rows == GDN_BF16 ? 0x1p-8 : 0x1p-11;
+    for (int i = 0; i < 60 && !ring2_failed(); i++) {
+        const struct tokens t = draw(m, i % 4 ? MOST : 1);
+        gdn_tensor out[2];
+        call(&r, &t, out);
+        if (has_plain_bits(m)) ring2_expect_bits("out", &out[0], &out[1]);
+        judge(&r, &t, out);
+        between(&r);
+    }
+    const double size = sqrt(r.sum), lazy = sqrt(r.errors[0]), plain = sqrt(r.errors[1]);
+    CHECK(size > 0 && isfinite(lazy), "no outputs, or no numbers");
+    CHECK(lazy <= 1.1 * plain + (0x1p-22 + rows) * size,
+          "errors of %g of the outputs, and of %g in plain decode", lazy / size, plain / size);
+    for (int64_t p = 0; p < P; p++) fold(m, &r.lazy, p);
+    if (has_plain_bits(m)) ring2_expect_bits("state", &r.lazy.s.state, &r.plain.state);
+}
+
+/* ---- G2: threads, batch mates and their order ---- */
+
+static void alone(int number)
+{
+    const struct layer *m = &layers[number];
+    struct lazy a = new_lazy(m), b = new_lazy(m);
+    for (int i = 0; i < 12 && !ring2_failed(); i++) {
+        const struct tokens t = draw(m, MOST);
+        gdn_batch batch, each;
+        gdn_rule_args all = lazy_args(m, &t, &a, &batch), one = lazy_args(m, &t, &b, &each);
+        ring2_status(ring2_ctx(3), "all", gdn_decode(ring2_ctx(3), &all), GDN_OK);
+        for (int64_t s = B - 1; s >= 0; s--) {
+            gdn_rule_args x = one;
+            gdn_tensor *const rows[] = { &x.q, &x.k, &x.v, &x.g, &x.beta, &x.out };
+            gdn_batch its = each;
+            for (int j = 0; j < 6; j++) *rows[j] = ring2_narrow(rows[j], 0, s, 1);
+            its.read_slots = ring2_narrow(&its.read_slots, 0, s, 1);
+            its.token_count = ring2_narrow(&its.token_count, 0, s, 1);
+            x.batch = &its;
+            ring2_status(ring2_ctx(1), "one", gdn_decode(ring2_ctx(1), &x), GDN_OK);
+        }
+        ring2_expect_bits("out", &one.out, &all.out);
+        ring2_expect_bits("state", &b.s.state, &a.s.state);
+        ring2_expect_bits("count", &b.count, &a.count);
+    }
+}
+
+/* ---- G7, G8, G10: odd values ---- */
+
+/* A NaN goes when a gate forgets; v of a beta of 0 is not read. */
+static void odd(int number)
+{
+    const struct layer *m = &layers[number];
+    struct run r = new_run(m);
+    for (int i = 0; i < 24 && !ring2_failed(); i++) {
+        struct tokens t = draw(m, 3);
+        const int64_t H = state_heads(m);
+        for (int64_t b = 0; b < B; b++) {
+            t.slots[b] = b, t.count[b] = t.T;
+            for (int64_t h = 0; h < H; h++) {
+                const int64_t at = b * t.T * H + h;
+                if (i % 8 == 3) ring2_set(&t.beta, at, 0);
+                for (int64_t x = 0; i % 8 == 5 && x < (m->channels ? m->K : 1); x++)
+                    ring2_set(&t.g, m->channels ? at * m->K + x : at, -(double)INFINITY);
+            }
+            for (int64_t x = 0; i % 8 == 3 && x < m->heads[2] * m->V; x++)
+                ring2_set(&t.v, b * t.T * m->heads[2] * m->V + x, (double)NAN);
+            for (int64_t x = 0; i % 8 == 4 && x < m->heads[2] * m->V; x++)
+                ring2_set(&t.v, (b * t.T + t.T - 1) * m->heads[2] * m->V + x, (double)NAN);
+        }
+        gdn_tensor out[2];
+        call(&r, &t, out);
+        for (int64_t j = 0; j < ring2_count(&out[0]) && i % 8 != 4; j++)
+            CHECK(isfinite(ring2_get(&out[0], j)) == isfinite(ring2_get(&out[1], j)),
+                  "call %d: output %d is %g, plain %g", i, (int)j, ring2_get(&out[0], j),
+                  ring2_get(&out[1], j));
+    }
+}
+
+/* ---- G1 ---- */
+
+#define REFUSE(what, seen, want, needle, ...)                               \
+    do {                                                                    \
+        gdn_batch b;                                                        \
+        struct lazy z = new_lazy(&layers[0]);                               \
+        const struct tokens t = draw(&layers[0], 1);                        \
+        gdn_rule_args a = lazy_args(&layers[0], &t, &z, &b);                \
+        __VA_ARGS__;                                                        \
+        ring2_refused(ring2_ctx(2), GDN_OP_DECODE, &a, seen, want, needle); \
+    } while (0)
+
+static void refused(int number)
+{
+    const int64_t zeros[B] = { 0 };
+    (void)number;
+    REFUSE("slots to write", RING2_STRUCT, GDN_E_ARG, "write_slots", b.write_slots = b.read_slots);
+    REFUSE("a tree", RING2_STRUCT, GDN_E_ARG, "parents",
+           b.parents = ring2_new(GDN_I32, 0, 2, B, 1, 0, 0));
+    REFUSE("another pool", RING2_STRUCT, GDN_E_ARG, "state_out",
+           a.state_out = ring2_clone(&a.state));
+    REFUSE("starts", RING2_STRUCT, GDN_E_ARG, "has_initial_state",
+           b.has_initial_state = ring2_indices(GDN_I32, B, zeros));
+    REFUSE("each state", RING2_STRUCT, GDN_E_ARG, "write", b.write = GDN_WRITE_EACH;
+           b.write_slots = ring2_new(GDN_I32, 0, 2, B, 1, 0, 0));
+    REFUSE("out in count", RING2_STRUCT, GDN_E_ARG, "overlap", a.record_count.data = a.out.data);
+    REFUSE("count R + 1", RING2_CONTENTS, GDN_E_ARG, "record_count",
+           b.read_slots = ring2_indices(GDN_I32, B, (const int64_t[B]){ 0, 1, 2, 3, 4 });
+           ring2_set(&z.count, 2, (double)layers[0].R + 1));
+    REFUSE("a slot twice", RING2_CONTENTS, GDN_E_ARG, "slot 0",
+           b.read_slots = ring2_indices(GDN_I32, B, (const int64_t[B]){ 0, 1, 2, 3, 0 }));
+}
+
+int main(int argc, char **argv)
+{
+    static const struct ring2_cases tests[] = {
+        { "many calls beside plain decode and float64", many, N_LAYERS },
+        { "G2 records accepted at once", alone, N_LAYERS },
+        { "G7 G8 records accepted at once", odd, N_LAYERS },
+        { "G1 records accepted at once", refused, 1 },
+    };
+    return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);
+}

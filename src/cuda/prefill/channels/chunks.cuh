@@ -92,7 +92,6 @@ template <int io, int deep> struct chunk_maker {
     typedef typename tiles::pairs pairs;
     typedef chunks_shared<deep> shared;
 
-    const struct gdn_cu_prefill_channels &args;
     const struct gdn_cu_rule &r;
     shared &sh;
     char *record;
@@ -115,6 +114,8 @@ template <int io, int deep> struct chunk_maker {
     __device__ __forceinline__ void scale_tokens();
     __device__ __forceinline__ void normalise();
     __device__ __forceinline__ void make_e();
+    template <int s> __device__ __forceinline__ void put_level_rows(char *rows) const;
+    template <int s> __device__ __forceinline__ void put_level_columns(char *rows) const;
     template <int s> __device__ __forceinline__ void own_level();
     __device__ __forceinline__ void put_row(int t, char *k, char *q, float2 f) const;
     __device__ __forceinline__ void put_rows(char *k, char *q, float2 f) const;
@@ -359,12 +360,13 @@ __device__ __forceinline__ void chunk_maker<io, deep>::put_row(int t, char *k, c
 
 /* ---- Levels inside 16 tokens ---------------------------------------------------------------- */
 
-/* Blocks of 2 s tokens: eight tokens are rows, eight columns, of which s by s belong together. */
+/* Blocks of 2 s tokens: eight tokens are rows, eight columns, of which s by s belong together. Put
+ * rows of e, then rows of q; and columns, as rows too. */
 template <int io, int deep>
 template <int s>
-__device__ __forceinline__ void chunk_maker<io, deep>::own_level()
+__device__ __forceinline__ void chunk_maker<io, deep>::put_level_rows(char *rows) const
 {
-    char *const rows = sh.own[warp], *const own = rows + 4 * lane;
+    char *const own = rows + 4 * lane;
 #pragma unroll
     for (int from = 0; from < 16; from += 2 * s) {
         float2 f = make_float2(1, 1);
@@ -374,15 +376,33 @@ __device__ __forceinline__ void chunk_maker<io, deep>::own_level()
             f = times(f, x.a[from + s + i]);
             put_row(from + s + i, at, at + 8 * STAGE_ROW, f);
         }
-        f = make_float2(1, 1);
+    }
+}
+template <int io, int deep>
+template <int s>
+__device__ __forceinline__ void chunk_maker<io, deep>::put_level_columns(char *rows) const
+{
+    char *const own = rows + 4 * lane;
+#pragma unroll
+    for (int from = 0; from < 16; from += 2 * s) {
+        float2 f = make_float2(1, 1);
 #pragma unroll
         for (int j = s - 1; j >= 0; j--) { /* k f, and f of the last one is 1 */
             const uint32_t k = x.k[from + j];
-            *(uint32_t *)(own + (16 + from / 2 + j) * STAGE_ROW) =
+            *(uint32_t *)(own + (from / 2 + j) * STAGE_ROW) =
                 j == s - 1 ? k : pairs::times(k, pairs::pair(f.x, f.y));
             f = times(f, x.a[from + j]);
         }
     }
+}
+
+template <int io, int deep>
+template <int s>
+__device__ __forceinline__ void chunk_maker<io, deep>::own_level()
+{
+    const char *const rows = sh.own[warp];
+    put_level_rows<s>(sh.own[warp]);
+    put_level_columns<s>(sh.own[warp] + 16 * STAGE_ROW);
     __syncwarp();
     const uint32_t left = shared_address(rows) + tiles::lane(STAGE_ROW);
     const uint32_t right = shared_address(rows) + (16 + lane % 8) * STAGE_ROW + lane / 8 * 16;
@@ -625,36 +645,25 @@ GDN_DEVICE void store_written(chunks_shared<deep> &sh, char *to, const struct gd
     if (writes) sh.factors.busy = 1;
 }
 
-template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_prefill_channels &a)
+/* Returns the threads' shares of a chunk and a head. */
+template <int io, int deep>
+GDN_DEVICE chunk_maker<io, deep> share_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh,
+                                             char *record, int head)
 {
-    typedef chunks_shared<deep> shared;
-    shared &sh = *(shared *)gdn_shared;
-    const struct gdn_cu_rule &r = a.rule;
-    const int64_t i = blockIdx.x / r.H;
-    if (threadIdx.x < 32) {
-        const struct stage_chunk found = find_window_chunk(a, i);
-        if (threadIdx.x == 0) {
-            sh.chunk = found;
-            sh.factors.forgets = sh.factors.busy = 0;
-        }
-    }
-    __syncthreads();
+    enum { HALVES = chunks_shared<deep>::halves };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp % HALVES;
+    const int group = warp / HALVES, channel = 64 * half + 2 * lane;
+    const int n = channel < r.K ? max(min((int)sh.chunk.n - group * 16, 16), 0) : 0;
+    return { r, sh, record, head, lane, warp, group, half, channel, n };
+}
+
+/* Makes the record of the chunk in shared memory. */
+template <int io, int deep>
+GDN_DEVICE void make_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh, char *record,
+                           int head)
+{
     if (sh.chunk.n == 0) return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp % shared::halves;
-    const int channel = 64 * half + 2 * lane;
-    chunk_maker<io, deep> m = { a,
-                                r,
-                                sh,
-                                a.records + (int64_t)blockIdx.x * a.record_bytes,
-                                (int)(blockIdx.x % r.H),
-                                lane,
-                                warp,
-                                warp / shared::halves,
-                                half,
-                                channel,
-                                channel < r.K
-                                    ? max(min((int)sh.chunk.n - warp / shared::halves * 16, 16), 0)
-                                    : 0 };
+    chunk_maker<io, deep> m = share_chunk<io, deep>(r, sh, record, head);
     const bool begun = m.begin_gates();
     m.load_keys(m.x.k, r.k, r.Hk);
     m.load_keys(m.x.q, r.q, r.Hq);
@@ -690,6 +699,22 @@ template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_prefi
     store_square(squares + CHUNK * CHUNK * 2, sh.P);
     for (int n = threadIdx.x; n < (int)sizeof sh.factors / 16; n += blockDim.x)
         ((uint4 *)(m.record + GDN_CHANNELS_FACTORS(deep)))[n] = ((const uint4 *)&sh.factors)[n];
+}
+
+/* A block has a chunk of the window and a head. */
+template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_prefill_channels &a)
+{
+    chunks_shared<deep> &sh = *(chunks_shared<deep> *)gdn_shared;
+    if (threadIdx.x < 32) {
+        const struct stage_chunk found = find_window_chunk(a, blockIdx.x / a.rule.H);
+        if (threadIdx.x == 0) {
+            sh.chunk = found;
+            sh.factors.forgets = sh.factors.busy = 0;
+        }
+    }
+    __syncthreads();
+    make_chunk<io, deep>(a.rule, sh, a.records + (int64_t)blockIdx.x * a.record_bytes,
+                         (int)(blockIdx.x % a.rule.H));
 }
 
 #endif

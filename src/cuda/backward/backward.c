@@ -505,13 +505,19 @@ static gdn_status launch_all(gdn_ctx *ctx, struct gdn_cuda_cut_options options,
 
 _Static_assert(sizeof(struct gdn_cu_backward) <= GDN_PLAN_ROOM, "a plan has room");
 
+static bool is_family(enum gdn_backward_form form)
+{
+    return form == GDN_BACKWARD_CHUNKS || form == GDN_BACKWARD_CHANNELS;
+}
+
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_backward_call *c = call;
     struct gdn_cu_backward *args = GDN_PLANNED(struct gdn_cu_backward, &c->base);
     const struct gdn_cu_backward base = base_of(c);
-    if (gdn_cuda_backward_form(ctx, &base) == GDN_BACKWARD_CHANNELS) {
-        gdn_cuda_channels_plan(ctx, c, &base);
+    const enum gdn_backward_form form = gdn_cuda_backward_form(ctx, &base);
+    if (is_family(form)) {
+        gdn_cuda_channels_plan(ctx, c, &base, form == GDN_BACKWARD_CHUNKS);
         return GDN_OK;
     }
     *args = args_of(ctx, c, &base);
@@ -541,9 +547,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
     gdn_cuda_backward_log(ctx, args);
-    return gdn_cuda_backward_form(ctx, args) == GDN_BACKWARD_CHANNELS
-               ? gdn_cuda_channels_run(ctx, c, memory)
-               : run_gdn(ctx, c, args, memory);
+    return is_family(gdn_cuda_backward_form(ctx, args)) ? gdn_cuda_channels_run(ctx, c, memory)
+                                                        : run_gdn(ctx, c, args, memory);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill_backward = { plan, run };

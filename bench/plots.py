@@ -355,7 +355,7 @@ OPS = {("prefill", 1): "prefill, 2048 tokens", ("prefill_backward", 1): "gradien
 
 def family(folder):
     """Rules of the family beside Gated DeltaNet: time on a CPU over GDN's, and prefill on an
-    H100."""
+    H200."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4))
     runs = newest("family/xeon.jsonl", lambda r: (r["op"], r["B"]), isa="avx512")
     for i, (rule, (title, color)) in enumerate(RULES.items()):
@@ -367,7 +367,7 @@ def family(folder):
     axes[0].axvline(1, color=LIMIT, linewidth=0.8, linestyle=":")
     axes[0].set(title="Xeon, one thread, 16/32 heads, f32", xlabel="time over GDN's", xlim=(0, 2.1))
     axes[0].set_yticks(range(len(OPS)), OPS.values())
-    runs = newest("family/h100.jsonl", lambda r: (r["heads"], r.get("seqlens"), r["rule"]),
+    runs = newest("family/h200.jsonl", lambda r: (r["heads"], r.get("seqlens"), r["rule"]),
                   op="prefill")
     cases = [key[:2] for key in runs if key[2] == "gdn"]
     for i, (rule, title, color) in enumerate((("gdn", "GDN", OURS), ("kda", "KDA", OTHER))):
@@ -376,7 +376,7 @@ def family(folder):
         axes[1].barh(places, times, 0.38, color=color, label=title)
         for p, t in zip(places, times):
             axes[1].text(t, p, f" {t:.2f}", va="center", fontsize=8)
-    axes[1].set(title="Prefill on an H100, bf16, weak gates", xlabel="milliseconds")
+    axes[1].set(title="Prefill on an H200, bf16, weak gates", xlabel="milliseconds")
     axes[1].set_yticks(range(len(cases)), [f"{heads}, {seqlens}" for heads, seqlens in cases])
     for axis in axes:
         axis.invert_yaxis()

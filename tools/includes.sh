@@ -11,7 +11,8 @@ export LC_ALL=C
 # Device code that a higher family takes beside the face.
 parts='cuda/decode/token.cuh cuda/decode/warp.cuh cuda/prefill/general_gram.cuh
 cuda/prefill/stages.cuh cuda/prefill/sm90/units.cuh cuda/prefill/squares.cuh
-cuda/prefill/portable/turned.cuh'
+cuda/prefill/portable/turned.cuh cuda/prefill/channels/products.cuh
+cuda/prefill/channels/walk.cuh'
 
 mapfile -t files < <(find include src examples cli tests -type f |
     grep -E '\.(c|h|inc|cpp|cu|cuh|def)$' | sort)

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILE = ROOT / "cli/plan/times.inc"
 # The kept runs, and the machine's name in times.c.
 RUNS = (("cuda-h200", "H200"), ("cuda-h100", "H100"), ("cpu-emerald-rapids", "EMERALD_RAPIDS"),
-        ("cpu-zen4", "ZEN4"), ("family/h100", "H100"))
+        ("cpu-zen4", "ZEN4"), ("family/h100", "H100"), ("family/h200", "H200"))
 OPS = {"conv": "CONV", "prefill": "PREFILL", "step": "STEP", "decode": "DECODE",
        "prefill_backward": "BACKWARD"}
 FORMS = ("exact", "each", "call", "save_every", "bf16_products", "batch_invariant",

@@ -10,7 +10,6 @@ import gdn.torch
 import torch
 from gdn.torch import distributed
 from gdn.torch._named import explained_by, needed_by, renamed
-from gdn.torch._places import refuse_mixed
 from torch.nn import functional
 
 CHUNK_SIZE = 64  # of FLA and FlashQLA
@@ -72,14 +71,6 @@ def only(function, kwargs, *known):
 def unit_stride(x):
     """Returns x, or a contiguous copy if the last dimension of x has another stride than 1."""
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
-
-
-def on_cpu(function, **tensors):
-    """Raises NotImplementedError for tensors on another device than the CPU, and RuntimeError that
-    names the one which is apart."""
-    if next(iter(tensors.values())).device.type != "cpu":
-        refuse_mixed(function, tensors)
-        raise NotImplementedError("gdn: KDA, GDN-2 and DeltaProduct run on a CPU alone")
 
 
 def gate(x):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 What KDA, GDN-2 and Gated DeltaProduct of FLA 0.6 share, and the latter two under FLA's names and
-signatures. All run on a CPU: on a GPU they raise NotImplementedError.
+signatures. All run on CPU and CUDA tensors.
 """
 
 import warnings
@@ -63,7 +63,6 @@ def call(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     _drop_in.wanted(q=q, k=k, v=v)
     _drop_in.optional(initial_state=initial_state, cu_seqlens=cu_seqlens)
     _drop_in.dimensions(q=(q, 4), k=(k, 4), v=(v, 4))
-    _drop_in.on_cpu("prefill", q=q, k=k, v=v, g=g, beta=beta)
     if cu_seqlens is not None and q.shape[0] != 1:
         raise ValueError(f"the batch size must be 1 with cu_seqlens, found {q.shape[0]}")
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)

@@ -120,7 +120,6 @@ def _options(g, A_log, dt_bias, lower_bound):
     """a [.., H, K], and A_log, dt_bias and gate_lower_bound of gdn.torch.gates()."""
     _drop_in.wanted(g=g)
     _drop_in.optional(A_log=A_log, dt_bias=dt_bias)
-    _drop_in.on_cpu("gates", g=g, A_log=A_log, dt_bias=dt_bias)
     if g.dim() < 3:
         raise ValueError(f"g: {list(g.shape)}, wanted [..., H, K]")
     return _drop_in.unit_stride(_drop_in.gate(g)), raw_gates(g, A_log, dt_bias, lower_bound)
@@ -137,7 +136,7 @@ def fused_kda_gate(
     """
     The gates of KDA: -exp(A_log) softplus(g + dt_bias), or with lower_bound
     lower_bound sigmoid(exp(A_log) (g + dt_bias)), where A_log may be None. g [..., H, K]; A_log has
-    H elements, dt_bias H K. Gradients flow. Raises NotImplementedError on a GPU.
+    H elements, dt_bias H K. Gradients flow.
     """
     a, options = _options(g, A_log, dt_bias, lower_bound)
     return gdn.torch.gates(a, None, **options)[0].to(output_dtype)

@@ -11,8 +11,6 @@ bailing_hybrid: models made before and after use them. If a function of the firs
 other parameters, install() raises ImportError with one line and assigns nothing. A version without
 one of the others leaves it out.
 
-KDA runs by libgdn on a CPU. On another device transformers' own functions of KDA run.
-
 It also gives the class of the layer a forward() in which one token of each sequence
 with a cache is one call of gdn.torch.step() between the layer's projections: convolution, gates,
 rule and gated RMSNorm in one operator, which updates the cache's states in place. The layer's own
@@ -121,7 +119,6 @@ def _gdn(op, query, key, value, g, *args):
 def _kda(op, query, key, value, g, beta, *args):
     _drop_in.wanted(query=query, key=key, value=value, g=g, beta=beta)
     _drop_in.dimensions(g=(g, 4))
-    _drop_in.on_cpu("prefill", query=query, key=key, value=value, g=g, beta=beta)
     return _rule(op, query, key, value, g, beta, *args)
 
 
@@ -129,7 +126,7 @@ def chunk_kimi_delta_attention(query, key, value, g, beta, chunk_size=64, initia
                                output_final_state=False, use_qk_l2norm_in_kernel=False, **kwargs):
     """
     KDA over whole sequences: g [B, T, HV, K] is the logarithm of the decay of each key channel. All
-    else is as in torch_chunk_gated_delta_rule(). Raises NotImplementedError on a GPU.
+    else is as in torch_chunk_gated_delta_rule().
     """
     return _kda(gdn.torch.prefill, query, key, value, g, beta, initial_state, output_final_state,
                 use_qk_l2norm_in_kernel, _packing(kwargs))
@@ -186,15 +183,6 @@ def _add_step(layer):
         layer.forward = _by_step.with_step(theirs)
 
 
-def _assign(module, function):
-    """Puts a function into the place of the module's; a rule of KDA leaves a GPU to theirs."""
-    theirs = getattr(module, function.__name__)
-    if function not in _KDA:
-        setattr(module, function.__name__, function)
-    elif not getattr(theirs, "is_gdn", False):
-        setattr(module, function.__name__, _drop_in.or_theirs(function, theirs))
-
-
 def replace_rules():
     """Assigns the rules in modeling modules that are loaded already and took FLA's, or torch's, at
     their import. Those whose functions have other parameters are left alone."""
@@ -204,7 +192,7 @@ def replace_rules():
         for function in _GDN + _KDA:
             theirs = vars(module).get(function.__name__)
             if theirs is not None and _drop_in.difference(function, theirs) is None:
-                _assign(module, function)
+                setattr(module, function.__name__, function)
 
 
 def modules():
@@ -248,5 +236,5 @@ def install():
             del found[name]
     for name, module in found.items():
         for function in functions(name):
-            _assign(module, function)
+            setattr(module, function.__name__, function)
         _add_step(getattr(module, {**MODELS, **KDA_MODELS}[name]))

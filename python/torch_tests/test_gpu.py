@@ -8,6 +8,7 @@ import gdn.torch
 import pytest
 import samples
 import torch
+from gdn import fla, transformers
 from samples import of, reference
 
 pytestmark = pytest.mark.gpu
@@ -183,3 +184,55 @@ def far_fold(device, distance):
         torch.ops.gdn.summary_fold.default(M=M, U=U, order=order, state_out=out)
         found.append(out)
     assert torch.equal(*found)
+
+
+def family_calls(device, dtype):
+    """{name: (function of the tensors, tensors)} of the drop-ins of KDA, GDN-2, DeltaProduct."""
+    B, T, H, K, V = 2, 70, 4, 64, 32
+
+    def made(*shape, scale=1):
+        return (scale * torch.randn(*shape)).to(device, dtype)
+
+    q, k, v = made(B, T, H, K), made(B, T, H, K), made(B, T, H, V)
+    g, b, w = -made(B, T, H, K).abs(), made(B, T, H, K).sigmoid(), made(B, T, H, V).sigmoid()
+    state = torch.randn(B, H, K, V).to(device)
+    options = dict(output_final_state=True, use_qk_l2norm_in_kernel=True)
+    kda, gdn2 = (q, k, v, g, b[..., 0], state), (q, k, v, g, b, w, state)
+
+    def call(function):
+        return lambda *x: function(*x[:-1], initial_state=x[-1], **options)
+
+    return {
+        "chunk_kda": (call(fla.chunk_kda), kda),
+        "fused_recurrent_kda": (call(fla.fused_recurrent_kda), kda),
+        "transformers, chunk": (call(transformers.chunk_kimi_delta_attention), kda),
+        "transformers, recurrent": (call(transformers.recurrent_kimi_delta_attention), kda),
+        "chunk_gdn2": (call(fla.chunk_gdn2), gdn2),
+        "fused_recurrent_gdn2": (call(fla.fused_recurrent_gdn2), gdn2),
+        "chunk_gated_delta_product": (
+            lambda q, k, v, g, beta, state: fla.chunk_gated_delta_product(
+                q[:, ::2], k, v, g[:, ::2, :, 0], beta, 2, initial_state=state, **options), kda),
+        "fused_kda_gate": (lambda g, A_log: (fla.fused_kda_gate(g, A_log),),
+                           (g, state[0, :, 0, 0])),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.enable_grad()
+def test_the_family_beside_the_cpu(gpu, dtype):
+    """Results and gradients of the drop-ins on a GPU and on a CPU, from the same numbers."""
+    torch.manual_seed(1)
+    calls = family_calls("cpu", dtype)
+    for name, (call, tensors) in calls.items():
+        found = []
+        for device in (gpu, torch.device("cpu")):
+            inputs = [x.detach().to(device).requires_grad_() for x in tensors]
+            results = call(*inputs)
+            loss = sum(x.float().square().sum() for x in results)
+            found.append([*results, *torch.autograd.grad(loss, inputs)])
+        for got, wanted in zip(*found):
+            assert got.device == gpu and got.dtype == wanted.dtype
+            share = 2e-4 if dtype is torch.float32 else 2e-2
+            limit = share * wanted.float().square().mean().sqrt()
+            error = (got.cpu().float() - wanted.float()).square().mean().sqrt()
+            assert error <= limit, (name, float(error), float(limit))

@@ -160,20 +160,15 @@ def test_another_forget_gate(modeling):
     assert not known(layer)
 
 
-def test_kda_off_a_cpu(modeling):
-    """A function of KDA leaves other devices to the model's own."""
+def test_kda_is_assigned(modeling):
     module = gdn.transformers.modules().get("kimi_linear")
     if module is None:
         pytest.skip("transformers has no kimi_linear")
-    gdn.install("transformers")
-    q = torch.empty(1, 3, 2, 16, device="meta")
-    with pytest.raises(NotImplementedError, match="run on a CPU alone"):
-        gdn.transformers.chunk_kimi_delta_attention(q, q, q, q, q[..., 0])
-    out, final = module.chunk_kimi_delta_attention(q, q, q, g=q, beta=q[..., 0])
-    assert out.device.type == "meta" and final is None
-    again = module.chunk_kimi_delta_attention
-    gdn.install("transformers")
-    assert module.chunk_kimi_delta_attention is again
+    for _ in range(2):
+        gdn.install("transformers")
+        for function in (gdn.transformers.chunk_kimi_delta_attention,
+                         gdn.transformers.recurrent_kimi_delta_attention):
+            assert getattr(module, function.__name__) is function
 
 
 @pytest.mark.parametrize("name", MADE)

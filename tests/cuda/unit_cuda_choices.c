@@ -87,7 +87,11 @@ static void test_gradients(void)
     a.dq = fresh(GDN_BF16, 4, B, T, H, K);
     logs(GDN_OP_PREFILL_BACKWARD, &a, "prefill_backward: sm90");
     a.g = fresh(GDN_F32, 4, B, T, H, K);
-    logs(GDN_OP_PREFILL_BACKWARD, &a, "prefill_backward: channels (g has a number per channel)");
+    logs(GDN_OP_PREFILL_BACKWARD, &a, "prefill_backward: chunks (g has a number per channel)");
+    a.q = fresh(GDN_F32, 4, B, T, H, K);
+    logs(GDN_OP_PREFILL_BACKWARD, &a,
+         "prefill_backward: channels (sm90, portable, general: g has a number per channel; chunks: "
+         "q, k, v or dout is not bf16)");
 }
 
 static void test_conv1d(void)

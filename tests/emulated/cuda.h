@@ -319,6 +319,17 @@ GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t)
         if ((x >> i & 0x7c00) == 0x7c00) z |= 0x7fffu << i;
     return z;
 }
+/* x f of two elements. */
+GDN_DEVICE uint32_t multiply_bf16x2(uint32_t x, uint32_t f)
+{
+    const auto high = [](uint32_t w) { return __uint_as_float(w & 0xffff0000u); };
+    return f32_to_bf16x2(high(x << 16) * high(f << 16), high(x) * high(f));
+}
+GDN_DEVICE uint32_t multiply_f16x2(uint32_t x, uint32_t f)
+{
+    const auto at = [](uint32_t w, int i) { return f16_to_f32((uint16_t)(w >> i)); };
+    return f32_to_f16x2(at(x, 0) * at(f, 0), at(x, 16) * at(f, 16));
+}
 template <int bytes> GDN_DEVICE void copy_async(uint32_t to, const void *from, int valid)
 {
     emulated_copy(emulated_place(to), from, bytes, valid);

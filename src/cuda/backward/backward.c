@@ -20,7 +20,7 @@ enum { STRIP = 32, DEEP = 128, LEAST_WINDOW = 128, TILE = GDN_CU_BACKWARD_TILE }
 struct planned {
     enum gdn_backward_form form;
     union {
-        struct gdn_cu_backward_channels channels; /* of that form; else */
+        struct gdn_cu_backward_channels channels; /* of the family; else */
         struct {
             struct gdn_cu_backward args;
             struct gdn_cuda_cut_options options;
@@ -501,14 +501,20 @@ static gdn_status launch_all(gdn_ctx *ctx, struct planned *p, void *stream)
     return gdn_cuda_note_all(ctx, "prefill_backward", ran.kernels, ran.n);
 }
 
+static bool is_family(enum gdn_backward_form form)
+{
+    return form == GDN_BACKWARD_CHUNKS || form == GDN_BACKWARD_CHANNELS;
+}
+
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_backward_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     const struct gdn_cu_backward base = base_of(c);
     p->form = gdn_cuda_backward_form(ctx, &base);
-    if (p->form == GDN_BACKWARD_CHANNELS) {
-        c->base.bytes = gdn_cuda_channels_plan(ctx, &c->work, &base, &p->channels);
+    if (is_family(p->form)) {
+        const bool chunks = p->form == GDN_BACKWARD_CHUNKS;
+        c->base.bytes = gdn_cuda_channels_plan(ctx, &c->work, &base, chunks, &p->channels);
         return GDN_OK;
     }
     p->args = base;
@@ -536,7 +542,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_backward_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
-    const bool by_channels = p->form == GDN_BACKWARD_CHANNELS;
+    const bool by_channels = is_family(p->form);
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
     gdn_cuda_backward_log(ctx, by_channels ? &p->channels.base : &p->args);
     return by_channels ? gdn_cuda_channels_run(ctx, &p->channels, memory, c->base.stream)

@@ -8,12 +8,16 @@
 /* The most of K by mma.sync. */
 enum { DEEP = 128 };
 
-/* Returns true if all rows of the dtype are multiples of 16 bytes, at addresses that are. */
-static bool are_whole(const struct gdn_rows *r, int dtype)
+/* Returns true if all rows are multiples of so many bytes, at addresses that are. */
+static bool are_aligned(const struct gdn_rows *r, uint64_t bytes)
 {
     const uint64_t all =
         (uint64_t)(uintptr_t)r->data | (uint64_t)r->batch | (uint64_t)r->token | (uint64_t)r->head;
-    return r->dtype == dtype && all % 16 == 0;
+    return all % bytes == 0;
+}
+static bool are_whole(const struct gdn_rows *r, int dtype)
+{
+    return r->dtype == dtype && are_aligned(r, 16);
 }
 
 /* tiles: returns why no kernel on tensor cores takes the call. sm90, portable: why that form does
@@ -50,6 +54,26 @@ static const char *why_not_portable(const gdn_ctx *ctx, const struct gdn_cu_back
                : NULL;
 }
 
+/* Returns why chunks of the family do not take the call; NULL: they do. */
+static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    const int least = r->K <= DEEP / 2 ? GDN_CU_HEADS_64 : GDN_CU_HEADS_128;
+    if (gdn_cuda_is_off(ctx, GDN_CUDA_PORTABLE_GRADIENTS)) return "it is switched off";
+    if (r->family.updates > 1) return "a token has several updates";
+    if (a->q.dtype != GDN_BF16 || a->k.dtype != GDN_BF16 || r->v.dtype != GDN_BF16 ||
+        a->dout.dtype != GDN_BF16)
+        return "q, k, v or dout is not bf16";
+    if (r->K > DEEP) return "K is above 128";
+    if (r->K % 2 || r->V % 8) return "K is odd, or V is no multiple of 8";
+    if (!are_aligned(&a->q, 4) || !are_aligned(&a->k, 4)) return "q or k is not aligned to 4 bytes";
+    if (!are_aligned(&r->v, 16) || !are_aligned(&a->dout, 16))
+        return "v or dout is not aligned to 16 bytes";
+    if (r->from.gap || r->to.gap || a->dstate_out.gap) return "a state has no stride of 1";
+    if (r->batch.N <= 0) return "there are no tokens";
+    return ctx->cuda->shared_most < least ? "a block has too little shared memory" : NULL;
+}
+
 /* Returns what of the family the forms of Gated DeltaNet do not take; NULL: nothing. */
 static const char *why_not_gdn(const struct gdn_cu_backward *a)
 {
@@ -63,7 +87,7 @@ static const char *why_not_gdn(const struct gdn_cu_backward *a)
 
 enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
-    if (why_not_gdn(a)) return GDN_BACKWARD_CHANNELS;
+    if (why_not_gdn(a)) return why_not_chunks(ctx, a) ? GDN_BACKWARD_CHANNELS : GDN_BACKWARD_CHUNKS;
     if (why_not_tiles(a)) return GDN_BACKWARD_GENERAL;
     if (!why_not_sm90(ctx, a)) return GDN_BACKWARD_SM90;
     return why_not_portable(ctx, a) ? GDN_BACKWARD_GENERAL : GDN_BACKWARD_PORTABLE;
@@ -75,6 +99,7 @@ void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a)
     const struct gdn_cuda_form list[] = { { "sm90", tiles ? tiles : why_not_sm90(ctx, a) },
                                           { "portable", tiles ? tiles : why_not_portable(ctx, a) },
                                           { "general", gdn },
+                                          { "chunks", why_not_chunks(ctx, a) },
                                           { "channels", NULL } };
     gdn_cuda_log_forms(ctx, GDN_CUDA_GRADIENTS_CHOICE, "prefill_backward", list);
 }

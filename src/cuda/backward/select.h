@@ -6,11 +6,12 @@
 #include "cuda/backward/args.h"
 #include "cuda/driver/launch.h"
 
-/* Hopper's products; mma.sync; float32; float32 for the family. */
+/* Hopper's products; mma.sync; float32; of the family: chunks by mma.sync; float32. */
 enum gdn_backward_form {
     GDN_BACKWARD_SM90,
     GDN_BACKWARD_PORTABLE,
     GDN_BACKWARD_GENERAL,
+    GDN_BACKWARD_CHUNKS,
     GDN_BACKWARD_CHANNELS
 };
 

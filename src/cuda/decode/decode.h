@@ -38,11 +38,12 @@ struct gdn_decode_call {
     const struct gdn_cu_rule *rule;
     int n_runs;                       /* calls like this one, see gdn_decode_runs() */
     const struct gdn_pool_view *pool; /* has the dtype and the layout of the states */
-    const char *not_step;             /* why no kernel of 32-bit strides takes the call, 8-bit
-                                              states aside */
+    const char *not_form;             /* why no kernel of 32-bit strides takes the call: the
+                                              rule, rows of q and k, 8-bit states aside */
+    const char *not_step;             /* the same, 8-bit states aside */
     const char *not_warp;             /* why the kernels of 32-bit strides refuse the call */
     const char *not_token;            /* why those of token.cuh and window_k128.cuh do */
-    struct gdn_cu_warp warp;          /* if not_step is NULL */
+    struct gdn_cu_warp warp;          /* if not_form is NULL */
     void *memory;                     /* gdn_cuda_decode_bytes() */
     void *stream;
 };

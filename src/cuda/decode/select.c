@@ -12,7 +12,14 @@
 #include "core/limits.h"
 #include "cuda/driver/choice.h"
 
-enum { SLOTS_K = 128, PACKED_K = 128, SINGLE_K = 128, EIGHT_K = 128, WINDOW_K = 128 };
+enum {
+    SLOTS_K = 128,
+    PACKED_K = 128,
+    SINGLE_K = 128,
+    EIGHT_K = 128,
+    WINDOW_K = 128,
+    CHANNELS_K = 128
+};
 
 /* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
@@ -154,10 +161,10 @@ static const char *why_not_batch(const struct gdn_cu_batch *b)
     return NULL;
 }
 
-static const char *why_not_steps(const struct gdn_cu_rule *r)
+/* The rule aside. */
+static const char *why_not_form(const struct gdn_cu_rule *r)
 {
     const char *why = why_not_chain(r);
-    if (!why && r->family.is) why = "the rule has channels, a write gate or updates";
     if (!why) why = why_not_batch(&r->batch);
     if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
     if (!why && gdn_cuda_mixes_dtypes(r)) why = "q, k, v and out have several dtypes";
@@ -168,10 +175,16 @@ static const char *why_not_steps(const struct gdn_cu_rule *r)
     return why;
 }
 
+static const char *why_not_gdn(const struct gdn_cu_rule *r)
+{
+    return r->family.is ? "the rule has channels, a write gate or updates" : NULL;
+}
+
 static const char *why_not_warps(const struct gdn_cu_rule *r)
 {
     const char *why = why_walk(r);
-    return why ? why : why_not_steps(r);
+    if (!why) why = why_not_gdn(r);
+    return why ? why : why_not_form(r);
 }
 
 bool gdn_cuda_mixes_dtypes(const struct gdn_cu_rule *r)
@@ -436,20 +449,62 @@ static const char *why_not_few(const struct gdn_cu_rule *r)
                                                    : "a sequence may have more than 4 updates";
 }
 
-/* The family has two forms of its own. */
-enum { CHANNELS_FEW, CHANNELS };
+/* Returns why the rule is not one of gates per channel and one beta, or why the gates are not in
+ * pieces of 16 bytes. */
+static const char *why_not_channels(const struct gdn_cu_rule *r)
+{
+    const int64_t bytes = (int64_t)gdn_dtype_bytes(r->g.dtype);
+    if (!r->family.g_rows || r->family.beta_rows || r->family.write.data || r->family.updates > 1)
+        return "the rule has an erase gate, a write gate or updates";
+    if (r->family.g_channel != bytes) return "gates of a head do not lie side by side";
+    if (((uintptr_t)r->g.data | (uint64_t)r->g.batch | (uint64_t)r->g.token | (uint64_t)r->g.head) %
+        16)
+        return "gates are not aligned to 16 bytes";
+    if (r->dt_bias.data && (r->dt_bias.stride[1] != 1 || (uintptr_t)r->dt_bias.data % 16 ||
+                            r->dt_bias.stride[0] * (int64_t)gdn_dtype_bytes(r->dt_bias.dtype) % 16))
+        return "dt_bias is not in pieces of 16 bytes";
+    return NULL;
+}
+
+/* The same for channels/token.cuh. */
+static const char *why_not_channels_token(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    const char *why = gdn_cuda_is_off(c->ctx, GDN_CUDA_TOKEN) ? "it is switched off" : why_walk(r);
+    if (!why) why = why_not_channels(r);
+    if (!why) why = c->not_form;
+    if (!why) why = why_not_small(r, &c->warp);
+    if (!why) why = why_not_rows_of_one(r, &c->warp);
+    if (!why) why = why_not_tiles(r, &c->warp);
+    if (!why && r->K != CHANNELS_K) why = "K is not 128";
+    return !why && c->pool->k_first ? "states are k-first" : why;
+}
+
+/* The family has three forms of its own. */
+enum { CHANNELS_TOKEN, CHANNELS_FEW, CHANNELS };
+
+static void log_family(const struct gdn_decode_call *c)
+{
+    if (!c->ctx->options.log) return;
+    const struct gdn_cuda_form list[] = { { "channels token", why_not_channels_token(c) },
+                                          { "channels few", why_not_few(c->rule) },
+                                          { "channels", NULL } };
+    gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, c->op, list);
+}
 
 static int choose_family(const struct gdn_decode_call *c)
 {
+    if (!why_not_channels_token(c)) return CHANNELS_TOKEN;
     return why_not_few(c->rule) ? CHANNELS : CHANNELS_FEW;
 }
 
 static gdn_status launch_family(const struct gdn_decode_call *c, int form)
 {
-    const struct gdn_cuda_form list[] = { { "channels few", why_not_few(c->rule) },
-                                          { "channels", NULL } };
-    gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, c->op, list);
-    return form == CHANNELS ? gdn_decode_launch_channels(c) : gdn_decode_launch_channels_few(c);
+    static gdn_status (*const launches[])(const struct gdn_decode_call *c) = {
+        gdn_decode_launch_channels_token, gdn_decode_launch_channels_few, gdn_decode_launch_channels
+    };
+    log_family(c);
+    return launches[form](c);
 }
 
 /* ---- The call ------------------------------------------------------------------------------ */
@@ -458,7 +513,9 @@ static gdn_status launch_family(const struct gdn_decode_call *c, int form)
 static void find_reasons(struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
-    c->not_step = why_not_steps(r);
+    c->not_form = why_not_form(r);
+    c->not_step = why_not_gdn(r);
+    if (!c->not_step) c->not_step = c->not_form;
     if (!c->not_step && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
         c->not_step = "rows of q or k are not in aligned chunks of four";
     c->not_warp = why_walk(r);
@@ -471,7 +528,7 @@ static void fill(struct gdn_decode_call *c, const struct gdn_cu_rule *r)
 {
     c->rule = r;
     c->pool = gdn_decode_pool(r);
-    if (c->not_step) return;
+    if (c->not_form) return;
     gdn_cuda_fill_warp(&c->warp, r);
     if (!are_pieces(&c->warp.q) || !are_pieces(&c->warp.k))
         c->warp.whole = c->warp.products = false;

@@ -31,6 +31,7 @@ gdn_status gdn_decode_launch_window_k128(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_window(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_warp(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_general(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_channels_token(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels_few(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c);

@@ -123,6 +123,16 @@ gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c)
     return launch(c, (c->pool->dtype == GDN_F32 ? mixed : alike)[c->pool->k_first][f16][size], &a);
 }
 
+gdn_status gdn_decode_launch_channels_token(const struct gdn_decode_call *c)
+{
+    static const enum gdn_kernel_id kernels[2][2] = {
+        { GDN_CU_decode_channels_token_F32_BF16_128, GDN_CU_decode_channels_token_F32_F16_128 },
+        { GDN_CU_decode_channels_token_BF16_BF16_128, GDN_CU_decode_channels_token_F16_F16_128 },
+    };
+    const struct gdn_cu_token a = gdn_cuda_token_args(c->rule, &c->warp);
+    return launch(c, kernels[c->pool->dtype != GDN_F32][c->rule->k.dtype == GDN_F16], &a);
+}
+
 gdn_status gdn_decode_launch_token_slots(const struct gdn_decode_call *c)
 {
     static const enum gdn_kernel_id kernels[] = { GDN_CU_decode_token_slots_BF16_BF16_128,

@@ -42,6 +42,7 @@ struct mma_format_bf16 {
     GDN_DEVICE float low(uint32_t x) { return __uint_as_float(x << 16); }
     GDN_DEVICE float high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
     GDN_DEVICE uint32_t add(uint32_t z, uint32_t x, uint32_t f) { return add_bf16x2(z, x, f); }
+    GDN_DEVICE uint32_t times(uint32_t x, uint32_t f) { return multiply_bf16x2(x, f); }
     GDN_DEVICE uint32_t taint(uint32_t z, uint32_t x) { return add(z, x, 0); }
     GDN_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     {
@@ -53,6 +54,7 @@ struct mma_format_f16 {
     GDN_DEVICE float low(uint32_t x) { return f16_to_f32((uint16_t)x); }
     GDN_DEVICE float high(uint32_t x) { return f16_to_f32((uint16_t)(x >> 16)); }
     GDN_DEVICE uint32_t add(uint32_t z, uint32_t x, uint32_t f) { return add_f16x2(z, x, f); }
+    GDN_DEVICE uint32_t times(uint32_t x, uint32_t f) { return multiply_f16x2(x, f); }
     GDN_DEVICE uint32_t taint(uint32_t z, uint32_t x) { return add(z, x, 0); }
     GDN_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     {

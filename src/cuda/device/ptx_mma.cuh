@@ -80,6 +80,13 @@ GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t f)
     return y;
 }
 
+/* Returns x f, two elements at a time. */
+GDN_DEVICE uint32_t multiply_bf16x2(uint32_t x, uint32_t f)
+{
+    return add_bf16x2(0x80008000u, x, f);
+}
+GDN_DEVICE uint32_t multiply_f16x2(uint32_t x, uint32_t f) { return add_f16x2(0x80008000u, x, f); }
+
 /* ---- Copies from global to shared memory that go on behind the thread's back ----------------- */
 
 /* Copies the first `valid` of `bytes` (4, 8, 16; a constant) from memory, zeros for the rest. */

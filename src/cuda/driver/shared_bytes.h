@@ -8,7 +8,7 @@
 enum { GDN_CU_COLUMNS_BYTES = 85008, GDN_CU_STRIP_BYTES = 81936 };
 
 /* Chunks of gates per channel, K of up to 64 and 128. */
-enum { GDN_CU_CHUNKS_64 = 72192, GDN_CU_CHUNKS_128 = 92416 };
+enum { GDN_CU_CHUNKS_64 = 55552, GDN_CU_CHUNKS_128 = 82688 };
 
 /* T and P of chunks, by mma.sync. */
 enum { GDN_CU_CHUNKS_BYTES = 49152 };
@@ -17,6 +17,9 @@ enum { GDN_CU_CHUNKS_BYTES = 49152 };
 enum { GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
 /* Walks of the family; K above 128. */
 enum { GDN_CU_CHANNELS_WALK_BYTES = 36928, GDN_CU_CHANNELS_DEEP_BYTES = 69696 };
+/* Chunks of the family, K of up to 64 and 128: two stages of walks, and gradients. */
+enum { GDN_CU_WALKS_64 = 111904, GDN_CU_WALKS_128 = 161568 };
+enum { GDN_CU_HEADS_64 = 96256, GDN_CU_HEADS_128 = 162816 };
 /* On tensor cores. */
 enum {
     GDN_CU_PREPARE_BYTES = 50048,

@@ -52,4 +52,12 @@ struct gdn_cu_segments {
 };
 GDN_CU_SIZE(gdn_cu_segments, 88);
 
+/*
+ * A record of channels/chunks.cuh: K~, Q~ and K^, rows of `deep` elements of 16 bits; T and P, rows
+ * of 64; then factors (struct channels_factors); and w v, rows of V, if the call has write gates.
+ */
+#define GDN_CHANNELS_FACTORS(deep) (3 * 64 * (deep)*2 + 2 * 64 * 64 * 2)
+#define GDN_CHANNELS_FACTORS_BYTES(deep) ((deep)*4 + 64 * 4 + 16)
+#define GDN_CHANNELS_WRITTEN(deep) (GDN_CHANNELS_FACTORS(deep) + GDN_CHANNELS_FACTORS_BYTES(deep))
+
 #endif

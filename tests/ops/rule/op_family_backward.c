@@ -34,7 +34,7 @@ static const struct way {
     int Hk, H, K, V;
     int dtype, gate, beta, norm, layout;
     float bound;
-    bool no_A, padded, masked, adds, interleaved;
+    bool no_A, padded, masked, adds, interleaved, dense;
     int64_t lengths[4];
 } ways[] = {
     { .name = "packed", .Hk = 2, .H = 4, .K = 40, .V = 24, .lengths = { 37, 0, 18 } },
@@ -104,6 +104,43 @@ static const struct way {
       .lengths = { 50, 50, 50 } },
 };
 enum { N_WAYS = sizeof ways / sizeof *ways };
+/* Calls that a device takes by chunks on tensor cores. */
+static const struct way tensor_ways[] = {
+    { .name = "chunks",
+      .Hk = 1,
+      .H = 2,
+      .K = 36,
+      .V = 72,
+      .dtype = GDN_BF16,
+      .dense = true,
+      .norm = GDN_NORM_L2,
+      .lengths = { 130, 0, 37 } },
+    { .name = "raw chunks",
+      .Hk = 2,
+      .H = 2,
+      .K = 128,
+      .V = 48,
+      .dtype = GDN_BF16,
+      .dense = true,
+      .gate = GDN_GATE_RAW,
+      .beta = GDN_BETA_SIGMOID,
+      .norm = GDN_NORM_L2,
+      .adds = true,
+      .lengths = { 67 } },
+    { .name = "linear chunks",
+      .Hk = 1,
+      .H = 1,
+      .K = 64,
+      .V = 40,
+      .dtype = GDN_BF16,
+      .dense = true,
+      .gate = GDN_GATE_LINEAR,
+      .norm = GDN_NORM_L2,
+      .padded = true,
+      .masked = true,
+      .layout = GDN_STATE_KV,
+      .lengths = { 50, 50, 50 } },
+};
 
 static int64_t n_rows(const struct way *w)
 {
@@ -118,7 +155,7 @@ static gdn_tensor rows_tensor(const struct way *w, int32_t dtype, int64_t rows, 
 {
     const int64_t B = n_rows(w);
     if (w->padded) return ring2_new(dtype, 0, D ? 4 : 3, B, rows / B, heads, D);
-    return ring2_new(dtype, D ? 3 : 1, D ? 3 : 2, rows, heads, D, 0);
+    return ring2_new(dtype, w->dense ? 0 : D ? 3 : 1, D ? 3 : 2, rows, heads, D, 0);
 }
 
 static gdn_batch *draw_batch(const struct way *w)
@@ -411,6 +448,30 @@ static void near(const char *what, const gdn_tensor *got, const double *want)
     }
 }
 
+static bool is_by_chunks(void)
+{
+    return strstr(gdn_last_kernel(ring2_ctx(1)), "backward_chunks") != NULL;
+}
+
+/* Compares what chunks of bf16 on tensor cores made, by the limits of the vectors. */
+static void near_in_chunks(int which, const gdn_tensor *got, const double *want)
+{
+    const int64_t n = ring2_count(got);
+    const bool is_gate = which >= DG && which <= DDT_BIAS;
+    double sum = 0, errors = 0, most = 0, worst = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double error = fabs(ring2_get(got, i) - want[i]);
+        sum += want[i] * want[i], errors += error * error;
+        most = fmax(most, fabs(want[i]));
+        worst = isfinite(error) ? fmax(worst, error) : (double)INFINITY;
+    }
+    const double share = sqrt(errors / (sum > 0 ? sum : 1)), limit = is_gate ? 1.5e-2 : 8e-3;
+    CHECK(sqrt(errors) <= limit * sqrt(sum) + 1e-6, "%s: an error of %g, limit %g", names[which],
+          share, limit);
+    CHECK(worst <= 6 * 0x1p-8 * most + 1e-6, "%s: off by %g, the largest is %g", names[which],
+          worst, most);
+}
+
 static void run(gdn_prefill_backward_args *a)
 {
     gdn_ctx *ctx = ring2_ctx(1);
@@ -440,7 +501,18 @@ static void agrees(const struct rule *f, int gate, const struct way *w)
         }
     run(&a);
     for (int i = 0; i < N_MADE; i++)
-        if (made(&a, i)->data) near(names[i], made(&a, i), want[i]);
+        if (made(&a, i)->data && is_by_chunks())
+            near_in_chunks(i, made(&a, i), want[i]);
+        else if (made(&a, i)->data)
+            near(names[i], made(&a, i), want[i]);
+}
+
+/* Chunks of a device on tensor cores. */
+static void tensor(int i)
+{
+    const struct rule *f = &rules[i % 2];
+    agrees(f, i / 2 % N_GATES, &tensor_ways[i / 2 / N_GATES]);
+    if (ring2_on_device()) CHECK(is_by_chunks(), "%s", gdn_last_kernel(ring2_ctx(1)));
 }
 
 /* Gates of each strength; what is raw draws its own. */
@@ -591,6 +663,7 @@ int main(int argc, char **argv)
     static const struct ring2_cases tests[] = {
         { "strengths", strengths, N_RULES * N_GATES * 2 },
         { "kinds", kinds, N_RULES * (N_WAYS - 2) },
+        { "tensor", tensor, 2 * N_GATES * (int)(sizeof tensor_ways / sizeof *tensor_ways) },
         { "forgets", forgets, 2 },
         { "forgets_all", forgets_all, 4 },
         { "stays", stays, 2 },

@@ -123,6 +123,76 @@ static void forms(int i)
     near("state", &ends, want, half_of(dtype));
 }
 
+/* One token of each sequence, with gates per channel: rows of 128 that are whole, states whose rows
+ * are v, gates of any strength, raw ones, and NaN in channels that forget. */
+static void one_token(int i)
+{
+    enum { K = 128, V = 32 };
+    const int32_t io = i % 2 ? GDN_BF16 : GDN_F16, dtype = i / 2 % 2 ? io : GDN_F32;
+    const int64_t starts[] = { 0, 1, 2, 3 }, from[] = { 7, 2, 5 }, to[] = { 9, 2, 8 };
+    const bool raw = i / 4 % 2, bounded = i / 8 % 2, apart_to = i % 3 == 1;
+    gdn_rule_args a = gdn_rule_args_init(), judge;
+    gdn_batch batch = gdn_batch_init(), of_judge = gdn_batch_init();
+    a.q = rows(io, 0, true, 1, HK, K), a.k = rows(io, 0, true, 1, HK, K);
+    a.v = rows(io, 0, true, 1, HV, V), a.out = rows(io, 0, true, 1, HV, V);
+    ring2_fill(&a.q, -1, 1), ring2_fill(&a.k, -1, 1), ring2_fill(&a.v, -1, 1);
+    a.g = rows(i % 3 ? GDN_F32 : io, 0, true, 1, HV, K);
+    a.beta = rows(GDN_F32, 0, true, 1, HV, 0);
+    for (int64_t h = 0; h < HV; h++) ring2_set(&a.beta, h, 0); /* sequence 0 writes nothing */
+    ring2_fill(&a.g, -3, 3);
+    for (int64_t j = 0; !raw && j < ring2_count(&a.g); j++)
+        ring2_set(&a.g, j, j % 7 == 3 ? -(double)INFINITY : gates[j / K % N_GATES](j / K, j % K));
+    if (raw) {
+        a.gate = GDN_GATE_RAW;
+        a.A_log = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0), ring2_fill(&a.A_log, -1, 1);
+        a.dt_bias = ring2_new(GDN_F32, 0, 2, HV, K, 0, 0), ring2_fill(&a.dt_bias, -2, 1);
+        if (bounded) a.gate_lower_bound = -5;
+    }
+    a.state = ring2_new(dtype, 0, 4, N_SLOTS, HV, V, K), ring2_fill(&a.state, -1, 1);
+    a.norm = GDN_NORM_L2, a.updates = 1, a.batch = &batch;
+    batch.read_slots = ring2_indices(GDN_I32, N_ROWS, from);
+    if (apart_to) batch.write_slots = ring2_indices(GDN_I32, N_ROWS, to);
+
+    judge = a;
+    gdn_tensor *of[] = { &judge.q, &judge.k, &judge.v, &judge.beta };
+    for (int j = 0; j < 4; j++) *of[j] = packed(of[j], true);
+    judge.g = ring2_new(GDN_F32, 0, 3, N_ROWS, HV, K, 0);
+    for (int64_t j = 0; j < N_ROWS * HV * K; j++) {
+        const double g = ring2_get(&a.g, j), bound = (double)a.gate_lower_bound;
+        ring2_set(&judge.g, j,
+                  raw ? oracle_gate(g, ring2_get(&a.A_log, j / K % HV),
+                                    ring2_get(&a.dt_bias, j % (HV * K)), bound)
+                      : g);
+    }
+    judge.batch = &of_judge;
+    of_judge.cu_seqlens = ring2_indices(GDN_I64, N_ROWS + 1, starts);
+    judge.state = ring2_new(GDN_F32, 0, 4, N_ROWS, HV, V, K);
+    for (int64_t j = 0; j < N_ROWS * HV * V * K; j++) {
+        const int64_t s = j / (HV * V * K), h = j / (V * K) % HV, x = j % K;
+        const int64_t at = from[s] * HV * V * K + j % (HV * V * K);
+        const bool forgets = !raw && ring2_get(&a.g, (s * HV + h) * K + x) < -104;
+        ring2_set(&judge.state, j, forgets ? 0 : ring2_get(&a.state, at));
+        if (forgets) ring2_set(&a.state, at, NAN);
+    }
+    run(&a, true);
+
+    double *out = ring2_heap(N_ROWS * HV * V * sizeof *out);
+    gdn_tensor ends = ring2_new(GDN_F32, 0, 4, N_ROWS, HV, V, K);
+    double *want = zeros(&ends), *slot = ring2_heap(HV * V * K * sizeof *slot);
+    for (int s = 0; s < N_ROWS; s++) {
+        for (int64_t h = 0; h < HV; h++) {
+            struct oracle_family r = head_of(&judge, s, h);
+            oracle_family(&r);
+            memcpy(out + (s * HV + h) * V, r.o, V * sizeof *out);
+            memcpy(want + (s * HV + h) * V * K, r.state, V * K * sizeof *want);
+        }
+        load_slot(slot, &a.state, apart_to ? to[s] : from[s], false, K, V);
+        for (int64_t j = 0; j < HV * V * K; j++) ring2_set(&ends, s * HV * V * K + j, slot[j]);
+    }
+    near("out", &a.out, out, half_of(io));
+    near("state", &ends, want, half_of(dtype));
+}
+
 /* gdn_step of a KDA layer is its convolution and gdn_decode of raw gates. */
 static void steps(int i)
 {
@@ -226,6 +296,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
         { "forms", forms, 120 },
+        { "one_token", one_token, 24 },
         { "steps", steps, 6 },
         { "raw_rows", raw_rows, 12 },
     };

@@ -1,12 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill_backward of the family: windows, memory and launches; see channels.cu. */
+/* gdn_prefill_backward of the family: windows, memory and launches, of both forms; see channels.cu
+ * and chunks/run.cuh. */
 #include "cuda/backward/channels/channels.h"
 
+#include "cuda/backward/chunks/args.h"
 #include "cuda/backward/windows.h"
 
 /* Chunks that a window has even if memory has fewer: what does not fit one window is walked
  * twice. */
 enum { LEAST_WINDOW = 64, WIDE = 64, DEEP = 128 };
+
+/* Returns true if the call goes by chunks on tensor cores; and then the most of K. */
+static bool is_by_chunks(const struct gdn_cu_backward_channels *a)
+{
+    return a->base.walk_bytes != 0;
+}
+static int deep_of(const struct gdn_cu_backward_channels *a)
+{
+    return a->base.rule.K <= DEEP / 2 ? DEEP / 2 : DEEP;
+}
 
 /* Returns the pieces of a chunk, and the bytes of their states. */
 static int64_t pieces(const struct gdn_cu_backward_channels *a)
@@ -15,7 +27,9 @@ static int64_t pieces(const struct gdn_cu_backward_channels *a)
 }
 static int64_t state_bytes(const struct gdn_cu_backward_channels *a)
 {
-    return (int64_t)a->ld * a->base.rule.V * 4;
+    const int V = a->base.rule.V;
+    if (is_by_chunks(a)) return (int64_t)deep_of(a) * GDN_CHUNKS_COLUMNS(V) * 4;
+    return (int64_t)a->ld * V * 4;
 }
 
 /* Returns the rows in memory of n_heads heads of n numbers. */
@@ -51,18 +65,38 @@ static bool wants_state_alone(const struct gdn_cu_backward_channels *a)
            !a->dwrite.data && !has_sums(a);
 }
 
+/* Returns the bytes of a record of chunks. */
+static int32_t record_bytes(const struct gdn_cu_backward_channels *a)
+{
+    const struct gdn_cu_rule *r = &a->base.rule;
+    return GDN_CHUNKS_BYTES(deep_of(a), r->V, r->family.write.data != NULL);
+}
+
 /* Finds the bytes of a chunk: of a state head, and of a head of k and q. */
 static void size_chunk(struct gdn_cu_backward_channels *a)
 {
     const struct gdn_cu_rule *r = &a->base.rule;
     const int64_t tokens = GDN_CU_BACKWARD_CHUNK, n = tokens * a->n_updates, row = 4 * a->ld;
+    if (is_by_chunks(a)) {
+        a->base.record_bytes = record_bytes(a) + (int32_t)(4 * tokens * row + tokens * 4 * r->V);
+        return;
+    }
     a->base.record_bytes =
         (int32_t)(2 * pieces(a) * state_bytes(a) + 2 * (tokens + n) * row + 2 * n * 4 * r->V);
     a->base.key_bytes = (int32_t)((n + tokens * r->Hq / r->Hk) * row);
 }
 
+/* Gives chunks as much shared memory as walks use and the device has, and memory their form. */
+static void begin_chunks(const gdn_ctx *ctx, struct gdn_cu_backward_channels *a)
+{
+    const int most = deep_of(a) == DEEP ? GDN_CU_WALKS_128 : GDN_CU_WALKS_64;
+    const int least = GDN_CHUNKS_WAY_BYTES + GDN_CHUNKS_STAGE_BYTES(deep_of(a));
+    a->base.walk_bytes = ctx->cuda->shared_most >= most ? most : least;
+    a->base.n_strips = (int32_t)ceil_of(a->base.rule.V, WIDE);
+}
+
 static struct gdn_cu_backward_channels args_of(const gdn_ctx *ctx, const struct gdn_backward *w,
-                                               const struct gdn_cu_backward *base)
+                                               const struct gdn_cu_backward *base, bool chunks)
 {
     struct gdn_cu_backward_channels a = {
         .base = *base,
@@ -79,13 +113,17 @@ static struct gdn_cu_backward_channels args_of(const gdn_ctx *ctx, const struct 
     struct gdn_cu_rule *r = &a.base.rule;
     a.tokens = piece_tokens(a.n_updates);
     a.base.q = r->q, a.base.k = r->k;
-    r->q = rows(r->Hq, a.ld), r->k = rows(r->Hk, a.ld);
+    if (chunks)
+        begin_chunks(ctx, &a);
+    else
+        r->q = rows(r->Hq, a.ld), r->k = rows(r->Hk, a.ld);
     a.base.u = a.base.z = rows(r->H, r->V);
     a.base.head_dq = a.base.head_dk = a.a = a.e = rows(r->H, a.ld);
     r->batch.checkpoint_pool = -1;
     a.base.n_blocks = ctx->cuda->sm_count;
     size_chunk(&a);
     gdn_windows_cut(ctx, &a.base, LEAST_WINDOW);
+    if (chunks) a.base.record_bytes = record_bytes(&a);
     return a;
 }
 
@@ -115,19 +153,38 @@ static size_t lay_out(struct gdn_cu_backward_channels *a, char *memory)
         { &b->plan, (size_t)gdn_windows_planned(b) * sizeof *b->plan },
         { &b->sums, has_sums(a) ? sums : 0 },
     };
-    const size_t bytes = gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+    const size_t all = wants_state_alone(a) ? 0 : 1;
+    const struct gdn_room chunk_rooms[] = {
+        { &b->records, chunks * H * (size_t)b->record_bytes },
+        { &a->a.data, all * tokens * H * row },
+        { &a->e.data, all * tokens * H * row },
+        { &b->z.data, all * 4 * tokens * H * V },
+        { &b->head_dq.data, all * tokens * H * row },
+        { &b->head_dk.data, all * tokens * H * row },
+        { &b->starts.data, (size_t)gdn_windows_starts(b) * state },
+        { &b->carry.data, (size_t)gdn_windows_carried(b) * state },
+        { &b->plan, (size_t)gdn_windows_planned(b) * sizeof *b->plan },
+        { &b->sums, has_sums(a) ? sums : 0 },
+    };
+    const size_t bytes =
+        is_by_chunks(a)
+            ? gdn_lay_out_rooms(chunk_rooms, sizeof chunk_rooms / sizeof *chunk_rooms, memory)
+            : gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
+    if (is_by_chunks(a) && !all) b->z.data = NULL;
     if (!has_sums(a)) b->sums = NULL;
     if (!gdn_windows_go_through(b)) b->plan = NULL;
     return bytes;
 }
 
 size_t gdn_cuda_channels_plan(const gdn_ctx *ctx, const struct gdn_backward *work,
-                              const struct gdn_cu_backward *base,
+                              const struct gdn_cu_backward *base, bool chunks,
                               struct gdn_cu_backward_channels *args)
 {
-    *args = args_of(ctx, work, base);
+    *args = args_of(ctx, work, base, chunks);
     return lay_out(args, NULL);
 }
+
+enum { WALK_BOTH = GDN_CU_WALK_FORWARD | GDN_CU_WALK_REVERSE };
 
 /* ---- Launches ------------------------------------------------------------------------------ */
 
@@ -177,27 +234,62 @@ static gdn_status launch_rows(struct launches *l)
     return launch(l, GDN_CU_backward_channels_gates, blocks * b->rule.H);
 }
 
+/* Launches T, P and keys of a window by chunks, and the walks through it. */
+static gdn_status launch_chunks(struct launches *l, int32_t walks)
+{
+    static const enum gdn_kernel_id kernels[][2] = {
+        { GDN_CU_backward_chunks_prepare_BF16_64, GDN_CU_backward_chunks_walks_BF16_64 },
+        { GDN_CU_backward_chunks_prepare_BF16_128, GDN_CU_backward_chunks_walks_BF16_128 }
+    };
+    struct gdn_cu_backward *b = &l->a->base;
+    const bool deep = deep_of(l->a) == DEEP, both = walks == WALK_BOTH;
+    const int64_t n_walks = b->n_parts * b->rule.H * b->n_strips;
+    b->walks = walks;
+    TRY(launch_shared(l, kernels[deep][0], b->n_chunks * b->rule.H,
+                      deep ? GDN_CU_CHUNKS_128 : GDN_CU_CHUNKS_64));
+    return launch_shared(l, kernels[deep][1], (both ? 2 : 1) * n_walks, (size_t)b->walk_bytes);
+}
+
 /* Launches a window to the state after it. */
 static gdn_status launch_forward(struct launches *l, int64_t window)
 {
     l->a->base.window = window;
+    if (is_by_chunks(l->a)) return launch_chunks(l, GDN_CU_WALK_FORWARD);
     TRY(launch_rows(l));
     return launch_walk(l, false);
+}
+
+/* Launch the gradients of each state head, as rows: by chunks; token by token. */
+static gdn_status launch_heads_by_chunks(struct launches *l, bool alone)
+{
+    const struct gdn_cu_backward *b = &l->a->base;
+    const bool deep = deep_of(l->a) == DEEP;
+    TRY(launch_chunks(l, alone ? GDN_CU_WALK_REVERSE : WALK_BOTH));
+    if (alone) return GDN_OK;
+    return launch_shared(
+        l, deep ? GDN_CU_backward_chunks_heads_BF16_128 : GDN_CU_backward_chunks_heads_BF16_64,
+        b->n_chunks * b->rule.H, deep ? GDN_CU_HEADS_128 : GDN_CU_HEADS_64);
+}
+static gdn_status launch_heads(struct launches *l, bool alone)
+{
+    const struct gdn_cu_backward_channels *a = l->a;
+    const struct gdn_cu_rule *r = &a->base.rule;
+    const int64_t slices = ceil_of(r->K, WIDE);
+    TRY(launch_rows(l));
+    if (!alone) TRY(launch_walk(l, false));
+    TRY(launch_walk(l, true));
+    if (alone) return GDN_OK;
+    return launch(l, GDN_CU_backward_channels_pieces, a->base.n_chunks * pieces(a) * r->H * slices);
 }
 
 /* Launches the gradients of a window. */
 static gdn_status launch_window(struct launches *l, int64_t window, bool alone)
 {
-    const struct gdn_cu_backward_channels *a = l->a;
-    const struct gdn_cu_rule *r = &a->base.rule;
-    const int64_t chunks = a->base.n_chunks, slices = ceil_of(r->K, WIDE);
-    const int64_t blocks = chunks * GDN_CU_ROW_BLOCKS;
+    const struct gdn_cu_rule *r = &l->a->base.rule;
+    const int64_t chunks = l->a->base.n_chunks, blocks = chunks * GDN_CU_ROW_BLOCKS;
     l->a->base.window = window;
-    TRY(launch_rows(l));
-    if (!alone) TRY(launch_walk(l, false));
-    TRY(launch_walk(l, true));
+    TRY(is_by_chunks(l->a) ? launch_heads_by_chunks(l, alone) : launch_heads(l, alone));
     if (alone) return GDN_OK;
-    TRY(launch(l, GDN_CU_backward_channels_pieces, chunks * pieces(a) * r->H * slices));
     TRY(launch(l, GDN_CU_backward_channels_store, blocks * (r->Hq + r->Hk + r->Hv)));
     TRY(launch(l, GDN_CU_backward_channels_betas, blocks * r->H));
     return launch(l, GDN_CU_backward_channels_given, chunks * r->H);

@@ -8,9 +8,9 @@
 #include "cuda/driver/launch.h"
 
 /* Plan a call and return the bytes of its workspace; run the call. base: what the arguments of all
- * forms have. */
+ * forms have. chunks: by chunks on tensor cores, else token by token. */
 size_t gdn_cuda_channels_plan(const gdn_ctx *ctx, const struct gdn_backward *work,
-                              const struct gdn_cu_backward *base,
+                              const struct gdn_cu_backward *base, bool chunks,
                               struct gdn_cu_backward_channels *args);
 gdn_status gdn_cuda_channels_run(gdn_ctx *ctx, struct gdn_cu_backward_channels *args, void *memory,
                                  void *stream);

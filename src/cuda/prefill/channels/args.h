@@ -3,6 +3,7 @@
 #ifndef GDN_CUDA_PREFILL_CHANNELS_ARGS_H
 #define GDN_CUDA_PREFILL_CHANNELS_ARGS_H
 
+#include "cuda/prefill/args.h"
 #include "cuda/prefill/general.h"
 
 enum { GDN_CHANNELS_CHUNK = 64, GDN_CHANNELS_MOST_K = 128 };
@@ -20,14 +21,6 @@ struct gdn_cu_prefill_channels {
     int32_t n_stages;        /* records in shared memory */
 };
 GDN_CU_SIZE(gdn_cu_prefill_channels, sizeof(struct gdn_cu_rule) + 7 * 8 + 4 * 4);
-
-/*
- * A record: K~, Q~ and K^, rows of `deep` elements of 16 bits; T and P, rows of 64; then factors
- * (struct channels_factors); and w v, rows of V, if the call has write gates.
- */
-#define GDN_CHANNELS_FACTORS(deep) (3 * 64 * (deep)*2 + 2 * 64 * 64 * 2)
-#define GDN_CHANNELS_FACTORS_BYTES(deep) ((deep)*4 + 64 * 4 + 16)
-#define GDN_CHANNELS_WRITTEN(deep) (GDN_CHANNELS_FACTORS(deep) + GDN_CHANNELS_FACTORS_BYTES(deep))
 
 /* Bytes of shared memory: of a record with `columns` of V; and of the sequence before it. */
 #define GDN_CHANNELS_STAGE_BYTES(deep, columns)                        \

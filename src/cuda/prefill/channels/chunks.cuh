@@ -14,13 +14,20 @@
  * each half, until tokens are alone (levels s = 32, 16, .. 1).
  *
  * A block takes a chunk and a state head. A warp has 16 tokens and 64 channels, a lane two of the
- * channels, in registers. Levels of up to 8 tokens are the warp's own.
+ * channels, in registers: keys and queries as words of two elements, gates as floats. Levels of up
+ * to 8 tokens are the warp's own. Numbers of a token, such as its beta and 1 / length, are factors
+ * of rows or columns of sums; in f16 keys and queries have length one themselves, since what is
+ * tiny has no digits there.
+ *
+ * A kernel whose code runs straight on waits for instructions. What is not in registers is in
+ * loops: gates, which pass through shared memory, and inputs of rare forms.
  */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_CHUNKS_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_CHUNKS_CUH
 
 #include "cuda/device/family.cuh"
 #include "cuda/device/warp_sums.cuh"
+#include "cuda/prefill/channels/inverse.cuh"
 #include "cuda/prefill/channels/window.cuh"
 #include "cuda/prefill/general_gram.cuh"
 
@@ -40,34 +47,44 @@ enum {
     STAGE_ROW = GDN_PREFILL_ROW(64, 2),  /* of a warp's factors, bytes */
     SQUARE_ROW = GDN_PREFILL_ROW(64, 2), /* of T and P */
     SQUARE_LD = GDN_PREFILL_LD(CHUNK),
+    OWN_BYTES = 16 * 64 * 4, /* of a warp */
     PART_LD = 17
+};
+static_assert(24 * STAGE_ROW <= OWN_BYTES, "a level's rows");
+
+/* Numbers of tokens: factors of rows of L and P, and of columns of both; the diagonal of P. */
+struct chunk_scales {
+    alignas(16) float l[CHUNK], p[CHUNK], column[CHUNK], own[CHUNK];
 };
 
 template <int deep> struct chunks_shared {
     static constexpr int halves = deep / 64, row = GDN_PREFILL_ROW(deep, 2);
     alignas(16) float square[CHUNK * SQUARE_LD]; /* L; then T, transposed */
-    alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
     union {
-        alignas(16) char own[halves * GROUPS][24 * STAGE_ROW]; /* rows of e, q; columns */
+        alignas(16) char own[halves * GROUPS][OWN_BYTES]; /* gates; rows of e, q; columns */
         struct {
             alignas(16) char k[CHUNK * row], q[CHUNK / 2 * row];
         } level;
-        alignas(16) char T[CHUNK * SQUARE_ROW];
+        struct {
+            alignas(16) char T[CHUNK * SQUARE_ROW];
+            alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
+        } inverse;
     };
     alignas(16) char P[CHUNK * SQUARE_ROW];
     float parts[halves][GROUPS][2][16 * PART_LD]; /* of blocks on the diagonals of L and P */
-    float sums[halves][GROUPS][32];               /* squares of k, then of q */
+    float sums[halves][3][CHUNK];                 /* k . k, q . q and q . k of tokens */
     float total[GROUPS][deep];                    /* products of all gates of 16 tokens */
-    float b[CHUNK];
+    struct chunk_scales scales;
     alignas(16) channels_factors<deep> factors;
     struct stage_chunk chunk;
 };
 static_assert(sizeof(chunks_shared<64>) <= GDN_CU_CHUNKS_64, "chunks_shared");
 static_assert(sizeof(chunks_shared<128>) <= GDN_CU_CHUNKS_128, "chunks_shared");
 
-/* A lane's two channels of the 16 tokens of its warp. */
+/* A lane's two channels of the 16 tokens of its warp. e is k, or b k if b has channels. */
 struct chunk_rows {
-    float k[16][2], q[16][2], a[16][2];
+    uint32_t k[16], q[16], e[16];
+    float a[16][2];
 };
 
 template <int io, int deep> struct chunk_maker {
@@ -75,31 +92,35 @@ template <int io, int deep> struct chunk_maker {
     typedef typename tiles::pairs pairs;
     typedef chunks_shared<deep> shared;
 
-    const struct gdn_cu_prefill_channels &args;
     const struct gdn_cu_rule &r;
     shared &sh;
     char *record;
     int head, lane, warp, group, half;
     int channel; /* the first of two */
-    bool there;  /* they are below K */
+    int n;       /* tokens of the warp that are there; 0 if the channels are not below K */
     chunk_rows x;
 
     /* Token t of the warp, in the chunk. */
     __device__ __forceinline__ int token(int t) const { return 16 * group + t; }
-    __device__ __forceinline__ bool has(int t) const { return there && token(t) < sh.chunk.n; }
+    __device__ __forceinline__ bool has(int t) const { return t < n; }
 
-    __device__ __forceinline__ void load_keys(float (&to)[16][2], const struct gdn_rows &rows,
-                                              int n_heads);
-    __device__ __forceinline__ void load_gates();
+    __device__ __forceinline__ void load_keys(uint32_t (&to)[16], const struct gdn_rows &rows,
+                                              int n_heads) const;
+    __device__ __forceinline__ bool begin_gates() const;
+    __device__ __forceinline__ void expand_gates(float2 *own, bool begun) const;
+    __device__ __forceinline__ void finish_gates(bool begun);
     __device__ __forceinline__ void load_betas();
+    __device__ __forceinline__ void measure();
+    __device__ __forceinline__ void scale_tokens();
     __device__ __forceinline__ void normalise();
-    __device__ __forceinline__ float2 b(int t) const;
+    __device__ __forceinline__ void make_e();
+    template <int s> __device__ __forceinline__ void put_level_rows(char *rows) const;
+    template <int s> __device__ __forceinline__ void put_level_columns(char *rows) const;
     template <int s> __device__ __forceinline__ void own_level();
-    __device__ __forceinline__ void last_level();
     __device__ __forceinline__ void put_row(int t, char *k, char *q, float2 f) const;
-    __device__ __forceinline__ void put_column(int t, char *k, float2 f) const;
     __device__ __forceinline__ void put_rows(char *k, char *q, float2 f) const;
     __device__ __forceinline__ void put_columns(char *k, float2 f) const;
+    __device__ __forceinline__ void put_sums(bool is_p, int i, int j, float u, float v) const;
     __device__ __forceinline__ void level_16();
     __device__ __forceinline__ void level_32();
     __device__ __forceinline__ void join_diagonal();
@@ -112,77 +133,105 @@ template <int io, int deep> struct chunk_maker {
 
 template <int io, int deep>
 __device__ __forceinline__ void
-chunk_maker<io, deep>::load_keys(float (&to)[16][2], const struct gdn_rows &rows, int n_heads)
+chunk_maker<io, deep>::load_keys(uint32_t (&to)[16], const struct gdn_rows &rows, int n_heads) const
 {
     const char *at =
         row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), source_head(r, head, n_heads)) +
         2 * channel;
-    uint32_t words[16];
+    const int count = rows.data ? n : 0;
 #pragma unroll
-    for (int t = 0; t < 16; t++)
-        words[t] = rows.data && has(t) ? *(const uint32_t *)(at + t * rows.token) : 0;
-#pragma unroll
-    for (int t = 0; t < 16; t++) {
-        to[t][0] = pairs::low(words[t]);
-        to[t][1] = pairs::high(words[t]);
-    }
+    for (int t = 0; t < 16; t++, at += rows.token) to[t] = t < count ? *(const uint32_t *)at : 0;
 }
 
-/* Returns a of a gate as it was given. A: exp(A_log) of a raw one. */
-GDN_DEVICE float gate_factor(const struct gdn_cu_rule &r, float g, float A, float bias)
-{
-    if (r.gate == GDN_GATE_LINEAR) return g;
-    if (r.gate == GDN_GATE_RAW)
-        g = r.bound < 0 ? r.bound * sigmoid(A * (g + bias)) : -A * softplus(g + bias);
-    return gate_forgets(g) ? 0 : ex2_approx(g * 1.44269504f);
-}
+/* Returns a from its logarithm. */
+GDN_DEVICE float gate_factor(float g) { return gate_forgets(g) ? 0 : ex2_approx(g * 1.44269504f); }
 
-template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::load_gates()
+/* Begins to copy the lane's gates to shared memory, two a token, as they are. Returns false if they
+ * do not lie side by side. */
+template <int io, int deep>
+__device__ __forceinline__ bool chunk_maker<io, deep>::begin_gates() const
 {
     const struct gdn_rows &rows = r.g;
     const int bytes = rows.dtype == GDN_F32 ? 4 : 2;
-    const int64_t step = r.family.g_channel; /* 0: of the head */
-    const char *at = row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), head) + channel * step;
-    const bool raw = r.gate == GDN_GATE_RAW;
-    const float A = raw ? expf(load_vector(r.A_log, head, 0)) : 0;
-    const float bias[2] = { raw && there ? load_bias(r, head, step ? channel : 0) : 0,
-                            raw && there ? load_bias(r, head, step ? channel + 1 : 0) : 0 };
-    const bool pairs_lie =
-        step == bytes && ((uint64_t)(uintptr_t)at | rows.token) % (2 * bytes) == 0;
-    if (!rows.data) {
-#pragma unroll
-        for (int t = 0; t < 16; t++) x.a[t][0] = x.a[t][1] = 1;
-        return;
+    if (!rows.data || r.family.g_channel != bytes) return false;
+    const char *at = row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), head) + channel * bytes;
+    if (((uint64_t)(uintptr_t)at | (uint64_t)rows.token) % (2 * bytes) != 0) return false;
+    const uint32_t to = shared_address(sh.own[warp]) + lane * 8;
+#pragma unroll 4
+    for (int t = 0; t < n; t++, at += rows.token) {
+        if (bytes == 4)
+            copy_async<8>(to + t * 256, at, 8);
+        else
+            copy_async<4>(to + t * 256, at, 4);
     }
+    copy_commit();
+    return true;
+}
+
+/* Makes pairs of floats of the lane's gates, as they were given, but logarithms of raw ones. */
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::expand_gates(float2 *own, bool begun) const
+{
+    const struct gdn_rows &rows = r.g;
+    const int64_t step = r.family.g_channel; /* 0: of the head */
+    if (begun) {
+        copy_wait<0>();
+        if (rows.dtype != GDN_F32) {
+#pragma unroll 1
+            for (int t = 0; t < n; t++) {
+                const uint32_t g = *(const uint32_t *)&own[32 * t];
+                own[32 * t] = make_float2(bits_to_f32(g & 0xffff, rows.dtype),
+                                          bits_to_f32(g >> 16, rows.dtype));
+            }
+        }
+    } else if (rows.data) {
+        const char *at = row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), head) + channel * step;
+#pragma unroll 1
+        for (int t = 0; t < n; t++, at += rows.token)
+            own[32 * t] =
+                make_float2(load_float(at, 0, rows.dtype), load_float(at + step, 0, rows.dtype));
+    }
+    if (r.gate != GDN_GATE_RAW || !rows.data || n == 0) return;
+    const float A = expf(load_vector(r.A_log, head, 0));
+    const float bias[2] = { load_bias(r, head, step ? channel : 0),
+                            load_bias(r, head, step ? channel + 1 : 0) };
+#pragma unroll 2
+    for (int t = 0; t < 2 * n; t++) {
+        float *const g = (float *)(own + t / 2 * 32) + t % 2;
+        const float a = *g + bias[t % 2];
+        *g = r.bound < 0 ? r.bound * sigmoid(A * a) : -A * softplus(a);
+    }
+}
+
+/* Makes a of the lane's gates. */
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::finish_gates(bool begun)
+{
+    float2 *const own = (float2 *)sh.own[warp] + lane;
+    bool forgets = false, decays = false;
+    expand_gates(own, begun);
+    const int count = r.g.data ? n : 0;
+    if (r.gate == GDN_GATE_LINEAR) {
 #pragma unroll
-    for (int t = 0; t < 16; t++) {
-        const char *p = at + t * rows.token;
-        x.a[t][0] = x.a[t][1] = 0;
-        if (!has(t)) continue;
-        if (pairs_lie && bytes == 4) {
-            const float2 g = *(const float2 *)p;
-            x.a[t][0] = g.x, x.a[t][1] = g.y;
-        } else if (pairs_lie) {
-            const uint32_t g = *(const uint32_t *)p;
-            x.a[t][0] = bits_to_f32(g & 0xffff, rows.dtype);
-            x.a[t][1] = bits_to_f32(g >> 16, rows.dtype);
-        } else {
-            x.a[t][0] = load_float(p, 0, rows.dtype);
-            x.a[t][1] = load_float(p + step, 0, rows.dtype);
+        for (int t = 0; t < 16; t++) {
+            const float2 a = own[32 * t];
+            x.a[t][0] = t < count ? a.x : 1, x.a[t][1] = t < count ? a.y : 1;
+        }
+    } else {
+#pragma unroll
+        for (int t = 0; t < 16; t++) {
+            const float2 g = own[32 * t];
+            x.a[t][0] = gate_factor(t < count ? g.x : 0);
+            x.a[t][1] = gate_factor(t < count ? g.y : 0);
         }
     }
-    bool forgets = false, decays = false;
 #pragma unroll
     for (int t = 0; t < 16; t++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float a = has(t) ? gate_factor(r, x.a[t][i], A, bias[i]) : 1;
-            x.a[t][i] = a;
-            forgets |= a == 0;
-            decays |= a != 1;
-        }
+        for (int i = 0; i < 2; i++) forgets |= x.a[t][i] == 0, decays |= x.a[t][i] != 1;
     if (forgets) sh.factors.forgets = 1;
     if (decays) sh.factors.busy = 1;
+    __syncwarp(); /* the warp's own memory is used again */
 }
 
 /* Loads b, if it is one number per head, and w. */
@@ -190,59 +239,106 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
 {
     const int t = threadIdx.x;
     if (t >= CHUNK) return;
-    const bool counts = t < sh.chunk.n;
-    const float beta =
-        counts && !r.family.beta_rows ? family_b(r, sh.chunk.seq, sh.chunk.t0 + t, head, 0, 0) : 0;
-    const float w = r.family.write.data || r.family.beta_rows ? 1 : beta;
-    sh.b[t] = beta;
+    const bool counts = t < sh.chunk.n, rows = r.family.beta_rows;
+    const float beta = counts && !rows ? family_b(r, sh.chunk.seq, sh.chunk.t0 + t, head, 0, 0) : 0;
+    const float w = r.family.write.data || rows ? 1 : beta;
+    sh.scales.l[t] = counts && rows ? 1 : beta;
     sh.factors.w[t] = counts ? w : 0;
-    if (beta != 0 || (counts && r.family.beta_rows && !r.family.write.data)) sh.factors.busy = 1;
+    if (beta != 0 || (counts && rows && !r.family.write.data)) sh.factors.busy = 1;
 }
 
-/* Returns b of a token. */
-template <int io, int deep> __device__ __forceinline__ float2 chunk_maker<io, deep>::b(int t) const
-{
-    if (!r.family.beta_rows) return make_float2(sh.b[token(t)], sh.b[token(t)]);
-    if (!has(t)) return make_float2(0, 0);
-    const int64_t at = sh.chunk.t0 + token(t);
-    return make_float2(family_b(r, sh.chunk.seq, at, head, 0, channel),
-                       family_b(r, sh.chunk.seq, at, head, 0, channel + 1));
-}
+/* ---- Numbers of tokens ----------------------------------------------------------------------- */
 
-/* Returns, to lanes i and i + 16, the sum of x[i] over all lanes. */
-GDN_DEVICE float sum_to_lanes(float (&x)[16])
+/* The diagonals of K K^T, Q Q^T and Q K^T, in the warp's channels. */
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::measure()
 {
-    halve<8>(x, 8), halve<4>(x, 4), halve<2>(x, 2), halve<1>(x, 1);
-    return x[0] + __shfl_xor_sync(0xffffffff, x[0], 16);
-}
-
-/* The same of squares of the lane's two channels. */
-GDN_DEVICE float sum_squares(const float (&x)[16][2])
-{
-    float square[16];
+    char *const own = sh.own[warp] + 4 * lane;
+    const uint32_t at = shared_address(sh.own[warp]) + tiles::lane(STAGE_ROW);
+    typename tiles::operand k[4], q;
+    mma_block sum[3] = {};
 #pragma unroll
-    for (int t = 0; t < 16; t++) square[t] = fmaf(x[t][0], x[t][0], x[t][1] * x[t][1]);
-    return sum_to_lanes(square);
+    for (int t = 0; t < 16; t++) *(uint32_t *)(own + t * STAGE_ROW) = x.k[t];
+    __syncwarp();
+#pragma unroll
+    for (int y = 0; y < 4; y++) tiles::load(k[y], at + 32 * y, STAGE_ROW);
+    __syncwarp();
+#pragma unroll
+    for (int t = 0; t < 16; t++) *(uint32_t *)(own + t * STAGE_ROW) = x.q[t];
+    __syncwarp();
+#pragma unroll
+    for (int y = 0; y < 4; y++) {
+        tiles::load(q, at + 32 * y, STAGE_ROW);
+        tiles::multiply(sum[0], k[y], k[y]);
+        tiles::multiply(sum[1], q, q);
+        tiles::multiply(sum[2], q, k[y]);
+    }
+    __syncwarp();
+    if (lane / 8 != lane % 4) return; /* no element of a diagonal */
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            sh.sums[half][i][token(lane / 4 + 8 * h)] =
+                lane & 4 ? sum[i][h][2 * h + 1] : sum[i][h][2 * h];
 }
 
-/* Makes keys and queries rows of length one, and gives the scale to queries. */
+/* The factors of rows and columns, a thread for a token. */
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::scale_tokens()
+{
+    const int t = threadIdx.x;
+    float sum[3] = {}, k = 1, q = 1;
+    if (t >= CHUNK) return;
+    for (int h = 0; h < shared::halves; h++)
+#pragma unroll
+        for (int i = 0; i < 3; i++) sum[i] += sh.sums[h][i][t];
+    if (t < sh.chunk.n) {
+        k = inverse_length(sum[0], r.norm, r.norm_eps);
+        q = inverse_length(sum[1], r.norm, r.norm_eps);
+    }
+    const bool inside = io == GDN_F16; /* lengths are in keys and queries, see normalise() */
+    sh.scales.own[t] = sum[2] * k * (q * r.scale);
+    sh.scales.p[t] = inside ? r.scale : q * r.scale;
+    sh.scales.column[t] = inside ? 1 : k;
+    if (!inside) sh.scales.l[t] *= k;
+    if (inside) sh.sums[0][0][t] = k, sh.sums[0][1][t] = q;
+}
+
+/* Returns a word times two numbers. */
+template <class pairs> GDN_DEVICE uint32_t scale_word(uint32_t word, float low, float high)
+{
+    return pairs::pair(pairs::low(word) * low, pairs::high(word) * high);
+}
+
+/* Makes keys and queries rows of length one. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::normalise()
 {
-    float length = lane < 16 ? 1 : r.scale;
-    if (r.norm != GDN_NO_NORM) {
-        const float k = sum_squares(x.k), q = sum_squares(x.q);
-        sh.sums[half][group][lane] = lane < 16 ? k : q;
-        __syncthreads();
-        float sum = 0;
-        for (int i = 0; i < shared::halves; i++) sum += sh.sums[i][group][lane];
-        if (token(lane % 16) < sh.chunk.n) length *= inverse_length(sum, r.norm, r.norm_eps);
-    }
+    const float *const k = sh.sums[0][0] + token(0), *const q = sh.sums[0][1] + token(0);
 #pragma unroll
     for (int t = 0; t < 16; t++) {
-        const float k = __shfl_sync(0xffffffff, length, t);
-        const float q = __shfl_sync(0xffffffff, length, 16 + t);
-        for (int i = 0; i < 2; i++) x.k[t][i] *= k, x.q[t][i] *= q;
+        x.k[t] = scale_word<pairs>(x.k[t], k[t], k[t]);
+        x.q[t] = scale_word<pairs>(x.q[t], q[t], q[t]);
     }
+}
+
+/* Makes e. */
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::make_e()
+{
+    uint32_t *const own = (uint32_t *)sh.own[warp] + lane;
+#pragma unroll
+    for (int t = 0; t < 16; t++) x.e[t] = x.k[t];
+    if (!r.family.beta_rows) return;
+#pragma unroll
+    for (int t = 0; t < 16; t++) own[32 * t] = x.k[t];
+#pragma unroll 1
+    for (int t = 0; t < 16; t++) {
+        const int64_t at = sh.chunk.t0 + token(t);
+        const float low = has(t) ? family_b(r, sh.chunk.seq, at, head, 0, channel) : 0;
+        const float high = has(t) ? family_b(r, sh.chunk.seq, at, head, 0, channel + 1) : 0;
+        own[32 * t] = scale_word<pairs>(own[32 * t], low, high);
+    }
+#pragma unroll
+    for (int t = 0; t < 16; t++) x.e[t] = own[32 * t];
+    __syncwarp();
 }
 
 /* ---- Factors of a level, as rows of tiles --------------------------------------------------- */
@@ -252,29 +348,25 @@ GDN_DEVICE float2 times(float2 f, const float (&a)[2])
     return make_float2(f.x * a[0], f.y * a[1]);
 }
 
-/* Token t as row e f of one tile and q f of another, at the lane's place; or as column k f. */
+/* Token t as row e f of one tile and q f of another, at the lane's place. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_maker<io, deep>::put_row(int t, char *k, char *q,
                                                                float2 f) const
 {
-    const float2 e = b(t);
-    *(uint32_t *)k = pairs::pair(e.x * x.k[t][0] * f.x, e.y * x.k[t][1] * f.y);
-    *(uint32_t *)q = pairs::pair(x.q[t][0] * f.x, x.q[t][1] * f.y);
-}
-template <int io, int deep>
-__device__ __forceinline__ void chunk_maker<io, deep>::put_column(int t, char *k, float2 f) const
-{
-    *(uint32_t *)k = pairs::pair(x.k[t][0] * f.x, x.k[t][1] * f.y);
+    const uint32_t word = pairs::pair(f.x, f.y);
+    *(uint32_t *)k = pairs::times(x.e[t], word);
+    *(uint32_t *)q = pairs::times(x.q[t], word);
 }
 
 /* ---- Levels inside 16 tokens ---------------------------------------------------------------- */
 
-/* Blocks of 2 s tokens: eight tokens are rows, eight columns, of which s by s belong together. */
+/* Blocks of 2 s tokens: eight tokens are rows, eight columns, of which s by s belong together. Put
+ * rows of e, then rows of q; and columns, as rows too. */
 template <int io, int deep>
 template <int s>
-__device__ __forceinline__ void chunk_maker<io, deep>::own_level()
+__device__ __forceinline__ void chunk_maker<io, deep>::put_level_rows(char *rows) const
 {
-    char *const rows = sh.own[warp], *const own = rows + 4 * lane;
+    char *const own = rows + 4 * lane;
 #pragma unroll
     for (int from = 0; from < 16; from += 2 * s) {
         float2 f = make_float2(1, 1);
@@ -284,13 +376,33 @@ __device__ __forceinline__ void chunk_maker<io, deep>::own_level()
             f = times(f, x.a[from + s + i]);
             put_row(from + s + i, at, at + 8 * STAGE_ROW, f);
         }
-        f = make_float2(1, 1);
+    }
+}
+template <int io, int deep>
+template <int s>
+__device__ __forceinline__ void chunk_maker<io, deep>::put_level_columns(char *rows) const
+{
+    char *const own = rows + 4 * lane;
 #pragma unroll
-        for (int j = s - 1; j >= 0; j--) {
-            put_column(from + j, own + (16 + from / 2 + j) * STAGE_ROW, f);
+    for (int from = 0; from < 16; from += 2 * s) {
+        float2 f = make_float2(1, 1);
+#pragma unroll
+        for (int j = s - 1; j >= 0; j--) { /* k f, and f of the last one is 1 */
+            const uint32_t k = x.k[from + j];
+            *(uint32_t *)(own + (from / 2 + j) * STAGE_ROW) =
+                j == s - 1 ? k : pairs::times(k, pairs::pair(f.x, f.y));
             f = times(f, x.a[from + j]);
         }
     }
+}
+
+template <int io, int deep>
+template <int s>
+__device__ __forceinline__ void chunk_maker<io, deep>::own_level()
+{
+    const char *const rows = sh.own[warp];
+    put_level_rows<s>(sh.own[warp]);
+    put_level_columns<s>(sh.own[warp] + 16 * STAGE_ROW);
     __syncwarp();
     const uint32_t left = shared_address(rows) + tiles::lane(STAGE_ROW);
     const uint32_t right = shared_address(rows) + (16 + lane % 8) * STAGE_ROW + lane / 8 * 16;
@@ -314,39 +426,25 @@ __device__ __forceinline__ void chunk_maker<io, deep>::own_level()
     __syncwarp();
 }
 
-/* Pairs of neighbours, and the diagonal of P, without products of matrices. */
-template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::last_level()
-{
-    float near[16], own[16];
-#pragma unroll
-    for (int t = 0; t < 16; t++) own[t] = fmaf(x.q[t][0], x.k[t][0], x.q[t][1] * x.k[t][1]);
-    const float diagonal = sum_to_lanes(own);
-#pragma unroll
-    for (int t = 1; t < 16; t += 2) {
-        const float2 e = b(t);
-        const float k0 = x.k[t - 1][0] * x.a[t][0], k1 = x.k[t - 1][1] * x.a[t][1];
-        near[t / 2] = fmaf(e.x * x.k[t][0], k0, e.y * x.k[t][1] * k1);
-        near[8 + t / 2] = fmaf(x.q[t][0], k0, x.q[t][1] * k1);
-    }
-    const float pair = sum_to_lanes(near), sum = lane < 16 ? pair : diagonal;
-    const int i = lane < 16 ? lane % 8 * 2 + 1 : lane - 16, j = lane < 16 ? i - 1 : i;
-    sh.parts[half][group][lane >= 8][i * PART_LD + j] = sum;
-}
-
 /* Adds the halves of the channels: blocks on the diagonals of L and P, and zeros beside them. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::join_diagonal()
 {
-    for (int n = threadIdx.x; n < GROUPS * 16 * 8; n += blockDim.x) {
-        const int from = n / 128 * 16, i = n / 8 % 16, j = n % 8 * 2;
-        float l[2] = {}, p[2] = {};
-        for (int e = 0; e < 2; e++)
-            for (int h = 0; h < shared::halves; h++) {
-                const float(&part)[2][16 * PART_LD] = sh.parts[h][n / 128];
-                if (j + e < i) l[e] += part[0][i * PART_LD + j + e];
-                if (j + e <= i) p[e] += part[1][i * PART_LD + j + e];
-            }
-        *(float2 *)(sh.square + (from + i) * SQUARE_LD + from + j) = make_float2(l[0], l[1]);
-        tiles::store_pair(sh.P + (from + i) * SQUARE_ROW + 2 * (from + j), p[0], p[1]);
+#pragma unroll 1
+    for (int n = threadIdx.x; n < CHUNK * 8; n += blockDim.x) {
+        const int row = n / 8, i = row % 16, j = n % 8 * 2, column = row - i + j;
+        const float l = sh.scales.l[row], p = sh.scales.p[row];
+        float to[2][2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float sum[2] = {};
+            for (int h = 0; h < shared::halves; h++)
+                for (int m = 0; m < 2; m++) sum[m] += sh.parts[h][row / 16][m][i * PART_LD + j + e];
+            const float k = sh.scales.column[column + e];
+            to[0][e] = j + e < i ? sum[0] * (l * k) : 0;
+            to[1][e] = j + e < i ? sum[1] * (p * k) : j + e == i ? sh.scales.own[row] : 0;
+        }
+        *(float2 *)(sh.square + row * SQUARE_LD + column) = make_float2(to[0][0], to[0][1]);
+        tiles::store_pair(sh.P + row * SQUARE_ROW + 2 * column, to[1][0], to[1][1]);
     }
 }
 
@@ -357,9 +455,10 @@ template <int io, int deep>
 __device__ __forceinline__ float2 chunk_maker<io, deep>::total(int from, int to) const
 {
     float2 f = make_float2(1, 1);
-    for (int i = from; i < to; i++) {
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) {
         const float2 y = *(const float2 *)&sh.total[i][channel];
-        f = make_float2(f.x * y.x, f.y * y.y);
+        if (i >= from && i < to) f = make_float2(f.x * y.x, f.y * y.y);
     }
     return f;
 }
@@ -379,9 +478,24 @@ __device__ __forceinline__ void chunk_maker<io, deep>::put_columns(char *k, floa
 {
 #pragma unroll
     for (int t = 15; t >= 0; t--) {
-        put_column(t, k + t * shared::row + 2 * channel, f);
+        *(uint32_t *)(k + t * shared::row + 2 * channel) =
+            pairs::times(x.k[t], pairs::pair(f.x, f.y));
         f = times(f, x.a[t]);
     }
+}
+
+/* Puts two sums of a row into L or P. */
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::put_sums(bool is_p, int i, int j, float u,
+                                                                float v) const
+{
+    const float row = is_p ? sh.scales.p[i] : sh.scales.l[i];
+    const float2 k = *(const float2 *)(sh.scales.column + j);
+    u *= row * k.x, v *= row * k.y;
+    if (is_p)
+        tiles::store_pair(sh.P + i * SQUARE_ROW + 2 * j, u, v);
+    else
+        *(float2 *)(sh.square + i * SQUARE_LD + j) = make_float2(u, v);
 }
 
 /* Two blocks of L and two of P, of 16 x 16: a warp has 8 columns of one at a time. */
@@ -398,6 +512,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     for (int t = 0; t < 16; t++) all = times(all, x.a[t]);
     *(float2 *)&sh.total[group][channel] = all;
     __syncthreads();
+#pragma unroll 1
     for (int unit = warp; unit < 8; unit += shared::halves * GROUPS) {
         const int pair = unit / 4, columns = unit % 2 * 8;
         const bool is_p = unit / 2 % 2;
@@ -418,14 +533,9 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
             pairs::mma(sum, second.x, k[2], k[3]);
         }
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int i = 32 * pair + 16 + block_row(e),
-                      j = 32 * pair + columns + block_column(0, 0);
-            if (is_p)
-                tiles::store_pair(sh.P + i * SQUARE_ROW + 2 * j, sum[e], sum[e + 1]);
-            else
-                *(float2 *)(sh.square + i * SQUARE_LD + j) = make_float2(sum[e], sum[e + 1]);
-        }
+        for (int e = 0; e < 4; e += 2)
+            put_sums(is_p, 32 * pair + 16 + block_row(e), 32 * pair + columns + block_column(0, 0),
+                     sum[e], sum[e + 1]);
     }
     __syncthreads();
 }
@@ -439,6 +549,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     else
         put_columns(own, total(group + 1, 2));
     __syncthreads();
+#pragma unroll 1
     for (int unit = warp; unit < 8; unit += shared::halves * GROUPS) {
         const int row = unit / 2 % 2 * 16, column = unit % 2 * 16;
         const bool is_p = unit / 4;
@@ -455,34 +566,21 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
             tiles::multiply(sum, q, k);
         }
 #pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            const int i = 32 + row + block_row(n % 4), j = column + block_column(n / 4, 0);
-            const float u = sum[n / 4][n % 4], v = sum[n / 4][n % 4 + 1];
-            if (is_p)
-                tiles::store_pair(sh.P + i * SQUARE_ROW + 2 * j, u, v);
-            else
-                *(float2 *)(sh.square + i * SQUARE_LD + j) = make_float2(u, v);
-        }
+        for (int n = 0; n < 8; n += 2)
+            put_sums(is_p, 32 + row + block_row(n % 4), column + block_column(n / 4, 0),
+                     sum[n / 4][n % 4], sum[n / 4][n % 4 + 1]);
     }
 }
 
 /* ---- T, and what leaves the block ------------------------------------------------------------ */
 
-/* By four warps: T from L, which becomes T's transpose. */
+/* By four warps: T from L. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::make_T()
 {
     if (warp >= GROUPS) return;
-    invert_diagonal<CHUNK>(sh.square, sh.diagonal, warp);
+    invert_diagonal<CHUNK>(sh.square, sh.inverse.diagonal, warp);
     barrier_wait(1, 32 * GROUPS);
-    invert_below<CHUNK>(sh.square, sh.diagonal, warp);
-    barrier_wait(1, 32 * GROUPS);
-#pragma unroll 1
-    for (int n = threadIdx.x; n < CHUNK * CHUNK / 2; n += 32 * GROUPS) {
-        const int i = n % CHUNK, j = n / CHUNK * 2;
-        const float *at = sh.square + j * SQUARE_LD + i;
-        tiles::store_pair(sh.T + i * SQUARE_ROW + 2 * j, j <= i ? at[0] : 0,
-                          j < i ? at[SQUARE_LD] : 0);
-    }
+    invert_column<io, CHUNK>(sh.square, sh.inverse.diagonal, sh.inverse.T, SQUARE_ROW, warp);
 }
 
 /* Stores K~, Q~ and K^. */
@@ -491,16 +589,21 @@ __device__ __forceinline__ void chunk_maker<io, deep>::store_keys() const
 {
     enum { MATRIX = CHUNK * deep * 2 };
     char *const own = record + (16 * group * deep + channel) * 2;
+    const float *const l = sh.scales.l + token(0), *const p = sh.scales.p + token(0);
+    const float *const column = sh.scales.column + token(0);
     float2 f = total(0, group);
 #pragma unroll
     for (int t = 0; t < 16; t++) {
+        char *const at = own + t * deep * 2;
         f = times(f, x.a[t]);
-        put_row(t, own + t * deep * 2, own + MATRIX + t * deep * 2, f);
+        *(uint32_t *)at = scale_word<pairs>(x.e[t], f.x * l[t], f.y * l[t]);
+        *(uint32_t *)(at + MATRIX) = scale_word<pairs>(x.q[t], f.x * p[t], f.y * p[t]);
     }
     f = total(group + 1, GROUPS);
 #pragma unroll
     for (int t = 15; t >= 0; t--) {
-        put_column(t, own + 2 * MATRIX + t * deep * 2, f);
+        *(uint32_t *)(own + 2 * MATRIX + t * deep * 2) =
+            scale_word<pairs>(x.k[t], f.x * column[t], f.y * column[t]);
         f = times(f, x.a[t]);
     }
 }
@@ -516,67 +619,70 @@ GDN_DEVICE void store_square(char *to, const char *from)
     }
 }
 
-/* Stores w v of a call with write gates. */
+/* Stores w v of a call with write gates: a warp for a token, two columns a lane. */
 template <int io, int deep>
 GDN_DEVICE void store_written(chunks_shared<deep> &sh, char *to, const struct gdn_cu_rule &r,
                               int head)
 {
-    typedef typename gdn_io<io>::type element;
+    typedef typename mma_tiles<io>::pairs pairs;
     const struct stage_chunk &c = sh.chunk;
     const int hv = source_head(r, head, r.Hv);
-    for (int n = threadIdx.x; n < CHUNK * r.V; n += blockDim.x) {
-        const int t = n / r.V, v = n % r.V;
-        float x = 0;
-        if (t < c.n) {
-            const float w = family_w(r, c.seq, c.t0 + t, head, 0, v);
-            const element *row = (const element *)row_at(r.v, c.seq, c.t0 + t, hv);
-            if (w != 0) sh.factors.busy = 1;
-            x = family_written(w, gdn_io<io>::load(row + v));
+    bool writes = false;
+#pragma unroll 1
+    for (int t = threadIdx.x / 32; t < CHUNK; t += blockDim.x / 32) {
+        const bool there = t < c.n;
+        const char *const row = row_at(r.v, c.seq, c.t0 + t, hv);
+        const struct family_row gates = find_w(r, c.seq, c.t0 + t, head, 0);
+        for (int v = threadIdx.x % 32 * 2; v < r.V; v += 64) {
+            const uint32_t word = there ? *(const uint32_t *)(row + 2 * v) : 0;
+            const float x = there ? family_w_value(r, load_number(gates, v)) : 0;
+            const float y = there ? family_w_value(r, load_number(gates, v + 1)) : 0;
+            writes |= x != 0 || y != 0;
+            *(uint32_t *)(to + 2 * ((int64_t)t * r.V + v)) = pairs::pair(
+                family_written(x, pairs::low(word)), family_written(y, pairs::high(word)));
         }
-        gdn_io<io>::store((element *)to + n, x);
     }
+    if (writes) sh.factors.busy = 1;
 }
 
-template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_prefill_channels &a)
+/* Returns the threads' shares of a chunk and a head. */
+template <int io, int deep>
+GDN_DEVICE chunk_maker<io, deep> share_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh,
+                                             char *record, int head)
 {
-    typedef chunks_shared<deep> shared;
-    shared &sh = *(shared *)gdn_shared;
-    const struct gdn_cu_rule &r = a.rule;
-    const int64_t i = blockIdx.x / r.H;
-    if (threadIdx.x < 32) {
-        const struct stage_chunk found = find_window_chunk(a, i);
-        if (threadIdx.x == 0) {
-            sh.chunk = found;
-            sh.factors.forgets = sh.factors.busy = 0;
-        }
-    }
-    __syncthreads();
+    enum { HALVES = chunks_shared<deep>::halves };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp % HALVES;
+    const int group = warp / HALVES, channel = 64 * half + 2 * lane;
+    const int n = channel < r.K ? max(min((int)sh.chunk.n - group * 16, 16), 0) : 0;
+    return { r, sh, record, head, lane, warp, group, half, channel, n };
+}
+
+/* Makes the record of the chunk in shared memory. */
+template <int io, int deep>
+GDN_DEVICE void make_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh, char *record,
+                           int head)
+{
     if (sh.chunk.n == 0) return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp % shared::halves;
-    const int channel = 64 * half + 2 * lane;
-    chunk_maker<io, deep> m = { a,
-                                r,
-                                sh,
-                                a.records + (int64_t)blockIdx.x * a.record_bytes,
-                                (int)(blockIdx.x % r.H),
-                                lane,
-                                warp,
-                                warp / shared::halves,
-                                half,
-                                channel,
-                                channel < r.K };
+    chunk_maker<io, deep> m = share_chunk<io, deep>(r, sh, record, head);
+    const bool begun = m.begin_gates();
     m.load_keys(m.x.k, r.k, r.Hk);
     m.load_keys(m.x.q, r.q, r.Hq);
-    m.load_gates();
     m.load_betas();
     if (r.family.write.data)
         store_written<io>(sh, m.record + GDN_CHANNELS_WRITTEN(deep), r, m.head);
+    m.finish_gates(begun);
+    m.measure();
     __syncthreads();
-    m.normalise();
+    m.scale_tokens();
+    if (io == GDN_F16) {
+        __syncthreads();
+        m.normalise();
+    }
+    m.make_e();
     m.template own_level<8>();
     m.template own_level<4>();
     m.template own_level<2>();
-    m.last_level();
+    m.template own_level<1>();
     __syncthreads(); /* the warps' rows have been read */
     m.level_16();
     m.level_32();
@@ -589,10 +695,26 @@ template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_prefi
     m.make_T();
     __syncthreads();
     char *const squares = m.record + 3 * CHUNK * deep * 2;
-    store_square(squares, sh.T);
+    store_square(squares, sh.inverse.T);
     store_square(squares + CHUNK * CHUNK * 2, sh.P);
     for (int n = threadIdx.x; n < (int)sizeof sh.factors / 16; n += blockDim.x)
         ((uint4 *)(m.record + GDN_CHANNELS_FACTORS(deep)))[n] = ((const uint4 *)&sh.factors)[n];
+}
+
+/* A block has a chunk of the window and a head. */
+template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_prefill_channels &a)
+{
+    chunks_shared<deep> &sh = *(chunks_shared<deep> *)gdn_shared;
+    if (threadIdx.x < 32) {
+        const struct stage_chunk found = find_window_chunk(a, blockIdx.x / a.rule.H);
+        if (threadIdx.x == 0) {
+            sh.chunk = found;
+            sh.factors.forgets = sh.factors.busy = 0;
+        }
+    }
+    __syncthreads();
+    make_chunk<io, deep>(a.rule, sh, a.records + (int64_t)blockIdx.x * a.record_bytes,
+                         (int)(blockIdx.x % a.rule.H));
 }
 
 #endif

@@ -12,8 +12,8 @@
 #ifndef GDN_CUDA_PREFILL_CHANNELS_SCAN_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_SCAN_CUH
 
-#include "cuda/prefill/channels/chunks.cuh"
-#include "cuda/prefill/general_state.cuh"
+#include "cuda/prefill/channels/products.cuh"
+#include "cuda/prefill/channels/walk.cuh"
 
 /* The start of shared memory. */
 struct scan_head {
@@ -59,14 +59,6 @@ template <int io, int deep> struct scan_block {
 
 /* ---- Loads: by all threads ------------------------------------------------------------------- */
 
-/* Begins to copy n rows of `bytes`, which lie behind each other, to rows of a tile. */
-template <int bytes> GDN_DEVICE void begin_rows(char *to, int to_row, const char *from, int n)
-{
-    const uint32_t at = shared_address(to);
-    for (int i = threadIdx.x; i < n * (bytes / 16); i += blockDim.x)
-        copy_async<16>(at + i / (bytes / 16) * to_row + i % (bytes / 16) * 16, from + 16 * i, 16);
-}
-
 /* Begins to load chunk c to a stage. Ends a group of copies in any case. */
 template <int io, int deep>
 GDN_DEVICE void begin_chunk(const scan_block<io, deep> &b, int64_t c, int i)
@@ -98,29 +90,21 @@ GDN_DEVICE void begin_chunk(const scan_block<io, deep> &b, int64_t c, int i)
 /* The values that a warp keeps from chunk to chunk. */
 template <int io, int deep> struct scan_warp {
     typedef mma_tiles<io> tiles;
-    typedef typename tiles::operand operand;
-    typedef operand operands[GROUPS];
-    static constexpr int row = GDN_PREFILL_ROW(deep, 2);
+    typedef state_products<io, deep> products;
+    typedef typename products::operand operand;
+    typedef typename products::operands operands;
+    static constexpr int row = products::row;
 
     const scan_block<io, deep> &b;
     struct state_part part;
     mma_block S[deep / 16];
 
     __device__ __forceinline__ void make_r(operands &r, scan_stage<deep> &in, const char *v) const;
-    __device__ __forceinline__ void make_u(operands &u, const operands &r,
-                                           scan_stage<deep> &in) const;
     __device__ __forceinline__ void make_o(scan_stage<deep> &in, const operands &u, char *v) const;
     __device__ __forceinline__ void update(scan_stage<deep> &in, const operands &u);
-    __device__ __forceinline__ bool are_fine(const operands &r, const operands &u) const;
     __device__ __forceinline__ bool were_lost(const operands &r, const operands &u) const;
     __device__ __forceinline__ void mend(int64_t c);
     __device__ __forceinline__ void run(scan_stage<deep> &in, int64_t c, int column);
-
-    /* Row block i, column block j of a tile, at a lane's place. */
-    static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int i, int j)
-    {
-        return tile + 16 * i * row + 32 * j;
-    }
 };
 
 /* Computes R^T. */
@@ -128,24 +112,15 @@ template <int io, int deep>
 __device__ __forceinline__ void scan_warp<io, deep>::make_r(operands &r, scan_stage<deep> &in,
                                                             const char *v) const
 {
-    const uint32_t keys = shared_address(in.keys[0]) + tiles::lane(row);
     const uint32_t values = shared_address(v) + tiles::lane_turned(b.v_row);
     mma_block x[GROUPS];
-    operand s, m;
+    operand m;
     clear_blocks(x);
-#pragma unroll
-    for (int y = 0; y < deep / 16; y++) {
-        tiles::pack(s, S[y]);
-#pragma unroll
-        for (int j = 0; j < GROUPS; j++) {
-            tiles::load(m, at(keys, row, j, y), row);
-            tiles::multiply(x[j], s, m);
-        }
-    }
+    products::read(x, S, in.keys[0]);
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         mma_block y;
-        tiles::load_turned(m, at(values, b.v_row, j, 0), b.v_row);
+        tiles::load_turned(m, products::at(values, b.v_row, j, 0), b.v_row);
         tiles::unpack(y, m);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -155,25 +130,6 @@ __device__ __forceinline__ void scan_warp<io, deep>::make_r(operands &r, scan_st
                 x[j][h][e] = family_written(e % 2 ? w.y : w.x, y[h][e]) - x[j][h][e];
         }
         tiles::pack(r[j], x[j]);
-    }
-}
-
-/* Computes U^T. */
-template <int io, int deep>
-__device__ __forceinline__ void scan_warp<io, deep>::make_u(operands &u, const operands &r,
-                                                            scan_stage<deep> &in) const
-{
-    const uint32_t T = shared_address(in.squares[0]) + tiles::lane(SQUARE_ROW);
-#pragma unroll
-    for (int i = 0; i < GROUPS; i++) {
-        mma_block x = {};
-        operand m;
-#pragma unroll
-        for (int j = 0; j <= i; j++) {
-            tiles::load(m, at(T, SQUARE_ROW, i, j), SQUARE_ROW);
-            tiles::multiply(x, r[j], m);
-        }
-        tiles::pack(u[i], x);
     }
 }
 
@@ -192,7 +148,7 @@ __device__ __forceinline__ void scan_warp<io, deep>::make_o(scan_stage<deep> &in
         tiles::pack(s, S[y]);
 #pragma unroll
         for (int i = 0; i < GROUPS; i++) {
-            tiles::load(m, at(queries, row, i, y), row);
+            tiles::load(m, products::at(queries, row, i, y), row);
             tiles::multiply(o[i], m, s);
         }
     }
@@ -200,7 +156,7 @@ __device__ __forceinline__ void scan_warp<io, deep>::make_o(scan_stage<deep> &in
     for (int i = 0; i < GROUPS; i++) {
 #pragma unroll
         for (int j = 0; j <= i; j++) {
-            tiles::load(m, at(P, SQUARE_ROW, i, j), SQUARE_ROW);
+            tiles::load(m, products::at(P, SQUARE_ROW, i, j), SQUARE_ROW);
             tiles::multiply(o[i], m, u[j]);
         }
         tiles::pack(m, o[i]);
@@ -215,24 +171,9 @@ __device__ __forceinline__ void scan_warp<io, deep>::make_o(scan_stage<deep> &in
 template <int io, int deep>
 __device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in, const operands &u)
 {
-    const uint32_t keys = shared_address(in.keys[2]) + tiles::lane_turned(row);
     if (!in.factors.busy) return; /* every bit stays (G9) */
-#pragma unroll
-    for (int x = 0; x < deep / 16; x++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float2 d = *(const float2 *)(in.factors.decay + 16 * x + block_column(h, 0));
-#pragma unroll
-            for (int e = 0; e < 4; e++) S[x][h][e] *= e % 2 ? d.y : d.x;
-        }
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-#pragma unroll
-        for (int x = 0; x < deep / 16; x++) {
-            operand m;
-            tiles::load_turned(m, at(keys, row, j, x), row);
-            tiles::multiply(S[x], u[j], m);
-        }
+    products::decay(S, in.factors.decay);
+    products::add(S, u, in.keys[2]);
 }
 
 /* ---- What is not finite ---------------------------------------------------------------------- */
@@ -244,20 +185,6 @@ __device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in
  * writes is in U. It need not walk for columns whose state is lost before the chunk, since all that
  * they give is lost too, if no channel forgets.
  */
-
-/* Returns true if all of R and U is finite. A whole warp calls it. */
-template <int io, int deep>
-__device__ __forceinline__ bool scan_warp<io, deep>::are_fine(const operands &r,
-                                                              const operands &u) const
-{
-    typename tiles::taint taint = 0;
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++) {
-        tiles::collect(taint, r[j]);
-        tiles::collect(taint, u[j]);
-    }
-    return !in_warp(tiles::is_tainted(taint));
-}
 
 /* Returns true if S has an element that is not finite in each column where R or U has one. A whole
  * warp calls it. */
@@ -285,101 +212,29 @@ __device__ __forceinline__ bool scan_warp<io, deep>::were_lost(const operands &r
     return !in_warp(!were);
 }
 
-/* Sums over the four lanes that share rows. */
-GDN_DEVICE float sum_row_lanes(float x)
-{
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
-
-/* Returns what a row of keys or queries is multiplied by. */
-template <int io, int deep>
-GDN_DEVICE float row_length(const struct gdn_cu_rule &r, const char *row)
-{
-    typedef typename gdn_io<io>::type element;
-    float sum = 0;
-    if (r.norm == GDN_NO_NORM) return 1;
-    for (int i = threadIdx.x % 4; i < r.K; i += 4) {
-        const float x = gdn_io<io>::load((const element *)row + i);
-        sum = fmaf(x, x, sum);
-    }
-    return inverse_length(sum_row_lanes(sum), r.norm, r.norm_eps);
-}
-
-template <int io, int deep>
-static __device__ __noinline__ void walk_chunk(mma_block (&S)[deep / 16],
-                                               const scan_block<io, deep> &b,
-                                               const struct state_part &part, int64_t c)
-{
-    typedef typename gdn_io<io>::type element;
-    const struct gdn_cu_rule &r = b.r;
-    const int n = b.tokens(c);
-#pragma unroll 1
-    for (int t = 0; t < n; t++) {
-        const int64_t at = c * CHUNK + t;
-        const char *key = row_at(r.k, b.s, at, source_head(r, b.head, r.Hk));
-        const char *query = r.out.data ? row_at(r.q, b.s, at, source_head(r, b.head, r.Hq)) : key;
-        const char *value = row_at(r.v, b.s, at, source_head(r, b.head, r.Hv));
-        const float k_length = row_length<io, deep>(r, key);
-        const float q_length = row_length<io, deep>(r, query) * r.scale;
-        float p[2] = {}, o[2] = {}, u[2];
-        bool reads = false;
-#pragma unroll
-        for (int i = 0; i < deep / 4; i++) { /* this lane's keys */
-            const int y = i / 4, h = i / 2 % 2, e = i % 2, x = 16 * y + block_column(h, e);
-            if (x >= r.K) continue;
-            const float a = family_gate(r, b.s, at, b.head, x, true);
-            const float beta = family_b(r, b.s, at, b.head, 0, x);
-            const float k = gdn_io<io>::load((const element *)key + x) * k_length;
-            reads |= beta != 0;
-#pragma unroll
-            for (int d = 0; d < 2; d++) {
-                float &state = S[y][h][e + 2 * d];
-                state = a == 0 ? 0 : state * a;
-                if (beta != 0) p[d] = fmaf(beta * k, state, p[d]);
-            }
-        }
-        reads = (__ballot_sync(0xffffffff, reads) >> (threadIdx.x % 32 & ~3) & 15) != 0;
-#pragma unroll
-        for (int d = 0; d < 2; d++) {
-            const int v = min(part.v + block_row(2 * d), part.V - 1);
-            const float w = family_w(r, b.s, at, b.head, 0, v);
-            u[d] = family_written(w, w == 0 ? 0 : gdn_io<io>::load((const element *)value + v)) -
-                   sum_row_lanes(p[d]);
-            if (!reads && w == 0) u[d] = 0;
-        }
-#pragma unroll
-        for (int i = 0; i < deep / 4; i++) {
-            const int y = i / 4, h = i / 2 % 2, e = i % 2, x = 16 * y + block_column(h, e);
-            if (x >= r.K) continue;
-            const float k = gdn_io<io>::load((const element *)key + x) * k_length;
-            const float q = gdn_io<io>::load((const element *)query + x) * q_length;
-#pragma unroll
-            for (int d = 0; d < 2; d++) {
-                float &state = S[y][h][e + 2 * d];
-                if (u[d] != 0) state = fmaf(k, u[d], state);
-                o[d] = fmaf(q, state, o[d]);
-            }
-        }
-#pragma unroll
-        for (int d = 0; d < 2; d++) {
-            const float sum = sum_row_lanes(o[d]);
-            const int v = part.v + block_row(2 * d);
-            if (r.out.data && threadIdx.x % 4 == 0 && v < part.V)
-                gdn_io<io>::store((element *)row_at(r.out, b.s, at, b.head) + v, sum);
-        }
-    }
-}
-
 /* Walks through a chunk. Copies leave the originals in registers. */
 template <int io, int deep> __device__ __forceinline__ void scan_warp<io, deep>::mend(int64_t c)
 {
     mma_block copy[deep / 16];
-    const scan_block<io, deep> block = b;
     const struct state_part columns = part;
+    const struct gdn_cu_rule &r = b.r;
+    const struct gdn_cu_seq &s = b.s;
+    const int64_t t0 = c * CHUNK;
+    const int head = b.head;
+    const struct walk_tokens tokens = { r, s, t0, b.tokens(c), head };
+    const auto leave = [&r, &s, t0, head, columns](int t, const float(&)[2], const float(&o)[2]) {
+        typedef typename gdn_io<io>::type element;
+        if (!r.out.data || threadIdx.x % 4) return;
+#pragma unroll
+        for (int d = 0; d < 2; d++) {
+            const int v = columns.v + block_row(2 * d);
+            if (v < columns.V)
+                gdn_io<io>::store((element *)row_at(r.out, s, t0 + t, head) + v, o[d]);
+        }
+    };
 #pragma unroll
     for (int i = 0; i < deep / 2; i++) copy[i / 8][i / 4 % 2][i % 4] = S[i / 8][i / 4 % 2][i % 4];
-    walk_chunk<io, deep>(copy, block, columns, c);
+    walk_chunk<io, deep>(copy, tokens, columns, leave);
 #pragma unroll
     for (int i = 0; i < deep / 2; i++) S[i / 8][i / 4 % 2][i % 4] = copy[i / 8][i / 4 % 2][i % 4];
 }
@@ -395,8 +250,8 @@ __device__ __forceinline__ void scan_warp<io, deep>::run(scan_stage<deep> &in, i
     char *const v = in.v() + 2 * column;
     operands x, u;
     make_r(x, in, v);
-    make_u(u, x, in);
-    if (!are_fine(x, u) && (in.factors.forgets || !were_lost(x, u))) {
+    products::solve(u, x, in.squares[0]);
+    if (!products::are_finite(x, u) && (in.factors.forgets || !were_lost(x, u))) {
         mend(c);
         return;
     }

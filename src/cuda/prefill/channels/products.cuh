@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products of a warp with a chunk's tiles, whose rows are tokens. The warp has 16 rows v of a
+ * state, or of its gradient, transposed: 16 x 16 blocks of rows v and columns k, or columns of
+ * tokens.
+ */
+#ifndef GDN_CUDA_PREFILL_CHANNELS_PRODUCTS_CUH
+#define GDN_CUDA_PREFILL_CHANNELS_PRODUCTS_CUH
+
+#include "cuda/prefill/channels/chunks.cuh"
+
+/* Begins to copy n rows of `bytes`, which lie behind each other, to rows of a tile. By all
+ * threads. */
+template <int bytes> GDN_DEVICE void begin_rows(char *to, int to_row, const char *from, int n)
+{
+    const uint32_t at = shared_address(to);
+    for (int i = threadIdx.x; i < n * (bytes / 16); i += blockDim.x)
+        copy_async<16>(at + i / (bytes / 16) * to_row + i % (bytes / 16) * 16, from + 16 * i, 16);
+}
+
+template <int io, int deep> struct state_products {
+    typedef mma_tiles<io> tiles;
+    typedef typename tiles::operand operand;
+    typedef operand operands[GROUPS];
+    typedef mma_block state[deep / 16];
+    static constexpr int row = GDN_PREFILL_ROW(deep, 2);
+
+    /* Row block i, column block j of a tile, at a lane's place. */
+    static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int i, int j)
+    {
+        return tile + 16 * i * row + 32 * j;
+    }
+
+    /* Returns true if all elements are finite. A whole warp calls it. */
+    static __device__ __forceinline__ bool are_finite(const operands &x, const operands &y)
+    {
+        typename tiles::taint taint = 0;
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++) {
+            tiles::collect(taint, x[j]);
+            tiles::collect(taint, y[j]);
+        }
+        return !in_warp(tiles::is_tainted(taint));
+    }
+
+    /* Computes x + S K^T of a tile K of keys. */
+    static __device__ __forceinline__ void read(mma_block (&x)[GROUPS], const state &S,
+                                                const char *K)
+    {
+        const uint32_t keys = shared_address(K) + tiles::lane(row);
+#pragma unroll
+        for (int y = 0; y < deep / 16; y++) {
+            operand s, m;
+            tiles::pack(s, S[y]);
+#pragma unroll
+            for (int j = 0; j < GROUPS; j++) {
+                tiles::load(m, at(keys, row, j, y), row);
+                tiles::multiply(x[j], s, m);
+            }
+        }
+    }
+
+    /* Computes S + X K. */
+    static __device__ __forceinline__ void add(state &S, const operands &x, const char *K)
+    {
+        const uint32_t keys = shared_address(K) + tiles::lane_turned(row);
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+            for (int y = 0; y < deep / 16; y++) {
+                operand m;
+                tiles::load_turned(m, at(keys, row, j, y), row);
+                tiles::multiply(S[y], x[j], m);
+            }
+    }
+
+    /* Computes S diag(decay). */
+    static __device__ __forceinline__ void decay(state &S, const float *decay)
+    {
+#pragma unroll
+        for (int y = 0; y < deep / 16; y++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 d = *(const float2 *)(decay + 16 * y + block_column(h, 0));
+#pragma unroll
+                for (int e = 0; e < 4; e++) S[y][h][e] *= e % 2 ? d.y : d.x;
+            }
+    }
+
+    /* Computes X T^T of a lower triangle T. */
+    static __device__ __forceinline__ void solve(operands &to, const operands &x, const char *T)
+    {
+        const uint32_t tile = shared_address(T) + tiles::lane(SQUARE_ROW);
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++) {
+            mma_block sum = {};
+            operand m;
+#pragma unroll
+            for (int j = 0; j <= i; j++) {
+                tiles::load(m, at(tile, SQUARE_ROW, i, j), SQUARE_ROW);
+                tiles::multiply(sum, x[j], m);
+            }
+            tiles::pack(to[i], sum);
+        }
+    }
+
+    /* Computes y + X T of a lower triangle T. */
+    static __device__ __forceinline__ void add_triangle(mma_block (&y)[GROUPS], const operands &x,
+                                                        const char *T)
+    {
+        const uint32_t tile = shared_address(T) + tiles::lane_turned(SQUARE_ROW);
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++)
+#pragma unroll
+            for (int j = 0; j <= i; j++) {
+                operand m;
+                tiles::load_turned(m, at(tile, SQUARE_ROW, i, j), SQUARE_ROW);
+                tiles::multiply(y[j], x[i], m);
+            }
+    }
+};
+
+#endif

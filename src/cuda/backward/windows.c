@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/backward/windows.h"
 
+#include <stdlib.h>
+
 #include "cuda/driver/contents.h"
 #include "cuda/prefill/prefill.h"
 
@@ -9,13 +11,21 @@
  * sequences for which windows without work cost less than idle multiprocessors. */
 enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_BYTES = 640 << 20, FEW = 16 };
 
+/* Returns the memory of a window. The environment is a switch of development: this line goes before
+ * the branch is merged. */
+static int64_t window_bytes(const struct gdn_cu_backward *a)
+{
+    const char *mib = a->segments ? getenv("GDN_DEV_WINDOW_MIB") : NULL;
+    return mib ? atoll(mib) << 20 : WINDOW_BYTES;
+}
+
 /* Returns how many chunks a window should have, of a form with n_blocks: at least `least`, even if
  * memory has fewer. */
 static int64_t chunks_in_memory(const struct gdn_cu_backward *a, int64_t least)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    return max_of(least,
-                  WINDOW_BYTES / ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
+    return max_of(least, window_bytes(a) /
+                             ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
 }
 
 /* Returns what a test wants (prefill/wanted.h), else 0. */
@@ -142,7 +152,9 @@ void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t leas
         most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
     a->n_parts = b->B + a->cut.units;
     const int64_t wanted = wanted_chunks(ctx, a, least, most);
-    cut_each(a, most, wanted < most ? wanted : max_of(most, 1));
+    const bool evens = a->segments && wanted < most && !of_tests(ctx, a);
+    const int64_t even = evens ? ceil_of(most, ceil_of(most, wanted)) : wanted;
+    cut_each(a, most, wanted < most ? even : max_of(most, 1));
     const int64_t n =
         packed ? chunks_through_packed(ctx, a, least) : chunks_through_padded(ctx, a, least);
     if (n) cut_through(a, n);

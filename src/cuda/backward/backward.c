@@ -147,6 +147,16 @@ static float drop_of(const struct gdn_cu_backward *a)
     return ldexpf(1, power - 1);
 }
 
+/* Returns how many sequences a window has, on average: rounded, or up where walks have as many
+ * blocks as that. */
+static int64_t rows_of_window(const struct gdn_cu_backward *a)
+{
+    const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
+    if (!gdn_windows_go_through(a)) return B;
+    if (!is_fused(a)) return ceil_of(B * a->n_chunks, numbers);
+    return max_of((2 * B * a->n_chunks + numbers) / (2 * numbers), 1);
+}
+
 /* Returns the chunks of a sequence, on average. */
 static int64_t mean_chunks(const struct gdn_cu_batch *b)
 {
@@ -154,8 +164,8 @@ static int64_t mean_chunks(const struct gdn_cu_batch *b)
                    GDN_CU_BACKWARD_CHUNK);
 }
 
-/* Cuts what a window has of sequences into segments, so that each multiprocessor has one of a window
- * whose sequences have a mean length. */
+/* Cuts what a window has of sequences into segments, so that each multiprocessor has one if all
+ * sequences have the mean length. */
 static void cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t n_heads)
 {
     enum { LEAST_CHUNKS = 4 };
@@ -242,9 +252,7 @@ static struct gdn_cu_backward args_of(const gdn_ctx *ctx, const struct gdn_backw
     gdn_windows_cut(ctx, &a, LEAST_WINDOW);
     if (gdn_windows_have_checkpoints(&a)) a.starts = c->work.checkpoints;
     if (!a.n_blocks) return a;
-    const int64_t n_rows = gdn_windows_go_through(&a) ? ceil_of(a.rule.batch.B * a.n_chunks,
-                                                                gdn_windows_numbers(&a.rule.batch))
-                                                      : a.rule.batch.B;
+    const int64_t n_rows = rows_of_window(&a);
     const int64_t n_heads = (a.cut.units ? a.cut.units : n_rows) * a.rule.H;
     if (is_fused(&a)) cut_segments(ctx, &a, n_heads);
     a.n_strips = find_strips(&a, n_heads);

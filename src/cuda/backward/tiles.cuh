@@ -36,9 +36,9 @@ struct vectors : chunk_vectors<CHUNK> {
     float read[CHUNK]; /* -beta from_start: of k . S in U */
 };
 
-/* A chunk and a state head in memory: one copy moves neighbours. Behind it are tiles of U, [v / 64],
- * and of S, [v / 64][k / 64], and then the same of Z and J, which are absent if one kernel makes
- * and reads them. They are turned: rows are columns of V. */
+/* A chunk and a state head in memory: one copy moves neighbours. Behind it are tiles of U,
+ * [v / 64], and of S, [v / 64][k / 64], and then the same of Z and J, which are absent if one
+ * kernel makes and reads them. They are turned: rows are columns of V. */
 struct chunk_record {
     alignas(16) vectors v;
     alignas(16) char T[TILE], P[TILE]; /* rows are tokens; T without beta */

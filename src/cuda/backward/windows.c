@@ -28,6 +28,13 @@ static int64_t chunks_in_memory(const struct gdn_cu_backward *a, int64_t least)
                              ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
 }
 
+/* Returns how many chunks windows have, n at most, if they are equal parts of all: with segments a
+ * short window has blocks for few multiprocessors. */
+static int64_t even_chunks(const struct gdn_cu_backward *a, int64_t all, int64_t n)
+{
+    return a->segments && n < all ? ceil_of(all, ceil_of(all, n)) : n;
+}
+
 /* Returns what a test wants (prefill/wanted.h), else 0. */
 static int64_t of_tests(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
@@ -73,7 +80,7 @@ static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_bac
     if (wanted < 0 && !a->cut.units) return -wanted;
     if (a->n_chunks > numbers) return numbers;
     if (!a->n_blocks || a->cut.units || a->n_windows < 2 || wanted || B < 1) return 0;
-    const int64_t n = chunks_in_memory(a, least);
+    const int64_t n = even_chunks(a, numbers, chunks_in_memory(a, least));
     return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
 }
 
@@ -152,8 +159,7 @@ void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t leas
         most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
     a->n_parts = b->B + a->cut.units;
     const int64_t wanted = wanted_chunks(ctx, a, least, most);
-    const bool evens = a->segments && wanted < most && !of_tests(ctx, a);
-    const int64_t even = evens ? ceil_of(most, ceil_of(most, wanted)) : wanted;
+    const int64_t even = of_tests(ctx, a) ? wanted : even_chunks(a, most, wanted);
     cut_each(a, most, wanted < most ? even : max_of(most, 1));
     const int64_t n =
         packed ? chunks_through_packed(ctx, a, least) : chunks_through_padded(ctx, a, least);

@@ -75,7 +75,8 @@ static void windows_through(void)
     }
 }
 
-/* One kernel for the walk in reverse and the gradients has the bits of two, whatever its segments. */
+/* One kernel for the walk in reverse and the gradients has the bits of two, whatever its
+ * segments. */
 static void segments_of_windows(void)
 {
     static const struct wide_call calls[] = {

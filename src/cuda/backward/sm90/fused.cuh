@@ -20,7 +20,8 @@
 
 enum { FUSED_REGISTERS = 224, FUSED_OTHER_REGISTERS = 56 };
 
-/* Of 2: of this chunk and the next. Rows, S, T and P have one place, which is free early. */
+/* Keys and queries have places for this chunk and the next. Rows, S, T and P have one, which is
+ * free early. */
 struct fused_shared {
     static constexpr bool wide = false;
     struct head_keys keys[2];
@@ -137,9 +138,10 @@ GDN_DEVICE void store_fused(fused_shared &sh, const struct gdn_cu_backward &a)
 #pragma unroll 1
             for (int i = 0; i < count_value_parts(1); i++)
                 store_values(sh, step, find_value_part(0, i, 0, 1), a);
-            release(sh.parts_full[now]);
+            const uint32_t again = opaque(step) % 2; /* an address would take a register */
+            release(sh.parts_full[again]);
             release(sh.z_free);
-            release(sh.keys_free[now]);
+            release(sh.keys_free[again]);
         }
         if (in_warp(step == 0 || !has_gates())) continue;
         mbarrier_wait(shared_address(&sh.parts_full[now ^ 1]), (step - 1) / 2 % 2);
@@ -150,7 +152,7 @@ GDN_DEVICE void store_fused(fused_shared &sh, const struct gdn_cu_backward &a)
 
 /* ---- The walk ------------------------------------------------------------------------------ */
 
-/* What reverse_chunk() wants of a chunk. */
+/* A chunk, as reverse_chunk() wants it. */
 struct fused_stage {
     static constexpr bool deep = false, stores = true, has_room = false;
     fused_shared &sh;
@@ -351,7 +353,7 @@ GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
 /* Finds the block's share: a segment of a window's part. Blocks of a cluster have the state heads
  * of a key head. */
 struct fused_share {
-    struct scan_way way; /* its window is that of the segment, but for what is before and behind */
+    struct scan_way way; /* chunks are the segment's; `before` and `is_last` are the window's */
     int segment;
     bool is_last;
 };

@@ -95,7 +95,7 @@ static void segments_of_windows(void)
           128,
           128,
           B16 },
-        { "", { 450, 70 }, 2, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, true, true, 96, 72, H16 },
+        { "", { 270, 70 }, 2, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, true, true, 96, 72, H16 },
     };
     static const int64_t chunks[] = { 0, -5, 4 };
     if (!ring2_on_hopper()) {

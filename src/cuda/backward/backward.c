@@ -53,6 +53,8 @@ static bool is_wide(const struct gdn_cu_backward *a) { return is_deep(a) || a->r
 
 static bool is_portable(const struct gdn_cu_backward *a) { return a->walk_bytes != 0; }
 
+static bool is_fused(const struct gdn_cu_backward *a) { return a->segments != 0; }
+
 /* Returns the call of gdn_prefill's kernels that computes the states before each window. */
 static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
 {
@@ -140,7 +142,7 @@ static bool is_by_prefill(const struct gdn_cu_backward *a)
 static void size_records(struct gdn_cu_backward *a)
 {
     const int32_t K = (int32_t)n_tiles(a->rule.K), V = (int32_t)n_tiles(a->rule.V);
-    a->record_bytes = GDN_CU_BACKWARD_SQUARES + 2 * TILE * V * (1 + K);
+    a->record_bytes = GDN_CU_BACKWARD_SQUARES + (is_fused(a) ? 1 : 2) * TILE * V * (1 + K);
     a->key_bytes = GDN_CU_BACKWARD_NORMS + 2 * TILE * K;
 }
 
@@ -155,11 +157,42 @@ static float drop_of(const struct gdn_cu_backward *a)
     return ldexpf(1, power - 1);
 }
 
+/* Returns how many sequences a window has, on average: rounded, or up where walks have as many
+ * blocks as that. */
+static int64_t rows_of_window(const struct gdn_cu_backward *a)
+{
+    const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
+    if (!gdn_windows_go_through(a)) return B;
+    if (!is_fused(a)) return ceil_of(B * a->n_chunks, numbers);
+    return max_of((2 * B * a->n_chunks + numbers) / (2 * numbers), 1);
+}
+
+/* Returns the chunks of a sequence, on average. */
+static int64_t mean_chunks(const struct gdn_cu_batch *b)
+{
+    return ceil_of(b->cu_seqlens.data ? ceil_of(b->N, max_of(b->B, 1)) : b->T,
+                   GDN_CU_BACKWARD_CHUNK);
+}
+
+/* Cuts what a window has of sequences into segments, so that each multiprocessor has one if all
+ * sequences have the mean length. */
+static void cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t n_heads)
+{
+    enum { LEAST_CHUNKS = 4 };
+    const int64_t most = a->window_chunks ? a->window_chunks : a->n_chunks;
+    const int64_t mean = mean_chunks(&a->rule.batch), each = max_of(mean < most ? mean : most, 1);
+    const int64_t wanted = gdn_cuda_wanted(ctx)->segments, fit = a->n_blocks / max_of(n_heads, 1);
+    const int64_t n = wanted ? wanted : fit < each / LEAST_CHUNKS ? fit : each / LEAST_CHUNKS;
+    a->segment_chunks = (int32_t)ceil_of(each, max_of(n, 1));
+    a->segments = (int32_t)max_of(ceil_of(most, a->segment_chunks), 1);
+}
+
 /* Returns how many blocks share the columns of a walk of n_heads: with 64 columns each if K is
  * above DEEP, or if the device has multiprocessors for so many, else with 128. */
 static int32_t find_strips(const struct gdn_cu_backward *a, int64_t n_heads)
 {
-    const int64_t n = n_tiles(a->rule.V), walks = wants_state_alone(a) ? 1 : 2;
+    const int64_t n = n_tiles(a->rule.V);
+    const int64_t walks = wants_state_alone(a) || a->segments == 1 ? 1 : 2;
     return (int32_t)(is_deep(a) || walks * n * n_heads <= a->n_blocks ? n : ceil_of(n, 2));
 }
 
@@ -214,6 +247,8 @@ static void plan_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c, struct pla
     if (p->form != GDN_BACKWARD_GENERAL) {
         a->n_blocks = ctx->cuda->sm_count;
         a->walk_bytes = p->form == GDN_BACKWARD_PORTABLE ? GDN_CU_PORTABLE_WALK_LEAST : 0;
+        a->segments = p->form == GDN_BACKWARD_SM90 && !wants_state_alone(a) &&
+                      gdn_cuda_backward_is_fused(ctx, a);
         size_records(a);
         a->drop = drop_of(a);
         a->rule.scale /= a->drop;
@@ -225,10 +260,9 @@ static void plan_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c, struct pla
     gdn_windows_cut(ctx, a, LEAST_WINDOW);
     if (gdn_windows_have_checkpoints(a)) a->starts = c->work.checkpoints;
     if (!a->n_blocks) return;
-    const int64_t n_rows = gdn_windows_go_through(a) ? ceil_of(a->rule.batch.B * a->n_chunks,
-                                                               gdn_windows_numbers(&a->rule.batch))
-                                                     : a->rule.batch.B;
+    const int64_t n_rows = rows_of_window(a);
     const int64_t n_heads = (a->cut.units ? a->cut.units : n_rows) * a->rule.H;
+    if (is_fused(a)) cut_segments(ctx, a, n_heads);
     a->n_strips = find_strips(a, n_heads);
     if (is_portable(a)) size_portable(ctx, a);
     if (!wants_state_alone(a)) cut_first_pass(ctx, p);
@@ -272,6 +306,8 @@ static size_t lay_out(struct planned *p, char *memory)
         { &a->carry.data, between },
         { &a->starts.data, starts },
         { &a->scratch, scratch_bytes(p) },
+        { &a->ends,
+          a->segments > 1 ? (chunks / (size_t)a->segment_chunks + 1) * H * 4 * DEEP * DEEP : 0 },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const size_t bytes =
@@ -308,7 +344,10 @@ enum mma_kernel {
     WHOLE_ALONE,
     DEEP_ALONE,
     HEADS,
-    HEADS_WIDE
+    HEADS_WIDE,
+    FUSED,
+    HALF_ENDS,
+    WHOLE_ENDS
 };
 
 static enum gdn_kernel_id mma_kernel(const struct gdn_cu_backward *a, enum mma_kernel which)
@@ -324,6 +363,9 @@ static enum gdn_kernel_id mma_kernel(const struct gdn_cu_backward *a, enum mma_k
         { GDN_CU_backward_sm90_deep_alone_BF16, GDN_CU_backward_sm90_deep_alone_F16 },
         { GDN_CU_backward_sm90_heads_BF16, GDN_CU_backward_sm90_heads_F16 },
         { GDN_CU_backward_sm90_heads_wide_BF16, GDN_CU_backward_sm90_heads_wide_F16 },
+        { GDN_CU_backward_sm90_fused_BF16, GDN_CU_backward_sm90_fused_F16 },
+        { GDN_CU_backward_sm90_half_ends_BF16, GDN_CU_backward_sm90_half_ends_F16 },
+        { GDN_CU_backward_sm90_whole_ends_BF16, GDN_CU_backward_sm90_whole_ends_F16 },
     };
     return all[which][a->q.dtype == GDN_F16];
 }
@@ -353,12 +395,14 @@ static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
     const bool alone = wants_state_alone(a), half = a->n_strips == n_tiles(a->rule.V);
     if (is_portable(a)) return portable_kernel(a, alone ? PORTABLE_ALONE : PORTABLE_WALKS);
     if (is_deep(a)) return mma_kernel(a, alone ? DEEP_ALONE : DEEP_WALK);
+    if (is_fused(a)) return mma_kernel(a, half ? HALF_ENDS : WHOLE_ENDS);
     if (half) return mma_kernel(a, alone ? HALF_ALONE : HALF);
     return mma_kernel(a, alone ? WHOLE_ALONE : WHOLE);
 }
 static enum gdn_kernel_id mma_heads(const struct gdn_cu_backward *a)
 {
     if (is_portable(a)) return portable_kernel(a, PORTABLE_HEADS);
+    if (is_fused(a)) return mma_kernel(a, FUSED);
     return mma_kernel(a, is_wide(a) ? HEADS_WIDE : HEADS);
 }
 
@@ -390,14 +434,38 @@ static gdn_status launch_heads(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
     return gdn_cuda_launch(ctx, &call);
 }
 
+/* Launches the gradients of a window with the walk in reverse. Heads of a key are a cluster. */
+static gdn_status launch_fused(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
+{
+    const struct gdn_cuda_call call = {
+        .kernel = mma_heads(a),
+        .grid = { a->n_parts * a->segments * a->rule.H, 1, 1 },
+        .cluster = a->rule.H / a->rule.Hk,
+        .shared_bytes = GDN_CU_FUSED_BYTES,
+        .stream = stream,
+        .args = a,
+    };
+    return gdn_cuda_launch(ctx, &call);
+}
+
+/* Returns the walks of the launch before the gradients: bits. */
+static int32_t walks_before(const struct gdn_cu_backward *a)
+{
+    if (!is_fused(a)) return GDN_CU_WALK_FORWARD | GDN_CU_WALK_REVERSE;
+    return GDN_CU_WALK_FORWARD | GDN_CU_WALK_GRADIENTS |
+           (a->segments > 1 ? GDN_CU_WALK_REVERSE : 0);
+}
+
 /* Launches a window on tensor cores. `reverse`: also the walk that makes J, and the gradients. */
 static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool reverse, void *stream)
 {
-    const int64_t n_walks = a->n_parts * a->rule.H * a->n_strips;
-    a->walks = GDN_CU_WALK_FORWARD | (reverse ? GDN_CU_WALK_REVERSE : 0);
+    a->walks = reverse ? walks_before(a) : GDN_CU_WALK_FORWARD;
+    const int64_t n = a->n_parts * a->rule.H * a->n_strips;
     TRY(launch_prepare(ctx, a, stream));
-    TRY(launch(ctx, a, mma_walks(a), (reverse ? 2 : 1) * n_walks, walk_shared(a), stream));
-    return reverse ? launch_heads(ctx, a, stream) : GDN_OK;
+    TRY(launch(ctx, a, mma_walks(a), (a->walks & GDN_CU_WALK_REVERSE ? 2 : 1) * n, walk_shared(a),
+               stream));
+    if (!reverse) return GDN_OK;
+    return is_fused(a) ? launch_fused(ctx, a, stream) : launch_heads(ctx, a, stream);
 }
 
 /* Launches a window: rows of q and k, states and u of its chunks, and the state after it.

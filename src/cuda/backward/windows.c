@@ -14,8 +14,15 @@ enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_BYTES = 640 << 20, FEW = 16 }
 static int64_t chunks_in_memory(const struct gdn_cu_backward *a, int64_t least)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    return max_of(least,
-                  WINDOW_BYTES / ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
+    return max_of(least, (int64_t)WINDOW_BYTES /
+                             ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
+}
+
+/* Returns how many chunks windows have, n at most, if they are equal parts of all: with segments a
+ * short window has blocks for few multiprocessors. */
+static int64_t even_chunks(const struct gdn_cu_backward *a, int64_t all, int64_t n)
+{
+    return a->segments && n < all ? ceil_of(all, ceil_of(all, n)) : n;
 }
 
 /* Returns what a test wants (prefill/wanted.h), else 0. */
@@ -63,7 +70,7 @@ static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_bac
     if (wanted < 0 && !a->cut.units) return -wanted;
     if (a->n_chunks > numbers) return numbers;
     if (!a->n_blocks || a->cut.units || a->n_windows < 2 || wanted || B < 1) return 0;
-    const int64_t n = chunks_in_memory(a, least);
+    const int64_t n = even_chunks(a, numbers, chunks_in_memory(a, least));
     return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
 }
 
@@ -142,7 +149,8 @@ void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t leas
         most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
     a->n_parts = b->B + a->cut.units;
     const int64_t wanted = wanted_chunks(ctx, a, least, most);
-    cut_each(a, most, wanted < most ? wanted : max_of(most, 1));
+    const int64_t even = of_tests(ctx, a) ? wanted : even_chunks(a, most, wanted);
+    cut_each(a, most, wanted < most ? even : max_of(most, 1));
     const int64_t n =
         packed ? chunks_through_packed(ctx, a, least) : chunks_through_padded(ctx, a, least);
     if (n) cut_through(a, n);

@@ -11,7 +11,8 @@ enum {
     GDN_CU_BACKWARD_CHUNK = 64,
     GDN_CU_BACKWARD_SQUARES = 18464, /* and as many tiles as K and V need, */
     GDN_CU_BACKWARD_TILE = 8192,
-    GDN_CU_BACKWARD_NORMS = 1024 /* of a key head, beside its tiles */
+    GDN_CU_BACKWARD_NORMS = 1024, /* of a key head, beside its tiles */
+    GDN_CU_BACKWARD_END = 65536   /* of J behind a segment and a state head */
 };
 
 /* GRADIENTS: fused with the walk in reverse. */

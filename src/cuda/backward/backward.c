@@ -157,36 +157,6 @@ static float drop_of(const struct gdn_cu_backward *a)
     return ldexpf(1, power - 1);
 }
 
-/* Returns how many sequences a window has, on average: rounded, or up where walks have as many
- * blocks as that. */
-static int64_t rows_of_window(const struct gdn_cu_backward *a)
-{
-    const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
-    if (!gdn_windows_go_through(a)) return B;
-    if (!is_fused(a)) return ceil_of(B * a->n_chunks, numbers);
-    return max_of((2 * B * a->n_chunks + numbers) / (2 * numbers), 1);
-}
-
-/* Returns the chunks of a sequence, on average. */
-static int64_t mean_chunks(const struct gdn_cu_batch *b)
-{
-    return ceil_of(b->cu_seqlens.data ? ceil_of(b->N, max_of(b->B, 1)) : b->T,
-                   GDN_CU_BACKWARD_CHUNK);
-}
-
-/* Cuts what a window has of sequences into segments, so that each multiprocessor has one if all
- * sequences have the mean length. */
-static void cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t n_heads)
-{
-    enum { LEAST_CHUNKS = 4 };
-    const int64_t most = a->window_chunks ? a->window_chunks : a->n_chunks;
-    const int64_t mean = mean_chunks(&a->rule.batch), each = max_of(mean < most ? mean : most, 1);
-    const int64_t wanted = gdn_cuda_wanted(ctx)->segments, fit = a->n_blocks / max_of(n_heads, 1);
-    const int64_t n = wanted ? wanted : fit < each / LEAST_CHUNKS ? fit : each / LEAST_CHUNKS;
-    a->segment_chunks = (int32_t)ceil_of(each, max_of(n, 1));
-    a->segments = (int32_t)max_of(ceil_of(most, a->segment_chunks), 1);
-}
-
 /* Returns how many blocks share the columns of a walk of n_heads: with 64 columns each if K is
  * above DEEP, or if the device has multiprocessors for so many, else with 128. */
 static int32_t find_strips(const struct gdn_cu_backward *a, int64_t n_heads)
@@ -235,6 +205,25 @@ static struct gdn_cu_backward base_of(const struct gdn_backward_call *c)
     return a;
 }
 
+/*
+ * Cuts the batch into windows. On Hopper one kernel may take the place of the walk in reverse and
+ * of the gradients. Its records are smaller, so it has fewer windows. But it walks in reverse twice
+ * if there are segments. So it does not run if there are, where two kernels have one window.
+ */
+static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
+{
+    const struct gdn_windows_limits limits = { LEAST_WINDOW, mib };
+    struct gdn_cu_backward *a = &p->args, one = *a;
+    gdn_windows_cut(ctx, a, limits);
+    if (p->form != GDN_BACKWARD_SM90 || wants_state_alone(a) || !gdn_cuda_backward_is_fused(ctx, a))
+        return;
+    one.segments = 1;
+    size_records(&one);
+    gdn_windows_cut(ctx, &one, limits);
+    const int64_t n = gdn_windows_cut_segments(ctx, &one);
+    if (n == 1 || (n && (a->n_windows > 1 || gdn_cuda_wanted(ctx)->segments))) *a = one;
+}
+
 /* Plans a form of Gated DeltaNet; p->args are what every form has. */
 static void plan_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c, struct planned *p)
 {
@@ -247,8 +236,6 @@ static void plan_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c, struct pla
     if (p->form != GDN_BACKWARD_GENERAL) {
         a->n_blocks = ctx->cuda->sm_count;
         a->walk_bytes = p->form == GDN_BACKWARD_PORTABLE ? GDN_CU_PORTABLE_WALK_LEAST : 0;
-        a->segments = p->form == GDN_BACKWARD_SM90 && !wants_state_alone(a) &&
-                      gdn_cuda_backward_is_fused(ctx, a);
         size_records(a);
         a->drop = drop_of(a);
         a->rule.scale /= a->drop;
@@ -257,12 +244,11 @@ static void plan_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c, struct pla
         if (wants_state_alone(a)) cut_walk(ctx, p);
     }
     if (p->options.whole) a->rule.batch.checkpoint_pool = -1;
-    gdn_windows_cut(ctx, a, LEAST_WINDOW);
+    cut_windows(ctx, p, c->work.window_mib);
     if (gdn_windows_have_checkpoints(a)) a->starts = c->work.checkpoints;
     if (!a->n_blocks) return;
-    const int64_t n_rows = rows_of_window(a);
+    const int64_t n_rows = gdn_windows_rows(a);
     const int64_t n_heads = (a->cut.units ? a->cut.units : n_rows) * a->rule.H;
-    if (is_fused(a)) cut_segments(ctx, a, n_heads);
     a->n_strips = find_strips(a, n_heads);
     if (is_portable(a)) size_portable(ctx, a);
     if (!wants_state_alone(a)) cut_first_pass(ctx, p);
@@ -306,8 +292,7 @@ static size_t lay_out(struct planned *p, char *memory)
         { &a->carry.data, between },
         { &a->starts.data, starts },
         { &a->scratch, scratch_bytes(p) },
-        { &a->ends,
-          a->segments > 1 ? (chunks / (size_t)a->segment_chunks + 1) * H * 4 * DEEP * DEEP : 0 },
+        { &a->ends, (size_t)gdn_windows_ends(a) * H * GDN_CU_BACKWARD_END },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const size_t bytes =

@@ -15,7 +15,17 @@
 struct scan_way {
     struct backward_part part;
     int head, col;
+    int segment_chunks; /* of a segment, in this window (sm90/fused.cuh) */
 };
+
+/* Returns how many chunks a segment has: fewer in a window through the batch that is not full, so
+ * that there are as many blocks. */
+GDN_DEVICE int find_segment(const struct gdn_cu_backward &a)
+{
+    if (!a.plan || !a.segments) return a.segment_chunks;
+    const int64_t n = numbers_of(a).n * a.segment_chunks;
+    return (int)max((n + a.n_chunks - 1) / a.n_chunks, (int64_t)1);
+}
 
 /* Finds part `i` of a window for a head and columns. Returns false if it has no chunks. */
 GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, int64_t i, int head,
@@ -26,6 +36,7 @@ GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, in
     w.part = find_part(a, number);
     w.head = head;
     w.col = col;
+    w.segment_chunks = find_segment(a);
     stop_part(a, w.part, w.head);
     return in_warp(w.part.in.is_there && !(is_first_pass(a) && w.part.in.is_last));
 }

@@ -326,7 +326,7 @@ GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
     if (in_warp(sh.is_last))
         load_scan(J, gradient_behind(a, own_strip(sh, a), w.part), 0, 1 / a.drop);
     else
-        load_end(J, end_of(a, w.part.in.first + w.part.in.n_chunks, w.head, scan_group()));
+        load_end(J, end_of(a, w, w.part.in.first + w.part.in.n_chunks, scan_group()));
 #pragma unroll 1
     for (uint32_t step = 0; in_warp(step < w.part.in.n_chunks); step++) {
         const struct fused_stage c = { sh, step };
@@ -367,12 +367,13 @@ GDN_DEVICE bool find_fused(struct fused_share &own, const struct gdn_cu_backward
     if (!find_way(own.way, a, item / a.segments, head, 0)) return false;
     own.segment = (int)(item % a.segments);
     struct backward_window &in = own.way.part.in;
-    const int64_t first = (int64_t)own.segment * a.segment_chunks, rest = in.n_chunks - first;
-    own.is_last = rest <= a.segment_chunks;
+    const int64_t each = own.way.segment_chunks, first = own.segment * each,
+                  rest = in.n_chunks - first;
+    own.is_last = rest <= each;
     in.seq.first += first * CHUNK;
     in.seq.n_valid -= first * CHUNK;
     in.first += first;
-    in.n_chunks = min(rest, (int64_t)a.segment_chunks);
+    in.n_chunks = min(rest, each);
     return in_warp(own.segment == 0 || rest > 0);
 }
 

@@ -55,20 +55,21 @@ template <class Shared> GDN_DEVICE int64_t first_chunk(const struct backward_win
     return Shared::reverse ? in.n_chunks - 1 : 0;
 }
 /* Returns how many chunks a walk goes through. For J behind segments, not through the first one. */
-template <class Shared>
-GDN_DEVICE int64_t count_chunks(const struct gdn_cu_backward &a, const struct backward_window &in)
+template <class Shared> GDN_DEVICE int64_t count_chunks(const struct scan_way &w)
 {
-    return Shared::ends ? max(in.n_chunks - a.segment_chunks, (int64_t)0) : in.n_chunks;
+    const int64_t n = w.part.in.n_chunks;
+    return Shared::ends ? max(n - w.segment_chunks, (int64_t)0) : n;
 }
 
 /* ---- J behind segments --------------------------------------------------------------------- */
 
 /* Returns the place of four numbers of J before the chunk at `place`, with which a segment begins.
  * The thread's warpgroup has 64 columns from 64 half on. The next numbers are GROUP such places
- * further. Starts of segments are at least segment_chunks places apart. */
-GDN_DEVICE float4 *end_of(const struct gdn_cu_backward &a, int64_t place, int head, int half)
+ * further. Starts of segments are at least way.segment_chunks places apart. */
+GDN_DEVICE float4 *end_of(const struct gdn_cu_backward &a, const struct scan_way &way,
+                          int64_t place, int half)
 {
-    const int64_t slot = place / a.segment_chunks * a.rule.H + head;
+    const int64_t slot = place / way.segment_chunks * a.rule.H + way.head;
     return (float4 *)a.ends + (slot * 2 + half) * (DEEP / 8 * GROUP) + threadIdx.x % GROUP;
 }
 GDN_DEVICE void store_end(float4 *to, const scan_state &J)
@@ -326,7 +327,7 @@ template <class Shared> GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu
     const int key_tiles = form_of(a).keys * TILE;
     struct scan_turn turn = { 0, 0 };
     int at[4] = { w.col, w.head, (int)(in.seq.first + first * CHUNK), (int)in.seq.batch };
-    for (int64_t i = count_chunks<Shared>(a, in); i > 0; i--) {
+    for (int64_t i = count_chunks<Shared>(w); i > 0; i--) {
         const int stage = turn.stage;
         uint64_t &full = sh.full[stage];
         char(*to)[TILE] = sh.stages[stage];
@@ -366,7 +367,7 @@ template <class Shared> GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_
     else
         load_scan(S, strip_of(a, own, a.rule.from, p.row), key, 1);
 #pragma unroll 1
-    for (int i = (int)count_chunks<Shared>(a, in); in_warp(i > 0); i--) {
+    for (int i = (int)count_chunks<Shared>(w); in_warp(i > 0); i--) {
         const int stage = turn.stage;
         mbarrier_wait(shared_address(&sh.full[stage]), turn.odd);
         const bool forgets = in_warp(tokens_of(sh.g[stage].resets) != 0);
@@ -385,8 +386,8 @@ template <class Shared> GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_
         if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.free[stage]));
         take_turn<Shared>(turn);
         if (Shared::stores) to += (int64_t)step * a.rule.H * a.record_bytes;
-        if (Shared::ends && in_warp((i - 1) % a.segment_chunks == 0))
-            store_end(end_of(a, in.first + a.segment_chunks + i - 1, w.head, half), S);
+        if (Shared::ends && in_warp((i - 1) % w.segment_chunks == 0))
+            store_end(end_of(a, w, in.first + w.segment_chunks + i - 1, half), S);
     }
     if (Shared::ends) return;
     if (Shared::reverse) {

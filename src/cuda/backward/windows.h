@@ -16,7 +16,7 @@ static inline bool gdn_windows_have_checkpoints(const struct gdn_cu_backward *a)
     return a->rule.batch.checkpoint_pool >= 0;
 }
 
-/* Of a form with n_blocks: the chunks of a window, at least, and its memory (0: the default). */
+/* A window of a form with n_blocks: its chunks, at least, and its memory (0: the default). */
 struct gdn_windows_limits {
     int64_t least;
     uint32_t mib;

@@ -13,6 +13,7 @@
 
 #include "ring2_replay.h"
 #include "ring2_rule.h"
+#include "sanitized.h"
 
 /* ---- Lenders of threads -------------------------------------------------------------------- */
 
@@ -238,16 +239,7 @@ static void wrong_lenders(void)
 /* ---- fork() -------------------------------------------------------------------------------- */
 
 /* TSan bears no new threads in a child. */
-#if defined(__SANITIZE_THREAD__)
-#define CHILD_THREADS 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define CHILD_THREADS 1
-#endif
-#endif
-#ifndef CHILD_THREADS
-#define CHILD_THREADS 3
-#endif
+enum { CHILD_THREADS = WITH_TSAN ? 1 : 3 };
 
 /* In the child: a context of its own, the parent's given up. Returns its exit status. */
 static int child(gdn_ctx *parents, const gdn_rule_args *args, const gdn_rule_args *want)

@@ -206,9 +206,9 @@ static struct gdn_cu_backward base_of(const struct gdn_backward_call *c)
 }
 
 /*
- * Cuts the batch into windows. On Hopper one kernel may take the place of the walk in reverse and
- * of the gradients. Its records are smaller, so it has fewer windows. But it walks in reverse twice
- * if there are segments. So it does not run if there are, where two kernels have one window.
+ * Cuts the batch into windows. On Hopper one kernel takes the place of the walk in reverse and of
+ * the gradients if these have several windows, or if it needs no segments. Its records are smaller,
+ * so its windows are fewer; but with segments it walks in reverse twice.
  */
 static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
 {

@@ -18,11 +18,11 @@ struct scan_way {
     int segment_chunks; /* of a segment, in this window (sm90/fused.cuh) */
 };
 
-/* Returns how many chunks a segment has: fewer in a window through the batch that is not full, so
- * that there are as many blocks. */
+/* Returns how many chunks a segment has: fewer in a window of the only sequence that is not full,
+ * so that there are as many blocks. */
 GDN_DEVICE int find_segment(const struct gdn_cu_backward &a)
 {
-    if (!a.plan || !a.segments) return a.segment_chunks;
+    if (!a.plan || !a.segments || a.rule.batch.B > 1) return a.segment_chunks;
     const int64_t n = numbers_of(a).n * a.segment_chunks;
     return (int)max((n + a.n_chunks - 1) / a.n_chunks, (int64_t)1);
 }

@@ -10,8 +10,9 @@
 enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_MIB = 640, FEW = 16 };
 
 /* SEGMENT_CHUNKS: of a segment of a sequence of mean length, at least. SEGMENT_WAVES: segments for
- * each multiprocessor, at most, unless sequences are more. */
-enum { SEGMENT_CHUNKS = 8, SEGMENT_WAVES = 3 };
+ * each multiprocessor, at most, unless sequences are more. LAUNCHED_CHUNKS: of a window, at least,
+ * for each block of a head that is launched: each sequence has blocks as if it had all chunks. */
+enum { SEGMENT_CHUNKS = 8, SEGMENT_WAVES = 3, LAUNCHED_CHUNKS = 4 };
 
 /* Returns the bytes of J behind all segments of a window, at most. */
 static int64_t ends_of(const struct gdn_cu_backward *a)
@@ -238,7 +239,7 @@ int64_t gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a)
     }
     a->segment_chunks = (int32_t)max_of(ceil_of(each, n), shortest);
     a->segments = (int32_t)max_of(ceil_of(longest, a->segment_chunks), 1);
-    return n;
+    return wanted || a->n_parts * a->segments * LAUNCHED_CHUNKS <= a->n_chunks ? n : 0;
 }
 
 int64_t gdn_windows_ends(const struct gdn_cu_backward *a)

@@ -28,7 +28,7 @@ void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a,
                      struct gdn_windows_limits limits);
 
 /* Cuts what a window has of sequences into segments, as few as keep all multiprocessors busy.
- * Returns how many a sequence of mean length has there; 0: no number does, and nothing is cut. */
+ * Returns how many a sequence of mean length has there; 0: no number does without idle blocks. */
 int64_t gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a);
 
 /* Returns true if there are several, and they go through the batch: then there is a plan. */

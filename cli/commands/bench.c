@@ -59,6 +59,7 @@ static const char *const help[] = {
     "                   interleaved (heads), slots64 (int64 slots, with --pool or --each)\n"
     "  --gated          step: the gated norm too\n"
     "  --save-every N   prefill_backward: with states that prefill saves after each N tokens\n"
+    "  --window-mib N   prefill_backward: memory of a window on a GPU (default 640)\n"
     "  --channels N     conv (default 8192); 4 taps, SiLU\n"
     "  --hidden N       block, layer_backward (default 2048)\n",
 
@@ -137,6 +138,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     if (o->dims.each) cJSON_AddBoolToObject(line, "each", true);
     if (o->dims.gated) cJSON_AddBoolToObject(line, "gated", true);
     if (o->save_every) cJSON_AddNumberToObject(line, "save_every", (double)o->save_every);
+    if (o->window_mib) cJSON_AddNumberToObject(line, "window_mib", (double)o->window_mib);
     if (o->record) cJSON_AddNumberToObject(line, "record", (double)o->record);
     if (o->dims.call) cJSON_AddStringToObject(line, "call", case_call_names[o->dims.call]);
 }
@@ -292,6 +294,7 @@ static int bench_backward(const struct bench_options *o, struct bench *b)
 {
     struct gradient_case c;
     int code = gradient_case_make(&c, &o->dims, o->lengths, o->B);
+    c.args.window_mib = (uint32_t)o->window_mib;
     if (!code) code = gradient_case_check(&c, b->ctx, &b->judged);
     if (!code) code = gradient_case_save(&c, b->ctx, o->save_every);
     if (!code) {
@@ -502,6 +505,7 @@ int bench_main(int argc, char **argv)
         { "--gated", CLI_FLAG, &o.dims.gated, 0, 0 },
         { "--record", CLI_INT, &o.record, 1, 1 << 16 },
         { "--save-every", CLI_INT, &o.save_every, 64, 1 << 30 },
+        { "--window-mib", CLI_INT, &o.window_mib, 1, 1 << 20 },
         { "--bf16-products", CLI_FLAG, &o.dims.bf16_products, 0, 0 },
         { "--batch-invariant", CLI_FLAG, &o.dims.batch_invariant, 0, 0 },
         { "--no-early-stop", CLI_FLAG, &o.dims.no_early_stop, 0, 0 },

@@ -211,8 +211,8 @@ int bench_settle(struct bench_options *o, int *first, int *last)
         return cli_bad("--no-early-stop: not for %s", bench_op_names[o->op]);
     if (o->dims.gated && o->op != STEP)
         return cli_bad("--gated: not for %s", bench_op_names[o->op]);
-    if (o->save_every && o->op != BACKWARD)
-        return cli_bad("--save-every: not for %s", bench_op_names[o->op]);
+    if ((o->save_every || o->window_mib) && o->op != BACKWARD)
+        return cli_bad("--save-every, --window-mib: not for %s", bench_op_names[o->op]);
     if ((o->op == DECODE || o->op == STEP) && o->seqlens)
         return cli_bad("--seqlens: not for %s (--batch, --tokens)", bench_op_names[o->op]);
     if (o->seqlens && (o->batch || o->tokens))

@@ -25,7 +25,7 @@ struct bench_options {
     struct cli_device device;
     enum bench_op op;
     const char *heads, *dim, *seqlens, *dtype, *state, *layout, *gates, *call, *rule, *model;
-    int64_t batch, tokens, channels, hidden, save_every, record;
+    int64_t batch, tokens, channels, hidden, save_every, window_mib, record;
     double seconds;
     bool json, help;
     struct case_dims dims;

@@ -96,6 +96,20 @@ def test_batches():
     agree(grads(padded, a, w), want, a)
 
 
+@pytest.mark.parametrize("given, passed", [(None, 1536), (0, 0), (100, 100)])
+def test_window_memory(monkeypatch, given, passed):
+    """window_mib: the backward call gets it."""
+    a, w, calls = raw((B, 30)), weights((B, 30)), []
+
+    def spy(op, options):
+        calls.append((op, options.get("window_mib")))
+        return gdn.torch._operators.overload(op, options)
+
+    monkeypatch.setattr(gdn.torch._gradients, "overload", spy)
+    grads(lambda: gdn.torch.prefill(**a, window_mib=given, return_state=True, **RAW), a, w)
+    assert calls == [("prefill", None), ("prefill_backward", passed)]
+
+
 @pytest.mark.parametrize("layout", [gdn.STATE_VK, gdn.STATE_KV])
 def test_saved_states(monkeypatch, layout):
     """save_every: the backward call gets the states of the forward call."""

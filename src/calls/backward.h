@@ -18,7 +18,8 @@ struct gdn_backward {
     double *sums;    /* [B][H][1 + channels], of dA_log and ddt_bias; NULL: not wanted */
     int64_t longest; /* tokens of a sequence, at most */
     int64_t every;   /* tokens between checkpoints; 0: there are none */
-    bool adds;       /* to what the gradients hold */
+    uint32_t window_mib;
+    bool adds; /* to what the gradients hold */
 
     /* The CPU's: families, the heads that share a head of q, k or v, directly or by others. */
     int n_families, family_heads;

@@ -141,6 +141,7 @@ static void fill(struct gdn_backward_call *c)
     r->n_seqs = c->plan.B;
     w->longest = c->tokens.padded ? c->tokens.T : c->tokens.N;
     w->every = r->family.is ? 0 : c->plan.batch.checkpoint_every;
+    w->window_mib = a->window_mib;
     w->adds = a->flags & GDN_ACCUMULATE;
 }
 

@@ -2,6 +2,8 @@
 /* fakes: cuda */
 /* The log of ops that are no gdn_decode or gdn_prefill: which form ran, and why each one before it
  * did not. Those two are in unit_cuda_decode_select.c, layers in unit_cuda_layer.c. */
+#include <stdlib.h>
+
 #include "fake_ctx.h"
 #include "gdn_train.h"
 #include "told.h"
@@ -94,6 +96,78 @@ static void test_gradients(void)
          "q, k, v or dout is not bf16)");
 }
 
+struct gradient_shape {
+    int64_t B, T, Hk, H;
+    bool packed;
+    uint32_t mib;
+};
+
+/* Rows of H heads, which are padded or packed. */
+static gdn_tensor rows_of(const struct gradient_shape *s, int64_t H)
+{
+    enum { D = 128 };
+    return s->packed ? fresh(GDN_BF16, 3, s->B * s->T, H, D, 0)
+                     : fresh(GDN_BF16, 4, s->B, s->T, H, D);
+}
+
+static gdn_prefill_backward_args gradients_of(const struct gradient_shape *s, gdn_batch *batch)
+{
+    gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
+    a.q = rows_of(s, s->Hk), a.k = rows_of(s, s->Hk);
+    a.v = rows_of(s, s->H), a.dout = rows_of(s, s->H), a.dv = rows_of(s, s->H);
+    *batch = gdn_batch_init();
+    if (s->packed) batch->cu_seqlens = fresh(GDN_I32, 1, s->B + 1, 0, 0, 0);
+    a.batch = batch;
+    a.window_mib = s->mib;
+    return a;
+}
+
+static size_t bytes_of(const gdn_prefill_backward_args *a)
+{
+    size_t bytes = 0;
+    ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_PREFILL_BACKWARD, a, &bytes),
+                 GDN_OK);
+    return bytes;
+}
+
+/* One kernel walks in reverse and makes the gradients where that costs no second walk, or where two
+ * kernels have several windows; but not where multiprocessors or blocks would be idle. It takes no
+ * more memory than two, or than it may. */
+static void test_one_kernel(void)
+{
+    enum { BETWEEN = 64 }; /* MiB of states between windows, at most */
+    static const struct {
+        struct gradient_shape s;
+        bool is_one;
+    } rows[] = {
+        { { 1, 2048, 16, 32, true, 0 }, false },    { { 1, 8192, 16, 32, true, 0 }, false },
+        { { 1, 8192, 32, 32, false, 0 }, false },   { { 4, 2048, 32, 32, true, 0 }, true },
+        { { 4, 2048, 32, 32, false, 0 }, true },    { { 4, 8192, 16, 32, true, 0 }, true },
+        { { 4, 8192, 16, 32, false, 0 }, true },    { { 4, 8192, 16, 32, true, 1536 }, true },
+        { { 4, 8192, 16, 32, false, 1536 }, true }, { { 1, 32768, 16, 32, true, 0 }, true },
+        { { 1, 32768, 16, 32, true, 1536 }, true }, { { 1, 32768, 8, 32, true, 0 }, false },
+        { { 8, 1024, 16, 32, false, 0 }, true },    { { 8, 1024, 16, 32, true, 0 }, false },
+        { { 5, 2048, 32, 32, false, 0 }, false },   { { 64, 256, 16, 32, true, 0 }, false },
+        { { 29, 4519, 16, 32, true, 0 }, false },   { { 29, 4519, 16, 32, true, 1536 }, false },
+        { { 1, 16384, 24, 48, true, 0 }, true },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        gdn_batch batch;
+        const gdn_prefill_backward_args a = gradients_of(&rows[i].s, &batch);
+        const size_t bytes = bytes_of(&a);
+        ring2_status(ctx, "run", gdn_prefill_backward(ctx, &a), GDN_OK);
+        CHECK((strstr(gdn_last_kernel(ctx), "fused") != NULL) == rows[i].is_one, "row %zu: %s", i,
+              gdn_last_kernel(ctx));
+        setenv("GDN_CUDA_WITHOUT", "fused gradients", 1);
+        gdn_ctx *const one = ctx, *const two = ctx = hopper_ctx();
+        unsetenv("GDN_CUDA_WITHOUT");
+        const size_t most = a.window_mib ? ((size_t)a.window_mib + BETWEEN) << 20 : bytes_of(&a);
+        CHECK(bytes <= most, "row %zu: %zu bytes, at most %zu wanted", i, bytes, most);
+        ctx = one;
+        gdn_ctx_destroy(two);
+    }
+}
+
 static void test_conv1d(void)
 {
     enum { D = 64, W = 4 };
@@ -140,6 +214,7 @@ TEST(gates)
 TEST(norms)
 TEST(norm_gradients)
 TEST(gradients)
+TEST(one_kernel)
 TEST(conv1d)
 TEST(state_copy)
 TEST(exact)
@@ -151,6 +226,7 @@ int main(int argc, char **argv)
         { "norms", in_context_norms },
         { "gradients of norms", in_context_norm_gradients },
         { "gradients of prefill", in_context_gradients },
+        { "gradients in one kernel", in_context_one_kernel },
         { "conv1d", in_context_conv1d },
         { "state_copy", in_context_state_copy },
         { "prefill token by token", in_context_exact },

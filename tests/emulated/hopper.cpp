@@ -159,6 +159,19 @@ void emulated_copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barr
     });
 }
 
+void emulated_send_to_block(uint32_t to, const float (&x)[4], uint32_t barrier)
+{
+    char *target = emulated_place(to);
+    const int rank = rank_of(to);
+    const float kept[4] = { x[0], x[1], x[2], x[3] };
+    if (to % 16) emulated_give_up("what is sent to a block is not aligned");
+    if (rank_of(barrier) != rank) emulated_give_up("a copy and its barrier are of two blocks");
+    emulated_later([=] {
+        memcpy(target, kept, sizeof kept);
+        come(barrier, rank, sizeof kept);
+    });
+}
+
 void emulated_copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier)
 {
     char *target = emulated_place(to);

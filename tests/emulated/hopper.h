@@ -14,6 +14,7 @@ void emulated_wait_for_phase(uint32_t barrier, uint32_t parity);
 bool emulated_has_ended(uint32_t barrier, uint32_t parity);
 uint32_t emulated_cluster_rank(void);
 void emulated_copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier);
+void emulated_send_to_block(uint32_t to, const float (&x)[4], uint32_t barrier);
 void emulated_copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier);
 void emulated_load_tile(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier);
 void emulated_store_tile(const void *map, const int (&at)[4], uint32_t from);
@@ -54,6 +55,14 @@ GDN_DEVICE void cluster_sync(void)
 GDN_DEVICE void copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier)
 {
     emulated_copy_to_block(to, from, bytes, barrier);
+}
+GDN_DEVICE void send_to_block(uint32_t to, const float (&x)[4], uint32_t barrier)
+{
+    emulated_send_to_block(to, x, barrier);
+}
+GDN_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity)
+{
+    emulated_wait_for_phase(barrier, parity);
 }
 GDN_DEVICE void copy_in(uint32_t to, const void *from, int bytes, uint32_t barrier)
 {

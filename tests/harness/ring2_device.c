@@ -116,6 +116,13 @@ bool ring2_windows(int64_t chunks)
     return true;
 }
 
+void ring2_gradient_segments(int64_t n)
+{
+    if (!ring2_on_device()) return;
+    wanted_of = ring2_ctx(1);
+    wanted.segments = n;
+}
+
 void ring2_device_map(void *pages, size_t bytes)
 {
     enum { PORTABLE_AND_MAPPED = 3 };

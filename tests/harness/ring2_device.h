@@ -36,6 +36,10 @@ gdn_ctx *ring2_hopper_apart(int64_t whole, int win, int64_t first, int64_t each)
  * there is no device. Only tensor cores have such windows. */
 bool ring2_windows(int64_t chunks);
 
+/* Lets ring2_ctx(1) cut what such a window has of a sequence into n segments, where one kernel
+ * walks in reverse and makes gradients; -1: two kernels do; 0: as it would. */
+void ring2_gradient_segments(int64_t n);
+
 /* Maps whole pages, and back. */
 void ring2_device_map(void *pages, size_t bytes);
 void ring2_device_unmap(void *pages);

@@ -22,6 +22,7 @@ BENCHES = {
     "prefill_backward": "--heads 2/4 --seqlens 33,20x2 --dim 32",
     "prefill_backward bf16": "--heads 4/2 --seqlens 1x40 --dim 24/40 --dtype bf16 --layout k_first",
     "prefill_backward saved": "--heads 2/4 --seqlens 300,70 --dim 32 --save-every 64",
+    "prefill_backward window": "--heads 2/4 --seqlens 70 --dim 32 --window-mib 100",
     "layer_backward": "--heads 2/4 --dim 16 --hidden 48 --seqlens 40,3",
     "gates": "--heads 2/4 --seqlens 40",
     "l2norm": "--heads 2/4 --dim 16 --seqlens 40",

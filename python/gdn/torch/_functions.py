@@ -44,12 +44,12 @@ def _refuse_pool(state_out, options):
             raise RuntimeError(f"{name}: given, and return_state=True has no place for it")
 
 
-def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, save_every, out,
+def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, memory, out,
           options):
     inputs = q, k, v, g, beta, A_log, dt_bias, state, options.get("write_gate")
     if needs_grad(inputs):
         options.pop("write_gate", None)
-        return _gradients.rule(op, inputs, state_out, return_state, save_every, out, options)
+        return _gradients.rule(op, inputs, state_out, return_state, memory, out, options)
     if return_state:
         _refuse_pool(state_out, options)
         state_out = _gradients.final_state(q, v, state, options)
@@ -64,7 +64,7 @@ def _rule(op, q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state, 
 @named("prefill", q=3, k=3, v=3, cu_seqlens=1)
 @spread("q", "k", "v", "g", "beta", "A_log", "dt_bias", "state", "write_gate")
 def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
-            return_state=False, save_every=None, out=None, **options):
+            return_state=False, save_every=None, window_mib=None, out=None, **options):
     """
     The gated delta rule over whole sequences, in chunks.
 
@@ -82,25 +82,27 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
     derivative. For gradients the call keeps the states after each save_every tokens (a multiple of
     64, 0: none), 4 H K V bytes each, so that backward does not walk through a long sequence twice;
     gdn_prefill_backward() in gdn_train.h says when. None: 2048, if a sequence may have more than
-    8192.
+    8192. On a GPU the workspace of backward is a window of up to window_mib MiB, and states
+    between windows. None: 1536, which is one window of 32768 tokens of 32 heads on Hopper. 0: the
+    default of the library, 640.
 
     Returns out [N][H][V] of the dtype of q; with return_state=True (out, final states [B][H][V][K]
     float32), which leaves state as it is.
     """
     return _rule("prefill", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state,
-                 save_every, out, options)
+                 (save_every, window_mib), out, options)
 
 
 @named("decode", q=3, k=3, v=3, cu_seqlens=1)
 @spread("q", "k", "v", "g", "beta", "A_log", "dt_bias", "state", "write_gate")
 def decode(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None, state_out=None,
-           return_state=False, save_every=0, out=None, **options):
+           return_state=False, save_every=0, window_mib=None, out=None, **options):
     """
     The next tokens of each sequence, one after the other. Arguments, result and gradients are those
     of prefill(). One token of each of B sequences: [B][1][Hq][K] and so on.
     """
     return _rule("decode", q, k, v, g, beta, A_log, dt_bias, state, state_out, return_state,
-                 save_every, out, options)
+                 (save_every, window_mib), out, options)
 
 
 @named("conv1d", x=2, weight=2, cu_seqlens=1)

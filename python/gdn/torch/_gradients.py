@@ -16,6 +16,7 @@ _NUMBERS = ("gate", "beta_kind", "head_map", "state_layout", "norm", "norm_eps",
             "gate_lower_bound", "updates")
 _FORWARD = "flags", "max_seqlen"  # of the forward call alone, but for
 BOTH_WAYS = gdn.BATCH_INVARIANT | gdn.NO_EARLY_STOP | gdn.ZERO_AS_GIVEN
+WINDOW_MIB = 1536  # where the caller gives no window_mib
 
 
 def _room(count, q, v, options):
@@ -56,6 +57,7 @@ def _checkpoints(q, v, every, options):
 def rule_gradients(inputs, is_needed, dout, dstate_out, options):
     """The gradients of the inputs (q, k, v, g, beta, A_log, dt_bias, state, and write_gate unless
     left out) that are needed, each in the dtype of its input; None for the others."""
+    options = {"window_mib": WINDOW_MIB, **options}
     gradients = [gradient(x, needed, x.dtype if i < 3 else torch.float32)
                  if x is not None else None for i, (x, needed) in enumerate(zip(inputs, is_needed))]
     options = {**options, **given(["d" + name for name in _INPUTS], gradients)}
@@ -70,14 +72,14 @@ class _Rule(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(op, return_state, save_every, forward_numbers, rule_numbers, cu_seqlens,
+    def forward(op, return_state, memory, forward_numbers, rule_numbers, cu_seqlens,
                 token_start, token_count, *inputs):
         q, v, state = inputs[0], inputs[2], inputs[7]
         options = given((*BATCH, *_INPUTS[8:]), (cu_seqlens, token_start, token_count, *inputs[8:]))
         options.update(zip(_NUMBERS, rule_numbers))
         final = final_state(q, v, state, options) if return_state else None
         options.update(zip(_FORWARD, forward_numbers))
-        saved = _checkpoints(q, v, save_every, options)
+        saved = _checkpoints(q, v, memory[0], options)
         options.update(saved)
         if return_state:
             options["state_out"] = final
@@ -92,7 +94,7 @@ class _Rule(torch.autograd.Function):
         states = output[2]
         if states is not None:
             ctx.mark_non_differentiable(states)
-        ctx.save_every, ctx.flags, ctx.numbers = inputs[2], inputs[3][0], inputs[4]
+        ctx.memory, ctx.flags, ctx.numbers = inputs[2], inputs[3][0], inputs[4]
         ctx.save_for_backward(states, *inputs[5:])
 
     @staticmethod
@@ -100,19 +102,24 @@ class _Rule(torch.autograd.Function):
     def backward(ctx, saved, dout, dstate_out, _):
         states, *saved = saved
         options = given(BATCH, saved)
-        options.update(zip(_NUMBERS, ctx.numbers), flags=ctx.flags & BOTH_WAYS)
+        save_every, window_mib = ctx.memory
+        options.update(zip(_NUMBERS, ctx.numbers), flags=ctx.flags & BOTH_WAYS,
+                       window_mib=window_mib)
         if states is not None:
-            options.update(checkpoints=states, checkpoint_every=ctx.save_every)
+            options.update(checkpoints=states, checkpoint_every=save_every)
         return (None,) * 8 + rule_gradients(saved[len(BATCH):], ctx.needs_input_grad[8:], dout,
                                             dstate_out, options)
 
 
-def rule(op, inputs, state_out, return_state, save_every, out, options):
+def rule(op, inputs, state_out, return_state, memory, out, options):
     """gdn.torch.prefill() or decode() where one of the inputs requires a gradient."""
     refuse_others(op, {*BATCH, *_NUMBERS, *_FORWARD, "write"},
                   dict(out=out, state_out=state_out, **options))
     refuse_in_place(inputs[7] is not None and not return_state, options)
-    out, final, _ = _Rule.apply(op, return_state, _spacing(inputs[0], save_every, options),
+    save_every, window_mib = memory
+    memory = (_spacing(inputs[0], save_every, options),
+              WINDOW_MIB if window_mib is None else window_mib)
+    out, final, _ = _Rule.apply(op, return_state, memory,
                                 numbers(_FORWARD, options), numbers(_NUMBERS, options),
                                 *map(options.get, BATCH), *inputs)
     return (out, final) if return_state else out

@@ -11,10 +11,12 @@ enum {
     GDN_CU_BACKWARD_CHUNK = 64,
     GDN_CU_BACKWARD_SQUARES = 18464, /* and as many tiles as K and V need, */
     GDN_CU_BACKWARD_TILE = 8192,
-    GDN_CU_BACKWARD_NORMS = 1024 /* of a key head, beside its tiles */
+    GDN_CU_BACKWARD_NORMS = 1024, /* of a key head, beside its tiles */
+    GDN_CU_BACKWARD_END = 65536   /* of J behind a segment and a state head */
 };
 
-enum { GDN_CU_WALK_FORWARD = 1, GDN_CU_WALK_REVERSE = 2 };
+/* GRADIENTS: fused with the walk in reverse. */
+enum { GDN_CU_WALK_FORWARD = 1, GDN_CU_WALK_REVERSE = 2, GDN_CU_WALK_GRADIENTS = 4 };
 
 /* The place of a chunk's tokens in the tensors. */
 struct gdn_cu_place {
@@ -66,7 +68,12 @@ struct gdn_cu_backward {
     int32_t key_bytes;               /* the same of key heads */
     int32_t walk_bytes, heads_bytes; /* shared memory of the kernels by mma.sync; 0:
                                          not by them */
-    int32_t pad[14];
+    int32_t segments;       /* not 0: the walk in reverse makes gradients too, of segments of what
+                               a window has of a sequence, so many at most, */
+    int32_t segment_chunks; /* of so many chunks each; */
+    float *ends;            /* [n_chunks / segment_chunks + 1][H][K V]: gradients of states before
+                               segments, in the order of registers */
+    int32_t pad[10];
 };
 GDN_CU_SIZE(gdn_cu_backward,
             2 * 128 + 1336 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 11 * 8 + 6 * 4 + 88 + 8 + 72);

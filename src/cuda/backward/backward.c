@@ -53,6 +53,8 @@ static bool is_wide(const struct gdn_cu_backward *a) { return is_deep(a) || a->r
 
 static bool is_portable(const struct gdn_cu_backward *a) { return a->walk_bytes != 0; }
 
+static bool is_fused(const struct gdn_cu_backward *a) { return a->segments != 0; }
+
 /* Returns the call of gdn_prefill's kernels that computes the states before each window. */
 static struct gdn_cu_rule first_pass(const struct gdn_cu_backward *a)
 {
@@ -140,7 +142,7 @@ static bool is_by_prefill(const struct gdn_cu_backward *a)
 static void size_records(struct gdn_cu_backward *a)
 {
     const int32_t K = (int32_t)n_tiles(a->rule.K), V = (int32_t)n_tiles(a->rule.V);
-    a->record_bytes = GDN_CU_BACKWARD_SQUARES + 2 * TILE * V * (1 + K);
+    a->record_bytes = GDN_CU_BACKWARD_SQUARES + (is_fused(a) ? 1 : 2) * TILE * V * (1 + K);
     a->key_bytes = GDN_CU_BACKWARD_NORMS + 2 * TILE * K;
 }
 
@@ -159,7 +161,8 @@ static float drop_of(const struct gdn_cu_backward *a)
  * above DEEP, or if the device has multiprocessors for so many, else with 128. */
 static int32_t find_strips(const struct gdn_cu_backward *a, int64_t n_heads)
 {
-    const int64_t n = n_tiles(a->rule.V), walks = wants_state_alone(a) ? 1 : 2;
+    const int64_t n = n_tiles(a->rule.V);
+    const int64_t walks = wants_state_alone(a) || a->segments == 1 ? 1 : 2;
     return (int32_t)(is_deep(a) || walks * n * n_heads <= a->n_blocks ? n : ceil_of(n, 2));
 }
 
@@ -202,6 +205,25 @@ static struct gdn_cu_backward base_of(const struct gdn_backward_call *c)
     return a;
 }
 
+/*
+ * Cuts the batch into windows. On Hopper one kernel takes the place of the walk in reverse and of
+ * the gradients if these have several windows, or if it needs no segments. Its records are smaller,
+ * so its windows are fewer; but with segments it walks in reverse twice.
+ */
+static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
+{
+    const struct gdn_windows_limits limits = { LEAST_WINDOW, mib };
+    struct gdn_cu_backward *a = &p->args, one = *a;
+    gdn_windows_cut(ctx, a, limits);
+    if (p->form != GDN_BACKWARD_SM90 || wants_state_alone(a) || !gdn_cuda_backward_is_fused(ctx, a))
+        return;
+    one.segments = 1;
+    size_records(&one);
+    gdn_windows_cut(ctx, &one, limits);
+    const int64_t n = gdn_windows_cut_segments(ctx, &one);
+    if (n == 1 || (n && (a->n_windows > 1 || gdn_cuda_wanted(ctx)->segments))) *a = one;
+}
+
 /* Plans a form of Gated DeltaNet; p->args are what every form has. */
 static void plan_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c, struct planned *p)
 {
@@ -222,12 +244,10 @@ static void plan_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c, struct pla
         if (wants_state_alone(a)) cut_walk(ctx, p);
     }
     if (p->options.whole) a->rule.batch.checkpoint_pool = -1;
-    gdn_windows_cut(ctx, a, LEAST_WINDOW);
+    cut_windows(ctx, p, c->work.window_mib);
     if (gdn_windows_have_checkpoints(a)) a->starts = c->work.checkpoints;
     if (!a->n_blocks) return;
-    const int64_t n_rows = gdn_windows_go_through(a) ? ceil_of(a->rule.batch.B * a->n_chunks,
-                                                               gdn_windows_numbers(&a->rule.batch))
-                                                     : a->rule.batch.B;
+    const int64_t n_rows = gdn_windows_rows(a);
     const int64_t n_heads = (a->cut.units ? a->cut.units : n_rows) * a->rule.H;
     a->n_strips = find_strips(a, n_heads);
     if (is_portable(a)) size_portable(ctx, a);
@@ -272,6 +292,7 @@ static size_t lay_out(struct planned *p, char *memory)
         { &a->carry.data, between },
         { &a->starts.data, starts },
         { &a->scratch, scratch_bytes(p) },
+        { &a->ends, (size_t)gdn_windows_ends(a) * H * GDN_CU_BACKWARD_END },
         { &a->sums, has_sums(a) ? chunks * H * 2 * sizeof(double) : 0 },
     };
     const size_t bytes =
@@ -308,7 +329,10 @@ enum mma_kernel {
     WHOLE_ALONE,
     DEEP_ALONE,
     HEADS,
-    HEADS_WIDE
+    HEADS_WIDE,
+    FUSED,
+    HALF_ENDS,
+    WHOLE_ENDS
 };
 
 static enum gdn_kernel_id mma_kernel(const struct gdn_cu_backward *a, enum mma_kernel which)
@@ -324,6 +348,9 @@ static enum gdn_kernel_id mma_kernel(const struct gdn_cu_backward *a, enum mma_k
         { GDN_CU_backward_sm90_deep_alone_BF16, GDN_CU_backward_sm90_deep_alone_F16 },
         { GDN_CU_backward_sm90_heads_BF16, GDN_CU_backward_sm90_heads_F16 },
         { GDN_CU_backward_sm90_heads_wide_BF16, GDN_CU_backward_sm90_heads_wide_F16 },
+        { GDN_CU_backward_sm90_fused_BF16, GDN_CU_backward_sm90_fused_F16 },
+        { GDN_CU_backward_sm90_half_ends_BF16, GDN_CU_backward_sm90_half_ends_F16 },
+        { GDN_CU_backward_sm90_whole_ends_BF16, GDN_CU_backward_sm90_whole_ends_F16 },
     };
     return all[which][a->q.dtype == GDN_F16];
 }
@@ -353,12 +380,14 @@ static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
     const bool alone = wants_state_alone(a), half = a->n_strips == n_tiles(a->rule.V);
     if (is_portable(a)) return portable_kernel(a, alone ? PORTABLE_ALONE : PORTABLE_WALKS);
     if (is_deep(a)) return mma_kernel(a, alone ? DEEP_ALONE : DEEP_WALK);
+    if (is_fused(a)) return mma_kernel(a, half ? HALF_ENDS : WHOLE_ENDS);
     if (half) return mma_kernel(a, alone ? HALF_ALONE : HALF);
     return mma_kernel(a, alone ? WHOLE_ALONE : WHOLE);
 }
 static enum gdn_kernel_id mma_heads(const struct gdn_cu_backward *a)
 {
     if (is_portable(a)) return portable_kernel(a, PORTABLE_HEADS);
+    if (is_fused(a)) return mma_kernel(a, FUSED);
     return mma_kernel(a, is_wide(a) ? HEADS_WIDE : HEADS);
 }
 
@@ -390,14 +419,38 @@ static gdn_status launch_heads(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
     return gdn_cuda_launch(ctx, &call);
 }
 
+/* Launches the gradients of a window with the walk in reverse. Heads of a key are a cluster. */
+static gdn_status launch_fused(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
+{
+    const struct gdn_cuda_call call = {
+        .kernel = mma_heads(a),
+        .grid = { a->n_parts * a->segments * a->rule.H, 1, 1 },
+        .cluster = a->rule.H / a->rule.Hk,
+        .shared_bytes = GDN_CU_FUSED_BYTES,
+        .stream = stream,
+        .args = a,
+    };
+    return gdn_cuda_launch(ctx, &call);
+}
+
+/* Returns the walks of the launch before the gradients: bits. */
+static int32_t walks_before(const struct gdn_cu_backward *a)
+{
+    if (!is_fused(a)) return GDN_CU_WALK_FORWARD | GDN_CU_WALK_REVERSE;
+    return GDN_CU_WALK_FORWARD | GDN_CU_WALK_GRADIENTS |
+           (a->segments > 1 ? GDN_CU_WALK_REVERSE : 0);
+}
+
 /* Launches a window on tensor cores. `reverse`: also the walk that makes J, and the gradients. */
 static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool reverse, void *stream)
 {
-    const int64_t n_walks = a->n_parts * a->rule.H * a->n_strips;
-    a->walks = GDN_CU_WALK_FORWARD | (reverse ? GDN_CU_WALK_REVERSE : 0);
+    a->walks = reverse ? walks_before(a) : GDN_CU_WALK_FORWARD;
+    const int64_t n = a->n_parts * a->rule.H * a->n_strips;
     TRY(launch_prepare(ctx, a, stream));
-    TRY(launch(ctx, a, mma_walks(a), (reverse ? 2 : 1) * n_walks, walk_shared(a), stream));
-    return reverse ? launch_heads(ctx, a, stream) : GDN_OK;
+    TRY(launch(ctx, a, mma_walks(a), (a->walks & GDN_CU_WALK_REVERSE ? 2 : 1) * n, walk_shared(a),
+               stream));
+    if (!reverse) return GDN_OK;
+    return is_fused(a) ? launch_fused(ctx, a, stream) : launch_heads(ctx, a, stream);
 }
 
 /* Launches a window: rows of q and k, states and u of its chunks, and the state after it.

@@ -16,8 +16,13 @@
 
 #define LEAST_BETA (BACKWARD_IO == GDN_BF16 ? 0x1p-60f : 0x1p-6f)
 
-/* Threads that multiply, and their warps. */
-enum { HEADS_GROUPS = 2, HEADS_WORKERS = HEADS_GROUPS * GROUP, HEADS_WARPS = HEADS_WORKERS / 32 };
+/* Threads that multiply, their warps, and their barrier. */
+enum {
+    HEADS_GROUPS = 2,
+    HEADS_WORKERS = HEADS_GROUPS * GROUP,
+    HEADS_WARPS = HEADS_WORKERS / 32,
+    HEADS_BARRIER = 3
+};
 
 /* Return how many blocks share the keys of a head, and the passes over V. Heads that are not wide
  * have one of each. */
@@ -30,7 +35,7 @@ template <bool wide> GDN_DEVICE int value_passes(const struct gdn_cu_backward &a
     return wide ? (a.rule.V + DEEP - 1) / DEEP : 1;
 }
 GDN_DEVICE int heads_group(void) { return (int)threadIdx.x / GROUP; }
-GDN_DEVICE void meet_workers(void) { barrier_wait(1, HEADS_WORKERS); }
+GDN_DEVICE void meet_workers(void) { barrier_wait(HEADS_BARRIER, HEADS_WORKERS); }
 
 /* Return the row and the column of a tensor that element e of a thread's sums has. */
 GDN_DEVICE int head_column(int e) { return 64 * heads_group() + sum_column(e); }
@@ -133,8 +138,9 @@ GDN_DEVICE float sum_quad(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 /* Computes dv = beta Z, and the sum of Z . v of a row, of a warp's tokens m to m + 15 and 16 times
- * `blocks` columns from `first` on, of which V are there. Z is turned. */
-template <int form, int blocks>
+ * `blocks` columns from `first` on, of which V are there. Z is turned. Loads so many blocks of v at
+ * once. */
+template <int form, int blocks, int at_once = blocks>
 GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int m,
                              const vectors &g, const struct gdn_cu_backward &a,
                              const struct stage_chunk &c, int head)
@@ -155,25 +161,29 @@ GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int
         spoil[r] = spoil_with(g, t);
         sum[r] = 0;
     }
-    uint32_t v[blocks][4];
 #pragma unroll
-    for (int i = 0; i < 4 * blocks; i++) {
-        const int column = first + 16 * (i / 4) + block_column(i % 4 / 2, 0);
-        v[i / 4][i % 4] = i / 2 * 8 < n ? *(const uint32_t *)(from[i % 2] + 2 * column) : 0;
-    }
+    for (int b = 0; b < blocks; b += at_once) {
+        uint32_t v[at_once][4];
 #pragma unroll
-    for (int i = 0; i < blocks; i++) {
-        uint32_t z[4];
-        load_matrices_turned(z, at + 16 * 128 * i);
+        for (int i = 0; i < 4 * at_once; i++) {
+            const int column = 16 * (b + i / 4) + block_column(i % 4 / 2, 0);
+            const bool there = 16 * b + i / 2 * 8 < n;
+            v[i / 4][i % 4] = there ? *(const uint32_t *)(from[i % 2] + 2 * (first + column)) : 0;
+        }
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int r = j % 2, column = first + 16 * i + block_column(j / 2, 0);
-            const float x[2] = { pairs::low(z[j]), pairs::high(z[j]) };
-            sum[r] = fmaf(x[0], pairs::low(v[i][j]), sum[r]);
-            sum[r] = fmaf(x[1], pairs::high(v[i][j]), sum[r]);
-            if (is[r] && a.dv.data && 16 * i + j / 2 * 8 < n)
-                store_two<form>(to[r], column, a.dv, a.adds, fmaf(beta[r], x[0], spoil[r]),
-                                fmaf(beta[r], x[1], spoil[r]));
+        for (int i = 0; i < at_once; i++) {
+            uint32_t z[4];
+            load_matrices_turned(z, at + 16 * 128 * (b + i));
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int r = j % 2, column = first + 16 * (b + i) + block_column(j / 2, 0);
+                const float x[2] = { pairs::low(z[j]), pairs::high(z[j]) };
+                sum[r] = fmaf(x[0], pairs::low(v[i][j]), sum[r]);
+                sum[r] = fmaf(x[1], pairs::high(v[i][j]), sum[r]);
+                if (is[r] && a.dv.data && 16 * (b + i) + j / 2 * 8 < n)
+                    store_two<form>(to[r], column, a.dv, a.adds, fmaf(beta[r], x[0], spoil[r]),
+                                    fmaf(beta[r], x[1], spoil[r]));
+            }
         }
     }
     sum[0] = sum_quad(sum[0]), sum[1] = sum_quad(sum[1]);
@@ -374,24 +384,34 @@ template <class Shared> GDN_DEVICE float all_norms(const Shared &sh, int n_block
     return sum;
 }
 
+/* Returns the factors of the norms of an item. */
+template <class Shared>
+GDN_DEVICE const struct key_norms &norms_of_item(const Shared &sh, uint32_t item)
+{
+    (void)item;
+    return sh.norms_of;
+}
+
 /* Stores rows through the norm: x is the gradient of the rows of a tile, `given`, of keys (which is
  * 0) or of queries (1). norms has the sums of x . given over each row. */
 template <int form, class Shared>
 GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x, const head_pairs &given,
-                             int which, const struct gdn_rows &to, const struct gdn_cu_backward &a,
-                             const struct stage_chunk &c, int head, const vectors &g)
+                             int which, uint32_t item, const struct gdn_rows &to,
+                             const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
+                             const vectors &g)
 {
+    const struct key_norms &norms = norms_of_item(sh, item);
     const bool is_normed = a.rule.norm != GDN_NO_NORM;
     const int n_blocks = key_blocks<Shared::wide>(a);
     const int first = DEEP * block_of(sh);
     const int n_columns = a.rule.K - first - 64 * heads_group();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int t = sum_row(2 * h);
+        const int t = opaque(sum_row(2 * h)); /* masks of it would stay in registers */
         if (t >= c.n) continue;
         float f = 0;
-        if (is_normed) f = sh.norms_of.bend[which][t] * all_norms(sh, n_blocks, t, which);
-        const float outer = SCALES_ROWS && is_normed ? sh.norms_of.outer[which][t] : 1;
+        if (is_normed) f = norms.bend[which][t] * all_norms(sh, n_blocks, t, which);
+        const float outer = SCALES_ROWS && is_normed ? norms.outer[which][t] : 1;
         const float spoil = spoil_with(g, t);
         char *row = row_at(to, c.seq, t, head);
 #pragma unroll
@@ -425,11 +445,11 @@ GDN_DEVICE void store_rows(Shared &sh, const head_sums &x, const char (&rows)[2]
     }
     if (!to.data) return;
     if (form == STORE_16)
-        store_normed<STORE_16>(sh, x, given, which, to, a, c, key, g);
+        store_normed<STORE_16>(sh, x, given, which, item, to, a, c, key, g);
     else if (form == STORE_F32)
-        store_normed<STORE_F32>(sh, x, given, which, to, a, c, key, g);
+        store_normed<STORE_F32>(sh, x, given, which, item, to, a, c, key, g);
     else
-        store_normed<STORE_ANY>(sh, x, given, which, to, a, c, key, g);
+        store_normed<STORE_ANY>(sh, x, given, which, item, to, a, c, key, g);
 }
 
 #endif

@@ -15,20 +15,37 @@
 struct scan_way {
     struct backward_part part;
     int head, col;
+    int segment_chunks; /* of a segment, in this window (sm90/fused.cuh) */
 };
 
-/* Finds the part, the head and the columns of walk `item`, so many tiles of 64. Returns false if it
- * has no chunks. */
+/* Returns how many chunks a segment has: fewer in a window of the only sequence that is not full,
+ * so that there are as many blocks. */
+GDN_DEVICE int find_segment(const struct gdn_cu_backward &a)
+{
+    if (!a.plan || !a.segments || a.rule.batch.B > 1) return a.segment_chunks;
+    const int64_t n = numbers_of(a).n * a.segment_chunks;
+    return (int)max((n + a.n_chunks - 1) / a.n_chunks, (int64_t)1);
+}
+
+/* Finds part `i` of a window for a head and columns. Returns false if it has no chunks. */
+GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, int64_t i, int head,
+                         int col)
+{
+    const int64_t number = row_of_walk(a, i);
+    if (in_warp(number >= a.rule.batch.B + a.cut.units)) return false;
+    w.part = find_part(a, number);
+    w.head = head;
+    w.col = col;
+    w.segment_chunks = find_segment(a);
+    stop_part(a, w.part, w.head);
+    return in_warp(w.part.in.is_there && !(is_first_pass(a) && w.part.in.is_last));
+}
+/* The same of walk `item`, with so many tiles of 64 columns. */
 template <int columns>
 GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, int64_t item)
 {
-    const int64_t number = row_of_walk(a, item / a.n_strips / a.rule.H);
-    if (in_warp(number >= a.rule.batch.B + a.cut.units)) return false;
-    w.part = find_part(a, number);
-    w.head = (int)(item / a.n_strips % a.rule.H);
-    w.col = (int)(item % a.n_strips) * 64 * columns;
-    stop_part(a, w.part, w.head);
-    return in_warp(w.part.in.is_there && !(is_first_pass(a) && w.part.in.is_last));
+    return find_way(w, a, item / a.n_strips / a.rule.H, (int)(item / a.n_strips % a.rule.H),
+                    (int)(item % a.n_strips) * 64 * columns);
 }
 
 typedef float scan_state[64];

@@ -36,8 +36,9 @@ struct vectors : chunk_vectors<CHUNK> {
     float read[CHUNK]; /* -beta from_start: of k . S in U */
 };
 
-/* A chunk and a state head in memory: one copy moves neighbours. Behind it are tiles of U and Z,
- * [v / 64], and of S and J, [v / 64][k / 64]. They are turned: rows are columns of V. */
+/* A chunk and a state head in memory: one copy moves neighbours. Behind it are tiles of U,
+ * [v / 64], and of S, [v / 64][k / 64], and then the same of Z and J, which are absent if one
+ * kernel makes and reads them. They are turned: rows are columns of V. */
 struct chunk_record {
     alignas(16) vectors v;
     alignas(16) char T[TILE], P[TILE]; /* rows are tokens; T without beta */
@@ -50,9 +51,9 @@ static_assert(sizeof(vectors) % 16 == 0, "copies of 16 bytes");
 struct record_form {
     int keys, columns;
     __device__ __forceinline__ int u(int v) const { return sizeof(struct chunk_record) + v * TILE; }
-    __device__ __forceinline__ int z(int v) const { return u(columns + v); }
-    __device__ __forceinline__ int S(int v) const { return u(2 * columns + v * keys); }
-    __device__ __forceinline__ int J(int v) const { return S(columns + v); }
+    __device__ __forceinline__ int S(int v) const { return u(columns + v * keys); }
+    __device__ __forceinline__ int z(int v) const { return S(columns) + v * TILE; }
+    __device__ __forceinline__ int J(int v) const { return z(columns + v * keys); }
     __device__ __forceinline__ bool is_small(void) const { return keys < 2 || columns < 2; }
 };
 GDN_DEVICE int tiles_of(int n) { return n > DEEP ? (n + DEEP - 1) / DEEP * 2 : (n + 63) / 64; }

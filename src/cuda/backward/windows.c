@@ -5,17 +5,46 @@
 #include "cuda/prefill/prefill.h"
 
 /* LEAST_CHUNKS: of a sequence in a window. MOST_WINDOWS: of a call, since each window is several
- * launches. Of forms with n_blocks, WINDOW_BYTES is the memory of a window. FEW: if there are more
- * sequences, windows without work cost more than idle multiprocessors. */
-enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_BYTES = 640 << 20, FEW = 16 };
+ * launches. Of forms with n_blocks, WINDOW_MIB is the memory of a window if the caller says none.
+ * FEW: if there are more sequences, windows without work cost more than idle multiprocessors. */
+enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_MIB = 640, FEW = 16 };
+
+/* SEGMENT_CHUNKS: of a segment of a sequence of mean length, at least. SEGMENT_WAVES: segments for
+ * each multiprocessor, at most, unless sequences are more. LAUNCHED_CHUNKS: of a window, at least,
+ * for each block of a head that is launched: each sequence has blocks as if it had all chunks. */
+enum { SEGMENT_CHUNKS = 8, SEGMENT_WAVES = 3, LAUNCHED_CHUNKS = 4 };
+
+/* Returns the bytes of J behind all segments of a window, at most. */
+static int64_t ends_of(const struct gdn_cu_backward *a)
+{
+    if (!a->segments) return 0;
+    return (SEGMENT_WAVES * (int64_t)a->n_blocks + a->rule.H) * GDN_CU_BACKWARD_END;
+}
 
 /* Returns how many chunks a window should have, of a form with n_blocks: at least `least`, even if
  * memory has fewer. */
-static int64_t chunks_in_memory(const struct gdn_cu_backward *a, int64_t least)
+static int64_t chunks_in_memory(const struct gdn_cu_backward *a, struct gdn_windows_limits limits)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    return max_of(least,
-                  WINDOW_BYTES / ((int64_t)r->H * a->record_bytes + (int64_t)r->Hk * a->key_bytes));
+    const int64_t bytes = (int64_t)(limits.mib ? limits.mib : WINDOW_MIB) << 20;
+    return max_of(limits.least, (bytes - ends_of(a)) / ((int64_t)r->H * a->record_bytes +
+                                                        (int64_t)r->Hk * a->key_bytes));
+}
+
+/* Returns the chunks between checkpoints of the caller; 1: there are none. */
+static int64_t chunks_between(const struct gdn_cu_backward *a)
+{
+    return gdn_windows_have_checkpoints(a) ? a->rule.batch.checkpoint_every / GDN_CU_BACKWARD_CHUNK
+                                           : 1;
+}
+
+/* Returns how many chunks windows have, n at most, if they are equal parts of all: with segments a
+ * short window has blocks for few multiprocessors. */
+static int64_t even_chunks(const struct gdn_cu_backward *a, int64_t all, int64_t n)
+{
+    const int64_t given = chunks_between(a), every = given <= n ? given : 1;
+    if (!a->segments || n >= all) return n;
+    return ceil_of(ceil_of(all, ceil_of(all, n - n % every)), every) * every;
 }
 
 /* Returns what a test wants (prefill/wanted.h), else 0. */
@@ -25,13 +54,13 @@ static int64_t of_tests(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 }
 
 /* Returns how many chunks a window of one sequence should have, out of `most`. */
-static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a, int64_t least,
-                             int64_t most)
+static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
+                             struct gdn_windows_limits limits, int64_t most)
 {
     const int64_t wanted = of_tests(ctx, a);
     if (!a->n_blocks) return max_of(LEAST_CHUNKS, ceil_of(most, MOST_WINDOWS));
     if (wanted > 0) return wanted;
-    return max_of(LEAST_CHUNKS, chunks_in_memory(a, least) / max_of(a->n_parts, 1));
+    return max_of(LEAST_CHUNKS, chunks_in_memory(a, limits) / max_of(a->n_parts, 1));
 }
 
 /* Returns the numbers of the chunks of a batch (backward.cuh), at most. */
@@ -39,13 +68,6 @@ int64_t gdn_windows_numbers(const struct gdn_cu_batch *b)
 {
     const int64_t C = GDN_CU_BACKWARD_CHUNK;
     return b->cu_seqlens.data ? b->N / C + b->B : b->B * ceil_of(b->T, C);
-}
-
-/* Returns the chunks between checkpoints of the caller; 1: there are none. */
-static int64_t chunks_between(const struct gdn_cu_backward *a)
-{
-    return gdn_windows_have_checkpoints(a) ? a->rule.batch.checkpoint_every / GDN_CU_BACKWARD_CHUNK
-                                           : 1;
 }
 
 /*
@@ -56,25 +78,25 @@ static int64_t chunks_between(const struct gdn_cu_backward *a)
  * blocks each: these should be enough for all multiprocessors, unless B is large.
  */
 static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
-                                     int64_t least)
+                                     struct gdn_windows_limits limits)
 {
     const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
     const int64_t wanted = of_tests(ctx, a);
     if (wanted < 0 && !a->cut.units) return -wanted;
     if (a->n_chunks > numbers) return numbers;
     if (!a->n_blocks || a->cut.units || a->n_windows < 2 || wanted || B < 1) return 0;
-    const int64_t n = chunks_in_memory(a, least);
+    const int64_t n = even_chunks(a, numbers, chunks_in_memory(a, limits));
     return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
 }
 
 /* The same for a padded batch: through it if a window has whole sequences, but not all of them. */
 static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
-                                     int64_t least)
+                                     struct gdn_windows_limits limits)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
     const int64_t each = ceil_of(b->T, GDN_CU_BACKWARD_CHUNK), wanted = of_tests(ctx, a);
     if (!a->n_blocks || a->cut.units || wanted > 0 || each < 1) return 0;
-    const int64_t rows = (wanted ? -wanted : chunks_in_memory(a, least)) / each;
+    const int64_t rows = (wanted ? -wanted : chunks_in_memory(a, limits)) / each;
     return rows < 1 || rows >= b->B ? 0 : rows * each;
 }
 
@@ -133,7 +155,8 @@ static void cut_at_checkpoints(struct gdn_cu_backward *a, int64_t most)
  * chunks_through_...() say so, and one window if the tensors have fewer chunks than windows of each
  * sequence would.
  */
-void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t least)
+void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a,
+                     struct gdn_windows_limits limits)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
     const bool packed = b->cu_seqlens.data != NULL;
@@ -141,10 +164,11 @@ void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t leas
     if (a->cut.units && most > a->cut.each / GDN_CU_BACKWARD_CHUNK)
         most = a->cut.each / GDN_CU_BACKWARD_CHUNK;
     a->n_parts = b->B + a->cut.units;
-    const int64_t wanted = wanted_chunks(ctx, a, least, most);
-    cut_each(a, most, wanted < most ? wanted : max_of(most, 1));
+    const int64_t wanted = wanted_chunks(ctx, a, limits, most);
+    const int64_t even = of_tests(ctx, a) ? wanted : even_chunks(a, most, wanted);
+    cut_each(a, most, wanted < most ? even : max_of(most, 1));
     const int64_t n =
-        packed ? chunks_through_packed(ctx, a, least) : chunks_through_padded(ctx, a, least);
+        packed ? chunks_through_packed(ctx, a, limits) : chunks_through_padded(ctx, a, limits);
     if (n) cut_through(a, n);
     cut_at_checkpoints(a, most);
 }
@@ -170,4 +194,55 @@ int64_t gdn_windows_planned(const struct gdn_cu_backward *a)
     return gdn_windows_go_through(a)
                ? 2 * (a->n_windows + 1) + 2 * a->rule.batch.B + 1 + a->n_windows
                : 0;
+}
+
+/* ---- Segments ------------------------------------------------------------------------------- */
+
+/* Returns the chunks of a sequence, on average. */
+static int64_t mean_chunks(const struct gdn_cu_batch *b)
+{
+    return ceil_of(b->cu_seqlens.data ? ceil_of(b->N, max_of(b->B, 1)) : b->T,
+                   GDN_CU_BACKWARD_CHUNK);
+}
+
+/* Returns how many sequences a window has, on average: rounded, or up where walks have as many
+ * blocks as that. */
+int64_t gdn_windows_rows(const struct gdn_cu_backward *a)
+{
+    const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
+    if (!gdn_windows_go_through(a)) return B;
+    if (!a->segments) return ceil_of(B * a->n_chunks, numbers);
+    return max_of((2 * B * a->n_chunks + numbers) / (2 * numbers), 1);
+}
+
+/* Returns true if so many blocks, which take the same time, leave at most a tenth of all
+ * multiprocessors' time idle. */
+static bool fill_device(const struct gdn_cu_backward *a, int64_t blocks)
+{
+    return 10 * blocks >= 9 * ceil_of(blocks, a->n_blocks) * a->n_blocks;
+}
+
+int64_t gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a)
+{
+    const int64_t H = a->rule.H, heads = max_of(gdn_windows_rows(a) * H, 1);
+    const int64_t longest = a->window_chunks ? a->window_chunks : a->n_chunks;
+    const int64_t mean = mean_chunks(&a->rule.batch);
+    const int64_t each = max_of(mean < longest ? mean : longest, 1);
+    const int64_t all = SEGMENT_WAVES * (int64_t)a->n_blocks;
+    const int64_t wanted = gdn_cuda_wanted(ctx)->segments;
+    int64_t n = wanted ? wanted : 1, shortest = 1;
+    if (!wanted) {
+        const int64_t most = each / SEGMENT_CHUNKS;
+        while (n <= most && !fill_device(a, n * heads)) n++;
+        if (n > most || (n > 1 && n * heads > all)) return 0;
+        shortest = ceil_of(a->n_chunks * H, all);
+    }
+    a->segment_chunks = (int32_t)max_of(ceil_of(each, n), shortest);
+    a->segments = (int32_t)max_of(ceil_of(longest, a->segment_chunks), 1);
+    return wanted || a->n_parts * a->segments * LAUNCHED_CHUNKS <= a->n_chunks ? n : 0;
+}
+
+int64_t gdn_windows_ends(const struct gdn_cu_backward *a)
+{
+    return a->segments > 1 ? a->n_chunks / a->segment_chunks + 1 : 0;
 }

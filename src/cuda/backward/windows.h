@@ -16,9 +16,20 @@ static inline bool gdn_windows_have_checkpoints(const struct gdn_cu_backward *a)
     return a->rule.batch.checkpoint_pool >= 0;
 }
 
-/* Cuts the batch into windows, of `least` chunks or more if there are n_blocks. These and
- * record_bytes and key_bytes are set before. */
-void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t least);
+/* A window of a form with n_blocks: its chunks, at least, and its memory (0: the default). */
+struct gdn_windows_limits {
+    int64_t least;
+    uint32_t mib;
+};
+
+/* Cuts the batch into windows. n_blocks, segments (not 0: there will be some), record_bytes and
+ * key_bytes are set before. */
+void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a,
+                     struct gdn_windows_limits limits);
+
+/* Cuts what a window has of sequences into segments, as few as keep all multiprocessors busy.
+ * Returns how many a sequence of mean length has there; 0: no number does without idle blocks. */
+int64_t gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a);
 
 /* Returns true if there are several, and they go through the batch: then there is a plan. */
 bool gdn_windows_go_through(const struct gdn_cu_backward *a);
@@ -26,11 +37,16 @@ bool gdn_windows_go_through(const struct gdn_cu_backward *a);
 /* Returns true if some sequence may go on from a window to the next. */
 bool gdn_windows_have_states(const struct gdn_cu_backward *a);
 
+/* Returns how many sequences a window has, on average. */
+int64_t gdn_windows_rows(const struct gdn_cu_backward *a);
+
 /* Return, at most, how many numbers the chunks of a batch have. Return how much memory has: of
- * states before windows, of their gradients, of entries of the plan. */
+ * states before windows, of their gradients, of gradients behind segments for each state head, of
+ * entries of the plan. */
 int64_t gdn_windows_numbers(const struct gdn_cu_batch *b);
 int64_t gdn_windows_starts(const struct gdn_cu_backward *a);
 int64_t gdn_windows_carried(const struct gdn_cu_backward *a);
+int64_t gdn_windows_ends(const struct gdn_cu_backward *a);
 int64_t gdn_windows_planned(const struct gdn_cu_backward *a);
 
 #endif

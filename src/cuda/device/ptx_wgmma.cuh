@@ -113,6 +113,30 @@ GDN_DEVICE void cluster_sync(void)
 
 /* ---- Copies; those into shared memory count their bytes on a barrier there ------------------- */
 
+/* Sends 16 bytes from registers to another block of the cluster, whose barrier counts them; and
+ * waits for what came that way. */
+GDN_DEVICE void send_to_block(uint32_t to, const float (&x)[4], uint32_t barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[%0], {%1, %2, %3, %4}, [%5];"
+                 :
+                 : "r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
+                 : "memory");
+}
+GDN_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred done;\n"
+                 "again:\n\t"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t"
+                 "@done bra over;\n\t"
+                 "bra again;\n"
+                 "over:\n\t"
+                 "}"
+                 :
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+}
 /* Copies to another block of the cluster. */
 GDN_DEVICE void copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier)
 {

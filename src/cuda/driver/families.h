@@ -19,6 +19,7 @@
     X(SM90, "sm90")                             \
     X(PORTABLE_PREFILL, "portable prefill")     \
     X(SM90_GRADIENTS, "sm90 gradients")         \
+    X(FUSED_GRADIENTS, "fused gradients")       \
     X(PORTABLE_GRADIENTS, "portable gradients") \
     X(CHANNELS, "channels")                     \
     X(TOKEN_SLOTS, "token slots")               \

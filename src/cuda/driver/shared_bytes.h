@@ -26,6 +26,7 @@ enum {
     GDN_CU_PREPARE_DEEP_BYTES = 76672, /* K above 128 */
     GDN_CU_WALK_BYTES = 225664,
     GDN_CU_HEADS_BYTES = 227840,
+    GDN_CU_FUSED_BYTES = 228096,
     GDN_CU_HEADS_WIDE_BYTES = 232000 /* K or V above 128 */
 };
 /* By mma.sync. There are one or two stages of walks, and one or two loads of heads, after what they

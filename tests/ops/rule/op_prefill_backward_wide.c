@@ -474,12 +474,14 @@ static void run_wide_calls(void)
         gdn_prefill_backward_args a = make_wide(w);
         a.flags |= cuts[how].flags;
         ring2_windows(cuts[how].chunks);
+        ring2_gradient_segments(1 + i % 3);
         ring2_gradients_check(ring2_ctx(1), &a);
         const char *ran = gdn_last_kernel(ring2_ctx(1));
         CHECK(!ring2_gradients_on_tiles(&a) || strstr(ran, "backward_sm90_heads") ||
-                  strstr(ran, "backward_portable_heads"),
+                  strstr(ran, "backward_sm90_fused") || strstr(ran, "backward_portable_heads"),
               "%s", ran);
         ring2_windows(0);
+        ring2_gradient_segments(0);
         ring2_end();
     }
 }

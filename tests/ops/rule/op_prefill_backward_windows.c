@@ -75,6 +75,50 @@ static void windows_through(void)
     }
 }
 
+/* One kernel for the walk in reverse and the gradients has the bits of two, whatever its
+ * segments. */
+static void segments_of_windows(void)
+{
+    static const struct wide_call calls[] = {
+        { "",
+          { 3, 700, EMPTY, 64, 330, 1 },
+          1,
+          2,
+          LOG_G,
+          L2,
+          0,
+          GDN_BETA_SIGMOID,
+          0.01,
+          true,
+          false,
+          false,
+          128,
+          128,
+          B16 },
+        { "", { 270, 70 }, 2, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, true, true, 96, 72, H16 },
+    };
+    static const int64_t chunks[] = { 0, -5, 4 };
+    if (!ring2_on_hopper()) {
+        ring2_skip("on Hopper");
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        gdn_prefill_backward_args a = make_wide(&calls[i]);
+        a.flags |= GDN_BATCH_INVARIANT | GDN_NO_EARLY_STOP;
+        ring2_gradient_segments(-1);
+        const gdn_prefill_backward_args want = run_windows(&a, 0);
+        CHECK(!strstr(gdn_last_kernel(ring2_ctx(1)), "fused"), "two kernels");
+        for (int n = 1; n <= 3; n++) {
+            ring2_gradient_segments(n);
+            gdn_prefill_backward_args got = run_windows(&a, chunks[n - 1]);
+            CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "backward_sm90_fused"), "one kernel");
+            got.dA_log = want.dA_log, got.ddt_bias = want.ddt_bias; /* sums over the batch */
+            expect_bits("segments", &got, &want);
+        }
+    }
+    ring2_gradient_segments(0);
+}
+
 /* More sequences than a warp has threads, one of them longer than a window. */
 static void windows_of_many(void)
 {
@@ -293,6 +337,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "tensor cores: windows through a batch", windows_through },
+        { "tensor cores: segments of windows", segments_of_windows },
         { "tensor cores: windows through many", windows_of_many },
         { "tensor cores: windows of whole sequences", windows_of_rows },
         { "tensor cores: windows at checkpoints", windows_at_checkpoints },

@@ -122,7 +122,7 @@ static struct gdn_cu_backward_channels args_of(const gdn_ctx *ctx, const struct 
     r->batch.checkpoint_pool = -1;
     a.base.n_blocks = ctx->cuda->sm_count;
     size_chunk(&a);
-    gdn_windows_cut(ctx, &a.base, LEAST_WINDOW);
+    gdn_windows_cut(ctx, &a.base, (struct gdn_windows_limits){ LEAST_WINDOW, w->window_mib });
     if (chunks) a.base.record_bytes = record_bytes(&a);
     return a;
 }

@@ -52,12 +52,15 @@ GDN_DEVICE uint32_t states_of_pass(uint32_t step, int passes, int pass)
 struct head_rows {
     char dout[2][TILE], u[2][TILE], z[2][TILE]; /* [v / 64]; u and z are turned */
 };
+struct head_keys {
+    char k[2][TILE], q[2][TILE]; /* [k / 64] */
+};
 template <bool is_wide> struct heads_shared {
     static constexpr bool wide = is_wide;
     static constexpr int blocks = wide ? 2 : 1; /* at most */
     struct head_rows rows[2]; /* of this state head, or pass, and the next, as is all of 2 */
     char S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
-    char k[2][TILE], q[2][TILE];
+    struct head_keys keys;
     char X[TILE], Y[TILE];
     alignas(16) struct key_norms norms_of;
     alignas(16) vectors g[4]; /* of four, as gates want them when rows are done with */
@@ -152,8 +155,8 @@ GDN_DEVICE void load_keys(Shared &sh, const struct gdn_cu_backward &a, const str
     const char *own = tiles + own_block<Shared::wide>() * 2 * TILE;
     mbarrier_wait(shared_address(&sh.keys_free), item % 2 ^ 1);
     mbarrier_expect(shared_address(&sh.keys_full), 2 * bytes + (int)sizeof sh.norms_of);
-    load_bytes(sh.k, own, bytes, sh.keys_full);
-    load_bytes(sh.q, own + all, bytes, sh.keys_full);
+    load_bytes(sh.keys.k, own, bytes, sh.keys_full);
+    load_bytes(sh.keys.q, own + all, bytes, sh.keys_full);
     load_bytes(&sh.norms_of, tiles + 2 * all, sizeof sh.norms_of, sh.keys_full);
 }
 
@@ -335,9 +338,10 @@ template <class Shared> GDN_DEVICE void give_beta_back(Shared &sh, const vectors
 }
 /* Issues the products over tokens, as one group. `lacks`: X has LEAST_BETA for some beta. */
 template <bool lacks, class Shared>
-GDN_DEVICE void multiply_tokens(struct head_gradients &d, Shared &sh, const vectors &g)
+GDN_DEVICE void multiply_tokens(struct head_gradients &d, Shared &sh, const struct head_keys &in,
+                                const vectors &g)
 {
-    const char *k = sh.k[heads_group()], *q = sh.q[heads_group()];
+    const char *k = in.k[heads_group()], *q = in.q[heads_group()];
     wgmma_fence();
     add_over_tokens<false>(d.dq, sh.Y, k);
     add_over_tokens<false>(d.D, sh.X, k);
@@ -355,10 +359,10 @@ GDN_DEVICE void multiply_tokens(struct head_gradients &d, Shared &sh, const vect
 /* ---- A state head -------------------------------------------------------------------------- */
 
 /* Sets rows that are not finite to zero, in a chunk where a gate forgets. */
-template <class Shared> GDN_DEVICE void clean_head(Shared &sh, vectors &g)
+GDN_DEVICE void clean_head(struct head_keys &keys, vectors &g)
 {
-    clean_rows(sh.k[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
-    clean_rows(sh.q[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
+    clean_rows(keys.k[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
+    clean_rows(keys.q[0], 2, g.dead, (int)threadIdx.x, HEADS_WORKERS);
     async_fence();
     meet_workers();
 }
@@ -372,10 +376,9 @@ GDN_DEVICE void release(uint64_t &barrier)
 /* Adds a pass of the products with states. Returns the thread's part of the sum of S J. In two
  * groups: there are no registers for all four at once. */
 template <class Shared>
-GDN_DEVICE float add_pass(struct head_gradients &d, Shared &sh, uint32_t rows)
+GDN_DEVICE float add_pass(struct head_gradients &d, const Shared &sh, const struct head_rows &in)
 {
     constexpr bool adds = Shared::wide;
-    const struct head_rows &in = sh.rows[rows % 2];
     head_sums x;
     wgmma_fence();
     multiply_inner(x, sh);
@@ -412,7 +415,7 @@ GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, uint32_t step,
         if (loads_again(passes))
             mbarrier_wait(shared_address(&sh.rows_full[rows % 2]), rows / 2 % 2);
         mbarrier_wait(shared_address(&sh.states_full), states_of_pass(step, passes, p) % 2);
-        inner += add_pass(d, sh, rows);
+        inner += add_pass(d, sh, sh.rows[rows % 2]);
         wgmma_wait<0>();
         release_pass(sh, rows);
     }
@@ -425,7 +428,7 @@ GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, uint32_t step,
     }
     if (!Shared::wide) {
         mbarrier_wait(shared_address(&sh.states_full), step % 2);
-        inner = add_pass(d, sh, step);
+        inner = add_pass(d, sh, sh.rows[step % 2]);
     }
     weigh_rows<forgets>(d.dq, start);
     weigh_rows<forgets>(d.D, read);
@@ -459,15 +462,11 @@ GDN_DEVICE void multiply_rows_of(head_sums &x, Shared &sh, uint32_t step, int pa
         if (loads_again(passes)) release(sh.rows_free[rows % 2]);
     }
 }
-/* Computes X in one warpgroup and Y in the other. */
+/* Makes X, or Y, of products. */
 template <class Shared>
-GDN_DEVICE void make_tokens(Shared &sh, uint32_t step, int passes, float drop)
+GDN_DEVICE void make_tokens(Shared &sh, head_sums &x, const vectors &g, bool is_y, float drop)
 {
-    const vectors &g = sh.g[step % 4];
-    const bool is_y = in_warp(heads_group() == 1);
-    head_sums x;
     head_pairs o;
-    multiply_rows_of(x, sh, step, passes, is_y);
     if (in_warp(tokens_of(g.resets) != 0))
         weigh_tokens<true>(x, g, is_y, drop);
     else
@@ -481,9 +480,33 @@ GDN_DEVICE void make_tokens(Shared &sh, uint32_t step, int passes, float drop)
 GDN_DEVICE bool meet_and_ask(const vectors &g)
 {
     const int t = threadIdx.x % CHUNK;
-    if (SCALES_ROWS) return barrier_any(1, HEADS_WORKERS, t < g.n && fabsf(g.beta[t]) < LEAST_BETA);
+    if (SCALES_ROWS)
+        return barrier_any(HEADS_BARRIER, HEADS_WORKERS, t < g.n && fabsf(g.beta[t]) < LEAST_BETA);
     meet_workers();
     return false;
+}
+
+/* Adds the products over tokens, and shares the sums for the gradients of gates. `inner`: the
+ * thread's part of the sum of S J. Sets keeps to the share of D in dk. */
+template <class Shared>
+GDN_DEVICE void add_tokens(float (&keeps)[2], struct head_parts &parts, struct head_gradients &d,
+                           Shared &sh, struct head_keys &keys, vectors &g, bool forgets,
+                           float inner)
+{
+    head_pairs given;
+    float ends[2];
+    const bool lacks = meet_and_ask(g);
+    if (forgets) clean_head(keys, g);
+    load_pairs(given, keys.k);
+    dot_rows(ends, d.dw, given);
+    if (lacks)
+        multiply_tokens<true>(d, sh, keys, g);
+    else
+        multiply_tokens<false>(d, sh, keys, g);
+    const float end = sum_warp(inner + ends[0] + ends[1]);
+    if (threadIdx.x % 32 == 0) parts.ends[threadIdx.x / 32] = end;
+    wgmma_wait<0>();
+    share_head(keeps, parts, d, keys.q, keys.k, g);
 }
 
 /* Waits for a state head's rows, adds its dq and dk, and shares the sums for the gradients of
@@ -497,26 +520,17 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh, const struct 
     struct head_parts &parts = sh.parts[now][own_block<Shared::wide>()];
     vectors &g = sh.g[step % 4];
     struct head_gradients d;
-    head_pairs given;
-    float keeps[2], ends[2];
+    float keeps[2];
     const bool forgets = in_warp(tokens_of(g.resets) != 0);
     mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
-    make_tokens(sh, step, passes, drop);
+    const bool is_y = in_warp(heads_group() == 1);
+    head_sums x;
+    multiply_rows_of(x, sh, step, passes, is_y);
+    make_tokens(sh, x, g, is_y, drop);
     const float inner = forgets ? add_states<true>(d, sh, step, passes, drop)
                                 : add_states<false>(d, sh, step, passes, drop);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
-    const bool lacks = meet_and_ask(g);
-    if (forgets) clean_head(sh, g);
-    load_pairs(given, sh.k);
-    dot_rows(ends, d.dw, given);
-    if (lacks)
-        multiply_tokens<true>(d, sh, g);
-    else
-        multiply_tokens<false>(d, sh, g);
-    const float end = sum_warp(inner + ends[0] + ends[1]);
-    if (threadIdx.x % 32 == 0) parts.ends[threadIdx.x / 32] = end;
-    wgmma_wait<0>();
-    share_head(keeps, parts, d, sh.q, sh.k, g);
+    add_tokens(keeps, parts, d, sh, sh.keys, g, forgets, inner);
     if (Shared::wide) async_fence(); /* parts may be copied */
     release(sh.parts_full[now]);
     add_head(dq, dk, d, keeps);
@@ -636,8 +650,8 @@ template <class Shared> GDN_DEVICE void work_heads(Shared &sh, const struct gdn_
             for (int e = 0; e < 32; e++) dq[e] = dk[e] = 0;
         run_head(dq, dk, sh, count, passes, a.drop);
         if (in_warp(s.i == last)) {
-            store_rows(sh, dq, sh.q, 1, count.item, a.dq, a, c, s.key, g);
-            store_rows(sh, dk, sh.k, 0, count.item, a.dk, a, c, s.key, g);
+            store_rows(sh, dq, sh.keys.q, 1, count.item, a.dq, a, c, s.key, g);
+            store_rows(sh, dk, sh.keys.k, 0, count.item, a.dk, a, c, s.key, g);
             release(sh.keys_free);
             count.item++;
         }

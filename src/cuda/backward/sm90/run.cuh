@@ -18,6 +18,7 @@
 #ifndef GDN_CUDA_BACKWARD_SM90_RUN_CUH
 #define GDN_CUDA_BACKWARD_SM90_RUN_CUH
 
+#include "cuda/backward/sm90/fused.cuh"
 #include "cuda/backward/sm90/heads.cuh"
 #include "cuda/backward/sm90/scan.cuh"
 
@@ -40,6 +41,14 @@ GDN_DEVICE void backward_sm90_heads_wide(const struct gdn_cu_backward &a) { run_
     {                                                                             \
         walk_alone<form>(a);                                                      \
     }
+GDN_DEVICE void backward_sm90_half_ends(const struct gdn_cu_backward &a)
+{
+    backward_sm90_walks<SCAN_HALF, SCAN_ENDS>(a);
+}
+GDN_DEVICE void backward_sm90_whole_ends(const struct gdn_cu_backward &a)
+{
+    backward_sm90_walks<SCAN_WHOLE, SCAN_ENDS>(a);
+}
 BACKWARD_WALKS(half, SCAN_HALF)
 BACKWARD_WALKS(whole, SCAN_WHOLE)
 BACKWARD_WALKS(deep, SCAN_DEEP)

@@ -12,7 +12,7 @@
  *                J^T <- decay J^T + (q_start dO)^T Q - (from_start beta Z)^T K
  *
  * J does not need S, so both directions run at once. If dstate is the only gradient, nothing but
- * the last J is stored (SCAN_ALONE).
+ * the last J is stored (SCAN_ALONE). For fused.cuh only J behind its segments is (SCAN_ENDS).
  */
 #ifndef GDN_CUDA_BACKWARD_SM90_SCAN_CUH
 #define GDN_CUDA_BACKWARD_SM90_SCAN_CUH
@@ -20,7 +20,7 @@
 #include "cuda/backward/scan.cuh"
 #include "cuda/backward/sm90/tiles.cuh"
 
-enum scan_kind { SCAN_FORWARD, SCAN_REVERSE, SCAN_ALONE };
+enum scan_kind { SCAN_FORWARD, SCAN_REVERSE, SCAN_ALONE, SCAN_ENDS };
 
 /* The warpgroups of a walk: one with 64 columns; two with 64 each, or with 128 keys each. */
 enum scan_form { SCAN_HALF, SCAN_WHOLE, SCAN_DEEP };
@@ -29,7 +29,8 @@ enum scan_form { SCAN_HALF, SCAN_WHOLE, SCAN_DEEP };
 template <scan_kind kind, scan_form form> struct scan_shared {
     static constexpr bool deep = form == SCAN_DEEP;
     static constexpr int groups = form == SCAN_HALF ? 1 : 2, columns = deep ? 1 : groups;
-    static constexpr bool reverse = kind != SCAN_FORWARD, stores = kind != SCAN_ALONE;
+    static constexpr bool reverse = kind != SCAN_FORWARD, ends = kind == SCAN_ENDS;
+    static constexpr bool stores = kind == SCAN_FORWARD || kind == SCAN_REVERSE;
     static constexpr int keys = deep ? 4 : 2; /* tiles */
     static constexpr int K = 0, Q = keys, T = reverse ? 2 * keys : keys, P = T + 1;
     static constexpr int X = reverse ? P + 1 : P; /* of V or dO */
@@ -52,6 +53,38 @@ static_assert(sizeof(scan_shared<SCAN_REVERSE, SCAN_DEEP>) <= GDN_CU_WALK_BYTES,
 template <class Shared> GDN_DEVICE int64_t first_chunk(const struct backward_window &in)
 {
     return Shared::reverse ? in.n_chunks - 1 : 0;
+}
+/* Returns how many chunks a walk goes through. For J behind segments, not through the first one. */
+template <class Shared> GDN_DEVICE int64_t count_chunks(const struct scan_way &w)
+{
+    const int64_t n = w.part.in.n_chunks;
+    return Shared::ends ? max(n - w.segment_chunks, (int64_t)0) : n;
+}
+
+/* ---- J behind segments --------------------------------------------------------------------- */
+
+/* Returns the place of four numbers of J before the chunk at `place`, with which a segment begins.
+ * The thread's warpgroup has 64 columns from 64 half on. The next numbers are GROUP such places
+ * further. Starts of segments are at least way.segment_chunks places apart. */
+GDN_DEVICE float4 *end_of(const struct gdn_cu_backward &a, const struct scan_way &way,
+                          int64_t place, int half)
+{
+    const int64_t slot = place / way.segment_chunks * a.rule.H + way.head;
+    return (float4 *)a.ends + (slot * 2 + half) * (DEEP / 8 * GROUP) + threadIdx.x % GROUP;
+}
+GDN_DEVICE void store_end(float4 *to, const scan_state &J)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        to[i * GROUP] = make_float4(J[4 * i], J[4 * i + 1], J[4 * i + 2], J[4 * i + 3]);
+}
+GDN_DEVICE void load_end(scan_state &J, const float4 *from)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const float4 x = from[i * GROUP];
+        J[4 * i] = x.x, J[4 * i + 1] = x.y, J[4 * i + 2] = x.z, J[4 * i + 3] = x.w;
+    }
 }
 
 /* ---- Warpgroups ---------------------------------------------------------------------------- */
@@ -182,54 +215,85 @@ GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, char *to,
 
 /* ---- Reverse ------------------------------------------------------------------------------- */
 
-template <bool forgets, class Shared>
-GDN_DEVICE void reverse_chunk(Shared &sh, int stage, scan_state &J, char *to,
-                              const struct record_form &form, int half)
+/* A chunk in a stage, and where what the walk leaves of it goes: columns 64 half of a record. */
+template <class S> struct scan_stage {
+    typedef S Shared;
+    static constexpr bool deep = S::deep, stores = S::stores, has_room = true; /* of registers */
+    Shared &sh;
+    int stage;
+    char *to;
+    const struct record_form &form;
+    int half;
+
+    __device__ __forceinline__ char *tile(int i) const { return sh.stages[stage][i]; }
+    __device__ __forceinline__ vectors &g(void) const { return sh.g[stage]; }
+    __device__ __forceinline__ const char *k(void) const { return tile(S::K + own_keys<S>()); }
+    __device__ __forceinline__ const char *q(void) const { return tile(S::Q + own_keys<S>()); }
+    __device__ __forceinline__ const char *T(void) const { return tile(S::T); }
+    __device__ __forceinline__ const char *P(void) const { return tile(S::P); }
+    __device__ __forceinline__ const char *dout(void) const
+    {
+        return tile(S::X + own_columns<S>());
+    }
+    __device__ __forceinline__ uint32_t (&dead(void) const)[2] { return sh.dead[scan_group()]; }
+    __device__ __forceinline__ void clean(void) const { clean_stage(sh, stage); }
+    __device__ __forceinline__ void add_others(float (&x)[32]) const { add_other_keys(sh, x); }
+    __device__ __forceinline__ void give_state(const uint32_t (&a)[32]) const
+    {
+        send_state(sh, a, to + form.J(half), form);
+    }
+    __device__ __forceinline__ void give_rows(const uint32_t (&z)[16]) const
+    {
+        send_rows(sh, z, to + form.z(half));
+    }
+};
+
+/* Goes through a chunk: its tiles are at places of c, which takes J and Z. */
+template <bool forgets, class Chunk> GDN_DEVICE void reverse_chunk(const Chunk &c, scan_state &J)
 {
-    const int group = scan_group();
-    vectors &g = sh.g[stage];
-    char(*tile)[TILE] = sh.stages[stage];
-    const char *keys = tile[Shared::K + own_keys<Shared>()];
+    vectors &g = c.g();
     uint32_t a[32], dout[16], r[16];
     float x[32], y[32];
-    if (forgets) clean_stage(sh, stage);
-    load_tokens(dout, tile[Shared::X + own_columns<Shared>()], g.n);
+    if (forgets) c.clean();
+    load_tokens(dout, c.dout(), g.n);
     if (forgets) {
-        clean_factor(dout, sh.dead[group]);
+        clean_factor(dout, c.dead());
         meet_group();
     }
     pack(a, J);
-    multiply_rows(x, a, keys);
-    multiply_columns(y, dout, tile[Shared::P]);
-    if constexpr (Shared::stores && !Shared::deep) send_state(sh, a, to + form.J(half), form);
-    const struct token_pairs end = pairs_of(g.to_end);
+    multiply_rows(x, a, c.k());
+    multiply_columns(y, dout, c.P());
+    if constexpr (Chunk::stores && !Chunk::deep) c.give_state(a);
+    struct token_pairs end;
+    if constexpr (Chunk::has_room) end = pairs_of(g.to_end);
     wgmma_wait<0>();
-    if constexpr (Shared::deep) add_other_keys(sh, x);
-    if constexpr (Shared::deep && Shared::stores) send_state(sh, a, to + form.J(half), form);
+    if constexpr (!Chunk::has_room) end = pairs_of(g.to_end);
+    if constexpr (Chunk::deep) c.add_others(x);
+    if constexpr (Chunk::deep && Chunk::stores) c.give_state(a);
 #pragma unroll
     for (int e = 0; e < 32; e++)
         x[e] = forgets && end.at(e) == 0 ? y[e] : fmaf(end.at(e), x[e], y[e]);
     pack(r, x);
     if (forgets) {
-        clean_factor(r, sh.dead[group]);
+        clean_factor(r, c.dead());
         meet_group();
     }
-    multiply_columns(y, r, tile[Shared::T]);
+    multiply_columns(y, r, c.T());
     decay_scan<forgets>(J, g.decay);
     unpack(x, dout);
     weigh<forgets>(x, pairs_of(g.q_start));
     pack(dout, x);
-    add_columns(J, dout, tile[Shared::Q + own_keys<Shared>()]);
+    add_columns(J, dout, c.q());
     const struct token_pairs read = pairs_of(g.read);
     wgmma_wait<forgets ? 0 : 1>();
-    if (forgets) spoil(y, sh.dead[group], g);
+    if (forgets) spoil(y, c.dead(), g);
     uint32_t z[16];
-    if constexpr (Shared::stores) pack(z, y);
+    if constexpr (Chunk::stores) pack(z, y);
     weigh<forgets>(y, read);
     pack(r, y);
-    if constexpr (Shared::stores && Shared::deep) send_rows(sh, z, to + form.z(half));
-    add_columns(J, r, keys);
-    if constexpr (Shared::stores && !Shared::deep) send_rows(sh, z, to + form.z(half));
+    if constexpr (Chunk::stores && Chunk::deep) c.give_rows(z);
+    add_columns(J, r, c.k());
+    if constexpr (Chunk::stores && !Chunk::deep) c.give_rows(z);
     wgmma_wait<0>();
 }
 
@@ -263,7 +327,7 @@ template <class Shared> GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu
     const int key_tiles = form_of(a).keys * TILE;
     struct scan_turn turn = { 0, 0 };
     int at[4] = { w.col, w.head, (int)(in.seq.first + first * CHUNK), (int)in.seq.batch };
-    for (int64_t i = 0; i < in.n_chunks; i++) {
+    for (int64_t i = count_chunks<Shared>(w); i > 0; i--) {
         const int stage = turn.stage;
         uint64_t &full = sh.full[stage];
         char(*to)[TILE] = sh.stages[stage];
@@ -303,15 +367,16 @@ template <class Shared> GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_
     else
         load_scan(S, strip_of(a, own, a.rule.from, p.row), key, 1);
 #pragma unroll 1
-    for (int i = (int)in.n_chunks; in_warp(i > 0); i--) {
+    for (int i = (int)count_chunks<Shared>(w); in_warp(i > 0); i--) {
         const int stage = turn.stage;
         mbarrier_wait(shared_address(&sh.full[stage]), turn.odd);
         const bool forgets = in_warp(tokens_of(sh.g[stage].resets) != 0);
         if constexpr (Shared::reverse) {
+            const scan_stage<Shared> c = { sh, stage, to, form, half };
             if (forgets)
-                reverse_chunk<true>(sh, stage, S, to, form, half);
+                reverse_chunk<true>(c, S);
             else
-                reverse_chunk<false>(sh, stage, S, to, form, half);
+                reverse_chunk<false>(c, S);
         } else {
             if (forgets)
                 forward_chunk<true>(sh, stage, S, to, form, half);
@@ -321,7 +386,10 @@ template <class Shared> GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_
         if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&sh.free[stage]));
         take_turn<Shared>(turn);
         if (Shared::stores) to += (int64_t)step * a.rule.H * a.record_bytes;
+        if (Shared::ends && in_warp((i - 1) % w.segment_chunks == 0))
+            store_end(end_of(a, w, in.first + w.segment_chunks + i - 1, half), S);
     }
+    if (Shared::ends) return;
     if (Shared::reverse) {
         const struct stage_strip place = gradient_before(a, own, p);
         if (place.view.data) store_scan(place, S, key, a.drop, !in.before && a.adds);
@@ -356,14 +424,15 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
 }
 
 /* Runs the walks. Blocks of reverse walks come first, because they take longer. */
-template <scan_form form> GDN_DEVICE void backward_sm90_walks(const struct gdn_cu_backward &a)
+template <scan_form form, scan_kind kind = SCAN_REVERSE>
+GDN_DEVICE void backward_sm90_walks(const struct gdn_cu_backward &a)
 {
-    typedef scan_shared<SCAN_REVERSE, form> reverse;
+    typedef scan_shared<kind, form> reverse;
     typedef scan_shared<SCAN_FORWARD, form> forward;
     const int64_t n_walks = a.n_parts * a.rule.H * a.n_strips;
     struct scan_way w;
     if (!find_way<reverse::columns>(w, a, blockIdx.x % n_walks)) return;
-    if (in_warp(a.walks != GDN_CU_WALK_FORWARD && blockIdx.x < n_walks))
+    if (in_warp((a.walks & GDN_CU_WALK_REVERSE) && blockIdx.x < n_walks))
         run_scan<reverse>(a, w);
     else
         run_scan<forward>(a, w);

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The walk in reverse and the gradients of its chunks in one block: J and Z stay in shared memory.
+ * A block has a segment of a sequence and a state head. Of each chunk, from the last to the first:
+ *
+ *     walk        J behind the chunk and Z, in shared memory; J before it, in registers
+ *     gradients   as in heads.cuh, of one state head
+ *
+ * Two warpgroups do both, one after the other: each has 64 columns of V of J, and 64 columns of K
+ * of dq and dk. If two state heads read a key head, their blocks are a cluster. The first one adds
+ * and stores dq, the second one dk: each sends its part of the other to the place of J, when
+ * products there have read J. Sums are those of heads.cuh, bit by bit. A third warpgroup has a
+ * thread that loads, and three warps that store dv and the gradients of gates.
+ */
+#ifndef GDN_CUDA_BACKWARD_SM90_FUSED_CUH
+#define GDN_CUDA_BACKWARD_SM90_FUSED_CUH
+
+#include "cuda/backward/sm90/heads.cuh"
+#include "cuda/backward/sm90/scan.cuh"
+
+enum { FUSED_REGISTERS = 224, FUSED_OTHER_REGISTERS = 56 };
+
+/* Keys and queries have places for this chunk and the next. Rows, S, T and P have one, which is
+ * free early. */
+struct fused_shared {
+    static constexpr bool wide = false;
+    struct head_keys keys[2];
+    char squares[2][TILE]; /* T, P */
+    struct head_rows rows;
+    char S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
+    char X[TILE], Y[TILE];
+    alignas(16) struct key_norms norms_of[2];
+    alignas(16) vectors g[4]; /* as heads_shared has them */
+    alignas(16) struct head_parts parts[2][1];
+    alignas(16) float norms[2][1][HEADS_GROUPS][CHUNK];
+    uint64_t keys_full[2], keys_free[2], squares_full, squares_free, dout_full;
+    uint64_t states_full, states_free; /* of U and S; free: of dout, U and S */
+    uint64_t z_full, z_free, parts_full[2], parts_free[2];
+    uint64_t sums_full, sums_free; /* of what the other block sends, and of the place there */
+    uint32_t dead[HEADS_GROUPS][2];
+    struct scan_way way; /* these are here, because registers are scarce */
+    int rank;            /* of the blocks that share a key head */
+    int segment;
+    bool is_last; /* segment of the window */
+};
+static_assert(sizeof(fused_shared) <= GDN_CU_FUSED_BYTES, "fused_shared");
+
+GDN_DEVICE int block_of(const fused_shared &) { return 0; }
+GDN_DEVICE void meet_norms(fused_shared &, int, uint32_t, int) { meet_workers(); }
+GDN_DEVICE const struct key_norms &norms_of_item(const fused_shared &sh, uint32_t item)
+{
+    return sh.norms_of[item % 2];
+}
+
+/* Returns how many blocks share a key head. */
+GDN_DEVICE int sharing_blocks(const struct gdn_cu_backward &a) { return a.rule.H / a.rule.Hk; }
+
+/* Returns the chunk of step `step`: the last one first. */
+GDN_DEVICE struct stage_chunk fused_chunk(const struct backward_window &in, uint32_t step)
+{
+    const int64_t i = in.n_chunks - 1 - step;
+    struct stage_chunk c = {};
+    c.seq = in.seq;
+    c.seq.first += i * CHUNK;
+    c.number = in.first + i;
+    c.n = min(in.seq.n_valid - i * CHUNK, (int64_t)CHUNK);
+    return c;
+}
+
+/* ---- Loads --------------------------------------------------------------------------------- */
+
+/* Loads the chunks, in the order in which places become free. One thread calls it. */
+GDN_DEVICE void load_fused(fused_shared &sh, const struct gdn_cu_backward &a)
+{
+    const struct scan_way &w = sh.way;
+    const int key = source_head(a.rule, w.head, a.rule.Hk);
+    const struct record_form f = form_of(a);
+    for (uint32_t step = 0; step < w.part.in.n_chunks; step++) {
+        const struct stage_chunk c = fused_chunk(w.part.in, step);
+        const char *keys = keys_of(a, c.number, key);
+        const struct chunk_record &from = record_at(a, c.number, w.head);
+        const uint32_t now = step % 2, odd = step % 2;
+        const int at[4] = { 0, w.head, (int)c.seq.first, (int)c.seq.batch };
+        uint64_t &keys_full = sh.keys_full[now];
+        mbarrier_wait(shared_address(&sh.keys_free[now]), step / 2 % 2 ^ 1);
+        mbarrier_expect(shared_address(&keys_full),
+                        sizeof sh.keys[0] + sizeof sh.norms_of[0] + sizeof(vectors));
+        load_bytes(&sh.keys[now], keys, sizeof sh.keys[0], keys_full);
+        load_bytes(&sh.norms_of[now], keys + sizeof sh.keys[0], sizeof sh.norms_of[0], keys_full);
+        load_bytes(&sh.g[step % 4], &from.v, sizeof(vectors), keys_full);
+        mbarrier_wait(shared_address(&sh.squares_free), odd ^ 1);
+        mbarrier_expect(shared_address(&sh.squares_full), sizeof sh.squares);
+        load_bytes(sh.squares, from.T, sizeof sh.squares, sh.squares_full);
+        mbarrier_wait(shared_address(&sh.states_free), odd ^ 1);
+        mbarrier_expect(shared_address(&sh.dout_full), sizeof sh.rows.dout);
+        for (int i = 0; i < 2; i++) {
+            load_tile(sh.rows.dout[i], a.dout_map, at, 64 * i, sh.dout_full);
+            prefetch_tile(a.v_map, at, 64 * i);
+        }
+        mbarrier_expect(shared_address(&sh.states_full), sizeof sh.rows.u + sizeof sh.S);
+        load_bytes(sh.rows.u, (const char *)&from + f.u(0), sizeof sh.rows.u, sh.states_full);
+        load_bytes(sh.S, (const char *)&from + f.S(0), sizeof sh.S, sh.states_full);
+    }
+}
+
+/* ---- Values and gates: three warps ----------------------------------------------------------- */
+
+GDN_DEVICE void store_values(fused_shared &sh, uint32_t step, const struct value_part &w,
+                             const struct gdn_cu_backward &a)
+{
+    const int form = store_form(a.dv, a.adds), l = threadIdx.x % 32, head = opaque(sh.way.head);
+    const struct stage_chunk c = fused_chunk(sh.way.part.in, opaque(step));
+    const vectors &g = sh.g[step % 4];
+    const char *z = sh.rows.z[w.half];
+    float sum[2];
+    if (form == STORE_16)
+        store_values<STORE_16, 4, 2>(sum, z, 64 * w.half, w.m, g, a, c, head);
+    else if (form == STORE_F32)
+        store_values<STORE_F32, 4, 2>(sum, z, 64 * w.half, w.m, g, a, c, head);
+    else
+        store_values<STORE_ANY, 4, 2>(sum, z, 64 * w.half, w.m, g, a, c, head);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (l % 4 == 0) sh.parts[step % 2][0].zv[w.half][w.m + l / 4 + 8 * r] = a.drop * sum[r];
+}
+
+/* Stores dv of the chunks, and the gradients of gates a step later. */
+GDN_DEVICE void store_fused(fused_shared &sh, const struct gdn_cu_backward &a)
+{
+    const struct backward_window &in = sh.way.part.in;
+#pragma unroll 1
+    for (uint32_t step = 0; in_warp(step <= in.n_chunks); step++) {
+        const uint32_t now = step % 2;
+        if (in_warp(step < in.n_chunks)) {
+            mbarrier_wait(shared_address(&sh.keys_full[now]), step / 2 % 2);
+            mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
+            mbarrier_wait(shared_address(&sh.z_full), step % 2);
+#pragma unroll 1
+            for (int i = 0; i < count_value_parts(1); i++)
+                store_values(sh, step, find_value_part(0, i, 0, 1), a);
+            const uint32_t again = opaque(step) % 2; /* an address would take a register */
+            release(sh.parts_full[again]);
+            release(sh.z_free);
+            release(sh.keys_free[again]);
+        }
+        if (in_warp(step == 0 || !has_gates())) continue;
+        mbarrier_wait(shared_address(&sh.parts_full[now ^ 1]), (step - 1) / 2 % 2);
+        store_head_gates(sh, step - 1, a, fused_chunk(in, step - 1), sh.way.head);
+        release(sh.parts_free[now ^ 1]);
+    }
+}
+
+/* ---- The walk ------------------------------------------------------------------------------ */
+
+/* A chunk, as reverse_chunk() wants it. */
+struct fused_stage {
+    static constexpr bool deep = false, stores = true, has_room = false;
+    fused_shared &sh;
+    uint32_t step;
+
+    __device__ __forceinline__ struct head_keys &keys(void) const { return sh.keys[step % 2]; }
+    __device__ __forceinline__ vectors &g(void) const { return sh.g[step % 4]; }
+    __device__ __forceinline__ const char *k(void) const { return keys().k[0]; }
+    __device__ __forceinline__ const char *q(void) const { return keys().q[0]; }
+    __device__ __forceinline__ const char *T(void) const { return sh.squares[0]; }
+    __device__ __forceinline__ const char *P(void) const { return sh.squares[1]; }
+    __device__ __forceinline__ const char *dout(void) const { return sh.rows.dout[scan_group()]; }
+    __device__ __forceinline__ uint32_t (&dead(void) const)[2] { return sh.dead[scan_group()]; }
+    __device__ __forceinline__ void clean(void) const
+    {
+        clean_head(keys(), g());
+        if (leads_group()) {
+            dead()[0] = g().dead[0];
+            dead()[1] = g().dead[1];
+        }
+        meet_group();
+    }
+    __device__ __forceinline__ void give_state(const uint32_t (&a)[32]) const
+    {
+        store_factor(sh.J[scan_group()][0], a);
+    }
+    __device__ __forceinline__ void give_rows(const uint32_t (&z)[16]) const
+    {
+        store_factor(sh.rows.z[scan_group()], z);
+    }
+};
+
+/* Goes through a chunk, and gives Z and J to all. */
+GDN_DEVICE void walk_fused(const struct fused_stage &c, scan_state &J, bool forgets)
+{
+    fused_shared &sh = c.sh;
+    mbarrier_wait(shared_address(&sh.keys_full[c.step % 2]), c.step / 2 % 2);
+    mbarrier_wait(shared_address(&sh.squares_full), c.step % 2);
+    mbarrier_wait(shared_address(&sh.dout_full), c.step % 2);
+    mbarrier_wait(shared_address(&sh.z_free), c.step % 2 ^ 1);
+    if (forgets)
+        reverse_chunk<true>(c, J);
+    else
+        reverse_chunk<false>(c, J);
+    async_fence();
+    release(sh.squares_free);
+    release(sh.z_full);
+    meet_workers();
+}
+
+/* ---- Gradients of a chunk ------------------------------------------------------------------ */
+
+/* Computes the products with states, with their factors. Returns the thread's part of the sum of
+ * S J. */
+template <bool forgets>
+GDN_DEVICE float add_states(struct head_gradients &d, fused_shared &sh, const vectors &g,
+                            float drop)
+{
+    const float inner = add_pass(d, sh, sh.rows);
+    float start[2], end[2], read[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int t = sum_row(2 * r);
+        start[r] = drop * g.q_start[t];
+        end[r] = drop * g.to_end[t];
+        read[r] = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
+    }
+    weigh_rows<forgets>(d.dq, start);
+    weigh_rows<forgets>(d.D, read);
+    wgmma_wait<0>();
+    weigh_rows<forgets>(d.dw, end);
+    return g.decay == 0 ? 0 : drop * g.decay * inner;
+}
+
+/* Computes dq and dk of the chunk and the head: dk in place of dw. */
+GDN_DEVICE void differentiate(struct head_gradients &d, fused_shared &sh,
+                              const struct gdn_cu_backward &a, uint32_t step, bool forgets)
+{
+    const int now = step % 2;
+    vectors &g = sh.g[step % 4];
+    const bool is_y = in_warp(heads_group() == 1);
+    float keeps[2];
+    mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
+    mbarrier_wait(shared_address(&sh.states_full), step % 2);
+    {
+        head_sums x;
+        if (is_y)
+            multiply_values<false, false>(x, sh.rows.dout, sh.rows.u);
+        else
+            multiply_values<true, false>(x, sh.rows.z, sh.rows.u);
+        wgmma_wait<0>();
+        make_tokens(sh, x, g, is_y, a.drop);
+    }
+    const float inner =
+        forgets ? add_states<true>(d, sh, g, a.drop) : add_states<false>(d, sh, g, a.drop);
+    release(sh.states_free);
+    if (sharing_blocks(a) > 1 && threadIdx.x % 32 == 0)
+        mbarrier_arrive_cluster(map_shared(shared_address(&sh.sums_free), sh.rank ^ 1));
+    add_tokens(keeps, sh.parts[now][0], d, sh, sh.keys[now], g, forgets, inner);
+    release(sh.parts_full[now]);
+#pragma unroll
+    for (int e = 0; e < 32; e++) {
+        const float keep = keeps[e / 2 % 2];
+        d.dw[e] = (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
+    }
+}
+
+/* ---- Two heads of a key head ----------------------------------------------------------------- */
+
+/* The place of a thread's sums e to e + 3 in the other block. */
+GDN_DEVICE uint32_t place_of_sums(fused_shared &sh, int e)
+{
+    const int thread = opaque((int)threadIdx.x);
+    return shared_address(sh.J[thread / GROUP]) + (e / 4 * GROUP + thread % GROUP) * 16;
+}
+/* Sends a part to the other block, whose products have read J. Tokens that a value which is not
+ * finite reaches are NaN there too. */
+GDN_DEVICE void send_sums(fused_shared &sh, const head_sums &x, const vectors &g, int to)
+{
+    const uint32_t full = map_shared(shared_address(&sh.sums_full), to);
+    const int t = opaque(sum_row(0));
+    const float spoil[2] = { spoil_with(g, t), spoil_with(g, t + 8) };
+#pragma unroll
+    for (int e = 0; e < 32; e += 4) {
+        const float four[4] = { x[e] + spoil[0], x[e + 1] + spoil[0], x[e + 2] + spoil[1],
+                                x[e + 3] + spoil[1] };
+        send_to_block(map_shared(place_of_sums(sh, e), to), four, full);
+    }
+}
+GDN_DEVICE void add_sums(fused_shared &sh, head_sums &x)
+{
+#pragma unroll
+    for (int e = 0; e < 32; e += 4) {
+        float four[4];
+        load_shared(four, place_of_sums(sh, e));
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[e + i] = x[e + i] + four[i];
+    }
+}
+/* Adds the parts of two blocks: the first one gets dq, the second one dk. */
+GDN_DEVICE void exchange_sums(fused_shared &sh, struct head_gradients &d, const vectors &g,
+                              uint32_t step)
+{
+    const int own = sh.rank;
+    if (threadIdx.x == 0) mbarrier_expect(shared_address(&sh.sums_full), sizeof sh.J);
+    mbarrier_wait_cluster(shared_address(&sh.sums_free), step % 2);
+    if (in_warp(own == 0))
+        send_sums(sh, d.dw, g, 1);
+    else
+        send_sums(sh, d.dq, g, 0);
+    mbarrier_wait_cluster(shared_address(&sh.sums_full), step % 2);
+    if (in_warp(own == 0))
+        add_sums(sh, d.dq);
+    else
+        add_sums(sh, d.dw);
+}
+
+/* ---- A block ------------------------------------------------------------------------------- */
+
+GDN_DEVICE struct walk_item own_strip(const fused_shared &sh, const struct gdn_cu_backward &a)
+{
+    const int col = 64 * scan_group();
+    return { sh.way.part.row, sh.way.head, col, min(a.rule.V - col, 64) };
+}
+/* All threads that multiply call it. */
+GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
+{
+    const struct scan_way &w = sh.way;
+    const int n_blocks = sharing_blocks(a);
+    scan_state J;
+    if (in_warp(sh.is_last))
+        load_scan(J, gradient_behind(a, own_strip(sh, a), w.part), 0, 1 / a.drop);
+    else
+        load_end(J, end_of(a, w, w.part.in.first + w.part.in.n_chunks, scan_group()));
+#pragma unroll 1
+    for (uint32_t step = 0; in_warp(step < w.part.in.n_chunks); step++) {
+        const struct fused_stage c = { sh, step };
+        vectors &g = c.g();
+        struct head_gradients d;
+        mbarrier_wait(shared_address(&sh.keys_full[step % 2]), step / 2 % 2);
+        const bool forgets = in_warp(tokens_of(g.resets) != 0);
+        walk_fused(c, J, forgets);
+        differentiate(d, sh, a, step, forgets);
+        if (n_blocks > 1) exchange_sums(sh, d, g, step);
+        const struct stage_chunk at = fused_chunk(w.part.in, step);
+        const int key = source_head(a.rule, w.head, a.rule.Hk);
+        if (in_warp(sh.rank == 0)) store_rows(sh, d.dq, c.keys().q, 1, step, a.dq, a, at, key, g);
+        if (in_warp(sh.rank == n_blocks - 1))
+            store_rows(sh, d.dw, c.keys().k, 0, step, a.dk, a, at, key, g);
+        release(sh.keys_free[step % 2]);
+        meet_workers(); /* all places are done with */
+    }
+    if (in_warp(sh.segment > 0)) return;
+    const struct stage_strip place = gradient_before(a, own_strip(sh, a), w.part);
+    if (place.view.data) store_scan(place, J, 0, a.drop, !w.part.in.before && a.adds);
+}
+
+/* Finds the block's share: a segment of a window's part. Blocks of a cluster have the state heads
+ * of a key head. */
+struct fused_share {
+    struct scan_way way; /* chunks are the segment's; `before` and `is_last` are the window's */
+    int segment;
+    bool is_last;
+};
+GDN_DEVICE bool find_fused(struct fused_share &own, const struct gdn_cu_backward &a)
+{
+    const struct gdn_cu_rule &r = a.rule;
+    const int n_blocks = sharing_blocks(a), i = blockIdx.x % n_blocks;
+    const int64_t item = blockIdx.x / n_blocks / r.Hk;
+    const int key = (int)(blockIdx.x / n_blocks % r.Hk);
+    const int head = first_reader(r, key, r.Hk) + i * reader_step(r, r.Hk);
+    if (!find_way(own.way, a, item / a.segments, head, 0)) return false;
+    own.segment = (int)(item % a.segments);
+    struct backward_window &in = own.way.part.in;
+    const int64_t each = own.way.segment_chunks, first = own.segment * each,
+                  rest = in.n_chunks - first;
+    own.is_last = rest <= each;
+    in.seq.first += first * CHUNK;
+    in.seq.n_valid -= first * CHUNK;
+    in.first += first;
+    in.n_chunks = min(rest, each);
+    return in_warp(own.segment == 0 || rest > 0);
+}
+
+GDN_DEVICE void start_fused(fused_shared &sh, const struct gdn_cu_backward &a,
+                            const struct fused_share &own)
+{
+    if (threadIdx.x == 0) {
+        sh.way = own.way;
+        sh.segment = own.segment;
+        sh.is_last = own.is_last;
+        sh.rank = (int)blockIdx.x % sharing_blocks(a);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(shared_address(&sh.keys_full[i]), 1);
+            mbarrier_init(shared_address(&sh.keys_free[i]), HEADS_WARPS + HEADS_STORING);
+            mbarrier_init(shared_address(&sh.parts_full[i]), HEADS_WARPS + HEADS_STORING);
+            mbarrier_init(shared_address(&sh.parts_free[i]), 1);
+        }
+        mbarrier_init(shared_address(&sh.squares_full), 1);
+        mbarrier_init(shared_address(&sh.squares_free), HEADS_WARPS);
+        mbarrier_init(shared_address(&sh.dout_full), 1);
+        mbarrier_init(shared_address(&sh.states_full), 1);
+        mbarrier_init(shared_address(&sh.states_free), HEADS_WARPS);
+        mbarrier_init(shared_address(&sh.z_full), HEADS_WARPS);
+        mbarrier_init(shared_address(&sh.z_free), HEADS_STORING);
+        mbarrier_init(shared_address(&sh.sums_full), 1);
+        mbarrier_init(shared_address(&sh.sums_free), HEADS_WARPS);
+        mbarrier_init_fence();
+    }
+    cluster_sync();
+}
+
+GDN_DEVICE void backward_sm90_fused(const struct gdn_cu_backward &a)
+{
+    fused_shared &sh = *(fused_shared *)gdn_shared;
+    struct fused_share own;
+    if (!find_fused(own, a)) return;
+    start_fused(sh, a, own);
+    if (in_warp(threadIdx.x < HEADS_WORKERS)) {
+        raise_registers<FUSED_REGISTERS>();
+        work_fused(sh, a);
+    } else {
+        lower_registers<FUSED_OTHER_REGISTERS>();
+        if (threadIdx.x == HEADS_WORKERS) load_fused(sh, a);
+        if (in_warp(threadIdx.x / 32 > HEADS_WARPS)) store_fused(sh, a);
+    }
+    __syncwarp();
+    cluster_sync(); /* the other block may still signal here */
+}
+
+#endif

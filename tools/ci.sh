@@ -256,7 +256,8 @@ stage_tsan() {
     $launcher "$logs/probe" || skip "TSan does not start here, see vm.mmap_rnd_bits"
     export GDN_TEST_EVERY=60
     local alone='checkpoints|block_checkpoints|exact|chunk_stage|tree|conv_tree|mixed|huge'
-    alone="$alone|bf16_products|refused.*|summary_product|strong_gates|rule_.*|.*_properties|.*_wide"
+    alone="$alone|bf16_products|refused.*|summary_product|strong_gates|rule_.*|.*_properties"
+    alone="$alone|.*_wide"
     local which=(-L ring2
         -E "[.](scalar|avx2)\$|^unit_(fuzz|cuda|workspace)|^op_($alone)\$")
     build_tests clang tsan -DCMAKE_BUILD_TYPE=Debug -DGDN_SANITIZE=thread "${which[@]}"

@@ -109,7 +109,8 @@ stage_images() {
 stage_gcc() {
     build_gcc
     export GDN_TEST_EVERY=16
-    run_tests gcc
+    # `make check` runs these too: other loops at other widths, other layers on the emulated GPU.
+    run_tests gcc -E '^op_rule_(properties|traps)[.](scalar|avx2)$|^op_block_wide[.]sm_80$'
 }
 
 stage_symbols() {

@@ -12,7 +12,7 @@ export LC_ALL=C
 parts='cuda/decode/token.cuh cuda/decode/warp.cuh cuda/prefill/general_gram.cuh
 cuda/prefill/stages.cuh cuda/prefill/sm90/units.cuh cuda/prefill/squares.cuh
 cuda/prefill/portable/turned.cuh cuda/prefill/channels/products.cuh
-cuda/prefill/channels/walk.cuh'
+cuda/prefill/channels/walk.cuh cuda/prefill/channels/chunks.cuh'
 
 mapfile -t files < <(find include src examples cli tests -type f |
     grep -E '\.(c|h|inc|cpp|cu|cuh|def)$' | sort)

@@ -52,7 +52,9 @@ done < <(
 # prefill/sm90/cluster is prefill_sm90_cluster. A folder is left out where the file repeats its
 # name, and rowwise, driver and layer always. A suffix tells images of one source apart.
 while IFS=$'\t' read -r image source; do
-    called=$(sed -E 's#^(rowwise|driver|layer)/##; s#([a-z0-9]+)/\1#\1#; s#/#_#g' <<<"$source")
+    called=$(
+        sed -E 's#^(rowwise|driver|layer)/##; s#(^|/)([a-z0-9]+)/\2#\1\2#; s#/#_#g' <<<"$source"
+    )
     [[ $image == "$called" || $image == "$called"_* ]] && continue
     echo "src/cuda/driver/kernels.def: $image is made of $source.cu; wanted $called"
     bad=1

@@ -59,15 +59,17 @@ static void test_calls(void)
     gdn_ctx_destroy(ctx);
 }
 
-/* A window has about 256 KiB of records for each of 132 multiprocessors: 520 of K = 128. */
+/* A window has about 256 KiB of records for each of 132 multiprocessors: 520 of K = 128. By
+ * Hopper's scan it has up to twice as many, if there are two windows. */
 static void test_windows(void)
 {
     static const struct {
         int64_t B, T;
         int K, launches;
-    } calls[] = { { 1, 64, 128, 2 },   { 1, 8320, 128, 2 }, { 1, 8384, 128, 4 },
-                  { 4, 2000, 128, 2 }, { 4, 2112, 128, 4 }, { 200, 64, 128, 4 },
-                  { 1, 8384, 64, 2 },  { 200, 100, 128, 8 } };
+    } calls[] = { { 1, 64, 128, 2 },    { 1, 8320, 128, 2 }, { 1, 8384, 128, 4 },
+                  { 4, 2000, 128, 2 },  { 4, 2112, 128, 4 }, { 200, 64, 128, 4 },
+                  { 1, 8384, 64, 2 },   { 200, 100, 64, 4 }, { 200, 100, 128, 4 },
+                  { 1, 25600, 128, 4 }, { 1, 44800, 128, 6 } };
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -81,6 +83,9 @@ static void test_windows(void)
         CHECK(*launches - before == calls[i].launches, "call %d: %d launches, wanted %d", (int)i,
               *launches - before, calls[i].launches);
         CHECK(ran.n == 2, "call %d: %d kernels", (int)i, ran.n);
+        const enum gdn_kernel_id scan = calls[i].K > 64 ? GDN_CU_prefill_channels_scan_sm90_BF16
+                                                        : GDN_CU_prefill_channels_scan_BF16_64;
+        CHECK(ran.kernels[1] == scan, "call %d: not the scan of its K", (int)i);
     }
     gdn_ctx_destroy(ctx);
 }

@@ -306,6 +306,10 @@ GDN_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 {
     emulated_mma(d, a, b0, b1, EMULATED_TF32);
 }
+GDN_DEVICE uint32_t round_tf32(float x)
+{
+    return std::isfinite(x) ? (__float_as_uint(x) + 0x1000) & 0xffffe000u : __float_as_uint(x);
+}
 /* z + f x: for the f = 0 of kernels here, NaN where x is not finite. */
 GDN_DEVICE uint32_t add_bf16x2(uint32_t z, uint32_t x, uint32_t)
 {

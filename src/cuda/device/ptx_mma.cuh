@@ -66,6 +66,14 @@ GDN_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* Returns x rounded to tf32. */
+GDN_DEVICE uint32_t round_tf32(float x)
+{
+    uint32_t y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
 /* Returns z + f x, two elements at a time. With f = 0: NaN once an x is not finite. */
 GDN_DEVICE uint32_t add_bf16x2(uint32_t z, uint32_t x, uint32_t f)
 {

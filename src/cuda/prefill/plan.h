@@ -26,9 +26,11 @@ struct gdn_portable_cut {
     int64_t first, each, units, several;
 };
 
-/* Windows of prefill/channels: so many rows of the batch, and chunks of each, or of all of them. */
+/* Windows of prefill/channels: so many rows of the batch, and chunks of each, or of all of them.
+ * overlap: the chunks of a window are made while the scan of the one before runs, so there are
+ * records of two. */
 struct gdn_channels_windows {
-    bool through;
+    bool through, overlap;
     int64_t n_chunks, each; /* of a row, or of the batch; of a window */
     int64_t n_rows;         /* of a window */
     int64_t record_bytes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu --every=3, gpu, sm_80 --every=5 */
+/* runs: cpu --every=3, gpu, sm_80 --every=5, sm_90 --every=11 */
 /*
  * gdn_prefill of 16 bits with gates per channel, beside float64: gates of any strength in single
  * channels, padded and packed batches of several chunks, state layouts; and what is not finite.

@@ -638,6 +638,7 @@ GDN_DEVICE void load_heads(chunk_maker<io, deep> &m, struct mend_tokens &tokens)
     const int t = threadIdx.x;
     m.load_keys(m.x.k, r.k, r.Hk);
     m.load_keys(m.x.q, r.q, r.Hq);
+    m.begin_e();
     m.load_betas();
     m.finish_gates(begun);
     m.measure();

@@ -5,6 +5,7 @@
 
 #include "cuda/backward/channels/channels.cuh"
 #include "cuda/backward/chunks/args.h"
+#include "cuda/prefill/channels/chunks.cuh"
 #include "cuda/prefill/channels/products.cuh"
 #include "cuda/prefill/channels/walk.cuh"
 

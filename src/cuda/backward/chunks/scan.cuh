@@ -77,7 +77,7 @@ template <int deep>
 GDN_DEVICE void begin_chunk(chunks_stage<deep> &to, const struct gdn_cu_backward_channels &a,
                             const struct chunks_way &w, int64_t i, bool reverse)
 {
-    enum { MATRIX = CHUNK * deep * 2, SQUARE = CHUNK * CHUNK * 2 };
+    enum { MATRIX = CHUNK * deep * 2 };
     const struct gdn_cu_rule &r = a.base.rule;
     if (i >= 0 && i < w.in.n_chunks) {
         const char *record = record_of<deep>(a, w.in.first + i, w.head).at;
@@ -89,11 +89,11 @@ GDN_DEVICE void begin_chunk(chunks_stage<deep> &to, const struct gdn_cu_backward
             written ? record + GDN_CHANNELS_WRITTEN(deep) : row_at(rows, w.in.seq, i * CHUNK, head);
         begin_columns(to.x, x + 2 * w.column, written ? 2 * r.V : rows.token, tokens_of_chunk(w, i),
                       r.V - w.column);
-        begin_rows<deep * 2>(to.keys[0], to.row, record, CHUNK);
-        if (reverse) begin_rows<deep * 2>(to.keys[1], to.row, record + MATRIX, CHUNK);
-        begin_rows<deep * 2>(to.keys[2], to.row, record + 2 * MATRIX, CHUNK);
-        begin_rows<CHUNK * 2>(to.squares[0], SQUARE_ROW, squares, CHUNK);
-        if (reverse) begin_rows<CHUNK * 2>(to.squares[1], SQUARE_ROW, squares + SQUARE, CHUNK);
+        begin_matrices<deep>(to.keys[0], to.row, record, 1);
+        if (reverse) begin_matrices<deep>(to.keys[1], to.row, record + MATRIX, 1);
+        begin_matrices<deep>(to.keys[2], to.row, record + 2 * MATRIX, 1);
+        begin_matrices<CHUNK>(to.squares[0], SQUARE_ROW, squares, 1);
+        if (reverse) begin_matrices<CHUNK>(to.squares[1], SQUARE_ROW, squares + TILE, 1);
         begin_rows<sizeof to.factors>((char *)&to.factors, 0, record + GDN_CHANNELS_FACTORS(deep),
                                       1);
     }

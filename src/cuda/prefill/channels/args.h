@@ -29,4 +29,9 @@ GDN_CU_SIZE(gdn_cu_prefill_channels, sizeof(struct gdn_cu_rule) + 7 * 8 + 4 * 4)
      GDN_CHANNELS_FACTORS_BYTES(deep))
 enum { GDN_CHANNELS_HEAD_BYTES = 256 };
 
+/* The same of the form for Hopper: tiles of 64 x 64. */
+#define GDN_CHANNELS_SM90_STAGE_BYTES(deep, columns) \
+    ((GDN_CHANNELS_WRITTEN(deep) + 1023) / 1024 * 1024 + (columns)*128)
+enum { GDN_CHANNELS_SM90_HEAD_BYTES = 1024 };
+
 #endif

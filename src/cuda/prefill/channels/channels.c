@@ -49,6 +49,21 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high)
 
 static int deep_of(const struct gdn_cu_rule *r) { return r->K <= 64 ? 64 : 128; }
 
+static bool has_hopper_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+{
+    return gdn_cuda_runs_sm_90a(ctx->cuda) && r->K > 64;
+}
+
+/* Returns bytes of records for a multiprocessor, of a call that has n chunks. If windows overlap, a
+ * longer one wastes less at its ends, but two shorter ones are better than one. */
+static int64_t bytes_for(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n,
+                         int64_t record_bytes)
+{
+    const int64_t parts = 2 * (int64_t)ctx->cuda->sm_count;
+    const int64_t half = (n * r->H * record_bytes + parts - 1) / parts;
+    return has_hopper_scan(ctx, r) ? clamp(half, WINDOW_BYTES, 2 * WINDOW_BYTES) : WINDOW_BYTES;
+}
+
 struct gdn_channels_windows gdn_cuda_prefill_channels_cut(const gdn_ctx *ctx,
                                                           const struct gdn_cu_rule *r)
 {
@@ -56,12 +71,20 @@ struct gdn_channels_windows gdn_cuda_prefill_channels_cut(const gdn_ctx *ctx,
     const int deep = deep_of(r);
     struct gdn_channels_windows w = { .through = b->cu_seqlens.data != NULL, .n_rows = b->B };
     w.record_bytes = GDN_CHANNELS_WRITTEN(deep) + (r->family.write.data ? CHUNK * 2 * r->V : 0);
-    const int64_t bytes = (int64_t)WINDOW_BYTES * ctx->cuda->sm_count;
-    const int64_t most = clamp(bytes / (w.record_bytes * r->H), 1, INT64_MAX);
     w.n_chunks = w.through ? b->N / CHUNK + b->B : (b->T + CHUNK - 1) / CHUNK;
+    const int64_t n = w.through ? w.n_chunks : w.n_chunks * b->B;
+    const int64_t bytes = bytes_for(ctx, r, n, w.record_bytes) * ctx->cuda->sm_count;
+    const int64_t most = clamp(bytes / (w.record_bytes * r->H), 1, INT64_MAX);
     if (!w.through && most < b->B) w.n_rows = most;
     w.each = clamp(w.through ? most : most / b->B, 1, w.n_chunks > 0 ? w.n_chunks : 1);
+    w.overlap = has_hopper_scan(ctx, r) && (w.each < w.n_chunks || w.n_rows < b->B);
     return w;
+}
+
+/* Bytes of the records of a window. */
+static int64_t window_bytes(const struct gdn_cu_rule *r, const struct gdn_channels_windows *w)
+{
+    return (w->through ? 1 : w->n_rows) * w->each * r->H * w->record_bytes;
 }
 
 /* Lays out records, and the states between windows: one for each row, or for two windows through
@@ -69,11 +92,10 @@ struct gdn_channels_windows gdn_cuda_prefill_channels_cut(const gdn_ctx *ctx,
 static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_channels_windows *w,
                       char **records, char **carry, char *memory)
 {
-    const int64_t n = (w->through ? 1 : w->n_rows) * w->each * r->H;
     const int64_t columns = (r->V + 127) / 128 * 128;
     const int64_t places = w->each >= w->n_chunks ? 0 : w->through ? 2 : w->n_rows;
     const struct gdn_room rooms[] = {
-        { records, (size_t)(n * w->record_bytes) },
+        { records, (size_t)(window_bytes(r, w) * (w->overlap ? 2 : 1)) },
         { carry, (size_t)(places * r->H * columns * deep_of(r)) * sizeof(float) },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
@@ -88,72 +110,116 @@ size_t gdn_cuda_prefill_channels_bytes(const struct gdn_cu_rule *r,
 
 /* ---- Launches -------------------------------------------------------------------------------- */
 
-static enum gdn_kernel_id kernel_of(const struct gdn_cu_rule *r, bool scan)
+static enum gdn_kernel_id chunks_of(const struct gdn_cu_rule *r)
 {
-    static const enum gdn_kernel_id kernels[2][2][2] = {
-        { { GDN_CU_prefill_channels_chunks_BF16_64, GDN_CU_prefill_channels_scan_BF16_64 },
-          { GDN_CU_prefill_channels_chunks_BF16_128, GDN_CU_prefill_channels_scan_BF16_128 } },
-        { { GDN_CU_prefill_channels_chunks_F16_64, GDN_CU_prefill_channels_scan_F16_64 },
-          { GDN_CU_prefill_channels_chunks_F16_128, GDN_CU_prefill_channels_scan_F16_128 } },
+    static const enum gdn_kernel_id kernels[2][2] = {
+        { GDN_CU_prefill_channels_chunks_BF16_64, GDN_CU_prefill_channels_chunks_BF16_128 },
+        { GDN_CU_prefill_channels_chunks_F16_64, GDN_CU_prefill_channels_chunks_F16_128 },
     };
-    return kernels[r->v.dtype == GDN_F16][r->K > 64][scan];
+    return kernels[r->v.dtype == GDN_F16][r->K > 64];
 }
 
-static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_prefill_channels *a, bool scan,
-                         int64_t n_blocks, int n_threads, size_t shared, struct gdn_cuda_ran *ran,
-                         void *stream)
+/* A form of `scan`: a block has so many value columns. */
+struct scan {
+    enum gdn_kernel_id kernel;
+    int columns, n_threads, n_stages;
+    size_t shared_bytes;
+};
+
+/* By mma.sync. There are more blocks, if so many heads do not fill the device. */
+static struct scan portable_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
-    const struct gdn_cuda_call call = {
-        .kernel = kernel_of(&a->rule, scan),
-        .grid = { n_blocks, 1, 1 },
-        .n_threads = n_threads,
-        .shared_bytes = shared,
+    static const enum gdn_kernel_id kernels[2][2] = {
+        { GDN_CU_prefill_channels_scan_BF16_64, GDN_CU_prefill_channels_scan_BF16_128 },
+        { GDN_CU_prefill_channels_scan_F16_64, GDN_CU_prefill_channels_scan_F16_128 },
+    };
+    const int most = r->batch.B * r->H >= ctx->cuda->sm_count ? 128 : 64;
+    const int columns = r->V <= 16 ? 16 : r->V <= 32 ? 32 : r->V <= 64 ? 64 : most;
+    const size_t stage = (size_t)GDN_CHANNELS_STAGE_BYTES(deep_of(r), columns);
+    const bool two = GDN_CHANNELS_HEAD_BYTES + 2 * stage <= (size_t)ctx->cuda->shared_most;
+    return (struct scan){ .kernel = kernels[r->v.dtype == GDN_F16][r->K > 64],
+                          .columns = columns,
+                          .n_threads = 2 * columns,
+                          .n_stages = two ? 2 : 1,
+                          .shared_bytes = GDN_CHANNELS_HEAD_BYTES + (two ? 2 : 1) * stage };
+}
+
+/* By WGMMA, from K = 65 on. A block has two warpgroups, which share a record, unless few heads at a
+ * time would leave most of the device without a scan: then its chain of chunks is what takes
+ * time. */
+static struct scan hopper_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                               const struct gdn_channels_windows *w)
+{
+    const int64_t B = r->batch.B, chunks = w->n_chunks > 0 ? w->n_chunks : 1;
+    const int64_t rows = w->through ? clamp(w->each * B / chunks + 1, 1, B) : w->n_rows;
+    const int columns = r->V > 64 && rows * r->H * 8 > ctx->cuda->sm_count ? 128 : 64;
+    return (struct scan){ .kernel = r->v.dtype == GDN_F16 ? GDN_CU_prefill_channels_scan_sm90_F16
+                                                          : GDN_CU_prefill_channels_scan_sm90_BF16,
+                          .columns = columns,
+                          .n_threads = 2 * columns,
+                          .n_stages = 2,
+                          .shared_bytes = GDN_CHANNELS_SM90_HEAD_BYTES +
+                                          2 * GDN_CHANNELS_SM90_STAGE_BYTES(128, columns) };
+}
+
+static gdn_status launch(gdn_ctx *ctx, const struct gdn_cuda_call *call, struct gdn_cuda_ran *ran)
+{
+    gdn_cuda_ran_add(ran, call->kernel);
+    return gdn_cuda_launch(ctx, call);
+}
+
+/* Both kernels for a window. overlaps: chunks begin while the scan before runs. They end after it,
+ * and a scan begins after chunks end. */
+static gdn_status run_window(gdn_ctx *ctx, const struct gdn_cu_prefill_channels *a, bool overlaps,
+                             const struct scan *s, struct gdn_cuda_ran *ran, void *stream)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    const bool rest = a->through && a->number == 0 && r->out.data; /* tokens of no sequence */
+    const struct gdn_cuda_call chunks = {
+        .kernel = chunks_of(r),
+        .grid = { (a->through ? 1 : a->n_rows) * a->each * r->H, 1, 1 },
+        .shared_bytes = deep_of(r) == 64 ? GDN_CU_CHUNKS_64 : GDN_CU_CHUNKS_128,
+        .stream = stream,
+        .args = a,
+        .overlaps = overlaps,
+    };
+    const struct gdn_cuda_call scan = {
+        .kernel = s->kernel,
+        .grid = { (a->n_rows + rest) * r->H * a->n_slices, 1, 1 },
+        .n_threads = s->n_threads,
+        .shared_bytes = s->shared_bytes,
         .stream = stream,
         .args = a,
     };
-    gdn_cuda_ran_add(ran, call.kernel);
-    return gdn_cuda_launch(ctx, &call);
-}
-
-/* Both kernels for a window. */
-static gdn_status run_window(gdn_ctx *ctx, struct gdn_cu_prefill_channels *a, int columns,
-                             struct gdn_cuda_ran *ran, void *stream)
-{
-    const struct gdn_cu_rule *r = &a->rule;
-    const int deep = deep_of(r);
-    const size_t chunks = deep == 64 ? GDN_CU_CHUNKS_64 : GDN_CU_CHUNKS_128;
-    const size_t stage = (size_t)GDN_CHANNELS_STAGE_BYTES(deep, columns);
-    const bool rest = a->through && a->number == 0 && r->out.data; /* tokens of no sequence */
-    const int64_t n = (a->through ? 1 : a->n_rows) * a->each * r->H;
-    TRY(launch(ctx, a, false, n, 0, chunks, ran, stream));
-    return launch(ctx, a, true, (a->n_rows + rest) * r->H * a->n_slices, columns * 2,
-                  GDN_CHANNELS_HEAD_BYTES + (size_t)a->n_stages * stage, ran, stream);
+    TRY(launch(ctx, &chunks, ran));
+    return launch(ctx, &scan, ran);
 }
 
 gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                      const struct gdn_channels_windows *w, void *memory,
                                      struct gdn_cuda_ran *ran, void *stream)
 {
-    const int deep = deep_of(r);
-    char *carry;
+    const struct scan s = has_hopper_scan(ctx, r) ? hopper_scan(ctx, r, w) : portable_scan(ctx, r);
+    char *records[2], *carry;
+    bool second = false, overlaps = false;
     struct gdn_cu_prefill_channels a = { .rule = *r,
                                          .record_bytes = w->record_bytes,
                                          .each = w->each };
-    lay_out(r, w, &a.records, &carry, memory);
+    lay_out(r, w, &records[0], &carry, memory);
+    records[1] = records[0] + (w->overlap ? window_bytes(r, w) : 0);
     a.carry = (float *)(void *)carry;
     a.through = w->through;
-    /* more blocks, if so many heads do not fill the device */
-    const int most = r->batch.B * r->H >= ctx->cuda->sm_count ? 128 : 64;
-    const int columns = r->V <= 16 ? 16 : r->V <= 32 ? 32 : r->V <= 64 ? 64 : most;
-    const size_t stage = (size_t)GDN_CHANNELS_STAGE_BYTES(deep, columns);
-    a.n_slices = (r->V + columns - 1) / columns;
-    a.n_stages = GDN_CHANNELS_HEAD_BYTES + 2 * stage <= (size_t)ctx->cuda->shared_most ? 2 : 1;
+    a.n_slices = (r->V + s.columns - 1) / s.columns;
+    a.n_stages = s.n_stages;
     for (a.row = 0; a.row < r->batch.B; a.row += w->n_rows) {
         a.n_rows = clamp(r->batch.B - a.row, 0, w->n_rows);
         a.number = 0;
         a.first = 0;
         do {
-            TRY(run_window(ctx, &a, columns, ran, stream));
+            a.records = records[second];
+            TRY(run_window(ctx, &a, overlaps, &s, ran, stream));
+            second = !second;
+            overlaps = w->overlap;
             a.number++;
             a.first += a.each;
         } while (a.first < w->n_chunks);

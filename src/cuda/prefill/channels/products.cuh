@@ -7,7 +7,8 @@
 #ifndef GDN_CUDA_PREFILL_CHANNELS_PRODUCTS_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_PRODUCTS_CUH
 
-#include "cuda/prefill/channels/chunks.cuh"
+#include "cuda/prefill/channels/record.cuh"
+#include "cuda/prefill/general_gram.cuh"
 
 /* Begins to copy n rows of `bytes`, which lie behind each other, to rows of a tile. By all
  * threads. */
@@ -16,6 +17,19 @@ template <int bytes> GDN_DEVICE void begin_rows(char *to, int to_row, const char
     const uint32_t at = shared_address(to);
     for (int i = threadIdx.x; i < n * (bytes / 16); i += blockDim.x)
         copy_async<16>(at + i / (bytes / 16) * to_row + i % (bytes / 16) * 16, from + 16 * i, 16);
+}
+
+/* Begins to copy n matrices of a record, with so many columns, to rows of tiles of mma.sync. By
+ * all threads. */
+template <int columns> GDN_DEVICE void begin_matrices(char *to, int to_row, const char *from, int n)
+{
+    const uint32_t at = shared_address(to);
+    for (int i = threadIdx.x; i < n * CHUNK * (columns / 8); i += blockDim.x) {
+        const int tile = i / (TILE / 16), row = i / 8 % CHUNK, place = i % 8 ^ row % 8;
+        const int matrix = tile / (columns / 64), part = tile % (columns / 64);
+        copy_async<16>(at + (matrix * CHUNK + row) * to_row + part * 128 + place * 16,
+                       from + 16 * i, 16);
+    }
 }
 
 template <int io, int deep> struct state_products {

@@ -6,7 +6,8 @@
 #ifndef GDN_CUDA_PREFILL_CHANNELS_WALK_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_WALK_CUH
 
-#include "cuda/prefill/channels/chunks.cuh"
+#include "cuda/device/family.cuh"
+#include "cuda/prefill/channels/record.cuh"
 #include "cuda/prefill/general_state.cuh"
 
 /* Sums over the four lanes that share rows. */

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A record: what `chunks` leaves of a chunk and head. Its matrices lie in tiles as products of
+ * warpgroups want them (tile_place() of mma.cuh), 64 rows of 64 columns: K~, Q~, K^, T, P.
+ */
+#ifndef GDN_CUDA_PREFILL_CHANNELS_RECORD_CUH
+#define GDN_CUDA_PREFILL_CHANNELS_RECORD_CUH
+
+#include "cuda/device/mma.cuh"
+#include "cuda/prefill/channels/window.cuh"
+
+enum {
+    GROUPS = CHUNK / 16,
+    SQUARE_ROW = GDN_PREFILL_ROW(64, 2), /* of T and P in rows, bytes */
+    TILE = CHUNK * 128                   /* bytes of a tile */
+};
+
+/* Behind the matrices of a record. */
+template <int deep> struct channels_factors {
+    float decay[deep];      /* of the state's rows */
+    float w[CHUNK];         /* of v */
+    uint32_t forgets, busy; /* some channel forgets; the chunk changes the state */
+    uint32_t pad[2];
+};
+static_assert(sizeof(channels_factors<128>) == GDN_CHANNELS_FACTORS_BYTES(128), "args.h");
+
+#endif

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The state of one head through the chunks of a window (scan.cuh) on Hopper, by WGMMA. A
+ * warpgroup has 64 value columns, a warp 16 of them, as mma.sync has them: first factors are
+ * registers, second ones the tiles of a record as they come. A block has one or two warpgroups. Two
+ * records have room: a thread loads the next one. A warp for loads alone would take a third of the
+ * registers.
+ *
+ * The chain from S to S is the products with K~, T and K^. The product with Q~ runs while U becomes
+ * a factor and is tested, that with P while S decays. The output is written while the product with
+ * K^ runs. Once a result has been read, the assembler wants a wait for all products before the next
+ * one; and no branch in between.
+ */
+#ifndef GDN_CUDA_PREFILL_CHANNELS_SCAN_SM90_CUH
+#define GDN_CUDA_PREFILL_CHANNELS_SCAN_SM90_CUH
+
+#include "cuda/device/ptx_wgmma.cuh"
+#include "cuda/prefill/channels/scan_state.cuh"
+
+/* A record in shared memory, and columns of V, a tile for each warpgroup; then the output. */
+template <int deep> struct sm90_stage {
+    alignas(1024) char keys[3][deep / 64][TILE], squares[2][TILE]; /* K~ Q~ K^, T P */
+    channels_factors<deep> factors;
+    __device__ __forceinline__ char *v() { return (char *)(this + 1); }
+};
+static_assert(sizeof(sm90_stage<128>) + TILE == GDN_CHANNELS_SM90_STAGE_BYTES(128, 64), "args.h");
+
+/* Barriers of a stage, behind scan_head: the record is there; all warps have done with it. */
+enum { SM90_STAGES = 2, SM90_FULL = 0, SM90_FREE = SM90_STAGES };
+
+/* The values that every thread of a block holds. */
+template <int deep> struct sm90_block {
+    const scan_block &b;
+    int n_groups;
+
+    /* Chunks are counted from the part's first one here. */
+    __device__ __forceinline__ int n_chunks() const { return (int)(b.part.end - b.part.begin); }
+    __device__ __forceinline__ sm90_stage<deep> &stage(int i) const
+    {
+        const int bytes = (int)sizeof(sm90_stage<deep>) + n_groups * TILE;
+        return *(sm90_stage<deep> *)(gdn_shared + GDN_CHANNELS_SM90_HEAD_BYTES +
+                                     i % SM90_STAGES * bytes);
+    }
+    __device__ __forceinline__ uint32_t barrier(int first, int i) const
+    {
+        return shared_address(gdn_shared) + GDN_CHANNELS_HEAD_BYTES + 8 * (first + i % SM90_STAGES);
+    }
+    __device__ __forceinline__ void wait(int first, int i) const
+    {
+        mbarrier_wait(barrier(first, i), i / SM90_STAGES & 1);
+    }
+};
+
+/* ---- A chunk --------------------------------------------------------------------------------- */
+
+/* Computes x = a times rows of tiles, or adds it. tie: keeps x in its registers, because the
+ * compiler would take others. Ends its group. */
+template <int io, bool add, bool tie = false, int n, int m>
+GDN_DEVICE void multiply_rows(mma_block (&x)[m], const typename mma_tiles<io>::operand (&a)[n],
+                              const char *tiles)
+{
+    const uint32_t place = wgmma_place(shared_address(tiles));
+    float(&d)[8 * m] = *(float(*)[8 * m]) x;
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        const uint64_t f = wgmma_factor(place + i / 4 * (TILE / 16) + i % 4 * 2);
+        if (i > 0 || add)
+            wgmma<io>::add_rows(d, a[i].x, f);
+        else if constexpr (tie)
+            wgmma<io>::rows_tied(d, a[i].x, f);
+        else
+            wgmma<io>::rows(d, a[i].x, f);
+    }
+    wgmma_commit();
+}
+
+/* Adds u times rows of tiles. */
+template <int io, int n>
+GDN_DEVICE void add_tokens(mma_block (&S)[n], const typename mma_tiles<io>::operand (&u)[GROUPS],
+                           const char *keys)
+{
+    const uint32_t place = wgmma_place(shared_address(keys), TILE);
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+        wgmma<io>::add_columns(*(float(*)[8 * n]) S, u[j].x,
+                               wgmma_factor(place + j * (16 * 128 / 16)));
+    wgmma_commit();
+}
+
+/* A lane's rows of a chunk in memory: every 16th token, 8 columns. */
+struct lane_rows {
+    char *at;            /* of the first */
+    int64_t step, chunk; /* bytes from a row to the next, and from a chunk to the next */
+    __device__ __forceinline__ char *row(int i) const { return at + i * step; }
+};
+
+/* The values that a warp keeps from chunk to chunk. */
+template <int io, int deep> struct sm90_warp {
+    typedef mma_tiles<io> tiles;
+    typedef state_products<io, deep> products;
+    typedef typename products::operand operand;
+    typedef typename products::operands operands;
+
+    const sm90_block<deep> &block;
+    const scan_block &b;
+    int group, warp, lane; /* the warp's number in its group */
+    struct state_part part;
+    mma_block S[deep / 16];
+    int n_tokens;            /* from the part's first chunk on, or many */
+    bool has_columns;        /* the lane's eight */
+    const char *record;      /* of the chunk that is loaded next, */
+    struct lane_rows values; /* and its V */
+    struct lane_rows out;    /* of the chunk now */
+
+    /* Return the warpgroup's tile of V; the place of the lane's matrices, of its rows. */
+    __device__ __forceinline__ uint32_t tile(int i) const
+    {
+        return shared_address(block.stage(i).v()) + group * TILE;
+    }
+    __device__ __forceinline__ uint32_t matrices(int i) const
+    {
+        return tile(i) + tile_place(lane % 8 + lane / 16 * 8, 16 * warp + lane / 8 % 2 * 8);
+    }
+    __device__ __forceinline__ uint32_t rows() const
+    {
+        return tile_place(lane / 2, 16 * warp + lane % 2 * 8);
+    }
+
+    __device__ __forceinline__ void begin();
+    __device__ __forceinline__ void begin_record(int i);
+    __device__ __forceinline__ void begin_values(int i);
+    __device__ __forceinline__ void turn_to(int i);
+    __device__ __forceinline__ void make_r(operands &r, const mma_block (&x)[GROUPS],
+                                           const float (&w)[CHUNK], uint32_t values) const;
+    __device__ __forceinline__ void put_output(const mma_block (&o)[GROUPS], uint32_t values) const;
+    __device__ __forceinline__ void store_output(int i) const;
+    __device__ __forceinline__ void release(int i);
+    __device__ __forceinline__ bool is_any_bad(const operands &u) const;
+    __device__ __forceinline__ bool must_mend(const operands &u, bool forgets) const;
+    __device__ __forceinline__ int pass(int i, int end);
+    __device__ __forceinline__ void pass_idle(int i);
+    __device__ __forceinline__ void pass_other(int i);
+    __device__ __forceinline__ int next_stop(int i) const;
+    __device__ __forceinline__ void run();
+};
+
+/* Finds the places in memory. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin()
+{
+    const struct gdn_cu_rule &r = b.r;
+    const int64_t c = b.part.begin, records = r.H * b.a.record_bytes;
+    const struct value_rows v = rows_of_values<deep>(b, c);
+    const int column = part.v + lane % 2 * 8, t = lane / 2;
+    n_tokens = (int)min(b.s.n_valid - c * CHUNK, (int64_t)INT32_MAX);
+    has_columns = column < r.V;
+    record = b.record(c);
+    values = { (char *)v.data + t * v.step + 2 * column, 16 * v.step,
+               r.family.write.data ? records : CHUNK * v.step };
+    out = { row_at(r.out, b.s, c * CHUNK + t, b.head) + 2 * column, 16 * r.out.token,
+            CHUNK * r.out.token };
+}
+
+/* Begins to load the next record, of chunk i. One thread of the block does it, once all warps have
+ * done with what was there. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin_record(int i)
+{
+    if (threadIdx.x != 0 || i >= block.n_chunks()) return;
+    const uint32_t full = block.barrier(SM90_FULL, i);
+    if (i >= SM90_STAGES) block.wait(SM90_FREE, i - SM90_STAGES);
+    mbarrier_expect(full, GDN_CHANNELS_WRITTEN(deep));
+    copy_in(shared_address(&block.stage(i)), record, GDN_CHANNELS_WRITTEN(deep), full);
+    record += b.r.H * b.a.record_bytes;
+}
+
+/* Begins to load the warp's columns of V of the next chunk, i. Ends a group of copies in any
+ * case. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin_values(int i)
+{
+    if (i < block.n_chunks()) {
+        const int n = n_tokens - i * CHUNK - lane / 2;
+        const uint32_t to = tile(i) + rows();
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++) {
+            const bool there = 16 * j < n && has_columns;
+            copy_async<16>(to + 16 * 128 * j, there ? values.row(j) : record, there ? 16 : 0);
+        }
+        values.at += values.chunk;
+    }
+    copy_commit();
+}
+
+/* Waits for the warp's columns of V of chunk i, and begins to load what the next one needs. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::turn_to(int i)
+{
+    copy_wait<0>();
+    __syncwarp();
+    begin_values(i + 1);
+    begin_record(i + 1);
+    __syncwarp();
+}
+
+/* Computes R^T = (w V)^T - x. */
+template <int io, int deep>
+__device__ __forceinline__ void
+sm90_warp<io, deep>::make_r(operands &r, const mma_block (&x)[GROUPS], const float (&w)[CHUNK],
+                            uint32_t values) const
+{
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        operand m;
+        mma_block y;
+        load_matrices_turned(m.x, values + 16 * 128 * j);
+        tiles::unpack(y, m);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 f = *(const float2 *)(w + 16 * j + block_column(h, 0));
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                y[h][e] = family_written(e % 2 ? f.y : f.x, y[h][e]) - x[j][h][e];
+        }
+        tiles::pack(r[j], y);
+    }
+}
+
+/* Writes the output to the place of V. */
+template <int io, int deep>
+__device__ __forceinline__ void sm90_warp<io, deep>::put_output(const mma_block (&o)[GROUPS],
+                                                                uint32_t values) const
+{
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        operand m;
+        tiles::pack(m, o[j]);
+        store_matrices_turned(values + 16 * 128 * j, m.x[0], m.x[1], m.x[2], m.x[3]);
+    }
+    __syncwarp();
+}
+
+template <int io, int deep>
+__device__ __forceinline__ void sm90_warp<io, deep>::store_output(int i) const
+{
+    const int n = n_tokens - i * CHUNK - lane / 2;
+    const char *const v = block.stage(i).v() + group * TILE + rows();
+    if (has_columns && b.r.out.data)
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++)
+            if (16 * j < n) *(uint4 *)out.row(j) = *(const uint4 *)(v + 16 * 128 * j);
+}
+
+/* The warp has done with chunk i. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::release(int i)
+{
+    out.at += out.chunk;
+    __syncwarp(); /* V of a later chunk goes where the output was */
+    if (lane == 0) mbarrier_arrive(block.barrier(SM90_FREE, i));
+}
+
+/* Returns true if one of the warpgroup's warps has an element of U that is not finite. */
+template <int io, int deep>
+__device__ __forceinline__ bool sm90_warp<io, deep>::is_any_bad(const operands &u) const
+{
+    typename tiles::taint taint = 0;
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) tiles::collect(taint, u[j]);
+    return barrier_any(1 + group, 128, tiles::is_tainted(taint));
+}
+
+/* Returns true if one of them must walk through a chunk (scan_state.cuh). */
+template <int io, int deep>
+__device__ __forceinline__ bool sm90_warp<io, deep>::must_mend(const operands &u,
+                                                               bool forgets) const
+{
+    const bool must = forgets || !were_lost<io, deep>(S, u);
+    return in_warp(barrier_any(1 + group, 128, must));
+}
+
+/* Passes chunks [i, end) that change the state, if U is finite. Returns the first other chunk:
+ * its record is there, and nothing of it has been done. */
+template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::pass(int i, int end)
+{
+#pragma unroll 1
+    for (; in_warp(i < end); i++) {
+        sm90_stage<deep> &in = block.stage(i);
+        const uint32_t v = matrices(i);
+        operand s[deep / 16], r[GROUPS], u[GROUPS];
+        mma_block o[GROUPS], y[GROUPS]; /* o: S^T K~^T first */
+        block.wait(SM90_FULL, i);
+        if (in_warp(!in.factors.busy)) return i;
+#pragma unroll
+        for (int y = 0; y < deep / 16; y++) tiles::pack(s[y], S[y]);
+        multiply_rows<io, false>(o, s, in.keys[0][0]);
+        turn_to(i);
+        wgmma_wait<0>();
+        make_r(r, o, in.factors.w, v);
+        multiply_rows<io, false>(y, r, in.squares[0]);
+        multiply_rows<io, false, true>(o, s, in.keys[1][0]);
+        wgmma_wait<1>();
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++) tiles::pack(u[j], y[j]);
+        const bool any = is_any_bad(u);
+        wgmma_wait<0>();
+        if (in_warp(any) && must_mend(u, in.factors.forgets)) return i;
+        multiply_rows<io, true>(o, u, in.squares[1]);
+        products::decay(S, in.factors.decay);
+        add_tokens<io>(S, u, in.keys[2][0]);
+        wgmma_wait<1>();
+        put_output(o, v);
+        wgmma_wait<0>();
+        store_output(i);
+        release(i);
+    }
+    return i;
+}
+
+/* Passes a chunk of no gate and no update: every bit of S stays (G9). */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::pass_idle(int i)
+{
+    operand s[deep / 16];
+    mma_block o[GROUPS];
+    turn_to(i);
+#pragma unroll
+    for (int y = 0; y < deep / 16; y++) tiles::pack(s[y], S[y]);
+    multiply_rows<io, false>(o, s, block.stage(i).keys[1][0]);
+    wgmma_wait<0>();
+    put_output(o, matrices(i));
+    store_output(i);
+}
+
+/* Passes a chunk that pass() has left. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::pass_other(int i)
+{
+    if (in_warp(block.stage(i).factors.busy))
+        mend<io, deep>(S, b, part, b.part.begin + i);
+    else
+        pass_idle(i);
+    release(i);
+}
+
+/* Returns the first chunk from i on that begins at a checkpoint after its start, or where the part
+ * ends. */
+template <int io, int deep>
+__device__ __forceinline__ int sm90_warp<io, deep>::next_stop(int i) const
+{
+    const struct gdn_cu_batch &batch = b.r.batch;
+    const int n = block.n_chunks();
+    if (batch.checkpoint_pool < 0) return n;
+    const int64_t each = batch.checkpoint_every / CHUNK, c = b.part.begin + i;
+    return (int)min((c / each + 1) * each - b.part.begin, (int64_t)n);
+}
+
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::run()
+{
+    const int n = block.n_chunks();
+    begin();
+    begin_record(0);
+    begin_values(0);
+    begin_state(S, b, part);
+#pragma unroll 1
+    for (int i = 0; in_warp(i < n);) {
+        const int stop = next_stop(i);
+        i = pass(i, stop);
+        if (in_warp(i < stop)) pass_other(i++);
+        leave_checkpoint(S, b, part, (b.part.begin + i) * CHUNK);
+    }
+    copy_wait<0>();
+    end_state(S, b, part);
+}
+
+/* ---- A block --------------------------------------------------------------------------------- */
+
+template <int io, int deep> GDN_DEVICE void run_part(const scan_block &scan)
+{
+    const sm90_block<deep> b = { scan, scan.columns / 64 };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < SM90_STAGES; i++) {
+            mbarrier_init(b.barrier(SM90_FULL, i), 1);
+            mbarrier_init(b.barrier(SM90_FREE, i), 4 * b.n_groups);
+        }
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    sm90_warp<io, deep> w = {
+        b, scan, warp / 4, warp % 4, lane, { scan.first_column + 16 * warp, scan.r.V, scan.r.K }
+    };
+    w.run();
+}
+
+template <int io> GDN_DEVICE void run_scan_sm90(const struct gdn_cu_prefill_channels &a)
+{
+    griddepcontrol_launch_dependents(); /* chunks of the next window */
+    scan_window(a, *(struct scan_head *)gdn_shared, blockDim.x / 2,
+                [](const scan_block &b) { run_part<io, GDN_CHANNELS_MOST_K>(b); });
+}
+
+#endif

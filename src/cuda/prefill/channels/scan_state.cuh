@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What both forms of `scan` share. A warp has 16 value columns of a state, transposed: 16 x 16
+ * blocks of rows v and columns k. Here: where they come from and go to, chunks that are not finite,
+ * and the block of threads.
+ */
+#ifndef GDN_CUDA_PREFILL_CHANNELS_SCAN_STATE_CUH
+#define GDN_CUDA_PREFILL_CHANNELS_SCAN_STATE_CUH
+
+#include "cuda/prefill/channels/products.cuh"
+#include "cuda/prefill/channels/walk.cuh"
+
+/* The start of shared memory. */
+struct scan_head {
+    struct gdn_cu_seq s;
+    struct channels_part part;
+    struct gdn_cu_checkpoints checkpoints;
+};
+static_assert(sizeof(struct scan_head) <= GDN_CHANNELS_HEAD_BYTES, "args.h");
+
+/* The values that every thread of a block holds. */
+struct scan_block {
+    const struct gdn_cu_prefill_channels &a;
+    const struct gdn_cu_rule &r;
+    const struct gdn_cu_seq &s;
+    const struct channels_part &part;
+    const struct gdn_cu_checkpoints &checkpoints;
+    int head, slice, first_column, columns;
+
+    __device__ __forceinline__ int tokens(int64_t c) const
+    {
+        return (int)min(s.n_valid - c * CHUNK, (int64_t)CHUNK);
+    }
+    __device__ __forceinline__ const char *record(int64_t c) const
+    {
+        return a.records + ((part.record + c - part.begin) * r.H + head) * a.record_bytes;
+    }
+};
+
+/* Rows of V of chunk c, or of w v, from the head's first column on. */
+struct value_rows {
+    const char *data;
+    int64_t step; /* bytes */
+};
+template <int deep> GDN_DEVICE struct value_rows rows_of_values(const scan_block &b, int64_t c)
+{
+    const struct gdn_cu_rule &r = b.r;
+    if (r.family.write.data) return { b.record(c) + GDN_CHANNELS_WRITTEN(deep), 2 * r.V };
+    return { row_at(r.v, b.s, c * CHUNK, source_head(r, b.head, r.Hv)), r.v.token };
+}
+
+/* ---- What is not finite ---------------------------------------------------------------------- */
+
+/*
+ * What is not finite in one token must not reach those before it, and a channel that forgets must
+ * forget it; but products of matrices take all of them times zero. So the warp then walks through
+ * the chunk token by token, in float32. U says so: every token reads S in R, and a value of R that
+ * is not finite leaves no finite U, since T has ones on its diagonal. It need not walk for columns
+ * whose state is lost before the chunk, since all that they give is lost too, if no channel
+ * forgets.
+ */
+
+/* Returns true if S has an element that is not finite in each column where U has one. A whole
+ * warp calls it. */
+template <int io, int deep>
+GDN_DEVICE bool were_lost(const mma_block (&S)[deep / 16],
+                          const typename mma_tiles<io>::operand (&u)[GROUPS])
+{
+    typedef mma_tiles<io> tiles;
+    bool were = true;
+#pragma unroll
+    for (int d = 0; d < 2; d++) { /* columns are rows g and g + 8 */
+        typename tiles::taint taint = 0;
+        bool lost = false;
+#pragma unroll
+        for (int j = 0; j < 2 * GROUPS; j++)
+            taint = tiles::pairs::taint(taint, u[j / 2].x[2 * (j % 2) + d]);
+#pragma unroll
+        for (int i = 0; i < deep / 4; i++) lost |= !is_finite(S[i / 4][i / 2 % 2][i % 2 + 2 * d]);
+        const unsigned row = 15u << (threadIdx.x % 32 & ~3u);
+        const bool bad = __ballot_sync(0xffffffff, tiles::is_tainted(taint)) & row;
+        const bool is_lost = __ballot_sync(0xffffffff, lost) & row; /* by all lanes */
+        were &= !bad || is_lost;
+    }
+    return !in_warp(!were);
+}
+
+/* Walks through a chunk. Copies leave the originals in registers. */
+template <int io, int deep>
+GDN_DEVICE void mend(mma_block (&S)[deep / 16], const scan_block &b, const struct state_part &part,
+                     int64_t c)
+{
+    mma_block copy[deep / 16];
+    const struct state_part columns = part;
+    const struct gdn_cu_rule &r = b.r;
+    const struct gdn_cu_seq &s = b.s;
+    const int64_t t0 = c * CHUNK;
+    const int head = b.head;
+    const struct walk_tokens tokens = { r, s, t0, b.tokens(c), head };
+    const auto leave = [&r, &s, t0, head, columns](int t, const float(&)[2], const float(&o)[2]) {
+        typedef typename gdn_io<io>::type element;
+        if (!r.out.data || threadIdx.x % 4) return;
+#pragma unroll
+        for (int d = 0; d < 2; d++) {
+            const int v = columns.v + block_row(2 * d);
+            if (v < columns.V)
+                gdn_io<io>::store((element *)row_at(r.out, s, t0 + t, head) + v, o[d]);
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < deep / 2; i++) copy[i / 8][i / 4 % 2][i % 4] = S[i / 8][i / 4 % 2][i % 4];
+    walk_chunk<io, deep>(copy, tokens, columns, leave);
+#pragma unroll
+    for (int i = 0; i < deep / 2; i++) S[i / 8][i / 4 % 2][i % 4] = copy[i / 8][i / 4 % 2][i % 4];
+}
+
+/* ---- The state before and after the window --------------------------------------------------- */
+
+/* A warp's part of the state between windows: elements in the order of its lanes. */
+template <int deep> GDN_DEVICE float *carried(const scan_block &b, int64_t place)
+{
+    const int64_t strip = (place * b.r.H + b.head) * b.a.n_slices + b.slice;
+    return b.a.carry + strip * b.columns * deep + threadIdx.x / 32 * 16 * deep + threadIdx.x % 32;
+}
+
+template <int n>
+GDN_DEVICE void begin_state(mma_block (&S)[n], const scan_block &b, const struct state_part &part)
+{
+    const float *from = carried<16 * n>(b, b.part.from);
+    if (b.part.is_first)
+        load_state(S, place_of(b.r.from, b.s.read, b.head), part);
+    else
+#pragma unroll
+        for (int i = 0; i < 8 * n; i++) S[i / 8][i / 4 % 2][i % 4] = from[32 * i];
+}
+template <int n>
+GDN_DEVICE void end_state(const mma_block (&S)[n], const scan_block &b,
+                          const struct state_part &part)
+{
+    float *const to = carried<16 * n>(b, b.part.to);
+    const struct state_place place = place_of(b.r.to, b.s.write, b.head);
+    if (b.part.end < b.part.n_chunks) {
+#pragma unroll
+        for (int i = 0; i < 8 * n; i++) to[32 * i] = S[i / 8][i / 4 % 2][i % 4];
+    } else if (place.data) {
+#pragma unroll
+        for (int x = 0; x < n; x++) store_block(S[x], place, part, 16 * x);
+    }
+}
+
+/* Stores the checkpoint after so many tokens, whole chunks, if there is one. */
+template <int n>
+GDN_DEVICE void leave_checkpoint(const mma_block (&S)[n], const scan_block &b,
+                                 const struct state_part &part, int64_t tokens)
+{
+    const struct gdn_cu_batch &batch = b.r.batch;
+    if (batch.checkpoint_pool < 0 || tokens % batch.checkpoint_every || tokens > b.s.n_valid)
+        return;
+    const int64_t number = b.checkpoints.first + tokens / batch.checkpoint_every - 1;
+    int64_t slot = -1;
+    if (number < b.checkpoints.end) checkpoint_at(batch, b.checkpoints, number, slot);
+    const struct state_place place = place_of(b.r.checkpoints, slot, b.head);
+    if (!place.data) return;
+#pragma unroll
+    for (int x = 0; x < n; x++) store_block(S[x], place, part, 16 * x);
+}
+
+/* ---- A block --------------------------------------------------------------------------------- */
+
+/* Writes zeros to the block's columns of tokens [from, to), counted as row_at() does. */
+GDN_DEVICE void zero_tokens(const scan_block &b, int64_t from, int64_t to)
+{
+    const int n = min(b.columns, b.r.V - b.first_column);
+    for (int64_t t = from + threadIdx.x / 32; t < to; t += blockDim.x / 32) {
+        uint16_t *row = (uint16_t *)row_at(b.r.out, b.s, t, b.head) + b.first_column;
+        for (int i = threadIdx.x % 32; i < n; i += 32) row[i] = 0;
+    }
+}
+
+/* Runs the block's part of the window, if there is one: run(block). Writes zeros to tokens that do
+ * not count. */
+template <class Run>
+GDN_DEVICE void scan_window(const struct gdn_cu_prefill_channels &a, struct scan_head &sh,
+                            int columns, const Run run)
+{
+    const struct gdn_cu_rule &r = a.rule;
+    const int64_t each = (int64_t)r.H * a.n_slices, row = a.row + blockIdx.x / each;
+    if (threadIdx.x < 32) {
+        struct gdn_cu_seq s; /* after the last, the tokens of none */
+        if (row == r.batch.B)
+            s = read_rest(r.batch);
+        else
+            s = read_sequence(r.batch, row);
+        struct channels_part part = {};
+        if (row < r.batch.B)
+            part = find_part(a, s);
+        else
+            part.is_first = true;
+        const struct gdn_cu_checkpoints list = read_checkpoints(r.batch, s);
+        if (threadIdx.x == 0) sh.s = s, sh.part = part, sh.checkpoints = list;
+    }
+    __syncthreads();
+    scan_block b = { a, r, sh.s, sh.part, sh.checkpoints };
+    b.head = (int)(blockIdx.x % each / a.n_slices);
+    b.slice = (int)(blockIdx.x % a.n_slices);
+    b.columns = columns;
+    b.first_column = b.slice * columns;
+    if (sh.s.n_tokens == 0 || (!sh.part.is_first && sh.part.begin >= sh.part.end)) return;
+    if (row < r.batch.B && !sh.s.padding) run(b);
+    if (!r.out.data || sh.s.keep_out || !sh.part.is_first) return;
+    zero_tokens(b, -sh.s.n_before, 0);
+    zero_tokens(b, sh.s.n_valid, sh.s.n_tokens - sh.s.n_before);
+}
+
+#endif

@@ -56,7 +56,8 @@ endif()
 # 100-real code alone, 80-virtual PTX alone; native is code for the GPUs of this machine. All code
 # but Hopper's comes from one PTX, that of compute_80, so a chip runs the same kernels with code of
 # its own and without. "once" compiles each image once, which takes half of the time and shows
-# whether it compiles: Hopper's own for sm_90a, the others for sm_80, twins for f16 as PTX alone.
+# whether it compiles: Hopper's own for sm_90a, the others for sm_80, twins for f16 as PTX alone,
+# not optimised.
 set(GDN_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CACHE STRING
     "Device code: architectures; empty or all: 80;90a-real;100-real;120-real; native; once")
 function(read_architectures)
@@ -143,9 +144,11 @@ foreach(row ${long} ${images})
     list(GET row 2 source)
     set(fatbin ${images_folder}/${image}.fatbin)
     set(gencode ${gencode_${chip}})
+    set(effort)
     if(GDN_CUDA_ARCHITECTURES STREQUAL once AND image MATCHES "_f16")
         string(REGEX REPLACE "arch=(compute_[0-9a]+),code=.*" "arch=\\1,code=\\1" gencode
             "${gencode}")
+        set(effort -Xcicc -O0)
     endif()
     if(image STREQUAL yardstick AND NOT "${gencode}" MATCHES sm_90a)
         list(APPEND gencode ${gencode_sm_90a}) # by its code a context finds what the build has
@@ -158,7 +161,7 @@ foreach(row ${long} ${images})
     endif()
     add_custom_command(OUTPUT ${fatbin}
         COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${image} ${GDN_NVCC} -fatbin -std=c++17 -O3
-            -fmad=false ${gencode} --compress-mode=size -DGDN_IMAGE_${image}=GDN_THIS_IMAGE
+            -fmad=false ${effort} ${gencode} --compress-mode=size -DGDN_IMAGE_${image}=GDN_THIS_IMAGE
             -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
             -MD -MF ${images_folder}/${image}.d -MT ${fatbin} -o ${fatbin}
             ${PROJECT_SOURCE_DIR}/${source}

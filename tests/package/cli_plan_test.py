@@ -131,9 +131,9 @@ def test_channels():
         check(call["kernels"], call)
         check(("layer_ms" in call) == (call["op"] == "gdn_conv1d"), call)
     warned(found, "GDN_ACT_SIGMOID")
-    by = plan(KIMI, "--gpu", "H100")["by"]
+    by = plan(KIMI, "--gpu", "H200")["by"]
     for op in ("gdn_prefill", "gdn_prefill_backward"):
-        check(by[op]["measured"].startswith("NVIDIA H100: 32/32 heads"), by[op])
+        check(by[op]["measured"].startswith("NVIDIA H200: 32/32 heads"), by[op])
     check(any("norm" in name for name in by["gdn_step"]["kernels"]), by["gdn_step"])
     check("layer_ms" not in by["gdn_step"], by["gdn_step"])
     warned(plan(GLM), "gate_lower_bound to -4.5")

@@ -207,19 +207,32 @@ static void near(const char *what, const gdn_tensor *got, const double *want, in
     CHECK(worst <= 3 * unit * most, "%s: off by %g, limit %g", what, worst, 3 * unit * most);
 }
 
+static void expect_right(const struct call *c)
+{
+    double *out = ring2_heap((size_t)ring2_count(&c->a.out) * sizeof *out);
+    double *state = ring2_heap((size_t)ring2_count(&c->a.state) * sizeof *state);
+    for (int s = 0; s < c->batch->n; s++)
+        for (int64_t h = 0; h < HV; h++) judge(c, s, h, out, state);
+    run(c);
+    near("out", &c->a.out, out, c->a.q.dtype);
+    near("state", &c->a.state, state, c->a.q.dtype);
+}
+
 static void agrees(int i)
 {
     const int32_t dtype = i % 2 ? GDN_F16 : GDN_BF16;
     const struct rule *f = &rules[i / 2 % N_RULES];
     const int gate = i / 2 / N_RULES % N_GATES, rest = i / 2 / N_RULES / N_GATES;
     const struct call c = draw(f, &batches[(rest + gate) % N_BATCHES], dtype, gate, rest);
-    double *out = ring2_heap((size_t)ring2_count(&c.a.out) * sizeof *out);
-    double *state = ring2_heap((size_t)ring2_count(&c.a.state) * sizeof *state);
-    for (int s = 0; s < c.batch->n; s++)
-        for (int64_t h = 0; h < HV; h++) judge(&c, s, h, out, state);
-    run(&c);
-    near("out", &c.a.out, out, dtype);
-    near("state", &c.a.state, state, dtype);
+    expect_right(&c);
+}
+
+/* An erase gate changes a state where nothing decays and nothing is written. */
+static void erases_alone(int i)
+{
+    const struct call c = draw(&rules[1], &batches[i / 2], i % 2 ? GDN_F16 : GDN_BF16, 0, 1);
+    ring2_fill_value(&c.a.write_gate, 0);
+    expect_right(&c);
 }
 
 /* ---- Guarantees ---------------------------------------------------------------------------- */
@@ -302,6 +315,38 @@ static void writes_nothing(int i)
     }
 }
 
+/* A state above 65504 is read as it is, and stays, if no token of a chunk changes it. */
+static void reads_large_states(int i)
+{
+    const struct call c = draw(&rules[i / 2], &batches[3], i % 2 ? GDN_F16 : GDN_BF16, 0, 1);
+    ring2_fill_value(&c.a.beta, 0);
+    if (c.a.write_gate.data) ring2_fill_value(&c.a.write_gate, 0);
+    for (int64_t j = 0; j < ring2_count(&c.a.state); j += 1001) ring2_set(&c.a.state, j, 7e4);
+    const gdn_tensor before = ring2_clone(&c.a.state);
+    expect_right(&c);
+    ring2_expect_bits("idle state", &c.a.state, &before);
+}
+
+/* A batch of no sequence changes nothing but tokens behind its end, which are 0. */
+static void no_sequence(int i)
+{
+    struct call c = draw(&rules[i % 2], &batches[i / 2 % 2], GDN_BF16, 1, 0);
+    const gdn_tensor state = ring2_clone(&c.a.state);
+    gdn_batch batch = gdn_batch_init();
+    const int64_t zero = 0;
+    gdn_tensor *rows_of_batch[] = { &c.a.q,    &c.a.k,          &c.a.v,  &c.a.g,
+                                    &c.a.beta, &c.a.write_gate, &c.a.out };
+    batch.cu_seqlens = ring2_indices(GDN_I64, 1, &zero);
+    if (!c.batch->padded) c.a.batch = &batch;
+    for (int j = 0; c.batch->padded && j < 7; j++) rows_of_batch[j]->size[0] = 0;
+    c.a.state.size[0] = 0;
+    run(&c);
+    for (int64_t j = 0; j < ring2_count(&c.a.out); j++)
+        CHECK(ring2_get(&c.a.out, j) == 0, "out[%d] is %g", (int)j, ring2_get(&c.a.out, j));
+    c.a.state.size[0] = state.size[0];
+    ring2_expect_bits("state", &c.a.state, &state);
+}
+
 /* G2: a sequence of a batch has the bits that it has alone. */
 static void alone(int i)
 {
@@ -382,10 +427,13 @@ int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
         { "agrees", agrees, 2 * N_RULES * N_GATES * N_SIZES },
+        { "erases_alone", erases_alone, 4 },
         { "forgets", forgets, 8 },
         { "forgets_all", forgets_all, 4 },
         { "lost", lost, 4 },
         { "writes_nothing", writes_nothing, 4 },
+        { "reads_large_states", reads_large_states, 4 },
+        { "no_sequence", no_sequence, 4 },
         { "alone", alone, 4 },
         { "checkpoints", checkpoints, 4 },
         { "raw", raw, 2 },

@@ -69,14 +69,15 @@ struct gdn_channels_windows gdn_cuda_prefill_channels_cut(const gdn_ctx *ctx,
 {
     const struct gdn_cu_batch *b = &r->batch;
     const int deep = deep_of(r);
-    struct gdn_channels_windows w = { .through = b->cu_seqlens.data != NULL, .n_rows = b->B };
+    struct gdn_channels_windows w = { .through = b->cu_seqlens.data != NULL,
+                                      .n_rows = b->B > 0 ? b->B : 1 };
     w.record_bytes = GDN_CHANNELS_WRITTEN(deep) + (r->family.write.data ? CHUNK * 2 * r->V : 0);
     w.n_chunks = w.through ? b->N / CHUNK + b->B : (b->T + CHUNK - 1) / CHUNK;
     const int64_t n = w.through ? w.n_chunks : w.n_chunks * b->B;
     const int64_t bytes = bytes_for(ctx, r, n, w.record_bytes) * ctx->cuda->sm_count;
     const int64_t most = clamp(bytes / (w.record_bytes * r->H), 1, INT64_MAX);
     if (!w.through && most < b->B) w.n_rows = most;
-    w.each = clamp(w.through ? most : most / b->B, 1, w.n_chunks > 0 ? w.n_chunks : 1);
+    w.each = clamp(w.through ? most : most / w.n_rows, 1, w.n_chunks > 0 ? w.n_chunks : 1);
     w.overlap = has_hopper_scan(ctx, r) && (w.each < w.n_chunks || w.n_rows < b->B);
     return w;
 }
@@ -211,7 +212,9 @@ gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     a.through = w->through;
     a.n_slices = (r->V + s.columns - 1) / s.columns;
     a.n_stages = s.n_stages;
-    for (a.row = 0; a.row < r->batch.B; a.row += w->n_rows) {
+    /* A batch through which windows go has tokens of no sequence even if it has no sequence. */
+    const int64_t rounds_end = w->through ? 1 : r->batch.B;
+    for (a.row = 0; a.row < rounds_end; a.row += w->n_rows) {
         a.n_rows = clamp(r->batch.B - a.row, 0, w->n_rows);
         a.number = 0;
         a.first = 0;

@@ -322,6 +322,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     }
 #pragma unroll
     for (int t = 0; t < 16; t++) own[32 * t] = x.k[t], own[32 * (16 + t)] = x.e[t];
+    bool erases = false; /* which changes a state, whatever w is */
 #pragma unroll 1
     for (int t = 0; t < 16; t++) {
         const int64_t at = sh.chunk.t0 + token(t);
@@ -334,8 +335,10 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
             low = family_b(r, sh.chunk.seq, at, head, 0, channel);
             high = family_b(r, sh.chunk.seq, at, head, 0, channel + 1);
         }
+        erases |= low != 0 || high != 0;
         own[32 * t] = scale_word<pairs>(own[32 * t], low, high);
     }
+    if (erases) sh.factors.busy = 1;
 #pragma unroll
     for (int t = 0; t < 16; t++) x.e[t] = own[32 * t];
     __syncwarp();

@@ -314,14 +314,23 @@ template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::
     return i;
 }
 
-/* Passes a chunk of no gate and no update: every bit of S stays (G9). */
+/* Passes a chunk of no gate and no update: every bit of S stays (G9). An element may be above what
+ * 16 bits hold; then the warp walks. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::pass_idle(int i)
 {
     operand s[deep / 16];
     mma_block o[GROUPS];
+    typename tiles::taint taint = 0;
     turn_to(i);
 #pragma unroll
-    for (int y = 0; y < deep / 16; y++) tiles::pack(s[y], S[y]);
+    for (int y = 0; y < deep / 16; y++) {
+        tiles::pack(s[y], S[y]);
+        tiles::collect(taint, s[y]);
+    }
+    if (in_warp(barrier_any(1 + group, 128, tiles::is_tainted(taint)))) {
+        mend<io, deep>(S, b, part, b.part.begin + i);
+        return;
+    }
     multiply_rows<io, false>(o, s, block.stage(i).keys[1][0]);
     wgmma_wait<0>();
     put_output(o, matrices(i));

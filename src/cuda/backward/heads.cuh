@@ -336,8 +336,11 @@ GDN_DEVICE void store_head_gates(const Shared &sh, uint32_t step, const struct g
     for (int b = 0; b < n_blocks; b++)
         for (int i = 0; i < HEADS_WARPS; i++) ends += parts[b].ends[i];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        dg[i] = all_parts(parts, n_blocks, lane + 32 * i, 0) + (lane + 32 * i == n - 1 ? ends : 0);
+    for (int i = 0; i < 2; i++) { /* rows of dout behind the last token may hold anything */
+        const int t = lane + 32 * i;
+        dg[i] = all_parts(parts, n_blocks, t, 0) + (t == n - 1 ? ends : 0);
+        if (t >= n) dg[i] = 0;
+    }
     sum_back(dg, resets, lane);
 #pragma unroll
     for (int i = 0; i < 2; i++) {

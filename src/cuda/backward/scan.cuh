@@ -106,12 +106,13 @@ template <bool forgets, int n> GDN_DEVICE void decay_scan(float (&S)[n], float d
 
 /* ---- Places of J ----------------------------------------------------------------------------- */
 
-/* Returns the slot of J before a window. With a plan one block may read the slot of the window
- * behind while another writes that of its own. */
+/* Returns the slot of J before a window. With a plan, or with segments, one block may read the slot
+ * of the window behind while another writes that of its own. */
 GDN_DEVICE int64_t carry_of(const struct gdn_cu_backward &a, const struct backward_part &p,
                             int64_t window)
 {
-    return a.plan ? window % 2 : p.number;
+    if (a.plan) return window % 2;
+    return p.number + (a.segments > 1 ? window % 2 * a.n_parts : 0);
 }
 /* Return where J after the window is, and where that before it goes: for the next window, for the
  * join of units, or to the caller. */

@@ -185,7 +185,8 @@ int64_t gdn_windows_starts(const struct gdn_cu_backward *a)
 int64_t gdn_windows_carried(const struct gdn_cu_backward *a)
 {
     if (!gdn_windows_have_states(a)) return 0;
-    return gdn_windows_go_through(a) ? 2 : a->n_parts;
+    if (gdn_windows_go_through(a)) return 2;
+    return (a->segments > 1 ? 2 : 1) * a->n_parts;
 }
 
 /* Returns the entries of the plan (plan.cuh). */

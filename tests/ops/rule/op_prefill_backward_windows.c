@@ -97,7 +97,11 @@ static void segments_of_windows(void)
           B16 },
         { "", { 270, 70 }, 2, 2, LOG_G, GDN_NORM_L2_ADD, 0, 0, -1, true, true, true, 96, 72, H16 },
     };
-    static const int64_t chunks[] = { 0, -5, 4 };
+    /* Segments, and chunks of a window: of two calls several windows of each sequence too. */
+    static const struct {
+        int segments;
+        int64_t chunks;
+    } cuts[] = { { 1, 0 }, { 2, -5 }, { 3, 4 }, { 2, 2 } };
     if (!ring2_on_hopper()) {
         ring2_skip("on Hopper");
         return;
@@ -108,9 +112,9 @@ static void segments_of_windows(void)
         ring2_gradient_segments(-1);
         const gdn_prefill_backward_args want = run_windows(&a, 0);
         CHECK(!strstr(gdn_last_kernel(ring2_ctx(1)), "fused"), "two kernels");
-        for (int n = 1; n <= 3; n++) {
-            ring2_gradient_segments(n);
-            gdn_prefill_backward_args got = run_windows(&a, chunks[n - 1]);
+        for (int n = 0; n < 4; n++) {
+            ring2_gradient_segments(cuts[n].segments);
+            gdn_prefill_backward_args got = run_windows(&a, cuts[n].chunks);
             CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "backward_sm90_fused"), "one kernel");
             got.dA_log = want.dA_log, got.ddt_bias = want.ddt_bias; /* sums over the batch */
             expect_bits("segments", &got, &want);

@@ -161,7 +161,8 @@ foreach(row ${long} ${images})
     endif()
     add_custom_command(OUTPUT ${fatbin}
         COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${image} ${GDN_NVCC} -fatbin -std=c++17 -O3
-            -fmad=false ${effort} ${gencode} --compress-mode=size -DGDN_IMAGE_${image}=GDN_THIS_IMAGE
+            -fmad=false ${effort} ${gencode} --compress-mode=size
+            -DGDN_IMAGE_${image}=GDN_THIS_IMAGE
             -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
             -MD -MF ${images_folder}/${image}.d -MT ${fatbin} -o ${fatbin}
             ${PROJECT_SOURCE_DIR}/${source}

@@ -57,7 +57,7 @@ endif()
 # but Hopper's comes from one PTX, that of compute_80, so a chip runs the same kernels with code of
 # its own and without. "once" compiles each image once, which takes half of the time and shows
 # whether it compiles: Hopper's own for sm_90a, the others for sm_80, twins for f16 as PTX alone,
-# not optimised. It is not for a GPU: on Hopper all kernels that run in turn want code of compute_90a.
+# not optimised. It is not for a GPU: on Hopper kernels that overlap want code of compute_90a.
 set(GDN_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CACHE STRING
     "Device code: architectures; empty or all: 80;90a-real;100-real;120-real; native; once")
 function(read_architectures)

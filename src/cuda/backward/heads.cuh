@@ -53,6 +53,24 @@ template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&f
     }
 }
 GDN_DEVICE float beta_or_least(float beta) { return fabsf(beta) < LEAST_BETA ? LEAST_BETA : beta; }
+
+/* The factors of the thread's two rows in products with states: of dq, dw and D. */
+struct row_factors {
+    float start[2], end[2], read[2];
+};
+GDN_DEVICE struct row_factors factors_of_rows(const vectors &g, float drop)
+{
+    struct row_factors f;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int t = sum_row(2 * r);
+        f.start[r] = drop * g.q_start[t];
+        f.end[r] = drop * g.to_end[t];
+        f.read[r] = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
+    }
+    return f;
+}
+
 /* Returns what makes beta of beta_or_least(). */
 GDN_DEVICE float beta_share(float beta) { return fabsf(beta) < LEAST_BETA ? beta / LEAST_BETA : 1; }
 

@@ -197,18 +197,11 @@ GDN_DEVICE void store_pass(struct heads_shared &sh, const struct pass_tiles &p,
 template <bool forgets>
 GDN_DEVICE void weigh_all(head_sums &one, struct head_gradients &d, const vectors &g, float drop)
 {
-    float start[2], end[2], read[2];
     weigh_tokens<forgets>(one, g, heads_group() == 1, drop);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int t = sum_row(2 * r);
-        start[r] = drop * g.q_start[t];
-        end[r] = drop * g.to_end[t];
-        read[r] = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
-    }
-    weigh_rows<forgets>(d.dq, start);
-    weigh_rows<forgets>(d.D, read);
-    weigh_rows<forgets>(d.dw, end);
+    const struct row_factors f = factors_of_rows(g, drop);
+    weigh_rows<forgets>(d.dq, f.start);
+    weigh_rows<forgets>(d.D, f.read);
+    weigh_rows<forgets>(d.dw, f.end);
 }
 
 /* Scales the rows of X by what gives them their beta back. */

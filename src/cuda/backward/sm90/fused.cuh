@@ -212,18 +212,11 @@ GDN_DEVICE float add_states(struct head_gradients &d, fused_shared &sh, const ve
                             float drop)
 {
     const float inner = add_pass(d, sh, sh.rows);
-    float start[2], end[2], read[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int t = sum_row(2 * r);
-        start[r] = drop * g.q_start[t];
-        end[r] = drop * g.to_end[t];
-        read[r] = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
-    }
-    weigh_rows<forgets>(d.dq, start);
-    weigh_rows<forgets>(d.D, read);
+    const struct row_factors f = factors_of_rows(g, drop);
+    weigh_rows<forgets>(d.dq, f.start);
+    weigh_rows<forgets>(d.D, f.read);
     wgmma_wait<0>();
-    weigh_rows<forgets>(d.dw, end);
+    weigh_rows<forgets>(d.dw, f.end);
     return g.decay == 0 ? 0 : drop * g.decay * inner;
 }
 

@@ -405,7 +405,7 @@ GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, uint32_t step,
                             float drop)
 {
     const vectors &g = sh.g[step % 4];
-    float start[2], end[2], read[2], inner = 0;
+    float inner = 0;
     if (Shared::wide)
 #pragma unroll
         for (int e = 0; e < 32; e++) d.dq[e] = d.D[e] = d.dw[e] = 0;
@@ -419,24 +419,18 @@ GDN_DEVICE float add_states(struct head_gradients &d, Shared &sh, uint32_t step,
         wgmma_wait<0>();
         release_pass(sh, rows);
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int t = sum_row(2 * r);
-        start[r] = drop * g.q_start[t];
-        end[r] = drop * g.to_end[t];
-        read[r] = -drop * beta_or_least(g.beta[t]) * g.from_start[t];
-    }
+    const struct row_factors f = factors_of_rows(g, drop);
     if (!Shared::wide) {
         mbarrier_wait(shared_address(&sh.states_full), step % 2);
         inner = add_pass(d, sh, sh.rows[step % 2]);
     }
-    weigh_rows<forgets>(d.dq, start);
-    weigh_rows<forgets>(d.D, read);
+    weigh_rows<forgets>(d.dq, f.start);
+    weigh_rows<forgets>(d.D, f.read);
     if (!Shared::wide) {
         wgmma_wait<0>();
         release_pass(sh, step);
     }
-    weigh_rows<forgets>(d.dw, end);
+    weigh_rows<forgets>(d.dw, f.end);
     return g.decay == 0 ? 0 : drop * g.decay * inner;
 }
 

@@ -38,7 +38,7 @@ def of(op, device):
         a = rule(device)
         dout = a.pop("out").normal_()
         given = dict(a, dout=dout, state=n(B, HV, V, K))
-        return {**given, **{f"d{name}": torch.empty_like(x) for name, x in a.items()},
+        return {**given, **{f"d{name}": torch.randn_like(x) for name, x in a.items()},
                 "dstate": n(B, HV, V, K)}
     if op == "conv1d_backward":
         return dict(x=n(B, T, D), weight=n(D, W), bias=n(D), state=n(B, D, W - 1),

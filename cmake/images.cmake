@@ -56,8 +56,8 @@ endif()
 # 100-real code alone, 80-virtual PTX alone; native is code for the GPUs of this machine. All code
 # but Hopper's comes from one PTX, that of compute_80, so a chip runs the same kernels with code of
 # its own and without. "once" compiles each image once, which takes half of the time and shows
-# whether it compiles: Hopper's own for sm_90a, the others for sm_80, twins for f16 as PTX alone,
-# not optimised. It is not for a GPU: on Hopper kernels that overlap want code of compute_90a.
+# whether it compiles: Hopper's own for sm_90a, the others for sm_80, twins as PTX alone, not
+# optimised. It is not for a GPU: on Hopper kernels that overlap want code of compute_90a.
 set(GDN_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CACHE STRING
     "Device code: architectures; empty or all: 80;90a-real;100-real;120-real; native; once")
 function(read_architectures)
@@ -131,6 +131,9 @@ if(images AND NOT chips MATCHES 90a)
     list(FILTER images EXCLUDE REGEX ", sm_90a,")
 endif()
 
+# Twins have the source of an image for bf16, for k-last states or for heads of 128.
+set(twins "_f16|_kv,|_64,")
+
 # What takes a minute begins first, so that no processor waits for one of these at the end.
 set(long ${images})
 list(FILTER long INCLUDE REGEX
@@ -145,7 +148,7 @@ foreach(row ${long} ${images})
     set(fatbin ${images_folder}/${image}.fatbin)
     set(gencode ${gencode_${chip}})
     set(effort)
-    if(GDN_CUDA_ARCHITECTURES STREQUAL once AND image MATCHES "_f16")
+    if(GDN_CUDA_ARCHITECTURES STREQUAL once AND "${image}," MATCHES "${twins}")
         string(REGEX REPLACE "arch=(compute_[0-9a]+),code=.*" "arch=\\1,code=\\1" gencode
             "${gencode}")
         set(effort -Xcicc -O0)

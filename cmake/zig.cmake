@@ -2,7 +2,8 @@
 # The compiler of Python's package ziglang, for GDN_TARGET: x86_64-linux-gnu.2.28,
 # x86_64-windows-gnu or aarch64-macos.11.0, say. It brings the headers and libraries of these
 # systems, and the names of symbols of every glibc, so what it builds needs no newer one than the
-# target says. Programs for Windows run under wine. Used by tools/wheel.sh and tools/systems.sh.
+# target says. Programs for Windows run under wine. tools/wheel.sh and stage systems of tools/ci.sh
+# use it.
 set(GDN_TARGET x86_64-linux-gnu.2.28 CACHE STRING "Processor, system, version to compile for")
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES GDN_TARGET)
 

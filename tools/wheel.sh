@@ -4,7 +4,8 @@
 # wheel.sh [PLATFORM]... - wheels in dist/, and the sdist. Without arguments: for Linux on this
 # processor. "all": for every platform of the table below. A wheel for Linux on this processor has
 # device code, of GDN_IMAGES_FROM (a folder of fatbins) or, with GDN_CUDA=ON, compiled here. The
-# others have none. GDN_BUILD_TYPE is CMake's (MinSizeRel compiles quickest), else Release.
+# others have none. GDN_BUILD_TYPE is CMake's (MinSizeRel compiles quickest), else Release. With
+# GDN_WERROR=ON warnings are errors.
 #
 # It wants packages of Python: build and scikit-build-core (the build), ziglang (a compiler for all
 # these systems) and auditwheel (it checks and names what is for glibc). cJSON, for the command gdn,
@@ -44,6 +45,7 @@ build_for() {
         -C "cmake.define.GDN_TARGET=$target" -C "cmake.define.$(device_code "$platform")"
         -C "build-dir=build/zig-$platform" -C install.strip=false
         -C "cmake.build-type=${GDN_BUILD_TYPE:-Release}"
+        -C "cmake.define.GDN_WERROR=${GDN_WERROR:-OFF}"
     )
     [ ! -f build/cjson/cJSON.c ] || settings+=(-C "cmake.define.GDN_CJSON_DIR=$PWD/build/cjson")
     # By way of the sdist, which must hold all that the build wants; or faster.

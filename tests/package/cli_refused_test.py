@@ -13,8 +13,8 @@ import sys
 from array import array
 
 import cli_test as cli
-from cli_test import (BAD, OK, OUTSIDE, Skip, build, check, f32, gdn, i64, info, load, pack,
-                      refused, run_json, save, vector, vectors, without, write)
+from cli_test import (BAD, OK, OUTSIDE, Skip, as_checkpoint, build, check, f32, gdn, i64, info,
+                      load, pack, refused, run_json, save, vector, vectors, without, write)
 
 # ---- Damaged files --------------------------------------------------------------------------
 
@@ -222,6 +222,35 @@ def test_layers_of_the_family():
         changed = (dict(metadata, config=json.dumps({**config, name: value})) if value else
                    dict(metadata, **{name: "-5"}))
         run_json(save("other.safetensors", changed, tensors), want=OUTSIDE)
+
+
+def test_three_convolutions():
+    for name in "family/layer_kimi_linear", "family/backward_layer_kimi_linear":
+        whole = load(vector(name))
+        metadata, tensors = as_checkpoint(*whole, True)
+        for letter in "qkv":
+            part = f"layer.{letter}_conv1d.weight"
+            refused_file(save("damaged.safetensors", metadata, without(tensors, part)), part,
+                         "absent")
+            for shape in ([128], [32, 4], [32, 2, 2], [32, 4, 1], [64, 1, 2], [2**62, 1, 0]):
+                n = 1
+                for size in shape:
+                    n *= size
+                changed = dict(tensors, **{part: ("F32", shape, f32([1] * n))})
+                refused_file(save("damaged.safetensors", metadata, changed), "_conv1d.weight")
+            changed = dict(tensors, **{part: ("F32", [31, 1, 4], f32([1] * 124))})
+            refused_file(save("damaged.safetensors", metadata, changed),
+                         "[31,1,4]" if "backward" in name else "conv_weight")
+            changed = dict(tensors, **{part: ("I32", [32, 1, 4], tensors[part][2])})
+            refused_file(save("damaged.safetensors", metadata, changed), part)
+        twice = dict(tensors, **{"layer.conv1d.weight": whole[1]["layer.conv1d.weight"]})
+        refused_file(save("damaged.safetensors", metadata, twice), "layer.q_conv1d.weight",
+                     "another name")
+    config = json.loads(metadata["config"])
+    for key, value in (("num_heads", 0), ("head_dim", None)):
+        part = {**config["linear_attn_config"], key: value}
+        changed = dict(metadata, config=json.dumps(dict(config, linear_attn_config=part)))
+        refused_file(save("damaged.safetensors", changed, tensors), f" {key} ")
 
 
 def test_layer_gradients():

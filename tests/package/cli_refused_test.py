@@ -371,6 +371,15 @@ def test_check_of_an_instruction_set():
     check(status == BAD and 'no instruction set is called "mmx"' in err, status, err)
 
 
+def test_numbers_of_check():
+    for option, value, wanted in (
+            ("--repeat", "0", "from 1 to 1000000"), ("--repeat", "x", "from 1"),
+            ("--seed", "-1", "from 0"), ("--seed", "1" * 21, "from 0"), ("--seed", "", "from 0")):
+        status, out, err = gdn("check", "--function", "exp_row", option, value)
+        check(status == BAD and not out and err.count("\n") == 1, option, value, out, err)
+        check(f"{option}: '{value}', wanted a whole number {wanted}" in err, err)
+
+
 def test_values_of_options():
     """--name value and --name=value, in every command; "--" ends the options."""
     rows = "--heads 1/1 --dim 8 --seqlens 9 --seconds 0.01".split()

@@ -25,7 +25,7 @@ static const char help[] =
     "  --heads N        heads, each with its own inputs (default 1)\n"
     "  --dim K[/V]      head size (default 128)\n"
     "  --rule R         gdn (default), kda, gdn2 or product, which has two updates of a token\n"
-    "  --record R       calls of one token with a record of R rows (lazy states; default 0)\n"
+    "  --record R       calls of one token with a record of R rows (lazy states)\n"
     "  --rows D         f32 (default), bf16, f16: of its keys and u\n"
     "  --layout L       k_last (default), k_first\n"
     "  --seed N         of the inputs and of stochastic rounding (default 1)\n"
@@ -481,7 +481,7 @@ int accuracy_main(int argc, char **argv)
         { "--dim", CLI_TEXT, &s.dim, 0, 0 },
         { "--layout", CLI_TEXT, &s.layout, 0, 0 },
         { "--rule", CLI_TEXT, &s.rule_name, 0, 0 },
-        { "--record", CLI_INT, &s.record, 0, 1 << 16 },
+        { "--record", CLI_INT, &s.record, 1, 1 << 16 },
         { "--rows", CLI_TEXT, &s.rows, 0, 0 },
         { "--seed", CLI_INT, &s.seed, 0, 1 << 30 },
         { "--threads", CLI_INT, &s.device.threads, 0, 1024 },

@@ -34,8 +34,8 @@ static const char help[] =
     "  --json           one JSON line\n"
     "\n"
     "A time is that of the nearest call among the kept measurements (bench/results), times the\n"
-    "ratio of their work; the line says which. Projections, norms and other layers are not in it.\n"
-    "Workspace and slots are those of one rank.\n";
+    "ratio of their work; the line says which, and on what machine. Projections, norms and other\n"
+    "layers are not in it. Workspace and slots are those of one rank.\n";
 
 enum { N_DTYPES = 6, HOPPER = 90 /* its compute capability */ };
 static const char *const dtype_names[N_DTYPES] = { "f32", "bf16", "f16", "i8", "e4m3", "e5m2" };
@@ -130,6 +130,20 @@ static void warn_rule(struct plan *p)
                   plan_rule_name(m));
 }
 
+/* Names the calls whose times are of another GPU, and that GPU. */
+static void warn_times(struct plan *p)
+{
+    char calls[PLAN_WARNING] = "";
+    for (int i = 0; i < PLAN_N_CALLS; i++) {
+        const struct plan_time *t = &p->times[i];
+        const size_t used = strlen(calls);
+        if (t->elsewhere)
+            snprintf(calls + used, sizeof calls - used, "%s%s on %s", used ? ", " : "",
+                     p->answers[i].op, t->machine);
+    }
+    if (*calls) plan_warn(&p->warnings, "times are not of %s: %s", p->device_name, calls);
+}
+
 static void warn(struct plan *p)
 {
     const bool hopper = p->chip && p->chip->capability == HOPPER;
@@ -146,6 +160,7 @@ static void warn(struct plan *p)
         else if (hopper)
             warn_no_hopper(p, a);
     }
+    warn_times(p);
 }
 
 /* ---- Making ---------------------------------------------------------------------------------- */
@@ -340,6 +355,7 @@ static void add_call(cJSON *list, const struct plan *p, int i)
     if (t->us <= 0) return;
     cJSON_AddNumberToObject(item, "layer_ms", 1e-3 * t->us);
     cJSON_AddNumberToObject(item, "layers_ms", 1e-3 * t->us * p->model.n_linear);
+    cJSON_AddStringToObject(item, "measured_on", t->machine);
     cJSON_AddStringToObject(item, "measured", t->what);
     cJSON_AddNumberToObject(item, "factor", t->factor);
     if (t->rule_only) cJSON_AddBoolToObject(item, "rule_only", true);

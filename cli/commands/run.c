@@ -42,8 +42,9 @@ static const char *const help[] = {
     "  prefill_backward  as prefill; grad_output grad_final_state\n"
     "      expected.     as prefill; dq dk dv; dg or da; dbeta or db; dA_log ddt_bias;\n"
     "                    dwrite dinitial_state\n"
-    "  layer             hidden_states [B,T,hidden], layer.<Hugging Face name>; token_ids and\n"
-    "                    embedding: hidden_states must be their rows\n"
+    "  layer             hidden_states [B,T,hidden], layer.<Hugging Face name>, three names of\n"
+    "                    convolutions too (q_conv1d); token_ids and embedding: hidden_states must\n"
+    "                    be their rows\n"
     "      expected.     output\n"
     "  layer_backward    hidden_states, layer.<Hugging Face name>; grad_output\n"
     "      expected.     output; dhidden_states; d<Hugging Face name> of each\n"
@@ -78,8 +79,8 @@ static const char *const help[] = {
     "  activation        conv1d: none (default), silu; rmsnorm_gated: silu (default), sigmoid\n"
     "  config            layers: JSON with linear_num_key_heads, linear_num_value_heads,\n"
     "                    linear_key_head_dim, linear_value_head_dim; of KDA linear_num_heads,\n"
-    "                    linear_head_dim; rms_norm_eps, output_gate_type,\n"
-    "                    linear_allow_neg_eigval\n"
+    "                    linear_head_dim, or linear_attn_config with num_heads, head_dim;\n"
+    "                    rms_norm_eps, output_gate_type, linear_allow_neg_eigval\n"
     "  prefill_tokens    layer: so many in one call, the rest one by one. Default: all\n"
     "  kind              layers: not needed, the tensors say it\n",
 

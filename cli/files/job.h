@@ -28,7 +28,7 @@ struct job_phase {
     char kernel[640]; /* what ran */
 };
 
-enum { JOB_OUTPUTS = 16 }; /* at most */
+enum { JOB_OUTPUTS = 24 }; /* at most */
 
 struct job {
     struct st_file file;
@@ -111,6 +111,8 @@ int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim, c
  * absent, there is none. */
 int job_gradient(struct job *job, const char *name, int32_t dtype, const gdn_tensor *of,
                  bool of_gate, int32_t A, gdn_tensor *made);
+/* Adds a gradient that has its memory. */
+int job_gradient_at(struct job *job, const char *name, gdn_tensor at, bool of_gate, int32_t A);
 /* The pool of states: starts as `from`, or, absent, as zeros of these sizes. An output. */
 int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from, int ndim,
              const int64_t *size);

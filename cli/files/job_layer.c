@@ -13,8 +13,10 @@
 #include "oracle.h"
 
 #define NAME(name, field) "layer." name,
+#define PART(name) "layer." name,
 static const char *const tensors[] = { "hidden_states", "token_ids", "embedding",
-                                       LAYER_WEIGHTS(NAME) "expected.output", NULL };
+                                       LAYER_WEIGHTS(NAME) LAYER_CONVS(PART) "expected.output",
+                                       NULL };
 static const char *const metadata[] = { "kind", "config", "prefill_tokens", "gate_lower_bound",
                                         NULL };
 
@@ -31,13 +33,18 @@ static int config_size(const struct job *job, const cJSON *config, const char *k
     return CLI_OK;
 }
 
-/* A layer of KDA has values of the size of its keys. */
+/* A layer of KDA has values of the size of its keys. Checkpoints have an object for these sizes. */
 static int config_heads(const struct job *job, const cJSON *config, gdn_block_args *a)
 {
-    if (cJSON_HasObjectItem(config, "linear_num_heads")) {
-        if (config_size(job, config, "linear_num_heads", &a->n_key_heads) ||
-            config_size(job, config, "linear_head_dim", &a->key_head_dim))
+    const cJSON *own = cJSON_GetObjectItemCaseSensitive(config, "linear_attn_config");
+    const cJSON *bound = cJSON_GetObjectItemCaseSensitive(own, "gate_lower_bound");
+    if (own || cJSON_HasObjectItem(config, "linear_num_heads")) {
+        if (config_size(job, own ? own : config, own ? "num_heads" : "linear_num_heads",
+                        &a->n_key_heads) ||
+            config_size(job, own ? own : config, own ? "head_dim" : "linear_head_dim",
+                        &a->key_head_dim))
             return CLI_BAD;
+        if (cJSON_IsNumber(bound)) a->gate_lower_bound = (float)bound->valuedouble;
         a->n_value_heads = a->n_key_heads;
         a->value_head_dim = a->key_head_dim;
         return CLI_OK;
@@ -146,7 +153,7 @@ static int check_prompt(struct job *job, const gdn_tensor *hidden)
     return CLI_OK;
 }
 
-/* ---- The call ---------------------------------------------------------------------------- */
+/* ---- Parameters -------------------------------------------------------------------------- */
 
 #define FIELD(name, field) { "layer." name, offsetof(gdn_block_args, field) },
 static const struct {
@@ -175,6 +182,51 @@ static int64_t elements(const gdn_tensor *t)
     for (int i = 0; i < t->ndim; i++) n *= t->size[i];
     return n;
 }
+
+/* ---- Three convolutions ------------------------------------------------------------------ */
+
+static const char *const convs[] = { LAYER_CONVS(PART) };
+
+static int check_part(const struct job *job, const char *name, const gdn_tensor *t, int64_t taps)
+{
+    if (job_need(job, t, name)) return CLI_BAD;
+    if (t->dtype > GDN_F16 || t->ndim != 3 || t->size[1] != 1 || t->size[2] < 2)
+        return cli_bad("%s: tensor '%s': wanted floats [n,1,W] with W of 2 or more", job->file.path,
+                       name);
+    if (t->size[2] == taps) return CLI_OK;
+    return cli_bad("%s: tensor '%s': W is %lld, wanted %lld as in '%s'", job->file.path, name,
+                   (long long)t->size[2], (long long)taps, convs[0]);
+}
+
+/* Joins the convolutions of q, k and v to one, in float32, which changes no value. */
+static int join_convs(struct job *job)
+{
+    gdn_tensor *to = &job->args.block.conv_weight, parts[3];
+    int64_t size[3] = { 0, 1, 0 };
+    bool some = false;
+    for (int i = 0; i < 3; i++) {
+        parts[i] = job_tensor(job, convs[i]);
+        some = some || parts[i].data;
+        if (parts[i].data && to->data)
+            return cli_bad("%s: tensor '%s': there under another name too", job->file.path,
+                           convs[i]);
+    }
+    if (!some) return CLI_OK;
+    for (int i = 0; i < 3; i++) {
+        size[2] = parts[0].ndim == 3 ? parts[0].size[2] : 0;
+        if (check_part(job, convs[i], &parts[i], size[2])) return CLI_BAD;
+        size[0] += parts[i].size[0];
+    }
+    *to = memory_tensor(&job->memory, GDN_F32, 3, size);
+    if (!to->data) return cli_bad("%s: no memory for the convolution", job->file.path);
+    float *next = to->data;
+    for (int i = 0; i < 3; i++)
+        for (int64_t j = 0; j < parts[i].size[0] * size[2]; j++)
+            *next++ = (float)oracle_load(parts[i].data, parts[i].dtype, j);
+    return CLI_OK;
+}
+
+/* ---- The call ---------------------------------------------------------------------------- */
 
 /* Files have A_log as [1][1][H][1] too, and dt_bias of KDA as [H K]. */
 static void shape_gates(gdn_block_args *a)
@@ -210,7 +262,7 @@ static int prepare(struct job *job)
     *a = gdn_block_args_init();
     a->hidden = job_tensor(job, "hidden_states");
     if (job_need(job, &a->hidden, "hidden_states") || parse_config(job) || read_parameters(job) ||
-        job_number(job, "gate_lower_bound", &a->gate_lower_bound))
+        join_convs(job) || job_number(job, "gate_lower_bound", &a->gate_lower_bound))
         return CLI_BAD;
     shape_gates(a);
     if (a->hidden.ndim != 3 || a->hidden.dtype > GDN_F16)

@@ -7,9 +7,11 @@
 
 #define NAME(name, field) "layer." name,
 #define EXPECTED(name, field) "expected.d" name,
+#define PART(name) "layer." name,
+#define EXPECTED_PART(name) "expected.d" name,
 static const char *const tensors[] = { "hidden_states", "grad_output",
-                                       LAYER_WEIGHTS(NAME)
-                                           LAYER_WEIGHTS(EXPECTED) "expected.output",
+                                       LAYER_WEIGHTS(NAME) LAYER_WEIGHTS(EXPECTED) LAYER_CONVS(PART)
+                                           LAYER_CONVS(EXPECTED_PART) "expected.output",
                                        "expected.dhidden_states", NULL };
 static const char *const metadata[] = { "kind", "config", "gate_lower_bound", NULL };
 
@@ -48,6 +50,33 @@ static int add_weight(struct job *job, size_t i)
     return CLI_OK;
 }
 
+#define OF_PART(name) { "layer." name, "d" name },
+static const struct {
+    const char *name, *gradient;
+} convs[] = { LAYER_CONVS(OF_PART) };
+
+/* Takes the convolution that three were joined to. Their gradients follow each other in its. */
+static int add_convs(struct job *job)
+{
+    gdn_block_backward_args *a = &job->gradients.block;
+    const int32_t A = job->args.block.hidden.dtype;
+    gdn_tensor part = job_tensor(job, convs[0].name);
+    if (!part.data) return CLI_OK;
+    a->conv_weight = job->args.block.conv_weight;
+    a->dconv_weight = memory_tensor(&job->memory, GDN_F32, 3, a->conv_weight.size);
+    if (!a->dconv_weight.data)
+        return cli_bad("%s: no memory for the dconv1d.weight", job->file.path);
+    float *next = a->dconv_weight.data;
+    for (int i = 0; i < 3; i++) {
+        part = job_tensor(job, convs[i].name);
+        const int64_t n = part.size[0] * part.size[2];
+        part.data = next, part.dtype = GDN_F32;
+        if (job_gradient_at(job, convs[i].gradient, part, false, A)) return CLI_BAD;
+        next += n;
+    }
+    return CLI_OK;
+}
+
 static int prepare(struct job *job)
 {
     if (job_layer.prepare(job)) return CLI_BAD;
@@ -59,7 +88,7 @@ static int prepare(struct job *job)
     int code = job_gradient(job, "dhidden_states", A, &a->hidden, false, A, &a->dhidden);
     for (size_t i = 0; i < sizeof weights / sizeof *weights && !code; i++)
         code = add_weight(job, i);
-    return code;
+    return code ? code : add_convs(job);
 }
 
 static int compute(struct job *job, gdn_ctx *ctx)

@@ -18,6 +18,9 @@
     X("g_b_proj.weight", in_proj_z)                  \
     X("b_proj.weight", in_proj_b)                    \
     X("a_proj.weight", in_proj_a)                    \
+    X("f_proj.weight", in_proj_a)                    \
+    X("f_a_proj.weight", in_proj_a_down)             \
+    X("f_b_proj.weight", in_proj_a)                  \
     X("forget_gate.f_proj.weight", in_proj_a)        \
     X("forget_gate.f_a_proj.weight", in_proj_a_down) \
     X("forget_gate.f_b_proj.weight", in_proj_a)      \
@@ -31,5 +34,8 @@
     X("o_norm.weight", norm_weight)                  \
     X("out_proj.weight", out_proj)                   \
     X("o_proj.weight", out_proj)
+
+/* The parts of conv_weight, in its order, in files that have three convolutions. */
+#define LAYER_CONVS(X) X("q_conv1d.weight") X("k_conv1d.weight") X("v_conv1d.weight")
 
 #endif

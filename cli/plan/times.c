@@ -118,6 +118,8 @@ struct plan_time plan_time_of(const char *device, bool cuda, int threads,
     t.factor = work_of(&call) / work_of(best);
     t.us = best->us * t.factor;
     t.rule_only = best->call != call.call;
+    t.machine = machines[best->machine].name;
+    t.elsewhere = cuda && strcmp(t.machine + strlen("NVIDIA "), device) != 0;
     describe(&t, best);
     return t;
 }

@@ -10,7 +10,9 @@ struct plan_time {
     double us;      /* the measured time, times `factor`; 0: nothing like the call was measured */
     double factor;  /* the call's work in that of the measured one */
     bool rule_only; /* gdn_decode was measured, in place of gdn_step */
-    char what[160]; /* "NVIDIA H200: 16/32 heads, K 128, V 128, 32 x 1 tokens, bf16, f32" */
+    const char *machine; /* where: "NVIDIA H200" */
+    bool elsewhere;      /* that is another GPU than the plan's */
+    char what[160];      /* "NVIDIA H200: 16/32 heads, K 128, V 128, 32 x 1 tokens, bf16, f32" */
 };
 
 /* device: what the plan is for, such as "H100" or a CPU's name. threads: of a CPU. */

@@ -322,7 +322,7 @@ int generate_main(int argc, char **argv)
         { "--load-state", CLI_TEXT, &o.load, 0, 0 },
         { "--exact", CLI_FLAG, &o.exact, 0, 0 },
         { "--draft", CLI_INT, &o.draft, 0, DRAFT_MOST },
-        { "--lazy", CLI_INT, &o.lazy, 0, 1 << 16 },
+        { "--lazy", CLI_INT, &o.lazy, 1, 1 << 16 },
         { "--logits", CLI_TEXT, &o.logits, 0, 0 },
         { "--speed", CLI_FLAG, &o.speed, 0, 0 },
         { "--backend", CLI_TEXT, &o.device.backend, 0, 0 },

@@ -9,6 +9,7 @@ calls register(): vLLM then makes classes of gdn in place of ChunkGatedDeltaRule
 QwenGatedDeltaNetAttention. Prefill runs the rule by libgdn, and decoding without drafts runs
 convolution, gates, norm and rule as one gdn_step(). install() replaces vLLM's functions instead, in
 every layer that calls them. A call that raises NotImplementedError here then goes to vLLM's own.
+On a CPU GDN_VLLM_LAZY=16 keeps up to 16 tokens beside each state (docs/start/lazy-states.md).
 
 Slots of vLLM's pools start at 1: block 0 is the null block. So slots of 0 and below are padding;
 their outputs are zero where vLLM leaves them undefined.
@@ -374,7 +375,8 @@ def register():
     """
     Registers both classes as vLLM's out-of-tree ones. Call it before a model is made. Raises
     ImportError where vLLM is not importable, or with one line where its methods have other
-    parameters; nothing is registered then. A second call does nothing.
+    parameters; nothing is registered then. ValueError for a GDN_VLLM_LAZY that is no number of
+    rows, or not on a CPU. A second call does nothing.
     """
     from vllm.model_executor.custom_op import CustomOp, PluggableLayer
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as qwen
@@ -386,6 +388,8 @@ def register():
         return
     chunk = _chunk_class(qwen.ChunkGatedDeltaRule)
     layer = _layer_class(qwen.QwenGatedDeltaNetAttention, is_conv_state_dim_first)
+    if _vllm_cpu.lazy_rows() and not current_platform.is_cpu():
+        raise ValueError(f"{_vllm_cpu.LAZY}: given, wanted none but on a CPU")
     if current_platform.is_cpu():
         from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 

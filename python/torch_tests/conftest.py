@@ -54,6 +54,19 @@ def clean():
 
 
 @pytest.fixture
+def mesh():
+    """A mesh of this process alone, for FSDP2."""
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0,
+                                         world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
 def modeling(monkeypatch):
     """The models of transformers, by torch's own operators until a test installs others."""
     pytest.importorskip("transformers", reason="transformers is not installed")

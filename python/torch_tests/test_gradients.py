@@ -144,6 +144,35 @@ def test_saved_states(monkeypatch, layout):
         assert calls[0][2] == every
 
 
+def test_no_states_that_nothing_reads(monkeypatch):
+    """Gradients of a decay per channel, of a write gate and of several updates read none."""
+    n, calls = 8193, []
+    q, k, v = torch.randn(1, n, 1, 8).requires_grad_(), torch.randn(1, n, 1, 8), \
+        torch.randn(1, n, 1, 8)
+    g, beta = -torch.rand(1, n, 1), torch.rand(1, n, 1)
+
+    def spy(op, options):
+        calls.append(options.get("checkpoint_every"))
+        return gdn.torch._operators.overload(op, options)
+
+    monkeypatch.setattr(gdn.torch._gradients, "overload", spy)
+    with torch.enable_grad():
+        for of_g, of_beta, more, every in (
+                (g, beta, {}, 2048), (g[..., None], beta[..., None], {}, 2048),
+                (g[..., None].expand(-1, -1, -1, 8), beta, {}, None),
+                (g, beta[..., None].expand(-1, -1, -1, 8), {}, None),
+                (g, beta, dict(write_gate=torch.rand(1, n, 1, 8)), None)):
+            calls.clear()
+            out = gdn.torch.prefill(q, k, v, of_g.contiguous(), of_beta.contiguous(), **more,
+                                    norm=gdn.NORM_L2)
+            out.sum().backward()
+            assert calls == [every, every]
+        calls.clear()
+        two = [x.repeat_interleave(2, 1) for x in (k, v, beta)]
+        gdn.torch.prefill(q, *two[:2], g, two[2], updates=2, norm=gdn.NORM_L2).sum().backward()
+        assert calls == [None, None]
+
+
 def test_one_input_alone():
     """Only what requires a gradient gets one, with the same bits."""
     a, w = raw(), weights()

@@ -318,22 +318,10 @@ def test_offloading():
     near(torch.cat([layer(part, cache) for part in x.split(5, 1)], 1), want)
 
 
-@pytest.fixture
-def mesh():
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0,
-                                         world_size=1)
-    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("names", [(*LAYOUTS["qwen3_5"], "out_proj"), ("conv1d", "norm"), ()])
 def test_fully_shard(mesh, names):
     """FSDP2 on children, and on the layer around them."""
-    fsdp = pytest.importorskip("torch.distributed.fsdp")
-    if not hasattr(fsdp, "fully_shard"):
-        pytest.skip("this torch has no fully_shard")
+    fsdp = torch.distributed.fsdp
     layer, x = layer_of(), sample()
     plain = copy.deepcopy(layer)
     for name in names:

@@ -122,10 +122,42 @@ def test_negative_slots(layout, dtype):
     assert torch.equal(record.state[4], record.state[1]) and record.state[1].any()
 
 
+def test_one_channel():
+    """Gates per channel, of keys of one channel."""
+    lazy, plain = torch.zeros(2, SLOTS, H, V, 1)
+    record = gdn.torch.Record(lazy, HK, ROWS, channels=True)
+    for _ in range(ROWS + 2):
+        q, k, v, g, beta = tokens(SLOTS, channels=True)
+        given = q[..., :1], k[..., :1], v, g[..., :1], beta
+        want = gdn.torch.decode(*given, state=plain, norm=gdn.NORM_L2)
+        torch.testing.assert_close(record.decode(*given, norm=gdn.NORM_L2), want, rtol=0, atol=2e-5)
+    assert (record.count == 2).all()
+    record.fold()
+    torch.testing.assert_close(lazy, plain, rtol=0, atol=2e-5)
+
+
+def test_slots_that_are_no_tensors():
+    record, one = gdn.torch.Record(pool(), HK, ROWS), torch.tensor([1])
+    for wrong in [1], 1, (1,):
+        for name, call in (("slots", record.fold), ("slots", record.clear),
+                           ("from_slots", lambda x: record.fork(x, one)),
+                           ("to_slots", lambda x: record.fork(one, x))):
+            with pytest.raises(TypeError, match=f"^{name}: {type(wrong).__name__}, wanted a torch"):
+                call(wrong)
+    with pytest.raises(TypeError, match="^slots: NoneType, wanted"):
+        record.clear(None)
+
+
 def test_refusals():
     for name, change in ("rows", dict(rows=0)), ("key_heads", dict(key_heads=0)), \
             ("state", dict(state=pool()[0])):
         with pytest.raises(ValueError, match=f"{name}: "):
+            gdn.torch.Record(**dict(dict(state=pool(), key_heads=HK), **change))
+    for name, change in ("rows", dict(rows="16")), ("key_heads", dict(key_heads=2.0)):
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            gdn.torch.Record(**dict(dict(state=pool(), key_heads=HK), **change))
+    for name, change in ("state", dict(state=[1])), ("state_scales", dict(state_scales=[1])):
+        with pytest.raises(TypeError, match=f"^{name}: list, wanted a torch.Tensor"):
             gdn.torch.Record(**dict(dict(state=pool(), key_heads=HK), **change))
     record = gdn.torch.Record(pool(), HK, ROWS)
     given = tokens(SLOTS)

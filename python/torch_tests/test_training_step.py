@@ -4,6 +4,7 @@
 import copy
 
 import gdn
+import pytest
 import tiny
 import torch
 
@@ -34,6 +35,31 @@ def compare(model):
 
 def test_layer():
     compare(tiny.Layered())
+
+
+@pytest.mark.parametrize("is_kda", [False, True])
+@torch.enable_grad()
+def test_whole_step(is_kda):
+    """Forward pass, loss, backward pass and the update of the weights are one graph."""
+    if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
+        pytest.skip("this torch compiles no backward()")
+    torch.manual_seed(1)
+    tokens, found = tiny.text(), []
+
+    def step(model, weights):
+        loss = tiny.loss_of(model, tokens)
+        slopes = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for w, slope in zip(weights, slopes):
+                w.sub_(0.1 * slope)
+        return loss.detach()
+
+    for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        model = tiny.Layered(is_kda=is_kda)
+        weights = list(model.parameters())
+        with torch._dynamo.config.patch(trace_autograd_ops=True):
+            found.append([call(model, weights).item() for _ in range(3)])
+    assert found[0] == found[1] and found[0][-1] < found[0][0]
 
 
 class Logits(torch.nn.Module):

@@ -181,7 +181,7 @@ def engine(monkeypatch):
     op.CustomOp = op.PluggableLayer = Base
     qwen.ChunkGatedDeltaRule = ChunkGatedDeltaRule
     qwen.QwenGatedDeltaNetAttention = QwenGatedDeltaNetAttention
-    qwen.on_cpu = on_cpu
+    qwen.on_cpu, qwen.platforms = on_cpu, platforms
     monkeypatch.setattr(ours, "_classes", None)
     return qwen
 
@@ -271,6 +271,92 @@ def test_on_a_cpu(engine):
     close(layer.kv_cache[1], pool)
     layer.activation = "relu"
     assert call(layer, batch, row, a["b"], a["a"], got) == "theirs"
+
+
+def vllm_config(mode="none", transfer=None, drafts=None):
+    return types.SimpleNamespace(cache_config=types.SimpleNamespace(mamba_cache_mode=mode),
+                                 kv_transfer_config=transfer, speculative_config=drafts)
+
+
+def lazy_layer(a):
+    layer = types.SimpleNamespace(vllm_config=vllm_config())
+    vars(layer).update(layer_of(a, torch.randn(P, HV, K, V), 3))
+    return layer
+
+
+def batch_of(decodes, prompts):
+    """vLLM's metadata of slots with a token each, and of (slot, tokens, has a state)."""
+    lengths = torch.tensor([1] * len(decodes) + [n for _, n, _ in prompts])
+    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    return int(starts[-1]), types.SimpleNamespace(
+        num_decodes=len(decodes), num_decode_tokens=len(decodes), num_prefills=len(prompts),
+        num_prefill_tokens=int(starts[-1]) - len(decodes),
+        non_spec_state_indices_tensor=torch.tensor([*decodes, *(s for s, _, _ in prompts)]),
+        non_spec_query_start_loc=starts,
+        has_initial_state=torch.tensor([True] * len(decodes) + [has for _, _, has in prompts]))
+
+
+def test_lazy_states(engine, monkeypatch):
+    """
+    An engine with lazy states beside one without. A slot of a sequence that ended or was preempted
+    goes to another one, with rows still pending; a preempted sequence comes back by its prompt, in
+    the same slot and in another one; prompts have one token, or come in parts.
+    """
+    ours.register()
+    monkeypatch.setenv("GDN_VLLM_LAZY", "4")
+    call = engine.on_cpu._cpu_gdn_attention_nonspec
+    lazy = lazy_layer(raw_rule((1,))[0])
+    plain = types.SimpleNamespace(**vars(lazy))
+    plain.kv_cache = tuple(x.clone() for x in lazy.kv_cache)
+    steps = [([], [(1, 7, False), (2, 3, False)]), ([1, 2], []), ([1, 2, 0], []), ([2], []),
+             ([2, 1], [(3, 1, False)]),
+             ([1, 3], [(2, 5, False)]),  # 2 was preempted, with pending rows
+             ([3, 1, 2], []), ([3], [(1, 2, False), (4, 6, False)]),  # 1 ended; 4 is 1 again
+             ([1, 3, 4], []), ([1, 4], [(3, 4, True)]),  # more of a prompt, behind decoded rows
+             ([1], [(3, 1, True), (4, 1, False)]), ([1, 3, 4, 2], []), ([4, 3], [(2, 2, True)])]
+    most = 0
+    for decodes, prompts in steps * 3:
+        N, batch = batch_of(decodes, prompts)
+        a, found = raw_rule((N,))[0], []
+        row = torch.cat([a[m].flatten(1) for m in "qkv"], 1)
+        for layer, rows in (lazy, "4"), (plain, "0"):
+            monkeypatch.setenv("GDN_VLLM_LAZY", rows)
+            found.append(torch.zeros(N, HV, V))
+            call(layer, batch, row, a["b"], a["a"], found[-1])
+        close(*found)
+        most = max(most, int(lazy._gdn_record.count.sum()))
+    assert most > 4 and not hasattr(plain, "_gdn_record")
+    lazy._gdn_record.fold()
+    close(lazy.kv_cache[1][1:5], plain.kv_cache[1][1:5])
+    close(lazy.kv_cache[0], plain.kv_cache[0])
+
+
+def test_lazy_states_where_vllm_moves_them(engine, monkeypatch):
+    ours.register()
+    monkeypatch.setenv("GDN_VLLM_LAZY", "4")
+    layer, (N, batch) = lazy_layer(raw_rule((1,))[0]), batch_of([], [(1, 2, False)])
+    a = raw_rule((N,))[0]
+    row = torch.cat([a[m].flatten(1) for m in "qkv"], 1)
+    for name, config in (("the layer has no vllm_config", None),
+                         ("mamba_cache_mode is 'align'", vllm_config(mode="align")),
+                         ("kv_transfer_config is 3", vllm_config(transfer=3)),
+                         ("speculative_config is 3", vllm_config(drafts=3))):
+        layer.vllm_config = config
+        with pytest.raises(ValueError, match=f"GDN_VLLM_LAZY: given, but {name}"):
+            engine.on_cpu._cpu_gdn_attention_nonspec(layer, batch, row, a["b"], a["a"],
+                                                     torch.zeros(N, HV, V))
+
+
+def test_lazy_states_refused(engine, monkeypatch):
+    for text in ("x", "-1", "65537"):
+        monkeypatch.setenv("GDN_VLLM_LAZY", text)
+        with pytest.raises(ValueError, match=f"GDN_VLLM_LAZY: '{text}', wanted the rows"):
+            ours.register()
+    monkeypatch.setenv("GDN_VLLM_LAZY", "4")
+    engine.platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: False)
+    with pytest.raises(ValueError, match="GDN_VLLM_LAZY: given, wanted none but on a CPU"):
+        ours.register()
+    assert ours._classes is None
 
 
 def test_entry_points():

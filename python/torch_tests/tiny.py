@@ -49,11 +49,12 @@ class Tiny(torch.nn.Module):
 class Layered(torch.nn.Module):
     """A whole layer between an embedding and a head."""
 
-    def __init__(self, seed=3):
+    def __init__(self, seed=3, is_kda=False):
         super().__init__()
         torch.manual_seed(seed)
         self.embed, self.head = torch.nn.Embedding(16, 32), torch.nn.Linear(32, 16)
-        self.layer = gdn.torch.GatedDeltaNet(32, HK, HV, K, V)
+        self.layer = (gdn.torch.KimiDeltaAttention(32, HV, K) if is_kda else
+                      gdn.torch.GatedDeltaNet(32, HK, HV, K, V))
 
     def forward(self, tokens):
         return self.head(self.layer(self.embed(tokens)))

@@ -118,7 +118,9 @@ gdn_status gdn_record_describe(gdn_ctx *ctx, const struct gdn_record_use *use, s
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "flags: GDN_EXACT, wanted a float32 state with a record");
     const bool split = use->flags & GDN_SPLIT_INVARIANT;
-    if ((t->g->ndim == 4) != (r->family.g_rows || split))
+    /* One channel is one number for each head, as in g. */
+    const bool rows = t->g->ndim == 4 && (split || t->g->size[3] > 1);
+    if (rows != (r->family.g_rows || split))
         return gdn_fail(ctx, GDN_E_SHAPE, "record_g: %d dimensions, wanted %s", (int)t->g->ndim,
                         split              ? "[P][R][H][2] with GDN_SPLIT_INVARIANT"
                         : r->family.g_rows ? "[P][R][H][K], as g has channels"

@@ -3,6 +3,8 @@
 #include "check.h"
 #include "matches.h"
 
+#include <ctype.h>
+#include <errno.h>
 #include <float.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -506,14 +508,22 @@ static bool is_option(char **argv, int *i, const char *name, const char **value)
     return true;
 }
 
-static bool parse_number(const char *text, uint64_t low, uint64_t high, uint64_t *value)
+/* Reads a number, decimal or 0x..; a sign is none. Returns false after one line. */
+static bool parse_number(const char *name, const char *text, uint64_t low, uint64_t high,
+                         uint64_t *value)
 {
     char *end;
+    errno = 0;
     *value = strtoull(text, &end, 0);
-    return *text && !*end && *value >= low && *value <= high;
+    if (isdigit((unsigned char)*text) && !*end && !errno && *value >= low && *value <= high)
+        return true;
+    fprintf(stderr, "gdn check: %s: '%s', wanted a whole number from %llu to %llu\n", name, text,
+            (unsigned long long)low, (unsigned long long)high);
+    return false;
 }
 
-/* Reads argv[*i] and, if its value is an argument of its own, argv[++*i]. */
+/* Reads argv[*i] and, if its value is an argument of its own, argv[++*i]. Returns false after one
+ * line. */
 static bool parse(char **argv, int *i)
 {
     const char *arg = argv[*i], *text;
@@ -528,9 +538,13 @@ static bool parse(char **argv, int *i)
     }
     if (is_option(argv, i, "--isa", &now.isa) || is_option(argv, i, "--function", &now.function))
         return true;
-    if (is_option(argv, i, "--seed", &text)) return parse_number(text, 0, UINT64_MAX, &now.seed);
-    if (!is_option(argv, i, "--repeat", &text) || !parse_number(text, 1, 1000000, &value))
+    if (is_option(argv, i, "--seed", &text))
+        return parse_number("--seed", text, 0, UINT64_MAX, &now.seed);
+    if (!is_option(argv, i, "--repeat", &text)) {
+        fprintf(stderr, "gdn check: %s: not understood, see gdn check --help\n", arg);
         return false;
+    }
+    if (!parse_number("--repeat", text, 1, 1000000, &value)) return false;
     now.repeat = (int)value;
     return true;
 }
@@ -560,12 +574,8 @@ int check_main(int argc, char **argv)
     now.repeat = 1;
     now.page = gdn_os_page_bytes();
     for (int i = 1; i < argc; i++) {
-        const char *arg = argv[i];
-        if (!strcmp(arg, "--") && i + 1 == argc) break; /* nothing follows the options */
-        if (!parse(argv, &i)) {
-            fprintf(stderr, "gdn check: %s: not understood, see gdn check --help\n", arg);
-            return 2;
-        }
+        if (!strcmp(argv[i], "--") && i + 1 == argc) break; /* nothing follows the options */
+        if (!parse(argv, &i)) return 2;
     }
     const int missing = now.isa ? check_isa() : 0;
     if (missing) return missing;

@@ -120,6 +120,7 @@ def test_refused():
     refused("accuracy", "--layout", "v", names=["--layout"])
     refused("accuracy", "--tokens", "0", names=["--tokens"])
     refused("accuracy", "--tokens", "x", names=["--tokens"])
+    refused("accuracy", "--record", "0", names=["--record", "from 1 "])
     refused("accuracy", "file", names=["file"])
     status, text, _ = cli.gdn("accuracy", "--help")
     check(status == OK and all(w in text for w in ("--tokens", "--call", "e4m3")), text)

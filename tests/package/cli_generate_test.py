@@ -299,6 +299,7 @@ def test_lazy():
         check(load(out("s")) == load(out("plain")), "other states", more)
     rest = ["-n", "20", "--load-state", out("s")]
     check(generate(path, *rest, "--lazy", "5")[:2] == generate(path, *rest)[:2], "after a state")
+    refused("generate", path, "-p", "a", "--lazy", "0", names=("--lazy", "from 1 to 65536"))
     refused("generate", path, "-p", "a", "--lazy", "4", "--backend", "cuda",
             names=("--lazy", "cuda"))
 

@@ -83,6 +83,14 @@ def test_hopper():
     warned(found, "K is V")
     warned(found, "interleaved")
     warned(found, "in_proj_qkvz")
+    check(by["gdn_prefill"]["measured_on"] == "NVIDIA H100", by)
+    warned(found, "times are not of H100", "gdn_step on NVIDIA H200")
+    kimi = plan(KIMI, "--gpu", "H100")
+    check(kimi["by"]["gdn_prefill"]["measured_on"] == "NVIDIA H200", kimi["by"])
+    warned(kimi, "times are not of H100", "gdn_prefill on NVIDIA H200")
+    there = plan(KIMI, "--gpu", "H200")
+    check({c.get("measured_on") for c in there["calls"]} == {"NVIDIA H200", None}, there["calls"])
+    check(not any("times are not" in w for w in there["warnings"]), there["warnings"])
 
 
 def test_ranks():
@@ -206,7 +214,8 @@ def test_text():
     status, text, err = gdn("plan", config(QWEN3_NEXT), "--gpu", "H100")
     check(status == OK, err)
     for words in ("36 layers: 0-2, 4-6,", "gdn_prefill_sm90_wide_BF16", "slots in 80 GiB",
-                  "measured: NVIDIA H200", "warning: "):
+                  "measured: NVIDIA H200", "warning: times are not of H100: gdn_conv1d on NVIDIA "
+                  "H200, gdn_step on NVIDIA H200"):
         check(words in text, words, text)
 
 

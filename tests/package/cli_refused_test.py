@@ -13,8 +13,8 @@ import sys
 from array import array
 
 import cli_test as cli
-from cli_test import (BAD, OK, OUTSIDE, Skip, build, check, f32, gdn, i64, info, load, pack,
-                      refused, run_json, save, vector, vectors, without, write)
+from cli_test import (BAD, OK, OUTSIDE, Skip, as_checkpoint, build, check, f32, gdn, i64, info,
+                      load, pack, refused, run_json, save, vector, vectors, without, write)
 
 # ---- Damaged files --------------------------------------------------------------------------
 
@@ -224,6 +224,35 @@ def test_layers_of_the_family():
         run_json(save("other.safetensors", changed, tensors), want=OUTSIDE)
 
 
+def test_three_convolutions():
+    for name in "family/layer_kimi_linear", "family/backward_layer_kimi_linear":
+        whole = load(vector(name))
+        metadata, tensors = as_checkpoint(*whole, True)
+        for letter in "qkv":
+            part = f"layer.{letter}_conv1d.weight"
+            refused_file(save("damaged.safetensors", metadata, without(tensors, part)), part,
+                         "absent")
+            for shape in ([128], [32, 4], [32, 2, 2], [32, 4, 1], [64, 1, 2], [2**62, 1, 0]):
+                n = 1
+                for size in shape:
+                    n *= size
+                changed = dict(tensors, **{part: ("F32", shape, f32([1] * n))})
+                refused_file(save("damaged.safetensors", metadata, changed), "_conv1d.weight")
+            changed = dict(tensors, **{part: ("F32", [31, 1, 4], f32([1] * 124))})
+            refused_file(save("damaged.safetensors", metadata, changed),
+                         "[31,1,4]" if "backward" in name else "conv_weight")
+            changed = dict(tensors, **{part: ("I32", [32, 1, 4], tensors[part][2])})
+            refused_file(save("damaged.safetensors", metadata, changed), part)
+        twice = dict(tensors, **{"layer.conv1d.weight": whole[1]["layer.conv1d.weight"]})
+        refused_file(save("damaged.safetensors", metadata, twice), "layer.q_conv1d.weight",
+                     "another name")
+    config = json.loads(metadata["config"])
+    for key, value in (("num_heads", 0), ("head_dim", None)):
+        part = {**config["linear_attn_config"], key: value}
+        changed = dict(metadata, config=json.dumps(dict(config, linear_attn_config=part)))
+        refused_file(save("damaged.safetensors", changed, tensors), f" {key} ")
+
+
 def test_layer_gradients():
     """The op is known by its tensors; each parameter that is there has a gradient."""
     metadata, tensors = load(vector("backward_layer_qwen3_5"))
@@ -340,6 +369,15 @@ def test_check_of_an_instruction_set():
         check(p.returncode == (OK if isa in here else 77), isa, p)
     status, out, err = gdn("check", "--isa=mmx")
     check(status == BAD and 'no instruction set is called "mmx"' in err, status, err)
+
+
+def test_numbers_of_check():
+    for option, value, wanted in (
+            ("--repeat", "0", "from 1 to 1000000"), ("--repeat", "x", "from 1"),
+            ("--seed", "-1", "from 0"), ("--seed", "1" * 21, "from 0"), ("--seed", "", "from 0")):
+        status, out, err = gdn("check", "--function", "exp_row", option, value)
+        check(status == BAD and not out and err.count("\n") == 1, option, value, out, err)
+        check(f"{option}: '{value}', wanted a whole number {wanted}" in err, err)
 
 
 def test_values_of_options():

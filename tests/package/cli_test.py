@@ -200,6 +200,52 @@ def test_family():
                 check(line["ok"], table["name"], line)
 
 
+def as_checkpoint(metadata, tensors, is_kimi):
+    """A layer under the names of its checkpoint: a convolution each for q, k and v, no
+    forget_gate, and Kimi's sizes in linear_attn_config."""
+    config, found = json.loads(metadata["config"]), {}
+    if is_kimi:
+        heads, K = config.pop("linear_num_heads"), config.pop("linear_head_dim")
+        config["linear_attn_config"] = dict(num_heads=heads, head_dim=K)
+        channels = [heads * K] * 3
+    else:
+        keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        channels = [keys, keys, values]
+    for name, (kind, shape, raw) in tensors.items():
+        head, d, last = name.replace("forget_gate.", "").rpartition("conv1d.weight")
+        if not d:
+            found[last] = kind, shape, raw
+            continue
+        values, taps = array("f", raw), shape[-1]
+        for letter, n in zip("qkv", channels):
+            part, values = values[: n * taps], values[n * taps :]
+            found[f"{head}{letter}_conv1d.weight"] = kind, [n, 1, taps], part.tobytes()
+    return dict(metadata, config=json.dumps(config)), found
+
+
+def test_names_of_checkpoints():
+    """Three convolutions give the bits of one, and gradients of their own."""
+    for kind in "kimi_linear", "olmo_hybrid":
+        for name in f"family/layer_{kind}", f"family/backward_layer_{kind}":
+            layer = as_checkpoint(*load(vector(name)), kind == "kimi_linear")
+            own = save("own.safetensors", *layer)
+            (line,) = run_json(own)
+            (other,) = run_json(vector(name))
+            names = {o["name"] for o in line["outputs"] if o["compared"] and o["ok"]}
+            check(names == {n[9:] for n in layer[1] if "expected." in n}, names)
+            errors = {o["name"]: o["max_error"] for o in line["outputs"]}
+            for o in other["outputs"]:
+                n = o["name"].replace("forget_gate.", "")
+                three = [errors.get(f"d{x}_conv1d.weight") for x in "qkv"]
+                check((max(three) if n == "dconv1d.weight" else errors[n]) == o["max_error"], o)
+    metadata, tensors = as_checkpoint(*load(vector("family/layer_kimi_linear")), True)
+    config = json.loads(metadata["config"])
+    config["linear_attn_config"]["gate_lower_bound"] = -5  # not as it is
+    changed = dict(metadata, config=json.dumps(config))
+    run_json(save("other.safetensors", changed, tensors), want=OUTSIDE)
+
+
 def test_every_isa():
     for table in info()["tables"]:
         if not table["runs_here"]:

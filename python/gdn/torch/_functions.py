@@ -82,9 +82,9 @@ def prefill(q, k, v, g=None, beta=None, *, A_log=None, dt_bias=None, state=None,
     derivative. For gradients the call keeps the states after each save_every tokens (a multiple of
     64, 0: none), 4 H K V bytes each, so that backward does not walk through a long sequence twice;
     gdn_prefill_backward() in gdn_train.h says when. None: 2048, if a sequence may have more than
-    8192. On a GPU the workspace of backward is a window of up to window_mib MiB, and states
-    between windows. None: 1536, which is one window of 32768 tokens of 32 heads on Hopper. 0: the
-    default of the library, 640.
+    8192 and the rule is Gated DeltaNet. On a GPU the workspace of backward is a window of up to
+    window_mib MiB, and states between windows. None: 1536, which is one window of 32768 tokens of
+    32 heads on Hopper. 0: the default of the library, 640.
 
     Returns out [N][H][V] of the dtype of q; with return_state=True (out, final states [B][H][V][K]
     float32), which leaves state as it is.

@@ -34,10 +34,20 @@ def final_state(q, v, state, options):
     return begin(final, state, options, lead[-1])
 
 
-def _spacing(q, save_every, options):
+def _is_family(inputs, options):
+    """Whether a call is more than Gated DeltaNet (gdn.h): its gradients read no saved states."""
+    per_head = inputs[0].dim() - 1
+    is_wide = any(x is not None and x.dim() > per_head and x.shape[-1] > 1 for x in inputs[3:5])
+    return is_wide or inputs[8] is not None or (options.get("updates") or 0) > 1
+
+
+def _spacing(inputs, save_every, options):
     """The tokens between saved states; 0: none are saved. save_every may be None."""
     if save_every is not None:
         return save_every
+    if _is_family(inputs, options):
+        return 0
+    q = inputs[0]
     n_tokens = q.shape[:-2].numel()
     cu_seqlens = options.get("cu_seqlens")
     count = n_sequences(q.shape[:-2], cu_seqlens)
@@ -117,7 +127,7 @@ def rule(op, inputs, state_out, return_state, memory, out, options):
                   dict(out=out, state_out=state_out, **options))
     refuse_in_place(inputs[7] is not None and not return_state, options)
     save_every, window_mib = memory
-    memory = (_spacing(inputs[0], save_every, options),
+    memory = (_spacing(inputs, save_every, options),
               WINDOW_MIB if window_mib is None else window_mib)
     out, final, _ = _Rule.apply(op, return_state, memory,
                                 numbers(_FORWARD, options), numbers(_NUMBERS, options),

@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lazy states: records of tokens beside the slots of a pool. Manual: gdn_record.h."""
 
+from numbers import Integral
+
 import gdn
 import torch
 
 from . import _block, _functions
+from ._named import explained_by
 from ._operators import overload
+
+
+def _explain_slots(bound):
+    """Raises an error that names the argument which is no tensor of slots."""
+    for name, x in bound.arguments.items():
+        if name != "self" and not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor of slots")
 
 
 class Record:
@@ -25,11 +35,14 @@ class Record:
 
     def __init__(self, state, key_heads, rows=16, *, dtype=torch.float32, state_scales=None,
                  state_layout=gdn.STATE_VK, head_map=gdn.HEADS_GROUPED, channels=False):
+        for name, x in ("state", state), ("state_scales", state_scales):
+            if not isinstance(x, torch.Tensor) and (x is not None or name == "state"):
+                raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor")
         if state.dim() != 4:
             raise ValueError(f"state: {state.dim()} dimensions, wanted 4")
         for name, n in ("key_heads", key_heads), ("rows", rows):
-            if n < 1:
-                raise ValueError(f"{name}: {n}, wanted at least 1")
+            if not isinstance(n, Integral) or n < 1:
+                raise ValueError(f"{name}: {n!r}, wanted a whole number of at least 1")
         slots, heads, V, K = state.shape
         if state_layout == gdn.STATE_KV:
             V, K = K, V
@@ -67,11 +80,13 @@ class Record:
         layout = dict(state_layout=self._numbers["state_layout"])
         return _block.block(*tensors, **self.fields, **layout, **options)
 
+    @explained_by(_explain_slots)
     def fold(self, slots=None):
         """Writes the rows of these slots, [M], to their states; None: of all."""
         options = dict(self.fields, **self._numbers, read_slots=slots)
         overload("record_fold", options)(**options)
 
+    @explained_by(_explain_slots)
     def fork(self, from_slots, to_slots):
         """
         Makes slots [M] equal to others: states, rows and counts. Negative slots are as in
@@ -85,6 +100,7 @@ class Record:
             rows[targets] = rows[sources.clamp(min=0)]
         self.count[targets[sources < 0]] = 0
 
+    @explained_by(_explain_slots)
     def clear(self, slots):
         """Empties slots [M] for new sequences: states of zero, no rows. Negative: skipped."""
         self._copy(slots)

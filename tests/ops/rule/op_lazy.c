@@ -39,6 +39,7 @@ static const struct layer {
     { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 16, 1 },
     { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 32, 32, 7, 1 },
     { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 20, 9, 1 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 1, 8, 5, 0 },
 };
 enum { N_LAYERS = sizeof layers / sizeof *layers };
 

@@ -228,7 +228,7 @@ static void refused_decode(void)
     DECODE("g in v", GDN_E_ARG, "overlap", a->record_g.data = a->v.data);
     DECODE("out in count", GDN_E_ARG, "overlap", a->record_count.data = a->out.data);
     DECODE("u in the state", GDN_E_ARG, "overlap", a->record_u.data = a->state.data);
-    REFUSE(RING2_STRUCT, GDN_OP_PREFILL, a, "prefill", GDN_E_UNSUPPORTED, "record_k",
+    REFUSE(RING2_STRUCT, GDN_OP_PREFILL, a, "prefill", GDN_E_ARG, "write",
            y.b->parents.data = NULL);
     DECODE_CONTENTS("count -1", GDN_E_ARG, "record_count", ring2_set(&y.r.count, 4, -1));
     DECODE_CONTENTS("no rows left", GDN_E_ARG, "record_count", ring2_set(&y.r.count, 0, R);

@@ -84,6 +84,9 @@ def test_slots(device):
     assert not cache.state[[0, 2, 4]].any()
     cache.reset(slots[:1])
     assert not cache.state[3].any() and cache.state[1].any()
+    cache.state[4] = 1
+    cache.reset(slots[:1] - 4)
+    assert cache.state[4].all()
 
 
 def test_packing(device):

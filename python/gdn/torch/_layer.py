@@ -27,12 +27,9 @@ class Cache:
         self.conv_state, self.state = conv_state, state
 
     def reset(self, slots=None):
-        """Makes the slots (an index tensor; None: all) those of new sequences."""
+        """Makes slots (an index tensor; None: all) those of new sequences. Negative: skipped."""
         for pool in (self.conv_state, self.state):
-            if slots is None:
-                pool.zero_()
-            else:
-                pool[slots] = 0
+            pool[slice(None) if slots is None else slots[slots >= 0]] = 0
 
 
 class _Norm(nn.Module):

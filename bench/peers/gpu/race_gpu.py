@@ -27,6 +27,7 @@ import channels
 import contenders
 import engines
 import gates
+import interpreted
 import torch
 from cases import INSIDE, OPS, SETS, cases
 from inputs import inputs, variant
@@ -446,6 +447,8 @@ def lengths_of(text):
 def main():
     options, start = arguments(), time.monotonic()
     racers = racers_of(options)
+    if options.device == "cpu":
+        interpreted.begin()
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     common = dict(
         commit=options.commit, command=command(), device=device,

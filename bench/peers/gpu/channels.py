@@ -4,9 +4,11 @@ Peers of KDA, whose gates are one a key channel; how calls look is said in conte
 have a bound, peers may know it: FLA's faster kernels want that promise, others have no formula but
 the bounded one.
 """
+import pathlib
+
 import gates
 import torch
-from contenders import as_inputs, first_k, gradients_of, mine, refuse_if, training_of
+from contenders import as_inputs, first_k, gradients_of, mine, packed, refuse_if, training_of
 
 
 def bounded(case):
@@ -81,4 +83,125 @@ class Fla:
     gradients, training = gradients_of, training_of
 
 
-PEERS = {peer.name: peer for peer in (Fla,)}
+class Vllm:
+    """The functions of vLLM's layer of Kimi K3, as engines.py says of the others: raw gates, states
+    k-last in slots, of which the first is for padding."""
+    name, is_ours = "vllm", False
+
+    def __init__(self, device):
+        import vllm
+        from vllm.models.kimi_k3.nvidia.ops.third_party.kda import chunk, fused_recurrent
+
+        self.version, self.chunked = vllm.__version__, chunk.chunk_kda_with_fused_gate
+        self.one = fused_recurrent.fused_recurrent_kda_packed_decode
+
+    def prefill(self, case, x):
+        refuse_if(case.inside != "raw", "its engine gives raw gates")
+        refuse_if(case.Hq != case.Hv, "as many heads of q as of v")
+        q, k, v, a, b, out = (x[n][None] for n in ("q", "k", "v", "a", "b", "out"))
+        offsets = x["cu_seqlens"].int()
+
+        def call():
+            _, state = self.chunked(
+                q, k, v, a, b, x["A_log"], x["dt_bias"].flatten(), initial_state=x["state"],
+                output_final_state=True, lower_bound=gates.bound(case.gates),
+                use_qk_l2norm_in_kernel=True, cu_seqlens=offsets, out=out)
+            return x["out"], state
+        return call
+
+    def decode(self, case, x):
+        refuse_if(case.T > 1 or case.layout == "k_first", "one token, states k-last")
+        refuse_if(case.Hq != case.Hv, "as many heads of q as of v")
+        states, out = mine(case, x), torch.empty_like(x["v"])
+        pool = torch.cat([states[:1], states])
+        row, slots, bias = packed(x), x["slots"] + 1, x["dt_bias"].flatten()
+        a, b = (x[n].transpose(0, 1) for n in ("a", "b"))
+        places = out.transpose(0, 1)
+
+        def call():
+            self.one(row, a, b, x["A_log"], bias, gates.bound(case.gates), pool, slots, out=places)
+            return out, pool[1:]
+        return call
+
+
+class FlashKda:
+    """FlashKDA as vLLM's wheel has it, compiled: it knows the bounded gate alone."""
+    name, is_ours = "flashkda", False
+
+    def __init__(self, device):
+        import vllm
+
+        file = pathlib.Path(vllm.__file__).with_name("_flashkda_C.abi3.so")
+        torch.ops.load_library(str(file))
+        self.version, self.ops = f"of vllm {vllm.__version__}", torch.ops._flashkda_C
+
+    def prefill(self, case, x):
+        bound = gates.bound(case.gates)
+        refuse_if(case.inside != "raw" or bound is None, "raw gates with a bound")
+        refuse_if(case.Hq != case.Hv, "as many heads of q as of v")
+        refuse_if(case.dim != 128, "heads of 128")
+        rows = [x[n][None] for n in ("q", "k", "v", "a", "b")]
+        size = self.ops.get_workspace_size(sum(case.lengths), case.Hv, case.B)
+        room = torch.empty(size, dtype=torch.uint8, device=x["v"].device)
+
+        def call():
+            self.ops.fwd(*rows, case.dim**-0.5, x["out"][None], room, x["A_log"], x["dt_bias"],
+                         bound, x["state"], x["state_out"], x["cu_seqlens"], None, None)
+            return x["out"], x["state_out"]
+        return call
+
+
+class Cudnn:
+    """cuDNN frontend's fused engine for Hopper, by its name: others would take its place unasked."""
+    name, is_ours = "cudnn", False
+    ENGINE = "KdaHopperCudaEngine"
+
+    def __init__(self, device):
+        import cudnn
+        from cudnn.linear_attention.ops import kimi_delta_attention
+
+        self.version, self.op = cudnn.__version__, kimi_delta_attention
+
+    def prefill(self, case, x):
+        bound, is_raw = gates.bound(case.gates), case.inside == "raw"
+        refuse_if(is_raw and bound is None, "raw gates have a bound")
+        names = ("q", "k", "v", "a", "b") if is_raw else ("q", "k", "v", "g", "beta")
+        rows, offsets, options = [x[n] for n in names], x["cu_seqlens"].int(), {}
+        if is_raw:
+            options = dict(use_beta_sigmoid_in_kernel=True, safe_gate=True, gate_lower_bound=bound,
+                           a_log=x["A_log"], dt_bias=x["dt_bias"])
+
+        def call():
+            return self.op(*rows, offsets, scale=case.dim**-0.5, initial_state=x["state"],
+                           output_final_state=True, plan_name=self.ENGINE,
+                           use_qk_l2norm_in_kernel=case.inside != "neither", **options)
+        return call
+
+
+class FlashInfer:
+    """Its kernels of prefill are for sm_100 and later ones, so that its decode alone is raced."""
+    name, is_ours = "flashinfer", False
+
+    def __init__(self, device):
+        import flashinfer
+        from flashinfer.kda_decode import recurrent_kda
+
+        self.version, self.recurrent = flashinfer.__version__, recurrent_kda
+
+    def decode(self, case, x):
+        refuse_if(case.T > 1 or case.layout == "k_first", "one token, states k-last")
+        refuse_if(case.state != "bf16", "states are bfloat16")
+        state, out = mine(case, x), torch.empty_like(x["v"])
+        slots = dict(ssm_state_indices=x["slots"]) if case.pool else {}
+        rows, bias = [x[n] for n in ("q", "k", "v", "a", "b")], x["dt_bias"].flatten()
+
+        def call():
+            self.recurrent(*rows, A_log=x["A_log"], dt_bias=bias, initial_state=state,
+                           use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True,
+                           lower_bound=gates.bound(case.gates), beta_is_logit=True, output=out,
+                           backend="auto", **slots)
+            return out, state
+        return call
+
+
+PEERS = {peer.name: peer for peer in (Fla, Vllm, FlashKda, Cudnn, FlashInfer)}

@@ -48,6 +48,11 @@ def kept_states(case, x):
     return torch.zeros(shape, device=x["state"].device, dtype=DTYPES[case.state])
 
 
+def packed(x):
+    """One token of each sequence behind the convolution: q, k, v in one row."""
+    return torch.cat([x[n].flatten(1) for n in ("q", "k", "v")], 1)
+
+
 def fused_gates(x):
     """alpha and beta of raw gates: where they are, and what writes them."""
     import gate_kernel

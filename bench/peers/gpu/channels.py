@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Peers of KDA, whose gates are one a key channel; how calls look is said in contenders.py. Where gates
-have a bound, peers may know it: FLA's faster kernels want that promise, others have no formula but
-the bounded one.
+Peers of KDA, whose gates are one a key channel; contenders.py says how calls look. Where gates have
+a bound, peers may know it: FLA's faster kernels want that promise, others have no formula but the
+bounded one.
 """
 import pathlib
 
@@ -152,9 +152,9 @@ class FlashKda:
 
 
 class Cudnn:
-    """cuDNN frontend's fused engine for Hopper, by its name: others would take its place unasked."""
+    """cuDNN frontend's fused engine for Hopper, by name: others would take its place unasked."""
     name, is_ours = "cudnn", False
-    ENGINE = "KdaHopperCudaEngine"
+    ENGINE = dict(plan_name="kda_hopper_cuda")
 
     def __init__(self, device):
         import cudnn
@@ -173,9 +173,23 @@ class Cudnn:
 
         def call():
             return self.op(*rows, offsets, scale=case.dim**-0.5, initial_state=x["state"],
-                           output_final_state=True, plan_name=self.ENGINE,
-                           use_qk_l2norm_in_kernel=case.inside != "neither", **options)
+                           output_final_state=True, **self.ENGINE, **options,
+                           use_qk_l2norm_in_kernel=case.inside != "neither")
         return call
+
+    def passes(self, case, x):
+        """It saves nothing: its backward call computes the states again."""
+        refuse_if(case.Hq != case.Hv, "gradients of as many heads of q as of v")
+        rows, forward = [x[n] for n in ("q", "k", "v", "g", "beta")], self.prefill(case, x)
+        offsets = x["cu_seqlens"].int()
+
+        def backward():
+            return torch.ops.cudnn.kimi_delta_attention_bwd(
+                x["dout"], *rows, offsets, case.dim**-0.5, initial_state=x["state"],
+                d_final_state=x["dstate_out"], **self.ENGINE)[:6]
+        return lambda: (forward(), ()), backward
+
+    gradients, training = gradients_of, training_of
 
 
 class FlashInfer:

@@ -14,6 +14,7 @@ computes wrongly is kept in its line.
 """
 import argparse
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -46,8 +47,9 @@ WITHOUT = "GDN_CUDA_WITHOUT"  # families of kernels that our library is to leave
 # ---- Times -------------------------------------------------------------------------------------
 
 
-def graph_of(call):
-    """A captured call, ready to replay; the call itself where it cannot be captured."""
+def graph_of(call, pool=None):
+    """A captured call, ready to replay. Graphs may share a pool of memory, since nothing of one
+    replay is read in another."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -56,7 +58,7 @@ def graph_of(call):
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         call()
     graph.replay()
     torch.cuda.synchronize()
@@ -175,10 +177,10 @@ def race(racers, case, options, flush):
     if options.check:
         return said
     del wanted
-    runs = {}
+    runs, pool = {}, torch.cuda.graph_pool_handle()
     for (c, name), call in calls.items():  # all have run: no workspace grows under a graph
         try:
-            runs[c, name] = graph_of(call)
+            runs[c, name] = graph_of(call, pool)
         except Exception as error:
             torch.cuda.synchronize()
             said[c][name]["refused"] = f"no graph: {type(error).__name__}: {error}"[:200]
@@ -444,6 +446,20 @@ def lengths_of(text):
     return [sum(map(one, batch.split("+")), ()) for batch in text.split(",")]
 
 
+def run_row(racers, case, options, flush, common):
+    """Races a row, prints it and appends its lines. What is known of it."""
+    known = race(racers, case, options, flush)
+    print("\n".join(row_table(case, racers, known, options.check)), flush=True)
+    if not options.check and case.op != "gradients":
+        common["limit_us"], common["limit_by"] = limit(case, options.rounds, flush)
+    lines = [json.dumps(line) + "\n" for c, said in known.items()
+             for line in lines_of(racers, c, said, common)]
+    if options.file:
+        with open(options.file, "a") as file:
+            file.writelines(lines)
+    return known
+
+
 def main():
     options, start = arguments(), time.monotonic()
     racers = racers_of(options)
@@ -464,15 +480,13 @@ def main():
         if time.monotonic() - start > options.seconds:
             print(f"time is up: {len(todo) - i} of {len(todo)} rows left out")
             break
-        results.append(race(racers, case, options, flush))
-        print("\n".join(row_table(case, racers, results[-1], options.check)), flush=True)
-        if not options.check and case.op != "gradients":
-            common["limit_us"], common["limit_by"] = limit(case, options.rounds, flush)
-        for c, said in results[-1].items():
-            for line in lines_of(racers, c, said, common):
-                if options.file:
-                    with open(options.file, "a") as file:
-                        file.write(json.dumps(line) + "\n")
+        try:
+            results.append(run_row(racers, case, options, flush, common))
+        except Exception as error:  # inputs or float64 without room; peers' own are caught before
+            print(f"{heading(case)}: left out, {type(error).__name__}: {error}"[:300], flush=True)
+        if options.device == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
     if not options.check:
         print("\n".join(summary(racers, results)))
     print(f"{len(results)} rows in {time.monotonic() - start:.0f} s")

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's and SGLang's Triton functions without the engines: unpack_engines.py FOLDER WHEEL...
+"""vLLM's and SGLang's functions without the engines: unpack_engines.py FOLDER WHEEL...
 
-Unpacks from their wheels the files that engines.py and race_conv.py import, and writes what those
-import in turn: packages with nothing in them, and the few names below. A FOLDER of 6.3 MB, for
-PYTHONPATH; all but 0.9 MB of it is FlashKDA, compiled. The wheels: pip download --no-deps vllm==0.33.0 sglang==0.5.23
+Unpacks from their wheels the files that engines.py, channels.py and race_conv.py import, and writes
+what those import in turn: packages with nothing in them, and the few names below. A FOLDER of 6 MB,
+for PYTHONPATH; 5.4 MB of it are FlashKDA, compiled. The wheels, of 336 and 39 MB:
+
+    pip download --no-deps vllm==0.33.0 sglang==0.5.23
 """
 import argparse
 import pathlib

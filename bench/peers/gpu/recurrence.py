@@ -7,7 +7,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from cases import GRADIENTS, RESULTS
+from cases import RESULTS
 from inputs import log_gates
 
 SEGMENT = 64  # tokens whose steps autograd keeps

@@ -168,7 +168,9 @@ def describe_gpu(r):
     tokens = f"B = {r['B']}, T = {r['T']}" if r["op"] == "decode" else r["seqs"]
     heads = f"heads {r['heads']}" + (f", d {r['dim']}" if r["dim"] != 128 else "")
     more += [INSIDE[r["inside"]]] if "inside" in r else []
-    return ", ".join([f"{r['op']}: {heads}", tokens, f"state {state}", *more])
+    more += ["without sm90"] if "GDN_CUDA_WITHOUT=sm90" in r["command"] else []
+    op = f"{r['op']} of {r['rule']}" if "rule" in r else r["op"]
+    return ", ".join([f"{op}: {heads}", tokens, f"state {state}", *more])
 
 
 def gpu_cell(r, prefix=""):

@@ -1,32 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is raced: cases, their inputs, and what the recurrence in float64 says of a few heads."""
+"""What is raced: the rows of each rule and op, in the order in which they matter, since time may
+run out."""
 import dataclasses
-import math
 
-import gates
 import torch
-import torch.nn.functional as F
 
 PREFILL_HEADS = ((16, 32), (16, 64), (2, 8), (8, 32), (16, 16), (4, 16))
 PREFILL_LENGTHS = ((2048,), (8192,), (32768,), (8192,) * 4, (4096,) * 8, (4096,), (2048,) * 4,
                    (1024,) * 8)
-# Sets of rows: heads, lengths, dim. gates: where gates were seen to cost; others: beside them.
+RAGGED = 32768, 12000, 100, 24576, 517, 3000, 20480, 16384, 1, 8192, 2048, 11006  # 131,072 tokens
+
+
+def product(heads, lengths, dims=(128,)):
+    return [(*h, tokens, dim) for dim in dims for h in heads for tokens in lengths]
+
+
+# Of Gated DeltaNet's prefill. gates: where gates were seen to cost; others: beside them.
+GATES = product(((16, 32),), ((8192,) * 4, (4096,) * 8, (8192,), (32768,), (2048,) * 4,
+                              (1024,) * 8))
+GATES += product(((16, 64),), ((2048,) * 4, (32768,))) + product(((8, 24), (2, 8)), ((32768,),))
+OTHERS = [(8, 24, (8192,) * 4, 128), *product(((16, 48), (32, 32), (4, 16)),
+                                              ((8192,) * 4, (32768,))),
+          (16, 32, (100, 3000, 8192, 517, 4096, 1, 2048, 12000), 128),
+          *product(((16, 32),), ((8192,) * 4, (32768,)), (64, 256))]
+# Kernels for any GPU: heads and lengths beside FLA.
+PORTABLE = product(((16, 32), (2, 8)), ((2048,), (8192,), (32768,), (8192,) * 4, (1024,) * 8))
+# Those of which the time of cuDNN's engine on an H100 is public: pull request 1017 of its frontend.
+PUBLISHED = [(H, H, (tokens,) * B, 128) for tokens, H, B in (
+    (2048, 12, 1), (2048, 16, 1), (4096, 8, 1), (4096, 12, 1), (2048, 12, 4), (8192, 16, 1),
+    (1024, 4, 1), (3072, 10, 1), (8192, 24, 1), (2048, 16, 8))]
+CHANNELS = product(((32, 32),), ((8192,), (8192,) * 4, (2048,), (1024,) * 8))
+CHANNELS += product(((2, 8),), ((32768,),))
+TRAINING = [(16, 32, (8192,), 128), (16, 32, (8192,) * 4, 128), (16, 32, (32768,), 128),
+            (2, 8, (8192,), 128), (2, 8, (32768,), 128), (8, 24, (8192,), 128),
+            (32, 32, (2048,) * 4, 128), (16, 64, (8192,), 128), (16, 48, (16384,), 128),
+            (16, 32, RAGGED, 128)]
+# By rule and op: named sets of rows (heads, lengths, dim); "table" is taken unless one is named.
 ROWS = {
-    "gates": [(16, 32, (8192,) * 4, 128), (16, 32, (4096,) * 8, 128), (16, 32, (8192,), 128),
-              (16, 32, (32768,), 128), (16, 32, (2048,) * 4, 128), (16, 32, (1024,) * 8, 128),
-              (16, 64, (2048,) * 4, 128), (16, 64, (32768,), 128), (8, 24, (32768,), 128),
-              (2, 8, (32768,), 128)],
-    "others": [(8, 24, (8192,) * 4, 128), (16, 48, (8192,) * 4, 128), (16, 48, (32768,), 128),
-               (32, 32, (8192,) * 4, 128), (32, 32, (32768,), 128), (4, 16, (8192,) * 4, 128),
-               (4, 16, (32768,), 128),
-               (16, 32, (100, 3000, 8192, 517, 4096, 1, 2048, 12000), 128),
-               (16, 32, (8192,) * 4, 64), (16, 32, (32768,), 64), (16, 32, (8192,) * 4, 256),
-               (16, 32, (32768,), 256)],
+    ("gdn", "prefill"): {"table": product(PREFILL_HEADS, PREFILL_LENGTHS), "gates": GATES,
+                         "others": OTHERS, "claims": GATES + OTHERS, "portable": PORTABLE},
+    ("gdn", "gradients"): {"table": TRAINING, "portable": PORTABLE},
+    ("kda", "prefill"): {"table": CHANNELS, "published": PUBLISHED, "claims": CHANNELS + PUBLISHED},
+    ("kda", "gradients"): {"table": CHANNELS},
 }
-ROWS["claims"] = ROWS["gates"] + ROWS["others"]
+SETS = tuple(dict.fromkeys(name for sets in ROWS.values() for name in sets))
 INSIDE = ("neither", "norm", "raw")
-DECODE_HEADS = ((16, 32), (16, 64))
-DECODE_BATCHES = (1, 8, 32, 128, 256, 512)
 # tokens, state, layout, pool, each
 DECODE_FORMS = (
     (1, "f32", "k_last", False, False),
@@ -44,14 +62,24 @@ DECODE_FORMS = (
     (4, "f32", "k_first", False, False),
     (4, "bf16", "k_last", False, True),
 )
+# By rule: forms, heads, batches.
+DECODE = {
+    "gdn": (DECODE_FORMS, ((16, 32), (16, 64)), (1, 8, 32, 128, 256, 512)),
+    "kda": (DECODE_FORMS[:2], ((32, 32),), (1, 8, 32, 128)),
+}
+OPS = ("prefill", "decode", "gradients")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dstate")
+# What a call of an op gives. training: the forward call and then the gradients.
+RESULTS = {"prefill": ("out", "state"), "decode": ("out", "state"), "gradients": GRADIENTS,
+           "training": ("out", "state", *GRADIENTS)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     """lengths: tokens of each sequence. pool: states in slots; each: every token's state kept.
     gates: a kind or a pattern. inside, of prefill: the norms of q and k, or raw gates too, are the
-    call's part."""
+    call's part. rule: gdn, with a gate a head, or kda, with one a key channel."""
     op: str
     Hq: int
     Hv: int
@@ -63,6 +91,7 @@ class Case:
     dim: int = 128
     gates: str = "recipe"
     inside: str = "neither"
+    rule: str = "gdn"
 
     @property
     def B(self):
@@ -72,6 +101,11 @@ class Case:
     def T(self):
         return max(self.lengths)
 
+    @property
+    def channels(self):
+        """Sizes of a head's gate."""
+        return (self.dim,) if self.rule == "kda" else ()
+
     def fields(self):
         """As a JSON line says it."""
         even = len(set(self.lengths)) == 1
@@ -79,6 +113,8 @@ class Case:
         line = dict(op=self.op, heads=f"{self.Hq}/{self.Hv}", dim=self.dim, seqs=seqs, B=self.B,
                     T=self.T, dtype="bf16", state=self.state, layout=self.layout,
                     gates=self.gates)
+        if self.rule != "gdn":
+            line["rule"] = self.rule
         if self.inside != "neither":
             line["inside"] = self.inside
         return line | {name: True for name in ("pool", "each") if getattr(self, name)}
@@ -89,168 +125,27 @@ class Case:
         return one * self.B * (1 + self.T if self.each else 2)
 
 
-def cases(op, heads, lengths, batches, dims, rows=None):
-    """In the order in which they matter, since time may run out. None: those of the tables."""
-    if op == "prefill" and rows:
-        yield from (Case("prefill", *heads, tokens, dim=dim) for *heads, tokens, dim in ROWS[rows])
-        return
-    if op == "prefill":
-        yield from (Case("prefill", *h, tokens, dim=dim) for dim in dims
-                    for h in heads or PREFILL_HEADS for tokens in lengths or PREFILL_LENGTHS)
-        return
-    for T, state, layout, pool, each in DECODE_FORMS:
-        for h in heads or DECODE_HEADS:
-            for B in batches or DECODE_BATCHES:
+def decode_cases(options):
+    forms, heads, batches = DECODE[options.rule]
+    for T, state, layout, pool, each in forms:
+        for h in options.heads or heads:
+            for B in options.batches or batches:
                 if not each or B <= 128:
-                    yield from (Case("decode", *h, (T,) * B, state, layout, pool, each, dim)
-                                for dim in dims)
+                    yield from (Case("decode", *h, (T,) * B, state, layout, pool, each, dim,
+                                     rule=options.rule) for dim in options.dims)
 
 
-# ---- Inputs ------------------------------------------------------------------------------------
-
-
-def unit(x):
-    return F.normalize(x.float(), dim=-1).to(x.dtype)
-
-
-def prefill_inputs(case, device):
-    """q and k as they come, and normalised; the initial state [B][Hv][V][K]; room for results,
-    which all contenders share."""
-    N, bf16 = sum(case.lengths), dict(device=device, dtype=torch.bfloat16)
-    rows = tuple(torch.randn(N, case.Hq, case.dim, **bf16) for _ in range(2))
-    v = torch.randn(N, case.Hv, case.dim, **bf16)
-    b = torch.randn(N, case.Hv, **bf16)
-    state = torch.randn(case.B, case.Hv, case.dim, case.dim, device=device)
-    offsets = F.pad(torch.tensor(case.lengths).cumsum(0), (1, 0))
-    return dict(rows=rows, unit=tuple(map(unit, rows)), v=v, b=b, beta=b.float().sigmoid(),
-                state=state, cu_seqlens=offsets.to(device), out=torch.empty_like(v),
-                state_out=torch.empty_like(state))
-
-
-def prefill_variant(case, x):
-    """The inputs with the gates of a case, and q and k as it takes them."""
-    q, k = x["unit" if case.inside == "neither" else "rows"]
-    device = x["v"].device
-    x = x | dict(q=q, k=k, g=gates.logs(case.gates, case.lengths, case.Hv).to(device))
-    if case.inside == "raw":
-        raw = gates.raw(case.gates, sum(case.lengths), case.Hv)
-        x |= {n: t.to(device) for n, t in zip(("a", "A_log", "dt_bias"), raw)}
-    return x
-
-
-def decode_inputs(case, device):
-    """q k as they come and raw gates; slots are those of a pool with a quarter of them unused."""
-    B, T, bf16 = case.B, case.T, dict(device=device, dtype=torch.bfloat16)
-    q, k = (torch.randn(B, T, case.Hq, case.dim, **bf16) for _ in range(2))
-    v = torch.randn(B, T, case.Hv, case.dim, **bf16)
-    a, b = (torch.randn(B, T, case.Hv, **bf16) for _ in range(2))
-    A_log, dt_bias = (torch.randn(case.Hv, device=device) for _ in range(2))
-    slots = torch.randperm(B + B // 4 + 1)[:B] if case.pool else torch.arange(B)
-    n = B + B // 4 + 1 if case.pool else B
-    pool = torch.randn(n, case.Hv, case.dim, case.dim, device=device)
-    return dict(q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias,
-                state=pool.to(DTYPES[case.state]), slots=slots.to(device, torch.int32))
-
-
-def decode_variant(case, x):
-    """The inputs with the gates of a case; those of the recipe are there."""
-    if case.gates == "recipe":
-        return x
-    raw = gates.raw(case.gates, case.B * case.T, case.Hv)
-    a, A_log, dt_bias = (t.to(x["a"].device) for t in raw)
-    return x | dict(a=a.view(case.B, case.T, case.Hv), A_log=A_log, dt_bias=dt_bias)
-
-
-def inputs(case, device):
-    torch.manual_seed(0)
-    return (prefill_inputs if case.op == "prefill" else decode_inputs)(case, device)
-
-
-def variant(case, x):
-    """What a case's calls take, of the inputs that cases of one row share."""
-    return (prefill_variant if case.op == "prefill" else decode_variant)(case, x)
-
-
-# ---- Float64 -----------------------------------------------------------------------------------
-
-
-def recurrence(q, k, v, alpha, beta, S):
-    """[T][n].. for n sequences and heads; S [n][V][K]. Outputs, and the state after each token."""
-    q, k, v = ([t[..., None] for t in x.unbind(0)] for x in (q, k, v))
-    alpha, beta = ([t[:, None, None] for t in x.unbind(0)] for x in (alpha, beta))
-    for t in range(len(q)):
-        S = alpha[t] * S
-        u = beta[t] * torch.baddbmm(v[t], S, k[t], alpha=-1)
-        S = torch.baddbmm(S, u, k[t].mT)
-        yield (S @ q[t])[..., 0], S
-
-
-def rows_of(case, x, heads):
-    """The inputs of some heads as [T][B x heads].., padded with tokens that do nothing."""
-    group, B, T = case.Hv // case.Hq, case.B, case.T
-
-    def padded(t):
-        if case.op == "decode":
-            return t.transpose(0, 1)
-        return torch.nn.utils.rnn.pad_sequence(t.split(case.lengths))  # [T][B]..
-
-    if case.op == "prefill":
-        q, k, log_alpha, beta = x["q"].double(), x["k"].double(), x["g"], x["beta"]
-        if case.inside != "neither":
-            q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-    else:
-        q, k = (F.normalize(x[n].double(), dim=-1) for n in ("q", "k"))
-        log_alpha = -x["A_log"].double().exp() * F.softplus(x["a"].double() + x["dt_bias"])
-        beta = x["b"].double().sigmoid()
-    reads = [h // group for h in heads]
-    rows = [q[..., reads, :] * case.dim**-0.5, k[..., reads, :], x["v"][..., heads, :].double(),
-            log_alpha[..., heads].double(), beta[..., heads].double()]
-    q, k, v, log_alpha, beta = (padded(t).flatten(1, 2) for t in rows)
-    return q, k, v, log_alpha.exp(), beta
-
-
-def expected(variants):
-    """Of each (case, inputs) of a row: heads, out [T][B x heads][V], state [B x heads][V][K] or,
-    with `each`, [T] of them. All in one go, as a step takes as long for few as for many."""
-    case = variants[0][0]
-    heads = sorted({1, case.Hv // 2, case.Hv - 1}.union(*(quiet_head(x) for _, x in variants)))
-    rows = zip(*(rows_of(c, x, heads) for c, x in variants))
-    rows = [torch.cat(tensors, 1) for tensors in rows]
-    start = [(x["state"][x["slots"].long()] if "slots" in x else x["state"])[:, heads]
-             for _, x in variants]
-    outs, states = [], []
-    for out, S in recurrence(*rows, torch.cat(start).double().flatten(0, 1)):
-        outs.append(out)
-        states = [*states, S] if case.each else [S]
-    outs = torch.stack(outs).chunk(len(variants), 1)
-    states = torch.stack(states).chunk(len(variants), 1)
-    return [(heads, *found) for found in zip(outs, states)]
-
-
-def quiet_head(x):
-    """One of the heads without decay."""
-    quiet = (x["g"] == 0).all(0).nonzero().flatten().tolist() if "g" in x else []
-    return set(quiet[:1])
-
-
-def off(found, wanted):
-    """RMS of the difference, by that of what is wanted; NaN counts as infinite."""
-    difference = math.sqrt((found - wanted).square().mean().item())
-    error = difference / math.sqrt(wanted.square().mean().item())
-    return error if math.isfinite(error) else math.inf
-
-
-def errors(case, result, wanted):
-    """Of out and state of a contender, which are [N][Hv][V] or [B][T][Hv][V], and
-    [B][Hv][V][K] or, with `each`, [B][T][Hv][V][K]."""
-    (out, state), (heads, want_out, want_state) = result, wanted
-    out, n = out[..., heads, :].double(), len(heads)
-    if case.op == "prefill":
-        out = torch.nn.utils.rnn.pad_sequence(out.split(case.lengths))
-        mask = torch.arange(case.T)[:, None] < torch.tensor(case.lengths)
-        want_out = want_out * mask.repeat_interleave(n, 1)[..., None].to(want_out)
-    else:
-        out = out.transpose(0, 1)
-    state = state[..., heads, :, :].double()
-    state = state.transpose(0, 1) if case.each else state[None]
-    return off(out.flatten(1, 2), want_out), off(state.flatten(1, 2), want_state)
+def cases(op, options):
+    """Rows of an op: a set of them, or heads, lengths and dims that were given instead."""
+    if op == "decode":
+        yield from decode_cases(options)
+        return
+    sets = ROWS[options.rule, op]
+    if options.rows and options.rows not in sets:
+        raise ValueError(f"--rows {options.rows}: {op} of {options.rule} has {', '.join(sets)}")
+    rows = sets[options.rows or "table"]
+    if options.heads or options.lengths or options.dims != [128]:
+        heads = options.heads or tuple(dict.fromkeys(row[:2] for row in rows))
+        lengths = options.lengths or tuple(dict.fromkeys(row[2] for row in rows))
+        rows = product(heads, lengths, options.dims)
+    yield from (Case(op, *h, tokens, dim=dim, rule=options.rule) for *h, tokens, dim in rows)

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Who is raced, and how each is called. prefill(case, x) and decode(case, x) return a call, which runs
-on torch's current stream and returns out and state in one layout whoever computed them:
-[N][Hv][V] or [B][T][Hv][V], and [B][Hv][V][K], each token's being [B][T][Hv][V][K].
+Who is raced, and how each is called: ours, and the peers of Gated DeltaNet. An op's method takes a
+case and its inputs and returns a call, which runs on torch's current stream and returns the results
+of cases.RESULTS in one layout whoever computed them. Outputs are [N][Hv][V] or [B][T][Hv][V],
+states [B][Hv][V][K], each token's [B][T][Hv][V][K]; gradients are as what they are of.
 """
 import importlib.metadata
 import os
 
+import gates
 import torch
-from cases import DTYPES
+from cases import DTYPES, GRADIENTS
 
 os.environ.setdefault("FLA_FLASH_QLA", "0")  # else FLA calls FlashQLA where that is installed
+os.environ.setdefault("FLA_FLASH_KDA", "0")
+WINDOW_MIB = 1536  # of ours in training: gdn.torch's default
 
 
 class Refused(Exception):
@@ -28,18 +32,25 @@ def mine(case, x):
     return state.mT.contiguous() if case.layout == "k_first" else state
 
 
-def shown(case, x, state):
-    """The states that decode leaves, in order and k-last. Not in a call: it would be timed."""
+def shown(case, x, result):
+    """A result whose states are in order and k-last, as decode does not leave them. Not in a call:
+    it would be timed."""
     if case.op != "decode" or case.each:
-        return state
+        return result
+    out, state = result
     state = state[x["slots"].long()] if case.pool else state
-    return state.mT if case.layout == "k_first" else state
+    return out, state.mT if case.layout == "k_first" else state
 
 
 def kept_states(case, x):
     """Room for the state after every token."""
     shape = case.B, case.T, *x["state"].shape[1:]
     return torch.zeros(shape, device=x["state"].device, dtype=DTYPES[case.state])
+
+
+def packed(x):
+    """One token of each sequence behind the convolution: q, k, v in one row."""
+    return torch.cat([x[n].flatten(1) for n in ("q", "k", "v")], 1)
 
 
 def fused_gates(x):
@@ -49,6 +60,23 @@ def fused_gates(x):
     room = [torch.empty_like(x["beta"]) for _ in range(2)]
     raw = [x[n] for n in ("a", "b", "A_log", "dt_bias")]
     return *room, lambda: gate_kernel.write(*raw, *room)
+
+
+class Saves:
+    """States that the forward call leaves for the gradients: where, and after how many tokens."""
+
+    def __init__(self, **batch):
+        self.batch, self.fields = batch, {}
+
+    @classmethod
+    def of(cls, case, x):
+        """As gdn.torch has them by default: of long sequences alone."""
+        n, every = sum(case.lengths), 2048
+        if case.T <= 4 * every or n < 1024 * case.B:
+            return cls()
+        saves = cls(checkpoint_every=every)
+        saves.fields["checkpoints"] = x["state"].new_empty(n // every, *x["state"].shape[1:])
+        return saves
 
 
 class Ours:
@@ -69,26 +97,53 @@ class Ours:
         stream = torch.cuda.current_stream() if self.on_gpu else None
         getattr(self.ctx, op)(stream=stream, **fields)
 
-    def prefill(self, case, x):
-        gdn, batch = self.gdn, self.gdn.Batch(cu_seqlens=x["cu_seqlens"])
+    def raw_gates(self, case, x, a):
+        gdn = self.gdn
+        return dict(g=a, beta=x["b"], A_log=x["A_log"], dt_bias=x["dt_bias"], gate=gdn.GATE_RAW,
+                    beta_kind=gdn.BETA_SIGMOID, gate_lower_bound=gates.bound(case.gates) or 0)
+
+    def prefill(self, case, x, saves=None):
+        """saves: checkpoints that the gradients take."""
+        gdn, saves = self.gdn, saves or Saves()
+        batch = gdn.Batch(cu_seqlens=x["cu_seqlens"], **saves.batch)
         fields = {n: x[n] for n in ("q", "k", "v", "g", "beta", "state", "state_out", "out")}
         if case.inside != "neither":
             fields["norm"] = gdn.NORM_L2
         if case.inside == "raw":
-            fields |= dict(g=x["a"], beta=x["b"], A_log=x["A_log"], dt_bias=x["dt_bias"],
-                           gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
+            fields |= self.raw_gates(case, x, x["a"])
 
         def call():
-            self.call("prefill", **fields, batch=batch)
+            self.call("prefill", **fields, **saves.fields, batch=batch)
             return x["out"], x["state_out"]
         return call
 
+    def backward(self, case, x, saves):
+        inputs = {n: x[n] for n in ("q", "k", "v", "g", "beta", "state")}
+        made = {f"d{n}": torch.empty_like(t) for n, t in inputs.items()}
+        fields = inputs | made | dict(dout=x["dout"], dstate_out=x["dstate_out"],
+                                      window_mib=WINDOW_MIB, **saves.fields)
+        batch = self.gdn.Batch(cu_seqlens=x["cu_seqlens"], **saves.batch)
+
+        def call():
+            self.call("prefill_backward", **fields, batch=batch)
+            return [made[n] for n in GRADIENTS]
+        return call
+
+    def gradients(self, case, x):
+        saves = Saves.of(case, x)
+        self.prefill(case, x, saves)()
+        return self.backward(case, x, saves)
+
+    def training(self, case, x):
+        saves = Saves.of(case, x)
+        forward, backward = self.prefill(case, x, saves), self.backward(case, x, saves)
+        return lambda: (*forward(), *backward())
+
     def decode(self, case, x):
         gdn, out, state = self.gdn, torch.empty_like(x["v"]), mine(case, x)
-        fields = dict(q=x["q"], k=x["k"], v=x["v"], g=x["a"], beta=x["b"], A_log=x["A_log"],
-                      dt_bias=x["dt_bias"], gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID,
-                      norm=gdn.NORM_L2, out=out, state=state,
-                      state_layout=gdn.STATE_KV if case.layout == "k_first" else gdn.STATE_VK)
+        fields = dict(q=x["q"], k=x["k"], v=x["v"], norm=gdn.NORM_L2, out=out, state=state,
+                      state_layout=gdn.STATE_KV if case.layout == "k_first" else gdn.STATE_VK,
+                      **self.raw_gates(case, x, x["a"]))
         slots = dict(read_slots=x["slots"]) if case.pool else {}
         if case.each:
             kept = kept_states(case, x)
@@ -103,14 +158,44 @@ class Ours:
         return call
 
 
+def first_k(x, *names):
+    """States k-first."""
+    return [x[name].mT.contiguous() for name in names]
+
+
+def as_inputs(gradients, inputs):
+    """In the dtypes of what they are of, as autograd wants them; without the batch of one."""
+    return (d.to(t.dtype)[0] for d, t in zip(gradients, inputs, strict=True))
+
+
+def gradients_of(peer, case, x):
+    """A peer's backward call alone, on what its forward call saved."""
+    forward, backward = peer.passes(case, x)
+    _, saved = forward()
+    return lambda: backward(*saved)
+
+
+def training_of(peer, case, x):
+    """Both calls of a peer."""
+    forward, backward = peer.passes(case, x)
+
+    def call():
+        result, saved = forward()
+        return *result, *backward(*saved)
+    return call
+
+
 class Fla:
     name, is_ours = "fla", False
 
     def __init__(self, device):
         import fla
         from fla.ops import gated_delta_rule as ops
+        from fla.ops.gated_delta_rule import chunk
+        from fla.ops.utils import prepare_chunk_indices
 
-        self.ops, self.version = ops, fla.__version__
+        self.ops, self.version, self.chunk = ops, fla.__version__, chunk
+        self.indices = prepare_chunk_indices
 
     def prefill(self, case, x):
         refuse_if(case.inside == "raw", "raw gates are not raced")
@@ -125,6 +210,27 @@ class Fla:
                 cu_seqlens=offsets, cu_seqlens_cpu=host)
             return out[0], final.mT
         return call
+
+    def passes(self, case, x):
+        """The forward call, which returns what it saves too, and the backward one, as the function
+        of autograd makes them."""
+        q, k, v, g, beta, dout = (x[n][None] for n in ("q", "k", "v", "g", "beta", "dout"))
+        offsets, (state, last) = x["cu_seqlens"], first_k(x, "state", "dstate_out")
+        common = dict(scale=case.dim**-0.5, initial_state=state, cu_seqlens=offsets,
+                      chunk_indices=self.indices(offsets, 64))
+
+        def forward():
+            sums, out, A, final, *_ = self.chunk.chunk_gated_delta_rule_fwd(
+                q, k, v, g, beta, output_final_state=True, **common)
+            return (out[0], final.mT), (sums, A)
+
+        def backward(sums, A):
+            *rows, dbeta, dg, dstate, _, _ = self.chunk.chunk_gated_delta_rule_bwd(
+                q, k, v, sums, beta, A=A, do=dout, dht=last, **common)
+            return *as_inputs((*rows, dg, dbeta), (q, k, v, g, beta)), dstate.mT
+        return forward, backward
+
+    gradients, training = gradients_of, training_of
 
     def decode(self, case, x):
         refuse_if(case.each or case.pool, "neither slots nor every token's state")
@@ -155,6 +261,7 @@ class FlashInfer:
         self.several = gdn_decode.gated_delta_rule_mtp
 
     def prefill(self, case, x):
+        refuse_if(case.inside == "raw" and gates.bound(case.gates), "no bound of raw gates")
         alpha, beta, write = x["g"].exp(), x["beta"], None
         if case.inside == "raw":
             alpha, beta, write = fused_gates(x)
@@ -174,7 +281,7 @@ class FlashInfer:
         refuse_if(case.layout == "k_first" and (case.T > 1 or case.state != "f32" or case.pool),
                   "k-first: one token, float32, no slots")
         out, state = torch.empty_like(x["v"]), mine(case, x)
-        rows, gates = (x["q"], x["k"], x["v"]), (x["A_log"], x["a"], x["dt_bias"], x["b"])
+        rows, raw = (x["q"], x["k"], x["v"]), (x["A_log"], x["a"], x["dt_bias"], x["b"])
         slots, more = x["slots"], dict(output=out, use_qk_l2norm=True)
         if case.each:
             kept = kept_states(case, x)
@@ -182,14 +289,14 @@ class FlashInfer:
 
         def call():
             if case.layout == "k_first":
-                self.k_first(*rows, state, *gates, **more)
+                self.k_first(*rows, state, *raw, **more)
             elif case.T > 1 and case.state == "f32":
-                self.several(*rows, state, slots, *gates, **dict(disable_state_update=False) | more)
+                self.several(*rows, state, slots, *raw, **dict(disable_state_update=False) | more)
             elif case.T > 1 or case.pool:
-                self.k_last(*rows, None, *gates, initial_state=state, initial_state_indices=slots,
+                self.k_last(*rows, None, *raw, initial_state=state, initial_state_indices=slots,
                             **more)
             else:
-                self.k_last(*rows, state, *gates, **more)
+                self.k_last(*rows, state, *raw, **more)
             return out, kept if case.each else state
         return call
 
@@ -201,6 +308,7 @@ class FlashQla:
         import flash_qla
 
         self.version, self.chunked = flash_qla.__version__, flash_qla.chunk_gated_delta_rule_fwd
+        self.backward = flash_qla.chunk_gated_delta_rule_bwd
 
     def prefill(self, case, x):
         refuse_if(case.inside != "neither", "neither norms nor raw gates inside")
@@ -215,8 +323,25 @@ class FlashQla:
             return out[0], final.mT
         return call
 
-    def decode(self, case, x):
-        raise Refused("no decode")
+    def passes(self, case, x):
+        """As its function of autograd makes them."""
+        q, k, v, g, beta, dout = (x[n][None] for n in ("q", "k", "v", "g", "beta", "dout"))
+        state, last = first_k(x, "state", "dstate_out")
+        common = dict(scale=case.dim**-0.5, initial_state=state,
+                      cu_seqlens=x["cu_seqlens"].int(), auto_cp=True)
+
+        def forward():
+            sums, A, out, _, final, cache = self.chunked(
+                q, k, v, g, beta, output_final_state=True, enable_fwd_cp_cache=True, **common)
+            return (out[0], final.mT), (sums, A, cache)
+
+        def backward(sums, A, cache):
+            *rows, dbeta, dg, dstate = self.backward(
+                q, k, v, sums, beta, A, dout, dht=last, cp_cache=cache, **common)
+            return *as_inputs((*rows, dg, dbeta), (q, k, v, g, beta)), dstate.mT
+        return forward, backward
+
+    gradients, training = gradients_of, training_of
 
 
 PEERS = {peer.name: peer for peer in (FlashInfer, Fla, FlashQla)}

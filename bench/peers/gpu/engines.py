@@ -6,12 +6,7 @@ vLLM's first slot is for padding, and where it keeps every token's state the fir
 lies where the sequence began, so that the state it began with is gone.
 """
 import torch
-from contenders import kept_states, mine, refuse_if
-
-
-def packed(x):
-    """One token of each sequence behind the convolution: q, k, v in one row."""
-    return torch.cat([x[n].flatten(1) for n in ("q", "k", "v")], 1)
+from contenders import kept_states, mine, packed, refuse_if
 
 
 def joined(x):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gates of a race: four kinds, raw and as log gates, and the patterns of chunks of 64 tokens.
+"""Gates of a race: kinds, raw and as log gates, and the patterns of chunks of 64 tokens.
 
 All are drawn on the CPU from a seed of their own, so that a kind has the same numbers whatever
-else is raced.
+else is raced. A gate is one number a head, or one a key channel.
 """
 import math
 
@@ -12,39 +12,61 @@ import torch.nn.functional as F
 CHUNK, SEED = 64, 31
 KINDS = ("none", "recipe", "model", "strong")
 DRAWS = ("model1", "model2")  # further draws of model
+BOUND = -5.0  # of the log gates of the kinds below, as models that decay per channel have it
+BOUNDED = {"trained": 0.02, "bounded": 2.5}  # the middle of their log gates, times -1
 NO_DECAY = -1e3  # an A_log whose exp is 0
 PLAIN, GATED, UNEVEN = -0.2, -0.5, -3.0
 
 
-def raw(kind, tokens, heads):
+def bound(kind):
+    """The lower bound of a kind's log gates, or None."""
+    return BOUND if kind in BOUNDED else None
+
+
+def normal(kind, shape):
+    """What a has before its rounding, and what draws the rest."""
+    seed = SEED + int(kind.removeprefix("model") or 0) if kind.startswith("model") else SEED
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw).bfloat16(), draw
+
+
+def raw(kind, tokens, heads, channels=()):
     """a [tokens][heads] in bfloat16, A_log and dt_bias [heads]: the log gate is
-    -exp(A_log) softplus(a + dt_bias).
+    -exp(A_log) softplus(a + dt_bias), or with a bound of the kind's
+    bound sigmoid(exp(A_log) (a + dt_bias)). With channels (K,): a [tokens][heads][K] and dt_bias
+    [heads][K].
 
     none: 0. recipe: logsigmoid(normal) / 16, and 0 in a quarter of the heads. strong: -2.
     model: A uniform in 0.02 to 16, softplus(dt_bias) log-uniform in 0.001 to 0.1, a normal.
+    trained: about -0.02 exp(normal), as a layer of Kimi K3 has them. bounded: -5 sigmoid(normal).
     """
-    draw = torch.Generator().manual_seed(SEED + int(kind.removeprefix("model") or 0)
-                                         if kind.startswith("model") else SEED)
-    a = torch.randn(tokens, heads, generator=draw).bfloat16()
-    zeros = torch.zeros(heads)
+    a, draw = normal(kind, (tokens, heads, *channels))
+    zeros, biases = torch.zeros(heads), torch.zeros(heads, *channels)
     if kind == "none":
-        return a, zeros + NO_DECAY, zeros
+        return a, zeros + NO_DECAY, biases
     if kind == "recipe":
         A_log = zeros - math.log(16)
         A_log[torch.randperm(heads, generator=draw)[: heads // 4]] = NO_DECAY
-        return a, A_log, zeros
+        return a, A_log, biases
     if kind == "strong":
-        return torch.zeros_like(a), zeros + math.log(2 / math.log(2)), zeros
+        return torch.zeros_like(a), zeros + math.log(2 / math.log(2)), biases
+    if kind in BOUNDED:
+        share = BOUNDED[kind] / -BOUND
+        return a, zeros, biases + math.log(share / (1 - share))
     if kind != "model" and kind not in DRAWS:
-        raise ValueError(f"gates: '{kind}', wanted {', '.join((*KINDS, *DRAWS))} or a pattern")
+        raise ValueError(f"gates: '{kind}', wanted "
+                         f"{', '.join((*KINDS, *DRAWS, *BOUNDED))} or a pattern")
     A = 0.02 + (16 - 0.02) * torch.rand(heads, generator=draw)
-    step = 0.001 * 100 ** torch.rand(heads, generator=draw)
+    step = 0.001 * 100 ** torch.rand(biases.shape, generator=draw)
     return a, A.log(), step + torch.log(-torch.expm1(-step))  # softplus(that) is the step
 
 
-def logs_of(a, A_log, dt_bias):
-    """The log gates of raw ones."""
-    return (-A_log.double().exp() * F.softplus(a.double() + dt_bias)).float() + 0.0  # no -0
+def logs_of(a, A_log, dt_bias, bound=None):
+    """The log gates of raw ones, in float64."""
+    x = a.double() + dt_bias
+    A = A_log.double().exp().view(-1, *[1] * (dt_bias.ndim - 1))
+    logs = -A * F.softplus(x) if bound is None else bound * (A * x).sigmoid()
+    return logs + 0.0  # no -0
 
 
 def patterns_of(lengths, heads):
@@ -66,7 +88,7 @@ def patterns_of(lengths, heads):
         return (torch.rand(int(which[-1]) + 1, heads, generator=draw) < 0.5)[which]
 
     def model(change=None):
-        g = logs_of(*raw("model", *shape))
+        g = logs_of(*raw("model", *shape)).float()
         return change(g) if change else g
 
     every = torch.ones(1, 1, dtype=torch.bool)
@@ -99,10 +121,11 @@ def named(text):
     """The kinds that an option names: all, patterns, or names separated by commas."""
     sets = {"all": KINDS, "patterns": ("none", *PATTERNS, "recipe")}
     kinds = sets.get(text) or tuple(name.strip() for name in text.split(","))
+    known = *KINDS, *DRAWS, *BOUNDED, *PATTERNS
     for kind in kinds:
-        if kind not in (*KINDS, *DRAWS, *PATTERNS):
+        if kind not in known:
             raise ValueError(f"gates: '{kind}', wanted all, patterns or some of "
-                             f"{'; '.join((*KINDS, *DRAWS, *PATTERNS))}")
+                             f"{'; '.join(known)}")
     return kinds
 
 
@@ -114,5 +137,5 @@ def is_raw(kind):
 def logs(kind, lengths, heads):
     """The log gates [tokens][heads] of a kind or a pattern."""
     if is_raw(kind):
-        return logs_of(*raw(kind, sum(lengths), heads))
+        return logs_of(*raw(kind, sum(lengths), heads), bound(kind)).float()
     return patterns_of(lengths, heads)[kind]()

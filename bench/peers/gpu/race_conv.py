@@ -19,7 +19,7 @@ import contenders
 import race_gpu
 import torch
 import torch.nn.functional as F
-from cases import off
+from recurrence import off
 
 TAPS = 4
 BATCHES = (1, 8, 32, 128, 256)

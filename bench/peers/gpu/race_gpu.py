@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""libgdn beside FlashInfer, FLA and FlashQLA on one GPU: the same torch tensors, in one process.
+"""libgdn beside its peers on one GPU: the same torch tensors, in one process.
 
     PYTHONPATH=python GDN_LIBRARY=.../libgdn.so bench/peers/gpu/race_gpu.py [--file lines.jsonl]
 
@@ -14,6 +14,7 @@ computes wrongly is kept in its line.
 """
 import argparse
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -23,24 +24,32 @@ import subprocess
 import sys
 import time
 
+import channels
 import contenders
 import engines
 import gates
+import interpreted
 import torch
-from cases import INSIDE, ROWS, cases, errors, expected, inputs, off, variant
+from cases import INSIDE, OPS, SETS, cases
+from inputs import inputs, variant
+from recurrence import errors, expected, off
 
 WRONG = 0.1  # errors of 10 % are none of rounding: not timed
 TFLOPS, TBS = 790, 4.3  # of an H200, as measured by large products and copies
 FLUSH = 256 << 20  # bytes
 HERE = pathlib.Path(__file__).resolve().parent
-PEERS = contenders.PEERS | engines.PEERS
+PEERS = {"gdn": contenders.PEERS | engines.PEERS, "kda": channels.PEERS}
+DEFAULT_PEERS = {"gdn": tuple(contenders.PEERS), "kda": tuple(channels.PEERS)}
+DEFAULT_GATES = {"prefill": gates.KINDS, "decode": ("recipe",), "gradients": ("recipe", "model")}
+WITHOUT = "GDN_CUDA_WITHOUT"  # families of kernels that our library is to leave out
 
 
 # ---- Times -------------------------------------------------------------------------------------
 
 
-def graph_of(call):
-    """A captured call, ready to replay; the call itself where it cannot be captured."""
+def graph_of(call, pool=None):
+    """A captured call, ready to replay. Graphs may share a pool of memory, since nothing of one
+    replay is read in another."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -49,7 +58,7 @@ def graph_of(call):
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         call()
     graph.replay()
     torch.cuda.synchronize()
@@ -95,7 +104,8 @@ def limit(case, n, flush):
     chunks = sum(math.ceil(T / 64) for T in case.lengths)
     tokens = sum(case.lengths)
     rows = tokens * (2 * case.Hq + 2 * case.Hv) * case.dim * 2
-    moved = rows + tokens * case.Hv * 8 + case.state_bytes()
+    gates = 4 * math.prod(case.channels) + 4  # bytes of a token and head, beta too
+    moved = rows + tokens * case.Hv * gates + case.state_bytes()
     mflop = (6 * 64 * case.dim**2 + 8 * 64**2 * case.dim) / 1e6  # of a chunk and head
     return max(mflop * chunks * case.Hv / TFLOPS, moved / TBS / 1e6), "computed"
 
@@ -106,9 +116,10 @@ def limit(case, n, flush):
 def attempt(contender, case, x):
     """Its call, the result, and what kept it from having one."""
     try:
-        call = getattr(contender, case.op)(case, x)
-        out, state = call()
-        result = [out.clone(), contenders.shown(case, x, state).clone()]
+        method = getattr(contender, case.op, None)
+        contenders.refuse_if(method is None, f"no {case.op}")
+        call = method(case, x)
+        result = [t.clone() for t in contenders.shown(case, x, call())]
         if x["v"].is_cuda:
             torch.cuda.synchronize()
         return call, result, None
@@ -142,29 +153,38 @@ def judge(racers, case, x, wanted):
     return said, calls
 
 
+def default_gates(case):
+    return ("recipe", "trained") if case.rule == "kda" else DEFAULT_GATES[case.op]
+
+
 def variants_of(case, options):
     """The cases of one row, which share its inputs."""
-    for inside in options.inside if case.op == "prefill" else INSIDE[:1]:
-        for kind in options.gates or (gates.KINDS if case.op == "prefill" else ["recipe"]):
-            if gates.is_raw(kind) or (inside != "raw" and case.op == "prefill"):
-                yield dataclasses.replace(case, gates=kind, inside=inside)
+    for op in ("gradients", "training") if case.op == "gradients" else (case.op,):
+        for inside in options.inside if op == "prefill" else INSIDE[:1]:
+            for kind in options.gates or default_gates(case):
+                if gates.is_raw(kind) or (inside != "raw" and op != "decode"):
+                    yield dataclasses.replace(case, op=op, gates=kind, inside=inside)
 
 
 def race(racers, case, options, flush):
     """By case of the row: what is known of each contender afterwards."""
-    shared, said, calls = inputs(case, options.device), {}, {}
-    variants = [(c, variant(c, shared)) for c in variants_of(case, options)]
-    wanted = [] if options.unchecked else expected(variants)
-    for i, (c, x) in enumerate(variants):
-        said[c], found = judge(racers, c, x, wanted and wanted[i])
+    shared, said, calls, made = inputs(case, options.device), {}, {}, {}
+    variants = list(variants_of(case, options))
+    for c in variants:  # gradients and training have the same inputs, and the same is right of them
+        if (c.gates, c.inside) not in made:
+            made[c.gates, c.inside] = c, variant(c, shared)
+    wanted = {} if options.unchecked else dict(zip(made, expected(list(made.values()))))
+    for c in variants:
+        key = c.gates, c.inside
+        said[c], found = judge(racers, c, made[key][1], wanted.get(key))
         calls |= {(c, name): call for name, call in found.items()}
     if options.check:
         return said
     del wanted
-    runs = {}
+    runs, pool = {}, torch.cuda.graph_pool_handle()
     for (c, name), call in calls.items():  # all have run: no workspace grows under a graph
         try:
-            runs[c, name] = graph_of(call)
+            runs[c, name] = graph_of(call, pool)
         except Exception as error:
             torch.cuda.synchronize()
             said[c][name]["refused"] = f"no graph: {type(error).__name__}: {error}"[:200]
@@ -178,7 +198,7 @@ def race(racers, case, options, flush):
 
 def base_of(said, c):
     """The case to which the gates of c are compared: no gates, or the first kind."""
-    same = [other for other in said if other.inside == c.inside]
+    same = [other for other in said if (other.op, other.inside) == (c.op, c.inside)]
     return next((other for other in same if other.gates == "none"), same[0])
 
 
@@ -239,7 +259,8 @@ def heading(case):
 
 
 def kind_of(c):
-    return c.gates if c.inside == INSIDE[0] else f"{c.gates}, {c.inside}"
+    more = [c.inside] * (c.inside != INSIDE[0]) + [c.op] * (c.op in ("gradients", "training"))
+    return ", ".join([c.gates, *more])
 
 
 def cell_of(known, check):
@@ -253,7 +274,7 @@ def cell_of(known, check):
     if "over_first" in known:
         words.append(f"x{known['over_first'][0]:.3f}")
     if check and "error" in known:
-        words.append("off by {:.1e} {:.1e}".format(*known["error"]))
+        words.append("off by " + " ".join(f"{error:.1e}" for error in known["error"]))
     return " ".join(words)
 
 
@@ -330,9 +351,10 @@ def racers_of(options):
         os.environ.setdefault("GDN_LIBRARY", libraries[0][1])
     racers = {name: contenders.Ours(options.device, path)
               for name, path in libraries or [("gdn", None)]}
-    for name in [] if options.ours_only else options.peers.split(","):
+    asked = options.peers.split(",") if options.peers else DEFAULT_PEERS[options.rule]
+    for name in [] if options.ours_only else asked:
         try:
-            racers[name] = PEERS[name](options.device)
+            racers[name] = PEERS[options.rule][name](options.device)
         except Exception as error:  # an import can fail in any way
             print(f"{name}: left out, {type(error).__name__}: {error}"[:300], flush=True)
     return racers
@@ -348,7 +370,8 @@ def commit():
 
 def command():
     """As it was called, but for where lines go."""
-    words = ["race_gpu.py", *sys.argv[1:]]
+    without = os.environ.get(WITHOUT)
+    words = [f"{WITHOUT}={without}"] * bool(without) + ["race_gpu.py", *sys.argv[1:]]
     for option in ("--file", "--commit"):
         if option in words:
             at = words.index(option)
@@ -359,22 +382,25 @@ def command():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--peers", default=",".join(contenders.PEERS),
-        help=f"some of {','.join(PEERS)} (default: %(default)s)")
+    add("--rule", choices=tuple(PEERS), default="gdn", help="gates of a head or of a key channel")
+    add("--peers", help="; ".join(f"{rule}: some of {','.join(peers)} (default: "
+                                  f"{','.join(DEFAULT_PEERS[rule])})"
+                                  for rule, peers in PEERS.items()))
     add("--ours-only", action="store_true")
     add("--library", action="append", default=[], metavar="NAME=FILE",
         help="a libgdn.so, once or several times: they take turns; instead of the package's")
-    add("--op", choices=("prefill", "decode"), help="both without it")
+    add("--op", choices=OPS, help="prefill and decode without it; gradients: alone, and with the "
+        "forward call (training)")
     add("--gates", type=gates_of, help="all, patterns, or some of "
-        f"{', '.join((*gates.KINDS, *gates.DRAWS))} and the patterns (default: all of prefill, "
-        "recipe of decode)")
+        f"{', '.join((*gates.KINDS, *gates.DRAWS, *gates.BOUNDED))} and the patterns (default: all "
+        "of prefill, recipe of decode, recipe and model of gradients; kda: recipe and trained)")
     add("--inside", type=inside_of, default=INSIDE[:1],
         help="all, or some of neither,norm,raw: what of norms and raw gates prefill computes")
-    add("--rows", choices=tuple(ROWS), help="a set of prefill instead of the tables'")
+    add("--rows", choices=SETS, help="a named set instead of the table")
     add("--dims", type=lambda text: [int(dim) for dim in text.split(",")], default=[128],
         help="head sizes: 64,128,256")
     add("--heads", type=heads_of, help="16/32,2/8: instead of those of the tables")
-    add("--lengths", type=lengths_of, help="8192x4,100+3000: of prefill")
+    add("--lengths", type=lengths_of, help="8192x4,100+3000: but of decode")
     add("--batches", type=lambda s: [int(n) for n in s.split(",")], help="1,32: of decode")
     add("--rounds", type=int, default=15)
     add("--seconds", type=float, default=math.inf, help="no row is begun after them")
@@ -385,6 +411,15 @@ def arguments():
     options = parser.parse_args()
     if any("=" not in text for text in options.library):
         parser.error("--library: wanted NAME=FILE")
+    if unknown := set((options.peers or "").split(",")) - set(PEERS[options.rule]) - {""}:
+        parser.error(f"--peers: '{min(unknown)}', wanted some of {','.join(PEERS[options.rule])}")
+    if options.rule == "kda" and not all(map(gates.is_raw, options.gates or ())):
+        parser.error("--gates: patterns have one gate per head")
+    try:
+        options.todo = [case for op in ([options.op] if options.op else OPS[:2])
+                        for case in cases(op, options)]
+    except ValueError as error:
+        parser.error(error)
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.device == "cpu" and not options.check:
         parser.error("no GPU; --check compares without one")
@@ -417,9 +452,25 @@ def lengths_of(text):
     return [sum(map(one, batch.split("+")), ()) for batch in text.split(",")]
 
 
+def run_row(racers, case, options, flush, common):
+    """Races a row, prints it and appends its lines. What is known of it."""
+    known = race(racers, case, options, flush)
+    print("\n".join(row_table(case, racers, known, options.check)), flush=True)
+    if not options.check and case.op != "gradients":
+        common["limit_us"], common["limit_by"] = limit(case, options.rounds, flush)
+    lines = [json.dumps(line) + "\n" for c, said in known.items()
+             for line in lines_of(racers, c, said, common)]
+    if options.file:
+        with open(options.file, "a") as file:
+            file.writelines(lines)
+    return known
+
+
 def main():
     options, start = arguments(), time.monotonic()
     racers = racers_of(options)
+    if options.device == "cpu":
+        interpreted.begin()
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     common = dict(
         commit=options.commit, command=command(), device=device,
@@ -427,9 +478,7 @@ def main():
         rounds=options.rounds, versions={n: r.version for n, r in racers.items()})
     flush = torch.empty(FLUSH if options.device == "cuda" else 0, dtype=torch.uint8,
                         device=options.device)
-    todo = [case for op in ([options.op] if options.op else ["prefill", "decode"])
-            for case in cases(op, options.heads, options.lengths, options.batches, options.dims,
-                              options.rows)]
+    todo = options.todo
     results = []
     print(f"{device}, {options.commit}: us, median of {options.rounds} rounds; % over no gates, "
           "[95 %]; i: % over neither inside; x: time by the first one's", flush=True)
@@ -437,15 +486,13 @@ def main():
         if time.monotonic() - start > options.seconds:
             print(f"time is up: {len(todo) - i} of {len(todo)} rows left out")
             break
-        results.append(race(racers, case, options, flush))
-        print("\n".join(row_table(case, racers, results[-1], options.check)), flush=True)
-        if not options.check:
-            common["limit_us"], common["limit_by"] = limit(case, options.rounds, flush)
-        for c, said in results[-1].items():
-            for line in lines_of(racers, c, said, common):
-                if options.file:
-                    with open(options.file, "a") as file:
-                        file.write(json.dumps(line) + "\n")
+        try:
+            results.append(run_row(racers, case, options, flush, common))
+        except Exception as error:  # inputs or float64 without room; peers' own are caught before
+            print(f"{heading(case)}: left out, {type(error).__name__}: {error}"[:300], flush=True)
+        if options.device == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
     if not options.check:
         print("\n".join(summary(racers, results)))
     print(f"{len(results)} rows in {time.monotonic() - start:.0f} s")

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's and SGLang's Triton functions without the engines: unpack_engines.py FOLDER WHEEL...
+"""vLLM's and SGLang's functions without the engines: unpack_engines.py FOLDER WHEEL...
 
-Unpacks from their wheels the files that engines.py and race_conv.py import, and writes what those
-import in turn: packages with nothing in them, and the few names below. A FOLDER of 0.6 MB, for
-PYTHONPATH. The wheels: pip download --no-deps vllm==0.33.0 sglang==0.5.23
+Unpacks from their wheels the files that engines.py, channels.py and race_conv.py import, and writes
+what those import in turn: packages with nothing in them, and the few names below. A FOLDER of 6 MB,
+for PYTHONPATH; 5.4 MB of it are FlashKDA, compiled. The wheels, of 336 and 39 MB:
+
+    pip download --no-deps vllm==0.33.0 sglang==0.5.23
 """
 import argparse
 import pathlib
@@ -12,12 +14,16 @@ import zipfile
 
 VLLM = "vllm/model_executor/layers/mamba/ops"
 VLLM_RULE = "vllm/third_party/flash_linear_attention/ops"
+VLLM_KDA = "vllm/models/kimi_k3/nvidia/ops/third_party/kda"
 SGLANG, SGLANG_RULE = "sglang/kernels/ops", "sglang/kernels/ops/attention/fla"
 CHUNKS = ("chunk", "chunk_delta_h", "chunk_o", "cumsum", "fused_recurrent", "index", "l2norm", "op",
           "utils", "wy_fast")
 FILES = {
     "vllm": [f"{VLLM}/causal_conv1d.py", *(f"{VLLM_RULE}/{name}.py" for name in (
-        *CHUNKS, "chunk_scaled_dot_kkt", "solve_tril", "fused_sigmoid_gating"))],
+        *CHUNKS, "chunk_scaled_dot_kkt", "solve_tril", "fused_sigmoid_gating")),
+             *(f"{VLLM_KDA}/{name}.py" for name in (
+                 "chunk", "chunk_intra", "chunk_intra_token_parallel", "fused_recurrent")),
+             "vllm/utils/math_utils.py", "vllm/_flashkda_C.abi3.so"],
     "sglang": [f"{SGLANG}/mamba/causal_conv1d_triton.py",
                f"{SGLANG}/attention/linear/fused_sigmoid_gating_recurrent.py",
                *(f"{SGLANG_RULE}/{name}.py" for name in (*CHUNKS, "chunk_fwd"))],
@@ -35,6 +41,10 @@ STANDING_IN = {
     is_rocm = is_xpu = is_cpu = staticmethod(lambda: False)
     is_cuda = is_cuda_alike = staticmethod(torch.cuda.is_available)
     is_arch_support_pdl = staticmethod(lambda: capability()[0] >= 9)
+
+    @staticmethod
+    def has_device_capability(least, device_id=0):
+        return 10 * capability()[0] + capability()[1] >= least
 
     @staticmethod
     def is_device_capability_family(family, device_id=0):

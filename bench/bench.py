@@ -8,7 +8,8 @@
     bench.py sweep            the commands of a sweep (sweep.py); their lines go to results/sweep/
     bench.py forms            the commands of a row for each form of decode (forms.py); to
                               results/forms/
-    bench.py tables           rewrite the part of README.md between its markers
+    bench.py tables [--check] rewrite the part of README.md between its markers; with --check
+                              write nothing, and fail if that part differs
 
 A table shows the newest line of each case. Nothing is typed in by hand.
 """
@@ -101,6 +102,7 @@ def describe(r):
         mode += f", {words}" if r.get(key) else ""
     mode += f", states saved after each {r['save_every']}" if "save_every" in r else ""
     mode += f", {CALLS[r['call']]}" if "call" in r else ""
+    mode += ", without sm90" if "GDN_CUDA_WITHOUT=sm90" in r.get("command", "") else ""
     rule = f", rule {r['rule']}" if "rule" in r else ""
     return f"{r['op']}{rule}: {', '.join(sizes)}, {r['dtype']}{state}{mode}"
 
@@ -249,7 +251,7 @@ def gpu_table_of(path):
     return lines
 
 
-def tables():
+def tables(only_check):
     lines = []
     for path in sorted((HERE / "results").glob("*.jsonl")):
         lines += table_of(path, describe, cell)
@@ -263,8 +265,12 @@ def tables():
         lines += gpu_table_of(path) if is_gpu else table_of(path, describe_race, race_cell)
     readme = HERE / "README.md"
     new = "<!-- tables -->\n\n" + "\n".join(lines) + "<!-- end -->"
-    text = re.sub(r"<!-- tables -->.*<!-- end -->", lambda _: new, readme.read_text(), flags=re.S)
-    readme.write_text(text)
+    old = readme.read_text()
+    text = re.sub(r"<!-- tables -->.*<!-- end -->", lambda _: new, old, flags=re.S)
+    if only_check and text != old:
+        sys.exit("bench/README.md: tables differ from bench/results; run bench/bench.py tables")
+    if text != old:
+        readme.write_text(text)
 
 
 if __name__ == "__main__":
@@ -272,7 +278,7 @@ if __name__ == "__main__":
         run(sys.argv[2], sys.argv[3] if len(sys.argv) == 4 else "cpu")
     elif sys.argv[1:] in (["sweep"], ["forms"]):
         print("\n".join((sweep if sys.argv[1] == "sweep" else forms).commands()))
-    elif sys.argv[1:] == ["tables"]:
-        tables()
+    elif sys.argv[1:] in (["tables"], ["tables", "--check"]):
+        tables(len(sys.argv) == 3)
     else:
         sys.exit(__doc__)

@@ -391,7 +391,7 @@ MODELS = {"qwen3_next": "Qwen3-Next", "olmo_hybrid": "OLMo-Hybrid", "kimi_linear
 
 def plan(folder):
     """What `gdn plan` says of four models: sequences that fit, and the time of prompts."""
-    runs = newest("plan.jsonl", lambda r: r["model_type"])
+    runs = newest("plan/default_configurations.jsonl", lambda r: r["model_type"])
     layers = {m: runs[m]["layer_types"].count("linear_attention") for m in MODELS}
     names = [f"{title}\n{layers[m]} {runs[m]['rule']} layers" for m, title in MODELS.items()]
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)

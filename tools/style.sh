@@ -85,12 +85,13 @@ tools/includes.sh || bad=1
 tools/names.sh || bad=1
 tools/format.sh --check || bad=1
 
-# Sentences are short. Public functions have a comment. The page of features is that of its table,
+# Sentences are short. Public functions have a comment. Pages are those of their tables and runs,
 # and the times of the plan are those of the kept runs.
 if command -v python3 >/dev/null; then
     python3 tools/sentences.py "${manuals[@]}" || bad=1
     python3 tools/header_doc.py || bad=1
     python3 tools/compare.py --check || bad=1
+    python3 bench/bench.py tables --check || bad=1
     python3 tools/plan_times.py --check || bad=1
 fi
 echo "${#text[@]} files"

@@ -128,7 +128,7 @@ static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
 {
     const int64_t rows = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
     const bool turned = !why_not_turned(c);
-    if (!turned && !has_tiles(c)) return;
+    if (c->D == 0 || (!turned && !has_tiles(c))) return;
     const int64_t least = is_in_place(c) ? LEAST_OWN : LEAST;
     const int64_t warps = warps_of(ctx, BUSY_TILE), walks = c->batch.B * chunks_of(c);
     const int64_t slots = (warps - (walks < warps / 8 ? walks : warps / 8)) / tile_chunks_of(c);
@@ -184,7 +184,7 @@ static const char *why_not_one(const struct gdn_cu_conv *c)
                                                 "aligned fours, one of a sequence";
 }
 
-void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct gdn_conv *conv,
+void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const struct gdn_conv *conv,
                         const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                         const struct gdn_plan_pools *pools)
 {
@@ -212,8 +212,6 @@ void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct 
         c->access = 0;
     else
         c->x.head = c->out.head = (int64_t)gdn_dtype_bytes(c->x.dtype);
-    if (c->D == 0) return; /* nothing to deal to anybody */
-    choose_tiles(ctx, c);
 }
 
 static size_t edge_bytes(const struct gdn_cu_conv *c)
@@ -407,27 +405,43 @@ static const struct {
     { "walk", why_not_walk, walk },
 };
 
-gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
+enum { N_FORMS = sizeof forms / sizeof *forms };
+
+static void log_choice(gdn_ctx *ctx, const struct gdn_cuda_conv_plan *p)
 {
-    struct gdn_cuda_form list[sizeof forms / sizeof *forms];
-    int i = 0;
-    for (; i == 0 || list[i - 1].why_not; i++)
-        list[i] = (struct gdn_cuda_form){ forms[i].name, forms[i].why_not(args) };
+    struct gdn_cuda_form list[N_FORMS];
+    if (!ctx->options.log) return;
+    for (int i = 0; i <= p->form; i++)
+        list[i] = (struct gdn_cuda_form){ forms[i].name, forms[i].why_not(&p->args) };
     gdn_cuda_log_forms(ctx, GDN_CUDA_CONV_CHOICE, "conv1d", list);
-    args->edges = edge_bytes(args) ? edges : NULL;
-    return forms[i - 1].launch(ctx, args, stream);
+}
+
+void gdn_cuda_conv_plan(const gdn_ctx *ctx, struct gdn_cuda_conv_plan *p)
+{
+    choose_tiles(ctx, &p->args);
+    p->form = 0;
+    while (forms[p->form].why_not(&p->args)) p->form++;
+    p->bytes = edge_bytes(&p->args);
+}
+
+gdn_status gdn_cuda_conv_run(gdn_ctx *ctx, struct gdn_cuda_conv_plan *p, void *edges, void *stream)
+{
+    log_choice(ctx, p);
+    p->args.edges = p->bytes ? edges : NULL;
+    return forms[p->form].launch(ctx, &p->args, stream);
 }
 
 /* ---- gdn_conv1d ---------------------------------------------------------------------------- */
 
-_Static_assert(sizeof(struct gdn_cu_conv) <= GDN_PLAN_ROOM, "a plan has room");
+_Static_assert(sizeof(struct gdn_cuda_conv_plan) <= GDN_PLAN_ROOM, "a plan has room");
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_conv_call *c = call;
-    struct gdn_cu_conv *args = GDN_PLANNED(struct gdn_cu_conv, &c->base);
-    gdn_cuda_fill_conv(args, ctx, &c->conv, &c->plan, &c->tokens, &c->pools);
-    c->base.bytes = edge_bytes(args);
+    struct gdn_cuda_conv_plan *p = GDN_PLANNED(struct gdn_cuda_conv_plan, &c->base);
+    gdn_cuda_fill_conv(&p->args, &c->conv, &c->plan, &c->tokens, &c->pools);
+    gdn_cuda_conv_plan(ctx, p);
+    c->base.bytes = p->bytes;
     return GDN_OK;
 }
 
@@ -435,7 +449,8 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_conv_call *c = call;
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
-    return gdn_cuda_conv(ctx, GDN_PLANNED(struct gdn_cu_conv, &c->base), memory, c->base.stream);
+    return gdn_cuda_conv_run(ctx, GDN_PLANNED(struct gdn_cuda_conv_plan, &c->base), memory,
+                             c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_conv1d = { plan_call, run_call };

@@ -56,22 +56,25 @@ struct gdn_cuda_decode_plan {
 };
 
 /* Token by token (gdn_decode; gdn_prefill with GDN_EXACT). memory, of gdn_cuda_decode_bytes(): for
- * the states of trees. The plan keeps the address of the rule. gdn_cuda_decode() plans and runs. */
+ * the states of trees. The plan keeps the address of the rule. If rows of the rule have moved since,
+ * by multiples of 64 bytes, gdn_cuda_decode_move() comes before the run. */
 size_t gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 void gdn_cuda_decode_plan(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                           struct gdn_cuda_decode_plan *plan);
+void gdn_cuda_decode_move(struct gdn_cuda_decode_plan *plan);
 gdn_status gdn_cuda_decode_run(struct gdn_cuda_decode_plan *plan, void *memory, void *stream);
-gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
-                           void *memory, void *stream);
 /* The sequences of one token of a packed call of gdn_prefill (decode/token_single.cuh).
- * takes_singles returns true if decode takes them, and then fills in their launch. decode_singles
- * launches them, behind the kernels of the other sequences, and adds their kernel to ran. */
+ * takes_singles returns true if decode takes them, and then fills in their launch; move_singles
+ * fills it in again, as gdn_cuda_decode_move(). decode_singles launches them, behind the kernels of
+ * the other sequences, and adds their kernel to ran. */
 struct gdn_cuda_singles {
     struct gdn_cu_token_single args;
     struct gdn_cuda_call call; /* without args and stream */
 };
 bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                             struct gdn_cuda_singles *singles);
+void gdn_cuda_move_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                           struct gdn_cuda_singles *singles);
 gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cuda_singles *singles,
                                    struct gdn_cuda_ran *ran, void *stream);
 

@@ -574,6 +574,12 @@ void gdn_cuda_decode_plan(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule
     plan->call.rule = args;
 }
 
+/* Several runs are filled in one by one. */
+void gdn_cuda_decode_move(struct gdn_cuda_decode_plan *plan)
+{
+    if (plan->call.n_runs == 1) fill(&plan->call, plan->rule);
+}
+
 gdn_status gdn_cuda_decode_run(struct gdn_cuda_decode_plan *plan, void *memory, void *stream)
 {
     struct gdn_decode_call *c = &plan->call;
@@ -589,14 +595,6 @@ gdn_status gdn_cuda_decode_run(struct gdn_cuda_decode_plan *plan, void *memory, 
     return GDN_OK;
 }
 
-gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
-                           void *memory, void *stream)
-{
-    struct gdn_cuda_decode_plan plan;
-    gdn_cuda_decode_plan(ctx, op, args, &plan);
-    return gdn_cuda_decode_run(&plan, memory, stream);
-}
-
 bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                             struct gdn_cuda_singles *singles)
 {
@@ -606,4 +604,12 @@ bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
     if (why_not_singles(&c)) return false;
     *singles = gdn_decode_singles_of(&c);
     return true;
+}
+
+void gdn_cuda_move_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                           struct gdn_cuda_singles *singles)
+{
+    struct gdn_decode_call c;
+    describe(&c, ctx, "prefill", args);
+    *singles = gdn_decode_singles_of(&c);
 }

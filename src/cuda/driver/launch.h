@@ -121,6 +121,9 @@ gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, c
 gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
                                   void **memory);
 
+/* Where a plan has the workspace, whose address it does not know: it has the same alignment. */
+#define GDN_CUDA_NOWHERE ((char *)64)
+
 struct gdn_cuda_call {
     enum gdn_kernel_id kernel;
     int64_t grid[3]; /* nothing is launched if one is 0 */

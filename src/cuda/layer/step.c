@@ -217,34 +217,41 @@ static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step_general *a,
     };
 }
 
-static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_step_call *m,
-                              const struct gdn_cu_rule *r, const struct gdn_cu_step_general *step)
+/* The launch of a call that is one. */
+struct one_launch {
+    const char *why_not_rows; /* why it is not of rows of v; NULL: it is */
+    union {
+        struct gdn_cu_step_rows rows;
+        struct gdn_cu_step_general general;
+    } args;
+    struct gdn_cuda_call call; /* without args */
+};
+
+static void plan_rows(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                      const struct gdn_cu_step_general *step, struct one_launch *l)
 {
-    const struct gdn_cu_step_rows a = rows_args(step, r);
+    struct gdn_cu_step_rows *a = &l->args.rows;
+    *a = rows_args(step, r);
     const bool f16 = step->x.dtype == GDN_F16;
-    const int warps = (a.n_columns + COLUMNS - 1) / COLUMNS;
-    const int conv = (2 * r->K + a.n_columns + 63) / 64; /* and one for the gates */
-    const struct gdn_cuda_call call = {
+    const int warps = (a->n_columns + COLUMNS - 1) / COLUMNS;
+    const int conv = (2 * r->K + a->n_columns + 63) / 64; /* and one for the gates */
+    l->call = (struct gdn_cuda_call){
         .kernel = r->from.dtype == GDN_F32
                       ? f16 ? GDN_CU_step_rows_F32_F16 : GDN_CU_step_rows_F32_BF16
                   : f16 ? GDN_CU_step_rows_F16_F16
                         : GDN_CU_step_rows_BF16_BF16,
-        .grid = { a.n_blocks, r->Hk, r->batch.B },
+        .grid = { a->n_blocks, r->Hk, r->batch.B },
         .n_threads = 32 * (warps > conv ? warps : conv + 1),
-        .shared_bytes = (size_t)(a.n_columns * r->K) * gdn_dtype_bytes(r->from.dtype),
-        .cluster = are_together(ctx, a.n_blocks) ? a.n_blocks : 1,
-        .stream = m->args.stream,
-        .args = &a,
+        .shared_bytes = (size_t)(a->n_columns * r->K) * gdn_dtype_bytes(r->from.dtype),
+        .cluster = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,
         .overlaps = true,
     };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, "step", call.kernel);
 }
 
 /* ---- Any ------------------------------------------------------------------------------------ */
 
-static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_step_call *m,
-                             const struct gdn_cu_rule *r, const struct gdn_cu_step_general *a)
+static void plan_general(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                         const struct gdn_cu_step_general *step, struct one_launch *l)
 {
 #define DTYPES(name)                        \
     {                                       \
@@ -253,21 +260,19 @@ static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_step_call *m,
     static const enum gdn_kernel_id kernels[][3] = { DTYPES(GDN_CU_step_general_vk),
                                                      DTYPES(GDN_CU_step_general_kv),
                                                      DTYPES(GDN_CU_step_pairs_kv) };
+    const struct gdn_cu_step_general *a = &l->args.general;
+    l->args.general = *step;
     const int64_t n = a->rule.n_rows, rows = n < MOST_ROWS ? n : MOST_ROWS;
     /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
     const int n_state = (a->n_columns + COLUMNS - 1) / COLUMNS;
     const int n_conv = (2 * r->K + a->n_columns + 63) / 64;
-    const struct gdn_cuda_call call = {
+    l->call = (struct gdn_cuda_call){
         .kernel = kernels[r->from.k_first ? 1 + is_one_token(a, r) : 0][r->from.dtype],
         .grid = { (int64_t)r->Hk * a->n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
         .n_threads = 32 * (n_state > n_conv ? n_state : n_conv),
         .cluster = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,
-        .stream = m->args.stream,
-        .args = a,
         .overlaps = true,
     };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, "step", call.kernel);
 }
 
 /* ---- Memory of several --------------------------------------------------------------------- */
@@ -289,79 +294,164 @@ struct buffers {
     char *tree; /* what the rule needs of one */
 };
 
-static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffers *b, char *memory)
+static size_t lay_out(const struct gdn_step_call *m, size_t tree_bytes, struct buffers *b,
+                      char *memory)
 {
-    struct gdn_cu_rule rule;
-    fill_rule(&rule, m, &m->rule);
     const struct gdn_room rooms[] = {
         { &b->convolved, gdn_step_call_bytes(m) },
         { &b->out, spares_padding(m) ? out_bytes(m) : 0 },
-        { &b->tree, gdn_cuda_decode_bytes(ctx, &rule) },
+        { &b->tree, tree_bytes },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-/* ---- The call ------------------------------------------------------------------------------ */
+/* ---- The plan ------------------------------------------------------------------------------ */
 
-struct step {
-    gdn_ctx *ctx;
-    const struct gdn_step_call *m;
-    struct buffers b;
+/* The launches of a call that is several, beside its convolution. */
+struct parts {
+    size_t tree_bytes;
+    struct gdn_cu_rule rule;
+    struct gdn_cuda_decode_plan decode;
+    struct gdn_cuda_norm_plan norm;
 };
 
-/* Convolves the channels; out absent: moves the states alone. */
-static gdn_status convolve(const struct step *s, struct gdn_rows out)
+/* The decisions about a call. */
+struct planned {
+    const char *why_not_one; /* why the call is not one launch; NULL: it is */
+    bool convolves;          /* conv is launched: of one launch, to move its states */
+    struct gdn_cuda_conv_plan conv;
+    union {
+        struct one_launch one;
+        struct parts parts;
+    };
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
+
+/* Plans the convolution of the channels; out absent: it moves the states alone. */
+static void plan_conv(const gdn_ctx *ctx, const struct gdn_step_call *m, struct gdn_rows out,
+                      struct planned *p)
 {
-    const struct gdn_step_call *m = s->m;
     const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
     struct gdn_conv conv = m->conv;
     conv.out = out;
-    struct gdn_cu_conv a;
-    gdn_cuda_fill_conv(&a, s->ctx, &conv, &m->plan, &m->tokens, &pools);
-    return gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream);
+    p->convolves = true;
+    gdn_cuda_fill_conv(&p->conv.args, &conv, &m->plan, &m->tokens, &pools);
+    gdn_cuda_conv_plan(ctx, &p->conv);
+}
+
+static void plan_one(const gdn_ctx *ctx, const struct gdn_step_call *m,
+                     const struct gdn_cu_rule *whole, struct planned *p)
+{
+    struct gdn_cu_step_general step;
+    fill_step(&step, ctx, m, whole);
+    p->one.why_not_rows = why_not_rows(&step, whole);
+    (p->one.why_not_rows ? plan_general : plan_rows)(ctx, whole, &step, &p->one);
+    if (writes_conv(m) && !step.moves) plan_conv(ctx, m, (struct gdn_rows){ 0 }, p);
 }
 
 /* Returns the buffer, as out lies. */
-static gdn_tensor before_out(const struct step *s)
+static gdn_tensor before_out(const struct gdn_step_call *m, const struct buffers *b)
 {
-    const gdn_tensor *t = &s->m->args.out;
-    return gdn_dense(s->b.out, t->dtype, t->ndim, t->size[0], t->size[1], t->size[2], t->size[3]);
+    const gdn_tensor *t = &m->args.out;
+    return gdn_dense(b->out, t->dtype, t->ndim, t->size[0], t->size[1], t->size[2], t->size[3]);
 }
 
-/* Runs the rule: o, in out or before it. */
-static gdn_status run_rule(const struct step *s)
+/* Returns the rule, whose rows are in the buffers, or in x and out. */
+static struct gdn_rule rule_of(const struct gdn_step_call *m, const struct buffers *b)
 {
-    const struct gdn_step_call *m = s->m;
+    const gdn_tensor before = before_out(m, b);
     struct gdn_rule rule = m->rule;
-    gdn_step_call_connect(m, s->b.convolved, &rule);
-    const gdn_tensor before = before_out(s);
+    gdn_step_call_connect(m, b->convolved, &rule);
     if (spares_padding(m)) rule.out = gdn_rows_of(&before, &m->tokens);
-    struct gdn_cu_rule a;
-    fill_rule(&a, m, &rule);
-    if (spares_padding(m)) a.batch.pad_policy = GDN_PAD_ZERO;
-    return gdn_cuda_decode(s->ctx, "step", &a, s->b.tree, m->args.stream);
+    return rule;
 }
 
-/* In place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
-static gdn_status run_norm(const struct step *s)
+/* The norm is in place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
+static void plan_norm(const struct gdn_step_call *m, const struct buffers *b,
+                      struct gdn_cuda_norm_plan *plan)
 {
-    const struct gdn_step_call *m = s->m;
     struct gdn_norm_job norm = m->norm;
-    if (spares_padding(m)) norm.x = norm.out = before_out(s);
-    struct gdn_cu_norm a = gdn_cuda_norm_args(&norm);
-    a.zeros = true;
-    return gdn_cuda_norm(s->ctx, "step", &a, m->args.stream);
+    if (spares_padding(m)) norm.x = norm.out = before_out(m, b);
+    gdn_cuda_fill_norm(&plan->args, &norm);
+    plan->args.zeros = true;
+    gdn_cuda_norm_plan(plan);
 }
 
-static gdn_status store(const struct step *s)
+/* Returns the bytes of the buffers. */
+static size_t plan_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
+{
+    struct parts *parts = &p->parts;
+    struct buffers b;
+    lay_out(m, 0, &b, GDN_CUDA_NOWHERE);
+    if (gdn_step_convolves(m)) plan_conv(ctx, m, gdn_step_call_rows(m, b.convolved, 0, 0), p);
+    const struct gdn_rule rule = rule_of(m, &b);
+    fill_rule(&parts->rule, m, &rule);
+    if (spares_padding(m)) parts->rule.batch.pad_policy = GDN_PAD_ZERO;
+    gdn_cuda_decode_plan(ctx, "step", &parts->rule, &parts->decode);
+    if (m->normed) plan_norm(m, &b, &parts->norm);
+    parts->tree_bytes = gdn_cuda_decode_bytes(ctx, &parts->rule);
+    return lay_out(m, parts->tree_bytes, &b, NULL);
+}
+
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_step_call *m = call;
+    struct planned *p = GDN_PLANNED(struct planned, &m->base);
+    struct gdn_cu_rule whole;
+    TRY(gdn_cuda_refuse_record(ctx, &m->rule));
+    TRY(gdn_cuda_check_channels(ctx, &m->rule));
+    TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
+    fill_whole(&whole, m);
+    p->why_not_one = why_not_one_launch(m, &whole);
+    p->convolves = false;
+    if (p->why_not_one)
+        m->base.bytes = plan_parts(ctx, m, p);
+    else if (m->tokens.N > 0)
+        plan_one(ctx, m, &whole, p);
+    return GDN_OK;
+}
+
+/* ---- The call ------------------------------------------------------------------------------ */
+
+static gdn_status run_conv(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
+{
+    return p->convolves ? gdn_cuda_conv_run(ctx, &p->conv, NULL, m->args.stream) : GDN_OK;
+}
+
+static gdn_status run_one(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
+{
+    const struct gdn_cuda_form list[] = { { "rows", p->one.why_not_rows }, { "one launch", NULL } };
+    struct gdn_cuda_call call = p->one.call;
+    call.args = &p->one.args;
+    call.stream = m->args.stream;
+    gdn_cuda_log_forms(ctx, GDN_CUDA_STEP_CHOICE, "step", list);
+    TRY(gdn_cuda_launch(ctx, &call));
+    TRY(gdn_cuda_note(ctx, "step", call.kernel));
+    return run_conv(ctx, m, p);
+}
+
+/* Puts the rows that are in buffers where these are. */
+static void move_parts(const struct gdn_step_call *m, const struct buffers *b, struct planned *p)
+{
+    struct parts *parts = &p->parts;
+    const struct gdn_rule rule = rule_of(m, b);
+    parts->rule.q.data = rule.q.data;
+    parts->rule.k.data = rule.k.data;
+    parts->rule.v.data = rule.v.data;
+    parts->rule.out.data = rule.out.data;
+    if (gdn_step_convolves(m)) p->conv.args.out.data = b->convolved;
+    if (spares_padding(m)) parts->norm.args.x.data = parts->norm.args.out.data = b->out;
+    gdn_cuda_decode_move(&parts->decode);
+}
+
+static gdn_status store(gdn_ctx *ctx, const struct gdn_step_call *m, const struct buffers *b)
 {
     enum { TOKENS = 256 / 32 }; /* of a block, see layer.cu */
-    const struct gdn_step_call *m = s->m;
     const gdn_tensor *pool = m->args.state.data ? &m->args.state : &m->args.conv_state;
     const struct gdn_plan_pools pools = pools_of(pool);
     struct gdn_cu_layer_store a = {
         .out = m->rule.out,
-        .from = s->b.out,
+        .from = b->out,
         .n = (int64_t)m->rule.H * m->rule.V,
         .head = m->rule.V,
     };
@@ -372,74 +462,44 @@ static gdn_status store(const struct step *s)
         .stream = m->args.stream,
         .args = &a,
     };
-    TRY(gdn_cuda_launch(s->ctx, &call));
-    return gdn_cuda_note(s->ctx, "step", call.kernel);
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "step", call.kernel);
 }
 
-/* In one launch, if it moves the convolution's states. */
-static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
+static gdn_status run_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p,
+                            char *memory)
 {
-    struct gdn_cu_step_general a;
-    fill_step(&a, s->ctx, s->m, whole);
-    const char *const why = why_not_rows(&a, whole);
-    const struct gdn_cuda_form list[] = { { "rows", why }, { "one launch", NULL } };
-    gdn_cuda_log_forms(s->ctx, GDN_CUDA_STEP_CHOICE, "step", list);
-    TRY((why ? launch_one : launch_rows)(s->ctx, s->m, whole, &a));
-    return writes_conv(s->m) && !a.moves ? convolve(s, (struct gdn_rows){ 0 }) : GDN_OK;
-}
-
-static gdn_status run_parts(const struct step *s)
-{
-    if (gdn_step_convolves(s->m)) TRY(convolve(s, gdn_step_call_rows(s->m, s->b.convolved, 0, 0)));
-    TRY(run_rule(s));
-    if (s->m->normed) TRY(run_norm(s));
-    return spares_padding(s->m) ? store(s) : GDN_OK;
-}
-
-static gdn_status run_several(struct step *s, const char *why, char *memory)
-{
-    const struct gdn_cuda_form list[] = { { "one launch", why }, { "parts", NULL } };
-    bool pushed;
-    gdn_cuda_log_forms(s->ctx, GDN_CUDA_STEP_CHOICE, "step", list);
-    lay_out(s->ctx, s->m, &s->b, memory);
-    TRY(gdn_cuda_enter(s->ctx, &pushed));
-    const gdn_status status = run_parts(s);
-    gdn_cuda_leave(s->ctx, pushed);
-    return status;
-}
-
-/* The decisions of plan_call(). */
-struct planned {
-    const char *why_not_one;  /* why the call is not one launch; NULL: it is */
-    struct gdn_cu_rule whole; /* fill_whole() */
-};
-_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
-
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
-{
-    struct gdn_step_call *m = call;
-    struct planned *p = GDN_PLANNED(struct planned, &m->base);
+    struct parts *parts = &p->parts;
     struct buffers b;
-    TRY(gdn_cuda_refuse_record(ctx, &m->rule));
-    TRY(gdn_cuda_check_channels(ctx, &m->rule));
-    TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
-    fill_whole(&p->whole, m);
-    p->why_not_one = why_not_one_launch(m, &p->whole);
-    m->base.bytes = p->why_not_one ? lay_out(ctx, m, &b, NULL) : 0;
-    return GDN_OK;
+    lay_out(m, parts->tree_bytes, &b, memory);
+    move_parts(m, &b, p);
+    TRY(run_conv(ctx, m, p));
+    TRY(gdn_cuda_decode_run(&parts->decode, b.tree, m->args.stream));
+    if (m->normed) TRY(gdn_cuda_norm_run(ctx, "step", &parts->norm, m->args.stream));
+    return spares_padding(m) ? store(ctx, m, &b) : GDN_OK;
+}
+
+static gdn_status run_several(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p,
+                              char *memory)
+{
+    const struct gdn_cuda_form list[] = { { "one launch", p->why_not_one }, { "parts", NULL } };
+    bool pushed;
+    gdn_cuda_log_forms(ctx, GDN_CUDA_STEP_CHOICE, "step", list);
+    TRY(gdn_cuda_enter(ctx, &pushed));
+    const gdn_status status = run_parts(ctx, m, p, memory);
+    gdn_cuda_leave(ctx, pushed);
+    return status;
 }
 
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_step_call *m = call;
-    const struct planned *p = GDN_PLANNED(struct planned, &m->base);
-    struct step s = { .ctx = ctx, .m = m };
+    struct planned *p = GDN_PLANNED(struct planned, &m->base);
     struct gdn_cuda_ran ran = { .n = 0 };
     TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream));
     if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
     ctx->cuda->layer = &ran;
-    const gdn_status status =
-        p->why_not_one ? run_several(&s, p->why_not_one, memory) : run_one(&s, &p->whole);
+    const gdn_status status = p->why_not_one ? run_several(ctx, m, p, memory) : run_one(ctx, m, p);
     ctx->cuda->layer = NULL;
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
 }

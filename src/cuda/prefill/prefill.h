@@ -9,11 +9,15 @@
 #include "cuda/prefill/sm90/cache.h"
 #include "cuda/prefill/wanted.h"
 
-/* Plans a call, or plans and runs it. A plan keeps the address of the rule. */
+/* Plans a call, and runs it in memory of plan->bytes. A plan keeps the address of the rule. If rows
+ * of the rule have moved since, by multiples of 64 bytes, gdn_cuda_prefill_move() comes before the
+ * run. */
 void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                            struct gdn_cuda_cut_options options, struct gdn_cuda_prefill_plan *plan);
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                            struct gdn_cuda_cut_options options, void *memory, void *stream);
+void gdn_cuda_prefill_move(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                           struct gdn_cuda_prefill_plan *plan);
+gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                struct gdn_cuda_prefill_plan *plan, void *memory, void *stream);
 
 /* The kernels of prefill/sm90. why_not returns why they do not take a call, as text for the log, or
  * NULL. plan decides the cut and the bytes. */

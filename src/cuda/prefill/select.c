@@ -260,8 +260,17 @@ void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     }
 }
 
-static gdn_status run_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                           struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
+void gdn_cuda_prefill_move(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                           struct gdn_cuda_prefill_plan *p)
+{
+    if (p->way == GDN_PREFILL_BY_TOKENS)
+        gdn_cuda_decode_move(&p->decode);
+    else if (p->way == GDN_PREFILL_BY_CHUNKS && p->chunks.singles)
+        gdn_cuda_move_singles(ctx, rule, &p->singles);
+}
+
+gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                                struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
 {
     log_way(ctx, rule, p);
     switch (p->way) {
@@ -270,14 +279,6 @@ static gdn_status run_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     case GDN_PREFILL_APART: return gdn_cuda_prefill_q8(ctx, rule, &p->chunks, memory, stream);
     default: return run_chunks(ctx, rule, p, memory, stream);
     }
-}
-
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                            struct gdn_cuda_cut_options options, void *memory, void *stream)
-{
-    struct gdn_cuda_prefill_plan plan;
-    gdn_cuda_prefill_plan(ctx, rule, options, &plan);
-    return run_plan(ctx, rule, &plan, memory, stream);
 }
 
 /* ---- gdn_prefill --------------------------------------------------------------------------- */
@@ -308,7 +309,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    return run_plan(ctx, &p->rule, &p->plan, memory, c->base.stream);
+    return gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill = { plan, run };

@@ -221,8 +221,10 @@ static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_cal
                                           .eps = c->offset.norm_eps,
                                           .n_rows = gdn_n_rows(&c->args.k),
                                           .D = c->offset.K };
-        struct gdn_cu_norm norm = gdn_cuda_norm_args(&job);
-        TRY(gdn_cuda_norm(ctx, c->base.op, &norm, c->base.stream));
+        struct gdn_cuda_norm_plan norm;
+        gdn_cuda_fill_norm(&norm.args, &job);
+        gdn_cuda_norm_plan(&norm);
+        TRY(gdn_cuda_norm_run(ctx, c->base.op, &norm, c->base.stream));
         a.rule.k = a.rule.q = gdn_rows_of(&job.out, &c->tokens);
     }
     return launch_summary(ctx, &a, c->base.stream);

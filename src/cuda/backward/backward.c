@@ -53,6 +53,7 @@ static bool is_wide(const struct gdn_cu_backward *a) { return is_deep(a) || a->r
 
 static bool is_portable(const struct gdn_cu_backward *a) { return a->walk_bytes != 0; }
 
+/* Returns true if the walk in reverse and the gradients are one kernel. */
 static bool is_fused(const struct gdn_cu_backward *a) { return a->segments != 0; }
 
 /* Returns the call of gdn_prefill's kernels that computes the states before each window. */
@@ -215,7 +216,7 @@ static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
     const struct gdn_windows_limits limits = { LEAST_WINDOW, mib };
     struct gdn_cu_backward *a = &p->args, one = *a;
     gdn_windows_cut(ctx, a, limits);
-    if (p->form != GDN_BACKWARD_SM90 || wants_state_alone(a) || !gdn_cuda_backward_is_fused(ctx, a))
+    if (p->form != GDN_BACKWARD_SM90 || wants_state_alone(a) || !gdn_cuda_backward_can_fuse(ctx, a))
         return;
     one.segments = 1;
     size_records(&one);

@@ -93,7 +93,7 @@ enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct g
     return why_not_portable(ctx, a) ? GDN_BACKWARD_GENERAL : GDN_BACKWARD_PORTABLE;
 }
 
-bool gdn_cuda_backward_is_fused(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+bool gdn_cuda_backward_can_fuse(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;
     if (gdn_cuda_is_off(ctx, GDN_CUDA_FUSED_GRADIENTS) || gdn_cuda_wanted(ctx)->segments < 0)

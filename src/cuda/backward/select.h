@@ -17,8 +17,9 @@ enum gdn_backward_form {
 
 enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
 
-/* Returns true if Hopper's form has one kernel for the walk in reverse and the gradients. */
-bool gdn_cuda_backward_is_fused(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
+/* Returns true if the walk in reverse and the gradients can be one kernel, in Hopper's form. The
+ * plan says whether they are: they may take more time then. */
+bool gdn_cuda_backward_can_fuse(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
 
 /* Logs the form, and why those before it do not take the call. */
 void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a);

@@ -121,7 +121,7 @@ gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, c
 gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
                                   void **memory);
 
-/* Where a plan has the workspace, whose address it does not know: it has the same alignment. */
+/* A plan takes the workspace to begin here. Its address is not known yet, its alignment is. */
 #define GDN_CUDA_NOWHERE ((char *)64)
 
 struct gdn_cuda_call {

@@ -56,16 +56,16 @@ struct gdn_cuda_decode_plan {
 };
 
 /* Token by token (gdn_decode; gdn_prefill with GDN_EXACT). memory, of gdn_cuda_decode_bytes(): for
- * the states of trees. The plan keeps the address of the rule. If rows of the rule have moved since,
- * by multiples of 64 bytes, gdn_cuda_decode_move() comes before the run. */
+ * the states of trees. The plan keeps the address of the rule. If rows of the rule have moved by
+ * multiples of 64 bytes since the plan was made, call gdn_cuda_decode_move() before the run. */
 size_t gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 void gdn_cuda_decode_plan(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                           struct gdn_cuda_decode_plan *plan);
 void gdn_cuda_decode_move(struct gdn_cuda_decode_plan *plan);
 gdn_status gdn_cuda_decode_run(struct gdn_cuda_decode_plan *plan, void *memory, void *stream);
 /* The sequences of one token of a packed call of gdn_prefill (decode/token_single.cuh).
- * takes_singles returns true if decode takes them, and then fills in their launch; move_singles
- * fills it in again, as gdn_cuda_decode_move(). decode_singles launches them, behind the kernels of
+ * takes_singles returns true if decode takes them, and then fills in their launch. move_singles
+ * fills it in again, see gdn_cuda_decode_move(). decode_singles launches them, behind the kernels of
  * the other sequences, and adds their kernel to ran. */
 struct gdn_cuda_singles {
     struct gdn_cu_token_single args;

@@ -10,8 +10,8 @@
 #include "cuda/prefill/wanted.h"
 
 /* Plans a call, and runs it in memory of plan->bytes. A plan keeps the address of the rule. If rows
- * of the rule have moved since, by multiples of 64 bytes, gdn_cuda_prefill_move() comes before the
- * run. */
+ * of the rule have moved by multiples of 64 bytes since the plan was made, call
+ * gdn_cuda_prefill_move() before the run. */
 void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                            struct gdn_cuda_cut_options options, struct gdn_cuda_prefill_plan *plan);
 void gdn_cuda_prefill_move(gdn_ctx *ctx, const struct gdn_cu_rule *args,

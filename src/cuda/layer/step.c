@@ -151,6 +151,7 @@ static bool are_even_states(const struct gdn_cu_step_general *a)
 }
 
 /* Returns true if every sequence has one token and channels can be taken in pairs. */
+#define NOT_ONE_TOKEN "sequences are of several tokens, or channels not in aligned pairs"
 static bool is_one_token(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
 {
     return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each && r->K % 2 == 0 &&
@@ -158,7 +159,7 @@ static bool is_one_token(const struct gdn_cu_step_general *a, const struct gdn_c
            are_even_taps(&a->weight) && are_even_channels(&a->bias) && are_even_states(a);
 }
 
-/* ---- One token of each sequence, of rows of v (step_vk.cuh) -------------------------------- */
+/* ---- One token of each sequence, of rows of v (step_rows.cuh) -------------------------------- */
 
 enum { ROWS_K = 128 };
 
@@ -174,12 +175,12 @@ static bool has_rows_norm(const struct gdn_cu_step_general *a, const struct gdn_
                           is_either(a->norm_weight.data, a->norm_weight.dtype, io));
 }
 
-/* Returns why step_vk.cuh does not take a call of one launch. */
+/* Returns why step_rows.cuh does not take a call of one launch. */
 static const char *why_not_rows(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
 {
     const int32_t io = a->x.dtype;
     if (r->from.k_first || r->K != ROWS_K) return "states are not rows of 128 keys";
-    if (!is_one_token(a, r)) return "sequences of several tokens, or channels not in aligned pairs";
+    if (!is_one_token(a, r)) return NOT_ONE_TOKEN;
     if (!gdn_cuda_takes_one(r, &a->rule)) return "the token form of decode does not take the rule";
     if (a->weight.dtype != io || !is_either(a->bias.data, a->bias.dtype, io) ||
         !is_either(a->conv.data, a->conv.dtype, io))
@@ -217,9 +218,10 @@ static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step_general *a,
     };
 }
 
-/* The launch of a call that is one. */
+/* The launch of a call that is one: of the first of the forms rows, pairs and general that takes
+ * it. why_not_...: why one does not, as text for the log; NULL: it does. */
 struct one_launch {
-    const char *why_not_rows; /* why it is not of rows of v; NULL: it is */
+    const char *why_not_rows, *why_not_pairs;
     union {
         struct gdn_cu_step_rows rows;
         struct gdn_cu_step_general general;
@@ -250,6 +252,13 @@ static void plan_rows(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
 
 /* ---- Any ------------------------------------------------------------------------------------ */
 
+/* Returns why step_pairs.cuh does not take a call of one launch. */
+static const char *why_not_pairs(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
+{
+    if (!r->from.k_first) return "states are k-last";
+    return is_one_token(a, r) ? NULL : NOT_ONE_TOKEN;
+}
+
 static void plan_general(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                          const struct gdn_cu_step_general *step, struct one_launch *l)
 {
@@ -257,9 +266,10 @@ static void plan_general(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
     {                                       \
         name##_F32, name##_BF16, name##_F16 \
     }
-    static const enum gdn_kernel_id kernels[][3] = { DTYPES(GDN_CU_step_general_vk),
-                                                     DTYPES(GDN_CU_step_general_kv),
-                                                     DTYPES(GDN_CU_step_pairs_kv) };
+    static const enum gdn_kernel_id general[][3] = { DTYPES(GDN_CU_step_general_vk),
+                                                     DTYPES(GDN_CU_step_general_kv) };
+    static const enum gdn_kernel_id pairs[3] = DTYPES(GDN_CU_step_pairs_kv);
+    const enum gdn_kernel_id *kernels = l->why_not_pairs ? general[r->from.k_first] : pairs;
     const struct gdn_cu_step_general *a = &l->args.general;
     l->args.general = *step;
     const int64_t n = a->rule.n_rows, rows = n < MOST_ROWS ? n : MOST_ROWS;
@@ -267,7 +277,7 @@ static void plan_general(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
     const int n_state = (a->n_columns + COLUMNS - 1) / COLUMNS;
     const int n_conv = (2 * r->K + a->n_columns + 63) / 64;
     l->call = (struct gdn_cuda_call){
-        .kernel = kernels[r->from.k_first ? 1 + is_one_token(a, r) : 0][r->from.dtype],
+        .kernel = kernels[r->from.dtype],
         .grid = { (int64_t)r->Hk * a->n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
         .n_threads = 32 * (n_state > n_conv ? n_state : n_conv),
         .cluster = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,
@@ -345,6 +355,7 @@ static void plan_one(const gdn_ctx *ctx, const struct gdn_step_call *m,
     struct gdn_cu_step_general step;
     fill_step(&step, ctx, m, whole);
     p->one.why_not_rows = why_not_rows(&step, whole);
+    p->one.why_not_pairs = why_not_pairs(&step, whole);
     (p->one.why_not_rows ? plan_general : plan_rows)(ctx, whole, &step, &p->one);
     if (writes_conv(m) && !step.moves) plan_conv(ctx, m, (struct gdn_rows){ 0 }, p);
 }
@@ -420,7 +431,9 @@ static gdn_status run_conv(gdn_ctx *ctx, const struct gdn_step_call *m, struct p
 
 static gdn_status run_one(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
 {
-    const struct gdn_cuda_form list[] = { { "rows", p->one.why_not_rows }, { "one launch", NULL } };
+    const struct gdn_cuda_form list[] = { { "rows", p->one.why_not_rows },
+                                          { "pairs", p->one.why_not_pairs },
+                                          { "general", NULL } };
     struct gdn_cuda_call call = p->one.call;
     call.args = &p->one.args;
     call.stream = m->args.stream;
@@ -482,7 +495,8 @@ static gdn_status run_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct 
 static gdn_status run_several(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p,
                               char *memory)
 {
-    const struct gdn_cuda_form list[] = { { "one launch", p->why_not_one }, { "parts", NULL } };
+    const struct gdn_cuda_form list[] = { { "rows, pairs, general", p->why_not_one },
+                                          { "parts", NULL } };
     bool pushed;
     gdn_cuda_log_forms(ctx, GDN_CUDA_STEP_CHOICE, "step", list);
     TRY(gdn_cuda_enter(ctx, &pushed));

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill_backward: windows, memory and launches; see backward.cu and
- * sm90/run.cuh. */
+/* gdn_prefill_backward: windows, memory and launches; see general/general.cu and sm90/run.cuh. */
 #include <math.h>
 
 #include "calls/backward.h"

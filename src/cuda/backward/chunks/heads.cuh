@@ -7,7 +7,7 @@
  *     dQ_i = D_i (S dO_i) + sum_j Y_ij k_j D_ij      dE_i = -D_i (S Z_i) + sum_j X_ij k_j D_ij
  *     dK_j = D^j (J U_j) + sum_i (X_ij e_i + Y_ij q_i) D_ij
  *
- * D_ij is the product of two factors of at most 1, as there: levels.cuh. A term belongs to the dg
+ * D_ij is the product of two factors of at most 1, as there. A term belongs to the dg
  * of each token whose gate is in its factors:
  *
  *     dg_l = sum of q_i dQ_i + e_i dE_i over rows i >= l, and of k_j dK_j over columns j < l

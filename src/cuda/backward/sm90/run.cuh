@@ -9,10 +9,10 @@
  *     heads          all gradients                                          heads.cuh
  *
  * A block of half has 64 columns of a state, one of whole has all. If dstate is the only gradient,
- * prepare and half_alone, or whole_alone, are all; units of a long sequence are walked through at
- * the same time (parts.cuh). The states between windows are
- * those of gdn_prefill's kernels, or prepare and the walk forward go through all windows first. The
- * other kernels of backward.cu end the call. No sum depends on the order in which blocks run.
+ * prepare and half_alone, or whole_alone, are all that runs; units of a long sequence are walked
+ * through at the same time (parts.cuh). The states between windows are those of gdn_prefill's
+ * kernels, or prepare and the walk forward go through all windows first. The last kernels of
+ * general/general.cu end the call. No sum depends on the order in which blocks run.
  * Each dtype is a file that includes this one with BACKWARD_IO.
  */
 #ifndef GDN_CUDA_BACKWARD_SM90_RUN_CUH

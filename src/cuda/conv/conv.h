@@ -10,12 +10,12 @@
 /* A planned convolution. */
 struct gdn_cuda_conv_plan {
     int form;     /* of the list in conv.c */
-    size_t bytes; /* of workspace, which gdn_conv1d alone has */
+    size_t bytes; /* of workspace; 0 in calls of other ops */
     struct gdn_cu_conv args;
 };
 
-/* fill: what a checked call says. plan: decides the form and the tiles of plan->args, which are
- * filled in. run: launches; edges: plan->bytes, or NULL: x and out are not one. After plan, x and
+/* fill: fills in what a checked call says. plan: decides the form and the tiles of plan->args. run:
+ * launches. edges: plan->bytes of memory; NULL if x and out are not one tensor. After plan, x and
  * out may move by multiples of 64 bytes. */
 void gdn_cuda_fill_conv(struct gdn_cu_conv *to, const struct gdn_conv *conv,
                         const struct gdn_plan *plan, const struct gdn_tokens *tokens,

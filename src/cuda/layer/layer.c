@@ -26,19 +26,20 @@ enum { TILE = 64, THREADS = 256 }; /* of layer.cu */
 
 /* The workspace of a call. */
 struct buffers {
-    char *projected; /* [N] q, k, v, z of all heads; or, woven, those of each key head */
-    float *woven;    /* [N] b, a of each key head */
+    char *projected; /* [N] q, k, v, z of all heads; in woven rows, those of one key head after the
+                        other */
+    float *woven;    /* [N] b, a of one key head after the other */
     float *gates;    /* [N] b of all heads, a of all */
     char *low;       /* [N] between two projections of low rank */
     char *conv;      /* [N] q, k, v of all heads; then o and its norm in place of v */
     char *out;       /* [N][hidden], where padding keeps its output */
-    char *rule;      /* of gdn_cuda_prefill_run() */
-    char *blas;      /* what cuBLAS wants for itself */
+    char *rule;      /* memory of gdn_cuda_prefill_run() */
+    char *blas;      /* scratch of cuBLAS */
 };
 
-/* Returns why Qwen3-Next's rows cannot stay as they are projected, or NULL. The convolution takes
- * eight channels at once from where they are. Else every head's rows are projected to their
- * place. */
+/* Returns why rows of Qwen3-Next cannot stay in the order of their projection, or NULL: the
+ * convolution reads eight channels at once from there. If they cannot stay, each head's rows are
+ * projected to their place. */
 static const char *why_not_woven(const struct gdn_block *b)
 {
     if (b->projections != GDN_FUSED) return "in_proj_qkvz is not given";
@@ -53,9 +54,9 @@ static bool spares_padding(const struct gdn_block *b)
     return b->plan->batch.pad_policy == GDN_PAD_KEEP;
 }
 
-/* Returns true if decode takes the sequences: if none can be long, or if they have one token on
- * average. Lengths are known on the device alone. The mean depends on the batch, so it does not
- * count with GDN_BATCH_INVARIANT. */
+/* Returns true if decode takes the sequences: if T says that none is long, or if they have one
+ * token on average. The lengths are in the device's memory. The mean depends on the batch, so it
+ * does not count with GDN_BATCH_INVARIANT. */
 static bool are_short(const struct gdn_block *b)
 {
     if (b->args->flags & GDN_BATCH_INVARIANT) return false;
@@ -65,7 +66,8 @@ static bool are_short(const struct gdn_block *b)
 /* Returns the columns of b and a. */
 static int64_t n_gates(const struct gdn_block *b) { return b->columns.all - b->columns.b; }
 
-/* Returns tokens of a buffer of so many columns, from one of them on; `head` elements to a head. */
+/* Returns tokens in a buffer of rows of `columns`, from column `first` on. A head has `head`
+ * elements. */
 static struct gdn_rows rows_of(const struct gdn_block *b, void *buffer, int32_t dtype,
                                int64_t columns, int64_t first, int64_t head)
 {
@@ -94,7 +96,7 @@ static struct gdn_rows gate_rows(const struct gdn_block *b, float *buffer, int64
     return rows_of(b, buffer, GDN_F32, n_gates(b), first, 1);
 }
 
-/* Returns the rule, whose rows are in the buffers. */
+/* Returns the rule. Its rows are in the buffers. */
 static struct gdn_rule rule_of(const struct gdn_block *b, const struct buffers *m)
 {
     struct gdn_rule rule = b->rule;
@@ -108,8 +110,8 @@ static struct gdn_rule rule_of(const struct gdn_block *b, const struct buffers *
     return rule;
 }
 
-/* Lays out all buffers, those of so many bytes for the rule and for cuBLAS come last. memory NULL:
- * only counts the bytes. */
+/* Lays out all buffers. Those for the rule and for cuBLAS, of the given bytes, come last. memory
+ * NULL: only counts the bytes. */
 static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t rule, size_t blas,
                       char *memory)
 {
@@ -140,7 +142,8 @@ struct product {
 static int n_products(const struct gdn_block *b)
 {
     const int n = is_woven(b) ? 2 : gdn_block_n_segments(b);
-    return n + 2 * gdn_block_n_low_ranks(b) + 1; /* low ranks, then the output, come last */
+    return n + 2 * gdn_block_n_low_ranks(b) + 1; /* the output is the last product, those of low
+                                                    ranks come before it */
 }
 
 static struct product segment_product(const struct gdn_block *b, const struct buffers *m,
@@ -152,7 +155,7 @@ static struct product segment_product(const struct gdn_block *b, const struct bu
                                                : gate_rows(b, m->gates, s->column - gates) };
 }
 
-/* Returns product i of those of low ranks, two of each. */
+/* Returns product i of low ranks: of each low rank `down`, then `up`. */
 static struct product low_product(const struct gdn_block *b, const struct buffers *m, int i)
 {
     const struct gdn_low_rank low = gdn_block_low_rank(b, i / 2);
@@ -202,8 +205,9 @@ static struct gdn_blas_matrix matrix_of(const struct gdn_rows *r, struct shape s
                                      r->batch / unit };
 }
 
-/* Fills the product as cuBLAS would compute it, m[] being out, x and weight. Returns why it cannot,
- * or not in an order of summation that is the same for every number of tokens; NULL: it can. */
+/* Fills in the matrices of the product for cuBLAS: m[] is out, x and weight. Returns why cuBLAS
+ * does not compute it in an order of summation that is the same for every number of tokens; NULL:
+ * it does. */
 static const char *why_not_blas(const struct gdn_block *b, const struct product *p,
                                 struct gdn_blas_matrix *m, struct shape *s)
 {
@@ -243,7 +247,7 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* The scratch of cuBLAS has room to align it. */
+/* Decides which products cuBLAS computes. The bytes for it include room to align its scratch. */
 static void plan_products(gdn_ctx *ctx, const struct gdn_block *b, struct planned *p)
 {
     const struct buffers none = { 0 };
@@ -260,14 +264,14 @@ static void plan_products(gdn_ctx *ctx, const struct gdn_block *b, struct planne
     p->blas_bytes = by_blas ? gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN : 0;
 }
 
-/* Drops GDN_PAD_KEEP: buffers before the output have no padding rows to keep, they are zero
- * there. */
+/* Replaces GDN_PAD_KEEP: rows of padding in buffers before the output are zero, and have nothing to
+ * keep. */
 static void drop_keep(struct gdn_cu_batch *batch)
 {
     if (batch->pad_policy == GDN_PAD_KEEP) batch->pad_policy = GDN_PAD_ZERO;
 }
 
-/* The convolution copies the projected rows, which may have either order, to channels in order. */
+/* The convolution copies the projected rows, which may be woven, to channels in order. */
 static void plan_conv(gdn_ctx *ctx, const struct gdn_block *b, const struct buffers *m,
                       struct gdn_cuda_conv_plan *plan)
 {
@@ -307,8 +311,8 @@ static void plan_rule(gdn_ctx *ctx, const struct gdn_block *b, const struct buff
     }
 }
 
-/* Returns a view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key
- * head. */
+/* Returns a view [N][Hk][value heads of a key head][V] of a buffer's rows. A key head has `head`
+ * elements. */
 static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *rows, int64_t head)
 {
     gdn_tensor t = gdn_dense(rows->data, rows->dtype, 4, b->n_tokens, b->Hk, b->Hv / b->Hk, b->V);
@@ -323,8 +327,8 @@ static struct gdn_rows z_rows(const struct gdn_block *b, const struct buffers *m
     return projected_rows(b, m, is_woven(b) ? woven : b->columns.z);
 }
 
-/* The norm computes o <- o / rms(o) norm_weight act(z), head by head. Tokens that do not count have
- * o = 0 and may have any z; they stay zero, and so does what is projected from them. */
+/* The norm computes o <- o / rms(o) norm_weight act(z), head by head. Tokens that are not valid
+ * have o = 0, and any z. Their o stays zero, and so does its projection. */
 static void plan_norm(const struct gdn_block *b, const struct buffers *m,
                       struct gdn_cuda_norm_plan *plan)
 {
@@ -368,7 +372,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return p->blas_bytes ? gdn_blas_open(ctx) : GDN_OK;
 }
 
-/* Puts the rows that are in buffers where these are. */
+/* Sets the addresses of rows in buffers. */
 static void move(gdn_ctx *ctx, const struct gdn_block *b, const struct buffers *m,
                  struct planned *p)
 {
@@ -391,7 +395,7 @@ static void move(gdn_ctx *ctx, const struct gdn_block *b, const struct buffers *
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
-/* Logs how rows are projected, and why not by cuBLAS if one product is not. */
+/* Logs how rows are projected, and why cuBLAS does not compute a product, if there is one. */
 static void log_forms(gdn_ctx *ctx, const struct gdn_block *b, const struct planned *p)
 {
     const struct gdn_cuda_form rows[] = { { "woven rows", why_not_woven(b) },
@@ -448,8 +452,8 @@ static gdn_status project(struct layer *l, int i)
     return launch(l, GDN_CU_layer_project, row_tiles * out_tiles, &a);
 }
 
-/* Splits the rows of b and a, which lie key head by key head, into b of all heads and a of all
- * heads. */
+/* Splits the rows of b and a. They hold one key head after the other, and become b of all heads,
+ * then a of all heads. */
 static gdn_status split(struct layer *l)
 {
     const struct gdn_block *b = l->b;
@@ -463,7 +467,7 @@ static gdn_status split(struct layer *l)
     return launch(l, GDN_CU_layer_weave, (a.n + THREADS - 1) / THREADS, &a);
 }
 
-/* Sets o before the first sequence to zero: what is projected from there goes to out. */
+/* Sets o before the first sequence to zero, because its projection goes to out. */
 static gdn_status clear_before(struct layer *l)
 {
     enum { BLOCKS = 32 };

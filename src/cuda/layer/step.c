@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_step on a device: in one launch (step_general.cuh), or, where something is out of the
- * ordinary, by the kernels of its parts one after the other. Where blocks that share q and k cannot
- * be a cluster, one launch is of all but the convolution's states, which another moves. */
+/* gdn_step on a device: in one launch (step_rows.cuh, step_general.cuh), or by the kernels of its
+ * parts one after the other. If the blocks that share q and k cannot be a cluster, one launch
+ * computes all except the convolution's states, and a second launch moves these. */
 #include "calls/layer_step.h"
 #include "calls/op_backends.h"
 #include "cuda/conv/conv.h"
@@ -25,10 +25,11 @@ static void fill_rule(struct gdn_cu_rule *to, const struct gdn_step_call *m,
 
 /* ---- One launch ---------------------------------------------------------------------------- */
 
-/* As in step_general.cuh; blocks, at most; of a grid, in its second dimension. */
+/* TAPS, MOST (of K and V), COLUMNS: as in step_general.cuh. CLUSTER: the most blocks of a cluster.
+ * MOST_ROWS: the most blocks in the second dimension of a grid. */
 enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8, MOST_ROWS = 65535 };
 
-/* Fills in the rule of a kernel that takes x in place of q, k and v: its heads begin anywhere. */
+/* Fills in the rule for kernels that take x in place of q, k and v. */
 static void fill_whole(struct gdn_cu_rule *to, const struct gdn_step_call *m)
 {
     fill_rule(to, m, &m->rule);
@@ -50,7 +51,7 @@ static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
                                  (int32_t)(v->channel * bytes), (int32_t)(v->entry * bytes) };
 }
 
-/* Returns why a call is not one launch, as text for the log; NULL: it is. */
+/* Returns why a call is not one launch, as text for the log; NULL: it is one. */
 static const char *why_not_one_launch(const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
@@ -67,7 +68,7 @@ static const char *why_not_one_launch(const struct gdn_step_call *m, const struc
     return NULL;
 }
 
-/* Returns true if the blocks of a key head can wait for each other. */
+/* Returns true if the blocks of a key head can wait for each other: they are one, or a cluster. */
 static bool are_together(const gdn_ctx *ctx, int n_blocks)
 {
     return n_blocks == 1 || (gdn_cuda_runs_sm_90a(ctx->cuda) && n_blocks <= CLUSTER);
@@ -79,8 +80,8 @@ static bool writes_conv(const struct gdn_step_call *m)
     return m->conv.from.data && m->plan.batch.write != GDN_WRITE_NONE;
 }
 
-/* Into how many parts the columns of a state go, as log2: few blocks are spread over the device,
- * except the norm, which needs all of a head. */
+/* Returns log2 of the parts that the columns of a state are divided into. More parts spread few
+ * blocks over the device. A norm needs all columns of a head, so it has one part. */
 static int part_bits(const gdn_ctx *ctx, const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const int group = r->H / r->Hk;
@@ -120,21 +121,21 @@ static void fill_step(struct gdn_cu_step_general *a, const gdn_ctx *ctx,
     a->rms_eps = m->norm.eps;
 }
 
-/* Returns true if the address and all steps are multiples of n elements. */
+/* Returns true if the address and the steps are multiples of n elements. */
 static bool is_even(const void *data, int64_t steps, int32_t dtype, int n)
 {
     return (((uint64_t)(uintptr_t)data) | (uint64_t)steps) % (n * gdn_dtype_bytes(dtype)) == 0;
 }
 
-/* Returns true if the four taps of a channel can be read at once. */
+/* Returns true if the four taps of a channel can be loaded at once. */
 static bool are_even_taps(const struct gdn_cu_taps *w)
 {
     return w->entry == (int32_t)gdn_dtype_bytes(w->dtype) &&
            is_even(w->data, w->channel, w->dtype, TAPS);
 }
 
-/* Returns true if biases and states of three entries can be read at once, by channel or by
- * entry. */
+/* Return true if biases, and states of three entries, can be loaded at once: two channels of an
+ * entry, or the entries of two channels. */
 static bool are_even_channels(const struct gdn_cu_taps *p)
 {
     return !p->data || (p->channel == (int32_t)gdn_dtype_bytes(p->dtype) &&
@@ -218,8 +219,9 @@ static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step_general *a,
     };
 }
 
-/* The launch of a call that is one: of the first of the forms rows, pairs and general that takes
- * it. why_not_...: why one does not, as text for the log; NULL: it does. */
+/* The launch of a call that is one launch. The first of the forms rows, pairs and general that
+ * takes the call computes it. why_not_...: why a form does not, as text for the log; NULL: it
+ * does. */
 struct one_launch {
     const char *why_not_rows, *why_not_pairs;
     union {
@@ -236,7 +238,7 @@ static void plan_rows(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
     *a = rows_args(step, r);
     const bool f16 = step->x.dtype == GDN_F16;
     const int warps = (a->n_columns + COLUMNS - 1) / COLUMNS;
-    const int conv = (2 * r->K + a->n_columns + 63) / 64; /* and one for the gates */
+    const int conv = (2 * r->K + a->n_columns + 63) / 64; /* one more warp has the gates */
     l->call = (struct gdn_cuda_call){
         .kernel = r->from.dtype == GDN_F32
                       ? f16 ? GDN_CU_step_rows_F32_F16 : GDN_CU_step_rows_F32_BF16
@@ -273,7 +275,7 @@ static void plan_general(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
     const struct gdn_cu_step_general *a = &l->args.general;
     l->args.general = *step;
     const int64_t n = a->rule.n_rows, rows = n < MOST_ROWS ? n : MOST_ROWS;
-    /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
+    /* A warp has sixteen columns, and a thread convolves at most two channels. */
     const int n_state = (a->n_columns + COLUMNS - 1) / COLUMNS;
     const int n_conv = (2 * r->K + a->n_columns + 63) / 64;
     l->call = (struct gdn_cuda_call){
@@ -300,8 +302,8 @@ static size_t out_bytes(const struct gdn_step_call *m)
 /* The workspace of a call of several launches. */
 struct buffers {
     char *convolved;
-    char *out;  /* [N][Hv][V], where a norm follows and padding keeps its output */
-    char *tree; /* what the rule needs of one */
+    char *out;  /* [N][Hv][V], if there is a norm and padding keeps its output */
+    char *tree; /* memory of the rule, for trees */
 };
 
 static size_t lay_out(const struct gdn_step_call *m, size_t tree_bytes, struct buffers *b,
@@ -317,7 +319,7 @@ static size_t lay_out(const struct gdn_step_call *m, size_t tree_bytes, struct b
 
 /* ---- The plan ------------------------------------------------------------------------------ */
 
-/* The launches of a call that is several, beside its convolution. */
+/* The launches of a call of several launches, without the convolution. */
 struct parts {
     size_t tree_bytes;
     struct gdn_cu_rule rule;
@@ -327,8 +329,8 @@ struct parts {
 
 /* The decisions about a call. */
 struct planned {
-    const char *why_not_one; /* why the call is not one launch; NULL: it is */
-    bool convolves;          /* conv is launched: of one launch, to move its states */
+    const char *why_not_one; /* why the call is not one launch; NULL: it is one */
+    bool convolves;          /* conv is launched; of a call of one launch, it moves the states */
     struct gdn_cuda_conv_plan conv;
     union {
         struct one_launch one;
@@ -337,7 +339,7 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* Plans the convolution of the channels; out absent: it moves the states alone. */
+/* Plans the convolution of the channels. out absent: it only moves the states. */
 static void plan_conv(const gdn_ctx *ctx, const struct gdn_step_call *m, struct gdn_rows out,
                       struct planned *p)
 {
@@ -360,14 +362,14 @@ static void plan_one(const gdn_ctx *ctx, const struct gdn_step_call *m,
     if (writes_conv(m) && !step.moves) plan_conv(ctx, m, (struct gdn_rows){ 0 }, p);
 }
 
-/* Returns the buffer, as out lies. */
+/* Returns the buffer in the shape of out. */
 static gdn_tensor before_out(const struct gdn_step_call *m, const struct buffers *b)
 {
     const gdn_tensor *t = &m->args.out;
     return gdn_dense(b->out, t->dtype, t->ndim, t->size[0], t->size[1], t->size[2], t->size[3]);
 }
 
-/* Returns the rule, whose rows are in the buffers, or in x and out. */
+/* Returns the rule. Its rows are in the buffers, or in x and out. */
 static struct gdn_rule rule_of(const struct gdn_step_call *m, const struct buffers *b)
 {
     const gdn_tensor before = before_out(m, b);
@@ -377,7 +379,7 @@ static struct gdn_rule rule_of(const struct gdn_step_call *m, const struct buffe
     return rule;
 }
 
-/* The norm is in place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
+/* The norm is in place. Tokens that are not valid have o = 0, and any z; their o stays zero. */
 static void plan_norm(const struct gdn_step_call *m, const struct buffers *b,
                       struct gdn_cuda_norm_plan *plan)
 {
@@ -388,7 +390,7 @@ static void plan_norm(const struct gdn_step_call *m, const struct buffers *b,
     gdn_cuda_norm_plan(plan);
 }
 
-/* Returns the bytes of the buffers. */
+/* Returns the bytes of all buffers. */
 static size_t plan_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
 {
     struct parts *parts = &p->parts;
@@ -443,7 +445,7 @@ static gdn_status run_one(gdn_ctx *ctx, const struct gdn_step_call *m, struct pl
     return run_conv(ctx, m, p);
 }
 
-/* Puts the rows that are in buffers where these are. */
+/* Sets the addresses of rows in buffers. */
 static void move_parts(const struct gdn_step_call *m, const struct buffers *b, struct planned *p)
 {
     struct parts *parts = &p->parts;

@@ -168,12 +168,12 @@ static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
 struct planned_summary {
     struct gdn_cuda_summary summary;
     const char *why_not;
-    struct gdn_range_cut cut;       /* if they do */
-    struct gdn_cuda_norm_plan norm; /* if they do not, of keys that have a norm */
+    struct gdn_range_cut cut;       /* if why_not is NULL */
+    struct gdn_cuda_norm_plan norm; /* of keys that have a norm, if why_not is not NULL */
 };
 _Static_assert(sizeof(struct planned_summary) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* The general kernel takes keys of length 1 as float32, from the workspace. */
+/* Returns keys of length 1 in the workspace, as float32, for the general kernel. */
 static gdn_tensor unit_keys(const struct gdn_summary_call *c, void *memory)
 {
     gdn_tensor t = { .data = memory, .dtype = GDN_F32, .ndim = c->args.k.ndim };
@@ -227,7 +227,7 @@ static gdn_status plan_summary(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-/* By a kernel that has the identity built in. */
+/* Runs the general kernel, which has the identity built in. */
 static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_call *c,
                                       struct planned_summary *p, void *memory)
 {

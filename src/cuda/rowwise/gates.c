@@ -8,7 +8,7 @@
 
 enum { THREADS = 256, HEADS = 4, LINES = 4, ONES = 2 }; /* of a block; as in gates.cu */
 
-enum { BUSY = 8 }; /* blocks that a multiprocessor still has where a thread has several lines */
+enum { BUSY = 8 }; /* blocks of a multiprocessor, at least, if a thread has several lines */
 
 /* Returns true if four elements of a vector move at once. */
 static bool is_quads(const struct gdn_cu_array *v, int64_t n)
@@ -32,11 +32,11 @@ static const char *why_not_flat(const struct gdn_cu_gates *a)
     return a->H > HEADS * THREADS ? "there are more than 1024 heads" : NULL;
 }
 
-/* Chooses the lines of a thread, `most` at most, and returns the blocks. */
+/* Chooses the lines of a thread, at most `most`, and returns the number of blocks. */
 static int64_t spread(struct gdn_cu_gates *a, int64_t places, int most, int sm_count)
 {
     const int64_t wide = places < THREADS ? places : THREADS;
-    const int64_t lines = THREADS / wide; /* of a block at once */
+    const int64_t lines = THREADS / wide; /* lines that a block has at once */
     a->wide = (uint32_t)wide;
     a->inverse = (uint32_t)((65536 + wide - 1) / wide);
     a->each = 1;
@@ -65,7 +65,7 @@ static void fill(struct gdn_cu_gates *to, const struct gdn_gates_call *s, bool o
     const gdn_tensor *tensors[] = { of_a ? &a->a : &none, of_b ? &a->b : &none,
                                     of_a ? &a->g : &none, of_b ? &a->beta : &none };
     struct gdn_cu_lines *lines[] = { &to->a, &to->b, &to->g, &to->beta };
-    const int first = tensors[0]->data ? 0 : 1; /* one that is there */
+    const int first = tensors[0]->data ? 0 : 1; /* the first tensor that is there */
     gdn_cuda_lines(tensors + first, 4 - first, &to->leads, lines + first);
 }
 
@@ -79,12 +79,12 @@ struct planned_launch {
 
 /* The decisions about a call. */
 struct planned {
-    int n; /* launches: of all; or of a, then of b */
+    int n; /* launches: one of all, or one of a and one of b */
     struct planned_launch launches[2];
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* Plans a launch more, see fill(). */
+/* Adds the plan of a launch, see fill(). */
 static void add(struct planned *p, const struct gdn_gates_call *c, bool of_a, bool of_b,
                 int sm_count)
 {
@@ -102,7 +102,7 @@ static void add(struct planned *p, const struct gdn_gates_call *c, bool of_a, bo
     l->n_blocks = places ? spread(a, places, by_ones ? ONES : LINES, sm_count) : 0;
 }
 
-/* With channels b has other lines than a. */
+/* Plans one launch, or two if channels give b other lines than a. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     const struct gdn_gates_call *c = call;

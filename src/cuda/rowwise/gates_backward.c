@@ -36,13 +36,13 @@ static void fill(struct gdn_cu_gates_backward *to, const struct gdn_gates_backwa
                                     of_a ? &a->dg : &none, of_b ? &a->dbeta : &none,
                                     of_a ? &a->da : &none, of_b ? &a->db : &none };
     struct gdn_cu_lines *lines[] = { &to->a, &to->b, &to->dg, &to->dbeta, &to->da, &to->db };
-    const int first = tensors[0]->data ? 0 : 1; /* one that is there */
+    const int first = tensors[0]->data ? 0 : 1; /* the first tensor that is there */
     gdn_cuda_lines(tensors + first, 6 - first, &to->leads, lines + first);
 }
 
 /* The decisions about a call. */
 struct planned {
-    bool apart; /* a launch is of b alone: with channels b has other lines than a */
+    bool apart; /* a second launch is of b alone, because channels give b other lines than a */
     struct gdn_cu_gates_backward args, of_b;
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");

@@ -6,7 +6,8 @@
 
 enum { PACK = 8, LONGEST_ROW = 256, LONGEST_LONG = 1024, THREADS = 256, LEAST_LANES = 4 };
 
-/* Lanes of 8 elements that a line of D takes; not fewer than they take lines at a time. */
+/* Returns the lanes of a line of D, 8 elements each, and at least as many as lines that are summed
+ * at once. */
 static int lanes_of(int64_t D)
 {
     int lanes = LEAST_LANES;
@@ -17,7 +18,7 @@ static int lanes_of(int64_t D)
 /* A function why_not_... returns why a form does not take a call, as text for the log; NULL: it
  * does. */
 
-/* Lines are whole packs of 16 bits that move at once, by all their lanes. */
+/* Form `flat` takes lines of whole packs of 16 bits, which move at once. All lanes have a pack. */
 static const char *why_not_flat(const struct gdn_cu_norm *a)
 {
     const struct gdn_cu_lines *const lines[] = { &a->x, &a->out, &a->z };
@@ -44,15 +45,15 @@ static const char *why_not_wide(const struct gdn_cu_norm *a)
     return NULL;
 }
 
-/* The first one that has no reason against a call takes it. lines: that a group of lanes has; 0: a
- * block has one. */
+/* The forms of a call. The first form that has no reason against the call takes it. lines: of a
+ * group of lanes; 0: a block has one line. */
 static const struct {
     const char *name;
     const char *(*why_not)(const struct gdn_cu_norm *a);
     enum gdn_kernel_id kernel;
     int lines;
 } forms[] = {
-    { "flat", why_not_flat, GDN_CU_norm_flat_bf16, 4 }, /* of f16: the twin */
+    { "flat", why_not_flat, GDN_CU_norm_flat_bf16, 4 }, /* for f16, the kernel of f16 */
     { "row", why_not_row, GDN_CU_norm_row, 2 },
     { "long", why_not_long, GDN_CU_norm_long, 1 },
     { "wide", why_not_wide, GDN_CU_norm_wide, 0 },

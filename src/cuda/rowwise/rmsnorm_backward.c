@@ -7,7 +7,7 @@
 
 enum { PACK = 8, LONGEST_ROW = 256, LONGEST_LONG = 1024, LEAST_LANES = 4 };
 enum { WARPS = 8 };       /* of a block of `sums` */
-enum { LEAST_ROWS = 64 }; /* of a block */
+enum { LEAST_ROWS = 64 }; /* lines of a block, at least */
 
 static const char *why_not_row(int64_t D)
 {

@@ -13,8 +13,8 @@ struct gdn_cuda_norm_plan {
     struct gdn_cu_norm args;
 };
 
-/* fill: what a checked call says. plan: decides the form and the lanes of plan->args, which are
- * filled in. run: launches. After plan, rows may move by multiples of 64 bytes. */
+/* fill: fills in what a checked call says. plan: decides the form and the lanes of plan->args. run:
+ * launches. After plan, rows may move by multiples of 64 bytes. */
 void gdn_cuda_fill_norm(struct gdn_cu_norm *to, const struct gdn_norm_job *job);
 void gdn_cuda_norm_plan(struct gdn_cuda_norm_plan *plan);
 gdn_status gdn_cuda_norm_run(gdn_ctx *ctx, const char *op, const struct gdn_cuda_norm_plan *plan,

@@ -7,7 +7,8 @@
 #include "cuda/driver/lines.h"
 #include "cuda/state/args.h"
 
-/* As in state_copy.cu: packs of a block, sides of a tile, columns of a block. */
+/* PACK: elements. PACKS: of a block. TILE_LOG2, SIDE_LOG2: of a tile and its longest side. COLUMNS:
+ * of a block. All are as in state_copy.cu. */
 enum { PACK = 8, PACKS = 4 * 256, TILE_LOG2 = 12, SIDE_LOG2 = 6, COLUMNS = 32, MOST_K = 256 };
 
 /* One dimension of the box that is copied. */
@@ -25,7 +26,7 @@ static void swap(struct dim *a, struct dim *b)
     *b = x;
 }
 
-/* Finds the dimension to be the last: dense in the target, or else in the source. */
+/* Finds the dimension to be the last: one that is dense in the target, or else in the source. */
 static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
 {
     for (int i = 2; i >= 0; i--)
@@ -35,14 +36,14 @@ static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
     return 2;
 }
 
-/* Merges a dimension into the next one if both sides have their parts one behind the other, from
- * the last dimension up. */
+/* Merges a dimension into the next one if both sides have the parts of it one behind the other.
+ * Begins at the last dimension. */
 static void merge(struct dim *d, bool keeps_columns)
 {
     for (int i = 1; i >= 0; i--) {
         struct dim *upper = &d[i], *lower = &d[i + 1];
         const bool is_one = lower->size == 1 && !(keeps_columns && lower->is_column);
-        if (is_one) { /* moves up, where it is no work */
+        if (is_one) { /* it moves up, where it takes no time */
             swap(upper, lower);
             continue;
         }
@@ -70,7 +71,7 @@ static void set_side(struct gdn_cu_copy_side *to, const struct gdn_state_side *f
                                      .dtype = from->dtype };
 }
 
-/* Returns the box as the descriptors have it: head (or one), row, column. */
+/* Returns the box as the descriptors have it: heads (or one), rows, columns. */
 static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
 {
     const gdn_state_copy_args *a = &m->args;
@@ -88,13 +89,14 @@ static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
     set_side(&c.to, &m->to, &a->to_pool);
     if (!m->from.data) return c;
     set_side(&c.from, &m->from, &a->from_pool);
-    /* Column n of the target is column n - n_old + n_skipped here; the first ones are not read. */
+    /* Column n of the target is column n - n_old + n_skipped of the source. The first n_old are not
+     * read. */
     c.from.data =
         (char *)((uintptr_t)c.from.data + (uintptr_t)((m->n_skipped - m->n_old) * c.from.step[2]));
     return c;
 }
 
-/* Chooses the order of dimensions that is copied best. */
+/* Orders the dimensions so that the copy is fastest. */
 static void order(struct gdn_cu_copy *c)
 {
     const int64_t to_unit = (int64_t)gdn_dtype_bytes(c->to.dtype);
@@ -113,13 +115,13 @@ static void order(struct gdn_cu_copy *c)
         if (i < 2 && d[i].size > 1 && d[i].from == from_unit) c->turned = i;
     }
     if (d[2].to != to_unit || d[2].from == from_unit || d[2].size == 1) c->turned = -1;
-    if (d[2].size == 1) { /* dense, whatever its steps are */
+    if (d[2].size == 1) { /* it counts as dense, whatever its steps are */
         c->to.step[2] = to_unit;
         c->from.step[2] = from_unit;
     }
 }
 
-/* Chooses a square, but as narrow as the box is. */
+/* Chooses a tile that is square, or narrower if the box is. */
 static void choose_tile(struct gdn_cu_copy *c)
 {
     c->high = c->wide = SIDE_LOG2;
@@ -131,7 +133,7 @@ static void choose_tile(struct gdn_cu_copy *c)
         c->high = TILE_LOG2 - c->wide;
 }
 
-/* How a side's packs may be moved. */
+/* Returns the bytes of a side's packs that move at once. */
 static int32_t access_of(const struct gdn_cu_copy *c, const struct gdn_cu_copy_side *side)
 {
     const int64_t steps[] = { side->slot, side->step[0], side->step[1] };
@@ -141,14 +143,14 @@ static int32_t access_of(const struct gdn_cu_copy *c, const struct gdn_cu_copy_s
     return gdn_cuda_access(side->data, side->dtype, steps, 3, c->size[2]);
 }
 
-/* A planned launch. */
+/* A planned launch: of a box. */
 struct box {
     struct gdn_cu_copy args;
     enum gdn_kernel_id kernel;
     size_t shared_bytes;
 };
 
-/* Plans the copy of one dtype to another, neither or both of 8 bits the same; or zeros. */
+/* Plans a copy between two dtypes that are not of 8 bits, or of equal bits, or of zeros. */
 static void plan_box(struct box *b)
 {
     struct gdn_cu_copy *c = &b->args;
@@ -168,7 +170,7 @@ static void plan_box(struct box *b)
     c->from.access = c->from.data ? access_of(c, &c->from) : 0;
 }
 
-/* Plans the copy between 8 bits and another dtype. */
+/* Plans a copy from 8 bits or to 8 bits, with another dtype on the other side. */
 static void plan_eight(struct box *b)
 {
     struct gdn_cu_copy *c = &b->args;
@@ -177,7 +179,7 @@ static void plan_eight(struct box *b)
     c->n_units = c->size[0] * ((c->size[1] + COLUMNS - 1) / COLUMNS);
 }
 
-/* Returns the scales of 8-bit pools as a pool of their own. */
+/* Returns the box of the scales of 8-bit pools. */
 static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
 {
     struct gdn_cu_copy s = *c;
@@ -197,8 +199,8 @@ static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
-/* The decisions about a call: the box; its scales too, if it has some that are copied as they
- * are. */
+/* The decisions about a call: the box. If states of 8 bits are copied as they are, their scales are
+ * a second box. */
 struct planned {
     bool scaled;
     struct box box, scales;

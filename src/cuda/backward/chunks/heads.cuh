@@ -24,7 +24,7 @@
 #include "cuda/backward/chunks/heads_columns.cuh"
 #include "cuda/backward/chunks/heads_rows.cuh"
 
-/* Loads keys, queries and gates: the former of length one, the latter times the scale. */
+/* Loads keys, queries and gates. Keys get length one, and queries length one times the scale. */
 template <int io, int deep>
 GDN_DEVICE void load_heads(chunk_maker<io, deep> &m, struct mend_tokens &tokens)
 {
@@ -84,8 +84,8 @@ GDN_DEVICE float2 product_of(const float (&a)[16][2])
     return f[0];
 }
 
-/* A block has a chunk and a state head. Products with states come first: then registers have room
- * for nothing else. */
+/* Computes the gradients. A block has a chunk and a state head. Products with states come first,
+ * because registers have room for nothing else then. */
 template <int io, int deep> GDN_DEVICE void run_heads(const struct gdn_cu_backward_channels &a)
 {
     heads_shared<deep> &sh = *(heads_shared<deep> *)gdn_shared;
@@ -98,7 +98,7 @@ template <int io, int deep> GDN_DEVICE void run_heads(const struct gdn_cu_backwa
     chunk_maker<io, deep> m = share_chunk<io, deep>(r, sh.first, record.at, head);
     chunk_heads<io, deep> h = { a, sh, m };
     if (threadIdx.x == 0) sh.chunk = sh.first.chunk;
-    lane_rows x, y; /* dq and de; dk in the end */
+    lane_rows x, y; /* dq and de; dk at the end */
     float taint = 0;
     h.multiply_states(record, x, y);
     __syncthreads();

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Columns of heads.cuh: dk and what dg gets from it. */
+/* Columns of heads.cuh: dk, and their part of dg. */
 #ifndef GDN_CUDA_BACKWARD_CHUNKS_HEADS_COLUMNS_CUH
 #define GDN_CUDA_BACKWARD_CHUNKS_HEADS_COLUMNS_CUH
 
 #include "cuda/backward/chunks/heads_sums.cuh"
 
-/* Begins with the state after the chunk, and tokens with themselves. */
+/* Begins dk with the terms of the state after the chunk, and those of each token with itself. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_heads<io, deep>::start_columns(lane_rows &dk)
 {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void chunk_heads<io, deep>::start_columns(lane_rows &
     *(float2 *)&sh.of_columns[m.group][m.channel] = sum;
 }
 
-/* Blocks of 2 s tokens (chunk_maker::put_level_rows()). */
+/* Computes the level of blocks of 2 s tokens (chunk_maker::put_level_rows()). */
 template <int io, int deep>
 template <int s>
 __device__ __forceinline__ void chunk_heads<io, deep>::own_columns(lane_rows &dk)
@@ -74,7 +74,8 @@ __device__ __forceinline__ void chunk_heads<io, deep>::own_columns(lane_rows &dk
     __syncwarp();
 }
 
-/* Adds what the warp's tokens get before f. Returns what dg of later tokens gets. */
+/* Adds the warp's sums, times the factors f of its tokens. Returns the part of them in dg of later
+ * tokens. */
 template <int io, int deep>
 __device__ __forceinline__ float2 chunk_heads<io, deep>::add_columns(lane_rows &dk, float2 f)
 {
@@ -96,14 +97,14 @@ __device__ __forceinline__ float2 chunk_heads<io, deep>::add_columns(lane_rows &
     return sum;
 }
 
-/* Blocks of 2 n groups. */
+/* Computes the level of blocks of 2 n groups. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_heads<io, deep>::level_columns(lane_rows &dk, int n)
 {
-    const int middle = m.group / (2 * n) * 2 * n + n; /* the first group of rows */
-    const int q = n == 1 ? m.group / 2 : m.group - n; /* where rows of q are, in groups */
+    const int middle = m.group / (2 * n) * 2 * n + n; /* the first group whose tokens are rows */
+    const int q = n == 1 ? m.group / 2 : m.group - n; /* the place of rows of q, in groups */
     mma_block x[4];
-    __syncthreads(); /* what was here has been read */
+    __syncthreads(); /* the memory has been read */
     if (m.group >= middle)
         m.put_rows(sh.level.k + 16 * m.group * row, sh.level.q + 16 * q * row,
                    total(middle, m.group));
@@ -121,7 +122,7 @@ __device__ __forceinline__ void chunk_heads<io, deep>::level_columns(lane_rows &
     if (n == 2 && m.group == 0) *(float2 *)&sh.of_half_columns[m.channel] = sum;
 }
 
-/* Completes dg, and leaves rows of dg and dk. */
+/* Completes dg. Stores rows of dg and dk. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_heads<io, deep>::end_columns(const lane_rows &dk,
                                                                    float &taint) const

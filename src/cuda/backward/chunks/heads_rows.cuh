@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of heads.cuh: dq, de and what dg gets from them. */
+/* Rows of heads.cuh: dq, de, and their part of dg. */
 #ifndef GDN_CUDA_BACKWARD_CHUNKS_HEADS_ROWS_CUH
 #define GDN_CUDA_BACKWARD_CHUNKS_HEADS_ROWS_CUH
 
 #include "cuda/backward/chunks/heads_sums.cuh"
 
-/* Begins with the state before the chunk, and tokens with themselves. */
+/* Begins dq and de with the terms of the state before the chunk, and those of each token with
+ * itself. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_heads<io, deep>::start_rows(lane_rows &dq, lane_rows &de)
 {
@@ -26,7 +27,7 @@ __device__ __forceinline__ void chunk_heads<io, deep>::start_rows(lane_rows &dq,
     *(float2 *)&sh.of_rows[m.group][m.channel] = sum;
 }
 
-/* Blocks of 2 s tokens (chunk_maker::put_level_columns()). */
+/* Computes the level of blocks of 2 s tokens (chunk_maker::put_level_columns()). */
 template <int io, int deep>
 template <int s>
 __device__ __forceinline__ void chunk_heads<io, deep>::own_rows(lane_rows &dq, lane_rows &de)
@@ -71,8 +72,8 @@ __device__ __forceinline__ void chunk_heads<io, deep>::own_rows(lane_rows &dq, l
     __syncwarp();
 }
 
-/* Adds what the warp's tokens get behind f, whose sums are in its memory: those of e, then those of
- * q. Returns what dg of earlier tokens gets. */
+/* Adds the sums in the warp's memory, those of e and then those of q, times the factors f of its
+ * tokens. Returns the part of them in dg of earlier tokens. */
 template <int io, int deep>
 __device__ __forceinline__ float2 chunk_heads<io, deep>::add_rows(lane_rows &dq, lane_rows &de,
                                                                   float2 f)
@@ -97,13 +98,13 @@ __device__ __forceinline__ float2 chunk_heads<io, deep>::add_rows(lane_rows &dq,
     return sum;
 }
 
-/* Blocks of 2 n groups. */
+/* Computes the level of blocks of 2 n groups. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_heads<io, deep>::level_rows(lane_rows &dq, lane_rows &de,
                                                                   int n)
 {
-    const int middle = m.group / (2 * n) * 2 * n + n; /* the first group of rows */
-    __syncthreads();                                  /* what was here has been read */
+    const int middle = m.group / (2 * n) * 2 * n + n; /* the first group whose tokens are rows */
+    __syncthreads();                                  /* the memory has been read */
     if (m.group < middle)
         m.put_columns(sh.level.k + 16 * m.group * row, total(m.group + 1, middle));
     __syncthreads();
@@ -122,7 +123,7 @@ __device__ __forceinline__ void chunk_heads<io, deep>::level_rows(lane_rows &dq,
     if (n == 2 && m.group == GROUPS - 1) *(float2 *)&sh.of_half_rows[m.channel] = sum;
 }
 
-/* Leaves rows of dq and of db. de becomes what dk gets of it. */
+/* Stores rows of dq and of db. de becomes its part of dk. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_heads<io, deep>::end_rows(lane_rows &dq, lane_rows &de,
                                                                 float &taint) const

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shared memory of a block of heads.cuh, its products with states, and the way from the sums of
+/* The shared memory of a block of heads.cuh, its products with states, and the way of sums from
  * tensor cores to lanes. */
 #ifndef GDN_CUDA_BACKWARD_CHUNKS_HEADS_SUMS_CUH
 #define GDN_CUDA_BACKWARD_CHUNKS_HEADS_SUMS_CUH
@@ -7,17 +7,18 @@
 #include "cuda/backward/chunks/mend.cuh"
 #include "cuda/backward/chunks/prepare.cuh"
 
-/* Floats of a row of sums: rows that lanes write at once meet in no bank. PASS: columns of V. */
+/* SUMS_LD: floats of a row of sums. Rows that lanes write at once are in different banks. PASS:
+ * columns of V at a time. */
 enum { SUMS_LD = 72, PASS = 64 };
 
-/* Tiles of a pass, as in the record; rows of dO are those of tiles. */
+/* The tiles of a pass, as in the record. Rows of dO are those of tiles. */
 template <int deep> struct heads_pass {
     alignas(128) char S[PASS / 16 * (deep / 16) * BLOCK], J[PASS / 16 * (deep / 16) * BLOCK];
     alignas(128) char u[PASS / 16 * GROUPS * BLOCK], z[PASS / 16 * GROUPS * BLOCK];
     alignas(128) char dout[CHUNK * SQUARE_ROW];
 };
-/* Factors of a level and sums of products: of a warp, rows of e, rows of q and columns; of all
- * warps, rows of e and columns, and rows of q. */
+/* Factors of a level and sums of products. A warp's own level has rows of e, rows of q, and
+ * columns. A level of all warps has rows of e and columns together, and rows of q. */
 template <int deep> struct heads_level {
     static constexpr int warps = chunks_shared<deep>::halves * GROUPS,
                          row = chunks_shared<deep>::row;
@@ -40,9 +41,9 @@ template <int deep> struct heads_shared {
     alignas(16) char X[CHUNK * SQUARE_ROW], Y[CHUNK * SQUARE_ROW];
     float2 dg[halves * GROUPS][16][32];              /* of lanes: two channels of 16 tokens */
     float total[GROUPS][deep];                       /* products of all gates of 16 tokens */
-    float of_rows[GROUPS][deep];                     /* what dg gets from 16 tokens as rows */
-    float of_columns[GROUPS][deep];                  /* as columns */
-    float of_half_rows[deep], of_half_columns[deep]; /* of level 32, for the other 16 tokens */
+    float of_rows[GROUPS][deep];                     /* the part of 16 tokens in dg, as rows */
+    float of_columns[GROUPS][deep];                  /* the same, as columns */
+    float of_half_rows[deep], of_half_columns[deep]; /* of level 32, in dg of the other 16 tokens */
     float inner[GROUPS][deep];                       /* parts of S . J */
     struct mend_tokens tokens;
     struct stage_chunk chunk;
@@ -72,14 +73,15 @@ template <int io, int deep> struct chunk_heads {
     shared &sh;
     maker &m;
 
-    /* Returns the numbers of a word. As floats they would stay in registers from level to level. */
+    /* Returns the numbers of a word. As floats, they would be kept in registers from level to
+     * level. */
     __device__ __forceinline__ float2 word(uint32_t x) const
     {
         x = opaque(x);
         return make_float2(pairs::low(x), pairs::high(x));
     }
-    /* Returns the lane's place in rows in memory, from its first token on. It is found each time:
-     * in registers it would take the room of sums. */
+    /* Returns the address of the lane's channels in rows in memory, from its first token on. It is
+     * computed each time: in registers it would take the room of sums. */
     __device__ __forceinline__ char *lane_row(const struct gdn_rows &rows) const
     {
         const int64_t first = sh.chunk.number * CHUNK + 16 * m.group + opaque(0);
@@ -132,7 +134,7 @@ __device__ __forceinline__ void chunk_heads<io, deep>::load_pass(const chunks_re
     copy_commit();
 }
 
-/* Adds a pass to dO S^T, Z S^T and U J^T of the warp's tokens and channels; to X or Y, or both, of
+/* Adds a pass: to dO S^T, Z S^T and U J^T of the warp's tokens and channels; to X, Y or both, of
  * its tokens; and to a thread's part of S . J. */
 template <int io, int deep>
 __device__ __forceinline__ void
@@ -169,7 +171,7 @@ chunk_heads<io, deep>::add_pass(mma_block (&by)[3][4], mma_block (&one)[3 - shar
             if (BOTH) tiles::multiply(one[BOTH][j], left[0], right);
         }
     }
-    /* 16 rows of V, and two channels */
+    /* the thread has 16 rows of V and two channels */
     const int pair = threadIdx.x % (deep / 2), part = threadIdx.x / (deep / 2);
     const int first = (part * (deep / 16) + pair / 8) * (BLOCK / 4) + pair / 4 % 2 * 64 + pair % 4;
 #pragma unroll
@@ -180,7 +182,7 @@ chunk_heads<io, deep>::add_pass(mma_block (&by)[3][4], mma_block (&one)[3 - shar
     }
 }
 
-/* Puts rows of X, of sums with the other sign, or of Y. */
+/* Stores rows of Y, or of X, whose sums change their sign. */
 template <int io, int deep>
 __device__ __forceinline__ void
 chunk_heads<io, deep>::put_square(char *to, const mma_block (&x)[GROUPS], bool is_y)
@@ -201,7 +203,7 @@ chunk_heads<io, deep>::put_square(char *to, const mma_block (&x)[GROUPS], bool i
 
 /* ---- From sums to lanes ---------------------------------------------------------------------- */
 
-/* Puts sums of 16 tokens into the warp's memory, from a row on. */
+/* Stores sums of 16 tokens in the warp's memory, from row `row` on. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_heads<io, deep>::put_sums(int row, const mma_block (&from)[4])
 {
@@ -225,7 +227,7 @@ __device__ __forceinline__ void chunk_heads<io, deep>::turn(lane_rows &to,
     __syncwarp();
 }
 
-/* Leaves X and Y. Sums of products with states come to lanes as they are; U J^T to rows of dk. */
+/* Stores X and Y. Lanes get the sums of dO S^T and Z S^T; U J^T is stored as rows of dk. */
 template <int io, int deep>
 __device__ __forceinline__ void
 chunk_heads<io, deep>::multiply_states(const chunks_record<deep> &record, lane_rows &dq,
@@ -240,7 +242,7 @@ chunk_heads<io, deep>::multiply_states(const chunks_record<deep> &record, lane_r
     for (int i = 0; i < 1 + BOTH; i++) clear_blocks(one[i]);
 #pragma unroll 1
     for (int pass = 0; pass * PASS < record.V; pass++) {
-        __syncthreads(); /* what was here has been read */
+        __syncthreads(); /* the memory has been read */
         load_pass(record, pass);
         copy_wait<0>();
         __syncthreads();
@@ -263,7 +265,7 @@ chunk_heads<io, deep>::multiply_states(const chunks_record<deep> &record, lane_r
     turn(de, by[1]);
 }
 
-/* The product of all gates of groups [from, to). */
+/* Returns the product of all gates of groups [from, to). */
 template <int io, int deep>
 __device__ __forceinline__ float2 chunk_heads<io, deep>::total(int from, int to) const
 {
@@ -274,7 +276,7 @@ __device__ __forceinline__ float2 chunk_heads<io, deep>::total(int from, int to)
     return f;
 }
 
-/* Y of a token with itself: no gate is between them. */
+/* Returns Y of a token with itself, which has no gates. */
 template <int io, int deep>
 __device__ __forceinline__ float chunk_heads<io, deep>::diagonal(int t) const
 {
@@ -283,7 +285,8 @@ __device__ __forceinline__ float chunk_heads<io, deep>::diagonal(int t) const
     return gdn_io<io>::load((const element *)(sh.Y + at * SQUARE_ROW + 2 * at));
 }
 
-/* Returns a lane's two elements of a matrix: eight rows and eight columns that meet at a level. */
+/* Returns a lane's two elements of a matrix: the eight rows and eight columns that a level has of a
+ * warp. */
 template <int io, int deep>
 template <int s>
 __device__ __forceinline__ uint32_t chunk_heads<io, deep>::level_pair(const char *square) const

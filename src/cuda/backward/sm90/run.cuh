@@ -53,7 +53,7 @@ BACKWARD_WALKS(half, SCAN_HALF)
 BACKWARD_WALKS(whole, SCAN_WHOLE)
 BACKWARD_WALKS(deep, SCAN_DEEP)
 
-/* Blocks of a multiprocessor: those of `prepare` are several. */
+/* A multiprocessor has several blocks of `prepare`. */
 #define BACKWARD_BLOCKS(threads, shared) \
     ((threads) > 128 ? 1 : (shared) > GDN_CU_PREPARE_BYTES ? 3 : 4)
 #define BACKWARD_KERNEL(threads, shared, what, io)                                          \

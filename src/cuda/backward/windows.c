@@ -65,7 +65,7 @@ static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a
 }
 
 /* Returns the most numbers of the chunks of a batch (backward.cuh). */
-int64_t gdn_windows_numbers(const struct gdn_cu_batch *b)
+static int64_t count_numbers(const struct gdn_cu_batch *b)
 {
     const int64_t C = GDN_CU_BACKWARD_CHUNK;
     return b->cu_seqlens.data ? b->N / C + b->B : b->B * ceil_of(b->T, C);
@@ -81,7 +81,7 @@ int64_t gdn_windows_numbers(const struct gdn_cu_batch *b)
 static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
                                      struct gdn_windows_limits limits)
 {
-    const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
+    const int64_t B = a->rule.batch.B, numbers = count_numbers(&a->rule.batch);
     const int64_t wanted = of_tests(ctx, a);
     if (wanted < 0 && !a->cut.units) return -wanted;
     if (a->n_chunks > numbers) return numbers;
@@ -107,7 +107,7 @@ static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_bac
 static void cut_through(struct gdn_cu_backward *a, int64_t n)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
-    const int64_t numbers = gdn_windows_numbers(b), every = chunks_between(a);
+    const int64_t numbers = count_numbers(b), every = chunks_between(a);
     const bool packed = b->cu_seqlens.data != NULL;
     const int64_t full = packed && every <= n ? n - n % every : n;
     a->window_chunks = 0;
@@ -210,7 +210,7 @@ static int64_t mean_chunks(const struct gdn_cu_batch *b)
  * many blocks as that. */
 int64_t gdn_windows_rows(const struct gdn_cu_backward *a)
 {
-    const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
+    const int64_t B = a->rule.batch.B, numbers = count_numbers(&a->rule.batch);
     if (!gdn_windows_go_through(a)) return B;
     if (!a->segments) return ceil_of(B * a->n_chunks, numbers);
     return max_of((2 * B * a->n_chunks + numbers) / (2 * numbers), 1);

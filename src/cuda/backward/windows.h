@@ -41,10 +41,8 @@ bool gdn_windows_have_states(const struct gdn_cu_backward *a);
 /* Returns how many sequences a window has, on average. */
 int64_t gdn_windows_rows(const struct gdn_cu_backward *a);
 
-/* gdn_windows_numbers() returns the most numbers of the chunks of a batch. The others return what
- * memory has room for: states before windows; gradients of these; gradients after segments, for
- * each state head; entries of the plan. */
-int64_t gdn_windows_numbers(const struct gdn_cu_batch *b);
+/* Return what memory has room for: states before windows; gradients of these; gradients after
+ * segments, for each state head; entries of the plan. */
 int64_t gdn_windows_starts(const struct gdn_cu_backward *a);
 int64_t gdn_windows_carried(const struct gdn_cu_backward *a);
 int64_t gdn_windows_ends(const struct gdn_cu_backward *a);

@@ -21,8 +21,7 @@ enum {
     GDN_CU_WIDE_FROM = 1,
     GDN_CU_WIDE_TO = 2,
     GDN_CU_WIDE_CHECKPOINTS = 4,
-    GDN_CU_WIDE_ROWS = 8, /* of q and k */
-    GDN_CU_WIDE_ALL = 15
+    GDN_CU_WIDE_ROWS = 8 /* of q and k */
 };
 
 enum { GDN_CU_TREE_ON_CHIP = 64 }; /* the most tokens of a tree whose order is kept on the chip */

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # style.sh - what can be said about the text of the repository by grep: tabs, trailing blanks,
-# final newline, ASCII, length of lines, the licence line, paths of somebody's machine, links
-# between pages, who includes whom (includes.sh), names that are nowhere (names.sh), layout
+# final newline, ASCII, length of lines and of files, the licence line, paths of somebody's machine,
+# links between pages, who includes whom (includes.sh), names that are nowhere (names.sh), layout
 # (format.sh), prose (sentences.py), and public functions without a comment (header_doc.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -40,6 +40,15 @@ refuse "not ASCII" '[^\x00-\x7f]' "${text[@]}"
 refuse "line over 100 columns" '^.{101}' "${narrow[@]}"
 [ ${#wide[@]} = 0 ] || refuse "line over 120 columns" '^.{121}' "${wide[@]}"
 refuse "a path of one machine" '(^|[^\w.])/(work|root|home|tmp)/' "${text[@]}"
+
+# The public header is one, and a table is as long as it must be.
+mapfile -t short < <(choose -vE '^include/|\.def$|/unicode_nfc\.inc$')
+long=$(wc -l "${short[@]}" | awk '$1 > 700 && $2 != "total" { print $2 ": " $1 " lines" }')
+if [ -n "$long" ]; then
+    echo "$long"
+    echo "style: file over 700 lines"
+    bad=1
+fi
 
 # Prose. A comment begins with a verb or a noun, and names who acts.
 mapfile -t manuals < <(printf '%s\n' "${text[@]}" |

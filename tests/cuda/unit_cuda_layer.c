@@ -145,7 +145,7 @@ static void test_step(void)
         "gdn_norm_flat_bf16";
     static const char *const lines[] = {
         "workspace: ",
-        "step: parts (one launch: the convolution has not 4 taps)",
+        "step: parts (rows, pairs, general: the convolution has not 4 taps)",
         ("conv1d: walk (turned: channels lie side by side; one token: channels or their four taps "
          "are not in aligned fours; rows, tiles, tiles in place: out is absent,"),
         "step: token",
@@ -171,6 +171,41 @@ static void test_step(void)
     if (!ctx) return;
     ring2_status(ctx, "no norm", gdn_step(ctx, &a), GDN_E_UNSUPPORTED);
     CHECK(!gdn_last_kernel(ctx)[0], "%s", gdn_last_kernel(ctx));
+    gdn_ctx_destroy(ctx);
+}
+
+/* A step of one launch: the log has its form, and why those before it do not take the call. */
+static void test_step_forms(void)
+{
+    static const struct {
+        int32_t layout;
+        int64_t T;
+        const char *line;
+    } rows[] = {
+        { GDN_STATE_VK, 1, "step: rows" },
+        { GDN_STATE_KV, 1, "step: pairs (rows: states are not rows of 128 keys)" },
+        { GDN_STATE_KV, 2,
+          "step: general (rows: states are not rows of 128 keys; pairs: sequences are of several "
+          "tokens, or channels not in aligned pairs)" },
+        { GDN_STATE_VK, 2,
+          "step: general (rows: sequences are of several tokens, or channels not in aligned pairs; "
+          "pairs: states are k-last)" },
+    };
+    gdn_ctx *ctx = hopper_ctx();
+    struct told told;
+    if (!ctx) return;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        gdn_step_args a = step_args();
+        gdn_tensor *const tokens[] = { &a.x, &a.a, &a.b, &a.out };
+        a.conv_weight = gdn_dense(a.conv_weight.data, GDN_BF16, 2, a.conv_weight.size[0], 4, 0, 0);
+        a.state_layout = rows[i].layout;
+        for (size_t j = 0; j < sizeof tokens / sizeof *tokens; j++)
+            *tokens[j] = gdn_dense(tokens[j]->data, GDN_BF16, tokens[j]->ndim, tokens[j]->size[0],
+                                   rows[i].T, tokens[j]->size[2], tokens[j]->size[3]);
+        listen(ctx, &told);
+        ring2_status(ctx, rows[i].line, gdn_step(ctx, &a), GDN_OK);
+        expect_line(&told, rows[i].line);
+    }
     gdn_ctx_destroy(ctx);
 }
 
@@ -232,6 +267,7 @@ int main(int argc, char **argv)
         { "cuda: a layer", test_layer },
         { "cuda: a layer of KDA", test_kda },
         { "cuda: a step of several launches", test_step },
+        { "cuda: forms of a step of one launch", test_step_forms },
         { "cuda: a step of one slot", test_one_slot },
         { "cuda: a layer of rows far apart", test_far_rows },
     };

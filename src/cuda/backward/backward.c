@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill_backward: windows, memory and launches; see backward.cu and
- * sm90/run.cuh. */
+/* gdn_prefill_backward: windows, memory and launches; see general/general.cu and sm90/run.cuh. */
 #include <math.h>
 
 #include "calls/backward.h"
@@ -12,20 +11,22 @@
 #include "cuda/driver/contents.h"
 #include "cuda/prefill/prefill.h"
 
-/* STRIP: columns of a state in a block (stages.cuh). For tensor cores: DEEP is the most of K and V
- * at a time, LEAST_WINDOW the chunks that a window has even if memory has fewer. */
+/* STRIP: columns of a state of a block (stages.cuh). On tensor cores, DEEP is the most of K and V
+ * at a time, and LEAST_WINDOW the least chunks of a window, even if these take more memory than
+ * wanted. */
 enum { STRIP = 32, DEEP = 128, LEAST_WINDOW = 128, TILE = GDN_CU_BACKWARD_TILE };
 
 /* The decisions about a call. */
 struct planned {
     enum gdn_backward_form form;
     union {
-        struct gdn_cu_backward_channels channels; /* of the family; else */
+        struct gdn_cu_backward_channels channels; /* if the form is one of the family */
         struct {
             struct gdn_cu_backward args;
             struct gdn_cuda_cut_options options;
-            struct gdn_cuda_chunks first; /* if gdn_prefill's kernels do the first pass */
-            struct gdn_range_cut walk;    /* if args.cut.first is set */
+            struct gdn_cuda_chunks first; /* if gdn_prefill's kernels compute the states before
+                                             windows */
+            struct gdn_range_cut walk;    /* if args.cut.first is not 0 */
         };
     };
 };
@@ -53,6 +54,7 @@ static bool is_wide(const struct gdn_cu_backward *a) { return is_deep(a) || a->r
 
 static bool is_portable(const struct gdn_cu_backward *a) { return a->walk_bytes != 0; }
 
+/* Returns true if the walk in reverse and the gradients are one kernel. */
 static bool is_fused(const struct gdn_cu_backward *a) { return a->segments != 0; }
 
 /* Returns the call of gdn_prefill's kernels that computes the states before each window. */
@@ -88,7 +90,7 @@ static bool wants_state_alone(const struct gdn_cu_backward *a)
            !has_sums(a);
 }
 
-/* Returns the walk to dstate, whose maps are those of the keys as they are given. */
+/* Returns the walk to dstate. Its maps are of keys as the caller gave them. */
 static struct gdn_cuda_summary walk_of(const struct planned *p)
 {
     struct gdn_cuda_summary s = { .rule = p->args.rule,
@@ -100,7 +102,7 @@ static struct gdn_cuda_summary walk_of(const struct planned *p)
     return s;
 }
 
-/* Plans parts and stops of the walk to dstate. What they leave is stored, not added. */
+/* Plans the parts and the stops of the walk to dstate, which must not add to dstate. */
 static void cut_walk(const gdn_ctx *ctx, struct planned *p)
 {
     const struct gdn_cuda_summary s = walk_of(p);
@@ -138,7 +140,7 @@ static bool is_by_prefill(const struct gdn_cu_backward *a)
     return a->starts_every && !gdn_windows_have_checkpoints(a);
 }
 
-/* Finds the bytes of what memory has of a chunk: tiles of 64 keys or columns. */
+/* Finds the bytes of a chunk in memory: tiles of 64 keys or columns. */
 static void size_records(struct gdn_cu_backward *a)
 {
     const int32_t K = (int32_t)n_tiles(a->rule.K), V = (int32_t)n_tiles(a->rule.V);
@@ -146,8 +148,8 @@ static void size_records(struct gdn_cu_backward *a)
     a->key_bytes = GDN_CU_BACKWARD_NORMS + 2 * TILE * K;
 }
 
-/* Returns the power of two that the scale of q is times a number from 1 to 2. bf16 has the range of
- * float32 and needs none (tiles.cuh). */
+/* Returns the largest power of two that is not above the scale of q. bf16 has the range of float32
+ * and needs none (tiles.cuh). */
 static float drop_of(const struct gdn_cu_backward *a)
 {
     const float scale = fabsf(a->rule.scale);
@@ -157,8 +159,8 @@ static float drop_of(const struct gdn_cu_backward *a)
     return ldexpf(1, power - 1);
 }
 
-/* Returns how many blocks share the columns of a walk of n_heads: with 64 columns each if K is
- * above DEEP, or if the device has multiprocessors for so many, else with 128. */
+/* Returns how many blocks share the columns of a walk of n_heads. If K is above DEEP, or if the
+ * device has multiprocessors for so many blocks, each has 64 columns; else 128. */
 static int32_t find_strips(const struct gdn_cu_backward *a, int64_t n_heads)
 {
     const int64_t n = n_tiles(a->rule.V);
@@ -178,7 +180,7 @@ static void size_portable(const gdn_ctx *ctx, struct gdn_cu_backward *a)
                                                          : GDN_CU_PORTABLE_HEADS_LEAST;
 }
 
-/* Returns what the arguments of every form have. */
+/* Returns the arguments that every form has. */
 static struct gdn_cu_backward base_of(const struct gdn_backward_call *c)
 {
     const struct gdn_backward *w = &c->work;
@@ -215,7 +217,7 @@ static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
     const struct gdn_windows_limits limits = { LEAST_WINDOW, mib };
     struct gdn_cu_backward *a = &p->args, one = *a;
     gdn_windows_cut(ctx, a, limits);
-    if (p->form != GDN_BACKWARD_SM90 || wants_state_alone(a) || !gdn_cuda_backward_is_fused(ctx, a))
+    if (p->form != GDN_BACKWARD_SM90 || wants_state_alone(a) || !gdn_cuda_backward_can_fuse(ctx, a))
         return;
     one.segments = 1;
     size_records(&one);
@@ -224,7 +226,7 @@ static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
     if (n == 1 || (n && (a->n_windows > 1 || gdn_cuda_wanted(ctx)->segments))) *a = one;
 }
 
-/* Plans a form of Gated DeltaNet; p->args are what every form has. */
+/* Plans a form of Gated DeltaNet. p->args are set for every form. */
 static void plan_gdn(gdn_ctx *ctx, const struct gdn_backward_call *c, struct planned *p)
 {
     const struct gdn_rule *r = &c->work.rule;
@@ -374,7 +376,7 @@ static enum gdn_kernel_id mma_prepare(const struct gdn_cu_backward *a)
     if (is_portable(a)) return portable_kernel(a, PORTABLE_PREPARE);
     return mma_kernel(a, is_deep(a) ? PREPARE_DEEP : PREPARE);
 }
-/* Returns the walk. A block that has all columns of V has `half` if these are 64 at most. */
+/* Returns the walk. If all blocks together have V in tiles of 64 columns, it is a `half`. */
 static enum gdn_kernel_id mma_walks(const struct gdn_cu_backward *a)
 {
     const bool alone = wants_state_alone(a), half = a->n_strips == n_tiles(a->rule.V);
@@ -433,7 +435,7 @@ static gdn_status launch_fused(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* Returns the walks of the launch before the gradients: bits. */
+/* Returns the walks of the launch before the gradients, as bits. */
 static int32_t walks_before(const struct gdn_cu_backward *a)
 {
     if (!is_fused(a)) return GDN_CU_WALK_FORWARD | GDN_CU_WALK_REVERSE;
@@ -472,7 +474,7 @@ static gdn_status launch_window(gdn_ctx *ctx, struct gdn_cu_backward *a, int64_t
                   stream);
 }
 
-/* Returns true if there may be masked tokens. Their gradients are zero. */
+/* Returns true if there may be masked tokens, whose gradients are zero. */
 static bool has_rest(const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;

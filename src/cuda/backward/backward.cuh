@@ -18,10 +18,10 @@ static_assert((int)GDN_CU_BACKWARD_CHUNK <= (int)CHUNK, "chunks of the stages");
 /* The part of a sequence inside a window. Tokens before the window do not count here. */
 struct backward_window {
     struct gdn_cu_seq seq;
-    int64_t first; /* the place in memory of its first chunk */
+    int64_t first; /* number of its first chunk in memory */
     int64_t n_chunks;
     int64_t before; /* its chunks before the window */
-    bool is_there;  /* it has a chunk here, or has none and would begin here */
+    bool is_there;  /* it has a chunk here; or it has no chunk, and would begin here */
     bool is_last;   /* no tokens come after the window */
 };
 
@@ -51,7 +51,8 @@ GDN_DEVICE struct backward_window window_of(const struct gdn_cu_backward &a,
     if (through) of = numbers_of(a);
     const int64_t most = of.n;
     const int64_t begin = of.first - (through ? first : 0); /* in the sequence */
-    const int64_t late = begin < 0 ? -begin : 0;            /* chunks of others, before its first */
+    const int64_t late = begin < 0 ? -begin : 0;            /* chunks of other sequences before its
+                                                               first one */
     const int64_t room = (most - late) * GDN_CU_BACKWARD_CHUNK;
     struct backward_window w = {};
     w.seq = s;
@@ -73,7 +74,7 @@ GDN_DEVICE struct backward_window find_window(const struct gdn_cu_backward &a, i
                      each ? row * each : first_number(a.rule.batch, row));
 }
 
-/* A chunk as the tensors have it, and as rows in memory have it. */
+/* A chunk in the tensors, and its rows in memory. */
 struct backward_chunk {
     struct stage_chunk in, own;
 };
@@ -107,7 +108,7 @@ GDN_DEVICE int64_t row_of_chunk(const struct gdn_cu_backward &a, int64_t place)
     const struct backward_numbers of = numbers_of(a);
     const int64_t number = of.first + place;
     if (place >= of.n) return b.B;
-    /* It is of one of the sequences [row, end). */
+    /* the chunk belongs to one of the sequences [row, end) */
     int64_t row = a.plan ? first_row(a, a.window) : 0;
     int64_t end = a.plan ? first_row(a, a.window + 1) + 1 : b.B;
     while (end - row > 1) {

@@ -10,7 +10,7 @@ struct gate_gradient {
     float g, A_log, dt_bias;
 };
 
-/* Returns the gradient of a raw gate: with x = a + dt_bias, log alpha is -A softplus(x), or bound
+/* Returns the gradient of a raw gate. With x = a + dt_bias, log alpha is -A softplus(x), or bound
  * sigmoid(A x). */
 GDN_DEVICE struct gate_gradient through_raw(const struct gdn_cu_rule &r, int head, float dt_bias,
                                             float given, float dg)

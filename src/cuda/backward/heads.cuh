@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the gradients of chunks on tensor cores share, on whatever instructions: the way through the
- * work, the factors of X and Y, sums of rows, gradients of gates and of norms. 256 threads
- * multiply, four warps for each 64 columns of dq, D and dw. D has beta in it. LEAST_BETA stands for
- * a smaller one in X and D, so that dbeta = Z . v + k . D / beta holds for every beta. In f16 that
- * one is not so small, and X gets its beta back before X^T K. Letters: docs/design/math.md, section
- * 13.
- */
+/* The parts of gradients of chunks on tensor cores that do not depend on the instructions: the
+ * order of work, the factors of X and Y, sums of rows, gradients of gates and of norms. 256 threads
+ * multiply, four warps for each 64 columns of dq, D and dw. D is multiplied by beta. If beta is too
+ * small, X and D have LEAST_BETA in its place, so that dbeta = Z . v + k . D / beta holds for every
+ * beta. In f16 LEAST_BETA is not so small, and X is multiplied back to its beta before X^T K.
+ * Letters: docs/design/math.md, section 13. */
 #ifndef GDN_CUDA_BACKWARD_HEADS_CUH
 #define GDN_CUDA_BACKWARD_HEADS_CUH
 
@@ -54,7 +52,7 @@ template <bool selects> GDN_DEVICE void weigh_rows(head_sums &x, const float (&f
 }
 GDN_DEVICE float beta_or_least(float beta) { return fabsf(beta) < LEAST_BETA ? LEAST_BETA : beta; }
 
-/* The factors of the thread's two rows in products with states: of dq, dw and D. */
+/* The factors of the thread's two rows in products with states: those of dq, dw and D. */
 struct row_factors {
     float start[2], end[2], read[2];
 };
@@ -71,12 +69,12 @@ GDN_DEVICE struct row_factors factors_of_rows(const vectors &g, float drop)
     return f;
 }
 
-/* Returns what makes beta of beta_or_least(). */
+/* Returns the factor that makes beta of beta_or_least(). */
 GDN_DEVICE float beta_share(float beta) { return fabsf(beta) < LEAST_BETA ? beta / LEAST_BETA : 1; }
 
 /* ---- The way through the work ---------------------------------------------------------------- */
 
-/* State head i of the key head of a chunk: one step of a block. */
+/* A step of a block: state head i of the key head of a chunk. */
 struct heads_step {
     int i, key, head;
     int64_t number; /* of the chunk; -1: no more */
@@ -107,8 +105,8 @@ GDN_DEVICE struct heads_step next_step(const struct gdn_cu_backward &a, struct h
 }
 GDN_DEVICE bool is_step(const struct heads_step &s) { return s.number >= 0; }
 
-/* A block's sums of rows, of 64 columns each; what reaches the end, of a warp: dG of the last
- * token; and Z . v of its tokens, of 64 columns of each pass. */
+/* Sums of rows of a block, of 64 columns each. Then sums for the end of the chunk: dG of the last
+ * token, of a warp; and Z . v of its tokens, of 64 columns of each pass. */
 struct head_parts {
     float rows[HEADS_GROUPS][CHUNK][2];
     float ends[HEADS_WARPS];
@@ -118,7 +116,8 @@ static_assert(sizeof(struct head_parts) % 16 == 0, "copies of 16 bytes");
 
 /* ---- Stores ---------------------------------------------------------------------------------- */
 
-/* How a gradient is stored: two numbers at once, of BACKWARD_IO or float32, or one at a time. */
+/* How a gradient is stored: two numbers of BACKWARD_IO at once, two of float32, or one at a
+ * time. */
 enum { STORE_16, STORE_F32, STORE_ANY };
 GDN_DEVICE int store_form(const struct gdn_rows &to, bool adds)
 {
@@ -155,9 +154,9 @@ GDN_DEVICE float sum_quad(float x)
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
-/* Computes dv = beta Z, and the sum of Z . v of a row, of a warp's tokens m to m + 15 and 16 times
- * `blocks` columns from `first` on, of which V are there. Z is turned. Loads so many blocks of v at
- * once. */
+/* Computes dv = beta Z, and the sum of Z . v of a row, for a warp's tokens m to m + 15 and 16 times
+ * `blocks` columns from `first` on, of which V exist. Z is transposed. at_once: blocks of v that
+ * are loaded at once. */
 template <int form, int blocks, int at_once = blocks>
 GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int m,
                              const vectors &g, const struct gdn_cu_backward &a,
@@ -209,14 +208,14 @@ GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int
 
 /* ---- X and Y --------------------------------------------------------------------------------- */
 
-/* Multiplies products by their factors, which gives X or Y. Zero where a gate or order parts two
- * tokens. */
+/* Multiplies products by their factors, which gives X or Y. Elements of two tokens that a gate or
+ * their order parts are zero. */
 template <bool forgets>
 GDN_DEVICE void weigh_tokens(head_sums &x, const vectors &g, bool is_y, float drop)
 {
     const token_mask resets = tokens_of(g.resets);
     float G_row[2], f[2];
-    int end[2]; /* of the tokens that reach a row */
+    int end[2]; /* of the tokens that reach a row, the last one */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = sum_row(2 * r);
@@ -277,7 +276,7 @@ GDN_DEVICE float all_parts(const struct head_parts *parts, int n_blocks, int t, 
     return sum;
 }
 
-/* The gradients that a state head gives to its key head, D in place of its part of dk. */
+/* The gradients that a state head gives to its key head. D takes the place of its part of dk. */
 struct head_gradients {
     head_sums dq, D, dw;
 };
@@ -315,7 +314,7 @@ GDN_DEVICE void add_head(head_sums &dq, head_sums &dk, const struct head_gradien
     }
 }
 
-/* Returns how many tokens of dv each of n_blocks blocks has. */
+/* Returns the tokens of dv for each of n_blocks blocks. */
 GDN_DEVICE int tokens_of_block(int n_blocks) { return CHUNK / n_blocks; }
 
 /* ---- Gates --------------------------------------------------------------------------------- */
@@ -383,9 +382,9 @@ GDN_DEVICE void store_head_gates(const Shared &sh, uint32_t step, const struct g
 
 /* ---- dq and dk ----------------------------------------------------------------------------- */
 
-/* Shares an item's sums for norms, of keys (which is 0) or of queries (1), with all that multiply.
- * Shared has block_of(), the number of this block, and meet_norms(), which awaits the sums of all
- * blocks that share a head. */
+/* Shares the sums of an item for norms: of keys (which = 0) or of queries (1). All threads that
+ * multiply call it. Shared has block_of(), the number of this block, and meet_norms(), which waits
+ * for the sums of all blocks that share a head. */
 template <class Shared>
 GDN_DEVICE void share_norms(Shared &sh, const float (&sum)[2], int which, uint32_t item,
                             int n_blocks)
@@ -428,7 +427,8 @@ GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x, const head_pa
     const int n_columns = a.rule.K - first - 64 * heads_group();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int t = opaque(sum_row(2 * h)); /* masks of it would stay in registers */
+        const int t = opaque(sum_row(2 * h)); /* opaque: the compiler would keep masks of it in
+                                                 registers */
         if (t >= c.n) continue;
         float f = 0;
         if (is_normed) f = norms.bend[which][t] * all_norms(sh, n_blocks, t, which);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Parts of the batch that kernels on tensor cores walk through apart. A part is a sequence. In the
- * walk to dstate alone a sequence of more than cut.first tokens is absent, and its units of
- * cut.each tokens are parts instead, numbered behind the sequences. Each leaves D, the gradient of
- * its first state where that of its last one is zero, or dstate_out if the sequence ends there.
- * sm90/join.cuh joins them. A head may also have a stop there: only so many first chunks count.
- */
+/* Parts of the batch that kernels on tensor cores walk through one by one. A part is a sequence. In
+ * the walk to dstate alone, a sequence of more than cut.first tokens is replaced by its units of
+ * cut.each tokens, which are parts numbered after the sequences. Each unit stores D: the gradient
+ * of its first state, if that of its last state is zero, or dstate_out at the end of the sequence.
+ * sm90/join.cuh joins them. In that walk a head may also have a stop: only so many chunks from the
+ * first on count. */
 #ifndef GDN_CUDA_BACKWARD_PARTS_CUH
 #define GDN_CUDA_BACKWARD_PARTS_CUH
 
@@ -15,9 +14,9 @@
 struct backward_part {
     struct backward_window in;
     int64_t number, row;
-    int64_t unit;  /* its place among all units; -1: a whole sequence */
-    int64_t chunk; /* of the sequence, with which the window begins */
-    bool ends;     /* with the sequence: the gradient behind it is dstate_out */
+    int64_t unit;  /* number among all units; -1: a whole sequence */
+    int64_t chunk; /* chunk of the sequence with which the window begins */
+    bool ends;     /* the part ends with the sequence: the gradient after it is dstate_out */
 };
 
 /* Returns the window of a whole sequence. */
@@ -27,7 +26,7 @@ GDN_DEVICE struct backward_part whole_part(const struct gdn_cu_backward &a, int6
     return { in, row, row, -1, in.before, true };
 }
 
-/* All threads of a warp call it. */
+/* Returns part `row` of a window. All threads of a warp call it. */
 GDN_DEVICE struct backward_part find_part(const struct gdn_cu_backward &a, int64_t number)
 {
     const struct gdn_cu_batch &batch = a.rule.batch;
@@ -70,15 +69,15 @@ GDN_DEVICE struct stage_chunk find_part_chunk(const struct gdn_cu_backward &a, i
     return chunk_at(p.in, place - p.in.first).in;
 }
 
-/* Returns how many chunks of the window count for a head, at most, if there are so many. */
+/* Returns the most chunks of the window that count for a head. */
 GDN_DEVICE int64_t chunks_before_stop(const struct gdn_cu_backward &a,
                                       const struct backward_part &p, int head)
 {
     return a.cut.stops ? a.cut.stops[p.row * a.rule.H + head] - p.chunk : INT32_MAX;
 }
 
-/* Returns true if windows are gone through for the states between them alone. The last window of a
- * sequence leaves none. */
+/* Returns true if the walk through windows is only for the states between them. No state is needed
+ * after the last window of a sequence. */
 GDN_DEVICE bool is_first_pass(const struct gdn_cu_backward &a)
 {
     return a.walks == GDN_CU_WALK_FORWARD;

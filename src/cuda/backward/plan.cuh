@@ -64,7 +64,7 @@ GDN_DEVICE void cut_batch(const struct gdn_cu_backward &a)
     }
 }
 
-/* Writes what gdn_prefill's kernels read of a sequence. */
+/* Writes the part of the plan that gdn_prefill's kernels read of a sequence. */
 GDN_DEVICE void list_checkpoints(const struct gdn_cu_backward &a, int64_t row)
 {
     const struct gdn_cu_batch &b = a.rule.batch;
@@ -72,7 +72,7 @@ GDN_DEVICE void list_checkpoints(const struct gdn_cu_backward &a, int64_t row)
     int64_t *const starts = a.plan + 2 * (W + 1), *const positions = starts + b.B + 1;
     const int64_t first = first_number(b, row), next = first_number(b, row + 1);
     int64_t w = 0, last = 0;
-    for (int64_t end = W; w < end;) { /* the first window that begins behind `first` */
+    for (int64_t end = W; w < end;) { /* the first window that begins after `first` */
         const int64_t middle = w + (end - w) / 2;
         if (a.plan[middle] <= first)
             w = middle + 1;
@@ -96,7 +96,7 @@ GDN_DEVICE void backward_plan(const struct gdn_cu_backward &a)
     if (row == 0) a.plan[2 * (a.n_windows + 1) + B] = a.n_windows;
 }
 
-/* Returns the part that is walk i of a window; B or more: there is none. */
+/* Returns the part of walk i of a window; B or more: there is none. */
 GDN_DEVICE int64_t row_of_walk(const struct gdn_cu_backward &a, int64_t i)
 {
     if (!a.plan) return i;

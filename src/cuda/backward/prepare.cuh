@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Vectors, T and P of a chunk's state heads, by a block of four warps for a chunk and a key head.
- * The products of keys and queries are made once for all state heads that read them. The file that
- * includes this one has included tiles.cuh of sm90/ or of portable/.
- */
+/* Computes vectors, T and P of a chunk's state heads. A block of four warps has a chunk and a key
+ * head. It makes the products of keys and queries once for all state heads that read them. The file
+ * that includes this one has included tiles.cuh of sm90/ or of portable/. */
 #ifndef GDN_CUDA_BACKWARD_PREPARE_CUH
 #define GDN_CUDA_BACKWARD_PREPARE_CUH
 
@@ -13,9 +11,9 @@
 #include "cuda/backward/rows.cuh"
 #include "cuda/prefill/squares.cuh"
 
-/* deep: K with zeros. */
+/* deep: columns of K, padded by zeros. */
 template <int deep> struct prepare_shared {
-    static constexpr int row = GDN_PREFILL_ROW(deep, 2); /* the same, of keys and queries */
+    static constexpr int row = GDN_PREFILL_ROW(deep, 2); /* bytes of a row of keys or queries */
     union {
         struct {
             alignas(16) char k[CHUNK * row], q[CHUNK * row];
@@ -27,8 +25,8 @@ template <int deep> struct prepare_shared {
         };
     };
     float lengths[2][CHUNK];           /* 1 / length of k and q */
-    alignas(16) vectors v[GROUP / 32]; /* of as many state heads as there are warps */
-    struct stage_chunk chunk;          /* these are here, because registers are scarce */
+    alignas(16) vectors v[GROUP / 32]; /* for as many state heads as there are warps */
+    struct stage_chunk chunk;          /* here, because registers are scarce */
     struct backward_part part;
 };
 static_assert(sizeof(chunk_gates<CHUNK>) % 8 == 0, "pairs of k_scale");
@@ -40,7 +38,7 @@ template <int deep>
 GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct stage_chunk &c,
                           int head, int K)
 {
-    enum { PARTS = deep / 8 }; /* of a row, 16 bytes each */
+    enum { PARTS = deep / 8 }; /* parts of a row, 16 bytes each */
     const int at = threadIdx.x % PARTS * 16;
     const bool is_in = at < 2 * K;
 #pragma unroll 8
@@ -51,8 +49,8 @@ GDN_DEVICE void copy_rows(char *to, const struct gdn_rows &rows, const struct st
     }
 }
 
-/* Finds the lengths of keys and queries, and what they are in gradients; a thread for a row. In f16
- * rows become those of length one. */
+/* Finds the lengths of keys and queries, and the factors of their norms in gradients. A thread has
+ * a row. In f16 rows are scaled to length one. */
 template <int deep>
 GDN_DEVICE void make_lengths(prepare_shared<deep> &sh, struct key_norms &to,
                              const struct gdn_cu_rule &r, int n)
@@ -67,7 +65,7 @@ GDN_DEVICE void make_lengths(prepare_shared<deep> &sh, struct key_norms &to,
     to.outer[i][t] = SCALES_ROWS ? inverse : 1;
     to.bend[i][t] = SCALES_ROWS ? bend : bend * inverse * inverse;
 }
-/* Awaits keys and queries in shared memory, and stores them as tiles in memory. */
+/* Waits for keys and queries in shared memory, and stores them as tiles in memory. */
 template <int deep>
 GDN_DEVICE void store_keys(prepare_shared<deep> &sh, const struct gdn_cu_backward &a, int n,
                            int64_t number, int key)
@@ -91,7 +89,8 @@ GDN_DEVICE void store_keys(prepare_shared<deep> &sh, const struct gdn_cu_backwar
     }
 }
 
-/* Marks tokens whose q or k is not finite: the product of the row with itself is not. */
+/* Marks tokens whose q or k is not finite: then the product of the row with itself is not
+ * finite. */
 GDN_DEVICE void note_dead(vectors &v, const mma_block (&keys)[CHUNK / 16],
                           const mma_block (&queries)[CHUNK / 16], int warp)
 {
@@ -108,8 +107,8 @@ GDN_DEVICE void note_dead(vectors &v, const mma_block (&keys)[CHUNK / 16],
 
 /* ---- T --------------------------------------------------------------------------------------- */
 
-/* Stores a square as a tile, with zeros in the blocks above the diagonal, which were not written;
- * and where one of the gates parts row and column, were the sum there NaN. */
+/* Stores a square as a tile. Blocks above the diagonal were not written, and become zero. Elements
+ * whose row and column a gate parts become zero too, even if the sum is NaN. */
 GDN_DEVICE void store_square(char *to, const char *from, token_mask resets)
 {
     for (int i = threadIdx.x; i < CHUNK * CHUNK / 8; i += blockDim.x) {
@@ -196,7 +195,7 @@ template <int deep> GDN_DEVICE void prepare_chunks(const struct gdn_cu_backward 
     const uint32_t k = shared_address(sh.keys.k), q = shared_address(sh.keys.q);
     multiply_rows<BACKWARD_IO, deep>(keys, k, k, warp);
     multiply_rows<BACKWARD_IO, deep>(queries, q, k, warp);
-    __syncthreads(); /* keys and queries are done with */
+    __syncthreads(); /* keys and queries have been read */
     for (int i = 0; i < readers; i++) {
         const int at = i % (GROUP / 32);
         if (i && at == 0) { /* the next heads' gates */

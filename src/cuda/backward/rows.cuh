@@ -14,8 +14,9 @@
 
 enum {
     ROW_WARPS = THREADS / 32,
-    ROW_PARTS = 8,            /* of a row: lane, lane + 32, ... */
-    ROW_WIDE = 32 * ROW_PARTS /* elements at a time: all of q and k, but not of every v */
+    ROW_PARTS = 8,            /* elements of a row that a lane has at a time: lane, lane + 32,
+                                 ... */
+    ROW_WIDE = 32 * ROW_PARTS /* elements of a row at a time: all of q and k, but not of every v */
 };
 
 GDN_DEVICE void load_row(float (&x)[ROW_PARTS], const char *row, int dtype, int n)
@@ -69,8 +70,8 @@ GDN_DEVICE float norm_slope(float squares, const struct gdn_cu_rule &r)
     return 1;
 }
 
-/* dy, the gradient of y = x / the length of x, becomes that of x: dx = f (dy - slope y (y . dy)),
- * f = 1 / the length of the formula. */
+/* Turns dy, the gradient of y = x / |x|, into that of x: dx = f (dy - slope y (y . dy)), where f is
+ * 1 / the length of the formula. */
 GDN_DEVICE void through_norm(float (&dy)[ROW_PARTS], float (&x)[ROW_PARTS],
                              const struct gdn_cu_rule &r)
 {
@@ -83,7 +84,7 @@ GDN_DEVICE void through_norm(float (&dy)[ROW_PARTS], float (&x)[ROW_PARTS],
     for (int i = 0; i < ROW_PARTS; i++) dy[i] = f * (dy[i] - along * x[i]);
 }
 
-/* A tensor: its rows, their gradient, the gradient of state heads in memory, heads and sizes. */
+/* A tensor: its rows, their gradient, the gradients of state heads in memory, heads and sizes. */
 struct backward_tensor {
     const struct gdn_rows *given, *to, *parts;
     int head, n_heads, D;
@@ -97,7 +98,7 @@ GDN_DEVICE struct backward_tensor find_tensor(const struct gdn_cu_backward &a, i
     return { &r.v, &a.dv, &a.z, item - r.Hq - r.Hk, r.Hv, r.V, true };
 }
 
-/* Elements of token t of a row, `from` one on. */
+/* Stores the gradient of elements `from` on in row of token t. */
 GDN_DEVICE void store_row(const struct gdn_cu_backward &a, const struct backward_tensor &x,
                           const struct backward_chunk &c, int t, int from)
 {
@@ -148,7 +149,8 @@ GDN_DEVICE void zero_row(const struct gdn_rows &rows, const struct gdn_cu_seq &t
         store_float(row_at(rows, token, 0, i / D), i % D, rows.dtype, 0);
 }
 
-/* Returns the token of a warp, in the row of its tensors; row -1: it counts, or there is none. */
+/* Returns the warp's token in the row of its tensors. row -1: the token is valid, or there is
+ * none. */
 GDN_DEVICE struct gdn_cu_seq masked_token(const struct gdn_cu_backward &a)
 {
     const struct gdn_cu_batch &b = a.rule.batch;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the two walks on tensor cores share, on whatever instructions: what a block walks through,
- * and its part of a state, transposed, in registers. Four warps have 64 columns of V.
- */
+/* The parts of the two walks on tensor cores that do not depend on the instructions: the chunks
+ * that a block walks through, and its part of a state, transposed, in registers. Four warps have 64
+ * columns of V. */
 #ifndef GDN_CUDA_BACKWARD_SCAN_CUH
 #define GDN_CUDA_BACKWARD_SCAN_CUH
 
@@ -18,8 +17,8 @@ struct scan_way {
     int segment_chunks; /* of a segment, in this window (sm90/fused.cuh) */
 };
 
-/* Returns how many chunks a segment has: fewer in a window of the only sequence that is not full,
- * so that there are as many blocks. */
+/* Returns the chunks of a segment. In a window of the only sequence that is not full there are
+ * fewer, so that there are as many blocks as in others. */
 GDN_DEVICE int find_segment(const struct gdn_cu_backward &a)
 {
     if (!a.plan || !a.segments || a.rule.batch.B > 1) return a.segment_chunks;
@@ -40,7 +39,7 @@ GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, in
     stop_part(a, w.part, w.head);
     return in_warp(w.part.in.is_there && !(is_first_pass(a) && w.part.in.is_last));
 }
-/* The same of walk `item`, with so many tiles of 64 columns. */
+/* Finds the chunks of walk `item`. columns: tiles of 64 columns of a block. */
 template <int columns>
 GDN_DEVICE bool find_way(struct scan_way &w, const struct gdn_cu_backward &a, int64_t item)
 {
@@ -52,9 +51,10 @@ typedef float scan_state[64];
 
 /* ---- States -------------------------------------------------------------------------------- */
 
-/* Calls `each` with every element of the warpgroup's part of a state, from `key` on, its place in a
- * pool whose rows, or columns, are k, and whether it is there: others are zero. `part` elements at
- * a time, then S turns by so many: a copy of the code for each would be most of the kernel's. */
+/* Calls `each` with every element of the warpgroup's part of a state, from `key` on, with its place
+ * in a pool whose rows or columns are k, and with whether it exists; those that do not are zero. It
+ * handles `part` elements at a time and then rotates S by so many, because a copy of the code for
+ * each element would be most of the kernel. */
 template <int part, int n, class Each>
 GDN_DEVICE void each_element(float (&S)[n], const struct stage_strip &s, int key, Each each)
 {
@@ -106,23 +106,23 @@ template <bool forgets, int n> GDN_DEVICE void decay_scan(float (&S)[n], float d
 
 /* ---- Places of J ----------------------------------------------------------------------------- */
 
-/* Returns the slot of J before a window. With a plan, or with segments, one block may read the slot
- * of the window behind while another writes that of its own. */
+/* Returns the slot of J before a window. With a plan or with segments, blocks may read the slot of
+ * the next window while others write that of their own. */
 GDN_DEVICE int64_t carry_of(const struct gdn_cu_backward &a, const struct backward_part &p,
                             int64_t window)
 {
     if (a.plan) return window % 2;
     return p.number + (a.segments > 1 ? window % 2 * a.n_parts : 0);
 }
-/* Return where J after the window is, and where that before it goes: for the next window, for the
- * join of units, or to the caller. */
+/* Return where J after the window is, and where J before it goes: to the next window, to the join
+ * of units, or to the caller. */
 GDN_DEVICE struct stage_strip gradient_behind(const struct gdn_cu_backward &a,
                                               const struct walk_item &own,
                                               const struct backward_part &p)
 {
     if (!p.in.is_last) return strip_of(a, own, a.carry, carry_of(a, p, a.window + 1));
     struct stage_strip ends = strip_of(a, own, a.dstate_out, p.row);
-    if (!p.ends) ends.n = 0; /* zero */
+    if (!p.ends) ends.n = 0; /* the gradient is zero */
     return ends;
 }
 GDN_DEVICE struct stage_strip gradient_before(const struct gdn_cu_backward &a,

@@ -5,10 +5,10 @@
 #include "cuda/driver/choice.h"
 #include "cuda/prefill/prefill.h"
 
-/* The most of K by mma.sync. */
+/* The most of K of forms by mma.sync. */
 enum { DEEP = 128 };
 
-/* Returns true if all rows are multiples of so many bytes, at addresses that are. */
+/* Returns true if addresses and steps of all rows are multiples of `bytes`. */
 static bool are_aligned(const struct gdn_rows *r, uint64_t bytes)
 {
     const uint64_t all =
@@ -20,8 +20,8 @@ static bool are_whole(const struct gdn_rows *r, int dtype)
     return r->dtype == dtype && are_aligned(r, 16);
 }
 
-/* tiles: returns why no kernel on tensor cores takes the call. sm90, portable: why that form does
- * not, if tiles has no reason. NULL: it does. */
+/* why_not_tiles() returns why no kernel on tensor cores takes the call. If it has no reason,
+ * why_not_sm90() and why_not_portable() return why that form does not. NULL: it does. */
 static const char *why_not_tiles(const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;
@@ -74,7 +74,8 @@ static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_backwa
     return ctx->cuda->shared_most < least ? "a block has too little shared memory" : NULL;
 }
 
-/* Returns what of the family the forms of Gated DeltaNet do not take; NULL: nothing. */
+/* Returns the part of the family that the forms of Gated DeltaNet do not take; NULL: there is
+ * none. */
 static const char *why_not_gdn(const struct gdn_cu_backward *a)
 {
     const struct gdn_family *f = &a->rule.family;
@@ -93,7 +94,7 @@ enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct g
     return why_not_portable(ctx, a) ? GDN_BACKWARD_GENERAL : GDN_BACKWARD_PORTABLE;
 }
 
-bool gdn_cuda_backward_is_fused(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+bool gdn_cuda_backward_can_fuse(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;
     if (gdn_cuda_is_off(ctx, GDN_CUDA_FUSED_GRADIENTS) || gdn_cuda_wanted(ctx)->segments < 0)

@@ -6,7 +6,8 @@
 #include "cuda/backward/args.h"
 #include "cuda/driver/launch.h"
 
-/* Hopper's products; mma.sync; float32; of the family: chunks by mma.sync; float32. */
+/* Forms for Gated DeltaNet: Hopper's products, mma.sync, float32. Forms for the family: chunks by
+ * mma.sync, float32. */
 enum gdn_backward_form {
     GDN_BACKWARD_SM90,
     GDN_BACKWARD_PORTABLE,
@@ -17,8 +18,9 @@ enum gdn_backward_form {
 
 enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
 
-/* Returns true if Hopper's form has one kernel for the walk in reverse and the gradients. */
-bool gdn_cuda_backward_is_fused(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
+/* Returns true if one kernel of Hopper's form can have the walk in reverse and the gradients. The
+ * plan decides whether it does, because two kernels may take less time. */
+bool gdn_cuda_backward_can_fuse(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
 
 /* Logs the form, and why those before it do not take the call. */
 void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a);

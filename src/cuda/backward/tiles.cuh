@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The common parts of the kernels on tensor cores: the record of a chunk and a state head
- * in memory, and tiles in shared memory and in registers. All are of BACKWARD_IO, the dtype of q,
- * k, v and dout. K and V are padded by zeros to a multiple of 128, so no loop has another length
- * for smaller heads. Of 64 keys or columns memory has no second tile; that in shared memory stays
- * zero.
+ * The common parts of the kernels on tensor cores: the record of a chunk and a state head in
+ * memory, and tiles in shared memory and in registers. All of them have BACKWARD_IO, the dtype of
+ * q, k, v and dout. K and V are padded by zeros to a multiple of 128, so loops have the same length
+ * for smaller heads. If there are up to 64 keys or columns, memory has no second tile for them, and
+ * the second tile in shared memory stays zero.
  *
- * In bf16 the tensors' rows of q and k are factors as they are. 1 / length is in the vectors of
- * the chunk, whose letters are those of general_gram.cuh: in what stands for exp(G) k or
- * exp(G_C - G) k.
+ * In bf16 the tensors' rows of q and k are factors as they are. 1 / length is in the vectors of the
+ * chunk, in those for exp(G) k and exp(G_C - G) k. Their letters are those of general_gram.cuh.
  *
- * f16 has no room for U / length beside tiny keys, nor for the gradients of small outputs. So rows
- * are factors that have length one. J and Z, and with them P and q_start, are multiplied by a power
- * of two that makes the scale of q about one, by way of that scale; what is computed of them is
- * multiplied by its inverse, drop, in float32.
+ * In f16 U / length of a tiny key would be infinite, and the gradients of small outputs would be
+ * zero. So rows that are factors have length one. The scale of q is divided by a power of two,
+ * drop, that makes it about one. So J, Z, P and q_start are 1 / drop times as large. Results are
+ * multiplied by drop in float32.
  */
 #ifndef GDN_CUDA_BACKWARD_TILES_CUH
 #define GDN_CUDA_BACKWARD_TILES_CUH
@@ -22,11 +21,11 @@
 #include "cuda/device/mma.cuh"
 #include "cuda/prefill/general_gram.cuh"
 
-/* K, with zeros, at most: of a warpgroup's part of a state, and of all; a tile: 64 rows of 64
- * elements, swizzled (tile_place()); threads of a warpgroup. */
+/* DEEP, DEEPEST: the most of K with padding, of a warpgroup's part of a state and of all of it.
+ * TILE: bytes of 64 rows of 64 elements, swizzled (tile_place()). GROUP: threads of a warpgroup. */
 enum { DEEP = 128, DEEPEST = 256, TILE = 64 * 128, GROUP = 128 };
 
-/* Rows of keys and queries have length one. */
+/* In f16, rows of keys and queries have length one. */
 enum { SCALES_ROWS = BACKWARD_IO == GDN_F16 };
 
 typedef mma_tiles<BACKWARD_IO> tiles;
@@ -36,9 +35,9 @@ struct vectors : chunk_vectors<CHUNK> {
     float read[CHUNK]; /* -beta from_start: of k . S in U */
 };
 
-/* A chunk and a state head in memory: one copy moves neighbours. Behind it are tiles of U,
- * [v / 64], and of S, [v / 64][k / 64], and then the same of Z and J, which are absent if one
- * kernel makes and reads them. They are turned: rows are columns of V. */
+/* A chunk and a state head in memory. Neighbouring members are moved by one copy. After it are
+ * tiles of U, [v / 64], and of S, [v / 64][k / 64], then the same of Z and J, which are absent if
+ * one kernel makes and reads them. The tiles are transposed: their rows are columns of V. */
 struct chunk_record {
     alignas(16) vectors v;
     alignas(16) char T[TILE], P[TILE]; /* rows are tokens; T without beta */
@@ -47,7 +46,7 @@ static_assert(sizeof(struct chunk_record) == GDN_CU_BACKWARD_SQUARES, "driver/ar
 static_assert((int)TILE == (int)GDN_CU_BACKWARD_TILE, "driver/args.h");
 static_assert(sizeof(vectors) % 16 == 0, "copies of 16 bytes");
 
-/* The tiles that heads of a call have, of keys and of columns of V; and places in a record. */
+/* The tiles of keys and of columns of V of a head, and where they are in a record. */
 struct record_form {
     int keys, columns;
     __device__ __forceinline__ int u(int v) const { return sizeof(struct chunk_record) + v * TILE; }
@@ -76,7 +75,7 @@ GDN_DEVICE char *keys_of(const struct gdn_cu_backward &a, int64_t number, int ke
     return a.keys + (number * a.rule.Hk + key) * a.key_bytes;
 }
 
-/* Returns a record, and the next one of a head. */
+/* Return a record, and the next record of a head. */
 GDN_DEVICE struct chunk_record &record_at(const struct gdn_cu_backward &a, int64_t number, int head)
 {
     return *(struct chunk_record *)(a.records + (number * a.rule.H + head) * a.record_bytes);
@@ -115,7 +114,7 @@ template <int n> GDN_DEVICE void pack(uint32_t (&to)[n], const float (&x)[2 * n]
     for (int i = 0; i < n; i++) to[i] = pairs::pair(x[2 * i], x[2 * i + 1]);
 }
 
-/* Loads a factor from the turned tile. A warp has 16 rows, or columns. */
+/* Loads a factor from the transposed tile. A warp has 16 rows, or columns. */
 GDN_DEVICE void load_turned(uint32_t (&x)[16], const char *tile)
 {
     const uint32_t l = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -150,7 +149,7 @@ template <int n> GDN_DEVICE void unpack(float (&to)[2 * n], const uint32_t (&x)[
     }
 }
 
-/* A thread's factors of columns that are tokens: of 8 i + 2 t and the next. */
+/* A thread's factors of columns that are tokens: of 8 i + 2 t and the next one. */
 struct token_pairs {
     float2 of[8];
     __device__ __forceinline__ float at(int e) const { return e % 2 ? of[e / 4].y : of[e / 4].x; }
@@ -162,7 +161,7 @@ GDN_DEVICE struct token_pairs pairs_of(const float (&from)[CHUNK])
     for (int i = 0; i < 8; i++) f.of[i] = *(const float2 *)(from + sum_column(4 * i));
     return f;
 }
-/* Scales x. `selects`: zero where a factor is, whatever x is. */
+/* Multiplies x by factors. selects: if a factor is zero, the result is zero, whatever x is. */
 template <bool selects> GDN_DEVICE void weigh(float (&x)[32], const struct token_pairs &f)
 {
 #pragma unroll

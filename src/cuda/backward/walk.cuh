@@ -19,7 +19,7 @@ struct reverse_shared {
 };
 static_assert(sizeof(struct reverse_shared) <= GDN_CU_REVERSE_BYTES, "reverse_shared");
 
-/* The block's share. */
+/* The work of a block. */
 struct walk_item {
     int64_t b;
     int head, col, n; /* n columns from col on */
@@ -40,7 +40,7 @@ GDN_DEVICE struct stage_strip strip_of(const struct gdn_cu_backward &a, const st
     return { view, view.data ? pool_at(view, slot, w.head) : 0, w.col, w.n, a.rule.K };
 }
 
-/* Returns the slot of a state before a window that own walks left. */
+/* Returns the slot of a state before a window that these walks have stored. */
 GDN_DEVICE int64_t own_start(const struct gdn_cu_backward &a, int64_t row, int64_t window)
 {
     return a.plan ? window : row * a.n_windows + window;
@@ -72,7 +72,8 @@ GDN_DEVICE struct stage_strip state_before(const struct gdn_cu_backward &a,
     return s;
 }
 
-/* Loads a strip of rows of V: tensors with in, memory with own. Zeros beyond n tokens and V. */
+/* Loads a strip of rows of V, from tensors (`in`) or from memory (`own`), with zeros beyond n
+ * tokens and beyond V. */
 GDN_DEVICE void load_columns(float (*x)[STRIP + PAD], const struct gdn_rows &rows,
                              const struct stage_chunk &c, const struct walk_item &w)
 {
@@ -117,7 +118,8 @@ GDN_DEVICE void backward_forward(const struct gdn_cu_backward &a)
 
 /* ---- Reverse ------------------------------------------------------------------------------- */
 
-/* Computes z = B^T dO + diag(to_end) K J, the gradient of u. A of `sh` is B, and x is dO. */
+/* Computes z = B^T dO + diag(to_end) K J, the gradient of u. B is the member A of `sh`, and x is
+ * dO. */
 GDN_DEVICE void gradient_of_u(struct reverse_shared &sh, const struct gdn_cu_rule &r,
                               const struct backward_chunk &c, int head)
 {
@@ -197,7 +199,7 @@ GDN_DEVICE void store_gradient(float (*J)[STRIP + PAD], const struct stage_strip
         const struct strip_place p = place_of(s, i);
         if (p.col < s.n) J[p.x][p.col] += load_float(s.view.data, p.at, s.view.dtype);
     }
-    store_strip(s, J); /* of what the same thread has added to */
+    store_strip(s, J); /* the same thread has added to these elements */
 }
 
 GDN_DEVICE void backward_reverse(const struct gdn_cu_backward &a)

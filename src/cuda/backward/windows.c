@@ -4,25 +4,26 @@
 #include "cuda/driver/contents.h"
 #include "cuda/prefill/prefill.h"
 
-/* LEAST_CHUNKS: of a sequence in a window. MOST_WINDOWS: of a call, since each window is several
- * launches. Of forms with n_blocks, WINDOW_MIB is the memory of a window if the caller says none.
- * FEW: if there are more sequences, windows without work cost more than idle multiprocessors. */
+/* LEAST_CHUNKS: of a sequence in a window. MOST_WINDOWS: of a call, because each window is several
+ * launches. WINDOW_MIB: the memory of a window of forms with n_blocks, unless the caller gives
+ * another. FEW: with more sequences, windows without work cost more than idle multiprocessors. */
 enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_MIB = 640, FEW = 16 };
 
-/* SEGMENT_CHUNKS: of a segment of a sequence of mean length, at least. SEGMENT_WAVES: segments for
- * each multiprocessor, at most, unless sequences are more. LAUNCHED_CHUNKS: of a window, at least,
- * for each block of a head that is launched: each sequence has blocks as if it had all chunks. */
+/* SEGMENT_CHUNKS: the least chunks of a segment, for a sequence of mean length. SEGMENT_WAVES: the
+ * most segments for each multiprocessor, unless there are more sequences. LAUNCHED_CHUNKS: the
+ * least chunks of a window for each block of a head that is launched, because each sequence has
+ * blocks as if it had all chunks. */
 enum { SEGMENT_CHUNKS = 8, SEGMENT_WAVES = 3, LAUNCHED_CHUNKS = 4 };
 
-/* Returns the bytes of J behind all segments of a window, at most. */
+/* Returns the most bytes of J after all segments of a window. */
 static int64_t ends_of(const struct gdn_cu_backward *a)
 {
     if (!a->segments) return 0;
     return (SEGMENT_WAVES * (int64_t)a->n_blocks + a->rule.H) * GDN_CU_BACKWARD_END;
 }
 
-/* Returns how many chunks a window should have, of a form with n_blocks: at least `least`, even if
- * memory has fewer. */
+/* Returns the chunks of a window of a form with n_blocks: as many as memory has room for, and at
+ * least `least`. */
 static int64_t chunks_in_memory(const struct gdn_cu_backward *a, struct gdn_windows_limits limits)
 {
     const struct gdn_cu_rule *r = &a->rule;
@@ -38,8 +39,8 @@ static int64_t chunks_between(const struct gdn_cu_backward *a)
                                            : 1;
 }
 
-/* Returns how many chunks windows have, n at most, if they are equal parts of all: with segments a
- * short window has blocks for few multiprocessors. */
+/* Returns the chunks of windows that are equal parts of all, at most n each. With segments, a short
+ * last window would have blocks for few multiprocessors. */
 static int64_t even_chunks(const struct gdn_cu_backward *a, int64_t all, int64_t n)
 {
     const int64_t given = chunks_between(a), every = given <= n ? given : 1;
@@ -47,13 +48,13 @@ static int64_t even_chunks(const struct gdn_cu_backward *a, int64_t all, int64_t
     return ceil_of(ceil_of(all, ceil_of(all, n - n % every)), every) * every;
 }
 
-/* Returns what a test wants (prefill/wanted.h), else 0. */
+/* Returns the wish of a test (prefill/wanted.h); else 0. */
 static int64_t of_tests(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     return a->n_blocks ? gdn_cuda_wanted(ctx)->window_chunks : 0;
 }
 
-/* Returns how many chunks a window of one sequence should have, out of `most`. */
+/* Returns the chunks of a window of one sequence, which has `most` chunks. */
 static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
                              struct gdn_windows_limits limits, int64_t most)
 {
@@ -63,8 +64,8 @@ static int64_t wanted_chunks(const gdn_ctx *ctx, const struct gdn_cu_backward *a
     return max_of(LEAST_CHUNKS, chunks_in_memory(a, limits) / max_of(a->n_parts, 1));
 }
 
-/* Returns the numbers of the chunks of a batch (backward.cuh), at most. */
-int64_t gdn_windows_numbers(const struct gdn_cu_batch *b)
+/* Returns the most numbers of the chunks of a batch (backward.cuh). */
+static int64_t count_numbers(const struct gdn_cu_batch *b)
 {
     const int64_t C = GDN_CU_BACKWARD_CHUNK;
     return b->cu_seqlens.data ? b->N / C + b->B : b->B * ceil_of(b->T, C);
@@ -80,7 +81,7 @@ int64_t gdn_windows_numbers(const struct gdn_cu_batch *b)
 static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
                                      struct gdn_windows_limits limits)
 {
-    const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
+    const int64_t B = a->rule.batch.B, numbers = count_numbers(&a->rule.batch);
     const int64_t wanted = of_tests(ctx, a);
     if (wanted < 0 && !a->cut.units) return -wanted;
     if (a->n_chunks > numbers) return numbers;
@@ -89,7 +90,8 @@ static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_bac
     return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
 }
 
-/* The same for a padded batch: through it if a window has whole sequences, but not all of them. */
+/* Does the same for a padded batch. Windows go through it if a window has whole sequences, but not
+ * all of them. */
 static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
                                      struct gdn_windows_limits limits)
 {
@@ -105,7 +107,7 @@ static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_bac
 static void cut_through(struct gdn_cu_backward *a, int64_t n)
 {
     const struct gdn_cu_batch *b = &a->rule.batch;
-    const int64_t numbers = gdn_windows_numbers(b), every = chunks_between(a);
+    const int64_t numbers = count_numbers(b), every = chunks_between(a);
     const bool packed = b->cu_seqlens.data != NULL;
     const int64_t full = packed && every <= n ? n - n % every : n;
     a->window_chunks = 0;
@@ -126,7 +128,7 @@ bool gdn_windows_have_states(const struct gdn_cu_backward *a)
     return a->n_windows > 1 && (a->window_chunks || a->rule.batch.cu_seqlens.data);
 }
 
-/* Cuts sequences or parts of `most` chunks into windows of n chunks of each. */
+/* Cuts sequences, or parts of them, of `most` chunks into windows of n chunks of each. */
 static void cut_each(struct gdn_cu_backward *a, int64_t most, int64_t n)
 {
     a->window_chunks = n;
@@ -134,8 +136,8 @@ static void cut_each(struct gdn_cu_backward *a, int64_t most, int64_t n)
     a->n_windows = most ? ceil_of(most, n) : 1;
 }
 
-/* Lets windows begin at checkpoints of the caller, if these are close enough. A window through the
- * batch leaves out at most a third. */
+/* Moves the beginnings of windows to the caller's checkpoints, if these are close enough together.
+ * A window through the batch may then be up to a third shorter. */
 static void cut_at_checkpoints(struct gdn_cu_backward *a, int64_t most)
 {
     struct gdn_cu_batch *b = &a->rule.batch;
@@ -149,12 +151,10 @@ static void cut_at_checkpoints(struct gdn_cu_backward *a, int64_t most)
     if (n) cut_each(a, most, n - n % every);
 }
 
-/*
- * Cuts sequences, or parts of them (parts.cuh), into windows of window_chunks chunks of
- * each, or a batch into windows through it (backward.cuh): on tensor cores, where
- * chunks_through_...() say so, and one window if the tensors have fewer chunks than windows of each
- * sequence would.
- */
+/* Cuts sequences, or parts of them (parts.cuh), into windows of window_chunks chunks of each; or a
+ * batch into windows through it (backward.cuh). On tensor cores chunks_through_...() decide which.
+ * There is one window through the batch if the tensors have fewer chunks than windows of each
+ * sequence would. */
 void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a,
                      struct gdn_windows_limits limits)
 {
@@ -206,18 +206,18 @@ static int64_t mean_chunks(const struct gdn_cu_batch *b)
                    GDN_CU_BACKWARD_CHUNK);
 }
 
-/* Returns how many sequences a window has, on average: rounded, or up where walks have as many
- * blocks as that. */
+/* Returns the mean number of sequences of a window. It is rounded, or rounded up if walks have as
+ * many blocks as that. */
 int64_t gdn_windows_rows(const struct gdn_cu_backward *a)
 {
-    const int64_t B = a->rule.batch.B, numbers = gdn_windows_numbers(&a->rule.batch);
+    const int64_t B = a->rule.batch.B, numbers = count_numbers(&a->rule.batch);
     if (!gdn_windows_go_through(a)) return B;
     if (!a->segments) return ceil_of(B * a->n_chunks, numbers);
     return max_of((2 * B * a->n_chunks + numbers) / (2 * numbers), 1);
 }
 
-/* Returns true if so many blocks, which take the same time, leave at most a tenth of all
- * multiprocessors' time idle. */
+/* Returns true if so many blocks of equal time leave at most a tenth of the time of all
+ * multiprocessors idle. */
 static bool fill_device(const struct gdn_cu_backward *a, int64_t blocks)
 {
     return 10 * blocks >= 9 * ceil_of(blocks, a->n_blocks) * a->n_blocks;

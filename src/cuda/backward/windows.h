@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows of a batch (backward.cuh): what gradients keep in memory at a time, and how much that
- * is. */
+/* Windows of a batch (backward.cuh): what gradients keep in memory at a time, and its size. */
 #ifndef GDN_CUDA_BACKWARD_WINDOWS_H
 #define GDN_CUDA_BACKWARD_WINDOWS_H
 
@@ -10,28 +9,30 @@
 static inline int64_t ceil_of(int64_t x, int64_t n) { return x / n + (x % n != 0); }
 static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Returns true if states before windows are, or may be, checkpoints of the caller. */
+/* Returns true if states before windows are checkpoints of the caller, or may be. */
 static inline bool gdn_windows_have_checkpoints(const struct gdn_cu_backward *a)
 {
     return a->rule.batch.checkpoint_pool >= 0;
 }
 
-/* A window of a form with n_blocks: its chunks, at least, and its memory (0: the default). */
+/* least: chunks of a window of a form with n_blocks. mib: its memory; 0: the default. */
 struct gdn_windows_limits {
     int64_t least;
     uint32_t mib;
 };
 
-/* Cuts the batch into windows. n_blocks, segments (not 0: there will be some), record_bytes and
- * key_bytes are set before. */
+/* Cuts the batch into windows. n_blocks, record_bytes and key_bytes are set before; segments is set
+ * to any number but 0 if there will be some. */
 void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a,
                      struct gdn_windows_limits limits);
 
-/* Cuts what a window has of sequences into segments, as few as keep all multiprocessors busy.
- * Returns how many a sequence of mean length has there; 0: no number does without idle blocks. */
+/* Cuts the sequences of a window into segments: as few as keep all multiprocessors busy. Returns
+ * the segments of a sequence of mean length; 0: no number of segments leaves no multiprocessor
+ * idle. */
 int64_t gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a);
 
-/* Returns true if there are several, and they go through the batch: then there is a plan. */
+/* Returns true if there are several windows, and they go through the batch. Then there is a
+ * plan. */
 bool gdn_windows_go_through(const struct gdn_cu_backward *a);
 
 /* Returns true if some sequence may go on from a window to the next. */
@@ -40,10 +41,8 @@ bool gdn_windows_have_states(const struct gdn_cu_backward *a);
 /* Returns how many sequences a window has, on average. */
 int64_t gdn_windows_rows(const struct gdn_cu_backward *a);
 
-/* Return, at most, how many numbers the chunks of a batch have. Return how much memory has: of
- * states before windows, of their gradients, of gradients behind segments for each state head, of
- * entries of the plan. */
-int64_t gdn_windows_numbers(const struct gdn_cu_batch *b);
+/* Return what memory has room for: states before windows; gradients of these; gradients after
+ * segments, for each state head; entries of the plan. */
 int64_t gdn_windows_starts(const struct gdn_cu_backward *a);
 int64_t gdn_windows_carried(const struct gdn_cu_backward *a);
 int64_t gdn_windows_ends(const struct gdn_cu_backward *a);

@@ -6,35 +6,36 @@
 #include "cuda/driver/choice.h"
 #include "cuda/driver/contents.h"
 
-/* Channels of a warp, if of 16 bits and by 16 bytes twice as many; warps of a block; as in
- * conv_walk.cuh. Kernels of one dtype have so many taps. */
+/* CHANNELS: of a warp; twice as many if they have 16 bits and move by 16 bytes. WARPS: of a block.
+ * Both are as in conv_walk.cuh. TYPED_TAPS: the most taps of kernels of one dtype. */
 enum { CHANNELS = 128, WARPS = 4, TYPED_TAPS = 8 };
 
 /* Blocks that a multiprocessor has at once, as in conv.cu. */
 enum { BUSY_TILE = 4 };
 
 enum {
-    SHORT = 16,  /* tokens that a warp walks alone: tiles would have few */
+    SHORT = 16,  /* tokens of a sequence that one warp walks: tiles would have too few of them */
     MOST = 1024, /* tokens of a tile */
     LEAST = 8,
-    MOST_ROWS = 1 << 30, /* where their kernels count tokens and sequences in 32 bits */
-    MOST_GRID = 32768,   /* in its second dimension */
-    LEAST_OWN = 32,      /* in place: every tile has edges in memory */
-    TURNED = 16,    /* channels of a warp that has a token in each lane; as in conv_turned.cuh */
-    LEAST_LANES = 8 /* tokens of a row, else its lanes would idle */
+    MOST_ROWS = 1 << 30, /* tokens and sequences, which kernels count in 32 bits */
+    MOST_GRID = 32768,   /* blocks in the second dimension of a grid */
+    LEAST_OWN = 32,      /* tokens of a tile in place, where each tile has edges in memory */
+    TURNED = 16,    /* channels of a warp whose lanes have a token each, as in conv_turned.cuh */
+    LEAST_LANES = 8 /* tokens of a row; with fewer, lanes would idle */
 };
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t chunks_of(const struct gdn_cu_conv *c) { return divide_up(c->D, CHANNELS); }
 
-/* Returns the chunks of channels of kernels for one dtype: their tiles of x take 16 bytes. */
+/* Returns the chunks of channels of kernels for one dtype. Such a kernel moves 16 bytes of x at
+ * once. */
 static int64_t wide_chunks_of(const struct gdn_cu_conv *c, int32_t dtype)
 {
     return divide_up(c->D, dtype == GDN_F32 ? CHANNELS : 2 * CHANNELS);
 }
 
-/* Returns warps that the device has at once. */
+/* Returns the warps that the device runs at once, with `busy` blocks for each multiprocessor. */
 static int64_t warps_of(const gdn_ctx *ctx, int busy)
 {
     return (int64_t)ctx->cuda->sm_count * busy * WARPS;
@@ -45,8 +46,8 @@ static bool is_in_place(const struct gdn_cu_conv *c)
     return c->out.data && c->out.data == c->x.data;
 }
 
-/* Returns true if outputs are computed in tiles. Lengths of packed sequences are unknown here, but
- * their mean is: where they are short, tiles would look up many of them. */
+/* Returns true if outputs are computed in tiles. Of packed sequences only the mean length is in
+ * descriptors. If sequences are short, a tile would look up many of them. */
 static bool has_tiles(const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;
@@ -61,7 +62,7 @@ static bool is_near(const struct gdn_rows *r)
     return r->token >= INT32_MIN && r->token <= INT32_MAX;
 }
 
-/* Returns true if a lane may move four channels of x and out, and their taps, which are four. */
+/* Returns true if a lane may move four channels of x and of out, and the four taps of each. */
 static bool has_fours(const struct gdn_cu_conv *c)
 {
     const struct gdn_conv_view *w = &c->weight, *bias = &c->bias;
@@ -75,17 +76,18 @@ static bool has_fours(const struct gdn_cu_conv *c)
 /* A function why_not_... returns why a form does not take a call, as text for the log; NULL: it
  * does. */
 
-/* Tiles of few tokens: x that nothing overwrites. */
+/* Form `rows` has tiles of few tokens. Nothing may overwrite x. */
 static const char *why_not_rows(const struct gdn_cu_conv *c)
 {
     if (!has_fours(c)) return "channels or their four taps are not in aligned fours";
     return is_in_place(c) ? "out is x" : NULL;
 }
 
-/* As in conv_tiles.cuh. */
+/* Returns the tokens of a tile of form `rows`, as conv_tiles.cuh has them. */
 static int64_t rows_of(const struct gdn_cu_conv *c) { return c->x.dtype == GDN_F32 ? 8 : 16; }
 
-/* Tokens that lie side by side in x, where channels do not, and nothing overwrites them. */
+/* Form `turned` has tokens that lie side by side in x, while channels do not. Nothing may overwrite
+ * x. */
 static const char *why_not_turned(const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;
@@ -97,24 +99,24 @@ static const char *why_not_turned(const struct gdn_cu_conv *c)
     return b->parents.data || b->path.data ? "tokens are a tree" : NULL;
 }
 
-/* Returns true if every token of every row is valid, from descriptors alone. */
+/* Returns true if descriptors alone say that every token of every row is valid. */
 static bool is_plain(const struct gdn_cu_batch *b)
 {
     return !b->cu_seqlens.data && !b->read_slots.data && !b->write_slots.data &&
            !b->token_start.data && !b->token_count.data && !b->parents.data && !b->path.data;
 }
 
-/* Returns true if channels lie apart. */
+/* Returns true if channels do not lie side by side. */
 static bool is_apart(const struct gdn_cu_conv *c)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(c->x.dtype);
     return c->D > 1 && (c->x.head != unit || (c->out.data && c->out.head != unit));
 }
 
-/* Returns true if kernels for any strides and taps are needed. */
+/* Returns true if only the kernels for any strides and any number of taps take the call. */
 static bool is_any(const struct gdn_cu_conv *c) { return c->W > 8 || is_apart(c); }
 
-/* Returns true if the kernel of tiles is one for the dtype of x. */
+/* Returns true if a kernel of tiles for the dtype of x alone takes the call. */
 static bool is_typed(const struct gdn_cu_conv *c) { return c->access == 16 && c->W <= TYPED_TAPS; }
 
 static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
@@ -122,17 +124,17 @@ static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
     return is_typed(c) ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
 }
 
-/* Chooses the tokens of a tile. Tiles are as many as the warps that run at once and do not walk. If
- * rows do not divide so many evenly, tiles are four times as many. */
+/* Chooses the tokens of a tile, so that there are as many tiles as warps that run at once and do
+ * not walk. If the rows do not share these warps evenly, there are four times as many tiles. */
 static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
 {
     const int64_t rows = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
     const bool turned = !why_not_turned(c);
-    if (!turned && !has_tiles(c)) return;
+    if (c->D == 0 || (!turned && !has_tiles(c))) return;
     const int64_t least = is_in_place(c) ? LEAST_OWN : LEAST;
     const int64_t warps = warps_of(ctx, BUSY_TILE), walks = c->batch.B * chunks_of(c);
     const int64_t slots = (warps - (walks < warps / 8 ? walks : warps / 8)) / tile_chunks_of(c);
-    int64_t n = slots / rows; /* of a row */
+    int64_t n = slots / rows; /* tiles of a row */
     if (n * rows < slots * 7 / 8) n = divide_up(4 * slots, rows);
     c->tile = divide_up(T, n > 0 ? n : 1);
     if (c->tile > MOST) c->tile = MOST;
@@ -143,7 +145,7 @@ static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
     c->n_tiles = rows * c->row_tiles;
 }
 
-/* Returns the bytes of rows that may be moved at once, at least four elements; 0: fewer. */
+/* Returns how many bytes of rows may move at once: at least four elements. 0: fewer than four. */
 static int32_t access_of(const struct gdn_rows *r, int64_t D)
 {
     const uint64_t all = (uint64_t)(uintptr_t)r->data | (uint64_t)r->token | (uint64_t)r->batch;
@@ -154,7 +156,8 @@ static int32_t access_of(const struct gdn_rows *r, int64_t D)
     return 0;
 }
 
-/* Returns true if a state's rows of n entries, or its channels, lie side by side, by 16 bytes. */
+/* Returns true if the n entries of each channel lie side by side, or if the channels of each entry
+ * do, both aligned to 16 bytes. */
 static bool is_quads(const struct gdn_conv_view *v, int n)
 {
     const uint64_t unit = gdn_dtype_bytes(v->dtype), at = (uint64_t)(uintptr_t)v->data;
@@ -164,14 +167,14 @@ static bool is_quads(const struct gdn_conv_view *v, int n)
            (v->channel == 1 && (uint64_t)v->entry * unit % 16 == 0);
 }
 
-/* Returns true if each sequence has one state, its last, of which a lane moves n quads. */
+/* Returns true if each sequence stores one state, its last, and a lane can move n quads of it. */
 static bool has_quads(const struct gdn_cu_conv *c, int n)
 {
     return !c->checkpoints.data && c->batch.write != GDN_WRITE_EACH && is_quads(&c->from, n) &&
            is_quads(&c->to, n);
 }
 
-/* Sequences of one token at most. */
+/* Form `one token` has sequences of at most one token. */
 static const char *why_not_one(const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;
@@ -184,7 +187,7 @@ static const char *why_not_one(const struct gdn_cu_conv *c)
                                                 "aligned fours, one of a sequence";
 }
 
-void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct gdn_conv *conv,
+void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const struct gdn_conv *conv,
                         const struct gdn_plan *plan, const struct gdn_tokens *tokens,
                         const struct gdn_plan_pools *pools)
 {
@@ -204,7 +207,7 @@ void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct 
     const struct gdn_conv_view *state = c->from.data ? &c->from
                                         : c->to.data ? &c->to
                                                      : &c->checkpoints;
-    const int64_t kept = c->W <= 8 ? 8 : 16; /* entries of a state in shared memory, at most */
+    const int64_t kept = c->W <= 8 ? 8 : 16; /* the most entries of a state in shared memory */
     if (state->data) c->kept = (int32_t)(state->length < kept ? state->length : kept);
     const int32_t x_access = access_of(&c->x, c->D), out_access = access_of(&c->out, c->D);
     c->access = x_access < out_access ? x_access : out_access;
@@ -212,8 +215,6 @@ void gdn_cuda_fill_conv(struct gdn_cu_conv *c, const gdn_ctx *ctx, const struct 
         c->access = 0;
     else
         c->x.head = c->out.head = (int64_t)gdn_dtype_bytes(c->x.dtype);
-    if (c->D == 0) return; /* nothing to deal to anybody */
-    choose_tiles(ctx, c);
 }
 
 static size_t edge_bytes(const struct gdn_cu_conv *c)
@@ -243,7 +244,7 @@ static size_t walk_bytes(const struct gdn_cu_conv *c)
     return (size_t)(WARPS * 2 * CHANNELS * c->kept) * sizeof(float);
 }
 
-/* Launches n_walks items that walk, then as many others. */
+/* Launches n_walks items that walk, and `others` after them. */
 static gdn_status launch(gdn_ctx *ctx, struct gdn_cu_conv *args, enum gdn_kernel_id kernel,
                          int64_t n_walks, int64_t others, size_t shared_bytes, void *stream)
 {
@@ -261,13 +262,14 @@ static gdn_status launch(gdn_ctx *ctx, struct gdn_cu_conv *args, enum gdn_kernel
 
 static gdn_status walk(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
-    const bool rest = args->out.data && args->batch.cu_seqlens.data; /* behind the last sequence */
+    const bool rest = args->out.data && args->batch.cu_seqlens.data; /* outputs behind the last
+                                                                        sequence */
     TRY(launch(ctx, args, walk_kernel(args), (args->batch.B + rest) * chunks_of(args), 0,
                walk_bytes(args), stream));
     return gdn_cuda_note(ctx, "conv1d", walk_kernel(args));
 }
 
-/* Launches tiles. Their walks come first, because these take longest to begin. */
+/* Launches tiles, after the items that walk: these take the longest time to begin. */
 static gdn_status tiles(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id kernel = tile_kernel(args);
@@ -276,13 +278,14 @@ static gdn_status tiles(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 
-/* Returns true if blocks of rows start sequences: their tokens are in a row. */
+/* Returns true if the blocks of form `rows` can start sequences, whose tokens follow each other. */
 static bool can_start(const struct gdn_cu_conv *c)
 {
     return !c->batch.parents.data && !c->batch.path.data && has_quads(c, 3);
 }
 
-/* Rows of blocks, each with all channels: a sequence that they start, or a tile. */
+/* Launches blocks that have all channels each: of a sequence that the block starts, or of a
+ * tile. */
 static gdn_status rows(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     static const enum gdn_kernel_id kernels[] = { [GDN_F32] = GDN_CU_conv_rows_f32_4,
@@ -307,8 +310,8 @@ static gdn_status rows(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
     return gdn_cuda_note_all(ctx, "conv1d", both, starts ? 1 : 2);
 }
 
-/* Launches tiles in place: after the kernel that saves the inputs before each tile, and after the
- * walks that read x. */
+/* Launches tiles in place. The kernel that saves the inputs before each tile comes first, then the
+ * walks, which read x. */
 static gdn_status tiles_in_place(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id kernels[] = { is_any(args) ? GDN_CU_conv_edge_apart_16
@@ -321,7 +324,8 @@ static gdn_status tiles_in_place(gdn_ctx *ctx, struct gdn_cu_conv *args, void *s
     return gdn_cuda_note_all(ctx, "conv1d", kernels, 3);
 }
 
-/* Returns true if everything has the dtype of x, and the batch has slots at most. */
+/* Returns true if all tensors have the dtype of x, and the batch has no arrays of indices but
+ * slots. */
 static bool is_alike(const struct gdn_cu_conv *c)
 {
     const struct gdn_cu_batch *b = &c->batch;
@@ -333,7 +337,7 @@ static bool is_alike(const struct gdn_cu_conv *c)
            b->pad_policy != GDN_PAD_SINK;
 }
 
-/* Rows of blocks, each with all channels of a sequence of one token. */
+/* Launches blocks that have all channels of one sequence of one token each. */
 static gdn_status one(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     static const enum gdn_kernel_id any[] = { [GDN_F32] = GDN_CU_conv_one_f32_4,
@@ -358,7 +362,7 @@ static gdn_status one(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
     return gdn_cuda_note(ctx, "conv1d", kernel);
 }
 
-/* Outputs, and then states, from which they may start. */
+/* Launches the outputs and then the states. Outputs may start from states, so they come first. */
 static gdn_status turned(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id both[] = { GDN_CU_conv_turned_apart_16, walk_kernel(args) };
@@ -393,7 +397,7 @@ static const char *why_not_walk(const struct gdn_cu_conv *c)
     return NULL;
 }
 
-/* The first one that has no reason against a call takes it. */
+/* The forms of a call. The first form that has no reason against the call takes it. */
 static const struct {
     const char *name;
     const char *(*why_not)(const struct gdn_cu_conv *c);
@@ -407,27 +411,43 @@ static const struct {
     { "walk", why_not_walk, walk },
 };
 
-gdn_status gdn_cuda_conv(gdn_ctx *ctx, struct gdn_cu_conv *args, void *edges, void *stream)
+enum { N_FORMS = sizeof forms / sizeof *forms };
+
+static void log_choice(gdn_ctx *ctx, const struct gdn_cuda_conv_plan *p)
 {
-    struct gdn_cuda_form list[sizeof forms / sizeof *forms];
-    int i = 0;
-    for (; i == 0 || list[i - 1].why_not; i++)
-        list[i] = (struct gdn_cuda_form){ forms[i].name, forms[i].why_not(args) };
+    struct gdn_cuda_form list[N_FORMS];
+    if (!ctx->options.log) return;
+    for (int i = 0; i <= p->form; i++)
+        list[i] = (struct gdn_cuda_form){ forms[i].name, forms[i].why_not(&p->args) };
     gdn_cuda_log_forms(ctx, GDN_CUDA_CONV_CHOICE, "conv1d", list);
-    args->edges = edge_bytes(args) ? edges : NULL;
-    return forms[i - 1].launch(ctx, args, stream);
+}
+
+void gdn_cuda_conv_plan(const gdn_ctx *ctx, struct gdn_cuda_conv_plan *p)
+{
+    choose_tiles(ctx, &p->args);
+    p->form = 0;
+    while (forms[p->form].why_not(&p->args)) p->form++;
+    p->bytes = edge_bytes(&p->args);
+}
+
+gdn_status gdn_cuda_conv_run(gdn_ctx *ctx, struct gdn_cuda_conv_plan *p, void *edges, void *stream)
+{
+    log_choice(ctx, p);
+    p->args.edges = p->bytes ? edges : NULL;
+    return forms[p->form].launch(ctx, &p->args, stream);
 }
 
 /* ---- gdn_conv1d ---------------------------------------------------------------------------- */
 
-_Static_assert(sizeof(struct gdn_cu_conv) <= GDN_PLAN_ROOM, "a plan has room");
+_Static_assert(sizeof(struct gdn_cuda_conv_plan) <= GDN_PLAN_ROOM, "a plan has room");
 
 static gdn_status plan_call(gdn_ctx *ctx, void *call)
 {
     struct gdn_conv_call *c = call;
-    struct gdn_cu_conv *args = GDN_PLANNED(struct gdn_cu_conv, &c->base);
-    gdn_cuda_fill_conv(args, ctx, &c->conv, &c->plan, &c->tokens, &c->pools);
-    c->base.bytes = edge_bytes(args);
+    struct gdn_cuda_conv_plan *p = GDN_PLANNED(struct gdn_cuda_conv_plan, &c->base);
+    gdn_cuda_fill_conv(&p->args, &c->conv, &c->plan, &c->tokens, &c->pools);
+    gdn_cuda_conv_plan(ctx, p);
+    c->base.bytes = p->bytes;
     return GDN_OK;
 }
 
@@ -435,7 +455,8 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_conv_call *c = call;
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
-    return gdn_cuda_conv(ctx, GDN_PLANNED(struct gdn_cu_conv, &c->base), memory, c->base.stream);
+    return gdn_cuda_conv_run(ctx, GDN_PLANNED(struct gdn_cuda_conv_plan, &c->base), memory,
+                             c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_conv1d = { plan_call, run_call };

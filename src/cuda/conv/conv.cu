@@ -2,7 +2,7 @@
 /* The kernels of the convolution, in several images. */
 #include "cuda/conv/conv_walk.cuh"
 
-/* Blocks that a multiprocessor has at once, by their registers; as in conv.c. */
+/* The blocks that a multiprocessor has at once, which registers limit; as in conv.c. */
 enum {
     BUSY_walk_4 = 4,
     BUSY_walk_8 = 3,

@@ -6,14 +6,18 @@
 #include "cuda/driver/contents.h"
 #include "cuda/driver/launch.h"
 
-enum { WIDE = 128 };                         /* channels of a block; as in conv_backward.cu */
-enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 }; /* of tokens: each block has its sums */
+enum { WIDE = 128 }; /* channels of a block; as in conv_backward.cu */
+enum {
+    LEAST_ROWS = 64,
+    MOST_BLOCKS = 256
+}; /* tokens of a block, at least; blocks, at most: each
+                                                has sums in memory */
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 _Static_assert(sizeof(struct gdn_cu_conv_backward) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* Returns rows whose head is the step of channels, in elements. */
+/* Returns the rows with the step of channels, in elements, in the place of the head's. */
 static struct gdn_rows by_elements(const struct gdn_rows *rows, int64_t D)
 {
     struct gdn_rows r = *rows;

@@ -14,7 +14,7 @@
 #include "cuda/device/batch.cuh"
 #include "cuda/device/math.cuh"
 
-/* A channel: its weights, oldest tap first. */
+/* A channel: its weights, those of the oldest inputs first. */
 template <int TAPS> struct channel {
     int64_t d;
     float weight[TAPS], bias;
@@ -42,7 +42,7 @@ GDN_DEVICE struct channel<TAPS> find_channel(const struct gdn_cu_conv_backward &
     return c;
 }
 
-/* Returns input t of a sequence, t < 0: of its state. */
+/* Returns input t of a sequence. If t < 0, it is an entry of the state. */
 GDN_DEVICE float
 input(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s, int64_t t, int64_t d)
 {
@@ -58,7 +58,7 @@ GDN_DEVICE float silu_slope(float z)
     return sigmoid(z) * (1 + z * sigmoid(-z));
 }
 
-/* Returns dz of token t; 0 behind the last one that counts. */
+/* Returns dz of token t; 0 behind the last valid token. */
 template <int TAPS>
 GDN_DEVICE float find_dz(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s,
                          int64_t t, const struct channel<TAPS> &c)
@@ -73,8 +73,8 @@ GDN_DEVICE float find_dz(const struct gdn_cu_conv_backward &a, const struct gdn_
     return dout * silu_slope(z);
 }
 
-/* Returns the gradient of the input whose token is t (t < 0: of the state), from dz of t, t + 1,
- * ... */
+/* Returns the gradient of the input of token t, from dz of t, t + 1, ... If t < 0, the input is an
+ * entry of the state. */
 template <int TAPS>
 GDN_DEVICE float find_dx(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s,
                          int64_t t, const struct channel<TAPS> &c, const float (&dz)[TAPS])
@@ -112,8 +112,8 @@ GDN_DEVICE void store_dx(const struct gdn_cu_conv_backward &a, const struct gdn_
     store_float(to, at, a.dx.dtype, x);
 }
 
-/* Walks tokens [t, end) of a sequence, all of which count. sums: of weights, and of the bias
- * behind. */
+/* Walks through tokens [t, end) of a sequence, all of them valid. sums: of the weights, then of the
+ * bias. */
 template <int TAPS>
 GDN_DEVICE void walk(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s, int64_t t,
                      int64_t end, const struct channel<TAPS> &c, float (&sums)[TAPS + 1])
@@ -132,8 +132,8 @@ GDN_DEVICE void walk(const struct gdn_cu_conv_backward &a, const struct gdn_cu_s
     }
 }
 
-/* Passes tokens [t, end) of a sequence, which count or not; t is below 0 before the first that
- * does. */
+/* Walks through tokens [t, end) of a sequence, valid or not. t < 0: tokens before the first valid
+ * one. */
 template <int TAPS>
 GDN_DEVICE void pass(const struct gdn_cu_conv_backward &a, const struct gdn_cu_seq &s, int64_t t,
                      int64_t end, const struct channel<TAPS> &c, float (&sums)[TAPS + 1])
@@ -154,14 +154,14 @@ template <int TAPS> GDN_DEVICE void conv_backward_tokens(const struct gdn_cu_con
     float sums[TAPS + 1] = {};
     const struct channel<TAPS> c = find_channel<TAPS>(a, d < a.D ? d : 0);
     struct channel<TAPS> own = c;
-    own.d = d; /* threads without a channel go along: a warp reads the batch together */
+    own.d = d; /* threads without a channel take part, because a warp reads the batch together */
     while (at < end) {
         const int64_t i = a.batch.padded ? at / a.batch.T : find_sequence(a.batch, at);
         struct gdn_cu_seq s = {};
-        int64_t behind = end; /* of this sequence */
+        int64_t behind = end; /* the end of the sequence's tokens */
         if (i >= 0) {
             s = read_sequence(a.batch, i);
-            const int64_t start = s.first - s.n_before; /* its first token, in its row */
+            const int64_t start = s.first - s.n_before; /* the sequence's first token, in its row */
             const int64_t left = start + s.n_tokens + s.batch * a.batch.T * a.batch.padded - at;
             if (left > 0 && at + left < end) behind = at + left;
             if (left <= 0) s.n_valid = 0; /* behind the last sequence */

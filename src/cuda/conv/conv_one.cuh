@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The short convolution of one token at most of each sequence: four taps that lie side by side, and
- * states of three entries, or of four, as models of transformers keep. A lane has four channels of
- * a sequence. A small call takes as long as a slot, then its state, and the code take to arrive. So
- * all else is asked for before the slot, and the code is short.
- */
+/* The short convolution of at most one token of each sequence. The four taps lie side by side, and
+ * states have three or four entries, as in models. A lane has four channels of a sequence. The time
+ * of a small call is that of loading the code, the slot and then its state. So all other loads are
+ * issued before that of the slot, and the code is short. */
 #ifndef GDN_CUDA_CONV_ONE_CUH
 #define GDN_CUDA_CONV_ONE_CUH
 
 #include "cuda/conv/conv_tiles.cuh"
 
-/* By a whole warp. alike: weights, bias and states have the dtype of x, and the batch has slots at
- * most; then the code is half as long. n: entries of a state. */
+/* Computes the lane's channels of one sequence. A whole warp calls it. alike: weights, bias and
+ * states have the dtype of x, and the batch has no arrays of indices but slots; this makes half of
+ * the code. n: entries of a state. */
 template <int dtype, bool alike, int n>
 GDN_DEVICE void one_item(const struct gdn_cu_conv &a, int64_t row)
 {
@@ -37,14 +36,16 @@ GDN_DEVICE void one_item(const struct gdn_cu_conv &a, int64_t row)
     if (!f.is) return;
     if (s.n_valid) {
 #pragma unroll
-        for (int c = 0; c < 4; c++) state[0][c] = state[n - 3][c]; /* the oldest, of four */
+        for (int c = 0; c < 4; c++)
+            state[0][c] = state[n - 3][c]; /* of four entries the oldest is
+                                                                      left out */
         sum_taps<4>(y, xs, past, taps, a);
     }
     if (s.n_valid || !s.keep_out) store_four<dtype>(out, a, y, true);
     if (leaves_state(a, s)) store_state(state, a.to, s.write, f.channel, to);
 }
 
-/* Blocks: those of all channels, then sequences. */
+/* Blocks are numbered by their channels first, then by sequence. */
 template <int dtype, bool alike, int n> GDN_DEVICE void one_row(const struct gdn_cu_conv &a)
 {
     const int64_t row = blockIdx.y + (int64_t)blockIdx.z * gridDim.y;

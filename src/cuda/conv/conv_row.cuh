@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The short convolution: what every kind of item has in common, a lane's channels of a row and the
- * sum of a token. See conv_walk.cuh.
- */
+/* The parts of the short convolution that all kinds of items share: a lane's channels of a row, and
+ * the sum of a token. The items are in conv_walk.cuh. */
 #ifndef GDN_CUDA_CONV_ROW_CUH
 #define GDN_CUDA_CONV_ROW_CUH
 
@@ -30,12 +28,12 @@ GDN_DEVICE int64_t item_of_warp(void) { return (int64_t)blockIdx.x * WARPS + thr
 
 /* ---- Some channels of a row ---------------------------------------------------------------- */
 
-/* The lane's channels: first + j step for j < n. Side by side if a.access. */
+/* The lane's channels: first + j step, for j < n. If a.access is set, step is 1. */
 struct gdn_lane {
     int64_t first;
     int step, n;
-    int place; /* of the first in a row of shared memory */
-    int shift; /* how much further it is in a row of x */
+    int place; /* of the first channel in a row of shared memory */
+    int shift; /* place + shift: of the first channel in a row of x */
 };
 
 GDN_DEVICE int shift_of(const struct gdn_cu_conv &a, int64_t channel)
@@ -62,8 +60,8 @@ GDN_DEVICE struct gdn_lane find_lane(const struct gdn_cu_conv &a, int64_t chunk)
     return l;
 }
 
-/* 16 bytes as they lie in memory; with `floats` four elements, pairs of which share a word if they
- * have 16 bits. */
+/* Four elements or 16 bytes as they lie in memory. With `floats` these are four elements, and two
+ * of 16 bits share a word. */
 struct gdn_quad {
     uint32_t word[4];
 };
@@ -96,8 +94,8 @@ template <int dtype> GDN_DEVICE int type_of(const struct gdn_cu_conv &a)
     return dtype < 0 ? a.x.dtype : dtype;
 }
 
-/* Returns the place of an element of a row of x or out: the lane's begin at first + shift and at
- * first. */
+/* Returns the address of an element in a row of x or of out. The lane's channels begin at first +
+ * shift in x, and at first in out. */
 template <int dtype>
 GDN_DEVICE int64_t bytes_to(const struct gdn_cu_conv &a, const struct gdn_rows &r, int64_t element)
 {
@@ -172,8 +170,8 @@ GDN_DEVICE void load_row(float (&x)[N], const struct gdn_cu_conv &a, const struc
     unpack<dtype>(x, q, a);
 }
 
-/* Returns token t of a tensor, counted from the start of a packed tensor or of a row of a padded
- * one. */
+/* Returns token t of a tensor. t counts from the start of a packed tensor, or from that of a row of
+ * a padded one. */
 GDN_DEVICE char *row_at(const struct gdn_rows &r, int64_t batch, int64_t t)
 {
     return r.data + batch * r.batch + t * r.token;
@@ -187,7 +185,7 @@ GDN_DEVICE char *out_at(const struct gdn_cu_conv &a, const struct gdn_lane &l, i
     return row_at(a.out, batch, t) + bytes_to<dtype>(a, a.out, l.first);
 }
 
-/* Those of n tokens. */
+/* Returns the lane's channels of n tokens of out. */
 template <int dtype>
 GDN_DEVICE void zero_rows(const struct gdn_cu_conv &a, const struct gdn_lane &l, char *out,
                           int64_t n)
@@ -199,7 +197,8 @@ GDN_DEVICE void zero_rows(const struct gdn_cu_conv &a, const struct gdn_lane &l,
 
 /* ---- The sum ------------------------------------------------------------------------------- */
 
-/* Weights and earlier inputs, aligned to the newest: of TAPS the last a.W count. */
+/* Weights and the inputs before a token, the newest last. If a.W is less than TAPS, the last a.W of
+ * each count. */
 template <int TAPS, int N> struct gdn_taps {
     float weight[TAPS][N], bias[N];
 };
@@ -231,7 +230,8 @@ GDN_DEVICE void load_taps(struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv 
     }
 }
 
-/* Adds one token, before SiLU: y from x; x joins the past. All of four taps must be loaded. */
+/* Computes y of one token from x, before SiLU, and adds x to the past. If TAPS is 4, all four taps
+ * are used, so all must be loaded. */
 template <int TAPS, int N>
 GDN_DEVICE void add_taps(float (&y)[N], const float (&x)[N], float (&past)[TAPS - 1][N],
                          const struct gdn_taps<TAPS, N> &t, const struct gdn_cu_conv &a)
@@ -258,7 +258,7 @@ GDN_DEVICE void sum_taps(float (&y)[N], const float (&x)[N], float (&past)[TAPS 
 
 /* ---- Tiles of tokens ----------------------------------------------------------------------- */
 
-/* The first and last token of a tile; in a row of a padded batch, or packed. */
+/* The first and the last token of a tile, in a row of a padded batch or of packed tokens. */
 struct gdn_tile {
     int64_t row, first, end;
 };
@@ -275,17 +275,15 @@ GDN_DEVICE struct gdn_tile find_tile(const struct gdn_cu_conv &a, int64_t tile)
     return t;
 }
 
-/*
- * The tokens of a sequence, or of none, that follow in a tile, counted from its first one: those in
- * [first, to) are valid, of these a walk has computed the ones before `from`. Outputs of tokens
- * before the first sequence stay as they are.
- */
+/* Tokens of a tile that belong to one sequence, or to none. Numbers count from the tile's first
+ * token. Those in [first, to) are valid; a walk computes the ones before `from`. Outputs of tokens
+ * before the first sequence stay as they are. */
 struct gdn_run {
     int first, from, to, end, sequence;
     bool keep;
 };
 
-/* Returns the sequence of token t of a tile. */
+/* Returns the run of the sequence that token t of a tile belongs to. */
 GDN_DEVICE struct gdn_run find_run(const struct gdn_cu_conv &a, const struct gdn_tile &tile, int t)
 {
     const int64_t row = a.batch.padded ? tile.row : find_sequence(a.batch, tile.first + t);

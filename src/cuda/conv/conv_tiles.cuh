@@ -16,12 +16,13 @@
 #include "cuda/conv/conv_row.cuh"
 #include "cuda/device/ptx_store.cuh"
 
-/* Tokens of a tile: as many bytes of a lane. */
+/* The tokens of a tile: a lane has the same number of bytes for each dtype. */
 template <int dtype> struct gdn_rows_of {
     enum { N = dtype == f32 ? 8 : 16 };
 };
 
-/* The lane's first channel; behind the last `is` not, then channel 0. Its place in a row of x. */
+/* The lane's first channel, and its place in a row of x. If the lane has no channel, `is` is false
+ * and the channel is 0. */
 struct gdn_four {
     int channel, from;
     bool is;
@@ -45,7 +46,7 @@ template <int dtype> GDN_DEVICE void load_four(struct gdn_quad &q, const char *p
         ld_keep_v2(q.word, p, is);
 }
 
-/* Without a branch: others of the warp, and their other stores, need not wait. */
+/* Stores without a branch, so that other lanes and other stores do not wait. */
 template <int dtype>
 GDN_DEVICE void store_four(char *p, const struct gdn_cu_conv &a, const float (&y)[4], bool is)
 {
@@ -59,7 +60,7 @@ GDN_DEVICE void store_four(char *p, const struct gdn_cu_conv &a, const float (&y
 
 /* ---- Taps ---------------------------------------------------------------------------------- */
 
-/* As they lie in memory, of a dtype: of 16 bits two channels share a quad. */
+/* Loads channels as they lie in memory. In 16 bits, two channels share a word. */
 template <int dtype>
 GDN_DEVICE void unpack_taps(struct gdn_taps<4, 4> &t, const struct gdn_quad (&q)[4])
 {
@@ -110,8 +111,9 @@ GDN_DEVICE void load_four_taps(struct gdn_taps<4, 4> &t, const struct gdn_cu_con
 
 /* ---- Starts -------------------------------------------------------------------------------- */
 
-/* Returns quad j of the lane's n of a state of n entries: entry after entry, or as channels lie
- * side by side. dtype, here and below: v's, which may be known when compiling. */
+/* Returns quad j of the n quads that a lane has of a state of n entries: one entry after the other,
+ * or as the channels lie side by side. dtype, here and below: that of v, which may be known when
+ * compiling. */
 template <int n>
 GDN_DEVICE char *state_at(const struct gdn_conv_view &v, int64_t slot, int channel, int j,
                           int dtype)
@@ -158,19 +160,20 @@ GDN_DEVICE void store_state(const float (&state)[n][4], const struct gdn_conv_vi
     }
 }
 
-/* Returns true if the state after a sequence must be written. It may have its old place. */
+/* Returns true if the state after a sequence must be written. Its slot may be the one that it was
+ * read from. */
 GDN_DEVICE bool leaves_state(const struct gdn_cu_conv &a, const struct gdn_cu_seq &s)
 {
     return s.write >= 0 && a.to.data &&
            (s.n_valid || a.from.data != a.to.data || s.read != s.write);
 }
 
-/* A whole warp calls it. */
+/* Starts a sequence. A whole warp calls it. */
 template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int64_t row)
 {
     const struct gdn_four f = find_four(a);
     const struct gdn_cu_seq s = read_sequence(a.batch, row);
-    const int n = s.n_valid < 3 ? (int)s.n_valid : 3; /* outputs */
+    const int n = s.n_valid < 3 ? (int)s.n_valid : 3; /* outputs to compute */
     if (s.n_tokens == 0 || !f.is) return;
     const char *x = row_at(a.x, s.batch, s.first) + bytes_to<dtype>(a, a.x, f.from);
     char *out = row_at(a.out, s.batch, s.first) + bytes_to<dtype>(a, a.out, f.channel);
@@ -209,14 +212,15 @@ template <int dtype> GDN_DEVICE void start_item(const struct gdn_cu_conv &a, int
 
 /* ---- Which tokens count -------------------------------------------------------------------- */
 
-/* A bit for each of a tile's tokens: sum, it gets its sum; zero, it is no token and gets zeros. */
+/* Two bits for each token of a tile. sum: the token gets its sum. zero: it is no valid token and
+ * gets zeros. */
 struct gdn_marks {
     uint32_t sum, zero;
 };
 
 GDN_DEVICE uint32_t bits_between(int low, int high) { return (1u << high) - (1u << low); }
 
-/* Finds the marks, whatever the batch says. Here and below a whole warp calls. */
+/* Finds the marks for any batch. Whole warps call this function and those below. */
 GDN_DEVICE struct gdn_marks find_marks(const struct gdn_cu_conv &a, const struct gdn_tile &tile)
 {
     const int end = (int)(tile.end - tile.first);
@@ -232,7 +236,7 @@ GDN_DEVICE struct gdn_marks find_marks(const struct gdn_cu_conv &a, const struct
     return m;
 }
 
-/* Bound i of packed sequences, fewer than 2^31 tokens. */
+/* Returns bound i of packed sequences, which have less than 2^31 tokens. */
 GDN_DEVICE int bound_at(const struct gdn_cu_batch &b, int i)
 {
     const struct gdn_cu_array &cu = b.cu_seqlens;
@@ -248,11 +252,12 @@ GDN_DEVICE bool is_bounded(const struct gdn_cu_batch &b)
            !b.token_count.data && !b.parents.data && !b.path.data;
 }
 
-/* Then the same of packed tokens `first` to first + end. */
+/* Finds the marks of packed tokens `first` to first + end - 1, if cu_seqlens alone bounds
+ * sequences. */
 GDN_DEVICE struct gdn_marks find_bounds(const struct gdn_cu_batch &b, int first, int end)
 {
     const int lane = threadIdx.x % 32, B = (int)b.B;
-    int low = 0; /* bounds before it are too far back: that three tokens end before first */
+    int low = 0; /* sequences before it end at least three tokens before `first` */
 #pragma unroll 1
     for (int n = B + 1; n > 32;) {
         const int step = (n + 31) / 32, i = lane * step;
@@ -263,7 +268,8 @@ GDN_DEVICE struct gdn_marks find_bounds(const struct gdn_cu_batch &b, int first,
         n = n - (count - 1) * step < step + 1 ? n - (count - 1) * step : step + 1;
     }
     const uint32_t all = bits_between(0, end);
-    uint32_t starts = 0, zero = 0; /* starts: and what is before the first sequence */
+    uint32_t starts = 0, zero = 0; /* starts: first tokens of sequences; zero: also tokens before
+                                      the first sequence */
     bool more = true;
 #pragma unroll 1
     for (int i = low + lane; more; i += 32) {
@@ -280,7 +286,7 @@ GDN_DEVICE struct gdn_marks find_bounds(const struct gdn_cu_batch &b, int first,
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
-/* A tile: which tokens of which row of a padded batch, and how many of the row come before it. */
+/* A tile: its tokens, its row of a padded batch, and how many tokens of the row come before it. */
 struct gdn_few {
     int row, first, end, back;
 };
@@ -298,7 +304,8 @@ template <int dtype> GDN_DEVICE struct gdn_few find_few(const struct gdn_cu_conv
     return t;
 }
 
-/* quick_silu() where the sum of all powers stays small, so that there is none below -80. */
+/* Computes quick_silu() of several x. The caller looks at the sum of all powers, which stays small
+ * if no x is below -80. */
 template <int N> GDN_DEVICE void rough_silu(float (&x)[N], float &powers)
 {
 #pragma unroll
@@ -309,8 +316,8 @@ template <int N> GDN_DEVICE void rough_silu(float (&x)[N], float &powers)
     }
 }
 
-/* Sums rows where SiLU's power got too large, again: from x, where the tile's first token is, to
- * out. */
+/* Computes rows again for which the power in SiLU was too large. x: the input of the tile's first
+ * token. */
 template <int dtype>
 GDN_DEVICE void sum_again(const struct gdn_cu_conv &a, const struct gdn_taps<4, 4> &taps,
                           uint32_t rows, const char *x, char *out)
@@ -340,17 +347,19 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
     char *out = row_at(a.out, t.row, t.first) + bytes_to<dtype>(a, a.out, f.channel);
     struct gdn_quad q[3 + ROWS];
     struct gdn_taps<4, 4> taps;
-    struct gdn_marks m = { bits_between(t.first ? 0 : 3, t.end), 0 }; /* T is more than 3 */
+    struct gdn_marks m = { bits_between(t.first ? 0 : 3, t.end), 0 }; /* rows have more than 3
+                                                                         tokens */
     float past[3][4], y[4], silu[4], xs[4], powers = 0;
     const bool bounded = is_bounded(a.batch);
     if (!a.plain && !bounded) m = find_marks(a, { t.row, t.first, t.first + t.end });
 #pragma unroll
-    for (int u = 0; u < 3 + ROWS; u++) { /* those that are not there: others of the row */
+    for (int u = 0; u < 3 + ROWS; u++) { /* tokens outside of the tile are other tokens of the
+                                            row */
         const int at = u < 3 ? max(u - 3, -t.back) : min(u - 3, t.end - 1);
         load_four<dtype>(q[u], x + (int64_t)at * token, true);
     }
     load_four_taps(taps, a, f.channel);
-    if (bounded) m = find_bounds(a.batch, t.first, t.end); /* meanwhile */
+    if (bounded) m = find_bounds(a.batch, t.first, t.end); /* while loads are under way */
     if (!f.is) m = { 0, 0 };
 #pragma unroll
     for (int u = 0; u < 3; u++) unpack<dtype>(past[u], q[u], a);
@@ -374,7 +383,7 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
     if (a.silu && !(powers <= 0x1p115f)) sum_again<dtype>(a, taps, m.sum, x, out);
 }
 
-/* Blocks: those of all channels, then rows of blocks that start, then tiles. */
+/* Blocks are numbered by their channels first, then those that start sequences, then tiles. */
 template <int dtype, int TAPS> GDN_DEVICE void conv_rows(const struct gdn_cu_conv &a)
 {
     const int row = (int)(blockIdx.y + blockIdx.z * gridDim.y), index = row - a.walk_blocks;

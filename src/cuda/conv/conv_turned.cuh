@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The short convolution, tokens of a channel side by side (channels first): a lane has a token, and
- * a warp goes through some channels, so that loads and stores are of tokens in a row. Each input is
- * loaded by the W tokens that need it. States are no part of it: a walk writes them afterwards.
- */
+/* The short convolution of tokens that lie side by side, channels first. A lane has a token, and a
+ * warp goes through some channels, so it loads and stores tokens that follow each other. Each input
+ * is loaded by the W tokens that need it. This kernel writes no states: a walk does afterwards. */
 #ifndef GDN_CUDA_CONV_TURNED_CUH
 #define GDN_CUDA_CONV_TURNED_CUH
 
@@ -11,9 +9,9 @@
 
 enum { TURNED = 16 }; /* channels of a warp */
 
-/* The lane's token. first: the first valid one of its sequence, counted from the tile's first
- * token, or one that is too far back to matter; read: the slot of the state before it, -1: zeros.
- */
+/* The lane's token. first: the first valid token of its sequence, counted from the tile's first
+ * token, or some number too far back to matter. read: the slot of the state before it; -1:
+ * zeros. */
 struct gdn_turned {
     int first;
     bool valid, keep;
@@ -36,7 +34,8 @@ GDN_DEVICE struct gdn_turned find_turned(const struct gdn_cu_conv &a, const stru
     return m;
 }
 
-/* Returns input t of a channel, t < 0: of the state; x: where input 0 is. */
+/* Returns input t of a channel. If t < 0, it is an entry of the state. x: the address of input
+ * 0. */
 GDN_DEVICE float turned_input(const struct gdn_cu_conv &a, const struct gdn_turned &m,
                               const char *x, int64_t channel, int t)
 {

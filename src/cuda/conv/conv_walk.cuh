@@ -25,7 +25,7 @@
 
 /* ---- Inputs before the first token --------------------------------------------------------- */
 
-/* Loads input t of the state that s starts from, t < 0: -1 is the newest. */
+/* Loads entry t of the state that s starts from; t < 0, and -1 is the newest entry. */
 GDN_DEVICE void load_entry(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const struct gdn_cu_seq &s, int64_t t)
 {
@@ -41,7 +41,7 @@ GDN_DEVICE void load_entry(float (&x)[4], const struct gdn_cu_conv &a, const str
     for (int j = 0; j < 4; j++) x[j] = bits_to_f32(bits[j], v.dtype);
 }
 
-/* Loads input t of a sequence that is a chain. io: floats, apart. */
+/* Loads input t of a sequence that is no tree. io: floats or apart. */
 template <int io>
 GDN_DEVICE void load_input(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_lane &l,
                            const struct gdn_cu_seq &s, int64_t t)
@@ -52,7 +52,7 @@ GDN_DEVICE void load_input(float (&x)[4], const struct gdn_cu_conv &a, const str
         load_entry(x, a, l, s, t);
 }
 
-/* Four floats of a row of a warp's shared memory. */
+/* Loads four floats of a row of a warp's shared memory. */
 GDN_DEVICE void get_row(float (&x)[4], const float *row, const struct gdn_lane &l)
 {
 #pragma unroll
@@ -66,18 +66,18 @@ GDN_DEVICE void put_row(float *row, const struct gdn_lane &l, const float (&x)[4
 
 /* ---- States -------------------------------------------------------------------------------- */
 
-/* The values of a warp that walks a sequence. */
+/* The variables of a warp that walks through a sequence. */
 struct gdn_walk {
     struct gdn_lane lane;
     struct gdn_cu_seq seq;
     float *old, *tile; /* [kept][CHANNELS] each */
     int kept, n;       /* n: channels of the warp */
-    int64_t channel;   /* the first of them */
+    int64_t channel;   /* the first channel of the warp */
     bool is_tree;
 };
 
-/* `count` entries from `first` on of all the warp's channels, between a state and rows of shared
- * memory; lanes that follow each other have elements that lie side by side. */
+/* Moves entries [first, first + count) of all the warp's channels between a state and rows of
+ * shared memory. Neighbouring lanes have elements that lie side by side. */
 template <bool is_store>
 GDN_DEVICE void move_entries(const struct gdn_walk &w, const struct gdn_conv_view &v, int64_t slot,
                              int64_t first, int count, float *rows)
@@ -101,8 +101,9 @@ GDN_DEVICE void move_entries(const struct gdn_walk &w, const struct gdn_conv_vie
     }
 }
 
-/* Returns which input came n before that of token t, the t-th that is fed: back along its tree,
- * its path or the row. Below 0: before the sequence's tokens, the newest is -1. */
+/* Returns the number of the input that is n before that of token t. In a tree it goes from parent
+ * to parent, with a path by the path, else along the row. Numbers below 0 are entries of the state,
+ * -1 the newest. */
 GDN_DEVICE int64_t earlier(const struct gdn_cu_conv &a, const struct gdn_walk &w, int64_t t,
                            int64_t n)
 {
@@ -116,7 +117,7 @@ GDN_DEVICE int64_t earlier(const struct gdn_cu_conv &a, const struct gdn_walk &w
     return t - n < b.path.n_columns ? clamp64(load_index(b.path, w.seq.row, t - n), 0, last) : 0;
 }
 
-/* Loads input t in the order of earlier(). */
+/* Loads input t, as numbered by earlier(). */
 template <int io>
 GDN_DEVICE void load_any(float (&x)[4], const struct gdn_cu_conv &a, const struct gdn_walk &w,
                          int64_t t)
@@ -127,10 +128,9 @@ GDN_DEVICE void load_any(float (&x)[4], const struct gdn_cu_conv &a, const struc
         load_input<io>(x, a, w.lane, w.seq, t);
 }
 
-/*
- * The state after token `last` (-1: before all). Entries are written from the oldest up, so where
- * the slot is the one that the sequence starts from, what is still to be read lies ahead.
- */
+/* Stores the state after token `last`; -1: before all tokens. It writes the oldest entries first.
+ * So if the sequence started from the same slot, the entries still to be read are not yet
+ * overwritten. */
 template <int io>
 GDN_DEVICE void store_state(const struct gdn_cu_conv &a, const struct gdn_walk &w, int64_t last,
                             const struct gdn_conv_view &to, int64_t slot)
@@ -153,10 +153,9 @@ GDN_DEVICE bool is_start(const struct gdn_cu_conv &a, const struct gdn_walk &w, 
     return a.from.data == a.to.data && w.seq.read == slot;
 }
 
-/*
- * Stores checkpoints, then the final state, or the state after every token (GDN_WRITE_EACH). The
- * one that goes to the slot where the sequence starts comes last, when that slot has been read.
- */
+/* Stores checkpoints, then the final state, or the state after every token (GDN_WRITE_EACH). The
+ * state for the slot that the sequence starts from is stored last, because that slot is read until
+ * then. */
 template <int io>
 GDN_DEVICE void store_states(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
@@ -187,13 +186,14 @@ GDN_DEVICE void store_states(const struct gdn_cu_conv &a, const struct gdn_walk 
 
 /* ---- Walks --------------------------------------------------------------------------------- */
 
-/* Returns the memory of the outputs before token W - 1 of sequence `row`, for calls in place. */
+/* Returns where the outputs before token W - 1 of sequence `row` wait, for calls in place. */
 GDN_DEVICE float *waiting_row(const struct gdn_cu_conv &a, int64_t row, int64_t t)
 {
     return a.edges + ((a.n_tiles + row) * (a.W - 1) + t) * a.D;
 }
 
-/* Convolves tokens [t, end) after those of the past. The load of the next row is under way. */
+/* Convolves tokens [t, end). `past` has the inputs before t, and the load of the next row is under
+ * way. */
 template <int io, int TAPS>
 GDN_DEVICE void convolve(const struct gdn_cu_conv &a, const struct gdn_walk &w,
                          float (&past)[TAPS - 1][4], int64_t t, int64_t end)
@@ -241,8 +241,9 @@ GDN_DEVICE void convolve_from(const struct gdn_cu_conv &a, const struct gdn_walk
     convolve<io, TAPS>(a, w, past, t, end);
 }
 
-/* A chain at once; a tree from the last token back: out may be x, and a token needs the inputs of
- * earlier ones only. Tiles write what is no token, and what is not among the first. */
+/* Walks through a sequence: a chain from the first token on, a tree from the last token back. In a
+ * tree out may be x, and a token needs inputs of earlier tokens alone. Tiles write all other
+ * outputs. */
 template <int io, int TAPS>
 GDN_DEVICE void write_out(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
@@ -260,7 +261,7 @@ GDN_DEVICE void write_out(const struct gdn_cu_conv &a, const struct gdn_walk &w)
         convolve_from<io, TAPS>(a, w, t, w.is_tree ? t + 1 : end);
 }
 
-/* Loads the newest entries of the state that the sequence starts from, or zeros. */
+/* Loads the newest entries of the initial state, or zeros. */
 GDN_DEVICE void load_old(const struct gdn_cu_conv &a, const struct gdn_walk &w)
 {
     const bool is_there = a.from.data && w.seq.read >= 0;
@@ -300,20 +301,21 @@ template <int dtype, int TAPS> GDN_DEVICE void conv_walk(const struct gdn_cu_con
 
 /* ---- Tiles --------------------------------------------------------------------------------- */
 
-/* Returns the row of an edge that has the input n before it. */
+/* Returns the row of an edge with the input that is n before the tile. */
 GDN_DEVICE float *edge_row(const struct gdn_cu_conv &a, int64_t edge, int n)
 {
     return a.edges + (edge * (a.W - 1) + a.W - 1 - n) * a.D;
 }
 
-/* Returns the warp's tile again, of which no register need be kept. */
+/* Returns the warp's tile once more, so that no registers keep it. */
 GDN_DEVICE struct gdn_tile find_tile_again(const struct gdn_cu_conv &a, int64_t chunks)
 {
     const int64_t item = (int64_t)blockIdx.x * WARPS + opaque((int)threadIdx.x) / 32 - a.n_walks;
     return find_tile(a, item / chunks);
 }
 
-/* In place: the first outputs of a sequence, which a walk has left, [t, end) of the tile. */
+/* Stores the first outputs of a sequence in place, tokens [t, end) of the tile, as the walk has
+ * left them. */
 template <int dtype>
 GDN_DEVICE void move_waiting(const struct gdn_cu_conv &a, const struct gdn_lane &l,
                              const struct gdn_run &r, int t, int end, char *out)
@@ -329,8 +331,9 @@ GDN_DEVICE void move_waiting(const struct gdn_cu_conv &a, const struct gdn_lane 
     }
 }
 
-/* Returns which of the tokens [t, end) are to be written, a bit each. Writes rows of no token,
- * and rows that wait, to rows from `out` on; all inputs up to there have been read. */
+/* Returns a bit for each of the tokens [t, end) that the caller has to write. This function has
+ * written the others, from `out` on: rows that are no tokens, and rows that waited. All inputs of
+ * these rows have been read. */
 template <int dtype>
 GDN_DEVICE uint32_t ask_rows(const struct gdn_cu_conv &a, const struct gdn_lane &l,
                              struct gdn_run &r, int64_t chunks, int t, int end, char *out)
@@ -353,8 +356,8 @@ GDN_DEVICE uint32_t ask_rows(const struct gdn_cu_conv &a, const struct gdn_lane 
     return mask;
 }
 
-/* Rows as they lie in memory from W - 1 before the tile on, whatever sequences they belong to: what
- * mixes those is not written. AHEAD rows are on their way. */
+/* Walks through rows as they lie in memory, from W - 1 before the tile on. A sum that mixes two
+ * sequences is not written. AHEAD rows are loaded in advance. */
 template <int dtype, int TAPS> GDN_DEVICE void tile_item(const struct gdn_cu_conv &a, int64_t item)
 {
     enum { N = gdn_width<dtype>::LANE, AHEAD = dtype < 0 ? 2 : 4, ALL = (1 << AHEAD) - 1 };
@@ -399,7 +402,7 @@ template <int dtype, int TAPS> GDN_DEVICE void tile_item(const struct gdn_cu_con
     if (!run.keep) zero_rows<dtype>(a, l, out + AHEAD * a.out.token, end - t - AHEAD);
 }
 
-/* Those that walk are the first items: they take longest to begin. */
+/* The first items are those that walk, because they take the longest time to begin. */
 template <int dtype, int TAPS> GDN_DEVICE void conv_tile(const struct gdn_cu_conv &a)
 {
     const int64_t item = item_of_warp();

@@ -8,8 +8,8 @@ static bool is_simple(const struct gdn_cu_batch *b)
            !b->token_count.data && b->checkpoint_pool < 0 && b->pad_policy != GDN_PAD_SINK;
 }
 
-/* Checks that the pool, if there is one, can be read and written in chunks of four elements by a
- * kernel for that layout. */
+/* Checks that a kernel for that layout can read and write the pool in chunks of four elements, if
+ * there is a pool. */
 static bool is_wide_pool(const struct gdn_pool_view *view, bool k_first, int columns)
 {
     const int64_t chunk = 4 * (int64_t)gdn_dtype_bytes(view->dtype);
@@ -19,7 +19,7 @@ static bool is_wide_pool(const struct gdn_pool_view *view, bool k_first, int col
            view->slot % 4 == 0 && view->head % 4 == 0 && view->ld % 4 == 0;
 }
 
-/* Returns GDN_CU_WIDE_... of a call whose states lie as in `pool`. */
+/* Returns the bits GDN_CU_WIDE_... of a call. Its states lie as in `pool`. */
 static int what_is_wide(const struct gdn_cu_rule *r, const struct gdn_pool_view *pool)
 {
     const bool k_first = pool->k_first;

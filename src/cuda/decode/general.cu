@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode of whatever dtypes, sizes, strides and batches there are. */
+/* Decode for all dtypes, sizes, strides and batches. */
 #include "cuda/decode/general.cuh"
 
 #define GDN_IMAGE_decode_general GDN_THIS_IMAGE

@@ -27,17 +27,18 @@ template <class Tile, int KC, int n_windows = 2> struct decode_shared {
 
 /* ---- A tile in memory ------------------------------------------------------------------------ */
 
-/* The block's part of a state in a slot, as rows and columns of the tile. */
+/* The block's part of a state in a slot, by rows and columns of the tile. */
 struct decode_place {
     char *data;
     int32_t dtype;
-    int rows, columns;             /* where they end */
+    int rows, columns;             /* the first row and column that are not there */
     int64_t row_step, column_step; /* in bytes */
-    bool wide;                     /* whole, aligned chunks */
+    bool wide;                     /* chunks are whole and aligned */
 };
 
-/* wide: GDN_CU_WIDE_... of the pool if it is. The steps come from what the compiler does not know:
- * otherwise it keeps the places of all chunks of all pools in registers, from the start on. */
+/* Finds the place. wide: the bit GDN_CU_WIDE_... of the pool. Steps come from opaque(): otherwise
+ * the compiler keeps the addresses of all chunks of all pools in registers, from the start of the
+ * kernel on. */
 template <class Tile>
 GDN_DEVICE struct decode_place place_of(const struct gdn_cu_decode &a, const struct decode_work &w,
                                         const struct gdn_pool_view &view, int64_t slot, int wide)
@@ -57,7 +58,8 @@ GDN_DEVICE struct decode_place place_of(const struct gdn_cu_decode &a, const str
     return p;
 }
 
-/* Returns the place of chunk n, and whether it exists. bytes: of an element; 0: any step. */
+/* Returns the address of chunk n, and whether it exists. bytes: of an element; 0: elements have any
+ * step. */
 template <class Tile, int bytes = 0>
 GDN_DEVICE char *chunk_at(const struct decode_place &p, int n, bool &there)
 {
@@ -68,7 +70,7 @@ GDN_DEVICE char *chunk_at(const struct decode_place &p, int n, bool &there)
            (Tile::row_step(n) * p.row_step + Tile::column_step(n) * step);
 }
 
-/* Loads element by element; the copy is for the loops, which are not unrolled whole. */
+/* Loads element by element. The tile is copied, because loops that are not unrolled index it. */
 template <class Tile> GDN_DEVICE void load_any(Tile &tile, const struct decode_place &from)
 {
     float S[Tile::N * 4];
@@ -97,7 +99,7 @@ template <class Tile> GDN_DEVICE void store_any(const Tile &tile, const struct d
     }
 }
 
-/* Loads all chunks before it expands one. */
+/* Loads all chunks before it converts one. */
 template <int dtype, class Tile>
 GDN_DEVICE void load_chunks(Tile &tile, const struct decode_place &from)
 {
@@ -142,8 +144,8 @@ template <class Tile> GDN_DEVICE void store_floats(const struct decode_place &to
         store_chunks<GDN_F16>(to, tile);
 }
 
-/* Copies bit for bit between places of one dtype (G9). All threads call it, because a thread copies
- * elements of the tile that other threads own. A later token may write its state to `from`, so no
+/* Copies bits between places of one dtype (G9). All threads call it, because a thread copies
+ * elements that other threads hold in the tile. A later token may write its state to `from`, so no
  * thread goes on before all have copied. */
 GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_place &from)
 {
@@ -162,8 +164,7 @@ GDN_DEVICE void copy_part(const struct decode_place &to, const struct decode_pla
     __syncthreads();
 }
 
-/* Stores the state as it is now, to a slot; `changed`: it is no longer what was there at the
- * start. */
+/* Stores the state to a slot. `changed`: it differs from the state at the start. */
 template <class Tile>
 GDN_DEVICE void leave(const Tile &tile, bool changed, const struct gdn_cu_decode &a,
                       const struct decode_work &w, const struct gdn_pool_view &view, int64_t slot,
@@ -189,7 +190,7 @@ GDN_DEVICE void enter(Tile &tile, const struct gdn_cu_decode &a, const struct de
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* Returns the sequence of a batch that has nothing but cu_seqlens and slots. */
+/* Returns the sequence of a batch that has no arrays of indices but cu_seqlens and slots. */
 GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t row)
 {
     struct gdn_cu_seq s = {};
@@ -208,8 +209,8 @@ GDN_DEVICE struct gdn_cu_seq read_simple(const struct gdn_cu_batch &b, int64_t r
     return s;
 }
 
-/* Reads a sequence of any batch. After the last one come the tokens that belong to none, and
- * then, if a grid has more rows than are wanted, nothing. Not inline: few blocks have to step
+/* Reads a sequence of any batch. Behind the last one comes a row for the tokens that belong to
+ * none. Other rows of the grid have no work. It is not inline, because most blocks have to jump
  * over it. */
 static __device__ __noinline__ void read_any(struct decode_work *w, const struct gdn_cu_batch *b,
                                              int64_t row)
@@ -229,7 +230,8 @@ static __device__ __noinline__ void read_any(struct decode_work *w, const struct
     w->checkpoints = c;
 }
 
-/* Reads a piece of work, by one warp: of sequence `row`, part `part` of the states of all heads. */
+/* Reads a piece of work: sequence `row`, and part `part` of the states of all heads. One warp calls
+ * it. */
 GDN_DEVICE void read_work(struct decode_work &w, const struct gdn_cu_decode &a, int part,
                           int64_t row)
 {
@@ -252,7 +254,7 @@ GDN_DEVICE void read_work(struct decode_work &w, const struct gdn_cu_decode &a, 
     w.dt_bias = load_vector(r.dt_bias, head, 0);
 }
 
-/* Zeroes the block's columns of the outputs of tokens [from, to). */
+/* Sets the block's columns of the outputs of tokens [from, to) to zero. */
 GDN_DEVICE void zero_tokens(const struct gdn_cu_rule &r, const struct decode_work &w, int64_t from,
                             int64_t to)
 {
@@ -263,12 +265,12 @@ GDN_DEVICE void zero_tokens(const struct gdn_cu_rule &r, const struct decode_wor
         store_float(row_at(r.out, w.seq, t, w.head), w.column + column, r.out.dtype, 0);
 }
 
-/* Checkpoints that are still to come: number `next` is after `at` tokens. */
+/* The checkpoints that are still to come. Number `next` is after `at` tokens. */
 struct decode_checkpoints {
     int64_t next, at, slot;
 };
 
-/* On to the first that is not before t tokens. */
+/* Moves on to the first checkpoint after at least t tokens. */
 GDN_DEVICE void seek_checkpoint(struct decode_checkpoints &c, const struct gdn_cu_batch &b,
                                 const struct decode_work &w, int64_t t)
 {
@@ -279,7 +281,7 @@ GDN_DEVICE void seek_checkpoint(struct decode_checkpoints &c, const struct gdn_c
     c.at = INT64_MAX;
 }
 
-/* Stores the state after t tokens to where it is wanted: a slot (-1: none), and checkpoints. */
+/* Stores the state after t tokens: to a slot (-1: none), and to checkpoints. */
 template <class Tile>
 GDN_DEVICE void leave_all(const Tile &tile, bool changed, struct decode_checkpoints &points,
                           const struct gdn_cu_decode &a, const struct decode_work &w, int64_t slot,
@@ -299,7 +301,7 @@ GDN_DEVICE void leave_all(const Tile &tile, bool changed, struct decode_checkpoi
     }
 }
 
-/* Fetches row `row` of a sequence, by a warp. */
+/* Loads row `row` of a sequence. A warp calls it. */
 template <class Tile, int KC>
 GDN_DEVICE void fetch(typename Tile::Window::fetched &f, const struct gdn_cu_decode &a,
                       const struct decode_work &w, int64_t row)
@@ -310,7 +312,7 @@ GDN_DEVICE void fetch(typename Tile::Window::fetched &f, const struct gdn_cu_dec
         fetch_token<KC, false>(f, a.rule, w, row);
 }
 
-/* few: one window holds the rows of any sequence. */
+/* Decodes the tokens of a sequence. few: one window holds all its rows. */
 template <class Tile, int KC, bool few>
 GDN_DEVICE void compute_tokens(Tile &tile, struct decode_shared<Tile, KC, few ? 1 : 2> &sh,
                                typename Tile::Window::fetched &fetched,

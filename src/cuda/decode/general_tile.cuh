@@ -16,14 +16,13 @@
 #include "cuda/decode/general_tokens.cuh"
 #include "cuda/device/warp_sums.cuh"
 
-/* A token of a window, and where its output goes (NULL: nowhere; else from column 0 of the head
- * on). */
+/* A token of a window, and where its output goes: column 0 of the head, or NULL for no output. */
 template <class Window> struct decode_step {
     const Window *window;
     int i;
     void *out;
     int out_dtype, column, n_columns;
-    float *u; /* [DECODE_COLUMNS], shared: u is left there; NULL: not */
+    float *u; /* [DECODE_COLUMNS] in shared memory: u is stored there; NULL: it is not */
 };
 
 GDN_DEVICE void read_four(float (&to)[4], const float *from)
@@ -32,7 +31,7 @@ GDN_DEVICE void read_four(float (&to)[4], const float *from)
     to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
 }
 
-/* Computes S <- alpha S, by selection where nothing is left. */
+/* Computes S <- alpha S. If alpha is 0 it selects zeros (G7). */
 template <int N> GDN_DEVICE void decay(float (&S)[N][4], float alpha)
 {
     if (alpha == 0) {
@@ -44,7 +43,7 @@ template <int N> GDN_DEVICE void decay(float (&S)[N][4], float alpha)
     }
 }
 
-/* The same by token i of a window; that of the family has one of its own. */
+/* Decays the state by token i of the window. The family has a function of its own. */
 template <class Tile, int KC>
 GDN_DEVICE void decay(Tile &tile, const struct decode_window<KC> &w, int i)
 {
@@ -61,13 +60,15 @@ template <int KC, class Window_ = struct decode_window<KC>> struct tile_vk {
 
     float S[N][4];
 
-    /* Chunk n is in row row() + row_step(n), from column column() + column_step(n) on. */
+    /* Chunk n is in row row() + row_step(n) of the tile, from column column() + column_step(n)
+     * on. */
     GDN_DEVICE int row() { return threadIdx.x / 32 * 8 + threadIdx.x % 32 / 16; }
     GDN_DEVICE int column() { return threadIdx.x % 16 * 4; }
     GDN_DEVICE int row_step(int n) { return n / J * 2; }
     GDN_DEVICE int column_step(int n) { return n % J * 64; }
 
-    /* Reads numbers of k that the thread has; of them, that of chunk n and its element e. */
+    /* Loads the elements of k that the thread needs. of() returns those of chunk n and element
+     * e. */
     GDN_DEVICE void read(float (&x)[J][4], const float *row)
     {
         for (int j = 0; j < J; j++) read_four(x[j], row + column() + column_step(j));
@@ -92,7 +93,7 @@ template <int KC, class Window_ = struct decode_window<KC>> struct tile_vk {
         halve<1>(x, 2);
         x[0] += __shfl_xor_sync(0xffffffff, x[0], 4);
 
-        /* Now each lane has a sum of one of the rows, and gets the other. */
+        /* Now each lane has a sum of one of the rows, and gets the other sum of that row. */
         const float other = __shfl_xor_sync(0xffffffff, x[0], 8);
         const int mine = row() + (lane & 1) * 4 + (lane & 2);
         const float u = w.u(t.i, mine, lane & 8 ? other : x[0]);
@@ -115,14 +116,14 @@ template <int KC, class Window_ = struct decode_window<KC>> struct tile_kv {
     typedef Window_ Window;
     enum { J = KC / 64, N = 4 * J, K_FIRST = 1 };
     struct shared {
-        /* of even and odd tokens; p and z */
+        /* of even tokens and of odd ones; of p and z */
         alignas(16) float sums[2][DECODE_WARPS][2][DECODE_COLUMNS];
     };
 
     float S[N][4];
 
-    /* Returns which of the 16 sums the lane has: bits 3 and 0 lie within a warp, 1 and 2 between
-     * warps. */
+    /* Returns which of the 16 partial sums the lane has. Bits 3 and 0 are within a warp, 1 and 2
+     * between warps. */
     GDN_DEVICE int number()
     {
         return (threadIdx.x >> 4 & 1) | (threadIdx.x >> 4 & 6) | (threadIdx.x & 8);
@@ -138,7 +139,7 @@ template <int KC, class Window_ = struct decode_window<KC>> struct tile_kv {
     }
     GDN_DEVICE float of(const float (&x)[J][4], int n, int) { return x[n / 4][n % 4]; }
 
-    /* The sums of this thread's four columns. */
+    /* Loads the sums of this thread's four columns. */
     GDN_DEVICE void read_sums(float (&to)[4], const float (*sums)[2][DECODE_COLUMNS], int which)
     {
         float x[DECODE_WARPS][4];
@@ -167,7 +168,7 @@ template <int KC, class Window_ = struct decode_window<KC>> struct tile_kv {
         halve<2>(x, 16);
         *(float2 *)(sums[threadIdx.x / 32][threadIdx.x >> 3 & 1] + column() +
                     (threadIdx.x >> 3 & 2)) = make_float2(x[0], x[1]);
-        __syncthreads(); /* one is enough: the token after the next one needs these sums' place */
+        __syncthreads(); /* one barrier is enough: sums of the next token go to another place */
 
         float p[4], u[4];
         read_sums(p, sums, 0);

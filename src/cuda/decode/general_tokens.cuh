@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a decode block works on, and its tokens on their way from memory. Each warp fetches one
- * token of a window into registers, as it lies there, and later commits it to shared memory as the
- * rule uses it: float32, normalised, gates as alpha and beta. Between the two the block computes
- * the window before.
- */
+/* The work of a decode block, and the loads of its tokens. Each warp loads one token of a window
+ * into registers, as it lies in memory. Later it stores it to shared memory as the rule takes it:
+ * float32, normalised, gates as alpha and beta. In between the block computes the window before. */
 #ifndef GDN_CUDA_DECODE_TOKENS_CUH
 #define GDN_CUDA_DECODE_TOKENS_CUH
 
@@ -14,12 +11,12 @@
 enum {
     DECODE_THREADS = 128,
     DECODE_WARPS = DECODE_THREADS / 32,
-    DECODE_COLUMNS = 32,          /* of V: a block's part of a state */
-    DECODE_WINDOW = DECODE_WARPS, /* tokens: one for each warp to fetch */
+    DECODE_COLUMNS = 32,          /* of V, of a block's part of a state */
+    DECODE_WINDOW = DECODE_WARPS, /* tokens: each warp loads one */
 };
 
-/* Columns [column, column + n_columns) of one head of one sequence. In shared memory: it is the
- * same for all threads. */
+/* Columns [column, column + n_columns) of one head of one sequence. It is in shared memory, because
+ * all threads have the same. */
 struct decode_work {
     struct gdn_cu_seq seq;
     struct gdn_cu_checkpoints checkpoints;
@@ -27,21 +24,21 @@ struct decode_work {
     float A_log, dt_bias;
 };
 
-/* A warp's rows of k and q: lanes 0 to 15 have every 16th chunk of k from their own on, the others
- * of q. */
+/* A warp's rows of k and q. Lanes 0 to 15 have chunks of k, 16 apart from the lane's first on; the
+ * other lanes have those of q. */
 template <int KC> struct decode_fetched_rows {
     uint32_t x[KC / 64][4];
 };
 
-/* A warp's token. */
+/* A warp's token as it lies in memory. */
 template <int KC> struct decode_fetched {
     struct decode_fetched_rows<KC> rows;
     uint32_t v, g, beta;
     int64_t to;
 };
 
-/* A window; k and q are zero from K on. In the family it is another (channels/tokens.cuh), and each
- * of its numbers i is one update of a token. */
+/* A window of tokens. k and q are zero from K on. In the family a window is channels/tokens.cuh's,
+ * and number i is one update of a token. */
 template <int KC> struct decode_window {
     typedef struct decode_fetched<KC> fetched;
     enum { ERASES = false }; /* p is of k itself */
@@ -52,13 +49,13 @@ template <int KC> struct decode_window {
     int64_t to[DECODE_WINDOW]; /* the slot of the state after the token; -1: none */
     float alpha[DECODE_WINDOW], beta[DECODE_WINDOW], kq[DECODE_WINDOW];
 
-    /* Returns the rows of n tokens: their updates; and the token whose last one is number i, row
-     * `row` of a sequence, or -1. */
+    /* Return the rows of n tokens; and the token of row `row` of a sequence if the row is its last
+     * one, else -1. A row is a token here, and an update in the family. */
     GDN_DEVICE int64_t n_rows(const struct gdn_cu_rule &, int64_t n) { return n; }
     __device__ __forceinline__ int64_t ends(int, int64_t row) const { return row; }
 
     __device__ __forceinline__ const float *erased(int i) const { return k[i]; }
-    /* Returns u of column v. */
+    /* Returns u of column v of number i. */
     __device__ __forceinline__ float u(int i, int column, float p) const
     {
         return rule_u(beta[i], v[i][column], p);
@@ -67,8 +64,8 @@ template <int KC> struct decode_window {
     __device__ __forceinline__ bool changes(int i) const { return alpha[i] != 1 || writes(i); }
 };
 
-/* The one order of summation over K, in every kernel of this family: 16 partial sums, of which
- * number i takes the chunks i, i + 16, ... in order; then these numbers' bits 3, 0, 1 and 2. */
+/* Returns the sum over 16 lanes, in the order that all kernels of decode have: partial sum i takes
+ * the chunks i, i + 16, ... in order; the sums are added by bits 3, 0, 1 and 2 of i. */
 GDN_DEVICE float sum_of_16(float x)
 {
     x += __shfl_xor_sync(0xffffffff, x, 8);
@@ -77,20 +74,21 @@ GDN_DEVICE float sum_of_16(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 4);
 }
 
-/* Returns the slot that the state after token t goes to; -1: none. */
+/* Returns the slot for the state after token t; -1: none. */
 GDN_DEVICE int64_t slot_after(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t)
 {
     if (r.batch.write == GDN_WRITE_EACH) return each_slot(r.batch, s, t);
     return t == s.n_valid - 1 ? s.write : -1;
 }
 
-/* The dtype of the row that this lane has a part of: the first sixteen have k, the others q. */
+/* Returns the dtype of the row that the lane loads: sixteen lanes have k, the others q. */
 GDN_DEVICE int row_dtype(const struct gdn_cu_rule &r)
 {
     return threadIdx.x % 32 < 16 ? r.k.dtype : r.q.dtype;
 }
 
-/* Fetches a row of k and one of q, by a whole warp. wide: their chunks are whole and aligned. */
+/* Loads a row of k and one of q. A whole warp calls it. wide: their chunks are whole and
+ * aligned. */
 template <int KC, bool wide>
 GDN_DEVICE void fetch_rows(struct decode_fetched_rows<KC> &f, const struct gdn_cu_rule &r,
                            const char *k, const char *q)
@@ -107,7 +105,7 @@ GDN_DEVICE void fetch_rows(struct decode_fetched_rows<KC> &f, const struct gdn_c
     }
 }
 
-/* Token t, by a whole warp. */
+/* Loads token t. A whole warp calls it. */
 template <int KC, bool wide>
 GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_rule &r,
                             const struct decode_work &w, int64_t t)
@@ -120,7 +118,7 @@ GDN_DEVICE void fetch_token(struct decode_fetched<KC> &f, const struct gdn_cu_ru
     f.to = slot_after(r, w.seq, t);
 }
 
-/* Commits rows of k and q, normalised, q times the scale. Returns k . q. */
+/* Stores rows of k and q to the window: normalised, q times the scale. Returns k . q. */
 template <int KC>
 GDN_DEVICE float commit_rows(float *k, float *q, const struct decode_fetched_rows<KC> &f,
                              const struct gdn_cu_rule &r)
@@ -145,7 +143,7 @@ GDN_DEVICE float commit_rows(float *k, float *q, const struct decode_fetched_row
     return sum_of_16(kq);
 }
 
-/* The warp's token becomes number threadIdx.x / 32 of the window. */
+/* Stores the warp's token as number threadIdx.x / 32 of the window. */
 template <int KC>
 GDN_DEVICE void commit_token(struct decode_window<KC> &to, const struct decode_fetched<KC> &f,
                              const struct gdn_cu_rule &r, const struct decode_work &w)

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Interleaved heads as calls of grouped ones. Of H state heads, number h has head h mod n of q, k
- * or v. So each run of n state heads has all n heads, one to one. The general kernel, which takes
- * the whole call, needs two to six times as long as these calls together.
- */
+/* Runs interleaved heads as calls of grouped ones. State head h of H has head h mod n of q, k or v.
+ * So each run of n state heads has all n heads, one to one. The general kernel, which takes the
+ * whole call, needs two to six times as long as these calls together. */
 #include "cuda/decode/select.h"
 
 enum { MOST_RUNS = 8 };
 
-/* Returns n; 0: the tensors have other counts than H, n and 1. */
+/* Returns n; 0: tensors have other numbers of heads than H, n and 1. */
 static int heads_of_run(const struct gdn_cu_rule *r)
 {
     const int counts[] = { r->Hq, r->Hk, r->Hv };
@@ -25,7 +23,7 @@ static void cut_rows(struct gdn_rows *rows, int64_t first)
     if (rows->data) rows->data += first * rows->head;
 }
 
-/* Cuts a tensor of *n heads if these are the state's. */
+/* Cuts a tensor to the heads of a run, if it has as many heads as the state. */
 static void cut_heads(struct gdn_rows *rows, int32_t *n, const struct gdn_cu_rule *run,
                       int64_t first)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Records of drafted tokens: accepted rows move up, and the counters change after all is done. */
+/* Records of drafted tokens: accepted rows move up. Then another kernel changes the counters. */
 #include "cuda/decode/args.h"
 #include "cuda/device/batch.cuh"
 
@@ -21,8 +21,8 @@ GDN_DEVICE int64_t n_accepted(const struct gdn_cu_record &a, int64_t row, int64_
     return clamp64(load_index(a.n_accepted, row), 0, most < rest ? most : rest);
 }
 
-/* Moves row `from` of one head to row `to`, which is above: each thread has elements of its own in
- * all rows, so that none is overwritten before it has moved. */
+/* Moves row `from` of one head to row `to`, which is not below. A thread moves its own elements of
+ * all rows, so it overwrites no element before that element has moved. */
 GDN_DEVICE void move_head(const struct gdn_record_rows &r, int64_t slot, int64_t to, int64_t from,
                           int head, int n)
 {
@@ -35,7 +35,8 @@ GDN_DEVICE void move_head(const struct gdn_record_rows &r, int64_t slot, int64_t
     }
 }
 
-/* A block has a state head of a sequence, and a key head with it. */
+/* Moves rows of a state head of a sequence, and those of a key head with it. A block has one pair
+ * of heads. */
 GDN_DEVICE void record_move(const struct gdn_cu_record &a)
 {
     const int most = a.H > a.Hk ? a.H : a.Hk, h = blockIdx.x % most;
@@ -51,7 +52,8 @@ GDN_DEVICE void record_move(const struct gdn_cu_record &a)
     }
 }
 
-/* A thread has a sequence: what was accepted is added; after a fold nothing is left. */
+/* Adds the accepted rows to the count of a sequence; after a fold sets it to 0. A thread has a
+ * sequence. */
 GDN_DEVICE void record_count(const struct gdn_cu_record &a)
 {
     const int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

@@ -3,9 +3,9 @@
 #include "cuda/decode/select.h"
 #include "cuda/driver/contents.h"
 
-/* Returns the map by which kernels find a state head's q, k and v. Grouped and interleaved are the
- * same for a tensor of H heads (h / 1 = h mod H) and for one of a single head (h / H = h mod 1).
- * Fast kernels take grouped heads alone. */
+/* Returns the map by which kernels find the heads of q, k and v for a state head. For a tensor of H
+ * heads, or of one, grouped and interleaved are the same: h / 1 = h mod H, h / H = h mod 1. Fast
+ * kernels take grouped heads alone. */
 static int head_map(const struct gdn_rule *r)
 {
     const int n[] = { r->Hq, r->Hk, r->Hv };
@@ -138,7 +138,8 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* The kernels fold all rows or none: which slots are full, they do not know. */
+/* Refuses a record that accepts drafts by itself: kernels fold all rows of a record or none, and do
+ * not read which slots are full. */
 static gdn_status check_accepting(gdn_ctx *ctx, const struct gdn_rule *r)
 {
     if (!r->record || !r->record->accepts) return GDN_OK;
@@ -146,7 +147,7 @@ static gdn_status check_accepting(gdn_ctx *ctx, const struct gdn_rule *r)
                     "write: GDN_WRITE_FINAL, wanted GDN_WRITE_NONE with a record on a GPU");
 }
 
-/* Only trees need workspace: other kernels keep everything on the chip. */
+/* Plans the call. Only trees need workspace: other kernels keep all states on the chip. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;

@@ -43,7 +43,7 @@ bool gdn_cuda_is_near_vector(const struct gdn_cu_array *a)
     return !a->data || gdn_cuda_is_near(a->stride[0], 4);
 }
 
-/* Kernels go from line to line of a state by 32 bits. */
+/* Checks that all steps from line to line of a state fit 32 bits. */
 static bool is_near_pool(const struct gdn_pool_view *p, int V)
 {
     const int most_lines = V > GDN_MAX_HEAD ? GDN_MAX_VALUE : GDN_MAX_HEAD;
@@ -51,13 +51,13 @@ static bool is_near_pool(const struct gdn_pool_view *p, int V)
                         gdn_cuda_is_near(p->ld, 4 * most_lines));
 }
 
-/* Checks a list with one number for each row of a grid. */
+/* Checks a list that has one number for each row of a grid. */
 static bool is_near_list(const struct gdn_cu_array *a)
 {
     return !a->data || gdn_cuda_is_near(a->stride[0], MOST_ROWS);
 }
 
-/* Checks a table whose rows and columns together must be in reach. */
+/* Checks a table by the sum of its steps along rows and along columns. */
 static bool is_near_table(const struct gdn_cu_array *a)
 {
     return !a->data || (gdn_cuda_is_near(a->stride[0], 2 * MOST_ROWS) &&
@@ -88,7 +88,7 @@ static bool are_pieces(const struct gdn_cu_near *r)
            r->head % 16 == 0;
 }
 
-/* The same for states. */
+/* Checks that states can be read in pieces of 16 bytes. */
 static bool is_pieces(const struct gdn_cu_pool *p)
 {
     return (uintptr_t)p->data % 16 == 0 && p->slot % 16 == 0 && p->head % 16 == 0 &&
@@ -104,7 +104,7 @@ const char *gdn_decode_why_not_whole(const struct gdn_cu_rule *r, const struct g
     return NULL;
 }
 
-/* Returns why the form does not take the call: its states, as above, or its rows of q and k. */
+/* Returns why the rows of q and k, or the states, are not whole tiles of 16-byte pieces. */
 static const char *why_not_tiles(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     if (!are_pieces(&a->q) || !are_pieces(&a->k)) return "q or k is not aligned to 16 bytes";
@@ -113,7 +113,8 @@ static const char *why_not_tiles(const struct gdn_cu_rule *r, const struct gdn_c
 
 /* ---- Conditions of every form but general and walk ----------------------------------------- */
 
-/* A warp reads and writes states in whole, aligned pieces of one dtype and layout. */
+/* Returns why warps cannot read and write states in whole, aligned pieces of one dtype and
+ * layout. */
 static const char *why_not_pool(const struct gdn_cu_rule *r, const struct gdn_pool_view *view)
 {
     const struct gdn_pool_view *pool = gdn_decode_pool(r);
@@ -161,7 +162,7 @@ static const char *why_not_batch(const struct gdn_cu_batch *b)
     return NULL;
 }
 
-/* The rule aside. */
+/* Returns why no kernel of 32-bit strides takes the call, apart from the rule. */
 static const char *why_not_form(const struct gdn_cu_rule *r)
 {
     const char *why = why_not_chain(r);
@@ -209,7 +210,7 @@ static const char *why_not_slots(const struct gdn_cu_warp *a)
     return gdn_decode_has_slots(a) ? NULL : "fewer slots than sequences";
 }
 
-/* Absent, float32 or of the dtype io. */
+/* Returns true if the tensor is absent, float32 or of dtype io. */
 static bool is_either(const void *data, int32_t dtype, int32_t io)
 {
     return !data || dtype == GDN_F32 || dtype == io;
@@ -243,8 +244,8 @@ static const char *why_not_small(const struct gdn_cu_rule *r, const struct gdn_c
 
 /* ---- Token --------------------------------------------------------------------------------- */
 
-/* The caller has set `whole`: gdn_step reads no rows of q and k, so their alignment is no part of
- * it there. */
+/* Returns why the states are not `whole`. gdn_cuda_fill_warp() sets that without rows of q and k,
+ * because gdn_step reads none. */
 static const char *why_not_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     if (a->whole) return NULL;
@@ -270,7 +271,8 @@ static const char *why_not_token(const struct gdn_decode_call *c)
     return c->not_token ? c->not_token : why_not_rows_of_one(c->rule, &c->warp);
 }
 
-/* Takes few blocks only: they wait for the slots longer than for the bandwidth of the memory. */
+/* Form `token slots` takes a few blocks alone: these wait for the slots longer than for the
+ * bandwidth of the memory. */
 static const char *why_not_token_slots(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
@@ -286,8 +288,8 @@ static const char *why_not_token_slots(const struct gdn_decode_call *c)
                : "more than 64 blocks for each multiprocessor";
 }
 
-/* Returns why the kernels that read cu_seqlens and has_initial_state do not take them, the slots or
- * the states. most: sequences, at most. */
+/* Returns why kernels that read cu_seqlens and has_initial_state do not take these, the slots or
+ * the states. most: the most sequences. */
 static const char *why_not_lists(const struct gdn_decode_call *c, int most)
 {
     const struct gdn_cu_warp *a = &c->warp;
@@ -308,7 +310,7 @@ static const char *why_not_token_packed(const struct gdn_decode_call *c)
         return "K is not 128, and states are k-first and of 16 bits";
     if (a->cu_seqlens.data && a->N != a->B) return "cu_seqlens with N other than B";
     if (!a->cu_seqlens.data && a->T != 1) return "T is not 1";
-    return why_not_lists(c, MOST_ROWS - 1); /* a row is for the output behind the last sequence */
+    return why_not_lists(c, MOST_ROWS - 1); /* one row is for the output behind the last sequence */
 }
 
 /* ---- Sequences of one token that gdn_prefill leaves out ------------------------------------ */
@@ -345,7 +347,8 @@ static const char *why_not_token_eight(const struct gdn_decode_call *c)
 
 /* ---- Windows ------------------------------------------------------------------------------- */
 
-/* If states are k-last, all of them may be kept. If they are float32 too, T may be any number. */
+/* Returns why form `window k128` does not take the states. If they are k-last, the state after
+ * every token may be kept. If they are float32 too, T may be any number. */
 static const char *why_not_k128_states(const struct gdn_decode_call *c)
 {
     const bool f32 = c->pool->dtype == GDN_F32, each = c->warp.each;
@@ -399,7 +402,8 @@ static const char *why_not_walk(const struct gdn_decode_call *c)
     return NULL;
 }
 
-/* The order is behaviour: tests/cuda/unit_cuda_decode_select.c compares the choice with a list. */
+/* The order of forms decides which one runs: tests/cuda/unit_cuda_decode_select.c compares the
+ * choice with a list. */
 static const struct decode_form {
     enum gdn_cuda_family family;
     const char *(*why_not)(const struct gdn_decode_call *c);
@@ -418,15 +422,15 @@ static const struct decode_form {
 
 enum { N_FORMS = sizeof forms / sizeof *forms };
 
-/* Returns why form number i does not take the call, or NULL. The last one takes every call. */
+/* Returns why form i does not take the call, or NULL. The last form takes every call. */
 static const char *why_not(const struct gdn_decode_call *c, int i)
 {
     if (i < N_FORMS - 1 && gdn_cuda_is_off(c->ctx, forms[i].family)) return "it is switched off";
     return forms[i].why_not(c);
 }
 
-/* Logs form number i, which takes the call, and why the faster ones do not:
- * "decode: general (head_map is interleaved)", "decode: 2 runs of heads: token slots". */
+/* Logs form i, which takes the call, and why the faster ones do not: "decode: general (head_map is
+ * interleaved)", "decode: 2 runs of heads: token slots". */
 static void log_choice(const struct gdn_decode_call *c, int i)
 {
     struct gdn_cuda_form list[N_FORMS];
@@ -440,7 +444,7 @@ static void log_choice(const struct gdn_decode_call *c, int i)
 
 /* ---- The family ----------------------------------------------------------------------------- */
 
-/* Returns why one window does not hold the updates of every sequence. */
+/* Returns why one window does not hold all updates of each sequence. */
 static const char *why_not_few(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
@@ -449,7 +453,7 @@ static const char *why_not_few(const struct gdn_cu_rule *r)
                                                    : "a sequence may have more than 4 updates";
 }
 
-/* Returns why the rule is not one of gates per channel and one beta, or why the gates are not in
+/* Returns why the rule does not have gates per channel and one beta, or why the gates do not lie in
  * pieces of 16 bytes. */
 static const char *why_not_channels(const struct gdn_cu_rule *r)
 {
@@ -466,7 +470,7 @@ static const char *why_not_channels(const struct gdn_cu_rule *r)
     return NULL;
 }
 
-/* The same for channels/token.cuh. */
+/* Returns why channels/token.cuh does not take the call. */
 static const char *why_not_channels_token(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
@@ -509,7 +513,7 @@ static gdn_status launch_family(const struct gdn_decode_call *c, int form)
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
-/* Finds out why whole kinds of forms do not take the call. */
+/* Finds the reasons that several forms share. */
 static void find_reasons(struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
@@ -560,7 +564,8 @@ static gdn_status launch(const struct gdn_decode_call *c, int form)
     return forms[form].launch(c);
 }
 
-/* The runs of a call differ by multiples of strides between heads, so they have one form. */
+/* Plans the call. Its runs differ by multiples of the strides between heads, so they have one
+ * form. */
 void gdn_cuda_decode_plan(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                           struct gdn_cuda_decode_plan *plan)
 {
@@ -572,6 +577,12 @@ void gdn_cuda_decode_plan(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule
     describe(&plan->call, ctx, op, n_runs > 1 ? &run : args);
     plan->form = choose(&plan->call);
     plan->call.rule = args;
+}
+
+/* Fills in the call again. A call of several runs is filled in for each run anyway. */
+void gdn_cuda_decode_move(struct gdn_cuda_decode_plan *plan)
+{
+    if (plan->call.n_runs == 1) fill(&plan->call, plan->rule);
 }
 
 gdn_status gdn_cuda_decode_run(struct gdn_cuda_decode_plan *plan, void *memory, void *stream)
@@ -589,14 +600,6 @@ gdn_status gdn_cuda_decode_run(struct gdn_cuda_decode_plan *plan, void *memory, 
     return GDN_OK;
 }
 
-gdn_status gdn_cuda_decode(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
-                           void *memory, void *stream)
-{
-    struct gdn_cuda_decode_plan plan;
-    gdn_cuda_decode_plan(ctx, op, args, &plan);
-    return gdn_cuda_decode_run(&plan, memory, stream);
-}
-
 bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                             struct gdn_cuda_singles *singles)
 {
@@ -606,4 +609,12 @@ bool gdn_cuda_takes_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
     if (why_not_singles(&c)) return false;
     *singles = gdn_decode_singles_of(&c);
     return true;
+}
+
+void gdn_cuda_move_singles(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                           struct gdn_cuda_singles *singles)
+{
+    struct gdn_decode_call c;
+    describe(&c, ctx, "prefill", args);
+    *singles = gdn_decode_singles_of(&c);
 }

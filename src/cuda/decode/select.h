@@ -6,23 +6,23 @@
 #include "cuda/decode/decode.h"
 
 enum {
-    MOST_ROWS = 65535,  /* of a grid, in its second dimension */
-    WARP_COLUMNS = 16,  /* of V, of a warp */
-    TOKEN_COLUMNS = 64, /* of V, of a block of the token kernels, if states are k-first */
-    EIGHT_ROWS = 32,    /* of V, of a block of token_eight.cuh */
-    FEW_COLUMNS = 64,   /* of V, of a block of window_kv.cuh */
-    FEW_TOKENS = 4      /* of a window */
+    MOST_ROWS = 65535,  /* the most blocks in the second dimension of a grid */
+    WARP_COLUMNS = 16,  /* columns of V of a warp */
+    TOKEN_COLUMNS = 64, /* columns of V of a block of token kernels, if states are k-first */
+    EIGHT_ROWS = 32,    /* columns of V of a block of token_eight.cuh */
+    FEW_COLUMNS = 64,   /* columns of V of a block of window_kv.cuh */
+    FEW_TOKENS = 4      /* tokens of a window */
 };
 
-/* Contents of a gdn_decode with a record, if the context checks them. */
+/* Checks the contents of a gdn_decode with a record, if the context does. */
 gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
                                  const struct gdn_tokens *tokens, const struct gdn_record *record,
                                  void *stream);
 
-/* Applies records to their states. Of the rule, sizes, pool and record are set. */
+/* Applies records to their states. Of the rule, only sizes, pool and record are set. */
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
 
-/* One launch for each form of select.c. */
+/* Launch a call, one function for each form of select.c. */
 gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_slots(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c);
@@ -36,15 +36,16 @@ gdn_status gdn_decode_launch_channels(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels_few(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c);
 
-/* Returns the launch that gdn_cuda_decode_singles() makes. */
+/* Returns the launch of gdn_cuda_decode_singles(). */
 struct gdn_cuda_singles gdn_decode_singles_of(const struct gdn_decode_call *c);
 
-/* Lists kernels for K up to 64, 128 and 256; returns the place of K in such a list. */
+/* SIZES lists the kernels of K up to 64, 128 and 256. gdn_decode_size() returns the place of K in
+ * such a list. */
 #define SIZES(name) name##_64, name##_128, name##_256
 static inline int gdn_decode_size(int K) { return K <= 64 ? 0 : K <= 128 ? 1 : 2; }
 
-/* Returns the pool that final states go to, or else the one that states come from. An absent pool
- * reads as float32, k-last. */
+/* Returns the pool of final states, or else that of initial states. An absent pool reads as
+ * float32, k-last. */
 static inline const struct gdn_pool_view *gdn_decode_pool(const struct gdn_cu_rule *r)
 {
     return r->to.data ? &r->to : &r->from;
@@ -56,12 +57,12 @@ static inline int64_t gdn_decode_sequences(const struct gdn_cu_rule *r)
     return r->batch.B + (r->out.data && r->batch.cu_seqlens.data);
 }
 
-/* interleaved.c: returns as how many calls of grouped heads a call of interleaved heads runs, 1: as
- * it is; and call i of several. */
+/* gdn_decode_runs() returns how many calls of grouped heads a call of interleaved heads runs as; 1:
+ * it runs as it is. gdn_decode_run() returns call i of n_runs. Both are in interleaved.c. */
 int gdn_decode_runs(const struct gdn_cu_rule *r);
 struct gdn_cu_rule gdn_decode_run(const struct gdn_cu_rule *r, int n_runs, int i);
 
-/* Returns the arguments of the general kernels; V is divided into parts of so many columns. */
+/* Returns the arguments of the general kernels, which have V in parts of GENERAL_COLUMNS. */
 enum { GENERAL_COLUMNS = 32, GENERAL_WINDOW = 4 /* tokens or updates */ };
 struct gdn_cu_decode gdn_decode_general_args(const struct gdn_cu_rule *r);
 
@@ -71,8 +72,8 @@ bool gdn_decode_has_slots(const struct gdn_cu_warp *a);
 /* Checks that rows of q or k can be read four elements at a time. */
 bool gdn_decode_is_wide(const struct gdn_rows *rows, int K);
 
-/* Returns why the states are not whole tiles of 16-byte pieces, as warp_args()'s `whole` wants
- * them; NULL: they are. */
+/* Returns why the states are not whole tiles of 16-byte pieces, see `whole` in struct gdn_cu_warp;
+ * NULL: they are. */
 const char *gdn_decode_why_not_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a);
 
 #endif

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches the kernels of one token (token.cuh, token_slots.cuh, token_packed.cuh) and of windows
- * with K = 128 (window_k128.cuh), which take struct gdn_cu_token or begin with it. */
+/* Launches the kernels of one token (token.cuh, token_slots.cuh, token_packed.cuh), and of windows
+ * with K = 128 (window_k128.cuh). Their arguments begin with struct gdn_cu_token. */
 #include "cuda/decode/select.h"
 
 enum {
-    BLOCK_BYTES = 32,  /* elements of V, of a block, if states are k-last */
-    SINGLE_ROWS = 48,  /* blocks of token_single.cuh for each multiprocessor, */
-    SINGLE_COLUMNS = 8 /* if states are k-first */
+    BLOCK_BYTES = 32,  /* of the columns of V that a block has, if states are k-last */
+    SINGLE_ROWS = 48,  /* blocks of token_single.cuh for each multiprocessor, if states are
+                          k-last */
+    SINGLE_COLUMNS = 8 /* the same, if states are k-first */
 };
 
 /* ---- Arguments ----------------------------------------------------------------------------- */
 
-/* Returns where a sequence of one token and a head have their rows. */
+/* Returns the address and steps of rows by sequence and head, for sequences of one token. */
 static struct gdn_cu_at at_of(const struct gdn_cu_near *r, bool packed)
 {
     return (struct gdn_cu_at){ r->data, packed ? r->token : r->row, r->head };
@@ -37,14 +38,14 @@ static int32_t bytes_of(const void *data, int32_t dtype)
     return data ? (int32_t)gdn_dtype_bytes(dtype) : 0;
 }
 
-/* Returns 2^22 / the state heads that share one of n, rounded up. */
+/* Returns 2^22 / the number of state heads that share one of n heads, rounded up. */
 static uint32_t group_of(const struct gdn_cu_rule *r, int n)
 {
     return ((1u << 22) + (uint32_t)(r->H / n) - 1) / (uint32_t)(r->H / n);
 }
 
-/* Returns the arguments of one token. An absent gate is a 0 of a kind that makes 1 of it: exp(0),
- * 2 sigmoid(0). */
+/* Returns the arguments of one token. An absent gate becomes a 0, of a kind that makes 1 of it:
+ * exp(0), 2 sigmoid(0). */
 struct gdn_cu_token gdn_cuda_token_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     const bool packed = a->cu_seqlens.data;
@@ -87,7 +88,7 @@ struct gdn_cu_token gdn_cuda_token_args(const struct gdn_cu_rule *r, const struc
 
 /* ---- Launches ------------------------------------------------------------------------------ */
 
-/* Launches a block for each part of each state. */
+/* Launches one block for each part of each state. */
 static gdn_status launch(const struct gdn_decode_call *c, enum gdn_kernel_id kernel,
                          const void *args)
 {
@@ -168,7 +169,8 @@ gdn_status gdn_decode_launch_token_packed(const struct gdn_decode_call *c)
     return launch(c, k_first ? columns[f16] : rows[f16][size], &a);
 }
 
-/* Shares the sequences among SINGLE_ROWS or SINGLE_COLUMNS blocks for each multiprocessor. */
+/* Plans the sequences of one token. SINGLE_ROWS or SINGLE_COLUMNS blocks for each multiprocessor
+ * share them. */
 struct gdn_cuda_singles gdn_decode_singles_of(const struct gdn_decode_call *c)
 {
     static const enum gdn_kernel_id mixed[2][2] = {
@@ -211,7 +213,7 @@ gdn_status gdn_cuda_decode_singles(gdn_ctx *ctx, const struct gdn_cuda_singles *
     return GDN_OK;
 }
 
-/* Returns where a slot and a head have their scales. */
+/* Returns the address of scales, by slot and head. */
 static struct gdn_cu_at at_scales(const struct gdn_pool_view *p)
 {
     return (struct gdn_cu_at){ (char *)p->scales, 4 * (int32_t)p->scales_slot,

@@ -52,7 +52,7 @@ template <int dtype> struct token_piece {
                                              : f32_to_f16x2(y[e], y[e + 1]);
         }
     }
-    /* x <- alpha x + factor y */
+    /* Computes x <- alpha x + factor y. */
     GDN_DEVICE void update(uint32_t (&x)[4], float alpha, float factor, const float (&y)[E])
     {
         float z[E];
@@ -67,7 +67,8 @@ GDN_DEVICE void token_store(char *p, const uint32_t (&x)[4])
     *(uint4 *)p = make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-/* Fills the tile with zeros. The branch around it must not become a selection per word. */
+/* Fills the tile with zeros, behind a branch. The compiler must not make a selection for each word
+ * of it. */
 template <class T> GDN_DEVICE void token_forget(T *x, int n)
 {
     const T zero = (T)opaque(0);
@@ -77,18 +78,17 @@ template <class T> GDN_DEVICE void token_forget(T *x, int n)
 
 /* ---- The token ------------------------------------------------------------------------------- */
 
-/* The place of a block: the token, the head, slots. */
+/* The place of a block: its token, head and slots. */
 struct token_place {
-    enum { LATE = 0 }; /* the state is loaded after the token */
+    enum { LATE = 0 }; /* the state is loaded before the token */
     int row, head, from, to;
 
-    /* Returns true if settle() finds that the sequence is no padding. */
+    /* Returns true if the sequence is no padding. Known after settle(). */
     static __device__ __forceinline__ bool real(void) { return true; }
 
-    /* The state is looked at. */
+    /* Returns true if the state is not read: the sequence starts from zeros. */
     static __device__ __forceinline__ bool fresh(void) { return false; }
-    /* Computes the token once the loads of the state have begun. The place of the token is known.
-     * */
+    /* Finds the token, after the loads of the state have begun. Here it is known already. */
     template <int K> static __device__ __forceinline__ bool find(const struct gdn_cu_token &, int)
     {
         return true;
@@ -100,10 +100,10 @@ GDN_DEVICE char *token_at(const struct gdn_cu_at &t, int row, int head)
     return t.data + mad_wide(row, t.row, mad_wide(head, t.head, 0));
 }
 
-/* The head that state head `head` reads. */
+/* Returns the head of a tensor that state head `head` reads. */
 GDN_DEVICE int token_source(int head, uint32_t inverse) { return head * inverse >> 22; }
 
-/* Finds the block's place; false: padding. */
+/* Finds the block's place. Returns false for padding. */
 GDN_DEVICE bool token_begin(struct token_place &w, const struct gdn_cu_token &a)
 {
     w.head = blockIdx.y;
@@ -116,13 +116,13 @@ GDN_DEVICE bool token_begin(struct token_place &w, const struct gdn_cu_token &a)
     return w.from >= a.first_slot && w.from < a.read_pool && w.to < a.write_pool;
 }
 
-/* Returns true if the state goes anywhere. */
+/* Returns true if the state is stored. */
 GDN_DEVICE bool token_keeps(const struct gdn_cu_token &a, const struct token_place &w)
 {
     return a.to.data && w.to >= a.first_slot;
 }
 
-/* Returns a number of 4 or 2 bytes, or of none: zero. */
+/* Returns a number of 4 or 2 bytes; zero if it is absent. */
 GDN_DEVICE uint32_t token_bits(const struct gdn_cu_at &t, int row, int head, int bytes)
 {
     return ld_4_or_2(token_at(t, row, head), bytes);
@@ -140,7 +140,7 @@ template <int io> GDN_DEVICE void token_store_half(char *p, float x)
     *(uint16_t *)p = io == GDN_BF16 ? f32_to_bf16(x) : f32_to_f16(x);
 }
 
-/* The gates of a token, as they lie there. */
+/* The gates of a token as they lie in memory. */
 struct token_gates {
     uint32_t g, beta, A_log, dt_bias;
 };
@@ -163,12 +163,12 @@ GDN_DEVICE void token_expand_gates(float &alpha, float &beta, const struct token
     beta = beta_value(a, token_number<io>(f.beta, a.beta_bytes));
 }
 
-/* The factors of raw k and q, and then k . q. */
+/* The factors of raw k and q, and k . q with these factors. */
 struct token_factors {
     float k, q, kq;
 };
 
-/* In the formulas that have a root of their own. */
+/* Returns 1 / length, for formulas of a norm that take a root themselves. */
 GDN_DEVICE float token_inverse_length(float sum_of_squares, const struct gdn_cu_token &a)
 {
     const float length = sqrt_approx(sum_of_squares), eps = a.norm_eps;
@@ -195,8 +195,8 @@ template <int lanes> GDN_DEVICE float token_sum(float x)
     return x;
 }
 
-/* Returns N values over `lanes`, each in the order of token_sum(): a lane is left with number
- * lane / (lanes / N). */
+/* Sums N values over `lanes` lanes, each in the order of token_sum(). Returns value number lane /
+ * (lanes / N). */
 template <int lanes, int N> GDN_DEVICE float token_sums(float *x)
 {
     if constexpr (N == 1) {
@@ -209,13 +209,13 @@ template <int lanes, int N> GDN_DEVICE float token_sums(float *x)
 
 /* ---- Rows of v ------------------------------------------------------------------------------- */
 
-/* A lane has N rows, STEP apart, of each C pieces of E elements. */
+/* A tile: a lane has N rows, STEP apart, and C pieces of E elements of each. */
 template <int KC, int dtype, int io> struct token_rows {
     typedef token_piece<dtype> piece;
     enum {
         IO = io,
         E = piece::E,
-        ROWS = 2 * E, /* of a warp */
+        ROWS = 2 * E, /* rows of a warp */
         LANES = KC / E < 16 ? KC / E : 16,
         C = KC / E / LANES,
         STEP = 32 / LANES,
@@ -229,14 +229,14 @@ template <int KC, int dtype, int io> struct token_rows {
     __device__ __forceinline__ float query(int c, int e) const { return q[c][e]; }
 };
 
-/* Returns which of the warp's rows the lane is left with when its sums are done. */
+/* Returns the number of the warp's row whose sums the lane has at the end. */
 template <class Tile> GDN_DEVICE int token_own(void)
 {
     const int lane = threadIdx.x % 32;
     return lane % Tile::LANES / (Tile::LANES / Tile::N) * Tile::STEP + lane / Tile::LANES;
 }
 
-/* Load and store a tile. `at` is the lane's first row in memory. */
+/* Load and store a tile. `at`: the lane's first row in memory. */
 template <class Tile> GDN_DEVICE void token_load(Tile &tile, const char *at, int64_t row)
 {
 #pragma unroll
@@ -252,7 +252,7 @@ template <class Tile> GDN_DEVICE void token_store(const Tile &tile, char *at, in
         for (int c = 0; c < Tile::C; c++) token_store(at + c * Tile::LANES * 16, tile.S[n][c]);
 }
 
-/* The lane's elements of k, then of q. */
+/* Loads the lane's elements of k, then of q. */
 template <class Tile>
 GDN_DEVICE void token_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_token &a,
                             const struct token_place &w)
@@ -276,7 +276,7 @@ GDN_DEVICE void token_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_c
     }
 }
 
-/* The same, the gates, and v of row `own`. */
+/* Loads k and q, the gates, and v of row `own`. */
 template <class Tile>
 GDN_DEVICE void token_fetch_token(uint32_t (&raw)[Tile::C * Tile::E], struct token_gates &gates,
                                   uint32_t &value, const struct gdn_cu_token &a,
@@ -288,7 +288,7 @@ GDN_DEVICE void token_fetch_token(uint32_t (&raw)[Tile::C * Tile::E], struct tok
         ld_b32_b16(token_at(a.v, w.row, token_source(w.head, a.group_v)) + own * 2, false, true);
 }
 
-/* Returns the sums of raw k and q. */
+/* Sums k . k, q . q and k . q of raw k and q over the lanes of a row. */
 template <class Tile>
 GDN_DEVICE struct token_factors token_products(const uint32_t (&raw)[Tile::C * Tile::E],
                                                const struct gdn_cu_token &a)
@@ -317,7 +317,7 @@ GDN_DEVICE struct token_factors token_commit(Tile &tile, const uint32_t (&raw)[T
     return token_products<Tile>(raw, a);
 }
 
-/* Reads p and z of the lane's own row, of raw k and q. */
+/* Computes p and z of the lane's own row, with raw k and q. */
 template <class Tile> GDN_DEVICE void token_read(float &p, float &z, const Tile &tile)
 {
     enum { E = Tile::E, C = Tile::C, N = Tile::N };
@@ -333,7 +333,7 @@ template <class Tile> GDN_DEVICE void token_read(float &p, float &z, const Tile 
     z = token_sums<Tile::LANES, N>(zs);
 }
 
-/* Writes the token to the tile. Lane i of a row has u of that row, times the factor of k. */
+/* Adds the token to the tile. Lane i of a row has u of row i, times the factor of k. */
 template <class Tile> GDN_DEVICE void token_write(Tile &tile, float alpha, float u, int i = 0)
 {
     const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES + i;
@@ -349,7 +349,7 @@ template <class Tile> GDN_DEVICE void token_write(Tile &tile, float alpha, float
     }
 }
 
-/* Decodes rows from v on. false: the sequence has not one token. */
+/* Decodes rows from v on. Returns false if the sequence does not have one token. */
 template <class Tile, class Place>
 GDN_DEVICE bool token_decode_rows(const struct gdn_cu_token &a, Place &w, int v)
 {
@@ -388,7 +388,7 @@ GDN_DEVICE bool token_decode_rows(const struct gdn_cu_token &a, Place &w, int v)
 
 /* ---- Rows of k ------------------------------------------------------------------------------- */
 
-/* A lane has N rows, from row() on, of each a piece. */
+/* A tile: a lane has N rows, from row() on, and a piece of each. */
 template <int KC_, int dtype> struct columns_shape {
     typedef token_piece<dtype> piece;
     enum {
@@ -396,8 +396,8 @@ template <int KC_, int dtype> struct columns_shape {
         E = piece::E,
         COLUMNS = 64,
         LANES = COLUMNS / E,
-        WARPS = KC / 32, /* of a block */
-        N = LANES,       /* 32 rows of a warp, by 32 / LANES of its lanes */
+        WARPS = KC / 32, /* warps of a block */
+        N = LANES,       /* rows of a lane: 32 of a warp over 32 / LANES lanes */
     };
     GDN_DEVICE int row() { return threadIdx.x / LANES * N; }
 };
@@ -410,15 +410,16 @@ template <int KC, int dtype, int io> struct token_columns : columns_shape<KC, dt
     __device__ __forceinline__ float get(int n, int e) const { return shape::piece::get(S[n], e); }
 };
 
-/* parts: the sums p and z of each warp, before scales. products: the sums k . k, q . q and k . q of
- * each warp. u: times the factor of k. */
+/* parts: the sums p and z of each warp, without factors of k and q. products: k . k, q . q and k .
+ * q of each warp. u: times the factor of k. */
 template <class Tile> struct token_shared {
     alignas(16) float k[Tile::KC];
     float q[Tile::KC], parts[2][Tile::WARPS][Tile::COLUMNS], products[Tile::WARPS][4];
     float u[Tile::COLUMNS];
 };
 
-/* The warp's part of p and z, of raw k and q; a lane leaves four columns of one of them. */
+/* Computes the warp's part of p and z, with raw k and q. A lane stores four columns of p or of
+ * z. */
 template <class Tile>
 GDN_DEVICE void columns_read(float *p, float *z, const Tile &tile, const float *k, const float *q)
 {
@@ -461,7 +462,7 @@ GDN_DEVICE void token_write(Tile &tile, const struct token_shared<Tile> &sh, flo
     }
 }
 
-/* Returns a thread's column, from the parts: u, and what goes out. */
+/* Computes a thread's column from the parts of warps: u, and the output. */
 template <class Tile>
 GDN_DEVICE float token_column(float &u, const struct token_shared<Tile> &sh,
                               const struct gdn_cu_token &a, float alpha, float beta, float v)
@@ -480,13 +481,13 @@ GDN_DEVICE float token_column(float &u, const struct token_shared<Tile> &sh,
     return rule_o(f.kq, alpha * f.q * z, mine);
 }
 
-/* Decodes columns from `column` on. false: the sequence has not one token. */
+/* Decodes columns from `column` on. Returns false if the sequence does not have one token. */
 template <class Tile, class Place>
 GDN_DEVICE bool token_decode_columns(const struct gdn_cu_token &a, Place &w, int column)
 {
     __shared__ struct token_shared<Tile> sh;
     const int i = threadIdx.x;
-    const bool has = i < Tile::COLUMNS; /* a column of v and out */
+    const bool has = i < Tile::COLUMNS; /* the thread has a column of v and out */
     const int at = column * (16 / Tile::E) + i % Tile::LANES * 16;
     struct token_gates gates;
     Tile tile;
@@ -530,7 +531,7 @@ GDN_DEVICE bool token_decode_columns(const struct gdn_cu_token &a, Place &w, int
 
 /* ---- Kernels --------------------------------------------------------------------------------- */
 
-/* Zeroes outputs of padding: n from `first` on, by threads numbered from 0. */
+/* Sets n outputs of padding to zero, from `first` on. Threads are numbered from 0. */
 GDN_DEVICE void token_zero(const struct gdn_cu_token &a, const struct token_place &w, int first,
                            int n, int thread)
 {
@@ -538,7 +539,8 @@ GDN_DEVICE void token_zero(const struct gdn_cu_token &a, const struct token_plac
         *(uint16_t *)(token_at(a.out, w.row, w.head) + (first + thread) * 2) = 0;
 }
 
-/* Blocks: first those of a head, then heads, then sequences, as states lie in memory. */
+/* Decodes a block. Blocks are numbered by parts of a head, then heads, then sequences, as states
+ * lie in memory. */
 template <int KC, int dtype, int io> GDN_DEVICE void decode_token_vk(const struct gdn_cu_token &a)
 {
     typedef token_rows<KC, dtype, io> Tile;
@@ -561,7 +563,8 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_token_kv(const struc
         token_zero(a, w, column, Tile::COLUMNS, threadIdx.x);
 }
 
-/* Blocks that an SM is to hold, by measurement at K = 128; 0: as come of what ptxas likes. */
+/* The least blocks of a multiprocessor, found by measurement at K = 128. 0: ptxas chooses the
+ * registers. */
 #define ONE_BLOCKS_vk(dtype, KC) (KC == 256 ? 12 : GDN_##dtype == GDN_F32 ? 32 : 16)
 #define ONE_BLOCKS_kv(dtype, KC) 0
 

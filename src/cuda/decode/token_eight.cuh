@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * token.cuh for states of 8 bits, whose rows are v: a token of each sequence, a warp for 32 rows.
- * A lane has 16 codes of each of eight rows. Sums are of codes; the scale of a row meets them then.
- * Codes and scales of the new state are those of device/q8.cuh.
- */
+/* Decode of one token of each sequence, as token.cuh, on states of 8 bits whose rows are v. A warp
+ * has 32 rows. A lane has 16 codes of each of eight rows. Sums are of codes, and are multiplied by
+ * the row's scale at the end. Codes and scales of the new state are those of device/q8.cuh. */
 #ifndef GDN_CUDA_DECODE_EIGHT_CUH
 #define GDN_CUDA_DECODE_EIGHT_CUH
 
 #include "cuda/decode/token.cuh"
 #include "cuda/device/q8.cuh"
 
-/* A lane has N rows, STEP apart. `scale` of these rows. */
+/* A tile: a lane has N rows, STEP apart. scale: of these rows. */
 template <int KC, int dtype_, int io> struct eight_rows {
     enum {
         IO = io,
@@ -20,7 +18,7 @@ template <int KC, int dtype_, int io> struct eight_rows {
         C = 1,
         LANES = KC / E,
         STEP = 32 / LANES,
-        N = LANES, /* so that each lane is left with the sums of a row */
+        N = LANES, /* so that each lane has the sums of one row at the end */
         ROWS = N * STEP,
     };
     uint32_t S[N][4];
@@ -29,7 +27,8 @@ template <int KC, int dtype_, int io> struct eight_rows {
 
 /* ---- Codes ----------------------------------------------------------------------------------- */
 
-/* Four codes of E4M3 and their values, has_nan() aside; and the codes nearest to four numbers. */
+/* Convert four codes of E4M3 to their values, without NaN (has_nan()); and four numbers to the
+ * nearest codes. */
 #if __CUDA_ARCH__ >= 890
 GDN_DEVICE void e4m3_values(float (&y)[4], uint32_t x)
 {
@@ -62,7 +61,7 @@ GDN_DEVICE uint32_t e4m3_nearest(const float (&y)[4])
 }
 #endif
 
-/* The same for I8; as numbers from 0 to 255 codes are the last bits of a float. */
+/* Converts four codes of I8. As numbers from 0 to 255, codes are the last bits of a float. */
 GDN_DEVICE void i8_values(float (&y)[4], uint32_t x)
 {
     x ^= 0x80808080;
@@ -86,7 +85,7 @@ template <int dtype> GDN_DEVICE void eight_values(float (&y)[4], uint32_t x)
         e4m3_values(y, x);
 }
 
-/* Codes of elements from k on; random: by a column's key. */
+/* Rounds elements from k on to codes. random: by random bits of the column's key. */
 template <int dtype, bool random>
 GDN_DEVICE uint32_t eight_four(const float (&y)[4], uint32_t key, int k)
 {
@@ -101,7 +100,8 @@ GDN_DEVICE uint32_t eight_four(const float (&y)[4], uint32_t key, int k)
     }
 }
 
-/* Returns true if a code is NaN. The row's sums and its new state then are NaN as by its scale. */
+/* Returns true if a code is NaN. Then the row's sums and its new state are NaN, as a scale that is
+ * NaN makes them. */
 template <int dtype> GDN_DEVICE bool has_nan(const uint32_t (&x)[4])
 {
     uint32_t found = 0;
@@ -110,9 +110,9 @@ template <int dtype> GDN_DEVICE bool has_nan(const uint32_t (&x)[4])
     return dtype == GDN_E4M3 && (found & 0x80808080);
 }
 
-/* The row's new state from its codes: decay has the scale in it, u is the row's times what k is to
- * be multiplied by. Returns the largest magnitude. The compiler is to forget that it has seen the
- * codes: it would keep the values of all rows from eight_read() on. */
+/* Computes the row's new state from its codes. decay: times the old scale. u: of the row, times the
+ * factor of k. Returns the largest magnitude. Codes go through opaque(): otherwise the compiler
+ * would keep the values of all rows since eight_read(). */
 template <class Tile>
 GDN_DEVICE uint32_t eight_new(float (&y)[4][4], const Tile &tile, int n, float decay, float u)
 {
@@ -134,7 +134,7 @@ GDN_DEVICE uint32_t eight_new(float (&y)[4][4], const Tile &tile, int n, float d
 
 /* ---- From and to memory ---------------------------------------------------------------------- */
 
-/* From the lane's first row and code on, and from the first row's scale. */
+/* Loads codes from the lane's first row and code on, and scales from the first row on. */
 template <class Tile>
 GDN_DEVICE void eight_load(Tile &tile, const char *at, int64_t row, const float *scales)
 {
@@ -145,7 +145,7 @@ GDN_DEVICE void eight_load(Tile &tile, const char *at, int64_t row, const float 
     }
 }
 
-/* A lane of a row writes its scale. */
+/* Stores the scales. One lane of a row does it. */
 template <class Tile>
 GDN_DEVICE void eight_store(const Tile &tile, char *at, int64_t row, float *scales)
 {
@@ -156,7 +156,7 @@ GDN_DEVICE void eight_store(const Tile &tile, char *at, int64_t row, float *scal
     }
 }
 
-/* The lane's elements of k or q. */
+/* Loads the lane's elements of k or q. */
 template <class Tile>
 GDN_DEVICE void eight_fetch(uint32_t (&x)[Tile::E / 2], const struct gdn_cu_at &t, int row,
                             int head)
@@ -186,7 +186,7 @@ GDN_DEVICE struct token_factors eight_commit(Tile &tile, const uint32_t (&k)[8],
                             token_sum<Tile::LANES>(kq), a);
 }
 
-/* p and z of the lane's own row, of raw k and q. */
+/* Computes p and z of the lane's own row, with raw k and q. */
 template <class Tile> GDN_DEVICE void eight_read(float &p, float &z, const Tile &tile)
 {
     float ps[Tile::N], zs[Tile::N];
@@ -211,7 +211,7 @@ template <class Tile> GDN_DEVICE void eight_read(float &p, float &z, const Tile 
     z = token_sums<Tile::LANES, Tile::N>(zs);
 }
 
-/* The codes of a row's new state y. */
+/* Stores the codes of a row's new state y. */
 template <bool random, class Tile>
 GDN_DEVICE void eight_set(Tile &tile, int n, float (&y)[4][4], float inverse, uint32_t key)
 {
@@ -225,7 +225,7 @@ GDN_DEVICE void eight_set(Tile &tile, int n, float (&y)[4][4], float inverse, ui
     }
 }
 
-/* The new state of rows from v on. u: of the lane's own row, times the factor of raw k. */
+/* Stores the new state of rows from v on. u: of the lane's own row, times the factor of raw k. */
 template <bool random, class Tile>
 GDN_DEVICE void eight_write(Tile &tile, const struct gdn_cu_token_eight &a, int head, int v,
                             float alpha, float u)

@@ -15,8 +15,8 @@
 
 struct packed_place : token_place {
     const struct gdn_cu_token_packed &batch;
-    int first, end;      /* tokens of the sequence, once looked up */
-    uint32_t initial[2]; /* 0: the state is not looked at */
+    int first, end;      /* tokens of the sequence, after look() */
+    uint32_t initial[2]; /* 0: the state is not read */
 
     __device__ __forceinline__ packed_place(const struct gdn_cu_token_packed &a) : batch(a) {}
     __device__ __forceinline__ bool fresh(void) const { return !(initial[0] | initial[1]); }
@@ -25,20 +25,20 @@ struct packed_place : token_place {
     template <int K> __device__ __forceinline__ bool find(const struct gdn_cu_token &a, int column);
 };
 
-/* An index of four bytes, or of eight the lower half. */
+/* Returns an index of four bytes, or the lower half of one of eight. */
 GDN_DEVICE int packed_index(const struct gdn_cu_at &t, int i)
 {
     return (int)ld_b32(t.data + mad_wide(i, t.head, 0));
 }
 
-/* Finds the block's place, as far as nothing has to wait for it; false: padding. */
+/* Finds the block's place without waiting for a load. Returns false for padding. */
 GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_token_packed &a)
 {
     w.head = blockIdx.y;
     w.row = w.from = w.to = blockIdx.z;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    if (w.row == a.n) return false; /* the tokens behind the sequences */
+    if (w.row == a.n) return false; /* row n has the tokens behind the sequences */
     const struct gdn_cu_token &one = a.one;
     const bool own = one.write_slots;
     if (one.read_slots) {
@@ -54,7 +54,7 @@ GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_token_p
     return is;
 }
 
-/* Reads cu_seqlens, and limits them to the tokens that are there. */
+/* Reads cu_seqlens, and cuts them to the tokens that are there. */
 __device__ __forceinline__ void packed_place::look(void)
 {
     first = packed_index(batch.cu_seqlens, row);
@@ -66,8 +66,8 @@ __device__ __forceinline__ void packed_place::bound(void)
     end = max(first, min(end, batch.n));
 }
 
-/* The loads of cu_seqlens begin after those of the state, so their users need not wait for the
- * state. */
+/* Finds the token. The loads of cu_seqlens begin after those of the state, so what needs them does
+ * not wait for the state. */
 template <int K>
 __device__ __forceinline__ bool packed_place::find(const struct gdn_cu_token &a, int column)
 {
@@ -86,7 +86,7 @@ __device__ __forceinline__ bool packed_place::find(const struct gdn_cu_token &a,
 
 /* ---- Sequences of several tokens ------------------------------------------------------------- */
 
-/* A column; a lane has every 32nd of its K elements. */
+/* A column of the state. A lane has every 32nd of its K elements. */
 template <int KC, int dtype_, int io, bool k_first> struct rest_column {
     enum { N = KC / 32, IO = io, dtype = dtype_ };
     typedef typename gdn_io<dtype_>::type type;
@@ -137,7 +137,7 @@ GDN_DEVICE bool rest_step(Tile &tile, const struct gdn_cu_token &a, const struct
     return alpha != 1 || beta != 0;
 }
 
-/* All tokens of column v, by a warp. */
+/* Computes all tokens of column v. A warp calls it. */
 template <class Tile>
 GDN_DEVICE void rest_decode(const struct gdn_cu_token &a, const struct packed_place &w, int v)
 {
@@ -155,14 +155,14 @@ GDN_DEVICE void rest_decode(const struct gdn_cu_token &a, const struct packed_pl
     for (int n = 0; n < Tile::N; n++) {
         if (changed)
             io::store(Tile::at(to, a.to_row, v, n), tile.S[n]);
-        else /* bit for bit (G9) */
+        else /* copies bits (G9) */
             *Tile::at(to, a.to_row, v, n) = *Tile::at(from, a.from_row, v, n);
     }
 }
 
 /* ---- What is not as it was taken to be ------------------------------------------------------- */
 
-/* Zeroes outputs of tokens from first to end - 1: n of them, no more than threads. */
+/* Sets outputs of tokens first to end - 1 to zero. There are at most as many as threads. */
 GDN_DEVICE void packed_zero(const struct gdn_cu_token &a, int head, int first, int end, int column,
                             int n)
 {
@@ -171,8 +171,8 @@ GDN_DEVICE void packed_zero(const struct gdn_cu_token &a, int head, int first, i
         *(uint16_t *)(token_at(a.out, t, head) + (column + threadIdx.x) * 2) = 0;
 }
 
-/* Columns of a block whose sequence has no token or several, or is padding, as are the tokens
- * behind the last one. */
+/* Decodes columns of a block whose sequence does not have one token, or is padding, and the tokens
+ * behind the last sequence. */
 template <class Tile>
 GDN_DEVICE void packed_rest(const struct gdn_cu_token &a, struct packed_place &w, bool padding,
                             int column, int n)
@@ -213,8 +213,8 @@ GDN_DEVICE void decode_token_packed_kv(const struct gdn_cu_token_packed &a)
     packed_rest<rest_column<KC, dtype, io, true>>(a.one, w, !real, column, Tile::COLUMNS);
 }
 
-/* The blocks of a multiprocessor, as ONE_BLOCKS has them. Fewer blocks leave more registers for
- * loads that are under way together. */
+/* The least blocks of a multiprocessor, as ONE_BLOCKS_vk. Fewer blocks leave more registers for
+ * loads under way. */
 #define PACKED_BLOCKS_vk(dtype, KC) (KC == 256 ? 12 : GDN_##dtype == GDN_F32 ? 24 : 16)
 #define PACKED_BLOCKS_kv(dtype, KC) 0
 

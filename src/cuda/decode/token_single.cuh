@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * token.cuh for the sequences of one token among packed ones of any lengths: gdn_prefill leaves
- * these out of its chunks. The host does not know how many there are. So blocks of some columns of
- * a head share the sequences, and each has every gridDim.z-th one. Each lane looks at one of them,
- * so 32 are known after one trip to memory.
- */
+/* Decode of the sequences of one token among packed ones of any lengths, as token.cuh: gdn_prefill
+ * leaves these out of its chunks. The host does not know how many there are. So the blocks of some
+ * columns of a head share the sequences: each has every gridDim.z-th one. Each lane reads the
+ * bounds of one sequence, so 32 sequences are known after one trip to memory. */
 #ifndef GDN_CUDA_DECODE_SINGLE_CUH
 #define GDN_CUDA_DECODE_SINGLE_CUH
 
@@ -15,10 +13,10 @@ struct single_place : token_place {
     __device__ __forceinline__ bool fresh(void) const { return is_fresh; }
 };
 
-/* The sequence of a lane. */
+/* The sequence that a lane has read. */
 struct single_look {
     struct single_place place;
-    bool is_single, is_real; /* real: no padding */
+    bool is_single, is_real; /* it has one token; it is no padding */
 };
 
 GDN_DEVICE struct single_look single_look_at(const struct gdn_cu_token_single &a, int row)
@@ -45,7 +43,7 @@ GDN_DEVICE struct single_look single_look_at(const struct gdn_cu_token_single &a
     return l;
 }
 
-/* Returns the place that a lane has found; real: whether it is one. */
+/* Returns the place that a lane has found. real: whether it is one to decode. */
 GDN_DEVICE struct single_place single_of_lane(const struct single_look &l, int lane, bool &real)
 {
     struct single_place w;
@@ -58,7 +56,7 @@ GDN_DEVICE struct single_place single_of_lane(const struct single_look &l, int l
     return w;
 }
 
-/* Calls decode(place, is it real) for each sequence of the block. */
+/* Calls decode(place, real) for each sequence of the block. */
 template <class Decode>
 GDN_DEVICE void single_each(const struct gdn_cu_token_single &a, Decode decode)
 {
@@ -74,7 +72,8 @@ GDN_DEVICE void single_each(const struct gdn_cu_token_single &a, Decode decode)
             decode(w, real);
         }
     }
-    /* The kernels ahead may still run: the last block ends after them. */
+    /* Earlier kernels may still run: this waits for them, so that the last block ends after
+     * them. */
     if (blockIdx.x + 1 == gridDim.x && blockIdx.y + 1 == gridDim.y && blockIdx.z + 1 == gridDim.z)
         griddepcontrol_wait();
 }
@@ -102,12 +101,12 @@ GDN_DEVICE void decode_token_single_kv(const struct gdn_cu_token_single &a)
             token_decode_columns<Tile>(a.one, w, column);
         else
             token_zero(a.one, w, column, Tile::COLUMNS, threadIdx.x);
-        __syncthreads(); /* before the next one uses the shared memory */
+        __syncthreads(); /* the next sequence uses the shared memory */
     });
 }
 
-/* The blocks of a multiprocessor, as PACKED_BLOCKS has them. A loop keeps its own registers beside
- * those of the loads. */
+/* The least blocks of a multiprocessor, as PACKED_BLOCKS_vk. The loop keeps registers beside those
+ * of loads. */
 #define SINGLE_BLOCKS_vk(dtype) (GDN_##dtype == GDN_F32 ? 24 : 12)
 #define SINGLE_BLOCKS_kv(dtype) 0
 

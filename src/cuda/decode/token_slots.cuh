@@ -15,7 +15,7 @@ struct slots_place : token_place {
     bool is; /* both slots exist */
 
     __device__ __forceinline__ bool real(void) const { return is; }
-    /* Reads the slots, after all other loads have begun. A slot that does not exist becomes slot 0,
+    /* Reads the slots after all other loads have begun. If a slot does not exist, it reads slot 0,
      * which does. */
     __device__ __forceinline__ void settle(const struct gdn_cu_token &a)
     {

@@ -5,7 +5,7 @@
 
 enum {
     MOST_WARPS = 4, /* of a block */
-    FEW_ROWS = 32   /* of K, of a warp of window_kv.cuh */
+    FEW_ROWS = 32   /* rows of K of a warp of window_kv.cuh */
 };
 
 /* ---- Arguments ----------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ void gdn_cuda_fill_warp(struct gdn_cu_warp *a, const struct gdn_cu_rule *r)
     a->norm_eps = r->norm_eps;
     a->scale = r->scale;
     a->bound = r->bound;
-    a->n_rows = a->n_blocks = 0; /* of the launch */
+    a->n_rows = a->n_blocks = 0; /* the launch sets these */
     a->head_blocks = 0;
     if (b->write == GDN_WRITE_NONE) {
         a->to.data = NULL;

@@ -63,14 +63,14 @@ template <int KC_, int dtype> struct warp_vk {
     GDN_DEVICE int k_chunk(int n) { return n % J; }
     GDN_DEVICE int k_element(int, int e) { return e; }
 
-    /* Number c of the lane's R, among the warp's columns. */
+    /* Returns column c of the lane's R, among the warp's columns. */
     GDN_DEVICE int own(int c) { return row() + 2 * c; }
 };
 
 /* ---- Rows of k ------------------------------------------------------------------------------ */
 
-/* If registers suffice, a row is in four lanes' pieces of 16 bytes, so that few rows are touched
- * at once; else in two lanes'. */
+/* A tile of rows of k. If registers suffice, four lanes have a row in pieces of 16 bytes, so that
+ * loads touch few rows at once; else two lanes. */
 template <int KC_, int dtype> struct warp_kv {
     enum {
         KC = KC_,
@@ -81,7 +81,7 @@ template <int KC_, int dtype> struct warp_kv {
         K_FIRST = 1,
         BIT = COLUMNS / R,
         E = dtype == GDN_F32 ? 4 : 8,
-        PIECES = R / E, /* of a row */
+        PIECES = R / E, /* pieces of a row */
         N = 4 * J * PARTS * PIECES,
         BLOCKS = KC == 256    ? 2
                  : PARTS == 2 ? 3
@@ -106,8 +106,8 @@ template <int KC_, int dtype> struct warp_kv {
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
-/* A warp's columns of a state in memory: of the lane's first element; how many rows and columns
- * there are from that one on. */
+/* A warp's columns of a state in memory: the address of the lane's first element, and the rows and
+ * columns that are there from it on. */
 struct warp_place {
     char *data;
     int row;
@@ -172,7 +172,7 @@ GDN_DEVICE void warp_store(const Tile &tile, const struct warp_place &p)
     }
 }
 
-/* Copies bit for bit (G9). */
+/* Copies bits (G9). */
 template <class Tile, int dtype>
 GDN_DEVICE void warp_copy(const struct warp_place &to, const struct warp_place &from)
 {
@@ -189,7 +189,7 @@ GDN_DEVICE void warp_copy(const struct warp_place &to, const struct warp_place &
 
 /* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* A lane's part of a token: its n chunks of k and q, the v of its last column. */
+/* A lane's part of a token: its n chunks of k and of q, and v of its last column. */
 template <int n> struct warp_token {
     float k[n][4], q[n][4];
     float v, alpha, beta, kq;
@@ -200,23 +200,23 @@ template <int n> struct warp_raw {
     uint32_t k[n][4], q[n][4], v, g, beta;
 };
 
-/* A warp's columns of one head of one sequence: what it reads and writes of token t is t steps
- * from here. The lane's own. */
+/* A warp's columns of one head of one sequence, as a lane has them. What belongs to token t is t
+ * steps further. */
 struct warp_work {
     const char *q, *k, *v, *g, *beta;
-    char *out; /* NULL: nowhere */
+    char *out; /* NULL: no output */
     float A_log, dt_bias;
     int n_k;  /* elements of k and q from the lane's first on */
     bool own; /* the lane's last column is there */
 };
 
-/* The bit of a lane's number that tells p from z when its sums are done. */
+/* Returns the bit of a lane's number that says whether its last sum is of p or of z. */
 template <class Tile> GDN_DEVICE int z_bit(void)
 {
     return Tile::PARTS == 1 ? 8 * Tile::BIT : Tile::BIT;
 }
 
-/* The column that a lane is left with, of its R. */
+/* Returns which of its R columns the lane has the sum of at the end. */
 template <class Tile> GDN_DEVICE int last_of_own(void)
 {
     const int i = Tile::part();
@@ -224,7 +224,7 @@ template <class Tile> GDN_DEVICE int last_of_own(void)
 }
 template <class Tile> GDN_DEVICE int last_column(void) { return Tile::own(last_of_own<Tile>()); }
 
-/* The lane that is left with number c of this lane's R. */
+/* Returns the lane that has the sum of column c of this lane's R. */
 template <class Tile> GDN_DEVICE int lane_of(int c)
 {
     const int i = Tile::R == 8 ? c >> 2 | (c & 2) | (c & 1) << 2 : (c & 2) | (c & 1) << 2;
@@ -233,7 +233,7 @@ template <class Tile> GDN_DEVICE int lane_of(int c)
            threadIdx.x % Tile::BIT;
 }
 
-/* Returns a lane's partial sums, of all 16. */
+/* Returns the sum of all 16 partial sums of a lane's. */
 template <class Tile> GDN_DEVICE float warp_sum(const float (&part)[Tile::PARTS])
 {
     float x = part[0];
@@ -276,7 +276,7 @@ GDN_DEVICE void warp_fetch(struct warp_raw<Tile::PARTS * Tile::J> &f, const stru
     f.beta = load_parts(w.beta + (int64_t)t * a.beta.token, 0, a.beta.dtype, a.beta.data);
 }
 
-/* Scales k and q as the rule uses them, and their product. */
+/* Multiplies k and q by their factors, and their product too. */
 template <class Tile>
 GDN_DEVICE void warp_scale(struct warp_token<Tile::PARTS * Tile::J> &to,
                            const struct gdn_cu_warp &a)
@@ -309,7 +309,7 @@ GDN_DEVICE void warp_commit(struct warp_token<Tile::PARTS * Tile::J> &to,
 
 /* ---- The rule ------------------------------------------------------------------------------- */
 
-/* Computes S <- alpha S, by selection where nothing is left. */
+/* Computes S <- alpha S. If alpha is 0 it selects zeros (G7). */
 template <class Tile> GDN_DEVICE void warp_decay(Tile &tile, float alpha)
 {
 #pragma unroll
@@ -319,8 +319,7 @@ template <class Tile> GDN_DEVICE void warp_decay(Tile &tile, float alpha)
     for (int i = 0; i < Tile::N * Tile::E; i++) tile.S[i / Tile::E][i % Tile::E] = 0;
 }
 
-/* Returns sums over K of a lane's columns, p and then z; the lane is left with p or z of one
- * column. */
+/* Sums over K: p and then z of a lane's columns. Returns p or z of one column. */
 template <class Tile>
 GDN_DEVICE float warp_sums(const Tile &tile, const struct warp_token<Tile::PARTS * Tile::J> &t)
 {
@@ -371,7 +370,7 @@ GDN_DEVICE void warp_step(Tile &tile, const struct warp_token<Tile::PARTS * Tile
 
 /* ---- A warp --------------------------------------------------------------------------------- */
 
-/* Returns the columns from `column` on in a slot. */
+/* Returns the address of columns from `column` on in a slot. */
 template <class Tile, int dtype>
 GDN_DEVICE struct warp_place warp_place_of(const struct gdn_cu_warp &a, const struct gdn_cu_pool &p,
                                            int slot, int head, int column)
@@ -463,7 +462,7 @@ GDN_DEVICE void warp_zero(const struct gdn_cu_warp &a, const struct warp_seq &s,
 template <class Tile, int KC, int dtype> GDN_DEVICE void decode_warp(const struct gdn_cu_warp &a)
 {
     const int row = blockIdx.y + blockIdx.z * gridDim.y, head = by(blockIdx.x, a.head_blocks);
-    const int part = blockIdx.x - head * a.n_blocks; /* of those of a head */
+    const int part = blockIdx.x - head * a.n_blocks; /* the part of the head's blocks */
     const int column = (part * (blockDim.x / 32) + threadIdx.x / 32) * Tile::COLUMNS;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();

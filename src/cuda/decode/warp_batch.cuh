@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The places of a sequence's tokens and states, for the batches that warp.cuh takes. */
+/* Finds tokens and states of a sequence, for the batches that warp.cuh takes. */
 #ifndef GDN_CUDA_DECODE_ROWS_CUH
 #define GDN_CUDA_DECODE_ROWS_CUH
 
@@ -8,7 +8,7 @@
 #include "cuda/device/rule.cuh"
 #include "cuda/device/warp_sums.cuh"
 
-/* A sequence's place. */
+/* The place of a sequence. */
 struct warp_seq {
     int row, T;
     int first;       /* with cu_seqlens: its first token */
@@ -40,7 +40,7 @@ GDN_DEVICE struct warp_seq warp_read(const struct gdn_cu_warp &a, int row)
     return s;
 }
 
-/* Returns the slot of the state after token t, where each is kept; -1: dropped. */
+/* Returns the slot of the state after token t, if each state is kept; -1: it is dropped. */
 GDN_DEVICE int warp_each_slot(const struct gdn_cu_warp &a, const struct warp_seq &s, int t)
 {
     if (t >= a.write_slots.n_columns) return -1;
@@ -48,26 +48,26 @@ GDN_DEVICE int warp_each_slot(const struct gdn_cu_warp &a, const struct warp_seq
     return slot < (int)a.first_slot || slot >= a.write_pool ? -1 : (int)slot;
 }
 
-/* Returns token t of a head. */
+/* Returns the address of token t of a head. */
 GDN_DEVICE char *warp_row(const struct gdn_cu_near &r, const struct warp_seq &s, int t, int head)
 {
     return r.data + (int64_t)s.row * r.row + (int64_t)(s.first + t) * r.token +
            (int64_t)head * r.head;
 }
 
-/* Returns element i of a vector as it lies there. */
+/* Returns element i of a vector as it lies in memory. */
 GDN_DEVICE uint32_t vector_bits(const struct gdn_cu_array &a, int i)
 {
     return load_parts(a.data, (int64_t)i * (int)a.stride[0], a.dtype, a.data);
 }
 
-/* The gates of a token as they lie there. */
+/* The gates of a token as they lie in memory. */
 struct warp_gates {
     uint32_t g, beta, A_log, dt_bias;
 };
 
-/* Loads the gates of a token that may exist. g and beta are mostly of 16 bits, and in parts
- * spill. */
+/* Loads the gates of a token, if it exists. They mostly have 16 bits; loads in parts
+ * (ptx_load_parts.cuh) would spill. */
 GDN_DEVICE void warp_fetch_gates(struct warp_gates &f, const struct gdn_cu_warp &a,
                                  const struct warp_seq &s, int head, int t)
 {
@@ -78,7 +78,7 @@ GDN_DEVICE void warp_fetch_gates(struct warp_gates &f, const struct gdn_cu_warp 
     f.dt_bias = vector_bits(a.dt_bias, head);
 }
 
-/* Expands alpha of a token, and beta, 0 if it is not there. */
+/* Computes alpha and beta of a token; beta is 0 if the token does not exist. */
 GDN_DEVICE void warp_expand_gates(float &alpha, float &beta, const struct warp_gates &f,
                                   const struct gdn_cu_warp &a, bool there)
 {
@@ -89,7 +89,7 @@ GDN_DEVICE void warp_expand_gates(float &alpha, float &beta, const struct warp_g
     if (a.beta.data && there) beta = beta_value(a, bits_to_f32(f.beta, a.beta.dtype));
 }
 
-/* Returns the state of a head in a slot. */
+/* Returns the address of a head's state in a slot. */
 GDN_DEVICE char *warp_state(const struct gdn_cu_pool &p, int slot, int head)
 {
     return p.data + (int64_t)slot * p.slot + (int64_t)head * p.head;

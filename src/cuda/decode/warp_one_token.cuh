@@ -15,14 +15,14 @@
 
 #include "cuda/decode/warp_batch.cuh"
 
-/* LANES have a row, C chunks of four each; a load is of ROWS rows. Loads come in N groups. */
+/* A tile: LANES lanes have a row, C chunks of four each. A load is of ROWS rows, and loads come in
+ * N groups. */
 template <int KC> struct once_tile {
     enum { LANES = KC < 128 ? KC / 4 : 32, C = KC / 4 / LANES, ROWS = 32 / LANES, N = 16 / ROWS };
     float S[N][C][4];
 };
 
-/* Returns sums N rows of p, then of z: the lane is left with one of them, number once_row() of the
- * lane's. */
+/* Sums N rows of p, then of z. Returns one of the sums: that of row once_row() of the lane. */
 template <class Tile>
 GDN_DEVICE float once_sums(const Tile &tile, const float (&k)[Tile::C][4],
                            const float (&q)[Tile::C][4])
@@ -43,7 +43,8 @@ GDN_DEVICE float once_sums(const Tile &tile, const float (&k)[Tile::C][4],
     return x[0];
 }
 
-/* The bit that tells p from z; the row (a lane's, by ROWS) whose sum a lane is left with. */
+/* once_z() returns the bit that says whether that sum is of p or of z. once_row() returns the row
+ * of it, of the lane's rows. */
 template <class Tile> GDN_DEVICE int once_z(void) { return Tile::LANES / 2; }
 template <class Tile> GDN_DEVICE int once_row(void)
 {
@@ -62,7 +63,7 @@ GDN_DEVICE float once_product(const float (&x)[Tile::C][4], const float (&y)[Til
     return sum;
 }
 
-/* Returns the lane's first element of a tile whose rows v to v + 15 are in a slot. */
+/* Returns the address of the lane's first element, of rows v to v + 15 in a slot. */
 template <class Tile>
 GDN_DEVICE char *once_place(const struct gdn_cu_pool &p, int slot, int head, int v)
 {
@@ -70,7 +71,7 @@ GDN_DEVICE char *once_place(const struct gdn_cu_pool &p, int slot, int head, int
     return warp_state(p, slot, head) + (v + lane / Tile::LANES) * p.row + lane % Tile::LANES * 16;
 }
 
-/* Returns true if chunk c of a row of K elements exists, from the lane's first element on. */
+/* Returns true if chunk c of the lane exists in a row. K: elements from the lane's first one on. */
 template <class Tile> GDN_DEVICE bool once_has(int c, int K)
 {
     return (int)threadIdx.x % Tile::LANES * 4 + c * 128 < K;
@@ -88,14 +89,14 @@ GDN_DEVICE void once_load(Tile &tile, const char *from, int row, int K, bool giv
     }
 }
 
-/* The token: the lane's chunks of k and q, v of row once_row(). */
+/* A lane's part of the token: its chunks of k and q, and v of row once_row(). */
 template <int C> struct once_token {
     float k[C][4], q[C][4];
     float v, alpha, beta;
 };
 
-/* Rows v to v + 15 of one head of a sequence of one token. out: of row once_row(); NULL:
- * nowhere. */
+/* Decodes rows v to v + 15 of one head of a sequence of one token. out: of row once_row(); NULL: no
+ * output. */
 template <class Tile>
 GDN_DEVICE void once_rule(const Tile &tile, const struct once_token<Tile::C> &now,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v,

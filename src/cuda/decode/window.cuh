@@ -31,7 +31,7 @@
 
 enum { MMA_TOKENS = 4, MMA_ROWS = 16 };
 
-/* Returns the first 11 bits of x, and the rest. */
+/* Return the first 11 bits of x, and the rest of x. */
 GDN_DEVICE uint32_t tf32_high(float x) { return __float_as_uint(x) & 0xffffe000; }
 GDN_DEVICE uint32_t tf32_rest(float x)
 {
@@ -40,14 +40,15 @@ GDN_DEVICE uint32_t tf32_rest(float x)
 
 /* ---- 16 rows of a state, as they lie in memory: words of rows g and g + 8 -------------------- */
 
-/* Pair p is two elements of a row, and word p of the lane's column of X is for the same K. */
+/* A tile. Pair p is two elements of a row. Word p of the lane's column of X has the same two
+ * elements of K. */
 template <int KC, int dtype> struct mma_tile;
 
 template <int KC> struct mma_tile<KC, GDN_BF16> {
     enum { PAIRS = KC / 8, WORDS = PAIRS, PIECE = 8 };
     uint32_t S[2][WORDS];
 
-    /* D += S X */
+    /* Computes D += S X. */
     __device__ __forceinline__ void read(float (&D)[4], const uint32_t (&x)[PAIRS]) const
     {
 #pragma unroll
@@ -56,7 +57,7 @@ template <int KC> struct mma_tile<KC, GDN_BF16> {
             mma_bf16(D, a, x[p], x[p + 1]);
         }
     }
-    /* Pair p of both rows. */
+    /* Returns pair p of both rows. */
     __device__ __forceinline__ void get(float (&c)[4], int p) const
     {
         for (int h = 0; h < 2; h++) {
@@ -100,7 +101,7 @@ template <int KC> struct mma_tile<KC, GDN_F32> {
     }
 };
 
-/* bytes: of a row, a multiple of 64; what lies behind is zero and stays so. */
+/* Loads X. bytes: of a row, a multiple of 64. The rest of a row is zero and stays zero. */
 template <class Tile>
 GDN_DEVICE void mma_load(Tile &tile, const char *first, int row, int bytes, bool given)
 {
@@ -125,16 +126,16 @@ template <class Tile> GDN_DEVICE void mma_store(const Tile &tile, char *first, i
 
 /* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* Token t's part of a lane, for its rows: what it reads of the state by k and by q, its output, its
- * u as the state has it in the end. total: of all tokens' alphas. */
+/* The part of token t in a lane, for the lane's rows: what t reads of the state by k and by q, its
+ * output, and its u for the final state. total: the product of all tokens' alphas. */
 template <int ROWS> struct mma_lane {
     float s[ROWS], z[ROWS], o[ROWS], u[ROWS], v[ROWS];
     float alpha, beta, total;
 };
 struct mma_rows : mma_lane<2> {
-}; /* g and g + 8 */
+}; /* rows g and g + 8 */
 
-/* Column g of X, and v. */
+/* A lane's column g of X, and v. */
 template <class Tile>
 GDN_DEVICE void mma_fetch(uint32_t (&column)[Tile::PAIRS], struct mma_rows &r,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v)
@@ -158,7 +159,7 @@ GDN_DEVICE void mma_fetch(uint32_t (&column)[Tile::PAIRS], struct mma_rows &r,
         r.v[h] = __uint_as_float(ld_b32_b16(values + 16 * h, false, there) << 16);
 }
 
-/* G: X^T X, of row g columns k_t and q_t. */
+/* Computes G = X^T X: row g, and the columns k_t and q_t of it. */
 template <int dtype = GDN_BF16, int PAIRS>
 GDN_DEVICE void mma_lengths(float (&G)[4], const uint32_t (&x)[PAIRS])
 {
@@ -172,7 +173,7 @@ GDN_DEVICE void mma_lengths(float (&G)[4], const uint32_t (&x)[PAIRS])
     }
 }
 
-/* Returns alpha x, by selection where nothing is left. */
+/* Returns alpha x. If alpha is 0 it returns 0 (G7). */
 GDN_DEVICE float faded(float x, float alpha) { return alpha == 0 ? 0 : alpha * x; }
 
 /* Computes the recurrence. each: the caller wants the u of every token as it was at that token.
@@ -206,7 +207,7 @@ GDN_DEVICE void mma_recur(struct mma_lane<ROWS> &r, const float (&G)[4], float k
     }
 }
 
-/* Transposes X as mma_update() takes it: k of the lane's token in the lower halves. */
+/* Transposes X for mma_update(): k of the lane's token comes into the lower halves. */
 template <int PAIRS> GDN_DEVICE void mma_turn(uint32_t (&x)[PAIRS])
 {
 #pragma unroll
@@ -257,13 +258,13 @@ GDN_DEVICE void mma_rule(struct mma_rows &r, const Tile &tile, const uint32_t (&
     mma_recur(r, G, k, q, T, each);
 }
 
-/* Returns row v of a head's state in a slot, from the lane's first element on. */
+/* Returns the address of row v of a head's state in a slot, from the lane's first element on. */
 GDN_DEVICE char *mma_row(const struct gdn_cu_pool &p, int slot, int head, int v)
 {
     return warp_state(p, slot, head) + v * p.row + threadIdx.x % 4 * 16;
 }
 
-/* Stores the state after the tokens, where it is wanted. */
+/* Stores the state after the tokens, if it is wanted. */
 template <class Tile>
 GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct mma_rows &r,
                           const struct gdn_cu_warp &a, const struct warp_seq &s, int head, int v,
@@ -278,7 +279,7 @@ GDN_DEVICE void mma_leave(Tile &tile, uint32_t (&x)[Tile::PAIRS], const struct m
     if (changed || !given || to != from) mma_store(tile, to, a.to.row, bytes);
 }
 
-/* Returns the window of s that begins after `done` tokens. */
+/* Returns the tokens of s after the first `done`, as a sequence. */
 GDN_DEVICE struct warp_seq window_of(const struct warp_seq &s, int done)
 {
     struct warp_seq w = s;

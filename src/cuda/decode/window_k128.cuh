@@ -29,20 +29,21 @@ enum { FOUR_K = 128, FOUR_COLUMNS = 64, FOUR_WARPS = FOUR_K / 32 /* of columns *
 
 /* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* Returns token t of a head. */
+/* Returns the address of token t of a head. */
 GDN_DEVICE char *four_at(const struct gdn_cu_at &r, int row, int head, int token, int t)
 {
     return token_at(r, row, head) + (int64_t)t * token;
 }
 
-/* The loads of lane (g, t): its words of column g of X; of token t the gates, and v of N rows. */
+/* The loads of lane (g, t): its words of column g of X; the gates of token t; v of token t for N
+ * rows. */
 template <int WORDS, int N> struct four_raw {
     uint32_t x[WORDS], v[N];
     struct token_gates gates;
 };
 
-/* at: where the warp's part of k and q begins, in bytes. own: the lane's first row; the next ones
- * are `step` apart. */
+/* Loads the inputs of a window. at: where the warp's part of k and q begins, in bytes. own: the
+ * lane's first row; its next rows are `step` apart. */
 template <int WORDS, int N>
 GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_window_k128 &a,
                            const struct token_place &w, int at, int own, int step)
@@ -50,7 +51,7 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_w
     const struct gdn_cu_token &o = a.one;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const bool there = t < a.T;
-    const int now = there ? t : 0; /* what is not there is not used */
+    const int now = there ? t : 0; /* an absent token is not used */
     const char *x = g & 1 ? four_at(o.q, w.row, token_source(w.head, o.group_q), a.q_token, g / 2)
                           : four_at(o.k, w.row, token_source(w.head, o.group_k), a.k_token, g / 2);
     const char *v = four_at(o.v, w.row, token_source(w.head, o.group_v), a.v_token, now) + own * 2;
@@ -68,7 +69,7 @@ GDN_DEVICE void four_fetch(struct four_raw<WORDS, N> &raw, const struct gdn_cu_w
     for (int n = 0; n < N; n++) raw.v[n] = ld_b32_b16(v + n * step * 2, false, there);
 }
 
-/* Computes the values of the lane's token that need no state. An absent token changes nothing. */
+/* Computes from the loads what needs no state. An absent token changes nothing. */
 template <int io, int WORDS, int N>
 GDN_DEVICE void four_expand(struct mma_lane<N> &r, const struct four_raw<WORDS, N> &raw,
                             const struct gdn_cu_window_k128 &a)
@@ -105,18 +106,20 @@ template <int N> GDN_DEVICE bool four_changes(const struct mma_lane<N> &r)
 
 /* ---- Rows of float32 ------------------------------------------------------------------------ */
 
-/* Eight rows as they are worked on; in memory they may be of 16 bits, of which a lane has 16 bytes
- * of a row. Of those a warp has two such tiles: as many bytes as of float32. */
+/* A tile of eight rows as they are computed. In memory they may have 16 bits, so a lane has 16
+ * bytes of a row. A warp then has two such tiles, which are as many bytes as one of float32. */
 template <int memory, int io> struct four_lines : token_rows<FOUR_K, GDN_F32, io> {
     typedef token_rows<FOUR_K, GDN_F32, io> base;
     enum {
         MEMORY = memory,
         TILES = memory == GDN_F32 ? 1 : 2,
-        NEXT_LANE = 16 / (memory == GDN_F32 ? 4 : 2),   /* keys from a lane's to the next one's, */
-        NEXT = memory == GDN_F32 ? 4 * base::LANES : 4, /* from its four to its next four */
+        NEXT_LANE = 16 / (memory == GDN_F32 ? 4 : 2),   /* keys from a lane's first to that of the
+                                                           next lane */
+        NEXT = memory == GDN_F32 ? 4 * base::LANES : 4, /* keys from a lane's four to its next
+                                                           four */
     };
 
-    /* The token that another tile has. */
+    /* Takes the token from another tile. */
     __device__ __forceinline__ void share(const four_lines &from)
     {
         for (int i = 0; i < base::C * base::E; i++) {
@@ -161,7 +164,7 @@ GDN_DEVICE void token_store(const four_lines<memory, io> &tile, char *at, int64_
     }
 }
 
-/* Copies bit for bit (G9). */
+/* Copies bits (G9). */
 template <class Tile>
 GDN_DEVICE void four_copy(char *to, int64_t to_row, const char *from, int64_t from_row)
 {
@@ -173,7 +176,7 @@ GDN_DEVICE void four_copy(char *to, int64_t to_row, const char *from, int64_t fr
     }
 }
 
-/* X, padded so that lanes of two columns of it store to banks of their own. */
+/* X in shared memory. Columns are padded, so that lanes of two columns store to different banks. */
 struct four_shared {
     alignas(16) uint16_t x[2 * MMA_TOKENS][FOUR_K + 32];
 };
@@ -188,7 +191,7 @@ template <int WORDS> GDN_DEVICE void four_share(struct four_shared &sh, const ui
     __syncwarp();
 }
 
-/* Takes the lane's elements of a column of X. */
+/* Stores the lane's elements of a column of X. */
 template <class Tile>
 GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared &sh, int column)
 {
@@ -200,7 +203,7 @@ GDN_DEVICE void four_take(float (&x)[Tile::C][Tile::E], const struct four_shared
     }
 }
 
-/* The slot that the state after the lane's token goes to; negative: nowhere. */
+/* Returns the slot of the state after the lane's token; negative: none. */
 GDN_DEVICE int four_slot(const struct gdn_cu_window_k128 &a, const struct token_place &w)
 {
     const int t = threadIdx.x % 4;
@@ -211,7 +214,7 @@ GDN_DEVICE int four_slot(const struct gdn_cu_window_k128 &a, const struct token_
     return slot >= a.one.first_slot && slot < a.one.write_pool ? slot : -1;
 }
 
-/* Stores all rows of a warp to a place, from the lane's first one on. */
+/* Stores all rows of a warp, from the lane's first one on. */
 template <class Tile>
 GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char *to, int64_t to_row,
                            const char *from, int64_t from_row)
@@ -226,7 +229,8 @@ GDN_DEVICE void four_leave(const Tile (&tiles)[Tile::TILES], bool changed, char 
     }
 }
 
-/* Moves the state through n tokens, and stores it where asked. Returns true if it has changed. */
+/* Applies n tokens to the state, and stores states that are kept. Returns true if the state has
+ * changed. */
 template <class Tile>
 GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared &sh,
                            const struct mma_lane<Tile::TILES> &r,
@@ -258,7 +262,7 @@ GDN_DEVICE bool four_write(Tile (&tiles)[Tile::TILES], const struct four_shared 
     return changed;
 }
 
-/* Computes what token i reads of the state before all of them, into its lanes. */
+/* Computes what token i reads of the state before the window. The lanes of token i get it. */
 template <class Tile>
 GDN_DEVICE void four_reads(Tile (&tiles)[Tile::TILES], struct mma_lane<Tile::TILES> &r,
                            const struct four_shared &sh, int i, const struct token_factors &f)
@@ -274,7 +278,7 @@ GDN_DEVICE void four_reads(Tile (&tiles)[Tile::TILES], struct mma_lane<Tile::TIL
     }
 }
 
-/* Rows from v on. */
+/* Decodes rows from v on. */
 template <class Tile>
 GDN_DEVICE void four_rows(const struct gdn_cu_window_k128 &a, const struct token_place &w, int v)
 {
@@ -305,7 +309,7 @@ GDN_DEVICE void four_rows(const struct gdn_cu_window_k128 &a, const struct token
     four_write(tiles, sh, r, a, w, a.T, slot, row, at, from);
 }
 
-/* Returns the call from token `first` on. */
+/* Returns the call without the tokens before `first`. */
 GDN_DEVICE struct gdn_cu_window_k128 four_from(const struct gdn_cu_window_k128 &a, int first)
 {
     struct gdn_cu_window_k128 b = a;
@@ -321,7 +325,7 @@ GDN_DEVICE struct gdn_cu_window_k128 four_from(const struct gdn_cu_window_k128 &
     return b;
 }
 
-/* Computes rows from v on, of more than four tokens in windows of four, as four_rows() does. The
+/* Decodes rows from v on of more than four tokens, in windows of four, as four_rows() does. The
  * loads of a window begin while the one before it is computed. */
 template <class Tile>
 GDN_DEVICE void four_many(const struct gdn_cu_window_k128 &all, const struct token_place &w, int v)
@@ -359,7 +363,7 @@ GDN_DEVICE void four_many(const struct gdn_cu_window_k128 &all, const struct tok
 
 /* ---- Products ------------------------------------------------------------------------------- */
 
-/* Rows v to v + 15. */
+/* Decodes rows v to v + 15. */
 GDN_DEVICE void four_products(const struct gdn_cu_window_k128 &a, const struct token_place &w,
                               int v)
 {
@@ -389,20 +393,20 @@ GDN_DEVICE void four_products(const struct gdn_cu_window_k128 &a, const struct t
 
 /* ---- Columns -------------------------------------------------------------------------------- */
 
-/* Lane (g, t) has columns 8 g to 8 g + 7 of the warp's rows 8 t to 8 t + 7: of columns 2 j and
- * 2 j + 1 the pairs of rows. */
+/* A tile of columns. Lane (g, t) has columns 8 g to 8 g + 7 of the warp's rows 8 t to 8 t + 7. A
+ * word of columns 2 j and 2 j + 1 has a pair of rows. */
 struct four_tile {
     uint32_t S[4][2][4];
 };
 
-/* parts: S X by each warp, for columns 2 j and 2 j + 1 of all lanes; products: of X^T X; u: as the
- * state has it in the end. */
+/* parts: S X of each warp, for columns 2 j and 2 j + 1 of all lanes. products: X^T X. u: for the
+ * final state. */
 struct four_parts {
     float4 parts[FOUR_WARPS][4][32];
     float2 products[FOUR_WARPS][32], u[4][32];
 };
 
-/* Halves of a and b side by side: the lower ones, the higher ones. */
+/* Return a word of the lower halves, or the higher halves, of a and b. */
 GDN_DEVICE uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffff) | b << 16; }
 GDN_DEVICE uint32_t high_halves(uint32_t a, uint32_t b) { return a >> 16 | (b & 0xffff0000); }
 
@@ -429,7 +433,7 @@ GDN_DEVICE void four_store(const struct four_tile &tile, char *to, int64_t row)
     }
 }
 
-/* Reads the warp's part of S X and of X^T X. */
+/* Computes the warp's part of S X and of X^T X. */
 GDN_DEVICE void four_read(struct four_parts &sh, const struct four_tile &tile,
                           const uint32_t (&x)[4])
 {
@@ -450,7 +454,8 @@ GDN_DEVICE void four_read(struct four_parts &sh, const struct four_tile &tile,
     }
 }
 
-/* The tokens of columns 2 j and 2 j + 1 of the warps' lanes, j the warp. */
+/* Computes the tokens for columns 2 j and 2 j + 1 of the warps' lanes. j: the number of the
+ * warp. */
 GDN_DEVICE void four_rule(struct four_parts &sh, struct mma_lane<2> &r,
                           const struct gdn_cu_window_k128 &a)
 {
@@ -491,7 +496,7 @@ GDN_DEVICE void four_update(struct four_tile &tile, const struct four_parts &sh,
     }
 }
 
-/* Columns from `column` on. */
+/* Decodes columns from `column` on. */
 GDN_DEVICE void four_columns(const struct gdn_cu_window_k128 &a, const struct token_place &w,
                              int column)
 {
@@ -523,7 +528,7 @@ GDN_DEVICE void four_columns(const struct gdn_cu_window_k128 &a, const struct to
 
 /* ---- Kernels -------------------------------------------------------------------------------- */
 
-/* Finds the block's place; false: padding. */
+/* Finds the block's place. Returns false for padding. */
 GDN_DEVICE bool four_begin(struct token_place &w, const struct gdn_cu_window_k128 &a)
 {
     const struct gdn_cu_token &o = a.one;
@@ -539,7 +544,7 @@ GDN_DEVICE bool four_begin(struct token_place &w, const struct gdn_cu_window_k12
     return w.from >= o.first_slot && w.from < o.read_pool && (a.each || w.to < o.write_pool);
 }
 
-/* Zeroes outputs of padding: n from `first` on. */
+/* Sets n outputs of padding to zero, from `first` on. */
 GDN_DEVICE void four_zero(const struct gdn_cu_window_k128 &a, const struct token_place &w,
                           int first, int n)
 {
@@ -549,8 +554,8 @@ GDN_DEVICE void four_zero(const struct gdn_cu_window_k128 &a, const struct token
             0;
 }
 
-/* A block of n value columns. Blocks: those of a head, then heads, then sequences, as states lie in
- * memory. */
+/* Decodes n value columns in a block. Blocks are numbered by parts of a head, then heads, then
+ * sequences, as states lie in memory. */
 template <int n, void (*decode)(const struct gdn_cu_window_k128 &, const struct token_place &, int)>
 GDN_DEVICE void four_block(const struct gdn_cu_window_k128 &a)
 {
@@ -591,7 +596,7 @@ GDN_DEVICE void decode_window_k128_kv(const struct gdn_cu_window_k128 &a)
     four_block<FOUR_COLUMNS, four_columns>(a);
 }
 
-/* Blocks that an SM is to hold, by measurement. */
+/* The least blocks of a multiprocessor, found by measurement. */
 #define FOUR_BLOCKS_vk(dtype) (GDN_##dtype == GDN_F32 ? 24 : 20)
 #define FOUR_BLOCKS_each(dtype) 16
 #define FOUR_BLOCKS_many(dtype) 16

@@ -18,7 +18,8 @@
 template <int KC, int dtype> struct few_tile : columns_shape<KC, dtype> {
     typedef columns_shape<KC, dtype> shape;
     enum {
-        /* of 16 columns, that a warp takes through the tokens; of the last warps of many, none */
+        /* groups of 16 columns that a warp takes through the tokens; the last of many warps have
+         * none */
         GROUPS = shape::WARPS < 4 ? 4 / shape::WARPS : 1,
     };
     float S[shape::N][shape::E];
@@ -26,15 +27,17 @@ template <int KC, int dtype> struct few_tile : columns_shape<KC, dtype> {
     __device__ __forceinline__ float get(int n, int e) const { return S[n][e]; }
 };
 
-/* Strides that keep the lanes of a column, one for each token, in banks of their own. */
+/* The shared memory of a block. Strides keep the lanes of a column, one for each token, in
+ * different banks. */
 template <class Tile> struct few_shared {
     alignas(16) float x[2 * MMA_TOKENS][Tile::KC];
-    float parts[2 * MMA_TOKENS][Tile::WARPS * Tile::COLUMNS + 4]; /* S X, raw, by each warp */
-    float u[MMA_TOKENS][Tile::COLUMNS + 8]; /* as the state has it in the end */
+    float parts[2 * MMA_TOKENS][Tile::WARPS * Tile::COLUMNS + 4]; /* S X with raw k and q, of each
+                                                                     warp */
+    float u[MMA_TOKENS][Tile::COLUMNS + 8];                       /* for the final state */
     float2 products[Tile::WARPS][32];
 };
 
-/* The loads of a window: the lane's part of X, v of its columns, gates of its token. */
+/* The loads of a window: the lane's part of X, v of its columns, the gates of its token. */
 template <class Tile> struct few_raw {
     uint32_t x[4], v[Tile::GROUPS][2];
     struct warp_gates gates;
@@ -42,7 +45,7 @@ template <class Tile> struct few_raw {
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
-/* Returns the lane's first piece of a state in a slot. */
+/* Returns the address of the lane's first piece of a state in a slot. */
 template <class Tile>
 GDN_DEVICE char *few_at(const struct gdn_cu_pool &p, int slot, int head, int column)
 {
@@ -67,7 +70,7 @@ template <class Tile> GDN_DEVICE void few_store(const Tile &tile, char *to, int 
     }
 }
 
-/* Copies bit for bit (G9). */
+/* Copies bits (G9). */
 template <class Tile> GDN_DEVICE void few_copy(char *to, int to_row, const char *from, int from_row)
 {
 #pragma unroll 1
@@ -75,7 +78,7 @@ template <class Tile> GDN_DEVICE void few_copy(char *to, int to_row, const char 
         *(uint4 *)(to + n * to_row) = *(const uint4 *)(from + n * from_row);
 }
 
-/* The first of the lane's columns in a group; the other is 8 on. */
+/* Returns the lane's first column in a group. Its other column is 8 further. */
 template <class Tile> GDN_DEVICE int few_column(int group)
 {
     return (threadIdx.x / 32 + group * Tile::WARPS) * 16 % Tile::COLUMNS + threadIdx.x % 32 / 4;
@@ -99,7 +102,7 @@ GDN_DEVICE void few_fetch(struct few_raw<Tile> &raw, const struct gdn_cu_warp &a
 
 /* ---- A window ------------------------------------------------------------------------------- */
 
-/* X to shared memory, and the warp's part of X^T X. */
+/* Stores X to shared memory, and the warp's part of X^T X. */
 template <class Tile>
 GDN_DEVICE void few_commit(struct few_shared<Tile> &sh, const uint32_t (&x)[4])
 {
@@ -114,7 +117,7 @@ GDN_DEVICE void few_commit(struct few_shared<Tile> &sh, const uint32_t (&x)[4])
     sh.products[warp][lane] = make_float2(G[0], G[1]);
 }
 
-/* The tokens of the warp's columns, from their gates: out and u. */
+/* Computes the tokens for the warp's columns: out and u. */
 template <class Tile>
 GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
                          const uint32_t (&v)[Tile::GROUPS][2], const struct gdn_cu_warp &a,
@@ -133,7 +136,7 @@ GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
 #pragma unroll 1
     for (int group = 0; group < Tile::GROUPS; group++) {
         const int first = few_column<Tile>(group);
-        r.beta = beta; /* mma_recur() takes it from tokens that are forgotten */
+        r.beta = beta; /* mma_recur() sets it to 0 for tokens that are forgotten */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float p = 0, z = 0;
@@ -155,7 +158,7 @@ GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
     }
 }
 
-/* Computes S <- total S + sum of u k^T */
+/* Computes S <- total S + the sum of u k^T. */
 template <class Tile>
 GDN_DEVICE void few_update(Tile &tile, const struct few_shared<Tile> &sh, float total, int T)
 {
@@ -198,7 +201,7 @@ GDN_DEVICE bool few_step(Tile &tile, struct few_shared<Tile> &sh, const struct f
     warp_expand_gates(r.alpha, r.beta, raw.gates, a, there);
     __syncthreads();
     few_rule<Tile>(sh, r, raw.v, a, w, head, column);
-    if (r.beta == 0) /* nothing of this k is to be used */
+    if (r.beta == 0) /* this k must not be used */
         *(float4 *)&sh.x[2 * t][warp * 32 + lane / 4 * 4] = make_float4(0, 0, 0, 0);
     __syncthreads();
     const bool changed = __any_sync(0xffffffff, there && (r.alpha != 1 || r.beta != 0));
@@ -235,7 +238,7 @@ GDN_DEVICE void few_decode(const struct gdn_cu_warp &a, const struct warp_seq &s
         few_fetch(raw, a, w, head, column);
     }
     if (!a.to.data || s.write < 0) return;
-    head = opaque(head); /* addresses are not kept meanwhile */
+    head = opaque(head); /* so that registers do not keep addresses meanwhile */
     const char *const from = few_at<Tile>(a.from, s.read, head, column);
     char *const to = few_at<Tile>(a.to, s.write, head, column);
     if (changed)
@@ -255,7 +258,8 @@ GDN_DEVICE void few_zero(const struct gdn_cu_warp &a, const struct warp_seq &s, 
                     a.out.dtype, 0);
 }
 
-/* Blocks: those of a head, then heads, then sequences, as states lie in memory. */
+/* Decodes a block. Blocks are numbered by parts of a head, then heads, then sequences, as states
+ * lie in memory. */
 template <int KC, int dtype> GDN_DEVICE void decode_window_kv(const struct gdn_cu_warp &a)
 {
     typedef few_tile<KC, dtype> Tile;

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * More than four tokens of padded rows, or any number whose states are all kept, except the calls
- * of window_k128.cuh: window.cuh in windows of four, a warp for each 16 rows of a state whose rows
- * are v. The state is float32 between windows, whatever it is in memory. A kernel of its own, so
- * that those of four tokens have registers enough.
- */
+/* Decode of more than four tokens of padded rows, or of any number whose states are all kept,
+ * except the calls of window_k128.cuh. It is window.cuh in windows of four: a warp has 16 rows of a
+ * state whose rows are v. Between windows the state is float32, whatever its dtype in memory. It is
+ * a kernel of its own, so that kernels of four tokens have enough registers. */
 #ifndef GDN_CUDA_DECODE_WINDOWS_CUH
 #define GDN_CUDA_DECODE_WINDOWS_CUH
 
@@ -13,7 +11,7 @@
 template <int KC, int dtype> struct window_tile : mma_tile<KC, GDN_F32> {
     enum {
         PIECE = dtype == GDN_F32 ? 4 : 8, /* elements of 16 bytes */
-        PIECES = KC / 4 / PIECE,          /* of a lane's row */
+        PIECES = KC / 4 / PIECE,          /* pieces of a lane's row */
     };
 };
 
@@ -53,7 +51,7 @@ template <class Tile> GDN_DEVICE void window_store(const Tile &tile, char *first
     }
 }
 
-/* Copies bit for bit (G9). */
+/* Copies bits (G9). */
 template <class Tile>
 GDN_DEVICE void window_copy(char *to, int to_row, const char *from, int from_row)
 {
@@ -63,12 +61,12 @@ GDN_DEVICE void window_copy(char *to, int to_row, const char *from, int from_row
             *(const uint4 *)(from + 8 * (i % 2) * from_row + 64 * (i / 2));
 }
 
-/* Stores the state to a slot; if it is still the one that was given, bit for bit (G9). */
+/* Stores the state to a slot. If no token has changed it, its bits are copied (G9). */
 template <class Tile>
 GDN_DEVICE void window_leave(const Tile &tile, bool changed, const struct gdn_cu_warp &a,
                              const struct warp_seq &s, int slot, int head, int v)
 {
-    head = opaque(head); /* and v and slots: addresses are not kept meanwhile */
+    head = opaque(head); /* so that registers do not keep addresses of v and slots meanwhile */
     char *const from = mma_row(a.from, s.read, head, v), *const to = mma_row(a.to, slot, head, v);
     if (changed)
         window_store(tile, to, a.to.row);
@@ -84,8 +82,8 @@ GDN_DEVICE int window_slot(const struct gdn_cu_warp &a, const struct warp_seq &s
     return t == s.T - 1 ? s.write : -1;
 }
 
-/* Computes window w, which begins after `done` tokens: its outputs, and the state after it, or
- * after each of its tokens. Is it another one than the given one now? */
+/* Computes window w, which begins after `done` tokens: its outputs, and the state after it or after
+ * each of its tokens. Returns true if the state has changed. */
 template <class Tile>
 GDN_DEVICE bool window_step(Tile &tile, bool changed, struct mma_rows &r,
                             uint32_t (&x)[Tile::PAIRS], const struct warp_gates &gates,
@@ -155,11 +153,11 @@ GDN_DEVICE void window_zero(const struct gdn_cu_warp &a, const struct warp_seq &
         store_float(warp_row(a.out, s, t, head), v + lane, a.out.dtype, 0);
 }
 
-/* Blocks as of warp.cuh. */
+/* Decodes a block. Blocks are numbered as those of warp.cuh. */
 template <int KC, int dtype> GDN_DEVICE void decode_window_vk(const struct gdn_cu_warp &a)
 {
     const int row = blockIdx.y + blockIdx.z * gridDim.y, head = by(blockIdx.x, a.head_blocks);
-    const int part = blockIdx.x - head * a.n_blocks; /* of those of a head */
+    const int part = blockIdx.x - head * a.n_blocks; /* the part of the head's blocks */
     const int v = (part * (blockDim.x / 32) + threadIdx.x / 32) * MMA_ROWS;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();

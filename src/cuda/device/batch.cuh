@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A sequence of a batch, as plan.c reads it on the host: the same rules, but what is out of range
- * cannot be refused here. Lengths are cut to what is there, and a sequence whose slot does not
- * exist is skipped like padding, so that nothing outside the tensors is touched.
- *
- * Every thread of a warp reads the same; functions that loop over the batch are for whole warps.
- */
+/* A sequence of a batch, by the rules of plan.c on the host. A kernel cannot refuse what is out of
+ * range: it cuts lengths to those that fit, and skips a sequence whose slot does not exist, like
+ * padding. So nothing outside the tensors is read or written. Every thread of a warp has the same
+ * result. Functions that loop over the batch are for whole warps. */
 #ifndef GDN_CUDA_BATCH_CUH
 #define GDN_CUDA_BATCH_CUH
 
@@ -14,9 +11,9 @@
 struct gdn_cu_seq {
     int64_t row, batch, first; /* as in struct gdn_seq */
     int64_t n_before, n_tokens, n_valid;
-    int64_t read, write; /* slots; -1: start from zero, nothing is written */
-    bool padding;        /* skipped: no state is touched */
-    bool sunk;           /* a padding row that has the sink */
+    int64_t read, write; /* slots; -1: starts from zero, or writes nothing */
+    bool padding;        /* skipped: its state is not read and not written */
+    bool sunk;           /* a row of padding that has the sink as its slot */
     bool keep_out;
 };
 
@@ -25,8 +22,8 @@ GDN_DEVICE int64_t clamp64(int64_t x, int64_t low, int64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* Finds the tokens of sequence b, and which of them count. plain, here and below: the batch has
- * slots at most, and no sink; the code is shorter. */
+/* Finds the tokens of sequence b, and which of them are valid. plain, here and below: the batch has
+ * no arrays of indices but slots, and no sink. The code is then shorter. */
 template <bool plain = false>
 GDN_DEVICE void read_range(const struct gdn_cu_batch &b, struct gdn_cu_seq &s)
 {
@@ -45,13 +42,13 @@ GDN_DEVICE void read_range(const struct gdn_cu_batch &b, struct gdn_cu_seq &s)
         s.n_valid = clamp64(load_index(b.token_count, s.row), 0, s.n_valid);
 }
 
-/* Returns a slot that an array names; -1: it names none. */
+/* Returns the slot that an array names; -1: it names none. */
 GDN_DEVICE int64_t named_slot(const struct gdn_cu_batch &b, int64_t slot)
 {
     return slot < b.first_slot ? -1 : slot;
 }
 
-/* Returns the slot that it starts from; negative: padding. */
+/* Returns the slot that the sequence starts from; negative: it is padding. */
 template <bool plain = false>
 GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
 {
@@ -61,8 +58,8 @@ GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
     return named_slot(b, load_index(b.read_slots, row, clamp64(n, 1, b.read_slots.n_columns) - 1));
 }
 
-/* Returns true if a padding row with tokens comes before this one. All threads of a warp call it.
- * */
+/* Returns true if an earlier row of padding that has tokens uses the sink. All threads of a warp
+ * call it. */
 GDN_DEVICE bool sink_is_taken(const struct gdn_cu_batch &b, int64_t row)
 {
     bool taken = false;
@@ -75,7 +72,7 @@ GDN_DEVICE bool sink_is_taken(const struct gdn_cu_batch &b, int64_t row)
     return __any_sync(0xffffffff, taken);
 }
 
-/* Returns sequence `row`, by all threads of a warp. */
+/* Returns sequence `row`. All threads of a warp call it. */
 template <bool plain = false>
 GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t row)
 {
@@ -112,7 +109,7 @@ GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t
     return s;
 }
 
-/* Returns the slot of the state after token t under GDN_WRITE_EACH; -1: dropped. */
+/* Returns the slot of the state after token t with GDN_WRITE_EACH; -1: that state is dropped. */
 GDN_DEVICE int64_t each_slot(const struct gdn_cu_batch &b, const struct gdn_cu_seq &s, int64_t t)
 {
     if (s.sunk) return t == s.n_valid - 1 ? s.write : -1;
@@ -125,7 +122,7 @@ GDN_DEVICE int64_t each_slot(const struct gdn_cu_batch &b, const struct gdn_cu_s
  * All threads of a warp call it. */
 GDN_DEVICE int64_t find_sequence(const struct gdn_cu_batch &b, int64_t t)
 {
-    int64_t found = -1, low = 0, n = b.B; /* it is `found` or one of the n from `low` on */
+    int64_t found = -1, low = 0, n = b.B; /* the result is `found` or one of n from `low` on */
     if (!b.cu_seqlens.data) return 0;
     while (n > 0) {
         const int64_t step = (n + 31) / 32, i = threadIdx.x % 32 * step;
@@ -148,12 +145,12 @@ GDN_DEVICE int64_t parent_of(const struct gdn_cu_batch &b, const struct gdn_cu_s
 
 /* ---- Checkpoints --------------------------------------------------------------------------- */
 
-/* Those of a sequence: numbers from first to end - 1. */
+/* The checkpoints of a sequence: numbers from first to end - 1. */
 struct gdn_cu_checkpoints {
     int64_t first, end;
 };
 
-/* All threads of a warp call it. */
+/* Reads the checkpoints of a sequence. All threads of a warp call it. */
 GDN_DEVICE struct gdn_cu_checkpoints read_checkpoints(const struct gdn_cu_batch &b,
                                                       const struct gdn_cu_seq &s)
 {
@@ -177,7 +174,7 @@ GDN_DEVICE struct gdn_cu_checkpoints read_checkpoints(const struct gdn_cu_batch 
     return c;
 }
 
-/* After how many tokens checkpoint c is, and its slot; -1: not wanted. */
+/* Returns after how many tokens checkpoint c is, and its slot; -1: it is not wanted. */
 GDN_DEVICE int64_t checkpoint_at(const struct gdn_cu_batch &b,
                                  const struct gdn_cu_checkpoints &list, int64_t c, int64_t &slot)
 {

@@ -10,14 +10,15 @@
 
 #include "cuda/device/rule.cuh"
 
-/* Numbers of a head, `step` bytes from one channel to the next; at NULL: there are none. */
+/* Numbers of a head, `step` bytes from one channel to the next. data NULL: absent. */
 struct family_row {
     const char *at;
     int64_t step;
     int dtype;
 };
 
-/* Return the numbers of a token: a, or what makes it; the dt_bias of that; b and w. */
+/* Return the numbers of a token: find_gate() a, or the raw gate; then the dt_bias of raw gates;
+ * then b and w. */
 GDN_DEVICE struct family_row find_gate(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s,
                                        int64_t t, int head)
 {
@@ -53,13 +54,13 @@ GDN_DEVICE float load_number(const struct family_row &x, int channel)
     return x.at ? load_float(x.at + channel * x.step, 0, x.dtype) : 0;
 }
 
-/* Returns dt_bias of a head and channel; absent: 0. */
+/* Returns dt_bias of a head and channel; 0 if it is absent. */
 GDN_DEVICE float load_bias(const struct gdn_cu_rule &r, int head, int channel)
 {
     return load_number(find_bias(r, head), channel);
 }
 
-/* Return b and w from what was given. */
+/* Return b and w from the numbers of the call. */
 GDN_DEVICE float family_b_value(const struct gdn_cu_rule &r, float b)
 {
     return r.beta.data ? beta_value(r, b) : 1;
@@ -70,8 +71,8 @@ GDN_DEVICE float family_w_value(const struct gdn_cu_rule &r, float w)
     return r.beta_kind == GDN_NO_SIGMOID ? w : sigmoid(w);
 }
 
-/* Returns the gate of a token, as a, or as its logarithm. If gates are one number per head, every
- * channel has the same. */
+/* Returns the gate of a token, as a or as its logarithm. If a head has one gate, all its channels
+ * have the same. */
 GDN_DEVICE float family_gate(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                              int head, int channel, bool linear)
 {
@@ -80,21 +81,21 @@ GDN_DEVICE float family_gate(const struct gdn_cu_rule &r, const struct gdn_cu_se
                       load_vector(r.A_log, head, 0), load_bias(r, head, channel), linear);
 }
 
-/* Returns b, the erase gate; without rows of beta it is one number per head. */
+/* Returns b, the erase gate. Without rows of beta it is one number per head. */
 GDN_DEVICE float family_b(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                           int head, int j, int channel)
 {
     return family_b_value(r, load_number(find_b(r, s, t, head, j), channel));
 }
 
-/* Returns w, the write gate; absent: beta if that is one number per head, else 1. */
+/* Returns w, the write gate. If it is absent, w is beta if that is one number per head, else 1. */
 GDN_DEVICE float family_w(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                           int head, int j, int column)
 {
     return family_w_value(r, load_number(find_w(r, s, t, head, j), column));
 }
 
-/* Returns w v. If w is 0, v counts for nothing, a NaN neither (G8). */
+/* Returns w v. If w is 0, v does not matter, even if it is NaN (G8). */
 GDN_DEVICE float family_written(float w, float v) { return w == 0 ? 0 : w * v; }
 
 #endif

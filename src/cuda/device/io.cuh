@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Elements between memory and float32: dtypes end here. Every store rounds once, to nearest even.
- */
+/* Moves elements between memory and float32. Other device code does not depend on dtypes. Every
+ * store rounds once, to nearest even. */
 #ifndef GDN_CUDA_IO_CUH
 #define GDN_CUDA_IO_CUH
 
@@ -10,7 +9,7 @@
 
 GDN_DEVICE float bf16_to_f32(uint16_t x) { return __uint_as_float((uint32_t)x << 16); }
 
-/* Elements of a dtype known when compiling. */
+/* Moves elements of a dtype that is known when compiling. */
 template <int dtype> struct gdn_io;
 template <> struct gdn_io<GDN_F32> {
     typedef float type;
@@ -28,7 +27,7 @@ template <> struct gdn_io<GDN_F16> {
     GDN_DEVICE void store(uint16_t *p, float x) { *p = f32_to_f16(x); }
 };
 
-/* ... and when running. */
+/* Moves elements of a dtype that is known when the kernel runs. */
 GDN_DEVICE float load_float(const void *data, int64_t element, int dtype)
 {
     if (dtype == GDN_F32) return ((const float *)data)[element];
@@ -43,7 +42,7 @@ GDN_DEVICE void store_float(void *data, int64_t element, int dtype, float x)
         ((uint16_t *)data)[element] = dtype == GDN_BF16 ? f32_to_bf16(x) : f32_to_f16(x);
 }
 
-/* Returns element i, or (i, j), of an array of indices; of an absent one: `absent`. */
+/* Returns element i, or (i, j), of an array of indices; `absent` if there is no array. */
 GDN_DEVICE int64_t load_index(const struct gdn_cu_array &a, int64_t i, int64_t j = 0,
                               int64_t absent = 0)
 {
@@ -52,7 +51,7 @@ GDN_DEVICE int64_t load_index(const struct gdn_cu_array &a, int64_t i, int64_t j
     return ld_index((const char *)a.data + at * bytes, a.data ? bytes : 0, absent);
 }
 
-/* Returns element i of a vector of floats; absent: `absent`. */
+/* Returns element i of a vector of floats; `absent` if there is no vector. */
 GDN_DEVICE float load_vector(const struct gdn_cu_array &a, int64_t i, float absent)
 {
     return a.data ? load_float(a.data, i * a.stride[0], a.dtype) : absent;

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Lines on the device: where one is, and eight elements of it at a time, as they lie in memory.
- * Which thread has which elements never depends on how they are moved, so that alignment changes
- * no bit.
- */
+/* Lines on the device: the address of a line, and eight elements of it at a time, as they lie in
+ * memory. The elements of a thread do not depend on how they are moved, so alignment changes no
+ * bit. */
 #ifndef GDN_CUDA_LINES_CUH
 #define GDN_CUDA_LINES_CUH
 
@@ -16,12 +14,12 @@ GDN_DEVICE int64_t element_bytes(int32_t dtype)
     return dtype == GDN_F32 ? 4 : dtype >= GDN_I8 && dtype <= GDN_E5M2 ? 1 : 2;
 }
 
-/* A line: where it is in the last leading dimension, and in all those before that. */
+/* The index of a line: in the last leading dimension, and in all before that one. */
 struct gdn_line {
     int64_t upper, lower;
 };
 
-/* Divides x by y, both below 2^32 as a rule. */
+/* Divides x by y. It is fast if both are below 2^32. */
 GDN_DEVICE int64_t divide(int64_t x, int64_t y)
 {
     if (((x | y) >> 32) == 0) return (uint32_t)x / (uint32_t)y;
@@ -55,7 +53,7 @@ GDN_DEVICE char *line_at(const struct gdn_cu_leads &leads, const struct gdn_cu_l
 
 /* ---- Packs --------------------------------------------------------------------------------- */
 
-/* Floats take all eight words, what has 16 bits the first four. */
+/* Eight elements: float32 takes all eight words, 16 bits the first four. */
 struct gdn_pack {
     uint32_t word[8];
 };
@@ -82,7 +80,7 @@ GDN_DEVICE void store_pair(char *p, const uint32_t *word)
     *(uint2 *)p = make_uint2(word[0], word[1]);
 }
 
-/* Loads the first n (all of them from 8 up) of eight elements at p, zeros beyond. */
+/* Loads the first n of eight elements at p, all if n is 8 or more; the others are zero. */
 GDN_DEVICE void load_pack(struct gdn_pack &x, int32_t dtype, int32_t access, const char *p,
                           int64_t n)
 {
@@ -161,15 +159,15 @@ GDN_DEVICE void pack(struct gdn_pack &x, const float (&y)[8], int32_t dtype)
 
 /* ---- Sums over threads, by a tree ---------------------------------------------------------- */
 
-/* Returns the sum from `step` lanes that have it to `lanes`, in all of them. */
+/* Adds x over the lanes of a group of `lanes`: over those that are multiples of `step` apart. All
+ * lanes get their sum. */
 GDN_DEVICE float sum_lanes(float x, int lanes, int step = 1)
 {
     for (; step < lanes; step *= 2) x += __shfl_xor_sync(0xffffffff, x, step);
     return x;
 }
 
-/* Returns the sum over a block, to all of its threads. sums: one for each warp, in shared memory.
- * */
+/* Returns the sum over a block in all of its threads. sums: shared memory, one for each warp. */
 GDN_DEVICE float sum_block(float x, float *sums)
 {
     const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;

@@ -21,14 +21,13 @@ GDN_DEVICE float sigmoid(float x) { return times_sigmoid(1, x); }
 
 GDN_DEVICE bool is_infinite(float x) { return fabsf(x) > 0x1.fffffep127f; }
 
-/* Returns x sigmoid(x). The bound keeps -inf from outweighing its sigmoid; NaN stays, by the other
- * x. */
+/* Returns x sigmoid(x). The bound of the first x keeps -inf from giving -inf times 0. A NaN comes
+ * from the second x. */
 GDN_DEVICE float silu(float x) { return times_sigmoid(fmaxf(x, -1000), x); }
 
-/*
- * The same of several at once, which costs half: x / (1 + exp(-x)), the exponential as a power of
- * two and what its exponent's rounding left out. From 80 up, where that is not safe, x or x e^x.
- */
+/* Computes silu() of several x at half the cost: x / (1 + exp(-x)). The exponential is a power of
+ * two times a correction for its rounded exponent. If |x| is 80 or more, where that is not safe,
+ * the result is x or x e^x. */
 template <int N> GDN_DEVICE void silu_of(float (&x)[N])
 {
     float y[N], most = 0;
@@ -74,10 +73,8 @@ template <int N> GDN_DEVICE void quick_silu(float (&x)[N])
     for (int i = 0; i < N; i++) x[i] = y[i];
 }
 
-/*
- * log(1 + exp(x)) = max(x, 0) + log1p(e) with e = exp(-|x|) from 0 to 1, where log1p(e) / e is a
- * polynomial (off by 2^-27 at most). Above 18 that is x itself.
- */
+/* Returns log(1 + exp(x)) = max(x, 0) + log1p(e), where e = exp(-|x|) is from 0 to 1. log1p(e) / e
+ * is a polynomial, with an error of at most 2^-27. Above 18 the result is x itself. */
 GDN_DEVICE float softplus(float x)
 {
     const float e = expf(-fabsf(x));

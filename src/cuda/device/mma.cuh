@@ -17,13 +17,13 @@
 
 #include "cuda/device/ptx_mma.cuh"
 
-/* Makes a value that is the same in all lanes uniform for the compiler too: behind a branch that
- * may part lanes it does nothing once per warp. */
+/* Returns x, which is the same in all lanes, so that the compiler knows that too. It then compiles
+ * what depends on x for the warp and not for each lane. */
 GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
 
 typedef float mma_block[2][4];
 
-/* Row and column of element e of accumulator h, in a block. */
+/* Return the row and the column of element e of accumulator h, in a block. */
 GDN_DEVICE int block_row(int e) { return (int)(threadIdx.x % 32 / 4) + 8 * (e / 2); }
 GDN_DEVICE int block_column(int h, int e) { return 8 * h + (int)(threadIdx.x % 4) * 2 + e % 2; }
 
@@ -69,7 +69,7 @@ template <class format> struct mma_tiles16 {
     };
     static constexpr int bytes = 2;
 
-    /* Return the place that a lane reads the operand from, at the start of a tile; turned: rows
+    /* Return the address that a lane reads the operand from, at the start of a tile. turned: rows
      * of the operand are columns of the tile. */
     GDN_DEVICE uint32_t lane(int row)
     {
@@ -91,7 +91,7 @@ template <class format> struct mma_tiles16 {
         (void)row;
         load_matrices_turned(o.x, at);
     }
-    /* Columns but those from `first` to n - 1 become zero. */
+    /* Sets the columns to zero, except those from `first` to n - 1. */
     GDN_DEVICE void keep_columns(operand &o, int first, int n)
     {
         for (int i = 0; i < 4; i++) {
@@ -124,7 +124,7 @@ template <class format> struct mma_tiles16 {
         for (int i = 0; i < 4; i++) z = format::taint(z, o.x[i]);
     }
     GDN_DEVICE bool is_tainted(taint z) { return (z & 0x7fff7fffu) != 0; }
-    /* Two elements that follow each other in a row. */
+    /* Stores two elements that follow each other in a row. */
     GDN_DEVICE void store_pair(void *at, float x, float y) { *(uint32_t *)at = format::pair(x, y); }
 };
 
@@ -136,11 +136,9 @@ template <> struct mma_tiles<GDN_F16> : mma_tiles16<mma_format_f16> {
 
 /* ---- f32 ----------------------------------------------------------------------------------- */
 
-/*
- * A factor is the sum of two of tf32, rounded and exact to 2^-23; of their four products the
- * smallest is left out (2^-22). Tensor cores cut what they add to a large sum, so eight columns are
- * summed from zero and added in float32.
- */
+/* Products of float32. A factor is the sum of two numbers of tf32, exact to 2^-23. Of the four
+ * products of two factors, the smallest is left out (2^-22). Tensor cores cut off digits of what
+ * they add to a large sum. So the sum of eight columns starts from zero and is added in float32. */
 template <> struct mma_tiles<GDN_F32> {
     struct operand {
         mma_block x;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * PTX instructions, a function each, named after it. Loads that are only sometimes wanted are
- * predicated and not jumped over: they stay close together, and so does the code.
- */
+/* PTX instructions. Each has a function that is named after it. A load that is wanted under a
+ * condition is predicated instead of jumped over. So loads, and the code, stay close together. */
 #ifndef GDN_CUDA_PTX_CUH
 #define GDN_CUDA_PTX_CUH
 
@@ -18,7 +16,7 @@ GDN_DEVICE void griddepcontrol_wait(void)
 #endif
 }
 
-/* Writes a word once all that this thread wrote before can be read; and reads such a word. */
+/* Writes a word when all earlier writes of this thread can be read. Reads such a word. */
 GDN_DEVICE void st_release(uint64_t *p, uint64_t x)
 {
     asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
@@ -30,7 +28,7 @@ GDN_DEVICE uint64_t ld_acquire(const uint64_t *p)
     return x;
 }
 
-/* Lets the kernel behind in the stream begin, once every block has said so. */
+/* Lets the next kernel in the stream begin, when every block has called it. */
 GDN_DEVICE void griddepcontrol_launch_dependents(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -38,14 +36,15 @@ GDN_DEVICE void griddepcontrol_launch_dependents(void)
 #endif
 }
 
-/* The blocks of a cluster: this thread is through with what lies before; and all of them are. */
+/* Says to the blocks of a cluster that this thread has done what is before the call. Waits for all
+ * of them. */
 GDN_DEVICE void cluster_arrive(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 #endif
 }
-/* The same where others only wait to write what this thread has read, and used. */
+/* Does the same if other blocks wait only to overwrite what this thread has read and used. */
 GDN_DEVICE void cluster_arrive_relaxed(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -60,7 +59,7 @@ GDN_DEVICE void cluster_wait(void)
 }
 
 /* Returns x without an instruction. The compiler can no longer derive its value. So values made of
- * x are computed here, and take no registers from before a loop on. */
+ * x are computed at that place, and no registers keep them through a loop. */
 GDN_DEVICE int opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -72,7 +71,7 @@ GDN_DEVICE uint32_t opaque(uint32_t x)
     return x;
 }
 
-/* Four words if `four`, two if `two`, aligned as a whole; the others are zero. */
+/* Loads four words if `four`, two if `two`, aligned as a whole. The other words are zero. */
 GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)
 {
     asm volatile("{\n\t"
@@ -86,7 +85,7 @@ GDN_DEVICE void ld_v4_v2(uint32_t (&x)[4], const void *p, bool four, bool two)
                  : "l"(p), "r"((int)four), "r"((int)two));
 }
 
-/* Four words, aligned as a whole. */
+/* Loads four words, aligned as a whole. */
 GDN_DEVICE void ld_v4(uint32_t (&x)[4], const void *p)
 {
     asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -94,8 +93,8 @@ GDN_DEVICE void ld_v4(uint32_t (&x)[4], const void *p)
                  : "l"(p));
 }
 
-/* Four or two words, aligned as a whole, if they are `there`, else zeros. Once: of what no thread
- * beside this one reads, which needs no place in the L1 cache. */
+/* Loads four or two words, aligned as a whole, if they are `there`, else zeros. ..._once: no other
+ * thread reads the words, so they get no place in the L1 cache. */
 #define GDN_LD_V4(name, cache)                                                                  \
     GDN_DEVICE void name(uint32_t(&x)[4], const void *p, bool there)                            \
     {                                                                                           \
@@ -127,7 +126,7 @@ GDN_LD_V2(ld_once_v2, ".L1::no_allocate")
 #undef GDN_LD_V4
 #undef GDN_LD_V2
 
-/* Brings what lies there to the L2 cache, without a branch. */
+/* Loads the line at an address into the L2 cache if `some`, without a branch. */
 GDN_DEVICE void prefetch(const void *p, bool some)
 {
     asm volatile("{\n\t.reg .pred some;\n\tsetp.ne.s32 some, %1, 0;\n\t"
@@ -152,7 +151,7 @@ GDN_DEVICE uint32_t ld_b32_b16(const void *p, bool word, bool half)
     return x;
 }
 
-/* Two words, aligned as a whole, if `two`, one if `one`; the others are zero. */
+/* Loads two words, aligned as a whole, if `two`, one if `one`. The other words are zero. */
 GDN_DEVICE void ld_v2_b32(uint32_t (&x)[2], const void *p, bool two, bool one)
 {
     asm volatile("{\n\t"
@@ -166,7 +165,7 @@ GDN_DEVICE void ld_v2_b32(uint32_t (&x)[2], const void *p, bool two, bool one)
                  : "l"(p), "r"((int)two), "r"((int)one));
 }
 
-/* Returns an index of 4, 8 or 1 (unsigned) bytes; of no bytes: `absent`. */
+/* Returns an index of 4, 8 or 1 (unsigned) bytes; `absent` if it has no bytes. */
 GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
 {
     int64_t x;
@@ -184,7 +183,7 @@ GDN_DEVICE int64_t ld_index(const void *p, int bytes, int64_t absent)
     return x;
 }
 
-/* Two words of shared memory, aligned as a whole: loaded here, not kept from before. */
+/* Loads two words of shared memory, aligned as a whole. The compiler does not load them earlier. */
 GDN_DEVICE void lds_v2(uint32_t *x, const void *p)
 {
     asm volatile("ld.volatile.shared.v2.b32 {%0, %1}, [%2];"
@@ -192,7 +191,7 @@ GDN_DEVICE void lds_v2(uint32_t *x, const void *p)
                  : "r"((uint32_t)__cvta_generic_to_shared(p)));
 }
 
-/* Returns a b + c */
+/* Returns a b + c. */
 GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c)
 {
     int64_t x;
@@ -200,7 +199,7 @@ GDN_DEVICE int64_t mad_wide(int a, int b, int64_t c)
     return x;
 }
 
-/* Returns 1 / x to one unit of the last place; |x| from 2^-126 to 2^126. */
+/* Returns 1 / x with an error of one unit of the last place, for |x| from 2^-126 to 2^126. */
 GDN_DEVICE float rcp_approx(float x)
 {
     float y;
@@ -208,8 +207,8 @@ GDN_DEVICE float rcp_approx(float x)
     return y;
 }
 
-/* Returns 1 / sqrt(x) to two units of the last place, of denormals and infinity too; sqrt(x) to
- * one. */
+/* Return 1 / sqrt(x) with an error of two units of the last place, also of denormals and infinity;
+ * and sqrt(x) with one. */
 GDN_DEVICE float rsqrt_approx(float x)
 {
     float y;
@@ -223,7 +222,7 @@ GDN_DEVICE float sqrt_approx(float x)
     return y;
 }
 
-/* Returns 2^x to two units of the last place; 0 where that is denormal. */
+/* Returns 2^x with an error of two units of the last place; 0 if 2^x is denormal. */
 GDN_DEVICE float ex2_approx(float x)
 {
     float y;
@@ -231,7 +230,7 @@ GDN_DEVICE float ex2_approx(float x)
     return y;
 }
 
-/* Between 16 bits and float32, with one rounding, to nearest even. */
+/* Convert between 16 bits and float32, with one rounding, to nearest even. */
 GDN_DEVICE float f16_to_f32(uint16_t x)
 {
     float y;
@@ -251,7 +250,7 @@ GDN_DEVICE uint16_t f32_to_f16(float x)
     return y;
 }
 
-/* Returns two at once, `low` in the lower half. */
+/* Returns two numbers of 16 bits in a word, `low` in its lower half. */
 GDN_DEVICE uint32_t f32_to_bf16x2(float low, float high)
 {
     uint32_t y;

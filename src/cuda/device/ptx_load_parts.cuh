@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Loads of what has one of two sizes, in parts, each into a register of its own. With a load for
- * either size into the same register the second would wait for the first, and all that follow it
- * with the second: a whole trip to memory.
- */
+/* Loads of numbers that have one of two sizes. Each part goes into a register of its own. If loads
+ * of both sizes went into one register, the second load would wait for the first, and all later
+ * loads for the second: a whole trip to memory. */
 #ifndef GDN_CUDA_PTX_PARTS_CUH
 #define GDN_CUDA_PTX_PARTS_CUH
 
 #include "cuda/device/ptx.cuh"
 
-/* Returns a number of 4 or 2 bytes, or none: zero. */
+/* Returns a number of 4 or 2 bytes; zero if it has none. */
 GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
 {
     uint32_t low, high;
@@ -25,7 +23,7 @@ GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
     return low | high << 16;
 }
 
-/* A word or two bytes, if there are; else x stays. */
+/* Loads a word or two bytes if `there`. Otherwise x stays. */
 GDN_DEVICE void ld_word(uint32_t &x, const void *p, bool there)
 {
     asm volatile("{\n\t.reg .pred there;\n\tsetp.ne.s32 there, %2, 0;\n\t"
@@ -41,8 +39,8 @@ GDN_DEVICE void ld_half(uint32_t &x, const void *p, bool there)
                  : "l"(p), "r"((int)there));
 }
 
-/* Two numbers of 4 or 2 bytes, aligned by 4, or none: zeros. Of 2 bytes they share the first
- * word. */
+/* Loads two numbers of 4 or 2 bytes, aligned by 4; zeros if they have none. Two of 2 bytes are in
+ * the first word. */
 GDN_DEVICE void ld_8_or_4(uint32_t (&x)[2], const void *p, int bytes)
 {
     asm volatile("{\n\t"
@@ -56,7 +54,8 @@ GDN_DEVICE void ld_8_or_4(uint32_t (&x)[2], const void *p, int bytes)
                  : "l"(p), "r"(bytes));
 }
 
-/* A flag of 4 bytes or 1: set if one of x is not zero, or if there is no x. */
+/* Loads a flag of 4 bytes or 1. It is set if one word of x is not zero, and if the flag has no
+ * bytes. */
 GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
 {
     asm volatile("{\n\t"
@@ -70,7 +69,7 @@ GDN_DEVICE void ld_flag(uint32_t (&x)[2], const void *p, int bytes)
                  : "l"(p), "r"(bytes));
 }
 
-/* Returns a word; two, aligned as a whole. */
+/* Return a word, and two words that are aligned as a whole. */
 GDN_DEVICE uint32_t ld_b32(const void *p)
 {
     uint32_t x;
@@ -82,12 +81,10 @@ GDN_DEVICE void ld_v2(uint32_t (&x)[2], const void *p)
     asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(p));
 }
 
-/*
- * Arguments are in lines of 64 bytes, each of which takes some 75 cycles when it is first read, one
- * after the other. Here all are asked for, 25 cycles apart. await_arguments() waits for them (what
- * they are or'd to makes no difference), by a branch: what stands before it is asked for before
- * what stands behind, whatever the assembler thinks of the order.
- */
+/* Reads one word of each line of the arguments. A line has 64 bytes, and its first read takes some
+ * 75 cycles. Reads one after the other would add up; these are 25 cycles apart. await_arguments()
+ * waits for them by a branch, which keeps the assembler from moving loads to the other side. Its or
+ * of the words changes nothing. */
 template <class T> GDN_DEVICE uint32_t ask_arguments(const T &a)
 {
     const uint32_t *word = (const uint32_t *)&a + opaque(0u);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Instructions of tensor cores, of copies behind the back of threads and of barriers, each as one
- * function. Addresses of shared memory are those of its own window, in bytes. */
+/* Instructions of tensor cores, of asynchronous copies and of barriers, each as one function.
+ * Addresses of shared memory are those of its own window, in bytes. */
 #ifndef GDN_CUDA_PTX_MMA_CUH
 #define GDN_CUDA_PTX_MMA_CUH
 
@@ -25,7 +25,7 @@ GDN_DEVICE void load_matrices_turned(uint32_t (&x)[4], uint32_t row)
                  : "r"(row));
 }
 
-/* Returns a matrix in registers, turned. */
+/* Returns a matrix in registers, transposed. */
 GDN_DEVICE uint32_t turn_matrix(uint32_t x)
 {
     uint32_t y;
@@ -74,7 +74,7 @@ GDN_DEVICE uint32_t round_tf32(float x)
     return y;
 }
 
-/* Returns z + f x, two elements at a time. With f = 0: NaN once an x is not finite. */
+/* Returns z + f x of two elements. With f = 0 the result is NaN if an x is not finite. */
 GDN_DEVICE uint32_t add_bf16x2(uint32_t z, uint32_t x, uint32_t f)
 {
     uint32_t y;
@@ -88,7 +88,7 @@ GDN_DEVICE uint32_t add_f16x2(uint32_t z, uint32_t x, uint32_t f)
     return y;
 }
 
-/* Returns x f, two elements at a time. */
+/* Returns x f of two elements. */
 GDN_DEVICE uint32_t multiply_bf16x2(uint32_t x, uint32_t f)
 {
     return add_bf16x2(0x80008000u, x, f);
@@ -97,7 +97,8 @@ GDN_DEVICE uint32_t multiply_f16x2(uint32_t x, uint32_t f) { return add_f16x2(0x
 
 /* ---- Copies from global to shared memory that go on behind the thread's back ----------------- */
 
-/* Copies the first `valid` of `bytes` (4, 8, 16; a constant) from memory, zeros for the rest. */
+/* Copies the first `valid` of `bytes` (a constant: 4, 8 or 16) from memory, and fills the others
+ * with zeros. */
 template <int bytes> GDN_DEVICE void copy_async(uint32_t to, const void *from, int valid)
 {
     if (bytes == 16)
@@ -111,7 +112,7 @@ template <int bytes> GDN_DEVICE void copy_async(uint32_t to, const void *from, i
                      : "r"(to), "l"(__cvta_generic_to_global(from)), "n"(bytes), "r"(valid)
                      : "memory");
 }
-/* Ends a group of copies; waits for all groups but the last `n`. */
+/* Ends a group of copies. copy_wait() waits for all groups except the last `n`. */
 GDN_DEVICE void copy_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int n> GDN_DEVICE void copy_wait(void)
 {

@@ -5,7 +5,7 @@
 
 #include "cuda/device/ptx.cuh"
 
-/* Four words, or the first two, aligned as a whole, if `is`. */
+/* Stores four words, or the first two, aligned as a whole, if `is`. */
 GDN_DEVICE void st_v4(void *p, const uint32_t (&x)[4], bool is)
 {
     asm volatile("{\n\t.reg .pred is;\n\tsetp.ne.s32 is, %5, 0;\n\t"

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What Hopper has beyond mma.sync, each instruction a function: barriers in memory that count
- * arrivals and bytes, copies of whole tiles, clusters of blocks, products of warpgroups.
- * Addresses of shared memory are those of its own window, in bytes; in a cluster they say which
- * block's (bits 24 and up).
- */
+/* The instructions of Hopper beyond mma.sync, each as a function: barriers that count arrivals and
+ * bytes, copies of whole tiles, clusters of blocks, products of warpgroups. Addresses of shared
+ * memory are those of its own window, in bytes. In a cluster bits 24 and up are the block. */
 #ifndef GDN_CUDA_PTX_WGMMA_CUH
 #define GDN_CUDA_PTX_WGMMA_CUH
 
@@ -24,7 +21,7 @@ GDN_DEVICE void mbarrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
 }
-/* Arrives, and there are so many bytes to come. */
+/* Arrives at a barrier, and adds to the bytes that it waits for. */
 GDN_DEVICE void mbarrier_expect(uint32_t barrier, int bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
@@ -32,7 +29,7 @@ GDN_DEVICE void mbarrier_expect(uint32_t barrier, int bytes)
                  : "r"(barrier), "r"(bytes)
                  : "memory");
 }
-/* The same on a barrier of any block of the cluster. */
+/* Arrives at a barrier of any block of the cluster. */
 GDN_DEVICE void mbarrier_arrive_cluster(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(barrier) : "memory");
@@ -44,7 +41,7 @@ GDN_DEVICE void mbarrier_expect_cluster(uint32_t barrier, int bytes)
                  : "r"(barrier), "r"(bytes)
                  : "memory");
 }
-/* Until the phase of this parity has ended. */
+/* Waits until the phase of this parity has ended. */
 GDN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{\n\t"
@@ -74,7 +71,7 @@ GDN_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity)
     return y != 0;
 }
 
-/* Returns true if x is true in any of n threads. A barrier of the hardware, all of them. */
+/* Returns true if x is true in any of n threads. All of them meet at a barrier of the hardware. */
 GDN_DEVICE bool barrier_any(int barrier, int n, bool x)
 {
     int y;
@@ -113,8 +110,8 @@ GDN_DEVICE void cluster_sync(void)
 
 /* ---- Copies; those into shared memory count their bytes on a barrier there ------------------- */
 
-/* Sends 16 bytes from registers to another block of the cluster, whose barrier counts them; and
- * waits for what came that way. */
+/* Sends 16 bytes from registers to another block of the cluster, whose barrier counts them. Waits
+ * for bytes that came so. */
 GDN_DEVICE void send_to_block(uint32_t to, const float (&x)[4], uint32_t barrier)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
@@ -137,7 +134,7 @@ GDN_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity)
                  : "r"(barrier), "r"(parity)
                  : "memory");
 }
-/* Copies to another block of the cluster. */
+/* Copies from shared memory to that of another block of the cluster. */
 GDN_DEVICE void copy_to_block(uint32_t to, uint32_t from, int bytes, uint32_t barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
@@ -155,12 +152,13 @@ GDN_DEVICE void copy_in(uint32_t to, const void *from, int bytes, uint32_t barri
                  : "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-/* Brings a map to where copies look for it. */
+/* Loads a map into the cache that copies read it from. */
 GDN_DEVICE void prefetch_map(const void *map)
 {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map));
 }
-/* Copies a box of a tensor of four dimensions, zeros for what lies outside; and back. */
+/* Copies a box of a tensor of four dimensions to shared memory, with zeros for what is outside of
+ * the tensor; and back to memory. */
 GDN_DEVICE void copy_tile(uint32_t to, const void *map, const int (&at)[4], uint32_t barrier)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -169,7 +167,7 @@ GDN_DEVICE void copy_tile(uint32_t to, const void *map, const int (&at)[4], uint
                  : "r"(to), "l"(map), "r"(barrier), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
                  : "memory");
 }
-/* Brings a box to the cache of the device. */
+/* Loads a box into the L2 cache. */
 GDN_DEVICE void prefetch_tile(const void *map, const int (&at)[4])
 {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];"
@@ -185,7 +183,7 @@ GDN_DEVICE void copy_tile_out(const void *map, const int (&at)[4], uint32_t from
                  : "l"(map), "r"(from), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
                  : "memory");
 }
-/* Copies bytes to memory, multiples of 16. */
+/* Copies to memory: multiples of 16 bytes. */
 GDN_DEVICE void copy_out(void *to, uint32_t from, int bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
@@ -194,13 +192,15 @@ GDN_DEVICE void copy_out(void *to, uint32_t from, int bytes)
                  : "memory");
 }
 GDN_DEVICE void copy_out_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/* Until what was copied out has been read; until it is there. */
+/* Waits until the shared memory that is copied out has been read. Waits until all of it is in
+ * memory. */
 GDN_DEVICE void copy_out_wait_read(void)
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 GDN_DEVICE void copy_out_wait(void) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-/* Lets copies and products read what this thread has written, after the next barrier. */
+/* Lets asynchronous copies and products read what this thread has written, after the next
+ * barrier. */
 GDN_DEVICE void async_fence(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* ---- Registers of a warpgroup ---------------------------------------------------------------- */
@@ -240,7 +240,7 @@ GDN_DEVICE void store_shared_u16(uint32_t at, uint16_t x)
 {
     asm volatile("st.shared.b16 [%0], %1;" : : "r"(at), "h"(x) : "memory");
 }
-/* Stores four matrices of 8 x 8, as load_matrices() reads them; and turned. */
+/* Stores four matrices of 8 x 8, as load_matrices() reads them; and transposed. */
 GDN_DEVICE void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
@@ -263,7 +263,7 @@ GDN_DEVICE void wgmma_commit(void)
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* Until at most n groups are under way. */
+/* Waits until at most n groups of products are under way. */
 template <int n> GDN_DEVICE void wgmma_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(n) : "memory");
@@ -308,8 +308,7 @@ GDN_DEVICE uint64_t wgmma_factor(uint32_t place)
 #define GDN_ROWS32 "{%32,%33,%34,%35}, %36"
 #define GDN_ROWS64 "{%64,%65,%66,%67}, %68"
 
-/* n: floats of d in a thread, of so many columns. is: what p says of 0 and 0, whether d is added
- * to. */
+/* n: floats of d in a thread, for the number of columns. is: in p, whether d is added to. */
 #define GDN_WGMMA(is, n, columns, type, factors, majors)                               \
     "{\n\t.reg .pred p;\n\tsetp." is ".b32 p, 0, 0;\n\t"                               \
     "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" GDN_R##n \

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * States of 8 bits, element by element: codes, the scale of a column of V (floats may have none),
- * and what is drawn for random rounding. The roundings are those of cpu/loops/q8_scalar.inc, in
- * their order (G21).
- */
+/* States of 8 bits, element by element: codes, the scale of a column of V (float formats may have
+ * none), and the numbers drawn for random rounding. The roundings are those of
+ * cpu/loops/q8_scalar.inc, in the same order (G21). */
 #ifndef GDN_CUDA_EIGHT_CUH
 #define GDN_CUDA_EIGHT_CUH
 
@@ -12,8 +10,8 @@
 GDN_DEVICE bool is_q8(int dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }
 GDN_DEVICE int state_bytes(int dtype) { return is_q8(dtype) ? 1 : float_bytes(dtype); }
 
-/* Returns true if what both pools store means the same: they have one dtype, and both have scales
- * or neither has. */
+/* Returns true if equal bytes in both pools mean the same: the pools have one dtype, and both have
+ * scales or neither has. */
 GDN_DEVICE bool store_alike(const struct gdn_pool_view &a, const struct gdn_pool_view &b)
 {
     return a.dtype == b.dtype && !a.scales == !b.scales;
@@ -23,8 +21,8 @@ GDN_DEVICE bool store_alike(const struct gdn_pool_view &a, const struct gdn_pool
 
 enum { E4M3_NAN = 127, E5M2_INFINITY = 124, FLOAT8_NAN = 127 };
 
-/* Returns the value of a code that is not NaN: exponent and mantissa lie as in a float, whose
- * exponents begin 120 lower. Denormal codes are denormal there too. */
+/* Returns the value of a code that is not NaN. Exponent and mantissa lie as in a float, whose
+ * exponents begin 120 lower. Denormal codes become denormal floats. */
 GDN_DEVICE float e4m3_number(uint32_t c)
 {
     return __uint_as_float((c & 128) << 24 | (c & 127) << 20) * 0x1p120f;
@@ -51,10 +49,12 @@ GDN_DEVICE float eight_value(uint32_t c, int dtype)
 
 /* ---- Scales ---------------------------------------------------------------------------------- */
 
-/* Magnitudes as integers: their order is that of the numbers, and what is not finite is above. */
+/* Returns the magnitude as an integer. Integers have the order of the numbers, and those of
+ * infinity and NaN are above all others. */
 GDN_DEVICE uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
 
-/* The scale of a column, and the factor of its elements; 0: all codes are 0. */
+/* The scale of a column, and the factor that makes codes of its elements. factor 0: all codes are
+ * 0. */
 struct eight_scale {
     float scale, inverse;
 };
@@ -85,7 +85,7 @@ GDN_DEVICE uint64_t mix(uint64_t z)
     return z ^ z >> 31;
 }
 
-/* Returns the key of column v, after n_tokens; and the 32 bits of element k of it. */
+/* Return the key of column v after n_tokens, and the 32 random bits of element k of that column. */
 GDN_DEVICE uint32_t eight_key(uint64_t seed, int64_t n_tokens, int head, int v)
 {
     const uint64_t noise = mix(mix(seed + (uint64_t)n_tokens) + (uint64_t)head);
@@ -101,7 +101,8 @@ GDN_DEVICE uint32_t eight_draw(uint32_t key, int k)
 
 /* ---- Codes ----------------------------------------------------------------------------------- */
 
-/* Towards minus infinity after adding h / 2^32, or to nearest even. */
+/* Returns the code of y: rounded down after adding h / 2^32 if rounding is random, else to nearest
+ * even. */
 GDN_DEVICE uint32_t i8_code(float y, uint32_t h, bool random)
 {
     if (!random) return __float_as_uint(y + 0x1.8p23f) & 255;
@@ -109,7 +110,7 @@ GDN_DEVICE uint32_t i8_code(float y, uint32_t h, bool random)
     return (uint32_t)(((int)(y * 0x1p24f) + (int)(h >> 8)) >> 24) & 255;
 }
 
-/* cpu/loops/q8_format.h has the same numbers. */
+/* Returns the code of y in a float format. cpu/loops/q8_format.h has the same numbers. */
 GDN_DEVICE uint32_t float8_code(float y, uint32_t h, bool random, int dtype)
 {
     const bool e4m3 = dtype == GDN_E4M3;
@@ -118,14 +119,14 @@ GDN_DEVICE uint32_t float8_code(float y, uint32_t h, bool random, int dtype)
     const uint32_t sign = __float_as_uint(y) >> 24 & 128;
     const float a = fminf(eight_most(dtype), __uint_as_float(magnitude(y)));
     const bool low = a < (e4m3 ? 0x1p-6f : 0x1p-14f);
-    const uint32_t i = __float_as_uint(a) - (e4m3 ? 120u << 23 : 112u << 23); /* normal ones */
+    const uint32_t i = __float_as_uint(a) - (e4m3 ? 120u << 23 : 112u << 23); /* normal numbers */
     if (magnitude(y) > 0x7f800000) return FLOAT8_NAN;
     if (random) return sign | ((low ? (uint32_t)(a * fixed) : i) + (h >> (32 - shift))) >> shift;
     if (low) return sign | (__float_as_uint(a + magic) - __float_as_uint(magic));
     return sign | (i + ((1u << (shift - 1)) - 1) + (i >> shift & 1)) >> shift;
 }
 
-/* Returns element x of a column with this inverse; h: what was drawn, if rounding is random. */
+/* Returns the code of element x of a column with this inverse scale. h: the random bits. */
 GDN_DEVICE uint32_t eight_code(float x, float inverse, uint32_t h, bool random, int dtype)
 {
     if (inverse == 0) return 0;

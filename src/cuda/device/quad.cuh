@@ -11,14 +11,15 @@
 
 GDN_DEVICE int float_bytes(int dtype) { return dtype == GDN_F32 ? 4 : 2; }
 
-/* Loads one element as it lies in memory, zero if it is not there; and as float32. */
+/* Loads one element as it lies in memory, or zero if it is not there. Returns such an element as
+ * float32. */
 GDN_DEVICE uint32_t load_bits(const void *data, int64_t element, int dtype, bool there = true)
 {
     const bool word = dtype == GDN_F32;
     return ld_b32_b16((const char *)data + element * float_bytes(dtype), there && word,
                       there && !word);
 }
-/* Returns the same of a dtype that the compiler does not know, so that loads behind it do not wait
+/* Does the same for a dtype that is known when the kernel runs. Loads after it do not wait for it
  * (ptx_load_parts.cuh). */
 GDN_DEVICE uint32_t load_parts(const void *data, int64_t element, int dtype, bool there = true)
 {
@@ -31,7 +32,8 @@ GDN_DEVICE float bits_to_f32(uint32_t x, int dtype)
     return dtype == GDN_BF16 ? bf16_to_f32((uint16_t)x) : f16_to_f32((uint16_t)x);
 }
 
-/* Loads the four at p, aligned; or the first n of them one by one, and zeros. */
+/* Loads four aligned elements at p, or the first n of them one by one, with zeros for the
+ * others. */
 GDN_DEVICE void load_chunk(uint32_t (&x)[4], const void *p, int dtype, bool there)
 {
     ld_v4_v2(x, p, there && dtype == GDN_F32, there && dtype != GDN_F32);
@@ -45,7 +47,7 @@ GDN_DEVICE void load_part(uint32_t (&x)[4], const void *p, int dtype, int n)
     x[2] = e[2], x[3] = e[3];
 }
 
-/* Expands n chunks as float32. */
+/* Converts n chunks to float32. */
 template <int n>
 GDN_DEVICE void expand_chunks(float (&to)[n][4], const uint32_t (&x)[n][4], int dtype)
 {
@@ -60,7 +62,7 @@ GDN_DEVICE void expand_chunks(float (&to)[n][4], const uint32_t (&x)[n][4], int 
     }
 }
 
-/* Stores all four, aligned. */
+/* Stores four aligned elements. */
 GDN_DEVICE void store_chunk(void *p, const float (&x)[4], int dtype)
 {
     if (dtype == GDN_F32)
@@ -71,7 +73,7 @@ GDN_DEVICE void store_chunk(void *p, const float (&x)[4], int dtype)
         *(uint2 *)p = make_uint2(f32_to_f16x2(x[0], x[1]), f32_to_f16x2(x[2], x[3]));
 }
 
-/* Returns x as the dtype holds it. */
+/* Returns x rounded to the dtype. */
 GDN_DEVICE float round_to(float x, int dtype)
 {
     if (dtype == GDN_F32) return x;

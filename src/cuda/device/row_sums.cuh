@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums over lines, the gradients of a vector: blocks have written theirs, this adds the blocks. */
+/* Sums over lines, for the gradients of a vector. Each block has written its sums; this adds those
+ * of all blocks. */
 #ifndef GDN_CUDA_ROW_SUMS_CUH
 #define GDN_CUDA_ROW_SUMS_CUH
 
 #include "cuda/device/lines.cuh"
 
-/* Adds blocks, by a warp: element i of `to` from n_blocks sums that are `step` apart, 32 at a time,
- * the lanes by a tree. */
+/* Adds the sums of blocks to element i of `to`: n_blocks of them, `step` apart. A warp takes 32 at
+ * a time, and adds its lanes by a tree. */
 GDN_DEVICE void add_blocks(const struct gdn_cu_array &to, int64_t i, const float *sums,
                            int64_t n_blocks, int64_t step, bool adds)
 {

@@ -9,10 +9,10 @@
 /* Returns true if exp(g) is 0 in float32: the state is then not multiplied but zeroed (G7). */
 GDN_DEVICE bool gate_forgets(float g) { return g < -104.0f; }
 
-/* x / n for n's inverse of driver/args.h. */
+/* Returns x / n, given n's inverse (gdn_cuda_inverse()). */
 GDN_DEVICE int by(int x, uint32_t inverse) { return inverse ? (int)__umulhi(x, inverse) : x; }
 
-/* The head of a tensor with n_heads that state head `head` reads. */
+/* Returns the head, of a tensor of n_heads, that state head `head` reads. */
 GDN_DEVICE int source_head(const struct gdn_cu_rule &r, int head, int n_heads)
 {
     return r.head_map == GDN_HEADS_GROUPED ? head / (r.H / n_heads) : head % n_heads;
@@ -30,7 +30,8 @@ GDN_DEVICE int64_t pool_at(const struct gdn_pool_view &view, int64_t slot, int64
     return slot * view.slot + head * view.head;
 }
 
-/* Return the divisor of x in the formula of `norm`, which is one; and 1 / that, or 1. */
+/* Return the divisor of x in the formula of `norm`, or 1 if there is no norm; and 1 / that
+ * divisor. */
 GDN_DEVICE float norm_length(float sum_of_squares, int norm, float eps)
 {
     const float length = sqrtf(norm == GDN_NORM_L2 ? sum_of_squares + eps : sum_of_squares);
@@ -50,8 +51,8 @@ GDN_DEVICE float raw_gate(float a, float A_log, float dt_bias, float bound)
     return bound < 0 ? bound * sigmoid(A * (a + dt_bias)) : -A * softplus(a + dt_bias);
 }
 
-/* Returns a gate as it was given, as log alpha; or as alpha itself if `linear`. A_log, dt_bias: of
- * the head, for raw gates. */
+/* Returns a gate as log alpha, or as alpha itself if `linear`. A_log, dt_bias: of the head, for raw
+ * gates. */
 template <class Rule>
 GDN_DEVICE float gate_value(const Rule &r, float g, float A_log, float dt_bias, bool linear)
 {
@@ -66,7 +67,7 @@ template <class Rule> GDN_DEVICE float beta_value(const Rule &r, float b)
     return (r.beta_kind == GDN_BETA_TWICE_SIGMOID ? 2 : 1) * sigmoid(b);
 }
 
-/* Returns the gate of token t of a state head; absent: none. */
+/* Returns the gate of token t of a state head; that of no decay if g is absent. */
 GDN_DEVICE float load_gate(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                            int head, bool linear)
 {
@@ -82,7 +83,7 @@ GDN_DEVICE float load_beta(const struct gdn_cu_rule &r, const struct gdn_cu_seq 
     return beta_value(r, load_float(row_at(r.beta, s, t, head), 0, r.beta.dtype));
 }
 
-/* Returns the rule for one column, from the sums p = S^T k and z = S^T q of the decayed state. */
+/* Return u and o of one column, from the sums p = S^T k and z = S^T q of the decayed state. */
 GDN_DEVICE float rule_u(float beta, float v, float p) { return beta == 0 ? 0 : beta * (v - p); }
 GDN_DEVICE float rule_o(float kq, float z, float u) { return fmaf(kq, u, z); }
 

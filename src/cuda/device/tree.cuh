@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order in which the tokens of a tree are computed: that of tree.h, by one block. */
+/* The order in which a block computes the tokens of a tree, as tree.h has it. */
 #ifndef GDN_CUDA_TREE_CUH
 #define GDN_CUDA_TREE_CUH
 
@@ -10,7 +10,7 @@ struct tree_visit {
     int16_t level, copies; /* as in struct gdn_visit */
 };
 
-/* Number 0 is the initial state, number t + 1 token t. */
+/* A node of a tree: number 0 is the initial state, number t + 1 is token t. */
 struct tree_node {
     int parent, size, heir, at, next, level; /* as in tree.c */
 };
@@ -35,8 +35,8 @@ GDN_DEVICE void visit_all(struct tree_visit *visits, struct tree_node *nodes, in
     }
 }
 
-/* Finds the order of the T tokens of sequence `row`, by all threads; read it after the next
- * barrier. */
+/* Finds the order of the T tokens of sequence `row`. All threads call it. The result can be read
+ * after the next barrier. */
 GDN_DEVICE void find_order(struct tree_visit *visits, struct tree_node *nodes,
                            const struct gdn_cu_batch &b, int64_t row, int T)
 {

@@ -5,8 +5,8 @@
 
 #include "cuda/device/ptx.cuh"
 
-/* Sums 2 n values over the lanes that differ in `bit`. Each lane goes on with n of them: those
- * whose bit is set with the second half. */
+/* Adds 2 n values over the lanes that differ in `bit`. A lane keeps n sums: those of the second
+ * half if its bit is set. */
 template <int n> GDN_DEVICE void halve(float *x, int bit)
 {
     const bool high = threadIdx.x & bit;

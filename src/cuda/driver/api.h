@@ -39,9 +39,9 @@ enum {
     GDN_CU_SM_COUNT = 16,
     GDN_CU_MAJOR = 75,
     GDN_CU_MINOR = 76,
-    GDN_CU_SHARED_MOST = 97, /* of a block that asks for it */
+    GDN_CU_SHARED_MOST = 97, /* the most that a block can ask for */
     /* CUfunction_attribute */
-    GDN_CU_PTX_VERSION = 5, /* the architecture compiled for, as 80 */
+    GDN_CU_PTX_VERSION = 5, /* the architecture that the code is for, such as 80 */
     GDN_CU_MAX_DYNAMIC_SHARED = 8,
     /* CUlaunchAttributeID */
     GDN_CU_CLUSTER_DIMENSION = 4,
@@ -104,8 +104,8 @@ struct gdn_cu_api {
 #undef GDN_CU_POINTER
 };
 
-/* Opens the driver and finds every call. 0, or what is missing, in `missing`: the driver itself
- * or the name of a call that it is too old for. */
+/* Opens the driver and finds every call. Returns 0, or sets `missing` to what is not there: the
+ * driver itself, or a call that an old driver lacks. */
 int gdn_cu_open(struct gdn_cu_api *api, const char **missing);
 void gdn_cu_close(struct gdn_cu_api *api);
 

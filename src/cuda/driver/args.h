@@ -30,11 +30,12 @@ struct gdn_cu_batch {
         token_start, token_count, parents, path, checkpoint_starts, checkpoint_positions,
         checkpoint_slots;
     int64_t B, T, N; /* T: tokens of a padded row; N: tokens of the tensors */
-    int64_t read_pool, write_pool, checkpoint_pool;     /* slots; -1: no such pool */
-    int64_t checkpoint_every, sink_slot, n_checkpoints; /* n_: as many as there are slots for */
-    int64_t first_slot;                                 /* slots in arrays below it are none */
+    int64_t read_pool, write_pool, checkpoint_pool;     /* slots of the pools; -1: no such pool */
+    int64_t checkpoint_every, sink_slot, n_checkpoints; /* n_checkpoints: slots for checkpoints */
+    int64_t first_slot;                                 /* a smaller number in an array of slots
+                                                           names none */
     int32_t pad_policy, write;
-    int32_t padded, pad; /* [B][T] */
+    int32_t padded, pad; /* padded: the batch is [B][T] */
 };
 GDN_CU_SIZE(gdn_cu_batch, 12 * 32 + 10 * 8 + 16);
 
@@ -55,8 +56,8 @@ GDN_CU_SIZE(gdn_cu_yardstick, 24);
 
 enum { GDN_CU_LEADS = GDN_MAX_DIMS - 1 };
 
-/* The dimensions before the last that an op's tensors share, merged where strides allow, at least
- * one; the last is the fastest. Together they count the lines. */
+/* The leading dimensions that an op's tensors share: all but the last, merged where strides allow.
+ * There is at least one, and the last one is the fastest. Their product is the number of lines. */
 struct gdn_cu_leads {
     int64_t size[GDN_CU_LEADS];
     int32_t n, pad;
@@ -67,16 +68,16 @@ struct gdn_cu_lines {
     char *data;                 /* NULL: absent */
     int64_t step[GDN_CU_LEADS]; /* bytes */
     int32_t dtype;
-    int32_t access;  /* bytes that may be moved at once, 16 or 8, whole quads of elements then;
-                       0: single elements */
-    int64_t element; /* from one element to the next, in elements; not 1 only in gdn_gates and
-                        its gradients */
+    int32_t access;  /* bytes that may move at once: 16 or 8, which are whole quads of elements; 0:
+                        single elements */
+    int64_t element; /* step from one element to the next, in elements; other than 1 only in
+                        gdn_gates and its gradients */
 };
 GDN_CU_SIZE(gdn_cu_lines, 64);
 
 /* ---- The rule, and maps of tensors --------------------------------------------------------- */
 
-/* The rule: gdn_prefill and gdn_decode, the record ops too. */
+/* The arguments of the rule: of gdn_prefill, gdn_decode and the ops of records. */
 struct gdn_cu_rule {
     struct gdn_cu_batch batch;
     struct gdn_rows q, k, v, g, beta, out;

@@ -8,7 +8,7 @@ enum {
     AS_IT_IS = 0,
     COMPUTE_F32 = 68,
     ALGO_DEFAULT = -1,
-    FULL_PRECISION_REDUCTION = 16, /* partial sums are not rounded to 16 bits */
+    FULL_PRECISION_REDUCTION = 16, /* partial sums keep float32 */
 };
 
 /* cudaDataType_t of a gdn_dtype */
@@ -125,7 +125,7 @@ bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_ma
     return true;
 }
 
-/* cuBLAS counts columns first: what it computes is out^T = weight x^T. */
+/* cuBLAS wants columns first, so it computes out^T = weight x^T. */
 gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
                             const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
                             int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in)
@@ -152,7 +152,7 @@ gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
 
 /* ---- Products of matrices in either order -------------------------------------------------- */
 
-/* Returns elements from one row, or column, that lies side by side to the next. */
+/* Returns the elements from one row or column to the next, whichever lies side by side. */
 static int64_t ld_of(const struct gdn_matrix *m) { return m->column == 1 ? m->row : m->column; }
 
 static bool is_counted(const struct gdn_matrix *m, int64_t rows, int64_t columns)

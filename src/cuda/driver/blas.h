@@ -13,18 +13,18 @@
 gdn_status gdn_blas_open(gdn_ctx *ctx);
 void gdn_blas_close(gdn_ctx *ctx);
 
-/* Returns bytes of scratch that let cuBLAS choose any of its ways, and their alignment. */
+/* Returns the bytes of scratch with which cuBLAS can choose any algorithm, and their alignment. */
 size_t gdn_blas_scratch(gdn_ctx *ctx);
 enum { GDN_BLAS_ALIGN = 256 };
 
-/* Rows in memory, `ld` elements apart; matrices of a batch `batch` apart. */
+/* Matrices with rows `ld` elements apart. Those of a batch are `batch` apart. */
 struct gdn_blas_matrix {
     const void *data;
     int32_t dtype;
     int64_t ld, batch;
 };
 
-/* Returns true if all sizes of such a product are below 2^31, as cuBLAS needs. */
+/* Returns true if all sizes of such a product are below 2^31, the limit of cuBLAS. */
 bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_matrix *x,
                      const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows, int64_t n_out,
                      int64_t n_in);
@@ -33,15 +33,15 @@ bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_ma
  * float32. */
 bool gdn_blas_multiplies(const struct gdn_matrix_product *p);
 
-/* All of these between gdn_cuda_enter() and gdn_cuda_leave(). */
+/* The functions below are called between gdn_cuda_enter() and gdn_cuda_leave(). */
 
-/* The stream and the scratch of the products that follow; scratch NULL: cuBLAS has its own. With
- * it products allocate nothing, and contexts on two streams share nothing. */
+/* Sets the stream and the scratch of later products. scratch NULL: cuBLAS has its own. With scratch
+ * of the caller, products allocate nothing, and contexts on two streams share nothing. */
 gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t bytes);
 
-/* n times out [n_rows][n_out] = x [n_rows][n_in] weight [n_out][n_in]^T, with one weight for
- * all, summed in float32. x and weight have one dtype, and out has it or is float32. What cuBLAS
- * cannot count is not for it. */
+/* Computes n products out [n_rows][n_out] = x [n_rows][n_in] weight [n_out][n_in]^T, summed in
+ * float32. All have one weight. x and weight have one dtype, and out has it or is float32.
+ * gdn_blas_counts() must be true. */
 gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
                             const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
                             int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in);

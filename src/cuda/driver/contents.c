@@ -47,7 +47,8 @@ static gdn_status copy_arrays(gdn_ctx *ctx, void *stream, gdn_tensor *const *arr
     return GDN_OK;
 }
 
-/* Sets captured if a graph is captured from the stream: nothing may wait for the stream then. */
+/* Sets *captured to whether a graph is captured from the stream. Then nothing may wait for the
+ * stream. */
 static gdn_status is_captured(gdn_ctx *ctx, void *stream, bool *captured)
 {
     int status = 0;

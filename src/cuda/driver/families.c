@@ -13,7 +13,7 @@ static const char *const names[GDN_CUDA_N_FAMILIES] = {
     GDN_CUDA_FAMILIES(NAME)
 };
 
-/* Those that a context can do without: the last one takes what no other does. */
+/* The families that a context can do without: all but the last one, which takes every call. */
 enum { N_OPTIONAL = GDN_CUDA_N_FAMILIES - 1 };
 
 const char *gdn_cuda_family_name(enum gdn_cuda_family family) { return names[family]; }

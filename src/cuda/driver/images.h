@@ -12,7 +12,7 @@ enum gdn_image_id {
     GDN_N_IMAGES
 };
 
-/* The names of chips in kernels.def: a compute capability, 10 major + minor; 0: all. */
+/* The chips of kernels.def: a compute capability as 10 major + minor, or 0 for all. */
 enum { GDN_CHIPS_all = 0, GDN_CHIPS_sm_90a = 90 };
 
 struct gdn_image {
@@ -22,7 +22,8 @@ struct gdn_image {
 };
 extern const struct gdn_image gdn_images[GDN_N_IMAGES];
 
-/* The chips that images are compiled for, as "80 90a 100 120 ptx"; "": no device code. */
+/* The chips that images are compiled for, such as "80 90a 100 120 ptx"; "" if there is no device
+ * code. */
 extern const char *const gdn_image_chips;
 
 #endif

@@ -13,7 +13,8 @@
 #define GDN_MAKE_KERNEL(threads, shared, family, ...) \
     GDN_KERNEL_##family(threads, shared, __VA_ARGS__)
 
-/* The comma makes what follows it the second argument, which otherwise is the one that skips. */
+/* GDN_THIS_IMAGE brings a comma, so GDN_MAKE_KERNEL becomes the second argument, in the place of
+ * GDN_SKIP_KERNEL. */
 #define GDN_THIS_IMAGE , GDN_MAKE_KERNEL
 #define GDN_SECOND(a, b, ...) b
 #define GDN_PICK(...) GDN_SECOND(__VA_ARGS__)

@@ -265,7 +265,7 @@ void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *
 
 /* ---- What kernels read --------------------------------------------------------------------- */
 
-/* In place, see gdn_rows_of(). */
+/* Fills in place: a copy of the struct takes time, see gdn_rows_of(). */
 static void fill_array(struct gdn_cu_array *to, const gdn_tensor *t)
 {
     *to = (struct gdn_cu_array){ .data = t->data };

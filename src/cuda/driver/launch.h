@@ -28,10 +28,10 @@ enum gdn_kernel_id {
 #define GDN_KERNEL(image, threads, shared, ...) GDN_CU_JOIN(GDN_CU, __VA_ARGS__),
 #include "cuda/driver/kernels.def"
     GDN_N_KERNELS,
-    GDN_CU_cublas = GDN_N_KERNELS /* in lists of what ran */
+    GDN_CU_cublas = GDN_N_KERNELS /* cuBLAS, in lists of what ran */
 };
 
-/* Kernels of a call, each once; gdn_cuda_ran_add() alone adds to them. */
+/* The kernels of a call, each once. gdn_cuda_ran_add() adds to them. */
 enum { GDN_CUDA_MAX_RAN = 32 };
 struct gdn_cuda_ran {
     int n;
@@ -62,19 +62,21 @@ struct gdn_cuda {
     gdn_cu_device device;
     gdn_cu_context context;
     int capability;   /* 10 major + minor */
-    int chips;        /* whose code runs: GDN_CHIPS_sm_90a, or GDN_CHIPS_all (portable) */
-    bool from_ptx;    /* the driver compiles that code */
-    uint32_t without; /* families, a bit each: gdn_cuda_is_off() */
+    int chips;        /* of the code that runs: GDN_CHIPS_sm_90a, or GDN_CHIPS_all (portable) */
+    bool from_ptx;    /* the driver compiled that code */
+    uint32_t without; /* a bit for each family, see gdn_cuda_is_off() */
     char isa[16];     /* "sm_90" */
     char name[64];
-    int sm_count, shared_most;              /* shared_most: bytes that a block may have */
+    int sm_count, shared_most;              /* shared_most: the most bytes of shared memory of a
+                                               block */
     gdn_cu_library libraries[GDN_N_IMAGES]; /* NULL: not for this device, or not used yet */
     gdn_cu_kernel kernels[GDN_N_KERNELS];   /* the same */
     struct gdn_blas *blas;                  /* cuBLAS; NULL: not opened yet */
-    struct gdn_cuda_ran *layer; /* takes the kernels of a layer's parts; NULL: no layer runs */
+    struct gdn_cuda_ran *layer; /* the kernels of a layer's parts are added to it; NULL: no layer
+                                   runs */
     gdn_cu_memory workspace;
     size_t workspace_bytes;
-    struct gdn_cuda_sm90 *sm90; /* caches of prefill/sm90 (cache.h), of the table of backends */
+    struct gdn_cuda_sm90 *sm90; /* caches of prefill/sm90 (cache.h); backend.c allocates them */
     char choices[GDN_CUDA_N_CHOICES][GDN_CUDA_CHOICE]; /* last lines of gdn_cuda_log_choice() */
 };
 
@@ -85,10 +87,9 @@ enum { GDN_CUDA_LEAST = 80 };
 gdn_status gdn_cuda_create(gdn_ctx *ctx);
 void gdn_cuda_destroy(gdn_ctx *ctx);
 
-/* Returns true if the code for sm_90a runs. Clusters, and kernels that begin before the one ahead
- * has ended, are in that code alone: portable code has neither their barriers nor their waits. A
- * Hopper runs portable code too, if the driver compiles it from PTX. So the capability does not
- * say. */
+/* Returns true if the code for sm_90a runs. That code alone has clusters, and kernels that begin
+ * before the kernel ahead has ended: portable code lacks their barriers and waits. The capability
+ * does not decide: a Hopper runs portable code if the driver compiles it from PTX. */
 static inline bool gdn_cuda_runs_sm_90a(const struct gdn_cuda *c)
 {
     return c->chips == GDN_CHIPS_sm_90a;
@@ -100,15 +101,16 @@ static inline bool gdn_cuda_is_off(const gdn_ctx *ctx, enum gdn_cuda_family fami
     return ctx->cuda->without >> family & 1;
 }
 
-/* Returns a remark on devices of that capability, "" of Hopper: which code of this build runs, and
- * whether it ever ran on such a device. */
+/* Returns a remark on devices of that capability: which code of this build runs there, and whether
+ * it ever ran on such a device. "" for Hopper. */
 const char *gdn_cuda_code_text(int capability);
 
-/* Makes the device's context the thread's current one, if it is not; and back. */
+/* gdn_cuda_enter() makes the device's context the current one of the thread, if it is not.
+ * gdn_cuda_leave() undoes that. */
 gdn_status gdn_cuda_enter(gdn_ctx *ctx, bool *pushed);
 void gdn_cuda_leave(gdn_ctx *ctx, bool pushed);
 
-/* A failed driver call as an error: the call, its name and its text. */
+/* Fails with an error that has the driver's call, the result's name and its text. */
 gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, const char *what);
 
 #define GDN_CU(ctx, what, call, arguments)                        \
@@ -117,36 +119,41 @@ gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, c
         if (r_ != 0) return gdn_cuda_fail(ctx, r_, #call, what);  \
     } while (0)
 
-/* The caller's workspace if given (checked), else the context's, grown: device memory. */
+/* Sets *memory to device memory: the caller's workspace if there is one (checked), else the
+ * context's, which grows. */
 gdn_status gdn_cuda_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size_t needed,
                                   void **memory);
+
+/* A plan takes the workspace to begin here. Its address is not known yet, its alignment is. */
+#define GDN_CUDA_NOWHERE ((char *)64)
 
 struct gdn_cuda_call {
     enum gdn_kernel_id kernel;
     int64_t grid[3]; /* nothing is launched if one is 0 */
-    int n_threads;   /* 0: as kernels.def says, which is the most */
-    int cluster;     /* blocks of a cluster, side by side in x; 0: one (sm_90) */
+    int n_threads;   /* 0: as many as kernels.def has, the most */
+    int cluster;     /* blocks of a cluster, side by side in x (sm_90); 0: one */
     size_t shared_bytes;
     void *stream;
     const void *args; /* of the kernel's family */
-    bool overlaps;    /* may begin before the kernel ahead of it in the stream ends;
-                                    it waits for that one itself (griddepcontrol.wait) */
+    bool overlaps;    /* the kernel may begin before the one ahead of it in the stream ends; it
+                         waits for that one itself (griddepcontrol.wait) */
 };
 gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call);
 
-/* "gdn_<family>_<parameters>"; what kernels.def says of it: its image, the threads of a block, most
- * bytes of dynamic shared memory; whether this device runs it, loaded or not yet. */
+/* Return the name, "gdn_<family>_<parameters>", and what kernels.def says: the image, the threads
+ * of a block, the most bytes of dynamic shared memory. gdn_cuda_has_kernel() returns true if this
+ * device runs the kernel, even if it is not loaded yet. */
 const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);
 enum gdn_image_id gdn_cuda_kernel_image(enum gdn_kernel_id kernel);
 int gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
 int gdn_cuda_kernel_shared(enum gdn_kernel_id kernel);
 bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
 
-/* Adds a kernel to those of a call, unless it is one of them or there is no room. */
+/* Adds a kernel to those of a call, unless it is there already or there is no room. */
 void gdn_cuda_ran_add(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel);
 
-/* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does loops; or,
- * where that call is part of a layer's, adds them to the layer's. */
+/* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does those of
+ * loops. If the call is part of a layer's, it adds the kernels to the layer's. */
 gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel);
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n);
@@ -155,8 +162,9 @@ gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel
  * was the same. */
 void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *line);
 
-/* Returns the form in which kernels read a vector [n] or a matrix; fills in that of a batch. Large
- * structs are filled in where they are needed, here and below: a copy costs as much as a check. */
+/* gdn_cuda_array() returns a vector [n] or a matrix as kernels read it; gdn_cuda_fill_batch() fills
+ * in a batch. Large structs are filled in where they are needed, here and below: a copy costs as
+ * much as a check. */
 struct gdn_cu_array gdn_cuda_array(const gdn_tensor *t);
 void gdn_cuda_fill_batch(struct gdn_cu_batch *to, const struct gdn_plan *plan,
                          const struct gdn_tokens *tokens, const struct gdn_plan_pools *pools);

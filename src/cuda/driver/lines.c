@@ -13,8 +13,8 @@ int32_t gdn_cuda_access(const void *data, int32_t dtype, const int64_t *steps, i
     return all % 8 == 0 && unit == 2 && n % 4 == 0 ? 8 : 0;
 }
 
-/* Returns true if dimension `next` of all tensors may join dimension i. Without elements,
- * steps may be any, and wrap. */
+/* Returns true if dimension `next` can be merged into dimension i, in all tensors. Tensors without
+ * elements may have any steps, which wrap. */
 static bool is_merged(const gdn_tensor *const *tensors, int n, int i, int next)
 {
     for (int j = 0; j < n; j++) {
@@ -30,7 +30,7 @@ void gdn_cuda_lines(const gdn_tensor *const *tensors, int n, struct gdn_cu_leads
 {
     const gdn_tensor *like = tensors[0];
     const int last = like->ndim - 1;
-    int dims[GDN_MAX_DIMS]; /* the fastest of each lead */
+    int dims[GDN_MAX_DIMS]; /* the fastest dimension of each lead */
     *leads = (struct gdn_cu_leads){ 0 };
     for (int i = 0; i < last; i++) {
         if (like->size[i] == 1) continue;

@@ -15,7 +15,7 @@
 /* CUresult */
 enum { NO_BINARY = 209, NOT_FOUND = 500 };
 
-/* Seconds. Code that needs no compiling is loaded in less. */
+/* Seconds that the log reports. Code that needs no compiling is loaded in less. */
 static const double slow = 0.1;
 
 static double now(void)
@@ -31,8 +31,8 @@ bool gdn_cuda_has_image(const struct gdn_cuda *c, enum gdn_image_id image)
     return c->libraries[image] || (i->fatbin && (!i->only || i->only == c->chips));
 }
 
-/* Returns true if this build has code for the device, which then needs no PTX. Code for a chip runs
- * on later ones of its major number; code for 90a on 9.0 alone. */
+/* Returns true if this build has code for the device, so that it needs no PTX. Code for a chip runs
+ * on later chips of the same major number; code for 90a runs on 9.0 alone. */
 static bool has_own_code(int capability)
 {
     const char *at = gdn_image_chips;
@@ -68,8 +68,8 @@ static gdn_status fail_load(gdn_ctx *ctx, gdn_cu_result result, const char *call
         if (r_ != 0) return fail_load(ctx, r_, #call, image);   \
     } while (0)
 
-/* A kernel may take as much shared memory as the device has. If the image lacks the kernel, there
- * is none. */
+/* Finds a kernel and gives it as much shared memory as the device has. If the image lacks the
+ * kernel, the result is NULL. */
 static gdn_status find_kernel(gdn_ctx *ctx, enum gdn_kernel_id kernel, enum gdn_image_id image)
 {
     struct gdn_cuda *c = ctx->cuda;
@@ -135,7 +135,8 @@ gdn_status gdn_cuda_find_code(gdn_ctx *ctx)
     return GDN_OK;
 }
 
-/* Relaxed, the driver lets this thread load while a graph is captured. */
+/* Loads in relaxed mode: in that mode the driver lets this thread load while a graph is
+ * captured. */
 gdn_status gdn_cuda_load(gdn_ctx *ctx, enum gdn_kernel_id kernel)
 {
     int mode = GDN_CU_CAPTURE_RELAXED;

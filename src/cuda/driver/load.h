@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device code: which of it a device runs, and its loading. */
+/* Device code: which code a device runs, and how it is loaded. */
 #ifndef GDN_CUDA_LOAD_H
 #define GDN_CUDA_LOAD_H
 
 #include "cuda/driver/launch.h"
 
-/* Loads the smallest image and finds out which code the driver takes of images: sets chips. */
+/* Loads the smallest image and finds out which code the driver takes from images; sets chips. */
 gdn_status gdn_cuda_find_code(gdn_ctx *ctx);
 
 /* Returns true if the image is loaded, or this build has its code and this device runs it. */

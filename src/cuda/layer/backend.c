@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CUDA as a backend: one row per op, gdn_cuda_op_<name> of the family's host code. */
+/* The backend CUDA: one row for each op, gdn_cuda_op_<name>, which the host code of a family
+ * defines. */
 #include <string.h>
 
 #include "calls/op_backends.h"
@@ -12,7 +13,7 @@ static const struct gdn_op_backend *const ops[] = {
 #include "calls/ops.def"
 };
 
-/* Closes the device, and what families keep. */
+/* Closes the device, and releases the caches of families. */
 static void close(gdn_ctx *ctx)
 {
     struct gdn_cuda_sm90 *sm90 = ctx->cuda->sm90;

@@ -26,19 +26,20 @@ enum { TILE = 64, THREADS = 256 }; /* of layer.cu */
 
 /* The workspace of a call. */
 struct buffers {
-    char *projected; /* [N] q, k, v, z of all heads; or, woven, those of each key head */
-    float *woven;    /* [N] b, a of each key head */
+    char *projected; /* [N] q, k, v, z of all heads; in woven rows, those of one key head after the
+                        other */
+    float *woven;    /* [N] b, a of one key head after the other */
     float *gates;    /* [N] b of all heads, a of all */
     char *low;       /* [N] between two projections of low rank */
     char *conv;      /* [N] q, k, v of all heads; then o and its norm in place of v */
     char *out;       /* [N][hidden], where padding keeps its output */
-    char *rule;      /* of gdn_cuda_prefill() */
-    char *blas;      /* what cuBLAS wants for itself */
+    char *rule;      /* memory of gdn_cuda_prefill_run() */
+    char *blas;      /* scratch of cuBLAS */
 };
 
-/* Returns why Qwen3-Next's rows cannot stay as they are projected, or NULL. The convolution takes
- * eight channels at once from where they are. Else every head's rows are projected to their
- * place. */
+/* Returns why rows of Qwen3-Next cannot stay in the order of their projection, or NULL: the
+ * convolution reads eight channels at once from there. If they cannot stay, each head's rows are
+ * projected to their place. */
 static const char *why_not_woven(const struct gdn_block *b)
 {
     if (b->projections != GDN_FUSED) return "in_proj_qkvz is not given";
@@ -53,33 +54,20 @@ static bool spares_padding(const struct gdn_block *b)
     return b->plan->batch.pad_policy == GDN_PAD_KEEP;
 }
 
-/* Returns true if decode takes the sequences: if none can be long, or if they have one token on
- * average. Lengths are known on the device alone. The mean depends on the batch, so it does not
- * count with GDN_BATCH_INVARIANT. */
+/* Returns true if decode takes the sequences: if T says that none is long, or if they have one
+ * token on average. The lengths are in the device's memory. The mean depends on the batch, so it
+ * does not count with GDN_BATCH_INVARIANT. */
 static bool are_short(const struct gdn_block *b)
 {
     if (b->args->flags & GDN_BATCH_INVARIANT) return false;
     return b->tokens->T <= GDN_SHORT_SEQUENCE || b->n_tokens <= b->plan->B;
 }
 
-static void fill_rule(struct gdn_cu_rule *to, const struct gdn_block *b,
-                      const struct gdn_rule *rule)
-{
-    const gdn_block_args *args = b->args;
-    const struct gdn_plan_pools pools =
-        gdn_plan_pools_of(&args->state, &args->state, &args->checkpoints);
-    gdn_cuda_fill_rule(to, rule, &args->A_log, &args->dt_bias, b->plan, b->tokens, &pools);
-}
-
-static struct gdn_cuda_cut_options cut_options_of(const struct gdn_block *b)
-{
-    return gdn_cuda_cut_options_of(b->args->flags, &b->plan->batch);
-}
-
 /* Returns the columns of b and a. */
 static int64_t n_gates(const struct gdn_block *b) { return b->columns.all - b->columns.b; }
 
-/* Returns tokens of a buffer of so many columns, from one of them on; `head` elements to a head. */
+/* Returns tokens in a buffer of rows of `columns`, from column `first` on. A head has `head`
+ * elements. */
 static struct gdn_rows rows_of(const struct gdn_block *b, void *buffer, int32_t dtype,
                                int64_t columns, int64_t first, int64_t head)
 {
@@ -108,7 +96,7 @@ static struct gdn_rows gate_rows(const struct gdn_block *b, float *buffer, int64
     return rows_of(b, buffer, GDN_F32, n_gates(b), first, 1);
 }
 
-/* Returns the rule, whose rows are in the buffers. */
+/* Returns the rule. Its rows are in the buffers. */
 static struct gdn_rule rule_of(const struct gdn_block *b, const struct buffers *m)
 {
     struct gdn_rule rule = b->rule;
@@ -122,21 +110,9 @@ static struct gdn_rule rule_of(const struct gdn_block *b, const struct buffers *
     return rule;
 }
 
-/* Returns the bytes of the rule. Buffers are aligned, so their addresses do not matter. */
-static size_t rule_bytes(gdn_ctx *ctx, const struct gdn_block *b)
-{
-    const struct buffers nowhere = { 0 };
-    const struct gdn_rule rule = rule_of(b, &nowhere);
-    struct gdn_cu_rule args;
-    struct gdn_cuda_prefill_plan plan;
-    if (rule.exact || are_short(b)) return 0;
-    fill_rule(&args, b, &rule);
-    gdn_cuda_prefill_plan(ctx, &args, cut_options_of(b), &plan);
-    return plan.bytes;
-}
-
-/* Lays out all buffers, `blas` bytes for cuBLAS among them. memory NULL: only counts the bytes. */
-static size_t lay_out(gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b, size_t blas,
+/* Lays out all buffers. Those for the rule and for cuBLAS, of the given bytes, come last. memory
+ * NULL: only counts the bytes. */
+static size_t lay_out(struct buffers *m, const struct gdn_block *b, size_t rule, size_t blas,
                       char *memory)
 {
     const size_t N = (size_t)b->n_tokens, unit = gdn_dtype_bytes(b->in.dtype);
@@ -148,7 +124,7 @@ static size_t lay_out(gdn_ctx *ctx, struct buffers *m, const struct gdn_block *b
         { &m->low, N * (size_t)b->rank * unit },
         { &m->conv, N * (size_t)b->columns.z * unit },
         { &m->out, spares_padding(b) ? N * (size_t)b->hidden * unit : 0 },
-        { &m->rule, rule_bytes(ctx, b) },
+        { &m->rule, rule },
         { &m->blas, blas },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
@@ -166,7 +142,8 @@ struct product {
 static int n_products(const struct gdn_block *b)
 {
     const int n = is_woven(b) ? 2 : gdn_block_n_segments(b);
-    return n + 2 * gdn_block_n_low_ranks(b) + 1; /* low ranks, then the output, come last */
+    return n + 2 * gdn_block_n_low_ranks(b) + 1; /* the output is the last product, those of low
+                                                    ranks come before it */
 }
 
 static struct product segment_product(const struct gdn_block *b, const struct buffers *m,
@@ -178,7 +155,7 @@ static struct product segment_product(const struct gdn_block *b, const struct bu
                                                : gate_rows(b, m->gates, s->column - gates) };
 }
 
-/* Returns product i of those of low ranks, two of each. */
+/* Returns product i of low ranks: of each low rank `down`, then `up`. */
 static struct product low_product(const struct gdn_block *b, const struct buffers *m, int i)
 {
     const struct gdn_low_rank low = gdn_block_low_rank(b, i / 2);
@@ -228,8 +205,9 @@ static struct gdn_blas_matrix matrix_of(const struct gdn_rows *r, struct shape s
                                      r->batch / unit };
 }
 
-/* Fills the product as cuBLAS would compute it, m[] being out, x and weight. Returns why it cannot,
- * or not in an order of summation that is the same for every number of tokens; NULL: it can. */
+/* Fills in the matrices of the product for cuBLAS: m[] is out, x and weight. Returns why cuBLAS
+ * does not compute it in an order of summation that is the same for every number of tokens; NULL:
+ * it does. */
 static const char *why_not_blas(const struct gdn_block *b, const struct product *p,
                                 struct gdn_blas_matrix *m, struct shape *s)
 {
@@ -251,44 +229,187 @@ static const char *why_not_blas(const struct gdn_block *b, const struct product 
                : "a size or stride does not fit 32 bits";
 }
 
-static bool needs_blas(const struct gdn_block *b)
+/* ---- The plan ------------------------------------------------------------------------------ */
+
+/* The decisions about a call. Products are not in it: there may be thousands. */
+struct planned {
+    const char *why_not_blas; /* why cuBLAS does not compute one product; NULL: it does them all */
+    size_t blas_bytes;        /* of workspace for cuBLAS; 0: it computes none */
+    size_t rule_bytes;
+    struct gdn_cuda_conv_plan conv;
+    struct gdn_cu_rule rule;
+    bool by_tokens; /* the rule goes token by token */
+    union {
+        struct gdn_cuda_decode_plan decode;
+        struct gdn_cuda_prefill_plan prefill;
+    };
+    struct gdn_cuda_norm_plan norm;
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
+
+/* Decides which products cuBLAS computes. The bytes for it include room to align its scratch. */
+static void plan_products(gdn_ctx *ctx, const struct gdn_block *b, struct planned *p)
 {
     const struct buffers none = { 0 };
     struct gdn_blas_matrix m[3];
     struct shape s;
+    bool by_blas = false;
+    p->why_not_blas = NULL;
     for (int i = 0; i < n_products(b); i++) {
-        const struct product p = product_of(b, &none, i);
-        if (!why_not_blas(b, &p, m, &s)) return true;
+        const struct product product = product_of(b, &none, i);
+        const char *why = why_not_blas(b, &product, m, &s);
+        if (!p->why_not_blas) p->why_not_blas = why;
+        by_blas |= !why;
     }
-    return false;
+    p->blas_bytes = by_blas ? gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN : 0;
 }
 
-/* ---- The log ------------------------------------------------------------------------------- */
-
-/* Logs how rows are projected, and why not by cuBLAS if one product is not. */
-static void log_forms(gdn_ctx *ctx, const struct gdn_block *b)
+/* Replaces GDN_PAD_KEEP: rows of padding in buffers before the output are zero, and have nothing to
+ * keep. */
+static void drop_keep(struct gdn_cu_batch *batch)
 {
-    const struct buffers none = { 0 };
-    const char *why = NULL;
-    if (!ctx->options.log) return;
-    for (int i = 0; i < n_products(b) && !why; i++) {
-        const struct product p = product_of(b, &none, i);
-        struct gdn_blas_matrix m[3];
-        struct shape s;
-        why = why_not_blas(b, &p, m, &s);
+    if (batch->pad_policy == GDN_PAD_KEEP) batch->pad_policy = GDN_PAD_ZERO;
+}
+
+/* The convolution copies the projected rows, which may be woven, to channels in order. */
+static void plan_conv(gdn_ctx *ctx, const struct gdn_block *b, const struct buffers *m,
+                      struct gdn_cuda_conv_plan *plan)
+{
+    const gdn_block_args *args = b->args;
+    const struct gdn_plan_pools pools =
+        gdn_plan_pools_of(&args->conv_state, &args->conv_state, &args->conv_checkpoints);
+    struct gdn_conv conv = b->conv;
+    struct gdn_cu_conv *a = &plan->args;
+    conv.x = projected_rows(b, m, 0);
+    conv.out = conv_rows(b, m, 0, 0);
+    gdn_cuda_fill_conv(a, &conv, b->plan, b->tokens, &pools);
+    if (is_woven(b)) {
+        a->key_head = (int32_t)(b->columns.b / b->Hk);
+        a->Hk = (int32_t)b->Hk, a->K = (int32_t)b->K, a->V = (int32_t)(b->Hv / b->Hk * b->V);
     }
-    gdn_cuda_log_forms(ctx, GDN_CUDA_BLOCK_CHOICE, "block",
-                       (struct gdn_cuda_form[]){ { "woven rows", why_not_woven(b) },
-                                                 { "rows of each head", NULL } });
-    gdn_cuda_log_forms(ctx, GDN_CUDA_PROJECTION_CHOICE, "block projections",
-                       (struct gdn_cuda_form[]){ { "cublas", why }, { "layer_project", NULL } });
+    drop_keep(&a->batch);
+    gdn_cuda_conv_plan(ctx, plan);
+}
+
+static void plan_rule(gdn_ctx *ctx, const struct gdn_block *b, const struct buffers *m,
+                      struct planned *p)
+{
+    const gdn_block_args *args = b->args;
+    const struct gdn_plan_pools pools =
+        gdn_plan_pools_of(&args->state, &args->state, &args->checkpoints);
+    const struct gdn_rule rule = rule_of(b, m);
+    gdn_cuda_fill_rule(&p->rule, &rule, &args->A_log, &args->dt_bias, b->plan, b->tokens, &pools);
+    drop_keep(&p->rule.batch);
+    p->by_tokens = rule.exact || are_short(b);
+    p->rule_bytes = 0;
+    if (p->by_tokens) {
+        gdn_cuda_decode_plan(ctx, "block", &p->rule, &p->decode);
+    } else {
+        gdn_cuda_prefill_plan(ctx, &p->rule, gdn_cuda_cut_options_of(args->flags, &b->plan->batch),
+                              &p->prefill);
+        p->rule_bytes = p->prefill.bytes;
+    }
+}
+
+/* Returns a view [N][Hk][value heads of a key head][V] of a buffer's rows. A key head has `head`
+ * elements. */
+static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *rows, int64_t head)
+{
+    gdn_tensor t = gdn_dense(rows->data, rows->dtype, 4, b->n_tokens, b->Hk, b->Hv / b->Hk, b->V);
+    t.stride[0] = rows->token / (int64_t)gdn_dtype_bytes(rows->dtype);
+    t.stride[1] = head;
+    return t;
+}
+
+static struct gdn_rows z_rows(const struct gdn_block *b, const struct buffers *m)
+{
+    const int64_t woven = 2 * b->K + b->Hv / b->Hk * b->V;
+    return projected_rows(b, m, is_woven(b) ? woven : b->columns.z);
+}
+
+/* The norm computes o <- o / rms(o) norm_weight act(z), head by head. Tokens that are not valid
+ * have o = 0, and any z. Their o stays zero, and so does its projection. */
+static void plan_norm(const struct gdn_block *b, const struct buffers *m,
+                      struct gdn_cuda_norm_plan *plan)
+{
+    const int64_t rV = b->Hv / b->Hk * b->V;
+    const struct gdn_rows o = conv_rows(b, m, b->columns.v, 0), z = z_rows(b, m);
+    const gdn_tensor values = values_of(b, &o, rV);
+    const struct gdn_norm_job job = {
+        .x = values,
+        .z = values_of(b, &z, is_woven(b) ? 2 * b->K + 2 * rV : rV),
+        .weight = b->args->norm_weight,
+        .out = values,
+        .formula = GDN_NO_NORM,
+        .sigmoid = b->sigmoid,
+        .eps = b->rms_eps,
+        .n_rows = b->n_tokens * b->Hv,
+        .D = b->V,
+    };
+    gdn_cuda_fill_norm(&plan->args, &job);
+    plan->args.zeros = true;
+    gdn_cuda_norm_plan(plan);
+}
+
+/* Plans the call. cuBLAS is opened here, if the layer needs it. */
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_block_call *c = call;
+    const struct gdn_block *b = &c->block;
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
+    struct buffers m;
+    if (b->n_tokens > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
+                        (long long)b->n_tokens);
+    TRY(gdn_cuda_refuse_record(ctx, &b->rule));
+    TRY(gdn_cuda_check_channels(ctx, &b->rule));
+    lay_out(&m, b, 0, 0, GDN_CUDA_NOWHERE);
+    plan_products(ctx, b, p);
+    plan_conv(ctx, b, &m, &p->conv);
+    plan_rule(ctx, b, &m, p);
+    plan_norm(b, &m, &p->norm);
+    c->base.bytes = lay_out(&m, b, p->rule_bytes, p->blas_bytes, NULL);
+    return p->blas_bytes ? gdn_blas_open(ctx) : GDN_OK;
+}
+
+/* Sets the addresses of rows in buffers. */
+static void move(gdn_ctx *ctx, const struct gdn_block *b, const struct buffers *m,
+                 struct planned *p)
+{
+    const struct gdn_rule rule = rule_of(b, m);
+    p->conv.args.x.data = m->projected;
+    p->conv.args.out.data = m->conv;
+    p->rule.q.data = rule.q.data;
+    p->rule.k.data = rule.k.data;
+    p->rule.v.data = rule.v.data;
+    p->rule.g.data = rule.g.data;
+    p->rule.beta.data = rule.beta.data;
+    p->rule.out.data = rule.out.data;
+    p->norm.args.x.data = p->norm.args.out.data = rule.out.data;
+    p->norm.args.z.data = z_rows(b, m).data;
+    if (p->by_tokens)
+        gdn_cuda_decode_move(&p->decode);
+    else
+        gdn_cuda_prefill_move(ctx, &p->rule, &p->prefill);
 }
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
+/* Logs how rows are projected, and why cuBLAS does not compute a product, if there is one. */
+static void log_forms(gdn_ctx *ctx, const struct gdn_block *b, const struct planned *p)
+{
+    const struct gdn_cuda_form rows[] = { { "woven rows", why_not_woven(b) },
+                                          { "rows of each head", NULL } };
+    const struct gdn_cuda_form products[] = { { "cublas", p->why_not_blas },
+                                              { "layer_project", NULL } };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_BLOCK_CHOICE, "block", rows);
+    gdn_cuda_log_forms(ctx, GDN_CUDA_PROJECTION_CHOICE, "block projections", products);
+}
+
 struct layer {
     gdn_ctx *ctx;
     const struct gdn_block *b;
+    struct planned *p;
     struct buffers m;
     void *stream;
 };
@@ -331,8 +452,8 @@ static gdn_status project(struct layer *l, int i)
     return launch(l, GDN_CU_layer_project, row_tiles * out_tiles, &a);
 }
 
-/* Splits the rows of b and a, which lie key head by key head, into b of all heads and a of all
- * heads. */
+/* Splits the rows of b and a. They hold one key head after the other, and become b of all heads,
+ * then a of all heads. */
 static gdn_status split(struct layer *l)
 {
     const struct gdn_block *b = l->b;
@@ -346,45 +467,7 @@ static gdn_status split(struct layer *l)
     return launch(l, GDN_CU_layer_weave, (a.n + THREADS - 1) / THREADS, &a);
 }
 
-/* Drops GDN_PAD_KEEP: buffers before the output have no padding rows to keep, they are zero
- * there. */
-static void drop_keep(struct gdn_cu_batch *batch)
-{
-    if (batch->pad_policy == GDN_PAD_KEEP) batch->pad_policy = GDN_PAD_ZERO;
-}
-
-/* Copies the projected rows, which may have either order, to channels in order. */
-static gdn_status convolve(struct layer *l)
-{
-    const struct gdn_block *b = l->b;
-    const gdn_block_args *args = b->args;
-    const struct gdn_plan_pools pools =
-        gdn_plan_pools_of(&args->conv_state, &args->conv_state, &args->conv_checkpoints);
-    struct gdn_conv conv = b->conv;
-    conv.x = projected_rows(b, &l->m, 0);
-    conv.out = conv_rows(b, &l->m, 0, 0);
-    struct gdn_cu_conv a;
-    gdn_cuda_fill_conv(&a, l->ctx, &conv, b->plan, b->tokens, &pools);
-    if (is_woven(b)) {
-        a.key_head = (int32_t)(b->columns.b / b->Hk);
-        a.Hk = (int32_t)b->Hk, a.K = (int32_t)b->K, a.V = (int32_t)(b->Hv / b->Hk * b->V);
-    }
-    drop_keep(&a.batch);
-    return gdn_cuda_conv(l->ctx, &a, NULL, l->stream);
-}
-
-static gdn_status run_rule(struct layer *l)
-{
-    const struct gdn_block *b = l->b;
-    const struct gdn_rule rule = rule_of(b, &l->m);
-    struct gdn_cu_rule a;
-    fill_rule(&a, b, &rule);
-    drop_keep(&a.batch);
-    if (rule.exact || are_short(b)) return gdn_cuda_decode(l->ctx, "block", &a, NULL, l->stream);
-    return gdn_cuda_prefill(l->ctx, &a, cut_options_of(b), l->m.rule, l->stream);
-}
-
-/* Sets o before the first sequence to zero: what is projected from there goes to out. */
+/* Sets o before the first sequence to zero, because its projection goes to out. */
 static gdn_status clear_before(struct layer *l)
 {
     enum { BLOCKS = 32 };
@@ -395,41 +478,6 @@ static gdn_status clear_before(struct layer *l)
     if (!b->plan->batch.cu_seqlens.data) return GDN_OK;
     gdn_cuda_fill_batch(&a.batch, b->plan, b->tokens, &pools);
     return launch(l, GDN_CU_layer_clear, BLOCKS, &a);
-}
-
-/* Returns a view [N][Hk][values of a key head][V] of a buffer's rows, `head` elements to a key
- * head. */
-static gdn_tensor values_of(const struct gdn_block *b, const struct gdn_rows *rows, int64_t head)
-{
-    gdn_tensor t = gdn_dense(rows->data, rows->dtype, 4, b->n_tokens, b->Hk, b->Hv / b->Hk, b->V);
-    t.stride[0] = rows->token / (int64_t)gdn_dtype_bytes(rows->dtype);
-    t.stride[1] = head;
-    return t;
-}
-
-/* Computes o <- o / rms(o) norm_weight act(z), head by head. Tokens that do not count have o = 0
- * and may have any z; they stay zero, and so does what is projected from them. */
-static gdn_status norm(struct layer *l)
-{
-    const struct gdn_block *b = l->b;
-    const int64_t rV = b->Hv / b->Hk * b->V, head = 2 * b->K + 2 * rV;
-    const struct gdn_rows o_rows = conv_rows(b, &l->m, b->columns.v, 0);
-    const struct gdn_rows z_rows = projected_rows(b, &l->m, is_woven(b) ? head - rV : b->columns.z);
-    const gdn_tensor o = values_of(b, &o_rows, rV);
-    const gdn_tensor z = values_of(b, &z_rows, is_woven(b) ? head : rV);
-    struct gdn_cu_norm a = {
-        .weight = gdn_cuda_line(&b->args->norm_weight),
-        .weight_step = b->V > 1 ? b->args->norm_weight.stride[0] : 1,
-        .n_lines = b->n_tokens * b->Hv,
-        .D = b->V,
-        .formula = GDN_NO_NORM,
-        .eps = b->rms_eps,
-        .sigmoid = b->sigmoid,
-        .zeros = true,
-    };
-    gdn_cuda_lines((const gdn_tensor *const[]){ &o, &z, &o }, 3, &a.leads,
-                   (struct gdn_cu_lines *const[]){ &a.x, &a.z, &a.out });
-    return gdn_cuda_norm(l->ctx, "block", &a, l->stream);
 }
 
 static gdn_status store(struct layer *l)
@@ -448,37 +496,39 @@ static gdn_status store(struct layer *l)
     return launch(l, GDN_CU_layer_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
 }
 
+static gdn_status run_rule(struct layer *l)
+{
+    struct planned *p = l->p;
+    return p->by_tokens ? gdn_cuda_decode_run(&p->decode, NULL, l->stream)
+                        : gdn_cuda_prefill_run(l->ctx, &p->rule, &p->prefill, l->m.rule, l->stream);
+}
+
 static gdn_status run(struct layer *l)
 {
     const int last = n_products(l->b) - 1;
     for (int i = 0; i < last; i++) TRY(project(l, i));
     if (is_woven(l->b)) TRY(split(l));
-    TRY(convolve(l));
+    TRY(gdn_cuda_conv_run(l->ctx, &l->p->conv, NULL, l->stream));
     TRY(run_rule(l));
     TRY(clear_before(l));
-    TRY(norm(l));
+    TRY(gdn_cuda_norm_run(l->ctx, "block", &l->p->norm, l->stream));
     TRY(project(l, last));
     return spares_padding(l->b) ? store(l) : GDN_OK;
 }
 
-/* Returns the bytes of the scratch of cuBLAS, with room to align it. */
-static size_t blas_bytes(gdn_ctx *ctx, const struct gdn_block *b)
+static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, struct planned *p,
+                             void *memory)
 {
-    return needs_blas(b) ? gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN : 0;
-}
-
-static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, void *memory)
-{
-    struct layer l = { .ctx = ctx, .b = b, .stream = b->args->stream };
+    struct layer l = { .ctx = ctx, .b = b, .p = p, .stream = b->args->stream };
     struct gdn_cuda_ran ran = { .n = 0 };
-    const size_t blas = blas_bytes(ctx, b);
     bool pushed;
     if (b->n_tokens == 0) return gdn_note_line(ctx, "block", "none");
-    log_forms(ctx, b);
-    lay_out(ctx, &l.m, b, blas, memory);
+    log_forms(ctx, b, p);
+    lay_out(&l.m, b, p->rule_bytes, p->blas_bytes, memory);
+    move(ctx, b, &l.m, p);
     TRY(gdn_cuda_enter(ctx, &pushed));
     gdn_status status = GDN_OK;
-    if (blas) {
+    if (p->blas_bytes) {
         const uintptr_t beyond = (uintptr_t)l.m.blas % GDN_BLAS_ALIGN;
         status = gdn_blas_begin(ctx, l.stream, l.m.blas + (beyond ? GDN_BLAS_ALIGN - beyond : 0),
                                 gdn_blas_scratch(ctx));
@@ -490,27 +540,11 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, void *memo
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "block", ran.kernels, ran.n) : status;
 }
 
-/* Plans the call. cuBLAS is opened here, if the layer needs it. */
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
-{
-    struct gdn_block_call *c = call;
-    const struct gdn_block *b = &c->block;
-    struct buffers m;
-    if (b->n_tokens > INT32_MAX)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
-                        (long long)b->n_tokens);
-    TRY(gdn_cuda_refuse_record(ctx, &b->rule));
-    TRY(gdn_cuda_check_channels(ctx, &b->rule));
-    const size_t blas = blas_bytes(ctx, b);
-    c->base.bytes = lay_out(ctx, &m, b, blas, NULL);
-    return blas ? gdn_blas_open(ctx) : GDN_OK;
-}
-
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_block_call *c = call;
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
-    return launch_all(ctx, &c->block, memory);
+    return launch_all(ctx, &c->block, GDN_PLANNED(struct planned, &c->base), memory);
 }
 
 const struct gdn_op_backend gdn_cuda_op_block = { plan_call, run_call };

@@ -1,26 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a layer and its gradients need between cuBLAS and the kernels of their parts: Qwen3-Next's
- * rows in the order of heads and back, rows of the tokens that count, an output that spares padding
- * rows, and a product of our own for what cuBLAS does not promise: the same bits for a token
- * whatever the number of tokens (GDN_EXACT), and weights of another dtype than the activations.
- */
+/* The steps of a layer and of its gradients between cuBLAS and the kernels of their parts:
+ * Qwen3-Next's rows in the order of heads and back, rows of valid tokens, and an output that leaves
+ * out rows of padding. A product of our own has what cuBLAS does not promise: a token has the same
+ * bits for any number of tokens (GDN_EXACT), and weights may have another dtype than
+ * activations. */
 #include "cuda/device/batch.cuh"
 #include "cuda/layer/args.h"
 
 /* ---- A projection -------------------------------------------------------------------------- */
 
-/*
- * out[t][o] (+)= sum_i x[t][i] weight[o][i], each sum a chain of multiply-adds in the order of i. A
- * block has TILE tokens and TILE outputs, a thread 4 x 4 of them; while pieces of DEPTH of the
- * rows are multiplied, the next ones are on their way into registers. Where the summed elements of
- * a row lie apart, those of neighbouring rows lie side by side.
- */
+/* Computes out[t][o] (+)= sum_i x[t][i] weight[o][i]. A sum is a chain of multiply-adds in the
+ * order of i. A block has TILE tokens and TILE outputs, a thread 4 x 4 of them. While pieces of
+ * DEPTH elements of the rows are multiplied, the next pieces are loaded into registers. If the
+ * summed elements of a row lie apart, neighbouring rows must lie side by side. */
 enum { TILE = 64, DEPTH = 32, PART = 4, LOADS = TILE * DEPTH / 256 };
 
 struct project_tile {
     float x[DEPTH][TILE + PART], weight[DEPTH][TILE + PART]; /* rows of 16 bytes */
-    const char *x_rows[TILE], *weight_rows[TILE];            /* NULL: not there */
+    const char *x_rows[TILE], *weight_rows[TILE];            /* NULL: the row is beyond the last
+                                                                one */
 };
 
 /* Finds the rows of the tile. */
@@ -35,8 +33,8 @@ GDN_DEVICE void find_rows(struct project_tile &tile, const struct gdn_cu_layer_p
     }
 }
 
-/* The place of load j in a piece: the row, and which of its elements; a warp has neighbours in
- * memory. */
+/* The place of load j in a piece: its row, and its element of that row. The lanes of a warp load
+ * neighbours in memory. */
 struct place {
     int row, i;
 };
@@ -47,7 +45,7 @@ GDN_DEVICE struct place place_of(int j, bool apart)
     return { at / DEPTH + j * (TILE / LOADS), at % DEPTH };
 }
 
-/* Loads elements [from, from + DEPTH) of the rows: zero where there are none. */
+/* Loads elements [from, from + DEPTH) of the rows, and zeros for rows that are not there. */
 GDN_DEVICE void load_piece(float (&to)[LOADS], const char *const *rows, int64_t from, int64_t n,
                            int64_t step, int dtype)
 {
@@ -94,7 +92,7 @@ GDN_DEVICE void block_project(const struct gdn_cu_layer_project &a)
     load_piece(x, tile.x_rows, 0, a.n_in, a.x_step, a.x.dtype);
     load_piece(weight, tile.weight_rows, 0, a.n_in, a.weight_step, a.weight.dtype);
     for (int64_t i = 0; i < a.n_in; i += DEPTH) {
-        __syncthreads(); /* the piece before is done with */
+        __syncthreads(); /* the piece before has been read */
         store_piece(tile.x, x, a.x_step);
         store_piece(tile.weight, weight, a.weight_step);
         __syncthreads();
@@ -117,7 +115,7 @@ GDN_DEVICE void block_project(const struct gdn_cu_layer_project &a)
 
 /* ---- Columns in another order -------------------------------------------------------------- */
 
-/* A thread per element. */
+/* Copies an element for each thread. */
 GDN_DEVICE void block_weave(const struct gdn_cu_layer_weave &a)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -125,7 +123,8 @@ GDN_DEVICE void block_weave(const struct gdn_cu_layer_weave &a)
     const int all = a.part[0] + a.part[1] + a.part[2] + a.part[3], columns = a.heads * all;
     const int64_t row = i / columns;
     const int ordered = (int)(i - row * columns);
-    int rest = ordered, before = 0, part = 0; /* before: of one head */
+    int rest = ordered, before = 0, part = 0; /* before: parts of one head that come before
+                                                 `part` */
     while (rest >= a.heads * a.part[part]) {
         rest -= a.heads * a.part[part];
         before += a.part[part++];
@@ -139,11 +138,12 @@ GDN_DEVICE void block_weave(const struct gdn_cu_layer_weave &a)
 
 /* ---- An output that spares padding rows ---------------------------------------------------- */
 
-/* Returns the sequence of a token; -1: none. */
+/* Returns the sequence of a token; -1: it has none. */
 GDN_DEVICE int64_t sequence_of(const struct gdn_cu_batch &b, int64_t token)
 {
     if (!b.cu_seqlens.data) return b.padded ? token / b.T : 0;
-    int64_t first = 0, end = b.B; /* the last one that begins at it or before is in between */
+    int64_t first = 0, end = b.B; /* the last sequence that begins at the token or before is in
+                                     [first, end) */
     while (end - first > 1) {
         const int64_t middle = first + (end - first) / 2;
         const bool before = load_index(b.cu_seqlens, middle) <= token;
@@ -153,7 +153,7 @@ GDN_DEVICE int64_t sequence_of(const struct gdn_cu_batch &b, int64_t token)
     return b.B > 0 && token < load_index(b.cu_seqlens, first + 1) ? first : -1;
 }
 
-/* A warp per token. */
+/* Stores a token for each warp. */
 GDN_DEVICE void block_store(const struct gdn_cu_layer_store &a)
 {
     const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -172,7 +172,7 @@ GDN_DEVICE void block_store(const struct gdn_cu_layer_store &a)
 
 /* ---- Rows of tokens, dense ----------------------------------------------------------------- */
 
-/* A warp per token; zeros where one does not count. */
+/* Loads a token for each warp; zeros if the token is not valid. */
 GDN_DEVICE void block_load(const struct gdn_cu_layer_rows &a)
 {
     const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -188,7 +188,7 @@ GDN_DEVICE void block_load(const struct gdn_cu_layer_rows &a)
         store_float(to, i, a.dense.dtype, counts ? load_float(from, i, a.rows.dtype) : 0);
 }
 
-/* Back, all tokens. */
+/* Stores or adds rows of all tokens. */
 GDN_DEVICE void block_add(const struct gdn_cu_layer_rows &a)
 {
     const int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;

@@ -8,12 +8,13 @@
 #include "cuda/driver/contents.h"
 #include "cuda/layer/args.h"
 
-enum { TILE = 64, THREADS = 256, WARPS = THREADS / 32 }; /* of layer.cu */
+enum { TILE = 64, THREADS = 256, WARPS = THREADS / 32 }; /* as in layer.cu */
 
 static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes)
 {
     (void)most_rows;
-    *bytes = exact ? 0 : gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN; /* with room to align it */
+    *bytes = exact ? 0 : gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN; /* with room to align the
+                                                                    scratch */
     return exact ? GDN_OK : gdn_blas_open(ctx);
 }
 
@@ -134,8 +135,8 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return c->plan(ctx, call, &steps);
 }
 
-/* Logs how products were computed. cuBLAS computes none with GDN_EXACT. Else it computes those of
- * one dtype and dense rows. */
+/* Logs how products were computed. With GDN_EXACT cuBLAS computes none. Without it, cuBLAS computes
+ * those that have one dtype and dense rows. */
 static void log_products(gdn_ctx *ctx, const struct gdn_cuda_ran *ran)
 {
     bool by_blas = false, by_own = false;
@@ -150,7 +151,7 @@ static void log_products(gdn_ctx *ctx, const struct gdn_cuda_ran *ran)
     gdn_cuda_log_forms(ctx, GDN_CUDA_PRODUCT_CHOICE, "block_backward products", list);
 }
 
-/* Runs the kernels of all parts under the name of the call. */
+/* Runs the kernels of all parts. The log has them under the name of the call. */
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_layer_backward_call *c = call;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_step on a device: in one launch (step_general.cuh), or, where something is out of the
- * ordinary, by the kernels of its parts one after the other. Where blocks that share q and k cannot
- * be a cluster, one launch is of all but the convolution's states, which another moves. */
+/* gdn_step on a device: in one launch (step_rows.cuh, step_general.cuh), or by the kernels of its
+ * parts one after the other. If the blocks that share q and k cannot be a cluster, one launch
+ * computes all except the convolution's states, and a second launch moves these. */
 #include "calls/layer_step.h"
 #include "calls/op_backends.h"
 #include "cuda/conv/conv.h"
@@ -25,10 +25,11 @@ static void fill_rule(struct gdn_cu_rule *to, const struct gdn_step_call *m,
 
 /* ---- One launch ---------------------------------------------------------------------------- */
 
-/* As in step_general.cuh; blocks, at most; of a grid, in its second dimension. */
+/* TAPS, MOST (of K and V), COLUMNS: as in step_general.cuh. CLUSTER: the most blocks of a cluster.
+ * MOST_ROWS: the most blocks in the second dimension of a grid. */
 enum { TAPS = 4, MOST = 128, COLUMNS = 16, CLUSTER = 8, MOST_ROWS = 65535 };
 
-/* Fills in the rule of a kernel that takes x in place of q, k and v: its heads begin anywhere. */
+/* Fills in the rule for kernels that take x in place of q, k and v. */
 static void fill_whole(struct gdn_cu_rule *to, const struct gdn_step_call *m)
 {
     fill_rule(to, m, &m->rule);
@@ -50,7 +51,7 @@ static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
                                  (int32_t)(v->channel * bytes), (int32_t)(v->entry * bytes) };
 }
 
-/* Returns why a call is not one launch, as text for the log; NULL: it is. */
+/* Returns why a call is not one launch, as text for the log; NULL: it is one. */
 static const char *why_not_one_launch(const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
@@ -67,7 +68,7 @@ static const char *why_not_one_launch(const struct gdn_step_call *m, const struc
     return NULL;
 }
 
-/* Returns true if the blocks of a key head can wait for each other. */
+/* Returns true if the blocks of a key head can wait for each other: they are one, or a cluster. */
 static bool are_together(const gdn_ctx *ctx, int n_blocks)
 {
     return n_blocks == 1 || (gdn_cuda_runs_sm_90a(ctx->cuda) && n_blocks <= CLUSTER);
@@ -79,8 +80,8 @@ static bool writes_conv(const struct gdn_step_call *m)
     return m->conv.from.data && m->plan.batch.write != GDN_WRITE_NONE;
 }
 
-/* Into how many parts the columns of a state go, as log2: few blocks are spread over the device,
- * except the norm, which needs all of a head. */
+/* Returns log2 of the parts that the columns of a state are divided into. More parts spread few
+ * blocks over the device. A norm needs all columns of a head, so it has one part. */
 static int part_bits(const gdn_ctx *ctx, const struct gdn_step_call *m, const struct gdn_cu_rule *r)
 {
     const int group = r->H / r->Hk;
@@ -120,21 +121,21 @@ static void fill_step(struct gdn_cu_step_general *a, const gdn_ctx *ctx,
     a->rms_eps = m->norm.eps;
 }
 
-/* Returns true if the address and all steps are multiples of n elements. */
+/* Returns true if the address and the steps are multiples of n elements. */
 static bool is_even(const void *data, int64_t steps, int32_t dtype, int n)
 {
     return (((uint64_t)(uintptr_t)data) | (uint64_t)steps) % (n * gdn_dtype_bytes(dtype)) == 0;
 }
 
-/* Returns true if the four taps of a channel can be read at once. */
+/* Returns true if the four taps of a channel can be loaded at once. */
 static bool are_even_taps(const struct gdn_cu_taps *w)
 {
     return w->entry == (int32_t)gdn_dtype_bytes(w->dtype) &&
            is_even(w->data, w->channel, w->dtype, TAPS);
 }
 
-/* Returns true if biases and states of three entries can be read at once, by channel or by
- * entry. */
+/* Return true if biases, and states of three entries, can be loaded at once: two channels of an
+ * entry, or the entries of two channels. */
 static bool are_even_channels(const struct gdn_cu_taps *p)
 {
     return !p->data || (p->channel == (int32_t)gdn_dtype_bytes(p->dtype) &&
@@ -151,6 +152,7 @@ static bool are_even_states(const struct gdn_cu_step_general *a)
 }
 
 /* Returns true if every sequence has one token and channels can be taken in pairs. */
+#define NOT_ONE_TOKEN "sequences are of several tokens, or channels not in aligned pairs"
 static bool is_one_token(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
 {
     return r->batch.T == 1 && !r->batch.cu_seqlens.data && !a->rule.each && r->K % 2 == 0 &&
@@ -158,7 +160,7 @@ static bool is_one_token(const struct gdn_cu_step_general *a, const struct gdn_c
            are_even_taps(&a->weight) && are_even_channels(&a->bias) && are_even_states(a);
 }
 
-/* ---- One token of each sequence, of rows of v (step_vk.cuh) -------------------------------- */
+/* ---- One token of each sequence, of rows of v (step_rows.cuh) -------------------------------- */
 
 enum { ROWS_K = 128 };
 
@@ -174,12 +176,12 @@ static bool has_rows_norm(const struct gdn_cu_step_general *a, const struct gdn_
                           is_either(a->norm_weight.data, a->norm_weight.dtype, io));
 }
 
-/* Returns why step_vk.cuh does not take a call of one launch. */
+/* Returns why step_rows.cuh does not take a call of one launch. */
 static const char *why_not_rows(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
 {
     const int32_t io = a->x.dtype;
     if (r->from.k_first || r->K != ROWS_K) return "states are not rows of 128 keys";
-    if (!is_one_token(a, r)) return "sequences of several tokens, or channels not in aligned pairs";
+    if (!is_one_token(a, r)) return NOT_ONE_TOKEN;
     if (!gdn_cuda_takes_one(r, &a->rule)) return "the token form of decode does not take the rule";
     if (a->weight.dtype != io || !is_either(a->bias.data, a->bias.dtype, io) ||
         !is_either(a->conv.data, a->conv.dtype, io))
@@ -217,57 +219,72 @@ static struct gdn_cu_step_rows rows_args(const struct gdn_cu_step_general *a,
     };
 }
 
-static gdn_status launch_rows(gdn_ctx *ctx, const struct gdn_step_call *m,
-                              const struct gdn_cu_rule *r, const struct gdn_cu_step_general *step)
+/* The launch of a call that is one launch. The first of the forms rows, pairs and general that
+ * takes the call computes it. why_not_...: why a form does not, as text for the log; NULL: it
+ * does. */
+struct one_launch {
+    const char *why_not_rows, *why_not_pairs;
+    union {
+        struct gdn_cu_step_rows rows;
+        struct gdn_cu_step_general general;
+    } args;
+    struct gdn_cuda_call call; /* without args */
+};
+
+static void plan_rows(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                      const struct gdn_cu_step_general *step, struct one_launch *l)
 {
-    const struct gdn_cu_step_rows a = rows_args(step, r);
+    struct gdn_cu_step_rows *a = &l->args.rows;
+    *a = rows_args(step, r);
     const bool f16 = step->x.dtype == GDN_F16;
-    const int warps = (a.n_columns + COLUMNS - 1) / COLUMNS;
-    const int conv = (2 * r->K + a.n_columns + 63) / 64; /* and one for the gates */
-    const struct gdn_cuda_call call = {
+    const int warps = (a->n_columns + COLUMNS - 1) / COLUMNS;
+    const int conv = (2 * r->K + a->n_columns + 63) / 64; /* one more warp has the gates */
+    l->call = (struct gdn_cuda_call){
         .kernel = r->from.dtype == GDN_F32
                       ? f16 ? GDN_CU_step_rows_F32_F16 : GDN_CU_step_rows_F32_BF16
                   : f16 ? GDN_CU_step_rows_F16_F16
                         : GDN_CU_step_rows_BF16_BF16,
-        .grid = { a.n_blocks, r->Hk, r->batch.B },
+        .grid = { a->n_blocks, r->Hk, r->batch.B },
         .n_threads = 32 * (warps > conv ? warps : conv + 1),
-        .shared_bytes = (size_t)(a.n_columns * r->K) * gdn_dtype_bytes(r->from.dtype),
-        .cluster = are_together(ctx, a.n_blocks) ? a.n_blocks : 1,
-        .stream = m->args.stream,
-        .args = &a,
+        .shared_bytes = (size_t)(a->n_columns * r->K) * gdn_dtype_bytes(r->from.dtype),
+        .cluster = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,
         .overlaps = true,
     };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, "step", call.kernel);
 }
 
 /* ---- Any ------------------------------------------------------------------------------------ */
 
-static gdn_status launch_one(gdn_ctx *ctx, const struct gdn_step_call *m,
-                             const struct gdn_cu_rule *r, const struct gdn_cu_step_general *a)
+/* Returns why step_pairs.cuh does not take a call of one launch. */
+static const char *why_not_pairs(const struct gdn_cu_step_general *a, const struct gdn_cu_rule *r)
+{
+    if (!r->from.k_first) return "states are k-last";
+    return is_one_token(a, r) ? NULL : NOT_ONE_TOKEN;
+}
+
+static void plan_general(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
+                         const struct gdn_cu_step_general *step, struct one_launch *l)
 {
 #define DTYPES(name)                        \
     {                                       \
         name##_F32, name##_BF16, name##_F16 \
     }
-    static const enum gdn_kernel_id kernels[][3] = { DTYPES(GDN_CU_step_general_vk),
-                                                     DTYPES(GDN_CU_step_general_kv),
-                                                     DTYPES(GDN_CU_step_pairs_kv) };
+    static const enum gdn_kernel_id general[][3] = { DTYPES(GDN_CU_step_general_vk),
+                                                     DTYPES(GDN_CU_step_general_kv) };
+    static const enum gdn_kernel_id pairs[3] = DTYPES(GDN_CU_step_pairs_kv);
+    const enum gdn_kernel_id *kernels = l->why_not_pairs ? general[r->from.k_first] : pairs;
+    const struct gdn_cu_step_general *a = &l->args.general;
+    l->args.general = *step;
     const int64_t n = a->rule.n_rows, rows = n < MOST_ROWS ? n : MOST_ROWS;
-    /* Sixteen columns are a warp's; and a thread convolves two channels at most. */
+    /* A warp has sixteen columns, and a thread convolves at most two channels. */
     const int n_state = (a->n_columns + COLUMNS - 1) / COLUMNS;
     const int n_conv = (2 * r->K + a->n_columns + 63) / 64;
-    const struct gdn_cuda_call call = {
-        .kernel = kernels[r->from.k_first ? 1 + is_one_token(a, r) : 0][r->from.dtype],
+    l->call = (struct gdn_cuda_call){
+        .kernel = kernels[r->from.dtype],
         .grid = { (int64_t)r->Hk * a->n_blocks, rows, rows ? (n + rows - 1) / rows : 0 },
         .n_threads = 32 * (n_state > n_conv ? n_state : n_conv),
         .cluster = are_together(ctx, a->n_blocks) ? a->n_blocks : 1,
-        .stream = m->args.stream,
-        .args = a,
         .overlaps = true,
     };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, "step", call.kernel);
 }
 
 /* ---- Memory of several --------------------------------------------------------------------- */
@@ -285,83 +302,171 @@ static size_t out_bytes(const struct gdn_step_call *m)
 /* The workspace of a call of several launches. */
 struct buffers {
     char *convolved;
-    char *out;  /* [N][Hv][V], where a norm follows and padding keeps its output */
-    char *tree; /* what the rule needs of one */
+    char *out;  /* [N][Hv][V], if there is a norm and padding keeps its output */
+    char *tree; /* memory of the rule, for trees */
 };
 
-static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffers *b, char *memory)
+static size_t lay_out(const struct gdn_step_call *m, size_t tree_bytes, struct buffers *b,
+                      char *memory)
 {
-    struct gdn_cu_rule rule;
-    fill_rule(&rule, m, &m->rule);
     const struct gdn_room rooms[] = {
         { &b->convolved, gdn_step_call_bytes(m) },
         { &b->out, spares_padding(m) ? out_bytes(m) : 0 },
-        { &b->tree, gdn_cuda_decode_bytes(ctx, &rule) },
+        { &b->tree, tree_bytes },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-/* ---- The call ------------------------------------------------------------------------------ */
+/* ---- The plan ------------------------------------------------------------------------------ */
 
-struct step {
-    gdn_ctx *ctx;
-    const struct gdn_step_call *m;
-    struct buffers b;
+/* The launches of a call of several launches, without the convolution. */
+struct parts {
+    size_t tree_bytes;
+    struct gdn_cu_rule rule;
+    struct gdn_cuda_decode_plan decode;
+    struct gdn_cuda_norm_plan norm;
 };
 
-/* Convolves the channels; out absent: moves the states alone. */
-static gdn_status convolve(const struct step *s, struct gdn_rows out)
+/* The decisions about a call. */
+struct planned {
+    const char *why_not_one; /* why the call is not one launch; NULL: it is one */
+    bool convolves;          /* conv is launched; of a call of one launch, it moves the states */
+    struct gdn_cuda_conv_plan conv;
+    union {
+        struct one_launch one;
+        struct parts parts;
+    };
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
+
+/* Plans the convolution of the channels. out absent: it only moves the states. */
+static void plan_conv(const gdn_ctx *ctx, const struct gdn_step_call *m, struct gdn_rows out,
+                      struct planned *p)
 {
-    const struct gdn_step_call *m = s->m;
     const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
     struct gdn_conv conv = m->conv;
     conv.out = out;
-    struct gdn_cu_conv a;
-    gdn_cuda_fill_conv(&a, s->ctx, &conv, &m->plan, &m->tokens, &pools);
-    return gdn_cuda_conv(s->ctx, &a, NULL, m->args.stream);
+    p->convolves = true;
+    gdn_cuda_fill_conv(&p->conv.args, &conv, &m->plan, &m->tokens, &pools);
+    gdn_cuda_conv_plan(ctx, &p->conv);
 }
 
-/* Returns the buffer, as out lies. */
-static gdn_tensor before_out(const struct step *s)
+static void plan_one(const gdn_ctx *ctx, const struct gdn_step_call *m,
+                     const struct gdn_cu_rule *whole, struct planned *p)
 {
-    const gdn_tensor *t = &s->m->args.out;
-    return gdn_dense(s->b.out, t->dtype, t->ndim, t->size[0], t->size[1], t->size[2], t->size[3]);
+    struct gdn_cu_step_general step;
+    fill_step(&step, ctx, m, whole);
+    p->one.why_not_rows = why_not_rows(&step, whole);
+    p->one.why_not_pairs = why_not_pairs(&step, whole);
+    (p->one.why_not_rows ? plan_general : plan_rows)(ctx, whole, &step, &p->one);
+    if (writes_conv(m) && !step.moves) plan_conv(ctx, m, (struct gdn_rows){ 0 }, p);
 }
 
-/* Runs the rule: o, in out or before it. */
-static gdn_status run_rule(const struct step *s)
+/* Returns the buffer in the shape of out. */
+static gdn_tensor before_out(const struct gdn_step_call *m, const struct buffers *b)
 {
-    const struct gdn_step_call *m = s->m;
+    const gdn_tensor *t = &m->args.out;
+    return gdn_dense(b->out, t->dtype, t->ndim, t->size[0], t->size[1], t->size[2], t->size[3]);
+}
+
+/* Returns the rule. Its rows are in the buffers, or in x and out. */
+static struct gdn_rule rule_of(const struct gdn_step_call *m, const struct buffers *b)
+{
+    const gdn_tensor before = before_out(m, b);
     struct gdn_rule rule = m->rule;
-    gdn_step_call_connect(m, s->b.convolved, &rule);
-    const gdn_tensor before = before_out(s);
+    gdn_step_call_connect(m, b->convolved, &rule);
     if (spares_padding(m)) rule.out = gdn_rows_of(&before, &m->tokens);
-    struct gdn_cu_rule a;
-    fill_rule(&a, m, &rule);
-    if (spares_padding(m)) a.batch.pad_policy = GDN_PAD_ZERO;
-    return gdn_cuda_decode(s->ctx, "step", &a, s->b.tree, m->args.stream);
+    return rule;
 }
 
-/* In place. Tokens that do not count have o = 0 and may have any z; they stay zero. */
-static gdn_status run_norm(const struct step *s)
+/* The norm is in place. Tokens that are not valid have o = 0, and any z; their o stays zero. */
+static void plan_norm(const struct gdn_step_call *m, const struct buffers *b,
+                      struct gdn_cuda_norm_plan *plan)
 {
-    const struct gdn_step_call *m = s->m;
     struct gdn_norm_job norm = m->norm;
-    if (spares_padding(m)) norm.x = norm.out = before_out(s);
-    struct gdn_cu_norm a = gdn_cuda_norm_args(&norm);
-    a.zeros = true;
-    return gdn_cuda_norm(s->ctx, "step", &a, m->args.stream);
+    if (spares_padding(m)) norm.x = norm.out = before_out(m, b);
+    gdn_cuda_fill_norm(&plan->args, &norm);
+    plan->args.zeros = true;
+    gdn_cuda_norm_plan(plan);
 }
 
-static gdn_status store(const struct step *s)
+/* Returns the bytes of all buffers. */
+static size_t plan_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
+{
+    struct parts *parts = &p->parts;
+    struct buffers b;
+    lay_out(m, 0, &b, GDN_CUDA_NOWHERE);
+    if (gdn_step_convolves(m)) plan_conv(ctx, m, gdn_step_call_rows(m, b.convolved, 0, 0), p);
+    const struct gdn_rule rule = rule_of(m, &b);
+    fill_rule(&parts->rule, m, &rule);
+    if (spares_padding(m)) parts->rule.batch.pad_policy = GDN_PAD_ZERO;
+    gdn_cuda_decode_plan(ctx, "step", &parts->rule, &parts->decode);
+    if (m->normed) plan_norm(m, &b, &parts->norm);
+    parts->tree_bytes = gdn_cuda_decode_bytes(ctx, &parts->rule);
+    return lay_out(m, parts->tree_bytes, &b, NULL);
+}
+
+static gdn_status plan_call(gdn_ctx *ctx, void *call)
+{
+    struct gdn_step_call *m = call;
+    struct planned *p = GDN_PLANNED(struct planned, &m->base);
+    struct gdn_cu_rule whole;
+    TRY(gdn_cuda_refuse_record(ctx, &m->rule));
+    TRY(gdn_cuda_check_channels(ctx, &m->rule));
+    TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
+    fill_whole(&whole, m);
+    p->why_not_one = why_not_one_launch(m, &whole);
+    p->convolves = false;
+    if (p->why_not_one)
+        m->base.bytes = plan_parts(ctx, m, p);
+    else if (m->tokens.N > 0)
+        plan_one(ctx, m, &whole, p);
+    return GDN_OK;
+}
+
+/* ---- The call ------------------------------------------------------------------------------ */
+
+static gdn_status run_conv(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
+{
+    return p->convolves ? gdn_cuda_conv_run(ctx, &p->conv, NULL, m->args.stream) : GDN_OK;
+}
+
+static gdn_status run_one(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
+{
+    const struct gdn_cuda_form list[] = { { "rows", p->one.why_not_rows },
+                                          { "pairs", p->one.why_not_pairs },
+                                          { "general", NULL } };
+    struct gdn_cuda_call call = p->one.call;
+    call.args = &p->one.args;
+    call.stream = m->args.stream;
+    gdn_cuda_log_forms(ctx, GDN_CUDA_STEP_CHOICE, "step", list);
+    TRY(gdn_cuda_launch(ctx, &call));
+    TRY(gdn_cuda_note(ctx, "step", call.kernel));
+    return run_conv(ctx, m, p);
+}
+
+/* Sets the addresses of rows in buffers. */
+static void move_parts(const struct gdn_step_call *m, const struct buffers *b, struct planned *p)
+{
+    struct parts *parts = &p->parts;
+    const struct gdn_rule rule = rule_of(m, b);
+    parts->rule.q.data = rule.q.data;
+    parts->rule.k.data = rule.k.data;
+    parts->rule.v.data = rule.v.data;
+    parts->rule.out.data = rule.out.data;
+    if (gdn_step_convolves(m)) p->conv.args.out.data = b->convolved;
+    if (spares_padding(m)) parts->norm.args.x.data = parts->norm.args.out.data = b->out;
+    gdn_cuda_decode_move(&parts->decode);
+}
+
+static gdn_status store(gdn_ctx *ctx, const struct gdn_step_call *m, const struct buffers *b)
 {
     enum { TOKENS = 256 / 32 }; /* of a block, see layer.cu */
-    const struct gdn_step_call *m = s->m;
     const gdn_tensor *pool = m->args.state.data ? &m->args.state : &m->args.conv_state;
     const struct gdn_plan_pools pools = pools_of(pool);
     struct gdn_cu_layer_store a = {
         .out = m->rule.out,
-        .from = s->b.out,
+        .from = b->out,
         .n = (int64_t)m->rule.H * m->rule.V,
         .head = m->rule.V,
     };
@@ -372,74 +477,45 @@ static gdn_status store(const struct step *s)
         .stream = m->args.stream,
         .args = &a,
     };
-    TRY(gdn_cuda_launch(s->ctx, &call));
-    return gdn_cuda_note(s->ctx, "step", call.kernel);
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "step", call.kernel);
 }
 
-/* In one launch, if it moves the convolution's states. */
-static gdn_status run_one(const struct step *s, const struct gdn_cu_rule *whole)
+static gdn_status run_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p,
+                            char *memory)
 {
-    struct gdn_cu_step_general a;
-    fill_step(&a, s->ctx, s->m, whole);
-    const char *const why = why_not_rows(&a, whole);
-    const struct gdn_cuda_form list[] = { { "rows", why }, { "one launch", NULL } };
-    gdn_cuda_log_forms(s->ctx, GDN_CUDA_STEP_CHOICE, "step", list);
-    TRY((why ? launch_one : launch_rows)(s->ctx, s->m, whole, &a));
-    return writes_conv(s->m) && !a.moves ? convolve(s, (struct gdn_rows){ 0 }) : GDN_OK;
-}
-
-static gdn_status run_parts(const struct step *s)
-{
-    if (gdn_step_convolves(s->m)) TRY(convolve(s, gdn_step_call_rows(s->m, s->b.convolved, 0, 0)));
-    TRY(run_rule(s));
-    if (s->m->normed) TRY(run_norm(s));
-    return spares_padding(s->m) ? store(s) : GDN_OK;
-}
-
-static gdn_status run_several(struct step *s, const char *why, char *memory)
-{
-    const struct gdn_cuda_form list[] = { { "one launch", why }, { "parts", NULL } };
-    bool pushed;
-    gdn_cuda_log_forms(s->ctx, GDN_CUDA_STEP_CHOICE, "step", list);
-    lay_out(s->ctx, s->m, &s->b, memory);
-    TRY(gdn_cuda_enter(s->ctx, &pushed));
-    const gdn_status status = run_parts(s);
-    gdn_cuda_leave(s->ctx, pushed);
-    return status;
-}
-
-/* The decisions of plan_call(). */
-struct planned {
-    const char *why_not_one;  /* why the call is not one launch; NULL: it is */
-    struct gdn_cu_rule whole; /* fill_whole() */
-};
-_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
-
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
-{
-    struct gdn_step_call *m = call;
-    struct planned *p = GDN_PLANNED(struct planned, &m->base);
+    struct parts *parts = &p->parts;
     struct buffers b;
-    TRY(gdn_cuda_refuse_record(ctx, &m->rule));
-    TRY(gdn_cuda_check_channels(ctx, &m->rule));
-    TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
-    fill_whole(&p->whole, m);
-    p->why_not_one = why_not_one_launch(m, &p->whole);
-    m->base.bytes = p->why_not_one ? lay_out(ctx, m, &b, NULL) : 0;
-    return GDN_OK;
+    lay_out(m, parts->tree_bytes, &b, memory);
+    move_parts(m, &b, p);
+    TRY(run_conv(ctx, m, p));
+    TRY(gdn_cuda_decode_run(&parts->decode, b.tree, m->args.stream));
+    if (m->normed) TRY(gdn_cuda_norm_run(ctx, "step", &parts->norm, m->args.stream));
+    return spares_padding(m) ? store(ctx, m, &b) : GDN_OK;
+}
+
+static gdn_status run_several(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p,
+                              char *memory)
+{
+    const struct gdn_cuda_form list[] = { { "rows, pairs, general", p->why_not_one },
+                                          { "parts", NULL } };
+    bool pushed;
+    gdn_cuda_log_forms(ctx, GDN_CUDA_STEP_CHOICE, "step", list);
+    TRY(gdn_cuda_enter(ctx, &pushed));
+    const gdn_status status = run_parts(ctx, m, p, memory);
+    gdn_cuda_leave(ctx, pushed);
+    return status;
 }
 
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_step_call *m = call;
-    const struct planned *p = GDN_PLANNED(struct planned, &m->base);
-    struct step s = { .ctx = ctx, .m = m };
+    struct planned *p = GDN_PLANNED(struct planned, &m->base);
     struct gdn_cuda_ran ran = { .n = 0 };
     TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream));
     if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
     ctx->cuda->layer = &ran;
-    const gdn_status status =
-        p->why_not_one ? run_several(&s, p->why_not_one, memory) : run_one(&s, &p->whole);
+    const gdn_status status = p->why_not_one ? run_several(ctx, m, p, memory) : run_one(ctx, m, p);
     ctx->cuda->layer = NULL;
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
 }

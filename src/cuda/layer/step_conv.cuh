@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The convolution of gdn_step: what a block works on and shares, and windows of up to four tokens,
- * a thread for one or two channels, of tensors of any kind. See step_general.cuh.
- */
+/* The convolution of gdn_step: the work and the shared memory of a block, and windows of up to four
+ * tokens for tensors of any kind. A thread has one or two channels. See step_general.cuh. */
 #ifndef GDN_CUDA_STEP_TAPS_CUH
 #define GDN_CUDA_STEP_TAPS_CUH
 
@@ -13,14 +11,13 @@ enum {
     STEP_TAPS = 4,
     STEP_PAST = STEP_TAPS - 1,
     STEP_WINDOW = MMA_TOKENS, /* tokens that are convolved at once */
-    STEP_MOST = 128,          /* K and V, at most */
+    STEP_MOST = 128,          /* the most of K and of V */
     STEP_ROW = STEP_MOST + 4,
-    STEP_CHANNELS = 2 /* of a thread, at most */
+    STEP_CHANNELS = 2 /* the most of a thread */
 };
 
-/* The inputs of the rule and the norm for a window: values as the dtype of x holds them. x: k
- * and q of each token, in turn; gate, weight: of the norm; left: the new states of the
- * convolution. */
+/* The inputs of the rule and of the norm for a window, rounded to the dtype of x. x: k and q of
+ * each token, in turn; gate, weight: of the norm; left: the new states of the convolution. */
 struct step_shared {
     alignas(16) float x[2 * STEP_WINDOW][STEP_ROW];
     alignas(8) float v[STEP_WINDOW][STEP_MOST];
@@ -29,16 +26,17 @@ struct step_shared {
     alignas(8) float left[STEP_PAST][3 * STEP_MOST];
 };
 
-/* The block's work: some columns of a value head of a sequence, and the key head that it reads. */
+/* The block's work: some columns of a value head of a sequence, and the key head that these
+ * read. */
 struct step_work {
     struct warp_seq seq;
-    int key_head, block; /* block: of those of the key head */
+    int key_head, block; /* block: its number among those of the key head */
     int head, column;
 };
 
 /* ---- The convolution ----------------------------------------------------------------------- */
 
-/* Inputs of a thread's channels as they lie in memory: those before the window first. */
+/* Inputs of a thread's channels as they lie in memory. Those before the window come first. */
 struct step_raw {
     enum { ONE = 0 };
     uint32_t x[STEP_CHANNELS][STEP_PAST + STEP_WINDOW];
@@ -46,8 +44,8 @@ struct step_raw {
     uint32_t z[STEP_WINDOW], norm_weight;
 };
 
-/* Return the number of the block's channels (K of q, K of k, its columns of v), and channel i of
- * them. */
+/* Return the number of the block's channels (K of q, K of k, its columns of v), and the channel in
+ * x of number i. */
 GDN_DEVICE int step_n_channels(const struct gdn_cu_step_general &a)
 {
     return 2 * a.rule.K + a.n_columns;
@@ -60,13 +58,14 @@ GDN_DEVICE int step_channel(const struct gdn_cu_step_general &a, const struct st
     return 2 * (a.Hk - 1) * K + w.head * a.rule.V + w.column + i;
 }
 
-/* Entry e of a channel's state in a slot; of weights and biases, whose slot is 0. */
+/* Returns the address of entry e of a channel's state in a slot. For weights and biases slot is
+ * 0. */
 GDN_DEVICE char *taps_at(const struct gdn_cu_taps &p, int slot, int channel, int e)
 {
     return p.data + (int64_t)slot * p.slot + (channel * p.channel + e * p.entry);
 }
 
-/* Tokens [t, t + n): what is there of them. */
+/* Loads tokens [t, t + n), as far as they are there. */
 GDN_DEVICE void step_fetch(struct step_raw &f, const struct gdn_cu_step_general &a,
                            const struct step_work &w, int t, int n)
 {
@@ -123,7 +122,7 @@ GDN_DEVICE void step_convolve(float *to, int step, const struct step_raw &f, int
     for (int i = 0; i < n; i++) to[i * step] = round_to(y[i], a.x.dtype);
 }
 
-/* Puts the window into shared memory. */
+/* Writes the window to shared memory. */
 GDN_DEVICE void step_put(struct step_shared &sh, const struct step_raw &f,
                          const struct gdn_cu_step_general &a, const struct step_work &, int t,
                          int n)
@@ -160,15 +159,15 @@ GDN_DEVICE void step_put(struct step_shared &sh, const struct step_raw &f,
 
 /* ---- Its states ---------------------------------------------------------------------------- */
 
-/* Returns true if the block writes the state of channel i: those of v, and a share of q's and
- * k's. */
+/* Returns true if the block writes the state of channel i: of all its channels of v, and of a share
+ * of q and k. */
 GDN_DEVICE bool step_owns(const struct gdn_cu_step_general &a, const struct step_work &w, int i)
 {
     const int share = i - w.block * a.share;
     return i >= 2 * a.rule.K || (share >= 0 && share < a.share);
 }
 
-/* Stores the states of one window from shared memory, where the same thread has put them. */
+/* Stores the states of one window. The same thread has put them into shared memory. */
 GDN_DEVICE void step_leave(const struct step_shared &sh, const struct gdn_cu_step_general &a,
                            const struct step_work &w)
 {
@@ -182,14 +181,15 @@ GDN_DEVICE void step_leave(const struct step_shared &sh, const struct gdn_cu_ste
     }
 }
 
-/* The slot that states after token t go to; -1: none. */
+/* Returns the slot for the states after token t; -1: none. */
 GDN_DEVICE int step_slot(const struct gdn_cu_step_general &a, const struct step_work &w, int t)
 {
     if (a.rule.each) return warp_each_slot(a.rule, w.seq, t);
     return t == w.seq.T - 1 ? w.seq.write : -1;
 }
 
-/* Returns input t of the sequence; t < 0: of the state that it starts from, -1 the newest. */
+/* Returns input t of the sequence. If t < 0, it is an entry of the state that the sequence starts
+ * from, -1 the newest. */
 GDN_DEVICE float step_input(const struct gdn_cu_step_general &a, const struct step_work &w,
                             int channel, int t)
 {
@@ -198,8 +198,8 @@ GDN_DEVICE float step_input(const struct gdn_cu_step_general &a, const struct st
     return load_float(taps_at(a.conv, w.seq.read, channel, a.length + t), 0, a.conv.dtype);
 }
 
-/* Moves one channel's state after token t, entry by entry from the oldest: in place, what is still
- * to be read lies ahead. */
+/* Moves one channel's state after token t, from the oldest entry on. In place, entries that are
+ * still to be read are not yet overwritten. */
 GDN_DEVICE void step_move(const struct gdn_cu_step_general &a, const struct step_work &w,
                           int channel, int t, int slot)
 {
@@ -209,7 +209,8 @@ GDN_DEVICE void step_move(const struct gdn_cu_step_general &a, const struct step
                     step_input(a, w, channel, t + 1 - a.length + e));
 }
 
-/* Moves all states of a channel; the one in the slot that the sequence starts from is the last. */
+/* Moves all states of a channel. The state for the slot that the sequence starts from comes
+ * last. */
 GDN_DEVICE void step_move_all(const struct gdn_cu_step_general &a, const struct step_work &w,
                               int channel)
 {
@@ -226,7 +227,7 @@ GDN_DEVICE void step_move_all(const struct gdn_cu_step_general &a, const struct 
     if (last >= 0) step_move(a, w, channel, last, w.seq.read);
 }
 
-/* Moves any others. */
+/* Moves the states of all channels of the block. */
 GDN_DEVICE void step_move_block(const struct gdn_cu_step_general &a, const struct step_work &w)
 {
 #pragma unroll 1

@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An engine's next tokens in one launch: convolution with SiLU, gates, L2 norm, rule, and the gated
- * norm of o.
+ * gdn_step in one launch: convolution with SiLU, gates, L2 norm, rule, and the gated norm of o.
  *
- * A block has one value head of one sequence, a warp of it 16 columns of the state, as in
- * decode/warp.cuh and decode/window.cuh. What the convolution reads is asked for first, then the
- * state; while that is on its way, q, k and v of a token (step_pairs.cuh) or of four
- * (step_conv.cuh) are convolved into shared memory, a thread for two channels. From there the warps
- * go on as if separate calls had left them. Where there are few sequences, up to four blocks share
- * the columns of a head.
+ * A block has one value head of one sequence, and a warp 16 columns of its state, as in
+ * decode/warp.cuh and decode/window.cuh. The block loads the convolution's inputs first, then the
+ * state. While the state is loaded, threads convolve q, k and v into shared memory, two channels
+ * each: of one token (step_pairs.cuh) or of four (step_conv.cuh). Then the warps go on as in
+ * separate calls. If there are few sequences, up to four blocks share the columns of a head.
  *
- * The blocks that share q and k each convolve these, and each moves a part of their state of the
- * convolution on, when all have read it: they are a cluster. Where that cannot be, another launch
- * moves these states.
+ * The blocks that share q and k each convolve these. When all have read the convolution's old
+ * state, each block moves its part of that state on. So they are a cluster. If they cannot be one,
+ * another launch moves the states.
  */
 #ifndef GDN_CUDA_STEP_CUH
 #define GDN_CUDA_STEP_CUH
@@ -21,8 +19,8 @@
 
 /* ---- The norm of o ------------------------------------------------------------------------- */
 
-/* Normalises token i of the window, by 16 lanes, with the sum in the order of norm.cu. All lanes of
- * a warp come here; those of no token have none of its elements. */
+/* Normalises token i of the window by 16 lanes, and sums in the order of norm.cu. All lanes of a
+ * warp call it. Lanes without a token have no elements. */
 GDN_DEVICE void step_norm(const struct step_shared &sh, const struct gdn_cu_step_general &a,
                           const struct step_work &w, int i, int t, bool wanted)
 {
@@ -45,7 +43,7 @@ GDN_DEVICE void step_norm(const struct step_shared &sh, const struct gdn_cu_step
                         x[j] * scale * sh.weight[first + j] * sh.gate[i][first + j]);
 }
 
-/* n tokens from t on, once all warps have left their o. */
+/* Normalises n tokens from t on, after all warps have stored their o. */
 GDN_DEVICE void step_norms(const struct step_shared &sh, const struct gdn_cu_step_general &a,
                            const struct step_work &w, int t, int n)
 {
@@ -58,7 +56,7 @@ GDN_DEVICE void step_norms(const struct step_shared &sh, const struct gdn_cu_ste
 
 /* ---- The rule ------------------------------------------------------------------------------ */
 
-/* Loads column g of X, of T tokens, from shared memory. mma_fetch() loads it from global memory. */
+/* Loads column g of X, of T tokens, from shared memory. mma_fetch() does it from global memory. */
 template <class Tile>
 GDN_DEVICE void step_columns(uint32_t (&column)[Tile::PAIRS], const struct step_shared &sh, int K,
                              int T)
@@ -75,7 +73,7 @@ GDN_DEVICE void step_columns(uint32_t (&column)[Tile::PAIRS], const struct step_
     }
 }
 
-/* Up to MMA_TOKENS, by tensor cores. */
+/* Computes up to MMA_TOKENS tokens by tensor cores. */
 template <int dtype>
 GDN_DEVICE void step_products(struct step_shared &sh, const struct step_raw &raw,
                               const struct gdn_cu_step_general &a, const struct step_work &w)
@@ -113,7 +111,7 @@ GDN_DEVICE void step_products(struct step_shared &sh, const struct step_raw &raw
     if (a.normed) step_norms(sh, a, w, 0, s.T);
 }
 
-/* Four elements of a row of shared memory; zeros if they are not there. */
+/* Loads four elements of a row of shared memory; zeros if they are not there. */
 GDN_DEVICE void step_chunk(float (&to)[4], const float *row, int at, bool there)
 {
     float4 x = make_float4(0, 0, 0, 0);
@@ -121,7 +119,7 @@ GDN_DEVICE void step_chunk(float (&to)[4], const float *row, int at, bool there)
     to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
 }
 
-/* One token on a state of float32. */
+/* Computes one token on a state of float32. */
 GDN_DEVICE void step_once(struct step_shared &sh, const struct step_raw &raw,
                           const struct gdn_cu_step_general &a, const struct step_work &w)
 {
@@ -167,7 +165,7 @@ GDN_DEVICE void step_commit(struct warp_token<Tile::PARTS * Tile::J> &to,
     warp_scale<Tile>(to, r);
 }
 
-/* Any, token by token. */
+/* Computes any number of tokens, one by one. */
 template <class Tile, int dtype, class Raw>
 GDN_DEVICE void step_warps(struct step_shared &sh, Raw &raw, const struct gdn_cu_step_general &a,
                            const struct step_work &w)
@@ -195,12 +193,14 @@ GDN_DEVICE void step_warps(struct step_shared &sh, Raw &raw, const struct gdn_cu
         if (t0) {
             warp_fetch_gates(gates, r, s, w.head, mine);
             step_fetch(raw, a, w, t0, n);
-            __syncthreads(); /* all are through with the window before */
+            __syncthreads(); /* all threads have read the window before */
             step_put(sh, raw, a, w, t0, n);
         }
         warp_expand_gates(alpha, beta, gates, r, mine < s.T);
         __syncthreads();
-        if (t0 == 0) cluster_arrive_relaxed(); /* later windows do not need the old state */
+        if (t0 == 0)
+            cluster_arrive_relaxed(); /* later windows do not need the old state of the
+                                                  convolution */
 #pragma unroll 1
         for (int i = 0; i < n && has; i++) {
             struct warp_token<Tile::PARTS * Tile::J> now;

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The convolution of gdn_step where every sequence has one token and channels lie in pairs in all
- * tensors: a thread has two that lie side by side and moves them, and their states, at once. It
- * stands in for the windows of step_conv.cuh, and its sums are the same.
- */
+/* The convolution of gdn_step if every sequence has one token and channels lie in pairs in all
+ * tensors. A thread has two channels that lie side by side, and moves them and their states at
+ * once. It takes the place of the windows of step_conv.cuh. Its sums are the same. */
 #ifndef GDN_CUDA_STEP_ONE_CUH
 #define GDN_CUDA_STEP_ONE_CUH
 
 #include "cuda/layer/step_conv.cuh"
 
-/* Two channels that lie side by side, as they lie in memory; of their state three pairs, in the
+/* Two channels that lie side by side, as they lie in memory. Their states are three pairs, in the
  * order of memory. */
 struct step_one {
     enum { ONE = 1 };
@@ -40,8 +38,8 @@ GDN_DEVICE void store_two(char *p, float low, float high, int dtype)
         *(uint32_t *)p = dtype == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
 }
 
-/* Return true if the entries of a channel lie side by side, else the channels do; the step
- * between pairs. */
+/* Returns true if the entries of a channel lie side by side; if not, the channels of an entry do.
+ * Returns the step from a pair to the next. */
 GDN_DEVICE bool is_by_entry(const struct gdn_cu_step_general &a)
 {
     return a.conv.channel > a.conv.entry;
@@ -72,8 +70,8 @@ GDN_DEVICE void step_fetch(struct step_one &f, const struct gdn_cu_step_general 
     f.norm_weight = vector_bits(a.norm_weight, threadIdx.x);
 }
 
-/* Adds the token to the state of two channels. The new state goes to its slot, or to shared memory
- * as long as other blocks may still read the old one. */
+/* Adds the token to the state of two channels. The new state goes to its slot. If other blocks may
+ * still read the old state, it goes to shared memory. */
 GDN_DEVICE void step_shift(struct step_shared &sh, const float (&old)[6], const float (&x)[2],
                            const struct gdn_cu_step_general &a, const struct step_work &w, int i)
 {

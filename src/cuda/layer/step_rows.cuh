@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_step where every sequence has one token, all activations are of one dtype of 16 bits, states
- * have rows of v, and all of it lies in pieces that a lane takes at once: as decode/token.cuh,
- * whose rule it is, with q, k and v from shared memory.
+ * gdn_step if every sequence has one token, activations have one dtype of 16 bits, states have rows
+ * of v, and all tensors lie in pieces that a lane loads at once. The rule is that of
+ * decode/token.cuh, with q, k and v from shared memory.
  *
- * A block has a value head, or some columns of one, a warp of it sixteen. The state is asked for
- * first; while it is on its way to shared memory, where it takes no registers, a thread convolves
- * two channels that lie side by side, and moves their states on. Warps behind those that convolve
- * have the gates, and what the norm takes beside o: all that a block reads is asked for at once.
+ * A block has a value head or some of its columns, and a warp sixteen of these. The state is loaded
+ * first, to shared memory, where it takes no registers. Meanwhile a thread convolves two channels
+ * that lie side by side, and moves their states on. The warps after these compute the gates and
+ * load the inputs of the norm. So all loads of a block are issued at once.
  *
- * Where several blocks share q and k, each convolves these and moves a part of their states, when
- * all have read them: they are a cluster.
+ * If several blocks share q and k, each block convolves these. When all have read the convolution's
+ * states, each moves a part of the states on. So they are a cluster.
  */
 #ifndef GDN_CUDA_STEP_ROWS_CUH
 #define GDN_CUDA_STEP_ROWS_CUH
@@ -21,15 +21,15 @@
 extern __shared__ __align__(128) char gdn_shared[];
 
 enum {
-    STEP_K = 128,                              /* and V at most; V of the norm */
+    STEP_K = 128,                              /* the most of K and V; V of the norm */
     STEP_COLUMNS = 16,                         /* of a warp */
-    STEP_THREADS = STEP_K / STEP_COLUMNS * 32, /* at most, and of the norm */
-    STEP_NORM = STEP_THREADS / 32 - 1,         /* the warp of the norm, */
-    STEP_BARRIER = 1                           /* where it waits for all o */
+    STEP_THREADS = STEP_K / STEP_COLUMNS * 32, /* the most; so many if there is a norm */
+    STEP_NORM = STEP_THREADS / 32 - 1,         /* the warp of the norm */
+    STEP_BARRIER = 1                           /* where that warp waits for all o */
 };
 
 /* The results of the convolution: k and q as they would lie in memory, v as float32, and the new
- * values of the states of channels of q and k. The gates. o, and what the norm multiplies it by. */
+ * states of channels of q and k. The gates. o, and the factors of o in the norm. */
 struct step_rows_shared {
     alignas(16) uint32_t keys[2][STEP_K / 2];
     alignas(16) float o[STEP_K];
@@ -39,13 +39,13 @@ struct step_rows_shared {
 
 /* ---- The convolution ----------------------------------------------------------------------- */
 
-/* Two channels that lie side by side, as they lie in memory; of their state three pairs, in the
+/* Two channels that lie side by side, as they lie in memory. Their states are three pairs, in the
  * order of memory. */
 struct step_pair {
     uint32_t past[STEP_PAST][2], weight[2][2], x, bias[2];
 };
 
-/* Channel i of the block: of q, of k, and from there on of v. */
+/* Returns the channel in x of number i of the block: first those of q, then of k, then of v. */
 GDN_DEVICE int rows_channel(const struct gdn_cu_step_rows &a, const struct token_place &w,
                             int column, int i)
 {
@@ -54,7 +54,7 @@ GDN_DEVICE int rows_channel(const struct gdn_cu_step_rows &a, const struct token
     return 2 * (a.Hk - 1) * STEP_K + w.head * a.V + column + i;
 }
 
-/* Bytes of an entry; 0: there are none. */
+/* Returns the bytes of an entry; 0 if there are none. */
 GDN_DEVICE int taps_bytes(const struct gdn_cu_taps &p)
 {
     return !p.data ? 0 : p.dtype == GDN_F32 ? 4 : 2;
@@ -89,8 +89,8 @@ template <int io> GDN_DEVICE void rows_store(char *p, float low, float high, boo
         *(uint32_t *)p = io == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
 }
 
-/* The state of two channels, which takes in the token: to where it goes, or, as long as other
- * blocks may still read it, to shared memory. */
+/* Adds the token to the state of two channels. The new state goes to its slot. If other blocks may
+ * still read the old state, it goes to shared memory. */
 template <int io>
 GDN_DEVICE void rows_shift(struct step_rows_shared &sh, const float (&old)[2 * STEP_PAST],
                            const float (&x)[2], const struct gdn_cu_step_rows &a,
@@ -172,7 +172,8 @@ GDN_DEVICE void rows_gates(struct step_rows_shared &sh, const struct gdn_cu_step
     sh.alpha = alpha, sh.beta = beta;
 }
 
-/* Computes the norm's factors beside its scale, by the warp that needs them: columns 32 apart. */
+/* Computes the factors of o in the norm that do not depend on o. One warp does it, and a lane has
+ * columns 32 apart. */
 template <int io>
 GDN_DEVICE void rows_tail(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
                           const struct token_place &w)
@@ -224,7 +225,7 @@ GDN_DEVICE void rows_norm(const struct step_rows_shared &sh, const struct gdn_cu
 
 /* ---- Rows of a state ----------------------------------------------------------------------- */
 
-/* Like token_rows, with eight rows, and with k and q in the dtype of memory. */
+/* Is like token_rows, but has eight rows, and k and q in the dtype of memory. */
 template <int dtype, int io> struct step_rows {
     typedef token_rows<STEP_K, dtype, io> like;
     typedef typename like::piece piece;
@@ -251,7 +252,7 @@ template <int dtype, int io> struct step_rows {
 
 /* ---- A block ------------------------------------------------------------------------------- */
 
-/* k and q of the lane, as token_fetch() has them from memory. */
+/* Returns k and q of the lane, as token_fetch() loads them from memory. */
 template <class Tile>
 GDN_DEVICE void rows_keys(uint32_t (&x)[Tile::C * Tile::E], const struct step_rows_shared &sh)
 {
@@ -265,7 +266,8 @@ GDN_DEVICE void rows_keys(uint32_t (&x)[Tile::C * Tile::E], const struct step_ro
         }
 }
 
-/* o of one of the block's columns: for the norm as it would lie in memory, or out. */
+/* Stores o of one of the block's columns: to shared memory for the norm, rounded as in memory, or
+ * to out. */
 template <int io>
 GDN_DEVICE void rows_out(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
                          const struct token_place &w, int column, int mine, float o)
@@ -276,15 +278,15 @@ GDN_DEVICE void rows_out(struct step_rows_shared &sh, const struct gdn_cu_step_r
         token_store_half<io>(token_at(a.one.out, w.row, w.head) + (column + mine) * 2, o);
 }
 
-/* The block's head and column. */
+/* Finds the block's head and columns. */
 GDN_DEVICE int rows_begin(struct token_place &w, const struct gdn_cu_step_rows &a)
 {
     w.head = blockIdx.y * a.group + (blockIdx.x >> a.part_bits);
     return (blockIdx.x & ((1 << a.part_bits) - 1)) * a.n_columns;
 }
 
-/* Returns the place in shared memory of the lane's pieces of a tile of the warp, 512 bytes
- * apart. */
+/* Returns the address in shared memory of the lane's pieces of a tile of the warp. Pieces are 512
+ * bytes apart. */
 template <class Tile> GDN_DEVICE char *rows_at(int warp, int tile)
 {
     const int pieces = (warp * (STEP_COLUMNS / Tile::ROWS) + tile) * Tile::N * Tile::C;
@@ -332,8 +334,8 @@ GDN_DEVICE void rows_prepare(struct step_rows_shared &sh, const struct gdn_cu_st
     }
 }
 
-/* The warp's columns, from `first` of the block's on; o of all of them before the last of the
- * state, for the norm not to wait for that. */
+/* Computes the warp's columns, from `first` of the block on. o of all columns is stored before the
+ * last of the state, so that the norm does not wait for the state. */
 template <class Tile>
 GDN_DEVICE void rows_rule(struct step_rows_shared &sh, const struct gdn_cu_step_rows &a,
                           const struct token_place &w, int column, int warp)
@@ -379,7 +381,7 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct token_place &
     typedef step_rows<dtype, io> Tile;
     __shared__ struct step_rows_shared sh;
     const int column = rows_begin(w, a), lane = threadIdx.x % 32;
-    /* uniform, and known to be */
+    /* the compiler knows then that all lanes have the same */
     const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
     const bool has = warp * STEP_COLUMNS < a.n_columns;
     if (has) {
@@ -411,7 +413,7 @@ GDN_DEVICE void rows_zero(const struct gdn_cu_step_rows &a, struct token_place &
         *(uint16_t *)(token_at(a.one.out, w.row, w.head) + (column + i) * 2) = 0;
 }
 
-/* Blocks that an SM is to hold, by measurement. */
+/* The least blocks of a multiprocessor, found by measurement. */
 enum { STEP_BLOCKS_F32 = 3, STEP_BLOCKS_BF16 = 4, STEP_BLOCKS_F16 = 4 };
 
 #define STEP_ROWS_KERNEL(threads, name, dtype, io)                             \

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * S <- M S + U from segment to segment of a sequence (sm90/segments.cuh), in float32. A block has
- * eight columns of a head's state. Each warp has 16 of the 128 keys of a sum, and loads their rows
- * of M from memory, which no other warp needs. It requests the rows of the next segment as soon as
- * it has used these.
- */
+/* Computes S <- M S + U from segment to segment of a sequence (sm90/segments.cuh), in float32. A
+ * block has eight columns of a head's state. Each warp has 16 of the 128 keys of a sum. It loads
+ * their rows of M from memory, which no other warp needs, and requests those of the next segment as
+ * soon as it has used these. */
 #ifndef GDN_CUDA_PREFILL_COMBINE_CUH
 #define GDN_CUDA_PREFILL_COMBINE_CUH
 
@@ -17,8 +15,8 @@ enum { COLUMNS = GDN_SEGMENT_COLUMNS, KEYS = 128, WARPS = 8, SHARE = KEYS / WARP
 struct combine_block {
     const struct gdn_cu_rule &r;
     const struct gdn_cu_segments &cut;
-    int64_t first; /* unit, */
-    int n;         /* and so many follow it */
+    int64_t first; /* the first unit */
+    int n;         /* units after it */
     int head, column, warp, lane;
 };
 
@@ -31,7 +29,7 @@ GDN_DEVICE float4 load_row(const struct combine_block &b, int64_t u, int i)
     return *(const float4 *)(b.cut.M + ((u * r.H + b.head) * r.K + k) * r.K + 4 * b.lane);
 }
 
-/* Returns column v of the state of place u: this lane's four keys. */
+/* Returns the address of column v of the state of place u, for this lane's four keys. */
 GDN_DEVICE float4 *column_of(const struct combine_block &b, int64_t u, int v)
 {
     const struct gdn_cu_rule &r = b.r;
@@ -68,7 +66,7 @@ GDN_DEVICE void combine(const struct combine_block &b)
 {
     __shared__ __align__(16) float S[COLUMNS][KEYS], parts[WARPS][COLUMNS][KEYS];
     const struct gdn_cu_rule &r = b.r;
-    const int v = b.warp; /* the warp's column of the sums */
+    const int v = b.warp; /* the column whose sums the warp adds up */
     const bool there = 4 * b.lane < r.K;
     float4 M[SHARE];
     *(float4 *)&S[v][4 * b.lane] = there ? *column_of(b, b.first, v) : make_float4(0, 0, 0, 0);
@@ -91,9 +89,9 @@ GDN_DEVICE void combine(const struct combine_block &b)
             x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
         }
         x.x += U.x, x.y += U.y, x.z += U.z, x.w += U.w;
-        if (forgets & GDN_SEGMENT_FORGETS) /* whatever S holds (G7), beyond K too */
+        if (forgets & GDN_SEGMENT_FORGETS) /* sets S to zero whatever it holds (G7), beyond K too */
             x = U;
-        else if (idle & GDN_SEGMENT_IDLE) /* every bit of S stays (G9) */
+        else if (idle & GDN_SEGMENT_IDLE) /* keeps every bit of S (G9) */
             x = *(const float4 *)&S[v][4 * b.lane];
         *(float4 *)&S[v][4 * b.lane] = x;
         if (there) *column_of(b, u + 1, v) = x;

@@ -60,16 +60,17 @@ template <int io_, int deep> struct prefill_block {
     __device__ char *k(int i) const { return slot(a.n_slots) + i * stage_bytes; }
     __device__ char *q(int i) const { return k(i) + k_bytes; }
     __device__ char *v(int i) const { return k(i) + 2 * k_bytes; }
-    /* They come with the rest of the slot. */
+    /* Does nothing: queries come with the rest of the slot. */
     __device__ void await_queries(int64_t) const {}
     __device__ void release_queries(int64_t) const {}
-    /* Tokens of chunk c. */
+    /* Returns the tokens of chunk c. */
     __device__ int tokens(int64_t c) const
     {
         const int64_t rest = s.n_valid - c * chunk;
         return rest < chunk ? (int)rest : chunk;
     }
-    /* Threads that pass a full slot on, and an empty one back. */
+    /* Return the threads that meet when a full slot is passed on, and when an empty one is given
+     * back. */
     __device__ int n_full() const { return 32 * (a.n_aux + a.n_state); }
     __device__ int n_empty() const { return 32 * (4 + a.n_state); }
 };
@@ -78,7 +79,7 @@ template <int io_, int deep> struct prefill_block {
 
 /* The sources of the rows of a block's tiles. */
 struct prefill_sources {
-    const char *k, *q, *v; /* of the first token; q NULL: no output is wanted */
+    const char *k, *q, *v; /* addresses of the first token; q NULL: no output is wanted */
     int v_bytes, v_log_lanes;
 };
 
@@ -96,7 +97,7 @@ GDN_DEVICE struct prefill_sources find_sources(const prefill_block<io, deep> &b)
     return f;
 }
 
-/* Begins the loads of chunk c; none after the last chunk. It loads v of tokens with beta 0 too,
+/* Begins the loads of chunk c, or none after the last chunk. It also loads v of tokens with beta 0,
  * because write_gates() finds these tokens later. */
 template <int io, int deep>
 GDN_DEVICE void load_chunk(const prefill_block<io, deep> &b, const struct prefill_sources &f,
@@ -137,7 +138,7 @@ GDN_DEVICE void make_t(const prefill_block<io, deep> &b, int slot, int stage)
     write_t<io, block::chunk>(b.t(slot), b.square(), b.gates(slot), w);
 }
 
-/* If the same warps make T, the warp with the fewest blocks there has the most here. */
+/* Computes P. If the same warps make T, the warp with the fewest blocks of T has the most of P. */
 template <int io, int deep>
 GDN_DEVICE void make_p(const prefill_block<io, deep> &b, int slot, int stage)
 {
@@ -239,7 +240,8 @@ template <int io, int deep> GDN_DEVICE void run_prefill(const struct gdn_cu_pref
     typedef mma_tiles<io> tiles;
     struct prefill_head &h = *(struct prefill_head *)gdn_shared;
 
-    /* Blocks of a head, heads, sequences; after the last of those, the tokens of none. */
+    /* Blocks are numbered by parts of a head, then heads, then sequences. After the last sequence
+     * come the tokens of none. */
     const int64_t each = (int64_t)a.rule.H * a.n_slices, row = blockIdx.x / each;
     if (threadIdx.x < 32) {
         const bool rest = row == a.rule.batch.B;

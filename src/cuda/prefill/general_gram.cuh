@@ -23,24 +23,26 @@
 
 typedef unsigned long long token_mask; /* bit t: token t of a chunk */
 
-/* Gates of one chunk, in shared memory; a value per token, 0 past the last. */
+/* The gates of one chunk, in shared memory: a value for each token, 0 after the last one. */
 template <int chunk> struct chunk_gates {
     float G[chunk], beta[chunk];    /* G in units of log 2 */
-    float decay;                    /* of the state: exp(G_end) or 0 */
-    int n;                          /* tokens that are there */
-    uint32_t resets[2], writers[2]; /* tokens that forget; with beta other than 0 */
+    float decay;                    /* of the state: exp(G_end), or 0 */
+    int n;                          /* tokens that exist */
+    uint32_t resets[2], writers[2]; /* bits of tokens that forget, and of those with beta other than
+                                       0 */
 };
 
-/* And what they and lengths, which are in all that say so, are factors of; 0 and 1 past the
- * last. */
+/* The gates of one chunk, and factors made of gates and lengths; 0, and 1 for lengths, after the
+ * last token. */
 template <int chunk> struct chunk_vectors : chunk_gates<chunk> {
     float q_scale[chunk];    /* scale / length of q */
-    float q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 behind a token that
-                                 * forgets */
+    float q_start[chunk];    /* of q . S in the output: exp(G) q_scale; 0 after a token that
+                                forgets */
     float k_scale[chunk];    /* 1 / length of k */
-    float from_start[chunk]; /* of k . S in R: exp(G) / length */
-    float to_end[chunk];     /* of u in the state: exp(G_end - G) / length; 0 before one */
-    uint32_t dead[2];        /* with a row of L that is not finite */
+    float from_start[chunk]; /* of k . S in R: exp(G) k_scale */
+    float to_end[chunk];     /* of u in the state: exp(G_end - G) k_scale; 0 before a token that
+                                forgets */
+    uint32_t dead[2];        /* bits of tokens whose row of L is not finite */
 };
 static_assert(sizeof(chunk_vectors<64>) <= GDN_PREFILL_VECTORS_BYTES(64), "general.h");
 
@@ -48,7 +50,7 @@ GDN_DEVICE token_mask tokens_of(const uint32_t (&words)[2])
 {
     return (token_mask)words[1] << 32 | words[0];
 }
-/* Returns tokens 0 to n - 1. */
+/* Returns a mask of tokens 0 to n - 1. */
 GDN_DEVICE token_mask tokens_below(int n)
 {
     return n >= 64 ? ~(token_mask)0 : ((token_mask)1 << n) - 1;
@@ -58,14 +60,14 @@ GDN_DEVICE bool are_parted(token_mask resets, int j, int i)
 {
     return resets && (resets & tokens_below(i + 1) & ~tokens_below(j + 1)) != 0;
 }
-/* Returns the tokens that reach token i: i and the tokens before it, from the last one that
- * forgets. */
+/* Returns a mask of token i and the tokens before it, back to the last one that forgets: those that
+ * reach token i. */
 GDN_DEVICE token_mask tokens_seen(token_mask resets, int i)
 {
     const token_mask before = tokens_below(i + 1), forget = resets & before;
     return forget ? before & ~tokens_below(63 - __clzll((long long)forget)) : before;
 }
-/* The first of them. */
+/* Returns the first of these tokens. */
 GDN_DEVICE int first_seen(token_mask resets, int i)
 {
     return max(63 - __clzll((long long)(resets & tokens_below(i + 1))), 0);
@@ -80,7 +82,8 @@ template <int chunk> struct raw_gates {
     static constexpr int each = (chunk + 31) / 32;
     uint32_t g[each], beta[each];
     float A_log, dt_bias;           /* of the head */
-    const char *next_g, *next_beta; /* of the lane, in the next chunk; NULL: none */
+    const char *next_g, *next_beta; /* addresses of the lane's gates in the next chunk; NULL:
+                                       none */
     int left;                       /* tokens from there on */
 
     __device__ __forceinline__ bool is_there(int i) const
@@ -89,9 +92,9 @@ template <int chunk> struct raw_gates {
     }
 };
 
-/* Begins to load the gates of the chunk. The next call takes the chunk after `each`. All loads are
- * of words: a load of two bytes to the same register would wait for the one before it. There are
- * too few registers for both, and the first T waits for these loads. */
+/* Begins to load the gates of the chunk. The next call loads those of the chunk `each` later. All
+ * loads are of words: a load of two bytes into the same register would wait for the one before.
+ * There are not enough registers to keep both, and the first T waits for these loads. */
 template <int each, int chunk>
 GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
 {
@@ -116,7 +119,7 @@ GDN_DEVICE void fetch_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r)
     raw.left -= each * chunk;
 }
 
-/* Begins to load gates with chunk c, the first one. */
+/* Begins to load gates, of chunk c first. */
 template <int chunk>
 GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
                             const struct gdn_cu_seq &s, int head, int c)
@@ -129,8 +132,8 @@ GDN_DEVICE void start_gates(raw_gates<chunk> &raw, const struct gdn_cu_rule &r,
     raw.left = (int)clamp64(s.n_valid - t, 0, INT32_MAX);
 }
 
-/* Returns inclusive sums over lanes; with resets: sums that start anew at one, before: of the word
- * before. */
+/* Returns inclusive sums over lanes. With resets, a sum starts anew at each reset. before: the sum
+ * of the word before. */
 GDN_DEVICE float scan_lanes(float x)
 {
     const int lane = threadIdx.x % 32;
@@ -156,8 +159,8 @@ GDN_DEVICE float scan_from_resets(float x, bool reset, float before)
     return anew ? x : x + before;
 }
 
-/* Expands gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. One gate at a
- * time: it is much code, and no warp waits for it. */
+/* Converts the gates of a chunk of n tokens: log alpha into G, beta into v, and the masks. It takes
+ * one gate at a time, because the code is long, and no warp waits for it. */
 template <int chunk>
 GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chunk> &v,
                              const raw_gates<chunk> &raw, const struct gdn_cu_rule &r, int n)
@@ -185,7 +188,7 @@ GDN_DEVICE void expand_gates(float (&G)[raw_gates<chunk>::each], chunk_gates<chu
     v.writers[1] = (uint32_t)(writers >> 32);
 }
 
-/* Sums the gates: G, since the start, or since the last token that forgets. */
+/* Sums gates into G, from the start of the chunk or from the last token that forgets. */
 template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask resets)
 {
     float end = 0;
@@ -198,13 +201,13 @@ template <int each> GDN_DEVICE void sum_gates(float (&G)[each], token_mask reset
     }
 }
 
-/* Fills x for all tokens, before lengths are in it. A whole warp calls it. */
+/* Sets x for all tokens. Lengths are multiplied later. A whole warp calls it. */
 template <int chunk> GDN_DEVICE void fill_tokens(float (&of)[chunk], float x)
 {
     for (int t = threadIdx.x % 32; t < chunk; t += 32) of[t] = x;
 }
 
-/* Writes all but k_scale and q_scale, from expand_gates(). */
+/* Writes all vectors except k_scale and q_scale. Follows expand_gates(). */
 template <int chunk>
 GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>::each],
                             const struct gdn_cu_rule &r, int n)
@@ -233,7 +236,8 @@ GDN_DEVICE void write_gates(chunk_vectors<chunk> &v, float (&G)[raw_gates<chunk>
 
 /* ---- Lengths: a thread per row of K or Q ----------------------------------------------------- */
 
-/* Return the square of the length of a row of a tile, `deep` elements; and 1 / its length. */
+/* Return the square of the length of a row of a tile, which has `deep` elements; and 1 / the
+ * length. */
 template <int io, int deep> GDN_DEVICE float row_square(const char *row)
 {
     typedef typename gdn_io<io>::type element;
@@ -259,8 +263,8 @@ GDN_DEVICE float row_inverse_length(const char *row, const struct gdn_cu_rule &r
     return inverse_length(row_square<io, deep>(row), r.norm, r.norm_eps);
 }
 
-/* Scales the K elements of a row x length in place; what pads it stays zero, whatever the length
- * is. */
+/* Multiplies the K elements of a row by `length`, in place. Elements beyond K stay zero, even if
+ * length is NaN. */
 template <int io> GDN_DEVICE void scale_row(char *row, float length, int K)
 {
     typedef typename gdn_io<io>::type element;
@@ -269,10 +273,8 @@ template <int io> GDN_DEVICE void scale_row(char *row, float length, int K)
     for (int i = 0; i < K; i++) gdn_io<io>::store(e + i, gdn_io<io>::load(e + i) * length);
 }
 
-/*
- * 1 / length into the factors of the chunk. In f16 keys are scaled where they lie instead: beside
- * tiny keys u / length would not be finite.
- */
+/* Multiplies the factors of the chunk by 1 / length. In f16 the keys themselves are scaled: for
+ * tiny keys u / length would not be finite. */
 template <int io, int deep, int chunk>
 GDN_DEVICE void write_lengths(chunk_vectors<chunk> &v, char *k, char *q,
                               const struct gdn_cu_rule &r)
@@ -290,13 +292,15 @@ GDN_DEVICE void write_lengths(chunk_vectors<chunk> &v, char *k, char *q,
     } else {
         v.k_scale[t] = length;
         v.from_start[t] *= length;
-        if (v.to_end[t] != 0) v.to_end[t] *= length; /* forgotten, were the length NaN */
+        if (v.to_end[t] != 0)
+            v.to_end[t] *= length; /* what is forgotten stays 0, even if the
+                                                        length is NaN */
     }
 }
 
 /* ---- Gram matrices --------------------------------------------------------------------------- */
 
-/* Multiplies rows [16 i, 16 i + 16) of A times those of K up to the same: blocks 0 to i. */
+/* Multiplies rows [16 i, 16 i + 16) of A by the rows of K up to the same one: blocks 0 to i. */
 template <int io, int deep, int blocks>
 GDN_DEVICE void multiply_rows(mma_block (&gram)[blocks], uint32_t a, uint32_t k, int i)
 {
@@ -319,7 +323,8 @@ GDN_DEVICE void multiply_rows(mma_block (&gram)[blocks], uint32_t a, uint32_t k,
     }
 }
 
-/* Writes rows of L: what is not finite becomes zero, and its token dead. */
+/* Writes rows of L. Elements that are not finite become zero, and their tokens are noted in
+ * `dead`. */
 template <int chunk>
 GDN_DEVICE void write_l(float *L, chunk_vectors<chunk> &v, const mma_block (&gram)[chunk / 16],
                         int w)
@@ -411,8 +416,7 @@ template <int chunk> GDN_DEVICE void invert_diagonal(float *L, float *D, int w)
         *(float4 *)(at + c * ld + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
-/* Computes sum[r] += rows p and p + 8 of a block (from `a` on, ld apart) times a row of 16 (from
- * `b` on). */
+/* Adds rows p and p + 8 of a block (at `a`, ld floats apart) times a row of 16 (at `b`) to sum. */
 GDN_DEVICE void add_dots(float (&sum)[2], const float *a, int ld, const float *b)
 {
 #pragma unroll
@@ -426,10 +430,9 @@ GDN_DEVICE void add_dots(float (&sum)[2], const float *a, int ld, const float *b
     }
 }
 
-/*
- * The blocks below the diagonal, T_rc = -D_r sum of L_rj T_jc over j from c to r - 1: a column is
- * the work of eight lanes, two rows of a block each, and of one warp 4 w to 4 w + 3 of every block.
- */
+/* Computes the blocks below the diagonal: T_rc = -D_r sum of L_rj T_jc over j from c to r - 1.
+ * Eight lanes have a column, two rows of a block each. Warp w has columns 4 w to 4 w + 3 of every
+ * block. */
 template <int chunk> GDN_DEVICE void invert_below(float *L, const float *D, int w)
 {
     constexpr int ld = GDN_PREFILL_LD(chunk), blocks = chunk / 16;
@@ -461,8 +464,8 @@ template <int chunk> GDN_DEVICE void invert_below(float *L, const float *D, int 
     }
 }
 
-/* Writes T from the square, columns 4 w to 4 w + 3 of every block, from the block of the diagonal
- * down. Across a token that forgets it is zero, were beta NaN. */
+/* Stores T from the square: columns 4 w to 4 w + 3 of every block, from the block of the diagonal
+ * down. Elements across a token that forgets are zero, even if beta is NaN. */
 template <int io, int chunk>
 GDN_DEVICE void write_t(char *T, const float *L, const chunk_vectors<chunk> &v, int w)
 {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of rows of tensors into tiles of shared memory (mma.cuh), however rows are aligned. */
+/* Copies rows of tensors, of any alignment, into tiles of shared memory (mma.cuh). */
 #ifndef GDN_CUDA_PREFILL_LOADS_CUH
 #define GDN_CUDA_PREFILL_LOADS_CUH
 
 #include "cuda/device/ptx_mma.cuh"
 
-/* Loads n rows of `bytes` into a tile, zeros for the rows after them; 2^log_lanes threads per
- * row. n_threads, which begin at a multiple of that, call it, here and below. */
+/* Loads n rows of `bytes` into a tile, and zeros into the rows after them. 2^log_lanes threads have
+ * a row. n_threads threads call it and the functions below; the first one is a multiple of
+ * n_threads. */
 template <int wide, int n_threads>
 GDN_DEVICE void load_rows(char *to, int to_row, const char *from, int64_t from_row, int rows, int n,
                           int bytes, int log_lanes)
@@ -24,8 +25,7 @@ GDN_DEVICE void load_rows(char *to, int to_row, const char *from, int64_t from_r
         }
 }
 
-/* The same of whole rows, of 16 bytes at a time, whose number and length are known when
- * compiling. */
+/* Loads whole rows, 16 bytes at a time. Their number and length are known when compiling. */
 template <int rows, int bytes, int n_threads>
 GDN_DEVICE void load_whole_rows(char *to, int to_row, const char *from, int64_t from_row, int n)
 {
@@ -50,8 +50,7 @@ GDN_DEVICE void load_tile(char *to, int to_row, const char *from, int64_t from_r
     }
 }
 
-/* Keys or queries; of the most that the tile has room for, and aligned, by the shorter code, if it
- * is that. */
+/* Loads keys or queries. If they fill the tile and are aligned, it takes the shorter code. */
 template <int rows, int most, int n_threads>
 GDN_DEVICE void load_keys(char *to, int to_row, const char *from, int64_t from_row, int n,
                           int bytes, int wide)

@@ -19,9 +19,9 @@
 
 /* ---- The state in memory --------------------------------------------------------------------- */
 
-/* One head of it in a slot: element (v, k) is at data + v v_step + k k_step. */
+/* A state of one head in a slot: element (v, k) is at data + v v_step + k k_step. */
 struct state_place {
-    char *data; /* NULL: zero, or nowhere */
+    char *data; /* NULL: zeros, or not stored */
     int64_t v_step, k_step;
     int dtype;
 };
@@ -38,7 +38,7 @@ GDN_DEVICE struct state_place place_of(const struct gdn_pool_view &view, int64_t
 }
 
 /* Makes the compiler take S for new values. Otherwise it keeps the operands of one product for the
- * next, in registers that are needed. All lanes of a warp call it. */
+ * next one, in registers that are needed. All lanes of a warp call it. */
 template <int n> GDN_DEVICE void renew(mma_block (&S)[n])
 {
 #pragma unroll
@@ -48,7 +48,7 @@ template <int n> GDN_DEVICE void renew(mma_block (&S)[n])
     }
 }
 
-/* The part of the state that a warp has: columns from v on; K and V. */
+/* The part of a state that a warp has: columns from v on. Also K and V. */
 struct state_part {
     int v, V, K;
 };
@@ -83,7 +83,7 @@ GDN_DEVICE void load_state(mma_block (&S)[n], const struct state_place &p,
     }
 }
 
-/* Stores columns of k from `k` on. */
+/* Stores a block, with columns of k from `k` on. */
 GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
                             const struct state_part &part, int k)
 {
@@ -96,7 +96,7 @@ GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
 
 /* ---- Sequences and checkpoints --------------------------------------------------------------- */
 
-/* Returns the tokens after the last sequence, as a sequence without tokens that count. */
+/* Returns the tokens after the last sequence, as a sequence without valid tokens. */
 GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
 {
     struct gdn_cu_seq s = {};
@@ -107,7 +107,7 @@ GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
     return s;
 }
 
-/* The next checkpoint of a warp, number c: the state after `at` tokens, to `slot`. */
+/* The next checkpoint of a warp. Number c is the state after `at` tokens, and goes to `slot`. */
 struct prefill_cursor {
     int64_t c, at, slot;
 };
@@ -125,12 +125,12 @@ GDN_DEVICE void set_cursor(struct prefill_cursor &cursor, int64_t c, const struc
 
 /* ---- What is not finite ---------------------------------------------------------------------- */
 
-/* Tokens that spoil rows g and g + 8 of blocks of columns of tokens. */
+/* Masks of the tokens that spoil rows g and g + 8 of the blocks, whose columns are tokens. */
 struct spoilt_rows {
     token_mask row[2];
 };
 
-/* Replaces values of column block j that are not finite by zeros, and notes their places. */
+/* Replaces values of column block j that are not finite by zeros, and notes them in the masks. */
 GDN_DEVICE void take_spoilt(struct spoilt_rows &s, mma_block &x, int j)
 {
 #pragma unroll
@@ -142,14 +142,14 @@ GDN_DEVICE void take_spoilt(struct spoilt_rows &s, mma_block &x, int j)
     }
 }
 
-/* Shares the findings of the lanes of a row. All lanes of a warp call it. */
+/* Shares the masks among the lanes of a row. All lanes of a warp call it. */
 GDN_DEVICE void share_spoilt(struct spoilt_rows &s)
 {
     for (int step = 1; step < 4; step *= 2)
         for (int r = 0; r < 2; r++) s.row[r] |= __shfl_xor_sync(0xffffffff, s.row[r], step);
 }
 
-/* Sets columns of tokens that depend on a spoilt token to NaN. */
+/* Sets the columns of tokens that depend on a spoilt token to NaN. */
 template <int n>
 GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask resets)
 {
@@ -160,8 +160,8 @@ GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask
     }
 }
 
-/* Spoils the same in row block i, whose rows are tokens and whose columns are those rows. By all
- * lanes of a warp. */
+/* Does the same for row block i of a transposed matrix, whose rows are tokens. All lanes of a warp
+ * call it. */
 GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, token_mask resets)
 {
 #pragma unroll
@@ -177,7 +177,7 @@ GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, t
 
 /* ---- One chunk ------------------------------------------------------------------------------- */
 
-/* The tiles of a chunk, as a warp reads them, and its work on them. */
+/* The tiles of a chunk at the lane's places, and the products of a warp with them. */
 template <int io, int deep> struct chunk_work {
     typedef mma_tiles<io> tiles;
     typedef typename tiles::operand operand;
@@ -188,10 +188,10 @@ template <int io, int deep> struct chunk_work {
     typedef mma_block tokens[blocks]; /* one column block each, or row block */
     typedef operand operands[blocks];
 
-    uint32_t k, k_turned, q, t, p; /* of this lane */
-    uint32_t v_turned;             /* ... and of the warp's columns */
+    uint32_t k, k_turned, q, t, p; /* addresses of this lane */
+    uint32_t v_turned;             /* ... in the warp's columns */
     int v_row;
-    char *out; /* the same columns of V, where the output goes when V is done with */
+    char *out; /* the same columns of V, in whose place the output goes */
     const chunk_vectors<chunk> *vectors;
 
     __device__ __forceinline__ bool make_r(operands &r, const state &S) const;
@@ -206,7 +206,7 @@ template <int io, int deep> struct chunk_work {
                                           const struct state_place &to,
                                           const struct state_part &part) const;
 
-    /* Row block j, column block x of a tile. */
+    /* Returns the address of row block j and column block x of a tile, at the lane's place. */
     static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int j, int x)
     {
         return tile + 16 * j * row + 16 * x * tiles::bytes;
@@ -254,8 +254,8 @@ __device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const 
     return !__any_sync(0xffffffff, tiles::is_tainted(taint));
 }
 
-/* Returns r^T with zeros for what is not finite; behind a token that forgets it is V^T whatever S
- * holds. */
+/* Returns R^T with zeros for values that are not finite. For tokens after one that forgets it is
+ * V^T, whatever S holds. */
 template <int io, int deep>
 __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(operands &r) const {
     const token_mask resets = tokens_of(vectors->resets), dead = tokens_of(vectors->dead);
@@ -294,7 +294,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const op
         }
 }
 
-/* Returns u^T with zeros for what is not finite. */
+/* Returns U^T with zeros for values that are not finite. */
 template <int io, int deep>
 __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(operands &u) const {
     struct spoilt_rows s = { { 0, 0 } };
@@ -309,7 +309,8 @@ __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(opera
     return s;
 }
 
-/* Returns the output of the chunk, to where V was; u is U^T. spoilt: NULL where all was finite. */
+/* Writes the output of the chunk in the place of V. u is U^T. spoilt NULL: all values were
+ * finite. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, const operands &u,
                                                              const struct spoilt_rows *spoilt) const
@@ -348,8 +349,8 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, con
     }
 }
 
-/* How the first n tokens of a chunk end, as write_gates() has it for all of them: the factor of u
- * of token t in the state after them, and of the state before. */
+/* Return how the first n tokens of a chunk end, as write_gates() has it for all of them: the factor
+ * of u of token t in the state after them, and that of the state before them. */
 template <int chunk> GDN_DEVICE float end_factor(const chunk_vectors<chunk> &v, int t, int n)
 {
     if (t >= n || are_parted(tokens_of(v.resets), t, n - 1)) return 0;
@@ -360,7 +361,7 @@ template <int chunk> GDN_DEVICE float end_decay(const chunk_vectors<chunk> &v, i
     return are_parted(tokens_of(v.resets), -1, n - 1) ? 0 : ex2_approx(v.G[n - 1]);
 }
 
-/* Returns (to_end U)^T, for the state after the first n tokens; 0: after the chunk. */
+/* Returns (to_end U)^T for the state after the first n tokens. n = 0: after the whole chunk. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const tokens &U,
                                                               int n) const
@@ -386,15 +387,14 @@ __device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const
     }
 }
 
-/* Multiplies S by the decay, zero by selection (G7). */
+/* Multiplies S by the decay. If that is 0 it selects zeros (G7). */
 GDN_DEVICE void decay_block(mma_block &S, float decay)
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) S[i / 4][i % 4] = decay == 0 ? 0 : decay * S[i / 4][i % 4];
 }
 
-/* Returns S after the chunk. mends: without the keys that are forgotten, which may not be
- * finite. */
+/* Returns S after the chunk. mends: leaves out keys that are forgotten, which may not be finite. */
 template <int io, int deep>
 template <bool mends>
 __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const operands &w) const
@@ -402,7 +402,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const ope
     operand m;
     const float decay = vectors->decay;
     const int first = mends ? first_seen(tokens_of(vectors->resets), chunk - 1) : 0;
-    if (decay == 1 && !tokens_of(vectors->writers)) return; /* every bit stays (G9) */
+    if (decay == 1 && !tokens_of(vectors->writers)) return; /* keeps every bit (G9) */
 #pragma unroll
     for (int x = 0; x < deep / 16; x++) decay_block(S[x], decay);
 #pragma unroll
@@ -415,7 +415,8 @@ __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const ope
         }
 }
 
-/* Returns the state after the first n tokens of the chunk, as a call leaves it that ends there. */
+/* Returns the state after the first n tokens of the chunk: what a call that ends there would
+ * return. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, const tokens &U, int n,
                                                             const struct state_place &to,
@@ -447,7 +448,8 @@ __device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, cons
 
 /* ---- Output ---------------------------------------------------------------------------------- */
 
-/* Copies `bytes`, at most 16, from shared memory; wide: how many may move at once. */
+/* Copies `bytes`, at most 16, from shared memory to memory. wide: the bytes that may move at
+ * once. */
 GDN_DEVICE void copy_out(char *to, const char *from, int bytes, int wide)
 {
     if (wide == 16 && bytes == 16) {

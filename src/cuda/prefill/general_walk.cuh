@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A warp's way through the chunks of a sequence (general_state.cuh has one chunk). A Block says
- * what it walks through: the arguments a and r, the sequence s and its checkpoints, the head, its
- * columns from first_column on, v_row, tokens(). Q and P of a chunk may come later than the rest,
- * and may be given back sooner: await_queries(), release_queries().
- */
+/* A warp's walk through the chunks of a sequence (general_state.cuh computes one chunk). A Block
+ * has the arguments a and r, the sequence s and its checkpoints, the head, its columns from
+ * first_column on, v_row, and tokens(). Q and P of a chunk may be loaded later than the rest, and
+ * released earlier: await_queries(), release_queries(). */
 #ifndef GDN_CUDA_PREFILL_WALK_CUH
 #define GDN_CUDA_PREFILL_WALK_CUH
 
 #include "cuda/prefill/general_state.cuh"
 
-/* Clears v of n tokens where beta is zero (G8): it may be NaN. So many threads that waited for the
- * tile call it; a multiple of 8. */
+/* Sets v of tokens with beta 0 to zero, because it may be NaN (G8). n is of the tokens. n_threads
+ * threads, a multiple of 8, call it after they have waited for the tile. */
 template <int n_threads, int chunk>
 GDN_DEVICE void drop_rows(char *v, int v_row, const chunk_gates<chunk> &gates, int n)
 {
@@ -25,11 +23,11 @@ GDN_DEVICE void drop_rows(char *v, int v_row, const chunk_gates<chunk> &gates, i
     }
 }
 
-/* Stores the output of a chunk, from where V was. By a warp. */
+/* Stores the output of a chunk, which is in the place of V. A warp calls it. */
 template <class Block>
 GDN_DEVICE void store_output(const Block &b, const char *from, char *to, int64_t c, int n_columns)
 {
-    constexpr int bytes = Block::tiles::bytes; /* as many times 16 bytes per row, too */
+    constexpr int bytes = Block::tiles::bytes; /* also the number of 16 bytes of a row */
     const int lane = threadIdx.x % 32, part = lane % bytes, n = b.tokens(c);
     const int rest = n_columns * bytes - 16 * part;
     to += c * b.chunk * b.r.out.token + 16 * part;
@@ -44,8 +42,8 @@ template <class Block> struct state_warp {
     const Block &b;
     struct prefill_cursor &cursor;
     struct state_part part;
-    char *out;     /* its columns of token 0; NULL: none wanted */
-    int64_t start; /* tokens of the sequence before those of the block */
+    char *out;     /* its columns of token 0; NULL: no output */
+    int64_t start; /* tokens of the sequence before the block's */
     typename Block::work::state S;
 };
 
@@ -105,11 +103,11 @@ GDN_DEVICE void run_chunk(state_warp<Block> &w, const typename Block::work &work
         work.template update<true>(w.S, weighed);
     else
         work.template update<false>(w.S, weighed);
-    __syncwarp(); /* all lanes have put their output where V was */
+    __syncwarp(); /* all lanes have written their output in the place of V */
     if (w.out) store_output(w.b, work.out, w.out, c, w.part.V - w.part.v);
 }
 
-/* Returns the place of the sequence's state in a pool; the pool: GDN_PREFILL_... */
+/* Returns the place of the sequence's state in a pool. pool: GDN_PREFILL_... */
 template <class Block>
 GDN_DEVICE struct state_place sequence_place(const Block &b, const struct gdn_pool_view &view,
                                              int64_t slot, int pool)

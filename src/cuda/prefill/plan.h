@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plan of a call in chunks: what decides it, and what is decided. */
+/* The plan of a call in chunks: its options, and its decisions. */
 #ifndef GDN_CUDA_PREFILL_PLAN_H
 #define GDN_CUDA_PREFILL_PLAN_H
 
 #include "cuda/decode/decode.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 
-/* The options of a call for cuts into segments: none; no early stop; tokens of the longest
- * sequence, 0: unknown. */
+/* The options of a call for cuts into segments. whole: no cuts; every_token: no early stop;
+ * longest: the tokens of the longest sequence, 0 if unknown. */
 struct gdn_cuda_cut_options {
     bool whole, every_token;
     int64_t longest;
@@ -19,44 +19,44 @@ static inline struct gdn_cuda_cut_options gdn_cuda_cut_options_of(uint32_t flags
                                           b->max_seqlen };
 }
 
-/* Segments of prefill/portable, of sequences of more than `first` tokens: the first one, and later
- * ones of `each` tokens. units: later ones, at most; several: sequences with more than one of
- * these, at most. units 0: all sequences are whole. */
+/* Segments of prefill/portable, for sequences of more than `first` tokens. first: the tokens of the
+ * first segment; each: of later ones. units: the most later segments; several: the most sequences
+ * with more than one of these. units 0: all sequences are whole. */
 struct gdn_portable_cut {
     int64_t first, each, units, several;
 };
 
-/* Windows of prefill/channels: so many rows of the batch, and chunks of each, or of all of them.
- * overlap: the chunks of a window are made while the scan of the one before runs, so there are
- * records of two. */
+/* Windows of prefill/channels. A window has n_rows rows of the batch, and `each` chunks of each
+ * row, or of all rows (through). overlap: the chunks of a window are made while the scan of the
+ * window before runs, so there are records of two windows. */
 struct gdn_channels_windows {
     bool through, overlap;
-    int64_t n_chunks, each; /* of a row, or of the batch; of a window */
-    int64_t n_rows;         /* of a window */
+    int64_t n_chunks, each; /* n_chunks: of a row, or of the batch; each: of a window */
+    int64_t n_rows;         /* rows of a window */
     int64_t record_bytes;
 };
 
-/* Units of `each` tokens (sm90/ranges.c). units: of all longer sequences, at most; several: of
- * these sequences, at most. */
+/* Units of `each` tokens (sm90/ranges.c). units: the most units of all longer sequences; several:
+ * the most of these sequences. */
 struct gdn_range_cut {
     int64_t each, units, several;
 };
 
-/* How chunks are done. */
+/* How the chunks of a call are computed. */
 struct gdn_cuda_chunks {
     int form; /* of the list in select.c */
     struct gdn_cuda_cut_options options;
     union {
         struct gdn_cuda_cut sm90;
         struct gdn_portable_cut portable;
-    } cut; /* of the form */
+    } cut; /* the member of the form */
     size_t bytes;
-    void *memory;  /* of the workspace: so many bytes */
+    void *memory;  /* workspace of `bytes` */
     int by_number; /* see prefill/general.h */
-    bool singles;  /* sequences of one token are left to decode */
+    bool singles;  /* decode takes the sequences of one token */
 };
 
-/* A planned call. */
+/* A planned call of gdn_prefill. */
 struct gdn_cuda_prefill_plan {
     enum {
         GDN_PREFILL_BY_TOKENS,
@@ -66,11 +66,11 @@ struct gdn_cuda_prefill_plan {
     } way;
     size_t bytes; /* of workspace */
     union {
-        struct gdn_cuda_decode_plan decode;  /* by tokens */
-        struct gdn_channels_windows windows; /* by channels */
+        struct gdn_cuda_decode_plan decode;  /* if the way is by tokens */
+        struct gdn_channels_windows windows; /* if the way is by channels */
         struct {
             struct gdn_cuda_chunks chunks;
-            struct gdn_cuda_singles singles; /* if chunks leave them to decode */
+            struct gdn_cuda_singles singles; /* if chunks.singles */
         };
     };
 };

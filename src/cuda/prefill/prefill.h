@@ -9,11 +9,15 @@
 #include "cuda/prefill/sm90/cache.h"
 #include "cuda/prefill/wanted.h"
 
-/* Plans a call, or plans and runs it. A plan keeps the address of the rule. */
+/* Plans a call, and runs it in memory of plan->bytes. A plan keeps the address of the rule. If rows
+ * of the rule have moved by multiples of 64 bytes since the plan was made, call
+ * gdn_cuda_prefill_move() before the run. */
 void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                            struct gdn_cuda_cut_options options, struct gdn_cuda_prefill_plan *plan);
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *args,
-                            struct gdn_cuda_cut_options options, void *memory, void *stream);
+void gdn_cuda_prefill_move(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                           struct gdn_cuda_prefill_plan *plan);
+gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                struct gdn_cuda_prefill_plan *plan, void *memory, void *stream);
 
 /* The kernels of prefill/sm90. why_not returns why they do not take a call, as text for the log, or
  * NULL. plan decides the cut and the bytes. */
@@ -24,20 +28,21 @@ gdn_status gdn_cuda_prefill_sm90(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                  const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                  void *stream);
 
-/* gdn_summary by the kernels of prefill/sm90; why_not as above. rule.to is U. */
+/* gdn_summary by the kernels of prefill/sm90. why_not is as above. rule.to is U. */
 struct gdn_cuda_summary {
     struct gdn_cu_rule rule;
     struct gdn_pool_view M;
     bool batch_invariant, every_token; /* of the call's flags */
-    bool back;                         /* a walk back of the gradient of states, see below */
+    bool back;                         /* the walk back for the gradient of states, see below */
 };
 const char *gdn_cuda_summary_sm90_why_not(const gdn_ctx *ctx, const struct gdn_cuda_summary *s);
 struct gdn_range_cut gdn_cuda_summary_sm90_cut(const gdn_ctx *ctx,
                                                const struct gdn_cuda_summary *s);
 
-/* The same units for a walk back to dstate (backward.c), which is rule.to. walk_cut: how the walk
- * finds the units of c, in bytes of memory; without any, all of the sequences is walked through.
- * maps: stops and M, which go before the walk. join: of the D of units, behind it. */
+/* The same units for a walk back to dstate (backward.c), which is rule.to. walk_cut: fills in where
+ * the walk finds the units of c, and returns the bytes of memory. If there are no units, the walk
+ * goes through whole sequences. maps: computes stops and M, before the walk. join: joins the D of
+ * units, after the walk. */
 size_t gdn_cuda_walk_cut(const struct gdn_cuda_summary *s, const struct gdn_range_cut *c,
                          struct gdn_cu_segments *cut, char *memory);
 gdn_status gdn_cuda_walk_maps(gdn_ctx *ctx, const struct gdn_cuda_summary *s,

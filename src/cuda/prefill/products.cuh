@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Products of summaries: S <- M S + U of one range after the other. A block has 32 columns of a
- * head's state, and each of its warps four of these, which no other warp reads: a lane has the rows
- * lane, lane + 32 and so on. M passes through shared memory in tiles of 128 rows and 32 columns.
- * While one is multiplied, the next one is on its way from memory, also that of the next range.
- */
+/* Computes products of summaries: S <- M S + U, one range after the other. A block has 32 columns
+ * of a head's state, and each warp four of these, which no other warp reads. A lane has the rows
+ * lane, lane + 32, and so on. M passes through shared memory in tiles of 128 rows and 32 columns.
+ * While one tile is multiplied, the next one is loaded, also across ranges. */
 #ifndef GDN_CUDA_PRODUCTS_CUH
 #define GDN_CUDA_PRODUCTS_CUH
 
@@ -13,14 +11,15 @@
 
 enum {
     PRODUCT_ROWS = 128,                                    /* of a tile */
-    PRODUCT_DEPTH = 32,                                    /* its columns */
-    PRODUCT_EACH = PRODUCT_ROWS * PRODUCT_DEPTH / THREADS, /* elements of a thread */
-    PRODUCT_OWN = PRODUCT_ROWS / 32                        /* rows of a lane in a part */
+    PRODUCT_DEPTH = 32,                                    /* columns of a tile */
+    PRODUCT_EACH = PRODUCT_ROWS * PRODUCT_DEPTH / THREADS, /* elements of a tile that a thread
+                                                              has */
+    PRODUCT_OWN = PRODUCT_ROWS / 32                        /* rows of a lane in a tile */
 };
 
 struct product_shared {
     alignas(16) float M[2][PRODUCT_ROWS][PRODUCT_DEPTH + PAD];
-    alignas(16) float S[THREADS / 32][MOST_K][4]; /* by warps */
+    alignas(16) float S[THREADS / 32][MOST_K][4]; /* a part for each warp */
 };
 static_assert(sizeof(struct product_shared) <= GDN_CU_STRIP_BYTES, "product_shared");
 
@@ -29,11 +28,11 @@ struct product {
     const struct gdn_cu_product &a;
     struct product_shared &sh;
     int64_t slot;
-    int head, col, lane, warp; /* col: the warp's first */
+    int head, col, lane, warp; /* col: the first column of the warp */
     int n_deep;                /* tiles side by side */
 };
 
-/* The i-th range of the slot or the first one after it that is there; -1: none. */
+/* Returns the first range that exists, from number i of the slot on; -1: there is none. */
 GDN_DEVICE int64_t find_product_range(const struct product &p, int64_t &i)
 {
     for (; i < p.a.n; i++) {
@@ -43,13 +42,13 @@ GDN_DEVICE int64_t find_product_range(const struct product &p, int64_t &i)
     return -1;
 }
 
-/* f32: everything is float32, so that no load waits for another one's dtype. */
+/* Loads an element. f32: all tensors are float32, so no load waits to know a dtype. */
 template <bool f32> GDN_DEVICE float load_product(const void *data, int64_t at, int dtype)
 {
     return f32 ? ((const float *)data)[at] : load_float(data, at, dtype);
 }
 
-/* Element (x, c) of the warp's columns of a state. */
+/* Returns element (x, c) of the warp's columns of a state. */
 template <bool f32>
 GDN_DEVICE float load_state_element(const struct product &p, const struct gdn_pool_view &view,
                                     int64_t from, int x, int c)
@@ -60,7 +59,7 @@ GDN_DEVICE float load_state_element(const struct product &p, const struct gdn_po
         view.data, from + (view.k_first ? x * view.ld + col : col * view.ld + x), view.dtype);
 }
 
-/* S = a state, or zero. */
+/* Loads S from a state, or sets it to zero. */
 template <bool f32>
 GDN_DEVICE void load_product_state(const struct product &p, const struct gdn_pool_view &view,
                                    int64_t from)
@@ -72,7 +71,7 @@ GDN_DEVICE void load_product_state(const struct product &p, const struct gdn_poo
     __syncwarp();
 }
 
-/* The thread's elements of a tile, in the order in which they lie in memory; zeros outside of M. */
+/* Loads the thread's elements of a tile, in the order of memory; zeros outside of M. */
 template <bool f32>
 GDN_DEVICE void load_product_tile(float (&m)[PRODUCT_EACH], const struct product &p, int64_t range,
                                   int t)
@@ -80,7 +79,8 @@ GDN_DEVICE void load_product_tile(float (&m)[PRODUCT_EACH], const struct product
     const struct gdn_pool_view &M = p.a.M;
     const int width = M.k_first ? PRODUCT_DEPTH : PRODUCT_ROWS;
     const int x0 = t / p.n_deep * PRODUCT_ROWS, y0 = t % p.n_deep * PRODUCT_DEPTH;
-    const int fast = (M.k_first ? y0 : x0) + threadIdx.x % width; /* side by side in memory */
+    const int fast = (M.k_first ? y0 : x0) + threadIdx.x % width; /* the index that lies side by
+                                                                     side in memory */
     const int slow = (M.k_first ? x0 : y0) + threadIdx.x / width, step = THREADS / width;
     int64_t at = pool_at(M, range, p.head) + slow * M.ld + fast;
 #pragma unroll
@@ -88,7 +88,7 @@ GDN_DEVICE void load_product_tile(float (&m)[PRODUCT_EACH], const struct product
         m[j] = fast < p.a.K && slow + j * step < p.a.K ? load_product<f32>(M.data, at, M.dtype) : 0;
 }
 
-/* Returns true if an element is not zero. */
+/* Stores the thread's elements. Returns true if one of them is not zero. */
 GDN_DEVICE bool store_product_tile(float (&tile)[PRODUCT_ROWS][PRODUCT_DEPTH + PAD],
                                    const float (&m)[PRODUCT_EACH], const struct product &p)
 {
@@ -105,7 +105,7 @@ GDN_DEVICE bool store_product_tile(float (&tile)[PRODUCT_ROWS][PRODUCT_DEPTH + P
     return some;
 }
 
-/* sum += the tile times S, whose rows are from y0 on. */
+/* Adds the tile times S to sum. The tile's columns begin at row y0 of S. */
 GDN_DEVICE void add_product_tile(float (&sum)[PRODUCT_OWN][4],
                                  const float (&tile)[PRODUCT_ROWS][PRODUCT_DEPTH + PAD],
                                  const struct product &p, int y0)
@@ -128,8 +128,8 @@ GDN_DEVICE void add_product_tile(float (&sum)[PRODUCT_OWN][4],
     }
 }
 
-/* S = M S + U, or U if M is zero (G7). m: M's first tile, and then that of range `next`, if that
- * is there; n: tiles so far. */
+/* Computes S = M S + U, or S = U if M is zero (G7). On entry m has the first tile of M, on return
+ * that of range `next`, if there is one. n: tiles so far. */
 template <bool f32, int parts>
 GDN_DEVICE void pass_range(const struct product &p, float (&m)[PRODUCT_EACH], int64_t range,
                            int64_t next, int &n)
@@ -179,7 +179,7 @@ template <bool f32> GDN_DEVICE void run_product(const struct gdn_cu_product &a)
     int64_t i = 0;
     int64_t range = find_product_range(p, i);
     load_product_state<f32>(p, a.S, pool_at(a.S, p.slot, p.head));
-    if (!a.S.data && range >= 0) { /* M of the first range is not read */
+    if (!a.S.data && range >= 0) { /* without S, M of the first range is not read */
         load_product_state<f32>(p, a.U, pool_at(a.U, range, p.head));
         range = find_product_range(p, ++i);
     }

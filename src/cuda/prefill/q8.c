@@ -5,7 +5,7 @@
 #include "cuda/prefill/forms.h"
 #include "cuda/prefill/general.h"
 
-enum { MOST_SLICES = 64 }; /* that share the checkpoints of a sequence */
+enum { MOST_SLICES = 64 }; /* blocks that share the checkpoints of a sequence */
 
 /* Returns a view of dense float32 states, [H][V][K] each. */
 static struct gdn_pool_view wide_view(const struct gdn_cu_rule *r, char *data)
@@ -27,7 +27,7 @@ bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *r)
     return is_apart(&r->from) || is_apart(&r->to) || is_apart(&r->checkpoints);
 }
 
-/* Returns checkpoints that a call may leave, whatever its batch holds. */
+/* Returns the most checkpoints that a call can write, whatever its batch holds. */
 static int64_t count_checkpoints(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;

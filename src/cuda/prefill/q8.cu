@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * States of 8 bits, or without a stride of 1, before and after the chunks, which work on float32
- * ones in the workspace: one for each sequence, one for each checkpoint. A block has 32 columns of
- * one head.
- */
+/* Converts states of 8 bits, or without a stride of 1, before and after the chunks. Chunks work on
+ * float32 states in the workspace: one for each sequence and one for each checkpoint. A block has
+ * 32 columns of one head. */
 #include "cuda/device/q8.cuh"
 #include "cuda/prefill/general.h"
 #include "cuda/device/rule.cuh"
@@ -11,7 +9,7 @@
 enum {
     THREADS = 256,
     COLUMNS = GDN_PREFILL_EIGHT_COLUMNS,
-    LANES = THREADS / COLUMNS, /* of a column */
+    LANES = THREADS / COLUMNS, /* lanes of a column */
     MOST_KEYS = 256,
 };
 
@@ -21,7 +19,7 @@ struct eight_shared {
     uint32_t key[COLUMNS];
 };
 
-/* The part of a block: columns v to v + n - 1. */
+/* The block's part: columns v to v + n - 1. */
 struct eight_part {
     int64_t row;
     int head, v, n, K;
@@ -38,7 +36,7 @@ GDN_DEVICE struct eight_part find_part(const struct gdn_cu_prefill_q8 &a)
     return p;
 }
 
-/* Those columns in a slot: element (v, k), and their scales. */
+/* Columns in a slot: the address of element (v, k), and their scales. */
 struct eight_place {
     char *data;
     int64_t v_step, k_step; /* in elements */
@@ -60,7 +58,7 @@ GDN_DEVICE struct eight_place place_of(const struct gdn_pool_view &view, int64_t
     return at;
 }
 
-/* Element i of the columns in the order of memory. */
+/* Return the column, and the key, of element i of the columns, in the order of memory. */
 GDN_DEVICE int column_of(const struct eight_part &p, bool k_first, int i)
 {
     return k_first ? i % p.n : i / p.K;
@@ -72,18 +70,19 @@ GDN_DEVICE int key_of(const struct eight_part &p, bool k_first, int i)
 
 /* ---- States as they were read --------------------------------------------------------------- */
 
-/* The sequence, its checkpoints, and with how many tokens it begins that change nothing (G9). */
+/* A sequence and its checkpoints. n_idle: the tokens at its start that change nothing (G9). */
 struct eight_sequence {
     struct gdn_cu_seq s;
     struct gdn_cu_checkpoints checkpoints;
     int64_t n_idle;
 };
 
-/* By all threads; -1: no such state was read. */
+/* Returns these tokens; -1: no such state was read. All threads call it. */
 GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_q8 &a, const struct gdn_cu_seq &s,
                               int head)
 {
-    __shared__ int left; /* of THREADS tokens, from the first that changes one on */
+    __shared__ int left; /* among THREADS tokens, the number from the first one that changes the
+                            state */
     const struct gdn_cu_rule &r = a.rule;
     if (s.read < 0 || !a.from.data) return -1;
     for (int64_t first = 0; first < s.n_valid; first += THREADS) {
@@ -135,7 +134,7 @@ GDN_DEVICE void copy_element(char *to, int64_t at, const char *from, int64_t fro
         ((uint32_t *)to)[at] = ((const uint32_t *)from)[from_at];
 }
 
-/* Copies bit for bit, with the scales, between pools of one dtype. */
+/* Copies bits and scales between pools of one dtype. */
 GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_place &from,
                            const struct eight_part &p, int bytes)
 {
@@ -148,7 +147,7 @@ GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_plac
     if (to.scales && (int)threadIdx.x < p.n) to.scales[threadIdx.x] = from.scales[threadIdx.x];
 }
 
-/* Copies all that is kept, before anything is written where it was read. */
+/* Copies all states that are kept, before their source is overwritten. */
 GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_q8 &a, const struct eight_sequence &q,
                           const struct eight_part &p)
 {
@@ -189,7 +188,7 @@ GDN_DEVICE void prefill_q8_load(const struct gdn_cu_prefill_q8 &a)
 
 /* ---- After ----------------------------------------------------------------------------------- */
 
-/* Makes the scale of each column, by threads that follow each other. */
+/* Computes the scale of each column, by neighbouring threads. */
 GDN_DEVICE void make_scales(struct eight_shared &sh, const struct gdn_pool_view &view,
                             const struct eight_part &p, int64_t n_tokens)
 {
@@ -203,7 +202,7 @@ GDN_DEVICE void make_scales(struct eight_shared &sh, const struct gdn_pool_view 
     sh.key[v] = view.random ? eight_key(view.seed, n_tokens, p.head, p.v + v) : 0;
 }
 
-/* Stores a float32 state of the workspace, after n_tokens, to a slot. */
+/* Stores a float32 state of the workspace to a slot. n_tokens: the tokens before it. */
 GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view &view, int64_t slot,
                             const struct gdn_pool_view &wide, int64_t number,
                             const struct eight_part &p, int64_t n_tokens)
@@ -226,11 +225,11 @@ GDN_DEVICE void store_codes(struct eight_shared &sh, const struct gdn_pool_view 
             store_float(to.data, at, view.dtype, sh.x[v][k]);
     }
     if (to.scales && (int)threadIdx.x < p.n) to.scales[threadIdx.x] = sh.scales[threadIdx.x].scale;
-    __syncthreads(); /* before the next one */
+    __syncthreads(); /* the next state uses the shared memory */
 }
 
-/* Stores the final state and checkpoints, except the states that copy_kept() has copied. Blocks
- * with the same x share the states of a sequence. */
+/* Stores the final state and the checkpoints, except those that copy_kept() has copied. Blocks of
+ * equal x share the states of a sequence. */
 GDN_DEVICE void prefill_q8_store(const struct gdn_cu_prefill_q8 &a)
 {
     __shared__ struct eight_shared sh;

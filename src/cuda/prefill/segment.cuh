@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A segment of a sequence (sm90/segments.cuh): its tokens, and the places of its states. */
+/* A segment of a sequence (sm90/segments.cuh): its tokens, and where its states are. */
 #ifndef GDN_CUDA_PREFILL_SEGMENT_CUH
 #define GDN_CUDA_PREFILL_SEGMENT_CUH
 
 #include "cuda/prefill/general_state.cuh"
 #include "cuda/prefill/sm90/units.cuh"
 
-/* The tokens of a block: those of its sequence from `start` on. from, to: places of the states it
- * starts from and leaves, -1: those of the sequence. */
+/* The tokens of a block: those of its sequence from `start` on. from, to: places of the state that
+ * it starts from and of the one that it stores; -1: those of the sequence. */
 struct sequence_segment {
     int64_t start, from, to, checkpoint; /* checkpoint: the first one after `start` */
     bool last;
@@ -28,8 +28,8 @@ GDN_DEVICE int64_t checkpoint_after(const struct gdn_cu_batch &b,
     return low;
 }
 
-/* Replaces a sequence by its segment i. `unit` is that of segment 1. A result without tokens means
- * that the segment does not exist, or that overlapping lengths leave it no place for its state. */
+/* Replaces a sequence by its segment i. unit: the number of segment 1. The result has no tokens if
+ * there is no such segment, or if lengths overlap and leave no place for its state. */
 GDN_DEVICE struct sequence_segment
 cut_segment(struct gdn_cu_seq &s, const struct gdn_cu_segments &cut, int64_t i, int64_t unit)
 {
@@ -53,7 +53,7 @@ cut_segment(struct gdn_cu_seq &s, const struct gdn_cu_segments &cut, int64_t i, 
     return g;
 }
 
-/* Returns the place of a head's state (number `at`), or of M: columns by columns. */
+/* Returns the address of a head's state, or of M, in place `at`. Columns follow each other. */
 GDN_DEVICE struct state_place segment_place(float *states, const struct gdn_cu_rule &r, int columns,
                                             int64_t at, int head)
 {

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The choice of kernels for gdn_prefill. `families` lists those that compute chunks, the fastest
- * first; the first one that has no reason against a call takes it. The general family (general.cuh)
- * is cut into blocks of threads here.
- */
+/* The choice of kernels for gdn_prefill. `families` lists those that compute chunks, the fastest
+ * first. The first one that has no reason against a call takes it. This file also cuts calls of the
+ * general family (general.cuh) into blocks. */
 #include <stdio.h>
 
 #include "calls/op_backends.h"
@@ -14,7 +12,8 @@
 #include "cuda/prefill/forms.h"
 #include "cuda/prefill/general.h"
 
-/* MEAN_OF_SINGLES: tokens of sequences, on average. */
+/* COLUMNS: of a warp. AUX_WARPS: for T and P. MEAN_OF_SINGLES: the mean length of sequences, above
+ * which those of one token are not left out. */
 enum { COLUMNS = 16, AUX_WARPS = 4, MEAN_OF_SINGLES = 1024 };
 
 /* A kernel: deep is the largest K, warps the most of a block. */
@@ -46,10 +45,9 @@ int32_t gdn_cuda_rows_wide(const struct gdn_rows *r)
     return (int32_t)(all & (~all + 1));
 }
 
-/*
- * Warps with the state: few make more blocks, of which each does T and P once more. The costs of a
- * chunk by that number are estimates; what counts is the sum over the waves of blocks.
- */
+/* Chooses the warps with the state. Fewer warps make more blocks, and each of these computes T and
+ * P once more. The costs of a chunk by that number are estimates. The best number has the least sum
+ * over the waves of blocks. */
 static void cut_columns(struct gdn_cu_prefill *p, const struct form *f, int64_t n_heads,
                         int sm_count)
 {
@@ -68,7 +66,8 @@ static void cut_columns(struct gdn_cu_prefill *p, const struct form *f, int64_t 
     p->n_aux = p->n_state + 2 * AUX_WARPS <= f->warps ? 2 * AUX_WARPS : AUX_WARPS;
 }
 
-/* As many stages as fit, and slots with them. The bytes of shared memory; 0: none fits. */
+/* Chooses the most stages that fit, and slots with them. Returns the bytes of shared memory; 0:
+ * none fits. */
 static size_t cut_memory(struct gdn_cu_prefill *p, const struct form *f, int shared_most)
 {
     static const struct {
@@ -132,7 +131,7 @@ static const char *why_not_general(const gdn_ctx *ctx, const struct gdn_cu_rule 
     return NULL;
 }
 
-/* plan decides the cut and the bytes. */
+/* The families of chunks. plan() decides the cut and the bytes. */
 static const struct family {
     const char *name;
     const char *(*why_not)(const gdn_ctx *ctx, const struct gdn_cu_rule *rule);
@@ -145,9 +144,9 @@ static const struct family {
       gdn_cuda_prefill_portable },
     { "general", why_not_general, plan_general, launch_general },
 };
-enum { SM90 }; /* the place in the list */
+enum { SM90 }; /* the place of a family in the list */
 
-/* Decides the form, its cut and its bytes. how->options are set before. */
+/* Decides the family, its cut and its bytes. how->options are set before. */
 static void choose_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule, struct gdn_cuda_chunks *how)
 {
     how->form = 0;
@@ -194,9 +193,9 @@ static gdn_status run_windows(gdn_ctx *ctx, const struct gdn_cu_rule *args,
 
 /* ---- Every rule ------------------------------------------------------------------------------ */
 
-/* Returns true if decode takes the sequences of one token, and then fills in their launch. There
- * may be many of them if sequences are short on average. How one of them is computed then depends
- * on the batch. */
+/* Returns true if decode takes the sequences of one token, and then fills in their launch. If
+ * sequences are short on average, there may be many of these. Then the kernel of such a sequence
+ * depends on the batch. */
 static bool leaves_singles(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                            const struct gdn_cuda_chunks *how, struct gdn_cuda_singles *singles)
 {
@@ -226,7 +225,7 @@ static gdn_status run_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
 
-/* Returns why no chunks take the call, which then goes token by token, as decode; NULL: some do. */
+/* Returns why no chunks take the call, which then goes token by token; NULL: some do. */
 static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
 {
     if (args->exact) return "GDN_EXACT is set";
@@ -234,7 +233,7 @@ static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_rule *
     return gdn_cuda_mixes_dtypes(args) ? "q, k, v and out differ in dtype" : NULL;
 }
 
-/* Logs whether the call goes by chunks. Those of Gated DeltaNet log their forms. */
+/* Logs whether the call goes by chunks. Chunks of Gated DeltaNet log their families themselves. */
 static void log_way(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                     const struct gdn_cuda_prefill_plan *p)
 {
@@ -260,8 +259,17 @@ void gdn_cuda_prefill_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     }
 }
 
-static gdn_status run_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                           struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
+void gdn_cuda_prefill_move(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                           struct gdn_cuda_prefill_plan *p)
+{
+    if (p->way == GDN_PREFILL_BY_TOKENS)
+        gdn_cuda_decode_move(&p->decode);
+    else if (p->way == GDN_PREFILL_BY_CHUNKS && p->chunks.singles)
+        gdn_cuda_move_singles(ctx, rule, &p->singles);
+}
+
+gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
+                                struct gdn_cuda_prefill_plan *p, void *memory, void *stream)
 {
     log_way(ctx, rule, p);
     switch (p->way) {
@@ -270,14 +278,6 @@ static gdn_status run_plan(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     case GDN_PREFILL_APART: return gdn_cuda_prefill_q8(ctx, rule, &p->chunks, memory, stream);
     default: return run_chunks(ctx, rule, p, memory, stream);
     }
-}
-
-gdn_status gdn_cuda_prefill(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
-                            struct gdn_cuda_cut_options options, void *memory, void *stream)
-{
-    struct gdn_cuda_prefill_plan plan;
-    gdn_cuda_prefill_plan(ctx, rule, options, &plan);
-    return run_plan(ctx, rule, &plan, memory, stream);
 }
 
 /* ---- gdn_prefill --------------------------------------------------------------------------- */
@@ -308,7 +308,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    return run_plan(ctx, &p->rule, &p->plan, memory, c->base.stream);
+    return gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill = { plan, run };

@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * T and P of a chunk of 64 tokens (general_gram.cuh), by tensor cores: T is inverted in blocks, as
- * products of tf32 in two terms. For blocks of four warps that make them for the kernels behind
- * them: of gdn_prefill and of gradients. The file that includes this one has turned_place,
- * turned_place_of() and store_turned(), which put a block to memory by its columns.
- */
+/* T and P of a chunk of 64 tokens (general_gram.cuh), on tensor cores. T is inverted in blocks, by
+ * products of tf32 in two terms. Blocks of four warps make T and P for later kernels of gdn_prefill
+ * and of gradients. The file that includes this one defines turned_place, turned_place_of() and
+ * store_turned(), which store a block by its columns. */
 #ifndef GDN_CUDA_PREFILL_SQUARES_CUH
 #define GDN_CUDA_PREFILL_SQUARES_CUH
 
 #include "cuda/prefill/general_gram.cuh"
 #include "cuda/prefill/stages.cuh"
 
-/* From one row of what products take to the next, bytes. */
+/* Bytes from one row of a factor to the next. */
 enum { CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2) };
 
 /* Prepares the gates of a state head. A warp calls it. */
@@ -42,14 +40,14 @@ template <class Vectors> GDN_DEVICE void apply_lengths(Vectors &v, const float (
     } else {
         v.k_scale[t] = length;
         v.from_start[t] *= length;
-        if (v.to_end[t] != 0) v.to_end[t] *= length; /* forgotten, were the length NaN */
+        if (v.to_end[t] != 0)
+            v.to_end[t] *= length; /* what is forgotten stays 0, even if the
+                                                        length is NaN */
     }
 }
 
-/*
- * Writes rows of L and P up to their diagonals, as write_l() and write_p() do, but by one exp() for
- * both. parts: some gate forgets.
- */
+/* Writes rows of L and P up to their diagonals, as write_l() and write_p() do, but with one exp()
+ * for both. parts: some gate forgets. */
 template <int io, bool parts, class Shared, class Vectors>
 GDN_DEVICE void write_squares(Shared &sh, Vectors &v, const mma_block (&keys)[CHUNK / 16],
                               const mma_block (&queries)[CHUNK / 16], int w)
@@ -92,7 +90,8 @@ GDN_DEVICE void write_squares(Shared &sh, Vectors &v, const mma_block (&keys)[CH
 
 /* ---- T --------------------------------------------------------------------------------------- */
 
-/* Writes a block of T from its transpose, in 16 bits; times beta of the tokens of its columns. */
+/* Stores a block of T in 16 bits from its transpose. weighs: times beta of the tokens of its
+ * columns. */
 template <int io, bool weighs>
 GDN_DEVICE void write_block(turned_place at, const mma_block &turned, const float *beta)
 {
@@ -105,11 +104,9 @@ GDN_DEVICE void write_block(turned_place at, const mma_block &turned, const floa
     store_turned(at, CHUNK_ROW, o.x);
 }
 
-/*
- * Writes block column c of T, from the diagonal down, by a warp: T_rc = -D_r sum of L_rj T_jc over
- * j from c to r - 1, as products on the transpose of T. The square has L, and the transposed blocks
- * of the diagonal; those of the column go beside them. weighs: times beta of the column.
- */
+/* Computes block column c of T, from the diagonal down: T_rc = -D_r sum of L_rj T_jc over j from c
+ * to r - 1, by products on the transpose of T. A warp calls it. The square has L and the transposed
+ * blocks of the diagonal; blocks of the column go beside them. weighs: times beta of the column. */
 template <int io, bool weighs, class Shared, class Vectors>
 GDN_DEVICE void write_column(Shared &sh, const Vectors &v, int c)
 {

@@ -168,11 +168,12 @@ static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
 struct planned_summary {
     struct gdn_cuda_summary summary;
     const char *why_not;
-    struct gdn_range_cut cut; /* if they do */
+    struct gdn_range_cut cut;       /* if why_not is NULL */
+    struct gdn_cuda_norm_plan norm; /* of keys that have a norm, if why_not is not NULL */
 };
 _Static_assert(sizeof(struct planned_summary) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* The general kernel takes keys of length 1 as float32, from the workspace. */
+/* Returns keys of length 1 in the workspace, as float32, for the general kernel. */
 static gdn_tensor unit_keys(const struct gdn_summary_call *c, void *memory)
 {
     gdn_tensor t = { .data = memory, .dtype = GDN_F32, .ndim = c->args.k.ndim };
@@ -192,6 +193,19 @@ static size_t unit_key_bytes(const struct gdn_summary_call *c)
     return gdn_align64(n);
 }
 
+static void plan_unit_keys(const struct gdn_summary_call *c, struct gdn_cuda_norm_plan *plan)
+{
+    const struct gdn_norm_job job = { .x = c->args.k,
+                                      .out = unit_keys(c, GDN_CUDA_NOWHERE),
+                                      .formula = c->offset.norm,
+                                      .eps = c->offset.norm_eps,
+                                      .n_rows = gdn_n_rows(&c->args.k),
+                                      .D = c->offset.K };
+    if (c->offset.norm == GDN_NO_NORM) return;
+    gdn_cuda_fill_norm(&plan->args, &job);
+    gdn_cuda_norm_plan(plan);
+}
+
 static gdn_status plan_summary(gdn_ctx *ctx, void *call)
 {
     struct gdn_summary_call *c = call;
@@ -203,27 +217,27 @@ static gdn_status plan_summary(gdn_ctx *ctx, void *call)
                                             .batch_invariant = c->args.flags & GDN_BATCH_INVARIANT,
                                             .every_token = c->args.flags & GDN_NO_EARLY_STOP };
     p->why_not = gdn_cuda_summary_sm90_why_not(ctx, &p->summary);
-    if (!p->why_not) p->cut = gdn_cuda_summary_sm90_cut(ctx, &p->summary);
-    c->base.bytes =
-        p->why_not ? unit_key_bytes(c) : gdn_cuda_summary_sm90_bytes(&p->summary, &p->cut);
+    if (p->why_not) {
+        c->base.bytes = unit_key_bytes(c);
+        plan_unit_keys(c, &p->norm);
+    } else {
+        p->cut = gdn_cuda_summary_sm90_cut(ctx, &p->summary);
+        c->base.bytes = gdn_cuda_summary_sm90_bytes(&p->summary, &p->cut);
+    }
     return GDN_OK;
 }
 
-/* By a kernel that has the identity built in. */
-static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_call *c, void *memory)
+/* Runs the general kernel, which has the identity built in. */
+static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_call *c,
+                                      struct planned_summary *p, void *memory)
 {
     struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
     a.M = c->transition.to;
     if (c->offset.norm != GDN_NO_NORM && c->tokens.N > 0) {
-        const struct gdn_norm_job job = { .x = c->args.k,
-                                          .out = unit_keys(c, memory),
-                                          .formula = c->offset.norm,
-                                          .eps = c->offset.norm_eps,
-                                          .n_rows = gdn_n_rows(&c->args.k),
-                                          .D = c->offset.K };
-        struct gdn_cu_norm norm = gdn_cuda_norm_args(&job);
-        TRY(gdn_cuda_norm(ctx, c->base.op, &norm, c->base.stream));
-        a.rule.k = a.rule.q = gdn_rows_of(&job.out, &c->tokens);
+        const gdn_tensor keys = unit_keys(c, memory);
+        p->norm.args.out.data = memory;
+        TRY(gdn_cuda_norm_run(ctx, c->base.op, &p->norm, c->base.stream));
+        a.rule.k = a.rule.q = gdn_rows_of(&keys, &c->tokens);
     }
     return launch_summary(ctx, &a, c->base.stream);
 }
@@ -231,13 +245,13 @@ static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_cal
 static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_summary_call *c = call;
-    const struct planned_summary *p = GDN_PLANNED(struct planned_summary, &c->base);
+    struct planned_summary *p = GDN_PLANNED(struct planned_summary, &c->base);
     struct gdn_cuda_ran ran = { .n = 0 };
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
     if (p->why_not) {
         const struct gdn_cuda_form list[] = { { "sm90", p->why_not }, { "general", NULL } };
         gdn_cuda_log_forms(ctx, GDN_CUDA_SUMMARY_CHOICE, "summary", list);
-        return run_general_summary(ctx, c, memory);
+        return run_general_summary(ctx, c, p, memory);
     }
     TRY(gdn_cuda_summary_sm90(ctx, &p->summary, &p->cut, memory, &ran, c->base.stream));
     return gdn_cuda_note_all(ctx, "summary", ran.kernels, ran.n);

@@ -14,7 +14,7 @@
 
 /* ---- The stages ---------------------------------------------------------------------------- */
 
-/* Zeroes the rows that no token computes, n to n_all of a chunk. */
+/* Sets rows n to n_all of a chunk, which no token computes, to zero. */
 GDN_DEVICE void zero_rest(const struct gdn_rows &rows, const struct stage_chunk &c, int head,
                           int columns)
 {
@@ -24,7 +24,7 @@ GDN_DEVICE void zero_rest(const struct gdn_rows &rows, const struct stage_chunk 
             store_float(row_at(rows, c.seq, c.t0 + t, head), i, rows.dtype, 0);
 }
 
-/* Eight loads are under way at a time; g may be out. */
+/* Sums gates. Eight loads are under way at a time, because g may be out. */
 GDN_DEVICE void stage_cumsum(const struct gdn_cu_stage &a)
 {
     enum { LOADS = 8 };
@@ -66,7 +66,7 @@ GDN_DEVICE struct uw_column column_at(const struct gdn_cu_stage &a, int i)
     return { &a.T, i - nu - nw };
 }
 
-/* Returns row t of its right side, zero where beta is 0 (G8). */
+/* Returns row t of the column's right side; zero if beta is 0 (G8). */
 GDN_DEVICE float right_side(const struct gdn_cu_stage &a, const struct stage_gates &g,
                             const struct stage_chunk &c, int head, const struct uw_column &to,
                             int t)
@@ -112,7 +112,7 @@ GDN_DEVICE void stage_uw(const struct gdn_cu_stage &a)
     }
 }
 
-/* Computes x = u - w S, of rows before a forgetting gate u alone. */
+/* Computes x = u - w S. Rows after a forgetting gate keep u. */
 GDN_DEVICE void subtract_state(struct strip_shared &sh, const struct gdn_cu_stage &a,
                                const struct stage_chunk &c, int head, const struct stage_strip &s)
 {
@@ -159,7 +159,7 @@ template <bool summary> GDN_DEVICE void walk_chunks(const struct gdn_cu_stage &a
             subtract_state(sh, a, c, head, to);
         pass_chunk(sh, r, c, head);
     }
-    const bool is_left = !summary && c.seq.n_tokens <= 0; /* an empty sequence's states */
+    const bool is_left = !summary && c.seq.n_tokens <= 0; /* the states of an empty sequence */
     if (last.data && !is_left) store_strip(to, sh.S);
 }
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Parts of the stages of the chunked form: chunks of a batch with their gates, products with rows
- * of a chunk, the solution of (I + A) x = r, strips of a state. All for blocks of 256 threads.
- * Rows of q, k and w pass through a tile of 64 x 64. What a gate forgets is left out by index, not
- * multiplied by 0 (G7).
- */
+/* Parts of the stages of the chunked form: chunks of a batch with their gates, products with rows
+ * of a chunk, the solution of (I + A) x = r, strips of a state. All are for blocks of 256 threads.
+ * Rows of q, k and w pass through a tile of 64 x 64. What a gate forgets is left out by index
+ * instead of multiplied by 0 (G7). */
 #ifndef GDN_CUDA_STAGES_CUH
 #define GDN_CUDA_STAGES_CUH
 
@@ -12,31 +10,31 @@
 #include "cuda/driver/shared_bytes.h"
 
 enum {
-    CHUNK = 64, /* the longest; rows beyond a shorter one are zero */
+    CHUNK = 64, /* tokens of the longest chunk; rows beyond a shorter one are zero */
     STEP = 16,  /* tokens that are solved for together */
     DEPTH = 64, /* columns of a tile */
     STRIP = 32, /* columns of a state */
     THREADS = 256,
     MOST_K = 256,
-    PAD = 4 /* floats: rows stay aligned to 16 bytes */
+    PAD = 4 /* floats that keep rows aligned to 16 bytes */
 };
 
 struct stage_gates {
-    double sum[CHUNK]; /* of g since the last gate that forgets */
+    double sum[CHUNK]; /* of g, since the last gate that forgets */
     float g[CHUNK], beta[CHUNK];
     float from_start[CHUNK], to_end[CHUNK], decay; /* exp of sums; see sees(), reaches() */
-    int start[CHUNK]; /* the last token up to this one whose gate forgets; -1: none */
-    int n_seeing;     /* tokens before the first such one */
+    int start[CHUNK]; /* of each token, the last one up to it whose gate forgets; -1: none */
+    int n_seeing;     /* tokens before the first gate that forgets */
 };
 
 struct chunk_shared {
     struct stage_gates gates;
-    alignas(16) float A[CHUNK][CHUNK + PAD]; /* [j][i]: what row i takes of row j */
+    alignas(16) float A[CHUNK][CHUNK + PAD]; /* [j][i]: the part of row j in row i */
     float tile[CHUNK][DEPTH + 1];
 };
 struct columns_shared {
     struct chunk_shared chunk;
-    alignas(16) float x[CHUNK - STEP][THREADS]; /* the last rows are of no use to later ones */
+    alignas(16) float x[CHUNK - STEP][THREADS]; /* later rows do not need the last rows */
 };
 struct strip_shared {
     struct chunk_shared chunk;
@@ -54,7 +52,8 @@ extern __shared__ __align__(16) char gdn_stage_shared[];
 struct stage_chunk {
     struct gdn_cu_seq seq;
     int64_t number, t0;
-    int64_t n, n_all; /* tokens that count; and of the sequence: the output of others is zero */
+    int64_t n, n_all; /* n: valid tokens; n_all: tokens of the sequence, of which the output of the
+                         others is zero */
 };
 
 GDN_DEVICE int64_t chunks_of(int64_t tokens, int64_t C) { return tokens / C + (tokens % C != 0); }
@@ -74,8 +73,8 @@ GDN_DEVICE void cut_chunk(struct stage_chunk &c, int64_t i, int64_t C)
     c.n_all = clamp64(c.seq.n_tokens - c.t0, 0, C);
 }
 
-/* Returns, for sequences first to first + 31, one per lane, their chunks and those of earlier
- * lanes. */
+/* Counts the chunks of sequences `first` to first + 31, one in each lane. Returns those of the
+ * lane's sequence and of earlier lanes. */
 GDN_DEVICE long long count_chunks(const struct gdn_cu_batch &b, int64_t first, int64_t end,
                                   int64_t C)
 {
@@ -88,7 +87,7 @@ GDN_DEVICE long long count_chunks(const struct gdn_cu_batch &b, int64_t first, i
     return n;
 }
 
-/* Returns the number of the first chunk of a sequence. By all threads of a warp. */
+/* Returns the number of the first chunk of a sequence. All threads of a warp call it. */
 GDN_DEVICE int64_t first_chunk(const struct gdn_cu_batch &b, int64_t row, int64_t C)
 {
     int64_t first = 0;
@@ -98,8 +97,8 @@ GDN_DEVICE int64_t first_chunk(const struct gdn_cu_batch &b, int64_t row, int64_
     return first;
 }
 
-/* The same if chunks are numbered by the start of their sequence, without a sum over sequences: a
- * sequence has one number too many at most. row = B: the number behind the last. */
+/* Returns a first number without a sum over sequences: chunks are numbered by the start of their
+ * sequence. So a sequence may have one number too many. row = B: the number after the last one. */
 GDN_DEVICE int64_t first_number(const struct gdn_cu_batch &b, int64_t row, int64_t C)
 {
     if (!b.cu_seqlens.data) return row * chunks_of(b.T, C);
@@ -109,7 +108,7 @@ GDN_DEVICE int64_t first_number(const struct gdn_cu_batch &b, int64_t row, int64
 }
 
 /* Return the first state head that reads a head of a tensor with n_heads, and the step to the next
- * reader. H / n_heads state heads read each. */
+ * such head. H / n_heads state heads read each head. */
 GDN_DEVICE int first_reader(const struct gdn_cu_rule &r, int head, int n_heads)
 {
     return r.head_map == GDN_HEADS_GROUPED ? head * (r.H / n_heads) : head;
@@ -119,8 +118,8 @@ GDN_DEVICE int reader_step(const struct gdn_cu_rule &r, int n_heads)
     return r.head_map == GDN_HEADS_GROUPED ? 1 : n_heads;
 }
 
-/* Returns chunk `number` of the batch. Those past the last have the tokens of no sequence, C each.
- * By all threads of a warp. */
+/* Returns chunk `number` of the batch. Chunks after the last have the tokens of no sequence, C
+ * each. All threads of a warp call it. */
 GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t number, int64_t C)
 {
     struct stage_chunk c = {};
@@ -154,7 +153,8 @@ GDN_DEVICE struct stage_chunk find_chunk(const struct gdn_cu_batch &b, int64_t n
 GDN_DEVICE bool sees(const struct stage_gates &g, int i) { return g.start[i] < 0; }
 GDN_DEVICE bool reaches(const struct stage_gates &g, int i, int n) { return i >= g.start[n - 1]; }
 
-/* Loads gates of n > 0 tokens; 0 and beta 0 beyond. Sums are float64. By the whole block. */
+/* Loads gates of n > 0 tokens; later ones have gate 0 and beta 0. Sums are float64. The whole block
+ * calls it. */
 GDN_DEVICE void load_gates(struct stage_gates &g, const struct gdn_cu_rule &r,
                            const struct stage_chunk &c, int head)
 {
@@ -189,8 +189,8 @@ GDN_DEVICE void load_gates(struct stage_gates &g, const struct gdn_cu_rule &r,
 
 /* ---- Products ------------------------------------------------------------------------------ */
 
-/* Loads columns of the rows of a chunk, as many as a row of the tile less its padding, from x0 on;
- * zeros beyond n rows and K. */
+/* Loads columns of the rows of a chunk, from x0 on: as many as a row of the tile without its
+ * padding. Zeros are beyond n rows and beyond K. */
 template <int LD>
 GDN_DEVICE void load_tile(float (*tile)[LD], const struct gdn_rows &rows,
                           const struct stage_chunk &c, int head, int x0, int K)
@@ -204,9 +204,9 @@ GDN_DEVICE void load_tile(float (*tile)[LD], const struct gdn_rows &rows,
     }
 }
 
-/* Computes A[j][i] = exp(sum of g after j up to i) left_i . k_j where row i looks back to j, else
- * 0. It looks back to itself with left = q; with left = k it does not and beta_i comes before.
- * Until A is there, its memory is a second tile, for q. */
+/* Computes A[j][i] = exp(sum of g after j up to i) left_i . k_j if row i depends on row j, else 0.
+ * With left = q a row depends on itself. With left = k it does not, and beta_i is a factor. Until A
+ * is there, its memory is a second tile, for q. */
 GDN_DEVICE void multiply_keys(struct chunk_shared &sh, const struct gdn_cu_rule &r,
                               const struct stage_chunk &c, int head, bool queries)
 {
@@ -241,7 +241,8 @@ GDN_DEVICE void multiply_keys(struct chunk_shared &sh, const struct gdn_cu_rule 
     __syncthreads();
 }
 
-/* A thread has four columns, from 4 (thread % 8) on, of rows thread / 8 and 32 after it. */
+/* Returns the thread's row i: it has rows thread / 8 and 32 more, and four columns, from 4 (thread
+ * % 8) on. */
 GDN_DEVICE int own_row(int i) { return threadIdx.x / 8 + 32 * i; }
 GDN_DEVICE int own_column(void) { return threadIdx.x % 8 * 4; }
 
@@ -277,7 +278,7 @@ GDN_DEVICE void multiply_state(float (&sum)[2][4], struct strip_shared &sh,
 struct stage_update {
     int first, end;
     float decay;
-    bool keeps; /* or else S is forgotten, not multiplied by 0 (G7) */
+    bool keeps; /* if not, S is forgotten instead of multiplied by 0 (G7) */
 };
 
 GDN_DEVICE void update_state(struct strip_shared &sh, const struct gdn_rows &rows,
@@ -303,7 +304,7 @@ GDN_DEVICE void update_state(struct strip_shared &sh, const struct gdn_rows &row
     __syncthreads();
 }
 
-/* Passes the state after a chunk, from x = u. keys: the chunk as the rows of k have it. */
+/* Computes the state after a chunk, from x = u. keys: the chunk, whose rows of k it reads. */
 GDN_DEVICE void pass_chunk(struct strip_shared &sh, const struct gdn_cu_rule &r,
                            const struct stage_chunk &keys, int head)
 {
@@ -323,9 +324,9 @@ GDN_DEVICE void pass_chunk(struct strip_shared &sh, const struct gdn_cu_rule &r,
 
 /* ---- Solving ------------------------------------------------------------------------------- */
 
-/* Solves column `col` of STEP rows from `first` on of (I + A) x = r, with the earlier rows of x
- * known: r becomes x. selects: a gate of the chunk forgets, and what rows do not look back to may
- * be NaN. */
+/* Solves column `col` of STEP rows, from `first` on, of (I + A) x = r. Earlier rows of x are known,
+ * and r becomes x. selects: a gate of the chunk forgets, so rows that do not depend on each other
+ * may hold NaN. */
 template <bool selects, int ld>
 GDN_DEVICE void solve_step(float (&r)[STEP], const struct chunk_shared &sh, const float (*x)[ld],
                            int col, int first)
@@ -357,14 +358,14 @@ GDN_DEVICE void solve(float (&r)[STEP], const struct chunk_shared &sh, const flo
 
 /* ---- States -------------------------------------------------------------------------------- */
 
-/* A strip of a head's state: columns [col, col + n) of `view`, by the whole block. */
+/* A strip of a head's state: columns [col, col + n) of `view`. The whole block works on it. */
 struct stage_strip {
     const struct gdn_pool_view &view;
-    int64_t at; /* the state, in elements */
+    int64_t at; /* of the head's state, in elements */
     int col, n, K;
 };
 
-/* The place of element i of K x STRIP, in the order in which they lie side by side. */
+/* The place of element i of K x STRIP elements, in their order in memory. */
 struct strip_place {
     int x, col;
     int64_t at;
@@ -379,7 +380,7 @@ GDN_DEVICE struct strip_place place_of(const struct stage_strip &s, int i)
     return p;
 }
 
-/* Loads the strip; without a state S is zero, or the identity. */
+/* Loads the strip. Without a state it is zero, or the identity. */
 GDN_DEVICE void load_strip(float (*S)[STRIP + PAD], const struct stage_strip &s, bool identity)
 {
     for (int i = threadIdx.x; i < s.K * STRIP; i += THREADS) {
@@ -401,8 +402,8 @@ GDN_DEVICE void store_strip(const struct stage_strip &s, const float (*S)[STRIP 
 
 /* ---- Strips of u ----------------------------------------------------------------------------- */
 
-/* Computes x = u of the strip, of M (`transition`) with v = 0. keys: the chunk as the rows of k
- * have it. */
+/* Computes x = u of the strip. For M (`transition`) v is 0. keys: the chunk, whose rows of k it
+ * reads. */
 GDN_DEVICE void solve_strip(struct strip_shared &sh, const struct gdn_cu_rule &r,
                             const struct stage_chunk &c, const struct stage_chunk &keys, int head,
                             const struct stage_strip &s, bool transition)
@@ -416,7 +417,7 @@ GDN_DEVICE void solve_strip(struct strip_shared &sh, const struct gdn_cu_rule &r
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int t = own_row(i), col = own_column() + e;
-            const bool writes = t < c.n && g.beta[t] != 0; /* or else v may be NaN (G8) */
+            const bool writes = t < c.n && g.beta[t] != 0; /* if not, v may be NaN (G8) */
             float v = 0;
             if (writes && !transition && col < s.n)
                 v = load_float(row_at(r.v, c.seq, c.t0 + t, source_head(r, head, r.Hv)),

@@ -8,7 +8,7 @@
 
 enum { THREADS = 256, HEADS = 4, LINES = 4, ONES = 2 }; /* of a block; as in gates.cu */
 
-enum { BUSY = 8 }; /* blocks that a multiprocessor still has where a thread has several lines */
+enum { BUSY = 8 }; /* blocks of a multiprocessor, at least, if a thread has several lines */
 
 /* Returns true if four elements of a vector move at once. */
 static bool is_quads(const struct gdn_cu_array *v, int64_t n)
@@ -32,23 +32,11 @@ static const char *why_not_flat(const struct gdn_cu_gates *a)
     return a->H > HEADS * THREADS ? "there are more than 1024 heads" : NULL;
 }
 
-static enum gdn_kernel_id choose(gdn_ctx *ctx, const struct gdn_cu_gates *a)
-{
-    static const enum gdn_kernel_id flat[] = {
-        [GDN_F32] = GDN_CU_gates_flat_f32,
-        [GDN_BF16] = GDN_CU_gates_flat_bf16,
-        [GDN_F16] = GDN_CU_gates_flat_f16,
-    };
-    const struct gdn_cuda_form list[] = { { "flat", why_not_flat(a) }, { "heads", NULL } };
-    gdn_cuda_log_forms(ctx, GDN_CUDA_GATES_CHOICE, "gates", list);
-    return list->why_not ? GDN_CU_gates_heads : flat[a->a.data ? a->a.dtype : a->b.dtype];
-}
-
-/* Chooses the lines of a thread, `most` at most, and returns the blocks. */
+/* Chooses the lines of a thread, at most `most`, and returns the number of blocks. */
 static int64_t spread(struct gdn_cu_gates *a, int64_t places, int most, int sm_count)
 {
     const int64_t wide = places < THREADS ? places : THREADS;
-    const int64_t lines = THREADS / wide; /* of a block at once */
+    const int64_t lines = THREADS / wide; /* lines that a block has at once */
     a->wide = (uint32_t)wide;
     a->inverse = (uint32_t)((65536 + wide - 1) / wide);
     a->each = 1;
@@ -57,12 +45,12 @@ static int64_t spread(struct gdn_cu_gates *a, int64_t places, int most, int sm_c
     return (a->n_lines + a->each * lines - 1) / (a->each * lines);
 }
 
-/* Returns the arguments of a launch for a and g (of_a), for b and beta (of_b), or for all. */
-static struct gdn_cu_gates args_of(const struct gdn_gates_call *s, bool of_a, bool of_b)
+/* Fills in the arguments of a launch for a and g (of_a), for b and beta (of_b), or for all. */
+static void fill(struct gdn_cu_gates *to, const struct gdn_gates_call *s, bool of_a, bool of_b)
 {
     static const gdn_tensor none = { .data = NULL };
     const gdn_gates_args *a = &s->args;
-    struct gdn_cu_gates args = {
+    *to = (struct gdn_cu_gates){
         .A_log = gdn_cuda_array(of_a ? &a->A_log : &none),
         .dt_bias = gdn_cuda_array(of_a ? &a->dt_bias : &none),
         .n_lines = of_a ? s->n_rows : s->b_rows,
@@ -76,39 +64,77 @@ static struct gdn_cu_gates args_of(const struct gdn_gates_call *s, bool of_a, bo
     };
     const gdn_tensor *tensors[] = { of_a ? &a->a : &none, of_b ? &a->b : &none,
                                     of_a ? &a->g : &none, of_b ? &a->beta : &none };
-    struct gdn_cu_lines *lines[] = { &args.a, &args.b, &args.g, &args.beta };
-    const int first = tensors[0]->data ? 0 : 1; /* one that is there */
-    gdn_cuda_lines(tensors + first, 4 - first, &args.leads, lines + first);
-    return args;
+    struct gdn_cu_lines *lines[] = { &to->a, &to->b, &to->g, &to->beta };
+    const int first = tensors[0]->data ? 0 : 1; /* the first tensor that is there */
+    gdn_cuda_lines(tensors + first, 4 - first, &to->leads, lines + first);
 }
 
-static gdn_status launch(gdn_ctx *ctx, struct gdn_cu_gates a, struct gdn_cuda_ran *ran,
-                         void *stream)
+/* ---- The call ------------------------------------------------------------------------------ */
+
+struct planned_launch {
+    struct gdn_cu_gates args;
+    enum gdn_kernel_id kernel;
+    int64_t n_blocks;
+};
+
+/* The decisions about a call. */
+struct planned {
+    int n; /* launches: one of all, or one of a and one of b */
+    struct planned_launch launches[2];
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
+
+/* Adds the plan of a launch, see fill(). */
+static void add(struct planned *p, const struct gdn_gates_call *c, bool of_a, bool of_b,
+                int sm_count)
 {
-    const enum gdn_kernel_id kernel = choose(ctx, &a);
-    const bool ones = kernel == GDN_CU_gates_heads;
-    const int64_t places = ones ? a.H : a.H / HEADS;
-    const int most = ones ? ONES : LINES;
-    const struct gdn_cuda_call call = {
-        .kernel = kernel,
-        .grid = { places ? spread(&a, places, most, ctx->cuda->sm_count) : 0, 1, 1 },
-        .stream = stream,
-        .args = &a,
+    static const enum gdn_kernel_id flat[] = {
+        [GDN_F32] = GDN_CU_gates_flat_f32,
+        [GDN_BF16] = GDN_CU_gates_flat_bf16,
+        [GDN_F16] = GDN_CU_gates_flat_f16,
     };
-    gdn_cuda_ran_add(ran, kernel);
+    struct planned_launch *l = &p->launches[p->n++];
+    struct gdn_cu_gates *a = &l->args;
+    fill(a, c, of_a, of_b);
+    const bool by_ones = why_not_flat(a);
+    const int64_t places = by_ones ? a->H : a->H / HEADS;
+    l->kernel = by_ones ? GDN_CU_gates_heads : flat[a->a.data ? a->a.dtype : a->b.dtype];
+    l->n_blocks = places ? spread(a, places, by_ones ? ONES : LINES, sm_count) : 0;
+}
+
+/* Plans one launch, or two if channels give b other lines than a. */
+static gdn_status plan(gdn_ctx *ctx, void *call)
+{
+    const struct gdn_gates_call *c = call;
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
+    const bool has_a = c->args.a.data, has_b = c->args.b.data, apart = c->K && has_b;
+    p->n = 0;
+    add(p, c, has_a, has_b && !apart, ctx->cuda->sm_count);
+    if (apart) add(p, c, false, true, ctx->cuda->sm_count);
+    return GDN_OK;
+}
+
+static gdn_status launch(gdn_ctx *ctx, const struct planned_launch *l, void *stream)
+{
+    const struct gdn_cuda_form list[] = { { "flat", why_not_flat(&l->args) }, { "heads", NULL } };
+    const struct gdn_cuda_call call = {
+        .kernel = l->kernel, .grid = { l->n_blocks, 1, 1 }, .stream = stream, .args = &l->args
+    };
+    gdn_cuda_log_forms(ctx, GDN_CUDA_GATES_CHOICE, "gates", list);
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* With channels b has other lines than a. */
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_gates_call *s = call;
-    const bool has_a = s->args.a.data, has_b = s->args.b.data, apart = s->K && has_b;
+    const struct gdn_gates_call *c = call;
+    const struct planned *p = GDN_PLANNED(struct planned, &c->base);
     struct gdn_cuda_ran ran = { .n = 0 };
     (void)memory;
-    TRY(launch(ctx, args_of(s, has_a, has_b && !apart), &ran, s->base.stream));
-    if (apart) TRY(launch(ctx, args_of(s, false, true), &ran, s->base.stream));
-    return gdn_cuda_note_all(ctx, s->base.op, ran.kernels, ran.n);
+    for (int i = 0; i < p->n; i++) {
+        TRY(launch(ctx, &p->launches[i], c->base.stream));
+        gdn_cuda_ran_add(&ran, p->launches[i].kernel);
+    }
+    return gdn_cuda_note_all(ctx, c->base.op, ran.kernels, ran.n);
 }
 
-const struct gdn_op_backend gdn_cuda_op_gates = { .run = run };
+const struct gdn_op_backend gdn_cuda_op_gates = { plan, run };

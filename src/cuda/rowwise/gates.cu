@@ -17,13 +17,14 @@
 /* As in gates.c: a thread has four heads of up to LINES lines, or one head of up to ONES. */
 enum { HEADS = 4, LINES = 4, ONES = 2 };
 
-/* Lines from `line` on, a step apart: those that are less than `left` away are there. */
+/* Lines from `line` on, `step` apart. Those less than `left` away are there. */
 struct place {
     int64_t line;
-    int at, step, left; /* at: in a line, below a.wide */
+    int at, step, left; /* at: the thread's place in a line, below a.wide */
 };
 
-/* Up to 256 the product with the inverse says what the division does. */
+/* Finds the thread's place. For numbers up to 256 the product with the inverse is an exact
+ * division. */
 GDN_DEVICE struct place find_place(const struct gdn_cu_gates &a)
 {
     const uint32_t row = threadIdx.x * a.inverse >> 16, step = blockDim.x * a.inverse >> 16;
@@ -34,7 +35,7 @@ GDN_DEVICE struct place find_place(const struct gdn_cu_gates &a)
 
 /* ---- Formulas, of what float32 has been made of -------------------------------------------- */
 
-/* Returns the factor of g: exp(A_log), its sign that of the formula. */
+/* Returns the factor of g: exp(A_log), with the sign of the formula. */
 GDN_DEVICE float factor_of_g(const struct gdn_cu_gates &a, float A_log)
 {
     const float A = expf(A_log);
@@ -81,7 +82,7 @@ GDN_DEVICE char *find_four(const struct gdn_cu_lines &to, const struct place &p)
     return to.data + p.line * to.step[0] + p.at * HEADS * float_bytes(to.dtype);
 }
 
-/* Loads a vector's values of the heads; zeros if it is absent. */
+/* Loads a vector's elements for the heads; zeros if the vector is absent. */
 GDN_DEVICE void load_heads(uint32_t (&x)[1][HEADS], const struct gdn_cu_array &v, int at)
 {
     load_chunk(x[0], (const char *)v.data + at * HEADS * float_bytes(v.dtype), v.dtype, v.data);
@@ -141,7 +142,7 @@ GDN_DEVICE void write_flat_f16(const struct gdn_cu_gates &a) { write_fours<GDN_F
 
 /* ---- One head ------------------------------------------------------------------------------ */
 
-/* The lines of each tensor. */
+/* The addresses of the lines of each tensor. */
 struct lines {
     char *a[ONES], *b[ONES], *g[ONES], *beta[ONES];
 };
@@ -164,9 +165,8 @@ GDN_DEVICE void find(struct lines &l, int i, const struct gdn_cu_gates &a, int64
     step_by(l, i, a, 0, line);
 }
 
-/* load_bits() of a dtype that is only known when running has a load of each kind for the same
- * register, so that the one that is not wanted waits for the other: behind a branch there is
- * one. */
+/* Loads an element of each line. load_bits() would load it into one register by either of two
+ * loads, and one load would wait for the other. Behind a branch there is one load. */
 GDN_DEVICE void load_ones(uint32_t (&x)[ONES], char *const (&at)[ONES],
                           const struct gdn_cu_lines &from, const struct place &p, int64_t head)
 {
@@ -182,7 +182,7 @@ GDN_DEVICE void load_ones(uint32_t (&x)[ONES], char *const (&at)[ONES],
     }
 }
 
-/* Loads a vector's value of a head; zero if it is absent. */
+/* Loads a vector's element for a head; zero if the vector is absent. */
 GDN_DEVICE uint32_t load_head(const struct gdn_cu_array &v, int64_t head)
 {
     if (v.dtype == GDN_F32) return load_bits(v.data, head * v.stride[0], GDN_F32, v.data);
@@ -214,7 +214,7 @@ GDN_DEVICE void write_head(const struct gdn_cu_gates &a, const struct place &p,
     }
 }
 
-/* Writes the channels of lines, each of which is one head's. */
+/* Writes the channels of lines. A line is of one head. */
 GDN_DEVICE void write_channels(const struct gdn_cu_gates &a, const struct place &p)
 {
     const struct gdn_cu_array &bias = a.dt_bias;
@@ -236,7 +236,8 @@ GDN_DEVICE void write_channels(const struct gdn_cu_gates &a, const struct place 
     }
 }
 
-/* Writes the heads of a line, in turns if there are more than threads of the block. */
+/* Writes the heads of a line. If there are more heads than threads, a thread takes several in
+ * turn. */
 GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
 {
     const struct place p = find_place(a);
@@ -252,7 +253,7 @@ GDN_DEVICE void write_heads(const struct gdn_cu_gates &a)
     for (int64_t head = p.at; head < a.H; head += a.wide) write_head(a, p, l, head);
 }
 
-/* Blocks that a multiprocessor has at once, by their registers. */
+/* The blocks that a multiprocessor has at once, which registers limit. */
 enum { BUSY_heads = 5, BUSY_flat_f32 = 4, BUSY_flat_bf16 = 5, BUSY_flat_f16 = 5 };
 
 #define GDN_IMAGE_gates GDN_THIS_IMAGE

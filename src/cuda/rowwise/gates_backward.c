@@ -9,19 +9,18 @@
 enum { WARPS = 8, HEADS = 32 }; /* of a block; as in gates_backward.cu */
 enum { LEAST_ROWS = 32 };       /* of a block */
 
-/* Returns the arguments of a launch for a and its gradients (of_a), for b and its gradient (of_b),
+/* Fills in the arguments of a launch for a and its gradients (of_a), for b and its gradient (of_b),
  * or for all. */
-static struct gdn_cu_gates_backward args_of(const struct gdn_gates_backward_call *s, bool of_a,
-                                            bool of_b, float *sums)
+static void fill(struct gdn_cu_gates_backward *to, const struct gdn_gates_backward_call *s,
+                 bool of_a, bool of_b)
 {
     static const gdn_tensor none = { .data = NULL };
     const gdn_gates_backward_args *a = &s->args;
-    struct gdn_cu_gates_backward args = {
+    *to = (struct gdn_cu_gates_backward){
         .A_log = gdn_cuda_array(&a->A_log),
         .dt_bias = gdn_cuda_array(&a->dt_bias),
         .dA_log = gdn_cuda_array(&a->dA_log),
         .ddt_bias = gdn_cuda_array(&a->ddt_bias),
-        .sums = of_a ? sums : NULL,
         .n_lines = of_a ? s->n_rows : s->b_rows,
         .H = of_a ? s->H : s->b_size,
         .rows = s->rows,
@@ -32,20 +31,32 @@ static struct gdn_cu_gates_backward args_of(const struct gdn_gates_backward_call
         .wants_a = of_a && s->wants_a,
         .K = of_a ? (int32_t)s->K : 0,
     };
-    args.n_blocks = (args.n_lines + args.rows - 1) / args.rows;
+    to->n_blocks = (to->n_lines + to->rows - 1) / to->rows;
     const gdn_tensor *tensors[] = { of_a ? &a->a : &none,  of_b ? &a->b : &none,
                                     of_a ? &a->dg : &none, of_b ? &a->dbeta : &none,
                                     of_a ? &a->da : &none, of_b ? &a->db : &none };
-    struct gdn_cu_lines *lines[] = { &args.a, &args.b, &args.dg, &args.dbeta, &args.da, &args.db };
-    const int first = tensors[0]->data ? 0 : 1; /* one that is there */
-    gdn_cuda_lines(tensors + first, 6 - first, &args.leads, lines + first);
-    return args;
+    struct gdn_cu_lines *lines[] = { &to->a, &to->b, &to->dg, &to->dbeta, &to->da, &to->db };
+    const int first = tensors[0]->data ? 0 : 1; /* the first tensor that is there */
+    gdn_cuda_lines(tensors + first, 6 - first, &to->leads, lines + first);
 }
+
+/* The decisions about a call. */
+struct planned {
+    bool apart; /* a second launch is of b alone, because channels give b other lines than a */
+    struct gdn_cu_gates_backward args, of_b;
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
+    struct gdn_gates_backward_call *c = call;
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
+    const bool has_a = c->args.a.data, has_b = c->args.b.data;
     (void)ctx;
-    gdn_gates_cut(call, LEAST_ROWS);
+    gdn_gates_cut(c, LEAST_ROWS);
+    p->apart = c->K && c->args.db.data;
+    fill(&p->args, c, has_a, has_b && !c->K);
+    if (p->apart) fill(&p->of_b, c, false, true);
     return GDN_OK;
 }
 
@@ -77,21 +88,16 @@ static gdn_status launch_sums(gdn_ctx *ctx, const struct gdn_cu_gates_backward *
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* With channels b has other lines than a. */
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_gates_backward_call *s = call;
-    const bool has_a = s->args.a.data, has_b = s->args.b.data, apart = s->K && s->args.db.data;
+    const struct gdn_gates_backward_call *c = call;
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
     struct gdn_cuda_ran ran = { .n = 0 };
-    const struct gdn_cu_gates_backward args =
-        args_of(s, has_a, has_b && !s->K, s->base.bytes ? (float *)memory : NULL);
-    TRY(launch_rows(ctx, &args, &ran, s->base.stream));
-    TRY(launch_sums(ctx, &args, &ran, s->base.stream));
-    if (apart) {
-        const struct gdn_cu_gates_backward of_b = args_of(s, false, true, NULL);
-        TRY(launch_rows(ctx, &of_b, &ran, s->base.stream));
-    }
-    return gdn_cuda_note_all(ctx, s->base.op, ran.kernels, ran.n);
+    p->args.sums = c->base.bytes && c->args.a.data ? memory : NULL;
+    TRY(launch_rows(ctx, &p->args, &ran, c->base.stream));
+    TRY(launch_sums(ctx, &p->args, &ran, c->base.stream));
+    if (p->apart) TRY(launch_rows(ctx, &p->of_b, &ran, c->base.stream));
+    return gdn_cuda_note_all(ctx, c->base.op, ran.kernels, ran.n);
 }
 
 const struct gdn_op_backend gdn_cuda_op_gates_backward = { plan, run };

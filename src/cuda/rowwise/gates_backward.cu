@@ -19,13 +19,13 @@ struct head {
     float A, dt, dA_log, ddt_bias;
 };
 
-/* Returns a product in which a gradient of zero stays zero although its factor is infinite. */
+/* Returns gradient x, or zero if the gradient is zero, even if x is infinite. */
 GDN_DEVICE float times(float gradient, float x)
 {
     return gradient == 0 && is_infinite(x) ? 0 : gradient * x;
 }
 
-/* Returns da from dg, the formulas of src/ops/gates_backward.c. */
+/* Returns da from dg, by the formulas of src/ops/gates_backward.c. */
 GDN_DEVICE float gate_gradient(const struct gdn_cu_gates_backward &a, struct head &h, float x,
                                float dg)
 {
@@ -58,7 +58,7 @@ GDN_DEVICE void store(const struct gdn_cu_gates_backward &a, const struct gdn_cu
     store_float(line_at(a.leads, l, at), head * l.element, l.dtype, x);
 }
 
-/* The sums of a block: of dA_log [H], then of ddt_bias [H] or [H][K]. */
+/* Returns the sums of a block: dA_log [H], then ddt_bias [H] or [H][K]. */
 GDN_DEVICE int64_t n_sums(const struct gdn_cu_gates_backward &a)
 {
     return a.H * (a.K ? 1 + a.K : 2);
@@ -80,7 +80,7 @@ GDN_DEVICE void write_line(const struct gdn_cu_gates_backward &a, struct head &h
     }
 }
 
-/* Writes the channels of head blockIdx.y in the block's lines, 32 at a time, one of each lane. */
+/* Writes the channels of head blockIdx.y in the block's lines. A lane has every 32nd channel. */
 GDN_DEVICE void write_channels(const struct gdn_cu_gates_backward &a)
 {
     __shared__ float sums[2][WARPS][32];

@@ -10,7 +10,7 @@
 #include "cuda/device/lines.cuh"
 #include "cuda/rowwise/args.h"
 
-/* dx = of_dout dout + of_x x, from the sums of x x and x dout. */
+/* The factors of dx = of_dout dout + of_x x, which follow from the sums of x x and of x dout. */
 struct factors {
     float of_dout, of_x;
 };
@@ -18,7 +18,7 @@ struct factors {
 GDN_DEVICE struct factors find_factors(const struct gdn_cu_l2norm_backward &a, float xx, float xd)
 {
     const float length = sqrtf(xx);
-    float scale, slope; /* slope x: the gradient of the divisor */
+    float scale, slope; /* slope x is the gradient of the divisor */
     if (a.formula == GDN_NORM_L2_ADD) {
         scale = 1 / (length + a.eps);
         slope = length > 0 ? 1 / length : 0;
@@ -41,14 +41,14 @@ GDN_DEVICE void load(float (&y)[8], const struct gdn_cu_lines &l, const char *li
     unpack(y, x, l.dtype);
 }
 
-/* The threads of a line: `lanes` of a warp, or a block. */
+/* Computes lines, each by `lanes` threads of a warp, or by a block. */
 template <bool BLOCK> GDN_DEVICE void l2norm_backward(const struct gdn_cu_l2norm_backward &a)
 {
     __shared__ float sums[2][32];
     const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int lanes = BLOCK ? blockDim.x : a.lanes;
     const int64_t line = BLOCK ? blockIdx.x : thread >> (31 - __clz(lanes));
-    const int64_t D = line < a.n_lines ? a.D : 0; /* lanes without a line go along */
+    const int64_t D = line < a.n_lines ? a.D : 0; /* lanes without a line take part */
     const int64_t own = (threadIdx.x & (lanes - 1)) * GDN_PACK, step = lanes * GDN_PACK;
     const struct gdn_line at = find_line(a.leads, D ? line : 0);
     const char *const x_line = line_at(a.leads, a.x, at);

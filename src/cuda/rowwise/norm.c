@@ -6,7 +6,8 @@
 
 enum { PACK = 8, LONGEST_ROW = 256, LONGEST_LONG = 1024, THREADS = 256, LEAST_LANES = 4 };
 
-/* Lanes of 8 elements that a line of D takes; not fewer than they take lines at a time. */
+/* Returns the lanes of a line of D, 8 elements each, and at least as many as lines that are summed
+ * at once. */
 static int lanes_of(int64_t D)
 {
     int lanes = LEAST_LANES;
@@ -14,8 +15,10 @@ static int lanes_of(int64_t D)
     return lanes;
 }
 
-/* Return why a form does not take a call, as text for the log; NULL: it does. Lines of `flat` are
- * whole packs of 16 bits that move at once, by all their lanes. */
+/* A function why_not_... returns why a form does not take a call, as text for the log; NULL: it
+ * does. */
+
+/* Form `flat` takes lines of whole packs of 16 bits, which move at once. All lanes have a pack. */
 static const char *why_not_flat(const struct gdn_cu_norm *a)
 {
     const struct gdn_cu_lines *const lines[] = { &a->x, &a->out, &a->z };
@@ -36,47 +39,45 @@ static const char *why_not_long(const struct gdn_cu_norm *a)
 {
     return a->D > LONGEST_LONG ? "rows are of more than 1024 elements" : NULL;
 }
-
-/* Returns the kernel, and how many lines a group of lanes has; 0: a block has one. */
-static enum gdn_kernel_id choose(gdn_ctx *ctx, const struct gdn_cu_norm *a, int64_t *lines)
+static const char *why_not_wide(const struct gdn_cu_norm *a)
 {
-    static const struct {
-        enum gdn_kernel_id kernel;
-        int lines;
-    } forms[] = { { GDN_CU_norm_flat_bf16, 4 },
-                  { GDN_CU_norm_row, 2 },
-                  { GDN_CU_norm_long, 1 },
-                  { GDN_CU_norm_wide, 0 } };
-    const struct gdn_cuda_form list[] = { { "flat", why_not_flat(a) },
-                                          { "row", why_not_row(a) },
-                                          { "long", why_not_long(a) },
-                                          { "wide", NULL } };
-    int i = 0;
-    while (list[i].why_not) i++;
+    (void)a;
+    return NULL;
+}
+
+/* The forms of a call. The first form that has no reason against the call takes it. lines: of a
+ * group of lanes; 0: a block has one line. */
+static const struct {
+    const char *name;
+    const char *(*why_not)(const struct gdn_cu_norm *a);
+    enum gdn_kernel_id kernel;
+    int lines;
+} forms[] = {
+    { "flat", why_not_flat, GDN_CU_norm_flat_bf16, 4 }, /* for f16, the kernel of f16 */
+    { "row", why_not_row, GDN_CU_norm_row, 2 },
+    { "long", why_not_long, GDN_CU_norm_long, 1 },
+    { "wide", why_not_wide, GDN_CU_norm_wide, 0 },
+};
+
+static enum gdn_kernel_id kernel_of(const struct gdn_cuda_norm_plan *p)
+{
+    const enum gdn_kernel_id kernel = forms[p->form].kernel;
+    return kernel == GDN_CU_norm_flat_bf16 && p->args.x.dtype == GDN_F16 ? GDN_CU_norm_flat_f16
+                                                                         : kernel;
+}
+
+static void log_choice(gdn_ctx *ctx, const struct gdn_cuda_norm_plan *p)
+{
+    struct gdn_cuda_form list[sizeof forms / sizeof *forms];
+    if (!ctx->options.log) return;
+    for (int i = 0; i <= p->form; i++)
+        list[i] = (struct gdn_cuda_form){ forms[i].name, forms[i].why_not(&p->args) };
     gdn_cuda_log_forms(ctx, GDN_CUDA_NORM_CHOICE, "norm", list);
-    *lines = forms[i].lines;
-    return i == 0 && a->x.dtype == GDN_F16 ? GDN_CU_norm_flat_f16 : forms[i].kernel;
 }
 
-gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream)
+void gdn_cuda_fill_norm(struct gdn_cu_norm *to, const struct gdn_norm_job *s)
 {
-    int64_t lines;
-    const enum gdn_kernel_id kernel = choose(ctx, args, &lines);
-    args->lanes = lanes_of(args->D);
-    lines = lines ? lines * THREADS / args->lanes : 1;
-    const struct gdn_cuda_call call = {
-        .kernel = kernel,
-        .grid = { (args->n_lines + lines - 1) / lines, 1, 1 },
-        .stream = stream,
-        .args = args,
-    };
-    TRY(gdn_cuda_launch(ctx, &call));
-    return gdn_cuda_note(ctx, op, call.kernel);
-}
-
-struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
-{
-    struct gdn_cu_norm args = {
+    *to = (struct gdn_cu_norm){
         .weight = gdn_cuda_line(&s->weight),
         .weight_step = s->D > 1 ? s->weight.stride[0] : 1,
         .n_lines = s->n_rows,
@@ -85,18 +86,54 @@ struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s)
         .sigmoid = s->sigmoid,
         .eps = s->eps,
     };
-    gdn_cuda_lines((const gdn_tensor *const[]){ &s->x, &s->z, &s->out }, 3, &args.leads,
-                   (struct gdn_cu_lines *const[]){ &args.x, &args.z, &args.out });
-    return args;
+    gdn_cuda_lines((const gdn_tensor *const[]){ &s->x, &s->z, &s->out }, 3, &to->leads,
+                   (struct gdn_cu_lines *const[]){ &to->x, &to->z, &to->out });
+}
+
+void gdn_cuda_norm_plan(struct gdn_cuda_norm_plan *p)
+{
+    p->form = 0;
+    while (forms[p->form].why_not(&p->args)) p->form++;
+    p->args.lanes = lanes_of(p->args.D);
+}
+
+gdn_status gdn_cuda_norm_run(gdn_ctx *ctx, const char *op, const struct gdn_cuda_norm_plan *p,
+                             void *stream)
+{
+    const struct gdn_cu_norm *a = &p->args;
+    const int64_t lines = forms[p->form].lines ? forms[p->form].lines * THREADS / a->lanes : 1;
+    const struct gdn_cuda_call call = {
+        .kernel = kernel_of(p),
+        .grid = { (a->n_lines + lines - 1) / lines, 1, 1 },
+        .stream = stream,
+        .args = a,
+    };
+    log_choice(ctx, p);
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, op, call.kernel);
+}
+
+/* ---- gdn_l2norm, gdn_rmsnorm_gated --------------------------------------------------------- */
+
+_Static_assert(sizeof(struct gdn_cuda_norm_plan) <= GDN_PLAN_ROOM, "a plan has room");
+
+static gdn_status plan(gdn_ctx *ctx, void *call)
+{
+    const struct gdn_norm_call *c = call;
+    struct gdn_cuda_norm_plan *p = GDN_PLANNED(struct gdn_cuda_norm_plan, &c->base);
+    (void)ctx;
+    gdn_cuda_fill_norm(&p->args, &c->job);
+    gdn_cuda_norm_plan(p);
+    return GDN_OK;
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_norm_call *c = call;
-    struct gdn_cu_norm args = gdn_cuda_norm_args(&c->job);
     (void)memory;
-    return gdn_cuda_norm(ctx, c->base.op, &args, c->base.stream);
+    return gdn_cuda_norm_run(ctx, c->base.op, GDN_PLANNED(struct gdn_cuda_norm_plan, &c->base),
+                             c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_l2norm = { .run = run };
-const struct gdn_op_backend gdn_cuda_op_rmsnorm_gated = { .run = run };
+const struct gdn_op_backend gdn_cuda_op_l2norm = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_rmsnorm_gated = { plan, run };

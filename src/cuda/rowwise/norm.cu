@@ -26,8 +26,8 @@ GDN_DEVICE float line_scale(const struct gdn_cu_norm &a, float sum)
 
 enum { floats = -1, bf16 = GDN_BF16, f16 = GDN_F16 };
 
-/* The dtype of x, z and out is known when compiling, and then packs are whole and move at once,
- * and lines are one step apart; or it is `floats`, and everything is asked. */
+/* Returns the dtype. If it is known when compiling, packs are whole and move at once, and lines are
+ * one step apart. With `floats` the kernel reads all of that from its arguments. */
 template <int dtype> GDN_DEVICE int32_t type_of(const struct gdn_cu_lines &l)
 {
     return dtype == floats ? l.dtype : dtype;
@@ -37,10 +37,10 @@ template <int dtype> GDN_DEVICE int32_t access_of(const struct gdn_cu_lines &l)
     return dtype == floats ? l.access : 16;
 }
 
-/* A lane's part of one line, from element `first` on. */
+/* A lane's part of one line: elements from `first` on. */
 struct piece {
     char *x, *z, *out; /* element 0 of the line */
-    int64_t first, n;  /* n: elements from there to the end of the line, or below 1 */
+    int64_t first, n;  /* n: elements from `first` to the end of the line; below 1: none */
     struct gdn_pack xs, zs;
 };
 
@@ -59,7 +59,7 @@ GDN_DEVICE void find_piece(const struct gdn_cu_norm &a, int64_t line, struct pie
     }
 }
 
-/* Finds the piece below, of the next line. */
+/* Moves on to the next line. */
 template <int dtype>
 GDN_DEVICE void find_next(const struct gdn_cu_norm &a, int64_t line, const struct piece &before,
                           struct piece &p)
@@ -95,7 +95,7 @@ GDN_DEVICE float add_squares(const struct gdn_cu_norm &a, const struct piece &p,
     return sum;
 }
 
-/* Loads the weights, as they lie in memory if they do so side by side. */
+/* Loads the weights. If they lie side by side, they stay as they lie in memory. */
 GDN_DEVICE void load_weight(struct gdn_pack &w, const struct gdn_cu_norm &a, int64_t first,
                             int64_t n)
 {
@@ -116,7 +116,7 @@ GDN_DEVICE void unpack_weight(float (&y)[8], const struct gdn_pack &w, const str
         y[i] = i < n ? load_float(a.weight.data, (first + i) * a.weight_step, a.weight.dtype) : 0;
 }
 
-/* x times its gate. */
+/* Multiplies x by its gate. */
 template <int dtype>
 GDN_DEVICE void times_gate(float (&x)[8], const struct gdn_cu_norm &a, const struct piece &p)
 {
@@ -158,8 +158,8 @@ GDN_DEVICE void store_scaled(const struct gdn_cu_norm &a, const struct piece &p,
 
 /* ---- Sums over lanes that follow each other, a tree ----------------------------------------- */
 
-/* That of line l in lanes of which the number ends in l: each step halves the lines of a lane.
- * There are LINES lanes at least. */
+/* Returns the sum of line l in the lanes whose number ends in the bits of l: each step halves the
+ * lines that a lane sums. There must be at least LINES lanes. */
 template <int LINES> GDN_DEVICE float sum_lines(float (&x)[LINES], int lanes)
 {
     int step = 1;
@@ -176,8 +176,8 @@ template <int LINES> GDN_DEVICE float sum_lines(float (&x)[LINES], int lanes)
 
 /* ---- Lines in registers -------------------------------------------------------------------- */
 
-/* Normalises LINES lines at a time by a.lanes lanes, PACKS packs of each. Lanes without a line go
- * along. */
+/* Normalises LINES lines at a time. a.lanes lanes have a line, and each has PACKS packs. Lanes
+ * without a line take part. */
 template <int dtype, int LINES, int PACKS> GDN_DEVICE void norm_lines(const struct gdn_cu_norm &a)
 {
     const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -258,7 +258,7 @@ GDN_DEVICE void norm_wide(const struct gdn_cu_norm &a)
     }
 }
 
-/* Blocks that a multiprocessor has at once, by their registers. */
+/* The blocks that a multiprocessor has at once, which registers limit. */
 enum { BUSY_row = 3, BUSY_flat_bf16 = 3, BUSY_flat_f16 = 3, BUSY_long = 2, BUSY_wide = 3 };
 
 #define GDN_IMAGE_norm GDN_THIS_IMAGE

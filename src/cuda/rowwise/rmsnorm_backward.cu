@@ -17,7 +17,7 @@
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
-/* Element 0 of a line in each tensor; those of absent ones are not looked at. */
+/* The address of element 0 of a line in each tensor. Those of absent tensors are not read. */
 struct lines {
     char *x, *z, *dout, *dx, *dz;
 };
@@ -29,8 +29,8 @@ GDN_DEVICE struct lines find_lines(const struct gdn_cu_rmsnorm_backward &a, int6
              line_at(a.leads, a.dx, at), line_at(a.leads, a.dz, at) };
 }
 
-/* Eight elements of a line from `first` on, of which n (all of them from 8 up) are there; zeros
- * beyond. */
+/* Eight elements of a line, from `first` on. n of them are there, all if n is 8 or more; the others
+ * are zero. */
 struct piece {
     int64_t first, n;
     float x[8], z[8], dout[8], w[8];
@@ -79,14 +79,14 @@ GDN_DEVICE float times_gate(const struct gdn_cu_rmsnorm_backward &a, float x, fl
     return a.sigmoid ? times_sigmoid(x, z) : x * silu(z);
 }
 
-/* Returns act'(z); the slope of z sigmoid(z) is sigmoid(z) (1 + z sigmoid(-z)). */
+/* Returns act'(z). The slope of z sigmoid(z) is sigmoid(z) (1 + z sigmoid(-z)). */
 GDN_DEVICE float slope(const struct gdn_cu_rmsnorm_backward &a, float z)
 {
     if (a.sigmoid) return times_sigmoid(sigmoid(-z), z);
     return is_infinite(z) ? z > 0 : sigmoid(z) * (1 + z * sigmoid(-z));
 }
 
-/* Sums of a line: x x and x e, e = dout w act(z); then dx = of_e e + of_x x. */
+/* Sums of a line: of x x and of x e, where e = dout w act(z). Then dx = of_e e + of_x x. */
 struct sums {
     float xx, xe;
 };
@@ -111,7 +111,7 @@ GDN_DEVICE struct factors find_factors(const struct gdn_cu_rmsnorm_backward &a,
     return { r, -(r * (s.xe / (float)a.D)) * (r * r) };
 }
 
-/* Writes a piece of dx and dz and adds that of dweight to sum. */
+/* Writes a piece of dx and of dz, and adds its part of dweight to sum. */
 GDN_DEVICE void write_piece(const struct gdn_cu_rmsnorm_backward &a, const struct lines &l,
                             const struct piece &p, const struct factors &f, float (&sum)[8])
 {
@@ -135,7 +135,7 @@ GDN_DEVICE void write_piece(const struct gdn_cu_rmsnorm_backward &a, const struc
 
 /* ---- Lines of some lanes ------------------------------------------------------------------- */
 
-/* Adds what groups of lanes have of dweight; a group has PACKS packs of each lane. */
+/* Adds up the parts of dweight of all groups of lanes. A lane of a group has PACKS packs. */
 template <int PACKS>
 GDN_DEVICE void store_sums(const struct gdn_cu_rmsnorm_backward &a, const float (&sum)[PACKS][8])
 {
@@ -154,7 +154,7 @@ GDN_DEVICE void store_sums(const struct gdn_cu_rmsnorm_backward &a, const float 
     }
 }
 
-/* Groups take turns; lanes without a line go along. */
+/* Writes the lines of a block. Groups of lanes take turns. Lanes without a line take part. */
 template <int PACKS> GDN_DEVICE void write_lines(const struct gdn_cu_rmsnorm_backward &a)
 {
     const int lane = threadIdx.x & (a.lanes - 1), group = threadIdx.x / a.lanes;
@@ -194,7 +194,8 @@ GDN_DEVICE void rmsnorm_backward_long(const struct gdn_cu_rmsnorm_backward &a)
 
 /* ---- Lines of a block ---------------------------------------------------------------------- */
 
-/* A thread has the same elements of every line, so that its sums wait in memory. */
+/* Adds to sums in memory. A thread has the same elements of every line, so no other thread adds to
+ * these. */
 GDN_DEVICE void add_to_sums(const struct gdn_cu_rmsnorm_backward &a, const struct piece &p,
                             const float (&sum)[8], bool is_first)
 {
@@ -238,7 +239,7 @@ GDN_DEVICE void rmsnorm_backward_sums(const struct gdn_cu_rmsnorm_backward &a)
     if (i < a.D) add_blocks(a.dweight, i, a.sums + i, a.n_blocks, a.D, a.adds);
 }
 
-/* Blocks that a multiprocessor has at once, by their registers. */
+/* The blocks that a multiprocessor has at once, which registers limit. */
 enum { BUSY_row = 2, BUSY_long = 1, BUSY_wide = 2, BUSY_sums = 4 };
 
 #define GDN_IMAGE_rmsnorm_backward GDN_THIS_IMAGE

@@ -7,8 +7,17 @@
 #include "cuda/driver/launch.h"
 #include "cuda/rowwise/args.h"
 
-/* Rows of a norm as kernels take them; the call fills in what depends on the kernel chosen. */
-struct gdn_cu_norm gdn_cuda_norm_args(const struct gdn_norm_job *s);
-gdn_status gdn_cuda_norm(gdn_ctx *ctx, const char *op, struct gdn_cu_norm *args, void *stream);
+/* A planned norm. */
+struct gdn_cuda_norm_plan {
+    int form; /* of the list in norm.c */
+    struct gdn_cu_norm args;
+};
+
+/* fill: fills in what a checked call says. plan: decides the form and the lanes of plan->args. run:
+ * launches. After plan, rows may move by multiples of 64 bytes. */
+void gdn_cuda_fill_norm(struct gdn_cu_norm *to, const struct gdn_norm_job *job);
+void gdn_cuda_norm_plan(struct gdn_cuda_norm_plan *plan);
+gdn_status gdn_cuda_norm_run(gdn_ctx *ctx, const char *op, const struct gdn_cuda_norm_plan *plan,
+                             void *stream);
 
 #endif

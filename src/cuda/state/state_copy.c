@@ -7,7 +7,8 @@
 #include "cuda/driver/lines.h"
 #include "cuda/state/args.h"
 
-/* As in state_copy.cu: packs of a block, sides of a tile, columns of a block. */
+/* PACK: elements. PACKS: of a block. TILE_LOG2, SIDE_LOG2: of a tile and its longest side. COLUMNS:
+ * of a block. All are as in state_copy.cu. */
 enum { PACK = 8, PACKS = 4 * 256, TILE_LOG2 = 12, SIDE_LOG2 = 6, COLUMNS = 32, MOST_K = 256 };
 
 /* One dimension of the box that is copied. */
@@ -25,7 +26,7 @@ static void swap(struct dim *a, struct dim *b)
     *b = x;
 }
 
-/* Finds the dimension to be the last: dense in the target, or else in the source. */
+/* Finds the dimension to be the last: one that is dense in the target, or else in the source. */
 static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
 {
     for (int i = 2; i >= 0; i--)
@@ -35,14 +36,14 @@ static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
     return 2;
 }
 
-/* Merges a dimension into the next one if both sides have their parts one behind the other, from
- * the last dimension up. */
+/* Merges a dimension into the next one if both sides have the parts of it one behind the other.
+ * Begins at the last dimension. */
 static void merge(struct dim *d, bool keeps_columns)
 {
     for (int i = 1; i >= 0; i--) {
         struct dim *upper = &d[i], *lower = &d[i + 1];
         const bool is_one = lower->size == 1 && !(keeps_columns && lower->is_column);
-        if (is_one) { /* moves up, where it is no work */
+        if (is_one) { /* it moves up, where it takes no time */
             swap(upper, lower);
             continue;
         }
@@ -70,7 +71,7 @@ static void set_side(struct gdn_cu_copy_side *to, const struct gdn_state_side *f
                                      .dtype = from->dtype };
 }
 
-/* Returns the box as the descriptors have it: head (or one), row, column. */
+/* Returns the box as the descriptors have it: heads (or one), rows, columns. */
 static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
 {
     const gdn_state_copy_args *a = &m->args;
@@ -88,13 +89,14 @@ static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
     set_side(&c.to, &m->to, &a->to_pool);
     if (!m->from.data) return c;
     set_side(&c.from, &m->from, &a->from_pool);
-    /* Column n of the target is column n - n_old + n_skipped here; the first ones are not read. */
+    /* Column n of the target is column n - n_old + n_skipped of the source. The first n_old are not
+     * read. */
     c.from.data =
         (char *)((uintptr_t)c.from.data + (uintptr_t)((m->n_skipped - m->n_old) * c.from.step[2]));
     return c;
 }
 
-/* Chooses the order of dimensions that is copied best. */
+/* Orders the dimensions so that the copy is fastest. */
 static void order(struct gdn_cu_copy *c)
 {
     const int64_t to_unit = (int64_t)gdn_dtype_bytes(c->to.dtype);
@@ -113,13 +115,13 @@ static void order(struct gdn_cu_copy *c)
         if (i < 2 && d[i].size > 1 && d[i].from == from_unit) c->turned = i;
     }
     if (d[2].to != to_unit || d[2].from == from_unit || d[2].size == 1) c->turned = -1;
-    if (d[2].size == 1) { /* dense, whatever its steps are */
+    if (d[2].size == 1) { /* it counts as dense, whatever its steps are */
         c->to.step[2] = to_unit;
         c->from.step[2] = from_unit;
     }
 }
 
-/* Chooses a square, but as narrow as the box is. */
+/* Chooses a tile that is square, or narrower if the box is. */
 static void choose_tile(struct gdn_cu_copy *c)
 {
     c->high = c->wide = SIDE_LOG2;
@@ -131,7 +133,7 @@ static void choose_tile(struct gdn_cu_copy *c)
         c->high = TILE_LOG2 - c->wide;
 }
 
-/* How a side's packs may be moved. */
+/* Returns the bytes of a side's packs that move at once. */
 static int32_t access_of(const struct gdn_cu_copy *c, const struct gdn_cu_copy_side *side)
 {
     const int64_t steps[] = { side->slot, side->step[0], side->step[1] };
@@ -141,41 +143,43 @@ static int32_t access_of(const struct gdn_cu_copy *c, const struct gdn_cu_copy_s
     return gdn_cuda_access(side->data, side->dtype, steps, 3, c->size[2]);
 }
 
-static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_copy *c, enum gdn_kernel_id kernel,
-                         size_t shared_bytes, void *stream)
-{
-    int64_t blocks;
-    if (__builtin_mul_overflow(c->n_pairs, c->n_units, &blocks)) blocks = INT64_MAX;
-    const struct gdn_cuda_call call = {
-        .kernel = kernel,
-        .grid = { blocks, 1, 1 },
-        .shared_bytes = shared_bytes,
-        .stream = stream,
-        .args = c,
-    };
-    return gdn_cuda_launch(ctx, &call);
-}
+/* A planned launch: of a box. */
+struct box {
+    struct gdn_cu_copy args;
+    enum gdn_kernel_id kernel;
+    size_t shared_bytes;
+};
 
-/* Copies one dtype to another, neither or both of 8 bits the same; zeros. */
-static gdn_status copy(gdn_ctx *ctx, struct gdn_cu_copy *c, void *stream,
-                       enum gdn_kernel_id *kernel)
+/* Plans a copy between two dtypes that are not of 8 bits, or of equal bits, or of zeros. */
+static void plan_box(struct box *b)
 {
+    struct gdn_cu_copy *c = &b->args;
     order(c);
     if (c->turned >= 0) {
-        *kernel = GDN_CU_state_copy_turn;
         choose_tile(c);
+        b->kernel = GDN_CU_state_copy_turn;
+        b->shared_bytes = sizeof(uint32_t) * ((1u << c->wide) + 1) << c->high;
         c->n_units = c->size[1 - c->turned] * (((c->size[c->turned] - 1) >> c->high) + 1) *
                      (((c->size[2] - 1) >> c->wide) + 1);
-        return launch(ctx, c, *kernel, sizeof(uint32_t) * ((1u << c->wide) + 1) << c->high, stream);
+        return;
     }
-    *kernel = GDN_CU_state_copy_rows;
+    b->kernel = GDN_CU_state_copy_rows;
+    b->shared_bytes = 0;
     c->n_units = (c->size[0] * c->size[1] * ((c->size[2] + PACK - 1) / PACK) + PACKS - 1) / PACKS;
     c->to.access = access_of(c, &c->to);
     c->from.access = c->from.data ? access_of(c, &c->from) : 0;
-    return launch(ctx, c, *kernel, 0, stream);
 }
 
-/* Returns the scales of 8-bit pools as a pool of their own. */
+/* Plans a copy from 8 bits or to 8 bits, with another dtype on the other side. */
+static void plan_eight(struct box *b)
+{
+    struct gdn_cu_copy *c = &b->args;
+    b->kernel = GDN_CU_state_copy_eight;
+    b->shared_bytes = COLUMNS * (MOST_K + 1) * sizeof(float);
+    c->n_units = c->size[0] * ((c->size[1] + COLUMNS - 1) / COLUMNS);
+}
+
+/* Returns the box of the scales of 8-bit pools. */
 static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
 {
     struct gdn_cu_copy s = *c;
@@ -193,35 +197,62 @@ static struct gdn_cu_copy scales_box(const struct gdn_cu_copy *c)
     return s;
 }
 
-static void log_form(gdn_ctx *ctx, bool eight, bool turned)
+/* ---- The call ------------------------------------------------------------------------------ */
+
+/* The decisions about a call: the box. If states of 8 bits are copied as they are, their scales are
+ * a second box. */
+struct planned {
+    bool scaled;
+    struct box box, scales;
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
+
+static gdn_status plan(gdn_ctx *ctx, void *call)
 {
+    const struct gdn_state_call *c = call;
+    const struct gdn_state_move *m = &c->move;
+    struct planned *p = GDN_PLANNED(struct planned, &c->base);
+    (void)ctx;
+    p->scaled = false;
+    if (gdn_count(&m->args.to_pool) == 0) return GDN_OK;
+    p->box.args = box_of(m);
+    if (m->from.data && gdn_state_converts_q8(&m->to, &m->from)) {
+        plan_eight(&p->box);
+        return GDN_OK;
+    }
+    p->scaled = p->box.args.to.scales;
+    if (p->scaled) {
+        p->scales.args = scales_box(&p->box.args);
+        plan_box(&p->scales);
+    }
+    plan_box(&p->box);
+    return GDN_OK;
+}
+
+static void log_form(gdn_ctx *ctx, enum gdn_kernel_id kernel)
+{
+    const bool is_eight = kernel == GDN_CU_state_copy_eight;
+    const bool is_turn = kernel == GDN_CU_state_copy_turn;
     const struct gdn_cuda_form list[] = {
-        { "eight", eight ? NULL : "no 8 bits become another dtype, or come of one" },
-        { "turn", turned ? NULL : "both sides have their elements side by side in one order" },
+        { "eight", is_eight ? NULL : "no 8 bits become another dtype, or come of one" },
+        { "turn", is_turn ? NULL : "both sides have their elements side by side in one order" },
         { "rows", NULL },
     };
     gdn_cuda_log_forms(ctx, GDN_CUDA_COPY_CHOICE, "state_copy", list);
 }
 
-static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_state_move *m)
+static gdn_status launch(gdn_ctx *ctx, const struct box *b, void *stream)
 {
-    struct gdn_cu_copy c = box_of(m);
-    enum gdn_kernel_id kernels[2] = { GDN_CU_state_copy_eight };
-    const bool scaled = c.to.scales;
-    if (gdn_count(&m->args.to_pool) == 0) return gdn_note_line(ctx, "state_copy", "");
-    if (c.from.data && gdn_state_converts_q8(&m->to, &m->from)) {
-        log_form(ctx, true, false);
-        c.n_units = c.size[0] * ((c.size[1] + COLUMNS - 1) / COLUMNS);
-        TRY(launch(ctx, &c, kernels[0], COLUMNS * (MOST_K + 1) * sizeof(float), m->args.stream));
-        return gdn_cuda_note(ctx, "state_copy", kernels[0]);
-    }
-    if (scaled) {
-        struct gdn_cu_copy s = scales_box(&c);
-        TRY(copy(ctx, &s, m->args.stream, &kernels[1]));
-    }
-    TRY(copy(ctx, &c, m->args.stream, &kernels[0]));
-    log_form(ctx, false, c.turned >= 0);
-    return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + scaled);
+    int64_t blocks;
+    if (__builtin_mul_overflow(b->args.n_pairs, b->args.n_units, &blocks)) blocks = INT64_MAX;
+    const struct gdn_cuda_call call = {
+        .kernel = b->kernel,
+        .grid = { blocks, 1, 1 },
+        .shared_bytes = b->shared_bytes,
+        .stream = stream,
+        .args = &b->args,
+    };
+    return gdn_cuda_launch(ctx, &call);
 }
 
 /* Checks the slots, if the context checks contents. */
@@ -239,10 +270,16 @@ static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_state_move *m)
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
 {
-    const struct gdn_state_move *m = &((const struct gdn_state_call *)call)->move;
+    const struct gdn_state_call *c = call;
+    const struct planned *p = GDN_PLANNED(struct planned, &c->base);
+    const enum gdn_kernel_id kernels[] = { p->box.kernel, p->scales.kernel };
     (void)memory;
-    TRY(check_contents(ctx, m));
-    return launch_all(ctx, m);
+    TRY(check_contents(ctx, &c->move));
+    if (gdn_count(&c->move.args.to_pool) == 0) return gdn_note_line(ctx, "state_copy", "");
+    log_form(ctx, p->box.kernel);
+    if (p->scaled) TRY(launch(ctx, &p->scales, c->base.stream));
+    TRY(launch(ctx, &p->box, c->base.stream));
+    return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + p->scaled);
 }
 
-const struct gdn_op_backend gdn_cuda_op_state_copy = { .run = run };
+const struct gdn_op_backend gdn_cuda_op_state_copy = { plan, run };

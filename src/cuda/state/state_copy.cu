@@ -20,10 +20,11 @@ extern __shared__ uint32_t gdn_copy_shared[];
 /* ---- Pairs --------------------------------------------------------------------------------- */
 
 struct gdn_pair {
-    const char *from; /* NULL: zero */
-    char *to;         /* NULL: nothing is to be done */
+    const char *from; /* NULL: zeros */
+    char *to;         /* NULL: there is nothing to do */
     int64_t from_slot, to_slot;
-    uint32_t unit; /* there are fewer than 2^31 blocks, so units and what they count too */
+    uint32_t unit; /* 32 bits: there are fewer than 2^31 blocks, so units and all that they count
+                      fit */
 };
 
 GDN_DEVICE struct gdn_pair find_pair(const struct gdn_cu_copy &a)
@@ -43,7 +44,7 @@ GDN_DEVICE struct gdn_pair find_pair(const struct gdn_cu_copy &a)
 
 /* ---- Elements ------------------------------------------------------------------------------ */
 
-/* As it lies in memory. */
+/* Returns an element as it lies in memory. */
 GDN_DEVICE uint32_t load_bits(const char *p, int32_t dtype)
 {
     const int64_t bytes = element_bytes(dtype);
@@ -62,7 +63,7 @@ GDN_DEVICE void store_bits(char *p, int32_t dtype, uint32_t x)
         *(uint8_t *)p = (uint8_t)x;
 }
 
-/* Bits of one dtype as those of another, both floats, or the same bits. */
+/* Returns bits of one float dtype as those of another, or the same bits. */
 GDN_DEVICE uint32_t convert_bits(uint32_t x, int32_t from, int32_t to)
 {
     if (from == to) return x;
@@ -72,7 +73,7 @@ GDN_DEVICE uint32_t convert_bits(uint32_t x, int32_t from, int32_t to)
     return to == GDN_F32 ? __float_as_uint(y) : to == GDN_BF16 ? f32_to_bf16(y) : f32_to_f16(y);
 }
 
-/* Returns true if the place is zero whatever `from` has. */
+/* Returns true if the element becomes zero, whatever `from` has. */
 GDN_DEVICE bool is_old(const struct gdn_cu_copy &a, int dim, int64_t i)
 {
     return dim == a.old_dim && i < a.n_old;
@@ -80,9 +81,9 @@ GDN_DEVICE bool is_old(const struct gdn_cu_copy &a, int dim, int64_t i)
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
-/* A pack of a line: where it is, and what was read. */
+/* A pack of a line: its place, and the elements that were read. */
 struct gdn_piece {
-    int64_t n;               /* elements up to the end of the line; below 1: no such pack */
+    int64_t n;               /* elements up to the end of the line; below 1: there is no pack */
     int64_t first, from, to; /* bytes */
     bool zero;
     struct gdn_pack x;
@@ -101,7 +102,7 @@ GDN_DEVICE void find_piece(struct gdn_piece &p, const struct gdn_cu_copy &a, boo
     p.zero = zero || is_old(a, 0, i) || is_old(a, 1, j);
 }
 
-/* Returns true if packs of this side may be moved as they are. */
+/* Returns true if packs of this side move at once. */
 GDN_DEVICE bool is_dense(const struct gdn_cu_copy &a, const struct gdn_cu_copy_side &side)
 {
     return side.step[2] == element_bytes(side.dtype) && a.old_dim != 2;
@@ -141,7 +142,7 @@ GDN_DEVICE void store_piece(struct gdn_piece &p, const struct gdn_cu_copy &a, ch
             if (i < p.n) to[p.to + i] = (char)(p.x.word[i / 4] >> i % 4 * 8);
 }
 
-/* Moves the same with any steps, an element at a time. */
+/* Moves a pack element by element, with any steps. */
 GDN_DEVICE void move_elements(const struct gdn_piece &p, const struct gdn_cu_copy &a,
                               const char *from, char *to)
 {
@@ -177,10 +178,9 @@ GDN_DEVICE void copy_rows(const struct gdn_cu_copy &a)
 
 /* ---- Tiles --------------------------------------------------------------------------------- */
 
-/*
- * Dimension a.turned is dense in `from`, the last one in `to`; the third is walked outside. Element
- * e of a tile is e % high along the one for loading, e % wide along the other for storing.
- */
+/* Copies a tile. Dimension a.turned is dense in `from`, the last one in `to`; a unit has one index
+ * of the third. To load, element e of a tile is number e % high along a.turned. To store, it is e %
+ * wide along the last dimension. */
 GDN_DEVICE void copy_turn(const struct gdn_cu_copy &a)
 {
     enum { MINE = TILE / THREADS };
@@ -222,14 +222,15 @@ GDN_DEVICE void copy_turn(const struct gdn_cu_copy &a)
 
 /* ---- 8 bits -------------------------------------------------------------------------------- */
 
-/* Size and steps are those of head, value column and key. A unit: a head's columns from v0 on. */
+/* A block of value columns. Sizes and steps are of head, value column and key. A unit has a head's
+ * columns from v0 on. */
 struct gdn_block {
     int64_t head, v0;
     int n, K; /* columns, elements of each */
 };
 
-/* Warps and their lanes go through a block in the order in which it lies in memory on that side:
- * lanes are the inner ones, either k or v. */
+/* The order in which warps and lanes walk through a block: that of memory on one side. The lanes
+ * are along k or along v, whichever lies side by side. */
 struct gdn_walk {
     bool by_k;
     int inner, outer;

@@ -6,11 +6,12 @@
 #include "cuda/backward/chunks/args.h"
 #include "cuda/backward/windows.h"
 
-/* Chunks that a window has even if memory has fewer: what does not fit one window is walked
- * twice. */
+/* LEAST_WINDOW: the least chunks of a window, even if these take more memory than wanted, because
+ * all windows but one are walked through twice. */
 enum { LEAST_WINDOW = 64, WIDE = 64, DEEP = 128 };
 
-/* Returns true if the call goes by chunks on tensor cores; and then the most of K. */
+/* Returns true if the call goes by chunks on tensor cores. most_keys() then returns the most of
+ * K. */
 static bool is_by_chunks(const struct gdn_cu_backward_channels *a)
 {
     return a->base.walk_bytes != 0;
@@ -20,7 +21,7 @@ static int deep_of(const struct gdn_cu_backward_channels *a)
     return a->base.rule.K <= DEEP / 2 ? DEEP / 2 : DEEP;
 }
 
-/* Returns the pieces of a chunk, and the bytes of their states. */
+/* Return the pieces of a chunk, and the bytes of their states. */
 static int64_t pieces(const struct gdn_cu_backward_channels *a)
 {
     return GDN_CU_BACKWARD_CHUNK / a->tokens;
@@ -32,7 +33,7 @@ static int64_t state_bytes(const struct gdn_cu_backward_channels *a)
     return (int64_t)a->ld * V * 4;
 }
 
-/* Returns the rows in memory of n_heads heads of n numbers. */
+/* Returns rows in memory: n_heads heads of n numbers. */
 static struct gdn_rows rows(int64_t n_heads, int64_t n)
 {
     return (struct gdn_rows){ .dtype = GDN_F32, .token = n_heads * n * 4, .head = n * 4 };
@@ -86,7 +87,8 @@ static void size_chunk(struct gdn_cu_backward_channels *a)
     a->base.key_bytes = (int32_t)((n + tokens * r->Hq / r->Hk) * row);
 }
 
-/* Gives chunks as much shared memory as walks use and the device has, and memory their form. */
+/* Gives chunks as much shared memory as walks use and the device has. Sets the form of rows in
+ * memory. */
 static void begin_chunks(const gdn_ctx *ctx, struct gdn_cu_backward_channels *a)
 {
     const int most = deep_of(a) == DEEP ? GDN_CU_WALKS_128 : GDN_CU_WALKS_64;
@@ -234,7 +236,7 @@ static gdn_status launch_rows(struct launches *l)
     return launch(l, GDN_CU_backward_channels_gates, blocks * b->rule.H);
 }
 
-/* Launches T, P and keys of a window by chunks, and the walks through it. */
+/* Launches T, P and keys of a window, and then its walks, by chunks. */
 static gdn_status launch_chunks(struct launches *l, int32_t walks)
 {
     static const enum gdn_kernel_id kernels[][2] = {
@@ -250,7 +252,7 @@ static gdn_status launch_chunks(struct launches *l, int32_t walks)
     return launch_shared(l, kernels[deep][1], (both ? 2 : 1) * n_walks, (size_t)b->walk_bytes);
 }
 
-/* Launches a window to the state after it. */
+/* Launches a window up to the state after it. */
 static gdn_status launch_forward(struct launches *l, int64_t window)
 {
     l->a->base.window = window;
@@ -259,7 +261,7 @@ static gdn_status launch_forward(struct launches *l, int64_t window)
     return launch_walk(l, false);
 }
 
-/* Launch the gradients of each state head, as rows: by chunks; token by token. */
+/* Launch the gradients of each state head, as rows: by chunks, or token by token. */
 static gdn_status launch_heads_by_chunks(struct launches *l, bool alone)
 {
     const struct gdn_cu_backward *b = &l->a->base;

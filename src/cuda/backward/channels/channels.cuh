@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the kernels of the family's gradients share: updates, pieces of a chunk, and states in
- * memory. Letters are those of family.cuh; e = b * k, J is the gradient of S.
- */
+/* The parts that the kernels of the family's gradients share: updates, pieces of a chunk, and
+ * states in memory. Letters are those of family.cuh; e = b * k, and J is the gradient of S. */
 #ifndef GDN_CUDA_BACKWARD_CHANNELS_CUH
 #define GDN_CUDA_BACKWARD_CHANNELS_CUH
 
@@ -15,13 +13,13 @@
 
 static_assert((int)GDN_CU_CHANNELS_STRIP == (int)STRIP, "a strip of the walks");
 
-/* Returns row i of a head in memory. */
+/* Returns the address of row i of a head in memory. */
 GDN_DEVICE float *memory_row(const struct gdn_rows &rows, int64_t i, int head)
 {
     return (float *)(rows.data + i * rows.token + head * rows.head);
 }
 
-/* Returns the number in memory of token t of a chunk; and of its first update. */
+/* Return the number in memory of token t of a chunk, and that of its first update. */
 GDN_DEVICE int64_t token_number(const struct backward_chunk &c, int64_t t)
 {
     return c.in.number * GDN_CU_BACKWARD_CHUNK + t;
@@ -42,15 +40,15 @@ GDN_DEVICE struct backward_chunk chunk_in(const struct gdn_cu_backward_channels 
     return chunk_at(w, place - w.first);
 }
 
-/* Returns update j of a row of a tensor. */
+/* Returns the address of update j in a row of a tensor. */
 GDN_DEVICE char *update_at(const struct gdn_rows &rows, const struct stage_chunk &c, int64_t t,
                            int head, int j, int64_t step)
 {
     return row_at(rows, c.seq, c.t0 + t, head) + j * step;
 }
 
-/* Blocks that share the rows of a chunk: the block's item, the first row of a warp, and the step to
- * its next one. */
+/* ROW_STEP blocks share the rows of a chunk. The functions return the block's item, the first row
+ * of a warp, and the step to its next row. */
 enum { ROW_STEP = GDN_CU_ROW_BLOCKS * ROW_WARPS };
 GDN_DEVICE int64_t rows_item(void) { return blockIdx.x / GDN_CU_ROW_BLOCKS; }
 GDN_DEVICE int warp_row(void)
@@ -60,7 +58,7 @@ GDN_DEVICE int warp_row(void)
 
 /* ---- States in memory ------------------------------------------------------------------------ */
 
-/* Returns four channels of a column of a state in memory. */
+/* Returns the address of four channels of a column of a state in memory. */
 GDN_DEVICE float *state_at(const struct gdn_cu_backward_channels &a,
                            const struct gdn_pool_view &view, int64_t slot, int head, int group,
                            int column)

@@ -7,8 +7,8 @@
 #include "cuda/backward/channels/args.h"
 #include "cuda/driver/launch.h"
 
-/* Plan a call and return the bytes of its workspace; run the call. base: what the arguments of all
- * forms have. chunks: by chunks on tensor cores, else token by token. */
+/* plan: plans a call and returns the bytes of its workspace. run: runs it. base: the arguments that
+ * all forms have. chunks: the call goes by chunks on tensor cores, else token by token. */
 size_t gdn_cuda_channels_plan(const gdn_ctx *ctx, const struct gdn_backward *work,
                               const struct gdn_cu_backward *base, bool chunks,
                               struct gdn_cu_backward_channels *args);

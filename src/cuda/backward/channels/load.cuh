@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * From the tensors to rows in memory, a warp for a row: `load` leaves rows of q and k, normalised,
- * q with the scale; then `gates` leaves a, e and what is known of each update.
- */
+/* Moves rows of tensors to memory, a warp for each row. `load` stores rows of q and k, normalised,
+ * q with the scale. Then `gates` stores a, e and the flags of each update. */
 #ifndef GDN_CUDA_BACKWARD_CHANNELS_LOAD_CUH
 #define GDN_CUDA_BACKWARD_CHANNELS_LOAD_CUH
 
 #include "cuda/backward/channels/channels.cuh"
 
-/* Some blocks have a chunk, and a head of q or k. */
+/* Loads the rows of q or k. GDN_CU_ROW_BLOCKS blocks share a chunk and a head. */
 GDN_DEVICE void channels_load(const struct gdn_cu_backward_channels &a)
 {
     const struct gdn_cu_rule &r = a.base.rule;
@@ -31,7 +29,7 @@ GDN_DEVICE void channels_load(const struct gdn_cu_backward_channels &a)
     }
 }
 
-/* Leaves a of a token. Returns true if a channel forgets. */
+/* Stores a of a token. Returns true if a channel forgets. */
 GDN_DEVICE bool load_decays(const struct gdn_cu_backward_channels &a,
                             const struct backward_chunk &c, int t, int head)
 {
@@ -45,7 +43,7 @@ GDN_DEVICE bool load_decays(const struct gdn_cu_backward_channels &a,
     return __any_sync(0xffffffff, forgets);
 }
 
-/* Leaves e of an update. Returns true if it writes something: not all b and w are 0. */
+/* Stores e of an update. Returns true if the update writes: not all b and w are 0. */
 GDN_DEVICE bool load_erased(const struct gdn_cu_backward_channels &a,
                             const struct backward_chunk &c, int t, int head, int j)
 {
@@ -65,7 +63,7 @@ GDN_DEVICE bool load_erased(const struct gdn_cu_backward_channels &a,
     return __any_sync(0xffffffff, writes);
 }
 
-/* Some blocks have a chunk and a state head. */
+/* Loads gates. GDN_CU_ROW_BLOCKS blocks share a chunk and a state head. */
 GDN_DEVICE void channels_gates(const struct gdn_cu_backward_channels &a)
 {
     const int H = a.base.rule.H, head = (int)(rows_item() % H);

@@ -23,7 +23,8 @@ enum { PIECE = GDN_CU_PIECE, WIDE = 64 }; /* channels of a block; columns at a t
 /* The sums of an update and a channel. */
 enum { BY_DOUT, BY_U, BY_Z, BY_S, N_SUMS };
 
-/* Rows of q and a are those of a token's last update and of its first one. */
+/* The rows of a piece. Rows of q belong to the last update of a token, rows of a to its first
+ * one. */
 struct pieces_shared {
     float u[PIECE][WIDE], z[PIECE][WIDE], dout[PIECE][WIDE];
     float k[PIECE][WIDE], q[PIECE][WIDE], a[PIECE][WIDE], b[PIECE][WIDE];
@@ -31,13 +32,13 @@ struct pieces_shared {
     int flags[PIECE];
 };
 
-/* The block's share. */
+/* The work of a block. */
 struct pieces_item {
     struct backward_chunk c;
     int64_t number; /* of the piece */
     int head, x0;   /* channels from x0 on */
-    int t0, n;      /* tokens of the chunk */
-    int rows;       /* updates */
+    int t0, n;      /* tokens of the chunk: n from t0 on */
+    int rows;       /* updates of the piece */
 };
 GDN_DEVICE struct pieces_item find_piece(const struct gdn_cu_backward_channels &a)
 {
@@ -56,7 +57,7 @@ GDN_DEVICE struct pieces_item find_piece(const struct gdn_cu_backward_channels &
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
-/* Loads rows of channels, zeros beyond K. */
+/* Loads channels of rows, and zeros beyond K. */
 GDN_DEVICE void load_channels(struct pieces_shared &sh, const struct gdn_cu_backward_channels &a,
                               const struct pieces_item &p)
 {
@@ -74,7 +75,7 @@ GDN_DEVICE void load_channels(struct pieces_shared &sh, const struct gdn_cu_back
     }
 }
 
-/* Loads columns [v0, v0 + 64) of rows, zeros beyond V. */
+/* Loads columns [v0, v0 + 64) of rows, and zeros beyond V. */
 GDN_DEVICE void load_columns(struct pieces_shared &sh, const struct gdn_cu_backward_channels &a,
                              const struct pieces_item &p, int v0)
 {
@@ -93,7 +94,7 @@ GDN_DEVICE void load_columns(struct pieces_shared &sh, const struct gdn_cu_backw
 
 /* ---- A pair of channels -------------------------------------------------------------------- */
 
-/* Two channels of a lane's two columns. */
+/* Elements of a state: two channels of a lane's two columns. */
 struct pair {
     float x[2][2]; /* [channel][column] */
 };
@@ -113,7 +114,7 @@ GDN_DEVICE struct pair load_pair(const struct gdn_cu_backward_channels &a,
     return S;
 }
 
-/* S <- S + x y^T, and S <- diag(a) S, and the sums of S y for both channels. */
+/* Compute S <- S + x y^T and S <- diag(a) S, and return the sums of S y for both channels. */
 GDN_DEVICE void add(struct pair &S, float2 x, float2 y)
 {
     S.x[0][0] = fmaf(x.x, y.x, S.x[0][0]), S.x[0][1] = fmaf(x.x, y.y, S.x[0][1]);
@@ -138,7 +139,7 @@ GDN_DEVICE float2 two_of(const float (&rows)[PIECE][WIDE], int row, int x)
     return *(const float2 *)&rows[row][x];
 }
 
-/* Adds the lanes' sums, or stores them with the first columns. */
+/* Adds the sums of all lanes to those of earlier columns. The first columns store theirs. */
 GDN_DEVICE void keep_pair(struct pieces_shared &sh, float (&sums)[2 * N_SUMS], int row, int x,
                           bool first)
 {
@@ -150,7 +151,7 @@ GDN_DEVICE void keep_pair(struct pieces_shared &sh, float (&sums)[2 * N_SUMS], i
     if (lane % 4 == 0) to = first ? sums[0] : to + sums[0];
 }
 
-/* Goes through the piece. n: the updates of a token. writes: which updates write, a bit each. */
+/* Computes a piece. n: the updates of a token. writes: a bit for each update that writes. */
 GDN_DEVICE void pass_pair(struct pieces_shared &sh, struct pair S, struct pair J, int rows, int n,
                           uint32_t writes, int x, bool first)
 {
@@ -190,7 +191,7 @@ GDN_DEVICE void pass_pair(struct pieces_shared &sh, struct pair S, struct pair J
     }
 }
 
-/* Goes through columns [v0, v0 + 64), every channel of the block. */
+/* Computes columns [v0, v0 + 64) of every channel of the block. */
 GDN_DEVICE void pass_columns(struct pieces_shared &sh, const struct gdn_cu_backward_channels &a,
                              const struct pieces_item &p, int v0, int n)
 {
@@ -206,7 +207,7 @@ GDN_DEVICE void pass_columns(struct pieces_shared &sh, const struct gdn_cu_backw
 
 /* ---- Store --------------------------------------------------------------------------------- */
 
-/* Stores what the sums make: dq without its scale, dk, db, and dg of the logarithm of a. */
+/* Stores the results of the sums: dq without its scale, dk, db, and dg of log a. */
 GDN_DEVICE void store_channels(const struct pieces_shared &sh,
                                const struct gdn_cu_backward_channels &a,
                                const struct pieces_item &p)

@@ -21,7 +21,8 @@
 struct channels_tensor {
     const struct gdn_rows &given, &to, &parts;
     int head, n_heads, D, n; /* n: rows of a token */
-    int64_t step, to_step;   /* from one of these to the next */
+    int64_t step, to_step;   /* from one row of a token to the next, in the tensor and in its
+                                gradient */
 };
 GDN_DEVICE struct channels_tensor find_channels_tensor(const struct gdn_cu_backward_channels &a,
                                                        int item)
@@ -37,7 +38,7 @@ GDN_DEVICE struct channels_tensor find_channels_tensor(const struct gdn_cu_backw
     return { r.v, b.dv, b.z, item, r.Hv, r.V, a.n_updates, f.v_update, a.dv_update };
 }
 
-/* Returns what a head adds to an element: dv is w z. */
+/* Returns the part of a head in an element. For v it is w z, a part of dv. */
 GDN_DEVICE float part_of(const struct gdn_cu_backward_channels &a, const struct channels_tensor &x,
                          const struct backward_chunk &c, int i, int head, int at)
 {
@@ -47,7 +48,7 @@ GDN_DEVICE float part_of(const struct gdn_cu_backward_channels &a, const struct 
                           part);
 }
 
-/* Row i of a chunk, elements `from` on. */
+/* Stores row i of a chunk, elements from `from` on. */
 GDN_DEVICE void store_channels_row(const struct gdn_cu_backward_channels &a,
                                    const struct channels_tensor &x, const struct backward_chunk &c,
                                    int i, int from)
@@ -78,7 +79,7 @@ GDN_DEVICE void store_channels_row(const struct gdn_cu_backward_channels &a,
     }
 }
 
-/* Some blocks have a chunk, and a head of q, k or v. */
+/* Stores dq, dk or dv. GDN_CU_ROW_BLOCKS blocks share a chunk and a head of q, k or v. */
 GDN_DEVICE void channels_store(const struct gdn_cu_backward_channels &a)
 {
     const struct gdn_cu_rule &r = a.base.rule;
@@ -94,8 +95,8 @@ GDN_DEVICE void channels_store(const struct gdn_cu_backward_channels &a)
 
 GDN_DEVICE void put(char *to, float x, bool adds) { *(float *)to = adds ? *(float *)to + x : x; }
 
-/* Returns the gradient of a gate as it was given, from dg of log a. A dg of 0 stays 0, because the
- * gate may be infinite. */
+/* Returns the gradient of a gate of the call from dg of log a. A dg of 0 stays 0, because the gate
+ * may be infinite. */
 GDN_DEVICE struct gate_gradient through_channel(const struct gdn_cu_rule &r,
                                                 const struct stage_chunk &c, int t, int head, int x,
                                                 float dg)
@@ -107,7 +108,7 @@ GDN_DEVICE struct gate_gradient through_channel(const struct gdn_cu_rule &r,
     return through_raw(r, head, load_bias(r, head, x), given, dg);
 }
 
-/* Stores da of channel x; and adds to the thread's sums. */
+/* Stores da of channel x, and adds to the thread's sums. */
 GDN_DEVICE void store_gate(const struct gdn_cu_backward_channels &a, const struct backward_chunk &c,
                            int t, int head, int x, float dg, double (&sums)[2])
 {
@@ -118,8 +119,8 @@ GDN_DEVICE void store_gate(const struct gdn_cu_backward_channels &a, const struc
     sums[1] += d.dt_bias;
 }
 
-/* Keeps a chunk's sums: of A_log, then of each channel's dt_bias; added to those that its place had
- * in the windows before. */
+/* Adds a chunk's sums to those that the same place had in earlier windows: of A_log, then of
+ * dt_bias of each channel. */
 GDN_DEVICE void keep_sum(const struct gdn_cu_backward_channels &a, int64_t place, int head,
                          int64_t channels, int64_t i, double sum)
 {
@@ -128,9 +129,9 @@ GDN_DEVICE void keep_sum(const struct gdn_cu_backward_channels &a, int64_t place
     *to = a.base.window == a.base.n_windows - 1 ? sum : *to + sum;
 }
 
-enum { AHEAD = 8 }; /* tokens that are read at a time */
+enum { AHEAD = 8 }; /* tokens that are loaded at a time */
 
-/* A gate per channel: a thread for a channel. */
+/* Stores gradients of gates per channel. A thread has a channel. */
 GDN_DEVICE void store_channel_gates(const struct gdn_cu_backward_channels &a,
                                     const struct backward_chunk &c, int64_t place, int head)
 {
@@ -155,7 +156,7 @@ GDN_DEVICE void store_channel_gates(const struct gdn_cu_backward_channels &a,
     keep_sum(a, place, head, K, 0, sum);
 }
 
-/* One gate for all channels: a warp for a token. */
+/* Stores gradients of gates that all channels share. A warp has a token. */
 GDN_DEVICE void store_head_gates(const struct gdn_cu_backward_channels &a,
                                  const struct backward_chunk &c, int64_t place, int head)
 {
@@ -177,7 +178,7 @@ GDN_DEVICE void store_head_gates(const struct gdn_cu_backward_channels &a,
     keep_sum(a, place, head, 1, threadIdx.x, sum);
 }
 
-/* A block has a chunk and a state head. */
+/* Stores gradients of gates. A block has a chunk and a state head. */
 GDN_DEVICE void channels_given(const struct gdn_cu_backward_channels &a)
 {
     const int H = a.base.rule.H, head = (int)(blockIdx.x % H);
@@ -191,7 +192,7 @@ GDN_DEVICE void channels_given(const struct gdn_cu_backward_channels &a)
 
 /* ---- Beta and the write gate ----------------------------------------------------------------- */
 
-/* Returns the slope of a sigmoid, times `most`, at what was given. */
+/* Returns the slope of `most` times a sigmoid, at a number of the call. */
 GDN_DEVICE float squash_slope(const struct gdn_cu_rule &r, float given, float most)
 {
     return r.beta_kind == GDN_NO_SIGMOID ? 1 : most * sigmoid(given) * sigmoid(-given);
@@ -257,7 +258,7 @@ GDN_DEVICE void store_writes(const struct gdn_cu_backward_channels &a,
     }
 }
 
-/* Some blocks have a chunk and a state head. */
+/* Stores dbeta and dwrite. GDN_CU_ROW_BLOCKS blocks share a chunk and a state head. */
 GDN_DEVICE void channels_betas(const struct gdn_cu_backward_channels &a)
 {
     const int H = a.base.rule.H, head = (int)(rows_item() % H), n = a.n_updates;
@@ -270,7 +271,7 @@ GDN_DEVICE void channels_betas(const struct gdn_cu_backward_channels &a)
 
 /* ---- Rest and sums --------------------------------------------------------------------------- */
 
-/* Zeroes n numbers of each head, `channel` bytes apart. */
+/* Sets n numbers of each head to zero, `channel` bytes apart. */
 GDN_DEVICE void zero_numbers(const struct gdn_rows &rows, const struct gdn_cu_seq &token, int H,
                              int n, int64_t channel, int64_t step)
 {
@@ -279,7 +280,7 @@ GDN_DEVICE void zero_numbers(const struct gdn_rows &rows, const struct gdn_cu_se
         put(row_at(rows, token, 0, i / n) + step + i % n * channel, 0, false);
 }
 
-/* Zeroes update j of every gradient that has updates. */
+/* Sets update j to zero in every gradient that has updates. */
 GDN_DEVICE void zero_update(const struct gdn_cu_backward_channels &a,
                             const struct gdn_cu_seq &token, int j)
 {
@@ -304,7 +305,7 @@ GDN_DEVICE void channels_rest(const struct gdn_cu_backward_channels &a)
     for (int j = 0; j < a.n_updates; j++) zero_update(a, token, j);
 }
 
-/* Each thread adds some chunks, then one thread adds those sums. */
+/* Computes dA_log or ddt_bias: each thread adds some chunks, then one thread adds these sums. */
 GDN_DEVICE void channels_sums(const struct gdn_cu_backward_channels &a)
 {
     __shared__ double parts[THREADS];

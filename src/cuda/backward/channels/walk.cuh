@@ -16,12 +16,12 @@
 #include "cuda/backward/channels/channels.cuh"
 #include "cuda/device/ptx_mma.cuh"
 
-enum { UPDATES = GDN_CU_PIECE / 2 }; /* at a time: of half a piece */
+enum { UPDATES = GDN_CU_PIECE / 2 }; /* updates at a time: half a piece */
 
 /* Rows of half a piece. depth: the channels that a lane has, times eight. */
 template <int depth> struct walk_rows {
     alignas(16) float k[UPDATES][depth], e[UPDATES][depth], a[UPDATES][depth], q[UPDATES][depth];
-    float x[UPDATES][STRIP]; /* w v, or dout of tokens */
+    float x[UPDATES][STRIP]; /* w v; or dout of tokens */
     int flags[UPDATES];
 };
 template <int depth> struct walk_shared {
@@ -33,7 +33,7 @@ extern __shared__ __align__(128) char gdn_shared[];
 static_assert(sizeof(struct walk_shared<128>) <= GDN_CU_CHANNELS_WALK_BYTES, "walk_shared");
 static_assert(sizeof(struct walk_shared<256>) <= GDN_CU_CHANNELS_DEEP_BYTES, "walk_shared");
 
-/* A lane's part of a state, and of a row. */
+/* A lane's part of a state; and of a row. */
 template <int depth> struct lane_state {
     enum { GROUPS = depth / 32 };
     float x[GROUPS][4];
@@ -42,11 +42,11 @@ template <int depth> struct lane_row {
     float4 x[depth / 32];
 };
 
-/* A walk: its share, and its part of a window. */
+/* A walk: its sequence, head and strip, and its part of a window. */
 struct channels_walk {
     struct walk_item item;
     struct backward_window in;
-    int column; /* the lane's, of the state */
+    int column; /* the lane's column of the state */
     bool is_there, has_column;
 };
 GDN_DEVICE struct channels_walk find_walk(const struct gdn_cu_backward_channels &a)
@@ -66,7 +66,7 @@ GDN_DEVICE int lane_group(int i) { return threadIdx.x % 8 + 8 * i; }
 
 /* ---- States -------------------------------------------------------------------------------- */
 
-/* Calls what(x, at) for each element of the lane, at its place in a pool of any layout. */
+/* Calls what(x, at) for each element x of the lane, with its place in a pool of any layout. */
 template <int depth, class What>
 GDN_DEVICE void each_place(struct lane_state<depth> &S, const struct gdn_cu_backward_channels &a,
                            const struct gdn_pool_view &view, const struct channels_walk &w,
@@ -130,7 +130,7 @@ store_own(const struct lane_state<depth> &S, const struct gdn_cu_backward_channe
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
-/* Tokens [t0, t0 + n) of a window: half a piece. */
+/* The tokens of half a piece: [t0, t0 + n) of a window. */
 struct walk_half {
     int64_t t0;
     int n;
@@ -148,7 +148,7 @@ GDN_DEVICE struct walk_half half_at(const struct gdn_cu_backward_channels &a,
     return { i * most, (int)clamp64(w.in.seq.n_valid - i * most, 0, most) };
 }
 
-/* Starts copies of n rows in memory, from `first` on. Zeros beyond ld. */
+/* Begins to copy n rows in memory, from `first` on, with zeros beyond ld. */
 template <int depth>
 GDN_DEVICE void copy_rows(float (*to)[depth], const struct gdn_cu_backward_channels &a,
                           const struct gdn_rows &from, int64_t first, int n, int head)
@@ -162,7 +162,7 @@ GDN_DEVICE void copy_rows(float (*to)[depth], const struct gdn_cu_backward_chann
     }
 }
 
-/* A thread's part of what comes with the rows of half a piece. */
+/* A thread's numbers that are loaded with the rows of half a piece. */
 struct walk_part {
     float x;
     int flags;
@@ -190,7 +190,7 @@ GDN_DEVICE float dout_at(const struct gdn_cu_backward_channels &a, const struct 
     return load_float(row_at(dout, w.in.seq, h.t0 + i, w.item.head), v, dout.dtype);
 }
 
-/* Starts copies of the rows of half a piece, and loads the thread's part of the others. */
+/* Begins to copy the rows of half a piece, and loads the thread's numbers. */
 template <bool reverse, int depth>
 GDN_DEVICE struct walk_part start_rows(struct walk_rows<depth> &to,
                                        const struct gdn_cu_backward_channels &a,
@@ -218,7 +218,7 @@ GDN_DEVICE void finish_rows(struct walk_rows<depth> &to, const struct walk_part 
     __syncthreads();
 }
 
-/* Stores u or z of half a piece: a thread has one number. */
+/* Stores u or z of half a piece. A thread has one number. */
 GDN_DEVICE void store_out(const struct gdn_rows &to, const float (*out)[STRIP],
                           const struct gdn_cu_backward_channels &a, const struct channels_walk &w,
                           const struct walk_half &h)
@@ -237,7 +237,7 @@ template <int depth> GDN_DEVICE void load_lane(struct lane_row<depth> &to, const
     for (int i = 0; i < depth / 32; i++) to.x[i] = *(const float4 *)(row + 4 * lane_group(i));
 }
 
-/* S <- diag(a) S */
+/* Computes S <- diag(a) S. */
 template <int depth>
 GDN_DEVICE void decay_rows(struct lane_state<depth> &S, const struct lane_row<depth> &a,
                            bool forgets)
@@ -257,7 +257,7 @@ GDN_DEVICE void decay_rows(struct lane_state<depth> &S, const struct lane_row<de
         }
 }
 
-/* Returns the product of a row with the lane's column, by the eight lanes that have it. */
+/* Returns the product of a row with the lane's column. The eight lanes of the column call it. */
 template <int depth>
 GDN_DEVICE float times_column(const struct lane_state<depth> &S, const struct lane_row<depth> &row)
 {
@@ -273,7 +273,7 @@ GDN_DEVICE float times_column(const struct lane_state<depth> &S, const struct la
     return all;
 }
 
-/* S += row x^T */
+/* Computes S += row x^T. */
 template <int depth>
 GDN_DEVICE void add_outer(struct lane_state<depth> &S, const struct lane_row<depth> &row, float x)
 {
@@ -284,10 +284,11 @@ GDN_DEVICE void add_outer(struct lane_state<depth> &S, const struct lane_row<dep
     }
 }
 
-/* Rows of an update that a lane reads before the update before it is done. With many channels
- * registers have no room for that. The rest comes while it is worked on. */
+/* Rows of an update that a lane loads before the update before it is done. If there are many
+ * channels, registers have no room for them. The other rows are loaded while the update is
+ * computed. */
 template <int depth> struct lane_update {
-    struct lane_row<depth> first, second; /* a, e; or q, k */
+    struct lane_row<depth> first, second; /* a and e, or q and k */
     float x;
     int flags;
 };
@@ -392,8 +393,8 @@ GDN_DEVICE void reverse_half(struct lane_state<depth> &J, float (*out)[STRIP],
     }
 }
 
-/* Returns the slot of J before a window. With a plan one block may read the slot of the window
- * behind while another writes that of its own. */
+/* Returns the slot of J before a window. With a plan, blocks may read the slot of the next window
+ * while others write that of their own. */
 GDN_DEVICE int64_t carried(const struct gdn_cu_backward_channels &a, int64_t row, int64_t window)
 {
     return a.base.plan ? window % 2 : row;

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The gradients of a chunk token by token, in float32, where products would take what is not finite
- * to tokens or channels that do not depend on it. A thread has a channel, and goes through the
- * columns of V one by one: S before each token, then J in reverse, as in channels/pieces.cuh.
- */
+/* Computes the gradients of a chunk token by token, in float32. It is for chunks in which products
+ * would spread values that are not finite to tokens or channels that do not depend on them. A
+ * thread has a channel, and goes through the columns of V one by one: S before each token, then J
+ * in reverse, as in channels/pieces.cuh. */
 #ifndef GDN_CUDA_BACKWARD_CHUNKS_MEND_CUH
 #define GDN_CUDA_BACKWARD_CHUNKS_MEND_CUH
 
 #include "cuda/backward/chunks/scan.cuh"
 
-/* Numbers of tokens: beta, if it is one per head; 1 / length of keys; scale / length of queries. */
+/* Numbers of tokens: beta if a head has one; 1 / length of keys; scale / length of queries. */
 struct mend_tokens {
     float beta[CHUNK], k[CHUNK], q[CHUNK];
 };

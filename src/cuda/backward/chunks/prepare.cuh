@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes of a chunk of gradients what gdn_prefill makes of one (prefill/channels/chunks.cuh). */
+/* Makes the part of a record that gdn_prefill makes too (prefill/channels/chunks.cuh). */
 #ifndef GDN_CUDA_BACKWARD_CHUNKS_PREPARE_CUH
 #define GDN_CUDA_BACKWARD_CHUNKS_PREPARE_CUH
 
 #include "cuda/backward/chunks/record.cuh"
 
-/* Finds the block's chunk. By the first warp. */
+/* Finds the block's chunk. The first warp calls it. */
 template <int deep>
 GDN_DEVICE void find_shared_chunk(chunks_shared<deep> &sh, const struct gdn_cu_backward_channels &a,
                                   int64_t number)
@@ -20,7 +20,7 @@ GDN_DEVICE void find_shared_chunk(chunks_shared<deep> &sh, const struct gdn_cu_b
     __syncthreads();
 }
 
-/* A block has a chunk and a state head. */
+/* Makes a record. A block has a chunk and a state head. */
 template <int io, int deep> GDN_DEVICE void prepare_chunk(const struct gdn_cu_backward_channels &a)
 {
     chunks_shared<deep> &sh = *(chunks_shared<deep> *)gdn_shared;

@@ -11,7 +11,7 @@
 
 enum { BLOCK = 4 * 8 * 8 * 2 }; /* bytes */
 
-/* A record. Its blocks are those of columns of V from 16 v on. */
+/* A record. Its blocks are of columns of V from 16 v on. */
 template <int deep> struct chunks_record {
     char *at;
     int V;
@@ -45,19 +45,19 @@ GDN_DEVICE chunks_record<deep> record_of(const struct gdn_cu_backward_channels &
 
 /* ---- Blocks of four matrices ----------------------------------------------------------------- */
 
-/* Matrix 2 h + r of a block has rows 8 r to 8 r + 7 and columns 8 h to 8 h + 7. */
+/* Stores a block. Matrix 2 h + r has rows 8 r to 8 r + 7 and columns 8 h to 8 h + 7. */
 template <class Operand> GDN_DEVICE void put_block(char *to, const Operand &o)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) *(uint32_t *)(to + 128 * i + threadIdx.x % 32 * 4) = o.x[i];
 }
-/* Loads an operand from shared memory; turned: whose rows are columns of the block. */
+/* Loads an operand from shared memory. Its rows are columns of the block. */
 template <class Operand> GDN_DEVICE void load_block_turned(Operand &o, uint32_t block)
 {
     const int l = threadIdx.x % 32, matrix = l / 8 % 2 * 2 + l / 16;
     load_matrices_turned(o.x, block + 128 * matrix + l % 8 * 16);
 }
-/* Returns the place of an element of blocks side by side. */
+/* Returns the place of an element in blocks that lie side by side. */
 GDN_DEVICE int64_t block_place(int row, int column)
 {
     return column / 16 * BLOCK + (column / 8 % 2 * 2 + row / 8) * 128 + row % 8 * 16 +

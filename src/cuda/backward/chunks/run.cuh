@@ -30,7 +30,7 @@ GDN_DEVICE void run_heads_kernel(const struct gdn_cu_backward_channels &a)
     run_heads<io, deep>(a);
 }
 
-/* Least blocks of a multiprocessor. */
+/* The least blocks of a multiprocessor. */
 enum { CHUNKS_BLOCKS_prepare = 2, CHUNKS_BLOCKS_walks = 1, CHUNKS_BLOCKS_heads = 1 };
 
 #define CHUNKS_KERNEL(threads, shared, what, io, deep)                          \

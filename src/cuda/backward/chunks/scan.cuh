@@ -19,7 +19,7 @@
 
 enum { WALK_COLUMNS = 64 };
 
-/* The chunks that a block goes through. */
+/* The chunks that a block walks through. */
 struct chunks_way {
     struct backward_window in;
     int64_t row;
@@ -42,7 +42,7 @@ template <int deep> GDN_DEVICE chunks_stage<deep> &chunks_stage_at(int i)
     return ((chunks_stage<deep> *)(gdn_shared + GDN_CHUNKS_WAY_BYTES))[i];
 }
 
-/* Finds what walk `item` goes through. Returns false if it has nothing to do. */
+/* Finds the chunks of walk `item`. Returns false if there are none. */
 GDN_DEVICE bool find_way(struct chunks_way &w, const struct gdn_cu_backward &a, int64_t item)
 {
     w.row = row_of_walk(a, item / a.n_strips / a.rule.H);
@@ -60,7 +60,7 @@ GDN_DEVICE int tokens_of_chunk(const struct chunks_way &w, int64_t i)
 
 /* ---- Loads: by all threads ------------------------------------------------------------------- */
 
-/* Begins to copy n rows of 64 columns, `step` bytes apart. Zeros for others. */
+/* Begins to copy n rows of 64 columns, `step` bytes apart, and zeros for the others. */
 GDN_DEVICE void begin_columns(char *to, const char *from, int64_t step, int n, int columns)
 {
     const uint32_t at = shared_address(to);
@@ -72,7 +72,7 @@ GDN_DEVICE void begin_columns(char *to, const char *from, int64_t step, int n, i
     }
 }
 
-/* Begins to load chunk i of the window. Ends a group of copies in any case. */
+/* Begins to load chunk i of the window. Ends a group of copies, even if there is no such chunk. */
 template <int deep>
 GDN_DEVICE void begin_chunk(chunks_stage<deep> &to, const struct gdn_cu_backward_channels &a,
                             const struct chunks_way &w, int64_t i, bool reverse)
@@ -102,7 +102,7 @@ GDN_DEVICE void begin_chunk(chunks_stage<deep> &to, const struct gdn_cu_backward
 
 /* ---- Token by token, in reverse -------------------------------------------------------------- */
 
-/* Walks back through tokens. leave: what becomes of z of one, of the lane's rows. */
+/* Walks back through tokens. leave() gets z of a token for the lane's rows. */
 template <int io, int deep, class Leave>
 static __device__ __noinline__ void
 walk_chunk_back(mma_block (&J)[deep / 16], const struct walk_tokens &b,
@@ -168,7 +168,8 @@ template <int io, int deep> struct chunks_walker {
     const struct gdn_cu_backward_channels &a;
     const struct chunks_way &w;
     struct state_part part;
-    int block, column; /* of 16 columns, in the state; the warp's first, in the block */
+    int block, column; /* block: of 16 columns of the state; column: the warp's first one in the
+                          block */
     mma_block S[deep / 16];
 
     __device__ __forceinline__ struct walk_tokens tokens(int64_t i) const
@@ -196,7 +197,7 @@ template <int io, int deep> struct chunks_walker {
 #pragma unroll
         for (int j = 0; j < GROUPS; j++) put_block(to + j * BLOCK, x[j]);
     }
-    /* Copies leave the originals in registers. */
+    /* Copies the state, so that the original stays in registers. */
     __device__ __forceinline__ void copy_state(mma_block (&to)[deep / 16],
                                                const mma_block (&from)[deep / 16]) const
     {
@@ -212,7 +213,7 @@ template <int io, int deep> struct chunks_walker {
     __device__ __forceinline__ void store_z(const mma_block (&z)[GROUPS], int64_t i) const;
 };
 
-/* Puts two numbers of token t into rows of blocks. */
+/* Stores two numbers of token t in rows of blocks. */
 template <int io> GDN_DEVICE void put_token(char *rows, int t, const float (&x)[2])
 {
     typedef typename gdn_io<io>::type element;
@@ -298,7 +299,7 @@ __device__ __forceinline__ void chunks_walker<io, deep>::forward(stage &in, int6
     products::add(S, u, in.keys[2]);
 }
 
-/* Leaves z of the chunk as rows of float32. */
+/* Stores z of the chunk as rows of float32. */
 template <int io, int deep>
 __device__ __forceinline__ void chunks_walker<io, deep>::store_z(const mma_block (&z)[GROUPS],
                                                                  int64_t i) const
@@ -350,7 +351,8 @@ __device__ __forceinline__ void chunks_walker<io, deep>::reverse(stage &in, int6
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* The warp's part of a state between windows: elements in the order of its lanes. */
+/* Returns the address of the warp's part of a state between windows. Elements have the order of its
+ * lanes. */
 template <int deep>
 GDN_DEVICE float *between(const struct gdn_pool_view &view, const struct gdn_cu_backward &a,
                           int64_t slot, const struct chunks_way &w, int block)
@@ -369,7 +371,7 @@ template <int n> GDN_DEVICE void store_between(float *to, const mma_block (&S)[n
 #pragma unroll
     for (int i = 0; i < 8 * n; i++) to[32 * i] = S[i / 8][i / 4 % 2][i % 4];
 }
-/* Stores a gradient of a state where the caller wants it. */
+/* Stores a gradient of a state in the caller's tensor. */
 template <int n>
 GDN_DEVICE void give_state(const mma_block (&S)[n], const struct state_place &p,
                            const struct state_part &part, bool adds)
@@ -385,8 +387,8 @@ GDN_DEVICE void give_state(const mma_block (&S)[n], const struct state_place &p,
     }
 }
 
-/* Returns the slot of J before a window. With a plan one block may read the slot of the window
- * behind while another writes that of its own. */
+/* Returns the slot of J before a window. With a plan, blocks may read the slot of the next window
+ * while others write that of their own. */
 GDN_DEVICE int64_t carried_slot(const struct gdn_cu_backward &a, int64_t row, int64_t window)
 {
     return a.plan ? window % 2 : row;

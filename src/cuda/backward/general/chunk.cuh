@@ -21,7 +21,7 @@ typedef float thread_tile[ROWS][ROWS];
 
 struct gradients_shared {
     struct stage_gates gates;
-    float dbeta[CHUNK]; /* Z . v at first */
+    float dbeta[CHUNK]; /* at first Z . v */
     float X[CHUNK][CHUNK + 1], Y[CHUNK][CHUNK + 1];
     union {
         struct {
@@ -38,7 +38,7 @@ struct gradients_shared {
 };
 static_assert(sizeof(struct gradients_shared) <= GDN_CU_GRADIENTS_BYTES, "gradients_shared");
 
-/* The rows and columns of a thread are these and each 16 further. */
+/* Return the first of a thread's rows and columns. The others are 16 apart. */
 GDN_DEVICE int first_row(void) { return threadIdx.x / 16; }
 GDN_DEVICE int first_column(void) { return threadIdx.x % 16; }
 
@@ -138,7 +138,7 @@ GDN_DEVICE void make_products(struct gradients_shared &sh, const struct gdn_cu_b
 
 /* ---- dQ and dK ----------------------------------------------------------------------------- */
 
-/* 64 rows of q, D and the k that is written with, and 64 of their columns. */
+/* Gradients of 64 rows and 64 columns: of q, D, and dk of the keys that write. */
 struct chunk_gradients {
     thread_tile dq, D, dw;
 };

@@ -20,7 +20,7 @@
 #include "cuda/backward/portable/tiles.cuh"
 
 struct pass_tiles {
-    char dout[TILE], u[TILE], z[TILE]; /* u and z are turned */
+    char dout[TILE], u[TILE], z[TILE]; /* u and z are transposed */
     char S[2][TILE], J[2][TILE];       /* [k / 64] */
 };
 struct key_tiles {
@@ -31,11 +31,11 @@ union heads_load {
     alignas(128) struct pass_tiles pass;
     struct key_tiles keys;
 };
-/* A load: a pass of a state head, or behind the last one its keys. */
+/* A load: a pass of a state head, or its keys after the last pass. */
 struct load_place {
     struct heads_step s;
     int pass;
-    uint32_t number, head; /* of the block's loads and state heads */
+    uint32_t number, head; /* of loads of the block; of its state heads */
 };
 struct heads_shared {
     static constexpr bool wide = false;
@@ -44,7 +44,8 @@ struct heads_shared {
     struct head_parts parts[2][1];
     float norms[2][1][HEADS_GROUPS][CHUNK]; /* of keys and queries */
     struct key_norms norms_of;
-    struct load_place places[4]; /* of the last loads: here, because registers are scarce */
+    struct load_place places[4]; /* of the last loads; they are here, because registers are
+                                    scarce */
 };
 static_assert(sizeof(struct heads_shared) <= GDN_CU_PORTABLE_SHARED_BYTES, "heads_shared");
 static_assert(sizeof(union heads_load) <= GDN_CU_PORTABLE_LOAD_BYTES, "heads_load");
@@ -107,7 +108,7 @@ GDN_DEVICE void begin_load(union heads_load &to, struct heads_shared &sh,
     }
     copy_commit();
 }
-/* Awaits load n, and begins the next one if there is room. */
+/* Waits for load n, and begins the next load if there is room. */
 GDN_DEVICE union heads_load &take_load(struct heads_shared &sh, const struct gdn_cu_backward &a,
                                        uint32_t n, int passes)
 {
@@ -141,7 +142,7 @@ GDN_DEVICE void add_two(head_sums &x, head_sums &y, const head_pairs &a, const h
         }
 }
 
-/* Adds a pass to X or Y, which is one, and to the gradients. Returns the thread's part of the sum
+/* Adds a pass to `one`, which is X or Y, and to the gradients. Returns the thread's part of the sum
  * of S J. */
 GDN_DEVICE float add_pass(head_sums &one, struct head_gradients &d, const struct pass_tiles &p)
 {
@@ -193,7 +194,7 @@ GDN_DEVICE void store_pass(struct heads_shared &sh, const struct pass_tiles &p,
         store_pass<STORE_ANY>(sh, p, a, at);
 }
 
-/* Gives X, or Y, and the gradients the factors of gates. */
+/* Multiplies X or Y, and the gradients, by the factors of gates. */
 template <bool forgets>
 GDN_DEVICE void weigh_all(head_sums &one, struct head_gradients &d, const vectors &g, float drop)
 {
@@ -204,7 +205,7 @@ GDN_DEVICE void weigh_all(head_sums &one, struct head_gradients &d, const vector
     weigh_rows<forgets>(d.dw, f.end);
 }
 
-/* Scales the rows of X by what gives them their beta back. */
+/* Multiplies the rows of X by the factors that give them their beta back. */
 GDN_DEVICE void give_beta_back(struct heads_shared &sh, const vectors &g)
 {
     __syncthreads(); /* X has been read */
@@ -242,7 +243,7 @@ GDN_DEVICE void clean_head(struct key_tiles &keys, vectors &g)
     __syncthreads();
 }
 
-/* Ends a state head, whose keys are there. inner: the thread's part of the sum of S J. */
+/* Ends a state head, whose keys are loaded. inner: the thread's part of the sum of S J. */
 GDN_DEVICE void end_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
                          struct key_tiles &keys, struct head_gradients &d, head_sums &one,
                          float inner, const struct gdn_cu_backward &a, const struct load_place &at)
@@ -276,7 +277,7 @@ GDN_DEVICE void end_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
         store_head_gates(sh, now, a, chunk_at(at.s.place, at.s.number), at.s.head);
 }
 
-/* Finds the place of load n + 1, by the first thread; awaits load n. */
+/* The first thread finds the place of load n + 1. Waits for load n. */
 GDN_DEVICE union heads_load &turn_to(struct heads_shared &sh, const struct gdn_cu_backward &a,
                                      uint32_t n, int passes, int64_t &item)
 {
@@ -284,7 +285,8 @@ GDN_DEVICE union heads_load &turn_to(struct heads_shared &sh, const struct gdn_c
     return take_load(sh, a, n, passes);
 }
 
-/* Adds dq and dk of a state head, whose first load is load n, and stores the rest. */
+/* Adds dq and dk of a state head and stores its other gradients. n: the number of its first
+ * load. */
 GDN_DEVICE union heads_load &run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
                                       const struct gdn_cu_backward &a, uint32_t n, int passes,
                                       int64_t &item)
@@ -305,7 +307,7 @@ GDN_DEVICE union heads_load &run_head(head_sums &dq, head_sums &dk, struct heads
     return in;
 }
 
-/* Goes through pairs of a chunk and a key head. */
+/* Computes the gradients of pairs of a chunk and a key head, one after the other. */
 GDN_DEVICE void run_heads(const struct gdn_cu_backward &a)
 {
     struct heads_shared &sh = *(struct heads_shared *)gdn_shared;

@@ -27,7 +27,7 @@ GDN_DEVICE void backward_portable_walks(const struct gdn_cu_backward &a) { run_w
 GDN_DEVICE void backward_portable_alone(const struct gdn_cu_backward &a) { run_walks_alone(a); }
 GDN_DEVICE void backward_portable_heads(const struct gdn_cu_backward &a) { run_heads(a); }
 
-/* Blocks of a multiprocessor: those of `prepare` are several. */
+/* A multiprocessor has several blocks of `prepare`. */
 #define BACKWARD_KERNEL(threads, shared, what, io)                                            \
     extern "C" __global__ void __launch_bounds__(threads, (threads) == 128 ? 4 : 1)           \
         gdn_backward_portable_##what##_##io(const __grid_constant__ struct gdn_cu_backward a) \

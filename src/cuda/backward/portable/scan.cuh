@@ -33,13 +33,13 @@ static_assert(sizeof(struct reverse_stage) <= GDN_CU_PORTABLE_STAGE_BYTES, "reve
 
 static_assert(sizeof(struct chunk_record) == sizeof(vectors) + 2 * TILE, "T and P behind vectors");
 
-/* Memory beside the stages. */
+/* The memory of a walk beside its stages. */
 struct walk_shared {
     union {
-        float sums[32][32];     /* a warp's products on their way to the other of two, */
-        char rows[2][16 * 128]; /* and 16 rows of a tile on their way to memory */
+        float sums[32][32];     /* products of a warp for the other one of two */
+        char rows[2][16 * 128]; /* 16 rows of a tile that go to memory */
     } warps[WALK_THREADS / 32];
-    struct scan_way way; /* here, because registers are scarce */
+    struct scan_way way; /* it is here, because registers are scarce */
     uint32_t dead[2];
 };
 static_assert(sizeof(struct walk_shared) <= GDN_CU_PORTABLE_WAY_BYTES, "walk_shared");
@@ -49,12 +49,13 @@ template <class Stage> GDN_DEVICE Stage &stage_at(int i)
 {
     return ((Stage *)(gdn_shared + GDN_CU_PORTABLE_WAY_BYTES))[i];
 }
-/* A warp's half of the keys: two are side by side in a block, four warps apart. */
+/* Returns which half of the keys a warp has. In a block two halves are four warps apart. */
 GDN_DEVICE int walk_half(void) { return (int)threadIdx.x / GROUP; }
 
 /* ---- Loads: by all threads ------------------------------------------------------------------- */
 
-/* Begins to load chunk i of the window to a stage. Ends a group of copies in any case. */
+/* Begins to load chunk i of the window into a stage. Ends a group of copies, even if there is no
+ * such chunk. */
 template <class Stage>
 GDN_DEVICE void begin_chunk(Stage &to, const struct gdn_cu_backward &a, const struct scan_way &w,
                             int64_t i)
@@ -85,7 +86,7 @@ GDN_DEVICE void begin_chunk(Stage &to, const struct gdn_cu_backward &a, const st
 
 /* ---- What is not finite, where a gate forgets ------------------------------------------------ */
 
-/* Cleans rows of keys, and of queries. */
+/* Cleans rows of keys and of queries (clean_rows()). */
 template <class Stage> GDN_DEVICE void clean_stage(struct walk_shared &sh, Stage &in)
 {
     clean_rows(in.K[0], 2, in.g.dead, (int)threadIdx.x, WALK_THREADS);
@@ -104,7 +105,7 @@ GDN_DEVICE void clean_shared(struct walk_shared &sh, uint32_t (&x)[16])
 
 typedef float walk_state[32]; /* of 64 keys */
 
-/* Adds the products of the other warp that has the columns. */
+/* Adds the products of the other warp with the same columns. */
 GDN_DEVICE void add_other_keys(struct walk_shared &sh, float (&x)[32])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -118,8 +119,9 @@ GDN_DEVICE void add_other_keys(struct walk_shared &sh, float (&x)[32])
     barrier_wait(1 + warp % 4, 64);
 }
 
-/* Store a warp's rows of a tile: of a state, of which memory has one tile of 64 keys or two; and
- * half of U or Z: the other warp has the same. */
+/* Store a warp's rows of a tile. send_state() stores those of a state, of which memory has one or
+ * two tiles of 64 keys. The other function stores half of U or Z, because two warps have the
+ * same. */
 GDN_DEVICE void send_state(struct walk_shared &sh, char *to, const uint32_t (&x)[16],
                            const struct record_form &form)
 {
@@ -225,7 +227,7 @@ GDN_DEVICE void walk_stage(struct walk_shared &sh, Stage &in, walk_state &S, cha
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* Loads the state that a walk begins with; and stores the one that it ends with. */
+/* Loads the state that a walk begins with, and stores the one that it ends with. */
 template <bool reverse>
 GDN_DEVICE void load_first(walk_state &S, const struct gdn_cu_backward &a,
                            const struct backward_part &p, const struct walk_item &own)
@@ -286,8 +288,8 @@ GDN_DEVICE void run_walk(const struct gdn_cu_backward &a, const struct scan_way 
     copy_wait<0>();
 }
 
-/* Runs the walks of both directions, or forward alone. Blocks in reverse come first, because they
- * take longer. */
+/* Runs the walks of both directions, or the walk forward alone. Blocks in reverse come first,
+ * because they take longer. */
 GDN_DEVICE void run_walks(const struct gdn_cu_backward &a)
 {
     const int64_t n_walks = a.n_parts * a.rule.H * a.n_strips;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Copies and products of tiles as every device from sm_80 on has them: by all threads of a block,
- * and by mma.sync of a warp. A warp has 16 rows of what four warps of tiles.cuh have.
- */
+/* Copies and products of tiles on every device from sm_80 on: copies by all threads of a block,
+ * products by mma.sync of a warp. A warp has 16 rows; four warps have those of a warpgroup in
+ * sm90/tiles.cuh. */
 #ifndef GDN_CUDA_BACKWARD_PORTABLE_TILES_CUH
 #define GDN_CUDA_BACKWARD_PORTABLE_TILES_CUH
 
@@ -13,7 +12,7 @@ extern __shared__ __align__(128) char gdn_shared[];
 
 /* ---- Copies: by all n threads of a block ----------------------------------------------------- */
 
-/* Begins to copy `bytes`, of which the first `valid` are there: zeros for others. */
+/* Begins to copy `bytes`, of which the first `valid` exist, and zeros for the others. */
 template <int n, int bytes>
 GDN_DEVICE void begin_copy(void *to, const char *from, int valid = bytes)
 {
@@ -27,8 +26,8 @@ GDN_DEVICE void begin_copy(void *to, const char *from, int valid = bytes)
     }
 }
 
-/* The place that a thread copies rows of 64 columns from, 16 bytes of each row. It is found before
- * the first copy, because a copy is a barrier for the compiler. */
+/* The addresses that a thread copies rows of 64 columns from, 16 bytes of each row. They are found
+ * before the first copy, because the compiler moves nothing over a copy. */
 struct row_source {
     const char *at;
     int64_t token;
@@ -42,7 +41,7 @@ GDN_DEVICE struct row_source source_of(const struct gdn_rows &rows, const struct
     return { row_at(rows, s, there ? t0 + t : 0, head) + (there ? 2 * column : 0), rows.token,
              column < V ? (int)n : 0 };
 }
-/* Begins to copy them, as a tile; zeros for others. */
+/* Begins to copy these rows as a tile, with zeros for the others. */
 template <int n> GDN_DEVICE void begin_rows(char *to, const struct row_source &from)
 {
     const int t = threadIdx.x / 8;
@@ -56,7 +55,8 @@ template <int n> GDN_DEVICE void begin_rows(char *to, const struct row_source &f
 
 /* ---- Tiles in shared memory ------------------------------------------------------------------ */
 
-/* Copies 16 rows of a tile in shared memory, that the warp has written, to the same in memory. */
+/* Copies 16 rows of a tile from shared memory, where the warp has written them, to the same rows in
+ * memory. */
 GDN_DEVICE void copy_rows_out(char *to, const char *from)
 {
     __syncwarp();
@@ -68,7 +68,7 @@ GDN_DEVICE void copy_rows_out(char *to, const char *from)
     __syncwarp();
 }
 
-/* Stores a factor to 16 rows of a tile. */
+/* Stores a factor as 16 rows of a tile. */
 GDN_DEVICE void store_factor(char *rows, const uint32_t (&x)[16])
 {
     const uint32_t place = tile_place(threadIdx.x % 32 / 4, sum_column(0));
@@ -76,13 +76,13 @@ GDN_DEVICE void store_factor(char *rows, const uint32_t (&x)[16])
     for (int i = 0; i < 16; i++)
         *(uint32_t *)(rows + (place ^ i / 2 * 16) + i % 2 * (8 * 128)) = x[i];
 }
-/* Returns the rows of a tile that a warp has, of four. */
+/* Returns the address of the warp's rows of a tile, of four warps. */
 GDN_DEVICE char *own_rows(char *tile) { return tile + threadIdx.x / 32 % 4 * (16 * 128); }
 
 /* ---- Products of a warp: 16 rows of sums ----------------------------------------------------- */
 
-/* The place that a lane loads 16 x 16 elements from, of a tile whose rows are the columns of sums;
- * or, turned, of one whose rows are summed over. */
+/* Return the address that a lane loads 16 x 16 elements from: of a tile whose rows are the columns
+ * of sums, or of a tile whose rows are summed over (turned). */
 GDN_DEVICE uint32_t right_place(const char *tile)
 {
     const int l = threadIdx.x % 32;

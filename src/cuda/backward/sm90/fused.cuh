@@ -20,8 +20,8 @@
 
 enum { FUSED_REGISTERS = 224, FUSED_OTHER_REGISTERS = 56 };
 
-/* Keys and queries have places for this chunk and the next. Rows, S, T and P have one, which is
- * free early. */
+/* The shared memory of a block. Keys and queries have places for this chunk and the next one. Rows,
+ * S, T and P have one place, which is free early. */
 struct fused_shared {
     static constexpr bool wide = false;
     struct head_keys keys[2];
@@ -34,14 +34,16 @@ struct fused_shared {
     alignas(16) struct head_parts parts[2][1];
     alignas(16) float norms[2][1][HEADS_GROUPS][CHUNK];
     uint64_t keys_full[2], keys_free[2], squares_full, squares_free, dout_full;
-    uint64_t states_full, states_free; /* of U and S; free: of dout, U and S */
+    uint64_t states_full, states_free; /* full: U and S are loaded; free: dout, U and S have been
+                                          read */
     uint64_t z_full, z_free, parts_full[2], parts_free[2];
-    uint64_t sums_full, sums_free; /* of what the other block sends, and of the place there */
+    uint64_t sums_full, sums_free; /* full: the sums of the other block are here; free: their place
+                                      is */
     uint32_t dead[HEADS_GROUPS][2];
-    struct scan_way way; /* these are here, because registers are scarce */
-    int rank;            /* of the blocks that share a key head */
+    struct scan_way way; /* it is here, because registers are scarce */
+    int rank;            /* number among the blocks that share a key head */
     int segment;
-    bool is_last; /* segment of the window */
+    bool is_last; /* it is the last segment of the window */
 };
 static_assert(sizeof(fused_shared) <= GDN_CU_FUSED_BYTES, "fused_shared");
 
@@ -152,7 +154,7 @@ GDN_DEVICE void store_fused(fused_shared &sh, const struct gdn_cu_backward &a)
 
 /* ---- The walk ------------------------------------------------------------------------------ */
 
-/* A chunk, as reverse_chunk() wants it. */
+/* A chunk with the members that reverse_chunk() reads. */
 struct fused_stage {
     static constexpr bool deep = false, stores = true, has_room = false;
     fused_shared &sh;
@@ -185,7 +187,7 @@ struct fused_stage {
     }
 };
 
-/* Goes through a chunk, and gives Z and J to all. */
+/* Walks through a chunk, and shares Z and J with all threads. */
 GDN_DEVICE void walk_fused(const struct fused_stage &c, scan_state &J, bool forgets)
 {
     fused_shared &sh = c.sh;
@@ -220,7 +222,7 @@ GDN_DEVICE float add_states(struct head_gradients &d, fused_shared &sh, const ve
     return g.decay == 0 ? 0 : drop * g.decay * inner;
 }
 
-/* Computes dq and dk of the chunk and the head: dk in place of dw. */
+/* Computes dq, and dk in place of dw, of the chunk and the head. */
 GDN_DEVICE void differentiate(struct head_gradients &d, fused_shared &sh,
                               const struct gdn_cu_backward &a, uint32_t step, bool forgets)
 {
@@ -255,14 +257,14 @@ GDN_DEVICE void differentiate(struct head_gradients &d, fused_shared &sh,
 
 /* ---- Two heads of a key head ----------------------------------------------------------------- */
 
-/* The place of a thread's sums e to e + 3 in the other block. */
+/* Returns the address of a thread's sums e to e + 3 in the other block. */
 GDN_DEVICE uint32_t place_of_sums(fused_shared &sh, int e)
 {
     const int thread = opaque((int)threadIdx.x);
     return shared_address(sh.J[thread / GROUP]) + (e / 4 * GROUP + thread % GROUP) * 16;
 }
-/* Sends a part to the other block, whose products have read J. Tokens that a value which is not
- * finite reaches are NaN there too. */
+/* Sends a part of the sums to the other block. Products there have read J by then. Tokens that
+ * depend on a value that is not finite are NaN there too. */
 GDN_DEVICE void send_sums(fused_shared &sh, const head_sums &x, const vectors &g, int to)
 {
     const uint32_t full = map_shared(shared_address(&sh.sums_full), to);
@@ -310,7 +312,7 @@ GDN_DEVICE struct walk_item own_strip(const fused_shared &sh, const struct gdn_c
     const int col = 64 * scan_group();
     return { sh.way.part.row, sh.way.head, col, min(a.rule.V - col, 64) };
 }
-/* All threads that multiply call it. */
+/* Computes the chunks of a segment. All threads that multiply call it. */
 GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
 {
     const struct scan_way &w = sh.way;
@@ -336,17 +338,18 @@ GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
         if (in_warp(sh.rank == n_blocks - 1))
             store_rows(sh, d.dw, c.keys().k, 0, step, a.dk, a, at, key, g);
         release(sh.keys_free[step % 2]);
-        meet_workers(); /* all places are done with */
+        meet_workers(); /* all places have been read */
     }
     if (in_warp(sh.segment > 0)) return;
     const struct stage_strip place = gradient_before(a, own_strip(sh, a), w.part);
     if (place.view.data) store_scan(place, J, 0, a.drop, !w.part.in.before && a.adds);
 }
 
-/* Finds the block's share: a segment of a window's part. Blocks of a cluster have the state heads
- * of a key head. */
+/* The block's work: a segment of a window's part. Blocks of a cluster have the state heads of a key
+ * head. */
 struct fused_share {
-    struct scan_way way; /* chunks are the segment's; `before` and `is_last` are the window's */
+    struct scan_way way; /* its chunks are those of the segment; `before` and `is_last` are of the
+                            window */
     int segment;
     bool is_last;
 };

@@ -24,18 +24,18 @@
 #include "cuda/backward/heads.cuh"
 #include "cuda/backward/sm90/tiles.cuh"
 
-/* Warps that store, of which the last one has gates; registers of those that multiply and of the
- * others. */
+/* HEADS_STORING: warps that store, the last of which has gates. The others: registers of threads
+ * that multiply, and of other threads. */
 enum { HEADS_STORING = 3 };
 enum { HEADS_REGISTERS = 216, HEADS_OTHER_REGISTERS = 72 };
 
 /* Returns the number of this block, of those that share the keys of a head. */
 template <bool wide> GDN_DEVICE int own_block(void) { return wide ? (int)cluster_rank() : 0; }
-/* Returns true if rows are loaded for X and Y, and again for the products with states: there are
- * places for two passes. */
+/* Returns true if rows are loaded for X and Y, and again for the products with states, because
+ * there are places for two passes alone. */
 GDN_DEVICE bool loads_again(int passes) { return passes > 2; }
-/* Return the numbers of the loads of rows for X and Y, and for the products with states; and of
- * that of states. They give the parity of barriers. */
+/* Return the numbers of loads: of rows for X and Y, of rows for the products with states, and of
+ * states. They give the parity of barriers. */
 GDN_DEVICE uint32_t rows_of_pass(uint32_t step, int passes, int pass)
 {
     return step * (loads_again(passes) ? 2 * passes : passes) + pass;
@@ -50,20 +50,21 @@ GDN_DEVICE uint32_t states_of_pass(uint32_t step, int passes, int pass)
 }
 
 struct head_rows {
-    char dout[2][TILE], u[2][TILE], z[2][TILE]; /* [v / 64]; u and z are turned */
+    char dout[2][TILE], u[2][TILE], z[2][TILE]; /* [v / 64]; u and z are transposed */
 };
 struct head_keys {
     char k[2][TILE], q[2][TILE]; /* [k / 64] */
 };
 template <bool is_wide> struct heads_shared {
     static constexpr bool wide = is_wide;
-    static constexpr int blocks = wide ? 2 : 1; /* at most */
-    struct head_rows rows[2]; /* of this state head, or pass, and the next, as is all of 2 */
+    static constexpr int blocks = wide ? 2 : 1; /* the most blocks that share a head */
+    struct head_rows rows[2]; /* of this state head or pass, and of the next one, as in all arrays
+                                 of 2 */
     char S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
     struct head_keys keys;
     char X[TILE], Y[TILE];
     alignas(16) struct key_norms norms_of;
-    alignas(16) vectors g[4]; /* of four, as gates want them when rows are done with */
+    alignas(16) vectors g[4]; /* of four heads, because gates need them after rows have been read */
     struct heads_step steps[4];
     alignas(16) struct head_parts parts[2][blocks];
     alignas(16) float norms[2][blocks][HEADS_GROUPS][CHUNK]; /* of keys and queries */
@@ -78,7 +79,7 @@ template <bool wide> GDN_DEVICE int block_of(const heads_shared<wide> &)
     return own_block<wide>();
 }
 /* Sends the sums of each of two blocks to the other. A place is free again when the sums of the
- * other kind have come. */
+ * other kind are there. */
 template <bool wide>
 GDN_DEVICE void meet_norms(heads_shared<wide> &sh, int which, uint32_t item, int n_blocks)
 {
@@ -189,8 +190,8 @@ struct value_part {
 };
 GDN_DEVICE bool has_gates(void) { return threadIdx.x / 32 == HEADS_WARPS + HEADS_STORING; }
 
-/* Return how many such parts of a pass a warp has, and part i. Of two blocks each has half of the
- * tokens. If there is one, the warp that has gates takes the last tokens of both halves. */
+/* Return how many parts of a pass a warp has, and part i. Two blocks have half of the tokens each.
+ * If there is one block, the warp with gates takes the last tokens of both halves. */
 GDN_DEVICE int count_value_parts(int n_blocks)
 {
     if (has_gates()) return n_blocks == 1 ? 2 : 0;
@@ -238,8 +239,8 @@ GDN_DEVICE void store_values(Shared &sh, uint32_t step, int pass, const struct g
 
 /* ---- X and Y ------------------------------------------------------------------------------- */
 
-/* Adds the product of two tiles to d, or sets d. Rows of b are summed over, and if `turned` those
- * of a. `adds` is known when this is compiled. */
+/* Adds the product of two tiles to d, or sets d to it. Rows of b are summed over, and those of a if
+ * `turned`. The compiler knows `adds`. */
 template <bool turned> GDN_DEVICE void add_product(head_sums &d, uint64_t a, uint64_t b, bool adds)
 {
     if (turned)
@@ -248,8 +249,8 @@ template <bool turned> GDN_DEVICE void add_product(head_sums &d, uint64_t a, uin
         adds ? product::add_tile_columns(d, a, b) : product::tile_columns(d, a, b);
 }
 
-/* Computes d = a b over 128 columns of V, or adds it. b is turned, and a if `turned`. Ends its
- * group. */
+/* Computes d = a b over 128 columns of V, or adds that. b is transposed, and a if `turned`. Ends a
+ * group of products. */
 template <bool turned, bool adds>
 GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const char (&b)[2][TILE])
 {
@@ -268,7 +269,7 @@ GDN_DEVICE void multiply_values(head_sums &d, const char (&a)[2][TILE], const ch
 
 /* ---- Gradients of a state head ------------------------------------------------------------- */
 
-/* Computes d = a times S, or J, or adds it. The group has a half of the columns. */
+/* Computes d = a times S, or J, or adds that. The group has half of the columns. */
 template <bool turned, bool adds>
 GDN_DEVICE void multiply_state(head_sums &d, const char (&a)[2][TILE], const char (&S)[2][2][TILE])
 {
@@ -470,7 +471,7 @@ GDN_DEVICE void make_tokens(Shared &sh, head_sums &x, const vectors &g, bool is_
     async_fence();
 }
 
-/* Meets the others that multiply. Returns true if X lacks beta of a token, for f16. */
+/* Waits for the other threads that multiply. Returns true if X lacks beta of a token, for f16. */
 GDN_DEVICE bool meet_and_ask(const vectors &g)
 {
     const int t = threadIdx.x % CHUNK;
@@ -525,14 +526,15 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh, const struct 
                                 : add_states<false>(d, sh, step, passes, drop);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
     add_tokens(keeps, parts, d, sh, sh.keys, g, forgets, inner);
-    if (Shared::wide) async_fence(); /* parts may be copied */
+    if (Shared::wide) async_fence(); /* the parts may be copied asynchronously */
     release(sh.parts_full[now]);
     add_head(dq, dk, d, keeps);
-    meet_workers(); /* X and Y are done with */
+    meet_workers(); /* X and Y have been read */
 }
 
-/* Makes the barriers. Rows are free after those who multiply and who store dv. So are parts full,
- * in the first of two blocks also after the other; they are free after the gates. */
+/* Initialises the barriers. Rows are free after the threads that multiply and those that store dv.
+ * Parts are full after the same threads; in the first of two blocks also after the other block.
+ * They are free after the gates. */
 template <class Shared> GDN_DEVICE void start_heads(Shared &sh, int n_blocks)
 {
     const int others = n_blocks > 1 && own_block<Shared::wide>() == 0;
@@ -599,7 +601,7 @@ GDN_DEVICE void store_gates(Shared &sh, const struct gdn_cu_backward &a, uint32_
         mbarrier_arrive_cluster(map_shared(shared_address(&sh.parts_free[now]), 1));
 }
 
-/* Stores a warp's parts of dv, where rows are loaded first; and the gradients of gates, a step
+/* Stores a warp's parts of dv, whose rows are loaded first, and the gradients of gates one step
  * later. */
 template <class Shared> GDN_DEVICE void store_all(Shared &sh, const struct gdn_cu_backward &a)
 {
@@ -617,7 +619,7 @@ template <class Shared> GDN_DEVICE void store_all(Shared &sh, const struct gdn_c
             if (!is) break;
             if (p == 0) mbarrier_wait(shared_address(&sh.parts_free[step % 2]), step / 2 % 2 ^ 1);
             if (p < passes) store_values(sh, step, p, a, chunk_at(s.place, s.number), s.head);
-            if (Shared::wide) async_fence(); /* parts may be copied */
+            if (Shared::wide) async_fence(); /* the parts may be copied asynchronously */
             if (p == passes - 1) release(sh.parts_full[step % 2]);
             release(sh.rows_free[rows % 2]);
         }

@@ -9,10 +9,10 @@
  *     heads          all gradients                                          heads.cuh
  *
  * A block of half has 64 columns of a state, one of whole has all. If dstate is the only gradient,
- * prepare and half_alone, or whole_alone, are all; units of a long sequence are walked through at
- * the same time (parts.cuh). The states between windows are
- * those of gdn_prefill's kernels, or prepare and the walk forward go through all windows first. The
- * other kernels of backward.cu end the call. No sum depends on the order in which blocks run.
+ * prepare and half_alone, or whole_alone, are all that runs; units of a long sequence are walked
+ * through at the same time (parts.cuh). The states between windows are those of gdn_prefill's
+ * kernels, or prepare and the walk forward go through all windows first. The last kernels of
+ * general/general.cu end the call. No sum depends on the order in which blocks run.
  * Each dtype is a file that includes this one with BACKWARD_IO.
  */
 #ifndef GDN_CUDA_BACKWARD_SM90_RUN_CUH
@@ -53,7 +53,7 @@ BACKWARD_WALKS(half, SCAN_HALF)
 BACKWARD_WALKS(whole, SCAN_WHOLE)
 BACKWARD_WALKS(deep, SCAN_DEEP)
 
-/* Blocks of a multiprocessor: those of `prepare` are several. */
+/* A multiprocessor has several blocks of `prepare`. */
 #define BACKWARD_BLOCKS(threads, shared) \
     ((threads) > 128 ? 1 : (shared) > GDN_CU_PREPARE_BYTES ? 3 : 4)
 #define BACKWARD_KERNEL(threads, shared, what, io)                                          \

@@ -37,11 +37,12 @@ template <scan_kind kind, scan_form form> struct scan_shared {
     static constexpr int n_tiles = X + columns;
     static constexpr int n_stages = reverse ? form == SCAN_HALF ? 3 : 2 : deep ? 3 : 4;
     char stages[n_stages][n_tiles][TILE];
-    char states[groups][2][TILE], rows[columns][TILE]; /* on their way to memory: S, U; or J, Z */
+    char states[groups][2][TILE], rows[columns][TILE]; /* parts that go to memory: S and U, or J and
+                                                          Z */
     alignas(16) vectors g[n_stages];
     uint64_t full[n_stages], free[n_stages]; /* barriers */
     uint32_t dead[groups][2];
-    struct scan_way way; /* here, because registers are scarce */
+    struct scan_way way; /* it is here, because registers are scarce */
 };
 static_assert(sizeof(scan_shared<SCAN_FORWARD, SCAN_HALF>) <= GDN_CU_WALK_BYTES, "scan_shared");
 static_assert(sizeof(scan_shared<SCAN_FORWARD, SCAN_WHOLE>) <= GDN_CU_WALK_BYTES, "scan_shared");
@@ -54,7 +55,8 @@ template <class Shared> GDN_DEVICE int64_t first_chunk(const struct backward_win
 {
     return Shared::reverse ? in.n_chunks - 1 : 0;
 }
-/* Returns how many chunks a walk goes through. For J behind segments, not through the first one. */
+/* Returns how many chunks a walk goes through. A walk for J after segments leaves out the first
+ * segment. */
 template <class Shared> GDN_DEVICE int64_t count_chunks(const struct scan_way &w)
 {
     const int64_t n = w.part.in.n_chunks;
@@ -63,9 +65,9 @@ template <class Shared> GDN_DEVICE int64_t count_chunks(const struct scan_way &w
 
 /* ---- J behind segments --------------------------------------------------------------------- */
 
-/* Returns the place of four numbers of J before the chunk at `place`, with which a segment begins.
- * The thread's warpgroup has 64 columns from 64 half on. The next numbers are GROUP such places
- * further. Starts of segments are at least way.segment_chunks places apart. */
+/* Returns the address of four numbers of J before the chunk at `place`, with which a segment
+ * begins. The thread's warpgroup has 64 columns from 64 half on. The next numbers are GROUP such
+ * addresses further. Starts of segments are at least way.segment_chunks places apart. */
 GDN_DEVICE float4 *end_of(const struct gdn_cu_backward &a, const struct scan_way &way,
                           int64_t place, int half)
 {
@@ -89,20 +91,20 @@ GDN_DEVICE void load_end(scan_state &J, const float4 *from)
 
 /* ---- Warpgroups ---------------------------------------------------------------------------- */
 
-/* A barrier of a warpgroup, or of all. */
+/* The barriers of a warpgroup, and of all threads. */
 enum { SCAN_BARRIER_GROUP = 1, SCAN_BARRIER_ALL = 3 };
 GDN_DEVICE int scan_group(void) { return (int)threadIdx.x / GROUP; }
 GDN_DEVICE bool leads_group(void) { return threadIdx.x % GROUP == 0; }
 GDN_DEVICE void meet_group(void) { barrier_wait(SCAN_BARRIER_GROUP + scan_group(), GROUP); }
 
-/* Returns the column tile, of the block's, and the first of the key tiles that a group has. */
+/* Return the first tile of columns, and of keys, that a group has in the block. */
 template <class Shared> GDN_DEVICE int own_columns(void) { return Shared::deep ? 0 : scan_group(); }
 template <class Shared> GDN_DEVICE int own_keys(void)
 {
     return Shared::deep ? 2 * scan_group() : 0;
 }
 
-/* Adds the other group's products with its keys, by way of the places of states. */
+/* Adds the other group's products with its keys. They pass through the places of states. */
 template <class Shared> GDN_DEVICE void add_other_keys(Shared &sh, float (&x)[32])
 {
     enum { ALL = Shared::groups * GROUP };
@@ -121,8 +123,8 @@ template <class Shared> GDN_DEVICE void add_other_keys(Shared &sh, float (&x)[32
 
 /* ---- To memory ----------------------------------------------------------------------------- */
 
-/* Sends what the group has written from a place to memory. On return the send before has been read,
- * so its place may be written again. */
+/* Sends rows that the group has written from shared memory to memory. On return the rows sent
+ * before have been read, so their place may be written again. */
 GDN_DEVICE void send(char *to, const char *from, int bytes)
 {
     async_fence();
@@ -133,7 +135,7 @@ GDN_DEVICE void send(char *to, const char *from, int bytes)
     copy_out_commit();
 }
 
-/* Store what a group has: its part of a state before or after a chunk, and rows of U or Z. */
+/* Store a group's part of a state before or after a chunk, and rows of U or Z. */
 template <class Shared>
 GDN_DEVICE void send_state(Shared &sh, const uint32_t (&a)[32], char *to,
                            const struct record_form &form)
@@ -145,14 +147,14 @@ GDN_DEVICE void send_state(Shared &sh, const uint32_t (&a)[32], char *to,
 template <class Shared> GDN_DEVICE void send_rows(Shared &sh, const uint32_t (&x)[16], char *to)
 {
     char *rows = sh.rows[own_columns<Shared>()];
-    if (Shared::deep && in_warp(scan_group() == 1)) return; /* the same */
+    if (Shared::deep && in_warp(scan_group() == 1)) return; /* the other group has the same rows */
     store_factor(rows, x);
     send(to, rows, TILE);
 }
 
 /* ---- What is not finite, where a gate forgets ------------------------------------------------ */
 
-/* Rows of keys, and of queries; of all warpgroups. */
+/* Cleans rows of keys and of queries (clean_rows()). All warpgroups call it. */
 template <class Shared> GDN_DEVICE void clean_stage(Shared &sh, int stage)
 {
     enum { ALL = Shared::groups * GROUP };
@@ -171,7 +173,8 @@ template <class Shared> GDN_DEVICE void clean_stage(Shared &sh, int stage)
 }
 /* ---- Forward ------------------------------------------------------------------------------- */
 
-/* Has no branch between a product and its wait: with one, ptxas serialises the products. */
+/* Walks through a chunk. There is no branch between a product and its wait, because ptxas would
+ * serialise the products. */
 template <bool forgets, class Shared>
 GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, char *to,
                               const struct record_form &form, int half)
@@ -215,7 +218,8 @@ GDN_DEVICE void forward_chunk(Shared &sh, int stage, scan_state &S, char *to,
 
 /* ---- Reverse ------------------------------------------------------------------------------- */
 
-/* A chunk in a stage, and where what the walk leaves of it goes: columns 64 half of a record. */
+/* A chunk in a stage, and where the walk stores its results: columns from 64 half on in a
+ * record. */
 template <class S> struct scan_stage {
     typedef S Shared;
     static constexpr bool deep = S::deep, stores = S::stores, has_room = true; /* of registers */
@@ -248,7 +252,7 @@ template <class S> struct scan_stage {
     }
 };
 
-/* Goes through a chunk: its tiles are at places of c, which takes J and Z. */
+/* Walks back through a chunk. Its tiles are at the places of c, which takes J and Z. */
 template <bool forgets, class Chunk> GDN_DEVICE void reverse_chunk(const Chunk &c, scan_state &J)
 {
     vectors &g = c.g();
@@ -299,7 +303,7 @@ template <bool forgets, class Chunk> GDN_DEVICE void reverse_chunk(const Chunk &
 
 /* ---- A block ------------------------------------------------------------------------------- */
 
-/* A stage, and whether the ring has been gone around an odd number of times. */
+/* A stage, and the parity of the rounds through the ring. */
 struct scan_turn {
     int stage;
     uint32_t odd;
@@ -346,7 +350,7 @@ template <class Shared> GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu
     }
 }
 
-/* A whole warpgroup calls it. */
+/* Walks through the chunks. A whole warpgroup calls it. */
 template <class Shared> GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_backward &a)
 {
     const struct scan_way &w = sh.way;

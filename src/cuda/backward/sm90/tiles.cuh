@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies and products of tiles as Hopper has them: by one thread, and by a warpgroup. */
+/* Copies and products of tiles on Hopper: copies by one thread, products by a warpgroup. */
 #ifndef GDN_CUDA_BACKWARD_SM90_TILES_CUH
 #define GDN_CUDA_BACKWARD_SM90_TILES_CUH
 
 #include "cuda/backward/tiles.cuh"
 #include "cuda/device/ptx_wgmma.cuh"
 
-/* Registers of a thread of a walk, where two warpgroups multiply and one loads. */
+/* Registers of a thread of a walk: of two warpgroups that multiply, and of one that loads. */
 enum { WORKER_REGISTERS = 240, LOADER_REGISTERS = 24 };
 
 typedef wgmma<BACKWARD_IO> product;
 
-/* Sets tiles in shared memory to zero, by all threads of a block. */
+/* Sets tiles in shared memory to zero. All threads of a block call it. */
 GDN_DEVICE void clear_tiles(char *tiles, int bytes)
 {
     for (int i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x)
@@ -33,7 +33,7 @@ GDN_DEVICE void load_tile(char *to, const struct gdn_cu_map &map, const int (&at
     const int from[4] = { at[0] + skip, at[1], at[2], at[3] };
     copy_tile(shared_address(to), &map, from, shared_address(&barrier));
 }
-/* Brings the same from memory to the cache of the device. */
+/* Loads the same box into the L2 cache. */
 GDN_DEVICE void prefetch_tile(const struct gdn_cu_map &map, const int (&at)[4], int skip)
 {
     const int from[4] = { at[0] + skip, at[1], at[2], at[3] };
@@ -42,7 +42,8 @@ GDN_DEVICE void prefetch_tile(const struct gdn_cu_map &map, const int (&at)[4], 
 
 /* ---- Products of a warpgroup ----------------------------------------------------------------- */
 
-/* The place of a block of 16 x 16 in rows of `row` bytes, and a store of a block, turned. */
+/* turned_place: the address of a block of 16 x 16 in rows of `row` bytes. The function stores a
+ * block there, transposed. */
 typedef uint32_t turned_place;
 GDN_DEVICE turned_place turned_place_of(char *rows, int row)
 {

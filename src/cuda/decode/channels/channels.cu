@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode of the family, of whatever dtypes, sizes, strides and batches there are. */
+/* Decode of the family, for all dtypes, sizes, strides and batches. */
 #include "cuda/decode/channels/tokens.cuh"
 #include "cuda/decode/general.cuh"
 
-/* Blocks of a multiprocessor that have the registers they want. */
+/* The least blocks of a multiprocessor: as many as have enough registers. */
 enum { CHANNELS_BLOCKS_64 = 4, CHANNELS_BLOCKS_128 = 4, CHANNELS_BLOCKS_256 = 2 };
 
 #define GDN_IMAGE_decode_channels GDN_THIS_IMAGE

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The same as channels.cu, of sequences whose updates are at most four: without a next window the
- * kernel has fewer registers, so a multiprocessor has more states under way. */
+/* The kernels of channels.cu for sequences of at most four updates. Without a next window a kernel
+ * has fewer registers, so a multiprocessor loads more states at once. */
 #include "cuda/decode/channels/tokens.cuh"
 #include "cuda/decode/general.cuh"
 
-/* Blocks of a multiprocessor. */
+/* The least blocks of a multiprocessor. */
 enum { FEW_BLOCKS_64 = 7, FEW_BLOCKS_128 = 6, FEW_BLOCKS_256 = 3 };
 
 #define GDN_IMAGE_decode_channels_few GDN_THIS_IMAGE

@@ -14,7 +14,7 @@
 
 #include "cuda/decode/token.cuh"
 
-/* Sums are of k and q times a. */
+/* A tile of token_rows whose sums are of k and q times a. */
 template <int KC, int dtype, int io> struct channels_rows : token_rows<KC, dtype, io> {
     typedef token_rows<KC, dtype, io> base;
     float a[base::C][base::E];
@@ -23,8 +23,8 @@ template <int KC, int dtype, int io> struct channels_rows : token_rows<KC, dtype
     __device__ __forceinline__ float query(int c, int e) const { return this->q[c][e] * a[c][e]; }
 };
 
-/* The lane's gates or biases as they lie in memory, of `bytes` each, 0: absent. Four bytes fill the
- * words, two bytes half of them. */
+/* Loads the lane's gates or biases as they lie in memory: `bytes` each; 0: they are absent. Four
+ * bytes fill the words, two bytes half of them. */
 template <class Tile>
 GDN_DEVICE void channels_fetch(uint32_t (&x)[Tile::C][Tile::E], const char *at, int bytes)
 {
@@ -52,7 +52,8 @@ GDN_DEVICE float channels_number(const uint32_t (&x)[Tile::E], int e, int bytes)
     return bytes == 4 ? __uint_as_float(x[e]) : token_element<Tile::IO>(x[e / 2], e);
 }
 
-/* Makes a. Returns true if one of the row's is not 1; sets `forgets` if one is 0. By a warp. */
+/* Computes a of the lane's channels. Returns true if one gate of the row is not 1, and sets
+ * `forgets` if one is 0. A whole warp calls it. */
 template <class Tile>
 GDN_DEVICE bool channels_expand(Tile &tile, bool &forgets, const uint32_t (&g)[Tile::C][Tile::E],
                                 const uint32_t (&bias)[Tile::C][Tile::E], float A_log,
@@ -71,7 +72,7 @@ GDN_DEVICE bool channels_expand(Tile &tile, bool &forgets, const uint32_t (&g)[T
     return __any_sync(0xffffffff, changes);
 }
 
-/* Zeroes elements of channels that forget, whatever they are. */
+/* Sets elements of channels that forget to zero, even if they are NaN. */
 template <class Tile> GDN_DEVICE void channels_forget(Tile &tile)
 {
 #pragma unroll
@@ -84,7 +85,7 @@ template <class Tile> GDN_DEVICE void channels_forget(Tile &tile)
     }
 }
 
-/* Writes u of the lane's own row, times what k is to be multiplied by. */
+/* Writes u of the lane's own row, times the factor of k. */
 template <class Tile> GDN_DEVICE void channels_write(Tile &tile, float u)
 {
     const int first = threadIdx.x % 32 / Tile::LANES * Tile::LANES;
@@ -153,7 +154,7 @@ GDN_DEVICE void decode_channels_token(const struct gdn_cu_token &a)
         token_zero(a, w, v, Tile::ROWS, threadIdx.x);
 }
 
-/* Blocks of a multiprocessor: as many as have the registers they want. */
+/* The least blocks of a multiprocessor: as many as have enough registers. */
 #define CHANNELS_TOKEN_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 20 : 16)
 
 #define DECODE_CHANNELS_TOKEN_KERNEL(threads, name, dtype, io, KC)                      \

@@ -11,21 +11,21 @@
 #include "cuda/decode/general_tile.cuh"
 #include "cuda/device/family.cuh"
 
-/* A warp's update, as it lies in memory: lane i has the channels i, i + 32, ... of a and b, and
- * column i of v and w. */
+/* A warp's update as it lies in memory. Lane i has the channels i, i + 32, ... of a and b, and
+ * column i of v and of w. */
 template <int KC> struct channels_fetched {
     struct decode_fetched_rows<KC> rows;
     uint32_t a[KC / 32], bias[KC / 32], b[KC / 32];
     uint32_t v[1], w[1];
-    int64_t token, to; /* of the token's last update; else -1 */
-    bool decays;       /* it is the first one */
+    int64_t token, to; /* of the update's token, if this is its last update; else -1 */
+    bool decays;       /* the update is its token's first one */
 };
 
 /* An update's gates leave a state as it is, decay it, or forget some of its channels. */
 enum channels_decay { CHANNELS_STAY, CHANNELS_DECAY, CHANNELS_FORGET };
 
-/* From K on k, q, e = b k and a are 0: where other channels forget, so does a NaN that 0 times u
- * left there. */
+/* A window of updates. From K on k, q, e = b k and a are 0. So where other channels forget, a NaN
+ * in the padding, from u = 0, is forgotten too. */
 template <int KC> struct channels_window {
     typedef struct channels_fetched<KC> fetched;
     enum { ERASES = true }; /* p is of e, not of k */
@@ -33,9 +33,9 @@ template <int KC> struct channels_window {
     alignas(16) float k[DECODE_WINDOW][KC];
     float q[DECODE_WINDOW][KC], e[DECODE_WINDOW][KC], a[DECODE_WINDOW][KC];
     float v[DECODE_WINDOW][DECODE_COLUMNS];          /* w v */
-    int64_t to[DECODE_WINDOW], token[DECODE_WINDOW]; /* of the last update; else -1 */
+    int64_t to[DECODE_WINDOW], token[DECODE_WINDOW]; /* of a token's last update; else -1 */
     float kq[DECODE_WINDOW];
-    uint32_t written[DECODE_WINDOW]; /* a bit for each column that the update may change */
+    uint32_t written[DECODE_WINDOW]; /* a bit for each column of v that the update may change */
     enum channels_decay decays[DECODE_WINDOW];
 
     GDN_DEVICE int64_t n_rows(const struct gdn_cu_rule &r, int64_t n)
@@ -45,7 +45,8 @@ template <int KC> struct channels_window {
     __device__ __forceinline__ int64_t ends(int i, int64_t) const { return token[i]; }
 
     __device__ __forceinline__ const float *erased(int i) const { return e[i]; }
-    /* By selection, so that where nothing is written a NaN of the state goes nowhere (G8). */
+    /* Returns u by selection, so that a NaN of the state does not spread where nothing is written
+     * (G8). */
     __device__ __forceinline__ float u(int i, int column, float p) const
     {
         return written[i] >> column & 1 ? v[i][column] - p : 0;
@@ -73,7 +74,8 @@ GDN_DEVICE void decay(Tile &tile, const struct channels_window<KC> &w, int i)
         for (int e = 0; e < 4; e++) tile.S[n][e] *= tile.of(a, n, e);
 }
 
-/* Fetches numbers `lane`, lane + 32, ... of a row, up to n, by a branch (ptx_load_parts.cuh). */
+/* Loads elements `lane`, lane + 32, ... of a row, up to element n, behind a branch
+ * (ptx_load_parts.cuh). */
 template <int N>
 GDN_DEVICE void fetch_numbers(uint32_t (&x)[N], const struct family_row &from, int lane, int n)
 {
@@ -87,7 +89,7 @@ GDN_DEVICE void fetch_numbers(uint32_t (&x)[N], const struct family_row &from, i
     }
 }
 
-/* Update `row` of a sequence, by a whole warp. wide: as in fetch_rows(). */
+/* Loads update `row` of a sequence. A whole warp calls it. wide: as in fetch_rows(). */
 template <int KC, bool wide>
 GDN_DEVICE void fetch_token(struct channels_fetched<KC> &f, const struct gdn_cu_rule &r,
                             const struct decode_work &w, int64_t row)
@@ -114,7 +116,7 @@ GDN_DEVICE void fetch_token(struct channels_fetched<KC> &f, const struct gdn_cu_
     f.to = last ? slot_after(r, w.seq, t) : -1;
 }
 
-/* The channels of the warp's update: a and e. Returns true if b is not 0 throughout. */
+/* Computes a and e of the update in the warp. Returns true if b is not 0 in all channels. */
 template <int KC>
 GDN_DEVICE bool commit_channels(struct channels_window<KC> &to,
                                 const struct channels_fetched<KC> &f, const struct gdn_cu_rule &r,
@@ -141,7 +143,7 @@ GDN_DEVICE bool commit_channels(struct channels_window<KC> &to,
     return __any_sync(0xffffffff, erases);
 }
 
-/* The warp's update becomes number threadIdx.x / 32 of the window. */
+/* Stores the warp's update as number threadIdx.x / 32 of the window. */
 template <int KC>
 GDN_DEVICE void commit_token(struct channels_window<KC> &to, const struct channels_fetched<KC> &f,
                              const struct gdn_cu_rule &r, const struct decode_work &w)
@@ -149,7 +151,7 @@ GDN_DEVICE void commit_token(struct channels_window<KC> &to, const struct channe
     const int lane = threadIdx.x % 32, i = threadIdx.x / 32;
     const int w_dtype = r.family.write.data ? r.family.write.dtype : r.beta.dtype;
     const float kq = commit_rows<KC>(to.k[i], to.q[i], f.rows, r);
-    __syncwarp(); /* for to.k */
+    __syncwarp(); /* to.k is read below */
     const bool erases = commit_channels<KC>(to, f, r, w);
     const float weight = family_w_value(r, bits_to_f32(f.w[0], w_dtype));
     to.v[i][lane] = family_written(weight, bits_to_f32(f.v[0], r.v.dtype));

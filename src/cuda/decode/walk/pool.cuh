@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Tiles between registers and pools of any dtype, which is asked for when running: for kernels
- * that do more than the chains of general.cuh. A thread has elements of four columns of V, and of
- * each of them all its elements are of the same 32 columns of the block.
- */
+/* Tiles between registers and pools of any dtype, which is known when the kernel runs. Kernels that
+ * do more than the chains of general.cuh use it. A thread has elements of four columns of V. All of
+ * its elements of a column belong to the same one of the block's 32 columns. */
 #ifndef GDN_CUDA_DECODE_POOL_CUH
 #define GDN_CUDA_DECODE_POOL_CUH
 
 #include "cuda/decode/general.cuh"
 #include "cuda/device/q8.cuh"
 
-/* Return which of its four columns element e of chunk n is in; that column, from the block's
- * first; and the element's k. */
+/* Return which of the thread's four columns element e of chunk n is in; that column, counted from
+ * the block's first; and the element's number in k. */
 template <class Tile> GDN_DEVICE int nth_column(int n, int e)
 {
     return Tile::K_FIRST ? e : n / (Tile::N / 4);
@@ -26,7 +24,7 @@ template <class Tile> GDN_DEVICE int k_of(int n, int e)
                          : Tile::column() + Tile::column_step(n) + e;
 }
 
-/* Codes of a tile, four to a word, and the block's scales. */
+/* The codes of a tile, four in a word, and the scales of the block's columns. */
 template <class Tile> struct decode_codes {
     uint32_t x[Tile::N];
 };
@@ -35,7 +33,7 @@ struct decode_scales {
     float scale[DECODE_COLUMNS], inverse[DECODE_COLUMNS];
 };
 
-/* A place, and what lies beside it if it is of 8 bits. */
+/* A place in a pool, and its scales if it has 8 bits. */
 struct decode_slot {
     struct decode_place p;
     float *scales; /* from the block's first column on; NULL: none */
@@ -68,7 +66,7 @@ GDN_DEVICE void load_codes(struct decode_codes<Tile> &to, struct decode_scales &
             if (there && Tile::column() + Tile::column_step(n) + e < from.p.columns)
                 to.x[n] |= (uint32_t)(uint8_t)at[e * from.p.column_step] << 8 * e;
     }
-    __syncthreads(); /* others may read scales of before */
+    __syncthreads(); /* other threads may still read scales of the state before */
     if (v < DECODE_COLUMNS) scales.scale[v] = v >= n_columns ? 0 : from.scales ? from.scales[v] : 1;
     __syncthreads();
 }
@@ -99,8 +97,8 @@ GDN_DEVICE void decode_8bit(Tile &tile, const struct decode_codes<Tile> &from,
                 eight_value(from.x[n] >> 8 * e & 255, dtype) * scales.scale[v_of<Tile>(n, e)];
 }
 
-/* Finds the largest magnitude of each column. In whatever order the threads come, it is the
- * same. */
+/* Finds the largest magnitude of each column. The result does not depend on the order of
+ * threads. */
 template <class Tile> GDN_DEVICE void find_largest(struct decode_scales &scales, const Tile &tile)
 {
     uint32_t m[4] = {};
@@ -116,7 +114,7 @@ template <class Tile> GDN_DEVICE void find_largest(struct decode_scales &scales,
     __syncthreads();
 }
 
-/* Encodes the state as 8 bits hold it after n_tokens, rounded as the view says. */
+/* Encodes the state after n_tokens as 8 bits, with the rounding of the view. */
 template <class Tile>
 GDN_DEVICE void encode_8bit(struct decode_codes<Tile> &to, struct decode_scales &scales,
                             const Tile &tile, const struct decode_work &w,
@@ -142,7 +140,7 @@ GDN_DEVICE void encode_8bit(struct decode_codes<Tile> &to, struct decode_scales 
     }
 }
 
-/* Copies bit for bit, with the scales; as copy_part(). */
+/* Copies bits and scales, as copy_part() copies bits. */
 GDN_DEVICE void copy_codes(const struct decode_slot &to, const struct decode_slot &from,
                            int n_columns)
 {

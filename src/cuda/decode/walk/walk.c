@@ -6,12 +6,12 @@
 
 enum { TREE_TOKEN_BYTES = 6 * 4 + 8 /* a node and a visit (tree.cuh) */ };
 
-/* Plans for a tree: the most tokens that a sequence may have, and memory for their states. */
+/* Plans a tree: the most tokens of a sequence, and the memory for its states. */
 static void plan_tree(const gdn_ctx *ctx, struct gdn_cu_walk *a, int64_t *n_blocks)
 {
     const struct gdn_cu_rule *r = &a->decode.rule;
     const int64_t T = r->batch.cu_seqlens.data ? r->batch.N : r->batch.T;
-    const int64_t most = 4 * (int64_t)ctx->cuda->sm_count; /* at a time, at most */
+    const int64_t most = 4 * (int64_t)ctx->cuda->sm_count; /* blocks at a time, at most */
     const int64_t tile = (int64_t)sizeof(float) * GENERAL_COLUMNS * (64 << gdn_decode_size(r->K));
     a->most_tokens = T < r->batch.parents.n_columns ? T : r->batch.parents.n_columns;
     a->n_levels = gdn_tree_levels(a->most_tokens) - 1;

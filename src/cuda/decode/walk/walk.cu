@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode of trees, with records, and on states of 8 bits; of whatever dtypes and strides. */
+/* Decode of trees, with records, and on states of 8 bits, for all dtypes and strides. */
 #include "cuda/decode/walk/walk.cuh"
 
 #define GDN_KERNEL_decode_walk(threads, shared, layout, KC)                           \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Token by token where that is more than a chain on a pool of floats: trees, records, states of
- * 8 bits. The tokens are those of general_tokens.cuh, the rule that of general_tile.cuh, and so the
- * bits are those of general.cuh.
+ * Token by token if a call is more than a chain on a pool of floats: trees, records, states of 8
+ * bits. Tokens are those of general_tokens.cuh, the rule is that of general_tile.cuh, so the bits
+ * are those of general.cuh.
  *
  * In a tree, registers hold the state of one level. If several tokens follow a token, its state is
  * also stored in memory, in the place of its level, for the tokens that come later.
@@ -26,18 +26,18 @@ template <class Tile, int KC> struct walk_shared {
     struct tree_node nodes[WALK_TOKENS + 1];
 };
 
-/* A walk on its way. */
+/* The variables of a walk. */
 template <class Tile, int KC> struct walk {
     const struct gdn_cu_walk &a;
     struct walk_shared<Tile, KC> &sh;
     Tile tile;
-    struct decode_codes<Tile> codes; /* as they were read; of GDN_EXACT: the state as it is */
-    bool has_codes;                  /* the latter */
-    bool intact;                     /* the slot that was read holds what it held */
+    struct decode_codes<Tile> codes; /* as read; with GDN_EXACT those of the state as it is */
+    bool has_codes;                  /* codes are those of the state as it is */
+    bool intact;                     /* the slot that was read still holds that state */
     const struct tree_visit *visits; /* NULL: no tree */
     float4 *levels;                  /* [level][N][thread] */
     int level;
-    uint32_t changed;      /* a bit for each level: it is not what was read */
+    uint32_t changed;      /* a bit for each level: its state is not the one that was read */
     int64_t record, count; /* the record's slot (-1: none) and its rows */
 };
 
@@ -50,13 +50,13 @@ GDN_DEVICE struct tree_visit visit_at(const struct walk<Tile, KC> &m, int64_t i)
 
 /* ---- States ---------------------------------------------------------------------------------- */
 
-/* Returns the pool whose rounding every token's state gets with GDN_EXACT. */
+/* Returns the pool to whose dtype the state is rounded after every token with GDN_EXACT. */
 GDN_DEVICE const struct gdn_pool_view &rounding_pool(const struct gdn_cu_rule &r)
 {
     return r.to.data ? r.to : r.from;
 }
 
-/* Returns true if codes in registers, if the state is rounded to 8 bits, are those of the pool. */
+/* Returns true if codes in registers are those that the pool gets for this state. */
 template <class Tile, int KC>
 GDN_DEVICE bool holds_codes_of(const struct walk<Tile, KC> &m, const struct gdn_pool_view &view)
 {
@@ -83,8 +83,8 @@ template <class Tile, int KC> GDN_DEVICE void enter(struct walk<Tile, KC> &m)
     m.has_codes = holds_codes_of(m, r.from);
 }
 
-/* Stores the state after n_tokens to a slot. What no token changed is copied, unless a token of
- * another branch came first and left its state where that was. */
+/* Stores the state after n_tokens to a slot. If no token has changed it, it is copied from the slot
+ * that was read, unless a token of another branch has overwritten that slot. */
 template <class Tile, int KC>
 GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view, int64_t slot,
                       int wide, int64_t n_tokens)
@@ -114,8 +114,8 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
     if (view.data == r.from.data && slot == w.seq.read) m.intact = false;
 }
 
-/* Rounds the state for GDN_EXACT: the state as its dtype holds it. Codes stay beside it, for
- * another rounding of the same state might find others. */
+/* Rounds the state for GDN_EXACT to the dtype of the pool. Codes are kept too, because rounding the
+ * same state again might give other codes. */
 template <class Tile, int KC>
 GDN_DEVICE void round_state(struct walk<Tile, KC> &m, bool changes, int64_t n_tokens)
 {
@@ -132,7 +132,7 @@ GDN_DEVICE void round_state(struct walk<Tile, KC> &m, bool changes, int64_t n_to
     }
 }
 
-/* The state that the visit goes on from into registers. */
+/* Loads the state that the visit starts from into registers. */
 template <class Tile, int KC>
 GDN_DEVICE void go_to(struct walk<Tile, KC> &m, const struct tree_visit &visit)
 {
@@ -165,7 +165,7 @@ template <class Tile, int KC> GDN_DEVICE void find_record(struct walk<Tile, KC> 
     m.count = m.record < 0 ? 0 : clamp64(load_index(r.record_count, m.record), 0, r.record_rows);
 }
 
-/* Loads row `row` into number threadIdx.x / 32 of the window, by a warp. */
+/* Loads row `row` of the record as number threadIdx.x / 32 of the window. A warp calls it. */
 template <class Tile, int KC>
 GDN_DEVICE void load_row(struct walk<Tile, KC> &m, struct decode_window<KC> &to, int64_t row)
 {
@@ -180,7 +180,7 @@ GDN_DEVICE void load_row(struct walk<Tile, KC> &m, struct decode_window<KC> &to,
     if (lane == 0) to.alpha[i] = *(const float *)record_at(r.record_g, m.record, row, w.head);
 }
 
-/* Applies the rows in use, to the state. */
+/* Applies the rows in use to the state. */
 template <class Tile, int KC> GDN_DEVICE void apply_record(struct walk<Tile, KC> &m)
 {
     struct decode_window<KC> &window = m.sh.decode.windows[0];
@@ -202,8 +202,8 @@ template <class Tile, int KC> GDN_DEVICE void apply_record(struct walk<Tile, KC>
     if (m.count) m.changed = 1;
 }
 
-/* Stores the window's tokens, the warp's one of them from visit i on; alpha, and k, with the first
- * columns of (the first of) the heads that it belongs to. */
+/* Stores the window's tokens to the record, from visit i on. Each warp has one. The block of a
+ * head's first columns also stores alpha; if the head is the first of its key head, k too. */
 template <class Tile, int KC>
 GDN_DEVICE void store_row(const struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
                           int64_t visit)
@@ -234,7 +234,7 @@ GDN_DEVICE void fetch_visit(struct decode_fetched<KC> &f, const struct walk<Tile
     fetch<Tile, KC>(f, m.a.decode, m.sh.decode.work, visit_at(m, i).token);
 }
 
-/* Stores the state after n_tokens to where it is wanted: a slot (-1: none), and checkpoints. */
+/* Stores the state after n_tokens: to a slot (-1: none), and to checkpoints. */
 template <class Tile, int KC>
 GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &points, int64_t slot,
                           int64_t n_tokens)
@@ -255,7 +255,7 @@ GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &p
     }
 }
 
-/* Computes number i of the window, to the state. */
+/* Applies number i of the window to the state. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
                               int i, const struct tree_visit &visit)
@@ -272,8 +272,8 @@ GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_wind
     round_state(m, changes, visit.token + 1);
 }
 
-/* Computes all T visits. If there are none, the state as it is, after n_tokens, still goes to
- * `slot`. */
+/* Computes all T visits. If there are none, the state still goes to `slot`, as it is after
+ * n_tokens. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot, int64_t n_tokens)
 {
@@ -305,7 +305,8 @@ GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot
     }
 }
 
-/* The order of a tree, and room for its states; short trees have the former on the chip. */
+/* Finds the order of a tree and the memory of its states. The order of a short tree is on the
+ * chip. */
 template <class Tile, int KC> GDN_DEVICE void plant(struct walk<Tile, KC> &m)
 {
     const struct gdn_cu_batch &b = m.a.decode.rule.batch;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chunks of gates per channel: which calls the kernels take, the windows, the launches. */
+/* Chunks of gates per channel: which calls the kernels take, windows, launches. */
 #include "cuda/prefill/channels/args.h"
 #include "cuda/prefill/forms.h"
 
 enum {
     CHUNK = GDN_CHANNELS_CHUNK,
     WARP_COLUMNS = 16,
-    WINDOW_BYTES = 1 << 18 /* of records, per multiprocessor: as much as L2 caches hold */
+    WINDOW_BYTES = 1 << 18 /* of records, for each multiprocessor: as much as L2 caches hold */
 };
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-/* Returns true if rows, and all elements of one `bytes` on, are aligned to so many bytes. */
+/* Returns true if rows, and all elements at steps of `bytes`, are aligned to `bytes`. */
 static bool is_aligned(const struct gdn_rows *r, uint64_t bytes)
 {
     const uint64_t all =
@@ -54,8 +54,8 @@ static bool has_hopper_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
     return gdn_cuda_runs_sm_90a(ctx->cuda) && r->K > 64;
 }
 
-/* Returns bytes of records for a multiprocessor, of a call that has n chunks. If windows overlap, a
- * longer one wastes less at its ends, but two shorter ones are better than one. */
+/* Returns the bytes of records for each multiprocessor, for a call of n chunks. If windows overlap,
+ * a longer window wastes less time at its ends, but two shorter ones are better than one. */
 static int64_t bytes_for(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n,
                          int64_t record_bytes)
 {
@@ -88,8 +88,8 @@ static int64_t window_bytes(const struct gdn_cu_rule *r, const struct gdn_channe
     return (w->through ? 1 : w->n_rows) * w->each * r->H * w->record_bytes;
 }
 
-/* Lays out records, and the states between windows: one for each row, or for two windows through
- * the batch. */
+/* Lays out records, and the states between windows. There is one such state for each row, or there
+ * are two if windows go through the batch. */
 static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_channels_windows *w,
                       char **records, char **carry, char *memory)
 {
@@ -120,14 +120,15 @@ static enum gdn_kernel_id chunks_of(const struct gdn_cu_rule *r)
     return kernels[r->v.dtype == GDN_F16][r->K > 64];
 }
 
-/* A form of `scan`: a block has so many value columns. */
+/* A form of `scan`. columns: value columns of a block. */
 struct scan {
     enum gdn_kernel_id kernel;
     int columns, n_threads, n_stages;
     size_t shared_bytes;
 };
 
-/* By mma.sync. There are more blocks, if so many heads do not fill the device. */
+/* Returns the scan by mma.sync. If so many heads do not fill the device, blocks have fewer
+ * columns. */
 static struct scan portable_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     static const enum gdn_kernel_id kernels[2][2] = {
@@ -145,9 +146,9 @@ static struct scan portable_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r
                           .shared_bytes = GDN_CHANNELS_HEAD_BYTES + (two ? 2 : 1) * stage };
 }
 
-/* By WGMMA, from K = 65 on. A block has two warpgroups, which share a record, unless few heads at a
- * time would leave most of the device without a scan: then its chain of chunks is what takes
- * time. */
+/* Returns the scan by WGMMA, for K from 65 on. A block has two warpgroups, which share a record. If
+ * there are few heads, most of the device would have no block, and the time is that of one chain of
+ * chunks: then a block has one warpgroup. */
 static struct scan hopper_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                const struct gdn_channels_windows *w)
 {
@@ -169,13 +170,13 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cuda_call *call, struct 
     return gdn_cuda_launch(ctx, call);
 }
 
-/* Both kernels for a window. overlaps: chunks begin while the scan before runs. They end after it,
- * and a scan begins after chunks end. */
+/* Launches both kernels for a window. overlaps: its chunks begin while the scan of the window
+ * before runs, and end after that. A scan begins after its chunks end. */
 static gdn_status run_window(gdn_ctx *ctx, const struct gdn_cu_prefill_channels *a, bool overlaps,
                              const struct scan *s, struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    const bool rest = a->through && a->number == 0 && r->out.data; /* tokens of no sequence */
+    const bool rest = a->through && a->number == 0 && r->out.data; /* the tokens of no sequence */
     const struct gdn_cuda_call chunks = {
         .kernel = chunks_of(r),
         .grid = { (a->through ? 1 : a->n_rows) * a->each * r->H, 1, 1 },
@@ -212,7 +213,8 @@ gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     a.through = w->through;
     a.n_slices = (r->V + s.columns - 1) / s.columns;
     a.n_stages = s.n_stages;
-    /* A batch through which windows go has tokens of no sequence even if it has no sequence. */
+    /* If windows go through the batch, there are tokens of no sequence even if there is no
+     * sequence. */
     const int64_t rounds_end = w->through ? 1 : r->batch.B;
     for (a.row = 0; a.row < rounds_end; a.row += w->n_rows) {
         a.n_rows = clamp(r->batch.B - a.row, 0, w->n_rows);

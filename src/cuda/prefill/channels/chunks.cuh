@@ -34,7 +34,7 @@ GDN_DEVICE float2 times(float2 f, const float (&a)[2])
     return make_float2(f.x * a[0], f.y * a[1]);
 }
 
-/* Token t as row e f of one tile and q f of another, at the lane's place. */
+/* Puts token t as row e f into one tile, and q f into another, at the lane's place. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_maker<io, deep>::put_row(int t, char *k, char *q,
                                                                float2 f) const
@@ -46,8 +46,8 @@ __device__ __forceinline__ void chunk_maker<io, deep>::put_row(int t, char *k, c
 
 /* ---- Levels inside 16 tokens ---------------------------------------------------------------- */
 
-/* Blocks of 2 s tokens: eight tokens are rows, eight columns, of which s by s belong together. Put
- * rows of e, then rows of q; and columns, as rows too. */
+/* Level s has blocks of 2 s tokens, s rows by s columns. put_level_rows() puts eight rows of e,
+ * then eight of q. put_level_columns() puts eight columns, as rows too. */
 template <int io, int deep>
 template <int s>
 __device__ __forceinline__ void chunk_maker<io, deep>::put_level_rows(char *rows) const
@@ -73,7 +73,7 @@ __device__ __forceinline__ void chunk_maker<io, deep>::put_level_columns(char *r
     for (int from = 0; from < 16; from += 2 * s) {
         float2 f = make_float2(1, 1);
 #pragma unroll
-        for (int j = s - 1; j >= 0; j--) { /* k f, and f of the last one is 1 */
+        for (int j = s - 1; j >= 0; j--) { /* k f; f of the last column is 1 */
             const uint32_t k = x.k[from + j];
             *(uint32_t *)(own + (from / 2 + j) * STAGE_ROW) =
                 j == s - 1 ? k : pairs::times(k, pairs::pair(f.x, f.y));
@@ -112,7 +112,8 @@ __device__ __forceinline__ void chunk_maker<io, deep>::own_level()
     __syncwarp();
 }
 
-/* Adds the halves of the channels: blocks on the diagonals of L and P, and zeros beside them. */
+/* Adds up the halves of the channels: the blocks on the diagonals of L and P. Zeros go beside
+ * these. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::join_diagonal()
 {
 #pragma unroll 1
@@ -136,7 +137,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
 
 /* ---- Levels of the block --------------------------------------------------------------------- */
 
-/* The product of all gates of groups [from, to). */
+/* Returns the product of all gates of groups [from, to). */
 template <int io, int deep>
 __device__ __forceinline__ float2 chunk_maker<io, deep>::total(int from, int to) const
 {
@@ -149,7 +150,8 @@ __device__ __forceinline__ float2 chunk_maker<io, deep>::total(int from, int to)
     return f;
 }
 
-/* The warp's tokens as rows, behind f, or as columns, before f. */
+/* put_rows() puts the warp's tokens times f as rows, in order; put_columns() puts them as columns,
+ * from the last one on. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_maker<io, deep>::put_rows(char *k, char *q, float2 f) const
 {
@@ -184,7 +186,7 @@ __device__ __forceinline__ void chunk_maker<io, deep>::put_sums(bool is_p, int i
         *(float2 *)(sh.square + i * SQUARE_LD + j) = make_float2(u, v);
 }
 
-/* Two blocks of L and two of P, of 16 x 16: a warp has 8 columns of one at a time. */
+/* Computes two blocks of L and two of P, of 16 x 16. A warp has 8 columns of one at a time. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::level_16()
 {
     char *const own = sh.level.k + 16 * group * shared::row;
@@ -226,7 +228,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     __syncthreads();
 }
 
-/* A block of L and one of P, of 32 x 32: a warp has 16 x 16 of one at a time. */
+/* Computes a block of L and one of P, of 32 x 32. A warp has 16 x 16 of one at a time. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::level_32()
 {
     char *const own = sh.level.k + 16 * group * shared::row;
@@ -260,7 +262,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
 
 /* ---- T, and what leaves the block ------------------------------------------------------------ */
 
-/* By four warps: T from L. */
+/* Computes T from L. Four warps call it. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::make_T()
 {
     if (warp >= GROUPS) return;
@@ -305,7 +307,7 @@ GDN_DEVICE void store_square(char *to, const char *from)
     }
 }
 
-/* Stores w v of a call with write gates: a warp for some tokens at once, two columns a lane. */
+/* Stores w v, if the call has write gates. A warp has some tokens at once, a lane two columns. */
 template <int io, int deep>
 GDN_DEVICE void store_written(chunks_shared<deep> &sh, char *to, const struct gdn_cu_rule &r,
                               int head)
@@ -346,7 +348,7 @@ GDN_DEVICE void store_written(chunks_shared<deep> &sh, char *to, const struct gd
     if (writes) sh.factors.busy = 1;
 }
 
-/* Returns the threads' shares of a chunk and a head. */
+/* Returns a thread's share of a chunk and a head. */
 template <int io, int deep>
 GDN_DEVICE chunk_maker<io, deep> share_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh,
                                              char *record, int head)
@@ -385,7 +387,7 @@ GDN_DEVICE void make_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh,
     m.template own_level<4>();
     m.template own_level<2>();
     m.template own_level<1>();
-    __syncthreads(); /* the warps' rows have been read */
+    __syncthreads(); /* the rows of all warps have been read */
     m.level_16();
     m.level_32();
     m.store_keys();
@@ -403,7 +405,7 @@ GDN_DEVICE void make_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh,
         ((uint4 *)(m.record + GDN_CHANNELS_FACTORS(deep)))[n] = ((const uint4 *)&sh.factors)[n];
 }
 
-/* A block has a chunk of the window and a head. */
+/* Makes a record. A block has a chunk of the window and a head. */
 template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_prefill_channels &a)
 {
     chunks_shared<deep> &sh = *(chunks_shared<deep> *)gdn_shared;

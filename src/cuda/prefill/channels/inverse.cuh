@@ -32,7 +32,7 @@ template <> struct inverse_tiles<GDN_BF16> : mma_tiles<GDN_F32> {
     }
 };
 
-/* Puts block (r, c) of T as 16 bits from its transpose. */
+/* Stores block (r, c) of T in 16 bits, from its transpose. */
 template <int io> GDN_DEVICE void put_turned(char *T, int row, int r, int c, const mma_block &x)
 {
     typedef mma_tiles<io> tiles;
@@ -44,7 +44,7 @@ template <int io> GDN_DEVICE void put_turned(char *T, int row, int r, int c, con
                       2 * (16 * c + block_column(i % 2, 0))) = turn_matrix(o.x[i]);
 }
 
-/* Puts a block of the diagonal, with zeros above it. */
+/* Stores a block of the diagonal, with zeros above it. */
 template <int io> GDN_DEVICE void put_diagonal(char *T, int row, int w, uint32_t D)
 {
     typedef mma_tiles<GDN_F32> exact;
@@ -59,7 +59,7 @@ template <int io> GDN_DEVICE void put_diagonal(char *T, int row, int w, uint32_t
     }
 }
 
-/* Computes column c of blocks of T, as 16 bits in rows of `row` bytes. By a warp. */
+/* Computes column c of blocks of T, in 16 bits, in rows of `row` bytes. A warp calls it. */
 template <int io, int chunk>
 GDN_DEVICE void invert_column(float *square, const float *diagonal, char *T, int row, int c)
 {

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A block that makes the record of a chunk (chunks.cuh): its shared memory, what its threads have
- * in registers, and what comes before products: loads, gates, lengths and e.
- */
+/* A block that makes the record of a chunk (chunks.cuh): its shared memory, the registers of its
+ * threads, and the steps before products: loads, gates, lengths and e. */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_MAKER_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_MAKER_CUH
 
@@ -22,16 +20,17 @@ enum {
 };
 static_assert(24 * STAGE_ROW <= OWN_BYTES, "a level's rows");
 
-/* Numbers of tokens: factors of rows of L and P, and of columns of both; the diagonal of P. */
+/* Numbers of tokens: the factors of rows and of columns of L and P, and the diagonal of P. */
 struct chunk_scales {
     alignas(16) float l[CHUNK], p[CHUNK], column[CHUNK], own[CHUNK];
 };
 
 template <int deep> struct chunks_shared {
     static constexpr int halves = deep / 64, row = GDN_PREFILL_ROW(deep, 2);
-    alignas(16) float square[CHUNK * SQUARE_LD]; /* L; then T, transposed */
+    alignas(16) float square[CHUNK * SQUARE_LD]; /* L; T is added above the diagonal, transposed */
     union {
-        alignas(16) char own[halves * GROUPS][OWN_BYTES]; /* gates; rows of e, q; columns */
+        alignas(16) char own[halves * GROUPS][OWN_BYTES]; /* gates; later rows of e and q, and
+                                                             columns */
         struct {
             alignas(16) char k[CHUNK * row], q[CHUNK / 2 * row];
         } level;
@@ -44,7 +43,7 @@ template <int deep> struct chunks_shared {
     float parts[halves][GROUPS][2][16 * PART_LD]; /* of blocks on the diagonals of L and P */
     union {
         float sums[halves][3][CHUNK]; /* k . k, q . q and q . k of tokens */
-        float total[GROUPS][deep];    /* later: products of all gates of 16 tokens */
+        float total[GROUPS][deep];    /* products of all gates of 16 tokens */
     };
     struct chunk_scales scales;
     alignas(16) channels_factors<deep> factors;
@@ -53,7 +52,7 @@ template <int deep> struct chunks_shared {
 static_assert(sizeof(chunks_shared<64>) <= GDN_CU_CHUNKS_64, "chunks_shared");
 static_assert(sizeof(chunks_shared<128>) <= GDN_CU_CHUNKS_128, "chunks_shared");
 
-/* A lane's two channels of the 16 tokens of its warp. e is k, or b k if b has channels. */
+/* A lane's two channels of its warp's 16 tokens. e is k, or b k if b has channels. */
 struct chunk_rows {
     uint32_t k[16], q[16], e[16];
     float a[16][2];
@@ -69,10 +68,10 @@ template <int io, int deep> struct chunk_maker {
     char *record;
     int head, lane, warp, group, half;
     int channel; /* the first of two */
-    int n;       /* tokens of the warp that are there; 0 if the channels are not below K */
+    int n;       /* tokens of the warp that exist; 0 if the channels are beyond K */
     chunk_rows x;
 
-    /* Token t of the warp, in the chunk. */
+    /* Returns the number in the chunk of the warp's token t. */
     __device__ __forceinline__ int token(int t) const { return 16 * group + t; }
     __device__ __forceinline__ bool has(int t) const { return t < n; }
 
@@ -120,8 +119,8 @@ chunk_maker<io, deep>::load_keys(uint32_t (&to)[16], const struct gdn_rows &rows
 /* Returns a from its logarithm. */
 GDN_DEVICE float gate_factor(float g) { return gate_forgets(g) ? 0 : ex2_approx(g * 1.44269504f); }
 
-/* Begins to copy the lane's gates to shared memory, two a token, as they are. Returns false if they
- * do not lie side by side. */
+/* Begins to copy the lane's gates to shared memory as they lie in memory, two for each token.
+ * Returns false if the two do not lie side by side. */
 template <int io, int deep>
 __device__ __forceinline__ bool chunk_maker<io, deep>::begin_gates() const
 {
@@ -142,12 +141,12 @@ __device__ __forceinline__ bool chunk_maker<io, deep>::begin_gates() const
     return true;
 }
 
-/* Makes pairs of floats of the lane's gates, as they were given, but logarithms of raw ones. */
+/* Converts the lane's gates to pairs of floats. Raw gates become logarithms. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_maker<io, deep>::expand_gates(float2 *own, bool begun) const
 {
     const struct gdn_rows &rows = r.g;
-    const int64_t step = r.family.g_channel; /* 0: of the head */
+    const int64_t step = r.family.g_channel; /* 0: the head has one gate */
     if (begun) {
         copy_wait<0>();
         if (rows.dtype != GDN_F32) {
@@ -177,7 +176,7 @@ __device__ __forceinline__ void chunk_maker<io, deep>::expand_gates(float2 *own,
     }
 }
 
-/* Makes a of the lane's gates. */
+/* Computes a from the lane's gates. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_maker<io, deep>::finish_gates(bool begun)
 {
@@ -223,7 +222,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
 
 /* ---- Numbers of tokens ----------------------------------------------------------------------- */
 
-/* The diagonals of K K^T, Q Q^T and Q K^T, in the warp's channels. */
+/* Computes the diagonals of K K^T, Q Q^T and Q K^T, over the warp's channels. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::measure()
 {
     char *const own = sh.own[warp] + 4 * lane;
@@ -247,7 +246,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
         tiles::multiply(sum[2], q, k[y]);
     }
     __syncwarp();
-    if (lane / 8 != lane % 4) return; /* no element of a diagonal */
+    if (lane / 8 != lane % 4) return; /* the lane has no element of a diagonal */
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -256,7 +255,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
                 lane & 4 ? sum[i][h][2 * h + 1] : sum[i][h][2 * h];
 }
 
-/* The factors of rows and columns, a thread for a token. */
+/* Computes the factors of rows and columns. A thread has a token. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::scale_tokens()
 {
     const int t = threadIdx.x;
@@ -269,7 +268,8 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
         k = inverse_length(sum[0], r.norm, r.norm_eps);
         q = inverse_length(sum[1], r.norm, r.norm_eps);
     }
-    const bool inside = io == GDN_F16; /* lengths are in keys and queries, see normalise() */
+    const bool inside = io == GDN_F16; /* keys and queries have length one already, see
+                                          normalise() */
     sh.scales.own[t] = sum[2] * k * (q * r.scale);
     sh.scales.p[t] = inside ? r.scale : q * r.scale;
     sh.scales.column[t] = inside ? 1 : k;
@@ -277,13 +277,13 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     if (inside) sh.sums[0][0][t] = k, sh.sums[0][1][t] = q;
 }
 
-/* Returns a word times two numbers. */
+/* Returns a word with its two numbers multiplied. */
 template <class pairs> GDN_DEVICE uint32_t scale_word(uint32_t word, float low, float high)
 {
     return pairs::pair(pairs::low(word) * low, pairs::high(word) * high);
 }
 
-/* Makes keys and queries rows of length one. */
+/* Scales keys and queries to length one. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::normalise()
 {
     const float *const k = sh.sums[0][0] + token(0), *const q = sh.sums[0][1] + token(0);
@@ -294,7 +294,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     }
 }
 
-/* Returns true if b has channels that lie side by side, as words. */
+/* Returns true if b has channels that can be loaded as words. */
 template <int io, int deep>
 __device__ __forceinline__ bool chunk_maker<io, deep>::has_beta_words() const
 {
@@ -305,7 +305,7 @@ __device__ __forceinline__ bool chunk_maker<io, deep>::has_beta_words() const
            at % 4 == 0;
 }
 
-/* Begins to load the words to e. */
+/* Begins to load these words into e. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::begin_e()
 {
     if (has_beta_words()) load_keys(x.e, r.beta, r.H);
@@ -322,7 +322,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     }
 #pragma unroll
     for (int t = 0; t < 16; t++) own[32 * t] = x.k[t], own[32 * (16 + t)] = x.e[t];
-    bool erases = false; /* which changes a state, whatever w is */
+    bool erases = false; /* b changes the state, even if w is 0 */
 #pragma unroll 1
     for (int t = 0; t < 16; t++) {
         const int64_t at = sh.chunk.t0 + token(t);

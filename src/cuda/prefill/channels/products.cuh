@@ -10,8 +10,8 @@
 #include "cuda/prefill/channels/record.cuh"
 #include "cuda/prefill/general_gram.cuh"
 
-/* Begins to copy n rows of `bytes`, which lie behind each other, to rows of a tile. By all
- * threads. */
+/* Begins to copy n rows of `bytes`, which follow each other in memory, to rows of a tile. All
+ * threads call it. */
 template <int bytes> GDN_DEVICE void begin_rows(char *to, int to_row, const char *from, int n)
 {
     const uint32_t at = shared_address(to);
@@ -19,8 +19,8 @@ template <int bytes> GDN_DEVICE void begin_rows(char *to, int to_row, const char
         copy_async<16>(at + i / (bytes / 16) * to_row + i % (bytes / 16) * 16, from + 16 * i, 16);
 }
 
-/* Begins to copy n matrices of a record, with so many columns, to rows of tiles of mma.sync. By
- * all threads. */
+/* Begins to copy n matrices of a record with `columns` columns to rows of tiles of mma.sync. All
+ * threads call it. */
 template <int columns> GDN_DEVICE void begin_matrices(char *to, int to_row, const char *from, int n)
 {
     const uint32_t at = shared_address(to);
@@ -39,7 +39,7 @@ template <int io, int deep> struct state_products {
     typedef mma_block state[deep / 16];
     static constexpr int row = GDN_PREFILL_ROW(deep, 2);
 
-    /* Row block i, column block j of a tile, at a lane's place. */
+    /* Returns the address of row block i and column block j of a tile, at the lane's place. */
     static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int i, int j)
     {
         return tile + 16 * i * row + 32 * j;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A record: what `chunks` leaves of a chunk and head. Its matrices lie in tiles as products of
- * warpgroups want them (tile_place() of mma.cuh), 64 rows of 64 columns: K~, Q~, K^, T, P.
- */
+/* A record: what `chunks` computes of a chunk and head. Its matrices K~, Q~, K^, T and P lie in
+ * tiles of 64 rows and 64 columns, as products of warpgroups read them (tile_place() of
+ * mma.cuh). */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_RECORD_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_RECORD_CUH
 
@@ -11,11 +10,11 @@
 
 enum {
     GROUPS = CHUNK / 16,
-    SQUARE_ROW = GDN_PREFILL_ROW(64, 2), /* of T and P in rows, bytes */
+    SQUARE_ROW = GDN_PREFILL_ROW(64, 2), /* bytes of a row of T or P */
     TILE = CHUNK * 128                   /* bytes of a tile */
 };
 
-/* Behind the matrices of a record. */
+/* The numbers after the matrices of a record. */
 template <int deep> struct channels_factors {
     float decay[deep];      /* of the state's rows */
     float w[CHUNK];         /* of v */

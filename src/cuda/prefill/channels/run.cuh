@@ -14,7 +14,8 @@ template <int io, int deep>
 GDN_DEVICE void run_chunks_kernel(const struct gdn_cu_prefill_channels &a)
 {
     make_chunk<io, deep>(a);
-    /* A launch may begin before the scan ahead has ended. One block ends after that. */
+    /* This launch may begin before the scan ahead has ended. One block waits for that scan, so the
+     * launch ends after it. */
     if (blockIdx.x == gridDim.x - 1) griddepcontrol_wait();
 }
 template <int io, int deep> GDN_DEVICE void run_scan_kernel(const struct gdn_cu_prefill_channels &a)
@@ -22,7 +23,7 @@ template <int io, int deep> GDN_DEVICE void run_scan_kernel(const struct gdn_cu_
     scan_window<io, deep>(a);
 }
 
-/* Least blocks of a multiprocessor. */
+/* The least blocks of a multiprocessor. */
 enum { CHANNELS_BLOCKS_chunks = 2, CHANNELS_BLOCKS_scan = 1 };
 
 #define CHANNELS_KERNEL(threads, shared, what, io, deep)                          \

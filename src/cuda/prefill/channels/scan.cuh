@@ -15,16 +15,16 @@
 #include "cuda/prefill/channels/chunks.cuh"
 #include "cuda/prefill/channels/scan_state.cuh"
 
-/* A record in shared memory, in rows of tiles (mma.cuh), and columns of V. */
+/* A record in shared memory, in rows of tiles (mma.cuh), and the columns of V. */
 template <int deep> struct scan_stage {
     static constexpr int row = GDN_PREFILL_ROW(deep, 2);
     alignas(16) char keys[3][CHUNK * row], squares[2][CHUNK * SQUARE_ROW]; /* K~ Q~ K^, T P */
     channels_factors<deep> factors;
-    /* Columns of V, and then the output. */
+    /* Returns the columns of V, which the output replaces. */
     __device__ __forceinline__ char *v() { return (char *)(this + 1); }
 };
 
-/* Bytes of a row of V, and of a stage. */
+/* Return the bytes of a row of V, and those of a stage. */
 GDN_DEVICE int row_of_values(const scan_block &b) { return GDN_PREFILL_ROW(b.columns, 2); }
 template <int deep> GDN_DEVICE scan_stage<deep> &stage_at(const scan_block &b, int i)
 {
@@ -34,7 +34,7 @@ template <int deep> GDN_DEVICE scan_stage<deep> &stage_at(const scan_block &b, i
 
 /* ---- Loads: by all threads ------------------------------------------------------------------- */
 
-/* Begins to load chunk c to a stage. Ends a group of copies in any case. */
+/* Begins to load chunk c into a stage. Ends a group of copies, even if there is no such chunk. */
 template <int deep> GDN_DEVICE void begin_chunk(const scan_block &b, int64_t c, int i)
 {
     if (c < b.part.end) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void scan_warp<io, deep>::make_r(operands &r, scan_st
     }
 }
 
-/* Computes the output, to where V was. */
+/* Writes the output in the place of V. */
 template <int io, int deep>
 __device__ __forceinline__ void scan_warp<io, deep>::make_o(scan_stage<deep> &in, const operands &u,
                                                             char *v) const
@@ -137,7 +137,7 @@ __device__ __forceinline__ void scan_warp<io, deep>::make_o(scan_stage<deep> &in
     }
 }
 
-/* S after the chunk. */
+/* Computes S after the chunk. */
 template <int io, int deep>
 __device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in, const operands &u)
 {
@@ -146,7 +146,7 @@ __device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in
     products::add(S, u, in.keys[2]);
 }
 
-/* The chunk in a stage; column: the warp's first of the stage. */
+/* Computes the chunk in a stage. column: the warp's first one in the stage. */
 template <int io, int deep>
 __device__ __forceinline__ void scan_warp<io, deep>::run(scan_stage<deep> &in, int64_t c,
                                                          int column)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state of one head through the chunks of a window (scan.cuh) on Hopper, by WGMMA. A
- * warpgroup has 64 value columns, a warp 16 of them, as mma.sync has them: first factors are
- * registers, second ones the tiles of a record as they come. A block has one or two warpgroups. Two
- * records have room: a thread loads the next one. A warp for loads alone would take a third of the
- * registers.
+ * The state of one head through the chunks of a window (scan.cuh) on Hopper, by WGMMA. A warpgroup
+ * has 64 value columns, and a warp 16 of them, as with mma.sync. First factors are in registers;
+ * second factors are the tiles of a record as they lie. A block has one or two warpgroups. It has
+ * room for two records, and one thread loads the next one. A warp for loads alone would cost a
+ * third of the registers.
  *
  * The chain from S to S is the products with K~, T and K^. The product with Q~ runs while U becomes
- * a factor and is tested, that with P while S decays. The output is written while the product with
- * K^ runs. Once a result has been read, the assembler wants a wait for all products before the next
- * one; and no branch in between.
+ * a factor and is tested. The product with P runs while S decays. The output is written while the
+ * product with K^ runs. After a result is read, the assembler needs a wait for all products before
+ * the next product, without a branch in between.
  */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_SCAN_SM90_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_SCAN_SM90_CUH
@@ -17,7 +17,8 @@
 #include "cuda/device/ptx_wgmma.cuh"
 #include "cuda/prefill/channels/scan_state.cuh"
 
-/* A record in shared memory, and columns of V, a tile for each warpgroup; then the output. */
+/* A record in shared memory, and the columns of V, a tile for each warpgroup. The output replaces
+ * V. */
 template <int deep> struct sm90_stage {
     alignas(1024) char keys[3][deep / 64][TILE], squares[2][TILE]; /* K~ Q~ K^, T P */
     channels_factors<deep> factors;
@@ -25,7 +26,7 @@ template <int deep> struct sm90_stage {
 };
 static_assert(sizeof(sm90_stage<128>) + TILE == GDN_CHANNELS_SM90_STAGE_BYTES(128, 64), "args.h");
 
-/* Barriers of a stage, behind scan_head: the record is there; all warps have done with it. */
+/* Barriers of a stage, after scan_head. FULL: the record is there. FREE: all warps have read it. */
 enum { SM90_STAGES = 2, SM90_FULL = 0, SM90_FREE = SM90_STAGES };
 
 /* The values that every thread of a block holds. */
@@ -33,7 +34,7 @@ template <int deep> struct sm90_block {
     const scan_block &b;
     int n_groups;
 
-    /* Chunks are counted from the part's first one here. */
+    /* Returns the number of chunks of the part. */
     __device__ __forceinline__ int n_chunks() const { return (int)(b.part.end - b.part.begin); }
     __device__ __forceinline__ sm90_stage<deep> &stage(int i) const
     {
@@ -53,8 +54,8 @@ template <int deep> struct sm90_block {
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
-/* Computes x = a times rows of tiles, or adds it. tie: keeps x in its registers, because the
- * compiler would take others. Ends its group. */
+/* Computes x = a times rows of tiles, or adds that to x. tie: keeps x in its registers, because the
+ * compiler would move it. Ends a group of products. */
 template <int io, bool add, bool tie = false, int n, int m>
 GDN_DEVICE void multiply_rows(mma_block (&x)[m], const typename mma_tiles<io>::operand (&a)[n],
                               const char *tiles)
@@ -89,9 +90,9 @@ GDN_DEVICE void add_tokens(mma_block (&S)[n], const typename mma_tiles<io>::oper
     wgmma_commit();
 }
 
-/* A lane's rows of a chunk in memory: every 16th token, 8 columns. */
+/* A lane's rows of a chunk in memory: every 16th token, and 8 columns. */
 struct lane_rows {
-    char *at;            /* of the first */
+    char *at;            /* address of the first row */
     int64_t step, chunk; /* bytes from a row to the next, and from a chunk to the next */
     __device__ __forceinline__ char *row(int i) const { return at + i * step; }
 };
@@ -105,16 +106,18 @@ template <int io, int deep> struct sm90_warp {
 
     const sm90_block<deep> &block;
     const scan_block &b;
-    int group, warp, lane; /* the warp's number in its group */
+    int group, warp, lane; /* warp: its number in the group */
     struct state_part part;
     mma_block S[deep / 16];
-    int n_tokens;            /* from the part's first chunk on, or many */
-    bool has_columns;        /* the lane's eight */
-    const char *record;      /* of the chunk that is loaded next, */
-    struct lane_rows values; /* and its V */
-    struct lane_rows out;    /* of the chunk now */
+    int n_tokens;            /* tokens from the part's first chunk on; a large number if there are
+                                more */
+    bool has_columns;        /* the lane has eight columns that exist */
+    const char *record;      /* of the chunk to be loaded next */
+    struct lane_rows values; /* V of that chunk */
+    struct lane_rows out;    /* output of the current chunk */
 
-    /* Return the warpgroup's tile of V; the place of the lane's matrices, of its rows. */
+    /* Return the warpgroup's tile of V, and the addresses of the lane's matrices and of its
+     * rows. */
     __device__ __forceinline__ uint32_t tile(int i) const
     {
         return shared_address(block.stage(i).v()) + group * TILE;
@@ -146,7 +149,7 @@ template <int io, int deep> struct sm90_warp {
     __device__ __forceinline__ void run();
 };
 
-/* Finds the places in memory. */
+/* Finds the addresses in memory. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin()
 {
     const struct gdn_cu_rule &r = b.r;
@@ -162,8 +165,8 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
             CHUNK * r.out.token };
 }
 
-/* Begins to load the next record, of chunk i. One thread of the block does it, once all warps have
- * done with what was there. */
+/* Begins to load the record of chunk i. One thread of the block does it, when all warps have read
+ * the record before. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin_record(int i)
 {
     if (threadIdx.x != 0 || i >= block.n_chunks()) return;
@@ -174,8 +177,8 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     record += b.r.H * b.a.record_bytes;
 }
 
-/* Begins to load the warp's columns of V of the next chunk, i. Ends a group of copies in any
- * case. */
+/* Begins to load the warp's columns of V of chunk i. Ends a group of copies, even if there is no
+ * such chunk. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin_values(int i)
 {
     if (i < block.n_chunks()) {
@@ -191,7 +194,7 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     copy_commit();
 }
 
-/* Waits for the warp's columns of V of chunk i, and begins to load what the next one needs. */
+/* Waits for the warp's columns of V of chunk i, and begins the loads of the next chunk. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::turn_to(int i)
 {
     copy_wait<0>();
@@ -224,7 +227,7 @@ sm90_warp<io, deep>::make_r(operands &r, const mma_block (&x)[GROUPS], const flo
     }
 }
 
-/* Writes the output to the place of V. */
+/* Writes the output in the place of V. */
 template <int io, int deep>
 __device__ __forceinline__ void sm90_warp<io, deep>::put_output(const mma_block (&o)[GROUPS],
                                                                 uint32_t values) const
@@ -249,11 +252,11 @@ __device__ __forceinline__ void sm90_warp<io, deep>::store_output(int i) const
             if (16 * j < n) *(uint4 *)out.row(j) = *(const uint4 *)(v + 16 * 128 * j);
 }
 
-/* The warp has done with chunk i. */
+/* Releases chunk i: the warp has read it. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::release(int i)
 {
     out.at += out.chunk;
-    __syncwarp(); /* V of a later chunk goes where the output was */
+    __syncwarp(); /* V of a later chunk goes to the place of the output */
     if (lane == 0) mbarrier_arrive(block.barrier(SM90_FREE, i));
 }
 
@@ -267,7 +270,7 @@ __device__ __forceinline__ bool sm90_warp<io, deep>::is_any_bad(const operands &
     return barrier_any(1 + group, 128, tiles::is_tainted(taint));
 }
 
-/* Returns true if one of them must walk through a chunk (scan_state.cuh). */
+/* Returns true if a warp of the group must walk through a chunk (scan_state.cuh). */
 template <int io, int deep>
 __device__ __forceinline__ bool sm90_warp<io, deep>::must_mend(const operands &u,
                                                                bool forgets) const
@@ -276,8 +279,8 @@ __device__ __forceinline__ bool sm90_warp<io, deep>::must_mend(const operands &u
     return in_warp(barrier_any(1 + group, 128, must));
 }
 
-/* Passes chunks [i, end) that change the state, if U is finite. Returns the first other chunk:
- * its record is there, and nothing of it has been done. */
+/* Computes chunks from i to end - 1 that change the state, while U is finite. Returns the first
+ * chunk that it leaves: its record is there, and none of it is computed. */
 template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::pass(int i, int end)
 {
 #pragma unroll 1
@@ -285,7 +288,7 @@ template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::
         sm90_stage<deep> &in = block.stage(i);
         const uint32_t v = matrices(i);
         operand s[deep / 16], r[GROUPS], u[GROUPS];
-        mma_block o[GROUPS], y[GROUPS]; /* o: S^T K~^T first */
+        mma_block o[GROUPS], y[GROUPS]; /* o: at first S^T K~^T */
         block.wait(SM90_FULL, i);
         if (in_warp(!in.factors.busy)) return i;
 #pragma unroll
@@ -314,8 +317,8 @@ template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::
     return i;
 }
 
-/* Passes a chunk of no gate and no update: every bit of S stays (G9). An element may be above what
- * 16 bits hold; then the warp walks. */
+/* Computes a chunk without gates and updates, which keeps every bit of S (G9). If an element is too
+ * large for 16 bits, the warp walks. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::pass_idle(int i)
 {
     operand s[deep / 16];
@@ -337,7 +340,7 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     store_output(i);
 }
 
-/* Passes a chunk that pass() has left. */
+/* Computes a chunk that pass() has left. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::pass_other(int i)
 {
     if (in_warp(block.stage(i).factors.busy))
@@ -347,8 +350,7 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     release(i);
 }
 
-/* Returns the first chunk from i on that begins at a checkpoint after its start, or where the part
- * ends. */
+/* Returns the first chunk from i on with a checkpoint inside it, or the end of the part. */
 template <int io, int deep>
 __device__ __forceinline__ int sm90_warp<io, deep>::next_stop(int i) const
 {
@@ -399,7 +401,7 @@ template <int io, int deep> GDN_DEVICE void run_part(const scan_block &scan)
 
 template <int io> GDN_DEVICE void run_scan_sm90(const struct gdn_cu_prefill_channels &a)
 {
-    griddepcontrol_launch_dependents(); /* chunks of the next window */
+    griddepcontrol_launch_dependents(); /* the kernel for chunks of the next window */
     scan_window(a, *(struct scan_head *)gdn_shared, blockDim.x / 2,
                 [](const scan_block &b) { run_part<io, GDN_CHANNELS_MOST_K>(b); });
 }

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What both forms of `scan` share. A warp has 16 value columns of a state, transposed: 16 x 16
- * blocks of rows v and columns k. Here: where they come from and go to, chunks that are not finite,
- * and the block of threads.
- */
+/* The parts that both forms of `scan` share: loads and stores of states, chunks that are not
+ * finite, and the block of threads. A warp has 16 value columns of a state, transposed: 16 x 16
+ * blocks of rows v and columns k. */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_SCAN_STATE_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_SCAN_STATE_CUH
 
@@ -37,7 +35,7 @@ struct scan_block {
     }
 };
 
-/* Rows of V of chunk c, or of w v, from the head's first column on. */
+/* Rows of V or of w v of chunk c, from the head's first column on. */
 struct value_rows {
     const char *data;
     int64_t step; /* bytes */
@@ -51,16 +49,14 @@ template <int deep> GDN_DEVICE struct value_rows rows_of_values(const scan_block
 
 /* ---- What is not finite ---------------------------------------------------------------------- */
 
-/*
- * What is not finite in one token must not reach those before it, and a channel that forgets must
- * forget it; but products of matrices take all of them times zero. So the warp then walks through
- * the chunk token by token, in float32. U says so: every token reads S in R, and a value of R that
- * is not finite leaves no finite U, since T has ones on its diagonal. It need not walk for columns
- * whose state is lost before the chunk, since all that they give is lost too, if no channel
- * forgets.
- */
+/* A value that is not finite must not reach earlier tokens, and a channel that forgets must drop
+ * it. But a product of matrices multiplies it by zero, which gives NaN. So the warp then walks
+ * through the chunk token by token, in float32. U shows whether it must: every token reads S in R,
+ * and a value of R that is not finite makes U not finite, because T has ones on its diagonal.
+ * Columns whose state is lost before the chunk need no walk if no channel forgets: all their
+ * results are lost too. */
 
-/* Returns true if S has an element that is not finite in each column where U has one. A whole
+/* Returns true if each column of U with an element that is not finite has one in S too. A whole
  * warp calls it. */
 template <int io, int deep>
 GDN_DEVICE bool were_lost(const mma_block (&S)[deep / 16],
@@ -79,13 +75,13 @@ GDN_DEVICE bool were_lost(const mma_block (&S)[deep / 16],
         for (int i = 0; i < deep / 4; i++) lost |= !is_finite(S[i / 4][i / 2 % 2][i % 2 + 2 * d]);
         const unsigned row = 15u << (threadIdx.x % 32 & ~3u);
         const bool bad = __ballot_sync(0xffffffff, tiles::is_tainted(taint)) & row;
-        const bool is_lost = __ballot_sync(0xffffffff, lost) & row; /* by all lanes */
+        const bool is_lost = __ballot_sync(0xffffffff, lost) & row; /* of all lanes of the row */
         were &= !bad || is_lost;
     }
     return !in_warp(!were);
 }
 
-/* Walks through a chunk. Copies leave the originals in registers. */
+/* Walks through a chunk. It copies its arguments, so that the originals stay in registers. */
 template <int io, int deep>
 GDN_DEVICE void mend(mma_block (&S)[deep / 16], const scan_block &b, const struct state_part &part,
                      int64_t c)
@@ -116,7 +112,8 @@ GDN_DEVICE void mend(mma_block (&S)[deep / 16], const scan_block &b, const struc
 
 /* ---- The state before and after the window --------------------------------------------------- */
 
-/* A warp's part of the state between windows: elements in the order of its lanes. */
+/* Returns the address of a warp's part of the state between windows. Elements have the order of its
+ * lanes. */
 template <int deep> GDN_DEVICE float *carried(const scan_block &b, int64_t place)
 {
     const int64_t strip = (place * b.r.H + b.head) * b.a.n_slices + b.slice;
@@ -148,7 +145,7 @@ GDN_DEVICE void end_state(const mma_block (&S)[n], const scan_block &b,
     }
 }
 
-/* Stores the checkpoint after so many tokens, whole chunks, if there is one. */
+/* Stores the checkpoint after n tokens, which are whole chunks, if there is one. */
 template <int n>
 GDN_DEVICE void leave_checkpoint(const mma_block (&S)[n], const scan_block &b,
                                  const struct state_part &part, int64_t tokens)
@@ -177,8 +174,8 @@ GDN_DEVICE void zero_tokens(const scan_block &b, int64_t from, int64_t to)
     }
 }
 
-/* Runs the block's part of the window, if there is one: run(block). Writes zeros to tokens that do
- * not count. */
+/* Runs the block's part of the window, if there is one: run(block). Sets the outputs of tokens that
+ * are not valid to zero. */
 template <class Run>
 GDN_DEVICE void scan_window(const struct gdn_cu_prefill_channels &a, struct scan_head &sh,
                             int columns, const Run run)
@@ -186,7 +183,7 @@ GDN_DEVICE void scan_window(const struct gdn_cu_prefill_channels &a, struct scan
     const struct gdn_cu_rule &r = a.rule;
     const int64_t each = (int64_t)r.H * a.n_slices, row = a.row + blockIdx.x / each;
     if (threadIdx.x < 32) {
-        struct gdn_cu_seq s; /* after the last, the tokens of none */
+        struct gdn_cu_seq s; /* after the last sequence: the tokens of none */
         if (row == r.batch.B)
             s = read_rest(r.batch);
         else

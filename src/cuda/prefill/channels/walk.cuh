@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A chunk token by token, in float32, by a warp that has 16 value columns of a state: where
- * products of matrices would take what is not finite to tokens that do not depend on it.
- */
+/* Computes a chunk token by token, in float32. A warp has 16 value columns of a state. It is for
+ * chunks in which products of matrices would spread values that are not finite to tokens that do
+ * not depend on them. */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_WALK_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_WALK_CUH
 
@@ -17,7 +16,7 @@ GDN_DEVICE float sum_row_lanes(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* Returns what a row of keys or queries is multiplied by. */
+/* Returns the factor of a row of keys or queries. */
 template <int io, int deep>
 GDN_DEVICE float row_length(const struct gdn_cu_rule &r, const char *row)
 {
@@ -31,7 +30,7 @@ GDN_DEVICE float row_length(const struct gdn_cu_rule &r, const char *row)
     return inverse_length(sum_row_lanes(sum), r.norm, r.norm_eps);
 }
 
-/* Tokens of a head, one after the other. */
+/* The tokens of a head, in order. */
 struct walk_tokens {
     const struct gdn_cu_rule &r;
     const struct gdn_cu_seq &s;
@@ -39,8 +38,7 @@ struct walk_tokens {
     int n, head;
 };
 
-/* Walks through tokens. leave: what becomes of u and o of one, of the lane's rows; all lanes call
- * it. */
+/* Walks through tokens. leave() gets u and o of a token for the lane's rows. All lanes call it. */
 template <int io, int deep, class Leave>
 static __device__ __noinline__ void walk_chunk(mma_block (&S)[deep / 16],
                                                const struct walk_tokens &b,

@@ -1,25 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Windows: as many chunks at a time as have room in memory that the L2 cache holds. If the batch is
- * padded, a window has the same chunks of each of its rows. Else it has chunks of the batch, in
- * their order, and one sequence at most goes on from it to the next.
- */
+/* Windows: as many chunks at a time as the L2 cache has room for. If the batch is padded, a window
+ * has the same chunks of each row. Else it has chunks of the batch in their order, and at most one
+ * sequence goes on from a window to the next. */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_WINDOW_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_WINDOW_CUH
 
 #include "cuda/prefill/channels/args.h"
 #include "cuda/prefill/stages.cuh"
 
-/* Chunks of a sequence that the window has: [begin, end), and its n_chunks with tokens that
- * count. */
+/* The chunks of a sequence that a window has: [begin, end), of which the first n_chunks have valid
+ * tokens. */
 struct channels_part {
     int64_t begin, end, n_chunks;
-    int64_t record;   /* of chunk `begin` */
-    int64_t from, to; /* places of the state before and after them, between windows */
+    int64_t record;   /* number of the record of chunk `begin` */
+    int64_t from, to; /* places of the states between windows, before and after the chunks */
     bool is_first;
 };
 
-/* Returns the i-th chunk of the window. All threads of a warp call it. */
+/* Returns chunk i of the window. All threads of a warp call it. */
 GDN_DEVICE struct stage_chunk find_window_chunk(const struct gdn_cu_prefill_channels &a, int64_t i)
 {
     struct stage_chunk c = {};

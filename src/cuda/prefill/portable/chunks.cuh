@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What chunks need before a state comes into them: gates, T and P of each state head. A block of
- * four warps has a chunk and some state heads that read the same rows of k and of q, so products of
- * these are made once for all of them.
- */
+/* Computes what chunks need before a state comes: gates, T and P of each state head. A block of
+ * four warps has a chunk, and some state heads that read the same rows of k and of q. So it makes
+ * products of these rows once for all its heads. */
 #ifndef GDN_CUDA_PREFILL_CHUNKS_CUH
 #define GDN_CUDA_PREFILL_CHUNKS_CUH
 
@@ -28,31 +26,31 @@ struct chunks_shared {
         };
     };
     float lengths[2][CHUNK];                             /* 1 / length of k and q */
-    alignas(16) portable_vectors v[CHUNKS_THREADS / 32]; /* of as many heads as there are warps */
+    alignas(16) portable_vectors v[CHUNKS_THREADS / 32]; /* for as many heads as there are warps */
     struct stage_chunk chunk;
 };
 static_assert(sizeof(struct chunks_shared) <= GDN_CU_CHUNKS_BYTES, "shared_bytes.h");
 
-/* The state heads of a block: `head`, and every `step`-th after it. */
+/* The state heads of a block: `head`, and every `step`-th one after it. */
 struct chunks_heads {
     int head, step, n;
-    bool first; /* those of the key head, of which there may be more blocks */
+    bool first; /* the block has the first state head of the key head */
 };
 GDN_DEVICE struct chunks_heads heads_of(const struct gdn_cu_prefill_portable &a, int group)
 {
     const struct gdn_cu_rule &r = a.rule;
-    const int readers = r.Hq == r.Hk ? r.H / r.Hk : 1; /* that share k and q */
+    const int readers = r.Hq == r.Hk ? r.H / r.Hk : 1; /* state heads that share k and q */
     const int splits = (readers + a.n_each - 1) / a.n_each, split = group % splits;
     const int key = group / splits, n_keys = r.H / readers, step = reader_step(r, n_keys);
     return { first_reader(r, key, n_keys) + split * a.n_each * step, step,
              min(a.n_each, readers - split * a.n_each), split == 0 };
 }
 
-/* Finds the chunk of a number. n is 0 if no sequence has it. By a warp. */
+/* Returns the chunk with that number. n is 0 if no sequence has it. A warp calls it. */
 GDN_DEVICE struct stage_chunk find_numbered(const struct gdn_cu_batch &b, int64_t number)
 {
     int64_t row = 0, end = b.B;
-    while (end - row > 1) { /* it is of one of the sequences [row, end) */
+    while (end - row > 1) { /* the chunk belongs to one of the sequences [row, end) */
         const int64_t middle = row + (end - row) / 2;
         if (first_number(b, middle, CHUNK) <= number)
             row = middle;
@@ -66,8 +64,8 @@ GDN_DEVICE struct stage_chunk find_numbered(const struct gdn_cu_batch &b, int64_
     return c;
 }
 
-/* Finds the lengths of keys and queries, a thread for a row. In f16 rows of keys become those of
- * length one, see write_lengths(). */
+/* Computes 1 / length of keys and queries. A thread has a row. In f16 keys are scaled to length
+ * one, see write_lengths(). */
 template <int io>
 GDN_DEVICE void find_lengths(struct chunks_shared &sh, const struct gdn_cu_rule &r, int n)
 {
@@ -88,8 +86,8 @@ GDN_DEVICE void store_keys(const struct chunks_shared &sh, char *to, int bytes)
     }
 }
 
-/* Stores a square; with zeros above its diagonal, and where one of the gates parts row and column,
- * were beta of the column, or the sum there, NaN. */
+/* Stores a square. Elements above its diagonal are zero, and those whose row and column a gate
+ * parts, even if beta of the column, or the sum, is NaN. */
 GDN_DEVICE void store_square(char *to, const char *from, token_mask resets)
 {
     for (int x = threadIdx.x; x < SQUARE_PIECES; x += CHUNKS_THREADS) {
@@ -107,7 +105,7 @@ GDN_DEVICE void store_square(char *to, const char *from, token_mask resets)
     }
 }
 
-/* Makes the record of a state head, whose gates are prepared. */
+/* Makes the record of a state head. Its gates are prepared. */
 template <int io>
 GDN_DEVICE void make_record(struct chunks_shared &sh, portable_vectors &v,
                             struct portable_record &to, const mma_block (&keys)[CHUNK / 16],
@@ -133,7 +131,7 @@ GDN_DEVICE void make_record(struct chunks_shared &sh, portable_vectors &v,
         ((uint4 *)&to.v)[x] = ((const uint4 *)&v)[x];
 }
 
-/* Loads keys and queries of a chunk, with zeros behind K. */
+/* Loads keys and queries of a chunk, with zeros beyond K. */
 GDN_DEVICE void load_rows_of(struct chunks_shared &sh, const struct gdn_cu_prefill_portable &a,
                              const struct stage_chunk &c, int head)
 {
@@ -184,7 +182,7 @@ template <int io> GDN_DEVICE void run_chunks(const struct gdn_cu_prefill_portabl
     const uint32_t k = shared_address(sh.keys.k), q = shared_address(sh.keys.q);
     multiply_rows<io, CHUNKS_DEEP>(keys, k, k, warp);
     multiply_rows<io, CHUNKS_DEEP>(queries, q, k, warp);
-    __syncthreads(); /* keys and queries are done with */
+    __syncthreads(); /* keys and queries have been read */
     for (int i = 0; i < heads.n; i++) {
         const int at = i % (CHUNKS_THREADS / 32);
         if (i && at == 0) { /* the next heads' gates */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill by the kernels of portable/run.cuh, which calls they take, and what they need. */
+/* gdn_prefill by the kernels of portable/run.cuh: which calls they take, their workspace,
+ * launches. */
 #include <stdio.h>
 
 #include "core/tensor_check.h"
@@ -35,7 +36,7 @@ const char *gdn_cuda_prefill_portable_why_not(const gdn_ctx *ctx, const struct g
 
 /* ---- The workspace --------------------------------------------------------------------------- */
 
-/* Chunks by number, see first_number(). */
+/* Returns the most chunks by number, see first_number(). */
 static int64_t count_chunks(const struct gdn_cu_batch *b)
 {
     if (b->padded) return b->B * ((b->T + CHUNK - 1) / CHUNK);
@@ -96,8 +97,8 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* State heads that read a key and a query share products; not more of them in a block than leave
- * blocks for all multiprocessors. */
+/* Launches `chunks`. State heads that read the same key and query share products in a block, but
+ * only as many as leave blocks for all multiprocessors. */
 static gdn_status launch_chunks(gdn_ctx *ctx, struct gdn_cu_prefill_portable *p,
                                 struct gdn_cuda_ran *ran, void *stream)
 {
@@ -112,7 +113,7 @@ static gdn_status launch_chunks(gdn_ctx *ctx, struct gdn_cu_prefill_portable *p,
                   stream);
 }
 
-/* Launches walks through n sequences or segments and, behind them, through n_maps maps. */
+/* Launches walks through n sequences or segments, and after them through n_maps maps. */
 static gdn_status launch_scan(gdn_ctx *ctx, struct gdn_cu_prefill_portable *p, int64_t n,
                               int64_t n_maps, struct gdn_cuda_ran *ran, void *stream)
 {

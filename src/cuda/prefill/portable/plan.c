@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The division of a call: what takes least time by the costs of a chunk. */
+/* Divides a call so that it takes the least time, by the costs of a chunk. */
 #include "cuda/prefill/portable/plan.h"
 
 #include "cuda/prefill/wanted.h"
 
 enum { CHUNK = GDN_PORTABLE_CHUNK, COLUMNS = 16, MOST_STATE = 4 };
 
-/* Segments of a sequence at most; chunks of one at least; a cut is to take at most so many
- * hundredths of the time of whole sequences. */
+/* MOST_SEGMENTS: of a sequence. LEAST_CHUNKS: of a segment. WIN: a cut must take at most that
+ * percentage of the time of whole sequences. */
 enum { MOST_SEGMENTS = 64, LEAST_CHUNKS = 4, WIN = 90 };
 
-/* Nanoseconds of a chunk by the number of warps with the state, with the output and without it; of
- * what a cut adds to a call; and of a unit in combine.cuh. Measured on an H100. */
+/* Nanoseconds, measured on an H100: of a chunk by the number of warps with the state, with the
+ * output and without it; of what a cut adds to a call; of a unit in combine.cuh. */
 static const int with_output[] = { 0, 3500, 3800, 3850, 3900 };
 static const int without[] = { 0, 2500, 2550, 2600, 2600 };
 enum { CUT = 40000, COMBINE = 2300 };
@@ -20,7 +20,7 @@ static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 static int deep_of(const struct gdn_cu_rule *r) { return r->K <= 64 ? 64 : GDN_PORTABLE_DEEP; }
 
-/* Finds as many stages as there is room for. */
+/* Finds the most stages that shared memory has room for. */
 static struct gdn_portable_blocks find_stages(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                               int n_state)
 {
@@ -36,13 +36,13 @@ static struct gdn_portable_blocks find_stages(const gdn_ctx *ctx, const struct g
     return b;
 }
 
-/* Returns the time of n sequences and heads with these blocks, without what a launch takes. */
+/* Returns the time of n sequences and heads with these blocks, without that of a launch. */
 static int64_t time_of(const gdn_ctx *ctx, const struct gdn_portable_blocks *b, int64_t n,
                        int n_columns, const int *costs)
 {
     const int64_t slices = divide_up(n_columns, COLUMNS * b->n_state);
     const int64_t waves = divide_up(n * slices, ctx->cuda->sm_count);
-    const int alone = b->n_stages == 1 ? 2 : 1; /* loads are waited for */
+    const int alone = b->n_stages == 1 ? 2 : 1; /* without a second stage, loads are waited for */
     return waves * costs[b->n_state] * alone;
 }
 
@@ -73,8 +73,8 @@ static int64_t chunk_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64
     return time_of(ctx, &b, n, n_columns, costs);
 }
 
-/* Returns the time of a chunk of first segments with the output and, behind them in one launch, of
- * so many maps. */
+/* Returns the time of one chunk of all first segments with the output, together with so many maps
+ * in the same launch. */
 static int64_t first_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int64_t maps)
 {
     const struct gdn_portable_blocks b =
@@ -84,14 +84,14 @@ static int64_t first_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64
     const int64_t behind = maps * (divide_up(r->V, columns) + divide_up(r->K, columns));
     const int64_t each = with_output[b.n_state], map = without[b.n_state];
     int64_t time = 0, done = 0;
-    while (done < behind) { /* by processors that have no first segment, then by all */
+    while (done < behind) { /* first on multiprocessors without a first segment, then on all */
         time += map;
         done = time / map * (sms - rest) + (time > each ? (time - each) / map * rest : 0);
     }
     return first / sms * each + (rest && time < each ? each : time);
 }
 
-/* Returns the time of n sequences and heads as segments of so many chunks. */
+/* Returns the time of n sequences and heads in segments of `each` chunks. */
 static int64_t cut_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int64_t chunks,
                         int64_t each)
 {
@@ -102,7 +102,7 @@ static int64_t cut_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t
     return each * (first + later) + CUT + slices * (segments - 2) * COMBINE;
 }
 
-/* Returns the chunks of a segment that take least time; 0: whole sequences do. */
+/* Returns the chunks of a segment that take the least time; 0: whole sequences take less. */
 static int64_t find_each(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;

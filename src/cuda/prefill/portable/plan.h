@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the kernels of prefill/portable divide a call: blocks, stages, segments. */
+/* How the kernels of prefill/portable divide a call into blocks, stages and segments. */
 #ifndef GDN_CUDA_PREFILL_PORTABLE_PLAN_H
 #define GDN_CUDA_PREFILL_PORTABLE_PLAN_H
 
@@ -8,7 +8,7 @@
 #include "cuda/prefill/portable/args.h"
 
 /* Blocks of `scan`: warps with 16 columns each, and stages of shared memory. shared 0: there is no
- * room for one. */
+ * room for a block. */
 struct gdn_portable_blocks {
     int n_state, n_stages, n_queries;
     size_t shared;
@@ -16,7 +16,7 @@ struct gdn_portable_blocks {
 
 struct gdn_portable_cut gdn_cuda_portable_cut(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                               struct gdn_cuda_cut_options options);
-/* n_columns: of a head and sequence, or segment, of which there are n. */
+/* Finds the blocks. n_columns: of a head of one sequence or segment. n: the number of these. */
 struct gdn_portable_blocks gdn_cuda_portable_blocks(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                                     int64_t n, int n_columns);
 

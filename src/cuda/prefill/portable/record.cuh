@@ -9,7 +9,7 @@
 
 typedef chunk_vectors<CHUNK> portable_vectors;
 
-/* Squares have no blocks above the diagonal: rows of the i-th 16 have i + 1 blocks. */
+/* A record. A square has no blocks above the diagonal: row i of blocks has i + 1. */
 struct portable_record {
     alignas(16) portable_vectors v;
     alignas(16) char T[GDN_PORTABLE_SQUARE], P[GDN_PORTABLE_SQUARE];
@@ -19,13 +19,13 @@ static_assert((int)GDN_PORTABLE_CHUNK == (int)CHUNK, "portable/args.h");
 
 enum { SQUARE_PIECES = GDN_PORTABLE_SQUARE / 16 };
 
-/* The row and the byte in it of 16 bytes of a square, number x. */
+/* The place of 16 bytes of a square, number x of them: the row, and the byte in it. */
 struct square_piece {
     int row, byte;
 };
 GDN_DEVICE struct square_piece piece_of(int x)
 {
-    const int i = x < 32 ? 0 : x < 96 ? 1 : x < 192 ? 2 : 3; /* of four times 16 rows */
+    const int i = x < 32 ? 0 : x < 96 ? 1 : x < 192 ? 2 : 3; /* the row of blocks */
     const int in = x - 16 * i * (i + 1), parts = 2 * (i + 1);
     const int row = i == 0 ? in / 2 : i == 1 ? in / 4 : i == 2 ? in / 6 : in / 8;
     return { 16 * i + row, (in - row * parts) * 16 };
@@ -37,7 +37,8 @@ GDN_DEVICE struct portable_record &record_at(const struct gdn_cu_prefill_portabl
     return ((struct portable_record *)a.records)[number * a.rule.H + head];
 }
 
-/* Returns keys of length one, of a chunk and a key head; and the bytes of a row. */
+/* key_bytes() returns the bytes of a row of keys of length one; the other one returns the address
+ * of these keys, of a chunk and a key head. */
 GDN_DEVICE int key_bytes(const struct gdn_cu_rule &r) { return (r.K + 7) / 8 * 16; }
 GDN_DEVICE char *keys_at(const struct gdn_cu_prefill_portable &a, int64_t number, int key)
 {

@@ -19,7 +19,7 @@ extern __shared__ __align__(128) char gdn_shared[];
 #include "cuda/prefill/portable/chunks.cuh"
 #include "cuda/prefill/portable/scan.cuh"
 
-/* Blocks are columns, heads, and sequences with something to sum. */
+/* Sums segments. Blocks are numbered by columns, then heads, then sequences of several segments. */
 GDN_DEVICE void run_segments(const struct gdn_cu_prefill_portable &a)
 {
     const struct gdn_cu_rule &r = a.rule;
@@ -38,7 +38,7 @@ GDN_DEVICE void run_segments(const struct gdn_cu_prefill_portable &a)
     combine(b);
 }
 
-/* Several blocks of `chunks` fit a multiprocessor. */
+/* A multiprocessor has room for several blocks of `chunks`. */
 #define PORTABLE_KERNEL(threads, shared, what, io)                                  \
     extern "C" __global__ void __launch_bounds__(threads, (threads) == 128 ? 3 : 1) \
         gdn_prefill_portable_##what##_##io(                                         \

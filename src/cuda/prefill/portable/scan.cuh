@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state's way through a sequence, or a segment of one, behind chunks.cuh. A block has a head
- * and some of its columns, 16 of them in a warp, as in general.cuh; but T, P and gates come from
- * memory. Two warps copy K, V, T and gates of later chunks into stages of shared memory, and two
- * warps Q and P, which have stages of their own: they are given back before the state is updated.
+ * The state's walk through a sequence or a segment, after chunks.cuh. A block has a head and some
+ * of its columns, 16 of them in each warp, as in general.cuh. T, P and gates come from memory. Two
+ * warps copy K, V, T and gates of later chunks into stages of shared memory. Two other warps copy Q
+ * and P into stages of their own, which are free again before the state is updated.
  *
- * Of long sequences there are three launches (sm90/segments.cuh): first segments, and M and U of
- * others but the last; combine.cuh; segments after the first. A column of M is the last state of
- * one that begins as a column of the identity, without values.
+ * Long sequences take three launches (sm90/segments.cuh): first segments, with M and U of all
+ * others but the last; combine.cuh; segments after the first. A column of M is the last state of a
+ * walk without values that begins as a column of the identity.
  */
 #ifndef GDN_CUDA_PREFILL_SCAN_CUH
 #define GDN_CUDA_PREFILL_SCAN_CUH
@@ -19,10 +19,10 @@
 
 enum {
     LOAD_THREADS = 64,
-    BARRIER_LOADED = 1, /* two: of the warps of each kind of load */
-    BARRIER_FULL = 3,   /* three stages, two of queries; */
-    BARRIER_EMPTY = 8,  /* the same */
-    QUERIES = 3         /* stages of queries come behind so many barriers */
+    BARRIER_LOADED = 1, /* two barriers, one for the warps of each kind of load */
+    BARRIER_FULL = 3,   /* three stages, and two of queries */
+    BARRIER_EMPTY = 8,  /* as many */
+    QUERIES = 3         /* the number of the first barrier of queries, after those of stages */
 };
 
 /* The start of shared memory. */
@@ -31,8 +31,8 @@ struct scan_head {
     struct gdn_cu_checkpoints checkpoints;
     struct sequence_segment segment;
     struct prefill_cursor cursors[8];
-    int64_t number; /* of the first chunk's record */
-    bool is_map;    /* M and U are wanted */
+    int64_t number; /* number of the first chunk's record */
+    bool is_map;    /* the block computes M and U */
 };
 static_assert(sizeof(scan_head) <= GDN_PORTABLE_HEAD_BYTES, "portable/args.h");
 
@@ -50,10 +50,10 @@ template <int io_, int deep_> struct scan_block {
     struct scan_head &shared;
     const struct gdn_cu_seq &s;
     int head, first_column, v_row, stage_bytes;
-    bool of_M; /* columns are those of M */
+    bool of_M; /* the columns are those of M */
     int64_t n_chunks;
 
-    /* A stage: T, gates, K, V; and one of queries: P, Q. */
+    /* Return the parts of a stage: T, gates, K and V; and of a stage of queries: P and Q. */
     __device__ char *t(int i) const
     {
         return gdn_shared + GDN_PORTABLE_HEAD_BYTES + i * stage_bytes;
@@ -74,7 +74,7 @@ template <int io_, int deep_> struct scan_block {
         return rest < chunk ? (int)rest : chunk;
     }
     __device__ int columns() const { return of_M ? r.K : r.V; }
-    /* Threads that pass a stage on, and back. */
+    /* Return the threads that meet to pass a stage on, and to give it back. */
     __device__ int n_threads() const { return LOAD_THREADS + 32 * a.n_state; }
     __device__ void await(int stage) const { barrier_wait(BARRIER_FULL + stage, n_threads()); }
     __device__ void release(int stage, int64_t c, int n) const
@@ -101,14 +101,14 @@ GDN_DEVICE void load_square(char *to, int to_row, const char *from)
     }
 }
 
-/* Keys, values, T and gates of chunks on their way. */
+/* The loads of keys, values, T and gates. */
 template <class Block> struct key_loads {
     const Block &b;
-    const char *k, *v; /* of the next chunk; v NULL: none */
+    const char *k, *v; /* addresses in the next chunk; v NULL: none */
     int64_t k_token, k_step;
     int k_width, k_wide, v_width, v_log_lanes;
     const struct portable_record *record;
-    bool idle, forgets; /* of all chunks */
+    bool idle, forgets; /* of all chunks together */
 
     __device__ void start()
     {
@@ -154,7 +154,7 @@ template <class Block> struct key_loads {
     }
 };
 
-/* Queries and P. */
+/* The loads of queries and P. */
 template <class Block> struct query_loads {
     const Block &b;
     const char *q;
@@ -175,8 +175,9 @@ template <class Block> struct query_loads {
     __device__ void finish(int64_t, int) {}
 };
 
-/* Loads all chunks into n stages, whose barriers are those from `first` on. With three stages a
- * chunk is awaited when the next one is on its way; with fewer there is none to load before. */
+/* Loads all chunks into n stages, whose barriers begin at `first`. With three stages it waits for a
+ * chunk when the load of the next one has begun. With fewer stages there is no room for a next
+ * one. */
 template <class Block, class Loads>
 GDN_DEVICE void run_loads(const Block &b, Loads &loads, int first, int n)
 {
@@ -289,8 +290,8 @@ template <class Block> GDN_DEVICE void run_state(const Block &b)
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* Finds a block's tokens: of a sequence or its first segment; or, behind those, of a later one. By
- * a warp. */
+/* Finds a block's tokens: of a sequence or its first segment; after these, of later segments. A
+ * warp calls it. */
 GDN_DEVICE void find_tokens(struct scan_head &h, const struct gdn_cu_prefill_portable &a,
                             int64_t item)
 {
@@ -333,7 +334,8 @@ template <int io, int deep> GDN_DEVICE void run_scan(const struct gdn_cu_prefill
     struct scan_head &h = *(struct scan_head *)gdn_shared;
     const struct gdn_cu_rule &r = a.rule;
     const int64_t rows = a.cut.later ? 0 : r.batch.B + (r.out.data && r.batch.cu_seqlens.data);
-    /* Blocks of a head, heads, sequences and segments; those of maps have more slices. */
+    /* Blocks are numbered by parts of a head, then heads, then sequences and segments. Those of
+     * maps have more slices. */
     int64_t block_number = blockIdx.x, n_slices = a.n_slices, item = 0;
     if (!a.cut.later && block_number >= rows * r.H * n_slices) {
         block_number -= rows * r.H * n_slices;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stores of blocks of 16 x 16 by their columns, as every device from sm_80 on has them. */
+/* Stores blocks of 16 x 16 by their columns, on all devices from sm_80 on. */
 #ifndef GDN_CUDA_PREFILL_TURNED_CUH
 #define GDN_CUDA_PREFILL_TURNED_CUH
 
 #include "cuda/device/mma.cuh"
 
-/* The place of a block of 16 x 16 in rows of `row` bytes, and a store of a block, turned. */
+/* turned_place: the address of a block of 16 x 16 in rows of `row` bytes. The function stores a
+ * block there, transposed. */
 typedef char *turned_place;
 GDN_DEVICE turned_place turned_place_of(char *rows, int row)
 {

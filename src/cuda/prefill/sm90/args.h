@@ -5,28 +5,30 @@
 
 #include "cuda/prefill/args.h"
 
-/* Columns of a head's state that a block of join.cuh has. */
+/* For join.cuh: columns of a head's state that a block has, and its shared memory. */
 enum { GDN_JOIN_COLUMNS = 32, GDN_JOIN_BYTES = 49152 };
 
-/* The sequences of a launch of first segments: all; long ones; the others. */
+/* The sequences of a launch of first segments: all of them, long ones, or the others. */
 enum { GDN_SEQUENCES_ALL, GDN_SEQUENCES_LONG, GDN_SEQUENCES_SHORT };
 
-/* The map from state head h to a tensor of n heads: h / (H / n), or, if n is not 0 here, h % n;
- * inverse: of H / n, or of n (gdn_cuda_inverse()). */
+/* The map from state head h to a head of a tensor of n heads. If n is 0 here, it is h / (H / n);
+ * else h % n. inverse: of H / n, or of n (gdn_cuda_inverse()). */
 struct gdn_cu_source {
     uint32_t inverse;
     int32_t n;
 };
 
-/* The plan of a packed batch, by its lengths (choose_cut.cuh): as in struct gdn_cu_segments;
- * sequences of more than `split` tokens have clusters. units: twice the number of segments after
- * first ones, 1 more if these have wide blocks, 2 more in all; 0 until all is written. */
+/* The plan of a packed batch, made from its lengths (choose_cut.cuh). whole, first, each: as in
+ * struct gdn_cu_segments. Sequences of more than `split` tokens have clusters. units: twice the
+ * number of later segments, plus 1 if these have wide blocks, plus 2; it is 0 until the plan is
+ * written. */
 struct gdn_cu_plan {
     int64_t whole, first, each, split;
     uint64_t units;
 };
 
-/* Tensors as columns, heads, tokens, rows of the batch; a tile is 64 columns of 64 tokens. */
+/* The arguments of the kernels. Maps have columns, heads, tokens and rows of the batch; a tile is
+ * 64 columns of 64 tokens. */
 struct gdn_cu_prefill_sm90 {
     struct gdn_cu_map q, k, v, out;
     struct gdn_cu_rule rule;
@@ -36,12 +38,14 @@ struct gdn_cu_prefill_sm90 {
     struct gdn_cu_source source_q, source_k, source_v;
     struct gdn_pool_view M;   /* of gdn_summary; U is rule.to */
     int32_t summary;          /* the call is gdn_summary: ranges.cuh */
-    int32_t back;             /* the same, for gradients: M of units alone, transposed */
-    int64_t split;            /* sequences of more tokens are long */
-    struct gdn_cu_plan *plan; /* how those above cut.whole are cut; NULL: `cut` says it */
+    int32_t back;             /* the call is a walk back for gradients: M of units alone,
+                                 transposed */
+    int64_t split;            /* sequences of more tokens are long ones */
+    struct gdn_cu_plan *plan; /* how sequences of more than cut.whole tokens are cut; NULL: as `cut`
+                                 says */
     int16_t which;            /* GDN_SEQUENCES_... */
     int16_t singles;          /* decode takes sequences of one token */
-    int16_t win, sm_count;    /* what the plan follows from */
+    int16_t win, sm_count;    /* inputs of the plan */
     int32_t pad[8];
 };
 GDN_CU_SIZE(gdn_cu_prefill_sm90, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 64);

@@ -7,33 +7,33 @@
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 
-/* A map of a tensor, and its key: address, dtype, four sizes, three steps. */
+/* A map of a tensor, and its key: the address, the dtype, four sizes and three steps. */
 struct gdn_cuda_map {
     struct gdn_cu_map map;
     uint64_t of[9];
 };
 
-/* The numbers of maps, which are kept. */
+/* The numbers of kept maps. */
 enum {
-    GDN_CUDA_MAP_V = 2, /* and of out, the next one, for each slice of columns */
+    GDN_CUDA_MAP_V = 2, /* then out: a pair for each slice of columns */
     GDN_CUDA_MAP_SLICES = GDN_MAX_VALUE / 128,
     GDN_CUDA_MAP_BACK = GDN_CUDA_MAP_V + 2 * GDN_CUDA_MAP_SLICES, /* v, then dout */
     GDN_CUDA_MAPS = GDN_CUDA_MAP_BACK + 2
 };
 
 struct gdn_cuda_sm90 {
-    /* The last call of launch.c: q, k, then v and out of every 128 columns. The last one of
-     * backward.c: v and dout. */
+    /* Maps of the last call of launch.c: q, k, then v and out of every 128 columns. Maps of the
+     * last call of backward.c: v and dout. */
     struct gdn_cuda_map maps[GDN_CUDA_MAPS];
-    struct gdn_cuda_cut logged; /* the last one in the log */
+    struct gdn_cuda_cut logged; /* the cut of the last line of the log */
     struct {
-        uint64_t of[9]; /* the shape of the last plan; zeros: there is none yet */
+        uint64_t of[9]; /* the shape of the last plan; zeros: there is no plan yet */
         struct gdn_cuda_cut cut;
     } planned;
 };
 
-/* Returns whether two keys are the same. memcmp() would wait for numbers just stored, which it
- * reads several at once. */
+/* Returns true if two keys are the same. memcmp() reads several numbers at once, so it would wait
+ * for those just stored. */
 static inline bool gdn_cuda_is_key(const uint64_t *known, const uint64_t *of, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -49,7 +49,7 @@ gdn_status gdn_cuda_find_map(gdn_ctx *ctx, const char *name, int i, const struct
                              const struct gdn_cu_batch *b, int64_t n_heads, int64_t n_columns,
                              struct gdn_cu_map *map);
 
-/* The map from state heads to a tensor of n heads. */
+/* Returns the map from state heads to a tensor of n heads. */
 struct gdn_cu_source gdn_cuda_source_of(const struct gdn_cu_rule *r, int n);
 
 #endif

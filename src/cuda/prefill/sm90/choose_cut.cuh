@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The cut of a packed batch, by what cu_seqlens says. One block tries all numbers of segments by the
- * model of plan_model.h: lanes have a number each, warps the rounds of summaries.
+ * Chooses the cut of a packed batch, from cu_seqlens. One block tries all numbers of segments by
+ * the model of plan_model.h. A lane has one number of segments, a warp one number of rounds of
+ * summaries.
  *
- * Blocks of kernels behind it begin meanwhile, but none before `units` is 0. So they wait for the
- * plan by reading `units`, and only where they need it (segments.cuh).
+ * Blocks of later kernels begin meanwhile, but none before `units` is 0. They read `units` until
+ * the plan is there, and only where they need it (segments.cuh).
  */
 #ifndef GDN_CUDA_PREFILL_CHOOSE_CUT_CUH
 #define GDN_CUDA_PREFILL_CHOOSE_CUT_CUH
 
 #include "cuda/prefill/sm90/units.cuh"
 
-#include "cuda/prefill/sm90/plan_model.h" /* behind GDN_DEVICE */
+#include "cuda/prefill/sm90/plan_model.h" /* needs GDN_DEVICE */
 
-/* Return the sum of the lanes' numbers; the largest of them. */
+/* Return the sum of the lanes' numbers, and the largest of them. */
 GDN_DEVICE long long sum_lanes(long long x)
 {
     for (int step = 16; step; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
@@ -43,7 +44,7 @@ GDN_DEVICE struct gdn_plan_tried best_of_lanes(struct gdn_plan_tried x)
     return x;
 }
 
-/* Finds the long sequences. By a warp. */
+/* Finds the long sequences. A warp calls it. */
 GDN_DEVICE struct gdn_plan_long find_long_ones(const struct gdn_cu_prefill_sm90 &a)
 {
     const struct gdn_cu_batch &b = a.rule.batch;
@@ -61,7 +62,7 @@ GDN_DEVICE struct gdn_plan_long find_long_ones(const struct gdn_cu_prefill_sm90 
     return found;
 }
 
-/* Writes the plan of the best cut, or of none if it gains too little. By a warp. */
+/* Writes the plan of the best cut, or of no cut if it gains too little. A warp calls it. */
 GDN_DEVICE void write_plan(const struct gdn_cu_prefill_sm90 &a, const struct gdn_plan_batch &p,
                            const struct gdn_plan_tried &best)
 {
@@ -84,7 +85,7 @@ GDN_DEVICE void run_plan(const struct gdn_cu_prefill_sm90 &a)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
         st_release(&a.plan->units, 0);
-        while (ld_acquire(&a.plan->units)) continue; /* until it is in memory */
+        while (ld_acquire(&a.plan->units)) continue; /* waits until it is in memory */
     }
     __syncthreads();
     griddepcontrol_launch_dependents();

@@ -18,10 +18,10 @@
 #include "cuda/prefill/sm90/kernel.cuh"
 #include "cuda/prefill/sm90/left.cuh"
 
-/* Chunks that are summed at once, four tokens in each thread. */
+/* Chunks that are summed at once. A thread has four tokens. */
 enum { TAIL_CHUNKS = 32, TAIL_EACH = 4, TAIL_THREADS = TAIL_CHUNKS * 64 / TAIL_EACH };
 
-/* Reads the thread's tokens before chunk `end`; 0 for tokens that do not exist. */
+/* Loads the thread's tokens before chunk `end`; 0 for tokens that do not exist. */
 GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, int end)
 {
     const struct gdn_cu_rule &r = b.r;
@@ -30,7 +30,7 @@ GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, i
     const int64_t last = (int64_t)end * 64 - 1 - threadIdx.x;
     uint32_t g[TAIL_EACH], beta[TAIL_EACH];
 #pragma unroll
-    for (int i = 0; i < TAIL_EACH; i++) { /* all on their way at once */
+    for (int i = 0; i < TAIL_EACH; i++) { /* all loads are under way at once */
         const int64_t t = last - i * TAIL_THREADS;
         g[i] = load_parts(row_at(r.g, b.s(), t, b.head), 0, r.g.dtype, t >= 0 && r.g.data);
         beta[i] =
@@ -41,17 +41,18 @@ GDN_DEVICE void read_left(float (&x)[TAIL_EACH], const struct hopper_block &b, i
         x[i] = last < i * TAIL_THREADS ? 0 : log_left(r, g[i], beta[i], A_log, dt_bias);
 }
 
-/* Returns a sum of chunks: lane l has that of the l + 1 chunks before chunk `end`. All threads call
- * it. */
+/* Returns a sum over chunks: lane l has that of the l + 1 chunks before chunk `end`. All threads
+ * call it. */
 GDN_DEVICE float sum_left(const struct hopper_block &b, int end)
 {
     static_assert(2 * TAIL_CHUNKS * sizeof(float) <= sizeof(chunk_gates<64>),
                   "fill_lengths() is behind");
-    float *halves = (float *)(gdn_shared + HOPPER_GATES); /* of chunks, the last one first */
+    float *halves = (float *)(gdn_shared + HOPPER_GATES); /* sums of half chunks, the last one
+                                                             first */
     const int thread = threadIdx.x;
     float x[TAIL_EACH];
     read_left(x, b, end);
-    __syncthreads(); /* all have read those before */
+    __syncthreads(); /* all threads have read the sums before */
 #pragma unroll
     for (int i = 0; i < TAIL_EACH; i++) {
         for (int step = 16; step; step /= 2) x[i] += __shfl_xor_sync(0xffffffff, x[i], step);

@@ -30,18 +30,18 @@ static_assert(sizeof(struct join_shared) <= GDN_JOIN_BYTES, "join_shared");
 struct join_block {
     const struct gdn_cu_prefill_sm90 &a;
     struct join_shared &sh;
-    int64_t first, n;            /* units */
-    int head, column, n_columns; /* of U or M; the warp's first */
+    int64_t first, n;            /* the first unit, and the number of units */
+    int head, column, n_columns; /* the warp's first column, of U or of M */
     bool of_M;
 };
 
-/* Returns the place of unit i, in the order in which a state passes them, or its gradient. */
+/* Returns the number of unit i, in the order in which a state, or its gradient, passes units. */
 GDN_DEVICE int64_t unit_at(const struct join_block &b, int64_t i)
 {
     return b.first + (b.a.back ? b.n - 1 - i : i);
 }
 
-/* Returns the last unit that forgets, or -1. By all threads of a warp. */
+/* Returns the last unit that forgets, or -1. All threads of a warp call it. */
 GDN_DEVICE int64_t last_forgetting(const struct join_block &b)
 {
     const int64_t lane = threadIdx.x % 32;
@@ -55,7 +55,7 @@ GDN_DEVICE int64_t last_forgetting(const struct join_block &b)
     return -1;
 }
 
-/* The lane's keys of the warp's columns, of U or M of unit i; zero where there are none. */
+/* Loads the lane's keys of the warp's columns, of U or M of unit i; zeros where there are none. */
 GDN_DEVICE void load_map_columns(float4 (&x)[4], const struct join_block &b, int64_t i)
 {
     const struct gdn_cu_rule &r = b.a.rule;
@@ -69,7 +69,7 @@ GDN_DEVICE void load_map_columns(float4 (&x)[4], const struct join_block &b, int
                    : make_float4(0, 0, 0, 0);
 }
 
-/* Begins to copy tile t, counted from that of unit `start` on; zeros beyond K. */
+/* Begins to copy tile t of M, counted from the first tile of unit `start`; zeros beyond K. */
 GDN_DEVICE void copy_tile_of_M(const struct join_block &b, int64_t start, int64_t t, int per_unit)
 {
     const int K = b.a.rule.K, y0 = (int)(t % per_unit) * JOIN_TILE;
@@ -93,7 +93,7 @@ GDN_DEVICE void add_scaled(float4 &sum, const float4 &m, float x)
     sum.w = fmaf(m.w, x, sum.w);
 }
 
-/* sum += a tile of M, from its column y0 on, times S. */
+/* Adds a tile of M times S to sum. The tile's columns begin at y0. */
 GDN_DEVICE void add_tile(float4 (&sum)[4], const float (&M)[JOIN_TILE][JOIN_KEYS],
                          const float (&S)[JOIN_KEYS][4], int y0)
 {
@@ -108,7 +108,7 @@ GDN_DEVICE void add_tile(float4 (&sum)[4], const float (&M)[JOIN_TILE][JOIN_KEYS
     }
 }
 
-/* The warp's columns to where the lanes that share them read them. */
+/* Stores the warp's columns where the lanes that need them read them. */
 GDN_DEVICE void share_columns(float (&S)[JOIN_KEYS][4], const float4 (&x)[4])
 {
     const int k = threadIdx.x % 32 * 4;
@@ -120,7 +120,7 @@ GDN_DEVICE void share_columns(float (&S)[JOIN_KEYS][4], const float4 (&x)[4])
     __syncwarp();
 }
 
-/* x passes the units from `start` on. */
+/* Applies the units from `start` on to x. */
 GDN_DEVICE void pass_units(float4 (&x)[4], const struct join_block &b, int64_t start)
 {
     const int per_unit = (b.a.rule.K + JOIN_TILE - 1) / JOIN_TILE, warp = threadIdx.x / 32;
@@ -175,7 +175,8 @@ GDN_DEVICE void join(const struct join_block &b, const struct state_place &to)
     }
 }
 
-/* Blocks: columns of U, then of M; heads; sequences that are cut. */
+/* Joins maps. Blocks are numbered by columns of U, then of M; then heads; then sequences that are
+ * cut. */
 GDN_DEVICE void run_maps(const struct gdn_cu_prefill_sm90 &a)
 {
     struct join_shared &sh = *(struct join_shared *)gdn_shared;

@@ -73,14 +73,14 @@
 struct alignas(16) hopper_gates : chunk_gates<64> {
     alignas(16) float k_scale[64]; /* 1 / length of k */
     float v_scale[64];             /* of v in R: 1 / (exp(near) k_scale) */
-    float o_scale[64];             /* of U in the output: shift exp(near) scale / length of q */
-    float q_start[64];    /* of S q there: shift exp(G) scale / length; 0 behind a token that
-                                    * forgets */
+    float o_scale[64];             /* of U in the output: shift exp(near) q_scale */
+    float q_start[64];    /* of S q in the output: shift exp(G) q_scale; 0 after a token that
+                             forgets */
     float from_start[64]; /* of S k in R: exp(rest) */
     float to_end[64];     /* gated: of u in S, exp(G_end - rest); 0 before a token that forgets */
     float rest[64];       /* in units of log 2 */
-    float weight[64];     /* beta / the square of the key's length, for who makes T */
-    float start;          /* what rest is where near is in reach (start_of()) */
+    float weight[64];     /* beta / length of k ^ 2, for the warps that make T */
+    float start;          /* the value of rest where near is within reach (start_of()) */
     uint32_t rare;        /* HOPPER_RARE, ... */
 };
 /* RARE: a token forgets, or every bit of S stays. GATED: rest is not zero. UNEVEN: rest is not the
@@ -96,27 +96,30 @@ struct hopper_head {
     struct prefill_cursor cursors[4 * HOPPER_GROUPS];
 };
 
-/* A block has HOPPER_KEYS tiles of a chunk's K and Q and HOPPER_WIDTH of its V; a warpgroup of the
- * state HOPPER_KEYS / HOPPER_DEPTH tiles of keys, a thread of it HOPPER_STATE floats of S. */
+/* HOPPER_KEYS: tiles of K and of Q of a chunk in a block. HOPPER_WIDTH: tiles of V. A warpgroup of
+ * the state has HOPPER_KEYS / HOPPER_DEPTH tiles of keys, and a thread of it HOPPER_STATE floats of
+ * S. */
 enum {
     HOPPER_DEPTH = HOPPER_KEYS == 4 ? 2 : 1,
     HOPPER_WIDTH = HOPPER_GROUPS / HOPPER_DEPTH,
     HOPPER_STATE = 32 * HOPPER_KEYS / HOPPER_DEPTH,
-    HOPPER_LATE = HOPPER_DEPTH == 2, /* P comes after T; else barriers of T are of both */
+    HOPPER_LATE = HOPPER_DEPTH == 2, /* P comes after T; if not, the barriers of T are of P too */
     HOPPER_WITH_P = HOPPER_OUTPUTS && !HOPPER_LATE,
-    HOPPER_SOLVERS = HOPPER_KEYS == 1 ? 2 : 1,    /* warpgroups of a block that make T and P, */
-    HOPPER_TURN = HOPPER_BLOCKS * HOPPER_SOLVERS, /* and those of a cluster: they take turns; */
-    HOPPER_PAIRS = HOPPER_TURN == 1,              /* a single one makes T of two chunks at once */
+    HOPPER_SOLVERS = HOPPER_KEYS == 1 ? 2 : 1,    /* warpgroups of a block that make T and P */
+    HOPPER_TURN = HOPPER_BLOCKS * HOPPER_SOLVERS, /* such warpgroups of a cluster, which take
+                                                     turns */
+    HOPPER_PAIRS = HOPPER_TURN == 1,              /* there is one such warpgroup, which makes T of
+                                                     two chunks at once */
     HOPPER_AT_ONCE = HOPPER_PAIRS ? 2 : 1,
     HOPPER_SQUARES = HOPPER_SOLVERS * HOPPER_AT_ONCE,
-    /* K and Q lie one behind the other, as a factor of 128 rows: 64 columns of both, then the
-     * next. */
+    /* K and Q follow each other as a factor of 128 rows: 64 columns of both, then the next 64. */
     HOPPER_STACKED = HOPPER_GROUPS == 2 && HOPPER_DEPTH == 1 && HOPPER_OUTPUTS
 };
 typedef float hopper_share[HOPPER_STATE];
 
 enum {
-    /* Places of each ring. Of T and gates an even number, where there are turns. */
+    /* The places of each ring. If warpgroups take turns, those of T and gates are an even
+     * number. */
     HOPPER_GATES_RING = HOPPER_DEPTH == 2 ? 4
                         : HOPPER_PAIRS    ? 6
                                           : 8,
@@ -133,23 +136,26 @@ enum {
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
     HOPPER_TILE = 64 * 128, /* bytes of 64 rows of 64 elements */
 
-    HOPPER_K = 0, /* 64 columns after another; Q the same, or between them */
+    HOPPER_K = 0, /* 64 columns after another; Q in the same way, or between the columns of K */
     HOPPER_Q = HOPPER_K + (HOPPER_STACKED ? 1 : HOPPER_K_RING * HOPPER_KEYS) * HOPPER_TILE,
     HOPPER_V =
         HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS * HOPPER_TILE,
-    HOPPER_NEXT = (HOPPER_STACKED ? 2 : 1) * HOPPER_TILE, /* from 64 columns to the next */
-    HOPPER_PLACE = HOPPER_KEYS * HOPPER_NEXT,             /* of keys, of queries */
+    HOPPER_NEXT = (HOPPER_STACKED ? 2 : 1) * HOPPER_TILE, /* bytes from 64 columns to the next */
+    HOPPER_PLACE = HOPPER_KEYS * HOPPER_NEXT,             /* bytes of the keys, or queries, of a
+                                                             chunk */
     HOPPER_T = HOPPER_V + HOPPER_V_RING * HOPPER_WIDTH * HOPPER_TILE,
     HOPPER_P = HOPPER_T + HOPPER_T_RING * HOPPER_TILE,
-    HOPPER_MAIL = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_RING * HOPPER_TILE, /* between halves */
+    HOPPER_MAIL = HOPPER_P + HOPPER_OUTPUTS * HOPPER_P_RING * HOPPER_TILE, /* values that two halves
+                                                                              of the keys
+                                                                              exchange */
     HOPPER_L = HOPPER_MAIL + (HOPPER_DEPTH - 1) * 2 * HOPPER_TILE,
     HOPPER_GATES = HOPPER_L + HOPPER_SQUARES * HOPPER_TILE,
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_GATES_RING * (int)sizeof(hopper_gates),
 
-    /* Barriers: the first of as many as the ring has places. */
-    HOPPER_FULL = 0,                           /* K and gates are there, and Q if it is stacked; */
-    HOPPER_DONE = HOPPER_FULL + HOPPER_CHUNKS, /* the state has done with them; */
-    HOPPER_LANDED = HOPPER_DONE + HOPPER_CHUNKS, /* there is K, which is scaled where it lies */
+    /* Barriers: the number of the first one of each ring. */
+    HOPPER_FULL = 0,                             /* K and gates are there, and Q if it is stacked */
+    HOPPER_DONE = HOPPER_FULL + HOPPER_CHUNKS,   /* the state has read them */
+    HOPPER_LANDED = HOPPER_DONE + HOPPER_CHUNKS, /* K is there, and is to be scaled in its place */
     HOPPER_T_FULL = HOPPER_LANDED + HOPPER_CHUNKS,
     HOPPER_T_FREE = HOPPER_T_FULL + HOPPER_T_RING,
     HOPPER_Q_FULL = HOPPER_T_FREE + HOPPER_T_RING,
@@ -161,7 +167,7 @@ enum {
     HOPPER_P_FREE = HOPPER_P_FULL + HOPPER_P_RING,
     HOPPER_TAIL = HOPPER_P_FREE + HOPPER_P_RING, /* one */
     HOPPER_N_BARRIERS = HOPPER_TAIL + 1,
-    HOPPER_P_TOLD = HOPPER_LATE ? HOPPER_P_FULL : HOPPER_T_FULL, /* which of them say it of P */
+    HOPPER_P_TOLD = HOPPER_LATE ? HOPPER_P_FULL : HOPPER_T_FULL, /* the barriers that announce P */
     HOPPER_P_FREED = HOPPER_LATE ? HOPPER_P_FREE : HOPPER_T_FREE,
 
     HOPPER_HEAD = HOPPER_BARRIERS + (HOPPER_N_BARRIERS + 1) / 2 * 16,
@@ -186,17 +192,17 @@ enum {
 struct hopper_block {
     const struct gdn_cu_prefill_sm90 &a;
     const struct gdn_cu_rule &r;
-    uint32_t rank;             /* of the block in its cluster: its columns */
-    int slice, head, n_chunks; /* slice: the cluster's columns */
-    bool forgets;              /* what was before the block's chunks */
+    uint32_t rank;             /* the block's number in its cluster, which decides its columns */
+    int slice, head, n_chunks; /* slice: of the columns, that of the cluster */
+    bool forgets;              /* all that was before the block's chunks is forgotten */
 
     __device__ __forceinline__ struct hopper_head &common() const
     {
         return *(struct hopper_head *)(gdn_shared + HOPPER_HEAD);
     }
     __device__ __forceinline__ const struct gdn_cu_seq &s() const { return common().s; }
-    /* The first of its columns of V; those of M begin at 128, where loads find zeros, and so do those
-     * of a U that is not wanted. */
+    /* Returns the block's first column of V. For M it is 128 or more, where loads find zeros; also
+     * for a U that is not wanted. */
     __device__ __forceinline__ int column() const
     {
         if (!HOPPER_OUTPUTS && r.V == 0) return 128;
@@ -231,17 +237,17 @@ struct hopper_block {
     {
         return hopper_address() + HOPPER_BARRIERS + 8 * number;
     }
-    /* Chunk c's of a ring of barriers. */
+    /* Returns the barrier of chunk c in a ring. */
     __device__ __forceinline__ uint32_t of(int first, int c) const
     {
         return barrier(first + (uint32_t)c % ring(first));
     }
-    /* The parity of its phase. */
+    /* Returns the parity of that barrier's phase. */
     static __device__ __forceinline__ uint32_t phase(int first, int c)
     {
         return (uint32_t)c / ring(first) & 1;
     }
-    /* Waits until chunk c is there (what is full), and until its place is free. */
+    /* Wait until chunk c is there, which `full` barriers say, and until its place is free. */
     __device__ __forceinline__ void wait(int first, int c) const
     {
         mbarrier_wait(of(first, c), phase(first, c));
@@ -264,7 +270,7 @@ struct hopper_block {
     {
         if (HOPPER_LATE) wait(HOPPER_P_FULL, c);
     }
-    /* Until the state has done with chunk c. */
+    /* Waits until the state has read chunk c. */
     __device__ __forceinline__ void wait_done(int c) const
     {
         if (c >= 0) wait(HOPPER_DONE, c);
@@ -278,7 +284,7 @@ struct hopper_block {
                : first < HOPPER_P_FULL ? HOPPER_V_RING
                                        : HOPPER_P_RING;
     }
-    /* The other block's place of what is at `at` here. */
+    /* Returns the address in the other block of what is at `at` here. */
     __device__ __forceinline__ uint32_t other(uint32_t at) const
     {
         return map_shared(at, rank ^ 1);

@@ -92,7 +92,7 @@ static struct gdn_cuda_cut find_cut(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     return c->planned.cut;
 }
 
-/* Lays out what kernels need for segments. */
+/* Lays out the memory that segments need. */
 static size_t lay_out(const struct gdn_cu_rule *r, const struct gdn_cuda_cut *c,
                       struct gdn_cu_prefill_sm90 *p, char *memory)
 {
@@ -137,7 +137,7 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* Logs segments that are not those of the call before. */
+/* Logs the segments, unless they are those of the call before. */
 static void log_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
 {
     struct gdn_cuda_cut *logged = &ctx->cuda->sm90->logged;
@@ -164,8 +164,8 @@ struct gdn_cu_source gdn_cuda_source_of(const struct gdn_cu_rule *r, int n)
     return (struct gdn_cu_source){ gdn_cuda_inverse(n), n };
 }
 
-/* Launches first segments and whole sequences: in one form, or those of long sequences in clusters,
- * ahead of the others. */
+/* Launches first segments and whole sequences: all in one form; or long sequences in clusters, and
+ * then the others. */
 static gdn_status launch_first(gdn_ctx *ctx, struct gdn_cu_prefill_sm90 *p, enum form form,
                                const struct gdn_cuda_cut *c, int n_slices, struct gdn_cuda_ran *ran,
                                void *stream)
@@ -204,7 +204,7 @@ static void cut_slice(struct gdn_cu_rule *r, int first)
     skip_columns(&r->checkpoints, first);
 }
 
-/* Launches one slice of columns; `slice` others come before it. Deep heads are not cut. */
+/* Launches one slice of columns, after `slice` others. Deep heads are not cut into slices. */
 static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                             const struct gdn_cuda_chunks *how, int slice, struct gdn_cuda_ran *ran,
                             void *stream)

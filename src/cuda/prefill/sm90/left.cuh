@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What tokens leave of a state before them, at most (early_stop.cuh). And sums of its logarithm over
- * chunks, for gdn_summary (ranges.cuh): a warp has a chunk, each lane a head, as gates lie side by
- * side.
+ * The most that tokens leave of a state before them (early_stop.cuh), and sums of its logarithm
+ * over chunks, for gdn_summary (ranges.cuh). A warp has a chunk, and each lane a head, because
+ * gates of heads lie side by side.
  *
- * The transposed map is no longer, so as much is left of the gradient of a state before the tokens.
- * A walk back through a sequence may begin behind the first chunks that leave tail_left: run_stops().
+ * A transposed map has the same norm, so the tokens leave as much of the gradient of a later state.
+ * A walk back through a sequence may begin after the first chunks that leave tail_left:
+ * run_stops().
  */
 #ifndef GDN_CUDA_PREFILL_LEFT_CUH
 #define GDN_CUDA_PREFILL_LEFT_CUH
@@ -13,10 +14,11 @@
 #include "cuda/device/quad.cuh"
 #include "cuda/prefill/sm90/segments.cuh"
 
-/* log2 of what may be left at the end of a segment; and the square of the longest key, 1 + 2^-8. */
+/* tail_left: log2 of what may be left at the end of a segment. tail_longest: the square of the
+ * longest key, which is 1 + 2^-8 long. */
 constexpr float tail_left = -25, tail_longest = 257 * 257 / 65536.0f;
 
-/* log2 of what a token may leave, of its gate and beta as they lie in memory. */
+/* Returns log2 of what a token may leave. gate, beta: as they lie in memory. */
 GDN_DEVICE float log_left(const struct gdn_cu_rule &r, uint32_t gate, uint32_t given, float A_log,
                           float dt_bias)
 {
@@ -59,7 +61,7 @@ GDN_DEVICE float sum_chunk_left(const struct gdn_cu_rule &r, const struct gdn_cu
     return sum;
 }
 
-/* Warps: chunks of the batch, groups of 32 heads. */
+/* Sums chunks. Warps are numbered by groups of 32 heads, then chunks of the batch. */
 GDN_DEVICE void run_left(const struct gdn_cu_prefill_sm90 &a)
 {
     const struct gdn_cu_rule &r = a.rule;
@@ -79,18 +81,19 @@ GDN_DEVICE void run_left(const struct gdn_cu_prefill_sm90 &a)
         sum_chunk_left(r, s, i * 64, left < 64 ? (int)left : 64, head);
 }
 
-/* The warps of a block exchange sums and votes. */
+/* The memory by which the warps of a block exchange sums and votes. */
 struct left_sums {
     float totals[32];
     uint32_t votes[32];
 };
 
-/* Returns the sums of the threads' numbers, up to this thread's and of all. By all threads. */
+/* Returns the sum of the threads' numbers up to this thread, and that of all. All threads call
+ * it. */
 GDN_DEVICE float2 sum_threads(struct left_sums &sh, float x)
 {
     const int warp = threadIdx.x / 32, n = blockDim.x / 32;
     float2 sum = make_float2(scan_lanes(x), 0);
-    __syncthreads(); /* all have read those before */
+    __syncthreads(); /* all threads have read the sums before */
     if (threadIdx.x % 32 == 31) sh.totals[warp] = sum.x;
     __syncthreads();
     for (int i = 0; i < n; i++) {
@@ -100,7 +103,7 @@ GDN_DEVICE float2 sum_threads(struct left_sums &sh, float x)
     return sum;
 }
 
-/* Returns the first thread that says yes; -1: there is none. By all threads. */
+/* Returns the first thread with yes; -1: there is none. All threads call it. */
 GDN_DEVICE int first_thread(struct left_sums &sh, bool yes)
 {
     const unsigned mine = __ballot_sync(0xffffffff, yes);
@@ -111,7 +114,7 @@ GDN_DEVICE int first_thread(struct left_sums &sh, bool yes)
     return -1;
 }
 
-/* Blocks: heads, sequences. */
+/* Finds the stops. Blocks are numbered by heads, then sequences. */
 GDN_DEVICE void run_stops(const struct gdn_cu_prefill_sm90 &a)
 {
     __shared__ struct left_sums sh;
@@ -130,7 +133,7 @@ GDN_DEVICE void run_stops(const struct gdn_cu_prefill_sm90 &a)
         if (at >= 0) stop = first + at + 1;
         sum += here.y;
     }
-    if (stop >= n) stop = INT32_MAX; /* it would leave out dstate_out alone */
+    if (stop >= n) stop = INT32_MAX; /* later chunks alone would leave out dstate_out */
     if (threadIdx.x == 0) a.cut.stops[s.row * a.rule.H + head] = stop;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensor maps, which copies of tiles go by, and which tensors can have one. */
+/* Tensor maps, by which tiles are copied, and which tensors can have one. */
 #include <string.h>
 
 #include "cuda/driver/launch.h"

@@ -26,9 +26,9 @@
 #define GDN_MODEL static inline
 #endif
 
-/* Numbers of segments after the first that are tried, from two on; chunks of a segment, at least;
- * how often all segments may fill the device; and how much longer first ones may be. ROUNDS: of
- * summaries beside the first segments. */
+/* TRIED: numbers of segments after the first that are tried, from two on. LEAST: chunks of a
+ * segment. FILLS: how often all segments may fill the device. The next one: how much longer first
+ * segments may be. ROUNDS: of summaries beside the first segments. */
 enum { GDN_PLAN_TRIED = 31, GDN_PLAN_LEAST = 4, GDN_PLAN_FILLS = 2, GDN_PLAN_LONGER = 4 };
 enum { GDN_PLAN_ROUNDS = 3 };
 
@@ -38,8 +38,9 @@ enum { GDN_PLAN_WIN = 95 };
 /* Summaries that may stop early: hundredths of them that do, and the chunks that they have then. */
 enum { GDN_PLAN_BRIEF = 75, GDN_PLAN_BRIEF_CHUNKS = 8 };
 
-/* Nanoseconds. A kernel takes .._START for every round of blocks that there is room for, and so
- * much for a chunk, more where many run at once: _MORE where they take 0.7 of the room or more. */
+/* Nanoseconds. ..._START: of a kernel, for every round of blocks that there is room for; then a
+ * number for each chunk. ..._MORE: is added for each chunk if blocks take 0.7 of the room or
+ * more. */
 enum {
     PLAN_START = 9265,
     PLAN_CLUSTER = 1246,
@@ -68,20 +69,21 @@ enum {
 /* A batch: its long sequences, which may be cut, and the others, which stay whole. */
 struct gdn_plan_batch {
     float longest;                        /* chunks of the longest sequence */
-    float n, chunks;                      /* long sequences, and their chunks; */
-    float others, rest;                   /* the others; each of the four times heads */
+    float n, chunks;                      /* long sequences and their chunks, each times heads */
+    float others, rest;                   /* the others and their chunks, each times heads */
     float H, sms;                         /* heads; multiprocessors */
     int32_t small;                        /* heads of up to 64 keys and columns */
     int32_t stops;                        /* summaries may stop early */
-    int64_t n_long, tokens, least_long;   /* long ones, their tokens, and tokens of each at least */
-    int64_t most_units;                   /* segments after first ones that there is room for */
-    float apart, apart_chunks, short_one; /* sequences, and their chunks, that may have clusters,
-                                             * times heads; chunks of the longest other one */
+    int64_t n_long, tokens, least_long;   /* long sequences; their tokens; the least tokens of
+                                             one */
+    int64_t most_units;                   /* segments after first ones that memory has room for */
+    float apart, apart_chunks, short_one; /* sequences that may have clusters, and their chunks,
+                                             times heads; chunks of the longest other one */
 };
 
-/* The sequences of more than cut.whole tokens: how many there are, and their tokens. apart: of more
- * than a->split tokens. The tokens of the longest, and of the longest that is not apart. singles:
- * of one token, which decode takes. */
+/* The sequences of more than cut.whole tokens: their number and their tokens. apart: those of more
+ * than a->split tokens. Then the tokens of the longest sequence, and of the longest that is not
+ * apart. singles: sequences of one token, which decode takes. */
 struct gdn_plan_long {
     int64_t n, tokens, apart, apart_tokens, longest, short_one, singles;
 };
@@ -232,8 +234,9 @@ GDN_MODEL float plan_end(float n, float b, float at_once, float others, float a,
     return end;
 }
 
-/* The room for clusters that first segments take. Blocks of small heads go to the parts of the
- * device in turn, and a cluster is within one of them: an odd block in each takes that of two. */
+/* Returns the room for clusters that first segments take. Blocks of small heads go to the parts of
+ * the device in turn, and a cluster is within one part. So an odd block in a part takes the room of
+ * two. */
 GDN_MODEL float plan_taken(const struct gdn_plan_batch *b)
 {
     enum { PLAN_PARTS = 8 };
@@ -246,8 +249,9 @@ GDN_MODEL float plan_units(const struct gdn_plan_batch *b, const struct gdn_plan
     return fmaxf(c->s * b->H, (b->chunks - b->n * c->first) / c->each);
 }
 
-/* Returns the time of first segments and of the summaries beside them, which later have all
- * multiprocessors. `brief`: most of the summaries are brief, and make room for the others. */
+/* Returns the time of first segments and of the summaries beside them. When first segments end,
+ * summaries have all multiprocessors. brief: most summaries are brief, and make room for the
+ * others. */
 GDN_MODEL float plan_summaries(const struct gdn_plan_batch *b, const struct gdn_plan_cut *c,
                                bool brief)
 {
@@ -277,7 +281,7 @@ GDN_MODEL float plan_later(const struct gdn_plan_batch *b, const struct gdn_plan
     return fminf(plan_rounds(b, true, n, c->each), plan_rounds(b, false, n, c->each));
 }
 
-/* Returns the times of a call as segments: if no summary stops early, and as they may. */
+/* The times of a call in segments: if no summary stops early, and on average if some may. */
 struct gdn_plan_times {
     float all, mean;
 };

@@ -1,35 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A call on Hopper as segments (segments.cuh), or whole: what takes less time by plan_model.h,
- * segments only where they win clearly. If shapes say how long every sequence is, the cut is found
- * here. Lengths of a packed batch are contents of device memory: there, a kernel finds it
- * (choose_cut.cuh), and host code only what must be launched, and the room it may take.
- */
+/* Decides whether a call on Hopper goes in segments (segments.cuh) or whole: whichever takes less
+ * time by plan_model.h, and segments only where they win clearly. If shapes give the lengths of all
+ * sequences, the cut is found here. The lengths of a packed batch are in device memory, so a kernel
+ * finds its cut (choose_cut.cuh). Then host code decides what must be launched and the room for
+ * it. */
 #include "cuda/prefill/sm90/args.h"
 #include "cuda/prefill/sm90/plan_model.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 
-/* Segments of a head per multiprocessor, however long sequences are: for so many the workspace has
- * room (gdn.h). */
+/* The workspace has room for so many segments of a head for each multiprocessor, however long
+ * sequences are (gdn.h). */
 enum { CHUNK = 64, MOST_ROOM = 5 };
 
-/* Sequences of a packed batch may be cut, or have a launch of their own in clusters, if they have
- * UNEVEN hundredths of the mean length, and would take in a cluster LONG (_APART) hundredths of the
- * time that all tokens take on the whole device. A wide block takes 1.6 times as long. If nothing
- * is said of lengths, an even batch must take so many nanoseconds: launches without work are then a
- * small part. _APART: where the others have wide blocks. */
+/* Sequences of a packed batch may be cut, or have a launch of their own in clusters, under two
+ * conditions. They have UNEVEN hundredths of the mean length. In a cluster they would take LONG
+ * hundredths of the time that all tokens take on the whole device; LONG_APART if the others have
+ * wide blocks. A wide block takes 1.6 times as long. If the call gives no lengths, an even batch
+ * must take LEAST_UNEVEN nanoseconds: launches without work are then a small part. */
 enum { UNEVEN = 125, LONG = 80, LONG_APART = 60, LEAST_UNEVEN = 70000, LEAST_APART = 120000 };
 
-/* A packed batch of at most STEP_TOKENS, and STEP_MEAN of a sequence on average, is taken to be a
- * step of an engine: one prompt, and sequences of one token, which decode takes. Nanoseconds that
- * decode takes for a head of one of these, and that launches without work take. */
+/* A packed batch of at most STEP_TOKENS tokens, and STEP_MEAN for each sequence, counts as a step
+ * of an engine: one prompt, and sequences of one token, which decode takes. STEP_DECODE, IDLE:
+ * nanoseconds of decode for a head of such a sequence, and of launches without work. */
 enum { STEP_TOKENS = 16384, STEP_MEAN = 256, STEP_DECODE = 31, IDLE = 15000 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int64_t at_least(int64_t least, int64_t x) { return x < least ? least : x; }
 static int64_t at_most(int64_t most, int64_t x) { return x > most ? most : x; }
 
-/* Returns the batch as n sequences of so many tokens, and others that share the rest. */
+/* Returns the batch as n sequences of so many tokens, and others that share the remaining
+ * tokens. */
 static struct gdn_plan_batch describe(const struct gdn_cuda_shape *s, int64_t n, int64_t tokens)
 {
     const struct gdn_cu_batch *b = s->b;
@@ -81,7 +81,8 @@ static bool is_later_wide(const struct gdn_plan_batch *p, float n, float chunks)
 /* Counts the segments after first ones, at most, and the sequences that have one or two of them. */
 static void count_later(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
 {
-    /* A sequence that has some rounds up by so much; not more of them than there are tokens for. */
+    /* The `some` sequences that round up do so by `up`. There are no more of them than there are
+     * tokens for. */
     const int64_t up = c->each - 1 - c->first, some = at_most(b->B, b->N / (c->whole + 1));
     c->n_long = b->padded ? b->B : some;
     if (b->padded) {
@@ -99,7 +100,7 @@ static bool wins(const struct gdn_plan_batch *p, struct gdn_plan_tried best)
     return plan_wins(&best, fminf(plan_whole(p, true), plan_whole(p, false)), GDN_PLAN_WIN);
 }
 
-/* Makes c a cut of all sequences at these places. */
+/* Makes c a cut of all sequences at the same places. */
 static void cut_all(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b,
                     const struct gdn_plan_batch *p, const struct gdn_plan_cut *cut)
 {
@@ -133,7 +134,7 @@ static bool may_be_step(const struct gdn_cuda_shape *s)
     return !b->padded && b->B > 1 && b->N <= STEP_TOKENS && b->N <= b->B * STEP_MEAN;
 }
 
-/* Returns the batch as one prompt, as long as can be. */
+/* Returns the batch as one prompt, as long as it can be. */
 static struct gdn_plan_batch describe_prompt(const struct gdn_cuda_shape *s)
 {
     const int64_t most = at_least(1, s->b->N - s->b->B + 1);
@@ -142,7 +143,8 @@ static struct gdn_plan_batch describe_prompt(const struct gdn_cuda_shape *s)
     return p;
 }
 
-/* Returns the time of a prompt, and of decode, which has what the prompt leaves of the device. */
+/* Returns the time of a prompt, and of decode on the multiprocessors that the prompt leaves
+ * free. */
 static float step_time(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *prompt,
                        bool wide)
 {
@@ -152,8 +154,8 @@ static float step_time(const struct gdn_cuda_shape *s, const struct gdn_plan_bat
     return fmaxf(time, time * share + decode);
 }
 
-/* Returns true if a step is faster in wide blocks. An even batch may take 1.6 times as long by
- * that. */
+/* Returns true if a step is faster in wide blocks. An even batch may then take 1.6 times as
+ * long. */
 static bool is_step_wide(const struct gdn_cuda_shape *s)
 {
     const struct gdn_plan_batch prompt = describe_prompt(s);
@@ -172,7 +174,8 @@ static bool is_step_long(const struct gdn_cuda_shape *s, const struct gdn_plan_b
 
 /* ---- Batches of any lengths ------------------------------------------------------------------ */
 
-/* Returns true if a batch of which nothing is said, and whose even form is not cut, gets a plan. */
+/* Returns true if a batch gets a plan whose lengths the call does not give, and which as an even
+ * batch is not cut. */
 static bool is_worth_a_plan(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *even,
                             bool wide)
 {
@@ -180,10 +183,10 @@ static bool is_worth_a_plan(const struct gdn_cuda_shape *s, const struct gdn_pla
     return plan_whole(even, wide) >= (float)(wide ? LEAST_APART : LEAST_UNEVEN);
 }
 
-/* Changes c, the plan for a packed batch of one length, to one for any lengths. If even ones are
- * cut, all but short ones may be. Otherwise those are long that take about as long in a cluster as
- * all tokens do on the whole device. So there are no more of them than there is room for, and they
- * have clusters, which are faster, whatever the others have. */
+/* Changes c, the plan for a packed batch of one length, to one for any lengths. If even sequences
+ * are cut, all but short ones may be. If not, a sequence is long if in a cluster it takes about as
+ * long as all tokens do on the whole device. There is room for all such sequences, so they have
+ * clusters, which are faster, whatever form the others have. */
 static void leave_open(const struct gdn_cuda_shape *s, const struct gdn_plan_batch *even,
                        struct gdn_cuda_cut *c)
 {

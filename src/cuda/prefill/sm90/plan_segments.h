@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How sequences of gdn_prefill are cut on Hopper, from shapes alone. */
+/* How sequences of gdn_prefill are cut on Hopper, by shapes alone. */
 #ifndef GDN_CUDA_PREFILL_SEGMENTS_H
 #define GDN_CUDA_PREFILL_SEGMENTS_H
 

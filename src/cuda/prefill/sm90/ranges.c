@@ -57,7 +57,7 @@ static int64_t n_tokens(const struct gdn_cu_batch *b) { return b->padded ? b->B 
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
-/* A call without keys whose length is known has no early stop. */
+/* Returns true if the call may stop early, which needs keys of known length. */
 static bool may_stop(const struct gdn_cuda_summary *s)
 {
     return s->rule.norm != GDN_NO_NORM && !s->every_token;
@@ -69,15 +69,15 @@ static int n_slices(const struct gdn_cuda_summary *s)
     return n_U + (int)divide_up(s->M.data ? s->rule.K : 0, GDN_JOIN_COLUMNS);
 }
 
-/* The time of the blocks that walk back through so many units. */
+/* Returns the time of the blocks that walk back through n_units units. */
 static int64_t walk_time(int64_t sms, int64_t n_units, int64_t chunks)
 {
     if (2 * n_units <= sms) return START + chunks * WALK_HALF;
     return divide_up(n_units, sms) * (START + chunks * WALK_WHOLE);
 }
 
-/* The time of n sequences and heads of `units` units of so many chunks each. A walk back needs no M
- * of the last unit. */
+/* Returns the time of n sequences and heads of `units` units of `chunks` chunks each. A walk back
+ * needs no M of the last unit. */
 static int64_t time_of(const gdn_ctx *ctx, const struct gdn_cuda_summary *s, int64_t n,
                        int64_t units, int64_t chunks)
 {
@@ -167,8 +167,9 @@ size_t gdn_cuda_summary_sm90_bytes(const struct gdn_cuda_summary *s, const struc
 
 /* ---- A call -------------------------------------------------------------------------------- */
 
-/* Units begin while gates are summed. What joins them does not: its blocks would wait side by side
- * on the few multiprocessors that units leave free. */
+/* Launches a kernel that may begin before the one ahead ends: units begin while gates are summed.
+ * The join does not overlap, because its blocks would wait on the few multiprocessors that units
+ * leave free. */
 static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_blocks, size_t shared,
                          const struct gdn_cu_prefill_sm90 *p, struct gdn_cuda_ran *ran,
                          void *stream)
@@ -194,7 +195,8 @@ static gdn_status launch_left(gdn_ctx *ctx, const struct gdn_cu_prefill_sm90 *p,
                   stream);
 }
 
-/* Without U no v is given: its map is that of k, of which no column is loaded. */
+/* Finds the maps. If U is not wanted, no v is given: its map is then that of k, of which no column
+ * is loaded. */
 static gdn_status find_maps(gdn_ctx *ctx, struct gdn_cu_prefill_sm90 *p)
 {
     const struct gdn_cu_rule *r = &p->rule;

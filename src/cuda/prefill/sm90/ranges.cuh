@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The blocks of gdn_summary. Sequences of up to cut.first tokens come first, one after the other: their
- * U and M are the caller's. Those of longer ones are cut into units of cut.each tokens, which are
- * numbered through the batch; their U and M go to the workspace, and join.cuh makes one map of them.
+ * The blocks of gdn_summary. Sequences of up to cut.first tokens come first, and their U and M go
+ * to the caller's tensors. Longer ones are cut into units of cut.each tokens, which are numbered
+ * through the batch. Their U and M go to the workspace, and join.cuh makes one map of them.
  *
- * For gradients (a.back) there are units alone. Of their M, those are made that the gradient of a
- * state passes: not that of the unit with which the sequence ends, or is forgotten, nor later ones.
+ * For gradients (a.back) there are units alone, and M is made only of those that the gradient of a
+ * state passes: not of the last unit of a sequence, nor of one that forgets the rest, nor of later
+ * ones.
  */
 #ifndef GDN_CUDA_PREFILL_RANGES_CUH
 #define GDN_CUDA_PREFILL_RANGES_CUH
 
 #include "cuda/prefill/sm90/early_stop.cuh"
 
-/* Returns true if no gradient comes from behind the unit, and says so to join.cuh. By a warp. */
+/* Returns true if no gradient comes from tokens after the unit, and notes that for join.cuh. A warp
+ * calls it. */
 GDN_DEVICE bool is_walk_end(const struct hopper_block &b, const struct sequence_segment &g,
                             int64_t row)
 {
@@ -25,8 +27,8 @@ GDN_DEVICE bool is_walk_end(const struct hopper_block &b, const struct sequence_
     return true;
 }
 
-/* The block's part of the batch: a whole sequence (segment.to: its number) or a unit (segment.from).
- * n_tokens are those up to the end of the sequence. By a warp. */
+/* Finds the block's part of the batch: a whole sequence (segment.to: its number) or a unit
+ * (segment.from). n_tokens count to the end of the sequence. A warp calls it. */
 GDN_DEVICE void find_range(const struct hopper_block &b)
 {
     const struct gdn_cu_batch &batch = b.r.batch;
@@ -46,7 +48,7 @@ GDN_DEVICE void find_range(const struct hopper_block &b)
     const int64_t left = s.n_valid - (is_unit ? i * cut.each : 0);
     if (row < batch.B && !is_unit && !is_cut) g.to = row;
     if (row < batch.B && is_unit) g = cut_segment(s, cut, i + 1, unit);
-    if (g.from >= cut.units) g.from = -1; /* by lengths that overlap */
+    if (g.from >= cut.units) g.from = -1; /* lengths that overlap may give too many units */
     if (b.a.back && g.from >= 0 && is_walk_end(b, g, row)) g.from = -1;
     s.n_tokens = left;
     if (threadIdx.x % 32 != 0) return;
@@ -59,9 +61,9 @@ GDN_DEVICE bool is_no_range(const struct hopper_block &b)
     return b.common().segment.from < 0 && b.common().segment.to < 0;
 }
 
-/* Returns the last chunk, counted from the block's first, from which on nothing is left of what was
- * before at the end of the sequence; it may be behind the block's. -1: there is none. All blocks of
- * a sequence find the same. By all threads. */
+/* Returns the last chunk after which nothing is left, at the end of the sequence, of what came
+ * before that chunk; -1: there is none. It counts from the block's first chunk, and may be after
+ * the block's last. All blocks of a sequence find the same chunk. All threads call it. */
 GDN_DEVICE int find_range_tail(const struct hopper_block &b)
 {
     struct left_sums &sh = *(struct left_sums *)(gdn_shared + HOPPER_GATES);
@@ -80,10 +82,10 @@ GDN_DEVICE int find_range_tail(const struct hopper_block &b)
     return -1;
 }
 
-/* Leaves out what the sequence forgets. Returns true if that is all of the block's. */
+/* Leaves out the chunks that the sequence forgets. Returns true if these are all of the block's. */
 GDN_DEVICE bool skip_range(struct hopper_block &b)
 {
-    griddepcontrol_wait(); /* for the sums */
+    griddepcontrol_wait(); /* the sums of left.cuh are needed */
     skip_chunks(b, min(find_range_tail(b), b.n_chunks));
     if (b.n_chunks > 0 || !b.forgets) return false;
     if (threadIdx.x < 2 && b.rank == 0) *mark_of(b, threadIdx.x) = GDN_SEGMENT_FORGETS;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels between segments: states from one to the next (combine.cuh), and plans. */
+/* The kernels between segments: states from one segment to the next (combine.cuh), and plans. */
 #include "cuda/prefill/combine.cuh"
 #include "cuda/prefill/sm90/choose_cut.cuh"
 #include "cuda/prefill/sm90/join.cuh"
 #include "cuda/prefill/sm90/left.cuh"
 
-/* Runs the kernel. Blocks are columns, heads, and sequences with something to sum. One block makes
- * the kernel end after the kernels ahead of it. */
+/* Sums segments. Blocks are numbered by columns, then heads, then sequences of several segments.
+ * One block waits for earlier kernels, so the kernel ends after them. */
 GDN_DEVICE void run_states(const struct gdn_cu_prefill_sm90 &a)
 {
     const struct gdn_cu_rule &r = a.rule;
     const int slices = r.V / COLUMNS, lane = threadIdx.x % 32;
     int64_t first, row;
     griddepcontrol_launch_dependents();
-    const int64_t of = blockIdx.x / slices / r.H; /* each has a unit at least */
+    const int64_t of = blockIdx.x / slices / r.H; /* it has at least one unit */
     int64_t n = 0;
     int64_t split;
     bool wide;

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * From products of keys to -(B A)^T in f16, for the inverse (warps_solve.cuh), and to P, for the
+/* Makes -(B A)^T in f16 from products of keys, for the inverse (warps_solve.cuh), and P, for the
  * state. A warp has 16 rows of K K^T and K Q^T with all 64 columns, in blocks of 16 x 16, and
  * writes them transposed. It needs the diagonal block of both. K K^T is symmetric, so it needs the
- * columns up to its rows, and of K Q^T the columns from its rows on. That is five blocks for every
- * warp.
- */
+ * columns up to its rows; of K Q^T it needs the columns from its rows on. That is five blocks for
+ * every warp. */
 #ifndef GDN_CUDA_PREFILL_HOPPER_ROWS_CUH
 #define GDN_CUDA_PREFILL_HOPPER_ROWS_CUH
 
@@ -30,7 +28,7 @@ GDN_DEVICE void store_turned(uint32_t tile, int row, uint32_t at, const uint32_t
     store_matrices_turned(tile + row * 16 * 128 + at, x[0], x[1], x[2], x[3]);
 }
 
-/* Clears the tokens after the output's in a diagonal block of P, whatever they hold. */
+/* Sets the tokens after the output's to zero in a diagonal block of P, whatever they hold. */
 GDN_DEVICE void cut_diagonal(uint32_t (&x)[4], uint32_t lane)
 {
     const uint32_t column = lane % 4 * 2;
@@ -39,7 +37,7 @@ GDN_DEVICE void cut_diagonal(uint32_t (&x)[4], uint32_t lane)
     x[0] &= keep, x[1] = 0, x[3] &= keep;
 }
 
-/* Packs a block of the square: products of keys times the factors f of rows. For P: times the
+/* Packs a block of the square: products of keys times the factors f of rows; of P: times the
  * factors `of` of columns. */
 GDN_DEVICE void pack_keys(uint32_t (&y)[4], const float *x, const float (&f)[2])
 {

@@ -173,7 +173,7 @@ GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, uint32_t
         if (HOPPER_STACKED || !HOPPER_CUTS) prefetch_state(from, w.part); /* segments lose by it */
         read_state(S, from, w.part);
     }
-    int c = 0, mark = next_mark(w); /* mark < 0: so many tokens of chunk c have been passed */
+    int c = 0, mark = next_mark(w); /* mark < 0: -mark tokens of chunk c have been passed */
     for (;;) {
         const int first = c;
         c = pass<io, false>(w, S, c, mark);

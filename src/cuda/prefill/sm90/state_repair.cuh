@@ -28,15 +28,15 @@ GDN_DEVICE uint32_t mend_pair(struct spoilt_rows &s, float low, float high, int 
     return hopper_format<io>::pair(low, high);
 }
 
-/* The tokens whose R was not finite (slow); far: a finite R was out of reach. */
+/* slow: tokens whose R was not finite. far: a finite R was out of reach. */
 struct mended {
     struct spoilt_rows spoilt;
     bool slow, far;
 };
 
-/* Computes R^T. Behind a token that forgets it is V^T, whatever S holds. If beta is zero it is
- * zero, whatever V holds (G8). Values that are not finite become zero. v: the warp's columns of the
- * tile. */
+/* Computes R^T. For tokens after one that forgets it is V^T, whatever S holds. If beta is zero it
+ * is zero, whatever V holds (G8). Values that are not finite become zero. v: the warp's columns of
+ * the tile. */
 template <int io>
 GDN_DEVICE struct spoilt_rows mend_r(uint32_t (&r)[16], const hopper_gates &g, uint32_t v)
 {
@@ -104,9 +104,9 @@ GDN_DEVICE float near_factor(const hopper_gates &g, int t)
     return ex2_approx(g.G[t] - g.rest[t]);
 }
 
-/* Returns true if u = T R is finite and not too far only because V was divided (far: R is). The
- * result is the same in all warps of the warpgroup, and in those of two halves, which have the same
- * u. */
+/* Returns true if u = T R is finite, and too large only because V was divided by its gates. far: R
+ * is too large. The result is the same in all warps of the warpgroup, and in those of two halves,
+ * which have the same u. */
 template <int io>
 GDN_DEVICE bool is_t_finite(const struct hopper_state &w, const hopper_gates &g,
                             const float (&u)[32], bool far)

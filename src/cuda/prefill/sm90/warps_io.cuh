@@ -82,7 +82,7 @@ GDN_DEVICE void clear_tail(const struct hopper_loader &l, uint32_t tile, int ste
     __syncwarp();
 }
 
-/* Chunks by which loads of K and Q are ahead of the state. */
+/* Chunks by which loads of K and Q run ahead of the state. */
 enum {
     HOPPER_K_AHEAD = HOPPER_K_RING - 1,
     HOPPER_Q_AHEAD = HOPPER_Q_RING < HOPPER_K_AHEAD ? HOPPER_Q_RING : HOPPER_K_AHEAD
@@ -117,8 +117,8 @@ GDN_DEVICE void load_step(const struct hopper_loader &l, int c)
             clear_tail(l, b.v(cv), HOPPER_TILE, HOPPER_WIDTH, HOPPER_V_FULL, cv,
                        1 + (HOPPER_WITH_P && !HOPPER_STACKED));
     }
-    /* If blocks take turns at T, those warps wait for every second phase of Q's three barriers: the
-     * next K does not come before the phase ahead of its Q's has ended. */
+    /* If blocks take turns at T, their warps wait for every second phase of the three barriers of
+     * Q. So the next K must not come before the phase ahead of its Q has ended. */
     if (HOPPER_OUTPUTS && HOPPER_BLOCKS == 2 && HOPPER_DEPTH == 1 && c1 >= 0)
         b.wait(HOPPER_Q_FULL, c1);
     if (HOPPER_OUTPUTS && !HOPPER_STACKED && (HOPPER_DEPTH == 1 || cq >= 0) && cq < n) {
@@ -152,14 +152,14 @@ template <int io> GDN_DEVICE void load_all(const struct hopper_block &b, uint32_
 #pragma unroll 1
     for (int c = -HOPPER_K_AHEAD; c < b.n_chunks - 1; c++) {
         if (c == 1 - HOPPER_K_AHEAD && b.n_chunks > 0)
-            b.wait(HOPPER_FULL, 0); /* the first T comes first */
+            b.wait(HOPPER_FULL, 0); /* the loads for the first T come first */
         load_step(l, c);
     }
 }
 
 /* ---- Output ---------------------------------------------------------------------------------- */
 
-/* Stores chunk c, by a warp: whole tiles at once, the last one by rows. */
+/* Stores chunk c. A warp calls it. It copies a whole tile at once, and the last one by rows. */
 GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
 {
     const int n = b.tokens(c), column = b.column(), bytes = (b.r.V - column) * 2;
@@ -192,8 +192,8 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
 
 /* ---- The warpgroup --------------------------------------------------------------------------- */
 
-/* Writes the factors of a chunk's n tokens, without their lengths; G: sums of the gates, resets:
- * tokens that forget. What others write of k, of q, is left to them. */
+/* Writes the factors of a chunk's n tokens without lengths. G: sums of the gates. resets: tokens
+ * that forget. If other warps write the lengths of k and of q, this leaves them out. */
 template <int io>
 GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask resets, float scale,
                               int n, bool k, bool q, uint32_t lane)
@@ -205,7 +205,7 @@ GDN_DEVICE void write_factors(hopper_gates &g, const float (&G)[2], token_mask r
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int t = lane + 32 * i;
-        const float near = reached<io>(G[i], start); /* from zero */
+        const float near = reached<io>(G[i], start); /* the part that begins at zero */
         const float rest = near == G[i] ? start : start + (G[i] - near);
         const float from = are_parted(resets, -1, t) ? 0 : near == G[i] ? up : ex2_approx(rest);
         const float o = ex2_from<io>(near, down) * (scale * hopper_format<io>::shift);
@@ -250,12 +250,13 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
         float G[2] = {};
-        fetch_gates<2>(raw, b.r); /* early enough: places are rarely free yet */
+        fetch_gates<2>(raw, b.r); /* loads begin early: places are rarely free yet */
         b.wait_done(c - HOPPER_GATES_RING);
         wait_lengths(b, c - HOPPER_GATES_RING);
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));
         __syncwarp();
-        const bool own = b.is_own(c) || !norm; /* lengths come from who makes T and P */
+        const bool own = b.is_own(c) || !norm; /* if not, lengths come from the warps that make T
+                                                  and P */
         const token_mask resets = tokens_of(b.gates(c).resets);
         sum_gates(G, resets);
         write_factors<io>(b.gates(c), G, resets, b.r.scale, b.tokens(c), own || io == GDN_F16, own,

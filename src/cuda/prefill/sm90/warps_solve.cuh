@@ -32,7 +32,8 @@ struct hopper_solver {
     {
         barrier_wait(number ? HOPPER_BARRIER_SECOND : HOPPER_BARRIER_SOLVE, 128);
     }
-    /* All of T has been written, and this is the warp that has most to do for it; others go on. */
+    /* Returns true if all of T has been written and this warp has the most to do for it. Other
+     * warps go on. */
     __device__ __forceinline__ bool is_last() const
     {
         if (warp == 0)
@@ -68,14 +69,14 @@ GDN_DEVICE void invert_half(uint32_t half, uint32_t column, uint32_t lane)
     __syncwarp();
     store_shared(row, f32_to_f16x2(x[0], x[1]), f32_to_f16x2(x[2], x[3]), f32_to_f16x2(x[4], x[5]),
                  f32_to_f16x2(x[6], x[7]));
-    if (lane & 8) store_shared(row ^ 16, 0, 0, 0, 0); /* what is on the other side of it */
+    if (lane & 8) store_shared(row ^ 16, 0, 0, 0, 0); /* zeros on the other side of it */
     __syncwarp();
 }
 
-/* Inverts the warp's block of the diagonal, for all chunks at once; w is the first chunk's. A and D
- * are its inverted halves, and C, between them, becomes - D^-1 C A^-1, transposed A^-T (-C^T) D^-T.
- * Each chunk has its own product, so that a value that is not finite does not reach the other
- * chunk. */
+/* Inverts the warp's block of the diagonal, for all chunks at once; w is of the first chunk. A and
+ * D are its inverted halves. C, between them, becomes -D^-1 C A^-1; transposed that is A^-T (-C^T)
+ * D^-T. Each chunk has a product of its own, so that a value that is not finite does not reach the
+ * other chunk. */
 GDN_DEVICE void invert_block(const struct hopper_solver &w)
 {
     const uint32_t lane = opaque(w.lane), other = (HOPPER_AT_ONCE - 1) * HOPPER_TILE;
@@ -198,7 +199,7 @@ GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
 }
 
 /* Returns true if some keys are so much longer than others that their products, divided by the
- * square of the longer one, are below the range of f16. There are no keys behind the last token. */
+ * square of the longer key, are below the range of f16. Tokens after the last one have no keys. */
 GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
 {
     const uint32_t last = g.n - 1;
@@ -216,7 +217,7 @@ GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, fl
 {
     const int t = 16 * w.warp + w.lane % 16;
     const bool query = queries && (!keys || w.lane >= 16);
-    const float square = query ? q : k; /* where it is zero a length has no say */
+    const float square = query ? q : k; /* if it is zero, the length does not matter */
     const float length = square == 0 ? 1 : norm_length(square, w.b.r.norm, w.b.r.norm_eps);
     if (query && (keys || w.lane < 16)) {
         g.o_scale[t] *= 1 / length;
@@ -227,12 +228,12 @@ GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, fl
         g.weight[t] *= 1 / length * (1 / length);
         g.v_scale[t] *= length;
     }
-    w.wait(); /* columns take those of all warps */
+    w.wait(); /* columns need the lengths of all warps */
     return keys && io != GDN_F16 && are_lengths_apart(g, w.lane);
 }
 
-/* Mends columns of the square and of P that were written: uneven ones, and ones that a forgetting
- * gate parts. */
+/* Corrects columns of the square and of P that are written: those of uneven chunks, and those that
+ * a forgetting gate parts. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &g, bool uneven,
                              int c)
@@ -247,7 +248,7 @@ GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &
 }
 
 /* Writes the square below its diagonal, and P of chunk c. Products (x) are in flight. If lengths of
- * keys are apart T is made of nothing. */
+ * keys are too far apart, T becomes not finite. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates &g,
                               const float (&x)[64], int c, bool apart = false)
@@ -264,8 +265,7 @@ GDN_DEVICE void make_products(const struct hopper_solver &w, const hopper_gates 
     __syncwarp();
 }
 
-/* Computes T of chunk c from the square. Unless P comes late, it is handed on with T, and has the
- * same free places. */
+/* Computes T of chunk c from the square. Unless P comes late, it is announced with T. */
 template <int io>
 GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int c)
 {
@@ -305,14 +305,14 @@ GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, floa
     make_products<io, false, true>(w, g, x, c);
     if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_Q_FREE, c));
     async_fence();
-    w.wait(); /* rows are of all warps */
+    w.wait(); /* rows come from all warps */
     if (w.lane == 0) mbarrier_arrive(b.of(HOPPER_P_FULL, c));
     send_p(b, g, c, w.warp, w.lane);
     __syncwarp();
 }
 
-/* Issues K K^T of chunk c, and K Q^T unless it comes late; lengths. Returns true if keys' lengths
- * differ. */
+/* Issues K K^T of chunk c, and K Q^T unless it comes late. Finds lengths. Returns true if lengths
+ * of keys are too far apart. */
 template <int io>
 GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, float (&x)[64],
                                int c)
@@ -324,14 +324,14 @@ GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     float(&first)[32] = *(float(*)[32])x;
     float(&second)[32] = *(float(*)[32])(x + 32);
     b.wait(HOPPER_FULL, c);
-    if constexpr (HOPPER_STACKED) { /* lengths of keys come from the product that L is made of */
+    if constexpr (HOPPER_STACKED) { /* lengths of keys come from the product for L */
         float square = 0;
         if (norm) {
             multiply_tiles<io>(second, b.q(c), b.q(c));
             wgmma_wait<0>();
             square = find_square(second, w.warp, w.lane);
         }
-        multiply_tiles<io>(x, b.k(c), b.k(c)); /* and of Q */
+        multiply_tiles<io>(x, b.k(c), b.k(c)); /* and queries */
         if (norm) {
             wgmma_wait<0>();
             apart = write_lengths<io, true, both>(w, g, find_square(x, w.warp, w.lane), square);
@@ -350,7 +350,7 @@ GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     return apart;
 }
 
-/* Returns the values of warps that make T of one chunk, number i of those that have a square. */
+/* Returns the values of a warp that makes T of chunk i, of those that have a square at a time. */
 GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp,
                                           uint32_t lane)
 {
@@ -368,10 +368,10 @@ GDN_DEVICE void solve_chunks(const struct hopper_block &b, int solver, int warp,
         hopper_gates &g = b.gates(c);
         float x[64];
         const bool apart = multiply_chunk<io>(w, g, x, c);
-        w.wait(); /* all have done with the square */
+        w.wait(); /* all warps have read the square */
         make_products<io, true, HOPPER_WITH_P>(w, g, x, c, apart);
         invert_block(w);
-        w.wait(); /* the inverses are there */
+        w.wait(); /* the inverses are written */
         make_t<io>(w, g, c);
         if (HOPPER_LATE) make_p_late<io>(w, g, x, c);
     }
@@ -392,11 +392,11 @@ template <int io> GDN_DEVICE void solve_pairs(const struct hopper_block &b, int 
             hopper_gates &g = b.gates(c + i);
             float x[64];
             const bool apart = multiply_chunk<io>(w, g, x, c + i);
-            if (i == 0) w.wait(); /* all have done with the squares */
+            if (i == 0) w.wait(); /* all warps have read the squares */
             make_products<io, true, true>(w, g, x, c + i, apart);
         }
         invert_block(first);
-        first.wait(); /* the inverses are there */
+        first.wait(); /* the inverses are written */
 #pragma unroll 1
         for (int i = 0; i < n; i++)
             make_t<io>(solver_of(b, i, i ? 3 - warp : warp, opaque(lane)), b.gates(c + i), c + i);

@@ -46,7 +46,7 @@ struct hopper_state {
     {
         return HOPPER_DEPTH == 1 ? b.q(c) : b.q(c) + half() * 2 * HOPPER_TILE;
     }
-    /* Tiles that are free while checkpoints are left, one for each warpgroup. */
+    /* Returns tiles that are free when checkpoints are stored, one for each warpgroup. */
     __device__ __forceinline__ uint32_t scratch(int c) const
     {
         return HOPPER_DEPTH == 2 ? hopper_address() + HOPPER_MAIL : b.v(c);
@@ -59,7 +59,7 @@ GDN_DEVICE void skip_keys(const struct hopper_state &w, struct state_place &p)
     if (p.data) p.data += w.half() * 128 * p.k_step;
 }
 
-/* Threads that share the scratch, or sums of both halves. */
+/* Threads that share the scratch, or the sums of both halves. */
 enum { HOPPER_SHARING = HOPPER_DEPTH == 2 ? 256 : 128 };
 GDN_DEVICE void barrier_shared(const struct hopper_state &w)
 {
@@ -158,15 +158,15 @@ template <int n> GDN_DEVICE void decay_state(float (&S)[n], float decay, bool se
     for (int i = 0; i < n; i++) S[i] = 0;
 }
 
-/* The end of the first n tokens of a chunk, with the start and class that they have without the
- * other tokens. S is multiplied by `before`, then U is added with token t times of(), then S is
- * multiplied by `after`. A warp makes it. */
+/* The end of the first n tokens of a chunk, as it is without the later tokens. S is multiplied by
+ * `before`, then U is added with of(t) for token t, then S is multiplied by `after`. A warp makes
+ * it. */
 template <int io> struct hopper_end {
     const hopper_gates &g;
     int n;
     bool gated;
     float before, after;
-    float moved; /* its start, from the chunk's */
+    float moved; /* 2^ its start relative to the chunk's */
 
     __device__ __forceinline__ hopper_end(const hopper_gates &gates, int tokens)
         : g(gates), n(tokens), gated(false)
@@ -181,14 +181,15 @@ template <int io> struct hopper_end {
         before = are_parted(tokens_of(g.resets), -1, n - 1) ? 0 : gated ? decay : 1;
         after = gated ? 1 : decay;
     }
-    /* Its U is of the chunk's start: to that of the n tokens no bit changes. */
+    /* Returns the factor of U of token t. U has the chunk's start; moving it to the start of the n
+     * tokens changes no bit. */
     __device__ __forceinline__ float of(int t) const
     {
         const float shift = hopper_format<io>::start == 0 ? 1 : power_of_two(moved);
         if (t >= n || are_parted(tokens_of(g.resets), t, n - 1)) return 0;
         return gated ? ex2_approx(g.G[n - 1] - (g.rest[t] + moved)) * shift : shift;
     }
-    /* Every bit of S stays (G9). */
+    /* Returns true if every bit of S stays (G9). */
     __device__ __forceinline__ bool is_idle() const
     {
         return before * after == 1 && !(tokens_of(g.writers) & tokens_below(n));
@@ -237,8 +238,8 @@ template <int io> GDN_DEVICE void put_output(const float (&o)[32], uint32_t v)
 
 /* ---- Checkpoints ----------------------------------------------------------------------------- */
 
-/* Copies keys of the first n tokens, 64 columns of them, and zeros, to the place of the chunk's V,
- * which is in U now, or of the mail. All warps call it. */
+/* Copies keys of the first n tokens, in tiles of 64 columns with zeros, to the place of the chunk's
+ * V, which U holds by now, or to that of the mail. All warps call it. */
 GDN_DEVICE void copy_keys(const struct hopper_state &w, int c, int n, int side)
 {
     const char *from = gdn_shared + (w.b.k(c) - hopper_address()) + side * HOPPER_NEXT;
@@ -287,7 +288,7 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S,
         } else if (to.data)
             move_part<true>(x, to, w.part, part * HOPPER_PART_KEYS, has_pairs(to, w.part));
     }
-    barrier_shared(w); /* outputs go where the copy is */
+    barrier_shared(w); /* outputs go to the place of the copy */
 }
 
 /* Returns the place of the sequence's state in a pool; the pool: GDN_PREFILL_... */
@@ -330,8 +331,8 @@ GDN_DEVICE struct state_place checkpoint_place(const struct hopper_state &w)
     return place_of(w.b.r.checkpoints, numbered ? w.cursor.c : w.cursor.slot, w.b.head);
 }
 
-/* Stores the checkpoints inside chunk c, which has n tokens, and leaves those after it for
- * later. */
+/* Stores the checkpoints inside chunk c, which has n tokens. leave_after() stores those at its
+ * end. */
 template <int io>
 GDN_DEVICE void leave_inside(const struct hopper_state &w, const hopper_share &S,
                              const float (&u)[32], int c, int n)
@@ -410,7 +411,7 @@ GDN_DEVICE void hand_out(const struct hopper_state &w, const float (&o)[32], int
     release_made(w, HOPPER_P_FREED, c);
     put_output<io>(o, v);
     __syncwarp();
-    release(w, HOPPER_OUT_FULL, c); /* the one who stores fences */
+    release(w, HOPPER_OUT_FULL, c); /* the storing warp has a fence */
 }
 
 /* Returns true if one of the warpgroup's warps has an element of U that is not finite or too

@@ -96,9 +96,9 @@ GDN_DEVICE void set_identity(hopper_share &S, int first, uint32_t lane)
     }
 }
 
-/* Returns where U or M goes: that of a unit to the workspace, where U of a segment of gdn_prefill has
- * the place of the next unit; that of a whole sequence of gdn_summary to the caller's tensor. For
- * gradients M is transposed. */
+/* Returns where U or M goes. Those of a unit go to the workspace, where U of a segment of
+ * gdn_prefill has the place of the next unit. Those of a whole sequence of gdn_summary go to the
+ * caller's tensor. For gradients M is transposed. */
 GDN_DEVICE struct state_place summary_place(const struct hopper_block &b, int columns)
 {
     const struct sequence_segment &s = b.common().segment;

@@ -7,6 +7,8 @@
 #
 # --without sm90: on Hopper, what every other GPU runs. Tests of Hopper's own kernels are skipped.
 # Other names are in src/cuda/driver/families.h, with commas between.
+#
+# GDN_CUDA_ARCHITECTURES=native in the environment compiles for this GPU alone, which is quickest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "${1:-}" = --without ]; then
@@ -15,7 +17,8 @@ if [ "${1:-}" = --without ]; then
 fi
 folder=${1:-build/device}
 shift || true
-cmake -S . -B "$folder" -G Ninja -DGDN_CUDA=ON -DGDN_WERROR=ON >/dev/null
+cmake -S . -B "$folder" -G Ninja -DGDN_CUDA=ON -DGDN_WERROR=ON -DGDN_EMULATED=OFF \
+    -DGDN_CUDA_ARCHITECTURES="${GDN_CUDA_ARCHITECTURES:-all}" >/dev/null
 cmake --build "$folder" | tail -n 1
 ctest --test-dir "$folder" -L device --output-on-failure --no-tests=error "$@"
 

@@ -5,6 +5,10 @@
 
 #include "cuda/driver/args.h"
 
+/* The tokens that are valid, as far as descriptors say it: each sequence says it; all tokens; those
+ * from the first bound of cu_seqlens to the last. */
+enum gdn_cu_conv_valid { GDN_CU_CONV_ASK, GDN_CU_CONV_ALL, GDN_CU_CONV_BOUNDED };
+
 /* The arguments of gdn_conv1d. A warp computes an item: some channels of a sequence, a tile or an
  * edge. */
 struct gdn_cu_conv {
@@ -26,9 +30,8 @@ struct gdn_cu_conv {
      * of Hk key heads has K of q, K of k and V of v, in key_head elements. The channels are q of
      * all heads, then k of all, then v of all. */
     int32_t key_head, Hk, K, V;
-    /* For form `rows`: walk_blocks of the blocks walk, and come first; plain: all tokens are
-     * valid. */
-    int32_t walk_blocks, plain;
+    int32_t walk_blocks; /* of form `rows`: blocks that start sequences, the first ones */
+    int32_t valid;       /* of form `rows`: enum gdn_cu_conv_valid */
 };
 GDN_CU_SIZE(gdn_cu_conv, 480 + 2 * 40 + 5 * 48 + 56 + 32 + 8);
 

@@ -99,11 +99,19 @@ static const char *why_not_turned(const struct gdn_cu_conv *c)
     return b->parents.data || b->path.data ? "tokens are a tree" : NULL;
 }
 
-/* Returns true if descriptors alone say that every token of every row is valid. */
-static bool is_plain(const struct gdn_cu_batch *b)
+/* Returns true if the pool has a slot for each sequence. A sequence without one is padding. */
+static bool has_slots(const struct gdn_cu_batch *b, int64_t pool)
 {
-    return !b->cu_seqlens.data && !b->read_slots.data && !b->write_slots.data &&
-           !b->token_start.data && !b->token_count.data && !b->parents.data && !b->path.data;
+    return pool < 0 || b->B <= pool;
+}
+
+static enum gdn_cu_conv_valid valid_of(const struct gdn_cu_batch *b)
+{
+    if (b->read_slots.data || b->write_slots.data || b->token_start.data || b->token_count.data ||
+        b->parents.data || b->path.data)
+        return GDN_CU_CONV_ASK;
+    if (!has_slots(b, b->read_pool) || !has_slots(b, b->write_pool)) return GDN_CU_CONV_ASK;
+    return b->cu_seqlens.data ? GDN_CU_CONV_BOUNDED : GDN_CU_CONV_ALL;
 }
 
 /* Returns true if channels do not lie side by side. */
@@ -305,7 +313,7 @@ static gdn_status rows(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
         TRY(launch(ctx, args, both[1], args->batch.B * chunks_of(args), 0, walk_bytes(args),
                    stream));
     args->walk_blocks = starts ? (int32_t)args->batch.B : 0;
-    args->plain = is_plain(&args->batch);
+    args->valid = valid_of(&args->batch);
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note_all(ctx, "conv1d", both, starts ? 1 : 2);
 }

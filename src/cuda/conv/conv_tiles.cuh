@@ -245,13 +245,6 @@ GDN_DEVICE int bound_at(const struct gdn_cu_batch &b, int i)
     return (int)clamp64(*(const int64_t *)p, 0, b.N);
 }
 
-/* Returns true if cu_seqlens alone bounds the tokens. */
-GDN_DEVICE bool is_bounded(const struct gdn_cu_batch &b)
-{
-    return b.cu_seqlens.data && !b.read_slots.data && !b.write_slots.data && !b.token_start.data &&
-           !b.token_count.data && !b.parents.data && !b.path.data;
-}
-
 /* Finds the marks of packed tokens `first` to first + end - 1, if cu_seqlens alone bounds
  * sequences. */
 GDN_DEVICE struct gdn_marks find_bounds(const struct gdn_cu_batch &b, int first, int end)
@@ -350,8 +343,8 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
     struct gdn_marks m = { bits_between(t.first ? 0 : 3, t.end), 0 }; /* rows have more than 3
                                                                          tokens */
     float past[3][4], y[4], silu[4], xs[4], powers = 0;
-    const bool bounded = is_bounded(a.batch);
-    if (!a.plain && !bounded) m = find_marks(a, { t.row, t.first, t.first + t.end });
+    const bool bounded = a.valid == GDN_CU_CONV_BOUNDED;
+    if (a.valid == GDN_CU_CONV_ASK) m = find_marks(a, { t.row, t.first, t.first + t.end });
 #pragma unroll
     for (int u = 0; u < 3 + ROWS; u++) { /* tokens outside of the tile are other tokens of the
                                             row */

@@ -524,6 +524,45 @@ static void many_packed(void)
     }
 }
 
+/* More sequences than slots, and no list of them: on a device those without a slot are skipped like
+ * padding; a CPU refuses the call. Walks, tiles, rows, and sequences of one token. */
+static void fewer_slots(void)
+{
+    enum { B = 5, HAVE = 3, D = 136 };
+    static const int64_t own[B] = { 0, 1, 2, -1, -1 }, tokens[] = { 1, 7, 45 };
+    static const int64_t cu[B + 1] = { 0, 40, 41, 90, 131, 200 };
+    for (int i = 0; i < 48 && !ring2_failed(); i++) {
+        const int dtype = i % 3, form = i / 3 % 4, P = i & 1 ? HAVE : B; /* P: of states read */
+        gdn_batch t, listed;
+        gdn_conv1d_args a = make_call(dtype, dtype, D, 4, 3, &t), b;
+        a.x = form == 3 ? ring2_new(dtype, 0, 2, 207, D, 0, 0)
+                        : ring2_new(dtype, 0, 3, B, tokens[form], D, 0);
+        a.weight = i & 8 ? ring2_new(dtype, 0, 2, 4, D, 0, 0) : ring2_new(dtype, 0, 2, D, 4, 0, 0);
+        if (i & 8) a.weight = ring2_swap(&a.weight, 0, 1);
+        a.state = ring2_new(dtype, 0, 3, P, D, 3, 0);
+        if (P == B) a.state_out = ring2_new(dtype, 0, 3, HAVE, D, 3, 0);
+        ring2_fill(&a.x, -1, 1), ring2_fill(&a.state, -1, 1), ring2_fill(&a.weight, -1, 1);
+        a.out = ring2_clone(&a.x);
+        t.cu_seqlens = form == 3 ? ring2_indices(GDN_I32, B + 1, cu) : (gdn_tensor){ 0 };
+        t.pad_policy = i & 16 ? GDN_PAD_KEEP : GDN_PAD_ZERO;
+        if (!ring2_on_device()) {
+            ring2_status(ring2_ctx(1), "fewer slots", gdn_conv1d(ring2_ctx(1), &a), GDN_E_ARG);
+            continue;
+        }
+        listed = t, b = a;
+        listed.read_slots = ring2_indices(GDN_I32, B, own);
+        b.batch = &listed;
+        b.out = ring2_clone(&a.out), b.state = ring2_clone(&a.state);
+        b.state_out = ring2_clone(&a.state_out);
+        ring2_status(ring2_ctx(1), "listed", gdn_conv1d(ring2_ctx(1), &b), GDN_OK);
+        ring2_status(ring2_ctx(1), "fewer", gdn_conv1d(ring2_ctx(1), &a), GDN_OK);
+        ring2_expect_bits("out", &a.out, &b.out);
+        ring2_expect_bits("state", &a.state, &b.state);
+        if (P == B) ring2_expect_bits("state_out", &a.state_out, &b.state_out);
+        ring2_free();
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
@@ -535,6 +574,7 @@ int main(int argc, char **argv)
         { "tiles of rows", tiles_of_rows },
         { "many packed sequences", many_packed },
         { "hostile contents", hostile_contents },
+        { "fewer slots than sequences", fewer_slots },
     };
     static int rows[300][RING2_MAX_FACTORS];
     int levels[N_FACTORS], n;

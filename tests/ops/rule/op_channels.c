@@ -150,9 +150,11 @@ static double *rows_of(const struct call *c, const gdn_tensor *t, bool channels,
     return x;
 }
 
-static double *normalised(double *x, int64_t n, int64_t K)
+static double *normalised(const struct call *c, double *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) oracle_l2norm(x + i * K, x + i * K, K, GDN_NORM_L2, 1e-6);
+    const int64_t K = c->K;
+    for (int64_t i = 0; i < n && c->a.norm == GDN_NORM_L2; i++)
+        oracle_l2norm(x + i * K, x + i * K, K, GDN_NORM_L2, 1e-6);
     return x;
 }
 
@@ -174,8 +176,8 @@ static void judge(const struct call *c, int s, int64_t h, double *out, double *s
         .V = (int)V,
         .n = 1,
         .scale = 1 / sqrt((double)K),
-        .q = normalised(rows_of(c, &a->q, true, s, h / (HV / HK), HK, K, 0), T, K),
-        .k = normalised(rows_of(c, &a->k, true, s, h / (HV / HK), HK, K, 0), T, K),
+        .q = normalised(c, rows_of(c, &a->q, true, s, h / (HV / HK), HK, K, 0), T),
+        .k = normalised(c, rows_of(c, &a->k, true, s, h / (HV / HK), HK, K, 0), T),
         .v = rows_of(c, &a->v, true, s, h, HV, V, 0),
         .g = rows_of(c, &a->g, c->rule->g_rows, s, h, HV, K, 0),
         .b = rows_of(c, &a->beta, c->rule->beta_rows, s, h, HV, K, 1),
@@ -327,6 +329,27 @@ static void reads_large_states(int i)
     ring2_expect_bits("idle state", &c.a.state, &before);
 }
 
+/* A key has no effect if b and w of its token are 0, even if its product with a query is beyond
+ * f16. If i is odd, no token of the chunk changes the state. */
+static void reads_no_long_key(int i)
+{
+    enum { LONG = 85, END = 128 };
+    struct call c = draw(&rules[i / 2 % 2], &batches[3], GDN_F16, i % 2 ? 0 : 1, i / 4);
+    const int64_t H = HV * (c.rule->beta_rows ? c.K : 1);
+    c.a.norm = GDN_NORM_NONE;
+    for (int64_t j = 0; j < ring2_count(&c.a.k); j++) {
+        ring2_set(&c.a.k, j, ring2_get(&c.a.k, j) * sqrt(3 / (double)c.K));
+        ring2_set(&c.a.q, j, fabs(ring2_get(&c.a.q, j)));
+    }
+    for (int64_t j = 0; j < HK * c.K; j++) ring2_set(&c.a.k, LONG * HK * c.K + j, 6e4);
+    for (int64_t t = i % 2 ? 64 : LONG; t < (i % 2 ? END : LONG + 1); t++) {
+        for (int64_t j = 0; j < H; j++) ring2_set(&c.a.beta, t * H + j, 0);
+        for (int64_t j = 0; j < HV * c.V && c.rule->write; j++)
+            ring2_set(&c.a.write_gate, t * HV * c.V + j, 0);
+    }
+    expect_right(&c);
+}
+
 /* A batch of no sequence changes nothing but tokens behind its end, which are 0. */
 static void no_sequence(int i)
 {
@@ -433,6 +456,7 @@ int main(int argc, char **argv)
         { "lost", lost, 4 },
         { "writes_nothing", writes_nothing, 4 },
         { "reads_large_states", reads_large_states, 4 },
+        { "reads_no_long_key", reads_no_long_key, 8 },
         { "no_sequence", no_sequence, 4 },
         { "alone", alone, 4 },
         { "checkpoints", checkpoints, 4 },

@@ -296,15 +296,33 @@ __device__ __forceinline__ void chunk_maker<io, deep>::store_keys() const
     }
 }
 
-/* Stores a square of 16 bits as a tile, with zeros above the blocks of the diagonal. */
+/* Returns eight elements of a square of 16 bits, with zeros above the blocks of the diagonal. They
+ * are number n of 512. */
+GDN_DEVICE uint4 load_eight(const char *from, int n)
+{
+    const int i = n / 8, j = n % 8 * 8;
+    return j / 16 > i / 16 ? make_uint4(0, 0, 0, 0)
+                           : *(const uint4 *)(from + i * SQUARE_ROW + 2 * j);
+}
+
+/* Stores a square as a tile. */
 GDN_DEVICE void store_square(char *to, const char *from)
 {
+    for (int n = threadIdx.x; n < CHUNK * CHUNK / 8; n += blockDim.x)
+        *(uint4 *)(to + tile_place(n / 8, n % 8 * 8)) = load_eight(from, n);
+}
+
+/* Looks for elements of P that are not finite. U does not depend on them, and a token that writes
+ * nothing has U = 0: the product with P would be NaN. */
+template <int io, int deep> GDN_DEVICE void check_P(chunks_shared<deep> &sh)
+{
+    typedef mma_tiles<io> tiles;
+    typename tiles::taint taint = 0;
     for (int n = threadIdx.x; n < CHUNK * CHUNK / 8; n += blockDim.x) {
-        const int i = n / 8, j = n % 8 * 8;
-        uint4 x = *(const uint4 *)(from + i * SQUARE_ROW + 2 * j);
-        if (j / 16 > i / 16) x = make_uint4(0, 0, 0, 0);
-        *(uint4 *)(to + tile_place(i, j)) = x;
+        const uint4 x = load_eight(sh.P, n);
+        tiles::collect(taint, { { x.x, x.y, x.z, x.w } });
     }
+    if (tiles::is_tainted(taint)) sh.factors.busy = WALKS;
 }
 
 /* Stores w v, if the call has write gates. A warp has some tokens at once, a lane two columns. */
@@ -345,7 +363,7 @@ GDN_DEVICE void store_written(chunks_shared<deep> &sh, char *to, const struct gd
                                 family_written(f[1], pairs::high(word[i])));
             }
         }
-    if (writes) sh.factors.busy = 1;
+    if (writes) sh.factors.busy = BUSY;
 }
 
 /* Returns a thread's share of a chunk and a head. */
@@ -396,6 +414,7 @@ GDN_DEVICE void make_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh,
         sh.factors.decay[threadIdx.x] = sh.total[0][threadIdx.x] * sh.total[1][threadIdx.x] *
                                         (sh.total[2][threadIdx.x] * sh.total[3][threadIdx.x]);
     __syncthreads();
+    check_P<io>(sh);
     m.make_T();
     __syncthreads();
     char *const squares = m.record + 3 * CHUNK * deep * 2;
@@ -413,7 +432,7 @@ template <int io, int deep> GDN_DEVICE void make_chunk(const struct gdn_cu_prefi
         const struct stage_chunk found = find_window_chunk(a, blockIdx.x / a.rule.H);
         if (threadIdx.x == 0) {
             sh.chunk = found;
-            sh.factors.forgets = sh.factors.busy = 0;
+            sh.factors.forgets = 0, sh.factors.busy = IDLE;
         }
     }
     __syncthreads();

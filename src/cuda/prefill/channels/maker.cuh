@@ -203,7 +203,7 @@ __device__ __forceinline__ void chunk_maker<io, deep>::finish_gates(bool begun)
 #pragma unroll
         for (int i = 0; i < 2; i++) forgets |= x.a[t][i] == 0, decays |= x.a[t][i] != 1;
     if (forgets) sh.factors.forgets = 1;
-    if (decays) sh.factors.busy = 1;
+    if (decays) sh.factors.busy = BUSY;
     __syncwarp(); /* the warp's own memory is used again */
 }
 
@@ -217,7 +217,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
     const float w = r.family.write.data || rows ? 1 : beta;
     sh.scales.l[t] = counts && rows ? 1 : beta;
     sh.factors.w[t] = counts ? w : 0;
-    if (beta != 0 || (counts && rows && !r.family.write.data)) sh.factors.busy = 1;
+    if (beta != 0 || (counts && rows && !r.family.write.data)) sh.factors.busy = BUSY;
 }
 
 /* ---- Numbers of tokens ----------------------------------------------------------------------- */
@@ -338,7 +338,7 @@ template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep
         erases |= low != 0 || high != 0;
         own[32 * t] = scale_word<pairs>(own[32 * t], low, high);
     }
-    if (erases) sh.factors.busy = 1;
+    if (erases) sh.factors.busy = BUSY;
 #pragma unroll
     for (int t = 0; t < 16; t++) x.e[t] = own[32 * t];
     __syncwarp();

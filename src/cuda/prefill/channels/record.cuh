@@ -14,11 +14,16 @@ enum {
     TILE = CHUNK * 128                   /* bytes of a tile */
 };
 
+/* The kinds of chunks. IDLE: the state stays as it is. WALKS: an element of P is not
+ * finite in 16 bits, so the chunk goes token by token (scan_state.cuh). */
+enum { IDLE, BUSY, WALKS };
+
 /* The numbers after the matrices of a record. */
 template <int deep> struct channels_factors {
-    float decay[deep];      /* of the state's rows */
-    float w[CHUNK];         /* of v */
-    uint32_t forgets, busy; /* some channel forgets; the chunk changes the state */
+    float decay[deep]; /* of the state's rows */
+    float w[CHUNK];    /* of v */
+    uint32_t forgets;  /* some channel forgets */
+    uint32_t busy;     /* IDLE, BUSY or WALKS */
     uint32_t pad[2];
 };
 static_assert(sizeof(channels_factors<128>) == GDN_CHANNELS_FACTORS_BYTES(128), "args.h");

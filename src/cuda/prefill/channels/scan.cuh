@@ -141,7 +141,7 @@ __device__ __forceinline__ void scan_warp<io, deep>::make_o(scan_stage<deep> &in
 template <int io, int deep>
 __device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in, const operands &u)
 {
-    if (!in.factors.busy) return; /* every bit stays (G9) */
+    if (in.factors.busy == IDLE) return; /* every bit stays (G9) */
     products::decay(S, in.factors.decay);
     products::add(S, u, in.keys[2]);
 }
@@ -156,7 +156,8 @@ __device__ __forceinline__ void scan_warp<io, deep>::run(scan_stage<deep> &in, i
     operands x, u;
     make_r(x, in, v);
     products::solve(u, x, in.squares[0]);
-    if (!products::are_finite(x, u) && (in.factors.forgets || !were_lost<io, deep>(S, u))) {
+    const bool bad = !products::are_finite(x, u);
+    if (in.factors.busy == WALKS || (bad && (in.factors.forgets || !were_lost<io, deep>(S, u)))) {
         mend<io, deep>(S, b, part, c);
         return;
     }

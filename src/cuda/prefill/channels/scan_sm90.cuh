@@ -290,7 +290,7 @@ template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::
         operand s[deep / 16], r[GROUPS], u[GROUPS];
         mma_block o[GROUPS], y[GROUPS]; /* o: at first S^T K~^T */
         block.wait(SM90_FULL, i);
-        if (in_warp(!in.factors.busy)) return i;
+        if (in_warp(in.factors.busy != BUSY)) return i;
 #pragma unroll
         for (int y = 0; y < deep / 16; y++) tiles::pack(s[y], S[y]);
         multiply_rows<io, false>(o, s, in.keys[0][0]);
@@ -324,7 +324,6 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     operand s[deep / 16];
     mma_block o[GROUPS];
     typename tiles::taint taint = 0;
-    turn_to(i);
 #pragma unroll
     for (int y = 0; y < deep / 16; y++) {
         tiles::pack(s[y], S[y]);
@@ -343,7 +342,9 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
 /* Computes a chunk that pass() has left. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::pass_other(int i)
 {
-    if (in_warp(block.stage(i).factors.busy))
+    const uint32_t busy = block.stage(i).factors.busy;
+    if (in_warp(busy != BUSY)) turn_to(i); /* if not, pass() has done so */
+    if (in_warp(busy != IDLE))
         mend<io, deep>(S, b, part, b.part.begin + i);
     else
         pass_idle(i);

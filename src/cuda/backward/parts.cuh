@@ -86,8 +86,9 @@ GDN_DEVICE bool is_first_pass(const struct gdn_cu_backward &a)
 /* Leaves out the chunks that do not count. */
 GDN_DEVICE void stop_part(const struct gdn_cu_backward &a, struct backward_part &p, int head)
 {
+    if (!p.in.is_there) return; /* a unit that no sequence has: its row has no stops */
     const int64_t n = chunks_before_stop(a, p, head);
-    if (n > p.in.n_chunks || !p.in.is_there) return;
+    if (n > p.in.n_chunks) return;
     p.in.n_chunks = n;
     p.in.is_there = n > 0;
     p.in.is_last = true;

@@ -146,7 +146,11 @@ GDN_DEVICE void prepare_head(Shared &sh, vectors &v, struct chunk_record &to,
         __syncthreads();
     }
     note_dead(v, keys, queries, warp);
-    if (threadIdx.x < CHUNK) v.read[threadIdx.x] = -v.beta[threadIdx.x] * v.from_start[threadIdx.x];
+    if (threadIdx.x < CHUNK) {
+        const int t = threadIdx.x;
+        v.read[t] = v.from_start[t];
+        scale_kept(v.read[t], -v.beta[t]);
+    }
     if (in_warp(tokens_of(v.resets) != 0))
         write_squares<BACKWARD_IO, true>(sh, v, keys, queries, warp);
     else

@@ -29,6 +29,12 @@ GDN_DEVICE void prepare_gates(Vectors &v, const struct gdn_cu_rule &r, const str
     fill_tokens(v.q_scale, r.scale);
 }
 
+/* Multiplies x by f. What is forgotten stays 0, even if f is NaN. */
+GDN_DEVICE void scale_kept(float &x, float f)
+{
+    if (x != 0) x *= f;
+}
+
 /* Multiplies the vectors by lengths, as write_lengths() does. */
 template <class Vectors> GDN_DEVICE void apply_lengths(Vectors &v, const float (&lengths)[2][CHUNK])
 {
@@ -36,13 +42,11 @@ template <class Vectors> GDN_DEVICE void apply_lengths(Vectors &v, const float (
     const float length = lengths[threadIdx.x / CHUNK][t];
     if (threadIdx.x >= CHUNK) {
         v.q_scale[t] *= length;
-        v.q_start[t] *= length;
+        scale_kept(v.q_start[t], length);
     } else {
         v.k_scale[t] = length;
-        v.from_start[t] *= length;
-        if (v.to_end[t] != 0)
-            v.to_end[t] *= length; /* what is forgotten stays 0, even if the
-                                                        length is NaN */
+        scale_kept(v.from_start[t], length);
+        scale_kept(v.to_end[t], length);
     }
 }
 

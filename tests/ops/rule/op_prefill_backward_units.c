@@ -73,8 +73,8 @@ static const struct walk {
       false,
       D,
       D },
-    { "stops",
-      { 700, 3, 300 },
+    { "stops", /* memory ends with those of 4 x 4 heads: some units have no sequence, and no stop */
+      { 700, 3, 300, 1 },
       64,
       0,
       2,

@@ -444,8 +444,43 @@ static void expect_nan_behind(int dtype, int D)
     }
 }
 
+/* Tokens 18 and 40 forget. A NaN in q, k or beta between them reaches none of the other tokens, and
+ * not dstate. */
+static void expect_nan_between(int dtype, int D)
+{
+    const struct wide_call w = { "",  { 100 }, 2,     4,    LOG_G, L2, 0,    GDN_BETA_SIGMOID,
+                                 0.1, true,    false, true, D,     D,  dtype };
+    gdn_prefill_backward_args a = make_wide(&w);
+    for (int h = 0; h < 4; h++)
+        ring2_set(&a.g, 18 * 4 + h, -INFINITY), ring2_set(&a.g, 40 * 4 + h, -INFINITY);
+    run(ring2_ctx(1), &a);
+    for (int which = 0; which < 3; which++) {
+        gdn_prefill_backward_args b = a;
+        gdn_tensor *const given = which == 0 ? &b.q : which == 1 ? &b.k : &b.beta;
+        const int64_t row = ring2_count(given) / 100;
+        *given = ring2_clone(given);
+        for (int64_t j = 0; j < row; j++) ring2_set(given, 25 * row + j, NAN);
+        for (int i = 0; i < N_GRADIENTS; i++)
+            if (ring2_gradient(&a, i)->data)
+                *(gdn_tensor *)ring2_gradient(&b, i) = ring2_clone(ring2_gradient(&a, i));
+        run(ring2_ctx(1), &b);
+        CHECK(has_nan(&b.dq), "NaN %d reaches no token", which);
+        for (int i = DQ; i <= DBETA; i++)
+            for (int side = 0; side < 2; side++) {
+                const gdn_tensor *all = ring2_gradient(&b, i), *clean = ring2_gradient(&a, i);
+                const gdn_tensor got = ring2_narrow(all, 0, side ? 40 : 0, side ? 60 : 18);
+                const gdn_tensor want = ring2_narrow(clean, 0, side ? 40 : 0, side ? 60 : 18);
+                ring2_expect_bits(ring2_gradient_names[i], &got, &want);
+            }
+        ring2_expect_bits("dstate", &b.dstate, &a.dstate);
+    }
+}
+
 static void wide_nan(void)
 {
+    expect_nan_between(GDN_F32, 64);
+    expect_nan_between(GDN_BF16, 128);
+    expect_nan_between(GDN_F16, 64);
     expect_nan_behind(GDN_BF16, 128);
     expect_nan_behind(GDN_F16, 64);
     for (int D = 128; D <= 256; D *= 2) {

@@ -86,9 +86,14 @@ GDN_DEVICE void begin_chunk(Stage &to, const struct gdn_cu_backward &a, const st
 
 /* ---- What is not finite, where a gate forgets ------------------------------------------------ */
 
-/* Cleans rows of keys and of queries (clean_rows()). */
+/* Cleans rows of keys and of queries (clean_rows()). Forward, queries count for nothing: U and S do
+ * not depend on them. */
 template <class Stage> GDN_DEVICE void clean_stage(struct walk_shared &sh, Stage &in)
 {
+    if constexpr (!Stage::reverse) {
+        if (threadIdx.x < 2) in.g.dead[threadIdx.x] = 0;
+        __syncthreads();
+    }
     clean_rows(in.K[0], 2, in.g.dead, (int)threadIdx.x, WALK_THREADS);
     if constexpr (Stage::reverse) clean_rows(in.Q[0], 2, in.g.dead, (int)threadIdx.x, WALK_THREADS);
     __syncthreads();

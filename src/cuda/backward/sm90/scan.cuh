@@ -154,13 +154,18 @@ template <class Shared> GDN_DEVICE void send_rows(Shared &sh, const uint32_t (&x
 
 /* ---- What is not finite, where a gate forgets ------------------------------------------------ */
 
-/* Cleans rows of keys and of queries (clean_rows()). All warpgroups call it. */
+/* Cleans rows of keys and of queries (clean_rows()). Forward, queries count for nothing: U and S do
+ * not depend on them. All warpgroups call it. */
 template <class Shared> GDN_DEVICE void clean_stage(Shared &sh, int stage)
 {
     enum { ALL = Shared::groups * GROUP };
     vectors &g = sh.g[stage];
     char *tile = sh.stages[stage][0];
     enum { KEYS = Shared::keys };
+    if (!Shared::reverse) {
+        if (threadIdx.x < 2) g.dead[threadIdx.x] = 0;
+        barrier_wait(SCAN_BARRIER_ALL, ALL);
+    }
     clean_rows(tile + Shared::K * TILE, KEYS, g.dead, (int)threadIdx.x, ALL);
     if (Shared::reverse) clean_rows(tile + Shared::Q * TILE, KEYS, g.dead, (int)threadIdx.x, ALL);
     async_fence();

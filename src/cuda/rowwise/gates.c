@@ -72,6 +72,7 @@ static void fill(struct gdn_cu_gates *to, const struct gdn_gates_call *s, bool o
 /* ---- The call ------------------------------------------------------------------------------ */
 
 struct planned_launch {
+    const char *why_not_flat; /* why form `flat` does not take it, which `heads` then does */
     struct gdn_cu_gates args;
     enum gdn_kernel_id kernel;
     int64_t n_blocks;
@@ -96,7 +97,8 @@ static void add(struct planned *p, const struct gdn_gates_call *c, bool of_a, bo
     struct planned_launch *l = &p->launches[p->n++];
     struct gdn_cu_gates *a = &l->args;
     fill(a, c, of_a, of_b);
-    const bool by_ones = why_not_flat(a);
+    l->why_not_flat = why_not_flat(a);
+    const bool by_ones = l->why_not_flat;
     const int64_t places = by_ones ? a->H : a->H / HEADS;
     l->kernel = by_ones ? GDN_CU_gates_heads : flat[a->a.data ? a->a.dtype : a->b.dtype];
     l->n_blocks = places ? spread(a, places, by_ones ? ONES : LINES, sm_count) : 0;
@@ -116,7 +118,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 
 static gdn_status launch(gdn_ctx *ctx, const struct planned_launch *l, void *stream)
 {
-    const struct gdn_cuda_form list[] = { { "flat", why_not_flat(&l->args) }, { "heads", NULL } };
+    const struct gdn_cuda_form list[] = { { "flat", l->why_not_flat }, { "heads", NULL } };
     const struct gdn_cuda_call call = {
         .kernel = l->kernel, .grid = { l->n_blocks, 1, 1 }, .stream = stream, .args = &l->args
     };

@@ -4,8 +4,9 @@
 #include "cuda/driver/choice.h"
 #include "cuda/driver/lines.h"
 #include "cuda/rowwise/args.h"
+#include "cuda/rowwise/rowwise.h"
 
-enum { PACK = 8, LONGEST_ROW = 1024, THREADS = 256, LEAST_LANES = 4 };
+enum { LONGEST_ROW = 1024, THREADS = 256 };
 
 /* The decisions about a call. */
 struct planned {
@@ -26,10 +27,9 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
         .D = c->D,
         .formula = a->norm,
         .eps = a->eps,
-        .lanes = LEAST_LANES,
+        .lanes = gdn_cuda_lanes_of(c->D),
         .adds = (a->flags & GDN_ACCUMULATE) != 0,
     };
-    while (args->lanes < 32 && args->lanes * PACK < args->D) args->lanes *= 2;
     gdn_cuda_lines((const gdn_tensor *const[]){ &a->x, &a->dout, &a->dx }, 3, &args->leads,
                    (struct gdn_cu_lines *const[]){ &args->x, &args->dout, &args->dx });
     p->why_not_row = args->D > LONGEST_ROW ? "rows are of more than 1024 elements" : NULL;

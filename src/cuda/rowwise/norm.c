@@ -6,9 +6,7 @@
 
 enum { PACK = 8, LONGEST_ROW = 256, LONGEST_LONG = 1024, THREADS = 256, LEAST_LANES = 4 };
 
-/* Returns the lanes of a line of D, 8 elements each, and at least as many as lines that are summed
- * at once. */
-static int lanes_of(int64_t D)
+int gdn_cuda_lanes_of(int64_t D)
 {
     int lanes = LEAST_LANES;
     while (lanes < 32 && lanes * PACK < D) lanes *= 2;
@@ -22,7 +20,7 @@ static int lanes_of(int64_t D)
 static const char *why_not_flat(const struct gdn_cu_norm *a)
 {
     const struct gdn_cu_lines *const lines[] = { &a->x, &a->out, &a->z };
-    if (a->D > LONGEST_ROW || a->D != lanes_of(a->D) * PACK)
+    if (a->D > LONGEST_ROW || a->D != gdn_cuda_lanes_of(a->D) * PACK)
         return "rows are not of 32, 64, 128 or 256 elements";
     if (a->x.dtype == GDN_F32 || a->leads.n != 1)
         return "rows are of float32, or not one step apart";
@@ -94,7 +92,7 @@ void gdn_cuda_norm_plan(struct gdn_cuda_norm_plan *p)
 {
     p->form = 0;
     while (forms[p->form].why_not(&p->args)) p->form++;
-    p->args.lanes = lanes_of(p->args.D);
+    p->args.lanes = gdn_cuda_lanes_of(p->args.D);
 }
 
 gdn_status gdn_cuda_norm_run(gdn_ctx *ctx, const char *op, const struct gdn_cuda_norm_plan *p,

@@ -4,8 +4,9 @@
 #include "cuda/driver/choice.h"
 #include "cuda/driver/lines.h"
 #include "cuda/rowwise/args.h"
+#include "cuda/rowwise/rowwise.h"
 
-enum { PACK = 8, LONGEST_ROW = 256, LONGEST_LONG = 1024, LEAST_LANES = 4 };
+enum { LONGEST_ROW = 256, LONGEST_LONG = 1024 };
 enum { WARPS = 8 };       /* of a block of `sums` */
 enum { LEAST_ROWS = 64 }; /* lines of a block, at least */
 
@@ -37,10 +38,9 @@ static void fill(struct gdn_cu_rmsnorm_backward *to, const struct gdn_rmsnorm_ba
         .n_blocks = c->n_blocks,
         .eps = a->eps,
         .sigmoid = c->sigmoid,
-        .lanes = LEAST_LANES,
+        .lanes = gdn_cuda_lanes_of(c->D),
         .adds = c->adds,
     };
-    while (to->lanes < 32 && to->lanes * PACK < to->D) to->lanes *= 2;
     gdn_cuda_lines((const gdn_tensor *const[]){ &a->x, &a->z, &a->dout, &a->dx, &a->dz }, 5,
                    &to->leads,
                    (struct gdn_cu_lines *const[]){ &to->x, &to->z, &to->dout, &to->dx, &to->dz });

@@ -7,6 +7,10 @@
 #include "cuda/driver/launch.h"
 #include "cuda/rowwise/args.h"
 
+/* Returns the lanes of a line of D elements. Each has 8 elements, and they are at least as many as
+ * the lines that are summed at once. */
+int gdn_cuda_lanes_of(int64_t D);
+
 /* A planned norm. */
 struct gdn_cuda_norm_plan {
     int form; /* of the list in norm.c */

@@ -234,21 +234,25 @@ int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim, c
     return job_output(job, name, NULL, *made);
 }
 
-int job_gradient_at(struct job *job, const char *name, gdn_tensor at, bool of_gate, int32_t A)
+/* Marks the last output. */
+static int mark_gradient(struct job *job, bool of_gate, int32_t A)
 {
-    if (job_output(job, name, NULL, at)) return CLI_BAD;
     struct job_output *o = &job->outputs[job->n_outputs - 1];
     o->is_gradient = true, o->of_gate = of_gate, o->dtype = A;
     return CLI_OK;
+}
+
+int job_gradient_at(struct job *job, const char *name, gdn_tensor at, bool of_gate, int32_t A)
+{
+    return job_output(job, name, NULL, at) ? CLI_BAD : mark_gradient(job, of_gate, A);
 }
 
 int job_gradient(struct job *job, const char *name, int32_t dtype, const gdn_tensor *of,
                  bool of_gate, int32_t A, gdn_tensor *made)
 {
     if (!of->data) return CLI_OK;
-    *made = memory_tensor(&job->memory, dtype, of->ndim, of->size);
-    if (!made->data) return cli_bad("%s: no memory for the %s", job->file.path, name);
-    return job_gradient_at(job, name, *made, of_gate, A);
+    if (job_new_output(job, name, dtype, of->ndim, of->size, made)) return CLI_BAD;
+    return mark_gradient(job, of_gate, A);
 }
 
 int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from, int ndim,

@@ -212,8 +212,8 @@ static int join_convs(struct job *job)
                            convs[i]);
     }
     if (!some) return CLI_OK;
+    size[2] = parts[0].ndim == 3 ? parts[0].size[2] : 0;
     for (int i = 0; i < 3; i++) {
-        size[2] = parts[0].ndim == 3 ? parts[0].size[2] : 0;
         if (check_part(job, convs[i], &parts[i], size[2])) return CLI_BAD;
         size[0] += parts[i].size[0];
     }

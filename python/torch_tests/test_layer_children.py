@@ -318,21 +318,23 @@ def test_offloading():
     near(torch.cat([layer(part, cache) for part in x.split(5, 1)], 1), want)
 
 
-@pytest.mark.parametrize("names", [(*LAYOUTS["qwen3_5"], "out_proj"), ("conv1d", "norm"), ()])
-def test_fully_shard(mesh, names):
-    """FSDP2 on children, and on the layer around them."""
-    fsdp = torch.distributed.fsdp
-    layer, x = layer_of(), sample()
-    plain = copy.deepcopy(layer)
-    for name in names:
-        fsdp.fully_shard(getattr(layer, name), mesh=mesh)
-    fsdp.fully_shard(layer, mesh=mesh)
+def expect_sharded(layer, names, mesh):
+    """A layer with shards of these children and of the rest has the values of the whole one."""
+    plain, x = copy.deepcopy(layer), sample()
+    for child in (*(getattr(layer, name) for name in names), layer):
+        torch.distributed.fsdp.fully_shard(child, mesh=mesh)
     near(layer(x), plain(x))
     with torch.enable_grad():
         backward(layer(x))
         backward(plain(x))
     for (name, got), want in zip(layer.named_parameters(), plain.parameters()):
         assert torch.allclose(got.grad.full_tensor(), want.grad, atol=1e-6, rtol=1e-4), name
+
+
+@pytest.mark.parametrize("names", [(*LAYOUTS["qwen3_5"], "out_proj"), ("conv1d", "norm"), ()])
+def test_fully_shard(mesh, names):
+    """FSDP2 on children, and on the layer around them."""
+    expect_sharded(layer_of(), names, mesh)
 
 
 @with_and_without

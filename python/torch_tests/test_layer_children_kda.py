@@ -6,7 +6,8 @@ import copy
 import gdn.torch
 import pytest
 import torch
-from test_layer_children import Int8, backward, by_bitsandbytes, by_torchao, near, sample
+from test_layer_children import (Int8, backward, by_bitsandbytes, by_torchao, expect_sharded, near,
+                                 sample)
 from torch import nn
 
 GATES = ("f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj")
@@ -71,14 +72,4 @@ def test_projections_of_eight_bits(quantise, which):
 @each_layer
 def test_fully_shard(mesh, which):
     """FSDP2 on each projection, and on the layer around them."""
-    layer, x = layer_of(which), sample()
-    plain = copy.deepcopy(layer)
-    for name in LAYERS[which]:
-        torch.distributed.fsdp.fully_shard(getattr(layer, name), mesh=mesh)
-    torch.distributed.fsdp.fully_shard(layer, mesh=mesh)
-    near(layer(x), plain(x))
-    with torch.enable_grad():
-        backward(layer(x))
-        backward(plain(x))
-    for (name, got), want in zip(layer.named_parameters(), plain.parameters()):
-        assert torch.allclose(got.grad.full_tensor(), want.grad, atol=1e-6, rtol=1e-4), name
+    expect_sharded(layer_of(which), LAYERS[which], mesh)

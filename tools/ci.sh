@@ -97,7 +97,8 @@ stage_docs() {
 
 # Device code compiles, without a spill that nobody knows and without a serialised WGMMA
 # (tools/image.sh); what the other builds leave out. Each image is compiled once, for sm_80 or for
-# sm_90a. A release compiles it for all chips: GDN_CUDA_ARCHITECTURES=all.
+# sm_90a; a twin only to PTX, which shows no spills. A release compiles all of them for all chips:
+# GDN_CUDA_ARCHITECTURES=all.
 stage_images() {
     need c++
     have_nvcc || skip "no nvcc"

@@ -28,11 +28,11 @@ GDN_DEVICE void load_row(float (&x)[ROW_PARTS], const char *row, int dtype, int 
     }
 }
 
-GDN_DEVICE float dot_rows(const float (&x)[ROW_PARTS], const float (&y)[ROW_PARTS])
+template <int parts> GDN_DEVICE float dot_rows(const float (&x)[parts], const float (&y)[parts])
 {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < ROW_PARTS; i++) sum = fmaf(x[i], y[i], sum);
+    for (int i = 0; i < parts; i++) sum = fmaf(x[i], y[i], sum);
     return sum_warp(sum);
 }
 
@@ -72,16 +72,16 @@ GDN_DEVICE float norm_slope(float squares, const struct gdn_cu_rule &r)
 
 /* Turns dy, the gradient of y = x / |x|, into that of x: dx = f (dy - slope y (y . dy)), where f is
  * 1 / the length of the formula. */
-GDN_DEVICE void through_norm(float (&dy)[ROW_PARTS], float (&x)[ROW_PARTS],
-                             const struct gdn_cu_rule &r)
+template <int parts>
+GDN_DEVICE void through_norm(float (&dy)[parts], float (&x)[parts], const struct gdn_cu_rule &r)
 {
     const float squares = dot_rows(x, x);
     const float f = inverse_length(squares, r.norm, r.norm_eps);
 #pragma unroll
-    for (int i = 0; i < ROW_PARTS; i++) x[i] *= f;
+    for (int i = 0; i < parts; i++) x[i] *= f;
     const float along = norm_slope(squares, r) * dot_rows(x, dy);
 #pragma unroll
-    for (int i = 0; i < ROW_PARTS; i++) dy[i] = f * (dy[i] - along * x[i]);
+    for (int i = 0; i < parts; i++) dy[i] = f * (dy[i] - along * x[i]);
 }
 
 /* A tensor: its rows, their gradient, the gradients of state heads in memory, heads and sizes. */

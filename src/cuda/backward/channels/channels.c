@@ -288,12 +288,12 @@ static gdn_status launch_heads(struct launches *l, bool alone)
 static gdn_status launch_window(struct launches *l, int64_t window, bool alone)
 {
     const struct gdn_cu_rule *r = &l->a->base.rule;
-    const int64_t chunks = l->a->base.n_chunks, blocks = chunks * GDN_CU_ROW_BLOCKS;
+    const int64_t chunks = l->a->base.n_chunks;
     l->a->base.window = window;
     TRY(is_by_chunks(l->a) ? launch_heads_by_chunks(l, alone) : launch_heads(l, alone));
     if (alone) return GDN_OK;
-    TRY(launch(l, GDN_CU_backward_channels_store, blocks * (r->Hq + r->Hk + r->Hv)));
-    TRY(launch(l, GDN_CU_backward_channels_betas, blocks * r->H));
+    TRY(launch(l, GDN_CU_backward_channels_store, chunks * (r->Hq + r->Hk + r->Hv)));
+    TRY(launch(l, GDN_CU_backward_channels_betas, chunks * r->H));
     return launch(l, GDN_CU_backward_channels_given, chunks * r->H);
 }
 

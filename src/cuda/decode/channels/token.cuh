@@ -6,8 +6,8 @@
  *     p = S (a * k)    z = S (a * q);    u = beta (v - p)
  *     o = z + (k . q) u;    S <- S diag(a) + u k^T
  *
- * A lane has a of its own elements of k. Every warp makes them again, since that is done while the
- * state is on its way.
+ * A lane has a of its own elements of k, of which it computes half, and another lane the others.
+ * Every warp makes them again, since that is done while the state is on its way.
  */
 #ifndef GDN_CUDA_DECODE_CHANNELS_TOKEN_CUH
 #define GDN_CUDA_DECODE_CHANNELS_TOKEN_CUH
@@ -17,55 +17,53 @@
 /* A tile of token_rows whose sums are of k and q times a. */
 template <int KC, int dtype, int io> struct channels_rows : token_rows<KC, dtype, io> {
     typedef token_rows<KC, dtype, io> base;
+    enum { OWN = 4 }; /* gates that a lane computes */
+    static_assert(2 * OWN == base::C * base::E && 2 * base::LANES == 32, "two lanes share gates");
     float a[base::C][base::E];
 
     __device__ __forceinline__ float key(int c, int e) const { return this->k[c][e] * a[c][e]; }
     __device__ __forceinline__ float query(int c, int e) const { return this->q[c][e] * a[c][e]; }
 };
 
-/* Loads the lane's gates or biases as they lie in memory: `bytes` each; 0: they are absent. Four
- * bytes fill the words, two bytes half of them. */
+/* Loads gates or biases as they lie in memory, `bytes` each; 0: they are absent. Four bytes fill the
+ * words, two bytes half of them. The lane has OWN of its elements; the lane that has the same ones,
+ * of other rows, loads the others. */
 template <class Tile>
-GDN_DEVICE void channels_fetch(uint32_t (&x)[Tile::C][Tile::E], const char *at, int bytes)
+GDN_DEVICE void channels_fetch(uint32_t (&x)[Tile::OWN], const char *at, int bytes)
 {
-    enum { E = Tile::E };
-    at += threadIdx.x % Tile::LANES * E * bytes;
-#pragma unroll
-    for (int c = 0; c < Tile::C; c++, at += Tile::LANES * E * bytes) {
-        uint32_t y[2][4] = {};
-        if (bytes == 4) {
-            ld_v4(y[0], at);
-            if (E == 8) ld_v4(y[1], at + 16);
-        } else if (bytes == 2) {
-            if (E == 8)
-                ld_v4(y[0], at);
-            else
-                ld_keep_v2(y[0], at, true);
-        }
-        for (int e = 0; e < E; e++) x[c][e] = y[e / 4][e % 4];
-    }
+    enum { LANES = Tile::LANES, E = Tile::E };
+    const int lane = threadIdx.x, first = lane / LANES * Tile::OWN;
+    at += ((first / E * LANES + lane % LANES) * E + first % E) * bytes;
+    for (int i = 0; i < Tile::OWN; i++) x[i] = 0;
+    if (bytes == 4)
+        ld_v4(x, at);
+    else if (bytes == 2)
+        ld_keep_v2(x, at, true);
 }
 
 template <class Tile>
-GDN_DEVICE float channels_number(const uint32_t (&x)[Tile::E], int e, int bytes)
+GDN_DEVICE float channels_number(const uint32_t (&x)[Tile::OWN], int i, int bytes)
 {
-    return bytes == 4 ? __uint_as_float(x[e]) : token_element<Tile::IO>(x[e / 2], e);
+    return bytes == 4 ? __uint_as_float(x[i]) : token_element<Tile::IO>(x[i / 2], i);
 }
 
 /* Computes a of the lane's channels. Returns true if one gate of the row is not 1, and sets
  * `forgets` if one is 0. A whole warp calls it. */
 template <class Tile>
-GDN_DEVICE bool channels_expand(Tile &tile, bool &forgets, const uint32_t (&g)[Tile::C][Tile::E],
-                                const uint32_t (&bias)[Tile::C][Tile::E], float A_log,
+GDN_DEVICE bool channels_expand(Tile &tile, bool &forgets, const uint32_t (&g)[Tile::OWN],
+                                const uint32_t (&bias)[Tile::OWN], float A_log,
                                 const struct gdn_cu_token &a)
 {
+    enum { OWN = Tile::OWN, E = Tile::E };
     bool changes = false, zero = false;
 #pragma unroll
-    for (int i = 0; i < Tile::C * Tile::E; i++) {
-        const int c = i / Tile::E, e = i % Tile::E;
-        const float x = gate_value(a, channels_number<Tile>(g[c], e, a.g_bytes), A_log,
-                                   channels_number<Tile>(bias[c], e, a.dt_bias_bytes), true);
-        tile.a[c][e] = x;
+    for (int i = 0; i < OWN; i++) {
+        const float x = gate_value(a, channels_number<Tile>(g, i, a.g_bytes), A_log,
+                                   channels_number<Tile>(bias, i, a.dt_bias_bytes), true);
+        const float y = __shfl_xor_sync(0xffffffff, x, Tile::LANES);
+        const bool is_first = threadIdx.x < Tile::LANES;
+        tile.a[i / E][i % E] = is_first ? x : y;
+        tile.a[(OWN + i) / E][(OWN + i) % E] = is_first ? y : x;
         changes |= x != 1, zero |= x == 0;
     }
     forgets = __any_sync(0xffffffff, zero);
@@ -110,7 +108,7 @@ GDN_DEVICE void channels_decode_rows(const struct gdn_cu_token &a, const struct 
     enum { LANES = Tile::LANES, C = Tile::C, N = Tile::N };
     const int lane = threadIdx.x, own = v + token_own<Tile>();
     const int row = v + lane / LANES, at = lane % LANES * 16;
-    uint32_t raw[C * Tile::E], value, g[C][Tile::E], bias[C][Tile::E];
+    uint32_t raw[C * Tile::E], value, g[Tile::OWN], bias[Tile::OWN];
     struct token_gates gates;
     Tile tile;
     bool forgets;

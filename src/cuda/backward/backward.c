@@ -140,12 +140,22 @@ static bool is_by_prefill(const struct gdn_cu_backward *a)
     return a->starts_every && !gdn_windows_have_checkpoints(a);
 }
 
+/* Returns true if rows of q and k are loaded from the tensors: in bf16 they are factors as they are
+ * (tiles.cuh). */
+static bool has_key_maps(const struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    return a->q.dtype == GDN_BF16 && !is_portable(a) && !is_deep(a) &&
+           gdn_cuda_is_mapped(&a->q, &r->batch, r->Hq) &&
+           gdn_cuda_is_mapped(&a->k, &r->batch, r->Hk);
+}
+
 /* Finds the bytes of a chunk in memory: tiles of 64 keys or columns. */
 static void size_records(struct gdn_cu_backward *a)
 {
     const int32_t K = (int32_t)n_tiles(a->rule.K), V = (int32_t)n_tiles(a->rule.V);
     a->record_bytes = GDN_CU_BACKWARD_SQUARES + (is_fused(a) ? 1 : 2) * TILE * V * (1 + K);
-    a->key_bytes = GDN_CU_BACKWARD_NORMS + 2 * TILE * K;
+    a->key_bytes = GDN_CU_BACKWARD_NORMS + (has_key_maps(a) ? 0 : 2 * TILE * K);
 }
 
 /* Returns the largest power of two that is not above the scale of q. bf16 has the range of float32
@@ -588,6 +598,10 @@ static gdn_status run_gdn(gdn_ctx *ctx, struct planned *p, void *memory, void *s
         const int map = GDN_CUDA_MAP_BACK;
         TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, &r->batch, r->H, r->V, &a->v_map));
         TRY(gdn_cuda_find_map(ctx, "dout", map + 1, &a->dout, &r->batch, r->H, r->V, &a->dout_map));
+        if (has_key_maps(a)) { /* as calls of gdn_prefill have them */
+            TRY(gdn_cuda_find_map(ctx, "q", 0, &a->q, &r->batch, r->Hq, r->K, &a->q_map));
+            TRY(gdn_cuda_find_map(ctx, "k", 1, &a->k, &r->batch, r->Hk, r->K, &a->k_map));
+        }
     }
     return launch_all(ctx, p, stream);
 }

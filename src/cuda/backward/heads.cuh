@@ -281,25 +281,34 @@ struct head_gradients {
     head_sums dq, D, dw;
 };
 
+/* The thread's parts of sums over its rows: of dq . q, D . k and dw . k. */
+typedef float head_dots[3][2];
+
 /* Shares the sums of rows that the gradients of gates need. Sets keeps to the share of D in dk. */
+GDN_DEVICE void share_dots(float (&keeps)[2], struct head_parts &parts, const head_dots &dots,
+                           const vectors &g)
+{
+    float sums[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        keeps[r] = beta_share(g.beta[sum_row(2 * r)]);
+        sums[r] = dots[0][r] + ((keeps[r] == 0 ? 0 : keeps[r] * dots[1][r]) - dots[2][r]);
+    }
+    share_sums(parts, sums, 0);
+    share_sums(parts, dots[1], 1);
+}
 GDN_DEVICE void share_head(float (&keeps)[2], struct head_parts &parts,
                            const struct head_gradients &d, const char (&q)[2][TILE],
                            const char (&k)[2][TILE], const vectors &g)
 {
     head_pairs given;
-    float sums[3][2];
+    head_dots dots;
     load_pairs(given, q);
-    dot_rows(sums[0], d.dq, given);
+    dot_rows(dots[0], d.dq, given);
     load_pairs(given, k);
-    dot_rows(sums[1], d.D, given);
-    dot_rows(sums[2], d.dw, given);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        keeps[r] = beta_share(g.beta[sum_row(2 * r)]);
-        sums[0][r] += (keeps[r] == 0 ? 0 : keeps[r] * sums[1][r]) - sums[2][r];
-    }
-    share_sums(parts, sums[0], 0);
-    share_sums(parts, sums[1], 1);
+    dot_rows(dots[1], d.D, given);
+    dot_rows(dots[2], d.dw, given);
+    share_dots(keeps, parts, dots, g);
 }
 
 /* Adds to dq and dk of the key head. */

@@ -83,12 +83,14 @@ GDN_DEVICE void load_fused(fused_shared &sh, const struct gdn_cu_backward &a)
         const struct chunk_record &from = record_at(a, c.number, w.head);
         const uint32_t now = step % 2, odd = step % 2;
         const int at[4] = { 0, w.head, (int)c.seq.first, (int)c.seq.batch };
+        const int key_at[4] = { 0, key, at[2], at[3] };
         uint64_t &keys_full = sh.keys_full[now];
         mbarrier_wait(shared_address(&sh.keys_free[now]), step / 2 % 2 ^ 1);
         mbarrier_expect(shared_address(&keys_full),
                         sizeof sh.keys[0] + sizeof sh.norms_of[0] + sizeof(vectors));
-        load_bytes(&sh.keys[now], keys, sizeof sh.keys[0], keys_full);
-        load_bytes(&sh.norms_of[now], keys + sizeof sh.keys[0], sizeof sh.norms_of[0], keys_full);
+        load_keys(sh.keys[now].k[0], a, a.k_map, keys, key_at, 2, keys_full);
+        load_keys(sh.keys[now].q[0], a, a.q_map, keys + 2 * TILE, key_at, 2, keys_full);
+        load_bytes(&sh.norms_of[now], norms_at(a, keys), sizeof sh.norms_of[0], keys_full);
         load_bytes(&sh.g[step % 4], &from.v, sizeof(vectors), keys_full);
         mbarrier_wait(shared_address(&sh.squares_free), odd ^ 1);
         mbarrier_expect(shared_address(&sh.squares_full), sizeof sh.squares);
@@ -207,52 +209,53 @@ GDN_DEVICE void walk_fused(const struct fused_stage &c, scan_state &J, bool forg
 
 /* ---- Gradients of a chunk ------------------------------------------------------------------ */
 
-/* Computes the products with states, with their factors. Returns the thread's part of the sum of
- * S J. */
+/* Computes X or Y, a warpgroup each, and the products with states, with their factors. While those
+ * of S run, products of tokens get their factors. Returns the thread's part of the sum of S J. */
 template <bool forgets>
-GDN_DEVICE float add_states(struct head_gradients &d, fused_shared &sh, const vectors &g,
+GDN_DEVICE float add_states(struct head_gradients &d, fused_shared &sh, const vectors &g, bool is_y,
                             float drop)
 {
-    const float inner = add_pass(d, sh, sh.rows);
+    const struct head_rows &in = sh.rows;
+    head_sums x;
+    if (is_y)
+        multiply_values<false, false>(x, in.dout, in.u);
+    else
+        multiply_values<true, false>(x, in.z, in.u);
+    wgmma_wait<0>();
+    wgmma_fence();
+    multiply_state<false, false>(d.dq, in.dout, sh.S);
+    multiply_state<true, false>(d.D, in.z, sh.S);
+    wgmma_commit();
+    make_tokens<forgets>(sh, x, g, is_y, drop);
+    wgmma_wait<0>();
+    wgmma_fence();
+    multiply_inner(x, sh);
+    multiply_state<true, false>(d.dw, in.u, sh.J);
+    wgmma_commit();
     const struct row_factors f = factors_of_rows(g, drop);
     weigh_rows<forgets>(d.dq, f.start);
     weigh_rows<forgets>(d.D, f.read);
     wgmma_wait<0>();
     weigh_rows<forgets>(d.dw, f.end);
-    return g.decay == 0 ? 0 : drop * g.decay * inner;
+    return g.decay == 0 ? 0 : drop * g.decay * diagonal_of(x);
 }
 
-/* Computes dq, and dk in place of dw, of the chunk and the head. */
-GDN_DEVICE void differentiate(struct head_gradients &d, fused_shared &sh,
+/* Computes dq, D and dw of the chunk and the head. Frees the places that products with states have
+ * read. */
+GDN_DEVICE void differentiate(head_dots &dots, struct head_gradients &d, fused_shared &sh,
                               const struct gdn_cu_backward &a, uint32_t step, bool forgets)
 {
     const int now = step % 2;
     vectors &g = sh.g[step % 4];
     const bool is_y = in_warp(heads_group() == 1);
-    float keeps[2];
     mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
     mbarrier_wait(shared_address(&sh.states_full), step % 2);
-    {
-        head_sums x;
-        if (is_y)
-            multiply_values<false, false>(x, sh.rows.dout, sh.rows.u);
-        else
-            multiply_values<true, false>(x, sh.rows.z, sh.rows.u);
-        wgmma_wait<0>();
-        make_tokens(sh, x, g, is_y, a.drop);
-    }
-    const float inner =
-        forgets ? add_states<true>(d, sh, g, a.drop) : add_states<false>(d, sh, g, a.drop);
+    const float inner = forgets ? add_states<true>(d, sh, g, is_y, a.drop)
+                                : add_states<false>(d, sh, g, is_y, a.drop);
     release(sh.states_free);
     if (sharing_blocks(a) > 1 && threadIdx.x % 32 == 0)
         mbarrier_arrive_cluster(map_shared(shared_address(&sh.sums_free), sh.rank ^ 1));
-    add_tokens(keeps, sh.parts[now][0], d, sh, sh.keys[now], g, forgets, inner);
-    release(sh.parts_full[now]);
-#pragma unroll
-    for (int e = 0; e < 32; e++) {
-        const float keep = keeps[e / 2 % 2];
-        d.dw[e] = (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
-    }
+    add_tokens(dots, sh.parts[now][0], d, sh, sh.keys[now], g, forgets, inner);
 }
 
 /* ---- Two heads of a key head ----------------------------------------------------------------- */
@@ -263,20 +266,41 @@ GDN_DEVICE uint32_t place_of_sums(fused_shared &sh, int e)
     const int thread = opaque((int)threadIdx.x);
     return shared_address(sh.J[thread / GROUP]) + (e / 4 * GROUP + thread % GROUP) * 16;
 }
-/* Sends a part of the sums to the other block. Products there have read J by then. Tokens that
- * depend on a value that is not finite are NaN there too. */
-GDN_DEVICE void send_sums(fused_shared &sh, const head_sums &x, const vectors &g, int to)
+/* Returns dk. keep: the share of D in it. */
+GDN_DEVICE float dk_of(const struct head_gradients &d, int e, float keep)
 {
+    return (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
+}
+/* Sends sums to the other block. spoil: of the thread's two rows. Tokens that depend on a value that
+ * is not finite are NaN there too. */
+template <class Sum>
+GDN_DEVICE void send_each(fused_shared &sh, const float (&spoil)[2], Sum sum)
+{
+    const int to = sh.rank ^ 1;
     const uint32_t full = map_shared(shared_address(&sh.sums_full), to);
-    const int t = opaque(sum_row(0));
-    const float spoil[2] = { spoil_with(g, t), spoil_with(g, t + 8) };
 #pragma unroll
     for (int e = 0; e < 32; e += 4) {
-        const float four[4] = { x[e] + spoil[0], x[e + 1] + spoil[0], x[e + 2] + spoil[1],
-                                x[e + 3] + spoil[1] };
+        const float four[4] = { sum(e) + spoil[0], sum(e + 1) + spoil[0], sum(e + 2) + spoil[1],
+                                sum(e + 3) + spoil[1] };
         send_to_block(map_shared(place_of_sums(sh, e), to), four, full);
     }
 }
+/* Sends a part of dk from the first block, of dq from the second one. Products in the other block
+ * have read J by then. */
+GDN_DEVICE void send_sums(fused_shared &sh, const struct head_gradients &d, const vectors &g,
+                          uint32_t step)
+{
+    const int t = opaque(sum_row(0));
+    const float spoil[2] = { spoil_with(g, t), spoil_with(g, t + 8) };
+    const float keeps[2] = { beta_share(g.beta[t]), beta_share(g.beta[t + 8]) };
+    if (threadIdx.x == 0) mbarrier_expect(shared_address(&sh.sums_full), sizeof sh.J);
+    mbarrier_wait_cluster(shared_address(&sh.sums_free), step % 2);
+    if (in_warp(sh.rank == 0))
+        send_each(sh, spoil, [&](int e) { return dk_of(d, e, keeps[e / 2 % 2]); });
+    else
+        send_each(sh, spoil, [&](int e) { return d.dq[e]; });
+}
+/* Adds the part that the other block has sent. */
 GDN_DEVICE void add_sums(fused_shared &sh, head_sums &x)
 {
 #pragma unroll
@@ -286,23 +310,6 @@ GDN_DEVICE void add_sums(fused_shared &sh, head_sums &x)
 #pragma unroll
         for (int i = 0; i < 4; i++) x[e + i] = x[e + i] + four[i];
     }
-}
-/* Adds the parts of two blocks: the first one gets dq, the second one dk. */
-GDN_DEVICE void exchange_sums(fused_shared &sh, struct head_gradients &d, const vectors &g,
-                              uint32_t step)
-{
-    const int own = sh.rank;
-    if (threadIdx.x == 0) mbarrier_expect(shared_address(&sh.sums_full), sizeof sh.J);
-    mbarrier_wait_cluster(shared_address(&sh.sums_free), step % 2);
-    if (in_warp(own == 0))
-        send_sums(sh, d.dw, g, 1);
-    else
-        send_sums(sh, d.dq, g, 0);
-    mbarrier_wait_cluster(shared_address(&sh.sums_full), step % 2);
-    if (in_warp(own == 0))
-        add_sums(sh, d.dq);
-    else
-        add_sums(sh, d.dw);
 }
 
 /* ---- A block ------------------------------------------------------------------------------- */
@@ -327,16 +334,33 @@ GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
         const struct fused_stage c = { sh, step };
         vectors &g = c.g();
         struct head_gradients d;
+        head_dots dots;
+        float keeps[2];
         mbarrier_wait(shared_address(&sh.keys_full[step % 2]), step / 2 % 2);
+        if (in_warp(g.n < CHUNK)) {
+            clear_rows(c.keys().k[0], 4, g.n, (int)threadIdx.x, HEADS_WORKERS);
+            async_fence();
+            meet_workers();
+        }
         const bool forgets = in_warp(tokens_of(g.resets) != 0);
         walk_fused(c, J, forgets);
-        differentiate(d, sh, a, step, forgets);
-        if (n_blocks > 1) exchange_sums(sh, d, g, step);
+        differentiate(dots, d, sh, a, step, forgets);
+        if (n_blocks > 1) send_sums(sh, d, g, step);
+        share_tokens(keeps, dots, sh.parts[step % 2][0], d, c.keys(), g);
+        release(sh.parts_full[step % 2]);
+        if (n_blocks > 1) mbarrier_wait_cluster(shared_address(&sh.sums_full), step % 2);
         const struct stage_chunk at = fused_chunk(w.part.in, step);
         const int key = source_head(a.rule, w.head, a.rule.Hk);
-        if (in_warp(sh.rank == 0)) store_rows(sh, d.dq, c.keys().q, 1, step, a.dq, a, at, key, g);
-        if (in_warp(sh.rank == n_blocks - 1))
+        if (in_warp(sh.rank == 0)) {
+            if (n_blocks > 1) add_sums(sh, d.dq);
+            store_rows(sh, d.dq, c.keys().q, 1, step, a.dq, a, at, key, g);
+        }
+        if (in_warp(sh.rank == n_blocks - 1)) {
+#pragma unroll
+            for (int e = 0; e < 32; e++) d.dw[e] = dk_of(d, e, keeps[e / 2 % 2]);
+            if (n_blocks > 1) add_sums(sh, d.dw);
             store_rows(sh, d.dw, c.keys().k, 0, step, a.dk, a, at, key, g);
+        }
         release(sh.keys_free[step % 2]);
         meet_workers(); /* all places have been read */
     }

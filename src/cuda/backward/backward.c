@@ -219,8 +219,8 @@ static struct gdn_cu_backward base_of(const struct gdn_backward_call *c)
 
 /*
  * Cuts the batch into windows. On Hopper one kernel takes the place of the walk in reverse and of
- * the gradients if these have several windows, or if it needs no segments. Its records are smaller,
- * so its windows are fewer; but with segments it walks in reverse twice.
+ * the gradients if its segments keep all multiprocessors busy. Its records are smaller, so its
+ * windows are fewer.
  */
 static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
 {
@@ -232,8 +232,7 @@ static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
     one.segments = 1;
     size_records(&one);
     gdn_windows_cut(ctx, &one, limits);
-    const int64_t n = gdn_windows_cut_segments(ctx, &one);
-    if (n == 1 || (n && (a->n_windows > 1 || gdn_cuda_wanted(ctx)->segments))) *a = one;
+    if (gdn_windows_cut_segments(ctx, &one)) *a = one;
 }
 
 /* Plans a form of Gated DeltaNet. p->args are set for every form. */
@@ -436,7 +435,7 @@ static gdn_status launch_fused(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
 {
     const struct gdn_cuda_call call = {
         .kernel = mma_heads(a),
-        .grid = { a->n_parts * a->segments * a->rule.H, 1, 1 },
+        .grid = { gdn_windows_segments(a) * a->rule.H, 1, 1 },
         .cluster = a->rule.H / a->rule.Hk,
         .shared_bytes = GDN_CU_FUSED_BYTES,
         .stream = stream,

@@ -369,6 +369,27 @@ GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
     if (place.view.data) store_scan(place, J, 0, a.drop, !w.part.in.before && a.adds);
 }
 
+/* A segment of a walk of a window (row_of_walk()). */
+struct fused_segment {
+    int64_t walk;
+    int number;
+};
+/* Finds segment `item` of a window. Windows through the batch number them like chunks: sequence i
+ * of a window begins with number (place of its first chunk) / segment_chunks + i. A whole warp calls
+ * it. */
+GDN_DEVICE struct fused_segment segment_at(const struct gdn_cu_backward &a, int64_t item)
+{
+    if (a.window_chunks) return { item / a.segments, (int)(item % a.segments) };
+    const struct gdn_cu_batch &b = a.rule.batch;
+    const int64_t row = a.plan ? first_row(a, a.window) : 0, first = numbers_of(a).first;
+    const int64_t each = find_segment(a), n = min(a.n_parts, b.B - row);
+    const auto number = [&](int64_t i) {
+        return max(first_number(b, row + i) - first, (int64_t)0) / each + i;
+    };
+    const int64_t walk = find_last(0, n, item, number);
+    return { walk, (int)(item - (walk ? number(walk) : 0)) };
+}
+
 /* The block's work: a segment of a window's part. Blocks of a cluster have the state heads of a key
  * head. */
 struct fused_share {
@@ -384,8 +405,9 @@ GDN_DEVICE bool find_fused(struct fused_share &own, const struct gdn_cu_backward
     const int64_t item = blockIdx.x / n_blocks / r.Hk;
     const int key = (int)(blockIdx.x / n_blocks % r.Hk);
     const int head = first_reader(r, key, r.Hk) + i * reader_step(r, r.Hk);
-    if (!find_way(own.way, a, item / a.segments, head, 0)) return false;
-    own.segment = (int)(item % a.segments);
+    const struct fused_segment found = segment_at(a, item);
+    if (!find_way(own.way, a, found.walk, head, 0)) return false;
+    own.segment = found.number;
     struct backward_window &in = own.way.part.in;
     const int64_t each = own.way.segment_chunks, first = own.segment * each,
                   rest = in.n_chunks - first;

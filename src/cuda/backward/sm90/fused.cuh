@@ -221,11 +221,11 @@ GDN_DEVICE float add_states(struct head_gradients &d, fused_shared &sh, const ve
         multiply_values<false, false>(x, in.dout, in.u);
     else
         multiply_values<true, false>(x, in.z, in.u);
-    wgmma_wait<0>();
     wgmma_fence();
     multiply_state<false, false>(d.dq, in.dout, sh.S);
     multiply_state<true, false>(d.D, in.z, sh.S);
     wgmma_commit();
+    wgmma_wait<1>();
     make_tokens<forgets>(sh, x, g, is_y, drop);
     wgmma_wait<0>();
     wgmma_fence();

@@ -588,20 +588,43 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
+/* Returns true if full chunks of a gradient may be stored by its map. */
+static bool is_stored_by_map(const struct gdn_cu_backward *a, const struct gdn_rows *to)
+{
+    return to->data && to->dtype == a->q.dtype && !a->adds &&
+           gdn_cuda_is_mapped(to, &a->rule.batch, a->rule.Hk);
+}
+
+/* Finds the maps of tensors on Hopper. */
+static gdn_status find_maps(gdn_ctx *ctx, struct gdn_cu_backward *a)
+{
+    enum { V = GDN_CUDA_MAP_BACK, DOUT, DQ, DK };
+    const struct gdn_cu_rule *r = &a->rule;
+    const struct gdn_cu_batch *b = &r->batch;
+    TRY(gdn_cuda_find_map(ctx, "v", V, &r->v, b, r->H, r->V, &a->v_map));
+    TRY(gdn_cuda_find_map(ctx, "dout", DOUT, &a->dout, b, r->H, r->V, &a->dout_map));
+    if (has_key_maps(a)) { /* as calls of gdn_prefill have them */
+        TRY(gdn_cuda_find_map(ctx, "q", 0, &a->q, b, r->Hq, r->K, &a->q_map));
+        TRY(gdn_cuda_find_map(ctx, "k", 1, &a->k, b, r->Hk, r->K, &a->k_map));
+    }
+    a->maps_out = 0;
+    if (!is_fused(a)) return GDN_OK;
+    if (is_stored_by_map(a, &a->dk)) {
+        TRY(gdn_cuda_find_map(ctx, "dk", DK, &a->dk, b, r->Hk, r->K, &a->dk_map));
+        a->maps_out |= 1;
+    }
+    if (is_stored_by_map(a, &a->dq)) {
+        TRY(gdn_cuda_find_map(ctx, "dq", DQ, &a->dq, b, r->Hq, r->K, &a->dq_map));
+        a->maps_out |= 2;
+    }
+    return GDN_OK;
+}
+
 static gdn_status run_gdn(gdn_ctx *ctx, struct planned *p, void *memory, void *stream)
 {
     struct gdn_cu_backward *a = &p->args;
     lay_out(p, memory);
-    if (p->form == GDN_BACKWARD_SM90) {
-        const struct gdn_cu_rule *r = &a->rule;
-        const int map = GDN_CUDA_MAP_BACK;
-        TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, &r->batch, r->H, r->V, &a->v_map));
-        TRY(gdn_cuda_find_map(ctx, "dout", map + 1, &a->dout, &r->batch, r->H, r->V, &a->dout_map));
-        if (has_key_maps(a)) { /* as calls of gdn_prefill have them */
-            TRY(gdn_cuda_find_map(ctx, "q", 0, &a->q, &r->batch, r->Hq, r->K, &a->q_map));
-            TRY(gdn_cuda_find_map(ctx, "k", 1, &a->k, &r->batch, r->Hk, r->K, &a->k_map));
-        }
-    }
+    if (p->form == GDN_BACKWARD_SM90) TRY(find_maps(ctx, a));
     return launch_all(ctx, p, stream);
 }
 

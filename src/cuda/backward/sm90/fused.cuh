@@ -21,11 +21,11 @@
 enum { FUSED_REGISTERS = 224, FUSED_OTHER_REGISTERS = 56 };
 
 /* The shared memory of a block. Keys and queries have places for this chunk and the next one. Rows,
- * S, T and P have one place, which is free early. */
+ * S, T and P have one place, which is free early. v takes that of T and P after the walk. */
 struct fused_shared {
     static constexpr bool wide = false;
     struct head_keys keys[2];
-    char squares[2][TILE]; /* T, P */
+    char squares[2][TILE]; /* T, P; then v, [v / 64] */
     struct head_rows rows;
     char S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
     char X[TILE], Y[TILE];
@@ -34,6 +34,7 @@ struct fused_shared {
     alignas(16) struct head_parts parts[2][1];
     alignas(16) float norms[2][1][HEADS_GROUPS][CHUNK];
     uint64_t keys_full[2], keys_free[2], squares_full, squares_free, dout_full;
+    uint64_t values_full, values_free; /* of v */
     uint64_t states_full, states_free; /* full: U and S are loaded; free: dout, U and S have been
                                           read */
     uint64_t z_full, z_free, parts_full[2], parts_free[2];
@@ -92,9 +93,6 @@ GDN_DEVICE void load_fused(fused_shared &sh, const struct gdn_cu_backward &a)
         load_keys(sh.keys[now].q[0], a, a.q_map, keys + 2 * TILE, key_at, 2, keys_full);
         load_bytes(&sh.norms_of[now], norms_at(a, keys), sizeof sh.norms_of[0], keys_full);
         load_bytes(&sh.g[step % 4], &from.v, sizeof(vectors), keys_full);
-        mbarrier_wait(shared_address(&sh.squares_free), odd ^ 1);
-        mbarrier_expect(shared_address(&sh.squares_full), sizeof sh.squares);
-        load_bytes(sh.squares, from.T, sizeof sh.squares, sh.squares_full);
         mbarrier_wait(shared_address(&sh.states_free), odd ^ 1);
         mbarrier_expect(shared_address(&sh.dout_full), sizeof sh.rows.dout);
         for (int i = 0; i < 2; i++) {
@@ -104,6 +102,12 @@ GDN_DEVICE void load_fused(fused_shared &sh, const struct gdn_cu_backward &a)
         mbarrier_expect(shared_address(&sh.states_full), sizeof sh.rows.u + sizeof sh.S);
         load_bytes(sh.rows.u, (const char *)&from + f.u(0), sizeof sh.rows.u, sh.states_full);
         load_bytes(sh.S, (const char *)&from + f.S(0), sizeof sh.S, sh.states_full);
+        mbarrier_wait(shared_address(&sh.values_free), odd ^ 1);
+        mbarrier_expect(shared_address(&sh.squares_full), sizeof sh.squares);
+        load_bytes(sh.squares, from.T, sizeof sh.squares, sh.squares_full);
+        mbarrier_wait(shared_address(&sh.squares_free), odd);
+        mbarrier_expect(shared_address(&sh.values_full), sizeof sh.squares);
+        for (int i = 0; i < 2; i++) load_tile(sh.squares[i], a.v_map, at, 64 * i, sh.values_full);
     }
 }
 
@@ -115,14 +119,17 @@ GDN_DEVICE void store_values(fused_shared &sh, uint32_t step, const struct value
     const int form = store_form(a.dv, a.adds), l = threadIdx.x % 32, head = opaque(sh.way.head);
     const struct stage_chunk c = fused_chunk(sh.way.part.in, opaque(step));
     const vectors &g = sh.g[step % 4];
-    const char *z = sh.rows.z[w.half];
+    const char *z = sh.rows.z[w.half], *v = sh.squares[w.half];
+    const auto value_of = [&](int r, int column, bool) {
+        return *(const uint32_t *)(v + tile_place(w.m + l / 4 + 8 * r, column));
+    };
     float sum[2];
     if (form == STORE_16)
-        store_values<STORE_16, 4, 2>(sum, z, 64 * w.half, w.m, g, a, c, head);
+        store_values<STORE_16, 4, 1>(sum, z, 64 * w.half, w.m, g, a, c, head, value_of);
     else if (form == STORE_F32)
-        store_values<STORE_F32, 4, 2>(sum, z, 64 * w.half, w.m, g, a, c, head);
+        store_values<STORE_F32, 4, 1>(sum, z, 64 * w.half, w.m, g, a, c, head, value_of);
     else
-        store_values<STORE_ANY, 4, 2>(sum, z, 64 * w.half, w.m, g, a, c, head);
+        store_values<STORE_ANY, 4, 1>(sum, z, 64 * w.half, w.m, g, a, c, head, value_of);
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (l % 4 == 0) sh.parts[step % 2][0].zv[w.half][w.m + l / 4 + 8 * r] = a.drop * sum[r];
@@ -139,12 +146,14 @@ GDN_DEVICE void store_fused(fused_shared &sh, const struct gdn_cu_backward &a)
             mbarrier_wait(shared_address(&sh.keys_full[now]), step / 2 % 2);
             mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
             mbarrier_wait(shared_address(&sh.z_full), step % 2);
+            mbarrier_wait(shared_address(&sh.values_full), step % 2);
 #pragma unroll 1
             for (int i = 0; i < count_value_parts(1); i++)
                 store_values(sh, step, find_value_part(0, i, 0, 1), a);
             const uint32_t again = opaque(step) % 2; /* an address would take a register */
             release(sh.parts_full[again]);
             release(sh.z_free);
+            release(sh.values_free);
             release(sh.keys_free[again]);
         }
         if (in_warp(step == 0 || !has_gates())) continue;
@@ -204,6 +213,7 @@ GDN_DEVICE void walk_fused(const struct fused_stage &c, scan_state &J, bool forg
     async_fence();
     release(sh.squares_free);
     release(sh.z_full);
+    if (leads_group()) copy_out_wait_read(); /* of X and Y */
     meet_workers();
 }
 
@@ -312,6 +322,65 @@ GDN_DEVICE void add_sums(fused_shared &sh, head_sums &x)
     }
 }
 
+/* ---- dq and dk ----------------------------------------------------------------------------- */
+
+/* Stores rows of a full chunk by a map: x is the gradient of `rows`, those of k (which = 0) or q.
+ * They pass through the places of X and Y. */
+GDN_DEVICE void store_tiles(fused_shared &sh, const head_sums &x, const char (&rows)[2][TILE],
+                            int which, uint32_t step, const struct gdn_cu_map &map,
+                            const struct gdn_cu_backward &a, const struct stage_chunk &c, int key,
+                            const vectors &g)
+{
+    head_pairs given;
+    load_pairs(given, rows);
+    if (a.rule.norm != GDN_NO_NORM) {
+        float along[2];
+        dot_rows(along, x, given);
+        share_norms(sh, along, which, step, 1);
+    } else {
+        meet_workers();
+    }
+    if (leads_group()) copy_out_wait_read();
+    meet_group();
+    const int thread = opaque((int)threadIdx.x); /* addresses would take registers */
+    const int l = thread % 32, m = thread / 32 % 4 * 16, t = m + l / 4;
+    const uint32_t place = shared_address(thread < GROUP ? sh.X : sh.Y);
+    const uint32_t to = place + tile_place(m + l % 16, l / 16 * 8);
+    const struct row_norm norms[2] = { norm_of_row(sh, which, step, a, t, g),
+                                       norm_of_row(sh, which, step, a, t + 8, g) };
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+        uint32_t z[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int e = 2 * (i + j);
+            const float2 y = norms[j % 2].through(x[e], x[e + 1], given[i + j]);
+            z[j] = pairs::pair(y.x, y.y);
+        }
+        store_matrices(to ^ i / 4 * 32, z[0], z[1], z[2], z[3]);
+    }
+    async_fence();
+    meet_group();
+    if (!leads_group()) return;
+    const int at[4] = { thread / GROUP * 64, key, (int)c.seq.first, (int)c.seq.batch };
+    copy_tile_out(&map, at, place);
+    copy_out_commit();
+}
+/* Stores dk (which = 0) or dq. */
+GDN_DEVICE void store_gradient(fused_shared &sh, const head_sums &x, int which, uint32_t step,
+                               const struct gdn_cu_backward &a, const vectors &g)
+{
+    const struct scan_way &w = sh.way;
+    const struct head_keys &keys = sh.keys[step % 2];
+    const struct stage_chunk c = fused_chunk(w.part.in, opaque(step));
+    const int key = source_head(a.rule, w.head, a.rule.Hk);
+    const char(&rows)[2][TILE] = which ? keys.q : keys.k;
+    if (in_warp((a.maps_out >> which & 1) && g.n == CHUNK))
+        store_tiles(sh, x, rows, which, step, which ? a.dq_map : a.dk_map, a, c, key, g);
+    else
+        store_rows(sh, x, rows, which, step, which ? a.dq : a.dk, a, c, key, g);
+}
+
 /* ---- A block ------------------------------------------------------------------------------- */
 
 GDN_DEVICE struct walk_item own_strip(const fused_shared &sh, const struct gdn_cu_backward &a)
@@ -349,21 +418,20 @@ GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
         share_tokens(keeps, dots, sh.parts[step % 2][0], d, c.keys(), g);
         release(sh.parts_full[step % 2]);
         if (n_blocks > 1) mbarrier_wait_cluster(shared_address(&sh.sums_full), step % 2);
-        const struct stage_chunk at = fused_chunk(w.part.in, step);
-        const int key = source_head(a.rule, w.head, a.rule.Hk);
         if (in_warp(sh.rank == 0)) {
             if (n_blocks > 1) add_sums(sh, d.dq);
-            store_rows(sh, d.dq, c.keys().q, 1, step, a.dq, a, at, key, g);
+            store_gradient(sh, d.dq, 1, step, a, g);
         }
         if (in_warp(sh.rank == n_blocks - 1)) {
 #pragma unroll
             for (int e = 0; e < 32; e++) d.dw[e] = dk_of(d, e, keeps[e / 2 % 2]);
             if (n_blocks > 1) add_sums(sh, d.dw);
-            store_rows(sh, d.dw, c.keys().k, 0, step, a.dk, a, at, key, g);
+            store_gradient(sh, d.dw, 0, step, a, g);
         }
         release(sh.keys_free[step % 2]);
         meet_workers(); /* all places have been read */
     }
+    if (leads_group()) copy_out_wait();
     if (in_warp(sh.segment > 0)) return;
     const struct stage_strip place = gradient_before(a, own_strip(sh, a), w.part);
     if (place.view.data) store_scan(place, J, 0, a.drop, !w.part.in.before && a.adds);
@@ -435,6 +503,8 @@ GDN_DEVICE void start_fused(fused_shared &sh, const struct gdn_cu_backward &a,
         }
         mbarrier_init(shared_address(&sh.squares_full), 1);
         mbarrier_init(shared_address(&sh.squares_free), HEADS_WARPS);
+        mbarrier_init(shared_address(&sh.values_full), 1);
+        mbarrier_init(shared_address(&sh.values_free), HEADS_STORING);
         mbarrier_init(shared_address(&sh.dout_full), 1);
         mbarrier_init(shared_address(&sh.states_full), 1);
         mbarrier_init(shared_address(&sh.states_free), HEADS_WARPS);

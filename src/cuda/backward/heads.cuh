@@ -214,11 +214,11 @@ GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = m + (int)threadIdx.x % 32 / 4 + 8 * r;
-        from[r] = row_at(a.rule.v, c.seq, t < c.n ? t : 0, head) + 2 * first;
+        from[r] = row_at(a.rule.v, c.seq, t < c.n ? t : 0, head);
     }
     store_values<form, blocks, blocks>(
         sum, z_tile, first, m, g, a, c, head, [&](int r, int column, bool there) {
-            return there ? *(const uint32_t *)(from[r] + 2 * column) : 0;
+            return there ? *(const uint32_t *)(from[r] + 2 * (first + column)) : 0;
         });
 }
 

@@ -437,7 +437,7 @@ GDN_DEVICE const struct key_norms &norms_of_item(const Shared &sh, uint32_t item
     return sh.norms_of;
 }
 
-/* A row's way through the norm: from the gradient of the normalised row to that of the row given. */
+/* A row's way through the norm: from the gradient of the normalised row to that of the caller's. */
 struct row_norm {
     bool is;
     float f, outer, spoil;
@@ -445,7 +445,8 @@ struct row_norm {
     {
         const float2 z = { x + spoil, y + spoil };
         if (!is) return z;
-        return { outer * fmaf(f, pairs::low(given), z.x), outer * fmaf(f, pairs::high(given), z.y) };
+        return { outer * fmaf(f, pairs::low(given), z.x),
+                 outer * fmaf(f, pairs::high(given), z.y) };
     }
 };
 /* Returns that of token t, of keys (which = 0) or of queries (1). */

@@ -65,7 +65,7 @@ GDN_DEVICE void make_lengths(prepare_shared<deep> &sh, struct key_norms &to,
     to.outer[i][t] = SCALES_ROWS ? inverse : 1;
     to.bend[i][t] = SCALES_ROWS ? bend : bend * inverse * inverse;
 }
-/* Waits for keys and queries in shared memory, and stores them as tiles in memory if it has these. */
+/* Waits for keys and queries in shared memory. Stores them as tiles in memory, if it has these. */
 template <int deep>
 GDN_DEVICE void store_keys(prepare_shared<deep> &sh, const struct gdn_cu_backward &a, int n,
                            int64_t number, int key)

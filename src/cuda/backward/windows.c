@@ -15,8 +15,8 @@ enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_MIB = 640, FEW = 16 };
  * of a window for each block of a head that is launched, because some have no chunks. */
 enum { SEGMENT_CHUNKS = 8, SEGMENT_WAVES = 3, RAGGED_WAVES = 6, LAUNCHED_CHUNKS = 4 };
 
-/* Returns true if sequences do not all have the same length. If false, they may have: lengths are on
- * the device alone. */
+/* Returns true if sequences do not all have the same length. If false, they may have: lengths are
+ * on the device alone. */
 static bool is_ragged(const struct gdn_cu_batch *b)
 {
     return b->cu_seqlens.data && b->B > 0 && b->N % b->B;
@@ -248,7 +248,8 @@ static int64_t fewest_segments(const struct gdn_cu_backward *a, int64_t each, in
 
 int64_t gdn_windows_segments(const struct gdn_cu_backward *a)
 {
-    return a->window_chunks ? a->n_parts * a->segments : a->n_chunks / a->segment_chunks + a->n_parts;
+    if (a->window_chunks) return a->n_parts * a->segments;
+    return a->n_chunks / a->segment_chunks + a->n_parts;
 }
 
 /* Returns the chunks of a segment; 0: no number keeps all multiprocessors busy. */

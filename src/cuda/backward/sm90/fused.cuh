@@ -281,10 +281,9 @@ GDN_DEVICE float dk_of(const struct head_gradients &d, int e, float keep)
 {
     return (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
 }
-/* Sends sums to the other block. spoil: of the thread's two rows. Tokens that depend on a value that
- * is not finite are NaN there too. */
-template <class Sum>
-GDN_DEVICE void send_each(fused_shared &sh, const float (&spoil)[2], Sum sum)
+/* Sends sums to the other block. spoil: of the thread's two rows. Tokens that depend on a value
+ * that is not finite are NaN there too. */
+template <class Sum> GDN_DEVICE void send_each(fused_shared &sh, const float (&spoil)[2], Sum sum)
 {
     const int to = sh.rank ^ 1;
     const uint32_t full = map_shared(shared_address(&sh.sums_full), to);
@@ -443,8 +442,8 @@ struct fused_segment {
     int number;
 };
 /* Finds segment `item` of a window. Windows through the batch number them like chunks: sequence i
- * of a window begins with number (place of its first chunk) / segment_chunks + i. A whole warp calls
- * it. */
+ * of a window begins with number (place of its first chunk) / segment_chunks + i. A whole warp
+ * calls it. */
 GDN_DEVICE struct fused_segment segment_at(const struct gdn_cu_backward &a, int64_t item)
 {
     if (a.window_chunks) return { item / a.segments, (int)(item % a.segments) };

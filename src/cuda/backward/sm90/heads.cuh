@@ -338,8 +338,9 @@ template <class Shared> GDN_DEVICE void give_beta_back(Shared &sh, const vectors
     async_fence();
     meet_workers();
 }
-/* Adds the products over tokens, and finds their rows' sums while products run. `lacks`: X has
- * LEAST_BETA for some beta. Returns the thread's part of the sum of k . dw before these products. */
+/* Adds the products over tokens, and finds sums over rows while products run. `lacks`: X has
+ * LEAST_BETA for some beta. Returns the thread's part of the sum of k . dw before these
+ * products. */
 template <bool lacks, class Shared>
 GDN_DEVICE float multiply_tokens(head_dots &dots, struct head_gradients &d, Shared &sh,
                                  const struct head_keys &in, const vectors &g)

@@ -424,7 +424,7 @@ static void expect_nan(int dtype, int D)
 }
 
 /* A NaN in dout, q, k or v of the first token of a sequence does not reach the sequence before it,
- * whose last chunk is not full. No gate forgets. segments: as ring2_gradient_segments() has them. */
+ * whose last chunk is not full. No gate forgets. segments: what ring2_gradient_segments() takes. */
 static void expect_nan_behind(int dtype, int D, int segments)
 {
     const struct wide_call w = { "",  { 40, 40 }, 2,     4,    LOG_G, 0, 0,    0,

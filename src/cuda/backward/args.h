@@ -12,7 +12,7 @@ enum {
     GDN_CU_BACKWARD_CHUNK = 64,
     GDN_CU_BACKWARD_SQUARES = 18464, /* without the tiles, of which K and V decide the number */
     GDN_CU_BACKWARD_TILE = 8192,
-    GDN_CU_BACKWARD_NORMS = 1024, /* of a key head, after its tiles */
+    GDN_CU_BACKWARD_NORMS = 1024, /* of a key head, after its tiles if there are some */
     GDN_CU_BACKWARD_END = 65536   /* of J after a segment, of a state head */
 };
 
@@ -31,6 +31,8 @@ struct gdn_cu_place {
  * batch. */
 struct gdn_cu_backward {
     struct gdn_cu_map v_map, dout_map; /* on tensor cores */
+    struct gdn_cu_map q_map, k_map;    /* without tiles of q and k in memory */
+    struct gdn_cu_map dq_map, dk_map;  /* see maps_out */
     struct gdn_cu_rule rule;           /* q, k: rows of chunks, normalised and scaled; to: dstate */
     struct gdn_rows q, k;              /* as the caller gave them */
     struct gdn_rows dout, dq, dk, dv, dg, dbeta;
@@ -75,9 +77,10 @@ struct gdn_cu_backward {
     int32_t segment_chunks; /* chunks of a segment */
     float *ends;            /* [n_chunks / segment_chunks + 1][H][K V]: gradients of the states
                                before segments, in the order of registers */
-    int32_t pad[10];
+    int32_t maps_out;       /* bits: 1: dk has a map, 2: dq has one; with segments */
+    int32_t pad[9];
 };
 GDN_CU_SIZE(gdn_cu_backward,
-            2 * 128 + 1336 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 11 * 8 + 6 * 4 + 88 + 8 + 72);
+            6 * 128 + 1336 + 8 * 40 + 2 * 32 + 5 * 80 + 4 * 40 + 11 * 8 + 6 * 4 + 88 + 8 + 72);
 
 #endif

@@ -140,12 +140,22 @@ static bool is_by_prefill(const struct gdn_cu_backward *a)
     return a->starts_every && !gdn_windows_have_checkpoints(a);
 }
 
+/* Returns true if rows of q and k are loaded from the tensors: in bf16 they are factors as they are
+ * (tiles.cuh). */
+static bool has_key_maps(const struct gdn_cu_backward *a)
+{
+    const struct gdn_cu_rule *r = &a->rule;
+    return a->q.dtype == GDN_BF16 && !is_portable(a) && !is_deep(a) &&
+           gdn_cuda_is_mapped(&a->q, &r->batch, r->Hq) &&
+           gdn_cuda_is_mapped(&a->k, &r->batch, r->Hk);
+}
+
 /* Finds the bytes of a chunk in memory: tiles of 64 keys or columns. */
 static void size_records(struct gdn_cu_backward *a)
 {
     const int32_t K = (int32_t)n_tiles(a->rule.K), V = (int32_t)n_tiles(a->rule.V);
     a->record_bytes = GDN_CU_BACKWARD_SQUARES + (is_fused(a) ? 1 : 2) * TILE * V * (1 + K);
-    a->key_bytes = GDN_CU_BACKWARD_NORMS + 2 * TILE * K;
+    a->key_bytes = GDN_CU_BACKWARD_NORMS + (has_key_maps(a) ? 0 : 2 * TILE * K);
 }
 
 /* Returns the largest power of two that is not above the scale of q. bf16 has the range of float32
@@ -209,8 +219,8 @@ static struct gdn_cu_backward base_of(const struct gdn_backward_call *c)
 
 /*
  * Cuts the batch into windows. On Hopper one kernel takes the place of the walk in reverse and of
- * the gradients if these have several windows, or if it needs no segments. Its records are smaller,
- * so its windows are fewer; but with segments it walks in reverse twice.
+ * the gradients if its segments keep all multiprocessors busy. Its records are smaller, so its
+ * windows are fewer.
  */
 static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
 {
@@ -222,8 +232,7 @@ static void cut_windows(const gdn_ctx *ctx, struct planned *p, uint32_t mib)
     one.segments = 1;
     size_records(&one);
     gdn_windows_cut(ctx, &one, limits);
-    const int64_t n = gdn_windows_cut_segments(ctx, &one);
-    if (n == 1 || (n && (a->n_windows > 1 || gdn_cuda_wanted(ctx)->segments))) *a = one;
+    if (gdn_windows_cut_segments(ctx, &one)) *a = one;
 }
 
 /* Plans a form of Gated DeltaNet. p->args are set for every form. */
@@ -398,6 +407,20 @@ static size_t walk_shared(const struct gdn_cu_backward *a)
     return is_portable(a) ? (size_t)a->walk_bytes : GDN_CU_WALK_BYTES;
 }
 
+/* Launches the walks of a->walks. On Hopper they begin while `prepare` ends. */
+static gdn_status launch_walks(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
+{
+    const int64_t directions = a->walks & GDN_CU_WALK_REVERSE ? 2 : 1;
+    const struct gdn_cuda_call call = {
+        .kernel = mma_walks(a),
+        .grid = { directions * a->n_parts * a->rule.H * a->n_strips, 1, 1 },
+        .shared_bytes = walk_shared(a),
+        .stream = stream,
+        .args = a,
+        .overlaps = !is_portable(a),
+    };
+    return gdn_cuda_launch(ctx, &call);
+}
 static gdn_status launch_prepare(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
 {
     return launch(ctx, a, mma_prepare(a), a->n_chunks * a->rule.Hk,
@@ -417,6 +440,7 @@ static gdn_status launch_heads(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
                                        : GDN_CU_HEADS_BYTES,
         .stream = stream,
         .args = a,
+        .overlaps = !is_portable(a),
     };
     return gdn_cuda_launch(ctx, &call);
 }
@@ -426,11 +450,12 @@ static gdn_status launch_fused(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
 {
     const struct gdn_cuda_call call = {
         .kernel = mma_heads(a),
-        .grid = { a->n_parts * a->segments * a->rule.H, 1, 1 },
+        .grid = { gdn_windows_segments(a) * a->rule.H, 1, 1 },
         .cluster = a->rule.H / a->rule.Hk,
         .shared_bytes = GDN_CU_FUSED_BYTES,
         .stream = stream,
         .args = a,
+        .overlaps = true,
     };
     return gdn_cuda_launch(ctx, &call);
 }
@@ -447,10 +472,8 @@ static int32_t walks_before(const struct gdn_cu_backward *a)
 static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool reverse, void *stream)
 {
     a->walks = reverse ? walks_before(a) : GDN_CU_WALK_FORWARD;
-    const int64_t n = a->n_parts * a->rule.H * a->n_strips;
     TRY(launch_prepare(ctx, a, stream));
-    TRY(launch(ctx, a, mma_walks(a), (a->walks & GDN_CU_WALK_REVERSE ? 2 : 1) * n, walk_shared(a),
-               stream));
+    TRY(launch_walks(ctx, a, stream));
     if (!reverse) return GDN_OK;
     return is_fused(a) ? launch_fused(ctx, a, stream) : launch_heads(ctx, a, stream);
 }
@@ -579,16 +602,43 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
+/* Returns true if full chunks of a gradient may be stored by its map. */
+static bool is_stored_by_map(const struct gdn_cu_backward *a, const struct gdn_rows *to)
+{
+    return to->data && to->dtype == a->q.dtype && !a->adds &&
+           gdn_cuda_is_mapped(to, &a->rule.batch, a->rule.Hk);
+}
+
+/* Finds the maps of tensors on Hopper. */
+static gdn_status find_maps(gdn_ctx *ctx, struct gdn_cu_backward *a)
+{
+    enum { V = GDN_CUDA_MAP_BACK, DOUT, DQ, DK };
+    const struct gdn_cu_rule *r = &a->rule;
+    const struct gdn_cu_batch *b = &r->batch;
+    TRY(gdn_cuda_find_map(ctx, "v", V, &r->v, b, r->H, r->V, &a->v_map));
+    TRY(gdn_cuda_find_map(ctx, "dout", DOUT, &a->dout, b, r->H, r->V, &a->dout_map));
+    if (has_key_maps(a)) { /* as calls of gdn_prefill have them */
+        TRY(gdn_cuda_find_map(ctx, "q", 0, &a->q, b, r->Hq, r->K, &a->q_map));
+        TRY(gdn_cuda_find_map(ctx, "k", 1, &a->k, b, r->Hk, r->K, &a->k_map));
+    }
+    a->maps_out = 0;
+    if (!is_fused(a)) return GDN_OK;
+    if (is_stored_by_map(a, &a->dk)) {
+        TRY(gdn_cuda_find_map(ctx, "dk", DK, &a->dk, b, r->Hk, r->K, &a->dk_map));
+        a->maps_out |= 1;
+    }
+    if (is_stored_by_map(a, &a->dq)) {
+        TRY(gdn_cuda_find_map(ctx, "dq", DQ, &a->dq, b, r->Hq, r->K, &a->dq_map));
+        a->maps_out |= 2;
+    }
+    return GDN_OK;
+}
+
 static gdn_status run_gdn(gdn_ctx *ctx, struct planned *p, void *memory, void *stream)
 {
     struct gdn_cu_backward *a = &p->args;
     lay_out(p, memory);
-    if (p->form == GDN_BACKWARD_SM90) {
-        const struct gdn_cu_rule *r = &a->rule;
-        const int map = GDN_CUDA_MAP_BACK;
-        TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, &r->batch, r->H, r->V, &a->v_map));
-        TRY(gdn_cuda_find_map(ctx, "dout", map + 1, &a->dout, &r->batch, r->H, r->V, &a->dout_map));
-    }
+    if (p->form == GDN_BACKWARD_SM90) TRY(find_maps(ctx, a));
     return launch_all(ctx, p, stream);
 }
 

@@ -156,23 +156,22 @@ GDN_DEVICE float sum_quad(float x)
 }
 /* Computes dv = beta Z, and the sum of Z . v of a row, for a warp's tokens m to m + 15 and 16 times
  * `blocks` columns from `first` on, of which V exist. Z is transposed. at_once: blocks of v that
- * are loaded at once. */
-template <int form, int blocks, int at_once = blocks>
+ * are loaded at once. value_of(r, column, there) returns v of the thread's row r, of this column of
+ * the part and the next one. */
+template <int form, int blocks, int at_once, class Value>
 GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int m,
                              const vectors &g, const struct gdn_cu_backward &a,
-                             const struct stage_chunk &c, int head)
+                             const struct stage_chunk &c, int head, Value value_of)
 {
     const int l = threadIdx.x % 32, n = a.rule.V - first;
     const uint32_t at = shared_address(z_tile) + tile_place(l % 8 + l / 16 * 8, m + l / 8 % 2 * 8);
     float beta[2], spoil[2];
-    const char *from[2];
     char *to[2];
     bool is[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int t = m + l / 4 + 8 * r;
         is[r] = t < c.n;
-        from[r] = row_at(a.rule.v, c.seq, is[r] ? t : 0, head);
         to[r] = row_at(a.dv, c.seq, t, head);
         beta[r] = a.drop * g.beta[t];
         spoil[r] = spoil_with(g, t);
@@ -185,7 +184,7 @@ GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int
         for (int i = 0; i < 4 * at_once; i++) {
             const int column = 16 * (b + i / 4) + block_column(i % 4 / 2, 0);
             const bool there = 16 * b + i / 2 * 8 < n;
-            v[i / 4][i % 4] = there ? *(const uint32_t *)(from[i % 2] + 2 * (first + column)) : 0;
+            v[i / 4][i % 4] = value_of(i % 2, column, there);
         }
 #pragma unroll
         for (int i = 0; i < at_once; i++) {
@@ -204,6 +203,23 @@ GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int
         }
     }
     sum[0] = sum_quad(sum[0]), sum[1] = sum_quad(sum[1]);
+}
+/* Does the same with v from memory. */
+template <int form, int blocks>
+GDN_DEVICE void store_values(float (&sum)[2], const char *z_tile, int first, int m,
+                             const vectors &g, const struct gdn_cu_backward &a,
+                             const struct stage_chunk &c, int head)
+{
+    const char *from[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int t = m + (int)threadIdx.x % 32 / 4 + 8 * r;
+        from[r] = row_at(a.rule.v, c.seq, t < c.n ? t : 0, head);
+    }
+    store_values<form, blocks, blocks>(
+        sum, z_tile, first, m, g, a, c, head, [&](int r, int column, bool there) {
+            return there ? *(const uint32_t *)(from[r] + 2 * (first + column)) : 0;
+        });
 }
 
 /* ---- X and Y --------------------------------------------------------------------------------- */
@@ -281,25 +297,34 @@ struct head_gradients {
     head_sums dq, D, dw;
 };
 
+/* The thread's parts of sums over its rows: of dq . q, D . k and dw . k. */
+typedef float head_dots[3][2];
+
 /* Shares the sums of rows that the gradients of gates need. Sets keeps to the share of D in dk. */
+GDN_DEVICE void share_dots(float (&keeps)[2], struct head_parts &parts, const head_dots &dots,
+                           const vectors &g)
+{
+    float sums[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        keeps[r] = beta_share(g.beta[sum_row(2 * r)]);
+        sums[r] = dots[0][r] + ((keeps[r] == 0 ? 0 : keeps[r] * dots[1][r]) - dots[2][r]);
+    }
+    share_sums(parts, sums, 0);
+    share_sums(parts, dots[1], 1);
+}
 GDN_DEVICE void share_head(float (&keeps)[2], struct head_parts &parts,
                            const struct head_gradients &d, const char (&q)[2][TILE],
                            const char (&k)[2][TILE], const vectors &g)
 {
     head_pairs given;
-    float sums[3][2];
+    head_dots dots;
     load_pairs(given, q);
-    dot_rows(sums[0], d.dq, given);
+    dot_rows(dots[0], d.dq, given);
     load_pairs(given, k);
-    dot_rows(sums[1], d.D, given);
-    dot_rows(sums[2], d.dw, given);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        keeps[r] = beta_share(g.beta[sum_row(2 * r)]);
-        sums[0][r] += (keeps[r] == 0 ? 0 : keeps[r] * sums[1][r]) - sums[2][r];
-    }
-    share_sums(parts, sums[0], 0);
-    share_sums(parts, sums[1], 1);
+    dot_rows(dots[1], d.D, given);
+    dot_rows(dots[2], d.dw, given);
+    share_dots(keeps, parts, dots, g);
 }
 
 /* Adds to dq and dk of the key head. */
@@ -412,6 +437,31 @@ GDN_DEVICE const struct key_norms &norms_of_item(const Shared &sh, uint32_t item
     return sh.norms_of;
 }
 
+/* A row's way through the norm: from the gradient of the normalised row to that of the caller's. */
+struct row_norm {
+    bool is;
+    float f, outer, spoil;
+    __device__ __forceinline__ float2 through(float x, float y, uint32_t given) const
+    {
+        const float2 z = { x + spoil, y + spoil };
+        if (!is) return z;
+        return { outer * fmaf(f, pairs::low(given), z.x),
+                 outer * fmaf(f, pairs::high(given), z.y) };
+    }
+};
+/* Returns that of token t, of keys (which = 0) or of queries (1). */
+template <class Shared>
+GDN_DEVICE struct row_norm norm_of_row(const Shared &sh, int which, uint32_t item,
+                                       const struct gdn_cu_backward &a, int t, const vectors &g)
+{
+    const struct key_norms &norms = norms_of_item(sh, item);
+    struct row_norm n = { a.rule.norm != GDN_NO_NORM, 0, 1, spoil_with(g, t) };
+    if (!n.is) return n;
+    n.f = norms.bend[which][t] * all_norms(sh, key_blocks<Shared::wide>(a), t, which);
+    if (SCALES_ROWS) n.outer = norms.outer[which][t];
+    return n;
+}
+
 /* Stores rows through the norm: x is the gradient of the rows of a tile, `given`, of keys (which is
  * 0) or of queries (1). norms has the sums of x . given over each row. */
 template <int form, class Shared>
@@ -420,9 +470,6 @@ GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x, const head_pa
                              const struct gdn_cu_backward &a, const struct stage_chunk &c, int head,
                              const vectors &g)
 {
-    const struct key_norms &norms = norms_of_item(sh, item);
-    const bool is_normed = a.rule.norm != GDN_NO_NORM;
-    const int n_blocks = key_blocks<Shared::wide>(a);
     const int first = DEEP * block_of(sh);
     const int n_columns = a.rule.K - first - 64 * heads_group();
 #pragma unroll
@@ -430,20 +477,13 @@ GDN_DEVICE void store_normed(const Shared &sh, const head_sums &x, const head_pa
         const int t = opaque(sum_row(2 * h)); /* opaque: the compiler would keep masks of it in
                                                  registers */
         if (t >= c.n) continue;
-        float f = 0;
-        if (is_normed) f = norms.bend[which][t] * all_norms(sh, n_blocks, t, which);
-        const float outer = SCALES_ROWS && is_normed ? norms.outer[which][t] : 1;
-        const float spoil = spoil_with(g, t);
+        const struct row_norm norm = norm_of_row(sh, which, item, a, t, g);
         char *row = row_at(to, c.seq, t, head);
 #pragma unroll
         for (int i = h; i < 16; i += 2) {
-            float z[2] = { x[2 * i] + spoil, x[2 * i + 1] + spoil };
-            if (is_normed) {
-                z[0] = outer * fmaf(f, pairs::low(given[i]), z[0]);
-                z[1] = outer * fmaf(f, pairs::high(given[i]), z[1]);
-            }
+            const float2 z = norm.through(x[2 * i], x[2 * i + 1], given[i]);
             if (i / 2 * 8 < n_columns)
-                store_two<form>(row, first + head_column(2 * i), to, a.adds, z[0], z[1]);
+                store_two<form>(row, first + head_column(2 * i), to, a.adds, z.x, z.y);
         }
     }
 }

@@ -23,20 +23,28 @@
 
 #include "cuda/backward/backward.cuh"
 
-/* Returns the last sequence from `row` on whose first number is at most `number`. A whole warp
- * calls it. */
-GDN_DEVICE int64_t find_row(const struct gdn_cu_batch &b, int64_t row, int64_t number)
+/* Returns the last of n rows, from `row` on, whose number is at most `number`. Numbers do not
+ * decrease. That of the first row does not count. A whole warp calls it. */
+template <class Number>
+GDN_DEVICE int64_t find_last(int64_t row, int64_t n, int64_t number, Number number_of)
 {
     const int lane = threadIdx.x % 32;
-    for (int64_t n = b.B - row; n > 1;) {
+    while (n > 1) {
         const int64_t step = (n + 31) / 32, i = lane * step;
         const unsigned below =
-            __ballot_sync(0xffffffff, i == 0 || (i < n && first_number(b, row + i) <= number));
+            __ballot_sync(0xffffffff, i == 0 || (i < n && number_of(row + i) <= number));
         const int64_t skipped = (31 - __clz(below)) * step;
         row += skipped;
         n = n - skipped < step ? n - skipped : step;
     }
     return row;
+}
+
+/* Returns the last sequence from `row` on whose first number is at most `number`. A whole warp
+ * calls it. */
+GDN_DEVICE int64_t find_row(const struct gdn_cu_batch &b, int64_t row, int64_t number)
+{
+    return find_last(row, b.B - row, number, [&](int64_t i) { return first_number(b, i); });
 }
 
 /* Finds the numbers with which windows begin, and their sequences. A whole warp calls it. */

@@ -65,20 +65,21 @@ GDN_DEVICE void make_lengths(prepare_shared<deep> &sh, struct key_norms &to,
     to.outer[i][t] = SCALES_ROWS ? inverse : 1;
     to.bend[i][t] = SCALES_ROWS ? bend : bend * inverse * inverse;
 }
-/* Waits for keys and queries in shared memory, and stores them as tiles in memory. */
+/* Waits for keys and queries in shared memory. Stores them as tiles in memory, if it has these. */
 template <int deep>
 GDN_DEVICE void store_keys(prepare_shared<deep> &sh, const struct gdn_cu_backward &a, int n,
                            int64_t number, int key)
 {
     const int bytes = form_of(a).keys * TILE;
     char *k = keys_of(a, number, key), *q = k + bytes;
-    struct key_norms &norms = *(struct key_norms *)(q + bytes);
+    struct key_norms &norms = *(struct key_norms *)norms_at(a, k);
     copy_wait<0>();
     __syncthreads();
     if (a.rule.norm != GDN_NO_NORM) {
         make_lengths(sh, norms, a.rule, n);
         if (SCALES_ROWS) __syncthreads();
     }
+    if (!has_key_tiles(a)) return;
 #pragma unroll 4
     for (int i = threadIdx.x; i < CHUNK * deep / 8; i += GROUP) {
         const int t = i / (deep / 8), column = i % (deep / 8) * 8, from = t * sh.row + 2 * column;

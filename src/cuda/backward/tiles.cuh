@@ -68,11 +68,21 @@ struct key_norms {
 };
 static_assert(sizeof(struct key_norms) == GDN_CU_BACKWARD_NORMS, "driver/args.h");
 
-/* Returns the keys of a chunk and a key head in memory, as tiles: [k / 64], rows are tokens. Behind
- * them are those of queries, then the norms. */
+/* Returns the record of a chunk and a key head in memory: keys as tiles, [k / 64], rows are tokens;
+ * behind them queries, then the norms. It has no tiles if rows of the tensors are factors as they
+ * are, and are loaded from there. */
 GDN_DEVICE char *keys_of(const struct gdn_cu_backward &a, int64_t number, int key)
 {
     return a.keys + (number * a.rule.Hk + key) * a.key_bytes;
+}
+
+GDN_DEVICE bool has_key_tiles(const struct gdn_cu_backward &a)
+{
+    return a.key_bytes > GDN_CU_BACKWARD_NORMS;
+}
+template <class Char> GDN_DEVICE Char *norms_at(const struct gdn_cu_backward &a, Char *keys)
+{
+    return keys + a.key_bytes - GDN_CU_BACKWARD_NORMS;
 }
 
 /* Return a record, and the next record of a head. */
@@ -186,6 +196,15 @@ GDN_DEVICE float spoil_with(const vectors &v, int t)
 {
     const token_mask dead = tokens_of(v.dead);
     return dead && are_spoilt(dead, tokens_of(v.resets), t) ? __int_as_float(0x7fffffff) : 0;
+}
+
+/* Sets rows of n_tiles consecutive tiles from token n on to zero: in the tensors these belong to
+ * another sequence. n_threads threads call it; i is the number of this thread. */
+GDN_DEVICE void clear_rows(char *tile, int n_tiles, int n, int i, int n_threads)
+{
+    for (int x = i; x < (CHUNK - n) * 8; x += n_threads)
+        for (int j = 0; j < n_tiles; j++)
+            *(uint4 *)(tile + j * TILE + n * 128 + x * 16) = make_uint4(0, 0, 0, 0);
 }
 
 /* Sets rows of n consecutive tiles to zero if an element is not finite, and marks their tokens

@@ -10,16 +10,29 @@
 enum { LEAST_CHUNKS = 8, MOST_WINDOWS = 32, WINDOW_MIB = 640, FEW = 16 };
 
 /* SEGMENT_CHUNKS: the least chunks of a segment, for a sequence of mean length. SEGMENT_WAVES: the
- * most segments for each multiprocessor, unless there are more sequences. LAUNCHED_CHUNKS: the
- * least chunks of a window for each block of a head that is launched, because each sequence has
- * blocks as if it had all chunks. */
-enum { SEGMENT_CHUNKS = 8, SEGMENT_WAVES = 3, LAUNCHED_CHUNKS = 4 };
+ * most segments for each multiprocessor, unless there are more sequences. RAGGED_WAVES: the same
+ * where lengths differ, so that the last blocks to end are short. LAUNCHED_CHUNKS: the least chunks
+ * of a window for each block of a head that is launched, because some have no chunks. */
+enum { SEGMENT_CHUNKS = 8, SEGMENT_WAVES = 3, RAGGED_WAVES = 6, LAUNCHED_CHUNKS = 4 };
+
+/* Returns true if sequences do not all have the same length. If false, they may have: lengths are
+ * on the device alone. */
+static bool is_ragged(const struct gdn_cu_batch *b)
+{
+    return b->cu_seqlens.data && b->B > 0 && b->N % b->B;
+}
+
+/* Returns the most segments of all heads of a window, if sequences are no more than that. */
+static int64_t most_segments(const struct gdn_cu_backward *a)
+{
+    return (is_ragged(&a->rule.batch) ? RAGGED_WAVES : SEGMENT_WAVES) * (int64_t)a->n_blocks;
+}
 
 /* Returns the most bytes of J after all segments of a window. */
 static int64_t ends_of(const struct gdn_cu_backward *a)
 {
     if (!a->segments) return 0;
-    return (SEGMENT_WAVES * (int64_t)a->n_blocks + a->rule.H) * GDN_CU_BACKWARD_END;
+    return (most_segments(a) + a->rule.H) * GDN_CU_BACKWARD_END;
 }
 
 /* Returns the chunks of a window of a form with n_blocks: as many as memory has room for, and at
@@ -223,24 +236,46 @@ static bool fill_device(const struct gdn_cu_backward *a, int64_t blocks)
     return 10 * blocks >= 9 * ceil_of(blocks, a->n_blocks) * a->n_blocks;
 }
 
-int64_t gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a)
+/* Returns as few segments of a sequence of `each` chunks as keep all multiprocessors busy; 0: no
+ * number does. */
+static int64_t fewest_segments(const struct gdn_cu_backward *a, int64_t each, int64_t heads)
 {
-    const int64_t H = a->rule.H, heads = max_of(gdn_windows_rows(a) * H, 1);
-    const int64_t longest = a->window_chunks ? a->window_chunks : a->n_chunks;
+    const int64_t most = each / SEGMENT_CHUNKS;
+    for (int64_t n = 1; n <= most && (n == 1 || n * heads <= most_segments(a)); n++)
+        if (fill_device(a, n * heads)) return n;
+    return 0;
+}
+
+int64_t gdn_windows_segments(const struct gdn_cu_backward *a)
+{
+    if (a->window_chunks) return a->n_parts * a->segments;
+    return a->n_chunks / a->segment_chunks + a->n_parts;
+}
+
+/* Returns the chunks of a segment; 0: no number keeps all multiprocessors busy. */
+static int64_t chunks_of_segments(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
+                                  int64_t longest)
+{
+    const int64_t H = a->rule.H, all = a->n_chunks * H, wanted = gdn_cuda_wanted(ctx)->segments;
     const int64_t mean = mean_chunks(&a->rule.batch);
     const int64_t each = max_of(mean < longest ? mean : longest, 1);
-    const int64_t all = SEGMENT_WAVES * (int64_t)a->n_blocks;
-    const int64_t wanted = gdn_cuda_wanted(ctx)->segments;
-    int64_t n = wanted ? wanted : 1, shortest = 1;
-    if (!wanted) {
-        const int64_t most = each / SEGMENT_CHUNKS;
-        while (n <= most && !fill_device(a, n * heads)) n++;
-        if (n > most || (n > 1 && n * heads > all)) return 0;
-        shortest = ceil_of(a->n_chunks * H, all);
-    }
-    a->segment_chunks = (int32_t)max_of(ceil_of(each, n), shortest);
-    a->segments = (int32_t)max_of(ceil_of(longest, a->segment_chunks), 1);
-    return wanted || a->n_parts * a->segments * LAUNCHED_CHUNKS <= a->n_chunks ? n : 0;
+    const int64_t shortest = ceil_of(all, most_segments(a));
+    if (wanted) return ceil_of(each, wanted);
+    if (is_ragged(&a->rule.batch))
+        return all < 2 * SEGMENT_CHUNKS * a->n_blocks ? 0 : max_of(shortest, SEGMENT_CHUNKS);
+    const int64_t n = fewest_segments(a, each, max_of(gdn_windows_rows(a) * H, 1));
+    return n ? max_of(ceil_of(each, n), shortest) : 0;
+}
+
+bool gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a)
+{
+    const int64_t longest = a->window_chunks ? a->window_chunks : a->n_chunks;
+    const int64_t chunks = chunks_of_segments(ctx, a, longest);
+    if (!chunks) return false;
+    a->segment_chunks = (int32_t)chunks;
+    a->segments = (int32_t)max_of(ceil_of(longest, chunks), 1);
+    return gdn_cuda_wanted(ctx)->segments ||
+           gdn_windows_segments(a) * LAUNCHED_CHUNKS <= a->n_chunks;
 }
 
 int64_t gdn_windows_ends(const struct gdn_cu_backward *a)

@@ -26,10 +26,12 @@ struct gdn_windows_limits {
 void gdn_windows_cut(const gdn_ctx *ctx, struct gdn_cu_backward *a,
                      struct gdn_windows_limits limits);
 
-/* Cuts the sequences of a window into segments: as few as keep all multiprocessors busy. Returns
- * the segments of a sequence of mean length; 0: no number of segments leaves no multiprocessor
- * idle. */
-int64_t gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a);
+/* Cuts the sequences of a window into segments: as few as keep all multiprocessors busy, or short
+ * ones if lengths differ. Returns false if multiprocessors would be idle. */
+bool gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a);
+
+/* Returns the segments of a window that a launch has. */
+int64_t gdn_windows_segments(const struct gdn_cu_backward *a);
 
 /* Returns true if there are several windows, and they go through the batch. Then there is a
  * plan. */

@@ -423,25 +423,33 @@ static void expect_nan(int dtype, int D)
     }
 }
 
-/* A NaN in dout of the first token of a sequence does not reach the sequence before it, whose last
- * chunk is not full. No gate forgets. */
-static void expect_nan_behind(int dtype, int D)
+/* A NaN in dout, q, k or v of the first token of a sequence does not reach the sequence before it,
+ * whose last chunk is not full. No gate forgets. segments: what ring2_gradient_segments() takes. */
+static void expect_nan_behind(int dtype, int D, int segments)
 {
     const struct wide_call w = { "",  { 40, 40 }, 2,     4,    LOG_G, 0, 0,    0,
                                  0.1, true,       false, true, D,     D, dtype };
-    gdn_prefill_backward_args a = make_wide(&w), b = a;
-    for (int i = 0; i < N_GRADIENTS; i++)
-        if (ring2_gradient(&a, i)->data)
-            *(gdn_tensor *)ring2_gradient(&b, i) = ring2_clone(ring2_gradient(&a, i));
+    gdn_prefill_backward_args a = make_wide(&w);
+    ring2_gradient_segments(segments);
     run(ring2_ctx(1), &a);
-    b.dout = ring2_clone(&a.dout);
-    for (int64_t j = 0; j < 4 * D; j++) ring2_set(&b.dout, 40 * 4 * D + j, NAN);
-    run(ring2_ctx(1), &b);
-    for (int i = DQ; i <= DBETA; i++) {
-        const gdn_tensor got = ring2_narrow(ring2_gradient(&b, i), 0, 0, 40);
-        const gdn_tensor want = ring2_narrow(ring2_gradient(&a, i), 0, 0, 40);
-        ring2_expect_bits(ring2_gradient_names[i], &got, &want);
+    for (int which = 0; which < 4; which++) {
+        gdn_prefill_backward_args b = a;
+        gdn_tensor *const all[] = { &b.dout, &b.q, &b.k, &b.v }, *const given = all[which];
+        const int64_t row = ring2_count(given) / 80;
+        for (int i = 0; i < N_GRADIENTS; i++)
+            if (ring2_gradient(&a, i)->data)
+                *(gdn_tensor *)ring2_gradient(&b, i) = ring2_clone(ring2_gradient(&a, i));
+        *given = ring2_clone(given);
+        for (int64_t j = 0; j < row; j++) ring2_set(given, 40 * row + j, NAN);
+        run(ring2_ctx(1), &b);
+        CHECK(has_nan(&b.dq) || has_nan(&b.dk), "NaN %d reaches no token", which);
+        for (int i = DQ; i <= DBETA; i++) {
+            const gdn_tensor got = ring2_narrow(ring2_gradient(&b, i), 0, 0, 40);
+            const gdn_tensor want = ring2_narrow(ring2_gradient(&a, i), 0, 0, 40);
+            ring2_expect_bits(ring2_gradient_names[i], &got, &want);
+        }
     }
+    ring2_gradient_segments(0);
 }
 
 /* Tokens 18 and 40 forget. A NaN in q, k or beta between them reaches none of the other tokens, and
@@ -481,8 +489,10 @@ static void wide_nan(void)
     expect_nan_between(GDN_F32, 64);
     expect_nan_between(GDN_BF16, 128);
     expect_nan_between(GDN_F16, 64);
-    expect_nan_behind(GDN_BF16, 128);
-    expect_nan_behind(GDN_F16, 64);
+    expect_nan_behind(GDN_BF16, 128, 0);
+    expect_nan_behind(GDN_BF16, 128, 1);
+    expect_nan_behind(GDN_F16, 128, 1);
+    expect_nan_behind(GDN_F16, 64, 0);
     for (int D = 128; D <= 256; D *= 2) {
         expect_nan(GDN_BF16, D);
         expect_nan(GDN_F16, D);

@@ -30,6 +30,6 @@ struct gdn_cu_backward_channels {
     int32_t tokens, n_updates; /* tokens of a piece; updates of a token */
     int32_t pad;
 };
-GDN_CU_SIZE(gdn_cu_backward_channels, 2816 + 3 * 40 + 6 * 8 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_backward_channels, 3328 + 3 * 40 + 6 * 8 + 8 + 4 * 4);
 
 #endif

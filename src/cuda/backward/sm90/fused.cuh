@@ -21,11 +21,11 @@
 enum { FUSED_REGISTERS = 224, FUSED_OTHER_REGISTERS = 56 };
 
 /* The shared memory of a block. Keys and queries have places for this chunk and the next one. Rows,
- * S, T and P have one place, which is free early. */
+ * S, T and P have one place, which is free early. v takes that of T and P after the walk. */
 struct fused_shared {
     static constexpr bool wide = false;
     struct head_keys keys[2];
-    char squares[2][TILE]; /* T, P */
+    char squares[2][TILE]; /* T, P; then v, [v / 64] */
     struct head_rows rows;
     char S[2][2][TILE], J[2][2][TILE]; /* [v / 64][k / 64] */
     char X[TILE], Y[TILE];
@@ -34,6 +34,7 @@ struct fused_shared {
     alignas(16) struct head_parts parts[2][1];
     alignas(16) float norms[2][1][HEADS_GROUPS][CHUNK];
     uint64_t keys_full[2], keys_free[2], squares_full, squares_free, dout_full;
+    uint64_t values_full, values_free; /* of v */
     uint64_t states_full, states_free; /* full: U and S are loaded; free: dout, U and S have been
                                           read */
     uint64_t z_full, z_free, parts_full[2], parts_free[2];
@@ -83,16 +84,15 @@ GDN_DEVICE void load_fused(fused_shared &sh, const struct gdn_cu_backward &a)
         const struct chunk_record &from = record_at(a, c.number, w.head);
         const uint32_t now = step % 2, odd = step % 2;
         const int at[4] = { 0, w.head, (int)c.seq.first, (int)c.seq.batch };
+        const int key_at[4] = { 0, key, at[2], at[3] };
         uint64_t &keys_full = sh.keys_full[now];
         mbarrier_wait(shared_address(&sh.keys_free[now]), step / 2 % 2 ^ 1);
         mbarrier_expect(shared_address(&keys_full),
                         sizeof sh.keys[0] + sizeof sh.norms_of[0] + sizeof(vectors));
-        load_bytes(&sh.keys[now], keys, sizeof sh.keys[0], keys_full);
-        load_bytes(&sh.norms_of[now], keys + sizeof sh.keys[0], sizeof sh.norms_of[0], keys_full);
+        load_keys(sh.keys[now].k[0], a, a.k_map, keys, key_at, 2, keys_full);
+        load_keys(sh.keys[now].q[0], a, a.q_map, keys + 2 * TILE, key_at, 2, keys_full);
+        load_bytes(&sh.norms_of[now], norms_at(a, keys), sizeof sh.norms_of[0], keys_full);
         load_bytes(&sh.g[step % 4], &from.v, sizeof(vectors), keys_full);
-        mbarrier_wait(shared_address(&sh.squares_free), odd ^ 1);
-        mbarrier_expect(shared_address(&sh.squares_full), sizeof sh.squares);
-        load_bytes(sh.squares, from.T, sizeof sh.squares, sh.squares_full);
         mbarrier_wait(shared_address(&sh.states_free), odd ^ 1);
         mbarrier_expect(shared_address(&sh.dout_full), sizeof sh.rows.dout);
         for (int i = 0; i < 2; i++) {
@@ -102,6 +102,12 @@ GDN_DEVICE void load_fused(fused_shared &sh, const struct gdn_cu_backward &a)
         mbarrier_expect(shared_address(&sh.states_full), sizeof sh.rows.u + sizeof sh.S);
         load_bytes(sh.rows.u, (const char *)&from + f.u(0), sizeof sh.rows.u, sh.states_full);
         load_bytes(sh.S, (const char *)&from + f.S(0), sizeof sh.S, sh.states_full);
+        mbarrier_wait(shared_address(&sh.values_free), odd ^ 1);
+        mbarrier_expect(shared_address(&sh.squares_full), sizeof sh.squares);
+        load_bytes(sh.squares, from.T, sizeof sh.squares, sh.squares_full);
+        mbarrier_wait(shared_address(&sh.squares_free), odd);
+        mbarrier_expect(shared_address(&sh.values_full), sizeof sh.squares);
+        for (int i = 0; i < 2; i++) load_tile(sh.squares[i], a.v_map, at, 64 * i, sh.values_full);
     }
 }
 
@@ -113,14 +119,17 @@ GDN_DEVICE void store_values(fused_shared &sh, uint32_t step, const struct value
     const int form = store_form(a.dv, a.adds), l = threadIdx.x % 32, head = opaque(sh.way.head);
     const struct stage_chunk c = fused_chunk(sh.way.part.in, opaque(step));
     const vectors &g = sh.g[step % 4];
-    const char *z = sh.rows.z[w.half];
+    const char *z = sh.rows.z[w.half], *v = sh.squares[w.half];
+    const auto value_of = [&](int r, int column, bool) {
+        return *(const uint32_t *)(v + tile_place(w.m + l / 4 + 8 * r, column));
+    };
     float sum[2];
     if (form == STORE_16)
-        store_values<STORE_16, 4, 2>(sum, z, 64 * w.half, w.m, g, a, c, head);
+        store_values<STORE_16, 4, 1>(sum, z, 64 * w.half, w.m, g, a, c, head, value_of);
     else if (form == STORE_F32)
-        store_values<STORE_F32, 4, 2>(sum, z, 64 * w.half, w.m, g, a, c, head);
+        store_values<STORE_F32, 4, 1>(sum, z, 64 * w.half, w.m, g, a, c, head, value_of);
     else
-        store_values<STORE_ANY, 4, 2>(sum, z, 64 * w.half, w.m, g, a, c, head);
+        store_values<STORE_ANY, 4, 1>(sum, z, 64 * w.half, w.m, g, a, c, head, value_of);
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (l % 4 == 0) sh.parts[step % 2][0].zv[w.half][w.m + l / 4 + 8 * r] = a.drop * sum[r];
@@ -137,12 +146,14 @@ GDN_DEVICE void store_fused(fused_shared &sh, const struct gdn_cu_backward &a)
             mbarrier_wait(shared_address(&sh.keys_full[now]), step / 2 % 2);
             mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
             mbarrier_wait(shared_address(&sh.z_full), step % 2);
+            mbarrier_wait(shared_address(&sh.values_full), step % 2);
 #pragma unroll 1
             for (int i = 0; i < count_value_parts(1); i++)
                 store_values(sh, step, find_value_part(0, i, 0, 1), a);
             const uint32_t again = opaque(step) % 2; /* an address would take a register */
             release(sh.parts_full[again]);
             release(sh.z_free);
+            release(sh.values_free);
             release(sh.keys_free[again]);
         }
         if (in_warp(step == 0 || !has_gates())) continue;
@@ -202,57 +213,59 @@ GDN_DEVICE void walk_fused(const struct fused_stage &c, scan_state &J, bool forg
     async_fence();
     release(sh.squares_free);
     release(sh.z_full);
+    if (leads_group()) copy_out_wait_read(); /* of X and Y */
     meet_workers();
 }
 
 /* ---- Gradients of a chunk ------------------------------------------------------------------ */
 
-/* Computes the products with states, with their factors. Returns the thread's part of the sum of
- * S J. */
+/* Computes X or Y, a warpgroup each, and the products with states, with their factors. While those
+ * of S run, products of tokens get their factors. Returns the thread's part of the sum of S J. */
 template <bool forgets>
-GDN_DEVICE float add_states(struct head_gradients &d, fused_shared &sh, const vectors &g,
+GDN_DEVICE float add_states(struct head_gradients &d, fused_shared &sh, const vectors &g, bool is_y,
                             float drop)
 {
-    const float inner = add_pass(d, sh, sh.rows);
+    const struct head_rows &in = sh.rows;
+    head_sums x;
+    if (is_y)
+        multiply_values<false, false>(x, in.dout, in.u);
+    else
+        multiply_values<true, false>(x, in.z, in.u);
+    wgmma_fence();
+    multiply_state<false, false>(d.dq, in.dout, sh.S);
+    multiply_state<true, false>(d.D, in.z, sh.S);
+    wgmma_commit();
+    wgmma_wait<1>();
+    make_tokens<forgets>(sh, x, g, is_y, drop);
+    wgmma_wait<0>();
+    wgmma_fence();
+    multiply_inner(x, sh);
+    multiply_state<true, false>(d.dw, in.u, sh.J);
+    wgmma_commit();
     const struct row_factors f = factors_of_rows(g, drop);
     weigh_rows<forgets>(d.dq, f.start);
     weigh_rows<forgets>(d.D, f.read);
     wgmma_wait<0>();
     weigh_rows<forgets>(d.dw, f.end);
-    return g.decay == 0 ? 0 : drop * g.decay * inner;
+    return g.decay == 0 ? 0 : drop * g.decay * diagonal_of(x);
 }
 
-/* Computes dq, and dk in place of dw, of the chunk and the head. */
-GDN_DEVICE void differentiate(struct head_gradients &d, fused_shared &sh,
+/* Computes dq, D and dw of the chunk and the head. Frees the places that products with states have
+ * read. */
+GDN_DEVICE void differentiate(head_dots &dots, struct head_gradients &d, fused_shared &sh,
                               const struct gdn_cu_backward &a, uint32_t step, bool forgets)
 {
     const int now = step % 2;
     vectors &g = sh.g[step % 4];
     const bool is_y = in_warp(heads_group() == 1);
-    float keeps[2];
     mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
     mbarrier_wait(shared_address(&sh.states_full), step % 2);
-    {
-        head_sums x;
-        if (is_y)
-            multiply_values<false, false>(x, sh.rows.dout, sh.rows.u);
-        else
-            multiply_values<true, false>(x, sh.rows.z, sh.rows.u);
-        wgmma_wait<0>();
-        make_tokens(sh, x, g, is_y, a.drop);
-    }
-    const float inner =
-        forgets ? add_states<true>(d, sh, g, a.drop) : add_states<false>(d, sh, g, a.drop);
+    const float inner = forgets ? add_states<true>(d, sh, g, is_y, a.drop)
+                                : add_states<false>(d, sh, g, is_y, a.drop);
     release(sh.states_free);
     if (sharing_blocks(a) > 1 && threadIdx.x % 32 == 0)
         mbarrier_arrive_cluster(map_shared(shared_address(&sh.sums_free), sh.rank ^ 1));
-    add_tokens(keeps, sh.parts[now][0], d, sh, sh.keys[now], g, forgets, inner);
-    release(sh.parts_full[now]);
-#pragma unroll
-    for (int e = 0; e < 32; e++) {
-        const float keep = keeps[e / 2 % 2];
-        d.dw[e] = (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
-    }
+    add_tokens(dots, sh.parts[now][0], d, sh, sh.keys[now], g, forgets, inner);
 }
 
 /* ---- Two heads of a key head ----------------------------------------------------------------- */
@@ -263,20 +276,40 @@ GDN_DEVICE uint32_t place_of_sums(fused_shared &sh, int e)
     const int thread = opaque((int)threadIdx.x);
     return shared_address(sh.J[thread / GROUP]) + (e / 4 * GROUP + thread % GROUP) * 16;
 }
-/* Sends a part of the sums to the other block. Products there have read J by then. Tokens that
- * depend on a value that is not finite are NaN there too. */
-GDN_DEVICE void send_sums(fused_shared &sh, const head_sums &x, const vectors &g, int to)
+/* Returns dk. keep: the share of D in it. */
+GDN_DEVICE float dk_of(const struct head_gradients &d, int e, float keep)
 {
+    return (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
+}
+/* Sends sums to the other block. spoil: of the thread's two rows. Tokens that depend on a value
+ * that is not finite are NaN there too. */
+template <class Sum> GDN_DEVICE void send_each(fused_shared &sh, const float (&spoil)[2], Sum sum)
+{
+    const int to = sh.rank ^ 1;
     const uint32_t full = map_shared(shared_address(&sh.sums_full), to);
-    const int t = opaque(sum_row(0));
-    const float spoil[2] = { spoil_with(g, t), spoil_with(g, t + 8) };
 #pragma unroll
     for (int e = 0; e < 32; e += 4) {
-        const float four[4] = { x[e] + spoil[0], x[e + 1] + spoil[0], x[e + 2] + spoil[1],
-                                x[e + 3] + spoil[1] };
+        const float four[4] = { sum(e) + spoil[0], sum(e + 1) + spoil[0], sum(e + 2) + spoil[1],
+                                sum(e + 3) + spoil[1] };
         send_to_block(map_shared(place_of_sums(sh, e), to), four, full);
     }
 }
+/* Sends a part of dk from the first block, of dq from the second one. Products in the other block
+ * have read J by then. */
+GDN_DEVICE void send_sums(fused_shared &sh, const struct head_gradients &d, const vectors &g,
+                          uint32_t step)
+{
+    const int t = opaque(sum_row(0));
+    const float spoil[2] = { spoil_with(g, t), spoil_with(g, t + 8) };
+    const float keeps[2] = { beta_share(g.beta[t]), beta_share(g.beta[t + 8]) };
+    if (threadIdx.x == 0) mbarrier_expect(shared_address(&sh.sums_full), sizeof sh.J);
+    mbarrier_wait_cluster(shared_address(&sh.sums_free), step % 2);
+    if (in_warp(sh.rank == 0))
+        send_each(sh, spoil, [&](int e) { return dk_of(d, e, keeps[e / 2 % 2]); });
+    else
+        send_each(sh, spoil, [&](int e) { return d.dq[e]; });
+}
+/* Adds the part that the other block has sent. */
 GDN_DEVICE void add_sums(fused_shared &sh, head_sums &x)
 {
 #pragma unroll
@@ -287,22 +320,64 @@ GDN_DEVICE void add_sums(fused_shared &sh, head_sums &x)
         for (int i = 0; i < 4; i++) x[e + i] = x[e + i] + four[i];
     }
 }
-/* Adds the parts of two blocks: the first one gets dq, the second one dk. */
-GDN_DEVICE void exchange_sums(fused_shared &sh, struct head_gradients &d, const vectors &g,
-                              uint32_t step)
+
+/* ---- dq and dk ----------------------------------------------------------------------------- */
+
+/* Stores rows of a full chunk by a map: x is the gradient of `rows`, those of k (which = 0) or q.
+ * They pass through the places of X and Y. */
+GDN_DEVICE void store_tiles(fused_shared &sh, const head_sums &x, const char (&rows)[2][TILE],
+                            int which, uint32_t step, const struct gdn_cu_map &map,
+                            const struct gdn_cu_backward &a, const struct stage_chunk &c, int key,
+                            const vectors &g)
 {
-    const int own = sh.rank;
-    if (threadIdx.x == 0) mbarrier_expect(shared_address(&sh.sums_full), sizeof sh.J);
-    mbarrier_wait_cluster(shared_address(&sh.sums_free), step % 2);
-    if (in_warp(own == 0))
-        send_sums(sh, d.dw, g, 1);
+    head_pairs given;
+    load_pairs(given, rows);
+    if (a.rule.norm != GDN_NO_NORM) {
+        float along[2];
+        dot_rows(along, x, given);
+        share_norms(sh, along, which, step, 1);
+    } else {
+        meet_workers();
+    }
+    if (leads_group()) copy_out_wait_read();
+    meet_group();
+    const int thread = opaque((int)threadIdx.x); /* addresses would take registers */
+    const int l = thread % 32, m = thread / 32 % 4 * 16, t = m + l / 4;
+    const uint32_t place = shared_address(thread < GROUP ? sh.X : sh.Y);
+    const uint32_t to = place + tile_place(m + l % 16, l / 16 * 8);
+    const struct row_norm norms[2] = { norm_of_row(sh, which, step, a, t, g),
+                                       norm_of_row(sh, which, step, a, t + 8, g) };
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+        uint32_t z[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int e = 2 * (i + j);
+            const float2 y = norms[j % 2].through(x[e], x[e + 1], given[i + j]);
+            z[j] = pairs::pair(y.x, y.y);
+        }
+        store_matrices(to ^ i / 4 * 32, z[0], z[1], z[2], z[3]);
+    }
+    async_fence();
+    meet_group();
+    if (!leads_group()) return;
+    const int at[4] = { thread / GROUP * 64, key, (int)c.seq.first, (int)c.seq.batch };
+    copy_tile_out(&map, at, place);
+    copy_out_commit();
+}
+/* Stores dk (which = 0) or dq. */
+GDN_DEVICE void store_gradient(fused_shared &sh, const head_sums &x, int which, uint32_t step,
+                               const struct gdn_cu_backward &a, const vectors &g)
+{
+    const struct scan_way &w = sh.way;
+    const struct head_keys &keys = sh.keys[step % 2];
+    const struct stage_chunk c = fused_chunk(w.part.in, opaque(step));
+    const int key = source_head(a.rule, w.head, a.rule.Hk);
+    const char(&rows)[2][TILE] = which ? keys.q : keys.k;
+    if (in_warp((a.maps_out >> which & 1) && g.n == CHUNK))
+        store_tiles(sh, x, rows, which, step, which ? a.dq_map : a.dk_map, a, c, key, g);
     else
-        send_sums(sh, d.dq, g, 0);
-    mbarrier_wait_cluster(shared_address(&sh.sums_full), step % 2);
-    if (in_warp(own == 0))
-        add_sums(sh, d.dq);
-    else
-        add_sums(sh, d.dw);
+        store_rows(sh, x, rows, which, step, which ? a.dq : a.dk, a, c, key, g);
 }
 
 /* ---- A block ------------------------------------------------------------------------------- */
@@ -327,22 +402,59 @@ GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
         const struct fused_stage c = { sh, step };
         vectors &g = c.g();
         struct head_gradients d;
+        head_dots dots;
+        float keeps[2];
         mbarrier_wait(shared_address(&sh.keys_full[step % 2]), step / 2 % 2);
+        if (in_warp(g.n < CHUNK)) {
+            clear_rows(c.keys().k[0], 4, g.n, (int)threadIdx.x, HEADS_WORKERS);
+            async_fence();
+            meet_workers();
+        }
         const bool forgets = in_warp(tokens_of(g.resets) != 0);
         walk_fused(c, J, forgets);
-        differentiate(d, sh, a, step, forgets);
-        if (n_blocks > 1) exchange_sums(sh, d, g, step);
-        const struct stage_chunk at = fused_chunk(w.part.in, step);
-        const int key = source_head(a.rule, w.head, a.rule.Hk);
-        if (in_warp(sh.rank == 0)) store_rows(sh, d.dq, c.keys().q, 1, step, a.dq, a, at, key, g);
-        if (in_warp(sh.rank == n_blocks - 1))
-            store_rows(sh, d.dw, c.keys().k, 0, step, a.dk, a, at, key, g);
+        differentiate(dots, d, sh, a, step, forgets);
+        if (n_blocks > 1) send_sums(sh, d, g, step);
+        share_tokens(keeps, dots, sh.parts[step % 2][0], d, c.keys(), g);
+        release(sh.parts_full[step % 2]);
+        if (n_blocks > 1) mbarrier_wait_cluster(shared_address(&sh.sums_full), step % 2);
+        if (in_warp(sh.rank == 0)) {
+            if (n_blocks > 1) add_sums(sh, d.dq);
+            store_gradient(sh, d.dq, 1, step, a, g);
+        }
+        if (in_warp(sh.rank == n_blocks - 1)) {
+#pragma unroll
+            for (int e = 0; e < 32; e++) d.dw[e] = dk_of(d, e, keeps[e / 2 % 2]);
+            if (n_blocks > 1) add_sums(sh, d.dw);
+            store_gradient(sh, d.dw, 0, step, a, g);
+        }
         release(sh.keys_free[step % 2]);
         meet_workers(); /* all places have been read */
     }
+    if (leads_group()) copy_out_wait();
     if (in_warp(sh.segment > 0)) return;
     const struct stage_strip place = gradient_before(a, own_strip(sh, a), w.part);
     if (place.view.data) store_scan(place, J, 0, a.drop, !w.part.in.before && a.adds);
+}
+
+/* A segment of a walk of a window (row_of_walk()). */
+struct fused_segment {
+    int64_t walk;
+    int number;
+};
+/* Finds segment `item` of a window. Windows through the batch number them like chunks: sequence i
+ * of a window begins with number (place of its first chunk) / segment_chunks + i. A whole warp
+ * calls it. */
+GDN_DEVICE struct fused_segment segment_at(const struct gdn_cu_backward &a, int64_t item)
+{
+    if (a.window_chunks) return { item / a.segments, (int)(item % a.segments) };
+    const struct gdn_cu_batch &b = a.rule.batch;
+    const int64_t row = a.plan ? first_row(a, a.window) : 0, first = numbers_of(a).first;
+    const int64_t each = find_segment(a), n = min(a.n_parts, b.B - row);
+    const auto number = [&](int64_t i) {
+        return max(first_number(b, row + i) - first, (int64_t)0) / each + i;
+    };
+    const int64_t walk = find_last(0, n, item, number);
+    return { walk, (int)(item - (walk ? number(walk) : 0)) };
 }
 
 /* The block's work: a segment of a window's part. Blocks of a cluster have the state heads of a key
@@ -360,8 +472,9 @@ GDN_DEVICE bool find_fused(struct fused_share &own, const struct gdn_cu_backward
     const int64_t item = blockIdx.x / n_blocks / r.Hk;
     const int key = (int)(blockIdx.x / n_blocks % r.Hk);
     const int head = first_reader(r, key, r.Hk) + i * reader_step(r, r.Hk);
-    if (!find_way(own.way, a, item / a.segments, head, 0)) return false;
-    own.segment = (int)(item % a.segments);
+    const struct fused_segment found = segment_at(a, item);
+    if (!find_way(own.way, a, found.walk, head, 0)) return false;
+    own.segment = found.number;
     struct backward_window &in = own.way.part.in;
     const int64_t each = own.way.segment_chunks, first = own.segment * each,
                   rest = in.n_chunks - first;
@@ -389,6 +502,8 @@ GDN_DEVICE void start_fused(fused_shared &sh, const struct gdn_cu_backward &a,
         }
         mbarrier_init(shared_address(&sh.squares_full), 1);
         mbarrier_init(shared_address(&sh.squares_free), HEADS_WARPS);
+        mbarrier_init(shared_address(&sh.values_full), 1);
+        mbarrier_init(shared_address(&sh.values_free), HEADS_STORING);
         mbarrier_init(shared_address(&sh.dout_full), 1);
         mbarrier_init(shared_address(&sh.states_full), 1);
         mbarrier_init(shared_address(&sh.states_free), HEADS_WARPS);
@@ -405,8 +520,12 @@ GDN_DEVICE void backward_sm90_fused(const struct gdn_cu_backward &a)
 {
     fused_shared &sh = *(fused_shared *)gdn_shared;
     struct fused_share own;
-    if (!find_fused(own, a)) return;
+    if (!find_fused(own, a)) {
+        griddepcontrol_wait(); /* this kernel does not end before the one ahead */
+        return;
+    }
     start_fused(sh, a, own);
+    griddepcontrol_wait();
     if (in_warp(threadIdx.x < HEADS_WORKERS)) {
         raise_registers<FUSED_REGISTERS>();
         work_fused(sh, a);

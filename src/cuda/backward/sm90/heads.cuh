@@ -154,11 +154,12 @@ GDN_DEVICE void load_keys(Shared &sh, const struct gdn_cu_backward &a, const str
     const int all = form_of(a).keys * TILE, bytes = min(all, 2 * TILE);
     const char *tiles = keys_of(a, s.number, s.key);
     const char *own = tiles + own_block<Shared::wide>() * 2 * TILE;
+    const int at[4] = { 0, s.key, (int)s.place.first, (int)s.place.batch };
     mbarrier_wait(shared_address(&sh.keys_free), item % 2 ^ 1);
     mbarrier_expect(shared_address(&sh.keys_full), 2 * bytes + (int)sizeof sh.norms_of);
-    load_bytes(sh.keys.k, own, bytes, sh.keys_full);
-    load_bytes(sh.keys.q, own + all, bytes, sh.keys_full);
-    load_bytes(&sh.norms_of, tiles + 2 * all, sizeof sh.norms_of, sh.keys_full);
+    load_keys(sh.keys.k[0], a, a.k_map, own, at, bytes / TILE, sh.keys_full);
+    load_keys(sh.keys.q[0], a, a.q_map, own + all, at, bytes / TILE, sh.keys_full);
+    load_bytes(&sh.norms_of, norms_at(a, tiles), sizeof sh.norms_of, sh.keys_full);
 }
 
 /* Loads a step, in the order in which places become free. */
@@ -337,24 +338,36 @@ template <class Shared> GDN_DEVICE void give_beta_back(Shared &sh, const vectors
     async_fence();
     meet_workers();
 }
-/* Issues the products over tokens, as one group. `lacks`: X has LEAST_BETA for some beta. */
+/* Adds the products over tokens, and finds sums over rows while products run. `lacks`: X has
+ * LEAST_BETA for some beta. Returns the thread's part of the sum of k . dw before these
+ * products. */
 template <bool lacks, class Shared>
-GDN_DEVICE void multiply_tokens(struct head_gradients &d, Shared &sh, const struct head_keys &in,
-                                const vectors &g)
+GDN_DEVICE float multiply_tokens(head_dots &dots, struct head_gradients &d, Shared &sh,
+                                 const struct head_keys &in, const vectors &g)
 {
     const char *k = in.k[heads_group()], *q = in.q[heads_group()];
+    head_pairs given;
+    float ends[2];
     wgmma_fence();
     add_over_tokens<false>(d.dq, sh.Y, k);
     add_over_tokens<false>(d.D, sh.X, k);
+    wgmma_commit();
     if (lacks) {
-        wgmma_commit();
         wgmma_wait<0>();
         give_beta_back(sh, g);
-        wgmma_fence();
     }
+    load_pairs(given, in.k);
+    dot_rows(ends, d.dw, given);
+    wgmma_fence();
     add_over_tokens<true>(d.dw, sh.Y, q);
     add_over_tokens<true>(d.dw, sh.X, k);
     wgmma_commit();
+    wgmma_wait<1>();
+    dot_rows(dots[1], d.D, given);
+    load_pairs(given, in.q);
+    dot_rows(dots[0], d.dq, given);
+    wgmma_wait<0>();
+    return ends[0] + ends[1];
 }
 
 /* ---- A state head -------------------------------------------------------------------------- */
@@ -458,14 +471,11 @@ GDN_DEVICE void multiply_rows_of(head_sums &x, Shared &sh, uint32_t step, int pa
     }
 }
 /* Makes X, or Y, of products. */
-template <class Shared>
+template <bool forgets, class Shared>
 GDN_DEVICE void make_tokens(Shared &sh, head_sums &x, const vectors &g, bool is_y, float drop)
 {
     head_pairs o;
-    if (in_warp(tokens_of(g.resets) != 0))
-        weigh_tokens<true>(x, g, is_y, drop);
-    else
-        weigh_tokens<false>(x, g, is_y, drop);
+    weigh_tokens<forgets>(x, g, is_y, drop);
     pack(o, x);
     store_factor(is_y ? sh.Y : sh.X, o);
     async_fence();
@@ -481,27 +491,29 @@ GDN_DEVICE bool meet_and_ask(const vectors &g)
     return false;
 }
 
-/* Adds the products over tokens, and shares the sums for the gradients of gates. `inner`: the
- * thread's part of the sum of S J. Sets keeps to the share of D in dk. */
+/* Adds the products over tokens. `inner`: the thread's part of the sum of S J. All sums of rows but
+ * those of dw . k are found then. */
 template <class Shared>
-GDN_DEVICE void add_tokens(float (&keeps)[2], struct head_parts &parts, struct head_gradients &d,
+GDN_DEVICE void add_tokens(head_dots &dots, struct head_parts &parts, struct head_gradients &d,
                            Shared &sh, struct head_keys &keys, vectors &g, bool forgets,
                            float inner)
 {
-    head_pairs given;
-    float ends[2];
     const bool lacks = meet_and_ask(g);
     if (forgets) clean_head(keys, g);
-    load_pairs(given, keys.k);
-    dot_rows(ends, d.dw, given);
-    if (lacks)
-        multiply_tokens<true>(d, sh, keys, g);
-    else
-        multiply_tokens<false>(d, sh, keys, g);
-    const float end = sum_warp(inner + ends[0] + ends[1]);
+    inner += lacks ? multiply_tokens<true>(dots, d, sh, keys, g)
+                   : multiply_tokens<false>(dots, d, sh, keys, g);
+    const float end = sum_warp(inner);
     if (threadIdx.x % 32 == 0) parts.ends[threadIdx.x / 32] = end;
-    wgmma_wait<0>();
-    share_head(keeps, parts, d, keys.q, keys.k, g);
+}
+/* Shares the sums for the gradients of gates. Sets keeps to the share of D in dk. */
+GDN_DEVICE void share_tokens(float (&keeps)[2], head_dots &dots, struct head_parts &parts,
+                             const struct head_gradients &d, const struct head_keys &keys,
+                             const vectors &g)
+{
+    head_pairs given;
+    load_pairs(given, keys.k);
+    dot_rows(dots[2], d.dw, given);
+    share_dots(keeps, parts, dots, g);
 }
 
 /* Waits for a state head's rows, adds its dq and dk, and shares the sums for the gradients of
@@ -515,17 +527,26 @@ GDN_DEVICE void run_head(head_sums &dq, head_sums &dk, Shared &sh, const struct 
     struct head_parts &parts = sh.parts[now][own_block<Shared::wide>()];
     vectors &g = sh.g[step % 4];
     struct head_gradients d;
+    head_dots dots;
     float keeps[2];
     const bool forgets = in_warp(tokens_of(g.resets) != 0);
     mbarrier_wait(shared_address(&sh.parts_free[now]), step / 2 % 2 ^ 1);
     const bool is_y = in_warp(heads_group() == 1);
     head_sums x;
     multiply_rows_of(x, sh, step, passes, is_y);
-    make_tokens(sh, x, g, is_y, drop);
+    if (forgets)
+        make_tokens<true>(sh, x, g, is_y, drop);
+    else
+        make_tokens<false>(sh, x, g, is_y, drop);
     const float inner = forgets ? add_states<true>(d, sh, step, passes, drop)
                                 : add_states<false>(d, sh, step, passes, drop);
     mbarrier_wait(shared_address(&sh.keys_full), count.item % 2);
-    add_tokens(keeps, parts, d, sh, sh.keys, g, forgets, inner);
+    if (in_warp(g.n < CHUNK && sh.steps[step % 4].i == 0)) {
+        clear_rows(sh.keys.k[0], 4, g.n, (int)threadIdx.x, HEADS_WORKERS);
+        async_fence();
+    }
+    add_tokens(dots, parts, d, sh, sh.keys, g, forgets, inner);
+    share_tokens(keeps, dots, parts, d, sh.keys, g);
     if (Shared::wide) async_fence(); /* the parts may be copied asynchronously */
     release(sh.parts_full[now]);
     add_head(dq, dk, d, keeps);
@@ -659,6 +680,7 @@ template <bool wide> GDN_DEVICE void run_heads(const struct gdn_cu_backward &a)
     heads_shared<wide> &sh = *(heads_shared<wide> *)gdn_shared;
     if (form_of(a).is_small()) clear_tiles(sh.rows[0].dout[0], (int)(sh.X - sh.rows[0].dout[0]));
     start_heads(sh, key_blocks<wide>(a));
+    griddepcontrol_wait();
     if (in_warp(threadIdx.x < HEADS_WORKERS)) {
         raise_registers<HEADS_REGISTERS>();
         work_heads(sh, a);

@@ -154,6 +154,14 @@ template <class Shared> GDN_DEVICE void send_rows(Shared &sh, const uint32_t (&x
 
 /* ---- What is not finite, where a gate forgets ------------------------------------------------ */
 
+/* Clears rows of keys and of queries behind the last token. All warpgroups call it. */
+template <class Shared> GDN_DEVICE void clear_stage(Shared &sh, int stage)
+{
+    enum { ALL = Shared::groups * GROUP };
+    clear_rows(sh.stages[stage][0], Shared::T, sh.g[stage].n, (int)threadIdx.x, ALL);
+    async_fence();
+    barrier_wait(SCAN_BARRIER_ALL, ALL);
+}
 /* Cleans rows of keys and of queries (clean_rows()). Forward, queries count for nothing: U and S do
  * not depend on them. All warpgroups call it. */
 template <class Shared> GDN_DEVICE void clean_stage(Shared &sh, int stage)
@@ -333,7 +341,7 @@ template <class Shared> GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu
     const struct gdn_cu_map &map = Shared::reverse ? a.dout_map : a.v_map;
     const struct chunk_record *from = &record_at(a, in.first + first, w.head);
     const char *keys = keys_of(a, in.first + first, key);
-    const int key_tiles = form_of(a).keys * TILE;
+    const int n_keys = form_of(a).keys;
     struct scan_turn turn = { 0, 0 };
     int at[4] = { w.col, w.head, (int)(in.seq.first + first * CHUNK), (int)in.seq.batch };
     for (int64_t i = count_chunks<Shared>(w); i > 0; i--) {
@@ -341,9 +349,11 @@ template <class Shared> GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu
         uint64_t &full = sh.full[stage];
         char(*to)[TILE] = sh.stages[stage];
         mbarrier_wait(shared_address(&sh.free[stage]), turn.odd ^ 1);
-        mbarrier_expect(shared_address(&full), BYTES + N * key_tiles);
-        load_bytes(to[Shared::K], keys, key_tiles, full);
-        if (Shared::reverse) load_bytes(to[Shared::Q], keys + key_tiles, key_tiles, full);
+        mbarrier_expect(shared_address(&full), BYTES + N * n_keys * TILE);
+        const int key_at[4] = { 0, key, at[2], at[3] };
+        load_keys(to[Shared::K], a, a.k_map, keys, key_at, n_keys, full);
+        if (Shared::reverse)
+            load_keys(to[Shared::Q], a, a.q_map, keys + n_keys * TILE, key_at, n_keys, full);
         load_bytes(to[Shared::T], from->T, SQUARES, full);
         load_bytes(&sh.g[stage], &from->v, sizeof(vectors), full);
         for (int j = 0; j < Shared::columns; j++)
@@ -379,6 +389,7 @@ template <class Shared> GDN_DEVICE void run_way(Shared &sh, const struct gdn_cu_
     for (int i = (int)count_chunks<Shared>(w); in_warp(i > 0); i--) {
         const int stage = turn.stage;
         mbarrier_wait(shared_address(&sh.full[stage]), turn.odd);
+        if (in_warp(sh.g[stage].n < CHUNK)) clear_stage(sh, stage);
         const bool forgets = in_warp(tokens_of(sh.g[stage].resets) != 0);
         if constexpr (Shared::reverse) {
             const scan_stage<Shared> c = { sh, stage, to, form, half };
@@ -423,6 +434,7 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
         mbarrier_init_fence();
     }
     __syncthreads();
+    griddepcontrol_wait();
     if (in_warp(threadIdx.x < ALL)) {
         if (Shared::groups == 2) raise_registers<WORKER_REGISTERS>();
         run_way(sh, a);
@@ -440,7 +452,11 @@ GDN_DEVICE void backward_sm90_walks(const struct gdn_cu_backward &a)
     typedef scan_shared<SCAN_FORWARD, form> forward;
     const int64_t n_walks = a.n_parts * a.rule.H * a.n_strips;
     struct scan_way w;
-    if (!find_way<reverse::columns>(w, a, blockIdx.x % n_walks)) return;
+    griddepcontrol_launch_dependents();
+    if (!find_way<reverse::columns>(w, a, blockIdx.x % n_walks)) {
+        griddepcontrol_wait(); /* this kernel does not end before the one ahead */
+        return;
+    }
     if (in_warp((a.walks & GDN_CU_WALK_REVERSE) && blockIdx.x < n_walks))
         run_scan<reverse>(a, w);
     else

@@ -39,6 +39,18 @@ GDN_DEVICE void prefetch_tile(const struct gdn_cu_map &map, const int (&at)[4], 
     const int from[4] = { at[0] + skip, at[1], at[2], at[3] };
     prefetch_tile(&map, from);
 }
+/* Loads n tiles of keys, or of queries: from `tiles` in memory, or from the tensor, if memory has
+ * none. */
+GDN_DEVICE void load_keys(char *to, const struct gdn_cu_backward &a, const struct gdn_cu_map &map,
+                          const char *tiles, const int (&at)[4], int n, uint64_t &barrier)
+{
+    if (has_key_tiles(a)) {
+        load_bytes(to, tiles, n * TILE, barrier);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < n; i++) load_tile(to + i * TILE, map, at, 64 * i, barrier);
+}
 
 /* ---- Products of a warpgroup ----------------------------------------------------------------- */
 

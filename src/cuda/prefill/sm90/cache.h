@@ -17,13 +17,13 @@ struct gdn_cuda_map {
 enum {
     GDN_CUDA_MAP_V = 2, /* then out: a pair for each slice of columns */
     GDN_CUDA_MAP_SLICES = GDN_MAX_VALUE / 128,
-    GDN_CUDA_MAP_BACK = GDN_CUDA_MAP_V + 2 * GDN_CUDA_MAP_SLICES, /* v, then dout */
-    GDN_CUDA_MAPS = GDN_CUDA_MAP_BACK + 2
+    GDN_CUDA_MAP_BACK = GDN_CUDA_MAP_V + 2 * GDN_CUDA_MAP_SLICES, /* v, dout, dq, dk */
+    GDN_CUDA_MAPS = GDN_CUDA_MAP_BACK + 4
 };
 
 struct gdn_cuda_sm90 {
     /* Maps of the last call of launch.c: q, k, then v and out of every 128 columns. Maps of the
-     * last call of backward.c: v and dout. */
+     * last call of backward.c: v, dout, dq and dk. */
     struct gdn_cuda_map maps[GDN_CUDA_MAPS];
     struct gdn_cuda_cut logged; /* the cut of the last line of the log */
     struct {

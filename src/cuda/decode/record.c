@@ -46,6 +46,23 @@ static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int
     return a;
 }
 
+gdn_status gdn_decode_accept(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    const struct gdn_cu_record a = {
+        .batch = r->batch,
+        .count = r->record_count,
+        .n_rows = r->record_rows,
+    };
+    const struct gdn_cuda_call call = {
+        .kernel = GDN_CU_decode_record_accept,
+        .grid = { (r->batch.B + THREADS - 1) / THREADS, 1, 1 },
+        .stream = c->stream,
+        .args = &a,
+    };
+    return gdn_cuda_launch(c->ctx, &call);
+}
+
 /* ---- Contents, if the context checks them -------------------------------------------------- */
 
 gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,

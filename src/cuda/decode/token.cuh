@@ -103,17 +103,24 @@ GDN_DEVICE char *token_at(const struct gdn_cu_at &t, int row, int head)
 /* Returns the head of a tensor that state head `head` reads. */
 GDN_DEVICE int token_source(int head, uint32_t inverse) { return head * inverse >> 22; }
 
-/* Finds the block's place. Returns false for padding. */
-GDN_DEVICE bool token_begin(struct token_place &w, const struct gdn_cu_token &a)
+/* Finds the slots of sequence w.row. Returns false for padding. */
+GDN_DEVICE bool token_slots(struct token_place &w, const struct gdn_cu_token &a)
 {
-    w.head = blockIdx.y;
-    w.row = w.from = w.to = blockIdx.z;
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
+    w.from = w.to = w.row;
     if (__builtin_expect(!a.read_slots, 1)) return true;
     w.from = w.to = a.read_slots[w.row * a.read_step];
     if (a.write_slots) w.to = a.write_slots[w.row * a.write_step];
     return w.from >= a.first_slot && w.from < a.read_pool && w.to < a.write_pool;
+}
+
+/* Finds the block's place. Returns false for padding. */
+GDN_DEVICE bool token_begin(struct token_place &w, const struct gdn_cu_token &a)
+{
+    w.head = blockIdx.y;
+    w.row = blockIdx.z;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    return token_slots(w, a);
 }
 
 /* Returns true if the state is stored. */
@@ -304,9 +311,9 @@ GDN_DEVICE struct token_factors token_products(const uint32_t (&raw)[Tile::C * T
     return token_factors_of(token_sum<Tile::LANES>(kk), token_sum<Tile::LANES>(qq),
                             token_sum<Tile::LANES>(kq), a);
 }
+/* Sets k and q of the tile. */
 template <class Tile>
-GDN_DEVICE struct token_factors token_commit(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E],
-                                             const struct gdn_cu_token &a)
+GDN_DEVICE void token_expand(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E])
 {
     enum { E = Tile::E, N = Tile::C * E };
 #pragma unroll
@@ -314,6 +321,12 @@ GDN_DEVICE struct token_factors token_commit(Tile &tile, const uint32_t (&raw)[T
         tile.k[i / E][i % E] = token_element<Tile::IO>(raw[i / 2], i);
         tile.q[i / E][i % E] = token_element<Tile::IO>(raw[(N + i) / 2], i);
     }
+}
+template <class Tile>
+GDN_DEVICE struct token_factors token_commit(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E],
+                                             const struct gdn_cu_token &a)
+{
+    token_expand(tile, raw);
     return token_products<Tile>(raw, a);
 }
 

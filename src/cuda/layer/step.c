@@ -402,7 +402,7 @@ static size_t plan_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct pla
     if (spares_padding(m)) parts->rule.batch.pad_policy = GDN_PAD_ZERO;
     gdn_cuda_decode_plan(ctx, "step", &parts->rule, &parts->decode);
     if (m->normed) plan_norm(m, &b, &parts->norm);
-    parts->tree_bytes = gdn_cuda_decode_bytes(ctx, &parts->rule);
+    parts->tree_bytes = parts->decode.bytes;
     return lay_out(m, parts->tree_bytes, &b, NULL);
 }
 

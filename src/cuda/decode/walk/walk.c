@@ -31,7 +31,7 @@ static struct gdn_cu_walk walk_args(const gdn_ctx *ctx, const struct gdn_cu_rule
     return a;
 }
 
-size_t gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
+size_t gdn_decode_walk_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
 {
     int64_t n_blocks;
     if (!args->batch.parents.data) return 0;
@@ -61,7 +61,8 @@ gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c)
     int64_t n_blocks;
     struct gdn_cu_walk a = walk_args(c->ctx, c->rule, &n_blocks);
     a.memory = c->memory;
-    return launch(c->ctx, c->op, &a, n_blocks, c->stream);
+    TRY(launch(c->ctx, c->op, &a, n_blocks, c->stream));
+    return gdn_decode_accepts(c->rule) ? gdn_decode_accept(c) : GDN_OK;
 }
 
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream)

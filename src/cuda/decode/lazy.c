@@ -6,7 +6,8 @@ enum {
     THREADS = 128, /* of a block of the first kernel, a warp for each state head */
     FACTS = 8,     /* numbers of a state head, see lazy_rows.cuh */
     PER_ROW = 3,   /* numbers of each row */
-    BLOCK_BYTES = 32
+    COLUMNS_F32 = 8, /* of V, of a block of the second kernel */
+    COLUMNS_HALF = LAZY_COLUMNS
 };
 
 static int32_t places_of(const struct gdn_cu_rule *r) { return (int32_t)(r->record_rows + 3) / 4 * 4; }
@@ -57,7 +58,8 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
     const struct gdn_cu_rule *r = c->rule;
     const struct gdn_cu_lazy a = args_of(c);
     const bool f16 = r->k.dtype == GDN_F16;
-    const int columns = BLOCK_BYTES / (int)gdn_dtype_bytes(c->pool->dtype), warps = THREADS / 32;
+    const int columns = c->pool->dtype == GDN_F32 ? COLUMNS_F32 : COLUMNS_HALF;
+    const int warps = THREADS / 32;
     const struct gdn_cuda_call first = {
         .kernel = rows[f16],
         .grid = { (r->H + warps - 1) / warps, r->batch.B, 1 },

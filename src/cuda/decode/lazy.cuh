@@ -17,6 +17,7 @@
 #ifndef GDN_CUDA_DECODE_LAZY_CUH
 #define GDN_CUDA_DECODE_LAZY_CUH
 
+#include "cuda/decode/lazy_half.cuh"
 #include "cuda/decode/lazy_rows.cuh"
 
 /* Adds u of the rows in use, of column `own`, times their weights. The lanes that have one column
@@ -67,82 +68,66 @@ GDN_DEVICE void lazy_load_k(float (&k)[Tile::C * Tile::E], const struct gdn_cu_l
     }
 }
 
-/* Puts all rows, and the token, into rows n to n + GROUP - 1 of the lane's tile. u: of the lane's
- * own column, times the factor of k. */
-template <class Tile, int GROUP>
-GDN_DEVICE void lazy_fold(Tile &tile, const struct gdn_cu_lazy &a, const struct token_place &w,
-                          const struct lazy_facts &f, const float *decays, float u, int v, int n)
+/* Puts all rows of the record, and the token, into the state. It is read again, from the L2 cache:
+ * so the other calls need no registers for it. u: of the lane's own row, times the factor of k. */
+template <class Tile>
+GDN_DEVICE void lazy_fold(char *state, const struct gdn_cu_lazy &a, const struct token_place &w,
+                          const struct lazy_facts &f, const float *decays, const Tile &token,
+                          float u, int v)
 {
-    enum { E = Tile::E, K = Tile::C * E };
+    enum { E = Tile::E, K = Tile::C * E, N = Tile::N };
     const int lane = threadIdx.x, line = lane / Tile::LANES;
     const char *k_row = lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k));
     const char *u_row = lazy_at(a.u, w.from, 0, w.head) + (v + line) * a.u.bytes;
-    float S[GROUP][K];
+    Tile tile;
+    float S[N][K];
+    token_load(tile, state, a.one.from_row);
 #pragma unroll
-    for (int i = 0; i < GROUP * K; i++)
-        S[i / K][i % K] = f.decay * Tile::piece::get(tile.S[n + i / K][i % K / E], i % E);
+    for (int i = 0; i < N * K; i++) {
+        const float x = Tile::piece::get(tile.S[i / K][i % K / E], i % E);
+        S[i / K][i % K] = f.decay == 0 ? 0 : f.decay * x;
+    }
     for (int j0 = 0; j0 < f.count; j0 += 32) {
         const float mine = j0 + lane < f.count ? decays[j0 + lane] : 0;
 #pragma unroll 2
         for (int j = 0; j < 32 && j0 + j < f.count; j++, k_row += a.k.row, u_row += a.u.row) {
             const float decay = __shfl_sync(0xffffffff, mine, j);
-            float k[K], uj[GROUP];
+            float k[K], uj[N];
             lazy_load_k<Tile>(k, a, k_row, decay != 0);
 #pragma unroll
-            for (int i = 0; i < GROUP; i++)
-                uj[i] = decay * token_number<Tile::IO>(
-                                    ld_4_or_2(u_row + (n + i) * Tile::STEP * a.u.bytes,
-                                              decay != 0 ? a.u.bytes : 0),
-                                    a.u.bytes);
+            for (int n = 0; n < N; n++)
+                uj[n] = decay * token_number<Tile::IO>(ld_4_or_2(u_row + n * Tile::STEP * a.u.bytes,
+                                                                 decay != 0 ? a.u.bytes : 0),
+                                                       a.u.bytes);
 #pragma unroll
-            for (int i = 0; i < GROUP * K; i++)
+            for (int i = 0; i < N * K; i++)
                 S[i / K][i % K] = fmaf(k[i % K], uj[i / K], S[i / K][i % K]);
         }
     }
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        const int owner = line * Tile::LANES + (n + i) * (Tile::LANES / Tile::N);
-        const float un = __shfl_sync(0xffffffff, u, owner);
+    for (int n = 0; n < N; n++) {
+        const float un =
+            __shfl_sync(0xffffffff, u, line * Tile::LANES + n * (Tile::LANES / Tile::N));
 #pragma unroll
         for (int c = 0; c < Tile::C; c++) {
             float x[E];
 #pragma unroll
-            for (int e = 0; e < E; e++) x[e] = fmaf(tile.key(c, e), un, S[i][c * E + e]);
-            Tile::piece::set(tile.S[n + i][c], x);
+            for (int e = 0; e < E; e++) x[e] = fmaf(token.key(c, e), un, S[n][c * E + e]);
+            Tile::piece::set(tile.S[n][c], x);
         }
     }
-}
-
-GDN_DEVICE void lazy_set_count(const struct gdn_cu_lazy &a, int slot, int count)
-{
-    char *const at = a.count + mad_wide(slot, a.count_step, 0);
-    if (a.count_bytes == 4)
-        *(int32_t *)at = count;
-    else
-        *(int64_t *)at = count;
-}
-
-/* Stores u of column `own` as row `row` of the record. */
-template <int io>
-GDN_DEVICE void lazy_append_u(const struct gdn_cu_lazy &a, const struct token_place &w, int row,
-                              int own, float u)
-{
-    char *const to = lazy_at(a.u, w.from, row, w.head) + own * a.u.bytes;
-    if (a.u.bytes == 4)
-        *(float *)to = u;
-    else
-        token_store_half<io>(to, u);
+    token_store(tile, state, a.one.from_row);
 }
 
 template <class Tile>
 GDN_DEVICE void lazy_decode_rows(const struct gdn_cu_lazy &a, const struct token_place &w, int v)
 {
-    enum { LANES = Tile::LANES, N = Tile::N, GROUP = 4 };
+    enum { LANES = Tile::LANES, N = Tile::N };
     const struct gdn_cu_token &o = a.one;
     const int lane = threadIdx.x, own = v + token_own<Tile>();
     const int row = v + lane / LANES, at = lane % LANES * 16;
     const bool speaks = lane % (LANES / N) == 0; /* of the lanes of a column, one stores */
-    uint32_t raw[Tile::C * Tile::E], facts[2][4];
+    uint32_t raw[Tile::C * Tile::E];
     Tile tile;
     float p, z, rows_p, rows_z;
     char *const state = token_at(o.from, w.from, w.head) + row * o.from_row + at;
@@ -152,11 +137,7 @@ GDN_DEVICE void lazy_decode_rows(const struct gdn_cu_lazy &a, const struct token
         ld_b32_b16(token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2, false, true);
     griddepcontrol_wait();
     float *const memory = lazy_memory(a, w);
-    ld_v4(facts[0], memory), ld_v4(facts[1], memory + 4);
-    const struct lazy_facts f = { __uint_as_float(facts[0][0]), __uint_as_float(facts[0][1]),
-                                  __uint_as_float(facts[0][2]), __uint_as_float(facts[0][3]),
-                                  __uint_as_float(facts[1][0]), __uint_as_float(facts[1][1]),
-                                  (int32_t)facts[1][2],         0 };
+    const struct lazy_facts f = lazy_load_facts(memory);
     lazy_add_rows<Tile>(rows_p, rows_z, a, w, lazy_weights(memory), f.count, own);
     token_expand(tile, raw);
     if (__builtin_expect(f.decay == 0, 0)) token_forget(&tile.S[0][0][0], N * Tile::C * 4);
@@ -165,38 +146,32 @@ GDN_DEVICE void lazy_decode_rows(const struct gdn_cu_lazy &a, const struct token
     if (o.out.data && speaks)
         token_store_half<Tile::IO>(token_at(o.out, w.row, w.head) + own * 2,
                                    rule_o(f.kq, fmaf(f.q, z, rows_z), u));
-    const bool folds = lazy_folds(a, f.count);
-    if (blockIdx.x == 0 && w.head == 0 && lane == 0)
-        lazy_set_count(a, w.from, folds ? 0 : f.count + 1);
-    if (!folds) {
-        if (speaks) lazy_append_u<Tile::IO>(a, w, f.count, own, u);
-        return;
-    }
+    if (lazy_appends<Tile::IO>(a, w, f.count, own, u, speaks)) return;
     if (__builtin_expect(f.beta == 0, 0)) token_forget(&tile.k[0][0], Tile::C * Tile::E);
-#pragma unroll
-    for (int n = 0; n < N; n += GROUP)
-        lazy_fold<Tile, GROUP>(tile, a, w, f, lazy_decays(memory, a), u * f.key, v, n);
-    token_store(tile, state, o.from_row);
+    lazy_fold(state, a, w, f, lazy_decays(memory, a), tile, u * f.key, v);
 }
 
 template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy(const struct gdn_cu_lazy &a)
 {
-    typedef token_rows<KC, dtype, io> Tile;
-    const int v = blockIdx.x * Tile::ROWS;
+    typedef token_rows<KC, GDN_F32, io> Tile;
+    enum { ROWS = dtype == GDN_F32 ? Tile::ROWS : HALF_ROWS };
+    const int v = blockIdx.x * ROWS;
     struct token_place w;
     w.head = blockIdx.y;
     w.row = blockIdx.z;
     griddepcontrol_launch_dependents();
-    if (__builtin_expect(token_slots(w, a.one), 1)) {
+    if (__builtin_expect(!token_slots(w, a.one), 0)) {
+        griddepcontrol_wait();
+        token_zero(a.one, w, v, ROWS, threadIdx.x);
+    } else if constexpr (dtype == GDN_F32) {
         lazy_decode_rows<Tile>(a, w, v);
     } else {
-        griddepcontrol_wait();
-        token_zero(a.one, w, v, Tile::ROWS, threadIdx.x);
+        lazy_decode_half<dtype>(a, w, v);
     }
 }
 
 /* The least blocks of a multiprocessor. */
-#define LAZY_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 24 : 16)
+#define LAZY_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 20 : 12)
 
 #define DECODE_LAZY_KERNEL(threads, name, dtype, io, KC)                        \
     extern "C" __global__ void __launch_bounds__(threads, LAZY_BLOCKS(dtype)) \

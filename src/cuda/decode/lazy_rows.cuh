@@ -19,16 +19,25 @@
 enum { LAZY_K = 128, LAZY_ROWS = 16 };
 
 /* What a head leaves: numbers, then two weights for each row, then the decay of each row. k and q:
- * factors of S^T k and S^T q of raw k and q. key: that of raw k alone. decay: that of the state. */
+ * factors of S k and S q of raw k and q. key: that of raw k alone. decay: that of the state. Rows
+ * [first, count) count: a gate has forgotten those before, whose u may be no number. */
 struct alignas(16) lazy_facts {
     float k, q, kq, beta, key, decay;
-    int32_t count, pad;
+    int32_t first, count;
 };
 enum { LAZY_FACTS = sizeof(struct lazy_facts) / 4 };
 
 GDN_DEVICE float *lazy_memory(const struct gdn_cu_lazy &a, const struct token_place &w)
 {
     return a.memory + (int64_t)(w.row * a.n_heads + w.head) * a.step;
+}
+GDN_DEVICE struct lazy_facts lazy_load_facts(const float *memory)
+{
+    uint32_t x[2][4];
+    ld_v4(x[0], memory), ld_v4(x[1], memory + 4);
+    return { __uint_as_float(x[0][0]), __uint_as_float(x[0][1]), __uint_as_float(x[0][2]),
+             __uint_as_float(x[0][3]), __uint_as_float(x[1][0]), __uint_as_float(x[1][1]),
+             (int32_t)x[1][2],         (int32_t)x[1][3] };
 }
 GDN_DEVICE float *lazy_weights(float *memory) { return memory + LAZY_FACTS; }
 GDN_DEVICE float *lazy_decays(float *memory, const struct gdn_cu_lazy &a)
@@ -79,13 +88,11 @@ GDN_DEVICE void lazy_products(float (&x)[2 * LAZY_ROWS], const float (&k)[4], co
     }
 }
 
-/* The decays of sixteen rows. own: behind the lane's row, which is lane % 16; 0 if it is left out.
- * all: of all rows. */
+/* The decays of sixteen rows. own: behind the lane's row, which is lane % 16. all: of all rows. */
 struct lazy_decay {
     float own, all;
 };
 
-/* A row whose sign bit is set only decays. */
 GDN_DEVICE struct lazy_decay lazy_decay_of(uint32_t gate, float behind)
 {
     const int row = threadIdx.x % LAZY_ROWS;
@@ -97,13 +104,14 @@ GDN_DEVICE struct lazy_decay lazy_decay_of(uint32_t gate, float behind)
     }
     const float later = __shfl_down_sync(0xffffffff, x, 1);
     const float own = row + 1 < LAZY_ROWS ? behind * later : behind;
-    return { gate >> 31 ? 0 : own, behind * __shfl_sync(0xffffffff, x, 0) };
+    return { own, behind * __shfl_sync(0xffffffff, x, 0) };
 }
 
-/* Leaves weights and decays of rows [first, first + n) in memory. Returns the decay of what is
- * before them; behind: the decay behind them. */
+/* Leaves weights and decays of rows [first, first + n) in memory, zeros for rows whose sign bit is
+ * set: these only decay. Returns the decay of what is before them; behind: the decay behind them.
+ * Sets `oldest` to the first of them that counts, if one does. */
 template <int io>
-GDN_DEVICE float lazy_leave_rows(float *memory, const struct gdn_cu_lazy &a,
+GDN_DEVICE float lazy_leave_rows(int &oldest, float *memory, const struct gdn_cu_lazy &a,
                                  const struct token_place &w, const struct token_factors &f,
                                  const float (&k)[4], const float (&q)[4], int first, int n,
                                  float behind)
@@ -118,11 +126,13 @@ GDN_DEVICE float lazy_leave_rows(float *memory, const struct gdn_cu_lazy &a,
         lazy_products<io, false>(x, k, q, rows, a.k.row, n);
     const struct lazy_decay d = lazy_decay_of(row < n ? gate : __float_as_uint(1), behind);
     const float product = token_sums<32, 2 * LAZY_ROWS>(x);
-    const float own = d.own * (lane < LAZY_ROWS ? f.k : f.q);
+    const bool counts = d.own != 0, adds = counts && !(gate >> 31);
+    const float weight = d.own * (lane < LAZY_ROWS ? f.k : f.q) * product;
+    const unsigned all = __ballot_sync(0xffffffff, row < n && counts);
+    if (all) oldest = first + __ffs(all) - 1;
     if (row < n) {
-        lazy_weights(memory)[2 * (first + row) + lane / LAZY_ROWS] =
-            d.own == 0 ? 0 : own * product;
-        if (lane < LAZY_ROWS) lazy_decays(memory, a)[first + row] = d.own;
+        lazy_weights(memory)[2 * (first + row) + lane / LAZY_ROWS] = adds ? weight : 0;
+        if (lane < LAZY_ROWS) lazy_decays(memory, a)[first + row] = adds ? d.own : 0;
     }
     return d.all;
 }
@@ -169,14 +179,42 @@ template <int io> GDN_DEVICE void decode_lazy_rows(const struct gdn_cu_lazy &a)
     const struct token_factors f =
         token_factors_of(token_sum<32>(kk), token_sum<32>(qq), token_sum<32>(kq), a.one);
     float *const memory = lazy_memory(a, w);
+    int oldest = count;
     float decay = alpha;
     for (int first = (count - 1) / LAZY_ROWS * LAZY_ROWS, end = count; end > 0;
          end = first, first -= LAZY_ROWS)
-        decay = lazy_leave_rows<io>(memory, a, w, f, k, q, first, end - first, decay);
+        decay = lazy_leave_rows<io>(oldest, memory, a, w, f, k, q, first, end - first, decay);
     if (lane == 0)
-        *(struct lazy_facts *)memory = { decay * f.k, decay * f.q, f.kq,  beta,
-                                         f.k,         decay,       count, 0 };
+        *(struct lazy_facts *)memory = { decay * f.k, decay * f.q, f.kq,   beta,
+                                         f.k,         decay,       oldest, count };
     if (!lazy_folds(a, count)) lazy_append<io>(a, w, k, f.k, alpha, beta, count);
+}
+
+/* ---- What the second kernel does with them ---------------------------------------------------- */
+
+GDN_DEVICE void lazy_set_count(const struct gdn_cu_lazy &a, int slot, int count)
+{
+    char *const at = a.count + mad_wide(slot, a.count_step, 0);
+    if (a.count_bytes == 4)
+        *(int32_t *)at = count;
+    else
+        *(int64_t *)at = count;
+}
+
+/* Counts the token, once for each slot. If it does not fill the record, u of column `own` becomes a
+ * part of its row (if the lane `speaks`); else returns false. */
+template <int io>
+GDN_DEVICE bool lazy_appends(const struct gdn_cu_lazy &a, const struct token_place &w, int count,
+                             int own, float u, bool speaks = true)
+{
+    const bool folds = lazy_folds(a, count);
+    if (blockIdx.x == 0 && w.head == 0 && threadIdx.x == 0)
+        lazy_set_count(a, w.from, folds ? 0 : count + 1);
+    if (folds) return false;
+    char *const to = lazy_at(a.u, w.from, count, w.head) + own * a.u.bytes;
+    if (speaks && a.u.bytes == 4) *(float *)to = u;
+    if (speaks && a.u.bytes == 2) token_store_half<io>(to, u);
+    return true;
 }
 
 #define DECODE_LAZY_ROWS_KERNEL(threads, name, io, KC)          \

@@ -368,12 +368,11 @@ static const char *why_not_record_rows(const struct gdn_record_rows *rows, int32
                : "a stride of the record does not fit 32 bits";
 }
 
-/* Checks that rows of record_k can be read four elements at a time. */
-static bool are_wide_rows(const struct gdn_record_rows *rows)
+/* Checks that rows of a record can be read in pieces of 16 bytes. */
+static bool are_record_pieces(const struct gdn_record_rows *rows)
 {
-    const uint64_t all = (uint64_t)(uintptr_t)rows->data | (uint64_t)rows->slot |
-                         (uint64_t)rows->row | (uint64_t)rows->head;
-    return (all & (4 * gdn_dtype_bytes(rows->dtype) - 1)) == 0;
+    return (uintptr_t)rows->data % 16 == 0 && rows->slot % 16 == 0 && rows->row % 16 == 0 &&
+           rows->head % 16 == 0;
 }
 
 static const char *why_not_record(const struct gdn_cu_rule *r)
@@ -385,8 +384,7 @@ static const char *why_not_record(const struct gdn_cu_rule *r)
     const char *why = why_not_record_rows(&r->record_k, r->k.dtype);
     if (!why) why = why_not_record_rows(&r->record_u, r->k.dtype);
     if (!why) why = why_not_record_rows(&r->record_g, r->k.dtype);
-    if (!why && !are_wide_rows(&r->record_k))
-        why = "rows of record_k are not in aligned chunks of four";
+    if (!why && !are_record_pieces(&r->record_k)) why = "record_k is not aligned to 16 bytes";
     return !why && !gdn_cuda_is_near_vector(&r->record_count) ? "counts are too far apart" : why;
 }
 
@@ -401,6 +399,7 @@ static const char *why_not_lazy(const struct gdn_decode_call *c)
     if (!why) why = why_not_rows_of_one(r, &c->warp);
     if (!why) why = why_not_tiles(r, &c->warp);
     if (!why && r->K != LAZY_K) why = "K is not 128";
+    if (!why && c->pool->dtype != GDN_F32 && r->V % LAZY_COLUMNS) why = "V is not a multiple of 32";
     return !why && c->pool->k_first ? "states are k-first" : why;
 }
 

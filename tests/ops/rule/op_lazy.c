@@ -46,7 +46,7 @@ static const struct layer {
     { GDN_F32, GDN_BF16, GDN_STATE_VK, 0, 0, 0, { 2, 1, 2 }, 128, 64, 9, 0, GDN_BF16 },
     { GDN_F32, GDN_F16, GDN_STATE_VK, 0, 0, 0, { 1, 2, 6 }, 128, 16, 37, 0, GDN_F16 },
     { GDN_BF16, GDN_BF16, GDN_STATE_VK, 0, 0, 0, { 2, 2, 4 }, 128, 128, 16, 0, GDN_BF16 },
-    { GDN_BF16, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 4, 2, 2 }, 128, 48, 33, 0, GDN_BF16 },
+    { GDN_BF16, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 4, 2, 2 }, 128, 96, 33, 0, GDN_BF16 },
     { GDN_F16, GDN_F16, GDN_STATE_VK, 0, 0, 0, { 1, 1, 3 }, 128, 32, 2, 0, GDN_F16 },
     { GDN_BF16, GDN_BF16, GDN_STATE_KV, 0, 0, 0, { 2, 2, 4 }, 128, 64, 16, 0, GDN_BF16 },
 };
@@ -91,7 +91,7 @@ static struct lazy new_lazy(const struct layer *m)
 {
     const int64_t H = state_heads(m), zeros[P] = { 0 };
     struct lazy z = { .s = new_states(m) };
-    z.k = ring2_new(m->rows, 1, 4, P, m->heads[1], m->R, m->K);
+    z.k = ring2_new(m->rows, m->io ? 8 : 1, 4, P, m->heads[1], m->R, m->K);
     z.u = ring2_new(m->rows, 0, 4, P, H, m->R, m->V);
     z.g = ring2_new(GDN_F32, 0, m->channels ? 4 : 3, P, H, m->R, m->K);
     z.k = ring2_swap(&z.k, 1, 2), z.u = ring2_swap(&z.u, 1, 2), z.g = ring2_swap(&z.g, 1, 2);
@@ -296,6 +296,14 @@ static void expect_counts(const struct run *r, const struct tokens *t, const int
     }
 }
 
+/* Checks that a call that is made for it takes the fast kernel. */
+static void expect_kernel(const struct layer *m)
+{
+    const bool fast = m->io && m->layout == GDN_STATE_VK;
+    const char *kernel = gdn_last_kernel(ring2_ctx(3));
+    CHECK(!ring2_on_device() || !strstr(kernel, "gdn_decode_lazy_") == !fast, "kernel %s", kernel);
+}
+
 /* The call with a record may write its outputs, its rows and the states of its slots. */
 static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
 {
@@ -317,6 +325,7 @@ static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
         }
     ring2_status(ring2_ctx(3), "lazy", gdn_decode(ring2_ctx(3), &a), GDN_OK);
     ring2_call_end();
+    expect_kernel(r->m);
     expect_counts(r, t, before);
     ring2_status(ring2_ctx(3), "plain", gdn_decode(ring2_ctx(3), &plain), GDN_OK);
     out[0] = a.out, out[1] = plain.out;

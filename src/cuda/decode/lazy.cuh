@@ -20,34 +20,6 @@
 #include "cuda/decode/lazy_half.cuh"
 #include "cuda/decode/lazy_rows.cuh"
 
-/* Adds u of the rows in use, of column `own`, times their weights. The lanes that have one column
- * share the rows. A row that is left out has no weights, and its u may be no number. */
-template <class Tile>
-GDN_DEVICE void lazy_add_rows(float &p, float &z, const struct gdn_cu_lazy &a,
-                              const struct token_place &w, const float *weights, int count, int own)
-{
-    enum { LANES = Tile::LANES / Tile::N, N = LAZY_ROWS / LANES };
-    const char *u = lazy_at(a.u, w.from, threadIdx.x % LANES, w.head) + own * a.u.bytes;
-    float sums[2] = {};
-    for (int first = 0; first < count; first += LAZY_ROWS) {
-        uint32_t x[N], weight[N][4];
-#pragma unroll
-        for (int n = 0; n < N; n++, u += LANES * (int64_t)a.u.row) {
-            const int j = first + n * LANES + threadIdx.x % LANES;
-            x[n] = ld_4_or_2(u, j < count ? a.u.bytes : 0);
-            ld_keep_v2(weight[n], weights + 2 * j, j < count);
-        }
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            const bool counts = weight[n][0] | weight[n][1];
-            const float un = counts ? token_number<Tile::IO>(x[n], a.u.bytes) : 0;
-            sums[0] = fmaf(__uint_as_float(weight[n][0]), un, sums[0]);
-            sums[1] = fmaf(__uint_as_float(weight[n][1]), un, sums[1]);
-        }
-    }
-    p = token_sum<LANES>(sums[0]), z = token_sum<LANES>(sums[1]);
-}
-
 /* Loads the lane's elements of k of row `row` of the record, or zeros. */
 template <class Tile>
 GDN_DEVICE void lazy_load_k(float (&k)[Tile::C * Tile::E], const struct gdn_cu_lazy &a,
@@ -68,6 +40,34 @@ GDN_DEVICE void lazy_load_k(float (&k)[Tile::C * Tile::E], const struct gdn_cu_l
     }
 }
 
+/* Adds all rows of the record to GROUP rows of a lane: S. u_row: at the first of their columns. */
+template <class Tile, int GROUP>
+GDN_DEVICE void lazy_add_record(float (&S)[GROUP][Tile::C * Tile::E], const struct gdn_cu_lazy &a,
+                                const char *k_row, const char *u_row, const float *decays,
+                                int count)
+{
+    enum { K = Tile::C * Tile::E };
+    const int lane = threadIdx.x;
+    for (int j0 = 0; j0 < count; j0 += 32) {
+        const float mine = j0 + lane < count ? decays[j0 + lane] : 0;
+#pragma unroll 2
+        for (int j = 0; j < 32 && j0 + j < count; j++, k_row += a.k.row, u_row += a.u.row) {
+            const float decay = __shfl_sync(0xffffffff, mine, j);
+            float k[K], u[GROUP];
+            lazy_load_k<Tile>(k, a, k_row, decay != 0);
+#pragma unroll
+            for (int n = 0; n < GROUP; n++) {
+                const char *at = u_row + n * Tile::STEP * a.u.bytes;
+                u[n] = decay * token_number<Tile::IO>(ld_4_or_2(at, decay != 0 ? a.u.bytes : 0),
+                                                      a.u.bytes);
+            }
+#pragma unroll
+            for (int i = 0; i < GROUP * K; i++)
+                S[i / K][i % K] = fmaf(k[i % K], u[i / K], S[i / K][i % K]);
+        }
+    }
+}
+
 /* Puts all rows of the record, and the token, into the state. It is read again, from the L2 cache:
  * so the other calls need no registers for it. u: of the lane's own row, times the factor of k. */
 template <class Tile>
@@ -75,48 +75,41 @@ GDN_DEVICE void lazy_fold(char *state, const struct gdn_cu_lazy &a, const struct
                           const struct lazy_facts &f, const float *decays, const Tile &token,
                           float u, int v)
 {
-    enum { E = Tile::E, K = Tile::C * E, N = Tile::N };
-    const int lane = threadIdx.x, line = lane / Tile::LANES;
-    const char *k_row = lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k));
-    const char *u_row = lazy_at(a.u, w.from, 0, w.head) + (v + line) * a.u.bytes;
-    Tile tile;
-    float S[N][K];
-    token_load(tile, state, a.one.from_row);
+    enum { E = Tile::E, C = Tile::C, K = C * E, GROUP = 4 };
+    const int line = threadIdx.x / Tile::LANES;
+    const char *const k = lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k));
+#pragma unroll 1
+    for (int n0 = 0; n0 < Tile::N; n0 += GROUP) {
+        const int first = line + n0 * Tile::STEP; /* of the lane's rows */
+        char *const at = state + mad_wide(n0 * Tile::STEP, a.one.from_row, 0);
+        uint32_t x[GROUP][C][4];
+        float S[GROUP][K];
 #pragma unroll
-    for (int i = 0; i < N * K; i++) {
-        const float x = Tile::piece::get(tile.S[i / K][i % K / E], i % E);
-        S[i / K][i % K] = f.decay == 0 ? 0 : f.decay * x;
-    }
-    for (int j0 = 0; j0 < f.count; j0 += 32) {
-        const float mine = j0 + lane < f.count ? decays[j0 + lane] : 0;
-#pragma unroll 2
-        for (int j = 0; j < 32 && j0 + j < f.count; j++, k_row += a.k.row, u_row += a.u.row) {
-            const float decay = __shfl_sync(0xffffffff, mine, j);
-            float k[K], uj[N];
-            lazy_load_k<Tile>(k, a, k_row, decay != 0);
+        for (int i = 0; i < GROUP * C; i++)
+            ld_keep_v4(x[i / C][i % C],
+                       at + mad_wide(i / C * Tile::STEP, a.one.from_row,
+                                     i % C * (Tile::LANES * 16)),
+                       f.decay != 0);
 #pragma unroll
-            for (int n = 0; n < N; n++)
-                uj[n] = decay * token_number<Tile::IO>(ld_4_or_2(u_row + n * Tile::STEP * a.u.bytes,
-                                                                 decay != 0 ? a.u.bytes : 0),
-                                                       a.u.bytes);
+        for (int i = 0; i < GROUP * K; i++)
+            S[i / K][i % K] = f.decay * Tile::piece::get(x[i / K][i % K / E], i % E);
+        lazy_add_record<Tile, GROUP>(
+            S, a, k, lazy_at(a.u, w.from, 0, w.head) + (v + first) * a.u.bytes, decays, f.count);
 #pragma unroll
-            for (int i = 0; i < N * K; i++)
-                S[i / K][i % K] = fmaf(k[i % K], uj[i / K], S[i / K][i % K]);
+        for (int n = 0; n < GROUP; n++) {
+            const int owner = line * Tile::LANES + (n0 + n) * (Tile::LANES / Tile::N);
+            const float own = __shfl_sync(0xffffffff, u, owner);
+#pragma unroll
+            for (int c = 0; c < C; c++) {
+                float y[E];
+#pragma unroll
+                for (int e = 0; e < E; e++) y[e] = fmaf(token.key(c, e), own, S[n][c * E + e]);
+                Tile::piece::set(x[n][c], y);
+                token_store(at + mad_wide(n * Tile::STEP, a.one.from_row, c * (Tile::LANES * 16)),
+                            x[n][c]);
+            }
         }
     }
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        const float un =
-            __shfl_sync(0xffffffff, u, line * Tile::LANES + n * (Tile::LANES / Tile::N));
-#pragma unroll
-        for (int c = 0; c < Tile::C; c++) {
-            float x[E];
-#pragma unroll
-            for (int e = 0; e < E; e++) x[e] = fmaf(token.key(c, e), un, S[n][c * E + e]);
-            Tile::piece::set(tile.S[n][c], x);
-        }
-    }
-    token_store(tile, state, a.one.from_row);
 }
 
 template <class Tile>
@@ -138,7 +131,7 @@ GDN_DEVICE void lazy_decode_rows(const struct gdn_cu_lazy &a, const struct token
     griddepcontrol_wait();
     float *const memory = lazy_memory(a, w);
     const struct lazy_facts f = lazy_load_facts(memory);
-    lazy_add_rows<Tile>(rows_p, rows_z, a, w, lazy_weights(memory), f.count, own);
+    lazy_sum_rows<Tile::IO, LANES / N>(rows_p, rows_z, a, w, lazy_weights(memory), f, own);
     token_expand(tile, raw);
     if (__builtin_expect(f.decay == 0, 0)) token_forget(&tile.S[0][0][0], N * Tile::C * 4);
     token_read(p, z, tile);
@@ -151,9 +144,11 @@ GDN_DEVICE void lazy_decode_rows(const struct gdn_cu_lazy &a, const struct token
     lazy_fold(state, a, w, f, lazy_decays(memory, a), tile, u * f.key, v);
 }
 
+enum { LAZY_F32_ROWS = 16 }; /* 8 KB of a state */
+
 template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy(const struct gdn_cu_lazy &a)
 {
-    typedef token_rows<KC, GDN_F32, io> Tile;
+    typedef token_rows<KC, GDN_F32, io, LAZY_F32_ROWS> Tile;
     enum { ROWS = dtype == GDN_F32 ? Tile::ROWS : HALF_ROWS };
     const int v = blockIdx.x * ROWS;
     struct token_place w;
@@ -171,7 +166,7 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy(const struct gd
 }
 
 /* The least blocks of a multiprocessor. */
-#define LAZY_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 20 : 12)
+#define LAZY_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 16 : 12)
 
 #define DECODE_LAZY_KERNEL(threads, name, dtype, io, KC)                        \
     extern "C" __global__ void __launch_bounds__(threads, LAZY_BLOCKS(dtype)) \

@@ -58,44 +58,6 @@ GDN_DEVICE void half_read(float &p, float &z, const struct half_tile &tile,
     z = line % 2 ? (line / 2 ? sums[1][3] : sums[0][3]) : (line / 2 ? sums[1][1] : sums[0][1]);
 }
 
-/* ---- The rows of a record -------------------------------------------------------------------- */
-
-/* Loads u of row j at an address of its column. */
-template <int io, bool wide> GDN_DEVICE uint32_t half_load_u(const char *at, bool there)
-{
-    return ld_b32_b16(at, wide && there, !wide && there);
-}
-template <int io, bool wide> GDN_DEVICE float half_u(uint32_t x)
-{
-    return wide ? __uint_as_float(x) : token_half<io>(x);
-}
-
-/* Adds u of the rows that count, of the column at u, times their weights. */
-template <int io, bool wide>
-GDN_DEVICE void half_add_rows(float &p, float &z, const char *u, int step, const float *weights,
-                              const struct lazy_facts &f)
-{
-    enum { N = 8 };
-    p = z = 0;
-    for (int j0 = f.first / N * N; j0 < f.count; j0 += N) {
-        uint32_t x[N], w[N / 2][4];
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            const bool counts = j0 + n >= f.first && j0 + n < f.count;
-            x[n] = half_load_u<io, wide>(u + mad_wide(j0 + n, step, 0), counts);
-        }
-#pragma unroll
-        for (int n = 0; n < N / 2; n++) ld_keep_v4(w[n], weights + 2 * (j0 + 2 * n), true);
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            const bool counts = j0 + n >= f.first && j0 + n < f.count;
-            const float un = half_u<io, wide>(x[n]);
-            p = fmaf(counts ? __uint_as_float(w[n / 2][n % 2 * 2]) : 0, un, p);
-            z = fmaf(counts ? __uint_as_float(w[n / 2][n % 2 * 2 + 1]) : 0, un, z);
-        }
-    }
-}
-
 /* ---- The fold -------------------------------------------------------------------------------- */
 
 /* A factor of numbers in two parts of 16 bits. */
@@ -126,13 +88,13 @@ GDN_DEVICE void half_left(struct half_factor &to, const char *u, const struct gd
     for (int i = 0; i < 8; i++) {
         const int j = j0 + threadIdx.x % 4 * 2 + i / 4 * 8 + i % 2;
         const char *at = u + mad_wide(j, a.u.row, i / 2 % 2 * 8 * (wide ? 4 : 2));
-        x[i] = half_load_u<dtype, wide>(at, decay[i / 4 * 2 + i % 2] != 0);
+        x[i] = lazy_load_u<wide>(at, decay[i / 4 * 2 + i % 2] != 0);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float *d = (const float *)decay + i / 2 * 2;
-        half_split<dtype>(to.high[i], to.low[i], d[0] * half_u<dtype, wide>(x[2 * i]),
-                          d[1] * half_u<dtype, wide>(x[2 * i + 1]));
+        half_split<dtype>(to.high[i], to.low[i], d[0] * lazy_u<dtype, wide>(x[2 * i]),
+                          d[1] * lazy_u<dtype, wide>(x[2 * i + 1]));
     }
 }
 
@@ -283,11 +245,7 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
     griddepcontrol_wait();
     float *const memory = lazy_memory(a, w);
     const struct lazy_facts f = lazy_load_facts(memory);
-    const char *const u_row = lazy_at(a.u, w.from, 0, w.head) + own * a.u.bytes;
-    if (a.u.bytes == 4)
-        half_add_rows<dtype, true>(rows_p, rows_z, u_row, a.u.row, lazy_weights(memory), f);
-    else
-        half_add_rows<dtype, false>(rows_p, rows_z, u_row, a.u.row, lazy_weights(memory), f);
+    lazy_sum_rows<dtype, 1>(rows_p, rows_z, a, w, lazy_weights(memory), f, own);
     if (__builtin_expect(f.decay == 0, 0)) token_forget(&tile.S[0][0][0], sizeof tile / 4);
     half_read<dtype>(p, z, tile, right);
     const float u = rule_u(f.beta, token_half<dtype>(value), fmaf(f.k, p, rows_p));

@@ -108,7 +108,7 @@ GDN_DEVICE struct lazy_decay lazy_decay_of(uint32_t gate, float behind)
 }
 
 /* Leaves weights and decays of rows [first, first + n) in memory, zeros for rows whose sign bit is
- * set: these only decay. Returns the decay of what is before them; behind: the decay behind them.
+ * set, which only decay, and for places behind. Returns the decay of what is before them; behind: the decay behind them.
  * Sets `oldest` to the first of them that counts, if one does. */
 template <int io>
 GDN_DEVICE float lazy_leave_rows(int &oldest, float *memory, const struct gdn_cu_lazy &a,
@@ -126,11 +126,11 @@ GDN_DEVICE float lazy_leave_rows(int &oldest, float *memory, const struct gdn_cu
         lazy_products<io, false>(x, k, q, rows, a.k.row, n);
     const struct lazy_decay d = lazy_decay_of(row < n ? gate : __float_as_uint(1), behind);
     const float product = token_sums<32, 2 * LAZY_ROWS>(x);
-    const bool counts = d.own != 0, adds = counts && !(gate >> 31);
+    const bool counts = row < n && d.own != 0, adds = counts && !(gate >> 31);
     const float weight = d.own * (lane < LAZY_ROWS ? f.k : f.q) * product;
-    const unsigned all = __ballot_sync(0xffffffff, row < n && counts);
+    const unsigned all = __ballot_sync(0xffffffff, counts);
     if (all) oldest = first + __ffs(all) - 1;
-    if (row < n) {
+    if (first + row < a.n_places) {
         lazy_weights(memory)[2 * (first + row) + lane / LAZY_ROWS] = adds ? weight : 0;
         if (lane < LAZY_ROWS) lazy_decays(memory, a)[first + row] = adds ? d.own : 0;
     }
@@ -191,6 +191,58 @@ template <int io> GDN_DEVICE void decode_lazy_rows(const struct gdn_cu_lazy &a)
 }
 
 /* ---- What the second kernel does with them ---------------------------------------------------- */
+
+/* Loads u at an address of a row, or zero. Returns it as float32. */
+template <bool wide> GDN_DEVICE uint32_t lazy_load_u(const char *at, bool there)
+{
+    return ld_b32_b16(at, wide && there, !wide && there);
+}
+template <int io, bool wide> GDN_DEVICE float lazy_u(uint32_t x)
+{
+    return wide ? __uint_as_float(x) : token_half<io>(x);
+}
+
+/* Adds u of the rows that count, times their weights, of the column at u of row 0. SHARING lanes side
+ * by side have one column, and share the rows in pairs; then the sums are of the lane's rows. */
+template <int io, bool wide, int SHARING>
+GDN_DEVICE void lazy_add_rows(float &p, float &z, const char *u, int step, const float *weights,
+                              const struct lazy_facts &f)
+{
+    enum { PAIRS = 4 };
+    for (int first = f.first & ~1; first < f.count; first += 2 * PAIRS * SHARING) {
+        uint32_t x[PAIRS][2], w[PAIRS][4];
+#pragma unroll
+        for (int n = 0; n < PAIRS; n++) {
+            const int j = first + 2 * (n * SHARING + threadIdx.x % SHARING);
+            const char *const at = u + mad_wide(j, step, 0);
+            ld_keep_v4(w[n], weights + 2 * j, j < f.count);
+            x[n][0] = lazy_load_u<wide>(at, j >= f.first && j < f.count);
+            x[n][1] = lazy_load_u<wide>(at + step, j + 1 < f.count);
+        }
+#pragma unroll
+        for (int n = 0; n < 2 * PAIRS; n++) {
+            const int i = n / 2, e = n % 2;
+            const float un = lazy_u<io, wide>(x[i][e]);
+            p = fmaf(__uint_as_float(w[i][2 * e]), un, p);
+            z = fmaf(__uint_as_float(w[i][2 * e + 1]), un, z);
+        }
+    }
+}
+
+/* Computes these sums of column `own` for each of its lanes. */
+template <int io, int SHARING>
+GDN_DEVICE void lazy_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,
+                              const struct token_place &w, const float *weights,
+                              const struct lazy_facts &f, int own)
+{
+    const char *const u = lazy_at(a.u, w.from, 0, w.head) + own * a.u.bytes;
+    p = z = 0;
+    if (a.u.bytes == 4)
+        lazy_add_rows<io, true, SHARING>(p, z, u, a.u.row, weights, f);
+    else
+        lazy_add_rows<io, false, SHARING>(p, z, u, a.u.row, weights, f);
+    p = token_sum<SHARING>(p), z = token_sum<SHARING>(z);
+}
 
 GDN_DEVICE void lazy_set_count(const struct gdn_cu_lazy &a, int slot, int count)
 {

@@ -216,13 +216,14 @@ template <int lanes, int N> GDN_DEVICE float token_sums(float *x)
 
 /* ---- Rows of v ------------------------------------------------------------------------------- */
 
-/* A tile: a lane has N rows, STEP apart, and C pieces of E elements of each. */
-template <int KC, int dtype, int io> struct token_rows {
+/* A tile of so many rows; 0: of 4 KB with K = 128. A lane has N rows, STEP apart, and C pieces of E
+ * elements of each. */
+template <int KC, int dtype, int io, int rows = 0> struct token_rows {
     typedef token_piece<dtype> piece;
     enum {
         IO = io,
         E = piece::E,
-        ROWS = 2 * E, /* rows of a warp */
+        ROWS = rows ? rows : 2 * E,
         LANES = KC / E < 16 ? KC / E : 16,
         C = KC / E / LANES,
         STEP = 32 / LANES,

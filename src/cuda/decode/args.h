@@ -147,10 +147,12 @@ struct gdn_cu_lazy {
     float *memory;                    /* `step` floats for each sequence and state head */
     int32_t count_step, count_bytes;  /* from slot to slot; of a counter, 4 or 8 */
     int32_t n_rows, n_places;         /* R; and rounded up to whole quads */
-    int32_t n_heads, n_sharing, step; /* n_sharing: state heads of a key head */
+    int32_t n_heads, step;
+    int32_t n_pairs, n_sharing, n_k_pairs; /* pairs of a head of k and one of q; state heads of a
+                                              pair; pairs of a head of k */
     int32_t pad;
 };
-GDN_CU_SIZE(gdn_cu_lazy, 264 + 3 * 24 + 2 * 8 + 8 * 4);
+GDN_CU_SIZE(gdn_cu_lazy, 264 + 3 * 24 + 2 * 8 + 10 * 4);
 
 /* The arguments of gdn_decode with a tree, a record or states of 8 bits, and of gdn_record_fold. */
 struct gdn_cu_walk {

@@ -3,7 +3,7 @@
 #include "cuda/decode/select.h"
 
 enum {
-    THREADS = 128, /* of a block of the first kernel, a warp for each state head */
+    THREADS = 128, /* of a block of the first kernel, a warp for each pair of heads */
     FACTS = 8,     /* numbers of a state head, see lazy_rows.cuh */
     PER_ROW = 3,   /* numbers of each row */
     COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
@@ -26,6 +26,14 @@ static struct gdn_cu_lazy_rows rows_of(const struct gdn_record_rows *r)
                                       (int32_t)gdn_dtype_bytes(r->dtype) };
 }
 
+/* Returns the pairs of a head of k and one of q that state heads share: H if one of both does not
+ * group the other. */
+static int pairs_of(const struct gdn_cu_rule *r)
+{
+    if (r->Hq % r->Hk == 0) return r->Hq;
+    return r->Hk % r->Hq == 0 ? r->Hk : r->H;
+}
+
 static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
@@ -42,8 +50,10 @@ static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
         .n_rows = (int32_t)r->record_rows,
         .n_places = places_of(r),
         .n_heads = r->H,
-        .n_sharing = r->H / r->Hk,
         .step = step_of(r),
+        .n_pairs = pairs_of(r),
+        .n_sharing = r->H / pairs_of(r),
+        .n_k_pairs = pairs_of(r) / r->Hk,
     };
 }
 
@@ -62,7 +72,7 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
     const int warps = THREADS / 32;
     const struct gdn_cuda_call first = {
         .kernel = rows[f16],
-        .grid = { (r->H + warps - 1) / warps, r->batch.B, 1 },
+        .grid = { (a.n_pairs + warps - 1) / warps, r->batch.B, 1 },
         .stream = c->stream,
         .args = &a,
         .overlaps = true,

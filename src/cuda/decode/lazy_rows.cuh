@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the rows of a record have to do with a token: the first of the two kernels of lazy.cuh. A
- * warp has one state head of a sequence. It computes all that has one number for each row, once:
+ * warp has the state heads of a sequence that share k and q. It computes all that has one number
+ * for each row, once:
  *
  *     G_j   the product of the decays behind row j, that of the token included; G of the state
  *     w_j   G_j (k_j . k) and G_j (k_j . q), with the factors of k and q
@@ -16,7 +17,7 @@
 
 /* The lanes of a warp, with four elements of k each, have one row of K = 128. Rows go sixteen at a
  * time, so the two products of each make one sum for each lane. */
-enum { LAZY_K = 128, LAZY_ROWS = 16 };
+enum { LAZY_K = 128, LAZY_ROWS = 16, LAZY_MOST = 64 /* rows of a record */ };
 
 /* What a head leaves: numbers, then two weights for each row, then the decay of each row. k and q:
  * factors of S k and S q of raw k and q. key: that of raw k alone. decay: that of the state. Rows
@@ -88,106 +89,170 @@ GDN_DEVICE void lazy_products(float (&x)[2 * LAZY_ROWS], const float (&k)[4], co
     }
 }
 
-/* The decays of sixteen rows. own: behind the lane's row, which is lane % 16. all: of all rows. */
+/* Computes the products of all rows with raw k and q: of row j, products[j]. */
+template <int io>
+GDN_DEVICE void lazy_all_products(float2 *products, const struct gdn_cu_lazy &a, const char *rows,
+                                  const float (&k)[4], const float (&q)[4], int count)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int first = 0; first < count; first += LAZY_ROWS, rows += LAZY_ROWS * (int64_t)a.k.row) {
+        float x[2 * LAZY_ROWS];
+        if (a.k.bytes == 4)
+            lazy_products<io, true>(x, k, q, rows, a.k.row, count - first);
+        else
+            lazy_products<io, false>(x, k, q, rows, a.k.row, count - first);
+        const float mine = token_sums<32, 2 * LAZY_ROWS>(x);
+        ((float *)&products[first + lane % LAZY_ROWS])[lane / LAZY_ROWS] = mine;
+    }
+    __syncwarp();
+}
+
+/* ---- Decays: sixteen lanes have a state head ------------------------------------------------- */
+
+GDN_DEVICE uint32_t lazy_gate(const struct gdn_cu_lazy &a, const struct token_place &w, int first,
+                              int count)
+{
+    const int row = first + threadIdx.x % LAZY_ROWS;
+    return ld_b32_b16(lazy_at(a.g, w.from, row, w.head), row < count, false);
+}
+
+/* The decays of sixteen rows. own: behind the lane's row. all: of all rows. */
 struct lazy_decay {
     float own, all;
 };
 
-GDN_DEVICE struct lazy_decay lazy_decay_of(uint32_t gate, float behind)
+GDN_DEVICE struct lazy_decay lazy_decay_of(float x, float behind)
 {
     const int row = threadIdx.x % LAZY_ROWS;
-    float x = __uint_as_float(gate & 0x7fffffff);
 #pragma unroll
     for (int step = 1; step < LAZY_ROWS; step *= 2) {
         const float other = __shfl_down_sync(0xffffffff, x, step);
         if (row + step < LAZY_ROWS) x *= other;
     }
     const float later = __shfl_down_sync(0xffffffff, x, 1);
-    const float own = row + 1 < LAZY_ROWS ? behind * later : behind;
-    return { own, behind * __shfl_sync(0xffffffff, x, 0) };
+    const float all = __shfl_sync(0xffffffff, x, threadIdx.x & 16);
+    return { row + 1 < LAZY_ROWS ? behind * later : behind, behind * all };
 }
 
-/* Leaves weights and decays of rows [first, first + n) in memory, zeros for rows whose sign bit is
- * set, which only decay, and for places behind. Returns the decay of what is before them; behind: the decay behind them.
- * Sets `oldest` to the first of them that counts, if one does. */
-template <int io>
+/* Leaves weights and decays of rows [first, first + n), at most sixteen, in memory: zeros for rows
+ * whose sign bit is set, which only decay, and for places behind. Returns the decay of what is
+ * before them; behind: the decay behind them. Sets `oldest` to the first that counts, if one
+ * does. */
 GDN_DEVICE float lazy_leave_rows(int &oldest, float *memory, const struct gdn_cu_lazy &a,
-                                 const struct token_place &w, const struct token_factors &f,
-                                 const float (&k)[4], const float (&q)[4], int first, int n,
-                                 float behind)
+                                 const struct token_factors &f, const float2 *products,
+                                 uint32_t gate, int first, int n, float behind, bool stores)
 {
-    const int lane = threadIdx.x % 32, row = lane % LAZY_ROWS;
-    const char *const rows = lazy_at(a.k, w.from, first, token_source(w.head, a.one.group_k));
-    const uint32_t gate = ld_b32_b16(lazy_at(a.g, w.from, first + row, w.head), row < n, false);
-    float x[2 * LAZY_ROWS];
-    if (a.k.bytes == 4)
-        lazy_products<io, true>(x, k, q, rows, a.k.row, n);
-    else
-        lazy_products<io, false>(x, k, q, rows, a.k.row, n);
-    const struct lazy_decay d = lazy_decay_of(row < n ? gate : __float_as_uint(1), behind);
-    const float product = token_sums<32, 2 * LAZY_ROWS>(x);
+    const int row = threadIdx.x % LAZY_ROWS;
+    const float alpha = row < n ? __uint_as_float(gate & 0x7fffffff) : 1;
+    const struct lazy_decay d = lazy_decay_of(alpha, behind);
     const bool counts = row < n && d.own != 0, adds = counts && !(gate >> 31);
-    const float weight = d.own * (lane < LAZY_ROWS ? f.k : f.q) * product;
-    const unsigned all = __ballot_sync(0xffffffff, counts);
+    const unsigned all = __ballot_sync(0xffffffff, counts) >> (threadIdx.x & 16) & 0xffff;
     if (all) oldest = first + __ffs(all) - 1;
-    if (first + row < a.n_places) {
-        lazy_weights(memory)[2 * (first + row) + lane / LAZY_ROWS] = adds ? weight : 0;
-        if (lane < LAZY_ROWS) lazy_decays(memory, a)[first + row] = adds ? d.own : 0;
+    if (stores && first + row < a.n_places) {
+        const float2 product = products[first + row];
+        ((float2 *)lazy_weights(memory))[first + row] =
+            adds ? make_float2(d.own * f.k * product.x, d.own * f.q * product.y)
+                 : make_float2(0, 0);
+        lazy_decays(memory, a)[first + row] = adds ? d.own : 0;
     }
     return d.all;
 }
 
-/* Stores the lane's elements of k, and the gate, as row `row` of the record. */
+/* Leaves what a state head has. gate: lazy_gate() of its last rows. Lanes that have none store
+ * nothing. Returns alpha and beta. */
 template <int io>
-GDN_DEVICE void lazy_append(const struct gdn_cu_lazy &a, const struct token_place &w,
-                            const float (&k)[4], float key, float alpha, float beta, int row)
+GDN_DEVICE float2 lazy_leave_head(const struct gdn_cu_lazy &a, const struct token_place &w,
+                                  const struct token_gates &gates, const struct token_factors &f,
+                                  const float2 *products, uint32_t gate, int count, bool stores)
 {
-    const int lane = threadIdx.x % 32;
-    if (lane == 0)
-        *(float *)lazy_at(a.g, w.from, row, w.head) = copysignf(alpha, beta == 0 ? -1.0f : 1.0f);
-    if (w.head % a.n_sharing) return;
-    char *const to = lazy_at(a.k, w.from, row, token_source(w.head, a.one.group_k));
-    const float x[4] = { key * k[0], key * k[1], key * k[2], key * k[3] };
-    store_chunk(to + lane * 4 * a.k.bytes, x, a.k.bytes == 4 ? GDN_F32 : io);
+    float *const memory = lazy_memory(a, w);
+    const int last = (count - 1) / LAZY_ROWS * LAZY_ROWS;
+    int oldest = count;
+    float alpha, beta;
+    token_expand_gates<io>(alpha, beta, gates, a.one);
+    float decay = alpha;
+#pragma unroll 1
+    for (int first = last; count > 0 && first >= 0; first -= LAZY_ROWS) {
+        const int n = first == last ? count - last : (int)LAZY_ROWS;
+        if (first < last) gate = lazy_gate(a, w, first, count);
+        decay = lazy_leave_rows(oldest, memory, a, f, products, gate, first, n, decay, stores);
+    }
+    if (stores && threadIdx.x % LAZY_ROWS == 0)
+        *(struct lazy_facts *)memory = { decay * f.k, decay * f.q, f.kq,   beta,
+                                         f.k,         decay,       oldest, count };
+    return make_float2(alpha, beta);
 }
 
-template <int io> GDN_DEVICE void decode_lazy_rows(const struct gdn_cu_lazy &a)
+/* ---- The kernel ------------------------------------------------------------------------------ */
+
+/* Stores the lane's elements of k as row `row` of the record. */
+template <int io>
+GDN_DEVICE void lazy_append_k(const struct gdn_cu_lazy &a, const struct token_place &w,
+                              const float (&k)[4], float key, int row)
 {
-    const int lane = threadIdx.x % 32;
+    char *const to = lazy_at(a.k, w.from, row, token_source(w.head, a.one.group_k));
+    const float x[4] = { key * k[0], key * k[1], key * k[2], key * k[3] };
+    store_chunk(to + threadIdx.x % 32 * 4 * a.k.bytes, x, a.k.bytes == 4 ? GDN_F32 : io);
+}
+
+GDN_DEVICE void lazy_append_gate(const struct gdn_cu_lazy &a, const struct token_place &w,
+                                 float2 gates, int row)
+{
+    *(float *)lazy_at(a.g, w.from, row, w.head) =
+        copysignf(gates.x, gates.y == 0 ? -1.0f : 1.0f);
+}
+
+template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_cu_lazy &a)
+{
+    __shared__ float2 all_products[WARPS][LAZY_MOST];
+    const int lane = threadIdx.x % 32, half = lane / LAZY_ROWS;
+    const int pair = blockIdx.x * WARPS + threadIdx.x / 32;
+    float2 *const products = all_products[threadIdx.x / 32];
     struct token_place w;
-    w.head = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     w.row = blockIdx.y;
+    w.head = pair * a.n_sharing;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-    if (w.head >= a.n_heads || !token_slots(w, a.one)) return;
-    const int count = lazy_count(a, w.from);
+    if (pair >= a.n_pairs) return;
     uint32_t raw[2][4];
     struct token_gates gates;
-    float k[4], q[4], alpha, beta;
+    float k[4], q[4];
     ld_keep_v2(raw[0], token_at(a.one.k, w.row, token_source(w.head, a.one.group_k)) + lane * 8,
                true);
     ld_keep_v2(raw[1], token_at(a.one.q, w.row, token_source(w.head, a.one.group_q)) + lane * 8,
                true);
-    token_fetch_gates(gates, a.one, w);
-    token_expand_gates<io>(alpha, beta, gates, a.one);
+    struct token_place mine = w;
+    mine.head += half < a.n_sharing ? half : 0;
+    token_fetch_gates(gates, a.one, mine);
+    if (!token_slots(w, a.one)) return;
+    mine.from = w.from;
+    const int count = lazy_count(a, w.from), last = (count - 1) / LAZY_ROWS * LAZY_ROWS;
+    const bool appends = !lazy_folds(a, count);
+    uint32_t gate = lazy_gate(a, mine, last, count);
     float kk = 0, qq = 0, kq = 0;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         k[e] = token_element<io>(raw[0][e / 2], e), q[e] = token_element<io>(raw[1][e / 2], e);
         kk = fmaf(k[e], k[e], kk), qq = fmaf(q[e], q[e], qq), kq = fmaf(k[e], q[e], kq);
     }
+    lazy_all_products<io>(products, a,
+                          lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k)), k, q,
+                          count);
     const struct token_factors f =
         token_factors_of(token_sum<32>(kk), token_sum<32>(qq), token_sum<32>(kq), a.one);
-    float *const memory = lazy_memory(a, w);
-    int oldest = count;
-    float decay = alpha;
-    for (int first = (count - 1) / LAZY_ROWS * LAZY_ROWS, end = count; end > 0;
-         end = first, first -= LAZY_ROWS)
-        decay = lazy_leave_rows<io>(oldest, memory, a, w, f, k, q, first, end - first, decay);
-    if (lane == 0)
-        *(struct lazy_facts *)memory = { decay * f.k, decay * f.q, f.kq,   beta,
-                                         f.k,         decay,       oldest, count };
-    if (!lazy_folds(a, count)) lazy_append<io>(a, w, k, f.k, alpha, beta, count);
+#pragma unroll 1
+    for (int i = half; i - half < a.n_sharing; i += 2) {
+        const bool is = i < a.n_sharing;
+        mine.head = w.head + (is ? i : 0);
+        if (i >= 2) {
+            token_fetch_gates(gates, a.one, mine);
+            gate = lazy_gate(a, mine, last, count);
+        }
+        const float2 both = lazy_leave_head<io>(a, mine, gates, f, products, gate, count, is);
+        if (appends && is && lane % LAZY_ROWS == 0) lazy_append_gate(a, mine, both, count);
+    }
+    if (appends && pair % a.n_k_pairs == 0) lazy_append_k<io>(a, w, k, f.k, count);
 }
 
 /* ---- What the second kernel does with them ---------------------------------------------------- */
@@ -274,7 +339,7 @@ GDN_DEVICE bool lazy_appends(const struct gdn_cu_lazy &a, const struct token_pla
         name(const __grid_constant__ struct gdn_cu_lazy a)      \
     {                                                           \
         static_assert(KC == LAZY_K, "a lane has four elements"); \
-        decode_lazy_rows<GDN_##io>(a);                          \
+        decode_lazy_rows<GDN_##io, threads / 32>(a);            \
     }
 
 #endif

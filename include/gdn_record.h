@@ -63,7 +63,7 @@ extern "C" {
  *                      c grows by T and the state is not written. Else the call writes the state
  *                      after its tokens to the slot, and c becomes 0: the call folds. T and R are
  *                      free. Each slot has its own c. The batch has no parents and no write_slots,
- *                      and state_out is absent or state. A GPU refuses it (GDN_E_UNSUPPORTED).
+ *                      and state_out is absent or state.
  *
  * With GDN_WRITE_FINAL the pending rows are sums beside the state, which is only read. Results are
  * those of plain decode to rounding. With GDN_EXACT, and rows and states of float32, they are its

@@ -434,9 +434,9 @@ static gdn_rule_args lazy_call(const struct lazy *l, gdn_batch *b)
 /* Records that accept the tokens of a call have a form. Others walk, and the log says why. */
 static void test_lazy(void)
 {
-#define WALKS(why)                                                                               \
-    "gdn_decode_record_accept",                                                                  \
-        "decode: walk (token slots, token, token packed, window k128, window, warp, token "      \
+#define WALKS(why)                                                                          \
+    "gdn_decode_record_accept",                                                             \
+        "decode: walk (token slots, token, token packed, window k128, window, warp, token " \
         "eight, general: the call has a record; lazy: " why ")"
     static const struct lazy calls[] = {
         { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128,

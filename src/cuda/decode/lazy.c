@@ -3,14 +3,17 @@
 #include "cuda/decode/select.h"
 
 enum {
-    THREADS = 128, /* of a block of the first kernel, a warp for each pair of heads */
-    FACTS = 8,     /* numbers of a state head, see lazy_rows.cuh */
-    PER_ROW = 3,   /* numbers of each row */
+    THREADS = 128,    /* of a block of the first kernel, a warp for each pair of heads */
+    FACTS = 8,        /* numbers of a state head, see lazy_rows.cuh */
+    PER_ROW = 3,      /* numbers of each row */
     COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
     COLUMNS_HALF = LAZY_COLUMNS
 };
 
-static int32_t places_of(const struct gdn_cu_rule *r) { return (int32_t)(r->record_rows + 3) / 4 * 4; }
+static int32_t places_of(const struct gdn_cu_rule *r)
+{
+    return (int32_t)(r->record_rows + 3) / 4 * 4;
+}
 
 static int32_t step_of(const struct gdn_cu_rule *r) { return FACTS + PER_ROW * places_of(r); }
 

@@ -35,8 +35,8 @@ GDN_DEVICE void lazy_load_k(float (&k)[Tile::C * Tile::E], const struct gdn_cu_l
         if (a.k.bytes == 2) ld_keep_v2(x[i], row + first * 2, there);
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            k[4 * i + e] = a.k.bytes == 4 ? __uint_as_float(x[i][e])
-                                          : token_element<Tile::IO>(x[i][e / 2], e);
+            k[4 * i + e] =
+                a.k.bytes == 4 ? __uint_as_float(x[i][e]) : token_element<Tile::IO>(x[i][e / 2], e);
     }
 }
 
@@ -58,8 +58,8 @@ GDN_DEVICE void lazy_add_record(float (&S)[GROUP][Tile::C * Tile::E], const stru
 #pragma unroll
             for (int n = 0; n < GROUP; n++) {
                 const char *at = u_row + n * Tile::STEP * a.u.bytes;
-                u[n] = decay * token_number<Tile::IO>(ld_4_or_2(at, decay != 0 ? a.u.bytes : 0),
-                                                      a.u.bytes);
+                u[n] = decay *
+                       token_number<Tile::IO>(ld_4_or_2(at, decay != 0 ? a.u.bytes : 0), a.u.bytes);
             }
 #pragma unroll
             for (int i = 0; i < GROUP * K; i++)
@@ -87,8 +87,8 @@ GDN_DEVICE void lazy_fold(char *state, const struct gdn_cu_lazy &a, const struct
 #pragma unroll
         for (int i = 0; i < GROUP * C; i++)
             ld_keep_v4(x[i / C][i % C],
-                       at + mad_wide(i / C * Tile::STEP, a.one.from_row,
-                                     i % C * (Tile::LANES * 16)),
+                       at +
+                           mad_wide(i / C * Tile::STEP, a.one.from_row, i % C * (Tile::LANES * 16)),
                        f.decay != 0);
 #pragma unroll
         for (int i = 0; i < GROUP * K; i++)
@@ -168,11 +168,11 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy(const struct gd
 /* The least blocks of a multiprocessor. */
 #define LAZY_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 16 : 12)
 
-#define DECODE_LAZY_KERNEL(threads, name, dtype, io, KC)                        \
+#define DECODE_LAZY_KERNEL(threads, name, dtype, io, KC)                      \
     extern "C" __global__ void __launch_bounds__(threads, LAZY_BLOCKS(dtype)) \
-        name(const __grid_constant__ struct gdn_cu_lazy a)                      \
-    {                                                                           \
-        decode_lazy<KC, GDN_##dtype, GDN_##io>(a);                              \
+        name(const __grid_constant__ struct gdn_cu_lazy a)                    \
+    {                                                                         \
+        decode_lazy<KC, GDN_##dtype, GDN_##io>(a);                            \
     }
 
 #endif

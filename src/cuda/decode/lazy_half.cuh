@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * lazy.cuh for states of 16 bits, with tensor cores. A warp, which is a block, has 32 rows of v,
- * 8 KB of a state. Lane 4 g + t loads pieces 4 p + t, p = 0 to 3, of rows 8 i + g, i = 0 to 3. As they
- * lie in registers they are left factors of mma.sync, whose elements of k come in another order
- * than in memory; the right factors have the same order, so the sums are the same.
+ * 8 KB of a state. Lane 4 g + t loads pieces 4 p + t, p = 0 to 3, of rows 8 i + g, i = 0 to 3. As
+ * they lie in registers they are left factors of mma.sync. Elements of k come there in another
+ * order than in memory; the right factors have the same order, so the sums are the same.
  *
  * The columns of the right factor are k and q in turn. So every lane of a row gets its p and z, and
  * each takes those of one row: row 8 t + g.
@@ -65,8 +65,7 @@ struct half_factor {
     uint32_t high[4], low[4];
 };
 
-template <int dtype>
-GDN_DEVICE void half_split(uint32_t &high, uint32_t &low, float x, float y)
+template <int dtype> GDN_DEVICE void half_split(uint32_t &high, uint32_t &low, float x, float y)
 {
     high = half_pair<dtype>(x, y);
     low = half_pair<dtype>(x - token_element<dtype>(high, 0), y - token_element<dtype>(high, 1));
@@ -120,10 +119,9 @@ GDN_DEVICE uint32_t half_pick(uint32_t x, uint32_t y, bool odd)
 /* Adds the product of sixteen rows of the record, from j0 on, to 32 rows of v by 32 columns of k.
  * k: at piece 4 p of row 0. left: u. */
 template <int dtype, bool wide>
-GDN_DEVICE void half_add_product(float (&S)[HALF_LINES / 2][4][4],
-                                 const struct half_factor (&left)[HALF_LINES / 2], const char *k,
-                                 const struct gdn_cu_lazy &a, const float *decays, int j0,
-                                 int count)
+GDN_DEVICE void
+half_add_product(float (&S)[HALF_LINES / 2][4][4], const struct half_factor (&left)[HALF_LINES / 2],
+                 const char *k, const struct gdn_cu_lazy &a, const float *decays, int j0, int count)
 {
     enum { WORDS = wide ? 8 : 4 };
     const bool odd = half_line() % 2;
@@ -186,12 +184,11 @@ template <int dtype>
 GDN_DEVICE void half_fold(char *state, const struct gdn_cu_lazy &a, const struct token_place &w,
                           const struct lazy_facts &f, const float *decays, float u, int v)
 {
-    const char *key = token_at(a.one.k, w.row, token_source(w.head, a.one.group_k)) +
-                      threadIdx.x % 4 * 16;
+    const char *key =
+        token_at(a.one.k, w.row, token_source(w.head, a.one.group_k)) + threadIdx.x % 4 * 16;
     float own[HALF_LINES];
 #pragma unroll
-    for (int i = 0; i < HALF_LINES; i++)
-        own[i] = __shfl_sync(0xffffffff, u, half_line() * 4 + i);
+    for (int i = 0; i < HALF_LINES; i++) own[i] = __shfl_sync(0xffffffff, u, half_line() * 4 + i);
 #pragma unroll 1
     for (int c = 0; c < HALF_PIECES; c++, state += 64, key += 64) {
         float S[HALF_LINES / 2][4][4];
@@ -235,9 +232,9 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
     for (int i = 0; i < HALF_LINES * HALF_PIECES; i++)
         ld_v4(tile.S[i / HALF_PIECES][i % HALF_PIECES],
               state + mad_wide(i / HALF_PIECES * 8, o.from_row, i % HALF_PIECES * 64));
-    const char *const column =
-        half_line() % 2 ? token_at(o.q, w.row, token_source(w.head, o.group_q))
-                        : token_at(o.k, w.row, token_source(w.head, o.group_k));
+    const char *const column = half_line() % 2
+                                   ? token_at(o.q, w.row, token_source(w.head, o.group_q))
+                                   : token_at(o.k, w.row, token_source(w.head, o.group_k));
 #pragma unroll
     for (int c = 0; c < HALF_PIECES; c++) ld_v4(right[c], column + at + c * 64);
     const uint32_t value =

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the rows of a record have to do with a token: the first of the two kernels of lazy.cuh. A
- * warp has the state heads of a sequence that share k and q. It computes all that has one number
- * for each row, once:
+ * The products of a record's rows with a token: the first of the two kernels of lazy.cuh. A warp
+ * has the state heads of a sequence that share k and q. It computes all that has one number for
+ * each row, once:
  *
  *     G_j   the product of the decays behind row j, that of the token included; G of the state
  *     w_j   G_j (k_j . k) and G_j (k_j . q), with the factors of k and q
@@ -19,7 +19,7 @@
  * time, so the two products of each make one sum for each lane. */
 enum { LAZY_K = 128, LAZY_ROWS = 16, LAZY_MOST = 64 /* rows of a record */ };
 
-/* What a head leaves: numbers, then two weights for each row, then the decay of each row. k and q:
+/* A head leaves these numbers, then two weights for each row, then the decay of each row. k and q:
  * factors of S k and S q of raw k and q. key: that of raw k alone. decay: that of the state. Rows
  * [first, count) count: a gate has forgotten those before, whose u may be no number. */
 struct alignas(16) lazy_facts {
@@ -199,8 +199,7 @@ GDN_DEVICE void lazy_append_k(const struct gdn_cu_lazy &a, const struct token_pl
 GDN_DEVICE void lazy_append_gate(const struct gdn_cu_lazy &a, const struct token_place &w,
                                  float2 gates, int row)
 {
-    *(float *)lazy_at(a.g, w.from, row, w.head) =
-        copysignf(gates.x, gates.y == 0 ? -1.0f : 1.0f);
+    *(float *)lazy_at(a.g, w.from, row, w.head) = copysignf(gates.x, gates.y == 0 ? -1.0f : 1.0f);
 }
 
 template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_cu_lazy &a)
@@ -236,9 +235,8 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
         k[e] = token_element<io>(raw[0][e / 2], e), q[e] = token_element<io>(raw[1][e / 2], e);
         kk = fmaf(k[e], k[e], kk), qq = fmaf(q[e], q[e], qq), kq = fmaf(k[e], q[e], kq);
     }
-    lazy_all_products<io>(products, a,
-                          lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k)), k, q,
-                          count);
+    lazy_all_products<io>(products, a, lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k)),
+                          k, q, count);
     const struct token_factors f =
         token_factors_of(token_sum<32>(kk), token_sum<32>(qq), token_sum<32>(kq), a.one);
 #pragma unroll 1
@@ -255,7 +253,7 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
     if (appends && pair % a.n_k_pairs == 0) lazy_append_k<io>(a, w, k, f.k, count);
 }
 
-/* ---- What the second kernel does with them ---------------------------------------------------- */
+/* ---- For the second kernel ------------------------------------------------------------------- */
 
 /* Loads u at an address of a row, or zero. Returns it as float32. */
 template <bool wide> GDN_DEVICE uint32_t lazy_load_u(const char *at, bool there)
@@ -267,8 +265,8 @@ template <int io, bool wide> GDN_DEVICE float lazy_u(uint32_t x)
     return wide ? __uint_as_float(x) : token_half<io>(x);
 }
 
-/* Adds u of the rows that count, times their weights, of the column at u of row 0. SHARING lanes side
- * by side have one column, and share the rows in pairs; then the sums are of the lane's rows. */
+/* Adds u of the rows that count, times their weights, of the column at u of row 0. SHARING lanes
+ * side by side have one column, and share the rows in pairs; the sums are of the lane's rows. */
 template <int io, bool wide, int SHARING>
 GDN_DEVICE void lazy_add_rows(float &p, float &z, const char *u, int step, const float *weights,
                               const struct lazy_facts &f)
@@ -334,12 +332,12 @@ GDN_DEVICE bool lazy_appends(const struct gdn_cu_lazy &a, const struct token_pla
     return true;
 }
 
-#define DECODE_LAZY_ROWS_KERNEL(threads, name, io, KC)          \
-    extern "C" __global__ void __launch_bounds__(threads)       \
-        name(const __grid_constant__ struct gdn_cu_lazy a)      \
-    {                                                           \
+#define DECODE_LAZY_ROWS_KERNEL(threads, name, io, KC)           \
+    extern "C" __global__ void __launch_bounds__(threads)        \
+        name(const __grid_constant__ struct gdn_cu_lazy a)       \
+    {                                                            \
         static_assert(KC == LAZY_K, "a lane has four elements"); \
-        decode_lazy_rows<GDN_##io, threads / 32>(a);            \
+        decode_lazy_rows<GDN_##io, threads / 32>(a);             \
     }
 
 #endif

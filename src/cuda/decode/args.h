@@ -150,7 +150,7 @@ struct gdn_cu_lazy {
     int32_t n_heads, step;
     int32_t n_pairs, n_sharing, n_k_pairs; /* pairs of a head of k and one of q; state heads of a
                                               pair; pairs of a head of k */
-    int32_t pad;
+    int32_t ahead; /* rows are read before the count is known: all, which are at most 16 */
 };
 GDN_CU_SIZE(gdn_cu_lazy, 264 + 3 * 24 + 2 * 8 + 10 * 4);
 

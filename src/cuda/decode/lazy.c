@@ -7,7 +7,9 @@ enum {
     FACTS = 8,        /* numbers of a state head, see lazy_rows.cuh */
     PER_ROW = 3,      /* numbers of each row */
     COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
-    COLUMNS_HALF = LAZY_COLUMNS
+    COLUMNS_HALF = LAZY_COLUMNS,
+    AHEAD_ROWS = 16, /* as many as the first kernel has under way at a time */
+    AHEAD_HEADS = 8  /* for each multiprocessor */
 };
 
 static int32_t places_of(const struct gdn_cu_rule *r)
@@ -37,6 +39,14 @@ static int pairs_of(const struct gdn_cu_rule *r)
     return r->Hk % r->Hq == 0 ? r->Hk : r->H;
 }
 
+/* Returns true if few heads wait for memory longer than for its bandwidth. */
+static bool is_ahead(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    return r->record_rows <= AHEAD_ROWS &&
+           r->batch.B * r->H <= (int64_t)AHEAD_HEADS * c->ctx->cuda->sm_count;
+}
+
 static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
@@ -57,6 +67,7 @@ static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
         .n_pairs = pairs_of(r),
         .n_sharing = r->H / pairs_of(r),
         .n_k_pairs = pairs_of(r) / r->Hk,
+        .ahead = is_ahead(c),
     };
 }
 

@@ -239,6 +239,7 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
     for (int c = 0; c < HALF_PIECES; c++) ld_v4(right[c], column + at + c * 64);
     const uint32_t value =
         ld_b32_b16(token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2, false, true);
+    lazy_request_rows(a, w, v);
     griddepcontrol_wait();
     float *const memory = lazy_memory(a, w);
     const struct lazy_facts f = lazy_load_facts(memory);

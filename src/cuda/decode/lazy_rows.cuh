@@ -53,11 +53,14 @@ GDN_DEVICE char *lazy_at(const struct gdn_cu_lazy_rows &r, int slot, int row, in
 
 GDN_DEVICE bool lazy_folds(const struct gdn_cu_lazy &a, int count) { return count + 1 >= a.n_rows; }
 
-/* Returns the rows in use of a slot. */
-GDN_DEVICE int lazy_count(const struct gdn_cu_lazy &a, int slot)
+/* Return the counter of a slot, and the rows in use that it means. */
+GDN_DEVICE int64_t lazy_counter(const struct gdn_cu_lazy &a, int slot)
 {
-    const int64_t n = ld_index(a.count + mad_wide(slot, a.count_step, 0), a.count_bytes, 0);
-    return (int)clamp64(n, 0, a.n_rows);
+    return ld_index(a.count + mad_wide(slot, a.count_step, 0), a.count_bytes, 0);
+}
+GDN_DEVICE int lazy_clamp(const struct gdn_cu_lazy &a, int64_t counter)
+{
+    return (int)clamp64(counter, 0, a.n_rows);
 }
 
 /* Returns element e of four that lie at x. */
@@ -226,9 +229,13 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
     token_fetch_gates(gates, a.one, mine);
     if (!token_slots(w, a.one)) return;
     mine.from = w.from;
-    const int count = lazy_count(a, w.from), last = (count - 1) / LAZY_ROWS * LAZY_ROWS;
-    const bool appends = !lazy_folds(a, count);
-    uint32_t gate = lazy_gate(a, mine, last, count);
+    const int64_t counter = lazy_counter(a, w.from);
+    int n = a.n_rows, last = 0, count = 0;
+    if (!a.ahead) {
+        n = count = lazy_clamp(a, counter);
+        last = (n - 1) / LAZY_ROWS * LAZY_ROWS;
+    }
+    uint32_t gate = lazy_gate(a, mine, last, n);
     float kk = 0, qq = 0, kq = 0;
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -236,7 +243,9 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
         kk = fmaf(k[e], k[e], kk), qq = fmaf(q[e], q[e], qq), kq = fmaf(k[e], q[e], kq);
     }
     lazy_all_products<io>(products, a, lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k)),
-                          k, q, count);
+                          k, q, n);
+    if (a.ahead) count = lazy_clamp(a, counter);
+    const bool appends = !lazy_folds(a, count);
     const struct token_factors f =
         token_factors_of(token_sum<32>(kk), token_sum<32>(qq), token_sum<32>(kq), a.one);
 #pragma unroll 1
@@ -292,6 +301,13 @@ GDN_DEVICE void lazy_add_rows(float &p, float &z, const char *u, int step, const
     }
 }
 
+/* Requests u from memory, from column v on, a row for each lane, before the count is known. */
+GDN_DEVICE void lazy_request_rows(const struct gdn_cu_lazy &a, const struct token_place &w, int v)
+{
+    const int row = threadIdx.x;
+    prefetch(lazy_at(a.u, w.from, row, w.head) + v * a.u.bytes, a.ahead && row < a.n_rows);
+}
+
 /* Computes these sums of column `own` for each of its lanes. */
 template <int io, int SHARING>
 GDN_DEVICE void lazy_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,
@@ -333,7 +349,7 @@ GDN_DEVICE bool lazy_appends(const struct gdn_cu_lazy &a, const struct token_pla
 }
 
 #define DECODE_LAZY_ROWS_KERNEL(threads, name, io, KC)           \
-    extern "C" __global__ void __launch_bounds__(threads)        \
+    extern "C" __global__ void __launch_bounds__(threads, 4)     \
         name(const __grid_constant__ struct gdn_cu_lazy a)       \
     {                                                            \
         static_assert(KC == LAZY_K, "a lane has four elements"); \

@@ -116,12 +116,12 @@ GDN_DEVICE uint32_t half_pick(uint32_t x, uint32_t y, bool odd)
     return odd ? x >> 16 | (y & 0xffff0000) : (x & 0xffff) | y << 16;
 }
 
-/* Adds the product of sixteen rows of the record, from j0 on, to 32 rows of v by 32 columns of k.
- * k: at piece 4 p of row 0. left: u. */
+/* Adds the product of sixteen rows of the record, from j0 on, to 16 rows of v by 32 columns of k.
+ * k: at the first column of row 0. left: u. */
 template <int dtype, bool wide>
-GDN_DEVICE void
-half_add_product(float (&S)[HALF_LINES / 2][4][4], const struct half_factor (&left)[HALF_LINES / 2],
-                 const char *k, const struct gdn_cu_lazy &a, const float *decays, int j0, int count)
+GDN_DEVICE void half_add_product(float (&S)[4][4], const struct half_factor &left, const char *k,
+                                 const struct gdn_cu_lazy &a, const float *decays, int j0,
+                                 int count)
 {
     enum { WORDS = wide ? 8 : 4 };
     const bool odd = half_line() % 2;
@@ -145,75 +145,70 @@ half_add_product(float (&S)[HALF_LINES / 2][4][4], const struct half_factor (&le
             else
                 high[h] = half_pick(upper[i], lower[i], odd);
         }
-#pragma unroll
-        for (int m = 0; m < HALF_LINES / 2; m++) {
-            half_mma<dtype>(S[m][i], left[m].high, high[0], high[1]);
-            half_mma<dtype>(S[m][i], left[m].low, high[0], high[1]);
-            if constexpr (wide) half_mma<dtype>(S[m][i], left[m].high, low[0], low[1]);
-        }
+        half_mma<dtype>(S[i], left.high, high[0], high[1]);
+        half_mma<dtype>(S[i], left.low, high[0], high[1]);
+        if constexpr (wide) half_mma<dtype>(S[i], left.high, low[0], low[1]);
     }
 }
 
-/* Puts all rows of the record into pieces 4 c + t of the tile. */
+/* Puts all rows of the record into 16 rows of v, from v on, by 32 columns of k, from column on. */
 template <int dtype>
-GDN_DEVICE void half_add_record(float (&S)[HALF_LINES / 2][4][4], const struct gdn_cu_lazy &a,
+GDN_DEVICE void half_add_record(float (&S)[4][4], const struct gdn_cu_lazy &a,
                                 const struct token_place &w, const float *decays, int count, int v,
-                                int c)
+                                int column)
 {
-    const char *const k = lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k));
+    const char *const k =
+        lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k)) + column * a.k.bytes;
     const char *const u = lazy_at(a.u, w.from, 0, w.head) + (v + half_line()) * a.u.bytes;
+#pragma unroll 1
     for (int j0 = 0; j0 < count; j0 += LAZY_ROWS) {
-        struct half_factor left[HALF_LINES / 2];
-#pragma unroll
-        for (int m = 0; m < HALF_LINES / 2; m++) {
-            if (a.u.bytes == 4)
-                half_left<dtype, true>(left[m], u + m * 16 * 4, a, decays, j0, count);
-            else
-                half_left<dtype, false>(left[m], u + m * 16 * 2, a, decays, j0, count);
-        }
-        if (a.k.bytes == 4)
-            half_add_product<dtype, true>(S, left, k + c * 128, a, decays, j0, count);
+        struct half_factor left;
+        if (a.u.bytes == 4)
+            half_left<dtype, true>(left, u, a, decays, j0, count);
         else
-            half_add_product<dtype, false>(S, left, k + c * 64, a, decays, j0, count);
+            half_left<dtype, false>(left, u, a, decays, j0, count);
+        if (a.k.bytes == 4)
+            half_add_product<dtype, true>(S, left, k, a, decays, j0, count);
+        else
+            half_add_product<dtype, false>(S, left, k, a, decays, j0, count);
     }
 }
 
-/* Puts all rows of the record, and the token, into the state. It is read again, from the L2 cache:
- * so the other calls need no registers for it. u: of the lane's own row, times the factor of k. */
+/* Puts all rows of the record, and the token, into the state, which is at the lane's first piece. It
+ * is read again, from the L2 cache: so the other calls need no registers for it. u: of the lane's
+ * own row, times the factor of k. */
 template <int dtype>
 GDN_DEVICE void half_fold(char *state, const struct gdn_cu_lazy &a, const struct token_place &w,
                           const struct lazy_facts &f, const float *decays, float u, int v)
 {
-    const char *key =
+    const char *const key =
         token_at(a.one.k, w.row, token_source(w.head, a.one.group_k)) + threadIdx.x % 4 * 16;
-    float own[HALF_LINES];
-#pragma unroll
-    for (int i = 0; i < HALF_LINES; i++) own[i] = __shfl_sync(0xffffffff, u, half_line() * 4 + i);
 #pragma unroll 1
-    for (int c = 0; c < HALF_PIECES; c++, state += 64, key += 64) {
-        float S[HALF_LINES / 2][4][4];
-        uint32_t x[HALF_LINES][4], k[4];
-        ld_keep_v4(k, key, f.beta != 0);
+    for (int i = 0; i < HALF_LINES / 2 * HALF_PIECES; i++) {
+        const int m = i / HALF_PIECES, c = i % HALF_PIECES;
+        float S[4][4], own[2];
+        uint32_t x[2][4], k[4];
+        ld_keep_v4(k, key + c * 64, f.beta != 0);
 #pragma unroll
-        for (int i = 0; i < HALF_LINES; i++)
-            ld_keep_v4(x[i], state + mad_wide(8 * i, a.one.from_row, 0), f.decay != 0);
-#pragma unroll
-        for (int i = 0; i < 8 * HALF_LINES; i++) {
-            const int line = i / 8, e = i % 8;
-            S[line / 2][e / 2][line % 2 * 2 + e % 2] =
-                f.decay * token_element<dtype>(x[line][e / 2], e);
-        }
-        half_add_record<dtype>(S, a, w, decays, f.count, v, c);
-#pragma unroll
-        for (int i = 0; i < 4 * HALF_LINES; i++) {
-            const int line = i / 4, e = i % 4;
-            const float *y = &S[line / 2][e][line % 2 * 2];
-            x[line][e] = half_pair<dtype>(fmaf(token_element<dtype>(k[e], 0), own[line], y[0]),
-                                          fmaf(token_element<dtype>(k[e], 1), own[line], y[1]));
+        for (int line = 0; line < 2; line++) {
+            own[line] = __shfl_sync(0xffffffff, u, half_line() * 4 + 2 * m + line);
+            ld_keep_v4(x[line], state + mad_wide(16 * m + 8 * line, a.one.from_row, c * 64),
+                       f.decay != 0);
         }
 #pragma unroll
-        for (int i = 0; i < HALF_LINES; i++)
-            token_store(state + mad_wide(8 * i, a.one.from_row, 0), x[i]);
+        for (int e = 0; e < 16; e++)
+            S[e % 8 / 2][e / 8 * 2 + e % 2] =
+                f.decay * token_element<dtype>(x[e / 8][e % 8 / 2], e);
+        half_add_record<dtype>(S, a, w, decays, f.count, v + 16 * m, c * 32);
+#pragma unroll
+        for (int line = 0; line < 2; line++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[line][e] = half_pair<dtype>(
+                    fmaf(token_element<dtype>(k[e], 0), own[line], S[e][2 * line]),
+                    fmaf(token_element<dtype>(k[e], 1), own[line], S[e][2 * line + 1]));
+            token_store(state + mad_wide(16 * m + 8 * line, a.one.from_row, c * 64), x[line]);
+        }
     }
 }
 

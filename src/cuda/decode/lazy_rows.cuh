@@ -280,7 +280,8 @@ template <int io, bool wide, int SHARING>
 GDN_DEVICE void lazy_add_rows(float &p, float &z, const char *u, int step, const float *weights,
                               const struct lazy_facts &f)
 {
-    enum { PAIRS = 4 };
+    enum { PAIRS = SHARING == 1 ? 3 : 4 }; /* that registers hold beside a state */
+#pragma unroll 1
     for (int first = f.first & ~1; first < f.count; first += 2 * PAIRS * SHARING) {
         uint32_t x[PAIRS][2], w[PAIRS][4];
 #pragma unroll

@@ -162,16 +162,17 @@ foreach(row ${long} ${images})
         endif()
         continue()
     endif()
+    set(strict $<$<BOOL:${GDN_WERROR}>:--strict>)
     add_custom_command(OUTPUT ${fatbin}
-        COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${image} ${GDN_NVCC} -fatbin -std=c++17 -O3
-            -fmad=false ${effort} ${gencode} --compress-mode=size
+        COMMAND ${PROJECT_SOURCE_DIR}/tools/image.sh ${strict} ${image} ${GDN_NVCC} -fatbin
+            -std=c++17 -O3 -fmad=false ${effort} ${gencode} --compress-mode=size
             -DGDN_IMAGE_${image}=GDN_THIS_IMAGE
             -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
             -MD -MF ${images_folder}/${image}.d -MT ${fatbin} -o ${fatbin}
             ${PROJECT_SOURCE_DIR}/${source}
         DEPFILE ${images_folder}/${image}.d
         DEPENDS ${source} tools/image.sh src/cuda/driver/spills.txt
-        COMMENT "Device code ${image}" VERBATIM)
+        COMMENT "Device code ${image}" VERBATIM COMMAND_EXPAND_LISTS)
     set_property(SOURCE src/cuda/driver/images.c APPEND PROPERTY OBJECT_DEPENDS ${fatbin})
 endforeach()
 if(NOT problem)

@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# image.sh IMAGE NVCC ARGUMENT... - compiles device code and fails on what ptxas only mentions: a
-# serialised WGMMA (C75xx) and a spill that src/cuda/driver/spills.txt does not allow; and on a
-# kernel of the image in kernels.def that is not compiled.
+# image.sh [--strict] IMAGE NVCC ARGUMENT... - compiles device code and fails on a serialised WGMMA
+# (C75xx), which ptxas only mentions, and on a kernel of the image in kernels.def that is not
+# compiled. With --strict it also fails on a warning, and on a spill that
+# src/cuda/driver/spills.txt does not allow. Without, it says so: compilers spill different bytes.
 set -uo pipefail
 driver=$(dirname "$0")/../src/cuda/driver
 list=$driver/spills.txt
+strict=0
+if [ "$1" = --strict ]; then
+    strict=1
+    shift
+fi
 image=$1
 shift
 said=$("$@" -Xptxas -v 2>&1)
@@ -37,12 +43,13 @@ for arch in $(cut -d ' ' -f 1 <<<"$compiled" | sort -u); do
 done
 # A chip may have room for fewer blocks than a kernel's bounds want of all chips.
 grep -vE 'Value of minnctapersm for entry [a-z_A-Z0-9]+ is out of range' <<<"$said" |
-    grep -E '\(C75[0-9][0-9]\)|warning' >&2 && status=1
+    grep -E '\(C75[0-9][0-9]\)|warning' >&2 && [ $strict = 1 ] && status=1
+grep -qE '\(C75[0-9][0-9]\)' <<<"$said" && status=1
 while read -r kernel arch bytes; do
     [ -n "$kernel" ] || continue
     allowed=$(awk -v k="$kernel" -v a="$arch" '$1 == k && $2 == a { print $3 }' "$list")
     [ "$bytes" -le "${allowed:-0}" ] && continue
     echo "$kernel for $arch spills $bytes bytes; not in src/cuda/driver/spills.txt" >&2
-    status=1
+    [ $strict = 0 ] || status=1
 done <<<"$found"
 exit $status

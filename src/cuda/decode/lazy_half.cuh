@@ -174,9 +174,9 @@ GDN_DEVICE void half_add_record(float (&S)[4][4], const struct gdn_cu_lazy &a,
     }
 }
 
-/* Puts all rows of the record, and the token, into the state, which is at the lane's first piece. It
- * is read again, from the L2 cache: so the other calls need no registers for it. u: of the lane's
- * own row, times the factor of k. */
+/* Puts all rows of the record, and the token, into the state, from the lane's first piece on. It is
+ * read again, from the L2 cache: so the other calls need no registers for it. u: of the lane's own
+ * row, times the factor of k. */
 template <int dtype>
 GDN_DEVICE void half_fold(char *state, const struct gdn_cu_lazy &a, const struct token_place &w,
                           const struct lazy_facts &f, const float *decays, float u, int v)

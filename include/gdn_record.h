@@ -55,8 +55,7 @@ extern "C" {
  * and writes what token t adds to row c + t. In a tree, tokens whose parent is -1 follow the c
  * rows. The call needs all four tensors and a state. The batch has GDN_WRITE_NONE or
  * GDN_WRITE_FINAL, no has_initial_state, no num_accepted_tokens, and no slot twice. out may be
- * absent. Padding rows have no record. GDN_EXACT needs float32 states. On a GPU gdn_step has no
- * record (GDN_E_UNSUPPORTED).
+ * absent. Padding rows have no record. GDN_EXACT needs float32 states.
  *
  *     GDN_WRITE_NONE   The tokens are drafts: c stays, and c + T is at most R.
  *     GDN_WRITE_FINAL  The tokens are accepted at once (a lazy state). If c + T is less than R,

@@ -253,7 +253,6 @@ static void test_records(void)
 static void test_lazy(void)
 {
     REFUSE("a prompt", PREFILL, gdn_rule, "record_k: given", GIVE_RECORD(a));
-    REFUSE("a step", STEP, gdn_step, "record_k: given", GIVE_RECORD(a));
 }
 
 /* A record as that flag has it, and what gdn_decode wants beside it. */

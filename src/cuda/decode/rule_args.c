@@ -80,8 +80,8 @@ gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
 {
     if (!r->record) return GDN_OK;
     return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                    "record_k: given, wanted none but in gdn_decode on a GPU: gdn_record_fold() "
-                    "first");
+                    "record_k: given, wanted none but in gdn_decode and gdn_step on a GPU: "
+                    "gdn_record_fold() first");
 }
 
 /* Refuses a tensor in a call of the family. */

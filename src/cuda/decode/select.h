@@ -15,11 +15,6 @@ enum {
     FEW_TOKENS = 4      /* tokens of a window */
 };
 
-/* Checks the contents of a gdn_decode with a record, if the context does. */
-gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
-                                 const struct gdn_tokens *tokens, const struct gdn_record *record,
-                                 void *stream);
-
 /* Counts the tokens of a gdn_decode whose record accepts them. */
 gdn_status gdn_decode_accept(const struct gdn_decode_call *c);
 

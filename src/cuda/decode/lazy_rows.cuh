@@ -15,8 +15,8 @@
 
 #include "cuda/decode/token.cuh"
 
-/* The lanes of a warp, with four elements of k each, have one row of K = 128. Rows go sixteen at a
- * time, so the two products of each make one sum for each lane. */
+/* The lanes of a warp, with four elements of k each, have one row of K = 128. Decays of rows go
+ * sixteen at a time. */
 enum { LAZY_K = 128, LAZY_ROWS = 16, LAZY_MOST = 64 /* rows of a record */ };
 
 /* A head leaves these numbers, then two weights for each row, then the decay of each row. k and q:
@@ -69,44 +69,38 @@ template <int io, bool wide> GDN_DEVICE float lazy_element(const uint32_t (&x)[4
     return wide ? __uint_as_float(x[e]) : token_element<io>(x[e / 2], e);
 }
 
-/* Adds the lane's part of the products of n rows with k, and with q to the second half of x. */
+/* Computes the products of n rows with raw k and q: of row j, products[j]. Sixteen rows of 16 bits
+ * are under way at a time, which are as many registers as eight of float32. */
 template <int io, bool wide>
-GDN_DEVICE void lazy_products(float (&x)[2 * LAZY_ROWS], const float (&k)[4], const float (&q)[4],
-                              const char *rows, int step, int n)
+GDN_DEVICE void lazy_products(float2 *products, const char *rows, int step, const float (&k)[4],
+                              const float (&q)[4], int n)
 {
-    uint32_t y[LAZY_ROWS][4];
-#pragma unroll
-    for (int j = 0; j < LAZY_ROWS; j++) {
-        const char *at = rows + mad_wide(j, step, 0) + threadIdx.x % 32 * (wide ? 16 : 8);
-        if (wide)
-            ld_keep_v4(y[j], at, j < n);
-        else
-            ld_keep_v2(y[j], at, j < n);
-    }
-#pragma unroll
-    for (int i = 0; i < 4 * LAZY_ROWS; i++) {
-        const int j = i / 4, e = i % 4;
-        const float yi = lazy_element<io, wide>(y[j], e);
-        x[j] = fmaf(yi, k[e], e ? x[j] : 0);
-        x[LAZY_ROWS + j] = fmaf(yi, q[e], e ? x[LAZY_ROWS + j] : 0);
-    }
-}
-
-/* Computes the products of all rows with raw k and q: of row j, products[j]. */
-template <int io>
-GDN_DEVICE void lazy_all_products(float2 *products, const struct gdn_cu_lazy &a, const char *rows,
-                                  const float (&k)[4], const float (&q)[4], int count)
-{
+    enum { N = 8, AT_ONCE = wide ? N : 2 * N };
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int first = 0; first < count; first += LAZY_ROWS, rows += LAZY_ROWS * (int64_t)a.k.row) {
-        float x[2 * LAZY_ROWS];
-        if (a.k.bytes == 4)
-            lazy_products<io, true>(x, k, q, rows, a.k.row, count - first);
-        else
-            lazy_products<io, false>(x, k, q, rows, a.k.row, count - first);
-        const float mine = token_sums<32, 2 * LAZY_ROWS>(x);
-        ((float *)&products[first + lane % LAZY_ROWS])[lane / LAZY_ROWS] = mine;
+    for (int first = 0; first < n; first += AT_ONCE, rows += AT_ONCE * (int64_t)step) {
+        uint32_t y[AT_ONCE][4];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const char *at = rows + mad_wide(j, step, 0) + lane * (wide ? 16 : 8);
+            if (wide)
+                ld_keep_v4(y[j], at, first + j < n);
+            else
+                ld_keep_v2(y[j], at, first + j < n);
+        }
+#pragma unroll
+        for (int j0 = 0; j0 < AT_ONCE; j0 += N) {
+            float x[2 * N];
+#pragma unroll
+            for (int i = 0; i < 4 * N; i++) {
+                const int j = i / 4, e = i % 4;
+                const float yi = lazy_element<io, wide>(y[j0 + j], e);
+                x[j] = fmaf(yi, k[e], e ? x[j] : 0);
+                x[N + j] = fmaf(yi, q[e], e ? x[N + j] : 0);
+            }
+            const float sum = token_sums<32, 2 * N>(x); /* number lane / 2 */
+            if (lane % 2 == 0) ((float *)&products[first + j0 + lane / 2 % N])[lane / 2 / N] = sum;
+        }
     }
     __syncwarp();
 }
@@ -242,8 +236,11 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
         k[e] = token_element<io>(raw[0][e / 2], e), q[e] = token_element<io>(raw[1][e / 2], e);
         kk = fmaf(k[e], k[e], kk), qq = fmaf(q[e], q[e], qq), kq = fmaf(k[e], q[e], kq);
     }
-    lazy_all_products<io>(products, a, lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k)),
-                          k, q, n);
+    const char *const rows = lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k));
+    if (a.k.bytes == 4)
+        lazy_products<io, true>(products, rows, a.k.row, k, q, n);
+    else
+        lazy_products<io, false>(products, rows, a.k.row, k, q, n);
     if (a.ahead) count = lazy_clamp(a, counter);
     const bool appends = !lazy_folds(a, count);
     const struct token_factors f =
@@ -350,7 +347,7 @@ GDN_DEVICE bool lazy_appends(const struct gdn_cu_lazy &a, const struct token_pla
 }
 
 #define DECODE_LAZY_ROWS_KERNEL(threads, name, io, KC)           \
-    extern "C" __global__ void __launch_bounds__(threads, 4)     \
+    extern "C" __global__ void __launch_bounds__(threads, 8)     \
         name(const __grid_constant__ struct gdn_cu_lazy a)       \
     {                                                            \
         static_assert(KC == LAZY_K, "a lane has four elements"); \

@@ -347,7 +347,7 @@ GDN_DEVICE bool lazy_appends(const struct gdn_cu_lazy &a, const struct token_pla
 }
 
 #define DECODE_LAZY_ROWS_KERNEL(threads, name, io, KC)           \
-    extern "C" __global__ void __launch_bounds__(threads, 8)     \
+    extern "C" __global__ void __launch_bounds__(threads, 7)     \
         name(const __grid_constant__ struct gdn_cu_lazy a)       \
     {                                                            \
         static_assert(KC == LAZY_K, "a lane has four elements"); \

@@ -85,6 +85,25 @@ GDN_DEVICE void record_accept(const struct gdn_cu_record &a)
     if (s.n_valid > 0) set_count(a, slot, c < a.n_rows ? c : 0);
 }
 
+/* Empties the records of the slots of a sequence that gdn_prefill has computed. A warp has a
+ * sequence. */
+GDN_DEVICE void record_forget(const struct gdn_cu_record &a)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (row >= a.batch.B) return;
+    const struct gdn_cu_seq s = read_sequence(a.batch, row);
+    if (s.n_tokens == 0 || s.padding || s.sunk) return;
+    const struct gdn_cu_checkpoints list = read_checkpoints(a.batch, s);
+    for (int64_t i = list.first + lane, slot; i < list.end; i += 32) {
+        checkpoint_at(a.batch, list, i, slot);
+        if (slot >= 0) set_count(a, slot, 0);
+    }
+    if (lane > 0 || (s.read == s.write && s.n_valid == 0)) return;
+    if (s.read >= 0 && s.n_valid > 0) set_count(a, s.read, 0);
+    if (s.write >= 0) set_count(a, s.write, 0);
+}
+
 #define GDN_IMAGE_decode_record GDN_THIS_IMAGE
 #define GDN_KERNEL_decode_record(threads, shared, what)                          \
     extern "C" __global__ void __launch_bounds__(threads)                        \

@@ -80,8 +80,7 @@ gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
 {
     if (!r->record) return GDN_OK;
     return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                    "record_k: given, wanted none but in gdn_decode and gdn_step on a GPU: "
-                    "gdn_record_fold() first");
+                    "record_k: given, wanted none here on a GPU: gdn_record_fold() first");
 }
 
 /* Refuses a tensor in a call of the family. */
@@ -112,7 +111,8 @@ gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_rule *r)
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *c)
 {
     return c->rule.record
-               ? gdn_cuda_check_record(ctx, &c->plan, &c->tokens, &c->record, c->base.stream)
+               ? gdn_cuda_check_record(ctx, &c->plan, &c->tokens, &c->pools, &c->record,
+                                       c->base.stream)
                : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream);
 }
 

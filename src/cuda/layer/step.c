@@ -510,7 +510,8 @@ static gdn_status run_several(gdn_ctx *ctx, const struct gdn_step_call *m, struc
 static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_step_call *m)
 {
     return m->rule.record
-               ? gdn_cuda_check_record(ctx, &m->plan, &m->tokens, &m->record, m->base.stream)
+               ? gdn_cuda_check_record(ctx, &m->plan, &m->tokens, &m->pools, &m->record,
+                                       m->base.stream)
                : gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream);
 }
 

@@ -294,9 +294,9 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_split(ctx, &c->rule));
-    TRY(gdn_cuda_refuse_record(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
     gdn_cuda_fill_call(&p->rule, c);
+    p->rule.record_k.data = NULL; /* its rows are in the states when the tokens begin */
     gdn_cuda_prefill_plan(ctx, &p->rule, gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch),
                           &p->plan);
     c->base.bytes = p->plan.bytes;
@@ -308,6 +308,7 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
+    if (c->rule.record) TRY(gdn_cuda_fold_first(ctx, c));
     return gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
 }
 

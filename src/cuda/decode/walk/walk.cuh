@@ -350,7 +350,7 @@ GDN_DEVICE void walk_piece(const struct gdn_cu_walk &a, struct walk_shared<Tile,
     };
     read_piece(m, piece);
     find_record(m);
-    if (w.seq.n_tokens == 0 || (a.fold && m.count == 0)) return;
+    if (w.seq.n_tokens == 0 || (a.fold && (m.count == 0 || w.seq.n_valid == 0))) return;
     if (m.appends) {
         __syncthreads();
         if (threadIdx.x == 0) sh.decode.work.seq.write = -1; /* the state stays */

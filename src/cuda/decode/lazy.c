@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches the two kernels of lazy.cuh: one token of each sequence, accepted beside a record. */
 #include "cuda/decode/select.h"
+#include "cuda/driver/shared_bytes.h"
 
 enum {
     THREADS = 128,    /* of a block of the first kernel, a warp for each pair of heads */
@@ -8,8 +9,9 @@ enum {
     PER_ROW = 3,      /* numbers of each row */
     COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
     COLUMNS_HALF = LAZY_COLUMNS,
-    AHEAD_ROWS = 16, /* as many as the first kernel has under way at a time */
-    AHEAD_HEADS = 8  /* for each multiprocessor */
+    EARLY_BLOCKS = 16, /* of the second kernel, on a multiprocessor at a time */
+    AHEAD_ROWS = 16,   /* as many as the first kernel has under way at a time */
+    AHEAD_HEADS = 8    /* for each multiprocessor */
 };
 
 static int32_t places_of(const struct gdn_cu_rule *r)
@@ -68,6 +70,7 @@ static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
         .n_sharing = r->H / pairs_of(r),
         .n_k_pairs = pairs_of(r) / r->Hk,
         .ahead = is_ahead(c),
+        .n_early = EARLY_BLOCKS * c->ctx->cuda->sm_count,
     };
 }
 
@@ -94,6 +97,7 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
     const struct gdn_cuda_call second = {
         .kernel = tokens[c->pool->dtype != GDN_F32][f16],
         .grid = { r->V / columns, r->H, r->batch.B },
+        .shared_bytes = c->pool->dtype == GDN_F32 ? 0 : GDN_CU_LAZY_BYTES,
         .stream = c->stream,
         .args = &a,
         .overlaps = true,

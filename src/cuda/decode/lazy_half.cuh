@@ -13,6 +13,9 @@
 
 #include "cuda/decode/lazy_rows.cuh"
 #include "cuda/device/ptx_mma.cuh"
+#include "cuda/driver/shared_bytes.h"
+
+extern __shared__ __align__(128) char gdn_shared[];
 
 enum { HALF_ROWS = 32, HALF_PIECES = 4, HALF_LINES = 4 };
 
@@ -60,10 +63,15 @@ GDN_DEVICE void half_read(float &p, float &z, const struct half_tile &tile,
 
 /* ---- The fold -------------------------------------------------------------------------------- */
 
-/* A factor of numbers in two parts of 16 bits. */
-struct half_factor {
-    uint32_t high[4], low[4];
+/* Sixteen rows of a record, the last of which may be the token itself, as factors of 16 bits: u
+ * times decays, and k if it is float32, in two parts. k: [row][piece 4 p][pair i of lane t], so
+ * that eight elements side by side are those of a product. Rows are apart by odd multiples of 16
+ * bytes. */
+struct half_rows {
+    alignas(16) uint32_t k[2][LAZY_ROWS][68];
+    alignas(16) uint16_t u[2][LAZY_ROWS][40];
 };
+static_assert(sizeof(struct half_rows) == GDN_CU_LAZY_BYTES, "as it is launched");
 
 template <int dtype> GDN_DEVICE void half_split(uint32_t &high, uint32_t &low, float x, float y)
 {
@@ -71,153 +79,184 @@ template <int dtype> GDN_DEVICE void half_split(uint32_t &high, uint32_t &low, f
     low = half_pair<dtype>(x - token_element<dtype>(high, 0), y - token_element<dtype>(high, 1));
 }
 
-/* Makes a left factor of u times decays, of sixteen rows of the record from j0 on. u: at the lane's
- * first line of those that the factor has. */
+/* Stages k of n rows from `rows` on: those whose bit of mask is set, the others as zeros. */
 template <int dtype, bool wide>
-GDN_DEVICE void half_left(struct half_factor &to, const char *u, const struct gdn_cu_lazy &a,
-                          const float *decays, int j0, int count)
+GDN_DEVICE void half_stage_k(struct half_rows &sh, const char *rows, int step, unsigned mask)
 {
-    uint32_t x[8], decay[4];
+    enum { LOADS = 8, AT_ONCE = wide ? LOADS : 2 * LOADS };
+    const int lane = threadIdx.x, first = wide ? 0 : lane / 16;
+#pragma unroll 1
+    for (int j0 = 0; j0 < LAZY_ROWS; j0 += AT_ONCE) {
+        uint32_t x[LOADS][4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int j = j0 + threadIdx.x % 4 * 2 + i / 2 * 8 + i % 2;
-        decay[i] = ld_b32_b16(decays + j, j < count, false);
-    }
+        for (int i = 0; i < LOADS; i++) {
+            const int j = j0 + (wide ? i : first + 2 * i);
+            ld_keep_v4(x[i], rows + mad_wide(j, step, (wide ? lane : lane % 16) * 16),
+                       mask >> j & 1);
+        }
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int j = j0 + threadIdx.x % 4 * 2 + i / 4 * 8 + i % 2;
-        const char *at = u + mad_wide(j, a.u.row, i / 2 % 2 * 8 * (wide ? 4 : 2));
-        x[i] = lazy_load_u<wide>(at, decay[i / 4 * 2 + i % 2] != 0);
-    }
+        for (int i = 0; i < LOADS; i++) {
+            const int j = j0 + (wide ? i : first + 2 * i);
+            const int piece = wide ? lane / 2 : lane % 16, at = piece / 4 * 16 + piece % 4;
+            if constexpr (wide) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float *d = (const float *)decay + i / 2 * 2;
-        half_split<dtype>(to.high[i], to.low[i], d[0] * lazy_u<dtype, wide>(x[2 * i]),
-                          d[1] * lazy_u<dtype, wide>(x[2 * i + 1]));
+                for (int e = 0; e < 2; e++)
+                    half_split<dtype>(sh.k[0][j][at + (lane % 2 * 2 + e) * 4],
+                                      sh.k[1][j][at + (lane % 2 * 2 + e) * 4],
+                                      __uint_as_float(x[i][2 * e]),
+                                      __uint_as_float(x[i][2 * e + 1]));
+            } else {
+#pragma unroll
+                for (int e = 0; e < 4; e++) sh.k[0][j][at + e * 4] = x[i][e];
+            }
+        }
     }
 }
 
-/* Loads eight elements of k of row j of the record. */
-template <bool wide>
-GDN_DEVICE void half_load_k(uint32_t (&x)[wide ? 8 : 4], const char *at, bool there)
-{
-    uint32_t y[4];
-#pragma unroll
-    for (int i = 0; i < (wide ? 2 : 1); i++) {
-        ld_keep_v4(y, at + 16 * i, there);
-#pragma unroll
-        for (int j = 0; j < 4; j++) x[4 * i + j] = y[j];
-    }
-}
-
-/* Returns the lane's element of pair i: the second one if `odd`. */
-GDN_DEVICE uint32_t half_pick(uint32_t x, uint32_t y, bool odd)
-{
-    return odd ? x >> 16 | (y & 0xffff0000) : (x & 0xffff) | y << 16;
-}
-
-/* Adds the product of sixteen rows of the record, from j0 on, to 16 rows of v by 32 columns of k.
- * k: at the first column of row 0. left: u. */
+/* Stages u of column `lane` times decays. decay: of row `lane`; those of rows without are zero. */
 template <int dtype, bool wide>
-GDN_DEVICE void half_add_product(float (&S)[4][4], const struct half_factor &left, const char *k,
-                                 const struct gdn_cu_lazy &a, const float *decays, int j0,
-                                 int count)
+GDN_DEVICE void half_stage_u(struct half_rows &sh, const char *u, int step, float decay,
+                             unsigned mask)
 {
-    enum { WORDS = wide ? 8 : 4 };
-    const bool odd = half_line() % 2;
-    uint32_t x[4][WORDS];
+    uint32_t x[LAZY_ROWS];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int j = j0 + threadIdx.x % 4 * 2 + i / 2 * 8 + i % 2;
-        const bool there = j < count && ld_b32_b16(decays + j, j < count, false) != 0;
-        half_load_k<wide>(x[i], k + mad_wide(j, a.k.row, half_line() / 2 * 4 * WORDS), there);
-    }
+    for (int j = 0; j < LAZY_ROWS; j++)
+        x[j] = lazy_load_u<wide>(u + mad_wide(j, step, 0), mask >> j & 1);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t high[2], low[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t(&upper)[WORDS] = x[2 * h], (&lower)[WORDS] = x[2 * h + 1];
-            if constexpr (wide)
-                half_split<dtype>(high[h], low[h],
-                                  __uint_as_float(odd ? upper[2 * i + 1] : upper[2 * i]),
-                                  __uint_as_float(odd ? lower[2 * i + 1] : lower[2 * i]));
-            else
-                high[h] = half_pick(upper[i], lower[i], odd);
-        }
-        half_mma<dtype>(S[i], left.high, high[0], high[1]);
-        half_mma<dtype>(S[i], left.low, high[0], high[1]);
-        if constexpr (wide) half_mma<dtype>(S[i], left.high, low[0], low[1]);
+    for (int j = 0; j < LAZY_ROWS; j++) {
+        const float y = __shfl_sync(0xffffffff, decay, j) * lazy_u<dtype, wide>(x[j]);
+        uint32_t high, low;
+        half_split<dtype>(high, low, y, 0);
+        sh.u[0][j][threadIdx.x] = (uint16_t)high, sh.u[1][j][threadIdx.x] = (uint16_t)low;
     }
 }
 
-/* Puts all rows of the record into 16 rows of v, from v on, by 32 columns of k, from column on. */
+/* Stages rows j0 to j0 + 15 of the record, and the token behind the last of them. u: of the lane's
+ * column, times the factor of k. */
 template <int dtype>
-GDN_DEVICE void half_add_record(float (&S)[4][4], const struct gdn_cu_lazy &a,
-                                const struct token_place &w, const float *decays, int count, int v,
-                                int column)
+GDN_DEVICE void half_stage(struct half_rows &sh, const struct gdn_cu_lazy &a,
+                           const struct token_place &w, const struct lazy_facts &f,
+                           const float *decays, float u, int v, int j0)
 {
-    const char *const k =
-        lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k)) + column * a.k.bytes;
-    const char *const u = lazy_at(a.u, w.from, 0, w.head) + (v + half_line()) * a.u.bytes;
-#pragma unroll 1
-    for (int j0 = 0; j0 < count; j0 += LAZY_ROWS) {
-        struct half_factor left;
-        if (a.u.bytes == 4)
-            half_left<dtype, true>(left, u, a, decays, j0, count);
-        else
-            half_left<dtype, false>(left, u, a, decays, j0, count);
-        if (a.k.bytes == 4)
-            half_add_product<dtype, true>(S, left, k, a, decays, j0, count);
-        else
-            half_add_product<dtype, false>(S, left, k, a, decays, j0, count);
+    const int lane = threadIdx.x, own = f.count - j0, source = token_source(w.head, a.one.group_k);
+    const bool there = lane < LAZY_ROWS && j0 + lane >= f.first && lane < own;
+    const float decay = __uint_as_float(ld_b32_b16(decays + j0 + lane, there, false));
+    const unsigned mask = __ballot_sync(0xffffffff, decay != 0);
+    const char *const rows = lazy_at(a.k, w.from, j0, source);
+    const char *const column = lazy_at(a.u, w.from, j0, w.head) + (v + lane) * a.u.bytes;
+    __syncwarp();
+    if (a.u.bytes == 4)
+        half_stage_u<dtype, true>(sh, column, a.u.row, decay, mask);
+    else
+        half_stage_u<dtype, false>(sh, column, a.u.row, decay, mask);
+    if (a.k.bytes == 4)
+        half_stage_k<dtype, true>(sh, rows, a.k.row, mask);
+    else
+        half_stage_k<dtype, false>(sh, rows, a.k.row, mask);
+    __syncwarp();
+    if (own < LAZY_ROWS) {
+        uint32_t x[2], high, low;
+        const char *const k = token_at(a.one.k, w.row, source) + lane * 8;
+        x[0] = ld_b32_b16(k, f.beta != 0, false), x[1] = ld_b32_b16(k + 4, f.beta != 0, false);
+        const int piece = lane / 2, at = piece / 4 * 16 + piece % 4;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            sh.k[0][own][at + (lane % 2 * 2 + e) * 4] = x[e];
+            sh.k[1][own][at + (lane % 2 * 2 + e) * 4] = 0;
+        }
+        half_split<dtype>(high, low, u, 0);
+        sh.u[0][own][lane] = (uint16_t)high, sh.u[1][own][lane] = (uint16_t)low;
+    }
+    __syncwarp();
+}
+
+/* Adds the product of the staged rows to 16 rows of v, from line 2 m on, by pieces 4 c + t. */
+template <int dtype>
+GDN_DEVICE void half_add_product(float (&S)[4][4], const struct half_rows &sh,
+                                 const uint32_t (&high)[4], const uint32_t (&low)[4], int c,
+                                 bool wide)
+{
+    const int lane = threadIdx.x;
+    const uint32_t at =
+        shared_address(&sh.k[0][lane % 8 + lane / 8 % 2 * 8][c * 16 + lane / 16 * 4]);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t x[4];
+        load_matrices_turned(x, at + i * 16);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            half_mma<dtype>(S[i + e], high, x[2 * e], x[2 * e + 1]);
+            half_mma<dtype>(S[i + e], low, x[2 * e], x[2 * e + 1]);
+        }
+        if (!wide) continue;
+        load_matrices_turned(x, at + i * 16 + (uint32_t)sizeof sh.k[0]);
+#pragma unroll
+        for (int e = 0; e < 2; e++) half_mma<dtype>(S[i + e], high, x[2 * e], x[2 * e + 1]);
     }
 }
 
-/* Puts all rows of the record, and the token, into the state, from the lane's first piece on. It is
- * read again, from the L2 cache: so the other calls need no registers for it. u: of the lane's own
- * row, times the factor of k. */
+/* Puts the staged rows into 16 rows of v of the state, times a decay. u: at their first column. */
 template <int dtype>
-GDN_DEVICE void half_fold(char *state, const struct gdn_cu_lazy &a, const struct token_place &w,
-                          const struct lazy_facts &f, const float *decays, float u, int v)
+GDN_DEVICE void half_fold_lines(char *state, int step, const uint16_t *u,
+                                const struct half_rows &sh, float decay, bool wide)
 {
-    const char *const key =
-        token_at(a.one.k, w.row, token_source(w.head, a.one.group_k)) + threadIdx.x % 4 * 16;
-#pragma unroll 1
-    for (int i = 0; i < HALF_LINES / 2 * HALF_PIECES; i++) {
-        const int m = i / HALF_PIECES, c = i % HALF_PIECES;
-        float S[4][4], own[2];
-        uint32_t x[2][4], k[4];
-        ld_keep_v4(k, key + c * 64, f.beta != 0);
+    uint32_t x[2][HALF_PIECES][4], high[4], low[4];
+    const int lane = threadIdx.x;
 #pragma unroll
-        for (int line = 0; line < 2; line++) {
-            own[line] = __shfl_sync(0xffffffff, u, half_line() * 4 + 2 * m + line);
-            ld_keep_v4(x[line], state + mad_wide(16 * m + 8 * line, a.one.from_row, c * 64),
-                       f.decay != 0);
-        }
+    for (int i = 0; i < 2 * HALF_PIECES; i++)
+        ld_keep_v4(x[i / HALF_PIECES][i % HALF_PIECES],
+                   state + mad_wide(i / HALF_PIECES * 8, step, i % HALF_PIECES * 64), decay != 0);
+    const uint32_t at = shared_address(u + (lane % 8 + lane / 16 * 8) * 40 + lane / 8 % 2 * 8);
+    load_matrices_turned(high, at);
+    load_matrices_turned(low, at + (uint32_t)sizeof sh.u[0]);
+#pragma unroll
+    for (int c = 0; c < HALF_PIECES; c++) {
+        float S[4][4];
 #pragma unroll
         for (int e = 0; e < 16; e++)
             S[e % 8 / 2][e / 8 * 2 + e % 2] =
-                f.decay * token_element<dtype>(x[e / 8][e % 8 / 2], e);
-        half_add_record<dtype>(S, a, w, decays, f.count, v + 16 * m, c * 32);
+                decay * token_element<dtype>(x[e / 8][c][e % 8 / 2], e);
+        half_add_product<dtype>(S, sh, high, low, c, wide);
 #pragma unroll
-        for (int line = 0; line < 2; line++) {
+        for (int e = 0; e < 8; e++)
+            x[e / 4][c][e % 4] = half_pair<dtype>(S[e % 4][e / 4 * 2], S[e % 4][e / 4 * 2 + 1]);
+    }
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                x[line][e] = half_pair<dtype>(
-                    fmaf(token_element<dtype>(k[e], 0), own[line], S[e][2 * line]),
-                    fmaf(token_element<dtype>(k[e], 1), own[line], S[e][2 * line + 1]));
-            token_store(state + mad_wide(16 * m + 8 * line, a.one.from_row, c * 64), x[line]);
-        }
+    for (int i = 0; i < 2 * HALF_PIECES; i++)
+        token_store(state + mad_wide(i / HALF_PIECES * 8, step, i % HALF_PIECES * 64),
+                    x[i / HALF_PIECES][i % HALF_PIECES]);
+}
+
+/* Puts all rows of the record, and the token, into the state, sixteen at a time. It is read again,
+ * from the L2 cache, when rows are staged: that takes many registers. u: of the lane's own row,
+ * times the factor of k. */
+template <int dtype>
+GDN_DEVICE void half_fold(char *state, struct half_rows &sh, const struct gdn_cu_lazy &a,
+                          const struct token_place &w, const struct lazy_facts &f,
+                          const float *decays, float u, int v)
+{
+    const int lane = threadIdx.x, step = a.one.from_row;
+    const float of_column = __shfl_sync(0xffffffff, u, lane % 8 * 4 + lane / 8);
+    float decay = f.decay;
+#pragma unroll 1
+    for (int j0 = 0; j0 <= f.count; j0 += LAZY_ROWS, decay = 1) {
+        half_stage<dtype>(sh, a, w, f, decays, of_column, v, j0);
+#pragma unroll 1
+        for (int m = 0; m < 2; m++)
+            half_fold_lines<dtype>(state + mad_wide(16 * m, step, 0), step, &sh.u[0][0][16 * m], sh,
+                                   decay, a.k.bytes == 4);
     }
 }
 
 /* ---- The token ------------------------------------------------------------------------------- */
 
 template <int dtype>
-GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token_place &w, int v)
+GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token_place &w, int v,
+                                 struct lazy_facts f, bool early)
 {
+    struct half_rows &sh = *(struct half_rows *)gdn_shared;
     const struct gdn_cu_token &o = a.one;
+    float *const memory = lazy_memory(a, w);
     const int lane = threadIdx.x, own = v + half_own(), at = lane % 4 * 16;
     uint32_t right[HALF_PIECES][4];
     struct half_tile tile;
@@ -235,9 +274,10 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
     const uint32_t value =
         ld_b32_b16(token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2, false, true);
     lazy_request_rows(a, w, v);
-    griddepcontrol_wait();
-    float *const memory = lazy_memory(a, w);
-    const struct lazy_facts f = lazy_load_facts(memory);
+    if (early) {
+        griddepcontrol_wait();
+        f = lazy_load_facts(memory);
+    }
     lazy_sum_rows<dtype, 1>(rows_p, rows_z, a, w, lazy_weights(memory), f, own);
     if (__builtin_expect(f.decay == 0, 0)) token_forget(&tile.S[0][0][0], sizeof tile / 4);
     half_read<dtype>(p, z, tile, right);
@@ -246,7 +286,7 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
         token_store_half<dtype>(token_at(o.out, w.row, w.head) + own * 2,
                                 rule_o(f.kq, fmaf(f.q, z, rows_z), u));
     if (lazy_appends<dtype>(a, w, f.count, own, u)) return;
-    half_fold<dtype>(state, a, w, f, lazy_decays(memory, a), u * f.key, v);
+    half_fold<dtype>(state, sh, a, w, f, lazy_decays(memory, a), u * f.key, v);
 }
 
 #endif

@@ -271,30 +271,30 @@ template <int io, bool wide> GDN_DEVICE float lazy_u(uint32_t x)
     return wide ? __uint_as_float(x) : token_half<io>(x);
 }
 
-/* Adds u of the rows that count, times their weights, of the column at u of row 0. SHARING lanes
- * side by side have one column, and share the rows in pairs; the sums are of the lane's rows. */
+/* Adds u of the rows that count, times their weights, of the column at u of row 0, sixteen rows at
+ * a time. SHARING lanes side by side have one column, and share the rows; the sums are of the
+ * lane's rows. */
 template <int io, bool wide, int SHARING>
 GDN_DEVICE void lazy_add_rows(float &p, float &z, const char *u, int step, const float *weights,
                               const struct lazy_facts &f)
 {
-    enum { PAIRS = SHARING == 1 ? 3 : 4 }; /* that registers hold beside a state */
+    enum { N = LAZY_ROWS / SHARING };
+    const int lane = threadIdx.x, mine = lane % SHARING;
 #pragma unroll 1
-    for (int first = f.first & ~1; first < f.count; first += 2 * PAIRS * SHARING) {
-        uint32_t x[PAIRS][2], w[PAIRS][4];
+    for (int first = f.first; first < f.count; first += LAZY_ROWS) {
+        uint32_t x[N], w[4];
+        ld_keep_v2(w, weights + 2 * (first + lane), lane < LAZY_ROWS && first + lane < f.count);
 #pragma unroll
-        for (int n = 0; n < PAIRS; n++) {
-            const int j = first + 2 * (n * SHARING + threadIdx.x % SHARING);
-            const char *const at = u + mad_wide(j, step, 0);
-            ld_keep_v4(w[n], weights + 2 * j, j < f.count);
-            x[n][0] = lazy_load_u<wide>(at, j >= f.first && j < f.count);
-            x[n][1] = lazy_load_u<wide>(at + step, j + 1 < f.count);
+        for (int n = 0; n < N; n++) {
+            const int j = first + n * SHARING + mine;
+            x[n] = lazy_load_u<wide>(u + mad_wide(j, step, 0), j < f.count);
         }
 #pragma unroll
-        for (int n = 0; n < 2 * PAIRS; n++) {
-            const int i = n / 2, e = n % 2;
-            const float un = lazy_u<io, wide>(x[i][e]);
-            p = fmaf(__uint_as_float(w[i][2 * e]), un, p);
-            z = fmaf(__uint_as_float(w[i][2 * e + 1]), un, z);
+        for (int n = 0; n < N; n++) {
+            const float un = lazy_u<io, wide>(x[n]);
+            const int row = n * SHARING + mine;
+            p = fmaf(__uint_as_float(__shfl_sync(0xffffffff, w[0], row)), un, p);
+            z = fmaf(__uint_as_float(__shfl_sync(0xffffffff, w[1], row)), un, z);
         }
     }
 }

@@ -13,6 +13,9 @@ enum { GDN_CU_CHUNKS_64 = 54784, GDN_CU_CHUNKS_128 = 80896 };
 /* T and P of chunks, by mma.sync. */
 enum { GDN_CU_CHUNKS_BYTES = 49152 };
 
+/* Rows of a record, as 16-bit factors. */
+enum { GDN_CU_LAZY_BYTES = 11264 };
+
 /* Gradients in float32. */
 enum { GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };
 /* Walks of the family; K above 128. */

@@ -90,6 +90,7 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
     const struct gdn_cuda_call first = {
         .kernel = rows[f16],
         .grid = { (a.n_pairs + warps - 1) / warps, r->batch.B, 1 },
+        .shared_bytes = GDN_CU_LAZY_ROWS_BYTES,
         .stream = c->stream,
         .args = &a,
         .overlaps = true,

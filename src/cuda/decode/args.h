@@ -150,10 +150,12 @@ struct gdn_cu_lazy {
     int32_t n_heads, step;
     int32_t n_pairs, n_sharing, n_k_pairs; /* pairs of a head of k and one of q; state heads of a
                                               pair; pairs of a head of k */
-    int32_t ahead;        /* rows are read before the count is known: all, which are at most 16 */
-    int32_t n_early, pad; /* blocks that may begin before the first kernel ends */
+    int32_t ahead;          /* rows are read before the count is known: all, which are at most 16 */
+    int32_t n_early;        /* blocks that may begin before the first kernel ends */
+    int32_t n_parts;        /* blocks of a state */
+    int32_t row_lines, pad; /* 128 bytes of a row of a state */
 };
-GDN_CU_SIZE(gdn_cu_lazy, 264 + 3 * 24 + 2 * 8 + 12 * 4);
+GDN_CU_SIZE(gdn_cu_lazy, 264 + 3 * 24 + 2 * 8 + 14 * 4);
 
 /* The arguments of gdn_decode with a tree, a record or states of 8 bits, and of gdn_record_fold. */
 struct gdn_cu_walk {

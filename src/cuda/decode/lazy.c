@@ -9,6 +9,7 @@ enum {
     PER_ROW = 3,      /* numbers of each row */
     COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
     COLUMNS_HALF = LAZY_COLUMNS,
+    LINE = 128,        /* bytes */
     EARLY_BLOCKS = 16, /* of the second kernel, on a multiprocessor at a time */
     AHEAD_ROWS = 16,   /* as many as the first kernel has under way at a time */
     AHEAD_HEADS = 8    /* for each multiprocessor */
@@ -49,6 +50,12 @@ static bool is_ahead(const struct gdn_decode_call *c)
            r->batch.B * r->H <= (int64_t)AHEAD_HEADS * c->ctx->cuda->sm_count;
 }
 
+/* Returns the columns of V that a block of the second kernel has. */
+static int columns_of(const struct gdn_decode_call *c)
+{
+    return c->pool->dtype == GDN_F32 ? COLUMNS_F32 : COLUMNS_HALF;
+}
+
 static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
@@ -70,6 +77,8 @@ static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
         .n_sharing = r->H / pairs_of(r),
         .n_k_pairs = pairs_of(r) / r->Hk,
         .ahead = is_ahead(c),
+        .n_parts = r->V / columns_of(c),
+        .row_lines = r->K * (int32_t)gdn_dtype_bytes(c->pool->dtype) / LINE,
         .n_early = EARLY_BLOCKS * c->ctx->cuda->sm_count,
     };
 }
@@ -85,7 +94,6 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
     const struct gdn_cu_rule *r = c->rule;
     const struct gdn_cu_lazy a = args_of(c);
     const bool f16 = r->k.dtype == GDN_F16;
-    const int columns = c->pool->dtype == GDN_F32 ? COLUMNS_F32 : COLUMNS_HALF;
     const int warps = THREADS / 32;
     const struct gdn_cuda_call first = {
         .kernel = rows[f16],
@@ -97,7 +105,7 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
     };
     const struct gdn_cuda_call second = {
         .kernel = tokens[c->pool->dtype != GDN_F32][f16],
-        .grid = { r->V / columns, r->H, r->batch.B },
+        .grid = { a.n_parts, r->H, r->batch.B },
         .shared_bytes = c->pool->dtype == GDN_F32 ? 0 : GDN_CU_LAZY_BYTES,
         .stream = c->stream,
         .args = &a,

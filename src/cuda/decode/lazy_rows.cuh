@@ -183,6 +183,23 @@ GDN_DEVICE float2 lazy_leave_head(const struct gdn_cu_lazy &a, const struct toke
 
 /* ---- The kernel ------------------------------------------------------------------------------ */
 
+/* Requests the part of a state that a block of the second kernel reads. It goes to the L2 cache
+ * while this kernel waits for rows. */
+GDN_DEVICE void lazy_request_state(const struct gdn_cu_lazy &a, int block)
+{
+    enum { LINE = 128, LINES = 64 /* 8 KB */ };
+    struct token_place w;
+    w.head = block / a.n_parts % a.n_heads;
+    w.row = block / a.n_parts / a.n_heads;
+    if (w.row >= (int)gridDim.y || !token_slots(w, a.one)) return;
+    const char *const state = token_at(a.one.from, w.from, w.head);
+    const int row = block % a.n_parts * (LINES / a.row_lines);
+#pragma unroll
+    for (int i = threadIdx.x % 32; i < LINES; i += 32)
+        prefetch(state + mad_wide(row + i / a.row_lines, a.one.from_row, i % a.row_lines * LINE),
+                 true);
+}
+
 /* Stores the lane's elements of k as row `row` of the record. */
 template <int io>
 GDN_DEVICE void lazy_append_k(const struct gdn_cu_lazy &a, const struct token_place &w,
@@ -230,6 +247,7 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
         last = (n - 1) / LAZY_ROWS * LAZY_ROWS;
     }
     uint32_t gate = lazy_gate(a, mine, last, n);
+    lazy_request_state(a, (blockIdx.y * gridDim.x + blockIdx.x) * WARPS + threadIdx.x / 32);
     float kk = 0, qq = 0, kq = 0;
 #pragma unroll
     for (int e = 0; e < 4; e++) {

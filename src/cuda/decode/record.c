@@ -46,7 +46,7 @@ static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int
     return a;
 }
 
-gdn_status gdn_decode_accept(const struct gdn_decode_call *c)
+gdn_status gdn_decode_accept(const struct gdn_decode_call *c, enum gdn_kernel_id walk)
 {
     const struct gdn_cu_rule *r = c->rule;
     const struct gdn_cu_record a = {
@@ -60,7 +60,9 @@ gdn_status gdn_decode_accept(const struct gdn_decode_call *c)
         .stream = c->stream,
         .args = &a,
     };
-    return gdn_cuda_launch(c->ctx, &call);
+    TRY(gdn_cuda_launch(c->ctx, &call));
+    const enum gdn_kernel_id kernels[] = { walk, call.kernel };
+    return gdn_cuda_note_all(c->ctx, c->op, kernels, 2);
 }
 
 /* Empties the records of slots that a gdn_prefill reads or writes. */
@@ -79,7 +81,8 @@ static gdn_status forget(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has_che
         .stream = stream,
         .args = &a,
     };
-    return gdn_cuda_launch(ctx, &call);
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "record_fold", call.kernel);
 }
 
 gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_rule_call *c)

@@ -15,8 +15,8 @@ enum {
     FEW_TOKENS = 4      /* tokens of a window */
 };
 
-/* Counts the tokens of a gdn_decode whose record accepts them. */
-gdn_status gdn_decode_accept(const struct gdn_decode_call *c);
+/* Counts the tokens of a gdn_decode whose record accepts them. walk: the kernel before. */
+gdn_status gdn_decode_accept(const struct gdn_decode_call *c, enum gdn_kernel_id walk);
 
 /* Returns true if a record accepts the tokens of the call at once (a lazy state). */
 static inline bool gdn_decode_accepts(const struct gdn_cu_rule *r)

@@ -55,15 +55,14 @@ extern "C" {
  * and writes what token t adds to row c + t. In a tree, tokens whose parent is -1 follow the c
  * rows. The call needs all four tensors and a state. The batch has GDN_WRITE_NONE or
  * GDN_WRITE_FINAL, no has_initial_state, no num_accepted_tokens, and no slot twice. out may be
- * absent. Padding rows have no record. GDN_EXACT needs float32 states. On a GPU gdn_step has no
- * record (GDN_E_UNSUPPORTED).
+ * absent. Padding rows have no record. GDN_EXACT needs float32 states.
  *
  *     GDN_WRITE_NONE   The tokens are drafts: c stays, and c + T is at most R.
  *     GDN_WRITE_FINAL  The tokens are accepted at once (a lazy state). If c + T is less than R,
  *                      c grows by T and the state is not written. Else the call writes the state
  *                      after its tokens to the slot, and c becomes 0: the call folds. T and R are
  *                      free. Each slot has its own c. The batch has no parents and no write_slots,
- *                      and state_out is absent or state. A GPU refuses it (GDN_E_UNSUPPORTED).
+ *                      and state_out is absent or state.
  *
  * With GDN_WRITE_FINAL the pending rows are sums beside the state, which is only read. Results are
  * those of plain decode to rounding. With GDN_EXACT, and rows and states of float32, they are its
@@ -78,8 +77,8 @@ extern "C" {
  *     gdn_block     the same. But a sequence of at most 8 tokens, whose state stays in its slot,
  *                   is lazy as in gdn_decode().
  *     others        want a folded state: gdn_state_copy(), blobs, summaries, and on a GPU
- *                   gdn_prefill() and gdn_block() (GDN_E_UNSUPPORTED). Call gdn_record_fold()
- *                   first, or copy the rows and the count with the state.
+ *                   gdn_block() (GDN_E_UNSUPPORTED). Call gdn_record_fold() first, or copy the rows
+ *                   and the count with the state.
  *
  * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
  *                    move to the rows from c on, and c grows by n.

@@ -85,6 +85,35 @@ gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
     return GDN_OK;
 }
 
+/* Runs a call with records of two rows for each sequence's token, which accept it. */
+static gdn_status run_lazy(struct rule_case *c, gdn_ctx *ctx, gdn_op op, bool folds,
+                           const struct case_called *each)
+{
+    gdn_rule_args r = c->call;
+    gdn_record_fold_args f = gdn_record_fold_args_init();
+    gdn_batch slots = gdn_batch_init();
+    slots.read_slots = c->batch.read_slots;
+    f.record_k = r.record_k = make(c, 4, 1, r.k.size[r.k.ndim - 2], c->dims.K);
+    f.record_u = r.record_u = make(c, 4, 1, r.state.size[1], c->dims.V);
+    f.record_g = r.record_g = make(c, 3, 1, r.state.size[1], 0);
+    f.record_count = r.record_count = memory_tensor(&c->memory, GDN_I32, 1, r.state.size);
+    f.state = r.state, f.head_map = r.head_map, f.state_layout = r.state_layout, f.batch = &slots;
+    if (!r.record_k.data || !r.record_u.data || !r.record_g.data || !r.record_count.data)
+        return GDN_E_MEMORY;
+    gdn_status status = cli_call(ctx, op, &r);
+    if (!status) each->called(each->arg);
+    if (!status && folds) status = cli_call(ctx, GDN_OP_RECORD_FOLD, &f);
+    return status;
+}
+gdn_status lazy_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
+{
+    return run_lazy(c, ctx, GDN_OP_DECODE, true, case_called);
+}
+gdn_status lazy_prompt_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
+{
+    return run_lazy(c, ctx, GDN_OP_PREFILL, false, case_called);
+}
+
 /* [slots][R][heads][D] of which the rows of a head lie together. */
 static gdn_tensor make_by_head(struct rule_case *c, int32_t dtype, int64_t R, int64_t heads,
                                int64_t D)

@@ -477,6 +477,38 @@ static void check_records(struct check *k)
     }
 }
 
+/* Checks tokens that records accept, of which the last case has no kernel, and a prompt. */
+static void check_lazy(struct check *k)
+{
+    static const int64_t lengths[] = { 1, 1, 1 };
+    for (int i = 0; i < 6; i++) {
+        struct case_dims d = { .Hq = 2,
+                               .Hv = 4,
+                               .K = i == 4 ? 60 : 128,
+                               .V = 64,
+                               .dtype = i % 2 ? GDN_F16 : GDN_BF16,
+                               .state_dtype = i / 2 != 1 ? GDN_F32
+                                              : i % 2    ? GDN_F16
+                                                         : GDN_BF16,
+                               .rows = true,
+                               .pooled = true };
+        struct case_called each = { mark_call, k };
+        struct rule_case c;
+        struct comparison found = { 0 };
+        char name[80];
+        snprintf(name, sizeof name, "lazy %s %s state %s %lldx%lld", i == 5 ? "prefill" : "decode",
+                 check_device_dtypes[d.dtype], check_device_dtypes[d.state_dtype], (long long)d.K,
+                 (long long)d.V);
+        if (!check_device_wants(k, name)) continue;
+        int code = rule_case_make(&c, &d, lengths, 3);
+        if (!code)
+            code = rule_case_check_by(&c, k->ctx, i == 5 ? lazy_prompt_case_run : lazy_case_run,
+                                      &each, &found);
+        memory_free(&c.memory);
+        check_device_judge(k, name, code, &found);
+    }
+}
+
 /* ---- All --------------------------------------------------------------------------------- */
 
 /* The yardsticks are no op's. */
@@ -508,6 +540,7 @@ static int check_all(struct check *k)
     check_gradients(k);
     if (check_portable_gradients(k)) return CLI_BAD;
     check_records(k);
+    check_lazy(k);
     check_blocks(k);
     check_layer_gradients(k);
     report_idle(k);

@@ -242,13 +242,15 @@ static bool begins_with(const char *name, const char *with)
     return !strncmp(name, with, strlen(with));
 }
 
-/* Returns true if gdn_decode() may choose the kernel; gdn_decode_token_single_... are of
- * gdn_prefill(), gdn_decode_record_... of records. */
+/* Returns true if the drawn calls may choose the kernel; gdn_decode_token_single_... are of
+ * gdn_prefill(), gdn_decode_record_... of records, and gdn_decode_lazy_... have a test of their
+ * own. */
 static bool is_decode(int id)
 {
     const char *name = gdn_cuda_kernel_name((enum gdn_kernel_id)id);
     return begins_with(name, "gdn_decode_") && !begins_with(name, "gdn_decode_token_single_") &&
-           !begins_with(name, "gdn_decode_record_") && !begins_with(name, "gdn_decode_channels_");
+           !begins_with(name, "gdn_decode_record_") && !begins_with(name, "gdn_decode_lazy_") &&
+           !begins_with(name, "gdn_decode_channels_");
 }
 
 /* Compares the names of two kernels up to their K, which the call has. */
@@ -406,6 +408,71 @@ static void test_log(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* A call with a record, and the kernel that runs last. */
+struct lazy {
+    int32_t io, state, rows, write, layout;
+    int64_t T, R, K;
+    const char *kernel, *line;
+};
+
+static gdn_rule_args lazy_call(const struct lazy *l, gdn_batch *b)
+{
+    const struct logged plain = { 0, GDN_I32, l->io, 4, l->T, l->K, true, NULL };
+    gdn_rule_args a = logged_call(&plain, b);
+    const int64_t H = a.state.size[1], P = a.state.size[0];
+    const bool kv = l->layout == GDN_STATE_KV;
+    a.state = tensor(l->state, 4, P, H, kv ? l->K : 128, kv ? 128 : l->K);
+    a.state_layout = l->layout;
+    a.record_k = tensor(l->rows, 4, P, l->R, 2, l->K);
+    a.record_u = tensor(l->rows, 4, P, l->R, H, 128);
+    a.record_g = tensor(GDN_F32, 3, P, l->R, H, 0);
+    a.record_count = tensor(GDN_I32, 1, P, 0, 0, 0);
+    b->write = l->write;
+    return a;
+}
+
+/* Records that accept the tokens of a call have a form. Others walk, and the log says why. */
+static void test_lazy(void)
+{
+#define WALKS(why)                                                                          \
+    "gdn_decode_record_accept",                                                             \
+        "decode: walk (token slots, token, token packed, window k128, window, warp, token " \
+        "eight, general: the call has a record; lazy: " why ")"
+    static const struct lazy calls[] = {
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128,
+          "gdn_decode_lazy_F32_BF16_128", "decode: lazy (the call has a record)" },
+        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128,
+          "gdn_decode_lazy_F32_F16_128", "decode: lazy (the call has a record)" },
+        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128,
+          "gdn_decode_lazy_BF16_BF16_128", "decode: lazy (the call has a record)" },
+        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128,
+          "gdn_decode_lazy_F16_F16_128", "decode: lazy (the call has a record)" },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 2, 16, 128,
+          WALKS("T is not 1") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 65, 128,
+          WALKS("a record has more than 64 rows") },
+        { GDN_BF16, GDN_F32, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128,
+          WALKS("rows of the record are neither float32 nor of the dtype of k") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_KV, 1, 16, 128,
+          WALKS("states are k-first") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 64,
+          WALKS("K is not 128") },
+    };
+    struct told told = { 0 };
+    gdn_batch b;
+    gdn_ctx *ctx = hopper_ctx();
+    if (!ctx) return;
+    ctx->options.log = tell, ctx->options.log_user = &told;
+    for (int i = 0; i < (int)(sizeof calls / sizeof *calls); i++) {
+        const gdn_rule_args a = lazy_call(&calls[i], &b);
+        ring2_status(ctx, "call", gdn_decode(ctx, &a), GDN_OK);
+        CHECK(!strcmp(fake->kernel, calls[i].kernel), "call %d: %s, wanted %s", i, fake->kernel,
+              calls[i].kernel);
+        CHECK(!strcmp(told.last, calls[i].line), "\"%s\", wanted \"%s\"", told.last, calls[i].line);
+    }
+    gdn_ctx_destroy(ctx);
+}
+
 /* The same for gdn_prefill. A call of gdn_decode between equal calls adds no line. */
 static void test_prefill_log(void)
 {
@@ -456,6 +523,7 @@ int main(int argc, char **argv)
         { "decode: the kernels of drawn calls", test_choice },
         { "decode: every kernel is drawn", test_coverage },
         { "decode: the log of a choice", test_log },
+        { "decode: records that accept tokens", test_lazy },
         { "prefill: the log of a choice", test_prefill_log },
     };
     static const struct ring2_test printer[] = { { "the list", print_choice } };

@@ -244,19 +244,6 @@ static void test_records(void)
            a->record_g = fresh(4, B, R, H, K));
 }
 
-#define GIVE_RECORD(a)                                                          \
-    a->record_k = fresh(4, B, R, H, K), a->record_u = fresh(4, B, R, H, V);     \
-    a->record_g = fresh(3, B, R, H, 0), a->record_count = fresh(1, B, 0, 0, 0); \
-    a->record_count.dtype = GDN_I32
-
-/* Lazy states: no kernel takes a record beside the tokens of these calls. */
-static void test_lazy(void)
-{
-    REFUSE("a prompt", PREFILL, gdn_rule, "record_k: given", GIVE_RECORD(a));
-    REFUSE("a step", STEP, gdn_step, "record_k: given", GIVE_RECORD(a));
-    REFUSE("decode", DECODE, gdn_rule, "write: GDN_WRITE_FINAL", GIVE_RECORD(a));
-}
-
 /* A record as that flag has it, and what gdn_decode wants beside it. */
 static void set_open_chunk(gdn_rule_args *a)
 {
@@ -286,7 +273,7 @@ int main(int argc, char **argv)
         { "prefill", test_prefill },       { "decode", test_decode },
         { "gradients", test_gradients },   { "summary", test_summary },
         { "gates and steps", test_gates }, { "records", test_records },
-        { "lazy states", test_lazy },      { "splits", test_split },
+        { "splits", test_split },
     };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     fake = driver ? dlsym(driver, "fake_cuda") : NULL;

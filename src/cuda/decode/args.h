@@ -131,6 +131,32 @@ struct gdn_cu_window_k128 {
 };
 GDN_CU_SIZE(gdn_cu_window_k128, 264 + 10 * 4 + 8 + 4 * 4);
 
+/* One of record_k, record_u and record_g, steps in bytes; bytes: of an element, 4 or 2. */
+struct gdn_cu_lazy_rows {
+    char *data;
+    int32_t slot, row, head, bytes;
+};
+GDN_CU_SIZE(gdn_cu_lazy_rows, 24);
+
+/* The arguments of one token for each sequence beside a record that accepts it:
+ * decode/lazy.cuh. */
+struct gdn_cu_lazy {
+    struct gdn_cu_token one;
+    struct gdn_cu_lazy_rows k, u, g;
+    char *count;                     /* a counter of each slot */
+    float *memory;                   /* `step` floats for each sequence and state head */
+    int32_t count_step, count_bytes; /* from slot to slot; of a counter, 4 or 8 */
+    int32_t n_rows, n_places;        /* R; and rounded up to whole quads */
+    int32_t n_heads, step;
+    int32_t n_pairs, n_sharing, n_k_pairs; /* pairs of a head of k and one of q; state heads of a
+                                              pair; pairs of a head of k */
+    int32_t ahead;          /* rows are read before the count is known: all, which are at most 16 */
+    int32_t n_early;        /* blocks that may begin before the first kernel ends */
+    int32_t n_parts;        /* blocks of a state */
+    int32_t row_lines, pad; /* 128 bytes of a row of a state */
+};
+GDN_CU_SIZE(gdn_cu_lazy, 264 + 3 * 24 + 2 * 8 + 14 * 4);
+
 /* The arguments of gdn_decode with a tree, a record or states of 8 bits, and of gdn_record_fold. */
 struct gdn_cu_walk {
     struct gdn_cu_decode decode;

@@ -17,8 +17,16 @@ void gdn_cuda_fill_rule(struct gdn_cu_rule *to, const struct gdn_rule *rule,
 /* Fills in the arguments of kernels from a checked call. gdn_cuda_check_rule() checks contents, if
  * the context does; gdn_cuda_check_tree() checks that kernels can count the tokens of a tree. */
 void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *call);
-/* Refuses a record, for ops other than gdn_decode. */
+/* Refuses a record, for ops that take none. */
 gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *rule);
+/* Checks the contents of a call with a record, if the context does. */
+gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
+                                 const struct gdn_tokens *tokens,
+                                 const struct gdn_plan_pools *pools,
+                                 const struct gdn_record *record, void *stream);
+/* Folds the records of the slots that a gdn_prefill reads. Those that it writes, of checkpoints
+ * too, get no rows. */
+gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_rule_call *call);
 /* Refuse by name the tensors of the family (gdn.h) that kernels do not take.
  * gdn_cuda_check_family() refuses all of them, for ops without kernels of the family; g: the name
  * of the gates. gdn_cuda_check_channels() refuses those that gdn_decode, gdn_prefill and gdn_step
@@ -40,29 +48,30 @@ struct gdn_decode_call {
     int n_runs;                       /* calls of grouped heads that this one runs as, see
                                          gdn_decode_runs() */
     const struct gdn_pool_view *pool; /* a pool that has the dtype and the layout of the states */
-    const char *not_form;             /* why no kernel of 32-bit strides takes the call, apart from
-                                         reasons in the rule, rows of q and k, and states of 8
-                                         bits */
+    const char *not_near;             /* why no kernel of 32-bit strides takes the call, apart from
+                                         trees, records, reasons in the rule, rows of q and k, and
+                                         states of 8 bits */
+    const char *not_form;             /* the same with trees and records */
     const char *not_step;             /* the same with the rule and rows of q and k, apart from
                                          states of 8 bits */
     const char *not_warp;             /* why the kernels of warp.cuh do not take the call */
     const char *not_token;            /* why those of token.cuh and window_k128.cuh do not */
-    struct gdn_cu_warp warp;          /* filled in if not_form is NULL */
-    void *memory;                     /* of gdn_cuda_decode_bytes() */
+    struct gdn_cu_warp warp;          /* filled in if not_near is NULL */
+    void *memory;                     /* of the plan's bytes */
     void *stream;
 };
 
 /* A call that is planned to go token by token: its form, and the call as the form takes it. */
 struct gdn_cuda_decode_plan {
-    int form; /* of the lists in select.c */
+    int form;     /* of the lists in select.c */
+    size_t bytes; /* of memory that it takes */
     const struct gdn_cu_rule *rule;
     struct gdn_decode_call call; /* the first run of heads */
 };
 
-/* Token by token: gdn_decode, and gdn_prefill with GDN_EXACT. memory: gdn_cuda_decode_bytes(), for
- * states of trees. The plan keeps the address of the rule. If rows of the rule have moved by
+/* Token by token: gdn_decode, and gdn_prefill with GDN_EXACT. memory: the plan's bytes, which trees
+ * and records take. The plan keeps the address of the rule. If rows of the rule have moved by
  * multiples of 64 bytes since the plan was made, call gdn_cuda_decode_move() before the run. */
-size_t gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 void gdn_cuda_decode_plan(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule *args,
                           struct gdn_cuda_decode_plan *plan);
 void gdn_cuda_decode_move(struct gdn_cuda_decode_plan *plan);

@@ -46,13 +46,63 @@ static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int
     return a;
 }
 
+gdn_status gdn_decode_accept(const struct gdn_decode_call *c, enum gdn_kernel_id walk)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    const struct gdn_cu_record a = {
+        .batch = r->batch,
+        .count = r->record_count,
+        .n_rows = r->record_rows,
+    };
+    const struct gdn_cuda_call call = {
+        .kernel = GDN_CU_decode_record_accept,
+        .grid = { (r->batch.B + THREADS - 1) / THREADS, 1, 1 },
+        .stream = c->stream,
+        .args = &a,
+    };
+    TRY(gdn_cuda_launch(c->ctx, &call));
+    const enum gdn_kernel_id kernels[] = { walk, call.kernel };
+    return gdn_cuda_note_all(c->ctx, c->op, kernels, 2);
+}
+
+/* Empties the records of slots that a gdn_prefill reads or writes. */
+static gdn_status forget(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has_checkpoints,
+                         void *stream)
+{
+    struct gdn_cu_record a = {
+        .batch = r->batch,
+        .count = r->record_count,
+        .n_rows = r->record_rows,
+    };
+    if (!has_checkpoints) a.batch.checkpoint_pool = -1;
+    const struct gdn_cuda_call call = {
+        .kernel = GDN_CU_decode_record_forget,
+        .grid = { (r->batch.B + THREADS / 32 - 1) / (THREADS / 32), 1, 1 },
+        .stream = stream,
+        .args = &a,
+    };
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, "record_fold", call.kernel);
+}
+
+gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_rule_call *c)
+{
+    struct gdn_cu_rule rule, fold;
+    gdn_cuda_fill_call(&rule, c);
+    fold = rule;
+    fold.out.data = fold.checkpoints.data = NULL;
+    fold.batch.checkpoint_pool = -1;
+    TRY(gdn_cuda_fold(ctx, &fold, c->base.stream));
+    return forget(ctx, &rule, c->pools.checkpoint_in_write, c->base.stream);
+}
+
 /* ---- Contents, if the context checks them -------------------------------------------------- */
 
 gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
-                                 const struct gdn_tokens *tokens, const struct gdn_record *record,
-                                 void *stream)
+                                 const struct gdn_tokens *tokens,
+                                 const struct gdn_plan_pools *pools,
+                                 const struct gdn_record *record, void *stream)
 {
-    const struct gdn_plan_pools pools = { .read = record->P, .write = -1, .checkpoint = -1 };
     const size_t plan_bytes = gdn_align64(gdn_plan_bytes(plan, tokens));
     struct gdn_plan own = *plan;
     struct gdn_record its = *record;
@@ -63,7 +113,7 @@ gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
     TRY(gdn_cuda_contents_open(ctx, stream, arrays, GDN_BATCH_ARRAYS + 1,
                                plan_bytes + gdn_record_slots_bytes(record), &memory));
     if (!memory) return GDN_OK;
-    gdn_status status = gdn_plan_batch(ctx, tokens, &pools, memory, &own);
+    gdn_status status = gdn_plan_batch(ctx, tokens, pools, memory, &own);
     if (status == GDN_OK)
         status = gdn_record_check_slots(ctx, &its, &own, true, (char *)memory + plan_bytes);
     gdn_cuda_contents_close(ctx, memory);

@@ -52,6 +52,15 @@ GDN_DEVICE void record_move(const struct gdn_cu_record &a)
     }
 }
 
+GDN_DEVICE void set_count(const struct gdn_cu_record &a, int64_t slot, int64_t count)
+{
+    const int64_t at = slot * a.count.stride[0];
+    if (a.count.dtype == GDN_I32)
+        ((int32_t *)a.count.data)[at] = (int32_t)count;
+    else
+        ((int64_t *)a.count.data)[at] = count;
+}
+
 /* Adds the accepted rows to the count of a sequence; after a fold sets it to 0. A thread has a
  * sequence. */
 GDN_DEVICE void record_count(const struct gdn_cu_record &a)
@@ -60,12 +69,39 @@ GDN_DEVICE void record_count(const struct gdn_cu_record &a)
     const int64_t slot = row < a.batch.B ? record_slot(a.batch, row) : -1;
     if (slot < 0) return;
     const int64_t c = record_count(a, slot);
-    const int64_t x = a.n_accepted.data ? c + n_accepted(a, row, c) : 0;
-    const int64_t at = slot * a.count.stride[0];
-    if (a.count.dtype == GDN_I32)
-        ((int32_t *)a.count.data)[at] = (int32_t)x;
-    else
-        ((int64_t *)a.count.data)[at] = x;
+    set_count(a, slot, a.n_accepted.data ? c + n_accepted(a, row, c) : 0);
+}
+
+/* Counts the tokens of a sequence that gdn_decode has accepted; if they fill the record, it is
+ * folded. A thread has a sequence. */
+GDN_DEVICE void record_accept(const struct gdn_cu_record &a)
+{
+    struct gdn_cu_seq s = {};
+    s.row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int64_t slot = s.row < a.batch.B ? record_slot(a.batch, s.row) : -1;
+    if (slot < 0) return;
+    read_range(a.batch, s);
+    const int64_t c = record_count(a, slot) + s.n_valid;
+    if (s.n_valid > 0) set_count(a, slot, c < a.n_rows ? c : 0);
+}
+
+/* Empties the records of the slots of a sequence that gdn_prefill has computed. A warp has a
+ * sequence. */
+GDN_DEVICE void record_forget(const struct gdn_cu_record &a)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (row >= a.batch.B) return;
+    const struct gdn_cu_seq s = read_sequence(a.batch, row);
+    if (s.n_tokens == 0 || s.padding || s.sunk) return;
+    const struct gdn_cu_checkpoints list = read_checkpoints(a.batch, s);
+    for (int64_t i = list.first + lane, slot; i < list.end; i += 32) {
+        checkpoint_at(a.batch, list, i, slot);
+        if (slot >= 0) set_count(a, slot, 0);
+    }
+    if (lane > 0 || (s.read == s.write && s.n_valid == 0)) return;
+    if (s.read >= 0 && s.n_valid > 0) set_count(a, s.read, 0);
+    if (s.write >= 0) set_count(a, s.write, 0);
 }
 
 #define GDN_IMAGE_decode_record GDN_THIS_IMAGE

@@ -80,8 +80,7 @@ gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
 {
     if (!r->record) return GDN_OK;
     return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                    "record_k: given, wanted none but in gdn_decode on a GPU: gdn_record_fold() "
-                    "first");
+                    "record_k: given, wanted none here on a GPU: gdn_record_fold() first");
 }
 
 /* Refuses a tensor in a call of the family. */
@@ -112,7 +111,8 @@ gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_rule *r)
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *c)
 {
     return c->rule.record
-               ? gdn_cuda_check_record(ctx, &c->plan, &c->tokens, &c->record, c->base.stream)
+               ? gdn_cuda_check_record(ctx, &c->plan, &c->tokens, &c->pools, &c->record,
+                                       c->base.stream)
                : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream);
 }
 
@@ -138,27 +138,16 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* Refuses a record that accepts drafts by itself: kernels fold all rows of a record or none, and do
- * not read which slots are full. */
-static gdn_status check_accepting(gdn_ctx *ctx, const struct gdn_rule *r)
-{
-    if (!r->record || !r->record->accepts) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                    "write: GDN_WRITE_FINAL, wanted GDN_WRITE_NONE with a record on a GPU");
-}
-
-/* Plans the call. Only trees need workspace: other kernels keep all states on the chip. */
 static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_split(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
-    TRY(check_accepting(ctx, &c->rule));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
     gdn_cuda_fill_call(&p->rule, c);
     gdn_cuda_decode_plan(ctx, c->base.op, &p->rule, &p->plan);
-    if (c->rule.tree) c->base.bytes = gdn_cuda_decode_bytes(ctx, &p->rule);
+    c->base.bytes = p->plan.bytes;
     return GDN_OK;
 }
 

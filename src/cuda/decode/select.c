@@ -18,12 +18,16 @@ enum {
     SINGLE_K = 128,
     EIGHT_K = 128,
     WINDOW_K = 128,
+    LAZY_K = 128,
     CHANNELS_K = 128
 };
 
 /* With more blocks on a multiprocessor, the token slots kernel is no faster than the token kernel
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
 enum { SLOTS_BLOCKS = 64 };
+
+/* Each sequence has memory for so many rows of a record. */
+enum { LAZY_MOST_ROWS = 64 };
 
 /* ---- Strides of 32 bits -------------------------------------------------------------------- */
 
@@ -162,11 +166,11 @@ static const char *why_not_batch(const struct gdn_cu_batch *b)
     return NULL;
 }
 
-/* Returns why no kernel of 32-bit strides takes the call, apart from the rule. */
-static const char *why_not_form(const struct gdn_cu_rule *r)
+/* Returns why no kernel of 32-bit strides takes the call, apart from trees, records and the
+ * rule. */
+static const char *why_not_near(const struct gdn_cu_rule *r)
 {
-    const char *why = why_not_chain(r);
-    if (!why) why = why_not_batch(&r->batch);
+    const char *why = why_not_batch(&r->batch);
     if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
     if (!why && gdn_cuda_mixes_dtypes(r)) why = "q, k, v and out have several dtypes";
     if (!why && r->H > 1024) why = "H is above 1024";
@@ -174,6 +178,12 @@ static const char *why_not_form(const struct gdn_cu_rule *r)
     if (!why) why = why_not_pool(r, &r->to);
     if (!why && !are_near(r)) why = "a stride does not fit 32 bits";
     return why;
+}
+
+static const char *why_not_form(const struct gdn_cu_rule *r)
+{
+    const char *why = why_not_chain(r);
+    return why ? why : why_not_near(r);
 }
 
 static const char *why_not_gdn(const struct gdn_cu_rule *r)
@@ -345,6 +355,54 @@ static const char *why_not_token_eight(const struct gdn_decode_call *c)
     return why ? why : why_not_rows_of_one(r, &c->warp);
 }
 
+/* ---- Records that accept tokens at once ------------------------------------------------------ */
+
+/* Checks that steps of a record fit 32 bits, and that rows are float32 or of dtype io. */
+static const char *why_not_record_rows(const struct gdn_record_rows *rows, int32_t io)
+{
+    if (!is_either(rows->data, rows->dtype, io))
+        return "rows of the record are neither float32 nor of the dtype of k";
+    return gdn_cuda_is_near(rows->slot, 1) && gdn_cuda_is_near(rows->row, 1) &&
+                   gdn_cuda_is_near(rows->head, 1)
+               ? NULL
+               : "a stride of the record does not fit 32 bits";
+}
+
+/* Checks that rows of a record can be read in pieces of 16 bytes. */
+static bool are_record_pieces(const struct gdn_record_rows *rows)
+{
+    return (uintptr_t)rows->data % 16 == 0 && rows->slot % 16 == 0 && rows->row % 16 == 0 &&
+           rows->head % 16 == 0;
+}
+
+static const char *why_not_record(const struct gdn_cu_rule *r)
+{
+    if (!r->record_k.data) return "the call has no record";
+    if (!gdn_decode_accepts(r)) return "the tokens are drafts";
+    if (r->record_rows < 2) return "a record has one row";
+    if (r->record_rows > LAZY_MOST_ROWS) return "a record has more than 64 rows";
+    const char *why = why_not_record_rows(&r->record_k, r->k.dtype);
+    if (!why) why = why_not_record_rows(&r->record_u, r->k.dtype);
+    if (!why) why = why_not_record_rows(&r->record_g, r->k.dtype);
+    if (!why && !are_record_pieces(&r->record_k)) why = "record_k is not aligned to 16 bytes";
+    return !why && !gdn_cuda_is_near_vector(&r->record_count) ? "counts are too far apart" : why;
+}
+
+static const char *why_not_lazy(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    const char *why = why_not_record(r);
+    if (!why) why = why_eight(r);
+    if (!why) why = why_not_gdn(r);
+    if (!why) why = c->not_near;
+    if (!why) why = why_not_small(r, &c->warp);
+    if (!why) why = why_not_rows_of_one(r, &c->warp);
+    if (!why) why = why_not_tiles(r, &c->warp);
+    if (!why && r->K != LAZY_K) why = "K is not 128";
+    if (!why && c->pool->dtype != GDN_F32 && r->V % LAZY_COLUMNS) why = "V is not a multiple of 32";
+    return !why && c->pool->k_first ? "states are k-first" : why;
+}
+
 /* ---- Windows ------------------------------------------------------------------------------- */
 
 /* Returns why form `window k128` does not take the states. If they are k-last, the state after
@@ -408,16 +466,18 @@ static const struct decode_form {
     enum gdn_cuda_family family;
     const char *(*why_not)(const struct gdn_decode_call *c);
     gdn_status (*launch)(const struct gdn_decode_call *c);
+    size_t (*bytes)(const gdn_ctx *ctx, const struct gdn_cu_rule *r); /* of memory; NULL: none */
 } forms[] = {
-    { GDN_CUDA_TOKEN_SLOTS, why_not_token_slots, gdn_decode_launch_token_slots },
-    { GDN_CUDA_TOKEN, why_not_token, gdn_decode_launch_token },
-    { GDN_CUDA_TOKEN_PACKED, why_not_token_packed, gdn_decode_launch_token_packed },
-    { GDN_CUDA_WINDOW_K128, why_not_window_k128, gdn_decode_launch_window_k128 },
-    { GDN_CUDA_WINDOW, why_not_window, gdn_decode_launch_window },
-    { GDN_CUDA_WARP, why_not_warp, gdn_decode_launch_warp },
-    { GDN_CUDA_TOKEN_EIGHT, why_not_token_eight, gdn_decode_launch_token_eight },
-    { GDN_CUDA_GENERAL, why_not_general, gdn_decode_launch_general },
-    { GDN_CUDA_WALK, why_not_walk, gdn_decode_launch_walk },
+    { GDN_CUDA_TOKEN_SLOTS, why_not_token_slots, gdn_decode_launch_token_slots, NULL },
+    { GDN_CUDA_TOKEN, why_not_token, gdn_decode_launch_token, NULL },
+    { GDN_CUDA_TOKEN_PACKED, why_not_token_packed, gdn_decode_launch_token_packed, NULL },
+    { GDN_CUDA_WINDOW_K128, why_not_window_k128, gdn_decode_launch_window_k128, NULL },
+    { GDN_CUDA_WINDOW, why_not_window, gdn_decode_launch_window, NULL },
+    { GDN_CUDA_WARP, why_not_warp, gdn_decode_launch_warp, NULL },
+    { GDN_CUDA_TOKEN_EIGHT, why_not_token_eight, gdn_decode_launch_token_eight, NULL },
+    { GDN_CUDA_GENERAL, why_not_general, gdn_decode_launch_general, NULL },
+    { GDN_CUDA_LAZY, why_not_lazy, gdn_decode_launch_lazy, gdn_decode_lazy_bytes },
+    { GDN_CUDA_WALK, why_not_walk, gdn_decode_launch_walk, gdn_decode_walk_bytes },
 };
 
 enum { N_FORMS = sizeof forms / sizeof *forms };
@@ -517,7 +577,9 @@ static gdn_status launch_family(const struct gdn_decode_call *c, int form)
 static void find_reasons(struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
-    c->not_form = why_not_form(r);
+    c->not_near = why_not_near(r);
+    c->not_form = why_not_chain(r);
+    if (!c->not_form) c->not_form = c->not_near;
     c->not_step = why_not_gdn(r);
     if (!c->not_step) c->not_step = c->not_form;
     if (!c->not_step && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
@@ -532,7 +594,7 @@ static void fill(struct gdn_decode_call *c, const struct gdn_cu_rule *r)
 {
     c->rule = r;
     c->pool = gdn_decode_pool(r);
-    if (c->not_form) return;
+    if (c->not_near) return;
     gdn_cuda_fill_warp(&c->warp, r);
     if (!are_pieces(&c->warp.q) || !are_pieces(&c->warp.k))
         c->warp.whole = c->warp.products = false;
@@ -557,6 +619,11 @@ static int choose(const struct gdn_decode_call *c)
     return i;
 }
 
+static size_t bytes_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int form)
+{
+    return r->family.is || !forms[form].bytes ? 0 : forms[form].bytes(ctx, r);
+}
+
 static gdn_status launch(const struct gdn_decode_call *c, int form)
 {
     if (c->rule->family.is) return launch_family(c, form);
@@ -576,6 +643,7 @@ void gdn_cuda_decode_plan(gdn_ctx *ctx, const char *op, const struct gdn_cu_rule
     plan->call.n_runs = n_runs;
     describe(&plan->call, ctx, op, n_runs > 1 ? &run : args);
     plan->form = choose(&plan->call);
+    plan->bytes = bytes_of(ctx, args, plan->form);
     plan->call.rule = args;
 }
 

@@ -9,15 +9,20 @@ enum {
     MOST_ROWS = 65535,  /* the most blocks in the second dimension of a grid */
     WARP_COLUMNS = 16,  /* columns of V of a warp */
     TOKEN_COLUMNS = 64, /* columns of V of a block of token kernels, if states are k-first */
+    LAZY_COLUMNS = 32,  /* columns of V of a block of lazy_half.cuh */
     EIGHT_ROWS = 32,    /* columns of V of a block of token_eight.cuh */
     FEW_COLUMNS = 64,   /* columns of V of a block of window_kv.cuh */
     FEW_TOKENS = 4      /* tokens of a window */
 };
 
-/* Checks the contents of a gdn_decode with a record, if the context does. */
-gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
-                                 const struct gdn_tokens *tokens, const struct gdn_record *record,
-                                 void *stream);
+/* Counts the tokens of a gdn_decode whose record accepts them. walk: the kernel before. */
+gdn_status gdn_decode_accept(const struct gdn_decode_call *c, enum gdn_kernel_id walk);
+
+/* Returns true if a record accepts the tokens of the call at once (a lazy state). */
+static inline bool gdn_decode_accepts(const struct gdn_cu_rule *r)
+{
+    return r->record_k.data && r->batch.write == GDN_WRITE_FINAL;
+}
 
 /* Applies records to their states. Of the rule, only sizes, pool and record are set. */
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
@@ -34,7 +39,12 @@ gdn_status gdn_decode_launch_general(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels_token(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels_few(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c);
+
+/* Return the bytes of memory that these two forms take. */
+size_t gdn_decode_lazy_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r);
+size_t gdn_decode_walk_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r);
 
 /* Returns the launch of gdn_cuda_decode_singles(). */
 struct gdn_cuda_singles gdn_decode_singles_of(const struct gdn_decode_call *c);

@@ -103,17 +103,24 @@ GDN_DEVICE char *token_at(const struct gdn_cu_at &t, int row, int head)
 /* Returns the head of a tensor that state head `head` reads. */
 GDN_DEVICE int token_source(int head, uint32_t inverse) { return head * inverse >> 22; }
 
-/* Finds the block's place. Returns false for padding. */
-GDN_DEVICE bool token_begin(struct token_place &w, const struct gdn_cu_token &a)
+/* Finds the slots of sequence w.row. Returns false for padding. */
+GDN_DEVICE bool token_slots(struct token_place &w, const struct gdn_cu_token &a)
 {
-    w.head = blockIdx.y;
-    w.row = w.from = w.to = blockIdx.z;
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
+    w.from = w.to = w.row;
     if (__builtin_expect(!a.read_slots, 1)) return true;
     w.from = w.to = a.read_slots[w.row * a.read_step];
     if (a.write_slots) w.to = a.write_slots[w.row * a.write_step];
     return w.from >= a.first_slot && w.from < a.read_pool && w.to < a.write_pool;
+}
+
+/* Finds the block's place. Returns false for padding. */
+GDN_DEVICE bool token_begin(struct token_place &w, const struct gdn_cu_token &a)
+{
+    w.head = blockIdx.y;
+    w.row = blockIdx.z;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    return token_slots(w, a);
 }
 
 /* Returns true if the state is stored. */
@@ -209,13 +216,14 @@ template <int lanes, int N> GDN_DEVICE float token_sums(float *x)
 
 /* ---- Rows of v ------------------------------------------------------------------------------- */
 
-/* A tile: a lane has N rows, STEP apart, and C pieces of E elements of each. */
-template <int KC, int dtype, int io> struct token_rows {
+/* A tile of so many rows; 0: of 4 KB with K = 128. A lane has N rows, STEP apart, and C pieces of E
+ * elements of each. */
+template <int KC, int dtype, int io, int rows = 0> struct token_rows {
     typedef token_piece<dtype> piece;
     enum {
         IO = io,
         E = piece::E,
-        ROWS = 2 * E, /* rows of a warp */
+        ROWS = rows ? rows : 2 * E,
         LANES = KC / E < 16 ? KC / E : 16,
         C = KC / E / LANES,
         STEP = 32 / LANES,
@@ -304,9 +312,9 @@ GDN_DEVICE struct token_factors token_products(const uint32_t (&raw)[Tile::C * T
     return token_factors_of(token_sum<Tile::LANES>(kk), token_sum<Tile::LANES>(qq),
                             token_sum<Tile::LANES>(kq), a);
 }
+/* Sets k and q of the tile. */
 template <class Tile>
-GDN_DEVICE struct token_factors token_commit(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E],
-                                             const struct gdn_cu_token &a)
+GDN_DEVICE void token_expand(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E])
 {
     enum { E = Tile::E, N = Tile::C * E };
 #pragma unroll
@@ -314,6 +322,12 @@ GDN_DEVICE struct token_factors token_commit(Tile &tile, const uint32_t (&raw)[T
         tile.k[i / E][i % E] = token_element<Tile::IO>(raw[i / 2], i);
         tile.q[i / E][i % E] = token_element<Tile::IO>(raw[(N + i) / 2], i);
     }
+}
+template <class Tile>
+GDN_DEVICE struct token_factors token_commit(Tile &tile, const uint32_t (&raw)[Tile::C * Tile::E],
+                                             const struct gdn_cu_token &a)
+{
+    token_expand(tile, raw);
     return token_products<Tile>(raw, a);
 }
 

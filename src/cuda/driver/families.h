@@ -30,6 +30,7 @@
     X(WARP, "warp")                             \
     X(TOKEN_EIGHT, "token eight")               \
     X(GENERAL, "general")                       \
+    X(LAZY, "lazy")                             \
     X(WALK, "walk")
 
 enum gdn_cuda_family {

@@ -57,6 +57,7 @@ static const char *why_not_one_launch(const struct gdn_step_call *m, const struc
     const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
     const struct gdn_rows z = gdn_rows_of(&m->args.z, &m->tokens);
     if (m->norm.sigmoid) return "the gate of the norm is a sigmoid";
+    if (r->record_k.data) return "the call has a record";
     if (!r->from.data) return "state is absent";
     if (r->K > MOST || r->V > MOST) return "K or V is above 128";
     if (m->conv.W != TAPS) return "the convolution has not 4 taps";
@@ -402,7 +403,7 @@ static size_t plan_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct pla
     if (spares_padding(m)) parts->rule.batch.pad_policy = GDN_PAD_ZERO;
     gdn_cuda_decode_plan(ctx, "step", &parts->rule, &parts->decode);
     if (m->normed) plan_norm(m, &b, &parts->norm);
-    parts->tree_bytes = gdn_cuda_decode_bytes(ctx, &parts->rule);
+    parts->tree_bytes = parts->decode.bytes;
     return lay_out(m, parts->tree_bytes, &b, NULL);
 }
 
@@ -411,7 +412,6 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     struct gdn_step_call *m = call;
     struct planned *p = GDN_PLANNED(struct planned, &m->base);
     struct gdn_cu_rule whole;
-    TRY(gdn_cuda_refuse_record(ctx, &m->rule));
     TRY(gdn_cuda_check_channels(ctx, &m->rule));
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
     fill_whole(&whole, m);
@@ -507,12 +507,20 @@ static gdn_status run_several(gdn_ctx *ctx, const struct gdn_step_call *m, struc
     return status;
 }
 
+static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_step_call *m)
+{
+    return m->rule.record
+               ? gdn_cuda_check_record(ctx, &m->plan, &m->tokens, &m->pools, &m->record,
+                                       m->base.stream)
+               : gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream);
+}
+
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_step_call *m = call;
     struct planned *p = GDN_PLANNED(struct planned, &m->base);
     struct gdn_cuda_ran ran = { .n = 0 };
-    TRY(gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream));
+    TRY(check_contents(ctx, m));
     if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
     ctx->cuda->layer = &ran;
     const gdn_status status = p->why_not_one ? run_several(ctx, m, p, memory) : run_one(ctx, m, p);

@@ -294,13 +294,25 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_split(ctx, &c->rule));
-    TRY(gdn_cuda_refuse_record(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, &c->rule));
     gdn_cuda_fill_call(&p->rule, c);
+    p->rule.record_k.data = NULL; /* its rows are in the states when the tokens begin */
     gdn_cuda_prefill_plan(ctx, &p->rule, gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch),
                           &p->plan);
     c->base.bytes = p->plan.bytes;
     return GDN_OK;
+}
+
+static gdn_status run_folded(gdn_ctx *ctx, const struct gdn_rule_call *c, struct planned *p,
+                             void *memory)
+{
+    struct gdn_cuda_ran ran = { .n = 0 };
+    ctx->cuda->layer = &ran;
+    gdn_status status = gdn_cuda_fold_first(ctx, c);
+    if (status == GDN_OK)
+        status = gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
+    ctx->cuda->layer = NULL;
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n) : status;
 }
 
 static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
@@ -308,7 +320,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_rule(ctx, c));
-    return gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
+    return c->rule.record ? run_folded(ctx, c, p, memory)
+                          : gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_prefill = { plan, run };

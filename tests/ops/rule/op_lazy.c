@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu */
+/* runs: cpu, gpu, sm_80 --every=5, sm_90 --every=5 */
 /*
  * Records whose tokens are accepted at once: gdn_decode() with GDN_WRITE_FINAL and a record, over
  * many tokens, forks, evictions, folds and empty sequences, beside plain decode and the recurrence
@@ -10,6 +10,7 @@
 
 #include "gdn_record.h"
 #include "ring2.h"
+#include "ring2_device.h"
 
 enum { B = 5, P = 7, MOST = 8 }; /* sequences of a call, slots, tokens of a sequence */
 
@@ -19,27 +20,35 @@ static const struct layer {
     int heads[3];
     int64_t K, V, R;
     bool gated; /* a write gate */
+    int32_t io; /* of q, k, v and out. 16 bits: each sequence has one token, as fast kernels want */
 } layers[] = {
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 16, 0 },
-    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 40, 0 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, 0, { 2, 2, 4 }, 33, 20, 5, 0 },
-    { GDN_F32, GDN_BF16, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, 0, { 4, 2, 2 }, 20, 150, 9, 0 },
-    { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 128, 128, 16, 0 },
-    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 64, 32, 8, 0 },
-    { GDN_F16, GDN_F16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 3 }, 32, 17, 12, 0 },
-    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 16, 0 },
-    { GDN_E4M3, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 1, 2 }, 32, 32, 11, 0 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 64, 64, 16, 0 },
-    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 2 }, 32, 32, 7, 0 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 24, 12, 16, 0 },
-    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 32, 32, 3, 0 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1, 0 },
-    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 1, 0 },
-    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1, 0 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 16, 1 },
-    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 32, 32, 7, 1 },
-    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 20, 9, 1 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 1, 8, 5, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 16, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 40, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, 0, { 2, 2, 4 }, 33, 20, 5, 0, 0 },
+    { GDN_F32, GDN_BF16, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, 0, { 4, 2, 2 }, 20, 150, 9, 0, 0 },
+    { GDN_BF16, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 128, 128, 16, 0, 0 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 2 }, 64, 32, 8, 0, 0 },
+    { GDN_F16, GDN_F16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 1, 1, 3 }, 32, 17, 12, 0, 0 },
+    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 16, 0, 0 },
+    { GDN_E4M3, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 1, 2 }, 32, 32, 11, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 64, 64, 16, 0, 0 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 2 }, 32, 32, 7, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 24, 12, 16, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 1, { 2, 2, 4 }, 32, 32, 3, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1, 0, 0 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 1, 0, 0 },
+    { GDN_I8, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 1, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 32, 16, 1, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 32, 32, 7, 1, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 20, 9, 1, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 1, 8, 5, 0, 0 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 2, 2, 4 }, 128, 128, 16, 0, GDN_BF16 },
+    { GDN_F32, GDN_BF16, GDN_STATE_VK, 0, 0, 0, { 2, 1, 2 }, 128, 64, 9, 0, GDN_BF16 },
+    { GDN_F32, GDN_F16, GDN_STATE_VK, 0, 0, 0, { 1, 2, 6 }, 128, 16, 37, 0, GDN_F16 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_VK, 0, 0, 0, { 2, 2, 4 }, 128, 128, 16, 0, GDN_BF16 },
+    { GDN_BF16, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 4, 2, 2 }, 128, 96, 33, 0, GDN_BF16 },
+    { GDN_F16, GDN_F16, GDN_STATE_VK, 0, 0, 0, { 1, 1, 3 }, 128, 32, 2, 0, GDN_F16 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_KV, 0, 0, 0, { 2, 2, 4 }, 128, 64, 16, 0, GDN_BF16 },
 };
 enum { N_LAYERS = sizeof layers / sizeof *layers };
 
@@ -82,7 +91,7 @@ static struct lazy new_lazy(const struct layer *m)
 {
     const int64_t H = state_heads(m), zeros[P] = { 0 };
     struct lazy z = { .s = new_states(m) };
-    z.k = ring2_new(m->rows, 1, 4, P, m->heads[1], m->R, m->K);
+    z.k = ring2_new(m->rows, m->io ? 8 : 1, 4, P, m->heads[1], m->R, m->K);
     z.u = ring2_new(m->rows, 0, 4, P, H, m->R, m->V);
     z.g = ring2_new(GDN_F32, 0, m->channels ? 4 : 3, P, H, m->R, m->K);
     z.k = ring2_swap(&z.k, 1, 2), z.u = ring2_swap(&z.u, 1, 2), z.g = ring2_swap(&z.g, 1, 2);
@@ -107,11 +116,11 @@ struct tokens {
 /* Different slots, some of them padding; different lengths, some of them 0. */
 static struct tokens draw(const struct layer *m, int64_t most)
 {
-    struct tokens t = { .T = 1 + ring2_below(most) };
+    struct tokens t = { .T = m->io ? 1 : 1 + ring2_below(most) };
     const int64_t H = state_heads(m), first = ring2_below(P);
-    t.q = ring2_new(GDN_F32, 0, 4, B, t.T, m->heads[0], m->K);
-    t.k = ring2_new(GDN_F32, 0, 4, B, t.T, m->heads[1], m->K);
-    t.v = ring2_new(GDN_F32, 0, 4, B, t.T, m->heads[2], m->V);
+    t.q = ring2_new(m->io, 0, 4, B, t.T, m->heads[0], m->K);
+    t.k = ring2_new(m->io, 0, 4, B, t.T, m->heads[1], m->K);
+    t.v = ring2_new(m->io, 0, 4, B, t.T, m->heads[2], m->V);
     t.g = ring2_new(GDN_F32, 0, m->channels ? 4 : 3, B, t.T, H, m->K);
     t.beta = ring2_new(GDN_F32, 0, 3, B, t.T, H, 0);
     ring2_fill(&t.q, -1, 1), ring2_fill(&t.k, -1, 1), ring2_fill(&t.v, -1, 1);
@@ -124,7 +133,7 @@ static struct tokens draw(const struct layer *m, int64_t most)
         if (ring2_below(10) == 0) ring2_set(&t.beta, i, 0);
     for (int b = 0; b < B; b++) {
         t.slots[b] = ring2_below(6) ? (first + b) % P : -1;
-        t.count[b] = ring2_below(8) ? 1 + ring2_below(t.T) : 0;
+        t.count[b] = m->io ? t.slots[b] >= 0 : ring2_below(8) ? 1 + ring2_below(t.T) : 0;
     }
     return t;
 }
@@ -135,11 +144,11 @@ static gdn_rule_args args_of(const struct layer *m, const struct tokens *t, cons
     gdn_rule_args a = gdn_rule_args_init();
     *b = gdn_batch_init();
     b->read_slots = ring2_indices(GDN_I32, B, t->slots);
-    b->token_count = ring2_indices(GDN_I32, B, t->count);
+    if (!m->io) b->token_count = ring2_indices(GDN_I32, B, t->count);
     a.q = t->q, a.k = t->k, a.v = t->v, a.g = t->g, a.beta = t->beta;
     a.write_gate = t->write_gate;
     a.state = s->state, a.state_scales = s->scales;
-    a.out = ring2_new(GDN_F32, 0, 4, B, t->T, state_heads(m), m->V);
+    a.out = ring2_new(m->io, 0, 4, B, t->T, state_heads(m), m->V);
     a.norm = GDN_NORM_L2;
     a.head_map = m->map, a.state_layout = m->layout;
     a.flags = m->exact ? GDN_EXACT : 0;
@@ -287,6 +296,14 @@ static void expect_counts(const struct run *r, const struct tokens *t, const int
     }
 }
 
+/* Checks that a call that is made for it takes the fast kernel. */
+static void expect_kernel(const struct layer *m)
+{
+    const bool fast = m->io && m->layout == GDN_STATE_VK;
+    const char *kernel = gdn_last_kernel(ring2_ctx(3));
+    CHECK(!ring2_on_device() || !strstr(kernel, "gdn_decode_lazy_") == !fast, "kernel %s", kernel);
+}
+
 /* The call with a record may write its outputs, its rows and the states of its slots. */
 static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
 {
@@ -308,6 +325,7 @@ static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
         }
     ring2_status(ring2_ctx(3), "lazy", gdn_decode(ring2_ctx(3), &a), GDN_OK);
     ring2_call_end();
+    expect_kernel(r->m);
     expect_counts(r, t, before);
     ring2_status(ring2_ctx(3), "plain", gdn_decode(ring2_ctx(3), &plain), GDN_OK);
     out[0] = a.out, out[1] = plain.out;
@@ -315,6 +333,40 @@ static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
 
 /* Bits are those of plain decode if each call folds, or with GDN_EXACT. */
 static bool has_plain_bits(const struct layer *m) { return m->R == 1 || m->exact; }
+
+static bool skips(const struct layer *m)
+{
+    if (!ring2_on_device() || (!m->channels && !m->gated)) return false;
+    ring2_skip("a GPU has no records of channels and write gates");
+    return true;
+}
+
+/* Compares states, which are folded, with the recurrence. */
+static void expect_states(const struct run *r, double rows)
+{
+    const struct layer *m = r->m;
+    const struct states *const all[] = { &r->lazy.s, &r->plain };
+    const int64_t H = state_heads(m);
+    double errors[2] = { 0 }, sum = 0;
+    for (int64_t h = 0; h < P * H; h++)
+        for (int64_t x = 0; x < m->K; x++)
+            for (int64_t j = 0; j < m->V; j++) {
+                const double want = r->S[(h * m->K + x) * m->V + j];
+                const int64_t at = (h * m->K + x) * m->V + j, turned = (h * m->V + j) * m->K + x;
+                sum += want * want;
+                for (int i = 0; i < 2; i++) {
+                    const double scale =
+                        all[i]->scales.data ? ring2_get(&all[i]->scales, h * m->V + j) : 1;
+                    const double d =
+                        scale * ring2_get(&all[i]->state, m->layout == GDN_STATE_VK ? turned : at) -
+                        want;
+                    errors[i] += d * d;
+                }
+            }
+    const double size = sqrt(sum), lazy = sqrt(errors[0]), plain = sqrt(errors[1]);
+    CHECK(lazy <= 1.1 * plain + (0x1p-22 + rows) * size,
+          "errors of %g of the states, and of %g in plain decode", lazy / size, plain / size);
+}
 
 static struct run new_run(const struct layer *m)
 {
@@ -330,6 +382,7 @@ static struct run new_run(const struct layer *m)
 static void many(int number)
 {
     const struct layer *m = &layers[number];
+    if (skips(m)) return;
     struct run r = new_run(m);
     const double rows = m->rows == GDN_F32 ? 0 : m->rows == GDN_BF16 ? 0x1p-8 : 0x1p-11;
     for (int i = 0; i < 60 && !ring2_failed(); i++) {
@@ -345,6 +398,7 @@ static void many(int number)
     CHECK(lazy <= 1.1 * plain + (0x1p-22 + rows) * size,
           "errors of %g of the outputs, and of %g in plain decode", lazy / size, plain / size);
     for (int64_t p = 0; p < P; p++) fold(m, &r.lazy, p);
+    expect_states(&r, rows);
     if (has_plain_bits(m)) ring2_expect_bits("state", &r.lazy.s.state, &r.plain.state);
 }
 
@@ -353,6 +407,7 @@ static void many(int number)
 static void alone(int number)
 {
     const struct layer *m = &layers[number];
+    if (skips(m)) return;
     struct lazy a = new_lazy(m), b = new_lazy(m);
     for (int i = 0; i < 12 && !ring2_failed(); i++) {
         const struct tokens t = draw(m, MOST);
@@ -365,7 +420,7 @@ static void alone(int number)
             gdn_batch its = each;
             for (int j = 0; j < 6 + m->gated; j++) *rows[j] = ring2_narrow(rows[j], 0, s, 1);
             its.read_slots = ring2_narrow(&its.read_slots, 0, s, 1);
-            its.token_count = ring2_narrow(&its.token_count, 0, s, 1);
+            if (its.token_count.data) its.token_count = ring2_narrow(&its.token_count, 0, s, 1);
             x.batch = &its;
             ring2_status(ring2_ctx(1), "one", gdn_decode(ring2_ctx(1), &x), GDN_OK);
         }
@@ -381,6 +436,7 @@ static void alone(int number)
 static void odd(int number)
 {
     const struct layer *m = &layers[number];
+    if (skips(m)) return;
     struct run r = new_run(m);
     for (int i = 0; i < 24 && !ring2_failed(); i++) {
         struct tokens t = draw(m, 3);

@@ -31,7 +31,7 @@ static struct gdn_cu_walk walk_args(const gdn_ctx *ctx, const struct gdn_cu_rule
     return a;
 }
 
-size_t gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
+size_t gdn_decode_walk_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
 {
     int64_t n_blocks;
     if (!args->batch.parents.data) return 0;
@@ -39,14 +39,18 @@ size_t gdn_cuda_decode_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
     return (size_t)(a.block_bytes * n_blocks);
 }
 
-static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_walk *a,
-                         int64_t n_blocks, void *stream)
+static enum gdn_kernel_id kernel_of(const struct gdn_cu_rule *r)
 {
     static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_walk_vk) },
                                                       { SIZES(GDN_CU_decode_walk_kv) } };
-    const struct gdn_cu_rule *r = &a->decode.rule;
+    return kernels[gdn_decode_pool(r)->k_first][gdn_decode_size(r->K)];
+}
+
+static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_walk *a,
+                         int64_t n_blocks, void *stream)
+{
     const struct gdn_cuda_call call = {
-        .kernel = kernels[gdn_decode_pool(r)->k_first][gdn_decode_size(r->K)],
+        .kernel = kernel_of(&a->decode.rule),
         .grid = { n_blocks, 1, 1 },
         .stream = stream,
         .args = a,
@@ -61,7 +65,8 @@ gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c)
     int64_t n_blocks;
     struct gdn_cu_walk a = walk_args(c->ctx, c->rule, &n_blocks);
     a.memory = c->memory;
-    return launch(c->ctx, c->op, &a, n_blocks, c->stream);
+    TRY(launch(c->ctx, c->op, &a, n_blocks, c->stream));
+    return gdn_decode_accepts(c->rule) ? gdn_decode_accept(c, kernel_of(c->rule)) : GDN_OK;
 }
 
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream)

@@ -8,7 +8,8 @@
  * also stored in memory, in the place of its level, for the tokens that come later.
  *
  * A record is applied to the state before the first token. gdn_record_fold is a walk without
- * tokens, which stores the state in its own slot.
+ * tokens, which stores the state in its own slot. If a record accepts the tokens at once, they
+ * become rows, or else, where they fill the record, the state is stored.
  */
 #ifndef GDN_CUDA_DECODE_WALK_CUH
 #define GDN_CUDA_DECODE_WALK_CUH
@@ -39,6 +40,7 @@ template <class Tile, int KC> struct walk {
     int level;
     uint32_t changed;      /* a bit for each level: its state is not the one that was read */
     int64_t record, count; /* the record's slot (-1: none) and its rows */
+    bool appends;          /* tokens become rows */
 };
 
 template <class Tile, int KC>
@@ -163,6 +165,8 @@ template <class Tile, int KC> GDN_DEVICE void find_record(struct walk<Tile, KC> 
     const struct gdn_cu_seq &s = m.sh.decode.work.seq;
     m.record = r.record_k.data && !s.sunk ? s.read : -1;
     m.count = m.record < 0 ? 0 : clamp64(load_index(r.record_count, m.record), 0, r.record_rows);
+    m.appends = m.record >= 0 && (r.batch.write == GDN_WRITE_NONE || s.n_valid == 0 ||
+                                  m.count + s.n_valid < r.record_rows);
 }
 
 /* Loads row `row` of the record as number threadIdx.x / 32 of the window. A warp calls it. */
@@ -299,7 +303,7 @@ GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot
             }
             leave_all(m, points, slot, n_tokens);
         }
-        if (m.record < 0) continue;
+        if (!m.appends) continue;
         __syncthreads();
         if (t0 + warp < T) store_row(m, window, t0 + warp);
     }
@@ -346,7 +350,12 @@ GDN_DEVICE void walk_piece(const struct gdn_cu_walk &a, struct walk_shared<Tile,
     };
     read_piece(m, piece);
     find_record(m);
-    if (w.seq.n_tokens == 0 || (a.fold && m.count == 0)) return;
+    if (w.seq.n_tokens == 0 || (a.fold && (m.count == 0 || w.seq.n_valid == 0))) return;
+    if (m.appends) {
+        __syncthreads();
+        if (threadIdx.x == 0) sh.decode.work.seq.write = -1; /* the state stays */
+        __syncthreads();
+    }
     if (!w.seq.padding) {
         if (r.batch.parents.data) plant(m);
         enter(m);

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Launches the two kernels of lazy.cuh: one token of each sequence, accepted beside a record. */
+#include "cuda/decode/select.h"
+#include "cuda/driver/shared_bytes.h"
+
+enum {
+    THREADS = 128,    /* of a block of the first kernel, a warp for each pair of heads */
+    FACTS = 8,        /* numbers of a state head, see lazy_rows.cuh */
+    PER_ROW = 3,      /* numbers of each row */
+    COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
+    COLUMNS_HALF = LAZY_COLUMNS,
+    LINE = 128,        /* bytes */
+    EARLY_BLOCKS = 16, /* of the second kernel, on a multiprocessor at a time */
+    AHEAD_ROWS = 16,   /* as many as the first kernel has under way at a time */
+    AHEAD_HEADS = 8    /* for each multiprocessor */
+};
+
+static int32_t places_of(const struct gdn_cu_rule *r)
+{
+    return (int32_t)(r->record_rows + 3) / 4 * 4;
+}
+
+static int32_t step_of(const struct gdn_cu_rule *r) { return FACTS + PER_ROW * places_of(r); }
+
+size_t gdn_decode_lazy_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+{
+    (void)ctx;
+    return (size_t)(r->batch.B * r->H * step_of(r)) * sizeof(float);
+}
+
+static struct gdn_cu_lazy_rows rows_of(const struct gdn_record_rows *r)
+{
+    return (struct gdn_cu_lazy_rows){ r->data, (int32_t)r->slot, (int32_t)r->row, (int32_t)r->head,
+                                      (int32_t)gdn_dtype_bytes(r->dtype) };
+}
+
+/* Returns the pairs of a head of k and one of q that state heads share: H if one of both does not
+ * group the other. */
+static int pairs_of(const struct gdn_cu_rule *r)
+{
+    if (r->Hq % r->Hk == 0) return r->Hq;
+    return r->Hk % r->Hq == 0 ? r->Hk : r->H;
+}
+
+/* Returns true if few heads wait for memory longer than for its bandwidth. */
+static bool is_ahead(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    return r->record_rows <= AHEAD_ROWS &&
+           r->batch.B * r->H <= (int64_t)AHEAD_HEADS * c->ctx->cuda->sm_count;
+}
+
+/* Returns the columns of V that a block of the second kernel has. */
+static int columns_of(const struct gdn_decode_call *c)
+{
+    return c->pool->dtype == GDN_F32 ? COLUMNS_F32 : COLUMNS_HALF;
+}
+
+static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    const struct gdn_cu_at count = gdn_cuda_at_vector(&r->record_count);
+    return (struct gdn_cu_lazy){
+        .one = gdn_cuda_token_args(r, &c->warp),
+        .k = rows_of(&r->record_k),
+        .u = rows_of(&r->record_u),
+        .g = rows_of(&r->record_g),
+        .count = count.data,
+        .memory = c->memory,
+        .count_step = count.head,
+        .count_bytes = (int32_t)gdn_dtype_bytes(r->record_count.dtype),
+        .n_rows = (int32_t)r->record_rows,
+        .n_places = places_of(r),
+        .n_heads = r->H,
+        .step = step_of(r),
+        .n_pairs = pairs_of(r),
+        .n_sharing = r->H / pairs_of(r),
+        .n_k_pairs = pairs_of(r) / r->Hk,
+        .ahead = is_ahead(c),
+        .n_parts = r->V / columns_of(c),
+        .row_lines = r->K * (int32_t)gdn_dtype_bytes(c->pool->dtype) / LINE,
+        .n_early = EARLY_BLOCKS * c->ctx->cuda->sm_count,
+    };
+}
+
+gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
+{
+    static const enum gdn_kernel_id rows[] = { GDN_CU_decode_lazy_rows_BF16_128,
+                                               GDN_CU_decode_lazy_rows_F16_128 };
+    static const enum gdn_kernel_id tokens[2][2] = {
+        { GDN_CU_decode_lazy_F32_BF16_128, GDN_CU_decode_lazy_F32_F16_128 },
+        { GDN_CU_decode_lazy_BF16_BF16_128, GDN_CU_decode_lazy_F16_F16_128 },
+    };
+    const struct gdn_cu_rule *r = c->rule;
+    const struct gdn_cu_lazy a = args_of(c);
+    const bool f16 = r->k.dtype == GDN_F16;
+    const int warps = THREADS / 32;
+    const struct gdn_cuda_call first = {
+        .kernel = rows[f16],
+        .grid = { (a.n_pairs + warps - 1) / warps, r->batch.B, 1 },
+        .shared_bytes = GDN_CU_LAZY_ROWS_BYTES,
+        .stream = c->stream,
+        .args = &a,
+        .overlaps = true,
+    };
+    const struct gdn_cuda_call second = {
+        .kernel = tokens[c->pool->dtype != GDN_F32][f16],
+        .grid = { a.n_parts, r->H, r->batch.B },
+        .shared_bytes = c->pool->dtype == GDN_F32 ? 0 : GDN_CU_LAZY_BYTES,
+        .stream = c->stream,
+        .args = &a,
+        .overlaps = true,
+    };
+    const enum gdn_kernel_id kernels[] = { first.kernel, second.kernel };
+    TRY(gdn_cuda_launch(c->ctx, &first));
+    TRY(gdn_cuda_launch(c->ctx, &second));
+    return gdn_cuda_note_all(c->ctx, c->op, kernels, 2);
+}

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The products of a record's rows with a token: the first of the two kernels of lazy.cuh. A warp
+ * has the state heads of a sequence that share k and q. It computes all that has one number for
+ * each row, once:
+ *
+ *     G_j   the product of the decays behind row j, that of the token included; G of the state
+ *     w_j   G_j (k_j . k) and G_j (k_j . q), with the factors of k and q
+ *
+ * and leaves it in memory. It also appends k and the gate of the token to a record that does not
+ * become full.
+ */
+#ifndef GDN_CUDA_DECODE_LAZY_ROWS_CUH
+#define GDN_CUDA_DECODE_LAZY_ROWS_CUH
+
+#include "cuda/decode/token.cuh"
+
+/* The lanes of a warp, with four elements of k each, have one row of K = 128. Decays of rows go
+ * sixteen at a time. */
+enum { LAZY_K = 128, LAZY_ROWS = 16, LAZY_MOST = 64 /* rows of a record */ };
+
+/* A head leaves these numbers, then two weights for each row, then the decay of each row. k and q:
+ * factors of S k and S q of raw k and q. key: that of raw k alone. decay: that of the state. Rows
+ * [first, count) count: a gate has forgotten those before, whose u may be no number. */
+struct alignas(16) lazy_facts {
+    float k, q, kq, beta, key, decay;
+    int32_t first, count;
+};
+enum { LAZY_FACTS = sizeof(struct lazy_facts) / 4 };
+
+GDN_DEVICE float *lazy_memory(const struct gdn_cu_lazy &a, const struct token_place &w)
+{
+    return a.memory + (int64_t)(w.row * a.n_heads + w.head) * a.step;
+}
+GDN_DEVICE struct lazy_facts lazy_load_facts(const float *memory)
+{
+    uint32_t x[2][4];
+    ld_v4(x[0], memory), ld_v4(x[1], memory + 4);
+    return { __uint_as_float(x[0][0]), __uint_as_float(x[0][1]), __uint_as_float(x[0][2]),
+             __uint_as_float(x[0][3]), __uint_as_float(x[1][0]), __uint_as_float(x[1][1]),
+             (int32_t)x[1][2],         (int32_t)x[1][3] };
+}
+GDN_DEVICE float *lazy_weights(float *memory) { return memory + LAZY_FACTS; }
+GDN_DEVICE float *lazy_decays(float *memory, const struct gdn_cu_lazy &a)
+{
+    return memory + LAZY_FACTS + 2 * a.n_places;
+}
+
+GDN_DEVICE char *lazy_at(const struct gdn_cu_lazy_rows &r, int slot, int row, int head)
+{
+    return r.data + mad_wide(slot, r.slot, mad_wide(row, r.row, mad_wide(head, r.head, 0)));
+}
+
+GDN_DEVICE bool lazy_folds(const struct gdn_cu_lazy &a, int count) { return count + 1 >= a.n_rows; }
+
+/* Return the counter of a slot, and the rows in use that it means. */
+GDN_DEVICE int64_t lazy_counter(const struct gdn_cu_lazy &a, int slot)
+{
+    return ld_index(a.count + mad_wide(slot, a.count_step, 0), a.count_bytes, 0);
+}
+GDN_DEVICE int lazy_clamp(const struct gdn_cu_lazy &a, int64_t counter)
+{
+    return (int)clamp64(counter, 0, a.n_rows);
+}
+
+/* Returns element e of four that lie at x. */
+template <int io, bool wide> GDN_DEVICE float lazy_element(const uint32_t (&x)[4], int e)
+{
+    return wide ? __uint_as_float(x[e]) : token_element<io>(x[e / 2], e);
+}
+
+/* Computes the products of n rows with raw k and q: of row j, products[j]. Sixteen rows of 16 bits
+ * are under way at a time, which are as many registers as eight of float32. */
+template <int io, bool wide>
+GDN_DEVICE void lazy_products(float2 *products, const char *rows, int step, const float (&k)[4],
+                              const float (&q)[4], int n)
+{
+    enum { N = 8, AT_ONCE = wide ? N : 2 * N };
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int first = 0; first < n; first += AT_ONCE, rows += AT_ONCE * (int64_t)step) {
+        uint32_t y[AT_ONCE][4];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const char *at = rows + mad_wide(j, step, 0) + lane * (wide ? 16 : 8);
+            if (wide)
+                ld_keep_v4(y[j], at, first + j < n);
+            else
+                ld_keep_v2(y[j], at, first + j < n);
+        }
+#pragma unroll
+        for (int j0 = 0; j0 < AT_ONCE; j0 += N) {
+            float x[2 * N];
+#pragma unroll
+            for (int i = 0; i < 4 * N; i++) {
+                const int j = i / 4, e = i % 4;
+                const float yi = lazy_element<io, wide>(y[j0 + j], e);
+                x[j] = fmaf(yi, k[e], e ? x[j] : 0);
+                x[N + j] = fmaf(yi, q[e], e ? x[N + j] : 0);
+            }
+            const float sum = token_sums<32, 2 * N>(x); /* number lane / 2 */
+            if (lane % 2 == 0) ((float *)&products[first + j0 + lane / 2 % N])[lane / 2 / N] = sum;
+        }
+    }
+    __syncwarp();
+}
+
+/* ---- Decays: sixteen lanes have a state head ------------------------------------------------- */
+
+GDN_DEVICE uint32_t lazy_gate(const struct gdn_cu_lazy &a, const struct token_place &w, int first,
+                              int count)
+{
+    const int row = first + threadIdx.x % LAZY_ROWS;
+    return ld_b32_b16(lazy_at(a.g, w.from, row, w.head), row < count, false);
+}
+
+/* The decays of sixteen rows. own: behind the lane's row. all: of all rows. */
+struct lazy_decay {
+    float own, all;
+};
+
+GDN_DEVICE struct lazy_decay lazy_decay_of(float x, float behind)
+{
+    const int row = threadIdx.x % LAZY_ROWS;
+#pragma unroll
+    for (int step = 1; step < LAZY_ROWS; step *= 2) {
+        const float other = __shfl_down_sync(0xffffffff, x, step);
+        if (row + step < LAZY_ROWS) x *= other;
+    }
+    const float later = __shfl_down_sync(0xffffffff, x, 1);
+    const float all = __shfl_sync(0xffffffff, x, threadIdx.x & 16);
+    return { row + 1 < LAZY_ROWS ? behind * later : behind, behind * all };
+}
+
+/* Leaves weights and decays of rows [first, first + n), at most sixteen, in memory: zeros for rows
+ * whose sign bit is set, which only decay, and for places behind. Returns the decay of what is
+ * before them; behind: the decay behind them. Sets `oldest` to the first that counts, if one
+ * does. */
+GDN_DEVICE float lazy_leave_rows(int &oldest, float *memory, const struct gdn_cu_lazy &a,
+                                 const struct token_factors &f, const float2 *products,
+                                 uint32_t gate, int first, int n, float behind, bool stores)
+{
+    const int row = threadIdx.x % LAZY_ROWS;
+    const float alpha = row < n ? __uint_as_float(gate & 0x7fffffff) : 1;
+    const struct lazy_decay d = lazy_decay_of(alpha, behind);
+    const bool counts = row < n && d.own != 0, adds = counts && !(gate >> 31);
+    const unsigned all = __ballot_sync(0xffffffff, counts) >> (threadIdx.x & 16) & 0xffff;
+    if (all) oldest = first + __ffs(all) - 1;
+    if (stores && first + row < a.n_places) {
+        const float2 product = products[first + row];
+        ((float2 *)lazy_weights(memory))[first + row] =
+            adds ? make_float2(d.own * f.k * product.x, d.own * f.q * product.y)
+                 : make_float2(0, 0);
+        lazy_decays(memory, a)[first + row] = adds ? d.own : 0;
+    }
+    return d.all;
+}
+
+/* Leaves what a state head has. gate: lazy_gate() of its last rows. Lanes that have none store
+ * nothing. Returns alpha and beta. */
+template <int io>
+GDN_DEVICE float2 lazy_leave_head(const struct gdn_cu_lazy &a, const struct token_place &w,
+                                  const struct token_gates &gates, const struct token_factors &f,
+                                  const float2 *products, uint32_t gate, int count, bool stores)
+{
+    float *const memory = lazy_memory(a, w);
+    const int last = (count - 1) / LAZY_ROWS * LAZY_ROWS;
+    int oldest = count;
+    float alpha, beta;
+    token_expand_gates<io>(alpha, beta, gates, a.one);
+    float decay = alpha;
+#pragma unroll 1
+    for (int first = last; count > 0 && first >= 0; first -= LAZY_ROWS) {
+        const int n = first == last ? count - last : (int)LAZY_ROWS;
+        if (first < last) gate = lazy_gate(a, w, first, count);
+        decay = lazy_leave_rows(oldest, memory, a, f, products, gate, first, n, decay, stores);
+    }
+    if (stores && threadIdx.x % LAZY_ROWS == 0)
+        *(struct lazy_facts *)memory = { decay * f.k, decay * f.q, f.kq,   beta,
+                                         f.k,         decay,       oldest, count };
+    return make_float2(alpha, beta);
+}
+
+/* ---- The kernel ------------------------------------------------------------------------------ */
+
+/* Requests the part of a state that a block of the second kernel reads. It goes to the L2 cache
+ * while this kernel waits for rows. */
+GDN_DEVICE void lazy_request_state(const struct gdn_cu_lazy &a, int block)
+{
+    enum { LINE = 128, LINES = 64 /* 8 KB */ };
+    struct token_place w;
+    w.head = block / a.n_parts % a.n_heads;
+    w.row = block / a.n_parts / a.n_heads;
+    if (w.row >= (int)gridDim.y || !token_slots(w, a.one)) return;
+    const char *const state = token_at(a.one.from, w.from, w.head);
+    const int row = block % a.n_parts * (LINES / a.row_lines);
+#pragma unroll
+    for (int i = threadIdx.x % 32; i < LINES; i += 32)
+        prefetch(state + mad_wide(row + i / a.row_lines, a.one.from_row, i % a.row_lines * LINE),
+                 true);
+}
+
+/* Stores the lane's elements of k as row `row` of the record. */
+template <int io>
+GDN_DEVICE void lazy_append_k(const struct gdn_cu_lazy &a, const struct token_place &w,
+                              const float (&k)[4], float key, int row)
+{
+    char *const to = lazy_at(a.k, w.from, row, token_source(w.head, a.one.group_k));
+    const float x[4] = { key * k[0], key * k[1], key * k[2], key * k[3] };
+    store_chunk(to + threadIdx.x % 32 * 4 * a.k.bytes, x, a.k.bytes == 4 ? GDN_F32 : io);
+}
+
+GDN_DEVICE void lazy_append_gate(const struct gdn_cu_lazy &a, const struct token_place &w,
+                                 float2 gates, int row)
+{
+    *(float *)lazy_at(a.g, w.from, row, w.head) = copysignf(gates.x, gates.y == 0 ? -1.0f : 1.0f);
+}
+
+template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_cu_lazy &a)
+{
+    __shared__ float2 all_products[WARPS][LAZY_MOST];
+    const int lane = threadIdx.x % 32, half = lane / LAZY_ROWS;
+    const int pair = blockIdx.x * WARPS + threadIdx.x / 32;
+    float2 *const products = all_products[threadIdx.x / 32];
+    struct token_place w;
+    w.row = blockIdx.y;
+    w.head = pair * a.n_sharing;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    if (pair >= a.n_pairs) return;
+    uint32_t raw[2][4];
+    struct token_gates gates;
+    float k[4], q[4];
+    ld_keep_v2(raw[0], token_at(a.one.k, w.row, token_source(w.head, a.one.group_k)) + lane * 8,
+               true);
+    ld_keep_v2(raw[1], token_at(a.one.q, w.row, token_source(w.head, a.one.group_q)) + lane * 8,
+               true);
+    struct token_place mine = w;
+    mine.head += half < a.n_sharing ? half : 0;
+    token_fetch_gates(gates, a.one, mine);
+    if (!token_slots(w, a.one)) return;
+    mine.from = w.from;
+    const int64_t counter = lazy_counter(a, w.from);
+    int n = a.n_rows, last = 0, count = 0;
+    if (!a.ahead) {
+        n = count = lazy_clamp(a, counter);
+        last = (n - 1) / LAZY_ROWS * LAZY_ROWS;
+    }
+    uint32_t gate = lazy_gate(a, mine, last, n);
+    lazy_request_state(a, (blockIdx.y * gridDim.x + blockIdx.x) * WARPS + threadIdx.x / 32);
+    float kk = 0, qq = 0, kq = 0;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        k[e] = token_element<io>(raw[0][e / 2], e), q[e] = token_element<io>(raw[1][e / 2], e);
+        kk = fmaf(k[e], k[e], kk), qq = fmaf(q[e], q[e], qq), kq = fmaf(k[e], q[e], kq);
+    }
+    const char *const rows = lazy_at(a.k, w.from, 0, token_source(w.head, a.one.group_k));
+    if (a.k.bytes == 4)
+        lazy_products<io, true>(products, rows, a.k.row, k, q, n);
+    else
+        lazy_products<io, false>(products, rows, a.k.row, k, q, n);
+    if (a.ahead) count = lazy_clamp(a, counter);
+    const bool appends = !lazy_folds(a, count);
+    const struct token_factors f =
+        token_factors_of(token_sum<32>(kk), token_sum<32>(qq), token_sum<32>(kq), a.one);
+#pragma unroll 1
+    for (int i = half; i - half < a.n_sharing; i += 2) {
+        const bool is = i < a.n_sharing;
+        mine.head = w.head + (is ? i : 0);
+        if (i >= 2) {
+            token_fetch_gates(gates, a.one, mine);
+            gate = lazy_gate(a, mine, last, count);
+        }
+        const float2 both = lazy_leave_head<io>(a, mine, gates, f, products, gate, count, is);
+        if (appends && is && lane % LAZY_ROWS == 0) lazy_append_gate(a, mine, both, count);
+    }
+    if (appends && pair % a.n_k_pairs == 0) lazy_append_k<io>(a, w, k, f.k, count);
+}
+
+/* ---- For the second kernel ------------------------------------------------------------------- */
+
+/* Loads u at an address of a row, or zero. Returns it as float32. */
+template <bool wide> GDN_DEVICE uint32_t lazy_load_u(const char *at, bool there)
+{
+    return ld_b32_b16(at, wide && there, !wide && there);
+}
+template <int io, bool wide> GDN_DEVICE float lazy_u(uint32_t x)
+{
+    return wide ? __uint_as_float(x) : token_half<io>(x);
+}
+
+/* Adds u of the rows that count, times their weights, of the column at u of row 0, sixteen rows at
+ * a time. SHARING lanes side by side have one column, and share the rows; the sums are of the
+ * lane's rows. */
+template <int io, bool wide, int SHARING>
+GDN_DEVICE void lazy_add_rows(float &p, float &z, const char *u, int step, const float *weights,
+                              const struct lazy_facts &f)
+{
+    enum { N = LAZY_ROWS / SHARING };
+    const int lane = threadIdx.x, mine = lane % SHARING;
+#pragma unroll 1
+    for (int first = f.first; first < f.count; first += LAZY_ROWS) {
+        uint32_t x[N], w[4];
+        ld_keep_v2(w, weights + 2 * (first + lane), lane < LAZY_ROWS && first + lane < f.count);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const int j = first + n * SHARING + mine;
+            x[n] = lazy_load_u<wide>(u + mad_wide(j, step, 0), j < f.count);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const float un = lazy_u<io, wide>(x[n]);
+            const int row = n * SHARING + mine;
+            p = fmaf(__uint_as_float(__shfl_sync(0xffffffff, w[0], row)), un, p);
+            z = fmaf(__uint_as_float(__shfl_sync(0xffffffff, w[1], row)), un, z);
+        }
+    }
+}
+
+/* Requests u from memory, from column v on, a row for each lane, before the count is known. */
+GDN_DEVICE void lazy_request_rows(const struct gdn_cu_lazy &a, const struct token_place &w, int v)
+{
+    const int row = threadIdx.x;
+    prefetch(lazy_at(a.u, w.from, row, w.head) + v * a.u.bytes, a.ahead && row < a.n_rows);
+}
+
+/* Computes these sums of column `own` for each of its lanes. */
+template <int io, int SHARING>
+GDN_DEVICE void lazy_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,
+                              const struct token_place &w, const float *weights,
+                              const struct lazy_facts &f, int own)
+{
+    const char *const u = lazy_at(a.u, w.from, 0, w.head) + own * a.u.bytes;
+    p = z = 0;
+    if (a.u.bytes == 4)
+        lazy_add_rows<io, true, SHARING>(p, z, u, a.u.row, weights, f);
+    else
+        lazy_add_rows<io, false, SHARING>(p, z, u, a.u.row, weights, f);
+    p = token_sum<SHARING>(p), z = token_sum<SHARING>(z);
+}
+
+GDN_DEVICE void lazy_set_count(const struct gdn_cu_lazy &a, int slot, int count)
+{
+    char *const at = a.count + mad_wide(slot, a.count_step, 0);
+    if (a.count_bytes == 4)
+        *(int32_t *)at = count;
+    else
+        *(int64_t *)at = count;
+}
+
+/* Counts the token, once for each slot. If it does not fill the record, u of column `own` becomes a
+ * part of its row (if the lane `speaks`); else returns false. */
+template <int io>
+GDN_DEVICE bool lazy_appends(const struct gdn_cu_lazy &a, const struct token_place &w, int count,
+                             int own, float u, bool speaks = true)
+{
+    const bool folds = lazy_folds(a, count);
+    if (blockIdx.x == 0 && w.head == 0 && threadIdx.x == 0)
+        lazy_set_count(a, w.from, folds ? 0 : count + 1);
+    if (folds) return false;
+    char *const to = lazy_at(a.u, w.from, count, w.head) + own * a.u.bytes;
+    if (speaks && a.u.bytes == 4) *(float *)to = u;
+    if (speaks && a.u.bytes == 2) token_store_half<io>(to, u);
+    return true;
+}
+
+#define DECODE_LAZY_ROWS_KERNEL(threads, name, io, KC)           \
+    extern "C" __global__ void __launch_bounds__(threads, 7)     \
+        name(const __grid_constant__ struct gdn_cu_lazy a)       \
+    {                                                            \
+        static_assert(KC == LAZY_K, "a lane has four elements"); \
+        decode_lazy_rows<GDN_##io, threads / 32>(a);             \
+    }
+
+#endif

@@ -70,6 +70,9 @@ struct gdn_cu_at {
 };
 GDN_CU_SIZE(gdn_cu_at, 16);
 
+/* Rows of v of a block of channels/token.cuh. */
+enum { GDN_CU_CHANNELS_ROWS = 16 };
+
 /* The arguments of gdn_decode of one token for each sequence: decode/token.cuh. */
 struct gdn_cu_token {
     struct gdn_cu_at from, to, k, q, v, g, beta, A_log, dt_bias, out; /* data of to or out NULL:

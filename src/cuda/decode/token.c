@@ -88,13 +88,11 @@ struct gdn_cu_token gdn_cuda_token_args(const struct gdn_cu_rule *r, const struc
 
 /* ---- Launches ------------------------------------------------------------------------------ */
 
-/* Launches one block for each part of each state. */
-static gdn_status launch(const struct gdn_decode_call *c, enum gdn_kernel_id kernel,
-                         const void *args)
+/* Launches one block for so many columns of each state. */
+static gdn_status launch_parts(const struct gdn_decode_call *c, enum gdn_kernel_id kernel,
+                               const void *args, int columns)
 {
     const struct gdn_cu_rule *r = c->rule;
-    const int columns =
-        c->pool->k_first ? TOKEN_COLUMNS : BLOCK_BYTES / (int)gdn_dtype_bytes(c->pool->dtype);
     const struct gdn_cuda_call call = {
         .kernel = kernel,
         .grid = { r->V / columns, r->H, gdn_decode_sequences(r) },
@@ -104,6 +102,13 @@ static gdn_status launch(const struct gdn_decode_call *c, enum gdn_kernel_id ker
     };
     TRY(gdn_cuda_launch(c->ctx, &call));
     return gdn_cuda_note(c->ctx, c->op, kernel);
+}
+
+static gdn_status launch(const struct gdn_decode_call *c, enum gdn_kernel_id kernel,
+                         const void *args)
+{
+    const int bytes = (int)gdn_dtype_bytes(c->pool->dtype);
+    return launch_parts(c, kernel, args, c->pool->k_first ? TOKEN_COLUMNS : BLOCK_BYTES / bytes);
 }
 
 gdn_status gdn_decode_launch_token(const struct gdn_decode_call *c)
@@ -131,7 +136,8 @@ gdn_status gdn_decode_launch_channels_token(const struct gdn_decode_call *c)
         { GDN_CU_decode_channels_token_BF16_BF16_128, GDN_CU_decode_channels_token_F16_F16_128 },
     };
     const struct gdn_cu_token a = gdn_cuda_token_args(c->rule, &c->warp);
-    return launch(c, kernels[c->pool->dtype != GDN_F32][c->rule->k.dtype == GDN_F16], &a);
+    return launch_parts(c, kernels[c->pool->dtype != GDN_F32][c->rule->k.dtype == GDN_F16], &a,
+                        GDN_CU_CHANNELS_ROWS);
 }
 
 gdn_status gdn_decode_launch_token_slots(const struct gdn_decode_call *c)

@@ -7,7 +7,8 @@
  *     o = z + (k . q) u;    S <- S diag(a) + u k^T
  *
  * A lane has a of its own elements of k, of which it computes half, and another lane the others.
- * Every warp makes them again, since that is done while the state is on its way.
+ * Every warp makes them again, since that is done while the state is on its way; so a warp has 16
+ * rows, also of float32.
  */
 #ifndef GDN_CUDA_DECODE_CHANNELS_TOKEN_CUH
 #define GDN_CUDA_DECODE_CHANNELS_TOKEN_CUH
@@ -15,8 +16,9 @@
 #include "cuda/decode/token.cuh"
 
 /* A tile of token_rows whose sums are of k and q times a. */
-template <int KC, int dtype, int io> struct channels_rows : token_rows<KC, dtype, io> {
-    typedef token_rows<KC, dtype, io> base;
+template <int KC, int dtype, int io>
+struct channels_rows : token_rows<KC, dtype, io, GDN_CU_CHANNELS_ROWS> {
+    typedef token_rows<KC, dtype, io, GDN_CU_CHANNELS_ROWS> base;
     enum { OWN = 4 }; /* gates that a lane computes */
     static_assert(2 * OWN == base::C * base::E && 2 * base::LANES == 32, "two lanes share gates");
     float a[base::C][base::E];
@@ -153,13 +155,13 @@ GDN_DEVICE void decode_channels_token(const struct gdn_cu_token &a)
 }
 
 /* The least blocks of a multiprocessor: as many as have enough registers. */
-#define CHANNELS_TOKEN_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 20 : 16)
+enum { CHANNELS_BLOCKS = 16 };
 
-#define DECODE_CHANNELS_TOKEN_KERNEL(threads, name, dtype, io, KC)                      \
-    extern "C" __global__ void __launch_bounds__(threads, CHANNELS_TOKEN_BLOCKS(dtype)) \
-        name(const __grid_constant__ struct gdn_cu_token a)                             \
-    {                                                                                   \
-        decode_channels_token<KC, GDN_##dtype, GDN_##io>(a);                            \
+#define DECODE_CHANNELS_TOKEN_KERNEL(threads, name, dtype, io, KC)         \
+    extern "C" __global__ void __launch_bounds__(threads, CHANNELS_BLOCKS) \
+        name(const __grid_constant__ struct gdn_cu_token a)                \
+    {                                                                      \
+        decode_channels_token<KC, GDN_##dtype, GDN_##io>(a);               \
     }
 
 #endif

@@ -112,8 +112,8 @@ template <int io, int deep> GDN_DEVICE void run_heads(const struct gdn_cu_backwa
     h.template own_rows<4>(x, y);
     h.template own_rows<2>(x, y);
     h.template own_rows<1>(x, y);
-    h.level_rows(x, y, 1);
-    h.level_rows(x, y, 2);
+#pragma unroll 1
+    for (int n = 1; n <= 2; n++) h.level_rows(x, y, n);
     h.end_rows(x, y, taint);
     __syncthreads(); /* the last level has been read */
     renew(m.x.a);
@@ -122,8 +122,8 @@ template <int io, int deep> GDN_DEVICE void run_heads(const struct gdn_cu_backwa
     h.template own_columns<4>(y);
     h.template own_columns<2>(y);
     h.template own_columns<1>(y);
-    h.level_columns(y, 1);
-    h.level_columns(y, 2);
+#pragma unroll 1
+    for (int n = 1; n <= 2; n++) h.level_columns(y, n);
     __syncthreads();
     h.end_columns(y, taint);
     if (in_block(taint != 0)) mend_gradients<io, deep>(a, sh.chunk, sh.tokens, head);

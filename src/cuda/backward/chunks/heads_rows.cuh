@@ -109,7 +109,7 @@ __device__ __forceinline__ void chunk_heads<io, deep>::level_rows(lane_rows &dq,
         m.put_columns(sh.level.k + 16 * m.group * row, total(m.group + 1, middle));
     __syncthreads();
     if (in_warp(m.group < middle)) return;
-#pragma unroll
+#pragma unroll 1
     for (int y = 0; y < 2; y++) {
         mma_block x[4];
         clear_blocks(x);
@@ -123,16 +123,14 @@ __device__ __forceinline__ void chunk_heads<io, deep>::level_rows(lane_rows &dq,
     if (n == 2 && m.group == GROUPS - 1) *(float2 *)&sh.of_half_rows[m.channel] = sum;
 }
 
-/* Stores rows of dq and of db. de becomes its part of dk. */
+/* Puts b of the lane's tokens into the warp's memory. It is a loop because code that stands there for
+ * each token, and seldom runs, delays all the code behind it. */
 template <int io, int deep>
-__device__ __forceinline__ void chunk_heads<io, deep>::end_rows(lane_rows &dq, lane_rows &de,
-                                                                float &taint) const
+__device__ __forceinline__ void chunk_heads<io, deep>::put_betas(float *betas) const
 {
     const struct gdn_cu_rule &r = m.r;
-    char *to_q = lane_row(a.base.head_dq), *to_b = lane_row(a.e);
-#pragma unroll
-    for (int t = 0; t < 16; t++, to_q += a.base.head_dq.token, to_b += a.e.token) {
-        if (!m.has(t)) continue;
+#pragma unroll 1
+    for (int t = 0; t < 16 && m.has(t); t++) {
         const float beta = sh.tokens.beta[16 * m.group + t];
         const int64_t at = sh.chunk.t0 + 16 * m.group + t;
         float2 b = make_float2(beta, beta);
@@ -140,6 +138,22 @@ __device__ __forceinline__ void chunk_heads<io, deep>::end_rows(lane_rows &dq, l
             b.x = family_b(r, sh.chunk.seq, at, m.head, 0, m.channel);
             b.y = family_b(r, sh.chunk.seq, at, m.head, 0, m.channel + 1);
         }
+        *(float2 *)(betas + t * SUMS_LD) = b;
+    }
+}
+
+/* Stores rows of dq and of db. de becomes its part of dk. */
+template <int io, int deep>
+__device__ __forceinline__ void chunk_heads<io, deep>::end_rows(lane_rows &dq, lane_rows &de,
+                                                                float &taint) const
+{
+    char *to_q = lane_row(a.base.head_dq), *to_b = lane_row(a.e);
+    float *const betas = sh.level.sums[m.warp] + 2 * m.lane;
+    put_betas(betas);
+#pragma unroll
+    for (int t = 0; t < 16; t++, to_q += a.base.head_dq.token, to_b += a.e.token) {
+        if (!m.has(t)) continue;
+        const float2 b = *(const float2 *)(betas + t * SUMS_LD);
         const float2 db = times(word(m.x.k[t]), de[t]);
         *(float2 *)to_q = dq[t];
         *(float2 *)to_b = db;

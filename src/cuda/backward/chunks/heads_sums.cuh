@@ -108,6 +108,7 @@ template <int io, int deep> struct chunk_heads {
     template <int s> __device__ __forceinline__ void own_rows(lane_rows &dq, lane_rows &de);
     __device__ __forceinline__ float2 add_rows(lane_rows &dq, lane_rows &de, float2 f);
     __device__ __forceinline__ void level_rows(lane_rows &dq, lane_rows &de, int n);
+    __device__ __forceinline__ void put_betas(float *betas) const;
     __device__ __forceinline__ void end_rows(lane_rows &dq, lane_rows &de, float &taint) const;
 
     __device__ __forceinline__ void start_columns(lane_rows &dk);

@@ -253,8 +253,8 @@ GDN_DEVICE void keep_sum(const struct gdn_cu_backward_channels &a, int64_t place
     *to = a.base.window == a.base.n_windows - 1 && !adds ? sum : *to + sum;
 }
 
-/* Stores gradients of gates per channel, of QUADS_WIDE channels from `from` on. A warp has some tokens, and
- * a lane four channels. */
+/* Stores gradients of gates per channel, of QUADS_WIDE channels from `from` on. A warp has some
+ * tokens, and a lane four channels. */
 GDN_DEVICE void store_channel_gates(const struct gdn_cu_backward_channels &a,
                                     const struct backward_chunk &c, int64_t place, int head,
                                     int from)

@@ -27,9 +27,9 @@ struct channels_rows : token_rows<KC, dtype, io, GDN_CU_CHANNELS_ROWS> {
     __device__ __forceinline__ float query(int c, int e) const { return this->q[c][e] * a[c][e]; }
 };
 
-/* Loads gates or biases as they lie in memory, `bytes` each; 0: they are absent. Four bytes fill the
- * words, two bytes half of them. The lane has OWN of its elements; the lane that has the same ones,
- * of other rows, loads the others. */
+/* Loads gates or biases as they lie in memory, `bytes` each; 0: they are absent. Four bytes fill
+ * the words, two bytes half of them. The lane has OWN of its elements; the lane that has the same
+ * ones, of other rows, loads the others. */
 template <class Tile>
 GDN_DEVICE void channels_fetch(uint32_t (&x)[Tile::OWN], const char *at, int bytes)
 {

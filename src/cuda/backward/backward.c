@@ -407,20 +407,6 @@ static size_t walk_shared(const struct gdn_cu_backward *a)
     return is_portable(a) ? (size_t)a->walk_bytes : GDN_CU_WALK_BYTES;
 }
 
-/* Launches the walks of a->walks. On Hopper they begin while `prepare` ends. */
-static gdn_status launch_walks(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
-{
-    const int64_t directions = a->walks & GDN_CU_WALK_REVERSE ? 2 : 1;
-    const struct gdn_cuda_call call = {
-        .kernel = mma_walks(a),
-        .grid = { directions * a->n_parts * a->rule.H * a->n_strips, 1, 1 },
-        .shared_bytes = walk_shared(a),
-        .stream = stream,
-        .args = a,
-        .overlaps = !is_portable(a),
-    };
-    return gdn_cuda_launch(ctx, &call);
-}
 static gdn_status launch_prepare(gdn_ctx *ctx, const struct gdn_cu_backward *a, void *stream)
 {
     return launch(ctx, a, mma_prepare(a), a->n_chunks * a->rule.Hk,
@@ -440,7 +426,6 @@ static gdn_status launch_heads(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
                                        : GDN_CU_HEADS_BYTES,
         .stream = stream,
         .args = a,
-        .overlaps = !is_portable(a),
     };
     return gdn_cuda_launch(ctx, &call);
 }
@@ -455,7 +440,6 @@ static gdn_status launch_fused(gdn_ctx *ctx, const struct gdn_cu_backward *a, vo
         .shared_bytes = GDN_CU_FUSED_BYTES,
         .stream = stream,
         .args = a,
-        .overlaps = true,
     };
     return gdn_cuda_launch(ctx, &call);
 }
@@ -472,8 +456,10 @@ static int32_t walks_before(const struct gdn_cu_backward *a)
 static gdn_status launch_mma(gdn_ctx *ctx, struct gdn_cu_backward *a, bool reverse, void *stream)
 {
     a->walks = reverse ? walks_before(a) : GDN_CU_WALK_FORWARD;
+    const int64_t n = a->n_parts * a->rule.H * a->n_strips;
     TRY(launch_prepare(ctx, a, stream));
-    TRY(launch_walks(ctx, a, stream));
+    TRY(launch(ctx, a, mma_walks(a), (a->walks & GDN_CU_WALK_REVERSE ? 2 : 1) * n, walk_shared(a),
+               stream));
     if (!reverse) return GDN_OK;
     return is_fused(a) ? launch_fused(ctx, a, stream) : launch_heads(ctx, a, stream);
 }

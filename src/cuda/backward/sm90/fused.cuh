@@ -520,12 +520,8 @@ GDN_DEVICE void backward_sm90_fused(const struct gdn_cu_backward &a)
 {
     fused_shared &sh = *(fused_shared *)gdn_shared;
     struct fused_share own;
-    if (!find_fused(own, a)) {
-        griddepcontrol_wait(); /* this kernel does not end before the one ahead */
-        return;
-    }
+    if (!find_fused(own, a)) return;
     start_fused(sh, a, own);
-    griddepcontrol_wait();
     if (in_warp(threadIdx.x < HEADS_WORKERS)) {
         raise_registers<FUSED_REGISTERS>();
         work_fused(sh, a);

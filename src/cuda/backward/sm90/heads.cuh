@@ -680,7 +680,6 @@ template <bool wide> GDN_DEVICE void run_heads(const struct gdn_cu_backward &a)
     heads_shared<wide> &sh = *(heads_shared<wide> *)gdn_shared;
     if (form_of(a).is_small()) clear_tiles(sh.rows[0].dout[0], (int)(sh.X - sh.rows[0].dout[0]));
     start_heads(sh, key_blocks<wide>(a));
-    griddepcontrol_wait();
     if (in_warp(threadIdx.x < HEADS_WORKERS)) {
         raise_registers<HEADS_REGISTERS>();
         work_heads(sh, a);

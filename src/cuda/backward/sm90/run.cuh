@@ -24,15 +24,9 @@
 
 #include "cuda/backward/prepare.cuh"
 
-/* The kernels of a window begin while the one ahead ends, and wait for it (griddepcontrol.wait). */
-GDN_DEVICE void backward_sm90_prepare(const struct gdn_cu_backward &a)
-{
-    griddepcontrol_launch_dependents();
-    prepare_chunks<DEEP>(a);
-}
+GDN_DEVICE void backward_sm90_prepare(const struct gdn_cu_backward &a) { prepare_chunks<DEEP>(a); }
 GDN_DEVICE void backward_sm90_prepare_deep(const struct gdn_cu_backward &a)
 {
-    griddepcontrol_launch_dependents();
     prepare_chunks<DEEPEST>(a);
 }
 GDN_DEVICE void backward_sm90_heads(const struct gdn_cu_backward &a) { run_heads<false>(a); }

@@ -434,7 +434,6 @@ GDN_DEVICE void run_scan(const struct gdn_cu_backward &a, const struct scan_way 
         mbarrier_init_fence();
     }
     __syncthreads();
-    griddepcontrol_wait();
     if (in_warp(threadIdx.x < ALL)) {
         if (Shared::groups == 2) raise_registers<WORKER_REGISTERS>();
         run_way(sh, a);
@@ -452,11 +451,7 @@ GDN_DEVICE void backward_sm90_walks(const struct gdn_cu_backward &a)
     typedef scan_shared<SCAN_FORWARD, form> forward;
     const int64_t n_walks = a.n_parts * a.rule.H * a.n_strips;
     struct scan_way w;
-    griddepcontrol_launch_dependents();
-    if (!find_way<reverse::columns>(w, a, blockIdx.x % n_walks)) {
-        griddepcontrol_wait(); /* this kernel does not end before the one ahead */
-        return;
-    }
+    if (!find_way<reverse::columns>(w, a, blockIdx.x % n_walks)) return;
     if (in_warp((a.walks & GDN_CU_WALK_REVERSE) && blockIdx.x < n_walks))
         run_scan<reverse>(a, w);
     else

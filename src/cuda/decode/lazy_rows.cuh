@@ -20,8 +20,9 @@
 enum { LAZY_K = 128, LAZY_ROWS = 16, LAZY_MOST = 64 /* rows of a record */ };
 
 /* A head leaves these numbers, then two weights for each row, then the decay of each row. k and q:
- * factors of S k and S q of raw k and q. key: that of raw k alone. decay: that of the state. Rows
- * [first, count) count: a gate has forgotten those before, whose u may be no number. */
+ * factors of S k and S q of raw k and q. key: that of raw k alone, 0 if beta is 0. decay: that of
+ * the state. Rows [first, count) count: a gate has forgotten those before, whose u may be no
+ * number. */
 struct alignas(16) lazy_facts {
     float k, q, kq, beta, key, decay;
     int32_t first, count;
@@ -119,17 +120,20 @@ struct lazy_decay {
     float own, all;
 };
 
+/* Returns the decay of two runs of rows. If one forgets, both do, even if the other is NaN. */
+GDN_DEVICE float lazy_times(float x, float y) { return x == 0 || y == 0 ? 0 : x * y; }
+
 GDN_DEVICE struct lazy_decay lazy_decay_of(float x, float behind)
 {
     const int row = threadIdx.x % LAZY_ROWS;
 #pragma unroll
     for (int step = 1; step < LAZY_ROWS; step *= 2) {
         const float other = __shfl_down_sync(0xffffffff, x, step);
-        if (row + step < LAZY_ROWS) x *= other;
+        if (row + step < LAZY_ROWS) x = lazy_times(x, other);
     }
     const float later = __shfl_down_sync(0xffffffff, x, 1);
     const float all = __shfl_sync(0xffffffff, x, threadIdx.x & 16);
-    return { row + 1 < LAZY_ROWS ? behind * later : behind, behind * all };
+    return { row + 1 < LAZY_ROWS ? lazy_times(behind, later) : behind, lazy_times(behind, all) };
 }
 
 /* Leaves weights and decays of rows [first, first + n), at most sixteen, in memory: zeros for rows
@@ -176,8 +180,8 @@ GDN_DEVICE float2 lazy_leave_head(const struct gdn_cu_lazy &a, const struct toke
         decay = lazy_leave_rows(oldest, memory, a, f, products, gate, first, n, decay, stores);
     }
     if (stores && threadIdx.x % LAZY_ROWS == 0)
-        *(struct lazy_facts *)memory = { decay * f.k, decay * f.q, f.kq,   beta,
-                                         f.k,         decay,       oldest, count };
+        *(struct lazy_facts *)memory = { decay * f.k,         decay * f.q, f.kq,   beta,
+                                         beta == 0 ? 0 : f.k, decay,       oldest, count };
     return make_float2(alpha, beta);
 }
 

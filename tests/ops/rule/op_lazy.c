@@ -432,7 +432,8 @@ static void alone(int number)
 
 /* ---- G7, G8, G10: odd values ---- */
 
-/* A NaN goes when a gate forgets; v of a beta of 0 is not read. */
+/* A NaN of a state, of u or of a gate goes when a gate forgets. v of a beta of 0 is not read, and k
+ * writes nothing then. */
 static void odd(int number)
 {
     const struct layer *m = &layers[number];
@@ -441,24 +442,31 @@ static void odd(int number)
     for (int i = 0; i < 24 && !ring2_failed(); i++) {
         struct tokens t = draw(m, 3);
         const int64_t H = state_heads(m);
+        const bool off = i % 4 == 3, bad = i % 8 == 4, forgets = i % 8 == 5;
         for (int64_t b = 0; b < B; b++) {
+            const int64_t last = (b + 1) * t.T - 1;
             t.slots[b] = b, t.count[b] = t.T;
             for (int64_t h = 0; h < H; h++) {
                 const int64_t at = b * t.T * H + h;
-                if (i % 8 == 3) ring2_set(&t.beta, at, 0);
-                for (int64_t j = 0; i % 8 == 3 && m->gated && j < m->V; j++)
+                if (off) ring2_set(&t.beta, at, 0);
+                for (int64_t j = 0; off && m->gated && j < m->V; j++)
                     ring2_set(&t.write_gate, at * m->V + j, 0);
-                for (int64_t x = 0; i % 8 == 5 && x < (m->channels ? m->K : 1); x++)
-                    ring2_set(&t.g, m->channels ? at * m->K + x : at, -(double)INFINITY);
+                for (int64_t x = 0; x < (m->channels ? m->K : 1); x++) {
+                    const int64_t g = m->channels ? at * m->K + x : at;
+                    if (bad && h % 2) ring2_set(&t.g, g, (double)NAN);
+                    if (forgets) ring2_set(&t.g, g, -(double)INFINITY);
+                }
             }
-            for (int64_t x = 0; i % 8 == 3 && x < m->heads[2] * m->V; x++)
+            for (int64_t x = 0; off && x < m->heads[2] * m->V; x++)
                 ring2_set(&t.v, b * t.T * m->heads[2] * m->V + x, (double)NAN);
-            for (int64_t x = 0; i % 8 == 4 && x < m->heads[2] * m->V; x++)
-                ring2_set(&t.v, (b * t.T + t.T - 1) * m->heads[2] * m->V + x, (double)NAN);
+            for (int64_t x = 0; bad && x < m->heads[2] * m->V; x++)
+                ring2_set(&t.v, last * m->heads[2] * m->V + x, (double)NAN);
+            for (int64_t x = 0; i % 8 == 7 && x < m->heads[1] * m->K; x++)
+                ring2_set(&t.k, b * t.T * m->heads[1] * m->K + x, (double)NAN);
         }
         gdn_tensor out[2];
         call(&r, &t, out);
-        for (int64_t j = 0; j < ring2_count(&out[0]) && i % 8 != 4; j++)
+        for (int64_t j = 0; j < ring2_count(&out[0]) && !bad; j++)
             CHECK(isfinite(ring2_get(&out[0], j)) == isfinite(ring2_get(&out[1], j)),
                   "call %d: output %d is %g, plain %g", i, (int)j, ring2_get(&out[0], j),
                   ring2_get(&out[1], j));

@@ -131,8 +131,20 @@ GDN_DEVICE void half_stage_u(struct half_rows &sh, const char *u, int step, floa
     }
 }
 
+/* Return the power of two of a factor of k, and the rest of it. Where raw k is very large or small,
+ * float16 has no number for u times the factor. It has them for k times the power, with all bits
+ * of k, and for u times the rest. */
+GDN_DEVICE float half_power(float key)
+{
+    return __uint_as_float(__float_as_uint(key) & 0x7f800000);
+}
+GDN_DEVICE float half_rest(float key)
+{
+    return __uint_as_float((__float_as_uint(key) & 0x007fffff) | 0x3f800000);
+}
+
 /* Stages rows j0 to j0 + 15 of the record, and the token behind the last of them. u: of the lane's
- * column, times the factor of k. */
+ * column, times half_rest(). */
 template <int dtype>
 GDN_DEVICE void half_stage(struct half_rows &sh, const struct gdn_cu_lazy &a,
                            const struct token_place &w, const struct lazy_facts &f,
@@ -159,9 +171,11 @@ GDN_DEVICE void half_stage(struct half_rows &sh, const struct gdn_cu_lazy &a,
         const char *const k = token_at(a.one.k, w.row, source) + lane * 8;
         x[0] = ld_b32_b16(k, f.beta != 0, false), x[1] = ld_b32_b16(k + 4, f.beta != 0, false);
         const int piece = lane / 2, at = piece / 4 * 16 + piece % 4;
+        const float power = half_power(f.key);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            sh.k[0][own][at + (lane % 2 * 2 + e) * 4] = x[e];
+            sh.k[0][own][at + (lane % 2 * 2 + e) * 4] = half_pair<dtype>(
+                power * token_element<dtype>(x[e], 0), power * token_element<dtype>(x[e], 1));
             sh.k[1][own][at + (lane % 2 * 2 + e) * 4] = 0;
         }
         half_split<dtype>(high, low, u, 0);
@@ -229,7 +243,7 @@ GDN_DEVICE void half_fold_lines(char *state, int step, const uint16_t *u,
 
 /* Puts all rows of the record, and the token, into the state, sixteen at a time. It is read again,
  * from the L2 cache, when rows are staged: that takes many registers. u: of the lane's own row,
- * times the factor of k. */
+ * times half_rest(). */
 template <int dtype>
 GDN_DEVICE void half_fold(char *state, struct half_rows &sh, const struct gdn_cu_lazy &a,
                           const struct token_place &w, const struct lazy_facts &f,
@@ -286,7 +300,7 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
         token_store_half<dtype>(token_at(o.out, w.row, w.head) + own * 2,
                                 rule_o(f.kq, fmaf(f.q, z, rows_z), u));
     if (lazy_appends<dtype>(a, w, f.count, own, u)) return;
-    half_fold<dtype>(state, sh, a, w, f, lazy_decays(memory, a), u * f.key, v);
+    half_fold<dtype>(state, sh, a, w, f, lazy_decays(memory, a), u * half_rest(f.key), v);
 }
 
 #endif

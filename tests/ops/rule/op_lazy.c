@@ -379,15 +379,15 @@ static struct run new_run(const struct layer *m)
  * Errors of outputs, root mean square beside float64: those of plain decode, of which a state of
  * less than float32 has one for each token, and a record for each fold; and those of its rows.
  */
-static void many(int number)
+static void compare(const struct layer *m, double k_size, double v_size)
 {
-    const struct layer *m = &layers[number];
     if (skips(m)) return;
     struct run r = new_run(m);
     const double rows = m->rows == GDN_F32 ? 0 : m->rows == GDN_BF16 ? 0x1p-8 : 0x1p-11;
     for (int i = 0; i < 60 && !ring2_failed(); i++) {
         const struct tokens t = draw(m, i % 4 ? MOST : 1);
         gdn_tensor out[2];
+        if (k_size != 1) ring2_fill(&t.k, -k_size, k_size), ring2_fill(&t.v, -v_size, v_size);
         call(&r, &t, out);
         if (has_plain_bits(m)) ring2_expect_bits("out", &out[0], &out[1]);
         judge(&r, &t, out);
@@ -400,6 +400,18 @@ static void many(int number)
     for (int64_t p = 0; p < P; p++) fold(m, &r.lazy, p);
     expect_states(&r, rows);
     if (has_plain_bits(m)) ring2_expect_bits("state", &r.lazy.s.state, &r.plain.state);
+}
+
+static void many(int number) { compare(&layers[number], 1, 1); }
+
+/* Keys before their norm, and values, may be as large and as small as float16 allows. */
+static void sizes(int number)
+{
+    static const struct layer f16[] = {
+        { GDN_F16, GDN_F16, GDN_STATE_VK, 0, 0, 0, { 1, 1, 2 }, 128, 32, 3, 0, GDN_F16 },
+        { GDN_F16, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 1, 1, 2 }, 128, 32, 3, 0, GDN_F16 },
+    };
+    compare(&f16[number % 2], number < 2 ? 3e4 : 1e-4, number < 2 ? 1 : 400);
 }
 
 /* ---- G2: threads, batch mates and their order ---- */
@@ -510,6 +522,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
         { "many calls beside plain decode and float64", many, N_LAYERS },
+        { "large and small keys", sizes, 4 },
         { "G2 records accepted at once", alone, N_LAYERS },
         { "G7 G8 records accepted at once", odd, N_LAYERS },
         { "G1 records accepted at once", refused, 1 },

@@ -100,7 +100,7 @@ GDN_DEVICE void record_forget(const struct gdn_cu_record &a)
         if (slot >= 0) set_count(a, slot, 0);
     }
     if (lane > 0 || (s.read == s.write && s.n_valid == 0)) return;
-    if (s.read >= 0 && s.n_valid > 0) set_count(a, s.read, 0);
+    if (s.read >= 0) set_count(a, s.read, 0);
     if (s.write >= 0) set_count(a, s.write, 0);
 }
 

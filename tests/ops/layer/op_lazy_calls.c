@@ -82,12 +82,12 @@ static void fold(const struct form *m, const struct pools *p, const gdn_tensor *
 /* ---- Batches ---- */
 
 struct lot {
-    int64_t B, N, starts[MOST_B + 1], read[MOST_B], write[MOST_B], initial[MOST_B];
+    int64_t B, N, starts[MOST_B + 1], read[MOST_B], write[MOST_B], initial[MOST_B], count[MOST_B];
     gdn_batch batch;
 };
 
-/* Sequences of at most `most` tokens in different slots. If `moves`, some begin anew, and some are
- * written to another slot. */
+/* Sequences of at most `most` tokens in different slots. If `moves`, some begin anew, some are
+ * written to another slot, and of some no token counts. */
 static void draw_lot(struct lot *l, int64_t most, bool moves)
 {
     const int64_t first = ring2_below(P), B = 1 + ring2_below(MOST_B);
@@ -98,6 +98,7 @@ static void draw_lot(struct lot *l, int64_t most, bool moves)
         l->read[b] = ring2_below(8) ? (first + b) % P : -1;
         l->write[b] = l->read[b] < 0 || !goes ? l->read[b] : (first + MOST_B + b) % P;
         l->initial[b] = !moves || ring2_below(5) > 0;
+        l->count[b] = ring2_below(4) ? l->starts[b + 1] - l->starts[b] : 0;
     }
     l->N = l->starts[B] > 0 ? l->starts[B] : 1;
     l->batch = gdn_batch_init();
@@ -106,14 +107,21 @@ static void draw_lot(struct lot *l, int64_t most, bool moves)
     if (!moves) return;
     l->batch.write_slots = ring2_indices(GDN_I32, B, l->write);
     l->batch.has_initial_state = ring2_indices(GDN_I32, B, l->initial);
+    l->batch.token_count = ring2_indices(GDN_I32, B, l->count);
 }
 
-/* Sequences with tokens whose rows a call folds: all that go on from their slot. */
+/* Returns true if the state goes on, or to another slot. */
+static bool changes(const struct lot *l, int64_t b)
+{
+    return l->starts[b + 1] > l->starts[b] &&
+           (l->count[b] > 0 || l->write[b] != l->read[b] || !l->initial[b]);
+}
+
+/* Sequences whose rows a call folds. */
 static gdn_tensor folded_slots(const struct lot *l)
 {
     int64_t slots[MOST_B];
-    for (int64_t b = 0; b < l->B; b++)
-        slots[b] = l->initial[b] && l->starts[b + 1] > l->starts[b] ? l->read[b] : -1;
+    for (int64_t b = 0; b < l->B; b++) slots[b] = l->initial[b] && changes(l, b) ? l->read[b] : -1;
     return ring2_indices(GDN_I32, l->B, slots);
 }
 
@@ -121,8 +129,7 @@ static gdn_tensor folded_slots(const struct lot *l)
 static void forget(const struct pools *p, const struct lot *l)
 {
     for (int64_t b = 0; b < l->B; b++)
-        if (l->starts[b + 1] > l->starts[b] && l->write[b] >= 0)
-            ring2_set(&p->count, l->write[b], 0);
+        if (changes(l, b) && l->write[b] >= 0) ring2_set(&p->count, l->write[b], 0);
 }
 
 /* Outputs are near: the error of rows that are added in another order, or rounded. */

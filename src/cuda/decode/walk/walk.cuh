@@ -339,6 +339,14 @@ template <class Tile, int KC> GDN_DEVICE void read_piece(struct walk<Tile, KC> &
     __syncthreads();
 }
 
+/* Returns true if a call that only folds applies the record: the state will change, or go to
+ * another slot. */
+template <class Tile, int KC> GDN_DEVICE bool folds(const struct walk<Tile, KC> &m)
+{
+    const struct gdn_cu_seq &s = m.sh.decode.work.seq;
+    return m.count > 0 && (s.n_valid > 0 || s.read != s.write);
+}
+
 template <class Tile, int KC>
 GDN_DEVICE void walk_piece(const struct gdn_cu_walk &a, struct walk_shared<Tile, KC> &sh,
                            int64_t piece)
@@ -350,7 +358,7 @@ GDN_DEVICE void walk_piece(const struct gdn_cu_walk &a, struct walk_shared<Tile,
     };
     read_piece(m, piece);
     find_record(m);
-    if (w.seq.n_tokens == 0 || (a.fold && (m.count == 0 || w.seq.n_valid == 0))) return;
+    if (w.seq.n_tokens == 0 || (a.fold && !folds(m))) return;
     if (m.appends) {
         __syncthreads();
         if (threadIdx.x == 0) sh.decode.work.seq.write = -1; /* the state stays */

@@ -485,6 +485,37 @@ static void odd(int number)
     }
 }
 
+/* ---- G6: contents that a GPU does not refuse ---- */
+
+/* Slots that do not exist, slots named twice, and counts below 0 and above R. */
+static void outside(int number)
+{
+    const struct layer *m = &layers[number];
+    if (skips(m)) return;
+    if (!ring2_on_device()) {
+        ring2_skip("a CPU refuses them");
+        return;
+    }
+    const struct lazy z = new_lazy(m);
+    for (int i = 0; i < 8 && !ring2_failed(); i++) {
+        struct tokens t = draw(m, MOST);
+        for (int b = 0; b < B; b++) t.slots[b] = ring2_below(2 * P) - 2;
+        for (int p = 0; p < P; p++) ring2_set(&z.count, p, (double)(ring2_below(3 * m->R) - m->R));
+        gdn_batch b;
+        const gdn_rule_args a = lazy_args(m, &t, &z, &b);
+        const gdn_tensor *const written[] = { &a.out,         &a.state,    &a.state_scales,
+                                              &a.record_k,    &a.record_u, &a.record_g,
+                                              &a.record_count };
+        ring2_call_begin();
+        for (int j = 0; j < 7; j++)
+            if (written[j]->data) ring2_may_write(written[j]);
+        ring2_status(ring2_ctx(3), "lazy", gdn_decode(ring2_ctx(3), &a), GDN_OK);
+        ring2_call_end();
+        expect_kernel(m);
+        fold(m, &z, P + ring2_below(P));
+    }
+}
+
 /* ---- G1 ---- */
 
 #define REFUSE(what, seen, want, needle, ...)                               \
@@ -525,6 +556,7 @@ int main(int argc, char **argv)
         { "large and small keys", sizes, 4 },
         { "G2 records accepted at once", alone, N_LAYERS },
         { "G7 G8 records accepted at once", odd, N_LAYERS },
+        { "G6 records accepted at once", outside, N_LAYERS },
         { "G1 records accepted at once", refused, 1 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -163,7 +163,7 @@ template <class Tile, int KC> GDN_DEVICE void find_record(struct walk<Tile, KC> 
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
     const struct gdn_cu_seq &s = m.sh.decode.work.seq;
-    m.record = r.record_k.data && !s.sunk ? s.read : -1;
+    m.record = r.record_k.data && !s.sunk && !s.padding ? s.read : -1;
     m.count = m.record < 0 ? 0 : clamp64(load_index(r.record_count, m.record), 0, r.record_rows);
     m.appends = m.record >= 0 && (r.batch.write == GDN_WRITE_NONE || s.n_valid == 0 ||
                                   m.count + s.n_valid < r.record_rows);

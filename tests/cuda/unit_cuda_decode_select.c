@@ -470,6 +470,10 @@ static void test_lazy(void)
               calls[i].kernel);
         CHECK(!strcmp(told.last, calls[i].line), "\"%s\", wanted \"%s\"", told.last, calls[i].line);
     }
+    gdn_rule_args far = lazy_call(&calls[0], &b);
+    far.record_count.dtype = GDN_I64, far.record_count.stride[0] = INT32_MAX / 8 + 1;
+    ring2_status(ctx, "far", gdn_decode(ctx, &far), GDN_OK);
+    CHECK(strstr(told.last, "lazy: counts are too far apart"), "\"%s\"", told.last);
     gdn_ctx_destroy(ctx);
 }
 

@@ -102,6 +102,16 @@ static const struct way {
       .masked = true,
       .layout = GDN_STATE_KV,
       .lengths = { 50, 50, 50 } },
+    { .name = "deep raw",
+      .Hk = 1,
+      .H = 2,
+      .K = 200,
+      .V = 24,
+      .gate = GDN_GATE_RAW,
+      .beta = GDN_BETA_SIGMOID,
+      .adds = true,
+      .norm = GDN_NORM_L2,
+      .lengths = { 20, 66 } },
 };
 enum { N_WAYS = sizeof ways / sizeof *ways };
 /* Calls that a device takes by chunks on tensor cores. */
@@ -635,7 +645,7 @@ static void alone(int i)
 /* Windows change no bit of a sequence's gradients. */
 static void windows(int i)
 {
-    struct way w = ways[i % 2 ? 5 : 0];
+    struct way w = ways[i == 1 ? N_WAYS - 1 : i % 2 ? 5 : 0];
     w.lengths[0] = 290, w.lengths[1] = 30, w.lengths[2] = 0, w.lengths[3] = 135;
     gdn_prefill_backward_args a = draw(&rules[i], 4, &w), b = a;
     if (!ring2_windows(i % 2 ? 2 : -3)) {

@@ -381,6 +381,21 @@ static const struct wide_call wide_calls[] = {
       72,
       256,
       H16 },
+    { "K104 V80, full chunks",
+      { 128, EMPTY, 65 },
+      2,
+      4,
+      LOG_G,
+      L2,
+      1,
+      GDN_BETA_SIGMOID,
+      0.5,
+      true,
+      false,
+      false,
+      104,
+      80,
+      B16 },
 };
 
 /* As nan_stays() and nan_is_skipped(), where sums over tokens take all of a chunk: token 18

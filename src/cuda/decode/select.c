@@ -44,7 +44,7 @@ bool gdn_cuda_are_near(const struct gdn_rows *r)
 
 bool gdn_cuda_is_near_vector(const struct gdn_cu_array *a)
 {
-    return !a->data || gdn_cuda_is_near(a->stride[0], 8);
+    return !a->data || gdn_cuda_is_near(a->stride[0], (int64_t)gdn_dtype_bytes(a->dtype));
 }
 
 /* Checks that all steps from line to line of a state fit 32 bits. */

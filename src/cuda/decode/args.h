@@ -142,7 +142,7 @@ struct gdn_cu_lazy_rows {
 GDN_CU_SIZE(gdn_cu_lazy_rows, 24);
 
 /* The arguments of one token for each sequence beside a record that accepts it:
- * decode/lazy.cuh. */
+ * decode/lazy/lazy.cuh. */
 struct gdn_cu_lazy {
     struct gdn_cu_token one;
     struct gdn_cu_lazy_rows k, u, g;

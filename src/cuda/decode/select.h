@@ -9,7 +9,7 @@ enum {
     MOST_ROWS = 65535,  /* the most blocks in the second dimension of a grid */
     WARP_COLUMNS = 16,  /* columns of V of a warp */
     TOKEN_COLUMNS = 64, /* columns of V of a block of token kernels, if states are k-first */
-    LAZY_COLUMNS = 32,  /* columns of V of a block of lazy_half.cuh */
+    LAZY_COLUMNS = 32,  /* columns of V of a block of lazy/half.cuh */
     EIGHT_ROWS = 32,    /* columns of V of a block of token_eight.cuh */
     FEW_COLUMNS = 64,   /* columns of V of a block of window_kv.cuh */
     FEW_TOKENS = 4      /* tokens of a window */

@@ -5,7 +5,7 @@
 
 enum {
     THREADS = 128,    /* of a block of the first kernel, a warp for each pair of heads */
-    FACTS = 8,        /* numbers of a state head, see lazy_rows.cuh */
+    FACTS = 8,        /* numbers of a state head, see rows.cuh */
     PER_ROW = 3,      /* numbers of each row */
     COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
     COLUMNS_HALF = LAZY_COLUMNS,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One token of each sequence, accepted at once beside a record (gdn_record.h), on k-last states.
- * With G, G_j and w_j of lazy_rows.cuh,
+ * With G, G_j and w_j of rows.cuh,
  *
  *     p = G S k + sum_j w_j u_j;    u = beta (v - p)
  *     o = G S q + sum_j w'_j u_j + (k . q) u
@@ -11,7 +11,7 @@
  *
  *     S <- G S + sum_j G_j u_j k_j^T + u k^T
  *
- * The kernel ahead of it (lazy_rows.cuh) writes no state, and lets this one begin only when all
+ * The kernel ahead of it (rows.cuh) writes no state, and lets this one begin only when all
  * kernels ahead have ended. So the blocks that begin then, the early ones, load the state before
  * they wait for that kernel. Later blocks wait first, which takes no time, and ask for the facts
  * together with the slot: a trip to memory less.
@@ -19,8 +19,8 @@
 #ifndef GDN_CUDA_DECODE_LAZY_CUH
 #define GDN_CUDA_DECODE_LAZY_CUH
 
-#include "cuda/decode/lazy_half.cuh"
-#include "cuda/decode/lazy_rows.cuh"
+#include "cuda/decode/lazy/half.cuh"
+#include "cuda/decode/lazy/rows.cuh"
 
 enum { LAZY_F32_ROWS = 16 }; /* of v of a warp: 8 KB of a state */
 
@@ -84,8 +84,7 @@ GDN_DEVICE void lazy_stage(struct lazy_rows &sh, const struct gdn_cu_lazy &a,
     enum { IO = Tile::IO };
     const int lane = threadIdx.x, own = f.count - j0, source = token_source(w.head, a.one.group_k);
     const int column = lane % 16, at = column % Tile::STEP * Tile::N + column / Tile::STEP;
-    const bool there = lane < LAZY_ROWS && j0 + lane >= f.first && lane < own;
-    const float decay = __uint_as_float(ld_b32_b16(decays + j0 + lane, there, false));
+    const float decay = lazy_row_decay(decays, f, j0);
     const unsigned mask = __ballot_sync(0xffffffff, decay != 0);
     const char *const k = lazy_at(a.k, w.from, j0, source);
     const char *const u_row = lazy_at(a.u, w.from, j0, w.head) + (v + column) * a.u.bytes;

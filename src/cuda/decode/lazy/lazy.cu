@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decode of one token of each sequence beside a record that accepts it. */
-#include "cuda/decode/lazy.cuh"
+#include "cuda/decode/lazy/lazy.cuh"
 
 #define GDN_IMAGE_decode_lazy GDN_THIS_IMAGE
 #define GDN_KERNEL_decode_lazy_rows(threads, shared, io, KC) \

@@ -328,6 +328,15 @@ GDN_DEVICE void lazy_request_rows(const struct gdn_cu_lazy &a, const struct toke
     prefetch(lazy_at(a.u, w.from, row, w.head) + v * a.u.bytes, a.ahead && row < a.n_rows);
 }
 
+/* Returns the decay of row j0 + lane % 32 for a fold: 0 if it does not count, is behind the record,
+ * or is not among sixteen. */
+GDN_DEVICE float lazy_row_decay(const float *decays, const struct lazy_facts &f, int j0)
+{
+    const int lane = threadIdx.x;
+    const bool there = lane < LAZY_ROWS && j0 + lane >= f.first && lane < f.count - j0;
+    return __uint_as_float(ld_b32_b16(decays + j0 + lane, there, false));
+}
+
 /* Computes these sums of column `own` for each of its lanes. */
 template <int io, int SHARING>
 GDN_DEVICE void lazy_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,

@@ -11,7 +11,7 @@
 #ifndef GDN_CUDA_DECODE_LAZY_HALF_CUH
 #define GDN_CUDA_DECODE_LAZY_HALF_CUH
 
-#include "cuda/decode/lazy_rows.cuh"
+#include "cuda/decode/lazy/rows.cuh"
 #include "cuda/device/ptx_mma.cuh"
 #include "cuda/driver/shared_bytes.h"
 
@@ -151,8 +151,7 @@ GDN_DEVICE void half_stage(struct half_rows &sh, const struct gdn_cu_lazy &a,
                            const float *decays, float u, int v, int j0)
 {
     const int lane = threadIdx.x, own = f.count - j0, source = token_source(w.head, a.one.group_k);
-    const bool there = lane < LAZY_ROWS && j0 + lane >= f.first && lane < own;
-    const float decay = __uint_as_float(ld_b32_b16(decays + j0 + lane, there, false));
+    const float decay = lazy_row_decay(decays, f, j0);
     const unsigned mask = __ballot_sync(0xffffffff, decay != 0);
     const char *const rows = lazy_at(a.k, w.from, j0, source);
     const char *const column = lazy_at(a.u, w.from, j0, w.head) + (v + lane) * a.u.bytes;

@@ -227,20 +227,20 @@ GDN_DEVICE void store_gate(const struct gdn_cu_backward_channels &a, const struc
 /* Stores da of four channels of a token, and adds to the thread's sums. */
 GDN_DEVICE void store_gates(const struct gdn_cu_backward_channels &a,
                             const struct backward_chunk &c, int t, int head, int from,
-                            const float4 &dg, double (&sums)[4][2])
+                            const float (&dg)[4], double (&sums)[4][2])
 {
     const struct gdn_cu_rule &r = a.base.rule;
-    const int x = from + quad_at(0);
-    char *const row = row_at(a.base.dg, c.in.seq, c.in.t0 + t, head);
-    if (r.gate == GDN_GATE_LOG && a.dg_channel == 4 && !a.base.adds &&
-        are_quads(a.base.dg, 0, r.K)) {
-        if (x < r.K && a.base.dg.data) *(float4 *)(row + 4 * x) = dg;
+    const struct gdn_rows &to = a.base.dg;
+    if (r.gate == GDN_GATE_LOG && a.dg_channel == 4) { /* dg as it is, in rows */
+        if (to.data)
+            store_quads(row_at(to, c.in.seq, c.in.t0 + t, head), dg, GDN_F32, from, r.K,
+                        are_quads(to, 0, r.K), a.base.adds);
         return;
     }
-    const float all[4] = { dg.x, dg.y, dg.z, dg.w };
+    const int x = from + quad_at(0);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (x + i < r.K) store_gate(a, c, t, head, x + i, all[i], sums[i]);
+        if (x + i < r.K) store_gate(a, c, t, head, x + i, dg[i], sums[i]);
 }
 
 /* Adds a chunk's sums to those that the same place had in earlier windows, and with `adds` to those
@@ -263,12 +263,12 @@ GDN_DEVICE void store_channel_gates(const struct gdn_cu_backward_channels &a,
     const int K = a.base.rule.K, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     double sums[4][2] = {};
     for (int first = first_row(); first < c.in.n; first += ROWS_AHEAD * ROW_WARPS) {
-        float4 dg[ROWS_AHEAD];
+        float dg[ROWS_AHEAD][4];
 #pragma unroll
         for (int i = 0; i < ROWS_AHEAD; i++)
-            if (first + i < c.in.n && from + quad_at(0) < a.ld)
-                dg[i] = *(const float4 *)(memory_row(a.a, token_number(c, first + i), head) + from +
-                                          quad_at(0));
+            if (first + i < c.in.n)
+                load_quads(dg[i], (const char *)memory_row(a.a, token_number(c, first + i), head),
+                           GDN_F32, from, a.ld, true);
 #pragma unroll
         for (int i = 0; i < ROWS_AHEAD; i++)
             if (first + i < c.in.n) store_gates(a, c, first + i, head, from, dg[i], sums);

@@ -271,6 +271,14 @@ static const char *why_not_rows_of_one(const struct gdn_cu_rule *r, const struct
     return why_not_whole(r, a);
 }
 
+/* Returns why warps cannot take a token of each sequence with states in whole tiles. */
+static const char *why_not_tiles_of_one(const struct gdn_decode_call *c)
+{
+    const char *why = why_not_small(c->rule, &c->warp);
+    if (!why) why = why_not_rows_of_one(c->rule, &c->warp);
+    return why ? why : why_not_tiles(c->rule, &c->warp);
+}
+
 bool gdn_cuda_takes_one(const struct gdn_cu_rule *args, const struct gdn_cu_warp *warp)
 {
     return !why_not_small(args, warp) && !why_not_rows_of_one(args, warp);
@@ -395,9 +403,7 @@ static const char *why_not_lazy(const struct gdn_decode_call *c)
     if (!why) why = why_eight(r);
     if (!why) why = why_not_gdn(r);
     if (!why) why = c->not_near;
-    if (!why) why = why_not_small(r, &c->warp);
-    if (!why) why = why_not_rows_of_one(r, &c->warp);
-    if (!why) why = why_not_tiles(r, &c->warp);
+    if (!why) why = why_not_tiles_of_one(c);
     if (!why && r->K != LAZY_K) why = "K is not 128";
     if (!why && c->pool->dtype != GDN_F32 && r->V % LAZY_COLUMNS) why = "V is not a multiple of 32";
     return !why && c->pool->k_first ? "states are k-first" : why;
@@ -537,9 +543,7 @@ static const char *why_not_channels_token(const struct gdn_decode_call *c)
     const char *why = gdn_cuda_is_off(c->ctx, GDN_CUDA_TOKEN) ? "it is switched off" : why_walk(r);
     if (!why) why = why_not_channels(r);
     if (!why) why = c->not_form;
-    if (!why) why = why_not_small(r, &c->warp);
-    if (!why) why = why_not_rows_of_one(r, &c->warp);
-    if (!why) why = why_not_tiles(r, &c->warp);
+    if (!why) why = why_not_tiles_of_one(c);
     if (!why && r->K != CHANNELS_K) why = "K is not 128";
     return !why && c->pool->k_first ? "states are k-first" : why;
 }

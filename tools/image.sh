@@ -4,7 +4,8 @@
 # image.sh [--strict] IMAGE NVCC ARGUMENT... - compiles device code and fails on a serialised WGMMA
 # (C75xx), which ptxas only mentions, and on a kernel of the image in kernels.def that is not
 # compiled. With --strict it also fails on a warning, and on a spill that
-# src/cuda/driver/spills.txt does not allow. Without, it says so: compilers spill different bytes.
+# src/cuda/driver/spills.txt does not allow. Without, it says so: code for other sets of chips, and
+# by other compilers, spills other bytes.
 set -uo pipefail
 driver=$(dirname "$0")/../src/cuda/driver
 list=$driver/spills.txt

@@ -7,6 +7,8 @@ import sys
 import gdn.torch
 import pytest
 import samples
+import test_training_step
+import tiny
 import torch
 from gdn import fla, transformers
 from samples import of, reference
@@ -236,3 +238,9 @@ def test_the_family_beside_the_cpu(gpu, dtype):
             limit = share * wanted.float().square().mean().sqrt()
             error = (got.cpu().float() - wanted.float()).square().mean().sqrt()
             assert error <= limit, (name, float(error), float(limit))
+
+
+@pytest.mark.parametrize("is_kda", [False, True])
+def test_a_compiled_training_step(gpu, is_kda):
+    with torch.device(gpu):
+        test_training_step.compare(tiny.Layered(is_kda=is_kda))

@@ -242,5 +242,4 @@ def test_the_family_beside_the_cpu(gpu, dtype):
 
 @pytest.mark.parametrize("is_kda", [False, True])
 def test_a_compiled_training_step(gpu, is_kda):
-    with torch.device(gpu):
-        test_training_step.compare(tiny.Layered(is_kda=is_kda))
+    test_training_step.compare(tiny.Layered(is_kda=is_kda).to(gpu))

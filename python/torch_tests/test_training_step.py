@@ -10,7 +10,8 @@ import torch
 
 
 def losses(model, wrap, steps=3):
-    model, tokens = copy.deepcopy(model), tiny.text()
+    model = copy.deepcopy(model)
+    tokens = tiny.text().to(next(model.parameters()).device)
     loss_of = wrap(lambda: tiny.loss_of(model, tokens))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with torch.enable_grad():

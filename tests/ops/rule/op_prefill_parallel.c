@@ -89,7 +89,19 @@ static gdn_tensor gathered(const gdn_tensor *whole, int rank, int size, int cut)
     return t;
 }
 
-static gdn_rule_args whole_call(int number)
+/* Log gates per channel of any strength. */
+static double channel_gate(int64_t t, int64_t x)
+{
+    const int64_t i = (t * 5 + x * 3) % 11;
+    return i == 0                  ? 0
+           : i == 1                ? -60
+           : i == 2                ? -5
+           : i == 3 && t % 16 == 9 ? -(double)INFINITY
+                                   : ring2_uniform(-0.2, 0);
+}
+
+/* channels: gates of KDA. */
+static gdn_rule_args whole_call(int number, bool channels)
 {
     gdn_rule_args a = gdn_rule_args_init();
     const bool raw = number % 2, kv = number / 2 % 2;
@@ -103,7 +115,14 @@ static gdn_rule_args whole_call(int number)
         a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_TWICE_SIGMOID;
         ring2_fill(&a.A_log, -2, 0), ring2_fill(&a.dt_bias, -3, 0);
     }
-    ring2_fill(&a.g, raw ? -2 : -0.2, raw ? 2 : 0), ring2_fill(&a.beta, raw ? -2 : 0, raw ? 2 : 1);
+    if (channels) {
+        a.g = ring2_new(GDN_F32, 0, 3, TOKENS, H, K, 0);
+        if (raw) a.dt_bias = ring2_new(GDN_F32, 0, 2, H, K, 0, 0), ring2_fill(&a.dt_bias, -3, 0);
+    }
+    ring2_fill(&a.g, raw ? -2 : -0.2, raw ? 2 : 0);
+    for (int64_t i = 0; channels && !raw && i < ring2_count(&a.g); i++)
+        ring2_set(&a.g, i, channel_gate(i / K / H, i % K));
+    ring2_fill(&a.beta, raw ? -2 : 0, raw ? 2 : 1);
     if (number % 3) {
         a.state = ring2_new(GDN_F32, 0, 4, B, H, kv ? K : V, kv ? V : K);
         ring2_fill(&a.state, -1, 1);
@@ -148,11 +167,11 @@ static gdn_rule_args call_of(const gdn_rule_args *all, const gdn_batch *batch, i
     return a;
 }
 
-static void matches_one_device(int number)
+static void matches(int number, bool channels)
 {
     const int size = sizes[number % 5], cut = number / 5 % 3;
     gdn_ctx *ctx = ring2_ctx(2);
-    gdn_rule_args all = whole_call(number / 3), one = all;
+    gdn_rule_args all = whole_call(number / 3, channels), one = all;
     gdn_batch whole = gdn_batch_init(), batches[MAX_RANKS];
     struct rank ranks[MAX_RANKS] = { { 0 } };
     struct group group = { { NULL } };
@@ -178,11 +197,14 @@ static void matches_one_device(int number)
         expect_near("state", size - 1, &last->state, &one.state);
 }
 
+static void matches_one_device(int number) { matches(number, false); }
+static void matches_channels(int number) { matches(number, true); }
+
 /* The caller's workspace is enough, and one byte less is not. */
 static void workspace(int number)
 {
     gdn_ctx *ctx = ring2_ctx(1);
-    gdn_rule_args a = whole_call(number);
+    gdn_rule_args a = whole_call(number, number % 2);
     gdn_batch whole = gdn_batch_init();
     struct rank r = { .args = a };
     whole.cu_seqlens = ring2_indices(GDN_I32, B + 1, ends);
@@ -217,7 +239,7 @@ static void refused(gdn_ctx *ctx, const struct rank *r, gdn_status want, const c
 static void mistakes(int number)
 {
     gdn_ctx *ctx = ring2_ctx(1);
-    struct rank good = { .args = whole_call(4) }, r;
+    struct rank good = { .args = whole_call(4, false) }, r;
     gdn_batch batch = gdn_batch_init();
     (void)number;
     batch.cu_seqlens = ring2_indices(GDN_I32, B + 1, ends);
@@ -245,6 +267,7 @@ int main(int argc, char **argv)
 {
     const struct ring2_cases tests[] = {
         { "parallel", matches_one_device, 30 },
+        { "parallel: channels", matches_channels, 30 },
         { "parallel: workspace", workspace, 3 },
         { "parallel: mistakes", mistakes, 1 },
     };

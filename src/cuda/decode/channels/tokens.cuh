@@ -28,7 +28,7 @@ enum channels_decay { CHANNELS_STAY, CHANNELS_DECAY, CHANNELS_FORGET };
  * in the padding, from u = 0, is forgotten too. */
 template <int KC> struct channels_window {
     typedef struct channels_fetched<KC> fetched;
-    enum { ERASES = true }; /* p is of e, not of k */
+    enum { ERASES = true, IS_TOKEN = false }; /* p is of e, not of k; a row is an update */
 
     alignas(16) float k[DECODE_WINDOW][KC];
     float q[DECODE_WINDOW][KC], e[DECODE_WINDOW][KC], a[DECODE_WINDOW][KC];

@@ -116,11 +116,10 @@ GDN_DEVICE void leave(struct walk<Tile, KC> &m, const struct gdn_pool_view &view
     if (view.data == r.from.data && slot == w.seq.read) m.intact = false;
 }
 
-/* Rounds the state after an update for GDN_EXACT to the dtype of the pool; to 8 bits, after the
- * last update of a token. Codes are kept too, because rounding the same state again might give
- * other codes. n_tokens: those before the state; 0: the token has more updates. */
+/* Rounds the state for GDN_EXACT to the dtype of the pool. Codes are kept too, because rounding the
+ * same state again might give other codes. */
 template <class Tile, int KC>
-GDN_DEVICE void round_state(struct walk<Tile, KC> &m, int64_t n_tokens)
+GDN_DEVICE void round_state(struct walk<Tile, KC> &m, bool changes, int64_t n_tokens)
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
     const int dtype = m.a.decode.rounding;
@@ -128,7 +127,7 @@ GDN_DEVICE void round_state(struct walk<Tile, KC> &m, int64_t n_tokens)
     if (!is_q8(dtype)) {
         for (int n = 0; n < 4 * Tile::N; n++)
             m.tile.S[n / 4][n % 4] = round_to(m.tile.S[n / 4][n % 4], dtype);
-    } else if (n_tokens && !m.has_codes) {
+    } else if (changes || !m.has_codes) {
         encode_8bit(m.codes, m.sh.held, m.tile, m.sh.decode.work, rounding_pool(r), n_tokens);
         decode_8bit(m.tile, m.codes, m.sh.held, dtype);
         m.has_codes = true;
@@ -281,23 +280,25 @@ GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &p
 }
 
 /* Applies number i of the window to the state. t: its token, if it is the token's last row; else
- * -1. */
+ * -1. A state of 8 bits is rounded after that row alone. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const typename Tile::Window &window, int i,
                               const struct tree_visit &visit, int64_t t)
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
     const struct decode_work &w = m.sh.decode.work;
-    void *const out = r.out.data && t >= 0 ? row_at(r.out, w.seq, t, w.head) : NULL;
+    const bool ends = Tile::Window::IS_TOKEN || t >= 0;
+    void *const out = r.out.data && ends ? row_at(r.out, w.seq, t, w.head) : NULL;
     if (m.visits) go_to(m, visit);
     m.tile.step(
         { &window, i, out, r.out.dtype, w.column, w.n_columns, m.record >= 0 ? m.sh.u[i] : NULL },
         m.sh.decode.tile);
-    if (window.changes(i)) {
-        m.changed |= 1u << m.level;
+    const bool changes = window.changes(i);
+    if (changes) m.changed |= 1u << m.level;
+    if (ends || !is_q8(m.a.decode.rounding))
+        round_state(m, changes, t + 1);
+    else if (changes)
         m.has_codes = false;
-    }
-    round_state(m, t + 1);
 }
 
 /* Computes all T visits: rows of tokens, or updates in the family. If there are none, the state
@@ -323,7 +324,7 @@ GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot
                 const struct tree_visit visit = visit_at(m, t0 + i);
                 const int64_t t = window.ends(i, visit.token);
                 compute_visit(m, window, i, visit, t);
-                if (t < 0) continue;
+                if (!Tile::Window::IS_TOKEN && t < 0) continue;
                 slot = window.to[i];
                 n_tokens = t + 1;
             }

@@ -681,8 +681,8 @@ typedef enum gdn_rounding {
  *   G7        A channel with a = 0 forgets its row of S alone.
  *   G8        v is not read where w is 0. Nothing is written if b and w of a row are all 0.
  *   G9        All g, b and w of the call are 0.
- *   where     A GPU has no summaries, trees, records or 8-bit states of these shapes. Records and
- *             trees take one update. GDN_BF16_PRODUCTS has no effect.
+ *   where     Records and trees take one update. On a GPU gdn_prefill with 8-bit states goes token
+ *             by token. GDN_BF16_PRODUCTS has no effect.
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
  * token_count is 0 is the state that it started from.

@@ -51,9 +51,9 @@ GDN_DEFINE_INIT(gdn_collective, gdn_collective_init)
  * bytes, gdn_summary_fold() of the ranks before, and gdn_prefill(). To cut a batch in another way,
  * make these calls yourself. Every rank makes the same calls in the same order.
  *
- * Refused: slots, has_initial_state, token_start, states of 8 bits, GDN_GATE_LINEAR, write_gate,
- * updates above 1, raw gates per channel without dt_bias. Results equal
- * gdn_prefill() on one device to rounding: the state that a rank starts from is float32.
+ * Refused: slots, has_initial_state, token_start, states of 8 bits, GDN_GATE_LINEAR, raw gates per
+ * channel without dt_bias. Results equal gdn_prefill() on one device to rounding: the state that a
+ * rank starts from is float32.
  * Guarantees: G2, G3, G6, G7 for the same group and cut. Errors: as for the calls above; GDN_E_ARG
  * for the group. If a rank fails before its all_gather, the other ranks wait until their transport
  * gives up.

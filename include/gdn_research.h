@@ -29,7 +29,7 @@ extern "C" {
  *     v             [N][Hv][V]      f32, bf16 or f16, dense; absent with U
  *     g beta        [N][H]          f32, bf16 or f16, dense; log gates; absent: 0 and 1. They,
  *                                   updates and write_gate may be those of "The family" at
- *                                   gdn_prefill(), on a CPU
+ *                                   gdn_prefill()
  *     M             [B][H][K][K]    f32, bf16 or f16; M[x][y] takes S_in[y] to S_out[x]. One of its
  *                                   last two strides is 1. Absent: not wanted.
  *     U             [B][H][V][K]    f32, bf16 or f16, or [B][H][K][V] as state_layout says. One of
@@ -56,9 +56,10 @@ extern "C" {
  *             the sequence is 0. Its columns would have a length of at most 2^-24.
  *             With GDN_NO_EARLY_STOP every token counts.
  *
- * A CPU and the general kernels ignore both flags. No tensor that is written may overlap another
- * one. Guarantees: G1, G2, G3, G6, G7, G8, G12, G13, and G9 (M = I exactly, U = 0). Errors: as for
- * gdn_prefill().
+ * Rules of "The family" run there as two calls of gdn_prefill(), one for U and one for M, with its
+ * kernels and its rounding. A CPU, the general kernels and these two calls ignore both flags. No
+ * tensor that is written may overlap another one. Guarantees: G1, G2, G3, G6, G7, G8, G12, G13, and
+ * G9 (M = I exactly, U = 0). Errors: as for gdn_prefill().
  */
 typedef struct gdn_summary_args {
     uint32_t struct_size;

@@ -13,6 +13,11 @@ static gdn_tensor make(struct rule_case *c, int ndim, int64_t T, int64_t heads, 
     return memory_tensor(&c->memory, GDN_F32, ndim, size);
 }
 
+static gdn_tensor make_gates(struct rule_case *c, int64_t T, int64_t heads)
+{
+    return make(c, case_has_channels(&c->dims) ? 4 : 3, T, heads, c->dims.K);
+}
+
 /* Moves the rows of every slot on by one, so that to accept them is to move them back. */
 static void shift_rows(const gdn_tensor *t, int64_t T)
 {
@@ -60,7 +65,7 @@ gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
     r.batch = &frozen, m.batch = f.batch = &slots;
     r.record_k = make(c, 4, T, r.k.size[1], c->dims.K);
     r.record_u = make(c, 4, T, H, c->dims.V);
-    r.record_g = make(c, 3, T, H, 0);
+    r.record_g = make_gates(c, T, H);
     r.record_count = memory_tensor(&c->memory, GDN_I32, 1, r.state.size);
     m.record_k = f.record_k = r.record_k, m.record_u = f.record_u = r.record_u;
     m.record_g = f.record_g = r.record_g, m.record_count = f.record_count = r.record_count;
@@ -95,7 +100,7 @@ static gdn_status run_lazy(struct rule_case *c, gdn_ctx *ctx, gdn_op op, bool fo
     slots.read_slots = c->batch.read_slots;
     f.record_k = r.record_k = make(c, 4, 1, r.k.size[r.k.ndim - 2], c->dims.K);
     f.record_u = r.record_u = make(c, 4, 1, r.state.size[1], c->dims.V);
-    f.record_g = r.record_g = make(c, 3, 1, r.state.size[1], 0);
+    f.record_g = r.record_g = make_gates(c, 1, r.state.size[1]);
     f.record_count = r.record_count = memory_tensor(&c->memory, GDN_I32, 1, r.state.size);
     f.state = r.state, f.head_map = r.head_map, f.state_layout = r.state_layout, f.batch = &slots;
     if (!r.record_k.data || !r.record_u.data || !r.record_g.data || !r.record_count.data)

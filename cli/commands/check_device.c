@@ -116,23 +116,30 @@ static void check_rules(struct check *k)
                     }
 }
 
-/* Checks rules of the family, if the device has them. */
+/* Checks rules of the family: states of float32, of the dtype of tokens, and of 8 bits. */
 static void check_family(struct check *k)
 {
-    static const int64_t sizes[][2] = { { 128, 128 }, { 64, 64 }, { 60, 100 } };
-    for (int i = 0; i < 54; i++) {
+    static const int64_t sizes[][2] = { { 128, 128 }, { 64, 64 }, { 60, 100 }, { 256, 40 } };
+    for (int i = 0; i < 72; i++) {
         struct case_dims d = { .Hq = 2,
                                .Hv = 4,
-                               .K = sizes[i % 3][0],
-                               .V = sizes[i % 3][1],
-                               .rule = CASE_RULE_KDA + i / 3 % 3,
-                               .dtype = i / 9 % 3,
-                               .state_layout = i / 27,
+                               .K = sizes[i % 4][0],
+                               .V = sizes[i % 4][1],
+                               .rule = CASE_RULE_KDA + i / 4 % 3,
+                               .dtype = i / 12 % 3,
+                               .state_layout = i / 36,
                                .gates = i % 2 ? CASE_GATES_TRAINED : CASE_GATES_MODEL };
         if (d.state_layout) check_family_gradients(k, &d);
-        d.raw = i % 2, d.state_dtype = i % 4 < 2 ? GDN_F32 : d.dtype;
-        check_rule(k, &d, GDN_OP_PREFILL, 131);
-        check_rule(k, &d, GDN_OP_DECODE, i % 4 + 1);
+        d.raw = i % 2;
+        for (int state = 0; state < 3; state++) {
+            d.state_dtype = state == 0 ? GDN_F32 : state == 1 ? d.dtype : GDN_I8 + i % 3;
+            check_rule(k, &d, GDN_OP_DECODE, 1);
+            d.rows = true;
+            check_rule(k, &d, GDN_OP_DECODE, 1);
+            d.rows = false;
+            if (state == i % 3) check_rule(k, &d, GDN_OP_DECODE, i % 4 + 2);
+            if (state == i % 3) check_rule(k, &d, GDN_OP_PREFILL, 131);
+        }
     }
 }
 
@@ -451,13 +458,16 @@ static void check_records(struct check *k)
 {
     static const int64_t sizes[][2] = { { 128, 128 }, { 60, 100 }, { 200, 17 } };
     static const int64_t lengths[] = { 5, 1, 3 };
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 24; i++) {
         struct case_dims d = { .Hq = 2,
                                .Hv = 4,
                                .K = sizes[i % 3][0],
                                .V = sizes[i % 3][1],
+                               .rule = i < 12  ? CASE_RULE_GDN
+                                       : i % 2 ? CASE_RULE_GDN2
+                                               : CASE_RULE_KDA,
                                .dtype = i % 3,
-                               .state_dtype = i / 6,
+                               .state_dtype = i / 6 % 2,
                                .state_layout = i / 3 % 2,
                                .raw = i % 2,
                                .pooled = i / 3 % 2 };
@@ -465,8 +475,9 @@ static void check_records(struct check *k)
         struct rule_case c;
         struct comparison found = { 0 };
         char name[80];
-        snprintf(name, sizeof name, "record %s state %s %s %lldx%lld", check_device_dtypes[d.dtype],
-                 check_device_dtypes[d.state_dtype],
+        snprintf(name, sizeof name, "%s%srecord %s state %s %s %lldx%lld",
+                 d.rule ? case_rule_names[d.rule] : "", d.rule ? " " : "",
+                 check_device_dtypes[d.dtype], check_device_dtypes[d.state_dtype],
                  d.state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d.K,
                  (long long)d.V);
         if (!check_device_wants(k, name)) continue;

@@ -64,19 +64,23 @@ def chunk_kda(
     A_log [HV] and dt_bias [HV K] of kwargs; beta [B, T, HV]. lower_bound makes raw gates
     lower_bound sigmoid(exp(A_log) (g + dt_bias)). States and cu_seqlens are as for
     chunk_gated_delta_rule(). With safe_gate, lower_bound of raw gates must be -5 or more.
-    disable_recompute, cu_seqlens_cpu, use_graph and max_num_seqs change nothing here.
+    disable_recompute, cu_seqlens_cpu, use_graph and max_num_seqs change nothing here. A cp_context
+    is as for chunk_gated_delta_rule().
 
     Gradients flow to every tensor. Returns o [B, T, HV, V] and the final state in float32, or None.
 
-    Raises NotImplementedError for a beta of [B, T, HV, V], cp_context, return_intermediate_states
-    and kwargs other than A_log, dt_bias, chunk_size and transpose_state_layout; ValueError for a
+    Raises NotImplementedError for a beta of [B, T, HV, V], return_intermediate_states and kwargs
+    other than A_log, dt_bias, chunk_size and transpose_state_layout; ValueError for a
     chunk_size that FLA does not have, and for a lower_bound of 0 or more; other errors as
     chunk_gated_delta_rule().
     """
     _drop_in.only("chunk_kda", kwargs, "A_log", "dt_bias", "chunk_size", "transpose_state_layout")
     check_chunk(kwargs, "KDA", 32, 64)
-    refuse(cp_context=cp_context, return_intermediate_states=return_intermediate_states)
-    return _call(gdn.torch.prefill, q, k, v, g, beta, kwargs.get("A_log"), kwargs.get("dt_bias"),
+    refuse(return_intermediate_states=return_intermediate_states)
+    op = gdn.torch.prefill
+    if cp_context is not None:
+        op, cu_seqlens = _drop_in.on_ranks(cp_context, q, initial_state, output_final_state)
+    return _call(op, q, k, v, g, beta, kwargs.get("A_log"), kwargs.get("dt_bias"),
                  scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
                  use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound,
                  first_of_v(state_v_first, kwargs), cu_seqlens, safe_gate)

@@ -24,13 +24,19 @@ def run(call, args, dout, **options):
     return dict(zip(args, torch.autograd.grad(out, list(leaves.values()), dout)), out=out.detach())
 
 
-@pytest.mark.parametrize("kind, size", [("contiguous", 2), ("contiguous", 4), ("zigzag", 3),
-                                        ("flashqla", 3)])
-def test_values(kind, size):
-    module = gdn.flashqla if kind == "flashqla" else gdn.fla
-    call = module.chunk_gated_delta_rule
+GDN, KDA = gdn.fla.chunk_gated_delta_rule, gdn.fla.chunk_kda
+
+
+@pytest.mark.parametrize("kind, size, call", [
+    ("contiguous", 2, GDN), ("contiguous", 4, GDN), ("zigzag", 3, GDN),
+    ("flashqla", 3, gdn.flashqla.chunk_gated_delta_rule),
+    ("contiguous", 3, KDA), ("zigzag", 2, KDA),
+])
+def test_values(kind, size, call):
     args = samples.rule("cpu", lead=(1, N))
     args.pop("out")
+    if call is KDA:
+        args["g"] = -3 * torch.rand(1, N, HV, K) ** 4
     dout = torch.randn(1, N, HV, V)
     want = run(call, args, dout, cu_seqlens=torch.tensor(CUTS))
 

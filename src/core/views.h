@@ -52,10 +52,11 @@ struct gdn_conv_view {
     int64_t length;
 };
 
-/* One of record_k, record_u and record_g; steps in bytes. */
+/* One of record_k, record_u and record_g; steps in bytes. channel: from one number of a head to the
+ * next, in elements. */
 struct gdn_record_rows {
     char *data;
-    int32_t dtype;
+    int32_t dtype, channel;
     int64_t slot, row, head;
 };
 

@@ -23,7 +23,7 @@ struct parallel {
     size_t part_bytes;
     /* float32: gates, the maps of this rank and of all, where its sequences start. A map
      * is U, then M, for every sequence and head. */
-    char *g, *beta, *own, *all, *starts, *part;
+    char *g, *beta, *write, *own, *all, *starts, *part;
 };
 
 static bool has_state(const struct parallel *c) { return c->args.state.data; }
@@ -32,6 +32,11 @@ static bool is_raw(const struct parallel *c) { return c->args.gate == GDN_GATE_R
 static bool squashes(const struct parallel *c)
 {
     return gdn_beta_of(c->args.beta_kind, GDN_BETA_GIVEN) != GDN_NO_SIGMOID;
+}
+
+static bool squashes_write(const struct parallel *c)
+{
+    return squashes(c) && c->args.write_gate.data;
 }
 
 /* ---- Memory -------------------------------------------------------------------------------- */
@@ -50,6 +55,7 @@ static size_t lay_out(struct parallel *c, char *memory)
     const struct gdn_room rooms[] = {
         { &c->g, is_raw(c) ? n_floats(&c->args.g) : 0 },
         { &c->beta, squashes(c) ? n_floats(&c->args.beta) : 0 },
+        { &c->write, squashes_write(c) ? n_floats(&c->args.write_gate) : 0 },
         { &c->own, map },
         { &c->all, map * (size_t)c->group.size },
         { &c->starts, state },
@@ -107,17 +113,36 @@ static gdn_tensor starts(const struct parallel *c)
     ((a).workspace = (c)->part, (a).workspace_bytes = (c)->part_bytes, \
      (a).stream = (c)->args.stream)
 
-static gdn_gates_args gates(const struct parallel *c)
+/* Gates that prefill prepares itself: of g; of beta, beside g if a head has one row of each; of the
+ * write gate, whose sigmoid is never doubled. */
+enum { OF_G, OF_BETA, OF_WRITE, N_GATES };
+
+static bool is_beside(const struct parallel *c)
+{
+    return is_raw(c) && c->args.updates < 2 && c->args.beta.ndim <= c->args.g.ndim;
+}
+
+static bool has_gates(const struct parallel *c, int of)
+{
+    if (of == OF_G) return is_raw(c);
+    return of == OF_BETA ? squashes(c) && !is_beside(c) : squashes_write(c);
+}
+
+static gdn_gates_args gates(const struct parallel *c, int of)
 {
     gdn_gates_args a = gdn_gates_args_init();
-    if (is_raw(c)) {
+    if (of == OF_G) {
         a.a = c->args.g, a.g = dense(c->g, &a.a);
         a.A_log = c->args.A_log, a.dt_bias = c->args.dt_bias;
         a.gate_lower_bound = c->args.gate_lower_bound;
     }
-    if (squashes(c)) {
+    if (of == OF_BETA || (of == OF_G && squashes(c) && is_beside(c))) {
         a.b = c->args.beta, a.beta = dense(c->beta, &a.b);
         a.beta_kind = c->args.beta_kind;
+    }
+    if (of == OF_WRITE) {
+        a.b = c->args.write_gate, a.beta = dense(c->write, &a.b);
+        a.beta_kind = GDN_BETA_SIGMOID;
     }
     IN_PART(a, c);
     return a;
@@ -130,6 +155,8 @@ static gdn_summary_args summary(const struct parallel *c)
     a.k = c->args.k, a.v = c->args.v;
     a.g = is_raw(c) ? dense(c->g, &c->args.g) : c->args.g;
     a.beta = squashes(c) ? dense(c->beta, &c->args.beta) : c->args.beta;
+    a.write_gate = squashes_write(c) ? dense(c->write, &c->args.write_gate) : c->args.write_gate;
+    a.updates = c->args.updates;
     a.U = offsets(c, c->own, c->B);
     if (c->group.rank > 0 || has_state(c)) a.M = transitions(c, c->own, c->B);
     a.batch = &c->summary_batch;
@@ -182,19 +209,21 @@ static bool begins(const struct parallel *c) { return c->group.rank > 0 && final
 
 static gdn_status check_parts(gdn_ctx *ctx, struct parallel *c)
 {
-    size_t bytes[5] = { 0 };
+    size_t bytes[4 + N_GATES] = { 0 };
     lay_out(c, (char *)((uintptr_t)1 << 60)); /* descriptors are looked at alone */
-    const gdn_gates_args gates_args = gates(c);
     const gdn_summary_args summary_args = summary(c);
     const gdn_summary_fold_args fold_args = fold(c);
     const gdn_state_copy_args copy_args = begin(c);
     const gdn_rule_args rule_args = prefill(c);
-    if (is_raw(c) || squashes(c)) TRY(gdn_gates_check(ctx, &gates_args, &bytes[0]));
-    TRY(gdn_summary_check(ctx, &summary_args, &bytes[1]));
-    if (c->group.rank > 0) TRY(gdn_summary_fold_check(ctx, &fold_args, &bytes[2]));
-    if (begins(c)) TRY(gdn_state_copy_check(ctx, &copy_args, &bytes[3]));
-    TRY(gdn_prefill_check(ctx, &rule_args, &bytes[4]));
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < N_GATES; i++) {
+        const gdn_gates_args gates_args = gates(c, i);
+        if (has_gates(c, i)) TRY(gdn_gates_check(ctx, &gates_args, &bytes[4 + i]));
+    }
+    TRY(gdn_summary_check(ctx, &summary_args, &bytes[0]));
+    if (c->group.rank > 0) TRY(gdn_summary_fold_check(ctx, &fold_args, &bytes[1]));
+    if (begins(c)) TRY(gdn_state_copy_check(ctx, &copy_args, &bytes[2]));
+    TRY(gdn_prefill_check(ctx, &rule_args, &bytes[3]));
+    for (int i = 0; i < 4 + N_GATES; i++)
         if (bytes[i] > c->part_bytes) c->part_bytes = bytes[i];
     return GDN_OK;
 }
@@ -218,10 +247,6 @@ static gdn_status check_rule(gdn_ctx *ctx, const struct parallel *c)
     const gdn_rule_args *a = &c->args;
     if (a->gate == GDN_GATE_LINEAR)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "gate: GDN_GATE_LINEAR, wanted another kind");
-    if (a->write_gate.data)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "write_gate: given, wanted none");
-    if (a->updates > 1)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1", (int)a->updates);
     if (is_raw(c) && !a->dt_bias.data && a->g.ndim == a->q.ndim)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "dt_bias: absent, wanted [H][K] with raw gates per "
@@ -292,10 +317,12 @@ static gdn_status exchange(gdn_ctx *ctx, const struct parallel *c)
 /* No rank reads the map of the last one, which joins the all-gather alone. */
 static gdn_status run_summary(gdn_ctx *ctx, const struct parallel *c)
 {
-    const gdn_gates_args gates_args = gates(c);
     const gdn_summary_args summary_args = summary(c);
     if (is_last(c)) return GDN_OK;
-    if (is_raw(c) || squashes(c)) TRY(gdn_gates_part(ctx, &gates_args));
+    for (int i = 0; i < N_GATES; i++) {
+        const gdn_gates_args gates_args = gates(c, i);
+        if (has_gates(c, i)) TRY(gdn_gates_part(ctx, &gates_args));
+    }
     return gdn_summary_part(ctx, &summary_args);
 }
 

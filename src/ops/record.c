@@ -21,6 +21,7 @@ static struct gdn_record_rows rows_of(const gdn_tensor *t)
 {
     return (struct gdn_record_rows){ .data = t->data,
                                      .dtype = t->dtype,
+                                     .channel = 1,
                                      .slot = gdn_step_bytes(t, 0),
                                      .row = gdn_step_bytes(t, 1),
                                      .head = gdn_step_bytes(t, 2) };
@@ -49,6 +50,8 @@ gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
                                    .R = t->k->size[1],
                                    .channels = t->g->ndim == 4 ? t->g->size[3] : 1,
                                    .g_channel = gdn_step_bytes(t->g, 3) };
+    /* a GPU's, which refuses what does not fit */
+    record->g.channel = (int32_t)(record->g_channel / (int64_t)sizeof(float));
     return GDN_OK;
 }
 

@@ -31,6 +31,16 @@ def test_check_reaches_kernels():
         check(f"gdn_decode_window_k128_many_F32_{dtype}_128" in out and "FAILED" not in out, out)
 
 
+def test_check_reaches_the_family():
+    """States of 8 bits and records of gates per channel."""
+    for case, kernel in (("kda decode f32 state i8 k_last 256x40 heads 2/4 T1 raw",
+                          "gdn_decode_channels_walk_vk_256"),
+                         ("gdn2 record bf16 state f32 k_last 60x100",
+                          "gdn_decode_record_count")):
+        out, _ = device("check", "--backend", "cuda", "--function", case, "--verbose")
+        check(kernel in out and "FAILED" not in out, out)
+
+
 def test_check_names_every_kernel_of_gradients():
     """A call names all that it launched, or gdn check reports kernels that no case has run."""
     for case, kernels in (("conv_backward bf16 W6", "conv_backward_tokens_8 "

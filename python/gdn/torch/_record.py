@@ -21,7 +21,7 @@ def _explain_slots(bound):
 class Record:
     """
     A pool of states whose tokens go to records first: decoding reads a state, and writes it once in
-    `rows` tokens. On a GPU there is no `block()`, and no `channels`.
+    `rows` tokens. On a GPU there is no `block()`.
 
         record = gdn.torch.Record(pool, key_heads=16)
         record.prefill(q, k, v, g, beta, cu_seqlens=cu, read_slots=slots)

@@ -179,7 +179,8 @@ struct gdn_cu_record {
     struct gdn_cu_array count, n_accepted, path;
     int64_t n_rows;
     int32_t Hk, H, K, V;
+    int32_t n_gates, pad; /* n_gates: numbers of g of a head */
 };
-GDN_CU_SIZE(gdn_cu_record, 480 + 3 * 40 + 3 * 32 + 8 + 4 * 4);
+GDN_CU_SIZE(gdn_cu_record, 480 + 3 * 40 + 3 * 32 + 8 + 6 * 4);
 
 #endif

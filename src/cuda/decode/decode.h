@@ -27,13 +27,8 @@ gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
 /* Folds the records of the slots that a gdn_prefill reads. Those that it writes, of checkpoints
  * too, get no rows. */
 gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_rule_call *call);
-/* Refuse by name the tensors of the family (gdn.h) that kernels do not take.
- * gdn_cuda_check_family() refuses all of them, for ops without kernels of the family; g: the name
- * of the gates. gdn_cuda_check_channels() refuses those that gdn_decode, gdn_prefill and gdn_step
- * do not take together with others. */
-gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *rule, const char *g,
-                                 const gdn_tensor *A_log);
-gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_rule *rule);
+/* Refuses a record whose channels are too far apart for kernels. NULL: there is no record. */
+gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_record *record);
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *call);
 /* Refuses GDN_SPLIT_INVARIANT, which kernels do not have. */
 gdn_status gdn_cuda_check_split(gdn_ctx *ctx, const struct gdn_rule *rule);

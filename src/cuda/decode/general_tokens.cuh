@@ -41,7 +41,7 @@ template <int KC> struct decode_fetched {
  * and number i is one update of a token. */
 template <int KC> struct decode_window {
     typedef struct decode_fetched<KC> fetched;
-    enum { ERASES = false }; /* p is of k itself */
+    enum { ERASES = false, IS_TOKEN = true }; /* p is of k itself; a row is a token */
 
     alignas(16) float k[DECODE_WINDOW][KC];
     float q[DECODE_WINDOW][KC];

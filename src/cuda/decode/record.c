@@ -41,6 +41,7 @@ static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int
         .n_rows = c->record.R,
         .Hk = Hk,
         .H = H,
+        .n_gates = (int32_t)c->record.channels,
     };
     gdn_cuda_fill_batch(&a.batch, &c->plan, &c->tokens, &pools);
     return a;
@@ -150,23 +151,17 @@ static gdn_status check_fold(gdn_ctx *ctx, const struct gdn_fold_call *m)
 
 /* ---- Calls --------------------------------------------------------------------------------- */
 
-static gdn_status check_channels(gdn_ctx *ctx, const gdn_tensor *record_g)
-{
-    if (record_g->ndim != 4) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "record_g: [P][R][H][K], wanted [P][R][H] on a GPU");
-}
-
 static gdn_status plan_commit(gdn_ctx *ctx, void *call)
 {
     const struct gdn_commit_call *m = call;
-    return check_channels(ctx, &m->args.record_g);
+    return gdn_cuda_check_channels(ctx, &m->c.record);
 }
 
 static gdn_status plan_fold(gdn_ctx *ctx, void *call)
 {
     const struct gdn_fold_call *m = call;
     TRY(gdn_cuda_check_split(ctx, &m->rule));
-    return check_channels(ctx, &m->args.record_g);
+    return gdn_cuda_check_channels(ctx, &m->c.record);
 }
 
 static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
@@ -203,6 +198,7 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
         .K = r->K,
         .V = r->V,
         .head_map = r->head_map,
+        .family = { .is = record.n_gates > 1, .g_rows = true, .updates = 1 },
     };
     (void)memory;
     TRY(check_fold(ctx, m));

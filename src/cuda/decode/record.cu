@@ -27,7 +27,8 @@ GDN_DEVICE void move_head(const struct gdn_record_rows &r, int64_t slot, int64_t
                           int head, int n)
 {
     char *const first = r.data + slot * r.slot + head * r.head;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    for (int x = threadIdx.x; x < n; x += blockDim.x) {
+        const int64_t i = (int64_t)x * r.channel;
         if (r.dtype == GDN_F32)
             ((uint32_t *)(first + to * r.row))[i] = ((const uint32_t *)(first + from * r.row))[i];
         else
@@ -48,7 +49,7 @@ GDN_DEVICE void record_move(const struct gdn_cu_record &a)
         if (from <= c + i || from >= a.n_rows) continue;
         if (h < a.Hk) move_head(a.k, slot, c + i, from, h, a.K);
         if (h < a.H) move_head(a.u, slot, c + i, from, h, a.V);
-        if (h < a.H) move_head(a.g, slot, c + i, from, h, 1);
+        if (h < a.H) move_head(a.g, slot, c + i, from, h, a.n_gates);
     }
 }
 

@@ -60,22 +60,6 @@ void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *c)
                        &c->pools);
 }
 
-gdn_status gdn_cuda_check_family(gdn_ctx *ctx, const struct gdn_rule *r, const char *g,
-                                 const gdn_tensor *A_log)
-{
-    const struct gdn_family *f = &r->family;
-    if (f->g_rows || f->beta_rows)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: a number per channel, wanted [..][H] on a GPU",
-                        f->g_rows ? g : "beta");
-    if (f->write.data)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "write_gate: given, wanted none on a GPU");
-    if (f->is)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1 on a GPU", f->updates);
-    if (A_log && !A_log->data && r->gate == GDN_GATE_RAW)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "A_log: absent, wanted on a GPU");
-    return GDN_OK;
-}
-
 gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
 {
     if (!r->record) return GDN_OK;
@@ -83,29 +67,12 @@ gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
                     "record_k: given, wanted none here on a GPU: gdn_record_fold() first");
 }
 
-/* Refuses a tensor in a call of the family. */
-static gdn_status refuse(gdn_ctx *ctx, const char *name, const char *what)
+gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_record *record)
 {
+    const int64_t apart = record ? record->g_channel / (int64_t)sizeof(float) : 0;
+    if (apart <= INT32_MAX && apart >= -INT32_MAX) return GDN_OK;
     return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                    "%s: %s, wanted none with channels, a write gate or updates on a GPU", name,
-                    what);
-}
-
-gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_rule *r)
-{
-    const struct {
-        const struct gdn_pool_view *pool;
-        const char *name;
-    } pools[] = { { &r->from, "state" },
-                  { &r->to, "state_out" },
-                  { &r->checkpoints, "checkpoints" } };
-    if (!r->family.is) return GDN_OK;
-    if (r->tree) return refuse(ctx, "parents", "given");
-    if (r->record) return refuse(ctx, "record_k", "given");
-    for (int i = 0; i < 3; i++)
-        if (pools[i].pool->data && gdn_is_q8(pools[i].pool->dtype))
-            return refuse(ctx, pools[i].name, "8 bits");
-    return GDN_OK;
+                    "record_g: channels %lld apart, at most 2^31 - 1 on a GPU", (long long)apart);
 }
 
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *c)
@@ -143,7 +110,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_split(ctx, &c->rule));
-    TRY(gdn_cuda_check_channels(ctx, &c->rule));
+    TRY(gdn_cuda_check_channels(ctx, c->rule.record));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
     gdn_cuda_fill_call(&p->rule, c);
     gdn_cuda_decode_plan(ctx, c->base.op, &p->rule, &p->plan);

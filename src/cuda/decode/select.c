@@ -514,6 +514,8 @@ static void log_choice(const struct gdn_decode_call *c, int i)
 static const char *why_not_few(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
+    const char *why = why_walk(r);
+    if (why) return why;
     const int64_t n = b->cu_seqlens.data ? b->N : b->T;
     return n <= GENERAL_WINDOW / r->family.updates ? NULL
                                                    : "a sequence may have more than 4 updates";
@@ -548,28 +550,31 @@ static const char *why_not_channels_token(const struct gdn_decode_call *c)
     return !why && c->pool->k_first ? "states are k-first" : why;
 }
 
-/* The family has three forms of its own. */
-enum { CHANNELS_TOKEN, CHANNELS_FEW, CHANNELS };
+/* The family has four forms of its own. */
+enum { CHANNELS_TOKEN, CHANNELS_FEW, CHANNELS, CHANNELS_WALK };
 
 static void log_family(const struct gdn_decode_call *c)
 {
     if (!c->ctx->options.log) return;
     const struct gdn_cuda_form list[] = { { "channels token", why_not_channels_token(c) },
                                           { "channels few", why_not_few(c->rule) },
-                                          { "channels", NULL } };
+                                          { "channels", why_walk(c->rule) },
+                                          { "channels walk", NULL } };
     gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, c->op, list);
 }
 
 static int choose_family(const struct gdn_decode_call *c)
 {
     if (!why_not_channels_token(c)) return CHANNELS_TOKEN;
-    return why_not_few(c->rule) ? CHANNELS : CHANNELS_FEW;
+    if (!why_not_few(c->rule)) return CHANNELS_FEW;
+    return why_walk(c->rule) ? CHANNELS_WALK : CHANNELS;
 }
 
 static gdn_status launch_family(const struct gdn_decode_call *c, int form)
 {
     static gdn_status (*const launches[])(const struct gdn_decode_call *c) = {
-        gdn_decode_launch_channels_token, gdn_decode_launch_channels_few, gdn_decode_launch_channels
+        gdn_decode_launch_channels_token, gdn_decode_launch_channels_few,
+        gdn_decode_launch_channels, gdn_decode_launch_walk
     };
     log_family(c);
     return launches[form](c);
@@ -625,7 +630,8 @@ static int choose(const struct gdn_decode_call *c)
 
 static size_t bytes_of(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int form)
 {
-    return r->family.is || !forms[form].bytes ? 0 : forms[form].bytes(ctx, r);
+    if (r->family.is) return gdn_decode_walk_bytes(ctx, r);
+    return forms[form].bytes ? forms[form].bytes(ctx, r) : 0;
 }
 
 static gdn_status launch(const struct gdn_decode_call *c, int form)

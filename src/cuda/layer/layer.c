@@ -362,7 +362,6 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
     TRY(gdn_cuda_refuse_record(ctx, &b->rule));
-    TRY(gdn_cuda_check_channels(ctx, &b->rule));
     lay_out(&m, b, 0, 0, GDN_CUDA_NOWHERE);
     plan_products(ctx, b, p);
     plan_conv(ctx, b, &m, &p->conv);

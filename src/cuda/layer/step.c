@@ -412,7 +412,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     struct gdn_step_call *m = call;
     struct planned *p = GDN_PLANNED(struct planned, &m->base);
     struct gdn_cu_rule whole;
-    TRY(gdn_cuda_check_channels(ctx, &m->rule));
+    TRY(gdn_cuda_check_channels(ctx, m->rule.record));
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
     fill_whole(&whole, m);
     p->why_not_one = why_not_one_launch(m, &whole);

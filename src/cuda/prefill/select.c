@@ -294,7 +294,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     TRY(gdn_cuda_check_split(ctx, &c->rule));
-    TRY(gdn_cuda_check_channels(ctx, &c->rule));
+    TRY(gdn_cuda_check_channels(ctx, c->rule.record));
     gdn_cuda_fill_call(&p->rule, c);
     p->rule.record_k.data = NULL; /* its rows are in the states when the tokens begin */
     gdn_cuda_prefill_plan(ctx, &p->rule, gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch),

@@ -164,12 +164,25 @@ static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
 
 /* ---- gdn_summary ----------------------------------------------------------------------------- */
 
+/* A run of gdn_prefill, for a rule of the family: to U from zero, or to M from the identity. */
+struct summary_run {
+    struct gdn_cu_rule rule;
+    struct gdn_cuda_prefill_plan plan;
+};
+
 /* The decisions about a call. why_not: why the kernels of sm90 do not take it, or NULL. */
 struct planned_summary {
-    struct gdn_cuda_summary summary;
+    union {
+        struct {
+            struct gdn_cuda_summary summary;
+            struct gdn_range_cut cut;       /* if why_not is NULL */
+            struct gdn_cuda_norm_plan norm; /* of keys that have a norm, if why_not is not NULL */
+        };
+        struct {
+            struct summary_run U, M;
+        } runs;
+    };
     const char *why_not;
-    struct gdn_range_cut cut;       /* if why_not is NULL */
-    struct gdn_cuda_norm_plan norm; /* of keys that have a norm, if why_not is not NULL */
 };
 _Static_assert(sizeof(struct planned_summary) <= GDN_PLAN_ROOM, "a plan has room");
 
@@ -206,11 +219,47 @@ static void plan_unit_keys(const struct gdn_summary_call *c, struct gdn_cuda_nor
     gdn_cuda_norm_plan(plan);
 }
 
+static void plan_run(gdn_ctx *ctx, const struct gdn_summary_call *c, const struct gdn_rule *rule,
+                     struct summary_run *run)
+{
+    static const gdn_tensor absent = { 0 };
+    const bool from_identity = rule == &c->transition;
+    const struct gdn_plan_pools pools = { .read = from_identity ? c->plan.B : -1,
+                                          .write = c->plan.B,
+                                          .checkpoint = -1 };
+    gdn_cuda_fill_rule(&run->rule, rule, &absent, &absent, &c->plan, &c->tokens, &pools);
+    if (from_identity) {
+        run->rule.from = run->rule.to;
+        run->rule.v = (struct gdn_rows){ .data = GDN_CUDA_NOWHERE, .dtype = rule->k.dtype };
+    }
+    gdn_cuda_prefill_plan(ctx, &run->rule, gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch),
+                          &run->plan);
+}
+
+/* Returns the bytes of a row of v for M. */
+static size_t zero_bytes(const struct gdn_summary_call *c)
+{
+    return gdn_align64((size_t)c->offset.K * sizeof(float));
+}
+
+/* Plans both runs. They have the same memory, behind a row of v. */
+static void plan_runs(gdn_ctx *ctx, struct gdn_summary_call *c, struct planned_summary *p)
+{
+    size_t most = 0;
+    if (c->offset.to.data) plan_run(ctx, c, &c->offset, &p->runs.U), most = p->runs.U.plan.bytes;
+    if (c->transition.to.data) {
+        plan_run(ctx, c, &c->transition, &p->runs.M);
+        if (p->runs.M.plan.bytes > most) most = p->runs.M.plan.bytes;
+    }
+    c->base.bytes = zero_bytes(c) + most;
+}
+
 static gdn_status plan_summary(gdn_ctx *ctx, void *call)
 {
     struct gdn_summary_call *c = call;
     struct planned_summary *p = GDN_PLANNED(struct planned_summary, &c->base);
-    TRY(gdn_cuda_check_family(ctx, &c->offset, "g", NULL));
+    p->why_not = "the rule has channels, a write gate or updates";
+    if (c->offset.family.is) return plan_runs(ctx, c, p), GDN_OK;
     const struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
     p->summary = (struct gdn_cuda_summary){ .rule = a.rule,
                                             .M = c->transition.to,
@@ -242,6 +291,45 @@ static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_cal
     return launch_summary(ctx, &a, c->base.stream);
 }
 
+/* Writes U = 0 and M = I, the summaries of no token. */
+static gdn_status write_starts(gdn_ctx *ctx, const struct gdn_summary_call *c)
+{
+    struct gdn_cu_stage a = stage_args(&c->offset, &c->plan, &c->tokens, GDN_MAX_CHUNK);
+    a.M = c->transition.to;
+    a.rule.batch.cu_seqlens.data = NULL;
+    a.rule.batch.T = a.rule.batch.N = 0;
+    return launch_summary(ctx, &a, c->base.stream);
+}
+
+static gdn_status run_both(gdn_ctx *ctx, const struct gdn_summary_call *c,
+                           struct planned_summary *p, void *memory)
+{
+    struct summary_run *const U = &p->runs.U, *const M = &p->runs.M;
+    void *const rest = (char *)memory + zero_bytes(c), *const stream = c->base.stream;
+    TRY(write_starts(ctx, c));
+    if (c->tokens.N == 0) return GDN_OK;
+    if (c->offset.to.data) TRY(gdn_cuda_prefill_run(ctx, &U->rule, &U->plan, rest, stream));
+    if (!c->transition.to.data) return GDN_OK;
+    GDN_CU(ctx, "zeros", cuMemsetD8Async,
+           ((gdn_cu_memory)(uintptr_t)memory, 0, zero_bytes(c), stream));
+    M->rule.v.data = memory;
+    gdn_cuda_prefill_move(ctx, &M->rule, &M->plan);
+    return gdn_cuda_prefill_run(ctx, &M->rule, &M->plan, rest, stream);
+}
+
+static gdn_status run_runs(gdn_ctx *ctx, const struct gdn_summary_call *c,
+                           struct planned_summary *p, void *memory)
+{
+    struct gdn_cuda_ran ran = { .n = 0 };
+    bool pushed;
+    TRY(gdn_cuda_enter(ctx, &pushed));
+    ctx->cuda->layer = &ran;
+    const gdn_status status = run_both(ctx, c, p, memory);
+    ctx->cuda->layer = NULL;
+    gdn_cuda_leave(ctx, pushed);
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, "summary", ran.kernels, ran.n) : status;
+}
+
 static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_summary_call *c = call;
@@ -249,9 +337,12 @@ static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_cuda_ran ran = { .n = 0 };
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
     if (p->why_not) {
-        const struct gdn_cuda_form list[] = { { "sm90", p->why_not }, { "general", NULL } };
+        const bool family = c->offset.family.is;
+        const struct gdn_cuda_form list[] = { { "sm90", p->why_not },
+                                              { "general", family ? p->why_not : NULL },
+                                              { "two runs of prefill", NULL } };
         gdn_cuda_log_forms(ctx, GDN_CUDA_SUMMARY_CHOICE, "summary", list);
-        return run_general_summary(ctx, c, p, memory);
+        return family ? run_runs(ctx, c, p, memory) : run_general_summary(ctx, c, p, memory);
     }
     TRY(gdn_cuda_summary_sm90(ctx, &p->summary, &p->cut, memory, &ran, c->base.stream));
     return gdn_cuda_note_all(ctx, "summary", ran.kernels, ran.n);

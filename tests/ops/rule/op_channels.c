@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "gdn_research.h"
 #include "oracle.h"
 #include "oracle_family.h"
 #include "ring2.h"
@@ -229,6 +230,75 @@ static void agrees(int i)
     expect_right(&c);
 }
 
+/* ---- Summaries ----------------------------------------------------------------------------- */
+
+static gdn_summary_args summary_of(const struct call *c)
+{
+    const gdn_rule_args *a = &c->a;
+    gdn_summary_args s = gdn_summary_args_init();
+    s.k = a->k, s.v = a->v, s.g = a->g, s.beta = a->beta, s.write_gate = a->write_gate;
+    s.norm = a->norm, s.batch = a->batch, s.state_layout = a->state_layout;
+    s.M = ring2_new(GDN_F32, 0, 4, c->batch->n, HV, c->K, c->K);
+    s.U = ring2_clone(&a->state);
+    ring2_fill_value(&s.M, NAN), ring2_fill_value(&s.U, NAN);
+    return s;
+}
+
+static void summarise(const gdn_summary_args *s)
+{
+    ring2_call_begin();
+    ring2_may_write(&s->M), ring2_may_write(&s->U);
+    ring2_status(ring2_ctx(1), "summary", gdn_summary(ring2_ctx(1), s), GDN_OK);
+    ring2_call_end();
+}
+
+/* M S + U is the final state. */
+static void summaries(int i)
+{
+    const int gate = i / N_RULES;
+    const struct call c = draw(&rules[i % N_RULES], &batches[i % N_BATCHES],
+                               (i + gate) % 2 ? GDN_F16 : GDN_BF16, gate, (i + 1) % N_SIZES);
+    const gdn_summary_args s = summary_of(&c);
+    gdn_summary_apply_args p = gdn_summary_apply_args_init();
+    double *out = ring2_heap((size_t)ring2_count(&c.a.out) * sizeof *out);
+    double *state = ring2_heap((size_t)ring2_count(&c.a.state) * sizeof *state);
+    for (int b = 0; b < c.batch->n; b++)
+        for (int64_t h = 0; h < HV; h++) judge(&c, b, h, out, state);
+    summarise(&s);
+    p.M = s.M, p.U = s.U, p.state = c.a.state, p.state_layout = c.a.state_layout;
+    p.state_out = ring2_clone(&c.a.state);
+    ring2_status(ring2_ctx(1), "apply", gdn_summary_apply(ring2_ctx(1), &p), GDN_OK);
+    near("M S + U", &p.state_out, state, c.a.q.dtype);
+}
+
+/* A NaN of v reaches its column of U alone. G9: without gates and writes M = I and U = 0, in every
+ * bit. */
+static void summaries_of_odd_values(int i)
+{
+    struct call c = draw(&rules[i % 2], &batches[0], i / 2 ? GDN_F16 : GDN_BF16, 1, 1);
+    enum { BAD = 100, COLUMN = 5 };
+    const int64_t row = HV * c.V;
+    ring2_set(&c.a.v, BAD * row + COLUMN, NAN);
+    gdn_summary_args s = summary_of(&c);
+    summarise(&s);
+    for (int64_t j = 0; j < ring2_count(&s.M); j++)
+        CHECK(isfinite(ring2_get(&s.M, j)), "M[%d] is not finite", (int)j);
+    for (int64_t j = 0; j < ring2_count(&s.U); j++) {
+        const bool is_lost = j / c.K == 2 * row + COLUMN; /* of sequence 2, head 0 */
+        CHECK(isnan(ring2_get(&s.U, j)) == is_lost, "U[%d] is %g", (int)j, ring2_get(&s.U, j));
+    }
+    ring2_fill_value(&c.a.g, 0), ring2_fill_value(&c.a.beta, 0);
+    if (c.a.write_gate.data) ring2_fill_value(&c.a.write_gate, 0);
+    s = summary_of(&c);
+    summarise(&s);
+    for (int64_t j = 0; j < ring2_count(&s.M); j++)
+        CHECK(ring2_get(&s.M, j) == (j / c.K % c.K == j % c.K), "M[%d] is no identity", (int)j);
+    for (int64_t j = 0; j < ring2_count(&s.U); j++)
+        CHECK(ring2_get(&s.U, j) == 0, "U[%d] is %g", (int)j, ring2_get(&s.U, j));
+}
+
+/* ---- Parts of a rule ----------------------------------------------------------------------- */
+
 /* An erase gate changes a state where nothing decays and nothing is written. */
 static void erases_alone(int i)
 {
@@ -450,6 +520,8 @@ int main(int argc, char **argv)
 {
     static const struct ring2_cases tests[] = {
         { "agrees", agrees, 2 * N_RULES * N_GATES * N_SIZES },
+        { "summaries", summaries, N_RULES * N_GATES },
+        { "summaries_of_odd_values", summaries_of_odd_values, 4 },
         { "erases_alone", erases_alone, 4 },
         { "forgets", forgets, 8 },
         { "forgets_all", forgets_all, 4 },

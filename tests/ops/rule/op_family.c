@@ -8,70 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "family_calls.h"
-#include "family_judge.h"
+#include "family_draw.h"
 #include "ring2_device.h"
-
-enum { N_SEQS = 2 };
-
-/* ---- Calls --------------------------------------------------------------------------------- */
-
-static const int64_t sizes[][2] = { { 40, 24 }, { 128, 48 }, { 16, 96 } };
-enum { N_SIZES = sizeof sizes / sizeof *sizes };
-
-/* Sequences of T and T / 2 tokens. */
-static gdn_rule_args draw(const struct rule *f, int gate, int size, int64_t T)
-{
-    const int64_t K = sizes[size][0], V = sizes[size][1], N = T + T / 2, n = f->updates;
-    const int64_t starts[] = { 0, T, N };
-    gdn_rule_args a = gdn_rule_args_init();
-    gdn_batch *batch = ring2_heap(sizeof *batch);
-    *batch = gdn_batch_init();
-    batch->cu_seqlens = ring2_indices(GDN_I64, N_SEQS + 1, starts);
-    a.batch = batch;
-    a.q = ring2_new(GDN_F32, 3, 3, N, HK, K, 0);
-    a.k = ring2_new(GDN_F32, 0, 3, n * N, HK, K, 0);
-    a.v = ring2_new(GDN_F32, 1, 3, n * N, HV, V, 0);
-    a.g = f->g_rows ? ring2_new(GDN_F32, 2, 3, N, HV, K, 0) : ring2_new(GDN_F32, 0, 2, N, HV, 0, 0);
-    a.beta = f->beta_rows ? ring2_new(GDN_F32, 0, 3, n * N, HV, K, 0)
-                          : ring2_new(GDN_F32, 1, 2, n * N, HV, 0, 0);
-    if (f->write) a.write_gate = ring2_new(GDN_F32, 2, 3, n * N, HV, V, 0);
-    a.state = ring2_new(GDN_F32, 0, 4, N_SEQS, HV, V, K);
-    a.out = ring2_new(GDN_F32, 1, 3, N, HV, V, 0);
-    a.norm = GDN_NORM_L2;
-    a.updates = f->updates;
-    ring2_fill(&a.q, -1, 1), ring2_fill(&a.k, -1, 1), ring2_fill(&a.v, -1, 1);
-    ring2_fill(&a.beta, 0, 1), ring2_fill(&a.state, -1, 1);
-    if (f->write) ring2_fill(&a.write_gate, -1, 1);
-    for (int64_t i = 0; i < ring2_count(&a.g); i++) {
-        const int64_t row = f->g_rows ? i / K : i, t = row / HV;
-        ring2_set(&a.g, i, gates[gate](t < T ? t : t - T, f->g_rows ? i % K : row % HV));
-    }
-    return a;
-}
-
-static gdn_rule_args clone(const gdn_rule_args *a)
-{
-    gdn_rule_args b = *a;
-    gdn_tensor *all[] = { &b.q, &b.k, &b.v, &b.g, &b.beta, &b.write_gate, &b.state, &b.out };
-    for (int i = 0; i < 8; i++) *all[i] = ring2_clone(all[i]);
-    return b;
-}
-
-/* Tokens [first, first + n) of sequence 0, one sequence. */
-static gdn_rule_args part(const gdn_rule_args *a, int64_t first, int64_t n)
-{
-    const int64_t u = a->updates;
-    gdn_rule_args b = *a;
-    gdn_tensor *tokens[] = { &b.q, &b.g, &b.out };
-    gdn_tensor *rows[] = { &b.k, &b.v, &b.beta, &b.write_gate };
-    for (int i = 0; i < 3; i++) *tokens[i] = ring2_narrow(tokens[i], 0, first, n);
-    for (int i = 0; i < 4; i++)
-        if (rows[i]->data) *rows[i] = ring2_narrow(rows[i], 0, first * u, n * u);
-    b.state = ring2_narrow(&b.state, 0, 0, 1);
-    b.batch = NULL;
-    return b;
-}
 
 /* ---- Beside float64 ------------------------------------------------------------------------ */
 
@@ -107,13 +45,6 @@ static void exact(int i)
 static void decode(int i)
 {
     agrees(&rules[i % N_RULES], i / N_RULES % N_GATES, i / N_RULES / N_GATES, 9, 0, true);
-}
-
-/* Returns true if the backend has no kernels for the family in an op. */
-static bool lacks(const char *what)
-{
-    if (ring2_on_device()) ring2_skip(what);
-    return ring2_on_device();
 }
 
 /* ---- Guarantees ---------------------------------------------------------------------------- */
@@ -272,61 +203,9 @@ static void alone(int i)
     ring2_expect_bits("state alone", &one.state, &state);
 }
 
-/* G19 and G20: a tree's tokens have the bits of their chains; a record, folded, gives them. */
-static void drafts(int i)
-{
-    enum { T = 5 };
-    static const int64_t parents[T] = { -1, 0, 0, 2, 1 }, path[] = { 0, 2, 3 };
-    if (lacks("trees and records of the family: not on a GPU")) return;
-    const struct rule *f = &rules[i % 2];
-    const int64_t K = sizes[0][0], V = sizes[0][1];
-    gdn_rule_args a = draw(f, 4, 0, T), chain;
-    a.norm = GDN_NORM_NONE; /* records hold normalised keys; here they are as given */
-    gdn_rule_args tree = part(&a, 0, T), start = clone(&tree);
-    gdn_batch batch = gdn_batch_init();
-    const int64_t lengths[] = { 0, T }, zero[] = { 0 };
-    start.batch = NULL;
-    batch.cu_seqlens = ring2_indices(GDN_I64, 2, lengths);
-    batch.read_slots = ring2_indices(GDN_I64, 1, zero);
-    batch.parents = ring2_indices(GDN_I64, T, parents);
-    batch.parents.ndim = 2, batch.parents.size[0] = 1, batch.parents.size[1] = T;
-    batch.parents.stride[0] = T, batch.parents.stride[1] = 1;
-    batch.write = GDN_WRITE_NONE;
-    tree.batch = &batch;
-    tree.record_k = ring2_new(GDN_F32, 0, 4, 1, 8, HK, K);
-    tree.record_u = ring2_new(GDN_F32, 0, 4, 1, 8, HV, V);
-    tree.record_g = ring2_new(GDN_F32, 0, 4, 1, 8, HV, K);
-    tree.record_count = ring2_indices(GDN_I64, 1, zero);
-    ring2_status(ring2_ctx(1), "tree", gdn_decode(ring2_ctx(1), &tree), GDN_OK);
-    for (int j = 0; j < 3; j++) { /* the accepted chain, one call for each token */
-        chain = part(&start, path[j], 1);
-        chain.state = start.state;
-        run(&chain, true);
-        const gdn_tensor want = ring2_narrow(&tree.out, 0, path[j], 1);
-        ring2_expect_bits("out of a tree", &chain.out, &want);
-    }
-    gdn_record_commit_args c = gdn_record_commit_args_init();
-    gdn_record_fold_args d = gdn_record_fold_args_init();
-    gdn_batch slots = gdn_batch_init();
-    const int64_t accepted[] = { 3 };
-    slots.read_slots = batch.read_slots;
-    c.record_k = d.record_k = tree.record_k, c.record_u = d.record_u = tree.record_u;
-    c.record_g = d.record_g = tree.record_g, c.record_count = d.record_count = tree.record_count;
-    c.n_accepted = ring2_indices(GDN_I64, 1, accepted);
-    c.path = ring2_indices(GDN_I64, 3, path);
-    c.path.ndim = 2, c.path.size[0] = 1, c.path.size[1] = 3;
-    c.path.stride[0] = 3, c.path.stride[1] = 1;
-    c.batch = d.batch = &slots;
-    d.state = tree.state;
-    ring2_status(ring2_ctx(1), "commit", gdn_record_commit(ring2_ctx(1), &c), GDN_OK);
-    ring2_status(ring2_ctx(1), "fold", gdn_record_fold(ring2_ctx(1), &d), GDN_OK);
-    ring2_expect_bits("folded state", &tree.state, &start.state);
-}
-
 /* Summaries: M S + U is the final state. */
 static void summaries(int i)
 {
-    if (lacks("summaries of the family: not on a GPU")) return;
     const struct rule *f = &rules[i % N_RULES];
     gdn_rule_args a = draw(f, i / N_RULES, 0, 45);
     const int64_t K = sizes[0][0], V = sizes[0][1];
@@ -439,7 +318,6 @@ int main(int argc, char **argv)
         { "forgets_all", forgets_all, 2 },
         { "writes_nothing", writes_nothing, N_RULES },
         { "alone", alone, N_RULES * N_SIZES },
-        { "drafts", drafts, 2 },
         { "summaries", summaries, ALL },
         { "raw", raw, 2 },
         { "refusals", refusals, 1 },

@@ -6,6 +6,7 @@
  */
 #include "family_calls.h"
 #include "family_judge.h"
+#include "gdn_record.h"
 
 /* ---- Forms of a call ----------------------------------------------------------------------- */
 
@@ -193,16 +194,13 @@ static void one_token(int i)
     near("state", &ends, want, half_of(dtype));
 }
 
-/* gdn_step of a KDA layer is its convolution and gdn_decode of raw gates. */
-static void steps(int i)
+/* A layer of KDA. */
+enum { STEP_B = 3, STEP_K = 64, STEP_V = 48, STEP_D = 2 * HK * STEP_K + HV * STEP_V };
+
+static gdn_step_args draw_step(int32_t io, int64_t T, bool bounded)
 {
-    enum { B = 3, W = 4, K = 64, V = 48, D = 2 * HK * K + HV * V };
-    const int32_t io = i % 3, T = 1 + i / 2 % 2;
-    const gdn_tensor out = ring2_new(io, 0, 4, B, T, HV, V);
-    gdn_ctx *ctx = ring2_ctx(1);
+    enum { B = STEP_B, W = 4, K = STEP_K, V = STEP_V, D = STEP_D };
     gdn_step_args s = gdn_step_args_init();
-    gdn_conv1d_args c = gdn_conv1d_args_init();
-    gdn_rule_args a = gdn_rule_args_init();
     s.x = ring2_new(io, 0, 3, B, T, D, 0), ring2_fill(&s.x, -1, 1);
     s.conv_weight = ring2_new(GDN_F32, 0, 2, D, W, 0, 0), ring2_fill(&s.conv_weight, -1, 1);
     s.conv_state = ring2_new(GDN_F32, 0, 3, B, D, W - 1, 0), ring2_fill(&s.conv_state, -1, 1);
@@ -211,16 +209,27 @@ static void steps(int i)
     s.dt_bias = ring2_new(GDN_F32, 0, 2, HV, K, 0, 0), ring2_fill(&s.dt_bias, -4, 1);
     s.A_log = ring2_new(GDN_F32, 0, 1, HV, 0, 0, 0), ring2_fill(&s.A_log, -1, 1);
     s.state = ring2_new(GDN_F32, 0, 4, B, HV, V, K), ring2_fill(&s.state, -1, 1);
-    s.gate_lower_bound = i % 2 ? -5 : 0;
+    s.gate_lower_bound = bounded ? -5 : 0;
     s.n_key_heads = HK, s.n_value_heads = HV, s.key_head_dim = K, s.value_head_dim = V;
-    s.out = ring2_clone(&out);
+    s.out = ring2_new(io, 0, 4, B, T, HV, V);
+    return s;
+}
 
+/* gdn_step of a KDA layer is its convolution and gdn_decode of raw gates. */
+static void steps(int i)
+{
+    enum { K = STEP_K, V = STEP_V };
+    const int32_t io = i % 3;
+    const gdn_step_args s = draw_step(io, 1 + i / 2 % 2, i % 2);
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_conv1d_args c = gdn_conv1d_args_init();
+    gdn_rule_args a = gdn_rule_args_init();
     c.x = s.x, c.weight = s.conv_weight, c.state = ring2_clone(&s.conv_state);
     c.out = ring2_clone(&s.x), c.activation = GDN_ACT_SILU;
     a.g = s.a, a.beta = s.b, a.A_log = s.A_log, a.dt_bias = s.dt_bias;
     a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_SIGMOID, a.norm = GDN_NORM_L2;
     a.gate_lower_bound = s.gate_lower_bound, a.state = ring2_clone(&s.state);
-    a.out = ring2_clone(&out);
+    a.out = ring2_clone(&s.out);
     gdn_tensor *qkv[] = { &a.q, &a.k, &a.v };
     for (int j = 0; j < 3; j++) {
         gdn_tensor part = ring2_narrow(&c.out, 2, j * HK * K, j < 2 ? HK * K : HV * V);
@@ -234,6 +243,54 @@ static void steps(int i)
     near("out", &s.out, ring2_doubles(&a.out), half_of(io));
     near("state", &s.state, ring2_doubles(&a.state), half_of(io));
     near("conv_state", &s.conv_state, ring2_doubles(&c.state), 1e-6);
+}
+
+/* A record beside gdn_step, which accepts each token or is folded by it. */
+static void steps_of_records(int i)
+{
+    enum { B = STEP_B, K = STEP_K, V = STEP_V, ROWS = 3, CALLS = 4 };
+    const int64_t zeros_of[B] = { 0 };
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_step_args s = draw_step(i % 3, 1, i % 2), plain = s;
+    gdn_record_fold_args f = gdn_record_fold_args_init();
+    plain.state = ring2_clone(&s.state), plain.conv_state = ring2_clone(&s.conv_state);
+    plain.out = ring2_clone(&s.out);
+    s.record_k = ring2_new(GDN_F32, 0, 4, B, ROWS, HK, K);
+    s.record_u = ring2_new(GDN_F32, 0, 4, B, ROWS, HV, V);
+    s.record_g = ring2_new(GDN_F32, 0, 4, B, ROWS, HV, K);
+    s.record_count = ring2_indices(GDN_I32, B, zeros_of);
+    for (int t = 0; t < CALLS; t++) {
+        ring2_status(ctx, "gdn_step", gdn_step(ctx, &s), GDN_OK);
+        ring2_status(ctx, "without", gdn_step(ctx, &plain), GDN_OK);
+        near("out", &s.out, ring2_doubles(&plain.out), half_of(i % 3));
+    }
+    f.state = s.state, f.record_k = s.record_k, f.record_u = s.record_u;
+    f.record_g = s.record_g, f.record_count = s.record_count;
+    ring2_status(ctx, "fold", gdn_record_fold(ctx, &f), GDN_OK);
+    near("state", &s.state, ring2_doubles(&plain.state), 1e-5);
+    near("conv_state", &s.conv_state, ring2_doubles(&plain.conv_state), 1e-6);
+}
+
+/* G21: a step on states of 8 bits is one on float32 states between two conversions. */
+static void steps_of_8_bits(int i)
+{
+    gdn_ctx *ctx = ring2_ctx(1);
+    gdn_step_args s = draw_step(i % 3, 1 + i % 2, i % 2), wide = s;
+    gdn_state_copy_args to = gdn_state_copy_args_init(), from = to;
+    wide.out = ring2_clone(&s.out), wide.conv_state = ring2_clone(&s.conv_state);
+    s.state = ring2_new(GDN_I8 + i % 3, 0, 4, STEP_B, HV, STEP_V, STEP_K);
+    s.state_scales = ring2_new(GDN_F32, 0, 3, STEP_B, HV, STEP_V, 0);
+    to.from_pool = from.to_pool = wide.state;
+    to.to_pool = from.from_pool = s.state, to.to_scales = from.from_scales = s.state_scales;
+    ring2_status(ctx, "to 8 bits", gdn_state_copy(ctx, &to), GDN_OK);
+    ring2_status(ctx, "to float32", gdn_state_copy(ctx, &from), GDN_OK);
+    ring2_status(ctx, "8 bits", gdn_step(ctx, &s), GDN_OK);
+    ring2_status(ctx, "float32", gdn_step(ctx, &wide), GDN_OK);
+    ring2_expect_bits("out", &s.out, &wide.out);
+    to.to_pool = ring2_clone(&s.state), to.to_scales = ring2_clone(&s.state_scales);
+    ring2_status(ctx, "wanted", gdn_state_copy(ctx, &to), GDN_OK);
+    ring2_expect_bits("state", &s.state, &to.to_pool);
+    ring2_expect_bits("scales", &s.state_scales, &to.to_scales);
 }
 
 /* ---- Gates --------------------------------------------------------------------------------- */
@@ -298,6 +355,8 @@ int main(int argc, char **argv)
         { "forms", forms, 120 },
         { "one_token", one_token, 24 },
         { "steps", steps, 6 },
+        { "steps_of_records", steps_of_records, 6 },
+        { "steps_of_8_bits", steps_of_8_bits, 6 },
         { "raw_rows", raw_rows, 12 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -334,13 +334,6 @@ static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
 /* Bits are those of plain decode if each call folds, or with GDN_EXACT. */
 static bool has_plain_bits(const struct layer *m) { return m->R == 1 || m->exact; }
 
-static bool skips(const struct layer *m)
-{
-    if (!ring2_on_device() || (!m->channels && !m->gated)) return false;
-    ring2_skip("a GPU has no records of channels and write gates");
-    return true;
-}
-
 /* Compares states, which are folded, with the recurrence. */
 static void expect_states(const struct run *r, double rows)
 {
@@ -381,7 +374,6 @@ static struct run new_run(const struct layer *m)
  */
 static void compare(const struct layer *m, double k_size, double v_size)
 {
-    if (skips(m)) return;
     struct run r = new_run(m);
     const double rows = m->rows == GDN_F32 ? 0 : m->rows == GDN_BF16 ? 0x1p-8 : 0x1p-11;
     for (int i = 0; i < 60 && !ring2_failed(); i++) {
@@ -419,7 +411,6 @@ static void sizes(int number)
 static void alone(int number)
 {
     const struct layer *m = &layers[number];
-    if (skips(m)) return;
     struct lazy a = new_lazy(m), b = new_lazy(m);
     for (int i = 0; i < 12 && !ring2_failed(); i++) {
         const struct tokens t = draw(m, MOST);
@@ -449,7 +440,6 @@ static void alone(int number)
 static void odd(int number)
 {
     const struct layer *m = &layers[number];
-    if (skips(m)) return;
     struct run r = new_run(m);
     for (int i = 0; i < 24 && !ring2_failed(); i++) {
         struct tokens t = draw(m, 3);
@@ -491,7 +481,6 @@ static void odd(int number)
 static void outside(int number)
 {
     const struct layer *m = &layers[number];
-    if (skips(m)) return;
     if (!ring2_on_device()) {
         ring2_skip("a CPU refuses them");
         return;

@@ -73,15 +73,16 @@ static int64_t before(int64_t b, int rank, int size, int cut)
 /* Rows of the whole that a rank has, as one tensor. */
 static gdn_tensor gathered(const gdn_tensor *whole, int rank, int size, int cut)
 {
+    const int64_t each = whole->size[0] / TOKENS; /* rows of a token */
     int64_t n = 0, row = 0;
     for (int64_t b = 0; b < B; b++)
         n += before(b, rank + 1, size, cut) - before(b, rank, size, cut);
-    gdn_tensor t = ring2_new(whole->dtype, 0, whole->ndim, n, whole->size[1],
+    gdn_tensor t = ring2_new(whole->dtype, 0, whole->ndim, n * each, whole->size[1],
                              whole->ndim > 2 ? whole->size[2] : 0, 0);
     for (int64_t b = 0; b < B; b++) {
         const int64_t first = before(b, rank, size, cut);
-        const int64_t m = before(b, rank + 1, size, cut) - first;
-        gdn_tensor from = ring2_narrow(whole, 0, ends[b] + first, m);
+        const int64_t m = (before(b, rank + 1, size, cut) - first) * each;
+        gdn_tensor from = ring2_narrow(whole, 0, (ends[b] + first) * each, m);
         gdn_tensor to = ring2_narrow(&t, 0, row, m);
         if (m) ring2_copy(&to, &from);
         row += m;
@@ -89,13 +90,35 @@ static gdn_tensor gathered(const gdn_tensor *whole, int rank, int size, int cut)
     return t;
 }
 
-static gdn_rule_args whole_call(int number)
+/* Log gates per channel of any strength. */
+static double channel_gate(int64_t t, int64_t x)
 {
+    const int64_t i = (t * 5 + x * 3) % 11;
+    return i == 0                  ? 0
+           : i == 1                ? -60
+           : i == 2                ? -5
+           : i == 3 && t % 16 == 9 ? -(double)INFINITY
+                                   : ring2_uniform(-0.2, 0);
+}
+
+enum rule { GDN, KDA, GDN2, PRODUCT, ERASE };
+
+static gdn_rule_args whole_call(int number, enum rule rule)
+{
+    const bool channels = rule == KDA || rule == GDN2;
+    const int64_t each = rule == PRODUCT ? 2 : 1;
     gdn_rule_args a = gdn_rule_args_init();
     const bool raw = number % 2, kv = number / 2 % 2;
-    a.q = ring2_new(GDN_F32, 0, 3, TOKENS, HK, K, 0), a.k = ring2_clone(&a.q);
-    a.v = ring2_new(GDN_F32, 0, 3, TOKENS, H, V, 0), a.out = ring2_clone(&a.v);
-    a.g = ring2_new(GDN_F32, 0, 2, TOKENS, H, 0, 0), a.beta = ring2_clone(&a.g);
+    a.q = ring2_new(GDN_F32, 0, 3, TOKENS, HK, K, 0);
+    a.k = ring2_new(GDN_F32, 0, 3, each * TOKENS, HK, K, 0);
+    a.v = ring2_new(GDN_F32, 0, 3, each * TOKENS, H, V, 0);
+    a.out = ring2_new(GDN_F32, 0, 3, TOKENS, H, V, 0);
+    a.g = ring2_new(GDN_F32, 0, 2, TOKENS, H, 0, 0);
+    a.beta = rule == GDN2 || rule == ERASE ? ring2_new(GDN_F32, 0, 3, TOKENS, H, K, 0)
+                                           : ring2_new(GDN_F32, 0, 2, each * TOKENS, H, 0, 0);
+    if (rule >= GDN2) a.write_gate = ring2_new(GDN_F32, 0, 3, each * TOKENS, H, V, 0);
+    if (rule >= GDN2) ring2_fill(&a.write_gate, 0, 1);
+    a.updates = (int32_t)each;
     ring2_fill(&a.q, -1, 1), ring2_fill(&a.k, -1, 1), ring2_fill(&a.v, -1, 1);
     a.norm = GDN_NORM_L2, a.state_layout = kv ? GDN_STATE_KV : GDN_STATE_VK;
     if (raw) {
@@ -103,7 +126,14 @@ static gdn_rule_args whole_call(int number)
         a.gate = GDN_GATE_RAW, a.beta_kind = GDN_BETA_TWICE_SIGMOID;
         ring2_fill(&a.A_log, -2, 0), ring2_fill(&a.dt_bias, -3, 0);
     }
-    ring2_fill(&a.g, raw ? -2 : -0.2, raw ? 2 : 0), ring2_fill(&a.beta, raw ? -2 : 0, raw ? 2 : 1);
+    if (channels) {
+        a.g = ring2_new(GDN_F32, 0, 3, TOKENS, H, K, 0);
+        if (raw) a.dt_bias = ring2_new(GDN_F32, 0, 2, H, K, 0, 0), ring2_fill(&a.dt_bias, -3, 0);
+    }
+    ring2_fill(&a.g, raw ? -2 : -0.2, raw ? 2 : 0);
+    for (int64_t i = 0; channels && !raw && i < ring2_count(&a.g); i++)
+        ring2_set(&a.g, i, channel_gate(i / K / H, i % K));
+    ring2_fill(&a.beta, raw ? -2 : 0, raw ? 2 : 1);
     if (number % 3) {
         a.state = ring2_new(GDN_F32, 0, 4, B, H, kv ? K : V, kv ? V : K);
         ring2_fill(&a.state, -1, 1);
@@ -140,19 +170,20 @@ static gdn_rule_args call_of(const gdn_rule_args *all, const gdn_batch *batch, i
                              int cut)
 {
     gdn_rule_args a = *all;
-    gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out };
-    for (int i = 0; i < 6; i++) *rows[i] = gathered(rows[i], rank, size, cut);
+    gdn_tensor *rows[] = { &a.q, &a.k, &a.v, &a.g, &a.beta, &a.out, &a.write_gate };
+    for (int i = 0; i < 7; i++)
+        if (rows[i]->data) *rows[i] = gathered(rows[i], rank, size, cut);
     if (a.state.data) a.state = ring2_clone(&all->state);
     if (a.state_out.data) a.state_out = ring2_clone(&all->state_out);
     a.batch = batch;
     return a;
 }
 
-static void matches_one_device(int number)
+static void matches(int number, enum rule rule)
 {
     const int size = sizes[number % 5], cut = number / 5 % 3;
     gdn_ctx *ctx = ring2_ctx(2);
-    gdn_rule_args all = whole_call(number / 3), one = all;
+    gdn_rule_args all = whole_call(number / 3, rule), one = all;
     gdn_batch whole = gdn_batch_init(), batches[MAX_RANKS];
     struct rank ranks[MAX_RANKS] = { { 0 } };
     struct group group = { { NULL } };
@@ -178,11 +209,14 @@ static void matches_one_device(int number)
         expect_near("state", size - 1, &last->state, &one.state);
 }
 
+static void matches_one_device(int number) { matches(number, GDN); }
+static void matches_family(int number) { matches(number / 4, KDA + number % 4); }
+
 /* The caller's workspace is enough, and one byte less is not. */
 static void workspace(int number)
 {
     gdn_ctx *ctx = ring2_ctx(1);
-    gdn_rule_args a = whole_call(number);
+    gdn_rule_args a = whole_call(number, GDN + number);
     gdn_batch whole = gdn_batch_init();
     struct rank r = { .args = a };
     whole.cu_seqlens = ring2_indices(GDN_I32, B + 1, ends);
@@ -217,7 +251,7 @@ static void refused(gdn_ctx *ctx, const struct rank *r, gdn_status want, const c
 static void mistakes(int number)
 {
     gdn_ctx *ctx = ring2_ctx(1);
-    struct rank good = { .args = whole_call(4) }, r;
+    struct rank good = { .args = whole_call(4, GDN) }, r;
     gdn_batch batch = gdn_batch_init();
     (void)number;
     batch.cu_seqlens = ring2_indices(GDN_I32, B + 1, ends);
@@ -245,7 +279,8 @@ int main(int argc, char **argv)
 {
     const struct ring2_cases tests[] = {
         { "parallel", matches_one_device, 30 },
-        { "parallel: workspace", workspace, 3 },
+        { "parallel: family", matches_family, 4 * 30 },
+        { "parallel: workspace", workspace, 5 },
         { "parallel: mistakes", mistakes, 1 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -28,7 +28,7 @@ enum channels_decay { CHANNELS_STAY, CHANNELS_DECAY, CHANNELS_FORGET };
  * in the padding, from u = 0, is forgotten too. */
 template <int KC> struct channels_window {
     typedef struct channels_fetched<KC> fetched;
-    enum { ERASES = true }; /* p is of e, not of k */
+    enum { ERASES = true, IS_TOKEN = false }; /* p is of e, not of k; a row is an update */
 
     alignas(16) float k[DECODE_WINDOW][KC];
     float q[DECODE_WINDOW][KC], e[DECODE_WINDOW][KC], a[DECODE_WINDOW][KC];
@@ -161,6 +161,38 @@ GDN_DEVICE void commit_token(struct channels_window<KC> &to, const struct channe
     to.written[i] = written;
     to.to[i] = f.to;
     to.token[i] = f.token;
+}
+
+/* Load the gates of a row of a record as number i of the window, and store those of token t, see
+ * walk.cuh. A warp calls each. */
+template <int KC>
+GDN_DEVICE void load_gates(struct channels_window<KC> &to, int i, const struct gdn_cu_rule &r,
+                           const char *row)
+{
+    const int64_t step = r.family.g_rows ? r.record_g.channel : 0;
+    bool forgets = false;
+    for (int x = threadIdx.x % 32; x < KC; x += 32) {
+        const float a = x < r.K ? fabsf(((const float *)row)[x * step]) : 0;
+        to.a[i][x] = a;
+        forgets |= x < r.K && a == 0;
+    }
+    forgets = __any_sync(0xffffffff, forgets);
+    if (threadIdx.x % 32 != 0) return;
+    to.decays[i] = forgets ? CHANNELS_FORGET : CHANNELS_DECAY;
+    to.written[i] = __float_as_uint(*(const float *)row) >> 31 ? 0 : 0xffffffff;
+}
+template <int KC>
+GDN_DEVICE void store_gates(char *row, const struct channels_window<KC> &from, int i,
+                            const struct gdn_cu_rule &r, const struct decode_work &w, int64_t t)
+{
+    const int lane = threadIdx.x % 32, n = r.family.g_rows ? r.K : 1;
+    bool writes = from.writes(i); /* the block's columns; the sign is of all */
+    for (int v = lane; v < r.V && !writes && r.family.write.data; v += 32)
+        writes = family_w(r, w.seq, t, w.head, 0, v) != 0;
+    writes = __any_sync(0xffffffff, writes);
+    for (int x = lane; x < n; x += 32)
+        ((float *)row)[(int64_t)x * r.record_g.channel] =
+            copysignf(from.a[i][x], writes ? 1.0f : -1.0f);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches the walk (walk.cuh): gdn_decode of trees, records and states of 8 bits, and
- * gdn_record_fold. */
+ * gdn_record_fold. The family has kernels of its own. */
 #include "batch/tree.h"
 #include "cuda/decode/select.h"
 
@@ -41,9 +41,11 @@ size_t gdn_decode_walk_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
 
 static enum gdn_kernel_id kernel_of(const struct gdn_cu_rule *r)
 {
-    static const enum gdn_kernel_id kernels[2][3] = { { SIZES(GDN_CU_decode_walk_vk) },
-                                                      { SIZES(GDN_CU_decode_walk_kv) } };
-    return kernels[gdn_decode_pool(r)->k_first][gdn_decode_size(r->K)];
+    static const enum gdn_kernel_id kernels[2][2][3] = {
+        { { SIZES(GDN_CU_decode_walk_vk) }, { SIZES(GDN_CU_decode_walk_kv) } },
+        { { SIZES(GDN_CU_decode_channels_walk_vk) }, { SIZES(GDN_CU_decode_channels_walk_kv) } },
+    };
+    return kernels[r->family.is][gdn_decode_pool(r)->k_first][gdn_decode_size(r->K)];
 }
 
 static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_walk *a,

@@ -169,9 +169,29 @@ template <class Tile, int KC> GDN_DEVICE void find_record(struct walk<Tile, KC> 
                                   m.count + s.n_valid < r.record_rows);
 }
 
+/* load_gates() loads the gates of a row of a record as number i of the window; store_gates() stores
+ * those of token t. A row whose gates have a sign only decays. A warp calls each. The family has
+ * functions of its own. */
+template <int KC>
+GDN_DEVICE void load_gates(struct decode_window<KC> &to, int i, const struct gdn_cu_rule &,
+                           const char *row)
+{
+    const float g = *(const float *)row;
+    if (threadIdx.x % 32 != 0) return;
+    to.alpha[i] = fabsf(g);
+    to.beta[i] = __float_as_uint(g) >> 31 ? 0 : 1;
+}
+template <int KC>
+GDN_DEVICE void store_gates(char *row, const struct decode_window<KC> &from, int i,
+                            const struct gdn_cu_rule &, const struct decode_work &, int64_t)
+{
+    if (threadIdx.x % 32 == 0)
+        *(float *)row = copysignf(from.alpha[i], from.writes(i) ? 1.0f : -1.0f);
+}
+
 /* Loads row `row` of the record as number threadIdx.x / 32 of the window. A warp calls it. */
 template <class Tile, int KC>
-GDN_DEVICE void load_row(struct walk<Tile, KC> &m, struct decode_window<KC> &to, int64_t row)
+GDN_DEVICE void load_row(struct walk<Tile, KC> &m, typename Tile::Window &to, int64_t row)
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
     const struct decode_work &w = m.sh.decode.work;
@@ -181,21 +201,21 @@ GDN_DEVICE void load_row(struct walk<Tile, KC> &m, struct decode_window<KC> &to,
     for (int x = lane; x < KC; x += 32)
         to.k[i][x] = x < r.K ? load_float(k, x, r.record_k.dtype) : 0;
     to.v[i][lane] = lane < w.n_columns ? load_float(u, w.column + lane, r.record_u.dtype) : 0;
-    if (lane == 0) to.alpha[i] = *(const float *)record_at(r.record_g, m.record, row, w.head);
+    load_gates(to, i, r, record_at(r.record_g, m.record, row, w.head));
 }
 
 /* Applies the rows in use to the state. */
 template <class Tile, int KC> GDN_DEVICE void apply_record(struct walk<Tile, KC> &m)
 {
-    struct decode_window<KC> &window = m.sh.decode.windows[0];
+    typename Tile::Window &window = m.sh.decode.windows[0];
     for (int64_t row = 0; row < m.count; row += DECODE_WINDOW) {
         if (row + threadIdx.x / 32 < m.count) load_row(m, window, row + threadIdx.x / 32);
         __syncthreads();
 #pragma unroll 1
         for (int i = 0; i < DECODE_WINDOW && row + i < m.count; i++) {
-            const uint32_t g = __float_as_uint(window.alpha[i]);
-            decay(m.tile.S, __uint_as_float(g & 0x7fffffff));
-            for (int n = 0; n < 4 * Tile::N && !(g >> 31); n++) {
+            decay(m.tile, window, i);
+            if (!window.writes(i)) continue;
+            for (int n = 0; n < 4 * Tile::N; n++) {
                 const float k = window.k[i][k_of<Tile>(n / 4, n % 4)];
                 m.tile.S[n / 4][n % 4] =
                     fmaf(k, window.v[i][v_of<Tile>(n / 4, n % 4)], m.tile.S[n / 4][n % 4]);
@@ -207,9 +227,9 @@ template <class Tile, int KC> GDN_DEVICE void apply_record(struct walk<Tile, KC>
 }
 
 /* Stores the window's tokens to the record, from visit i on. Each warp has one. The block of a
- * head's first columns also stores alpha; if the head is the first of its key head, k too. */
+ * head's first columns also stores gates; if the head is the first of its key head, k too. */
 template <class Tile, int KC>
-GDN_DEVICE void store_row(const struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
+GDN_DEVICE void store_row(const struct walk<Tile, KC> &m, const typename Tile::Window &window,
                           int64_t visit)
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
@@ -222,9 +242,8 @@ GDN_DEVICE void store_row(const struct walk<Tile, KC> &m, const struct decode_wi
         store_float(record_at(r.record_u, m.record, row, w.head), w.column + lane, r.record_u.dtype,
                     m.sh.u[i][lane]);
     if (w.column > 0) return;
-    if (lane == 0)
-        *(float *)record_at(r.record_g, m.record, row, w.head) =
-            copysignf(window.alpha[i], window.beta[i] == 0 ? -1.0f : 1.0f);
+    store_gates(record_at(r.record_g, m.record, row, w.head), window, i, r, w,
+                visit_at(m, visit).token);
     for (int x = lane; x < r.K && has_k; x += 32)
         store_float(record_at(r.record_k, m.record, row, w.hk), x, r.record_k.dtype,
                     window.k[i][x]);
@@ -233,7 +252,8 @@ GDN_DEVICE void store_row(const struct walk<Tile, KC> &m, const struct decode_wi
 /* ---- Tokens ---------------------------------------------------------------------------------- */
 
 template <class Tile, int KC>
-GDN_DEVICE void fetch_visit(struct decode_fetched<KC> &f, const struct walk<Tile, KC> &m, int64_t i)
+GDN_DEVICE void fetch_visit(typename Tile::Window::fetched &f, const struct walk<Tile, KC> &m,
+                            int64_t i)
 {
     fetch<Tile, KC>(f, m.a.decode, m.sh.decode.work, visit_at(m, i).token);
 }
@@ -259,25 +279,30 @@ GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &p
     }
 }
 
-/* Applies number i of the window to the state. */
+/* Applies number i of the window to the state. t: its token, if it is the token's last row; else
+ * -1. A state of 8 bits is rounded after that row alone. */
 template <class Tile, int KC>
-GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const struct decode_window<KC> &window,
-                              int i, const struct tree_visit &visit)
+GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const typename Tile::Window &window, int i,
+                              const struct tree_visit &visit, int64_t t)
 {
     const struct gdn_cu_rule &r = m.a.decode.rule;
     const struct decode_work &w = m.sh.decode.work;
-    const bool changes = window.alpha[i] != 1 || window.beta[i] != 0;
-    void *const out = r.out.data ? row_at(r.out, w.seq, visit.token, w.head) : NULL;
+    const bool ends = Tile::Window::IS_TOKEN || t >= 0;
+    void *const out = r.out.data && ends ? row_at(r.out, w.seq, t, w.head) : NULL;
     if (m.visits) go_to(m, visit);
     m.tile.step(
         { &window, i, out, r.out.dtype, w.column, w.n_columns, m.record >= 0 ? m.sh.u[i] : NULL },
         m.sh.decode.tile);
+    const bool changes = window.changes(i);
     if (changes) m.changed |= 1u << m.level;
-    round_state(m, changes, visit.token + 1);
+    if (ends || !is_q8(m.a.decode.rounding))
+        round_state(m, changes, t + 1);
+    else if (changes)
+        m.has_codes = false;
 }
 
-/* Computes all T visits. If there are none, the state still goes to `slot`, as it is after
- * n_tokens. */
+/* Computes all T visits: rows of tokens, or updates in the family. If there are none, the state
+ * still goes to `slot`, as it is after n_tokens. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot, int64_t n_tokens)
 {
@@ -285,10 +310,10 @@ GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot
     const struct decode_work &w = m.sh.decode.work;
     const int warp = threadIdx.x / 32;
     struct decode_checkpoints points = { w.checkpoints.first, 0, 0 };
-    struct decode_fetched<KC> fetched;
+    typename Tile::Window::fetched fetched;
     if (warp < T) fetch_visit(fetched, m, warp);
     for (int64_t t0 = 0; t0 == 0 || t0 < T; t0 += DECODE_WINDOW) {
-        struct decode_window<KC> &window = m.sh.decode.windows[t0 / DECODE_WINDOW % 2];
+        typename Tile::Window &window = m.sh.decode.windows[t0 / DECODE_WINDOW % 2];
         const int64_t next = t0 + DECODE_WINDOW;
         if (t0 + warp < T) commit_token<KC>(window, fetched, r, w);
         __syncthreads();
@@ -297,9 +322,11 @@ GDN_DEVICE void compute_visits(struct walk<Tile, KC> &m, int64_t T, int64_t slot
         for (int i = 0; i < DECODE_WINDOW && (T == 0 ? i == 0 : t0 + i < T); i++) {
             if (T) {
                 const struct tree_visit visit = visit_at(m, t0 + i);
-                compute_visit(m, window, i, visit);
+                const int64_t t = window.ends(i, visit.token);
+                compute_visit(m, window, i, visit, t);
+                if (!Tile::Window::IS_TOKEN && t < 0) continue;
                 slot = window.to[i];
-                n_tokens = visit.token + 1;
+                n_tokens = t + 1;
             }
             leave_all(m, points, slot, n_tokens);
         }
@@ -369,7 +396,8 @@ GDN_DEVICE void walk_piece(const struct gdn_cu_walk &a, struct walk_shared<Tile,
         enter(m);
         apply_record(m);
         const int64_t kept = r.batch.write == GDN_WRITE_FINAL ? w.seq.write : -1;
-        compute_visits(m, a.fold ? 0 : w.seq.n_valid, a.fold ? w.seq.read : kept, m.count);
+        const int64_t T = a.fold ? 0 : Tile::Window::n_rows(r, w.seq.n_valid);
+        compute_visits(m, T, a.fold ? w.seq.read : kept, m.count);
     }
     if (!r.out.data || w.seq.keep_out) return;
     zero_tokens(r, w, -w.seq.n_before, 0);
@@ -387,5 +415,13 @@ template <class Tile, int KC> GDN_DEVICE void walk_all(const struct gdn_cu_walk 
         __syncthreads();
     }
 }
+
+#define WALK_KERNEL(threads, name, ...)                                     \
+    extern "C" __global__ void __launch_bounds__(threads, 2)                \
+        name(const __grid_constant__ struct gdn_cu_walk a)                  \
+    {                                                                       \
+        static_assert(threads == DECODE_THREADS, "as the code is written"); \
+        walk_all<__VA_ARGS__>(a);                                           \
+    }
 
 #endif

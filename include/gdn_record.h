@@ -60,9 +60,10 @@ extern "C" {
  *     GDN_WRITE_NONE   The tokens are drafts: c stays, and c + T is at most R.
  *     GDN_WRITE_FINAL  The tokens are accepted at once (a lazy state). If c + T is less than R,
  *                      c grows by T and the state is not written. Else the call writes the state
- *                      after its tokens to the slot, and c becomes 0: the call folds. T and R are
- *                      free. Each slot has its own c. The batch has no parents and no write_slots,
- *                      and state_out is absent or state.
+ *                      after its tokens to the slot, and c becomes 0: the call folds. A GPU may
+ *                      fold earlier, where it is not slower: with few sequences it folds in each
+ *                      call. T and R are free. Each slot has its own c. The batch has no parents
+ *                      and no write_slots, and state_out is absent or state.
  *
  * With GDN_WRITE_FINAL the pending rows are sums beside the state, which is only read. Results are
  * those of plain decode to rounding. With GDN_EXACT, and rows and states of float32, they are its

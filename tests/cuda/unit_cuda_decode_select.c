@@ -411,13 +411,13 @@ static void test_log(void)
 /* A call with a record, and the kernel that runs last. */
 struct lazy {
     int32_t io, state, rows, write, layout;
-    int64_t T, R, K;
+    int64_t T, R, K, heads;
     const char *kernel, *line;
 };
 
 static gdn_rule_args lazy_call(const struct lazy *l, gdn_batch *b)
 {
-    const struct logged plain = { 0, GDN_I32, l->io, 4, l->T, l->K, true, NULL };
+    const struct logged plain = { 0, GDN_I32, l->io, l->heads, l->T, l->K, true, NULL };
     gdn_rule_args a = logged_call(&plain, b);
     const int64_t H = a.state.size[1], P = a.state.size[0];
     const bool kv = l->layout == GDN_STATE_KV;
@@ -437,25 +437,38 @@ static void test_lazy(void)
 #define WALKS(why)                                                                          \
     "gdn_decode_record_accept",                                                             \
         "decode: walk (token slots, token, token packed, window k128, window, warp, token " \
-        "eight, general: the call has a record; lazy: " why ")"
+        "eight, general: the call has a record; lazy few, lazy: " why ")"
+#define FEW "decode: lazy few (the call has a record)"
+#define MANY                                                                           \
+    "decode: lazy (token slots, token, token packed, window k128, window, warp, token " \
+    "eight, general: the call has a record; lazy few: more than 512 columns of V for "  \
+    "each multiprocessor)"
     static const struct lazy calls[] = {
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128,
-          "gdn_decode_lazy_F32_BF16_128", "decode: lazy (the call has a record)" },
-        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128,
-          "gdn_decode_lazy_F32_F16_128", "decode: lazy (the call has a record)" },
-        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128,
-          "gdn_decode_lazy_BF16_BF16_128", "decode: lazy (the call has a record)" },
-        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128,
-          "gdn_decode_lazy_F16_F16_128", "decode: lazy (the call has a record)" },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 2, 16, 128,
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 4,
+          "gdn_decode_lazy_few_F32_BF16_128", FEW },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 68,
+          "gdn_decode_lazy_F32_BF16_128", MANY },
+        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128, 4,
+          "gdn_decode_lazy_few_F32_F16_128", FEW },
+        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128, 68,
+          "gdn_decode_lazy_F32_F16_128", MANY },
+        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128, 4,
+          "gdn_decode_lazy_few_BF16_BF16_128", FEW },
+        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128, 68,
+          "gdn_decode_lazy_BF16_BF16_128", MANY },
+        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128, 4,
+          "gdn_decode_lazy_few_F16_F16_128", FEW },
+        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128, 68,
+          "gdn_decode_lazy_F16_F16_128", MANY },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 2, 16, 128, 4,
           WALKS("T is not 1") },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 65, 128,
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 65, 128, 4,
           WALKS("a record has more than 64 rows") },
-        { GDN_BF16, GDN_F32, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128,
+        { GDN_BF16, GDN_F32, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 4,
           WALKS("rows of the record are neither float32 nor of the dtype of k") },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_KV, 1, 16, 128,
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_KV, 1, 16, 128, 4,
           WALKS("states are k-first") },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 64,
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 64, 4,
           WALKS("K is not 128") },
     };
     struct told told = { 0 };
@@ -473,7 +486,7 @@ static void test_lazy(void)
     gdn_rule_args far = lazy_call(&calls[0], &b);
     far.record_count.dtype = GDN_I64, far.record_count.stride[0] = INT32_MAX / 8 + 1;
     ring2_status(ctx, "far", gdn_decode(ctx, &far), GDN_OK);
-    CHECK(strstr(told.last, "lazy: counts are too far apart"), "\"%s\"", told.last);
+    CHECK(strstr(told.last, "lazy few, lazy: counts are too far apart"), "\"%s\"", told.last);
     gdn_ctx_destroy(ctx);
 }
 

@@ -124,6 +124,12 @@ static inline int __reduce_max_sync(unsigned, int x)
 }
 static inline int __reduce_min_sync(unsigned m, int x) { return -__reduce_max_sync(m, -x); }
 
+template <class T> static inline T atomicAdd(T *p, T x)
+{
+    const T before = *p;
+    *p += x;
+    return before;
+}
 template <class T> static inline T atomicMax(T *p, T x) { return *p = max(*p, x); }
 template <class T> static inline T atomicOr(T *p, T x) { return *p |= x; }
 

@@ -30,6 +30,7 @@
     X(WARP, "warp")                             \
     X(TOKEN_EIGHT, "token eight")               \
     X(GENERAL, "general")                       \
+    X(LAZY_FEW, "lazy few")                     \
     X(LAZY, "lazy")                             \
     X(WALK, "walk")
 

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One token of each of a few sequences beside a record that accepts it, in one kernel. The states
+ * are so few that a call waits for memory longer than for its bandwidth, so it may as well write
+ * them: the rows that are pending go into the state, as in gdn_record_fold(), and the token follows
+ * as in token.cuh. The count of the slot becomes 0.
+ *
+ * Where it is 0 already, which is any call behind the first, this is token.cuh (of states of 16
+ * bits token_slots.cuh) and one load more. Else a block finds that out before it stores anything.
+ * It folds its part of the state in memory and begins again.
+ */
+#ifndef GDN_CUDA_DECODE_LAZY_FEW_CUH
+#define GDN_CUDA_DECODE_LAZY_FEW_CUH
+
+#include "cuda/decode/lazy/rows.cuh"
+
+/* Blocks that have seen that a slot has rows count themselves above the lowest byte of its counter.
+ * The last of them has the counter to itself, and sets it to 0. */
+enum { FEW_SEEN = 256 };
+static_assert((int)LAZY_MOST < (int)FEW_SEEN, "a count is a byte");
+
+template <bool late> struct few_place : token_place {
+    enum { LATE = late }; /* see token_slots.cuh */
+    const struct gdn_cu_lazy &record;
+    uint32_t arguments;
+    int32_t counter;
+    bool is; /* the slot exists */
+
+    __device__ __forceinline__ few_place(const struct gdn_cu_lazy &a) : record(a) {}
+    __device__ __forceinline__ bool begin(const struct gdn_cu_token &a);
+    __device__ __forceinline__ void settle(const struct gdn_cu_token &a);
+    __device__ __forceinline__ char *count(void) const
+    {
+        return record.count + mad_wide(from, record.count_step, 0);
+    }
+    __device__ __forceinline__ int pending(void) const
+    {
+        return counter < 0 ? 0 : min(counter % FEW_SEEN, record.n_rows);
+    }
+    /* Returns false if the state in memory is not the one that the token follows. */
+    __device__ __forceinline__ bool real(void) const { return is && pending() == 0; }
+    template <int K> __device__ __forceinline__ bool find(const struct gdn_cu_token &, int)
+    {
+        counter = (int32_t)ld_b32(count()); /* of eight bytes the lower half */
+        return true;
+    }
+};
+
+/* Finds the slot. Returns false for padding that is known at once. */
+template <bool late>
+__device__ __forceinline__ bool few_place<late>::begin(const struct gdn_cu_token &a)
+{
+    head = blockIdx.y;
+    row = blockIdx.z;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    if constexpr (!LATE) return is = token_slots(*this, a);
+    from = a.read_slots ? (int)ld_b32(a.read_slots + row * a.read_step) : row;
+    arguments = ask_arguments(a);
+    return true;
+}
+
+template <bool late>
+__device__ __forceinline__ void few_place<late>::settle(const struct gdn_cu_token &a)
+{
+    await_arguments(arguments);
+    is = !a.read_slots | ((from >= a.first_slot) & (from < a.read_pool));
+    if (!is) from = 0;
+    to = from;
+}
+
+/* ---- The fold -------------------------------------------------------------------------------- */
+
+/* Loads E elements of a row of record_k at `at`. */
+template <int io, int E, bool wide> GDN_DEVICE void few_load_k(float (&k)[E], const char *at)
+{
+    uint32_t x[E / 4][4];
+#pragma unroll
+    for (int i = 0; i < E / 4; i++) {
+        if (wide)
+            ld_keep_v4(x[i], at + i * 16, true);
+        else
+            ld_keep_v2(x[i], at + i * 8, true);
+    }
+#pragma unroll
+    for (int e = 0; e < E; e++) k[e] = lazy_element<io, wide>(x[e / 4], e % 4);
+}
+
+/* Puts row j of the record into the tile S. own: the column of V whose u the lane loads. */
+template <class Tile, bool wide_k>
+GDN_DEVICE void few_add_row(float (&S)[Tile::N][Tile::C][Tile::E], const struct gdn_cu_lazy &a,
+                            const struct token_place &w, int j, int own)
+{
+    enum { LANES = Tile::LANES, C = Tile::C, E = Tile::E, N = Tile::N, IO = Tile::IO };
+    const int lane = threadIdx.x, bytes = wide_k ? 4 : 2;
+    const char *const row = lazy_at(a.k, w.from, j, token_source(w.head, a.one.group_k));
+    const char *const column = lazy_at(a.u, w.from, j, w.head) + own * a.u.bytes;
+    const uint32_t gate = ld_b32(lazy_at(a.g, w.from, j, w.head));
+    const uint32_t u_bits = ld_b32_b16(column, a.u.bytes == 4, a.u.bytes == 2);
+    const float alpha = __uint_as_float(gate & 0x7fffffff);
+    const bool adds = !(gate >> 31);
+    const float u = adds ? token_number<IO>(u_bits, a.u.bytes) : 0;
+    if (alpha == 0) token_forget(&S[0][0][0], N * C * E);
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        float k[E];
+        few_load_k<IO, E, wide_k>(k, row + (c * LANES + lane % LANES) * E * bytes);
+        if (!adds) token_forget(k, E);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const float un = __shfl_sync(0xffffffff, u, lane / LANES * LANES + n * (LANES / N));
+#pragma unroll
+            for (int e = 0; e < E; e++) S[n][c][e] = fmaf(k[e], un, alpha * S[n][c][e]);
+        }
+    }
+}
+
+/* Puts the rows that are pending into the block's part of the state. */
+template <class Tile, class Place> GDN_DEVICE void few_fold(Place &w, int v)
+{
+    enum { LANES = Tile::LANES, C = Tile::C, E = Tile::E, N = Tile::N };
+    const struct gdn_cu_lazy &a = w.record;
+    const int lane = threadIdx.x, own = v + token_own<Tile>(), n = w.pending();
+    char *const state = token_at(a.one.from, w.from, w.head) + (v + lane / LANES) * a.one.from_row +
+                        lane % LANES * 16;
+    Tile tile;
+    float S[N][C][E];
+    __syncwarp(); /* all lanes have the count */
+    if (lane == 0) {
+        int32_t *const count = (int32_t *)w.count();
+        const int seen = atomicAdd(count, (int)FEW_SEEN) / FEW_SEEN + 1;
+        if (seen >= (int)(gridDim.x * gridDim.y)) *count = 0;
+    }
+    token_load(tile, state, a.one.from_row);
+#pragma unroll
+    for (int i = 0; i < N * C * E; i++)
+        S[i / E / C][i / E % C][i % E] = Tile::piece::get(tile.S[i / E / C][i / E % C], i % E);
+#pragma unroll 1
+    for (int j = 0; j < n; j++) {
+        if (a.k.bytes == 4)
+            few_add_row<Tile, true>(S, a, w, j, own);
+        else
+            few_add_row<Tile, false>(S, a, w, j, own);
+    }
+#pragma unroll
+    for (int i = 0; i < N * C; i++) Tile::piece::set(tile.S[i / C][i % C], S[i / C][i % C]);
+    token_store(tile, state, a.one.from_row);
+}
+
+/* ---- The kernel ------------------------------------------------------------------------------ */
+
+template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy_few(const struct gdn_cu_lazy &a)
+{
+    typedef token_rows<KC, dtype, io> Tile;
+    const int v = blockIdx.x * Tile::ROWS;
+    few_place<dtype != GDN_F32> w(a);
+    if (w.begin(a.one) && token_decode_rows<Tile>(a.one, w, v)) return;
+    if (__builtin_expect(!w.is, 0)) {
+        token_zero(a.one, w, v, Tile::ROWS, threadIdx.x);
+    } else {
+        few_fold<Tile>(w, v);
+        struct token_place again = w;
+        token_decode_rows<Tile>(a.one, again, v);
+    }
+}
+
+#define DECODE_LAZY_FEW_KERNEL(threads, name, dtype, io, KC)                        \
+    extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_vk(dtype, KC)) \
+        name(const __grid_constant__ struct gdn_cu_lazy a)                          \
+    {                                                                               \
+        decode_lazy_few<KC, GDN_##dtype, GDN_##io>(a);                              \
+    }
+
+#endif

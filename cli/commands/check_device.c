@@ -506,8 +506,8 @@ static void check_lazy(struct check *k)
         if (!check_device_wants(k, name)) continue;
         int code = rule_case_make(&c, &d, lengths, n);
         if (!code)
-            code = rule_case_check_by(&c, k->ctx, i == PROMPT ? lazy_prompt_case_run : lazy_case_run,
-                                      &each, &found);
+            code = rule_case_check_by(
+                &c, k->ctx, i == PROMPT ? lazy_prompt_case_run : lazy_case_run, &each, &found);
         memory_free(&c.memory);
         check_device_judge(k, name, code, &found);
     }

@@ -439,7 +439,7 @@ static void test_lazy(void)
         "decode: walk (token slots, token, token packed, window k128, window, warp, token " \
         "eight, general: the call has a record; lazy few, lazy: " why ")"
 #define FEW "decode: lazy few (the call has a record)"
-#define MANY                                                                           \
+#define MANY                                                                            \
     "decode: lazy (token slots, token, token packed, window k128, window, warp, token " \
     "eight, general: the call has a record; lazy few: more than 512 columns of V for "  \
     "each multiprocessor)"

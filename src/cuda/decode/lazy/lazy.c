@@ -10,12 +10,13 @@ enum {
     PER_ROW = 3,      /* numbers of each row */
     COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
     COLUMNS_HALF = LAZY_COLUMNS,
-    FEW_BYTES = 32,    /* of the columns of V that a block of few.cuh has */
-    LINE = 128,       /* bytes */
-    EARLY_BLOCKS = 16, /* of the second kernel, on a multiprocessor at a time */
-    AHEAD_ROWS = 16,   /* as many as the first kernel has under way at a time */
-    AHEAD_HEADS = 8,   /* for each multiprocessor */
-    RECORD_ROWS = 64   /* of a record, for which that kernel has memory */
+    FEW_BYTES = 32, /* of the columns of V that a block of few.cuh has */
+    LINE = 128,     /* bytes */
+    EARLY_F32 = 16, /* blocks of the second kernel on a multiprocessor at a time */
+    EARLY_HALF = 24,
+    AHEAD_ROWS = 16, /* as many as the first kernel has under way at a time */
+    AHEAD_HEADS = 8, /* for each multiprocessor */
+    RECORD_ROWS = 64 /* of a record, for which that kernel has memory */
 };
 
 /* ---- What the kernels take ------------------------------------------------------------------- */
@@ -118,7 +119,7 @@ static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
         .ahead = is_ahead(c),
         .n_parts = r->V / columns_of(c),
         .row_lines = r->K * (int32_t)gdn_dtype_bytes(c->pool->dtype) / LINE,
-        .n_early = EARLY_BLOCKS * c->ctx->cuda->sm_count,
+        .n_early = (c->pool->dtype == GDN_F32 ? EARLY_F32 : EARLY_HALF) * c->ctx->cuda->sm_count,
     };
 }
 
@@ -134,20 +135,22 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
     };
     const struct gdn_cu_rule *r = c->rule;
     const struct gdn_cu_lazy a = args_of(c);
-    const bool f16 = r->k.dtype == GDN_F16;
+    const bool f16 = r->k.dtype == GDN_F16, f32 = c->pool->dtype == GDN_F32;
     const int warps = THREADS / 32;
     const struct gdn_cuda_call first = {
         .kernel = rows[f16],
         .grid = { (a.n_pairs + warps - 1) / warps, r->batch.B, 1 },
-        .shared_bytes = GDN_CU_LAZY_ROWS_BYTES,
+        .shared_bytes = f32 ? GDN_CU_LAZY_ROWS_F32_BYTES : GDN_CU_LAZY_ROWS_BYTES,
         .stream = c->stream,
         .args = &a,
         .overlaps = true,
     };
     const struct gdn_cuda_call second = {
-        .kernel = tokens[c->pool->dtype != GDN_F32][f16],
+        .kernel = tokens[!f32][f16],
         .grid = { a.n_parts, r->H, r->batch.B },
-        .shared_bytes = c->pool->dtype == GDN_F32 ? 0 : GDN_CU_LAZY_BYTES,
+        .shared_bytes = f32                            ? 0
+                        : r->record_k.dtype == GDN_F32 ? GDN_CU_LAZY_WIDE_BYTES
+                                                       : GDN_CU_LAZY_BYTES,
         .stream = c->stream,
         .args = &a,
         .overlaps = true,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches one token of each sequence, accepted beside a record: the two kernels of lazy.cuh, or, of
- * a few sequences, the one of few.cuh. */
+/* Launches one token of each sequence, accepted beside a record: the two kernels of lazy.cuh, or
+ * the one of few.cuh for a few sequences. */
 #include "cuda/decode/select.h"
 #include "cuda/driver/shared_bytes.h"
 

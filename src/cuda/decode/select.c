@@ -398,6 +398,13 @@ static const char *why_not_lazy(const struct gdn_decode_call *c)
                : why;
 }
 
+/* Returns why the call is not one without a record behind a fold. */
+static const char *why_not_fold(const struct gdn_decode_call *c)
+{
+    if (!c->rule->record_k.data) return "the call has no record";
+    return gdn_decode_accepts(c->rule) ? NULL : "the tokens are drafts";
+}
+
 /* ---- Windows ------------------------------------------------------------------------------- */
 
 /* Returns why form `window k128` does not take the states. If they are k-last, the state after
@@ -473,6 +480,7 @@ static const struct decode_form {
     { GDN_CUDA_GENERAL, why_not_general, gdn_decode_launch_general, NULL },
     { GDN_CUDA_LAZY_FEW, why_not_lazy_few, gdn_decode_launch_lazy_few, NULL },
     { GDN_CUDA_LAZY, why_not_lazy, gdn_decode_launch_lazy, gdn_decode_lazy_bytes },
+    { GDN_CUDA_FOLD, why_not_fold, gdn_decode_launch_fold, NULL },
     { GDN_CUDA_WALK, why_not_walk, gdn_decode_launch_walk, gdn_decode_walk_bytes },
 };
 
@@ -481,12 +489,13 @@ enum { N_FORMS = sizeof forms / sizeof *forms };
 /* Returns why form i does not take the call, or NULL. The last form takes every call. */
 static const char *why_not(const struct gdn_decode_call *c, int i)
 {
-    if (i < N_FORMS - 1 && gdn_cuda_is_off(c->ctx, forms[i].family)) return "it is switched off";
+    if (gdn_cuda_is_off(c->ctx, forms[i].family)) return "it is switched off";
     return forms[i].why_not(c);
 }
 
 /* Logs form i, which takes the call, and why the faster ones do not: "decode: general (head_map is
- * interleaved)", "decode: 2 runs of heads: token slots". */
+ * interleaved)", "decode: 2 runs of heads: token slots". Behind the line of a fold comes that of the
+ * call without a record, so those with a record are compared with each other. */
 static void log_choice(const struct gdn_decode_call *c, int i)
 {
     struct gdn_cuda_form list[N_FORMS];
@@ -495,7 +504,8 @@ static void log_choice(const struct gdn_decode_call *c, int i)
     for (int j = 0; j <= i; j++)
         list[j] = (struct gdn_cuda_form){ gdn_cuda_family_name(forms[j].family), why_not(c, j) };
     snprintf(op, sizeof op, c->n_runs > 1 ? "%s: %d runs of heads" : "%s", c->op, c->n_runs);
-    gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, op, list);
+    gdn_cuda_log_forms(
+        c->ctx, c->rule->record_k.data ? GDN_CUDA_RECORD_CHOICE : GDN_CUDA_DECODE_CHOICE, op, list);
 }
 
 /* ---- The family ----------------------------------------------------------------------------- */

@@ -15,9 +15,6 @@ enum {
     FEW_TOKENS = 4      /* tokens of a window */
 };
 
-/* Counts the tokens of a gdn_decode whose record accepts them. walk: the kernel before. */
-gdn_status gdn_decode_accept(const struct gdn_decode_call *c, enum gdn_kernel_id walk);
-
 /* Returns true if a record accepts the tokens of the call at once (a lazy state). */
 static inline bool gdn_decode_accepts(const struct gdn_cu_rule *r)
 {
@@ -44,6 +41,7 @@ gdn_status gdn_decode_launch_channels(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels_few(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_lazy_few(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_fold(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c);
 
 /* Return the bytes of memory that these two forms take. */

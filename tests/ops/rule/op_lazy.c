@@ -292,8 +292,13 @@ static bool is_fast(const struct layer *m)
     return ring2_on_device() && m->io && m->layout == GDN_STATE_VK;
 }
 
-/* Returns a context whose calls fold at once if they have few sequences, or one whose calls
- * never do. A fold at once then finds rows of other calls. */
+/* A GPU folds at once where it has no kernel that is faster so, and with few sequences. Returns a
+ * context whose calls do that, or one whose fast kernels never do, so that a fold at once finds
+ * rows of other calls. */
+static bool draw_at_once(const struct layer *m)
+{
+    return ring2_on_device() && (!is_fast(m) || ring2_below(2));
+}
 static gdn_ctx *ctx_of(bool at_once)
 {
     enum { ANY = 3, NEVER = 4 };
@@ -332,13 +337,14 @@ static void expect_kernel(const struct layer *m, bool at_once)
     if (!ring2_on_device()) return;
     CHECK(!strstr(kernel, "gdn_decode_lazy_") == !is_fast(m), "kernel %s", kernel);
     CHECK(!strstr(kernel, "gdn_decode_lazy_few_") == !(is_fast(m) && at_once), "kernel %s", kernel);
+    CHECK(!strstr(kernel, "gdn_decode_record_forget") == is_fast(m), "kernel %s", kernel);
 }
 
 /* The call with a record may write its outputs, its rows and the states of its slots. */
 static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
 {
     gdn_batch b, plain_batch;
-    const bool at_once = is_fast(r->m) && ring2_below(2);
+    const bool at_once = draw_at_once(r->m);
     int64_t before[P];
     gdn_rule_args a = lazy_args(r->m, t, &r->lazy, &b);
     gdn_rule_args plain = args_of(r->m, t, &r->plain, &plain_batch);
@@ -456,7 +462,7 @@ static void alone(int number)
         const struct tokens t = draw(m, MOST);
         gdn_batch batch, each;
         gdn_rule_args all = lazy_args(m, &t, &a, &batch), one = lazy_args(m, &t, &b, &each);
-        const bool at_once = is_fast(m) && ring2_below(2);
+        const bool at_once = draw_at_once(m);
         gdn_ctx *const alone = is_fast(m) ? ctx_of(at_once) : ring2_ctx(1);
         ring2_status(ctx_of(at_once), "all", gdn_decode(ctx_of(at_once), &all), GDN_OK);
         for (int64_t s = B - 1; s >= 0; s--) {
@@ -539,7 +545,7 @@ static void outside(int number)
         const gdn_tensor *const written[] = { &a.out,         &a.state,    &a.state_scales,
                                               &a.record_k,    &a.record_u, &a.record_g,
                                               &a.record_count };
-        const bool at_once = is_fast(m) && ring2_below(2);
+        const bool at_once = draw_at_once(m);
         ring2_call_begin();
         for (int j = 0; j < 7; j++)
             if (written[j]->data) ring2_may_write(written[j]);

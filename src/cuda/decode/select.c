@@ -494,8 +494,8 @@ static const char *why_not(const struct gdn_decode_call *c, int i)
 }
 
 /* Logs form i, which takes the call, and why the faster ones do not: "decode: general (head_map is
- * interleaved)", "decode: 2 runs of heads: token slots". Behind the line of a fold comes that of the
- * call without a record, so those with a record are compared with each other. */
+ * interleaved)", "decode: 2 runs of heads: token slots". Behind the line of a fold comes that of
+ * the call without a record, so those with a record are compared with each other. */
 static void log_choice(const struct gdn_decode_call *c, int i)
 {
     struct gdn_cuda_form list[N_FORMS];

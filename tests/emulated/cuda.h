@@ -199,6 +199,7 @@ GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
 {
     return ld_b32_b16(p, bytes == 4, bytes == 2);
 }
+GDN_DEVICE uint32_t ld_b32_l2(const void *p) { return ld_b32_b16(p, true, false); }
 GDN_DEVICE void ld_word(uint32_t &x, const void *p, bool there)
 {
     if (there) x = ld_b32_b16(p, true, false);

@@ -468,8 +468,10 @@ static void test_lazy(void)
         { GDN_BF16, GDN_F32, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 4,
           FOLDS("token_vk_F32_BF16_128",
                 "rows of the record are neither float32 nor of the dtype of k") },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_KV, 1, 16, 128, 4,
-          FOLDS("token_kv_F32_BF16_128", "states are k-first") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_KV, 1, 16, 128, 68,
+          "gdn_decode_lazy_few_kv_F32_BF16_128", FEW },
+        { GDN_F16, GDN_F16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_KV, 1, 16, 128, 4,
+          "gdn_decode_lazy_few_kv_F16_F16_128", FEW },
         { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 64, 4,
           FOLDS("token_vk_F32_BF16_64", "K is not 128") },
     };

@@ -374,17 +374,17 @@ static const char *why_not_one_of_record(const struct gdn_decode_call *c)
     if (!why) why = why_not_gdn(r);
     if (!why) why = c->not_near;
     if (!why) why = why_not_tiles_of_one(c);
-    if (!why && r->K != LAZY_K) why = "K is not 128";
-    return !why && c->pool->k_first ? "states are k-first" : why;
+    return !why && r->K != LAZY_K ? "K is not 128" : why;
 }
 
-/* Form `lazy few` takes calls in which the write of the states saves no time. */
+/* Form `lazy few` takes calls in which it saves no time not to write the states, and k-first
+ * states, which form `lazy` does not have. */
 static const char *why_not_lazy_few(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
     const char *why = why_not_one_of_record(c);
     if (!why && c->warp.read_pool <= 0) why = "no slots";
-    if (why) return why;
+    if (why || c->pool->k_first) return why;
     return r->batch.B * r->H * r->V <= (int64_t)LAZY_FEW_COLUMNS * c->ctx->cuda->sm_count
                ? NULL
                : "more than 512 columns of V for each multiprocessor";
@@ -393,6 +393,7 @@ static const char *why_not_lazy_few(const struct gdn_decode_call *c)
 static const char *why_not_lazy(const struct gdn_decode_call *c)
 {
     const char *why = why_not_one_of_record(c);
+    if (!why && c->pool->k_first) why = "states are k-first";
     return !why && c->pool->dtype != GDN_F32 && c->rule->V % LAZY_COLUMNS
                ? "V is not a multiple of 32"
                : why;

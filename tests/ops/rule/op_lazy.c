@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/os/program.h"
 #include "gdn_record.h"
 #include "ring2.h"
 #include "ring2_device.h"
@@ -51,6 +52,7 @@ static const struct layer {
     { GDN_BF16, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 4, 2, 2 }, 128, 96, 33, 0, GDN_BF16 },
     { GDN_F16, GDN_F16, GDN_STATE_VK, 0, 0, 0, { 1, 1, 3 }, 128, 32, 2, 0, GDN_F16 },
     { GDN_BF16, GDN_BF16, GDN_STATE_KV, 0, 0, 0, { 2, 2, 4 }, 128, 64, 16, 0, GDN_BF16 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, 0, 0, 0, { 2, 1, 2 }, 128, 64, 9, 0, GDN_F16 },
 };
 enum { N_LAYERS = sizeof layers / sizeof *layers };
 
@@ -286,33 +288,28 @@ static void between(struct run *r)
 
 /* ---- Many calls ---- */
 
-/* Returns true if a GPU has fast kernels for the layer. */
-static bool is_fast(const struct layer *m)
-{
-    return ring2_on_device() && m->io && m->layout == GDN_STATE_VK;
-}
+/* Return true if a GPU has a kernel for the layer, and if it has one that does not fold at once. */
+static bool is_fast(const struct layer *m) { return ring2_on_device() && m->io; }
+static bool is_lazy(const struct layer *m) { return is_fast(m) && m->layout == GDN_STATE_VK; }
 
 /* A GPU folds at once where it has no kernel that is faster so, and with few sequences. Returns a
  * context whose calls do that, or one whose fast kernels never do, so that a fold at once finds
  * rows of other calls. */
 static bool draw_at_once(const struct layer *m)
 {
-    return ring2_on_device() && (!is_fast(m) || ring2_below(2));
+    return ring2_on_device() && (!is_lazy(m) || ring2_below(2));
 }
 static gdn_ctx *ctx_of(bool at_once)
 {
     enum { ANY = 3, NEVER = 4 };
-    const char *name = "GDN_CUDA_WITHOUT", *before = getenv(name);
-    char without[128];
+    const char *name = "GDN_CUDA_WITHOUT", *given = getenv(name);
+    char before[96], without[128];
     if (at_once || !ring2_on_device()) return ring2_ctx(ANY);
-    snprintf(without, sizeof without, "%s%slazy few", before ? before : "", before ? "," : "");
-    setenv(name, without, 1);
+    snprintf(before, sizeof before, "%s", given ? given : "");
+    snprintf(without, sizeof without, "%s%slazy few", before, given ? "," : "");
+    gdn_os_set_environment(name, without);
     gdn_ctx *const ctx = ring2_ctx(NEVER);
-    if (before) without[strlen(before)] = 0;
-    if (before)
-        setenv(name, without, 1);
-    else
-        unsetenv(name);
+    gdn_os_set_environment(name, given ? before : NULL);
     return ctx;
 }
 
@@ -340,6 +337,28 @@ static void expect_kernel(const struct layer *m, bool at_once)
     CHECK(!strstr(kernel, "gdn_decode_record_forget") == is_fast(m), "kernel %s", kernel);
 }
 
+/* Accepts the tokens of a call in two steps, if the device has no other way to leave rows and there
+ * is room for them. Returns true if it has. */
+static bool drafts(const struct layer *m, const struct tokens *t, const int64_t *counts,
+                   gdn_rule_args *a)
+{
+    if (!ring2_on_device() || is_lazy(m) || m->R == 1 || ring2_below(2)) return false;
+    for (int64_t b = 0; b < B; b++)
+        if (t->slots[b] >= 0 && counts[t->slots[b]] + t->count[b] >= m->R) return false;
+    const gdn_batch *const own = a->batch;
+    gdn_batch draft = *own, slots = gdn_batch_init();
+    gdn_record_commit_args c = gdn_record_commit_args_init();
+    draft.write = GDN_WRITE_NONE, slots.read_slots = draft.read_slots;
+    c.record_k = a->record_k, c.record_u = a->record_u, c.record_g = a->record_g;
+    c.record_count = a->record_count, c.batch = &slots;
+    c.n_accepted = ring2_indices(GDN_I32, B, t->count);
+    a->batch = &draft;
+    ring2_status(ring2_ctx(3), "drafts", gdn_decode(ring2_ctx(3), a), GDN_OK);
+    a->batch = own;
+    ring2_status(ring2_ctx(3), "commit", gdn_record_commit(ring2_ctx(3), &c), GDN_OK);
+    return true;
+}
+
 /* The call with a record may write its outputs, its rows and the states of its slots. */
 static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
 {
@@ -351,6 +370,12 @@ static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
     const gdn_tensor *const all[] = { &a.state,    &a.state_scales, &a.record_k,
                                       &a.record_u, &a.record_g,     &a.record_count };
     for (int64_t p = 0; p < P; p++) before[p] = (int64_t)ring2_get(&r->lazy.count, p);
+    if (drafts(r->m, t, before, &a)) {
+        expect_counts(r, t, before, false);
+        ring2_status(ctx_of(true), "plain", gdn_decode(ctx_of(true), &plain), GDN_OK);
+        out[0] = a.out, out[1] = plain.out;
+        return;
+    }
     ring2_call_begin();
     ring2_may_write(&a.out);
     for (int64_t s = 0; s < B; s++)
@@ -463,7 +488,7 @@ static void alone(int number)
         gdn_batch batch, each;
         gdn_rule_args all = lazy_args(m, &t, &a, &batch), one = lazy_args(m, &t, &b, &each);
         const bool at_once = draw_at_once(m);
-        gdn_ctx *const alone = is_fast(m) ? ctx_of(at_once) : ring2_ctx(1);
+        gdn_ctx *const alone = is_lazy(m) ? ctx_of(at_once) : ring2_ctx(1);
         ring2_status(ctx_of(at_once), "all", gdn_decode(ctx_of(at_once), &all), GDN_OK);
         for (int64_t s = B - 1; s >= 0; s--) {
             gdn_rule_args x = one;

@@ -5,9 +5,9 @@
  * them: the rows that are pending go into the state, as in gdn_record_fold(), and the token follows
  * as in token.cuh. The count of the slot becomes 0.
  *
- * Where it is 0 already, which is any call behind the first, this is token.cuh (of states of 16
- * bits token_slots.cuh) and one load more. Else a block finds that out before it stores anything.
- * It folds its part of the state in memory and begins again.
+ * Where it is 0 already, which is any call behind the first, this is token.cuh (of k-last states
+ * of 16 bits token_slots.cuh) and one load more. Else a block finds that out before it stores
+ * anything. It folds its part of the state in memory and begins again.
  */
 #ifndef GDN_CUDA_DECODE_LAZY_FEW_CUH
 #define GDN_CUDA_DECODE_LAZY_FEW_CUH
@@ -71,8 +71,16 @@ __device__ __forceinline__ void few_place<late>::settle(const struct gdn_cu_toke
 
 /* ---- The fold -------------------------------------------------------------------------------- */
 
-/* Loads E elements of a row of record_k at `at`. */
-template <int io, int E, bool wide> GDN_DEVICE void few_load_k(float (&k)[E], const char *at)
+/* Counts the block. A thread calls it when all of the block have the count. */
+template <class Place> GDN_DEVICE void few_seen(const Place &w)
+{
+    int32_t *const count = (int32_t *)w.count();
+    const int seen = atomicAdd(count, (int)FEW_SEEN) / FEW_SEEN + 1;
+    if (seen >= (int)(gridDim.x * gridDim.y)) *count = 0;
+}
+
+/* Loads E elements of a row of record_k or record_u at `at`. */
+template <int io, int E, bool wide> GDN_DEVICE void few_load(float (&k)[E], const char *at)
 {
     uint32_t x[E / 4][4];
 #pragma unroll
@@ -104,7 +112,7 @@ GDN_DEVICE void few_add_row(float (&S)[Tile::N][Tile::C][Tile::E], const struct 
 #pragma unroll
     for (int c = 0; c < C; c++) {
         float k[E];
-        few_load_k<IO, E, wide_k>(k, row + (c * LANES + lane % LANES) * E * bytes);
+        few_load<IO, E, wide_k>(k, row + (c * LANES + lane % LANES) * E * bytes);
         if (!adds) token_forget(k, E);
 #pragma unroll
         for (int n = 0; n < N; n++) {
@@ -126,11 +134,7 @@ template <class Tile, class Place> GDN_DEVICE void few_fold(Place &w, int v)
     Tile tile;
     float S[N][C][E];
     __syncwarp(); /* all lanes have the count */
-    if (lane == 0) {
-        int32_t *const count = (int32_t *)w.count();
-        const int seen = atomicAdd(count, (int)FEW_SEEN) / FEW_SEEN + 1;
-        if (seen >= (int)(gridDim.x * gridDim.y)) *count = 0;
-    }
+    if (lane == 0) few_seen(w);
     token_load(tile, state, a.one.from_row);
 #pragma unroll
     for (int i = 0; i < N * C * E; i++)
@@ -147,7 +151,58 @@ template <class Tile, class Place> GDN_DEVICE void few_fold(Place &w, int v)
     token_store(tile, state, a.one.from_row);
 }
 
-/* ---- The kernel ------------------------------------------------------------------------------ */
+/* Puts row j of the record into a tile whose rows are k. column: the thread's first one. */
+template <class Tile>
+GDN_DEVICE void few_add_row_of_columns(float (&S)[Tile::N][Tile::E], const struct gdn_cu_lazy &a,
+                                       const struct token_place &w, int j, int column)
+{
+    enum { E = Tile::E, N = Tile::N, IO = Tile::IO };
+    const char *const k_row =
+        lazy_at(a.k, w.from, j, token_source(w.head, a.one.group_k)) + Tile::row() * a.k.bytes;
+    const char *const u_row = lazy_at(a.u, w.from, j, w.head) + column * a.u.bytes;
+    const uint32_t gate = ld_b32(lazy_at(a.g, w.from, j, w.head));
+    const float alpha = __uint_as_float(gate & 0x7fffffff);
+    float k[N], u[E];
+    if (a.k.bytes == 4)
+        few_load<IO, N, true>(k, k_row);
+    else
+        few_load<IO, N, false>(k, k_row);
+    if (a.u.bytes == 4)
+        few_load<IO, E, true>(u, u_row);
+    else
+        few_load<IO, E, false>(u, u_row);
+    if (gate >> 31) token_forget(k, N), token_forget(u, E);
+    if (alpha == 0) token_forget(&S[0][0], N * E);
+#pragma unroll
+    for (int i = 0; i < N * E; i++)
+        S[i / E][i % E] = fmaf(k[i / E], u[i % E], alpha * S[i / E][i % E]);
+}
+
+template <class Tile, class Place> GDN_DEVICE void few_fold_columns(Place &w, int column)
+{
+    enum { E = Tile::E, N = Tile::N };
+    const struct gdn_cu_lazy &a = w.record;
+    const int n = w.pending(), own = column + threadIdx.x % Tile::LANES * E;
+    char *const state =
+        token_at(a.one.from, w.from, w.head) + Tile::row() * a.one.from_row + own * (16 / E);
+    Tile tile;
+    float S[N][E];
+    __syncthreads(); /* all threads have the count */
+    if (threadIdx.x == 0) few_seen(w);
+#pragma unroll
+    for (int i = 0; i < N; i++) ld_v4(tile.S[i], state + i * a.one.from_row);
+#pragma unroll
+    for (int i = 0; i < N * E; i++) S[i / E][i % E] = tile.get(i / E, i % E);
+#pragma unroll 1
+    for (int j = 0; j < n; j++) few_add_row_of_columns<Tile>(S, a, w, j, own);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        Tile::piece::set(tile.S[i], S[i]);
+        token_store(state + i * a.one.from_row, tile.S[i]);
+    }
+}
+
+/* ---- The kernels ----------------------------------------------------------------------------- */
 
 template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy_few(const struct gdn_cu_lazy &a)
 {
@@ -163,6 +218,30 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy_few(const struc
         token_decode_rows<Tile>(a.one, again, v);
     }
 }
+
+template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy_few_kv(const struct gdn_cu_lazy &a)
+{
+    typedef token_columns<KC, dtype, io> Tile;
+    const int column = blockIdx.x * Tile::COLUMNS;
+    few_place<false> w(a);
+    if (!w.begin(a.one)) {
+        token_zero(a.one, w, column, Tile::COLUMNS, threadIdx.x);
+    } else if (!token_decode_columns<Tile>(a.one, w, column)) {
+        few_fold_columns<Tile>(w, column);
+        struct token_place again = w;
+        token_decode_columns<Tile>(a.one, again, column);
+    }
+}
+
+/* As many blocks of a multiprocessor as ptxas gives the kernels of token.cuh. */
+#define FEW_BLOCKS_kv 5
+
+#define DECODE_LAZY_FEW_KV_KERNEL(threads, name, dtype, io, KC)          \
+    extern "C" __global__ void __launch_bounds__(threads, FEW_BLOCKS_kv) \
+        name(const __grid_constant__ struct gdn_cu_lazy a)               \
+    {                                                                    \
+        decode_lazy_few_kv<KC, GDN_##dtype, GDN_##io>(a);                \
+    }
 
 #define DECODE_LAZY_FEW_KERNEL(threads, name, dtype, io, KC)                        \
     extern "C" __global__ void __launch_bounds__(threads, ONE_BLOCKS_vk(dtype, KC)) \

@@ -163,15 +163,18 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
 
 gdn_status gdn_decode_launch_lazy_few(const struct gdn_decode_call *c)
 {
-    static const enum gdn_kernel_id kernels[2][2] = {
-        { GDN_CU_decode_lazy_few_F32_BF16_128, GDN_CU_decode_lazy_few_F32_F16_128 },
-        { GDN_CU_decode_lazy_few_BF16_BF16_128, GDN_CU_decode_lazy_few_F16_F16_128 },
+    static const enum gdn_kernel_id kernels[2][2][2] = {
+        { { GDN_CU_decode_lazy_few_F32_BF16_128, GDN_CU_decode_lazy_few_F32_F16_128 },
+          { GDN_CU_decode_lazy_few_BF16_BF16_128, GDN_CU_decode_lazy_few_F16_F16_128 } },
+        { { GDN_CU_decode_lazy_few_kv_F32_BF16_128, GDN_CU_decode_lazy_few_kv_F32_F16_128 },
+          { GDN_CU_decode_lazy_few_kv_BF16_BF16_128, GDN_CU_decode_lazy_few_kv_F16_F16_128 } },
     };
     const struct gdn_cu_rule *r = c->rule;
     const struct gdn_cu_lazy a = args_of(c);
-    const int columns = FEW_BYTES / (int)gdn_dtype_bytes(c->pool->dtype);
+    const bool f16 = r->k.dtype == GDN_F16, k_first = c->pool->k_first;
+    const int columns = k_first ? TOKEN_COLUMNS : FEW_BYTES / (int)gdn_dtype_bytes(c->pool->dtype);
     const struct gdn_cuda_call call = {
-        .kernel = kernels[c->pool->dtype != GDN_F32][r->k.dtype == GDN_F16],
+        .kernel = kernels[k_first][c->pool->dtype != GDN_F32][f16],
         .grid = { r->V / columns, r->H, r->batch.B },
         .stream = c->stream,
         .args = &a,

@@ -10,4 +10,6 @@
     DECODE_LAZY_KERNEL(threads, gdn_decode_lazy_##dtype##_##io##_##KC, dtype, io, KC)
 #define GDN_KERNEL_decode_lazy_few(threads, shared, dtype, io, KC) \
     DECODE_LAZY_FEW_KERNEL(threads, gdn_decode_lazy_few_##dtype##_##io##_##KC, dtype, io, KC)
+#define GDN_KERNEL_decode_lazy_few_kv(threads, shared, dtype, io, KC) \
+    DECODE_LAZY_FEW_KV_KERNEL(threads, gdn_decode_lazy_few_kv_##dtype##_##io##_##KC, dtype, io, KC)
 #include "cuda/driver/kernels.cuh"

@@ -233,8 +233,13 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy_few_kv(const st
     }
 }
 
-/* As many blocks of a multiprocessor as ptxas gives the kernels of token.cuh. */
+/* The least blocks of a multiprocessor: on Hopper as many as ptxas gives the kernels of token.cuh.
+ * For other chips it spills then. */
+#if __CUDA_ARCH__ == 900
 #define FEW_BLOCKS_kv 5
+#else
+#define FEW_BLOCKS_kv 4
+#endif
 
 #define DECODE_LAZY_FEW_KV_KERNEL(threads, name, dtype, io, KC)          \
     extern "C" __global__ void __launch_bounds__(threads, FEW_BLOCKS_kv) \

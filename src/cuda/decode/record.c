@@ -61,6 +61,7 @@ static gdn_status forget(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has_che
         .grid = { (r->batch.B + THREADS / 32 - 1) / (THREADS / 32), 1, 1 },
         .stream = stream,
         .args = &a,
+        .overlaps = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, "record_fold", call.kernel);

@@ -78,6 +78,8 @@ GDN_DEVICE void record_forget(const struct gdn_cu_record &a)
 {
     const int lane = threadIdx.x % 32;
     const int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     if (row >= a.batch.B) return;
     const struct gdn_cu_seq s = read_sequence(a.batch, row);
     if (s.n_tokens == 0 || s.padding || s.sunk) return;

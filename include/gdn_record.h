@@ -61,12 +61,13 @@ extern "C" {
  *     GDN_WRITE_FINAL  The tokens are accepted at once (a lazy state). If c + T is less than R,
  *                      c grows by T and the state is not written. Else the call writes the state
  *                      after its tokens to the slot, and c becomes 0: the call folds. T and R are
- *                      free. Each slot has its own c. The batch has no parents and no write_slots,
- *                      and state_out is absent or state.
+ *                      free. Each slot has its own c. The batch has no parents and no
+ *                      write_slots, and state_out is absent or state. A GPU folds in each call
+ *                      where that is not slower: few sequences, T above 1, k-first states.
  *
- * With GDN_WRITE_FINAL the pending rows are sums beside the state, which is only read. Results are
- * those of plain decode to rounding. With GDN_EXACT, and rows and states of float32, they are its
- * bits. If R is 1, each call is plain decode. docs/start/lazy-states.md shows its use.
+ * Where the call does not fold, the pending rows are sums beside the state, which is only read.
+ * Results are those of plain decode to rounding. With GDN_EXACT, and rows and states of float32,
+ * they are its bits. If R is 1, each call is plain decode. docs/start/lazy-states.md shows its use.
  *
  * Other calls that read a state (for GDN_SPLIT_INVARIANT see "One set of bits"):
  *

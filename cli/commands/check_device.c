@@ -488,33 +488,37 @@ static void check_records(struct check *k)
     }
 }
 
-/* Checks tokens that records accept, of which the last case has no kernel, and a prompt. */
+/* Checks tokens that records accept: of a few sequences, which fold at once, of many, with a K that
+ * has no kernel, and in a prompt. MANY has more columns of V than `few` for 200 multiprocessors. */
 static void check_lazy(struct check *k)
 {
-    static const int64_t lengths[] = { 1, 1, 1 };
-    for (int i = 0; i < 6; i++) {
+    enum { FEW = 3, MANY = 401, KINDS = 4, OTHER = 2 * KINDS, PROMPT };
+    int64_t lengths[MANY];
+    for (int i = 0; i < MANY; i++) lengths[i] = 1;
+    for (int i = 0; i <= PROMPT; i++) {
+        const int n = i >= KINDS && i < OTHER ? MANY : FEW;
         struct case_dims d = { .Hq = 2,
                                .Hv = 4,
-                               .K = i == 4 ? 60 : 128,
+                               .K = i == OTHER ? 60 : 128,
                                .V = 64,
                                .dtype = i % 2 ? GDN_F16 : GDN_BF16,
-                               .state_dtype = i / 2 != 1 ? GDN_F32
-                                              : i % 2    ? GDN_F16
-                                                         : GDN_BF16,
+                               .state_dtype = i % KINDS < 2 ? GDN_F32
+                                              : i % 2       ? GDN_F16
+                                                            : GDN_BF16,
                                .rows = true,
                                .pooled = true };
         struct case_called each = { mark_call, k };
         struct rule_case c;
         struct comparison found = { 0 };
         char name[80];
-        snprintf(name, sizeof name, "lazy %s %s state %s %lldx%lld", i == 5 ? "prefill" : "decode",
-                 check_device_dtypes[d.dtype], check_device_dtypes[d.state_dtype], (long long)d.K,
-                 (long long)d.V);
+        snprintf(name, sizeof name, "lazy %s %s state %s %lldx%lld of %d",
+                 i == PROMPT ? "prefill" : "decode", check_device_dtypes[d.dtype],
+                 check_device_dtypes[d.state_dtype], (long long)d.K, (long long)d.V, n);
         if (!check_device_wants(k, name)) continue;
-        int code = rule_case_make(&c, &d, lengths, 3);
+        int code = rule_case_make(&c, &d, lengths, n);
         if (!code)
-            code = rule_case_check_by(&c, k->ctx, i == 5 ? lazy_prompt_case_run : lazy_case_run,
-                                      &each, &found);
+            code = rule_case_check_by(
+                &c, k->ctx, i == PROMPT ? lazy_prompt_case_run : lazy_case_run, &each, &found);
         memory_free(&c.memory);
         check_device_judge(k, name, code, &found);
     }

@@ -331,7 +331,7 @@ static void test_coverage(void)
 
 struct told {
     int n;
-    char last[512];
+    char last[512], record[512]; /* record: the last one of a call with a record */
 };
 
 /* Keeps the lines that are not the kernel's. */
@@ -340,6 +340,7 @@ static void tell(void *user, const char *line)
     struct told *t = user;
     if (strstr(line, ": gdn_") || !strncmp(line, "workspace", 9)) return;
     snprintf(t->last, sizeof t->last, "%s", line);
+    if (strstr(line, "has a record")) snprintf(t->record, sizeof t->record, "%s", line);
     t->n++;
 }
 
@@ -411,13 +412,13 @@ static void test_log(void)
 /* A call with a record, and the kernel that runs last. */
 struct lazy {
     int32_t io, state, rows, write, layout;
-    int64_t T, R, K;
+    int64_t T, R, K, heads;
     const char *kernel, *line;
 };
 
 static gdn_rule_args lazy_call(const struct lazy *l, gdn_batch *b)
 {
-    const struct logged plain = { 0, GDN_I32, l->io, 4, l->T, l->K, true, NULL };
+    const struct logged plain = { 0, GDN_I32, l->io, l->heads, l->T, l->K, true, NULL };
     gdn_rule_args a = logged_call(&plain, b);
     const int64_t H = a.state.size[1], P = a.state.size[0];
     const bool kv = l->layout == GDN_STATE_KV;
@@ -431,32 +432,48 @@ static gdn_rule_args lazy_call(const struct lazy *l, gdn_batch *b)
     return a;
 }
 
-/* Records that accept the tokens of a call have a form. Others walk, and the log says why. */
+/* Records that accept a token have forms. Others are folded first, and the log says why. */
 static void test_lazy(void)
 {
-#define WALKS(why)                                                                          \
-    "gdn_decode_record_accept",                                                             \
-        "decode: walk (token slots, token, token packed, window k128, window, warp, token " \
-        "eight, general: the call has a record; lazy: " why ")"
+#define FOLDS(kernel, why)                                                                  \
+    "gdn_decode_" kernel,                                                                   \
+        "decode: fold (token slots, token, token packed, window k128, window, warp, token " \
+        "eight, general: the call has a record; lazy few, lazy: " why ")"
+#define FEW "decode: lazy few (the call has a record)"
+#define MANY                                                                            \
+    "decode: lazy (token slots, token, token packed, window k128, window, warp, token " \
+    "eight, general: the call has a record; lazy few: more than 512 columns of V for "  \
+    "each multiprocessor)"
     static const struct lazy calls[] = {
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128,
-          "gdn_decode_lazy_F32_BF16_128", "decode: lazy (the call has a record)" },
-        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128,
-          "gdn_decode_lazy_F32_F16_128", "decode: lazy (the call has a record)" },
-        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128,
-          "gdn_decode_lazy_BF16_BF16_128", "decode: lazy (the call has a record)" },
-        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128,
-          "gdn_decode_lazy_F16_F16_128", "decode: lazy (the call has a record)" },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 2, 16, 128,
-          WALKS("T is not 1") },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 65, 128,
-          WALKS("a record has more than 64 rows") },
-        { GDN_BF16, GDN_F32, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128,
-          WALKS("rows of the record are neither float32 nor of the dtype of k") },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_KV, 1, 16, 128,
-          WALKS("states are k-first") },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 64,
-          WALKS("K is not 128") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 4,
+          "gdn_decode_lazy_few_F32_BF16_128", FEW },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 68,
+          "gdn_decode_lazy_F32_BF16_128", MANY },
+        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128, 4,
+          "gdn_decode_lazy_few_F32_F16_128", FEW },
+        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128, 68,
+          "gdn_decode_lazy_F32_F16_128", MANY },
+        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128, 4,
+          "gdn_decode_lazy_few_BF16_BF16_128", FEW },
+        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128, 68,
+          "gdn_decode_lazy_BF16_BF16_128", MANY },
+        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128, 4,
+          "gdn_decode_lazy_few_F16_F16_128", FEW },
+        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128, 68,
+          "gdn_decode_lazy_F16_F16_128", MANY },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 2, 16, 128, 4,
+          FOLDS("window_k128_vk_F32_BF16_128", "T is not 1") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 65, 128, 4,
+          FOLDS("token_vk_F32_BF16_128", "a record has more than 64 rows") },
+        { GDN_BF16, GDN_F32, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 4,
+          FOLDS("token_vk_F32_BF16_128",
+                "rows of the record are neither float32 nor of the dtype of k") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_KV, 1, 16, 128, 68,
+          "gdn_decode_lazy_few_kv_F32_BF16_128", FEW },
+        { GDN_F16, GDN_F16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_KV, 1, 16, 128, 4,
+          "gdn_decode_lazy_few_kv_F16_F16_128", FEW },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 64, 4,
+          FOLDS("token_vk_F32_BF16_64", "K is not 128") },
     };
     struct told told = { 0 };
     gdn_batch b;
@@ -468,12 +485,13 @@ static void test_lazy(void)
         ring2_status(ctx, "call", gdn_decode(ctx, &a), GDN_OK);
         CHECK(!strcmp(fake->kernel, calls[i].kernel), "call %d: %s, wanted %s", i, fake->kernel,
               calls[i].kernel);
-        CHECK(!strcmp(told.last, calls[i].line), "\"%s\", wanted \"%s\"", told.last, calls[i].line);
+        CHECK(!strcmp(told.record, calls[i].line), "\"%s\", wanted \"%s\"", told.record,
+              calls[i].line);
     }
     gdn_rule_args far = lazy_call(&calls[0], &b);
     far.record_count.dtype = GDN_I64, far.record_count.stride[0] = INT32_MAX / 8 + 1;
     ring2_status(ctx, "far", gdn_decode(ctx, &far), GDN_OK);
-    CHECK(strstr(told.last, "lazy: counts are too far apart"), "\"%s\"", told.last);
+    CHECK(strstr(told.record, "lazy few, lazy: counts are too far apart"), "\"%s\"", told.record);
     gdn_ctx_destroy(ctx);
 }
 

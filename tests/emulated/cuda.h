@@ -124,6 +124,12 @@ static inline int __reduce_max_sync(unsigned, int x)
 }
 static inline int __reduce_min_sync(unsigned m, int x) { return -__reduce_max_sync(m, -x); }
 
+template <class T> static inline T atomicAdd(T *p, T x)
+{
+    const T before = *p;
+    *p += x;
+    return before;
+}
 template <class T> static inline T atomicMax(T *p, T x) { return *p = max(*p, x); }
 template <class T> static inline T atomicOr(T *p, T x) { return *p |= x; }
 
@@ -193,6 +199,7 @@ GDN_DEVICE uint32_t ld_4_or_2(const void *p, int bytes)
 {
     return ld_b32_b16(p, bytes == 4, bytes == 2);
 }
+GDN_DEVICE uint32_t ld_b32_l2(const void *p) { return ld_b32_b16(p, true, false); }
 GDN_DEVICE void ld_word(uint32_t &x, const void *p, bool there)
 {
     if (there) x = ld_b32_b16(p, true, false);

@@ -141,15 +141,15 @@ struct gdn_cu_lazy_rows {
 };
 GDN_CU_SIZE(gdn_cu_lazy_rows, 24);
 
-/* The arguments of one token for each sequence beside a record that accepts it:
- * decode/lazy/lazy.cuh. */
+/* The arguments of one token for each sequence beside a record that accepts it: decode/lazy. The
+ * counters stand in the line of the end of `one`, so that few.cuh has them with it. */
 struct gdn_cu_lazy {
     struct gdn_cu_token one;
-    struct gdn_cu_lazy_rows k, u, g;
     char *count;                     /* a counter of each slot */
     float *memory;                   /* `step` floats for each sequence and state head */
     int32_t count_step, count_bytes; /* from slot to slot; of a counter, 4 or 8 */
     int32_t n_rows, n_places;        /* R; and rounded up to whole quads */
+    struct gdn_cu_lazy_rows k, u, g;
     int32_t n_heads, step;
     int32_t n_pairs, n_sharing, n_k_pairs; /* pairs of a head of k and one of q; state heads of a
                                               pair; pairs of a head of k */

@@ -47,26 +47,7 @@ static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int
     return a;
 }
 
-gdn_status gdn_decode_accept(const struct gdn_decode_call *c, enum gdn_kernel_id walk)
-{
-    const struct gdn_cu_rule *r = c->rule;
-    const struct gdn_cu_record a = {
-        .batch = r->batch,
-        .count = r->record_count,
-        .n_rows = r->record_rows,
-    };
-    const struct gdn_cuda_call call = {
-        .kernel = GDN_CU_decode_record_accept,
-        .grid = { (r->batch.B + THREADS - 1) / THREADS, 1, 1 },
-        .stream = c->stream,
-        .args = &a,
-    };
-    TRY(gdn_cuda_launch(c->ctx, &call));
-    const enum gdn_kernel_id kernels[] = { walk, call.kernel };
-    return gdn_cuda_note_all(c->ctx, c->op, kernels, 2);
-}
-
-/* Empties the records of slots that a gdn_prefill reads or writes. */
+/* Empties the records of slots that a call reads or writes. */
 static gdn_status forget(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has_checkpoints,
                          void *stream)
 {
@@ -81,20 +62,48 @@ static gdn_status forget(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has_che
         .grid = { (r->batch.B + THREADS / 32 - 1) / (THREADS / 32), 1, 1 },
         .stream = stream,
         .args = &a,
+        .overlaps = true,
     };
     TRY(gdn_cuda_launch(ctx, &call));
     return gdn_cuda_note(ctx, "record_fold", call.kernel);
 }
 
-gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_rule_call *c)
+/* Folds the slots that a call reads, and empties their records. */
+static gdn_status fold_first(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has_checkpoints,
+                             void *stream)
 {
-    struct gdn_cu_rule rule, fold;
-    gdn_cuda_fill_call(&rule, c);
-    fold = rule;
+    struct gdn_cu_rule fold = *r;
     fold.out.data = fold.checkpoints.data = NULL;
     fold.batch.checkpoint_pool = -1;
-    TRY(gdn_cuda_fold(ctx, &fold, c->base.stream));
-    return forget(ctx, &rule, c->pools.checkpoint_in_write, c->base.stream);
+    TRY(gdn_cuda_fold(ctx, &fold, stream));
+    return forget(ctx, r, has_checkpoints, stream);
+}
+
+gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_rule_call *c)
+{
+    struct gdn_cu_rule rule;
+    gdn_cuda_fill_call(&rule, c);
+    return fold_first(ctx, &rule, c->pools.checkpoint_in_write, c->base.stream);
+}
+
+static gdn_status decode_folded(const struct gdn_decode_call *c)
+{
+    struct gdn_cu_rule plain = *c->rule;
+    struct gdn_cuda_decode_plan plan;
+    TRY(fold_first(c->ctx, c->rule, false, c->stream));
+    plain.record_k.data = NULL;
+    gdn_cuda_decode_plan(c->ctx, c->op, &plain, &plan);
+    return gdn_cuda_decode_run(&plan, c->memory, c->stream);
+}
+
+gdn_status gdn_decode_launch_fold(const struct gdn_decode_call *c)
+{
+    struct gdn_cuda_ran ran = { .n = 0 }, *const layer = c->ctx->cuda->layer;
+    if (layer) return decode_folded(c);
+    c->ctx->cuda->layer = &ran;
+    const gdn_status status = decode_folded(c);
+    c->ctx->cuda->layer = NULL;
+    return status == GDN_OK ? gdn_cuda_note_all(c->ctx, c->op, ran.kernels, ran.n) : status;
 }
 
 /* ---- Contents, if the context checks them -------------------------------------------------- */

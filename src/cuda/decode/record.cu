@@ -73,25 +73,14 @@ GDN_DEVICE void record_count(const struct gdn_cu_record &a)
     set_count(a, slot, a.n_accepted.data ? c + n_accepted(a, row, c) : 0);
 }
 
-/* Counts the tokens of a sequence that gdn_decode has accepted; if they fill the record, it is
- * folded. A thread has a sequence. */
-GDN_DEVICE void record_accept(const struct gdn_cu_record &a)
-{
-    struct gdn_cu_seq s = {};
-    s.row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const int64_t slot = s.row < a.batch.B ? record_slot(a.batch, s.row) : -1;
-    if (slot < 0) return;
-    read_range(a.batch, s);
-    const int64_t c = record_count(a, slot) + s.n_valid;
-    if (s.n_valid > 0) set_count(a, slot, c < a.n_rows ? c : 0);
-}
-
 /* Empties the records of the slots of a sequence that gdn_prefill has computed. A warp has a
  * sequence. */
 GDN_DEVICE void record_forget(const struct gdn_cu_record &a)
 {
     const int lane = threadIdx.x % 32;
     const int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
     if (row >= a.batch.B) return;
     const struct gdn_cu_seq s = read_sequence(a.batch, row);
     if (s.n_tokens == 0 || s.padding || s.sunk) return;

@@ -26,8 +26,8 @@ enum {
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
 enum { SLOTS_BLOCKS = 64 };
 
-/* Each sequence has memory for so many rows of a record. */
-enum { LAZY_MOST_ROWS = 64 };
+/* So many columns of V for each multiprocessor wait for memory longer than for its bandwidth. */
+enum { LAZY_FEW_COLUMNS = 512 };
 
 /* ---- Strides of 32 bits -------------------------------------------------------------------- */
 
@@ -365,48 +365,45 @@ static const char *why_not_token_eight(const struct gdn_decode_call *c)
 
 /* ---- Records that accept tokens at once ------------------------------------------------------ */
 
-/* Checks that steps of a record fit 32 bits, and that rows are float32 or of dtype io. */
-static const char *why_not_record_rows(const struct gdn_record_rows *rows, int32_t io)
-{
-    if (!is_either(rows->data, rows->dtype, io))
-        return "rows of the record are neither float32 nor of the dtype of k";
-    return gdn_cuda_is_near(rows->slot, 1) && gdn_cuda_is_near(rows->row, 1) &&
-                   gdn_cuda_is_near(rows->head, 1)
-               ? NULL
-               : "a stride of the record does not fit 32 bits";
-}
-
-/* Checks that rows of a record can be read in pieces of 16 bytes. */
-static bool are_record_pieces(const struct gdn_record_rows *rows)
-{
-    return (uintptr_t)rows->data % 16 == 0 && rows->slot % 16 == 0 && rows->row % 16 == 0 &&
-           rows->head % 16 == 0;
-}
-
-static const char *why_not_record(const struct gdn_cu_rule *r)
-{
-    if (!r->record_k.data) return "the call has no record";
-    if (!gdn_decode_accepts(r)) return "the tokens are drafts";
-    if (r->record_rows < 2) return "a record has one row";
-    if (r->record_rows > LAZY_MOST_ROWS) return "a record has more than 64 rows";
-    const char *why = why_not_record_rows(&r->record_k, r->k.dtype);
-    if (!why) why = why_not_record_rows(&r->record_u, r->k.dtype);
-    if (!why) why = why_not_record_rows(&r->record_g, r->k.dtype);
-    if (!why && !are_record_pieces(&r->record_k)) why = "record_k is not aligned to 16 bytes";
-    return !why && !gdn_cuda_is_near_vector(&r->record_count) ? "counts are too far apart" : why;
-}
-
-static const char *why_not_lazy(const struct gdn_decode_call *c)
+/* Returns why no kernel of lazy/ takes the call. */
+static const char *why_not_one_of_record(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
-    const char *why = why_not_record(r);
+    const char *why = gdn_decode_why_not_record(r);
     if (!why) why = why_eight(r);
     if (!why) why = why_not_gdn(r);
     if (!why) why = c->not_near;
     if (!why) why = why_not_tiles_of_one(c);
-    if (!why && r->K != LAZY_K) why = "K is not 128";
-    if (!why && c->pool->dtype != GDN_F32 && r->V % LAZY_COLUMNS) why = "V is not a multiple of 32";
-    return !why && c->pool->k_first ? "states are k-first" : why;
+    return !why && r->K != LAZY_K ? "K is not 128" : why;
+}
+
+/* Form `lazy few` takes calls in which it saves no time not to write the states, and k-first
+ * states, which form `lazy` does not have. */
+static const char *why_not_lazy_few(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    const char *why = why_not_one_of_record(c);
+    if (!why && c->warp.read_pool <= 0) why = "no slots";
+    if (why || c->pool->k_first) return why;
+    return r->batch.B * r->H * r->V <= (int64_t)LAZY_FEW_COLUMNS * c->ctx->cuda->sm_count
+               ? NULL
+               : "more than 512 columns of V for each multiprocessor";
+}
+
+static const char *why_not_lazy(const struct gdn_decode_call *c)
+{
+    const char *why = why_not_one_of_record(c);
+    if (!why && c->pool->k_first) why = "states are k-first";
+    return !why && c->pool->dtype != GDN_F32 && c->rule->V % LAZY_COLUMNS
+               ? "V is not a multiple of 32"
+               : why;
+}
+
+/* Returns why the call is not one without a record behind a fold. */
+static const char *why_not_fold(const struct gdn_decode_call *c)
+{
+    if (!c->rule->record_k.data) return "the call has no record";
+    return gdn_decode_accepts(c->rule) ? NULL : "the tokens are drafts";
 }
 
 /* ---- Windows ------------------------------------------------------------------------------- */
@@ -482,7 +479,9 @@ static const struct decode_form {
     { GDN_CUDA_WARP, why_not_warp, gdn_decode_launch_warp, NULL },
     { GDN_CUDA_TOKEN_EIGHT, why_not_token_eight, gdn_decode_launch_token_eight, NULL },
     { GDN_CUDA_GENERAL, why_not_general, gdn_decode_launch_general, NULL },
+    { GDN_CUDA_LAZY_FEW, why_not_lazy_few, gdn_decode_launch_lazy_few, NULL },
     { GDN_CUDA_LAZY, why_not_lazy, gdn_decode_launch_lazy, gdn_decode_lazy_bytes },
+    { GDN_CUDA_FOLD, why_not_fold, gdn_decode_launch_fold, NULL },
     { GDN_CUDA_WALK, why_not_walk, gdn_decode_launch_walk, gdn_decode_walk_bytes },
 };
 
@@ -491,12 +490,13 @@ enum { N_FORMS = sizeof forms / sizeof *forms };
 /* Returns why form i does not take the call, or NULL. The last form takes every call. */
 static const char *why_not(const struct gdn_decode_call *c, int i)
 {
-    if (i < N_FORMS - 1 && gdn_cuda_is_off(c->ctx, forms[i].family)) return "it is switched off";
+    if (gdn_cuda_is_off(c->ctx, forms[i].family)) return "it is switched off";
     return forms[i].why_not(c);
 }
 
 /* Logs form i, which takes the call, and why the faster ones do not: "decode: general (head_map is
- * interleaved)", "decode: 2 runs of heads: token slots". */
+ * interleaved)", "decode: 2 runs of heads: token slots". Behind the line of a fold comes that of
+ * the call without a record, so those with a record are compared with each other. */
 static void log_choice(const struct gdn_decode_call *c, int i)
 {
     struct gdn_cuda_form list[N_FORMS];
@@ -505,7 +505,8 @@ static void log_choice(const struct gdn_decode_call *c, int i)
     for (int j = 0; j <= i; j++)
         list[j] = (struct gdn_cuda_form){ gdn_cuda_family_name(forms[j].family), why_not(c, j) };
     snprintf(op, sizeof op, c->n_runs > 1 ? "%s: %d runs of heads" : "%s", c->op, c->n_runs);
-    gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, op, list);
+    gdn_cuda_log_forms(
+        c->ctx, c->rule->record_k.data ? GDN_CUDA_RECORD_CHOICE : GDN_CUDA_DECODE_CHOICE, op, list);
 }
 
 /* ---- The family ----------------------------------------------------------------------------- */

@@ -15,14 +15,14 @@ enum {
     FEW_TOKENS = 4      /* tokens of a window */
 };
 
-/* Counts the tokens of a gdn_decode whose record accepts them. walk: the kernel before. */
-gdn_status gdn_decode_accept(const struct gdn_decode_call *c, enum gdn_kernel_id walk);
-
 /* Returns true if a record accepts the tokens of the call at once (a lazy state). */
 static inline bool gdn_decode_accepts(const struct gdn_cu_rule *r)
 {
     return r->record_k.data && r->batch.write == GDN_WRITE_FINAL;
 }
+
+/* Returns why the kernels of lazy/ do not take the record. */
+const char *gdn_decode_why_not_record(const struct gdn_cu_rule *r);
 
 /* Applies records to their states. Of the rule, only sizes, pool and record are set. */
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
@@ -40,6 +40,8 @@ gdn_status gdn_decode_launch_channels_token(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels_few(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_lazy_few(const struct gdn_decode_call *c);
+gdn_status gdn_decode_launch_fold(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c);
 
 /* Return the bytes of memory that these two forms take. */

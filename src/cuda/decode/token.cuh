@@ -526,6 +526,7 @@ GDN_DEVICE bool token_decode_columns(const struct gdn_cu_token &a, Place &w, int
     __syncwarp();
     columns_read(sh.parts[0][i / 32], sh.parts[1][i / 32], tile, sh.k, sh.q);
     __syncthreads();
+    if (!w.real()) return false;
     if (has) {
         const float o = token_column(sh.u[i], sh, a, alpha, beta, token_half<Tile::IO>(value));
         if (a.out.data)

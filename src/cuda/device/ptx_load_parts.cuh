@@ -81,6 +81,15 @@ GDN_DEVICE void ld_v2(uint32_t (&x)[2], const void *p)
     asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(p));
 }
 
+/* Returns a word as it is in the L2 cache. The L1 cache keeps nothing of it: a load behind
+ * griddepcontrol_wait() must not find there what this one found before it. */
+GDN_DEVICE uint32_t ld_b32_l2(const void *p)
+{
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
 /* Reads one word of each line of the arguments. A line has 64 bytes, and its first read takes some
  * 75 cycles. Reads one after the other would add up; these are 25 cycles apart. await_arguments()
  * waits for them by a branch, which keeps the assembler from moving loads to the other side. Its or

@@ -13,8 +13,8 @@ static const char *const names[GDN_CUDA_N_FAMILIES] = {
     GDN_CUDA_FAMILIES(NAME)
 };
 
-/* The families that a context can do without: all but the last one, which takes every call. */
-enum { N_OPTIONAL = GDN_CUDA_N_FAMILIES - 1 };
+/* The families that a context can do without: all but the last two. */
+enum { N_OPTIONAL = GDN_CUDA_N_FAMILIES - 2 };
 
 const char *gdn_cuda_family_name(enum gdn_cuda_family family) { return names[family]; }
 

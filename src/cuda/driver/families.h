@@ -14,7 +14,8 @@
 /* X(number, name). sm90: every kernel for Hopper alone; and clusters, and launches that overlap.
  * portable prefill: the form on tensor cores (prefill/select.c). Those of gradients: the same
  * (backward/select.c). channels: chunks with a gate per key channel (prefill/channels). The others
- * are forms of gdn_decode (decode/select.c), whose last one takes every call. */
+ * are forms of gdn_decode (decode/select.c). The last two take every call: one those with records
+ * that accept tokens, the other all. */
 #define GDN_CUDA_FAMILIES(X)                    \
     X(SM90, "sm90")                             \
     X(PORTABLE_PREFILL, "portable prefill")     \
@@ -30,7 +31,9 @@
     X(WARP, "warp")                             \
     X(TOKEN_EIGHT, "token eight")               \
     X(GENERAL, "general")                       \
+    X(LAZY_FEW, "lazy few")                     \
     X(LAZY, "lazy")                             \
+    X(FOLD, "fold")                             \
     X(WALK, "walk")
 
 enum gdn_cuda_family {

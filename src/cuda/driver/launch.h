@@ -41,6 +41,7 @@ struct gdn_cuda_ran {
 enum { GDN_CUDA_CHOICE = 512 }; /* characters of a line about a choice of kernels */
 enum gdn_cuda_choice {
     GDN_CUDA_DECODE_CHOICE,
+    GDN_CUDA_RECORD_CHOICE,
     GDN_CUDA_PREFILL_CHOICE,
     GDN_CUDA_SUMMARY_CHOICE,
     GDN_CUDA_BACKWARD_CHOICE,

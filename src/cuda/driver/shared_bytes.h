@@ -13,10 +13,11 @@ enum { GDN_CU_CHUNKS_64 = 54784, GDN_CU_CHUNKS_128 = 80896 };
 /* T and P of chunks, by mma.sync. */
 enum { GDN_CU_CHUNKS_BYTES = 49152 };
 
-/* Rows of a record, as 16-bit factors. The kernel ahead uses none of its bytes: a multiprocessor
- * divides its memory for each kernel anew, and two kernels are there at a time only if they want
- * the same division. */
-enum { GDN_CU_LAZY_BYTES = 11264, GDN_CU_LAZY_ROWS_BYTES = 24576 };
+/* A part of a state of 16 bits, or rows of a record as 16-bit factors; WIDE: of a record in
+ * float32. The kernel ahead uses none of its bytes: a multiprocessor divides its memory for each
+ * kernel anew, and two kernels are there at a time only if they want the same division. */
+enum { GDN_CU_LAZY_BYTES = 8704, GDN_CU_LAZY_WIDE_BYTES = 11264 };
+enum { GDN_CU_LAZY_ROWS_F32_BYTES = 20480, GDN_CU_LAZY_ROWS_BYTES = 29696 };
 
 /* Gradients in float32. */
 enum { GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };

@@ -6,8 +6,11 @@
  * in float64.
  */
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "core/os/program.h"
 #include "gdn_record.h"
 #include "ring2.h"
 #include "ring2_device.h"
@@ -42,13 +45,14 @@ static const struct layer {
     { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 32, 32, 7, 1, 0 },
     { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 32, 20, 9, 1, 0 },
     { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, 0, { 2, 2, 4 }, 1, 8, 5, 0, 0 },
-    { GDN_F32, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 2, 2, 4 }, 128, 128, 16, 0, GDN_BF16 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 1, 1, 2 }, 128, 128, 16, 0, GDN_BF16 },
     { GDN_F32, GDN_BF16, GDN_STATE_VK, 0, 0, 0, { 2, 1, 2 }, 128, 64, 9, 0, GDN_BF16 },
     { GDN_F32, GDN_F16, GDN_STATE_VK, 0, 0, 0, { 1, 2, 6 }, 128, 16, 37, 0, GDN_F16 },
-    { GDN_BF16, GDN_BF16, GDN_STATE_VK, 0, 0, 0, { 2, 2, 4 }, 128, 128, 16, 0, GDN_BF16 },
+    { GDN_BF16, GDN_BF16, GDN_STATE_VK, 0, 0, 0, { 1, 1, 3 }, 128, 128, 16, 0, GDN_BF16 },
     { GDN_BF16, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 4, 2, 2 }, 128, 96, 33, 0, GDN_BF16 },
     { GDN_F16, GDN_F16, GDN_STATE_VK, 0, 0, 0, { 1, 1, 3 }, 128, 32, 2, 0, GDN_F16 },
     { GDN_BF16, GDN_BF16, GDN_STATE_KV, 0, 0, 0, { 2, 2, 4 }, 128, 64, 16, 0, GDN_BF16 },
+    { GDN_F32, GDN_F32, GDN_STATE_KV, 0, 0, 0, { 2, 1, 2 }, 128, 64, 9, 0, GDN_F16 },
 };
 enum { N_LAYERS = sizeof layers / sizeof *layers };
 
@@ -284,12 +288,39 @@ static void between(struct run *r)
 
 /* ---- Many calls ---- */
 
-static void expect_counts(const struct run *r, const struct tokens *t, const int64_t *before)
+/* Return true if a GPU has a kernel for the layer, and if it has one that does not fold at once. */
+static bool is_fast(const struct layer *m) { return ring2_on_device() && m->io; }
+static bool is_lazy(const struct layer *m) { return is_fast(m) && m->layout == GDN_STATE_VK; }
+
+/* A GPU folds at once where it has no kernel that is faster so, and with few sequences. Returns a
+ * context whose calls do that, or one whose fast kernels never do, so that a fold at once finds
+ * rows of other calls. */
+static bool draw_at_once(const struct layer *m)
+{
+    return ring2_on_device() && (!is_lazy(m) || ring2_below(2));
+}
+static gdn_ctx *ctx_of(bool at_once)
+{
+    enum { ANY = 3, NEVER = 4 };
+    const char *name = "GDN_CUDA_WITHOUT", *given = getenv(name);
+    char before[96], without[128];
+    if (at_once || !ring2_on_device()) return ring2_ctx(ANY);
+    snprintf(before, sizeof before, "%s", given ? given : "");
+    snprintf(without, sizeof without, "%s%slazy few", before, given ? "," : "");
+    gdn_os_set_environment(name, without);
+    gdn_ctx *const ctx = ring2_ctx(NEVER);
+    gdn_os_set_environment(name, given ? before : NULL);
+    return ctx;
+}
+
+static void expect_counts(const struct run *r, const struct tokens *t, const int64_t *before,
+                          bool at_once)
 {
     for (int64_t b = 0; b < B; b++) {
         if (t->slots[b] < 0) continue;
         const int64_t c = before[t->slots[b]] + t->count[b];
-        const int64_t want = t->count[b] == 0 ? before[t->slots[b]] : c >= r->m->R ? 0 : c;
+        const bool folds = at_once || c >= r->m->R;
+        const int64_t want = t->count[b] == 0 ? before[t->slots[b]] : folds ? 0 : c;
         const int64_t got = (int64_t)ring2_get(&r->lazy.count, t->slots[b]);
         CHECK(got == want, "slot %d counts %d rows, wanted %d", (int)t->slots[b], (int)got,
               (int)want);
@@ -297,36 +328,67 @@ static void expect_counts(const struct run *r, const struct tokens *t, const int
 }
 
 /* Checks that a call that is made for it takes the fast kernel. */
-static void expect_kernel(const struct layer *m)
+static void expect_kernel(const struct layer *m, bool at_once)
 {
-    const bool fast = m->io && m->layout == GDN_STATE_VK;
-    const char *kernel = gdn_last_kernel(ring2_ctx(3));
-    CHECK(!ring2_on_device() || !strstr(kernel, "gdn_decode_lazy_") == !fast, "kernel %s", kernel);
+    const char *kernel = gdn_last_kernel(ctx_of(at_once));
+    if (!ring2_on_device()) return;
+    CHECK(!strstr(kernel, "gdn_decode_lazy_") == !is_fast(m), "kernel %s", kernel);
+    CHECK(!strstr(kernel, "gdn_decode_lazy_few_") == !(is_fast(m) && at_once), "kernel %s", kernel);
+    CHECK(!strstr(kernel, "gdn_decode_record_forget") == is_fast(m), "kernel %s", kernel);
+}
+
+/* Accepts the tokens of a call in two steps, if the device has no other way to leave rows and there
+ * is room for them. Returns true if it has. */
+static bool drafts(const struct layer *m, const struct tokens *t, const int64_t *counts,
+                   gdn_rule_args *a)
+{
+    if (!ring2_on_device() || is_lazy(m) || m->R == 1 || ring2_below(2)) return false;
+    for (int64_t b = 0; b < B; b++)
+        if (t->slots[b] >= 0 && counts[t->slots[b]] + t->count[b] >= m->R) return false;
+    const gdn_batch *const own = a->batch;
+    gdn_batch draft = *own, slots = gdn_batch_init();
+    gdn_record_commit_args c = gdn_record_commit_args_init();
+    draft.write = GDN_WRITE_NONE, slots.read_slots = draft.read_slots;
+    c.record_k = a->record_k, c.record_u = a->record_u, c.record_g = a->record_g;
+    c.record_count = a->record_count, c.batch = &slots;
+    c.n_accepted = ring2_indices(GDN_I32, B, t->count);
+    a->batch = &draft;
+    ring2_status(ring2_ctx(3), "drafts", gdn_decode(ring2_ctx(3), a), GDN_OK);
+    a->batch = own;
+    ring2_status(ring2_ctx(3), "commit", gdn_record_commit(ring2_ctx(3), &c), GDN_OK);
+    return true;
 }
 
 /* The call with a record may write its outputs, its rows and the states of its slots. */
 static void call(struct run *r, const struct tokens *t, gdn_tensor out[2])
 {
     gdn_batch b, plain_batch;
+    const bool at_once = draw_at_once(r->m);
     int64_t before[P];
     gdn_rule_args a = lazy_args(r->m, t, &r->lazy, &b);
     gdn_rule_args plain = args_of(r->m, t, &r->plain, &plain_batch);
     const gdn_tensor *const all[] = { &a.state,    &a.state_scales, &a.record_k,
                                       &a.record_u, &a.record_g,     &a.record_count };
     for (int64_t p = 0; p < P; p++) before[p] = (int64_t)ring2_get(&r->lazy.count, p);
+    if (drafts(r->m, t, before, &a)) {
+        expect_counts(r, t, before, false);
+        ring2_status(ctx_of(true), "plain", gdn_decode(ctx_of(true), &plain), GDN_OK);
+        out[0] = a.out, out[1] = plain.out;
+        return;
+    }
     ring2_call_begin();
     ring2_may_write(&a.out);
     for (int64_t s = 0; s < B; s++)
         for (int i = 0; t->slots[s] >= 0 && t->count[s] > 0 && i < 6; i++) {
-            const bool folds = before[t->slots[s]] + t->count[s] >= r->m->R;
+            const bool folds = at_once || before[t->slots[s]] + t->count[s] >= r->m->R;
             if (!all[i]->data || (folds ? i >= 2 && i <= 4 : i < 2)) continue;
             const gdn_tensor one = ring2_narrow(all[i], 0, t->slots[s], 1);
             ring2_may_write(&one);
         }
-    ring2_status(ring2_ctx(3), "lazy", gdn_decode(ring2_ctx(3), &a), GDN_OK);
+    ring2_status(ctx_of(at_once), "lazy", gdn_decode(ctx_of(at_once), &a), GDN_OK);
     ring2_call_end();
-    expect_kernel(r->m);
-    expect_counts(r, t, before);
+    expect_kernel(r->m, at_once);
+    expect_counts(r, t, before, at_once);
     ring2_status(ring2_ctx(3), "plain", gdn_decode(ring2_ctx(3), &plain), GDN_OK);
     out[0] = a.out, out[1] = plain.out;
 }
@@ -416,7 +478,9 @@ static void alone(int number)
         const struct tokens t = draw(m, MOST);
         gdn_batch batch, each;
         gdn_rule_args all = lazy_args(m, &t, &a, &batch), one = lazy_args(m, &t, &b, &each);
-        ring2_status(ring2_ctx(3), "all", gdn_decode(ring2_ctx(3), &all), GDN_OK);
+        const bool at_once = draw_at_once(m);
+        gdn_ctx *const alone = is_lazy(m) ? ctx_of(at_once) : ring2_ctx(1);
+        ring2_status(ctx_of(at_once), "all", gdn_decode(ctx_of(at_once), &all), GDN_OK);
         for (int64_t s = B - 1; s >= 0; s--) {
             gdn_rule_args x = one;
             gdn_tensor *const rows[] = { &x.q, &x.k, &x.v, &x.g, &x.beta, &x.out, &x.write_gate };
@@ -425,7 +489,7 @@ static void alone(int number)
             its.read_slots = ring2_narrow(&its.read_slots, 0, s, 1);
             if (its.token_count.data) its.token_count = ring2_narrow(&its.token_count, 0, s, 1);
             x.batch = &its;
-            ring2_status(ring2_ctx(1), "one", gdn_decode(ring2_ctx(1), &x), GDN_OK);
+            ring2_status(alone, "one", gdn_decode(alone, &x), GDN_OK);
         }
         ring2_expect_bits("out", &one.out, &all.out);
         ring2_expect_bits("state", &b.s.state, &a.s.state);
@@ -495,12 +559,13 @@ static void outside(int number)
         const gdn_tensor *const written[] = { &a.out,         &a.state,    &a.state_scales,
                                               &a.record_k,    &a.record_u, &a.record_g,
                                               &a.record_count };
+        const bool at_once = draw_at_once(m);
         ring2_call_begin();
         for (int j = 0; j < 7; j++)
             if (written[j]->data) ring2_may_write(written[j]);
-        ring2_status(ring2_ctx(3), "lazy", gdn_decode(ring2_ctx(3), &a), GDN_OK);
+        ring2_status(ctx_of(at_once), "lazy", gdn_decode(ctx_of(at_once), &a), GDN_OK);
         ring2_call_end();
-        expect_kernel(m);
+        expect_kernel(m, at_once);
         fold(m, &z, P + ring2_below(P));
     }
 }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * lazy.cuh for states of 16 bits, with tensor cores. A warp, which is a block, has 32 rows of v,
- * 8 KB of a state. Lane 4 g + t loads pieces 4 p + t, p = 0 to 3, of rows 8 i + g, i = 0 to 3. As
- * they lie in registers they are left factors of mma.sync. Elements of k come there in another
- * order than in memory; the right factors have the same order, so the sums are the same.
+ * 8 KB of a state. They come to shared memory by copies behind its back. Held in registers on their
+ * way, they would leave room for a third fewer blocks, and so for fewer bytes on their way.
+ *
+ * Lane 4 g + t has pieces 4 p + t, p = 0 to 3, of rows 8 i + g, i = 0 to 3, and reads no others. As
+ * they lie in memory they are left factors of mma.sync. Elements of k come there in another order
+ * than in memory; the right factors have the same order, so the sums are the same.
  *
  * The columns of the right factor are k and q in turn. So every lane of a row gets its p and z, and
  * each takes those of one row: row 8 t + g.
@@ -18,11 +21,6 @@
 extern __shared__ __align__(128) char gdn_shared[];
 
 enum { HALF_ROWS = 32, HALF_PIECES = 4, HALF_LINES = 4 };
-
-/* [line][piece], see above */
-struct half_tile {
-    uint32_t S[HALF_LINES][HALF_PIECES][4];
-};
 
 GDN_DEVICE int half_line(void) { return threadIdx.x / 4; }
 GDN_DEVICE int half_own(void) { return threadIdx.x % 4 * 8 + threadIdx.x / 4; }
@@ -40,38 +38,64 @@ template <int dtype> GDN_DEVICE uint32_t half_pair(float low, float high)
     return dtype == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
 }
 
-/* Computes p and z of the lane's own row, with raw k and q. right: k in even columns of the right
- * factor, q in odd ones. */
-template <int dtype>
-GDN_DEVICE void half_read(float &p, float &z, const struct half_tile &tile,
-                          const uint32_t (&right)[HALF_PIECES][4])
+/* Sixteen rows of a record, the last of which may be the token itself, as factors of 16 bits: u
+ * times decays, and k if it is float32, in two parts. k: [row][piece 4 p][pair i of lane t], so
+ * that eight elements side by side are those of a product; k of 16 bits has no second part. Rows
+ * are apart by odd multiples of 16 bytes. */
+struct half_rows {
+    alignas(16) uint16_t u[2][LAZY_ROWS][40];
+    alignas(16) uint32_t k[2][LAZY_ROWS][68];
+};
+
+/* First a token and its state: [line][piece][lane], see above; k and q, by pieces. Then rows, for a
+ * fold. */
+struct half_token {
+    alignas(16) uint32_t S[HALF_LINES][HALF_PIECES][32][4], kq[2][16][4];
+};
+union half_shared {
+    struct half_token token;
+    struct half_rows rows;
+};
+static_assert(sizeof(union half_shared) == GDN_CU_LAZY_WIDE_BYTES &&
+                  sizeof(struct half_token) == GDN_CU_LAZY_BYTES &&
+                  (int)offsetof(struct half_rows, k[1]) <= (int)GDN_CU_LAZY_BYTES,
+              "as it is launched");
+
+/* Begins to copy the lane's pieces of a state, the first of them at `state`, and one of k or q. */
+GDN_DEVICE void half_copy(struct half_token &sh, const char *state, int step, const char *kq)
+{
+    const int lane = threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < HALF_LINES * HALF_PIECES; i++)
+        copy_async<16>(shared_address(sh.S[i / HALF_PIECES][i % HALF_PIECES][lane]),
+                       state + mad_wide(i / HALF_PIECES * 8, step, i % HALF_PIECES * 64), 16);
+    copy_async<16>(shared_address(sh.kq[lane / 16][lane % 16]), kq, 16);
+    copy_commit();
+}
+
+/* Computes p and z of the lane's own row, with raw k and q. These are the even and the odd columns
+ * of the right factor. */
+template <int dtype> GDN_DEVICE void half_read(float &p, float &z, const struct half_token &sh)
 {
     float sums[2][4] = {};
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int c = 0; c < HALF_PIECES; c++) {
+        const uint4 right = *(const uint4 *)sh.kq[half_line() % 2][threadIdx.x % 4 + 4 * c];
 #pragma unroll
-        for (int j = 0; j < 2 * HALF_PIECES; j++) {
-            const int c = j / 2, e = j % 2 * 2;
-            const uint32_t(&upper)[4] = tile.S[2 * i][c], (&lower)[4] = tile.S[2 * i + 1][c];
-            const uint32_t left[4] = { upper[e], lower[e], upper[e + 1], lower[e + 1] };
-            half_mma<dtype>(sums[i], left, right[c][e], right[c][e + 1]);
+        for (int i = 0; i < 2; i++) {
+            const uint4 x = *(const uint4 *)sh.S[2 * i][c][threadIdx.x];
+            const uint4 y = *(const uint4 *)sh.S[2 * i + 1][c][threadIdx.x];
+            const uint32_t first[4] = { x.x, y.x, x.y, y.y }, second[4] = { x.z, y.z, x.w, y.w };
+            half_mma<dtype>(sums[i], first, right.x, right.y);
+            half_mma<dtype>(sums[i], second, right.z, right.w);
         }
+    }
     const int line = threadIdx.x % 4;
     p = line % 2 ? (line / 2 ? sums[1][2] : sums[0][2]) : (line / 2 ? sums[1][0] : sums[0][0]);
     z = line % 2 ? (line / 2 ? sums[1][3] : sums[0][3]) : (line / 2 ? sums[1][1] : sums[0][1]);
 }
 
 /* ---- The fold -------------------------------------------------------------------------------- */
-
-/* Sixteen rows of a record, the last of which may be the token itself, as factors of 16 bits: u
- * times decays, and k if it is float32, in two parts. k: [row][piece 4 p][pair i of lane t], so
- * that eight elements side by side are those of a product. Rows are apart by odd multiples of 16
- * bytes. */
-struct half_rows {
-    alignas(16) uint32_t k[2][LAZY_ROWS][68];
-    alignas(16) uint16_t u[2][LAZY_ROWS][40];
-};
-static_assert(sizeof(struct half_rows) == GDN_CU_LAZY_BYTES, "as it is launched");
 
 template <int dtype> GDN_DEVICE void half_split(uint32_t &high, uint32_t &low, float x, float y)
 {
@@ -175,7 +199,7 @@ GDN_DEVICE void half_stage(struct half_rows &sh, const struct gdn_cu_lazy &a,
         for (int e = 0; e < 2; e++) {
             sh.k[0][own][at + (lane % 2 * 2 + e) * 4] = half_pair<dtype>(
                 power * token_element<dtype>(x[e], 0), power * token_element<dtype>(x[e], 1));
-            sh.k[1][own][at + (lane % 2 * 2 + e) * 4] = 0;
+            if (a.k.bytes == 4) sh.k[1][own][at + (lane % 2 * 2 + e) * 4] = 0;
         }
         half_split<dtype>(high, low, u, 0);
         sh.u[0][own][lane] = (uint16_t)high, sh.u[1][own][lane] = (uint16_t)low;
@@ -208,36 +232,37 @@ GDN_DEVICE void half_add_product(float (&S)[4][4], const struct half_rows &sh,
     }
 }
 
-/* Puts the staged rows into 16 rows of v of the state, times a decay. u: at their first column. */
+/* Puts the staged rows into a quarter of the state, times a decay: 16 rows of v, from line 2 m on,
+ * by pieces 4 c + t and the next four. More at a time would not fit the registers. */
 template <int dtype>
-GDN_DEVICE void half_fold_lines(char *state, int step, const uint16_t *u,
-                                const struct half_rows &sh, float decay, bool wide)
+GDN_DEVICE void half_fold_part(char *state, int step, const struct half_rows &sh, float decay,
+                               int m, int c, bool wide)
 {
-    uint32_t x[2][HALF_PIECES][4], high[4], low[4];
+    uint32_t x[2][2][4], high[4], low[4];
     const int lane = threadIdx.x;
+    state += mad_wide(16 * m, step, 64 * c);
 #pragma unroll
-    for (int i = 0; i < 2 * HALF_PIECES; i++)
-        ld_keep_v4(x[i / HALF_PIECES][i % HALF_PIECES],
-                   state + mad_wide(i / HALF_PIECES * 8, step, i % HALF_PIECES * 64), decay != 0);
-    const uint32_t at = shared_address(u + (lane % 8 + lane / 16 * 8) * 40 + lane / 8 % 2 * 8);
+    for (int i = 0; i < 4; i++)
+        ld_keep_v4(x[i / 2][i % 2], state + mad_wide(i / 2 * 8, step, i % 2 * 64), decay != 0);
+    const uint32_t at =
+        shared_address(&sh.u[0][lane % 8 + lane / 16 * 8][16 * m + lane / 8 % 2 * 8]);
     load_matrices_turned(high, at);
     load_matrices_turned(low, at + (uint32_t)sizeof sh.u[0]);
 #pragma unroll
-    for (int c = 0; c < HALF_PIECES; c++) {
+    for (int n = 0; n < 2; n++) {
         float S[4][4];
 #pragma unroll
         for (int e = 0; e < 16; e++)
             S[e % 8 / 2][e / 8 * 2 + e % 2] =
-                decay * token_element<dtype>(x[e / 8][c][e % 8 / 2], e);
-        half_add_product<dtype>(S, sh, high, low, c, wide);
+                decay * token_element<dtype>(x[e / 8][n][e % 8 / 2], e);
+        half_add_product<dtype>(S, sh, high, low, c + n, wide);
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            x[e / 4][c][e % 4] = half_pair<dtype>(S[e % 4][e / 4 * 2], S[e % 4][e / 4 * 2 + 1]);
+            x[e / 4][n][e % 4] = half_pair<dtype>(S[e % 4][e / 4 * 2], S[e % 4][e / 4 * 2 + 1]);
     }
 #pragma unroll
-    for (int i = 0; i < 2 * HALF_PIECES; i++)
-        token_store(state + mad_wide(i / HALF_PIECES * 8, step, i % HALF_PIECES * 64),
-                    x[i / HALF_PIECES][i % HALF_PIECES]);
+    for (int i = 0; i < 4; i++)
+        token_store(state + mad_wide(i / 2 * 8, step, i % 2 * 64), x[i / 2][i % 2]);
 }
 
 /* Puts all rows of the record, and the token, into the state, sixteen at a time. It is read again,
@@ -255,35 +280,74 @@ GDN_DEVICE void half_fold(char *state, struct half_rows &sh, const struct gdn_cu
     for (int j0 = 0; j0 <= f.count; j0 += LAZY_ROWS, decay = 1) {
         half_stage<dtype>(sh, a, w, f, decays, of_column, v, j0);
 #pragma unroll 1
-        for (int m = 0; m < 2; m++)
-            half_fold_lines<dtype>(state + mad_wide(16 * m, step, 0), step, &sh.u[0][0][16 * m], sh,
-                                   decay, a.k.bytes == 4);
+        for (int i = 0; i < 4; i++)
+            half_fold_part<dtype>(state, step, sh, decay, i / 2, i % 2 * 2, a.k.bytes == 4);
     }
 }
 
 /* ---- The token ------------------------------------------------------------------------------- */
 
+/* Adds u of the rows that count, times their weights, sixteen at a time. Lane 4 g + t has columns
+ * 8 t + e of rows 8 i + g. u: at the lane's columns of row 0. */
+template <int dtype, bool wide>
+GDN_DEVICE void half_add_rows(float (&p)[8], float (&z)[8], const char *u, int step,
+                              const float *weights, const struct lazy_facts &f)
+{
+    enum { PARTS = wide ? 2 : 1 };
+#pragma unroll 1
+    for (int j = f.first + half_line(); j < f.count + half_line(); j += LAZY_ROWS) {
+        uint32_t x[2][PARTS][4], w[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const bool there = j + 8 * i < f.count;
+            ld_keep_v2(w[i], weights + 2 * (j + 8 * i), there);
+#pragma unroll
+            for (int n = 0; n < PARTS; n++)
+                ld_keep_v4(x[i][n], u + mad_wide(j + 8 * i, step, 16 * n), there);
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int e = i % 8;
+            const uint32_t(&parts)[PARTS][4] = x[i / 8];
+            const float ue = wide ? __uint_as_float(parts[e / 4 % PARTS][e % 4])
+                                  : token_element<dtype>(parts[0][e / 2], e);
+            p[e] = fmaf(__uint_as_float(w[i / 8][0]), ue, p[e]);
+            z[e] = fmaf(__uint_as_float(w[i / 8][1]), ue, z[e]);
+        }
+    }
+}
+
+/* Computes these sums of the lane's own column. */
+template <int dtype>
+GDN_DEVICE void half_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,
+                              const struct token_place &w, const float *weights,
+                              const struct lazy_facts &f, int v)
+{
+    float ps[8] = {}, zs[8] = {};
+    const char *const u = lazy_at(a.u, w.from, 0, w.head) + (v + threadIdx.x % 4 * 8) * a.u.bytes;
+    if (a.u.bytes == 4)
+        half_add_rows<dtype, true>(ps, zs, u, a.u.row, weights, f);
+    else
+        half_add_rows<dtype, false>(ps, zs, u, a.u.row, weights, f);
+    halve<4>(ps, 16), halve<4>(zs, 16);
+    halve<2>(ps, 8), halve<2>(zs, 8);
+    halve<1>(ps, 4), halve<1>(zs, 4);
+    p = ps[0], z = zs[0];
+}
+
 template <int dtype>
 GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token_place &w, int v,
                                  struct lazy_facts f, bool early)
 {
-    struct half_rows &sh = *(struct half_rows *)gdn_shared;
+    union half_shared &sh = *(union half_shared *)gdn_shared;
     const struct gdn_cu_token &o = a.one;
     float *const memory = lazy_memory(a, w);
     const int lane = threadIdx.x, own = v + half_own(), at = lane % 4 * 16;
-    uint32_t right[HALF_PIECES][4];
-    struct half_tile tile;
     float p, z, rows_p, rows_z;
     char *const state = token_at(o.from, w.from, w.head) + (v + half_line()) * o.from_row + at;
-#pragma unroll
-    for (int i = 0; i < HALF_LINES * HALF_PIECES; i++)
-        ld_v4(tile.S[i / HALF_PIECES][i % HALF_PIECES],
-              state + mad_wide(i / HALF_PIECES * 8, o.from_row, i % HALF_PIECES * 64));
-    const char *const column = half_line() % 2
-                                   ? token_at(o.q, w.row, token_source(w.head, o.group_q))
-                                   : token_at(o.k, w.row, token_source(w.head, o.group_k));
-#pragma unroll
-    for (int c = 0; c < HALF_PIECES; c++) ld_v4(right[c], column + at + c * 64);
+    const char *const kq = lane < 16 ? token_at(o.k, w.row, token_source(w.head, o.group_k))
+                                     : token_at(o.q, w.row, token_source(w.head, o.group_q));
+    half_copy(sh.token, state, o.from_row, kq + lane % 16 * 16);
     const uint32_t value =
         ld_b32_b16(token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2, false, true);
     lazy_request_rows(a, w, v);
@@ -291,15 +355,18 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
         griddepcontrol_wait();
         f = lazy_load_facts(memory);
     }
-    lazy_sum_rows<dtype, 1>(rows_p, rows_z, a, w, lazy_weights(memory), f, own);
-    if (__builtin_expect(f.decay == 0, 0)) token_forget(&tile.S[0][0][0], sizeof tile / 4);
-    half_read<dtype>(p, z, tile, right);
+    half_sum_rows<dtype>(rows_p, rows_z, a, w, lazy_weights(memory), f, v);
+    copy_wait<0>();
+    __syncwarp();
+    half_read<dtype>(p, z, sh.token);
+    if (__builtin_expect(f.decay == 0, 0)) p = z = 0; /* the state is forgotten, NaN or not */
     const float u = rule_u(f.beta, token_half<dtype>(value), fmaf(f.k, p, rows_p));
     if (o.out.data)
         token_store_half<dtype>(token_at(o.out, w.row, w.head) + own * 2,
                                 rule_o(f.kq, fmaf(f.q, z, rows_z), u));
     if (lazy_appends<dtype>(a, w, f.count, own, u)) return;
-    half_fold<dtype>(state, sh, a, w, f, lazy_decays(memory, a), u * half_rest(f.key), v);
+    f = lazy_load_facts(memory); /* again, so that no token keeps them in registers for this */
+    half_fold<dtype>(state, sh.rows, a, w, f, lazy_decays(memory, a), u * half_rest(f.key), v);
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches the two kernels of lazy.cuh: one token of each sequence, accepted beside a record. */
+/* Launches one token of each sequence, accepted beside a record: the two kernels of lazy.cuh, or
+ * the one of few.cuh for a few sequences. */
 #include "cuda/decode/select.h"
 #include "cuda/driver/shared_bytes.h"
 
@@ -9,11 +10,50 @@ enum {
     PER_ROW = 3,      /* numbers of each row */
     COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
     COLUMNS_HALF = LAZY_COLUMNS,
-    LINE = 128,        /* bytes */
-    EARLY_BLOCKS = 16, /* of the second kernel, on a multiprocessor at a time */
-    AHEAD_ROWS = 16,   /* as many as the first kernel has under way at a time */
-    AHEAD_HEADS = 8    /* for each multiprocessor */
+    FEW_BYTES = 32, /* of the columns of V that a block of few.cuh has */
+    LINE = 128,     /* bytes */
+    EARLY_F32 = 16, /* blocks of the second kernel on a multiprocessor at a time */
+    EARLY_HALF = 24,
+    AHEAD_ROWS = 16, /* as many as the first kernel has under way at a time */
+    AHEAD_HEADS = 8, /* for each multiprocessor */
+    RECORD_ROWS = 64 /* of a record, for which that kernel has memory */
 };
+
+/* ---- What the kernels take ------------------------------------------------------------------- */
+
+/* Checks that steps of a record fit 32 bits, and that rows are float32 or of dtype io. */
+static const char *why_not_rows(const struct gdn_record_rows *rows, int32_t io)
+{
+    if (rows->dtype != GDN_F32 && rows->dtype != io)
+        return "rows of the record are neither float32 nor of the dtype of k";
+    return gdn_cuda_is_near(rows->slot, 1) && gdn_cuda_is_near(rows->row, 1) &&
+                   gdn_cuda_is_near(rows->head, 1)
+               ? NULL
+               : "a stride of the record does not fit 32 bits";
+}
+
+/* Checks that rows of a record can be read in pieces of 16 bytes. */
+static bool are_pieces(const struct gdn_record_rows *rows)
+{
+    return (uintptr_t)rows->data % 16 == 0 && rows->slot % 16 == 0 && rows->row % 16 == 0 &&
+           rows->head % 16 == 0;
+}
+
+const char *gdn_decode_why_not_record(const struct gdn_cu_rule *r)
+{
+    if (!r->record_k.data) return "the call has no record";
+    if (!gdn_decode_accepts(r)) return "the tokens are drafts";
+    if (r->record_rows < 2) return "a record has one row";
+    if (r->record_rows > RECORD_ROWS) return "a record has more than 64 rows";
+    const char *why = why_not_rows(&r->record_k, r->k.dtype);
+    if (!why) why = why_not_rows(&r->record_u, r->k.dtype);
+    if (!why) why = why_not_rows(&r->record_g, r->k.dtype);
+    if (!why && (!are_pieces(&r->record_k) || !are_pieces(&r->record_u)))
+        why = "record_k or record_u is not aligned to 16 bytes";
+    return !why && !gdn_cuda_is_near_vector(&r->record_count) ? "counts are too far apart" : why;
+}
+
+/* ---- Arguments ------------------------------------------------------------------------------- */
 
 static int32_t places_of(const struct gdn_cu_rule *r)
 {
@@ -79,9 +119,11 @@ static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
         .ahead = is_ahead(c),
         .n_parts = r->V / columns_of(c),
         .row_lines = r->K * (int32_t)gdn_dtype_bytes(c->pool->dtype) / LINE,
-        .n_early = EARLY_BLOCKS * c->ctx->cuda->sm_count,
+        .n_early = (c->pool->dtype == GDN_F32 ? EARLY_F32 : EARLY_HALF) * c->ctx->cuda->sm_count,
     };
 }
+
+/* ---- Launches -------------------------------------------------------------------------------- */
 
 gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
 {
@@ -93,20 +135,22 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
     };
     const struct gdn_cu_rule *r = c->rule;
     const struct gdn_cu_lazy a = args_of(c);
-    const bool f16 = r->k.dtype == GDN_F16;
+    const bool f16 = r->k.dtype == GDN_F16, f32 = c->pool->dtype == GDN_F32;
     const int warps = THREADS / 32;
     const struct gdn_cuda_call first = {
         .kernel = rows[f16],
         .grid = { (a.n_pairs + warps - 1) / warps, r->batch.B, 1 },
-        .shared_bytes = GDN_CU_LAZY_ROWS_BYTES,
+        .shared_bytes = f32 ? GDN_CU_LAZY_ROWS_F32_BYTES : GDN_CU_LAZY_ROWS_BYTES,
         .stream = c->stream,
         .args = &a,
         .overlaps = true,
     };
     const struct gdn_cuda_call second = {
-        .kernel = tokens[c->pool->dtype != GDN_F32][f16],
+        .kernel = tokens[!f32][f16],
         .grid = { a.n_parts, r->H, r->batch.B },
-        .shared_bytes = c->pool->dtype == GDN_F32 ? 0 : GDN_CU_LAZY_BYTES,
+        .shared_bytes = f32                            ? 0
+                        : r->record_k.dtype == GDN_F32 ? GDN_CU_LAZY_WIDE_BYTES
+                                                       : GDN_CU_LAZY_BYTES,
         .stream = c->stream,
         .args = &a,
         .overlaps = true,
@@ -115,4 +159,27 @@ gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
     TRY(gdn_cuda_launch(c->ctx, &first));
     TRY(gdn_cuda_launch(c->ctx, &second));
     return gdn_cuda_note_all(c->ctx, c->op, kernels, 2);
+}
+
+gdn_status gdn_decode_launch_lazy_few(const struct gdn_decode_call *c)
+{
+    static const enum gdn_kernel_id kernels[2][2][2] = {
+        { { GDN_CU_decode_lazy_few_F32_BF16_128, GDN_CU_decode_lazy_few_F32_F16_128 },
+          { GDN_CU_decode_lazy_few_BF16_BF16_128, GDN_CU_decode_lazy_few_F16_F16_128 } },
+        { { GDN_CU_decode_lazy_few_kv_F32_BF16_128, GDN_CU_decode_lazy_few_kv_F32_F16_128 },
+          { GDN_CU_decode_lazy_few_kv_BF16_BF16_128, GDN_CU_decode_lazy_few_kv_F16_F16_128 } },
+    };
+    const struct gdn_cu_rule *r = c->rule;
+    const struct gdn_cu_lazy a = args_of(c);
+    const bool f16 = r->k.dtype == GDN_F16, k_first = c->pool->k_first;
+    const int columns = k_first ? TOKEN_COLUMNS : FEW_BYTES / (int)gdn_dtype_bytes(c->pool->dtype);
+    const struct gdn_cuda_call call = {
+        .kernel = kernels[k_first][c->pool->dtype != GDN_F32][f16],
+        .grid = { r->V / columns, r->H, r->batch.B },
+        .stream = c->stream,
+        .args = &a,
+        .overlaps = true,
+    };
+    TRY(gdn_cuda_launch(c->ctx, &call));
+    return gdn_cuda_note(c->ctx, c->op, call.kernel);
 }

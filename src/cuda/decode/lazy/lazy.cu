@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decode of one token of each sequence beside a record that accepts it. */
+#include "cuda/decode/lazy/few.cuh"
 #include "cuda/decode/lazy/lazy.cuh"
 
 #define GDN_IMAGE_decode_lazy GDN_THIS_IMAGE
@@ -7,4 +8,8 @@
     DECODE_LAZY_ROWS_KERNEL(threads, gdn_decode_lazy_rows_##io##_##KC, io, KC)
 #define GDN_KERNEL_decode_lazy(threads, shared, dtype, io, KC) \
     DECODE_LAZY_KERNEL(threads, gdn_decode_lazy_##dtype##_##io##_##KC, dtype, io, KC)
+#define GDN_KERNEL_decode_lazy_few(threads, shared, dtype, io, KC) \
+    DECODE_LAZY_FEW_KERNEL(threads, gdn_decode_lazy_few_##dtype##_##io##_##KC, dtype, io, KC)
+#define GDN_KERNEL_decode_lazy_few_kv(threads, shared, dtype, io, KC) \
+    DECODE_LAZY_FEW_KV_KERNEL(threads, gdn_decode_lazy_few_kv_##dtype##_##io##_##KC, dtype, io, KC)
 #include "cuda/driver/kernels.cuh"

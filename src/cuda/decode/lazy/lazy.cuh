@@ -214,11 +214,14 @@ template <int KC, int dtype, int io> GDN_DEVICE void decode_lazy(const struct gd
     }
 }
 
-#define DECODE_LAZY_KERNEL(threads, name, dtype, io, KC)      \
-    extern "C" __global__ void __launch_bounds__(threads, 16) \
-        name(const __grid_constant__ struct gdn_cu_lazy a)    \
-    {                                                         \
-        decode_lazy<KC, GDN_##dtype, GDN_##io>(a);            \
+/* The least blocks of a multiprocessor. Those of 16 bits fill its shared memory. */
+#define LAZY_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 16 : 24)
+
+#define DECODE_LAZY_KERNEL(threads, name, dtype, io, KC)                      \
+    extern "C" __global__ void __launch_bounds__(threads, LAZY_BLOCKS(dtype)) \
+        name(const __grid_constant__ struct gdn_cu_lazy a)                    \
+    {                                                                         \
+        decode_lazy<KC, GDN_##dtype, GDN_##io>(a);                            \
     }
 
 #endif

@@ -187,16 +187,21 @@ GDN_DEVICE float2 lazy_leave_head(const struct gdn_cu_lazy &a, const struct toke
 
 /* ---- The kernel ------------------------------------------------------------------------------ */
 
-/* Requests the part of a state that a block of the second kernel reads. It goes to the L2 cache
- * while this kernel waits for rows. */
+/* Requests the part of a state that a block of the second kernel reads, before the kernel ahead has
+ * ended: it goes to the L2 cache while the last states of that one come. If that one writes slots,
+ * the slot may be old here. Then it is another slot's state that comes, in vain. */
 GDN_DEVICE void lazy_request_state(const struct gdn_cu_lazy &a, int block)
 {
     enum { LINE = 128, LINES = 64 /* 8 KB */ };
-    struct token_place w;
-    w.head = block / a.n_parts % a.n_heads;
-    w.row = block / a.n_parts / a.n_heads;
-    if (w.row >= (int)gridDim.y || !token_slots(w, a.one)) return;
-    const char *const state = token_at(a.one.from, w.from, w.head);
+    const struct gdn_cu_token &o = a.one;
+    const int head = block / a.n_parts % a.n_heads, sequence = block / a.n_parts / a.n_heads;
+    if (sequence >= (int)gridDim.y) return;
+    int slot = sequence;
+    if (o.read_slots) {
+        slot = (int)ld_b32_l2(o.read_slots + sequence * o.read_step);
+        if (slot < o.first_slot || slot >= o.read_pool) return;
+    }
+    const char *const state = token_at(o.from, slot, head);
     const int row = block % a.n_parts * (LINES / a.row_lines);
 #pragma unroll
     for (int i = threadIdx.x % 32; i < LINES; i += 32)
@@ -229,6 +234,7 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
     struct token_place w;
     w.row = blockIdx.y;
     w.head = pair * a.n_sharing;
+    lazy_request_state(a, (blockIdx.y * gridDim.x + blockIdx.x) * WARPS + threadIdx.x / 32);
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     if (pair >= a.n_pairs) return;
@@ -251,7 +257,6 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
         last = (n - 1) / LAZY_ROWS * LAZY_ROWS;
     }
     uint32_t gate = lazy_gate(a, mine, last, n);
-    lazy_request_state(a, (blockIdx.y * gridDim.x + blockIdx.x) * WARPS + threadIdx.x / 32);
     float kk = 0, qq = 0, kq = 0;
 #pragma unroll
     for (int e = 0; e < 4; e++) {

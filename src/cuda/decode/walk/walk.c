@@ -4,14 +4,17 @@
 #include "batch/tree.h"
 #include "cuda/decode/select.h"
 
-enum { TREE_TOKEN_BYTES = 6 * 4 + 8 /* a node and a visit (tree.cuh) */ };
+enum {
+    TREE_TOKEN_BYTES = 6 * 4 + 8, /* a node and a visit (tree.cuh) */
+    BLOCKS = 4                    /* of a multiprocessor at a time, at most */
+};
 
 /* Plans a tree: the most tokens of a sequence, and the memory for its states. */
 static void plan_tree(const gdn_ctx *ctx, struct gdn_cu_walk *a, int64_t *n_blocks)
 {
     const struct gdn_cu_rule *r = &a->decode.rule;
     const int64_t T = r->batch.cu_seqlens.data ? r->batch.N : r->batch.T;
-    const int64_t most = 4 * (int64_t)ctx->cuda->sm_count; /* blocks at a time, at most */
+    const int64_t most = BLOCKS * (int64_t)ctx->cuda->sm_count;
     const int64_t tile = (int64_t)sizeof(float) * GENERAL_COLUMNS * (64 << gdn_decode_size(r->K));
     a->most_tokens = T < r->batch.parents.n_columns ? T : r->batch.parents.n_columns;
     a->n_levels = gdn_tree_levels(a->most_tokens) - 1;
@@ -67,14 +70,14 @@ gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c)
     int64_t n_blocks;
     struct gdn_cu_walk a = walk_args(c->ctx, c->rule, &n_blocks);
     a.memory = c->memory;
-    TRY(launch(c->ctx, c->op, &a, n_blocks, c->stream));
-    return gdn_decode_accepts(c->rule) ? gdn_decode_accept(c, kernel_of(c->rule)) : GDN_OK;
+    return launch(c->ctx, c->op, &a, n_blocks, c->stream);
 }
 
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream)
 {
     int64_t n_blocks;
     struct gdn_cu_walk a = walk_args(ctx, args, &n_blocks);
+    const int64_t most = BLOCKS * (int64_t)ctx->cuda->sm_count;
     a.fold = true;
-    return launch(ctx, "record_fold", &a, n_blocks, stream);
+    return launch(ctx, "record_fold", &a, n_blocks < most ? n_blocks : most, stream);
 }

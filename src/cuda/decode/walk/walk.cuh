@@ -8,8 +8,7 @@
  * also stored in memory, in the place of its level, for the tokens that come later.
  *
  * A record is applied to the state before the first token. gdn_record_fold is a walk without
- * tokens, which stores the state in its own slot. If a record accepts the tokens at once, they
- * become rows, or else, where they fill the record, the state is stored.
+ * tokens, which stores the state in its own slot.
  */
 #ifndef GDN_CUDA_DECODE_WALK_CUH
 #define GDN_CUDA_DECODE_WALK_CUH
@@ -165,8 +164,7 @@ template <class Tile, int KC> GDN_DEVICE void find_record(struct walk<Tile, KC> 
     const struct gdn_cu_seq &s = m.sh.decode.work.seq;
     m.record = r.record_k.data && !s.sunk && !s.padding ? s.read : -1;
     m.count = m.record < 0 ? 0 : clamp64(load_index(r.record_count, m.record), 0, r.record_rows);
-    m.appends = m.record >= 0 && (r.batch.write == GDN_WRITE_NONE || s.n_valid == 0 ||
-                                  m.count + s.n_valid < r.record_rows);
+    m.appends = m.record >= 0 && r.batch.write == GDN_WRITE_NONE;
 }
 
 /* load_gates() loads the gates of a row of a record as number i of the window; store_gates() stores
@@ -404,15 +402,30 @@ GDN_DEVICE void walk_piece(const struct gdn_cu_walk &a, struct walk_shared<Tile,
     zero_tokens(r, w, w.seq.n_valid, w.seq.n_tokens - w.seq.n_before);
 }
 
+/* Returns true if there is something to do for a piece: a fold wants rows in its slot. */
+GDN_DEVICE bool is_piece(const struct gdn_cu_walk &a, int64_t piece)
+{
+    const struct gdn_cu_rule &r = a.decode.rule;
+    if (piece >= a.n_pieces || !a.fold) return piece < a.n_pieces;
+    const int64_t slot = read_start(r.batch, piece / (r.H * a.decode.n_parts));
+    return slot >= 0 && slot < r.batch.read_pool && load_index(r.record_count, slot) > 0;
+}
+
+/* The lanes of each warp look at 32 pieces at a time: mostly no slot has rows. */
 template <class Tile, int KC> GDN_DEVICE void walk_all(const struct gdn_cu_walk &a)
 {
     __shared__ struct walk_shared<Tile, KC> sh;
+    const int64_t step = gridDim.x;
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 #pragma unroll 1
-    for (int64_t piece = blockIdx.x; piece < a.n_pieces; piece += gridDim.x) {
-        walk_piece<Tile, KC>(a, sh, piece);
-        __syncthreads();
+    for (int64_t first = blockIdx.x; first < a.n_pieces; first += 32 * step) {
+        unsigned some = __ballot_sync(0xffffffff, is_piece(a, first + threadIdx.x % 32 * step));
+#pragma unroll 1
+        for (; some; some &= some - 1) {
+            walk_piece<Tile, KC>(a, sh, first + (__ffs((int)some) - 1) * step);
+            __syncthreads();
+        }
     }
 }
 

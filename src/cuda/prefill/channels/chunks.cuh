@@ -30,9 +30,9 @@
 /* ---- Factors of a level, as rows of tiles --------------------------------------------------- */
 
 /* Puts token t as row e f into one tile, and q f into another, at the lane's place. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_row(int t, char *k, char *q,
-                                                                       float2 f) const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_row(int t, char *k, char *q,
+                                                                      float2 f) const
 {
     const uint32_t word = pairs::pair(f.x, f.y);
     *(uint32_t *)k = pairs::times(e(t), word);
@@ -43,9 +43,9 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_row(int t, ch
 
 /* Level s has blocks of 2 s tokens, s rows by s columns. put_level_rows() puts eight rows of e,
  * then eight of q. put_level_columns() puts eight columns, as rows too. */
-template <int io, int deep, bool b_rows>
+template <int io, int deep, bool own_e>
 template <int s>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_level_rows(char *rows) const
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_level_rows(char *rows) const
 {
     char *const own = rows + 4 * lane;
 #pragma unroll
@@ -59,9 +59,9 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_level_rows(ch
         }
     }
 }
-template <int io, int deep, bool b_rows>
+template <int io, int deep, bool own_e>
 template <int s>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_level_columns(char *rows) const
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_level_columns(char *rows) const
 {
     char *const own = rows + 4 * lane;
 #pragma unroll
@@ -77,9 +77,9 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_level_columns
     }
 }
 
-template <int io, int deep, bool b_rows>
+template <int io, int deep, bool own_e>
 template <int s>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::own_level()
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::own_level()
 {
     const char *const rows = sh.own[warp];
     put_level_rows<s>(sh.own[warp]);
@@ -109,8 +109,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::own_level()
 
 /* Adds up the halves of the channels: the blocks on the diagonals of L and P. Zeros go beside
  * these. The sums wait in registers, because L has the place of the halves. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::join_diagonal()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::join_diagonal()
 {
     enum { THREADS = 32 * GROUPS * shared::halves, EACH = CHUNK * 8 / THREADS };
     float2 sum[EACH][2] = {};
@@ -136,8 +136,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::join_diagonal()
 /* ---- Levels of the block --------------------------------------------------------------------- */
 
 /* Returns the product of all gates of groups [from, to). */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ float2 chunk_maker<io, deep, b_rows>::total(int from, int to) const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ float2 chunk_maker<io, deep, own_e>::total(int from, int to) const
 {
     float2 f = make_float2(1, 1);
 #pragma unroll
@@ -150,9 +150,9 @@ __device__ __forceinline__ float2 chunk_maker<io, deep, b_rows>::total(int from,
 
 /* put_rows() puts the warp's tokens times f as rows, in order; put_columns() puts them as columns,
  * from the last one on. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_rows(char *k, char *q,
-                                                                        float2 f) const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_rows(char *k, char *q,
+                                                                       float2 f) const
 {
 #pragma unroll
     for (int t = 0; t < 16; t++) {
@@ -160,8 +160,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_rows(char *k,
         put_row(t, k + t * shared::row + 2 * channel, q + t * shared::row + 2 * channel, f);
     }
 }
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_columns(char *k, float2 f) const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_columns(char *k, float2 f) const
 {
 #pragma unroll
     for (int t = 15; t >= 0; t--) {
@@ -172,9 +172,9 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_columns(char 
 }
 
 /* Puts two sums of a row into L or P. Above the diagonal there are zeros. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_sums(bool is_p, int i, int j,
-                                                                        float u, float v) const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_sums(bool is_p, int i, int j,
+                                                                       float u, float v) const
 {
     const float row = is_p ? sh.scales.p[i] : sh.scales.l[i];
     const float2 k = *(const float2 *)(sh.scales.column + j);
@@ -188,8 +188,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_sums(bool is_
 }
 
 /* Computes two blocks of L and two of P, of 16 x 16. A warp has 8 columns of one at a time. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::level_16()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::level_16()
 {
     char *const own = sh.level.k + 16 * group * shared::row;
     const float2 one = make_float2(1, 1);
@@ -231,8 +231,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::level_16()
 }
 
 /* Computes a block of L and one of P, of 32 x 32. A warp has 16 x 16 of one at a time. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::level_32()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::level_32()
 {
     char *const own = sh.level.k + 16 * group * shared::row;
     if (group >= 2)
@@ -264,8 +264,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::level_32()
 }
 
 /* Computes L and P for any gates, and stores K~, Q~ and K^. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::make_levels()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::make_levels()
 {
     float2 *const own = (float2 *)sh.own[warp] + lane;
     const bool begun = begin_gates(own, 32);
@@ -313,8 +313,8 @@ template <int threads> GDN_DEVICE void store_square(char *to, const char *from, 
 }
 
 /* Computes T from L by four warps. Others, if there are any, store P meanwhile. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::make_T(char *P)
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::make_T(char *P)
 {
     if (warp < GROUPS) {
         invert_diagonal<CHUNK>(sh.square, sh.inverse.diagonal, warp);
@@ -326,8 +326,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::make_T(char *P)
 }
 
 /* Stores K~, Q~ and K^. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::store_keys() const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::store_keys() const
 {
     enum { MATRIX = CHUNK * deep * 2 };
     char *const own = record + half * TILE + 16 * group * 128;
@@ -405,9 +405,9 @@ GDN_DEVICE void store_written(chunks_shared<deep> &sh, char *to, const struct gd
 }
 
 /* Returns a thread's share of a chunk and a head. */
-template <int io, int deep, bool b_rows>
-GDN_DEVICE chunk_maker<io, deep, b_rows>
-share_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh, char *record, int head)
+template <int io, int deep, bool own_e>
+GDN_DEVICE chunk_maker<io, deep, own_e> share_chunk(const struct gdn_cu_rule &r,
+                                                    chunks_shared<deep> &sh, char *record, int head)
 {
     enum { HALVES = chunks_shared<deep>::halves };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp % HALVES;
@@ -417,13 +417,13 @@ share_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh, char *record, 
 }
 
 /* Makes the record of the chunk in shared memory. */
-template <int io, int deep, bool b_rows>
+template <int io, int deep, bool own_e>
 GDN_DEVICE void make_chunk_of(const struct gdn_cu_rule &r, chunks_shared<deep> &sh, char *record,
                               int head)
 {
-    chunk_maker<io, deep, b_rows> m = share_chunk<io, deep, b_rows>(r, sh, record, head);
+    chunk_maker<io, deep, own_e> m = share_chunk<io, deep, own_e>(r, sh, record, head);
     bool is_mild = false;
-    if constexpr (io == GDN_BF16 && !b_rows) is_mild = m.can_be_mild() && m.make_mild();
+    if constexpr (io == GDN_BF16 && !own_e) is_mild = m.can_be_mild() && m.make_mild();
     if (!is_mild) m.make_levels();
     if (threadIdx.x < deep)
         sh.factors.decay[threadIdx.x] = sh.total[0][threadIdx.x] * sh.total[1][threadIdx.x] *

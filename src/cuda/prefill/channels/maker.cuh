@@ -65,13 +65,14 @@ template <int deep> struct chunks_shared {
 static_assert(sizeof(chunks_shared<64>) <= GDN_CU_CHUNKS_64, "chunks_shared");
 static_assert(sizeof(chunks_shared<128>) <= GDN_CU_CHUNKS_128, "chunks_shared");
 
-/* A lane's two channels of its warp's 16 tokens. bk: b k, if b has channels. */
-template <bool b_rows> struct chunk_rows {
-    uint32_t k[16], q[16], bk[b_rows ? 16 : 1];
+/* A lane's two channels of its warp's 16 tokens. e is in bk if it has words of its own (own_e);
+ * else it is k. */
+template <bool own_e> struct chunk_rows {
+    uint32_t k[16], q[16], bk[own_e ? 16 : 1];
     float a[16][2];
 };
 
-template <int io, int deep, bool b_rows> struct chunk_maker {
+template <int io, int deep, bool own_e> struct chunk_maker {
     typedef mma_tiles<io> tiles;
     typedef typename tiles::pairs pairs;
     typedef chunks_shared<deep> shared;
@@ -82,13 +83,13 @@ template <int io, int deep, bool b_rows> struct chunk_maker {
     int head, lane, warp, group, half;
     int channel; /* the first of two */
     int n;       /* tokens of the warp that exist; 0 if the channels are beyond K */
-    chunk_rows<b_rows> x;
+    chunk_rows<own_e> x;
 
     /* Returns the number in the chunk of the warp's token t. */
     __device__ __forceinline__ int token(int t) const { return 16 * group + t; }
     __device__ __forceinline__ bool has(int t) const { return t < n; }
     /* Returns the words of e. */
-    __device__ __forceinline__ uint32_t e(int t) const { return b_rows ? x.bk[t] : x.k[t]; }
+    __device__ __forceinline__ uint32_t e(int t) const { return own_e ? x.bk[t] : x.k[t]; }
 
     __device__ __forceinline__ void load_keys(uint32_t (&to)[16], const struct gdn_rows &rows,
                                               int n_heads) const;
@@ -130,10 +131,10 @@ template <int io, int deep, bool b_rows> struct chunk_maker {
 
 /* ---- Loads --------------------------------------------------------------------------------- */
 
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void
-chunk_maker<io, deep, b_rows>::load_keys(uint32_t (&to)[16], const struct gdn_rows &rows,
-                                         int n_heads) const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::load_keys(uint32_t (&to)[16],
+                                                                        const struct gdn_rows &rows,
+                                                                        int n_heads) const
 {
     const char *at =
         row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), source_head(r, head, n_heads)) +
@@ -146,11 +147,11 @@ chunk_maker<io, deep, b_rows>::load_keys(uint32_t (&to)[16], const struct gdn_ro
 /* Returns a from its logarithm. */
 GDN_DEVICE float gate_factor(float g) { return gate_forgets(g) ? 0 : ex2_approx(g * 1.44269504f); }
 
-/* Begins to copy the lane's gates to shared memory as they lie in memory, two for each token, `step`
- * pairs apart. Returns false if the two do not lie side by side. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ bool chunk_maker<io, deep, b_rows>::begin_gates(float2 *own,
-                                                                           int step) const
+/* Begins to copy the lane's gates to shared memory as they lie in memory, two for each token,
+ * `step` pairs apart. Returns false if the two do not lie side by side. */
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ bool chunk_maker<io, deep, own_e>::begin_gates(float2 *own,
+                                                                          int step) const
 {
     const struct gdn_rows &rows = r.g;
     const int bytes = rows.dtype == GDN_F32 ? 4 : 2;
@@ -170,9 +171,9 @@ __device__ __forceinline__ bool chunk_maker<io, deep, b_rows>::begin_gates(float
 }
 
 /* Converts the lane's gates to pairs of floats. Raw gates become logarithms. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::expand_gates(float2 *own, int step,
-                                                                            bool begun) const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::expand_gates(float2 *own, int step,
+                                                                           bool begun) const
 {
     const struct gdn_rows &rows = r.g;
     const int64_t next = r.family.g_channel; /* 0: the head has one gate */
@@ -206,8 +207,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::expand_gates(floa
 }
 
 /* Computes a from the lane's gates. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::finish_gates(bool begun)
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::finish_gates(bool begun)
 {
     float2 *const own = (float2 *)sh.own[warp] + lane;
     expand_gates(own, 32, begun);
@@ -237,12 +238,12 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::finish_gates(bool
 }
 
 /* Loads b, if it is one number per head, and w. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::load_betas()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::load_betas()
 {
     const int t = threadIdx.x;
     if (t >= CHUNK) return;
-    const bool counts = t < sh.chunk.n, rows = b_rows;
+    const bool counts = t < sh.chunk.n, rows = r.family.beta_rows;
     const float beta = counts && !rows ? family_b(r, sh.chunk.seq, sh.chunk.t0 + t, head, 0, 0) : 0;
     const float w = r.family.write.data || rows ? 1 : beta;
     sh.scales.l[t] = counts && rows ? 1 : beta;
@@ -260,9 +261,9 @@ GDN_DEVICE bool is_mild_length(float square)
 /* ---- Numbers of tokens ----------------------------------------------------------------------- */
 
 /* Keeps the diagonals of products of the warp's tokens. */
-template <int io, int deep, bool b_rows>
+template <int io, int deep, bool own_e>
 __device__ __forceinline__ void
-chunk_maker<io, deep, b_rows>::keep_diagonals(const mma_block (&sum)[3])
+chunk_maker<io, deep, own_e>::keep_diagonals(const mma_block (&sum)[3])
 {
     if (lane / 8 != lane % 4) return; /* the lane has no element of a diagonal */
 #pragma unroll
@@ -274,8 +275,8 @@ chunk_maker<io, deep, b_rows>::keep_diagonals(const mma_block (&sum)[3])
 }
 
 /* Computes the diagonals of K K^T, Q Q^T and Q K^T, over the warp's channels. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::measure()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::measure()
 {
     enum { BYTES = 16 * 128 };
     char *const own = (char *)sh.square + warp * BYTES;
@@ -304,8 +305,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::measure()
 
 /* Computes the factors of rows and columns. A thread has a token. Returns true if its key and its
  * query are mild. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ bool chunk_maker<io, deep, b_rows>::scale_tokens()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ bool chunk_maker<io, deep, own_e>::scale_tokens()
 {
     const int t = threadIdx.x;
     float sum[3] = {}, k = 1, q = 1;
@@ -339,8 +340,8 @@ template <class pairs> GDN_DEVICE uint32_t scale_word(uint32_t word, float low, 
 }
 
 /* Scales keys and queries to length one. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::normalise()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::normalise()
 {
     const float *const k = sh.sums[0][0] + token(0), *const q = sh.sums[0][1] + token(0);
 #pragma unroll
@@ -356,26 +357,32 @@ GDN_DEVICE bool has_beta_words(const struct gdn_cu_rule &r)
     const struct gdn_rows &b = r.beta;
     const uint64_t at =
         (uint64_t)(uintptr_t)b.data | (uint64_t)b.batch | (uint64_t)b.token | (uint64_t)b.head;
-    return b.data && b.dtype != GDN_F32 && r.family.beta_channel == 2 && at % 4 == 0;
+    return r.family.beta_rows && b.data && b.dtype != GDN_F32 && r.family.beta_channel == 2 &&
+           at % 4 == 0;
 }
 
 /* Begins to load these words into the place of e. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::begin_e()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::begin_e()
 {
-    if constexpr (b_rows)
+    if constexpr (own_e)
         if (has_beta_words(r)) load_keys(x.bk, r.beta, r.H);
 }
 
 /* Computes e. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::make_e()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::make_e()
 {
-    if constexpr (!b_rows) return;
+    if constexpr (!own_e) return;
+    if (!r.family.beta_rows) {
+#pragma unroll
+        for (int t = 0; t < (own_e ? 16 : 0); t++) x.bk[t] = x.k[t];
+        return;
+    }
     const bool words = has_beta_words(r);
     uint32_t *const own = (uint32_t *)sh.own[warp] + lane;
 #pragma unroll
-    for (int t = 0; t < (b_rows ? 16 : 0); t++) own[32 * t] = x.k[t], own[32 * (16 + t)] = x.bk[t];
+    for (int t = 0; t < (own_e ? 16 : 0); t++) own[32 * t] = x.k[t], own[32 * (16 + t)] = x.bk[t];
     bool erases = false; /* b changes the state, even if w is 0 */
 #pragma unroll 1
     for (int t = 0; t < 16; t++) {
@@ -394,7 +401,7 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::make_e()
     }
     if (erases) sh.factors.busy = BUSY;
 #pragma unroll
-    for (int t = 0; t < (b_rows ? 16 : 0); t++) x.bk[t] = own[32 * t];
+    for (int t = 0; t < (own_e ? 16 : 0); t++) x.bk[t] = own[32 * t];
     __syncwarp();
 }
 

@@ -34,17 +34,17 @@ GDN_DEVICE bool has_pieces(const struct gdn_rows &rows)
 }
 
 /* Returns the lane's two gates of the warp's first token. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ float2 *chunk_maker<io, deep, b_rows>::gates() const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ float2 *chunk_maker<io, deep, own_e>::gates() const
 {
     return (float2 *)(sh.mild.columns + 16 * group * shared::column + half * 256) + lane;
 }
 
 /* Begins to copy the warp's part of rows; zeros where there are none. */
-template <int io, int deep, bool b_rows>
+template <int io, int deep, bool own_e>
 __device__ __forceinline__ void
-chunk_maker<io, deep, b_rows>::begin_rows_of(char *to, const struct gdn_rows &rows,
-                                             int n_heads) const
+chunk_maker<io, deep, own_e>::begin_rows_of(char *to, const struct gdn_rows &rows,
+                                            int n_heads) const
 {
     const int piece = lane % 8 * 8, first = lane / 8, column = 64 * half + piece;
     const char *at =
@@ -57,8 +57,8 @@ chunk_maker<io, deep, b_rows>::begin_rows_of(char *to, const struct gdn_rows &ro
         copy_async<16>(place, t < count ? at : (const char *)rows.data, t < count ? 16 : 0);
 }
 
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::begin_mild() const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::begin_mild() const
 {
     begin_rows_of(sh.mild.rows[0], r.k, r.Hk);
     begin_rows_of(sh.mild.rows[1], r.q.data ? r.q : r.k, r.q.data ? r.Hq : r.Hk);
@@ -67,8 +67,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::begin_mild() cons
 }
 
 /* Returns true if keys, queries and gates can be copied as they lie. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ bool chunk_maker<io, deep, b_rows>::can_be_mild() const
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ bool chunk_maker<io, deep, own_e>::can_be_mild() const
 {
     const int bytes = r.g.dtype == GDN_F32 ? 4 : 2;
     const uint64_t g = (uint64_t)(uintptr_t)r.g.data | (uint64_t)r.g.batch | (uint64_t)r.g.token |
@@ -81,8 +81,8 @@ __device__ __forceinline__ bool chunk_maker<io, deep, b_rows>::can_be_mild() con
 
 /* Replaces gates by the products from each token to the reference, or from that to the token.
  * Returns true if they are mild. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ bool chunk_maker<io, deep, b_rows>::relate_gates()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ bool chunk_maker<io, deep, own_e>::relate_gates()
 {
     const bool before = group % 2 == 0, linear = r.gate == GDN_GATE_LINEAR;
     constexpr int step = shared::column / 8;
@@ -107,8 +107,8 @@ __device__ __forceinline__ bool chunk_maker<io, deep, b_rows>::relate_gates()
 }
 
 /* Computes the diagonals of K K^T, Q Q^T and Q K^T, over the warp's channels. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::measure_mild()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::measure_mild()
 {
     const uint32_t at = shared_address(sh.mild.rows[0]) + token(0) * shared::row + 128 * half +
                         tiles::lane(shared::row);
@@ -132,8 +132,8 @@ GDN_DEVICE void load_four(float (&to)[4], const float *from)
 }
 
 /* Replaces keys and queries by rows, and the factors by columns, and stores K~, Q~ and K^. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::put_mild()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_mild()
 {
     enum { MATRIX = CHUNK * deep * 2 };
     const bool before = group % 2 == 0;
@@ -189,8 +189,8 @@ struct mild_block {
 
 /* Computes L and P. A warp has up to three blocks, four warps have up to five. The sums wait in
  * registers, because their places are those of the factors. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ void chunk_maker<io, deep, b_rows>::multiply_mild()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ void chunk_maker<io, deep, own_e>::multiply_mild()
 {
     enum { UNITS = 20, WARPS = GROUPS * shared::halves, EACH = (UNITS + WARPS - 1) / WARPS };
     mma_block sum[EACH] = {};
@@ -228,8 +228,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, b_rows>::multiply_mild()
 }
 
 /* Makes L and P, and stores K~, Q~ and K^, if the chunk is mild. Returns false if it is not. */
-template <int io, int deep, bool b_rows>
-__device__ __forceinline__ bool chunk_maker<io, deep, b_rows>::make_mild()
+template <int io, int deep, bool own_e>
+__device__ __forceinline__ bool chunk_maker<io, deep, own_e>::make_mild()
 {
     begin_mild();
     load_betas();

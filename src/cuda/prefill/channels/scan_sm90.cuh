@@ -105,7 +105,8 @@ template <int deep, int groups> struct sm90_block {
 
 /* ---- The warps beside memory ----------------------------------------------------------------- */
 
-/* Loads the part of a record from `from` on, which is n matrices and a square. One lane calls it. */
+/* Loads a part of a record: matrix `matrix`, and square `square` if that is not negative. One lane
+ * calls it. */
 template <int deep>
 GDN_DEVICE void load_matrices_of(char *to, const char *record, int matrix, int square,
                                  uint32_t barrier)

@@ -551,8 +551,9 @@ static const char *why_not_channels_token(const struct gdn_decode_call *c)
     return !why && c->pool->k_first ? "states are k-first" : why;
 }
 
-/* The family has four forms of its own. */
-enum { CHANNELS_TOKEN, CHANNELS_FEW, CHANNELS, CHANNELS_WALK };
+/* The family has four forms of its own, and the fold before the call without a record, whose line
+ * of the log is the only one. */
+enum { CHANNELS_TOKEN, CHANNELS_FEW, CHANNELS, CHANNELS_FOLD, CHANNELS_WALK };
 
 static void log_family(const struct gdn_decode_call *c)
 {
@@ -566,6 +567,7 @@ static void log_family(const struct gdn_decode_call *c)
 
 static int choose_family(const struct gdn_decode_call *c)
 {
+    if (!why_not_fold(c)) return CHANNELS_FOLD;
     if (!why_not_channels_token(c)) return CHANNELS_TOKEN;
     if (!why_not_few(c->rule)) return CHANNELS_FEW;
     return why_walk(c->rule) ? CHANNELS_WALK : CHANNELS;
@@ -575,9 +577,9 @@ static gdn_status launch_family(const struct gdn_decode_call *c, int form)
 {
     static gdn_status (*const launches[])(const struct gdn_decode_call *c) = {
         gdn_decode_launch_channels_token, gdn_decode_launch_channels_few,
-        gdn_decode_launch_channels, gdn_decode_launch_walk
+        gdn_decode_launch_channels, gdn_decode_launch_fold, gdn_decode_launch_walk
     };
-    log_family(c);
+    if (form != CHANNELS_FOLD) log_family(c);
     return launches[form](c);
 }
 

@@ -8,7 +8,7 @@
 enum { GDN_CU_COLUMNS_BYTES = 85008, GDN_CU_STRIP_BYTES = 81936 };
 
 /* Chunks of gates per channel, K of up to 64 and 128. */
-enum { GDN_CU_CHUNKS_64 = 47104, GDN_CU_CHUNKS_128 = 74752 };
+enum { GDN_CU_CHUNKS_64 = 54784, GDN_CU_CHUNKS_128 = 80896 };
 
 /* T and P of chunks, by mma.sync. */
 enum { GDN_CU_CHUNKS_BYTES = 49152 };

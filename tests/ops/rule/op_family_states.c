@@ -143,8 +143,10 @@ static void lazy(int i)
         gdn_rule_args token = part(&some, t, 1);
         token.state = state, token.batch = &one;
         call("token", &token, true);
-        CHECK(ring2_get(&some.record_count, 0) == (double)((t + 1) % ROWS), "count after %d: %g",
-              (int)t, ring2_get(&some.record_count, 0));
+        /* A GPU folds at once. */
+        const double count = ring2_on_device() ? 0 : (double)((t + 1) % ROWS);
+        CHECK(ring2_get(&some.record_count, 0) == count, "count after %d: %g", (int)t,
+              ring2_get(&some.record_count, 0));
     }
     gdn_batch tail = one_sequence(T - DECODED);
     rest = part(&some, DECODED, T - DECODED);

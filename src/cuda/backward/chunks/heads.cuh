@@ -26,11 +26,11 @@
 
 /* Loads keys, queries and gates. Keys get length one, and queries length one times the scale. */
 template <int io, int deep>
-GDN_DEVICE void load_heads(chunk_maker<io, deep, true> &m, struct mend_tokens &tokens)
+GDN_DEVICE void load_heads(chunk_maker<io, deep> &m, struct mend_tokens &tokens)
 {
     typedef typename mma_tiles<io>::pairs pairs;
     const struct gdn_cu_rule &r = m.r;
-    const bool begun = m.begin_gates((float2 *)m.sh.own[m.warp] + m.lane, 32);
+    const bool begun = m.begin_gates();
     const int t = threadIdx.x;
     m.load_keys(m.x.k, r.k, r.Hk);
     m.load_keys(m.x.q, r.q, r.Hq);
@@ -60,7 +60,7 @@ GDN_DEVICE void load_heads(chunk_maker<io, deep, true> &m, struct mend_tokens &t
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const float beta = tokens.beta[m.token(i)];
-        m.x.bk[i] = scale_word<pairs>(m.x.k[i], beta, beta);
+        m.x.e[i] = scale_word<pairs>(m.x.k[i], beta, beta);
     }
 }
 
@@ -95,7 +95,7 @@ template <int io, int deep> GDN_DEVICE void run_heads(const struct gdn_cu_backwa
     find_shared_chunk(sh.first, a, number);
     if (sh.first.chunk.n == 0) return;
     const chunks_record<deep> record = record_of<deep>(a, number, head);
-    chunk_maker<io, deep, true> m = share_chunk<io, deep, true>(r, sh.first, record.at, head);
+    chunk_maker<io, deep> m = share_chunk<io, deep>(r, sh.first, record.at, head);
     chunk_heads<io, deep> h = { a, sh, m };
     if (threadIdx.x == 0) sh.chunk = sh.first.chunk;
     lane_rows x, y; /* dq and de; dk at the end */

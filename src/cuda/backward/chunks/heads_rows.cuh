@@ -20,7 +20,7 @@ __device__ __forceinline__ void chunk_heads<io, deep>::start_rows(lane_rows &dq,
 #pragma unroll
     for (int t = 15; t >= 0; t--) {
         const float y = diagonal(t);
-        sum = fma_to(word(m.x.q[t]), dq[t], fma_to(word(m.x.bk[t]), de[t], sum));
+        sum = fma_to(word(m.x.q[t]), dq[t], fma_to(word(m.x.e[t]), de[t], sum));
         dg(t) = sum;
         dq[t] = fma_to(make_float2(y, y), word(m.x.k[t]), dq[t]);
     }
@@ -65,7 +65,7 @@ __device__ __forceinline__ void chunk_heads<io, deep>::own_rows(lane_rows &dq, l
             const float2 q = times(f[i], *(const float2 *)(from + at + 8 * SUMS_LD));
             de[t] = add_to(de[t], e);
             dq[t] = add_to(dq[t], q);
-            sum = fma_to(word(m.x.bk[t]), e, fma_to(word(m.x.q[t]), q, sum));
+            sum = fma_to(word(m.x.e[t]), e, fma_to(word(m.x.q[t]), q, sum));
             add_dg(t, sum);
         }
     }
@@ -88,7 +88,7 @@ __device__ __forceinline__ float2 chunk_heads<io, deep>::add_rows(lane_rows &dq,
         const float2 q = times(f, *(const float2 *)(sums + (16 + t) * SUMS_LD));
         de[t] = add_to(de[t], e);
         dq[t] = add_to(dq[t], q);
-        part = fma_to(word(m.x.q[t]), q, times(word(m.x.bk[t]), e));
+        part = fma_to(word(m.x.q[t]), q, times(word(m.x.e[t]), e));
     }
 #pragma unroll
     for (int t = 15; t >= 0; t--) {

@@ -62,7 +62,7 @@ GDN_DEVICE float2 fma_to(float2 x, float2 y, float2 z)
 }
 
 template <int io, int deep> struct chunk_heads {
-    typedef chunk_maker<io, deep, true> maker;
+    typedef chunk_maker<io, deep> maker;
     typedef mma_tiles<io> tiles;
     typedef typename tiles::operand operand;
     typedef typename tiles::pairs pairs;

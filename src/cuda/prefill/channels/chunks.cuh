@@ -25,17 +25,22 @@
 #ifndef GDN_CUDA_PREFILL_CHANNELS_CHUNKS_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_CHUNKS_CUH
 
-#include "cuda/prefill/channels/mild.cuh"
+#include "cuda/prefill/channels/maker.cuh"
 
 /* ---- Factors of a level, as rows of tiles --------------------------------------------------- */
 
+GDN_DEVICE float2 times(float2 f, const float (&a)[2])
+{
+    return make_float2(f.x * a[0], f.y * a[1]);
+}
+
 /* Puts token t as row e f into one tile, and q f into another, at the lane's place. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_row(int t, char *k, char *q,
-                                                                      float2 f) const
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::put_row(int t, char *k, char *q,
+                                                               float2 f) const
 {
     const uint32_t word = pairs::pair(f.x, f.y);
-    *(uint32_t *)k = pairs::times(e(t), word);
+    *(uint32_t *)k = pairs::times(x.e[t], word);
     *(uint32_t *)q = pairs::times(x.q[t], word);
 }
 
@@ -43,9 +48,9 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_row(int t, cha
 
 /* Level s has blocks of 2 s tokens, s rows by s columns. put_level_rows() puts eight rows of e,
  * then eight of q. put_level_columns() puts eight columns, as rows too. */
-template <int io, int deep, bool own_e>
+template <int io, int deep>
 template <int s>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_level_rows(char *rows) const
+__device__ __forceinline__ void chunk_maker<io, deep>::put_level_rows(char *rows) const
 {
     char *const own = rows + 4 * lane;
 #pragma unroll
@@ -59,9 +64,9 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_level_rows(cha
         }
     }
 }
-template <int io, int deep, bool own_e>
+template <int io, int deep>
 template <int s>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_level_columns(char *rows) const
+__device__ __forceinline__ void chunk_maker<io, deep>::put_level_columns(char *rows) const
 {
     char *const own = rows + 4 * lane;
 #pragma unroll
@@ -77,9 +82,9 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_level_columns(
     }
 }
 
-template <int io, int deep, bool own_e>
+template <int io, int deep>
 template <int s>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::own_level()
+__device__ __forceinline__ void chunk_maker<io, deep>::own_level()
 {
     const char *const rows = sh.own[warp];
     put_level_rows<s>(sh.own[warp]);
@@ -108,36 +113,33 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::own_level()
 }
 
 /* Adds up the halves of the channels: the blocks on the diagonals of L and P. Zeros go beside
- * these. The sums wait in registers, because L has the place of the halves. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::join_diagonal()
+ * these. */
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::join_diagonal()
 {
-    enum { THREADS = 32 * GROUPS * shared::halves, EACH = CHUNK * 8 / THREADS };
-    float2 sum[EACH][2] = {};
+#pragma unroll 1
+    for (int n = threadIdx.x; n < CHUNK * 8; n += blockDim.x) {
+        const int row = n / 8, i = row % 16, j = n % 8 * 2, column = row - i + j;
+        const float l = sh.scales.l[row], p = sh.scales.p[row];
+        float to[2][2];
 #pragma unroll
-    for (int n = 0; n < EACH; n++) {
-        const int place = threadIdx.x + n * THREADS, row = place / 8, j = place % 8 * 2;
-#pragma unroll
-        for (int m = 0; m < 2 * shared::halves; m++) {
-            const float *const part = sh.parts[m / 2][row / 16][m % 2] + row % 16 * PART_LD + j;
-            sum[n][m % 2].x += part[0], sum[n][m % 2].y += part[1];
+        for (int e = 0; e < 2; e++) {
+            float sum[2] = {};
+            for (int h = 0; h < shared::halves; h++)
+                for (int m = 0; m < 2; m++) sum[m] += sh.parts[h][row / 16][m][i * PART_LD + j + e];
+            const float k = sh.scales.column[column + e];
+            to[0][e] = j + e < i ? sum[0] * (l * k) : 0;
+            to[1][e] = j + e < i ? sum[1] * (p * k) : j + e == i ? sh.scales.own[row] : 0;
         }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int n = 0; n < EACH; n++) {
-        const int place = threadIdx.x + n * THREADS, row = place / 8;
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-            put_sums(m, row, row / 16 * 16 + place % 8 * 2, sum[n][m].x, sum[n][m].y);
+        *(float2 *)(sh.square + row * SQUARE_LD + column) = make_float2(to[0][0], to[0][1]);
+        tiles::store_pair(sh.P + row * SQUARE_ROW + 2 * column, to[1][0], to[1][1]);
     }
 }
 
 /* ---- Levels of the block --------------------------------------------------------------------- */
 
 /* Returns the product of all gates of groups [from, to). */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ float2 chunk_maker<io, deep, own_e>::total(int from, int to) const
+template <int io, int deep>
+__device__ __forceinline__ float2 chunk_maker<io, deep>::total(int from, int to) const
 {
     float2 f = make_float2(1, 1);
 #pragma unroll
@@ -150,9 +152,8 @@ __device__ __forceinline__ float2 chunk_maker<io, deep, own_e>::total(int from, 
 
 /* put_rows() puts the warp's tokens times f as rows, in order; put_columns() puts them as columns,
  * from the last one on. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_rows(char *k, char *q,
-                                                                       float2 f) const
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::put_rows(char *k, char *q, float2 f) const
 {
 #pragma unroll
     for (int t = 0; t < 16; t++) {
@@ -160,8 +161,8 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_rows(char *k, 
         put_row(t, k + t * shared::row + 2 * channel, q + t * shared::row + 2 * channel, f);
     }
 }
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_columns(char *k, float2 f) const
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::put_columns(char *k, float2 f) const
 {
 #pragma unroll
     for (int t = 15; t >= 0; t--) {
@@ -171,16 +172,14 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_columns(char *
     }
 }
 
-/* Puts two sums of a row into L or P. Above the diagonal there are zeros. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_sums(bool is_p, int i, int j,
-                                                                       float u, float v) const
+/* Puts two sums of a row into L or P. */
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::put_sums(bool is_p, int i, int j, float u,
+                                                                float v) const
 {
     const float row = is_p ? sh.scales.p[i] : sh.scales.l[i];
     const float2 k = *(const float2 *)(sh.scales.column + j);
-    const float own = is_p ? sh.scales.own[i] : 0;
-    u = j < i ? u * (row * k.x) : j == i ? own : 0;
-    v = j + 1 < i ? v * (row * k.y) : j + 1 == i ? own : 0;
+    u *= row * k.x, v *= row * k.y;
     if (is_p)
         tiles::store_pair(sh.P + i * SQUARE_ROW + 2 * j, u, v);
     else
@@ -188,8 +187,7 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::put_sums(bool is_p
 }
 
 /* Computes two blocks of L and two of P, of 16 x 16. A warp has 8 columns of one at a time. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::level_16()
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::level_16()
 {
     char *const own = sh.level.k + 16 * group * shared::row;
     const float2 one = make_float2(1, 1);
@@ -231,8 +229,7 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::level_16()
 }
 
 /* Computes a block of L and one of P, of 32 x 32. A warp has 16 x 16 of one at a time. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::level_32()
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::level_32()
 {
     char *const own = sh.level.k + 16 * group * shared::row;
     if (group >= 2)
@@ -263,71 +260,20 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::level_32()
     }
 }
 
-/* Computes L and P for any gates, and stores K~, Q~ and K^. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::make_levels()
-{
-    float2 *const own = (float2 *)sh.own[warp] + lane;
-    const bool begun = begin_gates(own, 32);
-    load_keys(x.k, r.k, r.Hk);
-    load_keys(x.q, r.q, r.Hq);
-    begin_e();
-    load_betas();
-    measure();
-    finish_gates(begun);
-    __syncthreads();
-    scale_tokens();
-    if (io == GDN_F16) {
-        __syncthreads();
-        normalise();
-    }
-    make_e();
-    own_level<8>();
-    own_level<4>();
-    own_level<2>();
-    own_level<1>();
-    __syncthreads(); /* the rows of all warps have been read */
-    join_diagonal();
-    level_16();
-    level_32();
-    store_keys();
-}
-
 /* ---- T, and what leaves the block ------------------------------------------------------------ */
 
-/* Returns eight elements of a square of 16 bits, with zeros above the blocks of the diagonal. They
- * are number n of 512. */
-GDN_DEVICE uint4 load_eight(const char *from, int n)
+/* Computes T from L. Four warps call it. */
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::make_T()
 {
-    const int i = n / 8, j = n % 8 * 8;
-    return j / 16 > i / 16 ? make_uint4(0, 0, 0, 0)
-                           : *(const uint4 *)(from + i * SQUARE_ROW + 2 * j);
-}
-
-/* Stores a square as a tile. Some threads call it, `thread` is the number among them. */
-template <int threads> GDN_DEVICE void store_square(char *to, const char *from, int thread)
-{
-#pragma unroll
-    for (int n = thread; n < CHUNK * CHUNK / 8; n += threads)
-        *(uint4 *)(to + tile_place(n / 8, n % 8 * 8)) = load_eight(from, n);
-}
-
-/* Computes T from L by four warps. Others, if there are any, store P meanwhile. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::make_T(char *P)
-{
-    if (warp < GROUPS) {
-        invert_diagonal<CHUNK>(sh.square, sh.inverse.diagonal, warp);
-        barrier_wait(1, 32 * GROUPS);
-        invert_column<io, CHUNK>(sh.square, sh.inverse.diagonal, sh.inverse.T, SQUARE_ROW, warp);
-    }
-    if (shared::halves == 1 || warp >= GROUPS)
-        store_square<32 * GROUPS>(P, sh.P, threadIdx.x % (32 * GROUPS));
+    if (warp >= GROUPS) return;
+    invert_diagonal<CHUNK>(sh.square, sh.inverse.diagonal, warp);
+    barrier_wait(1, 32 * GROUPS);
+    invert_column<io, CHUNK>(sh.square, sh.inverse.diagonal, sh.inverse.T, SQUARE_ROW, warp);
 }
 
 /* Stores K~, Q~ and K^. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::store_keys() const
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::store_keys() const
 {
     enum { MATRIX = CHUNK * deep * 2 };
     char *const own = record + half * TILE + 16 * group * 128;
@@ -338,7 +284,7 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::store_keys() const
     for (int t = 0; t < 16; t++) {
         char *const at = own + tile_place(t, 2 * lane);
         f = times(f, x.a[t]);
-        *(uint32_t *)at = scale_word<pairs>(e(t), f.x * l[t], f.y * l[t]);
+        *(uint32_t *)at = scale_word<pairs>(x.e[t], f.x * l[t], f.y * l[t]);
         *(uint32_t *)(at + MATRIX) = scale_word<pairs>(x.q[t], f.x * p[t], f.y * p[t]);
     }
     f = total(group + 1, GROUPS);
@@ -348,6 +294,22 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::store_keys() const
             scale_word<pairs>(x.k[t], f.x * column[t], f.y * column[t]);
         f = times(f, x.a[t]);
     }
+}
+
+/* Returns eight elements of a square of 16 bits, with zeros above the blocks of the diagonal. They
+ * are number n of 512. */
+GDN_DEVICE uint4 load_eight(const char *from, int n)
+{
+    const int i = n / 8, j = n % 8 * 8;
+    return j / 16 > i / 16 ? make_uint4(0, 0, 0, 0)
+                           : *(const uint4 *)(from + i * SQUARE_ROW + 2 * j);
+}
+
+/* Stores a square as a tile. */
+GDN_DEVICE void store_square(char *to, const char *from)
+{
+    for (int n = threadIdx.x; n < CHUNK * CHUNK / 8; n += blockDim.x)
+        *(uint4 *)(to + tile_place(n / 8, n % 8 * 8)) = load_eight(from, n);
 }
 
 /* Looks for elements of P that are not finite. U does not depend on them, and a token that writes
@@ -405,9 +367,9 @@ GDN_DEVICE void store_written(chunks_shared<deep> &sh, char *to, const struct gd
 }
 
 /* Returns a thread's share of a chunk and a head. */
-template <int io, int deep, bool own_e>
-GDN_DEVICE chunk_maker<io, deep, own_e> share_chunk(const struct gdn_cu_rule &r,
-                                                    chunks_shared<deep> &sh, char *record, int head)
+template <int io, int deep>
+GDN_DEVICE chunk_maker<io, deep> share_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh,
+                                             char *record, int head)
 {
     enum { HALVES = chunks_shared<deep>::halves };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp % HALVES;
@@ -417,39 +379,49 @@ GDN_DEVICE chunk_maker<io, deep, own_e> share_chunk(const struct gdn_cu_rule &r,
 }
 
 /* Makes the record of the chunk in shared memory. */
-template <int io, int deep, bool own_e>
-GDN_DEVICE void make_chunk_of(const struct gdn_cu_rule &r, chunks_shared<deep> &sh, char *record,
-                              int head)
-{
-    chunk_maker<io, deep, own_e> m = share_chunk<io, deep, own_e>(r, sh, record, head);
-    bool is_mild = false;
-    if constexpr (io == GDN_BF16 && !own_e) is_mild = m.can_be_mild() && m.make_mild();
-    if (!is_mild) m.make_levels();
-    if (threadIdx.x < deep)
-        sh.factors.decay[threadIdx.x] = sh.total[0][threadIdx.x] * sh.total[1][threadIdx.x] *
-                                        (sh.total[2][threadIdx.x] * sh.total[3][threadIdx.x]);
-    __syncthreads();
-    if (!is_mild) check_P<io>(sh);
-    if (r.family.write.data)
-        store_written<io>(sh, m.record + GDN_CHANNELS_WRITTEN(deep), r, m.head);
-    char *const squares = m.record + 3 * CHUNK * deep * 2;
-    m.make_T(squares + TILE);
-    __syncthreads();
-    store_square<deep * 2>(squares, sh.inverse.T, threadIdx.x);
-    for (int n = threadIdx.x; n < (int)sizeof sh.factors / 16; n += blockDim.x)
-        ((uint4 *)(m.record + GDN_CHANNELS_FACTORS(deep)))[n] = ((const uint4 *)&sh.factors)[n];
-}
-
-/* Does the same for b with or without channels, which need registers. */
 template <int io, int deep>
 GDN_DEVICE void make_chunk(const struct gdn_cu_rule &r, chunks_shared<deep> &sh, char *record,
                            int head)
 {
     if (sh.chunk.n == 0) return;
-    if (r.family.beta_rows)
-        make_chunk_of<io, deep, true>(r, sh, record, head);
-    else
-        make_chunk_of<io, deep, false>(r, sh, record, head);
+    chunk_maker<io, deep> m = share_chunk<io, deep>(r, sh, record, head);
+    const bool begun = m.begin_gates();
+    m.load_keys(m.x.k, r.k, r.Hk);
+    m.load_keys(m.x.q, r.q, r.Hq);
+    m.begin_e();
+    m.load_betas();
+    if (r.family.write.data)
+        store_written<io>(sh, m.record + GDN_CHANNELS_WRITTEN(deep), r, m.head);
+    m.finish_gates(begun);
+    m.measure();
+    __syncthreads();
+    m.scale_tokens();
+    if (io == GDN_F16) {
+        __syncthreads();
+        m.normalise();
+    }
+    m.make_e();
+    m.template own_level<8>();
+    m.template own_level<4>();
+    m.template own_level<2>();
+    m.template own_level<1>();
+    __syncthreads(); /* the rows of all warps have been read */
+    m.level_16();
+    m.level_32();
+    m.store_keys();
+    m.join_diagonal();
+    if (threadIdx.x < deep)
+        sh.factors.decay[threadIdx.x] = sh.total[0][threadIdx.x] * sh.total[1][threadIdx.x] *
+                                        (sh.total[2][threadIdx.x] * sh.total[3][threadIdx.x]);
+    __syncthreads();
+    check_P<io>(sh);
+    m.make_T();
+    __syncthreads();
+    char *const squares = m.record + 3 * CHUNK * deep * 2;
+    store_square(squares, sh.inverse.T);
+    store_square(squares + TILE, sh.P);
+    for (int n = threadIdx.x; n < (int)sizeof sh.factors / 16; n += blockDim.x)
+        ((uint4 *)(m.record + GDN_CHANNELS_FACTORS(deep)))[n] = ((const uint4 *)&sh.factors)[n];
 }
 
 /* Makes a record. A block has a chunk of the window and a head. */

@@ -18,8 +18,6 @@ enum {
     OWN_BYTES = 16 * 64 * 4, /* of a warp */
     PART_LD = 17
 };
-/* Limits of mild.cuh: the product of 16 gates, and lengths of keys and queries. */
-constexpr float MILD_LEAST = 0x1p-100f, MILD_SHORTEST = 0x1p-10f, MILD_LONGEST = 0x1p10f;
 static_assert(24 * STAGE_ROW <= OWN_BYTES, "a level's rows");
 
 /* Numbers of tokens: the factors of rows and of columns of L and P, and the diagonal of P. */
@@ -29,35 +27,24 @@ struct chunk_scales {
 
 template <int deep> struct chunks_shared {
     static constexpr int halves = deep / 64, row = GDN_PREFILL_ROW(deep, 2);
-    static constexpr int column = 4 * deep + 16; /* bytes of a token in `columns` */
+    alignas(16) float square[CHUNK * SQUARE_LD]; /* L; T is added above the diagonal, transposed */
     union {
+        alignas(16) char own[halves * GROUPS][OWN_BYTES]; /* gates; later rows of e and q, and
+                                                             columns */
         struct {
-            union {
-                alignas(16) float square[CHUNK * SQUARE_LD];  /* L; T is added above the diagonal,
-                                                                transposed */
-                float parts[halves][GROUPS][2][16 * PART_LD]; /* of blocks on the diagonals of L and
-                                                                 P */
-            };
-            union {
-                alignas(16) char own[halves * GROUPS][OWN_BYTES]; /* gates; later rows of e and q,
-                                                                     and columns */
-                struct {
-                    alignas(16) char k[CHUNK * row], q[CHUNK / 2 * row];
-                } level;
-                struct {
-                    alignas(16) char T[CHUNK * SQUARE_ROW];
-                    alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
-                } inverse;
-            };
-            alignas(16) char P[CHUNK * SQUARE_ROW];
-        };
+            alignas(16) char k[CHUNK * row], q[CHUNK / 2 * row];
+        } level;
         struct {
-            alignas(16) char rows[2][CHUNK * row];    /* keys and queries, then these as rows */
-            alignas(16) char columns[CHUNK * column]; /* gates, then keys as columns */
-        } mild;                                       /* mild.cuh */
+            alignas(16) char T[CHUNK * SQUARE_ROW];
+            alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
+        } inverse;
     };
-    float sums[halves][3][CHUNK]; /* k . k, q . q and q . k of tokens */
-    float total[GROUPS][deep];    /* products of all gates of 16 tokens */
+    alignas(16) char P[CHUNK * SQUARE_ROW];
+    float parts[halves][GROUPS][2][16 * PART_LD]; /* of blocks on the diagonals of L and P */
+    union {
+        float sums[halves][3][CHUNK]; /* k . k, q . q and q . k of tokens */
+        float total[GROUPS][deep];    /* products of all gates of 16 tokens */
+    };
     struct chunk_scales scales;
     alignas(16) channels_factors<deep> factors;
     struct stage_chunk chunk;
@@ -65,14 +52,13 @@ template <int deep> struct chunks_shared {
 static_assert(sizeof(chunks_shared<64>) <= GDN_CU_CHUNKS_64, "chunks_shared");
 static_assert(sizeof(chunks_shared<128>) <= GDN_CU_CHUNKS_128, "chunks_shared");
 
-/* A lane's two channels of its warp's 16 tokens. e is in bk if it has words of its own (own_e);
- * else it is k. */
-template <bool own_e> struct chunk_rows {
-    uint32_t k[16], q[16], bk[own_e ? 16 : 1];
+/* A lane's two channels of its warp's 16 tokens. e is k, or b k if b has channels. */
+struct chunk_rows {
+    uint32_t k[16], q[16], e[16];
     float a[16][2];
 };
 
-template <int io, int deep, bool own_e> struct chunk_maker {
+template <int io, int deep> struct chunk_maker {
     typedef mma_tiles<io> tiles;
     typedef typename tiles::pairs pairs;
     typedef chunks_shared<deep> shared;
@@ -83,36 +69,24 @@ template <int io, int deep, bool own_e> struct chunk_maker {
     int head, lane, warp, group, half;
     int channel; /* the first of two */
     int n;       /* tokens of the warp that exist; 0 if the channels are beyond K */
-    chunk_rows<own_e> x;
+    chunk_rows x;
 
     /* Returns the number in the chunk of the warp's token t. */
     __device__ __forceinline__ int token(int t) const { return 16 * group + t; }
     __device__ __forceinline__ bool has(int t) const { return t < n; }
-    /* Returns the words of e. */
-    __device__ __forceinline__ uint32_t e(int t) const { return own_e ? x.bk[t] : x.k[t]; }
 
     __device__ __forceinline__ void load_keys(uint32_t (&to)[16], const struct gdn_rows &rows,
                                               int n_heads) const;
-    __device__ __forceinline__ bool begin_gates(float2 *own, int step) const;
-    __device__ __forceinline__ void expand_gates(float2 *own, int step, bool begun) const;
+    __device__ __forceinline__ bool begin_gates() const;
+    __device__ __forceinline__ void expand_gates(float2 *own, bool begun) const;
     __device__ __forceinline__ void finish_gates(bool begun);
     __device__ __forceinline__ void load_betas();
-    __device__ __forceinline__ void keep_diagonals(const mma_block (&sum)[3]);
     __device__ __forceinline__ void measure();
-    __device__ __forceinline__ bool scale_tokens();
+    __device__ __forceinline__ void scale_tokens();
     __device__ __forceinline__ void normalise();
+    __device__ __forceinline__ bool has_beta_words() const;
     __device__ __forceinline__ void begin_e();
     __device__ __forceinline__ void make_e();
-    __device__ __forceinline__ float2 *gates() const;
-    __device__ __forceinline__ void begin_rows_of(char *to, const struct gdn_rows &rows,
-                                                  int n_heads) const;
-    __device__ __forceinline__ bool can_be_mild() const;
-    __device__ __forceinline__ void begin_mild() const;
-    __device__ __forceinline__ bool relate_gates();
-    __device__ __forceinline__ void measure_mild();
-    __device__ __forceinline__ void put_mild();
-    __device__ __forceinline__ void multiply_mild();
-    __device__ __forceinline__ bool make_mild();
     template <int s> __device__ __forceinline__ void put_level_rows(char *rows) const;
     template <int s> __device__ __forceinline__ void put_level_columns(char *rows) const;
     template <int s> __device__ __forceinline__ void own_level();
@@ -123,18 +97,16 @@ template <int io, int deep, bool own_e> struct chunk_maker {
     __device__ __forceinline__ void level_16();
     __device__ __forceinline__ void level_32();
     __device__ __forceinline__ void join_diagonal();
-    __device__ __forceinline__ void make_levels();
-    __device__ __forceinline__ void make_T(char *P);
+    __device__ __forceinline__ void make_T();
     __device__ __forceinline__ void store_keys() const;
     __device__ __forceinline__ float2 total(int from, int to) const;
 };
 
 /* ---- Loads --------------------------------------------------------------------------------- */
 
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::load_keys(uint32_t (&to)[16],
-                                                                        const struct gdn_rows &rows,
-                                                                        int n_heads) const
+template <int io, int deep>
+__device__ __forceinline__ void
+chunk_maker<io, deep>::load_keys(uint32_t (&to)[16], const struct gdn_rows &rows, int n_heads) const
 {
     const char *at =
         row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), source_head(r, head, n_heads)) +
@@ -147,71 +119,70 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::load_keys(uint32_t
 /* Returns a from its logarithm. */
 GDN_DEVICE float gate_factor(float g) { return gate_forgets(g) ? 0 : ex2_approx(g * 1.44269504f); }
 
-/* Begins to copy the lane's gates to shared memory as they lie in memory, two for each token,
- * `step` pairs apart. Returns false if the two do not lie side by side. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ bool chunk_maker<io, deep, own_e>::begin_gates(float2 *own,
-                                                                          int step) const
+/* Begins to copy the lane's gates to shared memory as they lie in memory, two for each token.
+ * Returns false if the two do not lie side by side. */
+template <int io, int deep>
+__device__ __forceinline__ bool chunk_maker<io, deep>::begin_gates() const
 {
     const struct gdn_rows &rows = r.g;
     const int bytes = rows.dtype == GDN_F32 ? 4 : 2;
     if (!rows.data || r.family.g_channel != bytes) return false;
     const char *at = row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), head) + channel * bytes;
     if (((uint64_t)(uintptr_t)at | (uint64_t)rows.token) % (2 * bytes) != 0) return false;
-    const uint32_t to = shared_address(own);
+    const uint32_t to = shared_address(sh.own[warp]) + lane * 8;
 #pragma unroll 4
     for (int t = 0; t < n; t++, at += rows.token) {
         if (bytes == 4)
-            copy_async<8>(to + t * 8 * step, at, 8);
+            copy_async<8>(to + t * 256, at, 8);
         else
-            copy_async<4>(to + t * 8 * step, at, 4);
+            copy_async<4>(to + t * 256, at, 4);
     }
     copy_commit();
     return true;
 }
 
 /* Converts the lane's gates to pairs of floats. Raw gates become logarithms. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::expand_gates(float2 *own, int step,
-                                                                           bool begun) const
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::expand_gates(float2 *own, bool begun) const
 {
     const struct gdn_rows &rows = r.g;
-    const int64_t next = r.family.g_channel; /* 0: the head has one gate */
+    const int64_t step = r.family.g_channel; /* 0: the head has one gate */
     if (begun) {
         copy_wait<0>();
         if (rows.dtype != GDN_F32) {
 #pragma unroll 1
             for (int t = 0; t < n; t++) {
-                const uint32_t g = *(const uint32_t *)&own[step * t];
-                own[step * t] = make_float2(bits_to_f32(g & 0xffff, rows.dtype),
-                                            bits_to_f32(g >> 16, rows.dtype));
+                const uint32_t g = *(const uint32_t *)&own[32 * t];
+                own[32 * t] = make_float2(bits_to_f32(g & 0xffff, rows.dtype),
+                                          bits_to_f32(g >> 16, rows.dtype));
             }
         }
     } else if (rows.data) {
-        const char *at = row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), head) + channel * next;
+        const char *at = row_at(rows, sh.chunk.seq, sh.chunk.t0 + token(0), head) + channel * step;
 #pragma unroll 1
         for (int t = 0; t < n; t++, at += rows.token)
-            own[step * t] =
-                make_float2(load_float(at, 0, rows.dtype), load_float(at + next, 0, rows.dtype));
+            own[32 * t] =
+                make_float2(load_float(at, 0, rows.dtype), load_float(at + step, 0, rows.dtype));
     }
     if (r.gate != GDN_GATE_RAW || !rows.data || n == 0) return;
     const float A = expf(load_vector(r.A_log, head, 0));
-    const float bias[2] = { load_bias(r, head, next ? channel : 0),
-                            load_bias(r, head, next ? channel + 1 : 0) };
+    const float bias[2] = { load_bias(r, head, step ? channel : 0),
+                            load_bias(r, head, step ? channel + 1 : 0) };
 #pragma unroll 2
     for (int t = 0; t < 2 * n; t++) {
-        float *const g = (float *)(own + t / 2 * step) + t % 2;
+        float *const g = (float *)(own + t / 2 * 32) + t % 2;
         const float a = *g + bias[t % 2];
         *g = r.bound < 0 ? r.bound * sigmoid(A * a) : -A * softplus(a);
     }
 }
 
 /* Computes a from the lane's gates. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::finish_gates(bool begun)
+template <int io, int deep>
+__device__ __forceinline__ void chunk_maker<io, deep>::finish_gates(bool begun)
 {
     float2 *const own = (float2 *)sh.own[warp] + lane;
-    expand_gates(own, 32, begun);
+    bool forgets = false, decays = false;
+    expand_gates(own, begun);
     const int count = r.g.data ? n : 0;
     if (r.gate == GDN_GATE_LINEAR) {
 #pragma unroll
@@ -227,7 +198,6 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::finish_gates(bool 
             x.a[t][1] = gate_factor(t < count ? g.y : 0);
         }
     }
-    bool forgets = false, decays = false;
 #pragma unroll
     for (int t = 0; t < 16; t++)
 #pragma unroll
@@ -238,8 +208,7 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::finish_gates(bool 
 }
 
 /* Loads b, if it is one number per head, and w. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::load_betas()
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::load_betas()
 {
     const int t = threadIdx.x;
     if (t >= CHUNK) return;
@@ -251,20 +220,32 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::load_betas()
     if (beta != 0 || (counts && rows && !r.family.write.data)) sh.factors.busy = BUSY;
 }
 
-/* Returns true if a row with such a square of its length is mild. */
-GDN_DEVICE bool is_mild_length(float square)
-{
-    return square == 0 ||
-           (square >= MILD_SHORTEST * MILD_SHORTEST && square <= MILD_LONGEST * MILD_LONGEST);
-}
-
 /* ---- Numbers of tokens ----------------------------------------------------------------------- */
 
-/* Keeps the diagonals of products of the warp's tokens. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void
-chunk_maker<io, deep, own_e>::keep_diagonals(const mma_block (&sum)[3])
+/* Computes the diagonals of K K^T, Q Q^T and Q K^T, over the warp's channels. */
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::measure()
 {
+    char *const own = sh.own[warp] + 4 * lane;
+    const uint32_t at = shared_address(sh.own[warp]) + tiles::lane(STAGE_ROW);
+    typename tiles::operand k[4], q;
+    mma_block sum[3] = {};
+#pragma unroll
+    for (int t = 0; t < 16; t++) *(uint32_t *)(own + t * STAGE_ROW) = x.k[t];
+    __syncwarp();
+#pragma unroll
+    for (int y = 0; y < 4; y++) tiles::load(k[y], at + 32 * y, STAGE_ROW);
+    __syncwarp();
+#pragma unroll
+    for (int t = 0; t < 16; t++) *(uint32_t *)(own + t * STAGE_ROW) = x.q[t];
+    __syncwarp();
+#pragma unroll
+    for (int y = 0; y < 4; y++) {
+        tiles::load(q, at + 32 * y, STAGE_ROW);
+        tiles::multiply(sum[0], k[y], k[y]);
+        tiles::multiply(sum[1], q, q);
+        tiles::multiply(sum[2], q, k[y]);
+    }
+    __syncwarp();
     if (lane / 8 != lane % 4) return; /* the lane has no element of a diagonal */
 #pragma unroll
     for (int h = 0; h < 2; h++)
@@ -274,43 +255,12 @@ chunk_maker<io, deep, own_e>::keep_diagonals(const mma_block (&sum)[3])
                 lane & 4 ? sum[i][h][2 * h + 1] : sum[i][h][2 * h];
 }
 
-/* Computes the diagonals of K K^T, Q Q^T and Q K^T, over the warp's channels. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::measure()
-{
-    enum { BYTES = 16 * 128 };
-    char *const own = (char *)sh.square + warp * BYTES;
-    const uint32_t at = shared_address(own);
-    typename tiles::operand k[4], q;
-    mma_block sum[3] = {};
-#pragma unroll
-    for (int t = 0; t < 16; t++) *(uint32_t *)(own + tile_place(t, 2 * lane)) = x.k[t];
-    __syncwarp();
-#pragma unroll
-    for (int y = 0; y < 4; y++)
-        tiles::load(k[y], at + tile_place(lane % 16, 16 * y + lane / 16 * 8), 128);
-    __syncwarp();
-#pragma unroll
-    for (int t = 0; t < 16; t++) *(uint32_t *)(own + tile_place(t, 2 * lane)) = x.q[t];
-    __syncwarp();
-#pragma unroll
-    for (int y = 0; y < 4; y++) {
-        tiles::load(q, at + tile_place(lane % 16, 16 * y + lane / 16 * 8), 128);
-        tiles::multiply(sum[0], k[y], k[y]);
-        tiles::multiply(sum[1], q, q);
-        tiles::multiply(sum[2], q, k[y]);
-    }
-    keep_diagonals(sum);
-}
-
-/* Computes the factors of rows and columns. A thread has a token. Returns true if its key and its
- * query are mild. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ bool chunk_maker<io, deep, own_e>::scale_tokens()
+/* Computes the factors of rows and columns. A thread has a token. */
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::scale_tokens()
 {
     const int t = threadIdx.x;
     float sum[3] = {}, k = 1, q = 1;
-    if (t >= CHUNK) return true;
+    if (t >= CHUNK) return;
     for (int h = 0; h < shared::halves; h++)
 #pragma unroll
         for (int i = 0; i < 3; i++) sum[i] += sh.sums[h][i][t];
@@ -325,12 +275,6 @@ __device__ __forceinline__ bool chunk_maker<io, deep, own_e>::scale_tokens()
     sh.scales.column[t] = inside ? 1 : k;
     if (!inside) sh.scales.l[t] *= k;
     if (inside) sh.sums[0][0][t] = k, sh.sums[0][1][t] = q;
-    return is_mild_length(sum[0]) && is_mild_length(sum[1]);
-}
-
-GDN_DEVICE float2 times(float2 f, const float (&a)[2])
-{
-    return make_float2(f.x * a[0], f.y * a[1]);
 }
 
 /* Returns a word with its two numbers multiplied. */
@@ -340,8 +284,7 @@ template <class pairs> GDN_DEVICE uint32_t scale_word(uint32_t word, float low, 
 }
 
 /* Scales keys and queries to length one. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::normalise()
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::normalise()
 {
     const float *const k = sh.sums[0][0] + token(0), *const q = sh.sums[0][1] + token(0);
 #pragma unroll
@@ -351,8 +294,9 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::normalise()
     }
 }
 
-/* Returns true if the channels of b can be loaded as words. */
-GDN_DEVICE bool has_beta_words(const struct gdn_cu_rule &r)
+/* Returns true if b has channels that can be loaded as words. */
+template <int io, int deep>
+__device__ __forceinline__ bool chunk_maker<io, deep>::has_beta_words() const
 {
     const struct gdn_rows &b = r.beta;
     const uint64_t at =
@@ -361,28 +305,23 @@ GDN_DEVICE bool has_beta_words(const struct gdn_cu_rule &r)
            at % 4 == 0;
 }
 
-/* Begins to load these words into the place of e. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::begin_e()
+/* Begins to load these words into e. */
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::begin_e()
 {
-    if constexpr (own_e)
-        if (has_beta_words(r)) load_keys(x.bk, r.beta, r.H);
+    if (has_beta_words()) load_keys(x.e, r.beta, r.H);
 }
 
-/* Computes e. */
-template <int io, int deep, bool own_e>
-__device__ __forceinline__ void chunk_maker<io, deep, own_e>::make_e()
+template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::make_e()
 {
-    if constexpr (!own_e) return;
+    const bool words = has_beta_words();
+    uint32_t *const own = (uint32_t *)sh.own[warp] + lane;
     if (!r.family.beta_rows) {
 #pragma unroll
-        for (int t = 0; t < (own_e ? 16 : 0); t++) x.bk[t] = x.k[t];
+        for (int t = 0; t < 16; t++) x.e[t] = x.k[t];
         return;
     }
-    const bool words = has_beta_words(r);
-    uint32_t *const own = (uint32_t *)sh.own[warp] + lane;
 #pragma unroll
-    for (int t = 0; t < (own_e ? 16 : 0); t++) own[32 * t] = x.k[t], own[32 * (16 + t)] = x.bk[t];
+    for (int t = 0; t < 16; t++) own[32 * t] = x.k[t], own[32 * (16 + t)] = x.e[t];
     bool erases = false; /* b changes the state, even if w is 0 */
 #pragma unroll 1
     for (int t = 0; t < 16; t++) {
@@ -401,7 +340,7 @@ __device__ __forceinline__ void chunk_maker<io, deep, own_e>::make_e()
     }
     if (erases) sh.factors.busy = BUSY;
 #pragma unroll
-    for (int t = 0; t < (own_e ? 16 : 0); t++) x.bk[t] = own[32 * t];
+    for (int t = 0; t < 16; t++) x.e[t] = own[32 * t];
     __syncwarp();
 }
 

@@ -23,21 +23,15 @@ template <int io, int deep> GDN_DEVICE void run_scan_kernel(const struct gdn_cu_
     scan_window<io, deep>(a);
 }
 
-/* The least blocks of a multiprocessor. Three of chunks in bf16 have no registers for their slower
- * way, which spills; most chunks are mild (mild.cuh). */
-enum {
-    CHANNELS_BLOCKS_chunks_BF16 = 3,
-    CHANNELS_BLOCKS_chunks_F16 = 2,
-    CHANNELS_BLOCKS_scan_BF16 = 1,
-    CHANNELS_BLOCKS_scan_F16 = 1
-};
+/* The least blocks of a multiprocessor. */
+enum { CHANNELS_BLOCKS_chunks = 2, CHANNELS_BLOCKS_scan = 1 };
 
-#define CHANNELS_KERNEL(threads, shared, what, io, deep)                                 \
-    extern "C" __global__ void __launch_bounds__(threads, CHANNELS_BLOCKS_##what##_##io) \
-        gdn_prefill_channels_##what##_##io##_##deep(                                     \
-            const __grid_constant__ struct gdn_cu_prefill_channels a)                    \
-    {                                                                                    \
-        run_##what##_kernel<GDN_##io, deep>(a);                                          \
+#define CHANNELS_KERNEL(threads, shared, what, io, deep)                          \
+    extern "C" __global__ void __launch_bounds__(threads, CHANNELS_BLOCKS_##what) \
+        gdn_prefill_channels_##what##_##io##_##deep(                              \
+            const __grid_constant__ struct gdn_cu_prefill_channels a)             \
+    {                                                                             \
+        run_##what##_kernel<GDN_##io, deep>(a);                                   \
     }
 
 #endif

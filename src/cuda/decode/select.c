@@ -551,8 +551,7 @@ static const char *why_not_channels_token(const struct gdn_decode_call *c)
     return !why && c->pool->k_first ? "states are k-first" : why;
 }
 
-/* The family has four forms of its own, and the fold before the call without a record, whose line
- * of the log is the only one. */
+/* The family's forms. A fold logs nothing: the call without a record follows, which does. */
 enum { CHANNELS_TOKEN, CHANNELS_FEW, CHANNELS, CHANNELS_FOLD, CHANNELS_WALK };
 
 static void log_family(const struct gdn_decode_call *c)

@@ -72,9 +72,11 @@ static void test_windows(void)
                   { 1, 25600, 128, 4 }, { 1, 44800, 128, 6 } };
     gdn_ctx *ctx = hopper_ctx();
     if (!ctx) return;
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    for (size_t n = 0; n < 2 * (sizeof calls / sizeof *calls); n++) {
         static _Alignas(64) char memory[64];
-        const struct gdn_cu_rule r = make(calls[i].B, calls[i].T, calls[i].K);
+        const size_t i = n / 2;
+        struct gdn_cu_rule r = make(calls[i].B, calls[i].T, calls[i].K);
+        if (n % 2) r.V = 128;
         const struct gdn_channels_windows w = gdn_cuda_prefill_channels_cut(ctx, &r);
         struct gdn_cuda_ran ran = { .n = 0 };
         const int *launches = &fake->n_calls[FAKE_cuLaunchKernelEx], before = *launches;
@@ -83,9 +85,11 @@ static void test_windows(void)
         CHECK(*launches - before == calls[i].launches, "call %d: %d launches, wanted %d", (int)i,
               *launches - before, calls[i].launches);
         CHECK(ran.n == 2, "call %d: %d kernels", (int)i, ran.n);
-        const enum gdn_kernel_id scan = calls[i].K > 64 ? GDN_CU_prefill_channels_scan_sm90_BF16
-                                                        : GDN_CU_prefill_channels_scan_BF16_64;
-        CHECK(ran.kernels[1] == scan, "call %d: not the scan of its K", (int)i);
+        const bool wide = r.V > 64 && 2 * w.n_rows * r.H > 132;
+        const enum gdn_kernel_id scan = calls[i].K <= 64 ? GDN_CU_prefill_channels_scan_BF16_64
+                                        : wide ? GDN_CU_prefill_channels_scan_sm90_BF16_128
+                                               : GDN_CU_prefill_channels_scan_sm90_BF16_64;
+        CHECK(ran.kernels[1] == scan, "call %d: not the scan of its K and heads", (int)i);
     }
     gdn_ctx_destroy(ctx);
 }

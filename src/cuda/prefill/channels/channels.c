@@ -72,7 +72,7 @@ struct gdn_channels_windows gdn_cuda_prefill_channels_cut(const gdn_ctx *ctx,
     struct gdn_channels_windows w = { .through = b->cu_seqlens.data != NULL,
                                       .n_rows = b->B > 0 ? b->B : 1 };
     w.record_bytes = GDN_CHANNELS_WRITTEN(deep) + (r->family.write.data ? CHUNK * 2 * r->V : 0);
-    w.n_chunks = w.through ? b->N / CHUNK + b->B : (b->T + CHUNK - 1) / CHUNK;
+    w.n_chunks = (w.through ? b->N + (CHUNK - 1) * b->B : b->T + CHUNK - 1) / CHUNK;
     const int64_t n = w.through ? w.n_chunks : w.n_chunks * b->B;
     const int64_t bytes = bytes_for(ctx, r, n, w.record_bytes) * ctx->cuda->sm_count;
     const int64_t most = clamp(bytes / (w.record_bytes * r->H), 1, INT64_MAX);
@@ -146,22 +146,23 @@ static struct scan portable_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r
                           .shared_bytes = GDN_CHANNELS_HEAD_BYTES + (two ? 2 : 1) * stage };
 }
 
-/* Returns the scan by WGMMA, for K from 65 on. A block has two warpgroups, which share a record. If
- * there are few heads, most of the device would have no block, and the time is that of one chain of
- * chunks: then a block has one warpgroup. */
+/* Returns the scan by WGMMA, for K from 65 on. Two warpgroups of a block share a record. Blocks of
+ * one warpgroup are faster, as long as each has a multiprocessor of its own. */
 static struct scan hopper_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                const struct gdn_channels_windows *w)
 {
+    static const enum gdn_kernel_id kernels[2][2] = {
+        { GDN_CU_prefill_channels_scan_sm90_BF16_64, GDN_CU_prefill_channels_scan_sm90_BF16_128 },
+        { GDN_CU_prefill_channels_scan_sm90_F16_64, GDN_CU_prefill_channels_scan_sm90_F16_128 },
+    };
     const int64_t B = r->batch.B, chunks = w->n_chunks > 0 ? w->n_chunks : 1;
     const int64_t rows = w->through ? clamp(w->each * B / chunks + 1, 1, B) : w->n_rows;
-    const int columns = r->V > 64 && rows * r->H * 8 > ctx->cuda->sm_count ? 128 : 64;
-    return (struct scan){ .kernel = r->v.dtype == GDN_F16 ? GDN_CU_prefill_channels_scan_sm90_F16
-                                                          : GDN_CU_prefill_channels_scan_sm90_BF16,
+    const int columns = r->V > 64 && 2 * rows * r->H > ctx->cuda->sm_count ? 128 : 64;
+    return (struct scan){ .kernel = kernels[r->v.dtype == GDN_F16][columns > 64],
                           .columns = columns,
-                          .n_threads = 2 * columns,
+                          .n_threads = 2 * columns + 128,
                           .n_stages = 2,
-                          .shared_bytes = GDN_CHANNELS_SM90_HEAD_BYTES +
-                                          2 * GDN_CHANNELS_SM90_STAGE_BYTES(128, columns) };
+                          .shared_bytes = (size_t)GDN_CHANNELS_SM90_BYTES(128, columns) };
 }
 
 static gdn_status launch(gdn_ctx *ctx, const struct gdn_cuda_call *call, struct gdn_cuda_ran *ran)

@@ -153,20 +153,20 @@ __device__ __forceinline__ void scan_warp<io, deep>::run(scan_stage<deep> &in, i
 {
     const struct gdn_cu_rule &r = b.r;
     char *const v = in.v() + 2 * column;
+    char *const to = r.out.data ? row_at(r.out, b.s, c * CHUNK, b.head) + 2 * part.v : NULL;
     operands x, u;
     make_r(x, in, v);
     products::solve(u, x, in.squares[0]);
     const bool bad = !products::are_finite(x, u);
     if (in.factors.busy == WALKS || (bad && (in.factors.forgets || !were_lost<io, deep>(S, u)))) {
-        mend<io, deep>(S, b, part, c);
+        mend<io, deep>(S, b, part, c, to, r.out.token);
         return;
     }
     __syncwarp(); /* all lanes have read V */
-    if (r.out.data) make_o(in, u, v);
+    if (to) make_o(in, u, v);
     update(in, u);
     __syncwarp();
-    if (!r.out.data) return;
-    char *const to = row_at(r.out, b.s, c * CHUNK, b.head) + 2 * part.v;
+    if (!to) return;
     const int lane = threadIdx.x % 32, n = b.tokens(c);
     for (int t = lane / 2; t < n; t += 16)
         if (part.v + lane % 2 * 8 < r.V)

@@ -81,10 +81,11 @@ GDN_DEVICE bool were_lost(const mma_block (&S)[deep / 16],
     return !in_warp(!were);
 }
 
-/* Walks through a chunk. It copies its arguments, so that the originals stay in registers. */
+/* Walks through a chunk. It copies its arguments, so that the originals stay in registers. out: the
+ * output of the first token in the warp's first column, or NULL; step: bytes to the next token. */
 template <int io, int deep>
 GDN_DEVICE void mend(mma_block (&S)[deep / 16], const scan_block &b, const struct state_part &part,
-                     int64_t c)
+                     int64_t c, char *out, int64_t step)
 {
     mma_block copy[deep / 16];
     const struct state_part columns = part;
@@ -93,14 +94,13 @@ GDN_DEVICE void mend(mma_block (&S)[deep / 16], const scan_block &b, const struc
     const int64_t t0 = c * CHUNK;
     const int head = b.head;
     const struct walk_tokens tokens = { r, s, t0, b.tokens(c), head };
-    const auto leave = [&r, &s, t0, head, columns](int t, const float(&)[2], const float(&o)[2]) {
+    const auto leave = [out, step, columns](int t, const float(&)[2], const float(&o)[2]) {
         typedef typename gdn_io<io>::type element;
-        if (!r.out.data || threadIdx.x % 4) return;
+        if (!out || threadIdx.x % 4) return;
 #pragma unroll
         for (int d = 0; d < 2; d++) {
-            const int v = columns.v + block_row(2 * d);
-            if (v < columns.V)
-                gdn_io<io>::store((element *)row_at(r.out, s, t0 + t, head) + v, o[d]);
+            const int v = block_row(2 * d);
+            if (columns.v + v < columns.V) gdn_io<io>::store((element *)(out + t * step) + v, o[d]);
         }
     };
 #pragma unroll

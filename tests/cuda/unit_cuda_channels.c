@@ -85,10 +85,10 @@ static void test_windows(void)
         CHECK(*launches - before == calls[i].launches, "call %d: %d launches, wanted %d", (int)i,
               *launches - before, calls[i].launches);
         CHECK(ran.n == 2, "call %d: %d kernels", (int)i, ran.n);
-        const bool wide = r.V > 64 && 2 * w.n_rows * r.H > 132;
+        const bool few = 4 * calls[i].B * r.H <= 132;
         const enum gdn_kernel_id scan = calls[i].K <= 64 ? GDN_CU_prefill_channels_scan_BF16_64
-                                        : wide ? GDN_CU_prefill_channels_scan_sm90_BF16_128
-                                               : GDN_CU_prefill_channels_scan_sm90_BF16_64;
+                                        : few ? GDN_CU_prefill_channels_scan_few_sm90_BF16
+                                              : GDN_CU_prefill_channels_scan_sm90_BF16;
         CHECK(ran.kernels[1] == scan, "call %d: not the scan of its K and heads", (int)i);
     }
     gdn_ctx_destroy(ctx);

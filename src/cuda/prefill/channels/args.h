@@ -31,10 +31,13 @@ GDN_CU_SIZE(gdn_cu_prefill_channels, sizeof(struct gdn_cu_rule) + 7 * 8 + 4 * 4)
      GDN_CHANNELS_FACTORS_BYTES(deep))
 enum { GDN_CHANNELS_HEAD_BYTES = 256 };
 
-/* The same of all that Hopper's form keeps there, in units of the tiles' alignment. */
-#define GDN_CHANNELS_SM90_BYTES(deep, columns)                                       \
-    ((GDN_CHANNELS_SM90_HEAD_BYTES + 2 * (3 * 128 * (deep) + 2 * 64 * 128) +         \
-      4 * GDN_CHANNELS_FACTORS_BYTES(deep) + 3 * 64 * (2 * (columns) + 16) + 1023) / \
+/* The same of Hopper's form, in tiles of 64 x 64. */
+#define GDN_CHANNELS_SM90_STAGE_BYTES(deep, columns) \
+    ((GDN_CHANNELS_WRITTEN(deep) + 1023) / 1024 * 1024 + (columns)*128)
+/* And of all that Hopper's form for few heads keeps there, in units of the tiles' alignment. */
+#define GDN_CHANNELS_FEW_BYTES(deep)                                          \
+    ((GDN_CHANNELS_SM90_HEAD_BYTES + 2 * (3 * 128 * (deep) + 2 * 64 * 128) +  \
+      4 * GDN_CHANNELS_FACTORS_BYTES(deep) + 3 * 64 * (2 * 64 + 16) + 1023) / \
      1024 * 1024)
 enum { GDN_CHANNELS_SM90_HEAD_BYTES = 1024 };
 

@@ -146,23 +146,24 @@ static struct scan portable_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r
                           .shared_bytes = GDN_CHANNELS_HEAD_BYTES + (two ? 2 : 1) * stage };
 }
 
-/* Returns the scan by WGMMA, for K from 65 on. Two warpgroups of a block share a record. Blocks of
- * one warpgroup are faster, as long as each has a multiprocessor of its own. */
-static struct scan hopper_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
-                               const struct gdn_channels_windows *w)
+/* Returns the scan by WGMMA, for K from 65 on. If two blocks for each head take at most half of the
+ * device, these have warps beside memory; else blocks have two warpgroups, which share a record. */
+static struct scan hopper_scan(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
     static const enum gdn_kernel_id kernels[2][2] = {
-        { GDN_CU_prefill_channels_scan_sm90_BF16_64, GDN_CU_prefill_channels_scan_sm90_BF16_128 },
-        { GDN_CU_prefill_channels_scan_sm90_F16_64, GDN_CU_prefill_channels_scan_sm90_F16_128 },
+        { GDN_CU_prefill_channels_scan_sm90_BF16, GDN_CU_prefill_channels_scan_sm90_F16 },
+        { GDN_CU_prefill_channels_scan_few_sm90_BF16, GDN_CU_prefill_channels_scan_few_sm90_F16 },
     };
-    const int64_t B = r->batch.B, chunks = w->n_chunks > 0 ? w->n_chunks : 1;
-    const int64_t rows = w->through ? clamp(w->each * B / chunks + 1, 1, B) : w->n_rows;
-    const int columns = r->V > 64 && 2 * rows * r->H > ctx->cuda->sm_count ? 128 : 64;
-    return (struct scan){ .kernel = kernels[r->v.dtype == GDN_F16][columns > 64],
+    const int64_t rows = r->batch.B > 0 ? r->batch.B : 1;
+    const bool few = 4 * rows * r->H <= ctx->cuda->sm_count;
+    const int columns = few || r->V <= 64 ? 64 : 128;
+    const size_t stage = (size_t)GDN_CHANNELS_SM90_STAGE_BYTES(128, columns);
+    return (struct scan){ .kernel = kernels[few][r->v.dtype == GDN_F16],
                           .columns = columns,
-                          .n_threads = 2 * columns + 128,
+                          .n_threads = few ? 256 : 2 * columns,
                           .n_stages = 2,
-                          .shared_bytes = (size_t)GDN_CHANNELS_SM90_BYTES(128, columns) };
+                          .shared_bytes = few ? (size_t)GDN_CHANNELS_FEW_BYTES(128)
+                                              : GDN_CHANNELS_SM90_HEAD_BYTES + 2 * stage };
 }
 
 static gdn_status launch(gdn_ctx *ctx, const struct gdn_cuda_call *call, struct gdn_cuda_ran *ran)
@@ -202,7 +203,7 @@ gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                      const struct gdn_channels_windows *w, void *memory,
                                      struct gdn_cuda_ran *ran, void *stream)
 {
-    const struct scan s = has_hopper_scan(ctx, r) ? hopper_scan(ctx, r, w) : portable_scan(ctx, r);
+    const struct scan s = has_hopper_scan(ctx, r) ? hopper_scan(ctx, r) : portable_scan(ctx, r);
     char *records[2], *carry;
     bool second = false, overlaps = false;
     struct gdn_cu_prefill_channels a = { .rule = *r,

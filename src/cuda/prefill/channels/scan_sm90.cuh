@@ -1,528 +1,343 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state of one head through the chunks of a window (scan.cuh) on Hopper, by WGMMA. A warpgroup
- * of the state has 64 value columns, and a warp 16 of them, as with mma.sync. First factors are in
- * registers; second factors are the tiles of a record as they lie. A block has one or two of these
- * warpgroups, and a last one: a warp loads records, one loads V, one stores the output.
+ * The state of one head through the chunks of a window (scan.cuh) on Hopper, by WGMMA, for heads
+ * that fill the device. A block has one or two warpgroups of the state (scan_state_sm90.cuh). It has
+ * room for two records, and one thread loads the next one. A warp for loads alone would cost a
+ * third of the registers.
  *
  * The chain from S to S is the products with K~, T and K^. The product with Q~ runs while U becomes
  * a factor and is tested. The product with P runs while S decays. The output is written while the
  * product with K^ runs. After a result is read, the assembler needs a wait for all products before
  * the next product, without a branch in between.
- *
- * A record comes in three parts, which are free at different times: K~ and T, Q~ and P, K^.
  */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_SCAN_SM90_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_SCAN_SM90_CUH
 
-#include "cuda/device/ptx_wgmma.cuh"
-#include "cuda/prefill/channels/scan_state.cuh"
+#include "cuda/prefill/channels/scan_state_sm90.cuh"
 
-/* Two chunks are in shared memory. V has three places, because the output replaces it and leaves
- * after the chunk; its rows are as far apart as reads of eight of them want. Numbers of a record
- * have four places: they are read until the chunk ends, but come with K~. */
-enum { SM90_STAGES = 2, SM90_VALUES = 3, SM90_NUMBERS = 4 };
-template <int deep, int groups> struct sm90_shared {
-    static constexpr int v_row = groups * 128 + 16;
-    alignas(1024) char head[GDN_CHANNELS_SM90_HEAD_BYTES]; /* scan_head, barriers */
-    struct stage {
-        char keys[deep / 64][TILE], T[TILE]; /* K~ */
-        char queries[deep / 64][TILE], P[TILE];
-        char ends[deep / 64][TILE]; /* K^ */
-    } stages[SM90_STAGES];
-    channels_factors<deep> numbers[SM90_NUMBERS];
-    alignas(16) char v[SM90_VALUES][CHUNK * v_row];
+/* A record in shared memory, and the columns of V, a tile for each warpgroup. The output replaces
+ * V. */
+template <int deep> struct sm90_stage {
+    alignas(1024) char keys[3][deep / 64][TILE], squares[2][TILE]; /* K~ Q~ K^, T P */
+    channels_factors<deep> factors;
+    __device__ __forceinline__ char *v() { return (char *)(this + 1); }
 };
-static_assert(sizeof(sm90_shared<128, 1>) <= GDN_CHANNELS_SM90_BYTES(128, 64), "args.h");
-static_assert(sizeof(sm90_shared<128, 2>) <= GDN_CHANNELS_SM90_BYTES(128, 128), "args.h");
+static_assert(sizeof(sm90_stage<128>) + TILE == GDN_CHANNELS_SM90_STAGE_BYTES(128, 64), "args.h");
 
-/* Barriers of a chunk's parts. FULL: the part is there. FREE: all warps have read it. OUT_FULL: the
- * output is in the place of V. */
-enum {
-    SM90_KEYS_FULL,
-    SM90_QUERIES_FULL,
-    SM90_ENDS_FULL,
-    SM90_V_FULL,
-    SM90_OUT_FULL,
-    SM90_KEYS_FREE,
-    SM90_QUERIES_FREE,
-    SM90_ENDS_FREE,
-    SM90_V_FREE,
-    SM90_BARRIERS
-};
-static_assert(GDN_CHANNELS_HEAD_BYTES + 8 * SM90_VALUES * SM90_BARRIERS <=
-                  GDN_CHANNELS_SM90_HEAD_BYTES,
-              "args.h");
+/* Barriers of a stage, after scan_head. FULL: the record is there. FREE: all warps have read it. */
+enum { SM90_STAGES = 2, SM90_FULL = 0, SM90_FREE = SM90_STAGES };
 
 /* The values that every thread of a block holds. */
-template <int deep, int groups> struct sm90_block {
-    typedef sm90_shared<deep, groups> shared;
+template <int deep> struct sm90_block {
     const scan_block &b;
+    int n_groups;
 
-    /* Returns the number of chunks of the part. */
-    __device__ __forceinline__ int n_chunks() const { return (int)(b.part.end - b.part.begin); }
-    __device__ __forceinline__ shared &sh() const { return *(shared *)gdn_shared; }
-    __device__ __forceinline__ typename shared::stage &stage(int i) const
+    __device__ __forceinline__ sm90_stage<deep> &stage(int i) const
     {
-        return sh().stages[i % SM90_STAGES];
+        const int bytes = (int)sizeof(sm90_stage<deep>) + n_groups * TILE;
+        return *(sm90_stage<deep> *)(gdn_shared + GDN_CHANNELS_SM90_HEAD_BYTES +
+                                     i % SM90_STAGES * bytes);
     }
-    __device__ __forceinline__ channels_factors<deep> &numbers(int i) const
+    __device__ __forceinline__ uint32_t barrier(int first, int i) const
     {
-        return sh().numbers[i % SM90_NUMBERS];
+        return shared_address(gdn_shared) + GDN_CHANNELS_HEAD_BYTES + 8 * (first + i % SM90_STAGES);
     }
-    __device__ __forceinline__ char *v(int i) const { return sh().v[i % SM90_VALUES]; }
-    /* Returns the tokens of chunk i that exist. */
-    __device__ __forceinline__ int tokens(int i) const { return b.tokens(b.part.begin + i); }
-    /* Returns the bytes of the block's columns that exist. */
-    __device__ __forceinline__ int bytes() const
+    __device__ __forceinline__ void wait(int first, int i) const
     {
-        return 2 * min(64 * groups, b.r.V - b.first_column);
-    }
-    /* Returns the places for a part. The output is in a place of V: if it had fewer barriers, the
-     * state could be two of their phases ahead of the stores. */
-    static __device__ __forceinline__ int places(int which)
-    {
-        return which == SM90_V_FULL || which == SM90_V_FREE || which == SM90_OUT_FULL ? SM90_VALUES
-                                                                                      : SM90_STAGES;
-    }
-    __device__ __forceinline__ uint32_t barrier(int which, int i) const
-    {
-        return shared_address(gdn_shared) + GDN_CHANNELS_HEAD_BYTES +
-               8 * (which * SM90_VALUES + i % places(which));
-    }
-    __device__ __forceinline__ void wait(int which, int i) const
-    {
-        mbarrier_wait(barrier(which, i), i / places(which) & 1);
-    }
-    /* Waits until the place of chunk i is free. */
-    __device__ __forceinline__ void wait_free(int which, int i) const
-    {
-        if (i >= places(which)) wait(which, i - places(which));
-    }
-    __device__ __forceinline__ void arrive(int which, int i) const
-    {
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier(which, i));
+        mbarrier_wait(barrier(first, i), i / SM90_STAGES & 1);
     }
 };
-
-/* ---- The warps beside memory ----------------------------------------------------------------- */
-
-/* Loads a part of a record: matrix `matrix`, and square `square` if that is not negative. One lane
- * calls it. */
-template <int deep>
-GDN_DEVICE void load_matrices_of(char *to, const char *record, int matrix, int square,
-                                 uint32_t barrier)
-{
-    enum { MATRIX = deep / 64 * TILE };
-    copy_in(shared_address(to), record + matrix * MATRIX, MATRIX, barrier);
-    if (square >= 0)
-        copy_in(shared_address(to) + MATRIX, record + 3 * MATRIX + square * TILE, TILE, barrier);
-}
-
-/* Loads records. One lane calls it. */
-template <int deep, int groups> GDN_DEVICE void load_records(const sm90_block<deep, groups> &block)
-{
-    enum { MATRIX = deep / 64 * TILE, NUMBERS = sizeof(channels_factors<deep>) };
-    const scan_block &b = block.b;
-    const int64_t step = b.r.H * b.a.record_bytes;
-    const char *record = b.record(b.part.begin);
-    const int n = block.n_chunks();
-#pragma unroll 1
-    for (int i = 0; i < n; i++, record += step) {
-        const uint32_t keys = block.barrier(SM90_KEYS_FULL, i);
-        const uint32_t queries = block.barrier(SM90_QUERIES_FULL, i);
-        const uint32_t ends = block.barrier(SM90_ENDS_FULL, i);
-        block.wait_free(SM90_KEYS_FREE, i);
-        mbarrier_expect(keys, MATRIX + TILE + NUMBERS);
-        load_matrices_of<deep>(block.stage(i).keys[0], record, 0, 0, keys);
-        copy_in(shared_address(&block.numbers(i)), record + GDN_CHANNELS_FACTORS(deep), NUMBERS,
-                keys);
-        block.wait_free(SM90_QUERIES_FREE, i);
-        mbarrier_expect(queries, MATRIX + TILE);
-        load_matrices_of<deep>(block.stage(i).queries[0], record, 1, 1, queries);
-        block.wait_free(SM90_ENDS_FREE, i);
-        mbarrier_expect(ends, MATRIX);
-        load_matrices_of<deep>(block.stage(i).ends[0], record, 2, -1, ends);
-    }
-}
-
-/* A lane's pieces of 16 bytes of a chunk's rows: of every ROWS-th token, in memory and in tiles. */
-template <int deep, int groups> struct sm90_pieces {
-    enum { EACH = 8 * groups, ROWS = 32 / EACH, N = CHUNK / ROWS };
-    char *at;            /* of the first token, in memory */
-    int64_t step, chunk; /* bytes to the next of the lane's tokens, and to the next chunk */
-    int token, column;   /* column: of the block */
-    bool is;             /* the piece's columns exist */
-
-    __device__ __forceinline__ sm90_pieces(const sm90_block<deep, groups> &block, const char *from,
-                                           int64_t token_bytes, int64_t chunk_bytes)
-    {
-        const int lane = threadIdx.x % 32;
-        token = lane / EACH, column = lane % EACH * 8;
-        at = (char *)from + 2 * (block.b.first_column + column) + token * token_bytes;
-        step = ROWS * token_bytes, chunk = chunk_bytes;
-        is = 2 * column < block.bytes();
-    }
-    __device__ __forceinline__ bool has(int n, int n_tokens) const
-    {
-        return is && token + n * ROWS < n_tokens;
-    }
-    __device__ __forceinline__ int place_of(int n) const
-    {
-        return (token + n * ROWS) * sm90_shared<deep, groups>::v_row + 2 * column;
-    }
-};
-
-/* Loads V. A warp calls it. */
-template <int deep, int groups> GDN_DEVICE void load_values(const sm90_block<deep, groups> &block)
-{
-    typedef sm90_pieces<deep, groups> pieces;
-    const scan_block &b = block.b;
-    const int n = block.n_chunks();
-    const struct value_rows rows = rows_of_values<deep>(b, b.part.begin);
-    pieces x(block, rows.data, rows.step,
-             b.r.family.write.data ? b.r.H * b.a.record_bytes : CHUNK * rows.step);
-#pragma unroll 1
-    for (int i = 0; i < n; i++, x.at += x.chunk) {
-        const int n_tokens = block.tokens(i);
-        const uint32_t to = shared_address(block.v(i));
-        block.wait_free(SM90_V_FREE, i);
-#pragma unroll
-        for (int j = 0; j < pieces::N; j++)
-            if (x.has(j, n_tokens)) copy_async<16>(to + x.place_of(j), x.at + j * x.step, 16);
-        copy_commit();
-        copy_wait<0>();
-        __syncwarp();
-        block.arrive(SM90_V_FULL, i);
-    }
-}
-
-/* Stores outputs. A warp calls it. */
-template <int deep, int groups> GDN_DEVICE void store_outputs(const sm90_block<deep, groups> &block)
-{
-    typedef sm90_pieces<deep, groups> pieces;
-    const scan_block &b = block.b;
-    const int n = block.n_chunks();
-    const int64_t step = b.r.out.token;
-    pieces x(block, row_at(b.r.out, b.s, b.part.begin * CHUNK, b.head), step, CHUNK * step);
-#pragma unroll 1
-    for (int i = 0; i < n; i++, x.at += x.chunk) {
-        const int n_tokens = b.r.out.data ? block.tokens(i) : 0;
-        const char *const from = block.v(i);
-        block.wait(SM90_OUT_FULL, i);
-#pragma unroll
-        for (int j = 0; j < pieces::N; j++)
-            if (x.has(j, n_tokens))
-                *(uint4 *)(x.at + j * x.step) = *(const uint4 *)(from + x.place_of(j));
-        __syncwarp();
-        block.arrive(SM90_V_FREE, i);
-    }
-}
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
-/* Computes x = a times rows of tiles, or adds that to x. tie: keeps x in its registers, because the
- * compiler would move it. Ends a group of products. */
-template <int io, bool add, bool tie = false, int n, int m>
-GDN_DEVICE void multiply_rows(mma_block (&x)[m], const typename mma_tiles<io>::operand (&a)[n],
-                              const char *tiles)
-{
-    const uint32_t place = wgmma_place(shared_address(tiles));
-    float(&d)[8 * m] = *(float(*)[8 * m]) x;
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < n; i++) {
-        const uint64_t f = wgmma_factor(place + i / 4 * (TILE / 16) + i % 4 * 2);
-        if (i > 0 || add)
-            wgmma<io>::add_rows(d, a[i].x, f);
-        else if constexpr (tie)
-            wgmma<io>::rows_tied(d, a[i].x, f);
-        else
-            wgmma<io>::rows(d, a[i].x, f);
-    }
-    wgmma_commit();
-}
+/* A lane's rows of a chunk in memory: every 16th token, and 8 columns. */
+struct lane_rows {
+    char *at;            /* address of the first row */
+    int64_t step, chunk; /* bytes from a row to the next, and from a chunk to the next */
+    __device__ __forceinline__ char *row(int i) const { return at + i * step; }
+};
 
-/* Adds u times rows of tiles. */
-template <int io, int n>
-GDN_DEVICE void add_tokens(mma_block (&S)[n], const typename mma_tiles<io>::operand (&u)[GROUPS],
-                           const char *keys)
-{
-    const uint32_t place = wgmma_place(shared_address(keys), TILE);
-    wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-        wgmma<io>::add_columns(*(float(*)[8 * n]) S, u[j].x,
-                               wgmma_factor(place + j * (16 * 128 / 16)));
-    wgmma_commit();
-}
-
-/* The values that a warp of the state keeps from chunk to chunk beside S. */
-template <int io, int deep, int groups> struct sm90_warp {
+/* The values that a warp keeps from chunk to chunk beside its state. */
+template <int io, int deep> struct sm90_warp : sm90_state<io, deep> {
+    typedef sm90_state<io, deep> state;
     typedef mma_tiles<io> tiles;
     typedef state_products<io, deep> products;
     typedef typename products::operand operand;
     typedef typename products::operands operands;
+    using state::b;
+    using state::group;
+    using state::part;
+    using state::S;
 
-    const sm90_block<deep, groups> &block;
-    const scan_block &b;
-    int group;
-    struct state_part part;
-    mma_block S[deep / 16];
+    const sm90_block<deep> &block;
+    int warp, lane;          /* warp: its number in the group */
+    int n_tokens;            /* tokens from the part's first chunk on; a large number if there are
+                                more */
+    bool has_columns;        /* the lane has eight columns that exist */
+    const char *record;      /* of the chunk to be loaded next */
+    struct lane_rows values; /* V of that chunk */
+    struct lane_rows out;    /* output of the current chunk */
 
-    /* Returns the lane's place in the place of V of chunk i, as matrices are read and written. */
-    __device__ __forceinline__ uint32_t values(int i) const
+    /* Return the warpgroup's tile of V, and the addresses of the lane's matrices and of its
+     * rows. */
+    __device__ __forceinline__ uint32_t tile(int i) const
     {
-        const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * 16 + lane / 8 % 2 * 8;
-        return shared_address(block.v(i)) +
-               (lane % 8 + lane / 16 * 8) * sm90_shared<deep, groups>::v_row + 2 * column;
+        return shared_address(block.stage(i).v()) + group * TILE;
+    }
+    __device__ __forceinline__ uint32_t matrices(int i) const
+    {
+        return tile(i) + tile_place(lane % 8 + lane / 16 * 8, 16 * warp + lane / 8 % 2 * 8);
+    }
+    __device__ __forceinline__ uint32_t rows() const
+    {
+        return tile_place(lane / 2, 16 * warp + lane % 2 * 8);
     }
 
-    __device__ __forceinline__ void load_written(mma_block (&y)[GROUPS], int i,
-                                                 uint32_t place) const;
+    __device__ __forceinline__ void begin();
+    __device__ __forceinline__ void begin_record(int i);
+    __device__ __forceinline__ void begin_values(int i);
+    __device__ __forceinline__ void turn_to(int i);
+    __device__ __forceinline__ void make_r(operands &r, const mma_block (&x)[GROUPS],
+                                           const float (&w)[CHUNK], uint32_t values) const;
     __device__ __forceinline__ void put_output(const mma_block (&o)[GROUPS], uint32_t values) const;
-    __device__ __forceinline__ void walk(int i);
-    __device__ __forceinline__ bool is_any_bad(const operands &u) const;
-    __device__ __forceinline__ bool must_mend(const operands &u, bool forgets) const;
+    __device__ __forceinline__ void store_output(int i) const;
+    __device__ __forceinline__ void release(int i);
     __device__ __forceinline__ int pass(int i, int end);
     __device__ __forceinline__ void pass_idle(int i);
     __device__ __forceinline__ void pass_other(int i);
-    __device__ __forceinline__ int next_stop(int i) const;
+    __device__ __forceinline__ void walk(int i);
     __device__ __forceinline__ void run();
 };
 
-/* Loads (w V)^T of chunk i. */
-template <int io, int deep, int groups>
-__device__ __forceinline__ void
-sm90_warp<io, deep, groups>::load_written(mma_block (&y)[GROUPS], int i, uint32_t place) const
+/* Finds the addresses in memory. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin()
 {
-    const float *const w = block.numbers(i).w;
+    const struct gdn_cu_rule &r = b.r;
+    const int64_t c = b.part.begin, records = r.H * b.a.record_bytes;
+    const struct value_rows v = rows_of_values<deep>(b, c);
+    const int column = part.v + lane % 2 * 8, t = lane / 2;
+    n_tokens = (int)min(b.s.n_valid - c * CHUNK, (int64_t)INT32_MAX);
+    has_columns = column < r.V;
+    record = b.record(c);
+    values = { (char *)v.data + t * v.step + 2 * column, 16 * v.step,
+               r.family.write.data ? records : CHUNK * v.step };
+    out = { row_at(r.out, b.s, c * CHUNK + t, b.head) + 2 * column, 16 * r.out.token,
+            CHUNK * r.out.token };
+}
+
+/* Begins to load the record of chunk i. One thread of the block does it, when all warps have read
+ * the record before. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin_record(int i)
+{
+    if (threadIdx.x != 0 || i >= b.n_chunks()) return;
+    const uint32_t full = block.barrier(SM90_FULL, i);
+    if (i >= SM90_STAGES) block.wait(SM90_FREE, i - SM90_STAGES);
+    mbarrier_expect(full, GDN_CHANNELS_WRITTEN(deep));
+    copy_in(shared_address(&block.stage(i)), record, GDN_CHANNELS_WRITTEN(deep), full);
+    record += b.r.H * b.a.record_bytes;
+}
+
+/* Begins to load the warp's columns of V of chunk i. Ends a group of copies, even if there is no
+ * such chunk. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin_values(int i)
+{
+    if (i < b.n_chunks()) {
+        const int n = n_tokens - i * CHUNK - lane / 2;
+        const uint32_t to = tile(i) + rows();
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++) {
+            const bool there = 16 * j < n && has_columns;
+            copy_async<16>(to + 16 * 128 * j, there ? values.row(j) : record, there ? 16 : 0);
+        }
+        values.at += values.chunk;
+    }
+    copy_commit();
+}
+
+/* Waits for the warp's columns of V of chunk i, and begins the loads of the next chunk. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::turn_to(int i)
+{
+    copy_wait<0>();
+    __syncwarp();
+    begin_values(i + 1);
+    begin_record(i + 1);
+    __syncwarp();
+}
+
+/* Computes R^T = (w V)^T - x. */
+template <int io, int deep>
+__device__ __forceinline__ void
+sm90_warp<io, deep>::make_r(operands &r, const mma_block (&x)[GROUPS], const float (&w)[CHUNK],
+                            uint32_t values) const
+{
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
-        operand v;
-        load_matrices_turned(v.x, place + 16 * sm90_shared<deep, groups>::v_row * j);
-        tiles::unpack(y[j], v);
+        operand m;
+        mma_block y;
+        load_matrices_turned(m.x, values + 16 * 128 * j);
+        tiles::unpack(y, m);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float2 f = *(const float2 *)(w + 16 * j + block_column(h, 0));
 #pragma unroll
-            for (int e = 0; e < 4; e++) y[j][h][e] = family_written(e % 2 ? f.y : f.x, y[j][h][e]);
+            for (int e = 0; e < 4; e++)
+                y[h][e] = family_written(e % 2 ? f.y : f.x, y[h][e]) - x[j][h][e];
         }
+        tiles::pack(r[j], y);
     }
 }
 
 /* Writes the output in the place of V. */
-template <int io, int deep, int groups>
-__device__ __forceinline__ void
-sm90_warp<io, deep, groups>::put_output(const mma_block (&o)[GROUPS], uint32_t values) const
+template <int io, int deep>
+__device__ __forceinline__ void sm90_warp<io, deep>::put_output(const mma_block (&o)[GROUPS],
+                                                                uint32_t values) const
 {
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         operand m;
         tiles::pack(m, o[j]);
-        store_matrices_turned(values + 16 * sm90_shared<deep, groups>::v_row * j, m.x[0], m.x[1],
-                              m.x[2], m.x[3]);
+        store_matrices_turned(values + 16 * 128 * j, m.x[0], m.x[1], m.x[2], m.x[3]);
     }
     __syncwarp();
 }
 
-/* Returns true if one of the warpgroup's warps has an element of U that is not finite. */
-template <int io, int deep, int groups>
-__device__ __forceinline__ bool sm90_warp<io, deep, groups>::is_any_bad(const operands &u) const
+template <int io, int deep>
+__device__ __forceinline__ void sm90_warp<io, deep>::store_output(int i) const
 {
-    typename tiles::taint taint = 0;
+    const int n = n_tokens - i * CHUNK - lane / 2;
+    const char *const v = block.stage(i).v() + group * TILE + rows();
+    if (has_columns && b.r.out.data)
 #pragma unroll
-    for (int j = 0; j < GROUPS; j++) tiles::collect(taint, u[j]);
-    return barrier_any(1 + group, 128, tiles::is_tainted(taint));
+        for (int j = 0; j < GROUPS; j++)
+            if (16 * j < n) *(uint4 *)out.row(j) = *(const uint4 *)(v + 16 * 128 * j);
 }
 
-/* Returns true if a warp of the group must walk through a chunk (scan_state.cuh). */
-template <int io, int deep, int groups>
-__device__ __forceinline__ bool sm90_warp<io, deep, groups>::must_mend(const operands &u,
-                                                                       bool forgets) const
+/* Releases chunk i: the warp has read it. */
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::release(int i)
 {
-    const bool must = forgets || !were_lost<io, deep>(S, u);
-    return in_warp(barrier_any(1 + group, 128, must));
+    out.at += out.chunk;
+    __syncwarp(); /* V of a later chunk goes to the place of the output */
+    if (lane == 0) mbarrier_arrive(block.barrier(SM90_FREE, i));
 }
 
 /* Computes chunks from i to end - 1 that change the state, while U is finite. Returns the first
- * chunk that it leaves: none of it is computed. If that one is BUSY, K~ and T have been freed. */
-template <int io, int deep, int groups>
-__device__ __forceinline__ int sm90_warp<io, deep, groups>::pass(int i, int end)
+ * chunk that it leaves: its record is there, and none of it is computed. */
+template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::pass(int i, int end)
 {
 #pragma unroll 1
     for (; in_warp(i < end); i++) {
-        const typename sm90_shared<deep, groups>::stage &in = block.stage(i);
-        const channels_factors<deep> &numbers = block.numbers(i);
-        const uint32_t place = values(i);
-        operand s[deep / 16];
-        operands r, u;
-        mma_block o[GROUPS], y[GROUPS]; /* o: at first S^T K~^T; y: (w V)^T, then U^T */
+        sm90_stage<deep> &in = block.stage(i);
+        const uint32_t v = matrices(i);
+        operand s[deep / 16], r[GROUPS], u[GROUPS];
+        mma_block o[GROUPS], y[GROUPS]; /* o: at first S^T K~^T */
+        block.wait(SM90_FULL, i);
+        if (in_warp(in.factors.busy != BUSY)) return i;
 #pragma unroll
-        for (int x = 0; x < deep / 16; x++) tiles::pack(s[x], S[x]);
-        block.wait(SM90_KEYS_FULL, i);
-        if (in_warp(numbers.busy != BUSY)) return i;
-        multiply_rows<io, false>(o, s, in.keys[0]);
-        block.wait(SM90_V_FULL, i);
-        load_written(y, i, place);
+        for (int y = 0; y < deep / 16; y++) tiles::pack(s[y], S[y]);
+        multiply_rows<io, false>(o, s, in.keys[0][0]);
+        turn_to(i);
         wgmma_wait<0>();
-#pragma unroll
-        for (int j = 0; j < GROUPS; j++) {
-#pragma unroll
-            for (int e = 0; e < 8; e++) y[j][e / 4][e % 4] -= o[j][e / 4][e % 4];
-            tiles::pack(r[j], y[j]);
-        }
-        multiply_rows<io, false, true>(y, r, in.T);
-        block.wait(SM90_QUERIES_FULL, i);
-        multiply_rows<io, false, true>(o, s, in.queries[0]);
+        make_r(r, o, in.factors.w, v);
+        multiply_rows<io, false>(y, r, in.squares[0]);
+        multiply_rows<io, false, true>(o, s, in.keys[1][0]);
         wgmma_wait<1>();
-        block.arrive(SM90_KEYS_FREE, i);
 #pragma unroll
         for (int j = 0; j < GROUPS; j++) tiles::pack(u[j], y[j]);
-        const bool any = is_any_bad(u);
+        const bool any = this->is_any_bad(u);
         wgmma_wait<0>();
-        if (in_warp(any) && must_mend(u, numbers.forgets)) return i;
-        multiply_rows<io, true>(o, u, in.P);
-        products::decay(S, numbers.decay);
-        block.wait(SM90_ENDS_FULL, i);
-        add_tokens<io>(S, u, in.ends[0]);
+        if (in_warp(any) && this->must_mend(u, in.factors.forgets)) return i;
+        multiply_rows<io, true>(o, u, in.squares[1]);
+        products::decay(S, in.factors.decay);
+        add_tokens<io>(S, u, in.keys[2][0]);
         wgmma_wait<1>();
-        block.arrive(SM90_QUERIES_FREE, i);
-        put_output(o, place);
-        block.arrive(SM90_OUT_FULL, i);
+        put_output(o, v);
         wgmma_wait<0>();
-        block.arrive(SM90_ENDS_FREE, i);
+        store_output(i);
+        release(i);
     }
     return i;
 }
 
 /* Walks through chunk i (scan_state.cuh). */
-template <int io, int deep, int groups>
-__device__ __forceinline__ void sm90_warp<io, deep, groups>::walk(int i)
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::walk(int i)
 {
-    mend<io, deep>(S, b, part, b.part.begin + i, block.v(i) + threadIdx.x / 32 * 32,
-                   sm90_shared<deep, groups>::v_row);
+    const struct gdn_rows &rows = b.r.out;
+    const int64_t c = b.part.begin + i;
+    char *const to = rows.data ? row_at(rows, b.s, c * CHUNK, b.head) + 2 * part.v : NULL;
+    mend<io, deep>(S, b, part, c, to, rows.token);
 }
 
 /* Computes a chunk without gates and updates, which keeps every bit of S (G9). If an element is too
  * large for 16 bits, the warp walks. */
-template <int io, int deep, int groups>
-__device__ __forceinline__ void sm90_warp<io, deep, groups>::pass_idle(int i)
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::pass_idle(int i)
 {
     operand s[deep / 16];
     mma_block o[GROUPS];
-    typename tiles::taint taint = 0;
-#pragma unroll
-    for (int y = 0; y < deep / 16; y++) {
-        tiles::pack(s[y], S[y]);
-        tiles::collect(taint, s[y]);
-    }
-    if (in_warp(barrier_any(1 + group, 128, tiles::is_tainted(taint)))) {
+    if (!this->pack_all(s)) {
         walk(i);
         return;
     }
-    multiply_rows<io, false>(o, s, block.stage(i).queries[0]);
+    multiply_rows<io, false>(o, s, block.stage(i).keys[1][0]);
     wgmma_wait<0>();
-    put_output(o, values(i));
+    put_output(o, matrices(i));
+    store_output(i);
 }
 
 /* Computes a chunk that pass() has left. */
-template <int io, int deep, int groups>
-__device__ __forceinline__ void sm90_warp<io, deep, groups>::pass_other(int i)
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::pass_other(int i)
 {
-    const uint32_t busy = block.numbers(i).busy;
-    if (in_warp(busy != BUSY)) block.arrive(SM90_KEYS_FREE, i); /* if not, pass() has done so */
-    block.wait(SM90_V_FULL, i);
-    block.wait(SM90_QUERIES_FULL, i);
-    block.wait(SM90_ENDS_FULL, i);
+    const uint32_t busy = block.stage(i).factors.busy;
+    if (in_warp(busy != BUSY)) turn_to(i); /* if not, pass() has done so */
     if (in_warp(busy != IDLE))
         walk(i);
     else
         pass_idle(i);
-    __syncwarp();
-    block.arrive(SM90_QUERIES_FREE, i);
-    block.arrive(SM90_ENDS_FREE, i);
-    block.arrive(SM90_OUT_FULL, i);
+    release(i);
 }
 
-/* Returns the first chunk from i on with a checkpoint inside it, or the end of the part. */
-template <int io, int deep, int groups>
-__device__ __forceinline__ int sm90_warp<io, deep, groups>::next_stop(int i) const
+template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::run()
 {
-    const struct gdn_cu_batch &batch = b.r.batch;
-    const int n = block.n_chunks();
-    if (batch.checkpoint_pool < 0) return n;
-    const int64_t each = batch.checkpoint_every / CHUNK, c = b.part.begin + i;
-    return (int)min((c / each + 1) * each - b.part.begin, (int64_t)n);
-}
-
-template <int io, int deep, int groups>
-__device__ __forceinline__ void sm90_warp<io, deep, groups>::run()
-{
-    const int n = block.n_chunks();
+    const int n = b.n_chunks();
+    begin();
+    begin_record(0);
+    begin_values(0);
     begin_state(S, b, part);
 #pragma unroll 1
     for (int i = 0; in_warp(i < n);) {
-        const int stop = next_stop(i);
+        const int stop = this->next_stop(i);
         i = pass(i, stop);
         if (in_warp(i < stop)) pass_other(i++);
         leave_checkpoint(S, b, part, (b.part.begin + i) * CHUNK);
     }
+    copy_wait<0>();
     end_state(S, b, part);
 }
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* Registers of a thread of the state, and of the warps beside memory. */
-template <int groups> struct sm90_registers {
-    static constexpr int state = groups == 1 ? 216 : 232, memory = 40;
-};
-
-/* Makes the barriers, and zeros in the columns beyond the head. */
-template <int deep, int groups> GDN_DEVICE void prepare_block(const sm90_block<deep, groups> &b)
+template <int io, int deep> GDN_DEVICE void run_part(const scan_block &scan)
 {
+    const sm90_block<deep> b = { scan, scan.columns / 64 };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < SM90_VALUES; i++) {
-            for (int full = SM90_KEYS_FULL; full <= SM90_V_FULL; full++)
-                mbarrier_init(b.barrier(full, i), 1);
-            for (int free = SM90_OUT_FULL; free <= SM90_ENDS_FREE; free++)
-                mbarrier_init(b.barrier(free, i), 4 * groups);
-            mbarrier_init(b.barrier(SM90_V_FREE, i), 1);
+        for (int i = 0; i < SM90_STAGES; i++) {
+            mbarrier_init(b.barrier(SM90_FULL, i), 1);
+            mbarrier_init(b.barrier(SM90_FREE, i), 4 * b.n_groups);
         }
         mbarrier_init_fence();
     }
-    if (b.bytes() < 128 * groups)
-        for (int i = threadIdx.x; i < (int)sizeof b.sh().v / 16; i += blockDim.x)
-            ((uint4 *)b.sh().v)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
+    sm90_warp<io, deep> w = {
+        { scan, warp / 4, { scan.first_column + 16 * warp, scan.r.V, scan.r.K } }, b, warp % 4, lane
+    };
+    w.run();
 }
 
-template <int io, int deep, int groups> GDN_DEVICE void run_part(const scan_block &scan)
-{
-    typedef sm90_registers<groups> registers;
-    const sm90_block<deep, groups> b = { scan };
-    const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
-    prepare_block(b);
-    if (warp >= 4 * groups) {
-        lower_registers<registers::memory>();
-        if (warp == 4 * groups && threadIdx.x % 32 == 0) load_records(b);
-        if (warp == 4 * groups + 1) load_values(b);
-        if (warp == 4 * groups + 2) store_outputs(b);
-        __syncwarp();
-    } else {
-        raise_registers<registers::state>();
-        sm90_warp<io, deep, groups> w = {
-            b, scan, warp / 4, { scan.first_column + 16 * warp, scan.r.V, scan.r.K }
-        };
-        w.run();
-    }
-}
-
-template <int io, int groups> GDN_DEVICE void run_scan_sm90(const struct gdn_cu_prefill_channels &a)
+template <int io> GDN_DEVICE void run_scan_sm90(const struct gdn_cu_prefill_channels &a)
 {
     griddepcontrol_launch_dependents(); /* the kernel for chunks of the next window */
-    scan_window(a, *(struct scan_head *)gdn_shared, 64 * groups,
-                [](const scan_block &b) { run_part<io, GDN_CHANNELS_MOST_K, groups>(b); });
+    scan_window(a, *(struct scan_head *)gdn_shared, blockDim.x / 2,
+                [](const scan_block &b) { run_part<io, GDN_CHANNELS_MOST_K>(b); });
 }
 
 #endif

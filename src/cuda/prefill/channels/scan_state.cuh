@@ -25,6 +25,7 @@ struct scan_block {
     const struct gdn_cu_checkpoints &checkpoints;
     int head, slice, first_column, columns;
 
+    __device__ __forceinline__ int n_chunks() const { return (int)(part.end - part.begin); }
     __device__ __forceinline__ int tokens(int64_t c) const
     {
         return (int)min(s.n_valid - c * CHUNK, (int64_t)CHUNK);

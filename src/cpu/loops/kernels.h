@@ -76,8 +76,8 @@ struct gdn_recur {
     ptrdiff_t ld_v, ld_o, ld_from, ld_to;
     int T, K, n;
     bool resume;
-    bool exact; /* recur_kv: the order of summation of recur_vk */
-    int round;  /* a dtype: the state is rounded to it after each token; GDN_F32: not */
+    bool exact;  /* recur_kv: the order of summation of recur_vk */
+    int round;   /* a dtype: the state is rounded to it after each token; GDN_F32: not */
     int updates; /* rows of a token, a divisor of T; 0: 1 */
 };
 

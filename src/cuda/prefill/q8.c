@@ -127,7 +127,7 @@ gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
 
-/* ---- Channels --------------------------------------------------------------------------------- */
+/* ---- Channels -------------------------------------------------------------------------------- */
 
 /* Replaces pools by float32 states at `at`, and their slots by numbers: the kernels of channels
  * take states by slots alone. */

@@ -105,7 +105,8 @@ def _write_map(M, U, piece, inputs, options):
     flags = options["flags"] & (gdn.BATCH_INVARIANT | gdn.NO_EARLY_STOP)
     torch.ops.gdn.summary.full(
         k=k, v=v, g=_log_gates(g, A_log, dt_bias, options), beta=_strengths(beta, options), M=M,
-        U=U, write_gate=_writes(write_gate, options), updates=options["updates"], head_map=options["head_map"], state_layout=options["state_layout"],
+        U=U, write_gate=_writes(write_gate, options), updates=options["updates"],
+        head_map=options["head_map"], state_layout=options["state_layout"],
         norm=options["norm"], norm_eps=options["norm_eps"], flags=flags)
 
 

@@ -476,6 +476,7 @@ GDN_API gdn_status gdn_supported(gdn_ctx *ctx, gdn_op op, const void *args);
  * gdn_record_fold. Segments of gdn_prefill take at most 83 MiB on an H100 with K = V = 128. GPUs
  * other than Hopper take 12 KiB more for 64 tokens of 16 bits and a head. States of 8 bits, or
  * without a stride of 1 in V or K, add 4 H K V bytes for each sequence and checkpoint, as float32.
+ * Chunks of the family then add 8 bytes for each sequence.
  * gdn_step, gdn_block, gradients and summaries grow with the number of tokens.
  */
 GDN_API gdn_status gdn_workspace_bytes(gdn_ctx *ctx, gdn_op op, const void *args, size_t *bytes);
@@ -681,8 +682,8 @@ typedef enum gdn_rounding {
  *   G7        A channel with a = 0 forgets its row of S alone.
  *   G8        v is not read where w is 0. Nothing is written if b and w of a row are all 0.
  *   G9        All g, b and w of the call are 0.
- *   where     Records and trees take one update. On a GPU gdn_prefill with 8-bit states goes token
- *             by token. GDN_BF16_PRODUCTS has no effect.
+ *   where     Records and trees take one update. gdn_step takes neither write_gate nor updates.
+ *             GDN_BF16_PRODUCTS has no effect.
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
  * token_count is 0 is the state that it started from.

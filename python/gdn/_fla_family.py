@@ -108,15 +108,17 @@ def chunk_gdn2(
     GDN-2 over whole sequences: b [B, T, HV, K] erases, w [B, T, HV, V] writes. All else is as in
     chunk_kda(), without its options of beta.
 
-    Raises NotImplementedError for return_intermediate_states, cp_context and for kwargs other than
-    A_log, dt_bias, transpose_state_layout and a chunk_size of 64; ValueError for another
-    chunk_size.
+    Raises NotImplementedError for return_intermediate_states and for kwargs other than A_log,
+    dt_bias, transpose_state_layout and a chunk_size of 64; ValueError for another chunk_size.
     """
     _drop_in.only("chunk_gdn2", kwargs, "A_log", "dt_bias", "chunk_size", "transpose_state_layout")
     check_chunk(kwargs, "GDN-2", 64)
-    refuse(cp_context=cp_context, return_intermediate_states=return_intermediate_states)
+    refuse(return_intermediate_states=return_intermediate_states)
+    op = gdn.torch.prefill
+    if cp_context is not None:
+        op, cu_seqlens = _drop_in.on_ranks(cp_context, q, initial_state, output_final_state)
     raw = kwargs.get("A_log"), kwargs.get("dt_bias"), lower_bound, safe_gate
-    return _gdn2(gdn.torch.prefill, q, k, v, g, b, w, raw if use_gate_in_kernel else None, scale,
+    return _gdn2(op, q, k, v, g, b, w, raw if use_gate_in_kernel else None, scale,
                  initial_state, output_final_state, cu_seqlens,
                  dict(l2norm=use_qk_l2norm_in_kernel, v_first=first_of_v(state_v_first, kwargs)))
 
@@ -169,10 +171,8 @@ def chunk_gated_delta_product(
     """
     Gated DeltaProduct over whole sequences: num_householder n, up to 8, pairs of k and v a token.
     k [B, n T, H, K], v [B, n T, HV, V], beta [B, n T, HV]; g [B, T, HV], or None for no decay.
-    float32 too, which FLA refuses. All else is as in chunk_gated_delta_rule(). Raises
-    NotImplementedError for cp_context.
+    float32 too, which FLA refuses. All else is as in chunk_gated_delta_rule().
     """
-    refuse(cp_context=cp_context)
     _drop_in.wanted(beta=beta)
     _drop_in.optional(g=g)
     if beta.dim() != 3:
@@ -184,5 +184,8 @@ def chunk_gated_delta_product(
         raise ValueError(f"num_householder: {num_householder}, wanted 1 to 8")
     if num_householder > 8:
         raise NotImplementedError(f"gdn.fla: num_householder is at most 8, found {num_householder}")
-    return call(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state, output_final_state,
+    op = gdn.torch.prefill
+    if cp_context is not None:
+        op, cu_seqlens = _drop_in.on_ranks(cp_context, q, initial_state, output_final_state)
+    return call(op, q, k, v, g, beta, scale, initial_state, output_final_state,
                 cu_seqlens, l2norm=use_qk_l2norm_in_kernel, updates=num_householder)

@@ -63,7 +63,6 @@ def _is_step(layer, x, given):
     """Whether step() computes what the layer's own forward() would with the arguments given, if the
     cache has the states."""
     return (not torch.is_grad_enabled() and x.shape[1] == 1 and x.dtype in _drop_in.FLOATS
-            and (x.device.type == "cpu" or not hasattr(layer, "forget_gate"))
             and all(given.get(name) is None for name in _REFUSED)
             and layer.activation in ("silu", "swish") and _is_known(layer))
 

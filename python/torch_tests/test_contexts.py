@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contexts of FLA and FlashQLA: a rank's part by the drop-ins has the values of one device."""
 
+import functools
 import types
 
 import gdn.fla
@@ -24,31 +25,50 @@ def run(call, args, dout, **options):
     return dict(zip(args, torch.autograd.grad(out, list(leaves.values()), dout)), out=out.detach())
 
 
-GDN, KDA = gdn.fla.chunk_gated_delta_rule, gdn.fla.chunk_kda
+GDN, KDA, GDN2 = gdn.fla.chunk_gated_delta_rule, gdn.fla.chunk_kda, gdn.fla.chunk_gdn2
+PRODUCT = functools.partial(gdn.fla.chunk_gated_delta_product, num_householder=2)
+
+
+def of_rule(call):
+    """Arguments of a call, and how many rows of each a token has."""
+    args = samples.rule("cpu", lead=(1, N))
+    args.pop("out")
+    if call in (KDA, GDN2):
+        args["g"] = -3 * torch.rand(1, N, HV, K) ** 4
+    if call is GDN2:
+        args.update(b=torch.rand(1, N, HV, K), w=torch.rand(1, N, HV, V))
+        args.pop("beta")
+    if call is PRODUCT:
+        args.update(samples.rule("cpu", lead=(1, 2 * N)), q=args["q"], g=args["g"])
+        args.pop("out")
+    return args, {name: x.shape[1] // N for name, x in args.items()}
 
 
 @pytest.mark.parametrize("kind, size, call", [
     ("contiguous", 2, GDN), ("contiguous", 4, GDN), ("zigzag", 3, GDN),
     ("flashqla", 3, gdn.flashqla.chunk_gated_delta_rule),
-    ("contiguous", 3, KDA), ("zigzag", 2, KDA),
+    ("contiguous", 3, KDA), ("zigzag", 2, KDA), ("contiguous", 2, GDN2), ("zigzag", 2, GDN2),
+    ("contiguous", 3, PRODUCT), ("zigzag", 2, PRODUCT),
 ])
 def test_values(kind, size, call):
-    args = samples.rule("cpu", lead=(1, N))
-    args.pop("out")
-    if call is KDA:
-        args["g"] = -3 * torch.rand(1, N, HV, K) ** 4
+    args, rows = of_rule(call)
     dout = torch.randn(1, N, HV, V)
     want = run(call, args, dout, cu_seqlens=torch.tensor(CUTS))
 
     def on_rank(group):
         given = context(kind, group.rank, size, group)
         layout = distributed.layout_of(given)
-        mine = {name: layout.local(x, 1) for name, x in args.items()}
+
+        def own(name, x):
+            tokens = x.unflatten(1, (N, rows.get(name, 1)))
+            return layout.local(tokens, 1).flatten(1, 2)
+
+        mine = {name: own(name, x) for name, x in args.items()}
         got = run(call, mine, layout.local(dout, 1), cp_context=given)
         gathers = len(group.bytes)
         assert distributed.layout_of(given) is layout and len(group.bytes) == gathers
         for name, x in got.items():
-            error = (x - layout.local(want[name], 1)).abs().max()
+            error = (x - own(name, want[name])).abs().max()
             assert error <= 4e-6 * want[name].abs().max(), name
 
     ranks.run(size, on_rank)

@@ -130,9 +130,6 @@ def test_mistakes():
         distributed.prefill(x, x, x, layout=layout, state=state)
     with pytest.raises(RuntimeError, match="token_count: .*distributed.prefill"):
         distributed.prefill(x, x, x, layout=layout, token_count=torch.tensor([3]))
-    for more in (dict(updates=2), dict(write_gate=x)):
-        with pytest.raises(RuntimeError, match=f"{next(iter(more))}: .*distributed.prefill"):
-            distributed.prefill(x, x, x, layout=layout, **more)
     with pytest.raises(ValueError, match="x: 3 tokens, but the layout has 4"):
         distributed.conv1d(torch.randn(3, 6), torch.randn(6, 4), layout=layout)
 

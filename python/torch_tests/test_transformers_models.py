@@ -130,6 +130,20 @@ def test_packed_layer(modeling, name):
         torch.testing.assert_close(run(x, **more), wanted, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", gdn.transformers.KDA_MODELS)
+def test_step_on_other_devices(modeling, monkeypatch, name):
+    """KDA's layers take step() wherever their tensors lie: here on a device without values."""
+    from transformers import DynamicCache
+
+    gdn.install("transformers")
+    model, calls = tiny(name), []
+    layer, x = layer_of(name, model).to("meta"), torch.randn(2, 3, 32, device="meta")
+    cache, step = DynamicCache(config=model.config), gdn.torch.step
+    layer(x[:, :2], cache)
+    monkeypatch.setattr(gdn.torch, "step", lambda *a, **b: calls.append(0) or step(*a, **b))
+    assert layer(x[:, 2:], cache).shape == (2, 1, 32) and calls == [0]
+
+
 @pytest.mark.parametrize("name, key, bound", [
     ("glm5_next", "linear_lower_bound", 0.0), ("bailing_hybrid", "kda_lower_bound", 0.0),
     ("bailing_hybrid", "kda_lower_bound", 0.5)])

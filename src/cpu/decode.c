@@ -210,6 +210,7 @@ static struct gdn_recur recur_of(struct step_scratch *c, const struct gdn_rule *
         .K = r->K,
         .n = b->n,
         .round = gdn_rule_rounding(r),
+        .updates = gdn_rule_updates(r),
     };
 }
 
@@ -401,6 +402,7 @@ static void walk_run(struct step_scratch *c, const struct gdn_rule *r, const str
         .resume = true,
         .exact = r->exact,
         .round = gdn_rule_rounding(r),
+        .updates = gdn_rule_updates(r),
     };
     if (b->to_view->k_first)
         kr->recur_kv[GDN_F32](&step);

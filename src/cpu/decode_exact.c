@@ -125,6 +125,7 @@ static void run_strip(const struct exact *c, const struct gdn_rule *r, const str
         .T = rows,
         .K = r->K,
         .n = kr->strip,
+        .updates = u,
     };
     kr->recur_strip[gdn_rule_rounding(r)](s->S, &step);
     for (int t = 0; r->out.data && t < n; t++) {

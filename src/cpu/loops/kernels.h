@@ -76,9 +76,16 @@ struct gdn_recur {
     ptrdiff_t ld_v, ld_o, ld_from, ld_to;
     int T, K, n;
     bool resume;
-    bool exact; /* recur_kv: the order of summation of recur_vk */
-    int round;  /* a dtype: the state is rounded to it after each token; GDN_F32: not */
+    bool exact;  /* recur_kv: the order of summation of recur_vk */
+    int round;   /* a dtype: the state is rounded to it after each token; GDN_F32: not */
+    int updates; /* rows of a token, a divisor of T; 0: 1 */
 };
+
+/* Returns whether row t is the last one of its token. */
+static inline bool gdn_ends_token(const struct gdn_recur *s, int t)
+{
+    return s->updates < 2 || (t + 1) % s->updates == 0;
+}
 
 struct gdn_kernels {
     const char *name; /* "scalar", "avx2", "avx512", "neon" */

@@ -484,7 +484,7 @@ static void step(const struct gdn_recur *s, const struct storage *dtype, bool k_
     if (!s->resume) step_load(s, dtype, k_first);
     for (int t = 0; t < s->T; t++) {
         for (int j = 0; j < s->n; j++) step_token(s, t, j, s->scratch + j * column, next);
-        round_row(s->scratch, (size_t)(s->K * s->n), s->round);
+        if (gdn_ends_token(s, t)) round_row(s->scratch, (size_t)(s->K * s->n), s->round);
         if (s->to[t]) step_store(s, s->to[t], dtype, k_first);
     }
 }
@@ -501,7 +501,7 @@ static void recur_strip(float *S, const struct gdn_recur *s, int dtype)
 {
     for (int t = 0; t < s->T; t++) {
         for (int j = 0; j < STRIP; j++) step_token(s, t, j, S + j, STRIP);
-        round_row(S, (size_t)(s->K * STRIP), dtype);
+        if (gdn_ends_token(s, t)) round_row(S, (size_t)(s->K * STRIP), dtype);
     }
 }
 

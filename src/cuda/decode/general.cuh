@@ -338,7 +338,7 @@ GDN_DEVICE void compute_tokens(Tile &tile, struct decode_shared<Tile, KC, few ? 
             void *const out = r.out.data && t >= 0 ? row_at(r.out, w.seq, t, w.head) : NULL;
             tile.step({ &window, i, out, r.out.dtype, w.column, w.n_columns }, sh.tile);
             changed |= window.changes(i);
-            if (a.rounding != GDN_F32)
+            if (t >= 0 && a.rounding != GDN_F32)
                 for (int n = 0; n < 4 * Tile::N; n++)
                     tile.S[n / 4][n % 4] = round_to(tile.S[n / 4][n % 4], a.rounding);
             if (t >= 0) leave_all<Tile>(tile, changed, points, a, w, window.to[i], t + 1);

@@ -30,6 +30,15 @@ gdn_status gdn_cuda_prefill_channels(gdn_ctx *ctx, const struct gdn_cu_rule *arg
                                      const struct gdn_channels_windows *w, void *memory,
                                      struct gdn_cuda_ran *ran, void *stream);
 
+/* The same beside q8.cu, for states of 8 bits or without a stride of 1. channels_q8_rule() returns
+ * the rule as the channels see it, before there is memory: for their why_not, cut and bytes. */
+struct gdn_cu_rule gdn_cuda_prefill_channels_q8_rule(const struct gdn_cu_rule *args);
+size_t gdn_cuda_prefill_channels_q8_bytes(const struct gdn_cu_rule *args,
+                                          const struct gdn_channels_windows *w);
+gdn_status gdn_cuda_prefill_channels_q8(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                        const struct gdn_channels_windows *w, void *memory,
+                                        void *stream);
+
 /* Returns how many bytes of rows move at once, at most 16: data and steps are multiples of that. */
 int32_t gdn_cuda_rows_wide(const struct gdn_rows *r);
 

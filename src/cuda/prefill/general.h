@@ -22,14 +22,17 @@ GDN_CU_SIZE(gdn_cu_prefill, sizeof(struct gdn_cu_rule) + 40);
 enum { GDN_PREFILL_FROM = 1, GDN_PREFILL_TO = 2, GDN_PREFILL_CHECKPOINTS = 4 };
 
 /* The arguments of q8.cu, for states of 8 bits or without a stride of 1. Chunks work on these
- * pools, by number, in place of the rule's. data NULL: chunks work on the rule's own pool. */
+ * pools, by number, in place of the rule's. data NULL: chunks work on the rule's own pool. For
+ * chunks that know slots alone, the first kernel fills in the slot of each sequence: its number, or
+ * -1 for padding. */
 enum { GDN_PREFILL_EIGHT_COLUMNS = 32 };
 struct gdn_cu_prefill_q8 {
     struct gdn_cu_rule rule;
     struct gdn_pool_view from, to, checkpoints;
     int64_t n_parts; /* parts of a head's columns */
+    int64_t *slots;  /* NULL: chunks take states by number */
 };
-GDN_CU_SIZE(gdn_cu_prefill_q8, sizeof(struct gdn_cu_rule) + 3 * 80 + 8);
+GDN_CU_SIZE(gdn_cu_prefill_q8, sizeof(struct gdn_cu_rule) + 3 * 80 + 16);
 
 /* The tokens of a chunk, if elements have `bytes` and a tile has `deep` columns of keys. Float32
  * has chunks as short as on a CPU, and the same error bounds. With 256 columns there are registers

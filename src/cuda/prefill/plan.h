@@ -61,6 +61,7 @@ struct gdn_cuda_prefill_plan {
     enum {
         GDN_PREFILL_BY_TOKENS,
         GDN_PREFILL_BY_CHANNELS,
+        GDN_PREFILL_CHANNELS_APART,
         GDN_PREFILL_BY_CHUNKS,
         GDN_PREFILL_APART
     } way;

@@ -4,7 +4,7 @@
  * 32 columns of one head. */
 #include "cuda/device/q8.cuh"
 #include "cuda/prefill/general.h"
-#include "cuda/device/rule.cuh"
+#include "cuda/device/family.cuh"
 
 enum {
     THREADS = 256,
@@ -77,6 +77,20 @@ struct eight_sequence {
     int64_t n_idle;
 };
 
+/* Returns true if the token of a sequence changes the state of a head. Prefill takes rules of the
+ * family with one update a token. */
+GDN_DEVICE bool changes_state(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
+                              int head)
+{
+    if (!r.family.is) return load_gate(r, s, t, head, true) != 1 || load_beta(r, s, t, head) != 0;
+    for (int k = 0; k < r.K; k++)
+        if (family_gate(r, s, t, head, k, true) != 1 || family_b(r, s, t, head, 0, k) != 0)
+            return true;
+    for (int v = 0; v < r.V; v++)
+        if (family_w(r, s, t, head, 0, v) != 0) return true;
+    return false;
+}
+
 /* Returns these tokens; -1: no such state was read. All threads call it. */
 GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_q8 &a, const struct gdn_cu_seq &s,
                               int head)
@@ -87,8 +101,7 @@ GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_q8 &a, const struct gd
     if (s.read < 0 || !a.from.data) return -1;
     for (int64_t first = 0; first < s.n_valid; first += THREADS) {
         const int64_t t = first + threadIdx.x;
-        const bool changes =
-            t < s.n_valid && (load_gate(r, s, t, head, true) != 1 || load_beta(r, s, t, head) != 0);
+        const bool changes = t < s.n_valid && changes_state(r, s, t, head);
         if (!__syncthreads_or(changes)) continue;
         if (threadIdx.x == 0) left = 0;
         __syncthreads();
@@ -166,12 +179,24 @@ GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_q8 &a, const struct eight_
 
 /* ---- Before ---------------------------------------------------------------------------------- */
 
+/* Channels start a sequence without an initial state from its slot too. */
+GDN_DEVICE void clear(const struct eight_place &to, const struct eight_part &p)
+{
+    for (int i = threadIdx.x; i < p.n * p.K; i += THREADS) ((float *)to.data)[i] = 0;
+}
+
 GDN_DEVICE void prefill_q8_load(const struct gdn_cu_prefill_q8 &a)
 {
     __shared__ struct eight_sequence q;
     const struct eight_part p = find_part(a);
     read_eight(q, a, p);
-    if (q.s.n_tokens == 0 || q.s.read < 0) return;
+    if (a.slots && p.head == 0 && p.v == 0 && threadIdx.x == 0)
+        a.slots[p.row] = q.s.padding ? -1 : p.row;
+    if (q.s.n_tokens == 0) return;
+    if (q.s.read < 0) {
+        if (a.slots && a.from.data) clear(place_of(a.from, p.row, p), p);
+        return;
+    }
     const struct eight_place from = place_of(a.rule.from, q.s.read, p);
     const struct eight_place to = place_of(a.from, p.row, p);
     const int dtype = a.rule.from.dtype;

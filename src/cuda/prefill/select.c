@@ -178,9 +178,11 @@ gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
 static void plan_windows(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                          struct gdn_cuda_prefill_plan *p)
 {
-    p->way = GDN_PREFILL_BY_CHANNELS;
+    const bool apart = gdn_cuda_prefill_is_apart(args);
+    p->way = apart ? GDN_PREFILL_CHANNELS_APART : GDN_PREFILL_BY_CHANNELS;
     p->windows = gdn_cuda_prefill_channels_cut(ctx, args);
-    p->bytes = gdn_cuda_prefill_channels_bytes(args, &p->windows);
+    p->bytes = apart ? gdn_cuda_prefill_channels_q8_bytes(args, &p->windows)
+                     : gdn_cuda_prefill_channels_bytes(args, &p->windows);
 }
 
 static gdn_status run_windows(gdn_ctx *ctx, const struct gdn_cu_rule *args,
@@ -225,11 +227,17 @@ static gdn_status run_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }
 
+static const char *why_not_channels(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
+{
+    const struct gdn_cu_rule wide = gdn_cuda_prefill_channels_q8_rule(args);
+    return gdn_cuda_prefill_channels_why_not(ctx, gdn_cuda_prefill_is_apart(args) ? &wide : args);
+}
+
 /* Returns why no chunks take the call, which then goes token by token; NULL: some do. */
 static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_rule *args)
 {
     if (args->exact) return "GDN_EXACT is set";
-    if (args->family.is) return gdn_cuda_prefill_channels_why_not(ctx, args);
+    if (args->family.is) return why_not_channels(ctx, args);
     return gdn_cuda_mixes_dtypes(args) ? "q, k, v and out differ in dtype" : NULL;
 }
 
@@ -275,6 +283,8 @@ gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     switch (p->way) {
     case GDN_PREFILL_BY_TOKENS: return gdn_cuda_decode_run(&p->decode, memory, stream);
     case GDN_PREFILL_BY_CHANNELS: return run_windows(ctx, rule, p, memory, stream);
+    case GDN_PREFILL_CHANNELS_APART:
+        return gdn_cuda_prefill_channels_q8(ctx, rule, &p->windows, memory, stream);
     case GDN_PREFILL_APART: return gdn_cuda_prefill_q8(ctx, rule, &p->chunks, memory, stream);
     default: return run_chunks(ctx, rule, p, memory, stream);
     }

@@ -11,6 +11,7 @@
 #include "oracle.h"
 #include "oracle_family.h"
 #include "ring2.h"
+#include "ring2_device.h"
 
 enum { HK = 2, HV = 4 };
 
@@ -496,6 +497,101 @@ static void checkpoints(int i)
     ring2_expect_bits("out", &marked.a.out, &c.a.out);
 }
 
+/* ---- States of 8 bits ------------------------------------------------------------------------ */
+
+/* Copies states; scales NULL: of float32. */
+static void copy(const gdn_tensor *from, const gdn_tensor *from_scales, const gdn_tensor *to,
+                 const gdn_tensor *to_scales, int32_t layout)
+{
+    gdn_state_copy_args c = gdn_state_copy_args_init();
+    c.from_pool = *from, c.to_pool = *to, c.from_layout = c.to_layout = layout;
+    if (from_scales) c.from_scales = *from_scales;
+    if (to_scales) c.to_scales = *to_scales;
+    ring2_status(ring2_ctx(1), "gdn_state_copy", gdn_state_copy(ring2_ctx(1), &c), GDN_OK);
+}
+
+/* A pool of codes, and the numbers that they stand for. */
+struct pool {
+    gdn_tensor codes, scales, wide;
+};
+
+static struct pool new_pool(const struct call *c, int32_t dtype, int64_t n)
+{
+    const gdn_tensor *s = &c->a.state;
+    const struct pool p = { ring2_new(dtype, 0, 4, n, HV, s->size[2], s->size[3]),
+                            ring2_new(GDN_F32, 0, 3, n, HV, c->V, 0),
+                            ring2_new(GDN_F32, 0, 4, n, HV, s->size[2], s->size[3]) };
+    ring2_fill(&p.wide, -1, 1);
+    copy(&p.wide, NULL, &p.codes, &p.scales, c->a.state_layout);
+    copy(&p.codes, &p.scales, &p.wide, NULL, c->a.state_layout);
+    return p;
+}
+
+/* The codes are those of the float32 states (G21). A CPU sums in another order: near them. */
+static void expect_codes(const char *what, const struct call *c, const struct pool *p)
+{
+    const gdn_tensor want = ring2_clone(&p->codes), scales = ring2_clone(&p->scales);
+    const gdn_tensor wide = ring2_clone(&p->wide);
+    copy(&p->wide, NULL, &want, &scales, c->a.state_layout);
+    if (ring2_on_device()) {
+        ring2_expect_bits(what, &p->codes, &want);
+        ring2_expect_bits(what, &p->scales, &scales);
+    }
+    copy(&p->codes, &p->scales, &wide, NULL, c->a.state_layout);
+    for (int64_t i = 0; i < ring2_count(&wide); i++) {
+        const double x = ring2_get(&p->wide, i), e = fabs(ring2_get(&wide, i) - x);
+        CHECK(e <= 0.02 + 0.13 * fabs(x), "%s: element %lld is off by %g", what, (long long)i, e);
+    }
+}
+
+/* Slots, padding with and without a sink, a sequence from zero, one that is not kept, checkpoints;
+ * the last sequence changes nothing, and its codes stay (G9), but where an erase gate alone leaves
+ * w = 1. */
+static void eight(int i)
+{
+    static const int32_t codes[] = { GDN_I8, GDN_E4M3, GDN_E5M2 };
+    enum { N_CODES = sizeof codes / sizeof *codes, N = 4, P = 6 };
+    const int32_t dtype = codes[i / N_RULES % N_CODES];
+    struct call c = draw(&rules[i % N_RULES], &batches[2], i % 2 ? GDN_F16 : GDN_BF16, i % N_GATES,
+                         i % N_SIZES);
+    const int64_t last = c.first[N - 1], n = c.first[N] - last, each = HV * c.K;
+    const int64_t n_g = c.a.g.ndim == 3 ? each : HV, n_beta = c.a.beta.ndim == 3 ? each : HV;
+    for (int64_t j = 0; j < n * n_g; j++) ring2_set(&c.a.g, last * n_g + j, 0);
+    for (int64_t j = 0; j < n * n_beta; j++) ring2_set(&c.a.beta, last * n_beta + j, 0);
+    for (int64_t j = 0; c.a.write_gate.data && j < n * HV * c.V; j++)
+        ring2_set(&c.a.write_gate, last * HV * c.V + j, 0);
+
+    const int64_t reads[] = { i % 5 == 1 ? -1 : 5, 1, 0, 3 }, starts[] = { i % 4 != 2, 1, 1, 1 };
+    const int64_t writes[] = { 2, 1, i % 2 ? -1 : 0, 3 }, left_at[] = { 4, -1, 0, 2, 1 };
+    gdn_batch batch = *c.a.batch;
+    batch.read_slots = ring2_indices(GDN_I32, N, reads);
+    if (i % 4) batch.write_slots = ring2_indices(GDN_I64, N, writes);
+    batch.has_initial_state = ring2_indices(GDN_I32, N, starts);
+    batch.checkpoint_every = 64;
+    batch.checkpoint_slots = ring2_indices(GDN_I64, 5, left_at);
+    if (i % 10 == 1) batch.pad_policy = GDN_PAD_SINK, batch.sink_slot = 4;
+    c.a.batch = &batch;
+    struct call wide = clone(&c);
+    const struct pool p = new_pool(&c, dtype, P), left = new_pool(&c, dtype, 5);
+    const gdn_tensor before = ring2_clone(&p.codes);
+    c.a.state = p.codes, c.a.state_scales = p.scales, wide.a.state = p.wide;
+    c.a.checkpoints = left.codes, c.a.checkpoint_scales = left.scales;
+    wide.a.checkpoints = left.wide;
+    ring2_status(ring2_ctx(1), "8 bits", gdn_prefill(ring2_ctx(1), &c.a), GDN_OK);
+    if (ring2_on_device())
+        CHECK(strstr(gdn_last_kernel(ring2_ctx(1)), "prefill_q8"), "ran %s",
+              gdn_last_kernel(ring2_ctx(1)));
+    ring2_status(ring2_ctx(1), "float32", gdn_prefill(ring2_ctx(1), &wide.a), GDN_OK);
+    if (ring2_on_device())
+        ring2_expect_bits("out", &c.a.out, &wide.a.out);
+    else
+        near("out", &c.a.out, ring2_doubles(&wide.a.out), c.a.out.dtype);
+    const gdn_tensor kept = ring2_narrow(&p.codes, 0, 3, 1), was = ring2_narrow(&before, 0, 3, 1);
+    if (c.a.beta.ndim < 3 || c.a.write_gate.data) ring2_expect_bits("kept", &kept, &was);
+    expect_codes("states", &c, &p);
+    expect_codes("checkpoints", &c, &left);
+}
+
 /* Raw gates of 16 bits by both formulas, and the sigmoid of beta, are those of the formulas. */
 static void raw(int bounded)
 {
@@ -536,6 +632,7 @@ int main(int argc, char **argv)
         { "no_sequence", no_sequence, 4 },
         { "alone", alone, 4 },
         { "checkpoints", checkpoints, 4 },
+        { "eight", eight, 24 },
         { "raw", raw, 2 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -272,6 +272,34 @@ static void eight_exact(int i)
     ring2_expect_bits("scales", &p.scales, &scales);
 }
 
+/* With GDN_EXACT a state of 16 bits is rounded after each token, whatever its updates: the bits of
+ * tokens with float32 states, which a conversion rounds between them. */
+static void sixteen_exact(int i)
+{
+    enum { T = 5 };
+    const struct rule *f = &rules[i % N_RULES];
+    const int32_t dtype = i % 2 ? GDN_BF16 : GDN_F16;
+    const gdn_rule_args a = draw(f, i / N_RULES % N_GATES, 0, T), b = clone(&a);
+    gdn_rule_args whole = part(&a, 0, T);
+    whole.flags = GDN_EXACT;
+    whole.state = ring2_new(dtype, 0, 4, 1, HV, a.v.size[2], a.q.size[2]);
+    gdn_tensor between = ring2_clone(&whole.state), wide = ring2_narrow(&b.state, 0, 0, 1);
+    convert(&wide, NULL, &whole.state, NULL);
+    convert(&whole.state, NULL, &wide, NULL);
+    call("whole", &whole, i / N_RULES / N_GATES % 2);
+    for (int64_t t = 0; t < T; t++) {
+        gdn_rule_args token = part(&b, t, 1);
+        token.flags = GDN_EXACT;
+        call("token", &token, true);
+        const gdn_tensor want = ring2_narrow(&token.out, 0, 0, 1);
+        const gdn_tensor got = ring2_narrow(&whole.out, 0, t, 1);
+        ring2_expect_bits("out", &got, &want);
+        convert(&wide, NULL, &between, NULL);
+        convert(&between, NULL, &wide, NULL);
+    }
+    ring2_expect_bits("state", &whole.state, &between);
+}
+
 /* A record of gates of any strength, folded. */
 static void eight_folds(int i)
 {
@@ -300,6 +328,7 @@ int main(int argc, char **argv)
         { "forgets", forgets, 2 },
         { "eight", eight, N_RULES * N_GATES },
         { "eight_exact", eight_exact, N_RULES * N_GATES },
+        { "sixteen_exact", sixteen_exact, 2 * N_RULES * N_GATES },
         { "eight_folds", eight_folds, 2 * N_GATES },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

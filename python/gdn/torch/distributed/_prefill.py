@@ -13,6 +13,9 @@ from .._autograd import numbers, refuse_others, refuse_second
 from .._gradients import _FORWARD, _INPUTS, _NUMBERS, BOTH_WAYS, rule_gradients
 from .._operators import overload
 
+_OF_UPDATES = "k", "v", "beta", "write_gate"  # n = updates rows a token
+_WHOLE = "A_log", "dt_bias", "state"  # of all tokens
+
 
 class _Sizes:
     """Head sizes, and the maps of ranges in one tensor [ranges][H][V K + K K]: U, then M."""
@@ -79,14 +82,31 @@ def _strengths(beta, options):
     return beta.float().sigmoid() * (2 if kind == gdn.BETA_TWICE_SIGMOID else 1)
 
 
+def _writes(write_gate, options):
+    kind = options["beta_kind"]
+    if write_gate is None or kind in (gdn.BETA_DEFAULT, gdn.BETA_GIVEN):
+        return write_gate
+    return write_gate.float().sigmoid()
+
+
+def _of_piece(inputs, piece, options):
+    """The rows of a piece: its tokens, of which each has `updates` rows of k, v, beta and
+    write_gate. A_log, dt_bias and the state stay as they are."""
+    n, tokens = options["updates"] or 1, piece.tokens
+    updates = slice(n * tokens.start, n * tokens.stop)
+    return [x if x is None or name in _WHOLE else x[updates if name in _OF_UPDATES else tokens]
+            for name, x in zip(_INPUTS, inputs)]
+
+
 def _write_map(M, U, piece, inputs, options):
     """M and U of a piece; M None: not wanted."""
-    _, k, v, g, beta, A_log, dt_bias, _ = inputs
-    k, v, g, beta = (None if x is None else x[piece.tokens] for x in (k, v, g, beta))
+    A_log, dt_bias = inputs[5:7]
+    _, k, v, g, beta, *_, write_gate = _of_piece(inputs, piece, options)
     flags = options["flags"] & (gdn.BATCH_INVARIANT | gdn.NO_EARLY_STOP)
     torch.ops.gdn.summary.full(
         k=k, v=v, g=_log_gates(g, A_log, dt_bias, options), beta=_strengths(beta, options), M=M,
-        U=U, head_map=options["head_map"], state_layout=options["state_layout"],
+        U=U, write_gate=_writes(write_gate, options), updates=options["updates"],
+        head_map=options["head_map"], state_layout=options["state_layout"],
         norm=options["norm"], norm_eps=options["norm_eps"], flags=flags)
 
 
@@ -135,8 +155,8 @@ def _own_gradient_maps(layout, sizes, inputs, maps, dout, dlast, options):
     U, M = sizes.split(back)
     for part in layout.receivers:
         piece, own = part.pieces[0], slice(part.number, part.number + 1)
-        rows = [x if x is None or i > 4 else x[piece.tokens] for i, x in enumerate(inputs)]
-        known = dict(zip(_INPUTS[:7], rows), dout=dout[piece.tokens], dstate=U[own])
+        known = dict(zip(_INPUTS, _of_piece(inputs, piece, options)), dout=dout[piece.tokens],
+                     dstate=U[own])
         if piece.ends and dlast is not None:
             known["dstate_out"] = dlast[piece.row:piece.row + 1]
         torch.ops.gdn.prefill_backward.full(**known, **options)
@@ -170,7 +190,7 @@ class _Prefill(torch.autograd.Function):
         starts, maps = _starts(layout, sizes, inputs, dict(options, flags=forward_numbers[0]))
         ctx.layout, ctx.sizes, ctx.numbers = layout, sizes, rule_numbers
         ctx.flags = forward_numbers[0] & BOTH_WAYS
-        ctx.save_for_backward(*inputs[:7], starts, maps)
+        ctx.save_for_backward(*inputs[:7], inputs[8], starts, maps)
         ctx.has_state = inputs[7] is not None
         cu_seqlens = layout.cu_seqlens(q.device)
         more = dict(zip(_FORWARD, forward_numbers), cu_seqlens=cu_seqlens)
@@ -181,50 +201,53 @@ class _Prefill(torch.autograd.Function):
         elif starts is not None:
             more["write"] = gdn.WRITE_NONE
         out = q.new_empty(q.shape[0], sizes.H, sizes.V)
-        overload("prefill", {**options, **more})(*inputs[:7], starts, out=out, **options, **more)
+        overload("prefill", {**options, **more})(
+            *inputs[:7], starts, out=out, write_gate=inputs[8], **options, **more)
         return (out, final[layout.tensor("ends", out.device)]) if return_state else out
 
     @staticmethod
     def backward(ctx, dout, dfinal=None):
         refuse_second("distributed.prefill")
-        *inputs, starts, maps = ctx.saved_tensors
+        *inputs, write_gate, starts, maps = ctx.saved_tensors
         layout, options = ctx.layout, dict(zip(_NUMBERS, ctx.numbers), flags=ctx.flags)
         dout = dout.contiguous()
-        dlast = _last_gradients(layout, ctx.sizes, [*inputs, None], maps, dout, dfinal, options)
+        dlast = _last_gradients(layout, ctx.sizes, [*inputs, None, write_gate], maps, dout,
+                                dfinal, options)
         is_needed = ctx.needs_input_grad[4:]
-        *found, dstarts = rule_gradients((*inputs, starts), is_needed, dout, dlast,
-                                         dict(options, cu_seqlens=layout.cu_seqlens(dout.device)))
+        *found, dstarts, dwrite = rule_gradients(
+            (*inputs, starts, write_gate), is_needed, dout, dlast,
+            dict(options, cu_seqlens=layout.cu_seqlens(dout.device)))
         if dstarts is not None:
             dstarts = dstarts[layout.tensor("begins", dstarts.device)]
-        return None, None, None, None, *found, dstarts
+        return None, None, None, None, *found, dstarts, dwrite
 
 
 def prefill(q, k, v, g=None, beta=None, *, layout, A_log=None, dt_bias=None, state=None,
-            return_state=False, **options):
+            return_state=False, write_gate=None, **options):
     """
     gdn.torch.prefill() of a batch whose tokens lie on several ranks, as a Layout says. Every rank
     calls it with its own tokens, and, where gradients are needed, every rank runs the backward
     pass: each of the two holds one all-gather, of H K (V + K) float32 numbers for each range.
 
-    q [N][Hq][K], k [N][Hk][K], v [N][Hv][V], g, beta [N][H]: this rank's N tokens, or [1][N].
+    q [N][Hq][K], k [N][Hk][K], v [N][Hv][V], g, beta [N][H]: this rank's N tokens, or [1][N]. For
+    KDA, GDN-2 and DeltaProduct they, write_gate and updates are as in gdn.torch.prefill().
     state [len(layout.begins)][H][V][K] float32: initial states of the sequences that begin on this
-    rank. Options are those of gdn.torch.prefill() that have gradients, without masks of tokens and
-    without updates and write_gate: the rules are GDN and KDA.
+    rank. Options are those of gdn.torch.prefill() that have gradients, without masks of tokens.
     Gradients flow to every tensor. Those of A_log and dt_bias are of this rank's tokens alone; add
     them up over ranks, as those of other weights.
 
     Returns out [N][H][V]; with return_state=True (out, final states [len(layout.ends)][H][V][K] of
     the sequences that end on this rank).
     """
-    refuse_others("distributed.prefill", {*_NUMBERS, *_FORWARD, "write"} - {"updates"}, options)
-    rows = [q, k, v, g, beta]
+    refuse_others("distributed.prefill", {*_NUMBERS, *_FORWARD, "write"}, options)
+    rows = [q, k, v, g, beta, write_gate]
     is_padded = q.dim() == 4
     if is_padded:
         rows = [x if x is None else x.squeeze(0) for x in rows]
     layout.check_tokens("q", rows[0])
     layout.check_state(state)
     result = _Prefill.apply(layout, return_state, numbers(_FORWARD, options),
-                            numbers(_NUMBERS, options), *rows, A_log, dt_bias, state)
+                            numbers(_NUMBERS, options), *rows[:5], A_log, dt_bias, state, rows[5])
     if not is_padded:
         return result
     return (result[0][None], result[1]) if return_state else result[None]

@@ -278,7 +278,7 @@ GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &p
 }
 
 /* Applies number i of the window to the state. t: its token, if it is the token's last row; else
- * -1. A state of 8 bits is rounded after that row alone. */
+ * -1. The state is rounded after that row alone. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const typename Tile::Window &window, int i,
                               const struct tree_visit &visit, int64_t t)
@@ -293,7 +293,7 @@ GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const typename Tile::Win
         m.sh.decode.tile);
     const bool changes = window.changes(i);
     if (changes) m.changed |= 1u << m.level;
-    if (ends || !is_q8(m.a.decode.rounding))
+    if (ends)
         round_state(m, changes, t + 1);
     else if (changes)
         m.has_codes = false;

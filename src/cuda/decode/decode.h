@@ -22,8 +22,8 @@ gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
                                  const struct gdn_tokens *tokens,
                                  const struct gdn_plan_pools *pools,
                                  const struct gdn_record *record, void *stream);
-/* Folds the records of the slots that a call reads. Those that it writes get no rows; has_checkpoints:
- * nor do those of its checkpoints, which are in the same pool. */
+/* Folds the records of the slots that a call reads. Those that it writes get no rows. Nor do those
+ * of its checkpoints, if it `has_checkpoints` in this pool. */
 gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_cu_rule *args, bool has_checkpoints,
                                void *stream);
 /* Refuses a record whose channels are too far apart for kernels. NULL: there is no record. */

@@ -26,10 +26,6 @@ enum {
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
 enum { SLOTS_BLOCKS = 64 };
 
-/* The two kernels of form `lazy` wait for each other about 10 us. In that time a multiprocessor of an
- * H200 moves so many bytes (docs/gpu/decode-kernels.md). */
-enum { LAZY_LEAST_SAVED = 325 * 1024 };
-
 /* ---- Strides of 32 bits -------------------------------------------------------------------- */
 
 bool gdn_cuda_is_near(int64_t step, int64_t n)
@@ -378,18 +374,6 @@ static const char *why_not_one_of_record(const struct gdn_decode_call *c)
     return !why && r->K != LAZY_K ? "K is not 128" : why;
 }
 
-/* Returns the bytes of a sequence that form `lazy` does not move: it writes a state once in R tokens,
- * but on average it reads half of a record. */
-static int64_t saved_bytes(const struct gdn_decode_call *c)
-{
-    const struct gdn_cu_rule *r = c->rule;
-    const int64_t R = r->record_rows, columns = (int64_t)r->H * r->V, keys = (int64_t)r->Hk * r->K;
-    const int64_t state = columns * r->K * (int64_t)gdn_dtype_bytes(c->pool->dtype);
-    const int64_t row = keys * (int64_t)gdn_dtype_bytes(r->record_k.dtype) +
-                        columns * (int64_t)gdn_dtype_bytes(r->record_u.dtype);
-    return state - state / R - row * R / 2;
-}
-
 /* Form `lazy few` takes calls in which it saves no time not to write the states, and k-first
  * states, which form `lazy` does not have. */
 static const char *why_not_lazy_few(const struct gdn_decode_call *c)
@@ -397,9 +381,7 @@ static const char *why_not_lazy_few(const struct gdn_decode_call *c)
     const char *why = why_not_one_of_record(c);
     if (!why && c->warp.read_pool <= 0) why = "no slots";
     if (why || c->pool->k_first) return why;
-    return c->rule->batch.B * saved_bytes(c) <= (int64_t)LAZY_LEAST_SAVED * c->ctx->cuda->sm_count
-               ? NULL
-               : "lazy saves more than 325 KiB for each multiprocessor";
+    return gdn_decode_lazy_saves(c) ? "lazy saves more than 325 KiB for each multiprocessor" : NULL;
 }
 
 static const char *why_not_lazy(const struct gdn_decode_call *c)

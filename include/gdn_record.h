@@ -76,10 +76,9 @@ extern "C" {
  *                   checkpoints in this pool too, then have c = 0. The batch may have
  *                   has_initial_state, write_slots and checkpoints; state_out is absent or state.
  *     gdn_block     the same. But a sequence of at most 8 tokens, whose state stays in its slot,
- *                   is lazy as in gdn_decode().
- *     others        want a folded state: gdn_state_copy(), blobs, summaries, and on a GPU
- *                   gdn_block() (GDN_E_UNSUPPORTED). Call gdn_record_fold() first, or copy the rows
- *                   and the count with the state.
+ *                   is lazy as in gdn_decode(). A GPU folds in each call.
+ *     others        want a folded state: gdn_state_copy(), blobs, summaries. Call gdn_record_fold()
+ *                   first, or copy the rows and the count with the state.
  *
  * gdn_record_commit  accepts n_accepted[b] tokens. The rows of a path (absent: the first n rows)
  *                    move to the rows from c on, and c grows by n.

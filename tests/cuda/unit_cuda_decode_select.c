@@ -440,26 +440,26 @@ static void test_lazy(void)
         "decode: fold (token slots, token, token packed, window k128, window, warp, token " \
         "eight, general: the call has a record; lazy few, lazy: " why ")"
 #define FEW "decode: lazy few (the call has a record)"
-#define MANY                                                                            \
-    "decode: lazy (token slots, token, token packed, window k128, window, warp, token " \
-    "eight, general: the call has a record; lazy few: more than 512 columns of V for "  \
+#define MANY                                                                             \
+    "decode: lazy (token slots, token, token packed, window k128, window, warp, token "  \
+    "eight, general: the call has a record; lazy few: lazy saves more than 325 KiB for " \
     "each multiprocessor)"
     static const struct lazy calls[] = {
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 4,
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 92,
           "gdn_decode_lazy_few_F32_BF16_128", FEW },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 68,
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 94,
           "gdn_decode_lazy_F32_BF16_128", MANY },
-        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128, 4,
+        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128, 114,
           "gdn_decode_lazy_few_F32_F16_128", FEW },
-        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128, 68,
+        { GDN_F16, GDN_F32, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 4, 128, 116,
           "gdn_decode_lazy_F32_F16_128", MANY },
-        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128, 4,
+        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128, 348,
           "gdn_decode_lazy_few_BF16_BF16_128", FEW },
-        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128, 68,
+        { GDN_BF16, GDN_BF16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 64, 128, 350,
           "gdn_decode_lazy_BF16_BF16_128", MANY },
-        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128, 4,
+        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128, 340,
           "gdn_decode_lazy_few_F16_F16_128", FEW },
-        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128, 68,
+        { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128, 342,
           "gdn_decode_lazy_F16_F16_128", MANY },
         { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 2, 16, 128, 4,
           FOLDS("window_k128_vk_F32_BF16_128", "T is not 1") },

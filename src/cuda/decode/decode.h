@@ -17,16 +17,15 @@ void gdn_cuda_fill_rule(struct gdn_cu_rule *to, const struct gdn_rule *rule,
 /* Fills in the arguments of kernels from a checked call. gdn_cuda_check_rule() checks contents, if
  * the context does; gdn_cuda_check_tree() checks that kernels can count the tokens of a tree. */
 void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *call);
-/* Refuses a record, for ops that take none. */
-gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *rule);
 /* Checks the contents of a call with a record, if the context does. */
 gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
                                  const struct gdn_tokens *tokens,
                                  const struct gdn_plan_pools *pools,
                                  const struct gdn_record *record, void *stream);
-/* Folds the records of the slots that a gdn_prefill reads. Those that it writes, of checkpoints
- * too, get no rows. */
-gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_rule_call *call);
+/* Folds the records of the slots that a call reads. Those that it writes get no rows. Nor do those
+ * of its checkpoints, if it `has_checkpoints` in this pool. */
+gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_cu_rule *args, bool has_checkpoints,
+                               void *stream);
 /* Refuses a record whose channels are too far apart for kernels. NULL: there is no record. */
 gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_record *record);
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *call);

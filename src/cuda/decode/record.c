@@ -68,9 +68,8 @@ static gdn_status forget(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has_che
     return gdn_cuda_note(ctx, "record_fold", call.kernel);
 }
 
-/* Folds the slots that a call reads, and empties their records. */
-static gdn_status fold_first(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has_checkpoints,
-                             void *stream)
+gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has_checkpoints,
+                               void *stream)
 {
     struct gdn_cu_rule fold = *r;
     fold.out.data = fold.checkpoints.data = NULL;
@@ -79,18 +78,11 @@ static gdn_status fold_first(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool has
     return forget(ctx, r, has_checkpoints, stream);
 }
 
-gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_rule_call *c)
-{
-    struct gdn_cu_rule rule;
-    gdn_cuda_fill_call(&rule, c);
-    return fold_first(ctx, &rule, c->pools.checkpoint_in_write, c->base.stream);
-}
-
 static gdn_status decode_folded(const struct gdn_decode_call *c)
 {
     struct gdn_cu_rule plain = *c->rule;
     struct gdn_cuda_decode_plan plan;
-    TRY(fold_first(c->ctx, c->rule, false, c->stream));
+    TRY(gdn_cuda_fold_first(c->ctx, c->rule, false, c->stream));
     plain.record_k.data = NULL;
     gdn_cuda_decode_plan(c->ctx, c->op, &plain, &plan);
     return gdn_cuda_decode_run(&plan, c->memory, c->stream);

@@ -60,13 +60,6 @@ void gdn_cuda_fill_call(struct gdn_cu_rule *to, const struct gdn_rule_call *c)
                        &c->pools);
 }
 
-gdn_status gdn_cuda_refuse_record(gdn_ctx *ctx, const struct gdn_rule *r)
-{
-    if (!r->record) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                    "record_k: given, wanted none here on a GPU: gdn_record_fold() first");
-}
-
 gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_record *record)
 {
     const int64_t apart = record ? record->g_channel / (int64_t)sizeof(float) : 0;

@@ -26,9 +26,6 @@ enum {
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
 enum { SLOTS_BLOCKS = 64 };
 
-/* So many columns of V for each multiprocessor wait for memory longer than for its bandwidth. */
-enum { LAZY_FEW_COLUMNS = 512 };
-
 /* ---- Strides of 32 bits -------------------------------------------------------------------- */
 
 bool gdn_cuda_is_near(int64_t step, int64_t n)
@@ -381,13 +378,10 @@ static const char *why_not_one_of_record(const struct gdn_decode_call *c)
  * states, which form `lazy` does not have. */
 static const char *why_not_lazy_few(const struct gdn_decode_call *c)
 {
-    const struct gdn_cu_rule *r = c->rule;
     const char *why = why_not_one_of_record(c);
     if (!why && c->warp.read_pool <= 0) why = "no slots";
     if (why || c->pool->k_first) return why;
-    return r->batch.B * r->H * r->V <= (int64_t)LAZY_FEW_COLUMNS * c->ctx->cuda->sm_count
-               ? NULL
-               : "more than 512 columns of V for each multiprocessor";
+    return gdn_decode_lazy_saves(c) ? "lazy saves more than 325 KiB for each multiprocessor" : NULL;
 }
 
 static const char *why_not_lazy(const struct gdn_decode_call *c)

@@ -301,6 +301,7 @@ static void plan_rule(gdn_ctx *ctx, const struct gdn_block *b, const struct buff
     gdn_cuda_fill_rule(&p->rule, &rule, &args->A_log, &args->dt_bias, b->plan, b->tokens, &pools);
     drop_keep(&p->rule.batch);
     p->by_tokens = rule.exact || are_short(b);
+    p->rule.record_k.data = NULL; /* its rows are in the states when the tokens begin */
     p->rule_bytes = 0;
     if (p->by_tokens) {
         gdn_cuda_decode_plan(ctx, "block", &p->rule, &p->decode);
@@ -361,7 +362,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     if (b->n_tokens > INT32_MAX)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "hidden: %lld tokens, on a device at most 2^31 - 1",
                         (long long)b->n_tokens);
-    TRY(gdn_cuda_refuse_record(ctx, &b->rule));
+    TRY(gdn_cuda_check_channels(ctx, b->rule.record));
     lay_out(&m, b, 0, 0, GDN_CUDA_NOWHERE);
     plan_products(ctx, b, p);
     plan_conv(ctx, b, &m, &p->conv);
@@ -411,6 +412,7 @@ struct layer {
     struct planned *p;
     struct buffers m;
     void *stream;
+    bool checkpoint_in_write; /* checkpoints are in the pool of the states */
 };
 
 static gdn_status launch(struct layer *l, enum gdn_kernel_id kernel, int64_t n_blocks,
@@ -495,9 +497,17 @@ static gdn_status store(struct layer *l)
     return launch(l, GDN_CU_layer_store, (b->n_tokens + TOKENS - 1) / TOKENS, &a);
 }
 
+static gdn_status fold(struct layer *l)
+{
+    struct gdn_cu_rule rule = l->p->rule;
+    rule.record_k.data = l->b->rule.record->k.data;
+    return gdn_cuda_fold_first(l->ctx, &rule, l->checkpoint_in_write, l->stream);
+}
+
 static gdn_status run_rule(struct layer *l)
 {
     struct planned *p = l->p;
+    if (l->b->rule.record) TRY(fold(l));
     return p->by_tokens ? gdn_cuda_decode_run(&p->decode, NULL, l->stream)
                         : gdn_cuda_prefill_run(l->ctx, &p->rule, &p->prefill, l->m.rule, l->stream);
 }
@@ -515,10 +525,15 @@ static gdn_status run(struct layer *l)
     return spares_padding(l->b) ? store(l) : GDN_OK;
 }
 
-static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, struct planned *p,
-                             void *memory)
+static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block_call *c, void *memory)
 {
-    struct layer l = { .ctx = ctx, .b = b, .p = p, .stream = b->args->stream };
+    const struct gdn_block *b = &c->block;
+    struct planned *const p = GDN_PLANNED(struct planned, &c->base);
+    struct layer l = { .ctx = ctx,
+                       .b = b,
+                       .p = p,
+                       .stream = b->args->stream,
+                       .checkpoint_in_write = c->pools.checkpoint_in_write };
     struct gdn_cuda_ran ran = { .n = 0 };
     bool pushed;
     if (b->n_tokens == 0) return gdn_note_line(ctx, "block", "none");
@@ -542,8 +557,11 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block *b, struct pla
 static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_block_call *c = call;
-    TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
-    return launch_all(ctx, &c->block, GDN_PLANNED(struct planned, &c->base), memory);
+    TRY(c->block.rule.record
+            ? gdn_cuda_check_record(ctx, &c->plan, &c->tokens, &c->pools, &c->record,
+                                    c->base.stream)
+            : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
+    return launch_all(ctx, c, memory);
 }
 
 const struct gdn_op_backend gdn_cuda_op_block = { plan_call, run_call };

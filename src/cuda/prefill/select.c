@@ -317,8 +317,11 @@ static gdn_status run_folded(gdn_ctx *ctx, const struct gdn_rule_call *c, struct
                              void *memory)
 {
     struct gdn_cuda_ran ran = { .n = 0 };
+    struct gdn_cu_rule fold;
+    gdn_cuda_fill_call(&fold, c);
     ctx->cuda->layer = &ran;
-    gdn_status status = gdn_cuda_fold_first(ctx, c);
+    gdn_status status =
+        gdn_cuda_fold_first(ctx, &fold, c->pools.checkpoint_in_write, c->base.stream);
     if (status == GDN_OK)
         status = gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
     ctx->cuda->layer = NULL;

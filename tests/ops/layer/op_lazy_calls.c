@@ -171,14 +171,6 @@ static gdn_tensor run_rule(gdn_rule_args a, const struct pools *p, bool lazy, bo
     return a.out;
 }
 
-/* A GPU has no records in gdn_block(). */
-static bool skips_block(void)
-{
-    if (!ring2_on_device()) return false;
-    ring2_skip("a GPU refuses the record");
-    return true;
-}
-
 static void prefill(int number)
 {
     const struct form *m = &forms[number];
@@ -320,7 +312,6 @@ static gdn_tensor run_block(gdn_block_args a, const struct pools *p, bool lazy)
 static void block(int number)
 {
     const struct form *m = &forms[number];
-    if (skips_block()) return;
     const double rows = m->rows == GDN_F32 ? 0 : 0x1p-8;
     const double state = m->state == GDN_F32 ? 0 : m->state == GDN_BF16 ? 0x1p-6 : 0x1p-4;
     struct pools lazy = new_pools(m), plain = new_pools(m);
@@ -336,10 +327,38 @@ static void block(int number)
         expect_alike(&out, &want, 1e-5 + rows + state);
         for (int64_t s = 0; s < P; s++) lasted += ring2_get(&lazy.count, s) > 0;
     }
-    CHECK(lasted > CALLS, "%d lazy states in all calls", lasted);
+    CHECK(ring2_on_device() ? lasted == 0 : lasted > CALLS, "%d lazy states in all calls", lasted);
     const gdn_tensor all = ring2_indices(GDN_I32, P, (const int64_t[P]){ 0, 1, 2, 3, 4, 5, 6, 7 });
     fold(m, &lazy, &all);
     if (m->exact) ring2_expect_bits("state", &lazy.state, &plain.state);
+}
+
+/* On a GPU each call folds the rows that it finds, before its tokens. */
+static void block_folds(int number)
+{
+    const struct form *m = &forms[number];
+    const int64_t twos[P] = { 2, 2, 2, 2, 2, 2, 2, 2 };
+    if (!ring2_on_device()) {
+        ring2_skip("a CPU leaves rows");
+        return;
+    }
+    gdn_block_args a = layer_of(m);
+    for (int i = 0; i < 6 && !ring2_failed(); i++) {
+        struct pools lazy = new_pools(m);
+        struct lot l;
+        draw_lot(&l, i % 2 ? 40 : 3, true);
+        a.hidden = some(l.N, HIDDEN, 1);
+        a.batch = &l.batch;
+        ring2_fill(&lazy.k, -0.3, 0.3), ring2_fill(&lazy.u, -1, 1), ring2_fill(&lazy.g, 0.8, 1);
+        lazy.count = ring2_indices(GDN_I32, P, twos);
+        const struct pools apart = clone_pools(&lazy);
+        const gdn_tensor out = run_block(a, &lazy, true), slots = folded_slots(&l);
+        fold(m, &apart, &slots);
+        const gdn_tensor folded = run_block(a, &apart, false);
+        forget(&apart, &l);
+        ring2_expect_bits("out, folded", &out, &folded);
+        expect_pools(&lazy, &apart);
+    }
 }
 
 /* ---- G1 ---- */
@@ -363,7 +382,6 @@ static void refuse_rule(const char *what, gdn_status want, const char *needle, i
 static void refused(int number)
 {
     (void)number;
-    if (skips_block()) return;
     struct lot l;
     const struct pools p = new_pools(&forms[0]);
     refuse_rule("drafts", GDN_E_ARG, "write", GDN_WRITE_NONE, false);
@@ -391,6 +409,7 @@ int main(int argc, char **argv)
         { "checkpoints", checkpoints, N_FORMS },
         { "step has the bits of its parts", steps, N_FORMS },
         { "block among plain blocks", block, N_FORMS },
+        { "block folds", block_folds, N_FORMS },
         { "G1 records in other calls", refused, 1 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

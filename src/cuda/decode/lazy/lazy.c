@@ -19,6 +19,10 @@ enum {
     RECORD_ROWS = 64 /* of a record, for which that kernel has memory */
 };
 
+/* The two kernels wait for each other about 10 us. In that time a multiprocessor of an H200 moves
+ * so many bytes (docs/gpu/decode-kernels.md). */
+enum { LEAST_SAVED = 325 * 1024 };
+
 /* ---- What the kernels take ------------------------------------------------------------------- */
 
 /* Checks that steps of a record fit 32 bits, and that rows are float32 or of dtype io. */
@@ -51,6 +55,18 @@ const char *gdn_decode_why_not_record(const struct gdn_cu_rule *r)
     if (!why && (!are_pieces(&r->record_k) || !are_pieces(&r->record_u)))
         why = "record_k or record_u is not aligned to 16 bytes";
     return !why && !gdn_cuda_is_near_vector(&r->record_count) ? "counts are too far apart" : why;
+}
+
+/* A state is written once in R tokens, but on average half of a record is read. */
+bool gdn_decode_lazy_saves(const struct gdn_decode_call *c)
+{
+    const struct gdn_cu_rule *r = c->rule;
+    const int64_t R = r->record_rows, columns = (int64_t)r->H * r->V, keys = (int64_t)r->Hk * r->K;
+    const int64_t states = columns * r->K * (int64_t)gdn_dtype_bytes(c->pool->dtype);
+    const int64_t row = keys * (int64_t)gdn_dtype_bytes(r->record_k.dtype) +
+                        columns * (int64_t)gdn_dtype_bytes(r->record_u.dtype);
+    const int64_t saved = states - states / R - row * R / 2;
+    return r->batch.B * saved > (int64_t)LEAST_SAVED * c->ctx->cuda->sm_count;
 }
 
 /* ---- Arguments ------------------------------------------------------------------------------- */

@@ -11,7 +11,7 @@
 #include "gdn.h"
 
 /* The decisions of a backend about a call: memory for a struct of its own, of any type. */
-enum { GDN_PLAN_ROOM = 4096 };
+enum { GDN_PLAN_ROOM = 6144 };
 struct gdn_plan_room {
     _Alignas(64) char bytes[GDN_PLAN_ROOM];
 };

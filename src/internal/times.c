@@ -151,8 +151,9 @@ static gdn_status run_product(struct timed *t)
         m[i] = (struct gdn_blas_matrix){
             (void *)(uintptr_t)(t->memory + (gdn_cu_memory)i * MATRIX_BYTES), GDN_BF16, MATRIX, 0
         };
+    const struct gdn_blas_projection p = { m[0], m[1], m[2], 1, MATRIX, MATRIX, MATRIX };
     TRY(gdn_blas_begin(t->ctx, NULL, NULL, 0));
-    return gdn_blas_project(t->ctx, &m[0], &m[1], &m[2], 1, MATRIX, MATRIX, MATRIX);
+    return gdn_blas_project(t->ctx, &p);
 }
 
 /* Fills a yardstick with random bf16 near 1, which make a matrix product draw as much power as real

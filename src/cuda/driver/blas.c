@@ -115,38 +115,37 @@ gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t byte
              : GDN_OK;
 }
 
-bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_matrix *x,
-                     const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows, int64_t n_out,
-                     int64_t n_in)
+bool gdn_blas_counts(const struct gdn_blas_projection *p)
 {
-    const int64_t sizes[] = { n, n_rows, n_out, n_in, out->ld, x->ld, weight->ld };
+    const int64_t sizes[] = {
+        p->n, p->n_rows, p->n_out, p->n_in, p->out.ld, p->x.ld, p->weight.ld
+    };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] > INT32_MAX) return false;
     return true;
 }
 
 /* cuBLAS wants columns first, so it computes out^T = weight x^T. */
-gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
-                            const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
-                            int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in)
+gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_projection *p)
 {
     const struct gdn_blas *b = ctx->cuda->blas;
+    const struct gdn_blas_matrix *x = &p->x, *w = &p->weight;
     const float one = 1, zero = 0;
-    const int w_type = data_types[weight->dtype], x_type = data_types[x->dtype];
-    const int out_type = data_types[out->dtype];
-    const int rows = (int)n_rows, columns = (int)n_out, depth = (int)n_in;
-    const int w_ld = (int)weight->ld, x_ld = (int)x->ld, out_ld = (int)out->ld;
+    const int w_type = data_types[w->dtype], x_type = data_types[x->dtype];
+    const int out_type = data_types[p->out.dtype];
+    const int rows = (int)p->n_rows, columns = (int)p->n_out, depth = (int)p->n_in;
+    const int w_ld = (int)w->ld, x_ld = (int)x->ld, out_ld = (int)p->out.ld;
     union {
         const void *in;
         void *out;
-    } to = { .in = out->data };
+    } to = { .in = p->out.data };
     const int r =
-        n == 1 ? b->gemm(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one, weight->data,
-                         w_type, w_ld, x->data, x_type, x_ld, &zero, to.out, out_type, out_ld,
-                         COMPUTE_F32, ALGO_DEFAULT)
-               : b->gemms(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one, weight->data,
-                          w_type, w_ld, 0, x->data, x_type, x_ld, x->batch, &zero, to.out, out_type,
-                          out_ld, out->batch, (int)n, COMPUTE_F32, ALGO_DEFAULT);
+        p->n == 1 ? b->gemm(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one, w->data,
+                            w_type, w_ld, x->data, x_type, x_ld, &zero, to.out, out_type, out_ld,
+                            COMPUTE_F32, ALGO_DEFAULT)
+                  : b->gemms(b->handle, TRANSPOSED, AS_IT_IS, columns, rows, depth, &one, w->data,
+                             w_type, w_ld, 0, x->data, x_type, x_ld, x->batch, &zero, to.out,
+                             out_type, out_ld, p->out.batch, (int)p->n, COMPUTE_F32, ALGO_DEFAULT);
     return r ? gdn_fail(ctx, GDN_E_CUDA, "cublasGemmEx: error %d", r) : GDN_OK;
 }
 

@@ -24,10 +24,15 @@ struct gdn_blas_matrix {
     int64_t ld, batch;
 };
 
-/* Returns true if all sizes of such a product are below 2^31, the limit of cuBLAS. */
-bool gdn_blas_counts(const struct gdn_blas_matrix *out, const struct gdn_blas_matrix *x,
-                     const struct gdn_blas_matrix *weight, int64_t n, int64_t n_rows, int64_t n_out,
-                     int64_t n_in);
+/* n products out [n_rows][n_out] = x [n_rows][n_in] weight [n_out][n_in]^T, summed in float32. All
+ * have one weight. x and weight have one dtype, and out has it or is float32. */
+struct gdn_blas_projection {
+    struct gdn_blas_matrix out, x, weight;
+    int64_t n, n_rows, n_out, n_in;
+};
+
+/* Returns true if all sizes of the products are below 2^31, the limit of cuBLAS. */
+bool gdn_blas_counts(const struct gdn_blas_projection *p);
 
 /* Returns true if cuBLAS can compute the product: a and b have one dtype, and out has it or is
  * float32. */
@@ -39,12 +44,8 @@ bool gdn_blas_multiplies(const struct gdn_matrix_product *p);
  * of the caller, products allocate nothing, and contexts on two streams share nothing. */
 gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t bytes);
 
-/* Computes n products out [n_rows][n_out] = x [n_rows][n_in] weight [n_out][n_in]^T, summed in
- * float32. All have one weight. x and weight have one dtype, and out has it or is float32.
- * gdn_blas_counts() must be true. */
-gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_matrix *out,
-                            const struct gdn_blas_matrix *x, const struct gdn_blas_matrix *weight,
-                            int64_t n, int64_t n_rows, int64_t n_out, int64_t n_in);
+/* gdn_blas_counts() must be true. */
+gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_projection *p);
 
 gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_matrix_product *p);
 

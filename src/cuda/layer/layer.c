@@ -139,11 +139,23 @@ struct product {
     struct gdn_rows x, out;
 };
 
+/* Returns how often all products but the last are repeated: one time for each key head whose rows
+ * are projected to their place. */
+static int64_t n_repeats(const struct gdn_block *b)
+{
+    return b->projections == GDN_FUSED && !is_woven(b) ? b->Hk : 1;
+}
+
+static int n_segments(const struct gdn_block *b)
+{
+    return is_woven(b) ? 2 : (int)(gdn_block_n_segments(b) / n_repeats(b));
+}
+
+/* Returns the products, of one key head if they are repeated. The output is the last product, those
+ * of low ranks come before it. */
 static int n_products(const struct gdn_block *b)
 {
-    const int n = is_woven(b) ? 2 : gdn_block_n_segments(b);
-    return n + 2 * gdn_block_n_low_ranks(b) + 1; /* the output is the last product, those of low
-                                                    ranks come before it */
+    return n_segments(b) + 2 * gdn_block_n_low_ranks(b) + 1;
 }
 
 static struct product segment_product(const struct gdn_block *b, const struct buffers *m,
@@ -181,14 +193,15 @@ static struct product woven_product(const struct gdn_block *b, const struct buff
     return (struct product){ &a->in_proj_qkvz, 0, b->columns.b, b->in, projected_rows(b, m, 0) };
 }
 
-/* Returns product i of a call. */
-static struct product product_of(const struct gdn_block *b, const struct buffers *m, int i)
+/* Returns product i, the one of a key head if products are repeated. */
+static struct product product_of(const struct gdn_block *b, const struct buffers *m, int i,
+                                 int head)
 {
-    const int last = n_products(b) - 1, first_low = last - 2 * gdn_block_n_low_ranks(b);
-    if (i == last) return output_product(b, m);
-    if (i >= first_low) return low_product(b, m, i - first_low);
+    const int n = n_segments(b);
+    if (i == n_products(b) - 1) return output_product(b, m);
+    if (i >= n) return low_product(b, m, i - n);
     if (is_woven(b)) return woven_product(b, m, i);
-    const struct gdn_segment s = gdn_block_segment(b, i);
+    const struct gdn_segment s = gdn_block_segment(b, head * n + i);
     return segment_product(b, m, &s);
 }
 
@@ -205,36 +218,79 @@ static struct gdn_blas_matrix matrix_of(const struct gdn_rows *r, struct shape s
                                      r->batch / unit };
 }
 
-/* Fills in the matrices of the product for cuBLAS: m[] is out, x and weight. Returns why cuBLAS
- * does not compute it in an order of summation that is the same for every number of tokens; NULL:
- * it does. */
-static const char *why_not_blas(const struct gdn_block *b, const struct product *p,
-                                struct gdn_blas_matrix *m, struct shape *s)
+/* Describes a product to cuBLAS. */
+static struct gdn_blas_projection blas_projection_of(const struct gdn_block *b,
+                                                     const struct product *p)
 {
     const int64_t T = b->tokens->T, B = b->tokens->padded ? b->tokens->B : 1;
     const int64_t n_in = p->weight->size[1];
     const bool joined =
         B == 1 || T == 1 || (p->x.batch == T * p->x.token && p->out.batch == T * p->out.token);
-    *s = joined ? (struct shape){ 1, b->n_tokens } : (struct shape){ B, T };
-    m[0] = matrix_of(&p->out, *s, T, p->n);
-    m[1] = matrix_of(&p->x, *s, T, n_in);
-    m[2] = (struct gdn_blas_matrix){ gdn_at(p->weight, p->row * p->weight->stride[0]),
-                                     p->weight->dtype, p->n == 1 ? n_in : p->weight->stride[0], 0 };
+    const struct shape s = joined ? (struct shape){ 1, b->n_tokens } : (struct shape){ B, T };
+    return (struct gdn_blas_projection){
+        .out = matrix_of(&p->out, s, T, p->n),
+        .x = matrix_of(&p->x, s, T, n_in),
+        .weight = { gdn_at(p->weight, p->row * p->weight->stride[0]), p->weight->dtype,
+                    p->n == 1 ? n_in : p->weight->stride[0], 0 },
+        .n = s.n,
+        .n_rows = s.n_rows,
+        .n_out = p->n,
+        .n_in = n_in,
+    };
+}
+
+/* Returns why cuBLAS does not compute a product in an order of summation that is the same for every
+ * number of tokens; NULL: it does. */
+static const char *why_not_blas(const struct gdn_block *b, const struct gdn_blas_projection *p)
+{
     if (b->rule.exact) return "GDN_EXACT is set";
-    if (p->weight->dtype != p->x.dtype) return "a weight has another dtype than hidden";
-    if (m[0].ld < p->n || m[1].ld < n_in || m[2].ld < n_in || m[0].batch < 0 || m[1].batch < 0)
+    if (p->weight.dtype != p->x.dtype) return "a weight has another dtype than hidden";
+    if (p->out.ld < p->n_out || p->x.ld < p->n_in || p->weight.ld < p->n_in || p->out.batch < 0 ||
+        p->x.batch < 0)
         return "rows overlap or go backwards";
-    return gdn_blas_counts(&m[0], &m[1], &m[2], s->n, s->n_rows, p->n, n_in)
-               ? NULL
-               : "a size or stride does not fit 32 bits";
+    return gdn_blas_counts(p) ? NULL : "a size or stride does not fit 32 bits";
+}
+
+/* Describes a product to layer_project. */
+static struct gdn_cu_layer_project own_projection_of(const struct gdn_block *b,
+                                                     const struct product *p)
+{
+    const int64_t step = gdn_step_bytes(p->weight, 0);
+    return (struct gdn_cu_layer_project){
+        .x = p->x,
+        .weight = { .data = (char *)p->weight->data + p->row * step,
+                    .dtype = p->weight->dtype,
+                    .token = step },
+        .out = p->out,
+        .T = b->tokens->T,
+        .n_rows = b->n_tokens,
+        .n_out = p->n,
+        .n_in = p->weight->size[1],
+        .x_step = 1,
+        .weight_step = 1,
+    };
 }
 
 /* ---- The plan ------------------------------------------------------------------------------ */
 
-/* The decisions about a call. Products are not in it: there may be thousands. */
+/* A product as cuBLAS or as layer_project computes it. */
+struct planned_product {
+    bool by_blas;
+    int64_t weight_step, out_step; /* in bytes, from one key head to the next; 0: not repeated */
+    union {
+        struct gdn_blas_projection blas;
+        struct gdn_cu_layer_project own;
+    };
+};
+enum { MOST_PRODUCTS = 9 }; /* q, k, v, b; z and a of low rank, two each; the output */
+
+/* The decisions about a call. Products that are repeated for each key head are there once. */
 struct planned {
-    const char *why_not_blas; /* why cuBLAS does not compute one product; NULL: it does them all */
-    size_t blas_bytes;        /* of workspace for cuBLAS; 0: it computes none */
+    const char *why_not_woven; /* why rows are projected to their place; NULL: they are woven */
+    const char *why_not_blas;  /* why cuBLAS does not compute one product; NULL: it does them all */
+    int n_products, n_repeats; /* all but the last are repeated */
+    struct planned_product products[MOST_PRODUCTS];
+    size_t blas_bytes; /* of workspace for cuBLAS; 0: it computes none */
     size_t rule_bytes;
     struct gdn_cuda_conv_plan conv;
     struct gdn_cu_rule rule;
@@ -247,17 +303,36 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* Decides which products cuBLAS computes. The bytes for it include room to align its scratch. */
-static void plan_products(gdn_ctx *ctx, const struct gdn_block *b, struct planned *p)
+/* Returns why cuBLAS does not compute product i, or NULL. */
+static const char *plan_product(const struct gdn_block *b, const struct buffers *m, int i,
+                                bool repeated, struct planned_product *plan)
 {
-    const struct buffers none = { 0 };
-    struct gdn_blas_matrix m[3];
-    struct shape s;
+    const struct product p = product_of(b, m, i, 0), next = product_of(b, m, i, repeated);
+    const struct gdn_blas_projection blas = blas_projection_of(b, &p);
+    const char *why = why_not_blas(b, &blas);
+    *plan = (struct planned_product){
+        .by_blas = !why,
+        .weight_step = (next.row - p.row) * gdn_step_bytes(p.weight, 0),
+        .out_step = (char *)next.out.data - (char *)p.out.data,
+    };
+    if (why)
+        plan->own = own_projection_of(b, &p);
+    else
+        plan->blas = blas;
+    return why;
+}
+
+/* Decides which products cuBLAS computes. The bytes for it include room to align its scratch. */
+static void plan_products(gdn_ctx *ctx, const struct gdn_block *b, const struct buffers *m,
+                          struct planned *p)
+{
     bool by_blas = false;
+    p->why_not_woven = why_not_woven(b);
     p->why_not_blas = NULL;
-    for (int i = 0; i < n_products(b); i++) {
-        const struct product product = product_of(b, &none, i);
-        const char *why = why_not_blas(b, &product, m, &s);
+    p->n_products = n_products(b);
+    p->n_repeats = (int)n_repeats(b);
+    for (int i = 0; i < p->n_products; i++) {
+        const char *why = plan_product(b, m, i, p->n_repeats > 1, &p->products[i]);
         if (!p->why_not_blas) p->why_not_blas = why;
         by_blas |= !why;
     }
@@ -364,7 +439,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
                         (long long)b->n_tokens);
     TRY(gdn_cuda_check_channels(ctx, b->rule.record));
     lay_out(&m, b, 0, 0, GDN_CUDA_NOWHERE);
-    plan_products(ctx, b, p);
+    plan_products(ctx, b, &m, p);
     plan_conv(ctx, b, &m, &p->conv);
     plan_rule(ctx, b, &m, p);
     plan_norm(b, &m, &p->norm);
@@ -372,11 +447,24 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return p->blas_bytes ? gdn_blas_open(ctx) : GDN_OK;
 }
 
+static void move_products(const struct gdn_block *b, const struct buffers *m, struct planned *p)
+{
+    for (int i = 0; i < p->n_products; i++) {
+        const struct product at = product_of(b, m, i, 0);
+        struct planned_product *plan = &p->products[i];
+        if (plan->by_blas)
+            plan->blas.x.data = at.x.data, plan->blas.out.data = at.out.data;
+        else
+            plan->own.x.data = at.x.data, plan->own.out.data = at.out.data;
+    }
+}
+
 /* Sets the addresses of rows in buffers. */
 static void move(gdn_ctx *ctx, const struct gdn_block *b, const struct buffers *m,
                  struct planned *p)
 {
     const struct gdn_rule rule = rule_of(b, m);
+    move_products(b, m, p);
     p->conv.args.x.data = m->projected;
     p->conv.args.out.data = m->conv;
     p->rule.q.data = rule.q.data;
@@ -396,9 +484,9 @@ static void move(gdn_ctx *ctx, const struct gdn_block *b, const struct buffers *
 /* ---- The call ------------------------------------------------------------------------------ */
 
 /* Logs how rows are projected, and why cuBLAS does not compute a product, if there is one. */
-static void log_forms(gdn_ctx *ctx, const struct gdn_block *b, const struct planned *p)
+static void log_forms(gdn_ctx *ctx, const struct planned *p)
 {
-    const struct gdn_cuda_form rows[] = { { "woven rows", why_not_woven(b) },
+    const struct gdn_cuda_form rows[] = { { "woven rows", p->why_not_woven },
                                           { "rows of each head", NULL } };
     const struct gdn_cuda_form products[] = { { "cublas", p->why_not_blas },
                                               { "layer_project", NULL } };
@@ -425,32 +513,30 @@ static gdn_status launch(struct layer *l, enum gdn_kernel_id kernel, int64_t n_b
     return gdn_cuda_note(l->ctx, "block", kernel);
 }
 
-static gdn_status project(struct layer *l, int i)
+/* Computes a product of a key head, from 0. */
+static gdn_status project(struct layer *l, const struct planned_product *p, int head)
 {
-    const struct gdn_block *b = l->b;
-    const struct product p = product_of(b, &l->m, i);
-    struct gdn_blas_matrix m[3];
-    struct shape s;
-    if (!why_not_blas(b, &p, m, &s)) {
-        TRY(gdn_blas_project(l->ctx, &m[0], &m[1], &m[2], s.n, s.n_rows, p.n, p.weight->size[1]));
+    const int64_t weight = head * p->weight_step, out = head * p->out_step;
+    if (p->by_blas) {
+        struct gdn_blas_projection a = p->blas;
+        a.weight.data = (const char *)a.weight.data + weight;
+        a.out.data = (const char *)a.out.data + out;
+        TRY(gdn_blas_project(l->ctx, &a));
         return gdn_cuda_note(l->ctx, "block", GDN_CU_cublas);
     }
-    const int64_t step = gdn_step_bytes(p.weight, 0);
-    const struct gdn_cu_layer_project a = {
-        .x = p.x,
-        .weight = { .data = (char *)p.weight->data + p.row * step,
-                    .dtype = p.weight->dtype,
-                    .token = step },
-        .out = p.out,
-        .T = b->tokens->T,
-        .n_rows = b->n_tokens,
-        .n_out = p.n,
-        .n_in = p.weight->size[1],
-        .x_step = 1,
-        .weight_step = 1,
-    };
-    const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (p.n + TILE - 1) / TILE;
+    struct gdn_cu_layer_project a = p->own;
+    const int64_t row_tiles = (a.n_rows + TILE - 1) / TILE, out_tiles = (a.n_out + TILE - 1) / TILE;
+    a.weight.data += weight;
+    a.out.data += out;
     return launch(l, GDN_CU_layer_project, row_tiles * out_tiles, &a);
+}
+
+static gdn_status project_hidden(struct layer *l)
+{
+    const struct planned *p = l->p;
+    for (int head = 0; head < p->n_repeats; head++)
+        for (int i = 0; i < p->n_products - 1; i++) TRY(project(l, &p->products[i], head));
+    return GDN_OK;
 }
 
 /* Splits the rows of b and a. They hold one key head after the other, and become b of all heads,
@@ -514,14 +600,14 @@ static gdn_status run_rule(struct layer *l)
 
 static gdn_status run(struct layer *l)
 {
-    const int last = n_products(l->b) - 1;
-    for (int i = 0; i < last; i++) TRY(project(l, i));
-    if (is_woven(l->b)) TRY(split(l));
-    TRY(gdn_cuda_conv_run(l->ctx, &l->p->conv, NULL, l->stream));
+    struct planned *p = l->p;
+    TRY(project_hidden(l));
+    if (!p->why_not_woven) TRY(split(l));
+    TRY(gdn_cuda_conv_run(l->ctx, &p->conv, NULL, l->stream));
     TRY(run_rule(l));
     TRY(clear_before(l));
-    TRY(gdn_cuda_norm_run(l->ctx, "block", &l->p->norm, l->stream));
-    TRY(project(l, last));
+    TRY(gdn_cuda_norm_run(l->ctx, "block", &p->norm, l->stream));
+    TRY(project(l, &p->products[p->n_products - 1], 0));
     return spares_padding(l->b) ? store(l) : GDN_OK;
 }
 
@@ -537,7 +623,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block_call *c, void 
     struct gdn_cuda_ran ran = { .n = 0 };
     bool pushed;
     if (b->n_tokens == 0) return gdn_note_line(ctx, "block", "none");
-    log_forms(ctx, b, p);
+    log_forms(ctx, p);
     lay_out(&l.m, b, p->rule_bytes, p->blas_bytes, memory);
     move(ctx, b, &l.m, p);
     TRY(gdn_cuda_enter(ctx, &pushed));

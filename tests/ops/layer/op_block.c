@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu, sm_80 padded */
-/* runs as wide with TEST_V=300: cpu once, gpu, sm_80 padded --every=2 */
+/* runs as wide with TEST_V=300: cpu once, gpu --every=2, sm_80 padded --every=2 */
 /*
  * gdn_block against a float64 composition of the oracle's pieces, prefill then decode, batches,
  * windows, and its guarantees by name.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The state of one head through the chunks of a window (scan.cuh) on Hopper, by WGMMA, for heads
- * that fill the device. A block has one or two warpgroups of the state (scan_state_sm90.cuh). It has
- * room for two records, and one thread loads the next one. A warp for loads alone would cost a
+ * that fill the device. A block has one or two warpgroups of the state (scan_state_sm90.cuh). It
+ * has room for two records, and one thread loads the next one. A warp for loads alone would cost a
  * third of the registers.
  *
  * The chain from S to S is the products with K~, T and K^. The product with Q~ runs while U becomes

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What both scans by WGMMA have in common (scan_sm90.cuh, scan_few_sm90.cuh): products, and a
- * warpgroup of the state. It has 64 value columns, and a warp 16 of them, as with mma.sync. First
- * factors are in registers; second factors are the tiles of a record as they lie. */
+/* Products and a warpgroup of the state of both scans by WGMMA (scan_sm90.cuh, scan_few_sm90.cuh).
+ * It has 64 value columns, and a warp 16 of them, as with mma.sync. First factors are in registers;
+ * second factors are the tiles of a record as they lie. */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_SCAN_STATE_SM90_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_SCAN_STATE_SM90_CUH
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: gpu, sm_90 --every=47 */
+/* runs: gpu --every=4, sm_90 --every=47 */
 /*
  * gdn_prefill on Hopper by each of its forms, with gates that change from chunk to chunk: plain
  * ones, whose sums stay small; gated ones, whose sums are in reach of a start below zero; uneven

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_gates: rows of H heads. An item takes some rows, GDN_PIECE heads at a time, so that the
- * decays of these heads are computed once.
+ * decays of these heads are computed once. Rows on the stack are aligned: vectors of 64 bytes that
+ * cross lines of a cache take 1.7 times as long.
  */
 #include "calls/gates.h"
 #include "calls/op_backends.h"
@@ -18,7 +19,7 @@ static void write_row(const struct gdn_gates_call *s, int64_t row, int64_t first
                       const float *dt, size_t n)
 {
     const gdn_gates_args *a = &s->args;
-    float g[GDN_PIECE];
+    _Alignas(64) float g[GDN_PIECE];
     gdn_load_part(s->kr, g, &a->a, row, first, n);
     gdn_raw_gates(s->kr, g, A, dt, a->gate_lower_bound, n);
     if (a->gate == GDN_GATE_LINEAR) s->kr->exp_row(g, g, n);
@@ -30,7 +31,7 @@ static void write_channels(const struct gdn_gates_call *s, const struct piece *p
 {
     const gdn_gates_args *a = &s->args;
     const size_t K = (size_t)s->K;
-    float A[GDN_MAX_HEAD], dt[GDN_MAX_HEAD];
+    _Alignas(64) float A[GDN_MAX_HEAD], dt[GDN_MAX_HEAD];
     for (int64_t row = p->row; row < p->end; row++) {
         gdn_load_piece(A, &a->A_log, row % s->H, 1, 0);
         A[0] = gdn_raw_factor(A[0], a->gate_lower_bound);
@@ -43,7 +44,7 @@ static void write_channels(const struct gdn_gates_call *s, const struct piece *p
 static void write_g(const struct gdn_gates_call *s, const struct piece *p)
 {
     const gdn_gates_args *a = &s->args;
-    float A[GDN_PIECE], dt[GDN_PIECE];
+    _Alignas(64) float A[GDN_PIECE], dt[GDN_PIECE];
     gdn_load_piece(A, &a->A_log, p->first, (int64_t)p->n, 0);
     gdn_load_piece(dt, &a->dt_bias, p->first, (int64_t)p->n, 0);
     for (size_t h = 0; h < p->n; h++) A[h] = gdn_raw_factor(A[h], a->gate_lower_bound);
@@ -54,7 +55,7 @@ static void write_beta(const struct gdn_gates_call *s, const struct piece *p)
 {
     const gdn_gates_args *a = &s->args;
     const float factor = a->beta_kind == GDN_BETA_TWICE_SIGMOID ? 2.0f : 1.0f;
-    float beta[GDN_PIECE];
+    _Alignas(64) float beta[GDN_PIECE];
     for (int64_t row = p->row; row < p->end; row++) {
         gdn_load_part(s->kr, beta, &a->b, row, p->first, p->n);
         s->kr->sigmoid_row(beta, beta, factor, p->n);

@@ -236,7 +236,6 @@ template <int io, int deep> struct few_warp : sm90_state<io, deep> {
 
     __device__ __forceinline__ void load_written(mma_block (&y)[GROUPS], int i,
                                                  uint32_t place) const;
-    __device__ __forceinline__ void put_output(const mma_block (&o)[GROUPS], uint32_t values) const;
     __device__ __forceinline__ void walk(int i);
     __device__ __forceinline__ int pass(int i, int end);
     __device__ __forceinline__ void pass_idle(int i);
@@ -262,21 +261,6 @@ __device__ __forceinline__ void few_warp<io, deep>::load_written(mma_block (&y)[
             for (int e = 0; e < 4; e++) y[j][h][e] = family_written(e % 2 ? f.y : f.x, y[j][h][e]);
         }
     }
-}
-
-/* Writes the output in the place of V. */
-template <int io, int deep>
-__device__ __forceinline__ void few_warp<io, deep>::put_output(const mma_block (&o)[GROUPS],
-                                                               uint32_t values) const
-{
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++) {
-        operand m;
-        tiles::pack(m, o[j]);
-        store_matrices_turned(values + 16 * few_shared<deep>::v_row * j, m.x[0], m.x[1], m.x[2],
-                              m.x[3]);
-    }
-    __syncwarp();
 }
 
 /* Computes chunks from i to end - 1 that change the state, while U is finite. Returns the first
@@ -321,7 +305,7 @@ template <int io, int deep> __device__ __forceinline__ int few_warp<io, deep>::p
         add_tokens<io>(S, u, in.ends[0]);
         wgmma_wait<1>();
         block.arrive(FEW_QUERIES_FREE, i);
-        put_output(o, place);
+        put_output<io, few_shared<deep>::v_row>(o, place);
         block.arrive(FEW_OUT_FULL, i);
         wgmma_wait<0>();
         block.arrive(FEW_ENDS_FREE, i);
@@ -348,7 +332,7 @@ template <int io, int deep> __device__ __forceinline__ void few_warp<io, deep>::
     }
     multiply_rows<io, false>(o, s, block.stage(i).queries[0]);
     wgmma_wait<0>();
-    put_output(o, values(i));
+    put_output<io, few_shared<deep>::v_row>(o, values(i));
 }
 
 /* Computes a chunk that pass() has left. */
@@ -415,8 +399,8 @@ template <int io, int deep> GDN_DEVICE void run_few_part(const scan_block &scan)
     if (warp >= 4) {
         lower_registers<FEW_MEMORY_REGISTERS>();
         if (warp == 4 && threadIdx.x % 32 == 0) load_records(b);
-        if (warp == 4 + 1) load_values(b);
-        if (warp == 4 + 2) store_outputs(b);
+        if (warp == 5) load_values(b);
+        if (warp == 6) store_outputs(b);
         __syncwarp();
     } else {
         raise_registers<FEW_STATE_REGISTERS>();

@@ -99,7 +99,6 @@ template <int io, int deep> struct sm90_warp : sm90_state<io, deep> {
     __device__ __forceinline__ void turn_to(int i);
     __device__ __forceinline__ void make_r(operands &r, const mma_block (&x)[GROUPS],
                                            const float (&w)[CHUNK], uint32_t values) const;
-    __device__ __forceinline__ void put_output(const mma_block (&o)[GROUPS], uint32_t values) const;
     __device__ __forceinline__ void store_output(int i) const;
     __device__ __forceinline__ void release(int i);
     __device__ __forceinline__ int pass(int i, int end);
@@ -187,20 +186,6 @@ sm90_warp<io, deep>::make_r(operands &r, const mma_block (&x)[GROUPS], const flo
     }
 }
 
-/* Writes the output in the place of V. */
-template <int io, int deep>
-__device__ __forceinline__ void sm90_warp<io, deep>::put_output(const mma_block (&o)[GROUPS],
-                                                                uint32_t values) const
-{
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++) {
-        operand m;
-        tiles::pack(m, o[j]);
-        store_matrices_turned(values + 16 * 128 * j, m.x[0], m.x[1], m.x[2], m.x[3]);
-    }
-    __syncwarp();
-}
-
 template <int io, int deep>
 __device__ __forceinline__ void sm90_warp<io, deep>::store_output(int i) const
 {
@@ -250,7 +235,7 @@ template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::
         products::decay(S, in.factors.decay);
         add_tokens<io>(S, u, in.keys[2][0]);
         wgmma_wait<1>();
-        put_output(o, v);
+        put_output<io, 128>(o, v);
         wgmma_wait<0>();
         store_output(i);
         release(i);
@@ -279,7 +264,7 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     }
     multiply_rows<io, false>(o, s, block.stage(i).keys[1][0]);
     wgmma_wait<0>();
-    put_output(o, matrices(i));
+    put_output<io, 128>(o, matrices(i));
     store_output(i);
 }
 

@@ -44,6 +44,19 @@ GDN_DEVICE void add_tokens(mma_block (&S)[n], const typename mma_tiles<io>::oper
     wgmma_commit();
 }
 
+/* Writes the output in the place of V, whose rows are `row` bytes apart. values: the lane's
+ * address of the first matrix. */
+template <int io, int row> GDN_DEVICE void put_output(const mma_block (&o)[GROUPS], uint32_t values)
+{
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        typename mma_tiles<io>::operand m;
+        mma_tiles<io>::pack(m, o[j]);
+        store_matrices_turned(values + 16 * row * j, m.x[0], m.x[1], m.x[2], m.x[3]);
+    }
+    __syncwarp();
+}
+
 /* The values that a warp keeps from chunk to chunk. */
 template <int io, int deep> struct sm90_state {
     typedef mma_tiles<io> tiles;

@@ -30,8 +30,8 @@ struct prefill_head {
 static_assert(sizeof(prefill_head) <= GDN_PREFILL_HEAD_BYTES, "general.h");
 
 /* The values that every thread of a block holds. */
-template <int io_, int deep> struct prefill_block {
-    static constexpr int io = io_;
+template <int io_, int deep_> struct prefill_block {
+    static constexpr int io = io_, deep = deep_;
     typedef mma_tiles<io> tiles;
     typedef chunk_work<io, deep> work;
     static constexpr int chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
@@ -60,9 +60,6 @@ template <int io_, int deep> struct prefill_block {
     __device__ char *k(int i) const { return slot(a.n_slots) + i * stage_bytes; }
     __device__ char *q(int i) const { return k(i) + k_bytes; }
     __device__ char *v(int i) const { return k(i) + 2 * k_bytes; }
-    /* Does nothing: queries come with the rest of the slot. */
-    __device__ void await_queries(int64_t) const {}
-    __device__ void release_queries(int64_t) const {}
     /* Returns the tokens of chunk c. */
     __device__ int tokens(int64_t c) const
     {

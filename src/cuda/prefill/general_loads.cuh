@@ -31,11 +31,17 @@ GDN_DEVICE void load_whole_rows(char *to, int to_row, const char *from, int64_t 
 {
     enum { LANES = bytes / 16, AT_ONCE = n_threads / LANES };
     const int first = threadIdx.x % n_threads / LANES, at = threadIdx.x % LANES * 16;
-    uint32_t place = shared_address(to) + first * to_row + at;
+    const uint32_t place = shared_address(to) + first * to_row + at;
     const char *x = from + first * from_row + at;
+    const bool all = n >= rows; /* most chunks; then a copy takes half of the instructions */
 #pragma unroll
-    for (int i = 0; i < rows; i += AT_ONCE, place += AT_ONCE * to_row, x += AT_ONCE * from_row)
-        copy_async<16>(place, first + i < n ? x : from, first + i < n ? 16 : 0);
+    for (int i = 0; all && i < rows; i += AT_ONCE)
+        copy_async<16>(place + i * to_row, x + i * from_row, 16);
+#pragma unroll
+    for (int i = 0; !all && i < rows; i += AT_ONCE) {
+        const bool there = first + i < n;
+        copy_async<16>(place + i * to_row, there ? x + i * from_row : from, there ? 16 : 0);
+    }
 }
 
 template <int n_threads>

@@ -48,9 +48,9 @@ template <int n> GDN_DEVICE void renew(mma_block (&S)[n])
     }
 }
 
-/* The part of a state that a warp has: columns from v on. Also K and V. */
+/* The part of a state that a warp has: columns from v on, of keys from k on. Also K and V. */
 struct state_part {
-    int v, V, K;
+    int v, V, K, k;
 };
 
 template <int dtype, int n>
@@ -62,7 +62,8 @@ GDN_DEVICE void load_blocks(mma_block (&S)[n], const struct state_place &p,
     for (int x = 0; x < n; x++)
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const int v = part.v + block_row(i % 4), k = 16 * x + block_column(i / 4, i);
+            const int v = part.v + block_row(i % 4);
+            const int k = part.k + 16 * x + block_column(i / 4, i);
             if (v < part.V && k < part.K)
                 S[x][i / 4][i % 4] =
                     gdn_io<dtype>::load((const element *)(p.data + v * p.v_step + k * p.k_step));
@@ -83,12 +84,12 @@ GDN_DEVICE void load_state(mma_block (&S)[n], const struct state_place &p,
     }
 }
 
-/* Stores a block, with columns of k from `k` on. */
+/* Stores a block, with columns of k from number `k` of the part on. */
 GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
                             const struct state_part &part, int k)
 {
     for (int i = 0; i < 8; i++) {
-        const int v = part.v + block_row(i % 4), c = k + block_column(i / 4, i);
+        const int v = part.v + block_row(i % 4), c = part.k + k + block_column(i / 4, i);
         if (v < part.V && c < part.K)
             store_float(p.data + v * p.v_step + c * p.k_step, 0, p.dtype, x[i / 4][i % 4]);
     }
@@ -177,8 +178,9 @@ GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, t
 
 /* ---- One chunk ------------------------------------------------------------------------------- */
 
-/* The tiles of a chunk at the lane's places, and the products of a warp with them. */
-template <int io, int deep> struct chunk_work {
+/* The tiles of a chunk at the lane's places, and the products of a warp with them. packed: T and P
+ * are as in portable/record.cuh. */
+template <int io, int deep, bool packed = false> struct chunk_work {
     typedef mma_tiles<io> tiles;
     typedef typename tiles::operand operand;
     static constexpr int chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
@@ -191,18 +193,29 @@ template <int io, int deep> struct chunk_work {
     uint32_t k, k_turned, q, t, p; /* addresses of this lane */
     uint32_t v_turned;             /* ... in the warp's columns */
     int v_row;
-    char *out; /* the same columns of V, in whose place the output goes */
+    char *out; /* the place of the output: the same columns, in rows as long as those of V */
     const chunk_vectors<chunk> *vectors;
 
+    template <int n>
+    __device__ __forceinline__ void add_keys(mma_block (&x)[n], const operand &s, int y,
+                                             int first) const;
+    template <int n>
+    __device__ __forceinline__ void finish_r(operand (&r)[n], mma_block (&x)[n], int first) const;
     __device__ __forceinline__ bool make_r(operands &r, const state &S) const;
     __device__ __forceinline__ struct spoilt_rows mend_r(operands &r) const;
     __device__ __forceinline__ struct spoilt_rows mend_u(operands &u) const;
     __device__ __forceinline__ void make_u(tokens &U, const operands &r) const;
+    __device__ __forceinline__ void add_queries(tokens &o, const operand &s, int x) const;
+    __device__ __forceinline__ void finish_o(tokens &o, const operands &u,
+                                             const struct spoilt_rows *spoilt) const;
     __device__ __forceinline__ void make_o(const state &S, const operands &u,
                                            const struct spoilt_rows *spoilt) const;
+    template <bool selects>
     __device__ __forceinline__ void weigh_u(operands &w, const tokens &U, int n) const;
-    template <bool mends> __device__ __forceinline__ void update(state &S, const operands &w) const;
-    __device__ __forceinline__ void leave(const state &S, const tokens &U, int n,
+    template <bool mends, int n>
+    __device__ __forceinline__ void update(mma_block (&S)[n], const operands &w) const;
+    template <int n_blocks>
+    __device__ __forceinline__ void leave(const mma_block (&S)[n_blocks], const tokens &U, int n,
                                           const struct state_place &to,
                                           const struct state_part &part) const;
 
@@ -210,6 +223,11 @@ template <int io, int deep> struct chunk_work {
     static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int j, int x)
     {
         return tile + 16 * j * row + 16 * x * tiles::bytes;
+    }
+    /* Returns that of block (i, j) of T or P. */
+    static __device__ __forceinline__ uint32_t in_square(uint32_t square, int i, int j)
+    {
+        return packed ? square + 512 * (i * (i + 1) / 2 + j) : at(square, t_row, i, j);
     }
 };
 
@@ -219,45 +237,81 @@ template <int n> GDN_DEVICE void clear_blocks(mma_block (&x)[n])
     for (int i = 0; i < 8 * n; i++) x[i / 8][i / 4 % 2][i % 4] = 0;
 }
 
-/* Computes R^T. Returns true if all of it is finite. */
-template <int io, int deep>
-__device__ __forceinline__ bool chunk_work<io, deep>::make_r(operands &r, const state &S) const
+/* Adds S^T K^T over column block y of keys, which s has, for n row blocks of tokens from `first`
+ * on. */
+template <int io, int deep, bool packed>
+template <int n>
+__device__ __forceinline__ void
+chunk_work<io, deep, packed>::add_keys(mma_block (&x)[n], const operand &s, int y, int first) const
 {
-    tokens x;
-    operand s, m;
-    typename tiles::taint taint = 0;
-    clear_blocks(x);
+    operand m;
 #pragma unroll
-    for (int y = 0; y < deep / 16; y++) {
-        tiles::pack(s, S[y]);
-#pragma unroll
-        for (int j = 0; j < blocks; j++) {
-            tiles::load(m, at(k, k_row, j, y), k_row);
-            tiles::multiply(x[j], s, m);
-        }
+    for (int j = 0; j < n; j++) {
+        tiles::load(m, at(k, k_row, first + j, y), k_row);
+        tiles::multiply(x[j], s, m);
     }
+}
+
+/* Computes R^T of these tokens from S^T K^T. */
+template <int io, int deep, bool packed>
+template <int n>
+__device__ __forceinline__ void
+chunk_work<io, deep, packed>::finish_r(operand (&r)[n], mma_block (&x)[n], int first) const
+{
+    operand m;
 #pragma unroll
-    for (int j = 0; j < blocks; j++) {
+    for (int j = 0; j < n; j++) {
         mma_block v;
-        tiles::load_turned(m, at(v_turned, v_row, j, 0), v_row);
+        tiles::load_turned(m, at(v_turned, v_row, first + j, 0), v_row);
         tiles::unpack(v, m);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float2 f = *(const float2 *)(vectors->from_start + 16 * j + block_column(h, 0));
+            const float2 f =
+                *(const float2 *)(vectors->from_start + 16 * (first + j) + block_column(h, 0));
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 x[j][h][e] = fmaf(-(e % 2 ? f.y : f.x), x[j][h][e], v[h][e]);
         }
         tiles::pack(r[j], x[j]);
-        tiles::collect(taint, r[j]);
     }
-    return !__any_sync(0xffffffff, tiles::is_tainted(taint));
+}
+
+/* Returns true if all of the operands is finite. All lanes of a warp call it. Each operand is
+ * collected apart, because a sum of all would be a long chain. */
+template <class tiles, int n> GDN_DEVICE bool are_finite(const typename tiles::operand (&x)[n])
+{
+    bool tainted = false;
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        typename tiles::taint taint = 0;
+        tiles::collect(taint, x[j]);
+        tainted |= tiles::is_tainted(taint);
+    }
+    return !__any_sync(0xffffffff, tainted);
+}
+
+/* Computes R^T. Returns true if all of it is finite. */
+template <int io, int deep, bool packed>
+__device__ __forceinline__ bool chunk_work<io, deep, packed>::make_r(operands &r,
+                                                                     const state &S) const
+{
+    tokens x;
+    operand s;
+    clear_blocks(x);
+#pragma unroll
+    for (int y = 0; y < deep / 16; y++) {
+        tiles::pack(s, S[y]);
+        add_keys(x, s, y, 0);
+    }
+    finish_r(r, x, 0);
+    return are_finite<tiles>(r);
 }
 
 /* Returns R^T with zeros for values that are not finite. For tokens after one that forgets it is
  * V^T, whatever S holds. */
-template <int io, int deep>
-__device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(operands &r) const {
+template <int io, int deep, bool packed>
+__device__ __forceinline__ struct spoilt_rows
+chunk_work<io, deep, packed>::mend_r(operands &r) const {
     const token_mask resets = tokens_of(vectors->resets), dead = tokens_of(vectors->dead);
     struct spoilt_rows s = { { 0, 0 } };
     operand m;
@@ -280,8 +334,9 @@ __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_r(opera
 }
 
 /* Returns u^T. */
-template <int io, int deep>
-__device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const operands &r) const
+template <int io, int deep, bool packed>
+__device__ __forceinline__ void chunk_work<io, deep, packed>::make_u(tokens &U,
+                                                                     const operands &r) const
 {
     operand m;
     clear_blocks(U);
@@ -289,14 +344,15 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_u(tokens &U, const op
     for (int j = 0; j < blocks; j++)
 #pragma unroll
         for (int i = j; i < blocks; i++) {
-            tiles::load(m, at(t, t_row, i, j), t_row);
+            tiles::load(m, in_square(t, i, j), t_row);
             tiles::multiply(U[i], r[j], m);
         }
 }
 
 /* Returns U^T with zeros for values that are not finite. */
-template <int io, int deep>
-__device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(operands &u) const {
+template <int io, int deep, bool packed>
+__device__ __forceinline__ struct spoilt_rows
+chunk_work<io, deep, packed>::mend_u(operands &u) const {
     struct spoilt_rows s = { { 0, 0 } };
 #pragma unroll
     for (int j = 0; j < blocks; j++) {
@@ -309,24 +365,27 @@ __device__ __forceinline__ struct spoilt_rows chunk_work<io, deep>::mend_u(opera
     return s;
 }
 
-/* Writes the output of the chunk in the place of V. u is U^T. spoilt NULL: all values were
- * finite. */
-template <int io, int deep>
-__device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, const operands &u,
-                                                             const struct spoilt_rows *spoilt) const
+/* Adds Q S over column block x of queries, which s has. */
+template <int io, int deep, bool packed>
+__device__ __forceinline__ void
+chunk_work<io, deep, packed>::add_queries(tokens &o, const operand &s, int x) const
 {
-    tokens o;
-    operand s, m;
-    clear_blocks(o);
+    operand m;
 #pragma unroll
-    for (int x = 0; x < deep / 16; x++) {
-        tiles::pack(s, S[x]);
-#pragma unroll
-        for (int i = 0; i < blocks; i++) {
-            tiles::load(m, at(q, k_row, i, x), k_row);
-            tiles::multiply(o[i], m, s);
-        }
+    for (int i = 0; i < blocks; i++) {
+        tiles::load(m, at(q, k_row, i, x), k_row);
+        tiles::multiply(o[i], m, s);
     }
+}
+
+/* Writes the output of the chunk to its place. o is Q S, u is U^T. spoilt NULL: all values were
+ * finite. */
+template <int io, int deep, bool packed>
+__device__ __forceinline__ void
+chunk_work<io, deep, packed>::finish_o(tokens &o, const operands &u,
+                                       const struct spoilt_rows *spoilt) const
+{
+    operand m;
 #pragma unroll
     for (int i = 0; i < blocks; i++) {
 #pragma unroll
@@ -337,7 +396,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, con
         }
 #pragma unroll
         for (int j = 0; j <= i; j++) {
-            tiles::load(m, at(p, t_row, i, j), t_row);
+            tiles::load(m, in_square(p, i, j), t_row);
             tiles::multiply(o[i], m, u[j]);
         }
         if (spoilt) spoil_turned(o[i], i, *spoilt, tokens_of(vectors->resets));
@@ -347,6 +406,22 @@ __device__ __forceinline__ void chunk_work<io, deep>::make_o(const state &S, con
                                   block_column(e / 4, 0) * tiles::bytes,
                               o[i][e / 4][e % 4], o[i][e / 4][e % 4 + 1]);
     }
+}
+
+template <int io, int deep, bool packed>
+__device__ __forceinline__ void
+chunk_work<io, deep, packed>::make_o(const state &S, const operands &u,
+                                     const struct spoilt_rows *spoilt) const
+{
+    tokens o;
+    operand s;
+    clear_blocks(o);
+#pragma unroll
+    for (int x = 0; x < deep / 16; x++) {
+        tiles::pack(s, S[x]);
+        add_queries(o, s, x);
+    }
+    finish_o(o, u, spoilt);
 }
 
 /* Return how the first n tokens of a chunk end, as write_gates() has it for all of them: the factor
@@ -361,10 +436,12 @@ template <int chunk> GDN_DEVICE float end_decay(const chunk_vectors<chunk> &v, i
     return are_parted(tokens_of(v.resets), -1, n - 1) ? 0 : ex2_approx(v.G[n - 1]);
 }
 
-/* Returns (to_end U)^T for the state after the first n tokens. n = 0: after the whole chunk. */
-template <int io, int deep>
-__device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const tokens &U,
-                                                              int n) const
+/* Returns (to_end U)^T for the state after the first n tokens. n = 0: after the whole chunk.
+ * selects: a factor of 0 makes 0 of a U that is not finite. */
+template <int io, int deep, bool packed>
+template <bool selects>
+__device__ __forceinline__ void chunk_work<io, deep, packed>::weigh_u(operands &w, const tokens &U,
+                                                                      int n) const
 {
 #pragma unroll
     for (int j = 0; j < blocks; j++) {
@@ -380,7 +457,7 @@ __device__ __forceinline__ void chunk_work<io, deep>::weigh_u(operands &w, const
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float factor = e % 2 ? f.y : f.x;
-                x[h][e] = factor == 0 ? 0 : factor * U[j][h][e];
+                x[h][e] = selects && factor == 0 ? 0 : factor * U[j][h][e];
             }
         }
         tiles::pack(w[j], x);
@@ -395,20 +472,21 @@ GDN_DEVICE void decay_block(mma_block &S, float decay)
 }
 
 /* Returns S after the chunk. mends: leaves out keys that are forgotten, which may not be finite. */
-template <int io, int deep>
-template <bool mends>
-__device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const operands &w) const
+template <int io, int deep, bool packed>
+template <bool mends, int n>
+__device__ __forceinline__ void chunk_work<io, deep, packed>::update(mma_block (&S)[n],
+                                                                     const operands &w) const
 {
     operand m;
     const float decay = vectors->decay;
     const int first = mends ? first_seen(tokens_of(vectors->resets), chunk - 1) : 0;
     if (decay == 1 && !tokens_of(vectors->writers)) return; /* keeps every bit (G9) */
 #pragma unroll
-    for (int x = 0; x < deep / 16; x++) decay_block(S[x], decay);
+    for (int x = 0; x < n; x++) decay_block(S[x], decay);
 #pragma unroll
     for (int j = 0; j < blocks; j++)
 #pragma unroll
-        for (int x = 0; x < deep / 16; x++) {
+        for (int x = 0; x < n; x++) {
             tiles::load_turned(m, at(k_turned, k_row, j, x), k_row);
             if (mends) tiles::keep_columns(m, first - 16 * j, 16);
             tiles::multiply(S[x], w[j], m);
@@ -417,19 +495,21 @@ __device__ __forceinline__ void chunk_work<io, deep>::update(state &S, const ope
 
 /* Returns the state after the first n tokens of the chunk: what a call that ends there would
  * return. */
-template <int io, int deep>
-__device__ __forceinline__ void chunk_work<io, deep>::leave(const state &S, const tokens &U, int n,
-                                                            const struct state_place &to,
-                                                            const struct state_part &part) const
+template <int io, int deep, bool packed>
+template <int n_blocks>
+__device__ __forceinline__ void
+chunk_work<io, deep, packed>::leave(const mma_block (&S)[n_blocks], const tokens &U, int n,
+                                    const struct state_place &to,
+                                    const struct state_part &part) const
 {
     operands w;
     operand m;
     const float decay = end_decay(*vectors, n);
     const int first = first_seen(tokens_of(vectors->resets), n - 1);
     const bool idle = decay == 1 && !(tokens_of(vectors->writers) & tokens_below(n));
-    weigh_u(w, U, n);
+    weigh_u<true>(w, U, n);
 #pragma unroll
-    for (int x = 0; x < deep / 16; x++) {
+    for (int x = 0; x < n_blocks; x++) {
         mma_block after;
 #pragma unroll
         for (int i = 0; i < 8; i++) after[i / 4][i % 4] = S[x][i / 4][i % 4];

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A warp's walk through the chunks of a sequence (general_state.cuh computes one chunk). A Block
  * has the arguments a and r, the sequence s and its checkpoints, the head, its columns from
- * first_column on, v_row, and tokens(). Q and P of a chunk may be loaded later than the rest, and
- * released earlier: await_queries(), release_queries(). */
+ * first_column on, v_row, and tokens(). */
 #ifndef GDN_CUDA_PREFILL_WALK_CUH
 #define GDN_CUDA_PREFILL_WALK_CUH
 
@@ -37,19 +36,19 @@ GDN_DEVICE void store_output(const Block &b, const char *from, char *to, int64_t
                      b.a.out_wide);
 }
 
-/* The values that a warp of the state keeps from chunk to chunk. */
-template <class Block> struct state_warp {
+/* The values that a warp of the state keeps from chunk to chunk. It has n blocks of keys. */
+template <class Block, int n = Block::deep / 16> struct state_warp {
     const Block &b;
     struct prefill_cursor &cursor;
     struct state_part part;
     char *out;     /* its columns of token 0; NULL: no output */
     int64_t start; /* tokens of the sequence before the block's */
-    typename Block::work::state S;
+    mma_block S[n];
 };
 
 /* Stores checkpoints after tokens of chunk c. */
-template <class Block>
-GDN_DEVICE void leave_checkpoints(state_warp<Block> &w, const typename Block::work &work,
+template <class Block, int n_blocks>
+GDN_DEVICE void leave_checkpoints(state_warp<Block, n_blocks> &w, const typename Block::work &work,
                                   const typename Block::work::tokens &U, int64_t c)
 {
     const struct gdn_cu_rule &r = w.b.r;
@@ -67,42 +66,55 @@ GDN_DEVICE void leave_checkpoints(state_warp<Block> &w, const typename Block::wo
     }
 }
 
-template <class Block>
-GDN_DEVICE void run_chunk(state_warp<Block> &w, const typename Block::work &work, int64_t c)
+/* Computes U^T of a chunk from R^T, both in u, and (to_end U)^T. careful: also stores checkpoints,
+ * and mends what is not finite. is_finite: all of R is finite. Returns true if the output must be
+ * mended too. */
+template <bool careful, class Block, int n>
+GDN_DEVICE bool make_u_rows(state_warp<Block, n> &w, const typename Block::work &work,
+                            typename Block::work::operands &u,
+                            typename Block::work::operands &weighed, bool is_finite, int64_t c)
 {
     typedef typename Block::tiles tiles;
-    typename Block::work::operands u, weighed;
     typename Block::work::tokens U;
-    typename tiles::taint taint = 0;
     struct spoilt_rows spoilt;
-    bool slow = !work.make_r(u, w.S) || tokens_of(work.vectors->dead) != 0;
+    const bool slow = careful && (!is_finite || tokens_of(work.vectors->dead) != 0);
     if (slow) {
         spoilt = work.mend_r(u);
         renew(w.S);
     }
     work.make_u(U, u);
     if (slow) spoil(U, spoilt, tokens_of(work.vectors->resets));
-    leave_checkpoints(w, work, U, c);
-    work.weigh_u(weighed, U, 0);
+    if (careful) leave_checkpoints(w, work, U, c);
+    work.template weigh_u<careful>(weighed, U, 0);
 #pragma unroll
-    for (int j = 0; j < work.blocks; j++) {
-        tiles::pack(u[j], U[j]);
-        tiles::collect(taint, u[j]);
-    }
-    if (__any_sync(0xffffffff, tiles::is_tainted(taint)) || slow) {
-        slow = true;
-        spoilt = work.mend_u(u);
-    }
-    if (w.out) {
-        __syncwarp(); /* all lanes have read V */
-        w.b.await_queries(c);
-        work.make_o(w.S, u, slow ? &spoilt : NULL);
-        w.b.release_queries(c);
-    }
-    if (slow && tokens_of(work.vectors->resets))
+    for (int j = 0; j < work.blocks; j++) tiles::pack(u[j], U[j]);
+    return !are_finite<tiles>(u) || slow;
+}
+
+/* Computes S after a chunk. mends: leaves out keys that are forgotten. */
+template <bool careful, class Block, int n>
+GDN_DEVICE void update_state(state_warp<Block, n> &w, const typename Block::work &work,
+                             const typename Block::work::operands &weighed, bool mends)
+{
+    if (careful && mends && tokens_of(work.vectors->resets))
         work.template update<true>(w.S, weighed);
     else
         work.template update<false>(w.S, weighed);
+}
+
+template <class Block>
+GDN_DEVICE void run_chunk(state_warp<Block> &w, const typename Block::work &work, int64_t c)
+{
+    typename Block::work::operands u, weighed;
+    struct spoilt_rows spoilt;
+    const bool is_finite = work.make_r(u, w.S);
+    const bool slow = make_u_rows<true>(w, work, u, weighed, is_finite, c);
+    if (slow) spoilt = work.mend_u(u);
+    if (w.out) {
+        __syncwarp(); /* all lanes have read V */
+        work.make_o(w.S, u, slow ? &spoilt : NULL);
+    }
+    update_state<true>(w, work, weighed, slow);
     __syncwarp(); /* all lanes have written their output in the place of V */
     if (w.out) store_output(w.b, work.out, w.out, c, w.part.V - w.part.v);
 }

@@ -113,9 +113,10 @@ static gdn_status launch_chunks(gdn_ctx *ctx, struct gdn_cu_prefill_portable *p,
                   stream);
 }
 
-/* Launches walks through n sequences or segments, and after them through n_maps maps. */
+/* Launches walks through n sequences or segments, and after them through n_maps maps. has_rest:
+ * also through the tokens after the last sequence, which take no time. */
 static gdn_status launch_scan(gdn_ctx *ctx, struct gdn_cu_prefill_portable *p, int64_t n,
-                              int64_t n_maps, struct gdn_cuda_ran *ran, void *stream)
+                              bool has_rest, int64_t n_maps, struct gdn_cuda_ran *ran, void *stream)
 {
     const struct gdn_cu_rule *r = &p->rule;
     const struct form *f = form_of(r->q.dtype);
@@ -128,8 +129,8 @@ static gdn_status launch_scan(gdn_ctx *ctx, struct gdn_cu_prefill_portable *p, i
     p->n_slices = (r->V + columns - 1) / columns;
     p->n_map_slices = (r->K + columns - 1) / columns;
     return launch(ctx, r->K <= 64 ? f->scan64 : f->scan128,
-                  (n * p->n_slices + n_maps * (p->n_slices + p->n_map_slices)) * r->H,
-                  32 * (GDN_PORTABLE_LOAD_WARPS + b.n_state), b.shared, p, ran, stream);
+                  ((n + has_rest) * p->n_slices + n_maps * (p->n_slices + p->n_map_slices)) * r->H,
+                  32 * (GDN_PORTABLE_LOAD_WARPS + 3 * b.n_state), b.shared, p, ran, stream);
 }
 
 static void log_cut(gdn_ctx *ctx, const struct gdn_portable_cut *c)
@@ -156,11 +157,11 @@ gdn_status gdn_cuda_prefill_portable(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     p.out_wide = gdn_cuda_rows_wide(&r->out);
     lay_out(r, &c, &p, how->memory);
     TRY(launch_chunks(ctx, &p, ran, stream));
-    TRY(launch_scan(ctx, &p, b->B + (r->out.data && b->cu_seqlens.data), c.units, ran, stream));
+    TRY(launch_scan(ctx, &p, b->B, r->out.data && b->cu_seqlens.data, c.units, ran, stream));
     if (!c.units) return GDN_OK;
     log_cut(ctx, &c);
     TRY(launch(ctx, form_of(r->q.dtype)->segments, r->V / GDN_SEGMENT_COLUMNS * r->H * c.several, 0,
                0, &p, ran, stream));
     p.cut.later = true;
-    return launch_scan(ctx, &p, c.units, 0, ran, stream);
+    return launch_scan(ctx, &p, c.units, false, 0, ran, stream);
 }

@@ -10,11 +10,11 @@ enum { CHUNK = GDN_PORTABLE_CHUNK, COLUMNS = 16, MOST_STATE = 4 };
  * percentage of the time of whole sequences. */
 enum { MOST_SEGMENTS = 64, LEAST_CHUNKS = 4, WIN = 90 };
 
-/* Nanoseconds, measured on an H100: of a chunk by the number of warps with the state, with the
- * output and without it; of what a cut adds to a call; of a unit in combine.cuh. */
-static const int with_output[] = { 0, 3500, 3800, 3850, 3900 };
-static const int without[] = { 0, 2500, 2550, 2600, 2600 };
-enum { CUT = 40000, COMBINE = 2300 };
+/* Nanoseconds, measured on an H200: of a chunk by the number of groups of warps with 16 columns,
+ * with the output and without it; of a cut, beside the walks; of a unit in combine.cuh. */
+static const int with_output[] = { 0, 2050, 2500, 3000, 3500 };
+static const int without[] = { 0, 1900, 2100, 2300, 2500 };
+enum { CUT = 70000, COMBINE = 200 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
@@ -27,9 +27,10 @@ static struct gdn_portable_blocks find_stages(const gdn_ctx *ctx, const struct g
     static const int stages[][2] = { { 3, 2 }, { 2, 2 }, { 2, 1 }, { 1, 1 } };
     struct gdn_portable_blocks b = { n_state, 0, 0, 0 };
     for (int i = 0; i < 4 && !b.shared; i++) {
-        const int bytes = GDN_PORTABLE_HEAD_BYTES +
-                          stages[i][0] * GDN_PORTABLE_STAGE_BYTES(deep_of(r), n_state) +
-                          stages[i][1] * GDN_PORTABLE_QUERIES_BYTES(deep_of(r));
+        const int bytes =
+            GDN_PORTABLE_HEAD_BYTES + stages[i][0] * GDN_PORTABLE_STAGE_BYTES(deep_of(r), n_state) +
+            stages[i][1] * GDN_PORTABLE_QUERIES_BYTES(deep_of(r)) +
+            n_state * GDN_PORTABLE_HANDED_BYTES(deep_of(r)) + GDN_PORTABLE_OUTPUT_BYTES(n_state);
         if (bytes > ctx->cuda->shared_most) continue;
         b = (struct gdn_portable_blocks){ n_state, stages[i][0], stages[i][1], (size_t)bytes };
     }

@@ -7,8 +7,8 @@
 #include "cuda/prefill/plan.h"
 #include "cuda/prefill/portable/args.h"
 
-/* Blocks of `scan`: warps with 16 columns each, and stages of shared memory. shared 0: there is no
- * room for a block. */
+/* Blocks of `scan`: groups of warps with 16 columns each, and stages of shared memory. shared 0:
+ * there is no room for a block. */
 struct gdn_portable_blocks {
     int n_state, n_stages, n_queries;
     size_t shared;

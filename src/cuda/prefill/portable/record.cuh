@@ -9,7 +9,9 @@
 
 typedef chunk_vectors<CHUNK> portable_vectors;
 
-/* A record. A square has no blocks above the diagonal: row i of blocks has i + 1. */
+/* A record. A square has blocks of 16 x 16, row by row, and none above the diagonal. A block has 16
+ * rows of its columns 0 to 7, then 16 rows of the others. Rows that load_matrices() reads at once
+ * follow each other, so that no two are in one bank. */
 struct portable_record {
     alignas(16) portable_vectors v;
     alignas(16) char T[GDN_PORTABLE_SQUARE], P[GDN_PORTABLE_SQUARE];
@@ -25,10 +27,9 @@ struct square_piece {
 };
 GDN_DEVICE struct square_piece piece_of(int x)
 {
-    const int i = x < 32 ? 0 : x < 96 ? 1 : x < 192 ? 2 : 3; /* the row of blocks */
-    const int in = x - 16 * i * (i + 1), parts = 2 * (i + 1);
-    const int row = i == 0 ? in / 2 : i == 1 ? in / 4 : i == 2 ? in / 6 : in / 8;
-    return { 16 * i + row, (in - row * parts) * 16 };
+    const int n = x / 32, i = n < 1 ? 0 : n < 3 ? 1 : n < 6 ? 2 : 3; /* the block, and its row */
+    const int j = n - i * (i + 1) / 2;
+    return { 16 * i + x % 16, 32 * j + x % 32 / 16 * 16 };
 }
 
 GDN_DEVICE struct portable_record &record_at(const struct gdn_cu_prefill_portable &a,

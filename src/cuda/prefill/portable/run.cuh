@@ -40,7 +40,7 @@ GDN_DEVICE void run_segments(const struct gdn_cu_prefill_portable &a)
 
 /* A multiprocessor has room for several blocks of `chunks`. */
 #define PORTABLE_KERNEL(threads, shared, what, io)                                  \
-    extern "C" __global__ void __launch_bounds__(threads, (threads) == 128 ? 3 : 1) \
+    extern "C" __global__ void __launch_bounds__(threads, (threads) == 128 ? 4 : 1) \
         gdn_prefill_portable_##what##_##io(                                         \
             const __grid_constant__ struct gdn_cu_prefill_portable a)               \
     {                                                                               \

@@ -196,8 +196,8 @@ static const float *input_row(const struct block *b, int64_t t, int first, int n
     return buffer;
 }
 
-/* Returns which input came n before that of token t, the t-th that is fed: back along its tree,
- * its path or the row. Below 0: before the sequence's tokens, the newest is -1. */
+/* Returns the token whose input comes n before input t of the sequence, by its tree, path or row.
+ * Inputs before its tokens have numbers below 0, and -1 is the newest. */
 static int64_t earlier(const struct block *b, int64_t t, int64_t n)
 {
     const struct gdn_plan *plan = b->conv->plan;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GDN_EXACT with states of less than float32, which are rounded after each token. A value that lies
- * between two others may be rounded the other way in float64, and from there on the paths part. So
- * sequence 0 is done once more, token by token, and float64 follows the states that each token
- * really starts from; and the call to be judged has the results of that, bit for bit (G17).
+ * GDN_EXACT with states of less than float32, which are rounded after each token. Float64 may round
+ * a value to the other side, and all later states then differ. So sequence 0 is computed once more,
+ * token by token. Float64 starts each token from the state that the library had there. The call to
+ * be judged must have the results of these tokens, bit for bit (G17).
  */
 #include <stdlib.h>
 #include <string.h>

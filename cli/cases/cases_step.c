@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An engine's next tokens through a layer between its projections, with a float64 judge. */
+/* Cases of gdn_step: it takes the next token of each sequence through what lies between the
+ * projections of a layer. Float64 is the judge. */
 #include <math.h>
 #include <stdlib.h>
 

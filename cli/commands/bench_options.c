@@ -169,7 +169,7 @@ static int parse_dims(struct bench_options *o)
     if (!parse_pair(o->heads, '/', 1024, &d->Hq, &d->Hv) || !d->Hv)
         return cli_bad("--heads: '%s', wanted two numbers from 1 to 1024, Q/V", o->heads);
     const bool layer = o->op == STEP || bench_has_layer(o);
-    /* which has fewer heads of keys */
+    /* a layer has no more key heads than value heads */
     if ((d->Hq > d->Hv ? d->Hq % d->Hv : d->Hv % d->Hq) || (layer && d->Hq > d->Hv))
         return cli_bad("--heads: '%s', wanted %s", o->heads,
                        layer ? "the second a multiple of the first"

@@ -67,7 +67,8 @@ struct os_input {
 int os_input_open(struct os_input *in, const char *path);
 void os_input_close(struct os_input *in);
 
-/* *n: the bytes that were read, fewer than wanted at the end of the file, or for no reason. */
+/* Sets *n to the bytes that it read. They may be fewer than wanted, not only at the end of the
+ * file. */
 int os_input_read(const struct os_input *in, void *to, size_t bytes, int64_t offset, size_t *n);
 
 /* Maps the whole file, read-only; the map outlives the input. */

@@ -16,11 +16,22 @@ struct gdn_matrix {
 };
 
 /* out[i][j] (+)= sum_k a[i][k] b[j][k], i < m, j < n, k < depth; adds: to what out holds. Columns
- * of out are 1 apart, as are rows or columns of a, and of b. */
+ * of out are 1 apart, as are rows or columns of a, and of b. form: how the backend computes it. */
 struct gdn_matrix_product {
     struct gdn_matrix out, a, b;
     int64_t m, n, depth;
     bool adds;
+    int32_t form;
+};
+
+/* The products of a call, in their order. GDN_LAYER_PRODUCTS: q, k, v, z, b, a and two low ranks,
+ * forward and both gradients; and both gradients of the output. */
+enum { GDN_LAYER_PRODUCTS = 3 * 8 + 2 };
+struct gdn_layer_products {
+    struct gdn_matrix_product all[GDN_LAYER_PRODUCTS];
+    int n;
+    bool exact;           /* sums are in an order of the library's own */
+    size_t scratch_bytes; /* that all products share */
 };
 
 /* Rows of columns in two orders, each with `heads` times all parts: ordered, all heads of part 0,
@@ -38,8 +49,8 @@ struct gdn_layer_run {
     const struct gdn_tokens *tokens;
     void *plan_memory; /* of gdn_plan_bytes() */
     bool reads_states;
-    bool exact;    /* products in an order of the library's own */
-    void *scratch; /* of products */
+    void *scratch; /* of products; scratch_bytes may be 0 */
+    size_t scratch_bytes;
     void *stream;
 };
 
@@ -51,10 +62,12 @@ struct gdn_token_rows {
     bool adds; /* stored: to what the tensor holds */
 };
 
+struct gdn_layer_backward_call;
+
 struct gdn_layer_steps {
     bool is_f32; /* rows between steps are float32; else they have the dtype of hidden */
-    /* Bytes of scratch of products whose out has so many rows at most where a lies in columns. */
-    gdn_status (*scratch)(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes);
+    /* Decides the form of each product and the bytes of scratch. Buffers have no addresses yet. */
+    gdn_status (*plan)(gdn_ctx *ctx, struct gdn_layer_backward_call *call);
     /* Reads or checks the contents of the batch, before anything is written. */
     gdn_status (*begin)(const struct gdn_layer_run *run);
     gdn_status (*multiply)(const struct gdn_layer_run *run, const struct gdn_matrix_product *p);
@@ -71,6 +84,7 @@ struct gdn_layer_backward_call {
     struct gdn_call call;
     gdn_status (*plan)(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps);
     gdn_status (*run)(gdn_ctx *ctx, void *call, void *memory);
+    struct gdn_layer_products products;
 };
 
 #endif

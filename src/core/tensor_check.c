@@ -205,7 +205,8 @@ static int64_t step_bytes(const gdn_tensor *t, int i)
     return step < 0 ? -step : step;
 }
 
-/* Finds the arc of the view on a circle of `period` bytes: steps by whole rounds stay in place. */
+/* Finds the bytes of the view modulo `period`: `length` of them from `start` on, which may pass the
+ * end. Dimensions whose steps are multiples of `period` add none. */
 static void find_arc(const gdn_tensor *t, int64_t period, int64_t *start, int64_t *length)
 {
     struct span span;

@@ -88,7 +88,8 @@ static float *d_at(const struct block *b, int strip)
     return b->s->d + ((ptrdiff_t)strip * b->c->C + b->first) * b->kr->strip;
 }
 
-/* Loads rows of d; those that a gate parts from the start do not look at S (G7). */
+/* Computes rows of d = u - w S. A token behind a gate that forgets does not depend on S (G7), so
+ * its row of d is that of u. */
 static void load_d(const struct block *b)
 {
     const struct gdn_output_call *c = b->c;

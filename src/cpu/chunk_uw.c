@@ -153,8 +153,8 @@ static void load_cross(const struct block *b)
     }
 }
 
-/* Runs tokens [from, to) of the block, none of which but the first may forget; the others have g =
- * 0 and beta = 0. */
+/* Runs tokens [from, to) of the block. Only the first of them may forget. Tokens outside of the
+ * range get g = 0 and beta = 0. */
 static void run_tokens(const struct block *b, int from, int to)
 {
     const struct gdn_uw_call *c = b->c;

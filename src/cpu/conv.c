@@ -49,7 +49,7 @@ static void load_tile(const struct gdn_kernels *kr, float *dst, ptrdiff_t ld, co
 {
     const struct gdn_conv_view *v = p->view;
     const void *from = view_at(v, p->slot, p->channel, p->first);
-    float tile[LANES * ENTRIES];
+    _Alignas(64) float tile[LANES * ENTRIES];
     if (v->dtype == GDN_F32) {
         kr->transpose(dst, ld, from, v->channel, p->n, p->count);
     } else if (is_dense(v)) {
@@ -69,7 +69,7 @@ static void store_tile(const struct gdn_kernels *kr, const float *src, ptrdiff_t
 {
     const struct gdn_conv_view *v = p->view;
     void *to = view_at(v, p->slot, p->channel, p->first);
-    float tile[LANES * ENTRIES];
+    _Alignas(64) float tile[LANES * ENTRIES];
     if (v->dtype == GDN_F32) {
         kr->transpose(to, v->channel, src, ld, p->count, p->n);
         return;
@@ -196,8 +196,8 @@ static const float *input_row(const struct block *b, int64_t t, int first, int n
     return buffer;
 }
 
-/* Returns which input came n before that of token t, the t-th that is fed: back along its tree,
- * its path or the row. Below 0: before the sequence's tokens, the newest is -1. */
+/* Returns the token whose input comes n before input t of the sequence, by its tree, path or row.
+ * Inputs before its tokens have numbers below 0, and -1 is the newest. */
 static int64_t earlier(const struct block *b, int64_t t, int64_t n)
 {
     const struct gdn_plan *plan = b->conv->plan;
@@ -211,7 +211,7 @@ static int64_t earlier(const struct block *b, int64_t t, int64_t n)
 static void store_tiles(const struct block *b, int64_t last, const struct gdn_conv_view *to,
                         int64_t slot)
 {
-    float tile[ENTRIES][LANES];
+    _Alignas(64) float tile[ENTRIES][LANES];
     for (int c = 0; c < b->n; c += LANES)
         for (int64_t first = 0; first < to->length; first += ENTRIES) {
             struct part part = { to, slot, b->channel + c, first, b->n - c, ENTRIES };
@@ -233,7 +233,7 @@ static void store_tiles(const struct block *b, int64_t last, const struct gdn_co
 static void store_state(const struct block *b, int64_t last, const struct gdn_conv_view *to,
                         int64_t slot)
 {
-    float buffer[CHANNELS];
+    _Alignas(64) float buffer[CHANNELS];
     if (to->channel != 1) {
         store_tiles(b, last, to, slot);
         return;
@@ -294,7 +294,7 @@ static void convolve_tile(const struct block *b, float *window, int64_t t, int64
 {
     const struct gdn_conv *c = b->conv;
     const struct gdn_channel_tile tile = { t, b->channel, (int)n, b->n };
-    float rows[TILE][TILE];
+    _Alignas(64) float rows[TILE][TILE];
     gdn_load_channels(b->kr, &c->x, b->seq, &tile, rows[0], TILE);
     b->kr->conv[GDN_F32](rows, TILE, rows, TILE, window, b->weight, b->bias, CHANNELS, c->W,
                          c->silu, n, b->n);

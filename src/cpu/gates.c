@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gdn_gates: rows of H heads. An item takes some rows, GDN_PIECE heads at a time, so that the
- * decays of these heads are computed once. Rows on the stack are aligned: vectors of 64 bytes that
- * cross lines of a cache take 1.7 times as long.
+ * decays of these heads are computed once.
  */
 #include "calls/gates.h"
 #include "calls/op_backends.h"

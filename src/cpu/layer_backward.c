@@ -3,10 +3,11 @@
  * The steps of a layer's gradients on a CPU, in float32. The inner loop multiplies rows by rows, so
  * a product of columns turns pieces of them first:
  *
- *     out = a b^T       b as the forward's weights (cpu/project.c)
- *     out = a b         an item is a panel of b's columns
- *     out = a^T b       tokens are summed a block at a time: rows of a are turned once, then an
- *                       item is a panel of b's columns
+ *     AS_FORWARD   out = a b^T   b as the forward's weights (cpu/project.c)
+ *     BY_PANELS    out = a b     an item is a panel of b's columns
+ *     BY_BLOCKS    out = a^T b   tokens are summed a block at a time: rows of a are turned once,
+ *                                then an item is a panel of b's columns
+ *     EMPTY        out = 0       there are no tokens to sum
  *
  * Sums are in the order of blocks and pieces, whoever computes them.
  */
@@ -20,6 +21,8 @@
 
 /* PANEL: a multiple of the register tiles, 6 and 3. */
 enum { PANEL = 48, DEPTH = 256, TILE = 64, WINDOW = 256 };
+
+enum form { AS_FORWARD, BY_PANELS, BY_BLOCKS, EMPTY };
 
 typedef float panel[PANEL * DEPTH];
 
@@ -48,13 +51,6 @@ static size_t thread_bytes(void)
 static size_t threads_bytes(const gdn_ctx *ctx)
 {
     return (size_t)gdn_threads_count(ctx->threads) * thread_bytes();
-}
-
-static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes)
-{
-    (void)exact;
-    *bytes = threads_bytes(ctx) + (size_t)most_rows * DEPTH * sizeof(float);
-    return GDN_OK;
 }
 
 static float *at(const struct gdn_matrix *m, int64_t row, int64_t column)
@@ -127,9 +123,53 @@ static void add_panel(void *arg, int64_t item, int thread)
     multiply_tiles(x, first, x->turned, DEPTH, b, n, x->depth, p->adds || x->first > 0);
 }
 
-static void clear_rows(const struct gdn_matrix_product *p)
+static gdn_status add_blocks(gdn_ctx *ctx, struct product *x)
 {
-    for (int64_t i = 0; i < p->m; i++) memset(at(&p->out, i, 0), 0, (size_t)p->n * sizeof(float));
+    const struct gdn_matrix_product *p = x->p;
+    for (; x->first < p->depth; x->first += DEPTH) {
+        x->depth = (int)least(p->depth - x->first, DEPTH);
+        gdn_parallel_for(ctx->threads, (p->m + TILE - 1) / TILE, turn_rows, x);
+        gdn_parallel_for(ctx->threads, (p->n + PANEL - 1) / PANEL, add_panel, x);
+    }
+    return GDN_OK;
+}
+
+/* ---- All forms ----------------------------------------------------------------------------- */
+
+static enum form form_of(const struct gdn_matrix_product *p)
+{
+    if (p->depth == 0) return EMPTY;
+    if (p->a.column != 1) return BY_BLOCKS;
+    return p->a.row == p->depth && p->b.column == 1 && !p->adds ? AS_FORWARD : BY_PANELS;
+}
+
+static gdn_status plan_products(gdn_ctx *ctx, struct gdn_layer_backward_call *call)
+{
+    struct gdn_layer_products *products = &call->products;
+    int64_t most_turned = 0;
+    for (struct gdn_matrix_product *p = products->all; p < products->all + products->n; p++) {
+        p->form = form_of(p);
+        if (p->form == BY_BLOCKS && p->m > most_turned) most_turned = p->m;
+    }
+    products->scratch_bytes = threads_bytes(ctx) + (size_t)most_turned * DEPTH * sizeof(float);
+    return GDN_OK;
+}
+
+static gdn_status clear_rows(const struct gdn_matrix_product *p)
+{
+    for (int64_t i = 0; !p->adds && i < p->m; i++)
+        memset(at(&p->out, i, 0), 0, (size_t)p->n * sizeof(float));
+    return GDN_OK;
+}
+
+static gdn_status project(const struct gdn_layer_run *run, const struct gdn_matrix_product *p)
+{
+    const gdn_tensor b = { .data = p->b.data, .dtype = p->b.dtype, .stride = { p->b.row, 1 } };
+    const struct gdn_segment all = { &b, 0, p->n, 0 };
+    for (int64_t i = 0; i < p->m; i += WINDOW)
+        gdn_project(run->ctx, at(&p->out, i, 0), p->out.row, at(&p->a, i, 0),
+                    least(p->m - i, WINDOW), p->depth, &all, 1, run->scratch);
+    return GDN_OK;
 }
 
 static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_matrix_product *p)
@@ -137,24 +177,13 @@ static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_mat
     gdn_ctx *ctx = run->ctx;
     char *turned = (char *)run->scratch + threads_bytes(ctx);
     struct product x = { ctx->kr, p, run->scratch, (float *)(void *)turned, 0, 0 };
-    if (p->depth == 0 && !p->adds) clear_rows(p);
-    if (p->a.column == 1 && p->a.row == p->depth && p->b.column == 1 && !p->adds) {
-        const gdn_tensor b = { .data = p->b.data, .dtype = p->b.dtype, .stride = { p->b.row, 1 } };
-        const struct gdn_segment all = { &b, 0, p->n, 0 };
-        for (int64_t i = 0; i < p->m; i += WINDOW)
-            gdn_project(ctx, at(&p->out, i, 0), p->out.row, at(&p->a, i, 0),
-                        least(p->m - i, WINDOW), p->depth, &all, 1, run->scratch);
-        return GDN_OK;
+    switch ((enum form)p->form) {
+    case AS_FORWARD: return project(run, p);
+    case BY_BLOCKS: return add_blocks(ctx, &x);
+    case EMPTY: return clear_rows(p);
+    case BY_PANELS: break;
     }
-    if (p->a.column == 1) {
-        gdn_parallel_for(ctx->threads, (p->n + PANEL - 1) / PANEL, multiply_panel, &x);
-        return GDN_OK;
-    }
-    for (; x.first < p->depth; x.first += DEPTH) {
-        x.depth = (int)least(p->depth - x.first, DEPTH);
-        gdn_parallel_for(ctx->threads, (p->m + TILE - 1) / TILE, turn_rows, &x);
-        gdn_parallel_for(ctx->threads, (p->n + PANEL - 1) / PANEL, add_panel, &x);
-    }
+    gdn_parallel_for(ctx->threads, (p->n + PANEL - 1) / PANEL, multiply_panel, &x);
     return GDN_OK;
 }
 
@@ -250,7 +279,7 @@ static gdn_status begin(const struct gdn_layer_run *run)
 
 static const struct gdn_layer_steps steps = {
     .is_f32 = true,
-    .scratch = scratch_bytes,
+    .plan = plan_products,
     .begin = begin,
     .multiply = multiply,
     .weave = weave,

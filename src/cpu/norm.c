@@ -42,7 +42,7 @@ static float row_scale(const struct gdn_norm_job *s, double sum)
 static void scale_row(const struct gdn_norm_job *s, int64_t row, float scale, const float *x,
                       float *buffer, float *weight)
 {
-    float z_buffer[GDN_PIECE];
+    _Alignas(64) float z_buffer[GDN_PIECE];
     for (int64_t first = 0; first < s->D; first += GDN_PIECE) {
         const size_t n = piece_size(s, first);
         if (s->D > GDN_PIECE) {
@@ -59,7 +59,7 @@ static void scale_row(const struct gdn_norm_job *s, int64_t row, float scale, co
 
 void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end)
 {
-    float buffer[GDN_PIECE], weight[GDN_PIECE];
+    _Alignas(64) float buffer[GDN_PIECE], weight[GDN_PIECE];
     const float *x = buffer;
     if (s->weight.data && s->D <= GDN_PIECE) gdn_load_piece(weight, &s->weight, 0, s->D, 1);
     for (int64_t row = first; row < end; row++) {

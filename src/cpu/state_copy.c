@@ -46,7 +46,7 @@ static struct gdn_state_matrix dense(void *data, int32_t dtype, int64_t columns)
 static void load_rows(float *S, const struct gdn_kernels *kr, const struct gdn_state_matrix *from,
                       const float *scales, int n, int columns)
 {
-    uint8_t codes[COLUMNS * GDN_MAX_HEAD];
+    _Alignas(64) uint8_t codes[COLUMNS * GDN_MAX_HEAD];
     const bool is_q8 = gdn_is_q8(from->dtype);
     const struct gdn_state_matrix to =
         is_q8 ? dense(codes, from->dtype, columns) : dense(S, GDN_F32, columns);
@@ -57,7 +57,7 @@ static void load_rows(float *S, const struct gdn_kernels *kr, const struct gdn_s
 static void store_rows(float *S, const struct gdn_kernels *kr, const struct gdn_state_matrix *to,
                        float *scales, const uint32_t *keys, int n, int columns)
 {
-    uint8_t codes[COLUMNS * GDN_MAX_HEAD];
+    _Alignas(64) uint8_t codes[COLUMNS * GDN_MAX_HEAD];
     const bool is_q8 = gdn_is_q8(to->dtype);
     const struct gdn_state_matrix from =
         is_q8 ? dense(codes, to->dtype, columns) : dense(S, GDN_F32, columns);
@@ -72,7 +72,7 @@ static void convert_head(const struct gdn_state_move *m, int64_t from, int64_t t
     const gdn_state_copy_args *a = &m->args;
     const uint64_t noise = gdn_noise(a->seed, 0, head);
     const int K = (int)m->columns;
-    float S[COLUMNS * GDN_MAX_HEAD];
+    _Alignas(64) float S[COLUMNS * GDN_MAX_HEAD];
     uint32_t keys[COLUMNS];
     for (int64_t v = 0; v < m->rows; v += COLUMNS) {
         const int n = m->rows - v < COLUMNS ? (int)(m->rows - v) : COLUMNS;

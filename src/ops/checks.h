@@ -39,10 +39,17 @@ gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,
                                  const struct gdn_tokens *tokens, unsigned takes,
                                  struct gdn_plan *plan);
 
-/* A head size, the last dimension, from 1 to `most`; heads, which must divide H. */
+/* A head size, the last dimension, from 1 to `most`; n heads, which become H; heads, which must
+ * divide H. */
 gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int most,
                                int *size);
+gdn_status gdn_stage_all_heads(gdn_ctx *ctx, int64_t n, const char *name, int *H);
 gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int64_t H, int *n);
+
+/* The sizes of u and w, which set V, K and H of the rule, and the batch of their tokens. */
+gdn_status gdn_stage_describe_uw(gdn_ctx *ctx, const gdn_tensor *u, const gdn_tensor *w,
+                                 const gdn_batch *batch, struct gdn_tokens *tokens,
+                                 struct gdn_plan *plan, struct gdn_rule *r);
 
 /* chunk_size, 16, 32 or 64. */
 gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C);

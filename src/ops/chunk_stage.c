@@ -48,6 +48,14 @@ gdn_status gdn_stage_head_size(gdn_ctx *ctx, const gdn_tensor *t, const char *na
     return GDN_OK;
 }
 
+gdn_status gdn_stage_all_heads(gdn_ctx *ctx, int64_t n, const char *name, int *H)
+{
+    if (n < 1 || n > INT32_MAX)
+        return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads, wanted at least 1", name, (long long)n);
+    *H = (int)n;
+    return GDN_OK;
+}
+
 gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int64_t H, int *n)
 {
     const int64_t heads = t->size[t->ndim - 2];
@@ -56,6 +64,18 @@ gdn_status gdn_stage_heads(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
                         (long long)heads, (long long)H);
     *n = (int)heads;
     return GDN_OK;
+}
+
+gdn_status gdn_stage_describe_uw(gdn_ctx *ctx, const gdn_tensor *u, const gdn_tensor *w,
+                                 const gdn_batch *batch, struct gdn_tokens *tokens,
+                                 struct gdn_plan *plan, struct gdn_rule *r)
+{
+    TRY(gdn_plan_tokens(ctx, u, "u", 2, tokens));
+    TRY(gdn_stage_head_size(ctx, u, "u", GDN_MAX_VALUE, &r->V));
+    TRY(gdn_stage_plan(ctx, batch, tokens, plan));
+    TRY(gdn_plan_check(ctx, tokens, w, "w", 2, (int64_t[]){ -1, -1 }));
+    TRY(gdn_stage_head_size(ctx, w, "w", GDN_MAX_HEAD, &r->K));
+    return gdn_stage_all_heads(ctx, u->size[u->ndim - 2], "u", &r->H);
 }
 
 gdn_status gdn_stage_chunk_size(gdn_ctx *ctx, int32_t C)

@@ -13,21 +13,13 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
     const gdn_chunk_states_args *a = &c->args;
     struct gdn_rule *r = &c->rule;
     TRY(gdn_check_present(ctx, GDN_OP_CHUNK_STATES, &c->args));
-    TRY(gdn_plan_tokens(ctx, &a->u, "u", 2, &c->tokens));
-    TRY(gdn_stage_head_size(ctx, &a->u, "u", GDN_MAX_VALUE, &r->V));
-    TRY(gdn_stage_plan(ctx, a->batch, &c->tokens, &c->plan));
+    TRY(gdn_stage_describe_uw(ctx, &a->u, &a->w, a->batch, &c->tokens, &c->plan, r));
     if (!a->states.data && !a->state_out.data)
         return gdn_fail(ctx, GDN_E_ARG, "states: absent, and state_out too, wanted at least one");
-    TRY(gdn_plan_check(ctx, &c->tokens, &a->w, "w", 2, (int64_t[]){ -1, -1 }));
-    TRY(gdn_stage_head_size(ctx, &a->w, "w", GDN_MAX_HEAD, &r->K));
-    const int64_t H = a->u.size[a->u.ndim - 2], B = c->plan.B;
-    if (H < 1 || H > INT32_MAX)
-        return gdn_fail(ctx, GDN_E_SHAPE, "u: %lld heads, wanted at least 1", (long long)H);
-    r->H = (int)H;
     TRY(gdn_plan_check(ctx, &c->tokens, &a->k, "k", 2, (int64_t[]){ -1, r->K }));
-    TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
+    TRY(gdn_stage_heads(ctx, &a->k, "k", r->H, &r->Hk));
     struct gdn_sizes s = {
-        .B = B, .H = H, .Hk = r->Hk, .K = r->K, .V = r->V, .tokens = &c->tokens
+        .B = c->plan.B, .H = r->H, .Hk = r->Hk, .K = r->K, .V = r->V, .tokens = &c->tokens
     };
     gdn_set_layout(&s, a->state_layout);
     TRY(gdn_check_shapes(ctx, GDN_OP_CHUNK_STATES, a, &s));

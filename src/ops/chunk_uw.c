@@ -29,14 +29,11 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
         TRY(gdn_plan_check(ctx, &c->tokens, &a->v, "v", 2, (int64_t[]){ -1, -1 }));
         TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
     }
-    const int64_t H = like->size[like->ndim - 2];
-    if (H < 1 || H > INT32_MAX)
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads, wanted at least 1", name, (long long)H);
-    r->H = (int)H;
-    TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
-    if (a->v.data) TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
+    TRY(gdn_stage_all_heads(ctx, like->size[like->ndim - 2], name, &r->H));
+    TRY(gdn_stage_heads(ctx, &a->k, "k", r->H, &r->Hk));
+    if (a->v.data) TRY(gdn_stage_heads(ctx, &a->v, "v", r->H, &r->Hv));
     const struct gdn_sizes s = {
-        .Hk = r->Hk, .Hv = r->Hv, .H = H, .K = r->K, .V = r->V, .C = c->C, .tokens = &c->tokens
+        .Hk = r->Hk, .Hv = r->Hv, .H = r->H, .K = r->K, .V = r->V, .C = c->C, .tokens = &c->tokens
     };
     TRY(gdn_check_shapes(ctx, GDN_OP_CHUNK_UW, a, &s));
     return gdn_check_written(ctx, GDN_OP_CHUNK_UW, a, &c->plan.batch);

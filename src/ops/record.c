@@ -228,20 +228,17 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     TRY(check_ranks(ctx, &t));
     TRY(gdn_stage_head_size(ctx, &a->record_k, "record_k", GDN_MAX_HEAD, &r->K));
     TRY(gdn_stage_head_size(ctx, &a->record_u, "record_u", GDN_MAX_VALUE, &r->V));
-    const int64_t H = a->record_u.size[2];
-    if (H < 1 || H > INT32_MAX)
-        return gdn_fail(ctx, GDN_E_SHAPE, "record_u: %lld heads, wanted at least 1", (long long)H);
-    r->H = (int)H;
-    TRY(gdn_stage_heads(ctx, &a->record_k, "record_k", H, &r->Hk));
+    TRY(gdn_stage_all_heads(ctx, a->record_u.size[2], "record_u", &r->H));
+    TRY(gdn_stage_heads(ctx, &a->record_k, "record_k", r->H, &r->Hk));
     const struct gdn_scaled state = { &a->state, &a->state_scales, "state", "state_scales" };
-    TRY(gdn_scaled_view(ctx, &state, a->state_layout, H, r->K, r->V, &r->to));
+    TRY(gdn_scaled_view(ctx, &state, a->state_layout, r->H, r->K, r->V, &r->to));
     r->to.random = a->rounding == GDN_ROUND_STOCHASTIC;
     r->to.seed = a->seed;
     const struct gdn_sizes s = { .P = a->state.size[0],
                                  .R = a->record_k.size[1],
                                  .Hk = r->Hk,
                                  .K = r->K,
-                                 .H = H,
+                                 .H = r->H,
                                  .V = r->V,
                                  .G = a->flags & GDN_SPLIT_INVARIANT ? 2 : r->K };
     TRY(gdn_check_shapes(ctx, GDN_OP_RECORD_FOLD, a, &s));

@@ -189,7 +189,7 @@ static double decay(struct self_test *s, const struct rule_inputs *in, int t, in
 static double step(struct self_test *s, const struct rule_inputs *in, int t, int h, int j,
                    double *magnitude)
 {
-    const double *k = &s->x[KK][t * K], *q = &s->x[QQ][t * K]; /* H heads read one */
+    const double *k = &s->x[KK][t * K], *q = &s->x[QQ][t * K]; /* all H heads share them */
     const double v = s->x[VV][(t * H + h) * V + j], b0 = s->x[BB][t * H + h];
     const double beta = in->c->raw ? sigmoid(b0) : b0;
     const double nk = in->c->raw ? hypot(norm_of(k, K), 1e-3) : 1; /* eps is 1e-6 */

@@ -49,16 +49,12 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_summary_call *c)
         TRY(gdn_stage_head_size(ctx, &a->v, "v", GDN_MAX_VALUE, &r->V));
     }
     TRY(gdn_check_shape(ctx, like, a->M.data ? "M" : "U", 4, (int64_t[]){ c->plan.B, -1, -1, -1 }));
-    const int64_t H = like->size[1];
-    if (H < 1 || H > INT32_MAX)
-        return gdn_fail(ctx, GDN_E_SHAPE, "%s: %lld heads, wanted at least 1",
-                        a->M.data ? "M" : "U", (long long)H);
-    r->H = (int)H;
-    TRY(gdn_stage_heads(ctx, &a->k, "k", H, &r->Hk));
+    TRY(gdn_stage_all_heads(ctx, like->size[1], a->M.data ? "M" : "U", &r->H));
+    TRY(gdn_stage_heads(ctx, &a->k, "k", r->H, &r->Hk));
     r->Hq = r->Hv = r->Hk;
-    if (a->v.data) TRY(gdn_stage_heads(ctx, &a->v, "v", H, &r->Hv));
+    if (a->v.data) TRY(gdn_stage_heads(ctx, &a->v, "v", r->H, &r->Hv));
     struct gdn_sizes s = { .B = c->plan.B,
-                           .H = H,
+                           .H = r->H,
                            .Hk = r->Hk,
                            .Hv = r->Hv,
                            .K = r->K,

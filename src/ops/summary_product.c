@@ -44,6 +44,17 @@ static gdn_status view_transition(gdn_ctx *ctx, const gdn_tensor *t, const char 
     return gdn_state_view(ctx, t, name, GDN_STATE_KV, a->H, a->K, a->K, view);
 }
 
+/* Sets the views of S_out = M S_in + U. */
+static gdn_status view_all(gdn_ctx *ctx, const gdn_tensor *M, const gdn_tensor *U,
+                           const gdn_tensor *state, const gdn_tensor *state_out, int32_t layout,
+                           struct gdn_product *a)
+{
+    TRY(view_transition(ctx, M, "M", a, &a->M));
+    TRY(view_state(ctx, U, "U", layout, a, &a->U));
+    TRY(view_state(ctx, state, "state", layout, a, &a->S));
+    return view_state(ctx, state_out, "state_out", layout, a, &a->out);
+}
+
 /* Checks the rows of ops.def; B: slots of states, P: ranges. */
 static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, int32_t layout,
                                const struct gdn_product *a)
@@ -103,10 +114,7 @@ static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_check_present(ctx, GDN_OP_SUMMARY_APPLY, a));
     TRY(read_sizes(ctx, &a->M, "M", &a->state_out, "state_out", a->state_layout, &x));
     TRY(check_shapes(ctx, GDN_OP_SUMMARY_APPLY, a, a->state_layout, &x));
-    TRY(view_transition(ctx, &a->M, "M", &x, &x.M));
-    TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.U));
-    TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));
-    TRY(view_state(ctx, &a->state_out, "state_out", a->state_layout, &x, &x.out));
+    TRY(view_all(ctx, &a->M, &a->U, &a->state, &a->state_out, a->state_layout, &x));
     c->product[0] = x;
     c->base = GDN_CALL_OF(a);
     return GDN_OK;
@@ -153,10 +161,7 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     TRY(read_sizes(ctx, &a->M, "M", &a->state_out, "state_out", a->state_layout, &x));
     TRY(describe_order(ctx, a, &x));
     TRY(check_shapes(ctx, GDN_OP_SUMMARY_FOLD, a, a->state_layout, &x));
-    TRY(view_transition(ctx, &a->M, "M", &x, &x.M));
-    TRY(view_state(ctx, &a->U, "U", a->state_layout, &x, &x.U));
-    TRY(view_state(ctx, &a->state, "state", a->state_layout, &x, &x.S));
-    TRY(view_state(ctx, &a->state_out, "state_out", a->state_layout, &x, &x.out));
+    TRY(view_all(ctx, &a->M, &a->U, &a->state, &a->state_out, a->state_layout, &x));
     c->product[0] = x;
     c->base = GDN_CALL_OF(a);
     return GDN_OK;

@@ -113,6 +113,30 @@ static void test_far_rows(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* Gradients say why cuBLAS computes no product before they launch one. */
+static void test_gradients(void)
+{
+    static char memory[1 << 20];
+    gdn_ctx *ctx = hopper_ctx();
+    const gdn_block_args a = layer_args(memory);
+    gdn_block_backward_args back = gdn_block_backward_args_init();
+    struct told told;
+    if (!ctx) return;
+    back.hidden = back.dout = a.hidden;
+    back.in_proj_qkvz = a.in_proj_qkvz, back.in_proj_ba = a.in_proj_ba;
+    back.conv_weight = a.conv_weight, back.A_log = a.A_log, back.dt_bias = a.dt_bias;
+    back.norm_weight = a.norm_weight, back.out_proj = a.out_proj;
+    back.dhidden = a.out;
+    back.n_key_heads = a.n_key_heads, back.n_value_heads = a.n_value_heads;
+    back.key_head_dim = a.key_head_dim, back.value_head_dim = a.value_head_dim;
+    back.flags = GDN_EXACT;
+    listen(ctx, &told);
+    ring2_status(ctx, "gradients", gdn_block_backward(ctx, &back), GDN_OK);
+    expect_line(&told, "block_backward products: layer_project (cublas: GDN_EXACT is set)");
+    CHECK(!strcmp(fake->kernel, "gdn_layer_add"), "the last kernel is %s", fake->kernel);
+    gdn_ctx_destroy(ctx);
+}
+
 /* ---- A step of several launches -------------------------------------------------------------- */
 
 /* Returns a call of three taps, which no kernel for one launch takes. */
@@ -273,6 +297,7 @@ int main(int argc, char **argv)
         { "cuda: forms of a step of one launch", test_step_forms },
         { "cuda: a step of one slot", test_one_slot },
         { "cuda: a layer of rows far apart", test_far_rows },
+        { "cuda: gradients of a layer", test_gradients },
     };
     return fake_main(argc, argv, tests, sizeof tests / sizeof *tests);
 }

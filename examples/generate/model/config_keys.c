@@ -35,8 +35,9 @@
 
 const struct json_key config_generation_keys[] = { GENERATION_KEYS, { NULL, NULL } };
 
-/* Keys of every family: those that the model is made from, those that have no other form, those of
- * training, and notes. `quantization` is that of MLX: its tensors are refused by their names. */
+/* Keys of every family. The model is made from MODEL_KEYS and HEAD_KEYS. FORM_KEYS have one value
+ * here, because the model has no other form. NOTE_KEYS are of training, or notes. MLX writes
+ * `quantization`: its tensors are refused by their names. */
 #define MODEL_KEYS                                                                          \
     { "model_type", NULL }, { "num_hidden_layers", NULL }, { "num_attention_heads", NULL }, \
         { "vocab_size", NULL }, { "hidden_size", NULL }, { "intermediate_size", NULL },     \

@@ -26,9 +26,9 @@ struct block {
     const struct gdn_seq *seq;
     int64_t channel;
     int n;
-    rows_of_channels weight[GDN_MAX_TAPS], bias, later[PAST];
-    rows_of_channels x[PAST + TOKENS], dz[TOKENS], y[TOKENS];
-    double sums[GDN_MAX_TAPS + 1][CHANNELS]; /* of weights, of the bias */
+    _Alignas(64) rows_of_channels weight[GDN_MAX_TAPS], bias, later[PAST];
+    _Alignas(64) rows_of_channels x[PAST + TOKENS], dz[TOKENS], y[TOKENS];
+    _Alignas(64) double sums[GDN_MAX_TAPS + 1][CHANNELS]; /* of weights, of the bias */
 };
 
 /* ---- Views, an entry of a block's channels ------------------------------------------------- */
@@ -86,7 +86,7 @@ static void find_dz(struct block *b, int64_t t, int n)
 {
     const struct gdn_conv_backward *c = b->conv;
     const int past = c->W - 1;
-    rows_of_channels window[PAST], slope;
+    _Alignas(64) rows_of_channels window[PAST], slope;
     memcpy(window, b->x, (size_t)past * sizeof *window);
     if (c->silu)
         b->kr->conv[GDN_F32](b->y, CHANNELS, b->x[past], CHANNELS, window[0], b->weight[0],
@@ -101,7 +101,7 @@ static void find_dz(struct block *b, int64_t t, int n)
 static void add_sums(struct block *b, int n)
 {
     const struct gdn_conv_backward *c = b->conv;
-    rows_of_channels taps[GDN_MAX_TAPS], sum;
+    _Alignas(64) rows_of_channels taps[GDN_MAX_TAPS], sum;
     if (c->dweight.data)
         b->kr->conv_sums(taps[0], CHANNELS, b->dz[0], b->x[0], CHANNELS, c->W, n, b->n);
     for (int w = 0; w < c->W && c->dweight.data; w++)
@@ -125,7 +125,7 @@ static void add_final(const struct block *b, int64_t t, float *y)
 {
     const struct gdn_conv_view *v = &b->conv->dstate_out;
     const int64_t entry = t - b->seq->n_valid + v->length;
-    rows_of_channels x;
+    _Alignas(64) rows_of_channels x;
     if (!v->data || entry < 0) return;
     load_entry(b, v, b->seq->row, entry, x);
     for (int j = 0; j < b->n; j++) y[j] += x[j];
@@ -136,7 +136,7 @@ static void store_dx(struct block *b, int64_t t, int n)
 {
     const struct gdn_conv_backward *c = b->conv;
     const struct gdn_channel_tile tile = { t, b->channel, n, b->n };
-    rows_of_channels held[TOKENS];
+    _Alignas(64) rows_of_channels held[TOKENS];
     for (int i = 0; i < n; i++) add_final(b, t + i, b->y[i]);
     if (c->adds) load_tokens(b, &c->dx, t, n, held);
     for (int i = 0; i < n && c->adds; i++)
@@ -183,7 +183,7 @@ static void write_dstate(struct block *b)
     convolve_back(b, past);
     for (int64_t e = 0; e < v->length; e++) {
         const int64_t t = e - v->length;
-        rows_of_channels x = { 0 };
+        _Alignas(64) rows_of_channels x = { 0 };
         if (t >= -past) memcpy(x, b->y[past + t], sizeof x);
         add_final(b, t, x);
         store_entry(b, v, b->seq->row, e, x);
@@ -207,7 +207,7 @@ static void store_sums(struct block *b)
     for (int w = 0; w <= c->W; w++) {
         const struct gdn_conv_view *v = w < c->W ? &c->dweight : &c->dbias;
         const double *sums = b->sums[w < c->W ? w : GDN_MAX_TAPS];
-        rows_of_channels x;
+        _Alignas(64) rows_of_channels x;
         if (!v->data) continue;
         for (int j = 0; j < b->n; j++) x[j] = (float)sums[j];
         store_entry(b, v, 0, w < c->W ? w : 0, x);

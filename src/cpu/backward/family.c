@@ -184,8 +184,8 @@ static bool return_vectors(struct gdn_sweep *s, const float *U, const float *S, 
 
 /* ---- What is stored ------------------------------------------------------------------------ */
 
-/* Adds to dk and dv of an update, from the gradients of its e and of what it writes: Z. w: a row of
- * V, with one beta not read. */
+/* Adds the part of an update to dk and dv. de is the gradient of its e, Z that of the vector that
+ * it writes. w is a row of V, which is not read if the update has one beta. */
 static void add_update(struct gdn_sweep *s, ptrdiff_t at, float *dk, float *dv, const float *de,
                        const float *Z, const float *w)
 {

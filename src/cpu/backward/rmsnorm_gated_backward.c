@@ -21,8 +21,8 @@ struct piece {
     int64_t row, first;
     size_t n;
     const float *x, *dout;
-    float x_row[GDN_PIECE], z_row[GDN_PIECE], dout_row[GDN_PIECE];
-    float act[GDN_PIECE], slope[GDN_PIECE], e[GDN_PIECE], weight[GDN_PIECE];
+    _Alignas(64) float x_row[GDN_PIECE], z_row[GDN_PIECE], dout_row[GDN_PIECE];
+    _Alignas(64) float act[GDN_PIECE], slope[GDN_PIECE], e[GDN_PIECE], weight[GDN_PIECE];
 };
 
 /* dx = of_e e + of_x x; of_e is r. */
@@ -75,7 +75,7 @@ static void write_rest(const struct gdn_rmsnorm_backward *s, const struct piece 
 {
     const struct gdn_kernels *kr = s->kr;
     const size_t n = p->n;
-    float of_both[GDN_PIECE], d[GDN_PIECE];
+    _Alignas(64) float of_both[GDN_PIECE], d[GDN_PIECE];
     kr->norm_row(of_both, p->dout, r, p->x, NULL, false, n);
     if (sums) {
         kr->norm_row(d, of_both, 1, s->args.z.data ? p->act : NULL, NULL, false, n);

@@ -44,20 +44,22 @@ struct gdn_sweep {
     int64_t segment; /* chunks */
     bool saved;      /* segments begin at checkpoints */
     ptrdiff_t ld, ld_v;
-    size_t state;                          /* floats of a state */
-    int chunk;                             /* tokens */
-    struct gdn_sweep_vectors f;            /* of the family */
-    struct gdn_backward_tokens tokens;     /* of chunks of it that are not finite */
-    float *kq, *kqt, *gram, *ones, *unit;  /* rows of k, then q; their columns */
-    float *A, *B, *decay, *unused, *mixed; /* [16][16]; two of them */
-    float *start, *end, *g, *beta;         /* [16] */
-    float *p, *v, *r, *u;                  /* [16][ld_v] */
-    float *dz, *x;                         /* [32][ld_v]: dO, Z; what J gets of k, q */
-    float *ut, *xt, *dots;                 /* [V][16], [V][32], [32][16] */
-    float *by, *rows;                      /* [K][32]: dK, dQ; as rows */
-    float *S, *J, *strip, *column;         /* states of every head of the family */
-    float *first, *states, *R, *U;         /* of segments; of the chunks of one */
-    float *dq, *dk, *dv; /* of a chunk: sums over the heads that share q, k or v */
+    size_t state;                      /* floats of a state */
+    int chunk;                         /* tokens */
+    struct gdn_sweep_vectors f;        /* of the family */
+    struct gdn_backward_tokens tokens; /* of chunks of it that are not finite */
+    float *kq, *kqt;                   /* [32][ld], rows of k, then of q; their columns */
+    float *gram, *ones, *unit;         /* [32][16]; filled with 1: [32][16], [32] */
+    float *A, *B, *decay, *unused;     /* [16][16] */
+    float *mixed;                      /* [16][32] */
+    float *start, *end, *g, *beta;     /* [16] */
+    float *p, *v, *r, *u;              /* [16][ld_v] */
+    float *dz, *x;                     /* [32][ld_v]: dO, Z; what J gets of k, q */
+    float *ut, *xt, *dots;             /* [V][16], [V][32], [32][16] */
+    float *by, *rows;                  /* [K][32]: dK, dQ; as rows */
+    float *S, *J, *strip, *column;     /* states of every head of the family */
+    float *first, *states, *R, *U;     /* of segments; of the chunks of one */
+    float *dq, *dk, *dv;               /* of a chunk: sums over the heads that share q, k or v */
 };
 
 /* A chunk or a piece of one, of one head: n tokens from token t on. */

@@ -38,10 +38,10 @@ struct gdn_cu_backward {
     struct gdn_rows dout, dq, dk, dv, dg, dbeta;
     struct gdn_cu_array dA_log, ddt_bias;
     struct gdn_pool_view dstate_out;
-    struct gdn_pool_view starts; /* states before windows: of [sequence and window]; with a plan of
-                                    [window]; or checkpoints */
-    struct gdn_pool_view carry;  /* the gradient of the state before the last window, of [sequence];
-                                    with a plan of [2], before odd windows and before even ones */
+    struct gdn_pool_view starts; /* states before windows, or checkpoints: [sequence and window], or
+                                    [window] if there is a plan */
+    struct gdn_pool_view carry;  /* the gradient of the state before the last window: [sequence]. If
+                                    there is a plan: [2], before odd windows and before even ones */
     struct gdn_pool_view S, J;   /* of [chunk]: states before it, and gradients of those after it. J
                                     on tensor cores is of [unit]: gradients of first states */
     struct gdn_rows u, z, head_dq, head_dk; /* of chunks and state heads */

@@ -198,8 +198,8 @@ GDN_DEVICE float spoil_with(const vectors &v, int t)
     return dead && are_spoilt(dead, tokens_of(v.resets), t) ? __int_as_float(0x7fffffff) : 0;
 }
 
-/* Sets rows of n_tiles consecutive tiles from token n on to zero: in the tensors these belong to
- * another sequence. n_threads threads call it; i is the number of this thread. */
+/* Sets rows of n_tiles consecutive tiles to zero from token n on, because they hold tokens of the
+ * next sequence. n_threads threads call it; i is the number of this thread. */
 GDN_DEVICE void clear_rows(char *tile, int n_tiles, int n, int i, int n_threads)
 {
     for (int x = i; x < (CHUNK - n) * 8; x += n_threads)

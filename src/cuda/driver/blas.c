@@ -154,20 +154,25 @@ gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_projection *p)
 /* Returns the elements from one row or column to the next, whichever lies side by side. */
 static int64_t ld_of(const struct gdn_matrix *m) { return m->column == 1 ? m->row : m->column; }
 
-static bool is_counted(const struct gdn_matrix *m, int64_t rows, int64_t columns)
+/* Returns true if no rows of the matrix overlap, nor columns that lie side by side. */
+static bool is_apart(const struct gdn_matrix *m, int64_t rows, int64_t columns)
 {
-    return (m->column == 1 ? m->row >= columns : m->row == 1 && m->column >= rows) &&
-           ld_of(m) <= INT32_MAX;
+    return m->column == 1 ? m->row >= columns : m->row == 1 && m->column >= rows;
 }
 
-bool gdn_blas_multiplies(const struct gdn_matrix_product *p)
+const char *gdn_blas_why_not(const struct gdn_matrix_product *p)
 {
-    const bool some = p->m > 0 && p->n > 0 && p->depth > 0;
-    return some && p->m <= INT32_MAX && p->n <= INT32_MAX && p->depth <= INT32_MAX &&
-           p->a.dtype == p->b.dtype && p->out.column == 1 &&
-           (p->out.dtype == GDN_F32 || p->out.dtype == p->a.dtype) &&
-           is_counted(&p->out, p->m, p->n) && is_counted(&p->a, p->m, p->depth) &&
-           is_counted(&p->b, p->n, p->depth);
+    const int64_t sizes[] = { p->m, p->n, p->depth, ld_of(&p->out), ld_of(&p->a), ld_of(&p->b) };
+    if (p->m < 1 || p->n < 1 || p->depth < 1) return "a product is empty";
+    if (p->a.dtype != p->b.dtype) return "a product has two dtypes";
+    if (p->out.dtype != GDN_F32 && p->out.dtype != p->a.dtype)
+        return "a gradient has another dtype than its product";
+    if (!is_apart(&p->out, p->m, p->n) || !is_apart(&p->a, p->m, p->depth) ||
+        !is_apart(&p->b, p->n, p->depth))
+        return "rows overlap or go backwards";
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] > INT32_MAX) return "a size or stride does not fit 32 bits";
+    return NULL;
 }
 
 /* Computes out^T = b a^T, columns first. */

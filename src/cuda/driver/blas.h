@@ -34,9 +34,8 @@ struct gdn_blas_projection {
 /* Returns true if all sizes of the products are below 2^31, the limit of cuBLAS. */
 bool gdn_blas_counts(const struct gdn_blas_projection *p);
 
-/* Returns true if cuBLAS can compute the product: a and b have one dtype, and out has it or is
- * float32. */
-bool gdn_blas_multiplies(const struct gdn_matrix_product *p);
+/* Returns why cuBLAS does not compute the product; NULL: it does. */
+const char *gdn_blas_why_not(const struct gdn_matrix_product *p);
 
 /* The functions below are called between gdn_cuda_enter() and gdn_cuda_leave(). */
 
@@ -47,6 +46,7 @@ gdn_status gdn_blas_begin(gdn_ctx *ctx, void *stream, void *scratch, size_t byte
 /* gdn_blas_counts() must be true. */
 gdn_status gdn_blas_project(gdn_ctx *ctx, const struct gdn_blas_projection *p);
 
+/* gdn_blas_why_not() must be NULL. */
 gdn_status gdn_blas_multiply(gdn_ctx *ctx, const struct gdn_matrix_product *p);
 
 #endif

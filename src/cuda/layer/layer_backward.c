@@ -10,20 +10,12 @@
 
 enum { TILE = 64, THREADS = 256, WARPS = THREADS / 32 }; /* as in layer.cu */
 
-static gdn_status scratch_bytes(gdn_ctx *ctx, int64_t most_rows, bool exact, size_t *bytes)
-{
-    (void)most_rows;
-    *bytes = exact ? 0 : gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN; /* with room to align the
-                                                                    scratch */
-    return exact ? GDN_OK : gdn_blas_open(ctx);
-}
-
 static gdn_status begin(const struct gdn_layer_run *run)
 {
     const struct gdn_plan_pools none = { -1, -1, -1, false, false };
     const uintptr_t beyond = (uintptr_t)run->scratch % GDN_BLAS_ALIGN;
     TRY(gdn_cuda_check_batch(run->ctx, run->plan, run->tokens, &none, run->stream));
-    if (run->exact) return GDN_OK;
+    if (!run->scratch_bytes) return GDN_OK;
     return gdn_blas_begin(run->ctx, run->stream,
                           (char *)run->scratch + (beyond ? GDN_BLAS_ALIGN - beyond : 0),
                           gdn_blas_scratch(run->ctx));
@@ -50,9 +42,34 @@ static struct gdn_rows rows_of(const struct gdn_matrix *m)
                               .token = m->row * (int64_t)gdn_dtype_bytes(m->dtype) };
 }
 
+enum form { OWN, BLAS };
+
+/* The decisions about a call that its products do not hold. */
+struct planned {
+    const char *why_not_blas; /* why cuBLAS does not compute one product; NULL: it does them all */
+};
+_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
+
+/* Decides which products cuBLAS computes. The bytes for it include room to align its scratch. */
+static gdn_status plan_products(gdn_ctx *ctx, struct gdn_layer_backward_call *call)
+{
+    struct gdn_layer_products *products = &call->products;
+    struct planned *plan = GDN_PLANNED(struct planned, &call->call);
+    bool by_blas = false;
+    plan->why_not_blas = NULL;
+    for (struct gdn_matrix_product *p = products->all; p < products->all + products->n; p++) {
+        const char *why = products->exact ? "GDN_EXACT is set" : gdn_blas_why_not(p);
+        if (!plan->why_not_blas) plan->why_not_blas = why;
+        p->form = why ? OWN : BLAS;
+        by_blas |= !why;
+    }
+    products->scratch_bytes = by_blas ? gdn_blas_scratch(ctx) + GDN_BLAS_ALIGN : 0;
+    return by_blas ? gdn_blas_open(ctx) : GDN_OK;
+}
+
 static gdn_status multiply(const struct gdn_layer_run *run, const struct gdn_matrix_product *p)
 {
-    if (!run->exact && gdn_blas_multiplies(p)) {
+    if (p->form == BLAS) {
         TRY(gdn_blas_multiply(run->ctx, p));
         return gdn_cuda_note(run->ctx, "block_backward", GDN_CU_cublas);
     }
@@ -118,7 +135,7 @@ static gdn_status clear(const struct gdn_layer_run *run, void *memory, size_t by
 }
 
 static const struct gdn_layer_steps steps = {
-    .scratch = scratch_bytes,
+    .plan = plan_products,
     .begin = begin,
     .multiply = multiply,
     .weave = weave,
@@ -135,19 +152,11 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return c->plan(ctx, call, &steps);
 }
 
-/* Logs how products were computed. With GDN_EXACT cuBLAS computes none. Without it, cuBLAS computes
- * those that have one dtype and dense rows. */
-static void log_products(gdn_ctx *ctx, const struct gdn_cuda_ran *ran)
+/* Logs why cuBLAS does not compute a product, if there is one. */
+static void log_products(gdn_ctx *ctx, const struct planned *p)
 {
-    bool by_blas = false, by_own = false;
-    for (int i = 0; i < ran->n; i++) {
-        by_blas |= ran->kernels[i] == GDN_CU_cublas;
-        by_own |= ran->kernels[i] == GDN_CU_layer_project;
-    }
-    const char *why = !by_own   ? NULL
-                      : by_blas ? "some products have two dtypes, or rows that are not dense"
-                                : "GDN_EXACT is set, or no product has one dtype and dense rows";
-    const struct gdn_cuda_form list[] = { { "cublas", why }, { "layer_project", NULL } };
+    const struct gdn_cuda_form list[] = { { "cublas", p->why_not_blas },
+                                          { "layer_project", NULL } };
     gdn_cuda_log_forms(ctx, GDN_CUDA_PRODUCT_CHOICE, "block_backward products", list);
 }
 
@@ -157,12 +166,12 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_layer_backward_call *c = call;
     struct gdn_cuda_ran ran = { .n = 0 };
     bool pushed;
+    log_products(ctx, GDN_PLANNED(struct planned, &c->call));
     TRY(gdn_cuda_enter(ctx, &pushed));
     ctx->cuda->layer = &ran;
     const gdn_status status = c->run(ctx, call, memory);
     ctx->cuda->layer = NULL;
     gdn_cuda_leave(ctx, pushed);
-    if (status == GDN_OK) log_products(ctx, &ran);
     return status == GDN_OK ? gdn_cuda_note_all(ctx, c->call.op, ran.kernels, ran.n) : status;
 }
 

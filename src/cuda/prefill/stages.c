@@ -30,74 +30,19 @@ static struct gdn_cu_stage stage_args(const struct gdn_rule *rule, const struct 
     return a;
 }
 
-static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cuda_call *call)
-{
-    TRY(gdn_cuda_launch(ctx, call));
-    return gdn_cuda_note(ctx, op, call->kernel);
-}
-
-static gdn_status launch_cumsum(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
-{
-    enum { WARPS = 8 };
-    const int64_t items = args->n_chunks * ((args->rule.H + 31) / 32);
-    const struct gdn_cuda_call call = {
-        .kernel = GDN_CU_prefill_stages_cumsum,
-        .grid = { (items + WARPS - 1) / WARPS, 1, 1 },
-        .stream = stream,
-        .args = args,
-    };
-    return launch(ctx, "chunk_cumsum", &call);
-}
-
-static gdn_status launch_uw(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
+/* Launches blocks of a kernel for a call. */
+static gdn_status launch(gdn_ctx *ctx, const struct gdn_call *c, enum gdn_kernel_id kernel,
+                         int64_t n_blocks, size_t shared_bytes, const void *args)
 {
     const struct gdn_cuda_call call = {
-        .kernel = GDN_CU_prefill_stages_uw,
-        .grid = { args->n_chunks * args->rule.H, 1, 1 },
-        .shared_bytes = GDN_CU_COLUMNS_BYTES,
-        .stream = stream,
+        .kernel = kernel,
+        .grid = { n_blocks, 1, 1 },
+        .shared_bytes = shared_bytes,
+        .stream = c->stream,
         .args = args,
     };
-    return launch(ctx, "chunk_uw", &call);
-}
-
-static gdn_status launch_output(gdn_ctx *ctx, const struct gdn_cu_stage *args, void *stream)
-{
-    const struct gdn_cuda_call call = {
-        .kernel = GDN_CU_prefill_stages_output,
-        .grid = { args->n_chunks * args->rule.H, 1, 1 },
-        .shared_bytes = GDN_CU_STRIP_BYTES,
-        .stream = stream,
-        .args = args,
-    };
-    return launch(ctx, "chunk_output", &call);
-}
-
-static gdn_status launch_states(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream)
-{
-    args->n_strips = args->n_before = strips_of(args->rule.V);
-    const struct gdn_cuda_call call = {
-        .kernel = GDN_CU_prefill_stages_states,
-        .grid = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
-        .shared_bytes = GDN_CU_STRIP_BYTES,
-        .stream = stream,
-        .args = args,
-    };
-    return launch(ctx, "chunk_states", &call);
-}
-
-static gdn_status launch_summary(gdn_ctx *ctx, struct gdn_cu_stage *args, void *stream)
-{
-    args->n_before = args->rule.to.data ? strips_of(args->rule.V) : 0;
-    args->n_strips = args->n_before + (args->M.data ? strips_of(args->rule.K) : 0);
-    const struct gdn_cuda_call call = {
-        .kernel = GDN_CU_prefill_stages_summary,
-        .grid = { args->rule.batch.B * args->rule.H * args->n_strips, 1, 1 },
-        .shared_bytes = GDN_CU_STRIP_BYTES,
-        .stream = stream,
-        .args = args,
-    };
-    return launch(ctx, "summary", &call);
+    TRY(gdn_cuda_launch(ctx, &call));
+    return gdn_cuda_note(ctx, c->op, kernel);
 }
 
 /* ---- Calls --------------------------------------------------------------------------------- */
@@ -120,6 +65,7 @@ static gdn_status plan_cumsum(gdn_ctx *ctx, void *call)
 
 static gdn_status run_cumsum(gdn_ctx *ctx, void *call, void *memory)
 {
+    enum { WARPS = 8 };
     const struct gdn_cumsum_call *c = call;
     const struct gdn_rule rule = {
         .g = c->g, .out = c->out, .scale = (float)c->scale, .H = (int)c->H
@@ -127,7 +73,8 @@ static gdn_status run_cumsum(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_cu_stage a = stage_args(&rule, &c->plan, &c->tokens, c->args.chunk_size);
     (void)memory;
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
-    return launch_cumsum(ctx, &a, c->base.stream);
+    const int64_t items = a.n_chunks * ((a.rule.H + 31) / 32);
+    return launch(ctx, &c->base, GDN_CU_prefill_stages_cumsum, (items + WARPS - 1) / WARPS, 0, &a);
 }
 
 static gdn_status run_uw(gdn_ctx *ctx, void *call, void *memory)
@@ -137,7 +84,8 @@ static gdn_status run_uw(gdn_ctx *ctx, void *call, void *memory)
     (void)memory;
     a.u = c->to[GDN_UW_U], a.w = c->to[GDN_UW_W], a.T = c->to[GDN_UW_T];
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
-    return launch_uw(ctx, &a, c->base.stream);
+    return launch(ctx, &c->base, GDN_CU_prefill_stages_uw, a.n_chunks * a.rule.H,
+                  GDN_CU_COLUMNS_BYTES, &a);
 }
 
 static gdn_status run_states(gdn_ctx *ctx, void *call, void *memory)
@@ -149,7 +97,9 @@ static gdn_status run_states(gdn_ctx *ctx, void *call, void *memory)
     a.rule.from = c->state, a.rule.to = c->state_out;
     a.n_states = c->args.states.size[0];
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
-    return launch_states(ctx, &a, c->base.stream);
+    a.n_strips = a.n_before = strips_of(a.rule.V);
+    return launch(ctx, &c->base, GDN_CU_prefill_stages_states,
+                  a.rule.batch.B * a.rule.H * a.n_strips, GDN_CU_STRIP_BYTES, &a);
 }
 
 static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
@@ -159,7 +109,8 @@ static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
     (void)memory;
     a.u = c->u, a.w = c->w, a.states = c->states, a.n_states = c->args.states.size[0];
     TRY(check_contents(ctx, &c->plan, &c->tokens, c->base.stream));
-    return launch_output(ctx, &a, c->base.stream);
+    return launch(ctx, &c->base, GDN_CU_prefill_stages_output, a.n_chunks * a.rule.H,
+                  GDN_CU_STRIP_BYTES, &a);
 }
 
 /* ---- gdn_summary ----------------------------------------------------------------------------- */
@@ -277,6 +228,14 @@ static gdn_status plan_summary(gdn_ctx *ctx, void *call)
 }
 
 /* Runs the general kernel, which has the identity built in. */
+static gdn_status launch_summary(gdn_ctx *ctx, const struct gdn_call *c, struct gdn_cu_stage *a)
+{
+    a->n_before = a->rule.to.data ? strips_of(a->rule.V) : 0;
+    a->n_strips = a->n_before + (a->M.data ? strips_of(a->rule.K) : 0);
+    return launch(ctx, c, GDN_CU_prefill_stages_summary, a->rule.batch.B * a->rule.H * a->n_strips,
+                  GDN_CU_STRIP_BYTES, a);
+}
+
 static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_call *c,
                                       struct planned_summary *p, void *memory)
 {
@@ -288,7 +247,7 @@ static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_cal
         TRY(gdn_cuda_norm_run(ctx, c->base.op, &p->norm, c->base.stream));
         a.rule.k = a.rule.q = gdn_rows_of(&keys, &c->tokens);
     }
-    return launch_summary(ctx, &a, c->base.stream);
+    return launch_summary(ctx, &c->base, &a);
 }
 
 /* Writes U = 0 and M = I, the summaries of no token. */
@@ -298,7 +257,7 @@ static gdn_status write_starts(gdn_ctx *ctx, const struct gdn_summary_call *c)
     a.M = c->transition.to;
     a.rule.batch.cu_seqlens.data = NULL;
     a.rule.batch.T = a.rule.batch.N = 0;
-    return launch_summary(ctx, &a, c->base.stream);
+    return launch_summary(ctx, &c->base, &a);
 }
 
 static gdn_status run_both(gdn_ctx *ctx, const struct gdn_summary_call *c,
@@ -368,14 +327,8 @@ static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
                                     .V = x->V };
         a.n_strips = strips_of(a.V);
         a.n = (int)gdn_product_n_ranges(x);
-        const struct gdn_cuda_call strips = {
-            .kernel = GDN_CU_prefill_product_strip,
-            .grid = { x->B * a.H * a.n_strips, 1, 1 },
-            .shared_bytes = GDN_CU_STRIP_BYTES,
-            .stream = c->base.stream,
-            .args = &a,
-        };
-        TRY(launch(ctx, c->base.op, &strips));
+        TRY(launch(ctx, &c->base, GDN_CU_prefill_product_strip, x->B * a.H * a.n_strips,
+                   GDN_CU_STRIP_BYTES, &a));
     }
     return GDN_OK;
 }

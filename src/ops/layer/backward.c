@@ -12,52 +12,20 @@
 #include "calls/chunk_stage.h"
 #include "calls/conv.h"
 #include "calls/layer.h"
-#include "calls/layer_backward.h"
 #include "core/tensor_check.h"
 #include "ops/checks.h"
 #include "ops/entry.h"
 #include "ops/family.h"
 #include "ops/fields.h"
+#include "ops/layer/backward.h"
 #include "ops/layer/weights.h"
 #include "ops/op_table.h"
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
-/* The workspace of a call: rows of all tokens. They have c->dtype; those that are float * here are
- * float32. */
-struct buffers {
-    char *plan;
-    char *x, *dout;        /* [N][hidden], zero where tokens do not count */
-    char *y, *dy, *woven;  /* [N] q, k, v, z */
-    float *gates, *dgates; /* [N] b, a */
-    char *low[2], *dlow;   /* [N] of low rank: before z, before a; of one of them */
-    char *woven_gates;     /* woven, and what goes back to the weights in dtype */
-    char *c, *dc;          /* [N] q, k, v */
-    char *o, *n, *dn;      /* [N][Hv V]; the gradient of o takes the place of n */
-    float *dx;             /* [N][hidden] */
-    char *part, *products; /* workspace of the ops; scratch of products */
-};
-
-struct layer_backward {
-    struct gdn_layer_backward_call base;
-    gdn_block_backward_args args;
-    struct gdn_tokens tokens;
-    struct gdn_plan plan;
-    struct gdn_layer_run run;
-    const struct gdn_layer_steps *steps;
-    gdn_batch batch; /* of the forward: final states are not written */
-    struct buffers m;
-    int64_t hidden, Hk, Hv, K, V, D, VV, qkvz; /* D, VV, qkvz: columns */
-    int64_t N, n_gates, channels;              /* columns of b and a; numbers of a gate */
-    int64_t rank[2];                           /* columns before z, before a; 0: none */
-    int32_t dtype;                             /* of what goes from one step to the next */
-    bool fused, adds;
-    size_t part_bytes, product_bytes;
-};
-
 /* ---- Descriptors ------------------------------------------------------------------------- */
 
-static gdn_status check_fields(gdn_ctx *ctx, struct layer_backward *c)
+static gdn_status check_fields(gdn_ctx *ctx, struct gdn_layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
     TRY(gdn_check_fields(ctx, GDN_OP_BLOCK_BACKWARD, a));
@@ -69,7 +37,7 @@ static gdn_status check_fields(gdn_ctx *ctx, struct layer_backward *c)
     return GDN_OK;
 }
 
-static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
+static gdn_status check_hidden(gdn_ctx *ctx, struct gdn_layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
     TRY(gdn_check_present(ctx, GDN_OP_BLOCK_BACKWARD, &c->args));
@@ -87,7 +55,7 @@ static gdn_status check_hidden(gdn_ctx *ctx, struct layer_backward *c)
 }
 
 /* Checks the projections, and the shapes of all tensors. */
-static gdn_status check_weights(gdn_ctx *ctx, struct layer_backward *c)
+static gdn_status check_weights(gdn_ctx *ctx, struct gdn_layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
     const struct gdn_layer_weights w = { GDN_PROJECTIONS(a, ), GDN_PROJECTIONS(a, d), &a->dt_bias };
@@ -123,7 +91,7 @@ static bool has_gradient(const gdn_block_backward_args *a)
 }
 
 /* Checks states and their gradients: those of the convolution have one length. */
-static gdn_status check_states(gdn_ctx *ctx, const struct layer_backward *c,
+static gdn_status check_states(gdn_ctx *ctx, const struct gdn_layer_backward *c,
                                const struct gdn_conv *conv)
 {
     const gdn_block_backward_args *a = &c->args;
@@ -149,7 +117,7 @@ static gdn_status check_states(gdn_ctx *ctx, const struct layer_backward *c,
     return GDN_OK;
 }
 
-static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
+static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_layer_backward *c)
 {
     const gdn_block_backward_args *a = &c->args;
     TRY(check_weights(ctx, c));
@@ -166,9 +134,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct layer_backward *c)
 
 /* ---- Memory -------------------------------------------------------------------------------- */
 
-static size_t lay_out(struct layer_backward *c, char *memory)
+static size_t lay_out(struct gdn_layer_backward *c, char *memory)
 {
-    struct buffers *m = &c->m;
+    struct gdn_layer_buffers *m = &c->m;
     const size_t N = (size_t)c->N, unit = gdn_dtype_bytes(c->dtype);
     const size_t rows = N * (size_t)c->hidden, qkvz = N * (size_t)c->qkvz * unit;
     const size_t gates = N * (size_t)c->n_gates * sizeof(float), VV = N * (size_t)c->VV * unit;
@@ -194,14 +162,14 @@ static size_t lay_out(struct layer_backward *c, char *memory)
         { &m->dn, VV },
         { &m->dx, rows * sizeof(float) },
         { &m->part, c->part_bytes },
-        { &m->products, c->product_bytes },
+        { &m->products, c->base.products.scratch_bytes },
     };
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
 /* Returns columns from `first` on of a buffer that has so many: tokens as hidden has them, then
  * heads (0: none) of `size`. */
-static gdn_tensor view(const struct layer_backward *c, const void *buffer, int32_t dtype,
+static gdn_tensor view(const struct gdn_layer_backward *c, const void *buffer, int32_t dtype,
                        int64_t columns, int64_t first, int64_t heads, int64_t size)
 {
     union {
@@ -224,39 +192,39 @@ static gdn_tensor view(const struct layer_backward *c, const void *buffer, int32
     return t;
 }
 
-static gdn_tensor values(const struct layer_backward *c, const void *buffer)
+static gdn_tensor values(const struct gdn_layer_backward *c, const void *buffer)
 {
     return view(c, buffer, c->dtype, c->VV, 0, c->Hv, c->V);
 }
 
 /* Returns q, k and v, from column `first` of q, k, v. */
-static gdn_tensor keys(const struct layer_backward *c, const void *buffer, int64_t first)
+static gdn_tensor keys(const struct gdn_layer_backward *c, const void *buffer, int64_t first)
 {
     return view(c, buffer, c->dtype, c->D, first, c->Hk, c->K);
 }
 
-static gdn_tensor of_conv(const struct layer_backward *c, const void *buffer, int64_t columns)
+static gdn_tensor of_conv(const struct gdn_layer_backward *c, const void *buffer, int64_t columns)
 {
     return view(c, buffer, c->dtype, columns, 0, 0, c->D);
 }
 
-static gdn_tensor of_b(const struct layer_backward *c, const float *gates)
+static gdn_tensor of_b(const struct gdn_layer_backward *c, const float *gates)
 {
     return view(c, gates, GDN_F32, c->n_gates, 0, 0, c->Hv);
 }
 
-static gdn_tensor of_a(const struct layer_backward *c, const float *gates)
+static gdn_tensor of_a(const struct gdn_layer_backward *c, const float *gates)
 {
     if (c->channels > 1) return view(c, gates, GDN_F32, c->n_gates, c->Hv, c->Hv, c->channels);
     return view(c, gates, GDN_F32, c->n_gates, c->Hv, 0, c->Hv);
 }
 
-static gdn_tensor of_z(const struct layer_backward *c, const void *buffer)
+static gdn_tensor of_z(const struct gdn_layer_backward *c, const void *buffer)
 {
     return view(c, buffer, c->dtype, c->qkvz, c->D, c->Hv, c->V);
 }
 
-static gdn_tensor of_v(const struct layer_backward *c, const void *buffer)
+static gdn_tensor of_v(const struct gdn_layer_backward *c, const void *buffer)
 {
     return view(c, buffer, c->dtype, c->D, c->D - c->VV, c->Hv, c->V);
 }
@@ -268,7 +236,7 @@ static gdn_tensor of_v(const struct layer_backward *c, const void *buffer)
     ((a).workspace = (c)->m.part, (a).workspace_bytes = (c)->part_bytes, \
      (a).stream = (c)->args.stream)
 
-static gdn_conv1d_args conv(const struct layer_backward *c)
+static gdn_conv1d_args conv(const struct gdn_layer_backward *c)
 {
     gdn_conv1d_args a = gdn_conv1d_args_init();
     a.x = of_conv(c, c->m.y, c->qkvz), a.out = of_conv(c, c->m.c, c->D);
@@ -279,12 +247,12 @@ static gdn_conv1d_args conv(const struct layer_backward *c)
     return a;
 }
 
-static int32_t beta_kind(const struct layer_backward *c)
+static int32_t beta_kind(const struct gdn_layer_backward *c)
 {
     return c->args.beta_kind ? c->args.beta_kind : GDN_BETA_SIGMOID;
 }
 
-static gdn_rule_args rule(const struct layer_backward *c)
+static gdn_rule_args rule(const struct gdn_layer_backward *c)
 {
     gdn_rule_args a = gdn_rule_args_init();
     a.q = keys(c, c->m.c, 0), a.k = keys(c, c->m.c, c->Hk * c->K), a.v = of_v(c, c->m.c);
@@ -299,7 +267,7 @@ static gdn_rule_args rule(const struct layer_backward *c)
     return a;
 }
 
-static gdn_rmsnorm_gated_args norm(const struct layer_backward *c)
+static gdn_rmsnorm_gated_args norm(const struct gdn_layer_backward *c)
 {
     gdn_rmsnorm_gated_args a = gdn_rmsnorm_gated_args_init();
     a.x = values(c, c->m.o), a.z = of_z(c, c->m.y), a.out = values(c, c->m.n);
@@ -309,7 +277,7 @@ static gdn_rmsnorm_gated_args norm(const struct layer_backward *c)
     return a;
 }
 
-static gdn_rmsnorm_gated_backward_args norm_backward(const struct layer_backward *c)
+static gdn_rmsnorm_gated_backward_args norm_backward(const struct gdn_layer_backward *c)
 {
     gdn_rmsnorm_gated_backward_args a = gdn_rmsnorm_gated_backward_args_init();
     a.x = values(c, c->m.o), a.z = of_z(c, c->m.y), a.dout = values(c, c->m.dn);
@@ -321,7 +289,7 @@ static gdn_rmsnorm_gated_backward_args norm_backward(const struct layer_backward
     return a;
 }
 
-static gdn_prefill_backward_args rule_backward(const struct layer_backward *c)
+static gdn_prefill_backward_args rule_backward(const struct gdn_layer_backward *c)
 {
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();
     a.q = keys(c, c->m.c, 0), a.k = keys(c, c->m.c, c->Hk * c->K), a.v = of_v(c, c->m.c);
@@ -340,7 +308,7 @@ static gdn_prefill_backward_args rule_backward(const struct layer_backward *c)
     return a;
 }
 
-static gdn_conv1d_backward_args conv_backward(const struct layer_backward *c)
+static gdn_conv1d_backward_args conv_backward(const struct gdn_layer_backward *c)
 {
     gdn_conv1d_backward_args a = gdn_conv1d_backward_args_init();
     a.x = of_conv(c, c->m.y, c->qkvz), a.dout = of_conv(c, c->m.dc, c->D);
@@ -356,7 +324,7 @@ static gdn_conv1d_backward_args conv_backward(const struct layer_backward *c)
 }
 
 /* Checks the parts. Only descriptors are used, so buffers may be anywhere. */
-static gdn_status check_parts(gdn_ctx *ctx, struct layer_backward *c)
+static gdn_status check_parts(gdn_ctx *ctx, struct gdn_layer_backward *c)
 {
     size_t bytes[6];
     lay_out(c, (char *)((uintptr_t)1 << 60));
@@ -377,92 +345,9 @@ static gdn_status check_parts(gdn_ctx *ctx, struct layer_backward *c)
     return GDN_OK;
 }
 
-/* ---- Weights ------------------------------------------------------------------------------- */
+/* ---- Rows in the order of weights ---------------------------------------------------------- */
 
-/* A weight of the projections, which may be absent: its columns of q, k, v, z or of b, a, in its
- * order. Of low rank, it projects `low`, which `down` makes of hidden. */
-struct projection {
-    const gdn_tensor *weight, *gradient;
-    bool of_gates;
-    int64_t first;
-    const gdn_tensor *down, *ddown;
-    char *low;
-};
-enum { N_PROJECTIONS = 9 };
-
-static struct projection projection_of(const struct layer_backward *c, int i)
-{
-    static const gdn_tensor none = { .data = NULL };
-    const gdn_block_backward_args *a = &c->args;
-    const int64_t keys = c->Hk * c->K;
-    char *const *low = c->m.low;
-    const struct projection all[N_PROJECTIONS] = {
-        { &a->in_proj_qkvz, &a->din_proj_qkvz, false, 0, &none, &none, NULL },
-        { &a->in_proj_ba, &a->din_proj_ba, true, 0, &none, &none, NULL },
-        { &a->in_proj_qkv, &a->din_proj_qkv, false, 0, &none, &none, NULL },
-        { &a->in_proj_q, &a->din_proj_q, false, 0, &none, &none, NULL },
-        { &a->in_proj_k, &a->din_proj_k, false, keys, &none, &none, NULL },
-        { &a->in_proj_v, &a->din_proj_v, false, 2 * keys, &none, &none, NULL },
-        { &a->in_proj_z, &a->din_proj_z, false, c->D, &a->in_proj_z_down, &a->din_proj_z_down,
-          low[0] },
-        { &a->in_proj_b, &a->din_proj_b, true, 0, &none, &none, NULL },
-        { &a->in_proj_a, &a->din_proj_a, true, c->Hv, &a->in_proj_a_down, &a->din_proj_a_down,
-          low[1] },
-    };
-    return all[i];
-}
-
-/* Returns the most rows of a weight. */
-static int64_t most_rows(const struct layer_backward *c)
-{
-    int64_t most = c->hidden;
-    for (int i = 0; i < N_PROJECTIONS; i++) {
-        const struct projection p = projection_of(c, i);
-        if (p.weight->data && p.weight->size[0] > most) most = p.weight->size[0];
-        if (p.down->data && p.down->size[0] > most) most = p.down->size[0];
-    }
-    return most;
-}
-
-static struct gdn_matrix matrix(void *buffer, int32_t dtype, int64_t columns, int64_t first)
-{
-    return (struct gdn_matrix){ (char *)buffer + first * (int64_t)gdn_dtype_bytes(dtype), dtype,
-                                columns, 1 };
-}
-
-static struct gdn_matrix matrix_of(const gdn_tensor *t)
-{
-    return (struct gdn_matrix){ t->data, t->dtype, t->size[0] > 1 ? t->stride[0] : t->size[1], 1 };
-}
-
-static struct gdn_matrix turned(struct gdn_matrix m)
-{
-    const int64_t row = m.row;
-    m.row = m.column, m.column = row;
-    return m;
-}
-
-/* Returns the rows of a projection, before they are in the order of heads. */
-static struct gdn_matrix projected(const struct layer_backward *c, const struct projection *p)
-{
-    if (p->of_gates)
-        return matrix(c->fused ? (void *)c->m.woven_gates : c->m.gates, GDN_F32, c->n_gates,
-                      p->first);
-    return matrix(c->fused ? c->m.woven : c->m.y, c->dtype, c->qkvz, p->first);
-}
-
-/* Its gradient, in the order of the weight's rows. */
-static struct gdn_matrix projected_gradient(const struct layer_backward *c,
-                                            const struct projection *p)
-{
-    const bool moved = c->fused || c->dtype != GDN_F32;
-    if (p->of_gates)
-        return matrix(moved ? (void *)c->m.woven_gates : c->m.dgates, c->dtype, c->n_gates,
-                      p->first);
-    return matrix(c->fused ? c->m.woven : c->m.dy, c->dtype, c->qkvz, p->first);
-}
-
-static gdn_status weave(const struct layer_backward *c, struct gdn_matrix from,
+static gdn_status weave(const struct gdn_layer_backward *c, struct gdn_matrix from,
                         struct gdn_matrix to, bool of_gates, bool weaves)
 {
     const int64_t group = c->Hv / c->Hk, rV = group * c->V;
@@ -474,49 +359,24 @@ static gdn_status weave(const struct layer_backward *c, struct gdn_matrix from,
 
 /* ---- Running ----------------------------------------------------------------------------- */
 
-static gdn_status multiply(const struct layer_backward *c, struct gdn_matrix out,
-                           struct gdn_matrix a, struct gdn_matrix b, const int64_t size[3],
-                           bool adds)
+static gdn_status multiply(const struct gdn_layer_backward *c, enum gdn_layer_phase phase)
 {
-    const struct gdn_matrix_product p = { out, a, b, size[0], size[1], size[2], adds };
-    return c->steps->multiply(&c->run, &p);
+    for (int i = c->first[phase]; i < c->first[phase + 1]; i++)
+        TRY(c->steps->multiply(&c->run, &c->base.products.all[i]));
+    return GDN_OK;
 }
 
-/* Multiplies n columns of every token by a weight. */
-static gdn_status apply(const struct layer_backward *c, const gdn_tensor *weight,
-                        struct gdn_matrix from, struct gdn_matrix to)
+static gdn_status project(const struct gdn_layer_backward *c)
 {
-    const int64_t size[] = { c->N, weight->size[0], weight->size[1] };
-    return multiply(c, to, from, matrix_of(weight), size, false);
-}
-
-static struct gdn_matrix low_of(const struct layer_backward *c, const struct projection *p,
-                                char *buffer)
-{
-    return matrix(buffer, c->dtype, p->down->size[0], 0);
-}
-
-static gdn_status project(const struct layer_backward *c)
-{
-    for (int i = 0; i < N_PROJECTIONS; i++) {
-        const struct projection p = projection_of(c, i);
-        struct gdn_matrix x = matrix(c->m.x, c->dtype, c->hidden, 0);
-        if (!p.weight->data) continue;
-        if (p.down->data) {
-            const struct gdn_matrix low = low_of(c, &p, p.low);
-            TRY(apply(c, p.down, x, low));
-            x = low;
-        }
-        TRY(apply(c, p.weight, x, projected(c, &p)));
-    }
+    TRY(multiply(c, GDN_LAYER_FORWARD));
     if (!c->fused) return GDN_OK;
-    TRY(weave(c, matrix(c->m.woven, c->dtype, c->qkvz, 0), matrix(c->m.y, c->dtype, c->qkvz, 0),
-              false, false));
-    return weave(c, matrix(c->m.woven_gates, GDN_F32, c->n_gates, 0),
-                 matrix(c->m.gates, GDN_F32, c->n_gates, 0), true, false);
+    TRY(weave(c, gdn_layer_matrix(c->m.woven, c->dtype, c->qkvz, 0),
+              gdn_layer_matrix(c->m.y, c->dtype, c->qkvz, 0), false, false));
+    return weave(c, gdn_layer_matrix(c->m.woven_gates, GDN_F32, c->n_gates, 0),
+                 gdn_layer_matrix(c->m.gates, GDN_F32, c->n_gates, 0), true, false);
 }
 
-static gdn_status run_forward(const struct layer_backward *c)
+static gdn_status run_forward(const struct gdn_layer_backward *c)
 {
     gdn_ctx *ctx = c->run.ctx;
     const gdn_conv1d_args conv_args = conv(c);
@@ -530,20 +390,8 @@ static gdn_status run_forward(const struct layer_backward *c)
     return gdn_rmsnorm_gated_part(ctx, &norm_args);
 }
 
-/* Computes dn = dout out_proj, dout_proj = dout^T n. */
-static gdn_status run_output(const struct layer_backward *c)
-{
-    const gdn_tensor *w = &c->args.out_proj, *dw = &c->args.dout_proj;
-    const struct gdn_matrix dout = matrix(c->m.dout, c->dtype, c->hidden, 0);
-    const struct gdn_matrix n = matrix(c->m.n, c->dtype, c->VV, 0);
-    const int64_t back[] = { c->N, c->VV, c->hidden }, sum[] = { c->hidden, c->VV, c->N };
-    TRY(multiply(c, matrix(c->m.dn, c->dtype, c->VV, 0), dout, turned(matrix_of(w)), back, false));
-    if (!dw->data) return GDN_OK;
-    return multiply(c, matrix_of(dw), turned(dout), turned(n), sum, c->adds);
-}
-
 /* Zeroes the gradients within the layer, if the ops add to them. */
-static gdn_status clear(const struct layer_backward *c)
+static gdn_status clear(const struct gdn_layer_backward *c)
 {
     const size_t N = (size_t)c->N, unit = gdn_dtype_bytes(c->dtype);
     if (!c->adds) return GDN_OK;
@@ -553,13 +401,13 @@ static gdn_status clear(const struct layer_backward *c)
     return c->steps->clear(&c->run, c->m.dc, N * (size_t)c->D * unit);
 }
 
-static gdn_status run_backward(const struct layer_backward *c)
+static gdn_status run_backward(const struct gdn_layer_backward *c)
 {
     gdn_ctx *ctx = c->run.ctx;
     const gdn_rmsnorm_gated_backward_args norm_args = norm_backward(c);
     const gdn_prefill_backward_args rule_args = rule_backward(c);
     const gdn_conv1d_backward_args conv_args = conv_backward(c);
-    TRY(run_output(c));
+    TRY(multiply(c, GDN_LAYER_OUTPUT));
     TRY(clear(c));
     TRY(gdn_rmsnorm_gated_backward_part(ctx, &norm_args));
     TRY(gdn_prefill_backward_part(ctx, &rule_args));
@@ -567,73 +415,37 @@ static gdn_status run_backward(const struct layer_backward *c)
 }
 
 /* Brings gradients of projected rows into the order of the weights' rows. */
-static gdn_status weave_gradients(const struct layer_backward *c)
+static gdn_status weave_gradients(const struct gdn_layer_backward *c)
 {
     if (c->fused)
-        TRY(weave(c, matrix(c->m.dy, c->dtype, c->qkvz, 0),
-                  matrix(c->m.woven, c->dtype, c->qkvz, 0), false, true));
+        TRY(weave(c, gdn_layer_matrix(c->m.dy, c->dtype, c->qkvz, 0),
+                  gdn_layer_matrix(c->m.woven, c->dtype, c->qkvz, 0), false, true));
     if (!c->fused && c->dtype == GDN_F32) return GDN_OK;
-    return weave(c, matrix(c->m.dgates, GDN_F32, c->n_gates, 0),
-                 matrix(c->m.woven_gates, c->dtype, c->n_gates, 0), true, true);
+    return weave(c, gdn_layer_matrix(c->m.dgates, GDN_F32, c->n_gates, 0),
+                 gdn_layer_matrix(c->m.woven_gates, c->dtype, c->n_gates, 0), true, true);
 }
 
-/* A weight and its gradient, what it multiplied, and the gradients of both sides. */
-struct step_back {
-    const gdn_tensor *weight, *gradient;
-    struct gdn_matrix x, dy, dx;
-    bool wants_dx, adds_dx;
-};
-
-static gdn_status go_back(const struct layer_backward *c, const struct step_back *s)
-{
-    const int64_t n = s->weight->size[0], width = s->weight->size[1];
-    const int64_t back[] = { c->N, width, n }, sum[] = { n, width, c->N };
-    if (s->wants_dx) TRY(multiply(c, s->dx, s->dy, turned(matrix_of(s->weight)), back, s->adds_dx));
-    if (!s->gradient->data) return GDN_OK;
-    return multiply(c, matrix_of(s->gradient), turned(s->dy), turned(s->x), sum, c->adds);
-}
-
-static gdn_status run_projections(const struct layer_backward *c)
-{
-    struct step_back s = { .x = matrix(c->m.x, c->dtype, c->hidden, 0),
-                           .dx = matrix(c->m.dx, GDN_F32, c->hidden, 0),
-                           .wants_dx = c->args.dhidden.data };
-    TRY(weave_gradients(c));
-    for (int i = 0; i < N_PROJECTIONS; i++) {
-        const struct projection p = projection_of(c, i);
-        if (!p.weight->data) continue;
-        s.weight = p.weight, s.gradient = p.gradient, s.dy = projected_gradient(c, &p);
-        if (p.down->data) {
-            struct step_back up = s;
-            up.x = low_of(c, &p, p.low), up.dx = low_of(c, &p, c->m.dlow);
-            up.wants_dx = s.wants_dx || p.ddown->data, up.adds_dx = false;
-            TRY(go_back(c, &up));
-            s.weight = p.down, s.gradient = p.ddown, s.dy = up.dx;
-        }
-        TRY(go_back(c, &s));
-        s.adds_dx = true;
-    }
-    return GDN_OK;
-}
-
-static gdn_status load(const struct layer_backward *c, const gdn_tensor *from, char *to)
+static gdn_status load(const struct gdn_layer_backward *c, const gdn_tensor *from, char *to)
 {
     const struct gdn_token_rows rows = { gdn_rows_of(from, &c->tokens),
-                                         matrix(to, c->dtype, c->hidden, 0), c->hidden, false };
+                                         gdn_layer_matrix(to, c->dtype, c->hidden, 0), c->hidden,
+                                         false };
     return c->steps->load(&c->run, &rows);
 }
 
-static gdn_status run_steps(const struct layer_backward *c)
+static gdn_status run_steps(const struct gdn_layer_backward *c)
 {
     TRY(c->steps->begin(&c->run));
     TRY(load(c, &c->args.hidden, c->m.x));
     TRY(load(c, &c->args.dout, c->m.dout));
     TRY(run_forward(c));
     TRY(run_backward(c));
-    TRY(run_projections(c));
+    TRY(weave_gradients(c));
+    TRY(multiply(c, GDN_LAYER_BACKWARD));
     if (!c->args.dhidden.data) return GDN_OK;
     const struct gdn_token_rows dx = { gdn_rows_of(&c->args.dhidden, &c->tokens),
-                                       matrix(c->m.dx, GDN_F32, c->hidden, 0), c->hidden, c->adds };
+                                       gdn_layer_matrix(c->m.dx, GDN_F32, c->hidden, 0), c->hidden,
+                                       c->adds };
     return c->steps->store(&c->run, &dx);
 }
 
@@ -641,27 +453,29 @@ static gdn_status run_steps(const struct layer_backward *c)
 
 static gdn_status plan_parts(gdn_ctx *ctx, void *call, const struct gdn_layer_steps *steps)
 {
-    struct layer_backward *c = call;
+    struct gdn_layer_backward *c = call;
     c->steps = steps;
     c->dtype = steps->is_f32 ? GDN_F32 : c->args.hidden.dtype;
     TRY(check_parts(ctx, c));
-    TRY(steps->scratch(ctx, most_rows(c), c->args.flags & GDN_EXACT, &c->product_bytes));
+    gdn_layer_list_products(c);
+    TRY(steps->plan(ctx, &c->base));
     c->base.call.bytes = lay_out(c, NULL);
     return GDN_OK;
 }
 
 static gdn_status run_parts(gdn_ctx *ctx, void *call, void *memory)
 {
-    struct layer_backward *c = call;
+    struct gdn_layer_backward *c = call;
     lay_out(c, memory);
+    gdn_layer_list_products(c);
     c->run = (struct gdn_layer_run){
         .ctx = ctx,
         .plan = &c->plan,
         .tokens = &c->tokens,
         .plan_memory = c->m.plan,
         .reads_states = c->args.state.data || c->args.conv_state.data,
-        .exact = c->args.flags & GDN_EXACT,
         .scratch = c->m.products,
+        .scratch_bytes = c->base.products.scratch_bytes,
         .stream = c->base.call.stream,
     };
     return run_steps(c);
@@ -669,10 +483,13 @@ static gdn_status run_parts(gdn_ctx *ctx, void *call, void *memory)
 
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
-    struct layer_backward *c = call;
-    *c = (struct layer_backward){ 0 };
+    struct gdn_layer_backward *c = call;
+    *c = (struct gdn_layer_backward){ 0 };
     TRY(gdn_copy_args(ctx, &c->args, sizeof c->args, args, "gdn_block_backward_args"));
-    c->base = (struct gdn_layer_backward_call){ GDN_CALL_OF(&c->args), plan_parts, run_parts };
+    c->base = (struct gdn_layer_backward_call){ .call = GDN_CALL_OF(&c->args),
+                                                .plan = plan_parts,
+                                                .run = run_parts };
+    c->base.products.exact = c->args.flags & GDN_EXACT;
     TRY(check_fields(ctx, c));
     TRY(check_hidden(ctx, c));
     TRY(check_tensors(ctx, c));
@@ -683,4 +500,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 }
 
 GDN_OP_ENTRY(BLOCK_BACKWARD, block_backward, gdn_block_backward_args, describe,
-             struct layer_backward)
+             struct gdn_layer_backward)

@@ -39,10 +39,10 @@ template <int deep> struct heads_shared {
         heads_level<deep> level;
     };
     alignas(16) char X[CHUNK * SQUARE_ROW], Y[CHUNK * SQUARE_ROW];
-    float2 dg[halves * GROUPS][16][32];              /* of lanes: two channels of 16 tokens */
-    float total[GROUPS][deep];                       /* products of all gates of 16 tokens */
-    float of_rows[GROUPS][deep];                     /* the part of 16 tokens in dg, as rows */
-    float of_columns[GROUPS][deep];                  /* the same, as columns */
+    float2 dg[halves * GROUPS][16][32]; /* of lanes: two channels of 16 tokens */
+    float total[GROUPS][deep];          /* products of all gates of 16 tokens */
+    float of_rows[GROUPS][deep];        /* added to dg by 16 tokens as rows of X and Y */
+    float of_columns[GROUPS][deep];     /* added to dg by 16 tokens as columns of X and Y */
     float of_half_rows[deep], of_half_columns[deep]; /* of level 32, in dg of the other 16 tokens */
     float inner[GROUPS][deep];                       /* parts of S . J */
     struct mend_tokens tokens;

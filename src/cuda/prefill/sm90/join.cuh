@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The map of a sequence of gdn_summary, of those of its units (ranges.cuh), in float32. Columns of M are
- * those of a state that begins as the identity, so both are
+ * Joins the maps of a sequence's units (ranges.cuh) to the map of the sequence, for gdn_summary, in
+ * float32. M is what becomes of a state that begins as the identity, so both U and M are
  *
  *     S <- M S + U    from unit to unit, where U of a column of M is zero
  *

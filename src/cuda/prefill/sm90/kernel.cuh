@@ -136,7 +136,8 @@ enum {
     HOPPER_Q_TOLD = HOPPER_DEPTH == 2 ? 2 * HOPPER_Q_RING : HOPPER_Q_RING,
     HOPPER_TILE = 64 * 128, /* bytes of 64 rows of 64 elements */
 
-    HOPPER_K = 0, /* 64 columns after another; Q in the same way, or between the columns of K */
+    HOPPER_K = 0, /* tiles of 64 columns, one after the other; tiles of Q follow, or alternate with
+                     those of K */
     HOPPER_Q = HOPPER_K + (HOPPER_STACKED ? 1 : HOPPER_K_RING * HOPPER_KEYS) * HOPPER_TILE,
     HOPPER_V =
         HOPPER_K + (HOPPER_K_RING + HOPPER_OUTPUTS * HOPPER_Q_RING) * HOPPER_KEYS * HOPPER_TILE,

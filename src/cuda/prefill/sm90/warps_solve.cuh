@@ -69,7 +69,7 @@ GDN_DEVICE void invert_half(uint32_t half, uint32_t column, uint32_t lane)
     __syncwarp();
     store_shared(row, f32_to_f16x2(x[0], x[1]), f32_to_f16x2(x[2], x[3]), f32_to_f16x2(x[4], x[5]),
                  f32_to_f16x2(x[6], x[7]));
-    if (lane & 8) store_shared(row ^ 16, 0, 0, 0, 0); /* zeros on the other side of it */
+    if (lane & 8) store_shared(row ^ 16, 0, 0, 0, 0); /* the other half of its columns */
     __syncwarp();
 }
 

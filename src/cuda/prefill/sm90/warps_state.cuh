@@ -291,7 +291,8 @@ GDN_DEVICE void leave_state(const struct hopper_state &w, const hopper_share &S,
     barrier_shared(w); /* outputs go to the place of the copy */
 }
 
-/* Returns the place of the sequence's state in a pool; the pool: GDN_PREFILL_... */
+/* Returns the place of the sequence's state in the pool of a view. pool: the bit of that pool,
+ * GDN_PREFILL_FROM, ... */
 GDN_DEVICE struct state_place sequence_place(const struct hopper_block &b,
                                              const struct gdn_pool_view &view, int64_t slot,
                                              int pool)

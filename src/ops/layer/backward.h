@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A checked call of gdn_block_backward, and the list of its products. */
+#ifndef GDN_OPS_LAYER_BACKWARD_H
+#define GDN_OPS_LAYER_BACKWARD_H
+
+#include "calls/layer_backward.h"
+#include "gdn_train.h"
+
+/* The workspace of a call: rows of all tokens. They have c->dtype; those that are float * here are
+ * float32. */
+struct gdn_layer_buffers {
+    char *plan;
+    char *x, *dout;        /* [N][hidden], zero where tokens do not count */
+    char *y, *dy, *woven;  /* [N] q, k, v, z */
+    float *gates, *dgates; /* [N] b, a */
+    char *low[2], *dlow;   /* [N] of low rank: before z, before a; of one of them */
+    char *woven_gates;     /* woven, and what goes back to the weights in dtype */
+    char *c, *dc;          /* [N] q, k, v */
+    char *o, *n, *dn;      /* [N][Hv V]; the gradient of o takes the place of n */
+    float *dx;             /* [N][hidden] */
+    char *part, *products; /* workspace of the ops; scratch of products */
+};
+
+/* When products are computed, one phase after the other. */
+enum gdn_layer_phase { GDN_LAYER_FORWARD, GDN_LAYER_OUTPUT, GDN_LAYER_BACKWARD, GDN_LAYER_PHASES };
+
+struct gdn_layer_backward {
+    struct gdn_layer_backward_call base;
+    gdn_block_backward_args args;
+    struct gdn_tokens tokens;
+    struct gdn_plan plan;
+    struct gdn_layer_run run;
+    const struct gdn_layer_steps *steps;
+    gdn_batch batch; /* of the forward: final states are not written */
+    struct gdn_layer_buffers m;
+    int64_t hidden, Hk, Hv, K, V, D, VV, qkvz; /* D, VV, qkvz: columns */
+    int64_t N, n_gates, channels;              /* columns of b and a; numbers of a gate */
+    int64_t rank[2];                           /* columns before z, before a; 0: none */
+    int32_t dtype;                             /* of what goes from one step to the next */
+    bool fused, adds;
+    size_t part_bytes;
+    int first[GDN_LAYER_PHASES + 1]; /* product of each phase */
+};
+
+/* Returns the columns from `first` on of a buffer that has so many. */
+static inline struct gdn_matrix gdn_layer_matrix(void *buffer, int32_t dtype, int64_t columns,
+                                                 int64_t first)
+{
+    return (struct gdn_matrix){ (char *)buffer + first * (int64_t)gdn_dtype_bytes(dtype), dtype,
+                                columns, 1 };
+}
+
+/* Lists all products with their places in buffers. A form that plan() decided stays. */
+void gdn_layer_list_products(struct gdn_layer_backward *c);
+
+#endif

@@ -41,6 +41,8 @@ PLACES = dict(ssm_state_indices=torch.tensor([1, 0]), cu_seqlens=CU)
 CHANNELS = {name: -torch.rand(1, N, H, K) for name in "gbw"}
 KDA = dict(QKV, g=CHANNELS["g"], **gates("beta"), **pool("initial_state", 1))
 GDN2 = dict(QKV, **CHANNELS, **pool("initial_state", 1))
+KDA_RAW = dict(QKV, g=CHANNELS["g"], **gates("beta"), A_log=RAW["A_log"],
+               dt_bias=torch.randn(H * K))
 MIXED = dict(mixed_qkv=torch.randn(2, 3 * H * K), **gates("a", "b", lead=(2,)), **RAW)
 CALLS = {
     "sglang.decode": (gdn.sglang.decode, dict(
@@ -52,6 +54,12 @@ CALLS = {
     "sglang.extend": (gdn.sglang.extend, dict(
         QKV, **gates("g", "beta"), **pool("ssm_states"), query_start_loc=CU,
         cache_indices=ONE["cache_indices"])),
+    "sglang.extend_kda": (gdn.sglang.extend_kda, dict(
+        KDA_RAW, **pool("ssm_states"), query_start_loc=CU, cache_indices=ONE["cache_indices"],
+        track_state=torch.zeros(2, H, K, K), track_chunk_idx=torch.tensor([-1, -1]))),
+    "sglang.decode_kda": (gdn.sglang.decode, dict(
+        tokens("q", "k", "v", lead=(1, 2)), a=torch.randn(2, H * K), b=torch.randn(1, 2, H),
+        A_log=RAW["A_log"], dt_bias=torch.randn(H * K), **pool("ssm_states"), **ONE)),
     "sglang.target_verify": (gdn.sglang.target_verify, dict(
         tokens("q", "k", "v", lead=(1, 2)), **gates("a", "b", lead=(2,)), **RAW,
         **pool("ssm_states"), **ONE, intermediate_states_buffer=torch.zeros(3, 1, H, K, K),
@@ -109,7 +117,7 @@ KINDS = dict(none=lambda x: None, list=lambda x: x.tolist(), numpy=lambda x: x.n
              meta=lambda x: x.to("meta"), complex=lambda x: x.to(torch.complex64))
 OPTIONAL = {"g", "beta", "gate", "initial_state", "ssm_states", "cache_indices", "bias", "out",
             "ssm_state_indices", "conv_state_indices", "state", "A_log", "dt_bias",
-            "intermediate_states_buffer", "cu_seqlens", "query_start_loc"}
+            "intermediate_states_buffer", "cu_seqlens", "query_start_loc", "track_state"}
 
 
 def again(args):

@@ -27,8 +27,9 @@ def _refuse_other_betas(beta):
         raise NotImplementedError("gdn.vllm: beta has one value per head, [B, T, HV]")
 
 
-def _chunk(q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, cu_seqlens,
-           **options):
+def chunk(q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, cu_seqlens,
+          **options):
+    """The rule over whole sequences: out, and the final state or None."""
     _vllm_rule.check_packed(q, cu_seqlens, initial_state)
     return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state,
                          output_final_state, cu_seqlens, norm=_norm(l2norm), **options)
@@ -53,8 +54,8 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     _drop_in.dimensions(g=(g, 4))
     _refuse_other_betas(beta)
-    return _chunk(q, k, v, g, beta, scale, initial_state, output_final_state,
-                  use_qk_l2norm_in_kernel, cu_seqlens)
+    return chunk(q, k, v, g, beta, scale, initial_state, output_final_state,
+                 use_qk_l2norm_in_kernel, cu_seqlens)
 
 
 @_drop_in.explained(**_TOKENS, raw_g=4, raw_beta=3, A_log=1, g_bias=1, initial_state=4,
@@ -73,8 +74,8 @@ def chunk_kda_with_fused_gate(q, k, v, raw_g, raw_beta, A_log, g_bias, scale=Non
     options = _raw(raw_g, A_log, g_bias, lower_bound)
     if out is not None:
         options["out"] = out if cu_seqlens is None else out[0]
-    return _chunk(q, k, v, raw_g, raw_beta, scale, initial_state, output_final_state,
-                  use_qk_l2norm_in_kernel, cu_seqlens, **options)
+    return chunk(q, k, v, raw_g, raw_beta, scale, initial_state, output_final_state,
+                 use_qk_l2norm_in_kernel, cu_seqlens, **options)
 
 
 @_drop_in.explained(**_TOKENS, g=4, beta=3, initial_state=4, cu_seqlens=1, ssm_state_indices=1)

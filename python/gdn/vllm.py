@@ -8,8 +8,8 @@ With this variable vLLM's plugin loader, which finds the entry point "gdn" of vl
 calls register(): vLLM then makes classes of gdn in place of ChunkGatedDeltaRule,
 QwenGatedDeltaNetAttention and KimiGatedDeltaNetAttention. Prefill runs the rule by libgdn, and
 decoding without drafts runs convolution, gates, norm and rule as one gdn_step(). install() replaces
-vLLM's functions instead, in every layer that calls them: those of KDA in Kimi-Linear, Kimi K3 and
-Ling, not in GLM. A call that raises NotImplementedError here then goes to vLLM's own.
+vLLM's functions instead, in every layer that calls them: those of KDA in Kimi-Linear, Kimi K3,
+Ling and GLM-5.3-Flash. A call that raises NotImplementedError here then goes to vLLM's own.
 On a CPU GDN_VLLM_LAZY=16 keeps up to 16 tokens beside each state (docs/start/lazy-states.md).
 
 Slots of vLLM's pools start at 1: block 0 is the null block. So slots of 0 and below are padding;
@@ -26,7 +26,7 @@ import gdn
 import gdn.torch
 from gdn.torch._named import renamed
 
-from . import _drop_in, _vllm_cpu, _vllm_kda, _vllm_rule
+from . import _drop_in, _vllm_cpu, _vllm_glm, _vllm_kda, _vllm_rule
 from ._vllm_kda import (chunk_kda, chunk_kda_with_fused_gate, fused_kda_gate, fused_recurrent_kda,
                         fused_recurrent_kda_fwd, fused_recurrent_kda_packed_decode)
 
@@ -252,6 +252,8 @@ _KDA_PLACES = {
     "vllm.models.kimi_k3.nvidia.ops.third_party.kda": (
         chunk_kda, chunk_kda_with_fused_gate, fused_kda_gate, fused_recurrent_kda,
         fused_recurrent_kda_packed_decode),
+    "vllm.models.glm5next.nvidia.ops.third_party.kda": (
+        _vllm_glm.chunk_kda_with_fused_gate, _vllm_glm.fused_recurrent_kda),
 }
 
 

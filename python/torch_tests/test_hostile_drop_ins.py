@@ -13,7 +13,7 @@ import gdn.gdn_cuda
 import gdn.sglang
 import gdn.transformers
 import gdn.vllm
-from gdn import fla
+from gdn import _vllm_glm, fla
 
 N, H, K = 13, 2, 8
 
@@ -83,6 +83,12 @@ CALLS = {
     "vllm.kda_recurrent_raw": (gdn.vllm.fused_recurrent_kda, dict(
         tokens("q", "k", "v", "out"), **VLLM_RAW, dt_bias=torch.randn(H * K), lower_bound=-5.0,
         **pool("initial_state"), **PLACES)),
+    "vllm.kda_of_glm": (_vllm_glm.chunk_kda_with_fused_gate, dict(
+        QKV, raw_g=CHANNELS["g"], **gates("beta"), A_log=RAW["A_log"], g_bias=torch.randn(H * K),
+        **pool("initial_state", 1))),
+    "vllm.kda_of_glm_recurrent": (_vllm_glm.fused_recurrent_kda, dict(
+        tokens("q", "k", "v", "out"), g=CHANNELS["g"], **gates("beta"), a_log=RAW["A_log"],
+        g_bias=torch.randn(H * K), compute_gate=True, **pool("initial_state"), **PLACES)),
     "vllm.kda_packed": (gdn.vllm.fused_recurrent_kda_packed_decode, dict(
         mixed_qkv=torch.randn(2, 3 * H * K), raw_g=torch.randn(1, 2, H, K),
         raw_beta=torch.randn(1, 2, H), A_log=RAW["A_log"], dt_bias=torch.randn(H * K),
@@ -135,7 +141,7 @@ KINDS = dict(none=lambda x: None, list=lambda x: x.tolist(), numpy=lambda x: x.n
 OPTIONAL = {"g", "beta", "gate", "initial_state", "ssm_states", "cache_indices", "bias", "out",
             "ssm_state_indices", "conv_state_indices", "state", "A_log", "dt_bias",
             "intermediate_states_buffer", "cu_seqlens", "query_start_loc", "track_state",
-            "g_bias"}
+            "g_bias", "a_log"}
 
 
 def again(args):

@@ -12,6 +12,7 @@ import torch
 from samples import B, HK, HV, K, P, T, V, kda_rule, raw_rule, reference, rule, stand_in
 
 import gdn.vllm as ours
+from gdn import _vllm_glm as glm
 
 CU = torch.arange(B + 1, dtype=torch.int32) * T
 
@@ -133,6 +134,12 @@ def test_kda_chunk(bound):
     o, h = ours.chunk_kda(**kda_packed(given), **more, safe_gate=True, lower_bound=bound)
     close(o[0], out.flatten(0, 1))
     close(h, final)
+    raw = dict(kda_packed(a), beta=given["beta"].flatten(0, 1)[None])
+    del raw["raw_beta"], raw["lower_bound"]
+    bounded = {} if bound is None else dict(safe_gate=True, lower_bound=bound)
+    o, h = glm.chunk_kda_with_fused_gate(**raw, **more, **bounded)
+    close(o[0], out.flatten(0, 1))
+    close(h, final)
     with pytest.raises(NotImplementedError, match="beta has one value per head"):
         ours.chunk_kda(**{**given, "beta": given["v"]})
 
@@ -157,6 +164,15 @@ def test_kda_drafts(accepted, bound):
     close(o[0].unflatten(0, (B, T))[LIVE], out[LIVE])
     close(h, before)
     given = dict({n: a[n] for n in "qkv"}, **{n: exact[n].float() for n in ("g", "beta")})
+    for raw in (False, True) if bound else (False,):  # GLM's gates have a bound
+        more["initial_state"], target = pool.clone(), torch.full((1, B * T, HV, V), 7.0)
+        gates = dict(sigmoid_beta=True, compute_gate=True, a_log=a["A_log"], g_bias=a["dt_bias"],
+                     lower_bound=bound, **kda_packed(dict(g=a["raw_g"], beta=a["raw_beta"])))
+        o, h = glm.fused_recurrent_kda(**{**kda_packed(given), **(gates if raw else {})}, **more,
+                                       out=target)
+        assert o.data_ptr() == target.data_ptr()
+        close(o[0].unflatten(0, (B, T))[LIVE], out[LIVE])
+        close(h, before)
     more["initial_state"] = pool
     o, h = ours.fused_recurrent_kda_fwd(**kda_packed(given), scale=K ** -0.5, **more,
                                         use_qk_l2norm_in_kernel=True)

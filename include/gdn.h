@@ -682,7 +682,7 @@ typedef enum gdn_rounding {
  *   G7        A channel with a = 0 forgets its row of S alone.
  *   G8        v is not read where w is 0. Nothing is written if b and w of a row are all 0.
  *   G9        All g, b and w of the call are 0.
- *   where     Records and trees take one update. gdn_step takes neither write_gate nor updates.
+ *   where     Records and trees take one update.
  *             GDN_BF16_PRODUCTS has no effect.
  *
  * An empty sequence leaves its states alone, state_out too. The final state of a sequence whose
@@ -927,22 +927,27 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     gdn_conv1d() with SiLU -> gdn_gates() and gdn_l2norm() of q and k -> gdn_decode()
  *                            -> gdn_rmsnorm_gated(), if there is a z or a norm_weight
  *
- *     x             [N][2 Hk K + Hv V]       A      dense; or [B][T][..]. Channels of q, then of
- *                                            k, then of v, head by head
+ *     x             [N][D]                   A      dense; or [B][T][..]. D = 2 Hk K + Hv V
+ *                                            channels: of q, then of k, then of v, head by head
  *     a b           [N][Hv]                  f32, bf16 or f16; any strides. a may be [N][Hv][K]
  *                                            and dt_bias then [Hv][K]: KDA
  *     z             [N][Hv][V]               A      dense; absent: no gate of the norm
- *     conv_weight   [2 Hk K + Hv V][W]       f32, bf16 or f16; or [..][1][W]. Absent: x is what the
+ *     conv_weight   [D][W]                   f32, bf16 or f16; or [..][1][W]. Absent: x is what the
  *                                            convolution gave; conv_bias and conv_state are then
  *                                            absent too
- *     conv_bias     [2 Hk K + Hv V]          f32, bf16 or f16; absent: 0
+ *     conv_bias     [D]                      f32, bf16 or f16; absent: 0
  *     A_log dt_bias [Hv]                     f32, bf16 or f16; dt_bias absent: 0
  *     norm_weight   [V]                      f32, bf16 or f16; absent: 1
- *     conv_state    [P][2 Hk K + Hv V][S]    as in gdn_conv1d()
+ *     conv_state    [P][D][S]                as in gdn_conv1d()
  *     state         [P][Hv][V][K]            as in gdn_decode(), state_layout as there
  *     state_scales  [P][Hv][V]               for a state of 8 bits, as in gdn_decode()
  *     out           [N][Hv][V]               A      dense; absent: only states change
+ *     write_gate    [N][Hv][V]               f32, bf16 or f16; dense; its sigmoid is w. GDN-2: b is
+ *                                            then [N][Hv][K]. See "The family"
  *     record_...    see gdn_record.h
+ *
+ * With updates n (Gated DeltaProduct), b and write_gate have n N rows. D is Hk K + n (Hk K + Hv V):
+ * channels of q, of the n keys one after the other, of the n values.
  *
  * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
  * for gdn_decode(), with the same slots in both pools. No tensor that is written may overlap
@@ -977,6 +982,9 @@ typedef struct gdn_step_args {
     size_t workspace_bytes;
     void *stream;
     gdn_tensor record_k, record_u, record_g, record_count;
+    gdn_tensor write_gate;
+    int32_t updates;  /* of each token, up to 8; 0: 1 */
+    int32_t reserved; /* 0 */
 } gdn_step_args;
 
 GDN_DEFINE_INIT(gdn_step_args, gdn_step_args_init)

@@ -163,6 +163,7 @@ struct step_case {
     struct case_dims dims;
     gdn_step_args args;
 };
+int64_t step_case_channels(const struct case_dims *d); /* of the convolution */
 int step_case_make(struct step_case *c, const struct case_dims *dims, int64_t B, int64_t T);
 int step_case_check(struct step_case *c, gdn_ctx *ctx, struct comparison *found);
 double step_case_state_bytes(const struct step_case *c);

@@ -406,7 +406,7 @@ static int bench_step(const struct bench_options *o, struct bench *b)
     struct case_dims inner = o->dims;
     inner.raw = true;
     inner.rows = true;
-    inner.D = 2 * inner.Hq * inner.K + inner.Hv * inner.V;
+    inner.D = step_case_channels(&inner);
     int code = step_case_make(&c, &o->dims, o->B, o->lengths[0]);
     code = rule_case_make(&rule, &inner, o->lengths, o->B) || code;
     inner.state_dtype = inner.dtype;

@@ -144,8 +144,6 @@ static int parse_rule(struct bench_options *o)
     if (o->rule && !bench_has_rule(o)) return cli_bad("--rule: not for %s", bench_op_names[o->op]);
     if (parse_name("--rule", o->rule, case_rule_names, CASE_RULES, &o->dims.rule)) return CLI_BAD;
     const bool product = o->dims.rule == CASE_RULE_PRODUCT;
-    if (o->op == STEP && (product || o->dims.rule == CASE_RULE_GDN2))
-        return cli_bad("--rule: '%s', wanted gdn or kda for step", o->rule);
     if (o->dims.updates && !product) return cli_bad("--updates: for --rule product alone");
     if (o->dims.rule && o->dims.exact && strcmp(o->state, "f32"))
         return cli_bad("--exact: of --rule %s for states of f32 alone", o->rule);

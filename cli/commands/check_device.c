@@ -260,7 +260,8 @@ static void check_step(struct check *k, const struct case_dims *d, int64_t T)
     struct step_case c;
     struct comparison found = { 0 };
     char name[96];
-    snprintf(name, sizeof name, "step %s state %s %s %lldx%lld heads %lld/%lld T%lld%s",
+    snprintf(name, sizeof name, "%s%sstep %s state %s %s %lldx%lld heads %lld/%lld T%lld%s",
+             d->rule ? case_rule_names[d->rule] : "", d->rule ? " " : "",
              check_device_dtypes[d->dtype], check_device_dtypes[d->state_dtype],
              d->state_layout == GDN_STATE_KV ? "k_first" : "k_last", (long long)d->K,
              (long long)d->V, (long long)d->Hq, (long long)d->Hv, (long long)T,
@@ -272,7 +273,7 @@ static void check_step(struct check *k, const struct case_dims *d, int64_t T)
     check_device_judge(k, name, code, &found);
 }
 
-/* In one launch, and (33 x 17) in several. */
+/* In one launch, and (33 x 17, other rules than Gated DeltaNet's) in several. */
 static void check_steps(struct check *k)
 {
     static const int64_t shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 64, 96 }, { 2, 2, 33, 17 } };
@@ -291,6 +292,8 @@ static void check_steps(struct check *k)
                     check_step(k, &d, 1);
                     d.gated = true;
                     check_step(k, &d, 5);
+                    d.rule = 1 + (s + dtype + state + layout) % (CASE_RULES - 1);
+                    check_step(k, &d, 1 + dtype);
                 }
 }
 

@@ -123,11 +123,11 @@ static void warn_rule(struct plan *p)
     if (m->updates > 1)
         plan_warn(&p->warnings, "k, v and beta have %d rows for each token: set updates",
                   m->updates);
+    if (m->erases || m->updates > 1)
+        plan_warn(&p->warnings, "gdn_block has no %s", plan_rule_name(m));
     if (!plan_has_step(m))
-        plan_warn(&p->warnings,
-                  "gdn_step and gdn_block have no %s: a token is gdn_conv1d, "
-                  "gdn_decode and gdn_rmsnorm_gated",
-                  plan_rule_name(m));
+        plan_warn(&p->warnings, "gdn_step needs a decay, which the model has not: a token is "
+                                "gdn_conv1d, gdn_decode and gdn_rmsnorm_gated");
 }
 
 /* Names the calls whose times are of another GPU, and that GPU. */

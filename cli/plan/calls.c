@@ -76,7 +76,7 @@ int64_t plan_channels(const struct plan_model *m, const struct plan_sizes *s)
     return s->Hk * s->K * (1 + m->updates) + m->updates * s->Hv * s->V;
 }
 
-bool plan_has_step(const struct plan_model *m) { return !m->erases && m->updates == 1; }
+bool plan_has_step(const struct plan_model *m) { return !m->has_no_decay; }
 
 static int32_t beta_kind(const struct plan_model *m)
 {
@@ -135,7 +135,7 @@ static void fill_prefill(struct maker *m, struct call *c, const struct plan_mode
     fill_rule(m, c, model, s);
 }
 
-/* A token of each sequence, where gdn_step() has not the rule. */
+/* A token of each sequence, where gdn_step() does not take the rule. */
 static void fill_decode(struct maker *m, struct call *c, const struct plan_model *model,
                         const struct plan_sizes *s)
 {
@@ -149,12 +149,14 @@ static void fill_step(struct maker *m, struct call *c, const struct plan_model *
                       const struct plan_sizes *s)
 {
     gdn_step_args *a = &c->args.step;
-    const int64_t D = plan_channels(model, s);
+    const int64_t D = plan_channels(model, s), rows = model->updates;
     c->op = GDN_OP_STEP;
     *a = gdn_step_args_init();
     a->x = make(m, s->dtype, 3, s->B, 1, D, 0);
     a->a = make(m, s->dtype, model->per_channel ? 4 : 3, s->B, 1, s->Hv, s->K);
-    a->b = make(m, s->dtype, 3, s->B, 1, s->Hv, 0);
+    a->b = make(m, s->dtype, model->erases ? 4 : 3, s->B, rows, s->Hv, s->K);
+    if (model->erases) a->write_gate = make(m, s->dtype, 4, s->B, rows, s->Hv, s->V);
+    if (rows > 1) a->updates = model->updates;
     a->z = make(m, s->dtype, 4, s->B, 1, s->Hv, s->V);
     a->norm_weight = make(m, s->dtype, 1, s->V, 0, 0, 0);
     a->activation = model->sigmoid_gate ? GDN_ACT_SIGMOID : GDN_ACT_SILU;

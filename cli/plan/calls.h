@@ -17,7 +17,7 @@ struct plan_sizes {
 
 /* The channels of the convolution. */
 int64_t plan_channels(const struct plan_model *m, const struct plan_sizes *s);
-/* Returns true if gdn_step() has the rule; else gdn_decode() computes a token. */
+/* Returns true if gdn_step() takes the rule: it has a decay. Else gdn_decode() computes a token. */
 bool plan_has_step(const struct plan_model *m);
 
 /* The answer of the library to a call. */

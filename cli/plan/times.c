@@ -101,6 +101,9 @@ static void describe(struct plan_time *t, const struct row *r)
              dtype_name(r->state), threads);
 }
 
+/* Returns true if there are times of the rule. */
+static bool is_measured(const struct plan_model *m) { return !m->erases && m->updates == 1; }
+
 struct plan_time plan_time_of(const char *device, bool cuda, int threads,
                               const struct plan_model *m, const struct plan_sizes *sizes,
                               enum plan_call_kind kind, const struct plan_answer *answer)
@@ -109,7 +112,7 @@ struct plan_time plan_time_of(const char *device, bool cuda, int threads,
     const enum machine wanted = machine_of(device, cuda);
     const bool hopper = strstr(answer->kernels, "sm90") != NULL;
     struct plan_time t = { 0 };
-    if (answer->status || (kind != PLAN_CONV && !plan_has_step(m))) return t; /* not measured */
+    if (answer->status || (kind != PLAN_CONV && !is_measured(m))) return t;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (is_like(&rows[i], &call, cuda, hopper) &&
             (!best || distance(&call, &rows[i], wanted) < distance(&call, best, wanted)))

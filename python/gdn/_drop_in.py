@@ -78,6 +78,30 @@ def gate(x):
     return x if x is None or x.dtype in FLOATS or x.is_complex() else x.float()
 
 
+def numbers(*shape, **named):
+    """A gate as that shape: name=tensor. Raises ValueError if it has another number of elements."""
+    (name, x), = named.items()
+    if x.numel() != torch.Size(shape).numel():
+        raise ValueError(f"{name}: {list(x.shape)}, wanted the elements of {list(shape)}")
+    return gate(x).reshape(shape)
+
+
+def raw_gates(g, A_log, dt_bias, lower_bound, safe_gate=False):
+    """The options for raw gates [.., HV, K]. dt_bias None is 0."""
+    optional(A_log=A_log, dt_bias=dt_bias)
+    if A_log is None and lower_bound is None:
+        raise ValueError("A_log: absent, wanted where lower_bound is None")
+    if lower_bound is not None and not lower_bound < 0:  # 0 would be none, and NaN is refused
+        raise ValueError(f"lower_bound: {lower_bound}, wanted below 0")
+    if safe_gate and (lower_bound is None or lower_bound < -5):
+        raise ValueError(f"lower_bound: {lower_bound}, wanted from -5 to below 0 with safe_gate")
+    if dt_bias is not None and dt_bias.numel() != g.shape[-2:].numel():
+        raise ValueError(f"dt_bias: {list(dt_bias.shape)}, wanted {g.shape[-2:].numel()} numbers")
+    bias = g.new_zeros(g.shape[-2:], dtype=torch.float32) if dt_bias is None else dt_bias
+    return dict(A_log=A_log if A_log is None else A_log.reshape(-1),
+                dt_bias=bias.reshape(g.shape[-2:]), gate_lower_bound=float(lower_bound or 0))
+
+
 def gates_of_sums(sums, cu_seqlens):
     """The gates [B, T, HV] in float32 whose sums inside chunks are given. A gate of -inf has no
     difference of sums, so the tokens behind it in its chunk have NaN."""

@@ -41,22 +41,6 @@ def check_chunk(kwargs, rule, *sizes):
                          f"got {size}.")
 
 
-def raw_gates(g, A_log, dt_bias, lower_bound, safe_gate=False):
-    """The options for raw gates [B, T, HV, K]. dt_bias None is 0."""
-    _drop_in.optional(A_log=A_log, dt_bias=dt_bias)
-    if A_log is None and lower_bound is None:
-        raise ValueError("A_log: absent, wanted where lower_bound is None")
-    if lower_bound is not None and not lower_bound < 0:  # 0 would be none, and NaN is refused
-        raise ValueError(f"lower_bound: {lower_bound}, wanted below 0")
-    if safe_gate and (lower_bound is None or lower_bound < -5):
-        raise ValueError(f"lower_bound: {lower_bound}, wanted from -5 to below 0 with safe_gate")
-    if dt_bias is not None and dt_bias.numel() != g.shape[-2:].numel():
-        raise ValueError(f"dt_bias: {list(dt_bias.shape)}, wanted {g.shape[-2:].numel()} numbers")
-    bias = g.new_zeros(g.shape[-2:], dtype=torch.float32) if dt_bias is None else dt_bias
-    return dict(A_log=A_log if A_log is None else A_log.reshape(-1),
-                dt_bias=bias.reshape(g.shape[-2:]), gate_lower_bound=float(lower_bound or 0))
-
-
 def call(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, *, l2norm,
          v_first=False, **options):
     """The rule on tensors [B, T, H, D]; options are further ones of gdn.torch.prefill()."""
@@ -77,7 +61,7 @@ def _gdn2(op, q, k, v, g, b, w, raw, scale, initial_state, output_final_state, c
     _drop_in.dimensions(g=(g, 4), b=(b, 4), w=(w, 4))
     write = _drop_in.unit_stride(_drop_in.gate(w))
     if raw is not None:
-        options.update(raw_gates(g, *raw), gate=gdn.GATE_RAW)
+        options.update(_drop_in.raw_gates(g, *raw), gate=gdn.GATE_RAW)
     return call(op, q, k, v, g, b, scale, initial_state, output_final_state, cu_seqlens,
                 write_gate=write if cu_seqlens is None else write[0], **options)
 

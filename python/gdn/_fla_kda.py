@@ -10,7 +10,7 @@ import gdn
 import gdn.torch
 
 from . import _drop_in
-from ._fla_family import call, check_chunk, first_of_v, raw_gates, refuse
+from ._fla_family import call, check_chunk, first_of_v, refuse
 from .torch._named import renamed
 from .torch._operators import overload
 
@@ -26,7 +26,8 @@ def _call(op, q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_fin
     kind = gdn.BETA_TWICE_SIGMOID if neg else gdn.BETA_SIGMOID
     options = dict(beta_kind=kind if sigmoid else gdn.BETA_GIVEN)
     if raw:
-        options.update(raw_gates(g, A_log, dt_bias, lower_bound, safe_gate), gate=gdn.GATE_RAW)
+        options.update(_drop_in.raw_gates(g, A_log, dt_bias, lower_bound, safe_gate),
+                       gate=gdn.GATE_RAW)
     return call(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
                 l2norm=l2norm, v_first=v_first, **options)
 
@@ -126,7 +127,8 @@ def _options(g, A_log, dt_bias, lower_bound):
     _drop_in.optional(A_log=A_log, dt_bias=dt_bias)
     if g.dim() < 3:
         raise ValueError(f"g: {list(g.shape)}, wanted [..., H, K]")
-    return _drop_in.unit_stride(_drop_in.gate(g)), raw_gates(g, A_log, dt_bias, lower_bound)
+    return (_drop_in.unit_stride(_drop_in.gate(g)),
+            _drop_in.raw_gates(g, A_log, dt_bias, lower_bound))
 
 
 @renamed(a="g", gate_lower_bound="lower_bound")

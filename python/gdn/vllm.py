@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The gated delta rule and the convolution under the names and signatures of vLLM 0.33.
+The gated delta rule, KDA and the convolution under the names and signatures of vLLM 0.33.
 
     GDN_VLLM=1 vllm serve ...
 
 With this variable vLLM's plugin loader, which finds the entry point "gdn" of vllm.general_plugins,
-calls register(): vLLM then makes classes of gdn in place of ChunkGatedDeltaRule and
-QwenGatedDeltaNetAttention. Prefill runs the rule by libgdn, and decoding without drafts runs
-convolution, gates, norm and rule as one gdn_step(). install() replaces vLLM's functions instead, in
-every layer that calls them. A call that raises NotImplementedError here then goes to vLLM's own.
+calls register(): vLLM then makes classes of gdn in place of ChunkGatedDeltaRule,
+QwenGatedDeltaNetAttention and KimiGatedDeltaNetAttention. Prefill runs the rule by libgdn, and
+decoding without drafts runs convolution, gates, norm and rule as one gdn_step(). install() replaces
+vLLM's functions instead, in every layer that calls them: those of KDA in Kimi-Linear, Kimi K3,
+Ling and GLM-5.3-Flash. A call that raises NotImplementedError here then goes to vLLM's own.
 On a CPU GDN_VLLM_LAZY=16 keeps up to 16 tokens beside each state (docs/start/lazy-states.md).
 
 Slots of vLLM's pools start at 1: block 0 is the null block. So slots of 0 and below are padding;
@@ -17,16 +18,17 @@ their outputs are zero where vLLM leaves them undefined.
 Forward only. A tensor that requires a gradient raises NotImplementedError unless gradients are off.
 """
 
+from importlib import import_module
+
 import torch
 
 import gdn
 import gdn.torch
 from gdn.torch._named import renamed
 
-from . import _drop_in, _vllm_cpu
-
-
-_FIRST_SLOT = dict(first_slot=1)
+from . import _drop_in, _vllm_cpu, _vllm_glm, _vllm_kda, _vllm_rule
+from ._vllm_kda import (chunk_kda, chunk_kda_with_fused_gate, fused_kda_gate, fused_recurrent_kda,
+                        fused_recurrent_kda_fwd, fused_recurrent_kda_packed_decode)
 
 
 @_drop_in.explained(q=4, k=4, v=4, g=3, beta=3, initial_state=4, cu_seqlens=1)
@@ -49,7 +51,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     RuntimeError for other arguments that libgdn refuses.
     """
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
-    _check_packed(q, cu_seqlens, initial_state)
+    _vllm_rule.check_packed(q, cu_seqlens, initial_state)
     _drop_in.dimensions(g=(g, 3), beta=(beta, 3))
     options = dict(norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE)
     if core_attn_out is not None:
@@ -57,65 +59,6 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
         options["out"] = out if cu_seqlens is None else out[0]
     return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state,
                          output_final_state, cu_seqlens, **options)
-
-
-def _check_packed(q, cu_seqlens, initial_state=None):
-    if cu_seqlens is None:
-        return
-    if q.shape[0] != 1:
-        raise ValueError(f"The batch size is expected to be 1 rather than {q.shape[0]} when using "
-                         "`cu_seqlens`.")
-    count = cu_seqlens.numel() - 1
-    if initial_state is not None and initial_state.shape[0] != count:
-        raise ValueError("The number of initial states is expected to be equal to the number of "
-                         f"input sequences, i.e., {count} rather than {initial_state.shape[0]}.")
-
-
-def _decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted, l2norm,
-            **options):
-    _check_packed(q, cu_seqlens)
-    if scale is not None and not scale > 0:
-        raise AssertionError("scale must be positive")
-    count = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    rows = [x if cu_seqlens is None else x[0] for x in (q, k, v)]
-    lead = rows[0].shape[:-2]
-    g, beta = (x if x is None else _drop_in.gate(x).view(*lead, x.shape[-1])
-               for x in (g, beta))
-    if cu_seqlens is not None:
-        options["cu_seqlens"] = cu_seqlens
-    options.update(_places(slots, accepted, count, inplace))
-    final = state
-    if not inplace:
-        tokens = lead.numel()
-        dtype = torch.float32 if state is None else state.dtype
-        first = options.get("first_slot", 0)
-        # Tokens outside of all sequences have zeros.
-        kept = (q.new_empty if cu_seqlens is None else q.new_zeros)(
-            first + tokens, v.shape[-2], v.shape[-1], k.shape[-1], dtype=dtype)
-        final = kept[first:]
-        options.update(state_out=kept, write=gdn.WRITE_EACH,
-                       write_slots=_drop_in.slots_of_tokens(rows[0], cu_seqlens) + first)
-    q, k, v = (_drop_in.unit_stride(x) for x in rows)
-    out = gdn.torch.decode(q, k, v, g, beta, state=state, scale=scale or 0.0,
-                           norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE, **options)
-    return (out if cu_seqlens is None else out[None]), final
-
-
-def _places(slots, accepted, count, inplace):
-    """Fields of the batch: where sequences start, and where states go if in place."""
-    if slots is None:
-        return {}
-    slots = slots[:count]
-    if slots.dim() == 1:
-        if accepted is not None:
-            raise ValueError("num_accepted_tokens needs ssm_state_indices of two dimensions")
-        return dict(read_slots=slots, **_FIRST_SLOT)
-    fields = dict(read_slots=slots[:, 0], **_FIRST_SLOT)
-    if accepted is not None:
-        fields.update(read_slots=slots, num_accepted_tokens=accepted[:count])
-    if inplace:
-        fields.update(write=gdn.WRITE_EACH, write_slots=slots)
-    return fields
 
 
 @_drop_in.explained(q=4, k=4, v=4, g=3, beta=3, initial_state=4, cu_seqlens=1,
@@ -139,8 +82,9 @@ def fused_recurrent_gated_delta_rule(q, k, v, g, beta=None, scale=None, initial_
     """
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     _drop_in.dimensions(g=(g, 3), beta=(beta, 3))
-    return _decode(q, k, v, g, beta, scale, initial_state, inplace_final_state, cu_seqlens,
-                   ssm_state_indices, num_accepted_tokens, use_qk_l2norm_in_kernel)
+    return _vllm_rule.decode(q, k, v, g, beta, scale, initial_state, inplace_final_state,
+                             cu_seqlens, ssm_state_indices, num_accepted_tokens,
+                             use_qk_l2norm_in_kernel)
 
 
 @_drop_in.explained(A_log=1, a=2, b=2, dt_bias=1, q=4, k=4, v=4, initial_state=4, cu_seqlens=1,
@@ -162,9 +106,10 @@ def fused_sigmoid_gating_delta_rule_update(A_log, a, b, dt_bias, q, k, v, beta=1
                                   "supported")
     _drop_in.refuse_grad(q=q, k=k, v=v, a=a, b=b, A_log=A_log, dt_bias=dt_bias,
                          initial_state=initial_state)
-    return _decode(q, k, v, a, b, scale, initial_state, inplace_final_state, cu_seqlens,
-                   ssm_state_indices, num_accepted_tokens, use_qk_l2norm_in_kernel, A_log=A_log,
-                   dt_bias=dt_bias, **_drop_in.RAW_GATES)
+    return _vllm_rule.decode(q, k, v, a, b, scale, initial_state, inplace_final_state,
+                             cu_seqlens, ssm_state_indices, num_accepted_tokens,
+                             use_qk_l2norm_in_kernel, A_log=A_log, dt_bias=dt_bias,
+                             **_drop_in.RAW_GATES)
 
 
 @_drop_in.explained(mixed_qkv=2, a=2, b=2, A_log=1, dt_bias=1, initial_state=4, out=4,
@@ -198,7 +143,7 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     gdn.torch.decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=initial_state, out=out,
         scale=scale, norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE,
-        read_slots=ssm_state_indices, **_FIRST_SLOT, **_drop_in.RAW_GATES)
+        read_slots=ssm_state_indices, **_vllm_rule.FIRST_SLOT, **_drop_in.RAW_GATES)
     return out, initial_state
 
 
@@ -213,7 +158,7 @@ def _activation(activation):
 def _conv_slots(slots, null_block_id):
     """Fields of the batch; a null block other than 0 costs a new tensor of slots."""
     if null_block_id == 0:
-        return dict(read_slots=slots, **_FIRST_SLOT)
+        return dict(read_slots=slots, **_vllm_rule.FIRST_SLOT)
     if null_block_id is not None and null_block_id > 0:
         slots = slots.where(slots != null_block_id, -1)
     return dict(read_slots=slots)
@@ -301,14 +246,26 @@ _PLACES = {
         fused_recurrent_gated_delta_rule_packed_decode, fused_sigmoid_gating_delta_rule_update),
     "vllm.model_executor.layers.mamba.ops.causal_conv1d": (causal_conv1d_fn, causal_conv1d_update),
 }
+_KDA_PLACES = {
+    "vllm.third_party.flash_linear_attention.ops.kda": (
+        chunk_kda, fused_kda_gate, fused_recurrent_kda_fwd),
+    "vllm.models.kimi_k3.nvidia.ops.third_party.kda": (
+        chunk_kda, chunk_kda_with_fused_gate, fused_kda_gate, fused_recurrent_kda,
+        fused_recurrent_kda_packed_decode),
+    "vllm.models.glm5next.nvidia.ops.third_party.kda": (
+        _vllm_glm.chunk_kda_with_fused_gate, _vllm_glm.fused_recurrent_kda),
+}
 
 
 def _pairs():
-    """Ours and vLLM's functions."""
-    from importlib import import_module
-
-    for name, functions in _PLACES.items():
-        module = import_module(name)
+    """Ours and vLLM's functions. A vLLM without such models has no modules for KDA."""
+    for name, functions in {**_PLACES, **_KDA_PLACES}.items():
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError:
+            if name in _KDA_PLACES:
+                continue
+            raise
         for ours in functions:
             yield ours, getattr(module, ours.__name__)
 
@@ -364,16 +321,25 @@ def _layer_class(base, is_conv_state_dim_first):
                 value_dim=self.head_v_dim, conv_bias=self.conv1d.bias, dt_bias=self.dt_bias,
                 conv_state=conv_state[..., :weight.shape[-1] - 1], state=state,
                 out=core_attn_out[:n, None],
-                read_slots=attn_metadata.non_spec_state_indices_tensor[:n], **_FIRST_SLOT)
+                read_slots=attn_metadata.non_spec_state_indices_tensor[:n], **_vllm_rule.FIRST_SLOT)
 
     _drop_in.require_same(GdnQwenGatedDeltaNetAttention._forward_core_decode_non_spec,
                           base._forward_core_decode_non_spec)
     return GdnQwenGatedDeltaNetAttention
 
 
+def _kimi_class():
+    """vLLM's class of Kimi-Linear's layers and ours; None where vLLM has none."""
+    try:
+        kimi = import_module("vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn")
+    except ModuleNotFoundError:
+        return None
+    return _vllm_kda.layer_class(kimi)
+
+
 def register():
     """
-    Registers both classes as vLLM's out-of-tree ones. Call it before a model is made. Raises
+    Registers the classes as vLLM's out-of-tree ones. Call it before a model is made. Raises
     ImportError where vLLM is not importable, or with one line where its methods have other
     parameters; nothing is registered then. ValueError for a GDN_VLLM_LAZY that is no number of
     rows, or not on a CPU. A second call does nothing.
@@ -388,6 +354,7 @@ def register():
         return
     chunk = _chunk_class(qwen.ChunkGatedDeltaRule)
     layer = _layer_class(qwen.QwenGatedDeltaNetAttention, is_conv_state_dim_first)
+    kimi = _kimi_class()
     if _vllm_cpu.lazy_rows() and not current_platform.is_cpu():
         raise ValueError(f"{_vllm_cpu.LAZY}: given, wanted none but on a CPU")
     if current_platform.is_cpu():
@@ -397,7 +364,9 @@ def register():
         setattr(gdn_attention, name, _vllm_cpu.wrap(getattr(gdn_attention, name)))
     CustomOp.register_oot(chunk, name="ChunkGatedDeltaRule")
     PluggableLayer.register_oot(layer, name="QwenGatedDeltaNetAttention")
-    _classes = chunk, layer
+    if kimi is not None:
+        PluggableLayer.register_oot(kimi, name="KimiGatedDeltaNetAttention")
+    _classes = chunk, layer, kimi
 
 
 _classes = None

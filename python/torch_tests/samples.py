@@ -115,12 +115,12 @@ def more(op, device):
 
 
 def reference(q, k, v, g, beta, state):
-    """[B][T] of the rule in float64: out, final states."""
+    """[B][T] of the rule in float64: out, final states. g [B][T][HV], or for KDA [B][T][HV][K]."""
     times = v.shape[2] // q.shape[2]
     q, k = (x.double().repeat_interleave(times, 2) for x in (q, k))
     S, v, g, beta, out = state.double(), v.double(), g.double(), beta.double(), []
     for t in range(v.shape[1]):
-        S = S * g[:, t].exp()[..., None, None]
+        S = S * g[:, t].exp().view(*S.shape[:2], 1, -1)
         u = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhvk,bhk->bhv", S, k[:, t]))
         S = S + u[..., None] * k[:, t, :, None, :]
         out.append(q.shape[-1] ** -0.5 * torch.einsum("bhvk,bhk->bhv", S, q[:, t]))
@@ -139,6 +139,19 @@ def raw_rule(lead, size=K):
     unit = {name: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
             for name, x in a.items() if name in "qk" for x in [x.double()]}
     return a, dict(unit, v=a["v"], g=g, beta=a["b"].double().sigmoid())
+
+
+def kda_rule(lead, lower_bound=None, size=K):
+    """raw_rule() of KDA: a [.., HV, K], dt_bias [HV K]. Some channels forget at once."""
+    a, exact = raw_rule(lead, size)
+    a["a"] = torch.randn(*lead, HV, size)
+    a["dt_bias"] = torch.randn(HV * size)
+    a["a"][..., ::5] += 60
+    x = a["a"].double() + a["dt_bias"].double().view(HV, size)
+    A = a["A_log"].double().exp()[:, None]
+    g = -A * torch.nn.functional.softplus(x) if lower_bound is None else (
+        lower_bound * (A * x).sigmoid())
+    return a, dict(exact, g=g)
 
 
 def stand_in(monkeypatch, names):

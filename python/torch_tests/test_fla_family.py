@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gdn.fla
+import gdn.torch
 from gdn import fla
 
 B, T, H, HV, K, V = 2, 37, 2, 4, 32, 24
@@ -172,6 +173,47 @@ def test_the_old_name_of_a_layout(op):
     assert torch.equal(got, wanted) and found[0].filename == __file__
     with pytest.raises(ValueError, match="two names"):
         op(q, q, v, g, *gates, state_v_first=True, transpose_state_layout=True)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3], ids=["gdn2", "one update", "three updates"])
+def test_step_of_a_layer(n, device):
+    """What FLA's layers of GDN-2 (n 0) and of Gated DeltaProduct compute between their projections
+    is one gdn.torch.step(), with the channels of their convolutions one after the other."""
+    updates, P, slots = max(n, 1), 4, [3, 1]
+    keys, values = H * K, HV * V
+    D = keys + updates * (keys + values)
+    a = dict(x=torch.randn(2, 2, D), a=torch.randn(2, 2, HV), b=torch.randn(2, 2 * updates, HV),
+             conv_weight=torch.randn(D, 1, 4), A_log=torch.randn(HV))
+    more = dict(z=torch.randn(2, 2, HV, V), norm_weight=torch.randn(V), dt_bias=torch.randn(HV),
+                conv_state=torch.randn(P, D, 3), state=torch.randn(P, HV, V, K))
+    if n == 0:
+        a.update(a=torch.randn(2, 2, HV, K), b=torch.randn(2, 2, HV, K))
+        more.update(dt_bias=torch.randn(HV, K), write_gate=torch.randn(2, 2, HV, V))
+    exact = {name: x.double() for name, x in {**a, **more}.items()}
+    past = torch.cat([exact["conv_state"][slots], exact["x"].transpose(1, 2)], 2)
+    mixed = torch.nn.functional.silu(torch.conv1d(past, exact["conv_weight"], groups=D))
+    q, k, v = mixed.transpose(1, 2).split([keys, updates * keys, updates * values], 2)
+    q, k = (normalised(x.reshape(2, -1, H, K)) for x in (q, k))
+    gate = exact["a"] + exact["dt_bias"]
+    A = exact["A_log"].exp().view(-1, *[1] * (gate.dim() - 3))
+    g = -A * torch.nn.functional.softplus(gate)
+    b = exact["b"].sigmoid() if n == 0 else exact["b"].sigmoid()[..., None]
+    w = exact["write_gate"].sigmoid() if n == 0 else b
+    out, final = recurrence(q, k, v.reshape(2, -1, HV, V), g if n == 0 else g[..., None], b, w,
+                            exact["state"][slots].mT)
+    out = out * (out.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * exact["norm_weight"]
+    out = out * torch.nn.functional.silu(exact["z"])
+    a, more = ({name: x.to(device) for name, x in given.items()} for given in (a, more))
+    got = gdn.torch.step(
+        **a, **more, key_heads=H, value_heads=HV, key_dim=K, value_dim=V,
+        read_slots=torch.tensor(slots, device=device), **(dict(updates=n) if n else {}))
+    near(got.cpu(), out)
+    near(more["state"][slots].cpu(), final.mT)
+    near(more["conv_state"][slots].cpu(), past[..., -3:])
+    if n == 0:
+        with torch.enable_grad(), pytest.raises(RuntimeError, match="^write_gate: requires"):
+            gdn.torch.step(**a, **dict(more, write_gate=more["write_gate"].requires_grad_()),
+                           key_heads=H, value_heads=HV, key_dim=K, value_dim=V)
 
 
 def test_refusals():

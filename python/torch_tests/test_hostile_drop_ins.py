@@ -13,7 +13,7 @@ import gdn.gdn_cuda
 import gdn.sglang
 import gdn.transformers
 import gdn.vllm
-from gdn import fla
+from gdn import _vllm_glm, fla
 
 N, H, K = 13, 2, 8
 
@@ -41,6 +41,9 @@ PLACES = dict(ssm_state_indices=torch.tensor([1, 0]), cu_seqlens=CU)
 CHANNELS = {name: -torch.rand(1, N, H, K) for name in "gbw"}
 KDA = dict(QKV, g=CHANNELS["g"], **gates("beta"), **pool("initial_state", 1))
 GDN2 = dict(QKV, **CHANNELS, **pool("initial_state", 1))
+KDA_RAW = dict(QKV, g=CHANNELS["g"], **gates("beta"), A_log=RAW["A_log"],
+               dt_bias=torch.randn(H * K))
+VLLM_RAW = dict(raw_g=CHANNELS["g"], **gates("raw_beta"), A_log=RAW["A_log"])
 MIXED = dict(mixed_qkv=torch.randn(2, 3 * H * K), **gates("a", "b", lead=(2,)), **RAW)
 CALLS = {
     "sglang.decode": (gdn.sglang.decode, dict(
@@ -52,6 +55,12 @@ CALLS = {
     "sglang.extend": (gdn.sglang.extend, dict(
         QKV, **gates("g", "beta"), **pool("ssm_states"), query_start_loc=CU,
         cache_indices=ONE["cache_indices"])),
+    "sglang.extend_kda": (gdn.sglang.extend_kda, dict(
+        KDA_RAW, **pool("ssm_states"), query_start_loc=CU, cache_indices=ONE["cache_indices"],
+        track_state=torch.zeros(2, H, K, K), track_chunk_idx=torch.tensor([-1, -1]))),
+    "sglang.decode_kda": (gdn.sglang.decode, dict(
+        tokens("q", "k", "v", lead=(1, 2)), a=torch.randn(2, H * K), b=torch.randn(1, 2, H),
+        A_log=RAW["A_log"], dt_bias=torch.randn(H * K), **pool("ssm_states"), **ONE)),
     "sglang.target_verify": (gdn.sglang.target_verify, dict(
         tokens("q", "k", "v", lead=(1, 2)), **gates("a", "b", lead=(2,)), **RAW,
         **pool("ssm_states"), **ONE, intermediate_states_buffer=torch.zeros(3, 1, H, K, K),
@@ -65,6 +74,28 @@ CALLS = {
         QKV, **gates("g", "beta"), **pool("initial_state"), **PLACES)),
     "vllm.chunk": (gdn.vllm.chunk_gated_delta_rule, dict(
         QKV, **gates("g", "beta"), **pool("initial_state", 1))),
+    "vllm.kda": (gdn.vllm.chunk_kda, KDA),
+    "vllm.kda_raw": (gdn.vllm.chunk_kda_with_fused_gate, dict(
+        tokens("q", "k", "v", "out"), **VLLM_RAW, g_bias=torch.randn(H * K),
+        **pool("initial_state", 1))),
+    "vllm.kda_recurrent": (gdn.vllm.fused_recurrent_kda_fwd, dict(
+        QKV, g=CHANNELS["g"], **gates("beta"), scale=0.1, **pool("initial_state"), **PLACES)),
+    "vllm.kda_recurrent_raw": (gdn.vllm.fused_recurrent_kda, dict(
+        tokens("q", "k", "v", "out"), **VLLM_RAW, dt_bias=torch.randn(H * K), lower_bound=-5.0,
+        **pool("initial_state"), **PLACES)),
+    "vllm.kda_of_glm": (_vllm_glm.chunk_kda_with_fused_gate, dict(
+        QKV, raw_g=CHANNELS["g"], **gates("beta"), A_log=RAW["A_log"], g_bias=torch.randn(H * K),
+        **pool("initial_state", 1))),
+    "vllm.kda_of_glm_recurrent": (_vllm_glm.fused_recurrent_kda, dict(
+        tokens("q", "k", "v", "out"), g=CHANNELS["g"], **gates("beta"), a_log=RAW["A_log"],
+        g_bias=torch.randn(H * K), compute_gate=True, **pool("initial_state"), **PLACES)),
+    "vllm.kda_packed": (gdn.vllm.fused_recurrent_kda_packed_decode, dict(
+        mixed_qkv=torch.randn(2, 3 * H * K), raw_g=torch.randn(1, 2, H, K),
+        raw_beta=torch.randn(1, 2, H), A_log=RAW["A_log"], dt_bias=torch.randn(H * K),
+        lower_bound=None, **pool("initial_state"), out=torch.zeros(1, 2, H, K),
+        state_indices=torch.tensor([1, 2]))),
+    "vllm.kda_gate": (gdn.vllm.fused_kda_gate, dict(
+        g=torch.randn(N, H * K), A=RAW["A_log"], head_k_dim=K, g_bias=torch.randn(H * K))),
     "vllm.conv": (gdn.vllm.causal_conv1d_fn, dict(
         x=torch.randn(6, N), weight=torch.randn(6, 4), bias=torch.randn(6),
         conv_states=torch.zeros(3, 6, 3), query_start_loc=CU,
@@ -109,7 +140,8 @@ KINDS = dict(none=lambda x: None, list=lambda x: x.tolist(), numpy=lambda x: x.n
              meta=lambda x: x.to("meta"), complex=lambda x: x.to(torch.complex64))
 OPTIONAL = {"g", "beta", "gate", "initial_state", "ssm_states", "cache_indices", "bias", "out",
             "ssm_state_indices", "conv_state_indices", "state", "A_log", "dt_bias",
-            "intermediate_states_buffer", "cu_seqlens", "query_start_loc"}
+            "intermediate_states_buffer", "cu_seqlens", "query_start_loc", "track_state",
+            "g_bias", "a_log"}
 
 
 def again(args):
@@ -134,6 +166,7 @@ def test_refused(name):
 
 
 OF_HEADS = [name for name in CALLS if not name.startswith(("fla.g", "fla.k", "vllm.conv", "vllm.s",
+                                                           "vllm.kda_g",
                                                            "sglang.t", "sglang.d", "sglang.e"))]
 
 

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """gdn.vllm against the rule in float64, and in a stand-in for vLLM's registries."""
 
+import functools
 import importlib
 import pathlib
+import sys
 import types
 
 import pytest
 import torch
-from samples import B, HK, HV, K, P, T, V, raw_rule, reference, rule, stand_in
+from samples import B, HK, HV, K, P, T, V, kda_rule, raw_rule, reference, rule, stand_in
 
 import gdn.vllm as ours
+from gdn import _vllm_glm as glm
 
 CU = torch.arange(B + 1, dtype=torch.int32) * T
 
@@ -99,6 +102,112 @@ def test_packed_decode():
             row[:, :-1], a["a"], a["b"], a["A_log"], a["dt_bias"], 1.0, pool, target, slots)
 
 
+BOUNDS = pytest.mark.parametrize("bound", [None, -5.0])
+
+
+def raw_kda(lead, bound):
+    """Raw gates of KDA by the names of vLLM's functions, and what reference() takes."""
+    a, exact = kda_rule(lead, bound)
+    return dict({n: a[n] for n in ("q", "k", "v", "A_log", "dt_bias")}, raw_g=a["a"],
+                raw_beta=a["b"], lower_bound=bound), exact
+
+
+def kda_packed(a):
+    return {n: x.flatten(0, 1)[None] if n in ("q", "k", "v", "raw_g", "raw_beta", "g", "beta")
+            else x for n, x in a.items()}
+
+
+@BOUNDS
+def test_kda_chunk(bound):
+    """A prompt in its two forms: gates given, by Ling, and raw, by Kimi-Linear."""
+    a, exact = raw_kda((B, T), bound)
+    a["g_bias"] = a.pop("dt_bias")
+    state, target = torch.randn(B, HV, V, K), torch.full((1, B * T, HV, V), 7.0)
+    out, final = reference(**exact, state=state)
+    more = dict(initial_state=state, output_final_state=True, cu_seqlens=CU,
+                use_qk_l2norm_in_kernel=True)
+    o, h = ours.chunk_kda_with_fused_gate(**kda_packed(a), **more, out=target)
+    assert o.data_ptr() == target.data_ptr() and h.dtype == torch.float32
+    close(o[0], out.flatten(0, 1))
+    close(h, final)
+    given = dict({n: a[n] for n in "qkv"}, **{n: exact[n].float() for n in ("g", "beta")})
+    o, h = ours.chunk_kda(**kda_packed(given), **more, safe_gate=True, lower_bound=bound)
+    close(o[0], out.flatten(0, 1))
+    close(h, final)
+    raw = dict(kda_packed(a), beta=given["beta"].flatten(0, 1)[None])
+    del raw["raw_beta"], raw["lower_bound"]
+    bounded = {} if bound is None else dict(safe_gate=True, lower_bound=bound)
+    o, h = glm.chunk_kda_with_fused_gate(**raw, **more, **bounded)
+    close(o[0], out.flatten(0, 1))
+    close(h, final)
+    with pytest.raises(NotImplementedError, match="beta has one value per head"):
+        ours.chunk_kda(**{**given, "beta": given["v"]})
+
+
+@BOUNDS
+@pytest.mark.parametrize("accepted", [None, torch.tensor([2, 1, 1, 1], dtype=torch.int32)])
+def test_kda_drafts(accepted, bound):
+    a, exact = raw_kda((B, T), bound)
+    pool = torch.randn(POOL, HV, V, K)
+    first = SLOTS[range(B), 0 if accepted is None else accepted[:B].long() - 1].long()
+    before, (out, states) = pool.clone(), after_each(exact, pool[first])
+    for row in LIVE:
+        for t in range(T):
+            if SLOTS[row, t] > 0:
+                before[SLOTS[row, t]] = states[row, t].float()
+    more = dict(initial_state=pool.clone(), cu_seqlens=CU, ssm_state_indices=SLOTS,
+                num_accepted_tokens=accepted)
+    target = torch.full((1, B * T, HV, V), 7.0)
+    o, h = ours.fused_recurrent_kda(**kda_packed(a), **more, out=target)
+    assert o.data_ptr() == target.data_ptr() and h is more["initial_state"]
+    assert not o[0].unflatten(0, (B, T))[1].any()
+    close(o[0].unflatten(0, (B, T))[LIVE], out[LIVE])
+    close(h, before)
+    given = dict({n: a[n] for n in "qkv"}, **{n: exact[n].float() for n in ("g", "beta")})
+    for raw in (False, True) if bound else (False,):  # GLM's gates have a bound
+        more["initial_state"], target = pool.clone(), torch.full((1, B * T, HV, V), 7.0)
+        gates = dict(sigmoid_beta=True, compute_gate=True, a_log=a["A_log"], g_bias=a["dt_bias"],
+                     lower_bound=bound, **kda_packed(dict(g=a["raw_g"], beta=a["raw_beta"])))
+        o, h = glm.fused_recurrent_kda(**{**kda_packed(given), **(gates if raw else {})}, **more,
+                                       out=target)
+        assert o.data_ptr() == target.data_ptr()
+        close(o[0].unflatten(0, (B, T))[LIVE], out[LIVE])
+        close(h, before)
+    more["initial_state"] = pool
+    o, h = ours.fused_recurrent_kda_fwd(**kda_packed(given), scale=K ** -0.5, **more,
+                                        use_qk_l2norm_in_kernel=True)
+    close(o[0].unflatten(0, (B, T))[LIVE], out[LIVE])
+    close(h, before)
+
+
+@BOUNDS
+@pytest.mark.parametrize("into", [False, True])
+def test_kda_packed_decode(into, bound):
+    a, exact = raw_kda((B,), bound)
+    row = torch.cat([a.pop(n).flatten(1) for n in "qkv"], 1)
+    pool, slots = torch.randn(P, HV, V, K), torch.tensor([5, 0, 2], dtype=torch.int32)
+    out, state = reference(**{n: x[:, None] for n, x in exact.items()}, state=pool[slots.long()])
+    before, target = pool.clone(), torch.full((1, B, HV, V), 7.0) if into else None
+    a.update(raw_g=a["raw_g"][None], raw_beta=a["raw_beta"][None])
+    o, h = ours.fused_recurrent_kda_packed_decode(row, **a, initial_state=pool,
+                                                  state_indices=slots, out=target)
+    assert h is pool and o.shape == (1, B, HV, V) and not o[0, 1].any()
+    assert not into or o is target
+    close(o[0, LIVE], out[LIVE, 0])
+    before[slots[LIVE].long()] = state[LIVE].float()
+    close(pool, before)
+
+
+@BOUNDS
+def test_kda_gate(bound):
+    a, exact = kda_rule((B, T), bound)
+    got = ours.fused_kda_gate(a["a"].flatten(-2), a["A_log"].view(1, 1, HV, 1), K, a["dt_bias"],
+                              lower_bound=bound)
+    close(got, exact["g"])
+    with pytest.raises(NotImplementedError, match="softplus beta"):
+        ours.fused_kda_gate(a["a"].flatten(-2), a["A_log"], K, beta=2.0)
+
+
 def convolved(x, weight, bias, past):
     """SiLU of the convolution of x [D, T] behind past [D, W - 1], and the next past."""
     whole = torch.cat([past, x], 1).double()
@@ -139,10 +248,12 @@ def test_convolution():
 @pytest.fixture
 def engine(monkeypatch):
     """vLLM's registries and two classes, as far as register() needs them."""
-    op, qwen, layer_names, platforms, on_cpu = stand_in(monkeypatch, [
+    op, qwen, layer_names, platforms, on_cpu, kimi, graphs = stand_in(monkeypatch, [
         "vllm.model_executor.custom_op", "vllm.model_executor.layers.mamba.gdn."
         "qwen_gdn_linear_attn", "vllm.model_executor.layers.mamba.mamba_utils", "vllm.platforms",
-        "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention"])
+        "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention", "vllm.model_executor.layers."
+        "mamba.gdn.kimi_gdn_linear_attn", "vllm.compilation.breakable_cudagraph"])
+    graphs.eager_break_during_capture = lambda function: function
     layer_names.is_conv_state_dim_first = lambda: False
     platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: True)
 
@@ -178,7 +289,16 @@ def engine(monkeypatch):
         def _forward_core_decode_non_spec(self, mixed_qkv, b, a, core_attn_out, attn_metadata):
             return "theirs"
 
+    class KimiGatedDeltaNetAttention(Base):
+        def _forward(self, mixed_qkv, g1, g2, beta, core_attn_out):
+            return "theirs"
+
     op.CustomOp = op.PluggableLayer = Base
+    kimi.KimiGatedDeltaNetAttention = KimiGatedDeltaNetAttention
+    kimi.is_conv_state_dim_first = layer_names.is_conv_state_dim_first
+    kimi.batches = {}
+    kimi.get_forward_context = lambda: types.SimpleNamespace(attn_metadata=kimi.batches)
+    qwen.kimi = kimi
     qwen.ChunkGatedDeltaRule = ChunkGatedDeltaRule
     qwen.QwenGatedDeltaNetAttention = QwenGatedDeltaNetAttention
     qwen.on_cpu, qwen.platforms = on_cpu, platforms
@@ -232,6 +352,104 @@ def test_registered(engine, monkeypatch):
     close(layer.kv_cache[1], pool)
     layer.activation = "relu"
     assert layer._forward_core_decode_non_spec(row, a["b"], a["a"], got, None) == "theirs"
+
+
+def gated_norm(x, z, weight, eps):
+    """KDA's RMSNorm with a sigmoid gate, in float64."""
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double() * (
+        z.double().sigmoid())
+
+
+def kimi_layer(engine, bound):
+    """A layer of Kimi-Linear with random weights, as many heads of q and k as of v."""
+    layer, D = engine.kimi.KimiGatedDeltaNetAttention(), 3 * HV * K
+    norm = types.SimpleNamespace(weight=torch.randn(K), eps=1e-5)
+    vars(layer).update(
+        prefix="layer", local_num_heads=HV, head_dim=K, gate_lower_bound=bound,
+        A_log=torch.randn(HV), dt_bias=torch.randn(HV * K),
+        conv1d=types.SimpleNamespace(weight=torch.randn(D, 1, 4), bias=None),
+        kv_cache=(torch.randn(P, 4, D), torch.randn(P, HV, K, K)))
+
+    class Norm:
+        weight, eps = norm.weight, norm.eps
+
+        def __call__(self, x, z):
+            return gated_norm(x, z, self.weight, self.eps).to(x.dtype)
+
+    layer.o_norm = Norm()
+    return layer
+
+
+@BOUNDS
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (1, 1, 5, 3)])
+def test_kimi_layer(engine, lengths, bound):
+    """Decoding, and prompts behind decoded rows; slot 0 is padding, and a prompt starts from zero.
+    Rows behind the last sequence stay."""
+    ours.register()
+    layer, count, N = kimi_layer(engine, bound), len(lengths), sum(lengths)
+    slots = torch.tensor([3, 0, 1, 4][:count])
+    has = torch.tensor([True, True, False, True][:count] if N > 3 else [True] * 3)
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    row, D = torch.randn(N + 2, 3 * HV * K + 8), 3 * HV * K
+    g, z = torch.randn(1, N + 2, HV, K), torch.randn(N + 2, HV, K)
+    beta, got = torch.randn(1, N + 2, HV), torch.full((1, N + 2, HV, K), 7.0)
+    conv, pool = (x.clone() for x in layer.kv_cache)
+    wanted, weight = torch.zeros(N, HV, K, dtype=torch.float64), layer.conv1d.weight[:, 0]
+    x = g.double() + layer.dt_bias.double().view(HV, K)
+    A = layer.A_log.double().exp()[:, None]
+    gate = -A * torch.nn.functional.softplus(x) if bound is None else bound * (A * x).sigmoid()
+    for i, slot in enumerate(slots):
+        span = slice(starts[i], starts[i + 1])
+        if slot == 0:
+            continue
+        mixed, past = convolved(row[span, :D].t(), weight, torch.zeros(D),
+                                (conv[slot, :3] * has[i]).t())
+        q, k, v = (y.unflatten(-1, (HV, K))[None] for y in mixed.t().chunk(3, -1))
+        q, k = (y * (y.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for y in (q, k))
+        out, final = reference(q, k, v, gate[:, span], beta[:, span].double().sigmoid(),
+                               pool[slot:slot + 1] * has[i])
+        wanted[span] = gated_norm(out[0], z[span], layer.o_norm.weight, layer.o_norm.eps)
+        pool[slot], conv[slot, :3] = final[0].float(), past.t().float()
+    batch = engine.kimi.batches["layer"] = types.SimpleNamespace(
+        spec_sequence_masks=None, num_actual_tokens=N, num_prefills=int(N > 3),
+        non_spec_state_indices_tensor=slots, non_spec_query_start_loc=starts.int(),
+        has_initial_state=has)
+    assert layer._forward(row[:, :D], g, z, beta, got) is None
+    close(got[0, :N], wanted, 5e-5)
+    assert (got[0, N:] == 7).all()
+    close(layer.kv_cache[0], conv)
+    close(layer.kv_cache[1], pool)
+    batch.spec_sequence_masks = slots
+    assert layer._forward(row[:, :D], g, z, beta, got) == "theirs"
+    engine.kimi.batches.clear()
+    assert layer._forward(row[:, :D], g, z, beta, got) == "theirs"
+
+
+def test_installed(monkeypatch):
+    """Functions of KDA where vLLM has them; without these modules the others are replaced alone."""
+    def same_as(ours):
+        @functools.wraps(ours)
+        def theirs(*args, **kwargs):
+            raise AssertionError("vLLM's own function ran")
+
+        return theirs
+
+    def filled(places):
+        for module, functions in zip(stand_in(monkeypatch, places), places.values()):
+            for each in functions:
+                setattr(module, each.__name__, same_as(each))
+
+    filled(ours._PLACES)
+    ours.install()
+    filled(ours._KDA_PLACES)
+    ours.install()
+    for name, functions in ours._KDA_PLACES.items():
+        for each in functions:
+            assert getattr(sys.modules[name], each.__name__).is_gdn
+    a, exact = kda_rule((B, T))
+    theirs = sys.modules["vllm.third_party.flash_linear_attention.ops.kda"].fused_kda_gate
+    close(theirs(a["a"].flatten(-2), a["A_log"], K, a["dt_bias"]), exact["g"])
 
 
 def test_on_a_cpu(engine):

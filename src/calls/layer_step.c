@@ -33,9 +33,14 @@ static struct gdn_rows rows_of_x(const struct gdn_step_call *m, int64_t channel,
 
 void gdn_step_call_connect(const struct gdn_step_call *m, char *memory, struct gdn_rule *rule)
 {
-    const int64_t K = rule->K, heads[] = { K, K, rule->V };
+    const int64_t K = rule->K, keys = rule->Hk * K, values = rule->Hv * (int64_t)rule->V;
+    const int64_t unit = (int64_t)gdn_dtype_bytes(m->conv.x.dtype), n = gdn_rule_updates(rule);
+    const int64_t first[] = { 0, keys, keys + n * keys }, heads[] = { K, K, rule->V };
     struct gdn_rows *rows[] = { &rule->q, &rule->k, &rule->v };
     for (int i = 0; i < 3; i++)
-        *rows[i] = gdn_step_convolves(m) ? gdn_step_call_rows(m, memory, i * rule->Hk * K, heads[i])
-                                         : rows_of_x(m, i * rule->Hk * K, heads[i]);
+        *rows[i] = gdn_step_convolves(m) ? gdn_step_call_rows(m, memory, first[i], heads[i])
+                                         : rows_of_x(m, first[i], heads[i]);
+    if (!rule->family.is) return;
+    rule->family.k_update = keys * unit;
+    rule->family.v_update = values * unit;
 }

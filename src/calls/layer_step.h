@@ -24,13 +24,13 @@ struct gdn_step_call {
 /* Returns true if the call computes the convolution. */
 static inline bool gdn_step_convolves(const struct gdn_step_call *m) { return m->conv.W; }
 
-/* Rows of the convolution's output, [tokens][2 Hk K + Hv V], from a channel on; `head` channels to
- * a head. */
+/* Rows of the convolution's output, [tokens][D], from a channel on; `head` channels to a head. */
 struct gdn_rows gdn_step_call_rows(const struct gdn_step_call *m, char *memory, int64_t channel,
                                    int64_t head);
 size_t gdn_step_call_bytes(const struct gdn_step_call *m); /* of the output */
 
-/* The rule reads its rows there; if nothing is convolved, in x. */
+/* The rule reads its rows there; if nothing is convolved, in x. Updates of a token follow each
+ * other in its row. */
 void gdn_step_call_connect(const struct gdn_step_call *m, char *memory, struct gdn_rule *rule);
 
 #endif

@@ -32,6 +32,7 @@ static const struct gdn_old_size old_sizes[] = {
     { "gdn_rule_args", offsetof(gdn_rule_args, write_gate) },
     { "gdn_prefill_backward_args", offsetof(gdn_prefill_backward_args, write_gate) },
     { "gdn_summary_args", offsetof(gdn_summary_args, write_gate) },
+    { "gdn_step_args", offsetof(gdn_step_args, record_k) },
     { "gdn_block_args", offsetof(gdn_block_args, beta_kind) },
     { "gdn_block_backward_args", offsetof(gdn_block_backward_args, activation) },
     { NULL, 0 },

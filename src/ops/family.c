@@ -67,6 +67,19 @@ gdn_status gdn_family_fill(gdn_ctx *ctx, const struct gdn_family_tensors *t, int
     return GDN_OK;
 }
 
+gdn_status gdn_family_check_updates(gdn_ctx *ctx, int32_t n_updates, const gdn_batch *batch,
+                                    const gdn_tensor *record_k)
+{
+    if (n_updates < 2) return GDN_OK;
+    if (batch->parents.data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1 with parents",
+                        (int)n_updates);
+    if (record_k->data)
+        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1 with a record",
+                        (int)n_updates);
+    return GDN_OK;
+}
+
 gdn_status gdn_family_alike(gdn_ctx *ctx, const gdn_tensor *d, const char *name,
                             const gdn_tensor *of, const char *of_name)
 {

@@ -25,6 +25,10 @@ int64_t gdn_family_rows(const gdn_tensor *t, const struct gdn_tokens *tokens, in
 gdn_status gdn_family_fill(gdn_ctx *ctx, const struct gdn_family_tensors *t, int32_t n_updates,
                            const struct gdn_tokens *tokens, struct gdn_rule *r);
 
+/* Refuses what calls of several updates cannot have. */
+gdn_status gdn_family_check_updates(gdn_ctx *ctx, int32_t n_updates, const gdn_batch *batch,
+                                    const gdn_tensor *record_k);
+
 /* Checks that a gradient has the dimensions of what it belongs to. */
 gdn_status gdn_family_alike(gdn_ctx *ctx, const gdn_tensor *d, const char *name,
                             const gdn_tensor *of, const char *of_name);

@@ -125,20 +125,6 @@ static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, struct gdn_rule_call *c)
     return gdn_check_shapes(ctx, op, a, &s);
 }
 
-/* Refuses what calls of several updates cannot have. */
-static gdn_status check_updates(gdn_ctx *ctx, const struct gdn_rule_call *c)
-{
-    const gdn_rule_args *a = &c->args;
-    if (a->updates < 2) return GDN_OK;
-    if (c->plan.batch.parents.data)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1 with parents",
-                        (int)a->updates);
-    if (a->record_k.data)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "updates: %d, wanted 1 with a record",
-                        (int)a->updates);
-    return GDN_OK;
-}
-
 /* Returns the pool of final states, which may be absent. */
 static const gdn_tensor *final_pool(const gdn_rule_args *a)
 {
@@ -238,7 +224,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_rule_args *args, bool decode,
     struct gdn_rule *r = &c->rule;
     const struct gdn_family_tensors t = family_of(&c->args);
     TRY(gdn_family_fill(ctx, &t, a->updates, &c->tokens, r));
-    TRY(check_updates(ctx, c));
+    TRY(gdn_family_check_updates(ctx, a->updates, &c->plan.batch, &a->record_k));
     TRY(check_record(ctx, c, decode));
     TRY(check_split(ctx, c, decode));
     TRY(check_states(ctx, c));

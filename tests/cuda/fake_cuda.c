@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cuda/decode/args.h"
 #include "cuda/rowwise/args.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -169,6 +170,13 @@ FAKE(cuKernelSetAttribute)(int what, int value, gdn_cu_kernel k, gdn_cu_device d
     if (what != GDN_CU_MAX_DYNAMIC_SHARED) return INVALID;
     return value > fake_cuda.shared_bytes ? INVALID : 0;
 }
+/* Returns the bytes of arguments that tests look at. No kernel takes less than the last size. */
+static size_t seen_bytes(const char *kernel)
+{
+    if (!strncmp(kernel, "gdn_norm_", 9)) return sizeof(struct gdn_cu_norm);
+    if (!strncmp(kernel, "gdn_decode_channels_vk_", 23)) return sizeof(struct gdn_cu_decode);
+    return 24;
+}
 FAKE(cuLaunchKernelEx)
 (const struct gdn_cu_config *config, gdn_cu_kernel k, void **parameters, void **extra)
 {
@@ -176,9 +184,7 @@ FAKE(cuLaunchKernelEx)
     (void)extra;
     fake_cuda.launch = *config;
     fake_cuda.kernel = k;
-    /* Those of the norms are looked at; no kernel takes less than the other size. */
-    const bool is_norm = !strncmp(k, "gdn_norm_", 9);
-    memcpy(fake_cuda.args, parameters[0], is_norm ? sizeof(struct gdn_cu_norm) : 24);
+    memcpy(fake_cuda.args, parameters[0], seen_bytes(k));
     return current ? 0 : INVALID;
 }
 FAKE(cuTensorMapEncodeTiled)

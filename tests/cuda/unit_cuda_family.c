@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "cuda/decode/args.h"
 #include "fake_ctx.h"
 #include "gdn_record.h"
 #include "gdn_research.h"
@@ -242,6 +243,38 @@ static void test_gates(void)
     s.a = per_channel(N), s.dt_bias = fresh(2, H, K, 0, 0), runs("step", GDN_OP_STEP, &s);
 }
 
+/* gdn_step of GDN-2 and of three updates; without a convolution the rule reads x. */
+static void test_steps(void)
+{
+    enum { n = 3, D = H * K + n * (H * K + H * V) };
+    gdn_step_args s = make_gdn_step();
+    s.a = per_channel(N), s.b = per_channel(N), s.write_gate = fresh(4, B, T, H, V);
+    s.dt_bias = fresh(2, H, K, 0, 0);
+    runs_as("GDN-2", GDN_OP_STEP, &s, "gdn_decode_channels");
+    s = make_gdn_step();
+    s.x = fresh(3, B, T, D, 0), s.b = fresh(3, B, n * T, H, 0), s.updates = n;
+    s.conv_weight = fresh(2, D, 4, 0, 0), s.conv_state = fresh(3, B, D, 4, 0);
+    runs_as("updates", GDN_OP_STEP, &s, "gdn_decode_channels");
+    s.conv_weight.data = s.conv_state.data = NULL;
+    runs_as("updates of x", GDN_OP_STEP, &s, "gdn_decode_channels");
+}
+
+/* Rows of k go in chunks of four elements where each update's rows begin at one, not each token's
+ * alone. */
+static void test_chunks_of_updates(void)
+{
+    for (int gap = 2; gap <= 4; gap += 2) {
+        gdn_rule_args a = make_gdn_rule();
+        a.updates = 2;
+        a.k = fresh(4, B, 2 * T, H, K), a.v = fresh(4, B, 2 * T, H, V);
+        a.k.stride[1] += gap, a.k.stride[0] = 2 * T * a.k.stride[1];
+        a.beta = fresh(3, B, 2 * T, H, 0);
+        runs_as("updates", GDN_OP_DECODE, &a, "gdn_decode_channels_vk_64");
+        const struct gdn_cu_decode *args = (const void *)fake->args;
+        CHECK(!(args->wide & GDN_CU_WIDE_ROWS) == (gap == 2), "gap %d: wide %d", gap, args->wide);
+    }
+}
+
 static void test_records(void)
 {
     gdn_record_commit_args c = make_gdn_record_commit();
@@ -275,10 +308,15 @@ static void test_split(void)
 int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
-        { "prefill", test_prefill },       { "decode", test_decode },
-        { "gradients", test_gradients },   { "summary", test_summary },
-        { "gates and steps", test_gates }, { "records", test_records },
+        { "prefill", test_prefill },
+        { "decode", test_decode },
+        { "gradients", test_gradients },
+        { "summary", test_summary },
+        { "gates and steps", test_gates },
+        { "records", test_records },
         { "splits", test_split },
+        { "steps", test_steps },
+        { "chunks", test_chunks_of_updates },
     };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     fake = driver ? dlsym(driver, "fake_cuda") : NULL;

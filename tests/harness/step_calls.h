@@ -34,13 +34,32 @@ static inline gdn_tensor convolve_alone(gdn_ctx *ctx, const gdn_step_args *a)
     return y;
 }
 
+/* The n updates of each token, which lie in its row behind each other from a channel on, as rows of
+ * their own: [n N][heads][size], or [B][n T].. */
+static inline gdn_tensor updates_of(const gdn_tensor *rows, int64_t first, int n, int64_t heads,
+                                    int64_t size)
+{
+    const int at = rows->ndim - 2;
+    const int64_t B = at ? rows->size[0] : 1, T = rows->size[at], m = heads * size;
+    if (n < 2) return heads_of(rows, first, heads, size);
+    gdn_tensor y = at ? ring2_new(rows->dtype, 0, 4, B, n * T, heads, size)
+                      : ring2_new(rows->dtype, 0, 3, n * T, heads, size, 0);
+    const gdn_tensor from = ring2_narrow(rows, rows->ndim - 1, first, n * m);
+    for (int64_t i = 0; i < B * T * n * m; i++)
+        memcpy(ring2_element(&y, i), ring2_element(&from, i), gdn_dtype_bytes(y.dtype));
+    return y;
+}
+
 static inline void decode_alone(gdn_ctx *ctx, const gdn_step_args *a, const gdn_tensor *y)
 {
     const int64_t Hk = a->n_key_heads, dk = a->key_head_dim;
+    const int n = a->updates > 1 ? a->updates : 1;
     gdn_rule_args r = gdn_rule_args_init();
     r.q = heads_of(y, 0, Hk, dk);
-    r.k = heads_of(y, Hk * dk, Hk, dk);
-    r.v = heads_of(y, 2 * Hk * dk, a->n_value_heads, a->value_head_dim);
+    r.k = updates_of(y, Hk * dk, n, Hk, dk);
+    r.v = updates_of(y, (1 + n) * Hk * dk, n, a->n_value_heads, a->value_head_dim);
+    r.write_gate = a->write_gate;
+    r.updates = a->updates;
     r.g = a->a;
     r.beta = a->b;
     r.A_log = a->A_log;

@@ -49,7 +49,8 @@ def plan(values, *args):
     status, text, err = gdn("plan", config(values), *args, "--json")
     check(status == OK, status, err)
     found = json.loads(text)
-    token = "gdn_step" if found["rule"] in ("GDN", "KDA") else "gdn_decode"
+    has_decay = values.get("use_forget_gate", True) if isinstance(values, dict) else True
+    token = "gdn_step" if has_decay else "gdn_decode"
     wanted = [token if op == "gdn_step" else op for op in CALLS]
     check([c["op"] for c in found["calls"]] == wanted, found["calls"])
     found["by"] = {c["op"]: c for c in found["calls"]}
@@ -171,6 +172,8 @@ def test_fla():
     warned(found, "GDN_ACT_SIGMOID")
     found = plan(fla("gated_deltaproduct", use_forget_gate=False, use_output_gate=False))
     warned(found, "3 rows for each token")
+    warned(found, "gdn_step needs a decay")
+    warned(found, "gdn_block has no Gated DeltaProduct")
     warned(found, "use_output_gate is false")
     conv = (2 * 32 * 4 + 3 * 2 * 32) * 3 * 2  # q, three k, three v; bf16
     check(found["slots"][0]["layer_bytes"] == 2 * 32 * 32 * 4 + conv, found["slots"])

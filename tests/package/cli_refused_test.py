@@ -345,7 +345,7 @@ def test_bad_arguments():
         "prefill --seqlens 99999999999", "decode --batch 0", "decode --seconds nan",
         "decode --layout left", "block --heads 8/4", "decode --isa mmx", "conv --gates all",
         "prefill --gates weak", "prefill --rule fly", "conv --rule kda", "block --rule kda",
-        "step --rule gdn2", "prefill --updates 2", "prefill --rule product --updates 9",
+        "prefill --updates 2", "prefill --rule product --updates 9",
         "prefill --rule kda --exact --state bf16",
         "prefill --layer kimi_linear",
         "block --layer kimi",

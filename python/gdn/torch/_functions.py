@@ -216,17 +216,19 @@ def step(x, a, b, conv_weight, A_log, *, key_heads, value_heads, key_dim, value_
     The next tokens through all of a layer between its projections: convolution with SiLU, gates,
     norm of q and k, rule, gated RMSNorm.
 
-    x [N][2 Hk K + Hv V] of dtype A: channels of q, of k, of v as projected; a, b [N][Hv];
-    z [N][Hv][V]; conv_weight [..][W]; A_log, dt_bias [Hv]; norm_weight [V];
-    conv_state [P][2 Hk K + Hv V][S] and state [P][Hv][V][K], updated in place. If conv_weight is
-    None, x is behind the convolution, and conv_bias and conv_state are None too. key_heads Hk,
-    value_heads Hv, key_dim K, value_dim V. [N] without cu_seqlens is one sequence. One token of
-    each of B sequences: x [B][1][2 Hk K + Hv V] and so on.
+    x [N][D] of dtype A, D = 2 Hk K + Hv V: channels of q, of k, of v as projected; a, b [N][Hv];
+    z [N][Hv][V]; conv_weight [..][W]; A_log, dt_bias [Hv]; norm_weight [V]; conv_state [P][D][S]
+    and state [P][Hv][V][K], updated in place. If conv_weight is None, x is behind the convolution,
+    and conv_bias and conv_state are None too. key_heads Hk, value_heads Hv, key_dim K, value_dim V.
+    [N] without cu_seqlens is one sequence. One token of each of B sequences: x [B][1][D] and so on.
+    For KDA, GDN-2 and DeltaProduct a, b, dt_bias, write_gate and updates are as gdn_step() in gdn.h
+    has them.
 
     Returns out [N][Hv][V] of dtype A.
     """
     _refuse_grad("step", x=x, a=a, b=b, conv_weight=conv_weight, A_log=A_log, z=z,
-                 conv_bias=conv_bias, dt_bias=dt_bias, norm_weight=norm_weight)
+                 conv_bias=conv_bias, dt_bias=dt_bias, norm_weight=norm_weight,
+                 write_gate=options.get("write_gate"))
     if out is None:
         out = rows(x, (*x.shape[:-1], value_heads, value_dim), options)
     overload("step", options)(

@@ -36,20 +36,22 @@ _FIRST = re.compile(r"((?:gdn::[\w.]+: )?)(\w+)")
 
 
 def renamed(**names):
-    """Marks a function that hands its arguments on to operators, which know them by other names:
-    {name of the operator: name of the function}. Errors then name what the caller passed."""
+    """Marks a function that hands its arguments on to operators and checks, which know them by
+    other names: {name of the operator: name of the function}. Errors then name what the caller
+    passed."""
 
     def mark(function):
         @functools.wraps(function)
         def call(*args, **kwargs):
             try:
                 return function(*args, **kwargs)
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 found = _FIRST.match(str(error))
                 if found is None or found[2] not in names:
                     raise
                 text = found[1] + names[found[2]] + str(error)[found.end():]
-            raise RuntimeError(text)
+                kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            raise kind(text)
 
         return call
 

@@ -19,6 +19,14 @@ static bool is_wide_pool(const struct gdn_pool_view *view, bool k_first, int col
            view->slot % 4 == 0 && view->head % 4 == 0 && view->ld % 4 == 0;
 }
 
+/* Checks that rows of q and of every update of k can be read in chunks of four elements. */
+static bool are_wide_rows(const struct gdn_cu_rule *r)
+{
+    const int64_t chunk = 4 * (int64_t)gdn_dtype_bytes(r->k.dtype);
+    return gdn_decode_is_wide(&r->q, r->K) && gdn_decode_is_wide(&r->k, r->K) &&
+           r->family.k_update % chunk == 0;
+}
+
 /* Returns the bits GDN_CU_WIDE_... of a call. Its states lie as in `pool`. */
 static int what_is_wide(const struct gdn_cu_rule *r, const struct gdn_pool_view *pool)
 {
@@ -27,8 +35,7 @@ static int what_is_wide(const struct gdn_cu_rule *r, const struct gdn_pool_view 
     return (is_wide_pool(&r->from, k_first, columns) ? GDN_CU_WIDE_FROM : 0) |
            (is_wide_pool(&r->to, k_first, columns) ? GDN_CU_WIDE_TO : 0) |
            (is_wide_pool(&r->checkpoints, k_first, columns) ? GDN_CU_WIDE_CHECKPOINTS : 0) |
-           (gdn_decode_is_wide(&r->q, r->K) && gdn_decode_is_wide(&r->k, r->K) ? GDN_CU_WIDE_ROWS
-                                                                               : 0);
+           (are_wide_rows(r) ? GDN_CU_WIDE_ROWS : 0);
 }
 
 struct gdn_cu_decode gdn_decode_general_args(const struct gdn_cu_rule *r)

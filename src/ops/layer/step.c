@@ -30,9 +30,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_step_args *a)
 static struct gdn_family_tensors family_of(struct gdn_step_call *m)
 {
     gdn_step_args *a = &m->args;
-    return (struct gdn_family_tensors){
-        .k = &a->x, .v = &a->x, .g = &a->a, .beta = &a->b, .dt_bias = &a->dt_bias
-    };
+    return (struct gdn_family_tensors){ &a->x, &a->x, &a->a, &a->b, &a->write_gate, &a->dt_bias };
 }
 
 static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
@@ -44,10 +42,9 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "x: %lld tokens, at most 2^31 - 1",
                         (long long)m->tokens.N);
     TRY(gdn_check_dtype(ctx, &a->x, "x", GDN_FLOATS));
-    gdn_tensor none = { .data = NULL };
-    const struct gdn_family_tensors t = { .g = &m->args.a, .beta = &none };
+    const struct gdn_family_tensors t = family_of(m);
     struct gdn_tokens updates;
-    TRY(gdn_family_tokens(ctx, &t, 1, &m->tokens, &updates));
+    TRY(gdn_family_tokens(ctx, &t, a->updates, &m->tokens, &updates));
     const struct gdn_sizes s = { .D = m->conv.D,
                                  .H = a->n_value_heads,
                                  .V = a->value_head_dim,
@@ -56,6 +53,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
                                  .P = a->state.data ? a->state.size[0] : -1,
                                  .R = a->record_k.ndim == 4 ? a->record_k.size[1] : -1,
                                  .tokens = &m->tokens,
+                                 .updates = &updates,
                                  .like = &a->x };
     TRY(gdn_check_shapes(ctx, GDN_OP_STEP, a, &s));
     return gdn_plan_describe(ctx, a->batch, &m->tokens, GDN_PLAN_EACH | GDN_PLAN_TREE, &m->plan);
@@ -102,7 +100,8 @@ static gdn_status describe_rule(gdn_ctx *ctx, struct gdn_step_call *m)
     const struct gdn_family_tensors t = family_of(m);
     r->Hq = r->Hk = a->n_key_heads, r->Hv = r->H = a->n_value_heads;
     r->K = a->key_head_dim, r->V = a->value_head_dim;
-    TRY(gdn_family_fill(ctx, &t, 1, &m->tokens, r));
+    TRY(gdn_family_fill(ctx, &t, a->updates, &m->tokens, r));
+    TRY(gdn_family_check_updates(ctx, a->updates, &m->plan.batch, &a->record_k));
     r->out = gdn_rows_of(&a->out, &m->tokens);
     gdn_rule_set_formulas(r,
                           &(struct gdn_rule_formulas){ a->head_map, GDN_GATE_RAW, a->beta_kind,
@@ -152,6 +151,14 @@ static gdn_status describe_conv(gdn_ctx *ctx, struct gdn_step_call *m)
     return GDN_OK;
 }
 
+/* Returns the channels of x. */
+static int64_t channels_of(const gdn_step_args *a)
+{
+    const int64_t keys = (int64_t)a->n_key_heads * a->key_head_dim;
+    const int64_t values = (int64_t)a->n_value_heads * a->value_head_dim;
+    return keys + (a->updates > 1 ? a->updates : 1) * (keys + values);
+}
+
 static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_step_call *m = call;
@@ -161,8 +168,7 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     TRY(gdn_copy_args(ctx, &m->args, sizeof m->args, args, "gdn_step_args"));
     m->base = GDN_CALL_OF(a);
     TRY(check_fields(ctx, a));
-    m->conv.D = 2 * (int64_t)a->n_key_heads * a->key_head_dim +
-                (int64_t)a->n_value_heads * a->value_head_dim;
+    m->conv.D = channels_of(a);
     TRY(check_tensors(ctx, m));
     TRY(describe_conv(ctx, m));
     TRY(describe_rule(ctx, m));

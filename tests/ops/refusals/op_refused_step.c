@@ -51,6 +51,9 @@ static void refuse_fields(void)
     REFUSE("norm_eps", GDN_E_ARG, "norm_eps", a->norm_eps = -1e-6f);
     REFUSE("rms_eps", GDN_E_ARG, "rms_eps", a->rms_eps = NAN);
     REFUSE("gate_lower_bound", GDN_E_ARG, "gate_lower_bound", a->gate_lower_bound = 1);
+    REFUSE("updates 9", GDN_E_ARG, "updates", a->updates = 9);
+    REFUSE("updates -1", GDN_E_ARG, "updates", a->updates = -1);
+    REFUSE("reserved", GDN_E_ARG, "reserved", a->reserved = 1);
     REFUSE("pad_policy", GDN_E_ARG, "pad_policy", batch.pad_policy = 9);
     REFUSE("path", GDN_E_UNSUPPORTED, "path", batch.token_count = batch.read_slots;
            batch.path = ring2_new(GDN_I32, 0, 2, 3, 2, 0, 0));
@@ -66,6 +69,14 @@ static void refuse_tensors(void)
     REFUSE("b absent", GDN_E_ARG, "b: absent", a->b.data = NULL);
     REFUSE("a of I32", GDN_E_DTYPE, "a", a->a.dtype = GDN_I32);
     REFUSE("b of fewer tokens", GDN_E_SHAPE, "b", a->b.size[0] = 4);
+    REFUSE("x of one update", GDN_E_SHAPE, "x", a->updates = 2);
+    REFUSE("b of V channels", GDN_E_SHAPE, "b", a->b = rows(GDN_F32, 1, 5, HV, K + 1, 1);
+           a->b = ring2_select(&a->b, 0, 0));
+    REFUSE("write_gate of K", GDN_E_SHAPE, "write_gate",
+           a->write_gate = rows(GDN_F32, 1, 5, HV, V + 1, 1);
+           a->write_gate = ring2_select(&a->write_gate, 0, 0));
+    REFUSE("write_gate of I32", GDN_E_DTYPE, "write_gate", a->write_gate = a->z;
+           a->write_gate.dtype = GDN_I32);
     REFUSE("z of bf16", GDN_E_DTYPE, "z", a->z.dtype = GDN_BF16);
     REFUSE("z of fewer heads", GDN_E_SHAPE, "z", a->z.size[1]--);
     REFUSE("out of 2 dimensions", GDN_E_SHAPE, "out", a->out.ndim = 2);
@@ -89,6 +100,26 @@ static void refuse_tensors(void)
            batch.write = GDN_WRITE_NONE);
     REFUSE("nothing at all", GDN_E_ARG, "out: absent",
            a->out.data = a->state.data = a->conv_state.data = NULL);
+}
+
+/* Makes the call one of two updates. */
+static void give_two_updates(gdn_step_args *a)
+{
+    const int64_t channels = HK * K + 2 * (HK * K + HV * V);
+    const gdn_tensor x = rows(GDN_F32, 1, 5, channels, 0, 1), b = rows(GDN_F32, 1, 10, HV, 0, 1);
+    a->updates = 2, a->conv_weight.data = a->conv_bias.data = a->conv_state.data = NULL;
+    a->x = ring2_select(&x, 0, 0), a->b = ring2_select(&b, 0, 0);
+}
+
+static void refuse_updates(void)
+{
+    REFUSE("b of one update", GDN_E_SHAPE, "b", give_two_updates(a); a->b.size[0] = 5);
+    REFUSE("updates of a tree", GDN_E_UNSUPPORTED, "updates: 2, wanted 1 with parents",
+           give_two_updates(a);
+           batch.parents = ring2_new(GDN_I32, 0, 2, 3, 3, 0, 0));
+    REFUSE("updates with a record", GDN_E_UNSUPPORTED, "updates: 2, wanted 1 with a record",
+           give_two_updates(a);
+           a->record_k = ring2_new(GDN_F32, 0, 4, 5, 2, HK, K));
 }
 
 static void refuse_overlaps(void)
@@ -126,6 +157,7 @@ int main(int argc, char **argv)
     ring2_options(argc, argv);
     refuse_fields();
     refuse_tensors();
+    refuse_updates();
     refuse_overlaps();
     refuse_contents();
     return ring2_summary();

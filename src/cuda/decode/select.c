@@ -19,6 +19,7 @@ enum {
     EIGHT_K = 128,
     WINDOW_K = 128,
     LAZY_K = 128,
+    LAZY_TOKENS = 8, /* of lazy/tokens.cuh */
     CHANNELS_K = 128
 };
 
@@ -259,20 +260,28 @@ static const char *why_not_whole(const struct gdn_cu_rule *r, const struct gdn_c
     return a->each ? "every token's state is kept" : why_not_tiles(r, a);
 }
 
-static const char *why_not_rows_of_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+/* Returns why the sequences do not have 1 to `most` tokens each. */
+static const char *why_not_rows_of(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
+                                   int most)
 {
     if (a->cu_seqlens.data) return "cu_seqlens is given";
-    if (a->T != 1) return "T is not 1";
+    if (most == 1 && a->T != 1) return "T is not 1";
+    if (a->T < 1 || a->T > most) return "T is not from 1 to 8";
     if (a->has_initial_state.data) return "has_initial_state is given";
     if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
     return why_not_whole(r, a);
 }
 
-/* Returns why warps cannot take a token of each sequence with states in whole tiles. */
-static const char *why_not_tiles_of_one(const struct gdn_decode_call *c)
+static const char *why_not_rows_of_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+{
+    return why_not_rows_of(r, a, 1);
+}
+
+/* Returns why warps cannot take up to `most` tokens of each sequence with states in whole tiles. */
+static const char *why_not_tiles_of(const struct gdn_decode_call *c, int most)
 {
     const char *why = why_not_small(c->rule, &c->warp);
-    if (!why) why = why_not_rows_of_one(c->rule, &c->warp);
+    if (!why) why = why_not_rows_of(c->rule, &c->warp, most);
     return why ? why : why_not_tiles(c->rule, &c->warp);
 }
 
@@ -362,15 +371,15 @@ static const char *why_not_token_eight(const struct gdn_decode_call *c)
 
 /* ---- Records that accept tokens at once ------------------------------------------------------ */
 
-/* Returns why no kernel of lazy/ takes the call. */
-static const char *why_not_one_of_record(const struct gdn_decode_call *c)
+/* Returns why no kernel of lazy/ for up to `most` tokens takes the call. */
+static const char *why_not_of_record(const struct gdn_decode_call *c, int most)
 {
     const struct gdn_cu_rule *r = c->rule;
     const char *why = gdn_decode_why_not_record(r);
     if (!why) why = why_eight(r);
     if (!why) why = why_not_gdn(r);
     if (!why) why = c->not_near;
-    if (!why) why = why_not_tiles_of_one(c);
+    if (!why) why = why_not_tiles_of(c, most);
     return !why && r->K != LAZY_K ? "K is not 128" : why;
 }
 
@@ -378,15 +387,20 @@ static const char *why_not_one_of_record(const struct gdn_decode_call *c)
  * states, which form `lazy` does not have. */
 static const char *why_not_lazy_few(const struct gdn_decode_call *c)
 {
-    const char *why = why_not_one_of_record(c);
+    const char *why = why_not_of_record(c, 1);
     if (!why && c->warp.read_pool <= 0) why = "no slots";
     if (why || c->pool->k_first) return why;
     return gdn_decode_lazy_saves(c) ? "lazy saves more than 325 KiB for each multiprocessor" : NULL;
 }
 
+/* Form `lazy few` comes first with one token. With several tokens a call that it would take is
+ * folded: it is faster so, too. Where that form is switched off, `lazy` takes any number of states. */
 static const char *why_not_lazy(const struct gdn_decode_call *c)
 {
-    const char *why = why_not_one_of_record(c);
+    const char *why = why_not_of_record(c, LAZY_TOKENS);
+    const bool any = c->warp.T == 1 || gdn_cuda_is_off(c->ctx, GDN_CUDA_LAZY_FEW);
+    if (!why && !any && !gdn_decode_lazy_saves(c))
+        why = "it saves at most 325 KiB for each multiprocessor";
     if (!why && c->pool->k_first) why = "states are k-first";
     return !why && c->pool->dtype != GDN_F32 && c->rule->V % LAZY_COLUMNS
                ? "V is not a multiple of 32"
@@ -540,7 +554,7 @@ static const char *why_not_channels_token(const struct gdn_decode_call *c)
     const char *why = gdn_cuda_is_off(c->ctx, GDN_CUDA_TOKEN) ? "it is switched off" : why_walk(r);
     if (!why) why = why_not_channels(r);
     if (!why) why = c->not_form;
-    if (!why) why = why_not_tiles_of_one(c);
+    if (!why) why = why_not_tiles_of(c, 1);
     if (!why && r->K != CHANNELS_K) why = "K is not 128";
     return !why && c->pool->k_first ? "states are k-first" : why;
 }

@@ -400,7 +400,6 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
         griddepcontrol_wait();
         f = lazy_load_facts(memory);
     }
-    const bool appends = lazy_appends<TOKENS>(a, w, f.count);
     if constexpr (TOKENS > 1) {
         copy_wait<0>();
         __syncwarp();
@@ -430,9 +429,9 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
                                         lazy_step<TOKENS>(t, a.out_token),
                                     rule_o(f.kq, fmaf(f.q, z, rows_z), u));
         if (TOKENS > 1) us[t][column] = u;
-        if (appends) lazy_append_u<dtype>(a, w, f.count + t, own, u);
+        if (!lazy_folds<TOKENS>(a, f.count)) lazy_append_u<dtype>(a, w, f.count + t, own, u);
     }
-    if (appends) return;
+    if (lazy_appends<TOKENS>(a, w, f.count)) return;
     /* again, so that no token keeps them in registers for this */
     f = lazy_load_facts(lazy_at_token(memory, a, n - 1));
     float *const decays = lazy_decays<TOKENS>(memory, a), of_column[TOKENS];

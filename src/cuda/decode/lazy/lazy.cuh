@@ -195,7 +195,6 @@ GDN_DEVICE void lazy_decode_rows(const struct gdn_cu_lazy &a, const struct token
         griddepcontrol_wait();
         f = lazy_load_facts(memory);
     }
-    const bool appends = lazy_appends<TOKENS>(a, w, f.count);
 #pragma unroll 1
     for (int t = 0; t < n; t++) {
         float *const its = lazy_at_token(memory, a, t);
@@ -218,9 +217,10 @@ GDN_DEVICE void lazy_decode_rows(const struct gdn_cu_lazy &a, const struct token
                                            lazy_step<TOKENS>(t, a.out_token),
                                        rule_o(f.kq, fmaf(f.q, z, rows_z), u));
         if (TOKENS > 1) us[t][column] = u;
-        if (appends && speaks) lazy_append_u<Tile::IO>(a, w, f.count + t, own, u);
+        if (!lazy_folds<TOKENS>(a, f.count) && speaks)
+            lazy_append_u<Tile::IO>(a, w, f.count + t, own, u);
     }
-    if (appends) return;
+    if (lazy_appends<TOKENS>(a, w, f.count)) return;
     float of_column[TOKENS];
     if (TOKENS > 1) __syncwarp();
     const int that = lane % 16;

@@ -376,6 +376,27 @@ GDN_DEVICE void half_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,
     p = ps[0], z = zs[0];
 }
 
+/* Computes p and z of one token, and from them u of the lane's column, which it returns. */
+template <int dtype>
+GDN_DEVICE float half_one_token(const struct half_token &sh, const struct gdn_cu_lazy &a,
+                                const struct token_place &w, float *memory,
+                                const struct lazy_facts &f, uint32_t value, int v, int own)
+{
+    const struct gdn_cu_token &o = a.one;
+    float p, z, rows_p, rows_z;
+    half_sum_rows<dtype>(rows_p, rows_z, a, w, lazy_weights(memory), f, v);
+    copy_wait<0>();
+    __syncwarp();
+    half_read_one<dtype>(p, z, sh);
+    if (__builtin_expect(f.decay == 0, 0)) p = z = 0; /* the state is forgotten, NaN or not */
+    const float u = rule_u(f.beta, token_half<dtype>(value), fmaf(f.k, p, rows_p));
+    if (o.out.data)
+        token_store_half<dtype>(token_at(o.out, w.row, w.head) + own * 2,
+                                rule_o(f.kq, fmaf(f.q, z, rows_z), u));
+    if (!lazy_folds<1>(a, f.count)) lazy_append_u<dtype>(a, w, f.count, own, u);
+    return u;
+}
+
 template <int dtype, int TOKENS>
 GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token_place &w, int v,
                                  struct lazy_facts f, bool early)
@@ -384,58 +405,40 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
     union half_shared &sh = *(union half_shared *)gdn_shared;
     const struct gdn_cu_token &o = a.one;
     float *const memory = lazy_memory(a, w);
-    const int lane = threadIdx.x, at = lane % 4 * 16, n = lazy_tokens<TOKENS>(a);
-    const int column = half_own(), own = v + column;
-    uint32_t x[HALF_PIECES][4];
-    float u;
+    const int lane = threadIdx.x, at = lane % 4 * 16, column = half_own(), own = v + column;
+    uint32_t x[HALF_PIECES][4], value;
+    float u = 0;
     char *const state = token_at(o.from, w.from, w.head) + (v + half_line()) * o.from_row + at;
-    const char *const values = token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2;
+    const char *const values = token_at(o.v, w.row, token_source(w.head, o.group_v));
     half_copy(sh.token, state, o.from_row);
     if (TOKENS == 1) half_copy_token(sh.token, o, w);
     copy_commit();
-    uint32_t value = ld_b32_b16(values, false, true);
+    if constexpr (TOKENS == 1)
+        value = ld_b32_b16(values + own * 2, false, true);
+    else
+        lazy_load_columns(x, a, w, 0), lazy_touch(values + v * 2, a.v_token, a.n_tokens);
     lazy_request_rows(a, w, v);
-    if (TOKENS > 1) lazy_load_columns(x, a, w, 0);
     if (early) {
         griddepcontrol_wait();
         f = lazy_load_facts(memory);
     }
-    if constexpr (TOKENS > 1) {
+    if constexpr (TOKENS == 1) {
+        u = half_one_token<dtype>(sh.token, a, w, memory, f, value, v, own);
+    } else {
+        lazy_touch_memory(a, memory);
         copy_wait<0>();
         __syncwarp();
         half_read_tokens<dtype>(sh.sums, sh.token, a, w, x);
-    }
-#pragma unroll 1
-    for (int t = 0; t < n; t++) {
-        float *const its = lazy_at_token(memory, a, t);
-        float p, z, rows_p, rows_z;
-        if (t) f = lazy_load_facts(its);
-        half_sum_rows<dtype>(rows_p, rows_z, a, w, lazy_weights(its), f, v);
-        if constexpr (TOKENS == 1) {
-            copy_wait<0>();
-            __syncwarp();
-            half_read_one<dtype>(p, z, sh.token);
-        } else {
-            const float2 pz = sh.sums.pz[t][column];
-            p = pz.x, z = pz.y;
-            lazy_add_tokens(rows_p, rows_z, &us[0][column], HALF_ROWS, lazy_weights(its), f, t);
-        }
-        if (__builtin_expect(f.decay == 0, 0)) p = z = 0; /* the state is forgotten, NaN or not */
-        u = rule_u(f.beta, token_half<dtype>(value), fmaf(f.k, p, rows_p));
-        if (t + 1 < n)
-            value = ld_b32_b16(values + lazy_step<TOKENS>(t + 1, a.v_token), false, true);
-        if (o.out.data)
-            token_store_half<dtype>(token_at(o.out, w.row, w.head) + own * 2 +
-                                        lazy_step<TOKENS>(t, a.out_token),
-                                    rule_o(f.kq, fmaf(f.q, z, rows_z), u));
-        if (TOKENS > 1) us[t][column] = u;
-        if (!lazy_folds<TOKENS>(a, f.count)) lazy_append_u<dtype>(a, w, f.count + t, own, u);
+        lazy_run_tokens<dtype>(us, f, sh.sums.pz, a, w, memory, values + own * 2, column, own, true,
+                               [&](float &p, float &z, const float *weights, const lazy_facts &of) {
+                                   half_sum_rows<dtype>(p, z, a, w, weights, of, v);
+                               });
+        __syncwarp();
     }
     if (lazy_appends<TOKENS>(a, w, f.count)) return;
     /* again, so that no token keeps them in registers for this */
-    f = lazy_load_facts(lazy_at_token(memory, a, n - 1));
+    f = lazy_load_facts(lazy_at_token(memory, a, lazy_tokens<TOKENS>(a) - 1));
     float *const decays = lazy_decays<TOKENS>(memory, a), of_column[TOKENS];
-    if (TOKENS > 1) __syncwarp();
     const unsigned adds =
         lazy_last_us<true>(of_column, us, a, memory, f, u, lane, lane % 8 * 4 + lane / 8);
     const float key = TOKENS == 1 ? f.key : lazy_last_of(a, memory, decays, f.count).key;

@@ -156,9 +156,9 @@ GDN_DEVICE void lazy_fold(Tile &tile, struct lazy_rows &sh, const struct gdn_cu_
                 k[c][0] = x.x, k[c][1] = x.y, k[c][2] = x.z, k[c][3] = x.w;
             }
 #pragma unroll
-            for (int n = 0; n < N; n += 4) {
-                const float4 x = *(const float4 *)&sh.u[j][line * N + n];
-                uj[n] = x.x, uj[n + 1] = x.y, uj[n + 2] = x.z, uj[n + 3] = x.w;
+            for (int n = 0; n < N; n += 2) {
+                const float2 x = *(const float2 *)&sh.u[j][line * N + n];
+                uj[n] = x.x, uj[n + 1] = x.y;
             }
 #pragma unroll
             for (int i = 0; i < N * C * 4; i++) {
@@ -170,66 +170,137 @@ GDN_DEVICE void lazy_fold(Tile &tile, struct lazy_rows &sh, const struct gdn_cu_
     }
 }
 
-template <class Tile, int TOKENS>
+template <class Tile>
 GDN_DEVICE void lazy_decode_rows(const struct gdn_cu_lazy &a, const struct token_place &w, int v,
                                  struct lazy_facts f, bool early)
 {
     __shared__ struct lazy_rows sh;
-    __shared__ float us[TOKENS][LAZY_F32_ROWS];
     float *const memory = lazy_memory(a, w);
-    enum { LANES = Tile::LANES, N = Tile::N };
+    enum { LANES = Tile::LANES, N = Tile::N, SHARING = LANES / N };
     const struct gdn_cu_token &o = a.one;
-    const int lane = threadIdx.x, column = token_own<Tile>(), own = v + column;
-    const int row = v + lane / LANES, at = lane % LANES * 16, n = lazy_tokens<TOKENS>(a);
-    const bool speaks = lane % (LANES / N) == 0; /* of the lanes of a column, one stores */
+    const int lane = threadIdx.x, own = v + token_own<Tile>(), column = lane % 16;
+    const int row = v + lane / LANES, at = lane % LANES * 16;
+    const bool speaks = lane % SHARING == 0; /* of the lanes of a column, one stores */
     uint32_t raw[Tile::C * Tile::E];
     Tile tile;
-    float u;
+    float p, z, rows_p, rows_z;
     char *const state = token_at(o.from, w.from, w.head) + row * o.from_row + at;
-    const char *const values = token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2;
     token_load(tile, state, o.from_row);
     token_fetch<Tile>(raw, o, w);
-    uint32_t value = ld_b32_b16(values, false, true);
+    const uint32_t value =
+        ld_b32_b16(token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2, false, true);
     lazy_request_rows(a, w, v);
     if (early) {
         griddepcontrol_wait();
         f = lazy_load_facts(memory);
     }
-#pragma unroll 1
-    for (int t = 0; t < n; t++) {
-        float *const its = lazy_at_token(memory, a, t);
-        float p, z, rows_p, rows_z;
-        if (t) f = lazy_load_facts(its);
-        lazy_sum_rows<Tile::IO, LANES / N>(rows_p, rows_z, a, w, lazy_weights(its), f, own);
-        if (t) lazy_add_tokens(rows_p, rows_z, &us[0][column], us[1] - us[0], lazy_weights(its), f, t);
-        const float v_own = token_half<Tile::IO>(value);
-        token_expand(tile, raw);
-        if (t + 1 < n) {
-            token_fetch<Tile>(raw, o, w, lazy_step<TOKENS>(t + 1, a.k_token),
-                              lazy_step<TOKENS>(t + 1, a.q_token));
-            value = ld_b32_b16(values + lazy_step<TOKENS>(t + 1, a.v_token), false, true);
-        }
-        if (__builtin_expect(f.decay == 0, 0)) token_forget(&tile.S[0][0][0], N * Tile::C * 4);
-        token_read(p, z, tile);
-        u = rule_u(f.beta, v_own, fmaf(f.k, p, rows_p));
-        if (o.out.data && speaks)
-            token_store_half<Tile::IO>(token_at(o.out, w.row, w.head) + own * 2 +
-                                           lazy_step<TOKENS>(t, a.out_token),
-                                       rule_o(f.kq, fmaf(f.q, z, rows_z), u));
-        if (TOKENS > 1) us[t][column] = u;
-        if (!lazy_folds<TOKENS>(a, f.count) && speaks)
-            lazy_append_u<Tile::IO>(a, w, f.count + t, own, u);
-    }
-    if (lazy_appends<TOKENS>(a, w, f.count)) return;
-    float of_column[TOKENS];
-    if (TOKENS > 1) __syncwarp();
-    const int that = lane % 16;
-    const unsigned adds =
-        lazy_last_us<false>(of_column, us, a, memory, f, u, that,
-                            that % Tile::STEP * LANES + that / Tile::STEP * (LANES / N));
-    lazy_fold(tile, sh, a, w, f, lazy_decays<TOKENS>(memory, a), of_column, adds, v);
+    lazy_sum_rows<Tile::IO, SHARING>(rows_p, rows_z, a, w, lazy_weights(memory), f, own);
+    token_expand(tile, raw);
+    if (__builtin_expect(f.decay == 0, 0)) token_forget(&tile.S[0][0][0], N * Tile::C * 4);
+    token_read(p, z, tile);
+    const float u = rule_u(f.beta, token_half<Tile::IO>(value), fmaf(f.k, p, rows_p));
+    if (o.out.data && speaks)
+        token_store_half<Tile::IO>(token_at(o.out, w.row, w.head) + own * 2,
+                                   rule_o(f.kq, fmaf(f.q, z, rows_z), u));
+    const bool appends = lazy_appends<1>(a, w, f.count);
+    if (appends && speaks) lazy_append_u<Tile::IO>(a, w, f.count, own, u);
+    if (appends) return;
+    const float of_column[1] = { __shfl_sync(
+        0xffffffff, u * f.key, column % Tile::STEP * LANES + column / Tile::STEP * SHARING) };
+    lazy_fold(tile, sh, a, w, f, lazy_decays<1>(memory, a), of_column, f.beta != 0, v);
     token_store(tile, state, o.from_row);
 }
+
+/* ---- Several tokens: left factors of tensor cores -------------------------------------------- */
+
+/* Sixteen rows: lane 4 g + t has pieces t + 4 c, of four elements, of rows g and g + 8. */
+template <int io> struct lazy_tile {
+    enum { IO = io, E = 4, ROWS = LAZY_F32_ROWS, LANES = 4, C = LAZY_K / 16, STEP = 8, N = 2 };
+    uint32_t S[N][C][4];
+};
+
+/* Computes S X, see lazy_multiply(). S is two terms of tf32, of 22 bits together. */
+template <int io>
+GDN_DEVICE void lazy_read_four(float (&d)[4], const struct lazy_tile<io> &tile,
+                               const uint32_t (&x)[4][4])
+{
+    float rest[4] = {};
+    d[0] = d[1] = d[2] = d[3] = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * LAZY_K / 16; i++) {
+        const int c = i / 2, e = i % 2 * 2;
+        const uint32_t s[4] = { tile.S[0][c][e], tile.S[1][c][e], tile.S[0][c][e + 1],
+                                tile.S[1][c][e + 1] };
+        const uint32_t b0 = __float_as_uint(token_element<io>(x[c / 2][c % 2 * 2 + e / 2], 0));
+        const uint32_t b1 = __float_as_uint(token_element<io>(x[c / 2][c % 2 * 2 + e / 2], 1));
+        uint32_t high[4], low[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            high[n] = s[n] & 0xffffe000;
+            low[n] = __float_as_uint(__uint_as_float(s[n]) - __uint_as_float(high[n]));
+        }
+        mma_tf32(d, high, b0, b1);
+        mma_tf32(rest, low, b0, b1);
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++) d[n] += rest[n];
+}
+
+template <int io>
+GDN_DEVICE void lazy_decode_tokens(const struct gdn_cu_lazy &a, const struct token_place &w, int v,
+                                   struct lazy_facts f, bool early)
+{
+    typedef lazy_tile<io> Tile;
+    __shared__ union {
+        struct lazy_rows rows;
+        float2 pz[LAZY_TOKENS][LAZY_F32_ROWS];
+    } sh;
+    __shared__ float us[LAZY_TOKENS][LAZY_F32_ROWS];
+    enum { SHARING = Tile::LANES / Tile::N };
+    const struct gdn_cu_token &o = a.one;
+    float *const memory = lazy_memory(a, w);
+    const int lane = threadIdx.x, column = token_own<Tile>(), own = v + column;
+    uint32_t x[4][4];
+    Tile tile;
+    char *const state =
+        token_at(o.from, w.from, w.head) + (v + lane / 4) * o.from_row + lane % 4 * 16;
+    const char *const values = token_at(o.v, w.row, token_source(w.head, o.group_v));
+#pragma unroll
+    for (int i = 0; i < Tile::N * Tile::C; i++)
+        ld_once_v4(tile.S[i / Tile::C][i % Tile::C],
+                   state + mad_wide(i / Tile::C * Tile::STEP, o.from_row, i % Tile::C * 64), true);
+    lazy_load_columns<Tile::E>(x, a, w, 0);
+    lazy_touch(values + v * 2, a.v_token, a.n_tokens);
+    lazy_request_rows(a, w, v);
+    if (early) {
+        griddepcontrol_wait();
+        f = lazy_load_facts(memory);
+    }
+    lazy_touch_memory(a, memory);
+#pragma unroll 1
+    for (int first = 0; first < a.n_tokens; first += LAZY_FOUR) {
+        float d[4];
+        if (first) lazy_load_columns<Tile::E>(x, a, w, first);
+        lazy_read_four(d, tile, x);
+        sh.pz[first + lane % 4][lane / 4] = make_float2(d[0], d[1]);
+        sh.pz[first + lane % 4][lane / 4 + 8] = make_float2(d[2], d[3]);
+    }
+    __syncwarp();
+    lazy_run_tokens<io>(us, f, sh.pz, a, w, memory, values + own * 2, column, own,
+                        lane % SHARING == 0,
+                        [&](float &p, float &z, const float *weights, const lazy_facts &of) {
+                            lazy_sum_rows<io, SHARING>(p, z, a, w, weights, of, own);
+                        });
+    if (lazy_appends<LAZY_TOKENS>(a, w, f.count)) return;
+    __syncwarp();
+    float of_column[LAZY_TOKENS];
+    const unsigned adds = lazy_last_us<false>(of_column, us, a, memory, f, 0, lane % 16, 0);
+    if (f.decay == 0) token_forget(&tile.S[0][0][0], Tile::N * Tile::C * 4);
+    lazy_fold(tile, sh.rows, a, w, f, lazy_decays<LAZY_TOKENS>(memory, a), of_column, adds, v);
+    token_store(tile, state, o.from_row);
+}
+
+/* ---- The kernels ----------------------------------------------------------------------------- */
 
 template <int KC, int dtype, int io, int TOKENS>
 GDN_DEVICE void decode_lazy(const struct gdn_cu_lazy &a)
@@ -252,8 +323,10 @@ GDN_DEVICE void decode_lazy(const struct gdn_cu_lazy &a)
         griddepcontrol_wait();
         for (int t = 0; t < lazy_tokens<TOKENS>(a); t++)
             token_zero(a.one, w, v, ROWS, threadIdx.x, lazy_step<TOKENS>(t, a.out_token));
+    } else if constexpr (dtype == GDN_F32 && TOKENS == 1) {
+        lazy_decode_rows<Tile>(a, w, v, f, early);
     } else if constexpr (dtype == GDN_F32) {
-        lazy_decode_rows<Tile, TOKENS>(a, w, v, f, early);
+        lazy_decode_tokens<io>(a, w, v, f, early);
     } else {
         lazy_decode_half<dtype, TOKENS>(a, w, v, f, early);
     }

@@ -104,7 +104,8 @@ GDN_DEVICE char *lazy_token(const struct gdn_cu_at &x, int step, const struct to
     return token_at(x, w.row, token_source(w.head, group)) + lazy_step<TOKENS>(t, step);
 }
 
-/* Loads k and q of four tokens, from token `first` on, as columns. */
+/* Loads k and q of four tokens, from token `first` on, as columns: pieces of E elements, 8 or 4. */
+template <int E = 8>
 GDN_DEVICE void lazy_load_columns(uint32_t (&x)[4][4], const struct gdn_cu_lazy &a,
                                   const struct token_place &w, int first)
 {
@@ -113,7 +114,16 @@ GDN_DEVICE void lazy_load_columns(uint32_t (&x)[4][4], const struct gdn_cu_lazy 
     const char *const column = lane / 4 % 2 ? lazy_token(o.q, a.q_token, w, o.group_q, t)
                                             : lazy_token(o.k, a.k_token, w, o.group_k, t);
 #pragma unroll
-    for (int c = 0; c < 4; c++) ld_keep_v4(x[c], column + (lane % 4 + 4 * c) * 16, t < a.n_tokens);
+    for (int c = 0; c < 32 / E; c++) {
+        const char *const at = column + (lane % 4 + 4 * c) * E * 2;
+        uint32_t y[4];
+        if (E == 8)
+            ld_keep_v4(y, at, t < a.n_tokens);
+        else
+            ld_keep_v2(y, at, t < a.n_tokens);
+#pragma unroll
+        for (int i = 0; i < E / 2; i++) x[c * E / 8][c * E / 2 % 4 + i] = y[i];
+    }
 }
 
 /* Adds the products of one of the lane's pieces of two rows, which are factors of 16 bits. */

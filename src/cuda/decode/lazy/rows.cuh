@@ -380,6 +380,52 @@ GDN_DEVICE void lazy_add_tokens(float &p, float &z, const float *us, int step, c
     }
 }
 
+/* Requests what a loop over tokens will load: each lane loads a word of a line, so that the L1 cache
+ * has it. Values first, then what a head has in memory. */
+GDN_DEVICE void lazy_touch(const char *data, int step, int n)
+{
+    const int i = threadIdx.x;
+    if (i < n) ld_b32(data + mad_wide(i, step, 0));
+}
+GDN_DEVICE void lazy_touch_memory(const struct gdn_cu_lazy &a, const float *memory)
+{
+    enum { LINE = 32 /* numbers */ };
+    const int n = (a.step + LINE - 1) / LINE;
+    for (int i = 0; i < n; i += 32) lazy_touch((const char *)(memory + i * LINE), LINE * 4, n - i);
+}
+
+/* Computes the tokens one after the other, from p and z of their raw k and q. us: gets u. column,
+ * own: the lane's, of the block and of all. speaks: the lane stores. rows: sums of the record's
+ * rows. f: the facts of the first token; at the end of the last. */
+template <int io, int COLUMNS, class Rows>
+GDN_DEVICE void lazy_run_tokens(float (&us)[LAZY_TOKENS][COLUMNS], struct lazy_facts &f,
+                                const float2 (&pz)[LAZY_TOKENS][COLUMNS],
+                                const struct gdn_cu_lazy &a, const struct token_place &w,
+                                float *memory, const char *values, int column, int own, bool speaks,
+                                const Rows &rows)
+{
+    const struct gdn_cu_token &o = a.one;
+    const bool appends = !lazy_folds<LAZY_TOKENS>(a, f.count);
+#pragma unroll 1
+    for (int t = 0; t < a.n_tokens; t++) {
+        float *const its = lazy_at_token(memory, a, t);
+        float rows_p, rows_z;
+        if (t) f = lazy_load_facts(its);
+        const uint32_t value = ld_b32_b16(values + mad_wide(t, a.v_token, 0), false, true);
+        rows(rows_p, rows_z, lazy_weights(its), f);
+        lazy_add_tokens(rows_p, rows_z, &us[0][column], COLUMNS, lazy_weights(its), f, t);
+        float2 read = pz[t][column];
+        if (__builtin_expect(f.decay == 0, 0)) read = make_float2(0, 0); /* NaN or not */
+        const float u = rule_u(f.beta, token_half<io>(value), fmaf(f.k, read.x, rows_p));
+        if (o.out.data && speaks)
+            token_store_half<io>(token_at(o.out, w.row, w.head) + own * 2 +
+                                     mad_wide(t, a.out_token, 0),
+                                 rule_o(f.kq, fmaf(f.q, read.y, rows_z), u));
+        us[t][column] = u;
+        if (appends && speaks) lazy_append_u<io>(a, w, f.count + t, own, u);
+    }
+}
+
 /* What a fold has of token `lane` of a call: the factor of raw k, and the decay behind it, 0 if it
  * adds nothing. */
 struct lazy_last {

@@ -488,8 +488,8 @@ static void check_records(struct check *k)
     }
 }
 
-/* Checks tokens that records accept: of a few sequences, which fold at once, of many, two of each of
- * many, with a K that has no kernel, and in a prompt. MANY is enough for 148 multiprocessors. */
+/* Checks tokens that records accept: of a few sequences, which fold at once, of many, two of each
+ * of many, with a K that has no kernel, and in a prompt. MANY is enough for 148 multiprocessors. */
 static void check_lazy(struct check *k)
 {
     enum { FEW = 3, MANY = 601, KINDS = 4, TWO = 2 * KINDS, OTHER = 3 * KINDS, PROMPT };
@@ -513,8 +513,9 @@ static void check_lazy(struct check *k)
         char name[80];
         for (int b = 0; b < n; b++) lengths[b] = two ? 2 : 1;
         snprintf(name, sizeof name, "lazy %s%s %s state %s %lldx%lld of %d",
-                 i == PROMPT ? "prefill" : "decode", two ? " of two" : "", check_device_dtypes[d.dtype],
-                 check_device_dtypes[d.state_dtype], (long long)d.K, (long long)d.V, n);
+                 i == PROMPT ? "prefill" : "decode", two ? " of two" : "",
+                 check_device_dtypes[d.dtype], check_device_dtypes[d.state_dtype], (long long)d.K,
+                 (long long)d.V, n);
         if (!check_device_wants(k, name)) continue;
         int code = rule_case_make(&c, &d, lengths, n);
         if (!code)

@@ -443,8 +443,7 @@ static void test_lazy(void)
     "gdn_decode_" kernel,                                                                   \
         "decode: fold (token slots, token, token packed, window k128, window, warp, token " \
         "eight, general: the call has a record; lazy few: T is not 1; lazy: " why ")"
-#define FOLDS_FEW(kernel) \
-    FOLDS_LAZY(kernel, "it saves at most 325 KiB for each multiprocessor")
+#define FOLDS_FEW(kernel) FOLDS_LAZY(kernel, "it saves at most 325 KiB for each multiprocessor")
 #define SEVERAL                                                                         \
     "decode: lazy (token slots, token, token packed, window k128, window, warp, token " \
     "eight, general: the call has a record; lazy few: T is not 1)"

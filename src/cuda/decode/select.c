@@ -272,11 +272,6 @@ static const char *why_not_rows_of(const struct gdn_cu_rule *r, const struct gdn
     return why_not_whole(r, a);
 }
 
-static const char *why_not_rows_of_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
-{
-    return why_not_rows_of(r, a, 1);
-}
-
 /* Returns why warps cannot take up to `most` tokens of each sequence with states in whole tiles. */
 static const char *why_not_tiles_of(const struct gdn_decode_call *c, int most)
 {
@@ -287,16 +282,15 @@ static const char *why_not_tiles_of(const struct gdn_decode_call *c, int most)
 
 bool gdn_cuda_takes_one(const struct gdn_cu_rule *args, const struct gdn_cu_warp *warp)
 {
-    return !why_not_small(args, warp) && !why_not_rows_of_one(args, warp);
+    return !why_not_small(args, warp) && !why_not_rows_of(args, warp, 1);
 }
 
 static const char *why_not_token(const struct gdn_decode_call *c)
 {
-    return c->not_token ? c->not_token : why_not_rows_of_one(c->rule, &c->warp);
+    return c->not_token ? c->not_token : why_not_rows_of(c->rule, &c->warp, 1);
 }
 
-/* Form `token slots` takes a few blocks alone: these wait for the slots longer than for the
- * bandwidth of the memory. */
+/* Form `token slots` takes a few blocks alone: these wait longer for slots than for bandwidth. */
 static const char *why_not_token_slots(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
@@ -366,7 +360,7 @@ static const char *why_not_token_eight(const struct gdn_decode_call *c)
     const char *why = why_not_scales(&r->from);
     if (!why) why = why_not_scales(&r->to);
     if (!why) why = why_not_small(r, &c->warp);
-    return why ? why : why_not_rows_of_one(r, &c->warp);
+    return why ? why : why_not_rows_of(r, &c->warp, 1);
 }
 
 /* ---- Records that accept tokens at once ------------------------------------------------------ */
@@ -383,8 +377,7 @@ static const char *why_not_of_record(const struct gdn_decode_call *c, int most)
     return !why && r->K != LAZY_K ? "K is not 128" : why;
 }
 
-/* Form `lazy few` takes calls in which it saves no time not to write the states, and k-first
- * states, which form `lazy` does not have. */
+/* Form `lazy few` takes states that it saves no time not to write, and k-first ones. */
 static const char *why_not_lazy_few(const struct gdn_decode_call *c)
 {
     const char *why = why_not_of_record(c, 1);
@@ -393,8 +386,7 @@ static const char *why_not_lazy_few(const struct gdn_decode_call *c)
     return gdn_decode_lazy_saves(c) ? "lazy saves more than 325 KiB for each multiprocessor" : NULL;
 }
 
-/* Form `lazy few` comes first with one token. With several tokens a call that it would take is
- * folded: it is faster so, too. Where that form is switched off, `lazy` takes any number of states. */
+/* Several tokens of few states are folded. Without `lazy few`, `lazy` takes any number. */
 static const char *why_not_lazy(const struct gdn_decode_call *c)
 {
     const char *why = why_not_of_record(c, LAZY_TOKENS);

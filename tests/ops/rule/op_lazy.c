@@ -23,7 +23,8 @@ static const struct layer {
     int heads[3];
     int64_t K, V, R;
     bool gated; /* a write gate */
-    int32_t io; /* of q, k, v and out. 16 bits: sequences have as many tokens, as fast kernels want */
+    int32_t
+        io; /* of q, k, v and out. 16 bits: sequences have as many tokens, as fast kernels want */
 } layers[] = {
     { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 16, 0, 0 },
     { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 40, 0, 0 },
@@ -51,6 +52,7 @@ static const struct layer {
     { GDN_BF16, GDN_BF16, GDN_STATE_VK, 0, 0, 0, { 1, 1, 3 }, 128, 128, 16, 0, GDN_BF16 },
     { GDN_BF16, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 4, 2, 2 }, 128, 96, 33, 0, GDN_BF16 },
     { GDN_F16, GDN_F16, GDN_STATE_VK, 0, 0, 0, { 1, 1, 3 }, 128, 32, 2, 0, GDN_F16 },
+    { GDN_F32, GDN_F32, GDN_STATE_VK, 0, 0, 0, { 1, 1, 2 }, 128, 16, 64, 0, GDN_BF16 },
     { GDN_BF16, GDN_BF16, GDN_STATE_KV, 0, 0, 0, { 2, 2, 4 }, 128, 64, 16, 0, GDN_BF16 },
     { GDN_F32, GDN_F32, GDN_STATE_KV, 0, 0, 0, { 2, 1, 2 }, 128, 64, 9, 0, GDN_F16 },
 };
@@ -137,9 +139,7 @@ static struct tokens draw(const struct layer *m, int64_t most)
         if (ring2_below(10) == 0) ring2_set(&t.beta, i, 0);
     for (int b = 0; b < B; b++) {
         t.slots[b] = ring2_below(6) ? (first + b) % P : -1;
-        t.count[b] = m->io            ? (t.slots[b] < 0 ? 0 : t.T)
-                     : ring2_below(8) ? 1 + ring2_below(t.T)
-                                      : 0;
+        t.count[b] = m->io ? (t.slots[b] < 0 ? 0 : t.T) : ring2_below(8) ? 1 + ring2_below(t.T) : 0;
     }
     return t;
 }
@@ -505,8 +505,8 @@ static void alone(int number)
 
 /* ---- G7, G8, G10: odd values ---- */
 
-/* A NaN of a state, of u or of a gate goes when a gate forgets, in the same call too. v of a beta of
- * 0 is not read, and k writes nothing then. */
+/* A NaN of a state, of u or of a gate goes when a gate forgets, in the same call too. v of a beta
+ * of 0 is not read, and k writes nothing then. */
 static void odd(int number)
 {
     const struct layer *m = &layers[number];

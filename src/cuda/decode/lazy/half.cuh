@@ -380,9 +380,10 @@ GDN_DEVICE void half_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,
 template <int dtype>
 GDN_DEVICE float half_one_token(const struct half_token &sh, const struct gdn_cu_lazy &a,
                                 const struct token_place &w, float *memory,
-                                const struct lazy_facts &f, uint32_t value, int v, int own)
+                                const struct lazy_facts &f, uint32_t value, int v)
 {
     const struct gdn_cu_token &o = a.one;
+    const int own = v + half_own();
     float p, z, rows_p, rows_z;
     half_sum_rows<dtype>(rows_p, rows_z, a, w, lazy_weights(memory), f, v);
     copy_wait<0>();
@@ -393,7 +394,6 @@ GDN_DEVICE float half_one_token(const struct half_token &sh, const struct gdn_cu
     if (o.out.data)
         token_store_half<dtype>(token_at(o.out, w.row, w.head) + own * 2,
                                 rule_o(f.kq, fmaf(f.q, z, rows_z), u));
-    if (!lazy_folds<1>(a, f.count)) lazy_append_u<dtype>(a, w, f.count, own, u);
     return u;
 }
 
@@ -423,7 +423,7 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
         f = lazy_load_facts(memory);
     }
     if constexpr (TOKENS == 1) {
-        u = half_one_token<dtype>(sh.token, a, w, memory, f, value, v, own);
+        u = half_one_token<dtype>(sh.token, a, w, memory, f, value, v);
     } else {
         lazy_touch_memory(a, memory);
         copy_wait<0>();
@@ -435,7 +435,9 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
                                });
         __syncwarp();
     }
-    if (lazy_appends<TOKENS>(a, w, f.count)) return;
+    const bool appends = lazy_appends<TOKENS>(a, w, f.count);
+    if (TOKENS == 1 && appends) lazy_append_u<dtype>(a, w, f.count, own, u);
+    if (appends) return;
     /* again, so that no token keeps them in registers for this */
     f = lazy_load_facts(lazy_at_token(memory, a, lazy_tokens<TOKENS>(a) - 1));
     float *const decays = lazy_decays<TOKENS>(memory, a), of_column[TOKENS];

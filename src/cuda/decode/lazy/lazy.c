@@ -15,9 +15,9 @@ enum {
     EARLY_F32 = 16, /* blocks of the second kernel on a multiprocessor at a time */
     EARLY_HALF = 24,
     EARLY_HALF_TOKENS = 20, /* of several tokens */
-    AHEAD_ROWS = 16, /* as many as the first kernel has under way at a time */
-    AHEAD_HEADS = 8, /* for each multiprocessor */
-    RECORD_ROWS = 64 /* of a record, for which that kernel has memory */
+    AHEAD_ROWS = 16,        /* as many as the first kernel has under way at a time */
+    AHEAD_HEADS = 8,        /* for each multiprocessor */
+    RECORD_ROWS = 64        /* of a record, for which that kernel has memory */
 };
 
 /* The two kernels wait for each other about 10 us. In that time a multiprocessor of an H200 moves

@@ -78,9 +78,8 @@ GDN_DEVICE void lazy_stage_u(struct lazy_rows &sh, const char *u, int step, floa
 /* Stages the tokens of the call that follow `own` of sixteen rows. */
 template <class Tile, int TOKENS>
 GDN_DEVICE void lazy_stage_tokens(struct lazy_rows &sh, const struct gdn_cu_lazy &a,
-                                  const struct token_place &w,
-                                  const float (&of_column)[TOKENS], unsigned adds, int own,
-                                  int at)
+                                  const struct token_place &w, const float (&of_column)[TOKENS],
+                                  unsigned adds, int own, int at)
 {
     const int lane = threadIdx.x;
     uint32_t x[TOKENS][4];
@@ -104,8 +103,8 @@ GDN_DEVICE void lazy_stage_tokens(struct lazy_rows &sh, const struct gdn_cu_lazy
 template <class Tile, int TOKENS>
 GDN_DEVICE void lazy_stage(struct lazy_rows &sh, const struct gdn_cu_lazy &a,
                            const struct token_place &w, const struct lazy_facts &f,
-                           const float *decays, const float (&of_column)[TOKENS],
-                           unsigned adds, int v, int j0)
+                           const float *decays, const float (&of_column)[TOKENS], unsigned adds,
+                           int v, int j0)
 {
     enum { IO = Tile::IO };
     const int lane = threadIdx.x, source = token_source(w.head, a.one.group_k);
@@ -133,8 +132,8 @@ GDN_DEVICE void lazy_stage(struct lazy_rows &sh, const struct gdn_cu_lazy &a,
 template <class Tile, int TOKENS>
 GDN_DEVICE void lazy_fold(Tile &tile, struct lazy_rows &sh, const struct gdn_cu_lazy &a,
                           const struct token_place &w, const struct lazy_facts &f,
-                          const float *decays, const float (&of_column)[TOKENS],
-                          unsigned adds, int v)
+                          const float *decays, const float (&of_column)[TOKENS], unsigned adds,
+                          int v)
 {
     enum { N = Tile::N, C = Tile::C };
     const int lane = threadIdx.x, line = lane / Tile::LANES;

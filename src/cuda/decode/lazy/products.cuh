@@ -91,8 +91,8 @@ template <int dtype> GDN_DEVICE void half_split(uint32_t &high, uint32_t &low, f
 
 /* ---- Several tokens -------------------------------------------------------------------------- */
 
-/* Return the distance of token t from the first of its sequence, in bytes; and the address of k or q
- * of it. The kernels of one token have TOKENS = 1. */
+/* Return the distance of token t from the first of its sequence, in bytes; and the address of its k
+ * or q. The kernels of one token have TOKENS = 1. */
 template <int TOKENS> GDN_DEVICE int64_t lazy_step(int t, int step)
 {
     return TOKENS == 1 ? 0 : mad_wide(t, step, 0);

@@ -43,8 +43,7 @@ GDN_DEVICE float *lazy_at_token(float *memory, const struct gdn_cu_lazy &a, int 
     return memory + t * (LAZY_FACTS + 2 * a.n_places);
 }
 GDN_DEVICE float *lazy_weights(float *memory) { return memory + LAZY_FACTS; }
-template <int TOKENS>
-GDN_DEVICE float *lazy_decays(float *memory, const struct gdn_cu_lazy &a)
+template <int TOKENS> GDN_DEVICE float *lazy_decays(float *memory, const struct gdn_cu_lazy &a)
 {
     const int last = lazy_tokens<TOKENS>(a) - 1;
     return lazy_weights(lazy_at_token(memory, a, last)) + 2 * a.n_places;
@@ -108,7 +107,7 @@ GDN_DEVICE struct lazy_decay lazy_decay_of(float x, float behind)
     return { row + 1 < LAZY_ROWS ? lazy_times(behind, later) : behind, lazy_times(behind, all) };
 }
 
-/* Where a head of a token leaves its numbers. */
+/* A place for the numbers of a head of a token. */
 struct lazy_place {
     float *memory, *decays;
     bool stores; /* else there is no such head */
@@ -380,8 +379,8 @@ GDN_DEVICE void lazy_add_tokens(float &p, float &z, const float *us, int step, c
     }
 }
 
-/* Requests what a loop over tokens will load: each lane loads a word of a line, so that the L1 cache
- * has it. Values first, then what a head has in memory. */
+/* Request data of a loop over tokens: each lane loads a word of a line, so that the L1 cache has
+ * it. The second requests all that a head has in memory. */
 GDN_DEVICE void lazy_touch(const char *data, int step, int n)
 {
     const int i = threadIdx.x;
@@ -426,8 +425,8 @@ GDN_DEVICE void lazy_run_tokens(float (&us)[LAZY_TOKENS][COLUMNS], struct lazy_f
     }
 }
 
-/* What a fold has of token `lane` of a call: the factor of raw k, and the decay behind it, 0 if it
- * adds nothing. */
+/* The part of token `lane` of a call in a fold: the factor of raw k, and the decay behind it, 0 if
+ * it adds nothing. */
 struct lazy_last {
     float key, decay;
 };
@@ -465,8 +464,7 @@ GDN_DEVICE unsigned lazy_last_us(float (&of)[TOKENS], const float (&us)[TOKENS][
         of[0] = __shfl_sync(0xffffffff, u * (half ? half_rest(f.key) : f.key), from);
         return f.beta != 0;
     } else {
-        const struct lazy_last x =
-            lazy_last_of(a, memory, lazy_decays<TOKENS>(memory, a), f.count);
+        const struct lazy_last x = lazy_last_of(a, memory, lazy_decays<TOKENS>(memory, a), f.count);
         const unsigned adds = __ballot_sync(0xffffffff, x.decay != 0);
         const float own = x.decay * (half ? half_rest(x.key) : x.key);
 #pragma unroll

@@ -169,12 +169,12 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_tokens_rows(const struc
 }
 
 /* Five blocks leave room for those of the second kernel. */
-#define DECODE_LAZY_TOKENS_ROWS_KERNEL(threads, name, io, KC)    \
-    extern "C" __global__ void __launch_bounds__(threads, 5)     \
-        name(const __grid_constant__ struct gdn_cu_lazy a)       \
-    {                                                            \
-        static_assert(KC == LAZY_K, "a lane has four pieces");   \
-        decode_lazy_tokens_rows<GDN_##io, threads / 32>(a);      \
+#define DECODE_LAZY_TOKENS_ROWS_KERNEL(threads, name, io, KC)  \
+    extern "C" __global__ void __launch_bounds__(threads, 5)   \
+        name(const __grid_constant__ struct gdn_cu_lazy a)     \
+    {                                                          \
+        static_assert(KC == LAZY_K, "a lane has four pieces"); \
+        decode_lazy_tokens_rows<GDN_##io, threads / 32>(a);    \
     }
 
 #endif

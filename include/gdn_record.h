@@ -63,7 +63,8 @@ extern "C" {
  *                      after its tokens to the slot, and c becomes 0: the call folds. T and R are
  *                      free. Each slot has its own c. The batch has no parents and no
  *                      write_slots, and state_out is absent or state. A GPU folds in each call of
- *                      few sequences, with T above 1, k-first states, or gates per channel.
+ *                      few sequences, with T above 8 or not the same for all, k-first states, or
+ *                      gates per channel.
  *
  * Where the call does not fold, the pending rows are sums beside the state, which is only read.
  * Results are those of plain decode to rounding. With GDN_EXACT, and rows and states of float32,

@@ -275,8 +275,7 @@ struct stages_case {
 gdn_status stages_case_run(struct rule_case *c, gdn_ctx *ctx, void *stages_case);
 /* And: gdn_decode with a record, then gdn_record_commit and gdn_record_fold. */
 gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called);
-/* And, with a record that accepts tokens: gdn_decode of one token, then gdn_record_fold;
- * gdn_prefill. */
+/* And, with a record that accepts tokens: gdn_decode, then gdn_record_fold; gdn_prefill. */
 gdn_status lazy_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called);
 gdn_status lazy_prompt_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called);
 int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *found);

@@ -6,16 +6,18 @@
 #include "cases/cases.h"
 #include "cli.h"
 
-/* [slots][2 T][heads][D], and whether there is memory for it. */
-static gdn_tensor make(struct rule_case *c, int ndim, int64_t T, int64_t heads, int64_t D)
+enum { LAZY_ROWS = 8 }; /* of a record that accepts tokens */
+
+/* [slots][R][heads][D], if there is memory for it. */
+static gdn_tensor make(struct rule_case *c, int ndim, int64_t R, int64_t heads, int64_t D)
 {
-    const int64_t size[] = { c->args.state.size[0], 2 * T, heads, D };
+    const int64_t size[] = { c->args.state.size[0], R, heads, D };
     return memory_tensor(&c->memory, GDN_F32, ndim, size);
 }
 
-static gdn_tensor make_gates(struct rule_case *c, int64_t T, int64_t heads)
+static gdn_tensor make_gates(struct rule_case *c, int64_t R, int64_t heads)
 {
-    return make(c, case_has_channels(&c->dims) ? 4 : 3, T, heads, c->dims.K);
+    return make(c, case_has_channels(&c->dims) ? 4 : 3, R, heads, c->dims.K);
 }
 
 /* Moves the rows of every slot on by one, so that to accept them is to move them back. */
@@ -63,9 +65,9 @@ gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
     frozen.write = GDN_WRITE_NONE;
     slots.read_slots = c->batch.read_slots;
     r.batch = &frozen, m.batch = f.batch = &slots;
-    r.record_k = make(c, 4, T, r.k.size[1], c->dims.K);
-    r.record_u = make(c, 4, T, H, c->dims.V);
-    r.record_g = make_gates(c, T, H);
+    r.record_k = make(c, 4, 2 * T, r.k.size[1], c->dims.K);
+    r.record_u = make(c, 4, 2 * T, H, c->dims.V);
+    r.record_g = make_gates(c, 2 * T, H);
     r.record_count = memory_tensor(&c->memory, GDN_I32, 1, r.state.size);
     m.record_k = f.record_k = r.record_k, m.record_u = f.record_u = r.record_u;
     m.record_g = f.record_g = r.record_g, m.record_count = f.record_count = r.record_count;
@@ -90,7 +92,7 @@ gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
     return GDN_OK;
 }
 
-/* Runs a call with records of two rows for each sequence's token, which accept it. */
+/* Runs a call with records that accept its tokens. */
 static gdn_status run_lazy(struct rule_case *c, gdn_ctx *ctx, gdn_op op, bool folds,
                            const struct case_called *each)
 {
@@ -98,9 +100,9 @@ static gdn_status run_lazy(struct rule_case *c, gdn_ctx *ctx, gdn_op op, bool fo
     gdn_record_fold_args f = gdn_record_fold_args_init();
     gdn_batch slots = gdn_batch_init();
     slots.read_slots = c->batch.read_slots;
-    f.record_k = r.record_k = make(c, 4, 1, r.k.size[r.k.ndim - 2], c->dims.K);
-    f.record_u = r.record_u = make(c, 4, 1, r.state.size[1], c->dims.V);
-    f.record_g = r.record_g = make_gates(c, 1, r.state.size[1]);
+    f.record_k = r.record_k = make(c, 4, LAZY_ROWS, r.k.size[r.k.ndim - 2], c->dims.K);
+    f.record_u = r.record_u = make(c, 4, LAZY_ROWS, r.state.size[1], c->dims.V);
+    f.record_g = r.record_g = make_gates(c, LAZY_ROWS, r.state.size[1]);
     f.record_count = r.record_count = memory_tensor(&c->memory, GDN_I32, 1, r.state.size);
     f.state = r.state, f.head_map = r.head_map, f.state_layout = r.state_layout, f.batch = &slots;
     if (!r.record_k.data || !r.record_u.data || !r.record_g.data || !r.record_count.data)

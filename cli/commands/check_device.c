@@ -491,32 +491,34 @@ static void check_records(struct check *k)
     }
 }
 
-/* Checks tokens that records accept: of a few sequences, which fold at once, of many, with a K that
- * has no kernel, and in a prompt. MANY has more columns of V than `few` for 200 multiprocessors. */
+/* Checks tokens that records accept: of a few sequences, which fold at once, of many, two of each
+ * of many, with a K that has no kernel, and in a prompt. MANY is enough for 148 multiprocessors. */
 static void check_lazy(struct check *k)
 {
-    enum { FEW = 3, MANY = 401, KINDS = 4, OTHER = 2 * KINDS, PROMPT };
+    enum { FEW = 3, MANY = 601, KINDS = 4, TWO = 2 * KINDS, OTHER = 3 * KINDS, PROMPT };
     int64_t lengths[MANY];
-    for (int i = 0; i < MANY; i++) lengths[i] = 1;
     for (int i = 0; i <= PROMPT; i++) {
         const int n = i >= KINDS && i < OTHER ? MANY : FEW;
+        const bool two = i >= TWO && i < OTHER;
         struct case_dims d = { .Hq = 2,
                                .Hv = 4,
                                .K = i == OTHER ? 60 : 128,
-                               .V = 64,
+                               .V = 128,
                                .dtype = i % 2 ? GDN_F16 : GDN_BF16,
                                .state_dtype = i % KINDS < 2 ? GDN_F32
                                               : i % 2       ? GDN_F16
                                                             : GDN_BF16,
                                .rows = true,
-                               .pooled = true };
+                               .pooled = n == FEW };
         struct case_called each = { mark_call, k };
         struct rule_case c;
         struct comparison found = { 0 };
         char name[80];
-        snprintf(name, sizeof name, "lazy %s %s state %s %lldx%lld of %d",
-                 i == PROMPT ? "prefill" : "decode", check_device_dtypes[d.dtype],
-                 check_device_dtypes[d.state_dtype], (long long)d.K, (long long)d.V, n);
+        for (int b = 0; b < n; b++) lengths[b] = two ? 2 : 1;
+        snprintf(name, sizeof name, "lazy %s%s %s state %s %lldx%lld of %d",
+                 i == PROMPT ? "prefill" : "decode", two ? " of two" : "",
+                 check_device_dtypes[d.dtype], check_device_dtypes[d.state_dtype], (long long)d.K,
+                 (long long)d.V, n);
         if (!check_device_wants(k, name)) continue;
         int code = rule_case_make(&c, &d, lengths, n);
         if (!code)

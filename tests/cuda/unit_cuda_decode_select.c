@@ -439,6 +439,14 @@ static void test_lazy(void)
     "gdn_decode_" kernel,                                                                   \
         "decode: fold (token slots, token, token packed, window k128, window, warp, token " \
         "eight, general: the call has a record; lazy few, lazy: " why ")"
+#define FOLDS_LAZY(kernel, why)                                                             \
+    "gdn_decode_" kernel,                                                                   \
+        "decode: fold (token slots, token, token packed, window k128, window, warp, token " \
+        "eight, general: the call has a record; lazy few: T is not 1; lazy: " why ")"
+#define FOLDS_FEW(kernel) FOLDS_LAZY(kernel, "it saves at most 325 KiB for each multiprocessor")
+#define SEVERAL                                                                         \
+    "decode: lazy (token slots, token, token packed, window k128, window, warp, token " \
+    "eight, general: the call has a record; lazy few: T is not 1)"
 #define FEW "decode: lazy few (the call has a record)"
 #define MANY                                                                             \
     "decode: lazy (token slots, token, token packed, window k128, window, warp, token "  \
@@ -461,8 +469,20 @@ static void test_lazy(void)
           "gdn_decode_lazy_few_F16_F16_128", FEW },
         { GDN_F16, GDN_F16, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 2, 128, 342,
           "gdn_decode_lazy_F16_F16_128", MANY },
-        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 2, 16, 128, 4,
-          FOLDS("window_k128_vk_F32_BF16_128", "T is not 1") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 4, 16, 128, 116,
+          FOLDS_FEW("window_k128_vk_F32_BF16_128") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 4, 16, 128, 120,
+          "gdn_decode_lazy_tokens_F32_BF16_128", SEVERAL },
+        { GDN_F16, GDN_F32, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 8, 64, 128, 240,
+          "gdn_decode_lazy_tokens_F32_F16_128", SEVERAL },
+        { GDN_BF16, GDN_BF16, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 2, 16, 128, 240,
+          "gdn_decode_lazy_tokens_BF16_BF16_128", SEVERAL },
+        { GDN_F16, GDN_F16, GDN_F32, GDN_WRITE_FINAL, GDN_STATE_VK, 2, 16, 128, 300,
+          "gdn_decode_lazy_tokens_F16_F16_128", SEVERAL },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 9, 64, 128, 400,
+          FOLDS_LAZY("window_vk_F32_128", "T is not from 1 to 8") },
+        { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_KV, 2, 16, 128, 400,
+          FOLDS_LAZY("window_kv_F32_128", "states are k-first") },
         { GDN_BF16, GDN_F32, GDN_BF16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 65, 128, 4,
           FOLDS("token_vk_F32_BF16_128", "a record has more than 64 rows") },
         { GDN_BF16, GDN_F32, GDN_F16, GDN_WRITE_FINAL, GDN_STATE_VK, 1, 16, 128, 4,

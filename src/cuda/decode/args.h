@@ -141,24 +141,28 @@ struct gdn_cu_lazy_rows {
 };
 GDN_CU_SIZE(gdn_cu_lazy_rows, 24);
 
-/* The arguments of one token for each sequence beside a record that accepts it: decode/lazy. The
- * counters stand in the line of the end of `one`, so that few.cuh has them with it. */
+/* The arguments of up to eight tokens of each sequence beside a record that accepts them:
+ * decode/lazy. The counters stand in the line of the end of `one`, so that few.cuh has them with
+ * it. memory: of each sequence and state head `step` floats. ..._token: the step from one token to
+ * the next, in bytes; for one token they are not used. */
 struct gdn_cu_lazy {
     struct gdn_cu_token one;
-    char *count;                     /* a counter of each slot */
-    float *memory;                   /* `step` floats for each sequence and state head */
+    char *count; /* a counter of each slot */
+    float *memory;
     int32_t count_step, count_bytes; /* from slot to slot; of a counter, 4 or 8 */
-    int32_t n_rows, n_places;        /* R; and rounded up to whole quads */
+    int32_t n_rows, n_places;        /* R; rows that a token follows, in whole quads */
     struct gdn_cu_lazy_rows k, u, g;
     int32_t n_heads, step;
     int32_t n_pairs, n_sharing, n_k_pairs; /* pairs of a head of k and one of q; state heads of a
                                               pair; pairs of a head of k */
-    int32_t ahead;          /* rows are read before the count is known: all, which are at most 16 */
-    int32_t n_early;        /* blocks that may begin before the first kernel ends */
-    int32_t n_parts;        /* blocks of a state */
-    int32_t row_lines, pad; /* 128 bytes of a row of a state */
+    int32_t ahead;     /* rows are read before the count is known: all, which are at most 16 */
+    int32_t n_early;   /* blocks that may begin before the first kernel ends */
+    int32_t n_parts;   /* blocks of a state */
+    int32_t row_lines; /* 128 bytes of a row of a state */
+    int32_t n_tokens;  /* of each sequence */
+    int32_t k_token, q_token, v_token, g_token, beta_token, out_token;
 };
-GDN_CU_SIZE(gdn_cu_lazy, 264 + 3 * 24 + 2 * 8 + 14 * 4);
+GDN_CU_SIZE(gdn_cu_lazy, 264 + 3 * 24 + 2 * 8 + 20 * 4);
 
 /* The arguments of gdn_decode with a tree, a record or states of 8 bits, and of gdn_record_fold. */
 struct gdn_cu_walk {

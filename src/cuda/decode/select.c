@@ -19,6 +19,7 @@ enum {
     EIGHT_K = 128,
     WINDOW_K = 128,
     LAZY_K = 128,
+    LAZY_TOKENS = 8, /* of lazy/tokens.cuh */
     CHANNELS_K = 128
 };
 
@@ -259,35 +260,37 @@ static const char *why_not_whole(const struct gdn_cu_rule *r, const struct gdn_c
     return a->each ? "every token's state is kept" : why_not_tiles(r, a);
 }
 
-static const char *why_not_rows_of_one(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
+/* Returns why the sequences do not have 1 to `most` tokens each. */
+static const char *why_not_rows_of(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a,
+                                   int most)
 {
     if (a->cu_seqlens.data) return "cu_seqlens is given";
-    if (a->T != 1) return "T is not 1";
+    if (most == 1 && a->T != 1) return "T is not 1";
+    if (a->T < 1 || a->T > most) return "T is not from 1 to 8";
     if (a->has_initial_state.data) return "has_initial_state is given";
     if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
     return why_not_whole(r, a);
 }
 
-/* Returns why warps cannot take a token of each sequence with states in whole tiles. */
-static const char *why_not_tiles_of_one(const struct gdn_decode_call *c)
+/* Returns why warps cannot take up to `most` tokens of each sequence with states in whole tiles. */
+static const char *why_not_tiles_of(const struct gdn_decode_call *c, int most)
 {
     const char *why = why_not_small(c->rule, &c->warp);
-    if (!why) why = why_not_rows_of_one(c->rule, &c->warp);
+    if (!why) why = why_not_rows_of(c->rule, &c->warp, most);
     return why ? why : why_not_tiles(c->rule, &c->warp);
 }
 
 bool gdn_cuda_takes_one(const struct gdn_cu_rule *args, const struct gdn_cu_warp *warp)
 {
-    return !why_not_small(args, warp) && !why_not_rows_of_one(args, warp);
+    return !why_not_small(args, warp) && !why_not_rows_of(args, warp, 1);
 }
 
 static const char *why_not_token(const struct gdn_decode_call *c)
 {
-    return c->not_token ? c->not_token : why_not_rows_of_one(c->rule, &c->warp);
+    return c->not_token ? c->not_token : why_not_rows_of(c->rule, &c->warp, 1);
 }
 
-/* Form `token slots` takes a few blocks alone: these wait for the slots longer than for the
- * bandwidth of the memory. */
+/* Form `token slots` takes a few blocks alone: these wait longer for slots than for bandwidth. */
 static const char *why_not_token_slots(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
@@ -357,36 +360,39 @@ static const char *why_not_token_eight(const struct gdn_decode_call *c)
     const char *why = why_not_scales(&r->from);
     if (!why) why = why_not_scales(&r->to);
     if (!why) why = why_not_small(r, &c->warp);
-    return why ? why : why_not_rows_of_one(r, &c->warp);
+    return why ? why : why_not_rows_of(r, &c->warp, 1);
 }
 
 /* ---- Records that accept tokens at once ------------------------------------------------------ */
 
-/* Returns why no kernel of lazy/ takes the call. */
-static const char *why_not_one_of_record(const struct gdn_decode_call *c)
+/* Returns why no kernel of lazy/ for up to `most` tokens takes the call. */
+static const char *why_not_of_record(const struct gdn_decode_call *c, int most)
 {
     const struct gdn_cu_rule *r = c->rule;
     const char *why = gdn_decode_why_not_record(r);
     if (!why) why = why_eight(r);
     if (!why) why = why_not_gdn(r);
     if (!why) why = c->not_near;
-    if (!why) why = why_not_tiles_of_one(c);
+    if (!why) why = why_not_tiles_of(c, most);
     return !why && r->K != LAZY_K ? "K is not 128" : why;
 }
 
-/* Form `lazy few` takes calls in which it saves no time not to write the states, and k-first
- * states, which form `lazy` does not have. */
+/* Form `lazy few` takes states that it saves no time not to write, and k-first ones. */
 static const char *why_not_lazy_few(const struct gdn_decode_call *c)
 {
-    const char *why = why_not_one_of_record(c);
+    const char *why = why_not_of_record(c, 1);
     if (!why && c->warp.read_pool <= 0) why = "no slots";
     if (why || c->pool->k_first) return why;
     return gdn_decode_lazy_saves(c) ? "lazy saves more than 325 KiB for each multiprocessor" : NULL;
 }
 
+/* Several tokens of few states are folded. Without `lazy few`, `lazy` takes any number. */
 static const char *why_not_lazy(const struct gdn_decode_call *c)
 {
-    const char *why = why_not_one_of_record(c);
+    const char *why = why_not_of_record(c, LAZY_TOKENS);
+    const bool any = c->warp.T == 1 || gdn_cuda_is_off(c->ctx, GDN_CUDA_LAZY_FEW);
+    if (!why && !any && !gdn_decode_lazy_saves(c))
+        why = "it saves at most 325 KiB for each multiprocessor";
     if (!why && c->pool->k_first) why = "states are k-first";
     return !why && c->pool->dtype != GDN_F32 && c->rule->V % LAZY_COLUMNS
                ? "V is not a multiple of 32"
@@ -540,7 +546,7 @@ static const char *why_not_channels_token(const struct gdn_decode_call *c)
     const char *why = gdn_cuda_is_off(c->ctx, GDN_CUDA_TOKEN) ? "it is switched off" : why_walk(r);
     if (!why) why = why_not_channels(r);
     if (!why) why = c->not_form;
-    if (!why) why = why_not_tiles_of_one(c);
+    if (!why) why = why_not_tiles_of(c, 1);
     if (!why && r->K != CHANNELS_K) why = "K is not 128";
     return !why && c->pool->k_first ? "states are k-first" : why;
 }

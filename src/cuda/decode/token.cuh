@@ -260,17 +260,18 @@ template <class Tile> GDN_DEVICE void token_store(const Tile &tile, char *at, in
         for (int c = 0; c < Tile::C; c++) token_store(at + c * Tile::LANES * 16, tile.S[n][c]);
 }
 
-/* Loads the lane's elements of k, then of q. */
+/* Loads the lane's elements of k, then of q. of_k, of_q: steps from the sequence's first token to
+ * this one. */
 template <class Tile>
 GDN_DEVICE void token_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_token &a,
-                            const struct token_place &w)
+                            const struct token_place &w, int64_t of_k = 0, int64_t of_q = 0)
 {
     enum { E = Tile::E, C = Tile::C };
     const int lane = threadIdx.x % Tile::LANES * E * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const char *row = (i ? token_at(a.q, w.row, token_source(w.head, a.group_q))
-                             : token_at(a.k, w.row, token_source(w.head, a.group_k))) +
+        const char *row = (i ? token_at(a.q, w.row, token_source(w.head, a.group_q)) + of_q
+                             : token_at(a.k, w.row, token_source(w.head, a.group_k)) + of_k) +
                           lane;
 #pragma unroll
         for (int c = 0; c < C; c++) {
@@ -548,10 +549,10 @@ GDN_DEVICE bool token_decode_columns(const struct gdn_cu_token &a, Place &w, int
 
 /* Sets n outputs of padding to zero, from `first` on. Threads are numbered from 0. */
 GDN_DEVICE void token_zero(const struct gdn_cu_token &a, const struct token_place &w, int first,
-                           int n, int thread)
+                           int n, int thread, int64_t of_out = 0)
 {
     if (a.out.data && !a.keep && thread < n)
-        *(uint16_t *)(token_at(a.out, w.row, w.head) + (first + thread) * 2) = 0;
+        *(uint16_t *)(token_at(a.out, w.row, w.head) + of_out + (first + thread) * 2) = 0;
 }
 
 /* Decodes a block. Blocks are numbered by parts of a head, then heads, then sequences, as states

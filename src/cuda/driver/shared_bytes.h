@@ -18,6 +18,7 @@ enum { GDN_CU_CHUNKS_BYTES = 49152 };
  * kernel anew, and two kernels are there at a time only if they want the same division. */
 enum { GDN_CU_LAZY_BYTES = 8704, GDN_CU_LAZY_WIDE_BYTES = 11264 };
 enum { GDN_CU_LAZY_ROWS_F32_BYTES = 20480, GDN_CU_LAZY_ROWS_BYTES = 29696 };
+enum { GDN_CU_LAZY_TOKENS_ROWS_F32_BYTES = 24576, GDN_CU_LAZY_TOKENS_ROWS_BYTES = 32768 };
 
 /* Gradients in float32. */
 enum { GDN_CU_REVERSE_BYTES = 91152, GDN_CU_GRADIENTS_BYTES = 77576 };

@@ -15,7 +15,6 @@
 #define GDN_CUDA_DECODE_LAZY_HALF_CUH
 
 #include "cuda/decode/lazy/rows.cuh"
-#include "cuda/device/ptx_mma.cuh"
 #include "cuda/driver/shared_bytes.h"
 
 extern __shared__ __align__(128) char gdn_shared[];
@@ -25,20 +24,7 @@ enum { HALF_ROWS = 32, HALF_PIECES = 4, HALF_LINES = 4 };
 GDN_DEVICE int half_line(void) { return threadIdx.x / 4; }
 GDN_DEVICE int half_own(void) { return threadIdx.x % 4 * 8 + threadIdx.x / 4; }
 
-template <int dtype>
-GDN_DEVICE void half_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    if (dtype == GDN_BF16)
-        mma_bf16(d, a, b0, b1);
-    else
-        mma_f16(d, a, b0, b1);
-}
-template <int dtype> GDN_DEVICE uint32_t half_pair(float low, float high)
-{
-    return dtype == GDN_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
-}
-
-/* Sixteen rows of a record, the last of which may be the token itself, as factors of 16 bits: u
+/* Sixteen rows of a record, the last of which may be tokens of the call, as factors of 16 bits: u
  * times decays, and k if it is float32, in two parts. k: [row][piece 4 p][pair i of lane t], so
  * that eight elements side by side are those of a product; k of 16 bits has no second part. Rows
  * are apart by odd multiples of 16 bytes. */
@@ -52,56 +38,105 @@ struct half_rows {
 struct half_token {
     alignas(16) uint32_t S[HALF_LINES][HALF_PIECES][32][4], kq[2][16][4];
 };
+/* Or of several tokens: p and z of each row of v. */
+struct half_sums {
+    float2 pz[LAZY_TOKENS][HALF_ROWS];
+};
 union half_shared {
     struct half_token token;
+    struct half_sums sums;
     struct half_rows rows;
 };
 static_assert(sizeof(union half_shared) == GDN_CU_LAZY_WIDE_BYTES &&
                   sizeof(struct half_token) == GDN_CU_LAZY_BYTES &&
+                  sizeof(struct half_sums) <= sizeof(struct half_token) &&
                   (int)offsetof(struct half_rows, k[1]) <= (int)GDN_CU_LAZY_BYTES,
               "as it is launched");
 
-/* Begins to copy the lane's pieces of a state, the first of them at `state`, and one of k or q. */
-GDN_DEVICE void half_copy(struct half_token &sh, const char *state, int step, const char *kq)
+/* Begins to copy the lane's pieces of a state, the first of them at `state`. */
+GDN_DEVICE void half_copy(struct half_token &sh, const char *state, int step)
 {
     const int lane = threadIdx.x;
 #pragma unroll
     for (int i = 0; i < HALF_LINES * HALF_PIECES; i++)
         copy_async<16>(shared_address(sh.S[i / HALF_PIECES][i % HALF_PIECES][lane]),
                        state + mad_wide(i / HALF_PIECES * 8, step, i % HALF_PIECES * 64), 16);
-    copy_async<16>(shared_address(sh.kq[lane / 16][lane % 16]), kq, 16);
-    copy_commit();
+}
+
+/* The same of k and q of one token. */
+GDN_DEVICE void half_copy_token(struct half_token &sh, const struct gdn_cu_token &o,
+                                const struct token_place &w)
+{
+    const int lane = threadIdx.x;
+    const char *const kq = lane < 16 ? token_at(o.k, w.row, token_source(w.head, o.group_k))
+                                     : token_at(o.q, w.row, token_source(w.head, o.group_q));
+    copy_async<16>(shared_address(sh.kq[lane / 16][lane % 16]), kq + lane % 16 * 16, 16);
+}
+
+/* Computes S X. right: the lane's pieces of X. sums: of rows 8 (2 i) + g and 8 (2 i + 1) + g, each
+ * with columns 2 t and 2 t + 1. */
+template <int dtype>
+GDN_DEVICE void half_read(float (&sums)[2][4], const struct half_token &sh,
+                          const uint32_t (&right)[HALF_PIECES][4])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) sums[i / 4][i % 4] = 0;
+#pragma unroll
+    for (int i = 0; i < HALF_PIECES * 2; i++) {
+        const int c = i / 2;
+        const uint4 x = *(const uint4 *)sh.S[i % 2 * 2][c][threadIdx.x];
+        const uint4 y = *(const uint4 *)sh.S[i % 2 * 2 + 1][c][threadIdx.x];
+        const uint32_t rows[2][4] = { { x.x, x.y, x.z, x.w }, { y.x, y.y, y.z, y.w } };
+        lazy_multiply_piece<dtype>(sums[i % 2], rows, right[c]);
+    }
 }
 
 /* Computes p and z of the lane's own row, with raw k and q. These are the even and the odd columns
  * of the right factor. */
-template <int dtype> GDN_DEVICE void half_read(float &p, float &z, const struct half_token &sh)
+template <int dtype> GDN_DEVICE void half_read_one(float &p, float &z, const struct half_token &sh)
 {
-    float sums[2][4] = {};
+    float sums[2][4];
+    uint32_t right[HALF_PIECES][4];
 #pragma unroll
     for (int c = 0; c < HALF_PIECES; c++) {
-        const uint4 right = *(const uint4 *)sh.kq[half_line() % 2][threadIdx.x % 4 + 4 * c];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint4 x = *(const uint4 *)sh.S[2 * i][c][threadIdx.x];
-            const uint4 y = *(const uint4 *)sh.S[2 * i + 1][c][threadIdx.x];
-            const uint32_t first[4] = { x.x, y.x, x.y, y.y }, second[4] = { x.z, y.z, x.w, y.w };
-            half_mma<dtype>(sums[i], first, right.x, right.y);
-            half_mma<dtype>(sums[i], second, right.z, right.w);
-        }
+        const uint4 x = *(const uint4 *)sh.kq[half_line() % 2][threadIdx.x % 4 + 4 * c];
+        right[c][0] = x.x, right[c][1] = x.y, right[c][2] = x.z, right[c][3] = x.w;
     }
+    half_read<dtype>(sums, sh, right);
     const int line = threadIdx.x % 4;
     p = line % 2 ? (line / 2 ? sums[1][2] : sums[0][2]) : (line / 2 ? sums[1][0] : sums[0][0]);
     z = line % 2 ? (line / 2 ? sums[1][3] : sums[0][3]) : (line / 2 ? sums[1][1] : sums[0][1]);
 }
 
-/* ---- The fold -------------------------------------------------------------------------------- */
-
-template <int dtype> GDN_DEVICE void half_split(uint32_t &high, uint32_t &low, float x, float y)
+/* Computes p and z of all rows for all tokens, in the place of the state. x: the first four tokens
+ * as columns. */
+template <int dtype>
+GDN_DEVICE void half_read_tokens(struct half_sums &to, const struct half_token &sh,
+                                 const struct gdn_cu_lazy &a, const struct token_place &w,
+                                 uint32_t (&x)[HALF_PIECES][4])
 {
-    high = half_pair<dtype>(x, y);
-    low = half_pair<dtype>(x - token_element<dtype>(high, 0), y - token_element<dtype>(high, 1));
+    enum { N = LAZY_TOKENS / LAZY_FOUR };
+    const int t = threadIdx.x % 4;
+    float sums[N][2][4];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        if (n * LAZY_FOUR >= a.n_tokens) break;
+        if (n) lazy_load_columns(x, a, w, n * LAZY_FOUR);
+        half_read<dtype>(sums[n], sh, x);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        if (n * LAZY_FOUR >= a.n_tokens) break;
+#pragma unroll
+        for (int i = 0; i < HALF_LINES; i++)
+            to.pz[n * LAZY_FOUR + t][8 * i + half_line()] =
+                make_float2(sums[n][i / 2][i % 2 * 2], sums[n][i / 2][i % 2 * 2 + 1]);
+    }
+    __syncwarp();
 }
+
+/* ---- The fold -------------------------------------------------------------------------------- */
 
 /* Stages k of n rows from `rows` on: those whose bit of mask is set, the others as zeros. */
 template <int dtype, bool wide>
@@ -155,26 +190,46 @@ GDN_DEVICE void half_stage_u(struct half_rows &sh, const char *u, int step, floa
     }
 }
 
-/* Return the power of two of a factor of k, and the rest of it. Where raw k is very large or small,
- * float16 has no number for u times the factor. It has them for k times the power, with all bits
- * of k, and for u times the rest. */
-GDN_DEVICE float half_power(float key)
+/* Stages the tokens of the call that follow `own` of sixteen rows. key: the factor of token
+ * `lane`. */
+template <int dtype, int TOKENS>
+GDN_DEVICE void half_stage_tokens(struct half_rows &sh, const struct gdn_cu_lazy &a,
+                                  const struct token_place &w, const float (&of_column)[TOKENS],
+                                  unsigned adds, float key, int own)
 {
-    return __uint_as_float(__float_as_uint(key) & 0x7f800000);
-}
-GDN_DEVICE float half_rest(float key)
-{
-    return __uint_as_float((__float_as_uint(key) & 0x007fffff) | 0x3f800000);
+    const int lane = threadIdx.x, piece = lane / 2;
+    const int at = piece / 4 * 16 + piece % 4 + lane % 2 * 8;
+    uint32_t x[TOKENS][4];
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++)
+        ld_keep_v2(x[t], lazy_token<TOKENS>(a.one.k, a.k_token, w, a.one.group_k, t) + lane * 8,
+                   adds >> t & 1);
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+        const int row = own + t;
+        if (t >= lazy_tokens<TOKENS>(a) || row < 0 || row >= LAZY_ROWS) continue;
+        const float power = half_power(TOKENS == 1 ? key : __shfl_sync(0xffffffff, key, t));
+        uint32_t high, low;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            sh.k[0][row][at + e * 4] = half_pair<dtype>(power * token_element<dtype>(x[t][e], 0),
+                                                        power * token_element<dtype>(x[t][e], 1));
+            if (a.k.bytes == 4) sh.k[1][row][at + e * 4] = 0;
+        }
+        half_split<dtype>(high, low, of_column[t], 0);
+        sh.u[0][row][lane] = (uint16_t)high, sh.u[1][row][lane] = (uint16_t)low;
+    }
 }
 
-/* Stages rows j0 to j0 + 15 of the record, and the token behind the last of them. u: of the lane's
- * column, times half_rest(). */
-template <int dtype>
+/* Stages rows j0 to j0 + 15 of the record, and the tokens behind the last of them. of_column: u of
+ * the lane's column, times decays and half_rest(). adds: a bit of each token. */
+template <int dtype, int TOKENS>
 GDN_DEVICE void half_stage(struct half_rows &sh, const struct gdn_cu_lazy &a,
                            const struct token_place &w, const struct lazy_facts &f,
-                           const float *decays, float u, int v, int j0)
+                           const float *decays, const float (&of_column)[TOKENS], unsigned adds,
+                           float key, int v, int j0)
 {
-    const int lane = threadIdx.x, own = f.count - j0, source = token_source(w.head, a.one.group_k);
+    const int lane = threadIdx.x, source = token_source(w.head, a.one.group_k);
     const float decay = lazy_row_decay(decays, f, j0);
     const unsigned mask = __ballot_sync(0xffffffff, decay != 0);
     const char *const rows = lazy_at(a.k, w.from, j0, source);
@@ -189,21 +244,7 @@ GDN_DEVICE void half_stage(struct half_rows &sh, const struct gdn_cu_lazy &a,
     else
         half_stage_k<dtype, false>(sh, rows, a.k.row, mask);
     __syncwarp();
-    if (own < LAZY_ROWS) {
-        uint32_t x[2], high, low;
-        const char *const k = token_at(a.one.k, w.row, source) + lane * 8;
-        x[0] = ld_b32_b16(k, f.beta != 0, false), x[1] = ld_b32_b16(k + 4, f.beta != 0, false);
-        const int piece = lane / 2, at = piece / 4 * 16 + piece % 4;
-        const float power = half_power(f.key);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            sh.k[0][own][at + (lane % 2 * 2 + e) * 4] = half_pair<dtype>(
-                power * token_element<dtype>(x[e], 0), power * token_element<dtype>(x[e], 1));
-            if (a.k.bytes == 4) sh.k[1][own][at + (lane % 2 * 2 + e) * 4] = 0;
-        }
-        half_split<dtype>(high, low, u, 0);
-        sh.u[0][own][lane] = (uint16_t)high, sh.u[1][own][lane] = (uint16_t)low;
-    }
+    half_stage_tokens<dtype>(sh, a, w, of_column, adds, key, f.count - j0);
     __syncwarp();
 }
 
@@ -265,27 +306,27 @@ GDN_DEVICE void half_fold_part(char *state, int step, const struct half_rows &sh
         token_store(state + mad_wide(i / 2 * 8, step, i % 2 * 64), x[i / 2][i % 2]);
 }
 
-/* Puts all rows of the record, and the token, into the state, sixteen at a time. It is read again,
- * from the L2 cache, when rows are staged: that takes many registers. u: of the lane's own row,
- * times half_rest(). */
-template <int dtype>
+/* Puts all rows of the record, and the tokens, into the state, sixteen at a time. It is read again,
+ * from the L2 cache, when rows are staged: that takes many registers. of_column, adds: see
+ * half_stage(). */
+template <int dtype, int TOKENS>
 GDN_DEVICE void half_fold(char *state, struct half_rows &sh, const struct gdn_cu_lazy &a,
                           const struct token_place &w, const struct lazy_facts &f,
-                          const float *decays, float u, int v)
+                          const float *decays, const float (&of_column)[TOKENS], unsigned adds,
+                          float key, int v)
 {
-    const int lane = threadIdx.x, step = a.one.from_row;
-    const float of_column = __shfl_sync(0xffffffff, u, lane % 8 * 4 + lane / 8);
+    const int step = a.one.from_row, n_rows = f.count + lazy_tokens<TOKENS>(a);
     float decay = f.decay;
 #pragma unroll 1
-    for (int j0 = 0; j0 <= f.count; j0 += LAZY_ROWS, decay = 1) {
-        half_stage<dtype>(sh, a, w, f, decays, of_column, v, j0);
+    for (int j0 = 0; j0 < n_rows; j0 += LAZY_ROWS, decay = 1) {
+        half_stage<dtype>(sh, a, w, f, decays, of_column, adds, key, v, j0);
 #pragma unroll 1
         for (int i = 0; i < 4; i++)
             half_fold_part<dtype>(state, step, sh, decay, i / 2, i % 2 * 2, a.k.bytes == 4);
     }
 }
 
-/* ---- The token ------------------------------------------------------------------------------- */
+/* ---- The tokens ------------------------------------------------------------------------------ */
 
 /* Adds u of the rows that count, times their weights, sixteen at a time. Lane 4 g + t has columns
  * 8 t + e of rows 8 i + g. u: at the lane's columns of row 0. */
@@ -335,38 +376,75 @@ GDN_DEVICE void half_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,
     p = ps[0], z = zs[0];
 }
 
+/* Computes p and z of one token, and from them u of the lane's column, which it returns. */
 template <int dtype>
-GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token_place &w, int v,
-                                 struct lazy_facts f, bool early)
+GDN_DEVICE float half_one_token(const struct half_token &sh, const struct gdn_cu_lazy &a,
+                                const struct token_place &w, float *memory,
+                                const struct lazy_facts &f, uint32_t value, int v)
 {
-    union half_shared &sh = *(union half_shared *)gdn_shared;
     const struct gdn_cu_token &o = a.one;
-    float *const memory = lazy_memory(a, w);
-    const int lane = threadIdx.x, own = v + half_own(), at = lane % 4 * 16;
+    const int own = v + half_own();
     float p, z, rows_p, rows_z;
-    char *const state = token_at(o.from, w.from, w.head) + (v + half_line()) * o.from_row + at;
-    const char *const kq = lane < 16 ? token_at(o.k, w.row, token_source(w.head, o.group_k))
-                                     : token_at(o.q, w.row, token_source(w.head, o.group_q));
-    half_copy(sh.token, state, o.from_row, kq + lane % 16 * 16);
-    const uint32_t value =
-        ld_b32_b16(token_at(o.v, w.row, token_source(w.head, o.group_v)) + own * 2, false, true);
-    lazy_request_rows(a, w, v);
-    if (early) {
-        griddepcontrol_wait();
-        f = lazy_load_facts(memory);
-    }
     half_sum_rows<dtype>(rows_p, rows_z, a, w, lazy_weights(memory), f, v);
     copy_wait<0>();
     __syncwarp();
-    half_read<dtype>(p, z, sh.token);
+    half_read_one<dtype>(p, z, sh);
     if (__builtin_expect(f.decay == 0, 0)) p = z = 0; /* the state is forgotten, NaN or not */
     const float u = rule_u(f.beta, token_half<dtype>(value), fmaf(f.k, p, rows_p));
     if (o.out.data)
         token_store_half<dtype>(token_at(o.out, w.row, w.head) + own * 2,
                                 rule_o(f.kq, fmaf(f.q, z, rows_z), u));
-    if (lazy_appends<dtype>(a, w, f.count, own, u)) return;
-    f = lazy_load_facts(memory); /* again, so that no token keeps them in registers for this */
-    half_fold<dtype>(state, sh.rows, a, w, f, lazy_decays(memory, a), u * half_rest(f.key), v);
+    return u;
+}
+
+template <int dtype, int TOKENS>
+GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token_place &w, int v,
+                                 struct lazy_facts f, bool early)
+{
+    __shared__ float us[TOKENS][HALF_ROWS];
+    union half_shared &sh = *(union half_shared *)gdn_shared;
+    const struct gdn_cu_token &o = a.one;
+    float *const memory = lazy_memory(a, w);
+    const int lane = threadIdx.x, at = lane % 4 * 16, column = half_own(), own = v + column;
+    uint32_t x[HALF_PIECES][4], value;
+    float u = 0;
+    char *const state = token_at(o.from, w.from, w.head) + (v + half_line()) * o.from_row + at;
+    const char *const values = token_at(o.v, w.row, token_source(w.head, o.group_v));
+    half_copy(sh.token, state, o.from_row);
+    if (TOKENS == 1) half_copy_token(sh.token, o, w);
+    copy_commit();
+    if constexpr (TOKENS == 1)
+        value = ld_b32_b16(values + own * 2, false, true);
+    else
+        lazy_load_columns(x, a, w, 0), lazy_touch(values + v * 2, a.v_token, a.n_tokens);
+    lazy_request_rows(a, w, v);
+    if (early) {
+        griddepcontrol_wait();
+        f = lazy_load_facts(memory);
+    }
+    if constexpr (TOKENS == 1) {
+        u = half_one_token<dtype>(sh.token, a, w, memory, f, value, v);
+    } else {
+        lazy_touch_memory(a, memory);
+        copy_wait<0>();
+        __syncwarp();
+        half_read_tokens<dtype>(sh.sums, sh.token, a, w, x);
+        lazy_run_tokens<dtype>(us, f, sh.sums.pz, a, w, memory, values + own * 2, column, own, true,
+                               [&](float &p, float &z, const float *weights, const lazy_facts &of) {
+                                   half_sum_rows<dtype>(p, z, a, w, weights, of, v);
+                               });
+        __syncwarp();
+    }
+    const bool appends = lazy_appends<TOKENS>(a, w, f.count);
+    if (TOKENS == 1 && appends) lazy_append_u<dtype>(a, w, f.count, own, u);
+    if (appends) return;
+    /* again, so that no token keeps them in registers for this */
+    f = lazy_load_facts(lazy_at_token(memory, a, lazy_tokens<TOKENS>(a) - 1));
+    float *const decays = lazy_decays<TOKENS>(memory, a), of_column[TOKENS];
+    const unsigned adds =
+        lazy_last_us<true>(of_column, us, a, memory, f, u, lane, lane % 8 * 4 + lane / 8);
+    const float key = TOKENS == 1 ? f.key : lazy_last_of(a, memory, decays, f.count).key;
+    half_fold<dtype>(state, sh.rows, a, w, f, decays, of_column, adds, key, v);
 }
 
 #endif

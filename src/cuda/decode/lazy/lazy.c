@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches one token of each sequence, accepted beside a record: the two kernels of lazy.cuh, or
- * the one of few.cuh for a few sequences. */
+/* Launches up to eight tokens of each sequence, accepted beside a record: the two kernels of
+ * lazy.cuh, or the one of few.cuh for one token of a few sequences. */
 #include "cuda/decode/select.h"
 #include "cuda/driver/shared_bytes.h"
 
 enum {
     THREADS = 128,    /* of a block of the first kernel, a warp for each pair of heads */
     FACTS = 8,        /* numbers of a state head, see rows.cuh */
-    PER_ROW = 3,      /* numbers of each row */
+    WEIGHTS = 2,      /* numbers of each row, beside its decay */
     COLUMNS_F32 = 16, /* of V, of a block of the second kernel */
     COLUMNS_HALF = LAZY_COLUMNS,
     FEW_BYTES = 32, /* of the columns of V that a block of few.cuh has */
     LINE = 128,     /* bytes */
     EARLY_F32 = 16, /* blocks of the second kernel on a multiprocessor at a time */
     EARLY_HALF = 24,
-    AHEAD_ROWS = 16, /* as many as the first kernel has under way at a time */
-    AHEAD_HEADS = 8, /* for each multiprocessor */
-    RECORD_ROWS = 64 /* of a record, for which that kernel has memory */
+    EARLY_HALF_TOKENS = 20, /* of several tokens */
+    AHEAD_ROWS = 16,        /* as many as the first kernel has under way at a time */
+    AHEAD_HEADS = 8,        /* for each multiprocessor */
+    RECORD_ROWS = 64        /* of a record, for which that kernel has memory */
 };
 
 /* The two kernels wait for each other about 10 us. In that time a multiprocessor of an H200 moves
@@ -57,26 +58,34 @@ const char *gdn_decode_why_not_record(const struct gdn_cu_rule *r)
     return !why && !gdn_cuda_is_near_vector(&r->record_count) ? "counts are too far apart" : why;
 }
 
-/* A state is written once in R tokens, but on average half of a record is read. */
+/* A state is written once in as many calls as fill a record, but on average half of a record is
+ * read, or written. */
 bool gdn_decode_lazy_saves(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
-    const int64_t R = r->record_rows, columns = (int64_t)r->H * r->V, keys = (int64_t)r->Hk * r->K;
+    const int64_t R = r->record_rows, T = r->batch.T, calls = (R + T - 1) / T;
+    const int64_t columns = (int64_t)r->H * r->V, keys = (int64_t)r->Hk * r->K;
     const int64_t states = columns * r->K * (int64_t)gdn_dtype_bytes(c->pool->dtype);
     const int64_t row = keys * (int64_t)gdn_dtype_bytes(r->record_k.dtype) +
                         columns * (int64_t)gdn_dtype_bytes(r->record_u.dtype);
-    const int64_t saved = states - states / R - row * R / 2;
+    const int64_t saved = states - states / calls - row * R / 2;
     return r->batch.B * saved > (int64_t)LEAST_SAVED * c->ctx->cuda->sm_count;
 }
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
+/* Returns the rows that a token may follow: those of the record, and the tokens ahead of it. */
 static int32_t places_of(const struct gdn_cu_rule *r)
 {
-    return (int32_t)(r->record_rows + 3) / 4 * 4;
+    return (int32_t)(r->record_rows + r->batch.T - 1 + 3) / 4 * 4;
 }
 
-static int32_t step_of(const struct gdn_cu_rule *r) { return FACTS + PER_ROW * places_of(r); }
+/* Returns the numbers of a state head: of each token the facts and two weights of each row; and the
+ * decays of rows. */
+static int32_t step_of(const struct gdn_cu_rule *r)
+{
+    return (int32_t)r->batch.T * (FACTS + WEIGHTS * places_of(r)) + places_of(r);
+}
 
 size_t gdn_decode_lazy_bytes(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
 {
@@ -104,6 +113,13 @@ static bool is_ahead(const struct gdn_decode_call *c)
     const struct gdn_cu_rule *r = c->rule;
     return r->record_rows <= AHEAD_ROWS &&
            r->batch.B * r->H <= (int64_t)AHEAD_HEADS * c->ctx->cuda->sm_count;
+}
+
+/* Returns how many blocks of the second kernel are on the device at a time. */
+static int early_of(const struct gdn_decode_call *c)
+{
+    const int half = c->warp.T > 1 ? EARLY_HALF_TOKENS : EARLY_HALF;
+    return (c->pool->dtype == GDN_F32 ? EARLY_F32 : half) * c->ctx->cuda->sm_count;
 }
 
 /* Returns the columns of V that a block of the second kernel has. */
@@ -135,7 +151,14 @@ static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
         .ahead = is_ahead(c),
         .n_parts = r->V / columns_of(c),
         .row_lines = r->K * (int32_t)gdn_dtype_bytes(c->pool->dtype) / LINE,
-        .n_early = (c->pool->dtype == GDN_F32 ? EARLY_F32 : EARLY_HALF) * c->ctx->cuda->sm_count,
+        .n_early = early_of(c),
+        .n_tokens = c->warp.T,
+        .k_token = c->warp.k.token,
+        .q_token = c->warp.q.token,
+        .v_token = c->warp.v.token,
+        .g_token = c->warp.g.token,
+        .beta_token = c->warp.beta.token,
+        .out_token = c->warp.out.token,
     };
 }
 
@@ -143,26 +166,35 @@ static struct gdn_cu_lazy args_of(const struct gdn_decode_call *c)
 
 gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c)
 {
-    static const enum gdn_kernel_id rows[] = { GDN_CU_decode_lazy_rows_BF16_128,
-                                               GDN_CU_decode_lazy_rows_F16_128 };
-    static const enum gdn_kernel_id tokens[2][2] = {
-        { GDN_CU_decode_lazy_F32_BF16_128, GDN_CU_decode_lazy_F32_F16_128 },
-        { GDN_CU_decode_lazy_BF16_BF16_128, GDN_CU_decode_lazy_F16_F16_128 },
+    static const enum gdn_kernel_id rows[2][2] = {
+        { GDN_CU_decode_lazy_rows_BF16_128, GDN_CU_decode_lazy_rows_F16_128 },
+        { GDN_CU_decode_lazy_tokens_rows_BF16_128, GDN_CU_decode_lazy_tokens_rows_F16_128 },
+    };
+    static const enum gdn_kernel_id tokens[2][2][2] = {
+        { { GDN_CU_decode_lazy_F32_BF16_128, GDN_CU_decode_lazy_F32_F16_128 },
+          { GDN_CU_decode_lazy_BF16_BF16_128, GDN_CU_decode_lazy_F16_F16_128 } },
+        { { GDN_CU_decode_lazy_tokens_F32_BF16_128, GDN_CU_decode_lazy_tokens_F32_F16_128 },
+          { GDN_CU_decode_lazy_tokens_BF16_BF16_128, GDN_CU_decode_lazy_tokens_F16_F16_128 } },
+    };
+    static const int unused[2][2] = {
+        { GDN_CU_LAZY_ROWS_BYTES, GDN_CU_LAZY_ROWS_F32_BYTES },
+        { GDN_CU_LAZY_TOKENS_ROWS_BYTES, GDN_CU_LAZY_TOKENS_ROWS_F32_BYTES },
     };
     const struct gdn_cu_rule *r = c->rule;
     const struct gdn_cu_lazy a = args_of(c);
     const bool f16 = r->k.dtype == GDN_F16, f32 = c->pool->dtype == GDN_F32;
+    const bool several = a.n_tokens > 1;
     const int warps = THREADS / 32;
     const struct gdn_cuda_call first = {
-        .kernel = rows[f16],
+        .kernel = rows[several][f16],
         .grid = { (a.n_pairs + warps - 1) / warps, r->batch.B, 1 },
-        .shared_bytes = f32 ? GDN_CU_LAZY_ROWS_F32_BYTES : GDN_CU_LAZY_ROWS_BYTES,
+        .shared_bytes = unused[several][f32],
         .stream = c->stream,
         .args = &a,
         .overlaps = true,
     };
     const struct gdn_cuda_call second = {
-        .kernel = tokens[!f32][f16],
+        .kernel = tokens[several][!f32][f16],
         .grid = { a.n_parts, r->H, r->batch.B },
         .shared_bytes = f32                            ? 0
                         : r->record_k.dtype == GDN_F32 ? GDN_CU_LAZY_WIDE_BYTES

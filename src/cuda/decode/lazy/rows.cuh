@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The products of a record's rows with a token: the first of the two kernels of lazy.cuh. A warp
+ * The products of a record's rows with a token: the first of the two kernels of lazy.cuh (for
+ * several tokens it is tokens.cuh). A warp
  * has the state heads of a sequence that share k and q. It computes all that has one number for
  * each row, once:
  *
@@ -13,25 +14,39 @@
 #ifndef GDN_CUDA_DECODE_LAZY_ROWS_CUH
 #define GDN_CUDA_DECODE_LAZY_ROWS_CUH
 
-#include "cuda/decode/token.cuh"
+#include "cuda/decode/lazy/products.cuh"
 
-/* The lanes of a warp, with four elements of k each, have one row of K = 128. Decays of rows go
- * sixteen at a time. */
-enum { LAZY_K = 128, LAZY_ROWS = 16, LAZY_MOST = 64 /* rows of a record */ };
-
-/* A head leaves these numbers, then two weights for each row, then the decay of each row. k and q:
- * factors of S k and S q of raw k and q. key: that of raw k alone, 0 if beta is 0. decay: that of
- * the state. Rows [first, count) count: a gate has forgotten those before, whose u may be no
- * number. */
+/* A head leaves for each token these numbers, and two weights for each row; then the decay of each
+ * row behind which all tokens are. k and q: factors of S k and S q of raw k and q. key: that of raw
+ * k alone, 0 if beta is 0. decay: that of the state. count: of the rows of the record. The tokens
+ * ahead of this one in the call are rows behind them. Rows from `first` on count: a gate has
+ * forgotten those before, whose u may be no number. */
 struct alignas(16) lazy_facts {
     float k, q, kq, beta, key, decay;
     int32_t first, count;
 };
 enum { LAZY_FACTS = sizeof(struct lazy_facts) / 4 };
 
+/* Returns the tokens of each sequence. The kernels of one token have TOKENS = 1. */
+template <int TOKENS> GDN_DEVICE int lazy_tokens(const struct gdn_cu_lazy &a)
+{
+    return TOKENS == 1 ? 1 : a.n_tokens;
+}
+
+/* Return the memory of a head, in it that of token t, and there the weights; and the decays. */
 GDN_DEVICE float *lazy_memory(const struct gdn_cu_lazy &a, const struct token_place &w)
 {
     return a.memory + (int64_t)(w.row * a.n_heads + w.head) * a.step;
+}
+GDN_DEVICE float *lazy_at_token(float *memory, const struct gdn_cu_lazy &a, int t)
+{
+    return memory + t * (LAZY_FACTS + 2 * a.n_places);
+}
+GDN_DEVICE float *lazy_weights(float *memory) { return memory + LAZY_FACTS; }
+template <int TOKENS> GDN_DEVICE float *lazy_decays(float *memory, const struct gdn_cu_lazy &a)
+{
+    const int last = lazy_tokens<TOKENS>(a) - 1;
+    return lazy_weights(lazy_at_token(memory, a, last)) + 2 * a.n_places;
 }
 GDN_DEVICE struct lazy_facts lazy_load_facts(const float *memory)
 {
@@ -41,18 +56,16 @@ GDN_DEVICE struct lazy_facts lazy_load_facts(const float *memory)
              __uint_as_float(x[0][3]), __uint_as_float(x[1][0]), __uint_as_float(x[1][1]),
              (int32_t)x[1][2],         (int32_t)x[1][3] };
 }
-GDN_DEVICE float *lazy_weights(float *memory) { return memory + LAZY_FACTS; }
-GDN_DEVICE float *lazy_decays(float *memory, const struct gdn_cu_lazy &a)
-{
-    return memory + LAZY_FACTS + 2 * a.n_places;
-}
 
 GDN_DEVICE char *lazy_at(const struct gdn_cu_lazy_rows &r, int slot, int row, int head)
 {
     return r.data + mad_wide(slot, r.slot, mad_wide(row, r.row, mad_wide(head, r.head, 0)));
 }
 
-GDN_DEVICE bool lazy_folds(const struct gdn_cu_lazy &a, int count) { return count + 1 >= a.n_rows; }
+template <int TOKENS> GDN_DEVICE bool lazy_folds(const struct gdn_cu_lazy &a, int count)
+{
+    return count + lazy_tokens<TOKENS>(a) >= a.n_rows;
+}
 
 /* Return the counter of a slot, and the rows in use that it means. */
 GDN_DEVICE int64_t lazy_counter(const struct gdn_cu_lazy &a, int slot)
@@ -62,48 +75,6 @@ GDN_DEVICE int64_t lazy_counter(const struct gdn_cu_lazy &a, int slot)
 GDN_DEVICE int lazy_clamp(const struct gdn_cu_lazy &a, int64_t counter)
 {
     return (int)clamp64(counter, 0, a.n_rows);
-}
-
-/* Returns element e of four that lie at x. */
-template <int io, bool wide> GDN_DEVICE float lazy_element(const uint32_t (&x)[4], int e)
-{
-    return wide ? __uint_as_float(x[e]) : token_element<io>(x[e / 2], e);
-}
-
-/* Computes the products of n rows with raw k and q: of row j, products[j]. Sixteen rows of 16 bits
- * are under way at a time, which are as many registers as eight of float32. */
-template <int io, bool wide>
-GDN_DEVICE void lazy_products(float2 *products, const char *rows, int step, const float (&k)[4],
-                              const float (&q)[4], int n)
-{
-    enum { N = 8, AT_ONCE = wide ? N : 2 * N };
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int first = 0; first < n; first += AT_ONCE, rows += AT_ONCE * (int64_t)step) {
-        uint32_t y[AT_ONCE][4];
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            const char *at = rows + mad_wide(j, step, 0) + lane * (wide ? 16 : 8);
-            if (wide)
-                ld_keep_v4(y[j], at, first + j < n);
-            else
-                ld_keep_v2(y[j], at, first + j < n);
-        }
-#pragma unroll
-        for (int j0 = 0; j0 < AT_ONCE; j0 += N) {
-            float x[2 * N];
-#pragma unroll
-            for (int i = 0; i < 4 * N; i++) {
-                const int j = i / 4, e = i % 4;
-                const float yi = lazy_element<io, wide>(y[j0 + j], e);
-                x[j] = fmaf(yi, k[e], e ? x[j] : 0);
-                x[N + j] = fmaf(yi, q[e], e ? x[N + j] : 0);
-            }
-            const float sum = token_sums<32, 2 * N>(x); /* number lane / 2 */
-            if (lane % 2 == 0) ((float *)&products[first + j0 + lane / 2 % N])[lane / 2 / N] = sum;
-        }
-    }
-    __syncwarp();
 }
 
 /* ---- Decays: sixteen lanes have a state head ------------------------------------------------- */
@@ -136,13 +107,19 @@ GDN_DEVICE struct lazy_decay lazy_decay_of(float x, float behind)
     return { row + 1 < LAZY_ROWS ? lazy_times(behind, later) : behind, lazy_times(behind, all) };
 }
 
+/* A place for the numbers of a head of a token. */
+struct lazy_place {
+    float *memory, *decays;
+    bool stores; /* else there is no such head */
+};
+
 /* Leaves weights and decays of rows [first, first + n), at most sixteen, in memory: zeros for rows
- * whose sign bit is set, which only decay, and for places behind. Returns the decay of what is
- * before them; behind: the decay behind them. Sets `oldest` to the first that counts, if one
- * does. */
-GDN_DEVICE float lazy_leave_rows(int &oldest, float *memory, const struct gdn_cu_lazy &a,
+ * whose sign bit is set, which only decay. key: the factor of the lane's row. products: of row
+ * `first` on. Returns the decay of what is before them; behind: the decay behind them. Sets
+ * `oldest` to the first that counts, if one does. */
+GDN_DEVICE float lazy_leave_rows(int &oldest, const struct lazy_place &to,
                                  const struct token_factors &f, const float2 *products,
-                                 uint32_t gate, int first, int n, float behind, bool stores)
+                                 uint32_t gate, int first, int n, float behind, float key = 1)
 {
     const int row = threadIdx.x % LAZY_ROWS;
     const float alpha = row < n ? __uint_as_float(gate & 0x7fffffff) : 1;
@@ -150,39 +127,33 @@ GDN_DEVICE float lazy_leave_rows(int &oldest, float *memory, const struct gdn_cu
     const bool counts = row < n && d.own != 0, adds = counts && !(gate >> 31);
     const unsigned all = __ballot_sync(0xffffffff, counts) >> (threadIdx.x & 16) & 0xffff;
     if (all) oldest = first + __ffs(all) - 1;
-    if (stores && first + row < a.n_places) {
-        const float2 product = products[first + row];
-        ((float2 *)lazy_weights(memory))[first + row] =
-            adds ? make_float2(d.own * f.k * product.x, d.own * f.q * product.y)
-                 : make_float2(0, 0);
-        lazy_decays(memory, a)[first + row] = adds ? d.own : 0;
+    if (to.stores && row < n) {
+        const float2 product = products[row];
+        const float own = d.own * key;
+        ((float2 *)lazy_weights(to.memory))[first + row] =
+            adds ? make_float2(own * f.k * product.x, own * f.q * product.y) : make_float2(0, 0);
+        to.decays[first + row] = adds ? d.own : 0;
     }
     return d.all;
 }
 
-/* Leaves what a state head has. gate: lazy_gate() of its last rows. Lanes that have none store
- * nothing. Returns alpha and beta. */
-template <int io>
-GDN_DEVICE float2 lazy_leave_head(const struct gdn_cu_lazy &a, const struct token_place &w,
-                                  const struct token_gates &gates, const struct token_factors &f,
-                                  const float2 *products, uint32_t gate, int count, bool stores)
+/* Leaves what a state head of a token has. gate: lazy_gate() of its last rows. decay: behind the
+ * rows of the record; oldest: the first of the tokens ahead that counts, if one does. */
+GDN_DEVICE void lazy_leave_head(const struct lazy_place &to, const struct gdn_cu_lazy &a,
+                                const struct token_place &w, const struct token_factors &f,
+                                const float2 *products, uint32_t gate, int count, float beta,
+                                float decay, int oldest)
 {
-    float *const memory = lazy_memory(a, w);
     const int last = (count - 1) / LAZY_ROWS * LAZY_ROWS;
-    int oldest = count;
-    float alpha, beta;
-    token_expand_gates<io>(alpha, beta, gates, a.one);
-    float decay = alpha;
 #pragma unroll 1
     for (int first = last; count > 0 && first >= 0; first -= LAZY_ROWS) {
         const int n = first == last ? count - last : (int)LAZY_ROWS;
         if (first < last) gate = lazy_gate(a, w, first, count);
-        decay = lazy_leave_rows(oldest, memory, a, f, products, gate, first, n, decay, stores);
+        decay = lazy_leave_rows(oldest, to, f, products + first, gate, first, n, decay);
     }
-    if (stores && threadIdx.x % LAZY_ROWS == 0)
-        *(struct lazy_facts *)memory = { decay * f.k,         decay * f.q, f.kq,   beta,
-                                         beta == 0 ? 0 : f.k, decay,       oldest, count };
-    return make_float2(alpha, beta);
+    if (to.stores && threadIdx.x % LAZY_ROWS == 0)
+        *(struct lazy_facts *)to.memory = { decay * f.k,         decay * f.q, f.kq,   beta,
+                                            beta == 0 ? 0 : f.k, decay,       oldest, count };
 }
 
 /* ---- The kernel ------------------------------------------------------------------------------ */
@@ -219,10 +190,10 @@ GDN_DEVICE void lazy_append_k(const struct gdn_cu_lazy &a, const struct token_pl
     store_chunk(to + threadIdx.x % 32 * 4 * a.k.bytes, x, a.k.bytes == 4 ? GDN_F32 : io);
 }
 
-GDN_DEVICE void lazy_append_gate(const struct gdn_cu_lazy &a, const struct token_place &w,
-                                 float2 gates, int row)
+/* Returns the gate of a row. */
+GDN_DEVICE float lazy_row_gate(float alpha, float beta)
 {
-    *(float *)lazy_at(a.g, w.from, row, w.head) = copysignf(gates.x, gates.y == 0 ? -1.0f : 1.0f);
+    return copysignf(alpha, beta == 0 ? -1.0f : 1.0f);
 }
 
 template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_cu_lazy &a)
@@ -269,7 +240,7 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
     else
         lazy_products<io, false>(products, rows, a.k.row, k, q, n);
     if (a.ahead) count = lazy_clamp(a, counter);
-    const bool appends = !lazy_folds(a, count);
+    const bool appends = !lazy_folds<1>(a, count);
     const struct token_factors f =
         token_factors_of(token_sum<32>(kk), token_sum<32>(qq), token_sum<32>(kq), a.one);
 #pragma unroll 1
@@ -280,8 +251,13 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_c
             token_fetch_gates(gates, a.one, mine);
             gate = lazy_gate(a, mine, last, count);
         }
-        const float2 both = lazy_leave_head<io>(a, mine, gates, f, products, gate, count, is);
-        if (appends && is && lane % LAZY_ROWS == 0) lazy_append_gate(a, mine, both, count);
+        float *const memory = lazy_memory(a, mine);
+        const struct lazy_place to = { memory, lazy_decays<1>(memory, a), is };
+        float alpha, beta;
+        token_expand_gates<io>(alpha, beta, gates, a.one);
+        lazy_leave_head(to, a, mine, f, products, gate, count, beta, alpha, count);
+        if (appends && is && lane % LAZY_ROWS == 0)
+            *(float *)lazy_at(a.g, mine.from, count, mine.head) = lazy_row_gate(alpha, beta);
     }
     if (appends && pair % a.n_k_pairs == 0) lazy_append_k<io>(a, w, k, f.k, count);
 }
@@ -366,20 +342,138 @@ GDN_DEVICE void lazy_set_count(const struct gdn_cu_lazy &a, int slot, int count)
         *(int64_t *)at = count;
 }
 
-/* Counts the token, once for each slot. If it does not fill the record, u of column `own` becomes a
- * part of its row (if the lane `speaks`); else returns false. */
-template <int io>
-GDN_DEVICE bool lazy_appends(const struct gdn_cu_lazy &a, const struct token_place &w, int count,
-                             int own, float u, bool speaks = true)
+/* Counts the tokens, once for each slot. Returns false if they fill the record. */
+template <int TOKENS>
+GDN_DEVICE bool lazy_appends(const struct gdn_cu_lazy &a, const struct token_place &w, int count)
 {
-    const bool folds = lazy_folds(a, count);
+    const bool folds = lazy_folds<TOKENS>(a, count);
     if (blockIdx.x == 0 && w.head == 0 && threadIdx.x == 0)
-        lazy_set_count(a, w.from, folds ? 0 : count + 1);
-    if (folds) return false;
-    char *const to = lazy_at(a.u, w.from, count, w.head) + own * a.u.bytes;
-    if (speaks && a.u.bytes == 4) *(float *)to = u;
-    if (speaks && a.u.bytes == 2) token_store_half<io>(to, u);
-    return true;
+        lazy_set_count(a, w.from, folds ? 0 : count + lazy_tokens<TOKENS>(a));
+    return !folds;
+}
+
+/* Stores u of column `own` as a part of row `row`. */
+template <int io>
+GDN_DEVICE void lazy_append_u(const struct gdn_cu_lazy &a, const struct token_place &w, int row,
+                              int own, float u)
+{
+    char *const to = lazy_at(a.u, w.from, row, w.head) + own * a.u.bytes;
+    if (a.u.bytes == 4) *(float *)to = u;
+    if (a.u.bytes == 2) token_store_half<io>(to, u);
+}
+
+/* ---- Several tokens in the second kernel: u of those ahead ----------------------------------- */
+
+/* Adds u of the tokens ahead of token t that count, times their weights. us: u of the lane's column
+ * of token 0; those of the next token are `step` behind. */
+GDN_DEVICE void lazy_add_tokens(float &p, float &z, const float *us, int step, const float *weights,
+                                const struct lazy_facts &f, int t)
+{
+    const int lane = threadIdx.x, first = f.first > f.count ? f.first - f.count : 0;
+    uint32_t w[4];
+    ld_keep_v2(w, weights + 2 * (f.count + lane), lane >= first && lane < t);
+#pragma unroll 1
+    for (int i = first; i < t; i++) {
+        p = fmaf(__uint_as_float(__shfl_sync(0xffffffff, w[0], i)), us[i * step], p);
+        z = fmaf(__uint_as_float(__shfl_sync(0xffffffff, w[1], i)), us[i * step], z);
+    }
+}
+
+/* Request data of a loop over tokens: each lane loads a word of a line, so that the L1 cache has
+ * it. The second requests all that a head has in memory. */
+GDN_DEVICE void lazy_touch(const char *data, int step, int n)
+{
+    const int i = threadIdx.x;
+    if (i < n) ld_b32(data + mad_wide(i, step, 0));
+}
+GDN_DEVICE void lazy_touch_memory(const struct gdn_cu_lazy &a, const float *memory)
+{
+    enum { LINE = 32 /* numbers */ };
+    const int n = (a.step + LINE - 1) / LINE;
+    for (int i = 0; i < n; i += 32) lazy_touch((const char *)(memory + i * LINE), LINE * 4, n - i);
+}
+
+/* Computes the tokens one after the other, from p and z of their raw k and q. us: gets u. column,
+ * own: the lane's, of the block and of all. speaks: the lane stores. rows: sums of the record's
+ * rows. f: the facts of the first token; at the end of the last. */
+template <int io, int COLUMNS, class Rows>
+GDN_DEVICE void lazy_run_tokens(float (&us)[LAZY_TOKENS][COLUMNS], struct lazy_facts &f,
+                                const float2 (&pz)[LAZY_TOKENS][COLUMNS],
+                                const struct gdn_cu_lazy &a, const struct token_place &w,
+                                float *memory, const char *values, int column, int own, bool speaks,
+                                const Rows &rows)
+{
+    const struct gdn_cu_token &o = a.one;
+    const bool appends = !lazy_folds<LAZY_TOKENS>(a, f.count);
+#pragma unroll 1
+    for (int t = 0; t < a.n_tokens; t++) {
+        float *const its = lazy_at_token(memory, a, t);
+        float rows_p, rows_z;
+        if (t) f = lazy_load_facts(its);
+        const uint32_t value = ld_b32_b16(values + mad_wide(t, a.v_token, 0), false, true);
+        rows(rows_p, rows_z, lazy_weights(its), f);
+        lazy_add_tokens(rows_p, rows_z, &us[0][column], COLUMNS, lazy_weights(its), f, t);
+        float2 read = pz[t][column];
+        if (__builtin_expect(f.decay == 0, 0)) read = make_float2(0, 0); /* NaN or not */
+        const float u = rule_u(f.beta, token_half<io>(value), fmaf(f.k, read.x, rows_p));
+        if (o.out.data && speaks)
+            token_store_half<io>(token_at(o.out, w.row, w.head) + own * 2 +
+                                     mad_wide(t, a.out_token, 0),
+                                 rule_o(f.kq, fmaf(f.q, read.y, rows_z), u));
+        us[t][column] = u;
+        if (appends && speaks) lazy_append_u<io>(a, w, f.count + t, own, u);
+    }
+}
+
+/* The part of token `lane` of a call in a fold: the factor of raw k, and the decay behind it, 0 if
+ * it adds nothing. */
+struct lazy_last {
+    float key, decay;
+};
+GDN_DEVICE struct lazy_last lazy_last_of(const struct gdn_cu_lazy &a, float *memory,
+                                         const float *decays, int count)
+{
+    const int t = threadIdx.x, last = a.n_tokens - 1;
+    if (t > last) return { 0, 0 };
+    const struct lazy_facts f = lazy_load_facts(lazy_at_token(memory, a, t));
+    if (t == last) return { f.key, f.beta == 0 ? 0.0f : 1.0f };
+    return { f.key, __uint_as_float(ld_b32(decays + count + t)) };
+}
+
+/* Return the power of two of a factor of k, and the rest of it. Where raw k is very large or small,
+ * float16 has no number for u times the factor. It has them for k times the power, with all bits
+ * of k, and for u times the rest. */
+GDN_DEVICE float half_power(float key)
+{
+    return __uint_as_float(__float_as_uint(key) & 0x7f800000);
+}
+GDN_DEVICE float half_rest(float key)
+{
+    return __uint_as_float((__float_as_uint(key) & 0x007fffff) | 0x3f800000);
+}
+
+/* Finds what a fold adds of each token in column `column`: u times decays and factors of k; `half`:
+ * the rest of these factors. us: of several tokens. u: of one, in lane `from`. Returns the bits of
+ * the tokens that add. */
+template <bool half, int TOKENS, int COLUMNS>
+GDN_DEVICE unsigned lazy_last_us(float (&of)[TOKENS], const float (&us)[TOKENS][COLUMNS],
+                                 const struct gdn_cu_lazy &a, float *memory,
+                                 const struct lazy_facts &f, float u, int column, int from)
+{
+    if constexpr (TOKENS == 1) {
+        of[0] = __shfl_sync(0xffffffff, u * (half ? half_rest(f.key) : f.key), from);
+        return f.beta != 0;
+    } else {
+        const struct lazy_last x = lazy_last_of(a, memory, lazy_decays<TOKENS>(memory, a), f.count);
+        const unsigned adds = __ballot_sync(0xffffffff, x.decay != 0);
+        const float own = x.decay * (half ? half_rest(x.key) : x.key);
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            const float factor = __shfl_sync(0xffffffff, own, t);
+            of[t] = adds >> t & 1 ? factor * us[t][column] : 0;
+        }
+        return adds;
+    }
 }
 
 #define DECODE_LAZY_ROWS_KERNEL(threads, name, io, KC)           \

@@ -2,9 +2,8 @@
 /*
  * gdn.h - Gated DeltaNet: the gated delta rule and the operators around it.
  *
- * This header is the manual of what an engine needs. Gradients, records of drafts, blobs,
- * several GPUs and parts for research have headers of their own. The library promises what these
- * headers say, and nothing else.
+ * The manual of what an engine needs. "WHICH OP" lists the other headers. The library promises what
+ * its headers say, and nothing else.
  *
  *
  * QUICK START
@@ -47,7 +46,7 @@
  * WHICH OP
  *
  * An op gdn_X takes a struct gdn_X_args; gdn_prefill and gdn_decode take gdn_rule_args. Every op
- * runs in a context of a CPU and in a context of a GPU. Blobs need a context of a CPU.
+ * runs on a CPU and on a GPU. Blobs need a context of a CPU.
  *
  *     here                use it when
  *     gdn_prefill         a sequence has many new tokens: a prompt
@@ -78,7 +77,7 @@
  *
  * Fused projections: Qwen3-Next groups the rows of in_proj_qkvz by key head. With r = Hv / Hk, the
  * rows of one key head are K of q, K of k, r V of v, r V of z. The rows of in_proj_ba are r of b,
- * r of a. Qwen3.5 has one tensor for q, k, v: all q, then all k, then all v.
+ * r of a. Qwen3.5 has all q, then all k, then all v.
  *
  *
  * CONVENTIONS
@@ -97,7 +96,7 @@
  *   Indices     (cu_seqlens, slots, counts) are GDN_I32 or GDN_I64.
  *   Threads     A context serves one call at a time. A second call while one runs in it, also from
  *               the caller's parallel_for, returns GDN_E_ARG ("busy") at once and changes nothing.
- *               Different contexts are independent: make one for each thread that calls.
+ *               Make a context for each thread that calls.
  *   Streams     On a GPU a call enqueues on `stream` (a CUstream; NULL: the default one) and
  *               returns without waiting. The caller may then free args and batch.
  *   Policies    g > 0 and beta outside [0, 2] are computed as given. A NaN or an infinity in q,
@@ -112,8 +111,7 @@
  * GLOSSARY (more in docs/design/architecture.md)
  *
  *     slot        one entry of a pool of states: all heads of one sequence
- *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where. Without
- *                 cu_seqlens, in every op, the N tokens are one sequence
+ *     packed      tensors [N]...: sequences follow each other, cu_seqlens says where
  *     padded      tensors [B][T]... of B sequences. One token of each is [B][1]...
  *     bits        "the same bits": equal, bit for bit. "To rounding": equal within the error bounds
  *
@@ -157,7 +155,7 @@
  *        that it has at the end of the chain of its ancestors in one call.
  *   G20  Accepting drafted tokens by slots, and with float32 states by records of float32, gives
  *        the bits that one gdn_decode of the accepted tokens gives, whatever was drafted beside
- *        them. (Several calls round 16-bit states between them, so they give other bits.)
+ *        them. (Several calls round 16-bit states between them.)
  *   G21  States of 8 bits: the value stored for a given float32 state, random rounding included,
  *        has the same bits with every instruction set, layout, number of threads and batch.
  *   G22  The caller's parallel_for gives the bits that the context's own threads give.
@@ -221,7 +219,7 @@ GDN_API uint32_t gdn_version(void);
 
 /*
  * gdn_status - the result of a call. gdn_last_error() has the text. After an error the context
- * stays usable, and a refused call has changed nothing (G1).
+ * stays usable.
  */
 typedef enum gdn_status {
     GDN_OK = 0,
@@ -288,8 +286,7 @@ static inline gdn_tensor gdn_dense(void *data, int32_t dtype, int32_t ndim, int6
     return t;
 }
 
-/* Returns a view of ndim (1 to GDN_MAX_DIMS) sizes and strides, in elements: a part of a larger
- * tensor, or another order of dimensions. */
+/* Returns a view of ndim (1 to GDN_MAX_DIMS) sizes and strides, in elements. */
 static inline gdn_tensor gdn_strided(void *data, int32_t dtype, int32_t ndim, const int64_t *size,
                                      const int64_t *stride)
 {
@@ -947,7 +944,7 @@ GDN_API gdn_status gdn_rmsnorm_gated(gdn_ctx *ctx, const gdn_rmsnorm_gated_args 
  *     record_...    see gdn_record.h
  *
  * With updates n (Gated DeltaProduct), b and write_gate have n N rows. D is Hk K + n (Hk K + Hv V):
- * channels of q, of the n keys one after the other, of the n values.
+ * channels of q, then of n keys, then of n values.
  *
  * States are updated in place. If a state is absent, it starts from zero and is dropped. Batch: as
  * for gdn_decode(), with the same slots in both pools. No tensor that is written may overlap

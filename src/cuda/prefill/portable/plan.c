@@ -37,14 +37,20 @@ static struct gdn_portable_blocks find_stages(const gdn_ctx *ctx, const struct g
     return b;
 }
 
+/* Returns the time of a chunk in a block. Without a second stage, loads are waited for. */
+static int64_t cost_of(const struct gdn_portable_blocks *b, const int *costs)
+{
+    const int percent = b->n_stages == 1 ? 200 : b->n_queries == 1 ? 150 : 100;
+    return costs[b->n_state] * percent / 100;
+}
+
 /* Returns the time of n sequences and heads with these blocks, without that of a launch. */
 static int64_t time_of(const gdn_ctx *ctx, const struct gdn_portable_blocks *b, int64_t n,
                        int n_columns, const int *costs)
 {
     const int64_t slices = divide_up(n_columns, COLUMNS * b->n_state);
     const int64_t waves = divide_up(n * slices, ctx->cuda->sm_count);
-    const int alone = b->n_stages == 1 ? 2 : 1; /* without a second stage, loads are waited for */
-    return waves * costs[b->n_state] * alone;
+    return waves * cost_of(b, costs);
 }
 
 struct gdn_portable_blocks gdn_cuda_portable_blocks(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
@@ -83,7 +89,7 @@ static int64_t first_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64
     const int64_t columns = COLUMNS * b.n_state, sms = ctx->cuda->sm_count;
     const int64_t first = n * divide_up(r->V, columns), rest = first % sms;
     const int64_t behind = maps * (divide_up(r->V, columns) + divide_up(r->K, columns));
-    const int64_t each = with_output[b.n_state], map = without[b.n_state];
+    const int64_t each = cost_of(&b, with_output), map = cost_of(&b, without);
     int64_t time = 0, done = 0;
     while (done < behind) { /* first on multiprocessors without a first segment, then on all */
         time += map;

@@ -210,7 +210,6 @@ template <int io, int deep, bool packed = false> struct chunk_work {
                                              const struct spoilt_rows *spoilt) const;
     __device__ __forceinline__ void make_o(const state &S, const operands &u,
                                            const struct spoilt_rows *spoilt) const;
-    template <bool selects>
     __device__ __forceinline__ void weigh_u(operands &w, const tokens &U, int n) const;
     template <bool mends, int n>
     __device__ __forceinline__ void update(mma_block (&S)[n], const operands &w) const;
@@ -436,10 +435,8 @@ template <int chunk> GDN_DEVICE float end_decay(const chunk_vectors<chunk> &v, i
     return are_parted(tokens_of(v.resets), -1, n - 1) ? 0 : ex2_approx(v.G[n - 1]);
 }
 
-/* Returns (to_end U)^T for the state after the first n tokens. n = 0: after the whole chunk.
- * selects: a factor of 0 makes 0 of a U that is not finite. */
+/* Returns (to_end U)^T for the state after the first n tokens. n = 0: after the whole chunk. */
 template <int io, int deep, bool packed>
-template <bool selects>
 __device__ __forceinline__ void chunk_work<io, deep, packed>::weigh_u(operands &w, const tokens &U,
                                                                       int n) const
 {
@@ -457,7 +454,7 @@ __device__ __forceinline__ void chunk_work<io, deep, packed>::weigh_u(operands &
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float factor = e % 2 ? f.y : f.x;
-                x[h][e] = selects && factor == 0 ? 0 : factor * U[j][h][e];
+                x[h][e] = factor == 0 ? 0 : factor * U[j][h][e];
             }
         }
         tiles::pack(w[j], x);
@@ -507,7 +504,7 @@ chunk_work<io, deep, packed>::leave(const mma_block (&S)[n_blocks], const tokens
     const float decay = end_decay(*vectors, n);
     const int first = first_seen(tokens_of(vectors->resets), n - 1);
     const bool idle = decay == 1 && !(tokens_of(vectors->writers) & tokens_below(n));
-    weigh_u<true>(w, U, n);
+    weigh_u(w, U, n);
 #pragma unroll
     for (int x = 0; x < n_blocks; x++) {
         mma_block after;

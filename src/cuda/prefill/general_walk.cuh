@@ -85,7 +85,7 @@ GDN_DEVICE bool make_u_rows(state_warp<Block, n> &w, const typename Block::work 
     work.make_u(U, u);
     if (slow) spoil(U, spoilt, tokens_of(work.vectors->resets));
     if (careful) leave_checkpoints(w, work, U, c);
-    work.template weigh_u<careful>(weighed, U, 0);
+    work.weigh_u(weighed, U, 0);
 #pragma unroll
     for (int j = 0; j < work.blocks; j++) tiles::pack(u[j], U[j]);
     return !are_finite<tiles>(u) || slow;

@@ -78,6 +78,11 @@ def gate(x):
     return x if x is None or x.dtype in FLOATS or x.is_complex() else x.float()
 
 
+def norm(is_l2):
+    """The norm of q and k inside the rule."""
+    return gdn.NORM_L2 if is_l2 else gdn.NORM_NONE
+
+
 def numbers(*shape, **named):
     """A gate as that shape: name=tensor. Raises ValueError if it has another number of elements."""
     (name, x), = named.items()

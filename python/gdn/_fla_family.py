@@ -52,7 +52,7 @@ def call(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seql
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     return _drop_in.rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
                          state_layout=gdn.STATE_VK if v_first else gdn.STATE_KV,
-                         norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE, **options)
+                         norm=_drop_in.norm(l2norm), **options)
 
 
 @renamed(beta="b", write_gate="w")

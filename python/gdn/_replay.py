@@ -11,6 +11,8 @@ import gdn
 import gdn.torch
 from gdn.torch._operators import overload
 
+from . import _drop_in
+
 
 def keep(slots, k, v, a, b, A_log, dt_bias, rawk, rawv, g, beta):
     """Copies the inputs of rows [B, T, ..] to the windows of their slots [B]; negative: none."""
@@ -23,6 +25,5 @@ def commit(state, rawk, rawv, g, beta, slots, accepted, l2norm):
     """Takes the states [P, HV, V, K] of slots [B] through the first accepted[b] tokens of their
     windows. Negative slots are skipped."""
     rows = [x.index_select(0, slots.clamp(min=0)).transpose(1, 2) for x in (rawk, rawv, g, beta)]
-    options = dict(read_slots=slots, token_count=accepted,
-                   norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE)
+    options = dict(read_slots=slots, token_count=accepted, norm=_drop_in.norm(l2norm))
     overload("decode", options)(rows[0], *rows, state=state, **options)

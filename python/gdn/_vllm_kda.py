@@ -17,10 +17,6 @@ from . import _drop_in, _vllm_rule
 _TOKENS = dict(q=4, k=4, v=4)
 
 
-def _norm(is_on):
-    return gdn.NORM_L2 if is_on else gdn.NORM_NONE
-
-
 def _refuse_other_betas(beta):
     """Kernels of vLLM take a beta [B, T, HV, V] as one for each value column, which is no KDA."""
     if beta is not None and beta.dim() != 3:
@@ -32,7 +28,7 @@ def chunk(q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, cu
     """The rule over whole sequences: out, and the final state or None."""
     _vllm_rule.check_packed(q, cu_seqlens, initial_state)
     return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state,
-                         output_final_state, cu_seqlens, norm=_norm(l2norm), **options)
+                         output_final_state, cu_seqlens, norm=_drop_in.norm(l2norm), **options)
 
 
 def _raw(g, A_log, dt_bias, lower_bound):

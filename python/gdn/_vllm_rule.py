@@ -52,7 +52,7 @@ def decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted,
                        write_slots=_drop_in.slots_of_tokens(rows[0], cu_seqlens) + first)
     q, k, v = (_drop_in.unit_stride(x) for x in rows)
     out = gdn.torch.decode(q, k, v, g, beta, state=state, scale=scale or 0.0,
-                           norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE, **options)
+                           norm=_drop_in.norm(l2norm), **options)
     return (out if cu_seqlens is None else out[None]), final
 
 

@@ -49,8 +49,7 @@ def _call(op, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm
         raise ValueError("allow_neg_eigval=True: wanted use_beta_sigmoid_in_kernel=True beside it")
     kind = gdn.BETA_TWICE_SIGMOID if neg else gdn.BETA_SIGMOID
     options = dict(state_layout=gdn.STATE_VK if v_first else gdn.STATE_KV,
-                   norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE,
-                   beta_kind=kind if sigmoid else gdn.BETA_GIVEN,
+                   norm=_drop_in.norm(l2norm), beta_kind=kind if sigmoid else gdn.BETA_GIVEN,
                    gate=gdn.GATE_RAW if raw else gdn.GATE_LOG)
     if raw:
         options.update(A_log=A_log, dt_bias=dt_bias)

@@ -180,8 +180,7 @@ def chunk_gated_delta_rule(
     g, beta = (_drop_in.gate(x) for x in (g, beta))
     output = _drop_in.into(output, q.dtype, lambda out: gdn.torch.prefill(
         q, k, v, g, beta, state=initial_state, out=out, gate=gdn.GATE_LINEAR,
-        norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE, scale=scale or 0.0,
-        **options))
+        norm=_drop_in.norm(use_qk_l2norm_in_kernel), scale=scale or 0.0, **options))
     return (output, output_state) if output_final_state else output
 
 
@@ -222,8 +221,8 @@ def _decode(q, k, v, pool, A_log, a, dt_bias, b, scale, output, l2norm, *, read=
     a, b = (_drop_in.gate(x) for x in (a, b))
     output = gdn.torch.decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=pool, out=output,
-        state_layout=layout, norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE,
-        **_drop_in.scaled(scale), **_drop_in.RAW_GATES, **options)
+        state_layout=layout, norm=_drop_in.norm(l2norm), **_drop_in.scaled(scale),
+        **_drop_in.RAW_GATES, **options)
     return _drop_in.cast(output, wanted), pool
 
 

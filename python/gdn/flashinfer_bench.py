@@ -38,7 +38,7 @@ def decode(q, k, v, state, A_log, a, dt_bias, b, scale, use_qk_l2norm, output, n
     gdn.torch.decode(
         q, k, v, _drop_in.gate(a), _drop_in.gate(b), A_log=A_log, dt_bias=dt_bias, state=state,
         state_out=new_state, out=output, scale=scale or 0.0,
-        norm=gdn.NORM_L2 if use_qk_l2norm else gdn.NORM_NONE, **_drop_in.RAW_GATES)
+        norm=_drop_in.norm(use_qk_l2norm), **_drop_in.RAW_GATES)
 
 
 def solution(kind, definition, hardware=("cpu", "cuda")):

@@ -88,7 +88,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     _check(q, k, v, g, beta, cu_seqlens, initial_state)
     return _drop_in.rule(op, q, k, v, g, beta, scale, initial_state,
                          output_final_state, cu_seqlens, state_layout=_layout(state_v_first),
-                         norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE)
+                         norm=_drop_in.norm(use_qk_l2norm_in_kernel))
 
 
 def chunk_gated_delta_rule_fwd(q, k, v, g, beta, scale=None, initial_state=None, cu_seqlens=None,

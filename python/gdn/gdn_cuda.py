@@ -112,7 +112,7 @@ def recurrent_forward(query, key, value, initial_state=None, beta=None, gate=Non
     mode = InferenceMode(inference_mode)
     _drop_in.refuse_grad(query=query, key=key, value=value, beta=beta, gate=gate,
                          initial_state=initial_state)
-    options = dict(norm=gdn.NORM_L2 if is_qk_norm else gdn.NORM_NONE, **_lead(cu_seqlens))
+    options = dict(norm=_drop_in.norm(is_qk_norm), **_lead(cu_seqlens))
     if num_accepted_tokens is not None:
         options["token_count"] = num_accepted_tokens
     counts = cu_seqlens is None and num_accepted_tokens is None

@@ -64,8 +64,7 @@ def _rule(op, query, key, value, g, beta, initial_state, output_final_state, l2n
         cu_seqlens = gdn.torch.cu_seqlens_of(seq_idx)
         tensors = [x.flatten(0, 1)[None] for x in tensors]
     out, final = _drop_in.rule(op, *tensors, None, initial_state, output_final_state, cu_seqlens,
-                               state_layout=gdn.STATE_KV,
-                               norm=gdn.NORM_L2 if l2norm else gdn.NORM_NONE)
+                               state_layout=gdn.STATE_KV, norm=_drop_in.norm(l2norm))
     return out.view(*query.shape[:2], *out.shape[2:]), final
 
 

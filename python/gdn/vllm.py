@@ -53,7 +53,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     _vllm_rule.check_packed(q, cu_seqlens, initial_state)
     _drop_in.dimensions(g=(g, 3), beta=(beta, 3))
-    options = dict(norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE)
+    options = dict(norm=_drop_in.norm(use_qk_l2norm_in_kernel))
     if core_attn_out is not None:
         out = core_attn_out.view(-1)[:v.numel()].view(v.shape)
         options["out"] = out if cu_seqlens is None else out[0]
@@ -142,8 +142,8 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
     a, b = (_drop_in.gate(x)[:, None] for x in (a, b))
     gdn.torch.decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, state=initial_state, out=out,
-        scale=scale, norm=gdn.NORM_L2 if use_qk_l2norm_in_kernel else gdn.NORM_NONE,
-        read_slots=ssm_state_indices, **_vllm_rule.FIRST_SLOT, **_drop_in.RAW_GATES)
+        scale=scale, norm=_drop_in.norm(use_qk_l2norm_in_kernel), read_slots=ssm_state_indices,
+        **_vllm_rule.FIRST_SLOT, **_drop_in.RAW_GATES)
     return out, initial_state
 
 

@@ -248,6 +248,11 @@ def into(out, dtype, call):
     return out.copy_(call(out.to(dtype)))
 
 
+def into_rows(out, cu_seqlens):
+    """The options that put outputs into out [B, T, ..], which may be None."""
+    return {} if out is None else dict(out=out if cu_seqlens is None else out[0])
+
+
 def split(mixed_qkv, pool):
     """q, k, v of rows [B, 2 H K + HV V] behind a convolution, as views [B, 1, H, .]."""
     HV, V, K = pool.shape[-3:]
@@ -284,16 +289,18 @@ def explained(**least):
 
 
 @renamed(state="initial_state", gate_lower_bound="lower_bound")
-def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, **options):
+def rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens, out=None,
+         **options):
     """
     Runs op (gdn.torch.prefill or decode) on tensors [B][T][H][D] and returns (out, final state).
-    Gradients flow.
+    Gradients flow. out may be given to take the outputs.
 
     With cu_seqlens, B is 1. The initial state is read only. The final state is float32; with
     cu_seqlens it begins as a copy of the initial state, because libgdn leaves the state of an empty
     sequence alone.
     """
     try:
+        options.update(into_rows(out, cu_seqlens))
         return _rule(op, q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens,
                      options)
     except (AttributeError, IndexError, TypeError):

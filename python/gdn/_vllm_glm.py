@@ -49,8 +49,6 @@ def fused_recurrent_kda(q, k, v, g, beta=None, scale=None, initial_state=None,
     options = dict(beta_kind=gdn.BETA_SIGMOID if sigmoid_beta else gdn.BETA_GIVEN)
     if compute_gate:
         options.update(_drop_in.raw_gates(g, a_log, g_bias, lower_bound), gate=gdn.GATE_RAW)
-    if out is not None:
-        options["out"] = out if cu_seqlens is None else out[0]
     return _vllm_rule.decode(q, k, v, g, beta, scale, initial_state, inplace_final_state,
                              cu_seqlens, ssm_state_indices, num_accepted_tokens,
-                             use_qk_l2norm_in_kernel, **options)
+                             use_qk_l2norm_in_kernel, out=out, **options)

@@ -68,10 +68,8 @@ def chunk_kda_with_fused_gate(q, k, v, raw_g, raw_beta, A_log, g_bias, scale=Non
                          initial_state=initial_state)
     _drop_in.dimensions(raw_g=(raw_g, 4), raw_beta=(raw_beta, 3))
     options = _raw(raw_g, A_log, g_bias, lower_bound)
-    if out is not None:
-        options["out"] = out if cu_seqlens is None else out[0]
     return chunk(q, k, v, raw_g, raw_beta, scale, initial_state, output_final_state,
-                 use_qk_l2norm_in_kernel, cu_seqlens, **options)
+                 use_qk_l2norm_in_kernel, cu_seqlens, out=out, **options)
 
 
 @_drop_in.explained(**_TOKENS, g=4, beta=3, initial_state=4, cu_seqlens=1, ssm_state_indices=1)
@@ -111,10 +109,8 @@ def fused_recurrent_kda(q, k, v, raw_g, raw_beta, A_log, dt_bias, lower_bound, i
                          dt_bias=dt_bias, initial_state=initial_state)
     _drop_in.dimensions(raw_g=(raw_g, 4), raw_beta=(raw_beta, 3))
     options = _raw(raw_g, A_log, dt_bias, lower_bound)
-    if out is not None:
-        options["out"] = out[0]
     return _vllm_rule.decode(q, k, v, raw_g, raw_beta, None, initial_state, True, cu_seqlens,
-                             ssm_state_indices, num_accepted_tokens, True, **options)
+                             ssm_state_indices, num_accepted_tokens, True, out=out, **options)
 
 
 @_drop_in.explained(mixed_qkv=2, raw_g=4, raw_beta=3, A_log=1, dt_bias=1, initial_state=4,

@@ -25,8 +25,10 @@ def check_packed(q, cu_seqlens, initial_state=None):
                          f"input sequences, i.e., {count} rather than {initial_state.shape[0]}.")
 
 
-def decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted, l2norm, **options):
-    """The rule on [B, T, ..]: out, and the pool or the states after all tokens."""
+def decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted, l2norm, out=None,
+           **options):
+    """The rule on [B, T, ..]: out, and the pool or the states after all tokens. out may be given
+    to take the outputs."""
     check_packed(q, cu_seqlens)
     if scale is not None and not scale > 0:
         raise AssertionError("scale must be positive")
@@ -36,6 +38,7 @@ def decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted,
     g, beta = (x if x is None else  # of heads, or of heads and key channels
                _drop_in.gate(x).view(*lead, *x.shape[2 if x.dim() == 4 else -1:])
                for x in (g, beta))
+    options.update(_drop_in.into_rows(out, cu_seqlens))
     if cu_seqlens is not None:
         options["cu_seqlens"] = cu_seqlens
     options.update(_places(slots, accepted, count, inplace))

@@ -53,12 +53,10 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     _vllm_rule.check_packed(q, cu_seqlens, initial_state)
     _drop_in.dimensions(g=(g, 3), beta=(beta, 3))
-    options = dict(norm=_drop_in.norm(use_qk_l2norm_in_kernel))
-    if core_attn_out is not None:
-        out = core_attn_out.view(-1)[:v.numel()].view(v.shape)
-        options["out"] = out if cu_seqlens is None else out[0]
+    out = None if core_attn_out is None else core_attn_out.view(-1)[:v.numel()].view(v.shape)
     return _drop_in.rule(gdn.torch.prefill, q, k, v, g, beta, scale, initial_state,
-                         output_final_state, cu_seqlens, **options)
+                         output_final_state, cu_seqlens, out=out,
+                         norm=_drop_in.norm(use_qk_l2norm_in_kernel))
 
 
 @_drop_in.explained(q=4, k=4, v=4, g=3, beta=3, initial_state=4, cu_seqlens=1,

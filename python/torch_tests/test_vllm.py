@@ -180,6 +180,25 @@ def test_kda_drafts(accepted, bound):
     close(h, before)
 
 
+@pytest.mark.parametrize("into", [False, True])
+def test_kda_unpacked(into):
+    """Sequences of one length, without cu_seqlens."""
+    a, exact = raw_kda((B, T), -5.0)
+    pool, slots = torch.randn(P, HV, V, K), torch.tensor([5, 0, 2], dtype=torch.int32)
+    before, (out, state) = pool.clone(), reference(**exact, state=pool[slots.long()])
+    before[slots[LIVE].long()] = state[LIVE].float()
+    of_glm = dict({n: a[n] for n in "qkv"}, g=a["raw_g"], beta=a["raw_beta"], a_log=a["A_log"],
+                  g_bias=a["dt_bias"], lower_bound=-5.0, compute_gate=True, sigmoid_beta=True)
+    for call, given in ((ours.fused_recurrent_kda, a), (glm.fused_recurrent_kda, of_glm)):
+        target = torch.full((B, T, HV, V), 7.0) if into else None
+        o, h = call(**given, initial_state=pool.clone(), cu_seqlens=None, ssm_state_indices=slots,
+                    out=target)
+        assert o.shape == (B, T, HV, V) and not o[1].any()
+        assert not into or o.data_ptr() == target.data_ptr()
+        close(o[LIVE], out[LIVE])
+        close(h, before)
+
+
 @BOUNDS
 @pytest.mark.parametrize("into", [False, True])
 def test_kda_packed_decode(into, bound):

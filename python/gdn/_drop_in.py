@@ -83,12 +83,23 @@ def norm(is_l2):
     return gdn.NORM_L2 if is_l2 else gdn.NORM_NONE
 
 
-def numbers(*shape, **named):
-    """A gate as that shape: name=tensor. Raises ValueError if it has another number of elements."""
+def shaped(lead, last, **named):
+    """name=tensor as [*lead, *last]. Raises ValueError for another number of elements, and for last
+    sizes that are neither last nor its product: a transposed tensor would be read in wrong order.
+    """
     (name, x), = named.items()
-    if x.numel() != torch.Size(shape).numel():
-        raise ValueError(f"{name}: {list(x.shape)}, wanted the elements of {list(shape)}")
-    return gate(x).reshape(shape)
+    shape, flat = torch.Size((*lead, *last)), torch.Size(last).numel()
+    is_ordered = x.shape[-1:] == (flat,) or x.shape[-len(last):] == tuple(last)
+    if x.numel() != shape.numel() or not is_ordered:
+        either = f" or {[*lead, flat]}" if len(last) > 1 else ""
+        raise ValueError(f"{name}: {list(x.shape)}, wanted {list(shape)}{either}")
+    return x.reshape(shape)
+
+
+def numbers(tokens, *sizes, **named):
+    """A gate as [tokens, *sizes]: name=tensor, which shaped() takes."""
+    (name, x), = named.items()
+    return shaped((tokens,), sizes, **{name: gate(x)})
 
 
 def raw_gates(g, A_log, dt_bias, lower_bound, safe_gate=False):
@@ -100,11 +111,12 @@ def raw_gates(g, A_log, dt_bias, lower_bound, safe_gate=False):
         raise ValueError(f"lower_bound: {lower_bound}, wanted below 0")
     if safe_gate and (lower_bound is None or lower_bound < -5):
         raise ValueError(f"lower_bound: {lower_bound}, wanted from -5 to below 0 with safe_gate")
-    if dt_bias is not None and dt_bias.numel() != g.shape[-2:].numel():
-        raise ValueError(f"dt_bias: {list(dt_bias.shape)}, wanted {g.shape[-2:].numel()} numbers")
-    bias = g.new_zeros(g.shape[-2:], dtype=torch.float32) if dt_bias is None else dt_bias
-    return dict(A_log=A_log if A_log is None else A_log.reshape(-1),
-                dt_bias=bias.reshape(g.shape[-2:]), gate_lower_bound=float(lower_bound or 0))
+    if A_log is not None and A_log.numel() != max(A_log.shape, default=1):
+        raise ValueError(f"A_log: {list(A_log.shape)}, wanted one size above 1, that of heads")
+    bias = (g.new_zeros(g.shape[-2:], dtype=torch.float32) if dt_bias is None else
+            shaped((), g.shape[-2:], dt_bias=dt_bias))
+    return dict(A_log=A_log if A_log is None else A_log.reshape(-1), dt_bias=bias,
+                gate_lower_bound=float(lower_bound or 0))
 
 
 def gates_of_sums(sums, cu_seqlens):

@@ -14,6 +14,7 @@ from gdn.torch import distributed
 
 from . import _drop_in
 from . import causal_conv1d as _package
+from .torch._named import renamed
 from .torch._operators import overload
 
 _SMALLEST = 2.0 ** -126  # an eps of 0 would be the default's
@@ -184,6 +185,7 @@ def causal_conv1d_fwd(x, weight, bias, residual, initial_state=None, output_fina
 
 
 @torch.no_grad()
+@renamed(dout="dy")
 def causal_conv1d_bwd(x, dy, dht, weight=None, bias=None, residual=None, initial_state=None,
                       activation=None, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None,
                       chunk_size=64, layout_fallback=False):
@@ -192,8 +194,9 @@ def causal_conv1d_bwd(x, dy, dht, weight=None, bias=None, residual=None, initial
     dbias, the gradient of residual and that of initial_state, in the dtypes of their inputs; None
     for what was not given.
     """
+    _drop_in.wanted(dy=dy)
     rows, state = _rows(x, weight), initial_state
-    dout, options = dy.reshape(rows.shape), dict(activation=_package.activation_of(activation))
+    dout, options = _rows(dy, weight), dict(activation=_package.activation_of(activation))
     if cu_seqlens is not None:
         rows, dout, options["cu_seqlens"] = rows[0], dout[0], cu_seqlens
     if dht is not None:

@@ -25,6 +25,18 @@ def check_packed(q, cu_seqlens, initial_state=None):
                          f"input sequences, i.e., {count} rather than {initial_state.shape[0]}.")
 
 
+def _by_row(q, lead, **named):
+    """A gate of heads, or of heads and key channels, with those leading sizes: name=tensor. Raises
+    ValueError if it is neither [N, ..] nor [B, T, ..] with the tokens of q [B, T, ..]."""
+    (name, x), = named.items()
+    if x is None:
+        return x
+    wanted = q.shape[:2] if x.dim() > 2 else (lead.numel(),)
+    if x.shape[:len(wanted)] != wanted:
+        raise ValueError(f"{name}: {list(x.shape)}, wanted [{', '.join(map(str, wanted))}, ..]")
+    return _drop_in.gate(x).view(*lead, *x.shape[len(wanted):])
+
+
 def decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted, l2norm, out=None,
            **options):
     """The rule on [B, T, ..]: out, and the pool or the states after all tokens. out may be given
@@ -35,9 +47,7 @@ def decode(q, k, v, g, beta, scale, state, inplace, cu_seqlens, slots, accepted,
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     rows = [x if cu_seqlens is None else x[0] for x in (q, k, v)]
     lead = rows[0].shape[:-2]
-    g, beta = (x if x is None else  # of heads, or of heads and key channels
-               _drop_in.gate(x).view(*lead, *x.shape[2 if x.dim() == 4 else -1:])
-               for x in (g, beta))
+    g, beta = _by_row(q, lead, g=g), _by_row(q, lead, beta=beta)
     options.update(_drop_in.into_rows(out, cu_seqlens))
     if cu_seqlens is not None:
         options["cu_seqlens"] = cu_seqlens

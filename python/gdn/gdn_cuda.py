@@ -139,8 +139,7 @@ def fused_gdn_gating(A_log, dt_bias, a, b, is_var_len=False):
     Returns (beta in the dtype of b, gate in the dtype of A_log), both of the shape of a. Converted:
     from float32, in which both are computed.
     """
-    heads = a.shape[-1]
-    gate, beta = gdn.torch.gates(a, b, A_log.reshape(-1, heads)[0], dt_bias.reshape(-1, heads)[0])
+    gate, beta = gdn.torch.gates(a, b, *(x.reshape(-1, x.shape[-1])[0] for x in (A_log, dt_bias)))
     return beta.to(b.dtype), gate.to(A_log.dtype)
 
 

@@ -280,6 +280,8 @@ def test_convolution(name):
             halves = module.causal_conv1d_fwd(x, weight, bias, residual, past, True, "silu")
             assert torch.equal(halves[0], y) and torch.equal(halves[1], final)
             back = module.causal_conv1d_bwd(x, dy, dht, weight, bias, residual, past, "silu")
+            with pytest.raises(RuntimeError, match=r"\bdy: "):
+                module.causal_conv1d_bwd(x, dy.mT, dht, weight, bias, residual, past, "silu")
         else:
             y = convolution(x, weight, bias, past) + residual
             final = torch.cat([past, x.transpose(1, 2)], -1)[..., -W:]

@@ -86,6 +86,8 @@ def test_gating():
     close(gate, wanted)
     again = gdn_cuda.fused_gdn_gating(A_log.expand_as(a), dt_bias, a.bfloat16(), b.bfloat16())
     assert torch.equal(again[1], gate)
+    with pytest.raises(RuntimeError, match=r"\bdt_bias: "):
+        gdn_cuda.fused_gdn_gating(A_log, dt_bias[:, None], a, b)
 
 
 def sums(g, is_packed):

@@ -183,6 +183,46 @@ def test_gates_of_another_rule(name):
             call(**{**again(args), at: wide})
 
 
+@pytest.mark.parametrize("name, at, shape", [
+    ("sglang.extend", "g", (1, H, N)), ("sglang.extend", "beta", (H, N)),
+    ("sglang.extend_kda", "g", (1, H, N, K)), ("sglang.extend_kda", "g", (1, N, K, H)),
+    ("sglang.extend_kda", "beta", (1, H, N)), ("sglang.decode_kda", "a", (H * K, 2))])
+def test_turned_gates(name, at, shape):
+    """Heads before tokens, or channels before heads: as many numbers, but in another order."""
+    call, args = CALLS[name]
+    assert args[at].numel() == torch.Size(shape).numel()
+    with pytest.raises(ValueError, match=rf"^{at}: {re.escape(str(list(shape)))}, wanted \["):
+        call(**{**again(args), at: torch.zeros(shape)})
+
+
+@pytest.mark.parametrize("name, at", [(name, at) for name, (_, args) in CALLS.items()
+                                      for at in ("dt_bias", "g_bias")
+                                      if at in args and args[at].numel() == H * K])
+def test_turned_bias(name, at):
+    call, args = CALLS[name]
+    call(**{**again(args), at: args[at].view(H, K)})
+    with pytest.raises(ValueError, match=rf"^{at}: \[8, 2\], wanted \[2, 8\] or \[16\]"):
+        call(**{**again(args), at: args[at].view(K, H)})
+
+
+@pytest.mark.parametrize("name, at", [("vllm.sigmoid", "a"), ("vllm.sigmoid", "b"),
+                                      ("vllm.recurrent", "g"), ("vllm.recurrent", "beta"),
+                                      ("vllm.kda_recurrent", "g"),
+                                      ("vllm.kda_recurrent_raw", "raw_g"),
+                                      ("vllm.kda_recurrent_raw", "raw_beta"),
+                                      ("vllm.kda_of_glm_recurrent", "beta")])
+def test_tokens_before_sequences(name, at):
+    """Gates [T, B, ..] have as many numbers as those [B, T, ..]."""
+    call, args = CALLS[name]
+    args = dict(again(args), cu_seqlens=None)
+    for n, x in args.items():
+        if isinstance(x, torch.Tensor) and N in x.shape[:2]:
+            args[n] = x.expand(2, N, *x.shape[x.dim() - (1 if x.dim() < 4 else 2):]).contiguous()
+    call(**again(args))
+    with pytest.raises(ValueError, match=rf"^{at}: \[13, 2, .*, wanted \[2, 13, \.\.\]"):
+        call(**{**again(args), at: args[at].transpose(0, 1).contiguous()})
+
+
 def test_bounds():
     """A bound of 0 is no bound to the operator, so it is refused; safe_gate wants one."""
     call, args = CALLS["fla.kda_raw"]
@@ -198,8 +238,10 @@ def test_bounds():
         with pytest.raises(ValueError, match="^lower_bound: .*safe_gate"):
             call(**args, safe_gate=True, **more)
     call(**args, safe_gate=True, lower_bound=-5)
-    with pytest.raises(ValueError, match=r"^dt_bias: \[3\], wanted 16 numbers"):
+    with pytest.raises(ValueError, match=r"^dt_bias: \[3\], wanted \[2, 8\] or \[16\]"):
         call(**{**args, "dt_bias": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"^A_log: \[2, 2\], wanted one size above 1"):
+        fla.fused_kda_gate(torch.zeros(1, N, 4, K), torch.zeros(2, 2))
     with pytest.raises(RuntimeError, match=r": A_log: \[3\]"):
         fla.fused_kda_gate(args["g"], torch.zeros(3))
 

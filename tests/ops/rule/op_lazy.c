@@ -126,7 +126,8 @@ static struct tokens draw(const struct layer *m, int64_t most)
     const int64_t H = state_heads(m), first = ring2_below(P);
     t.q = ring2_new(m->io, 0, 4, B, t.T, m->heads[0], m->K);
     t.k = ring2_new(m->io, 0, 4, B, t.T, m->heads[1], m->K);
-    t.v = ring2_new(m->io, 0, 4, B, t.T, m->heads[2], m->V);
+    /* With a gap, v and its rows are at odd multiples of an element. */
+    t.v = ring2_new(m->io, ring2_below(2), 4, B, t.T, m->heads[2], m->V);
     t.g = ring2_new(GDN_F32, 0, m->channels ? 4 : 3, B, t.T, H, m->K);
     t.beta = ring2_new(GDN_F32, 0, 3, B, t.T, H, 0);
     ring2_fill(&t.q, -1, 1), ring2_fill(&t.k, -1, 1), ring2_fill(&t.v, -1, 1);

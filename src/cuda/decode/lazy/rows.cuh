@@ -379,12 +379,12 @@ GDN_DEVICE void lazy_add_tokens(float &p, float &z, const float *us, int step, c
     }
 }
 
-/* Request data of a loop over tokens: each lane loads a word of a line, so that the L1 cache has
- * it. The second requests all that a head has in memory. */
+/* Request data of a loop over tokens: each lane loads two bytes of a line, so that the L1 cache has
+ * it. More could not be aligned. The second requests all that a head has in memory. */
 GDN_DEVICE void lazy_touch(const char *data, int step, int n)
 {
     const int i = threadIdx.x;
-    if (i < n) ld_b32(data + mad_wide(i, step, 0));
+    ld_b32_b16(data + mad_wide(i, step, 0), false, i < n);
 }
 GDN_DEVICE void lazy_touch_memory(const struct gdn_cu_lazy &a, const float *memory)
 {

@@ -273,7 +273,7 @@ static void check_step(struct check *k, const struct case_dims *d, int64_t T)
     check_device_judge(k, name, code, &found);
 }
 
-/* In one launch, and (33 x 17, other rules than Gated DeltaNet's) in several. */
+/* Checks steps in one launch, and in several (33 x 17, other rules). */
 static void check_steps(struct check *k)
 {
     static const int64_t shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 64, 96 }, { 2, 2, 33, 17 } };
@@ -491,8 +491,9 @@ static void check_records(struct check *k)
     }
 }
 
-/* Checks tokens that records accept: of a few sequences, which fold at once, of many, two of each
- * of many, with a K that has no kernel, and in a prompt. MANY is enough for 148 multiprocessors. */
+/* Checks tokens that records accept: of a few sequences, which fold at once, of many, and two of
+ * each of many. Others have a K that has no kernel, or are a prompt. MANY is enough for 148
+ * multiprocessors. */
 static void check_lazy(struct check *k)
 {
     enum { FEW = 3, MANY = 601, KINDS = 4, TWO = 2 * KINDS, OTHER = 3 * KINDS, PROMPT };

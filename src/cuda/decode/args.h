@@ -141,6 +141,8 @@ struct gdn_cu_lazy_rows {
 };
 GDN_CU_SIZE(gdn_cu_lazy_rows, 24);
 
+enum { GDN_CU_LAZY_TOKENS = 8 }; /* the most tokens of a sequence that decode/lazy takes */
+
 /* The arguments of up to eight tokens of each sequence beside a record that accepts them:
  * decode/lazy. The counters stand in the line of the end of `one`, so that few.cuh has them with
  * it. memory: of each sequence and state head `step` floats. ..._token: the step from one token to

@@ -19,7 +19,6 @@ enum {
     EIGHT_K = 128,
     WINDOW_K = 128,
     LAZY_K = 128,
-    LAZY_TOKENS = 8, /* of lazy/tokens.cuh */
     CHANNELS_K = 128
 };
 
@@ -266,7 +265,7 @@ static const char *why_not_rows_of(const struct gdn_cu_rule *r, const struct gdn
 {
     if (a->cu_seqlens.data) return "cu_seqlens is given";
     if (most == 1 && a->T != 1) return "T is not 1";
-    if (a->T < 1 || a->T > most) return "T is not from 1 to 8";
+    if (a->T < 1 || a->T > most) return "T is 0, or more than the form takes";
     if (a->has_initial_state.data) return "has_initial_state is given";
     if (a->num_accepted_tokens.data) return "num_accepted_tokens is given";
     return why_not_whole(r, a);
@@ -389,7 +388,7 @@ static const char *why_not_lazy_few(const struct gdn_decode_call *c)
 /* Several tokens of few states are folded. Without `lazy few`, `lazy` takes any number. */
 static const char *why_not_lazy(const struct gdn_decode_call *c)
 {
-    const char *why = why_not_of_record(c, LAZY_TOKENS);
+    const char *why = why_not_of_record(c, GDN_CU_LAZY_TOKENS);
     const bool any = c->warp.T == 1 || gdn_cuda_is_off(c->ctx, GDN_CUDA_LAZY_FEW);
     if (!why && !any && !gdn_decode_lazy_saves(c))
         why = "it saves at most 325 KiB for each multiprocessor";

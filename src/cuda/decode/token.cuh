@@ -260,18 +260,17 @@ template <class Tile> GDN_DEVICE void token_store(const Tile &tile, char *at, in
         for (int c = 0; c < Tile::C; c++) token_store(at + c * Tile::LANES * 16, tile.S[n][c]);
 }
 
-/* Loads the lane's elements of k, then of q. of_k, of_q: steps from the sequence's first token to
- * this one. */
+/* Loads the lane's elements of k, then of q. */
 template <class Tile>
 GDN_DEVICE void token_fetch(uint32_t (&x)[Tile::C * Tile::E], const struct gdn_cu_token &a,
-                            const struct token_place &w, int64_t of_k = 0, int64_t of_q = 0)
+                            const struct token_place &w)
 {
     enum { E = Tile::E, C = Tile::C };
     const int lane = threadIdx.x % Tile::LANES * E * 2;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const char *row = (i ? token_at(a.q, w.row, token_source(w.head, a.group_q)) + of_q
-                             : token_at(a.k, w.row, token_source(w.head, a.group_k)) + of_k) +
+        const char *row = (i ? token_at(a.q, w.row, token_source(w.head, a.group_q))
+                             : token_at(a.k, w.row, token_source(w.head, a.group_k))) +
                           lane;
 #pragma unroll
         for (int c = 0; c < C; c++) {

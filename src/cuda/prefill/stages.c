@@ -227,7 +227,7 @@ static gdn_status plan_summary(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-/* Runs the general kernel, which has the identity built in. */
+/* Launches the general kernel. */
 static gdn_status launch_summary(gdn_ctx *ctx, const struct gdn_call *c, struct gdn_cu_stage *a)
 {
     a->n_before = a->rule.to.data ? strips_of(a->rule.V) : 0;
@@ -236,6 +236,7 @@ static gdn_status launch_summary(gdn_ctx *ctx, const struct gdn_call *c, struct 
                   GDN_CU_STRIP_BYTES, a);
 }
 
+/* Runs the general kernel, which has the identity built in. */
 static gdn_status run_general_summary(gdn_ctx *ctx, const struct gdn_summary_call *c,
                                       struct planned_summary *p, void *memory)
 {

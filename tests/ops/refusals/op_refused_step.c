@@ -70,9 +70,9 @@ static void refuse_tensors(void)
     REFUSE("a of I32", GDN_E_DTYPE, "a", a->a.dtype = GDN_I32);
     REFUSE("b of fewer tokens", GDN_E_SHAPE, "b", a->b.size[0] = 4);
     REFUSE("x of one update", GDN_E_SHAPE, "x", a->updates = 2);
-    REFUSE("b of V channels", GDN_E_SHAPE, "b", a->b = rows(GDN_F32, 1, 5, HV, K + 1, 1);
+    REFUSE("b of K + 1", GDN_E_SHAPE, "b", a->b = rows(GDN_F32, 1, 5, HV, K + 1, 1);
            a->b = ring2_select(&a->b, 0, 0));
-    REFUSE("write_gate of K", GDN_E_SHAPE, "write_gate",
+    REFUSE("write_gate of V + 1", GDN_E_SHAPE, "write_gate",
            a->write_gate = rows(GDN_F32, 1, 5, HV, V + 1, 1);
            a->write_gate = ring2_select(&a->write_gate, 0, 0));
     REFUSE("write_gate of I32", GDN_E_DTYPE, "write_gate", a->write_gate = a->z;

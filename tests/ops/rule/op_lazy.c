@@ -23,8 +23,7 @@ static const struct layer {
     int heads[3];
     int64_t K, V, R;
     bool gated; /* a write gate */
-    int32_t
-        io; /* of q, k, v and out. 16 bits: sequences have as many tokens, as fast kernels want */
+    int32_t io; /* of q, k, v and out; 16 bits: sequences have as many tokens */
 } layers[] = {
     { GDN_F32, GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 16, 0, 0 },
     { GDN_F32, GDN_F32, GDN_STATE_KV, GDN_HEADS_GROUPED, 0, 0, { 2, 2, 4 }, 64, 64, 40, 0, 0 },
@@ -126,7 +125,8 @@ static struct tokens draw(const struct layer *m, int64_t most)
     const int64_t H = state_heads(m), first = ring2_below(P);
     t.q = ring2_new(m->io, 0, 4, B, t.T, m->heads[0], m->K);
     t.k = ring2_new(m->io, 0, 4, B, t.T, m->heads[1], m->K);
-    t.v = ring2_new(m->io, 0, 4, B, t.T, m->heads[2], m->V);
+    /* With a gap, v and its rows are at odd multiples of an element. */
+    t.v = ring2_new(m->io, ring2_below(2), 4, B, t.T, m->heads[2], m->V);
     t.g = ring2_new(GDN_F32, 0, m->channels ? 4 : 3, B, t.T, H, m->K);
     t.beta = ring2_new(GDN_F32, 0, 3, B, t.T, H, 0);
     ring2_fill(&t.q, -1, 1), ring2_fill(&t.k, -1, 1), ring2_fill(&t.v, -1, 1);
@@ -516,7 +516,9 @@ static void odd(int number)
         const int64_t H = state_heads(m);
         const bool off = i % 4 == 3, bad = i % 8 == 4, forgets = i % 8 == 5;
         const bool next = i % 8 == 2 && t.T > 1; /* the second token forgets v of the first */
-        const bool silent = i % 8 == 7; /* k of the first token is no number, nor need its output */
+        /* k of the first token is no number, and u is 0. Their product makes its output NaN, but
+         * plain decode of several tokens leaves it out on a GPU. */
+        const bool silent = i % 8 == 7, spared = ring2_on_device() && m->io && t.T > 1;
         for (int64_t b = 0; b < B; b++) {
             const int64_t last = (b + 1) * t.T - 1;
             t.slots[b] = b, t.count[b] = t.T;
@@ -544,7 +546,7 @@ static void odd(int number)
         gdn_tensor out[2];
         call(&r, &t, out);
         for (int64_t j = 0; j < ring2_count(&out[0]) && !bad; j++)
-            CHECK((silent && j / (H * m->V) % t.T == 0) ||
+            CHECK((silent && spared && j / (H * m->V) % t.T == 0) ||
                       isfinite(ring2_get(&out[0], j)) == isfinite(ring2_get(&out[1], j)),
                   "call %d: output %d is %g, plain %g", i, (int)j, ring2_get(&out[0], j),
                   ring2_get(&out[1], j));

@@ -307,8 +307,8 @@ GDN_DEVICE void half_fold_part(char *state, int step, const struct half_rows &sh
 }
 
 /* Puts all rows of the record, and the tokens, into the state, sixteen at a time. It is read again,
- * from the L2 cache, when rows are staged: that takes many registers. of_column, adds: see
- * half_stage(). */
+ * from the L2 cache, when rows are staged: that takes many registers. of_column, adds: as
+ * in half_stage(). */
 template <int dtype, int TOKENS>
 GDN_DEVICE void half_fold(char *state, struct half_rows &sh, const struct gdn_cu_lazy &a,
                           const struct token_place &w, const struct lazy_facts &f,
@@ -440,10 +440,9 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
     if (appends) return;
     /* again, so that no token keeps them in registers for this */
     f = lazy_load_facts(lazy_at_token(memory, a, lazy_tokens<TOKENS>(a) - 1));
-    float *const decays = lazy_decays<TOKENS>(memory, a), of_column[TOKENS];
+    float *const decays = lazy_decays<TOKENS>(memory, a), of_column[TOKENS], key;
     const unsigned adds =
-        lazy_last_us<true>(of_column, us, a, memory, f, u, lane, lane % 8 * 4 + lane / 8);
-    const float key = TOKENS == 1 ? f.key : lazy_last_of(a, memory, decays, f.count).key;
+        lazy_last_us<true>(of_column, key, us, a, memory, f, u, lane, lane % 8 * 4 + lane / 8);
     half_fold<dtype>(state, sh.rows, a, w, f, decays, of_column, adds, key, v);
 }
 

@@ -128,7 +128,7 @@ GDN_DEVICE void lazy_stage(struct lazy_rows &sh, const struct gdn_cu_lazy &a,
 }
 
 /* Puts all rows of the record, and the tokens, into the tile, sixteen at a time. of_column,
- * adds: see lazy_stage(). */
+ * adds: as in lazy_stage(). */
 template <class Tile, int TOKENS>
 GDN_DEVICE void lazy_fold(Tile &tile, struct lazy_rows &sh, const struct gdn_cu_lazy &a,
                           const struct token_place &w, const struct lazy_facts &f,
@@ -218,7 +218,7 @@ template <int io> struct lazy_tile {
     uint32_t S[N][C][4];
 };
 
-/* Computes S X, see lazy_multiply(). S is two terms of tf32, of 22 bits together. */
+/* Computes S X, as lazy_multiply(). S is two terms of tf32, of 22 bits together. */
 template <int io>
 GDN_DEVICE void lazy_read_four(float (&d)[4], const struct lazy_tile<io> &tile,
                                const uint32_t (&x)[4][4])
@@ -264,6 +264,7 @@ GDN_DEVICE void lazy_decode_tokens(const struct gdn_cu_lazy &a, const struct tok
     char *const state =
         token_at(o.from, w.from, w.head) + (v + lane / 4) * o.from_row + lane % 4 * 16;
     const char *const values = token_at(o.v, w.row, token_source(w.head, o.group_v));
+    /* as token_load(), but the L1 cache keeps its lines for what a loop over tokens reads */
 #pragma unroll
     for (int i = 0; i < Tile::N * Tile::C; i++)
         ld_once_v4(tile.S[i / Tile::C][i % Tile::C],
@@ -292,8 +293,8 @@ GDN_DEVICE void lazy_decode_tokens(const struct gdn_cu_lazy &a, const struct tok
                         });
     if (lazy_appends<LAZY_TOKENS>(a, w, f.count)) return;
     __syncwarp();
-    float of_column[LAZY_TOKENS];
-    const unsigned adds = lazy_last_us<false>(of_column, us, a, memory, f, 0, lane % 16, 0);
+    float of_column[LAZY_TOKENS], key;
+    const unsigned adds = lazy_last_us<false>(of_column, key, us, a, memory, f, 0, lane % 16, 0);
     if (f.decay == 0) token_forget(&tile.S[0][0][0], Tile::N * Tile::C * 4);
     lazy_fold(tile, sh.rows, a, w, f, lazy_decays<LAZY_TOKENS>(memory, a), of_column, adds, v);
     token_store(tile, state, o.from_row);

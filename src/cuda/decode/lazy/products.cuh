@@ -21,7 +21,7 @@ enum {
     LAZY_ROWS = 16,
     LAZY_MOST = 64, /* rows of a record */
     LAZY_FOUR = 4,
-    LAZY_TOKENS = 8 /* of a sequence, at most */
+    LAZY_TOKENS = GDN_CU_LAZY_TOKENS
 };
 
 /* ---- One token ------------------------------------------------------------------------------- */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The products of a record's rows with a token: the first of the two kernels of lazy.cuh (for
- * several tokens it is tokens.cuh). A warp
- * has the state heads of a sequence that share k and q. It computes all that has one number for
- * each row, once:
+ * The products of a record's rows with a token: the first kernel of lazy.cuh. tokens.cuh is the
+ * one for several tokens. A warp has the state heads of a sequence that share k and q. It computes
+ * all that has one number for each row, once:
  *
  *     G_j   the product of the decays behind row j, that of the token included; G of the state
  *     w_j   G_j (k_j . k) and G_j (k_j . q), with the factors of k and q
@@ -379,12 +378,12 @@ GDN_DEVICE void lazy_add_tokens(float &p, float &z, const float *us, int step, c
     }
 }
 
-/* Request data of a loop over tokens: each lane loads a word of a line, so that the L1 cache has
- * it. The second requests all that a head has in memory. */
+/* Request data of a loop over tokens: each lane loads two bytes of a line, so that the L1 cache has
+ * it. More could not be aligned. The second requests all that a head has in memory. */
 GDN_DEVICE void lazy_touch(const char *data, int step, int n)
 {
     const int i = threadIdx.x;
-    if (i < n) ld_b32(data + mad_wide(i, step, 0));
+    ld_b32_b16(data + mad_wide(i, step, 0), false, i < n);
 }
 GDN_DEVICE void lazy_touch_memory(const struct gdn_cu_lazy &a, const float *memory)
 {
@@ -453,19 +452,22 @@ GDN_DEVICE float half_rest(float key)
 }
 
 /* Finds what a fold adds of each token in column `column`: u times decays and factors of k; `half`:
- * the rest of these factors. us: of several tokens. u: of one, in lane `from`. Returns the bits of
- * the tokens that add. */
+ * the rest of these factors. key: gets the factor of token `lane`. us: of several tokens. u: of
+ * one, in lane `from`. Returns the bits of the tokens that add. */
 template <bool half, int TOKENS, int COLUMNS>
-GDN_DEVICE unsigned lazy_last_us(float (&of)[TOKENS], const float (&us)[TOKENS][COLUMNS],
-                                 const struct gdn_cu_lazy &a, float *memory,
-                                 const struct lazy_facts &f, float u, int column, int from)
+GDN_DEVICE unsigned lazy_last_us(float (&of)[TOKENS], float &key,
+                                 const float (&us)[TOKENS][COLUMNS], const struct gdn_cu_lazy &a,
+                                 float *memory, const struct lazy_facts &f, float u, int column,
+                                 int from)
 {
     if constexpr (TOKENS == 1) {
+        key = f.key;
         of[0] = __shfl_sync(0xffffffff, u * (half ? half_rest(f.key) : f.key), from);
         return f.beta != 0;
     } else {
         const struct lazy_last x = lazy_last_of(a, memory, lazy_decays<TOKENS>(memory, a), f.count);
         const unsigned adds = __ballot_sync(0xffffffff, x.decay != 0);
+        key = x.key;
         const float own = x.decay * (half ? half_rest(x.key) : x.key);
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {

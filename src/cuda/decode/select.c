@@ -385,11 +385,12 @@ static const char *why_not_lazy_few(const struct gdn_decode_call *c)
     return gdn_decode_lazy_saves(c) ? "lazy saves more than 325 KiB for each multiprocessor" : NULL;
 }
 
-/* Several tokens of few states are folded. Without `lazy few`, `lazy` takes any number. */
+/* Without `lazy few`, `lazy` takes any number of tokens and states (docs/gpu/decode-kernels.md). */
 static const char *why_not_lazy(const struct gdn_decode_call *c)
 {
     const char *why = why_not_of_record(c, GDN_CU_LAZY_TOKENS);
     const bool any = c->warp.T == 1 || gdn_cuda_is_off(c->ctx, GDN_CUDA_LAZY_FEW);
+    if (!why && !any && c->warp.T > 2) why = "to fold first takes less time";
     if (!why && !any && !gdn_decode_lazy_saves(c))
         why = "it saves at most 325 KiB for each multiprocessor";
     if (!why && c->pool->k_first) why = "states are k-first";

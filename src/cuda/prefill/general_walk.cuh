@@ -67,17 +67,17 @@ GDN_DEVICE void leave_checkpoints(state_warp<Block, n_blocks> &w, const typename
 }
 
 /* Computes U^T of a chunk from R^T, both in u, and (to_end U)^T. careful: also stores checkpoints,
- * and mends what is not finite. is_finite: all of R is finite. Returns true if the output must be
- * mended too. */
-template <bool careful, class Block, int n>
+ * and mends R. is_finite: all of R is finite. Returns true if the output must be mended too. For
+ * that, mends: spoilt has the tokens that are not finite, and u has zeros there. */
+template <bool careful, bool mends, class Block, int n>
 GDN_DEVICE bool make_u_rows(state_warp<Block, n> &w, const typename Block::work &work,
                             typename Block::work::operands &u,
-                            typename Block::work::operands &weighed, bool is_finite, int64_t c)
+                            typename Block::work::operands &weighed, struct spoilt_rows &spoilt,
+                            bool is_finite, int64_t c)
 {
     typedef typename Block::tiles tiles;
     typename Block::work::tokens U;
-    struct spoilt_rows spoilt;
-    const bool slow = careful && (!is_finite || tokens_of(work.vectors->dead) != 0);
+    bool slow = careful && (!is_finite || tokens_of(work.vectors->dead) != 0);
     if (slow) {
         spoilt = work.mend_r(u);
         renew(w.S);
@@ -88,7 +88,11 @@ GDN_DEVICE bool make_u_rows(state_warp<Block, n> &w, const typename Block::work 
     work.weigh_u(weighed, U, 0);
 #pragma unroll
     for (int j = 0; j < work.blocks; j++) tiles::pack(u[j], U[j]);
-    return !are_finite<tiles>(u) || slow;
+    if (!are_finite<tiles>(u) || slow) {
+        slow = true;
+        if (mends) spoilt = work.mend_u(u);
+    }
+    return slow;
 }
 
 /* Computes S after a chunk. mends: leaves out keys that are forgotten. */
@@ -108,8 +112,7 @@ GDN_DEVICE void run_chunk(state_warp<Block> &w, const typename Block::work &work
     typename Block::work::operands u, weighed;
     struct spoilt_rows spoilt;
     const bool is_finite = work.make_r(u, w.S);
-    const bool slow = make_u_rows<true>(w, work, u, weighed, is_finite, c);
-    if (slow) spoilt = work.mend_u(u);
+    const bool slow = make_u_rows<true, true>(w, work, u, weighed, spoilt, is_finite, c);
     if (w.out) {
         __syncwarp(); /* all lanes have read V */
         work.make_o(w.S, u, slow ? &spoilt : NULL);

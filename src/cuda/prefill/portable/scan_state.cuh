@@ -142,7 +142,8 @@ template <class Block> struct state_half {
                                         bool is_finite)
     {
         typename chunk_work::operands weighed;
-        const bool slow = make_u_rows<careful>(w, work, u, weighed, is_finite, c);
+        struct spoilt_rows spoilt;
+        const bool slow = make_u_rows<careful, false>(w, work, u, weighed, spoilt, is_finite, c);
         if (b.has_output()) {
             if (half == 0) hand_u(b, u, handed, i, slow);
             barrier_arrive(BARRIER_HANDED, b.state_threads() + b.output_threads());

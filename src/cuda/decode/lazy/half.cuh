@@ -200,10 +200,7 @@ GDN_DEVICE void half_stage_tokens(struct half_rows &sh, const struct gdn_cu_lazy
     const int lane = threadIdx.x, piece = lane / 2;
     const int at = piece / 4 * 16 + piece % 4 + lane % 2 * 8;
     uint32_t x[TOKENS][4];
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++)
-        ld_keep_v2(x[t], lazy_token<TOKENS>(a.one.k, a.k_token, w, a.one.group_k, t) + lane * 8,
-                   adds >> t & 1);
+    lazy_load_keys(x, a, w, adds);
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
         const int row = own + t;

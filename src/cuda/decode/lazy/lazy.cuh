@@ -75,6 +75,18 @@ GDN_DEVICE void lazy_stage_u(struct lazy_rows &sh, const char *u, int step, floa
             __shfl_sync(0xffffffff, decay, first + 2 * i) * lazy_u<io, wide>(x[i]);
 }
 
+/* Loads k of the tokens of the call, but not of those whose bit in `adds` is 0. */
+template <int TOKENS>
+GDN_DEVICE void lazy_load_keys(uint32_t (&x)[TOKENS][4], const struct gdn_cu_lazy &a,
+                               const struct token_place &w, unsigned adds)
+{
+    const int lane = threadIdx.x;
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++)
+        ld_keep_v2(x[t], lazy_token<TOKENS>(a.one.k, a.k_token, w, a.one.group_k, t) + lane * 8,
+                   adds >> t & 1);
+}
+
 /* Stages the tokens of the call that follow `own` of sixteen rows. */
 template <class Tile, int TOKENS>
 GDN_DEVICE void lazy_stage_tokens(struct lazy_rows &sh, const struct gdn_cu_lazy &a,
@@ -83,10 +95,7 @@ GDN_DEVICE void lazy_stage_tokens(struct lazy_rows &sh, const struct gdn_cu_lazy
 {
     const int lane = threadIdx.x;
     uint32_t x[TOKENS][4];
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++)
-        ld_keep_v2(x[t], lazy_token<TOKENS>(a.one.k, a.k_token, w, a.one.group_k, t) + lane * 8,
-                   adds >> t & 1);
+    lazy_load_keys(x, a, w, adds);
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
         const int row = own + t;

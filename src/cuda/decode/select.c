@@ -382,7 +382,8 @@ static const char *why_not_lazy_few(const struct gdn_decode_call *c)
     const char *why = why_not_of_record(c, 1);
     if (!why && c->warp.read_pool <= 0) why = "no slots";
     if (why || c->pool->k_first) return why;
-    return gdn_decode_lazy_saves(c) ? "lazy saves more than 325 KiB for each multiprocessor" : NULL;
+    return gdn_decode_lazy_why_slower(c) ? NULL
+                                         : "lazy saves more than 325 KiB for each multiprocessor";
 }
 
 /* Without `lazy few`, `lazy` takes any number of tokens and states (docs/gpu/decode-kernels.md). */
@@ -390,9 +391,7 @@ static const char *why_not_lazy(const struct gdn_decode_call *c)
 {
     const char *why = why_not_of_record(c, GDN_CU_LAZY_TOKENS);
     const bool any = c->warp.T == 1 || gdn_cuda_is_off(c->ctx, GDN_CUDA_LAZY_FEW);
-    if (!why && !any && c->warp.T > 2) why = "to fold first takes less time";
-    if (!why && !any && !gdn_decode_lazy_saves(c))
-        why = "it saves at most 325 KiB for each multiprocessor";
+    if (!why && !any) why = gdn_decode_lazy_why_slower(c);
     if (!why && c->pool->k_first) why = "states are k-first";
     return !why && c->pool->dtype != GDN_F32 && c->rule->V % LAZY_COLUMNS
                ? "V is not a multiple of 32"

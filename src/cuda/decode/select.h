@@ -23,8 +23,8 @@ static inline bool gdn_decode_accepts(const struct gdn_cu_rule *r)
 
 /* Returns why the kernels of lazy/ do not take the record. */
 const char *gdn_decode_why_not_record(const struct gdn_cu_rule *r);
-/* Returns true if a call has so many states that it is faster not to write them. */
-bool gdn_decode_lazy_saves(const struct gdn_decode_call *c);
+/* Returns why it is not faster to leave the states of a call as they are; NULL: it is. */
+const char *gdn_decode_lazy_why_slower(const struct gdn_decode_call *c);
 
 /* Applies records to their states. Of the rule, only sizes, pool and record are set. */
 gdn_status gdn_cuda_fold(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);

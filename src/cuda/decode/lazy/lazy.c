@@ -24,6 +24,9 @@ enum {
  * so many bytes (docs/gpu/decode-kernels.md). */
 enum { LEAST_SAVED = 325 * 1024 };
 
+/* Two tokens of a sequence take less time than to fold first, four take more. */
+enum { MOST_TOKENS = 2 };
+
 /* ---- What the kernels take ------------------------------------------------------------------- */
 
 /* Checks that steps of a record fit 32 bits, and that rows are float32 or of dtype io. */
@@ -60,8 +63,9 @@ const char *gdn_decode_why_not_record(const struct gdn_cu_rule *r)
 
 /* A state is written once in as many calls as fill a record, but on average half of a record is
  * read, or written. */
-bool gdn_decode_lazy_saves(const struct gdn_decode_call *c)
+const char *gdn_decode_lazy_why_slower(const struct gdn_decode_call *c)
 {
+    if (c->warp.T > MOST_TOKENS) return "to fold first takes less time";
     const struct gdn_cu_rule *r = c->rule;
     const int64_t R = r->record_rows, T = r->batch.T, calls = (R + T - 1) / T;
     const int64_t columns = (int64_t)r->H * r->V, keys = (int64_t)r->Hk * r->K;
@@ -69,7 +73,9 @@ bool gdn_decode_lazy_saves(const struct gdn_decode_call *c)
     const int64_t row = keys * (int64_t)gdn_dtype_bytes(r->record_k.dtype) +
                         columns * (int64_t)gdn_dtype_bytes(r->record_u.dtype);
     const int64_t saved = states - states / calls - row * R / 2;
-    return r->batch.B * saved > (int64_t)LEAST_SAVED * c->ctx->cuda->sm_count;
+    return r->batch.B * saved > (int64_t)LEAST_SAVED * c->ctx->cuda->sm_count
+               ? NULL
+               : "it saves at most 325 KiB for each multiprocessor";
 }
 
 /* ---- Arguments ------------------------------------------------------------------------------- */

@@ -195,18 +195,26 @@ GDN_DEVICE float lazy_row_gate(float alpha, float beta)
     return copysignf(alpha, beta == 0 ? -1.0f : 1.0f);
 }
 
+/* Sets the place of the warp's first state head, and waits for the kernel ahead. Returns the number
+ * of the warp's pair of heads of k and q, which may be past the last pair. */
+template <int WARPS> GDN_DEVICE int lazy_begin(struct token_place &w, const struct gdn_cu_lazy &a)
+{
+    const int warp = threadIdx.x / 32, pair = blockIdx.x * WARPS + warp;
+    w.row = blockIdx.y;
+    w.head = pair * a.n_sharing;
+    lazy_request_state(a, (blockIdx.y * gridDim.x + blockIdx.x) * WARPS + warp);
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+    return pair;
+}
+
 template <int io, int WARPS> GDN_DEVICE void decode_lazy_rows(const struct gdn_cu_lazy &a)
 {
     __shared__ float2 all_products[WARPS][LAZY_MOST];
     const int lane = threadIdx.x % 32, half = lane / LAZY_ROWS;
-    const int pair = blockIdx.x * WARPS + threadIdx.x / 32;
     float2 *const products = all_products[threadIdx.x / 32];
     struct token_place w;
-    w.row = blockIdx.y;
-    w.head = pair * a.n_sharing;
-    lazy_request_state(a, (blockIdx.y * gridDim.x + blockIdx.x) * WARPS + threadIdx.x / 32);
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
+    const int pair = lazy_begin<WARPS>(w, a);
     if (pair >= a.n_pairs) return;
     uint32_t raw[2][4];
     struct token_gates gates;

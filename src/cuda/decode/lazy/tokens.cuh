@@ -116,14 +116,9 @@ template <int io, int WARPS> GDN_DEVICE void decode_lazy_tokens_rows(const struc
 {
     __shared__ lazy_four_products all_products[WARPS];
     const int lane = threadIdx.x % 32, half = lane / LAZY_ROWS, token = lane % LAZY_ROWS;
-    const int pair = blockIdx.x * WARPS + threadIdx.x / 32;
     lazy_four_products &products = all_products[threadIdx.x / 32];
     struct token_place w;
-    w.row = blockIdx.y;
-    w.head = pair * a.n_sharing;
-    lazy_request_state(a, (blockIdx.y * gridDim.x + blockIdx.x) * WARPS + threadIdx.x / 32);
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
+    const int pair = lazy_begin<WARPS>(w, a);
     if (pair >= a.n_pairs) return;
     uint32_t x[4][4];
     struct token_gates gates;

@@ -46,6 +46,13 @@ template <class Block, int n = Block::deep / 16> struct state_warp {
     mma_block S[n];
 };
 
+/* Returns true if the next checkpoint comes after a token of chunk c. */
+template <class Block, int n>
+GDN_DEVICE bool has_checkpoint(const state_warp<Block, n> &w, int64_t c)
+{
+    return w.cursor.at <= w.start + c * Block::work::chunk + w.b.tokens(c);
+}
+
 /* Stores checkpoints after tokens of chunk c. */
 template <class Block, int n_blocks>
 GDN_DEVICE void leave_checkpoints(state_warp<Block, n_blocks> &w, const typename Block::work &work,
@@ -53,7 +60,7 @@ GDN_DEVICE void leave_checkpoints(state_warp<Block, n_blocks> &w, const typename
 {
     const struct gdn_cu_rule &r = w.b.r;
     const int64_t before = w.start + c * work.chunk;
-    while (w.cursor.at <= before + w.b.tokens(c)) {
+    while (has_checkpoint(w, c)) {
         const int64_t n = w.cursor.at - before;
         if (n > 0 && w.cursor.slot >= 0)
             work.leave(

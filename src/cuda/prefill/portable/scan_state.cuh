@@ -109,7 +109,7 @@ GDN_DEVICE void hand_u(const Block &b, const typename Block::work::operands &u, 
 template <class Warp, class Work>
 GDN_DEVICE bool wants_care(const Warp &w, const Work &work, int64_t c)
 {
-    return w.cursor.at <= w.start + c * work.chunk + w.b.tokens(c) ||
+    return has_checkpoint(w, c) ||
            (tokens_of(work.vectors->resets) | tokens_of(work.vectors->dead)) != 0;
 }
 

@@ -113,17 +113,19 @@ GDN_API gdn_status gdn_record_commit(gdn_ctx *ctx, const gdn_record_commit_args 
 
 typedef struct gdn_record_fold_args {
     uint32_t struct_size;
-    uint32_t flags; /* gdn_flag: GDN_SPLIT_INVARIANT */
+    uint32_t flags; /* gdn_flag: GDN_ZERO_AS_GIVEN, GDN_SPLIT_INVARIANT */
     gdn_tensor state, state_scales, record_k, record_u, record_g, record_count;
     const gdn_batch *batch;
     int32_t head_map;     /* gdn_head_map */
     int32_t state_layout; /* gdn_state_layout */
     int32_t rounding;     /* gdn_rounding */
-    int32_t reserved;     /* 0 */
+    int32_t norm;         /* gdn_norm, of k; 0: NONE. See "One set of bits" */
     uint64_t seed;        /* for GDN_ROUND_STOCHASTIC */
     void *workspace;
     size_t workspace_bytes;
     void *stream;
+    float norm_eps;   /* 0: 1e-6 */
+    int32_t reserved; /* 0 */
 } gdn_record_fold_args;
 
 GDN_DEFINE_INIT(gdn_record_fold_args, gdn_record_fold_args_init)

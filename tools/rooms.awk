@@ -29,7 +29,7 @@ function wall(a, b) {
 BEGIN {
     count = split("include 0 core/limits.h 1 cpu/loops 2 core 3 batch 4 state 5 calls 6 ops 7 " \
         "cpu 7 cuda/driver 7 cuda/device 8 cuda/image 9 cuda/conv 9 cuda/decode 9 " \
-        "cuda/rowwise 9 cuda/state 9 cuda/prefill 10 cuda/backward 11 cuda/layer 12 " \
+        "cuda/rowwise 9 cuda/state 9 cuda/prefill 10 cuda/backward 11 cuda/split 11 cuda/layer 12 " \
         "examples 13 internal 13 cli 14 tests 15", word, " ")
     for (i = 1; i < count; i += 2) floor[word[i]] = word[i + 1]
 }

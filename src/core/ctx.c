@@ -15,6 +15,7 @@
 #include "cpu/loops/bf16.h"
 #include "cpu/loops/fpenv.h"
 #include "gdn_blob.h"
+#include "gdn_record.h"
 #include "gdn_research.h"
 #include "gdn_train.h"
 
@@ -34,6 +35,7 @@ static const struct gdn_old_size old_sizes[] = {
     { "gdn_summary_args", offsetof(gdn_summary_args, write_gate) },
     { "gdn_step_args", offsetof(gdn_step_args, record_k) },
     { "gdn_block_args", offsetof(gdn_block_args, beta_kind) },
+    { "gdn_record_fold_args", offsetof(gdn_record_fold_args, norm_eps) },
     { "gdn_block_backward_args", offsetof(gdn_block_backward_args, activation) },
     { NULL, 0 },
 };

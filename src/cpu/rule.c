@@ -11,6 +11,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_rule *r = &c->rule;
+    if (r->split && r->record) TRY(gdn_open_check_rows(ctx, r->record));
     r->products = c->args.flags & GDN_BF16_PRODUCTS && !r->family.is ? ctx->products : NULL;
     c->record.chunk = r->split ? GDN_CHUNK : 0;
     gdn_rule_cut(r, ctx->kr, gdn_threads_count(ctx->threads));

@@ -108,7 +108,7 @@ struct gdn_record_tensors {
 gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
                            struct gdn_record *record);
 /* Check what GDN_SPLIT_INVARIANT needs: rows of a record; a pool of states, which may be absent. */
-gdn_status gdn_check_open_rows(gdn_ctx *ctx, const gdn_tensor *k, const gdn_tensor *u);
+gdn_status gdn_check_open_rows(gdn_ctx *ctx, const gdn_tensor *k);
 gdn_status gdn_check_split_state(gdn_ctx *ctx, const gdn_tensor *state, const char *name);
 
 /* A record as a call of the rule has it. */

@@ -157,7 +157,7 @@ static gdn_status check_split(gdn_ctx *ctx, const struct gdn_rule_call *c, bool 
     if (a->checkpoints.data)
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
                         "checkpoints: given, wanted none with a record and GDN_SPLIT_INVARIANT");
-    return gdn_check_open_rows(ctx, &a->record_k, &a->record_u);
+    return gdn_check_open_rows(ctx, &a->record_k);
 }
 
 /* In gdn_prefill all rows go into the state first, but not with GDN_SPLIT_INVARIANT. */

@@ -79,6 +79,15 @@ static size_t lay_out(struct open *c, const struct gdn_rule *r, const struct gdn
     return gdn_lay_out(parts, sizeof parts / sizeof *parts, memory);
 }
 
+gdn_status gdn_open_check_rows(gdn_ctx *ctx, const struct gdn_record *record)
+{
+    const bool k = record->k.dtype == GDN_F32;
+    if (k && record->u.dtype == GDN_F32) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED,
+                    "%s: not float32, wanted that with GDN_SPLIT_INVARIANT on a CPU",
+                    k ? "record_u" : "record_k");
+}
+
 size_t gdn_open_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr)
 {
     struct open c;

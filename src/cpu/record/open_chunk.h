@@ -8,6 +8,9 @@
 
 #include "cpu/rule.h"
 
+/* Refuses rows of a record that are not float32. */
+gdn_status gdn_open_check_rows(gdn_ctx *ctx, const struct gdn_record *record);
+
 size_t gdn_open_scratch(const struct gdn_rule *r, const struct gdn_kernels *kr);
 
 /* Computes the tokens of a sequence with a slot; its rows of u, and its states. */

@@ -192,6 +192,7 @@ static gdn_status plan_fold(gdn_ctx *ctx, void *call)
 {
     struct gdn_fold_call *m = call;
     if (m->rule.split) {
+        TRY(gdn_open_check_rows(ctx, &m->c.record));
         m->c.record.chunk = GDN_CHUNK;
         gdn_rule_cut(&m->rule, ctx->kr, gdn_threads_count(ctx->threads));
     }

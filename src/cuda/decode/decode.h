@@ -29,10 +29,14 @@ gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_cu_rule *args, boo
 /* Refuses a record whose channels are too far apart for kernels. NULL: there is no record. */
 gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_record *record);
 gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *call);
-/* Refuses GDN_SPLIT_INVARIANT, which kernels do not have. */
-gdn_status gdn_cuda_check_split(gdn_ctx *ctx, const struct gdn_rule *rule);
 gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *batch,
                                const struct gdn_tokens *tokens);
+
+/* Fills in the arguments of a fold. */
+void gdn_cuda_record_fold_rule(struct gdn_cu_rule *to, const struct gdn_fold_call *call);
+
+/* These ops without GDN_SPLIT_INVARIANT. */
+extern const struct gdn_op_backend gdn_cuda_decode_op, gdn_cuda_record_fold_op;
 
 /* A call, and the facts that its form depends on. */
 struct gdn_decode_call {

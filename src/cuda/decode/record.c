@@ -161,7 +161,6 @@ static gdn_status plan_commit(gdn_ctx *ctx, void *call)
 static gdn_status plan_fold(gdn_ctx *ctx, void *call)
 {
     const struct gdn_fold_call *m = call;
-    TRY(gdn_cuda_check_split(ctx, &m->rule));
     return gdn_cuda_check_channels(ctx, &m->c.record);
 }
 
@@ -178,12 +177,11 @@ static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
     return launch(ctx, m->base.op, &args, m->base.stream);
 }
 
-static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+void gdn_cuda_record_fold_rule(struct gdn_cu_rule *to, const struct gdn_fold_call *m)
 {
-    const struct gdn_fold_call *m = call;
     const struct gdn_rule *r = &m->rule;
     const struct gdn_cu_record record = args_of(&m->c, r->Hk, r->H);
-    const struct gdn_cu_rule rule = {
+    *to = (struct gdn_cu_rule){
         .batch = record.batch,
         .from = r->to,
         .to = r->to,
@@ -199,13 +197,23 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
         .K = r->K,
         .V = r->V,
         .head_map = r->head_map,
+        .norm = r->norm,
+        .norm_eps = r->norm_eps,
         .family = { .is = record.n_gates > 1, .g_rows = true, .updates = 1 },
     };
+}
+
+static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+{
+    const struct gdn_fold_call *m = call;
+    const struct gdn_cu_record record = args_of(&m->c, m->rule.Hk, m->rule.H);
+    struct gdn_cu_rule rule;
     (void)memory;
+    gdn_cuda_record_fold_rule(&rule, m);
     TRY(check_fold(ctx, m));
     TRY(gdn_cuda_fold(ctx, &rule, m->base.stream));
     return launch(ctx, m->base.op, &record, m->base.stream);
 }
 
 const struct gdn_op_backend gdn_cuda_op_record_commit = { plan_commit, run_commit };
-const struct gdn_op_backend gdn_cuda_op_record_fold = { plan_fold, run_fold };
+const struct gdn_op_backend gdn_cuda_record_fold_op = { plan_fold, run_fold };

@@ -83,12 +83,6 @@ gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *b, const struct gd
                     (long long)tokens->N);
 }
 
-gdn_status gdn_cuda_check_split(gdn_ctx *ctx, const struct gdn_rule *r)
-{
-    if (!r->split) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "flags: GDN_SPLIT_INVARIANT, wanted without on a GPU");
-}
-
 /* ---- gdn_decode ---------------------------------------------------------------------------- */
 
 /* The decisions about a call. */
@@ -102,7 +96,6 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
-    TRY(gdn_cuda_check_split(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, c->rule.record));
     TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
     gdn_cuda_fill_call(&p->rule, c);
@@ -119,4 +112,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_decode_run(&p->plan, memory, c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_decode = { plan, run };
+const struct gdn_op_backend gdn_cuda_decode_op = { plan, run };

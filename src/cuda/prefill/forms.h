@@ -39,9 +39,6 @@ gdn_status gdn_cuda_prefill_channels_q8(gdn_ctx *ctx, const struct gdn_cu_rule *
                                         const struct gdn_channels_windows *w, void *memory,
                                         void *stream);
 
-/* Returns how many bytes of rows move at once, at most 16: data and steps are multiples of that. */
-int32_t gdn_cuda_rows_wide(const struct gdn_rows *r);
-
 /* gdn_prefill on any GPU: T and P of chunks in a kernel of their own, then states
  * (portable/run.cuh). */
 const char *gdn_cuda_prefill_portable_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);

@@ -15,8 +15,8 @@ struct gdn_cuda_cut_options {
 static inline struct gdn_cuda_cut_options gdn_cuda_cut_options_of(uint32_t flags,
                                                                   const gdn_batch *b)
 {
-    return (struct gdn_cuda_cut_options){ flags & GDN_BATCH_INVARIANT, flags & GDN_NO_EARLY_STOP,
-                                          b->max_seqlen };
+    return (struct gdn_cuda_cut_options){ flags & (GDN_BATCH_INVARIANT | GDN_SPLIT_INVARIANT),
+                                          flags & GDN_NO_EARLY_STOP, b->max_seqlen };
 }
 
 /* Segments of prefill/portable, for sequences of more than `first` tokens. first: the tokens of the

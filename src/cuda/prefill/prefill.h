@@ -19,6 +19,16 @@ void gdn_cuda_prefill_move(gdn_ctx *ctx, const struct gdn_cu_rule *args,
 gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                 struct gdn_cuda_prefill_plan *plan, void *memory, void *stream);
 
+/* Returns how many bytes of rows move at once, at most 16: data and steps are multiples of that. */
+int32_t gdn_cuda_rows_wide(const struct gdn_rows *rows);
+
+/* Refuses a call whose chunks do not have the bits of any other call of the same dtypes and sizes:
+ * it goes token by token, or its rows are not aligned as one of the families wants them. */
+gdn_status gdn_cuda_prefill_check_alike(gdn_ctx *ctx, const struct gdn_cu_rule *args);
+
+/* gdn_prefill without rows of GDN_SPLIT_INVARIANT. */
+extern const struct gdn_op_backend gdn_cuda_prefill_op;
+
 /* The kernels of prefill/sm90. why_not returns why they do not take a call, as text for the log, or
  * NULL. plan decides the cut and the bytes. */
 const char *gdn_cuda_prefill_sm90_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args);

@@ -146,11 +146,18 @@ static const struct family {
 };
 enum { SM90 }; /* the place of a family in the list */
 
+/* Returns the first family that takes the call. */
+static int form_of(const gdn_ctx *ctx, const struct gdn_cu_rule *rule)
+{
+    int form = 0;
+    while (families[form].why_not(ctx, rule)) form++;
+    return form;
+}
+
 /* Decides the family, its cut and its bytes. how->options are set before. */
 static void choose_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *rule, struct gdn_cuda_chunks *how)
 {
-    how->form = 0;
-    while (families[how->form].why_not(ctx, rule)) how->form++;
+    how->form = form_of(ctx, rule);
     families[how->form].plan(ctx, rule, how);
 }
 
@@ -241,6 +248,29 @@ static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_rule *
     return gdn_cuda_mixes_dtypes(args) ? "q, k, v and out differ in dtype" : NULL;
 }
 
+/* Returns rows of n elements that every family takes. */
+static struct gdn_rows aligned_rows(const struct gdn_rows *r, int64_t heads, int64_t n)
+{
+    const int64_t head = n * (int64_t)gdn_dtype_bytes(r->dtype);
+    return (struct gdn_rows){ r->data ? GDN_CUDA_NOWHERE : NULL, r->dtype, 0, heads * head, head };
+}
+
+gdn_status gdn_cuda_prefill_check_alike(gdn_ctx *ctx, const struct gdn_cu_rule *rule)
+{
+    struct gdn_cu_rule aligned = *rule;
+    const char *why = why_not_chunks(ctx, rule);
+    aligned.q = aligned_rows(&rule->q, rule->Hq, rule->K);
+    aligned.k = aligned_rows(&rule->k, rule->Hk, rule->K);
+    aligned.v = aligned_rows(&rule->v, rule->Hv, rule->V);
+    aligned.out = aligned_rows(&rule->out, rule->H, rule->V);
+    if (!why) {
+        const int form = form_of(ctx, &aligned);
+        if (form != form_of(ctx, rule)) why = families[form].why_not(ctx, rule);
+    }
+    if (!why) return GDN_OK;
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "flags: GDN_SPLIT_INVARIANT, but %s", why);
+}
+
 /* Logs whether the call goes by chunks. Chunks of Gated DeltaNet log their families themselves. */
 static void log_way(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                     const struct gdn_cuda_prefill_plan *p)
@@ -303,9 +333,9 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
-    TRY(gdn_cuda_check_split(ctx, &c->rule));
     TRY(gdn_cuda_check_channels(ctx, c->rule.record));
     gdn_cuda_fill_call(&p->rule, c);
+    if (c->rule.split) TRY(gdn_cuda_prefill_check_alike(ctx, &p->rule));
     p->rule.record_k.data = NULL; /* its rows are in the states when the tokens begin */
     gdn_cuda_prefill_plan(ctx, &p->rule, gdn_cuda_cut_options_of(c->args.flags, &c->plan.batch),
                           &p->plan);
@@ -337,4 +367,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
                           : gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_prefill = { plan, run };
+const struct gdn_op_backend gdn_cuda_prefill_op = { plan, run };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu --every=40 */
+/* runs: cpu --every=40, gpu --every=10, sm_80 --every=120, sm_90 --every=120 */
 /*
  * GDN_SPLIT_INVARIANT: sequences go through random calls of gdn_prefill, gdn_decode, folds, and
  * drafts of which some are accepted. They have strangers beside them and slots of their own.
@@ -10,6 +10,7 @@
 
 #include "gdn_record.h"
 #include "ring2.h"
+#include "ring2_device.h"
 
 enum { B = 3, P = 5, R = 64, T = 200, UNIT = 64, CALLS = 120, SEEDS = 400 };
 
@@ -23,6 +24,8 @@ static const struct layer {
     { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 48, 19 },
     { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 2, 2 }, 16, 33 },
     { GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, { 4, 2, 2 }, 24, 8 },
+    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 1, 1, 2 }, 64, 64 },
+    { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 128, 128 },
 };
 enum { N_LAYERS = sizeof layers / sizeof *layers };
 
@@ -30,6 +33,9 @@ static int64_t state_heads(const struct layer *m)
 {
     return m->heads[0] > m->heads[2] ? m->heads[0] : m->heads[2];
 }
+
+/* A GPU keeps rows as the call gives them. */
+static int32_t row_dtype(const struct layer *m) { return ring2_on_device() ? m->A : GDN_F32; }
 
 /* ---- Tokens -------------------------------------------------------------------------------- */
 
@@ -123,8 +129,8 @@ static struct run new_run(const struct layer *m)
     ring2_status(ring2_ctx(2), "whole", gdn_prefill(ring2_ctx(2), &a), GDN_OK);
     if (ring2_below(2)) r.layout = m->layout == GDN_STATE_VK ? GDN_STATE_KV : GDN_STATE_VK;
     r.state = new_pool(m, r.layout, P);
-    r.k = ring2_new(GDN_F32, 3, 4, P, R, m->heads[1], m->K);
-    r.u = ring2_new(GDN_F32, 0, 4, P, R, H, m->V);
+    r.k = ring2_new(row_dtype(m), 3, 4, P, R, m->heads[1], m->K);
+    r.u = ring2_new(row_dtype(m), 0, 4, P, R, H, m->V);
     r.g = ring2_new(GDN_F32, 0, 4, P, R, H, 2);
     r.count = ring2_indices(m->K % 2 ? GDN_I64 : GDN_I32, P, zeros);
     ring2_fill_value(&r.state, 0);
@@ -189,6 +195,7 @@ static void fold(const struct run *r, int64_t slot)
     b.read_slots = ring2_indices(GDN_I32, 1, &slot);
     a.flags = GDN_SPLIT_INVARIANT;
     a.state = r->state, a.state_layout = r->layout, a.head_map = r->m->map;
+    a.norm = GDN_NORM_L2;
     a.record_k = r->k, a.record_u = r->u, a.record_g = r->g, a.record_count = r->count;
     a.batch = &b;
     ring2_status(ring2_ctx(2), "fold", gdn_record_fold(ring2_ctx(2), &a), GDN_OK);
@@ -267,7 +274,7 @@ static void plain(int number)
     struct run r = new_run(&layers[number]);
     const gdn_tensor out = ring2_clone(&r.all.out);
     gdn_rule_args a = args_of(&r, &r.all, NULL);
-    a.flags = 0;
+    a.flags = GDN_BATCH_INVARIANT;
     ring2_status(ring2_ctx(2), "plain", gdn_prefill(ring2_ctx(2), &a), GDN_OK);
     ring2_expect_bits("out", &out, &r.all.out);
 }
@@ -302,7 +309,7 @@ static void refused(int number)
     REFUSE(DECODE, GDN_E_UNSUPPORTED, "parents", b.write = GDN_WRITE_NONE,
            b.parents = ring2_new(GDN_I32, 0, 2, B, 2, 0, 0));
     REFUSE(DECODE, GDN_E_SHAPE, "record_g", a.record_g = ring2_new(GDN_F32, 0, 3, P, R, H, 0));
-    REFUSE(DECODE, GDN_E_UNSUPPORTED, "record_u: not float32",
+    REFUSE(DECODE, ring2_on_device() ? GDN_E_DTYPE : GDN_E_UNSUPPORTED, "record_u: not",
            a.record_u = ring2_new(GDN_BF16, 0, 4, P, R, H, V));
     REFUSE(DECODE, GDN_E_SHAPE, "record_k: 63 rows", a.record_k = ring2_narrow(&r.k, 1, 0, 63),
            a.record_u = ring2_narrow(&r.u, 1, 0, 63), a.record_g = ring2_narrow(&r.g, 1, 0, 63));

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * GDN_SPLIT_INVARIANT with a record (docs/design/one-set-of-bits.md): what surrounds the kernels of
+ * prefill. A record holds the tokens of an open chunk as the call gave them, and the pool the state
+ * before them. A call goes on from there:
+ *
+ *     plan   how many tokens end the open chunk, and what the state and the record become
+ *     rows   the open chunk: rows of the record, then tokens of the call; and the next record
+ *     ...    prefill of the open chunk, and prefill of the rest of the tokens
+ *     out    the output of tokens in the open chunk
+ */
+#include "cuda/device/rule.cuh"
+#include "cuda/split/args.h"
+
+/* A sequence of the call. c: rows of its record, n: new tokens. The first `joined` new tokens end
+ * the open chunk, or are all there are. */
+struct split_sequence {
+    struct gdn_cu_seq s;
+    int64_t c, n, joined;
+    bool has_slot;
+};
+
+GDN_DEVICE int64_t *number_at(const struct gdn_cu_split &a, int which, int64_t row)
+{
+    return a.numbers + which * (a.rule.batch.B + 1) + row;
+}
+
+/* Fills in what follows from the rows in use. */
+GDN_DEVICE void join_tokens(const struct gdn_cu_split &a, struct split_sequence &x)
+{
+    x.n = a.folds ? 0 : x.s.n_valid;
+    x.joined = min(x.n, GDN_SPLIT_UNIT - x.c % GDN_SPLIT_UNIT);
+}
+
+/* Returns the rows of the open chunk. A fold ends with the last whole chunk. */
+GDN_DEVICE int64_t open_rows(const struct gdn_cu_split &a, const struct split_sequence &x)
+{
+    return a.folds ? x.c - x.c % GDN_SPLIT_UNIT : x.c + x.joined;
+}
+
+/* Returns the tokens that go into the state, if the call moves it. */
+GDN_DEVICE int64_t closed_tokens(const struct split_sequence &x)
+{
+    return (x.c + x.n) / GDN_SPLIT_UNIT * GDN_SPLIT_UNIT;
+}
+
+/* ---- plan: a warp has a sequence ------------------------------------------------------------- */
+
+GDN_DEVICE int64_t rows_in_use(const struct gdn_cu_rule &r, int64_t slot)
+{
+    return clamp64(load_index(r.record_count, slot), 0, r.record_rows);
+}
+
+GDN_DEVICE void split_plan(const struct gdn_cu_split &a)
+{
+    const int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    const int lane = threadIdx.x % 32;
+    if (row >= a.rule.batch.B) return;
+    struct split_sequence x = { read_sequence(a.rule.batch, row) };
+    x.has_slot = !x.s.padding && x.s.read >= 0;
+    x.c = x.has_slot ? rows_in_use(a.rule, x.s.read) : 0;
+    join_tokens(a, x);
+    const bool writes = a.accepts || a.folds;
+    const int64_t open = open_rows(a, x), rest = x.n - x.joined;
+    const int64_t whole = rest - rest % GDN_SPLIT_UNIT;
+    const bool ends = open > 0 && open % GDN_SPLIT_UNIT == 0;
+    const int64_t numbers[GDN_SPLIT_NUMBERS] = {
+        x.has_slot ? x.c : -1,
+        x.has_slot ? x.s.read : -1,
+        !x.has_slot || !ends ? -1 : writes ? x.s.read : rest > 0 ? row : -1,
+        x.has_slot ? open : 0,
+        !x.has_slot ? -1 : writes ? x.s.read : row,
+        x.s.n_before + x.joined,
+        rest,
+        row,
+        whole > 0 ? whole : INT32_MAX, /* behind all tokens: there is none */
+        whole > 0 && writes && x.has_slot ? x.s.read : -1,
+    };
+    for (int i = 0; i < GDN_SPLIT_NUMBERS; i++)
+        if (i == lane) *number_at(a, i, row) = numbers[i];
+    if (row + 1 == a.rule.batch.B && lane == 0) *number_at(a, GDN_SPLIT_LEFT_STARTS, row + 1) = row + 1;
+}
+
+/* ---- rows: a block has a head of each tensor ------------------------------------------------- */
+
+/* A head's rows: those of the record, then tokens. The record is NULL if it does not hold the
+ * tensor: these rows are zeros. */
+struct split_rows {
+    char *record;
+    const char *tokens;
+    int64_t record_step, token_step;
+
+    template <class piece> __device__ __forceinline__ piece load(int64_t c, int64_t i, int at) const
+    {
+        if (i >= c) return ((const piece *)(tokens + (i - c) * token_step))[at];
+        return record ? ((const piece *)(record + i * record_step))[at] : piece{};
+    }
+};
+
+/* Puts n rows, from row `first` on, `step` bytes apart. */
+template <class piece>
+GDN_DEVICE void move_rows(char *to, int64_t step, const struct split_rows &from, int64_t c,
+                          int64_t first, int64_t n, int bytes)
+{
+    const int pieces = bytes / (int)sizeof(piece);
+    for (int64_t x = threadIdx.x; x < n * pieces; x += blockDim.x) {
+        const int64_t i = x / pieces;
+        const int at = (int)(x - i * pieces);
+        ((piece *)(to + i * step))[at] = from.load<piece>(c, first + i, at);
+    }
+}
+GDN_DEVICE void move_rows(int wide, char *to, int64_t step, const struct split_rows &from,
+                          int64_t c, int64_t first, int64_t n, int bytes)
+{
+    if (wide == 16)
+        move_rows<uint4>(to, step, from, c, first, n, bytes);
+    else if (wide >= 4)
+        move_rows<uint32_t>(to, step, from, c, first, n, bytes);
+    else
+        move_rows<uint16_t>(to, step, from, c, first, n, bytes);
+}
+
+/* Rows that go into the record: n of them to row `to`, from row `first` of the chunk on. */
+struct split_left {
+    int64_t to, first, n;
+};
+
+/* If tokens are accepted, the rows behind the last whole chunk; else the drafts. */
+GDN_DEVICE struct split_left left_rows(const struct gdn_cu_split &a, const struct split_sequence &x)
+{
+    const int64_t closed = closed_tokens(x), all = x.c + x.n;
+    if ((a.accepts || a.folds) && closed > 0) return { 0, closed, all - closed };
+    return { x.c, x.c, min(all, a.rule.record_rows) - x.c };
+}
+
+/* Moves a head of a tensor that the record holds. The record's own rows are read first: rows that
+ * move up come from row 64 or behind, and go to rows before that. */
+GDN_DEVICE void move_head(const struct gdn_cu_split &a, const struct split_sequence &x, int wide,
+                          char *chunk, int64_t step, const struct split_rows &from, int bytes)
+{
+    const struct split_left left = left_rows(a, x);
+    move_rows(wide, chunk, step, from, x.c, 0, open_rows(a, x), bytes);
+    __syncthreads();
+    move_rows(wide, from.record + left.to * from.record_step, from.record_step, from, x.c,
+              left.first, left.n, bytes);
+}
+
+GDN_DEVICE char *record_at(const struct gdn_record_rows &r, int64_t slot, int head)
+{
+    return r.data + slot * r.slot + head * r.head;
+}
+
+/* The gates of row i: log alpha and beta, as the rule uses them. */
+GDN_DEVICE float2 gates_of(const struct gdn_cu_split &a, const struct split_sequence &x, int64_t i,
+                           int head)
+{
+    const struct gdn_record_rows &rows = a.rule.record_g;
+    if (i >= x.c)
+        return make_float2(load_gate(a.rule, x.s, i - x.c, head, false),
+                           load_beta(a.rule, x.s, i - x.c, head));
+    const float *const at = (const float *)(record_at(rows, x.s.read, head) + i * rows.row);
+    return make_float2(at[0], at[rows.channel]);
+}
+
+GDN_DEVICE void move_gates(const struct gdn_cu_split &a, const struct split_sequence &x, int head)
+{
+    const struct gdn_record_rows &rows = a.rule.record_g;
+    const struct split_left left = left_rows(a, x);
+    const int64_t open = open_rows(a, x);
+    for (int64_t i = threadIdx.x; i < open; i += blockDim.x) {
+        const float2 gates = gates_of(a, x, i, head);
+        const int64_t at = (x.s.row * a.most + i) * a.rule.H + head;
+        a.g[at] = gates.x, a.beta[at] = gates.y;
+    }
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < left.n; i += blockDim.x) {
+        const float2 gates = gates_of(a, x, left.first + i, head);
+        float *const to =
+            (float *)(record_at(rows, x.s.read, head) + (left.to + i) * rows.row);
+        to[0] = gates.x, to[rows.channel] = gates.y;
+    }
+}
+
+GDN_DEVICE void set_rows_in_use(const struct gdn_cu_rule &r, int64_t slot, int64_t n)
+{
+    const int64_t at = slot * r.record_count.stride[0];
+    if (r.record_count.dtype == GDN_I32)
+        ((int32_t *)r.record_count.data)[at] = (int32_t)n;
+    else
+        ((int64_t *)r.record_count.data)[at] = n;
+}
+
+/* Reads what plan() has found. */
+GDN_DEVICE struct split_sequence find_sequence(const struct gdn_cu_split &a, int64_t row)
+{
+    struct split_sequence x = { read_sequence(a.rule.batch, row) };
+    const int64_t c = *number_at(a, GDN_SPLIT_ROWS, row);
+    x.has_slot = c >= 0;
+    x.c = max(c, (int64_t)0);
+    join_tokens(a, x);
+    return x;
+}
+
+GDN_DEVICE char *token_at(const struct gdn_rows &rows, const struct split_sequence &x, int head)
+{
+    return rows.data ? row_at(rows, x.s, 0, head) : NULL;
+}
+
+GDN_DEVICE void split_rows(const struct gdn_cu_split &a)
+{
+    const struct gdn_cu_rule &r = a.rule;
+    const int head = (int)(blockIdx.x % r.H);
+    const int64_t row = blockIdx.x / r.H;
+    const struct split_sequence x = find_sequence(a, row);
+    if (!x.has_slot || (x.n == 0 && !a.folds)) return;
+    const int size = r.record_k.dtype == GDN_F32 ? 4 : 2, K = r.K * size, V = r.V * size;
+    if (a.q && head < r.Hq)
+        move_rows(a.q_wide, a.q + (row * a.most * r.Hq + head) * K, r.Hq * K,
+                  { NULL, token_at(r.q, x, head), 0, r.q.token }, x.c, 0, open_rows(a, x), K);
+    if (head < r.Hk)
+        move_head(a, x, a.k_wide, a.k + (row * a.most * r.Hk + head) * K, r.Hk * K,
+                  { record_at(r.record_k, x.s.read, head), token_at(r.k, x, head), r.record_k.row,
+                    r.k.token },
+                  K);
+    move_head(a, x, a.v_wide, a.v + (row * a.most * r.H + head) * V, r.H * V,
+              { record_at(r.record_u, x.s.read, head),
+                token_at(r.v, x, source_head(r, head, r.Hv)), r.record_u.row, r.v.token },
+              V);
+    move_gates(a, x, head);
+    const struct split_left left = left_rows(a, x);
+    if (head == 0 && threadIdx.x == 0 && (a.accepts || a.folds))
+        set_rows_in_use(r, x.s.read, left.to + left.n);
+}
+
+/* ---- out: a block has a head ----------------------------------------------------------------- */
+
+/* Stores the output of tokens in the open chunk. If no other launch does it, tokens that do not
+ * count get zeros. */
+GDN_DEVICE void split_out(const struct gdn_cu_split &a)
+{
+    const struct gdn_cu_rule &r = a.rule;
+    const int head = (int)(blockIdx.x % r.H);
+    const int64_t row = blockIdx.x / r.H;
+    const struct split_sequence x = find_sequence(a, row);
+    const int V = r.V * (r.out.dtype == GDN_F32 ? 4 : 2);
+    char *const first = token_at(r.out, x, head); /* of the first token that counts */
+    if (x.has_slot)
+        move_rows(a.out_wide, first, r.out.token,
+                  { NULL, a.out + (row * a.most * r.H + head) * V, 0, (int64_t)r.H * V }, 0, x.c,
+                  x.joined, V);
+    if (a.has_rest || x.s.keep_out) return;
+    const struct split_rows zeros = {};
+    move_rows(a.out_wide, first - x.s.n_before * r.out.token, r.out.token, zeros, x.s.n_before, 0,
+              x.s.n_before, V);
+    move_rows(a.out_wide, first + x.n * r.out.token, r.out.token, zeros, x.s.n_tokens, 0,
+              x.s.n_tokens - x.s.n_before - x.n, V);
+}
+
+#define GDN_IMAGE_split GDN_THIS_IMAGE
+#define GDN_KERNEL_split(threads, shared, what)                                                  \
+    extern "C" __global__ void __launch_bounds__(threads)                                        \
+        gdn_split_##what(const __grid_constant__ struct gdn_cu_split a)                          \
+    {                                                                                            \
+        split_##what(a);                                                                         \
+    }
+#include "cuda/driver/kernels.cuh"

@@ -141,13 +141,13 @@ GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *arg
  *        64 tokens, has the same bits for any split of its tokens over gdn_prefill, gdn_decode,
  *        and drafts of which some are accepted. Batch, slots, threads and the layout of the state
  *        change nothing. All these calls have the same dtypes and options, and run with one
- *        instruction set.
+ *        instruction set, or on one kind of GPU.
  *
  * Tokens are computed in chunks that begin at multiples of a sequence's tokens. A record holds the
  * tokens of the open chunk, so it says where in a chunk the next token stands:
  *
- *     record_k      [P][R][Hk][K]  f32, dense
- *     record_u      [P][R][H][V]   f32, dense
+ *     record_k      [P][R][Hk][K]  f32, dense. On a GPU: k as the call gives it, in its dtype
+ *     record_u      [P][R][H][V]   f32, dense. On a GPU: v as the call gives it, in its dtype
  *     record_g      [P][R][H][2]   f32: g = log alpha and beta, as the rule uses them
  *     record_count  [P]            rows in use, c. R is at least 64.
  *
@@ -157,16 +157,21 @@ GDN_API gdn_status gdn_record_fold(gdn_ctx *ctx, const gdn_record_fold_args *arg
  *     gdn_decode with GDN_WRITE_NONE   The tokens are drafts, in rows from c on; c + T is at most
  *                      R. gdn_record_commit (without path) accepts the first of them.
  *     gdn_record_fold  moves the state to the end of the last full chunk, and the rows behind it
- *                      up. Call it when drafts need more rows. The open chunk stays.
+ *                      up. Call it when drafts need more rows. The open chunk stays. norm and
+ *                      norm_eps are those of the other calls; a CPU, whose rows are normalised,
+ *                      does not use them.
  *     gdn_prefill without a record   Sequences begin at a multiple of 64 tokens: from zero, or
  *                      from the state there. This is the call of a trainer.
  *
- * On a CPU a chunk has 16 tokens. After a multiple of 64 tokens, and a fold if there were drafts, c
- * is 0, and the state alone is the sequence. Elsewhere copy its rows and its count too.
+ * A chunk has 16 tokens on a CPU, up to 64 on a GPU. After a multiple of 64 tokens, and a fold if
+ * there were drafts, c is 0, and the state alone is the sequence. Elsewhere copy its rows and its
+ * count too. On a GPU gdn_prefill does not split sequences (GDN_BATCH_INVARIANT), and values that
+ * are not finite, or too large, end G23 for the 63 tokens before them (docs/design/guarantees.md).
  *
- * Refused by name: states and rows other than f32; the family; parents; has_initial_state,
- * write_slots and checkpoints beside a record; GDN_EXACT and GDN_BF16_PRODUCTS; gdn_decode without
- * a record; a GPU (GDN_E_UNSUPPORTED).
+ * Refused by name: states other than f32, and on a CPU such rows; the family; parents;
+ * has_initial_state, write_slots and checkpoints beside a record; GDN_EXACT and GDN_BF16_PRODUCTS;
+ * gdn_decode without a record. On a GPU also: q, k, v and out that differ in dtype, or are not
+ * aligned to 16 bytes where its kernels want that; GDN_PAD_SINK.
  * docs/design/one-set-of-bits.md says how it works and what it costs.
  */
 

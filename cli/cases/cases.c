@@ -196,7 +196,7 @@ int rule_case_make(struct rule_case *c, const struct case_dims *dims, const int6
     if (eight) a->state_scales = case_tensor(&c->memory, GDN_F32, 3, scales, 0.0005, 0.001);
     a->out = memory_tensor(&c->memory, dims->dtype, 3, out);
     a->state_layout = dims->state_layout;
-    a->flags = case_flags(dims);
+    a->flags = case_flags(dims) | (dims->split && !dims->rows ? GDN_SPLIT_INVARIANT : 0u);
     a->batch = &c->batch;
     if (made && make_call(c) && c->tokens.cu_seqlens && a->v.data && a->state.data && a->out.data &&
         (!eight || a->state_scales.data))

@@ -87,6 +87,7 @@ struct case_dims {
     bool exact;         /* GDN_EXACT: the rule and the layer */
     bool bf16_products; /* GDN_BF16_PRODUCTS: the rule and the layer */
     bool batch_invariant; /* GDN_BATCH_INVARIANT: the rule and the layer */
+    bool split;           /* GDN_SPLIT_INVARIANT: prefill, and decode with a record */
     bool no_early_stop;   /* GDN_NO_EARLY_STOP: the rule and the layer */
     bool raw;             /* gates and norms inside the call */
     bool pooled;          /* states in every other slot of a pool, backwards */

@@ -136,8 +136,10 @@ bool rule_case_lazy(struct rule_case *c, int64_t R, gdn_rule_args *lazy)
 {
     const gdn_rule_args *a = &c->args;
     const int64_t H = a->state.size[1], P = a->state.size[0];
-    const int64_t g = case_has_channels(&c->dims) ? c->dims.K : 1;
+    const bool split = c->dims.split;
+    const int64_t g = case_has_channels(&c->dims) ? c->dims.K : split ? 2 : 1;
     *lazy = c->call;
+    if (split) lazy->flags |= GDN_SPLIT_INVARIANT;
     lazy->state = memory_tensor(&c->memory, a->state.dtype, 4, a->state.size);
     if (a->state_scales.data)
         lazy->state_scales = memory_tensor(&c->memory, GDN_F32, 3, a->state_scales.size);
@@ -149,7 +151,7 @@ bool rule_case_lazy(struct rule_case *c, int64_t R, gdn_rule_args *lazy)
     if (!lazy->state.data || !lazy->record_k.data || !lazy->record_u.data || !lazy->record_g.data ||
         !lazy->record_count.data)
         return false;
-    for (int64_t i = 0; i < P * R * H * g; i++) ((float *)lazy->record_g.data)[i] = 1;
+    for (int64_t i = 0; i < P * R * H * g; i++) ((float *)lazy->record_g.data)[i] = split ? 0 : 1;
     for (int64_t p = 0; p < P; p++) ((int32_t *)lazy->record_count.data)[p] = (int32_t)(p % R);
     return true;
 }

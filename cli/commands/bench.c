@@ -34,6 +34,7 @@ static const char *const help[] = {
     "  --exact          prefill, decode, block: with GDN_EXACT\n"
     "  --bf16-products  prefill, block of bf16: with GDN_BF16_PRODUCTS\n"
     "  --batch-invariant  prefill, block: with GDN_BATCH_INVARIANT\n"
+    "  --split          prefill, decode --record: with GDN_SPLIT_INVARIANT\n"
     "  --no-early-stop  prefill, block: with GDN_NO_EARLY_STOP\n"
     "  --raw            prefill, decode: raw gates and the norms of q and k inside the call\n"
     "  --rule R         prefill, decode, step, prefill_backward: gdn (default), kda (a decay for\n"
@@ -132,6 +133,7 @@ static void add_case(cJSON *line, const struct bench_options *o)
     if (o->dims.exact) cJSON_AddBoolToObject(line, "exact", true);
     if (o->dims.bf16_products) cJSON_AddBoolToObject(line, "bf16_products", true);
     if (o->dims.batch_invariant) cJSON_AddBoolToObject(line, "batch_invariant", true);
+    if (o->dims.split) cJSON_AddBoolToObject(line, "split", true);
     if (o->dims.no_early_stop) cJSON_AddBoolToObject(line, "no_early_stop", true);
     if (o->dims.raw) cJSON_AddBoolToObject(line, "raw", true);
     if (o->dims.pooled) cJSON_AddBoolToObject(line, "pool", true);
@@ -508,6 +510,7 @@ int bench_main(int argc, char **argv)
         { "--window-mib", CLI_INT, &o.window_mib, 1, 1 << 20 },
         { "--bf16-products", CLI_FLAG, &o.dims.bf16_products, 0, 0 },
         { "--batch-invariant", CLI_FLAG, &o.dims.batch_invariant, 0, 0 },
+        { "--split", CLI_FLAG, &o.dims.split, 0, 0 },
         { "--no-early-stop", CLI_FLAG, &o.dims.no_early_stop, 0, 0 },
         { "--json", CLI_FLAG, &o.json, 0, 0 },
         { "--help", CLI_FLAG, &o.help, 0, 0 },

@@ -205,6 +205,8 @@ int bench_settle(struct bench_options *o, int *first, int *last)
     if (o->dims.bf16_products && o->dims.exact) return cli_bad("--bf16-products: not with --exact");
     if (o->dims.batch_invariant && o->op != PREFILL && o->op != BLOCK)
         return cli_bad("--batch-invariant: not for %s", bench_op_names[o->op]);
+    if (o->dims.split && o->op != PREFILL && !o->record)
+        return cli_bad("--split: for prefill, and for decode with --record");
     if (o->dims.no_early_stop && o->op != PREFILL && o->op != BLOCK)
         return cli_bad("--no-early-stop: not for %s", bench_op_names[o->op]);
     if (o->dims.gated && o->op != STEP)

@@ -2,7 +2,7 @@
 /* fakes: cuda */
 /*
  * Rules beyond Gated DeltaNet (gdn.h, "The family") on a device: all ops have kernels for them.
- * What no op takes, GDN_SPLIT_INVARIANT, is refused by name, and launches nothing.
+ * And GDN_SPLIT_INVARIANT, where a GPU refuses some calls by name, and launches nothing.
  */
 #include <string.h>
 
@@ -294,15 +294,30 @@ static void set_open_chunk(gdn_rule_args *a)
     a->record_count.dtype = GDN_I32;
 }
 
+static gdn_record_fold_args fold_of(const gdn_rule_args *a)
+{
+    gdn_record_fold_args f = make_gdn_record_fold();
+    f.flags = a->flags, f.norm = GDN_NORM_L2;
+    f.record_k = a->record_k, f.record_u = a->record_u;
+    f.record_g = a->record_g, f.record_count = a->record_count;
+    return f;
+}
+
 static void test_split(void)
 {
     gdn_rule_args rows = make_gdn_rule();
+    gdn_batch sink = gdn_batch_init();
     set_open_chunk(&rows);
-    REFUSE("whole", PREFILL, gdn_rule, "flags: GDN_SPLIT", a->flags = GDN_SPLIT_INVARIANT);
-    REFUSE("prefill", PREFILL, gdn_rule, "flags: GDN_SPLIT", set_open_chunk(a));
-    REFUSE("decode", DECODE, gdn_rule, "flags: GDN_SPLIT", set_open_chunk(a));
-    REFUSE("fold", RECORD_FOLD, gdn_record_fold, "flags: GDN_SPLIT", a->flags = rows.flags,
-           a->record_k = rows.record_k, a->record_u = rows.record_u, a->record_g = rows.record_g);
+    const gdn_record_fold_args fold = fold_of(&rows);
+    runs("prefill", GDN_OP_PREFILL, &rows);
+    runs("decode", GDN_OP_DECODE, &rows);
+    runs("fold", GDN_OP_RECORD_FOLD, &fold);
+    sink.pad_policy = GDN_PAD_SINK;
+    REFUSE("whole", PREFILL, gdn_rule, "differ in dtype", a->flags = GDN_SPLIT_INVARIANT,
+           a->v.dtype = GDN_BF16);
+    REFUSE("rows", PREFILL, gdn_rule, "differ in dtype", set_open_chunk(a), a->v.dtype = GDN_BF16);
+    REFUSE("sink", DECODE, gdn_rule, "pad_policy: GDN_PAD_SINK", set_open_chunk(a),
+           a->batch = &sink);
 }
 
 int main(int argc, char **argv)

@@ -268,7 +268,7 @@ gdn_status gdn_cuda_prefill_check_alike(gdn_ctx *ctx, const struct gdn_cu_rule *
         if (form != form_of(ctx, rule)) why = families[form].why_not(ctx, rule);
     }
     if (!why) return GDN_OK;
-    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "flags: GDN_SPLIT_INVARIANT, but %s", why);
+    return gdn_fail(ctx, GDN_E_UNSUPPORTED, "flags: GDN_SPLIT_INVARIANT on a GPU, but %s", why);
 }
 
 /* Logs whether the call goes by chunks. Chunks of Gated DeltaNet log their families themselves. */

@@ -9,11 +9,10 @@
 /* WARPS: of a block of plan(). */
 enum { UNIT = GDN_SPLIT_UNIT, WARPS = 4 };
 
-/* The decisions about a call. rest is planned if has_rest. */
+/* The decisions about a call. Chunks that are sequences of their own have no plan. */
 struct planned {
     struct gdn_cu_rule open, rest;
     struct gdn_cuda_prefill_plan open_plan, rest_plan;
-    bool has_rest;
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
@@ -27,9 +26,11 @@ struct rooms {
 static size_t lay_out(const struct gdn_cu_split *a, size_t inner, struct rooms *at, char *memory)
 {
     const struct gdn_cu_rule *r = &a->rule;
-    const size_t rows = (size_t)(r->batch.B * a->most), size = gdn_dtype_bytes(r->record_k.dtype);
+    const size_t n = a->rest == GDN_SPLIT_REST_NEXT ? 2 : 1,
+                 size = gdn_dtype_bytes(r->record_k.dtype);
+    const size_t rows = n * (size_t)(r->batch.B * a->most);
     const size_t K = (size_t)r->K * size, V = (size_t)r->V * size, H = (size_t)r->H;
-    const bool keeps = !a->accepts && !a->folds && a->has_rest;
+    const bool keeps = !a->accepts && !a->folds && a->rest;
     const struct gdn_room rooms[] = {
         { &at->numbers, GDN_SPLIT_NUMBERS * (size_t)(r->batch.B + 1) * sizeof(int64_t) },
         { &at->q, r->out.data ? rows * (size_t)r->Hq * K : 0 },
@@ -59,20 +60,57 @@ static int32_t wide_of(const struct gdn_rows *rows, int n)
 static int32_t wide_in_record(const struct gdn_rows *rows, const struct gdn_record_rows *record,
                               int n)
 {
-    const struct gdn_rows its = { .data = record->data, .batch = record->slot,
-                                  .token = record->row, .head = record->head };
+    const struct gdn_rows its = {
+        .data = record->data, .batch = record->slot, .token = record->row, .head = record->head
+    };
     return narrow(wide_of(rows, n), gdn_cuda_rows_wide(&its));
 }
 
+/* Returns dense rows [B][most][heads] of n elements. */
+static struct gdn_rows dense_rows(const struct gdn_cu_split *a, char *data, int dtype, int heads,
+                                  int n)
+{
+    const int64_t head = n * (int64_t)gdn_dtype_bytes(dtype), token = heads * head;
+    return (struct gdn_rows){ data, dtype, a->most * token, token, head };
+}
+
+/* Returns whether kernels take open chunks as sequences of one chunk. */
+static bool takes_one(const gdn_ctx *ctx, const struct gdn_cu_split *a)
+{
+    struct gdn_cu_rule r = a->rule;
+    char *const at = GDN_CUDA_NOWHERE;
+    r.batch.N = UNIT * r.batch.B;
+    r.batch.padded = 0;
+    r.q = r.k = dense_rows(a, at, r.record_k.dtype, r.Hk, r.K);
+    r.Hq = r.Hk;
+    r.v = r.out = dense_rows(a, at, r.record_k.dtype, r.H, r.V);
+    r.Hv = r.H;
+    return gdn_cuda_prefill_sm90_takes_each(ctx, &r);
+}
+
+/* Decides how open chunks and the rest are computed. Rows and tokens that are two chunks at most
+ * are an open chunk and a next one. If the record has 64 rows, other tokens begin a chunk. Without
+ * `one` a single token is always in the open chunk. */
+static void choose(const gdn_ctx *ctx, struct gdn_cu_split *a)
+{
+    const struct gdn_cu_batch *b = &a->rule.batch;
+    const int64_t R = a->rule.record_rows, tokens = a->folds ? 0 : b->padded ? b->T : b->N;
+    const bool two = R + (a->folds ? 1 : tokens) <= 2 * UNIT;
+    a->one = (two || R == UNIT) && takes_one(ctx, a);
+    a->rest = a->folds || (!a->one && tokens <= 1) ? GDN_SPLIT_REST_NONE
+              : a->one && two                      ? GDN_SPLIT_REST_NEXT
+                                                   : GDN_SPLIT_REST_APART;
+}
+
 /* Fills in what does not depend on memory. rule is filled in before. */
-static void fill(struct gdn_cu_split *a, bool accepts, bool folds)
+static void fill(const gdn_ctx *ctx, struct gdn_cu_split *a, bool accepts, bool folds)
 {
     const struct gdn_cu_rule *r = &a->rule;
     const int64_t units = r->record_rows / UNIT;
     a->accepts = accepts;
     a->folds = folds;
-    a->has_rest = !folds && (!r->batch.padded || r->batch.T > 1);
-    a->most = UNIT * (folds ? units : units + 1);
+    choose(ctx, a);
+    a->most = UNIT * (a->one ? 1 : folds ? units : units + 1);
     a->q_wide = wide_of(&r->q, r->K);
     a->k_wide = wide_in_record(&r->k, &r->record_k, r->K);
     a->v_wide = wide_in_record(&r->v, &r->record_u, r->V);
@@ -101,14 +139,6 @@ static struct gdn_cu_array numbers_of(const struct gdn_cu_split *a, int which)
                                   .n_columns = 1 };
 }
 
-/* Returns dense rows [B][most][heads] of n elements. */
-static struct gdn_rows dense_rows(const struct gdn_cu_split *a, char *data, int dtype, int heads,
-                                  int n)
-{
-    const int64_t head = n * (int64_t)gdn_dtype_bytes(dtype), token = heads * head;
-    return (struct gdn_rows){ data, dtype, a->most * token, token, head };
-}
-
 static struct gdn_pool_view states_of(const struct gdn_cu_rule *r, char *data)
 {
     const int64_t head = (int64_t)r->K * r->V;
@@ -124,6 +154,22 @@ static void clear_arrays(struct gdn_cu_batch *b)
     b->read_slots = b->write_slots = b->token_start = b->token_count = none;
     b->first_slot = 0;
     b->checkpoint_pool = -1;
+}
+
+/* Makes the state after whole chunks a checkpoint. */
+static void leave(struct gdn_cu_rule *r, const struct gdn_cu_split *a, int write, int positions)
+{
+    struct gdn_cu_batch *b = &r->batch;
+    r->checkpoints = r->to;
+    b->checkpoint_pool = b->write_pool;
+    b->checkpoint_starts = numbers_of(a, GDN_SPLIT_STARTS);
+    b->checkpoint_positions = numbers_of(a, positions);
+    b->checkpoint_slots = numbers_of(a, write);
+    b->n_checkpoints = b->B;
+    b->checkpoint_every = UNIT;
+    r->to.data = NULL;
+    b->write = GDN_WRITE_NONE;
+    b->write_pool = -1;
 }
 
 /* Returns the rule of the open chunk: rows of the record and tokens as one sequence each. A state
@@ -143,11 +189,8 @@ static struct gdn_cu_rule open_rule(const struct gdn_cu_split *a, const struct r
     r.batch.N = r.batch.B * a->most;
     r.batch.padded = 1;
     r.batch.pad_policy = GDN_PAD_ZERO;
-    r.batch.write = writes || a->has_rest ? GDN_WRITE_FINAL : GDN_WRITE_NONE;
     r.to = writes ? r.from : states_of(&r, at->states);
-    r.batch.write_pool = writes       ? r.batch.read_pool
-                         : a->has_rest ? r.batch.B
-                                       : -1;
+    r.batch.write_pool = writes ? r.batch.read_pool : a->rest ? r.batch.B : -1;
     r.k = dense_rows(a, a->k, dtype, r.Hk, r.K);
     r.q = a->q ? dense_rows(a, a->q, dtype, r.Hq, r.K) : r.k;
     r.Hq = a->q ? r.Hq : r.Hk;
@@ -160,11 +203,11 @@ static struct gdn_cu_rule open_rule(const struct gdn_cu_split *a, const struct r
     r.gate = GDN_GATE_LOG;
     r.beta_kind = GDN_NO_SIGMOID;
     r.record_k.data = NULL;
+    if (!a->one) leave(&r, a, GDN_SPLIT_OPEN_WRITE, GDN_SPLIT_OPEN_POSITIONS);
     return r;
 }
 
-/* Returns the rule of the tokens behind the open chunk. The state after their last whole chunk is a
- * checkpoint in the pool. */
+/* Returns the rule of tokens behind the open chunk. */
 static struct gdn_cu_rule rest_rule(const struct gdn_cu_split *a, const struct rooms *at)
 {
     struct gdn_cu_rule r = a->rule;
@@ -172,22 +215,27 @@ static struct gdn_cu_rule rest_rule(const struct gdn_cu_split *a, const struct r
     r.batch.read_slots = numbers_of(a, GDN_SPLIT_REST_READ);
     r.batch.token_start = numbers_of(a, GDN_SPLIT_REST_START);
     r.batch.token_count = numbers_of(a, GDN_SPLIT_REST_COUNT);
-    r.batch.write = GDN_WRITE_NONE;
-    r.batch.write_pool = -1;
-    r.to.data = NULL;
-    if (!a->accepts) {
-        r.from = states_of(&r, at->states);
-        r.batch.read_pool = r.batch.B;
-    } else {
-        r.checkpoints = r.from;
-        r.batch.checkpoint_pool = r.batch.read_pool;
-        r.batch.checkpoint_starts = numbers_of(a, GDN_SPLIT_LEFT_STARTS);
-        r.batch.checkpoint_positions = numbers_of(a, GDN_SPLIT_LEFT_POSITIONS);
-        r.batch.checkpoint_slots = numbers_of(a, GDN_SPLIT_LEFT_SLOTS);
-        r.batch.n_checkpoints = r.batch.B;
-        r.batch.checkpoint_every = UNIT;
-    }
     r.record_k.data = NULL;
+    leave(&r, a, GDN_SPLIT_REST_WRITE, GDN_SPLIT_REST_POSITIONS);
+    if (a->accepts) return r;
+    r.checkpoints.data = NULL;
+    r.batch.checkpoint_pool = -1;
+    r.from = states_of(&r, at->states);
+    r.batch.read_pool = r.batch.B;
+    return r;
+}
+
+/* Returns the rule of next chunks, from that of open ones. */
+static struct gdn_cu_rule next_rule(const struct gdn_cu_split *a, const struct gdn_cu_rule *open)
+{
+    struct gdn_cu_rule r = *open;
+    struct gdn_rows *const rows[] = { &r.q, &r.k, &r.v, &r.g, &r.beta, &r.out };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i]->data) rows[i]->data += r.batch.B * rows[i]->batch;
+    r.from = r.to; /* the state after the open chunk */
+    r.batch.read_slots = numbers_of(a, GDN_SPLIT_REST_READ);
+    r.batch.write_slots = numbers_of(a, GDN_SPLIT_REST_WRITE);
+    r.batch.token_count = numbers_of(a, GDN_SPLIT_REST_COUNT);
     return r;
 }
 
@@ -200,13 +248,15 @@ static struct gdn_cuda_cut_options options_of(int64_t longest)
 static size_t plan_launches(gdn_ctx *ctx, struct gdn_cu_split *a, struct planned *p)
 {
     struct rooms at;
+    size_t bytes = 0;
     lay_out(a, 0, &at, GDN_CUDA_NOWHERE);
     point(a, &at);
-    p->has_rest = a->has_rest;
     p->open = open_rule(a, &at);
-    gdn_cuda_prefill_plan(ctx, &p->open, options_of(a->most), &p->open_plan);
-    size_t bytes = p->open_plan.bytes;
-    if (a->has_rest) {
+    if (!a->one) {
+        gdn_cuda_prefill_plan(ctx, &p->open, options_of(a->most), &p->open_plan);
+        bytes = p->open_plan.bytes;
+    }
+    if (a->rest == GDN_SPLIT_REST_APART) {
         p->rest = rest_rule(a, &at);
         gdn_cuda_prefill_plan(ctx, &p->rest, options_of(a->rule.batch.T), &p->rest_plan);
         if (p->rest_plan.bytes > bytes) bytes = p->rest_plan.bytes;
@@ -224,6 +274,27 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, const struct g
     return gdn_cuda_note(ctx, "split", kernel);
 }
 
+static gdn_status run_open(gdn_ctx *ctx, const struct gdn_cu_split *a, struct planned *p,
+                           void *memory, void *stream)
+{
+    if (a->one) return gdn_cuda_prefill_sm90_each(ctx, &p->open, stream);
+    gdn_cuda_prefill_move(ctx, &p->open, &p->open_plan);
+    return gdn_cuda_prefill_run(ctx, &p->open, &p->open_plan, memory, stream);
+}
+
+static gdn_status run_rest(gdn_ctx *ctx, const struct gdn_cu_split *a, struct planned *p,
+                           const struct rooms *at, void *stream)
+{
+    if (a->rest == GDN_SPLIT_REST_NEXT) {
+        p->rest = next_rule(a, &p->open);
+        return gdn_cuda_prefill_sm90_each(ctx, &p->rest, stream);
+    }
+    if (a->rest != GDN_SPLIT_REST_APART) return GDN_OK;
+    p->rest = rest_rule(a, at);
+    gdn_cuda_prefill_move(ctx, &p->rest, &p->rest_plan);
+    return gdn_cuda_prefill_run(ctx, &p->rest, &p->rest_plan, at->inner, stream);
+}
+
 static gdn_status run_launches(gdn_ctx *ctx, struct gdn_cu_split *a, struct planned *p,
                                void *memory, void *stream)
 {
@@ -232,20 +303,15 @@ static gdn_status run_launches(gdn_ctx *ctx, struct gdn_cu_split *a, struct plan
     lay_out(a, 0, &at, memory);
     point(a, &at);
     p->open = open_rule(a, &at);
-    gdn_cuda_prefill_move(ctx, &p->open, &p->open_plan);
     TRY(launch(ctx, GDN_CU_split_plan, a, (B + WARPS - 1) / WARPS, stream));
     TRY(launch(ctx, GDN_CU_split_rows, a, blocks, stream));
-    TRY(gdn_cuda_prefill_run(ctx, &p->open, &p->open_plan, at.inner, stream));
-    if (a->has_rest) {
-        p->rest = rest_rule(a, &at);
-        gdn_cuda_prefill_move(ctx, &p->rest, &p->rest_plan);
-        TRY(gdn_cuda_prefill_run(ctx, &p->rest, &p->rest_plan, at.inner, stream));
-    }
+    TRY(run_open(ctx, a, p, at.inner, stream));
+    TRY(run_rest(ctx, a, p, &at, stream));
     return a->out ? launch(ctx, GDN_CU_split_out, a, blocks, stream) : GDN_OK;
 }
 
-static gdn_status run_noted(gdn_ctx *ctx, const char *op, struct gdn_cu_split *a,
-                            struct planned *p, void *memory, void *stream)
+static gdn_status run_noted(gdn_ctx *ctx, const char *op, struct gdn_cu_split *a, struct planned *p,
+                            void *memory, void *stream)
 {
     struct gdn_cuda_ran ran = { .n = 0 };
     ctx->cuda->layer = &ran;
@@ -276,23 +342,23 @@ static gdn_status check_padding(gdn_ctx *ctx, const struct gdn_cu_batch *b)
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-static void fill_call(struct gdn_cu_split *a, const struct gdn_rule_call *c)
+static void fill_call(const gdn_ctx *ctx, struct gdn_cu_split *a, const struct gdn_rule_call *c)
 {
     gdn_cuda_fill_call(&a->rule, c);
-    fill(a, c->record.accepts, false);
+    fill(ctx, a, c->record.accepts, false);
 }
 
 gdn_status gdn_cuda_split_plan(gdn_ctx *ctx, struct gdn_rule_call *c)
 {
     struct gdn_cu_split a;
     TRY(gdn_cuda_check_channels(ctx, c->rule.record));
-    fill_call(&a, c);
+    fill_call(ctx, &a, c);
     TRY(check_rows(ctx, c->rule.record, a.rule.q.dtype, "q"));
     TRY(check_padding(ctx, &a.rule.batch));
     if (gdn_cuda_mixes_dtypes(&a.rule))
         return gdn_fail(ctx, GDN_E_UNSUPPORTED,
-                        "flags: GDN_SPLIT_INVARIANT, but q, k, v and out differ in dtype");
-    if (a.has_rest) TRY(gdn_cuda_prefill_check_alike(ctx, &a.rule));
+                        "flags: GDN_SPLIT_INVARIANT on a GPU, but q, k, v and out differ in dtype");
+    if (a.rest == GDN_SPLIT_REST_APART) TRY(gdn_cuda_prefill_check_alike(ctx, &a.rule));
     c->base.bytes = plan_launches(ctx, &a, GDN_PLANNED(struct planned, &c->base));
     return GDN_OK;
 }
@@ -301,17 +367,17 @@ gdn_status gdn_cuda_split_run(gdn_ctx *ctx, const struct gdn_rule_call *c, void 
 {
     struct gdn_cu_split a;
     TRY(gdn_cuda_check_rule(ctx, c));
-    fill_call(&a, c);
+    fill_call(ctx, &a, c);
     return run_noted(ctx, c->base.op, &a, GDN_PLANNED(struct planned, &c->base), memory,
                      c->base.stream);
 }
 
-static void fill_fold(struct gdn_cu_split *a, const struct gdn_fold_call *m)
+static void fill_fold(const gdn_ctx *ctx, struct gdn_cu_split *a, const struct gdn_fold_call *m)
 {
     gdn_cuda_record_fold_rule(&a->rule, m);
     a->rule.family = (struct gdn_family){ .is = false };
     a->rule.k.dtype = a->rule.v.dtype = m->c.record.k.dtype;
-    fill(a, false, true);
+    fill(ctx, a, false, true);
 }
 
 gdn_status gdn_cuda_split_plan_fold(gdn_ctx *ctx, struct gdn_fold_call *m)
@@ -319,7 +385,7 @@ gdn_status gdn_cuda_split_plan_fold(gdn_ctx *ctx, struct gdn_fold_call *m)
     struct gdn_cu_split a = { .rule = { .K = 0 } };
     TRY(gdn_cuda_check_channels(ctx, &m->c.record));
     TRY(check_rows(ctx, &m->c.record, m->c.record.k.dtype, "record_k"));
-    fill_fold(&a, m);
+    fill_fold(ctx, &a, m);
     m->base.bytes = plan_launches(ctx, &a, GDN_PLANNED(struct planned, &m->base));
     return GDN_OK;
 }
@@ -327,7 +393,7 @@ gdn_status gdn_cuda_split_plan_fold(gdn_ctx *ctx, struct gdn_fold_call *m)
 gdn_status gdn_cuda_split_run_fold(gdn_ctx *ctx, const struct gdn_fold_call *m, void *memory)
 {
     struct gdn_cu_split a = { .rule = { .K = 0 } };
-    fill_fold(&a, m);
+    fill_fold(ctx, &a, m);
     return run_noted(ctx, m->base.op, &a, GDN_PLANNED(struct planned, &m->base), memory,
                      m->base.stream);
 }

@@ -8,6 +8,8 @@
  *     rows   the open chunk: rows of the record, then tokens of the call; and the next record
  *     ...    prefill of the open chunk, and prefill of the rest of the tokens
  *     out    the output of tokens in the open chunk
+ *
+ * If the rest has few tokens, it is a chunk of the same kind, the next chunk.
  */
 #include "cuda/device/rule.cuh"
 #include "cuda/split/args.h"
@@ -20,6 +22,8 @@ struct split_sequence {
     bool has_slot;
 };
 
+enum { NONE = INT32_MAX }; /* the place of a checkpoint behind all tokens */
+
 GDN_DEVICE int64_t *number_at(const struct gdn_cu_split &a, int which, int64_t row)
 {
     return a.numbers + which * (a.rule.batch.B + 1) + row;
@@ -28,14 +32,24 @@ GDN_DEVICE int64_t *number_at(const struct gdn_cu_split &a, int which, int64_t r
 /* Fills in what follows from the rows in use. */
 GDN_DEVICE void join_tokens(const struct gdn_cu_split &a, struct split_sequence &x)
 {
+    const int64_t room = a.one ? clamp64(GDN_SPLIT_UNIT - x.c, 0, GDN_SPLIT_UNIT)
+                               : GDN_SPLIT_UNIT - x.c % GDN_SPLIT_UNIT;
     x.n = a.folds ? 0 : x.s.n_valid;
-    x.joined = min(x.n, GDN_SPLIT_UNIT - x.c % GDN_SPLIT_UNIT);
+    x.joined = min(x.n, room);
 }
 
-/* Returns the rows of the open chunk. A fold ends with the last whole chunk. */
+/* Returns the rows of the open chunk, and those of the next one, which begins at row 64. A fold
+ * ends with the last whole chunk. Without tokens nothing happens. */
 GDN_DEVICE int64_t open_rows(const struct gdn_cu_split &a, const struct split_sequence &x)
 {
-    return a.folds ? x.c - x.c % GDN_SPLIT_UNIT : x.c + x.joined;
+    if (a.folds) return x.c - x.c % GDN_SPLIT_UNIT;
+    if (x.n == 0) return 0;
+    return a.one ? min(x.c + x.n, (int64_t)GDN_SPLIT_UNIT) : x.c + x.joined;
+}
+GDN_DEVICE int64_t next_rows(const struct gdn_cu_split &a, const struct split_sequence &x)
+{
+    if (a.rest != GDN_SPLIT_REST_NEXT || x.n == 0) return 0;
+    return clamp64(x.c + x.n - GDN_SPLIT_UNIT, 0, GDN_SPLIT_UNIT);
 }
 
 /* Returns the tokens that go into the state, if the call moves it. */
@@ -61,24 +75,27 @@ GDN_DEVICE void split_plan(const struct gdn_cu_split &a)
     x.c = x.has_slot ? rows_in_use(a.rule, x.s.read) : 0;
     join_tokens(a, x);
     const bool writes = a.accepts || a.folds;
-    const int64_t open = open_rows(a, x), rest = x.n - x.joined;
-    const int64_t whole = rest - rest % GDN_SPLIT_UNIT;
-    const bool ends = open > 0 && open % GDN_SPLIT_UNIT == 0;
+    const int64_t open = open_rows(a, x);
+    const int64_t rest = a.rest == GDN_SPLIT_REST_NEXT ? next_rows(a, x) : x.n - x.joined;
+    const int64_t ended = open - open % GDN_SPLIT_UNIT, whole = rest - rest % GDN_SPLIT_UNIT;
+    const int64_t slot = x.has_slot ? x.s.read : -1;
+    const int64_t after = writes ? slot : rest > 0 ? row : -1; /* where the rest begins */
     const int64_t numbers[GDN_SPLIT_NUMBERS] = {
         x.has_slot ? x.c : -1,
-        x.has_slot ? x.s.read : -1,
-        !x.has_slot || !ends ? -1 : writes ? x.s.read : rest > 0 ? row : -1,
+        slot,
+        ended > 0 ? after : -1,
+        ended > 0 ? ended : NONE,
         x.has_slot ? open : 0,
-        !x.has_slot ? -1 : writes ? x.s.read : row,
+        !x.has_slot || writes ? slot : row,
         x.s.n_before + x.joined,
         rest,
+        whole > 0 && writes ? slot : -1,
+        whole > 0 ? whole : NONE,
         row,
-        whole > 0 ? whole : INT32_MAX, /* behind all tokens: there is none */
-        whole > 0 && writes && x.has_slot ? x.s.read : -1,
     };
     for (int i = 0; i < GDN_SPLIT_NUMBERS; i++)
         if (i == lane) *number_at(a, i, row) = numbers[i];
-    if (row + 1 == a.rule.batch.B && lane == 0) *number_at(a, GDN_SPLIT_LEFT_STARTS, row + 1) = row + 1;
+    if (row + 1 == a.rule.batch.B && lane == 0) *number_at(a, GDN_SPLIT_STARTS, row + 1) = row + 1;
 }
 
 /* ---- rows: a block has a head of each tensor ------------------------------------------------- */
@@ -96,6 +113,10 @@ struct split_rows {
         return record ? ((const piece *)(record + i * record_step))[at] : piece{};
     }
 };
+
+/* A word that is a finite number other than 0 in either dtype of 16 bits, twice. The length of a
+ * row of these is not 0. */
+enum { SPLIT_FILL = 0x3c003c00 };
 
 /* Puts n rows, from row `first` on, `step` bytes apart. */
 template <class piece>
@@ -120,6 +141,16 @@ GDN_DEVICE void move_rows(int wide, char *to, int64_t step, const struct split_r
         move_rows<uint16_t>(to, step, from, c, first, n, bytes);
 }
 
+/* Puts the word into rows [from, 64) of a chunk, if chunks are filled up. */
+GDN_DEVICE void fill_rows(const struct gdn_cu_split &a, char *to, int64_t step, int64_t from,
+                          int bytes, uint32_t word)
+{
+    const int words = bytes / 4;
+    const int64_t n = a.one ? GDN_SPLIT_UNIT - from : 0;
+    for (int64_t x = threadIdx.x; x < n * words; x += blockDim.x)
+        ((uint32_t *)(to + (from + x / words) * step))[x % words] = word;
+}
+
 /* Rows that go into the record: n of them to row `to`, from row `first` of the chunk on. */
 struct split_left {
     int64_t to, first, n;
@@ -133,13 +164,29 @@ GDN_DEVICE struct split_left left_rows(const struct gdn_cu_split &a, const struc
     return { x.c, x.c, min(all, a.rule.record_rows) - x.c };
 }
 
-/* Moves a head of a tensor that the record holds. The record's own rows are read first: rows that
- * move up come from row 64 or behind, and go to rows before that. */
+/* Puts a head of a tensor into the open chunk and into the next one, which is `next` bytes behind.
+ * fill: the word of rows that do not exist. */
+GDN_DEVICE void put_chunks(const struct gdn_cu_split &a, const struct split_sequence &x, int wide,
+                           char *chunk, int64_t step, const struct split_rows &from, int bytes,
+                           uint32_t fill)
+{
+    const int64_t open = open_rows(a, x), n = next_rows(a, x),
+                  next = a.rule.batch.B * a.most * step;
+    move_rows(wide, chunk, step, from, x.c, 0, open, bytes);
+    fill_rows(a, chunk, step, open, bytes, fill);
+    if (n == 0) return;
+    move_rows(wide, chunk + next, step, from, x.c, GDN_SPLIT_UNIT, n, bytes);
+    fill_rows(a, chunk + next, step, n, bytes, fill);
+}
+
+/* Does so with a tensor that the record holds, and moves rows to the record. The record's own rows
+ * are read first: rows that move up come from row 64 or behind, and go to rows before that. */
 GDN_DEVICE void move_head(const struct gdn_cu_split &a, const struct split_sequence &x, int wide,
-                          char *chunk, int64_t step, const struct split_rows &from, int bytes)
+                          char *chunk, int64_t step, const struct split_rows &from, int bytes,
+                          uint32_t fill)
 {
     const struct split_left left = left_rows(a, x);
-    move_rows(wide, chunk, step, from, x.c, 0, open_rows(a, x), bytes);
+    put_chunks(a, x, wide, chunk, step, from, bytes, fill);
     __syncthreads();
     move_rows(wide, from.record + left.to * from.record_step, from.record_step, from, x.c,
               left.first, left.n, bytes);
@@ -162,21 +209,29 @@ GDN_DEVICE float2 gates_of(const struct gdn_cu_split &a, const struct split_sequ
     return make_float2(at[0], at[rows.channel]);
 }
 
+/* Puts gates of n rows, from row `first` on, into a chunk. Rows that do not exist neither decay nor
+ * write. */
+GDN_DEVICE void put_gates(const struct gdn_cu_split &a, const struct split_sequence &x, int head,
+                          int64_t row, int64_t first, int64_t n)
+{
+    for (int64_t i = threadIdx.x; i < (a.one ? GDN_SPLIT_UNIT : n); i += blockDim.x) {
+        const float2 gates = i < n ? gates_of(a, x, first + i, head) : make_float2(0, 0);
+        const int64_t at = (row * a.most + i) * a.rule.H + head;
+        a.g[at] = gates.x, a.beta[at] = gates.y;
+    }
+}
+
 GDN_DEVICE void move_gates(const struct gdn_cu_split &a, const struct split_sequence &x, int head)
 {
     const struct gdn_record_rows &rows = a.rule.record_g;
     const struct split_left left = left_rows(a, x);
-    const int64_t open = open_rows(a, x);
-    for (int64_t i = threadIdx.x; i < open; i += blockDim.x) {
-        const float2 gates = gates_of(a, x, i, head);
-        const int64_t at = (x.s.row * a.most + i) * a.rule.H + head;
-        a.g[at] = gates.x, a.beta[at] = gates.y;
-    }
+    const int64_t next = next_rows(a, x);
+    put_gates(a, x, head, x.s.row, 0, open_rows(a, x));
+    if (next > 0) put_gates(a, x, head, a.rule.batch.B + x.s.row, GDN_SPLIT_UNIT, next);
     __syncthreads();
     for (int64_t i = threadIdx.x; i < left.n; i += blockDim.x) {
         const float2 gates = gates_of(a, x, left.first + i, head);
-        float *const to =
-            (float *)(record_at(rows, x.s.read, head) + (left.to + i) * rows.row);
+        float *const to = (float *)(record_at(rows, x.s.read, head) + (left.to + i) * rows.row);
         to[0] = gates.x, to[rows.channel] = gates.y;
     }
 }
@@ -215,17 +270,17 @@ GDN_DEVICE void split_rows(const struct gdn_cu_split &a)
     if (!x.has_slot || (x.n == 0 && !a.folds)) return;
     const int size = r.record_k.dtype == GDN_F32 ? 4 : 2, K = r.K * size, V = r.V * size;
     if (a.q && head < r.Hq)
-        move_rows(a.q_wide, a.q + (row * a.most * r.Hq + head) * K, r.Hq * K,
-                  { NULL, token_at(r.q, x, head), 0, r.q.token }, x.c, 0, open_rows(a, x), K);
+        put_chunks(a, x, a.q_wide, a.q + (row * a.most * r.Hq + head) * K, r.Hq * K,
+                   { NULL, token_at(r.q, x, head), 0, r.q.token }, K, SPLIT_FILL);
     if (head < r.Hk)
         move_head(a, x, a.k_wide, a.k + (row * a.most * r.Hk + head) * K, r.Hk * K,
                   { record_at(r.record_k, x.s.read, head), token_at(r.k, x, head), r.record_k.row,
                     r.k.token },
-                  K);
+                  K, SPLIT_FILL);
     move_head(a, x, a.v_wide, a.v + (row * a.most * r.H + head) * V, r.H * V,
-              { record_at(r.record_u, x.s.read, head),
-                token_at(r.v, x, source_head(r, head, r.Hv)), r.record_u.row, r.v.token },
-              V);
+              { record_at(r.record_u, x.s.read, head), token_at(r.v, x, source_head(r, head, r.Hv)),
+                r.record_u.row, r.v.token },
+              V, 0);
     move_gates(a, x, head);
     const struct split_left left = left_rows(a, x);
     if (head == 0 && threadIdx.x == 0 && (a.accepts || a.folds))
@@ -234,8 +289,8 @@ GDN_DEVICE void split_rows(const struct gdn_cu_split &a)
 
 /* ---- out: a block has a head ----------------------------------------------------------------- */
 
-/* Stores the output of tokens in the open chunk. If no other launch does it, tokens that do not
- * count get zeros. */
+/* Stores the output of tokens in the open chunk and the next one. If no other launch does it,
+ * tokens that do not count get zeros. */
 GDN_DEVICE void split_out(const struct gdn_cu_split &a)
 {
     const struct gdn_cu_rule &r = a.rule;
@@ -243,12 +298,16 @@ GDN_DEVICE void split_out(const struct gdn_cu_split &a)
     const int64_t row = blockIdx.x / r.H;
     const struct split_sequence x = find_sequence(a, row);
     const int V = r.V * (r.out.dtype == GDN_F32 ? 4 : 2);
+    const int64_t step = (int64_t)r.H * V, next = r.batch.B * a.most * step;
     char *const first = token_at(r.out, x, head); /* of the first token that counts */
-    if (x.has_slot)
-        move_rows(a.out_wide, first, r.out.token,
-                  { NULL, a.out + (row * a.most * r.H + head) * V, 0, (int64_t)r.H * V }, 0, x.c,
-                  x.joined, V);
-    if (a.has_rest || x.s.keep_out) return;
+    const struct split_rows open = { NULL, a.out + row * a.most * step + head * V, 0, step };
+    if (x.has_slot) {
+        move_rows(a.out_wide, first, r.out.token, open, 0, x.c, x.joined, V);
+        move_rows(a.out_wide, first + x.joined * r.out.token, r.out.token,
+                  { NULL, open.tokens + next, 0, step }, 0, x.c + x.joined - GDN_SPLIT_UNIT,
+                  a.rest == GDN_SPLIT_REST_NEXT ? x.n - x.joined : 0, V);
+    }
+    if (a.rest == GDN_SPLIT_REST_APART || x.s.keep_out) return;
     const struct split_rows zeros = {};
     move_rows(a.out_wide, first - x.s.n_before * r.out.token, r.out.token, zeros, x.s.n_before, 0,
               x.s.n_before, V);
@@ -257,10 +316,10 @@ GDN_DEVICE void split_out(const struct gdn_cu_split &a)
 }
 
 #define GDN_IMAGE_split GDN_THIS_IMAGE
-#define GDN_KERNEL_split(threads, shared, what)                                                  \
-    extern "C" __global__ void __launch_bounds__(threads)                                        \
-        gdn_split_##what(const __grid_constant__ struct gdn_cu_split a)                          \
-    {                                                                                            \
-        split_##what(a);                                                                         \
+#define GDN_KERNEL_split(threads, shared, what)                         \
+    extern "C" __global__ void __launch_bounds__(threads)               \
+        gdn_split_##what(const __grid_constant__ struct gdn_cu_split a) \
+    {                                                                   \
+        split_##what(a);                                                \
     }
 #include "cuda/driver/kernels.cuh"

@@ -12,20 +12,21 @@
 #include "ring2.h"
 #include "ring2_device.h"
 
-enum { B = 3, P = 5, R = 64, T = 200, UNIT = 64, CALLS = 120, SEEDS = 400 };
+enum { B = 3, P = 5, T = 200, UNIT = 64, CALLS = 120, SEEDS = 400 };
 
 static const struct layer {
     int32_t A, layout, map, raw;
     int heads[3];
-    int64_t K, V;
+    int64_t K, V, R; /* R: rows of a record */
 } layers[] = {
-    { GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 1, 1, 2 }, 32, 32 },
-    { GDN_F32, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, { 1, 1, 3 }, 17, 40 },
-    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 48, 19 },
-    { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 2, 2 }, 16, 33 },
-    { GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, { 4, 2, 2 }, 24, 8 },
-    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 1, 1, 2 }, 64, 64 },
-    { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 128, 128 },
+    { GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 1, 1, 2 }, 32, 32, 64 },
+    { GDN_F32, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, { 1, 1, 3 }, 17, 40, 64 },
+    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 48, 19, 96 },
+    { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 2, 2 }, 16, 33, 64 },
+    { GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, { 4, 2, 2 }, 24, 8, 130 },
+    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 1, 1, 2 }, 64, 64, 64 },
+    { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 128, 128, 64 },
+    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 1, 1, 2 }, 128, 72, 100 },
 };
 enum { N_LAYERS = sizeof layers / sizeof *layers };
 
@@ -129,9 +130,9 @@ static struct run new_run(const struct layer *m)
     ring2_status(ring2_ctx(2), "whole", gdn_prefill(ring2_ctx(2), &a), GDN_OK);
     if (ring2_below(2)) r.layout = m->layout == GDN_STATE_VK ? GDN_STATE_KV : GDN_STATE_VK;
     r.state = new_pool(m, r.layout, P);
-    r.k = ring2_new(row_dtype(m), 3, 4, P, R, m->heads[1], m->K);
-    r.u = ring2_new(row_dtype(m), 0, 4, P, R, H, m->V);
-    r.g = ring2_new(GDN_F32, 0, 4, P, R, H, 2);
+    r.k = ring2_new(row_dtype(m), 3, 4, P, m->R, m->heads[1], m->K);
+    r.u = ring2_new(row_dtype(m), 0, 4, P, m->R, H, m->V);
+    r.g = ring2_new(GDN_F32, 0, 4, P, m->R, H, 2);
     r.count = ring2_indices(m->K % 2 ? GDN_I64 : GDN_I32, P, zeros);
     ring2_fill_value(&r.state, 0);
     const int64_t first = ring2_below(P);
@@ -154,7 +155,8 @@ static struct step draw_step(const struct run *r)
 {
     struct step s = { .way = (enum way)ring2_below(3), .most = 1 };
     for (int64_t b = 0; b < B; b++) {
-        const int64_t rest = T - r->at[b], rows = R - (int64_t)ring2_get(&r->count, r->slots[b]);
+        const int64_t rest = T - r->at[b],
+                      rows = r->m->R - (int64_t)ring2_get(&r->count, r->slots[b]);
         const int64_t some = ring2_below(4)   ? ring2_below(6)
                              : ring2_below(2) ? ring2_below(90)
                                               : UNIT - r->at[b] % UNIT;
@@ -296,7 +298,7 @@ static void plain(int number)
 
 static void refused(int number)
 {
-    const int64_t H = state_heads(&layers[0]), K = layers[0].K, V = layers[0].V;
+    const int64_t H = state_heads(&layers[0]), K = layers[0].K, V = layers[0].V, R = layers[0].R;
     const gdn_tensor none = { 0 };
     (void)number;
     REFUSE(DECODE, GDN_E_ARG, "GDN_EXACT", a.flags |= GDN_EXACT);

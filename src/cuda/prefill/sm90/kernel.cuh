@@ -10,6 +10,9 @@
  *     cluster_segment.cu  1       2     the same for segments of sequences. It is a file of its own,
  *                                       because its code slows whole sequences
  *     wide.cu             2       1     a block with two state warpgroups
+ *     each.cu             2       1     HOPPER_EACH: the same for sequences of one chunk, of which a
+ *                                       block has several. They are the chunks of the form's
+ *                                       sequence, and each has a state of its own
  *     summary.cu          2       2     without HOPPER_OUTPUTS: one block computes U, the other M
  *                                       (segments.cuh)
  *     k256.cu             2       2     HOPPER_KEYS = 4: two warpgroups share 64 columns, with half

@@ -13,10 +13,11 @@
 
 enum { SHARED = 232448, TILE = 64, COLUMNS = 2 * TILE };
 
-/* CLUSTER: whole sequences in clusters; PART: segments in clusters; WIDE: wide blocks; SMALL:
- * blocks of small heads; SUMMARY: M and U of segments; DEEP: K above 128, n_blocks for every 128
- * columns. CLUSTER, PART, WIDE and SMALL give the same bits. */
-enum form { CLUSTER, PART, WIDE, SMALL, SUMMARY, DEEP };
+/* CLUSTER: whole sequences in clusters; PART: segments in clusters; WIDE: wide blocks; EACH: wide
+ * blocks of sequences of one chunk; SMALL: blocks of small heads; SUMMARY: M and U of segments;
+ * DEEP: K above 128, n_blocks for every 128 columns. CLUSTER, PART, WIDE, EACH and SMALL give the
+ * same bits. */
+enum form { CLUSTER, PART, WIDE, EACH, SMALL, SUMMARY, DEEP };
 static const struct {
     int n_blocks; /* of a sequence and head */
     enum gdn_kernel_id bf16, f16;
@@ -25,6 +26,7 @@ static const struct {
     [PART] = { 2, GDN_CU_prefill_sm90_cluster_segment_BF16,
                GDN_CU_prefill_sm90_cluster_segment_F16 },
     [WIDE] = { 1, GDN_CU_prefill_sm90_wide_BF16, GDN_CU_prefill_sm90_wide_F16 },
+    [EACH] = { 1, GDN_CU_prefill_sm90_each_BF16, GDN_CU_prefill_sm90_each_F16 },
     [SMALL] = { 1, GDN_CU_prefill_sm90_k64_BF16, GDN_CU_prefill_sm90_k64_F16 },
     [SUMMARY] = { 2, GDN_CU_prefill_sm90_summary_BF16, GDN_CU_prefill_sm90_summary_F16 },
     [DEEP] = { 2, GDN_CU_prefill_sm90_k256_BF16, GDN_CU_prefill_sm90_k256_F16 },
@@ -204,6 +206,21 @@ static void cut_slice(struct gdn_cu_rule *r, int first)
     skip_columns(&r->checkpoints, first);
 }
 
+/* Finds heads and maps of q, k, v and out. */
+static gdn_status find_maps(gdn_ctx *ctx, int slice, struct gdn_cu_prefill_sm90 *p)
+{
+    const struct gdn_cu_rule *r = &p->rule;
+    const struct gdn_cu_batch *b = &r->batch;
+    const int map = GDN_CUDA_MAP_V + 2 * slice;
+    p->source_q = gdn_cuda_source_of(r, r->Hq);
+    p->source_k = gdn_cuda_source_of(r, r->Hk);
+    p->source_v = gdn_cuda_source_of(r, r->Hv);
+    TRY(gdn_cuda_find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p->q));
+    TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p->k));
+    TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, b, r->Hv, r->V, &p->v));
+    return gdn_cuda_find_map(ctx, "out", map + 1, &r->out, b, r->H, r->V, &p->out);
+}
+
 /* Launches one slice of columns, after `slice` others. Deep heads are not cut into slices. */
 static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                             const struct gdn_cuda_chunks *how, int slice, struct gdn_cuda_ran *ran,
@@ -213,13 +230,9 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     struct gdn_cu_prefill_sm90 p = { .rule = *rule,
                                      .by_number = how->by_number,
                                      .singles = how->singles,
-                                     .early_stop = may_stop(rule, how->options),
-                                     .source_q = gdn_cuda_source_of(rule, rule->Hq),
-                                     .source_k = gdn_cuda_source_of(rule, rule->Hk),
-                                     .source_v = gdn_cuda_source_of(rule, rule->Hv) };
+                                     .early_stop = may_stop(rule, how->options) };
     if (!is_deep(rule)) cut_slice(&p.rule, slice * COLUMNS);
     const struct gdn_cu_rule *r = &p.rule;
-    const struct gdn_cu_batch *b = &r->batch;
     const int dtype = r->q.dtype;
     const enum form later = c.small ? SMALL : c.later_wide || c.planned ? WIDE : PART;
     const enum form first = is_deep(r) ? DEEP
@@ -228,11 +241,7 @@ static gdn_status run_slice(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                             : c.units  ? PART
                                        : CLUSTER;
     const int n_slices = (r->V + COLUMNS - 1) / COLUMNS; /* of others it is one */
-    TRY(gdn_cuda_find_map(ctx, "q", 0, &r->q, b, r->Hq, r->K, &p.q));
-    TRY(gdn_cuda_find_map(ctx, "k", 1, &r->k, b, r->Hk, r->K, &p.k));
-    const int map = GDN_CUDA_MAP_V + 2 * slice;
-    TRY(gdn_cuda_find_map(ctx, "v", map, &r->v, b, r->Hv, r->V, &p.v));
-    TRY(gdn_cuda_find_map(ctx, "out", map + 1, &r->out, b, r->H, r->V, &p.out));
+    TRY(find_maps(ctx, slice, &p));
     if (c.units || c.planned) lay_out(r, &c, &p, how->memory);
     if (c.units) log_cut(ctx, &c);
     p.cut.whole = c.units ? c.whole : INT64_MAX;
@@ -266,4 +275,40 @@ gdn_status gdn_cuda_prefill_sm90(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     if (is_deep(r)) return run_slice(ctx, r, how, 0, ran, stream);
     for (int i = 0; i * COLUMNS < r->V; i++) TRY(run_slice(ctx, r, how, i, ran, stream));
     return GDN_OK;
+}
+
+/* ---- Sequences of one chunk ------------------------------------------------------------------ */
+
+bool gdn_cuda_prefill_sm90_takes_each(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
+{
+    return !gdn_cuda_prefill_sm90_why_not(ctx, r) && !is_small(r) && !is_deep(r) &&
+           r->V <= COLUMNS && !gdn_cuda_prefill_is_apart(r);
+}
+
+/* Returns how many sequences a block has. Its first chunk costs as much as START others. */
+static int64_t sequences_of_block(int64_t B, int64_t H, int64_t sm_count)
+{
+    enum { START = 4 };
+    int64_t best = 1, least = INT64_MAX;
+    for (int64_t n = 1; n <= B; n++) {
+        const int64_t blocks = (B + n - 1) / n * H;
+        const int64_t cost = (blocks + sm_count - 1) / sm_count * (n + START);
+        if (cost < least) least = cost, best = n;
+    }
+    return best;
+}
+
+gdn_status gdn_cuda_prefill_sm90_each(gdn_ctx *ctx, const struct gdn_cu_rule *rule, void *stream)
+{
+    struct gdn_cu_prefill_sm90 p = { .rule = *rule };
+    struct gdn_cuda_ran ran = { .n = 0 };
+    struct gdn_cu_batch *b = &p.rule.batch;
+    const int64_t n = sequences_of_block(b->B, rule->H, ctx->cuda->sm_count);
+    b->N = TILE * b->B;
+    b->padded = 0;
+    p.each = (int32_t)n;
+    TRY(find_maps(ctx, 0, &p));
+    TRY(launch(ctx, kernel_of(EACH, rule->q.dtype), (b->B + n - 1) / n * rule->H, &p, &ran,
+               stream));
+    return gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n);
 }

@@ -91,6 +91,27 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     b.common().checkpoints = list;
 }
 
+/* HOPPER_EACH: finds the block's chunks, if one of them has tokens. One warp calls it. */
+GDN_DEVICE void find_chunks(const struct hopper_block &b)
+{
+    const struct gdn_cu_batch &batch = b.r.batch;
+    const int lane = threadIdx.x % 32;
+    const int64_t first = (int64_t)(blockIdx.x / b.r.H) * b.a.each;
+    const int64_t n = clamp64(batch.B - first, 0, b.a.each);
+    bool any = false;
+    for (int64_t i = lane; i < n; i += 32) any |= load_index(batch.token_count, first + i) > 0;
+    any = in_warp(any);
+    if (lane != 0) return;
+    struct gdn_cu_seq s = {};
+    s.row = first;
+    s.first = 64 * first;
+    s.n_tokens = s.n_valid = any ? 64 * n : 0;
+    s.read = s.write = -1;
+    b.common().s = s;
+    b.common().segment = { 0, -1, -1, 0, true };
+    b.common().checkpoints = { 0, 0 };
+}
+
 /* Return true if the block has nothing to do, from the start; and once what is forgotten is left
  * out. Both blocks of a cluster do the same. */
 GDN_DEVICE bool is_absent(const struct hopper_block &b)
@@ -140,7 +161,9 @@ template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
 {
     switch (threadIdx.x / 32) {
     case 0:
-        if (!HOPPER_OUTPUTS && b.a.summary)
+        if (HOPPER_EACH)
+            find_chunks(b);
+        else if (!HOPPER_OUTPUTS && b.a.summary)
             find_range(b);
         else
             find_part(b);
@@ -242,7 +265,9 @@ template <int io> GDN_DEVICE void run_hopper(const struct gdn_cu_prefill_sm90 &a
     } else if (group <= HOPPER_GROUPS) {
         take_registers<HOPPER_STATE_REGISTERS>();
         meet_other();
-        if constexpr (HOPPER_OUTPUTS)
+        if constexpr (HOPPER_EACH)
+            run_each_state<io>(b, warp - 4, lane);
+        else if constexpr (HOPPER_OUTPUTS)
             run_state_warps<io>(b, warp - 4, lane);
         else
             run_keys_warps<io>(b, warp - 4, lane);

@@ -153,6 +153,34 @@ GDN_DEVICE int next_mark(const struct hopper_state &w)
     return c < w.b.n_chunks ? (int)c : w.b.n_chunks;
 }
 
+/* Runs chunks that have a state of their own, each of its slot. */
+template <int io>
+GDN_DEVICE void run_each_state(const struct hopper_block &b, int warp, uint32_t lane)
+{
+    const struct gdn_cu_batch &batch = b.r.batch;
+    const int64_t first = b.s().row;
+    struct hopper_state w = {
+        b,   b.common().cursors[warp], { b.column() + 16 * warp, b.r.V, b.r.K }, warp / 4, warp % 4,
+        lane
+    };
+    hopper_share S;
+    move_cursor(w, 0);
+    struct state_place from = place_of(b.r.from, load_index(batch.read_slots, first), b.head);
+#pragma unroll 1
+    for (int c = 0; in_warp(c < b.n_chunks); c++) {
+        int next;
+        read_state(S, from, w.part);
+        if (c + 1 < b.n_chunks) {
+            from = place_of(b.r.from, load_index(batch.read_slots, first + c + 1), b.head);
+            prefetch_state(from, w.part);
+        }
+        next = pass<io, false>(w, S, c, c + 1);
+        next = pass<io, true>(w, S, next, c + 1);
+        if (in_warp(next == c)) pass_any<io>(w, S, c, 0);
+        write_state(S, place_of(b.r.to, load_index(batch.write_slots, first + c), b.head), w.part);
+    }
+}
+
 template <int io>
 GDN_DEVICE void run_state_warps(const struct hopper_block &b, int warp, uint32_t lane)
 {

@@ -118,16 +118,26 @@ struct split_rows {
  * row of these is not 0. */
 enum { SPLIT_FILL = 0x3c003c00 };
 
-/* Puts n rows, from row `first` on, `step` bytes apart. */
+/* Puts n rows, from row `first` on, `step` bytes apart. A thread loads some pieces before it stores
+ * them. */
 template <class piece>
 GDN_DEVICE void move_rows(char *to, int64_t step, const struct split_rows &from, int64_t c,
                           int64_t first, int64_t n, int bytes)
 {
-    const int pieces = bytes / (int)sizeof(piece);
-    for (int64_t x = threadIdx.x; x < n * pieces; x += blockDim.x) {
-        const int64_t i = x / pieces;
-        const int at = (int)(x - i * pieces);
-        ((piece *)(to + i * step))[at] = from.load<piece>(c, first + i, at);
+    enum { AT_ONCE = 4 };
+    const int pieces = bytes / (int)sizeof(piece), all = (int)n * pieces;
+    for (int begin = threadIdx.x; begin < all; begin += AT_ONCE * blockDim.x) {
+        piece x[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int at = begin + j * blockDim.x;
+            if (at < all) x[j] = from.load<piece>(c, first + at / pieces, at % pieces);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int at = begin + j * blockDim.x;
+            if (at < all) ((piece *)(to + at / pieces * step))[at % pieces] = x[j];
+        }
     }
 }
 GDN_DEVICE void move_rows(int wide, char *to, int64_t step, const struct split_rows &from,
@@ -141,14 +151,15 @@ GDN_DEVICE void move_rows(int wide, char *to, int64_t step, const struct split_r
         move_rows<uint16_t>(to, step, from, c, first, n, bytes);
 }
 
-/* Puts the word into rows [from, 64) of a chunk, if chunks are filled up. */
+/* Puts the word into rows [from, 64) of a chunk, if chunks are filled up. Such rows are whole pieces
+ * of 16 bytes. */
 GDN_DEVICE void fill_rows(const struct gdn_cu_split &a, char *to, int64_t step, int64_t from,
                           int bytes, uint32_t word)
 {
-    const int words = bytes / 4;
-    const int64_t n = a.one ? GDN_SPLIT_UNIT - from : 0;
-    for (int64_t x = threadIdx.x; x < n * words; x += blockDim.x)
-        ((uint32_t *)(to + (from + x / words) * step))[x % words] = word;
+    const int pieces = bytes / 16, all = a.one ? (GDN_SPLIT_UNIT - (int)from) * pieces : 0;
+    for (int at = threadIdx.x; at < all; at += blockDim.x)
+        ((uint4 *)(to + (from + at / pieces) * step))[at % pieces] =
+            make_uint4(word, word, word, word);
 }
 
 /* Rows that go into the record: n of them to row `to`, from row `first` of the chunk on. */

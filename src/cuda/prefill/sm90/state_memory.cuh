@@ -162,6 +162,22 @@ GDN_DEVICE void read_state(hopper_share &S, const struct state_place &p,
     }
 }
 
+/* Does the same with states of float32, and with all loads at once if they are of pairs. */
+GDN_DEVICE void read_state_at_once(hopper_share &S, const struct state_place &p,
+                                   const struct state_part &part)
+{
+    if (in_warp(!p.data || !has_pairs(p, part))) {
+        read_state(S, p, part);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < HOPPER_PARTS; i++) {
+        hopper_part x;
+        move_pairs<GDN_F32, false>(x, p, part, i * HOPPER_PART_KEYS);
+        put_part(S, x, i);
+    }
+}
+
 GDN_DEVICE void write_state(const hopper_share &S, const struct state_place &p,
                             const struct state_part &part)
 {

@@ -169,7 +169,7 @@ GDN_DEVICE void run_each_state(const struct hopper_block &b, int warp, uint32_t 
 #pragma unroll 1
     for (int c = 0; in_warp(c < b.n_chunks); c++) {
         int next;
-        read_state(S, from, w.part);
+        read_state_at_once(S, from, w.part);
         if (c + 1 < b.n_chunks) {
             from = place_of(b.r.from, load_index(batch.read_slots, first + c + 1), b.head);
             prefetch_state(from, w.part);

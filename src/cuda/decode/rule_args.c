@@ -98,7 +98,7 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_decode(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -111,7 +111,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_decode(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -119,4 +119,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_decode_run(&p->plan, memory, c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_decode = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_decode = { plan_decode, run_decode };

@@ -481,7 +481,7 @@ static gdn_status run_parts(gdn_ctx *ctx, void *call, void *memory)
     return run_steps(c);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_block_backward(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_layer_backward *c = call;
     *c = (struct gdn_layer_backward){ 0 };
@@ -499,5 +499,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(BLOCK_BACKWARD, block_backward, gdn_block_backward_args, describe,
-             struct gdn_layer_backward)
+GDN_OP_ENTRY(BLOCK_BACKWARD, block_backward, gdn_block_backward_args, struct gdn_layer_backward)

@@ -635,7 +635,7 @@ static gdn_status run_prefill_backward(gdn_ctx *ctx, void *call, void *memory)
     const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
     const bool by_channels = is_family(p->form);
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
-    gdn_cuda_backward_log(ctx, by_channels ? &p->channels.base : &p->args);
+    gdn_cuda_backward_log(ctx, by_channels ? &p->channels.base : &p->args, p->form);
     return by_channels ? gdn_cuda_channels_run(ctx, &p->channels, memory, c->base.stream)
                        : run_gdn(ctx, p, memory, c->base.stream);
 }

@@ -21,8 +21,22 @@ TYPES = {"tensor": "Array | None", "float": "float", "pointer": "Stream | None",
          "batch": "Batch | None"}
 
 
+def manual():
+    return "".join(path.read_text() for path in HEADERS)
+
+
 def header_text():
-    return re.sub(r"/\*.*?\*/", "", "".join(path.read_text() for path in HEADERS), flags=re.S)
+    return re.sub(r"/\*.*?\*/", "", manual(), flags=re.S)
+
+
+def text_of(op, text):
+    """The first sentence about the op: behind a dash, else in a list of ops."""
+    for between in (" - ", " +"):
+        found = re.search(rf"^ \* +gdn_{op}{between}(.*?)(?=[.:]\s|\n \*\n|\n \* +gdn_\w+  )", text,
+                          re.M | re.S)
+        if found:
+            return re.sub(r"\s*\n \*\s+", " ", found[1])
+    raise SystemExit(f"interface.py: no header has a line gdn_{op} - what it does")
 
 
 def constants(text):
@@ -61,14 +75,17 @@ def rows(table, macro):
 
 
 def ops(table, struct_of):
-    """Each op with its struct; and of each struct the tensors that are needed, and are written."""
+    """Each op with its struct and a sentence; and of each struct the tensors that are needed, and
+    are written."""
     needs, writes = {}, {}
     for args, tensor, presence, *_ in rows(table, "GDN_TENSOR"):
         needs.setdefault(args, []).extend([tensor] if presence == "NEEDED" else [])
     for macro in ("GDN_WRITES", "GDN_WRITES_FINAL", "GDN_WRITES_FINAL_UNLESS"):
         for args, tensor, *_ in rows(table, macro):
             writes.setdefault(args, []).append(tensor)
-    return [{"name": name, "struct": f"gdn_{args}_args", "needs": needs[args],
+    text = manual()
+    return [{"name": name, "text": text_of(name, text), "struct": f"gdn_{args}_args",
+             "needs": needs[args],
              "outputs": [f for f, *_ in struct_of[f"gdn_{args}_args"] if f in writes[args]]}
             for _, name, args in rows(table, "GDN_OP_ROW")]
 

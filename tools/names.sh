@@ -4,8 +4,9 @@
 # names.sh - names in back ticks that are nowhere: functions and kernels gdn_..., and paths of the
 # repository. In docs/design and docs/gpu also names without that prefix (a_name, a_call()), and
 # files by the end of their path. Logs and changes tell of the past and are left out, and
-# behaviours.md tells of other projects. Also images that are not called as their files, and structs
-# of one name that two headers have. tools/style.sh runs this.
+# behaviours.md tells of other projects. Also images that are not called as their files, structs
+# of one name that two headers have, and functions of an op that lack its name. tools/style.sh runs
+# this.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -69,4 +70,17 @@ while read -r name; do
     bad=1
 done < <(grep -rhoE '^struct gdn_[a-z0-9_]+ \{' src include "${headers[@]}" |
     sed -E 's/struct (.*) \{/\1/' | sort | uniq -d)
+
+# What the row of an op takes is plan_<op> and run_<op>; what rows of several ops take has another.
+rows=$(find src -name '*.c' -exec cat {} + | tr '\n' ' ' |
+    grep -oE 'gdn_op_backend gdn_(cpu|cuda)_op_[a-z0-9_]+ = \{[^}]*\}' |
+    sed -E 's/.*_op_([a-z0-9_]+) = \{(.*)\}/\1 \2/; s/\.(run|plan) = //g; s/, *|  +/ /g')
+while read -r name functions; do
+    for function in $functions; do
+        [[ $function == NULL || $function == *_"$name" ]] && continue
+        [[ $function == *_* && $(grep -cw "$function" <<<"$rows") -gt 1 ]] && continue
+        echo "src: $function is in the row of $name; wanted ${function%%_*}_$name"
+        bad=1
+    done
+done <<<"$rows"
 exit $bad

@@ -177,17 +177,12 @@ struct rows_case {
     struct case_dims dims;
     gdn_op op;
     int64_t n_rows;
-    union {
-        gdn_gates_args gates;
-        gdn_l2norm_args l2norm;
-        gdn_rmsnorm_gated_args rmsnorm;
-        gdn_l2norm_backward_args l2norm_backward;
-        gdn_gates_backward_args gates_backward;
-        gdn_rmsnorm_gated_backward_args rmsnorm_backward;
-    } args;
+    void *args;            /* the struct of the op */
     gdn_tensor tensors[6]; /* those whose bytes count */
     int n_tensors;
 };
+/* Returns the name of op i of such cases, and sets *op; NULL: there are no more. */
+const char *rows_case_op(int i, gdn_op *op);
 int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows);
 int rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found);
 double rows_case_bytes(const struct rows_case *c);

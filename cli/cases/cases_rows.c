@@ -17,7 +17,7 @@ static gdn_tensor like(struct rows_case *c, int32_t dtype, int64_t heads, int64_
 
 static void make_gates(struct rows_case *c)
 {
-    gdn_gates_args *a = &c->args.gates;
+    gdn_gates_args *a = c->args;
     const int64_t H = c->dims.Hv;
     *a = gdn_gates_args_init();
     a->a = like(c, c->dims.dtype, H, 0, -1, 1);
@@ -35,7 +35,7 @@ static void make_gates(struct rows_case *c)
 
 static void make_gates_backward(struct rows_case *c)
 {
-    gdn_gates_backward_args *a = &c->args.gates_backward;
+    gdn_gates_backward_args *a = c->args;
     const int64_t H = c->dims.Hv;
     *a = gdn_gates_backward_args_init();
     c->tensors[0] = a->a = like(c, c->dims.dtype, H, 0, -1, 1);
@@ -56,8 +56,8 @@ static void make_norm(struct rows_case *c)
 {
     const bool l2 = c->op == GDN_OP_L2NORM;
     const int64_t H = l2 ? c->dims.Hq : c->dims.Hv, D = l2 ? c->dims.K : c->dims.V;
-    gdn_l2norm_args *l = &c->args.l2norm;
-    gdn_rmsnorm_gated_args *r = &c->args.rmsnorm;
+    gdn_l2norm_args *l = c->args;
+    gdn_rmsnorm_gated_args *r = c->args;
     c->tensors[0] = like(c, c->dims.dtype, H, D, -1, 1);
     c->tensors[1] = like(c, c->dims.dtype, H, D, 0, 0);
     c->n_tensors = 2;
@@ -75,7 +75,7 @@ static void make_norm(struct rows_case *c)
 static void make_l2norm_backward(struct rows_case *c)
 {
     const int64_t H = c->dims.Hq, D = c->dims.K;
-    gdn_l2norm_backward_args *a = &c->args.l2norm_backward;
+    gdn_l2norm_backward_args *a = c->args;
     *a = gdn_l2norm_backward_args_init();
     c->tensors[0] = a->x = like(c, c->dims.dtype, H, D, -1, 1);
     c->tensors[1] = a->dout = like(c, c->dims.dtype, H, D, -1, 1);
@@ -86,7 +86,7 @@ static void make_l2norm_backward(struct rows_case *c)
 static void make_rmsnorm_backward(struct rows_case *c)
 {
     const int64_t H = c->dims.Hv, D = c->dims.V;
-    gdn_rmsnorm_gated_backward_args *a = &c->args.rmsnorm_backward;
+    gdn_rmsnorm_gated_backward_args *a = c->args;
     *a = gdn_rmsnorm_gated_backward_args_init();
     c->tensors[0] = a->x = like(c, c->dims.dtype, H, D, -1, 1);
     c->tensors[1] = a->z = like(c, c->dims.dtype, H, D, -2, 2);
@@ -98,24 +98,6 @@ static void make_rmsnorm_backward(struct rows_case *c)
     a->dweight = case_tensor(&c->memory, GDN_F32, 1, &D, 0, 0);
 }
 
-int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows)
-{
-    memset(c, 0, sizeof *c);
-    c->dims = *dims;
-    c->op = op;
-    c->n_rows = n_rows;
-    switch (op) {
-    case GDN_OP_GATES: make_gates(c); break;
-    case GDN_OP_GATES_BACKWARD: make_gates_backward(c); break;
-    case GDN_OP_L2NORM_BACKWARD: make_l2norm_backward(c); break;
-    case GDN_OP_RMSNORM_GATED_BACKWARD: make_rmsnorm_backward(c); break;
-    default: make_norm(c);
-    }
-    for (int i = 0; i < c->n_tensors; i++)
-        if (!c->tensors[i].data) return cli_bad("no memory for %lld rows", (long long)n_rows);
-    return CLI_OK;
-}
-
 /* Loads the first elements of a tensor as doubles. */
 static void load(double *to, const gdn_tensor *t, int64_t n)
 {
@@ -125,7 +107,7 @@ static void load(double *to, const gdn_tensor *t, int64_t n)
 /* Writes n elements of `want` and of `got`, the op's results. Returns n. */
 static int64_t judge_gates(const struct rows_case *c, double *want, double *got)
 {
-    const gdn_gates_args *a = &c->args.gates;
+    const gdn_gates_args *a = c->args;
     const int64_t H = c->dims.Hv, n = H; /* one token */
     for (int64_t h = 0; h < n; h++) {
         want[h] = oracle_gate(oracle_load(a->a.data, a->a.dtype, h),
@@ -141,7 +123,7 @@ static int64_t judge_gates(const struct rows_case *c, double *want, double *got)
 /* Writes da and db of one token. Returns how many elements. */
 static int64_t judge_gates_backward(const struct rows_case *c, double *want, double *got)
 {
-    const gdn_gates_backward_args *a = &c->args.gates_backward;
+    const gdn_gates_backward_args *a = c->args;
     const int64_t n = c->dims.Hv;
     for (int64_t h = 0; h < n; h++) {
         const double b = oracle_load(a->b.data, a->b.dtype, h);
@@ -160,8 +142,8 @@ static int64_t judge_gates_backward(const struct rows_case *c, double *want, dou
 
 static int64_t judge_norm(const struct rows_case *c, double *want, double *got)
 {
-    const gdn_l2norm_args *l = &c->args.l2norm;
-    const gdn_rmsnorm_gated_args *r = &c->args.rmsnorm;
+    const gdn_l2norm_args *l = c->args;
+    const gdn_rmsnorm_gated_args *r = c->args;
     const bool l2 = c->op == GDN_OP_L2NORM;
     const int64_t D = l2 ? c->dims.K : c->dims.V;
     const int64_t most = D * CHECKED_ROWS < CHECKED ? CHECKED_ROWS : CHECKED / D;
@@ -185,7 +167,7 @@ static int64_t judge_norm(const struct rows_case *c, double *want, double *got)
 
 static int64_t judge_l2norm_backward(const struct rows_case *c, double *want, double *got)
 {
-    const gdn_l2norm_backward_args *a = &c->args.l2norm_backward;
+    const gdn_l2norm_backward_args *a = c->args;
     const int64_t D = c->dims.K, most = CHECKED / D, all = c->n_rows * c->dims.Hq;
     const int64_t rows = all < most ? all : most;
     static double x[WIDEST], dout[WIDEST];
@@ -203,7 +185,7 @@ static int64_t judge_l2norm_backward(const struct rows_case *c, double *want, do
 /* Writes dx, then dz, of the first rows. Returns how many elements. */
 static int64_t judge_rmsnorm_backward(const struct rows_case *c, double *want, double *got)
 {
-    const gdn_rmsnorm_gated_backward_args *a = &c->args.rmsnorm_backward;
+    const gdn_rmsnorm_gated_backward_args *a = c->args;
     const int64_t D = c->dims.V, most = CHECKED / 2 / D, all = c->n_rows * c->dims.Hv;
     const int64_t rows = all < most ? all : most;
     static double row_of[3][WIDEST], weight[WIDEST], dweight[WIDEST];
@@ -221,25 +203,63 @@ static int64_t judge_rmsnorm_backward(const struct rows_case *c, double *want, d
     return 2 * rows * D;
 }
 
-static int64_t judge(const struct rows_case *c, double *want, double *got)
+/* The ops of such cases, with what each one needs. */
+static const struct kind {
+    gdn_op op;
+    const char *name;
+    size_t bytes; /* of its struct */
+    void (*make)(struct rows_case *c);
+    int64_t (*judge)(const struct rows_case *c, double *want, double *got);
+    bool is_f32; /* so are the results, in whatever dtype the case is */
+} kinds[] = {
+    { GDN_OP_GATES, "gates", sizeof(gdn_gates_args), make_gates, judge_gates, true },
+    { GDN_OP_GATES_BACKWARD, "gates_backward", sizeof(gdn_gates_backward_args), make_gates_backward,
+      judge_gates_backward, true },
+    { GDN_OP_L2NORM, "l2norm", sizeof(gdn_l2norm_args), make_norm, judge_norm, false },
+    { GDN_OP_L2NORM_BACKWARD, "l2norm_backward", sizeof(gdn_l2norm_backward_args),
+      make_l2norm_backward, judge_l2norm_backward, false },
+    { GDN_OP_RMSNORM_GATED, "rmsnorm", sizeof(gdn_rmsnorm_gated_args), make_norm, judge_norm,
+      false },
+    { GDN_OP_RMSNORM_GATED_BACKWARD, "rmsnorm_backward", sizeof(gdn_rmsnorm_gated_backward_args),
+      make_rmsnorm_backward, judge_rmsnorm_backward, false },
+};
+
+static const struct kind *kind_of(gdn_op op)
 {
-    switch (c->op) {
-    case GDN_OP_GATES: return judge_gates(c, want, got);
-    case GDN_OP_GATES_BACKWARD: return judge_gates_backward(c, want, got);
-    case GDN_OP_L2NORM_BACKWARD: return judge_l2norm_backward(c, want, got);
-    case GDN_OP_RMSNORM_GATED_BACKWARD: return judge_rmsnorm_backward(c, want, got);
-    default: return judge_norm(c, want, got);
-    }
+    const struct kind *k = kinds;
+    while (k->op != op) k++;
+    return k;
+}
+
+const char *rows_case_op(int i, gdn_op *op)
+{
+    if (i == sizeof kinds / sizeof *kinds) return NULL;
+    *op = kinds[i].op;
+    return kinds[i].name;
+}
+
+int rows_case_make(struct rows_case *c, const struct case_dims *dims, gdn_op op, int64_t n_rows)
+{
+    const struct kind *k = kind_of(op);
+    memset(c, 0, sizeof *c);
+    c->dims = *dims;
+    c->op = op;
+    c->n_rows = n_rows;
+    c->args = memory_get(&c->memory, k->bytes);
+    if (c->args) k->make(c);
+    bool made = c->args;
+    for (int i = 0; i < c->n_tensors; i++) made &= c->tensors[i].data != NULL;
+    return made ? CLI_OK : cli_bad("no memory for %lld rows", (long long)n_rows);
 }
 
 int rows_case_check(struct rows_case *c, gdn_ctx *ctx, struct comparison *found)
 {
     static double want[CHECKED + 2048], got[CHECKED + 2048];
-    const gdn_status status = cli_call(ctx, c->op, &c->args);
+    const struct kind *k = kind_of(c->op);
+    const gdn_status status = cli_call(ctx, c->op, c->args);
     if (status) return cli_failed(ctx, status);
-    const int64_t n = judge(c, want, got);
-    const bool is_f32 = c->op == GDN_OP_GATES || c->op == GDN_OP_GATES_BACKWARD;
-    *found = compare_doubles(got, want, n, is_f32 ? GDN_F32 : c->dims.dtype);
+    const int64_t n = k->judge(c, want, got);
+    *found = compare_doubles(got, want, n, k->is_f32 ? GDN_F32 : c->dims.dtype);
     return CLI_OK;
 }
 

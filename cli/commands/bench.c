@@ -358,7 +358,7 @@ static int bench_rows(const struct bench_options *o, struct bench *b)
     int code = rows_case_make(&c, &o->dims, ops[o->op - GATES], n);
     if (!code) code = rows_case_check(&c, b->ctx, &b->judged);
     if (!code) {
-        b->calls[0] = (struct bench_call){ .op = c.op, .args = &c.args };
+        b->calls[0] = (struct bench_call){ .op = c.op, .args = c.args };
         b->n_calls = 1;
         b->by_memory = true;
         b->bytes = rows_case_bytes(&c);

@@ -367,16 +367,10 @@ static void check_copies(struct check *k)
 
 static void check_rows(struct check *k)
 {
-    static const struct {
-        gdn_op op;
-        const char *name;
-    } ops[] = {
-        { GDN_OP_GATES, "gates" },           { GDN_OP_GATES_BACKWARD, "gates_backward" },
-        { GDN_OP_L2NORM, "l2norm" },         { GDN_OP_L2NORM_BACKWARD, "l2norm_backward" },
-        { GDN_OP_RMSNORM_GATED, "rmsnorm" }, { GDN_OP_RMSNORM_GATED_BACKWARD, "rmsnorm_backward" }
-    };
     static const int64_t sizes[] = { 7, 128, 256, 1000, 3000 };
-    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+    const char *op_name;
+    gdn_op op;
+    for (int i = 0; (op_name = rows_case_op(i, &op)); i++)
         for (int32_t dtype = GDN_F32; dtype <= GDN_F16; dtype++)
             for (int s = 0; s < 5; s++) {
                 const int64_t D = sizes[s];
@@ -386,10 +380,10 @@ static void check_rows(struct check *k)
                 struct rows_case c;
                 struct comparison found = { 0 };
                 char name[64];
-                snprintf(name, sizeof name, "%s %s D%lld", ops[i].name, check_device_dtypes[dtype],
+                snprintf(name, sizeof name, "%s %s D%lld", op_name, check_device_dtypes[dtype],
                          (long long)D);
                 if (!check_device_wants(k, name)) continue;
-                int code = rows_case_make(&c, &d, ops[i].op, 200);
+                int code = rows_case_make(&c, &d, op, 200);
                 if (!code) code = rows_case_check(&c, k->ctx, &found);
                 memory_free(&c.memory);
                 check_device_judge(k, name, code, &found);

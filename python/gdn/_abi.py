@@ -61,5 +61,6 @@ _interface = _read()
 globals().update(_interface["constants"])
 globals().update(_structs(_interface["structs"]))
 OPS = dict(_ops(_interface["ops"], globals()))
+TEXTS = {op["name"]: op["text"] for op in _interface["ops"]}  # what each op does
 
 __all__ = [*_interface["constants"], *_interface["structs"]]

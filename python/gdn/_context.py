@@ -8,7 +8,7 @@ import threading
 from ctypes import c_char_p, c_int32, c_void_p
 
 from . import _fast
-from ._abi import BACKEND_CPU, BACKEND_CUDA, CTX_CHECK_CONTENTS, OPS, gdn_options
+from ._abi import BACKEND_CPU, BACKEND_CUDA, CTX_CHECK_CONTENTS, OPS, TEXTS, gdn_options
 from ._arguments import Batch, _arguments, _number, _stream
 from ._library import Error, lib, load
 from ._views import HOST
@@ -135,7 +135,7 @@ class Context:
                  library=None):
         self._core = _Core(backend, device, threads, isa, check_contents, library)
         if self._core.native:
-            for op in OPS:  # in place of the methods below, which are the manual
+            for op in OPS:  # in place of the methods, which are the manual
                 setattr(self, op, self._core.bind(op))
 
     def close(self):
@@ -192,106 +192,6 @@ class Context:
 
         return core.native and core.bind(op, plan=fields, slow=call) or call
 
-    def prefill(self, **fields):
-        """gdn_prefill: the rule over whole sequences, in blocks; fields of gdn_rule_args."""
-        self._core.call("prefill", **fields)
-
-    def decode(self, **fields):
-        """gdn_decode: the rule token after token; fields of gdn_rule_args."""
-        self._core.call("decode", **fields)
-
-    def conv1d(self, **fields):
-        """gdn_conv1d: causal depthwise convolution; fields of gdn_conv1d_args."""
-        self._core.call("conv1d", **fields)
-
-    def conv1d_backward(self, **fields):
-        """gdn_conv1d_backward: gradients of conv1d; fields of gdn_conv1d_backward_args."""
-        self._core.call("conv1d_backward", **fields)
-
-    def gates(self, **fields):
-        """gdn_gates: g and beta from a and b; fields of gdn_gates_args."""
-        self._core.call("gates", **fields)
-
-    def gates_backward(self, **fields):
-        """gdn_gates_backward: gradients of gates; fields of gdn_gates_backward_args."""
-        self._core.call("gates_backward", **fields)
-
-    def l2norm(self, **fields):
-        """gdn_l2norm: rows of length 1; fields of gdn_l2norm_args."""
-        self._core.call("l2norm", **fields)
-
-    def l2norm_backward(self, **fields):
-        """gdn_l2norm_backward: gradients of l2norm; fields of gdn_l2norm_backward_args."""
-        self._core.call("l2norm_backward", **fields)
-
-    def rmsnorm_gated(self, **fields):
-        """gdn_rmsnorm_gated: RMSNorm, weight and gate; fields of gdn_rmsnorm_gated_args."""
-        self._core.call("rmsnorm_gated", **fields)
-
-    def rmsnorm_gated_backward(self, **fields):
-        """gdn_rmsnorm_gated_backward: its gradients; fields of gdn_rmsnorm_gated_backward_args."""
-        self._core.call("rmsnorm_gated_backward", **fields)
-
-    def step(self, **fields):
-        """gdn_step: next tokens through convolution, gates, rule, norm; fields of gdn_step_args."""
-        self._core.call("step", **fields)
-
-    def block(self, **fields):
-        """gdn_block: one whole layer; fields of gdn_block_args."""
-        self._core.call("block", **fields)
-
-    def block_backward(self, **fields):
-        """gdn_block_backward: gradients of a layer; fields of gdn_block_backward_args."""
-        self._core.call("block_backward", **fields)
-
-    def state_copy(self, **fields):
-        """gdn_state_copy: pool slots to pool slots; fields of gdn_state_copy_args."""
-        self._core.call("state_copy", **fields)
-
-    def prefill_backward(self, **fields):
-        """gdn_prefill_backward: gradients of prefill; fields of gdn_prefill_backward_args."""
-        self._core.call("prefill_backward", **fields)
-
-    def summary(self, **fields):
-        """gdn_summary: what ranges of tokens do to a state; fields of gdn_summary_args."""
-        self._core.call("summary", **fields)
-
-    def summary_compose(self, **fields):
-        """gdn_summary_compose: one range after another; fields of gdn_summary_compose_args."""
-        self._core.call("summary_compose", **fields)
-
-    def summary_apply(self, **fields):
-        """gdn_summary_apply: S_out = M S_in + U; fields of gdn_summary_apply_args."""
-        self._core.call("summary_apply", **fields)
-
-    def summary_fold(self, **fields):
-        """gdn_summary_fold: states through several ranges; fields of gdn_summary_fold_args."""
-        self._core.call("summary_fold", **fields)
-
-    def chunk_cumsum(self, **fields):
-        """gdn_chunk_cumsum: sums of gates inside chunks; fields of gdn_chunk_cumsum_args."""
-        self._core.call("chunk_cumsum", **fields)
-
-    def chunk_uw(self, **fields):
-        """gdn_chunk_uw: u, w and T of every chunk; fields of gdn_chunk_uw_args."""
-        self._core.call("chunk_uw", **fields)
-
-    def chunk_states(self, **fields):
-        """gdn_chunk_states: the state before every chunk; fields of gdn_chunk_states_args."""
-        self._core.call("chunk_states", **fields)
-
-    def chunk_output(self, **fields):
-        """gdn_chunk_output: o from those states; fields of gdn_chunk_output_args."""
-        self._core.call("chunk_output", **fields)
-
-    def record_commit(self, **fields):
-        """gdn_record_commit: accept drafted tokens; fields of gdn_record_commit_args."""
-        self._core.call("record_commit", **fields)
-
-    def record_fold(self, **fields):
-        """gdn_record_fold: a record's rows go into the state; fields of gdn_record_fold_args."""
-        self._core.call("record_fold", **fields)
-
     def supported(self, op, /, **fields):
         """Would the op of that name accept these fields? Contents of arrays are not read."""
         if op not in OPS:
@@ -302,3 +202,17 @@ class Context:
         except Error:
             return False
         return True
+
+
+def _method(op):
+    """The op as a method of Context."""
+    def call(self, **fields):
+        self._core.call(op, **fields)
+
+    call.__name__, call.__qualname__ = op, f"Context.{op}"
+    call.__doc__ = f"gdn_{op}: {TEXTS[op]}; fields of {OPS[op].__name__}."
+    return call
+
+
+for _op in OPS:
+    setattr(Context, _op, _method(_op))

@@ -3,6 +3,7 @@
 
 import functools
 import inspect
+import re
 import sys
 
 import gdn
@@ -290,11 +291,14 @@ def on_ranks(cp_context, q, initial_state, output_final_state):
 
 def explained(**least):
     """Marks a function whose tensors have these names and at least so many dimensions. Errors name
-    the argument which is no tensor, or has fewer. A call that succeeds pays for no check."""
+    the argument which is no tensor, or has fewer. None is named only if the error is about one that
+    has no name yet: it may be right without a default too. Such arguments are the last of least. A
+    call that succeeds pays for no check."""
 
-    def explain(bound):
-        given = bound.arguments
-        wanted(**{n: given[n] for n in least if n in needed_by(bound.signature)})
+    def explain(bound, error):
+        given, is_none = bound.arguments, re.search(r"(?<!: )NoneType", str(error))
+        wanted(**{n: given[n] for n in least
+                  if n in needed_by(bound.signature) and (is_none or given[n] is not None)})
         _explain(**{n: (given.get(n), count) for n, count in least.items()})
 
     return explained_by(explain)

@@ -113,8 +113,8 @@ def fused_recurrent_kda(q, k, v, raw_g, raw_beta, A_log, dt_bias, lower_bound, i
                              ssm_state_indices, num_accepted_tokens, True, out=out, **options)
 
 
-@_drop_in.explained(mixed_qkv=2, raw_g=4, raw_beta=3, A_log=1, dt_bias=1, initial_state=4,
-                    state_indices=1, out=4)
+@_drop_in.explained(mixed_qkv=2, raw_g=4, raw_beta=3, initial_state=4, state_indices=1, A_log=1,
+                    dt_bias=1, out=4)
 @renamed(q="mixed_qkv", k="mixed_qkv", v="mixed_qkv", g="raw_g", beta="raw_beta",
          gate_lower_bound="lower_bound", state="initial_state", read_slots="state_indices")
 def fused_recurrent_kda_packed_decode(mixed_qkv, raw_g, raw_beta, A_log, dt_bias, lower_bound,

@@ -209,7 +209,7 @@ def bf16_gdn_compute_u_w(k, v, u, w, beta, gate=None, compiled_dims="t", cu_seql
                                   chunk_size=64, **options)
 
 
-@_drop_in.explained(k=3, u=3, w=3, initial_state=4, state=4, final_state=4, gate=2, cu_seqlens=1)
+@_drop_in.explained(k=3, u=3, w=3, state=4, initial_state=4, final_state=4, gate=2, cu_seqlens=1)
 @renamed(g="gate", states="state", state="initial_state", state_out="final_state")
 def bf16_chunked_seq_state_update(k, u, w, initial_state, state, final_state, gate=None,
                                   compiled_dims="t", cu_seqlens=None, cu_chunks=None,

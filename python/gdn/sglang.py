@@ -40,7 +40,7 @@ KDA_DISPATCHER = _LINEAR + "kda_backend.KDAKernelDispatcher.__init__"
 
 
 _NAMES = dict(state="ssm_states", read_slots="cache_indices", cu_seqlens="query_start_loc")
-_SHAPES = dict(q=3, k=3, v=3, ssm_states=4, cache_indices=1, query_start_loc=1)
+_SHAPES = dict(q=3, k=3, v=3, query_start_loc=1, cache_indices=1, ssm_states=4)
 _RAW = dict(a=1, b=1, A_log=1, dt_bias=1)
 
 
@@ -64,7 +64,7 @@ def _raw(a, b, A_log, dt_bias, lower_bound, tokens, heads, channels):
     return a, b, dict(options, **_drop_in.RAW_GATES)
 
 
-@_drop_in.explained(**_SHAPES, **_RAW)
+@_drop_in.explained(**_RAW, **_SHAPES)
 @renamed(**_NAMES, g="a", beta="b", gate_lower_bound="lower_bound")
 def decode(q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, query_start_loc,
            lower_bound=None, **kwargs):
@@ -80,7 +80,7 @@ def decode(q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, query_st
                  cu_seqlens=query_start_loc, **options)
 
 
-@_drop_in.explained(mixed_qkv=2, ssm_states=4, cache_indices=1, **_RAW)
+@_drop_in.explained(mixed_qkv=2, **_RAW, ssm_states=4, cache_indices=1)
 @renamed(**_NAMES, q="mixed_qkv", k="mixed_qkv", v="mixed_qkv", g="a", beta="b",
          gate_lower_bound="lower_bound")
 def packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, num_v_heads,
@@ -101,7 +101,7 @@ def packed_decode(mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_i
     return out.transpose(0, 1)
 
 
-@_drop_in.explained(**_SHAPES, g=1, beta=1)
+@_drop_in.explained(g=1, beta=1, **_SHAPES)
 @renamed(**_NAMES, out="output")
 def extend(q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, inplace_update=True,
            output=None, num_state_checkpoints=0, state_checkpoint_every_n_tokens=0, **kwargs):
@@ -139,7 +139,7 @@ def _tracked(states, chunks):
                 checkpoint_slots=slots)
 
 
-@_drop_in.explained(**_SHAPES, g=3, beta=2, A_log=1, dt_bias=1, track_state=4, track_chunk_idx=1)
+@_drop_in.explained(g=3, beta=2, **_SHAPES, A_log=1, dt_bias=1, track_state=4, track_chunk_idx=1)
 @renamed(**_NAMES, gate_lower_bound="lower_bound", checkpoints="track_state",
          checkpoint_starts="track_chunk_idx", checkpoint_positions="track_chunk_idx",
          checkpoint_slots="track_chunk_idx")
@@ -182,7 +182,7 @@ def _snapshots(buffer, rows, starts, tokens):
     return slots, (row * pitch + token - starts[of]).where(row >= 0, -1)
 
 
-@_drop_in.explained(**_SHAPES, **_RAW, intermediate_states_buffer=5, intermediate_state_indices=1,
+@_drop_in.explained(**_RAW, **_SHAPES, intermediate_states_buffer=5, intermediate_state_indices=1,
                     retrieve_parent_token=2)
 @renamed(**_NAMES, g="a", beta="b", gate_lower_bound="lower_bound",
          checkpoints="intermediate_states_buffer", checkpoint_slots="intermediate_state_indices",

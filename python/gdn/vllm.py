@@ -85,7 +85,7 @@ def fused_recurrent_gated_delta_rule(q, k, v, g, beta=None, scale=None, initial_
                              use_qk_l2norm_in_kernel)
 
 
-@_drop_in.explained(A_log=1, a=2, b=2, dt_bias=1, q=4, k=4, v=4, initial_state=4, cu_seqlens=1,
+@_drop_in.explained(q=4, k=4, v=4, A_log=1, a=2, b=2, dt_bias=1, initial_state=4, cu_seqlens=1,
                     ssm_state_indices=1)
 @renamed(g="a", beta="b", state="initial_state", read_slots="ssm_state_indices")
 def fused_sigmoid_gating_delta_rule_update(A_log, a, b, dt_bias, q, k, v, beta=1.0, threshold=20.0,
@@ -110,8 +110,8 @@ def fused_sigmoid_gating_delta_rule_update(A_log, a, b, dt_bias, q, k, v, beta=1
                              **_drop_in.RAW_GATES)
 
 
-@_drop_in.explained(mixed_qkv=2, a=2, b=2, A_log=1, dt_bias=1, initial_state=4, out=4,
-                    ssm_state_indices=1)
+@_drop_in.explained(mixed_qkv=2, a=2, b=2, A_log=1, initial_state=4, out=4, ssm_state_indices=1,
+                    dt_bias=1)
 @renamed(q="mixed_qkv", k="mixed_qkv", v="mixed_qkv", g="a", beta="b", state="initial_state",
          read_slots="ssm_state_indices")
 def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bias, scale,
@@ -162,7 +162,7 @@ def _conv_slots(slots, null_block_id):
     return dict(read_slots=slots)
 
 
-@_drop_in.explained(x=2, weight=2, bias=1, conv_states=3, query_start_loc=1, cache_indices=1,
+@_drop_in.explained(x=2, weight=2, conv_states=3, query_start_loc=1, bias=1, cache_indices=1,
                     has_initial_state=1)
 @renamed(state="conv_states", cu_seqlens="query_start_loc", read_slots="cache_indices")
 def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indices=None,

@@ -269,3 +269,6 @@ def test_types_have_the_methods_of_a_context():
     for op in gdn._OPS:
         assert f"    def {op}(self" in methods, op
         assert callable(getattr(gdn.Context, op)), op
+    assert gdn.Context.summary_apply.__doc__ == (
+        "gdn_summary_apply: computes S_out = M S_in + U; fields of gdn_summary_apply_args.")
+    assert gdn.Context.decode.__doc__.endswith("drafts included; fields of gdn_rule_args.")

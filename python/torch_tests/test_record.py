@@ -146,6 +146,9 @@ def test_slots_that_are_no_tensors():
                 call(wrong)
     with pytest.raises(TypeError, match="^slots: NoneType, wanted"):
         record.clear(None)
+    record.count = record.count.to("meta")
+    with pytest.raises(RuntimeError, match="record_count: on meta"):
+        record.fold(None)
 
 
 def test_refusals():

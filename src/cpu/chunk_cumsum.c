@@ -9,7 +9,7 @@ struct run_arg {
 };
 
 /* Runs one chunk, all heads. */
-static void run_item(void *arg, int64_t item, int thread)
+static void run_chunk_cumsum_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct run_arg *r = arg;
@@ -27,7 +27,7 @@ static void run_item(void *arg, int64_t item, int thread)
     }
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_chunk_cumsum(gdn_ctx *ctx, void *call)
 {
     struct gdn_cumsum_call *c = call;
     (void)ctx;
@@ -35,14 +35,14 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_chunk_cumsum(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_cumsum_call *c = call;
     const struct run_arg arg = { c, ctx->kr };
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->args.chunk_size, memory, &c->plan, &c->list));
-    gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list), run_item, (void *)&arg);
+    gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list), run_chunk_cumsum_item, (void *)&arg);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->out, c->H, 1);
     return gdn_note_kernel(ctx, c->base.op, "load_row");
 }
 
-const struct gdn_op_backend gdn_cpu_op_chunk_cumsum = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_chunk_cumsum = { plan_chunk_cumsum, run_chunk_cumsum };

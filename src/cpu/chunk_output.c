@@ -162,7 +162,7 @@ static void run_tokens(const struct block *b, int from, int to)
     for (int i = 0; i < b->c->n_strips; i++) run_strip(b, i, from, to);
 }
 
-static void run_item(void *arg, int64_t item, int thread)
+static void run_chunk_output_item(void *arg, int64_t item, int thread)
 {
     const struct run_arg *a = arg;
     const struct gdn_output_call *c = a->call;
@@ -187,7 +187,7 @@ static void run_item(void *arg, int64_t item, int thread)
     }
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_chunk_output(gdn_ctx *ctx, void *call)
 {
     struct gdn_output_call *c = call;
     struct scratch none;
@@ -198,16 +198,17 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_chunk_output(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_output_call *c = call;
     const gdn_chunk_output_args *a = &c->args;
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->C, memory, &c->plan, &c->list));
     TRY(gdn_stage_check_states(ctx, &a->states, gdn_chunk_total(&c->list)));
     struct run_arg arg = { c, ctx->kr, (char *)memory + c->plan_bytes };
-    gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list) * c->rule.H, run_item, &arg);
+    gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list) * c->rule.H, run_chunk_output_item,
+                     &arg);
     gdn_plan_zero_rest(&c->plan, &c->tokens, &c->rule.out, c->rule.H, c->rule.V);
     return gdn_note_kernel(ctx, c->base.op, "strip_mul chunk_solve chunk_update");
 }
 
-const struct gdn_op_backend gdn_cpu_op_chunk_output = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_chunk_output = { plan_chunk_output, run_chunk_output };

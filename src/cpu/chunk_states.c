@@ -102,7 +102,7 @@ static void run_chunk(const struct strip *p, const struct gdn_chunk *chunk)
     }
 }
 
-static void run_item(void *arg, int64_t item, int thread)
+static void run_chunk_states_item(void *arg, int64_t item, int thread)
 {
     const struct run_arg *a = arg;
     const struct gdn_states_call *c = a->call;
@@ -127,7 +127,7 @@ static void run_item(void *arg, int64_t item, int thread)
     if (to.data) gdn_store_strip(s.S, kr, to, K, p.col, p.n, s.turn);
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_chunk_states(gdn_ctx *ctx, void *call)
 {
     struct gdn_states_call *c = call;
     struct scratch none;
@@ -137,7 +137,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_chunk_states(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_states_call *c = call;
     const gdn_chunk_states_args *a = &c->args;
@@ -145,8 +145,8 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     if (a->states.data) TRY(gdn_stage_check_states(ctx, &a->states, gdn_chunk_total(&c->list)));
     struct run_arg arg = { c, ctx->kr, (char *)memory + c->plan_bytes };
     const int64_t n_strips = (c->rule.V + ctx->kr->strip - 1) / ctx->kr->strip;
-    gdn_parallel_for(ctx->threads, c->plan.B * c->rule.H * n_strips, run_item, &arg);
+    gdn_parallel_for(ctx->threads, c->plan.B * c->rule.H * n_strips, run_chunk_states_item, &arg);
     return gdn_note_kernel(ctx, c->base.op, "strip_mul chunk_update");
 }
 
-const struct gdn_op_backend gdn_cpu_op_chunk_states = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_chunk_states = { plan_chunk_states, run_chunk_states };

@@ -210,7 +210,7 @@ static void load_keys(struct scratch *s, const struct gdn_uw_call *c, const stru
 }
 
 /* Runs one chunk, the heads of one key. */
-static void run_item(void *arg, int64_t item, int thread)
+static void run_chunk_uw_item(void *arg, int64_t item, int thread)
 {
     const struct run_arg *a = arg;
     const struct gdn_uw_call *c = a->call;
@@ -228,7 +228,7 @@ static void run_item(void *arg, int64_t item, int thread)
     }
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_chunk_uw(gdn_ctx *ctx, void *call)
 {
     struct gdn_uw_call *c = call;
     struct scratch none;
@@ -240,15 +240,16 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_chunk_uw(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_uw_call *c = call;
     TRY(gdn_stage_chunks(ctx, &c->tokens, c->C, memory, &c->plan, &c->list));
     struct run_arg arg = { c, ctx->kr, (char *)memory + c->plan_bytes };
-    gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list) * c->rule.n_groups, run_item, &arg);
+    gdn_parallel_for(ctx->threads, gdn_chunk_total(&c->list) * c->rule.n_groups, run_chunk_uw_item,
+                     &arg);
     for (int i = 0; i < N_OUTPUTS; i++)
         gdn_plan_zero_rest(&c->plan, &c->tokens, &c->to[i], c->rule.H, c->columns[i]);
     return gdn_note_kernel(ctx, c->base.op, "chunk_solve");
 }
 
-const struct gdn_op_backend gdn_cpu_op_chunk_uw = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_chunk_uw = { plan_chunk_uw, run_chunk_uw };

@@ -371,7 +371,7 @@ struct run {
     int64_t channels, n_blocks, n_parts; /* of an item; items: the product */
 };
 
-static void run_item(void *arg, int64_t item, int thread)
+static void run_conv1d_item(void *arg, int64_t item, int thread)
 {
     const struct run *r = arg;
     const struct gdn_conv *c = r->conv;
@@ -428,12 +428,12 @@ void gdn_conv_run(gdn_ctx *ctx, const struct gdn_conv *conv, void *scratch)
     r.n_blocks = (conv->D + r.channels - 1) / r.channels;
     r.n_parts = r.n_blocks > 0 ? (wanted + r.n_blocks - 1) / r.n_blocks : 1;
     if (r.n_parts > conv->n_seqs) r.n_parts = conv->n_seqs;
-    gdn_parallel_for(ctx->threads, r.n_blocks * r.n_parts, run_item, &r);
+    gdn_parallel_for(ctx->threads, r.n_blocks * r.n_parts, run_conv1d_item, &r);
 }
 
 /* ---- gdn_conv1d ---------------------------------------------------------------------------- */
 
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
+static gdn_status plan_conv1d(gdn_ctx *ctx, void *call)
 {
     struct gdn_conv_call *c = call;
     const size_t threads = (size_t)gdn_threads_count(ctx->threads);
@@ -442,7 +442,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_conv1d(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_conv_call *c = call;
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
@@ -455,4 +455,4 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     return gdn_note_kernel(ctx, c->base.op, "conv");
 }
 
-const struct gdn_op_backend gdn_cpu_op_conv1d = { plan_call, run_call };
+const struct gdn_op_backend gdn_cpu_op_conv1d = { plan_conv1d, run_conv1d };

@@ -62,7 +62,7 @@ static void write_beta(const struct gdn_gates_call *s, const struct piece *p)
     }
 }
 
-static void run_item(void *arg, int64_t item, int thread)
+static void run_gates_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct gdn_gates_call *s = arg;
@@ -88,14 +88,14 @@ static const char *loops_of(const gdn_gates_args *a)
     return sigmoid ? "sigmoid_row" : "gate_row sigmoid_row";
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_gates(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_gates_call *s = call;
     (void)memory;
     s->kr = ctx->kr;
-    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item,
-                     s);
+    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
+                     run_gates_item, s);
     return gdn_note_kernel(ctx, s->base.op, loops_of(&s->args));
 }
 
-const struct gdn_op_backend gdn_cpu_op_gates = { .run = run };
+const struct gdn_op_backend gdn_cpu_op_gates = { .run = run_gates };

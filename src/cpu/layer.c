@@ -253,7 +253,7 @@ static void plan_windows(struct gdn_block *b)
         (struct gdn_pool_view){ .dtype = GDN_F32, .head = b->K * b->V, .ld = b->K };
 }
 
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
+static gdn_status plan_block(gdn_ctx *ctx, void *call)
 {
     struct gdn_block_call *c = call;
     struct gdn_block *b = &c->block;
@@ -281,7 +281,7 @@ static gdn_status note(gdn_ctx *ctx, struct gdn_block_call *c)
     return gdn_note_kernel(ctx, c->base.op, text);
 }
 
-static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_block(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_block_call *c = call;
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
@@ -296,4 +296,4 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     return note(ctx, c);
 }
 
-const struct gdn_op_backend gdn_cpu_op_block = { plan_call, run_call };
+const struct gdn_op_backend gdn_cpu_op_block = { plan_block, run_block };

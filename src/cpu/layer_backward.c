@@ -290,17 +290,17 @@ static const struct gdn_layer_steps steps = {
 
 /* ---- gdn_block_backward -------------------------------------------------------------------- */
 
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
+static gdn_status plan_block_backward(gdn_ctx *ctx, void *call)
 {
     const struct gdn_layer_backward_call *c = call;
     return c->plan(ctx, call, &steps);
 }
 
-static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_block_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_layer_backward_call *c = call;
     TRY(c->run(ctx, call, memory));
     return gdn_note_kernel(ctx, c->call.op, "gemm_nt transpose conv chunk_solve norm_row");
 }
 
-const struct gdn_op_backend gdn_cpu_op_block_backward = { plan_call, run_call };
+const struct gdn_op_backend gdn_cpu_op_block_backward = { plan_block_backward, run_block_backward };

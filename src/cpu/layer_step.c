@@ -33,7 +33,7 @@ static size_t lay_out(gdn_ctx *ctx, const struct gdn_step_call *m, struct buffer
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_step(gdn_ctx *ctx, void *call)
 {
     struct gdn_step_call *m = call;
     struct buffers b;
@@ -61,7 +61,7 @@ static gdn_status note(gdn_ctx *ctx, const struct gdn_step_call *m)
     return gdn_note_kernel(ctx, m->base.op, text);
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_step(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_step_call *m = call;
     const gdn_step_args *a = &m->args;
@@ -91,4 +91,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return note(ctx, m);
 }
 
-const struct gdn_op_backend gdn_cpu_op_step = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_step = { plan_step, run_step };

@@ -68,7 +68,7 @@ void gdn_norm_rows(const struct gdn_norm_job *s, int64_t first, int64_t end)
     }
 }
 
-static void run_item(void *arg, int64_t item, int thread)
+static void run_norm_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct gdn_norm_job *s = arg;
@@ -76,7 +76,7 @@ static void run_item(void *arg, int64_t item, int thread)
     gdn_norm_rows(s, first, end < s->n_rows ? end : s->n_rows);
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_norm(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_norm_call *c = call;
     struct gdn_norm_job *s = &c->job;
@@ -85,10 +85,10 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     gdn_merge_rows(&s->x);
     if (s->z.data) gdn_merge_rows(&s->z);
     gdn_merge_rows(&s->out);
-    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item,
-                     s);
+    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
+                     run_norm_item, s);
     return gdn_note_kernel(ctx, c->base.op, "dot norm_row");
 }
 
-const struct gdn_op_backend gdn_cpu_op_l2norm = { .run = run };
-const struct gdn_op_backend gdn_cpu_op_rmsnorm_gated = { .run = run };
+const struct gdn_op_backend gdn_cpu_op_l2norm = { .run = run_norm };
+const struct gdn_op_backend gdn_cpu_op_rmsnorm_gated = { .run = run_norm };

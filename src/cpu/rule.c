@@ -7,7 +7,7 @@
 #include "cpu/record/record.h"
 #include "cpu/rule.h"
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_rule(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct gdn_rule *r = &c->rule;
@@ -24,7 +24,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_rule(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_rule_call *c = call;
     struct gdn_rule *r = &c->rule;
@@ -56,5 +56,5 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_note_kernel(ctx, c->base.op, gdn_rule_loops(r));
 }
 
-const struct gdn_op_backend gdn_cpu_op_prefill = { plan, run };
-const struct gdn_op_backend gdn_cpu_op_decode = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_prefill = { plan_rule, run_rule };
+const struct gdn_op_backend gdn_cpu_op_decode = { plan_rule, run_rule };

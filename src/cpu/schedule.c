@@ -164,7 +164,7 @@ struct run_arg {
     int64_t first; /* the longest sequence, which is begun first */
 };
 
-static void run_item(void *arg, int64_t i, int thread)
+static void run_rule_item(void *arg, int64_t i, int thread)
 {
     const struct run_arg *a = arg;
     const struct gdn_rule *r = a->rule;
@@ -185,5 +185,5 @@ void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch)
     struct gdn_rule r = *rule;
     gdn_rule_cut(&r, ctx->kr, gdn_threads_count(ctx->threads)); /* now by lengths: no coarser */
     struct run_arg arg = { &r, ctx->kr, scratch, gdn_rule_scratch(&r, ctx->kr), longest_seq(&r) };
-    gdn_parallel_for(ctx->threads, gdn_rule_items(&r), run_item, &arg);
+    gdn_parallel_for(ctx->threads, gdn_rule_items(&r), run_rule_item, &arg);
 }

@@ -98,7 +98,7 @@ static void copy_scales(const struct gdn_state_move *m, int64_t from, int64_t to
 }
 
 /* Runs an item: one head, or GDN_STATE_CHANNELS channels. */
-static void run_item(void *arg, int64_t item, int thread)
+static void run_state_copy_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct gdn_state_move *m = arg;
@@ -145,7 +145,7 @@ static const char *loops_of(const struct gdn_state_move *m)
     return names[tiled][(other && from.dtype != GDN_F32) + 2 * (other && to.dtype != GDN_F32)];
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_state_copy(gdn_ctx *ctx, void *call)
 {
     struct gdn_state_call *c = call;
     c->move.kr = ctx->kr;
@@ -153,12 +153,13 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_state_copy(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_state_call *c = call;
     TRY(gdn_state_check_slots(ctx, &c->move, memory));
-    gdn_parallel_for(ctx->threads, c->move.n_pairs * c->move.n_parts, run_item, &c->move);
+    gdn_parallel_for(ctx->threads, c->move.n_pairs * c->move.n_parts, run_state_copy_item,
+                     &c->move);
     return gdn_note_kernel(ctx, c->base.op, loops_of(&c->move));
 }
 
-const struct gdn_op_backend gdn_cpu_op_state_copy = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_state_copy = { plan_state_copy, run_state_copy };

@@ -39,7 +39,7 @@ static void run_rule(gdn_ctx *ctx, const struct gdn_summary_call *c, struct gdn_
         if (r->seqs[b].n_tokens == 0) write_empty(r, ctx->kr, b, start);
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_summary(gdn_ctx *ctx, void *call)
 {
     struct gdn_summary_call *c = call;
     const size_t K = (size_t)c->offset.K;
@@ -58,7 +58,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_summary_call *c = call;
     struct gdn_rule *m = &c->transition;
@@ -78,4 +78,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_note_kernel(ctx, c->base.op, gdn_rule_loops(c->args.M.data ? m : &c->offset));
 }
 
-const struct gdn_op_backend gdn_cpu_op_summary = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_summary = { plan_summary, run_summary };

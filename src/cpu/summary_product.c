@@ -55,7 +55,7 @@ struct run_arg {
     size_t thread_bytes;
 };
 
-static void run_item(void *arg, int64_t item, int thread)
+static void run_product_item(void *arg, int64_t item, int thread)
 {
     const struct run_arg *r = arg;
     const struct gdn_product *a = r->product;
@@ -85,7 +85,7 @@ static void run_item(void *arg, int64_t item, int thread)
     gdn_store_strip(c.S, kr, gdn_place_of(&a->out, b, h, 0), a->K, col, n, c.rows);
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_product(gdn_ctx *ctx, void *call)
 {
     struct gdn_product_call *c = call;
     const size_t threads = (size_t)gdn_threads_count(ctx->threads);
@@ -99,25 +99,25 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_product_call *c = call;
     const size_t thread = c->base.bytes / (size_t)gdn_threads_count(ctx->threads);
     for (int i = 0; i < c->n; i++) {
         const struct gdn_product *a = &c->product[i];
         struct run_arg arg = { a, ctx->kr, memory, thread };
-        gdn_parallel_for(ctx->threads, a->B * a->H * a->n_strips, run_item, &arg);
+        gdn_parallel_for(ctx->threads, a->B * a->H * a->n_strips, run_product_item, &arg);
     }
     return gdn_note_kernel(ctx, c->base.op, "strip_mul");
 }
 
-static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_summary_fold(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_product_call *c = call;
     TRY(gdn_product_check_order(ctx, &c->product[0]));
-    return run(ctx, call, memory);
+    return run_product(ctx, call, memory);
 }
 
-const struct gdn_op_backend gdn_cpu_op_summary_compose = { plan, run };
-const struct gdn_op_backend gdn_cpu_op_summary_apply = { plan, run };
-const struct gdn_op_backend gdn_cpu_op_summary_fold = { plan, run_fold };
+const struct gdn_op_backend gdn_cpu_op_summary_compose = { plan_product, run_product };
+const struct gdn_op_backend gdn_cpu_op_summary_apply = { plan_product, run_product };
+const struct gdn_op_backend gdn_cpu_op_summary_fold = { plan_product, run_summary_fold };

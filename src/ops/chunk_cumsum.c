@@ -7,7 +7,7 @@
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_chunk_cumsum(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_cumsum_call *c = call;
     *c = (struct gdn_cumsum_call){ 0 };
@@ -30,4 +30,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(CHUNK_CUMSUM, chunk_cumsum, gdn_chunk_cumsum_args, describe, struct gdn_cumsum_call)
+GDN_OP_ENTRY(CHUNK_CUMSUM, chunk_cumsum, gdn_chunk_cumsum_args, struct gdn_cumsum_call)

@@ -28,7 +28,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_output_call *c)
     return gdn_check_written(ctx, GDN_OP_CHUNK_OUTPUT, a, &c->plan.batch);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_chunk_output(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_output_call *c = call;
     *c = (struct gdn_output_call){ 0 };
@@ -50,4 +50,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(CHUNK_OUTPUT, chunk_output, gdn_chunk_output_args, describe, struct gdn_output_call)
+GDN_OP_ENTRY(CHUNK_OUTPUT, chunk_output, gdn_chunk_output_args, struct gdn_output_call)

@@ -26,7 +26,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_states_call *c)
     return gdn_check_written(ctx, GDN_OP_CHUNK_STATES, a, &c->plan.batch);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_chunk_states(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_states_call *c = call;
     *c = (struct gdn_states_call){ 0 };
@@ -49,4 +49,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(CHUNK_STATES, chunk_states, gdn_chunk_states_args, describe, struct gdn_states_call)
+GDN_OP_ENTRY(CHUNK_STATES, chunk_states, gdn_chunk_states_args, struct gdn_states_call)

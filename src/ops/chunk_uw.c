@@ -39,7 +39,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_uw_call *c)
     return gdn_check_written(ctx, GDN_OP_CHUNK_UW, a, &c->plan.batch);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_chunk_uw(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_uw_call *c = call;
     *c = (struct gdn_uw_call){ 0 };
@@ -62,4 +62,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(CHUNK_UW, chunk_uw, gdn_chunk_uw_args, describe, struct gdn_uw_call)
+GDN_OP_ENTRY(CHUNK_UW, chunk_uw, gdn_chunk_uw_args, struct gdn_uw_call)

@@ -112,7 +112,7 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_conv_call *c)
     return gdn_check_written(ctx, GDN_OP_CONV1D, a, &c->plan.batch);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_conv1d(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_conv_call *c = call;
     const gdn_conv1d_args *a = &c->args;
@@ -137,5 +137,5 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(CONV1D, conv1d, gdn_conv1d_args, describe, struct gdn_conv_call)
+GDN_OP_ENTRY(CONV1D, conv1d, gdn_conv1d_args, struct gdn_conv_call)
 GDN_OP_PART(conv1d, gdn_conv1d_args, struct gdn_conv_call)

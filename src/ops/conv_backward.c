@@ -64,7 +64,7 @@ static struct gdn_conv_view view_of(const gdn_tensor *t, int64_t length)
                                    .length = length };
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_conv1d_backward(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_conv_backward_call *c = call;
     const gdn_conv1d_backward_args *a = &c->args;
@@ -94,6 +94,6 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(CONV1D_BACKWARD, conv1d_backward, gdn_conv1d_backward_args, describe,
+GDN_OP_ENTRY(CONV1D_BACKWARD, conv1d_backward, gdn_conv1d_backward_args,
              struct gdn_conv_backward_call)
 GDN_OP_PART(conv1d_backward, gdn_conv1d_backward_args, struct gdn_conv_backward_call)

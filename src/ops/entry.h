@@ -35,20 +35,20 @@ gdn_status gdn_entry_call(gdn_ctx *ctx, const struct gdn_entry *entry, const voi
 gdn_status gdn_entry_check(gdn_ctx *ctx, const struct gdn_entry *entry, const void *args,
                            void *call, size_t *bytes);
 
-/* Defines gdn_<name>() and gdn_<name>_check() for a row of ops.def. `type` is the struct of the
- * caller, `call_type` the checked call, `base` its first field. */
-#define GDN_OP_ENTRY(NUMBER, name, type, describe, call_type)                          \
-    _Static_assert(offsetof(call_type, base) == 0, "a call begins with its base");     \
-    static const struct gdn_entry entry_##name = { #name, GDN_OP_##NUMBER, describe }; \
-    gdn_status gdn_##name(gdn_ctx *ctx, const type *args)                              \
-    {                                                                                  \
-        call_type call;                                                                \
-        return gdn_entry_call(ctx, &entry_##name, args, &call);                        \
-    }                                                                                  \
-    gdn_status gdn_##name##_check(gdn_ctx *ctx, const type *args, size_t *bytes)       \
-    {                                                                                  \
-        call_type call;                                                                \
-        return gdn_entry_check(ctx, &entry_##name, args, &call, bytes);                \
+/* Defines gdn_<name>() and gdn_<name>_check() for a row of ops.def; describe_<name>() is the file's
+ * own. `type` is the caller's struct, `call_type` the checked call, `base` its first field. */
+#define GDN_OP_ENTRY(NUMBER, name, type, call_type)                                           \
+    _Static_assert(offsetof(call_type, base) == 0, "a call begins with its base");            \
+    static const struct gdn_entry entry_##name = { #name, GDN_OP_##NUMBER, describe_##name }; \
+    gdn_status gdn_##name(gdn_ctx *ctx, const type *args)                                     \
+    {                                                                                         \
+        call_type call;                                                                       \
+        return gdn_entry_call(ctx, &entry_##name, args, &call);                               \
+    }                                                                                         \
+    gdn_status gdn_##name##_check(gdn_ctx *ctx, const type *args, size_t *bytes)              \
+    {                                                                                         \
+        call_type call;                                                                       \
+        return gdn_entry_check(ctx, &entry_##name, args, &call, bytes);                       \
     }
 
 /* As a part of another op's call: describes, plans and runs without the frame of its own. */

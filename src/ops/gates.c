@@ -55,7 +55,7 @@ static gdn_status check_fields(gdn_ctx *ctx, const gdn_gates_args *a)
     return GDN_OK;
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_gates(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_gates_call *s = call;
     const gdn_gates_args *a = &s->args;
@@ -78,5 +78,5 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(GATES, gates, gdn_gates_args, describe, struct gdn_gates_call)
+GDN_OP_ENTRY(GATES, gates, gdn_gates_args, struct gdn_gates_call)
 GDN_OP_PART(gates, gdn_gates_args, struct gdn_gates_call)

@@ -35,7 +35,7 @@ static gdn_status check_present(gdn_ctx *ctx, const gdn_gates_backward_args *a)
     return GDN_OK;
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_gates_backward(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_gates_backward_call *s = call;
     const gdn_gates_backward_args *a = &s->args;
@@ -59,5 +59,5 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(GATES_BACKWARD, gates_backward, gdn_gates_backward_args, describe,
+GDN_OP_ENTRY(GATES_BACKWARD, gates_backward, gdn_gates_backward_args,
              struct gdn_gates_backward_call)

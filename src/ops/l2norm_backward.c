@@ -7,7 +7,7 @@
 #include "ops/op_table.h"
 #include "ops/tensors.h"
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_l2norm_backward(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_l2norm_backward *s = call;
     gdn_l2norm_backward_args *a = &s->args;
@@ -24,5 +24,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(L2NORM_BACKWARD, l2norm_backward, gdn_l2norm_backward_args, describe,
-             struct gdn_l2norm_backward)
+GDN_OP_ENTRY(L2NORM_BACKWARD, l2norm_backward, gdn_l2norm_backward_args, struct gdn_l2norm_backward)

@@ -48,11 +48,11 @@ static gdn_status describe_l2norm(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(L2NORM, l2norm, gdn_l2norm_args, describe_l2norm, struct gdn_norm_call)
+GDN_OP_ENTRY(L2NORM, l2norm, gdn_l2norm_args, struct gdn_norm_call)
 
 /* ---- Gated RMSNorm ------------------------------------------------------------------------- */
 
-static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_rmsnorm_gated(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_norm_call *c = call;
     struct gdn_norm_job *s = &c->job;
@@ -69,6 +69,5 @@ static gdn_status describe_rmsnorm(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(RMSNORM_GATED, rmsnorm_gated, gdn_rmsnorm_gated_args, describe_rmsnorm,
-             struct gdn_norm_call)
+GDN_OP_ENTRY(RMSNORM_GATED, rmsnorm_gated, gdn_rmsnorm_gated_args, struct gdn_norm_call)
 GDN_OP_PART(rmsnorm_gated, gdn_rmsnorm_gated_args, struct gdn_norm_call)

@@ -145,7 +145,7 @@ static void fill(struct gdn_backward_call *c)
     w->adds = a->flags & GDN_ACCUMULATE;
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_prefill_backward(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_backward_call *c = call;
     *c = (struct gdn_backward_call){ 0 };
@@ -162,6 +162,6 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(PREFILL_BACKWARD, prefill_backward, gdn_prefill_backward_args, describe,
+GDN_OP_ENTRY(PREFILL_BACKWARD, prefill_backward, gdn_prefill_backward_args,
              struct gdn_backward_call)
 GDN_OP_PART(prefill_backward, gdn_prefill_backward_args, struct gdn_backward_call)

@@ -177,7 +177,7 @@ static int64_t gate_size(const gdn_tensor *record_g, int64_t K)
 
 /* ---- Commit -------------------------------------------------------------------------------- */
 
-static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_record_commit(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_commit_call *m = call;
     *m = (struct gdn_commit_call){ 0 };
@@ -206,12 +206,11 @@ static gdn_status describe_commit(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(RECORD_COMMIT, record_commit, gdn_record_commit_args, describe_commit,
-             struct gdn_commit_call)
+GDN_OP_ENTRY(RECORD_COMMIT, record_commit, gdn_record_commit_args, struct gdn_commit_call)
 
 /* ---- Fold ---------------------------------------------------------------------------------- */
 
-static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_record_fold(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_fold_call *m = call;
     *m = (struct gdn_fold_call){ 0 };
@@ -264,4 +263,4 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     return gdn_check_open_rows(ctx, &a->record_k);
 }
 
-GDN_OP_ENTRY(RECORD_FOLD, record_fold, gdn_record_fold_args, describe_fold, struct gdn_fold_call)
+GDN_OP_ENTRY(RECORD_FOLD, record_fold, gdn_record_fold_args, struct gdn_fold_call)

@@ -16,7 +16,7 @@ static gdn_status check_present(gdn_ctx *ctx, const gdn_rmsnorm_gated_backward_a
     return GDN_OK;
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_rmsnorm_gated_backward(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_rmsnorm_backward *s = call;
     gdn_rmsnorm_gated_backward_args *a = &s->args;
@@ -35,5 +35,5 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
 }
 
 GDN_OP_ENTRY(RMSNORM_GATED_BACKWARD, rmsnorm_gated_backward, gdn_rmsnorm_gated_backward_args,
-             describe, struct gdn_rmsnorm_backward)
+             struct gdn_rmsnorm_backward)
 GDN_OP_PART(rmsnorm_gated_backward, gdn_rmsnorm_gated_backward_args, struct gdn_rmsnorm_backward)

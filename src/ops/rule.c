@@ -254,6 +254,6 @@ static gdn_status describe_decode(gdn_ctx *ctx, const void *args, void *call)
     return describe(ctx, args, true, call);
 }
 
-GDN_OP_ENTRY(PREFILL, prefill, gdn_rule_args, describe_prefill, struct gdn_rule_call)
-GDN_OP_ENTRY(DECODE, decode, gdn_rule_args, describe_decode, struct gdn_rule_call)
+GDN_OP_ENTRY(PREFILL, prefill, gdn_rule_args, struct gdn_rule_call)
+GDN_OP_ENTRY(DECODE, decode, gdn_rule_args, struct gdn_rule_call)
 GDN_OP_PART(prefill, gdn_rule_args, struct gdn_rule_call)

@@ -198,7 +198,7 @@ static struct gdn_state_move named(void)
                                     .to_slots_name = "to_slots" };
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_state_copy(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_state_call *c = call;
     c->move = named();
@@ -207,5 +207,5 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(STATE_COPY, state_copy, gdn_state_copy_args, describe, struct gdn_state_call)
+GDN_OP_ENTRY(STATE_COPY, state_copy, gdn_state_copy_args, struct gdn_state_call)
 GDN_OP_PART(state_copy, gdn_state_copy_args, struct gdn_state_call)

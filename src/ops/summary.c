@@ -91,7 +91,7 @@ static void fill_rules(struct gdn_summary_call *c)
     m->from = (struct gdn_pool_view){ .dtype = GDN_F32, .k_first = M.k_first, .ld = m->K };
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_summary(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_summary_call *c = call;
     *c = (struct gdn_summary_call){ 0 };
@@ -107,5 +107,5 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(SUMMARY, summary, gdn_summary_args, describe, struct gdn_summary_call)
+GDN_OP_ENTRY(SUMMARY, summary, gdn_summary_args, struct gdn_summary_call)
 GDN_OP_PART(summary, gdn_summary_args, struct gdn_summary_call)

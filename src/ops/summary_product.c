@@ -77,7 +77,7 @@ static gdn_status check_presence(gdn_ctx *ctx, const gdn_summary_compose_args *a
     return GDN_OK;
 }
 
-static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_summary_compose(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_product_call *c = call;
     gdn_summary_compose_args own, *a = &own;
@@ -103,7 +103,7 @@ static gdn_status describe_compose(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-static gdn_status describe_apply(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_summary_apply(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_product_call *c = call;
     gdn_summary_apply_args own, *a = &own;
@@ -149,7 +149,7 @@ static gdn_status describe_order(gdn_ctx *ctx, const gdn_summary_fold_args *a,
     return GDN_OK;
 }
 
-static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_summary_fold(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_product_call *c = call;
     gdn_summary_fold_args own, *a = &own;
@@ -167,10 +167,7 @@ static gdn_status describe_fold(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(SUMMARY_COMPOSE, summary_compose, gdn_summary_compose_args, describe_compose,
-             struct gdn_product_call)
-GDN_OP_ENTRY(SUMMARY_APPLY, summary_apply, gdn_summary_apply_args, describe_apply,
-             struct gdn_product_call)
-GDN_OP_ENTRY(SUMMARY_FOLD, summary_fold, gdn_summary_fold_args, describe_fold,
-             struct gdn_product_call)
+GDN_OP_ENTRY(SUMMARY_COMPOSE, summary_compose, gdn_summary_compose_args, struct gdn_product_call)
+GDN_OP_ENTRY(SUMMARY_APPLY, summary_apply, gdn_summary_apply_args, struct gdn_product_call)
+GDN_OP_ENTRY(SUMMARY_FOLD, summary_fold, gdn_summary_fold_args, struct gdn_product_call)
 GDN_OP_PART(summary_fold, gdn_summary_fold_args, struct gdn_product_call)

@@ -59,9 +59,9 @@ def renamed(**names):
 
 
 def explained_by(explain):
-    """Marks a function: if a call fails as it does with wrong arguments, explain(bound arguments)
-    first has a chance to raise an error that names the argument. A call that succeeds pays for no
-    check, and if Python itself refuses the arguments, its error stays."""
+    """Marks a function: if a call fails as it does with wrong arguments, explain(bound arguments,
+    error) first has a chance to raise an error that names the argument. A call that succeeds pays
+    for no check, and if Python itself refuses the arguments, its error stays."""
 
     def mark(function):
         signature = inspect.signature(function)
@@ -70,13 +70,13 @@ def explained_by(explain):
         def call(*args, **kwargs):
             try:
                 return function(*args, **kwargs)
-            except (AttributeError, IndexError, RuntimeError, TypeError):
+            except (AttributeError, IndexError, RuntimeError, TypeError) as error:
                 try:
                     bound = signature.bind(*args, **kwargs)
                 except TypeError:
                     bound = None
                 if bound is not None:
-                    explain(bound)
+                    explain(bound, error)
                 raise
 
         return call
@@ -87,4 +87,4 @@ def explained_by(explain):
 def named(op, **least):
     """Marks a function of the operator. least: the tensors that the function itself needs, and how
     many dimensions it takes for granted."""
-    return explained_by(lambda bound: _explain(op, least, bound))
+    return explained_by(lambda bound, error: _explain(op, least, bound))

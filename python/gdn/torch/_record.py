@@ -7,14 +7,16 @@ import gdn
 import torch
 
 from . import _block, _functions
-from ._named import explained_by
+from ._named import explained_by, needed_by
 from ._operators import overload
 
 
-def _explain_slots(bound):
+def _explain_slots(bound, error):
     """Raises an error that names the argument which is no tensor of slots."""
     for name, x in bound.arguments.items():
-        if name != "self" and not isinstance(x, torch.Tensor):
+        if name == "self" or (x is None and name not in needed_by(bound.signature)):
+            continue
+        if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor of slots")
 
 

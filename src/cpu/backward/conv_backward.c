@@ -219,7 +219,7 @@ struct run {
     const struct gdn_kernels *kr;
 };
 
-static void run_item(void *arg, int64_t item, int thread)
+static void run_conv1d_backward_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct run *r = arg;
@@ -238,12 +238,13 @@ static void run_item(void *arg, int64_t item, int thread)
 static void run_all(gdn_ctx *ctx, const struct gdn_conv_backward *conv)
 {
     struct run r = { conv, ctx->kr };
-    gdn_parallel_for(ctx->threads, (conv->D + CHANNELS - 1) / CHANNELS, run_item, &r);
+    gdn_parallel_for(ctx->threads, (conv->D + CHANNELS - 1) / CHANNELS, run_conv1d_backward_item,
+                     &r);
 }
 
 /* ---- gdn_conv1d_backward ------------------------------------------------------------------- */
 
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
+static gdn_status plan_conv1d_backward(gdn_ctx *ctx, void *call)
 {
     struct gdn_conv_backward_call *c = call;
     (void)ctx;
@@ -251,7 +252,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_conv1d_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_conv_backward_call *c = call;
     TRY(gdn_plan_batch(ctx, &c->tokens, &c->pools, memory, &c->plan));
@@ -264,4 +265,5 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     return gdn_note_kernel(ctx, c->base.op, "conv");
 }
 
-const struct gdn_op_backend gdn_cpu_op_conv1d_backward = { plan_call, run_call };
+const struct gdn_op_backend gdn_cpu_op_conv1d_backward = { plan_conv1d_backward,
+                                                           run_conv1d_backward };

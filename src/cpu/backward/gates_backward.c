@@ -133,7 +133,7 @@ static void write_db(const struct gdn_gates_backward_call *s, const struct piece
     }
 }
 
-static void run_item(void *arg, int64_t block, int thread)
+static void run_gates_backward_item(void *arg, int64_t block, int thread)
 {
     (void)thread;
     const struct gdn_gates_backward_call *s = arg;
@@ -165,7 +165,7 @@ static void store_bias(const struct gdn_gates_backward_call *s)
     }
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_gates_backward(gdn_ctx *ctx, void *call)
 {
     struct gdn_gates_backward_call *s = call;
     s->kr = ctx->kr;
@@ -173,11 +173,11 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_gates_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_gates_backward_call *s = call;
     s->sums = s->base.bytes ? memory : NULL;
-    gdn_parallel_for(ctx->threads, s->n_blocks, run_item, s);
+    gdn_parallel_for(ctx->threads, s->n_blocks, run_gates_backward_item, s);
     gdn_store_sums(&s->args.dA_log, s->sums, s->n_blocks, gdn_gates_sums(s), s->H, s->adds);
     if (s->K)
         store_bias(s);
@@ -189,4 +189,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
                                                                        : "gate_row sigmoid_row");
 }
 
-const struct gdn_op_backend gdn_cpu_op_gates_backward = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_gates_backward = { plan_gates_backward, run_gates_backward };

@@ -75,7 +75,7 @@ static void write_row(const struct gdn_l2norm_backward *s, int64_t row, struct f
     }
 }
 
-static void run_item(void *arg, int64_t item, int thread)
+static void run_l2norm_backward_item(void *arg, int64_t item, int thread)
 {
     (void)thread;
     const struct gdn_l2norm_backward *s = arg;
@@ -86,14 +86,14 @@ static void run_item(void *arg, int64_t item, int thread)
         write_row(s, row, load_sums(s, row, &p), &p);
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_l2norm_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_l2norm_backward *s = call;
     (void)memory;
     s->kr = ctx->kr;
-    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item, run_item,
-                     s);
+    gdn_parallel_for(ctx->threads, (s->n_rows + s->rows_per_item - 1) / s->rows_per_item,
+                     run_l2norm_backward_item, s);
     return gdn_note_kernel(ctx, s->base.op, "dot add_outer");
 }
 
-const struct gdn_op_backend gdn_cpu_op_l2norm_backward = { .run = run };
+const struct gdn_op_backend gdn_cpu_op_l2norm_backward = { .run = run_l2norm_backward };

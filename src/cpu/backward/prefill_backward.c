@@ -62,7 +62,7 @@ static void zero_rest(const struct gdn_backward_call *c)
     zero_gates(c, &w->dbeta, w->dbeta_update, r->family.beta_rows ? r->K : 1, w->dbeta_channel);
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_prefill_backward(gdn_ctx *ctx, void *call)
 {
     struct gdn_backward_call *c = call;
     const size_t H = (size_t)c->work.rule.H;
@@ -80,7 +80,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_prefill_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_backward_call *c = call;
     const gdn_prefill_backward_args *a = &c->args;
@@ -104,4 +104,5 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_note_kernel(ctx, c->base.op, r->family.is ? "add_outer strip_mul" : "chunk_solve");
 }
 
-const struct gdn_op_backend gdn_cpu_op_prefill_backward = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_prefill_backward = { plan_prefill_backward,
+                                                            run_prefill_backward };

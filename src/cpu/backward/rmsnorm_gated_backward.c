@@ -99,7 +99,7 @@ static void write_row(const struct gdn_rmsnorm_backward *s, struct piece *p, str
     }
 }
 
-static void run_item(void *arg, int64_t block, int thread)
+static void run_rmsnorm_gated_backward_item(void *arg, int64_t block, int thread)
 {
     (void)thread;
     const struct gdn_rmsnorm_backward *s = arg;
@@ -112,7 +112,7 @@ static void run_item(void *arg, int64_t block, int thread)
         write_row(s, &p, load_sums(s, &p), sums);
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_rmsnorm_gated_backward(gdn_ctx *ctx, void *call)
 {
     struct gdn_rmsnorm_backward *s = call;
     gdn_rmsnorm_gated_backward_args *a = &s->args;
@@ -124,13 +124,14 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_rmsnorm_gated_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_rmsnorm_backward *s = call;
     s->sums = s->base.bytes ? memory : NULL;
-    gdn_parallel_for(ctx->threads, s->n_blocks, run_item, s);
+    gdn_parallel_for(ctx->threads, s->n_blocks, run_rmsnorm_gated_backward_item, s);
     gdn_store_sums(&s->args.dweight, s->sums, s->n_blocks, s->D, s->D, s->adds);
     return gdn_note_kernel(ctx, s->base.op, "dot norm_row add_outer slope_row");
 }
 
-const struct gdn_op_backend gdn_cpu_op_rmsnorm_gated_backward = { plan, run };
+const struct gdn_op_backend gdn_cpu_op_rmsnorm_gated_backward = { plan_rmsnorm_gated_backward,
+                                                                  run_rmsnorm_gated_backward };

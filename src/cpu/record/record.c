@@ -86,7 +86,7 @@ static void commit_item(void *arg, int64_t item, int thread)
     }
 }
 
-static gdn_status plan_commit(gdn_ctx *ctx, void *call)
+static gdn_status plan_record_commit(gdn_ctx *ctx, void *call)
 {
     struct gdn_commit_call *m = call;
     (void)ctx;
@@ -94,7 +94,7 @@ static gdn_status plan_commit(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_record_commit(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_commit_call *m = call;
     const gdn_record_commit_args *a = &m->args;
@@ -112,7 +112,7 @@ static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
     return gdn_note_kernel(ctx, m->base.op, "");
 }
 
-const struct gdn_op_backend gdn_cpu_op_record_commit = { plan_commit, run_commit };
+const struct gdn_op_backend gdn_cpu_op_record_commit = { plan_record_commit, run_record_commit };
 
 /* ---- Fold ---------------------------------------------------------------------------------- */
 
@@ -188,7 +188,7 @@ static size_t scratch_of(const struct gdn_ctx *ctx, const struct gdn_rule *r)
     return r->split ? gdn_open_scratch(r, ctx->kr) : gdn_record_fold_scratch(r);
 }
 
-static gdn_status plan_fold(gdn_ctx *ctx, void *call)
+static gdn_status plan_record_fold(gdn_ctx *ctx, void *call)
 {
     struct gdn_fold_call *m = call;
     if (m->rule.split) {
@@ -201,7 +201,7 @@ static gdn_status plan_fold(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_record_fold(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_fold_call *m = call;
     const struct fold f = { .rule = &m->rule,
@@ -221,4 +221,4 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
     return gdn_note_kernel(ctx, m->base.op, "add_outer");
 }
 
-const struct gdn_op_backend gdn_cpu_op_record_fold = { plan_fold, run_fold };
+const struct gdn_op_backend gdn_cpu_op_record_fold = { plan_record_fold, run_record_fold };

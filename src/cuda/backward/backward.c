@@ -570,7 +570,7 @@ static bool is_family(enum gdn_backward_form form)
     return form == GDN_BACKWARD_CHUNKS || form == GDN_BACKWARD_CHANNELS;
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_prefill_backward(gdn_ctx *ctx, void *call)
 {
     struct gdn_backward_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -628,16 +628,17 @@ static gdn_status run_gdn(gdn_ctx *ctx, struct planned *p, void *memory, void *s
     return launch_all(ctx, p, stream);
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_prefill_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_backward_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
     const struct gdn_plan_pools pools = { -1, -1, c->pools.checkpoint, false, false };
     const bool by_channels = is_family(p->form);
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &pools, c->base.stream));
-    gdn_cuda_backward_log(ctx, by_channels ? &p->channels.base : &p->args);
+    gdn_cuda_backward_log(ctx, by_channels ? &p->channels.base : &p->args, p->form);
     return by_channels ? gdn_cuda_channels_run(ctx, &p->channels, memory, c->base.stream)
                        : run_gdn(ctx, p, memory, c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_prefill_backward = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_prefill_backward = { plan_prefill_backward,
+                                                             run_prefill_backward };

@@ -20,12 +20,26 @@ static bool are_whole(const struct gdn_rows *r, int dtype)
     return r->dtype == dtype && are_aligned(r, 16);
 }
 
-/* why_not_tiles() returns why no kernel on tensor cores takes the call. If it has no reason,
- * why_not_sm90() and why_not_portable() return why that form does not. NULL: it does. */
-static const char *why_not_tiles(const struct gdn_cu_backward *a)
+/* Returns the part of the family that the forms of Gated DeltaNet do not take; NULL: there is
+ * none. */
+static const char *why_not_gdn(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
+{
+    (void)ctx;
+    const struct gdn_family *f = &a->rule.family;
+    if (f->g_rows) return "g has a number per channel";
+    if (f->beta_rows) return "beta has a number per channel";
+    if (f->write.data) return "there is a write gate";
+    if (f->is) return "a token has several updates";
+    return a->rule.gate == GDN_GATE_RAW && !a->rule.A_log.data ? "A_log is absent" : NULL;
+}
+
+/* Returns why no form of Gated DeltaNet on tensor cores takes the call; NULL: one may. */
+static const char *why_not_tiles(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;
     const int dtype = a->q.dtype;
+    const char *why = why_not_gdn(ctx, a);
+    if (why) return why;
     if (dtype == GDN_F32) return "q is float32";
     if (r->K % 8 || r->V % 8) return "K or V is no multiple of 8";
     if (r->Hq != r->Hk || r->Hv != r->H) return "q has more heads than k, or v fewer than q";
@@ -38,6 +52,8 @@ static const char *why_not_tiles(const struct gdn_cu_backward *a)
 static const char *why_not_sm90(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
     const struct gdn_cu_rule *r = &a->rule;
+    const char *why = why_not_tiles(ctx, a);
+    if (why) return why;
     if (gdn_cuda_is_off(ctx, GDN_CUDA_SM90_GRADIENTS)) return "it is switched off";
     if (!gdn_cuda_has_kernel(ctx, GDN_CU_backward_sm90_prepare_BF16)) return "no Hopper";
     if (!gdn_cuda_is_mapped(&r->v, &r->batch, r->H) ||
@@ -47,6 +63,8 @@ static const char *why_not_sm90(const gdn_ctx *ctx, const struct gdn_cu_backward
 }
 static const char *why_not_portable(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
+    const char *why = why_not_tiles(ctx, a);
+    if (why) return why;
     if (gdn_cuda_is_off(ctx, GDN_CUDA_PORTABLE_GRADIENTS)) return "it is switched off";
     if (a->rule.K > DEEP) return "K is above 128";
     return ctx->cuda->shared_most < GDN_CU_PORTABLE_WALK_LEAST
@@ -74,24 +92,30 @@ static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_backwa
     return ctx->cuda->shared_most < least ? "a block has too little shared memory" : NULL;
 }
 
-/* Returns the part of the family that the forms of Gated DeltaNet do not take; NULL: there is
- * none. */
-static const char *why_not_gdn(const struct gdn_cu_backward *a)
+static const char *never(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
-    const struct gdn_family *f = &a->rule.family;
-    if (f->g_rows) return "g has a number per channel";
-    if (f->beta_rows) return "beta has a number per channel";
-    if (f->write.data) return "there is a write gate";
-    if (f->is) return "a token has several updates";
-    return a->rule.gate == GDN_GATE_RAW && !a->rule.A_log.data ? "A_log is absent" : NULL;
+    (void)ctx, (void)a;
+    return NULL;
 }
+
+/* The forms, the fastest one first. why_not() returns why a form does not take the call; NULL: it
+ * does. */
+static const struct {
+    const char *name;
+    const char *(*why_not)(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
+} forms[] = {
+    [GDN_BACKWARD_SM90] = { "sm90", why_not_sm90 },
+    [GDN_BACKWARD_PORTABLE] = { "portable", why_not_portable },
+    [GDN_BACKWARD_GENERAL] = { "general", why_not_gdn },
+    [GDN_BACKWARD_CHUNKS] = { "chunks", why_not_chunks },
+    [GDN_BACKWARD_CHANNELS] = { "channels", never },
+};
 
 enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
 {
-    if (why_not_gdn(a)) return why_not_chunks(ctx, a) ? GDN_BACKWARD_CHANNELS : GDN_BACKWARD_CHUNKS;
-    if (why_not_tiles(a)) return GDN_BACKWARD_GENERAL;
-    if (!why_not_sm90(ctx, a)) return GDN_BACKWARD_SM90;
-    return why_not_portable(ctx, a) ? GDN_BACKWARD_GENERAL : GDN_BACKWARD_PORTABLE;
+    enum gdn_backward_form form = 0;
+    while (forms[form].why_not(ctx, a)) form++;
+    return form;
 }
 
 bool gdn_cuda_backward_can_fuse(const gdn_ctx *ctx, const struct gdn_cu_backward *a)
@@ -102,13 +126,12 @@ bool gdn_cuda_backward_can_fuse(const gdn_ctx *ctx, const struct gdn_cu_backward
     return r->H / r->Hk <= 2 && r->K > DEEP / 2 && r->K <= DEEP && r->V > DEEP / 2 && r->V <= DEEP;
 }
 
-void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a)
+void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a,
+                           enum gdn_backward_form form)
 {
-    const char *gdn = why_not_gdn(a), *tiles = gdn ? gdn : why_not_tiles(a);
-    const struct gdn_cuda_form list[] = { { "sm90", tiles ? tiles : why_not_sm90(ctx, a) },
-                                          { "portable", tiles ? tiles : why_not_portable(ctx, a) },
-                                          { "general", gdn },
-                                          { "chunks", why_not_chunks(ctx, a) },
-                                          { "channels", NULL } };
+    struct gdn_cuda_form list[sizeof forms / sizeof *forms];
+    if (!ctx->options.log) return;
+    for (int i = 0; i <= (int)form; i++)
+        list[i] = (struct gdn_cuda_form){ forms[i].name, forms[i].why_not(ctx, a) };
     gdn_cuda_log_forms(ctx, GDN_CUDA_GRADIENTS_CHOICE, "prefill_backward", list);
 }

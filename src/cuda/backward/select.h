@@ -23,6 +23,7 @@ enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct g
 bool gdn_cuda_backward_can_fuse(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
 
 /* Logs the form, and why those before it do not take the call. */
-void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a);
+void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a,
+                           enum gdn_backward_form form);
 
 #endif

@@ -449,7 +449,7 @@ gdn_status gdn_cuda_conv_run(gdn_ctx *ctx, struct gdn_cuda_conv_plan *p, void *e
 
 _Static_assert(sizeof(struct gdn_cuda_conv_plan) <= GDN_PLAN_ROOM, "a plan has room");
 
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
+static gdn_status plan_conv1d(gdn_ctx *ctx, void *call)
 {
     struct gdn_conv_call *c = call;
     struct gdn_cuda_conv_plan *p = GDN_PLANNED(struct gdn_cuda_conv_plan, &c->base);
@@ -459,7 +459,7 @@ static gdn_status plan_call(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_conv1d(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_conv_call *c = call;
     TRY(gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream));
@@ -467,4 +467,4 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
                              c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_conv1d = { plan_call, run_call };
+const struct gdn_op_backend gdn_cuda_op_conv1d = { plan_conv1d, run_conv1d };

@@ -25,7 +25,7 @@ static struct gdn_rows by_elements(const struct gdn_rows *rows, int64_t D)
     return r;
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_conv1d_backward(gdn_ctx *ctx, void *call)
 {
     struct gdn_conv_backward_call *c = call;
     const struct gdn_conv_backward *w = &c->work;
@@ -99,7 +99,7 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv_backward *args, 
     return gdn_cuda_note_all(ctx, "conv1d_backward", ran.kernels, ran.n);
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_conv1d_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_conv_backward_call *c = call;
     struct gdn_cu_conv_backward *args = GDN_PLANNED(struct gdn_cu_conv_backward, &c->base);
@@ -108,4 +108,5 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return launch(ctx, args, c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_conv1d_backward = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_conv1d_backward = { plan_conv1d_backward,
+                                                            run_conv1d_backward };

@@ -152,19 +152,19 @@ static gdn_status check_fold(gdn_ctx *ctx, const struct gdn_fold_call *m)
 
 /* ---- Calls --------------------------------------------------------------------------------- */
 
-static gdn_status plan_commit(gdn_ctx *ctx, void *call)
+static gdn_status plan_record_commit(gdn_ctx *ctx, void *call)
 {
     const struct gdn_commit_call *m = call;
     return gdn_cuda_check_channels(ctx, &m->c.record);
 }
 
-static gdn_status plan_fold(gdn_ctx *ctx, void *call)
+static gdn_status plan_record_fold(gdn_ctx *ctx, void *call)
 {
     const struct gdn_fold_call *m = call;
     return gdn_cuda_check_channels(ctx, &m->c.record);
 }
 
-static gdn_status run_commit(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_record_commit(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_commit_call *m = call;
     struct gdn_cu_record args = args_of(&m->c, (int)m->Hk, (int)m->H);
@@ -203,7 +203,7 @@ void gdn_cuda_record_fold_rule(struct gdn_cu_rule *to, const struct gdn_fold_cal
     };
 }
 
-static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_record_fold(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_fold_call *m = call;
     const struct gdn_cu_record record = args_of(&m->c, m->rule.Hk, m->rule.H);
@@ -215,5 +215,5 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
     return launch(ctx, m->base.op, &record, m->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_record_commit = { plan_commit, run_commit };
-const struct gdn_op_backend gdn_cuda_record_fold_op = { plan_fold, run_fold };
+const struct gdn_op_backend gdn_cuda_op_record_commit = { plan_record_commit, run_record_commit };
+const struct gdn_op_backend gdn_cuda_record_fold_op = { plan_record_fold, run_record_fold };

@@ -92,7 +92,7 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_decode(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -104,7 +104,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_decode(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -112,4 +112,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_decode_run(&p->plan, memory, c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_decode_op = { plan, run };
+const struct gdn_op_backend gdn_cuda_decode_op = { plan_decode, run_decode };

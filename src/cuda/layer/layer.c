@@ -428,7 +428,7 @@ static void plan_norm(const struct gdn_block *b, const struct buffers *m,
 }
 
 /* Plans the call. cuBLAS is opened here, if the layer needs it. */
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
+static gdn_status plan_block(gdn_ctx *ctx, void *call)
 {
     struct gdn_block_call *c = call;
     const struct gdn_block *b = &c->block;
@@ -640,7 +640,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block_call *c, void 
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "block", ran.kernels, ran.n) : status;
 }
 
-static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_block(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_block_call *c = call;
     TRY(c->block.rule.record
@@ -650,4 +650,4 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     return launch_all(ctx, c, memory);
 }
 
-const struct gdn_op_backend gdn_cuda_op_block = { plan_call, run_call };
+const struct gdn_op_backend gdn_cuda_op_block = { plan_block, run_block };

@@ -146,7 +146,7 @@ static const struct gdn_layer_steps steps = {
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
+static gdn_status plan_block_backward(gdn_ctx *ctx, void *call)
 {
     const struct gdn_layer_backward_call *c = call;
     return c->plan(ctx, call, &steps);
@@ -161,7 +161,7 @@ static void log_products(gdn_ctx *ctx, const struct planned *p)
 }
 
 /* Runs the kernels of all parts. The log has them under the name of the call. */
-static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_block_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_layer_backward_call *c = call;
     struct gdn_cuda_ran ran = { .n = 0 };
@@ -175,4 +175,5 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     return status == GDN_OK ? gdn_cuda_note_all(ctx, c->call.op, ran.kernels, ran.n) : status;
 }
 
-const struct gdn_op_backend gdn_cuda_op_block_backward = { plan_call, run_call };
+const struct gdn_op_backend gdn_cuda_op_block_backward = { plan_block_backward,
+                                                           run_block_backward };

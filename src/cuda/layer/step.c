@@ -407,7 +407,7 @@ static size_t plan_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct pla
     return lay_out(m, parts->tree_bytes, &b, NULL);
 }
 
-static gdn_status plan_call(gdn_ctx *ctx, void *call)
+static gdn_status plan_step(gdn_ctx *ctx, void *call)
 {
     struct gdn_step_call *m = call;
     struct planned *p = GDN_PLANNED(struct planned, &m->base);
@@ -515,7 +515,7 @@ static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_step_call *m)
                : gdn_cuda_check_batch(ctx, &m->plan, &m->tokens, &m->pools, m->base.stream);
 }
 
-static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_step(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_step_call *m = call;
     struct planned *p = GDN_PLANNED(struct planned, &m->base);
@@ -528,4 +528,4 @@ static gdn_status run_call(gdn_ctx *ctx, void *call, void *memory)
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
 }
 
-const struct gdn_op_backend gdn_cuda_op_step = { plan_call, run_call };
+const struct gdn_op_backend gdn_cuda_op_step = { plan_step, run_step };

@@ -329,7 +329,7 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_prefill(gdn_ctx *ctx, void *call)
 {
     struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -358,7 +358,7 @@ static gdn_status run_folded(gdn_ctx *ctx, const struct gdn_rule_call *c, struct
     return status == GDN_OK ? gdn_cuda_note_all(ctx, "prefill", ran.kernels, ran.n) : status;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_prefill(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_rule_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -367,4 +367,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
                           : gdn_cuda_prefill_run(ctx, &p->rule, &p->plan, memory, c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_prefill_op = { plan, run };
+const struct gdn_op_backend gdn_cuda_prefill_op = { plan_prefill, run_prefill };

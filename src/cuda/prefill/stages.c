@@ -55,7 +55,7 @@ static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_plan *plan,
                                 &(struct gdn_plan_pools){ -1, -1, -1, false, false }, stream);
 }
 
-static gdn_status plan_cumsum(gdn_ctx *ctx, void *call)
+static gdn_status plan_chunk_cumsum(gdn_ctx *ctx, void *call)
 {
     const struct gdn_cumsum_call *c = call;
     if (c->H <= INT32_MAX) return GDN_OK;
@@ -63,7 +63,7 @@ static gdn_status plan_cumsum(gdn_ctx *ctx, void *call)
                     (long long)c->H);
 }
 
-static gdn_status run_cumsum(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_chunk_cumsum(gdn_ctx *ctx, void *call, void *memory)
 {
     enum { WARPS = 8 };
     const struct gdn_cumsum_call *c = call;
@@ -77,7 +77,7 @@ static gdn_status run_cumsum(gdn_ctx *ctx, void *call, void *memory)
     return launch(ctx, &c->base, GDN_CU_prefill_stages_cumsum, (items + WARPS - 1) / WARPS, 0, &a);
 }
 
-static gdn_status run_uw(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_chunk_uw(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_uw_call *c = call;
     struct gdn_cu_stage a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
@@ -88,7 +88,7 @@ static gdn_status run_uw(gdn_ctx *ctx, void *call, void *memory)
                   GDN_CU_COLUMNS_BYTES, &a);
 }
 
-static gdn_status run_states(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_chunk_states(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_states_call *c = call;
     struct gdn_cu_stage a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
@@ -102,7 +102,7 @@ static gdn_status run_states(gdn_ctx *ctx, void *call, void *memory)
                   a.rule.batch.B * a.rule.H * a.n_strips, GDN_CU_STRIP_BYTES, &a);
 }
 
-static gdn_status run_output(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_chunk_output(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_output_call *c = call;
     struct gdn_cu_stage a = stage_args(&c->rule, &c->plan, &c->tokens, c->C);
@@ -334,7 +334,7 @@ static gdn_status run_product(gdn_ctx *ctx, void *call, void *memory)
     return GDN_OK;
 }
 
-static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_summary_fold(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_product_call *c = call;
     struct gdn_product own = c->product[0];
@@ -347,11 +347,11 @@ static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
     return run_product(ctx, call, memory);
 }
 
-const struct gdn_op_backend gdn_cuda_op_chunk_cumsum = { plan_cumsum, run_cumsum };
-const struct gdn_op_backend gdn_cuda_op_chunk_uw = { .run = run_uw };
-const struct gdn_op_backend gdn_cuda_op_chunk_states = { .run = run_states };
-const struct gdn_op_backend gdn_cuda_op_chunk_output = { .run = run_output };
+const struct gdn_op_backend gdn_cuda_op_chunk_cumsum = { plan_chunk_cumsum, run_chunk_cumsum };
+const struct gdn_op_backend gdn_cuda_op_chunk_uw = { .run = run_chunk_uw };
+const struct gdn_op_backend gdn_cuda_op_chunk_states = { .run = run_chunk_states };
+const struct gdn_op_backend gdn_cuda_op_chunk_output = { .run = run_chunk_output };
 const struct gdn_op_backend gdn_cuda_op_summary = { plan_summary, run_summary };
 const struct gdn_op_backend gdn_cuda_op_summary_compose = { .run = run_product };
 const struct gdn_op_backend gdn_cuda_op_summary_apply = { .run = run_product };
-const struct gdn_op_backend gdn_cuda_op_summary_fold = { .run = run_fold };
+const struct gdn_op_backend gdn_cuda_op_summary_fold = { .run = run_summary_fold };

@@ -105,7 +105,7 @@ static void add(struct planned *p, const struct gdn_gates_call *c, bool of_a, bo
 }
 
 /* Plans one launch, or two if channels give b other lines than a. */
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_gates(gdn_ctx *ctx, void *call)
 {
     const struct gdn_gates_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -126,7 +126,7 @@ static gdn_status launch(gdn_ctx *ctx, const struct planned_launch *l, void *str
     return gdn_cuda_launch(ctx, &call);
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_gates(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_gates_call *c = call;
     const struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -139,4 +139,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_note_all(ctx, c->base.op, ran.kernels, ran.n);
 }
 
-const struct gdn_op_backend gdn_cuda_op_gates = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_gates = { plan_gates, run_gates };

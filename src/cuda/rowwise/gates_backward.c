@@ -47,7 +47,7 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_gates_backward(gdn_ctx *ctx, void *call)
 {
     struct gdn_gates_backward_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -88,7 +88,7 @@ static gdn_status launch_sums(gdn_ctx *ctx, const struct gdn_cu_gates_backward *
     return gdn_cuda_launch(ctx, &call);
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_gates_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_gates_backward_call *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -100,4 +100,5 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_note_all(ctx, c->base.op, ran.kernels, ran.n);
 }
 
-const struct gdn_op_backend gdn_cuda_op_gates_backward = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_gates_backward = { plan_gates_backward,
+                                                           run_gates_backward };

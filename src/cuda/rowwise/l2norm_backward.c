@@ -15,7 +15,7 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_l2norm_backward(gdn_ctx *ctx, void *call)
 {
     const struct gdn_l2norm_backward *c = call;
     const gdn_l2norm_backward_args *a = &c->args;
@@ -36,7 +36,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_l2norm_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_l2norm_backward *c = call;
     const struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -54,4 +54,5 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_note(ctx, c->base.op, launch.kernel);
 }
 
-const struct gdn_op_backend gdn_cuda_op_l2norm_backward = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_l2norm_backward = { plan_l2norm_backward,
+                                                            run_l2norm_backward };

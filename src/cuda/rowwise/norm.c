@@ -115,7 +115,7 @@ gdn_status gdn_cuda_norm_run(gdn_ctx *ctx, const char *op, const struct gdn_cuda
 
 _Static_assert(sizeof(struct gdn_cuda_norm_plan) <= GDN_PLAN_ROOM, "a plan has room");
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_norm(gdn_ctx *ctx, void *call)
 {
     const struct gdn_norm_call *c = call;
     struct gdn_cuda_norm_plan *p = GDN_PLANNED(struct gdn_cuda_norm_plan, &c->base);
@@ -125,7 +125,7 @@ static gdn_status plan(gdn_ctx *ctx, void *call)
     return GDN_OK;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_norm(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_norm_call *c = call;
     (void)memory;
@@ -133,5 +133,5 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
                              c->base.stream);
 }
 
-const struct gdn_op_backend gdn_cuda_op_l2norm = { plan, run };
-const struct gdn_op_backend gdn_cuda_op_rmsnorm_gated = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_l2norm = { plan_norm, run_norm };
+const struct gdn_op_backend gdn_cuda_op_rmsnorm_gated = { plan_norm, run_norm };

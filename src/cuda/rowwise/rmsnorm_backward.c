@@ -46,7 +46,7 @@ static void fill(struct gdn_cu_rmsnorm_backward *to, const struct gdn_rmsnorm_ba
                    (struct gdn_cu_lines *const[]){ &to->x, &to->z, &to->dout, &to->dx, &to->dz });
 }
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_rmsnorm_gated_backward(gdn_ctx *ctx, void *call)
 {
     struct gdn_rmsnorm_backward *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -67,7 +67,7 @@ static void log_choice(gdn_ctx *ctx, int64_t D)
     gdn_cuda_log_forms(ctx, GDN_CUDA_NORM_GRADIENTS_CHOICE, "rmsnorm_gated_backward", list);
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_rmsnorm_gated_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_rmsnorm_backward *c = call;
     struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -92,4 +92,5 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_note_all(ctx, c->base.op, ran, 1 + adds_up);
 }
 
-const struct gdn_op_backend gdn_cuda_op_rmsnorm_gated_backward = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_rmsnorm_gated_backward = { plan_rmsnorm_gated_backward,
+                                                                   run_rmsnorm_gated_backward };

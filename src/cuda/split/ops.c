@@ -38,18 +38,18 @@ const struct gdn_op_backend gdn_cuda_op_decode = { plan_decode, run_decode };
 
 /* ---- gdn_record_fold ------------------------------------------------------------------------- */
 
-static gdn_status plan_fold(gdn_ctx *ctx, void *call)
+static gdn_status plan_record_fold(gdn_ctx *ctx, void *call)
 {
     const struct gdn_fold_call *const m = call;
     return m->rule.split ? gdn_cuda_split_plan_fold(ctx, call)
                          : gdn_cuda_record_fold_op.plan(ctx, call);
 }
 
-static gdn_status run_fold(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_record_fold(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_fold_call *const m = call;
     return m->rule.split ? gdn_cuda_split_run_fold(ctx, call, memory)
                          : gdn_cuda_record_fold_op.run(ctx, call, memory);
 }
 
-const struct gdn_op_backend gdn_cuda_op_record_fold = { plan_fold, run_fold };
+const struct gdn_op_backend gdn_cuda_op_record_fold = { plan_record_fold, run_record_fold };

@@ -207,7 +207,7 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-static gdn_status plan(gdn_ctx *ctx, void *call)
+static gdn_status plan_state_copy(gdn_ctx *ctx, void *call)
 {
     const struct gdn_state_call *c = call;
     const struct gdn_state_move *m = &c->move;
@@ -268,7 +268,7 @@ static gdn_status check_contents(gdn_ctx *ctx, const struct gdn_state_move *m)
     return status;
 }
 
-static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
+static gdn_status run_state_copy(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_state_call *c = call;
     const struct planned *p = GDN_PLANNED(struct planned, &c->base);
@@ -282,4 +282,4 @@ static gdn_status run(gdn_ctx *ctx, void *call, void *memory)
     return gdn_cuda_note_all(ctx, "state_copy", kernels, 1 + p->scaled);
 }
 
-const struct gdn_op_backend gdn_cuda_op_state_copy = { plan, run };
+const struct gdn_op_backend gdn_cuda_op_state_copy = { plan_state_copy, run_state_copy };

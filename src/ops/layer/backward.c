@@ -327,7 +327,7 @@ static gdn_conv1d_backward_args conv_backward(const struct gdn_layer_backward *c
 static gdn_status check_parts(gdn_ctx *ctx, struct gdn_layer_backward *c)
 {
     size_t bytes[6];
-    lay_out(c, (char *)((uintptr_t)1 << 60));
+    lay_out(c, (char *)GDN_LAYER_NOWHERE);
     const gdn_conv1d_args conv_args = conv(c);
     const gdn_rule_args rule_args = rule(c);
     const gdn_rmsnorm_gated_args norm_args = norm(c);
@@ -467,7 +467,7 @@ static gdn_status run_parts(gdn_ctx *ctx, void *call, void *memory)
 {
     struct gdn_layer_backward *c = call;
     lay_out(c, memory);
-    gdn_layer_list_products(c);
+    gdn_layer_move_products(c, memory);
     c->run = (struct gdn_layer_run){
         .ctx = ctx,
         .plan = &c->plan,
@@ -481,7 +481,7 @@ static gdn_status run_parts(gdn_ctx *ctx, void *call, void *memory)
     return run_steps(c);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_block_backward(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_layer_backward *c = call;
     *c = (struct gdn_layer_backward){ 0 };
@@ -499,5 +499,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(BLOCK_BACKWARD, block_backward, gdn_block_backward_args, describe,
-             struct gdn_layer_backward)
+GDN_OP_ENTRY(BLOCK_BACKWARD, block_backward, gdn_block_backward_args, struct gdn_layer_backward)

@@ -50,7 +50,13 @@ static inline struct gdn_matrix gdn_layer_matrix(void *buffer, int32_t dtype, in
                                 columns, 1 };
 }
 
-/* Lists all products with their places in buffers. A form that plan() decided stays. */
+/* A plan takes the workspace to begin at this address, where nothing of a caller lies. */
+#define GDN_LAYER_NOWHERE ((uintptr_t)1 << 60)
+
+/* Lists all products with their places in buffers, of the workspace that begins nowhere. */
 void gdn_layer_list_products(struct gdn_layer_backward *c);
+
+/* Moves the places to the workspace of the call. */
+void gdn_layer_move_products(struct gdn_layer_backward *c, char *memory);
 
 #endif

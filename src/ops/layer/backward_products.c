@@ -67,12 +67,12 @@ static struct gdn_matrix projected_gradient(const struct gdn_layer_backward *c,
     return gdn_layer_matrix(c->fused ? c->m.woven : c->m.dy, c->dtype, c->qkvz, p->first);
 }
 
-/* Adds a product to those of the call. A form that plan() decided stays. */
+/* Adds a product to those of the call. */
 static void add(struct gdn_layer_backward *c, struct gdn_matrix out, struct gdn_matrix a,
                 struct gdn_matrix b, const int64_t size[3], bool adds)
 {
     struct gdn_matrix_product *p = &c->base.products.all[c->base.products.n++];
-    *p = (struct gdn_matrix_product){ out, a, b, size[0], size[1], size[2], adds, p->form };
+    *p = (struct gdn_matrix_product){ out, a, b, size[0], size[1], size[2], adds, 0 };
 }
 
 /* Multiplies n columns of every token by a weight. */
@@ -162,4 +162,16 @@ void gdn_layer_list_products(struct gdn_layer_backward *c)
     c->first[GDN_LAYER_BACKWARD] = *n;
     list_backward(c);
     c->first[GDN_LAYER_PHASES] = *n;
+}
+
+void gdn_layer_move_products(struct gdn_layer_backward *c, char *memory)
+{
+    for (int i = 0; i < c->base.products.n; i++) {
+        struct gdn_matrix_product *p = &c->base.products.all[i];
+        struct gdn_matrix *const matrices[] = { &p->out, &p->a, &p->b };
+        for (int j = 0; j < 3; j++) {
+            const uintptr_t place = (uintptr_t)matrices[j]->data - GDN_LAYER_NOWHERE;
+            if (place < c->base.call.bytes) matrices[j]->data = memory + place;
+        }
+    }
 }

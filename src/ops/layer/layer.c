@@ -187,7 +187,7 @@ static struct gdn_plan_pools pools_of(const gdn_block_args *a)
     };
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_block(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_block_call *c = call;
     const gdn_block_args *a = &c->args;
@@ -214,4 +214,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(BLOCK, block, gdn_block_args, describe, struct gdn_block_call)
+GDN_OP_ENTRY(BLOCK, block, gdn_block_args, struct gdn_block_call)

@@ -159,7 +159,7 @@ static int64_t channels_of(const gdn_step_args *a)
     return keys + (a->updates > 1 ? a->updates : 1) * (keys + values);
 }
 
-static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
+static gdn_status describe_step(gdn_ctx *ctx, const void *args, void *call)
 {
     struct gdn_step_call *m = call;
     m->conv = (struct gdn_conv){ 0 };
@@ -179,4 +179,4 @@ static gdn_status describe(gdn_ctx *ctx, const void *args, void *call)
     return GDN_OK;
 }
 
-GDN_OP_ENTRY(STEP, step, gdn_step_args, describe, struct gdn_step_call)
+GDN_OP_ENTRY(STEP, step, gdn_step_args, struct gdn_step_call)

@@ -64,8 +64,8 @@ static bool may_stop(const struct gdn_cu_rule *r, struct gdn_cuda_cut_options op
 }
 
 /* Returns the cut of the whole call. Larger heads have no segments. Layers of a model make the same
- * call, and a cut takes 5 to 60 us (docs/gpu/hopper-prefill.md, "The planner"). So the context
- * keeps the cut of the last shape. */
+ * call, and a cut takes up to 18 times the rest of the plan (docs/gpu/hopper-prefill.md, "The
+ * planner"). So the context keeps the cut of the last shape. */
 static struct gdn_cuda_cut find_cut(gdn_ctx *ctx, const struct gdn_cu_rule *r,
                                     struct gdn_cuda_cut_options options)
 {

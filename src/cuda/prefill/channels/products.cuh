@@ -20,8 +20,8 @@ template <int bytes> GDN_DEVICE void begin_rows(char *to, int to_row, const char
 }
 
 /* Begins to copy n matrices of a record with `columns` columns to rows of tiles of mma.sync. All
- * threads call it. A warp has 16 rows of a tile at a time. Every fourth row, its parts lie at the
- * same places or at those with the halves exchanged (tile_place()), so few addresses are computed. */
+ * threads call it. A warp has 16 rows of a tile at a time. From each fourth row to the next, the
+ * halves of a row change places (tile_place()), so a lane computes few addresses. */
 template <int columns> GDN_DEVICE void begin_matrices(char *to, int to_row, const char *from, int n)
 {
     enum { ROWS = 16, OF_TILE = CHUNK / ROWS, PARTS = columns / 64 };

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cuts of sequences by prefill on Hopper: from shapes alone, never more than there is room
- * for, and where it is about the fastest of what was measured. */
+/* The cuts of sequences by prefill, on Hopper and by portable kernels: from shapes, never more
+ * than there is room for, and where it is about the fastest of what was measured. */
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/prefill/portable/plan.h"
 #include "cuda/prefill/sm90/plan_model.h"
 #include "cuda/prefill/sm90/plan_segments.h"
 #include "ring2.h"
@@ -124,6 +125,33 @@ static void plans(void)
         check_segments(&calls[i], &c);
         CHECK(c.units == 0 || (c.first % 64 == 0 && c.each % 64 == 0 && !c.wide), "call %d",
               (int)i);
+    }
+}
+
+/* The portable plans for an H200. Of the cuts of h200-cuts.jsonl, they have the fastest, or shorter
+ * segments in as many rounds of blocks. Other calls took less time whole. */
+static void portable_plans(void)
+{
+    static const struct planned calls[] = {
+        { 1, 8192, 8, 4, 5 },  { 1, 32768, 8, 16, 17 }, { 1, 2048, 8, 1, 1 },
+        { 8, 1024, 8, 1, 1 },  { 4, 8192, 8, 1, 1 },    { 1, 2048, 32, 1, 1 },
+        { 1, 8192, 32, 1, 1 }, { 1, 32768, 32, 1, 1 },  { 4, 8192, 32, 1, 1 },
+        { 8, 1024, 32, 1, 1 }, { 0, 0, 8, 1, 1 },
+    };
+    struct gdn_cuda device = { .sm_count = SMS, .shared_most = 232448 };
+    const gdn_ctx ctx = { .cuda = &device };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const int64_t B = calls[i].B, T = calls[i].T;
+        const struct gdn_cu_rule r = { .H = (int32_t)calls[i].H,
+                                       .K = 128,
+                                       .V = 128,
+                                       .batch = { .B = B, .T = T, .N = B * T, .padded = 1 } };
+        const struct gdn_portable_cut p =
+            gdn_cuda_portable_cut(&ctx, &r, (struct gdn_cuda_cut_options){ 0 });
+        const struct gdn_cuda_cut c = {
+            .whole = p.units ? p.first : T, .first = p.first, .each = p.each, .units = p.units
+        };
+        check_segments(&calls[i], &c);
     }
 }
 
@@ -465,6 +493,7 @@ int main(int argc, char **argv)
 {
     static const struct ring2_test tests[] = {
         { "segments: plans", plans },
+        { "segments: portable plans", portable_plans },
         { "segments: small heads", small_heads },
         { "segments: uneven batches", uneven_batches },
         { "segments: the longest is said", longest_is_said },

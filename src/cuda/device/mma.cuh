@@ -67,6 +67,11 @@ template <class format> struct mma_tiles16 {
     struct operand {
         uint32_t x[4]; /* two elements each: x[2 h + r] of row g + 8 r, from column 8 h + 2 t on */
     };
+    /* A second factor with the words of a row side by side, as mma takes them: x[2 r + h]. Words
+     * of an operand go through other registers first. */
+    struct second {
+        uint32_t x[4];
+    };
     static constexpr int bytes = 2;
 
     /* Return the address that a lane reads the operand from, at the start of a tile. turned: rows
@@ -81,12 +86,14 @@ template <class format> struct mma_tiles16 {
         const int l = threadIdx.x % 32;
         return (l % 8 + l / 16 * 8) * row + l / 8 % 2 * 16;
     }
-    GDN_DEVICE void load(operand &o, uint32_t at, int row)
+    GDN_DEVICE uint32_t lane_second(int row) { return lane_turned(row); }
+    GDN_DEVICE uint32_t lane_second_turned(int row) { return lane(row); }
+    template <class factor> GDN_DEVICE void load(factor &o, uint32_t at, int row)
     {
         (void)row;
         load_matrices(o.x, at);
     }
-    GDN_DEVICE void load_turned(operand &o, uint32_t at, int row)
+    template <class factor> GDN_DEVICE void load_turned(factor &o, uint32_t at, int row)
     {
         (void)row;
         load_matrices_turned(o.x, at);
@@ -99,6 +106,12 @@ template <class format> struct mma_tiles16 {
             o.x[i] &= (c >= first && c < n ? 0xffffu : 0) |
                       (c + 1 >= first && c + 1 < n ? 0xffff0000u : 0);
         }
+    }
+    GDN_DEVICE void keep_columns(second &o, int first, int n)
+    {
+        operand x = { { o.x[0], o.x[2], o.x[1], o.x[3] } };
+        keep_columns(x, first, n);
+        o = { { x.x[0], x.x[2], x.x[1], x.x[3] } };
     }
     GDN_DEVICE void pack(operand &o, const mma_block &b)
     {
@@ -116,6 +129,11 @@ template <class format> struct mma_tiles16 {
     {
         format::mma(d[0], a.x, b.x[0], b.x[2]);
         format::mma(d[1], a.x, b.x[1], b.x[3]);
+    }
+    GDN_DEVICE void multiply(mma_block &d, const operand &a, const second &b)
+    {
+        format::mma(d[0], a.x, b.x[0], b.x[1]);
+        format::mma(d[1], a.x, b.x[2], b.x[3]);
     }
     /* Collects values; the result is true if one of them is not finite. */
     typedef uint32_t taint;
@@ -143,12 +161,15 @@ template <> struct mma_tiles<GDN_F32> {
     struct operand {
         mma_block x;
     };
+    typedef operand second;
     static constexpr int bytes = 4;
     GDN_DEVICE uint32_t lane(int row) { return threadIdx.x % 32 / 4 * row + threadIdx.x % 4 * 8; }
     GDN_DEVICE uint32_t lane_turned(int row)
     {
         return threadIdx.x % 4 * 2 * row + threadIdx.x % 32 / 4 * 4;
     }
+    GDN_DEVICE uint32_t lane_second(int row) { return lane(row); }
+    GDN_DEVICE uint32_t lane_second_turned(int row) { return lane_turned(row); }
     GDN_DEVICE void load(operand &o, uint32_t at, int row)
     {
         for (int i = 0; i < 4; i++)

@@ -20,21 +20,29 @@ template <int bytes> GDN_DEVICE void begin_rows(char *to, int to_row, const char
 }
 
 /* Begins to copy n matrices of a record with `columns` columns to rows of tiles of mma.sync. All
- * threads call it. */
+ * threads call it. A warp has 16 rows of a tile at a time. From each fourth row to the next, the
+ * halves of a row change places (tile_place()), so a lane computes few addresses. */
 template <int columns> GDN_DEVICE void begin_matrices(char *to, int to_row, const char *from, int n)
 {
-    const uint32_t at = shared_address(to);
-    for (int i = threadIdx.x; i < n * CHUNK * (columns / 8); i += blockDim.x) {
-        const int tile = i / (TILE / 16), row = i / 8 % CHUNK, place = i % 8 ^ row % 8;
-        const int matrix = tile / (columns / 64), part = tile % (columns / 64);
-        copy_async<16>(at + (matrix * CHUNK + row) * to_row + part * 128 + place * 16,
-                       from + 16 * i, 16);
+    enum { ROWS = 16, OF_TILE = CHUNK / ROWS, PARTS = columns / 64 };
+    const int lane = threadIdx.x % 32, row = lane / 8, place = lane % 8 ^ row;
+    const int to_other = place & 4 ? -64 : 64;
+    const uint32_t at = shared_address(to) + row * to_row + place * 16;
+#pragma unroll 1
+    for (int i = threadIdx.x / 32; i < n * PARTS * OF_TILE; i += blockDim.x / 32) {
+        const int tile = i / OF_TILE, matrix = tile / PARTS, part = tile % PARTS;
+        const uint32_t x = at + (matrix * CHUNK + i % OF_TILE * ROWS) * to_row + part * 128;
+        const char *y = from + i * ROWS * 128 + lane * 16;
+#pragma unroll
+        for (int j = 0; j < ROWS / 4; j++)
+            copy_async<16>(x + j % 2 * to_other + 4 * j * to_row, y + 512 * j, 16);
     }
 }
 
 template <int io, int deep> struct state_products {
     typedef mma_tiles<io> tiles;
     typedef typename tiles::operand operand;
+    typedef typename tiles::second second;
     typedef operand operands[GROUPS];
     typedef mma_block state[deep / 16];
     static constexpr int row = GDN_PREFILL_ROW(deep, 2);
@@ -61,10 +69,11 @@ template <int io, int deep> struct state_products {
     static __device__ __forceinline__ void read(mma_block (&x)[GROUPS], const state &S,
                                                 const char *K)
     {
-        const uint32_t keys = shared_address(K) + tiles::lane(row);
+        const uint32_t keys = shared_address(K) + tiles::lane_second(row);
 #pragma unroll
         for (int y = 0; y < deep / 16; y++) {
-            operand s, m;
+            operand s;
+            second m;
             tiles::pack(s, S[y]);
 #pragma unroll
             for (int j = 0; j < GROUPS; j++) {
@@ -77,12 +86,12 @@ template <int io, int deep> struct state_products {
     /* Computes S + X K. */
     static __device__ __forceinline__ void add(state &S, const operands &x, const char *K)
     {
-        const uint32_t keys = shared_address(K) + tiles::lane_turned(row);
+        const uint32_t keys = shared_address(K) + tiles::lane_second_turned(row);
 #pragma unroll
         for (int j = 0; j < GROUPS; j++)
 #pragma unroll
             for (int y = 0; y < deep / 16; y++) {
-                operand m;
+                second m;
                 tiles::load_turned(m, at(keys, row, j, y), row);
                 tiles::multiply(S[y], x[j], m);
             }
@@ -101,33 +110,40 @@ template <int io, int deep> struct state_products {
             }
     }
 
-    /* Computes X T^T of a lower triangle T. */
-    static __device__ __forceinline__ void solve(operands &to, const operands &x, const char *T)
+    /* Computes y + X T^T of a lower triangle T. */
+    static __device__ __forceinline__ void read(mma_block (&y)[GROUPS], const operands &x,
+                                                const char *T)
     {
-        const uint32_t tile = shared_address(T) + tiles::lane(SQUARE_ROW);
+        const uint32_t tile = shared_address(T) + tiles::lane_second(SQUARE_ROW);
 #pragma unroll
-        for (int i = 0; i < GROUPS; i++) {
-            mma_block sum = {};
-            operand m;
+        for (int i = 0; i < GROUPS; i++)
 #pragma unroll
             for (int j = 0; j <= i; j++) {
+                second m;
                 tiles::load(m, at(tile, SQUARE_ROW, i, j), SQUARE_ROW);
-                tiles::multiply(sum, x[j], m);
+                tiles::multiply(y[i], x[j], m);
             }
-            tiles::pack(to[i], sum);
-        }
+    }
+
+    /* Computes X T^T. */
+    static __device__ __forceinline__ void solve(operands &to, const operands &x, const char *T)
+    {
+        mma_block y[GROUPS] = {};
+        read(y, x, T);
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++) tiles::pack(to[i], y[i]);
     }
 
     /* Computes y + X T of a lower triangle T. */
     static __device__ __forceinline__ void add_triangle(mma_block (&y)[GROUPS], const operands &x,
                                                         const char *T)
     {
-        const uint32_t tile = shared_address(T) + tiles::lane_turned(SQUARE_ROW);
+        const uint32_t tile = shared_address(T) + tiles::lane_second_turned(SQUARE_ROW);
 #pragma unroll
         for (int i = 0; i < GROUPS; i++)
 #pragma unroll
             for (int j = 0; j <= i; j++) {
-                operand m;
+                second m;
                 tiles::load_turned(m, at(tile, SQUARE_ROW, i, j), SQUARE_ROW);
                 tiles::multiply(y[j], x[i], m);
             }

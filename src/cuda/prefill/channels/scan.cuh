@@ -7,7 +7,7 @@
  *     S^T <- S^T diag(D) + U^T K^
  *
  * While a chunk is worked on, the record of the next one is on its way to shared memory, if there
- * is room for two.
+ * is room for two. All threads load it; a warp loads its own columns of V.
  */
 #ifndef GDN_CUDA_PREFILL_CHANNELS_SCAN_CUH
 #define GDN_CUDA_PREFILL_CHANNELS_SCAN_CUH
@@ -32,30 +32,6 @@ template <int deep> GDN_DEVICE scan_stage<deep> &stage_at(const scan_block &b, i
     return *(scan_stage<deep> *)(gdn_shared + GDN_CHANNELS_HEAD_BYTES + i * bytes);
 }
 
-/* ---- Loads: by all threads ------------------------------------------------------------------- */
-
-/* Begins to load chunk c into a stage. Ends a group of copies, even if there is no such chunk. */
-template <int deep> GDN_DEVICE void begin_chunk(const scan_block &b, int64_t c, int i)
-{
-    if (c < b.part.end) {
-        scan_stage<deep> &to = stage_at<deep>(b, i);
-        const char *record = b.record(c);
-        const int n = b.tokens(c), v_row = row_of_values(b), parts = v_row / 16 - 1;
-        const struct value_rows v = rows_of_values<deep>(b, c);
-        begin_matrices<deep>(to.keys[0], to.row, record, 3);
-        begin_matrices<CHUNK>(to.squares[0], SQUARE_ROW, record + 3 * CHUNK * deep * 2, 2);
-        begin_rows<sizeof to.factors>((char *)&to.factors, 0, record + GDN_CHANNELS_FACTORS(deep),
-                                      1);
-        for (int x = threadIdx.x; x < CHUNK * parts; x += blockDim.x) {
-            const int t = x / parts, column = b.first_column + x % parts * 8;
-            const bool there = t < n && column < b.r.V;
-            copy_async<16>(shared_address(to.v()) + t * v_row + x % parts * 16,
-                           v.data + (there ? t * v.step + 2 * column : 0), there ? 16 : 0);
-        }
-    }
-    copy_commit();
-}
-
 /* ---- A chunk: by a warp ---------------------------------------------------------------------- */
 
 /* The values that a warp keeps from chunk to chunk. */
@@ -70,141 +46,159 @@ template <int io, int deep> struct scan_warp {
     struct state_part part;
     int v_row;
     mma_block S[deep / 16];
+    lane_columns columns;
+    const char *record; /* of the chunk to be loaded next */
 
-    __device__ __forceinline__ void make_r(operands &r, scan_stage<deep> &in, const char *v) const;
-    __device__ __forceinline__ void make_o(scan_stage<deep> &in, const operands &u, char *v) const;
-    __device__ __forceinline__ void update(scan_stage<deep> &in, const operands &u);
-    __device__ __forceinline__ void run(scan_stage<deep> &in, int64_t c, int column);
+    /* Return the stage of chunk i, and the warp's columns of V in it. */
+    __device__ __forceinline__ scan_stage<deep> &stage(int i) const
+    {
+        return stage_at<deep>(b, b.a.n_stages == 2 ? i % 2 : 0);
+    }
+    __device__ __forceinline__ char *v(int i) const { return stage(i).v() + threadIdx.x / 32 * 32; }
+    /* Returns the place of the lane's first row of V. */
+    __device__ __forceinline__ char *rows(int i) const
+    {
+        const int lane = threadIdx.x % 32;
+        return v(i) + lane / 2 * v_row + lane % 2 * 16;
+    }
+
+    __device__ __forceinline__ void begin_chunk(int i);
+    __device__ __forceinline__ void turn_to(int i);
+    __device__ __forceinline__ void make_u(operands &u, int i) const;
+    __device__ __forceinline__ void make_o(const operands &u, int i) const;
+    __device__ __forceinline__ int pass(int i, int end);
+    __device__ __forceinline__ void pass_other(int i);
+    __device__ __forceinline__ void run();
 };
 
-/* Computes R^T. */
-template <int io, int deep>
-__device__ __forceinline__ void scan_warp<io, deep>::make_r(operands &r, scan_stage<deep> &in,
-                                                            const char *v) const
+/* Begins to load chunk i. Ends a group of copies, even if there is no such chunk. */
+template <int io, int deep> __device__ __forceinline__ void scan_warp<io, deep>::begin_chunk(int i)
 {
-    const uint32_t values = shared_address(v) + tiles::lane_turned(v_row);
+    if (i < b.n_chunks()) {
+        scan_stage<deep> &to = stage(i);
+        begin_matrices<deep>(to.keys[0], to.row, record, 3);
+        begin_matrices<CHUNK>(to.squares[0], SQUARE_ROW, record + 3 * CHUNK * deep * 2, 2);
+        begin_rows<sizeof to.factors>((char *)&to.factors, 0, record + GDN_CHANNELS_FACTORS(deep),
+                                      1);
+        columns.load(b, i, shared_address(rows(i)), 16 * v_row);
+        record += b.r.H * b.a.record_bytes;
+    }
+    copy_commit();
+}
+
+/* Waits for chunk i, and begins to load the next one if there is room. All warps call it. */
+template <int io, int deep> __device__ __forceinline__ void scan_warp<io, deep>::turn_to(int i)
+{
+    const bool two = b.a.n_stages == 2;
+    copy_wait<0>();
+    __syncthreads(); /* chunk i is there if there are two stages; chunk i - 1 has been read */
+    begin_chunk(i + two);
+    if (two) return;
+    copy_wait<0>();
+    __syncthreads();
+}
+
+/* Computes U^T. */
+template <int io, int deep>
+__device__ __forceinline__ void scan_warp<io, deep>::make_u(operands &u, int i) const
+{
+    scan_stage<deep> &in = stage(i);
+    operands r;
     mma_block x[GROUPS];
-    operand m;
     clear_blocks(x);
     products::read(x, S, in.keys[0]);
+    make_r<io>(r, x, in.factors.w, shared_address(v(i)) + tiles::lane_turned(v_row), v_row);
+    products::solve(u, r, in.squares[0]);
+}
+
+/* Computes the output, transposed, and stores it by way of the place of V. */
+template <int io, int deep>
+__device__ __forceinline__ void scan_warp<io, deep>::make_o(const operands &u, int i) const
+{
+    scan_stage<deep> &in = stage(i);
+    mma_block o[GROUPS];
+    clear_blocks(o);
+    products::read(o, S, in.keys[1]);
+    products::read(o, u, in.squares[1]);
+    __syncwarp(); /* all lanes have read V */
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
-        mma_block y;
-        tiles::load_turned(m, products::at(values, v_row, j, 0), v_row);
-        tiles::unpack(y, m);
+        operand m;
+        tiles::pack(m, o[j]);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float2 w = *(const float2 *)(in.factors.w + 16 * j + block_column(h, 0));
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                x[j][h][e] = family_written(e % 2 ? w.y : w.x, y[h][e]) - x[j][h][e];
-        }
-        tiles::pack(r[j], x[j]);
+        for (int x = 0; x < 4; x++)
+            *(uint32_t *)(v(i) + (16 * j + x / 2 * 8 + block_row(0)) * v_row +
+                          2 * (x % 2 * 8 + block_column(0, 0))) = turn_matrix(m.x[x]);
     }
-}
-
-/* Writes the output in the place of V. */
-template <int io, int deep>
-__device__ __forceinline__ void scan_warp<io, deep>::make_o(scan_stage<deep> &in, const operands &u,
-                                                            char *v) const
-{
-    const uint32_t queries = shared_address(in.keys[1]) + tiles::lane(row);
-    const uint32_t P = shared_address(in.squares[1]) + tiles::lane(SQUARE_ROW);
-    mma_block o[GROUPS];
-    operand s, m;
-    clear_blocks(o);
-#pragma unroll
-    for (int y = 0; y < deep / 16; y++) {
-        tiles::pack(s, S[y]);
-#pragma unroll
-        for (int i = 0; i < GROUPS; i++) {
-            tiles::load(m, products::at(queries, row, i, y), row);
-            tiles::multiply(o[i], m, s);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < GROUPS; i++) {
-#pragma unroll
-        for (int j = 0; j <= i; j++) {
-            tiles::load(m, products::at(P, SQUARE_ROW, i, j), SQUARE_ROW);
-            tiles::multiply(o[i], m, u[j]);
-        }
-        tiles::pack(m, o[i]);
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            *(uint32_t *)(v + (16 * i + block_row(e % 2 * 2)) * v_row +
-                          2 * block_column(e / 2, 0)) = m.x[e];
-    }
-}
-
-/* Computes S after the chunk. */
-template <int io, int deep>
-__device__ __forceinline__ void scan_warp<io, deep>::update(scan_stage<deep> &in, const operands &u)
-{
-    if (in.factors.busy == IDLE) return; /* every bit stays (G9) */
-    products::decay(S, in.factors.decay);
-    products::add(S, u, in.keys[2]);
-}
-
-/* Computes the chunk in a stage. column: the warp's first one in the stage. */
-template <int io, int deep>
-__device__ __forceinline__ void scan_warp<io, deep>::run(scan_stage<deep> &in, int64_t c,
-                                                         int column)
-{
-    const struct gdn_cu_rule &r = b.r;
-    char *const v = in.v() + 2 * column;
-    char *const to = r.out.data ? row_at(r.out, b.s, c * CHUNK, b.head) + 2 * part.v : NULL;
-    operands x, u;
-    make_r(x, in, v);
-    products::solve(u, x, in.squares[0]);
-    const bool bad = !products::are_finite(x, u);
-    if (in.factors.busy == WALKS || (bad && (in.factors.forgets || !were_lost<io, deep>(S, u)))) {
-        mend<io, deep>(S, b, part, c, to, r.out.token);
-        return;
-    }
-    __syncwarp(); /* all lanes have read V */
-    if (to) make_o(in, u, v);
-    update(in, u);
     __syncwarp();
-    if (!to) return;
-    const int lane = threadIdx.x % 32, n = b.tokens(c);
-    for (int t = lane / 2; t < n; t += 16)
-        if (part.v + lane % 2 * 8 < r.V)
-            *(uint4 *)(to + t * r.out.token + lane % 2 * 16) =
-                *(const uint4 *)(v + t * v_row + lane % 2 * 16);
+    columns.store(b, i, rows(i), 16 * v_row);
+}
+
+/* Computes chunks from i to end - 1 that change the state, while U is finite. Returns the
+ * first chunk that it leaves: it is there, and none of it is computed. */
+template <int io, int deep> __device__ __forceinline__ int scan_warp<io, deep>::pass(int i, int end)
+{
+#pragma unroll 1
+    for (; in_warp(i < end); i++) {
+        operands u;
+        turn_to(i);
+        scan_stage<deep> &in = stage(i);
+        if (in_warp(in.factors.busy != BUSY)) return i;
+        make_u(u, i);
+        if (!are_finite<tiles>(u)) return i;
+        if (b.r.out.data) make_o(u, i);
+        columns.out.at += columns.out.chunk;
+        products::decay(S, in.factors.decay);
+        products::add(S, u, in.keys[2]);
+    }
+    return i;
+}
+
+/* Computes a chunk that pass() has left. If it is IDLE, every bit of S stays (G9). */
+template <int io, int deep> __device__ __forceinline__ void scan_warp<io, deep>::pass_other(int i)
+{
+    scan_stage<deep> &in = stage(i);
+    operands u;
+    make_u(u, i);
+    const bool is_bad = !are_finite<tiles>(u);
+    if (in.factors.busy == WALKS ||
+        (is_bad && (in.factors.forgets || !were_lost<io, deep>(S, u)))) {
+        walk_to_memory<io, deep>(S, b, part, i);
+    } else {
+        if (b.r.out.data) make_o(u, i);
+        if (in.factors.busy != IDLE) {
+            products::decay(S, in.factors.decay);
+            products::add(S, u, in.keys[2]);
+        }
+    }
+    columns.out.at += columns.out.chunk;
+}
+
+/* Computes all chunks. A warp without columns loads what others need. */
+template <int io, int deep> __device__ __forceinline__ void scan_warp<io, deep>::run()
+{
+    columns.begin<deep>(b, part);
+    record = b.record(b.part.begin);
+    if (b.a.n_stages == 2) begin_chunk(0);
+    if (part.v < b.r.V) {
+        begin_state(S, b, part);
+        pass_all(*this);
+        end_state(S, b, part);
+    } else {
+        for (int i = 0; i < b.n_chunks(); i++) turn_to(i);
+    }
+    copy_wait<0>();
 }
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-template <int io, int deep> GDN_DEVICE void run_chunks(const scan_block &b)
-{
-    const int column = threadIdx.x / 32 * 16;
-    const bool two = b.a.n_stages == 2;
-    scan_warp<io, deep> w = { b, { b.first_column + column, b.r.V, b.r.K }, row_of_values(b) };
-    const bool active = w.part.v < b.r.V;
-    int64_t c = b.part.begin;
-    if (two) begin_chunk<deep>(b, c, 0);
-    if (active) begin_state(w.S, b, w.part);
-#pragma unroll 1
-    for (int now = 0; in_warp(c < b.part.end); c++, now ^= two) {
-        if (!two) {
-            __syncthreads(); /* the chunk before has been read */
-            begin_chunk<deep>(b, c, 0);
-        }
-        copy_wait<0>();
-        __syncthreads();
-        if (two) begin_chunk<deep>(b, c + 1, now ^ 1);
-        if (active) w.run(stage_at<deep>(b, now), c, column);
-        if (active) leave_checkpoint(w.S, b, w.part, (c + 1) * CHUNK);
-    }
-    copy_wait<0>();
-    if (active) end_state(w.S, b, w.part);
-}
-
 template <int io, int deep> GDN_DEVICE void scan_window(const struct gdn_cu_prefill_channels &a)
 {
-    scan_window(a, *(struct scan_head *)gdn_shared, blockDim.x / 2,
-                [](const scan_block &b) { run_chunks<io, deep>(b); });
+    scan_window(a, *(struct scan_head *)gdn_shared, blockDim.x / 2, [](const scan_block &b) {
+        const int column = b.first_column + threadIdx.x / 32 * 16;
+        scan_warp<io, deep> w = { b, { column, b.r.V, b.r.K }, row_of_values(b) };
+        w.run();
+    });
 }
 
 #endif

@@ -355,15 +355,8 @@ template <int io, int deep> __device__ __forceinline__ void few_warp<io, deep>::
 
 template <int io, int deep> __device__ __forceinline__ void few_warp<io, deep>::run()
 {
-    const int n = b.n_chunks();
     begin_state(S, b, part);
-#pragma unroll 1
-    for (int i = 0; in_warp(i < n);) {
-        const int stop = this->next_stop(i);
-        i = pass(i, stop);
-        if (in_warp(i < stop)) pass_other(i++);
-        leave_checkpoint(S, b, part, (b.part.begin + i) * CHUNK);
-    }
+    pass_all(*this);
     end_state(S, b, part);
 }
 

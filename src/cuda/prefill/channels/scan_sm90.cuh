@@ -50,13 +50,6 @@ template <int deep> struct sm90_block {
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
-/* A lane's rows of a chunk in memory: every 16th token, and 8 columns. */
-struct lane_rows {
-    char *at;            /* address of the first row */
-    int64_t step, chunk; /* bytes from a row to the next, and from a chunk to the next */
-    __device__ __forceinline__ char *row(int i) const { return at + i * step; }
-};
-
 /* The values that a warp keeps from chunk to chunk beside its state. */
 template <int io, int deep> struct sm90_warp : sm90_state<io, deep> {
     typedef sm90_state<io, deep> state;
@@ -70,13 +63,9 @@ template <int io, int deep> struct sm90_warp : sm90_state<io, deep> {
     using state::S;
 
     const sm90_block<deep> &block;
-    int warp, lane;          /* warp: its number in the group */
-    int n_tokens;            /* tokens from the part's first chunk on; a large number if there are
-                                more */
-    bool has_columns;        /* the lane has eight columns that exist */
-    const char *record;      /* of the chunk to be loaded next */
-    struct lane_rows values; /* V of that chunk */
-    struct lane_rows out;    /* output of the current chunk */
+    int warp, lane; /* warp: its number in the group */
+    lane_columns columns;
+    const char *record; /* of the chunk to be loaded next */
 
     /* Return the warpgroup's tile of V, and the addresses of the lane's matrices and of its
      * rows. */
@@ -93,36 +82,16 @@ template <int io, int deep> struct sm90_warp : sm90_state<io, deep> {
         return tile_place(lane / 2, 16 * warp + lane % 2 * 8);
     }
 
-    __device__ __forceinline__ void begin();
     __device__ __forceinline__ void begin_record(int i);
     __device__ __forceinline__ void begin_values(int i);
     __device__ __forceinline__ void turn_to(int i);
-    __device__ __forceinline__ void make_r(operands &r, const mma_block (&x)[GROUPS],
-                                           const float (&w)[CHUNK], uint32_t values) const;
     __device__ __forceinline__ void store_output(int i) const;
     __device__ __forceinline__ void release(int i);
     __device__ __forceinline__ int pass(int i, int end);
     __device__ __forceinline__ void pass_idle(int i);
     __device__ __forceinline__ void pass_other(int i);
-    __device__ __forceinline__ void walk(int i);
     __device__ __forceinline__ void run();
 };
-
-/* Finds the addresses in memory. */
-template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin()
-{
-    const struct gdn_cu_rule &r = b.r;
-    const int64_t c = b.part.begin, records = r.H * b.a.record_bytes;
-    const struct value_rows v = rows_of_values<deep>(b, c);
-    const int column = part.v + lane % 2 * 8, t = lane / 2;
-    n_tokens = (int)min(b.s.n_valid - c * CHUNK, (int64_t)INT32_MAX);
-    has_columns = column < r.V;
-    record = b.record(c);
-    values = { (char *)v.data + t * v.step + 2 * column, 16 * v.step,
-               r.family.write.data ? records : CHUNK * v.step };
-    out = { row_at(r.out, b.s, c * CHUNK + t, b.head) + 2 * column, 16 * r.out.token,
-            CHUNK * r.out.token };
-}
 
 /* Begins to load the record of chunk i. One thread of the block does it, when all warps have read
  * the record before. */
@@ -140,16 +109,7 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
  * such chunk. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::begin_values(int i)
 {
-    if (i < b.n_chunks()) {
-        const int n = n_tokens - i * CHUNK - lane / 2;
-        const uint32_t to = tile(i) + rows();
-#pragma unroll
-        for (int j = 0; j < GROUPS; j++) {
-            const bool there = 16 * j < n && has_columns;
-            copy_async<16>(to + 16 * 128 * j, there ? values.row(j) : record, there ? 16 : 0);
-        }
-        values.at += values.chunk;
-    }
+    if (i < b.n_chunks()) columns.load(b, i, tile(i) + rows(), 16 * 128);
     copy_commit();
 }
 
@@ -163,44 +123,16 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     __syncwarp();
 }
 
-/* Computes R^T = (w V)^T - x. */
-template <int io, int deep>
-__device__ __forceinline__ void
-sm90_warp<io, deep>::make_r(operands &r, const mma_block (&x)[GROUPS], const float (&w)[CHUNK],
-                            uint32_t values) const
-{
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++) {
-        operand m;
-        mma_block y;
-        load_matrices_turned(m.x, values + 16 * 128 * j);
-        tiles::unpack(y, m);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float2 f = *(const float2 *)(w + 16 * j + block_column(h, 0));
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                y[h][e] = family_written(e % 2 ? f.y : f.x, y[h][e]) - x[j][h][e];
-        }
-        tiles::pack(r[j], y);
-    }
-}
-
 template <int io, int deep>
 __device__ __forceinline__ void sm90_warp<io, deep>::store_output(int i) const
 {
-    const int n = n_tokens - i * CHUNK - lane / 2;
-    const char *const v = block.stage(i).v() + group * TILE + rows();
-    if (has_columns && b.r.out.data)
-#pragma unroll
-        for (int j = 0; j < GROUPS; j++)
-            if (16 * j < n) *(uint4 *)out.row(j) = *(const uint4 *)(v + 16 * 128 * j);
+    columns.store(b, i, block.stage(i).v() + group * TILE + rows(), 16 * 128);
 }
 
 /* Releases chunk i: the warp has read it. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::release(int i)
 {
-    out.at += out.chunk;
+    columns.out.at += columns.out.chunk;
     __syncwarp(); /* V of a later chunk goes to the place of the output */
     if (lane == 0) mbarrier_arrive(block.barrier(SM90_FREE, i));
 }
@@ -222,7 +154,7 @@ template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::
         multiply_rows<io, false>(o, s, in.keys[0][0]);
         turn_to(i);
         wgmma_wait<0>();
-        make_r(r, o, in.factors.w, v);
+        make_r<io>(r, o, in.factors.w, v, 128);
         multiply_rows<io, false>(y, r, in.squares[0]);
         multiply_rows<io, false, true>(o, s, in.keys[1][0]);
         wgmma_wait<1>();
@@ -243,15 +175,6 @@ template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::
     return i;
 }
 
-/* Walks through chunk i (scan_state.cuh). */
-template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::walk(int i)
-{
-    const struct gdn_rows &rows = b.r.out;
-    const int64_t c = b.part.begin + i;
-    char *const to = rows.data ? row_at(rows, b.s, c * CHUNK, b.head) + 2 * part.v : NULL;
-    mend<io, deep>(S, b, part, c, to, rows.token);
-}
-
 /* Computes a chunk without gates and updates, which keeps every bit of S (G9). If an element is too
  * large for 16 bits, the warp walks. */
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::pass_idle(int i)
@@ -259,7 +182,7 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     operand s[deep / 16];
     mma_block o[GROUPS];
     if (!this->pack_all(s)) {
-        walk(i);
+        walk_to_memory<io, deep>(S, b, part, i);
         return;
     }
     multiply_rows<io, false>(o, s, block.stage(i).keys[1][0]);
@@ -274,7 +197,7 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     const uint32_t busy = block.stage(i).factors.busy;
     if (in_warp(busy != BUSY)) turn_to(i); /* if not, pass() has done so */
     if (in_warp(busy != IDLE))
-        walk(i);
+        walk_to_memory<io, deep>(S, b, part, i);
     else
         pass_idle(i);
     release(i);
@@ -282,18 +205,12 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
 
 template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>::run()
 {
-    const int n = b.n_chunks();
-    begin();
+    columns.begin<deep>(b, part);
+    record = b.record(b.part.begin);
     begin_record(0);
     begin_values(0);
     begin_state(S, b, part);
-#pragma unroll 1
-    for (int i = 0; in_warp(i < n);) {
-        const int stop = this->next_stop(i);
-        i = pass(i, stop);
-        if (in_warp(i < stop)) pass_other(i++);
-        leave_checkpoint(S, b, part, (b.part.begin + i) * CHUNK);
-    }
+    pass_all(*this);
     copy_wait<0>();
     end_state(S, b, part);
 }

@@ -48,6 +48,86 @@ template <int deep> GDN_DEVICE struct value_rows rows_of_values(const scan_block
     return { row_at(r.v, b.s, c * CHUNK, source_head(r, b.head, r.Hv)), r.v.token };
 }
 
+/* A lane's rows of the warp's columns in memory: every 16th token, and 8 columns. */
+struct lane_rows {
+    char *at;            /* address of the first row */
+    int64_t step, chunk; /* bytes from a row to the next, and from a chunk to the next */
+    __device__ __forceinline__ char *row(int i) const { return at + i * step; }
+};
+
+/* A lane's part of V and of the output, which pass through rows of shared memory. */
+struct lane_columns {
+    int n_tokens;     /* from the part's first chunk on; a large number if there are more */
+    bool exist;       /* the lane has eight columns that exist */
+    lane_rows values; /* V of the chunk to be loaded next */
+    lane_rows out;    /* output of the current chunk */
+
+    /* Return the tokens of chunk i from the lane's first row on. */
+    __device__ __forceinline__ int tokens(int i) const
+    {
+        return n_tokens - i * CHUNK - (int)(threadIdx.x % 32 / 2);
+    }
+
+    template <int deep>
+    __device__ __forceinline__ void begin(const scan_block &b, const struct state_part &part)
+    {
+        const struct gdn_cu_rule &r = b.r;
+        const int64_t c = b.part.begin;
+        const struct value_rows v = rows_of_values<deep>(b, c);
+        const int lane = threadIdx.x % 32, column = part.v + lane % 2 * 8, t = lane / 2;
+        n_tokens = (int)min(b.s.n_valid - c * CHUNK, (int64_t)INT32_MAX);
+        exist = column < r.V;
+        values = { (char *)v.data + t * v.step + 2 * column, 16 * v.step,
+                   r.family.write.data ? r.H * b.a.record_bytes : CHUNK * v.step };
+        out = { row_at(r.out, b.s, c * CHUNK + t, b.head) + 2 * column, 16 * r.out.token,
+                CHUNK * r.out.token };
+    }
+    /* Begins to load V of chunk i to rows from `to` on, `step` bytes apart. */
+    __device__ __forceinline__ void load(const scan_block &b, int i, uint32_t to, int step)
+    {
+        const int n = tokens(i);
+#pragma unroll
+        for (int j = 0; j < GROUPS; j++) {
+            const bool there = 16 * j < n && exist;
+            copy_async<16>(to + j * step, there ? values.row(j) : b.a.records, there ? 16 : 0);
+        }
+        values.at += values.chunk;
+    }
+    /* Stores the output of chunk i from such rows. */
+    __device__ __forceinline__ void store(const scan_block &b, int i, const char *from,
+                                          int step) const
+    {
+        const int n = tokens(i);
+        if (exist && b.r.out.data)
+#pragma unroll
+            for (int j = 0; j < GROUPS; j++)
+                if (16 * j < n) *(uint4 *)out.row(j) = *(const uint4 *)(from + j * step);
+    }
+};
+
+/* Computes R^T = (w V)^T - x. values: the lane's place in V, whose rows are `row` bytes apart. */
+template <int io>
+GDN_DEVICE void make_r(typename mma_tiles<io>::operand (&r)[GROUPS], const mma_block (&x)[GROUPS],
+                       const float (&w)[CHUNK], uint32_t values, int row)
+{
+    typedef mma_tiles<io> tiles;
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        typename tiles::operand m;
+        mma_block y;
+        tiles::load_turned(m, values + 16 * row * j, row);
+        tiles::unpack(y, m);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 f = *(const float2 *)(w + 16 * j + block_column(h, 0));
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                y[h][e] = family_written(e % 2 ? f.y : f.x, y[h][e]) - x[j][h][e];
+        }
+        tiles::pack(r[j], y);
+    }
+}
+
 /* ---- What is not finite ---------------------------------------------------------------------- */
 
 /* A value that is not finite must not reach earlier tokens, and a channel that forgets must drop
@@ -111,6 +191,17 @@ GDN_DEVICE void mend(mma_block (&S)[deep / 16], const scan_block &b, const struc
     for (int i = 0; i < deep / 2; i++) S[i / 8][i / 4 % 2][i % 4] = copy[i / 8][i / 4 % 2][i % 4];
 }
 
+/* Walks through chunk i of the part, and writes its output to memory. */
+template <int io, int deep>
+GDN_DEVICE void walk_to_memory(mma_block (&S)[deep / 16], const scan_block &b,
+                               const struct state_part &part, int i)
+{
+    const struct gdn_rows &out = b.r.out;
+    const int64_t c = b.part.begin + i;
+    char *const to = out.data ? row_at(out, b.s, c * CHUNK, b.head) + 2 * part.v : NULL;
+    mend<io, deep>(S, b, part, c, to, out.token);
+}
+
 /* ---- The state before and after the window --------------------------------------------------- */
 
 /* Returns the address of a warp's part of the state between windows. Elements have the order of its
@@ -161,6 +252,32 @@ GDN_DEVICE void leave_checkpoint(const mma_block (&S)[n], const scan_block &b,
     if (!place.data) return;
 #pragma unroll
     for (int x = 0; x < n; x++) store_block(S[x], place, part, 16 * x);
+}
+
+/* ---- All chunks ------------------------------------------------------------------------------ */
+
+/* Returns the first chunk from i on with a checkpoint after it, or the end of the part. */
+GDN_DEVICE int next_stop(const scan_block &b, int i)
+{
+    const struct gdn_cu_batch &batch = b.r.batch;
+    if (batch.checkpoint_pool < 0) return b.n_chunks();
+    const int64_t each = batch.checkpoint_every / CHUNK, c = b.part.begin + i;
+    return (int)min((c / each + 1) * each - b.part.begin, (int64_t)b.n_chunks());
+}
+
+/* Computes all chunks. pass() computes those that change the state and are finite, and returns the
+ * first one that it leaves to pass_other(). So the inner loop has few instructions, which stay in
+ * the nearest caches. */
+template <class Warp> GDN_DEVICE void pass_all(Warp &w)
+{
+    const int n = w.b.n_chunks();
+#pragma unroll 1
+    for (int i = 0; in_warp(i < n);) {
+        const int stop = next_stop(w.b, i);
+        i = w.pass(i, stop);
+        if (in_warp(i < stop)) w.pass_other(i++);
+        leave_checkpoint(w.S, w.b, w.part, (w.b.part.begin + i) * CHUNK);
+    }
 }
 
 /* ---- A block --------------------------------------------------------------------------------- */

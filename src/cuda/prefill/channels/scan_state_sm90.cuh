@@ -72,7 +72,6 @@ template <int io, int deep> struct sm90_state {
     __device__ __forceinline__ bool is_any_bad(const operands &u) const;
     __device__ __forceinline__ bool must_mend(const operands &u, bool forgets) const;
     __device__ __forceinline__ bool pack_all(operand (&s)[deep / 16]) const;
-    __device__ __forceinline__ int next_stop(int i) const;
 };
 
 /* Returns true if one of the warpgroup's warps has found an element that is not finite. */
@@ -113,16 +112,6 @@ __device__ __forceinline__ bool sm90_state<io, deep>::pack_all(operand (&s)[deep
         tiles::collect(taint, s[y]);
     }
     return !in_warp(is_any_tainted(taint));
-}
-
-/* Returns the first chunk from i on with a checkpoint inside it, or the end of the part. */
-template <int io, int deep>
-__device__ __forceinline__ int sm90_state<io, deep>::next_stop(int i) const
-{
-    const struct gdn_cu_batch &batch = b.r.batch;
-    if (batch.checkpoint_pool < 0) return b.n_chunks();
-    const int64_t each = batch.checkpoint_every / CHUNK, c = b.part.begin + i;
-    return (int)min((c / each + 1) * each - b.part.begin, (int64_t)b.n_chunks());
 }
 
 #endif

@@ -10,11 +10,11 @@ enum { CHUNK = GDN_PORTABLE_CHUNK, COLUMNS = 16, MOST_STATE = 4 };
  * percentage of the time of whole sequences. */
 enum { MOST_SEGMENTS = 64, LEAST_CHUNKS = 4, WIN = 90 };
 
-/* Nanoseconds, measured on an H200: of a chunk by the number of groups of warps with 16 columns,
- * with the output and without it; of a cut, beside the walks; of a unit in combine.cuh. */
-static const int with_output[] = { 0, 2050, 2500, 3000, 3500 };
-static const int without[] = { 0, 1900, 2100, 2300, 2500 };
-enum { CUT = 70000, COMBINE = 200 };
+/* Nanoseconds on an H200, which are nearest to all that was measured of calls: of a chunk by the
+ * number of groups of warps with 16 columns; of a chunk of a map; of a block's first loads and its
+ * states; of a cut, beside the walks; of a unit in combine.cuh. */
+static const int chunk_costs[] = { 0, 1800, 2200, 2600, 3000 };
+enum { MAP = 1650, BLOCK = 10000, CUT = 24000, COMBINE = 200 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
@@ -37,20 +37,18 @@ static struct gdn_portable_blocks find_stages(const gdn_ctx *ctx, const struct g
     return b;
 }
 
-/* Returns the time of a chunk in a block. Without a second stage, loads are waited for. */
-static int64_t cost_of(const struct gdn_portable_blocks *b, const int *costs)
+/* Returns the time of chunks of that cost in a block. Without a second stage, loads are waited
+ * for. */
+static int64_t time_of(const struct gdn_portable_blocks *b, int64_t chunks, int cost)
 {
     const int percent = b->n_stages == 1 ? 200 : b->n_queries == 1 ? 150 : 100;
-    return costs[b->n_state] * percent / 100;
+    return chunks * cost * percent / 100;
 }
 
-/* Returns the time of n sequences and heads with these blocks, without that of a launch. */
-static int64_t time_of(const gdn_ctx *ctx, const struct gdn_portable_blocks *b, int64_t n,
-                       int n_columns, const int *costs)
+/* Returns how many of n equal blocks a multiprocessor has. */
+static int64_t count_waves(const gdn_ctx *ctx, int64_t n)
 {
-    const int64_t slices = divide_up(n_columns, COLUMNS * b->n_state);
-    const int64_t waves = divide_up(n * slices, ctx->cuda->sm_count);
-    return waves * cost_of(b, costs);
+    return divide_up(n, ctx->cuda->sm_count);
 }
 
 struct gdn_portable_blocks gdn_cuda_portable_blocks(const gdn_ctx *ctx, const struct gdn_cu_rule *r,
@@ -62,7 +60,8 @@ struct gdn_portable_blocks gdn_cuda_portable_blocks(const gdn_ctx *ctx, const st
     for (int i = groups < MOST_STATE ? groups : MOST_STATE; i > 0; i--) {
         const struct gdn_portable_blocks b = find_stages(ctx, r, i);
         if (!b.shared) continue;
-        const int64_t time = time_of(ctx, &b, n, n_columns, with_output);
+        const int64_t waves = count_waves(ctx, n * divide_up(n_columns, COLUMNS * i));
+        const int64_t time = waves * time_of(&b, 1, chunk_costs[i]);
         if (time >= least) continue;
         least = time;
         best = b;
@@ -72,41 +71,37 @@ struct gdn_portable_blocks gdn_cuda_portable_blocks(const gdn_ctx *ctx, const st
 
 /* ---- Segments -------------------------------------------------------------------------------- */
 
-/* Returns the time of the walks of n sequences and heads through one chunk each. */
-static int64_t chunk_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int n_columns,
-                          const int *costs)
+/* Returns the time of the walks of n sequences and heads. */
+static int64_t walk_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int64_t chunks)
 {
-    const struct gdn_portable_blocks b = gdn_cuda_portable_blocks(ctx, r, n, n_columns);
-    return time_of(ctx, &b, n, n_columns, costs);
+    const struct gdn_portable_blocks b = gdn_cuda_portable_blocks(ctx, r, n, r->V);
+    const int64_t waves = count_waves(ctx, n * divide_up(r->V, COLUMNS * b.n_state));
+    return waves * (time_of(&b, chunks, chunk_costs[b.n_state]) + BLOCK);
 }
 
-/* Returns the time of one chunk of all first segments with the output, together with so many maps
- * in the same launch. */
-static int64_t first_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int64_t maps)
+/* Returns the time of the walks of n first segments, and of the maps of all others but the last, in
+ * one launch. The launch has `units` maps, as launch.c counts them. If blocks wait for others, the
+ * last one may begin when all other work is done. */
+static int64_t first_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int64_t units,
+                          int64_t chunks)
 {
-    const struct gdn_portable_blocks b =
-        gdn_cuda_portable_blocks(ctx, r, maps ? maps : n, maps ? r->V + r->K : r->V);
+    const struct gdn_portable_blocks b = gdn_cuda_portable_blocks(ctx, r, units, r->V + r->K);
     const int64_t columns = COLUMNS * b.n_state, sms = ctx->cuda->sm_count;
-    const int64_t first = n * divide_up(r->V, columns), rest = first % sms;
-    const int64_t behind = maps * (divide_up(r->V, columns) + divide_up(r->K, columns));
-    const int64_t each = cost_of(&b, with_output), map = cost_of(&b, without);
-    int64_t time = 0, done = 0;
-    while (done < behind) { /* first on multiprocessors without a first segment, then on all */
-        time += map;
-        done = time / map * (sms - rest) + (time > each ? (time - each) / map * rest : 0);
-    }
-    return first / sms * each + (rest && time < each ? each : time);
+    const int64_t walks = n * divide_up(r->V, columns);
+    const int64_t maps = (units - n) * (divide_up(r->V, columns) + divide_up(r->K, columns));
+    const int64_t walk = time_of(&b, chunks, chunk_costs[b.n_state]) + BLOCK;
+    const int64_t map = time_of(&b, chunks, MAP) + BLOCK;
+    return walks + maps > sms ? walk + (walks * walk + maps * map) / sms : walk;
 }
 
 /* Returns the time of n sequences and heads in segments of `each` chunks. */
 static int64_t cut_time(const gdn_ctx *ctx, const struct gdn_cu_rule *r, int64_t n, int64_t chunks,
                         int64_t each)
 {
-    const int64_t segments = divide_up(chunks, each);
-    const int64_t first = first_time(ctx, r, n, n * (segments - 2));
-    const int64_t later = chunk_time(ctx, r, n * (segments - 1), r->V, with_output);
-    const int64_t slices = divide_up(n * r->V / GDN_SEGMENT_COLUMNS, ctx->cuda->sm_count);
-    return each * (first + later) + CUT + slices * (segments - 2) * COMBINE;
+    const int64_t segments = divide_up(chunks, each), units = n * (segments - 1);
+    const int64_t combines = count_waves(ctx, n * r->V / GDN_SEGMENT_COLUMNS) * (segments - 2);
+    return first_time(ctx, r, n, units, each) + walk_time(ctx, r, units, each) + CUT +
+           combines * COMBINE;
 }
 
 /* Returns the chunks of a segment that take the least time; 0: whole sequences take less. */
@@ -115,7 +110,7 @@ static int64_t find_each(const gdn_ctx *ctx, const struct gdn_cu_rule *r)
     const struct gdn_cu_batch *b = &r->batch;
     const int64_t tokens = b->padded ? b->T : b->B ? divide_up(b->N, b->B) : 0;
     const int64_t chunks = divide_up(tokens, CHUNK), n = b->B * r->H;
-    int64_t least = chunks * chunk_time(ctx, r, n, r->V, with_output) * WIN / 100, best = 0;
+    int64_t least = walk_time(ctx, r, n, chunks) * WIN / 100, best = 0;
     for (int64_t segments = 2; segments <= MOST_SEGMENTS; segments++) {
         const int64_t each = divide_up(chunks, segments);
         if (each < LEAST_CHUNKS) break;

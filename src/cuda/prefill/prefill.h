@@ -39,8 +39,8 @@ gdn_status gdn_cuda_prefill_sm90(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                  void *stream);
 
 /* Sequences of one chunk each: rows of 64 dense tokens that all count, and their states by
- * read_slots and write_slots (-1: zeros; not written). A block may be left out if token_count of all
- * its sequences is 0. The bits are those of gdn_cuda_prefill_sm90(). */
+ * read_slots and write_slots (-1: zeros; not written). A block may be left out if token_count of
+ * all its sequences is 0. The bits are those of gdn_cuda_prefill_sm90(). */
 bool gdn_cuda_prefill_sm90_takes_each(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 gdn_status gdn_cuda_prefill_sm90_each(gdn_ctx *ctx, const struct gdn_cu_rule *args, void *stream);
 

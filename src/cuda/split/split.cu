@@ -151,8 +151,8 @@ GDN_DEVICE void move_rows(int wide, char *to, int64_t step, const struct split_r
         move_rows<uint16_t>(to, step, from, c, first, n, bytes);
 }
 
-/* Puts the word into rows [from, 64) of a chunk, if chunks are filled up. Such rows are whole pieces
- * of 16 bytes. */
+/* Puts the word into rows [from, 64) of a chunk, if chunks are filled up. Such rows are whole
+ * pieces of 16 bytes. */
 GDN_DEVICE void fill_rows(const struct gdn_cu_split &a, char *to, int64_t step, int64_t from,
                           int bytes, uint32_t word)
 {

@@ -207,12 +207,11 @@ template <int io, int deep> GDN_DEVICE void run_state(const prefill_block<io, de
     int slot = 0, stage = 0;
     for (int64_t c = 0; c < b.n_chunks; c++) {
         chunk_work<io, deep> work;
-        const uint32_t k = shared_address(b.k(stage)), t = shared_address(b.t(slot));
-        work.k = k + tiles::lane_second(block::k_row);
-        work.k_turned = k + tiles::lane_second_turned(block::k_row);
-        work.q = k + block::k_bytes + tiles::lane(block::k_row);
-        work.t = t + tiles::lane_second(block::t_row);
-        work.p = t + block::t_bytes + tiles::lane(block::t_row);
+        work.k = shared_address(b.k(stage)) + tiles::lane(block::k_row);
+        work.k_turned = shared_address(b.k(stage)) + tiles::lane_turned(block::k_row);
+        work.q = work.k + block::k_bytes;
+        work.t = shared_address(b.t(slot)) + tiles::lane(block::t_row);
+        work.p = work.t + block::t_bytes;
         work.out = b.v(stage) + 16 * i * tiles::bytes;
         work.v_row = b.v_row;
         work.v_turned = shared_address(work.out) + tiles::lane_turned(b.v_row);

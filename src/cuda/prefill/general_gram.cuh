@@ -307,13 +307,12 @@ GDN_DEVICE void multiply_rows(mma_block (&gram)[blocks], uint32_t a, uint32_t k,
     typedef mma_tiles<io> tiles;
     constexpr int row = GDN_PREFILL_ROW(deep, tiles::bytes);
     a += tiles::lane(row) + 16 * i * row;
-    k += tiles::lane_second(row);
+    k += tiles::lane(row);
     for (int j = 0; j < blocks; j++)
         for (int e = 0; e < 8; e++) gram[j][e / 4][e % 4] = 0;
 #pragma unroll 4
     for (int x = 0; x < deep / 16; x++) {
-        typename tiles::operand left;
-        typename tiles::second right;
+        typename tiles::operand left, right;
         tiles::load(left, a + 16 * x * tiles::bytes, row);
 #pragma unroll
         for (int j = 0; j < blocks; j++) {

@@ -183,7 +183,6 @@ GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, t
 template <int io, int deep, bool packed = false> struct chunk_work {
     typedef mma_tiles<io> tiles;
     typedef typename tiles::operand operand;
-    typedef typename tiles::second second;
     static constexpr int chunk = GDN_PREFILL_CHUNK(tiles::bytes, deep), blocks = chunk / 16;
     static constexpr int k_row = GDN_PREFILL_ROW(deep, tiles::bytes);
     static constexpr int t_row = GDN_PREFILL_ROW(chunk, tiles::bytes);
@@ -191,7 +190,7 @@ template <int io, int deep, bool packed = false> struct chunk_work {
     typedef mma_block tokens[blocks]; /* one column block each, or row block */
     typedef operand operands[blocks];
 
-    uint32_t k, k_turned, q, t, p; /* addresses of this lane; k, k_turned and t of second factors */
+    uint32_t k, k_turned, q, t, p; /* addresses of this lane */
     uint32_t v_turned;             /* ... in the warp's columns */
     int v_row;
     char *out; /* the place of the output: the same columns, in rows as long as those of V */
@@ -244,7 +243,7 @@ template <int n>
 __device__ __forceinline__ void
 chunk_work<io, deep, packed>::add_keys(mma_block (&x)[n], const operand &s, int y, int first) const
 {
-    second m;
+    operand m;
 #pragma unroll
     for (int j = 0; j < n; j++) {
         tiles::load(m, at(k, k_row, first + j, y), k_row);
@@ -338,7 +337,7 @@ template <int io, int deep, bool packed>
 __device__ __forceinline__ void chunk_work<io, deep, packed>::make_u(tokens &U,
                                                                      const operands &r) const
 {
-    second m;
+    operand m;
     clear_blocks(U);
 #pragma unroll
     for (int j = 0; j < blocks; j++)
@@ -475,7 +474,7 @@ template <bool mends, int n>
 __device__ __forceinline__ void chunk_work<io, deep, packed>::update(mma_block (&S)[n],
                                                                      const operands &w) const
 {
-    second m;
+    operand m;
     const float decay = vectors->decay;
     const int first = mends ? first_seen(tokens_of(vectors->resets), chunk - 1) : 0;
     if (decay == 1 && !tokens_of(vectors->writers)) return; /* keeps every bit (G9) */
@@ -501,7 +500,7 @@ chunk_work<io, deep, packed>::leave(const mma_block (&S)[n_blocks], const tokens
                                     const struct state_part &part) const
 {
     operands w;
-    second m;
+    operand m;
     const float decay = end_decay(*vectors, n);
     const int first = first_seen(tokens_of(vectors->resets), n - 1);
     const bool idle = decay == 1 && !(tokens_of(vectors->writers) & tokens_below(n));

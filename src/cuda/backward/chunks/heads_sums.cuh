@@ -150,17 +150,16 @@ chunk_heads<io, deep>::add_pass(mma_block (&by)[3][4], mma_block (&one)[3 - shar
         shared_address(sh.pass.dout) + 16 * m.group * SQUARE_ROW + tiles::lane(SQUARE_ROW);
 #pragma unroll 1
     for (int v = 0; v < PASS / 16; v++) {
-        operand left[3];
-        typename tiles::second right;
+        operand left[3], right;
         tiles::load(left[0], dout + 32 * v, SQUARE_ROW);
         load_block_turned(left[1], z + (v * GROUPS + m.group) * BLOCK);
         load_block_turned(left[2], u + (v * GROUPS + m.group) * BLOCK);
 #pragma unroll
         for (int y = 0; y < 4; y++) {
-            load_block_second(right, S + (v * (deep / 16) + y) * BLOCK);
+            load_block_turned(right, S + (v * (deep / 16) + y) * BLOCK);
             tiles::multiply(by[0][y], left[0], right);
             tiles::multiply(by[1][y], left[1], right);
-            load_block_second(right, J + (v * (deep / 16) + y) * BLOCK);
+            load_block_turned(right, J + (v * (deep / 16) + y) * BLOCK);
             tiles::multiply(by[2][y], left[2], right);
         }
 #pragma unroll
@@ -168,7 +167,7 @@ chunk_heads<io, deep>::add_pass(mma_block (&by)[3][4], mma_block (&one)[3 - shar
 #pragma unroll
         for (int j = 0; j < GROUPS; j++) {
             if (in_warp(j > m.group)) break;
-            load_block_second(right, u + (v * GROUPS + j) * BLOCK);
+            load_block_turned(right, u + (v * GROUPS + j) * BLOCK);
             tiles::multiply(one[0][j], left[2], right);
             if (BOTH) tiles::multiply(one[BOTH][j], left[0], right);
         }
@@ -310,9 +309,8 @@ chunk_heads<io, deep>::multiply_block(mma_block (&to)[4], const char *square, in
 {
     const uint32_t at = shared_address(square) + 16 * i * SQUARE_ROW + 32 * j;
     const uint32_t right =
-        shared_address(tile) + first * row + 128 * m.half + tiles::lane_second_turned(row);
-    operand left;
-    typename tiles::second o;
+        shared_address(tile) + first * row + 128 * m.half + tiles::lane_turned(row);
+    operand left, o;
     if (turned)
         tiles::load_turned(left, at + tiles::lane_turned(SQUARE_ROW), SQUARE_ROW);
     else

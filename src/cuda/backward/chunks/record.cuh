@@ -57,10 +57,6 @@ template <class Operand> GDN_DEVICE void load_block_turned(Operand &o, uint32_t 
     const int l = threadIdx.x % 32, matrix = l / 8 % 2 * 2 + l / 16;
     load_matrices_turned(o.x, block + 128 * matrix + l % 8 * 16);
 }
-template <class Second> GDN_DEVICE void load_block_second(Second &o, uint32_t block)
-{
-    load_matrices_turned(o.x, block + threadIdx.x % 32 * 16);
-}
 /* Returns the place of an element in blocks that lie side by side. */
 GDN_DEVICE int64_t block_place(int row, int column)
 {

@@ -51,15 +51,10 @@ template <int io_, int deep_> struct scan_block {
     bool of_M; /* the columns are those of M */
     int64_t n_chunks;
 
-    /* Return the addresses that a lane reads blocks of T or P from, as first and second factors. */
+    /* Returns the address that a lane reads blocks of T or P from. */
     static __device__ uint32_t square_lane(const char *square)
     {
         return shared_address(square) + (threadIdx.x % 32) * 16;
-    }
-    static __device__ uint32_t square_second(const char *square)
-    {
-        const int l = threadIdx.x % 32;
-        return shared_address(square) + (l % 8 + l / 16 * 8 + l / 8 % 2 * 16) * 16;
     }
 
     /* Return the parts of a stage: T, gates, K and V; and of a stage of queries: P, gates and Q. */

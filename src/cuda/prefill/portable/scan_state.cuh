@@ -127,10 +127,10 @@ template <class Block> struct state_half {
 
     __device__ __forceinline__ void begin(chunk_work &work) const
     {
-        work.k = shared_address(b.k(stage)) + tiles::lane_second(Block::k_row);
+        work.k = shared_address(b.k(stage)) + tiles::lane(Block::k_row);
         work.k_turned =
-            shared_address(b.k(stage)) + 2 * w.part.k + tiles::lane_second_turned(Block::k_row);
-        work.t = b.square_second(b.t(stage));
+            shared_address(b.k(stage)) + 2 * w.part.k + tiles::lane_turned(Block::k_row);
+        work.t = b.square_lane(b.t(stage));
         work.v_row = b.v_row;
         work.v_turned = shared_address(b.v(stage) + 2 * 16 * i) + tiles::lane_turned(b.v_row);
         work.vectors = &b.gates(stage);

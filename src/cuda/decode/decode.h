@@ -32,7 +32,8 @@ gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *call);
 gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *batch,
                                const struct gdn_tokens *tokens);
 
-/* Fills in the arguments of a fold. */
+/* Checks the contents of a fold, if the context does. Fills in its arguments. */
+gdn_status gdn_cuda_record_fold_check(gdn_ctx *ctx, const struct gdn_fold_call *call);
 void gdn_cuda_record_fold_rule(struct gdn_cu_rule *to, const struct gdn_fold_call *call);
 
 /* These ops without GDN_SPLIT_INVARIANT. */

@@ -137,7 +137,7 @@ static gdn_status check_commit(gdn_ctx *ctx, const struct gdn_commit_call *m)
     return status;
 }
 
-static gdn_status check_fold(gdn_ctx *ctx, const struct gdn_fold_call *m)
+gdn_status gdn_cuda_record_fold_check(gdn_ctx *ctx, const struct gdn_fold_call *m)
 {
     struct gdn_record_call own = m->c;
     gdn_tensor *arrays[] = { &own.plan.batch.read_slots, &own.record.count };
@@ -210,7 +210,7 @@ static gdn_status run_record_fold(gdn_ctx *ctx, void *call, void *memory)
     struct gdn_cu_rule rule;
     (void)memory;
     gdn_cuda_record_fold_rule(&rule, m);
-    TRY(check_fold(ctx, m));
+    TRY(gdn_cuda_record_fold_check(ctx, m));
     TRY(gdn_cuda_fold(ctx, &rule, m->base.stream));
     return launch(ctx, m->base.op, &record, m->base.stream);
 }

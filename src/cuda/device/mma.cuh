@@ -107,12 +107,6 @@ template <class format> struct mma_tiles16 {
                       (c + 1 >= first && c + 1 < n ? 0xffff0000u : 0);
         }
     }
-    GDN_DEVICE void keep_columns(second &o, int first, int n)
-    {
-        operand x = { { o.x[0], o.x[2], o.x[1], o.x[3] } };
-        keep_columns(x, first, n);
-        o = { { x.x[0], x.x[2], x.x[1], x.x[3] } };
-    }
     GDN_DEVICE void pack(operand &o, const mma_block &b)
     {
         for (int i = 0; i < 4; i++)
@@ -161,15 +155,12 @@ template <> struct mma_tiles<GDN_F32> {
     struct operand {
         mma_block x;
     };
-    typedef operand second;
     static constexpr int bytes = 4;
     GDN_DEVICE uint32_t lane(int row) { return threadIdx.x % 32 / 4 * row + threadIdx.x % 4 * 8; }
     GDN_DEVICE uint32_t lane_turned(int row)
     {
         return threadIdx.x % 4 * 2 * row + threadIdx.x % 32 / 4 * 4;
     }
-    GDN_DEVICE uint32_t lane_second(int row) { return lane(row); }
-    GDN_DEVICE uint32_t lane_second_turned(int row) { return lane_turned(row); }
     GDN_DEVICE void load(operand &o, uint32_t at, int row)
     {
         for (int i = 0; i < 4; i++)

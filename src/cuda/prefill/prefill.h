@@ -22,8 +22,8 @@ gdn_status gdn_cuda_prefill_run(gdn_ctx *ctx, const struct gdn_cu_rule *args,
 /* Returns how many bytes of rows move at once, at most 16: data and steps are multiples of that. */
 int32_t gdn_cuda_rows_wide(const struct gdn_rows *rows);
 
-/* Refuses a call whose chunks do not have the bits of any other call of the same dtypes and sizes:
- * it goes token by token, or its rows are not aligned as one of the families wants them. */
+/* Refuses a call that does not have the bits of other calls of its dtypes and sizes. It goes token
+ * by token, or its rows are not aligned as a family wants them. */
 gdn_status gdn_cuda_prefill_check_alike(gdn_ctx *ctx, const struct gdn_cu_rule *args);
 
 /* gdn_prefill without rows of GDN_SPLIT_INVARIANT. */

@@ -110,6 +110,7 @@ static void fill(const gdn_ctx *ctx, struct gdn_cu_split *a, bool accepts, bool 
     a->accepts = accepts;
     a->folds = folds;
     choose(ctx, a);
+    a->zeroes_rest = r->batch.cu_seqlens.data && a->rest != GDN_SPLIT_REST_APART;
     a->most = UNIT * (a->one ? 1 : folds ? units : units + 1);
     a->q_wide = wide_of(&r->q, r->K);
     a->k_wide = wide_in_record(&r->k, &r->record_k, r->K);
@@ -307,7 +308,8 @@ static gdn_status run_launches(gdn_ctx *ctx, struct gdn_cu_split *a, struct plan
     TRY(launch(ctx, GDN_CU_split_rows, a, blocks, stream));
     TRY(run_open(ctx, a, p, at.inner, stream));
     TRY(run_rest(ctx, a, p, &at, stream));
-    return a->out ? launch(ctx, GDN_CU_split_out, a, blocks, stream) : GDN_OK;
+    if (!a->out) return GDN_OK;
+    return launch(ctx, GDN_CU_split_out, a, a->zeroes_rest ? blocks + a->rule.H : blocks, stream);
 }
 
 static gdn_status run_noted(gdn_ctx *ctx, const char *op, struct gdn_cu_split *a, struct planned *p,
@@ -393,6 +395,7 @@ gdn_status gdn_cuda_split_plan_fold(gdn_ctx *ctx, struct gdn_fold_call *m)
 gdn_status gdn_cuda_split_run_fold(gdn_ctx *ctx, const struct gdn_fold_call *m, void *memory)
 {
     struct gdn_cu_split a = { .rule = { .K = 0 } };
+    TRY(gdn_cuda_record_fold_check(ctx, m));
     fill_fold(ctx, &a, m);
     return run_noted(ctx, m->base.op, &a, GDN_PLANNED(struct planned, &m->base), memory,
                      m->base.stream);

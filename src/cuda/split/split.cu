@@ -22,7 +22,7 @@ struct split_sequence {
     bool has_slot;
 };
 
-enum { NONE = INT32_MAX }; /* the place of a checkpoint behind all tokens */
+enum { NO_CHECKPOINT = INT32_MAX }; /* a position behind all tokens */
 
 GDN_DEVICE int64_t *number_at(const struct gdn_cu_split &a, int which, int64_t row)
 {
@@ -84,13 +84,13 @@ GDN_DEVICE void split_plan(const struct gdn_cu_split &a)
         x.has_slot ? x.c : -1,
         slot,
         ended > 0 ? after : -1,
-        ended > 0 ? ended : NONE,
+        ended > 0 ? ended : NO_CHECKPOINT,
         x.has_slot ? open : 0,
         !x.has_slot || writes ? slot : row,
         x.s.n_before + x.joined,
         rest,
         whole > 0 && writes ? slot : -1,
-        whole > 0 ? whole : NONE,
+        whole > 0 ? whole : NO_CHECKPOINT,
         row,
     };
     for (int i = 0; i < GDN_SPLIT_NUMBERS; i++)
@@ -113,10 +113,6 @@ struct split_rows {
         return record ? ((const piece *)(record + i * record_step))[at] : piece{};
     }
 };
-
-/* A word that is a finite number other than 0 in either dtype of 16 bits, twice. The length of a
- * row of these is not 0. */
-enum { SPLIT_FILL = 0x3c003c00 };
 
 /* Puts n rows, from row `first` on, `step` bytes apart. A thread loads some pieces before it stores
  * them. */
@@ -151,15 +147,18 @@ GDN_DEVICE void move_rows(int wide, char *to, int64_t step, const struct split_r
         move_rows<uint16_t>(to, step, from, c, first, n, bytes);
 }
 
-/* Puts the word into rows [from, 64) of a chunk, if chunks are filled up. Such rows are whole
- * pieces of 16 bytes. */
-GDN_DEVICE void fill_rows(const struct gdn_cu_split &a, char *to, int64_t step, int64_t from,
-                          int bytes, uint32_t word)
+/* Puts row n - 1 into the rows behind it, or zeros, if chunks are filled up. Such rows are whole
+ * pieces of 16 bytes. Keys have the length of real ones: it is not far from theirs. */
+GDN_DEVICE void fill_rows(const struct gdn_cu_split &a, char *to, int64_t step, int64_t n,
+                          int bytes, bool zeros)
 {
-    const int pieces = bytes / 16, all = a.one ? (GDN_SPLIT_UNIT - (int)from) * pieces : 0;
+    const int pieces = bytes / 16, all = a.one ? (GDN_SPLIT_UNIT - (int)n) * pieces : 0;
+    const uint4 *const last = (const uint4 *)(to + (n - 1) * step);
+    if (n == 0 || all == 0) return;
+    __syncthreads();
     for (int at = threadIdx.x; at < all; at += blockDim.x)
-        ((uint4 *)(to + (from + at / pieces) * step))[at % pieces] =
-            make_uint4(word, word, word, word);
+        ((uint4 *)(to + (n + at / pieces) * step))[at % pieces] =
+            zeros ? make_uint4(0, 0, 0, 0) : last[at % pieces];
 }
 
 /* Rows that go into the record: n of them to row `to`, from row `first` of the chunk on. */
@@ -176,28 +175,28 @@ GDN_DEVICE struct split_left left_rows(const struct gdn_cu_split &a, const struc
 }
 
 /* Puts a head of a tensor into the open chunk and into the next one, which is `next` bytes behind.
- * fill: the word of rows that do not exist. */
+ * zeros: rows that do not exist become zeros. */
 GDN_DEVICE void put_chunks(const struct gdn_cu_split &a, const struct split_sequence &x, int wide,
                            char *chunk, int64_t step, const struct split_rows &from, int bytes,
-                           uint32_t fill)
+                           bool zeros)
 {
-    const int64_t open = open_rows(a, x), n = next_rows(a, x),
-                  next = a.rule.batch.B * a.most * step;
+    const int64_t open = open_rows(a, x), n = next_rows(a, x);
+    const int64_t next = a.rule.batch.B * a.most * step;
     move_rows(wide, chunk, step, from, x.c, 0, open, bytes);
-    fill_rows(a, chunk, step, open, bytes, fill);
+    fill_rows(a, chunk, step, open, bytes, zeros);
     if (n == 0) return;
     move_rows(wide, chunk + next, step, from, x.c, GDN_SPLIT_UNIT, n, bytes);
-    fill_rows(a, chunk + next, step, n, bytes, fill);
+    fill_rows(a, chunk + next, step, n, bytes, zeros);
 }
 
 /* Does so with a tensor that the record holds, and moves rows to the record. The record's own rows
  * are read first: rows that move up come from row 64 or behind, and go to rows before that. */
 GDN_DEVICE void move_head(const struct gdn_cu_split &a, const struct split_sequence &x, int wide,
                           char *chunk, int64_t step, const struct split_rows &from, int bytes,
-                          uint32_t fill)
+                          bool zeros)
 {
     const struct split_left left = left_rows(a, x);
-    put_chunks(a, x, wide, chunk, step, from, bytes, fill);
+    put_chunks(a, x, wide, chunk, step, from, bytes, zeros);
     __syncthreads();
     move_rows(wide, from.record + left.to * from.record_step, from.record_step, from, x.c,
               left.first, left.n, bytes);
@@ -257,7 +256,7 @@ GDN_DEVICE void set_rows_in_use(const struct gdn_cu_rule &r, int64_t slot, int64
 }
 
 /* Reads what plan() has found. */
-GDN_DEVICE struct split_sequence find_sequence(const struct gdn_cu_split &a, int64_t row)
+GDN_DEVICE struct split_sequence planned_sequence(const struct gdn_cu_split &a, int64_t row)
 {
     struct split_sequence x = { read_sequence(a.rule.batch, row) };
     const int64_t c = *number_at(a, GDN_SPLIT_ROWS, row);
@@ -277,21 +276,21 @@ GDN_DEVICE void split_rows(const struct gdn_cu_split &a)
     const struct gdn_cu_rule &r = a.rule;
     const int head = (int)(blockIdx.x % r.H);
     const int64_t row = blockIdx.x / r.H;
-    const struct split_sequence x = find_sequence(a, row);
+    const struct split_sequence x = planned_sequence(a, row);
     if (!x.has_slot || (x.n == 0 && !a.folds)) return;
     const int size = r.record_k.dtype == GDN_F32 ? 4 : 2, K = r.K * size, V = r.V * size;
     if (a.q && head < r.Hq)
         put_chunks(a, x, a.q_wide, a.q + (row * a.most * r.Hq + head) * K, r.Hq * K,
-                   { NULL, token_at(r.q, x, head), 0, r.q.token }, K, SPLIT_FILL);
+                   { NULL, token_at(r.q, x, head), 0, r.q.token }, K, false);
     if (head < r.Hk)
         move_head(a, x, a.k_wide, a.k + (row * a.most * r.Hk + head) * K, r.Hk * K,
                   { record_at(r.record_k, x.s.read, head), token_at(r.k, x, head), r.record_k.row,
                     r.k.token },
-                  K, SPLIT_FILL);
+                  K, false);
     move_head(a, x, a.v_wide, a.v + (row * a.most * r.H + head) * V, r.H * V,
               { record_at(r.record_u, x.s.read, head), token_at(r.v, x, source_head(r, head, r.Hv)),
                 r.record_u.row, r.v.token },
-              V, 0);
+              V, true);
     move_gates(a, x, head);
     const struct split_left left = left_rows(a, x);
     if (head == 0 && threadIdx.x == 0 && (a.accepts || a.folds))
@@ -300,6 +299,24 @@ GDN_DEVICE void split_rows(const struct gdn_cu_split &a)
 
 /* ---- out: a block has a head ----------------------------------------------------------------- */
 
+/* Writes zeros to the head's output of n tokens. */
+GDN_DEVICE void zero_out(const struct gdn_cu_split &a, char *first, int64_t n)
+{
+    const struct gdn_rows &out = a.rule.out;
+    const struct split_rows zeros = {};
+    move_rows(a.out_wide, first, out.token, zeros, n, 0, n,
+              a.rule.V * (out.dtype == GDN_F32 ? 4 : 2));
+}
+
+/* Returns the tokens behind the last sequence, as a sequence. */
+GDN_DEVICE struct gdn_cu_seq behind_last(const struct gdn_cu_batch &b)
+{
+    struct gdn_cu_seq s = {};
+    s.first = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
+    s.n_tokens = b.N - s.first;
+    return s;
+}
+
 /* Stores the output of tokens in the open chunk and the next one. If no other launch does it,
  * tokens that do not count get zeros. */
 GDN_DEVICE void split_out(const struct gdn_cu_split &a)
@@ -307,7 +324,12 @@ GDN_DEVICE void split_out(const struct gdn_cu_split &a)
     const struct gdn_cu_rule &r = a.rule;
     const int head = (int)(blockIdx.x % r.H);
     const int64_t row = blockIdx.x / r.H;
-    const struct split_sequence x = find_sequence(a, row);
+    if (row == r.batch.B) { /* a.zeroes_rest */
+        const struct gdn_cu_seq s = behind_last(r.batch);
+        zero_out(a, row_at(r.out, s, 0, head), s.n_tokens);
+        return;
+    }
+    const struct split_sequence x = planned_sequence(a, row);
     const int V = r.V * (r.out.dtype == GDN_F32 ? 4 : 2);
     const int64_t step = (int64_t)r.H * V, next = r.batch.B * a.most * step;
     char *const first = token_at(r.out, x, head); /* of the first token that counts */
@@ -319,11 +341,8 @@ GDN_DEVICE void split_out(const struct gdn_cu_split &a)
                   a.rest == GDN_SPLIT_REST_NEXT ? x.n - x.joined : 0, V);
     }
     if (a.rest == GDN_SPLIT_REST_APART || x.s.keep_out) return;
-    const struct split_rows zeros = {};
-    move_rows(a.out_wide, first - x.s.n_before * r.out.token, r.out.token, zeros, x.s.n_before, 0,
-              x.s.n_before, V);
-    move_rows(a.out_wide, first + x.n * r.out.token, r.out.token, zeros, x.s.n_tokens, 0,
-              x.s.n_tokens - x.s.n_before - x.n, V);
+    zero_out(a, first - x.s.n_before * r.out.token, x.s.n_before);
+    zero_out(a, first + x.n * r.out.token, x.s.n_tokens - x.s.n_before - x.n);
 }
 
 #define GDN_IMAGE_split GDN_THIS_IMAGE

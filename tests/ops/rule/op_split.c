@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu --every=40, gpu --every=10, sm_80 --every=120, sm_90 --every=120 */
+/* runs: cpu --every=40, gpu --every=10, sm_80 --every=399, sm_90 --every=399 */
 /*
  * GDN_SPLIT_INVARIANT: sequences go through random calls of gdn_prefill, gdn_decode, folds, and
  * drafts of which some are accepted. They have strangers beside them and slots of their own.
@@ -18,15 +18,16 @@ static const struct layer {
     int32_t A, layout, map, raw;
     int heads[3];
     int64_t K, V, R; /* R: rows of a record */
+    double keys;     /* the largest element; the norm makes them short */
 } layers[] = {
-    { GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 1, 1, 2 }, 32, 32, 64 },
-    { GDN_F32, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, { 1, 1, 3 }, 17, 40, 64 },
-    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 48, 19, 96 },
-    { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 2, 2 }, 16, 33, 64 },
-    { GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, { 4, 2, 2 }, 24, 8, 130 },
-    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 1, 1, 2 }, 64, 64, 64 },
-    { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 128, 128, 64 },
-    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 1, 1, 2 }, 128, 72, 100 },
+    { GDN_F32, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 1, 1, 2 }, 32, 32, 64, 1 },
+    { GDN_F32, GDN_STATE_KV, GDN_HEADS_INTERLEAVED, 0, { 1, 1, 3 }, 17, 40, 64, 1 },
+    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 48, 19, 96, 1 },
+    { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 2, 2 }, 16, 33, 64, 1 },
+    { GDN_F32, GDN_STATE_VK, GDN_HEADS_INTERLEAVED, 0, { 4, 2, 2 }, 24, 8, 130, 1 },
+    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 1, { 1, 1, 2 }, 64, 64, 64, 1 },
+    { GDN_F16, GDN_STATE_KV, GDN_HEADS_GROUPED, 1, { 2, 1, 2 }, 128, 128, 64, 500 },
+    { GDN_BF16, GDN_STATE_VK, GDN_HEADS_GROUPED, 0, { 1, 1, 2 }, 128, 72, 100, 500 },
 };
 enum { N_LAYERS = sizeof layers / sizeof *layers };
 
@@ -69,7 +70,8 @@ static struct tokens new_tokens(const struct layer *m, int64_t n)
 static void fill_tokens(const struct layer *m, const struct tokens *t)
 {
     const int64_t forgets = ring2_below(3) ? 400 : 20;
-    ring2_fill(&t->q, -1, 1), ring2_fill(&t->k, -1, 1), ring2_fill(&t->v, -1, 1);
+    ring2_fill(&t->q, -1, 1), ring2_fill(&t->v, -1, 1);
+    ring2_fill(&t->k, -m->keys, m->keys);
     ring2_fill(&t->g, m->raw ? -3 : -0.2, m->raw ? 3 : 0);
     ring2_fill(&t->beta, m->raw ? -2 : 0, m->raw ? 2 : 1);
     for (int64_t i = 0; i < ring2_count(&t->g) && !m->raw; i++) {
@@ -178,6 +180,25 @@ static struct tokens tokens_of(const struct run *r, const struct step *s)
     return t;
 }
 
+/* Returns rows [B][n] as rows [B n]. */
+static gdn_tensor packed(gdn_tensor t)
+{
+    t.size[1] *= t.size[0], t.ndim--;
+    for (int i = 0; i < t.ndim; i++) t.size[i] = t.size[i + 1], t.stride[i] = t.stride[i + 1];
+    return t;
+}
+
+/* Makes the call one of packed tokens: rows of `most` tokens, of which some count. */
+static void pack(gdn_rule_args *a, gdn_batch *b, int64_t most)
+{
+    gdn_tensor *const by_token[] = { &a->q, &a->k, &a->v, &a->g, &a->beta, &a->out };
+    int64_t starts[B + 1];
+    for (size_t i = 0; i < sizeof by_token / sizeof *by_token; i++)
+        *by_token[i] = packed(*by_token[i]);
+    for (int64_t i = 0; i <= B; i++) starts[i] = i * most;
+    b->cu_seqlens = ring2_indices(GDN_I32, B + 1, starts);
+}
+
 static void commit(const struct run *r, const struct step *s)
 {
     gdn_record_commit_args a = gdn_record_commit_args_init();
@@ -235,6 +256,7 @@ static void call(struct run *r, const struct step *s)
     gdn_rule_args a = args_of(r, &t, &b);
     a.state = r->state;
     a.record_k = r->k, a.record_u = r->u, a.record_g = r->g, a.record_count = r->count;
+    if (ring2_below(4) == 0) pack(&a, &b, s->most);
     ring2_call_begin();
     ring2_may_write(&a.out);
     const gdn_tensor *const all[] = { &a.record_k, &a.record_u, &a.record_g, &a.record_count,
@@ -268,6 +290,27 @@ static void splits(int number)
         for (int64_t b = 0; b < B; b++) left += T - r.at[b];
         if (left == 0) return;
     }
+}
+
+/* Tokens that belong to no sequence: their output is zero. */
+static void behind(int number)
+{
+    struct run r = new_run(&layers[number]);
+    struct tokens t = new_tokens(r.m, 3);
+    const int64_t starts[] = { 0, 1, 2 }, slots[] = { 3, 1 };
+    gdn_batch b = gdn_batch_init();
+    gdn_rule_args a = args_of(&r, &t, &b);
+    fill_tokens(r.m, &t);
+    ring2_fill_value(&t.out, 7);
+    pack(&a, &b, 3);
+    b.cu_seqlens = ring2_indices(GDN_I32, 3, starts);
+    b.read_slots = ring2_indices(GDN_I32, 2, slots);
+    a.state = r.state;
+    a.record_k = r.k, a.record_u = r.u, a.record_g = r.g, a.record_count = r.count;
+    ring2_status(ring2_ctx(2), "behind", gdn_decode(ring2_ctx(2), &a), GDN_OK);
+    for (int64_t i = 0, H = state_heads(r.m); i < ring2_count(&a.out); i++)
+        CHECK((ring2_get(&a.out, i) == 0) == (i >= 2 * H * r.m->V), "out [%d]: %g", (int)i,
+              ring2_get(&a.out, i));
 }
 
 /* Without a record, chunks begin with the sequence: the bits of gdn_prefill. */
@@ -327,6 +370,7 @@ int main(int argc, char **argv)
     static const struct ring2_cases tests[] = {
         { "G23 any split", splits, N_LAYERS * SEEDS },
         { "G23 one call", plain, N_LAYERS },
+        { "G23 tokens of no sequence", behind, N_LAYERS },
         { "G1 refused", refused, 1 },
     };
     return ring2_cases_main(argc, argv, tests, sizeof tests / sizeof *tests);

@@ -256,7 +256,7 @@ GDN_DEVICE void leave_checkpoint(const mma_block (&S)[n], const scan_block &b,
 
 /* ---- All chunks ------------------------------------------------------------------------------ */
 
-/* Returns the first chunk from i on with a checkpoint after it, or the end of the part. */
+/* Returns the chunk behind the first checkpoint from chunk i on, or the end of the part. */
 GDN_DEVICE int next_stop(const scan_block &b, int i)
 {
     const struct gdn_cu_batch &batch = b.r.batch;

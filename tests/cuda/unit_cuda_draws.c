@@ -98,11 +98,12 @@ static gdn_op op_of(int i)
 }
 
 /* The yardstick is no op's. Rules beyond Gated DeltaNet are drawn seldom: unit_cuda_family.c and
- * unit_cuda_channels.c run them. */
+ * unit_cuda_channels.c run them. Records with GDN_SPLIT_INVARIANT are not drawn: op_split.c. */
 static bool is_apart(int image)
 {
-    return image == GDN_IMAGE_yardstick ||
-           (image < GDN_N_IMAGES && strstr(gdn_images[image].name, "channels"));
+    const char *const name = image < GDN_N_IMAGES ? gdn_images[image].name : "";
+    return image == GDN_IMAGE_yardstick || image == GDN_IMAGE_split ||
+           image == GDN_IMAGE_prefill_sm90_each || strstr(name, "channels");
 }
 
 static void test_draws(void)

@@ -29,6 +29,7 @@ static uint32_t size_before(gdn_op op)
     case GDN_OP_DECODE: return offsetof(gdn_rule_args, write_gate);
     case GDN_OP_PREFILL_BACKWARD: return offsetof(gdn_prefill_backward_args, write_gate);
     case GDN_OP_SUMMARY: return offsetof(gdn_summary_args, write_gate);
+    case GDN_OP_RECORD_FOLD: return offsetof(gdn_record_fold_args, norm_eps);
     case GDN_OP_STEP: return offsetof(gdn_step_args, record_k);
     case GDN_OP_BLOCK: return offsetof(gdn_block_args, beta_kind);
     case GDN_OP_BLOCK_BACKWARD: return offsetof(gdn_block_backward_args, activation);

@@ -37,7 +37,8 @@ gdn_status gdn_cuda_record_fold_check(gdn_ctx *ctx, const struct gdn_fold_call *
 void gdn_cuda_record_fold_rule(struct gdn_cu_rule *to, const struct gdn_fold_call *call);
 
 /* These ops without GDN_SPLIT_INVARIANT. */
-extern const struct gdn_op_backend gdn_cuda_decode_op, gdn_cuda_record_fold_op;
+extern const struct gdn_op_backend gdn_cuda_decode_op;
+extern const struct gdn_op_backend gdn_cuda_record_fold_op;
 
 /* A call, and the facts that its form depends on. */
 struct gdn_decode_call {

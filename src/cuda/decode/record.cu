@@ -53,15 +53,6 @@ GDN_DEVICE void record_move(const struct gdn_cu_record &a)
     }
 }
 
-GDN_DEVICE void set_count(const struct gdn_cu_record &a, int64_t slot, int64_t count)
-{
-    const int64_t at = slot * a.count.stride[0];
-    if (a.count.dtype == GDN_I32)
-        ((int32_t *)a.count.data)[at] = (int32_t)count;
-    else
-        ((int64_t *)a.count.data)[at] = count;
-}
-
 /* Adds the accepted rows to the count of a sequence; after a fold sets it to 0. A thread has a
  * sequence. */
 GDN_DEVICE void record_count(const struct gdn_cu_record &a)
@@ -70,7 +61,7 @@ GDN_DEVICE void record_count(const struct gdn_cu_record &a)
     const int64_t slot = row < a.batch.B ? record_slot(a.batch, row) : -1;
     if (slot < 0) return;
     const int64_t c = record_count(a, slot);
-    set_count(a, slot, a.n_accepted.data ? c + n_accepted(a, row, c) : 0);
+    store_count(a.count, slot, a.n_accepted.data ? c + n_accepted(a, row, c) : 0);
 }
 
 /* Empties the records of the slots of a sequence that gdn_prefill has computed. A warp has a
@@ -87,11 +78,11 @@ GDN_DEVICE void record_forget(const struct gdn_cu_record &a)
     const struct gdn_cu_checkpoints list = read_checkpoints(a.batch, s);
     for (int64_t i = list.first + lane, slot; i < list.end; i += 32) {
         checkpoint_at(a.batch, list, i, slot);
-        if (slot >= 0) set_count(a, slot, 0);
+        if (slot >= 0) store_count(a.count, slot, 0);
     }
     if (lane > 0 || (s.read == s.write && s.n_valid == 0)) return;
-    if (s.read >= 0) set_count(a, s.read, 0);
-    if (s.write >= 0) set_count(a, s.write, 0);
+    if (s.read >= 0) store_count(a.count, s.read, 0);
+    if (s.write >= 0) store_count(a.count, s.write, 0);
 }
 
 #define GDN_IMAGE_decode_record GDN_THIS_IMAGE

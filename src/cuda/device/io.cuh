@@ -51,6 +51,16 @@ GDN_DEVICE int64_t load_index(const struct gdn_cu_array &a, int64_t i, int64_t j
     return ld_index((const char *)a.data + at * bytes, a.data ? bytes : 0, absent);
 }
 
+/* Sets element i of an array of counters, which is there. */
+GDN_DEVICE void store_count(const struct gdn_cu_array &a, int64_t i, int64_t count)
+{
+    const int64_t at = i * a.stride[0];
+    if (a.dtype == GDN_I32)
+        ((int32_t *)a.data)[at] = (int32_t)count;
+    else
+        ((int64_t *)a.data)[at] = count;
+}
+
 /* Returns element i of a vector of floats; `absent` if there is no vector. */
 GDN_DEVICE float load_vector(const struct gdn_cu_array &a, int64_t i, float absent)
 {

@@ -7,8 +7,7 @@
 
 enum { MOST_SLICES = 64 }; /* blocks that share the checkpoints of a sequence */
 
-/* Returns a view of dense float32 states, [H][V][K] each. */
-static struct gdn_pool_view wide_view(const struct gdn_cu_rule *r, char *data)
+struct gdn_pool_view gdn_cuda_dense_states(const struct gdn_cu_rule *r, char *data)
 {
     const int64_t head = (int64_t)r->K * r->V;
     return (struct gdn_pool_view){
@@ -111,11 +110,12 @@ gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     a.rule.batch = inner.batch;
     a.n_parts = count_parts(r);
     if (is_apart(&r->from))
-        a.from = inner.from = wide_view(r, at.states), how.by_number |= GDN_PREFILL_FROM;
+        a.from = inner.from = gdn_cuda_dense_states(r, at.states),
+        how.by_number |= GDN_PREFILL_FROM;
     if (is_apart(&r->to))
-        a.to = inner.to = wide_view(r, at.states), how.by_number |= GDN_PREFILL_TO;
+        a.to = inner.to = gdn_cuda_dense_states(r, at.states), how.by_number |= GDN_PREFILL_TO;
     if (is_apart(&r->checkpoints)) {
-        a.checkpoints = inner.checkpoints = wide_view(r, at.checkpoints);
+        a.checkpoints = inner.checkpoints = gdn_cuda_dense_states(r, at.checkpoints);
         how.by_number |= GDN_PREFILL_CHECKPOINTS;
     }
     if (a.from.data) {
@@ -136,10 +136,10 @@ static void widen(struct gdn_cu_rule *r, const struct rooms *at)
     struct gdn_cu_batch *b = &r->batch;
     const struct gdn_cu_rule was = *r;
     const struct gdn_cu_array none = { 0 };
-    if (was.from.data) r->from = wide_view(r, at->states), b->read_pool = b->B;
-    if (was.to.data) r->to = wide_view(r, at->states), b->write_pool = b->B;
+    if (was.from.data) r->from = gdn_cuda_dense_states(r, at->states), b->read_pool = b->B;
+    if (was.to.data) r->to = gdn_cuda_dense_states(r, at->states), b->write_pool = b->B;
     if (is_apart(&was.checkpoints)) {
-        r->checkpoints = wide_view(r, at->checkpoints);
+        r->checkpoints = gdn_cuda_dense_states(r, at->checkpoints);
         b->n_checkpoints = b->checkpoint_pool = count_checkpoints(&was);
         b->checkpoint_slots = none;
     }

@@ -140,14 +140,6 @@ static struct gdn_cu_array numbers_of(const struct gdn_cu_split *a, int which)
                                   .n_columns = 1 };
 }
 
-static struct gdn_pool_view states_of(const struct gdn_cu_rule *r, char *data)
-{
-    const int64_t head = (int64_t)r->K * r->V;
-    return (struct gdn_pool_view){
-        .data = data, .dtype = GDN_F32, .slot = r->H * head, .head = head, .ld = r->K
-    };
-}
-
 /* Takes from a batch all arrays that plan() has replaced. */
 static void clear_arrays(struct gdn_cu_batch *b)
 {
@@ -190,7 +182,7 @@ static struct gdn_cu_rule open_rule(const struct gdn_cu_split *a, const struct r
     r.batch.N = r.batch.B * a->most;
     r.batch.padded = 1;
     r.batch.pad_policy = GDN_PAD_ZERO;
-    r.to = writes ? r.from : states_of(&r, at->states);
+    r.to = writes ? r.from : gdn_cuda_dense_states(&r, at->states);
     r.batch.write_pool = writes ? r.batch.read_pool : a->rest ? r.batch.B : -1;
     r.k = dense_rows(a, a->k, dtype, r.Hk, r.K);
     r.q = a->q ? dense_rows(a, a->q, dtype, r.Hq, r.K) : r.k;
@@ -221,7 +213,7 @@ static struct gdn_cu_rule rest_rule(const struct gdn_cu_split *a, const struct r
     if (a->accepts) return r;
     r.checkpoints.data = NULL;
     r.batch.checkpoint_pool = -1;
-    r.from = states_of(&r, at->states);
+    r.from = gdn_cuda_dense_states(&r, at->states);
     r.batch.read_pool = r.batch.B;
     return r;
 }

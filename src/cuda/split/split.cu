@@ -246,15 +246,6 @@ GDN_DEVICE void move_gates(const struct gdn_cu_split &a, const struct split_sequ
     }
 }
 
-GDN_DEVICE void set_rows_in_use(const struct gdn_cu_rule &r, int64_t slot, int64_t n)
-{
-    const int64_t at = slot * r.record_count.stride[0];
-    if (r.record_count.dtype == GDN_I32)
-        ((int32_t *)r.record_count.data)[at] = (int32_t)n;
-    else
-        ((int64_t *)r.record_count.data)[at] = n;
-}
-
 /* Reads what plan() has found. */
 GDN_DEVICE struct split_sequence planned_sequence(const struct gdn_cu_split &a, int64_t row)
 {
@@ -294,7 +285,7 @@ GDN_DEVICE void split_rows(const struct gdn_cu_split &a)
     move_gates(a, x, head);
     const struct split_left left = left_rows(a, x);
     if (head == 0 && threadIdx.x == 0 && (a.accepts || a.folds))
-        set_rows_in_use(r, x.s.read, left.to + left.n);
+        store_count(r.record_count, x.s.read, left.to + left.n);
 }
 
 /* ---- out: a block has a head ----------------------------------------------------------------- */

@@ -20,7 +20,8 @@ mapfile -t headers < <(find src -name '*.h' | sort)
         sed -nE 's/^(.*)\.o:[0-9a-f]* +([A-Za-z]) (.*)$/\2 \3 \1/p' |
         sed -nE 's/^[TDBRVW] /defined /p; s/^U /asked /p'
     # declared SYMBOL FILE: lines that begin with a type, which calls do not; and rows of ops
-    grep -HE '^([a-z].*\bgdn_[a-z0-9_]+\(|extern const struct gdn_op_backend .*;$)' "${headers[@]}" |
+    grep -HE -e '^[a-z].*\bgdn_[a-z0-9_]+\(' -e '^extern const struct gdn_op_backend .*;$' \
+        "${headers[@]}" |
         grep -vE ':(static|typedef|return) ' |
         sed -E 's/^([^:]*):.*\b(gdn_[a-z0-9_]+)[(;].*/declared \2 \1/'
     # includes of a header: face OF

@@ -109,6 +109,17 @@ GDN_DEVICE struct gdn_cu_seq read_sequence(const struct gdn_cu_batch &b, int64_t
     return s;
 }
 
+/* Returns the tokens after the last sequence, as a sequence without valid tokens. */
+GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
+{
+    struct gdn_cu_seq s = {};
+    s.first = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
+    s.n_tokens = b.N - s.first;
+    s.read = s.write = -1;
+    s.padding = true;
+    return s;
+}
+
 /* Returns the slot of the state after token t with GDN_WRITE_EACH; -1: that state is dropped. */
 GDN_DEVICE int64_t each_slot(const struct gdn_cu_batch &b, const struct gdn_cu_seq &s, int64_t t)
 {

@@ -97,17 +97,6 @@ GDN_DEVICE void store_block(const mma_block &x, const struct state_place &p,
 
 /* ---- Sequences and checkpoints --------------------------------------------------------------- */
 
-/* Returns the tokens after the last sequence, as a sequence without valid tokens. */
-GDN_DEVICE struct gdn_cu_seq read_rest(const struct gdn_cu_batch &b)
-{
-    struct gdn_cu_seq s = {};
-    s.first = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
-    s.n_tokens = b.N - s.first;
-    s.read = s.write = -1;
-    s.padding = true;
-    return s;
-}
-
 /* The next checkpoint of a warp. Number c is the state after `at` tokens, and goes to `slot`. */
 struct prefill_cursor {
     int64_t c, at, slot;

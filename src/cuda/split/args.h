@@ -41,9 +41,7 @@ struct gdn_cu_split {
     int32_t accepts, folds; /* accepts: tokens count at once. folds: there are no tokens */
     int32_t one;            /* open chunks have at most 64 rows, and others are filled up */
     int32_t rest;           /* GDN_SPLIT_REST_... */
-    int32_t zeroes_rest;    /* out() has one more sequence: tokens behind the last one */
-    int32_t pad;
 };
-GDN_CU_SIZE(gdn_cu_split, 1336 + 8 * 8 + 10 * 4);
+GDN_CU_SIZE(gdn_cu_split, 1336 + 8 * 8 + 8 * 4);
 
 #endif

@@ -110,7 +110,6 @@ static void fill(const gdn_ctx *ctx, struct gdn_cu_split *a, bool accepts, bool 
     a->accepts = accepts;
     a->folds = folds;
     choose(ctx, a);
-    a->zeroes_rest = r->batch.cu_seqlens.data && a->rest != GDN_SPLIT_REST_APART;
     a->most = UNIT * (a->one ? 1 : folds ? units : units + 1);
     a->q_wide = wide_of(&r->q, r->K);
     a->k_wide = wide_in_record(&r->k, &r->record_k, r->K);
@@ -300,8 +299,10 @@ static gdn_status run_launches(gdn_ctx *ctx, struct gdn_cu_split *a, struct plan
     TRY(launch(ctx, GDN_CU_split_rows, a, blocks, stream));
     TRY(run_open(ctx, a, p, at.inner, stream));
     TRY(run_rest(ctx, a, p, &at, stream));
+    /* Tokens behind the last sequence get zeros, here if no launch of prefill does it. */
+    const bool behind = a->rule.batch.cu_seqlens.data && a->rest != GDN_SPLIT_REST_APART;
     if (!a->out) return GDN_OK;
-    return launch(ctx, GDN_CU_split_out, a, a->zeroes_rest ? blocks + a->rule.H : blocks, stream);
+    return launch(ctx, GDN_CU_split_out, a, behind ? blocks + a->rule.H : blocks, stream);
 }
 
 static gdn_status run_noted(gdn_ctx *ctx, const char *op, struct gdn_cu_split *a, struct planned *p,

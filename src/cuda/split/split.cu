@@ -299,15 +299,6 @@ GDN_DEVICE void zero_out(const struct gdn_cu_split &a, char *first, int64_t n)
               a.rule.V * (out.dtype == GDN_F32 ? 4 : 2));
 }
 
-/* Returns the tokens behind the last sequence, as a sequence. */
-GDN_DEVICE struct gdn_cu_seq behind_last(const struct gdn_cu_batch &b)
-{
-    struct gdn_cu_seq s = {};
-    s.first = clamp64(load_index(b.cu_seqlens, b.B), 0, b.N);
-    s.n_tokens = b.N - s.first;
-    return s;
-}
-
 /* Stores the output of tokens in the open chunk and the next one. If no other launch does it,
  * tokens that do not count get zeros. */
 GDN_DEVICE void split_out(const struct gdn_cu_split &a)
@@ -315,8 +306,8 @@ GDN_DEVICE void split_out(const struct gdn_cu_split &a)
     const struct gdn_cu_rule &r = a.rule;
     const int head = (int)(blockIdx.x % r.H);
     const int64_t row = blockIdx.x / r.H;
-    if (row == r.batch.B) { /* a.zeroes_rest */
-        const struct gdn_cu_seq s = behind_last(r.batch);
+    if (row == r.batch.B) { /* a row of blocks for tokens behind the last sequence */
+        const struct gdn_cu_seq s = read_rest(r.batch);
         zero_out(a, row_at(r.out, s, 0, head), s.n_tokens);
         return;
     }

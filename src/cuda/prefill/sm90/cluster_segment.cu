@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A cluster of two blocks per segment and state head (segments.cuh): cluster.cu for sequences that
  * may be cut. */
-enum {
-    HOPPER_GROUPS = 1,
-    HOPPER_BLOCKS = 2,
-    HOPPER_OUTPUTS = 1,
-    HOPPER_CUTS = 1,
-    HOPPER_KEYS = 2,
-    HOPPER_EACH = 0
-};
+enum { HOPPER_GROUPS = 1, HOPPER_BLOCKS = 2, HOPPER_OUTPUTS = 1, HOPPER_CUTS = 1, HOPPER_KEYS = 2 };
+enum { HOPPER_EACH = 0 };
 enum { HOPPER_IO_REGISTERS = 72, HOPPER_STATE_REGISTERS = 232, HOPPER_SOLVE_REGISTERS = 136 };
 #include "cuda/prefill/sm90/run.cuh"
 

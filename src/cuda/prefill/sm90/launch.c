@@ -285,15 +285,17 @@ bool gdn_cuda_prefill_sm90_takes_each(const gdn_ctx *ctx, const struct gdn_cu_ru
            r->V <= COLUMNS && !gdn_cuda_prefill_is_apart(r);
 }
 
-/* Returns how many sequences a block has. Its first chunk costs as much as START others. */
+/* Returns how many sequences a block has. Its first chunk costs as much as START others. Of the
+ * numbers that give as many groups of sequences the least is best, so others are left out. */
 static int64_t sequences_of_block(int64_t B, int64_t H, int64_t sm_count)
 {
     enum { START = 4 };
-    int64_t best = 1, least = INT64_MAX;
-    for (int64_t n = 1; n <= B; n++) {
-        const int64_t blocks = (B + n - 1) / n * H;
-        const int64_t cost = (blocks + sm_count - 1) / sm_count * (n + START);
+    int64_t best = 1, least = INT64_MAX, n = 1;
+    while (n <= B) {
+        const int64_t groups = (B + n - 1) / n;
+        const int64_t cost = (groups * H + sm_count - 1) / sm_count * (n + START);
         if (cost < least) least = cost, best = n;
+        n = groups > 1 ? (B + groups - 2) / (groups - 1) : B + 1;
     }
     return best;
 }

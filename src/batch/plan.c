@@ -327,12 +327,6 @@ static gdn_status read_range(const struct reader *r, int64_t b, struct gdn_seq *
     return GDN_OK;
 }
 
-/* Returns a slot that an array names; -1: it names none. */
-static int64_t named_slot(const gdn_batch *b, int64_t slot)
-{
-    return slot < b->first_slot ? -1 : slot;
-}
-
 /* Reads the slot that sequence b starts from; negative: padding. */
 static gdn_status read_start(const struct reader *r, int64_t b, int64_t *slot)
 {
@@ -340,11 +334,11 @@ static gdn_status read_start(const struct reader *r, int64_t b, int64_t *slot)
     if (!slots->data) {
         *slot = b;
     } else if (!accepted->data) {
-        *slot = named_slot(r->batch, gdn_index(slots, b));
+        *slot = gdn_plan_named_slot(r->batch, gdn_index(slots, b));
     } else {
         const int64_t n = gdn_index(accepted, b);
         TRY(check_value(r->ctx, "num_accepted_tokens", b, n, 1, slots->size[1]));
-        *slot = named_slot(r->batch, gdn_index2(slots, b, n - 1));
+        *slot = gdn_plan_named_slot(r->batch, gdn_index2(slots, b, n - 1));
     }
     return GDN_OK;
 }
@@ -370,7 +364,7 @@ static gdn_status place_states(const struct reader *r, int64_t start, bool own, 
         s->write = start;
         return GDN_OK;
     }
-    s->write = named_slot(b, gdn_index(slots, s->row));
+    s->write = gdn_plan_named_slot(b, gdn_index(slots, s->row));
     if (s->write < 0) return GDN_OK;
     return check_slot(r->ctx, slots, "write_slots", s->row, s->write, r->pools.write);
 }
@@ -522,45 +516,6 @@ size_t gdn_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *toke
 {
     return gdn_align64((size_t)plan->B * sizeof *plan->seqs) +
            gdn_plan_slots_bytes(max_writes(plan, tokens));
-}
-
-int64_t gdn_plan_each_slot(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
-{
-    if (s->write >= 0) return t == s->n_valid - 1 ? s->write : -1; /* sunk: the last one stays */
-    return named_slot(&plan->batch, gdn_index2(&plan->batch.write_slots, s->row, t));
-}
-
-int64_t gdn_plan_parent(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
-{
-    return plan->batch.parents.data ? gdn_index2(&plan->batch.parents, s->row, t) : t - 1;
-}
-
-int64_t gdn_plan_path(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
-{
-    return plan->batch.path.data ? gdn_index2(&plan->batch.path, s->row, t) : t;
-}
-
-int64_t gdn_plan_checkpoint(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t i,
-                            int64_t *slot)
-{
-    const gdn_batch *b = &plan->batch;
-    const int64_t c = s->first_checkpoint + i;
-    *slot = b->checkpoint_slots.data ? named_slot(b, gdn_index(&b->checkpoint_slots, c)) : c;
-    if (b->checkpoint_every) return (i + 1) * b->checkpoint_every - s->base;
-    return gdn_index(&b->checkpoint_positions, c) - s->base;
-}
-
-int64_t gdn_plan_checkpoint_after(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t)
-{
-    int64_t first = 0, end = s->n_checkpoints, slot;
-    while (first < end) {
-        const int64_t middle = first + (end - first) / 2;
-        if (gdn_plan_checkpoint(plan, s, middle, &slot) > t)
-            end = middle;
-        else
-            first = middle + 1;
-    }
-    return first;
 }
 
 /* ---- Rows ---------------------------------------------------------------------------------- */

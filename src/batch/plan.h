@@ -112,6 +112,12 @@ size_t gdn_plan_slots_bytes(int64_t n_writes);
 gdn_status gdn_plan_check_slots(gdn_ctx *ctx, const struct gdn_plan *plan,
                                 const struct gdn_plan_pools *pools, int64_t n_writes, void *memory);
 
+/* Returns a slot that an array of the batch names; -1: it names none. */
+static inline int64_t gdn_plan_named_slot(const gdn_batch *b, int64_t slot)
+{
+    return slot < b->first_slot ? -1 : slot;
+}
+
 /* Returns the slot of the state after token t of sequence s under GDN_WRITE_EACH; -1: dropped. */
 int64_t gdn_plan_each_slot(const struct gdn_plan *plan, const struct gdn_seq *s, int64_t t);
 

@@ -9,6 +9,7 @@
 
 enum { GDN_ITEM_STATE_BYTES = 256 * 1024 }; /* most state of one chunked item */
 
+/* gdn_rule_cut() cuts a rule into items (schedule.c). gdn_rule_run() runs them (rule_run.c). */
 void gdn_rule_cut(struct gdn_rule *rule, const struct gdn_kernels *kr, int n_threads);
 size_t gdn_rule_scratch(const struct gdn_rule *rule, const struct gdn_kernels *kr); /* a thread */
 void gdn_rule_run(gdn_ctx *ctx, const struct gdn_rule *rule, void *scratch);
@@ -52,8 +53,11 @@ struct gdn_rule_item {
     int group, first, last;
 };
 
-/* Returns the items of a run and item i in their order, which begins with a sequence: the
- * longest. */
+/* Returns the number of the longest sequence. */
+int64_t gdn_rule_longest(const struct gdn_rule *rule);
+
+/* gdn_rule_items() returns how many items a run has; gdn_rule_item_at() returns item i, in an order
+ * that begins with sequence `first`. */
 int64_t gdn_rule_items(const struct gdn_rule *rule);
 struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first, int64_t i);
 

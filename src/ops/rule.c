@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_prefill and gdn_decode: one struct, one check, one walk (cpu/schedule.c) over (sequence,
+ * gdn_prefill and gdn_decode: one struct, one check, one walk (cpu/rule_run.c) over (sequence,
  * group of heads, strips of columns). What differs is the form that an item runs: chunks
  * (cpu/prefill.c), tokens on the state where it lies (cpu/decode.c), or tokens on strips of it
  * (cpu/decode_exact.c).

@@ -539,12 +539,14 @@ static gdn_status launch_all(gdn_ctx *ctx, struct planned *p, void *stream)
     struct gdn_cu_backward *a = &p->args;
     if (wants_state_alone(a))
         return a->n_blocks ? launch_parts(ctx, p, stream) : launch_state_alone(ctx, a, stream);
-    struct gdn_cuda_ran ran = { 5,
-                                { GDN_CU_backward_general_load, GDN_CU_backward_general_forward,
-                                  GDN_CU_backward_general_reverse, GDN_CU_backward_general_chunk,
-                                  GDN_CU_backward_general_store } };
+    struct gdn_cuda_ran ran = { .n = 5,
+                                .kernels = {
+                                    GDN_CU_backward_general_load, GDN_CU_backward_general_forward,
+                                    GDN_CU_backward_general_reverse, GDN_CU_backward_general_chunk,
+                                    GDN_CU_backward_general_store } };
     if (a->n_blocks)
-        ran = (struct gdn_cuda_ran){ 3, { mma_prepare(a), mma_walks(a), mma_heads(a) } };
+        ran = (struct gdn_cuda_ran){ .n = 3,
+                                     .kernels = { mma_prepare(a), mma_walks(a), mma_heads(a) } };
     TRY(launch_plan(ctx, a, &ran, stream));
     if (is_by_prefill(a)) {
         const struct gdn_cu_rule first = first_pass(a);

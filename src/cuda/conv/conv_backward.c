@@ -86,7 +86,7 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cu_conv_backward *args, 
         .stream = stream,
         .args = args,
     };
-    struct gdn_cuda_ran ran = { 1, { tokens.kernel } };
+    struct gdn_cuda_ran ran = { .n = 1, .kernels = { tokens.kernel } };
     TRY(gdn_cuda_launch(ctx, &tokens));
     if (args->dstate.data) {
         TRY(gdn_cuda_launch(ctx, &states));

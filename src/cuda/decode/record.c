@@ -78,26 +78,6 @@ gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_cu_rule *r, bool h
     return forget(ctx, r, has_checkpoints, stream);
 }
 
-static gdn_status decode_folded(const struct gdn_decode_call *c)
-{
-    struct gdn_cu_rule plain = *c->rule;
-    struct gdn_cuda_decode_plan plan;
-    TRY(gdn_cuda_fold_first(c->ctx, c->rule, false, c->stream));
-    plain.record_k.data = NULL;
-    gdn_cuda_decode_plan(c->ctx, c->op, &plain, &plan);
-    return gdn_cuda_decode_run(&plan, c->memory, c->stream);
-}
-
-gdn_status gdn_decode_launch_fold(const struct gdn_decode_call *c)
-{
-    struct gdn_cuda_ran ran = { .n = 0 }, *const layer = c->ctx->cuda->layer;
-    if (layer) return decode_folded(c);
-    c->ctx->cuda->layer = &ran;
-    const gdn_status status = decode_folded(c);
-    c->ctx->cuda->layer = NULL;
-    return status == GDN_OK ? gdn_cuda_note_all(c->ctx, c->op, ran.kernels, ran.n) : status;
-}
-
 /* ---- Contents, if the context checks them -------------------------------------------------- */
 
 gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,

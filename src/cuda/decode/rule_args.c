@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "calls/op_backends.h"
-#include "cuda/decode/select.h"
-#include "cuda/driver/contents.h"
+/* The arguments of kernels from a checked call of the rule. */
+#include "core/tensor_check.h"
+#include "cuda/decode/decode.h"
 
 /* Returns the map by which kernels find the heads of q, k and v for a state head. For a tensor of H
  * heads, or of one, grouped and interleaved are the same: h / 1 = h mod H, h / H = h mod 1. Fast
@@ -68,48 +68,9 @@ gdn_status gdn_cuda_check_channels(gdn_ctx *ctx, const struct gdn_record *record
                     "record_g: channels %lld apart, at most 2^31 - 1 on a GPU", (long long)apart);
 }
 
-gdn_status gdn_cuda_check_rule(gdn_ctx *ctx, const struct gdn_rule_call *c)
-{
-    return c->rule.record
-               ? gdn_cuda_check_record(ctx, &c->plan, &c->tokens, &c->pools, &c->record,
-                                       c->base.stream)
-               : gdn_cuda_check_batch(ctx, &c->plan, &c->tokens, &c->pools, c->base.stream);
-}
-
 gdn_status gdn_cuda_check_tree(gdn_ctx *ctx, const gdn_batch *b, const struct gdn_tokens *tokens)
 {
     if (!b->parents.data || tokens->N <= INT32_MAX - 1) return GDN_OK;
     return gdn_fail(ctx, GDN_E_UNSUPPORTED, "parents: %lld tokens, at most 2^31 - 2",
                     (long long)tokens->N);
 }
-
-/* ---- gdn_decode ---------------------------------------------------------------------------- */
-
-/* The decisions about a call. */
-struct planned {
-    struct gdn_cu_rule rule;
-    struct gdn_cuda_decode_plan plan;
-};
-_Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
-
-static gdn_status plan_decode(gdn_ctx *ctx, void *call)
-{
-    struct gdn_rule_call *c = call;
-    struct planned *p = GDN_PLANNED(struct planned, &c->base);
-    TRY(gdn_cuda_check_channels(ctx, c->rule.record));
-    TRY(gdn_cuda_check_tree(ctx, &c->plan.batch, &c->tokens));
-    gdn_cuda_fill_call(&p->rule, c);
-    gdn_cuda_decode_plan(ctx, c->base.op, &p->rule, &p->plan);
-    c->base.bytes = p->plan.bytes;
-    return GDN_OK;
-}
-
-static gdn_status run_decode(gdn_ctx *ctx, void *call, void *memory)
-{
-    const struct gdn_rule_call *c = call;
-    struct planned *p = GDN_PLANNED(struct planned, &c->base);
-    TRY(gdn_cuda_check_rule(ctx, c));
-    return gdn_cuda_decode_run(&p->plan, memory, c->base.stream);
-}
-
-const struct gdn_op_backend gdn_cuda_decode_op = { plan_decode, run_decode };

@@ -9,7 +9,6 @@
 
 #include <stdio.h>
 
-#include "core/limits.h"
 #include "cuda/driver/choice.h"
 
 enum {
@@ -26,183 +25,6 @@ enum {
  * (docs/log/cuda-speed.md). Both give the same bits (G2). */
 enum { SLOTS_BLOCKS = 64 };
 
-/* ---- Strides of 32 bits -------------------------------------------------------------------- */
-
-bool gdn_cuda_is_near(int64_t step, int64_t n)
-{
-    return step >= INT32_MIN / n && step <= INT32_MAX / n;
-}
-
-bool gdn_cuda_are_near(const struct gdn_rows *r)
-{
-    return !r->data || (gdn_cuda_is_near(r->batch, 1) && gdn_cuda_is_near(r->token, 1) &&
-                        gdn_cuda_is_near(r->head, 1));
-}
-
-bool gdn_cuda_is_near_vector(const struct gdn_cu_array *a)
-{
-    return !a->data || gdn_cuda_is_near(a->stride[0], (int64_t)gdn_dtype_bytes(a->dtype));
-}
-
-/* Checks that all steps from line to line of a state fit 32 bits. */
-static bool is_near_pool(const struct gdn_pool_view *p, int V)
-{
-    const int most_lines = V > GDN_MAX_HEAD ? GDN_MAX_VALUE : GDN_MAX_HEAD;
-    return !p->data || (gdn_cuda_is_near(p->slot, 4) && gdn_cuda_is_near(p->head, 4) &&
-                        gdn_cuda_is_near(p->ld, 4 * most_lines));
-}
-
-/* Checks a list that has one number for each row of a grid. */
-static bool is_near_list(const struct gdn_cu_array *a)
-{
-    return !a->data || gdn_cuda_is_near(a->stride[0], MOST_ROWS);
-}
-
-/* Checks a table by the sum of its steps along rows and along columns. */
-static bool is_near_table(const struct gdn_cu_array *a)
-{
-    return !a->data || (gdn_cuda_is_near(a->stride[0], 2 * MOST_ROWS) &&
-                        gdn_cuda_is_near(a->stride[1], 2 * ((int64_t)a->n_columns + 1)));
-}
-
-static bool are_near(const struct gdn_cu_rule *r)
-{
-    return gdn_cuda_are_near(&r->q) && gdn_cuda_are_near(&r->k) && gdn_cuda_are_near(&r->v) &&
-           gdn_cuda_are_near(&r->g) && gdn_cuda_are_near(&r->beta) && gdn_cuda_are_near(&r->out) &&
-           is_near_pool(&r->from, r->V) && is_near_pool(&r->to, r->V) &&
-           gdn_cuda_is_near_vector(&r->A_log) && gdn_cuda_is_near_vector(&r->dt_bias);
-}
-
-/* ---- Alignment ----------------------------------------------------------------------------- */
-
-bool gdn_decode_is_wide(const struct gdn_rows *rows, int K)
-{
-    const uint64_t all = (uint64_t)(uintptr_t)rows->data | (uint64_t)rows->batch |
-                         (uint64_t)rows->token | (uint64_t)rows->head;
-    return K % 4 == 0 && (all & (4 * gdn_dtype_bytes(rows->dtype) - 1)) == 0;
-}
-
-/* Checks that rows can be read in pieces of 16 bytes. */
-static bool are_pieces(const struct gdn_cu_near *r)
-{
-    return (uintptr_t)r->data % 16 == 0 && r->row % 16 == 0 && r->token % 16 == 0 &&
-           r->head % 16 == 0;
-}
-
-/* Checks that states can be read in pieces of 16 bytes. */
-static bool is_pieces(const struct gdn_cu_pool *p)
-{
-    return (uintptr_t)p->data % 16 == 0 && p->slot % 16 == 0 && p->head % 16 == 0 &&
-           p->row % 16 == 0;
-}
-
-const char *gdn_decode_why_not_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
-{
-    if (r->exact) return "GDN_EXACT is set";
-    if (r->K != 64 && r->K != 128 && r->K != 256) return "K is not 64, 128 or 256";
-    if (r->V % WARP_COLUMNS) return "V is not a multiple of 16";
-    if (!is_pieces(&a->from) || !is_pieces(&a->to)) return "states are not aligned to 16 bytes";
-    return NULL;
-}
-
-/* Returns why the rows of q and k, or the states, are not whole tiles of 16-byte pieces. */
-static const char *why_not_tiles(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
-{
-    if (!are_pieces(&a->q) || !are_pieces(&a->k)) return "q or k is not aligned to 16 bytes";
-    return gdn_decode_why_not_whole(r, a);
-}
-
-/* ---- Conditions of every form but general and walk ----------------------------------------- */
-
-/* Returns why warps cannot read and write states in whole, aligned pieces of one dtype and
- * layout. */
-static const char *why_not_pool(const struct gdn_cu_rule *r, const struct gdn_pool_view *view)
-{
-    const struct gdn_pool_view *pool = gdn_decode_pool(r);
-    const int64_t bytes = (int64_t)gdn_dtype_bytes(pool->dtype);
-    const int64_t piece = pool->k_first ? 16 / bytes : 4;
-    if (!view->data) return NULL;
-    if (view->gap) return "states have no stride of 1";
-    if (view->dtype != pool->dtype || view->k_first != pool->k_first)
-        return "states come and go in different dtypes or layouts";
-    if ((uintptr_t)view->data % (uintptr_t)(piece * bytes) || view->slot % piece ||
-        view->head % piece || view->ld % piece || (pool->k_first ? r->V : r->K) % piece)
-        return "states are not in aligned pieces of 16 bytes or 4 elements";
-    return NULL;
-}
-
-static const char *why_not_chain(const struct gdn_cu_rule *r)
-{
-    if (r->batch.parents.data) return "the batch is a tree";
-    return r->record_k.data ? "the call has a record" : NULL;
-}
-
-static const char *why_eight(const struct gdn_cu_rule *r)
-{
-    return gdn_is_q8(r->from.dtype) || gdn_is_q8(r->to.dtype) || gdn_is_q8(r->checkpoints.dtype)
-               ? "states have 8 bits"
-               : NULL;
-}
-
-/* Returns why only the walk takes the call. */
-static const char *why_walk(const struct gdn_cu_rule *r)
-{
-    const char *why = why_not_chain(r);
-    return why ? why : why_eight(r);
-}
-
-static const char *why_not_batch(const struct gdn_cu_batch *b)
-{
-    if (b->token_start.data) return "token_start is given";
-    if (b->token_count.data) return "token_count is given";
-    if (b->checkpoint_pool >= 0) return "checkpoints are written";
-    if (b->pad_policy == GDN_PAD_SINK) return "pad_policy is GDN_PAD_SINK";
-    if (b->B >= INT32_MAX || b->N > INT32_MAX || b->T > INT32_MAX || b->read_pool >= INT32_MAX ||
-        b->write_pool >= INT32_MAX || b->first_slot >= INT32_MAX)
-        return "more sequences, tokens or slots than 32 bits count";
-    return NULL;
-}
-
-/* Returns why no kernel of 32-bit strides takes the call, apart from trees, records and the
- * rule. */
-static const char *why_not_near(const struct gdn_cu_rule *r)
-{
-    const char *why = why_not_batch(&r->batch);
-    if (!why && r->head_map != GDN_HEADS_GROUPED) why = "head_map is interleaved";
-    if (!why && gdn_cuda_mixes_dtypes(r)) why = "q, k, v and out have several dtypes";
-    if (!why && r->H > 1024) why = "H is above 1024";
-    if (!why) why = why_not_pool(r, &r->from);
-    if (!why) why = why_not_pool(r, &r->to);
-    if (!why && !are_near(r)) why = "a stride does not fit 32 bits";
-    return why;
-}
-
-static const char *why_not_form(const struct gdn_cu_rule *r)
-{
-    const char *why = why_not_chain(r);
-    return why ? why : why_not_near(r);
-}
-
-static const char *why_not_gdn(const struct gdn_cu_rule *r)
-{
-    return r->family.is ? "the rule has channels, a write gate or updates" : NULL;
-}
-
-static const char *why_not_warps(const struct gdn_cu_rule *r)
-{
-    const char *why = why_walk(r);
-    if (!why) why = why_not_gdn(r);
-    return why ? why : why_not_form(r);
-}
-
-bool gdn_cuda_mixes_dtypes(const struct gdn_cu_rule *r)
-{
-    return r->k.dtype != r->q.dtype || r->v.dtype != r->q.dtype ||
-           (r->out.data && r->out.dtype != r->q.dtype);
-}
-
-bool gdn_cuda_takes_warps(const struct gdn_cu_rule *args) { return !why_not_warps(args); }
-
 /* ---- Conditions of the token forms and of window k128 -------------------------------------- */
 
 static const char *why_not_slots(const struct gdn_cu_warp *a)
@@ -210,7 +32,8 @@ static const char *why_not_slots(const struct gdn_cu_warp *a)
     const struct gdn_cu_array *read = &a->read_slots, *write = &a->write_slots;
     if ((read->data && read->dtype != GDN_I32) || (write->data && write->dtype != GDN_I32))
         return "slots are int64";
-    if (!is_near_list(read) || !is_near_list(write)) return "slots are too far apart";
+    if (!gdn_decode_is_near_list(read) || !gdn_decode_is_near_list(write))
+        return "slots are too far apart";
     if (read->data) return NULL;
     /* Without read_slots the kernels do not check that a slot exists. */
     if (write->data && !a->each) return "write_slots without read_slots";
@@ -256,7 +79,7 @@ static const char *why_not_small(const struct gdn_cu_rule *r, const struct gdn_c
 static const char *why_not_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {
     if (a->whole) return NULL;
-    return a->each ? "every token's state is kept" : why_not_tiles(r, a);
+    return a->each ? "every token's state is kept" : gdn_decode_why_not_tiles(r, a);
 }
 
 /* Returns why the sequences do not have 1 to `most` tokens each. */
@@ -276,7 +99,7 @@ static const char *why_not_tiles_of(const struct gdn_decode_call *c, int most)
 {
     const char *why = why_not_small(c->rule, &c->warp);
     if (!why) why = why_not_rows_of(c->rule, &c->warp, most);
-    return why ? why : why_not_tiles(c->rule, &c->warp);
+    return why ? why : gdn_decode_why_not_tiles(c->rule, &c->warp);
 }
 
 bool gdn_cuda_takes_one(const struct gdn_cu_rule *args, const struct gdn_cu_warp *warp)
@@ -314,7 +137,7 @@ static const char *why_not_lists(const struct gdn_decode_call *c, int most)
     if (a->has_initial_state.data && a->has_initial_state.dtype == GDN_I64)
         return "has_initial_state is int64";
     if (a->B > most || a->read_pool <= 0) return "65535 sequences or more, or no slots";
-    if (!is_near_list(&a->has_initial_state) || !is_near_list(&a->cu_seqlens))
+    if (!gdn_decode_is_near_list(&a->has_initial_state) || !gdn_decode_is_near_list(&a->cu_seqlens))
         return "has_initial_state or cu_seqlens is too far apart";
     return why_not_whole(c->rule, a);
 }
@@ -369,8 +192,8 @@ static const char *why_not_of_record(const struct gdn_decode_call *c, int most)
 {
     const struct gdn_cu_rule *r = c->rule;
     const char *why = gdn_decode_why_not_record(r);
-    if (!why) why = why_eight(r);
-    if (!why) why = why_not_gdn(r);
+    if (!why) why = gdn_decode_why_eight(r);
+    if (!why) why = gdn_decode_why_not_gdn(r);
     if (!why) why = c->not_near;
     if (!why) why = why_not_tiles_of(c, most);
     return !why && r->K != LAZY_K ? "K is not 128" : why;
@@ -428,11 +251,11 @@ static const char *why_not_window_k128(const struct gdn_decode_call *c)
     if (a->has_initial_state.data) return "has_initial_state is given";
     if (a->num_accepted_tokens.data && a->num_accepted_tokens.dtype != GDN_I32)
         return "num_accepted_tokens is not int32";
-    if (!is_near_list(&a->num_accepted_tokens) || !is_near_table(&a->read_slots) ||
-        !is_near_table(&a->write_slots))
+    if (!gdn_decode_is_near_list(&a->num_accepted_tokens) ||
+        !gdn_decode_is_near_table(&a->read_slots) || !gdn_decode_is_near_table(&a->write_slots))
         return "slots or num_accepted_tokens are too far apart";
     const char *why = why_not_k128_states(c);
-    return why ? why : why_not_tiles(c->rule, a);
+    return why ? why : gdn_decode_why_not_tiles(c->rule, a);
 }
 
 static const char *why_not_window(const struct gdn_decode_call *c)
@@ -449,13 +272,36 @@ static const char *why_not_window(const struct gdn_decode_call *c)
         if (c->pool->k_first && a->T <= 0) return "there are no tokens";
         if (c->pool->k_first && a->V % FEW_COLUMNS) return "V is not a multiple of 64";
     }
-    return why_not_tiles(c->rule, a);
+    return gdn_decode_why_not_tiles(c->rule, a);
+}
+
+/* ---- A fold first --------------------------------------------------------------------------- */
+
+static gdn_status decode_folded(const struct gdn_decode_call *c)
+{
+    struct gdn_cu_rule plain = *c->rule;
+    struct gdn_cuda_decode_plan plan;
+    TRY(gdn_cuda_fold_first(c->ctx, c->rule, false, c->stream));
+    plain.record_k.data = NULL;
+    gdn_cuda_decode_plan(c->ctx, c->op, &plain, &plan);
+    return gdn_cuda_decode_run(&plan, c->memory, c->stream);
+}
+
+/* Folds first, then decodes as without a record. */
+static gdn_status launch_fold(const struct gdn_decode_call *c)
+{
+    struct gdn_cuda_ran ran;
+    gdn_cuda_gather(c->ctx, &ran);
+    return gdn_cuda_note_gathered(c->ctx, c->op, decode_folded(c));
 }
 
 /* ---- The forms ----------------------------------------------------------------------------- */
 
 static const char *why_not_warp(const struct gdn_decode_call *c) { return c->not_warp; }
-static const char *why_not_general(const struct gdn_decode_call *c) { return why_walk(c->rule); }
+static const char *why_not_general(const struct gdn_decode_call *c)
+{
+    return gdn_decode_why_walk(c->rule);
+}
 static const char *why_not_walk(const struct gdn_decode_call *c)
 {
     (void)c;
@@ -480,7 +326,7 @@ static const struct decode_form {
     { GDN_CUDA_GENERAL, why_not_general, gdn_decode_launch_general, NULL },
     { GDN_CUDA_LAZY_FEW, why_not_lazy_few, gdn_decode_launch_lazy_few, NULL },
     { GDN_CUDA_LAZY, why_not_lazy, gdn_decode_launch_lazy, gdn_decode_lazy_bytes },
-    { GDN_CUDA_FOLD, why_not_fold, gdn_decode_launch_fold, NULL },
+    { GDN_CUDA_FOLD, why_not_fold, launch_fold, NULL },
     { GDN_CUDA_WALK, why_not_walk, gdn_decode_launch_walk, gdn_decode_walk_bytes },
 };
 
@@ -514,7 +360,7 @@ static void log_choice(const struct gdn_decode_call *c, int i)
 static const char *why_not_few(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    const char *why = why_walk(r);
+    const char *why = gdn_decode_why_walk(r);
     if (why) return why;
     const int64_t n = b->cu_seqlens.data ? b->N : b->T;
     return n <= GENERAL_WINDOW / r->family.updates ? NULL
@@ -542,7 +388,8 @@ static const char *why_not_channels(const struct gdn_cu_rule *r)
 static const char *why_not_channels_token(const struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
-    const char *why = gdn_cuda_is_off(c->ctx, GDN_CUDA_TOKEN) ? "it is switched off" : why_walk(r);
+    const char *why =
+        gdn_cuda_is_off(c->ctx, GDN_CUDA_TOKEN) ? "it is switched off" : gdn_decode_why_walk(r);
     if (!why) why = why_not_channels(r);
     if (!why) why = c->not_form;
     if (!why) why = why_not_tiles_of(c, 1);
@@ -558,7 +405,7 @@ static void log_family(const struct gdn_decode_call *c)
     if (!c->ctx->options.log) return;
     const struct gdn_cuda_form list[] = { { "channels token", why_not_channels_token(c) },
                                           { "channels few", why_not_few(c->rule) },
-                                          { "channels", why_walk(c->rule) },
+                                          { "channels", gdn_decode_why_walk(c->rule) },
                                           { "channels walk", NULL } };
     gdn_cuda_log_forms(c->ctx, GDN_CUDA_DECODE_CHOICE, c->op, list);
 }
@@ -568,14 +415,14 @@ static int choose_family(const struct gdn_decode_call *c)
     if (!why_not_fold(c)) return CHANNELS_FOLD;
     if (!why_not_channels_token(c)) return CHANNELS_TOKEN;
     if (!why_not_few(c->rule)) return CHANNELS_FEW;
-    return why_walk(c->rule) ? CHANNELS_WALK : CHANNELS;
+    return gdn_decode_why_walk(c->rule) ? CHANNELS_WALK : CHANNELS;
 }
 
 static gdn_status launch_family(const struct gdn_decode_call *c, int form)
 {
     static gdn_status (*const launches[])(const struct gdn_decode_call *c) = {
         gdn_decode_launch_channels_token, gdn_decode_launch_channels_few,
-        gdn_decode_launch_channels, gdn_decode_launch_fold, gdn_decode_launch_walk
+        gdn_decode_launch_channels, launch_fold, gdn_decode_launch_walk
     };
     if (form != CHANNELS_FOLD) log_family(c);
     return launches[form](c);
@@ -587,14 +434,14 @@ static gdn_status launch_family(const struct gdn_decode_call *c, int form)
 static void find_reasons(struct gdn_decode_call *c)
 {
     const struct gdn_cu_rule *r = c->rule;
-    c->not_near = why_not_near(r);
-    c->not_form = why_not_chain(r);
+    c->not_near = gdn_decode_why_not_near(r);
+    c->not_form = gdn_decode_why_not_chain(r);
     if (!c->not_form) c->not_form = c->not_near;
-    c->not_step = why_not_gdn(r);
+    c->not_step = gdn_decode_why_not_gdn(r);
     if (!c->not_step) c->not_step = c->not_form;
     if (!c->not_step && (!gdn_decode_is_wide(&r->q, r->K) || !gdn_decode_is_wide(&r->k, r->K)))
         c->not_step = "rows of q or k are not in aligned chunks of four";
-    c->not_warp = why_walk(r);
+    c->not_warp = gdn_decode_why_walk(r);
     if (!c->not_warp) c->not_warp = c->not_step;
     c->not_token = c->not_warp;
 }
@@ -606,7 +453,7 @@ static void fill(struct gdn_decode_call *c, const struct gdn_cu_rule *r)
     c->pool = gdn_decode_pool(r);
     if (c->not_near) return;
     gdn_cuda_fill_warp(&c->warp, r);
-    if (!are_pieces(&c->warp.q) || !are_pieces(&c->warp.k))
+    if (!gdn_decode_are_pieces(&c->warp.q) || !gdn_decode_are_pieces(&c->warp.k))
         c->warp.whole = c->warp.products = false;
 }
 

@@ -43,7 +43,6 @@ gdn_status gdn_decode_launch_channels(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_channels_few(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_lazy(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_lazy_few(const struct gdn_decode_call *c);
-gdn_status gdn_decode_launch_fold(const struct gdn_decode_call *c);
 gdn_status gdn_decode_launch_walk(const struct gdn_decode_call *c);
 
 /* Return the bytes of memory that these two forms take. */
@@ -83,11 +82,34 @@ struct gdn_cu_decode gdn_decode_general_args(const struct gdn_cu_rule *r);
 /* Checks that each sequence has a slot of its own number, to read and to write. */
 bool gdn_decode_has_slots(const struct gdn_cu_warp *a);
 
+/* ---- Conditions of forms: conditions.c ---- */
+
+/* Check that steps fit 32 bits: of a list with one number for each row of a grid, of a table with
+ * rows of numbers. */
+bool gdn_decode_is_near_list(const struct gdn_cu_array *list);
+bool gdn_decode_is_near_table(const struct gdn_cu_array *table);
+
+/* Checks that rows can be read in pieces of 16 bytes. */
+bool gdn_decode_are_pieces(const struct gdn_cu_near *rows);
+
+/* Return why the call is no plain chain of tokens without a record, why its states have 8 bits, or
+ * either of both; NULL: it is one, they have not. */
+const char *gdn_decode_why_not_chain(const struct gdn_cu_rule *r);
+const char *gdn_decode_why_eight(const struct gdn_cu_rule *r);
+const char *gdn_decode_why_walk(const struct gdn_cu_rule *r);
+/* Returns why no kernel of 32-bit strides takes the call, apart from trees, records and the
+ * rule. */
+const char *gdn_decode_why_not_near(const struct gdn_cu_rule *r);
+/* Returns why the rule is not that of Gated DeltaNet. */
+const char *gdn_decode_why_not_gdn(const struct gdn_cu_rule *r);
+
 /* Checks that rows of q or k can be read four elements at a time. */
 bool gdn_decode_is_wide(const struct gdn_rows *rows, int K);
 
 /* Returns why the states are not whole tiles of 16-byte pieces, see `whole` in struct gdn_cu_warp;
  * NULL: they are. */
 const char *gdn_decode_why_not_whole(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a);
+/* Returns why the rows of q and k, or the states, are not whole tiles of 16-byte pieces. */
+const char *gdn_decode_why_not_tiles(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a);
 
 #endif

@@ -12,7 +12,7 @@
 #include "core/ctx.h"
 
 /* X(number, name). sm90: every kernel for Hopper alone; and clusters, and launches that overlap.
- * portable prefill: the form on tensor cores (prefill/select.c). Those of gradients: the same
+ * portable prefill: the form on tensor cores (prefill/chunks.c). Those of gradients: the same
  * (backward/select.c). channels: chunks with a gate per key channel (prefill/channels). The others
  * are forms of gdn_decode (decode/select.c). The last two take every call: one those with records
  * that accept tokens, the other all. */

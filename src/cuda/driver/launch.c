@@ -1,145 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Launches of kernels in their workspace, and the notes of what ran. */
 #include "cuda/driver/launch.h"
 
 #include <stdio.h>
 
 #include "core/tensor_check.h"
-#include "cuda/driver/blas.h"
 #include "cuda/driver/load.h"
-#include "cuda/driver/shared_bytes.h"
-
-#define TEXT(x) #x
-#define TEXT_OF(name) TEXT(name)
-
-static const struct kernel_row {
-    const char *name;
-    enum gdn_image_id image;
-    int threads, shared_bytes; /* shared_bytes: dynamic, at most */
-} rows[GDN_N_KERNELS + 1] = {
-#define GDN_KERNEL(image, threads, shared, ...) \
-    { TEXT_OF(GDN_CU_JOIN(gdn, __VA_ARGS__)), GDN_IMAGE_##image, threads, shared },
-#include "cuda/driver/kernels.def"
-    [GDN_CU_cublas] = { .name = "cublas" },
-};
-
-const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel) { return rows[kernel].name; }
-
-enum gdn_image_id gdn_cuda_kernel_image(enum gdn_kernel_id kernel) { return rows[kernel].image; }
-
-int gdn_cuda_kernel_threads(enum gdn_kernel_id kernel) { return rows[kernel].threads; }
-
-int gdn_cuda_kernel_shared(enum gdn_kernel_id kernel) { return rows[kernel].shared_bytes; }
-
-bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel)
-{
-    return gdn_cuda_has_image(ctx->cuda, rows[kernel].image);
-}
-
-/* ---- The driver ---------------------------------------------------------------------------- */
-
-gdn_status gdn_cuda_fail(gdn_ctx *ctx, gdn_cu_result result, const char *call, const char *what)
-{
-    const struct gdn_cu_api *api = &ctx->cuda->api;
-    const char *name = NULL, *text = NULL;
-    api->cuGetErrorName(result, &name);
-    api->cuGetErrorString(result, &text);
-    return gdn_fail(ctx, GDN_E_CUDA, "%s: %s (%s), %s", call, name ? name : "an unknown error",
-                    text ? text : "no text", what);
-}
-
-/* ---- Opening ------------------------------------------------------------------------------- */
-
-static gdn_status open_device(gdn_ctx *ctx)
-{
-    struct gdn_cuda *c = ctx->cuda;
-    int n = 0, major = 0, minor = 0;
-    GDN_CU(ctx, "at start", cuInit, (0));
-    GDN_CU(ctx, "at start", cuDeviceGetCount, (&n));
-    if (ctx->options.device < 0 || ctx->options.device >= n)
-        return gdn_fail(ctx, GDN_E_ARG, "device: %d, wanted 0 to %d", (int)ctx->options.device,
-                        n - 1);
-    GDN_CU(ctx, "at start", cuDeviceGet, (&c->device, ctx->options.device));
-    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&major, GDN_CU_MAJOR, c->device));
-    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&minor, GDN_CU_MINOR, c->device));
-    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&c->sm_count, GDN_CU_SM_COUNT, c->device));
-    GDN_CU(ctx, "at start", cuDeviceGetAttribute, (&c->shared_most, GDN_CU_SHARED_MOST, c->device));
-    GDN_CU(ctx, "at start", cuDeviceGetName, (c->name, (int)sizeof c->name, c->device));
-    c->capability = 10 * major + minor;
-    snprintf(c->isa, sizeof c->isa, "sm_%d", c->capability);
-    if (c->capability < GDN_CUDA_LEAST)
-        return gdn_fail(ctx, GDN_E_UNSUPPORTED, "device: compute capability %d.%d, wanted 8.0",
-                        major, minor);
-    GDN_CU(ctx, "at start", cuDevicePrimaryCtxRetain, (&c->context, c->device));
-    return GDN_OK;
-}
-
-static void log_code(const gdn_ctx *ctx)
-{
-    const struct gdn_cuda *c = ctx->cuda;
-    const char *text = gdn_cuda_code_text(c->capability);
-    char line[160];
-    if (!*text) return;
-    snprintf(line, sizeof line, "device: %s, %s, %s", c->name, c->isa, text);
-    gdn_log_line(ctx, line);
-}
-
-gdn_status gdn_cuda_create(gdn_ctx *ctx)
-{
-    const gdn_options *o = &ctx->options;
-    const char *missing;
-    ctx->cuda = o->alloc(o->alloc_user, sizeof *ctx->cuda, 64);
-    if (!ctx->cuda)
-        return gdn_fail(ctx, GDN_E_MEMORY, "context: no memory for %zu bytes", sizeof *ctx->cuda);
-    memset(ctx->cuda, 0, sizeof *ctx->cuda);
-    gdn_status status = GDN_OK;
-    if (gdn_cu_open(&ctx->cuda->api, &missing) != 0)
-        status = gdn_fail(ctx, GDN_E_UNSUPPORTED, "backend: no %s, wanted NVIDIA's driver %s",
-                          missing, "for CUDA 12 or newer");
-    if (status == GDN_OK) status = open_device(ctx);
-    if (status == GDN_OK) status = gdn_cuda_read_families(ctx);
-    if (status == GDN_OK) status = gdn_cuda_find_code(ctx);
-    if (status != GDN_OK)
-        gdn_cuda_destroy(ctx);
-    else
-        log_code(ctx);
-    return status;
-}
-
-void gdn_cuda_destroy(gdn_ctx *ctx)
-{
-    struct gdn_cuda *c = ctx->cuda;
-    const gdn_options *o = &ctx->options;
-    if (!c) return;
-    if (c->context && c->api.cuCtxPushCurrent(c->context) == 0) {
-        gdn_cu_context popped;
-        gdn_blas_close(ctx);
-        if (c->workspace) c->api.cuMemFree(c->workspace);
-        for (int i = 0; i < GDN_N_IMAGES; i++)
-            if (c->libraries[i]) c->api.cuLibraryUnload(c->libraries[i]);
-        c->api.cuCtxPopCurrent(&popped);
-    }
-    if (c->context) c->api.cuDevicePrimaryCtxRelease(c->device);
-    gdn_cu_close(&c->api);
-    o->release(o->alloc_user, c);
-    ctx->cuda = NULL;
-}
-
-/* ---- Calls --------------------------------------------------------------------------------- */
-
-gdn_status gdn_cuda_enter(gdn_ctx *ctx, bool *pushed)
-{
-    gdn_cu_context current = NULL;
-    GDN_CU(ctx, "in a call", cuCtxGetCurrent, (&current));
-    *pushed = current != ctx->cuda->context;
-    if (*pushed) GDN_CU(ctx, "in a call", cuCtxPushCurrent, (ctx->cuda->context));
-    return GDN_OK;
-}
-
-void gdn_cuda_leave(gdn_ctx *ctx, bool pushed)
-{
-    gdn_cu_context popped;
-    if (pushed) ctx->cuda->api.cuCtxPopCurrent(&popped);
-}
 
 /* Replaces the buffer by a larger one. cuMemFree() waits for the device, so no kernel still reads
  * the old one. */
@@ -179,11 +45,12 @@ static gdn_status check_call(gdn_ctx *ctx, const struct gdn_cuda_call *call)
     if (!ctx->cuda->kernels[call->kernel]) TRY(gdn_cuda_load(ctx, call->kernel));
     if (!ctx->cuda->kernels[call->kernel])
         return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: not for this device (capability %d)",
-                        rows[call->kernel].name, ctx->cuda->capability);
+                        gdn_cuda_kernel_name(call->kernel), ctx->cuda->capability);
     for (int i = 0; i < 3; i++)
         if (call->grid[i] < 0 || call->grid[i] > most[i])
             return gdn_fail(ctx, GDN_E_UNSUPPORTED, "%s: %lld blocks in dimension %d, at most %d",
-                            rows[call->kernel].name, (long long)call->grid[i], i, (int)most[i]);
+                            gdn_cuda_kernel_name(call->kernel), (long long)call->grid[i], i,
+                            (int)most[i]);
     return GDN_OK;
 }
 
@@ -199,8 +66,9 @@ gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
             (struct gdn_cu_attribute){ .id = GDN_CU_CLUSTER_DIMENSION,
                                        .value.dims = { (unsigned)call->cluster, 1, 1 } };
     struct gdn_cu_config config = {
-        .block = { (unsigned)(call->n_threads ? call->n_threads : rows[call->kernel].threads), 1,
-                   1 },
+        .block = { (unsigned)(call->n_threads ? call->n_threads
+                                              : gdn_cuda_kernel_threads(call->kernel)),
+                   1, 1 },
         .shared_bytes = (unsigned)call->shared_bytes,
         .stream = call->stream,
         .attributes = attributes,
@@ -220,7 +88,8 @@ gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call)
     const gdn_cu_result r = ctx->cuda->api.cuLaunchKernelEx(
         &config, ctx->cuda->kernels[call->kernel], parameters, NULL);
     gdn_cuda_leave(ctx, pushed);
-    if (r != 0) return gdn_cuda_fail(ctx, r, "cuLaunchKernelEx", rows[call->kernel].name);
+    if (r != 0)
+        return gdn_cuda_fail(ctx, r, "cuLaunchKernelEx", gdn_cuda_kernel_name(call->kernel));
     return GDN_OK;
 }
 
@@ -233,13 +102,13 @@ void gdn_cuda_ran_add(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel)
 
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels, int n)
 {
-    struct gdn_cuda_ran own = { .n = 0 }, *ran = ctx->cuda->layer ? ctx->cuda->layer : &own;
+    struct gdn_cuda_ran own = { .n = 0 }, *ran = ctx->cuda->gathered ? ctx->cuda->gathered : &own;
     char names[sizeof ctx->kernel];
     size_t used = 0;
     for (int i = 0; i < n; i++) gdn_cuda_ran_add(ran, kernels[i]);
     if (ran != &own) return GDN_OK;
     for (int i = 0; i < ran->n; i++) {
-        const char *name = rows[ran->kernels[i]].name;
+        const char *name = gdn_cuda_kernel_name(ran->kernels[i]);
         const size_t more = strlen(name);
         if (used + more + 2 > sizeof names) break;
         if (i) names[used++] = ' ';
@@ -253,6 +122,20 @@ gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel
 gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel)
 {
     return gdn_cuda_note_all(ctx, op, &kernel, 1);
+}
+
+void gdn_cuda_gather(gdn_ctx *ctx, struct gdn_cuda_ran *ran)
+{
+    ran->n = 0;
+    ran->outer = ctx->cuda->gathered;
+    ctx->cuda->gathered = ran;
+}
+
+gdn_status gdn_cuda_note_gathered(gdn_ctx *ctx, const char *op, gdn_status status)
+{
+    const struct gdn_cuda_ran *ran = ctx->cuda->gathered;
+    ctx->cuda->gathered = ran->outer;
+    return status == GDN_OK ? gdn_cuda_note_all(ctx, op, ran->kernels, ran->n) : status;
 }
 
 void gdn_cuda_log_choice(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *line)

@@ -36,6 +36,7 @@ enum { GDN_CUDA_MAX_RAN = 32 };
 struct gdn_cuda_ran {
     int n;
     enum gdn_kernel_id kernels[GDN_CUDA_MAX_RAN];
+    struct gdn_cuda_ran *outer; /* see gdn_cuda_gather() */
 };
 
 enum { GDN_CUDA_CHOICE = 512 }; /* characters of a line about a choice of kernels */
@@ -73,8 +74,7 @@ struct gdn_cuda {
     gdn_cu_library libraries[GDN_N_IMAGES]; /* NULL: not for this device, or not used yet */
     gdn_cu_kernel kernels[GDN_N_KERNELS];   /* the same */
     struct gdn_blas *blas;                  /* cuBLAS; NULL: not opened yet */
-    struct gdn_cuda_ran *layer; /* the kernels of a layer's parts are added to it; NULL: no layer
-                                   runs */
+    struct gdn_cuda_ran *gathered;          /* see gdn_cuda_gather(); NULL: nothing is gathered */
     gdn_cu_memory workspace;
     size_t workspace_bytes;
     struct gdn_cuda_sm90 *sm90; /* caches of prefill/sm90 (cache.h); backend.c allocates them */
@@ -154,10 +154,15 @@ bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
 void gdn_cuda_ran_add(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel);
 
 /* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does those of
- * loops. If the call is part of a layer's, it adds the kernels to the layer's. */
+ * loops. If kernels are gathered, it adds them to these instead. */
 gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel);
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n);
+
+/* A call that consists of others gathers their kernels in `ran`, and notes them when it ends: between
+ * gdn_cuda_gather() and gdn_cuda_note_gathered(), which returns the status of the call. */
+void gdn_cuda_gather(gdn_ctx *ctx, struct gdn_cuda_ran *ran);
+gdn_status gdn_cuda_note_gathered(gdn_ctx *ctx, const char *op, gdn_status status);
 
 /* Logs why a form of an op was chosen, "op: form (reasons)", unless the last line of that choice
  * was the same. */

@@ -31,6 +31,11 @@ bool gdn_cuda_has_image(const struct gdn_cuda *c, enum gdn_image_id image)
     return c->libraries[image] || (i->fatbin && (!i->only || i->only == c->chips));
 }
 
+bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel)
+{
+    return gdn_cuda_has_image(ctx->cuda, gdn_cuda_kernel_image(kernel));
+}
+
 /* Returns true if this build has code for the device, so that it needs no PTX. Code for a chip runs
  * on later chips of the same major number; code for 90a runs on 9.0 alone. */
 static bool has_own_code(int capability)

@@ -620,7 +620,7 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block_call *c, void 
                        .p = p,
                        .stream = b->args->stream,
                        .checkpoint_in_write = c->pools.checkpoint_in_write };
-    struct gdn_cuda_ran ran = { .n = 0 };
+    struct gdn_cuda_ran ran;
     bool pushed;
     if (b->n_tokens == 0) return gdn_note_line(ctx, "block", "none");
     log_forms(ctx, p);
@@ -633,11 +633,10 @@ static gdn_status launch_all(gdn_ctx *ctx, const struct gdn_block_call *c, void 
         status = gdn_blas_begin(ctx, l.stream, l.m.blas + (beyond ? GDN_BLAS_ALIGN - beyond : 0),
                                 gdn_blas_scratch(ctx));
     }
-    ctx->cuda->layer = &ran;
+    gdn_cuda_gather(ctx, &ran);
     if (status == GDN_OK) status = run(&l);
-    ctx->cuda->layer = NULL;
     gdn_cuda_leave(ctx, pushed);
-    return status == GDN_OK ? gdn_cuda_note_all(ctx, "block", ran.kernels, ran.n) : status;
+    return gdn_cuda_note_gathered(ctx, "block", status);
 }
 
 static gdn_status run_block(gdn_ctx *ctx, void *call, void *memory)

@@ -164,15 +164,14 @@ static void log_products(gdn_ctx *ctx, const struct planned *p)
 static gdn_status run_block_backward(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_layer_backward_call *c = call;
-    struct gdn_cuda_ran ran = { .n = 0 };
+    struct gdn_cuda_ran ran;
     bool pushed;
     log_products(ctx, GDN_PLANNED(struct planned, &c->call));
     TRY(gdn_cuda_enter(ctx, &pushed));
-    ctx->cuda->layer = &ran;
+    gdn_cuda_gather(ctx, &ran);
     const gdn_status status = c->run(ctx, call, memory);
-    ctx->cuda->layer = NULL;
     gdn_cuda_leave(ctx, pushed);
-    return status == GDN_OK ? gdn_cuda_note_all(ctx, c->call.op, ran.kernels, ran.n) : status;
+    return gdn_cuda_note_gathered(ctx, c->call.op, status);
 }
 
 const struct gdn_op_backend gdn_cuda_op_block_backward = { plan_block_backward,

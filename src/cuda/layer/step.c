@@ -519,13 +519,12 @@ static gdn_status run_step(gdn_ctx *ctx, void *call, void *memory)
 {
     const struct gdn_step_call *m = call;
     struct planned *p = GDN_PLANNED(struct planned, &m->base);
-    struct gdn_cuda_ran ran = { .n = 0 };
+    struct gdn_cuda_ran ran;
     TRY(check_contents(ctx, m));
     if (m->tokens.N == 0) return gdn_note_line(ctx, "step", "none");
-    ctx->cuda->layer = &ran;
-    const gdn_status status = p->why_not_one ? run_several(ctx, m, p, memory) : run_one(ctx, m, p);
-    ctx->cuda->layer = NULL;
-    return status == GDN_OK ? gdn_cuda_note_all(ctx, "step", ran.kernels, ran.n) : status;
+    gdn_cuda_gather(ctx, &ran);
+    return gdn_cuda_note_gathered(
+        ctx, "step", p->why_not_one ? run_several(ctx, m, p, memory) : run_one(ctx, m, p));
 }
 
 const struct gdn_op_backend gdn_cuda_op_step = { plan_step, run_step };

@@ -5,8 +5,19 @@
 
 #include "cuda/prefill/prefill.h"
 
-/* Returns true if chunks need copies of some states, which have 8 bits or no stride of 1. */
+/* Return true if chunks need copies of a pool, or of some states of a call, because they have 8 bits
+ * or no stride of 1. */
+bool gdn_cuda_prefill_apart(const struct gdn_pool_view *view);
 bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
+
+/* The families of chunks are numbered, see chunks.c. form_of returns the first family that takes
+ * the call; why_not returns why a family does not take it, or NULL. choose decides the family, its
+ * cut and its bytes, for how->options. */
+enum { GDN_PREFILL_SM90 }; /* the number of that family */
+int gdn_cuda_prefill_form_of(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
+const char *gdn_cuda_prefill_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args, int form);
+void gdn_cuda_prefill_choose(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                             struct gdn_cuda_chunks *how);
 
 /* Launches planned chunks of any rule that is not of the family. Adds the kernels to ran. */
 gdn_status gdn_cuda_prefill_chunks(gdn_ctx *ctx, const struct gdn_cu_rule *args,
@@ -47,6 +58,11 @@ void gdn_cuda_prefill_portable_plan(gdn_ctx *ctx, const struct gdn_cu_rule *args
 gdn_status gdn_cuda_prefill_portable(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                                      const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
                                      void *stream);
+
+/* Launches the general kernels, which take every call. */
+gdn_status gdn_cuda_prefill_general(gdn_ctx *ctx, const struct gdn_cu_rule *args,
+                                    const struct gdn_cuda_chunks *how, struct gdn_cuda_ran *ran,
+                                    void *stream);
 
 /* gdn_summary by the kernels of prefill/sm90, in the units of c. */
 size_t gdn_cuda_summary_sm90_bytes(const struct gdn_cuda_summary *s, const struct gdn_range_cut *c);

@@ -44,7 +44,7 @@ struct gdn_range_cut {
 
 /* How the chunks of a call are computed. */
 struct gdn_cuda_chunks {
-    int form; /* of the list in select.c */
+    int form; /* of the list in chunks.c */
     struct gdn_cuda_cut_options options;
     union {
         struct gdn_cuda_cut sm90;

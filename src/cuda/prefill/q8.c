@@ -7,30 +7,11 @@
 
 enum { MOST_SLICES = 64 }; /* blocks that share the checkpoints of a sequence */
 
-struct gdn_pool_view gdn_cuda_dense_states(const struct gdn_cu_rule *r, char *data)
-{
-    const int64_t head = (int64_t)r->K * r->V;
-    return (struct gdn_pool_view){
-        .data = data, .dtype = GDN_F32, .slot = r->H * head, .head = head, .ld = r->K
-    };
-}
-
-/* Returns true if chunks cannot work on the pool as it lies. */
-static bool is_apart(const struct gdn_pool_view *view)
-{
-    return view->data && (gdn_is_q8(view->dtype) || view->gap);
-}
-
-bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *r)
-{
-    return is_apart(&r->from) || is_apart(&r->to) || is_apart(&r->checkpoints);
-}
-
 /* Returns the most checkpoints that a call can write, whatever its batch holds. */
 static int64_t count_checkpoints(const struct gdn_cu_rule *r)
 {
     const struct gdn_cu_batch *b = &r->batch;
-    if (!is_apart(&r->checkpoints) || b->checkpoint_pool < 0) return 0;
+    if (!gdn_cuda_prefill_apart(&r->checkpoints) || b->checkpoint_pool < 0) return 0;
     if (b->checkpoint_starts.data || b->n_checkpoints < b->N / b->checkpoint_every)
         return b->n_checkpoints;
     return b->N / b->checkpoint_every;
@@ -41,7 +22,7 @@ static int64_t count_checkpoints(const struct gdn_cu_rule *r)
 static bool has_wide_states(const struct gdn_cu_rule *r)
 {
     if (r->family.is) return r->from.data || r->to.data;
-    return is_apart(&r->from) || is_apart(&r->to);
+    return gdn_cuda_prefill_apart(&r->from) || gdn_cuda_prefill_apart(&r->to);
 }
 
 /* The workspace: float32 states of sequences and of checkpoints, slots, memory for the chunks. */
@@ -105,16 +86,16 @@ gdn_status gdn_cuda_prefill_q8(gdn_ctx *ctx, const struct gdn_cu_rule *r,
     struct gdn_cuda_ran ran = { .n = 0 };
     lay_out(r, how.bytes, &at, memory);
     how.memory = at.rest;
-    if (is_apart(&r->checkpoints)) inner.batch.n_checkpoints = count_checkpoints(r);
+    if (gdn_cuda_prefill_apart(&r->checkpoints)) inner.batch.n_checkpoints = count_checkpoints(r);
     struct gdn_cu_prefill_q8 a = { .rule = *r };
     a.rule.batch = inner.batch;
     a.n_parts = count_parts(r);
-    if (is_apart(&r->from))
+    if (gdn_cuda_prefill_apart(&r->from))
         a.from = inner.from = gdn_cuda_dense_states(r, at.states),
         how.by_number |= GDN_PREFILL_FROM;
-    if (is_apart(&r->to))
+    if (gdn_cuda_prefill_apart(&r->to))
         a.to = inner.to = gdn_cuda_dense_states(r, at.states), how.by_number |= GDN_PREFILL_TO;
-    if (is_apart(&r->checkpoints)) {
+    if (gdn_cuda_prefill_apart(&r->checkpoints)) {
         a.checkpoints = inner.checkpoints = gdn_cuda_dense_states(r, at.checkpoints);
         how.by_number |= GDN_PREFILL_CHECKPOINTS;
     }
@@ -138,7 +119,7 @@ static void widen(struct gdn_cu_rule *r, const struct rooms *at)
     const struct gdn_cu_array none = { 0 };
     if (was.from.data) r->from = gdn_cuda_dense_states(r, at->states), b->read_pool = b->B;
     if (was.to.data) r->to = gdn_cuda_dense_states(r, at->states), b->write_pool = b->B;
-    if (is_apart(&was.checkpoints)) {
+    if (gdn_cuda_prefill_apart(&was.checkpoints)) {
         r->checkpoints = gdn_cuda_dense_states(r, at->checkpoints);
         b->n_checkpoints = b->checkpoint_pool = count_checkpoints(&was);
         b->checkpoint_slots = none;
@@ -180,7 +161,7 @@ gdn_status gdn_cuda_prefill_channels_q8(gdn_ctx *ctx, const struct gdn_cu_rule *
                                    .to = inner.to,
                                    .n_parts = count_parts(r),
                                    .slots = (int64_t *)(void *)at.slots };
-    if (is_apart(&r->checkpoints)) {
+    if (gdn_cuda_prefill_apart(&r->checkpoints)) {
         a.checkpoints = inner.checkpoints;
         a.rule.batch.n_checkpoints = inner.batch.n_checkpoints;
     }

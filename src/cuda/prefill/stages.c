@@ -280,14 +280,13 @@ static gdn_status run_both(gdn_ctx *ctx, const struct gdn_summary_call *c,
 static gdn_status run_runs(gdn_ctx *ctx, const struct gdn_summary_call *c,
                            struct planned_summary *p, void *memory)
 {
-    struct gdn_cuda_ran ran = { .n = 0 };
+    struct gdn_cuda_ran ran;
     bool pushed;
     TRY(gdn_cuda_enter(ctx, &pushed));
-    ctx->cuda->layer = &ran;
+    gdn_cuda_gather(ctx, &ran);
     const gdn_status status = run_both(ctx, c, p, memory);
-    ctx->cuda->layer = NULL;
     gdn_cuda_leave(ctx, pushed);
-    return status == GDN_OK ? gdn_cuda_note_all(ctx, "summary", ran.kernels, ran.n) : status;
+    return gdn_cuda_note_gathered(ctx, "summary", status);
 }
 
 static gdn_status run_summary(gdn_ctx *ctx, void *call, void *memory)

@@ -308,11 +308,9 @@ static gdn_status run_launches(gdn_ctx *ctx, struct gdn_cu_split *a, struct plan
 static gdn_status run_noted(gdn_ctx *ctx, const char *op, struct gdn_cu_split *a, struct planned *p,
                             void *memory, void *stream)
 {
-    struct gdn_cuda_ran ran = { .n = 0 };
-    ctx->cuda->layer = &ran;
-    const gdn_status status = run_launches(ctx, a, p, memory, stream);
-    ctx->cuda->layer = NULL;
-    return status == GDN_OK ? gdn_cuda_note_all(ctx, op, ran.kernels, ran.n) : status;
+    struct gdn_cuda_ran ran;
+    gdn_cuda_gather(ctx, &ran);
+    return gdn_cuda_note_gathered(ctx, op, run_launches(ctx, a, p, memory, stream));
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */

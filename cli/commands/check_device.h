@@ -15,6 +15,9 @@ struct check {
     bool *has_run; /* of each kernel of the build */
 };
 
+/* ---- check_case.c ---- */
+
+/* The names of dtypes, by their numbers. */
 extern const char *const check_device_dtypes[];
 
 /* Returns true if the case of that name is to run. */

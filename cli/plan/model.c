@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plan/model.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,32 +8,6 @@
 #include "plan/values.h"
 #include "program/command_line.h"
 #include "program/json_values.h"
-
-static const char linear[] = "linear_attention", full[] = "full_attention";
-
-const char *plan_layer_type(bool is_linear) { return is_linear ? linear : full; }
-
-const char *plan_rule_name(const struct plan_model *m)
-{
-    return m->updates > 1   ? "Gated DeltaProduct"
-           : m->erases      ? "GDN-2"
-           : m->per_channel ? "KDA"
-                            : "GDN";
-}
-
-void plan_warn(struct plan_warnings *w, const char *format, ...)
-{
-    va_list list;
-    if (w->n == PLAN_MAX_WARNINGS) return;
-    va_start(list, format);
-    vsnprintf(w->text[w->n++], PLAN_WARNING, format, list);
-    va_end(list);
-}
-
-bool plan_is_linear(const struct plan_model *m, int32_t layer)
-{
-    return !strcmp(m->layers[layer], linear);
-}
 
 /* ---- Families -------------------------------------------------------------------------------- */
 
@@ -261,8 +234,8 @@ static int read_list(struct plan_model *m, const cJSON *own, const char *key, co
 
 static int read_lists(struct plan_model *m, const cJSON *own, const char *name)
 {
-    if (read_list(m, own, "kda_layers", linear, name) ||
-        read_list(m, own, "full_attn_layers", full, name))
+    if (read_list(m, own, "kda_layers", plan_layer_type(true), name) ||
+        read_list(m, own, "full_attn_layers", plan_layer_type(false), name))
         return CLI_BAD;
     for (int32_t i = 0; i < m->n_layers; i++)
         if (!m->layers[i])
@@ -287,10 +260,10 @@ static int read_layers(struct plan_model *m, const struct family *f, const cJSON
         return cli_bad("%s: layer_types is absent", name);
     } else {
         if (plan_read_size(json, KEYS(f->interval), PLAN_MAX_LAYERS, &every, name)) return CLI_BAD;
-        for (int32_t i = 0; i < m->n_layers; i++) m->layers[i] = (i + 1) % every ? linear : full;
+        for (int32_t i = 0; i < m->n_layers; i++) m->layers[i] = plan_layer_type((i + 1) % every);
     }
     for (int32_t i = 0; i < m->n_layers; i++) m->n_linear += plan_is_linear(m, i);
-    return m->n_linear ? CLI_OK : cli_bad("%s: layer_types has no %s", name, linear);
+    return m->n_linear ? CLI_OK : cli_bad("%s: layer_types has no %s", name, plan_layer_type(true));
 }
 
 /* ---- All ------------------------------------------------------------------------------------- */

@@ -4,7 +4,8 @@
 # calls.sh BUILD - who calls whom, by the symbols of a build's objects: what includes.sh checks of
 # includes. A prototype could hide a call upwards; here the folder that defines a symbol and the
 # folder that asks for it are compared. A family of kernels calls of another what its face declares,
-# and the prototypes of a room's headers are of functions that the room defines.
+# and the prototypes of a room's headers are of functions that the room defines. Files that call each
+# other make no circle.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:?usage: calls.sh BUILD}
@@ -12,7 +13,7 @@ export LC_ALL=C
 objects=$build/CMakeFiles/gdn_objects.dir
 mapfile -t headers < <(find src -name '*.h' | sort)
 
-{
+facts=$(
     # defined SYMBOL FILE, asked SYMBOL FILE
     # Objects whose source is gone lie in older builds.
     find src -name '*.c' -printf '%p.o\n' |
@@ -27,7 +28,10 @@ mapfile -t headers < <(find src -name '*.h' | sort)
     # includes of a header: face OF
     grep -HoE '^#include "cuda/[^"]+\.h"' "${headers[@]}" |
         sed -E 's/^([^:]*):#include "(.*)"/includes src\/\2 \1/'
-} | awk -f tools/rooms.awk -f <(cat <<'AWK'
+)
+bad=0
+
+awk -f tools/rooms.awk -f <(cat <<'AWK'
     # Whether a family's face, <family>.h, or a header of the family that it includes declares it.
     function face_has(symbol, room,    face) {
         face = "src/" room "/" substr(room, 6) ".h"
@@ -64,4 +68,21 @@ mapfile -t headers < <(find src -name '*.h' | sort)
         exit bad
     }
 AWK
-)
+) <<<"$facts" || bad=1
+
+# The two tables of backends are left out, as above.
+circle=$(awk '
+    $1 == "defined" { where[$2] = $3 }
+    $1 == "asked" && $2 !~ /^gdn_(cpu|cuda)_backend$/ { asked[$2, $3] }
+    END {
+        for (key in asked) {
+            split(key, part, SUBSEP)
+            if (part[1] in where && where[part[1]] != part[2]) print part[2], where[part[1]]
+        }
+    }' <<<"$facts" | tsort 2>&1 >/dev/null || true)
+if [ -n "$circle" ]; then
+    echo "$circle"
+    echo "calls: files that call each other in a circle"
+    bad=1
+fi
+exit $bad

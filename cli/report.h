@@ -14,7 +14,7 @@ void report_heading(gdn_ctx *ctx);
 
 /* A new JSON object with what every line of gdn has: version, backend, device, isa, threads. */
 cJSON *report_line(gdn_ctx *ctx);
-/* Prints it as one line of stdout, and frees it. */
+/* Prints the line to stdout, and frees it. */
 void report_print(cJSON *line);
 
 /* Reports the fields of a comparison: max_error, max_limit, ... */

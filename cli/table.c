@@ -69,7 +69,7 @@ void table_print(struct table *t)
     memset(t, 0, sizeof *t);
 }
 
-/* Returns true if stderr is a terminal that takes escape codes, and its user wants them. */
+/* Returns true if stderr is a terminal that takes escape codes, and the user wants them. */
 static bool has_escapes(void)
 {
     const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");

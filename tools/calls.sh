@@ -4,8 +4,8 @@
 # calls.sh BUILD - who calls whom, by the symbols of a build's objects: what includes.sh checks of
 # includes. A prototype could hide a call upwards; here the folder that defines a symbol and the
 # folder that asks for it are compared. A family of kernels calls of another what its face declares,
-# and the prototypes of a room's headers are of functions that the room defines. Files that call each
-# other make no circle.
+# and the prototypes of a room's headers are of functions that the room defines. Files that call
+# each other make no circle.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:?usage: calls.sh BUILD}

@@ -244,7 +244,7 @@ void rule_case_state(const struct rule_case *c, int64_t slot, int64_t h, double 
             state[j * K + i] = oracle_load(t->data, t->dtype, at + (kv ? i * V + j : j * K + i));
 }
 
-/* Norms and gates, where they are the call's part. */
+/* Applies norms and gates, if the call does. */
 static void cook(const struct rule_case *c, int64_t h, int64_t n, double *q, double *k, double *g,
                  double *beta)
 {

@@ -15,7 +15,7 @@
 #include "gdn_train.h"
 #include "program/memory.h"
 
-/* Sequences of a batch: packed, one after the other. */
+/* The sequences of a packed batch. */
 struct case_batch {
     int64_t B, N, longest;
     const int64_t *cu_seqlens; /* [B+1] */
@@ -140,8 +140,8 @@ struct block_case {
     struct case_batch tokens;
     struct case_dims dims;
     gdn_batch batch;
-    gdn_tensor qkv, z, b, a; /* what hidden meets: projections as Qwen3.5 has them */
-    gdn_tensor z_up, a_up;   /* then, of low rank; else empty */
+    gdn_tensor qkv, z, b, a; /* the projections of hidden, as Qwen3.5 has them */
+    gdn_tensor z_up, a_up;   /* the second projections of low rank; else empty */
     gdn_block_args args;
 };
 
@@ -309,7 +309,7 @@ gdn_tensor case_raw_gates(struct memory *m, const struct case_dims *dims, int nd
                           const int64_t *size);
 void case_gate_heads(struct memory *m, const struct case_dims *dims, const int64_t *H,
                      gdn_tensor *A_log, gdn_tensor *dt_bias);
-/* Betas in (0, 1), or, raw, numbers whose sigmoids they are. */
+/* Betas in (0, 1); raw: numbers whose sigmoids are such betas. */
 gdn_tensor case_betas(struct memory *m, const struct case_dims *dims, int ndim,
                       const int64_t *size);
 /* Keys [N][H][K] of length 1, as dims->gates has them. */

@@ -12,7 +12,7 @@ struct inputs {
     double *q, *k, *v, *g, *b, *w;
 };
 
-/* Copies one value of each row to its D columns, where a tensor has one. */
+/* Copies the one value of each row to D columns, if the tensor has one value a row. */
 static void widen(double *x, const gdn_tensor *t, int64_t rows, int64_t D)
 {
     for (int64_t i = rows * D - 1; i >= 0 && t->ndim == 2; i--) x[i] = x[i / D];

@@ -30,7 +30,7 @@ static int64_t values_of(const struct case_dims *dims)
     return case_has_channels(dims) ? dims->K : 1;
 }
 
-/* Splits the last dimension into heads and their channels, where the rule has such. */
+/* Splits the last dimension into heads and channels, if the rule has channels. */
 static gdn_tensor split(gdn_tensor t, const struct case_dims *dims)
 {
     if (!case_has_channels(dims) || !t.data) return t;

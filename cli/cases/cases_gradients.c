@@ -80,7 +80,7 @@ static void load_end(const struct gradient_case *c, int64_t n, int64_t h, double
             oracle_load(a->dstate_out.data, GDN_F32, h * K * V + (kv ? i % K * V + i / K : i));
 }
 
-/* Follows state head h alone: inputs, then its gradients. */
+/* Judges one state head: loads its inputs, then computes its gradients. */
 static void follow(const struct gradient_case *c, double *x, int64_t h, int64_t n,
                    struct head *found)
 {
@@ -144,7 +144,7 @@ static void follow_family(const struct gradient_case *c, double *x, int64_t h, i
     };
 }
 
-/* Returns what one of these needs: the second takes more. */
+/* Returns how many doubles both functions above need: as many as the second, which needs more. */
 static size_t doubles_of(int64_t n, int64_t rows, int64_t K, int64_t V)
 {
     return (size_t)(n * (4 * K + V + 1) + rows * (4 * (K + V) + 1) + 3 * K * V);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rows of one head, as judges read them. */
+/* Reads the rows of one head, for judges. */
 #include "cases/cases.h"
 #include "oracle.h"
 

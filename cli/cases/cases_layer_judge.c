@@ -72,7 +72,7 @@ static double *copy_of(const double *x, int64_t n)
     return y ? memcpy(y, x, (size_t)n * sizeof *y) : NULL;
 }
 
-/* Moves x where there is noise. NULL stays. */
+/* Adds noise to x, if there is noise. x may be NULL. */
 static double *rounded(double *x, int64_t n, struct oracle_noise *noise)
 {
     if (x && noise) oracle_move_all(noise, x, n);

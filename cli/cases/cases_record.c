@@ -20,7 +20,7 @@ static gdn_tensor make_gates(struct rule_case *c, int64_t R, int64_t heads)
     return make(c, case_has_channels(&c->dims) ? 4 : 3, R, heads, c->dims.K);
 }
 
-/* Moves the rows of every slot on by one, so that to accept them is to move them back. */
+/* Moves the rows of every slot up by one. Accepting them moves them back. */
 static void shift_rows(const gdn_tensor *t, int64_t T)
 {
     for (int64_t slot = 0; slot < t->size[0]; slot++) {
@@ -92,7 +92,7 @@ gdn_status record_case_run(struct rule_case *c, gdn_ctx *ctx, void *case_called)
     return GDN_OK;
 }
 
-/* Runs a call with records that accept its tokens. */
+/* Runs a call whose records accept the tokens. */
 static gdn_status run_lazy(struct rule_case *c, gdn_ctx *ctx, gdn_op op, bool folds,
                            const struct case_called *each)
 {

@@ -203,7 +203,7 @@ static int64_t judge_rmsnorm_backward(const struct rows_case *c, double *want, d
     return 2 * rows * D;
 }
 
-/* The ops of such cases, with what each one needs. */
+/* The ops of these cases, and what a case of each op needs. */
 static const struct kind {
     gdn_op op;
     const char *name;

@@ -9,7 +9,7 @@
 
 enum { C = 64 };
 
-/* The tensors that the calls of one case share. */
+/* The tensors that the calls of a case share. */
 struct chain {
     struct stages_case *s;
     struct rule_case *c;

@@ -247,7 +247,7 @@ static void print_text(const struct bench_options *o, const struct bench *b,
            table_number(a, compare_relative(b->judged.max_error, b->judged.rms)));
 }
 
-/* Judges what was checked, then times and prints. */
+/* Judges the check, then times and prints. */
 static int time_and_print(const struct bench_options *o, struct bench *b, double projections)
 {
     snprintf(b->kernel, sizeof b->kernel, "%s", gdn_last_kernel(b->ctx));
@@ -369,7 +369,7 @@ static int bench_rows(const struct bench_options *o, struct bench *b)
     return code;
 }
 
-/* Measures the layer; its rule and its convolution apart, float32 as they are inside it. */
+/* Measures the layer, then its rule and its convolution apart, in float32 as inside the layer. */
 static int bench_block(const struct bench_options *o, struct bench *b)
 {
     struct block_case c;

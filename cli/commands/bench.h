@@ -8,7 +8,7 @@
 
 enum { BENCH_MAX_CALLS = 3, BENCH_MAX_ROUNDS = 101 };
 
-/* One op that is called again and again. */
+/* An op that is called again and again. */
 struct bench_call {
     gdn_op op;
     const void *args;
@@ -17,7 +17,7 @@ struct bench_call {
 
 struct bench {
     gdn_ctx *ctx;
-    struct bench_call calls[BENCH_MAX_CALLS]; /* the op, then parts of it, timed apart */
+    struct bench_call calls[BENCH_MAX_CALLS]; /* the op; then its parts, which are timed alone */
     int n_calls;
     double seconds;           /* for all of it, about */
     bool by_memory;           /* the bandwidth is the bound, else arithmetic */

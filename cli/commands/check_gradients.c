@@ -103,7 +103,7 @@ static int check_gate_sums(struct check *k, struct gradient_case *c, struct comp
     return CLI_OK;
 }
 
-/* Checks that dstate alone, which has kernels of its own, is that of all gradients. */
+/* Checks that dstate alone, which has its own kernels, is dstate among all gradients. */
 static int check_state_alone(struct check *k, struct gradient_case *c, struct comparison *found)
 {
     enum { ROUNDING = 10000 }; /* of the squares of bf16 numbers */

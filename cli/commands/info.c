@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn info: what this machine has and this build can do. */
+/* gdn info: prints what the machine has and what the build can do. */
 #include <stdio.h>
 
 #include "cli.h"

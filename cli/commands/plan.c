@@ -210,7 +210,7 @@ static int settle_sizes(struct plan *p)
            parse_dtype("--state", p->state, N_DTYPES, &s->state_dtype);
 }
 
-/* A context for each call: what it says of choices is then the call's own. */
+/* Each call has a context of its own, so that the log's lines are those of the call. */
 static int ask(struct plan *p)
 {
     for (int i = 0; i < PLAN_N_CALLS; i++) {

@@ -250,8 +250,8 @@ static gdn_blob_args args_of(const struct loaded *b)
     return a;
 }
 
-/* Loads what the file has into new tensors of these dtypes, layout and length; `a` then
- * describes them, but has no blob. */
+/* Loads a file into new tensors of these dtypes, this layout and this length. `a` then describes
+ * the tensors, without the blob. */
 static int unpack(struct state_call *c, const struct loaded *b, int32_t dtype, int32_t layout,
                   int32_t conv_dtype, int64_t length, gdn_blob_args *a)
 {
@@ -383,7 +383,7 @@ static void compare_positions(struct difference *d, const gdn_blob_info *a, cons
     }
 }
 
-/* A field that makes the states of two files incomparable, and its values there. */
+/* A field in which two files differ so that their states cannot be compared; its two values. */
 struct other_field {
     const char *name; /* NULL: the files can be compared */
     char a[24], b[24];

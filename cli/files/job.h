@@ -53,7 +53,7 @@ struct job {
     struct job_output outputs[JOB_OUTPUTS];
     int n_outputs;
     gdn_tensor pool;       /* dense; updated in place by the call: an output */
-    const void *pool_from; /* what it holds before; NULL: zero */
+    const void *pool_from; /* the contents of the pool before the call; NULL: zeros */
     bool keep;             /* outputs are zero before the call, and may stay so */
 
     struct job_phase phases[2];
@@ -111,7 +111,7 @@ int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim, c
  * absent, there is none. */
 int job_gradient(struct job *job, const char *name, int32_t dtype, const gdn_tensor *of,
                  bool of_gate, int32_t A, gdn_tensor *made);
-/* Adds a gradient that has its memory. */
+/* Adds a gradient whose memory is given. */
 int job_gradient_at(struct job *job, const char *name, gdn_tensor at, bool of_gate, int32_t A);
 /* The pool of states: starts as `from`, or, absent, as zeros of these sizes. An output. */
 int job_pool(struct job *job, const char *name, const char *alias, const gdn_tensor *from, int ndim,

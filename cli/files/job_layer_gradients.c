@@ -55,7 +55,8 @@ static const struct {
     const char *name, *gradient;
 } convs[] = { LAYER_CONVS(OF_PART) };
 
-/* Takes the convolution that three were joined to. Their gradients follow each other in its. */
+/* Adds the gradients of three convolutions that became one call. They lie side by side in the
+ * call's gradient. */
 static int add_convs(struct job *job)
 {
     gdn_block_backward_args *a = &job->gradients.block;

@@ -265,7 +265,7 @@ static void note_kernels(gdn_ctx *ctx, struct plan_answer *a)
         snprintf(a->choices[a->n_choices++], sizeof a->choices[0], "%s", choice);
 }
 
-/* Notes that the library refuses the call. Memory that this machine lacks now is no answer. */
+/* Notes that the library refuses the call. A lack of memory on this machine is no refusal. */
 static int note_refusal(gdn_ctx *ctx, struct plan_answer *a, gdn_status status)
 {
     if (status == GDN_E_MEMORY) return cli_failed(ctx, status);

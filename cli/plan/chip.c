@@ -54,7 +54,7 @@ const char *plan_chip_names(char *text, size_t bytes)
 
 /* ---- The context ----------------------------------------------------------------------------- */
 
-/* Choices are kept where there is a log. */
+/* A context that logs keeps the lines of its choices; this log prints none. */
 static void no_log(void *user, const char *line) { (void)user, (void)line; }
 
 int plan_chip_open(const struct plan_chip *chip, gdn_ctx **ctx)

@@ -15,7 +15,7 @@
 static const struct family {
     const char *type;
     bool per_channel, woven;
-    bool heads_of_attention;    /* sizes that are absent follow from those of attention */
+    bool heads_of_attention;    /* absent sizes follow from those of attention */
     const char *interval;       /* key of n: every n-th layer is no linear one; NULL: none */
     int every;                  /* the default of interval */
     double lower_bound;         /* the default, if the file has none */
@@ -100,7 +100,7 @@ static int read_channel_heads(struct plan_model *m, const struct family *f, cons
 
 /* ---- The gate -------------------------------------------------------------------------------- */
 
-/* Returns the value that says the bound: the first key that is there, null too. */
+/* Returns the value of the first key for a bound that the file has; it may be null. */
 static const cJSON *find_bound(const cJSON *json, const cJSON *own, const char **key)
 {
     static const char *const keys[] = { "gate_lower_bound", "linear_lower_bound",

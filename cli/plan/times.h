@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kept measurements (bench/results), and what they say of a call that was not measured. */
+/* Kept measurements (bench/results), and estimates from them for calls that were not measured. */
 #ifndef PLAN_TIMES_H
 #define PLAN_TIMES_H
 
@@ -8,7 +8,7 @@
 /* The time of a call by the nearest measurement. Work is sequences x tokens x heads x K x V. */
 struct plan_time {
     double us;      /* the measured time, times `factor`; 0: nothing like the call was measured */
-    double factor;  /* the call's work in that of the measured one */
+    double factor;  /* the call's work, as a multiple of the measured call's */
     bool rule_only; /* gdn_decode was measured, in place of gdn_step */
     const char *machine; /* where: "NVIDIA H200" */
     bool elsewhere;      /* that is another GPU than the plan's */

@@ -417,8 +417,8 @@ static PyObject *setup(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* torch_register(namespace, key, describes): the operators get their kernels at a dispatch key.
- * None, or what this torch lacks for it. */
+/* torch_register(namespace, key, describes): gives the operators their kernels at a dispatch
+ * key. Returns None, or the name of a function that this torch lacks. */
 static PyObject *torch_register(PyObject *self, PyObject *args)
 {
     const char *space, *key;

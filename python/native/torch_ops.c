@@ -79,11 +79,11 @@ enum { TORCH_UINT8 = 0, TORCH_CPU = 0, TORCH_CUDA = 1 };
 
 /* ---- One call ------------------------------------------------------------------------------- */
 
-/* Where the tensors of a call are: all where the first one is, or `other` is elsewhere. */
+/* The devices of a call's tensors: all are on that of `first`, or `other` is on another one. */
 struct places {
     const struct field *first, *other; /* NULL: none yet */
     int32_t device, other_device;
-    int32_t n_first, n_other; /* tensors where the first one is, and elsewhere */
+    int32_t n_first, n_other; /* tensors on the device of `first`, and on others */
 };
 
 struct torch_call {
@@ -274,8 +274,8 @@ static bool is_captured(int32_t device)
            !torch.is_capturing(stream, &status) && status != 0;
 }
 
-/* Says in the library's words which dtypes it wants in place of one that it does not know. The
- * call stays undone. */
+/* Reports a dtype that the library does not have, with the words of the library for the dtypes
+ * that it wants. Nothing is computed. */
 static void refuse_dtype(struct torch_call *c, gdn_ctx *ctx)
 {
     const char *name = c->odd->name, *text, *wanted;

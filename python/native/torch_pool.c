@@ -11,7 +11,7 @@
 
 enum { MAX_DEVICES = 64, MAX_FREE = 16 };
 
-/* Contexts that wait for a call; the last one given is the next one taken. */
+/* Contexts that are free. The last one given back is the next one taken. */
 static struct pool {
     gdn_ctx *free[MAX_FREE];
     int n;

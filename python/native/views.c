@@ -206,7 +206,7 @@ static bool is_freed(PyCFunction storage_offset, PyObject *array, const gdn_tens
 enum { KIND_OTHER, KIND_NUMPY, KIND_EXCHANGE };
 
 struct seen {
-    PyTypeObject *type; /* held, so that no other type gets the address */
+    PyTypeObject *type; /* referenced, so that no other type gets its address */
     int kind;
     const struct dl_exchange *api;
     PyCFunction is_neg, storage_offset; /* of torch's tensors; else NULL */

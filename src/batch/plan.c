@@ -343,7 +343,8 @@ static gdn_status read_start(const struct reader *r, int64_t b, int64_t *slot)
     return GDN_OK;
 }
 
-/* Start and end of a sequence that computes; `own`: its write slots count, else it is sunk. */
+/* Finds where a sequence that computes starts and ends. own: its write slots count; else it has
+ * the sink's slot. */
 static gdn_status place_states(const struct reader *r, int64_t start, bool own, struct gdn_seq *s)
 {
     const gdn_batch *b = r->batch;

@@ -70,8 +70,8 @@ enum {
     GDN_PLAN_EACH = 1 << 0,        /* GDN_WRITE_EACH */
     GDN_PLAN_TREE = 1 << 1,        /* parents */
     GDN_PLAN_PATH = 1 << 2,        /* path */
-    GDN_PLAN_CHECKPOINTS = 1 << 3, /* its arguments have a tensor for checkpoints, */
-    GDN_PLAN_NO_TENSOR = 1 << 4    /* or could have one, and it is absent */
+    GDN_PLAN_CHECKPOINTS = 1 << 3, /* the call has a tensor for checkpoints */
+    GDN_PLAN_NO_TENSOR = 1 << 4    /* the op may have such a tensor, but this call has none */
 };
 
 /*
@@ -157,8 +157,8 @@ static inline void *gdn_row(const struct gdn_rows *r, const struct gdn_seq *s, i
 
 static inline bool gdn_is_q8(int32_t dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }
 
-/* Returns true if what both pools store means the same: they have one dtype, and both have scales
- * or neither has. */
+/* Returns true if bytes of both pools mean the same: one dtype, and scales in both or in
+ * neither. */
 static inline bool gdn_store_alike(const struct gdn_pool_view *a, const struct gdn_pool_view *b)
 {
     return a->dtype == b->dtype && !a->scales == !b->scales;

@@ -37,7 +37,7 @@ static struct slot_map map_init(void *memory, int64_t n)
     return map;
 }
 
-/* Returns the key's entry, or the free one where it belongs. */
+/* Returns the entry of the key, or the free entry for it. */
 static struct entry *map_find(const struct slot_map *map, int64_t key)
 {
     const uint64_t mask = ((uint64_t)1 << map->log2_size) - 1;

@@ -28,8 +28,8 @@ static inline void *gdn_row_at(const gdn_tensor *t, int64_t row, int64_t first)
     return gdn_at(t, i == 0 ? element + row * t->stride[0] : element);
 }
 
-/* Makes one of leading dimensions that lie as one, which spares gdn_row_at() divisions. Without
- * rows the product of other sizes may wrap. */
+/* Merges leading dimensions where strides allow, which spares gdn_row_at() divisions. If there
+ * are no rows, the product of other sizes may wrap. */
 static inline void gdn_merge_rows(gdn_tensor *t)
 {
     int to = t->ndim - 2;

@@ -20,7 +20,8 @@ gdn_status gdn_check_tree(gdn_ctx *ctx, const gdn_batch *b, bool exact, int32_t 
 struct node {
     int64_t size;     /* with all descendants */
     int64_t heir;     /* the child that comes last */
-    int64_t at, next; /* its visit; that of the next of its children but the heir */
+    int64_t at, next; /* when the node is visited, and when its next child is; the heir comes
+                         last */
     int32_t level;
 };
 

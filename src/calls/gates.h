@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_gates and its gradients as they are once checked. */
+/* The checked calls of gdn_gates and of its gradients. */
 #ifndef GDN_GATES_H
 #define GDN_GATES_H
 

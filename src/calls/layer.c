@@ -47,8 +47,7 @@ static struct gdn_segment whole(const struct apart *x)
     return (struct gdn_segment){ x->weight, 0, x->end - x->first, x->first };
 }
 
-/* Finds weight number i of those that are there, of low rank or not. Returns how many there
- * are. */
+/* Finds weight number i of those that are given, of low rank or not. Returns how many are given. */
 static int find_apart(const struct gdn_block *b, int i, bool low, struct apart *found)
 {
     int n = 0;

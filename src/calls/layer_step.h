@@ -29,8 +29,8 @@ struct gdn_rows gdn_step_call_rows(const struct gdn_step_call *m, char *memory, 
                                    int64_t head);
 size_t gdn_step_call_bytes(const struct gdn_step_call *m); /* of the output */
 
-/* The rule reads its rows there; if nothing is convolved, in x. Updates of a token follow each
- * other in its row. */
+/* Points the rule's rows to the result of the convolution; or to x, if there is none. Updates of
+ * a token follow each other in its row. */
 void gdn_step_call_connect(const struct gdn_step_call *m, char *memory, struct gdn_rule *rule);
 
 #endif

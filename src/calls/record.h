@@ -57,8 +57,8 @@ int64_t gdn_record_pending(const struct gdn_record *record, const struct gdn_seq
 bool gdn_record_folds(const struct gdn_record *record, const struct gdn_seq *seq);
 /* Returns true if the rows go into the state before the call, which then has none of them. */
 bool gdn_record_folds_first(const struct gdn_record *record, const struct gdn_seq *seq);
-/* Counts the tokens of such a call, which is done. States that it wrote have no rows: those of
- * checkpoints too, if they are in the pool. */
+/* Counts the tokens of such a call when it is done. Slots whose states it wrote have no rows. So
+ * do slots of checkpoints in the same pool. */
 void gdn_record_accept(const struct gdn_record *record, const struct gdn_plan *plan,
                        bool has_checkpoints);
 

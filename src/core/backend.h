@@ -47,7 +47,8 @@ struct gdn_op_backend {
 
 struct gdn_backend_table {
     const char *name;
-    /* Opens what a context needs, and closes it; what gdn_isa() returns. */
+    /* open() makes what a context of the backend needs, close() frees it. isa() is for
+     * gdn_isa(). */
     gdn_status (*open)(gdn_ctx *ctx);
     void (*close)(gdn_ctx *ctx);
     const char *(*isa)(const gdn_ctx *ctx);

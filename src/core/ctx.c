@@ -40,8 +40,8 @@ static const struct gdn_old_size old_sizes[] = {
     { NULL, 0 },
 };
 
-/* The context that refused this thread's last call because it was busy: its own text belongs to
- * the call that was using it. */
+/* The context that refused this thread's last call because it was busy. The error text in that
+ * context belongs to the other call. */
 static _Thread_local const gdn_ctx *busy_ctx;
 
 /* ---- Memory and log ------------------------------------------------------------------------ */
@@ -169,7 +169,7 @@ static gdn_status create(gdn_ctx *draft, const gdn_options *given, gdn_ctx **ctx
         return status;
     }
     *made = *draft;
-    made->options.error_text = NULL; /* the caller gave it for this call alone */
+    made->options.error_text = NULL; /* the caller gave the text for this call alone */
     made->options.error_text_bytes = 0;
     *ctx = made;
     return GDN_OK;
@@ -180,7 +180,7 @@ gdn_status gdn_ctx_create(const gdn_options *options, gdn_ctx **ctx)
     gdn_ctx draft;
     memset(&draft, 0, sizeof draft);
     if (ctx) *ctx = NULL;
-    busy_ctx = NULL; /* the new context may lie where that one was */
+    busy_ctx = NULL; /* the new context may have the address of that old one */
 
     const gdn_status status = create(&draft, options, ctx);
     if (status != GDN_OK && draft.options.error_text && draft.options.error_text_bytes > 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The context: what every op finds there. */
+/* The context: options, loops, threads, workspace and the last error, for every op. */
 #ifndef GDN_CTX_H
 #define GDN_CTX_H
 
@@ -15,10 +15,11 @@ struct gdn_bf16_products; /* cpu/loops/bf16.h */
 struct gdn_ctx {
     gdn_options options;                      /* hooks filled in */
     const struct gdn_kernels *kr;             /* the inner loops, chosen once */
-    const struct gdn_bf16_products *products; /* those in bfloat16 beside them; NULL: none */
+    const struct gdn_bf16_products *products; /* loops for products in bfloat16; NULL: there are
+                                                 none */
     struct gdn_threads *threads;
     const struct gdn_backend_table *backend; /* who computes: core/backend.h */
-    struct gdn_cuda *cuda;                   /* what CUDA keeps, cuda/driver/launch.h; else NULL */
+    struct gdn_cuda *cuda;                   /* the device (cuda/driver/launch.h); NULL on a CPU */
     void *workspace;                         /* the context's own, grown on demand */
     size_t workspace_bytes;
     atomic_bool is_busy; /* a call is using all of this: gdn_enter() */
@@ -53,7 +54,7 @@ gdn_status gdn_get_workspace(gdn_ctx *ctx, void *given, size_t given_bytes, size
 gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
     __attribute__((warn_unused_result));
 
-/* Notes the same with one name for all that ran: "op: name". */
+/* Does the same with one name, "op: name". */
 gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 
 /* Writes the line to the caller's log, if there is one. */
@@ -76,7 +77,7 @@ gdn_status gdn_leave(gdn_ctx *ctx, uint32_t fp, gdn_status status);
 /* Rounds up to a whole number of cache lines. */
 static inline size_t gdn_align64(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
-/* A piece of scratch: its bytes, and the pointer, of whatever type, that will find them. */
+/* A piece of scratch: its bytes, and the address of the pointer to set. */
 struct gdn_room {
     void *at;
     size_t bytes;

@@ -71,7 +71,7 @@ static bool span_fits(const gdn_tensor *t, const struct span *s)
 gdn_status gdn_check_tensor(gdn_ctx *ctx, const gdn_tensor *t, const char *name)
 {
     struct span span;
-    int64_t n = 1; /* the same product as gdn_count(), in the same order */
+    int64_t n = 1; /* the product of gdn_count(), in the same order */
     bool fits = true;
     if (!t->data) return GDN_OK;
     if (!is_dtype(t->dtype))
@@ -227,8 +227,8 @@ static bool are_apart_modulo(const gdn_tensor *a, const gdn_tensor *b, int64_t p
     return ahead >= a_length && ahead <= period - b_length;
 }
 
-/* Two views whose addresses differ modulo some number share none. Rows of one buffer differ
- * modulo its row stride, so the strides of both are what is tried. */
+/* Two views share no address if their addresses differ modulo some number. Rows of one buffer
+ * differ modulo its row stride, so the strides of both views are tried. */
 static bool are_interleaved(const gdn_tensor *a, const gdn_tensor *b)
 {
     const gdn_tensor *const both[] = { a, b };
@@ -245,7 +245,7 @@ static struct gdn_extent extent_of(const gdn_tensor *t, const char *name)
 {
     const uint64_t at = (uint64_t)(uintptr_t)t->data, unit = (uint64_t)gdn_unit(t->dtype);
     uint64_t low = 0, high = 1;
-    bool empty = false; /* then its strides may be any, and products wrap */
+    bool empty = false; /* an empty tensor may have any strides; products may wrap */
     for (int i = 0; i < t->ndim; i++) {
         const uint64_t reach = (uint64_t)(t->size[i] - 1) * (uint64_t)t->stride[i];
         empty |= t->size[i] == 0;

@@ -40,9 +40,10 @@ gdn_status gdn_check_injective(gdn_ctx *ctx, const gdn_tensor *t, const char *na
 gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const char *name,
                                 const gdn_tensor *other, const char *other_name, bool may_be_same);
 
-/* The same for calls of many tensors: where each of them lies, and the check of one of them
- * against all others. Tensors are there and have passed gdn_check_tensor(); empty ones lie nowhere.
- * may_be_same, NULL for never, is asked of those that overlap. */
+/* The same for calls of many tensors: gdn_extents holds where each tensor lies, and one tensor
+ * is checked against all others. All tensors are given and have passed gdn_check_tensor(). An
+ * empty tensor overlaps none. may_be_same() is called for two tensors that overlap; NULL: never
+ * the same. */
 enum { GDN_MAX_EXTENTS = 64 }; /* tensors of a struct and of its batch: ops/tensors.c counts them */
 struct gdn_extents {
     int n;

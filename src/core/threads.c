@@ -29,7 +29,7 @@
 enum {
     OPEN = 1,  /* a job may be entered */
     STOP = 2,  /* workers shall end */
-    INSIDE = 4 /* one worker; up to 2^30 of them */
+    INSIDE = 4 /* is added by each worker inside; up to 2^30 of them */
 };
 #define GENERATION ((uint64_t)1 << 32)
 
@@ -66,10 +66,10 @@ struct gdn_threads {
     void *user;
 
     struct gdn_lender lender;
-    _Atomic int64_t n_lent, n_done; /* of the lender's call: its items; those that have run */
+    _Atomic int64_t n_lent, n_done; /* items of the lender's call, and how many have run */
     _Atomic(const char *) broken;
 
-    struct seat *seats;     /* n_threads of them if there is a lender, else */
+    struct seat *seats;     /* n_threads of them, if there is a lender */
     struct worker *workers; /* n_threads - 1 */
 };
 

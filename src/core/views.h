@@ -20,7 +20,8 @@ struct gdn_family {
     bool is;                /* a, b and w are rows; else all of this is zero */
     bool g_rows, beta_rows; /* a number per channel */
     int updates;
-    int64_t g_channel, beta_channel; /* 0: one number for all of them */
+    int64_t g_channel, beta_channel; /* bytes from channel to channel; 0: all channels share one
+                                        number */
     int64_t k_update, v_update, beta_update, write_update;
     struct gdn_rows write; /* data NULL: there is no write gate */
 };

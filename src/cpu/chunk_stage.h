@@ -9,7 +9,7 @@
 struct gdn_chunk {
     const struct gdn_seq *seq;
     int64_t number, t0;
-    int64_t n; /* tokens of it that count, 0 to C */
+    int64_t n; /* tokens of the chunk that count, 0 to C */
 };
 
 /* Bytes of memory for the plan and its chunks; and the plan with its chunks, made there. */

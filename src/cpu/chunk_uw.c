@@ -23,7 +23,8 @@ struct scratch {
     float *kt;                            /* [K][16] */
     float *gram;                          /* [C][C], the lower triangle of blocks */
     float *own;                           /* [32][16]: a block of it, and zeros for q */
-    float *cross;                         /* [16][C]: diag(beta) gram, blocks before this one */
+    float *cross;                         /* [16][C]: rows of diag(beta) gram, in the blocks
+                                             before this one */
     float *A, *B, *one;                   /* [16][16] */
     float *g, *beta, *mask, *start, *end; /* [16] of tokens that run together */
     float *right, *p, *o;                 /* [16][strip], [32][strip], [16][strip] */
@@ -209,7 +210,7 @@ static void load_keys(struct scratch *s, const struct gdn_uw_call *c, const stru
     for (int i = 0; i < B16; i++) s->one[i * B16 + i] = 1;
 }
 
-/* Runs one chunk, the heads of one key. */
+/* Runs one chunk for the state heads of one key head. */
 static void run_chunk_uw_item(void *arg, int64_t item, int thread)
 {
     const struct run_arg *a = arg;

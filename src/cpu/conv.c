@@ -122,7 +122,8 @@ static void store_part(const struct gdn_kernels *kr, const float *src, ptrdiff_t
 
 /* ---- One sequence, one block of channels -------------------------------------------------- */
 
-/* Returns true if tokens follow other tokens than those before them. Those of a path do not. */
+/* Returns true if a token may follow another token than the one before it. Tokens of a path do
+ * not. */
 static bool is_tree(const struct gdn_conv *c)
 {
     return c->plan->batch.parents.data && !c->plan->batch.path.data;

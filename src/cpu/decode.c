@@ -143,7 +143,7 @@ static void load_gates(struct step_scratch *c, const struct gdn_rule *r,
                             true, c->alpha + t, c->beta + t);
 }
 
-/* Loads what visits [t0, t0 + n) need beside the state, unless it is there. */
+/* Loads what visits [t0, t0 + n) need beside the state, unless scratch has it. */
 static void load_tokens(struct step_scratch *c, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct gdn_rule_item *item, int head,
                         int64_t t0, int n)
@@ -247,8 +247,7 @@ static void stage(float *S, const struct gdn_rule *r, const struct gdn_kernels *
     gdn_load_columns(S, b->to_view->k_first, kr, b->from, r->K, b->col, b->n);
 }
 
-/* Copies the state of a sequence without tokens that count: its final state is the one that it
- * started from. */
+/* Copies the state of a sequence in which no token counts: the final state is the initial one. */
 static void copy_state(struct step_scratch *c, const struct gdn_rule *r,
                        const struct gdn_kernels *kr, const struct gdn_seq *seq,
                        const struct block *b)
@@ -315,7 +314,7 @@ static void round_state(struct step_scratch *c, float *S, const struct gdn_rule 
     gdn_load_columns(S, view.k_first, kr, codes, r->K, 0, b->n);
 }
 
-/* The codes that the sequence starts from, if it does from such. */
+/* Copies the codes that the sequence starts from to scratch, if its state has codes. */
 static void stage_codes(struct step_scratch *c, const struct gdn_rule *r, const struct block *b)
 {
     struct gdn_pool_view view;
@@ -324,8 +323,8 @@ static void stage_codes(struct step_scratch *c, const struct gdn_rule *r, const 
     if (c->has_codes) gdn_copy_columns(codes, 0, b->from, b->col, r->K, b->n);
 }
 
-/* Stores the state of a level; unchanged codes of a tree from scratch, for a token of another
- * branch that came first may have left its state where they were. */
+/* Stores the state of a level. In a tree, codes that did not change are copied from scratch: a
+ * token of another branch may have overwritten the slot that they came from. */
 static void store_at(struct step_scratch *c, struct gdn_place to, const float *S,
                      const struct gdn_rule *r, const struct gdn_kernels *kr, const struct block *b,
                      int level)
@@ -511,7 +510,7 @@ static void fold_pending(struct step_scratch *c, const struct gdn_rule *r,
     if (!there) gdn_store_columns(S, k_first, kr, to, r->K, b->col, b->n);
 }
 
-/* Tokens of a record that are accepted at once. Returns false where they were not such. */
+/* Runs tokens that a record accepts at once. Returns false if the sequence has no such tokens. */
 static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_rule_item *item,
                          const struct block *b)
@@ -552,8 +551,8 @@ static bool step_pending(struct step_scratch *c, const struct gdn_rule *r,
 
 /* ---- One token on 8 bits --------------------------------------------------------------------- */
 
-/* One token whose state stays where it is, by the loop made for that. Returns false where it was
- * not such a one. */
+/* Runs one token on a state of 8 bits in place, by recur8_vk(). Returns false if the call needs
+ * more than that loop does. */
 static bool step_q8(struct step_scratch *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                     const struct gdn_rule_item *item, const struct block *b)
 {

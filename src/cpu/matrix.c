@@ -125,7 +125,7 @@ static bool is_whole(const struct gdn_state_matrix *m, int64_t columns)
 
 enum form { ROWS, TILES, ELEMENTS };
 
-/* How a matrix is copied whose target has its dense dimension, if it has one, as columns. */
+/* Returns how a matrix is copied. If the target has a dense dimension, that is its columns. */
 static enum form form_of(const struct gdn_state_matrix *to, const struct gdn_state_matrix *from,
                          int64_t rows, int64_t columns)
 {

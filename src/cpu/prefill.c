@@ -365,7 +365,7 @@ static bool are_finite(const float *x, int n)
     return sum == 0;
 }
 
-/* Runs the rows of a range on S one after the other. Forgetting is selection then. */
+/* Runs the tokens of a range on S one by one. A gate that forgets zeroes S. */
 static void run_rows(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct range *x, float *S, ptrdiff_t at)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill and gdn_decode: what a call keeps in its workspace, and its run (rule_run.c). */
+/* gdn_prefill and gdn_decode: lays out the workspace of a call, and runs it (rule_run.c). */
 #include "batch/tree.h"
 #include "calls/op_backends.h"
 #include "calls/rule_call.h"

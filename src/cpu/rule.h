@@ -23,8 +23,8 @@ static inline bool gdn_forgets(float g) { return g < -104.0f; }
 /* Zeros in A and B of chunk_gates() for products with the first a of the 16 tokens, which have been
  * forgotten and may not be finite. */
 void gdn_forget_tokens(float *A, float *B, int a);
-/* Copies g and beta of tokens [a, m) of a chunk; the others get 0, so that they change nothing.
- * Returns true if one of these tokens writes. */
+/* Copies g and beta of tokens [a, m) of a chunk. The other tokens get 0, so they change nothing.
+ * Returns true if one of tokens [a, m) writes. */
 bool gdn_cut_gates(float *g, float *beta, const float *all_g, const float *all_beta, int a, int m);
 
 /* Return the state head of member i of a group; the head of a tensor that a state head
@@ -135,8 +135,8 @@ void gdn_family_load_written(const struct gdn_rule *r, const struct gdn_kernels 
                              const struct gdn_seq *seq, int head, int64_t t0, int n, int col,
                              int cols, float *v, ptrdiff_t ld);
 
-/* Return the place where a sequence's state of one head is read, and written after token t. The
- * view of a place that is nowhere is that of the pool it would be in. */
+/* Return the place of a sequence's state of one head: where it is read, and where it is written
+ * after token t. If the place is nowhere, its view is still that of the pool. */
 struct gdn_place gdn_rule_from(const struct gdn_rule *r, const struct gdn_seq *s, int head);
 struct gdn_place gdn_rule_to(const struct gdn_rule *r, const struct gdn_seq *s, int64_t t,
                              int head);

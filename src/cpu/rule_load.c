@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the forms of the rule (prefill.c, decode.c, decode_exact.c) load for an item: rows of q and
- * k, and gates. */
+/* Loads rows of q and k, and gates, for an item, whatever its form (prefill.c, decode.c,
+ * decode_exact.c). */
 #include <math.h>
 #include <string.h>
 

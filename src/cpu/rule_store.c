@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where and how the forms of the rule store states: places in pools, rounding, strips. */
+/* Stores states, whatever the form of an item: places in pools, rounding, strips. */
 #include "calls/record.h"
 #include "cpu/rule.h"
 

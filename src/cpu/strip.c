@@ -45,7 +45,7 @@ enum { TILE = 8 }; /* columns that are turned at a time */
 /* The first of n columns in memory, and the shape of what lies there. */
 struct part {
     char *at;
-    int64_t row, step; /* bytes from one row, one column to the next */
+    int64_t row, step; /* bytes from row to row, from column to column */
     int rows, cols;
 };
 

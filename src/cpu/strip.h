@@ -18,7 +18,8 @@ struct gdn_place {
     const struct gdn_pool_view *view;
 };
 
-/* n_tokens: of its sequence in this call, so far; random rounding depends on it. */
+/* Returns the place of a head in a slot. n_tokens: tokens of its sequence in this call so far,
+ * from which random rounding starts. */
 struct gdn_place gdn_place_of(const struct gdn_pool_view *view, int64_t slot, int64_t head,
                               int64_t n_tokens);
 
@@ -33,8 +34,8 @@ void gdn_load_columns(float *S, bool k_first, const struct gdn_kernels *kr, stru
 void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *kr,
                        struct gdn_place to, int K, int col, int n);
 
-/* Returns true if both have one 8-bit dtype, and scales or none. Then an unchanged state is copied
- * (G9): loaded and stored again it might have other codes. */
+/* Returns true if both places have one 8-bit dtype, and both scales or neither. Then an
+ * unchanged state is copied (G9), because loading and storing it might change codes. */
 static inline bool gdn_are_twins(const struct gdn_place *from, const struct gdn_place *to)
 {
     return from->data && to->data && gdn_is_q8(to->view->dtype) &&

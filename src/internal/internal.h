@@ -15,9 +15,9 @@
 /* ---- Names: number i of a list, NULL behind its end ------------------------------------------ */
 
 const char *gdn_internal_op(int i);
-/* Features of processors that tables of loops need. is_here: whether this machine has it. */
+/* Returns the name of feature i of processors. Sets *is_here: whether this machine has it. */
 const char *gdn_internal_feature(int i, bool *is_here);
-/* Tables of loops in this build. runs: whether they run on this machine. */
+/* Returns the name of table i of loops in this build. Sets *runs: whether this machine runs it. */
 const char *gdn_internal_table(int i, bool *runs);
 /* The loops that every table has. */
 const char *gdn_internal_loop(int i);

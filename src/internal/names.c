@@ -41,7 +41,8 @@ const char *gdn_internal_feature(int i, bool *is_here)
     return features[i].name;
 }
 
-/* An instruction set may have two tables, one after the other. It is listed once. */
+/* Returns a table once for each instruction set. Some sets have two tables, which are
+ * neighbours. */
 const char *gdn_internal_table(int i, bool *runs)
 {
     const char *name = "";

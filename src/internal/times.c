@@ -23,7 +23,7 @@ struct timed {
     gdn_status (*run)(struct timed *t);
     gdn_op op;
     const void *args;
-    gdn_cu_memory memory; /* of a yardstick: both buffers, one after the other */
+    gdn_cu_memory memory; /* the two buffers of a yardstick, side by side */
     size_t bytes;
 };
 

@@ -78,7 +78,7 @@ static gdn_status check_scales(gdn_ctx *ctx, const gdn_blob_args *a, int64_t H)
     return gdn_check_scales(ctx, &state, H, a->value_head_dim);
 }
 
-/* Describes the header of a blob with these states, and where everything would be in it. */
+/* Describes the header of a blob with these states, and the place of each part. */
 static gdn_status describe(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob_header *h,
                            struct gdn_blob_places *p)
 {
@@ -293,7 +293,7 @@ static gdn_status check_pools(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_b
                            (int64_t[]){ n, conv.size[1], -1 });
 }
 
-/* Checks that the written tensors overlap nothing else. */
+/* Checks that no written tensor overlaps another tensor. */
 static gdn_status check_written(gdn_ctx *ctx, const gdn_blob_args *a)
 {
     const gdn_tensor blob = gdn_blob_memory(a->blob, a->blob_bytes);

@@ -57,7 +57,7 @@ struct heads {
     char *whole, *part;
     uint64_t whole_row, part_row, bytes;
     int64_t n, period;             /* of the part; of its map, see gdn_blob.h */
-    int32_t rank, n_ranks, copies; /* copies: ranks that have each head of this kind */
+    int32_t rank, n_ranks, copies; /* copies: how many ranks have each head of this kind */
     int32_t most_copies;           /* of any kind */
     bool grouped;
 };
@@ -81,7 +81,7 @@ static int32_t most_copies(const struct gdn_blob_header *h)
     return most;
 }
 
-/* Moves all heads of one kind of one sequence, to the part or from it. */
+/* Moves all heads of one kind of one sequence: to the part, or from it. */
 static void move_heads(const struct heads *s, int64_t b, bool to_part)
 {
     for (int64_t i = 0; i < s->n; i++) {
@@ -273,7 +273,7 @@ static gdn_status check_copies(gdn_ctx *ctx, const void *const *blobs, int32_t n
     for (int t = 0; t < 3 && h->conv_dtype != GDN_BLOB_NO_DTYPE; t++) {
         const int32_t copies = gdn_blob_copies(h, t);
         for (int32_t i = 1; i < n && copies > 1; i++) {
-            int32_t j = 0; /* the first part that has the same head */
+            int32_t j = 0; /* the first part with the same head */
             const int32_t head = header_of(blobs[i]).rank / copies;
             while (header_of(blobs[j]).rank / copies != head) j++;
             if (!are_equal_channels(like, blobs[i], blobs[j], ends[t], t == 2 ? V : K))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks that several ops share, each of the file that its section names. */
+/* Checks that several ops share. A section names the file that defines them. */
 #ifndef GDN_CHECKS_H
 #define GDN_CHECKS_H
 
@@ -87,7 +87,7 @@ struct gdn_gates_sizes {
 gdn_status gdn_gates_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args,
                                   const struct gdn_gates_tensors *t, struct gdn_gates_sizes *s);
 
-/* Checks the tensors of a norm, or of its gradients. Their shape is that of x. */
+/* Checks the tensors of a norm, or of its gradients. All have the shape of x. */
 gdn_status gdn_norm_check_tensors(gdn_ctx *ctx, gdn_op op, void *args, const gdn_tensor *x);
 
 /* ---- Layers: layer.c ------------------------------------------------------------------------ */
@@ -104,7 +104,8 @@ struct gdn_record_tensors {
     const gdn_tensor *k, *u, *g, *count;
 };
 
-/* Checks that all are there, and that none has an element twice. Their shapes are checked. */
+/* Checks that all tensors are given, and that no two elements of one tensor share an address.
+ * Their shapes are checked before. */
 gdn_status gdn_record_view(gdn_ctx *ctx, const struct gdn_record_tensors *t,
                            struct gdn_record *record);
 /* Check what GDN_SPLIT_INVARIANT needs: rows of a record; a pool of states, which may be absent. */
@@ -117,10 +118,11 @@ struct gdn_record_use {
     const gdn_tensor *state, *state_out; /* state_out may be absent */
     const gdn_batch *batch;
     uint32_t flags;
-    bool is_step;        /* each token goes to the record: gdn_decode and gdn_step. Else ... */
-    int64_t lazy_tokens; /* ... those of sequences of so many at most */
+    bool is_step;        /* gdn_decode and gdn_step: each token goes to the record */
+    int64_t lazy_tokens; /* without is_step: the most tokens of a sequence that go to the record */
 };
-/* Checks the record, if one of its tensors is there, and sets it in the rule, whose family is. */
+/* Checks the record, if any of its tensors is given, and sets it in the rule. The rule's family
+ * is set before. */
 gdn_status gdn_record_describe(gdn_ctx *ctx, const struct gdn_record_use *use,
                                struct gdn_rule *rule, struct gdn_record *record);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_chunk_cumsum: what its arguments must be. cpu/chunk_cumsum.c computes it. */
+/* gdn_chunk_cumsum: checks its arguments. cpu/chunk_cumsum.c computes it. */
 #include "calls/chunk_stage.h"
 #include "ops/checks.h"
 #include "ops/entry.h"

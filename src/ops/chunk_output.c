@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_chunk_output: what its arguments must be. cpu/chunk_output.c computes it. */
+/* gdn_chunk_output: checks its arguments. cpu/chunk_output.c computes it. */
 #include <math.h>
 
 #include "calls/chunk_stage.h"

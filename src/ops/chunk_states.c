@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_chunk_states: what its arguments must be. cpu/chunk_states.c computes it. */
+/* gdn_chunk_states: checks its arguments. cpu/chunk_states.c computes it. */
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/checks.h"

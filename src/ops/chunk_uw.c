@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_chunk_uw: what its arguments must be. cpu/chunk_uw.c computes it. */
+/* gdn_chunk_uw: checks its arguments. cpu/chunk_uw.c computes it. */
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/checks.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_conv1d: what its arguments must be. cpu/conv.c computes it. */
+/* gdn_conv1d: checks its arguments. cpu/conv.c computes it. */
 #include "calls/conv.h"
 
 #include "core/tensor_check.h"

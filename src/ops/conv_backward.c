@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_conv1d_backward: what its arguments must be. cpu/backward/conv_backward.c computes it. */
+/* gdn_conv1d_backward: checks its arguments. cpu/backward/conv_backward.c computes it. */
 #include "calls/conv_backward.h"
 
 #include "calls/chunk_stage.h"

@@ -28,7 +28,7 @@ struct gdn_entry {
     gdn_status (*describe)(gdn_ctx *ctx, const void *args, void *call);
 };
 
-/* Describes a call, then lets the context's backend plan it and run it. */
+/* Describes a call; then the context's backend plans and runs it. */
 gdn_status gdn_entry_call(gdn_ctx *ctx, const struct gdn_entry *entry, const void *args,
                           void *call);
 /* Describes and plans a call and returns its workspace in *bytes. */

@@ -29,7 +29,7 @@ gdn_status gdn_family_fill(gdn_ctx *ctx, const struct gdn_family_tensors *t, int
 gdn_status gdn_family_check_updates(gdn_ctx *ctx, int32_t n_updates, const gdn_batch *batch,
                                     const gdn_tensor *record_k);
 
-/* Checks that a gradient has the dimensions of what it belongs to. */
+/* Checks that a gradient has the dimensions of its tensor. */
 gdn_status gdn_family_alike(gdn_ctx *ctx, const gdn_tensor *d, const char *name,
                             const gdn_tensor *of, const char *of_name);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_gates: what its arguments must be. cpu/gates.c computes it. */
+/* gdn_gates: checks its arguments. cpu/gates.c computes it. */
 #include "calls/gates.h"
 #include "ops/checks.h"
 #include "ops/entry.h"
@@ -8,7 +8,7 @@
 #include "ops/parts.h"
 #include "ops/tensors.h"
 
-/* Checks an input and its output: both or neither. */
+/* Checks that an input and its output are both given, or both absent. */
 static gdn_status check_pair(gdn_ctx *ctx, const gdn_tensor *in, const char *in_name,
                              const gdn_tensor *out, const char *out_name)
 {

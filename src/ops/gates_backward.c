@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_gates_backward: what its arguments must be. cpu/backward/gates_backward.c computes it. */
+/* gdn_gates_backward: checks its arguments. cpu/backward/gates_backward.c computes it. */
 #include "calls/gates.h"
 #include "ops/checks.h"
 #include "ops/entry.h"
@@ -12,7 +12,7 @@ static bool wants_a(const gdn_gates_backward_args *a)
     return a->da.data || a->dA_log.data || a->ddt_bias.data;
 }
 
-/* Checks that each gradient has the tensors that it needs. */
+/* Checks that the tensors which a gradient needs are given. */
 static gdn_status check_present(gdn_ctx *ctx, const gdn_gates_backward_args *a)
 {
     const struct {

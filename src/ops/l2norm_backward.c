@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_l2norm_backward: what its arguments must be. cpu/backward/l2norm_backward.c computes it. */
+/* gdn_l2norm_backward: checks its arguments. cpu/backward/l2norm_backward.c computes it. */
 #include "calls/norm.h"
 #include "ops/checks.h"
 #include "ops/entry.h"

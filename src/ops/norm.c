@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_l2norm and gdn_rmsnorm_gated: what their arguments must be. cpu/norm.c computes them. */
+/* gdn_l2norm and gdn_rmsnorm_gated: check their arguments. cpu/norm.c computes them. */
 #include "calls/norm.h"
 #include "ops/checks.h"
 #include "ops/entry.h"

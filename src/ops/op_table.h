@@ -24,8 +24,8 @@ enum {
     GDN_N_OPS
 };
 
-/* An op's name and its struct: the struct's name; its n_tensors tensors, which gdn_tensor_rows()
- * (ops/tensors.h) has; where its batch is (0: it has none), and its workspace. */
+/* An op: its name, the name of its struct, how many tensors that has (gdn_tensor_rows() of
+ * ops/tensors.h), and the places of the batch (0: there is none) and of the workspace. */
 struct gdn_op_shape {
     const char *name, *args;
     size_t bytes, n_tensors, batch_at, workspace_at;

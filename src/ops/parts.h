@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ops that others are composed of. Each checks and runs a call that the other op made: within its
- * frame, in its workspace, on its stream. */
+/* Ops as parts of another op. A part checks and runs a call that the other op made. It uses the
+ * frame, the workspace and the stream of the other op. */
 #ifndef GDN_PARTS_H
 #define GDN_PARTS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_prefill_backward: what its arguments must be. cpu/backward/prefill_backward.c computes it. */
+/* gdn_prefill_backward: checks its arguments. cpu/backward/prefill_backward.c computes it. */
 #include "calls/backward.h"
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"

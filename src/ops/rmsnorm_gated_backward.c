@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_rmsnorm_gated_backward: what its arguments must be. */
+/* gdn_rmsnorm_gated_backward: checks its arguments. */
 #include "calls/norm.h"
 #include "ops/checks.h"
 #include "ops/entry.h"

@@ -54,8 +54,8 @@ static struct gdn_family_tensors family_of(gdn_rule_args *a)
         struct gdn_family_tensors){ &a->k, &a->v, &a->g, &a->beta, &a->write_gate, &a->dt_bias };
 }
 
-/* Finds heads and their sizes, from q k v, whose ranks are checked for that. Their shapes are
- * checked later, with those of the others. */
+/* Finds the numbers of heads and their sizes in q, k and v, after their ranks are checked. Their
+ * shapes are checked later, with the other tensors. */
 static gdn_status find_sizes(gdn_ctx *ctx, struct gdn_rule_call *c)
 {
     const gdn_rule_args *a = &c->args;

@@ -38,7 +38,7 @@ struct self_test {
     uint32_t random;
     double x[N_TENSORS][MOST];      /* the inputs, exactly */
     float stored[N_TENSORS][MOST];  /* room for any dtype */
-    double S[K], k[K], q[K], error; /* one column of a state, and its bound */
+    double S[K], k[K], q[K], error; /* one column of a state, and the bound of its error */
 };
 
 /* ---- Storage ------------------------------------------------------------------------------- */
@@ -185,7 +185,8 @@ static double decay(struct self_test *s, const struct rule_inputs *in, int t, in
     return most;
 }
 
-/* Returns one token on one column of the state: its output, and what that may err by, in units. */
+/* Computes one token on one column of the state. Returns the output, and sets *magnitude, by
+ * which its error is judged. */
 static double step(struct self_test *s, const struct rule_inputs *in, int t, int h, int j,
                    double *magnitude)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_state_copy: what its arguments must be. cpu/state_copy.c computes it. */
+/* gdn_state_copy: checks its arguments. cpu/state_copy.c computes it. */
 #include "calls/state_copy.h"
 
 #include "calls/rule.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_summary: what its arguments must be. cpu/summary.c computes it. */
+/* gdn_summary: checks its arguments. cpu/summary.c computes it. */
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"
 #include "ops/checks.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_summary_compose, gdn_summary_apply and gdn_summary_fold: what their arguments must be.
+/* gdn_summary_compose, gdn_summary_apply and gdn_summary_fold: check their arguments.
  * cpu/summary_product.c computes them. */
 #include "calls/chunk_stage.h"
 #include "core/tensor_check.h"

@@ -193,7 +193,7 @@ gdn_status gdn_check_shapes(gdn_ctx *ctx, gdn_op op, const void *args, const str
 /* By row: whether and when the tensor is written. */
 static const struct written {
     bool is, final;
-    int unless; /* number of a tensor, if it is there; 0, which none of these is: always */
+    int unless; /* the number of another tensor: written if that is absent; 0: written always */
 } written[N_ROWS] = {
 #define GDN_WRITES(args, tensor) [ROW_##args##_##tensor] = { true, false, 0 },
 #define GDN_WRITES_FINAL(args, tensor) [ROW_##args##_##tensor] = { true, true, 0 },
@@ -205,7 +205,8 @@ static const struct written {
     _Static_assert(NUMBER(args, other) != 0, "ops.def: " #args ", " #other);
 #include "calls/ops.def"
 
-/* Two tensors of a struct: one may be the view `other`; or it has the scales of `other`. */
+/* Two tensors of a struct. same: they may be one view. scales: `tensor` has the scales of
+ * `other`. */
 struct pair {
     int args, tensor, other;
 };

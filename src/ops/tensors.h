@@ -16,7 +16,7 @@ struct gdn_sizes {
     int64_t K, V, X, Y;       /* head sizes; V, K of k-last states and K, V of k-first ones */
     int64_t C, D;             /* a chunk, columns or channels */
     int64_t G;                /* numbers of a gate in a record */
-    int64_t hidden, qkvz, ba; /* columns of the layer's rows and of what it projects them to */
+    int64_t hidden, qkvz, ba; /* columns of hidden, and of what in_proj_qkvz and in_proj_ba make */
     int64_t qkv, keys, z, a;  /* ... of q, k, v; of q; of z; of a */
     int64_t z_in, a_in;       /* columns that z and a are projected from */
     const struct gdn_tokens *tokens;  /* of ROWS, TOKENS and GATES */

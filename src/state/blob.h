@@ -37,7 +37,8 @@ static inline int32_t gdn_blob_copies(const struct gdn_blob_header *h, int i)
     return h->version < 2 ? 1 : h->copies[i];
 }
 
-/* Sets the lowest version that can hold the content, and copies as that has them (0: 1). */
+/* Sets the lowest version that can hold the content, and the copies as that version has them (0:
+ * 1). */
 void gdn_blob_set_version(struct gdn_blob_header *h);
 
 /* Checks what a header says of its content and finds the places. `name` is for errors. */
@@ -60,7 +61,8 @@ static inline gdn_tensor gdn_blob_memory(const void *memory, size_t n)
 gdn_status gdn_blob_open(gdn_ctx *ctx, const void *blob, size_t bytes, const char *name,
                          struct gdn_blob_header *h, struct gdn_blob_places *places);
 
-/* Zeros where a blob will have its header and positions, and between and behind its parts. */
+/* Writes zeros to the places of header and positions, and to the gaps between parts and behind
+ * them. */
 void gdn_blob_clear(char *blob, const struct gdn_blob_header *h, const struct gdn_blob_places *p);
 
 /* Writes header and checksum over content that is otherwise complete. */

@@ -149,7 +149,7 @@ static gdn_tensor input(int32_t dtype, int32_t ndim, int64_t s0, int64_t s1, int
     return new_buffer(dtype, ndim, s0, s1, s2, 0, low, high)->t;
 }
 
-/* Written by the call: a state that it starts from, or what is left alone until then. */
+/* Makes a tensor that the call reads and writes: a state, or an output whose old content counts. */
 static gdn_tensor state(int32_t dtype, int32_t ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3)
 {
     struct buffer *b = new_buffer(dtype, ndim, s0, s1, s2, s3, -0.5, 0.5);
@@ -209,7 +209,7 @@ struct call {
         gdn_summary_args summary;
     } args;
     gdn_batch batch;
-    int64_t longest;  /* of a sequence; 1: tokens one by one */
+    int64_t longest;  /* the tokens of the longest sequence; 1: a call a token */
     int64_t n_tokens; /* of all sequences; 0: N */
     void **stream, **workspace;
     size_t *workspace_bytes;

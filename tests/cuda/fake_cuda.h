@@ -10,7 +10,7 @@
 #include "cuda/driver/api.h"
 
 struct fake_cuda {
-    /* The device that it pretends to be. */
+    /* The properties of the fake device. */
     int n_devices, major, minor, shared_bytes; /* shared_bytes: most that a kernel takes */
     int from_ptx, load_ms; /* it takes no code for sm_90a; an image takes so long to load */
     int error;             /* that it returns; 0: 700 */

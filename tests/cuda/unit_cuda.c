@@ -75,7 +75,7 @@ static void test_kernels(void)
           fake->n_calls[FAKE_cuLibraryUnload], fake->n_calls[FAKE_cuLibraryLoadData]);
 }
 
-/* A call pushes the context, launches, pops it; nothing else, once its kernel is loaded. */
+/* A call whose kernel is loaded pushes the context, launches, and pops it. */
 static void test_call(void)
 {
     static float x[1 << 14], out[1 << 14];

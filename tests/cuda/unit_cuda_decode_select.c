@@ -95,7 +95,7 @@ static void draw_slots(const struct sizes *s, gdn_batch *b)
                                       1, s->B, 0, 0, 0);
 }
 
-/* Changes one thing that engines rarely do. */
+/* Changes one field that engines rarely set. */
 static void draw_rare(const struct sizes *s, gdn_rule_args *a, gdn_batch *b)
 {
     gdn_tensor *const any[] = { &a->q, &a->k, &a->v, &a->out, &a->state, &a->state_out, &a->g };

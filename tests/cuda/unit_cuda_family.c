@@ -25,8 +25,8 @@ static gdn_tensor fresh(int ndim, int64_t s0, int64_t s1, int64_t s2, int64_t s3
 }
 static gdn_tensor per_channel(int64_t n_rows) { return fresh(4, B, n_rows / B, H, K); }
 
-/* Expects that a valid call runs, and that the spoilt one is refused by that name: where it would
- * run, and where its workspace is asked for. */
+/* Checks that the valid call runs. The spoilt call must be refused, by an error that names
+ * `name`, both when it runs and when its workspace is asked for. */
 static void refused(const char *what, gdn_op op, const void *valid, const void *spoilt,
                     const char *name)
 {
@@ -146,7 +146,7 @@ static void runs(const char *what, gdn_op op, const void *args)
     CHECK(*launches > before, "%s: launched nothing", what);
 }
 
-/* Expects that it launches this one. */
+/* Checks that the call launches `kernel`. */
 static void runs_as(const char *what, gdn_op op, const void *args, const char *kernel)
 {
     runs(what, op, args);
@@ -284,7 +284,7 @@ static void test_records(void)
     runs("fold", GDN_OP_RECORD_FOLD, &f);
 }
 
-/* A record as that flag has it, and what gdn_decode wants beside it. */
+/* Adds a record with the fields that GDN_SPLIT_INVARIANT wants, and the fields of gdn_decode. */
 static void set_open_chunk(gdn_rule_args *a)
 {
     enum { ROWS = 64 };

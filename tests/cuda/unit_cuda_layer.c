@@ -44,7 +44,7 @@ static gdn_block_args layer_args(char *memory)
     return a;
 }
 
-/* A layer: its kernels one after the other, in the workspace that was asked for. */
+/* A layer launches its kernels in order, within the bytes that were promised. */
 static void test_layer(void)
 {
     static char memory[1 << 20];
@@ -198,7 +198,7 @@ static void test_step(void)
     gdn_ctx_destroy(ctx);
 }
 
-/* A step of one launch: the log has its form, and why those before it do not take the call. */
+/* A step of one launch: the log names its form, and why the earlier forms do not take the call. */
 static void test_step_forms(void)
 {
     static const struct {
@@ -233,7 +233,7 @@ static void test_step_forms(void)
     gdn_ctx_destroy(ctx);
 }
 
-/* One sequence and one slot may have any strides, in one launch as in several. */
+/* If there is one sequence and one slot, their strides may be any, for every form. */
 static void test_one_slot(void)
 {
     gdn_ctx *ctx = hopper_ctx();

@@ -47,8 +47,8 @@ static gdn_ctx *make(void)
 
 /* ---- Loads --------------------------------------------------------------------------------- */
 
-/* A context begins with one image. Each kernel is found when it is first wanted, its image before
- * the first of them, where they are for the device. */
+/* A context loads one image. The first launch of a kernel finds the kernel, and loads its image
+ * if the device has code for it. */
 static void test_loads(void)
 {
     static const struct {
@@ -168,7 +168,7 @@ static void test_log(void)
 {
     static const struct {
         int capability, from_ptx, ms;
-        const char *code, *load; /* what lines have; NULL: they have none of it */
+        const char *code, *load; /* parts of lines of the log; NULL: no line may have one */
     } devices[] = {
         { 80, 0, 0, "sm_80, portable kernels; untested", NULL },
         { 89, 0, 0, "sm_89, portable kernels; untested", NULL },
@@ -214,7 +214,7 @@ static void check_launch(const char *what)
     }
 }
 
-/* Returns true if the op opens cuBLAS. All else that it runs belongs to other ops. */
+/* Returns true if the op opens cuBLAS. All its other kernels belong to other ops. */
 static bool has_products(int op) { return op == GDN_OP_BLOCK || op == GDN_OP_BLOCK_BACKWARD; }
 
 /* Random calls of every op. */
@@ -239,7 +239,7 @@ static void check_random_calls(gdn_ctx *ctx)
     }
 }
 
-/* Calls that kernels for Hopper take there. */
+/* Calls that take Hopper's kernels, if the device has them. */
 static void check_large_calls(gdn_ctx *ctx)
 {
     enum { T = 70, HK = 2, H = 4, D = 128 };

@@ -155,8 +155,8 @@ static void portable_plans(void)
     }
 }
 
-/* Small heads have one form, of which 132 blocks run at once: where there are as many, or they are
- * short, they stay whole. */
+/* Small heads have one form, of which 132 blocks run at once. Sequences stay whole if there are
+ * 132 blocks or more, or if sequences are short. */
 static void small_heads(void)
 {
     static const struct planned calls[] = {
@@ -173,9 +173,9 @@ static void small_heads(void)
     }
 }
 
-/* A batch that is whole if its sequences are of one length: none of these is cut, nor are more than
- * there is room for; one that is most of the batch is cut as if it were alone, if the batch is
- * large. */
+/* A batch that stays whole if all lengths are equal. With other lengths still no sequence is
+ * cut, and there are no more segments than room. A sequence that is most of a large batch is cut
+ * as if it were alone. */
 static void uneven_batches(void)
 {
     static const struct {
@@ -200,8 +200,8 @@ static void uneven_batches(void)
     }
 }
 
-/* One sequence of T tokens, the others of `others`: cut as if it were alone, where that is clearly
- * faster than a cluster for each; not if they are about as long, nor if they are all the work. */
+/* One sequence of T tokens beside shorter ones. It is cut as if it were alone, if that is
+ * clearly faster than a cluster for each. It is not cut if the others are about as long. */
 static void longest_is_said(void)
 {
     static const struct {
@@ -223,7 +223,7 @@ static void longest_is_said(void)
     }
 }
 
-/* One that is hardly longer than the others makes no difference. */
+/* A sequence that is hardly longer than the others changes no cut. */
 static void about_one_length(void)
 {
     for (int64_t T = 500; T < 70000; T += T / 2)
@@ -261,7 +261,7 @@ static void workspace_is_bounded(void)
             }
 }
 
-/* The same where sequences are many and short, but one of them may be long. */
+/* The workspace of many short sequences, one of which may be long. */
 static void workspace_of_many(void)
 {
     static const int sms[] = { 46, 78, 114, 132, 144 };

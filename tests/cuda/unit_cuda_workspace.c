@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fakes: cuda */
-/* gdn_workspace_bytes() on a device, which the driver of fake_cuda.c pretends: grows where gdn.h
- * says so, has the limit that it promises, and is 0 where it promises that. */
+/* gdn_workspace_bytes() on the device of fake_cuda.c: the bytes grow, stay within limits and are
+ * 0 where gdn.h promises so. */
 #include <dlfcn.h>
 #include <stdio.h>
 
@@ -175,8 +175,8 @@ static void steps_grow(void)
     }
 }
 
-/* Its weights have another dtype than its activations: cuBLAS is not asked for, but the list has
- * what it gets. */
+/* A layer whose weights and activations have different dtypes. cuBLAS does not compute it, but
+ * its scratch is asked for. */
 static gdn_block_args block_of(const struct rule *r)
 {
     gdn_block_args a = gdn_block_args_init();

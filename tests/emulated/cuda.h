@@ -21,7 +21,7 @@
 #define __forceinline__ inline
 #define __noinline__
 #define __align__(n) __attribute__((aligned(n)))
-#define __shared__ thread_local /* blocks run one after the other */
+#define __shared__ thread_local /* blocks run one by one */
 
 struct emulated_index {
     unsigned x, y, z;

@@ -32,7 +32,7 @@ static int get_attribute(int *value, int what, int)
                                           : 4;
     return 0;
 }
-/* Code for Hopper runs there, portable code on others. */
+/* The emulated Hopper runs code for Hopper, other chips run portable code. */
 static int get_code(int *code, int, gdn_cu_kernel, int)
 {
     int capability;

@@ -10,7 +10,7 @@
 
 enum { EMULATED_LANES = 32, EMULATED_BLOCKS = 2 }; /* blocks of a cluster, at most */
 
-/* Ends the program, with a line that says where. */
+/* Ends the program with a line that names the place. */
 [[noreturn]] void emulated_give_up(const char *what);
 
 /* The thread goes on when *gate, of these bits, is something else. */
@@ -22,7 +22,7 @@ void emulated_later(std::function<void()> work);
 /* Below n. GDN_EMULATED_SEED in the environment begins another sequence, of turns too. */
 unsigned emulated_random(unsigned n);
 
-/* The number of the thread that runs, in its cluster; the rank of its block. */
+/* Return the number of the running thread in its cluster, and the rank of its block. */
 int emulated_thread(void);
 int emulated_rank(void);
 int emulated_cluster_size(void);

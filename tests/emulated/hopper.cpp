@@ -138,7 +138,7 @@ void emulated_cluster_wait(void) { emulated_wait_while(&met.n_past, ~0ull, self(
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* They end as bytes at a barrier of the block where they go. */
+/* Counts the bytes of a copy at a barrier of the block that they arrive in. */
 static void come(uint32_t barrier, int rank, int bytes)
 {
     mbarrier *b = (mbarrier *)(emulated_shared_of(rank) + (barrier & 0xffffff));
@@ -358,7 +358,8 @@ static void end_groups(int n_left)
 void emulated_multiply(const emulated_product &p)
 {
     kept_product m = { p, self().n_products++, {} };
-    const unsigned first = threadIdx.x % LANES / 4 * 4; /* the lanes that have the same rows */
+    const unsigned first = threadIdx.x % LANES / 4 * 4; /* the first of the four lanes with the
+                                                           same row */
     for (int word = 0; word < 4 && p.a; word++) {
         const uint64_t *all = emulated_exchange(p.a[word]);
         for (unsigned k = 0; k < 8; k++)

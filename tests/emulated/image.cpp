@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One image for this processor, EMULATED_IMAGE, with its kernels by name. */
+/* Compiles the image EMULATED_IMAGE for this processor, and lists its kernels by name. */
 #include "run.h"
 
 enum { HOPPER_BLOCKS = 1 }; /* of a cluster, where the image says nothing */

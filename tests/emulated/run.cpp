@@ -45,19 +45,20 @@ struct fiber {
     ucontext_t start;
     std::vector<char> stack;
     bool started, done;
-    const uint64_t *gate; /* it waits while this is `seen`; NULL: no */
+    const uint64_t *gate; /* the thread waits while *gate, masked, is `seen`; NULL: it does not
+                             wait */
     uint64_t mask, seen;
     std::vector<std::vector<copy_on_its_way>> groups;
 };
 struct gathering { /* of a warp or at a barrier; n_past: how often all came */
     int n_here;
     uint64_t n_past;
-    bool any[2]; /* of a barrier that asks: the answer of this time and of the one before */
+    bool any[2]; /* of a barrier with a vote: the result of this time and of the time before */
 };
 struct warp {
     gathering g;
     uint64_t given[2][LANES];
-    unsigned rests; /* so many turns it is left out */
+    unsigned rests; /* turns that the warp still rests */
 };
 struct block {
     emulated_index index;
@@ -66,7 +67,7 @@ struct block {
     int n_left; /* threads */
 };
 struct work {
-    unsigned turns; /* at least so many until it is done */
+    unsigned turns; /* the least turns until it is done */
     std::function<void()> run;
 };
 
@@ -196,8 +197,8 @@ static bool work_on(void)
     return some;
 }
 
-/* Every thread that can goes on until it waits, those of a warp one after the other, wherever that
- * begins. Now and then a warp is left out for long. */
+/* Resumes each thread that does not wait, warp by warp, from a random warp and lane. At random a
+ * warp rests for many turns. */
 static bool take_turn(int n_warps)
 {
     const int first = (int)emulated_random((unsigned)n_warps), lane = (int)emulated_random(LANES);

@@ -142,7 +142,7 @@ static inline bool has_nan(const gdn_tensor *t)
     return false;
 }
 
-/* Checks that a call reads its checkpoints: a NaN there reaches dq. */
+/* Checks that a call reads its checkpoints: a NaN in them reaches dq. */
 static inline void expect_read(const gdn_prefill_backward_args *call)
 {
     gdn_prefill_backward_args a = *call;

@@ -65,7 +65,7 @@ static const char *const names[N_GRADIENTS] = {
     "dnorm_weight",  "dout_proj",       "dhidden",         "dconv_state", "dstate"
 };
 
-/* The forward call of the same layer; its output has a place of its own. */
+/* Returns the forward call of the layer, with an output of its own. */
 static inline gdn_block_args forward_of(const args *a)
 {
     gdn_block_args f = gdn_block_args_init();
@@ -362,7 +362,7 @@ static inline struct side hidden_side(struct sequence *s)
     return (struct side){ s->l.x, s->g.of[GHIDDEN] + s->first * HIDDEN, HIDDEN };
 }
 
-/* That of z or a, if it is of low rank; else hidden. */
+/* Returns the side of z's or a's first projection, if it is of low rank; else that of hidden. */
 static inline struct side side_of(struct sequence *s, const gdn_tensor *down)
 {
     if (!down->data) return hidden_side(s);

@@ -110,7 +110,7 @@ static inline void split_fused(struct layer *l)
         }
 }
 
-/* Projects by `down` first, if it is there. */
+/* Projects by `down` first, if it is given. */
 static inline double *project_low(const struct layer *l, const gdn_tensor *down,
                                   const gdn_tensor *w)
 {
@@ -359,8 +359,8 @@ static inline void add_noise(struct expected *e, const struct expected *moved)
         e->noise[i] = hypot(e->noise[i], (moved->want[i] - e->want[i]) / sqrt(RUNS));
 }
 
-/* 8 times the noise. Where the runs show but half of it, which one element in 10^5 may see, that
- * is still 4 times. */
+/* Makes the limit 8 times the noise. If runs show half of the noise, as one element in 10^5 may,
+ * 4 times is left. */
 static inline void make_room(struct expected *e)
 {
     for (int64_t i = 0; i < e->n; i++) e->room[i] = 8 * e->noise[i];

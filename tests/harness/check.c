@@ -392,7 +392,7 @@ void check_mark(const void *slot)
         now.marked[(size_t)at / sizeof(loop_slot *)] = true;
 }
 
-/* The same numbers for a loop whatever else runs. */
+/* Returns the seed of a loop: its random numbers do not depend on which other loops run. */
 static uint64_t loop_seed(const char *name)
 {
     uint64_t h = now.seed;

@@ -125,7 +125,7 @@ void check_error(const char *what, struct check_view got, const double *want, co
                  double limit);
 /* Same bits. */
 void check_same(const char *what, const void *got, const void *want, size_t bytes);
-/* Same bits of n floats, or NaN in both. */
+/* Checks that n floats have the same bits, or are both NaN. */
 void check_same_numbers(const char *what, const float *got, const float *want, size_t n);
 
 /* ---- Timing, with --bench ---- */

@@ -24,7 +24,8 @@
  * nearest even. Written without the library's conversions. */
 double oracle_load(const void *p, int dtype, int64_t i);
 void oracle_store(void *p, int dtype, int64_t i, double x);
-/* Half the distance of neighbours of that float dtype around x: what one rounding may cost. */
+/* Returns half the distance between floats of a dtype around x: the most that one rounding
+ * changes. */
 double oracle_half_ulp(int dtype, double x);
 
 /* ---- The rule ---- */
@@ -122,7 +123,7 @@ void oracle_l2norm_backward(double *dx, const double *x, const double *dout, int
 /* y = x / sqrt(mean x^2 + eps) w act(z). w NULL: 1; z NULL: no gate. y may be x. */
 void oracle_rmsnorm_gated(double *y, const double *x, const double *w, const double *z,
                           bool sigmoid, double eps, int64_t n);
-/* Its gradients from dout: dx, dz (NULL: not wanted) and what w gets from this row. */
+/* Gradients of one row from dout: dx, dz (NULL: not wanted), and the row's part of dw. */
 struct oracle_rmsnorm {
     const double *x, *w, *z, *dout; /* w NULL: 1; z NULL: no gate */
     bool sigmoid;

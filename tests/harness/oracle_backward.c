@@ -17,7 +17,7 @@ static double add(const struct oracle_backward *r, double sum, double a, double 
     return rounded(r, sum + rounded(r, a * b));
 }
 
-/* Returns what token t reads in column j, S = alpha S before it, by its key. */
+/* Returns k^T S of token t in column j, for S = alpha S before the token. */
 static double found(const struct oracle_backward *r, int64_t t, const double *S)
 {
     double sum = 0;

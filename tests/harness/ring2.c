@@ -18,7 +18,7 @@
 #endif
 
 enum { MAX_BLOCKS = 4096, MAX_THREADS = 8, MAX_REPORTS = 6, POISON = 0xff };
-enum { SKIPPED = 77 }; /* exit status that CTest shows as such */
+enum { SKIPPED = 77 }; /* the exit status that CTest calls skipped */
 
 /* The memory of ring2_heap(), in a chain. */
 struct heap {
@@ -123,7 +123,7 @@ int ring2_summary(void)
 
 int ring2_main(int argc, char **argv, const struct ring2_test *tests, int n)
 {
-    /* That is for tables of cases; each of these is another one. */
+    /* GDN_TEST_EVERY thins tables of cases, but these are different tests */
     gdn_os_set_environment("GDN_TEST_EVERY", NULL);
     ring2_options(argc, argv);
     for (int i = 0; i < n; i++) {
@@ -375,7 +375,7 @@ void *ring2_element(const gdn_tensor *t, int64_t i)
 
 /* ---- Values ---- */
 
-/* Elements that lie one after the other, from element i on. */
+/* Elements that lie side by side, from element i on. */
 struct run {
     void *at;
     int64_t n;
@@ -512,7 +512,7 @@ void ring2_call_begin(void)
     }
 }
 
-/* The buffer that holds p, the one of last time first; NULL: none that is watched. */
+/* Returns the buffer that holds p; NULL: no watched buffer does. Tries the last buffer first. */
 static struct block *block_of(const unsigned char *p)
 {
     static int last;

@@ -24,7 +24,8 @@ struct ring2_test {
     void (*run)(void);
 };
 
-/* Runs those whose name holds the argument, if there is one. Returns main's status. */
+/* Runs the tests whose name contains the program's argument; without an argument all. Returns
+ * the status for main(). */
 int ring2_main(int argc, char **argv, const struct ring2_test *tests, int n);
 
 /* The same for tests of n numbered cases each. */
@@ -88,8 +89,8 @@ gdn_ctx *ring2_ctx(int n_threads);
 /* Gives the call, the argument struct of the op, a workspace of the bytes that it needs. */
 void ring2_give_workspace(gdn_ctx *ctx, gdn_op op, void *args);
 
-/* Runs call(arg) in unusual float environment i, from 0 up, and checks that it is the same
- * afterwards. False: there is no environment i on this machine. */
+/* Runs call(arg) in unusual float environment i, and checks that the call keeps it. Returns
+ * false if this machine has no environment i. */
 bool ring2_float_mode(int i, void (*call)(void *arg), void *arg);
 
 #if defined(__aarch64__)
@@ -113,10 +114,10 @@ void ring2_free(void);          /* frees all of it before the end, for long test
  * that the call does not describe. */
 gdn_tensor ring2_new(int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1, int64_t s2,
                      int64_t s3);
-/* The same. If turned, the last dimension but one is the inner one in memory. */
+/* The same. turned: the last dimension but one has the least stride. */
 gdn_tensor ring2_turned(bool turned, int32_t dtype, int64_t gap, int ndim, int64_t s0, int64_t s1,
                         int64_t s2, int64_t s3);
-/* The same batch without its checkpoints. */
+/* Returns the batch without checkpoints. */
 static inline gdn_batch ring2_no_checkpoints(const gdn_batch *batch)
 {
     gdn_batch b = *batch;

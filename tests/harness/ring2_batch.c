@@ -126,7 +126,7 @@ static void make_read_slots(struct ring2_batch *b, const int64_t **unused)
         ring2_set(&t->num_accepted_tokens, i, (double)(1 + ring2_below(DRAFTS)));
 }
 
-/* A slot for one of the earlier tokens: now and then the one that the sequence starts from. */
+/* Draws a slot for one of the earlier tokens: at times the slot that the sequence starts from. */
 static double draft_slot(const struct ring2_batch *b, int64_t i, const int64_t **unused)
 {
     if (b->level[SLOTS] == IN_PLACE && ring2_below(2)) return (double)i;
@@ -156,7 +156,7 @@ static void make_write_slots(struct ring2_batch *b, const int64_t **unused)
     }
 }
 
-/* Each slot becomes the next one, and some negative ones become 0, which is padding then. */
+/* Adds 1 to each slot. Some negative slots become 0, which is then padding too. */
 static void shift_slots(const gdn_tensor *slots)
 {
     for (int64_t i = 0; i < ring2_count(slots); i++) {

@@ -24,7 +24,7 @@ struct ring2_factor {
 };
 extern const struct ring2_factor ring2_batch_factors[N_BATCH_FACTORS];
 
-/* Levels that do not go together, in this order. */
+/* Returns true if two levels do not go together, in this order. */
 bool ring2_batch_clash(int i, int a, int j, int b);
 
 /* "bf16 padded ...": the names of a row of levels; the batch's factors first, then n others. */

@@ -69,7 +69,7 @@ bool ring2_on_device(void)
 
 bool ring2_on_hopper(void) { return ring2_on_device() && gdn_cuda_runs_sm_90a(ring2_ctx(1)->cuda); }
 
-/* The cut that a test wants, and the context whose calls have it. */
+/* The cut that a test wants, and the context that has it. */
 static struct gdn_cuda_wanted wanted;
 static const gdn_ctx *wanted_of;
 

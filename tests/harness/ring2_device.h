@@ -16,7 +16,7 @@
 /* Returns true if the contexts of ring2_ctx() compute on a GPU. */
 bool ring2_on_device(void);
 
-/* The same of a Hopper that runs its own kernels. */
+/* Returns true if the device is a Hopper that runs Hopper's kernels. */
 bool ring2_on_hopper(void);
 
 /* A context on a GPU, which cuts sequences into segments of so many tokens (first 0: as the planner

@@ -19,7 +19,7 @@ const gdn_tensor *ring2_gradient(const gdn_prefill_backward_args *a, int which)
     return all[which];
 }
 
-/* One state head of one sequence: the tokens that count are rows first .. first + T. */
+/* One state head of one sequence: T tokens that count, rows from `first` on. */
 struct part {
     const gdn_prefill_backward_args *a;
     const struct ring2_gradients *m;
@@ -274,7 +274,8 @@ static void limit_gates(const struct part *p)
     }
 }
 
-/* dstate is what tokens leave of gradients on their way to it, which round as large as they are. */
+/* The limit of dstate follows from all that tokens add on the way: it rounds in proportion to
+ * the size of these terms. */
 static void limit_states(const struct part *p)
 {
     const struct oracle_backward *r = &p->rule;

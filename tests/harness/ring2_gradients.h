@@ -17,7 +17,7 @@ enum { DQ, DK, DV, DG, DBETA, DA_LOG, DDT_BIAS, DSTATE, N_GRADIENTS };
 const gdn_tensor *ring2_gradient(const gdn_prefill_backward_args *args, int which);
 extern const char *const ring2_gradient_names[N_GRADIENTS];
 
-/* Each in row-major order of its tensor; NULL where that is absent. */
+/* The wanted gradients, each in row-major order of its tensor; NULL: absent. */
 struct ring2_gradients {
     double *want[N_GRADIENTS];
     double *plain[N_GRADIENTS]; /* of a loop in float32, one operation after the other */

@@ -6,7 +6,7 @@
 
 #include "core/os/program.h"
 
-/* It lies before the memory that the hook returns. */
+/* The struct before the memory that the hook returns. */
 struct origin {
     void *pages;
     size_t bytes;

@@ -61,7 +61,7 @@ gdn_rule_args ring2_layer_args(const struct ring2_layer *m, const struct ring2_t
                                const gdn_batch *batch);
 void ring2_decode(const gdn_rule_args *a);
 
-/* Calls that may write nothing but what gdn.h says. The first returns its out. */
+/* Run calls and check that these write only what gdn.h says. The first returns the output. */
 gdn_tensor ring2_record_drafts(const struct ring2_layer *m, const struct ring2_tokens *t,
                                const gdn_tensor *act, const struct ring2_record *r,
                                const gdn_tensor *state, const gdn_batch *b);

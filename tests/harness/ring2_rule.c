@@ -61,7 +61,7 @@ static double *head_rows(const gdn_rule_args *a, const gdn_tensor *t,
     return x;
 }
 
-/* log alpha of one token and head; size: of the terms that it was added from. */
+/* Returns log alpha of one token and head, and in *size the size of its terms. */
 static double log_gate(const gdn_rule_args *a, int64_t at, int64_t h, double *size)
 {
     const double g = a->g.data ? ring2_get(&a->g, at) : 0;

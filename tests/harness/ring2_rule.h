@@ -23,7 +23,7 @@ void ring2_rule_model(const gdn_rule_args *args, bool decode, struct ring2_rule 
 
 /* Model, call, and everything compared: values, what was left alone, memory around. */
 void ring2_rule_check(gdn_ctx *ctx, const gdn_rule_args *args, bool decode);
-/* The same where the model is that of another call on the same tensors. */
+/* The same, with the model of another call on the same tensors. */
 void ring2_rule_check_as(gdn_ctx *ctx, const gdn_rule_args *args, const gdn_rule_args *other,
                          bool decode);
 

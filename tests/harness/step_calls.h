@@ -175,7 +175,7 @@ static inline void may_write_all(const gdn_step_args *a)
     ring2_may_write_bytes(a->workspace, a->workspace_bytes);
 }
 
-/* The op's result is that of the separate calls, and it touches nothing else. */
+/* Checks that the op gives what the separate calls give, and changes nothing else. */
 static inline void expect_apart(gdn_ctx *ctx, const gdn_step_args *a)
 {
     const gdn_step_args b = clone(a);

@@ -17,7 +17,7 @@ enum kind {
     ZEROS,    /* some channels forget */
     FORGET,   /* all channels of some tokens do */
     DENORMAL, /* products become denormal, then 0 */
-    MIXED,    /* all of it in one chunk */
+    MIXED,    /* all of these in one chunk */
     N_KINDS
 };
 static const char *const kind_names[] = { "ordinary",   "near one",  "ones, constant", "zeros",

@@ -64,7 +64,7 @@ static void check_one(const struct gdn_kernels *kr, const struct gates *x)
     check_error("B", f32_matrix(x->B, C, C, C), B, B_mag, 8);
     check_error("from_start", f32_row(x->from_start, C), from, from_mag, 8);
     check_error("to_end", f32_row(x->to_end, C), to, to_mag, 8);
-    /* Elements that are 0 by their position are exactly 0. */
+    /* elements above the diagonal are exactly 0 */
     for (int i = 0; i < C; i++)
         for (int j = i + 1; j < C; j++)
             if (x->A[i * C + j] != 0 || x->B[i * C + j] != 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chunk_update and channel_update: the second has a decay of each row, else they are one. */
+/* chunk_update; and channel_update, which has a decay for each row. */
 #include "check.h"
 
 enum { C = GDN_CHUNK };

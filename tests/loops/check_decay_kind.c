@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* decay_kind: the right answer for ones, and for ones with one or two other numbers anywhere. */
+/* decay_kind: rows of ones, and rows of ones with one or two other numbers anywhere. */
 #include "check.h"
 
 static const float others[] = { 0,          -0.0f,          0.5f,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Besides its error: an element has the same bits whatever else is in the product. */
+/* gemm_nt: the errors; and an element has the same bits whatever the other rows and columns are. */
 #include "check.h"
 
 static const int sizes[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17 };
@@ -42,7 +42,7 @@ static void check_one(const struct gdn_kernels *kr, int m, int n, int K, bool ad
             want[i * n + j] = sum;
             mag[i * n + j] = abs;
         }
-    /* Without add, what was there must not matter. */
+    /* without `add` the old content of c must not matter */
     for (int i = 0; i < m && !add; i++)
         for (int j = 0; j < n; j++) c[i * ldc + j] = NAN;
     CALL(kr->gemm_nt)(c, ldc, a, lda, b, ldb, m, n, K, add);

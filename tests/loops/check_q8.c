@@ -60,7 +60,7 @@ static double value_of(int dtype, uint8_t code)
            (e ? ldexp((1 << bits) + m, least + e - 1 - bits) : ldexp(m, least - bits));
 }
 
-/* The codes on both sides of |y|; `above` is the same one where y is a code's value. */
+/* Finds the codes on both sides of |y|. If y is the value of a code, `above` is that code too. */
 static void neighbours(int dtype, double y, uint8_t *below, uint8_t *above)
 {
     const int largest = formats[dtype].most;
@@ -181,7 +181,7 @@ static store8 *store_of(const struct gdn_kernels *kr, int dtype, bool vk)
     return vk ? CALL(kr->store8_vk[dtype]) : CALL(kr->store8_kv[dtype]);
 }
 
-/* The scale of column j, and what its elements are multiplied by; 0: its codes are 0. */
+/* Returns the scale of column j, and sets the factor of its elements; 0: all codes are 0. */
 static float scale_of(int dtype, const float *src, const struct form *f, int j, float *inverse)
 {
     float largest = 0, scale;
@@ -257,7 +257,8 @@ static float *columns(const struct form *f)
     return src;
 }
 
-/* One column whose scale is 1: every code, every tie between two, and the floats beside it. */
+/* One column whose scale is 1: every code, every tie between two codes, and the floats beside a
+ * tie. */
 static void check_ties(const struct gdn_kernels *kr, const struct kind *kind, bool vk, bool random)
 {
     enum { MOST = 256 };

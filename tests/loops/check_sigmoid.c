@@ -65,7 +65,7 @@ void check_sigmoid_row(const struct gdn_kernels *kr)
 
 /* ---- slope_row ---- */
 
-/* The limits of both where z is infinite. */
+/* The sigmoid or SiLU, and its slope; both have a limit at an infinite z. */
 static void oracle(double *act, double *slope, double *mag, float at, bool sigmoid)
 {
     const double z = at, s = oracle_sigmoid(z), rest = oracle_sigmoid(-z);

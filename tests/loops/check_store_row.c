@@ -35,7 +35,8 @@ static void check_exact(const struct gdn_kernels *kr, int dtype, const float *sr
     }
 }
 
-/* The float whose bits are those of the 16-bit number, the tie above it, and its neighbours. */
+/* Writes the float with the bits of a 16-bit number, the tie above it, and the floats beside
+ * both. */
 static size_t around(float *x, int dtype, uint16_t h)
 {
     const uint16_t next = (uint16_t)(h + 1);

@@ -119,7 +119,7 @@ static void creation(void)
         }
 }
 
-/* Without hooks it is the C library that is asked: this program would notice. */
+/* Without hooks the library calls malloc(), which this program replaces. */
 static void without_hooks(void)
 {
     gdn_ctx *ctx = NULL;

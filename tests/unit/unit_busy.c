@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A context serves one call at a time. While a call runs, its parallel_for makes every other call
- * of gdn.h in the same context, from this thread and from another one: all are refused at once,
- * and the call that runs gives the bits that it gives alone.
+ * of gdn.h in that context, from its own thread and from another one. All are refused at once, and
+ * the running call gives its usual bits.
  */
 #include <string.h>
 

@@ -159,7 +159,7 @@ static const char *chosen(const char *isa, const char *environment)
     return name;
 }
 
-/* A name chooses the best table of it that runs, so its first one decides whether one does. */
+/* Returns true for the first table of its name. A name chooses the best of its tables that runs. */
 static bool is_first_of_name(int i)
 {
     return i == 0 || strcmp(gdn_cpu_tables[i - 1]->name, gdn_cpu_tables[i]->name) != 0;

@@ -46,7 +46,7 @@ static void empty(gdn_op op, union ring2_call *c, gdn_batch *batch)
     batch->token_count.data = batch->token_start.data = NULL;
 }
 
-/* Returns whether there is a tensor without elements, whose strides are other ones then. */
+/* Gives tensors without elements other strides. Returns true if the call has such a tensor. */
 static bool change_strides(gdn_op op, union ring2_call *c)
 {
     bool any = false;

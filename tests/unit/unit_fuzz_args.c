@@ -92,7 +92,7 @@ static size_t leading_tensors(gdn_op op)
     return n;
 }
 
-/* One field of the struct or of its batch; pointers only where they stay real. */
+/* Changes one field of the struct or of its batch. A pointer changes only to memory that exists. */
 static void mutate(gdn_op op, union ring2_call *c, gdn_batch *t)
 {
     const struct gdn_op_shape *o = &gdn_op_shapes[op];

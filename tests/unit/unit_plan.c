@@ -171,7 +171,7 @@ static void test_token_count(void)
     c.batch.token_count = LIST(4, 0, 2);
     if (accepted("token_count", &c)) {
         expect_seq("all", &c, 0, SEQ(.n_tokens = 4, .n_valid = 4));
-        /* has the final state that it started from */
+        /* the final state is the initial one */
         expect_seq("none", &c, 1, SEQ(.batch = 1, .n_tokens = 4, .read = 1, .write = 1));
         expect_seq("some", &c, 2,
                    SEQ(.batch = 2, .n_tokens = 4, .n_valid = 2, .read = 2, .write = 2));

@@ -68,8 +68,8 @@ static void test_parents(void)
     if (accepted("a chain", &c)) CHECK(gdn_plan_parent(&c.plan, &c.seqs[0], 0) == -1, "a chain");
 }
 
-/* A padding row that is sunk runs as others do, so its lists are judged; one that is skipped
- * is not. */
+/* A padding row with the sink's slot runs like other rows, so its lists are checked. Lists of a
+ * skipped padding row are not. */
 static void test_lists_of_padding(void)
 {
     struct call c = padded(2, 3);

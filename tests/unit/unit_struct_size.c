@@ -21,7 +21,7 @@ static void refused(gdn_ctx *ctx, gdn_op op, const void *args, const char *name,
           size, name);
 }
 
-/* Returns the size that the op's struct had in 0.1.0, before it grew; 0: it did not. */
+/* Returns the size of the op's struct in 0.1.0, if it has grown since; else 0. */
 static uint32_t size_before(gdn_op op)
 {
     switch (op) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checks on views. What they accept is compared with all addresses, listed one by one: a check
- * that lets an overlap pass would break G1 and G6.
+ * Checks of views, beside lists of all their addresses. A check that misses an overlap would break
+ * G1 and G6.
  */
 #include "core/tensor_check.h"
 
@@ -12,7 +12,7 @@
 
 static gdn_ctx *ctx;
 
-/* A refusal: its status, and words of its text. */
+/* Checks a status, and that its error has these words. */
 static void expect(const char *what, gdn_status got, gdn_status want, const char *words)
 {
     ring2_status(ctx, what, got, want);

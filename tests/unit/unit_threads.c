@@ -95,7 +95,7 @@ static void test_every_item_once(void)
     CHECK(n_live == 0, "%d blocks of memory left", n_live);
 }
 
-/* Two threads never have one number at the same time: per-thread scratch depends on it. */
+/* Two threads never have the same number at the same time: per-thread scratch depends on that. */
 struct scratch {
     atomic_bool busy[8];
     atomic_bool clash;
@@ -319,7 +319,7 @@ static void test_float_environment(void)
 
 /* ---- A lender that is wrong ------------------------------------------------------------------ */
 
-/* Keeps what it was given, so that an item can ask for another in its own place. */
+/* The task that the lender got, so that an item can run another item in the same seat. */
 static struct {
     gdn_task *task;
     void *arg;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_workspace_bytes() on a CPU: grows where gdn.h says so, stays the same where it does not, and
- * is 0 where gdn.h promises that. op_guarantees (G13) shows that the bytes are enough. */
+/* gdn_workspace_bytes() on a CPU: it grows, stays the same and is 0 where gdn.h promises so.
+ * op_guarantees (G13) shows that the bytes are enough. */
 #include "ring2.h"
 
 enum { KIB = 1024, THREADS = 3 };

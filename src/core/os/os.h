@@ -13,14 +13,14 @@
 
 /* ---- Threads ------------------------------------------------------------------------------- */
 
-/* Stays where it is from start to join. */
+/* A thread. The struct keeps its address from start to join. */
 struct gdn_os_thread {
     void (*run)(void *arg);
     void *arg;
     uint64_t id; /* of the system */
 };
 
-/* Rooms for what the systems have; each of the two files checks that it fits. */
+/* Memory for the system's own structs. posix.c and windows.c check that these fit. */
 struct gdn_os_mutex {
     _Alignas(16) unsigned char room[64];
 };

@@ -13,7 +13,7 @@
 /* value NULL: removes the variable. */
 bool gdn_os_set_environment(const char *name, const char *value);
 
-/* Runs a program in this one's place. Returns only if that fails. */
+/* Replaces this program by another one. Returns only if that fails. */
 void gdn_os_become(char **argv);
 
 /* Lets other threads run. */

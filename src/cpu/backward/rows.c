@@ -97,7 +97,7 @@ void gdn_backward_gate_row(const struct gdn_rule *r, const struct gdn_kernels *k
     double dA = 0;
     for (size_t i = 0; i < K; i++) {
         const double to_log = (double)dg[i];
-        if (to_log == 0) continue; /* what it is multiplied by may be infinite */
+        if (to_log == 0) continue; /* its factors may be infinite */
         dg[i] *= by * slope[i];
         dA +=
             r->bound < 0 ? (double)dg[i] * (double)(given[i] + dt[i]) : to_log * (double)factor[i];

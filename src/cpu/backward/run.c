@@ -215,7 +215,7 @@ struct gradient {
     int64_t step, of_step;
 };
 
-/* norm: it goes through the norm of its tensor. */
+/* norm: the gradient goes through the norm of its tensor. */
 static void store_rows(struct gdn_sweep *s, const struct gradient *g, bool norm, float *all,
                        ptrdiff_t ld, int heads, int D, int64_t t, int n)
 {

@@ -47,8 +47,9 @@ struct gdn_sweep {
     size_t state;                      /* floats of a state */
     int chunk;                         /* tokens */
     struct gdn_sweep_vectors f;        /* of the family */
-    struct gdn_backward_tokens tokens; /* of chunks of it that are not finite */
-    float *kq, *kqt;                   /* [32][ld], rows of k, then of q; their columns */
+    struct gdn_backward_tokens tokens; /* for chunks of the family that are not finite */
+    float *kq, *kqt;                   /* [32][ld], rows of k, then of q; kqt: the same by
+                                          columns */
     float *gram, *ones, *unit;         /* [32][16]; filled with 1: [32][16], [32] */
     float *A, *B, *decay, *unused;     /* [16][16] */
     float *mixed;                      /* [16][32] */
@@ -80,8 +81,8 @@ void gdn_sweep_prefetch_next(const struct gdn_sweep *s, int i, int n);
 /* Loads rows of n tokens. Rows after them, and rows where `but` (may be NULL) is zero, are zero. */
 void gdn_sweep_load_v(const struct gdn_sweep *s, float *to, const struct gdn_rows *rows, int64_t t,
                       int n, int head, const float *but);
-/* Returns true if the keys of n tokens, and their queries, have been loaded; else marks that they
- * are about to be. */
+/* Returns true if keys and queries of these n tokens are loaded. If not, it notes that the
+ * caller loads them now. */
 bool gdn_sweep_has_keys(struct gdn_sweep *s, int head, int64_t t, int n, bool queries);
 /* Loads keys of n tokens and computes their products, unless a head before has done so. */
 void gdn_sweep_load_keys(struct gdn_sweep *s, int head, int64_t t, int n, bool queries);

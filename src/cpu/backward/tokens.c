@@ -33,7 +33,7 @@ static float *state_before(const struct gdn_backward_tokens *s, int row)
     return s->before + (ptrdiff_t)row * s->work->rule.K * s->ld;
 }
 
-/* Multiplies each row of a state by its decay; 0 zeroes it, whatever it holds. */
+/* Multiplies each row of a state by its decay. A decay of 0 sets the row to 0, also from NaN. */
 static void decay_rows(const struct gdn_backward_tokens *s, const float *a, float *S)
 {
     for (int x = 0; x < s->work->rule.K; x++, S += s->ld)

@@ -141,7 +141,8 @@ static inline void vf_store2_bf16(uint16_t *p, const vf x[2])
     _mm512_storeu_si512(p, _mm512_permutex2var_epi16(r[0], to, r[1]));
 }
 
-/* The same where AVX512_BF16 is, and no element is denormal but zero: those it flushes. */
+/* The same by AVX512_BF16, which replaces denormal elements by zeros. The caller knows that
+ * there are none. */
 #define VF_FLUSHING_TABLE gdn_kernels_avx512bf16
 #define VF_FLUSHING_NEEDS GDN_CPU_AVX512_BF16
 static inline void vf_store2_flushing(uint16_t *p, const vf x[2])

@@ -38,7 +38,7 @@ enum {
     GDN_CPU_AVX512 = 1u << 1, /* F, BW, DQ and VL, and the OS saves ZMM */
     GDN_CPU_AVX512_BF16 = 1u << 2,
     GDN_CPU_AMX = 1u << 3, /* tiles of bfloat16, and the OS lets this process use them */
-    GDN_CPU_NEON = 1u << 4 /* AArch64: it is part of it */
+    GDN_CPU_NEON = 1u << 4 /* every AArch64 has it */
 };
 
 /*

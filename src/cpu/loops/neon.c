@@ -176,7 +176,7 @@ static inline void vf_transpose(vf r[VF])
 /* Returns 4 floats in each lane. */
 static inline vf vf_load4(const float *p) { return vf_load(p); }
 
-/* The one lane of 4 floats that there is: the first n, n > 0; zero beyond. */
+/* Loads the only group of 4 floats: the first n of them, n > 0, and zeros. */
 static inline vf vf_load_lanes(const float *p, ptrdiff_t ld, int n)
 {
     (void)ld;

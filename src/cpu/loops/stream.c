@@ -7,7 +7,7 @@
 #if defined(__SSE2__)
 #include <emmintrin.h>
 
-/* Whole lines: four stores that follow each other leave as one. */
+/* Stores whole lines: four neighbouring stores leave the core as one. */
 static void stream_lines(char *to, const char *from, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += 64) {

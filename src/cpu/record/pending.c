@@ -86,7 +86,7 @@ static void load_keys(struct gdn_pending *p, const struct gdn_rule *r, const str
     load_rows(p->y, r->K, p, kr, &r->record->k, p->source, 0, p->n, 0, r->K);
 }
 
-/* Keys as they are, whose scales are the decays behind them. */
+/* Loads keys. Their scales are the decays of the rows behind them. */
 static void load_scaled(struct gdn_pending *p, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, int hk)
 {

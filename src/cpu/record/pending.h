@@ -12,7 +12,7 @@
 
 #include "cpu/record/record.h"
 
-/* The most tokens that are kept beside a state before they are written to it. */
+/* The most tokens that are kept beside a state until it is written. */
 enum { GDN_PENDING_TOKENS = GDN_CHUNK };
 
 /* The rows of one slot and head. Heads that share keys share y and dots, but not in
@@ -21,7 +21,7 @@ struct gdn_pending {
     int64_t slot, first, n; /* rows [first, n) count: from the last on that forgets the state */
     int tokens;             /* rows behind them, in a fold: tokens of the call */
     int head, source;       /* source: the head of k that y is of; -1: none */
-    bool has_dots, forgets; /* forgets: S, before its first row that counts */
+    bool has_dots, forgets; /* forgets: the state is zeroed before its first row that counts */
     float *decay;           /* [K], d; where all are equal, before a fold, the first alone */
     float *y, *scale;       /* [n][K] and [n]: y_j is the product, scale 0 leaves it out */
     float *u;               /* [n][GDN_RECUR_COLUMNS]; here n has the tokens */
@@ -31,15 +31,16 @@ struct gdn_pending {
     float *alpha, *a, *ak, *aq, *e; /* of tokens: [T], [T][K]; e [2 T][K] */
 };
 
-/* Bytes of scratch; and its arrays, for the heads of one sequence that share keys. */
+/* gdn_pending_scratch() returns the bytes of scratch. gdn_pending_open() lays out its arrays
+ * there, for the heads of one sequence that share keys. */
 size_t gdn_pending_scratch(const struct gdn_rule *r);
 void gdn_pending_open(struct gdn_pending *p, const struct gdn_rule *r, void *scratch);
 
 /* Requests the rows of a head from memory. */
 void gdn_pending_prefetch(const struct gdn_rule *r, int64_t slot, int head);
 
-/* Finds y, its scale and d. Returns false if a channel of its own forgets; then rows must be
- * applied one by one. */
+/* Computes y, scale and decay of a head. Returns false if one channel alone forgets: then rows
+ * must be applied one by one. */
 bool gdn_pending_load(struct gdn_pending *p, const struct gdn_rule *r, const struct gdn_kernels *kr,
                       int64_t slot, int head);
 

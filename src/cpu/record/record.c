@@ -71,7 +71,7 @@ struct fold {
     const struct gdn_pool_view *pool;
     const struct gdn_kernels *kr;
     const struct gdn_plan *plan;
-    bool by_tokens; /* those that fold before their tokens; else all */
+    bool by_tokens; /* only records that are folded before the tokens; else all */
     char *scratch;  /* of each thread: the columns of a block */
     size_t thread_bytes;
 };

@@ -51,8 +51,8 @@ GDN_DEVICE struct backward_window window_of(const struct gdn_cu_backward &a,
     if (through) of = numbers_of(a);
     const int64_t most = of.n;
     const int64_t begin = of.first - (through ? first : 0); /* in the sequence */
-    const int64_t late = begin < 0 ? -begin : 0;            /* chunks of other sequences before its
-                                                               first one */
+    const int64_t late = begin < 0 ? -begin : 0;            /* chunks of earlier sequences in the
+                                                               window */
     const int64_t room = (most - late) * GDN_CU_BACKWARD_CHUNK;
     struct backward_window w = {};
     w.seq = s;

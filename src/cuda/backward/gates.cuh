@@ -52,7 +52,7 @@ GDN_DEVICE void store_gradient_of(const struct gdn_rows &to, const struct stage_
 
 /* ---- Sums ---------------------------------------------------------------------------------- */
 
-/* Adds a chunk's sums to the sums that its number had in the windows before. One thread calls it.
+/* Adds a chunk's sums to those of the same number in earlier windows. One thread calls it.
  * `parts` has one entry for each of n tokens. */
 GDN_DEVICE void keep_sums(const struct gdn_cu_backward &a, int64_t number, int head,
                           const double (*parts)[2], int n)

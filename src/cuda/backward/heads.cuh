@@ -14,7 +14,7 @@
 
 #define LEAST_BETA (BACKWARD_IO == GDN_BF16 ? 0x1p-60f : 0x1p-6f)
 
-/* Threads that multiply, their warps, and their barrier. */
+/* The threads that multiply, as groups and warps, and their barrier. */
 enum {
     HEADS_GROUPS = 2,
     HEADS_WORKERS = HEADS_GROUPS * GROUP,

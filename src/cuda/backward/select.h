@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The form of gradients that a call takes: the first one that has no reason against it. */
+/* The choice of a form for gradients: the first form without a reason against the call. */
 #ifndef GDN_CUDA_BACKWARD_SELECT_H
 #define GDN_CUDA_BACKWARD_SELECT_H
 

@@ -199,7 +199,7 @@ GDN_DEVICE void store_gradient(float (*J)[STRIP + PAD], const struct stage_strip
         const struct strip_place p = place_of(s, i);
         if (p.col < s.n) J[p.x][p.col] += load_float(s.view.data, p.at, s.view.dtype);
     }
-    store_strip(s, J); /* the same thread has added to these elements */
+    store_strip(s, J); /* a thread stores the elements that it has added to */
 }
 
 GDN_DEVICE void backward_reverse(const struct gdn_cu_backward &a)

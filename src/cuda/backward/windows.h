@@ -33,7 +33,7 @@ bool gdn_windows_cut_segments(const gdn_ctx *ctx, struct gdn_cu_backward *a);
 /* Returns the segments of a window that a launch has. */
 int64_t gdn_windows_segments(const struct gdn_cu_backward *a);
 
-/* Returns true if there are several windows, and they go through the batch. Then there is a
+/* Returns true if there are several windows that go through the batch. Then a kernel makes a
  * plan. */
 bool gdn_windows_go_through(const struct gdn_cu_backward *a);
 

@@ -14,7 +14,8 @@ enum { CHANNELS = 128, WARPS = 4, TYPED_TAPS = 8 };
 enum { BUSY_TILE = 4 };
 
 enum {
-    SHORT = 16,  /* tokens of a sequence that one warp walks: tiles would have too few of them */
+    SHORT = 16,  /* the most tokens of a sequence that one warp walks; tiles would have too few
+                    tokens */
     MOST = 1024, /* tokens of a tile */
     LEAST = 8,
     MOST_ROWS = 1 << 30, /* tokens and sequences, which kernels count in 32 bits */
@@ -252,7 +253,7 @@ static size_t walk_bytes(const struct gdn_cu_conv *c)
     return (size_t)(WARPS * 2 * CHANNELS * c->kept) * sizeof(float);
 }
 
-/* Launches n_walks items that walk, and `others` after them. */
+/* Launches n_walks items that walk, and `others` behind these in the grid. */
 static gdn_status launch(gdn_ctx *ctx, struct gdn_cu_conv *args, enum gdn_kernel_id kernel,
                          int64_t n_walks, int64_t others, size_t shared_bytes, void *stream)
 {

@@ -46,7 +46,7 @@ template <int dtype> GDN_DEVICE void load_four(struct gdn_quad &q, const char *p
         ld_keep_v2(q.word, p, is);
 }
 
-/* Stores without a branch, so that other lanes and other stores do not wait. */
+/* Stores by predicated instructions. A branch would make other lanes and stores wait. */
 template <int dtype>
 GDN_DEVICE void store_four(char *p, const struct gdn_cu_conv &a, const float (&y)[4], bool is)
 {
@@ -160,8 +160,8 @@ GDN_DEVICE void store_state(const float (&state)[n][4], const struct gdn_conv_vi
     }
 }
 
-/* Returns true if the state after a sequence must be written. Its slot may be the one that it was
- * read from. */
+/* Returns true if the state after a sequence must be written, also to the slot that it was read
+ * from. */
 GDN_DEVICE bool leaves_state(const struct gdn_cu_conv &a, const struct gdn_cu_seq &s)
 {
     return s.write >= 0 && a.to.data &&
@@ -376,7 +376,7 @@ template <int dtype> GDN_DEVICE void rows_item(const struct gdn_cu_conv &a, int 
     if (a.silu && !(powers <= 0x1p115f)) sum_again<dtype>(a, taps, m.sum, x, out);
 }
 
-/* Blocks are numbered by their channels first, then those that start sequences, then tiles. */
+/* The number of a block counts channels first, then the blocks that start sequences, then tiles. */
 template <int dtype, int TAPS> GDN_DEVICE void conv_rows(const struct gdn_cu_conv &a)
 {
     const int row = (int)(blockIdx.y + blockIdx.z * gridDim.y), index = row - a.walk_blocks;

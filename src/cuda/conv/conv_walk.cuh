@@ -402,7 +402,7 @@ template <int dtype, int TAPS> GDN_DEVICE void tile_item(const struct gdn_cu_con
     if (!run.keep) zero_rows<dtype>(a, l, out + AHEAD * a.out.token, end - t - AHEAD);
 }
 
-/* The first items are those that walk, because they take the longest time to begin. */
+/* Items that walk come first, because they take longest to begin. */
 template <int dtype, int TAPS> GDN_DEVICE void conv_tile(const struct gdn_cu_conv &a)
 {
     const int64_t item = item_of_warp();

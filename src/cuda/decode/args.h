@@ -102,7 +102,7 @@ struct gdn_cu_token_packed {
 };
 GDN_CU_SIZE(gdn_cu_token_packed, 264 + 2 * 16 + 2 * 4);
 
-/* The arguments of those of n packed sequences that have one token: decode/token_single.cuh. */
+/* The arguments for those of n packed sequences that have one token (decode/token_single.cuh). */
 struct gdn_cu_token_single {
     struct gdn_cu_token one;
     struct gdn_cu_at cu_seqlens, initial;

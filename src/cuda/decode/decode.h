@@ -22,8 +22,9 @@ gdn_status gdn_cuda_check_record(gdn_ctx *ctx, const struct gdn_plan *plan,
                                  const struct gdn_tokens *tokens,
                                  const struct gdn_plan_pools *pools,
                                  const struct gdn_record *record, void *stream);
-/* Folds the records of the slots that a call reads. Those that it writes get no rows. Nor do those
- * of its checkpoints, if it `has_checkpoints` in this pool. */
+/* Folds the records of the slots that a call reads. Records of slots that the call writes become
+ * empty. So do records of its checkpoints' slots, if `has_checkpoints`: checkpoints are in this
+ * pool. */
 gdn_status gdn_cuda_fold_first(gdn_ctx *ctx, const struct gdn_cu_rule *args, bool has_checkpoints,
                                void *stream);
 /* Refuses a record whose channels are too far apart for kernels. NULL: there is no record. */
@@ -45,7 +46,7 @@ struct gdn_decode_call {
     gdn_ctx *ctx;
     const char *op; /* for lines of the log */
     const struct gdn_cu_rule *rule;
-    int n_runs;                       /* calls of grouped heads that this one runs as, see
+    int n_runs;                       /* the call runs as so many calls of grouped heads, see
                                          gdn_decode_runs() */
     const struct gdn_pool_view *pool; /* a pool that has the dtype and the layout of the states */
     const char *not_near;             /* why no kernel of 32-bit strides takes the call, apart from

@@ -31,7 +31,7 @@ template <class Tile, int KC, int n_windows = 2> struct decode_shared {
 struct decode_place {
     char *data;
     int32_t dtype;
-    int rows, columns;             /* the first row and column that are not there */
+    int rows, columns;             /* the numbers of rows and of columns that exist */
     int64_t row_step, column_step; /* in bytes */
     bool wide;                     /* chunks are whole and aligned */
 };
@@ -99,7 +99,7 @@ template <class Tile> GDN_DEVICE void store_any(const Tile &tile, const struct d
     }
 }
 
-/* Loads all chunks before it converts one. */
+/* Loads all chunks, then converts them. */
 template <int dtype, class Tile>
 GDN_DEVICE void load_chunks(Tile &tile, const struct decode_place &from)
 {

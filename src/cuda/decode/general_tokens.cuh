@@ -15,8 +15,8 @@ enum {
     DECODE_WINDOW = DECODE_WARPS, /* tokens: each warp loads one */
 };
 
-/* Columns [column, column + n_columns) of one head of one sequence. It is in shared memory, because
- * all threads have the same. */
+/* Columns [column, column + n_columns) of one head of one sequence. The struct is in shared
+ * memory, because all threads have the same work. */
 struct decode_work {
     struct gdn_cu_seq seq;
     struct gdn_cu_checkpoints checkpoints;

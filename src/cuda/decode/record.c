@@ -29,7 +29,7 @@ static gdn_status launch(gdn_ctx *ctx, const char *op, const struct gdn_cu_recor
     return gdn_cuda_note_all(ctx, op, kernels + !moves, 1 + moves);
 }
 
-/* Returns the arguments that both ops have. */
+/* Returns the arguments that commit and fold share. */
 static struct gdn_cu_record args_of(const struct gdn_record_call *c, int Hk, int H)
 {
     const struct gdn_plan_pools pools = { .read = c->record.P, .write = -1, .checkpoint = -1 };

@@ -27,7 +27,7 @@
 
 /* ---- 16 bytes of a state --------------------------------------------------------------------- */
 
-/* Returns element e of 16 bits of those that lie in pairs, from its pair. */
+/* Returns element e of a row of 16-bit elements. x: the word with the pair that has element e. */
 template <int dtype> GDN_DEVICE float token_element(uint32_t x, int e)
 {
     if (dtype == GDN_BF16) return __uint_as_float(e % 2 ? x & 0xffff0000 : x << 16);

@@ -54,7 +54,7 @@ GDN_DEVICE bool packed_begin(struct packed_place &w, const struct gdn_cu_token_p
     return is;
 }
 
-/* Reads cu_seqlens, and cuts them to the tokens that are there. */
+/* look() reads cu_seqlens. bound() limits them to the tokens of the tensors. */
 __device__ __forceinline__ void packed_place::look(void)
 {
     first = packed_index(batch.cu_seqlens, row);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode of the sequences of one token that gdn_prefill leaves out of its chunks. */
+/* Decode of sequences of one token, which gdn_prefill leaves out of its chunks. */
 #include "cuda/decode/token_single.cuh"
 
 #define GDN_IMAGE_decode_token_single GDN_THIS_IMAGE

@@ -16,7 +16,7 @@ struct single_place : token_place {
 /* The sequence that a lane has read. */
 struct single_look {
     struct single_place place;
-    bool is_single, is_real; /* it has one token; it is no padding */
+    bool is_single, is_real; /* is_single: the sequence has one token. is_real: it is no padding */
 };
 
 GDN_DEVICE struct single_look single_look_at(const struct gdn_cu_token_single &a, int row)
@@ -43,7 +43,7 @@ GDN_DEVICE struct single_look single_look_at(const struct gdn_cu_token_single &a
     return l;
 }
 
-/* Returns the place that a lane has found. real: whether it is one to decode. */
+/* Returns the place that a lane has found. real: it is to be decoded. */
 GDN_DEVICE struct single_place single_of_lane(const struct single_look &l, int lane, bool &real)
 {
     struct single_place w;
@@ -72,8 +72,7 @@ GDN_DEVICE void single_each(const struct gdn_cu_token_single &a, Decode decode)
             decode(w, real);
         }
     }
-    /* Earlier kernels may still run: this waits for them, so that the last block ends after
-     * them. */
+    /* The last block waits for earlier kernels, so that this kernel ends after them. */
     if (blockIdx.x + 1 == gridDim.x && blockIdx.y + 1 == gridDim.y && blockIdx.z + 1 == gridDim.z)
         griddepcontrol_wait();
 }

@@ -136,7 +136,7 @@ GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
 #pragma unroll 1
     for (int group = 0; group < Tile::GROUPS; group++) {
         const int first = few_column<Tile>(group);
-        r.beta = beta; /* mma_recur() sets it to 0 for tokens that are forgotten */
+        r.beta = beta; /* mma_recur() needs 0 for tokens that are forgotten */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float p = 0, z = 0;

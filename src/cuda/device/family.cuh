@@ -88,7 +88,7 @@ GDN_DEVICE float family_b(const struct gdn_cu_rule &r, const struct gdn_cu_seq &
     return family_b_value(r, load_number(find_b(r, s, t, head, j), channel));
 }
 
-/* Returns w, the write gate. If it is absent, w is beta if that is one number per head, else 1. */
+/* Returns the write gate w. Without a tensor for it, w is beta if a head has one beta, else 1. */
 GDN_DEVICE float family_w(const struct gdn_cu_rule &r, const struct gdn_cu_seq &s, int64_t t,
                           int head, int j, int column)
 {

@@ -17,8 +17,8 @@
 
 #include "cuda/device/ptx_mma.cuh"
 
-/* Returns x, which is the same in all lanes, so that the compiler knows that too. It then compiles
- * what depends on x for the warp and not for each lane. */
+/* Returns x, which all lanes have, in a way that the compiler can see. Code that depends on x is
+ * then compiled for the warp, not for each lane. */
 GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
 
 typedef float mma_block[2][4];

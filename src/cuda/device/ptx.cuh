@@ -36,15 +36,16 @@ GDN_DEVICE void griddepcontrol_launch_dependents(void)
 #endif
 }
 
-/* Says to the blocks of a cluster that this thread has done what is before the call. Waits for all
- * of them. */
+/* Arrives at the barrier of the cluster: everything before the call is done. cluster_wait()
+ * waits until all threads of the cluster have arrived. */
 GDN_DEVICE void cluster_arrive(void)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 #endif
 }
-/* Does the same if other blocks wait only to overwrite what this thread has read and used. */
+/* Does the same without ordering writes: for blocks that overwrite only what this thread has
+ * already read. */
 GDN_DEVICE void cluster_arrive_relaxed(void)
 {
 #if __CUDA_ARCH__ >= 900

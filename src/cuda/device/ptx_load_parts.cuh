@@ -81,8 +81,8 @@ GDN_DEVICE void ld_v2(uint32_t (&x)[2], const void *p)
     asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(p));
 }
 
-/* Returns a word as it is in the L2 cache. The L1 cache keeps nothing of it: a load behind
- * griddepcontrol_wait() must not find there what this one found before it. */
+/* Returns a word from the L2 cache and keeps nothing in L1. A load behind griddepcontrol_wait()
+ * would else find the old word in L1. */
 GDN_DEVICE uint32_t ld_b32_l2(const void *p)
 {
     uint32_t x;

@@ -10,8 +10,8 @@
 GDN_DEVICE bool is_q8(int dtype) { return dtype >= GDN_I8 && dtype <= GDN_E5M2; }
 GDN_DEVICE int state_bytes(int dtype) { return is_q8(dtype) ? 1 : float_bytes(dtype); }
 
-/* Returns true if equal bytes in both pools mean the same: the pools have one dtype, and both have
- * scales or neither has. */
+/* Returns true if bytes of both pools mean the same: one dtype, and scales in both or in
+ * neither. */
 GDN_DEVICE bool store_alike(const struct gdn_pool_view &a, const struct gdn_pool_view &b)
 {
     return a.dtype == b.dtype && !a.scales == !b.scales;

@@ -11,8 +11,8 @@
 
 GDN_DEVICE int float_bytes(int dtype) { return dtype == GDN_F32 ? 4 : 2; }
 
-/* Loads one element as it lies in memory, or zero if it is not there. Returns such an element as
- * float32. */
+/* Loads the bits of one element, or zero if `there` is false. bits_to_f32() makes float32 of
+ * them. */
 GDN_DEVICE uint32_t load_bits(const void *data, int64_t element, int dtype, bool there = true)
 {
     const bool word = dtype == GDN_F32;
@@ -32,8 +32,7 @@ GDN_DEVICE float bits_to_f32(uint32_t x, int dtype)
     return dtype == GDN_BF16 ? bf16_to_f32((uint16_t)x) : f16_to_f32((uint16_t)x);
 }
 
-/* Loads four aligned elements at p, or the first n of them one by one, with zeros for the
- * others. */
+/* Loads four aligned elements at p; or n of them one by one, and zeros for the rest. */
 GDN_DEVICE void load_chunk(uint32_t (&x)[4], const void *p, int dtype, bool there)
 {
     ld_v4_v2(x, p, there && dtype == GDN_F32, there && dtype != GDN_F32);

@@ -41,7 +41,7 @@ enum {
     GDN_CU_MINOR = 76,
     GDN_CU_SHARED_MOST = 97, /* the most that a block can ask for */
     /* CUfunction_attribute */
-    GDN_CU_PTX_VERSION = 5, /* the architecture that the code is for, such as 80 */
+    GDN_CU_PTX_VERSION = 5, /* the architecture of the code, such as 80 */
     GDN_CU_MAX_DYNAMIC_SHARED = 8,
     /* CUlaunchAttributeID */
     GDN_CU_CLUSTER_DIMENSION = 4,

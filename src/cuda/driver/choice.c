@@ -16,8 +16,8 @@ static void add(struct log_text *l, const char *text)
     l->used += n < room ? n : room;
 }
 
-/* Appends why the first n forms do not take the call. Neighbours with one reason share it. If all
- * of them share one, their names are left out. */
+/* Appends why the first n forms do not take the call. Neighbours with one reason share it. If
+ * all forms have one reason, it stands alone. */
 static void add_reasons(struct log_text *l, const struct gdn_cuda_form *forms, int n)
 {
     int n_same = 0;

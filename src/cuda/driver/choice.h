@@ -10,8 +10,8 @@ struct gdn_cuda_form {
     const char *name, *why_not;
 };
 
-/* Logs "<op>: <form> (<other>: <reason>; ...)": the first form that takes the call, and why those
- * before it do not. The last one takes every call. */
+/* Logs "<op>: <form> (<other>: <reason>; ...)": the first form that takes the call, and why the
+ * forms before it do not. The last form takes every call. */
 void gdn_cuda_log_forms(gdn_ctx *ctx, enum gdn_cuda_choice choice, const char *op,
                         const struct gdn_cuda_form *forms);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Images as the assembler includes them. GDN_IMAGES is the folder they were built in; without
- * it this build has no device code. GDN_IMAGE_CHIPS: what they were compiled for, and
- * GDN_NO_SM_90A if Hopper is not among it.
+ * Includes the images by the assembler. GDN_IMAGES: the folder that has them; without it this build
+ * has no device code. GDN_IMAGE_CHIPS: the chips that they were compiled for. GDN_NO_SM_90A: Hopper
+ * is none of these.
  */
 #include "cuda/driver/images.h"
 

@@ -102,8 +102,8 @@ static inline bool gdn_cuda_is_off(const gdn_ctx *ctx, enum gdn_cuda_family fami
     return ctx->cuda->without >> family & 1;
 }
 
-/* Returns a remark on devices of that capability: which code of this build runs there, and whether
- * it ever ran on such a device. "" for Hopper. */
+/* Returns a remark on devices of a compute capability: which code of this build they run, and
+ * whether that ever ran. "" for Hopper. */
 const char *gdn_cuda_code_text(int capability);
 
 /* gdn_cuda_enter() makes the device's context the current one of the thread, if it is not.
@@ -136,8 +136,8 @@ struct gdn_cuda_call {
     size_t shared_bytes;
     void *stream;
     const void *args; /* of the kernel's family */
-    bool overlaps;    /* the kernel may begin before the one ahead of it in the stream ends; it
-                         waits for that one itself (griddepcontrol.wait) */
+    bool overlaps;    /* the kernel may begin before the kernel ahead of it in the stream ends,
+                         and waits for that kernel by griddepcontrol.wait */
 };
 gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call);
 
@@ -150,17 +150,17 @@ int gdn_cuda_kernel_threads(enum gdn_kernel_id kernel);
 int gdn_cuda_kernel_shared(enum gdn_kernel_id kernel);
 bool gdn_cuda_has_kernel(const gdn_ctx *ctx, enum gdn_kernel_id kernel);
 
-/* Adds a kernel to those of a call, unless it is there already or there is no room. */
+/* Adds a kernel to a list, unless the list has it or is full. */
 void gdn_cuda_ran_add(struct gdn_cuda_ran *ran, enum gdn_kernel_id kernel);
 
-/* Ends a call that launched: remembers the kernels' names, as gdn_note_kernel() does those of
- * loops. If kernels are gathered, it adds them to these instead. */
+/* Ends a call that launched: notes the kernels' names, as gdn_note_kernel() does the loops'. If
+ * an outer call gathers kernels, it adds them to these instead. */
 gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel);
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n);
 
-/* A call that consists of others gathers their kernels in `ran`, and notes them when it ends: between
- * gdn_cuda_gather() and gdn_cuda_note_gathered(), which returns the status of the call. */
+/* A call that consists of others gathers their kernels in `ran` and notes them when it ends:
+ * between gdn_cuda_gather() and gdn_cuda_note_gathered(), which returns the status of the call. */
 void gdn_cuda_gather(gdn_ctx *ctx, struct gdn_cuda_ran *ran);
 gdn_status gdn_cuda_note_gathered(gdn_ctx *ctx, const char *op, gdn_status status);
 

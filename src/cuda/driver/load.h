@@ -8,7 +8,8 @@
 /* Loads the smallest image and finds out which code the driver takes from images; sets chips. */
 gdn_status gdn_cuda_find_code(gdn_ctx *ctx);
 
-/* Returns true if the image is loaded, or this build has its code and this device runs it. */
+/* Returns true if the device runs the image: it is loaded, or this build has code of it for the
+ * device. */
 bool gdn_cuda_has_image(const struct gdn_cuda *c, enum gdn_image_id image);
 
 /* Loads a kernel, and its image before its first kernel. A graph may be captured from a stream

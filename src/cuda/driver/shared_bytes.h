@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes of dynamic shared memory of a block, as rows of kernels.def name them. The kernels' sources
- * check that what they keep there fits. */
+/* Bytes of dynamic shared memory of a block, which rows of kernels.def name. The sources of
+ * kernels check that their structs fit. */
 #ifndef GDN_CUDA_SHARED_BYTES_H
 #define GDN_CUDA_SHARED_BYTES_H
 
-/* The stages: blocks that solve for columns, and those that have a strip of a state. */
+/* The stages: a block that solves for columns; a block with a strip of a state. */
 enum { GDN_CU_COLUMNS_BYTES = 85008, GDN_CU_STRIP_BYTES = 81936 };
 
 /* Chunks of gates per channel, K of up to 64 and 128. */
@@ -36,8 +36,7 @@ enum {
     GDN_CU_FUSED_BYTES = 228096,
     GDN_CU_HEADS_WIDE_BYTES = 232000 /* K or V above 128 */
 };
-/* By mma.sync. There are one or two stages of walks, and one or two loads of heads, after what they
- * share. */
+/* By mma.sync. A walk has WAY and one or two stages. The heads have SHARED and one or two loads. */
 enum {
     GDN_CU_PORTABLE_WAY_BYTES = 33280,
     GDN_CU_PORTABLE_STAGE_BYTES = 59520,

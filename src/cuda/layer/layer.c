@@ -32,7 +32,7 @@ struct buffers {
     float *gates;    /* [N] b of all heads, a of all */
     char *low;       /* [N] between two projections of low rank */
     char *conv;      /* [N] q, k, v of all heads; then o and its norm in place of v */
-    char *out;       /* [N][hidden], where padding keeps its output */
+    char *out;       /* [N][hidden], if padding keeps its output */
     char *rule;      /* memory of gdn_cuda_prefill_run() */
     char *blas;      /* scratch of cuBLAS */
 };
@@ -287,7 +287,8 @@ enum { MOST_PRODUCTS = 9 }; /* q, k, v, b; z and a of low rank, two each; the ou
 /* The decisions about a call. Products that are repeated for each key head are there once. */
 struct planned {
     const char *why_not_woven; /* why rows are projected to their place; NULL: they are woven */
-    const char *why_not_blas;  /* why cuBLAS does not compute one product; NULL: it does them all */
+    const char *why_not_blas;  /* the reason that cuBLAS does not compute some product; NULL: it
+                                  computes all */
     int n_products, n_repeats; /* all but the last are repeated */
     struct planned_product products[MOST_PRODUCTS];
     size_t blas_bytes; /* of workspace for cuBLAS; 0: it computes none */

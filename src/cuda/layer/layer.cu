@@ -123,8 +123,7 @@ GDN_DEVICE void block_weave(const struct gdn_cu_layer_weave &a)
     const int all = a.part[0] + a.part[1] + a.part[2] + a.part[3], columns = a.heads * all;
     const int64_t row = i / columns;
     const int ordered = (int)(i - row * columns);
-    int rest = ordered, before = 0, part = 0; /* before: parts of one head that come before
-                                                 `part` */
+    int rest = ordered, before = 0, part = 0; /* before: columns of a head in earlier parts */
     while (rest >= a.heads * a.part[part]) {
         rest -= a.heads * a.part[part];
         before += a.part[part++];

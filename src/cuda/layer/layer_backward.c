@@ -46,7 +46,8 @@ enum form { OWN, BLAS };
 
 /* The decisions about a call that its products do not hold. */
 struct planned {
-    const char *why_not_blas; /* why cuBLAS does not compute one product; NULL: it does them all */
+    const char *why_not_blas; /* the reason that cuBLAS does not compute some product; NULL: it
+                                 computes all */
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 

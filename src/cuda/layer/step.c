@@ -330,7 +330,7 @@ struct parts {
 
 /* The decisions about a call. */
 struct planned {
-    const char *why_not_one; /* why the call is not one launch; NULL: it is one */
+    const char *why_not_one; /* the reason that a call takes several launches; NULL: it takes one */
     bool convolves;          /* conv is launched; of a call of one launch, it moves the states */
     struct gdn_cuda_conv_plan conv;
     union {

@@ -30,7 +30,7 @@ struct step_shared {
  * read. */
 struct step_work {
     struct warp_seq seq;
-    int key_head, block; /* block: its number among those of the key head */
+    int key_head, block; /* block: its number among the blocks of the key head */
     int head, column;
 };
 
@@ -167,7 +167,7 @@ GDN_DEVICE bool step_owns(const struct gdn_cu_step_general &a, const struct step
     return i >= 2 * a.rule.K || (share >= 0 && share < a.share);
 }
 
-/* Stores the states of one window. The same thread has put them into shared memory. */
+/* Stores the states of one window. A thread stores what it has put into shared memory. */
 GDN_DEVICE void step_leave(const struct step_shared &sh, const struct gdn_cu_step_general &a,
                            const struct step_work &w)
 {

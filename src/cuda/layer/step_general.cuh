@@ -165,7 +165,7 @@ GDN_DEVICE void step_commit(struct warp_token<Tile::PARTS * Tile::J> &to,
     warp_scale<Tile>(to, r);
 }
 
-/* Computes any number of tokens, one by one. */
+/* Computes the tokens one by one, however many they are. */
 template <class Tile, int dtype, class Raw>
 GDN_DEVICE void step_warps(struct step_shared &sh, Raw &raw, const struct gdn_cu_step_general &a,
                            const struct step_work &w)

@@ -23,9 +23,9 @@ extern __shared__ __align__(128) char gdn_shared[];
 enum {
     STEP_K = 128,                              /* the most of K and V; V of the norm */
     STEP_COLUMNS = 16,                         /* of a warp */
-    STEP_THREADS = STEP_K / STEP_COLUMNS * 32, /* the most; so many if there is a norm */
+    STEP_THREADS = STEP_K / STEP_COLUMNS * 32, /* the most; a step with a norm has all of them */
     STEP_NORM = STEP_THREADS / 32 - 1,         /* the warp of the norm */
-    STEP_BARRIER = 1                           /* where that warp waits for all o */
+    STEP_BARRIER = 1                           /* where the warp of the norm waits for all o */
 };
 
 /* The results of the convolution: k and q as they would lie in memory, v as float32, and the new
@@ -381,7 +381,7 @@ GDN_DEVICE void rows_work(const struct gdn_cu_step_rows &a, struct token_place &
     typedef step_rows<dtype, io> Tile;
     __shared__ struct step_rows_shared sh;
     const int column = rows_begin(w, a), lane = threadIdx.x % 32;
-    /* the compiler knows then that all lanes have the same */
+    /* the compiler learns that all lanes have the same number */
     const int warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0);
     const bool has = warp * STEP_COLUMNS < a.n_columns;
     if (has) {

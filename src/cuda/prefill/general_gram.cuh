@@ -28,8 +28,8 @@ template <int chunk> struct chunk_gates {
     float G[chunk], beta[chunk];    /* G in units of log 2 */
     float decay;                    /* of the state: exp(G_end), or 0 */
     int n;                          /* tokens that exist */
-    uint32_t resets[2], writers[2]; /* bits of tokens that forget, and of those with beta other than
-                                       0 */
+    uint32_t resets[2], writers[2]; /* bits of tokens: a token that forgets; a token with beta
+                                       other than 0 */
 };
 
 /* The gates of one chunk, and factors made of gates and lengths; 0, and 1 for lengths, after the
@@ -60,8 +60,8 @@ GDN_DEVICE bool are_parted(token_mask resets, int j, int i)
 {
     return resets && (resets & tokens_below(i + 1) & ~tokens_below(j + 1)) != 0;
 }
-/* Returns a mask of token i and the tokens before it, back to the last one that forgets: those that
- * reach token i. */
+/* Returns a mask of the tokens that reach token i: token i, and the tokens before it from the
+ * last one that forgets on. */
 GDN_DEVICE token_mask tokens_seen(token_mask resets, int i)
 {
     const token_mask before = tokens_below(i + 1), forget = resets & before;

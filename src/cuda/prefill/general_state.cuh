@@ -102,7 +102,7 @@ struct prefill_cursor {
     int64_t c, at, slot;
 };
 
-/* Makes checkpoint c the next one. One warp calls it. */
+/* Makes c the next checkpoint. One warp calls it. */
 GDN_DEVICE void set_cursor(struct prefill_cursor &cursor, int64_t c, const struct gdn_cu_batch &b,
                            const struct gdn_cu_checkpoints &list)
 {

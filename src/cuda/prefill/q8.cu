@@ -70,7 +70,8 @@ GDN_DEVICE int key_of(const struct eight_part &p, bool k_first, int i)
 
 /* ---- States as they were read --------------------------------------------------------------- */
 
-/* A sequence and its checkpoints. n_idle: the tokens at its start that change nothing (G9). */
+/* A sequence and its checkpoints. n_idle: how many of its first tokens change no bit of the
+ * state (G9). */
 struct eight_sequence {
     struct gdn_cu_seq s;
     struct gdn_cu_checkpoints checkpoints;
@@ -91,7 +92,8 @@ GDN_DEVICE bool changes_state(const struct gdn_cu_rule &r, const struct gdn_cu_s
     return false;
 }
 
-/* Returns these tokens; -1: no such state was read. All threads call it. */
+/* Returns how many first tokens leave every bit of the state; -1: the state was not read. All
+ * threads call it. */
 GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_q8 &a, const struct gdn_cu_seq &s,
                               int head)
 {

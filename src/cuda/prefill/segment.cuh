@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A segment of a sequence (sm90/segments.cuh): its tokens, and where its states are. */
+/* A segment of a sequence (sm90/segments.cuh): its tokens, and the places of its states. */
 #ifndef GDN_CUDA_PREFILL_SEGMENT_CUH
 #define GDN_CUDA_PREFILL_SEGMENT_CUH
 
 #include "cuda/prefill/general_state.cuh"
 #include "cuda/prefill/sm90/units.cuh"
 
-/* The tokens of a block: those of its sequence from `start` on. from, to: places of the state that
- * it starts from and of the one that it stores; -1: those of the sequence. */
+/* The tokens of a block, from `start` of the sequence on. from, to: the places of the states
+ * that it reads and writes, in memory for segments; -1: the sequence's own. */
 struct sequence_segment {
     int64_t start, from, to, checkpoint; /* checkpoint: the first one after `start` */
     bool last;

@@ -36,8 +36,8 @@ static gdn_status run_windows(gdn_ctx *ctx, const struct gdn_cu_rule *args,
 
 /* ---- Every rule ------------------------------------------------------------------------------ */
 
-/* Returns true if decode takes the sequences of one token, and then fills in their launch. If
- * sequences are short on average, there may be many of these. Then the kernel of such a sequence
+/* Returns true if decode takes the sequences of one token, and fills in their launch. There may
+ * be many of them only if sequences are short on average. So the kernel of such a sequence
  * depends on the batch. */
 static bool leaves_singles(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
                            const struct gdn_cuda_chunks *how, struct gdn_cuda_singles *singles)

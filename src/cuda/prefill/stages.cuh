@@ -23,7 +23,8 @@ struct stage_gates {
     double sum[CHUNK]; /* of g, since the last gate that forgets */
     float g[CHUNK], beta[CHUNK];
     float from_start[CHUNK], to_end[CHUNK], decay; /* exp of sums; see sees(), reaches() */
-    int start[CHUNK]; /* of each token, the last one up to it whose gate forgets; -1: none */
+    int start[CHUNK]; /* for each token: the last token, up to itself, whose gate forgets; -1:
+                         none */
     int n_seeing;     /* tokens before the first gate that forgets */
 };
 

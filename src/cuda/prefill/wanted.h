@@ -10,8 +10,8 @@ struct gdn_cuda_wanted {
     struct gdn_cuda_cut cut; /* segments and units; else first is 0 */
     int64_t window_chunks;   /* of a window of gradients; -n: n chunks of a window through the
                                 batch; else 0 */
-    int64_t segments;        /* of a sequence, where one kernel walks in reverse and makes
-                                gradients; -1: two kernels do; else 0 */
+    int64_t segments;        /* of a sequence, if one kernel walks in reverse and makes
+                                gradients; -1: two kernels; 0: any */
 };
 
 /* Returns what is wanted of a context's calls: nothing. Tests define this function too, and the

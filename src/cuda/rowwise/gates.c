@@ -65,7 +65,7 @@ static void fill(struct gdn_cu_gates *to, const struct gdn_gates_call *s, bool o
     const gdn_tensor *tensors[] = { of_a ? &a->a : &none, of_b ? &a->b : &none,
                                     of_a ? &a->g : &none, of_b ? &a->beta : &none };
     struct gdn_cu_lines *lines[] = { &to->a, &to->b, &to->g, &to->beta };
-    const int first = tensors[0]->data ? 0 : 1; /* the first tensor that is there */
+    const int first = tensors[0]->data ? 0 : 1; /* the first tensor that is given */
     gdn_cuda_lines(tensors + first, 4 - first, &to->leads, lines + first);
 }
 
@@ -80,7 +80,7 @@ struct planned_launch {
 
 /* The decisions about a call. */
 struct planned {
-    int n; /* launches: one of all, or one of a and one of b */
+    int n; /* one launch for all, or one for a and one for b */
     struct planned_launch launches[2];
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");

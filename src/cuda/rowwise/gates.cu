@@ -165,8 +165,8 @@ GDN_DEVICE void find(struct lines &l, int i, const struct gdn_cu_gates &a, int64
     step_by(l, i, a, 0, line);
 }
 
-/* Loads an element of each line. load_bits() would load it into one register by either of two
- * loads, and one load would wait for the other. Behind a branch there is one load. */
+/* Loads an element of each line. load_bits() has two loads into one register, and the second
+ * would wait for the first. Behind a branch there is one load. */
 GDN_DEVICE void load_ones(uint32_t (&x)[ONES], char *const (&at)[ONES],
                           const struct gdn_cu_lines &from, const struct place &p, int64_t head)
 {

@@ -36,7 +36,7 @@ static void fill(struct gdn_cu_gates_backward *to, const struct gdn_gates_backwa
                                     of_a ? &a->dg : &none, of_b ? &a->dbeta : &none,
                                     of_a ? &a->da : &none, of_b ? &a->db : &none };
     struct gdn_cu_lines *lines[] = { &to->a, &to->b, &to->dg, &to->dbeta, &to->da, &to->db };
-    const int first = tensors[0]->data ? 0 : 1; /* the first tensor that is there */
+    const int first = tensors[0]->data ? 0 : 1; /* the first tensor that is given */
     gdn_cuda_lines(tensors + first, 6 - first, &to->leads, lines + first);
 }
 

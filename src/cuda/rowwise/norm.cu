@@ -95,7 +95,7 @@ GDN_DEVICE float add_squares(const struct gdn_cu_norm &a, const struct piece &p,
     return sum;
 }
 
-/* Loads the weights. If they lie side by side, they stay as they lie in memory. */
+/* Loads the weights. If they lie side by side, it keeps their dtype. */
 GDN_DEVICE void load_weight(struct gdn_pack &w, const struct gdn_cu_norm &a, int64_t first,
                             int64_t n)
 {

@@ -18,7 +18,7 @@ enum {
     GDN_SPLIT_REST_COUNT,
     GDN_SPLIT_REST_WRITE, /* the same of the rest */
     GDN_SPLIT_REST_POSITIONS,
-    GDN_SPLIT_STARTS, /* checkpoints of either: one of each sequence */
+    GDN_SPLIT_STARTS, /* checkpoints of either launch, one for each sequence */
     GDN_SPLIT_NUMBERS
 };
 

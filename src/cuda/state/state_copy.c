@@ -11,7 +11,7 @@
  * of a block. All are as in state_copy.cu. */
 enum { PACK = 8, PACKS = 4 * 256, TILE_LOG2 = 12, SIDE_LOG2 = 6, COLUMNS = 32, MOST_K = 256 };
 
-/* One dimension of the box that is copied. */
+/* A dimension of the elements that are copied. */
 struct dim {
     int64_t size, to, from; /* steps in bytes */
     bool is_column;
@@ -43,7 +43,7 @@ static void merge(struct dim *d, bool keeps_columns)
     for (int i = 1; i >= 0; i--) {
         struct dim *upper = &d[i], *lower = &d[i + 1];
         const bool is_one = lower->size == 1 && !(keeps_columns && lower->is_column);
-        if (is_one) { /* it moves up, where it takes no time */
+        if (is_one) { /* a dimension of size 1 moves up, where it costs nothing */
             swap(upper, lower);
             continue;
         }
@@ -115,7 +115,7 @@ static void order(struct gdn_cu_copy *c)
         if (i < 2 && d[i].size > 1 && d[i].from == from_unit) c->turned = i;
     }
     if (d[2].to != to_unit || d[2].from == from_unit || d[2].size == 1) c->turned = -1;
-    if (d[2].size == 1) { /* it counts as dense, whatever its steps are */
+    if (d[2].size == 1) { /* a dimension of size 1 counts as dense */
         c->to.step[2] = to_unit;
         c->from.step[2] = from_unit;
     }

@@ -23,8 +23,7 @@ struct gdn_pair {
     const char *from; /* NULL: zeros */
     char *to;         /* NULL: there is nothing to do */
     int64_t from_slot, to_slot;
-    uint32_t unit; /* 32 bits: there are fewer than 2^31 blocks, so units and all that they count
-                      fit */
+    uint32_t unit; /* 32 bits suffice: there are fewer than 2^31 blocks */
 };
 
 GDN_DEVICE struct gdn_pair find_pair(const struct gdn_cu_copy &a)
@@ -63,7 +62,7 @@ GDN_DEVICE void store_bits(char *p, int32_t dtype, uint32_t x)
         *(uint8_t *)p = (uint8_t)x;
 }
 
-/* Returns bits of one float dtype as those of another, or the same bits. */
+/* Converts the bits of one float dtype to those of another; of one dtype they stay. */
 GDN_DEVICE uint32_t convert_bits(uint32_t x, int32_t from, int32_t to)
 {
     if (from == to) return x;

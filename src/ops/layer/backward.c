@@ -90,7 +90,7 @@ static bool has_gradient(const gdn_block_backward_args *a)
     return false;
 }
 
-/* Checks states and their gradients: those of the convolution have one length. */
+/* Checks the states and their gradients. Those of the convolution all have one length. */
 static gdn_status check_states(gdn_ctx *ctx, const struct gdn_layer_backward *c,
                                const struct gdn_conv *conv)
 {
@@ -167,8 +167,8 @@ static size_t lay_out(struct gdn_layer_backward *c, char *memory)
     return gdn_lay_out_rooms(rooms, sizeof rooms / sizeof *rooms, memory);
 }
 
-/* Returns columns from `first` on of a buffer that has so many: tokens as hidden has them, then
- * heads (0: none) of `size`. */
+/* Returns some columns of a buffer of rows, from column `first` on. Its dimensions are those of
+ * the tokens of hidden, then heads (0: none), then `size`. */
 static gdn_tensor view(const struct gdn_layer_backward *c, const void *buffer, int32_t dtype,
                        int64_t columns, int64_t first, int64_t heads, int64_t size)
 {

@@ -21,7 +21,7 @@ struct gdn_layer_buffers {
     char *part, *products; /* workspace of the ops; scratch of products */
 };
 
-/* When products are computed, one phase after the other. */
+/* The phases of a call that compute products, in their order. */
 enum gdn_layer_phase { GDN_LAYER_FORWARD, GDN_LAYER_OUTPUT, GDN_LAYER_BACKWARD, GDN_LAYER_PHASES };
 
 struct gdn_layer_backward {
@@ -36,7 +36,7 @@ struct gdn_layer_backward {
     int64_t hidden, Hk, Hv, K, V, D, VV, qkvz; /* D, VV, qkvz: columns */
     int64_t N, n_gates, channels;              /* columns of b and a; numbers of a gate */
     int64_t rank[2];                           /* columns before z, before a; 0: none */
-    int32_t dtype;                             /* of what goes from one step to the next */
+    int32_t dtype;                             /* of rows between steps */
     bool fused, adds;
     size_t part_bytes;
     int first[GDN_LAYER_PHASES + 1]; /* product of each phase */
@@ -53,7 +53,7 @@ static inline struct gdn_matrix gdn_layer_matrix(void *buffer, int32_t dtype, in
 /* A plan takes the workspace to begin at this address, where nothing of a caller lies. */
 #define GDN_LAYER_NOWHERE ((uintptr_t)1 << 60)
 
-/* Lists all products with their places in buffers, of the workspace that begins nowhere. */
+/* Lists all products, in buffers of a workspace at GDN_LAYER_NOWHERE. */
 void gdn_layer_list_products(struct gdn_layer_backward *c);
 
 /* Moves the places to the workspace of the call. */

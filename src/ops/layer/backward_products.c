@@ -115,7 +115,8 @@ static void list_output(struct gdn_layer_backward *c)
     if (dw->data) add(c, matrix_of(dw), turned(dout), turned(n), sum, c->adds);
 }
 
-/* A weight and its gradient, what it multiplied, and the gradients of both sides. */
+/* A weight and its gradient; the rows that the weight multiplied; the gradients of its outputs
+ * (dy) and of its inputs (dx). */
 struct step_back {
     const gdn_tensor *weight, *gradient;
     struct gdn_matrix x, dy, dx;

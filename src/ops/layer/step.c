@@ -136,7 +136,7 @@ static void describe_norm(struct gdn_step_call *m)
     m->norm.n_rows = m->tokens.N * m->rule.H;
 }
 
-/* Describes the convolution, if there is one. */
+/* Describes the convolution, if the call has one. */
 static gdn_status describe_conv(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;

@@ -57,7 +57,7 @@ gdn_status gdn_check_weights(gdn_ctx *ctx, const struct gdn_layer_weights *w,
     return GDN_OK;
 }
 
-/* Sets the columns that a projection has: hidden, or the rows of the one before it. */
+/* Sets the input columns of a projection: hidden, or the rows of the projection before it. */
 static gdn_status find_rank(gdn_ctx *ctx, const struct gdn_layer_weights *w, int i, int64_t hidden,
                             int64_t *columns)
 {

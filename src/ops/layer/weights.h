@@ -21,7 +21,7 @@ struct gdn_layer_weights {
             &(a)->d##in_proj_a, &(a)->d##in_proj_z_down, &(a)->d##in_proj_a_down              \
     }
 
-/* Checks that the projections are of one kind, and that those which the kind needs are there. */
+/* Checks that all projections are of one kind, and that the kind's tensors are given. */
 gdn_status gdn_check_weights(gdn_ctx *ctx, const struct gdn_layer_weights *w,
                              enum gdn_projections *kind);
 

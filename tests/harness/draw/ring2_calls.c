@@ -48,8 +48,8 @@ void ring2_draw_init_vast(struct ring2_draw *d) { *d = (struct ring2_draw){ .vas
 
 /* ---- All of them ---- */
 
-/* A call has both a tensor for checkpoints and a list of them, or neither; one call of 16 may have
- * one alone, and is refused. */
+/* Gives a call both a tensor for checkpoints and a list of them, or neither. In one call of 16
+ * it may leave one of them, which is refused. */
 static void match_checkpoints(struct ring2_draw *d, gdn_op op, union ring2_call *c, gdn_batch *t,
                               bool has_batch)
 {

@@ -78,7 +78,7 @@ static inline gdn_tensor *ring2_call_tensor(gdn_op op, union ring2_call *c, size
 {
     return gdn_tensor_of(&gdn_tensor_rows(op)[i], c);
 }
-/* Those of its batch, RING2_BATCH_TENSORS of them. */
+/* The tensors of the call's batch. */
 enum {
     RING2_BATCH_TENSORS = (sizeof(gdn_batch) - offsetof(gdn_batch, cu_seqlens)) / sizeof(gdn_tensor)
 };

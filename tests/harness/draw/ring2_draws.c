@@ -39,7 +39,7 @@ static gdn_tensor place(struct ring2_draw *d, int32_t dtype, int ndim, int64_t s
 #define PLACE3(dtype, a, b, c) place(d, dtype, 3, a, b, c, 0)
 #define PLACE4(dtype, a, b, c, e) place(d, dtype, 4, a, b, c, e)
 
-/* Sets element i, if there is memory for it. */
+/* Sets element i, if the tensor has memory. */
 static void set(const struct ring2_draw *d, const gdn_tensor *t, int64_t i, double x)
 {
     if (!d->vast) ring2_set(t, i, x);

@@ -266,7 +266,8 @@ static void check_cumsum(gdn_ctx *ctx, const struct stages *s, int C)
                 y.x[e] = sum * (C % 2 ? -1.5 : 1);
             }
         }
-    RUN(ctx, GDN_OP_CHUNK_CUMSUM, a, s->B, &a.out); /* one rounding: no limit beside it */
+    RUN(ctx, GDN_OP_CHUNK_CUMSUM, a, s->B, &a.out); /* a result is rounded once, so nothing is
+                                                       added to the limit */
     ring2_compare("cumsum", &a.out, y.x, y.limit, NULL, NULL);
 }
 

@@ -50,7 +50,7 @@ static void set_gates(const gdn_tensor *g, int gates)
     }
 }
 
-/* Sequences of these lengths, one after the other. */
+/* Makes a packed call with sequences of these lengths. */
 static gdn_summary_args packed(const struct shape *s, int n, const int64_t *lengths, int gates)
 {
     int64_t cu[9] = { 0 };

@@ -440,7 +440,7 @@ static void single_tokens(void)
     }
 }
 
-/* So many that the second dimension of a device's grid has no room for them. */
+/* More sequences than the second dimension of a device's grid has blocks. */
 static void many_single_tokens(void)
 {
     enum { B = 67000, P = 67003, D = 8, S = 3 };
@@ -499,8 +499,8 @@ static void tiles_of_rows(void)
     }
 }
 
-/* So many packed sequences that a warp looks through their bounds more than once; empty ones, and
- * ones shorter than the taps, side by side. */
+/* Packed sequences, so many that a warp reads their bounds in several steps. Some are empty or
+ * shorter than the taps. */
 static void many_packed(void)
 {
     enum { B = 1300, D = 8 };

@@ -154,7 +154,7 @@ static void skip_start(const gdn_batch *batch, struct ring2_sequence *s)
     if (!batch->token_count.data) s->valid -= n;
 }
 
-/* Sums add up their terms one after the other at worst. */
+/* Adds the gradients of a line. Limits of sums are those of terms that are added one by one. */
 static void add_line(struct gradients *g, const struct line *l, int64_t D, int64_t d,
                      const struct ring2_sequence *s, double n_terms)
 {
@@ -421,7 +421,7 @@ static void halves(void)
     for (int i = 0; i < 3; i++) *of_early[i] = ring2_narrow(of_early[i], 0, 0, CUT);
     early.dstate_out = late.dstate;
     call(ring2_ctx(1), &late);
-    early.flags = GDN_ACCUMULATE; /* of the sums; what else it writes begins at zero */
+    early.flags = GDN_ACCUMULATE; /* for the sums; the other outputs begin as zeros */
     ring2_fill_value(&early.dx, 0);
     ring2_fill_value(&early.dstate, 0);
     call(ring2_ctx(1), &early);

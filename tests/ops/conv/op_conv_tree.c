@@ -248,7 +248,7 @@ static void paths(void)
     }
 }
 
-/* Drafting a tree and committing one of its branches is decoding that branch. */
+/* To draft a tree and to commit a branch of it gives what decoding that branch gives. */
 static void draft_and_commit(void)
 {
     static int64_t parent[B][T];

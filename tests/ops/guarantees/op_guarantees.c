@@ -160,7 +160,7 @@ static bool has_alone(gdn_op op)
     return op != GDN_OP_STATE_COPY && !(by_form && ring2_on_device());
 }
 
-/* Sequences one by one, from the last to the first, give what the call gives them together. */
+/* Calls of one sequence, from the last to the first, give the bits of one call of all. */
 static void alone(struct ring2_replay *r, int number)
 {
     static const int64_t numbers[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
@@ -262,7 +262,7 @@ static struct {
 
 enum { CANARY = 4096 };
 
-/* Gives the call the memory that it asks for, and returns the bytes behind it. */
+/* Gives the call exactly the workspace that it asks for. Returns the bytes behind it. */
 static unsigned char *give_with_canary(gdn_ctx *ctx, struct ring2_replay *r)
 {
     char *const at = r->call.bytes + gdn_op_shapes[r->op].workspace_at;

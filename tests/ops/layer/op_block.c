@@ -189,7 +189,7 @@ static void against_the_oracle(void)
     }
 }
 
-/* One of the two states there: the other starts from zero and is dropped. */
+/* One of the two states is absent: it starts from zero and is dropped. */
 static void one_state_absent(void)
 {
     static const int64_t lengths[3] = { 20, 1, 300 };
@@ -222,7 +222,7 @@ static void padded_batch_with_slots_and_masks(void)
     }
 }
 
-/* 40 tokens by prefill, then 12 one by one: the whole sequence's oracle. */
+/* 40 tokens by prefill, then 12 tokens one by one, beside the oracle of the whole sequence. */
 static void G5_prefill_then_decode(void)
 {
     for (int i = 0; i < N_KINDS; i++) {

@@ -102,7 +102,7 @@ static args make_call(const struct kind *k, int64_t B, int64_t N, int64_t S)
     return a;
 }
 
-/* All gradients of what is there, of random numbers. */
+/* Asks for the gradients of all given tensors, with random content. */
 static void want_all(args *a)
 {
     for (int i = 0; i < N_GRADIENTS; i++) {
@@ -238,7 +238,7 @@ static void padded_batch_with_masks(void)
     }
 }
 
-/* One gradient at a time has the bits that it has among all. */
+/* A gradient that is asked for alone has the same bits as among all. */
 static void gradients_alone(void)
 {
     args all = make_call(&kinds[1], 0, 40, 1), before;
@@ -277,7 +277,7 @@ static double loss(const args *a)
     return sum;
 }
 
-/* Along a direction of ones and minus ones, whose bits are drawn again from the seed. */
+/* Moves a tensor along a direction of ones and minus ones, which `seed` gives. */
 static void step_along(const gdn_tensor *t, uint64_t seed, double by)
 {
     for (int64_t i = 0; i < ring2_count(t); i++) {

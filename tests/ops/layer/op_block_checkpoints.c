@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu */
 /*
- * Checkpoints of gdn_block: of both kinds, through its windows. What one must hold is the final
+ * Checkpoints of gdn_block, of both kinds, also between windows. A checkpoint must equal the final
  * state of a call that ends there.
  */
 #include <stdio.h>

@@ -333,7 +333,7 @@ static void block(int number)
     if (m->exact) ring2_expect_bits("state", &lazy.state, &plain.state);
 }
 
-/* On a GPU each call folds the rows that it finds, before its tokens. */
+/* On a GPU each call first folds the rows that earlier calls left. */
 static void block_folds(int number)
 {
     const struct form *m = &forms[number];

@@ -154,8 +154,8 @@ static void run_cases(void)
 
 /* ---- What engines call ---- */
 
-/* A pool in which sequences have every other slot, backwards; with `each` a slot for every token,
- * and where none of these is the one that they start from, that is the last one's. */
+/* Gives sequences every other slot, in falling order. each: every token gets a slot. back: one
+ * of these slots is the one that the sequence starts from. */
 static void give_slots(gdn_step_args *a, gdn_batch *t, int64_t B, int64_t T, bool each, bool back)
 {
     t->read_slots = ring2_new(GDN_I32, 0, 1, B, 0, 0, 0);

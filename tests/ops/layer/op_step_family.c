@@ -12,7 +12,7 @@
 
 enum { N_SEQS = 3, N_SLOTS = 5 };
 
-/* Sequence s: its first token, how many it has, and its slot. */
+/* Sequences: the first token, how many tokens, and the slot. */
 static const struct sequence {
     int64_t first, n, slot;
 } padded_rows[2][N_SEQS] = { { { 0, 1, 4 }, { 1, 1, -1 }, { 2, 1, 0 } },

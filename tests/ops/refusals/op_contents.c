@@ -27,7 +27,8 @@ static gdn_ctx *make_ctx(gdn_backend backend, uint32_t flags)
     return ctx;
 }
 
-/* Both contexts on the same memory. True: the CPU refused it for its contents. */
+/* Runs a call in both contexts, on the same memory. Returns true if the CPU refused its
+ * contents. */
 static bool compare(gdn_ctx *cpu, gdn_ctx *device, struct ring2_draw *d, gdn_op op,
                     const union ring2_call *c, unsigned char *before)
 {

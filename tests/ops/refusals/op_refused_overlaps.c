@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu */
 /*
- * G1: calls drawn at random (ring2_calls.h), then one of their tensors put where one that is
- * written begins. All are refused but the very same views that gdn.h allows. Only descriptors are
- * looked at: nothing runs.
+ * G1: a random call (ring2_calls.h) whose tensors are moved one by one to the address of a written
+ * tensor. All such calls are refused, except for the same views that gdn.h allows. Only descriptors
+ * are checked: nothing runs.
  */
 #include <string.h>
 
@@ -43,7 +43,7 @@ static int find_pair(gdn_op op, const gdn_tensor *written, const gdn_tensor *oth
     return ring2_find_pair(op, place_of(written), place_of(other));
 }
 
-/* Asks with `other` as it is now. */
+/* Calls the op with `other` as it is now. */
 static void ask(gdn_op op, const gdn_tensor *written, const gdn_tensor *other, const char *what)
 {
     gdn_ctx *ctx = ring2_ctx(1);
@@ -58,7 +58,8 @@ static void ask(gdn_op op, const gdn_tensor *written, const gdn_tensor *other, c
     now.n_refused += strstr(gdn_last_error(ctx), "overlaps") != NULL;
 }
 
-/* Moves `other` to where `written` begins, makes it the very same view, and puts it back. */
+/* Tries `other` at the address of `written`, and as the same view as `written`. Then puts
+ * `other` back. */
 static void try_at(gdn_op op, const gdn_tensor *written, gdn_tensor *other, const char *what)
 {
     const gdn_tensor own = *other;

@@ -27,8 +27,9 @@ struct judged {
     double value, limit;
 };
 
-/* Judges one head in one row: da, and its part of dA_log. Inner loops: exp 2, sigmoid 5, softplus
- * 4 of what enters it; a + dt_bias rounds, products do, and slopes carry that on. */
+/* Judges da of one head in one row, and the row's part of dA_log. Limits of inner loops: exp 2,
+ * sigmoid 5, softplus 4 of what enters them. a + dt_bias and products round, and slopes carry
+ * that on. */
 static void judge_gate(const gdn_gates_backward_args *x, int64_t i, int64_t h, struct judged *da,
                        struct judged *dA_log)
 {
@@ -227,7 +228,7 @@ static void call(gdn_ctx *ctx, const gdn_gates_backward_args *x)
     ring2_status(ctx, "gdn_gates_backward", gdn_gates_backward(ctx, x), GDN_OK);
 }
 
-/* So many rows that blocks are larger than they are at least, and no rows. */
+/* No rows; and so many rows that a block has more than the least number. */
 static void many_rows_and_none(void)
 {
     const gdn_gates_backward_args many = make_call(20000, 3), none = make_call(0, 5);

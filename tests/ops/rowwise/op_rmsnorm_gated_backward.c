@@ -85,7 +85,7 @@ static void find_limits(const struct call *c, const struct oracle_rmsnorm *o, do
                 0x1p-125;
 }
 
-/* Added to what is there, before the call. */
+/* Adds what the gradients hold before the call, if `adds`. */
 static void add_old(struct wanted *w, bool adds)
 {
     if (!w->t->data || !adds) return;
@@ -250,7 +250,7 @@ static struct call make_call(int64_t n, int64_t D)
     return c;
 }
 
-/* So many rows that blocks are larger than they are at least, and no rows. */
+/* No rows; and so many rows that a block has more than the least number. */
 static void many_rows_and_none(void)
 {
     struct call many = make_call(70000, 3), none = make_call(0, 5);

@@ -139,7 +139,7 @@ static void G2_threads(void)
     }
 }
 
-/* The flag counts where it can, and only there. */
+/* The flag changes the loops of a context with bf16 products, and of no other context. */
 static void told(void)
 {
     gdn_rule_args a = call_of(&shapes[0]), plain = ring2_rule_clone(&a);

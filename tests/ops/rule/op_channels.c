@@ -28,7 +28,7 @@ enum { N_RULES = sizeof rules / sizeof *rules };
 /* Log gates of token t and channel x. */
 static double none(int64_t t, int64_t x) { return (void)t, (void)x, 0; }
 static double mild(int64_t t, int64_t x) { return (void)t, (void)x, ring2_uniform(-0.04, 0); }
-/* 16 of them have products of e^-40 and e^-69, so that one reference serves 32 tokens. */
+/* the product of 16 such gates is e^-40 to e^-69, so one reference serves 32 tokens */
 static double bounded(int64_t t, int64_t x) { return (void)t, (void)x, ring2_uniform(-5, 0); }
 static double near_limit(int64_t t, int64_t x) { return (void)t, x % 5 ? -4.3 : -0.01; }
 static double five(int64_t t, int64_t x) { return (void)t, (void)x, -5; }
@@ -350,8 +350,8 @@ static void forgets_all(int i)
     expect_finite("state", &c.a.state, 0, ring2_count(&c.a.state));
 }
 
-/* A state that is lost stays so where nothing forgets, and other columns are as without it. A NaN
- * of v in such a chunk reaches no token before it either. */
+/* A NaN in a state stays there if no gate forgets, and other columns do not change. A NaN of v
+ * in such a chunk reaches no token before it. */
 static void lost(int i)
 {
     enum { BAD = 100 };

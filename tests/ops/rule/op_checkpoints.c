@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu */
 /*
- * Checkpoints of gdn_prefill and gdn_decode. What one must hold needs no oracle of its own: the
- * final state of a call that ends there, to the bit, and that call has its oracle elsewhere.
+ * Checkpoints of gdn_prefill and gdn_decode. A checkpoint has the bits of the final state of a call
+ * that ends there, and other tests judge such calls.
  */
 #include <math.h>
 #include <stdio.h>
@@ -98,7 +98,7 @@ static void leave_every(gdn_batch *t, const int64_t *lengths, int64_t every, str
         for (int64_t n = every; n <= lengths[b]; n += every) add(l, b, n);
 }
 
-/* A few of each sequence, the same position twice among them, the last one always. */
+/* Lists a few checkpoints of each sequence: one position twice, and always the last token. */
 static void leave_list(gdn_batch *t, const int64_t *lengths, struct left *l)
 {
     int64_t starts[N_SEQS + 1] = { 0 };
@@ -157,7 +157,8 @@ static gdn_rule_args as_padded(gdn_rule_args a)
     return a;
 }
 
-/* Both go through the same form of the rule: then to the bit, else to rounding. */
+/* Returns true if both calls take the same form of the rule: then they have the same bits, else
+ * they agree up to rounding. */
 static bool is_exact(bool decode, int64_t T, int64_t n) { return decode || (T > 8) == (n > 8); }
 
 /* before: the arguments as they were when the call was made. rounded: no bits are promised. */

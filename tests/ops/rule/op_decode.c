@@ -150,7 +150,7 @@ static void expect_same(const gdn_rule_args *a, const gdn_rule_args *b)
     ring2_expect_bits("state", &a->state, &b->state);
 }
 
-/* If each tensor has H heads or one, both head maps give the same bits. */
+/* If each tensor has H heads or one head, both head maps give the same bits. */
 static void interleaved(int number)
 {
     static const int same[][3] = { { 3, 3, 3 }, { 1, 1, 4 } };
@@ -205,7 +205,7 @@ static void selection(int number)
     ring2_expect_bits("state_out", &x.state_out, &x.state);
 }
 
-/* A sequence has the bits that it has alone, whatever slot it is in. */
+/* A sequence has the bits of a call of its own, whatever its slot. */
 static void alone(int number)
 {
     const struct shape *s = &shapes[number / 2];
@@ -284,7 +284,7 @@ static void selection_of_two(int number)
     }
 }
 
-/* One token among sequences of none and of two has the bits that it has alone. */
+/* A sequence of one token has the same bits alone and between sequences of none and of two. */
 static void alone_by_cu_seqlens(int number)
 {
     static const int64_t cu[] = { 0, 0, 1, 2, 4, 5 }, one[] = { 0, 1 };

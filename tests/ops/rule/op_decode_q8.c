@@ -101,7 +101,7 @@ static void call_eight(const gdn_rule_args *a)
               gdn_last_kernel(ring2_ctx(1)));
 }
 
-/* Calls both. The float32 states are those after the call then. */
+/* Runs both calls. Then the float32 states are those after the call. */
 static void run_pair(struct pair *c)
 {
     c->wide = ring2_rule_clone(&c->eight);

@@ -165,8 +165,8 @@ static void large_call(gdn_op op, union ring2_call *c)
     }
 }
 
-/* One thread's bits, then those of lent ones; the random calls above are mostly too small to be
- * lent in these ops. */
+/* Compares the bits of one thread and of lent threads. Most of the random calls above are too
+ * small for lent threads. */
 static void large_call_on(gdn_ctx *const ctxs[3], gdn_op op)
 {
     const gdn_tensor *list[RING2_MAX_WRITTEN];

@@ -26,7 +26,7 @@ enum { N_DIMS = sizeof dims / sizeof *dims };
 
 /* A sequence of T tokens as [1][T]..., the state it starts from, and what one call gives. */
 struct exact_case {
-    gdn_rule_args args; /* out and state: what it gives */
+    gdn_rule_args args; /* out and state are the results */
     gdn_tensor start;
     int64_t T, H, K, V;
 };
@@ -112,7 +112,7 @@ static void run(gdn_ctx *ctx, const gdn_rule_args *args, bool decode)
                  GDN_OK);
 }
 
-/* The call again, from the same start, with memory of its own for what it gives. */
+/* Returns the same call from the same start, with other memory for its results. */
 static gdn_rule_args again(const struct exact_case *c)
 {
     gdn_rule_args a = c->args;

@@ -104,8 +104,8 @@ static void splits(int i)
     }
 }
 
-/* G7: a channel that forgets forgets a NaN and 1e30, in its row alone. Updates of other channels
- * before it would carry them, so it forgets at the first token. */
+/* G7: a channel that forgets drops a NaN and 1e30, in its own row alone. Updates would carry
+ * them to other channels, so the first token forgets. */
 static void forgets(int i)
 {
     const int64_t K = sizes[0][0], V = sizes[0][1];

@@ -605,8 +605,8 @@ static void expect_rows(int d, gdn_prefill_backward_args *got, gdn_prefill_backw
     near(names[d], &a, ring2_doubles(&b));
 }
 
-/* A NaN in a token reaches only what depends on it. Of v it does not reach gradients of tokens
- * before it, nor dv of those after it; of dout it does not reach later tokens. */
+/* A NaN in a token reaches only what depends on it. If it is in v, it reaches neither gradients
+ * of earlier tokens nor dv of later ones. If it is in dout, it reaches no later token. */
 static void stays(int i)
 {
     static const struct way w = {

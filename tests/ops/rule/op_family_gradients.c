@@ -128,8 +128,8 @@ static void forgets_state(int i)
                   ring2_get(&a.dstate, j));
 }
 
-/* G7: a token where every channel forgets. What lies on its other side may be NaN: the first part
- * has the gradients that it has without the second, and the reverse. */
+/* G7: at one token every channel forgets. Then each side of that token has the gradients that it
+ * has without the other side, even if the other side is NaN. */
 static void forgets_tokens(int i)
 {
     const int64_t T = 37, at = i / 2 ? 21 : 16;
@@ -155,7 +155,7 @@ static void forgets_tokens(int i)
     if (later) near("dstate", &b.dstate, &a.dstate);
 }
 
-/* dstate alone has the same bits, and gradients are added to what is there. */
+/* dstate alone has the same bits. GDN_ACCUMULATE adds gradients to the old content. */
 static void parts(int i)
 {
     gdn_prefill_backward_args a = draw(53, 1 + i % 2, i / 2), alone, sum;

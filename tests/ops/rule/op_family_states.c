@@ -216,7 +216,7 @@ static struct pool new_pool(int32_t dtype, int64_t n, int64_t V, int64_t K)
     return p;
 }
 
-/* Expects that codes are those of the float32 states. */
+/* Checks that the codes are those of the float32 states. */
 static void expect_codes(const char *what, const struct pool *p)
 {
     const gdn_tensor want = ring2_clone(&p->codes), scales = ring2_clone(&p->scales);

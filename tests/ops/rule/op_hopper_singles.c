@@ -63,7 +63,8 @@ static void against_float64(void)
     }
 }
 
-/* With GDN_BATCH_INVARIANT a sequence has the bits that it has alone, so prefill keeps it. */
+/* With GDN_BATCH_INVARIANT prefill computes sequences of one token too, so their bits are those
+ * of a call alone. */
 static void batch_invariant(void)
 {
     gdn_ctx *ctx = ring2_hopper(0, 0);

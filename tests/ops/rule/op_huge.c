@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu */
 /*
- * More than 2^32 elements: tensors spread over address space that has memory only where it is
- * touched. What a call gives there has the bits that it gives in a small place.
+ * More than 2^32 elements: tensors are spread over addresses, of which only touched pages have
+ * memory. A call there gives the bits of the same call on dense tensors.
  */
 #include <stdio.h>
 #include <string.h>
@@ -64,7 +64,7 @@ static gdn_tensor vast(int32_t dtype, int ndim, int64_t s0, int64_t s1, int64_t 
 
 enum { ROOM_GIB = 40 }; /* per tensor: two rows of float32 lie 5 2^30 elements apart */
 
-/* The same values, the steps of the first dimension so large that its last is past 2^32. */
+/* The same values, with a first stride so large that the last row begins past 2^32 elements. */
 static gdn_tensor spread(const gdn_tensor *t)
 {
     const int64_t unit = (int64_t)gdn_dtype_bytes(t->dtype);
@@ -96,7 +96,7 @@ static void spread_call(gdn_op op, const union ring2_call *c, union ring2_call *
     for (size_t i = 0; i < gdn_op_shapes[op].n_tensors; i++) {
         const gdn_tensor *from = ring2_call_tensor(op, own, i);
         gdn_tensor *to = ring2_call_tensor(op, far, i);
-        size_t same = 0; /* a view that is an earlier one stays it */
+        size_t same = 0; /* two arguments with one view keep one view */
         while (same < i && (!from->data || ring2_call_tensor(op, own, same)->data != from->data))
             same++;
         if (same < i)

@@ -184,7 +184,7 @@ static double inverse_length(const gdn_tensor *t, int64_t at, int64_t K)
     return 1 / sqrt(sum);
 }
 
-/* One token of one head. row: its number in all tensors. */
+/* Judges one token of one head. row: the token's number in all tensors. */
 static void judge_token(struct run *r, const struct tokens *t, double *S, int64_t row, int64_t h,
                         const gdn_tensor out[2])
 {
@@ -296,9 +296,9 @@ static bool is_lazy(const struct layer *m)
     return ring2_on_device() && m->io && m->layout == GDN_STATE_VK;
 }
 
-/* A GPU folds at once where it has no kernel that is faster so, and with few sequences. Returns a
- * context whose calls do that, or one whose fast kernels never do, so that a fold at once finds
- * rows of other calls. */
+/* A GPU folds at once if no kernel is faster so, and if sequences are few. at_once: returns a
+ * context whose calls may do that. Else its calls never do, so that a fold at once finds rows of
+ * other calls. */
 static bool draw_at_once(const struct layer *m)
 {
     return ring2_on_device() && (!is_lazy(m) || ring2_below(2));
@@ -331,7 +331,7 @@ static void expect_counts(const struct run *r, const struct tokens *t, const int
     }
 }
 
-/* Checks that a call of T tokens that is made for it takes the fast kernel. */
+/* Checks that a call of T tokens takes the fast kernel, if there is one for it. */
 static void expect_kernel(const struct layer *m, int64_t T, bool at_once)
 {
     const char *kernel = gdn_last_kernel(ctx_of(at_once));

@@ -58,8 +58,8 @@ static void expect_rows(const struct mixed *m, int64_t b, int64_t n, const gdn_r
     ring2_expect_bits("state", &state, &want->state);
 }
 
-/* Rows of one token have the bits of gdn_decode, long ones those of gdn_prefill; on a device all of
- * them those of gdn_prefill. */
+/* In a mixed call sequences of one token have the bits of gdn_decode, and longer ones those of
+ * gdn_prefill. On a device all have the bits of gdn_prefill. */
 static void G2_parts_of_a_mixed_call(void)
 {
     static const int64_t lengths[][5] = {
@@ -148,7 +148,7 @@ static void cost_of_a_mixed_call(void)
     static const int heads[3] = { 4, 4, 8 };
     gdn_options o = gdn_options_init();
     gdn_ctx *ctx = NULL;
-    if (ring2_on_device() || WITH_ASAN) { /* whose checks take time, not always the same */
+    if (ring2_on_device() || WITH_ASAN) { /* their checks take varying time */
         ring2_skip("about threads of a processor");
         return;
     }
@@ -177,7 +177,8 @@ static void cost_of_a_mixed_call(void)
 
 /* ---- Prompts in parts ----------------------------------------------------------------------- */
 
-/* Parts of any lengths, each beside other rows: to rounding what one call gives. */
+/* A sequence in parts of any lengths, each beside other sequences, gives up to rounding what one
+ * call gives. */
 static void chunked_prefill_at_odd_splits(void)
 {
     static const int64_t parts[][12] = {

@@ -236,7 +236,7 @@ static void make_values(struct grad_case *c)
         if (ring2_gradient(a, i)->data) ring2_fill(ring2_gradient(a, i), -1, 1);
 }
 
-/* dstate alone is computed without states, and has the bits that it has beside others. */
+/* dstate alone needs no states, and has the bits of dstate among other gradients. */
 static void expect_state_alone(gdn_ctx *ctx, const gdn_prefill_backward_args *all,
                                const gdn_tensor *before)
 {

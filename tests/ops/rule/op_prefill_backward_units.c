@@ -212,7 +212,7 @@ static void fill_keys(const gdn_tensor *k, bool unit)
     }
 }
 
-/* Sequences of these lengths, one after the other; two tokens behind them belong to none. */
+/* Makes a packed call of these lengths. Two tokens behind the sequences belong to none. */
 static gdn_prefill_backward_args make(const struct walk *w)
 {
     gdn_prefill_backward_args a = gdn_prefill_backward_args_init();

@@ -294,7 +294,7 @@ static void windows_at_checkpoints(void)
         ring2_gradients_check(ring2_ctx(1), &a);
         a.workspace = NULL, a.workspace_bytes = 0;
         expect_read(&a);
-        a.checkpoints.size[0] = 1; /* a state that is not there is zero */
+        a.checkpoints.size[0] = 1; /* an absent state is zero */
         run(ring2_ctx(1), &a);
         ring2_windows(0);
     }

@@ -165,7 +165,7 @@ static void expect_near(const char *what, int rank, const gdn_tensor *got, const
 
 static const int sizes[] = { 1, 2, 3, 4, 8 };
 
-/* This rank's call: its rows, and states of its own. */
+/* Returns this rank's call, with its rows of all tensors and with states of its own. */
 static gdn_rule_args call_of(const gdn_rule_args *all, const gdn_batch *batch, int rank, int size,
                              int cut)
 {

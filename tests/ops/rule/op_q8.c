@@ -95,7 +95,7 @@ static void make_twin(struct twin *t, struct kind kind, struct kind other)
     t->wide.checkpoints = t->wide_left.t;
 }
 
-/* One state that is stored: from a slot of a float32 pool to the same one of an 8-bit pool. */
+/* A state that is copied from a slot of a float32 pool to the same slot of an 8-bit pool. */
 struct stored {
     const struct pool *to, *wide;
     int64_t slot, n;

@@ -267,7 +267,8 @@ static void G9_codes_stay(void)
     }
 }
 
-/* Checkpoints of idle tokens, behind which others change the state where it is: what was read. */
+/* Checkpoints after idle tokens hold the codes that were read, though later tokens change the
+ * state in the same slot. */
 static void G9_checkpoints_of_idle_tokens(void)
 {
     enum { T = 80, IDLE = 48, EACH_16 = 16 };

@@ -69,7 +69,7 @@ static void record_round(const struct ring2_layer *m, const gdn_tensor *weight,
     conv(t, weight, &w->conv, NULL, &done);
 }
 
-/* A chain, twice: for its output, then its accepted part for the state. */
+/* Runs a chain twice: once for its output, then its accepted tokens for the state. */
 static void again_round(const struct ring2_layer *m, const gdn_tensor *weight,
                         const struct ring2_tokens *t, const struct ring2_accepted *n, struct way *w)
 {
@@ -101,7 +101,8 @@ static gdn_tensor kept(const gdn_tensor *rows, const gdn_tensor *slots)
     return ring2_swap(&c.to_pool, 1, 2);
 }
 
-/* Drafts whose raw inputs are kept by slot; then the accepted ones from there, slot by slot. */
+/* Runs drafts whose raw inputs are kept by slot; then runs the accepted ones again from those
+ * slots. */
 static void windows_round(const struct ring2_layer *m, const gdn_tensor *weight,
                           const struct ring2_tokens *t, const struct ring2_accepted *n,
                           struct way *w)

@@ -61,7 +61,7 @@ static const int dims[N_ALL_DIMS][2] = { { 1, 1 },     { 16, 16 },   { 60, 60 },
                                          { 120, 31 },  { 192, 136 }, { 24, 257 }, { 256, 512 },
                                          { 16, 1000 }, { 64, 1024 } };
 
-/* Levels that do not go together, in either order. */
+/* Returns true if two levels do not go together, in either order. */
 static bool clash(int i, int a, int j, int b)
 {
     if (ring2_batch_clash(i, a, j, b)) return true;

@@ -29,7 +29,8 @@ static void scale_by(const gdn_tensor *t, double f)
     for (int64_t i = 0; i < ring2_count(t); i++) ring2_set(t, i, f * ring2_get(t, i));
 }
 
-/* Both within the model's limits of the same exact result, so within twice of each other. */
+/* Both are within the model's limits of the exact result, so within twice these limits of each
+ * other. */
 static void expect_close(const char *what, const gdn_tensor *got, const gdn_tensor *want,
                          const double *limit)
 {
@@ -228,8 +229,8 @@ static void a_nan_is_forgotten(void)
 
 /* ---- Speculative decoding ---- */
 
-/* Drafts of 4 tokens with a slot each, n of them accepted, 3 more tokens from there: the same
- * bits as those n + 3 tokens one after the other. */
+/* Four drafted tokens with a slot each, of which n are accepted, then 3 more tokens. The bits
+ * are those of n + 3 tokens one by one. */
 static void rollback_is_a_replay(void)
 {
     for (int64_t n = 1; n <= 4; n++) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: gpu, sm_90 "segments: checkpoints" --every=4 */
 /*
- * gdn_prefill with sequences cut into segments: where the planner cuts, and where this test has it
- * cut, so that short ones have many segments. Held to the limits of whole sequences. What Hopper
- * alone has is skipped elsewhere.
+ * gdn_prefill with sequences in segments: cut by the planner, or by this test, so that short
+ * sequences have many segments. The limits are those of whole sequences. Cases for Hopper alone are
+ * skipped elsewhere.
  */
 #include <math.h>
 #include <string.h>
@@ -52,7 +52,7 @@ static void call(gdn_ctx *ctx, const gdn_rule_args *a)
 
 /* ---- Values -------------------------------------------------------------------------------- */
 
-/* Lengths around those of segments; one sequence is long, most are one segment or less. */
+/* Lengths around those of segments: one sequence is long, and most have one segment. */
 static void agrees_with_float64(void)
 {
     static const int64_t lengths[][6] = { { 1000 }, { 63, 64, 65, 700, 0, 129 }, { 1, 320, 321 } };
@@ -452,8 +452,8 @@ static void G3_repeat(void)
     }
 }
 
-/* With GDN_BATCH_INVARIANT a sequence has the same bits alone, where the planner would cut it, and
- * beside others. */
+/* With GDN_BATCH_INVARIANT a sequence has the same bits beside others as alone, where it would
+ * be cut. */
 static void G2_batch_invariant(void)
 {
     static const int heads[3] = { 1, 1, 1 };
@@ -536,8 +536,8 @@ static void G13_workspace(void)
     ring2_status(ctx, "a byte less", gdn_prefill(ctx, &a), GDN_E_MEMORY);
 }
 
-/* Sequences that share their tokens have more segments than there is room for: what becomes of them
- * is undefined, but within the tensors and the workspace. */
+/* Sequences that share tokens have more segments than the workspace has room for. The results
+ * are undefined, but nothing is written outside of tensors and workspace. */
 static void G6_lengths_that_overlap(void)
 {
     enum { B = 6, N = 1021 };

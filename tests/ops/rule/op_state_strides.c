@@ -41,7 +41,7 @@ static gdn_tensor dense(int32_t dtype, int layout, int64_t n)
                      layout == GDN_STATE_VK ? K : V);
 }
 
-/* The same values, or bits, there. */
+/* Copies the values, or the bits, to another view. */
 static void move(const gdn_tensor *to, const gdn_tensor *from)
 {
     const size_t unit = gdn_dtype_bytes(from->dtype);
@@ -145,7 +145,7 @@ static void eight_bits(int number)
     expect_same("state", &q, &p);
 }
 
-/* The state goes to a dense pool of its own, checkpoints to one that is not. */
+/* The state goes to a dense pool, the checkpoints to one that is not dense. */
 static void checkpoints(int number)
 {
     const int layout = number % 2, way = number / 2 % N_WAYS;

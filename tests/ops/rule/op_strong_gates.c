@@ -19,7 +19,8 @@ enum { N_COUNTS = sizeof counts / sizeof *counts };
 
 /* ---- Gates ---- */
 
-/* A head's mean, about where 64 tokens, 16 or one reach what V is divided by: 66 nats (f16: 4). */
+/* The mean gate of a head: 64 tokens, 16 or one of them reach 66 nats (f16: 4), the most that V
+ * is divided by. */
 static double by_head(int64_t t, int64_t h)
 {
     static const double mean[2][H] = { { -0.03, -1.04, -1.5, -4 }, { -0.065, -0.3, -9, -30 } };
@@ -32,7 +33,7 @@ static double spikes(int64_t t, int64_t h)
     return (t * 7 + h * 3) % 29 ? ring2_uniform(-0.05, 0) : strong[(t + h) % 4];
 }
 static double any(int64_t t, int64_t h) { return (void)t, ring2_uniform(h % 2 ? -8 : -2, 0); }
-/* Strong ones, and some that forget. */
+/* Strong gates, some of which forget. */
 static double forgetful(int64_t t, int64_t h)
 {
     return (t + 9 * h) % 37 == 20 ? -(double)INFINITY : ring2_uniform(-3, 0);

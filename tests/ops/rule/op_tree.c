@@ -227,9 +227,9 @@ static void expect_stored(const char *what, const struct stored *p, int64_t slot
 }
 
 /*
- * Tokens 0 and 1, a chain, change nothing and leave what they started from in slots 1 and 2, though
- * token 2 beside them, which may come first, leaves another state where that was. Each by its write
- * slot, or the one as the final state and the others as checkpoints.
+ * Tokens 0 and 1 are a chain that changes nothing: they leave the initial state in slots 1 and 2.
+ * Token 2 beside them may come first, and leaves another state where the initial state was. All
+ * states go by write slots; or one is the final state, and the others are checkpoints.
  */
 static void idle_beside_a_write(const struct shape *s, bool each)
 {
@@ -314,7 +314,7 @@ static void masks(void)
     t.write = GDN_WRITE_FINAL;
     t.write_slots = ring2_indices(GDN_I32, N_SEQS, three);
     part = m;
-    part.first[0] = 3; /* the same tree on the tokens that count */
+    part.first[0] = 3; /* the tree on the tokens that count, as a plain call */
     gdn_rule_args c = chain_of(&part, 0, 6);
     m.a.batch = &t;
     ring2_status(ring2_ctx(2), "masked", gdn_decode(ring2_ctx(2), &m.a), GDN_OK);

@@ -98,7 +98,7 @@ GDN_DEVICE void times_w(const struct gdn_cu_backward_channels &a, const struct b
 
 /* ---- Rows that heads share ------------------------------------------------------------------- */
 
-/* A tensor, and where its gradient goes. */
+/* A tensor (given), its gradient (to), and parts of that from several heads. */
 struct channels_tensor {
     const struct gdn_rows &given, &to, &parts;
     int head, n_heads, D, n; /* n: rows of a token */
@@ -243,8 +243,8 @@ GDN_DEVICE void store_gates(const struct gdn_cu_backward_channels &a,
         if (x + i < r.K) store_gate(a, c, t, head, x + i, dg[i], sums[i]);
 }
 
-/* Adds a chunk's sums to those that the same place had in earlier windows, and with `adds` to those
- * of this one: of A_log, then of dt_bias of each channel. */
+/* Adds a chunk's sum of A_log (i = 0) or of dt_bias (a channel each) to the sum of the same
+ * place in earlier windows. adds: also to the sum that this window has there. */
 GDN_DEVICE void keep_sum(const struct gdn_cu_backward_channels &a, int64_t place, int head,
                          int64_t channels, int64_t i, double sum, bool adds = false)
 {
@@ -488,7 +488,8 @@ GDN_DEVICE void channels_rest(const struct gdn_cu_backward_channels &a)
     for (int j = 0; j < a.n_updates; j++) zero_update(a, token, j);
 }
 
-/* Computes dA_log or ddt_bias: each thread adds some chunks, then one thread adds these sums. */
+/* Computes dA_log or ddt_bias: each thread adds some chunks, then one thread adds the threads'
+ * sums. */
 GDN_DEVICE void channels_sums(const struct gdn_cu_backward_channels &a)
 {
     __shared__ double parts[THREADS];

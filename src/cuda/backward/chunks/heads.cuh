@@ -73,7 +73,7 @@ GDN_DEVICE void renew(float (&a)[16][2])
         a[i / 2][i % 2] = __shfl_sync(0xffffffff, a[i / 2][i % 2], threadIdx.x % 32);
 }
 
-/* Returns the product of 16 gates, in an order that no other product of them has. */
+/* Returns the product of 16 gates. No other product takes them in this order. */
 GDN_DEVICE float2 product_of(const float (&a)[16][2])
 {
     float2 f[8];

@@ -205,7 +205,7 @@ GDN_DEVICE void weigh_all(head_sums &one, struct head_gradients &d, const vector
     weigh_rows<forgets>(d.dw, f.end);
 }
 
-/* Multiplies the rows of X by the factors that give them their beta back. */
+/* Multiplies each row of X by beta_share() of its token. */
 GDN_DEVICE void give_beta_back(struct heads_shared &sh, const vectors &g)
 {
     __syncthreads(); /* X has been read */

@@ -232,7 +232,8 @@ GDN_DEVICE void walk_stage(struct walk_shared &sh, Stage &in, walk_state &S, cha
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* Loads the state that a walk begins with, and stores the one that it ends with. */
+/* load_first() loads the state that a walk begins with; store_last() stores the one that it ends
+ * with. */
 template <bool reverse>
 GDN_DEVICE void load_first(walk_state &S, const struct gdn_cu_backward &a,
                            const struct backward_part &p, const struct walk_item &own)

@@ -24,12 +24,12 @@
 #include "cuda/backward/heads.cuh"
 #include "cuda/backward/sm90/tiles.cuh"
 
-/* HEADS_STORING: warps that store, the last of which has gates. The others: registers of threads
- * that multiply, and of other threads. */
+/* HEADS_STORING: warps that store, of which the last one has gates. HEADS_REGISTERS: of a thread
+ * that multiplies. HEADS_OTHER_REGISTERS: of another thread. */
 enum { HEADS_STORING = 3 };
 enum { HEADS_REGISTERS = 216, HEADS_OTHER_REGISTERS = 72 };
 
-/* Returns the number of this block, of those that share the keys of a head. */
+/* Returns the number of this block among those with the same key head. */
 template <bool wide> GDN_DEVICE int own_block(void) { return wide ? (int)cluster_rank() : 0; }
 /* Returns true if rows are loaded for X and Y, and again for the products with states, because
  * there are places for two passes alone. */

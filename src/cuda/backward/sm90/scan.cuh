@@ -104,7 +104,7 @@ template <class Shared> GDN_DEVICE int own_keys(void)
     return Shared::deep ? 2 * scan_group() : 0;
 }
 
-/* Adds the other group's products with its keys. They pass through the places of states. */
+/* Adds the products of the other group, with its keys. They go through the memory of states. */
 template <class Shared> GDN_DEVICE void add_other_keys(Shared &sh, float (&x)[32])
 {
     enum { ALL = Shared::groups * GROUP };
@@ -147,7 +147,9 @@ GDN_DEVICE void send_state(Shared &sh, const uint32_t (&a)[32], char *to,
 template <class Shared> GDN_DEVICE void send_rows(Shared &sh, const uint32_t (&x)[16], char *to)
 {
     char *rows = sh.rows[own_columns<Shared>()];
-    if (Shared::deep && in_warp(scan_group() == 1)) return; /* the other group has the same rows */
+    if (Shared::deep && in_warp(scan_group() == 1))
+        return; /* both groups have the same rows, so
+                                                               one stores them */
     store_factor(rows, x);
     send(to, rows, TILE);
 }
@@ -328,7 +330,7 @@ template <class Shared> GDN_DEVICE void take_turn(struct scan_turn &t)
     t.odd ^= 1;
 }
 
-/* Loads chunks one after the other. One thread calls it. */
+/* Loads the chunks in their order. One thread calls it. */
 template <class Shared> GDN_DEVICE void load_way(Shared &sh, const struct gdn_cu_backward &a)
 {
     enum { N = Shared::reverse ? 2 : 1, SQUARES = N * TILE };

@@ -28,8 +28,8 @@ struct channels_rows : token_rows<KC, dtype, io, GDN_CU_CHANNELS_ROWS> {
 };
 
 /* Loads gates or biases as they lie in memory, `bytes` each; 0: they are absent. Four bytes fill
- * the words, two bytes half of them. The lane has OWN of its elements; the lane that has the same
- * ones, of other rows, loads the others. */
+ * the words, two bytes half of them. Two lanes need the same elements, and each loads OWN of
+ * them. */
 template <class Tile>
 GDN_DEVICE void channels_fetch(uint32_t (&x)[Tile::OWN], const char *at, int bytes)
 {

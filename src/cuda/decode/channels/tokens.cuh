@@ -17,8 +17,8 @@ template <int KC> struct channels_fetched {
     struct decode_fetched_rows<KC> rows;
     uint32_t a[KC / 32], bias[KC / 32], b[KC / 32];
     uint32_t v[1], w[1];
-    int64_t token, to; /* of the update's token, if this is its last update; else -1 */
-    bool decays;       /* the update is its token's first one */
+    int64_t token, to; /* of the token, if this update is its last; else -1 */
+    bool decays;       /* the update is the first one of its token */
 };
 
 /* An update's gates leave a state as it is, decay it, or forget some of its channels. */

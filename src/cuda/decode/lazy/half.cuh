@@ -63,7 +63,7 @@ GDN_DEVICE void half_copy(struct half_token &sh, const char *state, int step)
                        state + mad_wide(i / HALF_PIECES * 8, step, i % HALF_PIECES * 64), 16);
 }
 
-/* The same of k and q of one token. */
+/* Copies k and q of one token. */
 GDN_DEVICE void half_copy_token(struct half_token &sh, const struct gdn_cu_token &o,
                                 const struct token_place &w)
 {
@@ -435,7 +435,7 @@ GDN_DEVICE void lazy_decode_half(const struct gdn_cu_lazy &a, const struct token
     const bool appends = lazy_appends<TOKENS>(a, w, f.count);
     if (TOKENS == 1 && appends) lazy_append_u<dtype>(a, w, f.count, own, u);
     if (appends) return;
-    /* again, so that no token keeps them in registers for this */
+    /* loaded again, so that they need no registers from token to token */
     f = lazy_load_facts(lazy_at_token(memory, a, lazy_tokens<TOKENS>(a) - 1));
     float *const decays = lazy_decays<TOKENS>(memory, a), of_column[TOKENS], key;
     const unsigned adds =

@@ -105,8 +105,8 @@ static struct gdn_cu_lazy_rows rows_of(const struct gdn_record_rows *r)
                                       (int32_t)gdn_dtype_bytes(r->dtype) };
 }
 
-/* Returns the pairs of a head of k and one of q that state heads share: H if one of both does not
- * group the other. */
+/* Returns how many pairs of a key head and a query head the state heads read: H, if neither
+ * number of heads divides the other. */
 static int pairs_of(const struct gdn_cu_rule *r)
 {
     if (r->Hq % r->Hk == 0) return r->Hq;

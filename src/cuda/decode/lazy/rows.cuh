@@ -109,7 +109,7 @@ GDN_DEVICE struct lazy_decay lazy_decay_of(float x, float behind)
 /* A place for the numbers of a head of a token. */
 struct lazy_place {
     float *memory, *decays;
-    bool stores; /* else there is no such head */
+    bool stores; /* false: the head does not exist */
 };
 
 /* Leaves weights and decays of rows [first, first + n), at most sixteen, in memory: zeros for rows

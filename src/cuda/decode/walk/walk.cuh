@@ -32,12 +32,12 @@ template <class Tile, int KC> struct walk {
     struct walk_shared<Tile, KC> &sh;
     Tile tile;
     struct decode_codes<Tile> codes; /* as read; with GDN_EXACT those of the state as it is */
-    bool has_codes;                  /* codes are those of the state as it is */
-    bool intact;                     /* the slot that was read still holds that state */
+    bool has_codes;                  /* the registers have the codes of the current state */
+    bool intact;                     /* the slot still holds the state that was read */
     const struct tree_visit *visits; /* NULL: no tree */
     float4 *levels;                  /* [level][N][thread] */
     int level;
-    uint32_t changed;      /* a bit for each level: its state is not the one that was read */
+    uint32_t changed;      /* a bit for each level whose state is not the one that was read */
     int64_t record, count; /* the record's slot (-1: none) and its rows */
     bool appends;          /* tokens become rows */
 };
@@ -57,7 +57,7 @@ GDN_DEVICE const struct gdn_pool_view &rounding_pool(const struct gdn_cu_rule &r
     return r.to.data ? r.to : r.from;
 }
 
-/* Returns true if codes in registers are those that the pool gets for this state. */
+/* Returns true if the codes in registers are the codes of this state. */
 template <class Tile, int KC>
 GDN_DEVICE bool holds_codes_of(const struct walk<Tile, KC> &m, const struct gdn_pool_view &view)
 {

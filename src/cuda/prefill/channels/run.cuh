@@ -14,8 +14,8 @@ template <int io, int deep>
 GDN_DEVICE void run_chunks_kernel(const struct gdn_cu_prefill_channels &a)
 {
     make_chunk<io, deep>(a);
-    /* This launch may begin before the scan ahead has ended. One block waits for that scan, so the
-     * launch ends after it. */
+    /* The launch may begin before the scan ahead ends. One block waits for that scan, so the
+     * launch ends after the scan. */
     if (blockIdx.x == gridDim.x - 1) griddepcontrol_wait();
 }
 template <int io, int deep> GDN_DEVICE void run_scan_kernel(const struct gdn_cu_prefill_channels &a)

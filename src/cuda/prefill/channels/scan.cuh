@@ -134,8 +134,8 @@ __device__ __forceinline__ void scan_warp<io, deep>::make_o(const operands &u, i
     columns.store(b, i, rows(i), 16 * v_row);
 }
 
-/* Computes chunks from i to end - 1 that change the state, while U is finite. Returns the
- * first chunk that it leaves: it is there, and none of it is computed. */
+/* Computes chunks from i to end - 1 that change the state, as long as U is finite. Returns the
+ * first chunk that is not computed; its record is loaded. */
 template <int io, int deep> __device__ __forceinline__ int scan_warp<io, deep>::pass(int i, int end)
 {
 #pragma unroll 1

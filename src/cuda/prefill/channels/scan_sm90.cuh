@@ -137,8 +137,8 @@ template <int io, int deep> __device__ __forceinline__ void sm90_warp<io, deep>:
     if (lane == 0) mbarrier_arrive(block.barrier(SM90_FREE, i));
 }
 
-/* Computes chunks from i to end - 1 that change the state, while U is finite. Returns the first
- * chunk that it leaves: its record is there, and none of it is computed. */
+/* Computes chunks from i to end - 1 that change the state, as long as U is finite. Returns the
+ * first chunk that is not computed; its record is loaded. */
 template <int io, int deep> __device__ __forceinline__ int sm90_warp<io, deep>::pass(int i, int end)
 {
 #pragma unroll 1

@@ -82,7 +82,7 @@ sm90_state<io, deep>::is_any_tainted(typename tiles::taint taint) const
     return barrier_any(1 + group, 128, tiles::is_tainted(taint));
 }
 
-/* Returns true if one of them has an element of U that is not finite. */
+/* Returns true if any thread of the warpgroup has an element of U that is not finite. */
 template <int io, int deep>
 __device__ __forceinline__ bool sm90_state<io, deep>::is_any_bad(const operands &u) const
 {

@@ -16,7 +16,7 @@ enum {
     QUERIES = 3,        /* the number of the first barrier of queries, after those of stages */
     BARRIER_STATE = 13, /* among the warps of the state */
     BARRIER_HANDED,     /* S and U of a chunk are there for the warps of the output */
-    BARRIER_TAKEN       /* ... and these have them in registers */
+    BARRIER_TAKEN       /* the warps of the output have S and U in registers */
 };
 
 /* The start of shared memory. */

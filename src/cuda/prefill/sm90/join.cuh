@@ -108,7 +108,7 @@ GDN_DEVICE void add_tile(float4 (&sum)[4], const float (&M)[JOIN_TILE][JOIN_KEYS
     }
 }
 
-/* Stores the warp's columns where the lanes that need them read them. */
+/* Stores the warp's columns for the lanes that read them next. */
 GDN_DEVICE void share_columns(float (&S)[JOIN_KEYS][4], const float4 (&x)[4])
 {
     const int k = threadIdx.x % 32 * 4;
@@ -133,7 +133,7 @@ GDN_DEVICE void pass_units(float4 (&x)[4], const struct join_block &b, int64_t s
         if (!b.of_M) load_map_columns(x, b, i);
         for (int y0 = 0; y0 < per_unit * JOIN_TILE; y0 += JOIN_TILE, t++) {
             copy_wait<0>();
-            __syncthreads(); /* the tile is there, and the one before it is free */
+            __syncthreads(); /* this tile has arrived, and the tile before it is free */
             copy_tile_of_M(b, start, t + 1, per_unit);
             add_tile(x, b.sh.M[t % 2], b.sh.S[warp], y0);
         }
@@ -175,8 +175,8 @@ GDN_DEVICE void join(const struct join_block &b, const struct state_place &to)
     }
 }
 
-/* Joins maps. Blocks are numbered by columns of U, then of M; then heads; then sequences that are
- * cut. */
+/* Joins maps. Blocks are numbered by columns of U, then by those of M; then by heads; then by
+ * the sequences that are cut. */
 GDN_DEVICE void run_maps(const struct gdn_cu_prefill_sm90 &a)
 {
     struct join_shared &sh = *(struct join_shared *)gdn_shared;

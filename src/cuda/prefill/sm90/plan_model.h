@@ -35,7 +35,7 @@ enum { GDN_PLAN_ROUNDS = 3 };
 /* Hundredths of the time of whole sequences that segments may take. */
 enum { GDN_PLAN_WIN = 95 };
 
-/* Summaries that may stop early: hundredths of them that do, and the chunks that they have then. */
+/* An estimate of early stops: so many hundredths of the summaries stop, after so many chunks. */
 enum { GDN_PLAN_BRIEF = 75, GDN_PLAN_BRIEF_CHUNKS = 8 };
 
 /* Nanoseconds. ..._START: of a kernel, for every round of blocks that there is room for; then a
@@ -70,15 +70,18 @@ enum {
 struct gdn_plan_batch {
     float longest;                        /* chunks of the longest sequence */
     float n, chunks;                      /* long sequences and their chunks, each times heads */
-    float others, rest;                   /* the others and their chunks, each times heads */
+    float others, rest;                   /* the other sequences and their chunks, each times
+                                             heads */
     float H, sms;                         /* heads; multiprocessors */
     int32_t small;                        /* heads of up to 64 keys and columns */
     int32_t stops;                        /* summaries may stop early */
-    int64_t n_long, tokens, least_long;   /* long sequences; their tokens; the least tokens of
-                                             one */
-    int64_t most_units;                   /* segments after first ones that memory has room for */
+    int64_t n_long, tokens, least_long;   /* how many sequences are long; their tokens; the least
+                                             tokens of a long sequence */
+    int64_t most_units;                   /* the most segments behind first ones that memory has
+                                             room for */
     float apart, apart_chunks, short_one; /* sequences that may have clusters, and their chunks,
-                                             times heads; chunks of the longest other one */
+                                             both times heads; chunks of the longest sequence
+                                             that may not */
 };
 
 /* The sequences of more than cut.whole tokens: their number and their tokens. apart: those of more
@@ -99,7 +102,7 @@ GDN_MODEL void plan_add(struct gdn_plan_long *s, const struct gdn_cu_prefill_sm9
     if (tokens == 1 && a->singles) s->singles++;
 }
 
-/* Returns a packed batch of these long ones. */
+/* Returns the batch of a packed call with these long sequences. */
 GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_sm90 *a,
                                             const struct gdn_plan_long *s)
 {
@@ -193,8 +196,8 @@ GDN_MODEL float plan_whole(const struct gdn_plan_batch *b, bool wide)
     return PLAN_CALL + fmaxf(plan_rounds(b, wide, b->n, b->longest), b->rest > 0 ? work : 0);
 }
 
-/* Returns true if whole sequences that are apart should have clusters while the others have wide
- * blocks. Where clusters fill the device, the others begin when they end. */
+/* Returns true if sequences that are apart should have clusters, while the others have wide
+ * blocks. If clusters fill the device, the other blocks begin when clusters end. */
 GDN_MODEL bool plan_is_apart(const struct gdn_plan_batch *b)
 {
     const float clusters = plan_room(b, false), blocks = plan_room(b, true);

@@ -78,11 +78,11 @@ static bool is_later_wide(const struct gdn_plan_batch *p, float n, float chunks)
     return !p->small && plan_rounds(p, true, n, chunks) < plan_rounds(p, false, n, chunks);
 }
 
-/* Counts the segments after first ones, at most, and the sequences that have one or two of them. */
+/* Counts the most segments behind first ones, and the sequences that have one or two of them. */
 static void count_later(struct gdn_cuda_cut *c, const struct gdn_cu_batch *b)
 {
-    /* The `some` sequences that round up do so by `up`. There are no more of them than there are
-     * tokens for. */
+    /* At most `some` sequences round up, by `up` each. The number of tokens limits how many
+     * there are. */
     const int64_t up = c->each - 1 - c->first, some = at_most(b->B, b->N / (c->whole + 1));
     c->n_long = b->padded ? b->B : some;
     if (b->padded) {

@@ -31,8 +31,8 @@ GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
     return barrier < HOPPER_TAIL ? with_columns * HOPPER_BLOCKS : 1;
 }
 
-/* Makes every third barrier. One lane of a warp makes them all, with constants: lanes with one
- * barrier each would run one after the other, 90 cycles apart. */
+/* Makes every third barrier. One lane makes them all, with constants. If each lane made one,
+ * they would run one after the other, 90 cycles apart. */
 template <int first> GDN_DEVICE void init_barriers(const struct hopper_block &b)
 {
     if (threadIdx.x % 32 == 0) {
@@ -91,7 +91,7 @@ GDN_DEVICE void find_part(const struct hopper_block &b)
     b.common().checkpoints = list;
 }
 
-/* HOPPER_EACH: finds the block's chunks, if one of them has tokens. One warp calls it. */
+/* Finds the chunks of the block, if any of them has tokens (HOPPER_EACH). One warp calls it. */
 GDN_DEVICE void find_chunks(const struct hopper_block &b)
 {
     const struct gdn_cu_batch &batch = b.r.batch;
@@ -126,8 +126,7 @@ GDN_DEVICE bool is_forgotten(struct hopper_block &b)
     return false;
 }
 
-/* Prefetches the maps of copies, so that the first copies do not wait for them. One warp calls
- * it. */
+/* Prefetches the tensor maps, so that the first copies do not wait for these. One warp calls it. */
 GDN_DEVICE void prefetch_maps(const struct hopper_block &b)
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -193,8 +192,8 @@ template <int n> GDN_DEVICE void take_registers(void)
         lower_registers<n>();
 }
 
-/* Waits until the other block has made its barriers. Warps that signal nothing to it do not need
- * this. */
+/* Waits until the other block has made its barriers. Warps that signal nothing to the other
+ * block do not call it. */
 GDN_DEVICE void meet_other(void)
 {
     if (HOPPER_BLOCKS == 2) cluster_wait();

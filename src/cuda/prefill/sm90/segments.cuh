@@ -43,8 +43,7 @@ GDN_DEVICE struct gdn_cu_segments cut_of_call(const struct gdn_cu_prefill_sm90 &
     return cut;
 }
 
-/* Returns the sequence that is number `of` of the long ones; B: there is no such sequence. All
- * threads of a warp call it. */
+/* Returns the long sequence number `of`; B: there are fewer. All threads of a warp call it. */
 GDN_DEVICE int64_t find_long(const struct gdn_cu_prefill_sm90 &a, int64_t of)
 {
     const struct gdn_cu_batch &b = a.rule.batch;

@@ -98,8 +98,8 @@ GDN_DEVICE bool start_plain(const struct hopper_state &w, uint32_t (&a)[HOPPER_S
     return true;
 }
 
-/* Does the same as pass_plain(). Both halves test the same gates and the same U. They share code
- * where they can, because they share an instruction cache. */
+/* Does the same as pass_plain(), in one of two halves. Both halves test the same gates and the
+ * same U. They share code where they can, because they share an instruction cache. */
 template <int io, bool gated>
 GDN_DEVICE int pass_plain_half(const struct hopper_state &w, hopper_share &S, int c, int mark)
 {

@@ -48,7 +48,7 @@ GDN_DEVICE long long sum_up_to(long long x)
     return x;
 }
 
-/* Returns the sequence of a unit, and changes the unit to its number there; B: there is no such
+/* Returns the sequence of a unit, and sets `unit` to its number within that; B: there is no such
  * unit. All threads of a warp call it. */
 GDN_DEVICE int64_t find_unit(const struct gdn_cu_batch &b, const struct gdn_cu_segments &cut,
                              int64_t &unit)

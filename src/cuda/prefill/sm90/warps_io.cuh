@@ -168,7 +168,7 @@ GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
         async_fence(); /* V is loaded to where the state's warps have written */
     } else if (n == 64) {
         if (lane == 0) {
-            async_fence(); /* what the state's warps have written and then arrived */
+            async_fence(); /* the tiles that the state's warps wrote before they arrived */
             for (int i = 0; i < HOPPER_WIDTH; i++)
                 copy_tile_out(
                     &b.a.out,

@@ -69,7 +69,7 @@ GDN_DEVICE void invert_half(uint32_t half, uint32_t column, uint32_t lane)
     __syncwarp();
     store_shared(row, f32_to_f16x2(x[0], x[1]), f32_to_f16x2(x[2], x[3]), f32_to_f16x2(x[4], x[5]),
                  f32_to_f16x2(x[6], x[7]));
-    if (lane & 8) store_shared(row ^ 16, 0, 0, 0, 0); /* the other half of its columns */
+    if (lane & 8) store_shared(row ^ 16, 0, 0, 0, 0); /* zeros in the other 16 bytes of the row */
     __syncwarp();
 }
 
@@ -232,8 +232,8 @@ GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, fl
     return keys && io != GDN_F16 && are_lengths_apart(g, w.lane);
 }
 
-/* Corrects columns of the square and of P that are written: those of uneven chunks, and those that
- * a forgetting gate parts. */
+/* Corrects written columns of the square and of P: those of uneven chunks, and those on both
+ * sides of a gate that forgets. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &g, bool uneven,
                              int c)

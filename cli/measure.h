@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The yardsticks: what this machine reaches right now, with the same instruction set and
- * number of threads as the op beside it. All threads run at once, each counting its own time.
+ * The yardsticks: the speed that this machine reaches now, with the instruction set and the number
+ * of threads of the op beside it. All threads run at once, and each counts its own time.
  */
 #ifndef MEASURE_H
 #define MEASURE_H
@@ -17,9 +17,9 @@ struct measure {
     size_t bytes;
 };
 
-/* footprint: bytes that the bandwidth is measured on (0: it will not be), at most 256 MiB, far
- * beyond any cache. isa must live as long. CLI_OK, or CLI_BAD after its line: an instruction set
- * without a yardstick, no memory. */
+/* footprint: the bytes for measuring the bandwidth (0: it is not measured), at most 256 MiB, far
+ * beyond any cache. isa must live as long as *m. Returns CLI_OK; or CLI_BAD after a line about
+ * an instruction set without a yardstick, or about memory. */
 int measure_open(struct measure *m, const char *isa, int n_threads, size_t footprint);
 void measure_close(struct measure *m);
 

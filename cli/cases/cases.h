@@ -228,7 +228,8 @@ bool rule_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n
 /* The same for rules of the family; head h of a tensor in n rows from `first` on. */
 bool family_case_follow(const struct rule_case *c, int64_t b, int64_t h, int64_t n, double *state,
                         double *want, double *got);
-/* Describes n tokens of head h of sequence 0 in r; their inputs go to x. Returns where they end. */
+/* Describes n tokens of head h of sequence 0 in r, and writes their inputs to x. Returns the end
+ * of the inputs. */
 struct oracle_family;
 double *family_case_inputs(const struct rule_case *c, int64_t h, int64_t n, double *x,
                            struct oracle_family *r);

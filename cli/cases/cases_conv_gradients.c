@@ -73,7 +73,7 @@ static void follow_token(const struct conv_gradient_case *c, int64_t b, int64_t 
     }
 }
 
-/* Adds dstate_out to the gradients of the inputs that it holds. */
+/* Adds dstate_out to the gradients of the inputs that the final state holds. */
 static void follow(const struct conv_gradient_case *c, int64_t d, struct channel *to)
 {
     const int64_t S = c->conv.dims.W - 1, *cu = c->conv.tokens.cu_seqlens;

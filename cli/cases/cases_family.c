@@ -56,7 +56,8 @@ static void load_inputs(const struct rule_case *c, const struct inputs *in, int6
     if (c->dims.raw) cook(c, in, h, n);
 }
 
-/* Describes n tokens of head h from `first` on, whose inputs go to x. Returns where they end. */
+/* Describes n tokens of head h from `first` on, and writes their inputs to x. Returns the end of
+ * the inputs. */
 static double *load_rule(const struct rule_case *c, int64_t first, int64_t h, int64_t n, double *x,
                          struct oracle_family *r)
 {

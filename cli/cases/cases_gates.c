@@ -137,7 +137,7 @@ gdn_tensor case_betas(struct memory *m, const struct case_dims *dims, int ndim, 
     return case_drawn(m, GDN_F32, ndim, size, draw_beta, &dims->gates);
 }
 
-/* Moves rows of length 1 towards a row of their head, so that their cosine is 0.93 in the mean. */
+/* Moves rows of length 1 towards one row of their head, until their mean cosine is 0.93. */
 static void make_alike(gdn_tensor *t)
 {
     const double own = sqrt(1 - 0.93), shared = sqrt(0.93);

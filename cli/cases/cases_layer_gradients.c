@@ -7,7 +7,7 @@
 #include "cli.h"
 #include "internal/internal.h"
 
-/* Like a weight or an activation, of so many dimensions as that. */
+/* Makes a tensor with the sizes of a weight or an activation. */
 static gdn_tensor like(struct layer_gradient_case *c, const gdn_tensor *t, int32_t dtype)
 {
     return memory_tensor(&c->block.memory, dtype, t->ndim, t->size);

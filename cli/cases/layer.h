@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The judge of a layer, for its output and for its gradients. */
+/* The judge of a layer: of its output and its gradients. */
 #ifndef CASES_LAYER_H
 #define CASES_LAYER_H
 

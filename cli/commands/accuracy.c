@@ -291,7 +291,7 @@ static int make_pool(struct study *s, struct memory *m, int state)
     return made ? CLI_OK : cli_bad("accuracy: no memory for the state");
 }
 
-/* Gives the calls an empty record, if there is to be one. */
+/* Gives the calls an empty record, if they have one. */
 static int make_record(struct study *s, struct memory *m)
 {
     const int64_t k[] = { 1, s->record, s->H, s->K }, u[] = { 1, s->record, s->H, s->V };

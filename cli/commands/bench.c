@@ -399,7 +399,7 @@ static int bench_block(const struct bench_options *o, struct bench *b)
     return code;
 }
 
-/* Measures the step; its convolution and its rule apart, as separate calls. */
+/* Measures the step, then its convolution and its rule as separate calls. */
 static int bench_step(const struct bench_options *o, struct bench *b)
 {
     struct step_case c;

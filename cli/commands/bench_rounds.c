@@ -72,7 +72,8 @@ double bench_share(const struct bench *b)
 {
     const double seconds = 1e-3 * b->calls[0].ms.median;
     const double reached = (b->by_memory ? b->bytes : b->flops) / seconds / b->peak;
-    /* On a device either may be the bound; a copy reads and writes each of its bytes. */
+    /* on a device the time of memory or of products may be the limit; a copy reads and writes
+     * each byte, so it counts twice */
     const double memory = b->copy > 0 ? b->bytes / (2 * b->copy) / seconds : 0;
     return !b->by_memory && memory > reached ? memory : reached;
 }

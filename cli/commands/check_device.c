@@ -113,7 +113,7 @@ static void check_family(struct check *k)
     }
 }
 
-/* Checks so many heads that Hopper takes wide blocks for any lengths. */
+/* Checks a call with so many heads that Hopper takes wide blocks for any lengths. */
 static void check_many_heads(struct check *k)
 {
     for (int i = 0; i < 8; i++) {
@@ -243,7 +243,7 @@ static void check_step(struct check *k, const struct case_dims *d, int64_t T)
     check_device_judge(k, name, code, &found);
 }
 
-/* Checks steps in one launch, and in several (33 x 17, other rules). */
+/* Checks steps that are one launch, and steps of several launches (33 x 17, other rules). */
 static void check_steps(struct check *k)
 {
     static const int64_t shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 64, 96 }, { 2, 2, 33, 17 } };

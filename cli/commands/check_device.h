@@ -24,7 +24,7 @@ extern const char *const check_device_dtypes[];
 bool check_device_wants(const struct check *k, const char *name);
 /* Marks the kernels that the last call named. */
 void check_device_mark(struct check *k);
-/* Counts a case, which is right if code is 0 and its values are; prints it if it is not. */
+/* Counts a case, and prints it if it failed: if code is not 0, or values are wrong. */
 void check_device_judge(struct check *k, const char *name, int code, const struct comparison *c);
 
 /* ---- check_gradients.c ---- */

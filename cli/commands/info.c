@@ -30,7 +30,7 @@ static const char help[] =
 #endif
 #endif
 
-/* Returns the next kernel that the context has, of those from *i on; NULL: there are no more. */
+/* Returns the next kernel that the context has, from *i on; NULL: there is none. */
 static const char *next_kernel(gdn_ctx *ctx, int *i, char *text, size_t bytes)
 {
     const char *name;

@@ -20,7 +20,7 @@ struct job_output {
     struct comparison judged;
 };
 
-/* A part of the work that is timed on its own. */
+/* A part of the work that is timed alone. */
 struct job_phase {
     const char *name;
     int64_t tokens;
@@ -101,8 +101,8 @@ int job_number(const struct job *job, const char *key, float *value);
 /* Fills job->batch from read_slots, write_slots, ..., pad_policy, ... */
 int job_batch(struct job *job);
 
-/* Adds an output of these sizes, with expected.<name> of the file (alias: another name it may
- * have there; NULL: none), which must have the same sizes. */
+/* Adds an output of these sizes. It is compared with expected.<name> of the file, which must
+ * have the same sizes. alias: another name for that; NULL: none. */
 int job_output(struct job *job, const char *name, const char *alias, gdn_tensor got);
 /* Such an output in new memory. */
 int job_new_output(struct job *job, const char *name, int32_t dtype, int ndim, const int64_t *size,

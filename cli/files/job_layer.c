@@ -122,7 +122,7 @@ static bool append_byte(char *text, size_t bytes, int c)
     return true;
 }
 
-/* Checks that hidden_states are the rows of the embedding that token_ids name. */
+/* Checks that hidden_states are the embedding's rows of token_ids. */
 static int check_prompt(struct job *job, const gdn_tensor *hidden)
 {
     const char *path = job->file.path;

@@ -28,7 +28,7 @@ static gdn_tensor make(struct maker *m, int32_t dtype, int32_t ndim, int64_t a, 
     return t;
 }
 
-/* One value of each head, or of each channel of its keys. */
+/* Makes a gate: one number for each head, or for each channel of its keys. */
 static gdn_tensor make_gate(struct maker *m, const struct plan_model *model, int32_t dtype,
                             int64_t N, const struct plan_sizes *s)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The calls that an engine or a trainer makes for a layer, and what the library says of them. */
+/* The calls that an engine or a trainer makes for a layer, with the answers of the library. */
 #ifndef PLAN_CALLS_H
 #define PLAN_CALLS_H
 

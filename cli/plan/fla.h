@@ -5,7 +5,7 @@
 
 #include "plan/model.h"
 
-/* The defaults of a model, for keys that its file has not. */
+/* The defaults of a model, for keys that its file lacks. */
 struct plan_fla {
     int32_t layers, heads, head_dim;
     double expand_v;

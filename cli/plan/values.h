@@ -7,7 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Reads the first key that is there, of up to three; else *to stays, or, 0, is an error. */
+/* Reads the first of up to three keys that the file has. Without them *to stays; if it is 0,
+ * that is an error. */
 int plan_read_size(const cJSON *json, const char *const *keys, int64_t max, int32_t *to,
                    const char *name);
 #define KEYS(...) ((const char *const[]){ __VA_ARGS__, NULL })

@@ -10,7 +10,7 @@
 /* Looks up torch's threads in libtorch_cpu.so: NULL, or what is missing. */
 const char *torch_pool_look_up(void *libtorch_cpu);
 
-/* Is a context of the device there that a call could take? */
+/* Returns true if a call could take a context of the device. */
 bool torch_pool_has(int32_t device);
 
 /* A context that nobody else has; device -1 is the CPU. NULL: text says why. */

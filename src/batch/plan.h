@@ -16,7 +16,8 @@
 struct gdn_seq {
     int64_t row;      /* b: its row of write_slots */
     int64_t batch;    /* index in the leading dimension of padded tensors, 0 in packed ones */
-    int64_t first;    /* its first token that counts: packed, or from 0 in padded tensors */
+    int64_t first;    /* the first token that counts, in packed tensors; of a padded tensor, in
+                         its row */
     int64_t n_before; /* token_start: tokens before that */
     int64_t n_tokens; /* T, n_before among them */
     int64_t n_valid;  /* the tokens that decay and write */
@@ -91,7 +92,7 @@ size_t gdn_plan_bytes(const struct gdn_plan *plan, const struct gdn_tokens *toke
 /* Slots of the pools that a call reads and writes; -1: no such pool. */
 struct gdn_plan_pools {
     int64_t read, write, checkpoint;
-    bool same;                /* states are written to the pool that they are read from */
+    bool same;                /* states are written to the pool that is read */
     bool checkpoint_in_write; /* checkpoints go where final states go */
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Slots that a call writes: each once, and none that another sequence of it reads. A table of
- * all of them is filled before anything is computed.
+ * Checks slots that a call writes: each is written once, and no other sequence of the call reads
+ * it. A table of all written slots is filled before anything is computed.
  */
 #include "batch/plan.h"
 #include "core/ctx.h"

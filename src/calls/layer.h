@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_block as it is once checked, and the rows of its weights. */
+/* The checked call of gdn_block, and the rows of its weights. */
 #ifndef GDN_BLOCK_H
 #define GDN_BLOCK_H
 

@@ -8,7 +8,7 @@
 #include "core/backend.h"
 #include "core/ctx.h"
 
-/* Steps in elements from one row, one column to the next. */
+/* A matrix. row, column: elements from one row or column to the next. */
 struct gdn_matrix {
     void *data;
     int32_t dtype;

@@ -32,7 +32,7 @@ struct gdn_rule {
     int head_map, gate, beta_kind, norm;
     float norm_eps, scale, bound;
     const struct gdn_tokens *tokens; /* for trees */
-    const struct gdn_visit *visits;  /* of a tree: the order of its tokens; NULL: as they lie */
+    const struct gdn_visit *visits;  /* the order of the tokens of a tree; NULL: their own order */
     const struct gdn_record *record; /* NULL: none */
     const float *A, *dt;             /* [H] for raw gates: -exp(A_log), or exp(A_log) with a bound;
                                       dt [H][K] for gates per channel */
@@ -53,7 +53,7 @@ static inline int gdn_rule_updates(const struct gdn_rule *r)
     return r->family.is ? r->family.updates : 1;
 }
 
-/* Returns the numbers of a gate: one, or one per channel. */
+/* Returns how many numbers a gate has: one, or one per channel. */
 static inline int64_t gdn_rule_channels(const struct gdn_rule *r)
 {
     return r->family.g_rows ? r->K : 1;

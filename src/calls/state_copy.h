@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_state_copy as it is once checked, and the check of its slots. */
+/* The checked call of gdn_state_copy, and the check of its slots. */
 #ifndef GDN_STATE_H
 #define GDN_STATE_H
 

@@ -57,13 +57,13 @@ gdn_status gdn_note_kernel(gdn_ctx *ctx, const char *op, const char *loops)
 /* Does the same with one name, "op: name". */
 gdn_status gdn_note_line(gdn_ctx *ctx, const char *op, const char *name);
 
-/* Writes the line to the caller's log, if there is one. */
+/* Writes the line to the caller's log, if the caller has one. */
 void gdn_log_line(const gdn_ctx *ctx, const char *line);
 /* Logs the new size of the context's workspace. */
 void gdn_log_workspace(const gdn_ctx *ctx, size_t bytes);
 
-/* Returns a variable of the environment that is not empty, else NULL. None steers a setuid program:
- * then NULL. */
+/* Returns a variable of the environment that is not empty, else NULL. A setuid program always
+ * gets NULL, so that no variable steers it. */
 const char *gdn_environment(const char *name);
 
 /*

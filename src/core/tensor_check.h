@@ -23,8 +23,8 @@ gdn_status gdn_check_dtype(gdn_ctx *ctx, const gdn_tensor *t, const char *name, 
 gdn_status gdn_check_shape(gdn_ctx *ctx, const gdn_tensor *t, const char *name, int ndim,
                            const int64_t *size);
 
-/* Gives a tensor without elements, which has passed gdn_check_tensor(), strides that a dense one
- * could have. Its own may be any: nothing is refused for them, and no arithmetic on them wraps. */
+/* Gives an empty tensor that has passed gdn_check_tensor() the strides of a dense one. An empty
+ * tensor may have any strides, and arithmetic on them could wrap. */
 void gdn_drop_strides(gdn_tensor *t);
 
 /* Checks stride 1 in the last dimension. If its size is below 2, or there is no element, any

@@ -17,7 +17,7 @@ struct gdn_rows {
 /* A call of the family (gdn.h), as far as it is more than Gated DeltaNet. A token of k, v, beta and
  * write is its first update; the steps to the next one and from channel to channel are bytes. */
 struct gdn_family {
-    bool is;                /* a, b and w are rows; else all of this is zero */
+    bool is;                /* a, b and w are rows; false: the rest of the struct is zero */
     bool g_rows, beta_rows; /* a number per channel */
     int updates;
     int64_t g_channel, beta_channel; /* bytes from channel to channel; 0: all channels share one

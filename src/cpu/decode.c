@@ -31,7 +31,7 @@ struct step_scratch {
     void *to[TOKENS];
     int head;                   /* whose gates are loaded, of tokens from t0 */
     int64_t t0;                 /* whose k and q are loaded */
-    uint64_t changed;           /* a bit for each level: its state is not what was read */
+    uint64_t changed;           /* a bit for each level whose state is not the one that was read */
     float *a, *ak, *aq;         /* [TOKENS][K] behind the state, in the family */
     struct gdn_pending pending; /* its arrays are behind those */
     bool has_codes; /* the block's state as 8 bits, with GDN_EXACT; in a tree what was read */
@@ -301,8 +301,8 @@ static struct gdn_place codes_of(struct step_scratch *c, const struct gdn_rule *
                                .view = view };
 }
 
-/* Rounds the state for GDN_EXACT: S as 8 bits hold it. The codes stay beside it, for another
- * rounding of the same state might find others. */
+/* Rounds the state for GDN_EXACT to what 8 bits hold. The codes stay in scratch, because
+ * rounding once more might give other codes. */
 static void round_state(struct step_scratch *c, float *S, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct block *b, int64_t n_tokens)
 {
@@ -341,7 +341,7 @@ static void store_at(struct step_scratch *c, struct gdn_place to, const float *S
         gdn_store_columns(S, b->to_view->k_first, kr, to, r->K, b->col, b->n);
 }
 
-/* Stores the state after a visit, to where it is wanted. */
+/* Stores the state after a visit to all its places: final state, slot of the token, checkpoint. */
 static void store_state(struct step_scratch *c, const float *S, const struct gdn_rule *r,
                         const struct gdn_kernels *kr, const struct gdn_seq *seq,
                         const struct block *b, struct gdn_visit visit)

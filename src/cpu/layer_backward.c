@@ -71,7 +71,7 @@ static void multiply_tiles(const struct product *x, int64_t column, const float 
 
 /* ---- out = a b ----------------------------------------------------------------------------- */
 
-/* Transposes rows [k, k + depth) of n columns of b, turned. */
+/* Copies rows [k, k + depth) of n columns of b to the scratch, transposed. */
 static void turn_weight(const struct product *x, struct panels *s, int64_t first, int n, int64_t k,
                         int depth)
 {

@@ -26,7 +26,7 @@ static struct gdn_state_matrix turned(const struct gdn_state_matrix *m)
     return t;
 }
 
-/* Copies n elements that lie side by side on both sides. */
+/* Copies n elements that are side by side in the source and in the target. */
 static void copy_row(const struct gdn_kernels *kr, char *to, int32_t to_dtype, const char *from,
                      int32_t from_dtype, int64_t n)
 {

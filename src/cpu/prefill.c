@@ -514,9 +514,9 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
 }
 
 /*
- * One chunk of one piece. At a gate that forgets the chunk is cut in two and the state zeroed
- * between them: nothing of the old state or the tokens before can reach those after, were it
- * NaN (G7); products with those tokens are zeros, by selection too.
+ * Runs one chunk of one piece. A gate that forgets cuts the chunk in two, and the state is zeroed
+ * between: nothing before the gate may reach tokens after it, even NaN (G7). Products with
+ * forgotten tokens are zeroed by selection too.
  */
 static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,
                         const struct gdn_rule_item *item, const struct gdn_rule_piece *p,

@@ -49,7 +49,7 @@ static void project_rows(const struct project *p, const struct gdn_segment *s, i
     }
 }
 
-/* Multiplies rows of 16 bits with one token: they are converted in registers. */
+/* Multiplies rows of 16 bits with one token, and converts them in registers. */
 static void project_alone(const struct project *p, const struct gdn_segment *s, int64_t first,
                           int n)
 {

@@ -61,7 +61,7 @@ int64_t gdn_rule_longest(const struct gdn_rule *rule);
 int64_t gdn_rule_items(const struct gdn_rule *rule);
 struct gdn_rule_item gdn_rule_item_at(const struct gdn_rule *rule, int64_t first, int64_t i);
 
-/* Strips [first, last) of one head: columns [col, col + n) of it. */
+/* Strips [first, last), all of one head: its columns [col, col + n). */
 struct gdn_rule_piece {
     int head, first, last, col, n;
 };

@@ -27,8 +27,8 @@ struct gdn_place gdn_place_of(const struct gdn_pool_view *view, int64_t slot, in
 uint64_t gdn_noise(uint64_t seed, int64_t n_tokens, int64_t head);
 void gdn_noise_keys(uint32_t *keys, uint64_t noise, int64_t col, int n);
 
-/* Loads columns [col, col + n) of one head's state, dense: [K][n] where k_first, else [n][K]. And
- * back. */
+/* Load and store columns [col, col + n) of one head's state, dense: [K][n] if k_first, else
+ * [n][K]. */
 void gdn_load_columns(float *S, bool k_first, const struct gdn_kernels *kr, struct gdn_place from,
                       int K, int col, int n);
 void gdn_store_columns(const float *S, bool k_first, const struct gdn_kernels *kr,

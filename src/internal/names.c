@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of what a build has, and of what a machine has. */
+/* Names of loops, features and kernels: of the build, and of this machine. */
 #include <stdio.h>
 #include <string.h>
 

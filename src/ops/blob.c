@@ -54,7 +54,7 @@ static gdn_status check_args(gdn_ctx *ctx, const gdn_blob_args *args, gdn_blob_a
     return GDN_OK;
 }
 
-/* Counts the sequences, B: as many as there are slots, or else positions, or else slots of the
+/* Finds the number of sequences, B: the number of slots, else of positions, else of slots of the
  * pools. */
 static gdn_status count_sequences(gdn_ctx *ctx, const gdn_blob_args *a, int64_t *B)
 {
@@ -114,7 +114,7 @@ static gdn_status describe(gdn_ctx *ctx, const gdn_blob_args *a, struct gdn_blob
 
 /* ---- Copies of slots ----------------------------------------------------------------------- */
 
-/* One pool and its view in the blob, checked, to be run. */
+/* A checked copy between one pool and its part of the blob. */
 struct copy {
     struct gdn_state_call call;
     bool is_there;
@@ -247,7 +247,7 @@ gdn_status gdn_blob_save(gdn_ctx *ctx, const gdn_blob_args *args)
 
 /* ---- Loading ------------------------------------------------------------------------------- */
 
-/* Checks that the blob is of the layer that the caller expects. */
+/* Checks that the blob has the sizes of the caller's layer. */
 static gdn_status check_expected(gdn_ctx *ctx, const gdn_blob_args *a,
                                  const struct gdn_blob_header *h)
 {

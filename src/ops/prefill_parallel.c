@@ -148,7 +148,7 @@ static gdn_gates_args gates(const struct parallel *c, int of)
     return a;
 }
 
-/* A sequence that starts from zero on rank 0 needs no M there. */
+/* Returns the summary of this rank. If sequences start from zero, rank 0 needs no M. */
 static gdn_summary_args summary(const struct parallel *c)
 {
     gdn_summary_args a = gdn_summary_args_init();
@@ -241,7 +241,7 @@ static gdn_status check_group(gdn_ctx *ctx, const struct parallel *c)
     return GDN_OK;
 }
 
-/* Refuses what prefill takes and a state that passes ranks does not. */
+/* Refuses what gdn_prefill takes, but a state that passes ranks does not allow. */
 static gdn_status check_rule(gdn_ctx *ctx, const struct parallel *c)
 {
     const gdn_rule_args *a = &c->args;

@@ -68,7 +68,8 @@ void gdn_blob_clear(char *blob, const struct gdn_blob_header *h, const struct gd
 /* Writes header and checksum over content that is otherwise complete. */
 void gdn_blob_seal(void *blob, const struct gdn_blob_header *h);
 
-/* Dense views of the parts of a blob; data NULL where it has none, or where blob is NULL. */
+/* Return dense views of the parts of a blob. data is NULL if the blob lacks the part, or if
+ * `blob` is NULL. */
 gdn_tensor gdn_blob_state(const struct gdn_blob_header *h, const struct gdn_blob_places *p,
                           const void *blob);
 gdn_tensor gdn_blob_scales(const struct gdn_blob_header *h, const struct gdn_blob_places *p,

@@ -230,7 +230,7 @@ static void begin_gradients(struct call *c, gdn_op op)
     c->batch.cu_seqlens = indices(B + 1);
 }
 
-/* Sequences of lengths that add up to these tokens at most, in slots of which one may be
+/* Draws lengths whose sum is at most the tokens of the tensors, and slots. One sequence may be
  * padding. */
 static void vary(struct call *c, int round)
 {

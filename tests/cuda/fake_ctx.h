@@ -14,7 +14,7 @@ static struct fake_cuda *fake;
 
 static const struct fake_cuda hopper = { .n_devices = 1, .major = 9, .shared_bytes = 232448 };
 
-/* A context on the driver as it is now; its error text. */
+/* Opens a context on the driver as it is now; text: its error. */
 static inline gdn_status create(int device, gdn_ctx **ctx, char *text, size_t bytes)
 {
     gdn_options o = gdn_options_init();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A CUDA driver that computes nothing: built as libcuda.so.1, found before the real one. It does
- * what it is told about its device, counts every call and keeps the last launch.
+ * A CUDA driver that computes nothing. It is built as libcuda.so.1 and found before the real one. A
+ * test sets the properties of its device; it counts every call and keeps the last launch.
  * python/tests/devices.py has the struct once more.
  */
 #ifndef FAKE_CUDA_H

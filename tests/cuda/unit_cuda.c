@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fakes: cuda */
 /*
- * The host's part of the CUDA backend, with a driver that computes nothing (fake_cuda.c): what a
- * context needs and how it refuses, which kernels it finds, and that a call launches and does
- * nothing else: no allocation, no copy, no waiting.
+ * The host's part of the CUDA backend, with a driver that computes nothing (fake_cuda.c): when it
+ * refuses a context, which kernels it finds, and that a call only launches: no allocation, no copy,
+ * no wait.
  */
 #include <string.h>
 
@@ -45,7 +45,7 @@ static void test_refusals(void)
     refused("an old driver", 0, GDN_E_UNSUPPORTED, "cuLibraryGetKernel");
 }
 
-/* A small norm call; what it points to is never looked at. */
+/* A small call of a norm, whose memory nothing reads. */
 static gdn_l2norm_args norm_args(void *x, void *out)
 {
     gdn_l2norm_args a = gdn_l2norm_args_init();

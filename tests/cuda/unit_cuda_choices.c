@@ -18,7 +18,7 @@ static gdn_tensor fresh(int32_t dtype, int ndim, int64_t s0, int64_t s1, int64_t
     return gdn_dense((void *)(n << 40), dtype, ndim, s0, s1, s2, s3);
 }
 
-/* Expects that a call runs, and that the log has the line. */
+/* Checks that a call runs, and that the log has the line. */
 static void logs(gdn_op op, const void *args, const char *line)
 {
     struct told told;

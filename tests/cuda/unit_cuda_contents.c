@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fakes: cuda */
 /*
- * GDN_CTX_CHECK_CONTENTS with the driver of fake_cuda.c: what it asks of the driver, and when. What
- * it refuses is compared with a CPU in op_contents.c.
+ * GDN_CTX_CHECK_CONTENTS with the driver of fake_cuda.c: which calls of the driver it makes, and
+ * when. op_contents.c compares its refusals with those of a CPU.
  */
 #include <string.h>
 

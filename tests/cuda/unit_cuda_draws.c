@@ -59,8 +59,8 @@ static int id_of(const char *name, size_t n)
     return -1;
 }
 
-/* Checks "op: kernel kernel": each is one of kernels.def and there once, and there is room for
- * more. */
+/* Checks a line "op: kernel kernel": each kernel is in kernels.def, and is named once; and the
+ * list has room for more. */
 static void check_ran(const char *line)
 {
     bool here[GDN_N_KERNELS + 1] = { 0 };

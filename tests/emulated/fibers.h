@@ -13,7 +13,7 @@ enum { EMULATED_LANES = 32, EMULATED_BLOCKS = 2 }; /* blocks of a cluster, at mo
 /* Ends the program with a line that names the place. */
 [[noreturn]] void emulated_give_up(const char *what);
 
-/* The thread goes on when *gate, of these bits, is something else. */
+/* Waits while the bits `mask` of *gate are `seen`. */
 void emulated_wait_while(const uint64_t *gate, uint64_t mask, uint64_t seen);
 
 /* Work of no thread: it is done in one of the next turns, in any order. */

@@ -68,10 +68,11 @@ void check_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 #define CALL(slot) (check_mark(&(slot)), (slot))
 void check_mark(const void *slot);
 
-/* The scalar table has limits of its own where sums are long. */
+/* Returns true for the scalar table, which has limits of its own for long sums. */
 static inline bool is_scalar(const struct gdn_kernels *kr) { return kr == &gdn_kernels_scalar; }
 
-/* The vector table whose bits those of the rule's loops in kr must be (G17), if it runs here. */
+/* Returns the vector table whose rule loops must have the bits of kr's (G17), if this machine
+ * runs it. */
 const struct gdn_kernels *check_twin(const struct gdn_kernels *kr);
 
 /* ---- Buffers of a case ---- */

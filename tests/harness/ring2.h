@@ -131,7 +131,7 @@ gdn_tensor ring2_select(const gdn_tensor *t, int dim, int64_t i);
 gdn_tensor ring2_narrow(const gdn_tensor *t, int dim, int64_t first, int64_t n);
 gdn_tensor ring2_swap(const gdn_tensor *t, int a, int b);
 
-/* The same values in dense memory of its own; absent stays absent. */
+/* Copies a tensor to dense memory of its own. An absent tensor stays absent. */
 gdn_tensor ring2_clone(const gdn_tensor *t);
 
 int64_t ring2_count(const gdn_tensor *t);

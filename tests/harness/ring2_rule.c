@@ -200,7 +200,7 @@ static float cut_to(float x, float factor)
     return factor == 0 ? x : large - (large - x);
 }
 
-/* Column j of the recurrence in float32, one operation after the other. */
+/* Runs column j of the recurrence in float32, operation by operation. */
 static void run_plain(const struct head *h, int64_t j)
 {
     const struct oracle_rule *r = &h->rule;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of the stages of the chunked form, for their tests: one set of inputs for all of them. */
+/* Calls of all stages of the chunked form, on one set of inputs. */
 #ifndef STAGES_CALL_H
 #define STAGES_CALL_H
 

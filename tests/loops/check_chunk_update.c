@@ -10,7 +10,7 @@ static const float decays[] = { 0, 0.5f, 1, 1e-30f, 1e-45f };
 /* The decays of rows. NOT_FINITE: their own, and some rows of from hold NaN and infinities. */
 enum rows { ALIKE, OWN, NOT_FINITE };
 
-/* Decays of K rows: `one` for all, or of each its own. */
+/* Makes decays of K rows: all are `one`, or each is random. */
 static float *make_decays(int K, enum rows rows, float one)
 {
     const int n = sizeof decays / sizeof *decays;

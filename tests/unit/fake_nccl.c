@@ -11,7 +11,7 @@ int ncclAllGather(const void *send, void *recv, size_t count, int type, struct f
 int ncclCommUserRank(struct fake_comm *comm, int *rank);
 int ncclCommCount(struct fake_comm *comm, int *size);
 
-/* Gathers bytes alone, on the stream 7. What other ranks sent is zero. */
+/* Gathers bytes, on stream 7. The parts of other ranks are zeros. */
 int ncclAllGather(const void *send, void *recv, size_t count, int type, struct fake_comm *comm,
                   void *stream)
 {

@@ -17,7 +17,8 @@ static void expect_slots(const char *what, const gdn_tensor *to, const gdn_tenso
     }
 }
 
-/* Saved, described, loaded elsewhere: the same bits, and nothing else is touched. */
+/* Saves states, describes the blob, and loads it elsewhere: the bits are the same, and nothing
+ * else changes. */
 static void round_trip(const struct layer *l, int64_t P, int64_t B)
 {
     gdn_blob_args a = states(l, P, B), b = pools(l, P + 2);

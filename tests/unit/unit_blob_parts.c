@@ -98,7 +98,7 @@ static int64_t source(int32_t map, int64_t H, int64_t n, int64_t s)
     return map == GDN_HEADS_GROUPED ? s / (H / n) : s % n;
 }
 
-/* Heads of a part: one at least, which is then a copy. */
+/* Returns the heads of a part: at least one, which several parts may have. */
 static int64_t part_of(int64_t heads, int64_t n) { return heads < n ? 1 : heads / n; }
 
 /*

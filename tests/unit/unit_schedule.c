@@ -13,7 +13,7 @@ enum { MOST_THREADS = 64, MOST_SEQS = 64 };
 struct shape {
     const char *what;
     int Hk, Hv, K, V, n_seqs;
-    int64_t lengths[5]; /* of the first sequences; the others are like the last of these */
+    int64_t lengths[5]; /* of the first sequences; all later ones have the last of these */
 };
 
 static const struct shape shapes[] = {
@@ -158,8 +158,8 @@ static void eight_heads_fill_16_threads(void)
 }
 
 /*
- * A batch takes no longer than its longest sequence in a call and the others in another. (One cut
- * serves all: the others may be in single strips, which cost them 16 / width more.)
+ * A batch takes no longer than two calls: one of its longest sequence, and one of the others. (They
+ * share one cut. Single strips may cost the others 16 / width more.)
  */
 static void mixed_sequences_lose_nothing(void)
 {

@@ -44,8 +44,8 @@ static bool is_zero(const char *bytes, size_t n)
     return true;
 }
 
-/* A program of 0.1.0: its struct ends, at a page that cannot be read, where the fields of now
- * begin. */
+/* A program of 0.1.0: its struct ends where the fields added since begin, at a page that cannot
+ * be read. */
 static void old_programs(void)
 {
     gdn_ctx *ctx = ring2_ctx(2);

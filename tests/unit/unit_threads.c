@@ -207,7 +207,7 @@ static void test_caller_sleeps(void)
     gdn_threads_destroy(pool);
 }
 
-/* Processor time of this process while its pool has nothing to do. */
+/* Returns the processor time that this process takes while its threads have no work. */
 static void test_idle_threads_sleep(void)
 {
     struct gdn_threads *pool = new_pool(4);

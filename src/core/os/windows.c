@@ -106,7 +106,7 @@ void gdn_os_free(void *memory) { _aligned_free(memory); }
 
 /* ---- Libraries ----------------------------------------------------------------------------- */
 
-/* Not in the current folder, where anybody may have put one. */
+/* Does not search the current folder, where anybody may have put a library. */
 void *gdn_os_library_open(const char *name)
 {
     return (void *)LoadLibraryExA(name, NULL, LOAD_LIBRARY_SEARCH_DEFAULT_DIRS);

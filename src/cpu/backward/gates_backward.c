@@ -93,7 +93,7 @@ static void write_da(const struct gdn_gates_backward_call *s, const struct piece
     memcpy(sums + s->H + p->first, d.ddt_bias, p->n * sizeof *sums);
 }
 
-/* Does the same for a block of rows whose heads have channels. */
+/* Does the same for a block of rows with gates per channel. */
 static void write_da_channels(const struct gdn_gates_backward_call *s, int64_t first, int64_t end,
                               float *sums)
 {

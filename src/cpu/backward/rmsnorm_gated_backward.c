@@ -43,7 +43,7 @@ static void load_weight(const struct gdn_rmsnorm_backward *s, struct piece *p, i
     gdn_load_piece(p->weight, &s->args.weight, first, (int64_t)p->n, 1);
 }
 
-/* The weights of a row in one piece are there already. */
+/* Loads a piece. The weights of a row in one piece are loaded before. */
 static void load(const struct gdn_rmsnorm_backward *s, struct piece *p, int64_t first)
 {
     const struct gdn_kernels *kr = s->kr;

@@ -130,7 +130,7 @@ static inline void store_16bit_n(uint16_t *p, __m128i x, ptrdiff_t n)
     memcpy(p, buffer, (size_t)n * sizeof *p);
 }
 
-/* Two vectors of bf16. Those that are stored have no NaN. */
+/* Loads and stores of two vectors of bf16. Stored vectors have no NaN. */
 static inline void vf_load2_bf16(const uint16_t *p, vf x[2])
 {
     const __m256i upper =

@@ -115,7 +115,7 @@ static inline void store_16bit_n(uint16_t *p, __m256i x, ptrdiff_t n)
     _mm256_mask_storeu_epi16(p, first_n(n), x);
 }
 
-/* Two vectors of bf16. Those that are stored have no NaN. */
+/* Loads and stores of two vectors of bf16. Stored vectors have no NaN. */
 static inline void vf_load2_bf16(const uint16_t *p, vf x[2])
 {
     static const uint16_t from[2][32] = {
@@ -132,7 +132,8 @@ static inline void vf_load2_bf16(const uint16_t *p, vf x[2])
 static inline void vf_store2_bf16(uint16_t *p, const vf x[2])
 {
     __m512i r[2];
-    for (int m = 0; m < 2; m++) { /* without masks, which only the units of FMAs make on Zen 4 */
+    for (int m = 0; m < 2; m++) { /* no masks here: on Zen 4 only the units of the FMAs make
+                                     masks */
         const __m512i i = _mm512_castps_si512(x[m]);
         const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(i, 16), _mm512_set1_epi32(1));
         r[m] = _mm512_add_epi32(_mm512_add_epi32(i, _mm512_set1_epi32(0x7fff)), odd);

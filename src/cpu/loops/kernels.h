@@ -37,7 +37,7 @@ enum {
     GDN_CPU_AVX2 = 1u << 0,   /* AVX2, FMA and F16C, and the OS saves YMM */
     GDN_CPU_AVX512 = 1u << 1, /* F, BW, DQ and VL, and the OS saves ZMM */
     GDN_CPU_AVX512_BF16 = 1u << 2,
-    GDN_CPU_AMX = 1u << 3, /* tiles of bfloat16, and the OS lets this process use them */
+    GDN_CPU_AMX = 1u << 3, /* tiles of bfloat16, which the OS lets this process use */
     GDN_CPU_NEON = 1u << 4 /* every AArch64 has it */
 };
 
@@ -81,7 +81,7 @@ struct gdn_recur {
     int updates; /* rows of a token, a divisor of T; 0: 1 */
 };
 
-/* Returns whether row t is the last one of its token. */
+/* Returns true if row t is the last update of its token. */
 static inline bool gdn_ends_token(const struct gdn_recur *s, int t)
 {
     return s->updates < 2 || (t + 1) % s->updates == 0;

@@ -121,7 +121,7 @@ static inline int16x4_t load_8bit(const uint8_t *p)
     memcpy(&x, p, VF);
     return vget_low_s16(vmovl_s8(x));
 }
-/* Two vectors of bf16. Those that are stored have no NaN. */
+/* Loads and stores of two vectors of bf16. Stored vectors have no NaN. */
 static inline void vf_load2_bf16(const uint16_t *p, vf x[2])
 {
     const uint16x8_t h = vld1q_u16(p);

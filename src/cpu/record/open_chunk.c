@@ -288,8 +288,8 @@ static struct lying lying_at(const struct gdn_rule *r, const struct gdn_kernels 
     return (struct lying){ S + (v->k_first ? col : col * v->ld), v->ld, v->k_first };
 }
 
-/* Requests strip s from memory, if it is one of the item: a part of its rows, as [x, x + n) is one
- * of K. */
+/* Requests a part of strip s from memory, if the item has the strip. The part of its rows is to
+ * all rows as [x, x + n) is to [0, K). */
 static void prefetch(const struct gdn_rule *r, const struct gdn_kernels *kr,
                      const struct gdn_rule_item *item, int s, int x, int n)
 {
@@ -464,7 +464,8 @@ static void leave_gates(const struct leave *x, const struct gdn_seq *seq, int he
     }
 }
 
-/* One head of k, or of gates, of one sequence. Rows of closed chunks go, the others move up. */
+/* Removes the rows of closed chunks from a record, and moves the others up: of one head of k, or
+ * of gates, of one sequence. */
 static void leave_item(void *arg, int64_t i, int thread)
 {
     const struct leave *x = arg;

@@ -82,7 +82,7 @@ static bool is_folded(const struct fold *f, const struct gdn_seq *seq)
     return seq->slot >= 0 && (!f->by_tokens || gdn_record_folds_first(rec, seq));
 }
 
-/* Folds a block of columns of one head of one sequence. */
+/* Folds one block of columns of one head of one sequence. */
 static void fold_item(void *arg, int64_t item, int thread)
 {
     const struct fold *f = arg;

@@ -73,8 +73,8 @@ GDN_DEVICE void store_sum(const struct gdn_cu_array &to, int head, double sum, b
     *at = (float)(adds ? sum + (double)*at : sum);
 }
 
-/* Computes dA_log and ddt_bias of a head: each thread adds some chunks, then one thread adds those
- * sums. */
+/* Computes dA_log and ddt_bias of a head: each thread adds some chunks, then one thread adds the
+ * threads' sums. */
 GDN_DEVICE void backward_sums(const struct gdn_cu_backward &a)
 {
     __shared__ double parts[THREADS][2];

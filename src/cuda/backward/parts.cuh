@@ -55,7 +55,8 @@ GDN_DEVICE struct backward_part find_part(const struct gdn_cu_backward &a, int64
     return p;
 }
 
-/* Returns the chunk at a place in memory. The part is then as if its window began with it. */
+/* Returns the chunk at a place in memory, and sets the part to one whose window begins with that
+ * chunk. */
 GDN_DEVICE struct stage_chunk find_part_chunk(const struct gdn_cu_backward &a, int64_t place,
                                               struct backward_part &p)
 {
@@ -86,7 +87,7 @@ GDN_DEVICE bool is_first_pass(const struct gdn_cu_backward &a)
 /* Leaves out the chunks that do not count. */
 GDN_DEVICE void stop_part(const struct gdn_cu_backward &a, struct backward_part &p, int head)
 {
-    if (!p.in.is_there) return; /* a unit that no sequence has: its row has no stops */
+    if (!p.in.is_there) return; /* no sequence has the unit: its row has no stops */
     const int64_t n = chunks_before_stop(a, p, head);
     if (n > p.in.n_chunks) return;
     p.in.n_chunks = n;

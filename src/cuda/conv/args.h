@@ -5,8 +5,8 @@
 
 #include "cuda/driver/args.h"
 
-/* The tokens that are valid, as far as descriptors say it: each sequence says it; all tokens; those
- * from the first bound of cu_seqlens to the last. */
+/* The tokens that are valid, from descriptors alone: each sequence has to be asked; all tokens;
+ * the tokens between the first and the last bound of cu_seqlens. */
 enum gdn_cu_conv_valid { GDN_CU_CONV_ASK, GDN_CU_CONV_ALL, GDN_CU_CONV_BOUNDED };
 
 /* The arguments of gdn_conv1d. A warp computes an item: some channels of a sequence, a tile or an

@@ -176,7 +176,7 @@ static bool is_quads(const struct gdn_conv_view *v, int n)
            (v->channel == 1 && (uint64_t)v->entry * unit % 16 == 0);
 }
 
-/* Returns true if each sequence stores one state, its last, and a lane can move n quads of it. */
+/* Returns true if each sequence stores only its final state, and a lane can move n quads of it. */
 static bool has_quads(const struct gdn_cu_conv *c, int n)
 {
     return !c->checkpoints.data && c->batch.write != GDN_WRITE_EACH && is_quads(&c->from, n) &&

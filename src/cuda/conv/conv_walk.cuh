@@ -307,7 +307,7 @@ GDN_DEVICE float *edge_row(const struct gdn_cu_conv &a, int64_t edge, int n)
     return a.edges + (edge * (a.W - 1) + a.W - 1 - n) * a.D;
 }
 
-/* Returns the warp's tile once more, so that no registers keep it. */
+/* Computes the warp's tile again, so that no registers keep it. */
 GDN_DEVICE struct gdn_tile find_tile_again(const struct gdn_cu_conv &a, int64_t chunks)
 {
     const int64_t item = (int64_t)blockIdx.x * WARPS + opaque((int)threadIdx.x) / 32 - a.n_walks;

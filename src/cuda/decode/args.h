@@ -46,7 +46,7 @@ struct gdn_cu_warp {
     struct gdn_cu_array cu_seqlens, read_slots, write_slots, has_initial_state, num_accepted_tokens,
         A_log, dt_bias;
     int64_t first_slot;
-    int32_t read_pool, write_pool; /* slots of the pools; any number if there is no such pool */
+    int32_t read_pool, write_pool; /* slots of the pools; without the pool, any number */
     int32_t N, B, T, K, V;
     int32_t each, keep, rounds; /* keep: outputs of padding stay as they are; rounds: the state is
                                    rounded after every token */
@@ -160,7 +160,7 @@ struct gdn_cu_lazy {
     int32_t ahead;     /* rows are read before the count is known: all, which are at most 16 */
     int32_t n_early;   /* blocks that may begin before the first kernel ends */
     int32_t n_parts;   /* blocks of a state */
-    int32_t row_lines; /* 128 bytes of a row of a state */
+    int32_t row_lines; /* lines of 128 bytes of a row of a state */
     int32_t n_tokens;  /* of each sequence */
     int32_t k_token, q_token, v_token, g_token, beta_token, out_token;
 };

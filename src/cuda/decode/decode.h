@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token by token on a device: what other families may call. */
+/* Token by token on a device: the functions for other families. */
 #ifndef GDN_CUDA_DECODE_H
 #define GDN_CUDA_DECODE_H
 

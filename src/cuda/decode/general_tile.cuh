@@ -22,7 +22,7 @@ template <class Window> struct decode_step {
     int i;
     void *out;
     int out_dtype, column, n_columns;
-    float *u; /* [DECODE_COLUMNS] in shared memory: u is stored there; NULL: it is not */
+    float *u; /* [DECODE_COLUMNS] in shared memory, for u; NULL: u is not stored */
 };
 
 GDN_DEVICE void read_four(float (&to)[4], const float *from)
@@ -93,7 +93,7 @@ template <int KC, class Window_ = struct decode_window<KC>> struct tile_vk {
         halve<1>(x, 2);
         x[0] += __shfl_xor_sync(0xffffffff, x[0], 4);
 
-        /* Now each lane has a sum of one of the rows, and gets the other sum of that row. */
+        /* each lane has one sum of a row, and gets the other sum of that row */
         const float other = __shfl_xor_sync(0xffffffff, x[0], 8);
         const int mine = row() + (lane & 1) * 4 + (lane & 2);
         const float u = w.u(t.i, mine, lane & 8 ? other : x[0]);

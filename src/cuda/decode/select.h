@@ -23,7 +23,7 @@ static inline bool gdn_decode_accepts(const struct gdn_cu_rule *r)
 
 /* Returns why the kernels of lazy/ do not take the record. */
 const char *gdn_decode_why_not_record(const struct gdn_cu_rule *r);
-/* Returns why it is not faster to leave the states of a call as they are; NULL: it is. */
+/* Returns why leaving the states of a call as they are is not faster; NULL: it is. */
 const char *gdn_decode_lazy_why_slower(const struct gdn_decode_call *c);
 
 /* Applies records to their states. Of the rule, only sizes, pool and record are set. */

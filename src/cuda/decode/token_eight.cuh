@@ -100,8 +100,8 @@ GDN_DEVICE uint32_t eight_four(const float (&y)[4], uint32_t key, int k)
     }
 }
 
-/* Returns true if a code is NaN. Then the row's sums and its new state are NaN, as a scale that is
- * NaN makes them. */
+/* Returns true if a code is NaN. Then the row's sums and its new state become NaN, as if its
+ * scale were NaN. */
 template <int dtype> GDN_DEVICE bool has_nan(const uint32_t (&x)[4])
 {
     uint32_t found = 0;

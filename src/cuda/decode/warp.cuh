@@ -276,7 +276,7 @@ GDN_DEVICE void warp_fetch(struct warp_raw<Tile::PARTS * Tile::J> &f, const stru
     f.beta = load_parts(w.beta + (int64_t)t * a.beta.token, 0, a.beta.dtype, a.beta.data);
 }
 
-/* Multiplies k and q by their factors, and their product too. */
+/* Multiplies k, q and k . q by the factors of k and of q. */
 template <class Tile>
 GDN_DEVICE void warp_scale(struct warp_token<Tile::PARTS * Tile::J> &to,
                            const struct gdn_cu_warp &a)

@@ -13,7 +13,7 @@ struct gdn_cu_seq {
     int64_t n_before, n_tokens, n_valid;
     int64_t read, write; /* slots; -1: starts from zero, or writes nothing */
     bool padding;        /* skipped: its state is not read and not written */
-    bool sunk;           /* a row of padding that has the sink as its slot */
+    bool sunk;           /* a row of padding with the sink's slot */
     bool keep_out;
 };
 
@@ -48,7 +48,7 @@ GDN_DEVICE int64_t named_slot(const struct gdn_cu_batch &b, int64_t slot)
     return slot < b.first_slot ? -1 : slot;
 }
 
-/* Returns the slot that the sequence starts from; negative: it is padding. */
+/* Returns the slot of a sequence's initial state; negative: the sequence is padding. */
 template <bool plain = false>
 GDN_DEVICE int64_t read_start(const struct gdn_cu_batch &b, int64_t row)
 {

@@ -19,7 +19,7 @@ struct gdn_line {
     int64_t upper, lower;
 };
 
-/* Divides x by y. It is fast if both are below 2^32. */
+/* Divides x by y, fast if both are below 2^32. */
 GDN_DEVICE int64_t divide(int64_t x, int64_t y)
 {
     if (((x | y) >> 32) == 0) return (uint32_t)x / (uint32_t)y;

@@ -152,7 +152,7 @@ GDN_DEVICE void copy_in(uint32_t to, const void *from, int bytes, uint32_t barri
                  : "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-/* Loads a map into the cache that copies read it from. */
+/* Loads a tensor map into the cache of the copies. */
 GDN_DEVICE void prefetch_map(const void *map)
 {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map));

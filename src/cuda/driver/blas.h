@@ -9,7 +9,7 @@
 #include "calls/layer_backward.h"
 #include "cuda/driver/launch.h"
 
-/* Opens cuBLAS and makes its handle; does nothing if that was done. */
+/* Opens cuBLAS and makes its handle, unless it is open. */
 gdn_status gdn_blas_open(gdn_ctx *ctx);
 void gdn_blas_close(gdn_ctx *ctx);
 

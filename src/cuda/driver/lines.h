@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors as lines, see driver/args.h: what descriptors say of them. */
+/* Tensors as lines (driver/args.h), from their descriptors. */
 #ifndef GDN_CUDA_LINES_H
 #define GDN_CUDA_LINES_H
 

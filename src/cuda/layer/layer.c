@@ -26,8 +26,8 @@ enum { TILE = 64, THREADS = 256 }; /* of layer.cu */
 
 /* The workspace of a call. */
 struct buffers {
-    char *projected; /* [N] q, k, v, z of all heads; in woven rows, those of one key head after the
-                        other */
+    char *projected; /* [N] q, k, v, z of all heads; if rows are woven, q, k, v, z of one key
+                        head after the other */
     float *woven;    /* [N] b, a of one key head after the other */
     float *gates;    /* [N] b of all heads, a of all */
     char *low;       /* [N] between two projections of low rank */
@@ -286,7 +286,8 @@ enum { MOST_PRODUCTS = 9 }; /* q, k, v, b; z and a of low rank, two each; the ou
 
 /* The decisions about a call. Products that are repeated for each key head are there once. */
 struct planned {
-    const char *why_not_woven; /* why rows are projected to their place; NULL: they are woven */
+    const char *why_not_woven; /* why rows are not woven: projections write them in order; NULL:
+                                  they are woven */
     const char *why_not_blas;  /* the reason that cuBLAS does not compute some product; NULL: it
                                   computes all */
     int n_products, n_repeats; /* all but the last are repeated */

@@ -44,7 +44,7 @@ static struct gdn_rows rows_of(const struct gdn_matrix *m)
 
 enum form { OWN, BLAS };
 
-/* The decisions about a call that its products do not hold. */
+/* The decisions about a call, beside those in its products. */
 struct planned {
     const char *why_not_blas; /* the reason that cuBLAS does not compute some product; NULL: it
                                  computes all */
@@ -153,7 +153,7 @@ static gdn_status plan_block_backward(gdn_ctx *ctx, void *call)
     return c->plan(ctx, call, &steps);
 }
 
-/* Logs why cuBLAS does not compute a product, if there is one. */
+/* Logs why cuBLAS does not compute a product, if it does not compute all. */
 static void log_products(gdn_ctx *ctx, const struct planned *p)
 {
     const struct gdn_cuda_form list[] = { { "cublas", p->why_not_blas },

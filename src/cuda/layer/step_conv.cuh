@@ -65,7 +65,7 @@ GDN_DEVICE char *taps_at(const struct gdn_cu_taps &p, int slot, int channel, int
     return p.data + (int64_t)slot * p.slot + (channel * p.channel + e * p.entry);
 }
 
-/* Loads tokens [t, t + n), as far as they are there. */
+/* Loads those of tokens [t, t + n) that exist. */
 GDN_DEVICE void step_fetch(struct step_raw &f, const struct gdn_cu_step_general &a,
                            const struct step_work &w, int t, int n)
 {

@@ -37,8 +37,8 @@ GDN_DEVICE struct state_place place_of(const struct gdn_pool_view &view, int64_t
     return p;
 }
 
-/* Makes the compiler take S for new values. Otherwise it keeps the operands of one product for the
- * next one, in registers that are needed. All lanes of a warp call it. */
+/* Hides from the compiler that S is unchanged. Otherwise it keeps operands of one product for
+ * the next one, in scarce registers. All lanes of a warp call it. */
 template <int n> GDN_DEVICE void renew(mma_block (&S)[n])
 {
 #pragma unroll
@@ -450,7 +450,7 @@ __device__ __forceinline__ void chunk_work<io, deep, packed>::weigh_u(operands &
     }
 }
 
-/* Multiplies S by the decay. If that is 0 it selects zeros (G7). */
+/* Multiplies S by the decay. A decay of 0 selects zeros (G7). */
 GDN_DEVICE void decay_block(mma_block &S, float decay)
 {
 #pragma unroll
@@ -479,8 +479,8 @@ __device__ __forceinline__ void chunk_work<io, deep, packed>::update(mma_block (
         }
 }
 
-/* Returns the state after the first n tokens of the chunk: what a call that ends there would
- * return. */
+/* Returns the state after the first n tokens of the chunk, with the bits of a call that ends
+ * there. */
 template <int io, int deep, bool packed>
 template <int n_blocks>
 __device__ __forceinline__ void

@@ -36,8 +36,8 @@ struct gdn_channels_windows {
     int64_t record_bytes;
 };
 
-/* Sequences of more than `each` tokens are cut into units of `each` (sm90/ranges.c). several: there
- * are at most so many such sequences; units: they have at most so many units together. */
+/* Sequences of more than `each` tokens are cut into units of `each` (sm90/ranges.c). several:
+ * the most such sequences; units: the most units that they have together. */
 struct gdn_range_cut {
     int64_t each, units, several;
 };

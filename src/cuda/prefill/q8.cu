@@ -162,7 +162,7 @@ GDN_DEVICE void copy_codes(const struct eight_place &to, const struct eight_plac
     if (to.scales && (int)threadIdx.x < p.n) to.scales[threadIdx.x] = from.scales[threadIdx.x];
 }
 
-/* Copies all states that are kept, before their source is overwritten. */
+/* Copies the states that change no bit, before other states overwrite them. */
 GDN_DEVICE void copy_kept(const struct gdn_cu_prefill_q8 &a, const struct eight_sequence &q,
                           const struct eight_part &p)
 {

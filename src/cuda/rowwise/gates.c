@@ -72,7 +72,7 @@ static void fill(struct gdn_cu_gates *to, const struct gdn_gates_call *s, bool o
 /* ---- The call ------------------------------------------------------------------------------ */
 
 struct planned_launch {
-    const char *why_not_flat; /* why form `flat` does not take it, which `heads` then does */
+    const char *why_not_flat; /* why form `flat` does not take the launch; then `heads` does */
     struct gdn_cu_gates args;
     enum gdn_kernel_id kernel;
     int64_t n_blocks;

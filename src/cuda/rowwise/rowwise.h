@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows by themselves on a device: what other families may call. */
+/* Ops on rows (gates, norms) on a device: the functions for other families. */
 #ifndef GDN_CUDA_ROWWISE_H
 #define GDN_CUDA_ROWWISE_H
 

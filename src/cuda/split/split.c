@@ -217,7 +217,7 @@ static struct gdn_cu_rule rest_rule(const struct gdn_cu_split *a, const struct r
     return r;
 }
 
-/* Returns the rule of next chunks, from that of open ones. */
+/* Returns the rule of the next chunks. open: the rule of the open chunks. */
 static struct gdn_cu_rule next_rule(const struct gdn_cu_split *a, const struct gdn_cu_rule *open)
 {
     struct gdn_cu_rule r = *open;

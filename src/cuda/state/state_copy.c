@@ -26,7 +26,8 @@ static void swap(struct dim *a, struct dim *b)
     *b = x;
 }
 
-/* Finds the dimension to be the last: one that is dense in the target, or else in the source. */
+/* Returns the dimension to put last: one that is dense in the target, else one that is dense in
+ * the source. */
 static int find_last(const struct dim *d, int64_t to_unit, int64_t from_unit)
 {
     for (int i = 2; i >= 0; i--)

@@ -13,7 +13,7 @@ struct gdn_layer_buffers {
     char *x, *dout;        /* [N][hidden], zero where tokens do not count */
     char *y, *dy, *woven;  /* [N] q, k, v, z */
     float *gates, *dgates; /* [N] b, a */
-    char *low[2], *dlow;   /* [N] of low rank: before z, before a; of one of them */
+    char *low[2], *dlow;   /* [N] rows of low rank: of z, of a; dlow: the gradient of either */
     char *woven_gates;     /* woven, and what goes back to the weights in dtype */
     char *c, *dc;          /* [N] q, k, v */
     char *o, *n, *dn;      /* [N][Hv V]; the gradient of o takes the place of n */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gdn_block: what the layer's arguments must be. cpu/layer.c computes it. */
+/* gdn_block: checks its arguments. cpu/layer.c computes it. */
 #include "calls/layer.h"
 #include "core/tensor_check.h"
 #include "ops/checks.h"

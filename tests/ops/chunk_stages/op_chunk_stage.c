@@ -65,7 +65,7 @@ static double dot(const struct stages *s, const gdn_tensor *x, int64_t i, int hx
     return sum;
 }
 
-/* A tensor of tokens as it must be: 0 where no chunk computes. */
+/* The wanted values of a tensor of tokens: 0 where no chunk computes. */
 struct wanted {
     double *x, *limit;
 };

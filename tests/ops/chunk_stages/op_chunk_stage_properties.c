@@ -95,7 +95,7 @@ static void G7_G8_forgets(void)
         }
 }
 
-/* One number that is not finite, in token `at` of an input. */
+/* Sets one number in token `at` of an input to a value that is not finite. */
 static void poison(struct stages *s, int which, int64_t at, double bad)
 {
     gdn_tensor *const inputs[] = { &s->q, &s->k, &s->v, &s->g, &s->beta };
@@ -104,8 +104,8 @@ static void poison(struct stages *s, int which, int64_t at, double bad)
     ring2_set(x, at * (ring2_count(x) / s->N), bad);
 }
 
-/* Token `at` of sequence b has a bad number, all heads forget at `forgets`, both in one chunk:
- * all tokens except those between are as without it. */
+/* Token `at` of sequence b has a bad number, and all heads forget at `forgets` in the same
+ * chunk. Only tokens between both may change. */
 static void forgets_what_is_bad(struct stages *s, int b, int which, int64_t at, int64_t forgets,
                                 double bad)
 {

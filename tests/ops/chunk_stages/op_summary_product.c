@@ -2,7 +2,7 @@
 /* runs: cpu, gpu, sm_80 fold */
 /*
  * gdn_summary_compose, gdn_summary_apply and gdn_summary_fold: products judged in float64 by the
- * bounds that gdn.h states, and what they are for: parts that compose to the whole.
+ * bounds of gdn.h; and summaries of parts compose to the summary of all.
  */
 #include <math.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: gpu, sm_90 "padded rows" --every=6 */
 /*
- * gdn_summary on Hopper, of keys and values of 16 bits: whole sequences, and sequences that are cut
- * into units, where the planner cuts and where this test has it cut. Held to the limits of whole
- * sequences; where gates may forget, to 2^-24 more.
+ * gdn_summary on Hopper, of keys and values of 16 bits: whole sequences, and sequences cut into
+ * units by the planner or by this test. The limits are those of whole sequences; if gates may
+ * forget, 2^-24 more.
  */
 #include <math.h>
 #include <string.h>
@@ -206,8 +206,8 @@ static void where_the_planner_cuts(void)
 
 /* ---- Joined ranges --------------------------------------------------------------------------- */
 
-/* Summaries of parts, their fold, and the prefill of the rest: one prefill of all, to twice its
- * limits. */
+/* Summaries of parts, folded, and a prefill of the rest agree with one prefill of all, within
+ * twice its limits. */
 static void parts_and_the_whole(void)
 {
     enum { N = 900, LAST = 600, H = 4 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu */
 /*
- * gdn_conv1d with trees of drafted tokens, paths that commit them, and checkpoints. Each is
- * compared with the plain calls that it stands for, to the bit.
+ * gdn_conv1d with trees of drafted tokens, with paths that commit them, and with checkpoints. Each
+ * has the bits of plain calls that do the same.
  */
 #include <math.h>
 #include <stdio.h>

@@ -183,7 +183,7 @@ static void round_states(gdn_block_args *a)
 
 /* ---- Tests --------------------------------------------------------------------------------- */
 
-/* which: both kinds of checkpoints (0), those of the rule (1), of the convolution (2). */
+/* which: 0: checkpoints of both kinds; 1: of the rule; 2: of the convolution. */
 static void check(const struct kind *k, int64_t every, int which, int threads)
 {
     static struct left l;
@@ -292,8 +292,9 @@ static void convert(const struct kind *k, const gdn_tensor *from, const gdn_tens
     ring2_status(ring2_ctx(1), "gdn_state_copy", gdn_state_copy(ring2_ctx(1), &c), GDN_OK);
 }
 
-/* Slot by slot what a call on float32 states leaves there after n[slot] tokens, converted; slots of
- * 0 tokens are left alone. gdn_state_copy counts no tokens: they go into its seed. */
+/* Checks slot by slot: slot s has what a call on float32 states leaves after n[s] tokens,
+ * converted by gdn_state_copy. A slot of 0 tokens is unchanged. gdn_state_copy counts no tokens,
+ * so its seed includes them. */
 static void expect_converted(const char *what, const struct kind *k, const gdn_block_args *call,
                              const gdn_tensor *got, const gdn_tensor *got_scales,
                              const gdn_tensor *wide, const int64_t *n)

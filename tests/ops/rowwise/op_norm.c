@@ -101,7 +101,8 @@ enum { APART, ON_X, ON_Z };
 static const int levels[N_FACTORS] = { 3, 10, 3, 3, 4, 4, 3, 3, 4, 2, 3 };
 static const int64_t sizes[10] = { 1, 7, 16, 31, 64, 100, 127, 256, 1025, 65536 };
 
-/* Z and WEIGHT 3: absent. In place both have one dtype, out's level 0. */
+/* Levels that do not go together: z and weight are absent at level 3; in place both have one
+ * dtype. */
 static bool clash(int i, int a, int j, int b)
 {
     if (i == PLACE && a != APART && j == OUT) return b != 0;

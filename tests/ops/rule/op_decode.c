@@ -452,7 +452,7 @@ static void padded_selection(int number)
     ring2_expect_bits("state_out", &x.state_out, &x.state);
 }
 
-/* A sequence of several tokens has the bits that it has alone. */
+/* A sequence of several tokens has the same bits in a padded call as alone. */
 static void padded_alone(int number)
 {
     const struct shape *s = &shapes[number / 4];

@@ -51,8 +51,8 @@ static double half_of(int32_t dtype) /* of a unit in the last place, and what su
     return dtype == GDN_F32 ? 3e-5 : dtype == GDN_BF16 ? 3e-2 : 4e-3;
 }
 
-/* Every dtype, layout and shape of a call of gdn_decode: rows of 128 that are whole, and others;
- * states in slots, of each token or the last one, written to where they came from or elsewhere. */
+/* Every dtype, layout and shape of a call of gdn_decode: whole rows of 128, and others. States
+ * are in slots, of each token or of the last one, and are written in place or elsewhere. */
 static void forms(int i)
 {
     static const int64_t heads[][2] = { { 128, 128 }, { 64, 64 }, { 40, 24 }, { 256, 40 } };

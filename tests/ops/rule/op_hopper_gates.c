@@ -130,7 +130,8 @@ static const struct form {
 };
 enum { N_FORMS = sizeof forms / sizeof *forms, N_WHOLE = 4, N_KINDS = 4 };
 
-/* Hopper, where the planner believes what a form needs; NULL: another device. */
+/* Opens a Hopper with the properties that make the planner choose the form; NULL: another
+ * device. */
 static gdn_ctx *open_for(const struct form *f)
 {
     gdn_ctx *ctx = ring2_hopper(f->first, f->each);

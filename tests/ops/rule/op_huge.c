@@ -175,7 +175,7 @@ static void slots(void)
 
 /* ---- Tokens past 2^31 ----------------------------------------------------------------------- */
 
-/* A padding row of 2^31 tokens that are not read, then a sequence. */
+/* A padding row of 2^31 tokens, which nothing reads, and a sequence behind it. */
 enum { TOKENS = 20 };
 static const int64_t before = 2 * GIB + 100, n_tokens = 2 * GIB + 100 + TOKENS;
 

@@ -343,8 +343,8 @@ static void expect_kernel(const struct layer *m, int64_t T, bool at_once)
     CHECK(!strstr(kernel, "gdn_decode_record_forget") == (few || lazy), "kernel %s", kernel);
 }
 
-/* Accepts the tokens of a call in two steps, if there is room for them: often if the device has no
- * other way to leave rows, else for full records. Returns true if it has. */
+/* Accepts the tokens of a call in two steps, if the record has room. It does so often if the
+ * device has no other way to leave rows, else for full records. Returns true if it did. */
 static bool drafts(const struct layer *m, const struct tokens *t, const int64_t *counts,
                    gdn_rule_args *a)
 {

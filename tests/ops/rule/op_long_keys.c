@@ -120,7 +120,8 @@ static void states_grow(void)
     }
 }
 
-/* A checkpoint in such a chunk is the state after its tokens alone; the rest goes on from there. */
+/* A checkpoint inside such a chunk is the state after the tokens before it; the chunk then goes
+ * on from there. */
 static void checkpoints(void)
 {
     enum { EVERY = 24, N = T / EVERY };
@@ -154,7 +155,8 @@ static void checkpoints(void)
     }
 }
 
-/* A sequence has the same bits alone, by a cluster, and among so many that each has a block. */
+/* A sequence has the same bits alone, where a cluster computes it, and in a large batch, where
+ * one block does. */
 static void G2_many_mates(void)
 {
     enum { MANY = 25 };

@@ -180,7 +180,7 @@ static void make_tensors(struct grad_case *c)
     if (c->level[ABSENT]) ((gdn_tensor *)ring2_gradient(a, c->level[ABSENT] - 1))->data = NULL;
 }
 
-/* Some that float32 has no exp() of are among the dead ones. */
+/* Draws a gate. Some gates that forget have no exp() in float32. */
 static double gate_value(const struct grad_case *c)
 {
     const int gate = c->level[GATE], strength = c->level[STRENGTH];
@@ -389,9 +389,9 @@ static void model_differences(void)
 
 /* ---- Guarantees ---------------------------------------------------------------------------- */
 
-/* A segment's gradients follow from the state before it and the gradient of that after it: a
- * sequence in two calls, cut at a multiple of 64, has the bits of one. On a device gdn_prefill
- * gives that state in other bits. */
+/* A sequence in two calls, cut at a multiple of 64, has the bits of one call: the first call
+ * gets the gradient of the state between both, the second gets that state. On a device
+ * gdn_prefill gives other bits for that state. */
 static void split_sequence(void)
 {
     static const int64_t T = 300, cut = 192;

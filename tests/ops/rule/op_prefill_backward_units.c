@@ -243,7 +243,7 @@ static gdn_prefill_backward_args make(const struct walk *w)
     return a;
 }
 
-/* The context whose calls have units of so many tokens (0: as planned). */
+/* Returns a context whose calls have units of so many tokens (0: as planned). */
 static gdn_ctx *walker(int64_t each, int64_t window)
 {
     gdn_ctx *ctx = ring2_hopper(each, each);

@@ -9,7 +9,7 @@
 
 #include "backward_calls.h"
 
-/* A call, its gradients fresh, with so many chunks of a window. */
+/* Runs the call with windows of so many chunks, and returns it with its own gradients. */
 static gdn_prefill_backward_args run_windows(const gdn_prefill_backward_args *call, int64_t chunks)
 {
     gdn_prefill_backward_args a = *call;

@@ -49,8 +49,8 @@ static void make_batch(struct twin *t)
     for (int64_t i = 0; i < B * 64; i++) ring2_set(&t->batch.write_slots, i, (double)write[i]);
 }
 
-/* With ONE_TOKEN one token of a sequence writes: the last, or where states on the way are stored
- * the first. */
+/* With ONE_TOKEN one token of a sequence writes: the last, or the first if states of all tokens
+ * are stored. */
 static void set_gates(struct twin *t)
 {
     gdn_rule_args *a = &t->eight;

@@ -176,7 +176,8 @@ static void a_nan_stays_where_it_is(void)
     }
 }
 
-/* The tokens that poison_one() reaches: from `at` to where head 2 or 3 forgets. */
+/* Returns which tokens the bad number of poison_one() reaches: from `at` until head 2 or 3
+ * forgets. */
 static bool *reached_by(const gdn_rule_args *a, int64_t at, int64_t forgets)
 {
     const int64_t row = ring2_count(&a->out) / a->out.size[0], V = row / 4;

@@ -107,7 +107,8 @@ static void apart(void)
     }
 }
 
-/* Rows of a padded batch with tokens that do not count at both ends, each as its tokens alone. */
+/* Padded rows with tokens at both ends that do not count. Each gives what its counting tokens
+ * give alone. */
 static void check_masked_rows(gdn_ctx *ctx)
 {
     enum { T = 400 };

@@ -72,8 +72,8 @@ __device__ __forceinline__ void chunk_heads<io, deep>::own_rows(lane_rows &dq, l
     __syncwarp();
 }
 
-/* Adds the sums in the warp's memory, those of e and then those of q, times the factors f of its
- * tokens. Returns the part of them in dg of earlier tokens. */
+/* Adds the sums of e, then those of q, from the warp's memory, times the factors f of the
+ * tokens. Returns their part of dg of earlier tokens. */
 template <int io, int deep>
 __device__ __forceinline__ float2 chunk_heads<io, deep>::add_rows(lane_rows &dq, lane_rows &de,
                                                                   float2 f)

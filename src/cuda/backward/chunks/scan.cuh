@@ -455,8 +455,8 @@ GDN_DEVICE void run_walk(const struct gdn_cu_backward_channels &a, const struct 
     end_walk<back>(k, a.base);
 }
 
-/* Runs the walks of one direction or of both. Blocks in reverse come first, because they take
- * longer. */
+/* Runs the forward walks, the reverse walks, or both. Blocks in reverse come first, because they
+ * take longer. */
 template <int io, int deep> GDN_DEVICE void run_walks(const struct gdn_cu_backward_channels &a)
 {
     struct chunks_way &w = *(struct chunks_way *)gdn_shared;

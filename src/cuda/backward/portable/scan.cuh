@@ -110,7 +110,7 @@ GDN_DEVICE void clean_shared(struct walk_shared &sh, uint32_t (&x)[16])
 
 typedef float walk_state[32]; /* of 64 keys */
 
-/* Adds the products of the other warp with the same columns. */
+/* Adds the products of the warp with the same columns and the other keys. */
 GDN_DEVICE void add_other_keys(struct walk_shared &sh, float (&x)[32])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

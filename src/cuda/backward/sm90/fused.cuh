@@ -281,8 +281,8 @@ GDN_DEVICE float dk_of(const struct head_gradients &d, int e, float keep)
 {
     return (keep == 0 ? 0 : keep * d.D[e]) + d.dw[e];
 }
-/* Sends sums to the other block. spoil: of the thread's two rows. Tokens that depend on a value
- * that is not finite are NaN there too. */
+/* Sends sums to the other block. spoil: for the thread's two rows, NaN if their tokens depend on
+ * a value that is not finite, so that they are NaN there too. */
 template <class Sum> GDN_DEVICE void send_each(fused_shared &sh, const float (&spoil)[2], Sum sum)
 {
     const int to = sh.rank ^ 1;
@@ -387,7 +387,7 @@ GDN_DEVICE struct walk_item own_strip(const fused_shared &sh, const struct gdn_c
     const int col = 64 * scan_group();
     return { sh.way.part.row, sh.way.head, col, min(a.rule.V - col, 64) };
 }
-/* Computes the chunks of a segment. All threads that multiply call it. */
+/* Computes the chunks of a segment. All multiplying threads call it. */
 GDN_DEVICE void work_fused(fused_shared &sh, const struct gdn_cu_backward &a)
 {
     const struct scan_way &w = sh.way;

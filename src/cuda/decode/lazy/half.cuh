@@ -138,7 +138,7 @@ GDN_DEVICE void half_read_tokens(struct half_sums &to, const struct half_token &
 
 /* ---- The fold -------------------------------------------------------------------------------- */
 
-/* Stages k of n rows from `rows` on: those whose bit of mask is set, the others as zeros. */
+/* Stages k of n rows from `rows` on. A row whose bit in mask is not set becomes zeros. */
 template <int dtype, bool wide>
 GDN_DEVICE void half_stage_k(struct half_rows &sh, const char *rows, int step, unsigned mask)
 {
@@ -373,7 +373,7 @@ GDN_DEVICE void half_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,
     p = ps[0], z = zs[0];
 }
 
-/* Computes p and z of one token, and from them u of the lane's column, which it returns. */
+/* Computes p and z of one token, then u of the lane's column. Returns u. */
 template <int dtype>
 GDN_DEVICE float half_one_token(const struct half_token &sh, const struct gdn_cu_lazy &a,
                                 const struct token_place &w, float *memory,

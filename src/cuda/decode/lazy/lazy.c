@@ -80,7 +80,8 @@ const char *gdn_decode_lazy_why_slower(const struct gdn_decode_call *c)
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
-/* Returns the rows that a token may follow: those of the record, and the tokens ahead of it. */
+/* Returns the rows that may come before a token: those of the record, and earlier tokens of the
+ * call. */
 static int32_t places_of(const struct gdn_cu_rule *r)
 {
     return (int32_t)(r->record_rows + r->batch.T - 1 + 3) / 4 * 4;

@@ -90,7 +90,8 @@ struct lazy_decay {
     float own, all;
 };
 
-/* Returns the decay of two runs of rows. If one forgets, both do, even if the other is NaN. */
+/* Returns the product of the decays of two runs of rows: 0 if either is 0, even if the other is
+ * NaN. */
 GDN_DEVICE float lazy_times(float x, float y) { return x == 0 || y == 0 ? 0 : x * y; }
 
 GDN_DEVICE struct lazy_decay lazy_decay_of(float x, float behind)
@@ -325,7 +326,7 @@ GDN_DEVICE float lazy_row_decay(const float *decays, const struct lazy_facts &f,
     return __uint_as_float(ld_b32_b16(decays + j0 + lane, there, false));
 }
 
-/* Computes these sums of column `own` for each of its lanes. */
+/* Computes the sums of column `own` of each lane. */
 template <int io, int SHARING>
 GDN_DEVICE void lazy_sum_rows(float &p, float &z, const struct gdn_cu_lazy &a,
                               const struct token_place &w, const float *weights,

@@ -16,7 +16,7 @@
 /* Products of the rows of a record with four tokens, then of the tokens of the call. */
 typedef float2 lazy_four_products[LAZY_FOUR][LAZY_MOST + LAZY_ROWS];
 
-/* Fetches the gates of token lane % 16, or those of the last one. */
+/* Fetches the gates of token lane % 16, or of the last token if that is less. */
 GDN_DEVICE void lazy_fetch_gates(struct token_gates &f, const struct gdn_cu_lazy &a,
                                  const struct token_place &w)
 {

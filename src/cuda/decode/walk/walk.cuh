@@ -31,7 +31,8 @@ template <class Tile, int KC> struct walk {
     const struct gdn_cu_walk &a;
     struct walk_shared<Tile, KC> &sh;
     Tile tile;
-    struct decode_codes<Tile> codes; /* as read; with GDN_EXACT those of the state as it is */
+    struct decode_codes<Tile> codes; /* as they were read; with GDN_EXACT the codes of the
+                                        current state */
     bool has_codes;                  /* the registers have the codes of the current state */
     bool intact;                     /* the slot still holds the state that was read */
     const struct tree_visit *visits; /* NULL: no tree */

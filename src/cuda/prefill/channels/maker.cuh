@@ -207,7 +207,7 @@ __device__ __forceinline__ void chunk_maker<io, deep>::finish_gates(bool begun)
     __syncwarp(); /* the warp's own memory is used again */
 }
 
-/* Loads b, if it is one number per head, and w. */
+/* Loads w; and b, if a head has one number of it. */
 template <int io, int deep> __device__ __forceinline__ void chunk_maker<io, deep>::load_betas()
 {
     const int t = threadIdx.x;

@@ -174,7 +174,7 @@ template <int io, int deep> __device__ __forceinline__ void scan_warp<io, deep>:
     columns.out.at += columns.out.chunk;
 }
 
-/* Computes all chunks. A warp without columns loads what others need. */
+/* Computes all chunks. A warp without columns only loads. */
 template <int io, int deep> __device__ __forceinline__ void scan_warp<io, deep>::run()
 {
     columns.begin<deep>(b, part);

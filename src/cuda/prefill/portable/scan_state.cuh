@@ -113,7 +113,7 @@ GDN_DEVICE bool wants_care(const Warp &w, const Work &work, int64_t c)
            (tokens_of(work.vectors->resets) | tokens_of(work.vectors->dead)) != 0;
 }
 
-/* A warp of the state: its half of the keys of its columns, and the chunk it is at. */
+/* A warp of the state: half of the keys of its columns, and the current chunk. */
 template <class Block> struct state_half {
     typedef typename Block::tiles tiles;
     typedef typename Block::work chunk_work;

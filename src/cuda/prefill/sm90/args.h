@@ -46,7 +46,7 @@ struct gdn_cu_prefill_sm90 {
     int16_t which;            /* GDN_SEQUENCES_... */
     int16_t singles;          /* decode takes sequences of one token */
     int16_t win, sm_count;    /* inputs of the plan */
-    int32_t each;             /* of sequences of one chunk: those of a block (each.cu) */
+    int32_t each;             /* sequences of one chunk in a block (each.cu) */
     int32_t pad[7];
 };
 GDN_CU_SIZE(gdn_cu_prefill_sm90, 4 * 128 + sizeof(struct gdn_cu_rule) + 88 + 32 + 80 + 64);

@@ -157,9 +157,11 @@ enum {
     HOPPER_BARRIERS = HOPPER_GATES + HOPPER_GATES_RING * (int)sizeof(hopper_gates),
 
     /* Barriers: the number of the first one of each ring. */
-    HOPPER_FULL = 0,                             /* K and gates are there, and Q if it is stacked */
+    HOPPER_FULL = 0,                             /* K and gates have arrived, and Q if it is
+                                                    stacked */
     HOPPER_DONE = HOPPER_FULL + HOPPER_CHUNKS,   /* the state has read them */
-    HOPPER_LANDED = HOPPER_DONE + HOPPER_CHUNKS, /* K is there, and is to be scaled in its place */
+    HOPPER_LANDED = HOPPER_DONE + HOPPER_CHUNKS, /* K has arrived, and is to be scaled in its
+                                                    place */
     HOPPER_T_FULL = HOPPER_LANDED + HOPPER_CHUNKS,
     HOPPER_T_FREE = HOPPER_T_FULL + HOPPER_T_RING,
     HOPPER_Q_FULL = HOPPER_T_FREE + HOPPER_T_RING,

@@ -139,7 +139,7 @@ static gdn_status launch(gdn_ctx *ctx, enum gdn_kernel_id kernel, int64_t n_bloc
     return gdn_cuda_launch(ctx, &call);
 }
 
-/* Logs the segments, unless they are those of the call before. */
+/* Logs the segments, unless the call before had the same. */
 static void log_cut(gdn_ctx *ctx, const struct gdn_cuda_cut *c)
 {
     struct gdn_cuda_cut *logged = &ctx->cuda->sm90->logged;

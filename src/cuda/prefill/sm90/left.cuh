@@ -87,7 +87,7 @@ struct left_sums {
     uint32_t votes[32];
 };
 
-/* Returns the sum of the threads' numbers up to this thread, and that of all. All threads call
+/* Returns the sum of the numbers of threads up to this one, and the sum of all. All threads call
  * it. */
 GDN_DEVICE float2 sum_threads(struct left_sums &sh, float x)
 {

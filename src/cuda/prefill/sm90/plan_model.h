@@ -132,8 +132,8 @@ GDN_MODEL struct gdn_plan_batch plan_packed(const struct gdn_cu_prefill_sm90 *a,
     return p;
 }
 
-/* A cut of the longest sequence: its first segment, and s others, in chunks. Others are cut so
- * too. */
+/* A cut of the longest sequence, in chunks: its first segment, and s others of `each`. Other
+ * sequences have the same cut. */
 struct gdn_plan_cut {
     float first, each, s;
 };
@@ -336,7 +336,7 @@ GDN_MODEL struct gdn_plan_tried plan_try(const struct gdn_plan_batch *b, int s, 
     return t;
 }
 
-/* Returns the better one of two, with the least times of either. */
+/* Returns the better of two cuts. Its times are the least of both. */
 GDN_MODEL struct gdn_plan_tried plan_better(const struct gdn_plan_tried *a,
                                             const struct gdn_plan_tried *b)
 {

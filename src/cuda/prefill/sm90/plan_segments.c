@@ -134,7 +134,7 @@ static bool may_be_step(const struct gdn_cuda_shape *s)
     return !b->padded && b->B > 1 && b->N <= STEP_TOKENS && b->N <= b->B * STEP_MEAN;
 }
 
-/* Returns the batch as one prompt, as long as it can be. */
+/* Returns the batch as one prompt with all its tokens. */
 static struct gdn_plan_batch describe_prompt(const struct gdn_cuda_shape *s)
 {
     const int64_t most = at_least(1, s->b->N - s->b->B + 1);

@@ -53,7 +53,7 @@ GDN_DEVICE void zero_outside(const struct hopper_block &b, int64_t from, int64_t
     }
 }
 
-/* Finds the block's part of the batch. One warp calls it. */
+/* Finds the sequences and columns of the block. One warp calls it. */
 GDN_DEVICE void find_part(const struct hopper_block &b)
 {
     const struct gdn_cu_batch &batch = b.r.batch;
@@ -199,8 +199,8 @@ GDN_DEVICE void meet_other(void)
     if (HOPPER_BLOCKS == 2) cluster_wait();
 }
 
-/* Returns true if other kernels of the call follow. Segments after first ones that have a plan have
- * two: in clusters, then in wide blocks. Sequences of one token come last of all. */
+/* Returns true if another kernel of the call follows. With a plan, segments behind first ones
+ * take two kernels: clusters, then wide blocks. Sequences of one token are the last kernel. */
 GDN_DEVICE bool leads_others(const struct gdn_cu_prefill_sm90 &a)
 {
     if (a.singles) return true;

@@ -88,7 +88,7 @@ enum {
     HOPPER_Q_AHEAD = HOPPER_Q_RING < HOPPER_K_AHEAD ? HOPPER_Q_RING : HOPPER_K_AHEAD
 };
 
-/* Loads K of chunk c, and Q if both are one factor. */
+/* Loads K of chunk c; also Q, if both are one factor. */
 GDN_DEVICE void load_keys(const struct hopper_loader &l, int c)
 {
     const struct hopper_block &b = l.b;
@@ -238,8 +238,8 @@ GDN_DEVICE void wait_lengths(const struct hopper_block &b, int c)
         b.wait(HOPPER_P_TOLD, c + HOPPER_T_RING);
 }
 
-/* Makes the gates of every second chunk from chunk `first` on, and their common flags. One warp
- * calls it. */
+/* Makes the gates of every second chunk, from chunk `first` on, and flags about all of these.
+ * One warp calls it. */
 template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int first, uint32_t lane)
 {
     int c = first;

@@ -289,7 +289,7 @@ GDN_DEVICE void make_t(const struct hopper_solver &w, const hopper_gates &g, int
     __syncwarp();
 }
 
-/* Computes P of chunk c alone. There is one place for queries, so they are awaited after T. */
+/* Computes P of chunk c, after T, if shared memory has one place for queries. */
 template <int io>
 GDN_DEVICE void make_p_late(const struct hopper_solver &w, hopper_gates &g, float (&x)[64], int c)
 {

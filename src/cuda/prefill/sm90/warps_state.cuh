@@ -59,7 +59,7 @@ GDN_DEVICE void skip_keys(const struct hopper_state &w, struct state_place &p)
     if (p.data) p.data += w.half() * 128 * p.k_step;
 }
 
-/* Threads that share the scratch, or the sums of both halves. */
+/* The threads that share the scratch; with two halves, those of both. */
 enum { HOPPER_SHARING = HOPPER_DEPTH == 2 ? 256 : 128 };
 GDN_DEVICE void barrier_shared(const struct hopper_state &w)
 {

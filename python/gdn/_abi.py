@@ -17,7 +17,7 @@ _CTYPES = dict(int32=ctypes.c_int32, uint32=ctypes.c_uint32, int64=ctypes.c_int6
 
 
 def _read():
-    """The description beside the library, else the one beside this module."""
+    """Reads the description beside the library, else the one beside this module."""
     folders = [os.path.dirname(_library.path), os.path.dirname(os.path.abspath(__file__))]
     paths = [os.path.join(folder, "gdn_interface.json") for folder in folders if folder]
     for path in paths:

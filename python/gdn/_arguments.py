@@ -26,7 +26,7 @@ class bf16:
 
 
 def _tensor(name, value, is_output):
-    """A gdn_tensor that shows the elements of an array, where they are, and their owner."""
+    """Returns a gdn_tensor of an array's memory, and the object that owns the memory."""
     is_bf16 = isinstance(value, bf16)
     view = view_of(name, value.array if is_bf16 else value)
     dtype = (BF16 if view.type == "<u2" else None) if is_bf16 else _DTYPES.get(view.type)

@@ -172,7 +172,7 @@ class Context:
         return self._core.lib.gdn_last_kernel(self._core.ctx).decode()
 
     def self_test(self):
-        """gdn_self_test: raises Error if this machine computes something else than it should."""
+        """gdn_self_test: raises Error if this machine computes wrong values."""
         self._core.run(self._core.lib.gdn_self_test)
 
     def plan(self, op, /, **fields):

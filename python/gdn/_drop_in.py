@@ -138,7 +138,8 @@ def scaled(scale):
 
 
 def cast(x, dtype):
-    """Returns x in that dtype, or as it is where one of them is complex: operators refuse that."""
+    """Returns x in that dtype. If x or the dtype is complex, returns x as it is: operators refuse
+    it."""
     is_same = x.dtype == dtype or x.is_complex() or dtype.is_complex
     return x if is_same else x.to(dtype)
 
@@ -163,8 +164,8 @@ def require_same(ours, theirs):
 
 
 def _grown(ours, theirs):
-    """The parameters {name: default} that theirs has beyond ours, if both agree in the rest: what
-    one alone has must have a default. Else None."""
+    """Returns the parameters {name: default} that only theirs has, if the other parameters agree.
+    None if they do not, or if a parameter of one function alone has no default."""
     mine, other = (inspect.signature(f).parameters for f in (ours, theirs))
     more = {n: p.default for n, p in other.items() if n not in mine}
     less = [p.default for n, p in mine.items() if n not in other]
@@ -182,8 +183,8 @@ def require_known(ours, theirs):
 
 
 def _knowing(ours, theirs):
-    """ours with the parameters of theirs: one that ours does not have is refused where it is passed
-    with another value than its default."""
+    """Returns ours with the parameters of theirs. A parameter that ours lacks is refused where it
+    is passed with another value than its default."""
     more = _grown(ours, theirs)
     if not more:
         return ours
@@ -204,18 +205,19 @@ def _knowing(ours, theirs):
 
 
 def compare(pairs):
-    """Raises ImportError with one line if ours and theirs of pairs() differ, but for parameters
-    that theirs has grown; pairs() may fail."""
+    """Raises ImportError with one line if parameters of a pair (ours, theirs) differ. Parameters
+    with a default that theirs has in addition are no difference. pairs() may fail."""
     try:
         found = list(pairs())
-    except Exception:  # the other package is absent, or its own imports fail on this machine
+    except Exception:  # the other package is absent, or cannot be imported on this machine
         return
     for ours, theirs in found:
         require_known(ours, inspect.unwrap(theirs))
 
 
 def or_theirs(ours, theirs):
-    """ours, and theirs for calls where ours raises NotImplementedError, before it has written."""
+    """Returns a function that calls ours, and theirs if ours raises NotImplementedError. Ours has
+    then written nothing."""
     ours = _knowing(ours, inspect.unwrap(theirs))
 
     @functools.wraps(theirs)
@@ -231,7 +233,7 @@ def or_theirs(ours, theirs):
 
 def replace(ours, theirs):
     """Puts or_theirs(ours, theirs) wherever a loaded module has theirs, under any name, and returns
-    it; None where theirs is already of gdn."""
+    it. Returns None if theirs is gdn's already."""
     if getattr(theirs, "is_gdn", False):
         return None
     call = or_theirs(ours, theirs)

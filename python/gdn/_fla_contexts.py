@@ -39,14 +39,14 @@ class FLACPContext:
     pre_num_conv_tokens_by_part: "tuple[int, int] | None" = None
 
     def copy_for_backward(self):
-        """A copy whose tensors are its own."""
+        """Returns a copy with its own tensors."""
         return dataclasses.replace(self, **{
             name: x.clone() for name in ("cu_seqlens", "cu_seqlens_cpu")
             for x in [getattr(self, name)] if x is not None})
 
     @property
     def num_seqs(self):
-        """The sequences that have tokens on this rank."""
+        """How many sequences have tokens on this rank."""
         return 0 if self.cu_seqlens is None else len(self.cu_seqlens) - 1
 
     @property

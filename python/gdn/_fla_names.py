@@ -26,8 +26,8 @@ _CONVOLUTION = _of(_fla_modules, "CausalConv1dFunction", "ShortConvolution", "ca
 _NORM = _of(_fla_modules, "L2Norm", "l2_norm", "l2norm", "l2norm_bwd", "l2norm_fwd")
 _GATED = _of(_fla_modules, "FusedRMSNormGated", "rms_norm_gated")
 
-# What an installed FLA keeps: its numbers are cached, its kernels share the norm's sums, and its
-# contexts are taken as they are.
+# Names that an installed FLA keeps: its cached numbers, its kernels that share the norm's sums, and
+# its contexts.
 KEEP = {*_INDEX, *_CONTEXTS, *_RANKS, "l2norm_bwd", "l2norm_fwd"}
 
 MODULES = {

@@ -21,7 +21,7 @@ def _owner(holder, depth=3):
 
 
 def _attributes(theirs, call):
-    """Puts call into attributes of objects that have theirs, such as layers made before."""
+    """Replaces theirs by call in attributes of objects, such as layers that were made before."""
     for each in gc.get_referrers(theirs):
         owners = gc.get_referrers(each) if isinstance(each, dict) else [each]
         for owner in owners:
@@ -33,7 +33,8 @@ def _attributes(theirs, call):
 
 
 def _holders(theirs, call):
-    """The names of what still has theirs: closures, defaults, partials, collections."""
+    """Returns the names of objects that still have theirs: closures, defaults, partials,
+    collections."""
     own = {id(call.__dict__), *map(id, call.__closure__)}
     names = set()
     for holder in gc.get_referrers(theirs):
@@ -43,8 +44,8 @@ def _holders(theirs, call):
 
 
 def replaced(package, pairs):
-    """Warns by one line of what still has the functions that were replaced, pairs of (theirs, the
-    function in their place), after attributes of objects follow."""
+    """Replaces functions in attributes of objects; pairs: of theirs and the function in its place.
+    One line warns of other objects that still have theirs."""
     found = []
     for theirs, call in pairs:
         _attributes(theirs, call)

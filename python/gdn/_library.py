@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of libgdn that this process uses, and the exception of a call that it refuses."""
+"""The loaded library, and the exception for a call that it refuses."""
 
 import ctypes
 import os
@@ -11,7 +11,8 @@ _NAMES = {"win32": ("gdn.dll",), "darwin": ("libgdn.0.dylib", "libgdn.dylib")}.g
 
 
 def _find():
-    """GDN_LIBRARY, else the file beside this module (the wheel's), else the system's."""
+    """Returns GDN_LIBRARY, else the file beside this module (in a wheel), else the system's
+    library."""
     here = os.path.dirname(os.path.abspath(__file__))
     beside = [os.path.join(here, name) for name in _NAMES]
     found = [path for path in beside if os.path.exists(path)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes the place of a package: of its functions where it is importable, else of the package."""
+"""Replaces the functions of a package; or, if it cannot be imported, the package."""
 
 import importlib
 import sys
@@ -19,7 +19,7 @@ def _loaded(name):
 def _make(package, version, modules):
     """New modules of these names, and of the packages above them, in sys.modules."""
     for name in [n for n in sys.modules if n.split(".")[0] == package]:
-        del sys.modules[name]  # what is left of an import that failed
+        del sys.modules[name]  # remains of a failed import
     parents = {".".join(parts[:n]) for parts in (name.split(".") for name in modules)
                for n in range(1, len(parts) + 1)}
     for name in sorted(parents):
@@ -30,7 +30,7 @@ def _make(package, version, modules):
         above, _, last = name.rpartition(".")
         if above:
             setattr(sys.modules[above], last, module)
-    for name, names in modules.items():  # also where a module has the name of one below it
+    for name, names in modules.items():  # also if a module has the name of one inside it
         vars(sys.modules[name]).update(names)
     sys.modules[package].__version__ = version
 

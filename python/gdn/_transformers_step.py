@@ -129,7 +129,7 @@ def takes_step(theirs):
 
 
 def with_step(theirs):
-    """The layer's forward() that takes one token by step(), and leaves all else to theirs."""
+    """Returns the layer's forward() with step() for one token. Other calls go to theirs."""
     @functools.wraps(theirs)
     def forward(self, hidden_states, *args, **kwargs):
         given = dict(zip(("cache", "attention_mask"), args), **kwargs)

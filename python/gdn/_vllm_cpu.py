@@ -110,7 +110,7 @@ def _prefill(layer, mixed_qkv, b, a, out, pools, **places):
 
 
 def wrap(theirs):
-    """Ours around vLLM's function of this name, which keeps other activations."""
+    """Returns ours around vLLM's function of this name. Other activations go to vLLM's."""
     _drop_in.require_same(_cpu_gdn_attention_nonspec, theirs)
 
     def call(layer, attn_metadata_i, mixed_qkv, b, a, core_attn_out):

@@ -28,7 +28,7 @@ _STATES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, to
 
 
 def _expect(condition, text):
-    """FlashInfer asserts what it wants of shapes and dtypes; this one stays under python -O."""
+    """Raises what FlashInfer's assert raises, also under python -O."""
     if not condition:
         raise AssertionError(text)
 
@@ -162,7 +162,7 @@ def chunk_gated_delta_rule(
     _drop_in.refuse_grad(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     if initial_state is not None and state_indices is None and len(initial_state) != count:
         raise ValueError(f"initial_state: {len(initial_state)} states, wanted {count}")
-    if output_final_state and output_state is None:  # an empty sequence keeps what it begins with
+    if output_final_state and output_state is None:  # an empty sequence keeps its state
         output_state = (q.new_zeros((count, *last), dtype=torch.float32) if initial_state is None
                         else initial_state.to(torch.float32, copy=True))
     options = dict(cu_seqlens=cu_seqlens)

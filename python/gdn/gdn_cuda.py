@@ -257,5 +257,5 @@ def bf16_gdn_chunked_compute_O(q, state, k, u, o, gate=None, scale=None, compile
 
 
 def install():
-    """Makes `import gdn_cuda` find this module. Call it before the modules that import it."""
+    """Makes `import gdn_cuda` find this module. Call it before other modules import gdn_cuda."""
     sys.modules["gdn_cuda"] = sys.modules[__name__]

@@ -232,7 +232,8 @@ def kernel(name, extend, **flags):
 
 
 def _made(ours, original, self, decode_backend, prefill_backend, verify_backend):
-    """Triton's kernels first, then ours where asked for; returns which verifying is."""
+    """Makes Triton's kernels, then ours for the backends that ask for them. Returns whether
+    verifying is ours."""
     from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend as Backend
 
     def theirs(backend):

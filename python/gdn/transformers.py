@@ -183,8 +183,8 @@ def _add_step(layer):
 
 
 def replace_rules():
-    """Assigns the rules in modeling modules that are loaded already and took FLA's, or torch's, at
-    their import. Those whose functions have other parameters are left alone."""
+    """Assigns the rules in modeling modules that took FLA's or torch's functions when they were
+    imported. Modules whose functions have other parameters are left alone."""
     for name, module in list(sys.modules.items()):
         if not name.startswith("transformers.models."):
             continue
@@ -195,8 +195,8 @@ def replace_rules():
 
 
 def modules():
-    """{model: its modeling module} of MODELS and KDA_MODELS, without those of _LATER that are
-    absent."""
+    """Returns {model: its modeling module} for MODELS and KDA_MODELS, without absent ones of
+    _LATER."""
     found = {}
     for name in (*MODELS, *KDA_MODELS):
         try:

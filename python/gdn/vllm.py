@@ -302,7 +302,7 @@ def _chunk_class(base):
 
 def _layer_class(base, is_conv_state_dim_first):
     class GdnQwenGatedDeltaNetAttention(base):
-        """vLLM's layer, whose decoding without drafts is one gdn_step()."""
+        """vLLM's layer, with one gdn_step() for decoding without drafts."""
 
         def _forward_core_decode_non_spec(self, mixed_qkv, b, a, core_attn_out, attn_metadata):
             conv_state, state = self.kv_cache[0], self.kv_cache[1]

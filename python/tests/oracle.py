@@ -50,7 +50,7 @@ class Expected:
         self.computed[index] = bound is not None
 
     def stored_as(self, dtype):
-        """Adds the one rounding of what is computed."""
+        """Adds the error of rounding once to the dtype."""
         kind = np.dtype(dtype).char
         with np.errstate(invalid="ignore"):
             rounding = ROUNDOFF[kind] * (np.abs(self.value) + self.bound) + SMALLEST[kind]

@@ -127,7 +127,7 @@ def test_random_layers_agree_with_the_oracle(make_ctx, isas, seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_g5_prefill_then_decode(ctx, seed):
-    """A layer over all tokens, and over some and then one by one: the same to rounding."""
+    """A layer over all tokens; and over some, then one by one: the results agree up to rounding."""
     rng = np.random.default_rng(seed)
     layer = Layer(rng)
     x = store(rng.standard_normal((60, layer.hidden)), F32)

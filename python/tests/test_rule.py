@@ -231,7 +231,7 @@ def test_weak_gates_after_strong_ones_keep_their_digits(each_ctx, seed):
 
 
 def test_the_sweep_reaches_everything():
-    """What the sweep is there for occurs in it."""
+    """The sweep has all the cases that it is for."""
     cases = [Case(seed) for seed in range(240)]
     for name in ("g", "beta", "A_log", "dt_bias", "state", "state_out", "out", "head_map"):
         assert 10 < sum(name in case.fields for case in cases) < 241, name

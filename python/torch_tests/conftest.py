@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that torch computes on: the CPU, and a GPU where there is one."""
+"""The devices that torch computes on: the CPU, and a GPU if there is one."""
 
 import inspect
 import os

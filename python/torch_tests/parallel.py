@@ -66,8 +66,8 @@ def _local(layout, name, x):
 
 
 def compare(case, group, device="cpu", **split):
-    """Raises AssertionError where a rank's part is not that of one device, or not the same bits
-    when it is computed again."""
+    """Raises AssertionError if a rank's part differs from the result of one device, or if a second
+    run gives other bits."""
     op, leaves, options, weights = case
     leaves = {name: x.to(device) for name, x in leaves.items()}
     weights = [x.to(device) for x in weights]
@@ -94,8 +94,8 @@ def compare(case, group, device="cpu", **split):
 
 
 def _part(start, end):
-    """What a context says of the tokens of a part: their sequences, and whether the first one
-    begins here. One that ends here is there with its tokens of this part alone."""
+    """Returns the sequences of a part as a context has them, and whether the first one begins in
+    the part. A sequence that goes on behind the part counts with its tokens inside."""
     inside = [cut - start for cut in CUTS if start < cut < end]
     return [0, *inside, end - start], start in CUTS
 

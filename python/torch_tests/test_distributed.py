@@ -31,7 +31,7 @@ def test_a_layout():
 
 
 def test_layouts_that_disagree():
-    """Every rank raises, whichever of them has other lengths or cannot make its layout."""
+    """Every rank raises if any rank has other lengths or cannot make its layout."""
     def attempt(group, *cuts):
         try:
             distributed.Layout(cuts[group.rank], group)
@@ -138,7 +138,8 @@ def test_mistakes():
 
 
 def copies_of(layer, n):
-    """One for each rank: torch may block threads whose autograd graphs have one parameter."""
+    """Returns a copy for each rank: threads may block each other if autograd graphs share a
+    parameter."""
     return [copy.deepcopy(layer) for _ in range(n)]
 
 
@@ -171,7 +172,7 @@ def test_heads(size, heads, layout):
         expected = dict(out=want[0], x=want[1],
                         **dict(gdn.torch.HeadShare(likes.pop(), group).named_parameters()))
         for y, (name, z) in zip(got, expected.items()):
-            largest = whole.get(name, z).abs().max()  # of all heads, where they have one layout
+            largest = whole.get(name, z).abs().max()  # of all heads, if they have one layout
             assert (y - z).abs().max() <= 1e-5 * largest, name
         with torch.no_grad():
             torch.testing.assert_close(share(x), want[0], atol=1e-5, rtol=1e-5)
@@ -253,7 +254,7 @@ CASES = ["prefill of 2", "prefill of 3", "zigzag of 2", "conv1d of 3"]
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    """What three processes of gloo say, of which this one is the first."""
+    """Starts three processes of gloo, this one being the first. Returns their results."""
     folder = tmp_path_factory.mktemp("processes")
     torch.manual_seed(0)
     cases = dict(zip(CASES, [

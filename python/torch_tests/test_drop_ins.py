@@ -91,7 +91,7 @@ def test_gradients_of_nobody(name):
 
 
 def test_states_of_nobody():
-    """What else the drop-ins allocate for each token."""
+    """Other tensors that drop-ins allocate for each token are zero in rows of no sequence."""
     a, cu = packed()
     with filled():
         sums, A, *_ = gdn.flashqla.chunk_gated_delta_rule_fwd(**a, cu_seqlens=cu)

@@ -40,7 +40,7 @@ def test_values(call, v_first):
 def test_packed(call):
     a, state = arguments(), torch.randn(B, HV, V, K)
     out, final = reference(**a, state=state)
-    # One empty sequence behind the others keeps its state.
+    # An empty sequence behind the others keeps its state.
     more = torch.cat([state, state[:1]]).transpose(-1, -2)
     cu = torch.tensor([0, T, 2 * T, 3 * T, 3 * T])
     packed = {n: x.flatten(0, 1)[None] for n, x in a.items()}

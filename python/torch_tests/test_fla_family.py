@@ -42,7 +42,8 @@ def near(got, want, share=5e-5):
 
 
 def check(ours, wanted, inputs):
-    """Results and gradients of ours beside those of wanted in float64, from these inputs."""
+    """Compares results and gradients of ours with those of wanted in float64, from the same
+    inputs."""
     exact = [x.detach().double().requires_grad_() for x in inputs]
     got, right = ours(*inputs), wanted(*exact)
     weights = [torch.randn_like(x) for x in got]

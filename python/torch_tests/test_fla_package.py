@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gdn.install() makes where FLA and causal_conv1d are absent, under their names."""
+"""The modules that gdn.install() makes if FLA and causal_conv1d are absent."""
 
 import functools
 import importlib
@@ -185,7 +185,8 @@ def test_halves(is_packed, is_raw):
 
 
 def test_sums_and_inverses():
-    """The intermediate values have FLA's meaning, so that both halves may be of either."""
+    """The intermediate values have FLA's meaning, so the two halves may come from different
+    packages."""
     from fla.ops.gated_delta_rule.chunk import chunk_gated_delta_rule_fwd
 
     a = rule("cpu", lead=(1, 70))
@@ -483,7 +484,7 @@ def test_varlen_states():
 
 
 def test_late(is_late, monkeypatch):
-    """A module that found no FLA is named; one without these names is not."""
+    """A module that found no FLA is named in the warning; a module without these names is not."""
     late = types.ModuleType("late_trainer")
     late.chunk_gated_delta_rule = None
     monkeypatch.setitem(sys.modules, "late_trainer", late)

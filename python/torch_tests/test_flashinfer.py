@@ -100,7 +100,8 @@ def test_decode():
 
 
 def test_float16_is_decoded_as_bfloat16():
-    """FlashInfer's rule; values that both dtypes have give the same result."""
+    """FlashInfer computes float16 as bfloat16: values that both dtypes have give the same
+    result."""
     a, _ = raw_rule((B, 1))
     a = {n: x if n in ("A_log", "dt_bias") else x.bfloat16() for n, x in a.items()}
     half = {n: x.half() if x.dtype == torch.bfloat16 else x for n, x in a.items()}
@@ -246,7 +247,7 @@ def test_installed(monkeypatch):
 
 
 def test_grown_parameters():
-    """What a later FlashInfer adds is refused where it is passed, not at import."""
+    """A parameter that a later FlashInfer adds is refused where it is passed, not at import."""
     def original(q, k, v, state, A_log, a, dt_bias, b, scale=None, output=None, use_qk_l2norm=True,
                  tree=None, backend="auto"):
         return "theirs"

@@ -121,7 +121,7 @@ def test_two_devices(gpu):
     torch.manual_seed(1)
     first = of("decode", "cuda:0")
     second = {n: x.to("cuda:1") for n, x in first.items()}
-    with torch.cuda.device(0):  # the operator computes where its tensors are
+    with torch.cuda.device(0):  # the operator computes on the device of its tensors
         decode(**second)
         decode(**first)
         assert torch.cuda.current_device() == 0

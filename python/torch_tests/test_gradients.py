@@ -65,7 +65,7 @@ def test_the_rule(op, is_raw):
 
 
 def test_batches():
-    """Packed and padded batches have the gradients of their sequences one by one."""
+    """Packed and padded batches have the gradients of calls for each sequence."""
     lengths, a = (5, 0, 16), raw()
     w = weights()
     for b, n in enumerate(lengths):
@@ -136,7 +136,7 @@ def test_saved_states(monkeypatch, layout):
     calls.clear()
     _, last = gdn.torch.prefill(**cut, save_every=64, **options)
     assert torch.equal(calls[0][1], last)
-    with torch.no_grad():  # nothing is saved where nothing needs it
+    with torch.no_grad():  # nothing is saved if no tensor requires a gradient
         gdn.torch.prefill(**a, save_every=64, **options)
     for n, flags, every in (8192, 0, None), (8193, 0, 2048), (8193, gdn.BATCH_INVARIANT, None):
         calls.clear()
@@ -174,7 +174,7 @@ def test_no_states_that_nothing_reads(monkeypatch):
 
 
 def test_one_input_alone():
-    """Only what requires a gradient gets one, with the same bits."""
+    """Only a tensor that requires a gradient gets one, with the same bits."""
     a, w = raw(), weights()
     want = dict(zip(a, grads(lambda: gdn.torch.prefill(**a, return_state=True, **RAW), a, w)))
     for name in a:

@@ -69,7 +69,7 @@ def equal(got, want, names):
 
 @pytest.mark.parametrize("op, name", NAMES)
 def test_refused(op, name):
-    """What is no tensor of memory that the operator reads is refused by its name."""
+    """An argument without memory that the operator can read is refused by its name."""
     args, tensors = arguments(op, name)
     needed = {a.name for a in operator(op, name)._schema.arguments if not a.has_default_value()}
     for at in tensors:
@@ -164,7 +164,7 @@ def test_dimensions_are_named():
 
 
 def test_the_tensor_apart_is_named():
-    """One tensor elsewhere is named, also if it is the first one."""
+    """If one tensor is on another device, the error names that tensor, also the first one."""
     q, k, v = torch.zeros(3, 5, 2, 4)
     for at in "qkv":
         args = dict(q=q, k=k, v=v)
@@ -258,7 +258,8 @@ ROWS = [(0,), (0, 3), (2, 0)]
 
 @pytest.mark.parametrize("lead", ROWS)
 def test_backward_of_nothing(lead):
-    """Gradients of no tokens are empty, those of weights zero, those of states what they are."""
+    """Without tokens, gradients of tokens are empty, those of weights zero, and those of states as
+    given."""
     def check(function, *inputs, passed=()):
         with torch.enable_grad():
             out = function(*inputs)

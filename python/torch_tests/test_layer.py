@@ -112,7 +112,7 @@ def test_rows_of_seq_idx():
 
 
 def test_padding(device):
-    """Tokens that a mask leaves out, on either side, are as if they were not there."""
+    """Masked tokens on either side change nothing for the others."""
     layer, tensors, _ = make("layer_qwen3_5", device)
     hidden, mask = tensors["hidden_states"][:, :20].to(device), torch.ones(3, 20, device=device)
     mask[1, :7] = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children of a layer that are more than their weight: adapters, hooks, shards, and others."""
+"""Children of a layer that have more than a weight: adapters, hooks, shards and others."""
 
 import copy
 
@@ -146,7 +146,7 @@ def test_parametrisations(layout, name, grad):
 @with_and_without
 @each_child
 def test_weight_norm(layout, name, grad):
-    """It keeps the weight, until its scale is another one."""
+    """weight_norm keeps the weight until its scale changes."""
     layer, x = layer_of(layout), sample()
     other = copy.deepcopy(layer)
     child = parametrizations.weight_norm(getattr(layer, name), dim=0)
@@ -348,8 +348,8 @@ def test_adapters_compiled(grad):
 
 @pytest.mark.parametrize("what", ["a subclass", "a hook of all modules"])
 def test_a_norm_of_transformers(modeling, what):
-    """The layer of transformers takes one token by its own forward(), if its norm is another one or
-    its call has a hook."""
+    """If the norm is of another class, or has a hook, transformers' layer takes one token by its
+    own forward()."""
     from test_transformers import tiny
 
     model, seen = tiny(modeling).eval(), []

@@ -94,7 +94,7 @@ def test_rmsnorm_gated(gate):
 
 @pytest.mark.parametrize("op", ["conv1d", "gates", "rmsnorm_gated"])
 def test_one_input_alone(op):
-    """Only what requires a gradient gets one, with the same bits, in its own dtype."""
+    """Only a tensor that requires a gradient gets one: with the same bits, in its own dtype."""
     a = dict(conv1d=dict(x=(B, T, D), weight=(D, W), bias=(D,)),
              gates=dict(a=(B, T, H), b=(B, T, H), A_log=(H,), dt_bias=(H,)),
              rmsnorm_gated=dict(x=(B, T, D), z=(B, T, D), weight=(D,)))[op]

@@ -32,7 +32,7 @@ def masks(dtype, device):
 @with_and_without
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masks(layer, device, dtype, grad):
-    """Each row is that of its kept tokens alone, 0 for the others, whatever these hold."""
+    """A row gives what its kept tokens give alone, and 0 for masked tokens, whatever these hold."""
     mask = masks(dtype, device)
     x = torch.randn(len(mask), T, 24, device=device)
     kept = mask.bool()
@@ -46,7 +46,7 @@ def test_masks(layer, device, dtype, grad):
 
 
 def test_gradients_of_masks(layer, device):
-    """Those of the kept tokens alone, and 0 for what is left out."""
+    """Returns the outputs of the kept tokens alone, and 0 for masked tokens."""
     mask = masks(torch.int64, device)
     x = torch.randn(len(mask), T, 24, device=device)
     kept = mask.bool()

@@ -44,6 +44,6 @@ def test_two_ranks(texts, case):
 
 
 def test_a_rank_that_dies(tmp_path):
-    """The other one has an error within the timeout of its group, which is 5 s."""
+    """If a rank dies, the other one raises within the timeout of its group, 5 s."""
     first, second = _run(on_gpus.dying, tmp_path, 90)
     assert second == 1 and first not in (0, None)

@@ -159,7 +159,7 @@ def test_another_device_is_named(gpu):
 
 
 def test_parameters_and_gradients(device):
-    """Under no_grad a tensor that requires a gradient is one like any other; else it is refused."""
+    """A tensor that requires a gradient is refused, except under no_grad."""
     args = of("decode", device)
     want = gdn.torch.decode(args["q"], args["k"], args["v"])
     q = torch.nn.Parameter(args["q"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/tinylm: what it trains, and that transformers reads it."""
+"""examples/tinylm trains, and transformers reads its model."""
 
 import argparse
 import json

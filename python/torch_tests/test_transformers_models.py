@@ -61,8 +61,8 @@ def tiny(name, **more):
 
 @pytest.mark.parametrize("name, more", CASES, ids=NAMES)
 def test_logits(modeling, monkeypatch, name, more):
-    """A prompt, then tokens one by one, each by step(), and two at once. glm5_next gives its layers
-    a mask of ones, so there the layer's own forward() runs."""
+    """A prompt, then tokens one by one, each by step(), then two tokens at once. glm5_next passes a
+    mask of ones to its layers, so there the layer's own forward() runs."""
     model = tiny(name, **more).eval()
     tokens = torch.randint(0, 64, (2, 13))
 

@@ -446,7 +446,8 @@ def test_kimi_layer(engine, lengths, bound):
 
 
 def test_installed(monkeypatch):
-    """Functions of KDA where vLLM has them; without these modules the others are replaced alone."""
+    """KDA's functions are replaced in the modules that vLLM has; without these modules the other
+    functions are."""
     def same_as(ours):
         @functools.wraps(ours)
         def theirs(*args, **kwargs):
@@ -597,7 +598,7 @@ def test_lazy_states_refused(engine, monkeypatch):
 
 
 def test_entry_points():
-    """What the wheel says of its plugins is there."""
+    """The plugins that the wheel's metadata names exist."""
     tomllib = pytest.importorskip("tomllib")
     file = pathlib.Path(__file__).parents[2] / "pyproject.toml"
     groups = tomllib.loads(file.read_text())["project"]["entry-points"]

@@ -86,5 +86,5 @@ def replica(rank, folder):
     loss_of(model, torch.load(f"{folder}/tokens").chunk(2)[rank]).backward()
     torch.save([x.grad for x in model.module.parameters()], f"{folder}/{rank}")
     del model  # it holds threads of the group
-    torch.distributed.barrier()  # so no process ends while the other one talks to it
+    torch.distributed.barrier()  # no process ends while another one talks to it
     torch.distributed.destroy_process_group()

@@ -67,7 +67,7 @@ def test_rows():
 
 
 def test_sizes():
-    """Errors are what they were, within a factor of 2."""
+    """Errors are within a factor of 2 of kept ones."""
     found = {key(row): row["out_rms_error"] for row in lines(*SMALL)}
     for (gates, n), errors in ERRORS.items():
         for state, usual in zip(STATES, errors):
@@ -85,7 +85,7 @@ def test_call_lengths():
 
 
 def test_reproducible():
-    """The same rows whatever the layout's scales and the threads; other seeds, other rows."""
+    """The rows do not depend on the number of threads; another seed gives other rows."""
     one = lines(*SMALL, "--heads", "2")
     two = lines(*SMALL, "--heads", "2", "--threads", "3")
     for row in one + two:

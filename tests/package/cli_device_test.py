@@ -65,7 +65,7 @@ def test_layer_gradients():
 
 
 def test_info_lists_kernels():
-    """Those of this build's images, with a device and without one."""
+    """gdn info lists the kernels of the build, with a device and without one."""
     for driver in (True, False):
         out, _ = device("info", "--json", driver=driver)
         here = json.loads(out)

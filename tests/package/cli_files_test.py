@@ -281,7 +281,7 @@ def plain(text):
         return text if b"tokens/s" not in text else b""
     for phase in line.get("phases", []):
         phase.pop("ms")
-    for key in ("ms", "device"):  # "unknown CPU" where its name cannot be read
+    for key in ("ms", "device"):  # "unknown CPU" if the name cannot be read
         line.pop(key, None)
     return line
 

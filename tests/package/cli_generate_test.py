@@ -285,7 +285,8 @@ def test_draft():
 
 
 def test_lazy():
-    """Lazy states: the same tokens; with --exact the same bits, those of saved states too."""
+    """Lazy states give the same tokens. With --exact they give the same bits, also in saved
+    states."""
     path, *_ = model()
     for options in ([], ["--draft", "3"], ["-t", "0.4", "--seed", "3"]):
         plain = generate(path, "-n", "60", *options)
@@ -305,7 +306,8 @@ def test_lazy():
 
 
 def test_draft_saves_calls():
-    """Of a text that repeats itself; and it ends where the model ends it."""
+    """Drafts save calls in a text that repeats itself, and the text ends where the model ends
+    it."""
     page = ["generate", "examples/tinylm/model", "-p", "The ", "-n", "200"]
     texts, calls = [], []
     for n in ("0", "7"):
@@ -368,7 +370,7 @@ def test_device_draft():
 
 
 def folder(config, shards, index=None, name="folder"):
-    """config.json, shards {file: tensors}, and their index unless there is one file."""
+    """Writes config.json, shards {file: tensors}, and an index if there are several shards."""
     os.makedirs(out(name), exist_ok=True)
     write(name + "/config.json", json.dumps(config).encode())
     for file, tensors in shards.items():

@@ -254,7 +254,7 @@ def test_three_convolutions():
 
 
 def test_layer_gradients():
-    """The op is known by its tensors; each parameter that is there has a gradient."""
+    """The tensors tell the op, and each given parameter has a gradient."""
     metadata, tensors = load(vector("backward_layer_qwen3_5"))
     (line,) = run_json(save("nameless.safetensors", without(metadata, "op"), tensors))
     names = {o["name"] for o in line["outputs"] if o["compared"] and o["ok"]}
@@ -361,7 +361,7 @@ def test_unexpected_arguments():
 
 
 def test_check_of_an_instruction_set():
-    """Exit status 77 where the machine lacks it, which a build for it may be without."""
+    """Exit status 77 if the machine lacks the instruction set, or the build has no table for it."""
     here = {table["name"] for table in info()["tables"] if table["runs_here"]}
     for isa in ("scalar", "avx2", "avx512", "neon"):
         p = subprocess.run([cli.GDN, "check", f"--isa={isa}", "--list"], capture_output=True,

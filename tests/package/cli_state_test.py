@@ -50,7 +50,7 @@ def seal(blob):
 
 def blob(B=2, heads=(2, 2, 4), K=3, V=2, S=3, dtype=F32, layout=0, conv=F16, head_map=0, rank=0,
          ranks=1, state=None, inputs=None, positions=None, scales=None, copies=None):
-    """A blob; its values are small numbers that every dtype holds, or those given."""
+    """Returns a blob with the given values, or with small numbers that every dtype holds."""
     Hq, Hk, Hv = heads
     n_state, D = B * max(Hq, Hv) * K * V, (Hq + Hk) * K + Hv * V
     state = [(i * 7 % 97) - 48 for i in range(n_state)] if state is None else state
@@ -371,7 +371,8 @@ def test_changed_bytes():
 
 
 def test_changed_fields():
-    """A right checksum over any field changed: refused, or a description that is sound."""
+    """Any field changed under a right checksum: the blob is refused, or its description is
+    sound."""
     data, rng = blob(), random.Random(7)
     values = (0, 1, 2, 3, 5, 255, 1 << 30, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
     for i in range(40 if cli.THIN else 200):

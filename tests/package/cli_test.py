@@ -328,7 +328,7 @@ def test_output_file():
 
 
 def test_output_file_as_input():
-    """What -o wrote is a file that this reader takes, bit for bit what it was."""
+    """A file that -o wrote can be read again, and has the same bits."""
     metadata, tensors = load(vector("prefill_kfirst"))
     out = os.path.join(FOLDER, "out.safetensors")
     run_json(vector("prefill_kfirst"), "-o", out)

@@ -78,7 +78,7 @@ def shapes(config):
 
 
 def rounded(dtype, values):
-    """The bytes, and the values that they are."""
+    """Returns bytes of the dtype, and the values that these hold."""
     if dtype == "BF16":
         raw = b"".join(struct.pack("<f", x)[2:] for x in values)
         wide = b"".join(b"\0\0" + raw[i : i + 2] for i in range(0, len(raw), 2))

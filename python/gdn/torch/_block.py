@@ -36,7 +36,7 @@ def raw(beta_kind):
 
 
 def joined(projections):
-    """The columns of several projections, one behind the other."""
+    """Returns a function of x: the columns of several projections, one behind the other."""
     return lambda x: torch.cat([project(x) for project in projections], -1)
 
 

@@ -28,7 +28,8 @@ def _room(count, q, v, options):
 
 
 def final_state(q, v, state, options):
-    """Where final states go: float32, and the initial ones where a sequence may be empty."""
+    """Returns memory for final states: float32, filled with the initial ones if a sequence may be
+    empty."""
     lead = q.shape[:-2]
     final = _room(n_sequences(lead, options.get("cu_seqlens")), q, v, options)
     return begin(final, state, options, lead[-1])

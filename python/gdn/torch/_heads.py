@@ -13,7 +13,7 @@ from .distributed._group import group_of, total
 
 
 class _Copy(torch.autograd.Function):
-    """What every rank has; its gradient is the sum of those of all ranks."""
+    """A tensor that every rank has. Its gradient is the sum over all ranks."""
 
     @staticmethod
     def forward(ctx, group, x):
@@ -62,8 +62,8 @@ class _Keys(torch.autograd.Function):
 
 
 def _heads_of(size, key_heads, value_heads):
-    """For each rank its first value head and the one behind its last, and its key heads: those that
-    its value heads read, or, where these do not divide evenly, one copy for each value head."""
+    """Returns for each rank its first value head, the one behind its last, and its key heads: those
+    that its value heads read; or, if these do not divide evenly, a copy for each value head."""
     if size > value_heads:
         raise ValueError(f"group: {size} ranks, but the layer has {value_heads} value heads")
     times, shares = value_heads // key_heads, []

@@ -73,7 +73,7 @@ _NAMES = {
     "olmo_hybrid": (("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), "o_norm",
                     "o_proj"),
 }
-# The names of block(), where a layer has others.
+# The names that block() has for weights, where a layer has others.
 _OF_BLOCK = {"q_proj": "in_proj_q", "k_proj": "in_proj_k", "v_proj": "in_proj_v",
              "b_proj": "in_proj_b", "a_proj": "in_proj_a", "f_proj": "in_proj_a",
              "f_a_proj": "in_proj_a_down", "f_b_proj": "in_proj_a", "g_proj": "in_proj_z",
@@ -201,7 +201,8 @@ class GatedDeltaNet(nn.Module):
         return weights
 
     def _plain_weights(self):
-        """All weights as block() takes them, or None if it would compute something else."""
+        """Returns all weights as block() takes them, or None if block() would compute something
+        else."""
         weights, own = self._child_weights(), self._parameters
         conv_weight, norm_weight = weights.pop("conv1d"), weights.pop(self._names()[1])
         if (conv_weight is None or norm_weight is None or has_global_hooks()
@@ -323,7 +324,7 @@ class GatedDeltaNet(nn.Module):
         if cu_seqlens is None:
             is_row = cache is None and len(x) == 1
             cu_seqlens = sequences_of(x, seq_idx, position_ids if is_row else None)
-        elif seq_idx is not None:  # both say where sequences begin
+        elif seq_idx is not None:  # seq_idx and cu_seqlens both say where sequences begin
             check_shape("seq_idx", seq_idx, x.shape[:-1], x.device)
         self._check_cache(x, cache, slots, cu_seqlens)
         batch = given(("read_slots", "cu_seqlens"), (slots, cu_seqlens))

@@ -36,9 +36,8 @@ _FIRST = re.compile(r"((?:gdn::[\w.]+: )?)(\w+)")
 
 
 def renamed(**names):
-    """Marks a function that hands its arguments on to operators and checks, which know them by
-    other names: {name of the operator: name of the function}. Errors then name what the caller
-    passed."""
+    """Marks a function that passes arguments on under other names, {name of the operator: name of
+    the function}. Errors then name what the caller passed."""
 
     def mark(function):
         @functools.wraps(function)

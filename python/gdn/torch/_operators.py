@@ -51,7 +51,7 @@ def _fields(op, is_full):
 
 
 def overload(op, options):
-    """The operator that takes these arguments beside those by position."""
+    """Returns the operator that takes these options beside its positional arguments."""
     lean, full = _OVERLOADS[op]  # torch.compile of torch 2.11 takes no bool for an index
     return lean if options.keys() <= _LEAN[op] else full
 
@@ -136,7 +136,7 @@ def _define():
 
 
 def _register():
-    """Kernels for each dispatch key that this torch has."""
+    """Registers kernels for each dispatch key that this torch has."""
     describes = [_fast.describe(op, name, [f[0] for f in fields])
                  for name, (op, fields) in _TABLE.items()]
     for key in ("CPU", "CUDA") if torch.version.cuda else ("CPU",):

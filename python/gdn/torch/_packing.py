@@ -129,8 +129,8 @@ class Kept:
         return x if self._order is None else x.flatten(0, 1).index_select(0, self._order)
 
     def back(self, out):
-        """Outputs [B][T][D] where their tokens were, zero for the others: those of a packed batch
-        are so already."""
+        """Returns outputs [B][T][D] at the places of their tokens, and zeros elsewhere. Those of a
+        packed batch have their places already."""
         if self._order is None:
             return out.masked_fill(self._left_out, 0)
         return out.index_select(0, self._order.argsort()).unflatten(0, self._left_out.shape[:2])

@@ -50,7 +50,7 @@ class Record:
             V, K = K, V
 
         def by_head(n, *size, dtype=dtype):
-            """The rows of a head lie together, so that it reads them in one piece."""
+            """The rows of a head lie together, so that kernels read them in one piece."""
             return state.new_zeros((slots, n, rows, *size), dtype=dtype).transpose(1, 2)
 
         self.state, self.state_scales = state, state_scales
@@ -74,7 +74,8 @@ class Record:
         return _functions.step(*tensors, **self.fields, **self._numbers, **options)
 
     def prefill(self, q, k, v, g=None, beta=None, **options):
-        """gdn.torch.prefill(). It folds the slots that it reads; what it writes has no rows."""
+        """gdn.torch.prefill() with this record. It folds the slots that it reads; slots that it
+        writes have no rows."""
         return _functions.prefill(q, k, v, g, beta, **self.fields, **self._numbers, **options)
 
     def block(self, *tensors, **options):

@@ -70,7 +70,7 @@ class _Gates(torch.autograd.Function):
 
 
 def gates(a, b, A_log, dt_bias, g, beta, options):
-    """gdn.torch.gates() where one of its inputs requires a gradient."""
+    """gdn.torch.gates() if an input requires a gradient."""
     refuse_others("gates", _GATE_NUMBERS, dict(g=g, beta=beta, **options))
     return _Gates.apply(numbers(_GATE_NUMBERS, options), a, b, A_log, dt_bias)
 
@@ -103,6 +103,6 @@ class _RmsnormGated(torch.autograd.Function):
 
 
 def rmsnorm_gated(x, z, weight, out, options):
-    """gdn.torch.rmsnorm_gated() where one of its inputs requires a gradient."""
+    """gdn.torch.rmsnorm_gated() if an input requires a gradient."""
     refuse_others("rmsnorm_gated", {"activation", "eps"}, dict(out=out, **options))
     return _RmsnormGated.apply(*numbers(("activation", "eps"), options), x, z, weight)

@@ -12,19 +12,7 @@
 #include "cuda/prefill/squares.cuh"
 
 /* deep: columns of K, padded by zeros. */
-template <int deep> struct prepare_shared {
-    static constexpr int row = GDN_PREFILL_ROW(deep, 2); /* bytes of a row of keys or queries */
-    union {
-        struct {
-            alignas(16) char k[CHUNK * row], q[CHUNK * row];
-        } keys;
-        struct {
-            alignas(16) float square[CHUNK * GDN_PREFILL_LD(CHUNK)];
-            alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
-            alignas(16) char T[CHUNK * CHUNK_ROW], P[CHUNK * CHUNK_ROW];
-        };
-    };
-    float lengths[2][CHUNK];           /* 1 / length of k and q */
+template <int deep> struct prepare_shared : chunk_squares<deep> {
     alignas(16) vectors v[GROUP / 32]; /* for as many state heads as there are warps */
     struct stage_chunk chunk;          /* here, because registers are scarce */
     struct backward_part part;
@@ -65,7 +53,7 @@ GDN_DEVICE void make_lengths(prepare_shared<deep> &sh, struct key_norms &to,
     to.outer[i][t] = SCALES_ROWS ? inverse : 1;
     to.bend[i][t] = SCALES_ROWS ? bend : bend * inverse * inverse;
 }
-/* Waits for keys and queries in shared memory. Stores them as tiles in memory, if it has these. */
+/* Waits for keys and queries in shared memory. Stores them as tiles, if the workspace has tiles. */
 template <int deep>
 GDN_DEVICE void store_keys(prepare_shared<deep> &sh, const struct gdn_cu_backward &a, int n,
                            int64_t number, int key)

@@ -12,6 +12,23 @@
 /* Bytes from one row of a factor to the next. */
 enum { CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2) };
 
+/* The shared memory of a chunk: rows of keys and queries, `deep` columns of them, and then T and P
+ * of one state head after the other. */
+template <int deep> struct chunk_squares {
+    static constexpr int row = GDN_PREFILL_ROW(deep, 2); /* bytes of a row of keys or queries */
+    union {
+        struct {
+            alignas(16) char k[CHUNK * row], q[CHUNK * row];
+        } keys;
+        struct {
+            alignas(16) float square[CHUNK * GDN_PREFILL_LD(CHUNK)];
+            alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
+            alignas(16) char T[CHUNK * CHUNK_ROW], P[CHUNK * CHUNK_ROW];
+        };
+    };
+    float lengths[2][CHUNK]; /* 1 / length of k and q */
+};
+
 /* Prepares the gates of a state head. A warp calls it. */
 template <class Vectors>
 GDN_DEVICE void prepare_gates(Vectors &v, const struct gdn_cu_rule &r, const struct stage_chunk &c,

@@ -11,11 +11,11 @@ from ._group import group_of
 
 
 class Piece(NamedTuple):
-    """The tokens of one sequence that lie in one range."""
+    """The tokens that one range has of one sequence."""
 
     sequence: int
-    row: int  # its number among the pieces of its rank
-    first: int  # its first token among the tokens of its rank
+    row: int  # the piece's number on its rank
+    first: int  # its first token, counted on its rank
     length: int
     begins: bool  # with the first token of the sequence
     ends: bool  # with the last one
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A range of tokens that one rank holds."""
+    """A range of tokens of one rank."""
 
     rank: int
     number: int  # among the ranges of its rank
@@ -212,8 +212,8 @@ class Layout:
         return path
 
     def path_from(self, part):
-        """The parts whose tokens follow the last piece of a part that sends, in the same sequence,
-        the nearest one first."""
+        """Returns the later parts that have tokens of the sequence of the part's last piece, the
+        nearest one first."""
         path, i = [], self.parts.index(part)
         while not path or not path[-1].pieces[0].ends:
             i += 1
@@ -234,7 +234,7 @@ class Layout:
         return self._tensors[key]
 
     def rows(self, name):
-        """One of the lists as a slice, if its numbers are evenly apart; else None."""
+        """Returns one of the lists as a slice, if its numbers are evenly apart; else None."""
         rows = self._lists[name]
         step = rows[1] - rows[0] if len(rows) > 1 else 1
         even = list(range(rows[0], rows[-1] + 1, step)) if rows and step > 0 else None

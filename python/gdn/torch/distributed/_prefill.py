@@ -28,7 +28,8 @@ class _Sizes:
         return torch.zeros(count, self.H, *self.state, dtype=torch.float32, device=like.device)
 
     def maps(self, like, count):
-        """Room for those of that many ranges. A fold reads those alone that a rank has written."""
+        """Returns memory for the maps of `count` ranges. A fold reads only maps that a rank has
+        written."""
         return torch.empty(count, self.H, self.K * (self.V + self.K), dtype=torch.float32,
                            device=like.device)
 

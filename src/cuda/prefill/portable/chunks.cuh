@@ -13,19 +13,7 @@
 
 enum { CHUNKS_THREADS = 128, CHUNKS_DEEP = GDN_PORTABLE_DEEP };
 
-struct chunks_shared {
-    static constexpr int row = GDN_PREFILL_ROW(CHUNKS_DEEP, 2);
-    union {
-        struct {
-            alignas(16) char k[CHUNK * row], q[CHUNK * row];
-        } keys;
-        struct {
-            alignas(16) float square[CHUNK * GDN_PREFILL_LD(CHUNK)];
-            alignas(16) float diagonal[CHUNK * GDN_PREFILL_LD_DIAGONAL];
-            alignas(16) char T[CHUNK * CHUNK_ROW], P[CHUNK * CHUNK_ROW];
-        };
-    };
-    float lengths[2][CHUNK];                             /* 1 / length of k and q */
+struct chunks_shared : chunk_squares<CHUNKS_DEEP> {
     alignas(16) portable_vectors v[CHUNKS_THREADS / 32]; /* for as many heads as there are warps */
     struct stage_chunk chunk;
 };

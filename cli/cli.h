@@ -5,8 +5,8 @@
 
 #include "program/command_line.h"
 
-/* Calls the op that args belong to, on host memory; and how long it took: on a device its
- * kernels. */
+/* Call the op of these args on host memory. The second returns how long that took: on a device,
+ * its kernels alone. */
 gdn_status cli_call(gdn_ctx *ctx, gdn_op op, const void *args);
 gdn_status cli_timed_call(gdn_ctx *ctx, gdn_op op, const void *args, double *seconds);
 

@@ -85,8 +85,8 @@ void job_close(struct job *job);
 
 /* The file's tensor as a view; absent (data NULL) if it has none. */
 gdn_tensor job_tensor(const struct job *job, const char *name);
-/* Finds the tensor that the file gives under one of two names; both are an error. found may stay
- * absent. */
+/* Finds a tensor that the file may give under two names; a file with both is an error. Without
+ * any, *found stays absent. */
 int job_either(const struct job *job, const char *a, const char *b, gdn_tensor *found);
 /* Refuses if absent. */
 int job_need(const struct job *job, const gdn_tensor *t, const char *name);

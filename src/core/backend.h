@@ -40,8 +40,8 @@ struct gdn_op_backend {
     /* Decides what run() will do and sets call->bytes, which is 0 before. Reads no contents. NULL:
      * there is nothing to decide, and no workspace. */
     gdn_status (*plan)(gdn_ctx *ctx, void *call);
-    /* Computes or enqueues the call, then notes what ran. memory: call->bytes. NULL: this backend
-     * does not have the op. */
+    /* Computes or enqueues the call, then notes what ran. memory has call->bytes. NULL: the
+     * backend lacks the op. */
     gdn_status (*run)(gdn_ctx *ctx, void *call, void *memory);
 };
 

@@ -93,8 +93,8 @@ struct gdn_part {
     size_t n;
 };
 
-/* Lays arrays out one after the other, each on a cache line of its own: sets their pointers
- * unless memory is NULL, and returns the bytes of all. */
+/* Lays arrays out one after the other, each from a cache line on. Sets their pointers unless
+ * memory is NULL, and returns the bytes of all. */
 static inline size_t gdn_lay_out(const struct gdn_part *parts, size_t n_parts, char *memory)
 {
     size_t bytes = 0;

@@ -21,7 +21,8 @@ const char *gdn_internal_feature(int i, bool *is_here);
 const char *gdn_internal_table(int i, bool *runs);
 /* The loops that every table has. */
 const char *gdn_internal_loop(int i);
-/* The kernels of this build, none if it was built without device code. */
+/* Returns the name of kernel i of the build; NULL: there are no more, or the build has no device
+ * code. */
 const char *gdn_internal_kernel(int i);
 /* Returns the count of the images that have these kernels. */
 int gdn_internal_images(void);

@@ -68,7 +68,7 @@ static int64_t whole_head(const struct heads *s, int64_t i)
     const int64_t round = i / s->period, j = i % s->period;
     if (s->grouped || s->copies > 1) return (s->rank / s->copies) * s->n + i;
     if (s->most_copies == 1) return (round * s->n_ranks + s->rank) * s->period + j;
-    /* A run of the heads that read one head of the smaller tensors. */
+    /* heads that read one head of the smaller tensors follow each other */
     const int32_t G = s->n_ranks / s->most_copies, g = s->rank / s->most_copies;
     return g + G * ((s->rank % s->most_copies) * s->n + i);
 }

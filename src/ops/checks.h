@@ -31,8 +31,8 @@ gdn_status gdn_check_products(gdn_ctx *ctx, uint32_t flags, int32_t dtype);
 
 /* ---- Batches and sizes: chunk_stage.c ------------------------------------------------------- */
 
-/* gdn_plan_describe() for a batch that may have cu_seqlens and token_count alone; and, the second
- * one, token_start and what `takes` says. */
+/* gdn_stage_plan() is gdn_plan_describe() for a batch that may have only cu_seqlens and
+ * token_count. gdn_stage_plan_padded() also allows token_start and the features `takes`. */
 gdn_status gdn_stage_plan(gdn_ctx *ctx, const gdn_batch *batch, const struct gdn_tokens *tokens,
                           struct gdn_plan *plan);
 gdn_status gdn_stage_plan_padded(gdn_ctx *ctx, const gdn_batch *batch,

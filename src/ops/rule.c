@@ -131,7 +131,8 @@ static const gdn_tensor *final_pool(const gdn_rule_args *a)
     return a->state_out.data ? &a->state_out : &a->state;
 }
 
-/* Refuses what GDN_SPLIT_INVARIANT cannot have; after the record, which it needs in decode. */
+/* Refuses what GDN_SPLIT_INVARIANT does not allow. Decode needs a record for it, which is
+ * checked before. */
 static gdn_status check_split(gdn_ctx *ctx, const struct gdn_rule_call *c, bool decode)
 {
     const gdn_rule_args *a = &c->args;

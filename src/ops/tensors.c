@@ -70,8 +70,8 @@ static const struct gdn_tensor_row rows[N_ROWS] = {
 #include "calls/ops.def"
 };
 
-/* For each struct of ops.def: its number, the row of its first tensor, and how many tensors it
- * has. */
+/* For each struct of ops.def: its number, the row of its first tensor, and the number of
+ * tensors. */
 enum {
 #define GDN_ARGS_ROW(args, first, last, batch) ARGS_##args,
 #include "calls/ops.def"

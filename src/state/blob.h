@@ -19,7 +19,7 @@ struct gdn_blob_header {
     int32_t state_dtype, state_layout; /* GDN_BLOB_NO_DTYPE: there is none; layout 0 */
     int32_t conv_dtype, conv_length;   /* GDN_BLOB_NO_DTYPE: there is none; length 0 */
     int32_t rank, n_ranks;
-    int32_t copies[3];    /* from version 2 on: ranks that have each head of q, k, v; else 0 */
+    int32_t copies[3];    /* from version 2 on: how many ranks have each head of q, k, v; else 0 */
     int32_t no_scales;    /* from version 3 on: 1 if a state of 8 bits has no scales; else 0 */
     uint8_t reserved[24]; /* 0 */
 };

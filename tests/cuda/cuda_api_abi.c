@@ -44,7 +44,8 @@ SAME("swizzle", (int)GDN_CU_MAP_SWIZZLE_128B, (int)CU_TENSOR_MAP_SWIZZLE_128B);
 SAME("L2", (int)GDN_CU_MAP_L2_256B, (int)CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 SAME("CUtensorMap", sizeof(struct gdn_cu_map), sizeof(CUtensorMap));
 
-/* Every call that we use is declared there (some under a versioned name). */
+/* CUDA's header declares every function that the library calls (some with a version in the
+ * name). */
 #define DECLARED(name, parameters) (void (*)(void)) name,
 void (*const gdn_cu_declared[])(void);
 void (*const gdn_cu_declared[])(void) = { GDN_CU_CALLS(DECLARED) };

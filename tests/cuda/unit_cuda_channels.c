@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fakes: cuda */
 /*
- * Which calls chunks with a gate per channel take, why they do not take others, and how many
- * windows they launch.
+ * Chunks with a gate per channel: which calls they take, why not others, and how many windows they
+ * launch.
  */
 #include <string.h>
 

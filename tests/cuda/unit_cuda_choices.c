@@ -130,8 +130,8 @@ static size_t bytes_of(const gdn_prefill_backward_args *a)
     return bytes;
 }
 
-/* One kernel walks in reverse and makes the gradients, but not where multiprocessors or blocks
- * would be idle. It takes no more memory than two, or than it may. */
+/* One kernel walks in reverse and makes the gradients, unless multiprocessors or blocks would be
+ * idle. It takes no more memory than two kernels, or than the caller allows. */
 static void test_one_kernel(void)
 {
     enum { BETWEEN = 64 }; /* MiB of states between windows, at most */

@@ -60,7 +60,8 @@ static inline void expect_bits(const char *what, const gdn_prefill_backward_args
             ring2_expect_bits(what, ring2_gradient(got, i), ring2_gradient(want, i));
 }
 
-/* Rows of length near 1; of keys that beta near 2 meets, near one direction. */
+/* Fills keys: of length near 1, if `unit`; near one direction, if `alike`, which is hard with
+ * beta near 2. */
 static inline void fill_keys(const gdn_tensor *k, bool unit, bool alike)
 {
     const int64_t K = k->size[k->ndim - 1];

@@ -522,7 +522,7 @@ static bool parse_number(const char *name, const char *text, uint64_t low, uint6
     return false;
 }
 
-/* Reads argv[*i] and, if its value is an argument of its own, argv[++*i]. Returns false after one
+/* Reads option argv[*i], and its value from argv[++*i] if that is apart. Returns false after one
  * line. */
 static bool parse(char **argv, int *i)
 {

@@ -223,7 +223,8 @@ static const double *row_of(const struct chunk *c, const double *rows, int i)
     return rows + (c->t0 + i) * c->r->K;
 }
 
-/* L below the diagonal, P up to it, and what is left of a state or a token at either end. */
+/* Makes L below the diagonal, P up to it, and the decays of the state and of tokens from either
+ * end. */
 static void make_grams(const struct chunk *c)
 {
     const double *alpha = c->r->alpha + c->t0, *beta = c->r->beta + c->t0;

@@ -36,12 +36,12 @@ struct ring2_cases {
 };
 int ring2_cases_main(int argc, char **argv, const struct ring2_cases *tests, int n);
 
-/* The same by hand, for generated tests. --every=N: every Nth begins; GDN_TEST_EVERY: the same, but
- * of these two kinds alone. */
+/* The same by hand, for generated tests. --every=N or GDN_TEST_EVERY=N: every Nth test begins.
+ * The variable thins only tests of these two kinds. */
 void ring2_options(int argc, char **argv);
 bool ring2_begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void ring2_end(void); /* prints the line, frees every buffer */
-/* Prints the closing line, returns main's status: 77 where everything that ran was skipped. */
+/* Prints the closing line. Returns main's status, 77 if all tests that ran were skipped. */
 int ring2_summary(void);
 
 /* Marks the running test. */

@@ -107,7 +107,8 @@ static double beta_of(const struct part *p, int64_t i, double *slope)
     return most * oracle_sigmoid(b);
 }
 
-/* dgate of log alpha as gradients of what was given: of g; of A_log and dt_bias. */
+/* Makes gradients of the given tensors from dgate, that of log alpha: of g, or of a, A_log and
+ * dt_bias. */
 static void through_gate(const struct part *p, int64_t i, double dgate, double *dg, double *dA_log,
                          double *ddt_bias)
 {

@@ -350,7 +350,7 @@ static double decayed(const struct back *b, int x, int from, int to)
 
 enum { DQ, DE, DK, DG };
 
-/* Adds what tokens i and j, at most i, have of each other. */
+/* Adds the gradients that tokens i and j (at most i) have from each other. */
 static void add_pair(const struct back *b, int x, int i, int j, double **want, double **mag)
 {
     const int K = b->K, at = i * b->ld + x, by = j * b->ld + x;

@@ -78,7 +78,7 @@ static void G15_changed(void)
     }
 }
 
-/* A right checksum over wrong content: each field, beyond what it may be. */
+/* A wrong value in a header with a right checksum: each field, beyond its range. */
 struct field {
     int at, bytes;
     int64_t value;

@@ -26,8 +26,8 @@ static int n_tables(void)
     return n;
 }
 
-/* The build's list of instruction sets is that of the tables, in their order: by its last name the
- * build knows for which one the op tests run anyway. */
+/* The build lists instruction sets in the order of the tables: the last name is the set that the
+ * op tests use by default. */
 static void test_order(void)
 {
     char names[256] = "";
@@ -217,7 +217,7 @@ static void test_float_environment(void)
         CHECK(after == modes[i], "mode %#x: %#x afterwards", modes[i], after);
     }
 #elif defined(__aarch64__)
-    /* flush to zero; default NaN; the other half precision; down; all of them */
+    /* flush to zero; default NaN; alternative half precision; round down; all of them */
     static const uint64_t modes[] = { 1 << 24, 1 << 25, 1 << 26, 2 << 22, 0x7800000 };
     for (int i = 0; i < 5; i++) {
         ring2_set_fpcr(modes[i]);

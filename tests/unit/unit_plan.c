@@ -291,7 +291,7 @@ static void test_rows(void)
     CHECK(!gdn_rows_of(&one, &tokens).data, "absent");
 }
 
-/* The output of what no token computes becomes zero, and nothing else changes. */
+/* Checks that output rows which no token computes become zero, and that nothing else changes. */
 static void check_zeroed(const char *what, struct call *c, const bool *zero)
 {
     const int64_t N = c->padded ? c->B * c->T : 10;

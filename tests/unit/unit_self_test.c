@@ -15,7 +15,7 @@
 
 static const struct gdn_kernels *good;
 
-/* So small a fault that a glance at the results would miss it. */
+/* A fault so small that the results look right. */
 static float off(float x) { return x * 1.01f + 0.001f; }
 
 #define EACH_DTYPE(X) X(0) X(1) X(2)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Gradients of a chunk of one head (docs/design/math.md). A gate that forgets begins a piece of the
- * chunk, whose state is zero: nothing passes it.
+ * chunk. The state of a piece starts from zero, so that nothing passes such a gate.
  */
 #include <math.h>
 #include <string.h>

@@ -207,8 +207,7 @@ static void backward(struct gdn_sweep *s, const struct gdn_sweep_chunk *x, const
 
 /* ---- Sequences ----------------------------------------------------------------------------- */
 
-/* Rows of a gradient, and of the tensor that it belongs to: `updates` of each token, so many bytes
- * apart. */
+/* Rows of a gradient, and of its tensor. A token has `updates` rows, so many bytes apart. */
 struct gradient {
     const struct gdn_rows *rows, *of;
     int updates;

@@ -292,7 +292,7 @@ GDN_DEVICE float all_parts(const struct head_parts *parts, int n_blocks, int t, 
     return sum;
 }
 
-/* The gradients that a state head gives to its key head. D takes the place of its part of dk. */
+/* The gradients that a state head adds to its key head. D becomes a part of dk. */
 struct head_gradients {
     head_sums dq, D, dw;
 };

@@ -279,7 +279,7 @@ GDN_DEVICE struct gdn_marks find_bounds(const struct gdn_cu_batch &b, int first,
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
-/* A tile: its tokens, its row of a padded batch, and how many tokens of the row come before it. */
+/* A tile: its tokens, its row of a padded batch, and the tokens of the row before it. */
 struct gdn_few {
     int row, first, end, back;
 };

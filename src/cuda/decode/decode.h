@@ -62,7 +62,7 @@ struct gdn_decode_call {
     void *stream;
 };
 
-/* A call that is planned to go token by token: its form, and the call as the form takes it. */
+/* The plan of a call that goes token by token: its form, and the call as the form takes it. */
 struct gdn_cuda_decode_plan {
     int form;     /* of the lists in select.c */
     size_t bytes; /* of memory that it takes */

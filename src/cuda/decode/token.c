@@ -44,7 +44,7 @@ static uint32_t group_of(const struct gdn_cu_rule *r, int n)
     return ((1u << 22) + (uint32_t)(r->H / n) - 1) / (uint32_t)(r->H / n);
 }
 
-/* Returns the arguments of one token. An absent gate becomes a 0, of a kind that makes 1 of it:
+/* Returns the arguments of one token. An absent gate reads as 0, and its kind makes 1 of that:
  * exp(0), 2 sigmoid(0). */
 struct gdn_cu_token gdn_cuda_token_args(const struct gdn_cu_rule *r, const struct gdn_cu_warp *a)
 {

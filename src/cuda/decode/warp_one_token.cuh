@@ -22,7 +22,7 @@ template <int KC> struct once_tile {
     float S[N][C][4];
 };
 
-/* Sums N rows of p, then of z. Returns one of the sums: that of row once_row() of the lane. */
+/* Sums N rows of p, then of z. Returns the sum of the lane's row, once_row(). */
 template <class Tile>
 GDN_DEVICE float once_sums(const Tile &tile, const float (&k)[Tile::C][4],
                            const float (&q)[Tile::C][4])

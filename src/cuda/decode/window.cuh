@@ -245,7 +245,7 @@ GDN_DEVICE void mma_factors(float &k, float &q, const float (&G)[4], const struc
     q = __shfl_sync(0xffffffff, length, 9 * t + 4) * a.scale;
 }
 
-/* Computes what the tokens read and write, from r.v and their gates. */
+/* Computes r.s, r.z and r.u of the tokens from r.v and their gates. */
 template <class Tile>
 GDN_DEVICE void mma_rule(struct mma_rows &r, const Tile &tile, const uint32_t (&x)[Tile::PAIRS],
                          const struct gdn_cu_warp &a, int T, bool each = false)

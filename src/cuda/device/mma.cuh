@@ -129,7 +129,7 @@ template <class format> struct mma_tiles16 {
         format::mma(d[0], a.x, b.x[0], b.x[1]);
         format::mma(d[1], a.x, b.x[2], b.x[3]);
     }
-    /* Collects values; the result is true if one of them is not finite. */
+    /* Collects values in z, to find out whether any of them is not finite. */
     typedef uint32_t taint;
     GDN_DEVICE void collect(taint &z, const operand &o)
     {

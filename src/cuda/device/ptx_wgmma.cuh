@@ -21,7 +21,7 @@ GDN_DEVICE void mbarrier_arrive(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
 }
-/* Arrives at a barrier, and adds to the bytes that it waits for. */
+/* Arrives at a barrier, which then waits for so many more bytes. */
 GDN_DEVICE void mbarrier_expect(uint32_t barrier, int bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
@@ -110,8 +110,8 @@ GDN_DEVICE void cluster_sync(void)
 
 /* ---- Copies; those into shared memory count their bytes on a barrier there ------------------- */
 
-/* Sends 16 bytes from registers to another block of the cluster, whose barrier counts them. Waits
- * for bytes that came so. */
+/* Sends 16 bytes from registers to another block of the cluster. A barrier there counts these
+ * bytes. */
 GDN_DEVICE void send_to_block(uint32_t to, const float (&x)[4], uint32_t barrier)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "

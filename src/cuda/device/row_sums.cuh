@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums over lines, for the gradients of a vector. Each block has written its sums; this adds those
- * of all blocks. */
+/* Sums over lines, for the gradients of a vector. Each block has written its sums; this file
+ * adds the sums of all blocks. */
 #ifndef GDN_CUDA_ROW_SUMS_CUH
 #define GDN_CUDA_ROW_SUMS_CUH
 

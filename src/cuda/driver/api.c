@@ -7,8 +7,8 @@
 
 typedef gdn_cu_result (*get_proc)(const char *, void **, int, uint64_t, int *);
 
-/* Returns a pointer to a function from one to an object. POSIX allows that, ISO C has no cast for
- * it. */
+/* Casts a pointer to an object to a pointer to a function. POSIX allows that, ISO C has no cast
+ * for it. */
 static get_proc find_get_proc(void *library)
 {
     void *symbol = gdn_os_library_symbol(library, "cuGetProcAddress_v2");

@@ -5,7 +5,7 @@
 
 #include "cuda/driver/launch.h"
 
-/* A form, and why it does not take the call; NULL: it does. */
+/* A form, and the reason that it does not take the call; NULL: it does. */
 struct gdn_cuda_form {
     const char *name, *why_not;
 };

@@ -69,7 +69,8 @@ static const char *why_not_one_launch(const struct gdn_step_call *m, const struc
     return NULL;
 }
 
-/* Returns true if the blocks of a key head can wait for each other: they are one, or a cluster. */
+/* Returns true if the blocks of a key head can wait for each other: there is one, or they are a
+ * cluster. */
 static bool are_together(const gdn_ctx *ctx, int n_blocks)
 {
     return n_blocks == 1 || (gdn_cuda_runs_sm_90a(ctx->cuda) && n_blocks <= CLUSTER);
@@ -331,7 +332,8 @@ struct parts {
 /* The decisions about a call. */
 struct planned {
     const char *why_not_one; /* the reason that a call takes several launches; NULL: it takes one */
-    bool convolves;          /* conv is launched; of a call of one launch, it moves the states */
+    bool convolves;          /* conv is launched; if the rest is one launch, conv moves the
+                                states */
     struct gdn_cuda_conv_plan conv;
     union {
         struct one_launch one;

@@ -45,7 +45,7 @@ struct step_pair {
     uint32_t past[STEP_PAST][2], weight[2][2], x, bias[2];
 };
 
-/* Returns the channel in x of number i of the block: first those of q, then of k, then of v. */
+/* Returns the channel in x of channel i of the block: channels of q first, then of k, then of v. */
 GDN_DEVICE int rows_channel(const struct gdn_cu_step_rows &a, const struct token_place &w,
                             int column, int i)
 {

@@ -49,7 +49,7 @@ void gdn_cuda_prefill_choose(gdn_ctx *ctx, const struct gdn_cu_rule *rule,
     families[how->form].plan(ctx, rule, how);
 }
 
-/* Logs the family, and why those before it do not take the call. */
+/* Logs the family, and why the families before it do not take the call. */
 static void log_choice(gdn_ctx *ctx, const struct gdn_cu_rule *rule, int form)
 {
     enum { N = sizeof families / sizeof *families };

@@ -88,7 +88,7 @@ GDN_DEVICE void load_product_tile(float (&m)[PRODUCT_EACH], const struct product
         m[j] = fast < p.a.K && slow + j * step < p.a.K ? load_product<f32>(M.data, at, M.dtype) : 0;
 }
 
-/* Stores the thread's elements. Returns true if one of them is not zero. */
+/* Stores the thread's elements. Returns true if any is not zero. */
 GDN_DEVICE bool store_product_tile(float (&tile)[PRODUCT_ROWS][PRODUCT_DEPTH + PAD],
                                    const float (&m)[PRODUCT_EACH], const struct product &p)
 {

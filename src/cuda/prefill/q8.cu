@@ -97,7 +97,7 @@ GDN_DEVICE bool changes_state(const struct gdn_cu_rule &r, const struct gdn_cu_s
 GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_q8 &a, const struct gdn_cu_seq &s,
                               int head)
 {
-    __shared__ int left; /* among THREADS tokens, the number from the first one that changes the
+    __shared__ int left; /* how many of THREADS tokens come before the first one that changes the
                             state */
     const struct gdn_cu_rule &r = a.rule;
     if (s.read < 0 || !a.from.data) return -1;

@@ -104,7 +104,7 @@ static void add(struct planned *p, const struct gdn_gates_call *c, bool of_a, bo
     l->n_blocks = places ? spread(a, places, by_ones ? ONES : LINES, sm_count) : 0;
 }
 
-/* Plans one launch, or two if channels give b other lines than a. */
+/* Plans one launch; two, if a has channels and so more lines than b. */
 static gdn_status plan_gates(gdn_ctx *ctx, void *call)
 {
     const struct gdn_gates_call *c = call;

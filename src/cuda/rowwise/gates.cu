@@ -17,7 +17,8 @@
 /* As in gates.c: a thread has four heads of up to LINES lines, or one head of up to ONES. */
 enum { HEADS = 4, LINES = 4, ONES = 2 };
 
-/* Lines from `line` on, `step` apart. Those less than `left` away are there. */
+/* The thread's lines: from `line` on, `step` apart, as far as they are less than `left` behind
+ * `line`. */
 struct place {
     int64_t line;
     int at, step, left; /* at: the thread's place in a line, below a.wide */

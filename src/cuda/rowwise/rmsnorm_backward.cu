@@ -194,8 +194,8 @@ GDN_DEVICE void rmsnorm_backward_long(const struct gdn_cu_rmsnorm_backward &a)
 
 /* ---- Lines of a block ---------------------------------------------------------------------- */
 
-/* Adds to sums in memory. A thread has the same elements of every line, so no other thread adds to
- * these. */
+/* Adds to sums in memory. A thread has the same elements in every line, so threads do not share
+ * sums. */
 GDN_DEVICE void add_to_sums(const struct gdn_cu_rmsnorm_backward &a, const struct piece &p,
                             const float (&sum)[8], bool is_first)
 {

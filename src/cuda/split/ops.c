@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ops that GDN_SPLIT_INVARIANT changes: which of them go on from a record. */
+/* The ops with GDN_SPLIT_INVARIANT: calls that continue from a record go to split.c. */
 #include "calls/op_backends.h"
 #include "cuda/prefill/prefill.h"
 #include "cuda/split/split.h"

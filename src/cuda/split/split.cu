@@ -52,7 +52,7 @@ GDN_DEVICE int64_t next_rows(const struct gdn_cu_split &a, const struct split_se
     return clamp64(x.c + x.n - GDN_SPLIT_UNIT, 0, GDN_SPLIT_UNIT);
 }
 
-/* Returns the tokens that go into the state, if the call moves it. */
+/* Returns how many tokens go into the state, if the call writes it. */
 GDN_DEVICE int64_t closed_tokens(const struct split_sequence &x)
 {
     return (x.c + x.n) / GDN_SPLIT_UNIT * GDN_SPLIT_UNIT;

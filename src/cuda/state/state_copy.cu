@@ -80,7 +80,7 @@ GDN_DEVICE bool is_old(const struct gdn_cu_copy &a, int dim, int64_t i)
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
-/* A pack of a line: its place, and the elements that were read. */
+/* A pack of a line: its place, and its elements as they were read. */
 struct gdn_piece {
     int64_t n;               /* elements up to the end of the line; below 1: there is no pack */
     int64_t first, from, to; /* bytes */

@@ -6,8 +6,8 @@
 #include "calls/layer_backward.h"
 #include "gdn_train.h"
 
-/* The workspace of a call: rows of all tokens. They have c->dtype; those that are float * here are
- * float32. */
+/* The workspace of a call: rows of all tokens, of dtype c->dtype, or of float32 where the field
+ * is float *. */
 struct gdn_layer_buffers {
     char *plan;
     char *x, *dout;        /* [N][hidden], zero where tokens do not count */
@@ -42,7 +42,7 @@ struct gdn_layer_backward {
     int first[GDN_LAYER_PHASES + 1]; /* product of each phase */
 };
 
-/* Returns the columns from `first` on of a buffer that has so many. */
+/* Returns the matrix of a buffer with so many columns, from column `first` on. */
 static inline struct gdn_matrix gdn_layer_matrix(void *buffer, int32_t dtype, int64_t columns,
                                                  int64_t first)
 {

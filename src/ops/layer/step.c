@@ -92,7 +92,8 @@ static gdn_status check_states(gdn_ctx *ctx, struct gdn_step_call *m)
     return GDN_OK;
 }
 
-/* Describes the rule's sizes and formulas; its rows but those of the convolution. */
+/* Describes the sizes and formulas of the rule, and its rows, except for those that the
+ * convolution makes. */
 static gdn_status describe_rule(gdn_ctx *ctx, struct gdn_step_call *m)
 {
     const gdn_step_args *a = &m->args;

@@ -75,7 +75,7 @@ static struct wanted want(const gdn_tensor *t)
     return (struct wanted){ ring2_heap(n * 8), ring2_heap(n * 8) };
 }
 
-/* (I + A)^-1 written out, and what of it the limits are made of. */
+/* Computes (I + A)^-1 term by term, with the sizes for its limits. */
 static void model_uw_chunk(const struct stages *s, const struct chunk *c, const struct wanted *u,
                            const struct wanted *w, const struct wanted *T)
 {

@@ -142,7 +142,7 @@ static gdn_tensor slots_of(int32_t dtype, int64_t n, int64_t H, int64_t r, int64
     return t;
 }
 
-/* A fold has the bits of one gdn_summary_apply() after the other, in float32. */
+/* A fold has the bits of a chain of gdn_summary_apply() in float32. */
 static void expect_steps(gdn_ctx *ctx, const gdn_summary_fold_args *a, const gdn_tensor *got)
 {
     const int64_t H = a->M.size[1];

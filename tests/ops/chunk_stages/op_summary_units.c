@@ -136,7 +136,7 @@ static void agrees_with_float64(void)
     }
 }
 
-/* No sequence is longer than a unit: all are done where they are. */
+/* If no sequence is longer than a unit, none is cut. */
 static void whole_sequences(void)
 {
     static const int64_t lengths[] = { 0, 300, 64, 1, 0, 129 };

@@ -28,7 +28,7 @@ static gdn_ctx *strict_ctx(void)
     return ctx;
 }
 
-/* Gives `check` calls of every op and their numbers, after their first runs. */
+/* Runs random calls of every op once, and passes each with its number to `check`. */
 static void for_each_call(bool tiny, void (*check)(struct ring2_replay *r, int number))
 {
     gdn_ctx *first = strict_ctx();
@@ -200,8 +200,8 @@ static void run_part(struct ring2_replay *r, const gdn_tensor *identity, int64_t
     ring2_status(ring2_ctx(2), "a part", gdn_run_op(ring2_ctx(2), r->op, &c), GDN_OK);
 }
 
-/* The last sequences alone, then those before them, give what the call gives: outputs of tokens
- * before the first sequence stay, or are written by the second part. */
+/* The last sequences in one call, then the others in a second call, give what one call gives.
+ * Outputs of tokens before the first sequence stay, or the second call writes them. */
 static void in_parts(struct ring2_replay *r, int number)
 {
     static const int64_t numbers[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };

@@ -327,7 +327,7 @@ static void finite_differences(void)
     }
 }
 
-/* No tokens: sums are zero, and states have the gradients that they had. */
+/* Without tokens sums are zero, and gradients of states are those that were given. */
 static void no_tokens(void)
 {
     static const int64_t lengths[2] = { 0, 0 };

@@ -66,8 +66,7 @@ static gdn_block_args make_call(const struct kind *k, int64_t P, gdn_batch *t)
     a.out_proj = random_weight(HIDDEN, HV * V, 0.2);
     a.n_key_heads = HK, a.n_value_heads = HV, a.key_head_dim = K, a.value_head_dim = V;
     a.state_layout = k->layout;
-    /* Weights are float32: cuBLAS multiplies them with such inputs in an order that may depend on
-     * the number of tokens. */
+    /* With weights of float32, the order of cuBLAS's sums may depend on the number of tokens. */
     a.flags = GDN_BATCH_INVARIANT;
     if (ring2_on_device() && k->dtype == GDN_F32) a.flags |= GDN_EXACT;
     a.state = states(k, k->states, P, false);

@@ -174,8 +174,8 @@ static void give_slots(gdn_step_args *a, gdn_batch *t, int64_t B, int64_t T, boo
     a->batch = t;
 }
 
-/* The form that a device computes in one launch: sizes, layouts and dtypes of models; groups of
- * heads that are clusters and some that are not; 1 to 9 tokens. */
+/* Calls that a device computes in one launch: sizes, layouts and dtypes of models; key heads
+ * whose blocks are clusters, and others; 1 to 9 tokens. */
 static void as_engines_call(int number)
 {
     static const int shapes[][4] = { { 2, 4, 128, 128 }, { 1, 3, 64, 64 }, { 2, 2, 128, 64 },
@@ -284,8 +284,8 @@ static double *tokens_of(const gdn_tensor *t, int64_t b, int64_t T, int64_t m)
     return y;
 }
 
-/* One value head, from rows of the convolution, into its columns of y [T][HV V]. What o loses to
- * its rounding before the norm is for the limit. */
+/* Computes one value head from rows of the convolution, into its columns of y [T][HV V]. The
+ * limit includes the rounding of o before the norm. */
 static void step_head(const struct layer *l, const gdn_step_args *a, int h, double *y)
 {
     const size_t T = (size_t)l->T;

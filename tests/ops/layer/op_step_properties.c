@@ -115,7 +115,7 @@ static void G10_G11_padding_and_masks(void)
     }
 }
 
-/* A token of a tree has the bits that it has at the end of the chain of its ancestors. */
+/* A token of a tree has the bits of the same token at the end of a chain of its ancestors. */
 static void G19_tree(void)
 {
     enum { T = 7 };

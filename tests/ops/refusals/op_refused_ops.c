@@ -496,7 +496,7 @@ enum { RANK = 5 };
 
 typedef gdn_block_args gdn_kda_args; /* as REFUSE_SEEN() wants it */
 
-/* KDA: a weight of each projection, of low rank where there are two. */
+/* A layer of KDA: one weight for each projection, or two of low rank. */
 static gdn_kda_args kda(void)
 {
     gdn_block_args a = block();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu */
-/* GDN_BF16_PRODUCTS: the loops themselves on factors that bfloat16 holds, and gdn_prefill by
- * them. Where the machine has neither AMX nor AVX512-BF16 the flag must change nothing. */
+/* GDN_BF16_PRODUCTS: its loops on factors that bfloat16 holds, and gdn_prefill with these loops.
+ * On a machine without AMX and AVX512-BF16 the flag must change nothing. */
 #include <math.h>
 #include <string.h>
 

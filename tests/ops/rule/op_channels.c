@@ -445,7 +445,7 @@ static void no_sequence(int i)
     ring2_expect_bits("state", &c.a.state, &state);
 }
 
-/* G2: a sequence of a batch has the bits that it has alone. */
+/* G2: a sequence has the same bits in a batch as alone. */
 static void alone(int i)
 {
     const struct call c = draw(&rules[i / 2 % 2], &batches[0], i % 2 ? GDN_F16 : GDN_BF16, 5, 1);

@@ -541,7 +541,7 @@ static void fewer_slots(int number)
         ring2_status(ring2_ctx(1), "fewer slots", gdn_decode(ring2_ctx(1), &a), GDN_E_ARG);
 }
 
-/* More sequences than a grid has rows, then tokens that belong to none. */
+/* More sequences than a grid has rows, and tokens behind them that belong to none. */
 static void many_sequences(int number)
 {
     enum { MANY = 65536, REST = 3 };

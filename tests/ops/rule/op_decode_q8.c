@@ -204,7 +204,7 @@ static void codes(int number)
     }
 }
 
-/* A token that changes nothing leaves codes and scales, or copies them (G9). */
+/* A token that changes nothing keeps codes and scales, or copies them (G9). */
 static void idle(int number)
 {
     struct pair c;

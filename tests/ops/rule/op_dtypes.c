@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu */
 /*
- * The rule and its gradients where q, k, v, g, beta and out each have a dtype of their own, against
- * float64. What a device has for rows of several dtypes it also has for GDN_EXACT.
+ * The rule and its gradients, if q, k, v, g, beta and out have different dtypes, against float64.
+ * The kernels of a device for several dtypes are also those of GDN_EXACT.
  */
 #include <math.h>
 

@@ -28,7 +28,7 @@ static gdn_tensor *made(gdn_prefill_backward_args *a, int i)
 
 /* ---- Calls --------------------------------------------------------------------------------- */
 
-/* How a call is given, beside its rule and its gates. */
+/* How a call is given: heads, sizes, dtypes, flags and lengths. */
 static const struct way {
     const char *name;
     int Hk, H, K, V;
@@ -336,7 +336,7 @@ static void add_rows(const struct part *p, double *to, const gdn_tensor *t, cons
             to[place(p, t, p->first * n + i / size, i % size)] += from[i];
 }
 
-/* Adds dg of log gates, through what makes gates of what was given. */
+/* Adds dg of log gates to the gradients of the tensors that the gates were made of. */
 static void add_gates(const struct part *p, double *const *want, const double *given,
                       const double *dg)
 {

@@ -46,7 +46,8 @@ static void load_slot(double *to, const gdn_tensor *pool, int64_t s, bool kv, in
     }
 }
 
-static double half_of(int32_t dtype) /* of a unit in the last place, and what sums add to it */
+static double half_of(int32_t dtype) /* Returns half a unit in the last place, and what sums add
+                                        to that. */
 {
     return dtype == GDN_F32 ? 3e-5 : dtype == GDN_BF16 ? 3e-2 : 4e-3;
 }

@@ -14,7 +14,8 @@
 #include "ring2_device.h"
 #include "ring2_rule.h"
 
-/* So many multiprocessors count that the planner takes the form; first 0: whole sequences. */
+/* Forms, and the number of multiprocessors with which the planner takes each. first 0: whole
+ * sequences. */
 static const struct form {
     const char *kernel;
     int64_t K, V;

@@ -114,7 +114,8 @@ static void fill_gates(const gdn_rule_args *a, const struct pattern *p, int64_t 
 
 /* ---- Forms ---- */
 
-/* So many multiprocessors count that the planner takes the form; first 0: whole sequences. */
+/* Forms, and the number of multiprocessors with which the planner takes each. first 0: whole
+ * sequences. */
 static const struct form {
     const char *kernel;
     int64_t K, V;

@@ -32,7 +32,7 @@ static gdn_batch *new_batch(void)
     return b;
 }
 
-/* The tokens of row b that count, as a padded batch of one. */
+/* Returns the tokens of row b that count, as a padded batch of one row. */
 static gdn_tensor valid(const gdn_tensor *t, int64_t b)
 {
     if (!t->data) return *t;

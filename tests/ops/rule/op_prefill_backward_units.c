@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu, sm_90 "float64" */
 /*
- * gdn_prefill_backward for dstate alone on Hopper's tensor cores: sequences that are cut into
- * units, where the planner cuts and where this test has it cut, and an early stop. Held to the
- * limits of whole walks.
+ * gdn_prefill_backward for dstate alone on Hopper's tensor cores: sequences cut into units by the
+ * planner or by this test, and early stops. The limits are those of whole walks.
  */
 #include <math.h>
 #include <string.h>
@@ -413,7 +412,7 @@ static void selection(void)
     ring2_expect_bits("dstate", &a.dstate, &clean.dstate);
 }
 
-/* One walk does all if dstate is added to, and beside other gradients. */
+/* dstate beside other gradients, or with GDN_ACCUMULATE, is one walk without units. */
 static void what_it_does_not_cut(void)
 {
     gdn_ctx *ctx = walker(192, 0);

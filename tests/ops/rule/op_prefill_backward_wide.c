@@ -398,8 +398,8 @@ static const struct wide_call wide_calls[] = {
       B16 },
 };
 
-/* As nan_stays() and nan_is_skipped(), where sums over tokens take all of a chunk: token 18
- * forgets; a token behind it, and then the state before, have NaN. */
+/* nan_stays() and nan_is_skipped() for forms that sum over all tokens of a chunk: token 18
+ * forgets; a later token has a NaN, then the state before. */
 static void expect_nan(int dtype, int D)
 {
     const struct wide_call w = { "",  { 40, 40 }, 2,     4,    LOG_G, 0, 0,    0,

@@ -47,9 +47,9 @@ struct tokens {
 
 struct run {
     const struct layer *m;
-    int32_t layout;    /* of the splits' pool, which may be another one than that of states */
-    struct tokens all; /* and the outputs that each split must have */
-    gdn_tensor states; /* [B T / 64]: after each 64 tokens */
+    int32_t layout;            /* of the splits' pool; the states may have another */
+    struct tokens all;         /* and the outputs that each split must have */
+    gdn_tensor states;         /* [B T / 64]: after each 64 tokens */
     gdn_tensor A_log, dt_bias; /* of raw gates */
     gdn_tensor state, k, u, g, count;
     int64_t at[B], slots[B];

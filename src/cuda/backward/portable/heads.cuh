@@ -285,8 +285,8 @@ GDN_DEVICE union heads_load &turn_to(struct heads_shared &sh, const struct gdn_c
     return take_load(sh, a, n, passes);
 }
 
-/* Adds dq and dk of a state head and stores its other gradients. n: the number of its first
- * load. */
+/* Adds dq and dk of a state head, and stores its other gradients. n: the number of the head's
+ * first load. */
 GDN_DEVICE union heads_load &run_head(head_sums &dq, head_sums &dk, struct heads_shared &sh,
                                       const struct gdn_cu_backward &a, uint32_t n, int passes,
                                       int64_t &item)

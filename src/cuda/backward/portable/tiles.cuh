@@ -55,8 +55,7 @@ template <int n> GDN_DEVICE void begin_rows(char *to, const struct row_source &f
 
 /* ---- Tiles in shared memory ------------------------------------------------------------------ */
 
-/* Copies 16 rows of a tile from shared memory, where the warp has written them, to the same rows in
- * memory. */
+/* Copies 16 rows of a tile, which the warp wrote to shared memory, to the same rows in memory. */
 GDN_DEVICE void copy_rows_out(char *to, const char *from)
 {
     __syncwarp();

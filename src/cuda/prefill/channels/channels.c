@@ -172,8 +172,8 @@ static gdn_status launch(gdn_ctx *ctx, const struct gdn_cuda_call *call, struct 
     return gdn_cuda_launch(ctx, call);
 }
 
-/* Launches both kernels for a window. overlaps: its chunks begin while the scan of the window
- * before runs, and end after that. A scan begins after its chunks end. */
+/* Launches both kernels for a window. overlaps: the chunks begin while the scan of the window
+ * before runs, and end after it. A scan begins when its chunks have ended. */
 static gdn_status run_window(gdn_ctx *ctx, const struct gdn_cu_prefill_channels *a, bool overlaps,
                              const struct scan *s, struct gdn_cuda_ran *ran, void *stream)
 {

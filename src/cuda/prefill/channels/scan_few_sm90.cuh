@@ -99,8 +99,8 @@ template <int deep> struct few_block {
 
 /* ---- The warps beside memory ----------------------------------------------------------------- */
 
-/* Loads a part of a record: matrix `matrix`, and square `square` if that is not negative. One lane
- * calls it. */
+/* Loads a part of a record: a matrix, and a square if its number is not negative. One lane calls
+ * it. */
 template <int deep>
 GDN_DEVICE void load_matrices_of(char *to, const char *record, int matrix, int square,
                                  uint32_t barrier)

@@ -265,9 +265,9 @@ GDN_DEVICE int next_stop(const scan_block &b, int i)
     return (int)min((c / each + 1) * each - b.part.begin, (int64_t)b.n_chunks());
 }
 
-/* Computes all chunks. pass() computes those that change the state and are finite, and returns the
- * first one that it leaves to pass_other(). So the inner loop has few instructions, which stay in
- * the nearest caches. */
+/* Computes all chunks. pass() computes those that change the state and are finite, up to the
+ * first other one, which pass_other() computes. So the inner loop has few instructions, which
+ * stay in the nearest cache. */
 template <class Warp> GDN_DEVICE void pass_all(Warp &w)
 {
     const int n = w.b.n_chunks();

@@ -38,8 +38,8 @@ GDN_DEVICE struct portable_record &record_at(const struct gdn_cu_prefill_portabl
     return ((struct portable_record *)a.records)[number * a.rule.H + head];
 }
 
-/* key_bytes() returns the bytes of a row of keys of length one; the other one returns the address
- * of these keys, of a chunk and a key head. */
+/* key_bytes() returns the bytes of a row of normalised keys. The other function returns the
+ * address of such keys, of a chunk and a key head. */
 GDN_DEVICE int key_bytes(const struct gdn_cu_rule &r) { return (r.K + 7) / 8 * 16; }
 GDN_DEVICE char *keys_at(const struct gdn_cu_prefill_portable &a, int64_t number, int key)
 {

@@ -14,8 +14,8 @@
 #include "cuda/prefill/portable/scan_loads.cuh"
 #include "cuda/prefill/portable/scan_state.cuh"
 
-/* Finds a block's tokens: of a sequence or its first segment; after these, of later segments. A
- * warp calls it. */
+/* Finds a block's tokens. The first numbers are those of sequences or their first segments, then
+ * come later segments. A warp calls it. */
 GDN_DEVICE void find_tokens(struct scan_head &h, const struct gdn_cu_prefill_portable &a,
                             int64_t item)
 {
@@ -58,8 +58,8 @@ template <int io, int deep> GDN_DEVICE void run_scan(const struct gdn_cu_prefill
     struct scan_head &h = *(struct scan_head *)gdn_shared;
     const struct gdn_cu_rule &r = a.rule;
     const int64_t rows = a.cut.later ? 0 : r.batch.B + (r.out.data && r.batch.cu_seqlens.data);
-    /* Blocks are numbered by parts of a head, then heads, then sequences and segments. Those of
-     * maps have more slices. */
+    /* Blocks are numbered by slices of a head, then heads, then sequences and segments. Blocks
+     * of maps have more slices. */
     int64_t block_number = blockIdx.x, n_slices = a.n_slices, item = 0;
     if (!a.cut.later && block_number >= rows * r.H * n_slices) {
         block_number -= rows * r.H * n_slices;

@@ -104,7 +104,7 @@ GDN_DEVICE void hand_u(const Block &b, const typename Block::work::operands &u, 
     if (threadIdx.x % 32 == 0) b.shared.slow[i] = slow;
 }
 
-/* Returns true if chunk c is one for careful code: it has a checkpoint or a gate that forgets, or a
+/* Returns true if chunk c needs the careful code: it has a checkpoint, a gate that forgets, or a
  * row of T that is not finite. */
 template <class Warp, class Work>
 GDN_DEVICE bool wants_care(const Warp &w, const Work &work, int64_t c)

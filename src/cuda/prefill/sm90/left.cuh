@@ -103,7 +103,7 @@ GDN_DEVICE float2 sum_threads(struct left_sums &sh, float x)
     return sum;
 }
 
-/* Returns the first thread with yes; -1: there is none. All threads call it. */
+/* Returns the first thread whose `yes` is true; -1: there is none. All threads call it. */
 GDN_DEVICE int first_thread(struct left_sums &sh, bool yes)
 {
     const unsigned mine = __ballot_sync(0xffffffff, yes);
@@ -133,7 +133,7 @@ GDN_DEVICE void run_stops(const struct gdn_cu_prefill_sm90 &a)
         if (at >= 0) stop = first + at + 1;
         sum += here.y;
     }
-    if (stop >= n) stop = INT32_MAX; /* later chunks alone would leave out dstate_out */
+    if (stop >= n) stop = INT32_MAX; /* a stop among the last chunks would leave out dstate_out */
     if (threadIdx.x == 0) a.cut.stops[s.row * a.rule.H + head] = stop;
 }
 

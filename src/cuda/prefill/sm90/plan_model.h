@@ -84,9 +84,9 @@ struct gdn_plan_batch {
                                              that may not */
 };
 
-/* The sequences of more than cut.whole tokens: their number and their tokens. apart: those of more
- * than a->split tokens. Then the tokens of the longest sequence, and of the longest that is not
- * apart. singles: sequences of one token, which decode takes. */
+/* The sequences of more than cut.whole tokens: how many, and their tokens. apart: those of more
+ * than a->split tokens. longest: the most tokens; short_one: the most of a sequence that is not
+ * apart. singles: sequences of one token. */
 struct gdn_plan_long {
     int64_t n, tokens, apart, apart_tokens, longest, short_one, singles;
 };

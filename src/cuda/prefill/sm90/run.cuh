@@ -9,10 +9,9 @@
 #include "cuda/prefill/sm90/warps_summary.cuh"
 #include "cuda/prefill/sm90/ranges.cuh"
 
-/* Returns how many arrivals complete a barrier. A place is freed by the warps of the block's state;
- * T and P by those of both blocks. T and P are announced by the warps that make them; the other
- * block's T arrives as one copy. Keys are announced by the loading and the gates' warp. Every other
- * barrier has one arrival. Of two halves, one uses T, the other P and the output. */
+/* Returns how many arrivals complete a barrier. The warps of the block's state free a place; the
+ * warps of both blocks free T and P. The warps that make T and P announce them. The other
+ * block's T arrives as one copy. */
 GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
 {
     const int state = 4 * HOPPER_GROUPS, with_columns = 4 * HOPPER_WIDTH;

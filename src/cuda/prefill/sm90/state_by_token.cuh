@@ -26,8 +26,8 @@ GDN_DEVICE void read_token(hopper_token &x, uint32_t tiles, int t, uint32_t lane
         x[i] = *(const uint32_t *)(row + i / 8 * HOPPER_NEXT + ((i % 8 ^ t % 8) << 4));
 }
 
-/* Sums p over the lanes that share columns, and over both halves of the keys. All of them get the
- * sum. */
+/* Sums p over the lanes with the same columns and over both halves of the keys. All these lanes
+ * get the sum. */
 GDN_DEVICE void sum_over_keys(const struct hopper_state &w, float (&p)[3], uint32_t lane)
 {
 #pragma unroll

@@ -159,7 +159,7 @@ template <int io> GDN_DEVICE void load_all(const struct hopper_block &b, uint32_
 
 /* ---- Output ---------------------------------------------------------------------------------- */
 
-/* Stores chunk c. A warp calls it. It copies a whole tile at once, and the last one by rows. */
+/* Stores chunk c: as one copy if all 64 tokens count, else row by row. A warp calls it. */
 GDN_DEVICE void store_tile(const struct hopper_block &b, int c, uint32_t lane)
 {
     const int n = b.tokens(c), column = b.column(), bytes = (b.r.V - column) * 2;

@@ -198,8 +198,8 @@ GDN_DEVICE float find_square(const float *x, int warp, uint32_t lane)
     return lane % 16 < 8 ? first : second;
 }
 
-/* Returns true if some keys are so much longer than others that their products, divided by the
- * square of the longer key, are below the range of f16. Tokens after the last one have no keys. */
+/* Returns true if keys differ so much in length that a product, divided by the square of the
+ * longer length, is below the range of f16. Tokens behind the last one have no keys. */
 GDN_DEVICE bool are_lengths_apart(const hopper_gates &g, uint32_t lane)
 {
     const uint32_t last = g.n - 1;
@@ -350,7 +350,7 @@ GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     return apart;
 }
 
-/* Returns the values of a warp that makes T of chunk i, of those that have a square at a time. */
+/* Returns the values of a warp that makes T of chunk i, one square after the other. */
 GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp,
                                           uint32_t lane)
 {

@@ -46,7 +46,7 @@ struct hopper_state {
     {
         return HOPPER_DEPTH == 1 ? b.q(c) : b.q(c) + half() * 2 * HOPPER_TILE;
     }
-    /* Returns tiles that are free when checkpoints are stored, one for each warpgroup. */
+    /* Returns tiles that are free while checkpoints are stored, one for each warpgroup. */
     __device__ __forceinline__ uint32_t scratch(int c) const
     {
         return HOPPER_DEPTH == 2 ? hopper_address() + HOPPER_MAIL : b.v(c);
@@ -67,9 +67,9 @@ GDN_DEVICE void barrier_shared(const struct hopper_state &w)
                  HOPPER_SHARING);
 }
 
-/* Computes x = a times the transposed tile of 64 or 128 columns, or adds it; with 64 accumulators
- * also the tile behind it. tie: keeps x in its registers, because the compiler would take others.
- * Ends its group. */
+/* Computes x = a times the transposed tile of 64 or 128 columns (add: adds it to x); with 64
+ * accumulators also the tile behind it. tie: forces x to stay in its registers. Ends its group
+ * of WGMMA. */
 template <int io, bool add, bool tie = false, int m, int n>
 GDN_DEVICE void multiply_turned(float (&x)[m], const uint32_t (&a)[n], uint32_t tile)
 {

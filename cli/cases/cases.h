@@ -20,7 +20,7 @@ struct case_batch {
     int64_t B, N, longest;
     const int64_t *cu_seqlens; /* [B+1] */
 };
-/* From B lengths. Its memory lives in m; cu_seqlens NULL: there is none. */
+/* Makes a batch from B lengths. Its memory lives in m. cu_seqlens may be NULL: there is none. */
 struct case_batch case_batch(struct memory *m, const int64_t *lengths, int64_t B);
 
 /* Log gates, or raw ones. */
@@ -259,8 +259,8 @@ struct case_called {
     void *arg;
 };
 
-/* Makes a case that accepts its tokens at once, with records of R rows in the dtype of the inputs
- * that are filled to different rows, and states of its own. Returns whether there is memory. */
+/* Makes a case whose call accepts its tokens at once. It has states, and records of R rows in
+ * the dtype of the inputs, filled to different rows. Returns false without memory. */
 bool rule_case_lazy(struct rule_case *c, int64_t R, gdn_rule_args *lazy);
 
 /* Such calls: outputs by the stages of the chunked form, states by gdn_summary and its products.

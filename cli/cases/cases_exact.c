@@ -91,8 +91,8 @@ static void must_be_same(struct comparison c, struct comparison *found)
     found->ok = false;
 }
 
-/* Outputs of the tokens; the last state, if the sequence was followed to its end; and that the
- * call has both. */
+/* Compares outputs of tokens, and the final state if the sequence was followed to its end;
+ * checks that the call has both. */
 static struct comparison judge(const struct walk *w)
 {
     const struct rule_case *c = w->whole;

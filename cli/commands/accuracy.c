@@ -73,7 +73,7 @@ struct study {
     int64_t T, call, H, K, V, seed;
     int64_t record; /* rows of a record, of calls of one token; 0: none */
     const char *dim, *layout, *rule_name, *rows;
-    struct case_dims rule; /* its rule and updates alone */
+    struct case_dims rule; /* the rule and its updates; other dimensions are not set */
     bool json, help;
 
     gdn_ctx *ctx;

@@ -10,7 +10,7 @@ const char *const bench_op_names[N_BENCH_OPS] = { "prefill",       "decode", "co
                                                   "rmsnorm",       "step",   "prefill_backward",
                                                   "layer_backward" };
 
-/* "A" or "AxB" with a separator x; *b stays where it is missing. */
+/* Reads "A" or "AxB" with a separator x. *b stays if there is no B. */
 static bool parse_pair(const char *text, char separator, int64_t max, int64_t *a, int64_t *b)
 {
     char first[24];

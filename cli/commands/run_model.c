@@ -152,7 +152,7 @@ static void measure_limits(struct model *m, const struct measure *yardstick)
     }
 }
 
-/* Runs and judges both, and measures the machine between them. */
+/* Runs and judges prefill and decode, and measures the machine between both. */
 static int run_phases(struct model *m)
 {
     struct measure yardstick;

@@ -105,7 +105,7 @@ struct comparison compare_noisy(const double *got, const double *want, const dou
         noise2 += noise[i] * noise[i];
     }
     struct comparison c = judge(&s, GDN_F32);
-    const double inside = c.max_limit; /* of what is float32 between roundings */
+    const double inside = c.max_limit; /* the limit of float32 sums between roundings */
     c.rms_limit = inside + 2 * sqrt(noise2 / (double)(n ? n : 1));
     c.ok = c.rms_error <= c.rms_limit;
     for (int64_t i = 0; i < n; i++) {

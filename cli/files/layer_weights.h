@@ -35,7 +35,7 @@
     X("out_proj.weight", out_proj)                   \
     X("o_proj.weight", out_proj)
 
-/* The parts of conv_weight, in its order, in files that have three convolutions. */
+/* The tensors of files with three convolutions that together are conv_weight, in its order. */
 #define LAYER_CONVS(X) X("q_conv1d.weight") X("k_conv1d.weight") X("v_conv1d.weight")
 
 #endif

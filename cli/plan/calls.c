@@ -236,7 +236,7 @@ static void fill(struct maker *m, struct call *c, const struct plan_model *model
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
-/* The address of a workspace of a chip that need not be there. */
+/* The address of the workspace on a chip that need not be there. */
 static const uintptr_t nowhere = (uintptr_t)1 << 47;
 
 /* Makes the call, with this workspace. */

@@ -26,7 +26,7 @@ struct plan_answer {
     gdn_status status;
     char refused[512]; /* if status is not GDN_OK */
     char kernels[1024];
-    char choices[4][512]; /* the form of each part that has several, and why no faster one */
+    char choices[4][512]; /* for each part with several forms: its form, and why not a faster one */
     int n_choices;
     size_t workspace;
 };

@@ -90,7 +90,7 @@ static int read_gates(struct plan_model *m, struct plan_warnings *w, const struc
 
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
-/* Reads the layers of attention from one object of `attn`; they count from 0. */
+/* Reads the layers of attention from one object of `attn`. Their numbers begin at 0. */
 static int read_attention(struct plan_model *m, const cJSON *attn, const char *name)
 {
     const cJSON *list = json_get(attn, "layers"), *item;

@@ -96,7 +96,7 @@ class _Core:
                 raise Error(status, self.lib.gdn_last_error(self.ctx).decode())
 
     def arguments(self, op, fields):
-        """The struct of the op; every array is where this context computes."""
+        """Returns the struct of the op. Its arrays must be on the device of the context."""
         args = _arguments(OPS[op], op, fields)
         for name, place in args.places:
             if place != self.place:

@@ -19,7 +19,7 @@ RAW_GATES = dict(gate=gdn.GATE_RAW, beta_kind=gdn.BETA_SIGMOID)
 
 
 def wanted(**tensors):
-    """Raises TypeError that names the first of these arguments which is no tensor."""
+    """Raises TypeError with the name of the first of these arguments that is no tensor."""
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: {type(x).__name__}, wanted a torch.Tensor")

@@ -16,7 +16,7 @@ from .torch._named import renamed
 
 
 def refuse(**given):
-    """Raises NotImplementedError that names the first of these arguments which is given."""
+    """Raises NotImplementedError with the name of the first of these arguments that is given."""
     for name, x in given.items():
         if x is not None and x is not False:
             raise NotImplementedError(f"gdn.fla: {name} is not supported")

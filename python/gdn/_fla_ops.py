@@ -139,7 +139,8 @@ def prepare_lens_from_mask(mask):
 
 
 def prepare_cu_seqlens_from_lens(lens, dtype=torch.int32):
-    """[S + 1]: where sequences of these lengths begin, and the last end."""
+    """Returns [S + 1]: the places at which sequences of these lengths begin, and the end of the
+    last one."""
     return functional.pad(lens.cumsum(0, dtype=dtype), (1, 0))
 
 

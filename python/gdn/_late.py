@@ -57,8 +57,8 @@ def replaced(package, pairs):
 
 
 def made(package, names):
-    """Warns by one line of modules that looked for the package before, and have None in its
-    place."""
+    """Warns by one line of modules that looked for the package earlier, and have None instead of
+    it."""
     late = sorted(name for name, module in list(sys.modules.items())
                   if any(vars(module).get(n, module) is None for n in names
                          if isinstance(module, types.ModuleType)))
@@ -68,7 +68,7 @@ def made(package, names):
 
 
 def forget():
-    """Makes transformers look again for packages whose absence it has noted."""
+    """Makes transformers look again for packages that it has noted as absent."""
     utils = sys.modules.get("transformers.utils.import_utils")
     for name in ("is_flash_linear_attention_available", "is_causal_conv1d_available"):
         clear = getattr(getattr(utils, name, None), "cache_clear", None)

@@ -12,7 +12,7 @@ from . import _drop_in, _late
 def _loaded(name):
     try:
         return importlib.import_module(name)
-    except Exception:  # the package is absent, or its own imports fail on this machine
+    except Exception:  # the package is absent, or cannot be imported on this machine
         return None
 
 

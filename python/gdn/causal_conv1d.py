@@ -179,7 +179,7 @@ def install():
 def _compare():
     try:
         import causal_conv1d as package
-    except Exception:  # the package is absent, or its extension does not load on this machine
+    except Exception:  # the package is absent, or its extension does not load here
         return
     _drop_in.require_known(causal_conv1d_fn, package.causal_conv1d_fn)
     _drop_in.require_known(causal_conv1d_update, package.causal_conv1d_update)

@@ -210,7 +210,7 @@ _FAMILY = {  # FLA's modules that older versions lack
 def _compare():
     try:
         import fla.ops.gated_delta_rule as package
-    except Exception:  # FLA is absent, or its own imports fail on this machine
+    except Exception:  # FLA is absent, or cannot be imported on this machine
         return
     for ours in (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule):
         _drop_in.require_known(ours, getattr(package, ours.__name__))

@@ -171,7 +171,7 @@ _CONV = causal_conv1d_fn, causal_conv1d_update
 
 
 def functions(model):
-    """The functions of this module that take the place of a model's."""
+    """The functions of this module that replace those of a model."""
     return (_KDA if model in KDA_MODELS else _GDN) + _CONV
 
 

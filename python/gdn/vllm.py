@@ -327,7 +327,7 @@ def _layer_class(base, is_conv_state_dim_first):
 
 
 def _kimi_class():
-    """vLLM's class of Kimi-Linear's layers and ours; None where vLLM has none."""
+    """Returns vLLM's class of Kimi-Linear's layers, and ours; None if vLLM has none."""
     try:
         kimi = import_module("vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn")
     except ModuleNotFoundError:

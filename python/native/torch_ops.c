@@ -411,7 +411,7 @@ const char *torch_ops_register(const char *space, const char *key, const struct 
         described[i] = d[i];
         if (torch.library_impl(library, d[i]->name, kernels[i])) return d[i]->name;
     }
-    return NULL; /* the library stays: torch has no function that deletes it safely at exit */
+    return NULL; /* the library is never deleted: torch has no safe function for that at exit */
 }
 
 int torch_ops_warm_up(int device, char *text, size_t text_bytes)

@@ -94,7 +94,7 @@ def rmsnorm_gated(x, z=None, weight=None, activation=gdn.ACT_SILU, eps=1e-6):
 
 
 def raw_gate(a, A_log, dt_bias=0, lower_bound=0):
-    """log alpha, and the magnitude that 2^-24 of it is multiplied with in float32."""
+    """Returns log alpha, and the magnitude of its error in float32, in units of 2^-24."""
     A, x = np.exp(A_log), a + dt_bias
     terms = A * (np.abs(a) + np.abs(dt_bias))
     if lower_bound < 0:

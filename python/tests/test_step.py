@@ -25,7 +25,7 @@ class Mixer:
         return store(self.rng.standard_normal(shape) / 2, dtype)
 
     def tokens(self, *leading):
-        """What the projection in front gives: one buffer for q, k, v and z, one for b and a."""
+        """Draws the outputs of the projections: one buffer for q, k, v and z, one for b and a."""
         qkvz = self.draw(*leading, self.D + self.Hv * self.V, dtype=F16)
         ba = self.draw(*leading, 2 * self.Hv, dtype=F16)
         z = qkvz[..., self.D :].reshape(*leading, self.Hv, self.V)

@@ -111,7 +111,7 @@ CASES = {
 
 
 def values(rank, folder):
-    """Saves the texts of what went wrong, "" where nothing did, after each case."""
+    """Saves after each case the text of its error, "" if there was none."""
     _start(rank, folder, 60)
     texts = {}
     for name, case in CASES.items():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gdn.torch.distributed computes on the ranks of a group, against one device. Processes of a
-test import it quickly."""
+"""gdn.torch.distributed on the ranks of a group, against one device. The processes of a test import
+this module, which is quick."""
 
 import copy
 import datetime

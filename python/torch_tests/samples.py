@@ -27,7 +27,7 @@ def slots(device, count=B):
 
 
 def of(op, device):
-    """Keyword arguments of the operator `op`, those of its overload `default` alone."""
+    """Keyword arguments of the operator `op`, only those of its overload `default`."""
     def n(*shape):
         return torch.randn(*shape, device=device)
 

@@ -182,7 +182,7 @@ def test_values_beyond_8_bits(device):
 
 
 def test_slots_below_zero_and_slot_zero(device):
-    """-1 is skipped and its output is zero; slot 0 is a slot like others."""
+    """Slot -1 is skipped and its output is zero; slot 0 is an ordinary slot."""
     a = rule(device, lead=(3, 1))
     pool = torch.randn(P, HV, V, K, device=device)
     before = pool.clone()

@@ -454,7 +454,7 @@ def test_one_rank(tmp_path):
 
 
 def test_neighbours(monkeypatch):
-    """The ends of three ranks' tokens, as verl exchanges them for its convolution."""
+    """verl's exchange for its convolution: the last tokens of each of three ranks."""
     from fla.ops.cp.comm import conv_cp_send_recv_bwd, conv_cp_send_recv_fwd
 
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group: group.rank)

@@ -324,7 +324,7 @@ def test_flashqla(is_packed):
 
 @pytest.mark.parametrize("cuts", [None, (0, 64, 64, 100)])
 def test_flashqla_bwd(cuts):
-    """The backward of its own has the gradients that flow through the forward."""
+    """FlashQLA's separate backward function has the gradients of autograd."""
     a = raw((1, 100), is_raw=False)
     rows = {n: x.detach() for n, x in a.items() if n != "state"}
     start = torch.randn(1 if cuts is None else 3, HV, V, K).requires_grad_()

@@ -206,7 +206,7 @@ PACKED = ["prefill", "decode", "conv1d", "step", "block", "chunk_cumsum", "chunk
 
 @pytest.mark.parametrize("op", PACKED)
 def test_rows_before_the_first_sequence(op):
-    """Outputs that gdn.torch allocates are zero where tokens belong to no sequence."""
+    """Outputs that gdn.torch allocates are zero for tokens of no sequence."""
     args, tensors = arguments(op, "default")
     args = {n: x.flatten(0, 1) if n in tensors and x.shape[:2] == (samples.B, samples.T) else x
             for n, x in args.items()}
@@ -284,7 +284,7 @@ def test_backward_of_nothing(lead):
 
 
 def test_gradients_of_negatives():
-    """Gradients that come in with the negative bit, and inputs with it."""
+    """Gradients and inputs with the negative bit."""
     def gradients(x, dout):
         x = x.detach().requires_grad_()
         with torch.enable_grad():

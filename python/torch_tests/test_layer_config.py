@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration asks of a layer, and the dtypes of its parameters."""
+"""Layers from configurations, and the dtypes of their parameters."""
 
 import copy
 import types

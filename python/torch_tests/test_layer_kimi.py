@@ -41,7 +41,7 @@ def config_of(name, **more):
 
 
 def pair(key):
-    """The layer of transformers, by torch alone, and ours from its weights."""
+    """Returns transformers' layer, by torch's operators, and ours with its weights."""
     name, (layer, cls, more) = key.rstrip("-"), MODELS[key]
     whole, text = config_of(name, **more)
     theirs = getattr(gdn.transformers.modules()[name], layer)(text, 0)

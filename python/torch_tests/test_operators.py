@@ -101,7 +101,7 @@ def test_export(device):
 
 
 def test_two_threads_at_once(device):
-    """Calls of several threads have the bits of calls one after the other."""
+    """Calls of two threads at once have the bits of calls one by one."""
     samples_of = [of("prefill", device) for _ in range(4)]
     alone = []
     for args in samples_of:

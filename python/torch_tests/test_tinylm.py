@@ -39,7 +39,7 @@ def text(n=2000):
 
 
 def test_resume(train, tmp_path):
-    """Training that was interrupted ends with the bits of training that was not."""
+    """Training that is interrupted and resumed ends with the bits of one run."""
     whole = train.Training(options(tmp_path))
     for _ in range(4):
         whole.advance(text())
@@ -71,7 +71,8 @@ def test_parts_have_the_gradients_of_the_whole(train, tmp_path):
 
 
 def test_torch_has_the_same_losses(train, modeling, tmp_path):
-    """From the same start, ours and transformers' model by torch's operators learn alike."""
+    """Our model, and transformers' by torch's operators, have the same losses from the same
+    start."""
     runs = [train.Training(options(tmp_path, torch=by_torch)) for by_torch in (False, True)]
     for _ in range(4):
         for run in runs:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gdn.transformers: its functions against float64; tiny models, where transformers is installed."""
+"""gdn.transformers: its functions against float64; and tiny models, if transformers is
+installed."""
 
 import copy
 

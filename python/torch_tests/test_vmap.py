@@ -61,7 +61,7 @@ def test_elements(function, sizes, dims):
 
 
 def test_gradients_through_it():
-    """A gradient of what all elements share is the sum over them."""
+    """The gradient of a tensor that all elements share is the sum over the elements."""
     x, w = torch.randn(3, 9, 6), torch.randn(6, 4, requires_grad=True)
     with torch.enable_grad():
         torch.func.vmap(lambda x: gdn.torch.conv1d(x, w))(x).square().sum().backward()
@@ -95,7 +95,7 @@ def test_a_shared_state_is_not_written():
 
 
 def test_functions_of_transformers(modeling):
-    """They may be mapped before gdn.install("transformers"), and after it."""
+    """vmap takes transformers' functions before and after gdn.install("transformers")."""
     q, k, v = torch.randn(3, 2, 1, 20, 2, 8)
     g, b = -torch.rand(2, 1, 20, 2), torch.rand(2, 1, 20, 2)
     names = "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"

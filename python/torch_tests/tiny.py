@@ -27,7 +27,7 @@ def rule64(a, is_raw=True):
 
 
 class Tiny(torch.nn.Module):
-    """One layer between an embedding and a head; rule() is what is tried."""
+    """One layer between an embedding and a head. rule(): the function under test."""
 
     def __init__(self, rule, seed=3):
         super().__init__()

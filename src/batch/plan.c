@@ -78,7 +78,7 @@ static gdn_status check_arrays(gdn_ctx *ctx, const struct gdn_plan *plan,
 {
     const gdn_batch *b = &plan->batch;
     const bool accepted = b->num_accepted_tokens.data != NULL;
-    /* Frozen states take the write slots of either form: they are not read. */
+    /* if states are frozen, write slots may have either form: they are not read */
     const bool each =
         b->write == GDN_WRITE_EACH || (b->write == GDN_WRITE_NONE && b->write_slots.ndim == 2);
     const int64_t columns = b->write == GDN_WRITE_EACH && tokens->padded ? tokens->T : 0;

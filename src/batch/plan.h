@@ -48,8 +48,8 @@ struct gdn_tokens {
     int64_t B, T, N;
 };
 
-/* Reads tokens from `like` (q, x or hidden), whose rank is `trailing` for one token, plus one
- * or two. It has passed gdn_check_tensor(); name is for the error. */
+/* Reads the tokens of `like` (q, x or hidden), which has one or two dimensions before the last
+ * `trailing` ones. It has passed gdn_check_tensor(). name: for errors. */
 gdn_status gdn_plan_tokens(gdn_ctx *ctx, const gdn_tensor *like, const char *name, int trailing,
                            struct gdn_tokens *tokens);
 

@@ -8,8 +8,8 @@
 #include "gdn_train.h"
 
 /*
- * Checked calls. Rows are [H]. With channels of a head they are [K], H rows of a token one after
- * the other: a, g, and of their gradients; b is [H] or [K], whichever its tensor has.
+ * Checked calls. Rows are [H]. If a head has channels, rows of a, of g and of their gradients are
+ * [K], H rows for each token. b is [H] or [K], as in its tensor.
  */
 struct gdn_gates_call {
     struct gdn_call base;

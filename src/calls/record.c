@@ -24,7 +24,7 @@ int64_t gdn_record_pending(const struct gdn_record *record, const struct gdn_seq
     return seq->read == seq->slot ? gdn_record_count(record, seq->slot) : 0;
 }
 
-/* Returns true if the state after the call is where it was before. */
+/* Returns true if the state after the call has the slot of the state before it. */
 static bool stays(const struct gdn_seq *seq)
 {
     return seq->read == seq->slot && seq->write == seq->slot;

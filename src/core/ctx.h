@@ -83,8 +83,8 @@ struct gdn_room {
     size_t bytes;
 };
 
-/* Lays pieces out one after the other, each on a cache line of its own: sets their pointers (to
- * NULL if memory is NULL), and returns the bytes of all. */
+/* Lays pieces out one after the other, each from a cache line on. Sets their pointers (to NULL
+ * if memory is NULL), and returns the bytes of all. */
 size_t gdn_lay_out_rooms(const struct gdn_room *rooms, size_t n, char *memory);
 
 /* One array of scratch: n floats, and the pointer that will find them. */

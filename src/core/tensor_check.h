@@ -44,7 +44,10 @@ gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const c
  * is checked against all others. All tensors are given and have passed gdn_check_tensor(). An
  * empty tensor overlaps none. may_be_same() is called for two tensors that overlap; NULL: never
  * the same. */
-enum { GDN_MAX_EXTENTS = 64 }; /* tensors of a struct and of its batch: ops/tensors.c counts them */
+enum {
+    GDN_MAX_EXTENTS = 64
+}; /* tensors of a struct and of its batch; ops/tensors.c checks that
+                                  these are enough */
 struct gdn_extents {
     int n;
     struct gdn_extent {
@@ -76,9 +79,8 @@ static inline char *gdn_at(const gdn_tensor *t, int64_t element)
     return (char *)t->data + element * gdn_unit(t->dtype);
 }
 
-/* Returns bytes of one step in dimension i, 0 if there is none: a dimension of one element may
- * have any stride, which is never used. Nor are those of a tensor without elements, and they may
- * wrap. */
+/* Returns bytes of one step in dimension i; 0 if there is no step. A dimension of one element,
+ * and a tensor without elements, may have strides that wrap and that nothing uses. */
 static inline int64_t gdn_step_bytes(const gdn_tensor *t, int i)
 {
     if (i >= t->ndim || t->size[i] < 2) return 0;

@@ -73,8 +73,8 @@ static void load_d(const struct strip *p, const struct gdn_chunk *chunk, int fir
     }
 }
 
-/* Loads k of one block; zeros where a gate parts it from the end, as 0 x NaN would reach the
- * state. */
+/* Loads k of one block. Tokens that a gate separates from the end get zeros: 0 x NaN would reach
+ * the state. */
 static void load_k(const struct strip *p, const struct gdn_chunk *chunk, int first)
 {
     const struct gdn_rule *r = &p->c->rule;

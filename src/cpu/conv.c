@@ -171,8 +171,8 @@ static void start_sequence(struct block *b, const struct gdn_seq *s)
     load_part(b->kr, b->window, CHANNELS, &part);
 }
 
-/* Returns input t of channels first..+n of the block; t < 0: before the sequence's tokens. Where it
- * lies as floats already, the row itself, else its copy in buffer. */
+/* Returns input t of channels first..+n of the block; t < 0: before the sequence's tokens. That
+ * is the row itself if it lies in memory as floats, else a copy in buffer. */
 static const float *input_row(const struct block *b, int64_t t, int first, int n, float *buffer)
 {
     const struct gdn_conv *c = b->conv;

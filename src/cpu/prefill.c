@@ -247,8 +247,8 @@ bool gdn_cut_gates(float *g, float *beta, const float *all_g, const float *all_b
     return writes;
 }
 
-/* The other tokens have g = 0 and beta = 0. A, B, start and beta are those of the last call; up
- * to token m they are the same for every m. */
+/* Tokens outside of the range have g = 0 and beta = 0. A, B, start and beta are those of the
+ * last call; up to token m they are the same for every m. */
 static void start_range(struct chunk *c, const struct gdn_kernels *kr, struct range *x)
 {
     x->writes = gdn_cut_gates(c->g, c->beta, c->all_g, c->all_beta, x->a, x->m);

@@ -102,7 +102,7 @@ void gdn_rule_load_kq(const struct gdn_rule *r, const struct gdn_kernels *kr,
 /* Asks the L2 cache for n elements of a row from col on, if there are such a tensor and token. */
 void gdn_rule_prefetch(const struct gdn_rows *rows, const struct gdn_seq *seq, int64_t t, int head,
                        int col, int n);
-/* n numbers, `step` bytes apart; step 0: one number, which all of them are. */
+/* Loads n numbers, `step` bytes apart. With step 0 all are one number. */
 void gdn_rule_load_numbers(float *to, const struct gdn_kernels *kr, int32_t dtype, const char *from,
                            int64_t step, int n);
 /* n gates of one head, logarithms or alphas, and betas. */

@@ -47,7 +47,7 @@ static void fill_driver(struct gdn_cu_api *api)
     api->cuGetErrorString = no_error;
 }
 
-/* Loads, in name, all images that have code for the chip, and their kernels. */
+/* Marks all images with code for the chip as loaded, and their kernels. */
 static void fill_kernels(gdn_ctx *ctx)
 {
     struct gdn_cuda *c = ctx->cuda;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the command uses of the library beside the public headers: names, times on a device, and
- * a device that need not be there. It gives no structs. The files of this folder are linked to
+ * Functions of the library for the command, beside the public headers: names, times on a device,
+ * and a device that need not be there. They give no structs. The files of this folder are linked to
  * the command alone.
  */
 #ifndef GDN_INTERNAL_H
@@ -42,7 +42,7 @@ gdn_status gdn_internal_call(gdn_ctx *ctx, gdn_op op, const void *args);
 /* ---- Times on a device: events on the stream. 256 MB are written before each call, so that
  * nothing starts in the L2 cache. -------------------------------------------------------------- */
 
-/* The same call on a device, once, and the seconds of its kernels alone. */
+/* Runs the call once on a device. Returns the seconds of its kernels alone. */
 gdn_status gdn_internal_timed_call(gdn_ctx *ctx, gdn_op op, const void *args, double *seconds);
 
 /* Calls the op n times on copies of the tensors: the seconds of each call. */

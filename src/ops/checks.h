@@ -71,8 +71,8 @@ gdn_status gdn_conv_state_view(gdn_ctx *ctx, const gdn_tensor *t, const char *na
 
 /* ---- Rows: gates.c, norm.c ------------------------------------------------------------------ */
 
-/* The tensors of a call, of which the first of a and b that is there says the shape: [...][H], or,
- * if dt_bias is [H][K], [...][H][K]. b and what has its shape may be [...][H] then too. */
+/* The tensors of a call. The first of a and b that is given has the shape: [...][H], or
+ * [...][H][K] if dt_bias is [H][K]. Then b, and tensors of its shape, may be [...][H] too. */
 struct gdn_gates_tensors {
     const gdn_tensor *a, *b, *dt_bias;
     const struct {

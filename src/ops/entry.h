@@ -8,8 +8,8 @@
 #include "core/backend.h"
 #include "core/ctx.h"
 
-/* Fields whose 0 means a default, unless the call has GDN_ZERO_AS_GIVEN. An eps is then 2^-126: a
- * row of zeros is divided by it. */
+/* Fields whose 0 means a default, unless the call has GDN_ZERO_AS_GIVEN. Then 0 for an eps means
+ * 2^-126, because rows of zeros are divided by it. */
 static inline float gdn_scale_of(float given, float other, uint32_t flags)
 {
     return given != 0 || flags & GDN_ZERO_AS_GIVEN ? given : other;

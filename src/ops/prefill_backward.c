@@ -38,7 +38,7 @@ static gdn_status check_presence(gdn_ctx *ctx, const gdn_prefill_backward_args *
     return GDN_OK;
 }
 
-/* Checkpoints are those of gdn_prefill() at multiples of its chunks and of the kernels'. */
+/* Checkpoints must be at multiples of the chunks of gdn_prefill() and of its gradients. */
 static gdn_status check_checkpoints(gdn_ctx *ctx, const gdn_prefill_backward_args *a,
                                     const gdn_batch *b)
 {

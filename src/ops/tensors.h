@@ -58,8 +58,9 @@ static inline void gdn_set_layout(struct gdn_sizes *s, int32_t layout)
     s->Y = layout == GDN_STATE_KV ? s->V : s->K;
 }
 
-/* Checks that needed tensors are there and that all are well formed (gdn_check_tensor()). args is
- * the library's copy, in which strides of tensors without elements change: they may be any. */
+/* Checks that needed tensors are given and that all are well formed (gdn_check_tensor()). args
+ * is the library's copy. It changes strides of tensors without elements there, as these may be
+ * any. */
 gdn_status gdn_check_present(gdn_ctx *ctx, gdn_op op, void *args);
 
 /* After that: checks dtypes, shapes and dense rows. */

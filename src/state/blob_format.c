@@ -118,8 +118,8 @@ void gdn_blob_set_version(struct gdn_blob_header *h)
     for (int i = 0; i < 3; i++) h->copies[i] = h->version < 2 ? 0 : h->copies[i] ? h->copies[i] : 1;
 }
 
-/* Checks the copies of heads, which version 2 brought: a part with a head that other ranks have too
- * has no other head. */
+/* Checks copies of heads (version 2): a part with a head that other ranks have too has no other
+ * head. */
 static gdn_status check_copies(gdn_ctx *ctx, const struct gdn_blob_header *h, const char *name)
 {
     const int32_t heads[] = { h->n_query_heads, h->n_key_heads, h->n_value_heads };

@@ -100,7 +100,7 @@ static gdn_ctx *new_ctx(void)
 
 /* ---- Memory -------------------------------------------------------------------------------- */
 
-/* A tensor on the device. What it begins a call with is in `host`. */
+/* A tensor on the device. host: its content when a call begins. */
 struct buffer {
     gdn_tensor t;
     char *host, *result;

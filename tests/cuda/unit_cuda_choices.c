@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fakes: cuda */
-/* The log of ops that are no gdn_decode or gdn_prefill: which form ran, and why each one before it
- * did not. Those two are in unit_cuda_decode_select.c, layers in unit_cuda_layer.c. */
+/* The log of ops other than gdn_decode and gdn_prefill: which form ran, and why each earlier
+ * form did not. unit_cuda_decode_select.c has decode and prefill, unit_cuda_layer.c has layers. */
 #include <stdlib.h>
 
 #include "fake_ctx.h"

@@ -442,7 +442,7 @@ static double fastest(const struct measured *m)
     return us;
 }
 
-/* The cases where the planner loses more than that, and how much: in hundredths. */
+/* The cases in which the planner loses more, and how much, in hundredths. */
 static const struct {
     const char *heads;
     int B, T, lost;

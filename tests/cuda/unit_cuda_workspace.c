@@ -212,7 +212,7 @@ static void blocks_grow(void)
     }
 }
 
-/* The layer has room for what the rule needs: with GDN_EXACT that is nothing. */
+/* A layer's workspace has room for the rule's; with GDN_EXACT the rule needs none. */
 static void blocks_have_the_rules_bytes(void)
 {
     static const int64_t sizes[][2] = { { 2, 300 }, { 1, 8192 } };

@@ -67,7 +67,7 @@ static int launch(const gdn_cu_config *c, gdn_cu_kernel handle, void **parameter
                              c->shared_bytes);
     return 0;
 }
-/* The map that the driver would make of tiles as the library describes them. */
+/* Makes a map as the driver does, for the tiles that the library uses. */
 static int encode(void *map, int type, uint32_t n, void *data, const uint64_t *size,
                   const uint64_t *step, const uint32_t *box, const uint32_t *each, int interleave,
                   int swizzle, int, int fill)

@@ -46,7 +46,7 @@ static void walk_column(const struct oracle_backward *r, int j, double *before, 
     }
 }
 
-/* J, the gradient of S after token t, becomes that of S before it. */
+/* Turns J, the gradient of S after token t, into that of S before the token. */
 static void token(const struct oracle_backward *r, int64_t t, int j, double *J,
                   const double *before, const double *after)
 {

@@ -49,7 +49,7 @@ static int64_t row_at(const struct part *p, const gdn_tensor *t, int64_t i, int6
 
 static double *numbers(int64_t n) { return ring2_heap((size_t)n * sizeof(double) + 1); }
 
-/* norm: as the rule uses them. */
+/* Returns the rows of the part's head; norm: normalised. */
 static double *rows_of(const struct part *p, const gdn_tensor *t, bool norm)
 {
     const int64_t D = last_size(t);
@@ -248,7 +248,7 @@ static double terms_of_dg(const struct part *p)
     return most;
 }
 
-/* dbeta is one too, of v . du and what is found under the key. */
+/* dbeta is a difference too: of v . du and k^T S . du. */
 static void limit_betas(const struct part *p)
 {
     const struct oracle_backward *r = &p->rule;
@@ -378,8 +378,8 @@ void ring2_gradients_model(const gdn_prefill_backward_args *a, struct ring2_grad
         if (m->want[i]) add_old(ring2_gradient(a, i), m->want[i], m->plain[i], m->limit[i]);
 }
 
-/* The root mean square error may be 8 times a plain loop's, as that of gdn_prefill, and one unit of
- * what the limits count 32 of; on tensor cores one rounding of 16 bits. */
+/* The root mean square error may be 8 times that of a plain loop, as for gdn_prefill, plus one
+ * unit where limits have 32. On tensor cores, plus one rounding of 16 bits. */
 static double *noise_of(const struct ring2_gradients *m, int which, int64_t n, bool rounded)
 {
     const double part = rounded ? 4 : 32;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A dense sweep through the whole range, where results are denormal, and both ends. */
+/* exp_row: its whole range in small steps, with denormal results, and both ends. */
 #include "check.h"
 
 static const float special[] = {

@@ -151,7 +151,7 @@ def test_many_tensors():
 
 
 def test_state_of_many_tokens():
-    """A small state that announces many tokens needs no memory for them."""
+    """A small state file that claims many tokens takes no memory for them."""
     path, *_ = model()
     gdn("generate", path, "-p", "abc", "-n", "1", "--save-state", out())
     metadata, tensors = load(out())
@@ -175,7 +175,7 @@ def places(json_value, path=()):
 
 
 def changed(rng, good):
-    """One or two values become others, are lost, or get a neighbour."""
+    """Changes one or two values, drops them, or adds a value beside them."""
     whole = json.loads(json.dumps({"": good}))
     for _ in range(rng.choice((1, 1, 2))):
         path = ("", *rng.choice(list(places(whole[""]))))

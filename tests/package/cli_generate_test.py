@@ -146,7 +146,7 @@ def test_help_and_speed():
 
 
 def test_temperature():
-    """Tokens are those that the logits, the temperature and the seed say."""
+    """The logits, the temperature and the seed decide the tokens."""
     path, *_ = model()
     texts = set()
     for temperature, seed in ((0.8, 0), (0.8, 7), (2.5, 7)):

@@ -166,7 +166,7 @@ def test_refused():
 
 
 def test_device():
-    """The text is the CPU's; states go from one to the other."""
+    """A GPU makes the text of the CPU, and states of one work on the other."""
     need_device()
     for name in MODELS:
         path, *_ = model(name, 2, "BF16")

@@ -277,7 +277,7 @@ def test_eight_bits():
 
 
 def test_diff_of_other_lengths():
-    """The newest inputs that both have are compared, whichever file has more."""
+    """The newest inputs that both files have are compared, whichever file has more."""
     path = write("a", blob(inputs=list(range(2 * 20 * 3))))
     for length in ("1", "2", "5"):
         state("convert", path, "-o", out(), "--length", length)

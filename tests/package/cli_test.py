@@ -53,7 +53,7 @@ def run_json(*args, want=OK, env=None):
 
 
 def refused(*args, names=()):
-    """Exit 2, nothing on stdout, one line on stderr that holds every name."""
+    """Checks exit status 2, an empty stdout, and one line on stderr with every name."""
     status, out, err = gdn(*args)
     check(status == BAD, "status", status, "wanted 2:", args, out, err)
     check(out == "", "stdout of a refused call:", out)
@@ -225,7 +225,7 @@ def as_checkpoint(metadata, tensors, is_kimi):
 
 
 def test_names_of_checkpoints():
-    """Three convolutions give the bits of one, and gradients of their own."""
+    """Three convolutions have the bits of one, and each has its own gradients."""
     for kind in "kimi_linear", "olmo_hybrid":
         for name in f"family/layer_{kind}", f"family/backward_layer_{kind}":
             layer = as_checkpoint(*load(vector(name)), kind == "kimi_linear")

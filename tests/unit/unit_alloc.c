@@ -153,8 +153,8 @@ static void threads(void)
 
 /* ---- Every op ------------------------------------------------------------------------------ */
 
-/* The call in a new context, its allocation n failing: refused, everything untouched; then again
- * in the same context, as if nothing had been. False: there is no allocation n. */
+/* The call in a new context, whose allocation n fails: it is refused, and nothing has changed.
+ * Then the same call in the same context works. Returns false if there is no allocation n. */
 static bool fail_one(const struct ring2_replay *r, int n)
 {
     struct ring2_memory m = { 0 };

@@ -102,8 +102,8 @@ static int64_t source(int32_t map, int64_t H, int64_t n, int64_t s)
 static int64_t part_of(int64_t heads, int64_t n) { return heads < n ? 1 : heads / n; }
 
 /*
- * In a part, each state head reads the heads of q, k and v that it read in the whole: every
- * value of the whole is its head's number, so the part says where its heads came from.
+ * In a part, each state head reads the heads of q, k and v that it read in the whole. All values
+ * are the number of their head in the whole, so values in a part show which heads it has.
  */
 static void parts_keep_the_map(void)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The numbers of every op's struct (GDN_FIELD of ops.def): what is not taken is refused, by a
- * message that names the field, what was found and all that is taken. */
+/* The numbers in every op's struct (GDN_FIELD of ops.def). A number that the op does not take is
+ * refused, by a message with the field, the number, and all that the op takes. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -203,8 +203,8 @@ static void test_rows(void)
     refused("starts' shape", c, GDN_E_SHAPE, "checkpoint_starts: [4], wanted [5]");
 }
 
-/* If checkpoints lie in the pool of states, none of their slots is one that a sequence starts
- * from or ends in. */
+/* If checkpoints are in the pool of states, their slots differ from all slots that sequences
+ * start from or end in. */
 static void test_one_pool(void)
 {
     struct call c = padded(2, 8);

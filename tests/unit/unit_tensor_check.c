@@ -98,7 +98,7 @@ static void test_address_space(void)
     half.stride[1] = -1;
     expect("shorter than half", gdn_check_tensor(ctx, &half, "k"), GDN_OK, "");
 
-    /* Sizes whose product overflows on the way to zero: gdn_count() must not meet them. */
+    /* a product of sizes that overflows before it is 0: gdn_count() must not compute it */
     const gdn_tensor t = gdn_strided(floats, GDN_F32, 3, LIST(most / 2, 4, 0), LIST(0, 0, 0));
     expect("count", gdn_check_tensor(ctx, &t, "k"), GDN_E_SHAPE, "k");
 }

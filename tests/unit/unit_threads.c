@@ -118,7 +118,7 @@ static void test_numbers_are_distinct(void)
     gdn_threads_destroy(pool);
 }
 
-/* A chain: each call reads what the last one wrote, possibly on another thread. */
+/* A chain of calls: each reads what the last call wrote, possibly on another thread. */
 struct chain {
     int64_t value[4];
 };

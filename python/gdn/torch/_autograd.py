@@ -67,7 +67,7 @@ def in_dtypes(gradients, inputs):
 
 
 def n_sequences(lead, cu_seqlens):
-    """How many sequences a batch has whose tokens have these leading dimensions."""
+    """Returns how many sequences a batch has. lead: the leading dimensions of its tokens."""
     if cu_seqlens is not None:
         return cu_seqlens.shape[0] - 1
     return lead[0] if len(lead) > 1 else 1

@@ -11,7 +11,7 @@ KEYS = "Conjugate", "Negative", "ZeroTensor"
 
 
 def _resolved(x):
-    """A tensor that holds the values of x: x itself, if that does."""
+    """Returns a tensor whose memory holds the values of x: x itself, if it does."""
     return x.clone() if x._is_zerotensor() else x.resolve_conj().resolve_neg()
 
 

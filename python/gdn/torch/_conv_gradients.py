@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of the convolution, and the final states that it makes."""
+"""Gradients of the convolution, with the final states of its forward call."""
 
 import gdn
 import torch
@@ -66,7 +66,7 @@ class _Conv1d(torch.autograd.Function):
 
 
 def conv1d(inputs, state_out, return_state, out, options):
-    """gdn.torch.conv1d() where one of the inputs requires a gradient."""
+    """gdn.torch.conv1d() if an input requires a gradient."""
     refuse_others("conv1d", {*BATCH, *_FORWARD, "activation", "write"},
                   dict(out=out, state_out=state_out, **options))
     refuse_in_place(inputs[3] is not None and not return_state, options)

@@ -123,7 +123,7 @@ class _Rule(torch.autograd.Function):
 
 
 def rule(op, inputs, state_out, return_state, memory, out, options):
-    """gdn.torch.prefill() or decode() where one of the inputs requires a gradient."""
+    """gdn.torch.prefill() or decode() if an input requires a gradient."""
     refuse_others(op, {*BATCH, *_NUMBERS, *_FORWARD, "write"},
                   dict(out=out, state_out=state_out, **options))
     refuse_in_place(inputs[7] is not None and not return_state, options)

@@ -124,8 +124,8 @@ class GatedDeltaNet(nn.Module):
                    dict(device=device, dtype=dtype))
 
     def _make(self, shapes, hidden_size, conv_kernel, biases, output_gate, options):
-        """The parts of a layer whose sizes are known: projections of these shapes, gates with so
-        many biases, and the others."""
+        """Makes the parts of a layer: projections of these shapes, gates with so many biases, and
+        the rest."""
         sizes, (_, norm, out_proj) = self.sizes, self._names()
         values = sizes["value_heads"] * sizes["value_dim"]
         channels = 2 * sizes["key_heads"] * sizes["key_dim"] + values
@@ -193,7 +193,8 @@ class GatedDeltaNet(nn.Module):
         return self._names()[0]
 
     def _child_weights(self):
-        """{name of a child: its weight, or None if that does not say all that a call does}."""
+        """{name of a child: its weight; None if a call of the child does more than multiply by
+        it}."""
         parts, (inputs, norm, out_proj) = self._modules, self._names()
         weights = {name: weight_of(parts[name], _LINEAR) for name in (*inputs, out_proj)}
         weights["conv1d"] = weight_of(parts["conv1d"], _CONVS, takes_bias=True)

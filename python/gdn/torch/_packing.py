@@ -43,7 +43,7 @@ def cu_seqlens_of(seq_idx=None, position_ids=None):
 
 
 def check_tensors(**arguments):
-    """Raises TypeError that names the argument which is neither a tensor nor None."""
+    """Raises TypeError with the name of the argument that is neither a tensor nor None."""
     for name, x in arguments.items():
         if not isinstance(x, (torch.Tensor, type(None))):
             raise TypeError(f"{name}: {type(x).__name__}, wanted a tensor")

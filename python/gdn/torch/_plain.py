@@ -8,7 +8,7 @@ from torch.nn.modules import module as _modules
 
 
 def is_whole(weight):
-    """Whether the tensor holds its numbers itself; sharded and quantised ones do not."""
+    """Returns whether the tensor itself holds its numbers. Sharded and quantised tensors do not."""
     return not hasattr(type(weight), "__tensor_flatten__")
 
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The operating system: threads, the process, memory, libraries. posix.c (Linux, macOS) and
- * windows.c implement it; the build takes one of them. No other file of the library has code for
- * one system, but the detection of loops.
+ * The operating system: threads, the process, memory, libraries. posix.c (Linux, macOS) or
+ * windows.c implements it. Only the detection of the CPU has code for one system too.
  */
 #ifndef GDN_OS_H
 #define GDN_OS_H

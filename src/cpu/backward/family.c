@@ -11,7 +11,7 @@
 
 enum { C = GDN_CHUNK };
 
-/* Rows of K of n updates; those after them are set to x. */
+/* Loads rows of K of n updates, and sets the rows behind them to x. */
 static void fill_rows(const struct gdn_sweep *s, float *rows, int n, float x)
 {
     for (ptrdiff_t i = n * s->ld; i < C * s->ld; i++) rows[i] = x;

@@ -72,7 +72,7 @@ static void load(struct gdn_backward_tokens *s, const struct gdn_seq *seq, int h
     gdn_family_load_w(r, s->kr, seq, head, t, n, 0, r->V, s->w, s->ld);
 }
 
-/* Runs a row on S, and leaves what was there before, and u. */
+/* Runs a row on S, and keeps u and the state before the row. */
 static void forward_row(struct gdn_backward_tokens *s, int row, float *S)
 {
     const struct gdn_rule *r = &s->work->rule;

@@ -259,7 +259,7 @@ static inline void vf_transpose(vf r[VF])
     for (int i = 0; i < VF; i++) r[i] = t[i];
 }
 
-/* Picks each vector from x[0] and x[1], and then from that and x[2]. */
+/* Selects each vector from x[0] and x[1], and then from the result and x[2]. */
 static inline void vf_pick3(vf x[3], const int32_t first[3][16], const int32_t second[3][16])
 {
     vf y[3];

@@ -251,7 +251,7 @@ static void chunk_gates(float *A, float *B, float *from_start, float *to_end, co
     }
 }
 
-/* Solves row i of u, from those before it; rest: v_i - from_start_i p_i. */
+/* Solves row i of u, from the rows before it; rest: v_i - from_start_i p_i. */
 static void solve_row(float u[C][STRIP], int i, const float *rest, const float *A, float beta)
 {
     for (int c = 0; c < STRIP; c++) u[i][c] = beta * rest[c];

@@ -13,8 +13,8 @@
 
 enum { COLUMNS = GDN_RECUR_COLUMNS };
 
-/* Commits the rows of one state head of one sequence, and of a key head with it. Rows only move
- * up. */
+/* Commits the rows of one state head of one sequence, and those of a key head. Rows move only
+ * towards the front. */
 static void commit_item(void *arg, int64_t item, int thread)
 {
     (void)thread;

@@ -42,8 +42,8 @@ struct gdn_cu_backward {
                                     [window] if there is a plan */
     struct gdn_pool_view carry;  /* the gradient of the state before the last window: [sequence]. If
                                     there is a plan: [2], before odd windows and before even ones */
-    struct gdn_pool_view S, J;   /* of [chunk]: states before it, and gradients of those after it. J
-                                    on tensor cores is of [unit]: gradients of first states */
+    struct gdn_pool_view S, J;   /* of [chunk]: states before it, and gradients of states after
+                                    it. On tensor cores J is of [unit]: gradients of first states */
     struct gdn_rows u, z, head_dq, head_dk; /* of chunks and state heads */
     double *sums;                           /* [chunk][H][2], of dA_log and ddt_bias */
     char *records;                          /* [chunk][H], on tensor cores; else NULL */

@@ -46,7 +46,7 @@ static struct gdn_pool_view states(const struct gdn_cu_rule *r)
     };
 }
 
-/* Returns the tiles that memory has of so many keys, or columns of V. */
+/* Returns how many tiles in memory so many keys, or columns of V, have. */
 static int64_t n_tiles(int64_t n) { return n > DEEP ? 2 * ceil_of(n, DEEP) : ceil_of(n, DEEP / 2); }
 
 static bool is_deep(const struct gdn_cu_backward *a) { return a->rule.K > DEEP; }

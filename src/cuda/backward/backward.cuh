@@ -21,7 +21,7 @@ struct backward_window {
     int64_t first; /* number of its first chunk in memory */
     int64_t n_chunks;
     int64_t before; /* its chunks before the window */
-    bool is_there;  /* it has a chunk here; or it has no chunk, and would begin here */
+    bool is_there;  /* the sequence has a chunk here, or has no chunk and would begin here */
     bool is_last;   /* no tokens come after the window */
 };
 

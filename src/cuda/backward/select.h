@@ -22,7 +22,7 @@ enum gdn_backward_form gdn_cuda_backward_form(const gdn_ctx *ctx, const struct g
  * plan decides whether it does, because two kernels may take less time. */
 bool gdn_cuda_backward_can_fuse(const gdn_ctx *ctx, const struct gdn_cu_backward *a);
 
-/* Logs the form, and why those before it do not take the call. */
+/* Logs the form, and why the forms before it do not take the call. */
 void gdn_cuda_backward_log(gdn_ctx *ctx, const struct gdn_cu_backward *a,
                            enum gdn_backward_form form);
 

@@ -40,7 +40,7 @@ GDN_DEVICE struct stage_strip strip_of(const struct gdn_cu_backward &a, const st
     return { view, view.data ? pool_at(view, slot, w.head) : 0, w.col, w.n, a.rule.K };
 }
 
-/* Returns the slot of a state before a window that these walks have stored. */
+/* Returns the slot of the state before a window, among states that these walks stored. */
 GDN_DEVICE int64_t own_start(const struct gdn_cu_backward &a, int64_t row, int64_t window)
 {
     return a.plan ? window : row * a.n_windows + window;

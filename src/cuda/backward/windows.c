@@ -103,8 +103,8 @@ static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_bac
     return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
 }
 
-/* Does the same for a padded batch. Windows go through it if a window has whole sequences, but not
- * all of them. */
+/* Does the same for a padded batch. Windows go through the batch if each would have several
+ * whole sequences, but not all. */
 static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
                                      struct gdn_windows_limits limits)
 {

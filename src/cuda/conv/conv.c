@@ -133,8 +133,8 @@ static int64_t tile_chunks_of(const struct gdn_cu_conv *c)
     return is_typed(c) ? wide_chunks_of(c, c->x.dtype) : chunks_of(c);
 }
 
-/* Chooses the tokens of a tile, so that there are as many tiles as warps that run at once and do
- * not walk. If the rows do not share these warps evenly, there are four times as many tiles. */
+/* Chooses the tokens of a tile: there are as many tiles as warps that run at once and do not
+ * walk. If rows do not share these warps evenly, there are four times as many. */
 static void choose_tiles(const gdn_ctx *ctx, struct gdn_cu_conv *c)
 {
     const int64_t rows = c->batch.padded ? c->batch.B : 1, T = c->batch.T;
@@ -278,7 +278,7 @@ static gdn_status walk(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
     return gdn_cuda_note(ctx, "conv1d", walk_kernel(args));
 }
 
-/* Launches tiles, after the items that walk: these take the longest time to begin. */
+/* Launches tiles behind the items that walk, which take longest to begin. */
 static gdn_status tiles(gdn_ctx *ctx, struct gdn_cu_conv *args, void *stream)
 {
     const enum gdn_kernel_id kernel = tile_kernel(args);

@@ -87,7 +87,7 @@ GDN_DEVICE int row_dtype(const struct gdn_cu_rule &r)
     return threadIdx.x % 32 < 16 ? r.k.dtype : r.q.dtype;
 }
 
-/* Loads a row of k and one of q. A whole warp calls it. wide: their chunks are whole and
+/* Loads a row of k and a row of q. A whole warp calls it. wide: chunks of both are whole and
  * aligned. */
 template <int KC, bool wide>
 GDN_DEVICE void fetch_rows(struct decode_fetched_rows<KC> &f, const struct gdn_cu_rule &r,

@@ -18,7 +18,7 @@ template <int KC, int dtype_, int io> struct eight_rows {
         C = 1,
         LANES = KC / E,
         STEP = 32 / LANES,
-        N = LANES, /* so that each lane has the sums of one row at the end */
+        N = LANES, /* so that in the end each lane has the sums of one row */
         ROWS = N * STEP,
     };
     uint32_t S[N][4];

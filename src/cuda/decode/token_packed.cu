@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode of as many tokens as there are sequences, mostly one of each. */
+/* Decode of N tokens of B sequences, N = B: most sequences have one token. */
 #include "cuda/decode/token_packed.cuh"
 
 #define GDN_IMAGE_decode_token_packed GDN_THIS_IMAGE

@@ -5,8 +5,8 @@
 
 #include "cuda/driver/args.h"
 
-/* Describes n tensors of one shape as lines with common leading dimensions. The first tensor is
- * there; absent ones are left out. */
+/* Describes n tensors of one shape as lines with common leading dimensions. The first tensor
+ * must be given; absent ones are left out. */
 void gdn_cuda_lines(const gdn_tensor *const *tensors, int n, struct gdn_cu_leads *leads,
                     struct gdn_cu_lines *const *lines);
 

@@ -15,7 +15,7 @@
 /* CUresult */
 enum { NO_BINARY = 209, NOT_FOUND = 500 };
 
-/* Seconds that the log reports. Code that needs no compiling is loaded in less. */
+/* The least seconds of a load that the log reports. Code that needs no compiling takes less. */
 static const double slow = 0.1;
 
 static double now(void)

@@ -24,7 +24,7 @@ struct gdn_cu_step_general {
     int32_t part_bits; /* log2 of the blocks of a value head */
     int32_t n_blocks;  /* blocks of a key head; key_blocks: the inverse of n_blocks */
     uint32_t key_blocks;
-    int32_t share;  /* of the 2 K channels of q and k, those whose states a block moves */
+    int32_t share;  /* channels of q and k, of 2 K, whose states a block moves */
     int32_t length; /* of a state of the convolution */
     int32_t moves;  /* the convolution's states are moved on */
     int32_t normed;
@@ -43,7 +43,7 @@ struct gdn_cu_step_rows {
     int32_t n_columns;    /* of a state, that a block has */
     int32_t part_bits;    /* log2 of the blocks of a value head */
     int32_t n_blocks;     /* of a key head */
-    int32_t share;        /* of the 2 K channels of q and k, those whose states a block moves */
+    int32_t share;        /* channels of q and k, of 2 K, whose states a block moves */
     int32_t pair_step;    /* from a pair of entries of two channels to the next, in bytes */
     int32_t by_entry;     /* the entries of a channel lie side by side */
     int32_t moves;        /* the convolution's states are moved on */

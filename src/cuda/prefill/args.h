@@ -19,7 +19,7 @@ struct gdn_cu_stage {
     int64_t C;
     int64_t n_chunks;           /* the most chunks. With cu_seqlens some more, for tokens that
                                    belong to no sequence */
-    int32_t n_strips, n_before; /* n_strips: strips of columns; n_before: those of U, which come
+    int32_t n_strips, n_before; /* n_strips: strips of columns; n_before: strips of U, which come
                                    before those of M */
 };
 GDN_CU_SIZE(gdn_cu_stage, 1336 + 3 * 40 + 2 * 80 + 3 * 8 + 2 * 4);

@@ -150,8 +150,8 @@ GDN_DEVICE void spoil(mma_block (&x)[n], const struct spoilt_rows &s, token_mask
     }
 }
 
-/* Does the same for row block i of a transposed matrix, whose rows are tokens. All lanes of a warp
- * call it. */
+/* Does the same for row block i of a transposed matrix, in which rows are tokens. All lanes of a
+ * warp call it. */
 GDN_DEVICE void spoil_turned(mma_block &x, int i, const struct spoilt_rows &s, token_mask resets)
 {
 #pragma unroll

@@ -24,7 +24,7 @@ GDN_DEVICE void zero_rest(const struct gdn_rows &rows, const struct stage_chunk 
             store_float(row_at(rows, c.seq, c.t0 + t, head), i, rows.dtype, 0);
 }
 
-/* Sums gates. Eight loads are under way at a time, because g may be out. */
+/* Sums gates. Each thread loads eight before it stores, because g and out may be one tensor. */
 GDN_DEVICE void stage_cumsum(const struct gdn_cu_stage &a)
 {
     enum { LOADS = 8 };

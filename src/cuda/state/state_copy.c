@@ -72,7 +72,7 @@ static void set_side(struct gdn_cu_copy_side *to, const struct gdn_state_side *f
                                      .dtype = from->dtype };
 }
 
-/* Returns the box as the descriptors have it: heads (or one), rows, columns. */
+/* Returns what the descriptors say: heads (or one), rows, columns. */
 static struct gdn_cu_copy box_of(const struct gdn_state_move *m)
 {
     const gdn_state_copy_args *a = &m->args;

@@ -249,8 +249,8 @@ static void parts_and_the_whole(void)
 
 /* ---- Early stop ------------------------------------------------------------------------------ */
 
-/* One sequence of 700 tokens in units of 192, of whose last KEPT tokens gates leave so many bits.
- * The stop is at chunk 4, inside unit 1, or at chunk 9, where unit 3 begins. */
+/* One sequence of 700 tokens in units of 192, whose gates leave KEPT tokens at the end so many
+ * bits. It stops at chunk 4, inside unit 1, or at chunk 9, where unit 3 begins. */
 enum { STOP_T = 700 };
 static gdn_summary_args fade(double bits, int first)
 {

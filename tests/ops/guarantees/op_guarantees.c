@@ -93,7 +93,7 @@ static int64_t n_sequences(struct ring2_replay *r)
     return r->draw.B;
 }
 
-/* Makes the batch one of n sequences from b on, which keep their slots. */
+/* Returns a batch of n sequences, from sequence b on, with the same slots. */
 static gdn_batch batch_part(const struct ring2_replay *r, const gdn_tensor *identity, int64_t b,
                             int64_t n)
 {

@@ -301,7 +301,7 @@ static void workspaces(void)
                 a->workspace_bytes = bytes - 1);
 }
 
-/* Calls that are not refused: those of newer callers; and calls without a context. */
+/* Calls of newer programs that are not refused; and calls without a context. */
 static void accepted(void)
 {
     struct {

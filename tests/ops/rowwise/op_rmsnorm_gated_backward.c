@@ -259,8 +259,8 @@ static void many_rows_and_none(void)
     for (int64_t i = 0; i < 5; i++) CHECK(ring2_get(&none.args.dweight, i) == 0, "not zero");
 }
 
-/* Infinite gates have the slopes that they come near to; a zero row has dout / sqrt(eps); NaN stays
- * in its row. */
+/* An infinite gate has the limit of the slope; a row of zeros has dout / sqrt(eps); NaN stays in
+ * its row. */
 static void special_values(void)
 {
     struct call c = make_call(4, 8);

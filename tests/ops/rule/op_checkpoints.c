@@ -364,7 +364,8 @@ static void G2_threads(void)
     }
 }
 
-/* [4][40]: left and right padding, a padding row that keeps its numbers, slots to read. */
+/* padded_rows: [4][40] with padding left and right, a padding row whose output stays, and slots
+ * to read. */
 static void padded_rows(void)
 {
     static const int64_t start[4] = { 0, 7, 3, 19 }, count[4] = { 40, 30, 37, 12 };

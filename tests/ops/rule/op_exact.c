@@ -275,7 +275,7 @@ static void two_pools(int number)
     ring2_expect_bits("state_out", &a.state_out, &to);
 }
 
-/* A pool of 16 bits that is only read: outputs as if it were written. */
+/* A pool of 16 bits that is only read gives the outputs of one that is written. */
 static void frozen(int number)
 {
     struct exact_case c = make_case(number, number % 2 ? GDN_BF16 : GDN_F16);

@@ -68,7 +68,7 @@ static void near(const char *what, const gdn_tensor *got, const gdn_tensor *want
               what, (int)i, ring2_get(got, i), ring2_get(want, i));
 }
 
-/* Raw gates inside the call: its gradients are those of log gates, through gdn_gates_backward(). */
+/* Raw gates: their gradients are those of log gates, passed through gdn_gates_backward(). */
 static void raw(int bounded)
 {
     gdn_prefill_backward_args a = draw(37, 1, false), b;

@@ -44,7 +44,7 @@ static gdn_ctx *open_for(const struct form *f)
     return ctx;
 }
 
-/* Long enough that places of gates, of which there are most, are used again. */
+/* Long enough that the ring of gates, the longest ring, is used again. */
 static gdn_rule_args take(const struct form *f, int32_t dtype, bool norm)
 {
     static const int64_t lengths[] = { 65, 0, 710 };

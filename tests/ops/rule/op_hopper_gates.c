@@ -288,7 +288,7 @@ static void G11_padded_rows(int i)
     finish(t);
 }
 
-/* A checkpoint, inside chunks too, has the bits of a call that ends there. */
+/* A checkpoint, also inside a chunk, has the bits of a call that ends there. */
 static void G18_checkpoints(int i)
 {
     enum { EVERY = 216, N = T / EVERY };

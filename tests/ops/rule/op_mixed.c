@@ -131,7 +131,7 @@ static double end_of(const struct timing *t)
     return most;
 }
 
-/* Call by call in turn: what slows the machine down slows all of them. */
+/* Times the calls in turn, so that a slow moment of the machine slows all of them. */
 static void time_calls(gdn_ctx *ctx, struct timing *timings, int n)
 {
     for (int i = 0; i < 16 * n; i++) {

@@ -161,7 +161,7 @@ static void G21_float32_between_conversions(void)
     }
 }
 
-/* A state that decays or is written is rounded, even if its dtype stays. */
+/* A state that decays or is written is rounded again, even if its dtype does not change. */
 static void G21_half_of_what_keeps_a_state(void)
 {
     for (int i = 0; i < (N_GATES - 1) * 2 * 3 * FROZEN; i++) {

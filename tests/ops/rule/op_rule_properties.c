@@ -131,7 +131,7 @@ static void G2_order(void)
     }
 }
 
-/* Each of n sequences alone gives the bits that it has among batch mates. */
+/* Checks that each of n sequences has the same bits alone as in the batch. */
 static void expect_alone(const gdn_rule_args *a, const int64_t *sizes, int n, bool decode)
 {
     gdn_rule_args all = ring2_rule_clone(a);

@@ -11,7 +11,7 @@
 #include "ring2_device.h"
 #include "ring2_rule.h"
 
-/* A call, and segments of so many tokens; first 0: as the planner wants them. */
+/* A call, and its segments of so many tokens. first 0: as the planner cuts. */
 static const struct shape {
     int32_t dtype, state, layout, norm;
     int64_t K, V, first, each;

@@ -227,7 +227,7 @@ static void fold(const struct run *r, int64_t slot)
           "%d rows were folded to %d", (int)before, (int)after);
 }
 
-/* Outputs of tokens that count; and the state where the sequence ended a unit. */
+/* Checks outputs of tokens that count, and the state if the sequence ended a chunk. */
 static void expect(const struct run *r, const struct step *s, const struct tokens *t, int64_t b)
 {
     const gdn_tensor got = ring2_narrow(&t->out, 0, b, 1);

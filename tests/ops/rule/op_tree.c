@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu, sm_80 --every=4 */
-/* Trees of drafted tokens in gdn_decode: G19, and that trees keep the other guarantees. */
+/* Trees of drafted tokens in gdn_decode: G19, and the other guarantees for trees. */
 #include <math.h>
 
 #include "ring2_rule.h"

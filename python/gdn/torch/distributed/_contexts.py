@@ -33,7 +33,8 @@ def _gathered(group, numbers):
 
 
 def _decode(numbers):
-    """The parts whose (continues, n pieces, lengths) these numbers are."""
+    """Returns the parts of a list of numbers: of each part `continues`, the number of its pieces,
+    and their lengths."""
     parts = []
     while numbers:
         n = numbers[1]

@@ -9,8 +9,7 @@
  * columns of a strip. The next ones are flags of an update: it writes; a channel forgets before
  * it. */
 enum { GDN_CU_PIECE = 16, GDN_CU_CHANNELS_STRIP = 32 };
-/* Blocks that share the rows of a chunk and a head, in kernels whose rows do not depend on each
- * other. */
+/* Blocks that share the rows of a chunk and a head, in kernels that treat each row alone. */
 enum { GDN_CU_ROW_BLOCKS = 4 };
 enum { GDN_CU_WRITES = 1, GDN_CU_FORGETS = 2 };
 

@@ -236,7 +236,7 @@ static gdn_status launch_rows(struct launches *l)
     return launch(l, GDN_CU_backward_channels_gates, blocks * b->rule.H);
 }
 
-/* Launches T, P and keys of a window, and then its walks, by chunks. */
+/* Launches T, P and keys of a window, then its walks, all by chunks. */
 static gdn_status launch_chunks(struct launches *l, int32_t walks)
 {
     static const enum gdn_kernel_id kernels[][2] = {

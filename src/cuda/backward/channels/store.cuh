@@ -18,8 +18,8 @@
 
 /* ---- Rows in quads --------------------------------------------------------------------------- */
 
-/* A lane has quads of a row: elements 4 lane, and 128 later. A warp has ROWS_AHEAD rows that follow
- * each other at a time, so that their loads are under way together. */
+/* A lane has quads of a row: elements 4 lane, and 128 later. A warp has ROWS_AHEAD neighbouring
+ * rows at a time, whose loads are in flight together. */
 enum { ROWS_AHEAD = 4, QUADS_WIDE = 128 };
 
 GDN_DEVICE int first_row(void) { return (int)threadIdx.x / 32 * ROWS_AHEAD; }

@@ -123,8 +123,8 @@ __device__ __forceinline__ void chunk_heads<io, deep>::level_rows(lane_rows &dq,
     if (n == 2 && m.group == GROUPS - 1) *(float2 *)&sh.of_half_rows[m.channel] = sum;
 }
 
-/* Puts b of the lane's tokens into the warp's memory. It is a loop because code that stands there
- * for each token, and seldom runs, delays all the code behind it. */
+/* Puts b of the lane's tokens into the warp's memory. It is a loop, because code for each token,
+ * which seldom runs, would delay all code behind it. */
 template <int io, int deep>
 __device__ __forceinline__ void chunk_heads<io, deep>::put_betas(float *betas) const
 {

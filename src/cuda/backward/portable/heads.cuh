@@ -126,7 +126,7 @@ GDN_DEVICE union heads_load &take_load(struct heads_shared &sh, const struct gdn
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* Adds the products of two factors with one tile, whose rows are summed over. */
+/* Adds the products of two factors with one tile, summed over the tile's rows. */
 GDN_DEVICE void add_two(head_sums &x, head_sums &y, const head_pairs &a, const head_pairs &b,
                         const char *tile)
 {

@@ -41,7 +41,7 @@ GDN_DEVICE struct row_source source_of(const struct gdn_rows &rows, const struct
     return { row_at(rows, s, there ? t0 + t : 0, head) + (there ? 2 * column : 0), rows.token,
              column < V ? (int)n : 0 };
 }
-/* Begins to copy these rows as a tile, with zeros for the others. */
+/* Begins to copy the source's rows as a tile. Rows that it does not have are zeros. */
 template <int n> GDN_DEVICE void begin_rows(char *to, const struct row_source &from)
 {
     const int t = threadIdx.x / 8;

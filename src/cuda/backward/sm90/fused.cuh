@@ -38,8 +38,8 @@ struct fused_shared {
     uint64_t states_full, states_free; /* full: U and S are loaded; free: dout, U and S have been
                                           read */
     uint64_t z_full, z_free, parts_full[2], parts_free[2];
-    uint64_t sums_full, sums_free; /* full: the sums of the other block are here; free: their place
-                                      is */
+    uint64_t sums_full, sums_free; /* full: the sums of the other block have arrived; free: their
+                                      memory may be written */
     uint32_t dead[HEADS_GROUPS][2];
     struct scan_way way; /* it is here, because registers are scarce */
     int rank;            /* number among the blocks that share a key head */
@@ -460,7 +460,7 @@ GDN_DEVICE struct fused_segment segment_at(const struct gdn_cu_backward &a, int6
 /* The block's work: a segment of a window's part. Blocks of a cluster have the state heads of a key
  * head. */
 struct fused_share {
-    struct scan_way way; /* its chunks are those of the segment; `before` and `is_last` are of the
+    struct scan_way way; /* with the chunks of the segment, and `before` and `is_last` of the
                             window */
     int segment;
     bool is_last;

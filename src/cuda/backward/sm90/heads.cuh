@@ -325,7 +325,7 @@ template <bool turned> GDN_DEVICE void add_over_tokens(head_sums &d, const char 
             product::add_tile_columns(d, wgmma_factor(from + 2 * i), y);
     }
 }
-/* Scales the rows of X by beta. All threads that multiply call it. */
+/* Multiplies each row of X by beta. All threads that multiply call it. */
 template <class Shared> GDN_DEVICE void give_beta_back(Shared &sh, const vectors &g)
 {
     meet_workers(); /* X has been read */

@@ -32,7 +32,7 @@ struct lazy_rows {
     alignas(16) float u[LAZY_ROWS][LAZY_F32_ROWS];
 };
 
-/* Stages k of rows whose bit of mask is set, the others as zeros. */
+/* Stages k of rows. A row whose bit of mask is not set becomes zeros. */
 template <int io, bool wide>
 GDN_DEVICE void lazy_stage_k(struct lazy_rows &sh, const char *rows, int step, unsigned mask)
 {
@@ -341,7 +341,7 @@ GDN_DEVICE void decode_lazy(const struct gdn_cu_lazy &a)
     }
 }
 
-/* The least blocks of a multiprocessor. Those of 16 bits fill its shared memory. */
+/* The least blocks of a multiprocessor. With 16 bits, so many blocks fill its shared memory. */
 #define LAZY_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 16 : 24)
 #define LAZY_TOKENS_BLOCKS(dtype) (GDN_##dtype == GDN_F32 ? 16 : 20)
 

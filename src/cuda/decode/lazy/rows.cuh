@@ -66,7 +66,7 @@ template <int TOKENS> GDN_DEVICE bool lazy_folds(const struct gdn_cu_lazy &a, in
     return count + lazy_tokens<TOKENS>(a) >= a.n_rows;
 }
 
-/* Return the counter of a slot, and the rows in use that it means. */
+/* Return the counter of a slot, and how many rows are in use by that counter. */
 GDN_DEVICE int64_t lazy_counter(const struct gdn_cu_lazy &a, int slot)
 {
     return ld_index(a.count + mad_wide(slot, a.count_step, 0), a.count_bytes, 0);

@@ -278,8 +278,8 @@ GDN_DEVICE void leave_all(struct walk<Tile, KC> &m, struct decode_checkpoints &p
     }
 }
 
-/* Applies number i of the window to the state. t: its token, if it is the token's last row; else
- * -1. The state is rounded after that row alone. */
+/* Applies row i of the window to the state. t: the row's token, if this is the token's last row,
+ * after which the state is rounded; else -1. */
 template <class Tile, int KC>
 GDN_DEVICE void compute_visit(struct walk<Tile, KC> &m, const typename Tile::Window &window, int i,
                               const struct tree_visit &visit, int64_t t)

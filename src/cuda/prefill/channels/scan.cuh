@@ -91,7 +91,7 @@ template <int io, int deep> __device__ __forceinline__ void scan_warp<io, deep>:
 {
     const bool two = b.a.n_stages == 2;
     copy_wait<0>();
-    __syncthreads(); /* chunk i is there if there are two stages; chunk i - 1 has been read */
+    __syncthreads(); /* with two stages chunk i has arrived; chunk i - 1 has been read */
     begin_chunk(i + two);
     if (two) return;
     copy_wait<0>();

@@ -75,8 +75,8 @@ template <int io_, int deep_> struct scan_block {
     }
     __device__ char *q(int i) const { return p(i) + t_bytes + vectors_bytes; }
 
-    /* Return the operands that warps of 16 columns, number i, hand to each other: S^T, then R^T,
-     * then U^T, 16 bytes for each lane; and the tile of the output. */
+    /* Return the memory in which warps of 16 columns, number i, pass operands to each other:
+     * S^T, then R^T, then U^T, 16 bytes for each lane; and the tile of the output. */
     __device__ char *handed(int i) const { return p(a.n_queries) + i * handed_bytes; }
     __device__ char *output() const { return handed(a.n_state); }
 
@@ -87,8 +87,8 @@ template <int io_, int deep_> struct scan_block {
         return rest < chunk ? (int)rest : chunk;
     }
     __device__ int columns() const { return of_M ? r.K : r.V; }
-    /* Return the threads of the state and of the output, and those that meet to pass a stage on,
-     * and to give it back. first: the first barrier of its kind. */
+    /* Return the number of threads of the state, of the output, and at the barriers that pass a
+     * stage on and that free it. first: the first barrier of its kind. */
     __device__ int state_threads() const { return 64 * a.n_state; }
     __device__ int output_threads() const { return 32 * a.n_state; }
     __device__ int n_threads(int first) const

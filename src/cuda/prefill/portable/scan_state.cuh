@@ -56,7 +56,7 @@ template <class operand> GDN_DEVICE void take(operand &o, const char *from, int 
 
 /* ---- The state ------------------------------------------------------------------------------- */
 
-/* Hands the warp's half of S^T to the other warps of its columns. */
+/* Passes the warp's half of S^T to the other warps with its columns. */
 template <class Block, int n>
 GDN_DEVICE void hand_state(const Block &b, const mma_block (&S)[n], char *to, int half)
 {

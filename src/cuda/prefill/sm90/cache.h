@@ -32,8 +32,8 @@ struct gdn_cuda_sm90 {
     } planned;
 };
 
-/* Returns true if two keys are the same. memcmp() reads several numbers at once, so it would wait
- * for those just stored. */
+/* Returns true if two keys are equal. It is no memcmp(), which reads several numbers at once and
+ * would wait for numbers that were just stored. */
 static inline bool gdn_cuda_is_key(const uint64_t *known, const uint64_t *of, size_t n)
 {
     for (size_t i = 0; i < n; i++)

@@ -78,9 +78,8 @@ GDN_DEVICE int find_tail(const struct hopper_block &b)
     return -1;
 }
 
-/* Shortens the segment to the part that its summary needs: the chunks from `first` on, or all of
- * them if `first` is negative. All threads call it, before gates are made, because `first` was found
- * in their memory. */
+/* Shortens the segment to the chunks from `first` on, which its summary needs; all of them, if
+ * `first` is negative. All threads call it before gates are made. */
 GDN_DEVICE void skip_chunks(struct hopper_block &b, int first)
 {
     __syncthreads();

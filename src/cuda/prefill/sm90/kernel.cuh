@@ -290,7 +290,7 @@ struct hopper_block {
                : first < HOPPER_P_FULL ? HOPPER_V_RING
                                        : HOPPER_P_RING;
     }
-    /* Returns the address in the other block of what is at `at` here. */
+    /* Returns the address `at` of this block's shared memory, in the other block. */
     __device__ __forceinline__ uint32_t other(uint32_t at) const
     {
         return map_shared(at, rank ^ 1);

@@ -153,8 +153,8 @@ template <int io> GDN_DEVICE void fill_lengths(const struct hopper_block &b)
         b.gates(i / 64).k_scale[i % 64] = 1;
 }
 
-/* Prepares the block. One warp reads the batch, on which all else waits; the others set up
- * barriers, squares and lengths meanwhile. */
+/* Prepares the block. One warp reads the batch, which everything else waits for. The other warps
+ * set up barriers, squares and lengths meanwhile. */
 template <int io> GDN_DEVICE void prepare(struct hopper_block &b)
 {
     switch (threadIdx.x / 32) {

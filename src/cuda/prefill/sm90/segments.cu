@@ -13,7 +13,8 @@ GDN_DEVICE void run_states(const struct gdn_cu_prefill_sm90 &a)
     const int slices = r.V / COLUMNS, lane = threadIdx.x % 32;
     int64_t first, row;
     griddepcontrol_launch_dependents();
-    const int64_t of = blockIdx.x / slices / r.H; /* it has at least one unit */
+    const int64_t of = blockIdx.x / slices / r.H; /* the number of the sequence among those of
+                                                     several segments */
     int64_t n = 0;
     int64_t split;
     bool wide;

@@ -113,7 +113,8 @@ GDN_DEVICE void gate_columns(const hopper_gates &g, uint32_t tile, int from, int
     }
 }
 
-/* Writes zeros to elements that a forgetting token parts. Each warp clears its columns. */
+/* Writes zeros to elements between tokens that a gate separates by forgetting. Each warp clears
+ * its columns. */
 GDN_DEVICE void part_columns(const hopper_gates &g, uint32_t tile, int warp, uint32_t lane)
 {
     const token_mask resets = tokens_of(g.resets);

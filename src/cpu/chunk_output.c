@@ -69,7 +69,7 @@ struct block {
     const struct gdn_kernels *kr;
     struct scratch *s;
     const struct gdn_chunk *chunk;
-    int head, first; /* token of the chunk that the block starts at */
+    int head, first; /* first: the token of the chunk at which the block starts */
 };
 
 static int columns_of(const struct block *b, int strip)

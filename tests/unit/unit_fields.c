@@ -34,7 +34,7 @@ static void check_message(gdn_op op, const struct gdn_field_row *row, const void
           names);
 }
 
-/* A flag that is not taken, beside each that is. */
+/* A flag that no op takes is refused, by a message with each flag that this op takes. */
 static void refuse_flag(gdn_op op, const struct gdn_field_row *row)
 {
     static const char *const names[] = { "GDN_EXACT",           "GDN_BF16_PRODUCTS",

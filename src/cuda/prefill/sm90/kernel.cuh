@@ -199,7 +199,7 @@ struct hopper_block {
     const struct gdn_cu_prefill_sm90 &a;
     const struct gdn_cu_rule &r;
     uint32_t rank;             /* the block's number in its cluster, which decides its columns */
-    int slice, head, n_chunks; /* slice: of the columns, that of the cluster */
+    int slice, head, n_chunks; /* slice: the cluster's slice of columns */
     bool forgets;              /* all that was before the block's chunks is forgotten */
 
     __device__ __forceinline__ struct hopper_head &common() const

@@ -250,7 +250,7 @@ template <int io> GDN_DEVICE void make_gates(const struct hopper_block &b, int f
 #pragma unroll 1
     for (; c < b.n_chunks; c += 2) {
         float G[2] = {};
-        fetch_gates<2>(raw, b.r); /* loads begin early: places are rarely free yet */
+        fetch_gates<2>(raw, b.r); /* these loads begin while places are still in use */
         b.wait_done(c - HOPPER_GATES_RING);
         wait_lengths(b, c - HOPPER_GATES_RING);
         expand_gates<64>(G, b.gates(c), raw, b.r, b.tokens(c));

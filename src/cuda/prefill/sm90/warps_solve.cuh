@@ -3,8 +3,7 @@
  * T and P of a chunk (kernel.cuh), by a warpgroup. T = (I + B A)^-1 B with B = diag(beta) and A_ij
  * = exp(rest_i - rest_j) k_i . k_j for j < i. With a norm beta / length^2 replaces beta.
  * solve_gram.cuh turns products of keys into the square -(B A)^T. This file inverts it, in blocks
- * of
- * 16 x 16:
+ * of 16 x 16:
  *
  *     diagonal   by halves; a half by substitution in float32, a lane per column
  *     rest       warp w has block column w and goes down: T_rw = D_r sum of L_rj T_jw, as products

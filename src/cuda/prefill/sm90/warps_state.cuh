@@ -207,7 +207,7 @@ GDN_DEVICE void weigh(uint32_t (&w)[16], const float (&u)[32], const struct toke
     }
 }
 
-/* Computes the same for another end, with zero by selection. */
+/* Computes w = U times the factors of `end`. A factor of 0 gives 0, also for NaN. */
 template <int io, int m>
 GDN_DEVICE void weigh_some(uint32_t (&w)[m], const float (&u)[32], const hopper_end<io> &end)
 {

@@ -6,7 +6,7 @@
 # driver each of the tests is skipped, and says so.
 #
 # --without sm90: on Hopper, what every other GPU runs. Tests of Hopper's own kernels are skipped.
-# Other names are in src/cuda/driver/families.h, with commas between.
+# Other names are in src/cuda/driver/switches.h, with commas between.
 #
 # GDN_CUDA_ARCHITECTURES=native in the environment compiles for this GPU alone, which is quickest.
 set -euo pipefail

@@ -82,7 +82,7 @@ gdn_status gdn_internal_imagine(gdn_ctx *ctx, const char *name, int capability, 
     fill_driver(&c->api);
     ctx->cuda = c;
     ctx->backend = &gdn_cuda_backend;
-    TRY(gdn_cuda_read_families(ctx));
+    TRY(gdn_cuda_read_switches(ctx));
     fill_kernels(ctx);
     return GDN_OK;
 }

@@ -8,7 +8,7 @@
  */
 #include "fake_ctx.h"
 
-#include "cuda/driver/families.h"
+#include "cuda/driver/switches.h"
 #include "ring2_calls.h"
 
 enum { N_CALLS = 40000, N_CHIPS = 4, LAST_CHIP = N_CHIPS - 1 };

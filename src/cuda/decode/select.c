@@ -311,7 +311,7 @@ static const char *why_not_walk(const struct gdn_decode_call *c)
 /* The order of forms decides which one runs: tests/cuda/unit_cuda_decode_select.c compares the
  * choice with a list. */
 static const struct decode_form {
-    enum gdn_cuda_family family;
+    enum gdn_cuda_switch name;
     const char *(*why_not)(const struct gdn_decode_call *c);
     gdn_status (*launch)(const struct gdn_decode_call *c);
     size_t (*bytes)(const gdn_ctx *ctx, const struct gdn_cu_rule *r); /* of memory; NULL: none */
@@ -335,7 +335,7 @@ enum { N_FORMS = sizeof forms / sizeof *forms };
 /* Returns why form i does not take the call, or NULL. The last form takes every call. */
 static const char *why_not(const struct gdn_decode_call *c, int i)
 {
-    if (gdn_cuda_is_off(c->ctx, forms[i].family)) return "it is switched off";
+    if (gdn_cuda_is_off(c->ctx, forms[i].name)) return "it is switched off";
     return forms[i].why_not(c);
 }
 
@@ -348,7 +348,7 @@ static void log_choice(const struct gdn_decode_call *c, int i)
     char op[80];
     if (!c->ctx->options.log) return;
     for (int j = 0; j <= i; j++)
-        list[j] = (struct gdn_cuda_form){ gdn_cuda_family_name(forms[j].family), why_not(c, j) };
+        list[j] = (struct gdn_cuda_form){ gdn_cuda_switch_name(forms[j].name), why_not(c, j) };
     snprintf(op, sizeof op, c->n_runs > 1 ? "%s: %d runs of heads" : "%s", c->op, c->n_runs);
     gdn_cuda_log_forms(
         c->ctx, c->rule->record_k.data ? GDN_CUDA_RECORD_CHOICE : GDN_CUDA_DECODE_CHOICE, op, list);

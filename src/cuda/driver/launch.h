@@ -10,7 +10,7 @@
 #include "core/ctx.h"
 #include "cuda/driver/api.h"
 #include "cuda/driver/args.h"
-#include "cuda/driver/families.h"
+#include "cuda/driver/switches.h"
 #include "cuda/driver/images.h"
 
 /* The parts of a kernel's name, joined. */
@@ -66,7 +66,7 @@ struct gdn_cuda {
     int capability;   /* 10 major + minor */
     int chips;        /* of the code that runs: GDN_CHIPS_sm_90a, or GDN_CHIPS_all (portable) */
     bool from_ptx;    /* the driver compiled that code */
-    uint32_t without; /* a bit for each family, see gdn_cuda_is_off() */
+    uint32_t without; /* a bit for each switch, see gdn_cuda_is_off() */
     char isa[16];     /* "sm_90" */
     char name[64];
     int sm_count, shared_most;              /* shared_most: the most bytes of shared memory of a
@@ -96,10 +96,10 @@ static inline bool gdn_cuda_runs_sm_90a(const struct gdn_cuda *c)
     return c->chips == GDN_CHIPS_sm_90a;
 }
 
-/* Returns true if the context does without a family of kernels. */
-static inline bool gdn_cuda_is_off(const gdn_ctx *ctx, enum gdn_cuda_family family)
+/* Returns true if the context does without these forms (switches.h). */
+static inline bool gdn_cuda_is_off(const gdn_ctx *ctx, enum gdn_cuda_switch which)
 {
-    return ctx->cuda->without >> family & 1;
+    return ctx->cuda->without >> which & 1;
 }
 
 /* Returns a remark on devices of a compute capability: which code of this build they run, and

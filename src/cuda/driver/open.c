@@ -53,7 +53,7 @@ gdn_status gdn_cuda_create(gdn_ctx *ctx)
         status = gdn_fail(ctx, GDN_E_UNSUPPORTED, "backend: no %s, wanted NVIDIA's driver %s",
                           missing, "for CUDA 12 or newer");
     if (status == GDN_OK) status = open_device(ctx);
-    if (status == GDN_OK) status = gdn_cuda_read_families(ctx);
+    if (status == GDN_OK) status = gdn_cuda_read_switches(ctx);
     if (status == GDN_OK) status = gdn_cuda_find_code(ctx);
     if (status != GDN_OK)
         gdn_cuda_destroy(ctx);

@@ -10,10 +10,10 @@
 bool gdn_cuda_prefill_apart(const struct gdn_pool_view *view);
 bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
 
-/* The families of chunks are numbered, see chunks.c. form_of returns the first family that takes
- * the call; why_not returns why a family does not take it, or NULL. choose decides the family, its
- * cut and its bytes, for how->options. */
-enum { GDN_PREFILL_SM90 }; /* the number of that family */
+/* The forms of chunks are numbered, see chunks.c. form_of returns the first form that takes the
+ * call; why_not returns why a form does not take it, or NULL. choose decides the form, its cut and
+ * its bytes, for how->options. */
+enum { GDN_PREFILL_SM90 }; /* the number of that form */
 int gdn_cuda_prefill_form_of(const gdn_ctx *ctx, const struct gdn_cu_rule *args);
 const char *gdn_cuda_prefill_why_not(const gdn_ctx *ctx, const struct gdn_cu_rule *args, int form);
 void gdn_cuda_prefill_choose(gdn_ctx *ctx, const struct gdn_cu_rule *args,

@@ -83,7 +83,7 @@ static const char *why_not_chunks(const gdn_ctx *ctx, const struct gdn_cu_rule *
     return gdn_cuda_mixes_dtypes(args) ? "q, k, v and out differ in dtype" : NULL;
 }
 
-/* Returns rows of n elements that every family takes. */
+/* Returns rows of n elements that every form takes. */
 static struct gdn_rows aligned_rows(const struct gdn_rows *r, int64_t heads, int64_t n)
 {
     const int64_t head = n * (int64_t)gdn_dtype_bytes(r->dtype);
@@ -107,7 +107,7 @@ gdn_status gdn_cuda_prefill_check_alike(gdn_ctx *ctx, const struct gdn_cu_rule *
     return gdn_fail(ctx, GDN_E_UNSUPPORTED, "flags: GDN_SPLIT_INVARIANT on a GPU, but %s", why);
 }
 
-/* Logs whether the call goes by chunks. Chunks of Gated DeltaNet log their families themselves. */
+/* Logs whether the call goes by chunks. Chunks of Gated DeltaNet log their forms themselves. */
 static void log_way(gdn_ctx *ctx, const struct gdn_cu_rule *args,
                     const struct gdn_cuda_prefill_plan *p)
 {

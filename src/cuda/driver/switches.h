@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Families of kernels that a context can do without. Tests and measurements name some in the
- * environment: GDN_CUDA_WITHOUT="sm90,token packed". A call then takes the next family that can
+ * Forms, and sets of them, that a context can do without. Tests and measurements name some in the
+ * environment: GDN_CUDA_WITHOUT="sm90,token packed". A call then takes the next form that can
  * compute it, as it would on a chip that has no such kernels.
  */
-#ifndef GDN_CUDA_FAMILIES_H
-#define GDN_CUDA_FAMILIES_H
+#ifndef GDN_CUDA_SWITCHES_H
+#define GDN_CUDA_SWITCHES_H
 
 #include <stdbool.h>
 
@@ -16,7 +16,7 @@
  * (backward/select.c). channels: chunks with a gate per key channel (prefill/channels). The others
  * are forms of gdn_decode (decode/select.c). The last two take every call: one those with records
  * that accept tokens, the other all. */
-#define GDN_CUDA_FAMILIES(X)                    \
+#define GDN_CUDA_SWITCHES(X)                    \
     X(SM90, "sm90")                             \
     X(PORTABLE_PREFILL, "portable prefill")     \
     X(SM90_GRADIENTS, "sm90 gradients")         \
@@ -36,16 +36,16 @@
     X(FOLD, "fold")                             \
     X(WALK, "walk")
 
-enum gdn_cuda_family {
-#define GDN_CUDA_FAMILY(number, name) GDN_CUDA_##number,
-    GDN_CUDA_FAMILIES(GDN_CUDA_FAMILY)
-#undef GDN_CUDA_FAMILY
-        GDN_CUDA_N_FAMILIES
+enum gdn_cuda_switch {
+#define GDN_CUDA_SWITCH(number, name) GDN_CUDA_##number,
+    GDN_CUDA_SWITCHES(GDN_CUDA_SWITCH)
+#undef GDN_CUDA_SWITCH
+        GDN_CUDA_N_SWITCHES
 };
 
-const char *gdn_cuda_family_name(enum gdn_cuda_family family);
+const char *gdn_cuda_switch_name(enum gdn_cuda_switch which);
 
 /* Reads the environment. Errors: GDN_E_ARG, a name that is not above. */
-gdn_status gdn_cuda_read_families(gdn_ctx *ctx);
+gdn_status gdn_cuda_read_switches(gdn_ctx *ctx);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cuda/driver/families.h"
+#include "cuda/driver/switches.h"
 
 #include <stdio.h>
 
@@ -8,15 +8,15 @@
 
 #define VARIABLE "GDN_CUDA_WITHOUT"
 
-static const char *const names[GDN_CUDA_N_FAMILIES] = {
+static const char *const names[GDN_CUDA_N_SWITCHES] = {
 #define NAME(number, name) [GDN_CUDA_##number] = name,
-    GDN_CUDA_FAMILIES(NAME)
+    GDN_CUDA_SWITCHES(NAME)
 };
 
-/* The families that a context can do without: all but the last two. */
-enum { N_OPTIONAL = GDN_CUDA_N_FAMILIES - 2 };
+/* A context can do without all but the last two. */
+enum { N_OPTIONAL = GDN_CUDA_N_SWITCHES - 2 };
 
-const char *gdn_cuda_family_name(enum gdn_cuda_family family) { return names[family]; }
+const char *gdn_cuda_switch_name(enum gdn_cuda_switch which) { return names[which]; }
 
 static gdn_status fail_name(gdn_ctx *ctx, const char *name, size_t n)
 {
@@ -39,7 +39,7 @@ static gdn_status take_name(gdn_ctx *ctx, const char *name, size_t n)
     return fail_name(ctx, name, n);
 }
 
-gdn_status gdn_cuda_read_families(gdn_ctx *ctx)
+gdn_status gdn_cuda_read_switches(gdn_ctx *ctx)
 {
     const char *list = gdn_environment(VARIABLE);
     char line[160];

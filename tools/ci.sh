@@ -3,7 +3,8 @@
 #
 # ci.sh [stage...] - every check of this repository, as named stages, cheapest first. The last
 # line counts the stages and the single tests that ran in them. Output of a stage is in
-# build/ci/STAGE.log, and is shown if it fails.
+# build/ci/STAGE.log, and is shown if it fails. With GDN_CI_TIDY what no later stage reads is
+# removed behind a stage that passed, so that a run takes 8 GB of disk in place of 13.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/env.sh
@@ -281,6 +282,16 @@ stage_msan() {
     run_tests msan "${which[@]}"
 }
 
+# Removes what the stage alone has read.
+tidy() {
+    case $stage in
+    torch) rm -rf build/torch ;;
+    wheel) rm -rf build/wheel-env ;;
+    systems) rm -rf build/zig-* ;;
+    arm | clang | asan | tsan | msan) rm -rf "build/$stage" ;;
+    esac
+}
+
 # ---- run them --------------------------------------------------------------------------------
 
 passed=0 failed=0 skipped=0
@@ -322,7 +333,10 @@ for stage; do
     fi
     [ "$total" = 0 ] || echo "    $stage tests: $good passed, $bad failed, $left skipped"
     case $status in
-    0) echo "stage $stage: ok ($seconds s)" ;;
+    0)
+        echo "stage $stage: ok ($seconds s)"
+        [ -z "${GDN_CI_TIDY:-}" ] || tidy
+        ;;
     77) echo "stage $stage: SKIPPED ($(cat "$logs/$stage.skip"))" ;;
     *) echo "stage $stage: FAILED ($seconds s)" ;;
     esac

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_step on a device: in one launch (step_rows.cuh, step_general.cuh), or by the kernels of its
- * parts one after the other. If the blocks that share q and k cannot be a cluster, one launch
- * computes all except the convolution's states, and a second launch moves these. */
+ * parts one after the other. In one launch the blocks that share q and k are a cluster: each of
+ * them reads the convolution's states before they move. */
 #include "calls/layer_step.h"
 #include "calls/op_backends.h"
 #include "cuda/conv/conv.h"
@@ -51,24 +51,6 @@ static struct gdn_cu_taps taps_of(const struct gdn_conv_view *v)
                                  (int32_t)(v->channel * bytes), (int32_t)(v->entry * bytes) };
 }
 
-/* Returns why a call is not one launch, as text for the log; NULL: it is one. */
-static const char *why_not_one_launch(const struct gdn_step_call *m, const struct gdn_cu_rule *r)
-{
-    const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
-    const struct gdn_rows z = gdn_rows_of(&m->args.z, &m->tokens);
-    if (m->norm.sigmoid) return "the gate of the norm is a sigmoid";
-    if (r->record_k.data) return "the call has a record";
-    if (!r->from.data) return "state is absent";
-    if (r->K > MOST || r->V > MOST) return "K or V is above 128";
-    if (m->conv.W != TAPS) return "the convolution has not 4 taps";
-    if (!gdn_cuda_takes_warps(r)) return "the warp form of decode does not take the rule";
-    if (!gdn_cuda_are_near(&z) || !gdn_cuda_is_near_vector(&norm_weight) ||
-        !are_near_taps(&m->conv.weight, m->conv.D) || !are_near_taps(&m->conv.bias, m->conv.D) ||
-        !are_near_taps(&m->conv.from, m->conv.D))
-        return "strides of z, of the convolution or of norm_weight do not fit 32 bits";
-    return NULL;
-}
-
 /* Returns true if the blocks of a key head can wait for each other: there is one, or they are a
  * cluster. */
 static bool are_together(const gdn_ctx *ctx, int n_blocks)
@@ -80,6 +62,27 @@ static bool are_together(const gdn_ctx *ctx, int n_blocks)
 static bool writes_conv(const struct gdn_step_call *m)
 {
     return m->conv.from.data && m->plan.batch.write != GDN_WRITE_NONE;
+}
+
+/* Returns why a call is not one launch, as text for the log; NULL: it is one. */
+static const char *why_not_one_launch(const gdn_ctx *ctx, const struct gdn_step_call *m,
+                                      const struct gdn_cu_rule *r)
+{
+    const struct gdn_cu_array norm_weight = gdn_cuda_array(&m->args.norm_weight);
+    const struct gdn_rows z = gdn_rows_of(&m->args.z, &m->tokens);
+    if (m->norm.sigmoid) return "the gate of the norm is a sigmoid";
+    if (r->record_k.data) return "the call has a record";
+    if (!r->from.data) return "state is absent";
+    if (r->K > MOST || r->V > MOST) return "K or V is above 128";
+    if (m->conv.W != TAPS) return "the convolution has not 4 taps";
+    if (!gdn_cuda_takes_warps(r)) return "the warp form of decode does not take the rule";
+    if (writes_conv(m) && !are_together(ctx, r->H / r->Hk))
+        return "conv_state moves, but blocks that share q and k are no cluster";
+    if (!gdn_cuda_are_near(&z) || !gdn_cuda_is_near_vector(&norm_weight) ||
+        !are_near_taps(&m->conv.weight, m->conv.D) || !are_near_taps(&m->conv.bias, m->conv.D) ||
+        !are_near_taps(&m->conv.from, m->conv.D))
+        return "strides of z, of the convolution or of norm_weight do not fit 32 bits";
+    return NULL;
 }
 
 /* Returns log2 of the parts that the columns of a state are divided into. More parts spread few
@@ -118,7 +121,7 @@ static void fill_step(struct gdn_cu_step_general *a, const gdn_ctx *ctx,
     a->key_blocks = gdn_cuda_inverse(blocks);
     a->share = (2 * r->K + blocks - 1) / blocks;
     a->length = (int32_t)m->conv.from.length;
-    a->moves = writes_conv(m) && are_together(ctx, blocks);
+    a->moves = writes_conv(m);
     a->normed = m->normed;
     a->rms_eps = m->norm.eps;
 }
@@ -321,9 +324,10 @@ static size_t lay_out(const struct gdn_step_call *m, size_t tree_bytes, struct b
 
 /* ---- The plan ------------------------------------------------------------------------------ */
 
-/* The launches of a call of several launches, without the convolution. */
+/* The launches of a call of several launches. */
 struct parts {
     size_t tree_bytes;
+    struct gdn_cuda_conv_plan conv;
     struct gdn_cu_rule rule;
     struct gdn_cuda_decode_plan decode;
     struct gdn_cuda_norm_plan norm;
@@ -331,10 +335,7 @@ struct parts {
 
 /* The decisions about a call. */
 struct planned {
-    const char *why_not_one; /* the reason that a call takes several launches; NULL: it takes one */
-    bool convolves;          /* conv is launched; if the rest is one launch, conv moves the
-                                states */
-    struct gdn_cuda_conv_plan conv;
+    const char *why_not_one; /* why the call takes several launches; NULL: it takes one */
     union {
         struct one_launch one;
         struct parts parts;
@@ -342,16 +343,15 @@ struct planned {
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");
 
-/* Plans the convolution of the channels. out absent: it only moves the states. */
+/* Plans the convolution of the channels. */
 static void plan_conv(const gdn_ctx *ctx, const struct gdn_step_call *m, struct gdn_rows out,
-                      struct planned *p)
+                      struct gdn_cuda_conv_plan *plan)
 {
     const struct gdn_plan_pools pools = pools_of(&m->args.conv_state);
     struct gdn_conv conv = m->conv;
     conv.out = out;
-    p->convolves = true;
-    gdn_cuda_fill_conv(&p->conv.args, &conv, &m->plan, &m->tokens, &pools);
-    gdn_cuda_conv_plan(ctx, &p->conv);
+    gdn_cuda_fill_conv(&plan->args, &conv, &m->plan, &m->tokens, &pools);
+    gdn_cuda_conv_plan(ctx, plan);
 }
 
 static void plan_one(const gdn_ctx *ctx, const struct gdn_step_call *m,
@@ -362,7 +362,6 @@ static void plan_one(const gdn_ctx *ctx, const struct gdn_step_call *m,
     p->one.why_not_rows = why_not_rows(&step, whole);
     p->one.why_not_pairs = why_not_pairs(&step, whole);
     (p->one.why_not_rows ? plan_general : plan_rows)(ctx, whole, &step, &p->one);
-    if (writes_conv(m) && !step.moves) plan_conv(ctx, m, (struct gdn_rows){ 0 }, p);
 }
 
 /* Returns the buffer in the shape of out. */
@@ -399,7 +398,8 @@ static size_t plan_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct pla
     struct parts *parts = &p->parts;
     struct buffers b;
     lay_out(m, 0, &b, GDN_CUDA_NOWHERE);
-    if (gdn_step_convolves(m)) plan_conv(ctx, m, gdn_step_call_rows(m, b.convolved, 0, 0), p);
+    if (gdn_step_convolves(m))
+        plan_conv(ctx, m, gdn_step_call_rows(m, b.convolved, 0, 0), &parts->conv);
     const struct gdn_rule rule = rule_of(m, &b);
     fill_rule(&parts->rule, m, &rule);
     if (spares_padding(m)) parts->rule.batch.pad_policy = GDN_PAD_ZERO;
@@ -417,8 +417,7 @@ static gdn_status plan_step(gdn_ctx *ctx, void *call)
     TRY(gdn_cuda_check_channels(ctx, m->rule.record));
     TRY(gdn_cuda_check_tree(ctx, &m->plan.batch, &m->tokens));
     fill_whole(&whole, m);
-    p->why_not_one = why_not_one_launch(m, &whole);
-    p->convolves = false;
+    p->why_not_one = why_not_one_launch(ctx, m, &whole);
     if (p->why_not_one)
         m->base.bytes = plan_parts(ctx, m, p);
     else if (m->tokens.N > 0)
@@ -428,12 +427,7 @@ static gdn_status plan_step(gdn_ctx *ctx, void *call)
 
 /* ---- The call ------------------------------------------------------------------------------ */
 
-static gdn_status run_conv(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
-{
-    return p->convolves ? gdn_cuda_conv_run(ctx, &p->conv, NULL, m->args.stream) : GDN_OK;
-}
-
-static gdn_status run_one(gdn_ctx *ctx, const struct gdn_step_call *m, struct planned *p)
+static gdn_status run_one(gdn_ctx *ctx, const struct gdn_step_call *m, const struct planned *p)
 {
     const struct gdn_cuda_form list[] = { { "rows", p->one.why_not_rows },
                                           { "pairs", p->one.why_not_pairs },
@@ -443,8 +437,7 @@ static gdn_status run_one(gdn_ctx *ctx, const struct gdn_step_call *m, struct pl
     call.stream = m->args.stream;
     gdn_cuda_log_forms(ctx, GDN_CUDA_STEP_CHOICE, "step", list);
     TRY(gdn_cuda_launch(ctx, &call));
-    TRY(gdn_cuda_note(ctx, "step", call.kernel));
-    return run_conv(ctx, m, p);
+    return gdn_cuda_note(ctx, "step", call.kernel);
 }
 
 /* Sets the addresses of rows in buffers. */
@@ -456,7 +449,7 @@ static void move_parts(const struct gdn_step_call *m, const struct buffers *b, s
     parts->rule.k.data = rule.k.data;
     parts->rule.v.data = rule.v.data;
     parts->rule.out.data = rule.out.data;
-    if (gdn_step_convolves(m)) p->conv.args.out.data = b->convolved;
+    if (gdn_step_convolves(m)) parts->conv.args.out.data = b->convolved;
     if (spares_padding(m)) parts->norm.args.x.data = parts->norm.args.out.data = b->out;
     gdn_cuda_decode_move(&parts->decode);
 }
@@ -490,7 +483,7 @@ static gdn_status run_parts(gdn_ctx *ctx, const struct gdn_step_call *m, struct 
     struct buffers b;
     lay_out(m, parts->tree_bytes, &b, memory);
     move_parts(m, &b, p);
-    TRY(run_conv(ctx, m, p));
+    if (gdn_step_convolves(m)) TRY(gdn_cuda_conv_run(ctx, &parts->conv, NULL, m->args.stream));
     TRY(gdn_cuda_decode_run(&parts->decode, b.tree, m->args.stream));
     if (m->normed) TRY(gdn_cuda_norm_run(ctx, "step", &parts->norm, m->args.stream));
     return spares_padding(m) ? store(ctx, m, &b) : GDN_OK;

@@ -147,9 +147,8 @@ GDN_DEVICE void send_state(Shared &sh, const uint32_t (&a)[32], char *to,
 template <class Shared> GDN_DEVICE void send_rows(Shared &sh, const uint32_t (&x)[16], char *to)
 {
     char *rows = sh.rows[own_columns<Shared>()];
-    if (Shared::deep && in_warp(scan_group() == 1))
-        return; /* both groups have the same rows, so
-                                                               one stores them */
+    /* Both groups have the same rows, so one stores them. */
+    if (Shared::deep && in_warp(scan_group() == 1)) return;
     store_factor(rows, x);
     send(to, rows, TILE);
 }

@@ -123,6 +123,13 @@ void ring2_gradient_segments(int64_t n)
     wanted.segments = n;
 }
 
+void ring2_open_chunks(int64_t n)
+{
+    if (!ring2_on_device()) return;
+    wanted_of = ring2_ctx(1);
+    wanted.open_chunks = n;
+}
+
 void ring2_device_map(void *pages, size_t bytes)
 {
     enum { PORTABLE_AND_MAPPED = 3 };

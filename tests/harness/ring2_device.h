@@ -40,6 +40,10 @@ bool ring2_windows(int64_t chunks);
  * walks in reverse and makes gradients; -1: two kernels do; 0: as it would. */
 void ring2_gradient_segments(int64_t n);
 
+/* Lets blocks of ring2_ctx(1) have so many open chunks with GDN_SPLIT_INVARIANT, where Hopper's
+ * kernels take them; 0: as many as it would. */
+void ring2_open_chunks(int64_t n);
+
 /* Maps whole pages, and back. */
 void ring2_device_map(void *pages, size_t bytes);
 void ring2_device_unmap(void *pages);

@@ -12,6 +12,7 @@ struct gdn_cuda_wanted {
                                 batch; else 0 */
     int64_t segments;        /* of a sequence, if one kernel walks in reverse and makes
                                 gradients; -1: two kernels; 0: any */
+    int64_t open_chunks;     /* of a block that has chunks of several sequences; else 0 */
 };
 
 /* Returns what is wanted of a context's calls: nothing. Tests define this function too, and the

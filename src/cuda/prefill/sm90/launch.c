@@ -305,7 +305,8 @@ gdn_status gdn_cuda_prefill_sm90_each(gdn_ctx *ctx, const struct gdn_cu_rule *ru
     struct gdn_cu_prefill_sm90 p = { .rule = *rule };
     struct gdn_cuda_ran ran = { .n = 0 };
     struct gdn_cu_batch *b = &p.rule.batch;
-    const int64_t n = sequences_of_block(b->B, rule->H, ctx->cuda->sm_count);
+    const int64_t wanted = gdn_cuda_wanted(ctx)->open_chunks;
+    const int64_t n = wanted ? wanted : sequences_of_block(b->B, rule->H, ctx->cuda->sm_count);
     b->N = TILE * b->B;
     b->padded = 0;
     p.each = (int32_t)n;

@@ -53,6 +53,14 @@ def test_bench():
     check(status == OK and "FLOP" not in out and "GB/s" in out, out, err)
 
 
+def test_bench_names_what_is_timed():
+    """With GDN_SPLIT_INVARIANT decode has the loops of chunks, and the call that is judged not."""
+    for options, word in ("", "recur"), ("--record 64 --split", "chunk_solve"):
+        status, out, err = gdn("bench", "decode", *BENCHES["decode"].split(), *options.split(),
+                               "--seconds", "0.02", "--json")
+        check(status == OK and word in json.loads(out)["kernel"], options, out, err)
+
+
 def test_bench_of_gates():
     """A line for each kind, right by the judge whether raw or not."""
     for name in ("prefill", "prefill raw", "decode exact", "block", "step"):

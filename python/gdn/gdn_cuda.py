@@ -187,7 +187,11 @@ def _difference(sums, like, cu_seqlens):
     """The gates whose sums inside chunks are given, with as many tokens as like has."""
     if sums is None:
         return None
-    sums = sums[..., :like.shape[-3], :].float()
+    *lead, n, heads, _ = like.shape
+    wanted = [*lead, max(n, sums.shape[-2]), heads]
+    if list(sums.shape) != wanted:
+        raise ValueError(f"gate: {list(sums.shape)}, wanted {wanted}")
+    sums = sums[..., :n, :].float()
     before = torch.nn.functional.pad(sums, (0, 0, 1, 0))[..., :-1, :]
     first = _places(like, cu_seqlens) % 64 == 0
     return (sums - before.masked_fill(first[:, None], 0)).nan_to_num(nan=0.0, neginf=-torch.inf)

@@ -138,6 +138,21 @@ def test_stages(is_packed, is_gated):
     close(o, out, 1e-4)
 
 
+def test_turned_gates_of_stages():
+    """Gates [B, HV, T] have as many numbers, so the error names them, and not what is absent."""
+    q, k, v, beta, g = arguments(False)
+    u, w, turned = torch.empty_like(v), v.new_empty(*v.shape[:-1], K), g.transpose(1, 2)
+    states, last = torch.zeros(B, 2, HV, V, K), torch.zeros(B, HV, V, K)
+    for call in (lambda gate: gdn_cuda.bf16_gdn_compute_u_w(k, v, u, w, beta, gate),
+                 lambda gate: gdn_cuda.bf16_chunked_seq_state_update(k, u, w, None, states, last,
+                                                                     gate),
+                 lambda gate: gdn_cuda.bf16_gdn_chunked_compute_O(q, states, k, u, v, gate)):
+        call(g)
+        for wrong in turned, g[:, :5], g[..., None].expand(*g.shape, K):
+            with pytest.raises(ValueError, match=r"^gate: \[.*\], wanted \["):
+                call(wrong)
+
+
 def test_mn_major():
     x = torch.randn(B, 5, HV)
     y = gdn_cuda.transpose_to_mn_major(x)

@@ -289,6 +289,15 @@ def test_what_stands_for_conv1d():
         layer(x)
 
 
+@with_and_without
+@pytest.mark.parametrize("other", [dict(dilation=2), dict(stride=2), dict(groups=16)])
+def test_another_convolution(other, grad):
+    layer, x = layer_of(), sample()
+    layer.conv1d = nn.Conv1d(32, 32, 4, **{"groups": 32, "bias": False, **other})
+    with torch.set_grad_enabled(grad), pytest.raises(ValueError, match="conv1d: .*groups=32"):
+        layer(x)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_peft(layout):
     peft = pytest.importorskip("peft", reason="peft is not installed")

@@ -221,6 +221,8 @@ def test_layer_under_autocast():
         out = layer(x)
         got = grads(lambda: (out,), leaves, w)
         other = grads(lambda: (by_torch(layer, x, torch.float32),), leaves, w)
+        with torch.no_grad():  # autocast holds where no gradient is needed too
+            assert torch.equal(layer(x), out)
     assert out.dtype == torch.bfloat16 and all(d.dtype == torch.float32 for d in got)
     for name, ours, torchs, exact in zip(leaves, got, other, want):
         assert (ours - exact).norm() <= 1.5 * (torchs - exact).norm(), name

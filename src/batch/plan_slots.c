@@ -50,7 +50,8 @@ static struct entry *map_find(const struct slot_map *map, int64_t key)
 struct writer {
     gdn_ctx *ctx;
     struct slot_map map;
-    int pool; /* 0: of final states; 1: of checkpoints apart from it */
+    int pool;         /* 0: of final states; 1: of checkpoints apart from it */
+    const char *list; /* the argument that names the slots */
 };
 
 static gdn_status add_write(const struct writer *w, int64_t slot, int64_t row)
@@ -58,8 +59,8 @@ static gdn_status add_write(const struct writer *w, int64_t slot, int64_t row)
     struct entry *e = map_find(&w->map, 2 * slot + w->pool);
     if (e->key >= 0)
         return gdn_fail(w->ctx, GDN_E_ARG,
-                        "slot %lld: written by sequence %lld and by sequence %lld, wanted once",
-                        (long long)slot, (long long)e->row, (long long)row);
+                        "%s: slot %lld: written by sequence %lld and by sequence %lld, wanted once",
+                        w->list, (long long)slot, (long long)e->row, (long long)row);
     *e = (struct entry){ 2 * slot + w->pool, row };
     return GDN_OK;
 }
@@ -121,9 +122,9 @@ gdn_status gdn_plan_check_slots(gdn_ctx *ctx, const struct gdn_plan *plan,
                                 const struct gdn_plan_pools *pools, int64_t n_writes, void *memory)
 {
     const bool apart = !pools->checkpoint_in_write;
-    struct writer final = { ctx, map_init(memory, n_writes), 0 };
-    struct writer checkpoint = final;
-    checkpoint.pool = apart;
+    const char *list = plan->batch.write_slots.data ? "write_slots" : "read_slots";
+    struct writer final = { ctx, map_init(memory, n_writes), 0, list };
+    struct writer checkpoint = { ctx, final.map, apart, "checkpoint_slots" };
     for (int64_t b = 0; b < plan->B && n_writes > 0; b++) {
         const struct gdn_seq *s = &plan->seqs[b];
         if (plan->batch.write == GDN_WRITE_EACH)

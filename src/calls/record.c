@@ -89,12 +89,15 @@ gdn_status gdn_record_check_slots(gdn_ctx *ctx, const struct gdn_record *record,
                             "read_slots[%lld]: slot %lld a second time, wanted once", (long long)b,
                             (long long)slot);
         seen[slot / 8] |= (unsigned char)(1 << slot % 8);
-        const bool drafts = append && !record->accepts;
-        const int64_t c = gdn_record_count(record, slot), added = drafts ? s->n_valid : 0;
-        if (c < 0 || c > record->R - added)
-            return gdn_fail(ctx, GDN_E_ARG, "record_count[%lld]: %lld, wanted 0 to %lld%s",
-                            (long long)slot, (long long)c, (long long)record->R,
-                            drafts ? " with the tokens of the sequence" : "");
+        const int64_t c = gdn_record_count(record, slot);
+        if (c < 0 || c > record->R)
+            return gdn_fail(ctx, GDN_E_ARG, "record_count[%lld]: %lld, wanted 0 to %lld",
+                            (long long)slot, (long long)c, (long long)record->R);
+        if (append && !record->accepts && c + s->n_valid > record->R)
+            return gdn_fail(ctx, GDN_E_ARG,
+                            "record_count[%lld]: %lld, and %lld drafts, wanted at most %lld rows",
+                            (long long)slot, (long long)c, (long long)s->n_valid,
+                            (long long)record->R);
     }
     return GDN_OK;
 }

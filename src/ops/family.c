@@ -27,6 +27,12 @@ gdn_status gdn_family_tokens(gdn_ctx *ctx, const struct gdn_family_tensors *t, i
     return GDN_OK;
 }
 
+int64_t gdn_family_gate_size(const struct gdn_family_tensors *t, const struct gdn_tokens *tokens,
+                             int64_t K)
+{
+    return has_channels(t->g, tokens) ? K : -1;
+}
+
 static gdn_status check_bias(gdn_ctx *ctx, const gdn_tensor *dt_bias, bool g_rows)
 {
     const int wanted = g_rows ? 2 : 1;

@@ -17,6 +17,10 @@ struct gdn_family_tensors {
 gdn_status gdn_family_tokens(gdn_ctx *ctx, const struct gdn_family_tensors *t, int32_t n_updates,
                              const struct gdn_tokens *tokens, struct gdn_tokens *updates);
 
+/* Returns the last size of record_g: K if g has channels, else -1, for there is none. */
+int64_t gdn_family_gate_size(const struct gdn_family_tensors *t, const struct gdn_tokens *tokens,
+                             int64_t K);
+
 /* Makes rows of the first of n updates of each token. Returns bytes from one update to the next. */
 int64_t gdn_family_rows(const gdn_tensor *t, const struct gdn_tokens *tokens, int n,
                         struct gdn_rows *rows);

@@ -125,7 +125,7 @@ gdn_status gdn_record_describe(gdn_ctx *ctx, const struct gdn_record_use *use, s
         return gdn_fail(ctx, GDN_E_SHAPE, "record_g: %d dimensions, wanted %s", (int)t->g->ndim,
                         split              ? "[P][R][H][2] with GDN_SPLIT_INVARIANT"
                         : r->family.g_rows ? "[P][R][H][K], as g has channels"
-                                           : "[P][R][H]");
+                                           : "[P][R][H], as g has no channels");
     TRY(gdn_record_view(ctx, t, record));
     record->accepts = use->batch->write == GDN_WRITE_FINAL;
     record->lazy_tokens = use->is_step || split ? INT64_MAX : use->lazy_tokens;

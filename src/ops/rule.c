@@ -115,7 +115,7 @@ static gdn_status check_shapes(gdn_ctx *ctx, gdn_op op, struct gdn_rule_call *c)
         .Hv = r->Hv,
         .K = r->K,
         .V = r->V,
-        .G = a->flags & GDN_SPLIT_INVARIANT ? 2 : r->K,
+        .G = a->flags & GDN_SPLIT_INVARIANT ? 2 : gdn_family_gate_size(&t, &c->tokens, r->K),
         .P = a->state.data ? a->state.size[0] : -1,
         .R = a->record_k.data && a->record_k.ndim == 4 ? a->record_k.size[1] : -1,
         .tokens = &c->tokens,

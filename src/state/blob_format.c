@@ -147,8 +147,8 @@ static gdn_status check_fields(gdn_ctx *ctx, const struct gdn_blob_header *h, co
     } fields[] = {
         { "n_sequences", h->n_sequences, 0, (int64_t)1 << 31 },
         { "head_map", h->head_map, 0, GDN_HEADS_INTERLEAVED },
-        { "n_query_heads", h->n_query_heads, 1, INT32_MAX },
         { "n_key_heads", h->n_key_heads, 1, INT32_MAX },
+        { "n_query_heads", h->n_query_heads, 1, INT32_MAX },
         { "n_value_heads", h->n_value_heads, 1, INT32_MAX },
         { "key_head_dim", h->key_head_dim, 1, GDN_MAX_HEAD },
         { "value_head_dim", h->value_head_dim, 1, GDN_MAX_VALUE },

@@ -43,10 +43,11 @@ static void test_bad_slots(void)
     c.batch.write_slots = LIST(5, 0, 8);
     refused("write", c, GDN_E_ARG, "write_slots: slot 8 for sequence 2, wanted 0 to 7");
     c.batch.write_slots = LIST(1, 2, 1);
-    refused("twice", c, GDN_E_ARG, "slot 1: written by sequence 0 and by sequence 2");
+    refused("twice", c, GDN_E_ARG, "write_slots: slot 1: written by sequence 0 and by sequence 2");
     c.batch.write_slots = (gdn_tensor){ 0 };
     c.batch.read_slots = LIST(5, 0, 5);
-    refused("twice in place", c, GDN_E_ARG, "slot 5: written by sequence 0 and by sequence 2");
+    refused("twice in place", c, GDN_E_ARG,
+            "read_slots: slot 5: written by sequence 0 and by sequence 2");
     c.batch.read_slots = LIST(5, 0, 7);
     c.batch.write_slots = LIST(1, 2, 0);
     refused("another's", c, GDN_E_ARG, "slot 0: read by sequence 1 and written by sequence 2");

@@ -65,6 +65,16 @@ def _refuse_meta(name, module, x):
         raise RuntimeError(f"{name}.weight: on meta, but hidden_states on {x.device}")
 
 
+def _is_depthwise(conv):
+    """Whether a torch.nn.Conv1d computes each channel alone, and every token."""
+    return (conv.groups, conv.stride, conv.dilation) == (conv.in_channels, (1,), (1,))
+
+
+def _is_cast(x):
+    """Whether torch.autocast chooses the dtypes of products with x."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
 _GATE = re.compile(r"(parametrizations\.)?(A_log|dt_bias)(\.original\d*)?$")
 # The input projections, norm and last projection.
 _NAMES = {
@@ -197,7 +207,9 @@ class GatedDeltaNet(nn.Module):
         it}."""
         parts, (inputs, norm, out_proj) = self._modules, self._names()
         weights = {name: weight_of(parts[name], _LINEAR) for name in (*inputs, out_proj)}
-        weights["conv1d"] = weight_of(parts["conv1d"], _CONVS, takes_bias=True)
+        conv = parts["conv1d"]
+        is_ours = type(conv) is not nn.Conv1d or _is_depthwise(conv)
+        weights["conv1d"] = weight_of(conv, _CONVS, takes_bias=True) if is_ours else None
         weights[norm] = weight_of(parts[norm], _NORM)
         return weights
 
@@ -233,7 +245,7 @@ class GatedDeltaNet(nn.Module):
             raise TypeError(f"conv1d: a {type(conv).__module__}.{type(conv).__qualname__}, which "
                             "the layer cannot call; wanted its own, or torch.nn.Conv1d without "
                             "hooks")
-        if (conv.groups, conv.stride, conv.dilation) != (channels, (1,), (1,)):
+        if not _is_depthwise(conv):
             raise ValueError(f"conv1d: {conv}, wanted one of groups={channels}, stride 1, "
                              "dilation 1")
         return _Conv.forward(conv, x, **options)
@@ -261,7 +273,8 @@ class GatedDeltaNet(nn.Module):
                         (sizes["key_dim"], sizes["value_dim"]))
 
     def _run(self, x, conv_state, state, token_layout, batch):
-        weights = None if token_layout is not None else self._plain_weights()
+        by_parts = token_layout is not None or _is_cast(x)
+        weights = None if by_parts else self._plain_weights()
         if weights is not None and not needs_grad((x, *weights.values())):
             norm = self._modules[self._names()[1]]
             bound = dict(gate_lower_bound=self.gate_lower_bound) if self.gate_lower_bound else {}

@@ -71,6 +71,7 @@ static gdn_status check_weights(gdn_ctx *ctx, struct gdn_block_call *c)
     TRY(gdn_weight_sizes(ctx, &w, b->Hk, &s));
     set_columns(b, &s);
     b->channels = s.a / b->Hv;
+    s.G = b->channels > 1 ? b->K : -1; /* -1: record_g has no such size */
     if (a->in_proj_z_down.data) b->rank = s.z_in;
     if (a->in_proj_a_down.data && s.a_in > b->rank) b->rank = s.a_in;
     TRY(gdn_check_shapes(ctx, GDN_OP_BLOCK, a, &s));

@@ -49,6 +49,7 @@ static gdn_status check_tensors(gdn_ctx *ctx, struct gdn_step_call *m)
                                  .H = a->n_value_heads,
                                  .V = a->value_head_dim,
                                  .K = a->key_head_dim,
+                                 .G = gdn_family_gate_size(&t, &m->tokens, a->key_head_dim),
                                  .Hk = a->n_key_heads,
                                  .P = a->state.data ? a->state.size[0] : -1,
                                  .R = a->record_k.ndim == 4 ? a->record_k.size[1] : -1,

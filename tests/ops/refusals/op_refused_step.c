@@ -120,6 +120,11 @@ static void refuse_updates(void)
     REFUSE("updates with a record", GDN_E_UNSUPPORTED, "updates: 2, wanted 1 with a record",
            give_two_updates(a);
            a->record_k = ring2_new(GDN_F32, 0, 4, 5, 2, HK, K));
+    REFUSE("channels of a record", GDN_E_SHAPE, "record_g: 4 dimensions, wanted [P][R][H]",
+           a->record_k = ring2_new(GDN_F32, 0, 4, 5, 2, HK, K);
+           a->record_u = ring2_new(GDN_F32, 0, 4, 5, 2, HV, V);
+           a->record_g = ring2_new(GDN_F32, 0, 4, 5, 2, HV, 2);
+           a->record_count = ring2_new(GDN_I32, 0, 1, 5, 0, 0, 0));
 }
 
 static void refuse_overlaps(void)

@@ -217,6 +217,12 @@ static void refused_decode(void)
            a->state = ring2_pool(&ring2_layers[0], GDN_BF16, P));
     DECODE("heads of k", GDN_E_SHAPE, "record_k", a->record_k.size[2] = 1);
     DECODE("size of u", GDN_E_SHAPE, "record_u", a->record_u.size[3]--);
+    DECODE("channels of g", GDN_E_SHAPE, "record_g: 4 dimensions, wanted [P][R][H]",
+           a->record_g.ndim = 4, a->record_g.size[3] = 2, a->record_g.stride[3] = 1);
+    DECODE("too few channels of g", GDN_E_SHAPE, "record_g: [", const int64_t *n = a->record_g.size;
+           const int64_t K = a->q.size[3];
+           a->g = ring2_new(GDN_F32, 0, 4, a->g.size[0], a->g.size[1], a->g.size[2], K);
+           a->record_g = ring2_new(GDN_F32, 0, 4, n[0], n[1], n[2], K - 1));
     DECODE("rows of g", GDN_E_SHAPE, "record_g", a->record_g.size[1]--);
     DECODE("slots", GDN_E_SHAPE, "record_k", a->record_k.size[0]--);
     DECODE("count of floats", GDN_E_DTYPE, "record_count", a->record_count.dtype = GDN_F32);
@@ -231,7 +237,8 @@ static void refused_decode(void)
     REFUSE(RING2_STRUCT, GDN_OP_PREFILL, a, "prefill", GDN_E_ARG, "write",
            y.b->parents.data = NULL);
     DECODE_CONTENTS("count -1", GDN_E_ARG, "record_count", ring2_set(&y.r.count, 4, -1));
-    DECODE_CONTENTS("no rows left", GDN_E_ARG, "record_count", ring2_set(&y.r.count, 0, R);
+    DECODE_CONTENTS("no rows left", GDN_E_ARG, "drafts, wanted at most",
+                    ring2_set(&y.r.count, 0, R);
                     ring2_set(&y.b->token_count, 1, 1));
     DECODE_CONTENTS("a slot twice", GDN_E_ARG, "read_slots",
                     y.b->read_slots = ring2_indices(GDN_I32, B, twice));

@@ -41,7 +41,7 @@ extern "C" {
  * used as given. Gates are logarithms: gdn_gates() prepares them. The range of an empty sequence is
  * the identity: M = I, U = 0. After a gate of -inf M is 0.
  *
- * A GPU has two families of kernels. The general one computes in float32, in chunks of 64 tokens.
+ * A GPU has two kinds of kernels. The general one computes in float32, in chunks of 64 tokens.
  * The other one uses tensor cores, on compute capability 9.0. It needs k and v of one dtype of 16
  * bits, aligned to 16 bytes, and K and V that are multiples of 8 up to 128. It rounds factors as
  * gdn_prefill() does, and may split a sequence into units. Units are computed at the same time, and

@@ -3,7 +3,7 @@
 #
 # calls.sh BUILD - who calls whom, by the symbols of a build's objects: what includes.sh checks of
 # includes. A prototype could hide a call upwards; here the folder that defines a symbol and the
-# folder that asks for it are compared. A family of kernels calls of another what its face declares,
+# folder that asks for it are compared. An area of kernels calls of another what its face declares,
 # and the prototypes of a room's headers are of functions that the room defines. Files that call
 # each other make no circle.
 set -euo pipefail
@@ -32,7 +32,7 @@ facts=$(
 bad=0
 
 awk -f tools/rooms.awk -f <(cat <<'AWK'
-    # Whether a family's face, <family>.h, or a header of the family that it includes declares it.
+    # Whether an area's face, <area>.h, or a header of the area that it includes declares it.
     function face_has(symbol, room,    face) {
         face = "src/" room "/" substr(room, 6) ".h"
         return (symbol, face) in declares || index(within[symbol], " " face " ")
@@ -61,7 +61,7 @@ awk -f tools/rooms.awk -f <(cat <<'AWK'
             a = room_of(part[2])
             b = room_of(where[symbol])
             if (wall(a, b)) blame(part[2], symbol, wall(a, b))
-            else if (a != b && is_family(a) && is_family(b) && symbol !~ /^gdn_cuda_op_/ &&
+            else if (a != b && is_area(a) && is_area(b) && symbol !~ /^gdn_cuda_op_/ &&
                      !face_has(symbol, b))
                 blame(part[2], symbol, "is not in the face of " b)
         }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# device.sh [--without FAMILIES] [BUILD [CTEST ARGUMENT...]] - builds, then runs the op tests on a
-# GPU, which CI does not have, and small calls of each family under compute-sanitizer. Without a
+# device.sh [--without SWITCHES] [BUILD [CTEST ARGUMENT...]] - builds, then runs the op tests on a
+# GPU, which CI does not have, and small calls of each area under compute-sanitizer. Without a
 # driver each of the tests is skipped, and says so.
 #
 # --without sm90: on Hopper, what every other GPU runs. Tests of Hopper's own kernels are skipped.

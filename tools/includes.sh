@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # includes.sh - who may include whom (docs/design/architecture.md): the rules of rooms.awk; and of
-# another family of kernels its face alone. tools/style.sh runs this; calls.sh checks who calls
+# another area of kernels its face alone. tools/style.sh runs this; calls.sh checks who calls
 # whom.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
 
-# Device code that a higher family takes beside the face.
+# Device code that a higher area takes beside the face.
 parts='cuda/decode/token.cuh cuda/decode/warp.cuh cuda/prefill/general_gram.cuh
 cuda/prefill/stages.cuh cuda/prefill/sm90/units.cuh cuda/prefill/squares.cuh
 cuda/prefill/portable/turned.cuh cuda/prefill/channels/products.cuh
@@ -28,7 +28,7 @@ mapfile -t files < <(find include src examples cli tests -type f |
         }
         return ""
     }
-    # The face of a family: <family>.h and args.h.
+    # The face of an area: <area>.h and args.h.
     function is_face(name, room) {
         return name == room "/args.h" || name == room "/" substr(room, 6) ".h"
     }
@@ -55,7 +55,7 @@ mapfile -t files < <(find include src examples cli tests -type f |
                  target != "src/internal/internal.h")
             why = "belongs to the library, not to its interface"
         else if (wall(a, b)) why = wall(a, b)
-        else if (is_family(a) && is_family(b) && !is_face($2, b) &&
+        else if (is_area(a) && is_area(b) && !is_face($2, b) &&
                  !($1 ~ /\.cuh?$/ && $2 in is_part))
             why = "is not the face of " b
         else next

@@ -2,7 +2,7 @@
 #
 # The rooms of the source and their floors (docs/design/architecture.md), for includes.sh and
 # calls.sh. A room may use itself and rooms of lower floors. ops, cpu and cuda are wings, and none
-# uses another. Families of kernels are the folders of src/cuda but driver and device. The limits of
+# uses another. Areas of kernels are the folders of src/cuda but driver and device. The limits of
 # the interface are below the loops, and src/internal is what the command may use beside gdn.h.
 
 function room_of(path,    part) {
@@ -17,7 +17,7 @@ function floor_of(room) { return room in floor ? floor[room] : 99 }
 
 function wing(room) { return room ~ /^(ops|cpu|cuda\/.*)$/ ? substr(room, 1, 3) : "" }
 
-function is_family(room) { return room ~ /^cuda\// && room !~ /^cuda\/(driver|device|image)$/ }
+function is_area(room) { return room ~ /^cuda\// && room !~ /^cuda\/(driver|device|image)$/ }
 
 # Returns why room a may not use room b, or "".
 function wall(a, b) {

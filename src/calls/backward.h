@@ -21,8 +21,8 @@ struct gdn_backward {
     uint32_t window_mib;
     bool adds; /* to what the gradients hold */
 
-    /* The CPU's: families, the heads that share a head of q, k or v, directly or by others. */
-    int n_families, family_heads;
+    /* The CPU's: sets, the heads that share a head of q, k or v, directly or by others. */
+    int n_sets, set_heads;
 };
 
 /* A checked call. */

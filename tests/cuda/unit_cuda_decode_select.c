@@ -254,13 +254,13 @@ static bool is_decode(int id)
 }
 
 /* Compares the names of two kernels up to their K, which the call has. */
-static bool are_family(const char *a, const char *b)
+static bool are_alike(const char *a, const char *b)
 {
     const size_t n = (size_t)(strrchr(a, '_') - a);
     return n == (size_t)(strrchr(b, '_') - b) && !strncmp(a, b, n);
 }
 
-/* Returns the letter of a kernel: its family's number among the decode kernels of kernels.def. */
+/* Returns the letter of a kernel: its stem's number among the decode kernels of kernels.def. */
 static char letter_of(const char *name)
 {
     const char *last = NULL;
@@ -268,9 +268,9 @@ static char letter_of(const char *name)
     for (int id = 0; id < GDN_N_KERNELS; id++) {
         const char *other = gdn_cuda_kernel_name((enum gdn_kernel_id)id);
         if (!is_decode(id)) continue;
-        n += !last || !are_family(last, other);
+        n += !last || !are_alike(last, other);
         last = other;
-        if (are_family(other, name)) break;
+        if (are_alike(other, name)) break;
     }
     return letter(n);
 }

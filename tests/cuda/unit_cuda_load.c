@@ -278,7 +278,7 @@ static void test_portable(void)
     }
 }
 
-/* ---- Families that are switched off -------------------------------------------------------- */
+/* ---- Kernels that are switched off -------------------------------------------------------- */
 
 static void test_without(void)
 {

@@ -6,7 +6,7 @@
 #include "calls/backward.h"
 #include "cpu/rule.h"
 
-void gdn_backward_families(struct gdn_backward *w);
+void gdn_backward_sets(struct gdn_backward *w);
 size_t gdn_backward_scratch(const struct gdn_backward *w, const struct gdn_kernels *kr);
 void gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratch);
 

@@ -69,7 +69,7 @@ static gdn_status plan_prefill_backward(gdn_ctx *ctx, void *call)
     const bool sums = c->args.dA_log.data || c->args.ddt_bias.data;
     c->work.rule.n_groups = c->work.rule.H; /* each head is a group of its own */
     c->work.rule.group_heads = 1;
-    gdn_backward_families(&c->work);
+    gdn_backward_sets(&c->work);
     c->plan_bytes = gdn_align64(gdn_plan_bytes(&c->plan, &c->tokens));
     c->gate_bytes = gdn_align64(gdn_rule_decay_bytes(&c->work.rule));
     const size_t each = (size_t)(1 + gdn_rule_channels(&c->work.rule)) * sizeof(double);

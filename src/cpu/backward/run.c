@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gradients of the chunked form (docs/design/math.md). An item is a sequence and a family of heads.
+ * Gradients of the chunked form (docs/design/math.md). An item is a sequence and a set of heads.
  * A first walk leaves the states at the start of each segment; then, from the last segment to the
  * first, a second one leaves those of its chunks with R and U, and the chunks are swept backwards.
  * A sequence of one segment has no first walk, nor has one whose segments begin at checkpoints of
@@ -28,7 +28,7 @@ static ptrdiff_t stride_v(const struct gdn_rule *r, const struct gdn_kernels *kr
  * checkpoints are read does not depend on other sequences. */
 static int64_t segment_chunks(const struct gdn_backward *w, const struct gdn_kernels *kr, int chunk)
 {
-    const int64_t floats = (w->rule.K + 2 * C) * (int64_t)stride_v(&w->rule, kr) * w->family_heads;
+    const int64_t floats = (w->rule.K + 2 * C) * (int64_t)stride_v(&w->rule, kr) * w->set_heads;
     const int64_t fit = SEGMENT_BYTES / (floats * (int64_t)sizeof(float));
     const int64_t most = w->longest / chunk + 1;
     const int64_t chunks = fit < SEGMENT_LEAST ? SEGMENT_LEAST : fit, every = w->every / C;
@@ -40,7 +40,7 @@ static size_t lay_out(struct gdn_sweep *s, const struct gdn_backward *w,
                       const struct gdn_kernels *kr, char *memory)
 {
     const struct gdn_rule *r = &w->rule;
-    const size_t strip = (size_t)kr->strip, K = (size_t)r->K, heads = (size_t)w->family_heads;
+    const size_t strip = (size_t)kr->strip, K = (size_t)r->K, heads = (size_t)w->set_heads;
     s->w = w, s->kr = kr;
     s->n_strips = (r->V + kr->strip - 1) / kr->strip;
     s->ld = gdn_strip_ld(r->K);
@@ -124,30 +124,30 @@ size_t gdn_backward_scratch(const struct gdn_backward *w, const struct gdn_kerne
 
 static int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }
 
-void gdn_backward_families(struct gdn_backward *w)
+void gdn_backward_sets(struct gdn_backward *w)
 {
     const struct gdn_rule *r = &w->rule;
-    w->n_families = gcd(gcd(r->Hq, r->Hk), r->Hv);
-    w->family_heads = r->H / w->n_families;
+    w->n_sets = gcd(gcd(r->Hq, r->Hk), r->Hv);
+    w->set_heads = r->H / w->n_sets;
 }
 
 static int head_at(const struct gdn_sweep *s, int i)
 {
     const struct gdn_backward *w = s->w;
-    return w->rule.head_map == GDN_HEADS_GROUPED ? s->family * w->family_heads + i
-                                                 : i * w->n_families + s->family;
+    return w->rule.head_map == GDN_HEADS_GROUPED ? s->set * w->set_heads + i
+                                                 : i * w->n_sets + s->set;
 }
 
-/* Head `of` n heads of a tensor, by its number in the family; and back. */
+/* Head `of` n heads of a tensor, by its number in the set; and back. */
 static int local(const struct gdn_sweep *s, int of, int n)
 {
-    const int f = s->w->n_families;
-    return s->w->rule.head_map == GDN_HEADS_GROUPED ? of - s->family * (n / f) : of / f;
+    const int f = s->w->n_sets;
+    return s->w->rule.head_map == GDN_HEADS_GROUPED ? of - s->set * (n / f) : of / f;
 }
 static int global(const struct gdn_sweep *s, int i, int n)
 {
-    const int f = s->w->n_families;
-    return s->w->rule.head_map == GDN_HEADS_GROUPED ? s->family * (n / f) + i : i * f + s->family;
+    const int f = s->w->n_sets;
+    return s->w->rule.head_map == GDN_HEADS_GROUPED ? s->set * (n / f) + i : i * f + s->set;
 }
 
 static float *of_head(float *all, size_t size, int i) { return all + (size_t)i * size; }
@@ -170,11 +170,11 @@ static int tokens_at(const struct gdn_sweep *s, int64_t chunk)
     return left < s->chunk ? (int)left : s->chunk;
 }
 
-/* Chunk `chunk` of member h of the family. */
+/* Chunk `chunk` of member h of the set. */
 static struct gdn_sweep_chunk chunk_at(const struct gdn_sweep *s, int h, int64_t chunk)
 {
     const struct gdn_rule *r = &s->w->rule;
-    const int head = head_at(s, h), place = (int)(chunk % s->segment) * s->w->family_heads + h;
+    const int head = head_at(s, h), place = (int)(chunk % s->segment) * s->w->set_heads + h;
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v;
     return (struct gdn_sweep_chunk){
         .head = head,
@@ -218,7 +218,7 @@ struct gradient {
 static void store_rows(struct gdn_sweep *s, const struct gradient *g, bool norm, float *all,
                        ptrdiff_t ld, int heads, int D, int64_t t, int n)
 {
-    for (int i = 0; g->rows->data && i < heads / s->w->n_families; i++)
+    for (int i = 0; g->rows->data && i < heads / s->w->n_sets; i++)
         for (int j = 0; j < n * g->updates; j++) {
             const int head = global(s, i, heads), update = j % g->updates;
             const int64_t token = t + j / g->updates;
@@ -238,7 +238,7 @@ static void sweep_chunk(struct gdn_sweep *s, int64_t chunk)
     const struct gdn_backward *w = s->w;
     const struct gdn_rule *r = &w->rule;
     const int64_t t0 = chunk * s->chunk, in = chunk % s->segment;
-    const int n = tokens_at(s, chunk), heads = w->family_heads;
+    const int n = tokens_at(s, chunk), heads = w->set_heads;
     const size_t row_k = C * (size_t)s->ld, row_v = C * (size_t)s->ld_v;
     memset(s->dq, 0, (size_t)heads * row_k * sizeof *s->dq);
     memset(s->dk, 0, (size_t)heads * row_k * sizeof *s->dk);
@@ -266,7 +266,7 @@ static void sweep_chunk(struct gdn_sweep *s, int64_t chunk)
 /* Computes the states, R and U of chunks [from, end) of all heads, starting from the states S. */
 static void walk(struct gdn_sweep *s, int64_t from, int64_t end)
 {
-    const int heads = s->w->family_heads;
+    const int heads = s->w->set_heads;
     for (int64_t c = from; c < end; c++)
         for (int h = 0; h < heads; h++) {
             const int place = (int)(c - from) * heads + h;
@@ -280,7 +280,7 @@ static void walk(struct gdn_sweep *s, int64_t from, int64_t end)
 /* Computes the states at the start of each segment, up to the segment of chunk `end`. */
 static void walk_segments(struct gdn_sweep *s, int64_t end)
 {
-    const size_t heads = (size_t)s->w->family_heads, all = heads * s->state;
+    const size_t heads = (size_t)s->w->set_heads, all = heads * s->state;
     for (int64_t c = 0; c < end; c++) {
         if (c % s->segment == 0)
             memcpy(of_head(s->first, all, (int)(c / s->segment)), s->S, all * sizeof *s->S);
@@ -313,7 +313,7 @@ static void store_state(struct gdn_sweep *s, int h)
 static void load_states(struct gdn_sweep *s)
 {
     const struct gdn_backward *w = s->w;
-    for (int h = 0; h < w->family_heads; h++) {
+    for (int h = 0; h < w->set_heads; h++) {
         const int head = head_at(s, h);
         struct gdn_place end = { .view = &w->dstate_out };
         if (w->dstate_out.data) end = gdn_place_of(&w->dstate_out, s->seq->row, head, 0);
@@ -355,13 +355,13 @@ static void sweep_state(struct gdn_sweep *s, int h, int64_t n_chunks)
 static void load_segment(struct gdn_sweep *s, int64_t first)
 {
     const struct gdn_backward *w = s->w;
-    const size_t all = (size_t)w->family_heads * s->state;
+    const size_t all = (size_t)w->set_heads * s->state;
     if (!s->saved || first == 0) {
         memcpy(s->states, of_head(s->first, all, (int)(first / s->segment)), all * sizeof *s->S);
         return;
     }
     const int64_t slot = s->seq->first_checkpoint + first * C / w->every - 1;
-    for (int h = 0; h < w->family_heads; h++)
+    for (int h = 0; h < w->set_heads; h++)
         load_state(s, of_head(s->states, s->state, h),
                    gdn_place_of(&w->checkpoints, slot, head_at(s, h), 0));
 }
@@ -386,8 +386,8 @@ static void run_item(struct gdn_sweep *s)
     prepare(s);
     load_states(s);
     if (!alone) sweep_all(s, n_chunks);
-    for (int h = 0; alone && h < s->w->family_heads; h++) sweep_state(s, h, n_chunks);
-    for (int h = 0; s->w->dstate.data && h < s->w->family_heads; h++) store_state(s, h);
+    for (int h = 0; alone && h < s->w->set_heads; h++) sweep_state(s, h, n_chunks);
+    for (int h = 0; s->w->dstate.data && h < s->w->set_heads; h++) store_state(s, h);
 }
 
 struct run_arg {
@@ -402,13 +402,13 @@ static void run_any(void *arg, int64_t i, int thread)
     const struct run_arg *a = arg;
     struct gdn_sweep s;
     lay_out(&s, a->w, a->kr, a->scratch + (size_t)thread * a->bytes);
-    s.seq = &a->w->rule.seqs[i / a->w->n_families];
-    s.family = (int)(i % a->w->n_families);
+    s.seq = &a->w->rule.seqs[i / a->w->n_sets];
+    s.set = (int)(i % a->w->n_sets);
     run_item(&s);
 }
 
 void gdn_backward_run(gdn_ctx *ctx, const struct gdn_backward *w, void *scratch)
 {
     struct run_arg arg = { w, ctx->kr, scratch, gdn_backward_scratch(w, ctx->kr) };
-    gdn_parallel_for(ctx->threads, w->rule.n_seqs * w->n_families, run_any, &arg);
+    gdn_parallel_for(ctx->threads, w->rule.n_seqs * w->n_sets, run_any, &arg);
 }

@@ -40,7 +40,7 @@ struct gdn_sweep {
     const struct gdn_seq *seq;
     struct gdn_sweep_loaded loaded;
     struct gdn_sweep_next next;
-    int family, n_strips;
+    int set, n_strips;
     int64_t segment; /* chunks */
     bool saved;      /* segments begin at checkpoints */
     ptrdiff_t ld, ld_v;
@@ -58,7 +58,7 @@ struct gdn_sweep {
     float *dz, *x;                     /* [32][ld_v]: dO, Z; what J gets of k, q */
     float *ut, *xt, *dots;             /* [V][16], [V][32], [32][16] */
     float *by, *rows;                  /* [K][32]: dK, dQ; as rows */
-    float *S, *J, *strip, *column;     /* states of every head of the family */
+    float *S, *J, *strip, *column;     /* states of every head of the set */
     float *first, *states, *R, *U;     /* of segments; of the chunks of one */
     float *dq, *dk, *dv;               /* of a chunk: sums over the heads that share q, k or v */
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The convolution on a device: what other families may call. */
+/* The convolution on a device: the functions for other areas. */
 #ifndef GDN_CUDA_CONV_H
 #define GDN_CUDA_CONV_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token by token on a device: the functions for other families. */
+/* Token by token on a device: the functions for other areas. */
 #ifndef GDN_CUDA_DECODE_H
 #define GDN_CUDA_DECODE_H
 

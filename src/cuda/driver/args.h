@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel arguments that families share; those of one family are in its own args.h. C and CUDA read
+ * Kernel arguments that areas share; those of one area are in its own args.h. C and CUDA read
  * both, and check the sizes.
  */
 #ifndef GDN_CUDA_ARGS_H

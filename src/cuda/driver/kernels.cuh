@@ -5,13 +5,12 @@
  *     #define GDN_IMAGE_norm GDN_THIS_IMAGE
  *     #define GDN_KERNEL_norm(threads, shared, form) ...
  *
- * for itself and for each of its families includes this at its end: the rows of kernels.def that
- * are of this image become GDN_KERNEL_<family>(threads, shared, parameters...), the others nothing.
+ * for itself and for each of its stems includes this at its end: the rows of kernels.def that
+ * are of this image become GDN_KERNEL_<stem>(threads, shared, parameters...), the others nothing.
  * The build says the first line too, so a source of several images leaves it out.
  */
 #define GDN_SKIP_KERNEL(...)
-#define GDN_MAKE_KERNEL(threads, shared, family, ...) \
-    GDN_KERNEL_##family(threads, shared, __VA_ARGS__)
+#define GDN_MAKE_KERNEL(threads, shared, stem, ...) GDN_KERNEL_##stem(threads, shared, __VA_ARGS__)
 
 /* GDN_THIS_IMAGE brings a comma, so GDN_MAKE_KERNEL becomes the second argument, in the place of
  * GDN_SKIP_KERNEL. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The device of a context: driver, images, kernels, memory; and launching. An op's host part
- * (cuda/<family>/) turns a checked call into one struct of args.h and calls gdn_cuda_launch().
+ * (cuda/<area>/) turns a checked call into one struct of args.h and calls gdn_cuda_launch().
  */
 #ifndef GDN_CUDA_LAUNCH_H
 #define GDN_CUDA_LAUNCH_H
@@ -23,7 +23,7 @@
 #define GDN_CU_JOIN5(a, b, c, d, e) a##_##b##_##c##_##d##_##e
 #define GDN_CU_JOIN6(a, b, c, d, e, f) a##_##b##_##c##_##d##_##e##_##f
 
-/* The kernels, in the order of kernels.def: GDN_CU_<family>_<parameters>. */
+/* The kernels, in the order of kernels.def: GDN_CU_<stem>_<parameters>. */
 enum gdn_kernel_id {
 #define GDN_KERNEL(image, threads, shared, ...) GDN_CU_JOIN(GDN_CU, __VA_ARGS__),
 #include "cuda/driver/kernels.def"
@@ -135,13 +135,13 @@ struct gdn_cuda_call {
     int cluster;     /* blocks of a cluster, side by side in x (sm_90); 0: one */
     size_t shared_bytes;
     void *stream;
-    const void *args; /* of the kernel's family */
+    const void *args; /* of the kernel's area */
     bool overlaps;    /* the kernel may begin before the kernel ahead of it in the stream ends,
                          and waits for that kernel by griddepcontrol.wait */
 };
 gdn_status gdn_cuda_launch(gdn_ctx *ctx, const struct gdn_cuda_call *call);
 
-/* Return the name, "gdn_<family>_<parameters>", and what kernels.def says: the image, the threads
+/* Return the name, "gdn_<stem>_<parameters>", and what kernels.def says: the image, the threads
  * of a block, the most bytes of dynamic shared memory. gdn_cuda_has_kernel() returns true if this
  * device runs the kernel, even if it is not loaded yet. */
 const char *gdn_cuda_kernel_name(enum gdn_kernel_id kernel);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backend CUDA: one row for each op, gdn_cuda_op_<name>, which the host code of a family
+/* The backend CUDA: one row for each op, gdn_cuda_op_<name>, which the host code of an area
  * defines. */
 #include <string.h>
 
@@ -13,7 +13,7 @@ static const struct gdn_op_backend *const ops[] = {
 #include "calls/ops.def"
 };
 
-/* Closes the device, and releases the caches of families. */
+/* Closes the device, and releases the caches of areas. */
 static void close(gdn_ctx *ctx)
 {
     struct gdn_cuda_sm90 *sm90 = ctx->cuda->sm90;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The forms of prefill, for this family alone. */
+/* The forms of prefill, for this area alone. */
 #ifndef GDN_CUDA_PREFILL_FORMS_H
 #define GDN_CUDA_PREFILL_FORMS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chunks on a device: the functions for other families. */
+/* Chunks on a device: the functions for other areas. */
 #ifndef GDN_CUDA_PREFILL_FACE_H
 #define GDN_CUDA_PREFILL_FACE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ops on rows (gates, norms) on a device: the functions for other families. */
+/* Ops on rows (gates, norms) on a device: the functions for other areas. */
 #ifndef GDN_CUDA_ROWWISE_H
 #define GDN_CUDA_ROWWISE_H
 

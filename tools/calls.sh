@@ -7,6 +7,7 @@
 # and the prototypes of a room's headers are of functions that the room defines. Files that call
 # each other make no circle.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 build=${1:?usage: calls.sh BUILD}
 export LC_ALL=C
@@ -71,7 +72,7 @@ AWK
 ) <<<"$facts" || bad=1
 
 # The two tables of backends are left out, as above.
-circle=$(awk '
+pairs=$(awk '
     $1 == "defined" { where[$2] = $3 }
     $1 == "asked" && $2 !~ /^gdn_(cpu|cuda)_backend$/ { asked[$2, $3] }
     END {
@@ -79,7 +80,8 @@ circle=$(awk '
             split(key, part, SUBSEP)
             if (part[1] in where && where[part[1]] != part[2]) print part[2], where[part[1]]
         }
-    }' <<<"$facts" | tsort 2>&1 >/dev/null || true)
+    }' <<<"$facts")
+circle=$(tsort <<<"$pairs" 2>&1 >/dev/null || true)
 if [ -n "$circle" ]; then
     echo "$circle"
     echo "calls: files that call each other in a circle"

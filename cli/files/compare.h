@@ -46,9 +46,9 @@ struct comparison compare_gradient_doubles(const double *got, const double *want
 struct comparison compare_doubles(const double *got, const double *want, int64_t n,
                                   int32_t precision);
 
-/* The same for values whose rounding on the way is known, as a root mean square of each. A value
- * may be wrong by 8 times its own, and by twice that of all values, beside the limit of float32.
- * The largest error is the one nearest to its limit. */
+/* The same for values whose rounding on the way is known, as a root mean square of each: the noise.
+ * A value may err by 8 times its noise. The root mean square error may be twice that of the noise.
+ * Either has the limit of float32 beside it. The largest error is the one nearest to its limit. */
 struct comparison compare_noisy(const double *got, const double *want, const double *noise,
                                 int64_t n);
 

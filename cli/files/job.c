@@ -21,8 +21,6 @@ static const struct {
                 { "dstate_out", "grad_final_state" },
                 LAYER_WEIGHTS(ALIAS) };
 
-static bool has(const struct st_file *file, const char *name) { return st_find(file, name); }
-
 /* ---- Tensors and metadata ---------------------------------------------------------------- */
 
 gdn_tensor job_tensor(const struct job *job, const char *name)
@@ -34,9 +32,9 @@ gdn_tensor job_tensor(const struct job *job, const char *name)
 
 int job_either(const struct job *job, const char *a, const char *b, gdn_tensor *found)
 {
-    if (has(&job->file, a) && has(&job->file, b))
+    if (st_find(&job->file, a) && st_find(&job->file, b))
         return cli_bad("%s: tensors '%s' and '%s': wanted one of them", job->file.path, a, b);
-    *found = job_tensor(job, has(&job->file, a) ? a : b);
+    *found = job_tensor(job, st_find(&job->file, a) ? a : b);
     return CLI_OK;
 }
 
@@ -193,7 +191,8 @@ int job_pool(struct job *job, const char *name, const char *alias, const gdn_ten
 {
     if (from->data && from->ndim != ndim)
         return cli_bad("%s: tensor '%s': %d dimensions, wanted %d", job->file.path,
-                       has(&job->file, "state") ? "state" : "initial_state", (int)from->ndim, ndim);
+                       st_find(&job->file, "state") ? "state" : "initial_state", (int)from->ndim,
+                       ndim);
     job->pool = from->data ? memory_tensor(&job->memory, from->dtype, from->ndim, from->size)
                            : memory_tensor(&job->memory, GDN_F32, ndim, size);
     job->pool_from = from->data;
@@ -211,7 +210,7 @@ static int refused(const struct job *job, gdn_ctx *ctx, gdn_status status)
     char note[64] = "";
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
         if (strlen(aliases[i].argument) == n && !memcmp(text, aliases[i].argument, n) &&
-            !has(&job->file, aliases[i].argument) && has(&job->file, aliases[i].tensor))
+            !st_find(&job->file, aliases[i].argument) && st_find(&job->file, aliases[i].tensor))
             snprintf(note, sizeof note, " (%s is tensor '%s')", aliases[i].argument,
                      aliases[i].tensor);
     return cli_bad("%s: %s: %s%s", job->file.path, gdn_status_name(status), text, note);

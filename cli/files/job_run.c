@@ -8,8 +8,6 @@
 #include "files/job.h"
 #include "measure.h"
 
-static bool has(const struct st_file *file, const char *name) { return st_find(file, name); }
-
 static const struct job_kind *const kinds[] = {
     &job_prefill,        &job_decode, &job_layer,         &job_conv1d,
     &job_gates,          &job_l2norm, &job_rmsnorm_gated, &job_prefill_backward,
@@ -19,16 +17,18 @@ static const struct job_kind *const kinds[] = {
 /* Returns the kind of a file without the metadata `op`, from its tensors. */
 static const struct job_kind *infer(const struct st_file *f)
 {
-    if (has(f, "hidden_states")) return has(f, "grad_output") ? &job_layer_backward : &job_layer;
-    if (has(f, "grad_output")) return &job_prefill_backward;
-    if (has(f, "q") && has(f, "k") && has(f, "v"))
-        return has(f, "state") || has(f, "a") || has(f, "b") ? &job_decode : &job_prefill;
-    if (has(f, "x")) {
+    if (st_find(f, "hidden_states"))
+        return st_find(f, "grad_output") ? &job_layer_backward : &job_layer;
+    if (st_find(f, "grad_output")) return &job_prefill_backward;
+    if (st_find(f, "q") && st_find(f, "k") && st_find(f, "v"))
+        return st_find(f, "state") || st_find(f, "a") || st_find(f, "b") ? &job_decode
+                                                                         : &job_prefill;
+    if (st_find(f, "x")) {
         const struct st_tensor *weight = st_find(f, "weight");
         if (weight && weight->view.ndim > 1) return &job_conv1d;
-        return has(f, "z") || weight ? &job_rmsnorm_gated : &job_l2norm;
+        return st_find(f, "z") || weight ? &job_rmsnorm_gated : &job_l2norm;
     }
-    return has(f, "a") || has(f, "b") ? &job_gates : NULL;
+    return st_find(f, "a") || st_find(f, "b") ? &job_gates : NULL;
 }
 
 static int choose_kind(struct job *job)

@@ -188,7 +188,7 @@ def _difference(sums, like, cu_seqlens):
     if sums is None:
         return None
     *lead, n, heads, _ = like.shape
-    wanted = [*lead, max(n, sums.shape[-2]), heads]
+    wanted = [*lead, max(n, sums.shape[-2]) if sums.dim() > 1 else n, heads]
     if list(sums.shape) != wanted:
         raise ValueError(f"gate: {list(sums.shape)}, wanted {wanted}")
     sums = sums[..., :n, :].float()

@@ -148,7 +148,7 @@ def test_turned_gates_of_stages():
                                                                      gate),
                  lambda gate: gdn_cuda.bf16_gdn_chunked_compute_O(q, states, k, u, v, gate)):
         call(g)
-        for wrong in turned, g[:, :5], g[..., None].expand(*g.shape, K):
+        for wrong in turned, g[:, :5], g[..., None].expand(*g.shape, K), g[0, :, 0]:
             with pytest.raises(ValueError, match=r"^gate: \[.*\], wanted \["):
                 call(wrong)
 

@@ -223,6 +223,9 @@ def test_layer_under_autocast():
         other = grads(lambda: (by_torch(layer, x, torch.float32),), leaves, w)
         with torch.no_grad():  # autocast holds where no gradient is needed too
             assert torch.equal(layer(x), out)
+            cache = layer.new_cache(B)
+            parts = torch.cat([layer(y, cache) for y in x.split([x.shape[1] - 1, 1], 1)], 1)
+            assert (parts - out).norm() <= 0.01 * out.norm()
     assert out.dtype == torch.bfloat16 and all(d.dtype == torch.float32 for d in got)
     for name, ours, torchs, exact in zip(leaves, got, other, want):
         assert (ours - exact).norm() <= 1.5 * (torchs - exact).norm(), name

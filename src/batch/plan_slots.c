@@ -51,7 +51,7 @@ struct writer {
     gdn_ctx *ctx;
     struct slot_map map;
     int pool;         /* 0: of final states; 1: of checkpoints apart from it */
-    const char *list; /* the argument that names the slots */
+    const char *list; /* the argument that names the slots, and ": "; or nothing */
 };
 
 static gdn_status add_write(const struct writer *w, int64_t slot, int64_t row)
@@ -59,7 +59,7 @@ static gdn_status add_write(const struct writer *w, int64_t slot, int64_t row)
     struct entry *e = map_find(&w->map, 2 * slot + w->pool);
     if (e->key >= 0)
         return gdn_fail(w->ctx, GDN_E_ARG,
-                        "%s: slot %lld: written by sequence %lld and by sequence %lld, wanted once",
+                        "%sslot %lld: written by sequence %lld and by sequence %lld, wanted once",
                         w->list, (long long)slot, (long long)e->row, (long long)row);
     *e = (struct entry){ 2 * slot + w->pool, row };
     return GDN_OK;
@@ -122,9 +122,12 @@ gdn_status gdn_plan_check_slots(gdn_ctx *ctx, const struct gdn_plan *plan,
                                 const struct gdn_plan_pools *pools, int64_t n_writes, void *memory)
 {
     const bool apart = !pools->checkpoint_in_write;
-    const char *list = plan->batch.write_slots.data ? "write_slots" : "read_slots";
-    struct writer final = { ctx, map_init(memory, n_writes), 0, list };
-    struct writer checkpoint = { ctx, final.map, apart, "checkpoint_slots" };
+    const gdn_batch *const batch = &plan->batch;
+    const char *const read = batch->read_slots.data ? "read_slots: " : "";
+    const struct writer final = { ctx, map_init(memory, n_writes), 0,
+                                  batch->write_slots.data ? "write_slots: " : read };
+    const struct writer checkpoint = { ctx, final.map, apart,
+                                       batch->checkpoint_slots.data ? "checkpoint_slots: " : "" };
     for (int64_t b = 0; b < plan->B && n_writes > 0; b++) {
         const struct gdn_seq *s = &plan->seqs[b];
         if (plan->batch.write == GDN_WRITE_EACH)
@@ -139,7 +142,7 @@ gdn_status gdn_plan_check_slots(gdn_ctx *ctx, const struct gdn_plan *plan,
         const struct entry *e = map_find(&final.map, 2 * s->read);
         if (conflicts(e, s, b, plan, !apart))
             return gdn_fail(ctx, GDN_E_ARG,
-                            "slot %lld: read by sequence %lld and written by sequence %lld",
+                            "%sslot %lld: read by sequence %lld and written by sequence %lld", read,
                             (long long)s->read, (long long)b, (long long)e->row);
     }
     return GDN_OK;

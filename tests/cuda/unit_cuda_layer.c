@@ -233,6 +233,35 @@ static void test_step_forms(void)
     gdn_ctx_destroy(ctx);
 }
 
+/* Without clusters, blocks that share q and k cannot move conv_state: the parts of the step do. */
+static void test_step_without_clusters(void)
+{
+    gdn_step_args a = step_args();
+    gdn_batch b = gdn_batch_init();
+    gdn_ctx *ctx;
+    char text[512];
+    size_t bytes;
+    struct told told;
+    *fake = hopper;
+    fake->major = 8;
+    ring2_status(NULL, "create", create(0, &ctx, text, sizeof text), GDN_OK);
+    if (!ctx) return;
+    a.conv_weight = gdn_dense(a.conv_weight.data, GDN_BF16, 2, a.conv_weight.size[0], 4, 0, 0);
+    a.batch = &b;
+    for (int moves = 0; moves < 2; moves++) {
+        b.write = moves ? GDN_WRITE_FINAL : GDN_WRITE_NONE;
+        ring2_status(ctx, "bytes", gdn_workspace_bytes(ctx, GDN_OP_STEP, &a, &bytes), GDN_OK);
+        CHECK((bytes > 0) == moves, "%zu bytes", bytes);
+        listen(ctx, &told);
+        ring2_status(ctx, "step", gdn_step(ctx, &a), GDN_OK);
+        expect_line(&told, moves
+                               ? "step: parts (rows, pairs, general: conv_state moves, but blocks "
+                                 "that share q and k are no cluster)"
+                               : "step: rows");
+    }
+    gdn_ctx_destroy(ctx);
+}
+
 /* If there is one sequence and one slot, their strides may be any, for every form. */
 static void test_one_slot(void)
 {
@@ -295,6 +324,7 @@ int main(int argc, char **argv)
         { "cuda: a layer of KDA", test_kda },
         { "cuda: a step of several launches", test_step },
         { "cuda: forms of a step of one launch", test_step_forms },
+        { "cuda: a step without clusters", test_step_without_clusters },
         { "cuda: a step of one slot", test_one_slot },
         { "cuda: a layer of rows far apart", test_far_rows },
         { "cuda: gradients of a layer", test_gradients },

@@ -233,6 +233,7 @@ static void refuse_args(void)
     SAVE("no states", GDN_E_ARG, "neither", a->state.data = a->conv_state.data = NULL);
     SAVE("heads", GDN_E_SHAPE, "divisors", a->n_key_heads = 3);
     SAVE("no heads", GDN_E_ARG, "n_value_heads", a->n_value_heads = 0);
+    SAVE("no key heads", GDN_E_ARG, "n_key_heads", a->n_key_heads = 0);
     SAVE("K", GDN_E_ARG, "key_head_dim", a->key_head_dim = 0);
     SAVE("rank", GDN_E_ARG, "rank", a->rank = 1);
     SAVE("pools of other slots", GDN_E_SHAPE, "conv_state", a->slots.data = a->position.data = NULL;

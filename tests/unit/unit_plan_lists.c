@@ -214,7 +214,8 @@ static void test_one_pool(void)
     c.batch.checkpoint_slots = LIST(7, 3, -1);
     accepted("beside them", &c);
     c.batch.checkpoint_slots = LIST(7, 0, -1);
-    refused("where one ends", c, GDN_E_ARG, "slot 0: written by sequence 0 and by sequence 1");
+    refused("where one ends", c, GDN_E_ARG,
+            "checkpoint_slots: slot 0: written by sequence 0 and by sequence 1");
     c.batch.write_slots = LIST(5, 6);
     refused("where one starts", c, GDN_E_ARG, "read by sequence 0 and written by sequence 1");
     c.batch.checkpoint_slots = LIST(7, 1, -1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gdn_step on a device: in one launch (step_rows.cuh, step_general.cuh), or by the kernels of its
- * parts one after the other. In one launch the blocks that share q and k are a cluster: each of
- * them reads the convolution's states before they move. */
+ * parts one after the other. If states of the convolution move in one launch, then blocks that
+ * share q and k are a cluster: all of them have read the old states before one moves them. */
 #include "calls/layer_step.h"
 #include "calls/op_backends.h"
 #include "cuda/conv/conv.h"

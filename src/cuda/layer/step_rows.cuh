@@ -10,7 +10,7 @@
  * load the inputs of the norm. So all loads of a block are issued at once.
  *
  * If several blocks share q and k, each block convolves these. When all have read the convolution's
- * states, each moves a part of the states on. So they are a cluster.
+ * states, each moves a part of the states on. So they are a cluster if states move.
  */
 #ifndef GDN_CUDA_STEP_ROWS_CUH
 #define GDN_CUDA_STEP_ROWS_CUH

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: cpu --every=60, gpu --every=12, sm_80 --every=545, sm_90 --every=545 */
+/* runs: cpu --every=60, gpu --every=12, sm_80 --every=401, sm_90 --every=10 " 6" */
 /*
  * GDN_SPLIT_INVARIANT: sequences go through random calls of gdn_prefill, gdn_decode, folds, and
  * drafts of which some are accepted. They have strangers beside them and slots of their own.

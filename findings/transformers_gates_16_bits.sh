@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # transformers 5.24.0 with torch 2.15.0 on a CPU: float32 checkpoints of five families loaded
-#   with dtype=torch.bfloat16. Which parts of the gate -exp(A_log) * softplus(a + dt_bias), or
-#   of the bounded one, are rounded?
+#   with dtype=torch.bfloat16: the parts of the gate -exp(A_log) * softplus(a + dt_bias), or of
+#   the bounded one, that are rounded.
 # Guess: none. All compute the gate in float32 on purpose, and Kimi keeps dt_bias in float32.
 # Outcome: missed, and each family rounds something else. Qwen3-Next and Qwen3.5: A_log and
 #   dt_bias. OLMo hybrid: dt_bias. Kimi Linear: A_log. Bailing keeps both and rounds the gate

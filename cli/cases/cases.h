@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Made-up work of a model's size, for `gdn bench` and `gdn run --all`, each with a float64
- * judge for a part of it: the rule, the convolution, the whole layer.
+ * Made-up work of a model's size, for `gdn bench` and `gdn run --all`: the rule, the convolution,
+ * the whole layer. Each has a float64 judge for a part of it.
  *
  * q and k have length 1, v is uniform in [-1, 1), beta is sigmoid(x) for x normal. g is of one of
  * five kinds, of which one changes keys and beta too. From some thousand tokens on they repeat. Raw
@@ -20,7 +20,8 @@ struct case_batch {
     int64_t B, N, longest;
     const int64_t *cu_seqlens; /* [B+1] */
 };
-/* Makes a batch from B lengths. Its memory lives in m. cu_seqlens may be NULL: there is none. */
+/* Makes a batch from B lengths. Its memory lives in m. If there is no memory,
+ * cu_seqlens is NULL. */
 struct case_batch case_batch(struct memory *m, const int64_t *lengths, int64_t B);
 
 /* Log gates, or raw ones. */
@@ -279,7 +280,7 @@ int block_case_check(struct block_case *c, gdn_ctx *ctx, struct comparison *foun
 
 /* ---- Counting, per call ---- */
 
-/* 6 K V per token and head, 4 K V for each further update; in chunks of 64, 4 C (K + V) more for
+/* 6 K V per token and head, 4 K V for each further update. In chunks of 64, 4 C (K + V) more for
  * what lies inside a chunk. */
 double rule_case_flops(const struct rule_case *c, bool in_chunks);
 double rule_case_bytes(const struct rule_case *c);       /* q k v g beta out, states in and out */

@@ -255,7 +255,7 @@ static int time_and_print(const struct bench_options *o, struct bench *b, double
                 bench_op_names[o->op], b->judged.max_error, b->judged.rms, b->judged.max_limit);
         return CLI_OUTSIDE;
     }
-    /* The call that was judged may be another one: with a record it has none. */
+    /* With --record the judged call has no record, so it is not the timed one. */
     const gdn_status status = cli_call(b->ctx, b->calls[0].op, b->calls[0].args);
     if (status) return cli_failed(b->ctx, status);
     snprintf(b->kernel, sizeof b->kernel, "%s", gdn_last_kernel(b->ctx));

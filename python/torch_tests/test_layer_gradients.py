@@ -175,7 +175,7 @@ def sample():
 @pytest.mark.parametrize("value_dim", [8, 512])
 @pytest.mark.parametrize("layout", ["qwen3_5", "qwen3_next"])
 def test_layer(layout, value_dim):
-    """Every parameter has a gradient, and the output has the bits of inference."""
+    """Every parameter has a gradient, and the output is that of inference to rounding."""
     (x, w), layer = sample(), layer_of(layout, value_dim)
     leaves = of_layer(layer, x)
     got = grads(lambda: (layer(x),), leaves, w)

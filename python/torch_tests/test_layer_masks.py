@@ -46,7 +46,7 @@ def test_masks(layer, device, dtype, grad):
 
 
 def test_gradients_of_masks(layer, device):
-    """Returns the outputs of the kept tokens alone, and 0 for masked tokens."""
+    """Gradients are those of the kept tokens alone, and 0 for masked tokens."""
     mask = masks(torch.int64, device)
     x = torch.randn(len(mask), T, 24, device=device)
     kept = mask.bool()

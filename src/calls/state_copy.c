@@ -22,7 +22,7 @@ static gdn_status check_below(gdn_ctx *ctx, const char *name, int64_t pair, int6
                     (long long)slot, (long long)end);
 }
 
-/* Reads the bit of a slot of the target: it is written. */
+/* Returns true if the slot of the target is written. */
 static bool is_written(const unsigned char *bits, int64_t slot)
 {
     return bits[slot / 8] >> slot % 8 & 1;

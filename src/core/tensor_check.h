@@ -44,10 +44,9 @@ gdn_status gdn_check_no_overlap(gdn_ctx *ctx, const gdn_tensor *written, const c
  * is checked against all others. All tensors are given and have passed gdn_check_tensor(). An
  * empty tensor overlaps none. may_be_same() is called for two tensors that overlap; NULL: never
  * the same. */
-enum {
-    GDN_MAX_EXTENTS = 64
-}; /* tensors of a struct and of its batch; ops/tensors.c checks that
-                                  these are enough */
+
+/* Enough for the tensors of a struct and of its batch; ops/tensors.c checks that. */
+enum { GDN_MAX_EXTENTS = 64 };
 struct gdn_extents {
     int n;
     struct gdn_extent {

@@ -11,7 +11,7 @@
  * changes the word looks for sleepers afterwards. Both in sequentially consistent order, so
  * one of the two sees the other.
  *
- * A lender is not trusted with memory: a thread number is an index into scratch, so each has a
+ * A lender is not trusted with memory, and a thread number is an index into scratch. So each has a
  * seat, taken for the time of one item. An item whose seat is not there or is taken is not run.
  */
 #include "core/threads.h"
@@ -70,7 +70,7 @@ struct gdn_threads {
     _Atomic(const char *) broken;
 
     struct seat *seats;     /* n_threads of them, if there is a lender */
-    struct worker *workers; /* n_threads - 1 */
+    struct worker *workers; /* n_threads - 1, if there is no lender */
 };
 
 /* ---- Waiting ------------------------------------------------------------------------------- */

@@ -323,8 +323,8 @@ static void stage_codes(struct step_scratch *c, const struct gdn_rule *r, const 
     if (c->has_codes) gdn_copy_columns(codes, 0, b->from, b->col, r->K, b->n);
 }
 
-/* Stores the state of a level. In a tree, codes that did not change are copied from scratch: a
- * token of another branch may have overwritten the slot that they came from. */
+/* Stores the state of a level. In a tree, codes that did not change are copied from scratch. The
+ * slot that they came from may have been overwritten by a token of another branch. */
 static void store_at(struct step_scratch *c, struct gdn_place to, const float *S,
                      const struct gdn_rule *r, const struct gdn_kernels *kr, const struct block *b,
                      int level)
@@ -428,8 +428,8 @@ static void copy_level(struct step_scratch *c, struct gdn_visit visit, ptrdiff_t
     c->changed = (c->changed & ~bit) | (c->changed << 1 & bit);
 }
 
-/* Stores the window's rows of the record: u of this block; alpha, and k, with the first columns of
- * (the first of) the heads that it belongs to. */
+/* Stores the window's rows of the record: u of this block, alpha, and k. A head's first columns
+ * store its alpha. Those of the first head that reads a k store that k. */
 static void store_record(const struct step_scratch *c, const struct gdn_rule *r,
                          const struct gdn_kernels *kr, const struct gdn_seq *seq,
                          const struct block *b, int64_t t0, int n)

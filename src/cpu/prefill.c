@@ -7,10 +7,10 @@
  * An item keeps its part of the state in strips of columns, float32 and k-first, from the
  * first chunk to the last. The Gram matrices are made once per chunk and group of heads.
  *
- * A checkpoint inside a chunk takes P as it is and ends the chunk early, on a copy of the strip:
- * what a call computes whose tokens end there.
+ * A checkpoint inside a chunk takes P as it is and ends the chunk early, on a copy of the strip.
+ * That is what a call computes whose tokens end there.
  *
- * In the family (gdn.h) each head has a decay per channel, so K and Q are scaled for each head by
+ * In the family (gdn.h) each head has a decay per channel. So K and Q are scaled for each head by
  * the decays from the start, and products of pairs come from a walk (channel_walk()). A row is an
  * update. If b and w are one number, it stays apart from keys and values, as for one decay. A gate
  * that forgets a channel is a factor of 0 there, unless U is not finite then: the
@@ -195,8 +195,8 @@ static void store_o(const struct chunk *c, const struct gdn_rule *r, const struc
     }
 }
 
-/* Asks for rows that the chunk from t0 on will touch, a few with each strip: those of v and out
- * with the strips of their piece, of k and q with those of the item. */
+/* Asks for rows that the chunk from t0 on will touch, a few with each strip. Those of v and out
+ * come with the strips of their piece, those of k and q with the strips of the item. */
 static void prefetch_rows(const struct gdn_rule *r, const struct gdn_rule_item *item,
                           const struct gdn_rule_piece *p, int s, int64_t t0)
 {
@@ -515,7 +515,7 @@ static void run_tokens(struct chunk *c, const struct gdn_rule *r, const struct g
 
 /*
  * Runs one chunk of one piece. A gate that forgets cuts the chunk in two, and the state is zeroed
- * between: nothing before the gate may reach tokens after it, even NaN (G7). Products with
+ * between. Nothing before the gate may reach tokens after it, even NaN (G7). Products with
  * forgotten tokens are zeroed by selection too.
  */
 static void chunk_piece(struct chunk *c, const struct gdn_rule *r, const struct gdn_kernels *kr,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * States between memory and float32: strips, [K][kr->strip], the columns of a state that the
- * chunked loops work on; and any columns of it in either orientation, as the step loops resume
- * them. Dtypes, and the scales beside 8-bit states, end here.
+ * States between memory and float32. Strips, [K][kr->strip], are the columns of a state that the
+ * chunked loops work on. The step loops resume any columns of it in either orientation. Dtypes,
+ * and the scales beside 8-bit states, end here.
  */
 #ifndef GDN_STRIP_H
 #define GDN_STRIP_H
@@ -19,7 +19,7 @@ struct gdn_place {
 };
 
 /* Returns the place of a head in a slot. n_tokens: tokens of its sequence in this call so far,
- * from which random rounding starts. */
+ * on which random rounding depends. */
 struct gdn_place gdn_place_of(const struct gdn_pool_view *view, int64_t slot, int64_t head,
                               int64_t n_tokens);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device that does not exist: its driver launches nothing. */
+/* A device that need not be there: its driver launches nothing. */
 #include <stdio.h>
 #include <string.h>
 

@@ -247,7 +247,7 @@ gdn_status gdn_blob_save(gdn_ctx *ctx, const gdn_blob_args *args)
 
 /* ---- Loading ------------------------------------------------------------------------------- */
 
-/* Checks that the blob has the sizes of the caller's layer. */
+/* Checks that the blob is of the caller's layer and rank, and has the states that are asked for. */
 static gdn_status check_expected(gdn_ctx *ctx, const gdn_blob_args *a,
                                  const struct gdn_blob_header *h)
 {

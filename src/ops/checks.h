@@ -119,7 +119,8 @@ struct gdn_record_use {
     const gdn_batch *batch;
     uint32_t flags;
     bool is_step;        /* gdn_decode and gdn_step: each token goes to the record */
-    int64_t lazy_tokens; /* without is_step: the most tokens of a sequence that go to the record */
+    int64_t lazy_tokens; /* without is_step: tokens of sequences of at most so many go to the
+                            record; a longer sequence folds it */
 };
 /* Checks the record, if any of its tensors is given, and sets it in the rule. The rule's family
  * is set before. */

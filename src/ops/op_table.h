@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ops by their numbers, from the table ops.def: the check that each op runs before a call, the
- * form of its struct, and the call itself. */
+/* Ops by their numbers, from the table ops.def. It has the check that each op runs before a call,
+ * the form of its struct, and the call itself. */
 #ifndef GDN_OPS_H
 #define GDN_OPS_H
 
@@ -24,8 +24,8 @@ enum {
     GDN_N_OPS
 };
 
-/* An op: its name, the name of its struct, how many tensors that has (gdn_tensor_rows() of
- * ops/tensors.h), and the places of the batch (0: there is none) and of the workspace. */
+/* An op: its name, the name of its struct, and how many tensors that has (gdn_tensor_rows() of
+ * ops/tensors.h). Then the places of the batch (0: there is none) and of the workspace. */
 struct gdn_op_shape {
     const char *name, *args;
     size_t bytes, n_tensors, batch_at, workspace_at;

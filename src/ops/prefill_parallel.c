@@ -148,7 +148,8 @@ static gdn_gates_args gates(const struct parallel *c, int of)
     return a;
 }
 
-/* Returns the summary of this rank. If sequences start from zero, rank 0 needs no M. */
+/* Returns the call of gdn_summary for this rank. If sequences start from zero, rank 0 needs no
+ * M. */
 static gdn_summary_args summary(const struct parallel *c)
 {
     gdn_summary_args a = gdn_summary_args_init();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gdn_record_commit and gdn_record_fold: check their arguments, and what a record must be.
+ * gdn_record_commit and gdn_record_fold: check their arguments and the record.
  * cpu/record/record.c computes them.
  */
 #include "calls/record.h"

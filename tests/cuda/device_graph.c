@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an engine asks of the ops on a GPU, with real device memory: captured into a CUDA graph, a
- * call replays on other inputs, slots and lengths and gives the bits that a plain call gives then;
- * contexts on two streams do not meet; and the host's part of a call, measured.
+ * What an engine asks of the ops on a GPU, with real device memory. Captured into a CUDA graph, a
+ * call replays on other inputs, slots and lengths and gives the bits that a plain call gives then.
+ * Contexts on two streams do not meet. The host's part of a call is measured.
  *
  * Nothing is read, allocated or waited for by a call, or the capture would fail.
  */
@@ -209,7 +209,7 @@ struct call {
         gdn_summary_args summary;
     } args;
     gdn_batch batch;
-    int64_t longest;  /* the tokens of the longest sequence; 1: a call a token */
+    int64_t longest;  /* the tokens of the longest sequence; 1: a token of each sequence */
     int64_t n_tokens; /* of all sequences; 0: N */
     void **stream, **workspace;
     size_t *workspace_bytes;

@@ -2,8 +2,8 @@
 /* fakes: cuda */
 /*
  * The host's part of the CUDA backend, with a driver that computes nothing (fake_cuda.c): when it
- * refuses a context, which kernels it finds, and that a call only launches: no allocation, no copy,
- * no wait.
+ * refuses a context, and which kernels it finds. A call only launches: it does not allocate, copy
+ * or wait.
  */
 #include <string.h>
 
@@ -172,8 +172,8 @@ static void test_prefill(void)
     }
 }
 
-/* A wide block each if there is no room for as many clusters at once, except long rows for which a
- * third round of clusters has little to do. 132 processors, 4 heads a row. */
+/* A wide block each if there is no room for as many clusters at once. Long rows are an exception,
+ * if a third round of clusters has little to do for them. 132 processors, 4 heads a row. */
 static void test_rounds(void)
 {
     static const struct prefill of = { .dtype = GDN_BF16, .K = 128, .V = 128 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cuts of sequences by prefill, on Hopper and by portable kernels: from shapes, never more
- * than there is room for, and where it is about the fastest of what was measured. */
+/* The cuts of sequences by prefill, on Hopper and by portable kernels. They follow from shapes, are
+ * never more than there is room for, and are about the fastest of what was measured. */
 #include <stdio.h>
 #include <string.h>
 
@@ -173,9 +173,9 @@ static void small_heads(void)
     }
 }
 
-/* A batch that stays whole if all lengths are equal. With other lengths still no sequence is
- * cut, and there are no more segments than room. A sequence that is most of a large batch is cut
- * as if it were alone. */
+/* Batches that stay whole if all lengths are equal. A plan for any lengths does not cut sequences
+ * of about that length, and takes no more long sequences than there is room for. In a large batch,
+ * a sequence of all tokens is cut as if it were alone. */
 static void uneven_batches(void)
 {
     static const struct {
@@ -201,7 +201,7 @@ static void uneven_batches(void)
 }
 
 /* One sequence of T tokens beside shorter ones. It is cut as if it were alone, if that is
- * clearly faster than a cluster for each. It is not cut if the others are about as long. */
+ * clearly faster than a cluster for each. Else it stays whole. */
 static void longest_is_said(void)
 {
     static const struct {
@@ -335,7 +335,7 @@ static void check_room(const struct gdn_cuda_cut *c, int64_t B, const int64_t *l
 }
 
 /* However tokens are dealt to sequences, and whatever was said of the longest, there are no more
- * segments than there is room for; and some are cut. */
+ * segments than there is room for. Some are cut. */
 static void any_lengths(void)
 {
     int n_chosen = 0;
@@ -417,8 +417,8 @@ static bool read_measured(const char *line, struct measured *m)
 
 static double distance(double x, double y) { return x < y ? y - x : x - y; }
 
-/* Returns the time of the measured cut nearest to c: no boundary is further off than a tenth of the
- * sequence, or it says nothing; then 0. */
+/* Returns the time of the measured cut nearest to c. 0: none has all boundaries within a tenth of
+ * the sequence from those of c. */
 static double time_like(const struct measured *m, const struct gdn_cuda_cut *c)
 {
     const double first = (double)c->first / 64, each = (double)c->each / 64, T = m->T / 64.0;

@@ -175,8 +175,8 @@ static void steps_grow(void)
     }
 }
 
-/* A layer whose weights and activations have different dtypes. cuBLAS does not compute it, but
- * its scratch is asked for. */
+/* A layer whose weights have another dtype than its activations, so that cuBLAS computes no product
+ * and takes no scratch. */
 static gdn_block_args block_of(const struct rule *r)
 {
     gdn_block_args a = gdn_block_args_init();

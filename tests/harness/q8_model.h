@@ -102,7 +102,7 @@ static inline uint8_t code_of(int32_t dtype, float y, const uint32_t *random)
     return (uint8_t)(c | (signbit(y) ? 128 : 0));
 }
 
-/* A pool, and its scales if it has 8 bits. */
+/* A pool, and its scales if it has any. */
 struct pool {
     gdn_tensor t, scales;
 };

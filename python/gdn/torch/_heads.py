@@ -62,8 +62,10 @@ class _Keys(torch.autograd.Function):
 
 
 def _heads_of(size, key_heads, value_heads):
-    """Returns for each rank its first value head, the one behind its last, and its key heads: those
-    that its value heads read; or, if these do not divide evenly, a copy for each value head."""
+    """Returns for each rank its first value head, the one behind its last, and its key heads.
+
+    Key heads are those that its value heads read, or a copy for each value head if these do not
+    divide evenly."""
     if size > value_heads:
         raise ValueError(f"group: {size} ranks, but the layer has {value_heads} value heads")
     times, shares = value_heads // key_heads, []

@@ -35,8 +35,8 @@ void gdn_backward_tokens_chunk(struct gdn_backward_tokens *s, const struct gdn_s
 
 /* ---- Gates of the family: family_store.c ------------------------------------------- */
 
-/* Store or add gradients of a token: [K] of log a; [K] or one of b of update j; of w of update
- * j, whose row is given. They change the gradients in place. */
+/* Store or add gradients of a token, and change them in place. dg: [K], of log a. db: [K] or one,
+ * of b of update j. dw: of w of update j; w_row is this row of w. */
 void gdn_family_store_dg(const struct gdn_backward *w, const struct gdn_kernels *kr,
                          const struct gdn_seq *seq, int head, int64_t t, float *dg);
 void gdn_family_store_dbeta(const struct gdn_backward *w, const struct gdn_kernels *kr,

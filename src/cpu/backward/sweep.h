@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gradients chunk by chunk: what the files of this folder share. An item is a sequence and a family
- * of heads (run.c); a chunk of one head is computed by chunk.c, in the family of gdn.h by family.c.
+ * Gradients chunk by chunk: what the files of this folder share. An item is a sequence and a set of
+ * heads (run.c). A chunk of one head is computed by chunk.c, in the family of gdn.h by family.c.
  *
  * States and all that has columns of V are rows, ld_v apart, so that a state is a matrix on either
  * side of a product.

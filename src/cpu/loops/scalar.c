@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every inner loop in plain C. The other tables are compared with it, and it runs on machines
- * without a table. It is written to be read; innermost loops are over contiguous floats, so that a
+ * without a table. It is written to be read. Innermost loops are over contiguous floats, so that a
  * compiler may use the vectors that every machine of its target has.
  */
 #include <float.h>

@@ -89,7 +89,7 @@ static int64_t count_numbers(const struct gdn_cu_batch *b)
  * each sequence, as a has them. Lengths are on the device alone, so these are as many as one
  * sequence of all tokens has, and most find little work. Those through the batch are full, but may
  * have one sequence alone. Its heads, and those of as many as begin there on average, have four
- * blocks each: these should be enough for all multiprocessors, unless B is large.
+ * blocks each. These should be enough for all multiprocessors, unless B is large.
  */
 static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
                                      struct gdn_windows_limits limits)
@@ -103,8 +103,8 @@ static int64_t chunks_through_packed(const gdn_ctx *ctx, const struct gdn_cu_bac
     return B > FEW || 4 * a->rule.H * (numbers + B * n) >= a->n_blocks * numbers ? n : 0;
 }
 
-/* Does the same for a padded batch. Windows go through the batch if each would have several
- * whole sequences, but not all. */
+/* Does the same for a padded batch. Windows go through the batch if each has room for at least one
+ * whole sequence, but not for all. */
 static int64_t chunks_through_padded(const gdn_ctx *ctx, const struct gdn_cu_backward *a,
                                      struct gdn_windows_limits limits)
 {

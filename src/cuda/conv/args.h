@@ -5,8 +5,8 @@
 
 #include "cuda/driver/args.h"
 
-/* The tokens that are valid, from descriptors alone: each sequence has to be asked; all tokens;
- * the tokens between the first and the last bound of cu_seqlens. */
+/* The tokens that are valid, from descriptors alone: only each sequence says it; all tokens; those
+ * between the first and the last bound of cu_seqlens. */
 enum gdn_cu_conv_valid { GDN_CU_CONV_ASK, GDN_CU_CONV_ALL, GDN_CU_CONV_BOUNDED };
 
 /* The arguments of gdn_conv1d. A warp computes an item: some channels of a sequence, a tile or an
@@ -26,9 +26,9 @@ struct gdn_cu_conv {
     int32_t kept;   /* entries of a state in shared memory, see conv/conv_walk.cuh */
     int32_t access; /* bytes of x and out that move at once: 16 or 8, at least four elements, and
                        channels lie side by side; 0: single elements */
-    /* key_head is not 0, and access is set, if x has its channels as Qwen3-Next projects them: each
-     * of Hk key heads has K of q, K of k and V of v, in key_head elements. The channels are q of
-     * all heads, then k of all, then v of all. */
+    /* key_head is not 0, and access is set, if x has its channels as Qwen3-Next projects them. Each
+     * of Hk key heads then has K of q, K of k and V of v, in key_head elements. The channels are q
+     * of all heads, then k of all, then v of all. */
     int32_t key_head, Hk, K, V;
     int32_t walk_blocks; /* of form `rows`: blocks that start sequences, the first ones */
     int32_t valid;       /* of form `rows`: enum gdn_cu_conv_valid */

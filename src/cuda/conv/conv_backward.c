@@ -7,11 +7,8 @@
 #include "cuda/driver/launch.h"
 
 enum { WIDE = 128 }; /* channels of a block; as in conv_backward.cu */
-enum {
-    LEAST_ROWS = 64,
-    MOST_BLOCKS = 256
-}; /* tokens of a block, at least; blocks, at most: each
-                                                has sums in memory */
+/* Tokens of a block, at least; blocks, at most: each has sums in memory. */
+enum { LEAST_ROWS = 64, MOST_BLOCKS = 256 };
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The short convolution, four taps that lie side by side, x and out apart: a block has few tokens
+ * The short convolution, four taps that lie side by side, x and out apart. A block has few tokens
  * and a lane four channels of all of them. All that a warp needs is asked for at once, the three
- * inputs before its tokens too: where so many warps begin and end, memory always has requests, and
+ * inputs before its tokens too. Where so many warps begin and end, memory always has requests, and
  * what two of them read is in L2. The code is small, so that it stays in an SM's cache.
  *
  *     start  a sequence: its first three outputs, and its state
@@ -160,8 +160,8 @@ GDN_DEVICE void store_state(const float (&state)[n][4], const struct gdn_conv_vi
     }
 }
 
-/* Returns true if the state after a sequence must be written, also to the slot that it was read
- * from. */
+/* Returns true if the state after a sequence must be written. Without tokens that count, a state in
+ * its own slot stays. */
 GDN_DEVICE bool leaves_state(const struct gdn_cu_conv &a, const struct gdn_cu_seq &s)
 {
     return s.write >= 0 && a.to.data &&

@@ -92,8 +92,8 @@ bool gdn_decode_is_near_table(const struct gdn_cu_array *table);
 /* Checks that rows can be read in pieces of 16 bytes. */
 bool gdn_decode_are_pieces(const struct gdn_cu_near *rows);
 
-/* Return why the call is no plain chain of tokens without a record, why its states have 8 bits, or
- * either of both; NULL: it is one, they have not. */
+/* Return a reason, or NULL: the batch is a tree or the call has a record; states have 8 bits;
+ * either of these. */
 const char *gdn_decode_why_not_chain(const struct gdn_cu_rule *r);
 const char *gdn_decode_why_eight(const struct gdn_cu_rule *r);
 const char *gdn_decode_why_walk(const struct gdn_cu_rule *r);

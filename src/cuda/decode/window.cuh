@@ -15,12 +15,12 @@
  *
  * and the same with q, which is the recurrence itself, seen through k_t and q_t.
  *
- * The operands of products are exact where they are of bf16; a state of float32, and u, are two
+ * The operands of products are exact where they are of bf16. A state of float32, and u, are two
  * terms of tf32, of 22 bits together. Sums are of float32. A warp's instructions are nearly as many
  * for one token as for four, so four take the time of reading and writing the state.
  *
  * Lane (g, t) = (lane / 4, lane % 4) has pieces of rows g and g + 8, and the same ones of column g
- * of X. The order of K in products is the order of what lanes have, so nothing is shuffled; the
+ * of X. The order of K in products is the order of what lanes have, so nothing is shuffled. The
  * columns of k are turned by movmatrix, whose result has tokens by lane t.
  */
 #ifndef GDN_CUDA_DECODE_MMA_CUH
@@ -126,14 +126,15 @@ template <class Tile> GDN_DEVICE void mma_store(const Tile &tile, char *first, i
 
 /* ---- Tokens --------------------------------------------------------------------------------- */
 
-/* The part of token t in a lane, for the lane's rows: what t reads of the state by k and by q, its
- * output, and its u for the final state. total: the product of all tokens' alphas. */
+/* The part of token t in a lane, for the lane's rows. s, z: what t reads of the state by k and by
+ * q. o: its output. u: its u for the final state. total: the product of all tokens' alphas. */
 template <int ROWS> struct mma_lane {
     float s[ROWS], z[ROWS], o[ROWS], u[ROWS], v[ROWS];
     float alpha, beta, total;
 };
+/* Rows g and g + 8. */
 struct mma_rows : mma_lane<2> {
-}; /* rows g and g + 8 */
+};
 
 /* A lane's column g of X, and v. */
 template <class Tile>
@@ -245,7 +246,7 @@ GDN_DEVICE void mma_factors(float &k, float &q, const float (&G)[4], const struc
     q = __shfl_sync(0xffffffff, length, 9 * t + 4) * a.scale;
 }
 
-/* Computes r.s, r.z and r.u of the tokens from r.v and their gates. */
+/* Computes r.o, r.u and r.total of the tokens from r.v and their gates. */
 template <class Tile>
 GDN_DEVICE void mma_rule(struct mma_rows &r, const Tile &tile, const uint32_t (&x)[Tile::PAIRS],
                          const struct gdn_cu_warp &a, int T, bool each = false)

@@ -2,11 +2,11 @@
 /*
  * Padded rows of several tokens on states whose rows are k, in windows of four: window.cuh's
  * algebra on the columns of token.cuh. A block has 64 columns, each warp 32 rows of them, in
- * float32. The warps read the state before the window by raw k and q of each token; they meet, and
- * go through the tokens, by what these read of the state and of each other, four lanes to a column,
- * 16 columns to a warp; they meet again, and add all of the window's u k^T.
+ * float32. The warps read the state before the window by raw k and q of each token, and meet. Then
+ * they go through the tokens, by what these read of the state and of each other. Four lanes have a
+ * column, and a warp 16 columns. They meet again, and add all of the window's u k^T.
  *
- * X = [k0 q0 k1 q1 ...]: a lane has 16 bytes of one column, which are in the warp's rows, so two
+ * X = [k0 q0 k1 q1 ...]. A lane has 16 bytes of one column, which are in the warp's rows. So two
  * products of tensor cores make the warp's part of X^T X.
  */
 #ifndef GDN_CUDA_DECODE_FEW_CUH
@@ -136,7 +136,7 @@ GDN_DEVICE void few_rule(struct few_shared<Tile> &sh, struct mma_rows &r,
 #pragma unroll 1
     for (int group = 0; group < Tile::GROUPS; group++) {
         const int first = few_column<Tile>(group);
-        r.beta = beta; /* mma_recur() needs 0 for tokens that are forgotten */
+        r.beta = beta; /* mma_recur() sets it to 0 for tokens that are forgotten */
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float p = 0, z = 0;

@@ -4,21 +4,21 @@
  *
  *     block += A B^T      A and B: operands of 16 rows and 16 columns, the columns summed over
  *
- * A block is two accumulators of 16 x 8; lane l has of each, with g = l / 4 and t = l % 4, elements
+ * A block is two accumulators of 16 x 8. Lane l has of each, with g = l / 4 and t = l % 4, elements
  * (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). An operand has the same elements in the same
- * lanes, so a block becomes one without going through memory, and every operand can be either
+ * lanes. So a block becomes one without going through memory, and every operand can be either
  * factor. That holds for tf32 too if the sum runs over columns in the order 0, 2, 4, 6, 1, 3, 5, 7.
  *
- * Tiles lie in shared memory in rows of `row` bytes, an odd number of 16 bytes (f32: of 32), so
- * that no two rows that are read at once meet in a bank.
+ * Tiles lie in shared memory in rows of `row` bytes, an odd number of 16 bytes (f32: of 32). So no
+ * two rows that are read at once meet in a bank.
  */
 #ifndef GDN_CUDA_MMA_CUH
 #define GDN_CUDA_MMA_CUH
 
 #include "cuda/device/ptx_mma.cuh"
 
-/* Returns x, which all lanes have, in a way that the compiler can see. Code that depends on x is
- * then compiled for the warp, not for each lane. */
+/* Returns x, which must be equal in all lanes, so that the compiler knows it is. Code that depends
+ * on x is then compiled for the warp, not for each lane. */
 GDN_DEVICE bool in_warp(bool x) { return __any_sync(0xffffffff, x); }
 
 typedef float mma_block[2][4];

@@ -120,6 +120,7 @@ GDN_DEVICE void send_to_block(uint32_t to, const float (&x)[4], uint32_t barrier
                  : "r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
                  : "memory");
 }
+/* Waits for what other blocks sent, or for their arrival. */
 GDN_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity)
 {
     asm volatile("{\n\t"
@@ -270,8 +271,8 @@ template <int n> GDN_DEVICE void wgmma_wait(void)
 }
 
 /*
- * A factor in shared memory is a tile of rows of 128 bytes, of which 16 bytes number c of row r lie
- * at c ^ r % 8 (the 128-byte swizzle), from a multiple of 1024 bytes on. A descriptor of it is a
+ * A factor in shared memory is a tile of rows of 128 bytes, from a multiple of 1024 bytes on. 16
+ * bytes number c of row r lie at c ^ r % 8 (the 128-byte swizzle). A descriptor of it is a
  * word that moves with the address (in units of 16 bytes) and one that does not. Of a factor whose
  * rows are summed over, `next` is how far the next 64 columns are.
  */

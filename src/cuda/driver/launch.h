@@ -159,8 +159,8 @@ gdn_status gdn_cuda_note(gdn_ctx *ctx, const char *op, enum gdn_kernel_id kernel
 gdn_status gdn_cuda_note_all(gdn_ctx *ctx, const char *op, const enum gdn_kernel_id *kernels,
                              int n);
 
-/* A call that consists of others gathers their kernels in `ran` and notes them when it ends:
- * between gdn_cuda_gather() and gdn_cuda_note_gathered(), which returns the status of the call. */
+/* A call that consists of others gathers their kernels in `ran` from gdn_cuda_gather() on.
+ * gdn_cuda_note_gathered() ends that, notes the kernels, and returns the status of the call. */
 void gdn_cuda_gather(gdn_ctx *ctx, struct gdn_cuda_ran *ran);
 gdn_status gdn_cuda_note_gathered(gdn_ctx *ctx, const char *op, gdn_status status);
 

@@ -9,8 +9,8 @@
  * separate calls. If there are few sequences, up to four blocks share the columns of a head.
  *
  * The blocks that share q and k each convolve these. When all have read the convolution's old
- * state, each block moves its part of that state on. So they are a cluster, or the states do not
- * move: step.c has other kernels then.
+ * state, each block moves its part of that state on. So they are one block or a cluster, or the
+ * states do not move. Other calls run the kernels of the parts (step.c).
  */
 #ifndef GDN_CUDA_STEP_CUH
 #define GDN_CUDA_STEP_CUH

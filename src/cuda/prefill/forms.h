@@ -5,8 +5,8 @@
 
 #include "cuda/prefill/prefill.h"
 
-/* Return true if chunks need copies of a pool, or of some states of a call: of states of 8 bits, or
- * without a stride of 1. */
+/* Return true if chunks need copies of a pool, or of some states of a call. They do if states have
+ * 8 bits, or no stride of 1. */
 bool gdn_cuda_prefill_apart(const struct gdn_pool_view *view);
 bool gdn_cuda_prefill_is_apart(const struct gdn_cu_rule *args);
 

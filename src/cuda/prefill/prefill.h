@@ -25,8 +25,8 @@ int32_t gdn_cuda_rows_wide(const struct gdn_rows *rows);
 /* Returns a view of dense float32 states, [H][V][K] each. */
 struct gdn_pool_view gdn_cuda_dense_states(const struct gdn_cu_rule *args, char *data);
 
-/* Refuses a call whose bits could differ from those of other calls with its dtypes and sizes: it
- * would go token by token, or its rows are not aligned. */
+/* Refuses a call whose bits could differ from those of other calls with its dtypes and sizes. Such
+ * a call would go token by token, or its rows are not aligned. */
 gdn_status gdn_cuda_prefill_check_alike(gdn_ctx *ctx, const struct gdn_cu_rule *args);
 
 /* gdn_prefill without rows of GDN_SPLIT_INVARIANT. */

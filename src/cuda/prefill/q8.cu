@@ -97,8 +97,8 @@ GDN_DEVICE bool changes_state(const struct gdn_cu_rule &r, const struct gdn_cu_s
 GDN_DEVICE int64_t count_idle(const struct gdn_cu_prefill_q8 &a, const struct gdn_cu_seq &s,
                               int head)
 {
-    __shared__ int left; /* how many of THREADS tokens come before the first one that changes the
-                            state */
+    __shared__ int left; /* of THREADS tokens, how many there are from the first one that changes
+                            the state on */
     const struct gdn_cu_rule &r = a.rule;
     if (s.read < 0 || !a.from.data) return -1;
     for (int64_t first = 0; first < s.n_valid; first += THREADS) {

@@ -12,8 +12,8 @@
 /* Bytes from one row of a factor to the next. */
 enum { CHUNK_ROW = GDN_PREFILL_ROW(CHUNK, 2) };
 
-/* The shared memory of a chunk: rows of keys and queries, `deep` columns of them, and then T and P
- * of one state head after the other. */
+/* The shared memory of a chunk. First it has rows of keys and queries, `deep` columns of them. Then
+ * it has T and P of one state head after the other. */
 template <int deep> struct chunk_squares {
     static constexpr int row = GDN_PREFILL_ROW(deep, 2); /* bytes of a row of keys or queries */
     union {

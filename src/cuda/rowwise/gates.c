@@ -80,7 +80,7 @@ struct planned_launch {
 
 /* The decisions about a call. */
 struct planned {
-    int n; /* one launch for all, or one for a and one for b */
+    int n; /* launches: 1 for all, or 1 for a and 1 for b */
     struct planned_launch launches[2];
 };
 _Static_assert(sizeof(struct planned) <= GDN_PLAN_ROOM, "a plan has room");

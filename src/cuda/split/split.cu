@@ -147,7 +147,7 @@ GDN_DEVICE void move_rows(int wide, char *to, int64_t step, const struct split_r
         move_rows<uint16_t>(to, step, from, c, first, n, bytes);
 }
 
-/* Fills the rows behind n, if chunks are filled up: copies of row n - 1, or zeros. Rows are
+/* Fills rows n and later, if chunks are filled up: copies of row n - 1, or zeros. Rows are
  * whole pieces of 16 bytes. A copied key has the length of a real one, which keeps its products
  * in range. */
 GDN_DEVICE void fill_rows(const struct gdn_cu_split &a, char *to, int64_t step, int64_t n,

@@ -40,7 +40,8 @@ void ring2_draw_init(struct ring2_draw *d, bool fill);
 /* The same for large calls, filled. */
 void ring2_draw_init_large(struct ring2_draw *d);
 
-/* The same for calls of any size, also padded ones, for a driver that computes nothing. */
+/* Starts draws of calls of any size, also padded, without memory behind the tensors. They are for a
+ * driver that computes nothing. */
 void ring2_draw_init_vast(struct ring2_draw *d);
 
 /* Random numbers from libFuzzer's bytes or ring2_bits(). */

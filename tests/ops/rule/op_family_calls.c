@@ -46,8 +46,8 @@ static void load_slot(double *to, const gdn_tensor *pool, int64_t s, bool kv, in
     }
 }
 
-static double half_of(int32_t dtype) /* Returns half a unit in the last place, and what sums add
-                                        to that. */
+/* Returns half a unit in the last place, and what sums add to that. */
+static double half_of(int32_t dtype)
 {
     return dtype == GDN_F32 ? 3e-5 : dtype == GDN_BF16 ? 3e-2 : 4e-3;
 }

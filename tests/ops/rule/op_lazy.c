@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: cpu, gpu, sm_80 --every=5, sm_90 --every=5 */
 /*
- * Records whose tokens are accepted at once: gdn_decode() with GDN_WRITE_FINAL and a record, over
- * many tokens, forks, evictions, folds and empty sequences, beside plain decode and the recurrence
- * in float64.
+ * Records whose tokens are accepted at once: gdn_decode() with GDN_WRITE_FINAL and a record. Many
+ * tokens, forks, evictions, folds and empty sequences, beside plain decode and the recurrence in
+ * float64.
  */
 #include <math.h>
 #include <stdio.h>
@@ -296,13 +296,15 @@ static bool is_lazy(const struct layer *m)
     return ring2_on_device() && m->io && m->layout == GDN_STATE_VK;
 }
 
-/* A GPU folds at once if no kernel is faster so, and if sequences are few. at_once: returns a
- * context whose calls may do that. Else its calls never do, so that a fold at once finds rows of
- * other calls. */
+/* Draws whether calls may fold at once. A GPU folds at once if it has no other kernels for the
+ * layer, or if sequences are few. */
 static bool draw_at_once(const struct layer *m)
 {
     return ring2_on_device() && (!is_lazy(m) || ring2_below(2));
 }
+
+/* Returns a context whose calls may fold at once. Without at_once, its calls never do, so that a
+ * fold at once finds rows of other calls. */
 static gdn_ctx *ctx_of(bool at_once)
 {
     enum { ANY = 3, NEVER = 4 };

@@ -389,9 +389,9 @@ static void model_differences(void)
 
 /* ---- Guarantees ---------------------------------------------------------------------------- */
 
-/* A sequence in two calls, cut at a multiple of 64, has the bits of one call: the first call
- * gets the gradient of the state between both, the second gets that state. On a device
- * gdn_prefill gives other bits for that state. */
+/* A sequence in two calls, cut at a multiple of 64, has the bits of one call. The first call gets
+ * the gradient of the state between both, the second gets that state. On a device gdn_prefill gives
+ * other bits for that state. */
 static void split_sequence(void)
 {
     static const int64_t T = 300, cut = 192;

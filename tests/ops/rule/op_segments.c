@@ -52,7 +52,7 @@ static void call(gdn_ctx *ctx, const gdn_rule_args *a)
 
 /* ---- Values -------------------------------------------------------------------------------- */
 
-/* Lengths around those of segments: one sequence is long, and most have one segment. */
+/* Lengths around those of segments: one sequence is long, and most have one segment or less. */
 static void agrees_with_float64(void)
 {
     static const int64_t lengths[][6] = { { 1000 }, { 63, 64, 65, 700, 0, 129 }, { 1, 320, 321 } };
@@ -388,7 +388,7 @@ static void stops_agree_with_float64(void)
 }
 
 /* If the sum says so, nothing is left of a state that only fades, and no more than 2^-24 of it is
- * then missing; with the flag, and where gates are a little weaker, all of it is there. */
+ * then missing. With the flag, and where gates are a little weaker, all of it is there. */
 static void what_is_missing(void)
 {
     for (int i = 0; i < 4; i++) {

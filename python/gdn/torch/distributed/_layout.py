@@ -202,7 +202,7 @@ class Layout:
                              f"on rank {self.group.rank}")
 
     def path_to(self, part):
-        """The parts whose tokens come before the first piece of a part that receives, in the same
+        """Of a part that receives: returns the earlier parts with tokens of its first piece's
         sequence, the nearest one first."""
         path, i = [], self.parts.index(part)
         while not path or not path[-1].pieces[-1].begins:
@@ -212,8 +212,8 @@ class Layout:
         return path
 
     def path_from(self, part):
-        """Returns the later parts that have tokens of the sequence of the part's last piece, the
-        nearest one first."""
+        """Of a part that sends: returns the later parts with tokens of its last piece's sequence,
+        the nearest one first."""
         path, i = [], self.parts.index(part)
         while not path or not path[-1].pieces[0].ends:
             i += 1

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The gradients of chunks by products of warpgroups. A block goes through pairs of a chunk and a
- * key head; of each, through the state heads that read it, and adds up dq and dk of these in
- * registers:
+ * key head. Of each pair it goes through the state heads that read it, and adds up dq and dk of
+ * these in registers:
  *
  *     X, Y    -beta (Z U^T) and dO U^T, with the gates between two tokens, by a warpgroup each
  *     states  dO S^T, Z S^T and U J^T, with the gates of one token
@@ -297,7 +297,7 @@ template <class Shared> GDN_DEVICE void multiply_inner(head_sums &x, const Share
         i ? product::add_both_columns(x, s, j) : product::both_columns(x, s, j);
     }
 }
-/* Returns the sum of a thread's elements of the diagonal: row g + 8 r of warp w is in columns
+/* Returns the sum of a thread's elements of the diagonal. Row g + 8 r of warp w is in columns
  * 8 (2 w + r) and on. */
 GDN_DEVICE float diagonal_of(const head_sums &x)
 {
@@ -325,7 +325,7 @@ template <bool turned> GDN_DEVICE void add_over_tokens(head_sums &d, const char 
             product::add_tile_columns(d, wgmma_factor(from + 2 * i), y);
     }
 }
-/* Multiplies each row of X by beta. All threads that multiply call it. */
+/* Multiplies each row of X by beta_share() of its token. All threads that multiply call it. */
 template <class Shared> GDN_DEVICE void give_beta_back(Shared &sh, const vectors &g)
 {
     meet_workers(); /* X has been read */

@@ -75,8 +75,8 @@ template <int io_, int deep_> struct scan_block {
     }
     __device__ char *q(int i) const { return p(i) + t_bytes + vectors_bytes; }
 
-    /* Return the memory in which warps of 16 columns, number i, pass operands to each other:
-     * S^T, then R^T, then U^T, 16 bytes for each lane; and the tile of the output. */
+    /* handed(): the memory in which warps of 16 columns, number i, pass operands to each other.
+     * These are S^T, then R^T, then U^T, 16 bytes for each lane. output(): the output's tile. */
     __device__ char *handed(int i) const { return p(a.n_queries) + i * handed_bytes; }
     __device__ char *output() const { return handed(a.n_state); }
 

@@ -79,7 +79,8 @@ GDN_DEVICE int find_tail(const struct hopper_block &b)
 }
 
 /* Shortens the segment to the chunks from `first` on, which its summary needs; all of them, if
- * `first` is negative. All threads call it before gates are made. */
+ * `first` is negative. All threads call it before gates are made, because `first` was found in the
+ * memory of gates. */
 GDN_DEVICE void skip_chunks(struct hopper_block &b, int first)
 {
     __syncthreads();

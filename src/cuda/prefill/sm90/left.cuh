@@ -133,7 +133,8 @@ GDN_DEVICE void run_stops(const struct gdn_cu_prefill_sm90 &a)
         if (at >= 0) stop = first + at + 1;
         sum += here.y;
     }
-    if (stop >= n) stop = INT32_MAX; /* a stop among the last chunks would leave out dstate_out */
+    /* A stop behind the last chunk would leave out dstate_out alone. */
+    if (stop >= n) stop = INT32_MAX;
     if (threadIdx.x == 0) a.cut.stops[s.row * a.rule.H + head] = stop;
 }
 

@@ -86,7 +86,7 @@ struct gdn_plan_batch {
 
 /* The sequences of more than cut.whole tokens: how many, and their tokens. apart: those of more
  * than a->split tokens. longest: the most tokens; short_one: the most of a sequence that is not
- * apart. singles: sequences of one token. */
+ * apart. singles: sequences of one token, which decode takes. */
 struct gdn_plan_long {
     int64_t n, tokens, apart, apart_tokens, longest, short_one, singles;
 };

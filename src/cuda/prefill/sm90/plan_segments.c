@@ -20,8 +20,8 @@ enum { CHUNK = 64, MOST_ROOM = 5 };
 enum { UNEVEN = 125, LONG = 80, LONG_APART = 60, LEAST_UNEVEN = 70000, LEAST_APART = 120000 };
 
 /* A packed batch of at most STEP_TOKENS tokens, and STEP_MEAN for each sequence, counts as a step
- * of an engine: one prompt, and sequences of one token, which decode takes. STEP_DECODE, IDLE:
- * nanoseconds of decode for a head of such a sequence, and of launches without work. */
+ * of an engine. That is one prompt, and sequences of one token, which decode takes. STEP_DECODE,
+ * IDLE: nanoseconds of decode for a head of such a sequence, and of launches without work. */
 enum { STEP_TOKENS = 16384, STEP_MEAN = 256, STEP_DECODE = 31, IDLE = 15000 };
 
 static int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -134,7 +134,7 @@ static bool may_be_step(const struct gdn_cuda_shape *s)
     return !b->padded && b->B > 1 && b->N <= STEP_TOKENS && b->N <= b->B * STEP_MEAN;
 }
 
-/* Returns the batch as one prompt with all its tokens. */
+/* Returns the batch as one prompt, as long as it can be: the other sequences have a token each. */
 static struct gdn_plan_batch describe_prompt(const struct gdn_cuda_shape *s)
 {
     const int64_t most = at_least(1, s->b->N - s->b->B + 1);

@@ -11,7 +11,8 @@
 
 /* Returns how many arrivals complete a barrier. The warps of the block's state free a place; the
  * warps of both blocks free T and P. The warps that make T and P announce them. The other
- * block's T arrives as one copy. */
+ * block's T arrives as one copy. The loading warp and the gates' warp announce keys. Of two halves,
+ * one uses T, the other P and the output. Every other barrier has one arrival. */
 GDN_DEVICE int arrivals_of(const struct hopper_block &b, int barrier)
 {
     const int state = 4 * HOPPER_GROUPS, with_columns = 4 * HOPPER_WIDTH;

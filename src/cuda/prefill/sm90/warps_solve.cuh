@@ -231,8 +231,8 @@ GDN_DEVICE bool write_lengths(const struct hopper_solver &w, hopper_gates &g, fl
     return keys && io != GDN_F16 && are_lengths_apart(g, w.lane);
 }
 
-/* Corrects written columns of the square and of P: those of uneven chunks, and those on both
- * sides of a gate that forgets. */
+/* Corrects written columns of the square and of P: those of uneven chunks, and those of two tokens
+ * that a gate that forgets parts. */
 template <int io, bool keys, bool queries>
 GDN_DEVICE void mend_columns(const struct hopper_solver &w, const hopper_gates &g, bool uneven,
                              int c)
@@ -349,7 +349,8 @@ GDN_DEVICE bool multiply_chunk(const struct hopper_solver &w, hopper_gates &g, f
     return apart;
 }
 
-/* Returns the values of a warp that makes T of chunk i, one square after the other. */
+/* Returns the values of a warp that makes T in square i. Each chunk that is solved at a time has a
+ * square. */
 GDN_DEVICE struct hopper_solver solver_of(const struct hopper_block &b, int i, int warp,
                                           uint32_t lane)
 {

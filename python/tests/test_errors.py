@@ -103,7 +103,7 @@ BAD = [
     ("prefill", "read_slots", SHAPE, dict(read_slots=slots([0, 1, 2]))),
     ("prefill", "write_slots", ARG, dict(write_slots=slots([0, 4]))),
     ("prefill", "write_slots: slot 2", ARG, dict(write_slots=slots([2, 2]))),
-    ("prefill", "slot 1", ARG, dict(write_slots=slots([1, 2]))),
+    ("prefill", "read_slots: slot 1", ARG, dict(write_slots=slots([1, 2]))),
     ("prefill", "has_initial_state", DTYPE, dict(has_initial_state=ones(2))),
     ("prefill", "token_count", ARG, dict(token_count=slots([3, 3]))),
     ("prefill", "num_accepted_tokens", ARG,

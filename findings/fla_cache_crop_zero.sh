@@ -8,17 +8,9 @@
 # Outcome: half right. To transformers the number says how many tokens to remove, to FLA how
 #   many to keep if it is not negative. So crop(0) deletes all keys and values. Speculative
 #   generation of transformers calls crop(0) after each draft that was accepted whole.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-python=$dir/venv/bin/python
-"$python" -c 'import torch' 2>/dev/null || "$python" -m pip install -q torch==2.15.0
-"$python" -m pip install -q transformers==5.24.0 einops==0.8.2 packaging numpy==2.4.6
-"$python" -m pip install -q --no-deps --target "$dir/packages" flash-linear-attention==0.6.0 \
-    fla-core==0.6.0
+. "$(dirname "$0")/python.bash"
+install_fla --target "$dir/packages" flash-linear-attention==0.6.0
+"$python" -m pip install -q transformers==5.24.0
 cat > "$dir/check.py" <<'PY'
 import sys
 import warnings

@@ -7,16 +7,8 @@
 # Outcome: missed. The recurrent one lets the state decay and then reads the old value, the chunked
 #   one (and the source of both kernels) reads first. Each agrees with its own recurrence in float64
 #   to 1e-5, and they are apart by 4e-3 for gates of -0.01 and by 0.1 for gates of -5.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-python=$dir/venv/bin/python
-"$python" -c 'import torch' 2>/dev/null || "$python" -m pip install -q torch==2.15.0
-"$python" -m pip install -q --no-deps fla-core==0.6.0
-"$python" -m pip install -q einops==0.8.2 packaging numpy==2.4.6
+. "$(dirname "$0")/python.bash"
+install_fla
 cat > "$dir/check.py" <<'PY'
 import math
 import sys

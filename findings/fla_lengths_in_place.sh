@@ -10,16 +10,8 @@
 #   instead of three, so the last tokens are in no chunk. A result that a caller changes stays
 #   changed as well. The text of the decorator speaks of identity, that of the functions does
 #   not.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-python=$dir/venv/bin/python
-"$python" -c 'import torch' 2>/dev/null || "$python" -m pip install -q torch==2.15.0
-"$python" -m pip install -q --no-deps --target "$dir/packages" fla-core==0.6.0
-"$python" -m pip install -q einops==0.8.2 packaging numpy==2.4.6
+. "$(dirname "$0")/python.bash"
+install_fla --target "$dir/packages"
 cat > "$dir/check.py" <<'PY'
 import sys
 import warnings

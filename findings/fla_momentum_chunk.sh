@@ -8,16 +8,8 @@
 #   that differ by less than their rounding, and divides it by the momentum's power: right at
 #   0.9, its final states are off by 1e-2 at 0.8 and by 1.0 at 0.7. The layer allows momenta
 #   down to 0.135, trains with the chunked form and decodes with the other.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-python=$dir/venv/bin/python
-"$python" -c 'import torch' 2>/dev/null || "$python" -m pip install -q torch==2.15.0
-"$python" -m pip install -q --no-deps fla-core==0.6.0
-"$python" -m pip install -q einops==0.8.2 packaging numpy==2.4.6
+. "$(dirname "$0")/python.bash"
+install_fla
 cat > "$dir/check.py" <<'PY'
 import math
 import sys

@@ -7,16 +7,8 @@
 # Outcome: missed. The functions pad to 32 tokens and repeat the last rates in the last pad.
 #   Titans' state forgets once more there: at alpha 0.5 it is half of what it should be. TTT's
 #   bias of the state learns from the twelve pads (off by 0.16 here), its matrix does not.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-python=$dir/venv/bin/python
-"$python" -c 'import torch' 2>/dev/null || "$python" -m pip install -q torch==2.15.0
-"$python" -m pip install -q --no-deps fla-core==0.6.0
-"$python" -m pip install -q einops==0.8.2 packaging numpy==2.4.6
+. "$(dirname "$0")/python.bash"
+install_fla
 cat > "$dir/check.py" <<'PY'
 import sys
 import warnings

@@ -8,16 +8,8 @@
 # Outcome: half right. TTT does, to 1e-6. A misplaced bracket of Titans leaves the first term of
 #   the gradient of the layer norm undivided: the step is some 65 times too long here and points
 #   elsewhere, at a cosine of 0.74.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-python=$dir/venv/bin/python
-"$python" -c 'import torch' 2>/dev/null || "$python" -m pip install -q torch==2.15.0
-"$python" -m pip install -q --no-deps fla-core==0.6.0
-"$python" -m pip install -q einops==0.8.2 packaging numpy==2.4.6
+. "$(dirname "$0")/python.bash"
+install_fla
 cat > "$dir/check.py" <<'PY'
 import sys
 import warnings

@@ -7,16 +7,8 @@
 # Outcome: missed for whole chunks of float32: q is multiplied by the scale in place, so a second
 #   call reads q / 16 instead of q / 4 (of 16 channels) and its outputs are off by 0.6. One token
 #   less, or bfloat16, makes a copy on the way, and q stays.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-python=$dir/venv/bin/python
-"$python" -c 'import torch' 2>/dev/null || "$python" -m pip install -q torch==2.15.0
-"$python" -m pip install -q --no-deps fla-core==0.6.0
-"$python" -m pip install -q einops==0.8.2 packaging numpy==2.4.6
+. "$(dirname "$0")/python.bash"
+install_fla
 cat > "$dir/check.py" <<'PY'
 import sys
 import warnings

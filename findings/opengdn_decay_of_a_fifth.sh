@@ -6,14 +6,9 @@
 # Outcome: missed. It divides running products of alpha. At 0.2 the product of a chunk of 64 tokens
 #   is a denormal, and outputs and the state are off by some 5e-2. At 0.19 the product is 0, the
 #   function takes its slow path, and all is right again; so is 0.26.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-"$dir/venv/bin/python" -m pip install -q torch==2.15.0
-"$dir/venv/bin/python" -m pip install -q opengdn==0.1.0
+. "$(dirname "$0")/python.bash"
+"$python" -m pip install -q torch==2.15.0
+"$python" -m pip install -q opengdn==0.1.0
 cat > "$dir/check.py" <<'PY'
 import sys
 
@@ -33,4 +28,4 @@ for alpha in (0.26, 0.2, 0.19):
 print("error of the state by alpha:", errors)
 sys.exit(not (errors[0.2] > 1e-2 and max(errors[0.26], errors[0.19]) < 1e-5))
 PY
-"$dir/venv/bin/python" "$dir/check.py"
+"$python" "$dir/check.py"

@@ -5,14 +5,9 @@
 # Guess: per head, as every other implementation of the layer does.
 # Outcome: missed. It normalises before it splits into heads: all heads of a token together have
 #   length 1, a single head of four about 0.5. So weights do not move to or from other layers.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-"$dir/venv/bin/python" -m pip install -q torch==2.15.0
-"$dir/venv/bin/python" -m pip install -q opengdn==0.1.0
+. "$(dirname "$0")/python.bash"
+"$python" -m pip install -q torch==2.15.0
+"$python" -m pip install -q opengdn==0.1.0
 cat > "$dir/check.py" <<'PY'
 import sys
 
@@ -34,4 +29,4 @@ k = seen["k"][0, 3]
 print("lengths of four heads", k.norm(dim=-1).tolist(), "together", float(k.norm()))
 sys.exit(not (abs(float(k.norm()) - 1) < 1e-5 and float(k.norm(dim=-1).max()) < 0.95))
 PY
-"$dir/venv/bin/python" "$dir/check.py"
+"$python" "$dir/check.py"

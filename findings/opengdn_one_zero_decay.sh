@@ -5,14 +5,9 @@
 # Guess: the other head keeps its results.
 # Outcome: missed. One zero sends the whole call through the token-by-token form, whose state is
 #   bfloat16: the error of the other head grows from 3e-3 to some 5e-2 of its largest output.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-"$dir/venv/bin/python" -m pip install -q torch==2.15.0
-"$dir/venv/bin/python" -m pip install -q opengdn==0.1.0
+. "$(dirname "$0")/python.bash"
+"$python" -m pip install -q torch==2.15.0
+"$python" -m pip install -q opengdn==0.1.0
 cat > "$dir/check.py" <<'PY'
 import sys
 
@@ -40,4 +35,4 @@ after = error_of_head_1()
 print(f"error of head 1: {before:.1e}, with a decay of 0 in head 0: {after:.1e}")
 sys.exit(not (before < 1e-2 and after > 2e-2))
 PY
-"$dir/venv/bin/python" "$dir/check.py"
+"$python" "$dir/check.py"

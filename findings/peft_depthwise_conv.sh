@@ -9,13 +9,8 @@
 #   and do nothing, since the layer reads conv1d.weight and never calls conv1d: outputs are
 #   those of the bare model to the bit, no adapter weight gets a gradient. Merging LoHa and LoKr
 #   then changes the outputs. Of Mamba, LoRA is refused and LoHa is not.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-"$dir/venv/bin/python" -m pip install -q torch==2.15.0 transformers==5.24.0 peft==0.21.2
+. "$(dirname "$0")/python.bash"
+"$python" -m pip install -q torch==2.15.0 transformers==5.24.0 peft==0.21.2
 cat > "$dir/check.py" <<'PY'
 import copy
 import sys
@@ -64,4 +59,4 @@ for name in ("LoRA", "LoHa"):
     ok &= refused == (name == "LoRA")
 sys.exit(not ok)
 PY
-"$dir/venv/bin/python" "$dir/check.py"
+"$python" "$dir/check.py"

@@ -8,13 +8,8 @@
 # Outcome: missed, and each family rounds something else. Qwen3-Next and Qwen3.5: A_log and
 #   dt_bias. OLMo hybrid: dt_bias. Kimi Linear: A_log. Bailing keeps both and rounds the gate
 #   itself, after computing it in float32. Decays are off by 1e-3 to 2e-3.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-"$dir/venv/bin/python" -m pip install -q torch==2.15.0 transformers==5.24.0 numpy==2.4.6
+. "$(dirname "$0")/python.bash"
+"$python" -m pip install -q torch==2.15.0 transformers==5.24.0 numpy==2.4.6
 cat > "$dir/check.py" <<'PY'
 import os
 import sys
@@ -83,4 +78,4 @@ sys.exit(not (rounded == {"Qwen3Next": ["A_log", "dt_bias"], "Qwen3_5": ["A_log"
                           "BailingHybrid": ["g"]}
               and all(3e-4 < e < 1e-2 for e in errors.values())))
 PY
-"$dir/venv/bin/python" "$dir/check.py"
+"$python" "$dir/check.py"

@@ -7,13 +7,8 @@
 # Outcome: Bailing's does. Kimi's and GLM's take log(1 + exp(x)): off by 17 % at -15, 0 from -17
 #   down. From 89 up their gate is right and its gradient is NaN, though a torch.where guards
 #   the overflow. One such channel makes every gradient of the projection below it NaN.
-set -euo pipefail
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-python3 -m venv --without-pip "$dir/venv" # torch and pip may be those of the python around it
-python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    > "$(echo "$dir"/venv/lib/python3*/site-packages)/outer.pth"
-"$dir/venv/bin/python" -m pip install -q torch==2.15.0 transformers==5.24.0 numpy==2.4.6
+. "$(dirname "$0")/python.bash"
+"$python" -m pip install -q torch==2.15.0 transformers==5.24.0 numpy==2.4.6
 cat > "$dir/check.py" <<'PY'
 import math
 import sys
@@ -66,4 +61,4 @@ for n in ("Glm5", "Kimi"):
     ok &= nans[n, 89.0] and nans[n, 100.0]
 sys.exit(not ok)
 PY
-"$dir/venv/bin/python" "$dir/check.py"
+"$python" "$dir/check.py"

@@ -146,6 +146,22 @@ def test_raw_gates_of_16_bits(dtype, device):
     assert (g.cpu().double() / exact - 1).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("channels", [(), (K,)])
+def test_raw_gates_far_from_zero(channels, device):
+    """softplus keeps its digits below -17, and its gradient is a number from 89 on."""
+    x = torch.tensor([-20.0, -17.0, -15.0, -10.0, 0.0, 30.0, 88.0, 89.0, 100.0])
+    a = x.view(-1, 1, *(1 for _ in channels)).expand(-1, HV, *channels).contiguous().to(device)
+    a.requires_grad_()
+    zeros = torch.zeros(len(x), HV, device=device)
+    dt_bias = torch.zeros(HV, *channels, device=device)
+    with torch.enable_grad():
+        g, _ = gdn.torch.gates(a, zeros, A_log=zeros[0], dt_bias=dt_bias)
+        (slope,) = torch.autograd.grad(g.sum(), a)
+    exact = a.detach().cpu().double()
+    assert (g.detach().cpu().double() / -functional.softplus(exact) - 1).abs().max() < 1e-6
+    assert (slope.cpu().double() / -exact.sigmoid() - 1).abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_convolution_of_16_bits_is_rounded_once(dtype, device):
     x, weight = torch.randn(2, 64, 200).to(dtype), torch.randn(64, W).to(dtype)
